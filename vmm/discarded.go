@@ -17,11 +17,11 @@ type discarded struct {
 	prompt   []bool // its segment waits for that however long it takes
 }
 
-func (d *discarded) add(s *segment) {
+func (d *discarded) add(contents backup.Contents, prompt bool) {
 	if d.start.IsZero() {
 		d.start = time.Now()
 	}
-	d.contents, d.prompt = append(d.contents, s.contents), append(d.prompt, s.prompt)
+	d.contents, d.prompt = append(d.contents, contents), append(d.prompt, prompt)
 }
 
 // await waits, with no lock held, until the system has back what was discarded: for prompt segments however long that

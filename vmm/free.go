@@ -45,7 +45,7 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 		return nil
 	}
 	if a.segment.contents != nil {
-		given.add(a.segment)
+		given.add(a.segment.contents, a.segment.prompt)
 	}
 	return e.free(a)
 }

@@ -19,15 +19,11 @@ func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 	if to != BackupHost && to != BackupDisk {
 		return 0, fmt.Errorf("move: contents can go to host memory or to disk")
 	}
-	old := discarded{start: time.Now()}
+	var old discarded
 	if moved, err = e.move(o, to, &old); err != nil {
 		return 0, fmt.Errorf("move: %w", err)
 	}
-	start := time.Now()
-	for _, contents := range old.contents {
-		contents.Await(time.Time{})
-	}
-	o.spent.waited += time.Since(start)
+	old.await(o.spent)
 	return moved, nil
 }
 
@@ -64,7 +60,7 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 		for _, b := range batches {
 			for _, s := range b.segments {
 				moved += s.contents.Bytes()
-				old.add(s)
+				old.add(s.contents, true)
 				s.contents.Discard()
 			}
 		}

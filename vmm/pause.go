@@ -105,7 +105,7 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 			}
 			taken = append(taken, s)
 			if o.discards(s) && s.contents != nil {
-				o.discarded.add(s)
+				o.discarded.add(s.contents, s.prompt)
 				s.contents.Discard()
 				s.outcome.kept = kept{}
 			}

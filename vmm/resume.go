@@ -85,7 +85,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 				room -= s.contents.Bytes()
 				s.outcome.current, s.outcome.sums = false, nil
 			default:
-				o.discarded.add(s)
+				o.discarded.add(s.contents, s.prompt)
 				s.contents.Discard()
 				s.outcome.kept = kept{}
 			}
