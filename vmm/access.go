@@ -99,12 +99,7 @@ func (e *Engine) grantMissing(x *extent) error {
 // is released for driver calls.
 func (e *Engine) grantLate(b *batch) {
 	for {
-		var stale []*extent
-		for _, x := range b.extents {
-			if x.stale() {
-				stale = append(stale, x)
-			}
-		}
+		stale := filter(b.extents, (*extent).stale)
 		if len(stale) == 0 {
 			return
 		}

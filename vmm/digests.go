@@ -30,16 +30,13 @@ func (e *Engine) loadHasher(d *device) {
 // hash returns the sums of all segments with verify, else of the incremental ones, or nil when nobody needs any. A
 // driver that cannot hash makes every pause a full one.
 func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
-	var hashed []*segment
-	var spans []digest.Span
-	for _, s := range segments {
-		if verify || s.incremental {
-			hashed = append(hashed, s)
-			spans = append(spans, digest.Span(b.span(s)))
-		}
-	}
+	hashed := filter(segments, func(s *segment) bool { return verify || s.incremental })
 	if len(hashed) == 0 {
 		return nil, nil
+	}
+	spans := make([]digest.Span, len(hashed))
+	for i, s := range hashed {
+		spans[i] = digest.Span(b.span(s))
 	}
 	b.device.hashed.Store(true)
 	sums, err := e.hasher.Sums(b.device.context, spans)
@@ -77,12 +74,7 @@ func changed(span backup.Span, before, after []digest.Sum) []backup.Range {
 
 // verify compares the contents of resumed segments with the sums taken before the pause.
 func (e *Engine) verify(b *batch) error {
-	var restored []*segment
-	for _, s := range b.segments {
-		if s.contents != nil && s.current && s.sums != nil {
-			restored = append(restored, s)
-		}
-	}
+	restored := filter(b.segments, func(s *segment) bool { return s.contents != nil && s.current && s.sums != nil })
 	now, err := e.hash(b, restored, true)
 	if err != nil {
 		return err

@@ -159,12 +159,7 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 
 // save copies the contents of a device's segments, or those of their blocks that are not kept already.
 func (e *Engine) save(b *batch, o *Options) error {
-	var segments []*segment
-	for _, s := range b.segments {
-		if s.state == active && o.backupOf(s) != BackupNone {
-			segments = append(segments, s)
-		}
-	}
+	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
 	sums, err := e.hash(b, segments, o.Verify)
 	if err != nil {
 		return err

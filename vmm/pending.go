@@ -99,7 +99,7 @@ func (e *Engine) awaitDevices(d *device) error {
 	defer e.mu.Unlock()
 	defer func() { d.waiting = false }()
 	for {
-		frees := e.pendingOf(func(f *pendingFree) bool { return f.stage == onDevices && f.segment.device == d })
+		frees := filter(e.pending, func(f *pendingFree) bool { return f.stage == onDevices && f.segment.device == d })
 		if len(frees) == 0 {
 			return nil
 		}
@@ -141,7 +141,7 @@ func (e *Engine) reap() error {
 	defer func() { e.reaping = false }()
 	first := backoff.Backoff{Next: firstLook, Most: time.Millisecond}
 	for wait := first; slices.ContainsFunc(e.pending, reapable); {
-		for _, f := range e.pendingOf(reapable) {
+		for _, f := range filter(e.pending, reapable) {
 			if e.makePending(f) {
 				wait = first
 				e.settled.Broadcast()
@@ -179,20 +179,10 @@ func (e *Engine) makePending(f *pendingFree) bool {
 	return true
 }
 
-// pendingOf lists the pending frees that meant picks. The caller holds e.mu.
-func (e *Engine) pendingOf(meant func(*pendingFree) bool) (frees []*pendingFree) {
-	for _, f := range e.pending {
-		if meant(f) {
-			frees = append(frees, f)
-		}
-	}
-	return frees
-}
-
 // awaitAny waits until meant no longer picks one of the frees that it picks now. It returns false where it picks none,
 // or where none was made for too long. The caller holds e.mu.
 func (e *Engine) awaitAny(meant func(*pendingFree) bool) bool {
-	before := e.pendingOf(meant)
+	before := filter(e.pending, meant)
 	for start := time.Now(); len(before) > 0 && time.Since(start) < patience; {
 		_ = e.unlocked(func() error { time.Sleep(250 * time.Microsecond); return nil })
 		if slices.ContainsFunc(before, func(f *pendingFree) bool { return !meant(f) }) {
@@ -225,7 +215,7 @@ func (e *Engine) finish(frees []*pendingFree) {
 // freeQuiesced makes the pending frees of some devices once quiesce has waited for these devices.
 func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 	e.mu.Lock()
-	frees := e.pendingOf(func(f *pendingFree) bool { return slices.Contains(devices, f.segment.device) })
+	frees := filter(e.pending, func(f *pendingFree) bool { return slices.Contains(devices, f.segment.device) })
 	e.mu.Unlock()
 	if err := quiesce(); err != nil {
 		return err

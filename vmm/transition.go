@@ -156,6 +156,16 @@ func (e *Engine) matching(tags []string, wanted func(*segment) bool) map[*device
 	return found
 }
 
+// filter lists what keep picks of a list.
+func filter[T any](list []T, keep func(T) bool) (picked []T) {
+	for _, one := range list {
+		if keep(one) {
+			picked = append(picked, one)
+		}
+	}
+	return picked
+}
+
 // end makes the outcome of each segment its state, calls done with each tag, and wakes what waits for the transition.
 // gated: the gate holds the program's threads from what was paused.
 func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
