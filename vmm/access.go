@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -65,17 +66,11 @@ func (e *Engine) Grant() (err error) {
 		e.refreshUsers(d)
 		e.mu.Lock()
 		var extents []*extent
-		for _, t := range d.tags {
-			for _, s := range t.segments {
-				if s.extent != nil {
-					extents = append(extents, s.extent)
-				}
-			}
+		for _, s := range e.matching(nil, func(s *segment) bool { return s.extent != nil })[d] {
+			extents = append(extents, s.extent)
 		}
 		for _, x := range extents {
-			if failed := e.grantMissing(x); err == nil {
-				err = failed
-			}
+			err = cmp.Or(err, e.grantMissing(x))
 		}
 		e.mu.Unlock()
 	}
@@ -105,9 +100,7 @@ func (e *Engine) grantLate(b *batch) {
 		}
 		if err := e.unlocked(func() (first error) {
 			for _, x := range stale {
-				if err := x.grant(x); first == nil {
-					first = err
-				}
+				first = cmp.Or(first, x.grant(x))
 			}
 			return first
 		}); err != nil {

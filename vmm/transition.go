@@ -234,9 +234,7 @@ func parallel(batches []*batch, f func(*batch) error) error {
 	}
 	var first error
 	for range batches {
-		if err := <-errs; err != nil && first == nil {
-			first = err
-		}
+		first = cmp.Or(first, <-errs)
 	}
 	return first
 }

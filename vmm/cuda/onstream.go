@@ -1,24 +1,24 @@
 package cuda
 
-import "tms/internal/guard"
+import (
+	"cmp"
+
+	"tms/internal/guard"
+)
 
 // OnStream runs f as With does, with a fresh stream, and waits for the stream's work even when f fails: the memory of
 // its copies may go away afterwards.
 func (d *Driver) OnStream(context Context, f func(Stream) error) error {
-	return d.With(context, func() error { return d.onStream(f) })
-}
-
-func (d *Driver) onStream(f func(Stream) error) error {
-	stream, err := d.StreamCreate()
-	if err != nil {
+	return d.With(context, func() error {
+		stream, err := d.StreamCreate()
+		if err != nil {
+			return err
+		}
+		err = guard.Call(func() error { return f(stream) })
+		err = cmp.Or(err, d.StreamSynchronize(stream))
+		d.DropStream(stream)
 		return err
-	}
-	err = guard.Call(func() error { return f(stream) })
-	if waited := d.StreamSynchronize(stream); err == nil {
-		err = waited
-	}
-	d.DropStream(stream)
-	return err
+	})
 }
 
 // DropStream is cuStreamDestroy, and tries again later when that is refused. (cuStreamDestroy)

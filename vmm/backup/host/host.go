@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -243,9 +244,7 @@ func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copying.Copy, wa
 	for range workers {
 		if err := <-errs; err != nil {
 			failed.Store(true)
-			if first == nil {
-				first = err
-			}
+			first = cmp.Or(first, err)
 		}
 	}
 	touchers.Wait()

@@ -3,6 +3,7 @@
 package backuptest
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -111,9 +112,7 @@ func Load(job backup.Job, spans []backup.Span, contents []backup.Contents) error
 	}
 	var first error
 	for _, loader := range loaders {
-		if err := loader.Wait(); first == nil {
-			first = err
-		}
+		first = cmp.Or(first, loader.Wait())
 	}
 	return first
 }
