@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -59,13 +60,10 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	}
 	// The devices finish here what was submitted before the call, while this thread holds nothing that another thread
 	// of the host may need for that. A kernel launched during a pause must not use the tag's memory.
-	var devices []*device
 	goes := func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }
-	for _, s := range e.choose(o.Tags, goes) {
-		if !slices.Contains(devices, s.device) {
-			devices = append(devices, s.device)
-		}
-	}
+	e.mu.Lock()
+	devices := slices.Collect(maps.Keys(e.matching(o.Tags, goes)))
+	e.mu.Unlock()
 	if theirs && len(devices) == 0 {
 		return 0, nil, nil
 	}
