@@ -3,6 +3,6 @@
 //
 // A Save takes one range of each device that it uses: chunks, a handle each, at consecutive addresses, so that
 // contents may lie across several. A chunk is given back when the last contents that reach into it are discarded, and
-// the addresses with the last chunk. Locks: taking, held while memory is taken; then mu, over the notes and the count
-// of what is held.
+// the addresses with the last chunk. Locks: taking, held while memory is taken; then mu, over the count of what is
+// held.
 package peer

@@ -22,24 +22,21 @@ type Store struct {
 	garbage *reclaim.Kind // chunks whose last contents were discarded
 	warn    func(string)
 
-	mu     sync.Mutex
-	warned map[string]bool
-	held   map[int]uint64 // bytes by device
+	warned sync.Map // by reason
+
+	mu   sync.Mutex
+	held map[int]uint64 // bytes by device
 }
 
 // New returns a store of other devices' memory. Contents without a place there go to host; warn gets the reason in one
 // line, once for every reason.
 func New(driver *cuda.Driver, host backup.Store, warn func(string)) *Store {
 	return &Store{driver: driver, host: host, warn: warn, chunk: chunkSize,
-		garbage: driver.Reclaim.Kind("memory of another device"), warned: map[string]bool{}, held: map[int]uint64{}}
+		garbage: driver.Reclaim.Kind("memory of another device"), held: map[int]uint64{}}
 }
 
 func (p *Store) note(reason string) {
-	p.mu.Lock()
-	told := p.warned[reason]
-	p.warned[reason] = true
-	p.mu.Unlock()
-	if !told {
+	if _, told := p.warned.LoadOrStore(reason, true); !told {
 		p.warn("peer backup: " + reason + "; contents wait in host memory instead")
 	}
 }
@@ -88,18 +85,6 @@ func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 		return nil, err
 	}
 	return contents, nil
-}
-
-// release gives a chunk back to its device.
-func (p *Store) release(chunk *peerChunk) error {
-	err := chunk.release(p.driver)
-	if err == nil && chunk.held {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		chunk.held = false
-		p.held[chunk.in.device] -= chunk.size
-	}
-	return err
 }
 
 // discard releases chunks in the background.

@@ -121,12 +121,12 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 		need += items[i].Size
 	}
 	for room < need {
-		chunk := &peerChunk{in: r, size: min(p.chunk, whole(need-room))}
+		chunk := &peerChunk{in: r, size: min(p.chunk, whole(need-room)), held: true}
 		if chunk.handle, err = p.driver.MemCreate(chunk.size, device); err != nil {
 			break
 		}
 		r.chunks, r.live, room = append(r.chunks, chunk), r.live+1, room+chunk.size
-		p.hold(chunk)
+		p.hold(device, chunk.size)
 	}
 	for _, i := range wanted {
 		size := items[i].Size
@@ -171,9 +171,8 @@ func (p *Store) Held(device int) uint64 {
 	return p.held[device]
 }
 
-func (p *Store) hold(chunk *peerChunk) {
+func (p *Store) hold(device int, bytes uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	chunk.held = true
-	p.held[chunk.in.device] += chunk.size
+	p.held[device] += bytes
 }

@@ -79,24 +79,27 @@ func (c *peerChunk) attach(driver *cuda.Driver, source int) error {
 }
 
 // release gives a chunk back, and with the last of a range the addresses. After an error it can be called again.
-func (c *peerChunk) release(driver *cuda.Driver) error {
+func (p *Store) release(c *peerChunk) error {
 	if c.mapped {
-		if err := driver.MemUnmap(c.address, c.size); err != nil {
+		if err := p.driver.MemUnmap(c.address, c.size); err != nil {
 			return err
 		}
 		c.mapped = false
 	}
 	if c.handle != 0 {
-		if err := driver.MemRelease(c.handle); err != nil {
+		if err := p.driver.MemRelease(c.handle); err != nil {
 			return err
 		}
 		c.handle = 0
 		c.in.live--
+		if c.held {
+			p.hold(c.in.device, -c.size)
+		}
 	}
 	if c.in.live > 0 || c.in.base == 0 {
 		return nil
 	}
-	if err := driver.MemAddressFree(c.in.base, c.in.size); err != nil {
+	if err := p.driver.MemAddressFree(c.in.base, c.in.size); err != nil {
 		return err
 	}
 	c.in.base = 0
