@@ -1,10 +1,6 @@
 // Package backup keeps the contents of device memory while the memory itself is gone. It has the interface of all
 // stores; packages host, disk and peer are the stores.
 //
-// A Job is a device that a Store works for, an Item a Span of its memory to save. Save makes Contents of an Item, which
-// last until Discard; a Loader brings them back. The next Save overwrites a kept Contents, or only the changed Ranges
-// of it.
-//
 // The Jobs of one transition share one Budget of host memory, because they take it side by side.
 //
 // The stores share what is in internal: pinned (buffers of registered host memory), copying (copies on a stream,

@@ -15,9 +15,7 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// Store keeps contents in registered (pinned) huge-page host memory. Touching and pinning are the expensive part: many
-// threads touch pieces of it, two pin what was touched, and the copies of a registration are issued as soon as it is
-// pinned.
+// Store keeps contents in registered (pinned) huge-page host memory. Touching and pinning it are the expensive part.
 type Store struct {
 	driver  *cuda.Driver
 	garbage *reclaim.Kind // buffers whose last contents were discarded
@@ -118,19 +116,14 @@ func (h *Store) Check(budget *backup.Budget, sizes []uint64) error {
 // Prepare pins memory for spans without copying anything: a Save that gets the Contents as Kept then runs at the speed
 // of the link.
 func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents, error) {
+	if len(spans) == 0 {
+		return nil, nil
+	}
 	items := make([]backup.Item, len(spans))
 	for i, span := range spans {
-		items[i].Span = span
+		items[i] = backup.Item{Span: span, Partial: true} // and nothing of it has changed
 	}
-	contents, fresh, err := h.place(job, items)
-	if err != nil || fresh == nil {
-		return contents, err
-	}
-	if err := h.copyAll(job, fresh, make([][]copying.Copy, len(fresh.Registrations)), nil); err != nil {
-		fresh.Discard(h.garbage)
-		return nil, err
-	}
-	return contents, nil
+	return h.Save(job, items)
 }
 
 // place gives every item without kept Contents a place in one fresh buffer; nil if none needs it.
