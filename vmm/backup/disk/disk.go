@@ -143,8 +143,13 @@ func (d *Store) Take(job backup.Job, sources []backup.Contents) ([]backup.Conten
 }
 
 func (d *Store) save(items []backup.Item, saving *transfer) (_ []backup.Contents, err error) {
-	where, err := d.target()
-	if err != nil {
+	d.mu.Lock()
+	where := d.current
+	d.mu.Unlock()
+	if where == nil {
+		return nil, fmt.Errorf("%w: no directory is configured", ErrFailed)
+	}
+	if err := where.hold(); err != nil {
 		return nil, err
 	}
 	defer where.drop()
@@ -176,17 +181,6 @@ func (d *Store) save(items []backup.Item, saving *transfer) (_ []backup.Contents
 		contents[i] = c
 	}
 	return contents, nil
-}
-
-// target returns the configured directory, and holds it.
-func (d *Store) target() (*directory, error) {
-	d.mu.Lock()
-	where := d.current
-	d.mu.Unlock()
-	if where == nil {
-		return nil, fmt.Errorf("%w: no directory is configured", ErrFailed)
-	}
-	return where, where.hold()
 }
 
 // create makes the missing files of items, with space for them, or none.

@@ -37,10 +37,8 @@ func (l *Lost) Unwrap() []error { return []error{ErrContentsLost, l.Cause} }
 
 // unreadable returns the error of a load that could not open or read a file.
 func (f *diskFile) unreadable(address uintptr, cause error) error {
-	for _, short := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
-		if errors.Is(cause, short) {
-			return f.directory.failed("opening", f.path, cause)
-		}
+	if passes(cause) {
+		return f.directory.failed("opening", f.path, cause)
 	}
 	if user := os.Geteuid(); errors.Is(cause, unix.EACCES) && user != f.owner {
 		cause = fmt.Errorf("%w: it was written as user %d, and this process is user %d now", cause, f.owner, user)

@@ -57,6 +57,7 @@ func self() (owner, error) {
 	return o, nil
 }
 
+// passes reports whether an error is a lack of something that may be there at the next try.
 func passes(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
