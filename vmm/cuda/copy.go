@@ -37,6 +37,12 @@ func (d *Driver) MemcpyHtoDAsync(device, host uintptr, size uint64, stream Strea
 	return d.call("cuMemcpyHtoDAsync_v2", device, host, uintptr(size), uintptr(stream))
 }
 
+// MemcpyDtoDAsync is cuMemcpyDtoDAsync: size bytes between two places that the device of the calling
+// thread's context has access to.
+func (d *Driver) MemcpyDtoDAsync(target, source uintptr, size uint64, stream Stream) error {
+	return d.call("cuMemcpyDtoDAsync_v2", target, source, uintptr(size), uintptr(stream))
+}
+
 // StreamCreate is cuStreamCreate with NON_BLOCKING, in the calling thread's context.
 func (d *Driver) StreamCreate() (stream Stream, err error) {
 	err = d.call("cuStreamCreate", uintptr(unsafe.Pointer(&stream)), streamNonBlocking)

@@ -2,8 +2,9 @@ package cuda
 
 import (
 	"fmt"
-	"strings"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Device is a CUdevice.
@@ -46,8 +47,7 @@ func (d *Driver) DeviceAttribute(attribute Attribute, device Device) (int, error
 func (d *Driver) DeviceName(device Device) (string, error) {
 	text := make([]byte, 256)
 	err := d.call("cuDeviceGetName", uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device))
-	name, _, _ := strings.Cut(string(text), "\x00")
-	return name, err
+	return unix.ByteSliceToString(text), err
 }
 
 // DeviceUUID is cuDeviceGetUuid, as NVML writes it: for a part of a GPU it is the GPU's.
@@ -61,6 +61,13 @@ func (d *Driver) DeviceUUID(device Device) (string, error) {
 func (d *Driver) DeviceTotalMem(device Device) (bytes uint64, err error) {
 	err = d.call("cuDeviceTotalMem_v2", uintptr(unsafe.Pointer(&bytes)), uintptr(device))
 	return bytes, err
+}
+
+// DeviceCanAccessPeer is cuDeviceCanAccessPeer: whether device can be given access to memory of peer.
+func (d *Driver) DeviceCanAccessPeer(device, peer Device) (bool, error) {
+	var can int32
+	err := d.call("cuDeviceCanAccessPeer", uintptr(unsafe.Pointer(&can)), uintptr(device), uintptr(peer))
+	return can != 0, err
 }
 
 // DevicePrimaryCtxRetain is cuDevicePrimaryCtxRetain: the context that the CUDA runtime uses.

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
 	"tms/vmm/reclaim"
@@ -110,11 +111,7 @@ func (d *Driver) errorText(r Result) string {
 	if Result(code) != Success || text == nil {
 		return "unknown error"
 	}
-	n := 0
-	for *(*byte)(unsafe.Add(unsafe.Pointer(text), n)) != 0 {
-		n++
-	}
-	return string(unsafe.Slice(text, n))
+	return unix.BytePtrToString(text)
 }
 
 // Version returns the CUDA version that the driver supports: 1000 x major + 10 x minor.
