@@ -29,9 +29,8 @@
 //
 // Most are named for a noun or an operation. Beside those, engine.go and device.go have what the engine is made of, and
 // what it knows of a GPU; lookup.go what is at an address; slabs.go which slabs have room; access.go which devices have
-// access; contexts.go which contexts can be waited for; usermapped*.go memory that the program maps itself with the
-// driver's calls; poison.go the filling of what is lost; observe.go what a transition did; invariants.go the records,
-// checked against each other.
+// access; usermapped*.go memory that the program maps itself with the driver's calls; poison.go the filling of what is
+// lost; observe.go what a transition did; invariants.go the records, checked against each other.
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), backup (contents: host, disk,
 // peer), digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).

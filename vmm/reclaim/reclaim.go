@@ -53,10 +53,6 @@ type item struct {
 func (q *Queue) Kind(what string) *Kind {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.kind(what)
-}
-
-func (q *Queue) kind(what string) *Kind {
 	for _, k := range q.kinds {
 		if k.what == what {
 			return k
@@ -141,9 +137,9 @@ func (k *Kind) leave() {
 
 // Keep takes a thing of a kind that was refused with err, and keeps it for the next Retry. owner is for Forget.
 func (q *Queue) Keep(what string, owner uintptr, err error, release func() error) {
+	k := q.Kind(what)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	k := q.kind(what)
 	k.refused = append(k.refused, item{owner: owner, release: release, kept: true, err: err})
 }
 
