@@ -104,7 +104,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		}
 		return e.Move(options, to)
 	default:
-		before, imported, suspended := e.Recorded(), e.ImportedBytes(), nccl.suspended.Load()
+		before, suspended := e.Recorded(), nccl.suspended.Load()
 		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
 		bytes, err = t.pause(e, options, func() error {
 			options := options
@@ -112,7 +112,8 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 			return err
 		})
 		after := e.Recorded()
-		if bytes > 0 || e.ImportedBytes() < imported {
+		imported := func(tag stats.Tag) uint64 { return tag.ImportedBytes }
+		if bytes > 0 || more(after, before, imported) > 0 {
 			t.Took = taken(before, after, t.Tag)
 		}
 		t.Reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })

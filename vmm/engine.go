@@ -34,12 +34,9 @@ type Engine struct {
 
 	cannotHash sync.Once // for its warning
 
-	// transition is the lock of operations on many segments at once: pause, resume, move, preparation, reset. They run
-	// one at a time.
-	transition ticketLock
+	transition ticketLock // of pauses, resumes, moves, preparations and resets
 
-	// mu guards everything below. It is never held over a driver call, except at the first allocation on a device and
-	// at the reservation of an arena.
+	// mu guards everything below. The package comment says when it is held.
 	mu      sync.Mutex
 	settled sync.Cond // a pause or resume, or the loading of a kernel, has ended
 	devices map[int]*device
@@ -128,17 +125,6 @@ func (e *Engine) NotePool(ordinal int, bytes int64) {
 	if d, err := e.device(ordinal); err == nil {
 		d.pools += bytes
 	}
-}
-
-// Drain waits for the background work, most of which gives back device and host memory.
-func (e *Engine) Drain() {
-	e.mu.Lock()
-	e.finish(slices.Clone(e.pending))
-	for e.loading > 0 {
-		e.settled.Wait()
-	}
-	e.mu.Unlock()
-	e.driver.Reclaim.Drain()
 }
 
 // known lists the devices.

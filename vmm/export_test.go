@@ -1,5 +1,7 @@
 package vmm
 
+import "slices"
+
 // PausedAt reports whether the allocation at an address is paused, or lost its memory in a free that got half way. That
 // memory may still be mapped after two failures.
 func (e *Engine) PausedAt(address uintptr) bool {
@@ -7,4 +9,23 @@ func (e *Engine) PausedAt(address uintptr) bool {
 	defer e.mu.Unlock()
 	s := e.around(address).segment
 	return s != nil && s.state == paused
+}
+
+// ImportedBytes returns how many bytes of other processes' memory are mapped.
+func (e *Engine) ImportedBytes() (bytes uint64) {
+	for _, s := range e.choose(nil, func(s *segment) bool { return s.isImported() && s.is(active) }) {
+		bytes += s.imported.size
+	}
+	return bytes
+}
+
+// Drain waits for the background work, most of which gives back device and host memory.
+func (e *Engine) Drain() {
+	e.mu.Lock()
+	e.finish(slices.Clone(e.pending))
+	for e.loading > 0 {
+		e.settled.Wait()
+	}
+	e.mu.Unlock()
+	e.driver.Reclaim.Drain()
 }

@@ -212,14 +212,6 @@ func (e *Engine) Close(address uintptr, capturing bool) (err error) {
 	}
 }
 
-// ImportedBytes returns how many bytes of other processes' memory are mapped.
-func (e *Engine) ImportedBytes() (bytes uint64) {
-	for _, s := range e.choose(nil, func(s *segment) bool { return s.isImported() && s.is(active) }) {
-		bytes += s.imported.size
-	}
-	return bytes
-}
-
 // resumeImports maps other processes' memory again, at the addresses that it had. It waits for a process that has not
 // resumed the memory yet, or does not answer, with nothing claimed or locked. Each process has a thread here, so a
 // stopped process delays only its own memory. Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all
