@@ -70,7 +70,7 @@ func (b backing) grant(x *extent) error {
 	}
 	users := x.device.users()
 	if b.isImported() {
-		users = []int{x.device.ordinal} // a device with access to this one may lack access to the one that has the memory
+		users = []int{x.device.ordinal} // one with access to this device may lack access to the one that has the memory
 	}
 	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
 	if err == nil {

@@ -80,9 +80,10 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	return borrowed{handle, lent, number}, nil
 }
 
-// open is fetch for memory that the engine does not know yet.
+// open is fetch for memory that the engine does not know yet. The caller holds e.mu, which is released meanwhile.
 func (i *imported) open() (b borrowed, err error) {
-	if b, err = i.fetch(0); err == nil {
+	err = i.engine.unlocked(func() (err error) { b, err = i.fetch(0); return err })
+	if err == nil {
 		i.number, i.offset, i.size = b.number, b.lent.Offset, b.lent.Size
 	}
 	return b, err
@@ -132,8 +133,8 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 		e.settled.Broadcast()
 	}()
 	i := &imported{engine: e, share: share, opened: map[uintptr]int{}}
-	var b borrowed
-	if err := e.unlocked(func() (err error) { b, err = i.open(); return err }); err != nil {
+	b, err := i.open()
+	if err != nil {
 		return 0, err
 	}
 	lent := b.lent

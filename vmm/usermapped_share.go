@@ -56,8 +56,8 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 		return 0, err
 	}
 	i := &imported{engine: e, share: share}
-	var b borrowed
-	if err := e.unlocked(func() (err error) { b, err = i.open(); return err }); err != nil {
+	b, err := i.open()
+	if err != nil {
 		return 0, err
 	}
 	lent := b.lent
