@@ -167,18 +167,16 @@ func (e *Engine) save(b *batch, o *Options) error {
 	var total uint64
 	for _, s := range segments {
 		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Target: s.target}
-		size := item.Size
+		item.Parts = []backup.Range{{Size: item.Size}}
 		if s.incremental && s.current && s.sums != nil && sums[s] != nil {
-			item.Partial, item.Changed = true, changed(item.Span, s.sums, sums[s])
-			size = 0
-			for _, r := range item.Changed {
-				size += r.Size
-			}
+			item.Parts = changed(item.Span, s.sums, sums[s])
+		}
+		for _, part := range item.Parts {
+			total += part.Size
 		}
 		kind := o.backupOf(s)
 		items[kind] = append(items[kind], item)
 		saving[kind] = append(saving[kind], s)
-		total += size
 	}
 	b.progress.total.Store(total)
 	stores := map[BackupKind]backup.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}

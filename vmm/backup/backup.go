@@ -27,19 +27,10 @@ type Item struct {
 	// Kept, unless nil, is the Contents that an earlier Save of the same span returned: it is
 	// overwritten and returned again.
 	Kept Contents
-	// Partial says that Kept still holds the span, except for what Changed lists.
-	Partial bool
-	Changed []Range
+	// Parts are what of the span is to be copied: all of it, or what has changed since Kept was saved.
+	Parts []Range
 	// Target is the ordinal of the device that a Peer is to keep it on; -1: any.
 	Target int
-}
-
-// Parts lists what of the span is to be copied.
-func (i Item) Parts() []Range {
-	if i.Partial {
-		return i.Changed
-	}
-	return []Range{{0, i.Size}}
 }
 
 // Job is the device that a Save or Load works for: idle, and no other job runs on it.

@@ -44,7 +44,7 @@ func TestHostRoundTrip(t *testing.T) {
 	// Of the second span only its last two MiB are said to have changed.
 	backuptest.Fill(spans, 3)
 	items := backuptest.Items(spans, kept, -1)
-	items[1].Partial, items[1].Changed = true, []backup.Range{{Offset: 32 * mib, Size: 2 * mib}}
+	items[1].Parts = []backup.Range{{Offset: 32 * mib, Size: 2 * mib}}
 	_, err := store.Save(job, items)
 	require.NoError(t, err)
 	fresh := append([]byte(nil), backuptest.Bytes(spans[1])[32*mib:]...)

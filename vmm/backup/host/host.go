@@ -82,7 +82,7 @@ func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 	}
 	for i, item := range items {
 		c := contents[i].(*hostContents)
-		for _, copy := range c.copies(item.Span, item.Parts()...) {
+		for _, copy := range c.copies(item.Span, item.Parts...) {
 			if c.buffer == fresh {
 				cold[copy.Piece] = append(cold[copy.Piece], copy)
 			} else {
@@ -121,7 +121,7 @@ func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents,
 	}
 	items := make([]backup.Item, len(spans))
 	for i, span := range spans {
-		items[i] = backup.Item{Span: span, Partial: true} // and nothing of it has changed
+		items[i].Span = span // without a part to copy
 	}
 	return h.Save(job, items)
 }

@@ -53,7 +53,7 @@ func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 				continue
 			}
 			contents[i] = kept
-			if err := c.ToPeer(kept.copies(item.Span, item.Parts()...)...); err != nil {
+			if err := c.ToPeer(kept.copies(item.Span, item.Parts...)...); err != nil {
 				return err
 			}
 		}

@@ -171,9 +171,8 @@ func TestOverwritesWhatChanged(t *testing.T) {
 	kept := p.save(job, backuptest.Items(spans, nil, 1))
 	backuptest.Fill(spans, 2)
 	items := backuptest.Items(spans, kept, 1)
-	items[0].Partial = true // nothing of it
-	items[1].Partial = true
-	items[1].Changed = []backup.Range{{Offset: 0, Size: 2 * mib}, {Offset: 10 * mib, Size: 4 * mib}}
+	items[0].Parts = nil // nothing of it
+	items[1].Parts = []backup.Range{{Offset: 0, Size: 2 * mib}, {Offset: 10 * mib, Size: 4 * mib}}
 	p.copied.Store(0)
 	require.Equal(t, kept, p.save(job, items))
 	require.EqualValues(t, 6*mib, p.copied.Load())

@@ -93,7 +93,7 @@ func Wipe(spans []backup.Span) {
 func Items(spans []backup.Span, kept []backup.Contents, target int) []backup.Item {
 	items := make([]backup.Item, len(spans))
 	for i, span := range spans {
-		items[i] = backup.Item{Span: span, Target: target}
+		items[i] = backup.Item{Span: span, Parts: []backup.Range{{Size: span.Size}}, Target: target}
 		if kept != nil {
 			items[i].Kept = kept[i]
 		}
