@@ -92,17 +92,15 @@ func TagText(name string) string {
 		return name
 	}
 	var text strings.Builder
-	for len(name) > 0 {
-		r, size := utf8.DecodeRuneInString(name)
+	for at, r := range name {
 		switch {
-		case r == utf8.RuneError && size == 1:
-			fmt.Fprintf(&text, `\x%02x`, name[0])
+		case r == utf8.RuneError && !strings.HasPrefix(name[at:], "\ufffd"):
+			fmt.Fprintf(&text, `\x%02x`, name[at])
 		case r == '\\':
 			text.WriteString(`\\`)
 		default:
-			text.WriteString(name[:size])
+			text.WriteRune(r)
 		}
-		name = name[size:]
 	}
 	return text.String()
 }
