@@ -8,7 +8,25 @@ import (
 // With runs f as Relaxed does, with the context current in the thread, and restores the thread's own afterwards. The
 // error is f's, or says which of the two failed. (cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent)
 func (d *Driver) With(context Context, f func() error) error {
-	return d.Relaxed(func() error { return d.with(context, f) })
+	return d.Relaxed(func() error {
+		before, err := d.CtxGetCurrent()
+		if err != nil {
+			return err
+		}
+		if before == context {
+			return f()
+		}
+		if err := d.CtxPushCurrent(context); err != nil {
+			return err
+		}
+		err = f()
+		if _, popped := d.CtxPopCurrent(); popped != nil {
+			if d.CtxSetCurrent(before) != nil { // whether it was popped or not
+				err = errors.Join(err, popped)
+			}
+		}
+		return err
+	})
 }
 
 // Relaxed runs f on a locked thread that may do what it does while streams are being captured. In the mode that threads
@@ -23,24 +41,4 @@ func (d *Driver) Relaxed(f func() error) error {
 	}
 	defer func() { _, _ = d.exchangeCaptureMode(mode) }()
 	return f()
-}
-
-func (d *Driver) with(context Context, f func() error) error {
-	before, err := d.CtxGetCurrent()
-	if err != nil {
-		return err
-	}
-	if before == context {
-		return f()
-	}
-	if err := d.CtxPushCurrent(context); err != nil {
-		return err
-	}
-	err = f()
-	if _, popped := d.CtxPopCurrent(); popped != nil {
-		if d.CtxSetCurrent(before) != nil { // whether it was popped or not
-			err = errors.Join(err, popped)
-		}
-	}
-	return err
 }
