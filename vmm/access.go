@@ -38,7 +38,6 @@ func (e *Engine) refreshUsers(d *device) {
 	d.access.Store(&list)
 }
 
-// findPeers notes the devices that could be given access.
 func (d *device) findPeers() {
 	count, err := d.driver.DeviceCount()
 	if err != nil {

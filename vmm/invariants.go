@@ -177,7 +177,6 @@ func (i *inspection) mustBeFound(s *segment) {
 	}
 }
 
-// ofExtent checks the extent of a segment.
 func (i *inspection) ofExtent(x *extent, of *segment) {
 	if x.isImported() && !x.isUserMapped() {
 		// It is at the address that the program got, and within its reservation.

@@ -149,7 +149,6 @@ func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool, roo
 	return &segment{device: d, tag: t, span: span, address: span.Address()}, nil
 }
 
-// vacate gives a segment's addresses back.
 func (s *segment) vacate() {
 	s.span.Release()
 	s.device.retire(s.tag)

@@ -177,8 +177,8 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 
 // named adds to an error about lost contents which segment they belong to.
 func (b *batch) named(err error) error {
-	var lost *disk.Lost
-	if !errors.As(err, &lost) {
+	lost, ok := errors.AsType[*disk.Lost](err)
+	if !ok {
 		return err
 	}
 	for _, s := range b.segments {

@@ -47,7 +47,6 @@ func (s *segment) length() uint64 {
 	return uint64(s.span.Granules()) * s.device.granularity
 }
 
-// backupSpan returns the device memory that a backup copies.
 func (s *segment) backupSpan() backup.Span {
 	return backup.Span{Address: s.address, Size: s.length()}
 }
@@ -76,7 +75,6 @@ type kept struct {
 	sums     []digest.Sum    // of that, block by block; nil: not known
 }
 
-// discard drops what is kept, if anything.
 func (s *segment) discard() {
 	if s.contents != nil {
 		s.contents.Discard()

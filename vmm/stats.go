@@ -13,7 +13,7 @@ import (
 // KnownStats is Stats without a driver call, which would wait while the process is checkpointed. Errors: a thread that
 // waits in the driver holds the records.
 func (e *Engine) KnownStats() (stats.Stats, error) {
-	for until := time.Now().Add(knownWithin); !e.mu.TryLock(); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(time.Second); !e.mu.TryLock(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
 			return stats.Stats{}, errors.New("the statistics cannot be read: a thread waits in the driver, as all " +
 				"of the process's CUDA calls do until everything of it is resumed")
@@ -23,9 +23,6 @@ func (e *Engine) KnownStats() (stats.Stats, error) {
 	held, _ := e.recorded()
 	return held, nil
 }
-
-// knownWithin is how long KnownStats waits for the records.
-const knownWithin = time.Second
 
 // Recorded is Stats as far as the engine's records go, without a driver call.
 func (e *Engine) Recorded() stats.Stats {

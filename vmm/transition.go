@@ -47,7 +47,6 @@ type batch struct {
 	aside map[*segment]uintptr // where a resume maps memory that its device cannot reach
 }
 
-// job returns what a backup store needs to know of the device.
 func (d *device) job() backup.Job {
 	return backup.Job{Device: d.ordinal, Context: d.context, Node: d.node}
 }

@@ -84,8 +84,8 @@ func Code(err error) int {
 
 // sticky reports whether a fault in a kernel has ended the context: every call returns the error from then on.
 func sticky(err error) bool {
-	var failed *Error
-	return errors.As(err, &failed) && (failed.Result >= 700 && failed.Result < 720 || failed.Result == InvalidHandle)
+	failed, ok := errors.AsType[*Error](err)
+	return ok && (failed.Result >= 700 && failed.Result < 720 || failed.Result == InvalidHandle)
 }
 
 // Ended reports whether an error says that a context has no work left: it is gone, or a fault has ended it.

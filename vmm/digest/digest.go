@@ -170,7 +170,9 @@ func (h *Hasher) Sums(context cuda.Context, spans []Span) (sums [][]Sum, err err
 				at += n
 			}
 		}
-		h.give(b)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.buffers = append(h.buffers, b) // for the next call
 		return err
 	})
 	if err != nil {
@@ -236,13 +238,6 @@ func (h *Hasher) take(n int) (*buffer, error) {
 		return nil, err
 	}
 	return b, nil
-}
-
-// give keeps a buffer for the next call.
-func (h *Hasher) give(b *buffer) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.buffers = append(h.buffers, b)
 }
 
 // release unpins and unmaps a buffer. It can be called again after its own error or its caller's, and unmaps nothing

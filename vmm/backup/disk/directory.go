@@ -82,9 +82,8 @@ func newDirectory(path, setting string) *directory {
 // make makes what is missing of the path, and checks that files can be made there.
 func (d *directory) make() error {
 	if err := mkdirAll(d.path, 0o700); err != nil {
-		var pathError *os.PathError
-		if errors.As(err, &pathError) {
-			err = pathError.Err // its text repeats the path
+		if failed, ok := errors.AsType[*os.PathError](err); ok {
+			err = failed.Err // its text repeats the path
 		}
 		return d.failed("making the directory", d.path, err)
 	}
