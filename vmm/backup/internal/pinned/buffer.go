@@ -123,8 +123,7 @@ func (b *Buffer) Pieces() []Piece {
 }
 
 // Touch makes pages exist, by writing to each, and reports whether their registration is complete with them.
-// Pinning pages that do not exist yet costs several times as much, and
-// madvise(MADV_POPULATE_WRITE) was slower than this.
+// madvise(MADV_POPULATE_WRITE) was slower (docs/rationale.md).
 func (b *Buffer) Touch(p Piece) (complete bool) {
 	memory := b.Bytes(p.offset, p.size)
 	for at := 0; at < len(memory); at += smallPage {
