@@ -53,7 +53,7 @@ type status struct {
 func statusOf(fd int, path string) (s status, err error) {
 	var stat unix.Stat_t
 	if path == "" {
-		err = fstat(fd, &stat)
+		err = fallible("fstat", func() error { return unix.Fstat(fd, &stat) })
 	} else {
 		err = unix.Lstat(path, &stat)
 	}
@@ -81,7 +81,7 @@ func newDirectory(path, setting string) *directory {
 
 // make makes what is missing of the path, and checks that files can be made there.
 func (d *directory) make() error {
-	if err := mkdirAll(d.path, 0o700); err != nil {
+	if err := fallible("mkdir", func() error { return os.MkdirAll(d.path, 0o700) }); err != nil {
 		if failed, ok := errors.AsType[*os.PathError](err); ok {
 			err = failed.Err // its text repeats the path
 		}

@@ -72,10 +72,10 @@ func (d *directory) create(size uint64, garbage *reclaim.Kind) (*diskFile, error
 func (f *diskFile) reserve(fd int) error {
 	err := error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) {
-		err = fallocate(fd, int64(f.size))
+		err = fallible("fallocate", func() error { return unix.Fallocate(fd, 0, 0, int64(f.size)) })
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-		err = ftruncate(fd, int64(f.size))
+		err = fallible("ftruncate", func() error { return unix.Ftruncate(fd, int64(f.size)) })
 	}
 	if err != nil {
 		return f.directory.failed(fmt.Sprintf("reserving %d MiB for", f.size>>20), f.path, err)

@@ -1,16 +1,12 @@
 package disk
 
 import (
-	"os"
-
 	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
 )
 
-// The system calls whose failure matters, so that tests can fail each: see failpoint.
-
-// fallible makes a call, unless a test fails it.
+// fallible makes a system call whose failure matters, unless a test fails it by this name: see failpoint.
 func fallible(name string, call func() error) error {
 	if err := failpoint.Err(name); err != nil {
 		return err
@@ -28,22 +24,6 @@ func openFD(path string, flags int, mode uint32) (int, error) {
 			return fd, err
 		}
 	}
-}
-
-func mkdirAll(path string, mode os.FileMode) error {
-	return fallible("mkdir", func() error { return os.MkdirAll(path, mode) })
-}
-
-func fstat(fd int, stat *unix.Stat_t) error {
-	return fallible("fstat", func() error { return unix.Fstat(fd, stat) })
-}
-
-func fallocate(fd int, size int64) error {
-	return fallible("fallocate", func() error { return unix.Fallocate(fd, 0, 0, size) })
-}
-
-func ftruncate(fd int, size int64) error {
-	return fallible("ftruncate", func() error { return unix.Ftruncate(fd, size) })
 }
 
 func pwrite(fd int, buffer []byte, offset int64) (int, error) {

@@ -91,9 +91,6 @@ func (p *Store) reachable(source, target int) ([]int, error) {
 	return nil, fmt.Errorf("device %d has peer access to no other", source)
 }
 
-// reserveOf returns how much memory stays free on a device of total bytes.
-func reserveOf(total uint64) uint64 { return max(256<<20, total/50) }
-
 // take gives as many of the wanted items a place on a device as there is room for. It returns which are left, and why.
 func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRange, left []int, err error) {
 	total, err := p.driver.DeviceTotalMem(cuda.Device(device))
@@ -109,7 +106,7 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 	defer p.taking.Unlock()
 	p.garbage.Drain() // discarded memory may be what is missing
 	// The reserve is held while memory is taken, so it is what stays free.
-	reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(reserveOf(total))}
+	reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(max(256<<20, total/50))}
 	if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
 		return nil, wanted, err
 	}
