@@ -24,7 +24,7 @@ static int copy(void *target, const void *source, size_t size, enum cudaMemcpyKi
 }
 
 static int copy_2d(void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width,
-		   size_t height, enum cudaMemcpyKind kind, const cudaStream_t *stream)
+		   size_t height, enum cudaMemcpyKind kind)
 {
 	if ((unsigned)kind > cudaMemcpyDefault)
 		return cudaErrorInvalidMemcpyDirection;
@@ -36,7 +36,7 @@ static int copy_2d(void *target, size_t target_pitch, const void *source, size_t
 			      .dstPitch = target_pitch,
 			      .WidthInBytes = width,
 			      .Height = height};
-	return stream ? cu.cuMemcpy2DAsync_v2(&copy, *stream) : cu.cuMemcpy2D_v2(&copy);
+	return cu.cuMemcpy2D_v2(&copy);
 }
 
 static int copy_peer(void *target, int target_device, const void *source, int source_device, size_t size,
@@ -53,11 +53,10 @@ static int copy_peer(void *target, int target_device, const void *source, int so
 }
 
 // On a per-thread stream, a synchronous call is the asynchronous one with a wait.
-static const cudaStream_t per_thread = CU_STREAM_PER_THREAD;
-
-static int finish(int error)
+static int copy_on_own(void *target, const void *source, size_t size, enum cudaMemcpyKind kind)
 {
-	return error ? error : (int)cu.cuStreamSynchronize(per_thread);
+	int error = copy(target, source, size, kind, &(cudaStream_t){CU_STREAM_PER_THREAD});
+	return error ? error : (int)cu.cuStreamSynchronize(CU_STREAM_PER_THREAD);
 }
 
 PASS_PTSZ(ready, cudaMemcpyAsync,
@@ -66,19 +65,11 @@ PASS_PTSZ(ready, cudaMemcpyAsync,
 PASS(ready, cudaMemcpy, (void *target, const void *source, size_t size, enum cudaMemcpyKind kind),
      copy(target, source, size, kind, NULL))
 PASS(ready, cudaMemcpy_ptds, (void *target, const void *source, size_t size, enum cudaMemcpyKind kind),
-     finish(copy(target, source, size, kind, &per_thread)))
-PASS_PTSZ(ready, cudaMemcpy2DAsync,
-	  (void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width, size_t height,
-	   enum cudaMemcpyKind kind, cudaStream_t stream),
-	  copy_2d(target, target_pitch, source, source_pitch, width, height, kind, &stream))
+     copy_on_own(target, source, size, kind))
 PASS(ready, cudaMemcpy2D,
      (void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width, size_t height,
       enum cudaMemcpyKind kind),
-     copy_2d(target, target_pitch, source, source_pitch, width, height, kind, NULL))
-PASS(ready, cudaMemcpy2D_ptds,
-     (void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width, size_t height,
-      enum cudaMemcpyKind kind),
-     finish(copy_2d(target, target_pitch, source, source_pitch, width, height, kind, &per_thread)))
+     copy_2d(target, target_pitch, source, source_pitch, width, height, kind))
 PASS(ready, cudaMemcpyPeerAsync,
      (void *target, int target_device, const void *source, int source_device, size_t size, cudaStream_t stream),
      copy_peer(target, target_device, source, source_device, size, &stream))
@@ -89,12 +80,3 @@ PASS_PTSZ(ready, cudaMemsetAsync, (void *target, int value, size_t size, cudaStr
 	  size ? cu.cuMemsetD8Async((CUdeviceptr)target, (unsigned char)value, size, stream) : CUDA_SUCCESS)
 PASS(ready, cudaMemset, (void *target, int value, size_t size),
      size ? cu.cuMemsetD8_v2((CUdeviceptr)target, (unsigned char)value, size) : CUDA_SUCCESS)
-PASS(ready, cudaMemset_ptds, (void *target, int value, size_t size),
-     finish(size ? cu.cuMemsetD8Async((CUdeviceptr)target, (unsigned char)value, size, per_thread) : CUDA_SUCCESS))
-PASS_PTSZ(ready, cudaMemset2DAsync,
-	  (void *target, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream),
-	  cu.cuMemsetD2D8Async((CUdeviceptr)target, pitch, (unsigned char)value, width, height, stream))
-PASS(ready, cudaMemset2D, (void *target, size_t pitch, int value, size_t width, size_t height),
-     cu.cuMemsetD2D8_v2((CUdeviceptr)target, pitch, (unsigned char)value, width, height))
-PASS(ready, cudaMemset2D_ptds, (void *target, size_t pitch, int value, size_t width, size_t height),
-     finish(cu.cuMemsetD2D8Async((CUdeviceptr)target, pitch, (unsigned char)value, width, height, per_thread)))

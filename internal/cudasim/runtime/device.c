@@ -34,15 +34,8 @@ static int current(int *device)
 	if (!device)
 		return cudaErrorInvalidValue;
 	if (cu.cuCtxGetDevice(device) != CUDA_SUCCESS)
-		*device = device_chosen();
+		*device = chosen;
 	return cudaSuccess;
-}
-
-static int start(int device, unsigned device_flags, bool with_flags)
-{
-	CUcontext context;
-	int error = with_flags ? cu.cuDevicePrimaryCtxSetFlags_v2(device, device_flags) : CUDA_SUCCESS;
-	return error ? error : (int)device_primary(device, &context);
 }
 
 static int reset(void)
@@ -64,19 +57,10 @@ static int change_peer(int peer, bool enable, unsigned flags)
 
 PASS(driver_start, cudaGetDevice, (int *device), current(device))
 PASS(driver_start, cudaSetDevice, (int device), device_bind(device))
-PASS(driver_start, cudaInitDevice, (int device, unsigned device_flags, unsigned flags),
-     start(device, device_flags, flags & 1))
-PASS(driver_start, cudaSetDeviceFlags, (unsigned flags), cu.cuDevicePrimaryCtxSetFlags_v2(device_chosen(), flags))
-PASS(driver_start, cudaGetDeviceFlags, (unsigned *flags),
-     cu.cuDevicePrimaryCtxGetState(device_chosen(), flags, &(int){0}))
 PASS(ready, cudaDeviceSynchronize, (void), cu.cuCtxSynchronize())
 PASS(driver_start, cudaDeviceReset, (void), reset())
 PASS(driver_start, cudaDeviceGetAttribute, (int *value, int attribute, int device),
      cu.cuDeviceGetAttribute(value, attribute, device))
-PASS(driver_start, cudaDeviceGetPCIBusId, (char *text, int length, int device),
-     cu.cuDeviceGetPCIBusId(text, length, device))
-PASS(ready, cudaDeviceGetStreamPriorityRange, (int *least, int *greatest),
-     cu.cuCtxGetStreamPriorityRange(least, greatest))
 PASS(driver_start, cudaDeviceCanAccessPeer, (int *can, int device, int peer),
      cu.cuDeviceCanAccessPeer(can, device, peer))
 PASS(driver_start, cudaDeviceGetP2PAttribute, (int *value, int attribute, int device, int peer),

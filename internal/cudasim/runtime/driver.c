@@ -11,7 +11,7 @@ static cudaError_t loaded;
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUcontext primary[MAX_DEVICES]; // retained by this library
-static _Thread_local int chosen;
+_Thread_local int chosen;
 
 static void load(void)
 {
@@ -45,11 +45,6 @@ cudaError_t driver_start(void)
 {
 	cudaError_t error = driver_load();
 	return error != cudaSuccess ? error : (cudaError_t)cu.cuInit(0);
-}
-
-int device_chosen(void)
-{
-	return chosen;
 }
 
 cudaError_t device_primary(int device, CUcontext *context)

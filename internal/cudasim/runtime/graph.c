@@ -16,10 +16,6 @@ PASS_PTSZ(ready, cudaStreamIsCapturing, (cudaStream_t stream, CUstreamCaptureSta
 PASS_PTSZ(ready, cudaStreamGetCaptureInfo,
 	  (cudaStream_t stream, CUstreamCaptureStatus *status, unsigned long long *id),
 	  cu.cuStreamGetCaptureInfo_v3(stream, status, (uint64_t *)id, NULL, NULL, NULL, NULL))
-PASS_PTSZ(ready, cudaStreamGetCaptureInfo_v2,
-	  (cudaStream_t stream, CUstreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
-	   const cudaGraphNode_t **dependencies, size_t *count),
-	  cu.cuStreamGetCaptureInfo_v3(stream, status, (uint64_t *)id, graph, dependencies, NULL, count))
 PASS_PTSZ(ready, cudaStreamGetCaptureInfo_v3,
 #else
 PASS_PTSZ(ready, cudaStreamGetCaptureInfo,
@@ -28,16 +24,8 @@ PASS_PTSZ(ready, cudaStreamGetCaptureInfo,
 	   const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges, size_t *count),
 	  cu.cuStreamGetCaptureInfo_v3(stream, status, (uint64_t *)id, graph, dependencies, edges, count))
 PASS(driver_start, cudaGraphCreate, (cudaGraph_t *graph, unsigned flags), cu.cuGraphCreate(graph, flags))
-PASS(driver_start, cudaGraphGetNodes, (cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count),
-     cu.cuGraphGetNodes(graph, nodes, count))
-PASS(ready, cudaGraphInstantiateWithFlags, (cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags),
-     cu.cuGraphInstantiateWithFlags(exec, graph, flags))
 PASS(ready, cudaGraphInstantiate, (cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags),
      cu.cuGraphInstantiateWithFlags(exec, graph, flags))
-PASS(ready, cudaGraphInstantiateWithParams,
-     (cudaGraphExec_t *exec, cudaGraph_t graph, cudaGraphInstantiateParams *params),
-     cu.cuGraphInstantiateWithParams(exec, graph, params))
-PASS_PTSZ(ready, cudaGraphUpload, (cudaGraphExec_t exec, cudaStream_t stream), cu.cuGraphUpload(exec, stream))
 PASS_PTSZ(ready, cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t stream), cu.cuGraphLaunch(exec, stream))
 PASS(driver_start, cudaGraphDestroy, (cudaGraph_t graph), cu.cuGraphDestroy(graph))
 PASS(driver_start, cudaGraphExecDestroy, (cudaGraphExec_t exec), cu.cuGraphExecDestroy(exec))

@@ -65,7 +65,6 @@ PASS_PTSZ(ready, cudaFreeAsync, (void *pointer, cudaStream_t stream), cu.cuMemFr
 PASS(ready, cudaMemGetInfo, (size_t *available, size_t *total), cu.cuMemGetInfo_v2(available, total))
 PASS(driver_start, cudaDeviceGetDefaultMemPool, (cudaMemPool_t *pool, int device),
      cu.cuDeviceGetDefaultMemPool(pool, device))
-PASS(driver_start, cudaDeviceGetMemPool, (cudaMemPool_t *pool, int device), cu.cuDeviceGetMemPool(pool, device))
 PASS(driver_start, cudaDeviceSetMemPool, (int device, cudaMemPool_t pool), cu.cuDeviceSetMemPool(device, pool))
 PASS(driver_start, cudaMemPoolCreate, (cudaMemPool_t *pool, const CUmemPoolProps *props),
      cu.cuMemPoolCreate(pool, props))
@@ -89,8 +88,6 @@ PASS(ready, cudaHostRegister, (void *pointer, size_t size, unsigned flags),
      cu.cuMemHostRegister_v2(pointer, size, flags))
 PASS(ready, cudaHostUnregister, (void *pointer), cu.cuMemHostUnregister(pointer))
 PASS(ready, cudaHostGetFlags, (unsigned *flags, void *pointer), cu.cuMemHostGetFlags(flags, pointer))
-PASS(ready, cudaHostGetDevicePointer, (void **device_pointer, void *pointer, unsigned flags),
-     cu.cuMemHostGetDevicePointer_v2((CUdeviceptr *)device_pointer, pointer, flags))
 PASS(ready, cudaPointerGetAttributes, (struct cudaPointerAttributes *attributes, const void *pointer),
      attributes_of(attributes, pointer))
 PASS(ready, cudaIpcGetMemHandle, (cudaIpcMemHandle_t *handle, void *pointer),

@@ -28,7 +28,6 @@ typedef CUgraphEdgeData cudaGraphEdgeData;
 typedef CUmemoryPool cudaMemPool_t;
 typedef CUhostFn cudaHostFn_t;
 typedef struct cudaArray *cudaArray_t;
-typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, void *data);
 
 enum cudaMemcpyKind {
 	cudaMemcpyHostToHost = 0,
@@ -68,12 +67,6 @@ struct cudaChannelFormatDesc {
 };
 
 typedef CUipcMemHandle cudaIpcMemHandle_t;
-
-typedef struct {
-	unsigned x, y, z;
-} dim3;
-
-typedef CUDA_GRAPH_INSTANTIATE_PARAMS cudaGraphInstantiateParams;
 
 // The fields that device.c fills have their names; the others are arrays between them.
 struct cudaDeviceProp {

@@ -60,14 +60,13 @@
 	X(7000, INIT, cuDevicePrimaryCtxRetain, , (CUcontext *context, CUdevice device), retain(context, device)) \
 	X(11000, INIT, cuDevicePrimaryCtxRelease, _v2, (CUdevice device), release(device)) \
 	X(11000, INIT, cuDevicePrimaryCtxReset, _v2, (CUdevice device), reset(device)) \
-	X(11000, INIT, cuDevicePrimaryCtxSetFlags, _v2, (CUdevice device, unsigned flags), set_flags(device, flags)) \
 	X(7000, INIT, cuDevicePrimaryCtxGetState, , (CUdevice device, unsigned *flags, int *active), \
 	  state_of(device, flags, active)) \
 	X(3020, INIT, cuCtxCreate, _v2, (CUcontext *context, unsigned flags, CUdevice device), \
-	  create(context, NULL, flags, device)) \
+	  ((void)flags, create(context, NULL, device))) \
 	X(12050, INIT, cuCtxCreate, _v4, \
 	  (CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device), \
-	  create(context, params, flags, device)) \
+	  ((void)flags, create(context, params, device))) \
 	X(4000, INIT, cuCtxDestroy, _v2, (CUcontext context), destroy(context)) \
 	X(4000, INIT, cuCtxGetCurrent, , (CUcontext *context), get_current(context)) \
 	X(4000, INIT, cuCtxSetCurrent, , (CUcontext context), set_current(context)) \
@@ -75,7 +74,6 @@
 	  enterable(context) ? push((uint64_t)context) : CUDA_ERROR_INVALID_CONTEXT) \
 	X(4000, INIT, cuCtxPopCurrent, _v2, (CUcontext *context), pop(context)) \
 	X(2000, INIT, cuCtxGetDevice, , (CUdevice *device), device_of_current(device)) \
-	X(5050, CTX, cuCtxGetStreamPriorityRange, , (int *least, int *greatest), priorities(least, greatest)) \
 	X(2000, CTX, cuCtxSynchronize, , (void), synchronize()) \
 	X(4000, CTX, cuCtxEnablePeerAccess, , (CUcontext peer, unsigned flags), enable_peer(peer, flags)) \
 	X(4000, CTX, cuCtxDisablePeerAccess, , (CUcontext peer), disable_peer(peer))
@@ -204,8 +202,6 @@
 	  CUcontext source_context, size_t size, CUstream stream), \
 	  later(copy_peer(target, target_context, source, source_context, size), ON_DEVICE, MINE(stream))) \
 	X(3020, CTX, cuMemcpy2D, _v2, (const CUDA_MEMCPY2D *copy), now(copy_2d(copy), ANY_DIRECTION, own)) \
-	X(3020, INIT, cuMemcpy2DAsync, _v2, (const CUDA_MEMCPY2D *copy, CUstream stream), \
-	  later(copy_2d(copy), ANY_DIRECTION, stream)) \
 	T(3020, CTX, cuMemsetD8, _v2, (CUdeviceptr target, unsigned char value, size_t count), \
 	  now(fill(target, value, 1, count), ANY_DIRECTION, own)) \
 	T(3020, CTX, cuMemsetD16, _v2, (CUdeviceptr target, unsigned short value, size_t count), \
@@ -216,30 +212,17 @@
 	  size_t height), now(fill_2d(target, pitch, value, width, height), ANY_DIRECTION, own)) \
 	S(3020, INIT, cuMemsetD8Async, , (CUdeviceptr target, unsigned char value, size_t count, CUstream stream), \
 	  later(fill(target, value, 1, count), ANY_DIRECTION, MINE(stream))) \
-	S(3020, INIT, cuMemsetD16Async, , (CUdeviceptr target, unsigned short value, size_t count, CUstream stream), \
-	  later(fill(target, value, 2, count), ANY_DIRECTION, MINE(stream))) \
 	S(3020, INIT, cuMemsetD32Async, , (CUdeviceptr target, unsigned value, size_t count, CUstream stream), \
-	  later(fill(target, value, 4, count), ANY_DIRECTION, MINE(stream))) \
-	X(3020, INIT, cuMemsetD2D8Async, , (CUdeviceptr target, size_t pitch, unsigned char value, size_t width, \
-	  size_t height, CUstream stream), later(fill_2d(target, pitch, value, width, height), ANY_DIRECTION, stream))
+	  later(fill(target, value, 4, count), ANY_DIRECTION, MINE(stream)))
 
 #define STREAM_FUNCTIONS(X, S) \
-	X(2000, CTX, cuStreamCreate, , (CUstream *stream, unsigned flags), create(stream, flags, 0)) \
+	X(2000, CTX, cuStreamCreate, , (CUstream *stream, unsigned flags), create(stream, flags)) \
 	X(5050, CTX, cuStreamCreateWithPriority, , (CUstream *stream, unsigned flags, int priority), \
-	  create(stream, flags, priority)) \
+	  ((void)priority, create(stream, flags))) /* all run in the order of issue */ \
 	X(4000, INIT, cuStreamDestroy, _v2, (CUstream stream), destroy(stream)) \
 	S(2000, INIT, cuStreamSynchronize, , (CUstream stream), stream_wait(MINE(stream))) \
 	S(2000, INIT, cuStreamQuery, , (CUstream stream), query(MINE(stream))) \
-	X(9020, INIT, cuStreamGetCtx, , (CUstream stream, CUcontext *context), \
-	  STREAM_GIVES(stream, context, object_handle(found->context))) \
-	X(12080, INIT, cuStreamGetDevice, , (CUstream stream, CUdevice *device), \
-	  STREAM_GIVES(stream, device, found->context->device)) \
-	X(5050, INIT, cuStreamGetFlags, , (CUstream stream, unsigned *flags), \
-	  STREAM_GIVES(stream, flags, found->flags)) \
-	X(5050, INIT, cuStreamGetPriority, , (CUstream stream, int *priority), \
-	  STREAM_GIVES(stream, priority, found->priority)) \
-	X(12000, INIT, cuStreamGetId, , (CUstream stream, unsigned long long *id), \
-	  STREAM_GIVES(stream, id, found->object.node.key)) \
+	X(9020, INIT, cuStreamGetCtx, , (CUstream stream, CUcontext *context), context_of(stream, context)) \
 	X(5000, INIT, cuStreamAddCallback, , (CUstream stream, CUstreamCallback callback, void *data, unsigned flags), \
 	  add_callback(stream, callback, data, flags)) \
 	S(10000, INIT, cuLaunchHostFunc, , (CUstream stream, CUhostFn function, void *data), \
@@ -247,9 +230,7 @@
 
 #define EVENT_FUNCTIONS(X, S) \
 	X(2000, CTX, cuEventCreate, , (CUevent *event, unsigned flags), create(event, flags)) \
-	S(2000, INIT, cuEventRecord, , (CUevent event, CUstream stream), record(event, MINE(stream), 0)) \
-	X(11010, INIT, cuEventRecordWithFlags, , (CUevent event, CUstream stream, unsigned flags), \
-	  record(event, stream, flags)) \
+	S(2000, INIT, cuEventRecord, , (CUevent event, CUstream stream), record(event, MINE(stream))) \
 	X(12050, INIT, cuCtxRecordEvent, , (CUcontext context, CUevent event), record_context(context, event)) \
 	X(2000, INIT, cuEventQuery, , (CUevent event), query(event)) \
 	X(2000, INIT, cuEventSynchronize, , (CUevent event), synchronize(event)) \
@@ -302,9 +283,6 @@
 	  get_nodes(graph, nodes, count)) \
 	X(11040, INIT, cuGraphInstantiateWithFlags, , (CUgraphExec *exec, CUgraph graph, unsigned long long flags), \
 	  flags & ~15ull ? CUDA_ERROR_INVALID_VALUE : instantiate(exec, graph)) \
-	X(12000, INIT, cuGraphInstantiateWithParams, , (CUgraphExec *exec, CUgraph graph, \
-	  CUDA_GRAPH_INSTANTIATE_PARAMS *params), instantiate_with(exec, graph, params)) \
-	X(11010, INIT, cuGraphUpload, , (CUgraphExec exec, CUstream stream), upload(exec, stream)) \
 	S(10000, INIT, cuGraphLaunch, , (CUgraphExec exec, CUstream stream), launch(exec, MINE(stream))) \
 	X(10000, INIT, cuGraphDestroy, , (CUgraph graph), destroy(graph, GRAPH)) \
 	X(10000, INIT, cuGraphExecDestroy, , (CUgraphExec exec), destroy(exec, GRAPH_EXEC))

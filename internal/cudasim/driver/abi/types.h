@@ -41,7 +41,6 @@ typedef struct {
 
 #define CU_EVENT_DISABLE_TIMING 0x2
 
-#define CU_MEMHOSTALLOC_PORTABLE 0x01
 #define CU_MEMHOSTALLOC_DEVICEMAP 0x02
 
 typedef enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 } CUmemAllocationType;
@@ -198,13 +197,6 @@ typedef struct {
 	size_t dstPitch;
 	size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
-
-typedef struct {
-	uint64_t flags;
-	CUstream hUploadStream;
-	CUgraphNode hErrNode_out;
-	int result_out;
-} CUDA_GRAPH_INSTANTIATE_PARAMS;
 
 typedef enum {
 	CU_PROCESS_STATE_RUNNING = 0,

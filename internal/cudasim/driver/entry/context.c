@@ -7,7 +7,6 @@ static struct primary {
 	struct context *context; // NULL: there is none now
 	uint64_t handle;	 // stays over resets of the context, as the real one does
 	int references;
-	unsigned flags;
 } primaries[MAX_DEVICES];
 
 void primaries_reset(void)
@@ -25,7 +24,7 @@ static CUresult retain(CUcontext *context, CUdevice index)
 	if (!primary->handle)
 		primary->handle = object_new_handle();
 	if (!primary->context)
-		TRY(context_new(index, primary->flags, primary->handle, &primary->context));
+		TRY(context_new(index, primary->handle, &primary->context));
 	primary->references++;
 	*context = object_handle(primary->context);
 	return CUDA_SUCCESS;
@@ -59,23 +58,13 @@ static CUresult reset(CUdevice index)
 	return CUDA_SUCCESS;
 }
 
-static CUresult set_flags(CUdevice index, unsigned flags)
-{
-	if (!device_valid(index))
-		return CUDA_ERROR_INVALID_DEVICE;
-	primaries[index].flags = flags;
-	if (primaries[index].context)
-		primaries[index].context->flags = flags;
-	return CUDA_SUCCESS;
-}
-
 static CUresult state_of(CUdevice index, unsigned *flags, int *active)
 {
 	if (!flags || !active)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
-	*flags = primaries[index].flags;
+	*flags = 0;
 	*active = primaries[index].context != NULL;
 	return CUDA_SUCCESS;
 }
@@ -99,7 +88,7 @@ static bool enterable(CUcontext context)
 	return found;
 }
 
-static CUresult create(CUcontext *result, const CUctxCreateParams *params, unsigned flags, CUdevice device)
+static CUresult create(CUcontext *result, const CUctxCreateParams *params, CUdevice device)
 {
 	struct context *context;
 	if (params && (params->execAffinityParams || params->cigParams))
@@ -108,7 +97,7 @@ static CUresult create(CUcontext *result, const CUctxCreateParams *params, unsig
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	TRY(context_new(device, flags, object_new_handle(), &context));
+	TRY(context_new(device, object_new_handle(), &context));
 	*result = object_handle(context);
 	return push(context->object.node.key);
 }
@@ -170,15 +159,6 @@ static CUresult device_of_current(CUdevice *device)
 	if (!context)
 		return thread_state()->depth ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
 	*device = context->device;
-	return CUDA_SUCCESS;
-}
-
-static CUresult priorities(int *least, int *greatest)
-{
-	if (least)
-		*least = 0;
-	if (greatest)
-		*greatest = -5;
 	return CUDA_SUCCESS;
 }
 

@@ -20,12 +20,10 @@ static CUresult resolve(CUevent handle, struct event **event)
 	return *event ? (*event)->context->sticky : CUDA_ERROR_INVALID_HANDLE;
 }
 
-static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
+static CUresult record(CUevent handle, CUstream stream_handle)
 {
 	struct event *event;
 	struct stream *stream;
-	if (flags & ~1u)
-		return CUDA_ERROR_INVALID_VALUE;
 	TRY(resolve(handle, &event));
 	TRY(stream_resolve(stream_handle, &stream));
 	if (event->context != stream->context)

@@ -46,22 +46,6 @@ static CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle)
 	return CUDA_SUCCESS;
 }
 
-static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
-{
-	if (!params)
-		return CUDA_ERROR_INVALID_VALUE;
-	params->hErrNode_out = NULL;
-	params->result_out = 0;
-	return instantiate(exec, graph);
-}
-
-static CUresult upload(CUgraphExec exec, CUstream stream_handle)
-{
-	struct stream *stream;
-	TRY(stream_resolve(stream_handle, &stream));
-	return object_find(exec, GRAPH_EXEC) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
 static CUresult launch(CUgraphExec handle, CUstream stream_handle)
 {
 	struct stream *stream;

@@ -3,7 +3,7 @@
 
 #include "entry/gate.h"
 
-static CUresult create(CUstream *handle, unsigned flags, int priority)
+static CUresult create(CUstream *handle, unsigned flags)
 {
 	if (!handle || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -12,7 +12,6 @@ static CUresult create(CUstream *handle, unsigned flags, int priority)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	stream->context = current_context();
 	stream->flags = flags;
-	stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
 	*handle = object_handle(stream);
 	return CUDA_SUCCESS;
 }
@@ -28,12 +27,12 @@ static CUresult destroy(CUstream handle)
 	return result;
 }
 
-#define STREAM_GIVES(handle, pointer, value) \
-	({ \
-		struct stream *found; \
-		CUresult resolved_ = stream_resolve(handle, &found); \
-		resolved_ == CUDA_SUCCESS ? GIVES(pointer, value) : resolved_; \
-	})
+static CUresult context_of(CUstream handle, CUcontext *context)
+{
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	return GIVES(context, object_handle(stream->context));
+}
 
 static CUresult resolve_to_wait(CUstream handle, struct stream **stream)
 {

@@ -15,13 +15,12 @@ CUresult context_health(void)
 	return context ? context->sticky : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-CUresult context_new(int device, unsigned flags, uint64_t handle, struct context **result)
+CUresult context_new(int device, uint64_t handle, struct context **result)
 {
 	struct context *context = object_new_at(CONTEXT, sizeof *context, handle);
 	if (!context)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	context->device = device;
-	context->flags = flags;
 	context->legacy = stream_default(context);
 	if (!context->legacy) {
 		object_delete(&context->object);

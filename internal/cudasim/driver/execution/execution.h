@@ -8,7 +8,6 @@
 struct context {
 	struct object object;
 	int device;
-	unsigned flags;
 	CUresult sticky; // the error that killed the context; every later call returns it
 	uint32_t peers;
 	struct stream *legacy;
@@ -21,7 +20,6 @@ struct stream {
 	struct object object;
 	struct context *context;
 	unsigned flags;
-	int priority;
 	bool legacy;
 	int thread; // the thread that has it as its default stream, else 0
 	struct stream *next_thread;
@@ -102,7 +100,7 @@ struct graph {
 // --- contexts (context.c)
 struct context *current_context(void);
 CUresult context_health(void); // CUDA_SUCCESS, or why there is no usable current context
-CUresult context_new(int device, unsigned flags, uint64_t handle, struct context **result);
+CUresult context_new(int device, uint64_t handle, struct context **result);
 void context_delete(struct context *context);
 struct reach kernel_reach(const struct context *context); // of fills too
 
