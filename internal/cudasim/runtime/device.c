@@ -2,6 +2,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "../driver/abi/attributes.h"
 #include "runtime.h"
 
 EXPORT cudaError_t cudaDriverGetVersion(int *version)
@@ -83,47 +84,12 @@ static int fill(struct cudaDeviceProp *prop, int device)
 		return error;
 	cu.cuDeviceGetName(prop->name, sizeof prop->name, device);
 	cu.cuDeviceGetUuid_v2((CUuuid *)prop->uuid, device);
-	prop->maxThreadsPerBlock = attribute(1, device);
-	prop->sharedMemPerBlock = (size_t)attribute(8, device);
-	prop->totalConstMem = (size_t)attribute(9, device);
-	prop->warpSize = attribute(10, device);
-	prop->memPitch = (size_t)attribute(11, device);
-	prop->regsPerBlock = attribute(12, device);
-	prop->textureAlignment = (size_t)attribute(14, device);
-	prop->texturePitchAlignment = (size_t)attribute(51, device);
-	prop->surfaceAlignment = (size_t)attribute(30, device);
-	for (int i = 0; i < 3; i++) {
-		prop->maxThreadsDim[i] = attribute(2 + i, device);
-		prop->maxGridSize[i] = attribute(5 + i, device);
-	}
+#define FIELD(number, name, value, field) prop->field = attribute(number, device);
 #if CUDART_MAJOR < 13
-	prop->clockRate = attribute(13, device);
-	prop->deviceOverlap = attribute(15, device);
-	prop->memoryClockRate = attribute(36, device);
+	DEVICE_ATTRIBUTES(NOTHING, FIELD, FIELD)
+#else
+	DEVICE_ATTRIBUTES(NOTHING, FIELD, NOTHING)
 #endif
-	prop->multiProcessorCount = attribute(16, device);
-	prop->canMapHostMemory = attribute(19, device);
-	prop->concurrentKernels = attribute(31, device);
-	prop->pciBusID = attribute(33, device);
-	prop->memoryBusWidth = attribute(37, device);
-	prop->l2CacheSize = attribute(38, device);
-	prop->maxThreadsPerMultiProcessor = attribute(39, device);
-	prop->asyncEngineCount = attribute(40, device);
-	prop->unifiedAddressing = attribute(41, device);
-	prop->major = attribute(75, device);
-	prop->minor = attribute(76, device);
-	prop->streamPrioritiesSupported = attribute(78, device);
-	prop->globalL1CacheSupported = attribute(79, device);
-	prop->localL1CacheSupported = attribute(80, device);
-	prop->sharedMemPerMultiprocessor = (size_t)attribute(81, device);
-	prop->regsPerMultiprocessor = attribute(82, device);
-	prop->computePreemptionSupported = attribute(90, device);
-	prop->canUseHostPointerForRegisteredMem = attribute(91, device);
-	prop->cooperativeLaunch = attribute(95, device);
-	prop->sharedMemPerBlockOptin = (size_t)attribute(97, device);
-	prop->hostRegisterSupported = attribute(99, device);
-	prop->maxBlocksPerMultiProcessor = attribute(106, device);
-	prop->memoryPoolsSupported = attribute(115, device);
 	return 0;
 }
 

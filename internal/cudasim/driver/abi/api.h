@@ -292,12 +292,12 @@
 	VMM_FUNCTIONS(X) MULTICAST_FUNCTIONS(X) MEMORY_FUNCTIONS(X) POOL_FUNCTIONS(X, S) HOST_FUNCTIONS(X) \
 	COPY_FUNCTIONS(X, T, S) STREAM_FUNCTIONS(X, S) EVENT_FUNCTIONS(X, S) LIBRARY_FUNCTIONS(X, S) \
 	CAPTURE_FUNCTIONS(X, S) GRAPH_FUNCTIONS(X, S)
-#define NO_FUNCTION(...)
+#define NOTHING(...)
 
 #define DECLARE(since, needs, name, version, parameters, ...) EXPORT CUresult name##version parameters;
 #define DECLARE_PTDS(since, needs, name, version, parameters, ...) EXPORT CUresult name##version##_ptds parameters;
 #define DECLARE_PTSZ(since, needs, name, version, parameters, ...) EXPORT CUresult name##version##_ptsz parameters;
 DRIVER_FUNCTIONS(DECLARE, DECLARE, DECLARE)
-DRIVER_FUNCTIONS(NO_FUNCTION, DECLARE_PTDS, DECLARE_PTSZ)
+DRIVER_FUNCTIONS(NOTHING, DECLARE_PTDS, DECLARE_PTSZ)
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "abi/attributes.h"
 #include "base/process.h"
 #include "entry/gate.h"
 
@@ -69,53 +70,6 @@ static CUresult peer_attribute(int *value, CUdevice_P2PAttribute attribute, CUde
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-// The attributes of a large GPU of compute capability 9.0; those not listed are 0.
-static const int attributes[][2] = {
-	{1, 1024},	  // MAX_THREADS_PER_BLOCK
-	{2, 1024},	  // MAX_BLOCK_DIM_X
-	{3, 1024},	  // MAX_BLOCK_DIM_Y
-	{4, 64},	  // MAX_BLOCK_DIM_Z
-	{5, 2147483647},  // MAX_GRID_DIM_X
-	{6, 65535},	  // MAX_GRID_DIM_Y
-	{7, 65535},	  // MAX_GRID_DIM_Z
-	{8, 49152},	  // MAX_SHARED_MEMORY_PER_BLOCK
-	{9, 65536},	  // TOTAL_CONSTANT_MEMORY
-	{10, 32},	  // WARP_SIZE
-	{11, 2147483647}, // MAX_PITCH
-	{12, 65536},	  // MAX_REGISTERS_PER_BLOCK
-	{13, 1980000},	  // CLOCK_RATE
-	{14, 512},	  // TEXTURE_ALIGNMENT
-	{15, 1},	  // GPU_OVERLAP
-	{16, 132},	  // MULTIPROCESSOR_COUNT
-	{19, 1},	  // CAN_MAP_HOST_MEMORY
-	{30, 512},	  // SURFACE_ALIGNMENT
-	{31, 1},	  // CONCURRENT_KERNELS
-	{36, 3201000},	  // MEMORY_CLOCK_RATE
-	{37, 6144},	  // GLOBAL_MEMORY_BUS_WIDTH
-	{38, 62914560},	  // L2_CACHE_SIZE
-	{39, 2048},	  // MAX_THREADS_PER_MULTIPROCESSOR
-	{40, 3},	  // ASYNC_ENGINE_COUNT
-	{41, 1},	  // UNIFIED_ADDRESSING
-	{51, 32},	  // TEXTURE_PITCH_ALIGNMENT
-	{75, 9},	  // COMPUTE_CAPABILITY_MAJOR
-	{76, 0},	  // COMPUTE_CAPABILITY_MINOR
-	{78, 1},	  // STREAM_PRIORITIES_SUPPORTED
-	{79, 1},	  // GLOBAL_L1_CACHE_SUPPORTED
-	{80, 1},	  // LOCAL_L1_CACHE_SUPPORTED
-	{81, 233472},	  // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-	{82, 65536},	  // MAX_REGISTERS_PER_MULTIPROCESSOR
-	{90, 1},	  // COMPUTE_PREEMPTION_SUPPORTED
-	{91, 1},	  // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-	{95, 1},	  // COOPERATIVE_LAUNCH
-	{97, 232448},	  // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-	{99, 1},	  // HOST_REGISTER_SUPPORTED
-	{102, 1},	  // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-	{103, 1},	  // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-	{106, 32},	  // MAX_BLOCKS_PER_MULTIPROCESSOR
-	{115, 1},	  // MEMORY_POOLS_SUPPORTED
-	{134, -1},	  // HOST_NUMA_ID
-};
-
 static CUresult attribute_of(int *value, int attribute, CUdevice device)
 {
 	if (!value || attribute < 1 || attribute > 161)
@@ -123,11 +77,12 @@ static CUresult attribute_of(int *value, int attribute, CUdevice device)
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	*value = 0;
-	if (attribute == 33) // PCI_BUS_ID
-		*value = device + 1;
-	for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
-		if (attributes[i][0] == attribute)
-			*value = attributes[i][1];
+	switch (attribute) {
+#define X(number, name, has, ...) \
+	case number: *value = has; break;
+		DEVICE_ATTRIBUTES(X, X, X)
+#undef X
+	}
 	return CUDA_SUCCESS;
 }
 
