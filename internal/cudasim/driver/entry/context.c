@@ -166,7 +166,7 @@ static CUresult synchronize(void)
 {
 	struct context *context = current_context();
 	TRY(capture_forbids_context(context));
-	queue_wait_context(context);
+	queue_wait((struct target){.context = context});
 	return context->sticky;
 }
 

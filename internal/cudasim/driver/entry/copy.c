@@ -83,7 +83,7 @@ static CUresult check(struct context *context, const struct operation *operation
 static CUresult run_now(struct stream *stream, const struct operation *operation)
 {
 	struct context *context = stream->context;
-	queue_wait_turn(stream);
+	queue_wait(queue_turn(stream));
 	if (context->sticky != CUDA_SUCCESS)
 		return context->sticky;
 	return operation_execute(context, operation) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -73,6 +73,12 @@ static CUresult resolve_to_wait(CUevent handle, struct event **event)
 	return capture_forbids_unsafe();
 }
 
+static struct target work_before(const struct event *event)
+{
+	return event->whole ? (struct target){.context = event->context, .until = event->recorded}
+			    : (struct target){.sequence = event->recorded};
+}
+
 // A program may wait by queries alone, so a query runs work.
 static CUresult query(CUevent handle)
 {
@@ -80,8 +86,7 @@ static CUresult query(CUevent handle)
 	TRY(resolve_to_wait(handle, &event));
 	if (!event->recorded || event->complete)
 		return CUDA_SUCCESS;
-	bool done = event->whole ? queue_context_done(event->context, event->recorded)
-				 : queue_event_done(event->recorded);
+	bool done = queue_done(work_before(event));
 	TRY(event->context->sticky);
 	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -93,10 +98,7 @@ static CUresult synchronize(CUevent handle)
 	if (!event->recorded || event->complete)
 		return CUDA_SUCCESS;
 	struct context *context = event->context;
-	if (event->whole)
-		queue_wait_context_until(context, event->recorded);
-	else
-		queue_wait_event(event->recorded);
+	queue_wait(work_before(event));
 	return context->sticky;
 }
 

@@ -31,7 +31,8 @@ static CUresult forget(void *pointer, bool registered, CUresult unknown)
 	if (!range || range->registered != registered)
 		return unknown;
 	TRY(capture_forbids_unsafe());
-	queue_wait_host(range->node.key, range->size);
+	queue_run_free();
+	queue_wait((struct target){.address = range->node.key, .size = range->size});
 	range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
 	if (range)
 		host_range_delete(range);

@@ -49,7 +49,7 @@ static CUresult free_when_done(CUdeviceptr address, bool foreign)
 	if (!mapping || !mapping->context || (mapping->block->foreign_fd >= 0) != foreign)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(capture_forbids_unsafe());
-	queue_wait_device(mapping->block->device);
+	queue_wait((struct target){.device = mapping->block->device + 1});
 	if (current_context()->sticky)
 		return current_context()->sticky;
 	return memory_free(address); // looked up again: the wait ran operations

@@ -139,7 +139,7 @@ static CUresult allocate(CUdeviceptr *address, size_t size, const CUmemoryPool *
 		result = take(stream, size, pool, &at);
 	}
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-		queue_wait_frees(stream->context->device);
+		queue_wait((struct target){.freed = stream->context->device + 1});
 		TRY(stream->context->sticky);
 		result = take(stream, size, pool, &at);
 	}

@@ -21,7 +21,7 @@ static CUresult destroy(CUstream handle)
 	struct stream *stream = object_find(handle, STREAM);
 	if (!stream)
 		return CUDA_ERROR_INVALID_HANDLE;
-	queue_wait_stream(stream); // its work ends before it does
+	queue_wait((struct target){.stream = stream}); // its work ends before it does
 	CUresult result = stream->context->sticky;
 	stream_delete(stream);
 	return result;
@@ -47,15 +47,18 @@ static CUresult resolve_to_wait(CUstream handle, struct stream **stream)
 	return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+// The legacy stream stands for all blocking streams.
+static struct target work_of(const struct stream *stream)
+{
+	return stream->legacy ? queue_turn(stream) : (struct target){.stream = stream};
+}
+
 CUresult stream_wait(CUstream handle)
 {
 	struct stream *stream;
 	TRY(resolve_to_wait(handle, &stream));
 	struct context *context = stream->context;
-	if (stream->legacy)
-		queue_wait_turn(stream); // stands for all blocking streams
-	else
-		queue_wait_stream(stream);
+	queue_wait(work_of(stream));
 	return context->sticky;
 }
 
@@ -64,7 +67,7 @@ static CUresult query(CUstream handle)
 {
 	struct stream *stream;
 	TRY(resolve_to_wait(handle, &stream));
-	bool done = queue_stream_done(stream);
+	bool done = queue_done(work_of(stream));
 	TRY(stream->context->sticky);
 	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }

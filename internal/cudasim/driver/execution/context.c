@@ -40,7 +40,7 @@ static void events_forget_context(struct context *context)
 
 void context_delete(struct context *context)
 {
-	queue_wait_context(context);
+	queue_wait((struct target){.context = context});
 	streams_forget_context(context);
 	events_forget_context(context);
 	functions_forget(NULL, context);

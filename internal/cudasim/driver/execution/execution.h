@@ -114,19 +114,21 @@ void streams_forget_context(struct context *context);
 
 // --- the queue of asynchronous operations (queue.c)
 CUresult queue_push(struct stream *stream, const struct operation *operation, uint64_t *sequence);
-void queue_wait_stream(struct stream *stream); // for the stream's work
-void queue_wait_turn(struct stream *stream);   // for what an operation issued now would wait for
-void queue_wait_context(struct context *context);
-void queue_wait_device(int device);
-void queue_wait_event(uint64_t sequence);
-void queue_wait_frees(int device);			 // in stream order
-void queue_wait_host(uint64_t address, uint64_t size); // for what may use this host memory
-void queue_run_free(void); // runs everything that needs no host function; never waits
-// Queries run what they can, leave host functions to threads of their own, and never wait.
-bool queue_stream_done(struct stream *stream);
-bool queue_event_done(uint64_t sequence);
-bool queue_context_done(struct context *context, uint64_t until);
-void queue_wait_context_until(struct context *context, uint64_t until);
+// Some of the operations issued so far: those that match one of these. Streams and contexts are only compared, because
+// they may be gone when a host function returns.
+struct target {
+	uint64_t until; // the last one that counts; 0: all do
+	const struct stream *stream, *legacy;
+	const struct context *context, *blocking; // all its streams, its blocking streams
+	int device, freed;			  // number + 1: all of the device, its frees
+	uint64_t sequence;
+	uint64_t address, size; // what may use this host memory
+	bool all;
+};
+struct target queue_turn(const struct stream *stream); // what an operation issued on the stream now would wait for
+void queue_wait(struct target target);
+bool queue_done(struct target target); // runs what it can, leaves host functions to threads of their own, never waits
+void queue_run_free(void);	       // runs everything that needs no host function; never waits
 uint64_t queue_last(void); // the last sequence number
 void queue_poison(uint64_t address, uint64_t size); // memory was unmapped under operations in flight
 void queue_drop(const struct stream *stream); // NULL: all

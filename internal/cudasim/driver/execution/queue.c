@@ -68,7 +68,7 @@ CUresult queue_push(struct stream *stream, const struct operation *operation, ui
 	if (count >= LIMIT) {
 		queue_run_free();
 		if (full(stream)) // other streams' work behind a host function is no reason to wait
-			queue_wait_stream(stream);
+			queue_wait((struct target){.stream = stream});
 	}
 	if (stream->context->sticky != CUDA_SUCCESS)
 		return stream->context->sticky;
@@ -121,18 +121,6 @@ static bool uses(const struct operation *operation, uint64_t address, uint64_t s
 	return operation->type == SET && overlaps(address, size, operation->set.target, operation->set.pitch,
 						  operation->set.width, operation->set.height);
 }
-
-// What a caller waits for: the earlier operations that match one of these. Streams and contexts are only compared,
-// because they may be gone when a host function returns.
-struct target {
-	uint64_t until; // the last one issued before
-	const struct stream *stream, *legacy;
-	const struct context *context, *blocking; // all its streams, its blocking streams
-	int device, freed;			  // number + 1: all of the device, its frees
-	uint64_t sequence;
-	uint64_t address, size; // what may use this host memory
-	bool all;
-};
 
 static bool targeted(const struct queued *queued, const struct target *target)
 {
@@ -306,93 +294,31 @@ static enum progress run(const struct target *target, enum host_functions host)
 	return progress;
 }
 
-static void wait_until(struct target target)
+void queue_wait(struct target target)
 {
 	enum progress progress;
+	target.until = target.until ? target.until : last_sequence;
 	while ((progress = run(&target, CALL)) != DONE)
 		if (progress == HELD_UP)
 			pthread_cond_wait(&returned, &sim.lock);
 }
 
-static void wait_for(struct target target)
+bool queue_done(struct target target)
 {
-	target.until = last_sequence;
-	wait_until(target);
-}
-
-static bool done(struct target target)
-{
-	target.until = last_sequence;
+	target.until = target.until ? target.until : last_sequence;
 	return run(&target, HELP) == DONE;
 }
 
-// Returns what an operation issued on the stream now would wait for.
-static struct target turn(const struct stream *stream)
+struct target queue_turn(const struct stream *stream)
 {
 	return (struct target){.stream = stream,
 			       .legacy = blocking(stream) ? stream->context->legacy : NULL,
 			       .blocking = stream->legacy ? stream->context : NULL};
 }
 
-void queue_wait_stream(struct stream *stream)
-{
-	wait_for((struct target){.stream = stream});
-}
-
-bool queue_stream_done(struct stream *stream)
-{
-	return done(stream->legacy ? turn(stream) : (struct target){.stream = stream});
-}
-
-void queue_wait_turn(struct stream *stream)
-{
-	wait_for(turn(stream));
-}
-
-void queue_wait_context(struct context *context)
-{
-	wait_for((struct target){.context = context});
-}
-
-void queue_wait_device(int device)
-{
-	wait_for((struct target){.device = device + 1});
-}
-
-void queue_wait_event(uint64_t sequence)
-{
-	wait_for((struct target){.sequence = sequence});
-}
-
-bool queue_event_done(uint64_t sequence)
-{
-	return done((struct target){.sequence = sequence});
-}
-
-bool queue_context_done(struct context *context, uint64_t until)
-{
-	return run(&(struct target){.context = context, .until = until}, HELP) == DONE;
-}
-
-void queue_wait_context_until(struct context *context, uint64_t until)
-{
-	wait_until((struct target){.context = context, .until = until});
-}
-
 uint64_t queue_last(void)
 {
 	return last_sequence;
-}
-
-void queue_wait_frees(int device)
-{
-	wait_for((struct target){.freed = device + 1});
-}
-
-void queue_wait_host(uint64_t address, uint64_t size)
-{
-	queue_run_free();
-	wait_for((struct target){.address = address, .size = size});
 }
 
 void queue_run_free(void)
