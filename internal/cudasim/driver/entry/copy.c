@@ -4,71 +4,64 @@
 // The device of the caller's current context, whatever the stream, as in the driver.
 enum { CALLER = -1 };
 
-enum direction { ANY_DIRECTION, TO_DEVICE, FROM_DEVICE, ON_DEVICE };
+enum direction { ANY_DIRECTION, TO_DEVICE = 1, FROM_DEVICE = 2, ON_DEVICE = TO_DEVICE | FROM_DEVICE };
 
 struct request {
 	struct operation operation;
 	CUresult refused; // CUDA_SUCCESS: not refused
 };
 
+static struct request copy_rows(struct rows to, struct rows from)
+{
+	return (struct request){.operation = {.type = COPY, .to = to, .copy = {from, CALLER, CALLER}}};
+}
+
 static struct request copy(uint64_t target, uint64_t source, uint64_t size)
 {
-	return (struct request){
-		{.type = COPY, .copy = {target, size, source, size, size, 1, CALLER, CALLER}}, CUDA_SUCCESS};
+	return copy_rows((struct rows){target, size, size, 1}, (struct rows){source, size, size, 1});
+}
+
+static struct request fill_rows(struct rows to, uint32_t value, uint32_t element)
+{
+	return (struct request){.operation = {.type = SET, .to = to, .set = {value, element}}};
 }
 
 static struct request fill(uint64_t target, uint32_t value, uint32_t element, uint64_t count)
 {
-	return (struct request){
-		{.type = SET, .set = {target, element * count, element * count, 1, value, element}}, CUDA_SUCCESS};
+	return fill_rows((struct rows){target, element * count, element * count, 1}, value, element);
 }
 
-static uint64_t span(uint64_t pitch, uint64_t width, uint64_t height)
+// Reports whether it is neither device memory nor pinned host memory, which devices see through unified addressing.
+static bool is_pageable(enum place place, const struct rows *rows)
 {
-	return width && height ? pitch * (height - 1) + width : 0;
-}
-
-// Reports whether an address may be what the direction says: device memory, or pinned host memory seen through unified
-// addressing.
-static bool device_side(enum place place, uint64_t address, uint64_t size)
-{
-	return place == PLACE_DEVICE || host_pinned(address, size);
+	return place != PLACE_DEVICE && !host_pinned(rows->address, rows_size(rows));
 }
 
 static CUresult check_copy(const struct operation *operation, enum direction direction, bool *pageable)
 {
-	uint64_t target = operation->copy.target, source = operation->copy.source;
-	uint64_t target_size = span(operation->copy.target_pitch, operation->copy.width,
-				    operation->copy.height);
-	uint64_t source_size = span(operation->copy.source_pitch, operation->copy.width,
-				    operation->copy.height);
-	*pageable = false;
-	if (!target_size)
+	const struct rows *to = &operation->to, *from = &operation->copy.from;
+	if (!rows_size(to))
 		return CUDA_SUCCESS;
-	enum place to = memory_place(copy_reach(operation->copy.target_device), target, target_size, true);
-	enum place from = memory_place(copy_reach(operation->copy.source_device), source, source_size, false);
-	if (to == PLACE_FORBIDDEN || from == PLACE_FORBIDDEN || !target || !source)
+	enum place target = memory_place(copy_reach(operation->copy.to_device), to->address, rows_size(to), true);
+	enum place source = memory_place(copy_reach(operation->copy.from_device), from->address, rows_size(from), false);
+	if (target == PLACE_FORBIDDEN || source == PLACE_FORBIDDEN || !to->address || !from->address)
 		return CUDA_ERROR_INVALID_VALUE;
-	if ((direction == TO_DEVICE || direction == ON_DEVICE) && !device_side(to, target, target_size))
+	bool to_pageable = is_pageable(target, to), from_pageable = is_pageable(source, from);
+	if ((direction & TO_DEVICE && to_pageable) || (direction & FROM_DEVICE && from_pageable))
 		return CUDA_ERROR_INVALID_VALUE;
-	if ((direction == FROM_DEVICE || direction == ON_DEVICE) && !device_side(from, source, source_size))
-		return CUDA_ERROR_INVALID_VALUE;
-	*pageable = (to == PLACE_HOST && !host_pinned(target, target_size)) ||
-		    (from == PLACE_HOST && !host_pinned(source, source_size));
+	*pageable = to_pageable || from_pageable;
 	return CUDA_SUCCESS;
 }
 
 static CUresult check_fill(struct context *context, const struct operation *operation)
 {
-	uint64_t target = operation->set.target;
-	uint64_t size = span(operation->set.pitch, operation->set.width, operation->set.height);
-	if (target % operation->set.element)
+	const struct rows *to = &operation->to;
+	if (to->address % operation->set.element)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!size)
+	if (!rows_size(to))
 		return CUDA_SUCCESS;
-	enum place place = memory_place(kernel_reach(context), target, size, true);
-	return place != PLACE_FORBIDDEN && device_side(place, target, size) ? CUDA_SUCCESS
-									    : CUDA_ERROR_INVALID_VALUE;
+	enum place place = memory_place(kernel_reach(context), to->address, rows_size(to), true);
+	return place == PLACE_FORBIDDEN || is_pageable(place, to) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 static CUresult check(struct context *context, const struct operation *operation, enum direction direction,
@@ -93,10 +86,10 @@ static void name_devices(struct operation *operation, const struct context *call
 {
 	if (operation->type != COPY)
 		return;
-	if (operation->copy.target_device == CALLER)
-		operation->copy.target_device = caller->device;
-	if (operation->copy.source_device == CALLER)
-		operation->copy.source_device = caller->device;
+	if (operation->copy.to_device == CALLER)
+		operation->copy.to_device = caller->device;
+	if (operation->copy.from_device == CALLER)
+		operation->copy.from_device = caller->device;
 }
 
 static CUresult later(struct request request, enum direction direction, CUstream handle)
@@ -143,8 +136,8 @@ static struct request copy_peer(CUdeviceptr target, CUcontext target_handle, CUd
 	struct request request = copy(target, source, size);
 	if (!target_context || !source_context)
 		return (struct request){.refused = CUDA_ERROR_INVALID_CONTEXT};
-	request.operation.copy.target_device = target_context->device;
-	request.operation.copy.source_device = source_context->device;
+	request.operation.copy.to_device = target_context->device;
+	request.operation.copy.from_device = source_context->device;
 	return request;
 }
 
@@ -163,16 +156,15 @@ static struct request copy_2d(const CUDA_MEMCPY2D *parameters)
 		return (struct request){.refused = CUDA_ERROR_INVALID_VALUE};
 	target += parameters->dstY * target_pitch + parameters->dstXInBytes;
 	source += parameters->srcY * source_pitch + parameters->srcXInBytes;
-	return (struct request){
-		{.type = COPY, .copy = {target, target_pitch, source, source_pitch, width, height, CALLER, CALLER}},
-		CUDA_SUCCESS};
+	return copy_rows((struct rows){target, target_pitch, width, height},
+			 (struct rows){source, source_pitch, width, height});
 }
 
 static struct request fill_2d(uint64_t target, size_t pitch, unsigned char value, size_t width, size_t height)
 {
 	if (pitch < width)
 		return (struct request){.refused = CUDA_ERROR_INVALID_VALUE};
-	return (struct request){{.type = SET, .set = {target, pitch, width, height, value, 1}}, CUDA_SUCCESS};
+	return fill_rows((struct rows){target, pitch, width, height}, value, 1);
 }
 
 COPY_FUNCTIONS(DEFINE, DEFINE_PTDS, DEFINE_PTSZ)

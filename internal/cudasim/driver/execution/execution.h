@@ -46,16 +46,21 @@ enum operation_type { COPY, SET, LAUNCH, HOST_FUNCTION, CALLBACK, RECORD, WAIT, 
 
 enum { PARAMETER_BYTES = 256 };
 
+// What a copy or fill touches on one side.
+struct rows {
+	uint64_t address, pitch, width, height; // width in bytes
+};
+
 // One asynchronous operation: queued on a stream or kept in a graph.
 struct operation {
 	enum operation_type type;
+	struct rows to; // of a copy or fill
 	union {
 		struct {
-			uint64_t target, target_pitch, source, source_pitch, width, height;
-			int target_device, source_device; // that must have access to each
+			struct rows from;
+			int to_device, from_device; // that must have access to each
 		} copy;
 		struct {
-			uint64_t target, pitch, width, height; // width in bytes
 			uint32_t value, element;
 		} set;
 		struct {
@@ -135,6 +140,7 @@ void queue_drop(const struct stream *stream); // NULL: all
 uint64_t queue_pending(void);
 
 // --- copies and fills (operation.c)
+uint64_t rows_size(const struct rows *rows); // from the first byte to the last; 0: there is none
 bool operation_execute(struct context *context, const struct operation *operation); // false: a fault
 
 // --- kernels (kernel.c, function.c)

@@ -104,22 +104,18 @@ static struct queued *awaited(const struct queued *queued)
 	return record;
 }
 
-static bool overlaps(uint64_t address, uint64_t size, uint64_t other, uint64_t pitch, uint64_t width,
-		     uint64_t height)
+static bool overlaps(uint64_t address, uint64_t size, const struct rows *rows)
 {
-	return height && address < other + pitch * (height - 1) + width && other < address + size;
+	uint64_t used = rows_size(rows);
+	return used && address < rows->address + used && rows->address < address + size;
 }
 
 // Reports whether a copy or fill uses memory of the range.
 static bool uses(const struct operation *operation, uint64_t address, uint64_t size)
 {
-	if (operation->type == COPY)
-		return overlaps(address, size, operation->copy.target, operation->copy.target_pitch,
-				operation->copy.width, operation->copy.height) ||
-		       overlaps(address, size, operation->copy.source, operation->copy.source_pitch,
-				operation->copy.width, operation->copy.height);
-	return operation->type == SET && overlaps(address, size, operation->set.target, operation->set.pitch,
-						  operation->set.width, operation->set.height);
+	if (operation->type == COPY && overlaps(address, size, &operation->copy.from))
+		return true;
+	return (operation->type == COPY || operation->type == SET) && overlaps(address, size, &operation->to);
 }
 
 static bool targeted(const struct queued *queued, const struct target *target)
