@@ -34,10 +34,8 @@ static CUresult end(CUstream handle, CUgraph *graph)
 	struct capture *capture = stream->capture;
 	if (!capture)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	if (capture->origin != stream) {
-		capture_invalidate(capture);
-		return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-	}
+	if (capture->origin != stream)
+		return capture_refuse(capture, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
 	if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_id())
 		return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 	CUresult result = capture->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED

@@ -66,10 +66,8 @@ static CUresult record_context(CUcontext context_handle, CUevent handle)
 static CUresult resolve_to_wait(CUevent handle, struct event **event)
 {
 	TRY(resolve(handle, event));
-	if ((*event)->capture) {
-		capture_invalidate((*event)->capture);
-		return CUDA_ERROR_CAPTURED_EVENT;
-	}
+	if ((*event)->capture)
+		return capture_refuse((*event)->capture, CUDA_ERROR_CAPTURED_EVENT);
 	return capture_forbids_unsafe();
 }
 
@@ -116,10 +114,8 @@ static CUresult wait(CUstream stream_handle, CUevent handle, unsigned flags)
 		return CUDA_SUCCESS;
 	if (event->whole)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	if (stream->capture) { // captured work can't depend on other work
-		capture_invalidate(stream->capture);
-		return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-	}
+	if (stream->capture) // captured work can't depend on other work
+		return capture_refuse(stream->capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
 	return stream_submit(stream,
 			     &(struct operation){.type = WAIT, .event = {.sequence = event->recorded}});
 }

@@ -23,8 +23,8 @@ static CUresult get_nodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
 		return CUDA_ERROR_INVALID_VALUE;
 	for (size_t i = 0; nodes && i < *count; i++)
 		nodes[i] = NULL;
-	if (!nodes || *count > graph->operations.count)
-		*count = graph->operations.count;
+	if (!nodes || *count > graph->count)
+		*count = graph->count;
 	return CUDA_SUCCESS;
 }
 
@@ -36,8 +36,8 @@ static CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle)
 	struct graph *exec = graph_new(GRAPH_EXEC);
 	if (!exec)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	for (size_t i = 0; i < graph->operations.count; i++) {
-		if (!operations_append(&exec->operations, &graph->operations.items[i])) {
+	for (size_t i = 0; i < graph->count; i++) {
+		if (!graph_append(exec, &graph->operations[i])) {
 			graph_delete(exec);
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		}
@@ -53,8 +53,8 @@ static CUresult launch(CUgraphExec handle, CUstream stream_handle)
 	if (!exec)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(stream_resolve(stream_handle, &stream));
-	for (size_t i = 0; i < exec->operations.count; i++)
-		TRY(stream_submit(stream, &exec->operations.items[i]));
+	for (size_t i = 0; i < exec->count; i++)
+		TRY(stream_submit(stream, &exec->operations[i]));
 	return CUDA_SUCCESS;
 }
 

@@ -40,8 +40,9 @@ static void drop_everything(void)
 		if (object->type == ALLOCATION)
 			block_release(((struct allocation *)object)->block);
 		if (object->type == GRAPH || object->type == GRAPH_EXEC)
-			operations_free(&((struct graph *)object)->operations);
-		object_delete(object);
+			graph_delete((struct graph *)object);
+		else
+			object_delete(object);
 	}
 	memory_drop();
 	primaries_reset();

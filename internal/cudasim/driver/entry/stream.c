@@ -42,9 +42,8 @@ static CUresult resolve_to_wait(CUstream handle, struct stream **stream)
 	struct capture *capture = (*stream)->capture;
 	if (!capture)
 		return capture_forbids_unsafe();
-	bool invalidated = capture->invalidated;
-	capture_invalidate(capture);
-	return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	return capture_refuse(capture, capture->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+							    : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
 // The legacy stream stands for all blocking streams.
@@ -88,10 +87,8 @@ static CUresult add_callback(CUstream handle, CUstreamCallback callback, void *d
 	if (!callback || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(stream_resolve(handle, &stream));
-	if (stream->capture) {
-		capture_invalidate(stream->capture);
-		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	}
+	if (stream->capture)
+		return capture_refuse(stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	return stream_submit(
 		stream, &(struct operation){.type = CALLBACK, .host = {.callback = callback, .data = data}});
 }

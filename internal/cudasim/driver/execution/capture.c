@@ -5,9 +5,10 @@
 
 struct capture *captures;
 
-void capture_invalidate(struct capture *capture)
+CUresult capture_refuse(struct capture *capture, CUresult code)
 {
 	capture->invalidated = true;
+	return code;
 }
 
 // Takes every stream and event out of the capture.
@@ -47,7 +48,7 @@ void captures_forget_stream(struct stream *stream)
 	if (stream->capture->origin == stream)
 		capture_delete(stream->capture);
 	else
-		capture_invalidate(stream->capture);
+		stream->capture->invalidated = true;
 	stream->capture = NULL;
 }
 
@@ -57,14 +58,8 @@ void captures_forget_graph(struct graph *graph)
 		if (capture->graph != graph)
 			continue;
 		capture->graph = NULL;
-		capture_invalidate(capture);
+		capture->invalidated = true;
 	}
-}
-
-static CUresult refuse(struct capture *capture, CUresult code)
-{
-	capture_invalidate(capture);
-	return code;
 }
 
 // The rules of cuThreadExchangeStreamCaptureMode: its own captures and everybody's global ones bind a thread in global
@@ -79,7 +74,7 @@ CUresult capture_forbids_unsafe(void)
 			continue;
 		if (capture->thread == thread_id() ||
 		    (mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL))
-			return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+			return capture_refuse(capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	}
 	return CUDA_SUCCESS;
 }
@@ -88,7 +83,7 @@ CUresult capture_forbids_context(const struct context *context)
 {
 	for (struct capture *capture = captures; capture; capture = capture->next)
 		if (!capture->invalidated && capture->origin->context == context)
-			return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+			return capture_refuse(capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	return CUDA_SUCCESS;
 }
 
@@ -98,7 +93,7 @@ CUresult capture_forbids_legacy(const struct context *context)
 	for (struct capture *capture = captures; capture; capture = capture->next)
 		if (!capture->invalidated && capture->origin->context == context &&
 		    !(capture->origin->flags & CU_STREAM_NON_BLOCKING))
-			return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+			return capture_refuse(capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 	return CUDA_SUCCESS;
 }
 
@@ -108,11 +103,11 @@ CUresult capture_join(struct stream *stream, struct event *event)
 	if (capture->invalidated)
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	if (stream->capture && stream->capture != capture) {
-		capture_invalidate(stream->capture);
-		return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+		stream->capture->invalidated = true;
+		return capture_refuse(capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
 	}
 	if (stream->legacy || stream->context != capture->origin->context)
-		return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+		return capture_refuse(capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 	if (!stream->capture) {
 		stream->capture = capture;
 		stream->captured = 0;

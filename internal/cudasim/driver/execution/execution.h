@@ -81,11 +81,6 @@ struct operation {
 	};
 };
 
-struct operations {
-	struct operation *items;
-	size_t count, capacity;
-};
-
 struct capture {
 	uint64_t id;
 	CUstreamCaptureMode mode;
@@ -99,7 +94,8 @@ struct capture {
 
 struct graph {
 	struct object object;
-	struct operations operations;
+	struct operation *operations;
+	size_t count, capacity;
 };
 
 // --- contexts (context.c)
@@ -175,7 +171,7 @@ void functions_forget(const struct kernel *kernel, const struct context *context
 // --- stream capture (capture.c)
 extern struct capture *captures;
 CUresult capture_begin(struct stream *stream, struct graph *graph, CUstreamCaptureMode mode); // NULL: a new graph
-void capture_invalidate(struct capture *capture);
+CUresult capture_refuse(struct capture *capture, CUresult code); // invalidates it, and returns the code
 bool capture_unjoined(const struct capture *capture);
 CUresult capture_forbids_unsafe(void);				 // calls that could wait, such as cuMemAlloc
 CUresult capture_forbids_context(const struct context *context); // calls that wait for the context
@@ -186,9 +182,8 @@ void captures_forget_graph(struct graph *graph);
 void captures_forget_stream(struct stream *stream);
 
 // --- graphs (graph.c)
-bool operations_append(struct operations *operations, const struct operation *operation);
-void operations_free(struct operations *operations);
 struct graph *graph_new(enum object_type type);
+bool graph_append(struct graph *graph, const struct operation *operation);
 void graph_delete(struct graph *graph);
 
 #endif

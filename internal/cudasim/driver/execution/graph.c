@@ -1,36 +1,30 @@
-// Lists of operations, and graphs, each of which is such a list. The entry points launch them.
+// Graphs, each of which is a list of operations. The entry points launch them.
 #include <stdlib.h>
 
 #include "execution/execution.h"
-
-bool operations_append(struct operations *operations, const struct operation *operation)
-{
-	if (operations->count == operations->capacity) {
-		size_t capacity = operations->capacity ? 2 * operations->capacity : 16;
-		struct operation *items = realloc(operations->items, capacity * sizeof *items);
-		if (!items)
-			return false;
-		operations->items = items;
-		operations->capacity = capacity;
-	}
-	operations->items[operations->count++] = *operation;
-	return true;
-}
-
-void operations_free(struct operations *operations)
-{
-	free(operations->items);
-	*operations = (struct operations){0};
-}
 
 struct graph *graph_new(enum object_type type)
 {
 	return object_new(type, sizeof(struct graph));
 }
 
+bool graph_append(struct graph *graph, const struct operation *operation)
+{
+	if (graph->count == graph->capacity) {
+		size_t capacity = graph->capacity ? 2 * graph->capacity : 16;
+		struct operation *operations = realloc(graph->operations, capacity * sizeof *operations);
+		if (!operations)
+			return false;
+		graph->operations = operations;
+		graph->capacity = capacity;
+	}
+	graph->operations[graph->count++] = *operation;
+	return true;
+}
+
 void graph_delete(struct graph *graph)
 {
 	captures_forget_graph(graph);
-	operations_free(&graph->operations);
+	free(graph->operations);
 	object_delete(&graph->object);
 }

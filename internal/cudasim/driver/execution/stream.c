@@ -52,7 +52,7 @@ CUresult stream_submit(struct stream *stream, const struct operation *operation)
 		return queue_push(stream, operation, NULL);
 	if (stream->capture->invalidated)
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-	if (!operations_append(&stream->capture->graph->operations, operation))
+	if (!graph_append(stream->capture->graph, operation))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	stream->captured++;
 	stream->unjoined = stream != stream->capture->origin;
