@@ -59,6 +59,13 @@ bool device_valid(CUdevice device)
 	return device >= 0 && device < sim.settings.device_count;
 }
 
+CUresult device_check(CUdevice device, const void *result)
+{
+	if (!result)
+		return CUDA_ERROR_INVALID_VALUE;
+	return device_valid(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
 bool peers(CUdevice device, CUdevice other)
 {
 	return device != other && sim.settings.peers;

@@ -49,6 +49,7 @@ int thread_id(void);
 
 void settings_read(void);
 bool device_valid(CUdevice device);
+CUresult device_check(CUdevice device, const void *result); // of a call that asks for something of a device
 bool peers(CUdevice device, CUdevice other); // whether one can get access to the other
 void sim_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -16,10 +16,7 @@ void primaries_reset(void)
 
 static CUresult retain(CUcontext *context, CUdevice index)
 {
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(index))
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_check(index, context));
 	struct primary *primary = &primaries[index];
 	if (!primary->handle)
 		primary->handle = object_new_handle();
@@ -60,10 +57,7 @@ static CUresult reset(CUdevice index)
 
 static CUresult state_of(CUdevice index, unsigned *flags, int *active)
 {
-	if (!flags || !active)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(index))
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_check(index, flags ? active : NULL));
 	*flags = 0;
 	*active = primaries[index].context != NULL;
 	return CUDA_SUCCESS;
@@ -93,10 +87,7 @@ static CUresult create(CUcontext *result, const CUctxCreateParams *params, CUdev
 	struct context *context;
 	if (params && (params->execAffinityParams || params->cigParams))
 		return CUDA_ERROR_NOT_SUPPORTED;
-	if (!result)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_check(device, result));
 	TRY(context_new(device, object_new_handle(), &context));
 	*result = object_handle(context);
 	return push(context->object.node.key);

@@ -30,10 +30,7 @@ static CUresult init(unsigned flags)
 static __attribute__((format(printf, 4, 5))) CUresult text(char *text, int length, CUdevice device, const char *format,
 							   ...)
 {
-	if (!text || length <= 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_check(device, length > 0 ? text : NULL));
 	va_list arguments;
 	va_start(arguments, format);
 	vsnprintf(text, (size_t)length, format, arguments);
@@ -43,10 +40,7 @@ static __attribute__((format(printf, 4, 5))) CUresult text(char *text, int lengt
 
 static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 {
-	if (!uuid)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_check(device, uuid));
 	memcpy(uuid->bytes, "cudasim-device-", 15);
 	uuid->bytes[15] = (unsigned char)device;
 	return CUDA_SUCCESS;
@@ -54,9 +48,8 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 
 static CUresult peer_attribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer)
 {
-	if (!value)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device) || !device_valid(peer) || device == peer)
+	TRY(device_check(device, value));
+	if (!device_valid(peer) || device == peer)
 		return CUDA_ERROR_INVALID_DEVICE;
 	switch (attribute) {
 	case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
@@ -72,10 +65,7 @@ static CUresult peer_attribute(int *value, CUdevice_P2PAttribute attribute, CUde
 
 static CUresult attribute_of(int *value, int attribute, CUdevice device)
 {
-	if (!value || attribute < 1 || attribute > 161)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_check(device, attribute >= 1 && attribute <= 161 ? value : NULL));
 	*value = 0;
 	switch (attribute) {
 #define X(number, name, has, ...) \

@@ -39,10 +39,7 @@ static struct pool *pool_current(int index)
 
 static CUresult get_pool(CUmemoryPool *pool, CUdevice device, struct pool *(*of)(int))
 {
-	if (!pool)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_check(device, pool));
 	*pool = object_handle(of(device));
 	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
