@@ -29,6 +29,12 @@ struct thread_state *thread_state(void)
 	return &state;
 }
 
+void tally(enum kind kind, int more, uint64_t bytes)
+{
+	sim.statistics.amounts[kind].count += (uint64_t)more;
+	sim.statistics.amounts[kind].bytes += (uint64_t)more * bytes;
+}
+
 int thread_id(void)
 {
 	return (int)syscall(SYS_gettid);

@@ -19,9 +19,12 @@ struct settings { // the environment's
 	char shared[65]; // the name under which processes share the devices, or empty
 };
 
+enum kind { HANDLES, RESERVATIONS, MAPPINGS, ALLOCATIONS, REGISTRATIONS, HOST_ALLOCATIONS, KINDS };
+
 struct statistics {
-	uint64_t handles, handle_bytes, reserved_bytes, mappings, mapped_bytes, allocations, allocation_bytes,
-		registrations, registered_bytes, host_allocations, host_bytes;
+	struct amount {
+		uint64_t count, bytes;
+	} amounts[KINDS];
 	uint64_t objects[OBJECT_TYPES];
 };
 
@@ -47,6 +50,7 @@ struct thread_state {
 struct thread_state *thread_state(void);
 int thread_id(void);
 
+void tally(enum kind kind, int more, uint64_t bytes); // more: 1 or -1
 void settings_read(void);
 bool device_valid(CUdevice device);
 CUresult device_check(CUdevice device, const void *result); // of a call that asks for something of a device

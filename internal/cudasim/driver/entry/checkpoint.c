@@ -43,7 +43,7 @@ static CUresult checkpoint(struct process_page *page)
 		process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_FAILED);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
-	TRY(budget_lend(page->process, page->shared));
+	TRY(budget_lend(page->process, page->shared, true));
 	process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED);
 	return CUDA_SUCCESS;
 }
@@ -55,7 +55,7 @@ static CUresult restore(struct process_page *page)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (process_state(page) != CU_PROCESS_STATE_CHECKPOINTED)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	TRY(budget_claim(page->process, page->shared));
+	TRY(budget_lend(page->process, page->shared, false));
 	process_move(page, CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_LOCKED);
 	return CUDA_SUCCESS;
 }

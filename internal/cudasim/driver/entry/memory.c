@@ -45,7 +45,7 @@ static CUresult allocate_managed(CUdeviceptr *address, size_t size, unsigned fla
 
 static CUresult free_when_done(CUdeviceptr address, bool foreign)
 {
-	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
+	struct mapping *mapping = mapping_from(address);
 	if (!mapping || !mapping->context || (mapping->block->foreign_fd >= 0) != foreign)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(capture_forbids_unsafe());

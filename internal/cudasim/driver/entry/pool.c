@@ -153,7 +153,7 @@ static CUresult free_later(CUdeviceptr address, CUstream handle)
 		return CUDA_SUCCESS;
 	if (stream->capture)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
+	struct mapping *mapping = mapping_from(address);
 	if (!mapping || !mapping->context || mapping->freeing)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(stream_submit(stream, &(struct operation){.type = FREE, .address = address}));

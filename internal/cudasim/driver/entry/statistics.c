@@ -18,23 +18,21 @@ static uint64_t device_stat(const char *number, char which)
 static uint64_t stat(const char *name)
 {
 	const struct statistics *s = &sim.statistics;
+	static const struct {
+		const char *count, *bytes;
+	} amounts[KINDS] = {
+		[HANDLES] = {"handles", "handle_bytes"},
+		[RESERVATIONS] = {"reservations", "reserved_bytes"},
+		[MAPPINGS] = {"mappings", "mapped_bytes"},
+		[ALLOCATIONS] = {"allocations", "allocation_bytes"},
+		[REGISTRATIONS] = {"registrations", "registered_bytes"},
+		[HOST_ALLOCATIONS] = {"host_allocations", "host_bytes"},
+	};
 	const struct {
 		const char *name;
 		uint64_t value;
 	} values[] = {
-		{"handles", s->handles},
-		{"handle_bytes", s->handle_bytes},
-		{"reservations", memory.reservations.count},
-		{"reserved_bytes", s->reserved_bytes},
-		{"mappings", s->mappings},
-		{"mapped_bytes", s->mapped_bytes},
-		{"allocations", s->allocations},
-		{"allocation_bytes", s->allocation_bytes},
-		{"registrations", s->registrations},
-		{"registered_bytes", s->registered_bytes},
-		{"host_allocations", s->host_allocations},
-		{"host_bytes", s->host_bytes},
-		{"pinned_bytes", s->registered_bytes + s->host_bytes},
+		{"pinned_bytes", s->amounts[REGISTRATIONS].bytes + s->amounts[HOST_ALLOCATIONS].bytes},
 		{"contexts", s->objects[CONTEXT]},
 		{"streams", s->objects[STREAM]},
 		{"events", s->objects[EVENT]},
@@ -45,6 +43,9 @@ static uint64_t stat(const char *name)
 		{"devices", (uint64_t)sim.settings.device_count},
 		{"granularity", sim.settings.granularity},
 	};
+	for (int i = 0; i < KINDS; i++)
+		if (!strcmp(amounts[i].count, name) || !strcmp(amounts[i].bytes, name))
+			return strcmp(amounts[i].bytes, name) ? s->amounts[i].count : s->amounts[i].bytes;
 	for (size_t i = 0; i < sizeof values / sizeof *values; i++)
 		if (!strcmp(values[i].name, name))
 			return values[i].value;

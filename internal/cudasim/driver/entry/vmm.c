@@ -18,15 +18,10 @@ static CUresult reserve(CUdeviceptr *address, size_t size, size_t alignment, CUd
 {
 	if (!address || !size || !aligned(size) || (alignment & (alignment - 1)) || flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct reservation *reservation = calloc(1, sizeof *reservation);
 	uint64_t at, coarsest = alignment > sim.settings.granularity ? alignment : sim.settings.granularity;
-	if (!reservation || !addresses_reserve(hint, size, coarsest, &at)) {
-		free(reservation);
+	if (!addresses_reserve(&memory.reservations, hint, size, coarsest, &at))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	reservation->size = size;
-	tree_insert(&memory.reservations, &reservation->node, at);
-	sim.statistics.reserved_bytes += size;
+	tally(RESERVATIONS, 1, size);
 	*address = at;
 	return CUDA_SUCCESS;
 }
@@ -42,7 +37,7 @@ static CUresult free_addresses(CUdeviceptr address, size_t size)
 	if (munmap((void *)address, size))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	tree_remove(&memory.reservations, &reservation->node);
-	sim.statistics.reserved_bytes -= size;
+	tally(RESERVATIONS, -1, size);
 	free(reservation);
 	return CUDA_SUCCESS;
 }
@@ -65,17 +60,18 @@ static struct allocation *allocation_find(CUmemGenericAllocationHandle handle)
 	return object_find((void *)handle, ALLOCATION);
 }
 
-// Makes a handle for the block, and takes over the caller's reference to it.
+// Makes a handle for the block, and takes over the caller's reference to it, even if it fails.
 static CUresult allocation_new(struct block *block, CUmemGenericAllocationHandle *handle)
 {
 	struct allocation *allocation = object_new(ALLOCATION, sizeof *allocation);
-	if (!allocation)
+	if (!allocation) {
+		block_release(block);
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	allocation->block = block;
 	allocation->references = 1;
 	block->handle = allocation;
-	sim.statistics.handles++;
-	sim.statistics.handle_bytes += block->size;
+	tally(HANDLES, 1, block->size);
 	*handle = (CUmemGenericAllocationHandle)object_handle(allocation);
 	return CUDA_SUCCESS;
 }
@@ -86,15 +82,10 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const 
 	if (!handle || !size || !aligned(size) || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(check_prop(prop));
-	CUresult result;
-	struct block *block = block_new(prop->location.id, size, &result);
-	if (!block)
-		return result;
+	struct block *block;
+	TRY(block_new(prop->location.id, size, &block));
 	block->prop = *prop;
-	result = allocation_new(block, handle);
-	if (result != CUDA_SUCCESS)
-		block_release(block);
-	return result;
+	return allocation_new(block, handle);
 }
 
 // A group has at most one member, which gets what is written to the group. The group cannot be mapped here.
@@ -106,18 +97,9 @@ static CUresult create_group(CUmemGenericAllocationHandle *handle, const CUmulti
 	if (!block)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*block = (struct block){.references = 1, .foreign_fd = -1, .multicast = prop->size}; // without memory
-	CUresult result = allocation_new(block, handle);
-	if (result != CUDA_SUCCESS)
-		block_release(block);
-	else
-		process_shares(1);
-	return result;
-}
-
-static struct block *multicast_find(CUmemGenericAllocationHandle handle)
-{
-	struct allocation *allocation = allocation_find(handle);
-	return allocation && allocation->block->multicast ? allocation->block : NULL;
+	TRY(allocation_new(block, handle));
+	process_shares(1);
+	return CUDA_SUCCESS;
 }
 
 static struct block *block_of(CUmemGenericAllocationHandle handle)
@@ -126,7 +108,13 @@ static struct block *block_of(CUmemGenericAllocationHandle handle)
 	return allocation ? allocation->block : NULL;
 }
 
-// Returns the block of a mapping by cuMemMap that begins at this address.
+static struct block *multicast_find(CUmemGenericAllocationHandle handle)
+{
+	struct block *block = block_of(handle);
+	return block && block->multicast ? block : NULL;
+}
+
+// Returns the block that a mapping by cuMemMap shows at this address.
 static struct block *block_at(CUdeviceptr address)
 {
 	struct mapping *mapping = mapping_at(address);
@@ -164,8 +152,7 @@ static CUresult release(CUmemGenericAllocationHandle handle)
 	if (--allocation->references)
 		return CUDA_SUCCESS;
 	struct block *block = allocation->block;
-	sim.statistics.handles--;
-	sim.statistics.handle_bytes -= block->size;
+	tally(HANDLES, -1, block->size);
 	block->handle = NULL;
 	object_delete(&allocation->object);
 	block_release(block); // mappings keep it
@@ -177,10 +164,10 @@ static CUresult map(CUdeviceptr address, size_t size, size_t offset, CUmemGeneri
 {
 	if (offset)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	struct allocation *allocation = allocation_find(handle);
+	struct block *block = block_of(handle);
 	uint64_t end;
-	if (!allocation || !size || !aligned(address) || !aligned(size) || flags ||
-	    size > allocation->block->size || __builtin_add_overflow(address, size, &end))
+	if (!block || !size || !aligned(address) || !aligned(size) || flags || size > block->size ||
+	    __builtin_add_overflow(address, size, &end))
 		return CUDA_ERROR_INVALID_VALUE;
 	struct reservation *range = (struct reservation *)tree_floor(&memory.reservations, address);
 	if (!range || end > range->node.key + range->size)
@@ -189,54 +176,47 @@ static CUresult map(CUdeviceptr address, size_t size, size_t offset, CUmemGeneri
 	if (before && before->node.key + before->size > address)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct mapping *mapping;
-	TRY(mapping_new(address, size, allocation->block, &mapping));
-	sim.statistics.mappings++;
-	sim.statistics.mapped_bytes += size;
+	TRY(mapping_new(address, size, block, &mapping));
+	tally(MAPPINGS, 1, size);
 	return CUDA_SUCCESS;
 }
 
-// Returns the first of the mappings that together make up exactly this range; NULL: none do.
-static struct mapping *whole_mappings(uint64_t address, uint64_t size)
+// Reports whether mappings together make up exactly this range.
+static bool whole_mappings(uint64_t address, uint64_t size)
 {
-	struct mapping *first = (struct mapping *)tree_find(&memory.mappings, address), *mapping = first;
-	uint64_t done = 0;
-	while (mapping && !mapping->context) {
-		done += mapping->size;
-		if (done >= size)
-			return done == size ? first : NULL;
-		mapping = (struct mapping *)tree_find(&memory.mappings, address + done);
+	uint64_t end = address;
+	EACH_MAPPING(mapping, address, address + size) {
+		if (mapping->context)
+			return false;
+		end += mapping->size;
 	}
-	return NULL;
+	return size && end == address + size;
 }
 
 static CUresult unmap(CUdeviceptr address, size_t size)
 {
-	struct mapping *mapping = whole_mappings(address, size);
-	if (!mapping)
+	if (!whole_mappings(address, size))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!addresses_clear(address, size))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	queue_poison(address, size); // does not wait: work in flight will fault
-	for (uint64_t done = 0; done < size;) {
-		mapping = (struct mapping *)tree_find(&memory.mappings, address + done);
-		done += mapping->size;
-		sim.statistics.mappings--;
-		sim.statistics.mapped_bytes -= mapping->size;
+	for (uint64_t at = address; at < address + size;) {
+		struct mapping *mapping = mapping_from(at);
+		at += mapping->size;
+		tally(MAPPINGS, -1, mapping->size);
 		mapping_delete(mapping);
 	}
 	return CUDA_SUCCESS;
 }
 
 // Gives every mapping of the range the protection that its access asks for, with one call for equal neighbours.
-static bool protect(uint64_t address, uint64_t size)
+static bool protect(uint64_t address, uint64_t end)
 {
 	uint64_t start = address;
-	for (uint64_t at = address; at < address + size;) {
-		struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, at);
+	EACH_MAPPING(mapping, address, end) {
 		int protection = access_to_protection(mapping->access);
-		at += mapping->size;
-		struct mapping *next = at < address + size ? (struct mapping *)tree_find(&memory.mappings, at)
-							   : NULL;
+		uint64_t at = mapping->node.key + mapping->size;
+		struct mapping *next = at < end ? mapping_from(at) : NULL;
 		if (next && access_to_protection(next->access) == protection)
 			continue;
 		if (mprotect((void *)start, at - start, protection))
@@ -246,27 +226,24 @@ static bool protect(uint64_t address, uint64_t size)
 	return true;
 }
 
-static bool owned_or_peer(const struct mapping *mapping, uint64_t end, CUdevice device)
+static bool owned_or_peer(uint64_t address, uint64_t end, CUdevice device)
 {
-	while (mapping && mapping->node.key < end) {
+	EACH_MAPPING(mapping, address, end)
 		if (mapping->block->device != device && !peers(device, mapping->block->device))
 			return false;
-		mapping = (struct mapping *)tree_find(&memory.mappings, mapping->node.key + mapping->size);
-	}
 	return true;
 }
 
 static CUresult set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
 {
-	struct mapping *first = whole_mappings(address, size);
-	if (!access || !count || !first)
+	if (!access || !count || !whole_mappings(address, size))
 		return CUDA_ERROR_INVALID_VALUE;
+	uint64_t end = address + size;
 	uint32_t mask = 0, bits = 0;
 	for (size_t i = 0; i < count; i++) {
 		if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 			return CUDA_ERROR_NOT_SUPPORTED;
-		if (!device_valid(access[i].location.id) ||
-		    !owned_or_peer(first, address + size, access[i].location.id))
+		if (!device_valid(access[i].location.id) || !owned_or_peer(address, end, access[i].location.id))
 			return CUDA_ERROR_INVALID_DEVICE;
 		unsigned flags = access[i].flags, shift = 2 * (unsigned)access[i].location.id;
 		if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
@@ -275,20 +252,15 @@ static CUresult set_access(CUdeviceptr address, size_t size, const CUmemAccessDe
 		mask |= 3u << shift;
 		bits = (bits & ~(3u << shift)) | flags << shift;
 	}
-	for (uint64_t at = address; at < address + size;) {
-		struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, at);
+	EACH_MAPPING(mapping, address, end) {
 		mapping->previous_access = mapping->access;
 		mapping->access = (mapping->access & ~mask) | bits;
-		at += mapping->size;
 	}
-	if (protect(address, size))
+	if (protect(address, end))
 		return CUDA_SUCCESS;
-	for (uint64_t at = address; at < address + size;) {
-		struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, at);
+	EACH_MAPPING(mapping, address, end)
 		mapping->access = mapping->previous_access;
-		at += mapping->size;
-	}
-	protect(address, size);
+	protect(address, end);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -315,10 +287,10 @@ static CUresult granularity_of(size_t *granularity, const CUmemAllocationProp *p
 
 static CUresult properties_of(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
 {
-	struct allocation *allocation = allocation_find(handle);
-	if (!prop || !allocation)
+	struct block *block = block_of(handle);
+	if (!prop || !block)
 		return CUDA_ERROR_INVALID_VALUE;
-	*prop = allocation->block->prop;
+	*prop = block->prop;
 	return CUDA_SUCCESS;
 }
 
@@ -330,18 +302,13 @@ static CUresult retain(struct block *block, CUmemGenericAllocationHandle *handle
 		return CUDA_SUCCESS;
 	}
 	block->references++;
-	CUresult result = allocation_new(block, handle);
-	if (result != CUDA_SUCCESS)
-		block_release(block);
-	return result;
+	return allocation_new(block, handle);
 }
 
 static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
 {
-	struct mapping *mapping = mapping_at((uint64_t)address);
-	if (!handle || !mapping || mapping->context)
-		return CUDA_ERROR_INVALID_VALUE;
-	return retain(mapping->block, handle);
+	struct block *block = block_at((uint64_t)address);
+	return handle && block ? retain(block, handle) : CUDA_ERROR_INVALID_VALUE;
 }
 
 // The contents of an exported descriptor, which tell an importer where the block is. Its id is the handle.
@@ -354,10 +321,9 @@ static const char magic[8] = "cudasim";
 static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
 			 unsigned long long flags)
 {
-	struct allocation *allocation = allocation_find(handle);
-	if (!shareable || !allocation || flags)
+	struct block *block = block_of(handle);
+	if (!shareable || !block || flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct block *block = allocation->block;
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || block->foreign_fd >= 0)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!(block->prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
@@ -384,21 +350,16 @@ static CUresult import(CUmemGenericAllocationHandle *handle, void *shareable, CU
 	if (!handle || pread((int)(intptr_t)shareable, &export, sizeof export, 0) != sizeof export ||
 	    memcmp(export.magic, magic, sizeof magic) || !device_valid(export.block.device))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (export.block.process == getpid()) {
-		struct allocation *allocation = allocation_find(export.block.id);
-		return allocation ? retain(allocation->block, handle) : CUDA_ERROR_INVALID_VALUE;
-	}
-	struct block *block;
+	struct block *block = block_of(export.block.id);
+	if (export.block.process == getpid())
+		return block ? retain(block, handle) : CUDA_ERROR_INVALID_VALUE;
 	TRY(block_import(&export.block, &block));
 	block->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 					    .location = {CU_MEM_LOCATION_TYPE_DEVICE, block->device}};
-	CUresult result = allocation_new(block, handle);
-	if (result == CUDA_SUCCESS)
-		block_shared(block);
-	else
-		block_release(block);
-	return result;
+	TRY(allocation_new(block, handle));
+	block_shared(block);
+	return CUDA_SUCCESS;
 }
 
 VMM_FUNCTIONS(DEFINE)

@@ -1,4 +1,5 @@
 // Addresses of the process: reserved and cleared ones are PROT_NONE. mapping.c decides what the others show.
+#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "memory/memory.h"
@@ -45,7 +46,7 @@ bool addresses_clear(uint64_t address, uint64_t size)
 	return cleared;
 }
 
-bool addresses_reserve(uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address)
+static bool find(uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address)
 {
 	const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 	if (hint && hint % alignment == 0) {
@@ -69,5 +70,17 @@ bool addresses_reserve(uint64_t hint, uint64_t size, uint64_t alignment, uint64_
 	if (start + padded > aligned + size)
 		munmap((void *)(aligned + size), start + padded - aligned - size);
 	*address = aligned;
+	return true;
+}
+
+bool addresses_reserve(struct tree *ranges, uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address)
+{
+	struct reservation *reservation = calloc(1, sizeof *reservation);
+	if (!reservation || !find(hint, size, alignment, address)) {
+		free(reservation);
+		return false;
+	}
+	reservation->size = size;
+	tree_insert(ranges, &reservation->node, *address);
 	return true;
 }

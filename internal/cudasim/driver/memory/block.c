@@ -27,30 +27,25 @@ static bool device_open(struct device *device)
 	return true;
 }
 
-struct block *block_new(int index, uint64_t size, CUresult *result)
+CUresult block_new(int index, uint64_t size, struct block **block)
 {
 	struct device *device = &memory.devices[index];
-	struct block *block = NULL;
-	*result = CUDA_ERROR_OUT_OF_MEMORY;
 	if (size > (uint64_t)FILE_SIZE - device->next_offset)
-		return NULL;
-	if (!device_open(device)) {
-		*result = CUDA_ERROR_OPERATING_SYSTEM;
-		return NULL;
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!device_open(device))
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	*block = calloc(1, sizeof **block);
+	if (!*block || !budget_take(index, size)) {
+		free(*block);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	block = calloc(1, sizeof *block);
-	if (!block || !budget_take(index, size)) {
-		free(block);
-		return NULL;
-	}
-	block->device = index;
-	block->offset = device->next_offset;
-	block->size = size;
-	block->references = 1;
-	block->foreign_fd = -1;
+	**block = (struct block){.device = index,
+				 .offset = device->next_offset,
+				 .size = size,
+				 .references = 1,
+				 .foreign_fd = -1};
 	device->next_offset += size;
-	*result = CUDA_SUCCESS;
-	return block;
+	return CUDA_SUCCESS;
 }
 
 struct exported block_export(const struct block *block, uint64_t id)

@@ -336,7 +336,7 @@ uint64_t budget_free(int device)
 }
 
 // Another process's segment may be a different one.
-static CUresult set_lent(int process, const char *shared, bool lent)
+CUresult budget_lend(int process, const char *shared, bool lent)
 {
 	char path[sizeof file];
 	CUresult result = CUDA_ERROR_OPERATING_SYSTEM;
@@ -362,14 +362,4 @@ static CUresult set_lent(int process, const char *shared, bool lent)
 	}
 	detach(of, path);
 	return result;
-}
-
-CUresult budget_lend(int process, const char *shared)
-{
-	return set_lent(process, shared, true);
-}
-
-CUresult budget_claim(int process, const char *shared)
-{
-	return set_lent(process, shared, false);
 }

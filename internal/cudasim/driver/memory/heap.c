@@ -29,21 +29,13 @@ static bool addresses_take(struct device *device, uint64_t size, uint64_t *addre
 		return true;
 	}
 	if (device->heap_end - device->heap < size) {
-		struct reservation *heap = calloc(1, sizeof *heap);
-		uint64_t at, heap_size = size > HEAP_SIZE ? size : HEAP_SIZE;
-		if (!heap)
-			return false;
-		if (!addresses_reserve(0, heap_size, sim.settings.granularity, &at)) {
+		uint64_t heap_size = size > HEAP_SIZE ? size : HEAP_SIZE, coarsest = sim.settings.granularity;
+		if (!addresses_reserve(&memory.heaps, 0, heap_size, coarsest, &device->heap)) {
 			heap_size = size; // address space is limited, so take just enough
-			if (!addresses_reserve(0, heap_size, sim.settings.granularity, &at)) {
-				free(heap);
+			if (!addresses_reserve(&memory.heaps, 0, heap_size, coarsest, &device->heap))
 				return false;
-			}
 		}
-		heap->size = heap_size;
-		tree_insert(&memory.heaps, &heap->node, at);
-		device->heap = at;
-		device->heap_end = at + heap_size;
+		device->heap_end = device->heap + heap_size;
 	}
 	*address = device->heap;
 	device->heap += size;
@@ -105,8 +97,7 @@ CUresult memory_show(struct block *block, uint64_t context, uint64_t size, struc
 	mapping->pool = pool;
 	if (pool && (pool->used += rounded) > pool->high)
 		pool->high = pool->used;
-	sim.statistics.allocations++;
-	sim.statistics.allocation_bytes += rounded;
+	tally(ALLOCATIONS, 1, rounded);
 	*address = at;
 	return CUDA_SUCCESS;
 }
@@ -116,9 +107,9 @@ CUresult memory_allocate(int index, uint64_t context, uint64_t size, struct pool
 	uint64_t rounded = (size + PAGE - 1) & ~(uint64_t)(PAGE - 1);
 	if (rounded < size)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result;
-	struct block *block = block_new(index, rounded, &result);
-	return block ? memory_show(block, context, size, pool, address) : result;
+	struct block *block;
+	TRY(block_new(index, rounded, &block));
+	return memory_show(block, context, size, pool, address);
 }
 
 static CUresult release(struct mapping *mapping)
@@ -129,8 +120,7 @@ static CUresult release(struct mapping *mapping)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (mapping->pool && !(mapping->pool->used -= size) && mapping->pool->ended)
 		object_delete(&mapping->pool->object);
-	sim.statistics.allocations--;
-	sim.statistics.allocation_bytes -= size;
+	tally(ALLOCATIONS, -1, size);
 	mapping_delete(mapping);
 	addresses_give(device, size, address);
 	return CUDA_SUCCESS;
@@ -138,17 +128,16 @@ static CUresult release(struct mapping *mapping)
 
 CUresult memory_free(uint64_t address)
 {
-	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
+	struct mapping *mapping = mapping_from(address);
 	return mapping && mapping->context ? release(mapping) : CUDA_ERROR_INVALID_VALUE;
 }
 
 void memory_forget_context(uint64_t context)
 {
-	struct mapping *mapping = (struct mapping *)tree_ceiling(&memory.mappings, 0);
-	while (mapping) {
-		uint64_t next = mapping->node.key + mapping->size;
+	struct mapping *mapping;
+	for (uint64_t next = 0; (mapping = (struct mapping *)tree_ceiling(&memory.mappings, next));) {
+		next = mapping->node.key + mapping->size;
 		if (mapping->context == context)
 			release(mapping);
-		mapping = (struct mapping *)tree_ceiling(&memory.mappings, next);
 	}
 }

@@ -32,37 +32,25 @@ struct host_range *host_range_new(uint64_t address, uint64_t size, unsigned flag
 	range->registered = registered;
 	range->context = context;
 	tree_insert(&memory.host, &range->node, address);
-	if (registered) {
-		sim.statistics.registrations++;
-		sim.statistics.registered_bytes += size;
-	} else {
-		sim.statistics.host_allocations++;
-		sim.statistics.host_bytes += size;
-	}
+	tally(registered ? REGISTRATIONS : HOST_ALLOCATIONS, 1, size);
 	return range;
 }
 
 void host_range_delete(struct host_range *range)
 {
 	tree_remove(&memory.host, &range->node);
-	if (range->registered) {
-		sim.statistics.registrations--;
-		sim.statistics.registered_bytes -= range->size;
-	} else {
+	tally(range->registered ? REGISTRATIONS : HOST_ALLOCATIONS, -1, range->size);
+	if (!range->registered)
 		munmap((void *)range->node.key, range->size);
-		sim.statistics.host_allocations--;
-		sim.statistics.host_bytes -= range->size;
-	}
 	free(range);
 }
 
 void host_forget_context(uint64_t context)
 {
-	struct host_range *range = (struct host_range *)tree_ceiling(&memory.host, 0);
-	while (range) {
-		uint64_t next = range->node.key + range->size;
+	struct host_range *range;
+	for (uint64_t next = 0; (range = (struct host_range *)tree_ceiling(&memory.host, next));) {
+		next = range->node.key + range->size;
 		if (!context || range->context == context)
 			host_range_delete(range);
-		range = (struct host_range *)tree_ceiling(&memory.host, next);
 	}
 }

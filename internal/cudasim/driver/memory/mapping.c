@@ -37,6 +37,11 @@ struct mapping *mapping_at(uint64_t address)
 	return mapping && address - mapping->node.key < mapping->size ? mapping : NULL;
 }
 
+struct mapping *mapping_from(uint64_t address)
+{
+	return (struct mapping *)tree_find(&memory.mappings, address);
+}
+
 int access_to_protection(uint32_t access)
 {
 	int protection = PROT_NONE;

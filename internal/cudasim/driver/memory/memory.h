@@ -83,7 +83,8 @@ void memory_drop(void);	       // the rest, when no handle is left
 
 // --- addresses (address.c)
 bool addresses_clear(uint64_t address, uint64_t size); // PROT_NONE again
-bool addresses_reserve(uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address);
+// Reserves addresses, at the hint if they are free, and notes them among the ranges.
+bool addresses_reserve(struct tree *ranges, uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address);
 void ballast_take(void); // keeps spare kernel mappings, to clear addresses at their limit
 
 // --- how much each process uses (budget.c)
@@ -92,13 +93,12 @@ void budget_leave(void);
 bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
 uint64_t budget_free(int device);
-// Lends another process's memory, by its number and CUDASIM_SHARED, to others until it is claimed again.
+// Lends another process's memory, by its number and CUDASIM_SHARED, to others, or claims it again.
 // CUDA_ERROR_OUT_OF_MEMORY: others still have it.
-CUresult budget_lend(int process, const char *shared);
-CUresult budget_claim(int process, const char *shared);
+CUresult budget_lend(int process, const char *shared, bool lent);
 
 // --- physical memory (block.c)
-struct block *block_new(int device, uint64_t size, CUresult *result);
+CUresult block_new(int device, uint64_t size, struct block **block);
 // Where a block is, for another process, and its name there; and that process's way to it.
 struct exported {
 	int process, fd, device;
@@ -113,6 +113,11 @@ void block_release(struct block *block);
 CUresult mapping_new(uint64_t address, uint64_t size, struct block *block, struct mapping **result);
 void mapping_delete(struct mapping *mapping); // the caller clears the addresses
 struct mapping *mapping_at(uint64_t address);
+struct mapping *mapping_from(uint64_t address); // the one that begins there
+// Goes through mappings side by side, from the one that begins at the address.
+#define EACH_MAPPING(mapping, address, end) \
+	for (struct mapping *mapping = mapping_from(address); mapping && mapping->node.key < (end); \
+	     mapping = mapping_from(mapping->node.key + mapping->size))
 int access_to_protection(uint32_t access);
 // What a device may touch: handles mapped for it, and cuMemAlloc's memory on the devices of the set.
 struct reach {
