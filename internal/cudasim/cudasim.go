@@ -48,11 +48,20 @@ type Sim struct {
 	// Path is the file the handle came from.
 	Path string
 
-	stat          func(string) uint64
-	fail          func(string, int32, int32)
-	clearFailures func()
-	reset         func()
-	fired         func() uint64
+	// Stat returns a number of the simulator's state, by a name that cudasim.h lists: bytes for names that say so (and
+	// free:DEV, used:DEV, total:DEV), else a count; Unknown for other names.
+	Stat func(name string) uint64
+	// Fail makes the nth call from now (1 is the next) of a driver function return code without doing anything, once.
+	// Code 0 drops all failures planned for the function. The name may have its version suffix; an unknown one is only
+	// reported on stderr.
+	Fail func(function string, nth, code int)
+	// ClearFailures drops all planned failures, those of CUDASIM_FAIL included.
+	ClearFailures func()
+	// FailuresFired returns how many planned failures have fired since start or Reset.
+	FailuresFired func() uint64
+	// Reset drops all state (memory, mappings, contexts, counters, planned failures) and reads the environment again.
+	// Call cuInit again after it. No other thread may be inside a CUDA call.
+	Reset func()
 }
 
 // Load loads the simulator into this process.
@@ -66,29 +75,10 @@ func Load() (*Sim, error) {
 		return nil, fmt.Errorf("load the simulator: %w", err)
 	}
 	sim := &Sim{Handle: handle, Path: library}
-	purego.RegisterLibFunc(&sim.stat, handle, "cudasim_stat")
-	purego.RegisterLibFunc(&sim.fail, handle, "cudasim_fail")
-	purego.RegisterLibFunc(&sim.clearFailures, handle, "cudasim_clear_failures")
-	purego.RegisterLibFunc(&sim.reset, handle, "cudasim_reset")
-	purego.RegisterLibFunc(&sim.fired, handle, "cudasim_failures_fired")
+	purego.RegisterLibFunc(&sim.Stat, handle, "cudasim_stat")
+	purego.RegisterLibFunc(&sim.Fail, handle, "cudasim_fail")
+	purego.RegisterLibFunc(&sim.ClearFailures, handle, "cudasim_clear_failures")
+	purego.RegisterLibFunc(&sim.FailuresFired, handle, "cudasim_failures_fired")
+	purego.RegisterLibFunc(&sim.Reset, handle, "cudasim_reset")
 	return sim, nil
 }
-
-// Stat returns a number of the simulator's state, by a name that cudasim.h lists: bytes for names that say so (and
-// free:DEV, used:DEV, total:DEV), else a count; Unknown for other names.
-func (s *Sim) Stat(name string) uint64 { return s.stat(name) }
-
-// Fail makes the nth call from now (1 is the next) of a driver function return code without doing anything, once. Code
-// 0 drops all failures planned for the function. The name may have its version suffix; an unknown one is only reported
-// on stderr.
-func (s *Sim) Fail(function string, nth int, code int) { s.fail(function, int32(nth), int32(code)) }
-
-// ClearFailures drops all planned failures, those of CUDASIM_FAIL included.
-func (s *Sim) ClearFailures() { s.clearFailures() }
-
-// Reset drops all state (memory, mappings, contexts, counters, planned failures) and reads the environment again. Call
-// cuInit again after it. No other thread may be inside a CUDA call.
-func (s *Sim) Reset() { s.reset() }
-
-// FailuresFired returns how many planned failures have fired since start or Reset.
-func (s *Sim) FailuresFired() uint64 { return s.fired() }

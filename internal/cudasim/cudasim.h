@@ -5,10 +5,6 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Returns a number of the simulator's state, a count unless it says bytes:
 //   handles, handle_bytes             live physical handles (cuMemCreate) and their bytes
 //   reservations, reserved_bytes      address ranges (cuMemAddressReserve)
@@ -41,9 +37,5 @@ uint64_t cudasim_failures_fired(void);
 // Pointers and handles from before are invalid; call cuInit again. No other thread may be inside a CUDA call. It does
 // nothing in a child forked after cuInit.
 void cudasim_reset(void);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

@@ -23,7 +23,6 @@ static const struct {
 // All versions of a function share the counter and the planned failures of the first.
 static int family_of[FUNCTION_COUNT];
 static uint64_t calls[FUNCTION_COUNT];
-static int planned[FUNCTION_COUNT];
 
 #define KILLED ((CUresult)-1) // as a code: it kills the process
 
@@ -37,11 +36,10 @@ static uint64_t fired;
 static bool started; // the environment was read
 
 // Returns -1 if there is no such function.
-static int find_family(const char *name, size_t length)
+static int find_family(const char *name)
 {
 	for (int i = 0; i < FUNCTION_COUNT; i++)
-		if ((strlen(functions[i].name) == length && !strncmp(functions[i].name, name, length)) ||
-		    (strlen(functions[i].symbol) == length && !strncmp(functions[i].symbol, name, length)))
+		if (!strcmp(functions[i].name, name) || !strcmp(functions[i].symbol, name))
 			return family_of[i];
 	return -1;
 }
@@ -61,7 +59,6 @@ static CUresult planned_failure(int family)
 		code = failure->code;
 		*slot = failure->next;
 		free(failure);
-		planned[family]--;
 		fired++;
 		if (code == KILLED)
 			kill(getpid(), SIGKILL);
@@ -78,52 +75,43 @@ static void drop_failures(int family)
 			continue;
 		}
 		*slot = failure->next;
-		planned[failure->family]--;
 		free(failure);
 	}
 }
 
-static bool plan(const char *name, size_t length, long nth, long code)
+static void plan(const char *name, long nth, long code)
 {
-	int family = find_family(name, length);
+	int family = find_family(name);
 	if (family < 0) {
-		sim_complain("no driver function %.*s to fail", (int)length, name);
-		return false;
+		sim_complain("no driver function %s to fail", name);
+		return;
 	}
 	if (code == 0) {
 		drop_failures(family);
-		return true;
+		return;
 	}
 	struct failure *failure = malloc(sizeof *failure);
 	if (nth < 1 || !failure) {
-		sim_complain("call %ld of %.*s can't be made to fail", nth, (int)length, name);
+		sim_complain("call %ld of %s can't be made to fail", nth, name);
 		free(failure);
-		return false;
+		return;
 	}
 	*failure = (struct failure){failures, family, (int)nth, (CUresult)code};
 	failures = failure;
-	planned[family]++;
-	return true;
 }
 
-static void failures_parse(const char *text)
+static void failures_parse(char *text)
 {
-	while (*text) {
-		size_t length = strcspn(text, ",");
-		const char *colon = memchr(text, ':', length);
+	char *rest, name[64];
+	for (char *entry = strtok_r(text, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest)) {
 		long nth = 0, code = 0;
 		int used = 0;
-		if (colon && sscanf(colon, ":%ld:kill%n", &nth, &used) == 1 && used > 0 &&
-		    colon + used == text + length)
-			plan(text, (size_t)(colon - text), nth, (long)KILLED);
-		else if (colon && sscanf(colon, ":%ld:%ld%n", &nth, &code, &used) == 2 &&
-			 colon + used == text + length && code > 0)
-			plan(text, (size_t)(colon - text), nth, code);
+		if (sscanf(entry, "%63[^:]:%ld:kill%n", name, &nth, &used) == 2 && used > 0 && !entry[used])
+			plan(name, nth, (long)KILLED);
+		else if (sscanf(entry, "%63[^:]:%ld:%ld%n", name, &nth, &code, &used) == 3 && !entry[used] && code > 0)
+			plan(name, nth, code);
 		else
-			sim_complain("CUDASIM_FAIL: %.*s is not function:nth:code; ignored", (int)length,
-				     text);
-		text += length;
-		text += *text == ',';
+			sim_complain("CUDASIM_FAIL: %s is not function:nth:code; ignored", entry);
 	}
 }
 
@@ -141,8 +129,10 @@ void gate_start(void)
 	settings_read();
 	memory_start();
 	const char *text = getenv("CUDASIM_FAIL");
-	if (text)
-		failures_parse(text);
+	char *copy = text ? strdup(text) : NULL;
+	if (copy)
+		failures_parse(copy);
+	free(copy);
 }
 
 bool gate_reset(void)
@@ -163,11 +153,7 @@ static CUresult enter(enum driver_function function)
 	enum needs needs = functions[function].needs;
 	if (sim.forked && (needs != ANY || function == FN_cuInit))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (planned[family]) {
-		CUresult code = planned_failure(family);
-		if (code != CUDA_SUCCESS)
-			return code;
-	}
+	TRY(planned_failure(family));
 	if (needs == ANY)
 		return CUDA_SUCCESS;
 	if (!sim.initialized)
@@ -252,7 +238,7 @@ void gate_leave(const int *guard)
 
 uint64_t gate_calls(const char *name)
 {
-	int family = find_family(name, strlen(name));
+	int family = find_family(name);
 	return family < 0 ? UINT64_MAX : calls[family];
 }
 
@@ -260,7 +246,7 @@ EXPORT void cudasim_fail(const char *function, int nth, int code)
 {
 	pthread_mutex_lock(&sim.lock);
 	gate_start();
-	plan(function, strlen(function), nth, code);
+	plan(function, nth, code);
 	pthread_mutex_unlock(&sim.lock);
 }
 

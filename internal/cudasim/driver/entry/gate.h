@@ -15,11 +15,6 @@ enum driver_function {
 // Counts the call, applies a planned failure, checks what the function needs. Takes the lock.
 CUresult gate_enter(enum driver_function function);
 void gate_leave(const int *guard);
-#define ENTER(symbol)                                                                                        \
-	CUresult entered_ = gate_enter(FN_##symbol);                                                         \
-	if (entered_ != CUDA_SUCCESS)                                                                        \
-		return entered_;                                                                             \
-	int guard_ __attribute__((cleanup(gate_leave), unused)) = 0
 
 // Defines the exported functions of a row of api.h. A file of entry/ ends with these, after what the rows call.
 #define DEFINE(since, needs, name, version, parameters, ...) \
@@ -33,7 +28,8 @@ void gate_leave(const int *guard);
 #define DEFINE_AS(symbol, suffix, is_own, parameters, ...) \
 	CUresult symbol##suffix parameters \
 	{ \
-		ENTER(symbol); \
+		TRY(gate_enter(FN_##symbol)); \
+		int guard __attribute__((cleanup(gate_leave), unused)) = 0; \
 		const bool own __attribute__((unused)) = is_own; \
 		return __VA_ARGS__; \
 	}

@@ -81,18 +81,9 @@ static CUresult range_of(CUdeviceptr *base, size_t *size, CUdeviceptr address)
 // Returns the size of an attribute's value, 0 if it is not simulated.
 static size_t attribute_size(CUpointer_attribute attribute)
 {
-	switch (attribute) {
-	case CU_POINTER_ATTRIBUTE_CONTEXT:
-	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
-	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: return 8;
+	switch ((unsigned)attribute) {
+	case 0:
+	case 5: return 0; // the driver's P2P tokens
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
 	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return 4;
@@ -101,8 +92,8 @@ static size_t attribute_size(CUpointer_attribute attribute)
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
 	case CU_POINTER_ATTRIBUTE_MAPPED:
 	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return 1;
+	default: return attribute <= CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID ? 8 : 0;
 	}
-	return 0;
 }
 
 static bool reserved(uint64_t address)
