@@ -111,23 +111,6 @@ static uint32_t settled(struct process_page *page)
 	return atomic_load(&page->state);
 }
 
-bool process_enter(void)
-{
-	struct process_page *page = own;
-	if (!page)
-		return true;
-	for (;;) {
-		atomic_fetch_add(&page->inside, 1);
-		uint32_t state = atomic_load(&page->state);
-		if (state == CU_PROCESS_STATE_RUNNING)
-			return true;
-		process_leave();
-		if (state == CU_PROCESS_STATE_FAILED)
-			return false;
-		wait_on(&page->state, settled(page));
-	}
-}
-
 CUprocessState process_pass(bool *inside)
 {
 	struct process_page *page = own;
@@ -140,6 +123,18 @@ CUprocessState process_pass(bool *inside)
 	if (!*inside)
 		process_leave();
 	return state == LOCKING ? CU_PROCESS_STATE_LOCKED : (CUprocessState)state;
+}
+
+bool process_enter(bool *inside)
+{
+	for (;;) {
+		CUprocessState state = process_pass(inside);
+		if (state == CU_PROCESS_STATE_RUNNING)
+			return true;
+		if (state == CU_PROCESS_STATE_FAILED)
+			return false;
+		wait_on(&own->state, settled(own));
+	}
 }
 
 void process_read_taken(void)

@@ -29,11 +29,11 @@ void process_withdraw(void); // at a reset
 void process_forget(void); // in a forked child
 void process_shares(int more); // pieces of memory, or fewer
 void process_holds(int device, uint64_t bytes);
-// Around each call that waits for a lock. The first waits while the process is locked; false: the process has failed.
-bool process_enter(void);
+// Before each call: waits while the process is locked; false: the process has failed. If *inside is set, call
+// process_leave after the call.
+bool process_enter(bool *inside);
+CUprocessState process_pass(bool *inside); // the same, but does not wait; returns the state
 void process_leave(void);
-// As process_enter, but for a call that does not wait; returns the state. If *inside is set, call process_leave.
-CUprocessState process_pass(bool *inside);
 void process_read_taken(void); // reads from a page that a checkpoint has taken away: SIGSEGV
 
 // Maps any process's page. CUDA_ERROR_INVALID_VALUE: there is no such process; CUDA_ERROR_NOT_INITIALIZED: it has not

@@ -191,7 +191,7 @@ static bool is_refused(enum driver_function function)
 static CUresult pass_lock(enum driver_function function, bool *inside)
 {
 	if (!reads_pages(function) && !is_refused(function))
-		return process_enter() ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+		return process_enter(inside) ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 	switch (process_pass(inside)) {
 	case CU_PROCESS_STATE_CHECKPOINTED:
 		if (is_refused(function))
