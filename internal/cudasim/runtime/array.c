@@ -1,17 +1,7 @@
-// CUDA arrays: memory with a shape. Programs can only allocate, describe and free them.
-#include <stdlib.h>
-
+// CUDA arrays: memory with a shape. Programs can only allocate and free them, so an array is its memory's address.
 #include "runtime.h"
 
-struct cudaArray {
-	struct cudaChannelFormatDesc format;
-	struct cudaExtent extent;
-	unsigned flags;
-	CUdeviceptr memory;
-};
-
-static int create(cudaArray_t *array, const struct cudaChannelFormatDesc *format,
-			  struct cudaExtent extent, unsigned flags)
+static int create(cudaArray_t *array, const struct cudaChannelFormatDesc *format, struct cudaExtent extent)
 {
 	if (!array || !format || !extent.width)
 		return cudaErrorInvalidValue;
@@ -19,31 +9,13 @@ static int create(cudaArray_t *array, const struct cudaChannelFormatDesc *format
 	size_t rows = (extent.height ? extent.height : 1) * (extent.depth ? extent.depth : 1), size;
 	if (!element || __builtin_mul_overflow(extent.width * element, rows, &size))
 		return cudaErrorInvalidValue;
-	struct cudaArray *made = malloc(sizeof *made);
-	if (!made)
-		return cudaErrorMemoryAllocation;
-	*made = (struct cudaArray){*format, extent, flags, 0};
-	int error = cu.cuMemAlloc_v2(&made->memory, size);
-	if (error) {
-		free(made);
-		return error;
-	}
-	*array = made;
-	return cudaSuccess;
-}
-
-static int release(cudaArray_t array)
-{
-	int error = array ? (int)cu.cuMemFree_v2(array->memory) : cudaSuccess;
-	if (!error)
-		free(array);
-	return error;
+	return cu.cuMemAlloc_v2((CUdeviceptr *)array, size);
 }
 
 PASS(ready, cudaMallocArray,
      (cudaArray_t *array, const struct cudaChannelFormatDesc *format, size_t width, size_t height, unsigned flags),
-     create(array, format, (struct cudaExtent){width, height, 0}, flags))
+     ((void)flags, create(array, format, (struct cudaExtent){width, height, 0})))
 PASS(ready, cudaMalloc3DArray,
      (cudaArray_t *array, const struct cudaChannelFormatDesc *format, struct cudaExtent extent, unsigned flags),
-     create(array, format, extent, flags))
-PASS(ready, cudaFreeArray, (cudaArray_t array), release(array))
+     ((void)flags, create(array, format, extent)))
+PASS(ready, cudaFreeArray, (cudaArray_t array), array ? cu.cuMemFree_v2((CUdeviceptr)array) : CUDA_SUCCESS)

@@ -10,8 +10,7 @@
 // Errors of the runtime alone.
 #define RUNTIME_ERRORS(X) \
 	X(21, , cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy") \
-	X(35, , cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version") \
-	X(98, , cudaErrorInvalidDeviceFunction, "invalid device function")
+	X(35, , cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")
 
 typedef enum {
 #define X(code, driver, runtime, text) runtime = code,

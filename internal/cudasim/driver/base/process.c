@@ -40,32 +40,34 @@ static void wake(_Atomic uint32_t *word)
 	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-bool process_publish(uint64_t memory)
+static struct process_page *page_new(void)
 {
-	if (own) {
-		own->devices = sim.settings.device_count;
-		own->memory = memory;
-		atomic_store(&own->initialized, 1);
-		return true;
-	}
 	int fd = memfd_create(MEMFD, MFD_CLOEXEC);
 	if (fd < 0)
-		return false;
+		return NULL;
 	struct process_page *page = MAP_FAILED;
 	if (!ftruncate(fd, sizeof *page))
 		page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	taken = mmap(NULL, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (page == MAP_FAILED || taken == MAP_FAILED) {
 		close(fd);
-		return false;
+		return NULL;
 	}
 	page->process = getpid(); // the descriptor stays open: others find the page by it
 	memcpy(page->shared, sim.settings.shared, sizeof page->shared);
-	page->devices = sim.settings.device_count;
-	page->memory = memory;
 	memcpy(page->magic, magic, sizeof magic);
-	atomic_store(&page->initialized, 1);
-	own = page;
+	return page;
+}
+
+bool process_publish(uint64_t memory)
+{
+	if (!own)
+		own = page_new();
+	if (!own)
+		return false;
+	own->devices = sim.settings.device_count;
+	own->memory = memory;
+	atomic_store(&own->initialized, 1);
 	return true;
 }
 

@@ -71,10 +71,8 @@ void tree_remove(struct tree *tree, struct tree_node *node)
 
 struct tree_node *tree_find(const struct tree *tree, uint64_t key)
 {
-	struct tree_node *node = tree->root;
-	while (node && node->key != key)
-		node = key < node->key ? node->left : node->right;
-	return node;
+	struct tree_node *node = tree_floor(tree, key);
+	return node && node->key == key ? node : NULL;
 }
 
 struct tree_node *tree_floor(const struct tree *tree, uint64_t key)

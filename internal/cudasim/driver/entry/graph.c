@@ -8,11 +8,8 @@ static CUresult create(CUgraph *handle, unsigned flags)
 {
 	if (!handle || flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct graph *graph = graph_new(GRAPH);
-	if (!graph)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	*handle = object_handle(graph);
-	return CUDA_SUCCESS;
+	*handle = object_handle(graph_new(GRAPH));
+	return *handle ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 // Nodes have no handles: programs ask only how many there are.

@@ -42,8 +42,7 @@ static CUresult forget(void *pointer, bool registered, CUresult unknown)
 static bool present(uint64_t address, uint64_t size)
 {
 	uint64_t start = address & ~4095ull;
-	return msync((void *)start, address + size - start, MS_ASYNC) ==
-	       0; // fails on addresses without memory
+	return !msync((void *)start, address + size - start, MS_ASYNC); // fails on addresses without memory
 }
 
 static CUresult register_range(void *pointer, size_t size, unsigned flags)

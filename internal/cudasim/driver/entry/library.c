@@ -103,14 +103,12 @@ static CUresult get_function(CUfunction *handle, CUkernel kernel_handle)
 }
 
 // The limits are those that cuDeviceGetAttribute names.
-static bool valid_grid(unsigned x, unsigned y, unsigned z)
+static bool is_valid(const CUlaunchConfig *shape)
 {
-	return x && y && z && x <= 2147483647u && y <= 65535 && z <= 65535;
-}
-
-static bool valid_block(unsigned x, unsigned y, unsigned z)
-{
-	return x && y && z && x <= 1024 && y <= 1024 && z <= 64 && (uint64_t)x * y * z <= 1024;
+	unsigned x = shape->blockDimX, y = shape->blockDimY, z = shape->blockDimZ;
+	return shape->gridDimX && shape->gridDimY && shape->gridDimZ && shape->gridDimX <= 2147483647u &&
+	       shape->gridDimY <= 65535 && shape->gridDimZ <= 65535 && x && y && z && x <= 1024 && y <= 1024 && z <= 64 &&
+	       (uint64_t)x * y * z <= 1024;
 }
 
 static CUresult launch(const CUlaunchConfig *config, bool own, CUfunction handle, void **parameters, void **extra)
@@ -124,8 +122,7 @@ static CUresult launch(const CUlaunchConfig *config, bool own, CUfunction handle
 	struct kernel *kernel = function ? function->kernel : object_find(handle, KERNEL);
 	if (!kernel)
 		return CUDA_ERROR_INVALID_HANDLE;
-	if (!valid_grid(config->gridDimX, config->gridDimY, config->gridDimZ) ||
-	    !valid_block(config->blockDimX, config->blockDimY, config->blockDimZ) || (!parameters && !extra))
+	if (!is_valid(config) || (!parameters && !extra))
 		return CUDA_ERROR_INVALID_VALUE;
 	const struct emulation *emulation = kernel->emulation;
 	if (extra || config->sharedMemBytes || config->gridDimY != 1 || config->gridDimZ != 1 ||

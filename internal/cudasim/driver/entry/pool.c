@@ -111,12 +111,6 @@ static CUresult import(CUmemoryPool *handle, void *shareable, CUmemAllocationHan
 	return CUDA_SUCCESS;
 }
 
-static CUresult take(const struct stream *stream, size_t size, struct pool *pool, uint64_t *address)
-{
-	const struct context *context = stream->context;
-	return memory_allocate(context->device, context->object.node.key, size, pool, address);
-}
-
 static CUresult allocate(CUdeviceptr *address, size_t size, const CUmemoryPool *from, CUstream handle)
 {
 	struct stream *stream;
@@ -128,20 +122,19 @@ static CUresult allocate(CUdeviceptr *address, size_t size, const CUmemoryPool *
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (stream->capture) // graph memory nodes are not simulated
 		return CUDA_ERROR_NOT_SUPPORTED;
-	uint64_t at;
-	CUresult result = take(stream, size, pool, &at);
-	if (result == CUDA_ERROR_OUT_OF_MEMORY) { // memory freed in stream order may be enough
-		queue_run_free();
-		TRY(stream->context->sticky);
-		result = take(stream, size, pool, &at);
+	const struct context *context = stream->context;
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+	for (int tried = 0; tried < 3 && result == CUDA_ERROR_OUT_OF_MEMORY; tried++) {
+		if (tried == 1) // memory freed in stream order may be enough
+			queue_run_free();
+		if (tried == 2)
+			queue_wait((struct target){.freed = context->device + 1});
+		TRY(context->sticky);
+		uint64_t at;
+		result = memory_allocate(context->device, context->object.node.key, size, pool, &at);
+		if (result == CUDA_SUCCESS)
+			*address = at;
 	}
-	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-		queue_wait((struct target){.freed = stream->context->device + 1});
-		TRY(stream->context->sticky);
-		result = take(stream, size, pool, &at);
-	}
-	if (result == CUDA_SUCCESS)
-		*address = at;
 	return result;
 }
 

@@ -176,7 +176,7 @@ static CUresult map(CUdeviceptr address, size_t size, size_t offset, CUmemGeneri
 	if (before && before->node.key + before->size > address)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct mapping *mapping;
-	TRY(mapping_new(address, size, block, &mapping));
+	TRY(mapping_new(address, size, PROT_NONE, block, &mapping));
 	tally(MAPPINGS, 1, size);
 	return CUDA_SUCCESS;
 }

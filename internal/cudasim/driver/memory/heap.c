@@ -75,18 +75,13 @@ CUresult memory_show(struct block *block, uint64_t context, uint64_t size, struc
 	int index = block->device;
 	struct device *device = &memory.devices[index];
 	uint64_t rounded = block->size, at;
-	struct mapping *mapping = NULL;
+	struct mapping *mapping;
 	if (!addresses_take(device, rounded, &at)) {
 		block_release(block);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	CUresult result = mapping_new(at, rounded, block, &mapping);
+	CUresult result = mapping_new(at, rounded, PROT_READ | PROT_WRITE, block, &mapping);
 	block_release(block); // the mapping holds it now
-	if (result == CUDA_SUCCESS && mprotect((void *)at, rounded, PROT_READ | PROT_WRITE)) {
-		addresses_clear(at, rounded);
-		mapping_delete(mapping);
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	}
 	if (result != CUDA_SUCCESS) {
 		addresses_give(device, rounded, at);
 		return result;

@@ -4,14 +4,14 @@
 
 #include "memory/memory.h"
 
-CUresult mapping_new(uint64_t address, uint64_t size, struct block *block, struct mapping **result)
+CUresult mapping_new(uint64_t address, uint64_t size, int protection, struct block *block, struct mapping **result)
 {
 	struct mapping *mapping = calloc(1, sizeof *mapping);
 	if (!mapping)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	int fd = block->foreign_fd >= 0 ? block->foreign_fd : memory.devices[block->device].fd;
-	if (mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
-		 (off_t)block->offset) == MAP_FAILED) {
+	const int flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED;
+	if (mmap((void *)address, size, protection, flags, fd, (off_t)block->offset) == MAP_FAILED) {
 		free(mapping);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -110,7 +110,7 @@ void block_shared(struct block *block); // notes that other processes share it, 
 void block_release(struct block *block);
 
 // --- blocks at addresses (mapping.c)
-CUresult mapping_new(uint64_t address, uint64_t size, struct block *block, struct mapping **result);
+CUresult mapping_new(uint64_t address, uint64_t size, int protection, struct block *block, struct mapping **result);
 void mapping_delete(struct mapping *mapping); // the caller clears the addresses
 struct mapping *mapping_at(uint64_t address);
 struct mapping *mapping_from(uint64_t address); // the one that begins there
