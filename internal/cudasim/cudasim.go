@@ -48,20 +48,13 @@ type Sim struct {
 	// Path is the file the handle came from.
 	Path string
 
-	// Stat returns a number of the simulator's state, by a name that cudasim.h lists: bytes for names that say so (and
-	// free:DEV, used:DEV, total:DEV), else a count; Unknown for other names.
-	Stat func(name string) uint64
-	// Fail makes the nth call from now (1 is the next) of a driver function return code without doing anything, once.
-	// Code 0 drops all failures planned for the function. The name may have its version suffix; an unknown one is only
-	// reported on stderr.
-	Fail func(function string, nth, code int)
-	// ClearFailures drops all planned failures, those of CUDASIM_FAIL included.
+	// Stat, Fail, ClearFailures, FailuresFired and Reset are the functions of cudasim.h; Stat returns Unknown for a name
+	// that does not exist.
+	Stat          func(name string) uint64
+	Fail          func(function string, nth, code int)
 	ClearFailures func()
-	// FailuresFired returns how many planned failures have fired since start or Reset.
 	FailuresFired func() uint64
-	// Reset drops all state (memory, mappings, contexts, counters, planned failures) and reads the environment again.
-	// Call cuInit again after it. No other thread may be inside a CUDA call.
-	Reset func()
+	Reset         func()
 }
 
 // Load loads the simulator into this process.

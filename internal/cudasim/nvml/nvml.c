@@ -39,68 +39,59 @@ typedef struct {
 
 static int initialized; // how many times
 
-// Calls a function with the page of each process that this one may read.
-static void each(void (*see)(struct process_page *, void *), void *with)
+struct seen {
+	int device_count;
+	uint64_t memory, held;
+	unsigned count;
+};
+
+// Adds what a process has, and holds of a device, to what was seen; lists it if there is room.
+static void see(struct process_page *page, int device, nvmlProcessInfo_v2_t *list, unsigned room, struct seen *seen)
 {
+	if (page->devices > seen->device_count)
+		seen->device_count = page->devices;
+	if (page->memory > seen->memory)
+		seen->memory = page->memory;
+	if (device >= page->devices || process_state(page) == CU_PROCESS_STATE_CHECKPOINTED)
+		return;
+	uint64_t bytes = atomic_load(&page->held[device]);
+	seen->held += bytes;
+	if (seen->count < room)
+		list[seen->count] = (nvmlProcessInfo_v2_t){
+			.pid = (unsigned)page->process,
+			.used = bytes,
+			.gpu_instance = UINT32_MAX,
+			.compute_instance = UINT32_MAX,
+		};
+	seen->count++;
+}
+
+// Looks at each process that this one may read. There are as many devices as the processes have, and as large; if there
+// are no processes, those of the environment.
+static struct seen look(int device, nvmlProcessInfo_v2_t *list, unsigned room)
+{
+	struct seen seen = {0};
 	DIR *listing = opendir("/proc");
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
 		struct process_page *page;
 		if (process_find(atoi(entry->d_name), &page) != CUDA_SUCCESS)
 			continue;
 		if (!strcmp(page->shared, sim.settings.shared))
-			see(page, with);
+			see(page, device, list, room, &seen);
 		process_release(page);
 	}
 	if (listing)
 		closedir(listing);
-}
-
-static void see_devices(struct process_page *page, void *seen)
-{
-	struct settings *devices = seen;
-	if (page->devices > devices->device_count)
-		devices->device_count = page->devices;
-	if (page->memory > devices->memory)
-		devices->memory = page->memory;
-}
-
-// Returns as many devices as the processes have, and as large; if there are no processes, those of the environment.
-static struct settings devices(void)
-{
-	struct settings seen = {0};
-	each(see_devices, &seen);
-	return seen.device_count ? seen : sim.settings;
-}
-
-struct holders {
-	int device;
-	unsigned count, room;
-	nvmlProcessInfo_v2_t *list;
-	uint64_t bytes;
-};
-
-static void see_holder(struct process_page *page, void *with)
-{
-	struct holders *holders = with;
-	if (holders->device >= page->devices || process_state(page) == CU_PROCESS_STATE_CHECKPOINTED)
-		return;
-	uint64_t bytes = atomic_load(&page->held[holders->device]);
-	holders->bytes += bytes;
-	if (holders->count < holders->room)
-		holders->list[holders->count] = (nvmlProcessInfo_v2_t){
-			.pid = (unsigned)page->process,
-			.used = bytes,
-			.gpu_instance = UINT32_MAX,
-			.compute_instance = UINT32_MAX,
-		};
-	holders->count++;
+	if (!seen.device_count)
+		seen = (struct seen){.device_count = sim.settings.device_count, .memory = sim.settings.memory};
+	return seen;
 }
 
 static nvmlReturn_t check(nvmlDevice_t device, const void *result)
 {
 	if (!initialized)
 		return NVML_ERROR_UNINITIALIZED;
-	if (!result || !device || (uintptr_t)device > (uintptr_t)devices().device_count)
+	if (!result || !device || (uintptr_t)device > (uintptr_t)look(0, NULL, 0).device_count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return NVML_SUCCESS;
 }
@@ -142,7 +133,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 		return NVML_ERROR_UNINITIALIZED;
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*count = (unsigned)devices().device_count;
+	*count = (unsigned)look(0, NULL, 0).device_count;
 	return NVML_SUCCESS;
 }
 
@@ -186,11 +177,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 		result = NVML_ERROR_INVALID_ARGUMENT;
 	if (result != NVML_SUCCESS)
 		return result;
-	struct holders holders = {.device = index_of(device)};
-	each(see_holder, &holders);
-	info->total = devices().memory;
+	struct seen seen = look(index_of(device), NULL, 0);
+	info->total = seen.memory;
 	info->reserved = 0;
-	info->used = holders.bytes < info->total ? holders.bytes : info->total;
+	info->used = seen.held < info->total ? seen.held : info->total;
 	info->free = info->total - info->used;
 	return NVML_SUCCESS;
 }
@@ -214,8 +204,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device,
 		result = NVML_ERROR_INVALID_ARGUMENT;
 	if (result != NVML_SUCCESS)
 		return result;
-	struct holders holders = {.device = index_of(device), .room = *count, .list = processes};
-	each(see_holder, &holders);
-	*count = holders.count;
-	return holders.count > holders.room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	unsigned room = *count;
+	*count = look(index_of(device), processes, room).count;
+	return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }

@@ -71,17 +71,19 @@ void device_forget(int device)
 	pthread_mutex_unlock(&lock);
 }
 
-cudaError_t device_bind(int device)
+static cudaError_t enter(int device)
 {
 	CUcontext context;
 	cudaError_t error = device_primary(device, &context);
-	if (error == cudaSuccess)
-		error = (cudaError_t)cu.cuCtxSetCurrent(context);
+	return error != cudaSuccess ? error : (cudaError_t)cu.cuCtxSetCurrent(context);
+}
+
+cudaError_t device_bind(int device)
+{
+	cudaError_t error = enter(device);
 	if (error == cudaErrorDeviceUninitialized) { // the handle is from before a reset of the simulator
 		device_forget(device);
-		error = device_primary(device, &context);
-		if (error == cudaSuccess)
-			error = (cudaError_t)cu.cuCtxSetCurrent(context);
+		error = enter(device);
 	}
 	if (error == cudaSuccess)
 		chosen = device;

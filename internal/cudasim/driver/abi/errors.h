@@ -7,16 +7,10 @@
 	X(1, CUDA_ERROR_INVALID_VALUE, cudaErrorInvalidValue, "invalid argument")                            \
 	X(2, CUDA_ERROR_OUT_OF_MEMORY, cudaErrorMemoryAllocation, "out of memory")                           \
 	X(3, CUDA_ERROR_NOT_INITIALIZED, cudaErrorInitializationError, "initialization error")               \
-	X(4, CUDA_ERROR_DEINITIALIZED, cudaErrorCudartUnloading, "driver shutting down")                     \
 	X(100, CUDA_ERROR_NO_DEVICE, cudaErrorNoDevice, "no CUDA-capable device is detected")                \
 	X(101, CUDA_ERROR_INVALID_DEVICE, cudaErrorInvalidDevice, "invalid device ordinal")                  \
 	X(200, CUDA_ERROR_INVALID_IMAGE, cudaErrorInvalidKernelImage, "device kernel image is invalid")      \
 	X(201, CUDA_ERROR_INVALID_CONTEXT, cudaErrorDeviceUninitialized, "invalid device context")           \
-	X(205, CUDA_ERROR_MAP_FAILED, cudaErrorMapBufferObjectFailed, "mapping of buffer object failed")     \
-	X(206, CUDA_ERROR_UNMAP_FAILED, cudaErrorUnmapBufferObjectFailed,                                    \
-	  "unmapping of buffer object failed")                                                               \
-	X(208, CUDA_ERROR_ALREADY_MAPPED, cudaErrorAlreadyMapped, "resource already mapped")                 \
-	X(211, CUDA_ERROR_NOT_MAPPED, cudaErrorNotMapped, "resource not mapped")                             \
 	X(217, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, cudaErrorPeerAccessUnsupported,                           \
 	  "peer access is not supported between these two devices")                                          \
 	X(304, CUDA_ERROR_OPERATING_SYSTEM, cudaErrorOperatingSystem,                                        \

@@ -62,9 +62,9 @@ static CUresult restore(struct process_page *page)
 
 static CUresult unlock(struct process_page *page)
 {
-	bool locked = process_state(page) == CU_PROCESS_STATE_LOCKED;
-	locked = locked && process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_RUNNING);
-	return locked ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+	bool unlocked = process_state(page) == CU_PROCESS_STATE_LOCKED &&
+			process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_RUNNING);
+	return unlocked ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 
 static CUresult change(int pid, const uint64_t *reserved, CUresult (*to)(struct process_page *))

@@ -51,16 +51,11 @@ static CUresult peer_attribute(int *value, CUdevice_P2PAttribute attribute, CUde
 	TRY(device_check(device, value));
 	if (!device_valid(peer) || device == peer)
 		return CUDA_ERROR_INVALID_DEVICE;
-	switch (attribute) {
-	case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
-	case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
-	case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED:
-		*value = peers(device, peer);
-		return CUDA_SUCCESS;
-	case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK:
-	case CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED: *value = 0; return CUDA_SUCCESS;
-	}
-	return CUDA_ERROR_INVALID_VALUE;
+	if ((unsigned)attribute - 1 >= CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED)
+		return CUDA_ERROR_INVALID_VALUE;
+	*value = attribute != CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK &&
+		 attribute != CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED && peers(device, peer);
+	return CUDA_SUCCESS;
 }
 
 static CUresult attribute_of(int *value, int attribute, CUdevice device)

@@ -1,5 +1,6 @@
 // Stream-ordered allocation from pools, which hold no free memory. An allocation has its memory at once; a free waits
 // for its turn on the stream, in execution/queue.c.
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -154,46 +155,48 @@ static CUresult free_later(CUdeviceptr address, CUstream handle)
 	return CUDA_SUCCESS;
 }
 
-static CUresult get_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
+// Returns the attribute's place in the pool, NULL if there is no such attribute.
+static void *field_of(struct pool *pool, CUmemPool_attribute attribute, size_t *size)
 {
-	struct pool *pool = pool_find(handle);
-	if (!pool || !value)
-		return CUDA_ERROR_INVALID_VALUE;
+	*size = sizeof(uint64_t);
 	switch (attribute) {
 	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
 	case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-	case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-		*(int *)value = pool->reuse[attribute - 1];
-		return CUDA_SUCCESS;
-	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(uint64_t *)value = pool->threshold; return CUDA_SUCCESS;
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *size = sizeof(int); return &pool->reuse[attribute - 1];
+	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: return &pool->threshold;
 	case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-	case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(uint64_t *)value = pool->used; return CUDA_SUCCESS;
+	case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: return &pool->used;
 	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-	case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(uint64_t *)value = pool->high; return CUDA_SUCCESS;
+	case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return &pool->high;
 	}
-	return CUDA_ERROR_INVALID_VALUE;
+	return NULL;
+}
+
+static CUresult get_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
+{
+	size_t size;
+	struct pool *pool = pool_find(handle);
+	void *field = pool ? field_of(pool, attribute, &size) : NULL;
+	if (!field || !value)
+		return CUDA_ERROR_INVALID_VALUE;
+	memcpy(value, field, size);
+	return CUDA_SUCCESS;
 }
 
 static CUresult set_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
+	size_t size;
 	struct pool *pool = pool_find(handle);
-	if (!pool || !value)
+	void *field = pool ? field_of(pool, attribute, &size) : NULL;
+	if (!field || field == &pool->used || !value)
 		return CUDA_ERROR_INVALID_VALUE;
-	switch (attribute) {
-	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-	case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-	case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-		pool->reuse[attribute - 1] = *(int *)value;
-		return CUDA_SUCCESS;
-	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(uint64_t *)value; return CUDA_SUCCESS;
-	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-	case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+	if (field == &pool->high) {
 		if (*(uint64_t *)value)
 			return CUDA_ERROR_INVALID_VALUE; // it can only be reset
-		pool->high = pool->used;
-		return CUDA_SUCCESS;
-	default: return CUDA_ERROR_INVALID_VALUE;
+		value = &pool->used;
 	}
+	memcpy(field, value, size);
+	return CUDA_SUCCESS;
 }
 
 POOL_FUNCTIONS(DEFINE, DEFINE_PTSZ)
