@@ -37,8 +37,12 @@ static struct segment {
 	struct member members[MEMBERS];
 } *segment; // NULL: nothing is shared
 static struct member *own;
-static char folder[64], file[192]; // paths
-static char suffix[48];		   // of file names: processes that see one another, with one layout
+static char file[192]; // its path
+
+// Where the files are, and how those end of processes that see one another, with one layout.
+struct location {
+	char folder[64], suffix[48];
+};
 
 // Returns false if there is no such process, or only a zombie.
 static bool identify(pid_t process, struct identity *identity)
@@ -96,51 +100,49 @@ static bool drop_dead(struct segment *of)
 }
 
 // Makes a file without a name, and names it when it is complete.
-static bool create(const char *path)
+static bool create(const char *folder, const char *path)
 {
+	char name[32];
 	int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return false;
 	struct segment *new = MAP_FAILED;
-	int error = posix_fallocate(fd, 0, sizeof *new);
-	if (!error) {
+	errno = posix_fallocate(fd, 0, sizeof *new);
+	if (!errno)
 		new = mmap(NULL, sizeof *new, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-		error = new == MAP_FAILED ? errno : 0;
-	}
-	if (!error) {
+	bool created = new != MAP_FAILED;
+	if (created) {
 		pthread_mutexattr_t attributes;
 		pthread_mutexattr_init(&attributes);
 		pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
 		pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-		error = pthread_mutex_init(&new->lock, &attributes);
+		errno = pthread_mutex_init(&new->lock, &attributes);
+		created = !errno;
 		pthread_mutexattr_destroy(&attributes);
 		munmap(new, sizeof *new);
+		snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+		created = created && (!linkat(AT_FDCWD, name, AT_FDCWD, path, AT_SYMLINK_FOLLOW) || errno == EEXIST);
 	}
-	char name[32];
-	snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
-	if (!error && linkat(AT_FDCWD, name, AT_FDCWD, path, AT_SYMLINK_FOLLOW) && errno != EEXIST)
-		error = errno;
 	close(fd);
-	errno = error;
-	return !error;
+	return created;
 }
 
 // Returns the file's segment, locked; NULL: errno says why. Removing the file takes the lock, so a file that still has
-// its name keeps it.
-static struct segment *attach(const char *path, bool make)
+// its name keeps it. folder: where to make the file if there is none; NULL: nowhere, and without waiting.
+static struct segment *attach(const char *path, const char *folder)
 {
 	for (;;) {
 		int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-		if (fd < 0 && errno == ENOENT && make && create(path))
+		if (fd < 0 && errno == ENOENT && folder && create(folder, path))
 			continue;
 		if (fd < 0)
 			return NULL;
 		struct segment *found = mmap(NULL, sizeof *found, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-		struct stat status = {0};
-		bool locked = found != MAP_FAILED && lock(found, make);
+		struct stat status = {.st_nlink = 1};
+		bool locked = found != MAP_FAILED && lock(found, folder != NULL);
 		int error = found == MAP_FAILED ? errno : EBUSY;
-		if (locked && fstat(fd, &status))
-			status.st_nlink = 1;
+		if (locked)
+			fstat(fd, &status);
 		close(fd);
 		if (locked && status.st_nlink)
 			return found;
@@ -163,17 +165,16 @@ static void detach(struct segment *of, const char *path)
 }
 
 // Removes the files that killed processes left.
-static void sweep(void)
+static void sweep(const struct location *location)
 {
-	DIR *listing = opendir(folder);
+	DIR *listing = opendir(location->folder);
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
-		char path[sizeof folder + sizeof entry->d_name];
-		size_t length = strlen(entry->d_name);
-		snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-		if (length <= strlen(suffix) || strcmp(entry->d_name + length - strlen(suffix), suffix) ||
-		    !strcmp(path, file))
+		char path[sizeof location->folder + sizeof entry->d_name];
+		size_t length = strlen(entry->d_name), end = strlen(location->suffix);
+		snprintf(path, sizeof path, "%s/%s", location->folder, entry->d_name);
+		if (length <= end || strcmp(entry->d_name + length - end, location->suffix) || !strcmp(path, file))
 			continue;
-		struct segment *other = attach(path, false);
+		struct segment *other = attach(path, NULL);
 		if (other)
 			detach(other, path);
 	}
@@ -181,29 +182,17 @@ static void sweep(void)
 		closedir(listing);
 }
 
-// Once in a process, because checkpoints of other processes read the paths without sim.lock.
-static bool find_folder(void)
+// Returns false if the folder cannot be used: errno says why.
+static bool find_location(struct location *location)
 {
-	static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
-	static pid_t found_by; // a child may be in another namespace
 	struct stat status, namespace;
-	bool found = true;
-	pthread_mutex_lock(&finding);
-	if (found_by != getpid()) {
-		snprintf(folder, sizeof folder, "/dev/shm/cudasim-%u", geteuid());
-		found = !stat("/proc/self/ns/pid", &namespace) && (!mkdir(folder, 0700) || errno == EEXIST) &&
-			!lstat(folder, &status);
-		if (found) {
-			snprintf(suffix, sizeof suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
-			snprintf(file, sizeof file, "%s/%s%s", folder, sim.settings.shared, suffix);
-			errno = EPERM;
-			found = S_ISDIR(status.st_mode) && status.st_uid == geteuid() && !(status.st_mode & 077);
-		}
-		if (found)
-			found_by = getpid();
-	}
-	pthread_mutex_unlock(&finding);
-	return found;
+	snprintf(location->folder, sizeof location->folder, "/dev/shm/cudasim-%u", geteuid());
+	if (stat("/proc/self/ns/pid", &namespace) || (mkdir(location->folder, 0700) && errno != EEXIST) ||
+	    lstat(location->folder, &status))
+		return false;
+	snprintf(location->suffix, sizeof location->suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
+	errno = EPERM;
+	return S_ISDIR(status.st_mode) && status.st_uid == geteuid() && !(status.st_mode & 077);
 }
 
 // Takes a place in the segment, which is locked.
@@ -243,11 +232,13 @@ static CUresult join(void)
 
 CUresult budget_join(void)
 {
+	struct location location;
 	if (!*sim.settings.shared || segment)
 		return CUDA_SUCCESS;
-	if (!find_folder() || !(segment = attach(file, true))) {
-		sim_complain("CUDASIM_SHARED: %s can't be used: %s; cuInit returns 304", *file ? file : folder,
-			     strerror(errno));
+	bool found = find_location(&location);
+	snprintf(file, sizeof file, "%s/%s%s", location.folder, sim.settings.shared, found ? location.suffix : "");
+	if (!found || !(segment = attach(file, location.folder))) {
+		sim_complain("CUDASIM_SHARED: %s can't be used: %s; cuInit returns 304", file, strerror(errno));
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	CUresult result = join();
@@ -257,7 +248,7 @@ CUresult budget_join(void)
 		return result;
 	}
 	pthread_mutex_unlock(&segment->lock);
-	sweep();
+	sweep(&location);
 	return CUDA_SUCCESS;
 }
 
@@ -339,13 +330,14 @@ uint64_t budget_free(int device)
 CUresult budget_lend(int process, const char *shared, bool lent)
 {
 	char path[sizeof file];
+	struct location location;
 	CUresult result = CUDA_ERROR_OPERATING_SYSTEM;
 	if (!*shared)
 		return CUDA_SUCCESS; // it has its devices for itself
-	if (!find_folder())
+	if (!find_location(&location))
 		return result;
-	snprintf(path, sizeof path, "%s/%s%s", folder, shared, suffix);
-	struct segment *of = attach(path, true);
+	snprintf(path, sizeof path, "%s/%s%s", location.folder, shared, location.suffix);
+	struct segment *of = attach(path, location.folder);
 	if (!of)
 		return result;
 	drop_dead(of);
