@@ -72,22 +72,16 @@ struct cudaDeviceProp {
 	char name[256];
 	char uuid[16];
 	char luid[12];
-	size_t totalGlobalMem;
-	size_t sharedMemPerBlock;
-	int regsPerBlock;
-	int warpSize;
+	size_t totalGlobalMem, sharedMemPerBlock;
+	int regsPerBlock, warpSize;
 	size_t memPitch;
-	int maxThreadsPerBlock;
-	int maxThreadsDim[3];
-	int maxGridSize[3];
+	int maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3];
 #if CUDART_MAJOR < 13
 	int clockRate;
 #endif
 	size_t totalConstMem;
-	int major;
-	int minor;
-	size_t textureAlignment;
-	size_t texturePitchAlignment;
+	int major, minor;
+	size_t textureAlignment, texturePitchAlignment;
 #if CUDART_MAJOR < 13
 	int deviceOverlap;
 #endif
@@ -96,40 +90,24 @@ struct cudaDeviceProp {
 	int canMapHostMemory;
 	int texturesAndSurfaces[CUDART_MAJOR < 13 ? 41 : 39];
 	size_t surfaceAlignment;
-	int concurrentKernels;
-	int ECCEnabled;
-	int pciBusID;
-	int pciOthers[3];
-	int asyncEngineCount;
-	int unifiedAddressing;
+	int concurrentKernels, ECCEnabled, pciBusID, pciOthers[3], asyncEngineCount, unifiedAddressing;
 #if CUDART_MAJOR < 13
 	int memoryClockRate;
 #endif
-	int memoryBusWidth;
-	int l2CacheSize;
-	int persistingL2CacheMaxSize;
-	int maxThreadsPerMultiProcessor;
-	int streamPrioritiesSupported;
-	int globalL1CacheSupported;
-	int localL1CacheSupported;
+	int memoryBusWidth, l2CacheSize, persistingL2CacheMaxSize, maxThreadsPerMultiProcessor;
+	int streamPrioritiesSupported, globalL1CacheSupported, localL1CacheSupported;
 	size_t sharedMemPerMultiprocessor;
 	int regsPerMultiprocessor;
 	int boardAndPages[CUDART_MAJOR < 13 ? 7 : 6];
-	int computePreemptionSupported;
-	int canUseHostPointerForRegisteredMem;
-	int cooperativeLaunch;
+	int computePreemptionSupported, canUseHostPointerForRegisteredMem, cooperativeLaunch;
 #if CUDART_MAJOR < 13
 	int cooperativeMultiDeviceLaunch;
 #endif
 	size_t sharedMemPerBlockOptin;
-	int pageTables[2];
-	int maxBlocksPerMultiProcessor;
-	int accessPolicyMaxWindowSize;
+	int pageTables[2], maxBlocksPerMultiProcessor, accessPolicyMaxWindowSize;
 	size_t reservedSharedMemPerBlock;
 	int hostRegisterSupported; // from here on: not in the struct of cudaGetDeviceProperties before 12
-	int sharing[3];
-	int memoryPoolsSupported;
-	int reserved[71];
+	int sharing[3], memoryPoolsSupported, reserved[71];
 };
 
 _Static_assert(sizeof(struct cudaPointerAttributes) == (CUDART_MAJOR >= 13 ? 88 : 24), "ABI");

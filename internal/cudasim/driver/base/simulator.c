@@ -1,7 +1,6 @@
 // The state that all layers share: the lock, the calling thread's own state, complaints.
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,14 +10,12 @@ struct simulator sim = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 void sim_complain(const char *format, ...)
 {
-	char line[512] = "cudasim: ";
+	char line[512];
 	va_list arguments;
 	va_start(arguments, format);
-	vsnprintf(line + 9, sizeof line - 10, format, arguments);
+	vsnprintf(line, sizeof line, format, arguments);
 	va_end(arguments);
-	strcat(line, "\n");
-	ssize_t ignored = write(2, line, strlen(line));
-	(void)ignored;
+	dprintf(2, "cudasim: %s\n", line);
 }
 
 struct thread_state *thread_state(void)
