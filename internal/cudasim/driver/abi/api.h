@@ -68,7 +68,7 @@
 	  (CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device), \
 	  ((void)flags, create(context, params, device))) \
 	X(4000, INIT, cuCtxDestroy, _v2, (CUcontext context), destroy(context)) \
-	X(4000, INIT, cuCtxGetCurrent, , (CUcontext *context), get_current(context)) \
+	X(4000, INIT, cuCtxGetCurrent, , (CUcontext *context), GIVES(context, current_handle())) \
 	X(4000, INIT, cuCtxSetCurrent, , (CUcontext context), set_current(context)) \
 	X(4000, INIT, cuCtxPushCurrent, _v2, (CUcontext context), \
 	  enterable(context) ? push((uint64_t)context) : CUDA_ERROR_INVALID_CONTEXT) \
@@ -95,9 +95,10 @@
 	X(10020, INIT, cuMemGetAllocationGranularity, , (size_t *granularity, const CUmemAllocationProp *prop, \
 	  CUmemAllocationGranularity_flags option), granularity_of(granularity, prop, option)) \
 	X(10020, INIT, cuMemGetAllocationPropertiesFromHandle, , (CUmemAllocationProp *prop, \
-	  CUmemGenericAllocationHandle handle), properties_of(prop, handle)) \
+	  CUmemGenericAllocationHandle handle), \
+	  block_of(handle) ? GIVES(prop, block_of(handle)->prop) : CUDA_ERROR_INVALID_VALUE) \
 	X(11000, INIT, cuMemRetainAllocationHandle, , (CUmemGenericAllocationHandle *handle, void *address), \
-	  retain_at(handle, address)) \
+	  handle && block_at((uint64_t)address) ? retain(block_at((uint64_t)address), handle) : CUDA_ERROR_INVALID_VALUE) \
 	X(10020, INIT, cuMemExportToShareableHandle, , (void *shareable, CUmemGenericAllocationHandle handle, \
 	  CUmemAllocationHandleType type, unsigned long long flags), export(shareable, handle, type, flags)) \
 	X(10020, INIT, cuMemImportFromShareableHandle, , (CUmemGenericAllocationHandle *handle, void *shareable, \
@@ -160,7 +161,7 @@
 	X(11020, INIT, cuMemPoolImportFromShareableHandle, , (CUmemoryPool *pool, void *shareable, \
 	  CUmemAllocationHandleType type, unsigned long long flags), import(pool, shareable, type, flags)) \
 	X(11020, INIT, cuMemPoolTrimTo, , (CUmemoryPool pool, size_t keep), \
-	  ((void)keep, pool_find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE)) /* the simulator keeps no unused memory */ \
+	  ((void)keep, pool_find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE)) /* it keeps no unused memory */ \
 	X(11020, INIT, cuMemPoolGetAttribute, , (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), \
 	  get_attribute(pool, attribute, value)) \
 	X(11020, INIT, cuMemPoolSetAttribute, , (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), \
@@ -174,9 +175,10 @@
 	  register_range(pointer, size, flags)) \
 	X(4000, CTX, cuMemHostUnregister, , (void *pointer), \
 	  forget(pointer, true, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)) \
-	X(2030, CTX, cuMemHostGetFlags, , (unsigned *flags, void *pointer), flags_of(flags, pointer)) \
+	X(2030, CTX, cuMemHostGetFlags, , (unsigned *flags, void *pointer), HOST_GIVES(pointer, flags, \
+	  host_range_at((uint64_t)pointer)->flags | CU_MEMHOSTALLOC_DEVICEMAP)) /* unified addressing maps all of it */ \
 	X(3020, CTX, cuMemHostGetDevicePointer, _v2, (CUdeviceptr *address, void *pointer, unsigned flags), \
-	  device_pointer(address, pointer, flags))
+	  flags ? CUDA_ERROR_INVALID_VALUE : HOST_GIVES(pointer, address, (CUdeviceptr)pointer))
 
 #define COPY_FUNCTIONS(X, T, S) \
 	T(4000, CTX, cuMemcpy, , (CUdeviceptr target, CUdeviceptr source, size_t size), \

@@ -107,13 +107,10 @@ static CUresult destroy(CUcontext handle)
 	return CUDA_SUCCESS;
 }
 
-static CUresult get_current(CUcontext *context)
+static CUcontext current_handle(void)
 {
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
 	struct thread_state *thread = thread_state();
-	*context = thread->depth ? (CUcontext)thread->stack[thread->depth - 1] : NULL;
-	return CUDA_SUCCESS;
+	return thread->depth ? (CUcontext)thread->stack[thread->depth - 1] : NULL;
 }
 
 static CUresult set_current(CUcontext handle)

@@ -57,7 +57,7 @@ static CUresult record_context(CUcontext context_handle, CUevent handle)
 		return CUDA_ERROR_INVALID_HANDLE;
 	TRY(capture_forbids_context(context));
 	event->capture = NULL;
-	event->recorded = queue_last();
+	event->recorded = queue_last;
 	event->whole = true;
 	event->complete = false;
 	return CUDA_SUCCESS;

@@ -60,21 +60,7 @@ static CUresult register_range(void *pointer, size_t size, unsigned flags)
 									 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult flags_of(unsigned *flags, void *pointer)
-{
-	struct host_range *range = host_range_at((uint64_t)pointer);
-	if (!flags || !range)
-		return CUDA_ERROR_INVALID_VALUE;
-	*flags = range->flags | CU_MEMHOSTALLOC_DEVICEMAP; // unified addressing maps all of it
-	return CUDA_SUCCESS;
-}
-
-static CUresult device_pointer(CUdeviceptr *address, void *pointer, unsigned flags)
-{
-	if (!address || flags || !host_range_at((uint64_t)pointer))
-		return CUDA_ERROR_INVALID_VALUE;
-	*address = (CUdeviceptr)pointer;
-	return CUDA_SUCCESS;
-}
+#define HOST_GIVES(host, pointer, value) \
+	(host_range_at((uint64_t)(host)) ? GIVES(pointer, value) : CUDA_ERROR_INVALID_VALUE)
 
 HOST_FUNCTIONS(DEFINE)

@@ -39,7 +39,7 @@ static uint64_t stat(const char *name)
 		{"graphs", s->objects[GRAPH]},
 		{"graph_execs", s->objects[GRAPH_EXEC]},
 		{"libraries", s->objects[LIBRARY]},
-		{"pending", queue_pending()},
+		{"pending", queue_count},
 		{"devices", (uint64_t)sim.settings.device_count},
 		{"granularity", sim.settings.granularity},
 	};

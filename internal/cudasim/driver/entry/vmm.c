@@ -285,15 +285,6 @@ static CUresult granularity_of(size_t *granularity, const CUmemAllocationProp *p
 	return CUDA_SUCCESS;
 }
 
-static CUresult properties_of(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
-{
-	struct block *block = block_of(handle);
-	if (!prop || !block)
-		return CUDA_ERROR_INVALID_VALUE;
-	*prop = block->prop;
-	return CUDA_SUCCESS;
-}
-
 static CUresult retain(struct block *block, CUmemGenericAllocationHandle *handle)
 {
 	if (block->handle) {
@@ -303,12 +294,6 @@ static CUresult retain(struct block *block, CUmemGenericAllocationHandle *handle
 	}
 	block->references++;
 	return allocation_new(block, handle);
-}
-
-static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
-{
-	struct block *block = block_at((uint64_t)address);
-	return handle && block ? retain(block, handle) : CUDA_ERROR_INVALID_VALUE;
 }
 
 // The contents of an exported descriptor, which tell an importer where the block is. Its id is the handle.

@@ -130,16 +130,15 @@ struct target queue_turn(const struct stream *stream); // what an operation issu
 void queue_wait(struct target target);
 bool queue_done(struct target target); // runs what it can, leaves host functions to threads of their own, never waits
 void queue_run_free(void);	       // runs everything that needs no host function; never waits
-uint64_t queue_last(void); // the last sequence number
+extern uint64_t queue_count, queue_last; // how many operations wait, the last sequence number
 void queue_poison(uint64_t address, uint64_t size); // memory was unmapped under operations in flight
 void queue_drop(const struct stream *stream); // NULL: all
-uint64_t queue_pending(void);
 
 // --- copies and fills (operation.c)
 uint64_t rows_size(const struct rows *rows); // from the first byte to the last; 0: there is none
 bool operation_execute(struct context *context, const struct operation *operation); // false: a fault
 
-// --- kernels (kernel.c, function.c)
+// --- kernels (kernel.c)
 struct emulation { // of a kernel, in C
 	const char *name;
 	unsigned block[3]; // the only shape of thread block it is written for

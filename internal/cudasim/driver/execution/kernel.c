@@ -1,5 +1,6 @@
 // The simulated kernels: each is a C function that does to memory what the kernel does. A kernel reads memory as its
-// device sees it: an address that is not mapped, or was mapped after the launch, is a fault.
+// device sees it: an address that is not mapped, or was mapped after the launch, is a fault. A function is a kernel in
+// one context.
 #include <string.h>
 
 #include "digest.h"
@@ -122,3 +123,19 @@ const struct emulation emulations[EMULATIONS] = {
 		.run = run_digest,
 	},
 };
+
+struct function *function_find(const struct kernel *kernel, const struct context *context)
+{
+	struct function *function;
+	for (uint64_t cursor = 0; (function = object_next(FUNCTION, &cursor));)
+		if ((!kernel || function->kernel == kernel) && (!context || function->context == context))
+			return function;
+	return NULL;
+}
+
+void functions_forget(const struct kernel *kernel, const struct context *context)
+{
+	struct function *function;
+	while ((function = function_find(kernel, context)))
+		object_delete(&function->object);
+}

@@ -24,20 +24,15 @@ struct queued {
 };
 
 static struct queued *head, *tail;
-static uint64_t count, last_sequence;
+uint64_t queue_count, queue_last;
 static unsigned pass;
 static pthread_cond_t returned = PTHREAD_COND_INITIALIZER; // a host function has returned
-
-uint64_t queue_pending(void)
-{
-	return count;
-}
 
 static void unlink_operation(struct queued *queued)
 {
 	*(queued->previous ? &queued->previous->next : &head) = queued->next;
 	*(queued->next ? &queued->next->previous : &tail) = queued->previous;
-	count--;
+	queue_count--;
 }
 
 void queue_drop(const struct stream *stream)
@@ -65,7 +60,7 @@ static bool full(const struct stream *stream)
 
 CUresult queue_push(struct stream *stream, const struct operation *operation, uint64_t *sequence)
 {
-	if (count >= LIMIT) {
+	if (queue_count >= LIMIT) {
 		queue_run_free();
 		if (full(stream)) // other streams' work behind a host function is no reason to wait
 			queue_wait((struct target){.stream = stream});
@@ -75,14 +70,14 @@ CUresult queue_push(struct stream *stream, const struct operation *operation, ui
 	struct queued *queued = calloc(1, sizeof *queued);
 	if (!queued)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	queued->sequence = ++last_sequence;
+	queued->sequence = ++queue_last;
 	queued->stream = stream;
 	queued->operation = *operation;
 	queued->issued = sim.next_id;
 	queued->previous = tail;
 	*(tail ? &tail->next : &head) = queued;
 	tail = queued;
-	count++;
+	queue_count++;
 	if (sequence)
 		*sequence = queued->sequence;
 	return CUDA_SUCCESS;
@@ -293,7 +288,7 @@ static enum progress run(const struct target *target, enum host_functions host)
 void queue_wait(struct target target)
 {
 	enum progress progress;
-	target.until = target.until ? target.until : last_sequence;
+	target.until = target.until ? target.until : queue_last;
 	while ((progress = run(&target, CALL)) != DONE)
 		if (progress == HELD_UP)
 			pthread_cond_wait(&returned, &sim.lock);
@@ -301,7 +296,7 @@ void queue_wait(struct target target)
 
 bool queue_done(struct target target)
 {
-	target.until = target.until ? target.until : last_sequence;
+	target.until = target.until ? target.until : queue_last;
 	return run(&target, HELP) == DONE;
 }
 
@@ -312,14 +307,9 @@ struct target queue_turn(const struct stream *stream)
 			       .blocking = stream->legacy ? stream->context : NULL};
 }
 
-uint64_t queue_last(void)
-{
-	return last_sequence;
-}
-
 void queue_run_free(void)
 {
-	run(&(struct target){.until = last_sequence, .all = true}, LEAVE);
+	run(&(struct target){.until = queue_last, .all = true}, LEAVE);
 }
 
 void queue_poison(uint64_t address, uint64_t size)

@@ -59,15 +59,9 @@ static void addresses_give(struct device *device, uint64_t size, uint64_t addres
 
 void memory_forget_addresses(struct device *device)
 {
-	while (device->free_addresses.root) {
-		struct free_range *first = (struct free_range *)device->free_addresses.root;
-		tree_remove(&device->free_addresses, &first->node);
-		while (first) {
-			struct free_range *next = first->next;
-			free(first);
-			first = next;
-		}
-	}
+	uint64_t address;
+	while (device->free_addresses.root)
+		addresses_take(device, device->free_addresses.root->key, &address);
 }
 
 CUresult memory_show(struct block *block, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address)
