@@ -1,5 +1,4 @@
-// The simulator's own C interface, exported by libcuda.so.1 next to the driver API.
-// Meant for tests: find it with dlsym on the loaded libcuda.so.1.
+// The simulator's own C interface, for tests: find it with dlsym in the loaded libcuda.so.1.
 #ifndef CUDASIM_H
 #define CUDASIM_H
 
@@ -17,8 +16,7 @@
 //   pending                           async operations not executed yet
 //   devices, granularity
 //   total:DEV, used:DEV, free:DEV     bytes of device DEV (0, 1, ...), of all processes that share it (CUDASIM_SHARED)
-//   calls:NAME                        calls of a driver function since start or reset;
-//                                     NAME with or without its version suffix
+//   calls:NAME                        calls since start or reset of a driver function, version suffix or not
 // UINT64_MAX: an unknown name.
 uint64_t cudasim_stat(const char *name);
 

@@ -172,9 +172,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned 
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)
 {
-	nvmlReturn_t result = check(device, info);
-	if (result == NVML_SUCCESS && info->version != (sizeof *info | 2u << 24))
-		result = NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t result = check(device, info && info->version == (sizeof *info | 2u << 24) ? info : NULL);
 	if (result != NVML_SUCCESS)
 		return result;
 	struct seen seen = look(index_of(device), NULL, 0);
@@ -199,9 +197,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *i
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
 						     nvmlProcessInfo_v2_t *processes)
 {
-	nvmlReturn_t result = check(device, count);
-	if (result == NVML_SUCCESS && *count && !processes)
-		result = NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t result = check(device, count && (processes || !*count) ? count : NULL);
 	if (result != NVML_SUCCESS)
 		return result;
 	unsigned room = *count;

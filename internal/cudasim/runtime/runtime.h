@@ -1,5 +1,4 @@
-// What the files of the simulated CUDA runtime share: the driver, found at first use, the calling thread's context, the
-// last error.
+// What the files of the simulated runtime share: the driver, the calling thread's context and last error.
 #ifndef CUDASIM_RUNTIME_H
 #define CUDASIM_RUNTIME_H
 

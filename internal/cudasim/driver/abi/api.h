@@ -64,9 +64,8 @@
 	  state_of(device, flags, active)) \
 	X(3020, INIT, cuCtxCreate, _v2, (CUcontext *context, unsigned flags, CUdevice device), \
 	  ((void)flags, create(context, NULL, device))) \
-	X(12050, INIT, cuCtxCreate, _v4, \
-	  (CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device), \
-	  ((void)flags, create(context, params, device))) \
+	X(12050, INIT, cuCtxCreate, _v4, (CUcontext *context, CUctxCreateParams *params, unsigned flags, \
+	  CUdevice device), ((void)flags, create(context, params, device))) \
 	X(4000, INIT, cuCtxDestroy, _v2, (CUcontext context), destroy(context)) \
 	X(4000, INIT, cuCtxGetCurrent, , (CUcontext *context), GIVES(context, current_handle())) \
 	X(4000, INIT, cuCtxSetCurrent, , (CUcontext context), set_current(context)) \

@@ -15,17 +15,9 @@
 #include "base/process.h"
 
 #define MEMFD "cudasim-process"
-static const char magic[16] = "cudasim-process";
 
 static struct process_page *own; // NULL: calls never wait
 static const volatile char *taken; // a page that nobody can read
-
-static uint64_t now(void)
-{
-	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
-}
 
 // Returns when the word is woken, when it is not the value, or after 20 ms: nothing reports that the process that would
 // change it has died.
@@ -55,7 +47,6 @@ static struct process_page *page_new(void)
 	}
 	page->process = getpid(); // the descriptor stays open: others find the page by it
 	memcpy(page->shared, sim.settings.shared, sizeof page->shared);
-	memcpy(page->magic, magic, sizeof magic);
 	return page;
 }
 
@@ -108,7 +99,7 @@ static uint32_t settled(struct process_page *page)
 	uint64_t deadline = atomic_load(&page->deadline);
 	if (!atomic_load(&page->inside))
 		process_move(page, LOCKING, CU_PROCESS_STATE_LOCKED);
-	else if (deadline && now() >= deadline)
+	else if (deadline && nanoseconds() >= deadline)
 		process_move(page, LOCKING, CU_PROCESS_STATE_RUNNING);
 	return atomic_load(&page->state);
 }
@@ -167,7 +158,7 @@ static struct process_page *page_of(int process, const char *descriptor)
 	}
 	close(fd);
 	// A child inherits its parent's descriptors.
-	if (page && (memcmp(page->magic, magic, sizeof magic) || page->process != process)) {
+	if (page && page->process != process) {
 		process_release(page);
 		page = NULL;
 	}
@@ -217,7 +208,7 @@ CUresult process_lock(struct process_page *page, unsigned timeout_ms)
 {
 	if (settled(page) != CU_PROCESS_STATE_RUNNING)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	atomic_store(&page->deadline, timeout_ms ? now() + (uint64_t)timeout_ms * 1000000 : 0);
+	atomic_store(&page->deadline, timeout_ms ? nanoseconds() + (uint64_t)timeout_ms * 1000000 : 0);
 	if (!process_move(page, CU_PROCESS_STATE_RUNNING, LOCKING))
 		return CUDA_ERROR_ILLEGAL_STATE; // somebody else was first
 	for (;;) {

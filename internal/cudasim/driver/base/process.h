@@ -9,7 +9,6 @@
 #include "base/simulator.h"
 
 struct process_page {
-	char magic[16];
 	int process;
 	_Atomic uint32_t initialized;
 	_Atomic uint32_t state; // CUprocessState, or LOCKING; waiting calls sleep on it

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/simulator.h"
@@ -30,6 +31,13 @@ void tally(enum kind kind, int more, uint64_t bytes)
 {
 	sim.statistics.amounts[kind].count += (uint64_t)more;
 	sim.statistics.amounts[kind].bytes += (uint64_t)more * bytes;
+}
+
+uint64_t nanoseconds(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
 int thread_id(void)

@@ -1,5 +1,4 @@
-// The bottom layer: the state that all others share. One lock guards everything: a driver function takes it first and
-// holds it to its end.
+// The bottom layer: the state that all others share, behind one lock that a driver function holds to its end.
 #ifndef CUDASIM_SIMULATOR_H
 #define CUDASIM_SIMULATOR_H
 
@@ -49,6 +48,7 @@ struct thread_state {
 // The calling thread's state, cleared if it is from before a reset.
 struct thread_state *thread_state(void);
 int thread_id(void);
+uint64_t nanoseconds(void); // of a clock that only goes forward
 
 void tally(enum kind kind, int more, uint64_t bytes); // more: 1 or -1
 void settings_read(void);

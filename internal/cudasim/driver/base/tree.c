@@ -1,5 +1,4 @@
-// A treap: random priorities keep it balanced, so a lookup among a million handles or mappings takes a few dozen steps,
-// without code that rebalances.
+// A treap: random priorities keep it balanced, so a lookup among a million keys takes a few dozen steps.
 #include "base/tree.h"
 
 static uint32_t next_priority(void)
@@ -55,7 +54,6 @@ void tree_insert(struct tree *tree, struct tree_node *node, uint64_t key)
 		slot = key < (*slot)->key ? &(*slot)->left : &(*slot)->right;
 	split(*slot, key, &node->left, &node->right);
 	*slot = node;
-	tree->count++;
 }
 
 void tree_remove(struct tree *tree, struct tree_node *node)
@@ -63,10 +61,8 @@ void tree_remove(struct tree *tree, struct tree_node *node)
 	struct tree_node **slot = &tree->root;
 	while (*slot && *slot != node)
 		slot = node->key < (*slot)->key ? &(*slot)->left : &(*slot)->right;
-	if (!*slot)
-		return;
-	*slot = merge(node->left, node->right);
-	tree->count--;
+	if (*slot)
+		*slot = merge(node->left, node->right);
 }
 
 struct tree_node *tree_find(const struct tree *tree, uint64_t key)

@@ -1,5 +1,4 @@
-// An ordered map from 64-bit keys to nodes embedded in their owners: the simulator's one lookup structure (addresses,
-// handles, sizes).
+// An ordered map from 64-bit keys to nodes embedded in their owners: the simulator's one lookup structure.
 #ifndef CUDASIM_TREE_H
 #define CUDASIM_TREE_H
 
@@ -14,7 +13,6 @@ struct tree_node {
 
 struct tree {
 	struct tree_node *root;
-	size_t count;
 };
 
 // Keys are unique: inserting a key that is present is a bug in the caller.

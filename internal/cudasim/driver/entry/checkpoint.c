@@ -1,15 +1,15 @@
 // Checkpoints: one process stops another, found by its number. The other's calls wait (base/process.c), and others can
 // have its share of the devices' memory for a time (memory/budget.c). Contents stay where they are, since nothing that
 // could touch them runs.
+#include <string.h>
+
 #include "base/process.h"
 #include "entry/gate.h"
 
 static bool zero(const uint64_t *words, size_t count)
 {
-	uint64_t any = 0;
-	for (size_t i = 0; words && i < count; i++)
-		any |= words[i];
-	return !any;
+	static const uint64_t zeros[8];
+	return !words || !memcmp(words, zeros, count * sizeof *words);
 }
 
 static CUresult state_of(int pid, CUprocessState *state)

@@ -1,4 +1,4 @@
-// The driver itself and its devices: start, names, attributes.
+// The driver itself and its devices: start, names, attributes, error codes.
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -71,4 +71,19 @@ static CUresult attribute_of(int *value, int attribute, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
+static CUresult look_up(CUresult error, const char **result, bool words)
+{
+	if (!result)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch ((int)error) {
+#define X(code, driver, runtime, text) \
+	case code: *result = words ? text : #driver; return CUDA_SUCCESS;
+		ERRORS(X)
+#undef X
+	}
+	*result = NULL;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+ERROR_FUNCTIONS(DEFINE)
 DEVICE_FUNCTIONS(DEFINE)

@@ -131,7 +131,7 @@ static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_h
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!start->complete || !end->complete)
 		return CUDA_ERROR_NOT_READY;
-	*milliseconds = (float)(end->time - start->time);
+	*milliseconds = (float)((double)(int64_t)(end->time - start->time) / 1e6);
 	return CUDA_SUCCESS;
 }
 

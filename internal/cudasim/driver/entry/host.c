@@ -1,5 +1,4 @@
-// Pinned host memory: what these functions refuse, and what they wait for before it is freed. memory/host.c has the
-// ranges.
+// Pinned host memory: what programs are refused, and what a free waits for. memory/host.c has the ranges.
 #include <sys/mman.h>
 
 #include "entry/gate.h"

@@ -1,5 +1,4 @@
-// Virtual memory management: address ranges, physical handles, mappings, access. It refuses what the real driver (580)
-// refuses, with its codes; memory/mapping.c does the mapping.
+// Virtual memory management: it refuses what the real driver (580) does, with its codes. memory/mapping.c maps.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -301,7 +300,7 @@ struct export {
 	char magic[8];
 	struct exported block;
 };
-static const char magic[8] = "cudasim";
+#define MAGIC "cudasim"
 
 static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
 			 unsigned long long flags)
@@ -313,8 +312,7 @@ static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!(block->prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
 		return CUDA_ERROR_INVALID_VALUE;
-	struct export export = {.block = block_export(block, handle)};
-	memcpy(export.magic, magic, sizeof magic);
+	struct export export = {MAGIC, block_export(block, handle)};
 	int fd = memfd_create("cudasim-export", MFD_CLOEXEC);
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
@@ -333,7 +331,7 @@ static CUresult import(CUmemGenericAllocationHandle *handle, void *shareable, CU
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!handle || pread((int)(intptr_t)shareable, &export, sizeof export, 0) != sizeof export ||
-	    memcmp(export.magic, magic, sizeof magic) || !device_valid(export.block.device))
+	    memcmp(export.magic, MAGIC, sizeof MAGIC) || !device_valid(export.block.device))
 		return CUDA_ERROR_INVALID_VALUE;
 	struct block *block = block_of(export.block.id);
 	if (export.block.process == getpid())

@@ -37,7 +37,7 @@ struct event {
 	uint64_t recorded; // sequence number of the last record, 0 if never
 	bool whole;	   // of everything that the context had been given until then
 	bool complete;
-	double time; // ms
+	uint64_t time; // ns
 	struct capture *capture;
 	uint64_t captured_stream, captured; // where and after how many operations
 };

@@ -1,6 +1,5 @@
 // The simulated kernels: each is a C function that does to memory what the kernel does. A kernel reads memory as its
-// device sees it: an address that is not mapped, or was mapped after the launch, is a fault. A function is a kernel in
-// one context.
+// device sees it: an address that is not mapped, or was mapped after the launch, is a fault.
 #include <string.h>
 
 #include "digest.h"

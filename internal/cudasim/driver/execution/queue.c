@@ -4,7 +4,6 @@
 // that waits, or on its own if none does; the lock is free meanwhile, and work that is not ordered behind it goes on.
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "execution/execution.h"
 
@@ -166,13 +165,6 @@ static void hold(struct queued *queued)
 		queued->stream->context->held = pass;
 }
 
-static double now(void)
-{
-	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
-}
-
 static bool calls_host(const struct queued *queued)
 {
 	enum operation_type type = queued->operation.type;
@@ -228,7 +220,7 @@ static void execute(const struct queued *queued)
 		event = object_find(operation->event.event, EVENT);
 		if (event && event->recorded == queued->sequence) {
 			event->complete = true;
-			event->time = now();
+			event->time = nanoseconds();
 		}
 		return;
 	case WAIT: return;

@@ -6,26 +6,22 @@
 
 #define HEAP_SIZE (256ull << 30)
 
-// Addresses of freed allocations of one size: the next of that size gets one of them.
+// Addresses of a freed allocation, which the next of its size gets.
 struct free_range {
-	struct tree_node node; // of the first of its size
-	struct free_range *next;
+	struct tree_node node; // if it is the last that was freed of its size
+	struct free_range *next; // the one before
 	uint64_t address;
 };
 
 static bool addresses_take(struct device *device, uint64_t size, uint64_t *address)
 {
-	struct free_range *first = (struct free_range *)tree_find(&device->free_addresses, size);
-	if (first) {
-		struct free_range *taken = first->next;
-		if (taken) {
-			first->next = taken->next;
-		} else {
-			taken = first;
-			tree_remove(&device->free_addresses, &first->node);
-		}
-		*address = taken->address;
-		free(taken);
+	struct free_range *last = (struct free_range *)tree_find(&device->free_addresses, size);
+	if (last) {
+		tree_remove(&device->free_addresses, &last->node);
+		if (last->next)
+			tree_insert(&device->free_addresses, &last->next->node, size);
+		*address = last->address;
+		free(last);
 		return true;
 	}
 	if (device->heap_end - device->heap < size) {
@@ -48,13 +44,10 @@ static void addresses_give(struct device *device, uint64_t size, uint64_t addres
 	if (!range)
 		return; // only the addresses are lost
 	range->address = address;
-	struct free_range *first = (struct free_range *)tree_find(&device->free_addresses, size);
-	if (first) {
-		range->next = first->next;
-		first->next = range;
-	} else {
-		tree_insert(&device->free_addresses, &range->node, size);
-	}
+	range->next = (struct free_range *)tree_find(&device->free_addresses, size);
+	if (range->next)
+		tree_remove(&device->free_addresses, &range->next->node);
+	tree_insert(&device->free_addresses, &range->node, size);
 }
 
 void memory_forget_addresses(struct device *device)

@@ -45,12 +45,8 @@ struct mapping *mapping_from(uint64_t address)
 int access_to_protection(uint32_t access)
 {
 	int protection = PROT_NONE;
-	for (; access; access >>= 2) {
-		if ((access & 3) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-			return PROT_READ | PROT_WRITE;
-		if (access & 3)
-			protection = PROT_READ;
-	}
+	for (; access; access >>= 2)
+		protection |= access & 3; // CU_MEM_ACCESS_FLAGS are PROT_READ and PROT_WRITE
 	return protection;
 }
 
