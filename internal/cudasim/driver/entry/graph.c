@@ -1,7 +1,4 @@
 // Graphs: how programs make, query and launch them. A launch replays what a capture recorded, in that order.
-#include <stdlib.h>
-#include <string.h>
-
 #include "entry/gate.h"
 
 static CUresult create(CUgraph *handle, unsigned flags)

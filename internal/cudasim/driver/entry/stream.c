@@ -1,6 +1,4 @@
 // Streams: how programs create, query and wait for them, and host functions in them.
-#include <stdlib.h>
-
 #include "entry/gate.h"
 
 static CUresult create(CUstream *handle, unsigned flags)

@@ -3,7 +3,6 @@
 // are deterministic, so a missing synchronization always shows. Only host functions take time. One runs on the thread
 // that waits, or on its own if none does; the lock is free meanwhile, and work that is not ordered behind it goes on.
 #include <stdlib.h>
-#include <string.h>
 
 #include "execution/execution.h"
 
