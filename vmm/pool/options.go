@@ -9,6 +9,10 @@ import (
 	"strings"
 )
 
+// MostBytes is more than any source can give: no processor with CUDA has a larger address space. Options allow no more,
+// and sizes below it can be rounded up, doubled and added without overflow.
+const MostBytes = 1 << 57
+
 // Options are a pool's settings as text, as a command line or a C caller gives them. A kind reads those that it knows,
 // and Err then names the rest.
 type Options struct {
@@ -50,94 +54,84 @@ func split(text string) (settings []string) {
 	return append(settings, text[from:])
 }
 
-func (o *Options) take(key string) (string, bool) {
+// take takes a setting and reads it with parse, which returns what to give instead of a malformed one.
+func take[V any](o *Options, key string, otherwise V, parse func(text string) (value V, wanted string)) V {
 	if o == nil {
-		return "", false
+		return otherwise
 	}
-	value, found := o.values[key]
+	text, found := o.values[key]
+	if !found {
+		return otherwise
+	}
 	delete(o.values, key)
-	return value, found
-}
-
-func (o *Options) fail(key, value, wanted string) {
-	if o.err == nil {
-		o.err = fmt.Errorf("%w: %s=%q: give %s", ErrOption, key, value, wanted)
+	value, wanted := parse(text)
+	if wanted == "" {
+		return value
 	}
+	if o.err == nil {
+		o.err = fmt.Errorf("%w: %s=%q: give %s", ErrOption, key, text, wanted)
+	}
+	return otherwise
 }
 
 // Bytes takes a size, a number of bytes with an optional suffix KiB, MiB, GiB or TiB; at most MostBytes.
 func (o *Options) Bytes(key string, otherwise uint64) uint64 {
-	text, found := o.take(key)
-	if !found {
-		return otherwise
-	}
-	number, shift := text, 0
-	for i, suffix := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if cut, has := strings.CutSuffix(text, suffix); has {
-			number, shift = cut, 10*(i+1)
+	return take(o, key, otherwise, func(text string) (uint64, string) {
+		number, shift := text, 0
+		for i, suffix := range []string{"KiB", "MiB", "GiB", "TiB"} {
+			if cut, has := strings.CutSuffix(text, suffix); has {
+				number, shift = cut, 10*(i+1)
+			}
 		}
-	}
-	value, err := strconv.ParseUint(number, 10, 64)
-	switch {
-	case err == nil && value <= MostBytes>>shift:
-		return value << shift
-	case err == nil || errors.Is(err, strconv.ErrRange):
-		o.fail(key, text, fmt.Sprintf("at most %dTiB, more than any device has", MostBytes>>40))
-	default:
-		o.fail(key, text, "a number of bytes, with KiB, MiB, GiB or TiB behind it if you like")
-	}
-	return otherwise
+		value, err := strconv.ParseUint(number, 10, 64)
+		switch {
+		case err == nil && value <= MostBytes>>shift:
+			return value << shift, ""
+		case err == nil || errors.Is(err, strconv.ErrRange):
+			return 0, fmt.Sprintf("at most %dTiB, more than any device has", MostBytes>>40)
+		}
+		return 0, "a number of bytes, with KiB, MiB, GiB or TiB behind it if you like"
+	})
 }
 
 // Int takes a whole number that is not negative.
 func (o *Options) Int(key string, otherwise int) int {
-	text, found := o.take(key)
-	if !found {
-		return otherwise
-	}
-	value, err := strconv.ParseUint(text, 10, 31)
-	if err != nil {
-		o.fail(key, text, "a whole number")
-		return otherwise
-	}
-	return int(value)
+	return take(o, key, otherwise, func(text string) (int, string) {
+		value, err := strconv.ParseUint(text, 10, 31)
+		if err != nil {
+			return 0, "a whole number"
+		}
+		return int(value), ""
+	})
 }
 
 // Fraction takes a number from 0 to 1.
 func (o *Options) Fraction(key string, otherwise float64) float64 {
-	text, found := o.take(key)
-	if !found {
-		return otherwise
-	}
-	value, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(value >= 0 && value <= 1) {
-		o.fail(key, text, "a number from 0 to 1")
-		return otherwise
-	}
-	return value
+	return take(o, key, otherwise, func(text string) (float64, string) {
+		value, err := strconv.ParseFloat(text, 64)
+		if err != nil || !(value >= 0 && value <= 1) {
+			return 0, "a number from 0 to 1"
+		}
+		return value, ""
+	})
 }
 
 // Bool takes 1/0, true/false or yes/no.
 func (o *Options) Bool(key string, otherwise bool) bool {
-	text, found := o.take(key)
-	switch strings.ToLower(text) {
-	case "1", "true", "yes":
-		return true
-	case "0", "false", "no":
-		return false
-	}
-	if found {
-		o.fail(key, text, "true or false")
-	}
-	return otherwise
+	return take(o, key, otherwise, func(text string) (bool, string) {
+		switch strings.ToLower(text) {
+		case "1", "true", "yes":
+			return true, ""
+		case "0", "false", "no":
+			return false, ""
+		}
+		return false, "true or false"
+	})
 }
 
 // Text takes any text.
 func (o *Options) Text(key, otherwise string) string {
-	if text, found := o.take(key); found {
-		return text
-	}
-	return otherwise
+	return take(o, key, otherwise, func(text string) (string, string) { return text, "" })
 }
 
 // Err returns the first setting that was malformed or, once all were read, the first that nobody took. Errors:

@@ -39,15 +39,6 @@ type Pool interface {
 	Destroy() error
 }
 
-// Source gives segments. One pool at a time uses a source, under its lock.
-type Source interface {
-	// Allocate returns the address of a new segment of exactly size bytes, aligned to at least 512 bytes. Errors: one
-	// that wraps ErrOutOfMemory if there is no room now.
-	Allocate(size uint64) (uintptr, error)
-	// Free gives back a segment that Allocate returned.
-	Free(address uintptr, size uint64) error
-}
-
 // Stats has what every pool counts. Sizes are in bytes.
 type Stats struct {
 	Kind      string `json:"kind"`
@@ -70,4 +61,25 @@ type Stats struct {
 
 	// Detail is what only this kind counts; it marshals to a JSON object. nil: nothing.
 	Detail any `json:"detail,omitempty"`
+}
+
+// Snapshotter is a Pool that shows the use of every byte that it holds.
+type Snapshotter interface {
+	// Snapshot returns a value with the JSON of the allocator that the kind follows: torch.cuda.memory_snapshot for
+	// caching, bfc_memory_map.proto for bfc. It holds the pool's lock for a time in proportion to the blocks.
+	Snapshot() any
+}
+
+// Accumulator is a Pool whose statistics have sums since its start.
+type Accumulator interface {
+	// ResetAccumulatedStats sets the sums in Stats.Detail to 0; the other counters stay.
+	// (torch.cuda.reset_accumulated_memory_stats)
+	ResetAccumulatedStats()
+}
+
+// StreamRecorder is a Pool that holds back a freed block until the other streams that used it are done.
+type StreamRecorder interface {
+	// RecordStream notes that stream uses the live block at address; 0 is ignored.
+	// Errors: ErrInvalidAddress.
+	RecordStream(address uintptr, stream Stream) error
 }
