@@ -92,9 +92,9 @@ func (p *Pool) close(s *freeList) {
 func (p *Pool) whole(f *blockPool) []handle {
 	var list []handle
 	for _, s := range f.lists {
-		for _, h := range s.free.From(0) {
-			if p.at(handle(h)).Whole() {
-				list = append(list, handle(h))
+		for e, found := s.free.Ceiling(0); found; e, found = s.free.Ceiling(e.Key + 1) {
+			if h := handle(e.Value); p.at(h).Whole() {
+				list = append(list, h)
 			}
 		}
 	}

@@ -212,11 +212,11 @@ func check(t *testing.T, p *Pool) {
 			require.Same(t, from, l.pool)
 			require.Same(t, l, p.lists[l.number])
 			require.True(t, i == 0 || from.lists[i-1].stream < l.stream)
-			for at, h := range l.free.From(0) {
-				b := p.at(handle(h))
+			for e, found := l.free.Ceiling(0); found; e, found = l.free.Ceiling(e.Key + 1) {
+				b := p.at(handle(e.Value))
 				require.False(t, b.Taken())
 				require.Same(t, l, p.listOf(b))
-				require.Equal(t, key(b), at)
+				require.Equal(t, key(b), e.Key)
 				free++
 			}
 		}

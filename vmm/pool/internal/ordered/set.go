@@ -3,10 +3,7 @@
 // each bin is a B+ tree; all nodes lie in one slice.
 package ordered
 
-import (
-	"iter"
-	"math/bits"
-)
+import "math/bits"
 
 // Fit returns the key of a free block: it orders blocks that do not overlap by size, then by address. It needs only the
 // address bits that the size leaves open, because two blocks of at least 2^n bytes begin at least 2^n bytes apart. The
@@ -122,27 +119,39 @@ func (s *Set) Insert(key uint64, value uint32) {
 	}
 	s.filled[b/64] |= 1 << (b % 64)
 	s.words |= 1 << (b / 64)
+	if s.nodes[t.root].count == width {
+		only := t.root
+		t.root = s.fresh()
+		t.levels++
+		s.nodes[t.root].insert(0, s.nodes[only].keys[0], only)
+		s.split(t.root, 0)
+	}
 	at := t.root
 	for range t.levels {
 		n := &s.nodes[at]
 		i := n.child(key)
+		if s.nodes[n.values[i]].count == width {
+			s.split(at, i)
+			n = &s.nodes[at] // may have moved
+			i = n.child(key)
+		}
 		n.keys[i] = min(n.keys[i], key)
 		at = n.values[i]
 	}
-	if n := &s.nodes[at]; n.count < width {
-		n.insert(n.rank(key), key, value)
-		return
-	}
-	right := s.insert(t.root, t.levels, key, value)
-	if right == 0 {
-		return
-	}
-	left := t.root
-	t.root = s.fresh()
-	t.levels++
-	root := &s.nodes[t.root]
-	root.insert(0, s.nodes[left].keys[0], left)
-	root.insert(1, s.nodes[right].keys[0], right)
+	n := &s.nodes[at]
+	n.insert(n.rank(key), key, value)
+}
+
+// split moves the upper half of a full child to a new one on its right. The node at is not full.
+func (s *Set) split(at uint32, i int) {
+	right := s.fresh()
+	n := &s.nodes[at]
+	l, r := &s.nodes[n.values[i]], &s.nodes[right]
+	const half = width / 2
+	r.move(0, l, half, width)
+	l.count, r.count = half, width-half
+	l.next, r.next = right, l.next
+	n.insert(i+1, r.keys[0], right)
 }
 
 // leaf returns a key's leaf, in a bin that is not empty.
@@ -155,91 +164,45 @@ func (s *Set) leaf(t *tree, key uint64) uint32 {
 	return at
 }
 
-// insert puts an entry below a node and returns the node that it split off to its right; 0: none.
-func (s *Set) insert(at, level uint32, key uint64, value uint32) uint32 {
-	n := &s.nodes[at]
-	if level > 0 {
-		split := s.insert(n.values[n.child(key)], level-1, key, value)
-		if split == 0 {
-			return 0
-		}
-		key, value = s.nodes[split].keys[0], split
-		n = &s.nodes[at] // may have moved
-	}
-	i := n.rank(key)
-	if n.count < width {
-		n.insert(i, key, value)
-		return 0
-	}
-	right := s.fresh()
-	n = &s.nodes[at]
-	r := &s.nodes[right]
-	const half = width / 2
-	r.move(0, n, half, width)
-	n.count, r.count = half, width-half
-	n.next, r.next = right, n.next
-	if i <= half {
-		n.insert(i, key, value)
-	} else {
-		r.insert(i-half, key, value)
-	}
-	return right
-}
-
-// Remove takes a key out and reports whether it was there.
-func (s *Set) Remove(key uint64) bool {
+// Remove takes out a key, which must be in the set.
+func (s *Set) Remove(key uint64) {
 	b := binOf(key)
-	t := &s.bins[b]
-	if t.root == 0 {
-		return false
-	}
-	leaf := s.leaf(t, key)
-	n := &s.nodes[leaf]
-	i := n.rank(key)
-	if i == int(n.count) || n.keys[i] != key {
-		return false
-	}
-	s.removeAt(n, i, b)
-	return true
+	n := &s.nodes[s.leaf(&s.bins[b], key)]
+	s.remove(n, n.rank(key), b)
 }
 
 // Take takes out the entry that Ceiling has just returned.
-func (s *Set) Take(e Entry) { s.removeAt(&s.nodes[e.leaf], int(e.at), binOf(e.Key)) }
+func (s *Set) Take(e Entry) { s.remove(&s.nodes[e.leaf], int(e.at), binOf(e.Key)) }
 
-// removeAt takes an entry out of a leaf of a bin.
-func (s *Set) removeAt(n *node, i, b int) {
+// remove takes an entry out of a leaf of a bin. If the leaf would have too few left, it first refills every such node
+// on the way there.
+func (s *Set) remove(n *node, i, b int) {
 	s.length--
 	t := &s.bins[b]
-	if n.count > minimum || t.levels == 0 {
-		n.remove(i)
-		if n.count == 0 {
-			if s.filled[b/64] &^= 1 << (b % 64); s.filled[b/64] == 0 {
-				s.words &^= 1 << (b / 64)
+	if n.count <= minimum && t.levels > 0 {
+		key := n.keys[i]
+		n = &s.nodes[t.root]
+		for range t.levels {
+			i = n.child(key)
+			if s.nodes[n.values[i]].count <= minimum {
+				s.refill(n, i)
+				i = n.child(key)
 			}
+			n = &s.nodes[n.values[i]]
 		}
-		return
+		i = n.rank(key)
+		if root := &s.nodes[t.root]; root.count == 1 {
+			only := root.values[0]
+			s.drop(t.root)
+			t.root = only
+			t.levels--
+		}
 	}
-	s.remove(t.root, t.levels, n.keys[i])
-	if root := &s.nodes[t.root]; root.count == 1 {
-		only := root.values[0]
-		s.drop(t.root)
-		t.root = only
-		t.levels--
-	}
-}
-
-// remove takes a present key out from below a node.
-func (s *Set) remove(at, level uint32, key uint64) {
-	n := &s.nodes[at]
-	if level == 0 {
-		n.remove(n.rank(key))
-		return
-	}
-	i := n.child(key)
-	child := n.values[i]
-	s.remove(child, level-1, key)
-	if s.nodes[child].count < minimum {
-		s.refill(n, i)
+	n.remove(i)
+	if n.count == 0 {
+		if s.filled[b/64] &^= 1 << (b % 64); s.filled[b/64] == 0 {
+			s.words &^= 1 << (b / 64)
+		}
 	}
 }
 
@@ -284,20 +247,23 @@ func (s *Set) drop(at uint32) {
 	s.vacant = at
 }
 
-// seek returns the place of the first key not below k; leaf 0: there is none.
-func (s *Set) seek(k uint64) (leaf uint32, i int) {
-	b := binOf(k)
+// Ceiling returns the first key that is not below k, with its value.
+func (s *Set) Ceiling(k uint64) (e Entry, found bool) {
+	b, leaf, i := binOf(k), uint32(0), 0
 	if t := &s.bins[b]; t.root != 0 {
 		leaf = s.leaf(t, k)
 		n := &s.nodes[leaf]
-		if i = n.rank(k); i < int(n.count) {
-			return leaf, i
-		}
-		if n.next != 0 {
-			return n.next, 0
+		if i = n.rank(k); i == int(n.count) {
+			leaf, i = n.next, 0
 		}
 	}
-	return s.behind(b), 0
+	if leaf == 0 {
+		if leaf = s.behind(b); leaf == 0 {
+			return Entry{}, false
+		}
+	}
+	n := &s.nodes[leaf]
+	return Entry{n.keys[i], n.values[i], leaf, int32(i)}, true
 }
 
 // behind returns the first leaf of the bins behind one; 0: they are empty.
@@ -319,16 +285,6 @@ func (s *Set) behind(bin int) uint32 {
 	return t.root
 }
 
-// Ceiling returns the first key that is not below k, with its value.
-func (s *Set) Ceiling(k uint64) (e Entry, found bool) {
-	leaf, i := s.seek(k)
-	if leaf == 0 {
-		return Entry{}, false
-	}
-	n := &s.nodes[leaf]
-	return Entry{n.keys[i], n.values[i], leaf, int32(i)}, true
-}
-
 // Last returns the greatest key and its value.
 func (s *Set) Last() (key uint64, value uint32, found bool) {
 	if s.words == 0 {
@@ -341,23 +297,4 @@ func (s *Set) Last() (key uint64, value uint32, found bool) {
 		n = &s.nodes[n.values[n.count-1]]
 	}
 	return n.keys[n.count-1], n.values[n.count-1], true
-}
-
-// From yields the keys that are not below k in ascending order. The set must not change meanwhile.
-func (s *Set) From(k uint64) iter.Seq2[uint64, uint32] {
-	return func(yield func(uint64, uint32) bool) {
-		leaf, i := s.seek(k)
-		for leaf != 0 {
-			n := &s.nodes[leaf]
-			bin := binOf(n.keys[0])
-			for ; i < int(n.count); i++ {
-				if !yield(n.keys[i], n.values[i]) {
-					return
-				}
-			}
-			if leaf, i = n.next, 0; leaf == 0 {
-				leaf = s.behind(bin)
-			}
-		}
-	}
 }
