@@ -29,22 +29,16 @@ func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State
 	}
 	h := &Host{&Plain{device: d, state: state, note: func(int64) {}}}
 	if memory == "host" {
-		sizes := map[uintptr]uint64{}
 		h.malloc = func(size uint64) (uintptr, error) {
 			made, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE,
 				unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 			if err != nil {
 				return 0, fmt.Errorf("%w: mmap: %w", cuda.OutOfMemory, err)
 			}
-			sizes[uintptr(made)] = size
 			return uintptr(made), nil
 		}
-		h.free = func(address uintptr) error {
-			err := unix.MunmapPtr(unsafe.Add(unsafe.Pointer(nil), address), uintptr(sizes[address])) // not Go's memory
-			if err == nil {
-				delete(sizes, address)
-			}
-			return err
+		h.free = func(address uintptr, size uint64) error {
+			return unix.MunmapPtr(unsafe.Add(unsafe.Pointer(nil), address), uintptr(size)) // not Go's memory
 		}
 		return h, nil
 	}
@@ -55,7 +49,7 @@ func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State
 		})
 		return address, err
 	}
-	h.free = func(address uintptr) error {
+	h.free = func(address uintptr, _ uint64) error {
 		return h.driver.With(h.context, func() error { return driver.MemFreeHost(address) })
 	}
 	return h, nil

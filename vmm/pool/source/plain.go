@@ -2,6 +2,7 @@ package source
 
 import (
 	"errors"
+	"slices"
 
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -12,10 +13,10 @@ import (
 type Plain struct {
 	device
 	malloc func(size uint64) (uintptr, error)
-	free   func(address uintptr) error
+	free   func(address uintptr, size uint64) error
 	state  func() State
 	note   func(bytes int64) // for the engine's statistics
-	late   []uintptr         // freed while a stream was being captured
+	late   []pool.Block      // freed while a stream was being captured
 }
 
 // NewPlain makes a source over functions that act like cudaMalloc and cudaFree, on the device with an ordinal. Errors:
@@ -26,33 +27,25 @@ func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(
 	if err != nil {
 		return nil, err
 	}
-	return &Plain{device: d, malloc: malloc, free: free, state: state,
-		note: func(bytes int64) { engine.NotePool(ordinal, bytes) }}, nil
+	return &Plain{device: d, malloc: malloc, free: func(address uintptr, _ uint64) error { return free(address) },
+		state: state, note: func(bytes int64) { engine.NotePool(ordinal, bytes) }}, nil
 }
 
 // Allocate is pool.Source.Allocate.
 func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
-	if address, err = p.allocate(size); err == nil {
-		p.note(int64(size))
-	}
-	return address, err
-}
-
-func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 	if p.state().Capturing {
 		err = p.driver.With(p.context, func() error {
 			address, err = p.malloc(size)
 			return err
 		})
-		return address, p.outOfMemory(size, 0, err)
-	}
-	if address, err = p.malloc(size); !short(err) {
-		return address, err
-	}
-	if p.freeLate() {
+	} else if address, err = p.malloc(size); short(err) && p.freeLate() {
 		address, err = p.malloc(size)
 	}
-	return address, p.outOfMemory(size, 0, err)
+	if err != nil {
+		return 0, p.outOfMemory(size, 0, err)
+	}
+	p.note(int64(size))
+	return address, nil
 }
 
 // Reserve is pool.Coalescer.Reserve. It returns false because CUDA refuses a copy across two allocations.
@@ -65,10 +58,10 @@ func (p *Plain) Coalesces(_, _ uintptr) bool { return false }
 // memory to a later call.
 func (p *Plain) Free(address uintptr, size uint64) error {
 	if p.state().Capturing {
-		p.late = append(p.late, address)
+		p.late = append(p.late, pool.Block{Address: address, Size: size})
 	} else {
 		p.freeLate()
-		if err := p.free(address); err != nil {
+		if err := p.free(address, size); err != nil {
 			return err
 		}
 	}
@@ -77,16 +70,10 @@ func (p *Plain) Free(address uintptr, size uint64) error {
 }
 
 // freeLate frees what waited for captures, and reports whether anything was freed.
-func (p *Plain) freeLate() (any bool) {
-	kept := p.late[:0]
-	for _, address := range p.late {
-		if p.free(address) != nil {
-			kept = append(kept, address)
-		}
-	}
-	any = len(kept) < len(p.late)
-	p.late = kept
-	return any
+func (p *Plain) freeLate() bool {
+	before := len(p.late)
+	p.late = slices.DeleteFunc(p.late, func(b pool.Block) bool { return p.free(b.Address, b.Size) == nil })
+	return len(p.late) < before
 }
 
 // Close frees what waited for captures, and the kept events. What CUDA refuses stays.
