@@ -174,6 +174,23 @@ func (p *Pool) malloc(size uint64) (pool.Block, error) {
 	return block, nil
 }
 
+// retry tries again after each free, until patience ends.
+func (p *Pool) retry(size uint64, err error) (block pool.Block, _ error) {
+	expired := false
+	timer := time.AfterFunc(p.patience, func() {
+		p.Lock()
+		defer p.Unlock()
+		expired = true
+		p.freed.Broadcast()
+	})
+	defer timer.Stop()
+	for !expired && errors.Is(err, pool.ErrOutOfMemory) {
+		p.freed.Wait()
+		block, err = p.malloc(size)
+	}
+	return block, err
+}
+
 // Free is pool.Pool.Free.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {

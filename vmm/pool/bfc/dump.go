@@ -1,5 +1,7 @@
 package bfc
 
+import "math/bits"
+
 // MemoryDump shows where every byte of a pool is. As JSON it has the field names of TensorFlow's bfc_memory_map.proto,
 // and the regions.
 type MemoryDump struct {
@@ -69,6 +71,51 @@ func (p *Pool) memoryDump() MemoryDump {
 			}
 			d.Chunks = append(d.Chunks, dumped)
 		}
+	}
+	return d
+}
+
+// Bin b has the free chunks from 256 << b bytes to twice that, the last bin all larger ones. Only a dump uses these
+// bins; the set of free chunks has the same order and its own bins.
+const binCount = 21
+
+func binFor(size uint64) int {
+	return min(bits.Len64(size/granularity)-1, binCount-1)
+}
+
+func binSize(bin int) uint64 { return granularity << bin }
+
+// Detail has TensorFlow's names (tsl AllocatorStats, MemAllocatorStats); sizes are in bytes.
+type Detail struct {
+	NumAllocs             uint64 `json:"num_allocs"`
+	BytesInUse            uint64 `json:"bytes_in_use"`
+	PeakBytesInUse        uint64 `json:"peak_bytes_in_use"`
+	LargestAllocSize      uint64 `json:"largest_alloc_size"`
+	BytesLimit            uint64 `json:"bytes_limit,omitempty"` // 0: none
+	BytesReserved         uint64 `json:"bytes_reserved"`
+	PeakBytesReserved     uint64 `json:"peak_bytes_reserved"`
+	LargestFreeBlockBytes uint64 `json:"largest_free_block_bytes"`
+
+	// FragmentationMetric is the part of the free bytes outside the largest free chunk.
+	FragmentationMetric float64 `json:"fragmentation_metric"`
+}
+
+func (p *Pool) detail() Detail {
+	s := p.table.Stats()
+	d := Detail{
+		NumAllocs:             s.Mallocs,
+		BytesInUse:            s.Live,
+		PeakBytesInUse:        s.PeakLive,
+		LargestAllocSize:      p.largest,
+		BytesReserved:         s.Reserved,
+		PeakBytesReserved:     s.PeakReserved,
+		LargestFreeBlockBytes: p.table.Largest(),
+	}
+	if p.limit != unlimited {
+		d.BytesLimit = p.limit
+	}
+	if free := s.Reserved - s.Live; free > 0 {
+		d.FragmentationMetric = float64(free-d.LargestFreeBlockBytes) / float64(free)
 	}
 	return d
 }

@@ -2,9 +2,9 @@ package bfc
 
 import (
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 )
 
@@ -32,7 +32,8 @@ func (d *MemoryDump) writeBins(text *strings.Builder) {
 func (d *MemoryDump) writeBinFor(text *strings.Builder, size uint64) {
 	bin := binFor(max(size, granularity))
 	fmt.Fprintf(text, "Free chunks in bin %s, the first for %s:\n", human(binSize(bin)), human(size))
-	for _, chunks := range d.byRegion() {
+	for _, r := range d.Regions {
+		chunks := d.in(r)
 		for i, c := range chunks {
 			if c.Bin != bin {
 				continue
@@ -50,28 +51,20 @@ func (d *MemoryDump) writeBinFor(text *strings.Builder, size uint64) {
 }
 
 func (d *MemoryDump) writeRegions(text *strings.Builder) {
-	for r, chunks := range d.byRegion() {
+	for _, r := range d.Regions {
 		fmt.Fprintf(text, "Region at %#x of %d bytes:\n", r.Address, r.Size)
-		for _, c := range chunks {
+		for _, c := range d.in(r) {
 			fmt.Fprintf(text, "  %v\n", c)
 		}
 	}
 }
 
-func (d *MemoryDump) byRegion() iter.Seq2[RegionDump, []ChunkDump] {
-	return func(yield func(RegionDump, []ChunkDump) bool) {
-		left := d.Chunks
-		for _, r := range d.Regions {
-			end := 0
-			for end < len(left) && uint64(left[end].Address-r.Address) < r.Size {
-				end++
-			}
-			if !yield(r, left[:end]) {
-				return
-			}
-			left = left[end:]
-		}
+// in returns the chunks of a region.
+func (d *MemoryDump) in(r RegionDump) []ChunkDump {
+	from := func(address uintptr) int {
+		return sort.Search(len(d.Chunks), func(i int) bool { return d.Chunks[i].Address >= address })
 	}
+	return d.Chunks[from(r.Address):from(r.Address+uintptr(r.Size))]
 }
 
 func (d *MemoryDump) writeSizes(text *strings.Builder) {

@@ -11,19 +11,16 @@ func (s *bitset) grow(n uint64) {
 	for layer := 0; ; layer++ {
 		if layer == len(*s) {
 			*s = append(*s, nil)
-			if layer > 0 && len((*s)[layer-1]) > 0 && (*s)[layer-1][0] != 0 {
-				// The layer below had one word and was the top until now.
-				(*s)[layer] = []uint64{1}
-			}
 		}
-		words := (n + 63) / 64
-		if have := uint64(len((*s)[layer])); have < words {
-			(*s)[layer] = append((*s)[layer], make([]uint64, words-have)...)
+		n = (n + 63) / 64
+		words := &(*s)[layer]
+		*words = append(*words, make([]uint64, n-min(n, uint64(len(*words))))...)
+		if layer > 0 && (*s)[layer-1][0] != 0 {
+			(*words)[0] |= 1 // the layer below may have been the top until now
 		}
-		if words == 1 {
+		if n == 1 {
 			return
 		}
-		n = words
 	}
 }
 

@@ -22,14 +22,14 @@ const (
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
 	ledger.Base
-	ledger   *ledger.Ledger
-	unit     uint64 // bytes of the smallest block
-	units    uint64 // in a root
-	capacity uint64 // of a root, in bytes
-	height   int    // 2^height units hold a root
-	largest  uint64 // bytes of the largest block
+	ledger   *ledger.Ledger[uint32] // the owner is a slot
+	unit     uint64                 // bytes of the smallest block
+	units    uint64                 // in a root
+	capacity uint64                 // of a root, in bytes
+	height   int                    // 2^height units hold a root
+	largest  uint64                 // bytes of the largest block
 	exact    bool
-	tree     *tree
+	tree     tree
 	roots    []root   // by slot
 	vacant   []uint32 // slots of roots given back
 }
@@ -54,7 +54,7 @@ type Detail struct {
 // Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p := &Pool{
-		ledger:   ledger.New("buddy", source),
+		ledger:   ledger.New[uint32]("buddy", source),
 		capacity: options.Bytes("capacity", 4<<30),
 		unit:     options.Bytes("min_block", 1<<10),
 		exact:    options.Bool("exact", false),
@@ -72,8 +72,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	}
 	p.height = bits.Len64(p.units - 1)
 	p.largest = p.unit << (bits.Len64(p.units) - 1)
-	p.tree = newTree(p.height)
-	p.Hook(&p.ledger.Account, p.trim, p.end, p.detail)
+	p.tree = make(tree, p.height+1)
+	p.Hook(&p.ledger.Account, p.trim, func() { p.ledger.Empty(p.give) }, p.detail)
 	return p, nil
 }
 
@@ -107,7 +107,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	r := &p.roots[slot]
 	r.free -= count
 	address := r.base + uintptr((unit-slot<<p.height)*p.unit)
-	return p.ledger.Enter(address, ledger.Block{Requested: size, Size: count * p.unit, Owner: uint32(slot)}), nil
+	b := ledger.Block[uint32]{Requested: size, Size: count * p.unit, Owner: uint32(slot)}
+	return p.ledger.Enter(address, b), nil
 }
 
 func (p *Pool) grow() error {
@@ -144,17 +145,12 @@ func (p *Pool) Free(address uintptr) error {
 	return nil
 }
 
-func (p *Pool) give(address uintptr, b ledger.Block) {
+func (p *Pool) give(address uintptr, b ledger.Block[uint32]) {
 	r := &p.roots[b.Owner]
 	unit := uint64(b.Owner)<<p.height + uint64(address-r.base)/p.unit
 	count := b.Size / p.unit
 	p.tree.give(unit, count)
 	r.free += count
-}
-
-func (p *Pool) end() error {
-	p.ledger.Empty(p.give)
-	return nil
 }
 
 func (p *Pool) detail() any { return Detail{LargestFree: p.tree.largest() * p.unit} }

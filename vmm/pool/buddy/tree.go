@@ -8,31 +8,27 @@ import (
 // tree has the free blocks of all roots, in units of the smallest block. It is implicit: block n of an order covers the
 // units from n<<order on, and blocks 2n and 2n+1 of the order below are its halves. One bit says that a block is free.
 // A root of 2^h units has the units from slot<<h on; those past the end of its capacity are never free.
-type tree struct {
-	free []bitset // by order, up to h
-}
-
-func newTree(height int) *tree { return &tree{free: make([]bitset, height+1)} }
+type tree []bitset // by order, up to h
 
 // grow makes room for this many roots.
-func (t *tree) grow(roots uint64) {
-	for order := range t.free {
-		t.free[order].grow(roots << (len(t.free) - 1 - order))
+func (t tree) grow(roots uint64) {
+	for order := range t {
+		t[order].grow(roots << (len(t) - 1 - order))
 	}
 }
 
 // take returns the first unit of the order's lowest free block. If there is none, it splits the lowest of the next
 // order that has one.
-func (t *tree) take(order int) (unit uint64, found bool) {
-	for from := order; from < len(t.free); from++ {
-		n, found := t.free[from].lowest()
+func (t tree) take(order int) (unit uint64, found bool) {
+	for from := order; from < len(t); from++ {
+		n, found := t[from].lowest()
 		if !found {
 			continue
 		}
-		t.free[from].clear(n)
+		t[from].clear(n)
 		for ; from > order; from-- {
 			n *= 2
-			t.free[from-1].set(n + 1)
+			t[from-1].set(n + 1)
 		}
 		return n << order, true
 	}
@@ -40,28 +36,28 @@ func (t *tree) take(order int) (unit uint64, found bool) {
 }
 
 // give makes a range of units free and merges each of its blocks with its free buddies.
-func (t *tree) give(unit, count uint64) {
+func (t tree) give(unit, count uint64) {
 	for n, order := range blocks(unit, count) {
-		for order < len(t.free)-1 && t.free[order].has(n^1) {
-			t.free[order].clear(n ^ 1)
+		for order < len(t)-1 && t[order].has(n^1) {
+			t[order].clear(n ^ 1)
 			n /= 2
 			order++
 		}
-		t.free[order].set(n)
+		t[order].set(n)
 	}
 }
 
 // withdraw takes a root that is all free out of the tree.
-func (t *tree) withdraw(unit, count uint64) {
+func (t tree) withdraw(unit, count uint64) {
 	for n, order := range blocks(unit, count) {
-		t.free[order].clear(n)
+		t[order].clear(n)
 	}
 }
 
 // largest returns the units of the largest free block.
-func (t *tree) largest() uint64 {
-	for order := len(t.free) - 1; order >= 0; order-- {
-		if _, found := t.free[order].lowest(); found {
+func (t tree) largest() uint64 {
+	for order := len(t) - 1; order >= 0; order-- {
+		if _, found := t[order].lowest(); found {
 			return 1 << order
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/chunks"
 	"tms/vmm/pool/internal/ordered"
 )
 
@@ -13,8 +14,7 @@ type blockPool struct {
 	lists  []*freeList // by stream; only of streams with segments
 	recent *freeList   // one of them
 	small  bool
-	graph  *graphPool // nil: no graph's
-	clock  uint64     // searches so far, while there is garbage collection
+	clock  uint64 // searches so far, while there is garbage collection
 }
 
 // freeList holds the free blocks of one stream in a pool.
@@ -27,6 +27,14 @@ type freeList struct {
 	others   *counters   // of the other of these
 	free     ordered.Set // by size and address
 }
+
+// graphPool is a private pool of graphs.
+type graphPool struct{ small, large blockPool }
+
+func newGraphPool() (*graphPool, error) { return &graphPool{small: blockPool{small: true}}, nil }
+
+// Empty reports whether the pool has no segments.
+func (g *graphPool) Empty() bool { return len(g.small.lists)+len(g.large.lists) == 0 }
 
 // poolFor returns the pool that blocks of a size come from and go back to.
 func (p *Pool) poolFor(size uint64, stream pool.Stream) *blockPool {
@@ -100,3 +108,36 @@ func (p *Pool) whole(f *blockPool) []handle {
 	}
 	return list
 }
+
+// block is a part of a segment: free, in a list; live; or freed and waiting for streams that used it, which the table
+// counts as taken. With the table's fields it fills a cache line.
+type block = chunks.Chunk[state]
+
+type state struct {
+	born    uint64 // the pool's clock when it became free
+	list    uint32 // in Pool.lists
+	pending bool   // it waits
+	_       [19]byte
+}
+
+type handle = chunks.Handle
+
+const none = chunks.None
+
+// key returns a free block's key in its list.
+func key(b *block) uint64 { return ordered.Fit(b.Size, b.Address) }
+
+// at returns a block; the pointer is valid until the next block is made.
+func (p *Pool) at(h handle) *block { return p.table.At(h) }
+
+func (p *Pool) listOf(b *block) *freeList { return p.lists[b.Own.list] }
+
+// put makes a block free.
+func (p *Pool) put(h handle, b *block) {
+	l := p.listOf(b)
+	b.Own.born = l.pool.clock
+	l.free.Insert(key(b), uint32(h))
+}
+
+// take takes a free block off its list.
+func (p *Pool) take(b *block) { p.listOf(b).free.Remove(key(b)) }

@@ -1,6 +1,7 @@
 package caching
 
 import (
+	"errors"
 	"fmt"
 
 	"tms/vmm/pool"
@@ -61,7 +62,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p.smallPool.small = true
-	p.Hook(&p.table.Account, p.trim, p.end, func() any { return p.detail() })
+	p.Hook(&p.table.Account, p.trim, nil, func() any { return p.detail() })
 	if fraction >= 0 {
 		if err := p.SetMemoryFraction(fraction); err != nil {
 			return nil, err
@@ -172,8 +173,10 @@ func (p *Pool) trim() (uint64, error) {
 	return p.releaseCached()
 }
 
-// end also ends captures and graph pools, and waits for recorded streams.
-func (p *Pool) end() error {
+// Destroy is pool.Pool.Destroy. It also ends captures and graph pools, and waits for recorded streams.
+func (p *Pool) Destroy() error {
+	p.Lock()
+	defer p.Unlock()
 	p.Graphs.Abandon()
 	err := p.uses.Abandon(p.back)
 	p.table.GiveAll(func(h handle) { p.countFree(p.at(h)) })
@@ -184,5 +187,32 @@ func (p *Pool) end() error {
 			}
 		}
 	}
-	return err
+	_, refused := p.trim()
+	return errors.Join(err, refused)
+}
+
+// RecordStream is pool.StreamRecorder.RecordStream. Errors: also pool.ErrOption for a source without events.
+func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
+	if address == 0 {
+		return nil
+	}
+	p.Lock()
+	defer p.Unlock()
+	h, err := p.table.Find(address)
+	if err != nil {
+		return err
+	}
+	if p.events == nil {
+		return fmt.Errorf("%w: caching needs a source with events to serve several streams", pool.ErrOption)
+	}
+	if stream != p.listOf(p.at(h)).stream {
+		p.uses.Note(h, stream)
+	}
+	return nil
+}
+
+// back takes back a freed block that other streams used.
+func (p *Pool) back(h handle) error {
+	p.retire(h)
+	return nil
 }

@@ -4,14 +4,12 @@
 //
 // The files and the functions of PyTorch that they follow:
 //
-//	caching.go    malloc, get_free_block, free
+//	caching.go    malloc, get_free_block, free, recordStream; insert_events, process_events are in package multistream
 //	round.go      round_size, roundup_power2_divisions, get_allocation_size
 //	extend.go     alloc_block and the steps before a malloc fails
 //	split.go      should_split, free_block, try_merge_blocks
-//	release.go    release_available_cached_blocks, release_cached_blocks, release_block
-//	gc.go         garbage_collect_cached_blocks
-//	stream.go     recordStream; insert_events, process_events are in package multistream
-//	graph.go      PrivatePool; notifyCaptureBegin, notifyCaptureEnd, notifyCaptureDestroy are there too
-//	blockpool.go  BlockPool, get_pool
+//	release.go    release_available_cached_blocks, release_cached_blocks, release_block, garbage_collect_cached_blocks
+//	blockpool.go  BlockPool, get_pool, PrivatePool; notifyCaptureBegin, notifyCaptureEnd, notifyCaptureDestroy are in
+//	              package multistream too
 //	stats.go      DeviceStats; snapshot.go: SegmentInfo, BlockInfo
 package caching

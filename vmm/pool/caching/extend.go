@@ -51,9 +51,6 @@ func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (handle, e
 	l.segments++
 	b := p.at(h)
 	b.Own.list = l.number
-	if into.graph != nil {
-		into.graph.segments++
-	}
 	p.countSegment(b, 1)
 	return h, nil
 }

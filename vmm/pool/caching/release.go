@@ -17,9 +17,6 @@ func (p *Pool) release(h handle) error {
 	p.take(&b)
 	p.countSegment(&b, -1)
 	l := p.listOf(&b)
-	if l.pool.graph != nil {
-		l.pool.graph.segments--
-	}
 	if l.segments--; l.segments == 0 {
 		p.close(l)
 	}
@@ -52,35 +49,62 @@ func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream
 	return true, nil
 }
 
-// releaseCached waits for the events of freed blocks and gives back every segment that is free.
-func (p *Pool) releaseCached() (uint64, error) {
-	err := p.uses.Settle(true, p.back)
-	released, refused := p.releaseEmpty()
-	return released, errors.Join(err, refused)
-}
-
-// releaseEmpty gives back every segment that is free, except those of graphs that still exist.
-func (p *Pool) releaseEmpty() (uint64, error) {
-	released, err := p.releaseWhole(&p.largePool)
-	n, failed := p.releaseWhole(&p.smallPool)
-	released, err = released+n, errors.Join(err, failed)
-	p.Dissolve(func(g *graphPool) {
-		for _, from := range []*blockPool{&g.small, &g.large} {
-			n, failed := p.releaseWhole(from)
-			released, err = released+n, errors.Join(err, failed)
+// releaseCached waits for the events of freed blocks and gives back every segment that is free, except those of graphs
+// that still exist.
+func (p *Pool) releaseCached() (released uint64, err error) {
+	err = p.uses.Settle(true, p.back)
+	give := func(from *blockPool) {
+		for _, h := range p.whole(from) {
+			size := p.at(h).Size
+			failed := p.release(h)
+			if failed == nil {
+				released += size
+			}
+			err = errors.Join(err, failed)
 		}
+	}
+	give(&p.largePool)
+	give(&p.smallPool)
+	p.Dissolve(func(g *graphPool) {
+		give(&g.small)
+		give(&g.large)
 	})
 	return released, err
 }
 
-func (p *Pool) releaseWhole(from *blockPool) (released uint64, err error) {
-	for _, h := range p.whole(from) {
-		size := p.at(h).Size
-		if failed := p.release(h); failed != nil {
-			err = errors.Join(err, failed)
-			continue
-		}
-		released += size
+// collecting reports whether there is garbage collection. A block's age is the number of searches since it became free;
+// its pool's clock counts them.
+func (p *Pool) collecting() bool { return p.limited && p.threshold > 0 }
+
+// collect gives old segments back if the pool holds more than the threshold's part of the allowed memory. It takes
+// those of at least the average age, then again with the average of the rest, until the excess is gone. It never waits,
+// and skips the small pool.
+func (p *Pool) collect() (err error) {
+	if !p.collecting() {
+		return nil
 	}
-	return released, err
+	target := int64(p.threshold * float64(p.allowed))
+	if p.all(reservedBytes).Current <= target {
+		return nil
+	}
+	blocks := p.whole(&p.largePool)
+	age := uint64(0)
+	for _, h := range blocks {
+		age += p.largePool.clock - p.at(h).Own.born
+	}
+	for len(blocks) > 0 && p.all(reservedBytes).Current > target {
+		count, sum := uint64(len(blocks)), age
+		younger := blocks[:0]
+		for _, h := range blocks {
+			own := p.largePool.clock - p.at(h).Own.born
+			if own*count < sum {
+				younger = append(younger, h)
+				continue
+			}
+			age -= own
+			err = errors.Join(err, p.release(h))
+		}
+		blocks = younger
+	}
+	return err
 }

@@ -38,7 +38,7 @@ func (p *Pool) Snapshot() any {
 	return all
 }
 
-func (p *Pool) describe(r chunks.Region) Segment {
+func (p *Pool) describe(r chunks.Segment) Segment {
 	on := p.listOf(p.at(r.First))
 	s := Segment{Device: p.device, Address: r.Address, Size: r.Size, Stream: on.stream, Type: "large"}
 	if on.pool.small {

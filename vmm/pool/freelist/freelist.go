@@ -18,15 +18,13 @@ const granularity = 1024 // sizes are rounded up to a multiple of it
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
 	ledger.Base
-	ledger   *ledger.Ledger
-	capacity uint64           // of a buffer, in bytes
-	lists    map[uint64]*list // freed blocks, by size
-	buffers  []buffer         // by number
-	vacant   []uint32         // numbers of buffers given back
-	current  int              // the buffer that new blocks are cut from; -1: none
-	idle     int              // buffers in which nothing is live
-	blocks   uint64           // bytes of all blocks, live and freed
-	lost     uint64           // bytes of the ends of buffers that are not current
+	ledger   *ledger.Ledger[uint32] // the owner is a buffer
+	capacity uint64                 // of a buffer, in bytes
+	lists    map[uint64]*list       // freed blocks, by size
+	buffers  []buffer               // by number
+	current  int                    // the buffer that new blocks are cut from; -1: none
+	blocks   uint64                 // bytes of all blocks, live and freed
+	lost     uint64                 // bytes of the ends of buffers that are not current
 }
 
 type buffer struct {
@@ -63,12 +61,12 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: buffer=%d: give a multiple of %d", pool.ErrOption, capacity, granularity)
 	}
 	p := &Pool{
-		ledger:   ledger.New("freelist", source),
+		ledger:   ledger.New[uint32]("freelist", source),
 		capacity: capacity,
 		lists:    map[uint64]*list{},
 		current:  -1,
 	}
-	p.Hook(&p.ledger.Account, p.trim, p.end, p.detail)
+	p.Hook(&p.ledger.Account, p.trim, func() { p.ledger.Empty(p.list) }, p.detail)
 	return p, nil
 }
 
@@ -91,12 +89,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 			return pool.Block{}, p.ledger.Refuse(size, err, "free something, ask for less, or give a smaller buffer=")
 		}
 	}
-	b := &p.buffers[block.buffer]
-	if b.live == 0 {
-		p.idle--
-	}
-	b.live++
-	return p.ledger.Enter(block.address, ledger.Block{Requested: size, Size: rounded, Owner: block.buffer}), nil
+	p.buffers[block.buffer].live++
+	return p.ledger.Enter(block.address, ledger.Block[uint32]{Requested: size, Size: rounded, Owner: block.buffer}), nil
 }
 
 func (p *Pool) reuse(size uint64) (freed, bool) {
@@ -126,7 +120,7 @@ func (p *Pool) cut(size uint64) (freed, error) {
 // grow makes a new buffer the current one.
 func (p *Pool) grow() error {
 	base, err := p.ledger.Allocate(p.capacity)
-	if errors.Is(err, pool.ErrOutOfMemory) && p.idle > 0 {
+	if errors.Is(err, pool.ErrOutOfMemory) {
 		if freed, _ := p.trim(); freed > 0 {
 			base, err = p.ledger.Allocate(p.capacity)
 		}
@@ -137,15 +131,12 @@ func (p *Pool) grow() error {
 	if p.current >= 0 {
 		p.lost += p.left(p.current)
 	}
-	if last := len(p.vacant) - 1; last >= 0 {
-		p.current = int(p.vacant[last])
-		p.vacant = p.vacant[:last]
-	} else {
+	p.current = slices.IndexFunc(p.buffers, func(b buffer) bool { return b.base == 0 })
+	if p.current < 0 {
 		p.current = len(p.buffers)
 		p.buffers = append(p.buffers, buffer{})
 	}
 	p.buffers[p.current] = buffer{base: base}
-	p.idle++
 	return nil
 }
 
@@ -167,31 +158,20 @@ func (p *Pool) Free(address uintptr) error {
 	return nil
 }
 
-func (p *Pool) list(address uintptr, b ledger.Block) {
+func (p *Pool) list(address uintptr, b ledger.Block[uint32]) {
 	l := p.lists[b.Size]
 	if l == nil {
 		l = new(list)
 		p.lists[b.Size] = l
 	}
 	*l = append(*l, freed{address, b.Owner})
-	owner := &p.buffers[b.Owner]
-	if owner.live--; owner.live == 0 {
-		p.idle++
-	}
-}
-
-func (p *Pool) end() error {
-	p.ledger.Empty(p.list)
-	return nil
+	p.buffers[b.Owner].live--
 }
 
 func (p *Pool) detail() any { return Detail{Listed: p.blocks - p.ledger.Stats().Live, Lost: p.lost} }
 
-// trim goes through all lists once.
+// trim goes through all lists once, unless no buffer is idle.
 func (p *Pool) trim() (freedBytes uint64, err error) {
-	if p.idle == 0 {
-		return 0, nil
-	}
 	for i := range p.buffers {
 		b := &p.buffers[i]
 		if b.base == 0 || b.live > 0 {
@@ -209,8 +189,9 @@ func (p *Pool) trim() (freedBytes uint64, err error) {
 			p.lost -= p.left(i)
 		}
 		*b = buffer{}
-		p.vacant = append(p.vacant, uint32(i))
-		p.idle--
+	}
+	if freedBytes == 0 {
+		return 0, err
 	}
 	for size, l := range p.lists {
 		*l = slices.DeleteFunc(*l, func(f freed) bool { return p.buffers[f.buffer].base == 0 })

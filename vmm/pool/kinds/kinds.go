@@ -15,12 +15,10 @@ import (
 	"tms/vmm/pool/slab"
 )
 
-type kind struct {
+var all = []struct {
 	name string
 	make func(pool.Source, *pool.Options) (pool.Pool, error)
-}
-
-var all = []kind{
+}{
 	{"naive", maker(naive.New)},
 	{"freelist", maker(freelist.New)},
 	{"buddy", maker(buddy.New)},

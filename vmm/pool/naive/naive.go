@@ -4,6 +4,7 @@ package naive
 
 import (
 	"errors"
+	"slices"
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/ledger"
@@ -12,14 +13,11 @@ import (
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
 	ledger.Base
-	ledger  *ledger.Ledger
-	refused []segment // of blocks that Destroy ended and the source did not take back
+	ledger  *ledger.Ledger[struct{}]
+	refused []pool.Block // that Destroy ended, and the source did not take back
 }
 
-type segment struct {
-	address uintptr
-	size    uint64
-}
+type block = ledger.Block[struct{}]
 
 // New makes an empty pool. It has no options, and ignores streams because the source's Free waits for the device.
 // Errors: pool.ErrOption.
@@ -27,7 +25,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if err := options.Err(); err != nil {
 		return nil, err
 	}
-	p := &Pool{ledger: ledger.New("naive", source)}
+	p := &Pool{ledger: ledger.New[struct{}]("naive", source)}
 	p.Hook(&p.ledger.Account, p.trim, p.end, nil)
 	return p, nil
 }
@@ -43,7 +41,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if err != nil {
 		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
 	}
-	return p.ledger.Enter(address, ledger.Block{Requested: size, Size: size}), nil
+	return p.ledger.Enter(address, block{Requested: size, Size: size}), nil
 }
 
 // Free is pool.Pool.Free. If the source does not take the segment back, the block stays live and the error is the
@@ -65,24 +63,21 @@ func (p *Pool) Free(address uintptr) error {
 	return err
 }
 
-func (p *Pool) end() error {
-	p.ledger.Empty(func(address uintptr, b ledger.Block) {
-		p.refused = append(p.refused, segment{address, b.Size})
+func (p *Pool) end() {
+	p.ledger.Empty(func(address uintptr, b block) {
+		p.refused = append(p.refused, pool.Block{Address: address, Size: b.Size})
 	})
-	return nil
 }
 
 // trim gives back what the source refused in Destroy; nothing else is ever idle.
 func (p *Pool) trim() (freed uint64, err error) {
-	kept := p.refused[:0]
-	for _, s := range p.refused {
-		if failed := p.ledger.Free(s.address, s.size); failed != nil {
-			err = errors.Join(err, failed)
-			kept = append(kept, s)
-			continue
+	p.refused = slices.DeleteFunc(p.refused, func(b pool.Block) bool {
+		failed := p.ledger.Free(b.Address, b.Size)
+		if failed == nil {
+			freed += b.Size
 		}
-		freed += s.size
-	}
-	p.refused = kept
+		err = errors.Join(err, failed)
+		return failed == nil
+	})
 	return freed, err
 }

@@ -16,7 +16,7 @@ import (
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
 	ledger.Base
-	ledger  *ledger.Ledger
+	ledger  *ledger.Ledger[uint32]
 	pages   pool.Pool // slabs, and blocks larger than any class
 	direct  pool.Pool // the same where pages have no room: each its own segment
 	bound   uint64    // the largest size that has a class
@@ -26,6 +26,19 @@ type Pool struct {
 	vacant  []uint32
 	empties int
 }
+
+// slab is a run of pages cut into objects of one class.
+type slab struct {
+	base           uintptr
+	from           pool.Pool // the run is a block of this pool
+	class          int
+	live           uint64   // objects
+	cut            uint64   // objects handed out so far, the lowest; the slab keeps nothing of the others
+	free           []uint32 // numbers of freed objects; the last freed is reused first
+	previous, next uint32   // on the list of its class
+}
+
+const none = ^uint32(0)
 
 // Owners of blocks that are not objects of a slab.
 const (
@@ -53,7 +66,7 @@ type Detail struct {
 //
 // A slab holds at least 8 objects. Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
-	books := ledger.New("slab", source)
+	books := ledger.New[uint32]("slab", source)
 	direct, err := naive.New(books, nil)
 	if err != nil {
 		return nil, err
@@ -124,7 +137,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if err != nil {
 		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
 	}
-	return p.ledger.Enter(block.Address, ledger.Block{Requested: size, Size: block.Size, Owner: owner}), nil
+	return p.ledger.Enter(block.Address, ledger.Block[uint32]{Requested: size, Size: block.Size, Owner: owner}), nil
 }
 
 func (p *Pool) allocate(size uint64) (pool.Block, uint32, error) {
@@ -261,14 +274,13 @@ func (p *Pool) release(owner uint32) error {
 	return nil
 }
 
-func (p *Pool) end() error {
-	p.ledger.Empty(func(uintptr, ledger.Block) {})
+func (p *Pool) end() {
+	p.ledger.Empty(func(uintptr, ledger.Block[uint32]) {})
 	p.slabs, p.vacant, p.empties = nil, nil, 0
 	for i := range p.classes {
 		p.classes[i].partial, p.classes[i].empty, p.classes[i].empties = none, none, 0
 	}
 	_, _ = p.pages.Destroy(), p.direct.Destroy() // a trim follows for what the source refuses
-	return nil
 }
 
 func (p *Pool) detail() any {
@@ -289,4 +301,25 @@ func (p *Pool) trim() (freed uint64, err error) {
 		err = errors.Join(err, failed)
 	}
 	return before - p.ledger.Stats().Reserved, err
+}
+
+func (p *Pool) push(head *uint32, number uint32) {
+	s := &p.slabs[number]
+	s.previous, s.next = none, *head
+	if *head != none {
+		p.slabs[*head].previous = number
+	}
+	*head = number
+}
+
+func (p *Pool) unlink(head *uint32, number uint32) {
+	s := &p.slabs[number]
+	if s.next != none {
+		p.slabs[s.next].previous = s.previous
+	}
+	if s.previous != none {
+		p.slabs[s.previous].next = s.next
+	} else {
+		*head = s.next
+	}
 }

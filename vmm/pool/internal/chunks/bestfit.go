@@ -72,13 +72,6 @@ func (b *BestFit) Largest() uint64 {
 	return b.At(Handle(h)).Size
 }
 
-// IsListed reports whether a free chunk can be found.
-func (b *BestFit) IsListed(h Handle) bool {
-	c := b.At(h)
-	e, found := b.free.Ceiling(ordered.Fit(c.Size, c.Address))
-	return found && e.Value == uint32(h)
-}
-
 // FreeChunks returns how many chunks are free.
 func (b *BestFit) FreeChunks() int { return b.free.Len() }
 
@@ -86,7 +79,4 @@ func (b *BestFit) FreeChunks() int { return b.free.Len() }
 func (b *BestFit) Trim() (uint64, error) { return b.GiveBack(b.unlist, b.list) }
 
 // End ends all live chunks.
-func (b *BestFit) End() error {
-	b.GiveAll(b.Add)
-	return nil
-}
+func (b *BestFit) End() { b.GiveAll(b.Add) }

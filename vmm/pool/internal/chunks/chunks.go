@@ -15,7 +15,7 @@ import (
 // pointers for the collector to follow.
 type Handle uint32
 
-// None is no chunk; it counts as taken.
+// None is no chunk; it counts as taken, and its neighbours mean nothing.
 const None Handle = 0
 
 // Chunk is a piece of a segment.
@@ -52,7 +52,7 @@ func New[T any](kind string, source pool.Source) Table[T] {
 	return t
 }
 
-// At returns a chunk; the pointer is valid until the next Adopt or Split.
+// At returns a chunk; the pointer is valid until the next Grow or Split.
 func (t *Table[T]) At(h Handle) *Chunk[T] { return &t.chunks[h] }
 
 // IsFree reports whether h is a chunk, and free.
@@ -76,12 +76,7 @@ func (t *Table[T]) drop(h Handle) {
 
 // link makes two chunks neighbours; one of them may be None.
 func (t *Table[T]) link(below, above Handle) {
-	if below != None {
-		t.chunks[below].Next = above
-	}
-	if above != None {
-		t.chunks[above].Previous = below
-	}
+	t.chunks[below].Next, t.chunks[above].Previous = above, below
 }
 
 // Split leaves the first size bytes to a chunk and returns the rest, a new free one with the same Own.
@@ -89,11 +84,9 @@ func (t *Table[T]) Split(h Handle, size uint64) Handle {
 	rest := t.fresh()
 	c, r := &t.chunks[h], &t.chunks[rest]
 	r.Own, r.Address, r.Size, r.Requested = c.Own, c.Address+uintptr(size), c.Size-size, 0
-	r.Previous, r.Next = h, c.Next
-	if c.Next != None {
-		t.chunks[c.Next].Previous = rest
-	}
-	c.Size, c.Next = size, rest
+	c.Size = size
+	t.link(rest, c.Next)
+	t.link(h, rest)
 	return rest
 }
 
@@ -101,13 +94,9 @@ func (t *Table[T]) Split(h Handle, size uint64) Handle {
 func (t *Table[T]) Join(h Handle) {
 	c := &t.chunks[h]
 	behind := c.Next
-	b := &t.chunks[behind]
-	c.Size += b.Size
-	c.Next = b.Next
-	if c.Next != None {
-		t.chunks[c.Next].Previous = h
-	}
-	b.Next, t.dropped = t.dropped, behind
+	c.Size += t.chunks[behind].Size
+	t.link(h, t.chunks[behind].Next)
+	t.drop(behind)
 }
 
 // Take makes a chunk live; requested is more than 0.
@@ -153,7 +142,7 @@ func (t *Table[T]) GiveAll(give func(Handle)) {
 }
 
 // In yields the chunks of a region by address. Meanwhile the caller may drop only the one yielded last.
-func (t *Table[T]) In(r Region) iter.Seq[Handle] {
+func (t *Table[T]) In(r Segment) iter.Seq[Handle] {
 	return func(yield func(Handle) bool) {
 		for h := r.First; h != None; {
 			next := t.chunks[h].Next

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/ordered"
 )
 
 // tiles returns the chunks of each region as the sizes of taken and, negative, of free ones, and checks
@@ -101,13 +102,14 @@ func TestSegmentsStayInOrder(t *testing.T) {
 	_, err := table.GiveBack(ignore, ignore)
 	require.NoError(t, err)
 	require.Empty(t, table.Regions())
-	low := grow(t, &table, 512)
+	grow(t, &table, 512)
 	high := grow(t, &table, 4096)
-	table.Take(low, 1)
 	table.Take(high, 1)
-	adopted := table.Adopt(1<<19, 256) // below the others
-	require.Equal(t, [][]int{{-256}, {512}, {4096}}, tiles(t, &table))
-	require.Equal(t, adopted, table.Regions()[0].First)
+	_, err = table.GiveBack(ignore, ignore)
+	require.NoError(t, err)
+	low := grow(t, &table, 256)
+	require.Equal(t, [][]int{{-256}, {4096}}, tiles(t, &table))
+	require.Equal(t, low, table.Regions()[0].First)
 }
 
 // stubborn refuses to take one segment back.
@@ -213,7 +215,7 @@ func TestSegmentsThatTouchAreConnected(t *testing.T) {
 	connect(1024) // in the place of the first: below what is there
 	require.Equal(t, [][]int{{-2048, 512, -512}}, tiles(t, &b.Table))
 	require.NoError(t, b.Reclaim(last.Address))
-	require.NoError(t, b.End())
+	b.End()
 	_, err = b.Trim()
 	require.NoError(t, err)
 	require.Zero(t, source.Held())
@@ -225,6 +227,28 @@ func TestSegmentsThatTouchAreConnected(t *testing.T) {
 		return false
 	})
 	require.Len(t, b.Regions(), 2)
+}
+
+// requireListed checks that exactly the free chunks can be found, and that free neighbours were joined.
+func requireListed(t *testing.T, b *BestFit) {
+	t.Helper()
+	free, largest := 0, uint64(0)
+	for _, r := range b.Regions() {
+		for h := range b.In(r) {
+			c := b.At(h)
+			if c.Taken() {
+				continue
+			}
+			e, found := b.free.Ceiling(ordered.Fit(c.Size, c.Address))
+			require.True(t, found)
+			require.Equal(t, h, Handle(e.Value))
+			require.False(t, b.IsFree(c.Previous))
+			free++
+			largest = max(largest, c.Size)
+		}
+	}
+	require.Equal(t, free, b.FreeChunks())
+	require.Equal(t, largest, b.Largest())
 }
 
 // Segments come and go at random places, some are refused, and blocks lie across them.
@@ -265,13 +289,14 @@ func TestConnectedSegmentsAtRandom(t *testing.T) {
 				}
 			}
 			tiles(t, &b.Table)
+			requireListed(t, &b)
 			regions := b.Regions()
 			for i := 1; i < len(regions); i++ {
 				require.Less(t, regions[i-1].Address+uintptr(regions[i-1].Size), regions[i].Address, "all that touch are joined")
 			}
 		}
 		source.address = 0
-		require.NoError(t, b.End())
+		b.End()
 		_, err := b.Trim()
 		require.NoError(t, err)
 		require.Zero(t, source.Held())

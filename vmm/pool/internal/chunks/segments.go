@@ -7,31 +7,24 @@ import (
 	"slices"
 )
 
-// Segment is memory that the source gave in one call.
+// Segment is memory that the source gave in one call, or a region: several that touch and were joined. Chunks tile it.
 type Segment struct {
 	Address uintptr
 	Size    uint64
-	first   Handle // the chunk at its start: joining keeps the lower handle; None: joined to the segment below
+	First   Handle // the chunk at its start: joining keeps the lower handle; None: joined to the segment below
 }
 
 func (s Segment) end() uintptr { return s.Address + uintptr(s.Size) }
 
-// Region is a segment, or several that touch and were joined. Chunks tile it.
-type Region struct {
-	Address uintptr
-	Size    uint64
-	First   Handle
-}
-
 // Regions returns all regions by address.
-func (t *Table[T]) Regions() []Region {
-	regions := make([]Region, 0, len(t.segments))
+func (t *Table[T]) Regions() []Segment {
+	regions := make([]Segment, 0, len(t.segments))
 	for _, s := range t.segments {
-		if s.first == None {
+		if s.First == None {
 			regions[len(regions)-1].Size += s.Size
 			continue
 		}
-		regions = append(regions, Region{s.Address, s.Size, s.first})
+		regions = append(regions, s)
 	}
 	return regions
 }
@@ -42,16 +35,11 @@ func (t *Table[T]) Grow(size uint64) (Handle, error) {
 	if err != nil {
 		return None, err
 	}
-	return t.Adopt(address, size), nil
-}
-
-// Adopt makes memory from Allocate a segment of one free chunk.
-func (t *Table[T]) Adopt(address uintptr, size uint64) Handle {
 	h := t.fresh()
 	t.chunks[h] = Chunk[T]{Address: address, Size: size}
 	i, _ := t.segment(address)
 	t.segments = slices.Insert(t.segments, i, Segment{address, size, h})
-	return h
+	return h, nil
 }
 
 func (t *Table[T]) segment(address uintptr) (int, bool) {
@@ -66,27 +54,26 @@ func (t *Table[T]) Connect(h Handle, joined func(below, above uintptr) bool) {
 	own := t.segments[i]
 	if i+1 < len(t.segments) {
 		if above := &t.segments[i+1]; own.end() == above.Address && joined(own.Address, above.Address) {
-			t.link(h, above.first)
-			above.first = None
+			t.link(h, above.First)
+			above.First = None
 		}
 	}
 	if i == 0 || t.segments[i-1].end() != own.Address || !joined(t.segments[i-1].Address, own.Address) {
 		return
 	}
 	below := i - 1
-	for t.segments[below].first == None {
+	for t.segments[below].First == None {
 		below--
 	}
-	last := t.segments[below].first
+	last := t.segments[below].First
 	for t.chunks[last].Next != None {
 		last = t.chunks[last].Next
 	}
 	t.link(last, h)
-	t.segments[i].first = None
+	t.segments[i].First = None
 }
 
-// Return gives memory from Allocate back to the source. Errors: the source's.
-func (t *Table[T]) Return(address uintptr, size uint64) error {
+func (t *Table[T]) giveBack(address uintptr, size uint64) error {
 	if err := t.Free(address, size); err != nil {
 		return fmt.Errorf("%s pool: giving back the segment of %d bytes at %#x: %w", t.Stats().Kind, size, address, err)
 	}
@@ -97,7 +84,7 @@ func (t *Table[T]) Return(address uintptr, size uint64) error {
 // source's, after which nothing has changed.
 func (t *Table[T]) ReturnWhole(h Handle) error {
 	c := &t.chunks[h]
-	if err := t.Return(c.Address, c.Size); err != nil {
+	if err := t.giveBack(c.Address, c.Size); err != nil {
 		return err
 	}
 	if _, live := t.live.Remove(c.Address); live {
@@ -109,30 +96,27 @@ func (t *Table[T]) ReturnWhole(h Handle) error {
 	return nil
 }
 
-// starts yields the segments by number, with the chunk that each begins in, and whether the segment is idle: then that
-// chunk covers it, because free neighbours are joined.
-func (t *Table[T]) starts(yield func(i int, h Handle, idle bool) Handle) {
-	h := None
-	for i := range t.segments {
-		s := t.segments[i]
-		if s.first != None {
-			h = s.first
-		}
-		for t.chunks[h].End() <= s.Address {
-			h = t.chunks[h].Next
-		}
-		h = yield(i, h, t.IsFree(h) && t.chunks[h].End() >= s.end())
+// start returns the chunk that segment i begins in, and whether the segment is idle: then that chunk covers it, because
+// free neighbours are joined. below is the chunk that the segment below begins in.
+func (t *Table[T]) start(i int, below Handle) (h Handle, idle bool) {
+	s := t.segments[i]
+	if h = below; s.First != None {
+		h = s.First
 	}
+	for t.chunks[h].End() <= s.Address {
+		h = t.chunks[h].Next
+	}
+	return h, t.IsFree(h) && t.chunks[h].End() >= s.end()
 }
 
 // Idle returns the bytes of the segments in which nothing is taken.
 func (t *Table[T]) Idle() (bytes uint64) {
-	t.starts(func(i int, h Handle, idle bool) Handle {
-		if idle {
-			bytes += t.segments[i].Size
+	h, idle := None, false
+	for i, s := range t.segments {
+		if h, idle = t.start(i, h); idle {
+			bytes += s.Size
 		}
-		return h
-	})
+	}
 	return bytes
 }
 
@@ -140,24 +124,23 @@ func (t *Table[T]) Idle() (bytes uint64) {
 // free chunk that lies in one to forget, and the chunk's rest in other segments to list. A segment that the source
 // refuses stays. Errors: the source's.
 func (t *Table[T]) GiveBack(forget, list func(Handle)) (bytes uint64, err error) {
-	t.starts(func(i int, h Handle, idle bool) Handle {
-		s := t.segments[i]
-		if !idle {
-			return h
+	h, idle := None, false
+	for i, s := range t.segments {
+		if h, idle = t.start(i, h); !idle {
+			continue
 		}
-		if refused := t.Return(s.Address, s.Size); refused != nil {
+		if refused := t.giveBack(s.Address, s.Size); refused != nil {
 			err = errors.Join(err, refused)
-			return h
+			continue
 		}
 		bytes += s.Size
 		t.segments[i].Size = 0
 		forget(h)
-		above := t.cut(h, s, list)
-		if i+1 < len(t.segments) && t.segments[i+1].first == None {
-			t.segments[i+1].first = above
+		h = t.cut(h, s, list)
+		if i+1 < len(t.segments) && t.segments[i+1].First == None {
+			t.segments[i+1].First = h
 		}
-		return above
-	})
+	}
 	t.segments = slices.DeleteFunc(t.segments, func(s Segment) bool { return s.Size == 0 })
 	return bytes, err
 }
@@ -173,12 +156,8 @@ func (t *Table[T]) cut(h Handle, s Segment, list func(Handle)) Handle {
 		list(t.Split(h, s.Size))
 	}
 	below, above := t.chunks[h].Previous, t.chunks[h].Next
-	if below != None {
-		t.chunks[below].Next = None
-	}
-	if above != None {
-		t.chunks[above].Previous = None
-	}
+	t.link(below, None)
+	t.link(None, above)
 	t.drop(h)
 	return above
 }

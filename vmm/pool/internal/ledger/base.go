@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"errors"
 	"sync"
 
 	"tms/vmm/pool"
@@ -12,13 +11,13 @@ type Base struct {
 	sync.Mutex
 	account *Account
 	trim    func() (uint64, error)
-	end     func() error
+	end     func()
 	detail  func() any
 }
 
 // Hook sets the kind's part of these calls, under the lock. trim gives idle segments back; end, before trim, ends all
 // live blocks; detail returns Stats.Detail, and may be nil.
-func (b *Base) Hook(account *Account, trim func() (uint64, error), end func() error, detail func() any) {
+func (b *Base) Hook(account *Account, trim func() (uint64, error), end func(), detail func() any) {
 	b.account, b.trim, b.end, b.detail = account, trim, end, detail
 }
 
@@ -51,7 +50,7 @@ func (b *Base) ResetPeakStats() {
 func (b *Base) Destroy() error {
 	b.Lock()
 	defer b.Unlock()
-	err := b.end()
-	_, refused := b.trim()
-	return errors.Join(err, refused)
+	b.end()
+	_, err := b.trim()
+	return err
 }

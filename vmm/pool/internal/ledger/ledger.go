@@ -8,54 +8,54 @@ import (
 )
 
 // Block is a live block.
-type Block struct {
+type Block[T any] struct {
 	Requested uint64 // bytes asked for
 	Size      uint64 // bytes set aside
-	Owner     uint32 // the pool's number of what it was split from
+	Owner     T      // what it was split from
 }
 
 // Ledger is the account of a pool that keeps nothing else of a live block.
-type Ledger struct {
+type Ledger[T any] struct {
 	Account
-	live addresses.Table[Block]
+	live addresses.Table[Block[T]]
 }
 
 // New starts the ledger of a pool of this kind.
-func New(kind string, source pool.Source) *Ledger {
-	return &Ledger{Account: NewAccount(kind, source)}
+func New[T any](kind string, source pool.Source) *Ledger[T] {
+	return &Ledger[T]{Account: NewAccount(kind, source)}
 }
 
 // Enter makes a block live.
-func (l *Ledger) Enter(address uintptr, b Block) pool.Block {
+func (l *Ledger[T]) Enter(address uintptr, b Block[T]) pool.Block {
 	l.live.Insert(address, b)
 	l.CountMalloc(b.Requested, b.Size)
 	return pool.Block{Address: address, Size: b.Size}
 }
 
 // Find returns the live block that starts at address. Errors: pool.ErrInvalidAddress.
-func (l *Ledger) Find(address uintptr) (Block, error) {
+func (l *Ledger[T]) Find(address uintptr) (Block[T], error) {
 	b, found := l.live.Find(address)
 	if !found {
-		return Block{}, l.Invalid(address)
+		return b, l.Invalid(address)
 	}
 	return b, nil
 }
 
 // Remove ends the live block that starts at address and returns it. Errors: pool.ErrInvalidAddress.
-func (l *Ledger) Remove(address uintptr) (Block, error) {
+func (l *Ledger[T]) Remove(address uintptr) (Block[T], error) {
 	b, found := l.live.Remove(address)
 	if !found {
-		return Block{}, l.Invalid(address)
+		return b, l.Invalid(address)
 	}
 	l.CountFree(b.Requested, b.Size)
 	return b, nil
 }
 
 // Empty ends all live blocks and hands each to drop.
-func (l *Ledger) Empty(drop func(uintptr, Block)) {
+func (l *Ledger[T]) Empty(drop func(uintptr, Block[T])) {
 	for address, b := range l.live.All() {
 		l.CountFree(b.Requested, b.Size)
 		drop(address, b)
 	}
-	l.live = addresses.Table[Block]{}
+	l.live = addresses.Table[Block[T]]{}
 }
