@@ -12,7 +12,7 @@ import (
 
 var torchPools = torch.New(torchSource, isCaptured)
 
-func torchSource(m torch.Memory) (pool.Source, error) {
+func torchSource(m torch.Memory) (pool.DeviceSource, error) {
 	e, err := start()
 	if err != nil {
 		return nil, err

@@ -10,10 +10,7 @@ import (
 
 // Source is a pool.Source with resources of its own until Close.
 type Source interface {
-	pool.Source
-	pool.Memory
-	pool.Events
-	pool.Coalescer
+	pool.DeviceSource
 	Ordinal() int // of its device
 	Close() error
 }

@@ -65,7 +65,7 @@ type freed struct {
 func New(kind, options string, engine Engine, source func(torch.Memory) (lifetime.Source, error),
 	capturing func() bool) (*Pools, error) {
 	p := &Pools{engine: engine, capturing: capturing, live: map[uintptr]int{}, segments: map[uintptr]int{}}
-	p.pools = torch.New(func(m torch.Memory) (pool.Source, error) {
+	p.pools = torch.New(func(m torch.Memory) (pool.DeviceSource, error) {
 		from, err := source(m)
 		if err != nil {
 			return nil, err
@@ -118,9 +118,7 @@ func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
 	if err != nil || made.Address == 0 {
 		return 0, err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.live[made.Address] = m.Device
+	p.enter(made.Address, m.Device)
 	return made.Address, nil
 }
 
@@ -160,7 +158,8 @@ func (p *Pools) claim(address uintptr) (device int, ours bool, err error) {
 	return device, ours, err
 }
 
-func (p *Pools) unclaim(address uintptr, device int) {
+// enter makes a block one that can be freed.
+func (p *Pools) enter(address uintptr, device int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.live[address] = device
@@ -196,7 +195,7 @@ func (p *Pools) Free(address uintptr) error {
 		return nil
 	}
 	if err != nil {
-		p.unclaim(address, device)
+		p.enter(address, device)
 	}
 	return err
 }
@@ -214,7 +213,7 @@ func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
 	}
 	event, err := p.engine.Mark(address, stream)
 	if err != nil {
-		p.unclaim(address, device)
+		p.enter(address, device)
 		return err
 	}
 	p.putOff(&p.ordered, freed{address, device, stream, event})
@@ -262,7 +261,7 @@ func (p *Pools) FreeDeferred() {
 	p.deferred = nil
 	p.mu.Unlock()
 	for _, f := range list {
-		p.unclaim(f.address, f.device)
+		p.enter(f.address, f.device)
 		_ = p.Free(f.address) // after an error the block is live
 	}
 }

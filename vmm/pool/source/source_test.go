@@ -55,9 +55,7 @@ func newWorld(t *testing.T) *world {
 
 // all is the interface of both sources.
 type all interface {
-	pool.Source
-	pool.Memory
-	pool.Events
+	pool.DeviceSource
 	Close() error
 }
 

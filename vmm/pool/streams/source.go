@@ -3,6 +3,7 @@ package streams
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"tms/internal/readable"
@@ -13,147 +14,107 @@ import (
 // shared is the source of all pools beneath, which call it under their own locks.
 type shared struct {
 	mu      sync.Mutex
-	under   pool.Source
+	under   pool.DeviceSource
 	account ledger.Account
 	limited bool
 	allowed uint64
 }
 
-// Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.
-func (s *shared) Allocate(size uint64) (uintptr, error) { return s.allocate(size, nil) }
-
-func (s *shared) allocate(size uint64, room *pool.Room) (uintptr, error) {
+func (s *shared) stats() pool.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if under, ok := s.under.(pool.Coalescer); ok {
-		under.Reserve(room)
-	}
-	if held := s.account.Stats().Reserved; s.limited && (size > s.allowed || held > s.allowed-size) {
-		s.account.CountSourceFailure()
-		return 0, fmt.Errorf("%w: a segment of %s, where the memory fraction allows %s and %s are held",
-			pool.ErrOutOfMemory, readable.Bytes(size), readable.Bytes(s.allowed), readable.Bytes(held))
-	}
-	return s.account.Allocate(size)
+	return s.account.Stats()
 }
 
-// Free is pool.Source.Free.
-func (s *shared) Free(address uintptr, size uint64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.account.Free(address, size)
-}
-
-func (s *shared) resetPeak() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.account.ResetPeakStats()
-}
-
-// count fills in the source's counters.
-func (s *shared) count(stats *pool.Stats) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	own := s.account.Stats()
-	stats.Reserved, stats.PeakReserved, stats.Segments = own.Reserved, own.PeakReserved, own.Segments
-	stats.SourceMallocs, stats.SourceFrees = own.SourceMallocs, own.SourceFrees
-	stats.SourceFailures = own.SourceFailures
-}
-
-// Memory is pool.Memory.Memory; 0 if the source does not know.
-func (s *shared) Memory() (free, total uint64, err error) {
-	if under, ok := s.under.(pool.Memory); ok {
-		return under.Memory()
-	}
-	return 0, 0, nil
-}
-
-// part is one pool's view of the source. The pool's segments lie in a room of their own.
+// part is the source of one pool: of a stream's, whose segments lie in a room of their own, or of a graph's. A graph's
+// keeps the segments that its pool gives back, for later ones of the same size, until the graphs are gone.
 type part struct {
 	*shared
 	room *pool.Room
+	kept map[uint64][]uintptr // addresses by size; nil: the pool is a stream's
 }
 
-// Allocate is pool.Source.Allocate.
-func (p *part) Allocate(size uint64) (uintptr, error) { return p.allocate(size, p.room) }
+// Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.
+func (p *part) Allocate(size uint64) (uintptr, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if kept := p.kept[size]; len(kept) > 0 {
+		p.kept[size] = kept[:len(kept)-1]
+		return kept[len(kept)-1], nil
+	}
+	p.under.Reserve(p.room)
+	if held := p.account.Stats().Reserved; p.limited && (size > p.allowed || held > p.allowed-size) {
+		p.account.CountSourceFailure()
+		return 0, fmt.Errorf("%w: a segment of %s, where the memory fraction allows %s and %s are held",
+			pool.ErrOutOfMemory, readable.Bytes(size), readable.Bytes(p.allowed), readable.Bytes(held))
+	}
+	return p.account.Allocate(size)
+}
 
-// Reserve is pool.Coalescer.Reserve.
+func (p *part) Free(address uintptr, size uint64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kept != nil {
+		p.kept[size] = append(p.kept[size], address)
+		return nil
+	}
+	return p.account.Free(address, size)
+}
+
+func (p *part) Memory() (free, total uint64, err error) { return p.under.Memory() }
+
+// Reserve is pool.Coalescer.Reserve. A graph's segments have no room, and do not coalesce.
 func (p *part) Reserve(room *pool.Room) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	under, ok := p.under.(pool.Coalescer)
-	p.room = room
-	return ok && under.Reserve(room)
-}
-
-// Coalesces is pool.Coalescer.Coalesces.
-func (p *part) Coalesces(below, above uintptr) bool {
-	under, ok := p.under.(pool.Coalescer)
-	return ok && under.Coalesces(below, above)
-}
-
-func (s *shared) reserved() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.account.Stats().Reserved
-}
-
-func (s *shared) limit(bytes uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.limited, s.allowed = true, bytes
-}
-
-// held is a private pool's source: it keeps the segments that the pool gives back, for later ones of the same size,
-// until the graphs are gone.
-type held struct {
-	mu    sync.Mutex
-	under *shared
-	free  map[uint64][]uintptr
-}
-
-// Allocate is pool.Source.Allocate.
-func (h *held) Allocate(size uint64) (uintptr, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if kept := h.free[size]; len(kept) > 0 {
-		h.free[size] = kept[:len(kept)-1]
-		return kept[len(kept)-1], nil
+	if p.kept != nil {
+		return false
 	}
-	return h.under.Allocate(size)
+	p.room = room
+	return p.under.Reserve(room)
 }
 
-// Free is pool.Source.Free.
-func (h *held) Free(address uintptr, size uint64) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.free[size] = append(h.free[size], address)
-	return nil
-}
-
-// Memory is pool.Memory.Memory.
-func (h *held) Memory() (free, total uint64, err error) { return h.under.Memory() }
+func (p *part) Coalesces(below, above uintptr) bool { return p.under.Coalesces(below, above) }
 
 // release gives back the kept segments. Those that the source refuses stay.
-func (h *held) release() (failed error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for size, addresses := range h.free {
-		kept := addresses[:0]
-		for _, address := range addresses {
-			if err := h.under.Free(address, size); err != nil {
-				failed = errors.Join(failed, err)
-				kept = append(kept, address)
-			}
-		}
-		if h.free[size] = kept; len(kept) == 0 {
-			delete(h.free, size)
+func (p *part) release() (failed error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for size, addresses := range p.kept {
+		p.kept[size] = slices.DeleteFunc(addresses, func(address uintptr) bool {
+			err := p.account.Free(address, size)
+			failed = errors.Join(failed, err)
+			return err == nil
+		})
+		if len(p.kept[size]) == 0 {
+			delete(p.kept, size)
 		}
 	}
 	return failed
 }
 
-func (h *held) empty() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.free) == 0
+// graph is a private pool of graphs: it keeps its segments while a graph exists, even those that the kind gives back.
+type graph struct {
+	pool pool.Pool
+	part *part
+}
+
+func (p *Pool) newGraph() (*graph, error) {
+	own := &part{shared: p.source, kept: map[uint64][]uintptr{}}
+	made, err := p.fresh(own)
+	return &graph{made, own}, err
+}
+
+// Empty reports whether the pool has no segments.
+func (g *graph) Empty() bool {
+	reserved := g.pool.Stats().Reserved
+	g.part.mu.Lock()
+	defer g.part.mu.Unlock()
+	return reserved == 0 && len(g.part.kept) == 0
+}
+
+// trim gives back what the pool does not need.
+func (g *graph) trim() error {
+	_, err := g.pool.Trim()
+	return errors.Join(err, g.part.release())
 }

@@ -11,59 +11,58 @@ import (
 	"sync"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/addresses"
 	"tms/vmm/pool/internal/ledger"
 	"tms/vmm/pool/internal/multistream"
 )
 
-// Pool is a pool.Pool, pool.StreamRecorder and pool.GraphPools.
+// Streamed is a pool for several streams and for graphs.
+type Streamed interface {
+	pool.Pool
+	pool.StreamRecorder
+	pool.GraphPools
+	// SetMemoryFraction limits all streams together to a part, from 0 to 1, of the device's memory. Errors:
+	// pool.ErrOption for other numbers, or the source's.
+	SetMemoryFraction(fraction float64) error
+}
+
+// Pool is a Streamed.
 type Pool struct {
 	fresh  func(pool.Source) (pool.Pool, error)
 	source *shared
 
-	mu     sync.Mutex // never held while a pool beneath makes a block
-	pools  map[pool.Stream]pool.Pool
-	live   addresses.Table[block]
-	blocks ledger.Account // counts without a source
-	uses   multistream.Uses[owned]
+	mu    sync.Mutex // never held while a pool beneath makes a block
+	pools map[pool.Stream]pool.Pool
+	live  *ledger.Ledger[owner] // without a source
+	uses  multistream.Uses[owned]
 	multistream.Graphs[*graph]
 }
 
-// block is a caller's block.
-type block struct {
-	stream    pool.Stream
-	requested uint64
-	size      uint64
-	owner     pool.Pool
+// owner is whose a block is.
+type owner struct {
+	stream pool.Stream
+	pool   pool.Pool
 }
 
 // owned is a block of a pool beneath.
 type owned struct {
 	address uintptr
-	owner   pool.Pool
+	pool    pool.Pool
 }
 
-// New makes an empty pool over a source that is also a pool.Events. fresh makes pools of the kind; New returns one as
-// it is if it is a pool.StreamRecorder and pool.GraphPools itself. Errors: those of fresh; pool.ErrOption for a source
-// without events.
-func New(source pool.Source, fresh func(pool.Source) (pool.Pool, error)) (pool.Pool, error) {
+// New makes an empty pool over a source. fresh makes pools of the kind; New returns one as it is if it is a Streamed
+// itself. Errors: those of fresh.
+func New(source pool.DeviceSource, fresh func(pool.Source) (pool.Pool, error)) (Streamed, error) {
 	own, err := fresh(source)
 	if err != nil {
 		return nil, err
 	}
-	_, records := own.(pool.StreamRecorder)
-	if _, captures := own.(pool.GraphPools); records && captures {
+	if own, ok := own.(Streamed); ok {
 		return own, nil
-	}
-	events, ok := source.(pool.Events)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s needs a source with events to serve several streams",
-			pool.ErrOption, own.Stats().Kind)
 	}
 	p := &Pool{
 		fresh: fresh, pools: map[pool.Stream]pool.Pool{},
 		source: &shared{under: source, account: ledger.NewAccount("", source)},
-		blocks: ledger.NewAccount(own.Stats().Kind, nil), uses: multistream.NewUses[owned](events),
+		live:   ledger.New[owner](own.Stats().Kind, nil), uses: multistream.NewUses[owned](source),
 	}
 	p.Graphs = multistream.NewGraphs(&p.mu, p.newGraph)
 	return p, nil
@@ -75,25 +74,24 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
-	owner, err := p.poolOf(stream)
+	own, err := p.poolOf(stream)
 	var made pool.Block
 	if err == nil {
-		made, err = owner.Malloc(size, stream)
+		made, err = own.Malloc(size, stream)
 	}
 	if errors.Is(err, pool.ErrOutOfMemory) {
 		if freed, _ := p.Trim(); freed > 0 {
-			made, err = owner.Malloc(size, stream)
+			made, err = own.Malloc(size, stream)
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		p.blocks.CountFailure()
+		p.live.CountFailure()
 		return pool.Block{}, err
 	}
-	p.live.Insert(made.Address, block{stream, size, made.Size, owner})
-	p.blocks.CountMalloc(size, made.Size)
-	return made, nil
+	b := ledger.Block[owner]{Requested: size, Size: made.Size, Owner: owner{stream, own}}
+	return p.live.Enter(made.Address, b), nil
 }
 
 // poolOf returns the pool that a stream allocates from now.
@@ -126,23 +124,21 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, found := p.live.Find(address)
-	if !found {
-		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
-	}
-	held, err := p.uses.Hold(owned{address, b.owner}, p.Capturing())
-	if err == nil && !held {
-		err = b.owner.Free(address)
-	}
+	b, err := p.live.Find(address)
 	if err != nil {
 		return err
 	}
-	p.live.Remove(address)
-	p.blocks.CountFree(b.requested, b.size)
-	return nil
+	held, err := p.uses.Hold(owned{address, b.Owner.pool}, p.Capturing())
+	if err == nil && !held {
+		err = b.Owner.pool.Free(address)
+	}
+	if err == nil {
+		_, err = p.live.Remove(address)
+	}
+	return err
 }
 
-func giveBack(b owned) error { return b.owner.Free(b.address) }
+func giveBack(b owned) error { return b.pool.Free(b.address) }
 
 // RecordStream is pool.StreamRecorder.RecordStream.
 func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
@@ -151,14 +147,11 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, found := p.live.Find(address)
-	if !found {
-		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
+	b, err := p.live.Find(address)
+	if err == nil && stream != b.Owner.stream {
+		p.uses.Note(owned{address, b.Owner.pool}, stream)
 	}
-	if stream != b.stream {
-		p.uses.Note(owned{address, b.owner}, stream)
-	}
-	return nil
+	return err
 }
 
 // Trim is pool.Pool.Trim for all streams, and for graphs that are gone. Errors: pool.ErrCapturing, the source's or its
@@ -169,39 +162,39 @@ func (p *Pool) Trim() (freed uint64, err error) {
 	if p.Capturing() {
 		return 0, pool.ErrCapturing
 	}
-	before := p.source.reserved()
+	before := p.source.stats().Reserved
 	err = p.uses.Settle(true, giveBack)
 	for _, stream := range slices.Sorted(maps.Keys(p.pools)) {
 		_, failed := p.pools[stream].Trim()
 		err = errors.Join(err, failed)
 	}
 	p.Dissolve(func(g *graph) { err = errors.Join(err, g.trim()) })
-	return before - min(before, p.source.reserved()), err
+	return before - min(before, p.source.stats().Reserved), err
 }
 
-// SetMemoryFraction limits all streams together to a part, from 0 to 1, of the device's memory. Errors: pool.ErrOption
-// for other numbers or for a source that is no pool.Memory, or the source's.
+// SetMemoryFraction is Streamed.SetMemoryFraction.
 func (p *Pool) SetMemoryFraction(fraction float64) error {
-	memory, ok := p.source.under.(pool.Memory)
-	if !ok {
-		return fmt.Errorf("%w: a memory fraction needs a source that knows the device's memory", pool.ErrOption)
-	}
 	if !(fraction >= 0 && fraction <= 1) {
 		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1", pool.ErrOption, fraction)
 	}
-	_, total, err := memory.Memory()
-	if err == nil {
-		p.source.limit(uint64(fraction * float64(total)))
+	_, total, err := p.source.under.Memory()
+	if err != nil {
+		return err
 	}
-	return err
+	p.source.mu.Lock()
+	defer p.source.mu.Unlock()
+	p.source.limited, p.source.allowed = true, uint64(fraction*float64(total))
+	return nil
 }
 
 // Stats is pool.Pool.Stats; its Detail is a Detail.
 func (p *Pool) Stats() pool.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	stats := p.blocks.Stats()
-	p.source.count(&stats)
+	stats, own := p.live.Stats(), p.source.stats()
+	stats.Reserved, stats.PeakReserved, stats.Segments = own.Reserved, own.PeakReserved, own.Segments
+	stats.SourceMallocs, stats.SourceFrees = own.SourceMallocs, own.SourceFrees
+	stats.SourceFailures = own.SourceFailures
 	stats.Detail = Detail{Streams: len(p.pools), Graphs: len(p.Private()), Waiting: p.uses.Held()}
 	return stats
 }
@@ -210,8 +203,10 @@ func (p *Pool) Stats() pool.Stats {
 func (p *Pool) ResetPeakStats() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.blocks.ResetPeakStats()
-	p.source.resetPeak()
+	p.live.ResetPeakStats()
+	p.source.mu.Lock()
+	defer p.source.mu.Unlock()
+	p.source.account.ResetPeakStats()
 }
 
 // Detail is Stats.Detail.
@@ -235,9 +230,6 @@ func (p *Pool) Destroy() error {
 		delete(p.pools, stream)
 	}
 	p.Dissolve(func(g *graph) { err = errors.Join(err, g.pool.Destroy(), g.trim()) })
-	for _, b := range p.live.All() {
-		p.blocks.CountFree(b.requested, b.size)
-	}
-	p.live = addresses.Table[block]{}
+	p.live.Empty(func(uintptr, ledger.Block[owner]) {})
 	return err
 }

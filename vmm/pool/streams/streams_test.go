@@ -54,14 +54,7 @@ func (*source) Coalesces(_, _ uintptr) bool { return true }
 
 func (s *source) Memory() (free, all uint64, err error) { return total, total, nil }
 
-type streamed interface {
-	pool.Pool
-	pool.StreamRecorder
-	pool.GraphPools
-	SetMemoryFraction(fraction float64) error
-}
-
-func newPool(t *testing.T, kind, options string, s pool.Source) streamed {
+func newPool(t *testing.T, kind, options string, s pool.DeviceSource) streams.Streamed {
 	t.Helper()
 	p, err := streams.New(s, func(source pool.Source) (pool.Pool, error) {
 		parsed, err := pool.ParseOptions(options)
@@ -71,11 +64,11 @@ func newPool(t *testing.T, kind, options string, s pool.Source) streamed {
 		return kinds.New(kind, source, parsed)
 	})
 	require.NoError(t, err)
-	return p.(streamed)
+	return p
 }
 
 // each runs a test with every kind.
-func each(t *testing.T, test func(t *testing.T, p streamed, s *source)) {
+func each(t *testing.T, test func(t *testing.T, p streams.Streamed, s *source)) {
 	for _, kind := range kinds.Names() {
 		t.Run(kind, func(t *testing.T) {
 			s := newSource()
@@ -96,7 +89,7 @@ func malloc(t *testing.T, p pool.Pool, size uint64, stream pool.Stream) uintptr 
 }
 
 func TestMemoryOfOneStreamIsNotForAnother(t *testing.T) {
-	each(t, func(t *testing.T, p streamed, s *source) {
+	each(t, func(t *testing.T, p streams.Streamed, s *source) {
 		first := malloc(t, p, mib, 1)
 		require.NoError(t, p.Free(first))
 		if s.Held() > 0 { // naive gives it back, and that waits for the device
@@ -107,7 +100,7 @@ func TestMemoryOfOneStreamIsNotForAnother(t *testing.T) {
 }
 
 func TestABlockWaitsForTheStreamsThatUsedIt(t *testing.T) {
-	each(t, func(t *testing.T, p streamed, s *source) {
+	each(t, func(t *testing.T, p streams.Streamed, s *source) {
 		first := malloc(t, p, mib, 1)
 		require.NoError(t, p.RecordStream(first, 2))
 		require.NoError(t, p.RecordStream(first, 1), "its own")
@@ -123,7 +116,7 @@ func TestABlockWaitsForTheStreamsThatUsedIt(t *testing.T) {
 }
 
 func TestAnEventThatCannotBeRecorded(t *testing.T) {
-	each(t, func(t *testing.T, p streamed, s *source) {
+	each(t, func(t *testing.T, p streams.Streamed, s *source) {
 		first := malloc(t, p, mib, 1)
 		require.NoError(t, p.RecordStream(first, 2))
 		s.refuse = pool.ErrCapturing
@@ -134,7 +127,7 @@ func TestAnEventThatCannotBeRecorded(t *testing.T) {
 }
 
 func TestTrimWaits(t *testing.T) {
-	each(t, func(t *testing.T, p streamed, s *source) {
+	each(t, func(t *testing.T, p streams.Streamed, s *source) {
 		first := malloc(t, p, mib, 1)
 		require.NoError(t, p.RecordStream(first, 2))
 		s.busy[2] = true
@@ -152,7 +145,7 @@ func TestTrimWaits(t *testing.T) {
 func TestGraphs(t *testing.T) {
 	id := pool.GraphPoolID{7, 8}
 	captured := func(stream pool.Stream) bool { return stream == 5 }
-	each(t, func(t *testing.T, p streamed, s *source) {
+	each(t, func(t *testing.T, p streams.Streamed, s *source) {
 		outside := malloc(t, p, mib, 5)
 		require.NoError(t, p.Free(outside))
 		require.ErrorIs(t, p.EndAllocateToPool(id), pool.ErrGraphPool)
@@ -195,7 +188,7 @@ func TestGraphs(t *testing.T) {
 }
 
 func TestMemoryFraction(t *testing.T) {
-	each(t, func(t *testing.T, p streamed, s *source) {
+	each(t, func(t *testing.T, p streams.Streamed, s *source) {
 		for _, wrong := range []float64{-0.1, 1.1} {
 			require.ErrorIs(t, p.SetMemoryFraction(wrong), pool.ErrOption)
 		}
@@ -220,12 +213,4 @@ func TestShortage(t *testing.T) {
 	require.NoError(t, p.Free(second))
 	require.NoError(t, p.Destroy())
 	require.EqualValues(t, 1, p.Stats().Failures)
-}
-
-func TestWithoutEvents(t *testing.T) {
-	_, err := streams.New(pool.NewRange(0, total), func(source pool.Source) (pool.Pool, error) {
-		return kinds.New("bfc", source, nil)
-	})
-	require.ErrorIs(t, err, pool.ErrOption)
-	require.ErrorContains(t, err, "bfc needs a source with events")
 }

@@ -40,13 +40,13 @@ type Memory struct {
 
 // Pools is safe for use by many threads.
 type Pools struct {
-	source   func(Memory) (pool.Source, error)
+	source   func(Memory) (pool.DeviceSource, error)
 	captured func(pool.Stream) bool
 
 	mu        sync.RWMutex
 	kind      string // "": not chosen yet
 	options   string
-	byMemory  map[Memory]pool.Pool
+	byMemory  map[Memory]streams.Streamed
 	all       []entry // in the order in which they were made; an entry never changes
 	fractions map[int]float64
 	captures  map[int][]pool.GraphPoolID // those that captures allocate from, by device
@@ -54,13 +54,13 @@ type Pools struct {
 
 type entry struct {
 	Memory
-	pool pool.Pool
+	pool streams.Streamed
 }
 
-// New returns no pools yet. source makes a pool's source, which is also a pool.Memory and a pool.Events. captured
-// reports whether a stream is being captured into a graph.
-func New(source func(Memory) (pool.Source, error), captured func(pool.Stream) bool) *Pools {
-	return &Pools{source: source, captured: captured, byMemory: map[Memory]pool.Pool{},
+// New returns no pools yet. source makes a pool's source; captured reports whether a stream is being captured into a
+// graph.
+func New(source func(Memory) (pool.DeviceSource, error), captured func(pool.Stream) bool) *Pools {
+	return &Pools{source: source, captured: captured, byMemory: map[Memory]streams.Streamed{},
 		fractions: map[int]float64{}, captures: map[int][]pool.GraphPoolID{}}
 }
 
@@ -97,7 +97,7 @@ func fresh(from pool.Source, kind, options string) (pool.Pool, error) {
 }
 
 // of returns the pool of a kind of memory, made at the first call.
-func (p *Pools) of(m Memory) (pool.Pool, error) {
+func (p *Pools) of(m Memory) (streams.Streamed, error) {
 	m.Request.Size, m.Request.Margin, m.Request.Context, m.Request.Capturing = 0, 0, 0, false
 	p.mu.RLock()
 	known := p.byMemory[m]
@@ -123,7 +123,7 @@ func (p *Pools) of(m Memory) (pool.Pool, error) {
 }
 
 // make makes a pool with the memory fraction and the captures of the others.
-func (p *Pools) make(m Memory) (pool.Pool, error) {
+func (p *Pools) make(m Memory) (streams.Streamed, error) {
 	from, err := p.source(m)
 	if err != nil {
 		return nil, err
@@ -135,20 +135,16 @@ func (p *Pools) make(m Memory) (pool.Pool, error) {
 		return nil, err
 	}
 	if fraction, limited := p.fractions[m.Device]; limited {
-		if err := limit(made, fraction); err != nil {
+		if err := made.SetMemoryFraction(fraction); err != nil {
 			return nil, err
 		}
 	}
 	for _, id := range p.captures[m.Device] {
-		if err := made.(pool.GraphPools).BeginAllocateToPool(id, p.captured); err != nil {
+		if err := made.BeginAllocateToPool(id, p.captured); err != nil {
 			return nil, err
 		}
 	}
 	return made, nil
-}
-
-func limit(p pool.Pool, fraction float64) error {
-	return p.(interface{ SetMemoryFraction(float64) error }).SetMemoryFraction(fraction)
 }
 
 // Malloc is pool.Pool.Malloc from the pool of this memory. Errors: also ErrNotChosen, or the source's.
@@ -164,7 +160,7 @@ func (p *Pools) Malloc(m Memory, size uint64, stream pool.Stream) (pool.Block, e
 func (p *Pools) Forget(device int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.byMemory, func(m Memory, _ pool.Pool) bool { return m.Device == device })
+	maps.DeleteFunc(p.byMemory, func(m Memory, _ streams.Streamed) bool { return m.Device == device })
 	p.all = slices.DeleteFunc(slices.Clone(p.all), func(e entry) bool { return e.Device == device })
 }
 
@@ -176,7 +172,7 @@ func (p *Pools) made() []entry {
 }
 
 // whose calls f for the pools in turn until one knows the address.
-func (p *Pools) whose(f func(pool.Pool) error) error {
+func (p *Pools) whose(f func(streams.Streamed) error) error {
 	err := fmt.Errorf("there is no pool yet: %w", pool.ErrInvalidAddress)
 	for _, e := range p.made() {
 		if err = f(e.pool); !errors.Is(err, pool.ErrInvalidAddress) {
@@ -188,12 +184,12 @@ func (p *Pools) whose(f func(pool.Pool) error) error {
 
 // Free is pool.Pool.Free.
 func (p *Pools) Free(address uintptr) error {
-	return p.whose(func(p pool.Pool) error { return p.Free(address) })
+	return p.whose(func(p streams.Streamed) error { return p.Free(address) })
 }
 
 // RecordStream is pool.StreamRecorder.RecordStream.
 func (p *Pools) RecordStream(address uintptr, stream pool.Stream) error {
-	return p.whose(func(p pool.Pool) error { return p.(pool.StreamRecorder).RecordStream(address, stream) })
+	return p.whose(func(p streams.Streamed) error { return p.RecordStream(address, stream) })
 }
 
 // Trim is pool.Pool.Trim of all pools, except those that captures allocate from, which PyTorch's own allocator skips
@@ -208,7 +204,7 @@ func (p *Pools) Trim() (failed error) {
 }
 
 // on calls f for the pools of a device, and then after if no call failed. Meanwhile nobody can make a pool.
-func (p *Pools) on(device int, f func(pool.Pool) error, after func()) error {
+func (p *Pools) on(device int, f func(streams.Streamed) error, after func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.all {
@@ -225,21 +221,20 @@ func (p *Pools) on(device int, f func(pool.Pool) error, after func()) error {
 // SetMemoryFraction limits what each pool of a device holds to a part, from 0 to 1, of the device's memory.
 // Errors: pool.ErrOption for other numbers.
 func (p *Pools) SetMemoryFraction(device int, fraction float64) error {
-	return p.on(device, func(p pool.Pool) error { return limit(p, fraction) },
+	return p.on(device, func(p streams.Streamed) error { return p.SetMemoryFraction(fraction) },
 		func() { p.fractions[device] = fraction })
 }
 
 // BeginAllocateToPool is pool.GraphPools.BeginAllocateToPool with the streams that are being captured, for the pools of
 // a device, and for those made before the end. Errors: pool.ErrGraphPool.
 func (p *Pools) BeginAllocateToPool(device int, id pool.GraphPoolID) error {
-	return p.on(device, func(made pool.Pool) error {
-		return made.(pool.GraphPools).BeginAllocateToPool(id, p.captured)
-	}, func() { p.captures[device] = append(p.captures[device], id) })
+	return p.on(device, func(made streams.Streamed) error { return made.BeginAllocateToPool(id, p.captured) },
+		func() { p.captures[device] = append(p.captures[device], id) })
 }
 
 // EndAllocateToPool is pool.GraphPools.EndAllocateToPool, for the pools of a device. Errors: pool.ErrGraphPool.
 func (p *Pools) EndAllocateToPool(device int, id pool.GraphPoolID) error {
-	return p.on(device, func(made pool.Pool) error { return made.(pool.GraphPools).EndAllocateToPool(id) }, func() {
+	return p.on(device, func(made streams.Streamed) error { return made.EndAllocateToPool(id) }, func() {
 		p.captures[device] = slices.DeleteFunc(p.captures[device],
 			func(other pool.GraphPoolID) bool { return other == id })
 	})
@@ -248,8 +243,8 @@ func (p *Pools) EndAllocateToPool(device int, id pool.GraphPoolID) error {
 // ReleasePool is pool.GraphPools.ReleasePool, for the pools of a device. A pool made after the capture does not know
 // the graph, which is no error. Errors: the sources'.
 func (p *Pools) ReleasePool(device int, id pool.GraphPoolID) error {
-	return p.on(device, func(made pool.Pool) error {
-		if err := made.(pool.GraphPools).ReleasePool(id); !errors.Is(err, pool.ErrGraphPool) {
+	return p.on(device, func(made streams.Streamed) error {
+		if err := made.ReleasePool(id); !errors.Is(err, pool.ErrGraphPool) {
 			return err
 		}
 		return nil

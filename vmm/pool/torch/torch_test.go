@@ -53,7 +53,7 @@ type machine struct {
 	refuse   error
 }
 
-func (m *machine) source(of torch.Memory) (pool.Source, error) {
+func (m *machine) source(of torch.Memory) (pool.DeviceSource, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.refuse != nil {
