@@ -60,7 +60,12 @@ func tmsTorchPoolRecordStream(address, stream C.uintptr_t) C.int {
 }
 
 //export tmsTorchPoolReset
-func tmsTorchPoolReset() C.int { return forTorch(torchPools.Trim) }
+func tmsTorchPoolReset() C.int {
+	return forTorch(func() error {
+		_, err := torchPools.Trim()
+		return err
+	})
+}
 
 //export tmsTorchPoolMemoryFraction
 func tmsTorchPoolMemoryFraction(fraction C.double, device C.int) C.int {

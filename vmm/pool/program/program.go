@@ -1,6 +1,6 @@
-// Package program serves a program's cudaMalloc and cudaFree from pools of one kind, one for each way of being
-// pausable. The program does not know of the pools, and may use memory at once in every stream and context. So a block
-// goes back to its pool only after the devices, or the stream of a cudaFreeAsync, have finished with it.
+// Package program serves a program's cudaMalloc and cudaFree from pools of one kind. The program does not know of them,
+// and may use memory at once in every stream and context. So a block goes back to its pool only after the devices, or
+// the stream of a cudaFreeAsync, have finished with it.
 package program
 
 import (
@@ -85,18 +85,14 @@ type segments struct {
 	of *Pools
 }
 
-// Allocate is pool.Source.Allocate.
 func (s *segments) Allocate(size uint64) (uintptr, error) {
 	address, err := s.Source.Allocate(size)
 	if err == nil {
-		s.of.mu.Lock()
-		s.of.segments[address] = s.Ordinal()
-		s.of.mu.Unlock()
+		s.of.enter(s.of.segments, address, s.Ordinal())
 	}
 	return address, err
 }
 
-// Free is pool.Source.Free.
 func (s *segments) Free(address uintptr, _ uint64) error {
 	err := s.of.engine.FreeIdle(address, s.of.capturing())
 	if err == nil {
@@ -118,15 +114,13 @@ func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
 	if err != nil || made.Address == 0 {
 		return 0, err
 	}
-	p.enter(made.Address, m.Device)
+	p.enter(p.live, made.Address, m.Device)
 	return made.Address, nil
 }
 
 // recover takes back what it can, and reports whether there was anything.
 func (p *Pools) recover() bool {
-	before := p.reserved()
-	_ = p.pools.Trim()
-	if p.reserved() < before {
+	if freed, _ := p.pools.Trim(); freed > 0 {
 		return true
 	}
 	for start := time.Now(); time.Since(start) < patience; time.Sleep(lookOnce) {
@@ -136,13 +130,6 @@ func (p *Pools) recover() bool {
 		}
 	}
 	return false
-}
-
-func (p *Pools) reserved() (bytes uint64) {
-	for _, s := range p.pools.Stats() {
-		bytes += s.Stats.Reserved
-	}
-	return bytes
 }
 
 // claim removes a block from those that can be freed; false: none begins at the address. Errors: pool.ErrInvalidAddress
@@ -158,11 +145,10 @@ func (p *Pools) claim(address uintptr) (device int, ours bool, err error) {
 	return device, ours, err
 }
 
-// enter makes a block one that can be freed.
-func (p *Pools) enter(address uintptr, device int) {
+func (p *Pools) enter(list map[uintptr]int, address uintptr, device int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.live[address] = device
+	list[address] = device
 }
 
 func (p *Pools) putOff(list *[]freed, f freed) {
@@ -195,7 +181,7 @@ func (p *Pools) Free(address uintptr) error {
 		return nil
 	}
 	if err != nil {
-		p.enter(address, device)
+		p.enter(p.live, address, device)
 	}
 	return err
 }
@@ -213,7 +199,7 @@ func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
 	}
 	event, err := p.engine.Mark(address, stream)
 	if err != nil {
-		p.enter(address, device)
+		p.enter(p.live, address, device)
 		return err
 	}
 	p.putOff(&p.ordered, freed{address, device, stream, event})
@@ -221,8 +207,7 @@ func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
 	return nil
 }
 
-// settle gives back the blocks whose streams have reached their frees. It reports whether there were any, and how many
-// are left.
+// settle gives back the blocks whose streams have reached their frees, if any, and returns how many are left.
 func (p *Pools) settle() (back bool, left int) {
 	p.mu.Lock()
 	if len(p.ordered) == 0 || p.capturing() { // a capture forbids queries
@@ -261,7 +246,7 @@ func (p *Pools) FreeDeferred() {
 	p.deferred = nil
 	p.mu.Unlock()
 	for _, f := range list {
-		p.enter(f.address, f.device)
+		p.enter(p.live, f.address, f.device)
 		_ = p.Free(f.address) // after an error the block is live
 	}
 }

@@ -1,6 +1,5 @@
 // Package torch serves PyTorch, which has one allocator for all memory (torch.cuda.memory.CUDAPluggableAllocator). It
-// makes a pool of one kind for each device and each way of being pausable, at first need, and passes PyTorch's calls on
-// to these pools.
+// makes a pool for each device and each way of being pausable, at first need, and passes PyTorch's calls on to these.
 package torch
 
 import (
@@ -20,11 +19,9 @@ import (
 
 // Errors about the kind of the pools.
 var (
-	// ErrNotChosen: no kind is chosen yet.
 	ErrNotChosen = cuda.Refuse(cuda.InvalidValue, "no kind of pool is chosen for PyTorch; choose one before it "+
 		"allocates, as tms.use_allocator does")
 
-	// ErrChosen: another kind is chosen.
 	ErrChosen = cuda.Refuse(cuda.InvalidValue, "it is one choice for the life of a process")
 )
 
@@ -57,8 +54,7 @@ type entry struct {
 	pool streams.Streamed
 }
 
-// New returns no pools yet. source makes a pool's source; captured reports whether a stream is being captured into a
-// graph.
+// New returns no pools yet. source makes a pool's source; captured reports whether a stream is being captured.
 func New(source func(Memory) (pool.DeviceSource, error), captured func(pool.Stream) bool) *Pools {
 	return &Pools{source: source, captured: captured, byMemory: map[Memory]streams.Streamed{},
 		fractions: map[int]float64{}, captures: map[int][]pool.GraphPoolID{}}
@@ -192,15 +188,16 @@ func (p *Pools) RecordStream(address uintptr, stream pool.Stream) error {
 	return p.whose(func(p streams.Streamed) error { return p.RecordStream(address, stream) })
 }
 
-// Trim is pool.Pool.Trim of all pools, except those that captures allocate from, which PyTorch's own allocator skips
-// too. Errors: the sources'.
-func (p *Pools) Trim() (failed error) {
+// Trim is pool.Pool.Trim of all pools, except those that captures allocate from, as in PyTorch. Errors: the sources'.
+func (p *Pools) Trim() (freed uint64, failed error) {
 	for _, e := range p.made() {
-		if _, err := e.pool.Trim(); !errors.Is(err, pool.ErrCapturing) {
+		bytes, err := e.pool.Trim()
+		freed += bytes
+		if !errors.Is(err, pool.ErrCapturing) {
 			failed = errors.Join(failed, err)
 		}
 	}
-	return failed
+	return freed, failed
 }
 
 // on calls f for the pools of a device, and then after if no call failed. Meanwhile nobody can make a pool.
@@ -218,8 +215,7 @@ func (p *Pools) on(device int, f func(streams.Streamed) error, after func()) err
 	return nil
 }
 
-// SetMemoryFraction limits what each pool of a device holds to a part, from 0 to 1, of the device's memory.
-// Errors: pool.ErrOption for other numbers.
+// SetMemoryFraction is streams.Streamed.SetMemoryFraction for each pool of a device.
 func (p *Pools) SetMemoryFraction(device int, fraction float64) error {
 	return p.on(device, func(p streams.Streamed) error { return p.SetMemoryFraction(fraction) },
 		func() { p.fractions[device] = fraction })
