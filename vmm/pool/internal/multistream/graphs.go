@@ -20,19 +20,15 @@ type Graphs[G Private] struct {
 	lock     sync.Locker // the pool's, which the calls of pool.GraphPools take
 	fresh    func() (G, error)
 	all      []*graph[G]
-	captures []capture[G]
+	captures []*graph[G] // the oldest first
 }
 
 type graph[G Private] struct {
 	id   pool.GraphPoolID
 	own  G
 	uses int // graphs; at 0 free memory may be given back
-}
 
-// capture directs streams to a private pool.
-type capture[G Private] struct {
-	*graph[G]
-	filter func(pool.Stream) bool
+	filter func(pool.Stream) bool // of the streams that are being captured, if any are
 }
 
 // NewGraphs returns the Graphs of a pool with this lock. fresh makes a private pool.
@@ -40,7 +36,6 @@ func NewGraphs[G Private](lock sync.Locker, fresh func() (G, error)) Graphs[G] {
 	return Graphs[G]{lock: lock, fresh: fresh}
 }
 
-// Capturing reports whether a capture is in progress.
 func (g *Graphs[G]) Capturing() bool { return len(g.captures) > 0 }
 
 // Captured returns the private pool that a stream allocates from.
@@ -72,7 +67,6 @@ func (g *Graphs[G]) Dissolve(give func(G)) {
 	})
 }
 
-// Abandon ends all captures and graphs.
 func (g *Graphs[G]) Abandon() {
 	g.captures = nil
 	for _, of := range g.all {
@@ -89,38 +83,33 @@ func (g *Graphs[G]) find(id pool.GraphPoolID) *graph[G] {
 	return nil
 }
 
-func (g *Graphs[G]) findCapture(id pool.GraphPoolID) int {
-	return slices.IndexFunc(g.captures, func(c capture[G]) bool { return c.id == id })
-}
-
-// BeginAllocateToPool is pool.GraphPools.BeginAllocateToPool.
 func (g *Graphs[G]) BeginAllocateToPool(id pool.GraphPoolID, filter func(pool.Stream) bool) error {
 	g.lock.Lock()
 	defer g.lock.Unlock()
-	if g.findCapture(id) >= 0 {
-		return fmt.Errorf("%w: %v is being allocated to", pool.ErrGraphPool, id)
-	}
 	of := g.find(id)
-	if of == nil {
+	switch {
+	case of == nil:
 		own, err := g.fresh()
 		if err != nil {
 			return err
 		}
 		of = &graph[G]{id: id, own: own}
 		g.all = append(g.all, of)
-	} else if of.uses == 0 {
+	case slices.Contains(g.captures, of):
+		return fmt.Errorf("%w: %v is being allocated to", pool.ErrGraphPool, id)
+	case of.uses == 0:
 		return fmt.Errorf("%w: %v was released and still holds memory", pool.ErrGraphPool, id)
 	}
 	of.uses++
-	g.captures = append(g.captures, capture[G]{of, filter})
+	of.filter = filter
+	g.captures = append(g.captures, of)
 	return nil
 }
 
-// EndAllocateToPool is pool.GraphPools.EndAllocateToPool.
 func (g *Graphs[G]) EndAllocateToPool(id pool.GraphPoolID) error {
 	g.lock.Lock()
 	defer g.lock.Unlock()
-	i := g.findCapture(id)
+	i := slices.Index(g.captures, g.find(id))
 	if i < 0 {
 		return fmt.Errorf("%w: %v is not being allocated to", pool.ErrGraphPool, id)
 	}
@@ -136,7 +125,7 @@ func (g *Graphs[G]) ReleasePool(id pool.GraphPoolID) error {
 	if of == nil || of.uses == 0 {
 		return fmt.Errorf("%w: %v is unknown or released", pool.ErrGraphPool, id)
 	}
-	if of.uses == 1 && g.findCapture(id) >= 0 {
+	if of.uses == 1 && slices.Contains(g.captures, of) {
 		return fmt.Errorf("%w: the last graph of %v is being captured", pool.ErrGraphPool, id)
 	}
 	if of.uses--; of.uses == 0 {

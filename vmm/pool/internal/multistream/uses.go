@@ -10,8 +10,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Uses notes which other streams use a block, and holds a freed block back until they are done with it. B names a
-// block.
+// Uses notes which other streams use a block B, and holds a freed block back until they are done with it.
 type Uses[B comparable] struct {
 	events   pool.Events
 	streams  map[B][]pool.Stream // that use a block, and are in no event yet
@@ -32,27 +31,23 @@ type waiting[B comparable] struct {
 	block B
 }
 
-// NewUses returns an empty Uses over the events of a source.
 func NewUses[B comparable](events pool.Events) Uses[B] {
 	return Uses[B]{events: events, streams: map[B][]pool.Stream{}, pending: map[B]int{}}
 }
 
-// Note notes that a stream uses a live block.
 func (u *Uses[B]) Note(block B, stream pool.Stream) {
 	if !slices.Contains(u.streams[block], stream) {
 		u.streams[block] = append(u.streams[block], stream)
 	}
 }
 
-// Any reports whether another stream uses any live block.
 func (u *Uses[B]) Any() bool { return len(u.streams) > 0 }
 
 // Held returns the number of freed blocks held back.
 func (u *Uses[B]) Held() int { return len(u.pending) + len(u.deferred) + len(u.done) }
 
-// Hold holds a freed block back until Settle hands it on, if other streams use it. CUDA forbids recording events during
-// a capture, so Hold then leaves that to the end of the capture. Errors: that of recording an event; the block is then
-// still live.
+// Hold holds a freed block back until Settle hands it on, if other streams use it. During a capture, when CUDA forbids
+// events, it leaves recording them to the end. Errors: that of recording an event; the block is then still live.
 func (u *Uses[B]) Hold(block B, capturing bool) (held bool, err error) {
 	if len(u.streams) == 0 || len(u.streams[block]) == 0 {
 		return false, nil
