@@ -2,9 +2,8 @@ package slab
 
 import "math/bits"
 
-// Sizes are rounded up to a class: the multiples of 256 bytes up to 1 KiB, then four to every doubling,
-// so less than a fifth of an object is lost. Every class is a multiple of 256, the alignment that
-// cudaMalloc promises.
+// Sizes are rounded up to a class: the multiples of 256 bytes, cudaMalloc's alignment, up to 1 KiB, then four to every
+// doubling, so less than a fifth of an object is lost.
 const (
 	granularity  = 256
 	linear       = 4                    // classes that are plain multiples
@@ -15,12 +14,11 @@ const (
 
 // class is a size of object and its slabs. A full slab is on neither list: only its objects lead to it.
 type class struct {
-	size    uint64 // of an object
-	slab    uint64 // bytes
-	objects uint64 // in a slab
-	partial uint32 // first slab with some objects live, none if there is none
-	empty   uint32 // first slab with no object live
-	empties int
+	size    uint64   // of an object
+	slab    uint64   // bytes
+	objects uint64   // in a slab
+	partial uint32   // first slab with some objects live, none if there is none
+	empty   []uint32 // slabs with no object live; the last serves first
 }
 
 // classOf returns the number of the class of a size above 0.
@@ -47,7 +45,7 @@ func classes(bound, page uint64) []class {
 	list := make([]class, classOf(bound)+1)
 	for i := range list {
 		size := classSize(i)
-		list[i] = class{size: size, slab: page, partial: none, empty: none}
+		list[i] = class{size: size, slab: page, partial: none}
 		for list[i].slab < leastObjects*size {
 			list[i].slab *= 2
 		}

@@ -1,11 +1,11 @@
-// Package slab serves small sizes from slabs of equal objects, after Bonwick, "The Slab Allocator" (1994), without
-// constructors, because device memory needs none. The text on allocators for PyTorch names it as the remedy for the
-// memory that a buddy allocator loses to powers of two.
+// Package slab serves small sizes from slabs of equal objects, after Bonwick, "The Slab Allocator" (1994), the remedy
+// for what a buddy allocator loses to powers of two. Device memory needs no constructors.
 package slab
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/buddy"
@@ -24,7 +24,6 @@ type Pool struct {
 	classes []class
 	slabs   []slab // by number
 	vacant  []uint32
-	empties int
 }
 
 // slab is a run of pages cut into objects of one class.
@@ -54,10 +53,8 @@ type Detail struct {
 
 // New makes an empty pool. It ignores streams: a program with several orders its own reuse.
 //
-//	max       bytes of the largest object, with pages=buddy at most a 64th of capacity; a larger block comes
-//	          from pages directly (1 MiB)
-//	pages     where slabs come from: buddy, a buddy pool with exact sizes over the source, or source,
-//	          each its own segment (buddy)
+//	max       bytes of the largest object, with pages=buddy at most a 64th of capacity; larger ones are pages (1 MiB)
+//	pages     whence slabs come: buddy, a buddy pool with exact sizes, or source, each its own segment (buddy)
 //	page      bytes of the smallest slab, a power of two from 512 to 1 TiB; with pages=buddy at most a quarter
 //	          of capacity, and larger blocks are rounded up to it (64 KiB; 2 MiB with pages=source)
 //	capacity  bytes of a root of the buddy pool; if the source has no room for a root, a slab or a
@@ -129,8 +126,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	defer p.Unlock()
 	block, owner, err := p.allocate(size)
 	if errors.Is(err, pool.ErrOutOfMemory) {
-		empties := p.empties
-		if freed, _ := p.trim(); freed > 0 || p.empties < empties {
+		before := len(p.vacant)
+		if freed, _ := p.trim(); freed > 0 || len(p.vacant) > before {
 			block, owner, err = p.allocate(size)
 		}
 	}
@@ -155,14 +152,14 @@ func (p *Pool) allocate(size uint64) (pool.Block, uint32, error) {
 func (p *Pool) object(number int) (pool.Block, uint32, error) {
 	c := &p.classes[number]
 	if c.partial == none {
-		if c.empty == none {
-			if err := p.grow(number); err != nil {
+		if len(c.empty) == 0 {
+			if err := p.grow(c, number); err != nil {
 				return pool.Block{}, 0, err
 			}
 		}
-		first := c.empty
-		p.leaveEmpty(first)
-		p.push(&c.partial, first)
+		last := len(c.empty) - 1
+		p.push(&c.partial, c.empty[last])
+		c.empty = c.empty[:last]
 	}
 	owner := c.partial
 	s := &p.slabs[owner]
@@ -180,8 +177,7 @@ func (p *Pool) object(number int) (pool.Block, uint32, error) {
 }
 
 // grow gives a class an empty slab, from pages or, if the source has no room for more pages, as its own segment.
-func (p *Pool) grow(number int) error {
-	c := &p.classes[number]
+func (p *Pool) grow(c *class, number int) error {
 	from := p.pages
 	run, err := from.Malloc(c.slab, 0)
 	if errors.Is(err, pool.ErrOutOfMemory) {
@@ -199,27 +195,11 @@ func (p *Pool) grow(number int) error {
 		owner = uint32(len(p.slabs))
 		p.slabs = append(p.slabs, slab{})
 	}
-	s := &p.slabs[owner]
-	*s = slab{base: run.Address, from: from, class: number}
-	p.enterEmpty(owner)
+	p.slabs[owner] = slab{base: run.Address, from: from, class: number}
+	c.empty = append(c.empty, owner)
 	return nil
 }
 
-func (p *Pool) enterEmpty(owner uint32) {
-	c := &p.classes[p.slabs[owner].class]
-	p.push(&c.empty, owner)
-	c.empties++
-	p.empties++
-}
-
-func (p *Pool) leaveEmpty(owner uint32) {
-	c := &p.classes[p.slabs[owner].class]
-	p.unlink(&c.empty, owner)
-	c.empties--
-	p.empties--
-}
-
-// Free is pool.Pool.Free.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
@@ -257,9 +237,8 @@ func (p *Pool) give(address uintptr, owner uint32) {
 		return
 	}
 	p.unlink(&c.partial, owner)
-	p.enterEmpty(owner)
-	if c.empties > p.keep {
-		_ = p.release(owner) // if the source refuses, the slab stays empty like the others
+	if len(c.empty) < p.keep || p.release(owner) != nil { // if the source refuses, the slab stays like the others
+		c.empty = append(c.empty, owner)
 	}
 }
 
@@ -268,7 +247,6 @@ func (p *Pool) release(owner uint32) error {
 	if err := p.slabs[owner].from.Free(p.slabs[owner].base); err != nil {
 		return err
 	}
-	p.leaveEmpty(owner)
 	p.slabs[owner] = slab{}
 	p.vacant = append(p.vacant, owner)
 	return nil
@@ -276,25 +254,30 @@ func (p *Pool) release(owner uint32) error {
 
 func (p *Pool) end() {
 	p.ledger.Empty(func(uintptr, ledger.Block[uint32]) {})
-	p.slabs, p.vacant, p.empties = nil, nil, 0
+	p.slabs, p.vacant = nil, nil
 	for i := range p.classes {
-		p.classes[i].partial, p.classes[i].empty, p.classes[i].empties = none, none, 0
+		p.classes[i].partial, p.classes[i].empty = none, nil
 	}
 	_, _ = p.pages.Destroy(), p.direct.Destroy() // a trim follows for what the source refuses
 }
 
 func (p *Pool) detail() any {
-	return Detail{Slabs: len(p.slabs) - len(p.vacant), EmptySlabs: p.empties}
+	d := Detail{Slabs: len(p.slabs) - len(p.vacant)}
+	for i := range p.classes {
+		d.EmptySlabs += len(p.classes[i].empty)
+	}
+	return d
 }
 
 func (p *Pool) trim() (freed uint64, err error) {
 	before := p.ledger.Stats().Reserved
 	for i := range p.classes {
-		for owner := p.classes[i].empty; owner != none; {
-			next := p.slabs[owner].next
-			err = errors.Join(err, p.release(owner))
-			owner = next
-		}
+		c := &p.classes[i]
+		c.empty = slices.DeleteFunc(c.empty, func(owner uint32) bool {
+			failed := p.release(owner)
+			err = errors.Join(err, failed)
+			return failed == nil
+		})
 	}
 	for _, under := range []pool.Pool{p.pages, p.direct} {
 		_, failed := under.Trim()
