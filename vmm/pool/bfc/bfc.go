@@ -1,6 +1,5 @@
-// Package bfc is best fit with coalescing, TensorFlow's BFCAllocator. Free chunks wait in bins by size. A request gets
-// the smallest that fits, split if it is much too large, and a freed chunk joins its free neighbours. The rules are
-// those of xla/tsl/framework/bfc_allocator.cc.
+// Package bfc is best fit with coalescing, by the rules of TensorFlow's xla/tsl/framework/bfc_allocator.cc: a request
+// gets the smallest free chunk that fits, split if it is much too large, and a freed chunk joins its free neighbours.
 package bfc
 
 import (
@@ -51,48 +50,40 @@ type Pool struct {
 //
 //	memory_limit            bytes the pool may reserve, rounded down to 256 (the device's memory; none if the source
 //	                        does not know that)
-//	allow_growth            true: regions of 2 MiB and doubling; false: one region of memory_limit bytes
-//	                        at the first need (true)
+//	allow_growth            true: regions of 2 MiB and doubling; false: one of memory_limit at the first need (true)
 //	garbage_collection      give idle regions back if that makes room for a larger one (false)
 //	fragmentation_fraction  a block may be too large by this part of memory_limit; 0: by 128 MiB (0)
-//	retry_ms                milliseconds that a malloc waits for frees by other threads before it is out
-//	                        of memory (0; TensorFlow's own default is 10000)
+//	retry_ms                milliseconds that a malloc waits for other threads' frees (0; TensorFlow's default is 10000)
 //	dump_log_on_failure     log all chunks and their uses to stderr when a malloc first runs out of memory (false)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
-	limit := options.Bytes("memory_limit", unlimited)
-	grows := options.Bool("allow_growth", true)
-	collect := options.Bool("garbage_collection", false)
+	p := &Pool{
+		table:    chunks.NewBestFit("bfc", source),
+		limit:    options.Bytes("memory_limit", unlimited),
+		grows:    options.Bool("allow_growth", true),
+		collect:  options.Bool("garbage_collection", false),
+		padding:  maxPadding,
+		dumps:    options.Bool("dump_log_on_failure", false),
+		log:      func(text string) { _, _ = syscall.Write(2, []byte(text)) },
+		patience: time.Duration(options.Int("retry_ms", 0)) * time.Millisecond,
+	}
 	fraction := options.Fraction("fragmentation_fraction", 0)
-	dumps := options.Bool("dump_log_on_failure", false)
-	patience := options.Int("retry_ms", 0)
 	if err := options.Err(); err != nil {
 		return nil, err
 	}
-	memory, _ := source.(pool.Memory)
-	given := limit != unlimited
-	if !given && memory != nil {
-		_, total, err := memory.Memory()
+	p.memory, _ = source.(pool.Memory)
+	if p.given = p.limit != unlimited; !p.given && p.memory != nil {
+		_, total, err := p.memory.Memory()
 		if err != nil {
 			return nil, fmt.Errorf("reading the device's memory: %w", err)
 		}
 		if total > 0 {
-			limit = total
+			p.limit = total
 		}
 	}
-	p := &Pool{
-		memory:   memory,
-		given:    given,
-		table:    chunks.NewBestFit("bfc", source),
-		limit:    limit &^ (granularity - 1),
-		grows:    grows,
-		padding:  maxPadding,
-		collect:  collect,
-		dumps:    dumps,
-		log:      func(text string) { _, _ = syscall.Write(2, []byte(text)) },
-		patience: time.Duration(patience) * time.Millisecond,
-	}
+	limit := p.limit
+	p.limit &^= granularity - 1
 	p.freed.L = &p.Mutex
 	p.Hook(&p.table.Account, p.trim, p.table.End, func() any { return p.detail() })
 	if s, ok := source.(pool.Coalescer); ok && s.Reserve(&pool.Room{Bytes: p.limit}) {
@@ -101,7 +92,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if p.limit == 0 {
 		return nil, fmt.Errorf("%w: memory_limit=%d: give at least %d", pool.ErrOption, limit, granularity)
 	}
-	if p.limit == unlimited && (!grows || fraction > 0) {
+	if p.limit == unlimited && (!p.grows || fraction > 0) {
 		return nil, fmt.Errorf("%w: allow_growth=false and fragmentation_fraction need a memory_limit", pool.ErrOption)
 	}
 	if fraction > 0 {
@@ -118,7 +109,6 @@ func (p *Pool) initialRegion() uint64 {
 	return p.limit
 }
 
-// Malloc is pool.Pool.Malloc.
 func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -191,7 +181,6 @@ func (p *Pool) retry(size uint64, err error) (block pool.Block, _ error) {
 	return block, err
 }
 
-// Free is pool.Pool.Free.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil

@@ -2,8 +2,7 @@ package bfc
 
 import "math/bits"
 
-// MemoryDump shows where every byte of a pool is. As JSON it has the field names of TensorFlow's bfc_memory_map.proto,
-// and the regions.
+// MemoryDump shows every byte of a pool. As JSON it has the names of TensorFlow's bfc_memory_map.proto, and regions.
 type MemoryDump struct {
 	AllocatorName string       `json:"allocator_name"`
 	Bins          []BinSummary `json:"bin_summary"`
@@ -22,7 +21,6 @@ type BinSummary struct {
 	TotalRequestedBytesInUse uint64 `json:"total_requested_bytes_in_use"`
 }
 
-// ChunkDump is one chunk.
 type ChunkDump struct {
 	Address       uintptr `json:"address"`
 	Size          uint64  `json:"size"`
@@ -31,7 +29,6 @@ type ChunkDump struct {
 	InUse         bool    `json:"in_use"`
 }
 
-// RegionDump is one region.
 type RegionDump struct {
 	Address uintptr `json:"address"`
 	Size    uint64  `json:"size"`
@@ -75,8 +72,7 @@ func (p *Pool) memoryDump() MemoryDump {
 	return d
 }
 
-// Bin b has the free chunks from 256 << b bytes to twice that, the last bin all larger ones. Only a dump uses these
-// bins; the set of free chunks has the same order and its own bins.
+// Bin b has the free chunks from 256 << b bytes to twice that, the last bin all larger ones. Only a dump has bins.
 const binCount = 21
 
 func binFor(size uint64) int {

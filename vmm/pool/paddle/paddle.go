@@ -1,10 +1,10 @@
-// Package paddle is PaddlePaddle's BuddyAllocator, which despite its name is best fit with coalescing. Free chunks are
-// in one set ordered by size, split to the exact size and joined with their buddies, the neighbours to the left and
-// right. Blocks above a limit come straight from the system allocator, here the source. The rules are those of
-// paddle/fluid/memory/detail/buddy_allocator.cc.
+// Package paddle is PaddlePaddle's BuddyAllocator (paddle/fluid/memory/detail/buddy_allocator.cc), which despite its
+// name is best fit with coalescing. Free chunks are split to the exact size and joined with both neighbours. Blocks
+// above a limit come straight from the system allocator, here the source.
 package paddle
 
 import (
+	"cmp"
 	"fmt"
 
 	"tms/vmm/pool"
@@ -29,43 +29,32 @@ type Pool struct {
 // New makes an empty pool. It ignores streams: in Paddle one stream computes per device.
 //
 //	min_chunk   bytes: sizes are rounded up to a multiple of this, itself a multiple of 256 (256)
-//	max_chunk   the largest chunk, in bytes; a larger block gets a segment of its own (the larger of the
-//	            next two)
+//	max_chunk   bytes of the largest chunk; a larger block gets its own segment (the larger of the next two)
 //	initial     bytes of the first refill (max_chunk, or 1 GiB; Paddle takes 92 % of the device)
 //	reallocate  bytes of later refills (the same)
-//	descriptor  bytes added to each request, as for Paddle's descriptor (64, as in 2020); nothing is
-//	            written there, but sizes are Paddle's
+//	descriptor  bytes added to each request, so that sizes are Paddle's; nothing is written there (64, as in 2020)
 //
 // Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
-	minimum := options.Bytes("min_chunk", granularity)
-	maximum := options.Bytes("max_chunk", 0)
-	refill := maximum
-	if refill == 0 {
-		refill = 1 << 30
+	p := &Pool{
+		table:      chunks.NewBestFit("paddle", source),
+		minimum:    options.Bytes("min_chunk", granularity),
+		maximum:    options.Bytes("max_chunk", 0),
+		descriptor: options.Bytes("descriptor", 64),
 	}
-	first := options.Bytes("initial", refill)
-	again := options.Bytes("reallocate", refill)
-	if maximum == 0 {
-		maximum = max(first, again)
-	}
-	descriptor := options.Bytes("descriptor", 64)
+	refill := cmp.Or(p.maximum, 1<<30)
+	p.first, p.again = options.Bytes("initial", refill), options.Bytes("reallocate", refill)
+	p.maximum = cmp.Or(p.maximum, max(p.first, p.again))
 	if err := options.Err(); err != nil {
 		return nil, err
 	}
-	if minimum == 0 || minimum%granularity != 0 {
-		return nil, fmt.Errorf("%w: min_chunk=%d: give a multiple of %d", pool.ErrOption, minimum, granularity)
+	if p.minimum == 0 || p.minimum%granularity != 0 {
+		return nil, fmt.Errorf("%w: min_chunk=%d: give a multiple of %d", pool.ErrOption, p.minimum, granularity)
 	}
-	if maximum < minimum {
-		return nil, fmt.Errorf("%w: max_chunk=%d is less than min_chunk=%d", pool.ErrOption, maximum, minimum)
+	if p.maximum < p.minimum {
+		return nil, fmt.Errorf("%w: max_chunk=%d is less than min_chunk=%d", pool.ErrOption, p.maximum, p.minimum)
 	}
-	p := &Pool{
-		table:      chunks.NewBestFit("paddle", source),
-		minimum:    minimum,
-		maximum:    maximum,
-		descriptor: descriptor,
-	}
-	p.first, p.again = p.align(first), p.align(again)
+	p.first, p.again = p.align(p.first), p.align(p.again)
 	p.Hook(&p.table.Account, p.table.Trim, p.end, p.detail)
 	return p, nil
 }
@@ -74,7 +63,6 @@ func (p *Pool) align(size uint64) uint64 {
 	return (size + p.minimum - 1) / p.minimum * p.minimum
 }
 
-// Malloc is pool.Pool.Malloc.
 func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -137,8 +125,7 @@ func (p *Pool) refill(size uint64) uint64 {
 // refills returns the number of segments that blocks are split from.
 func (p *Pool) refills() uint64 { return p.table.Stats().Segments - p.huge }
 
-// Free is pool.Pool.Free. A block above max_chunk goes back to the source at once; if the source refuses, the block
-// stays live.
+// Free is pool.Pool.Free. A block above max_chunk goes back to the source at once, or stays live if that refuses.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
@@ -164,8 +151,7 @@ func (p *Pool) end() {
 	p.table.End()
 }
 
-// Detail is what the kind counts beyond pool.Stats, in bytes. Used and free count refills only, as Paddle's total_used_
-// and total_free_ do.
+// Detail is what the kind counts beyond pool.Stats. Used and free are of refills, as Paddle's totals are.
 type Detail struct {
 	Used        uint64 `json:"used_bytes"`
 	Free        uint64 `json:"free_bytes"`
