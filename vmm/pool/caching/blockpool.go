@@ -28,12 +28,10 @@ type freeList struct {
 	free     ordered.Set // by size and address
 }
 
-// graphPool is a private pool of graphs.
 type graphPool struct{ small, large blockPool }
 
 func newGraphPool() (*graphPool, error) { return &graphPool{small: blockPool{small: true}}, nil }
 
-// Empty reports whether the pool has no segments.
 func (g *graphPool) Empty() bool { return len(g.small.lists)+len(g.large.lists) == 0 }
 
 // poolFor returns the pool that blocks of a size come from and go back to.
@@ -124,7 +122,6 @@ type handle = chunks.Handle
 
 const none = chunks.None
 
-// key returns a free block's key in its list.
 func key(b *block) uint64 { return ordered.Fit(b.Size, b.Address) }
 
 // at returns a block; the pointer is valid until the next block is made.
@@ -132,7 +129,6 @@ func (p *Pool) at(h handle) *block { return p.table.At(h) }
 
 func (p *Pool) listOf(b *block) *freeList { return p.lists[b.Own.list] }
 
-// put makes a block free.
 func (p *Pool) put(h handle, b *block) {
 	l := p.listOf(b)
 	b.Own.born = l.pool.clock

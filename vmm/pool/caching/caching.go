@@ -3,6 +3,7 @@ package caching
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
@@ -20,7 +21,12 @@ type Pool struct {
 	table  chunks.Table[state]
 	source pool.Source // of the table
 	events pool.Events // nil: the source has none
-	settings
+
+	maxSplit  uint64
+	divisions divisions
+	threshold float64 // of garbage collection; 0: none
+	total     uint64
+	device    int
 
 	smallPool, largePool blockPool
 	lists                []*freeList // of all pools; nil: the number is not in use
@@ -36,31 +42,47 @@ type Pool struct {
 
 // New returns a pool over source, which may also be a pool.Memory or a pool.Events. Options:
 //
-//	max_split_size=none               blocks of this size and more are neither split nor given to
-//	                                  smaller requests; more than 20 MiB, in whole MiB
+//	max_split_size=none               blocks from here on are neither split nor for smaller requests; over 20, whole MiB
 //	roundup_power2_divisions=none     sizes are rounded up to one of so many steps between powers of
 //	                                  two: a power of two for all sizes, or for each interval one,
 //	                                  [256:1,512:2,1024:4,>:8], the intervals' starts in MiB
-//	garbage_collection_threshold=0    the part of the allowed memory above which the pool gives old blocks
-//	                                  back, below 1; 0: never; works once a memory fraction is set
+//	garbage_collection_threshold=0    the part below 1 of a memory fraction above which old blocks go back; 0: never
 //	memory_fraction=none              as SetMemoryFraction
 //	total=0                           the device's memory in bytes, for a source that does not know it
 //	device=0                          the ordinal in out of memory errors (the source's Ordinal, if it has one)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
-	p := &Pool{table: chunks.New[state]("caching", source), source: source}
-	p.events, _ = source.(pool.Events)
-	p.uses = multistream.NewUses[handle](p.events)
-	p.Graphs = multistream.NewGraphs(&p.Mutex, newGraphPool)
 	ordinal := 0
 	if known, ok := source.(interface{ Ordinal() int }); ok {
 		ordinal = known.Ordinal()
 	}
-	fraction, err := p.settings.read(options, ordinal)
-	if err != nil {
+	p := &Pool{
+		table:     chunks.New[state]("caching", source),
+		source:    source,
+		maxSplit:  options.Bytes("max_split_size", math.MaxUint64),
+		threshold: options.Fraction("garbage_collection_threshold", 0),
+		total:     options.Bytes("total", 0),
+		device:    options.Int("device", ordinal),
+	}
+	fraction := options.Fraction("memory_fraction", -1)
+	rounding := options.Text("roundup_power2_divisions", "")
+	if err := options.Err(); err != nil {
 		return nil, err
 	}
+	if p.maxSplit != math.MaxUint64 && (p.maxSplit <= largeSegment || p.maxSplit%(1<<20) != 0) {
+		return nil, fmt.Errorf("%w: max_split_size=%d: give whole MiB, more than 20", pool.ErrOption, p.maxSplit)
+	}
+	if p.threshold == 1 {
+		return nil, fmt.Errorf("%w: garbage_collection_threshold=1: give less than 1", pool.ErrOption)
+	}
+	var err error
+	if p.divisions, err = parseDivisions(rounding); err != nil {
+		return nil, err
+	}
+	p.events, _ = source.(pool.Events)
+	p.uses = multistream.NewUses[handle](p.events)
+	p.Graphs = multistream.NewGraphs(&p.Mutex, newGraphPool)
 	p.smallPool.small = true
 	p.Hook(&p.table.Account, p.trim, nil, func() any { return p.detail() })
 	if fraction >= 0 {

@@ -54,3 +54,74 @@ func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (handle, e
 	p.countSegment(b, 1)
 	return h, nil
 }
+
+// SetMemoryFraction limits the pool to a part, from 0 to 1, of the device's memory, and switches garbage collection on
+// if that has a threshold. (set_per_process_memory_fraction) Errors: pool.ErrOption for other numbers or if the
+// device's memory is unknown, or the source's.
+func (p *Pool) SetMemoryFraction(fraction float64) error {
+	if !(fraction >= 0 && fraction <= 1) {
+		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1", pool.ErrOption, fraction)
+	}
+	p.Lock()
+	defer p.Unlock()
+	_, total, err := p.memory()
+	if err != nil {
+		return fmt.Errorf("reading the device's memory: %w", err)
+	}
+	if total == 0 {
+		return fmt.Errorf("%w: a memory fraction needs total=, since the source does not know it", pool.ErrOption)
+	}
+	p.allowed = uint64(fraction * float64(total))
+	p.limited = true
+	return nil
+}
+
+// memory returns the device's free and total memory; total is 0 if it is unknown. If the source does not know, all that
+// the pool does not hold counts as free.
+func (p *Pool) memory() (free, total uint64, err error) {
+	if m, ok := p.source.(pool.Memory); ok {
+		return m.Memory()
+	}
+	return p.total - min(p.total, p.reserved()), p.total, nil
+}
+
+// OutOfMemoryError says what the pool and the device held when memory ran out. It wraps pool.ErrOutOfMemory.
+type OutOfMemoryError struct {
+	text  string
+	Cause error // of the last attempt
+}
+
+func (e *OutOfMemoryError) Error() string { return e.text }
+
+func (e *OutOfMemoryError) Unwrap() []error { return []error{pool.ErrOutOfMemory, e.Cause} }
+
+// outOfMemory describes the state after the pool gave back all that it could, in PyTorch's words and order, and what
+// the caller can do about it. tried is the size of the segment that found no room.
+func (p *Pool) outOfMemory(tried uint64, cause error) error {
+	known, unused, fraction := "unknown", "unknown", ""
+	free, total, err := p.memory()
+	if err != nil {
+		total = 0 // the lack of memory matters more than this error
+	}
+	if total > 0 {
+		known, unused = readable.Bytes(total), readable.Bytes(free)
+	}
+	if p.limited {
+		fraction = readable.Bytes(p.allowed) + " allowed; "
+	}
+	allocated, reserved := uint64(p.all(allocatedBytes).Current), p.reserved()
+	advice := "Free something"
+	switch {
+	case total > 0 && tried > total:
+		advice = "Ask for less"
+	case p.limited && reserved+tried > p.allowed:
+		advice = "Free something, or raise the memory fraction"
+	case reserved-allocated >= tried:
+		advice = "More is reserved than allocated: max_split_size= may avoid fragmentation"
+	}
+	text := fmt.Sprintf("CUDA out of memory. Tried to allocate %s (GPU %d; %s total capacity; "+
+		"%s already allocated; %s free; %s%s reserved in total by the pool). %s",
+		readable.Bytes(tried), p.device, known, readable.Bytes(allocated), unused, fraction,
+		readable.Bytes(reserved), advice)
+	return &OutOfMemoryError{text, cause}
+}

@@ -72,8 +72,7 @@ func (p *Pool) releaseCached() (released uint64, err error) {
 	return released, err
 }
 
-// collecting reports whether there is garbage collection. A block's age is the number of searches since it became free;
-// its pool's clock counts them.
+// collecting reports whether there is garbage collection. Then a pool's clock counts searches, and so its blocks' age.
 func (p *Pool) collecting() bool { return p.limited && p.threshold > 0 }
 
 // collect gives old segments back if the pool holds more than the threshold's part of the allowed memory. It takes

@@ -22,7 +22,6 @@ const (
 // 0 is none. Smaller and larger sizes belong to the first and last interval.
 type divisions [16]uint8
 
-// round returns the size of the block for a request.
 func (d *divisions) round(size uint64) uint64 {
 	floor := bits.Len64(size) - 1
 	steps := d[min(max(floor-20, 0), len(d)-1)]
@@ -33,7 +32,6 @@ func (d *divisions) round(size uint64) uint64 {
 	return (size + step - 1) &^ (step - 1)
 }
 
-// segmentSize returns the size of the segment for a block of a size.
 func segmentSize(size uint64) uint64 {
 	switch {
 	case size <= smallSize:
@@ -87,7 +85,6 @@ func parseDivisions(text string) (d divisions, err error) {
 	return d, nil
 }
 
-// logarithm reads a power of two.
 func logarithm(text string) (int, bool) {
 	number, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
 	return bits.TrailingZeros64(number), err == nil && bits.OnesCount64(number) == 1

@@ -18,7 +18,6 @@ type Segment struct {
 	Blocks    []BlockInfo `json:"blocks"`       // by address, without gaps
 }
 
-// BlockInfo is one block of a Segment.
 type BlockInfo struct {
 	Size      uint64 `json:"size"`
 	Requested uint64 `json:"requested_size"` // 0 when inactive
@@ -26,8 +25,7 @@ type BlockInfo struct {
 	State     string `json:"state"`          // active_allocated, active_pending_free or inactive
 }
 
-// Snapshot is pool.Snapshotter.Snapshot; it returns a []Segment, by address, in the shape of
-// torch.cuda.memory_snapshot. It holds the lock for a time in proportion to the number of blocks.
+// Snapshot is pool.Snapshotter.Snapshot; it returns a []Segment, by address, in torch.cuda.memory_snapshot's shape.
 func (p *Pool) Snapshot() any {
 	p.Lock()
 	defer p.Unlock()

@@ -29,8 +29,7 @@ func (p *Pool) split(h handle, size uint64) {
 	}
 }
 
-// retire makes a block free that nothing uses any longer, and joins it with its free neighbours. It returns the joined
-// block.
+// retire makes a block free that nothing uses any longer, joins it with its free neighbours, and returns the result.
 func (p *Pool) retire(h handle) handle {
 	b := p.at(h)
 	blocks, bytes := int64(0), int64(0)

@@ -21,7 +21,6 @@ func (s *Stat) fall(amount int64) {
 	s.Freed += amount
 }
 
-// change is rise or fall.
 func (s *Stat) change(amount int64) {
 	if amount > 0 {
 		s.rise(amount)
@@ -72,7 +71,6 @@ const (
 	quantities
 )
 
-// counters are those of one pool.
 type counters [quantities]Stat
 
 // stats has only the peaks of both pools together; the other totals are sums.
@@ -146,7 +144,6 @@ func (p *Pool) countSegment(b *block, sign int64) {
 	}
 }
 
-// reserved returns how many bytes the pool holds from the source.
 func (p *Pool) reserved() uint64 { return uint64(p.all(reservedBytes).Current) }
 
 // all returns a quantity of both pools.
@@ -156,24 +153,19 @@ func (p *Pool) all(quantity int) Stat {
 }
 
 func (p *Pool) detail() *Detail {
-	array := func(quantity int) StatArray {
-		return StatArray{p.all(quantity), p.stats.small[quantity], p.stats.large[quantity]}
-	}
 	d := &Detail{
-		Allocation:          array(allocation),
-		Segment:             array(segment),
-		Active:              array(active),
-		InactiveSplit:       array(inactiveSplit),
-		AllocatedBytes:      array(allocatedBytes),
-		ReservedBytes:       array(reservedBytes),
-		ActiveBytes:         array(activeBytes),
-		InactiveSplitBytes:  array(inactiveSplitBytes),
-		RequestedBytes:      array(requestedBytes),
 		AllocRetries:        p.retries,
 		OutOfMemories:       p.ooms,
 		OversizeAllocations: p.oversize.allocations,
 		OversizeSegments:    p.oversize.segments,
 		MaxSplitSize:        -1,
+	}
+	for quantity, array := range [quantities]*StatArray{
+		allocation: &d.Allocation, allocatedBytes: &d.AllocatedBytes, requestedBytes: &d.RequestedBytes,
+		active: &d.Active, activeBytes: &d.ActiveBytes, inactiveSplit: &d.InactiveSplit,
+		inactiveSplitBytes: &d.InactiveSplitBytes, segment: &d.Segment, reservedBytes: &d.ReservedBytes,
+	} {
+		*array = StatArray{p.all(quantity), p.stats.small[quantity], p.stats.large[quantity]}
 	}
 	if p.maxSplit != math.MaxUint64 {
 		d.MaxSplitSize = int64(p.maxSplit)
@@ -192,7 +184,6 @@ func (p *Pool) ResetPeakStats() {
 	}
 }
 
-// ResetAccumulatedStats is pool.Accumulator.ResetAccumulatedStats.
 func (p *Pool) ResetAccumulatedStats() {
 	p.Lock()
 	defer p.Unlock()
