@@ -13,22 +13,24 @@ var (
 	// ErrOutOfMemory: neither the pool nor its source has room. Free something, then call again.
 	ErrOutOfMemory = cuda.Refuse(cuda.OutOfMemory, "out of memory")
 
-	// ErrTooLarge: no state of this pool could serve the size.
 	ErrTooLarge = cuda.Refuse(cuda.OutOfMemory, "larger than the pool can ever serve")
 
 	// ErrInvalidAddress: the address is not the start of a live block of the pool (never was, was freed, or lies inside
 	// one). Nothing has changed.
 	ErrInvalidAddress = cuda.Refuse(cuda.InvalidValue, "not the start of a live block of this pool")
 
-	// ErrDestroyed: the pool was destroyed, and its blocks with it.
 	ErrDestroyed = cuda.Refuse(cuda.InvalidValue, "the pool was destroyed")
 
-	// ErrOption: an option is unknown, or its value is not one the pool takes.
 	ErrOption = cuda.Refuse(cuda.InvalidValue, "invalid pool option")
+
+	// ErrGraphPool: the graph pool does not exist, or is not in the state that the call needs.
+	ErrGraphPool = cuda.Refuse(cuda.InvalidValue, "the graph pool is not in a state for this call")
+
+	ErrCapturing = cuda.Refuse(cuda.StreamCaptureUnsupported,
+		"a stream is being captured into a CUDA graph; end the capture, then call again")
 )
 
-// Refusal says in one line why a pool made no block: the size, the pool that was asked for it, the cause, and the
-// remedy.
+// Refusal says in one line why a pool made no block: the size, the pool, the cause, and the remedy.
 type Refusal struct {
 	Kind           string
 	Size           uint64 // bytes asked for
@@ -46,5 +48,4 @@ func (r *Refusal) Error() string {
 	return text
 }
 
-// Unwrap makes errors.Is and errors.As see the cause.
 func (r *Refusal) Unwrap() error { return r.Cause }

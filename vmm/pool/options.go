@@ -13,15 +13,13 @@ import (
 // and sizes below it can be rounded up, doubled and added without overflow.
 const MostBytes = 1 << 57
 
-// Options are a pool's settings as text, as a command line or a C caller gives them. A kind reads those that it knows,
-// and Err then names the rest.
+// Options are a pool's settings as text. A kind reads those that it knows, and Err then names the rest.
 type Options struct {
 	values map[string]string
 	err    error
 }
 
-// ParseOptions reads settings written as k=v, separated by commas outside brackets; an empty text has no settings.
-// Errors: ErrOption.
+// ParseOptions reads settings k=v, separated by commas outside brackets; an empty text has none. Errors: ErrOption.
 func ParseOptions(text string) (*Options, error) {
 	o := &Options{values: map[string]string{}}
 	if strings.TrimSpace(text) == "" {
@@ -134,8 +132,7 @@ func (o *Options) Text(key, otherwise string) string {
 	return take(o, key, otherwise, func(text string) (string, string) { return text, "" })
 }
 
-// Err returns the first setting that was malformed or, once all were read, the first that nobody took. Errors:
-// ErrOption.
+// Err returns an ErrOption for the first setting that was malformed or, once all were read, those that nobody took.
 func (o *Options) Err() error {
 	if o == nil {
 		return nil

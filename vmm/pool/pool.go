@@ -1,8 +1,6 @@
 // Package pool has what the sub-allocators share: their interface, the source that they split into allocations, and
-// their errors. Each allocator is a package below this one; package kinds knows them all by name.
-//
-// Nothing here touches the managed memory: metadata lives in ordinary Go memory, so a pool works the same over a GPU,
-// over pausable segments and over a range of bare numbers.
+// their errors. Each allocator is a package below this one; package kinds knows them all by name. Metadata lives in
+// ordinary Go memory, so a pool works the same over a GPU, over pausable segments and over a range of bare numbers.
 package pool
 
 // Stream names a CUDA stream; 0 is the default stream. Kinds that do not order reuse by stream ignore it.
@@ -79,7 +77,25 @@ type Accumulator interface {
 
 // StreamRecorder is a Pool that holds back a freed block until the other streams that used it are done.
 type StreamRecorder interface {
-	// RecordStream notes that stream uses the live block at address; 0 is ignored.
-	// Errors: ErrInvalidAddress.
+	// RecordStream notes that stream uses the live block at address; it ignores 0. Errors: ErrInvalidAddress.
 	RecordStream(address uintptr, stream Stream) error
+}
+
+// GraphPoolID names a private pool of graphs. (PyTorch's MempoolId_t)
+type GraphPoolID [2]uint64
+
+// GraphPools is a Pool with private pools for CUDA graphs. A captured graph contains addresses, so memory allocated
+// during its capture must stay the graph's own until the graph is gone.
+type GraphPools interface {
+	// BeginAllocateToPool makes the streams that filter accepts (nil: all) allocate from the private pool id until
+	// EndAllocateToPool, and counts one more graph that uses it. The pool calls filter under its lock; filter must not
+	// call the pool. Errors: ErrGraphPool if streams allocate from id already, or it was released.
+	BeginAllocateToPool(id GraphPoolID, filter func(Stream) bool) error
+
+	// EndAllocateToPool ends that. Errors: ErrGraphPool if no stream allocates from id.
+	EndAllocateToPool(id GraphPoolID) error
+
+	// ReleasePool notes that one of the graphs is gone. After the last, the private pool's free memory can go back to
+	// the source. Errors: ErrGraphPool if the pool is unknown or released, or the last graph is still being captured.
+	ReleasePool(id GraphPoolID) error
 }

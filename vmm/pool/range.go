@@ -24,8 +24,7 @@ func (e *Endless) Allocate(size uint64) (uintptr, error) {
 // Free is Source.Free.
 func (*Endless) Free(uintptr, uint64) error { return nil }
 
-// Range is a Source of bare addresses without memory, for replays and tests: segments of one range of numbers, placed
-// first fit.
+// Range is a Source of bare addresses, for replays and tests: segments of one range of numbers, placed first fit.
 type Range struct {
 	base     uintptr
 	capacity uint64

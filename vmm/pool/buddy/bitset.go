@@ -49,7 +49,6 @@ func (s bitset) clear(n uint64) {
 	}
 }
 
-// lowest returns the lowest number in the set.
 func (s bitset) lowest() (n uint64, found bool) {
 	top := len(s) - 1
 	if top < 0 || s[top][0] == 0 {

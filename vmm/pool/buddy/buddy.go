@@ -1,7 +1,6 @@
-// Package buddy splits a root into halves down to the needed size and merges free halves again. This is the third
-// approach of the text on allocators for PyTorch, after Knuth (The Art of Computer Programming, volume 1, 2.5), with
-// the text's slips corrected: the root can be freed, capacities need not be 4 GiB or a power of two, and sizes have 64
-// bits.
+// Package buddy splits a root into halves down to the needed size and merges free halves again, the third approach of
+// the text on allocators for PyTorch (Knuth, The Art of Computer Programming, volume 1, 2.5), with its slips corrected:
+// the root can be freed, capacities need not be 4 GiB or a power of two, and sizes have 64 bits.
 package buddy
 
 import (
@@ -48,8 +47,7 @@ type Detail struct {
 //
 //	capacity   bytes of a root, a multiple of min_block; the pool adds one when all are full (4 GiB)
 //	min_block  bytes of the smallest block, a power of two from 512 on (1 KiB)
-//	exact      give the unused end of a block back, so that sizes are multiples of min_block and not
-//	           powers of two (false); as alloc_pages_exact of Linux does
+//	exact      give a block's unused end back, as Linux's alloc_pages_exact does: multiples of min_block (false)
 //
 // Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
@@ -77,7 +75,6 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc.
 func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -130,7 +127,6 @@ func (p *Pool) grow() error {
 	return nil
 }
 
-// Free is pool.Pool.Free.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil

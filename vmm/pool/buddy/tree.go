@@ -17,8 +17,7 @@ func (t tree) grow(roots uint64) {
 	}
 }
 
-// take returns the first unit of the order's lowest free block. If there is none, it splits the lowest of the next
-// order that has one.
+// take returns the first unit of the order's lowest free block, or splits the lowest of the next order that has one.
 func (t tree) take(order int) (unit uint64, found bool) {
 	for from := order; from < len(t); from++ {
 		n, found := t[from].lowest()

@@ -1,6 +1,5 @@
-// Package freelist cuts blocks from large buffers and keeps freed ones in lists by exact size, after the second
-// approach of the text on allocators for PyTorch. It neither splits nor merges: a freed block serves only its own size
-// again, and the end of a buffer that was too small for a block is lost until the buffer is given back.
+// Package freelist cuts blocks from large buffers and keeps freed ones in lists by exact size, the second approach of
+// the text on allocators for PyTorch. It neither splits nor merges: the end of a buffer that was too small is lost.
 package freelist
 
 import (
@@ -20,7 +19,7 @@ type Pool struct {
 	ledger.Base
 	ledger   *ledger.Ledger[uint32] // the owner is a buffer
 	capacity uint64                 // of a buffer, in bytes
-	lists    map[uint64]*list       // freed blocks, by size
+	lists    map[uint64]*[]freed    // by size; the block freed last is reused first
 	buffers  []buffer               // by number
 	current  int                    // the buffer that new blocks are cut from; -1: none
 	blocks   uint64                 // bytes of all blocks, live and freed
@@ -32,9 +31,6 @@ type buffer struct {
 	used uint64  // bytes cut off so far
 	live int     // blocks
 }
-
-// list is a stack, so that the block freed last is reused first.
-type list []freed
 
 type freed struct {
 	address uintptr
@@ -63,7 +59,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p := &Pool{
 		ledger:   ledger.New[uint32]("freelist", source),
 		capacity: capacity,
-		lists:    map[uint64]*list{},
+		lists:    map[uint64]*[]freed{},
 		current:  -1,
 	}
 	p.Hook(&p.ledger.Account, p.trim, func() { p.ledger.Empty(p.list) }, p.detail)
@@ -143,7 +139,6 @@ func (p *Pool) grow() error {
 // left returns the bytes at a buffer's end that are not cut yet.
 func (p *Pool) left(number int) uint64 { return p.capacity - p.buffers[number].used }
 
-// Free is pool.Pool.Free.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
@@ -161,7 +156,7 @@ func (p *Pool) Free(address uintptr) error {
 func (p *Pool) list(address uintptr, b ledger.Block[uint32]) {
 	l := p.lists[b.Size]
 	if l == nil {
-		l = new(list)
+		l = new([]freed)
 		p.lists[b.Size] = l
 	}
 	*l = append(*l, freed{address, b.Owner})

@@ -52,7 +52,6 @@ func New(kind string, source pool.Source, options *pool.Options) (pool.Pool, err
 		pool.ErrOption, kind, strings.Join(Names(), ", "))
 }
 
-// Names returns the names of all kinds.
 func Names() []string {
 	var names []string
 	for _, k := range all {

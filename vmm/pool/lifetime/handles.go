@@ -8,7 +8,6 @@ import (
 	"tms/vmm/pool"
 )
 
-// ErrNoPool: a handle never named a pool.
 var ErrNoPool = cuda.Refuse(cuda.InvalidValue, "not the handle of a pool; create one first")
 
 // Handles maps numbers that C can hold to pools. No number is used twice, so the number of a destroyed pool differs

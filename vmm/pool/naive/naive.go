@@ -19,8 +19,7 @@ type Pool struct {
 
 type block = ledger.Block[struct{}]
 
-// New makes an empty pool. It has no options, and ignores streams because the source's Free waits for the device.
-// Errors: pool.ErrOption.
+// New makes an empty pool without options. It ignores streams: the source's Free waits. Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if err := options.Err(); err != nil {
 		return nil, err
@@ -44,8 +43,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	return p.ledger.Enter(address, block{Requested: size, Size: size}), nil
 }
 
-// Free is pool.Pool.Free. If the source does not take the segment back, the block stays live and the error is the
-// source's.
+// Free is pool.Pool.Free. A block that the source refuses stays live, and the error is the source's.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil

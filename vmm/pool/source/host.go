@@ -12,8 +12,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Host is a pool.Source of host memory, pinned or ordinary, which is never paused. Its events are a device's. (Paddle's
-// CUDAPinnedAllocator and CPUAllocator)
+// Host is a pool.Source of host memory, never paused, with a device's events. (Paddle's CUDAPinned-, CPUAllocator)
 type Host struct{ *Plain }
 
 // NewHost makes a source of host memory: "pinned", which all devices can access (cuMemHostAlloc), or "host", ordinary
@@ -55,7 +54,6 @@ func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State
 	return h, nil
 }
 
-// Allocate is pool.Source.Allocate.
 func (h *Host) Allocate(size uint64) (uintptr, error) {
 	address, err := h.Plain.Allocate(size)
 	if errors.Is(err, pool.ErrOutOfMemory) {

@@ -31,7 +31,6 @@ func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(
 		state: state, note: func(bytes int64) { engine.NotePool(ordinal, bytes) }}, nil
 }
 
-// Allocate is pool.Source.Allocate.
 func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
 	if p.state().Capturing {
 		err = p.driver.With(p.context, func() error {
@@ -51,11 +50,9 @@ func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
 // Reserve is pool.Coalescer.Reserve. It returns false because CUDA refuses a copy across two allocations.
 func (p *Plain) Reserve(*pool.Room) bool { return false }
 
-// Coalesces is pool.Coalescer.Coalesces.
 func (p *Plain) Coalesces(_, _ uintptr) bool { return false }
 
-// Free is pool.Source.Free. cudaFree waits for the device, which would break a stream's capture, so it then leaves the
-// memory to a later call.
+// Free is pool.Source.Free. cudaFree would break a stream's capture, so Free then leaves the memory to a later call.
 func (p *Plain) Free(address uintptr, size uint64) error {
 	if p.state().Capturing {
 		p.late = append(p.late, pool.Block{Address: address, Size: size})

@@ -33,7 +33,6 @@ func NewSegments(engine *vmm.Engine, driver *cuda.Driver, request vmm.Request, s
 	return &Segments{device: d, engine: engine, request: request, state: state}, nil
 }
 
-// Allocate is pool.Source.Allocate.
 func (s *Segments) Allocate(size uint64) (uintptr, error) {
 	state := s.state()
 	r := s.request

@@ -140,7 +140,6 @@ func (p *Pool) Free(address uintptr) error {
 
 func giveBack(b owned) error { return b.pool.Free(b.address) }
 
-// RecordStream is pool.StreamRecorder.RecordStream.
 func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	if address == 0 {
 		return nil
@@ -199,7 +198,6 @@ func (p *Pool) Stats() pool.Stats {
 	return stats
 }
 
-// ResetPeakStats is pool.Pool.ResetPeakStats.
 func (p *Pool) ResetPeakStats() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -64,7 +64,6 @@ func (t *Table[V]) find(address uintptr) int {
 	return -1
 }
 
-// Find returns the value of an address.
 func (t *Table[V]) Find(address uintptr) (value V, found bool) {
 	if i := t.find(address); i >= 0 {
 		return t.slots[i].value, true
@@ -92,7 +91,6 @@ func (t *Table[V]) Remove(address uintptr) (value V, found bool) {
 	return value, true
 }
 
-// Len returns how many addresses there are.
 func (t *Table[V]) Len() int { return t.count }
 
 // All yields the entries in no particular order. The table must not change meanwhile.

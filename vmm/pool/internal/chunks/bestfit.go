@@ -5,14 +5,12 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-// BestFit is a Table that gives a request the smallest free chunk that fits, and the lowest of several such. It joins a
-// freed chunk with its free neighbours at once.
+// BestFit is a Table that serves the smallest, then lowest, free chunk that fits and joins free neighbours at once.
 type BestFit struct {
 	Table[struct{}]
 	free ordered.Set
 }
 
-// NewBestFit returns an empty one for a pool of this kind.
 func NewBestFit(kind string, source pool.Source) BestFit {
 	return BestFit{Table: New[struct{}](kind, source)}
 }
@@ -66,17 +64,13 @@ func (b *BestFit) Reclaim(address uintptr) error {
 	return err
 }
 
-// Largest returns the size of the largest free chunk.
 func (b *BestFit) Largest() uint64 {
 	_, h, _ := b.free.Last()
 	return b.At(Handle(h)).Size
 }
 
-// FreeChunks returns how many chunks are free.
 func (b *BestFit) FreeChunks() int { return b.free.Len() }
 
-// Trim gives idle segments back, as GiveBack does.
 func (b *BestFit) Trim() (uint64, error) { return b.GiveBack(b.unlist, b.list) }
 
-// End ends all live chunks.
 func (b *BestFit) End() { b.GiveAll(b.Add) }

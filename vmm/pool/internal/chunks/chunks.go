@@ -1,6 +1,5 @@
 // Package chunks serves pools that split and coalesce: its chunks tile a source's segments without gaps; each is free
-// or taken as a whole, and linked to its neighbours. The pool decides which free chunk serves a request and when
-// neighbours are joined; BestFit does it for most. The pool's mutex covers it all.
+// or taken as a whole, and linked to its neighbours. The pool's mutex covers it all.
 package chunks
 
 import (
@@ -18,7 +17,6 @@ type Handle uint32
 // None is no chunk; it counts as taken, and its neighbours mean nothing.
 const None Handle = 0
 
-// Chunk is a piece of a segment.
 type Chunk[T any] struct {
 	Own            T // the kind's own data
 	Address        uintptr
@@ -30,13 +28,10 @@ type Chunk[T any] struct {
 // Taken reports whether the chunk is handed out, or not free yet.
 func (c *Chunk[T]) Taken() bool { return c.Requested != 0 }
 
-// Whole reports whether the chunk has no neighbours.
 func (c *Chunk[T]) Whole() bool { return c.Previous == None && c.Next == None }
 
-// End returns the address behind the chunk.
 func (c *Chunk[T]) End() uintptr { return c.Address + uintptr(c.Size) }
 
-// Table is all chunks of a pool.
 type Table[T any] struct {
 	ledger.Account
 	chunks   []Chunk[T] // chunks[0] is None
@@ -45,7 +40,6 @@ type Table[T any] struct {
 	segments []Segment // by address
 }
 
-// New returns an empty table for a pool of this kind.
 func New[T any](kind string, source pool.Source) Table[T] {
 	t := Table[T]{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk[T], 1)}
 	t.chunks[None].Requested = 1
@@ -131,7 +125,6 @@ func (t *Table[T]) Give(address uintptr) (Handle, error) {
 // Release makes a chunk free that is taken but not live.
 func (t *Table[T]) Release(h Handle) { t.chunks[h].Requested = 0 }
 
-// GiveAll ends every live chunk.
 func (t *Table[T]) GiveAll(give func(Handle)) {
 	for _, h := range t.live.All() {
 		c := &t.chunks[h]

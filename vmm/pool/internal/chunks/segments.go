@@ -80,8 +80,7 @@ func (t *Table[T]) giveBack(address uintptr, size uint64) error {
 	return nil
 }
 
-// ReturnWhole gives a segment that is one chunk back to the source; the chunk ends, even a live one. Errors: the
-// source's, after which nothing has changed.
+// ReturnWhole gives a segment that is one chunk, even a live one, back. Errors: the source's; then nothing has changed.
 func (t *Table[T]) ReturnWhole(h Handle) error {
 	c := &t.chunks[h]
 	if err := t.giveBack(c.Address, c.Size); err != nil {

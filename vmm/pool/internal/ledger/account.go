@@ -13,12 +13,10 @@ type Account struct {
 	stats  pool.Stats
 }
 
-// NewAccount returns the account of an empty pool of this kind.
 func NewAccount(kind string, source pool.Source) Account {
 	return Account{source: source, stats: pool.Stats{Kind: kind}}
 }
 
-// Allocate is the source's Allocate, counted.
 func (a *Account) Allocate(size uint64) (uintptr, error) {
 	address, err := a.source.Allocate(size)
 	if err != nil {
@@ -32,7 +30,6 @@ func (a *Account) Allocate(size uint64) (uintptr, error) {
 	return address, nil
 }
 
-// Free is the source's Free, counted.
 func (a *Account) Free(address uintptr, size uint64) error {
 	if err := a.source.Free(address, size); err != nil {
 		a.stats.SourceFailures++
@@ -44,7 +41,6 @@ func (a *Account) Free(address uintptr, size uint64) error {
 	return nil
 }
 
-// CountMalloc counts a new live block.
 func (a *Account) CountMalloc(requested, size uint64) {
 	s := &a.stats
 	s.Mallocs++
@@ -55,7 +51,6 @@ func (a *Account) CountMalloc(requested, size uint64) {
 	s.PeakLive = max(s.PeakLive, s.Live)
 }
 
-// CountFree counts a freed block.
 func (a *Account) CountFree(requested, size uint64) {
 	s := &a.stats
 	s.Frees++
@@ -67,7 +62,6 @@ func (a *Account) CountFree(requested, size uint64) {
 // CountSourceFailure counts a segment that the pool refused without asking the source.
 func (a *Account) CountSourceFailure() { a.stats.SourceFailures++ }
 
-// CountFailure counts a malloc that failed.
 func (a *Account) CountFailure() { a.stats.Failures++ }
 
 // Refuse counts a malloc that failed and makes it a pool.Refusal, without the Refusal of a pool beneath. The advice is
@@ -87,11 +81,9 @@ func (a *Account) Invalid(address uintptr) error {
 	return fmt.Errorf("%s pool: %#x: %w", a.stats.Kind, address, pool.ErrInvalidAddress)
 }
 
-// ResetPeakStats is pool.Pool.ResetPeakStats.
 func (a *Account) ResetPeakStats() {
 	s := &a.stats
 	s.PeakRequested, s.PeakLive, s.PeakReserved = s.Requested, s.Live, s.Reserved
 }
 
-// Stats returns the counters.
 func (a *Account) Stats() pool.Stats { return a.stats }

@@ -21,14 +21,12 @@ func (b *Base) Hook(account *Account, trim func() (uint64, error), end func(), d
 	b.account, b.trim, b.end, b.detail = account, trim, end, detail
 }
 
-// Trim is pool.Pool.Trim.
 func (b *Base) Trim() (uint64, error) {
 	b.Lock()
 	defer b.Unlock()
 	return b.trim()
 }
 
-// Stats is pool.Pool.Stats.
 func (b *Base) Stats() pool.Stats {
 	b.Lock()
 	defer b.Unlock()
@@ -39,7 +37,6 @@ func (b *Base) Stats() pool.Stats {
 	return stats
 }
 
-// ResetPeakStats is pool.Pool.ResetPeakStats.
 func (b *Base) ResetPeakStats() {
 	b.Lock()
 	defer b.Unlock()

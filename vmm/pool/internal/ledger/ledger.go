@@ -7,7 +7,6 @@ import (
 	"tms/vmm/pool/internal/addresses"
 )
 
-// Block is a live block.
 type Block[T any] struct {
 	Requested uint64 // bytes asked for
 	Size      uint64 // bytes set aside
@@ -20,12 +19,10 @@ type Ledger[T any] struct {
 	live addresses.Table[Block[T]]
 }
 
-// New starts the ledger of a pool of this kind.
 func New[T any](kind string, source pool.Source) *Ledger[T] {
 	return &Ledger[T]{Account: NewAccount(kind, source)}
 }
 
-// Enter makes a block live.
 func (l *Ledger[T]) Enter(address uintptr, b Block[T]) pool.Block {
 	l.live.Insert(address, b)
 	l.CountMalloc(b.Requested, b.Size)

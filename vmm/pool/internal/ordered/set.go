@@ -103,7 +103,6 @@ func (n *node) move(at int32, from *node, i, end int32) {
 	copy(n.values[at:], from.values[i:end])
 }
 
-// Len returns the number of keys.
 func (s *Set) Len() int { return s.length }
 
 // Insert adds a key, which must not be in the set.
@@ -174,8 +173,7 @@ func (s *Set) Remove(key uint64) {
 // Take takes out the entry that Ceiling has just returned.
 func (s *Set) Take(e Entry) { s.remove(&s.nodes[e.leaf], int(e.at), binOf(e.Key)) }
 
-// remove takes an entry out of a leaf of a bin. If the leaf would have too few left, it first refills every such node
-// on the way there.
+// remove takes an entry out of a leaf of a bin. If the leaf has too few, remove first refills it and those above.
 func (s *Set) remove(n *node, i, b int) {
 	s.length--
 	t := &s.bins[b]
