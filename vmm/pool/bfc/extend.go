@@ -56,8 +56,7 @@ func (p *Pool) less(size uint64) uint64 {
 	return min((size-size/10+unit-1)&^(unit-1), (size-1)&^(unit-1))
 }
 
-// giveBackIdle gives idle regions back to the source if that can make room for rounded bytes: within the limit, and on
-// the device, which others may use too.
+// giveBackIdle gives idle regions back if that can make room for rounded bytes within the limit and on the device.
 func (p *Pool) giveBackIdle(rounded uint64) bool {
 	if !p.collect {
 		return false

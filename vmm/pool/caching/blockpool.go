@@ -122,8 +122,6 @@ type handle = chunks.Handle
 
 const none = chunks.None
 
-func key(b *block) uint64 { return ordered.Fit(b.Size, b.Address) }
-
 // at returns a block; the pointer is valid until the next block is made.
 func (p *Pool) at(h handle) *block { return p.table.At(h) }
 
@@ -132,8 +130,8 @@ func (p *Pool) listOf(b *block) *freeList { return p.lists[b.Own.list] }
 func (p *Pool) put(h handle, b *block) {
 	l := p.listOf(b)
 	b.Own.born = l.pool.clock
-	l.free.Insert(key(b), uint32(h))
+	l.free.Insert(b.Key(), uint32(h))
 }
 
 // take takes a free block off its list.
-func (p *Pool) take(b *block) { p.listOf(b).free.Remove(key(b)) }
+func (p *Pool) take(b *block) { p.listOf(b).free.Remove(b.Key()) }

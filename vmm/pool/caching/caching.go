@@ -186,8 +186,7 @@ func (p *Pool) Free(address uintptr) error {
 	return nil
 }
 
-// trim waits for the events of freed blocks and gives back every empty segment, except those of graphs that still
-// exist. (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
+// trim is releaseCached without a capture. (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
 func (p *Pool) trim() (uint64, error) {
 	if p.Capturing() {
 		return 0, pool.ErrCapturing

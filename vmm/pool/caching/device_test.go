@@ -216,7 +216,7 @@ func check(t *testing.T, p *Pool) {
 				b := p.at(handle(e.Value))
 				require.False(t, b.Taken())
 				require.Same(t, l, p.listOf(b))
-				require.Equal(t, key(b), e.Key)
+				require.Equal(t, b.Key(), e.Key)
 				free++
 			}
 		}

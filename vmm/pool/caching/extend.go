@@ -55,9 +55,8 @@ func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (handle, e
 	return h, nil
 }
 
-// SetMemoryFraction limits the pool to a part, from 0 to 1, of the device's memory, and switches garbage collection on
-// if that has a threshold. (set_per_process_memory_fraction) Errors: pool.ErrOption for other numbers or if the
-// device's memory is unknown, or the source's.
+// SetMemoryFraction limits the pool to a part, from 0 to 1, of the device's memory. (set_per_process_memory_fraction)
+// Errors: pool.ErrOption for other numbers or if the device's memory is unknown, or the source's.
 func (p *Pool) SetMemoryFraction(fraction float64) error {
 	if !(fraction >= 0 && fraction <= 1) {
 		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1", pool.ErrOption, fraction)
@@ -76,8 +75,7 @@ func (p *Pool) SetMemoryFraction(fraction float64) error {
 	return nil
 }
 
-// memory returns the device's free and total memory; total is 0 if it is unknown. If the source does not know, all that
-// the pool does not hold counts as free.
+// memory returns the device's free and total memory; 0: unknown. Under total=, what the pool does not hold is free.
 func (p *Pool) memory() (free, total uint64, err error) {
 	if m, ok := p.source.(pool.Memory); ok {
 		return m.Memory()

@@ -49,8 +49,7 @@ func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream
 	return true, nil
 }
 
-// releaseCached waits for the events of freed blocks and gives back every segment that is free, except those of graphs
-// that still exist.
+// releaseCached waits for freed blocks' events and gives back all free segments, but for those of graphs that exist.
 func (p *Pool) releaseCached() (released uint64, err error) {
 	err = p.uses.Settle(true, p.back)
 	give := func(from *blockPool) {
@@ -75,9 +74,8 @@ func (p *Pool) releaseCached() (released uint64, err error) {
 // collecting reports whether there is garbage collection. Then a pool's clock counts searches, and so its blocks' age.
 func (p *Pool) collecting() bool { return p.limited && p.threshold > 0 }
 
-// collect gives old segments back if the pool holds more than the threshold's part of the allowed memory. It takes
-// those of at least the average age, then again with the average of the rest, until the excess is gone. It never waits,
-// and skips the small pool.
+// collect gives old large segments back, without waiting, if the pool holds more than the threshold allows. It takes
+// those of at least the average age, then again with the average of the rest, until the excess is gone.
 func (p *Pool) collect() (err error) {
 	if !p.collecting() {
 		return nil

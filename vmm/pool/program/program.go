@@ -67,10 +67,7 @@ func New(kind, options string, engine Engine, source func(torch.Memory) (lifetim
 	p := &Pools{engine: engine, capturing: capturing, live: map[uintptr]int{}, segments: map[uintptr]int{}}
 	p.pools = torch.New(func(m torch.Memory) (pool.DeviceSource, error) {
 		from, err := source(m)
-		if err != nil {
-			return nil, err
-		}
-		return &segments{from, p}, nil
+		return &segments{from, p}, err
 	}, func(pool.Stream) bool { return false })
 	if err := p.pools.Use(kind, options); err != nil {
 		return nil, err
@@ -207,7 +204,7 @@ func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
 	return nil
 }
 
-// settle gives back the blocks whose streams have reached their frees, if any, and returns how many are left.
+// settle gives back the blocks whose streams reached their frees, and returns whether any did and how many are left.
 func (p *Pools) settle() (back bool, left int) {
 	p.mu.Lock()
 	if len(p.ordered) == 0 || p.capturing() { // a capture forbids queries
@@ -263,5 +260,4 @@ func (p *Pools) Reset(device int) {
 	p.deferred = slices.DeleteFunc(p.deferred, func(f freed) bool { return f.device == device })
 }
 
-// Stats is torch.Pools.Stats.
 func (p *Pools) Stats() []torch.Stats { return p.pools.Stats() }

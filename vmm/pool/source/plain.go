@@ -9,7 +9,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Plain is a pool.Source of CUDA's own memory. It is also a pool.Memory and a pool.Events.
+// Plain is a pool.DeviceSource of CUDA's own memory.
 type Plain struct {
 	device
 	malloc func(size uint64) (uintptr, error)

@@ -13,9 +13,8 @@ type State struct {
 	Margin    uint64 // bytes of device memory that must stay free; 0: no margin
 }
 
-// Segments is a pool.Source of pausable segments: a pool's memory is paused and resumed with its tag. Blocks keep their
-// addresses meanwhile, free ones too, and a block allocated while the tag is paused is usable after the resume. It is
-// also a pool.Memory, a pool.Events and a pool.Coalescer.
+// Segments is a pool.DeviceSource of pausable segments: its memory is paused and resumed with its tag. Blocks keep
+// their addresses meanwhile, free ones too, and a block allocated while the tag is paused is usable after the resume.
 type Segments struct {
 	device
 	engine  *vmm.Engine

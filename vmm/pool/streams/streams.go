@@ -153,8 +153,7 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	return err
 }
 
-// Trim is pool.Pool.Trim for all streams, and for graphs that are gone. Errors: pool.ErrCapturing, the source's or its
-// events'.
+// Trim is pool.Pool.Trim for all streams and for graphs that are gone. Errors: also pool.ErrCapturing, those of events.
 func (p *Pool) Trim() (freed uint64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -17,16 +17,15 @@ import (
 	"tms/vmm/stats"
 )
 
-// Errors about the kind of the pools.
 var (
 	ErrNotChosen = cuda.Refuse(cuda.InvalidValue, "no kind of pool is chosen for PyTorch; choose one before it "+
 		"allocates, as tms.use_allocator does")
 
 	ErrChosen = cuda.Refuse(cuda.InvalidValue, "it is one choice for the life of a process")
-)
 
-// ErrNoSnapshot: the kind has a pool for each stream, and so no snapshot of all its memory.
-var ErrNoSnapshot = cuda.Refuse(cuda.NotSupported, "under PyTorch only a pool of kind caching has a snapshot")
+	// ErrNoSnapshot: other kinds have a pool for each stream, and so no snapshot of all their memory.
+	ErrNoSnapshot = cuda.Refuse(cuda.NotSupported, "under PyTorch only a pool of kind caching has a snapshot")
+)
 
 // Memory is the kind of memory that a pool's segments are. Each kind has a pool.
 type Memory struct {
@@ -65,8 +64,7 @@ type limitless struct{ *pool.Range }
 
 func (limitless) Memory() (free, total uint64, err error) { return 1 << 50, 1 << 50, nil }
 
-// Use chooses the kind of all pools, by its name in package kinds, and its options. The caller may repeat a choice, but
-// not change it. Errors: ErrChosen, pool.ErrOption.
+// Use chooses the kind of all pools and its options. A choice may be repeated. Errors: ErrChosen, pool.ErrOption.
 func (p *Pools) Use(kind, options string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,12 +176,10 @@ func (p *Pools) whose(f func(streams.Streamed) error) error {
 	return err
 }
 
-// Free is pool.Pool.Free.
 func (p *Pools) Free(address uintptr) error {
 	return p.whose(func(p streams.Streamed) error { return p.Free(address) })
 }
 
-// RecordStream is pool.StreamRecorder.RecordStream.
 func (p *Pools) RecordStream(address uintptr, stream pool.Stream) error {
 	return p.whose(func(p streams.Streamed) error { return p.RecordStream(address, stream) })
 }
@@ -279,8 +275,7 @@ type Snapshot struct {
 	Segments any     `json:"segments"`
 }
 
-// Snapshots lists the pools' snapshots (pool.Snapshotter) in the order in which they were made; never nil. Errors:
-// ErrNoSnapshot for a kind other than caching.
+// Snapshots lists the pools' snapshots in the order in which they were made; never nil. Errors: ErrNoSnapshot.
 func (p *Pools) Snapshots() ([]Snapshot, error) {
 	all := []Snapshot{}
 	for _, e := range p.made() {

@@ -15,15 +15,9 @@ func NewBestFit(kind string, source pool.Source) BestFit {
 	return BestFit{Table: New[struct{}](kind, source)}
 }
 
-func (b *BestFit) list(h Handle) {
-	c := b.At(h)
-	b.free.Insert(ordered.Fit(c.Size, c.Address), uint32(h))
-}
+func (b *BestFit) list(h Handle) { b.free.Insert(b.At(h).Key(), uint32(h)) }
 
-func (b *BestFit) unlist(h Handle) {
-	c := b.At(h)
-	b.free.Remove(ordered.Fit(c.Size, c.Address))
-}
+func (b *BestFit) unlist(h Handle) { b.free.Remove(b.At(h).Key()) }
 
 // Add makes a chunk free, and joins it with its free neighbours.
 func (b *BestFit) Add(h Handle) {

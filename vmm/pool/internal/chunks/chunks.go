@@ -8,10 +8,10 @@ import (
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/addresses"
 	"tms/vmm/pool/internal/ledger"
+	"tms/vmm/pool/internal/ordered"
 )
 
-// Handle names a chunk by its place in a slice. Handles are used again, so no operation makes garbage, and they hold no
-// pointers for the collector to follow.
+// Handle names a chunk by its place in a slice. Handles are used again and are no pointers, so nothing is garbage.
 type Handle uint32
 
 // None is no chunk; it counts as taken, and its neighbours mean nothing.
@@ -29,6 +29,9 @@ type Chunk[T any] struct {
 func (c *Chunk[T]) Taken() bool { return c.Requested != 0 }
 
 func (c *Chunk[T]) Whole() bool { return c.Previous == None && c.Next == None }
+
+// Key orders free chunks by size, then by address.
+func (c *Chunk[T]) Key() uint64 { return ordered.Fit(c.Size, c.Address) }
 
 func (c *Chunk[T]) End() uintptr { return c.Address + uintptr(c.Size) }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/ordered"
 )
 
 // tiles returns the chunks of each region as the sizes of taken and, negative, of free ones, and checks
@@ -239,7 +238,7 @@ func requireListed(t *testing.T, b *BestFit) {
 			if c.Taken() {
 				continue
 			}
-			e, found := b.free.Ceiling(ordered.Fit(c.Size, c.Address))
+			e, found := b.free.Ceiling(c.Key())
 			require.True(t, found)
 			require.Equal(t, h, Handle(e.Value))
 			require.False(t, b.IsFree(c.Previous))

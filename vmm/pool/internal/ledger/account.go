@@ -68,8 +68,7 @@ func (a *Account) CountFailure() { a.stats.Failures++ }
 // used where memory is short.
 func (a *Account) Refuse(size uint64, err error, advice string) error {
 	a.CountFailure()
-	var beneath *pool.Refusal
-	if errors.As(err, &beneath) {
+	if beneath, ok := errors.AsType[*pool.Refusal](err); ok {
 		err = beneath.Cause
 	}
 	return &pool.Refusal{Kind: a.stats.Kind, Size: size, Live: a.stats.Live, Reserved: a.stats.Reserved,

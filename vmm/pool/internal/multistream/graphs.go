@@ -8,8 +8,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Private is a private pool of graphs. Graphs contain addresses, so the pool's segments stay while a graph exists,
-// though blocks in them are freed and reused.
+// Private is a private pool of graphs. Graphs contain addresses, so the pool's segments stay while a graph exists.
 type Private interface {
 	Empty() bool // holds nothing from the source
 }
