@@ -21,7 +21,7 @@ program's loader (ld.so), to ask it.`,
 		Example: `  tms doctor
   tms doctor python3
   tms doctor --pid 4242 --json`,
-		Args: func(command *cobra.Command, arguments []string) error {
+		RunE: func(command *cobra.Command, arguments []string) error {
 			switch {
 			case len(arguments) > 1:
 				return fmt.Errorf("too many arguments: give one program, without its arguments (tms doctor %s)",
@@ -32,11 +32,7 @@ program's loader (ld.so), to ask it.`,
 				return fmt.Errorf("--pid %d: give the number of a running process", target.PID)
 			case len(arguments) == 1 && arguments[0] == "":
 				return errors.New("the program's name is empty: give its path")
-			}
-			return nil
-		},
-		RunE: func(command *cobra.Command, arguments []string) error {
-			if len(arguments) == 1 {
+			case len(arguments) == 1:
 				target.Program = arguments[0]
 			}
 			report, err := doctor.Examine(target)

@@ -49,11 +49,12 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
   tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock
   tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock --slice 1m`,
 		ValidArgsFunction: completeProcesses,
-		Args: func(command *cobra.Command, arguments []string) error {
+		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) == 0 {
 				return errors.New("name the processes by number (tms ps lists them)")
 			}
-			if _, err := processes(arguments); err != nil {
+			pids, err := processes(arguments)
+			if err != nil {
 				return err
 			}
 			if s.after < shortestIdle || s.after > control.MaxSeconds*time.Second {
@@ -70,10 +71,9 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 					return fmt.Errorf("--slice: whether another waits for the lock cannot be seen: %w", err)
 				}
 			}
-			return s.check(command)
-		},
-		RunE: func(command *cobra.Command, arguments []string) error {
-			pids, _ := processes(arguments)
+			if err := notEmpty(command, "tag", "all"); err != nil {
+				return err
+			}
 			return s.run(command, pids)
 		},
 	}

@@ -65,11 +65,9 @@ func addJob(command *cobra.Command, job *string) {
 	command.Flags().StringVar(job, "job", "", "the processes of one `LAUNCH` (see tms ps --json)")
 }
 
-func checkJob(command *cobra.Command, job string) error {
-	if command.Flags().Changed("job") && job == "" {
-		return errors.New("the job is empty: leave --job out for all")
-	}
-	return nil
+// onlyAJob accepts no arguments, and no --job without a name.
+func onlyAJob(command *cobra.Command, arguments []string) error {
+	return cmp.Or(notEmpty(command, "job", "all"), noArguments(command, arguments))
 }
 
 // ofJob lists the processes of a launch that listen.

@@ -100,12 +100,7 @@ that it has now, and BACKUP says where contents wait.`,
 		Example: `  tms ps
   tms ps --bytes
   tms ps --job 127.0.0.1:29500`,
-		Args: func(command *cobra.Command, arguments []string) error {
-			if err := checkJob(command, job); err != nil {
-				return err
-			}
-			return noArguments(command, arguments)
-		},
+		Args: onlyAJob,
 		RunE: func(command *cobra.Command, _ []string) error {
 			return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), job, asJSON, inBytes)
 		},

@@ -27,15 +27,14 @@ Ctrl-C or for the time of --for. tms report and tms replay read the file.`,
   tms record 12345 -o step.trace --for 10s
   tms report step.trace -o step.html`,
 		ValidArgsFunction: completeProcesses,
-		Args: func(_ *cobra.Command, arguments []string) error {
+		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) != 1 {
 				return errors.New("name one process by its number (tms ps lists them)")
 			}
-			_, err := processes(arguments)
-			return err
-		},
-		RunE: func(command *cobra.Command, arguments []string) error {
-			pids, _ := processes(arguments)
+			pids, err := processes(arguments)
+			if err != nil {
+				return err
+			}
 			if lasting < 0 {
 				return fmt.Errorf("--for %v: give a time, such as 10s", lasting)
 			}

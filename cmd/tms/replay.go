@@ -38,12 +38,6 @@ KIND is a kind of pool (docs/pools.md), or all to compare them.`,
   tms replay --pool caching --snapshot train.pickle train.csv
   tms replay --pool bfc --option garbage_collection=true train.csv`,
 		RunE: func(command *cobra.Command, paths []string) error { return f.run(command.OutOrStdout(), paths) },
-		Args: func(_ *cobra.Command, paths []string) error {
-			if len(paths) == 0 {
-				return errors.New("give a trace; see tms replay --help")
-			}
-			return nil
-		},
 	}
 	flags := command.Flags()
 	flags.StringVar(&f.kind, "pool", "", "`KIND` of pool, or all")
@@ -57,6 +51,9 @@ KIND is a kind of pool (docs/pools.md), or all to compare them.`,
 }
 
 func (f *replayFlags) run(stdout io.Writer, paths []string) error {
+	if len(paths) == 0 {
+		return errors.New("give a trace; see tms replay --help")
+	}
 	selected, place, err := f.read()
 	if err != nil {
 		return err

@@ -23,13 +23,10 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
   tms report trainer.trace server.trace -o both.html
   tms report train.trace --format perfetto -o train.json
   tms report train.trace --format csv -o train.csv`,
-		Args: func(_ *cobra.Command, paths []string) error {
+		RunE: func(_ *cobra.Command, paths []string) error {
 			if len(paths) == 0 {
 				return errors.New("give a trace, such as tms record writes; see tms report --help")
 			}
-			return nil
-		},
-		RunE: func(_ *cobra.Command, paths []string) error {
 			var write func(io.Writer) error
 			switch format {
 			case "html":

@@ -45,24 +45,18 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
   tms run --incremental --tag model -- python serve.py
   tms run --backup none -- ./cache
   tms run --no-inherit -- ./simulation`,
-		Args: func(_ *cobra.Command, arguments []string) error {
+		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) == 0 || arguments[0] == "" {
 				return errors.New("name the command to run: tms run -- python train.py")
 			}
-			return nil
-		},
-		RunE: func(command *cobra.Command, arguments []string) error {
 			set := map[string]string{"TMS_INIT_ENABLE": "1", "TMS_CONTROL": "1"}
 			variable, known := backups[backup]
 			if !known && backup != "none" {
 				return fmt.Errorf("--backup %s: contents can wait in host memory (host), in files (disk) or in the "+
 					"free memory of other GPUs (peer), or not be kept (none)", backup)
 			}
-			if incremental {
-				if backup != "host" {
-					return errors.New("--incremental needs --backup host: it keeps copies in host memory")
-				}
-				set["TMS_INIT_ENABLE_INCREMENTAL_BACKUP"] = "1"
+			if incremental && backup != "host" {
+				return errors.New("--incremental needs --backup host: it keeps copies in host memory")
 			}
 			asked := incremental || command.Flags().Changed("backup")
 			for _, other := range backups {
@@ -74,36 +68,31 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 					variable = "" // as it is set
 				}
 			}
-			if variable != "" {
-				set[variable] = "1"
-			}
-			if command.Flags().Changed("tag") {
-				if tag == "" {
-					return errors.New("the tag is empty: leave --tag out for \"default\"")
-				}
-				set["TMS_INIT_TAG"] = tag
+			if err := notEmpty(command, "tag", `"default"`); err != nil {
+				return err
 			}
 			if kind != "" {
 				name, options, _ := strings.Cut(kind, ":")
 				if _, err := program.New(name, options, nil, nil, nil); err != nil {
 					return fmt.Errorf("--pool %s: %w", kind, err)
 				}
-				set["TMS_INIT_POOL"] = kind
 			}
-			if trace != "" {
-				set["TMS_TRACE"] = trace
+			for name, value := range map[string]string{"TMS_INIT_TAG": tag, "TMS_INIT_POOL": kind, "TMS_TRACE": trace} {
+				if value != "" {
+					set[name] = value
+				}
 			}
-			if account {
-				set["TMS_ACCOUNT"] = "1"
+			for name, wanted := range map[string]bool{variable: variable != "", "TMS_ACCOUNT": account,
+				"TMS_INIT_ENABLE_INCREMENTAL_BACKUP": incremental, "TMS_NO_INHERIT": noInherit} {
+				if wanted {
+					set[name] = "1"
+				}
 			}
 			libraries, err := libraries()
 			if err != nil {
 				return err
 			}
 			set["LD_PRELOAD"] = strings.Join(libraries, ":")
-			if noInherit {
-				set["TMS_NO_INHERIT"] = "1"
-			}
 			set["TMS_EXCLUDE"] = joined(append(notTaken, strings.Split(os.Getenv("TMS_EXCLUDE"), ":")...))
 			path, err := exec.LookPath(arguments[0])
 			if err != nil {
@@ -154,10 +143,8 @@ func separates(r rune) bool { return r == ' ' || r == ':' || r == '\t' || r == '
 // joined returns each name once, with colons between the names.
 func joined(names []string) string {
 	var kept []string
-	seen := map[string]bool{"": true}
 	for _, name := range names {
-		if !seen[name] {
-			seen[name] = true
+		if name != "" && !slices.Contains(kept, name) {
 			kept = append(kept, name)
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,10 +66,7 @@ func (s *steering) add(command *cobra.Command) {
 	s.addTag(command)
 	command.ValidArgsFunction = completeProcesses
 	command.Args = func(command *cobra.Command, arguments []string) error {
-		if err := s.check(command); err != nil {
-			return err
-		}
-		if err := checkJob(command, s.job); err != nil {
+		if err := cmp.Or(notEmpty(command, "tag", "all"), notEmpty(command, "job", "all")); err != nil {
 			return err
 		}
 		ways := 0
@@ -93,9 +91,10 @@ func (s *steering) addTag(command *cobra.Command) {
 	command.Flags().BoolVar(&s.dryRun, "dry-run", false, "only say what would happen, and whether it fits")
 }
 
-func (s *steering) check(command *cobra.Command) error {
-	if command.Flags().Changed("tag") && s.tag == "" {
-		return errors.New("the tag is empty: leave --tag out for all")
+// notEmpty refuses an empty name, because without the flag the command would mean something else.
+func notEmpty(command *cobra.Command, flag, instead string) error {
+	if given := command.Flags().Lookup(flag); given.Changed && given.Value.String() == "" {
+		return fmt.Errorf("the %s is empty: leave --%[1]s out for %s", flag, instead)
 	}
 	return nil
 }

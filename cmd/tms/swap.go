@@ -34,20 +34,18 @@ be resumed, OUT is resumed again.`,
 		Example: `  tms swap 12345 23456
   tms swap 12345 23456 --tag weights --wait 60`,
 		ValidArgsFunction: completeProcesses,
-		Args: func(command *cobra.Command, arguments []string) error {
+		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) != 2 {
 				return errors.New("name two processes by number: the one to pause and the one to resume (tms ps " +
 					"lists them)")
 			}
-			if pids, err := processes(arguments); err != nil {
+			pids, err := processes(arguments)
+			switch {
+			case err != nil:
 				return err
-			} else if len(pids) != 2 {
+			case len(pids) != 2:
 				return errors.New("name two different processes: the one to pause and the one to resume")
 			}
-			return s.check(command)
-		},
-		RunE: func(command *cobra.Command, arguments []string) error {
-			pids, _ := processes(arguments)
 			return s.run(command, pids[0], pids[1])
 		},
 	}
@@ -58,7 +56,8 @@ be resumed, OUT is resumed again.`,
 }
 
 func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
-	if err := errors.Join(checkSeconds("timeout", s.timeout), checkSeconds("wait", s.wait)); err != nil {
+	if err := errors.Join(notEmpty(command, "tag", "all"), checkSeconds("timeout", s.timeout),
+		checkSeconds("wait", s.wait)); err != nil {
 		return err
 	}
 	if s.dryRun {

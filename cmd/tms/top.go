@@ -28,12 +28,7 @@ func topCommand() *cobra.Command {
 pause and resume. Keys: up and down select, p pauses, r resumes, ? has the rest.`,
 		Example: `  tms top
   tms top --job 127.0.0.1:29500`,
-		Args: func(command *cobra.Command, arguments []string) error {
-			if err := checkJob(command, job); err != nil {
-				return err
-			}
-			return noArguments(command, arguments)
-		},
+		Args: onlyAJob,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := screenful(os.Stdin, os.Stdout); err != nil {
 				return err
