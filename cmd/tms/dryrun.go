@@ -2,12 +2,13 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spf13/cobra"
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
@@ -48,18 +49,19 @@ type planTag struct {
 // planning makes plans for one process after another, each with what the earlier ones leave.
 type planning struct {
 	steering
-	force bool
-	host  uint64           // taken by pauses
-	freed map[string]int64 // by device, as the driver counts them; below 0: taken
+	force    bool
+	plans    []plan
+	outcomes []outcome
+	host     uint64           // taken by pauses
+	freed    map[string]int64 // by device, as the driver counts them; below 0: taken
 }
 
 func (s steering) planning(force bool) *planning {
-	return &planning{steering: s, force: force, freed: map[string]int64{}}
+	return &planning{steering: s, force: force, plans: []plan{}, freed: map[string]int64{}}
 }
 
 // run prints the plan of each process.
-func (p *planning) run(stdout, stderr io.Writer, op string, pids ...int) (plans []plan, err error) {
-	var outcomes []outcome
+func (p *planning) run(command *cobra.Command, op string, pids ...int) {
 	for _, pid := range pids {
 		made := plan{PID: pid, Op: op, Devices: []planDevice{}}
 		if state, err := status(pid, answerTime); err != nil {
@@ -69,16 +71,15 @@ func (p *planning) run(stdout, stderr io.Writer, op string, pids ...int) (plans 
 			p.plan(&made, state)
 		}
 		made.Fits = made.Error == ""
-		plans = append(plans, made)
-		outcomes = append(outcomes, outcome{OK: made.Fits, unreachable: made.unreachable})
+		p.plans = append(p.plans, made)
+		p.outcomes = append(p.outcomes, outcome{OK: made.Fits, unreachable: made.unreachable})
 		if !p.asJSON {
-			fmt.Fprint(stdout, made.text())
+			fmt.Fprint(command.OutOrStdout(), made.text())
 		}
 		if !made.Fits {
-			fmt.Fprintf(stderr, "tms: %d: %s\n", pid, made.Error)
+			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", pid, made.Error)
 		}
 	}
-	return plans, verdict(outcomes)
 }
 
 func (p *planning) plan(made *plan, state control.ProcessState) {

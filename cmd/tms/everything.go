@@ -75,13 +75,11 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 		return ended(outcome{PID: pid}, err)
 	}
 	o = outcome{PID: pid}
-	reply, err := process.Do(ctx, p.request)
-	o.Bytes, o.WithoutContents, o.Seconds, o.NCCL = reply.Bytes, reply.WithoutContents, reply.Seconds, reply.NCCL
-	o.MovedBytes = reply.Moved
-	if err = failure(reply, err); err != nil {
+	if err := o.do(ctx, process, p.request); err != nil {
 		return ended(o, err)
 	}
 	if p.to != "" {
+		var reply control.Reply
 		reply, err = process.Do(ctx, control.Request{Op: control.Move, Tag: p.request.Tag, To: p.to,
 			Everything: p.request.Everything})
 		o.MovedBytes += reply.Bytes
@@ -257,9 +255,8 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
 		return ended(o, err)
 	}
-	reply, err := process.Do(ctx, r.request)
-	o.Bytes, o.Seconds, o.NCCL = reply.Bytes, reply.Seconds, reply.NCCL
-	return ended(o, failure(reply, err))
+	err = o.do(ctx, process, r.request)
+	return ended(o, err)
 }
 
 // refusal is a process's answer that it refuses.

@@ -171,7 +171,7 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 	going := s.progress(command.ErrOrStderr(), "pausing", pids...)
 	err = j.pause(ctx, s)
 	going.end()
-	var outcomes []outcome
+	outcomes := []outcome{}
 	for _, r := range j.ranks {
 		o := ended(r.outcome, r.err)
 		if err != nil && r.err == nil {
@@ -185,7 +185,7 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 		fmt.Fprintf(command.OutOrStdout(), "all %d processes stood between the same collectives at try %d\n", len(pids),
 			j.tries)
 	}
-	return s.conclude(command, outcomes)
+	return s.conclude(command, outcomes, outcomes)
 }
 
 // each does something with all ranks at once. Errors: that of the first rank that has one, with its number.
@@ -237,12 +237,7 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	carried, withdraw := context.WithCancel(context.WithoutCancel(ctx))
 	defer withdraw()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(pause.NCCL.Wait(), withdraw) })()
-	err := j.each(func(r *jobRank) error {
-		reply, err := r.Do(carried, pause)
-		r.Bytes, r.WithoutContents, r.Seconds, r.NCCL, r.Stays = reply.Bytes, reply.WithoutContents, reply.Seconds,
-			reply.NCCL, reply.Stays
-		return failure(reply, err)
-	})
+	err := j.each(func(r *jobRank) error { return r.do(carried, r.Conn, pause) })
 	if err == nil {
 		err = ctx.Err()
 	}

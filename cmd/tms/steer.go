@@ -47,6 +47,14 @@ type outcome struct {
 	unreachable bool
 }
 
+// do sends a request, and notes what the process says that it did. Errors: those of client.Conn.Do; *refusal.
+func (o *outcome) do(ctx context.Context, process *client.Conn, request control.Request) error {
+	reply, err := process.Do(ctx, request)
+	o.Bytes, o.WithoutContents, o.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
+	o.MovedBytes, o.NCCL, o.Stays = reply.Moved, reply.NCCL, reply.Stays
+	return failure(reply, err)
+}
+
 // steering are the flags that pause and resume share.
 type steering struct {
 	all    bool
@@ -179,7 +187,7 @@ func (s *steering) run(command *cobra.Command, verb string, arguments []string, 
 	}
 	all.Wait()
 	going.end()
-	return s.conclude(command, outcomes)
+	return s.conclude(command, outcomes, outcomes)
 }
 
 // tell says what came of a process; with JSON, only what failed.
@@ -191,10 +199,10 @@ func (s *steering) tell(command *cobra.Command, o outcome, say func(outcome) str
 	}
 }
 
-// conclude writes the outcomes, if as JSON, and returns the error with which the command ends.
-func (s *steering) conclude(command *cobra.Command, outcomes []outcome) error {
+// conclude writes the results, if as JSON, and returns the error with which the command ends.
+func (s *steering) conclude(command *cobra.Command, results any, outcomes []outcome) error {
 	if s.asJSON {
-		if err := writeJSON(command.OutOrStdout(), append([]outcome{}, outcomes...)); err != nil {
+		if err := writeJSON(command.OutOrStdout(), results); err != nil {
 			return err
 		}
 	}
@@ -207,16 +215,9 @@ func (s *steering) plan(command *cobra.Command, op string, force bool, arguments
 	if err != nil {
 		return err
 	}
-	plans, ending := s.planning(force).run(command.OutOrStdout(), command.ErrOrStderr(), op, pids...)
-	if s.asJSON {
-		if plans == nil {
-			plans = []plan{}
-		}
-		if err := writeJSON(command.OutOrStdout(), plans); err != nil {
-			return err
-		}
-	}
-	return ending
+	p := s.planning(force)
+	p.run(command, op, pids...)
+	return s.conclude(command, p.plans, p.outcomes)
 }
 
 // verdict returns the error with which a command ends, or nil.

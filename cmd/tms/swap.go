@@ -62,17 +62,9 @@ func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
 	}
 	if s.dryRun {
 		p := s.planning(s.force)
-		plans, err := p.run(command.OutOrStdout(), command.ErrOrStderr(), control.Pause, outPID)
-		then, failed := p.run(command.OutOrStdout(), command.ErrOrStderr(), control.Resume, inPID)
-		if s.asJSON {
-			if err := writeJSON(command.OutOrStdout(), append(plans, then...)); err != nil {
-				return err
-			}
-		}
-		if errors.Is(failed, errNo) || err == nil {
-			return failed
-		}
-		return err
+		p.run(command, control.Pause, outPID)
+		p.run(command, control.Resume, inPID)
+		return s.conclude(command, p.plans, p.outcomes)
 	}
 	ctx, again := interruptible()
 	context.AfterFunc(ctx, again) // a second signal ends the command
@@ -82,7 +74,7 @@ func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
 	for i, say := range []func(outcome) string{pausing{}.say, sayResumed} {
 		s.tell(command, outcomes[i], say)
 	}
-	return s.conclude(command, outcomes)
+	return s.conclude(command, outcomes, outcomes)
 }
 
 // swap returns the outcomes of OUT and IN.
@@ -104,9 +96,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 
 	request := s.request(control.Pause)
 	request.Timeout, request.Force = &s.timeout, s.force
-	reply, err := leaving.Do(ctx, request)
-	out.Bytes, out.WithoutContents, out.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
-	if err = failure(reply, err); err != nil { // the end of the connection undoes what is paused all the same
+	if err = out.do(ctx, leaving, request); err != nil { // the end of the connection undoes what is paused all the same
 		return failed(err, because(err, "left as it was: %d was not paused", outPID))
 	}
 	if in = s.resume(ctx, coming, in, state.Stats.Everything); !in.OK {
@@ -147,9 +137,8 @@ func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, every
 		if everything {
 			o = resuming{request, false}.resume(context.Background(), o.PID)
 		} else {
-			reply, err := in.Do(context.Background(), request)
-			o.Bytes, o.Seconds = reply.Bytes, reply.Seconds
-			o = ended(o, failure(reply, err))
+			err := o.do(context.Background(), in, request)
+			o = ended(o, err)
 		}
 		if o.OK || o.Code != int(cuda.OutOfMemory) || left <= 0 {
 			return o
@@ -157,15 +146,7 @@ func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, every
 	}
 }
 
-// because returns an error that says what the other process's failure means for this one.
+// because returns an error that says what the other process's failure means for this one, and wraps it unprinted.
 func because(err error, format string, other int) error {
-	return consequence{fmt.Sprintf(format, other), err}
+	return fmt.Errorf(format+"%.0w", other, err)
 }
-
-type consequence struct {
-	words string
-	cause error
-}
-
-func (c consequence) Error() string { return c.words }
-func (c consequence) Unwrap() error { return c.cause }
