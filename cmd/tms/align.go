@@ -134,12 +134,7 @@ func (a *alignment) begun() (sum uint64) {
 }
 
 func (a *alignment) reached() bool {
-	for _, found := range a.found {
-		if !found.Reached {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(a.found, func(found *control.Alignment) bool { return !found.Reached })
 }
 
 // settle waits, where there are collectives in graphs, until all ranks are held back before others that they have in

@@ -146,7 +146,8 @@ func measure(found []process, shown []nvml.Device) {
 		p := &found[i]
 		for _, gpu := range shown {
 			known := slices.ContainsFunc(p.Bytes, func(d deviceBytes) bool { return d.UUID == gpu.UUID })
-			if !known && namespace == initialNamespace && p.Error == "" && has(gpu, p.here) {
+			_, used := usedBy(p.here, gpu)
+			if !known && namespace == initialNamespace && p.Error == "" && used {
 				p.Bytes = append(p.Bytes, deviceBytes{Device: -1, UUID: gpu.UUID, Parts: []part{}})
 			}
 		}
@@ -159,8 +160,14 @@ func measure(found []process, shown []nvml.Device) {
 	}
 }
 
-func has(gpu nvml.Device, pid int) bool {
-	return slices.ContainsFunc(gpu.Processes, func(p nvml.Process) bool { return p.PID == pid && p.Known })
+// usedBy returns what NVML says that a process has on a GPU; false: it has no figure.
+func usedBy(pid int, gpu nvml.Device) (bytes uint64, known bool) {
+	for _, p := range gpu.Processes {
+		if p.PID == pid && p.Known {
+			bytes, known = bytes+p.UsedBytes, true // on each part of the GPU
+		}
+	}
+	return bytes, known
 }
 
 // measure takes the figure that is the process's. alone: tms knows no other process there; same: NVML and tms know
@@ -168,14 +175,10 @@ func has(gpu nvml.Device, pid int) bool {
 // one says.
 func (d *deviceBytes) measure(gpu nvml.Device, pid int, alone, same bool) {
 	d.Name = gpu.Name
+	used, known := usedBy(pid, gpu)
 	switch {
-	case has(gpu, pid):
-		for _, p := range gpu.Processes {
-			if p.PID == pid {
-				d.UsedBytes += p.UsedBytes
-			}
-		}
-		d.Source = fromNVML
+	case known:
+		d.UsedBytes, d.Source = used, fromNVML
 	case len(gpu.Processes) == 1 && gpu.Processes[0].Known && alone && !same:
 		d.UsedBytes, d.Source = gpu.Processes[0].UsedBytes, fromAlone
 	case len(gpu.Processes) == 0 && alone && !same:
@@ -194,11 +197,7 @@ func writeBytes(to io.Writer, found []process, unavailable error) error {
 		if i > 0 {
 			text.WriteString("\n")
 		}
-		command := readable.Printable(p.Command)
-		if short := p.short(); short != "" {
-			command = short + ": " + command
-		}
-		line(&text, fmt.Sprintf("%d %s", p.PID, cmp.Or(readable.Printable(p.Error), command)))
+		line(&text, fmt.Sprintf("%d %s", p.PID, cmp.Or(readable.Printable(p.Error), p.title())))
 		for _, d := range p.Bytes {
 			d.write(&text, p)
 		}
@@ -233,26 +232,21 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 		fromDevice: readable.Short(d.UsedBytes) + " used of it, on which NVML shows nobody",
 		fromNobody: "NVML has no figure for the process",
 	}[d.Source])
-	width := 0
 	rest := "context, modules and other"
 	if p.Account == nil {
 		rest = "what is not pausable"
 	}
-	names := []string{rest}
+	width := len(rest)
 	for _, part := range d.Parts {
-		names = append(names, part.title())
-	}
-	for _, name := range names {
-		width = max(width, min(utf8.RuneCountInString(name), 40))
+		width = max(width, min(utf8.RuneCountInString(part.title()), 40))
 	}
 	row := func(name string, bytes uint64, details string) {
 		share := "-"
 		if d.UsedBytes > 0 {
 			share = fmt.Sprintf("%.1f%%", 100*float64(bytes)/float64(d.UsedBytes))
 		}
-		name = readable.Cut(name, width)
-		space := strings.Repeat(" ", width-utf8.RuneCountInString(name))
-		line(to, fmt.Sprintf("    %s%s %8s %6s  %s", name, space, readable.Short(bytes), share, details))
+		line(to, fmt.Sprintf("    %-*s %8s %6s  %s", width, readable.Cut(name, width), readable.Short(bytes), share,
+			details))
 	}
 	for _, part := range d.Parts {
 		row(part.title(), part.Bytes, part.note())
@@ -262,9 +256,8 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 	}
 	if d.Source != fromNobody {
 		row(rest, d.RestBytes, "the difference")
-		fmt.Fprintf(to, "    %.1f%% of %s is named by an allocation",
+		fmt.Fprintf(to, "    %.1f%% of %s is named by an allocation\n",
 			100*float64(d.NamedBytes)/float64(max(d.UsedBytes, 1)), readable.Short(d.UsedBytes))
-		to.WriteString("\n")
 	}
 	switch {
 	case p.Account == nil:
@@ -289,12 +282,11 @@ func (p part) title() string {
 }
 
 func (p part) note() string {
-	if p.Kind == control.Allocations {
-		word := "allocations"
-		if p.Count == 1 {
-			word = "allocation"
-		}
-		return fmt.Sprintf("%d %s", p.Count, word)
+	switch {
+	case p.Kind != control.Allocations:
+		return ""
+	case p.Count == 1:
+		return "1 allocation"
 	}
-	return ""
+	return fmt.Sprintf("%d allocations", p.Count)
 }

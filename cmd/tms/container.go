@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"os"
 	"regexp"
 	"strings"
@@ -37,12 +38,6 @@ func containerOf(membership string) (found container) {
 
 // short returns enough digits to tell it from others.
 func (c container) short() string {
-	const digits = 8
-	switch {
-	case c.Pod != "":
-		return c.Pod[:digits]
-	case c.Container != "":
-		return c.Container[:digits]
-	}
-	return ""
+	number := cmp.Or(c.Pod, c.Container)
+	return number[:min(8, len(number))]
 }

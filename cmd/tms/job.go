@@ -331,11 +331,8 @@ func leftOf(pid int) (bytes uint64) {
 		return 0
 	}
 	for _, gpu := range shown {
-		for _, p := range gpu.Processes {
-			if p.PID == pid && p.Known {
-				bytes += p.UsedBytes
-			}
-		}
+		used, _ := usedBy(pid, gpu)
+		bytes += used
 	}
 	return bytes
 }

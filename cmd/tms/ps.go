@@ -69,6 +69,14 @@ func ofWhom(job string) string {
 	return "job " + readable.Printable(job)
 }
 
+// title returns the command, with the container that it runs in.
+func (p *process) title() string {
+	if short := p.short(); short != "" {
+		return short + ": " + readable.Printable(p.Command)
+	}
+	return readable.Printable(p.Command)
+}
+
 // held returns the bytes of device memory that a pause of the process would free.
 func (p *process) held() (bytes uint64) {
 	for _, d := range p.Stats.Devices {
@@ -139,6 +147,7 @@ func showProcesses(to, aside io.Writer, job string, asJSON, inBytes bool) error 
 const (
 	columnCommand = 1
 	columnTag     = 3
+	columnState   = 6
 	tableWidth    = 80
 	leastWidth    = 7
 )
@@ -170,21 +179,18 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 	}
 	var text strings.Builder
 	for _, row := range table {
-		var line strings.Builder
+		var line string
 		for column, cell := range row {
-			if len(row) < len(width) && column == len(row)-1 { // text to the end of the line
-				line.WriteString(cell)
-				break
-			}
-			cell = readable.Cut(cell, width[column])
-			space := strings.Repeat(" ", width[column]-utf8.RuneCountInString(cell))
-			if column == columnCommand || column == columnTag || table[0][column] == "STATE" {
-				line.WriteString(cell + space + " ")
-			} else {
-				line.WriteString(space + cell + " ")
+			switch {
+			case len(row) < len(width) && column == len(row)-1: // text to the end of the line
+				line += cell
+			case column == columnCommand || column == columnTag || column == columnState:
+				line += fmt.Sprintf("%-*s ", width[column], readable.Cut(cell, width[column]))
+			default:
+				line += fmt.Sprintf("%*s ", width[column], cell)
 			}
 		}
-		fmt.Fprintln(&text, strings.TrimRight(line.String(), " "))
+		fmt.Fprintln(&text, strings.TrimRight(line, " "))
 	}
 	for _, p := range found {
 		say(&text, p, "a pause would free %s without contents",
@@ -215,10 +221,7 @@ func say(to *strings.Builder, p process, words string, of func(stats.Tag) uint64
 }
 
 func rows(p process, now time.Time) (table [][]string) {
-	pid, command := fmt.Sprint(p.PID), readable.Printable(p.Command)
-	if short := p.short(); short != "" {
-		command = short + ": " + command
-	}
+	pid, command := fmt.Sprint(p.PID), p.title()
 	if p.Error != "" {
 		return [][]string{{pid, readable.Printable(p.Error)}}
 	}

@@ -79,12 +79,12 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 	} else {
 		fmt.Fprintf(command.ErrOrStderr(), "recording %d to %s; Ctrl-C ends it\n", pid, path)
 	}
-	if err := lasts(until, connection); err != nil {
-		return failed(fmt.Errorf("%w; what was recorded until then is in %s", err, path))
+	if err = lasts(until, connection); err == nil {
+		within, cancel := context.WithTimeout(context.Background(), answerTime)
+		defer cancel()
+		err = ask(within, connection, control.Request{Op: control.Record})
 	}
-	within, cancel := context.WithTimeout(context.Background(), answerTime)
-	defer cancel()
-	if err := ask(within, connection, control.Request{Op: control.Record}); err != nil {
+	if err != nil {
 		return failed(fmt.Errorf("%w; what was recorded until then is in %s", err, path))
 	}
 	size := ""
