@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -67,14 +66,17 @@ func utf8Locale() bool {
 	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
 }
 
-// watched is what top shows: processes as tms ps shows them, and devices as NVML does.
+// watched is what top shows: processes as tms ps shows them, and devices as NVML does. Look alone changes it.
 type watched struct {
-	job string // "": all
+	job    string // "": all
+	last   seen
+	asking chan seen // gets NVML's answer; nil: it is not being asked
+}
 
-	mu     sync.Mutex
-	found  []nvml.Device
-	err    error
-	asking chan struct{} // closed when NVML has answered; nil: it is not being asked
+// seen is an answer of NVML.
+type seen struct {
+	devices []nvml.Device
+	err     error
 }
 
 func (w *watched) Look() top.Look {
@@ -102,35 +104,24 @@ func (w *watched) Look() top.Look {
 
 // devices asks NVML, which may take long when the driver does not answer: then it returns its last answer.
 func (w *watched) devices(within time.Duration) ([]nvml.Device, error) {
-	w.mu.Lock()
-	if w.asking == nil && !errors.Is(w.err, nvml.ErrUnavailable) {
-		w.asking = make(chan struct{})
-		go w.ask(w.asking)
-	}
-	asking := w.asking
-	w.mu.Unlock()
-	late := false
-	if asking != nil {
-		select {
-		case <-asking:
-		case <-time.After(within):
-			late = true
+	if w.asking == nil {
+		if errors.Is(w.last.err, nvml.ErrUnavailable) {
+			return nil, w.last.err
 		}
+		asking := make(chan seen, 1)
+		w.asking = asking
+		go func() {
+			found, err := gpus()
+			asking <- seen{found, err}
+		}()
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if late {
-		return w.found, errors.New("NVML does not answer; devices are shown as they were")
+	select {
+	case w.last = <-w.asking:
+		w.asking = nil
+		return w.last.devices, w.last.err
+	case <-time.After(within):
+		return w.last.devices, errors.New("NVML does not answer; devices are shown as they were")
 	}
-	return w.found, w.err
-}
-
-func (w *watched) ask(done chan struct{}) {
-	found, err := gpus()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.found, w.err, w.asking = found, err, nil
-	close(done)
 }
 
 // overview returns whose memory is on each device. Ours is what NVML says about our processes, or where it does not,
