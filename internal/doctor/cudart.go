@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -174,14 +175,14 @@ func (i *image) staticCudart(limit uint64) evidence {
 	if f.Section(".nvFatBinSegment") != nil {
 		return evidence{likely, "it has GPU code made by nvcc and imports no CUDA runtime", false}
 	}
-	if containsAll(f, limit, runtimeTexts) {
+	if hasRuntimeTexts(f, limit) {
 		return evidence{likely, "it contains texts of the CUDA runtime and imports none", false}
 	}
 	return evidence{}
 }
 
-// containsAll reports whether one read-only data section has all of the texts.
-func containsAll(f *elf.File, limit uint64, texts [][]byte) bool {
+// hasRuntimeTexts reports whether one read-only data section has all of the texts.
+func hasRuntimeTexts(f *elf.File, limit uint64) bool {
 	for _, section := range f.Sections {
 		readOnly := section.Type == elf.SHT_PROGBITS && section.Flags&elf.SHF_ALLOC != 0 &&
 			section.Flags&(elf.SHF_WRITE|elf.SHF_EXECINSTR) == 0
@@ -189,16 +190,8 @@ func containsAll(f *elf.File, limit uint64, texts [][]byte) bool {
 			continue
 		}
 		data, err := section.Data()
-		if err != nil {
-			continue
-		}
-		found := 0
-		for _, text := range texts {
-			if bytes.Contains(data, text) {
-				found++
-			}
-		}
-		if found == len(texts) {
+		missing := func(text []byte) bool { return !bytes.Contains(data, text) }
+		if err == nil && !slices.ContainsFunc(runtimeTexts, missing) {
 			return true
 		}
 	}

@@ -11,8 +11,6 @@ import (
 type Library struct {
 	Path    string `json:"path"`
 	Machine string `json:"machine"`
-
-	image *image
 }
 
 const libraryName = "libtms.so"
@@ -95,7 +93,7 @@ func (r *Report) openLibrary(path, file string) error {
 		r.add(Error, "library", path+" defines no cudaMalloc: it is not libtms.so", "give the path of libtms.so")
 		return nil
 	}
-	r.Library = &Library{Path: path, Machine: found.architecture(), image: found}
+	r.Library = &Library{Path: path, Machine: found.architecture()}
 	return nil
 }
 

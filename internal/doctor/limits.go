@@ -129,14 +129,10 @@ func (r *Report) examineLockedMemory(limit uint64, adapters int) {
 
 // limitOf returns a soft limit, in its own unit; false: there is none.
 func limitOf(process, name string) (limit uint64, limited bool) {
-	text, err := os.ReadFile("/proc/" + process + "/limits")
-	if err != nil {
-		return 0, false
+	text, _ := os.ReadFile("/proc/" + process + "/limits")
+	if found := regexp.MustCompile(`(?m)^` + name + `\s+(\d+)`).FindSubmatch(text); found != nil {
+		limit, err := strconv.ParseUint(string(found[1]), 10, 64)
+		return limit, err == nil
 	}
-	found := regexp.MustCompile(`(?m)^` + name + `\s+(\d+)`).FindSubmatch(text)
-	if found == nil {
-		return 0, false
-	}
-	limit, err = strconv.ParseUint(string(found[1]), 10, 64)
-	return limit, err == nil
+	return 0, false
 }

@@ -64,13 +64,12 @@ func (r *Report) examineSecureExecution(path string) {
 	}
 	const advice = "run a copy without it: cp keeps neither the bits nor capabilities"
 	report := func(what string, here bool) {
+		severity, when := Note, "when another user starts it"
 		if here {
-			r.add(Error, "secure", fmt.Sprintf("%s has %s: the loader ignores LD_PRELOAD=/path (secure-execution mode)",
-				path, what), advice)
-		} else {
-			r.add(Note, "secure", fmt.Sprintf("%s has %s: the loader ignores LD_PRELOAD=/path when another user "+
-				"starts it", path, what), advice)
+			severity, when = Error, "(secure-execution mode)"
 		}
+		r.add(severity, "secure", fmt.Sprintf("%s has %s: the loader ignores LD_PRELOAD=/path %s", path, what, when),
+			advice)
 	}
 	if status.Mode&unix.S_ISUID != 0 {
 		report("the setuid bit", int(status.Uid) != os.Getuid())

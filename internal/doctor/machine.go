@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -51,13 +52,10 @@ func (d Device) String() string {
 func (r *Report) examineDriver() {
 	r.Driver.KernelModule = kernelModule()
 	driver, err := cuda.Open("libcuda.so.1")
-	if err != nil {
-		r.Driver.Error = err.Error()
-		r.add(Error, "driver", err.Error(), adviceFor(err))
-		return
+	version := 0
+	if r.Driver.Loaded = err == nil; err == nil {
+		version, err = driver.Version()
 	}
-	r.Driver.Loaded = true
-	version, err := driver.Version()
 	if err != nil {
 		r.Driver.Error = err.Error()
 		r.add(Error, "driver", err.Error(), adviceFor(err))
@@ -75,7 +73,7 @@ func (r *Report) examineDevices(driver *cuda.Driver) {
 		err = cuda.NoDevice
 	}
 	if err != nil {
-		r.add(Error, "devices", "the driver shows no device: "+err.Error(), adviceFor(cuda.NoDevice))
+		r.add(Error, "devices", "the driver shows no device: "+err.Error(), advice[cuda.NoDevice])
 		return
 	}
 	var without []string
@@ -93,7 +91,7 @@ func (r *Report) examineDevices(driver *cuda.Driver) {
 	}
 	switch {
 	case len(r.Devices) == 0:
-		r.add(Error, "devices", "no device answers", adviceFor(cuda.NoDevice))
+		r.add(Error, "devices", "no device answers", advice[cuda.NoDevice])
 	case len(without) == 0:
 		r.add(OK, "vmm", "every device has virtual memory management", "")
 	case len(without) == len(r.Devices):
@@ -131,25 +129,24 @@ const (
 	compatNotSupported   cuda.Result = 804
 )
 
+var advice = map[cuda.Result]string{
+	cuda.NoDevice: "check that nvidia-smi shows a GPU, that a container has one (/dev/nvidia*), and " +
+		"CUDA_VISIBLE_DEVICES",
+	cuda.OutOfMemory: "raise the address space limit (ulimit -v unlimited), or free host memory",
+	stubLibrary:      "take the toolkit's stubs folder out of LD_LIBRARY_PATH: it has no real libcuda.so.1",
+	systemNotReady:   "wait for the driver's services, or start them (on NVSwitch machines nvidia-fabricmanager)",
+	systemDriverMismatch: "libcuda.so.1 and the kernel module have different versions: reboot, or install the same " +
+		"version of both",
+	compatNotSupported: "take the cuda-compat folder out of LD_LIBRARY_PATH: this GPU does not support forward " +
+		"compatibility",
+}
+
 func adviceFor(err error) string {
-	var failed *cuda.Error
-	switch {
-	case errors.Is(err, cuda.NoDevice):
-		return "check that nvidia-smi shows a GPU, that a container has one (/dev/nvidia*), and CUDA_VISIBLE_DEVICES"
-	case errors.Is(err, cuda.OutOfMemory):
-		return "raise the address space limit (ulimit -v unlimited), or free host memory"
-	case errors.Is(err, stubLibrary):
-		return "take the toolkit's stubs folder out of LD_LIBRARY_PATH: it has no real libcuda.so.1"
-	case errors.Is(err, systemNotReady):
-		return "wait for the driver's services, or start them (on NVSwitch machines nvidia-fabricmanager)"
-	case errors.Is(err, systemDriverMismatch):
-		return "libcuda.so.1 and the kernel module have different versions: reboot, or install the same version of both"
-	case errors.Is(err, compatNotSupported):
-		return "take the cuda-compat folder out of LD_LIBRARY_PATH: this GPU does not support forward compatibility"
-	case errors.As(err, &failed):
-		return "see what the kernel log and nvidia-smi say about the driver"
+	failed, ok := errors.AsType[*cuda.Error](err)
+	if !ok {
+		return "install NVIDIA's driver 460.27 or newer; in a container start it with the GPUs (docker run --gpus all)"
 	}
-	return "install NVIDIA's driver 460.27 or newer; in a container start it with the GPUs (docker run --gpus all)"
+	return cmp.Or(advice[failed.Result], "see what the kernel log and nvidia-smi say about the driver")
 }
 
 var versionNumber = regexp.MustCompile(`\d+(\.\d+)+`)
@@ -158,10 +155,9 @@ var versionNumber = regexp.MustCompile(`\d+(\.\d+)+`)
 // number differs between the open and the closed module.
 func kernelModule() string {
 	for _, path := range []string{"/sys/module/nvidia/version", "/proc/driver/nvidia/version"} {
-		if text, err := os.ReadFile(path); err == nil {
-			if version := versionNumber.Find(text); version != nil {
-				return string(version)
-			}
+		text, _ := os.ReadFile(path)
+		if version := versionNumber.Find(text); version != nil {
+			return string(version)
 		}
 	}
 	return ""

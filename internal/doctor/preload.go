@@ -9,12 +9,9 @@ import (
 )
 
 func preloadFile(path string) []string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil
-	}
+	text, _ := os.ReadFile(path)
 	var entries []string
-	for _, line := range strings.Split(string(text), "\n") {
+	for line := range strings.SplitSeq(string(text), "\n") {
 		line, _, _ = strings.Cut(line, "#")
 		entries = append(entries, strings.FieldsFunc(line,
 			func(c rune) bool { return c == ' ' || c == '\t' || c == ':' })...)
@@ -51,11 +48,9 @@ func examples(functions []string) string {
 
 // examinePreloads looks for other libraries that interpose CUDA's functions; preloads are in the loader's order.
 func (r *Report) examinePreloads(preloads []*image) {
-	position := len(preloads)
-	for n := len(preloads) - 1; n >= 0; n-- {
-		if preloads[n].isOurs() {
-			position = n
-		}
+	position := slices.IndexFunc(preloads, (*image).isOurs)
+	if position < 0 {
+		position = len(preloads)
 	}
 	for n, i := range preloads {
 		switch {

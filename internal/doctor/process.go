@@ -87,11 +87,11 @@ func (p *process) readMaps(text string) {
 			continue
 		}
 		known[path] = true
-		m := mapped{path: path}
+		var m mapped
 		m.path, m.deleted = strings.CutSuffix(path, " (deleted)")
 		p.mapped = append(p.mapped, m)
 		if isLibrary(m.path) && p.library == nil {
-			p.library = &mapped{m.path, m.deleted}
+			p.library = &m
 		}
 	}
 }
@@ -99,10 +99,7 @@ func (p *process) readMaps(text string) {
 // secureFlag reads AT_SECURE from the auxiliary vector: pairs of machine words.
 func secureFlag(path string) bool {
 	const atSecure = 23
-	vector, err := os.ReadFile(path)
-	if err != nil {
-		return false
-	}
+	vector, _ := os.ReadFile(path)
 	for ; len(vector) >= 16; vector = vector[16:] {
 		if binary.NativeEndian.Uint64(vector) == atSecure {
 			return binary.NativeEndian.Uint64(vector[8:]) != 0

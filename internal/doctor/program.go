@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -38,15 +39,8 @@ func (p *Program) String() string {
 
 // has reports whether the program has a library whose name begins with library.
 func (p *Program) has(library string) bool {
-	if p == nil {
-		return false
-	}
-	for _, i := range p.images {
-		if strings.HasPrefix(i.base(), library) {
-			return true
-		}
-	}
-	return false
+	begins := func(i *image) bool { return strings.HasPrefix(i.base(), library) }
+	return p != nil && slices.ContainsFunc(p.images, begins)
 }
 
 // python reports whether the program is a Python that has not started yet, which may load anything.
@@ -163,10 +157,8 @@ func (r *Report) examineProgram(main *image, env environment) {
 	var missing []string
 	p.images, missing = r.askLoader(main, env)
 	r.examinePreloads(p.preloads(func(path string) string { return path }))
-	p.late = main.importsDlopen
-	for _, i := range p.images {
-		p.late = p.late || i.importsDlopen && !i.isOurs()
-	}
+	opens := func(i *image) bool { return i.importsDlopen && !i.isOurs() }
+	p.late = main.importsDlopen || slices.ContainsFunc(p.images, opens)
 	if r.examineMissing(missing) {
 		r.examineCudart(main)
 	}
