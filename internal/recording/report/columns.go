@@ -70,13 +70,18 @@ func (c columns) envelope(steps []step, count, metric int) envelope {
 		e.atMost[i] = make([]uint64, c.count())
 	}
 	now := make([]uint64, count)
-	sum, most := uint64(0), uint64(0)
+	sum := uint64(0)
 	column := 0
-	enter := func() { // a column begins with the current values
-		most, e.least[column] = sum, sum
+	most := uint64(0)
+	rise := func() {
+		most = sum
 		for i, value := range now {
 			e.atMost[i][column] = value
 		}
+	}
+	enter := func() { // a column begins with the current values
+		e.least[column] = sum
+		rise()
 	}
 	enter()
 	for _, s := range steps {
@@ -97,10 +102,7 @@ func (c columns) envelope(steps []step, count, metric int) envelope {
 		}
 		e.least[column] = min(e.least[column], sum)
 		if sum >= most {
-			most = sum
-			for i, value := range now {
-				e.atMost[i][column] = value
-			}
+			rise()
 		}
 	}
 	for column+1 < c.count() {

@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -124,10 +125,8 @@ func writePage(to io.Writer, processes []*process, most, blocks int) error {
 	}
 	var packed bytes.Buffer
 	packer, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression)
-	if _, err := packer.Write(data.Bytes()); err != nil {
-		return err
-	}
-	if err := packer.Close(); err != nil {
+	_, err := packer.Write(data.Bytes())
+	if err = errors.Join(err, packer.Close()); err != nil {
 		return err
 	}
 	text, err := json.Marshal(s) // escapes the end tag of a script

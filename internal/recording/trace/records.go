@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 )
@@ -62,14 +63,11 @@ const (
 	Move
 )
 
-var operations = [...]string{Pause: "pause", Resume: "resume", Move: "move"}
+var operations = map[Operation]string{Pause: "pause", Resume: "resume", Move: "move"}
 
 // String returns the operation's name.
 func (o Operation) String() string {
-	if int(o) < len(operations) && o > 0 {
-		return operations[o]
-	}
-	return fmt.Sprintf("operation %d", uint8(o))
+	return cmp.Or(operations[o], fmt.Sprintf("operation %d", uint8(o)))
 }
 
 const textCommand = 1 // Other of a Text
@@ -103,8 +101,7 @@ func IsRecords(begin []byte) bool { return bytes.HasPrefix(begin, []byte(magic))
 func NewRecords(name string, from io.Reader) (*Records, error) {
 	var header [recordSize]byte
 	buffered := bufio.NewReaderSize(from, 1<<20)
-	if _, err := io.ReadFull(buffered, header[:]); err != nil && !errors.Is(err, io.EOF) &&
-		!errors.Is(err, io.ErrUnexpectedEOF) {
+	if _, err := io.ReadFull(buffered, header[:]); err != nil && !ended(err) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if !IsRecords(header[:]) {
@@ -156,14 +153,14 @@ func (r *Records) Next() (Record, bool, error) {
 
 const longestText = 1 << 16
 
+func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
+
 func (r *Records) raw() (Record, bool, error) {
 	var b [recordSize]byte
 	switch _, err := io.ReadFull(r.from, b[:]); {
-	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		return Record{}, false, nil
-	case err != nil:
+	case err != nil && !ended(err):
 		return Record{}, false, fmt.Errorf("%s: %w", r.Name, err)
-	case b[0] == 0:
+	case err != nil || b[0] == 0:
 		return Record{}, false, nil
 	}
 	r.count++
@@ -236,12 +233,8 @@ func (l *Live) Apply(r Record, made func(Record), freed func(block Record, strea
 			made(b)
 		}
 	case PoolDestroyed:
-		var all []Record
-		for _, b := range l.blocks {
-			if b.Pool == r.Pool && r.Pool != 0 {
-				all = append(all, b)
-			}
-		}
+		others := func(b Record) bool { return b.Pool != r.Pool || r.Pool == 0 }
+		all := slices.DeleteFunc(slices.Collect(maps.Values(l.blocks)), others)
 		slices.SortFunc(all, func(x, y Record) int { return cmp.Compare(x.Address, y.Address) })
 		for _, b := range all {
 			end(b, b.Stream)
