@@ -7,6 +7,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -26,19 +27,9 @@ const (
 	Failed       State = 3 // the driver has lost its CUDA state
 )
 
-func (s State) String() string {
-	switch s {
-	case Running:
-		return "running"
-	case Locked:
-		return "locked"
-	case Checkpointed:
-		return "checkpointed"
-	case Failed:
-		return "failed"
-	}
-	return fmt.Sprintf("in state %d", int32(s))
-}
+var names = map[State]string{Running: "running", Locked: "locked", Checkpointed: "checkpointed", Failed: "failed"}
+
+func (s State) String() string { return cmp.Or(names[s], fmt.Sprintf("in state %d", int32(s))) }
 
 var (
 	// ErrUnsupported says that the driver cannot do this: there is no driver, or it is older than 570.

@@ -20,13 +20,9 @@ func Group(process string) uint64 {
 	return groupAvailable(filepath.Join("/proc", process, "cgroup"), "/sys/fs/cgroup")
 }
 
-// machineAvailable returns MemAvailable and SwapFree of /proc/meminfo, in bytes; unlimited if unknown, or
-// if the machine is given memory as it needs it.
+// machineAvailable returns MemAvailable and SwapFree of /proc/meminfo together.
 func machineAvailable(meminfo string) uint64 {
-	text, err := os.ReadFile(meminfo)
-	if err != nil || growing() {
-		return math.MaxUint64
-	}
+	text, _ := os.ReadFile(meminfo)
 	var available uint64
 	for line := range strings.SplitSeq(string(text), "\n") {
 		name, rest, _ := strings.Cut(line, ":")
@@ -36,7 +32,7 @@ func machineAvailable(meminfo string) uint64 {
 			}
 		}
 	}
-	if available == 0 {
+	if available == 0 || growing() {
 		return math.MaxUint64
 	}
 	return available
@@ -69,10 +65,7 @@ var (
 // groupAvailable returns the bytes that the control groups of the process leave.
 func groupAvailable(membership, root string) uint64 {
 	available := uint64(math.MaxUint64)
-	text, err := os.ReadFile(membership)
-	if err != nil {
-		return available
-	}
+	text, _ := os.ReadFile(membership)
 	for line := range strings.SplitSeq(string(text), "\n") {
 		fields := strings.SplitN(line, ":", 3) // hierarchy, controllers, path
 		switch {
@@ -95,10 +88,7 @@ func (v groupVersion) available(root, path string) uint64 {
 		limit, limited := number(filepath.Join(directory, v.limit))
 		used, known := number(filepath.Join(directory, v.used))
 		if limited && known {
-			left := uint64(0)
-			if used < limit {
-				left = limit - used
-			}
+			left := limit - min(limit, used)
 			available = min(available, left+v.droppable(filepath.Join(directory, "memory.stat")))
 		}
 		if path == "/" || path == "." {
@@ -108,10 +98,7 @@ func (v groupVersion) available(root, path string) uint64 {
 }
 
 func number(path string) (uint64, bool) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, false
-	}
+	text, _ := os.ReadFile(path)
 	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64) // "max" is no number
 	return n, err == nil
 }
