@@ -51,22 +51,16 @@ func changes(before, now Process, at time.Time) (found []event) {
 		}
 		was := before.Tags[i]
 		paused, resumed := tag.LastPause != was.LastPause, tag.LastResume != was.LastResume
-		pause := func() {
+		if paused && resumed && tag.Paused > 0 { // it was resumed first
+			add("resumed", tag.Name, was.Paused, 0, tag.LastResume)
+			was, resumed = Tag{}, false
+		}
+		if paused {
 			add("paused", tag.Name, tag.Paused-min(was.Paused, tag.Paused), tag.Unkept-min(was.Unkept, tag.Unkept),
 				tag.LastPause)
 		}
-		resume := func() { add("resumed", tag.Name, was.Paused-min(was.Paused, tag.Paused), 0, tag.LastResume) }
-		switch {
-		case paused && resumed && tag.Paused > 0: // it was resumed first
-			add("resumed", tag.Name, was.Paused, 0, tag.LastResume)
-			add("paused", tag.Name, tag.Paused, tag.Unkept, tag.LastPause)
-		case paused && resumed:
-			pause()
-			resume()
-		case paused:
-			pause()
-		case resumed:
-			resume()
+		if resumed {
+			add("resumed", tag.Name, was.Paused-min(was.Paused, tag.Paused), 0, tag.LastResume)
 		}
 	}
 	return found

@@ -8,6 +8,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
 
 	"tms/internal/readable"
 )
@@ -44,12 +45,11 @@ func (m *model) bar(width int, whole uint64, parts ...part) string {
 	var before uint64
 	left := width
 	for _, p := range parts {
-		from, to := cells(before, whole, width), cells(before+p.bytes, whole, width)
-		before += p.bytes
-		n := to - from
-		if p.bytes > 0 && n == 0 {
-			n = 1
+		n := cells(before+p.bytes, whole, width) - cells(before, whole, width)
+		if p.bytes > 0 {
+			n = max(n, 1)
 		}
+		before += p.bytes
 		n = min(n, left)
 		left -= n
 		bar.WriteString(p.style.Render(strings.Repeat(m.glyph(p), n)))
@@ -76,27 +76,14 @@ func ofTag(t Tag) []part {
 
 // fit makes text as wide as asked for: it cuts the text, or adds spaces behind it, or before it for a negative width.
 func (m *model) fit(text string, width int) string {
-	right := width < 0
-	width = max(width, -width)
-	if lipgloss.Width(text) > width {
-		end := "…"
-		if m.settings.ASCII {
-			end = "~"
-		}
-		switch width {
-		case 0:
-			text = ""
-		case 1: // to lipgloss, a width of 0 is none
-			text = end
-		default:
-			text = lipgloss.NewStyle().MaxWidth(width-1).Render(text) + end
-		}
+	side, end := lipgloss.Left, "…"
+	if width < 0 {
+		side, width = lipgloss.Right, -width
 	}
-	space := strings.Repeat(" ", width-lipgloss.Width(text))
-	if right {
-		return space + text
+	if m.settings.ASCII {
+		end = "~"
 	}
-	return text + space
+	return lipgloss.PlaceHorizontal(width, side, ansi.Truncate(text, width, end))
 }
 
 // The smallest terminal on which something is shown.
@@ -426,9 +413,7 @@ func (m *model) helpLines() []string {
 		"any key goes back",
 	}
 	for i, line := range lines {
-		if lipgloss.Width(line) > m.width {
-			lines[i] = lipgloss.NewStyle().MaxWidth(m.width).Render(line)
-		}
+		lines[i] = ansi.Truncate(line, m.width, "")
 	}
 	return lines
 }
