@@ -29,10 +29,9 @@ const (
 	lastStall  = 400 * time.Millisecond
 )
 
-// alignment is what is known about the ranks.
+// alignment is one attempt to align the ranks of a job, each of which has its last answer.
 type alignment struct {
 	*job
-	found   []*control.Alignment
 	targets map[string]uint64
 	failed  error
 }
@@ -41,7 +40,7 @@ type alignment struct {
 // cannot align or did not in time, or cannot be seen, and all go on. sure: there are no other collectives, in graphs.
 // Errors: client.ErrUnreachable, wrapped.
 func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err error) {
-	a := &alignment{job: j, found: make([]*control.Alignment, len(j.ranks))}
+	a := &alignment{job: j}
 	defer func() {
 		if errors.Is(a.failed, client.ErrUnreachable) {
 			err = a.failed
@@ -89,7 +88,7 @@ func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 	a.failed = a.each(func(r *jobRank) error {
 		var reply control.Reply
 		err := r.ask(ctx, request, within, &reply)
-		a.found[r.index] = reply.Alignment
+		r.alignment = reply.Alignment
 		return err
 	})
 	return a.failed == nil
@@ -99,24 +98,24 @@ func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 // they want. A communicator with ranks elsewhere has no target.
 func (a *alignment) next(raise bool) map[string]uint64 {
 	here, ranks, next := map[string]int{}, map[string]int{}, map[string]uint64{}
-	for _, found := range a.found {
-		for _, s := range found.Sequences {
+	for _, r := range a.ranks {
+		for _, s := range r.alignment.Sequences {
 			here[s.Name] += s.Here
 			ranks[s.Name] = s.Ranks
 		}
 	}
-	for _, found := range a.found {
-		for _, s := range found.Sequences {
+	for _, r := range a.ranks {
+		for _, s := range r.alignment.Sequences {
 			communicator, _, _ := strings.Cut(s.Name, ":")
 			if here[communicator] == ranks[communicator] {
 				next[s.Name] = max(next[s.Name], s.Begun, a.targets[s.Name])
 			}
 		}
 	}
-	for _, found := range a.found {
-		for _, s := range found.Sequences {
+	for _, r := range a.ranks {
+		for _, s := range r.alignment.Sequences {
 			target, is := next[s.Name]
-			if is && s.Wanted && target == a.targets[s.Name] && a.targets != nil && (raise || !found.Reached) {
+			if is && s.Wanted && target == a.targets[s.Name] && a.targets != nil && (raise || !r.alignment.Reached) {
 				next[s.Name]++
 			}
 		}
@@ -125,8 +124,8 @@ func (a *alignment) next(raise bool) map[string]uint64 {
 }
 
 func (a *alignment) begun() (sum uint64) {
-	for _, found := range a.found {
-		for _, s := range found.Sequences {
+	for _, r := range a.ranks {
+		for _, s := range r.alignment.Sequences {
 			sum += s.Begun
 		}
 	}
@@ -134,7 +133,7 @@ func (a *alignment) begun() (sum uint64) {
 }
 
 func (a *alignment) reached() bool {
-	return !slices.ContainsFunc(a.found, func(found *control.Alignment) bool { return !found.Reached })
+	return !slices.ContainsFunc(a.ranks, func(r *jobRank) bool { return !r.alignment.Reached })
 }
 
 // settle waits, where there are collectives in graphs, until all ranks are held back before others that they have in
@@ -145,13 +144,13 @@ func (a *alignment) settle(ctx context.Context, until time.Time) bool {
 	}
 	for {
 		captured, waiting := false, 0
-		for _, found := range a.found {
-			captured = captured || found.Captured
-			if slices.ContainsFunc(found.Sequences, func(s control.Sequence) bool { return s.Wanted }) {
+		for _, r := range a.ranks {
+			captured = captured || r.alignment.Captured
+			if slices.ContainsFunc(r.alignment.Sequences, func(s control.Sequence) bool { return s.Wanted }) {
 				waiting++
 			}
 		}
-		if !captured || waiting == len(a.found) {
+		if !captured || waiting == len(a.ranks) {
 			return true
 		}
 		if time.Now().After(until) || !a.ask(ctx, 0) {

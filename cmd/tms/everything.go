@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,10 +148,7 @@ func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error
 	if err == nil && state != checkpoint.Checkpointed {
 		err = fmt.Errorf("the driver has it %v after a checkpoint that it did not refuse", state)
 	}
-	if err == nil {
-		err = ctx.Err()
-	}
-	return err
+	return cmp.Or(err, ctx.Err())
 }
 
 // undone takes back everything that was done, and says what came of that.
@@ -304,8 +302,7 @@ func ended(o outcome, err error) outcome {
 	}
 	o.OK, o.Error, o.Code = false, err.Error(), code(err)
 	o.unreachable = errors.Is(err, client.ErrUnreachable)
-	var refused *refusal
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*refusal](err); ok {
 		o.Host, o.HostAvailable = refused.host, refused.hostAvailable
 	}
 	if errors.Is(err, context.Canceled) {

@@ -111,8 +111,9 @@ const (
 // jobRank is one process of a job.
 type jobRank struct {
 	*client.Conn
-	index int
 	outcome
+	state         control.ProcessState // before the pause
+	alignment     *control.Alignment
 	communicators []control.Communicator // with ranks in other processes
 	driver        *checkpoint.Driver     // nil: it cannot take the process
 	err           error
@@ -164,8 +165,8 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 	ctx, _ := interruptible()
 	j := &job{request: request, everything: request.Everything}
 	j.request.Everything = false
-	for i, pid := range pids {
-		j.ranks = append(j.ranks, &jobRank{index: i, outcome: outcome{PID: pid}})
+	for _, pid := range pids {
+		j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})
 	}
 	defer j.close()
 	going := s.progress(command.ErrOrStderr(), "pausing", pids...)
@@ -205,19 +206,17 @@ func (j *job) each(do func(*jobRank) error) error {
 
 // pause leaves every rank paused, or, with an error, as it was; a rank's own reason is in the rank.
 func (j *job) pause(ctx context.Context, s *steering) error {
-	states := make([]control.ProcessState, len(j.ranks))
-	if err := j.each(func(r *jobRank) (err error) {
-		var state control.ProcessState
-		r.Conn, state, err = reach(ctx, r.PID)
-		states[r.index] = state
+	err := j.each(func(r *jobRank) (err error) {
+		r.Conn, r.state, err = reach(ctx, r.PID)
 		return err
-	}); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	planning := s.planning(true)
-	for i, r := range j.ranks {
+	for _, r := range j.ranks {
 		made := plan{PID: r.PID, Op: control.Pause}
-		if planning.plan(&made, states[i]); made.Error != "" && !j.request.Discard {
+		if planning.plan(&made, r.state); made.Error != "" && !j.request.Discard {
 			r.err = &refusal{"with those of the job before it, " + made.Error, int(cuda.OperatingSystem),
 				made.HostBytes, *made.HostAvailableBytes}
 			return r.err
@@ -237,11 +236,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	carried, withdraw := context.WithCancel(context.WithoutCancel(ctx))
 	defer withdraw()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(pause.NCCL.Wait(), withdraw) })()
-	err := j.each(func(r *jobRank) error { return r.do(carried, r.Conn, pause) })
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
+	err = j.each(func(r *jobRank) error { return r.do(carried, r.Conn, pause) })
+	if err = cmp.Or(err, ctx.Err()); err != nil {
 		return j.undo(err)
 	}
 	if j.everything {
@@ -314,12 +310,8 @@ func (j *job) takeRest(ctx context.Context) error {
 		return nil
 	}
 	_ = j.each(func(r *jobRank) error {
-		cause := r.err
-		if cause == nil {
-			cause = err
-		}
 		r.Bytes, r.NCCL = 0, ""
-		return pausing{}.undone(r.driver, r.Conn, r.PID, cause)
+		return pausing{}.undone(r.driver, r.Conn, r.PID, cmp.Or(r.err, err))
 	})
 	return err
 }

@@ -2,11 +2,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"strings"
 	"syscall"
 
@@ -93,8 +95,8 @@ func rootCommand() *cobra.Command {
 
 // plainly says what to write in place of a flag's bad value, where pflag names the Go function that refused it.
 func plainly(err error) error {
-	var invalid *pflag.InvalidValueError
-	if !errors.As(err, &invalid) {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
 		return err
 	}
 	flag := invalid.GetFlag()
@@ -105,15 +107,19 @@ func plainly(err error) error {
 
 // bare returns the system's own error, without the call and the path at which it failed: the caller names those.
 func bare(err error) error {
-	var number syscall.Errno
-	var address *net.AddrError
-	switch {
-	case errors.As(err, &number):
+	if number, ok := errors.AsType[syscall.Errno](err); ok {
 		return number
-	case errors.As(err, &address):
+	}
+	if address, ok := errors.AsType[*net.AddrError](err); ok {
 		return errors.New(address.Err)
 	}
 	return err
+}
+
+// interruptible returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. Only again gives the signals their
+// default action back: one that comes after the last step must not end a command that has done its work.
+func interruptible() (ctx context.Context, again func()) {
+	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }
 
 func noArguments(command *cobra.Command, arguments []string) error {
