@@ -2,11 +2,19 @@
 package hermetic
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Main runs the tests, after what prepares them, and returns their exit code. XDG_RUNTIME_DIR and TMPDIR are folders of
@@ -49,4 +57,110 @@ func Main(m *testing.M, prepare ...func() error) int {
 func failed(err error) int {
 	fmt.Fprintln(os.Stderr, err)
 	return 1
+}
+
+// Full is for the soak: repeated tests run as often, and for as long, as is worth a machine of its own.
+var Full = os.Getenv("TESTS_FULL") == "1"
+
+// Often returns how often to repeat something: soak times in the soak, else usual times.
+func Often(soak, usual int) int {
+	if Full {
+		return soak
+	}
+	return usual
+}
+
+// Number returns the number in an environment variable, or usual.
+func Number(t testing.TB, variable string, usual int) int {
+	t.Helper()
+	if text := os.Getenv(variable); text != "" {
+		number, err := strconv.Atoi(text)
+		require.NoError(t, err, variable)
+		return number
+	}
+	return usual
+}
+
+// Program finds a program by any of its names. A test is skipped if its program is missing, except under
+// scripts/test.sh, which installs what is missing.
+func Program(t testing.TB, names ...string) string {
+	t.Helper()
+	for _, name := range names {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	Missing(t, names[0])
+	return ""
+}
+
+// Missing ends a test that needs something that is not there.
+func Missing(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("TESTS_COMPLETE") == "1" {
+		t.Fatalf("%s is missing, which scripts/test.sh installs", what)
+	}
+	t.Skipf("%s is missing: scripts/test.sh installs it", what)
+}
+
+// Root is the folder of the module: the working directory, or one above it.
+func Root() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for folder := start; ; folder = filepath.Dir(folder) {
+		if _, err := os.Stat(filepath.Join(folder, "go.mod")); err == nil {
+			return folder, nil
+		}
+		if folder == filepath.Dir(folder) {
+			return "", fmt.Errorf("no go.mod in or above %s", start)
+		}
+	}
+}
+
+// Compile makes a program or library of this name with cc, and returns its path. Where all input is the same, that is
+// the file of an earlier test, so do not change it.
+func Compile(t testing.TB, name string, arguments ...string) string {
+	t.Helper()
+	var inputs []string
+	headers := func(folder string) {
+		found, err := filepath.Glob(filepath.Join(folder, "*.h"))
+		require.NoError(t, err)
+		inputs = append(inputs, found...)
+	}
+	for _, argument := range arguments {
+		if folder, ok := strings.CutPrefix(argument, "-I"); ok {
+			headers(folder)
+		} else if information, err := os.Stat(argument); err == nil && information.Mode().IsRegular() {
+			inputs = append(inputs, argument)
+			headers(filepath.Dir(argument))
+			headers(filepath.Join(filepath.Dir(argument), ".."))
+		}
+	}
+	hash := sha256.New()
+	_, _ = fmt.Fprintf(hash, "%q", arguments)
+	for _, input := range inputs {
+		file, err := os.Open(input)
+		require.NoError(t, err)
+		_, err = io.Copy(hash, file)
+		require.NoError(t, err)
+		_ = file.Close()
+	}
+	root, err := Root()
+	require.NoError(t, err)
+	folder := filepath.Join(root, "build", "_fixtures", fmt.Sprintf("%x", hash.Sum(nil)[:8]))
+	made := filepath.Join(folder, name)
+	if _, err := os.Stat(made); err == nil {
+		return made
+	}
+	require.NoError(t, os.MkdirAll(folder, 0o755))
+	unfinished, err := os.MkdirTemp(folder, "")
+	require.NoError(t, err)
+	defer func() { _ = os.RemoveAll(filepath.Dir(unfinished)) }()
+	unfinished = filepath.Join(unfinished, name)
+	output, err := exec.Command("cc", append([]string{"-o", unfinished}, arguments...)...).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	require.NoError(t, os.Rename(unfinished, made))
+	return made
 }
