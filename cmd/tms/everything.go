@@ -93,7 +93,7 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	}
 	if err == nil && driver != nil {
 		start := time.Now()
-		err = take(ctx, driver, pid, time.Duration(p.request.TimeoutSeconds()*float64(time.Second)))
+		err = take(ctx, driver, pid, control.Seconds(p.request.TimeoutSeconds()))
 		o.DriverSeconds = time.Since(start).Seconds()
 	}
 	if err != nil && driver != nil {
@@ -234,7 +234,7 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 	if err == nil {
 		start := time.Now()
 		var did bool
-		did, err = giveBack(ctx, driver, pid, time.Duration(r.request.Wait*float64(time.Second)))
+		did, err = giveBack(ctx, driver, pid, control.Seconds(r.request.Wait))
 		if did {
 			o.DriverSeconds = time.Since(start).Seconds()
 		}

@@ -166,7 +166,7 @@ func (w *watch) attend(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		idle := time.Duration(*state.IdleSeconds * float64(time.Second))
+		idle := control.Seconds(*state.IdleSeconds)
 		look := min(max(w.shortest()/10, shortestIdle), rarestLook)
 		paused := false
 		switch {
@@ -230,8 +230,7 @@ func (w *watch) isOver() bool {
 // pause returns false if the process goes on, because it has work or nothing to give.
 func (w *watch) pause(ctx context.Context, idle, timeout time.Duration) (bool, error) {
 	request := w.request(control.Pause)
-	idleSeconds, timeoutSeconds := idle.Seconds(), timeout.Seconds()
-	request.Idle, request.Timeout = &idleSeconds, &timeoutSeconds
+	request.Idle, request.Timeout = new(idle.Seconds()), new(timeout.Seconds())
 	reply, err := w.process.Do(ctx, request) // interrupted, it is undone
 	if err != nil {
 		return false, err

@@ -25,40 +25,23 @@ import (
 // their start (/proc/PID/environ). Either all of them are paused or none: first their threads are held up, until no
 // device has work that another rank is to finish, and then all give their memory back.
 
-// launchers are the variables that name a launch, for each kind of launcher.
-var launchers = []func(environment map[string]string) string{
-	func(e map[string]string) string { // torchrun; by default its number is "none"
-		return strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none")
-	},
-	func(e map[string]string) string { // Open MPI
-		if e["OMPI_COMM_WORLD_SIZE"] == "" {
-			return ""
-		}
-		return e["PMIX_NAMESPACE"]
-	},
-	func(e map[string]string) string { return e["SLURM_JOB_ID"] },
-	func(e map[string]string) string { // whatever starts torch.distributed
-		if e["MASTER_ADDR"] == "" || e["MASTER_PORT"] == "" {
-			return ""
-		}
-		return e["MASTER_ADDR"] + ":" + e["MASTER_PORT"]
-	},
-}
-
 // jobsOf returns the launches that a process belongs to; none where its environment cannot be read.
 func jobsOf(pid int) (jobs []string) {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	environment := map[string]string{}
+	e := map[string]string{}
 	for entry := range strings.SplitSeq(string(text), "\x00") {
 		name, value, _ := strings.Cut(entry, "=")
-		environment[name] = value
+		e[name] = value
 	}
-	for _, named := range launchers {
-		if job := named(environment); job != "" && !slices.Contains(jobs, job) {
-			jobs = append(jobs, job)
-		}
+	jobs = append(jobs, strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none")) // torchrun; by default its number is "none"
+	if e["OMPI_COMM_WORLD_SIZE"] != "" {                                      // Open MPI
+		jobs = append(jobs, e["PMIX_NAMESPACE"])
 	}
-	return jobs
+	jobs = append(jobs, e["SLURM_JOB_ID"])
+	if e["MASTER_ADDR"] != "" && e["MASTER_PORT"] != "" { // whatever starts torch.distributed
+		jobs = append(jobs, e["MASTER_ADDR"]+":"+e["MASTER_PORT"])
+	}
+	return distinct(jobs)
 }
 
 func addJob(command *cobra.Command, job *string) {
@@ -84,15 +67,11 @@ func ofJob(job string) (found []int, err error) {
 		if slices.Contains(jobs, job) {
 			found = append(found, pid)
 		}
-		for _, other := range jobs {
-			if !slices.Contains(others, other) {
-				others = append(others, other)
-			}
-		}
+		others = append(others, jobs...)
 	}
 	if len(found) == 0 && len(others) > 0 {
 		return nil, fmt.Errorf("no process of job %s listens; those that listen belong to %s", job,
-			readable.Printable(strings.Join(others, ", ")))
+			readable.Printable(strings.Join(distinct(others), ", ")))
 	}
 	return found, err
 }
@@ -123,7 +102,7 @@ type jobRank struct {
 // on a busy machine, has until the lease of the ranks ends. Errors: those of Do; the reply's. The reply may be nil.
 func (r *jobRank) ask(ctx context.Context, request control.Request, within time.Duration, reply *control.Reply) error {
 	within += answerTime
-	most := max(within, time.Duration(cmp.Or(request.Lease, leastLease)*float64(time.Second)))
+	most := max(within, control.Seconds(cmp.Or(request.Lease, leastLease)))
 	limited, stop := context.WithTimeout(ctx, most)
 	defer stop()
 	go func() {
@@ -258,7 +237,7 @@ func (j *job) together(timeout float64) *control.NCCL {
 			ranks[c.Name] = c.Ranks
 		}
 	}
-	until := time.Now().Add(time.Duration(timeout / 2 * float64(time.Second)))
+	until := time.Now().Add(control.Seconds(timeout / 2))
 	all := &control.NCCL{Until: float64(until.UnixMicro()) / 1e6}
 	for name, count := range here {
 		if count == ranks[name] {
@@ -290,11 +269,9 @@ func (j *job) takeRest(ctx context.Context) error {
 		}
 		return nil
 	}
-	timeout := time.Duration(max(leastTry.Seconds(), j.request.TimeoutSeconds()) * float64(time.Second))
+	timeout := max(leastTry, control.Seconds(j.request.TimeoutSeconds()))
 	asked := j.request
-	asked.Everything = true
-	seconds := timeout.Seconds()
-	asked.Timeout = &seconds
+	asked.Everything, asked.Timeout = true, new(timeout.Seconds())
 	err := j.each(func(r *jobRank) error { return ask(ctx, r.Conn, asked) })
 	start := time.Now()
 	if err == nil {
@@ -333,7 +310,7 @@ func leftOf(pid int) (bytes uint64) {
 // aligns the ranks for that, unless aligning has failed to help twice. As long as one rank has work that another is to
 // finish, all go on for a moment, and hold tries again.
 func (j *job) hold(ctx context.Context) error {
-	until := time.Now().Add(time.Duration(j.request.TimeoutSeconds() * float64(time.Second)))
+	until := time.Now().Add(control.Seconds(j.request.TimeoutSeconds()))
 	alignments := 2
 	for try := firstTry; ; {
 		j.tries++
@@ -348,8 +325,8 @@ func (j *job) hold(ctx context.Context) error {
 			}
 		}
 		hold := j.request
-		seconds := max(0, min(most, time.Until(until))).Seconds()
-		hold.Hold, hold.Timeout, hold.Lease = true, &seconds, j.lease()
+		hold.Hold, hold.Timeout = true, new(max(0, min(most, time.Until(until))).Seconds())
+		hold.Lease = j.lease()
 		if j.everything {
 			hold.NCCL = &control.NCCL{}
 		}

@@ -141,15 +141,7 @@ func environment(own []string, set map[string]string) []string {
 func separates(r rune) bool { return r == ' ' || r == ':' || r == '\t' || r == '\n' }
 
 // joined returns each name once, with colons between the names.
-func joined(names []string) string {
-	var kept []string
-	for _, name := range names {
-		if name != "" && !slices.Contains(kept, name) {
-			kept = append(kept, name)
-		}
-	}
-	return strings.Join(kept, ":")
-}
+func joined(names []string) string { return strings.Join(distinct(names), ":") }
 
 // libraries returns the paths to preload: TMS_LIBRARY, or libtms.so in lib/ beside the folder of this command; and the
 // other library beside that.

@@ -123,17 +123,27 @@ func checkSeconds(flag string, seconds float64) error {
 	return fmt.Errorf("--%s %g: give seconds, from 0 to %d", flag, seconds, control.MaxSeconds)
 }
 
+// processes returns the processes of these numbers, each once.
 func processes(arguments []string) (found []int, err error) {
 	for _, argument := range arguments {
 		pid, err := strconv.Atoi(argument)
 		if err != nil || pid <= 0 {
 			return nil, fmt.Errorf("%q is no process: give the number that tms ps shows", argument)
 		}
-		if !slices.Contains(found, pid) {
-			found = append(found, pid)
+		found = append(found, pid)
+	}
+	return distinct(found), nil
+}
+
+// distinct returns each value once, and no zero value.
+func distinct[T comparable](values []T) (found []T) {
+	var zero T
+	for _, value := range values {
+		if value != zero && !slices.Contains(found, value) {
+			found = append(found, value)
 		}
 	}
-	return found, nil
+	return found
 }
 
 func (s *steering) request(op string) control.Request {

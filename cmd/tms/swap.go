@@ -126,7 +126,7 @@ func reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, er
 
 // resume is not interrupted once it has begun, so that its outcome is known.
 func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, everything bool) outcome {
-	until := time.Now().Add(time.Duration(s.wait * float64(time.Second)))
+	until := time.Now().Add(control.Seconds(s.wait))
 	for {
 		if ctx.Err() != nil {
 			return ended(o, errors.New("interrupted: it was not resumed"))

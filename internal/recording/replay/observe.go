@@ -91,13 +91,11 @@ func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
 		}
 	}
 	if b.Address != 0 {
-		offset := uint64(b.Address - ob.base)
-		event.Address, event.Block = &offset, b.Size
+		event.Address, event.Block = new(uint64(b.Address-ob.base)), b.Size
 	}
 	event.Reserved = ob.meter.reserved
 	if err != nil {
-		text := err.Error()
-		event.Error = &text
+		event.Error = new(err.Error())
 	}
 	ob.sample()
 	return event

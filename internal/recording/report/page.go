@@ -154,13 +154,11 @@ func (p *process) show(zero int64, m *addressMap) shownProcess {
 	}
 	for _, b := range m.shown[:min(mostLargest, len(m.shown))] {
 		shown := shownBlock{Address: fmt.Sprintf("%#x", b.address), Size: b.size, Series: b.series, Thread: b.thread}
-		at := time.Duration(b.from - zero).Seconds()
 		if !b.earlier {
-			shown.From = &at
+			shown.From = new(time.Duration(b.from - zero).Seconds())
 		}
 		if b.to <= p.to {
-			until := time.Duration(b.to - zero).Seconds()
-			shown.To = &until
+			shown.To = new(time.Duration(b.to - zero).Seconds())
 		}
 		made.Largest = append(made.Largest, shown)
 	}
