@@ -57,19 +57,17 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 			if err != nil {
 				return err
 			}
-			if s.after < shortestIdle || s.after > control.MaxSeconds*time.Second {
+			inTurns := command.Flags().Changed("slice")
+			switch {
+			case s.after < shortestIdle || s.after > control.MaxSeconds*time.Second:
 				return fmt.Errorf("--after %v: give a time from %v to a year, such as 30s or 5m", s.after, shortestIdle)
+			case inTurns && s.file == "":
+				return errors.New("--slice needs --lock, whose file the processes share")
+			case inTurns && (s.slice < shortestIdle || s.slice > control.MaxSeconds*time.Second):
+				return fmt.Errorf("--slice %v: give a time from %v to a year, such as 1m", s.slice, shortestIdle)
 			}
-			if command.Flags().Changed("slice") {
-				if s.file == "" {
-					return errors.New("--slice needs --lock, whose file the processes share")
-				}
-				if s.slice < shortestIdle || s.slice > control.MaxSeconds*time.Second {
-					return fmt.Errorf("--slice %v: give a time from %v to a year, such as 1m", s.slice, shortestIdle)
-				}
-				if _, err := awaited(); err != nil {
-					return fmt.Errorf("--slice: whether another waits for the lock cannot be seen: %w", err)
-				}
+			if _, err := awaited(); inTurns && err != nil {
+				return fmt.Errorf("--slice: whether another waits for the lock cannot be seen: %w", err)
 			}
 			if err := notEmpty(command, "tag", "all"); err != nil {
 				return err

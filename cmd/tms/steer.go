@@ -278,21 +278,20 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 			if err := checkSeconds("timeout", timeout); err != nil {
 				return err
 			}
-			if to != "" && to != control.ToDisk && to != control.ToHost {
+			switch {
+			case to != "" && to != control.ToDisk && to != control.ToHost:
 				return fmt.Errorf("--to %s: give disk or host", to)
-			}
-			if discard && to != "" {
+			case discard && to != "":
 				return errors.New("--discard leaves nothing to move: leave --to out")
-			}
-			if everything && s.tag != "" {
+			case everything && s.tag != "":
 				return errors.New("--everything pauses a whole process: leave --tag out")
-			}
-			if s.dryRun {
-				if everything || to != "" || discard {
-					return errors.New("--dry-run foretells a plain pause alone: leave --everything, --to and " +
-						"--discard out")
-				}
+			case s.dryRun && (everything || to != "" || discard):
+				return errors.New("--dry-run foretells a plain pause alone: leave --everything, --to and --discard out")
+			case s.dryRun:
 				return s.plan(command, control.Pause, force, arguments)
+			case s.job != "" && to != "":
+				return errors.New("--job cannot move contents: leave --to out, then pause the processes by number " +
+					"with --to")
 			}
 			p := pausing{request: s.request(control.Pause), to: to}
 			p.request.Timeout, p.request.Force, p.request.Everything = &timeout, force, everything
@@ -300,10 +299,6 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 				p.request.To = to
 			}
 			if s.job != "" {
-				if to != "" {
-					return errors.New("--job cannot move contents: leave --to out, then pause the processes by " +
-						"number with --to")
-				}
 				return s.pauseJob(command, p.request)
 			}
 			return s.run(command, "pausing", arguments, p.pause, func(o outcome) string { return p.say(o) })

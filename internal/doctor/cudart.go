@@ -27,18 +27,17 @@ type CudartLibrary struct {
 func (r *Report) examineCudart(main *image) {
 	p := r.Program
 	majors := map[int]bool{}
-	var inside []string
-	all := p.images
-	if main.isCudart() {
-		all = append([]*image{main}, all...)
-	}
-	for _, i := range all {
+	var inside, looks []string
+	for n, i := range append([]*image{main}, p.images...) {
+		if i.looksForCUDA && !i.isOurs() {
+			looks = append(looks, i.base())
+		}
 		if i.isCudart() {
 			library := CudartLibrary{i.path, majorOf(i)}
 			p.Cudart.Libraries = append(p.Cudart.Libraries, library)
 			majors[library.Major] = true
 			r.examineMajor(library)
-		} else if i.staticCudart(16<<20).sure != "" {
+		} else if n > 0 && i.staticCudart(16<<20).sure != "" {
 			inside = append(inside, i.base())
 		}
 	}
@@ -71,7 +70,7 @@ func (r *Report) examineCudart(main *image) {
 		r.add(Note, "cudart", "it depends on no libcudart and loads nothing at run time: there is nothing to "+
 			"interpose", "")
 	}
-	if looks := lookForCUDA(append([]*image{main}, p.images...)); len(looks) > 0 && !shared {
+	if len(looks) > 0 && !shared {
 		r.add(Note, "cudart-weak", fmt.Sprintf("weak references to CUDA's functions (%s) find those of libtms.so, "+
 			"also where there is no CUDA: they return 302 then", strings.Join(looks, ", ")),
 			"to find out whether there is CUDA look for cuInit or cudaGetDeviceCount, which libtms.so does not define")
@@ -84,16 +83,6 @@ func (r *Report) examineCudart(main *image) {
 		r.add(Note, "cudart-inside", "what libraries with a CUDA runtime inside allocate themselves cannot be paused: "+
 			strings.Join(inside, ", "), "")
 	}
-}
-
-// lookForCUDA names the images for which CUDA's functions are optional.
-func lookForCUDA(images []*image) (names []string) {
-	for _, i := range images {
-		if i.looksForCUDA && !i.isOurs() {
-			names = append(names, i.base())
-		}
-	}
-	return names
 }
 
 const staticAdvice = "link it with nvcc -cudart shared (CMake: CUDA_RUNTIME_LIBRARY Shared)"

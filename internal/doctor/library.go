@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -23,6 +24,12 @@ func isLibrary(path string) bool {
 // isOurs also recognises the names that clients of torch_memory_saver look for: files in whose place the loader takes
 // libtms.so (scripts/wheel/alias.c).
 func (i *image) isOurs() bool { return isLibrary(i.path) || i.standsFor(i.path) != "" }
+
+// isOurs reports the same of a file that a process sees at path and this command sees at file, if it can be read.
+func isOurs(path, file string) bool {
+	i, err := openImage(path, file)
+	return isLibrary(path) || err == nil && i.isOurs()
+}
 
 // standsFor returns the libtms.so that the loader takes in place of this file at path; "": none.
 func (i *image) standsFor(path string) string {
@@ -53,18 +60,13 @@ func (r *Report) findLibrary(given string, p *process) error {
 		}
 		return nil
 	}
-	var places []string
-	for _, entry := range env.preloads() {
-		if i, err := openImage(entry, entry); isLibrary(entry) || err == nil && i.isOurs() {
-			places = append(places, entry)
-		}
-	}
+	places := slices.DeleteFunc(env.preloads(), func(entry string) bool { return !isOurs(entry, entry) })
 	if self, err := os.Executable(); err == nil {
 		folder := filepath.Dir(self)
 		places = append(places, filepath.Join(folder, libraryName), filepath.Join(folder, "..", "lib", libraryName))
 	}
 	for _, place := range places {
-		if _, err := os.Stat(place); err == nil {
+		if exists(place) {
 			return r.openLibrary(place, place)
 		}
 	}

@@ -1,11 +1,13 @@
 package doctor
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -47,27 +49,18 @@ func openProcess(pid int) (*process, error) {
 		return nil, fmt.Errorf("there is no process %d; give the number of a running one (in a container: as this "+
 			"shell sees it)", pid)
 	}
-	unreadable := func(err error) error {
-		if errors.Is(err, fs.ErrPermission) {
-			return fmt.Errorf("process %d may not be examined: %w; run this as its user or as root", pid, err)
-		}
-		return fmt.Errorf("process %d cannot be examined: %w; is it a program that still runs, and no kernel thread?",
-			pid, err)
+	path, noPath := os.Readlink(p.proc("exe"))
+	variables, noVariables := os.ReadFile(p.proc("environ"))
+	maps, noMaps := os.ReadFile(p.proc("maps"))
+	switch err := cmp.Or(noPath, noVariables, noMaps); {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("process %d may not be examined: %w; run this as its user or as root", pid, err)
+	case err != nil:
+		return nil, fmt.Errorf("process %d cannot be examined: %w; is it a program that still runs, and no kernel "+
+			"thread?", pid, err)
 	}
-	var err error
-	if p.path, err = os.Readlink(p.proc("exe")); err != nil {
-		return nil, unreadable(err)
-	}
-	p.path = strings.TrimSuffix(p.path, " (deleted)")
-	variables, err := os.ReadFile(p.proc("environ"))
-	if err != nil {
-		return nil, unreadable(err)
-	}
+	p.path = strings.TrimSuffix(path, " (deleted)")
 	p.environment = parseEnvironment(strings.Split(string(variables), "\x00"))
-	maps, err := os.ReadFile(p.proc("maps"))
-	if err != nil {
-		return nil, unreadable(err)
-	}
 	p.readMaps(string(maps))
 	p.secure = secureFlag(p.proc("auxv"))
 	return p, nil
@@ -109,12 +102,8 @@ func secureFlag(path string) bool {
 }
 
 func (r *Report) examineProcess(p *process) {
-	program := &Program{
-		Path: p.path, PID: p.pid,
-		Preloaded: append([]string{}, append(p.environment.preloads(),
-			preloadFile(p.file("/etc/ld.so.preload"))...)...),
-		Cudart: Cudart{Linkage: "none", Libraries: []CudartLibrary{}},
-	}
+	program := newProgram(p.path, p.pid)
+	program.preload(p.environment, p.file("/etc/ld.so.preload"))
 	r.Program = program
 	main, err := openImage(p.path, p.proc("exe"))
 	if err != nil {
@@ -140,26 +129,20 @@ func (r *Report) examineProcess(p *process) {
 
 // examineLibraryIn reports whether libtms.so is in the process, and if not, why.
 func (r *Report) examineLibraryIn(p *process) {
-	named := ""
-	for _, entry := range r.Program.Preloaded {
-		if i, err := openImage(entry, p.file(entry)); isLibrary(entry) || err == nil && i.isOurs() {
-			named = entry
-			break
-		}
-	}
+	named := slices.IndexFunc(r.Program.Preloaded, func(entry string) bool { return isOurs(entry, p.file(entry)) })
 	switch {
 	case p.library != nil:
 		r.Program.Libtms = p.library.path
 		r.add(OK, "loaded", "libtms.so is in the process: "+p.library.path, "")
-		if named == "" {
+		if named < 0 {
 			r.add(Warning, "preload", "LD_PRELOAD does not name libtms.so: if it was loaded later, with dlopen, "+
 				"cudaMalloc does not reach it", r.preloadAdvice())
 		}
 	case p.secure:
 		r.add(Error, "loaded", "libtms.so is not in the process, which runs in secure-execution mode (setuid, setgid, "+
 			"capabilities): the loader ignores LD_PRELOAD=/path", "run a copy of the program without them")
-	case named != "":
-		r.add(Error, "loaded", fmt.Sprintf("libtms.so is not in the process, though LD_PRELOAD names %s", named),
+	case named >= 0:
+		r.add(Error, "loaded", "libtms.so is not in the process, though LD_PRELOAD names "+r.Program.Preloaded[named],
 			"see what the program's loader (ld.so) said when it started; tms doctor PROGRAM under the same LD_PRELOAD "+
 				"says it again")
 	default:

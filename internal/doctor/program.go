@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -48,25 +49,32 @@ func (p *Program) python() bool {
 	return p != nil && p.PID == 0 && strings.HasPrefix(filepath.Base(p.Path), "python")
 }
 
+func newProgram(path string, pid int) *Program {
+	return &Program{Path: path, PID: pid, Preloaded: []string{},
+		Cudart: Cudart{Linkage: "none", Libraries: []CudartLibrary{}}}
+}
+
+// preload notes the entries of its LD_PRELOAD and of a file.
+func (p *Program) preload(env environment, file string) {
+	p.Preloaded = append(append(p.Preloaded, env.preloads()...), preloadFile(file)...)
+}
+
 // openProgram finds the program, and the interpreter if it is a script.
 func openProgram(name string) (*Program, *image, error) {
 	path, err := lookUp(name)
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &Program{Path: path, Preloaded: []string{}, Cudart: Cudart{Linkage: "none", Libraries: []CudartLibrary{}}}
+	p := newProgram(path, 0)
 	for range 5 { // as deep as the kernel follows
-		interpreter, isScript, err := interpreterOf(p.Path)
+		interpreter, err := interpreterOf(p.Path)
 		if err != nil {
 			return nil, nil, err
 		}
-		if !isScript {
+		if interpreter == "" {
 			break
 		}
-		if p.Script == "" {
-			p.Script = p.Path
-		}
-		p.Path = interpreter
+		p.Script, p.Path = cmp.Or(p.Script, p.Path), interpreter
 	}
 	main, err := openImage(p.Path, p.Path)
 	if err != nil {
@@ -102,26 +110,25 @@ func lookUp(name string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// interpreterOf reads a script's first line. It looks through env, which many scripts use.
-func interpreterOf(path string) (interpreter string, isScript bool, err error) {
+// interpreterOf reads a script's first line; "": it is no script. It looks through env, which many scripts use.
+func interpreterOf(path string) (interpreter string, err error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
 	defer file.Close()
-	beginning := make([]byte, 256) // as much as the kernel reads
-	n, err := io.ReadFull(file, beginning)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
-		return "", false, fmt.Errorf("%s cannot be read: %w", path, err)
+	beginning, err := io.ReadAll(io.LimitReader(file, 256)) // as much as the kernel reads
+	if err != nil {
+		return "", fmt.Errorf("%s cannot be read: %w", path, err)
 	}
-	line, _, _ := strings.Cut(string(beginning[:n]), "\n")
-	line, isScript = strings.CutPrefix(line, "#!")
+	line, _, _ := strings.Cut(string(beginning), "\n")
+	line, isScript := strings.CutPrefix(line, "#!")
 	if !isScript {
-		return "", false, nil
+		return "", nil
 	}
 	words := strings.Fields(line)
 	if len(words) == 0 {
-		return "", true, fmt.Errorf("%s has #! but no interpreter behind it", path)
+		return "", fmt.Errorf("%s has #! but no interpreter behind it", path)
 	}
 	name := words[0]
 	if filepath.Base(name) == "env" {
@@ -134,9 +141,9 @@ func interpreterOf(path string) (interpreter string, isScript bool, err error) {
 	}
 	interpreter, err = lookUp(name)
 	if err != nil {
-		return "", true, fmt.Errorf("the interpreter of %s: %w", path, err)
+		return "", fmt.Errorf("the interpreter of %s: %w", path, err)
 	}
-	return interpreter, true, nil
+	return interpreter, nil
 }
 
 var shells = map[string]bool{"sh": true, "bash": true, "dash": true, "zsh": true, "ksh": true, "busybox": true}
@@ -153,7 +160,7 @@ func (r *Report) examineProgram(main *image, env environment) {
 	}
 	r.examineSecureExecution(p.Path)
 
-	p.Preloaded = append(p.Preloaded, append(env.preloads(), preloadFile("/etc/ld.so.preload")...)...)
+	p.preload(env, "/etc/ld.so.preload")
 	var missing []string
 	p.images, missing = r.askLoader(main, env)
 	r.examinePreloads(p.preloads(func(path string) string { return path }))

@@ -119,21 +119,21 @@ func (r *Report) WriteJSON(w io.Writer) error {
 // WriteText writes the report for people.
 func (r *Report) WriteText(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(name, format string, arguments ...any) {
-		fmt.Fprintf(table, "%s\t%s\n", name, readable.Printable(fmt.Sprintf(format, arguments...)))
+	row := func(name string, value any) {
+		fmt.Fprintf(table, "%s\t%s\n", name, readable.Printable(fmt.Sprint(value)))
 	}
-	row("driver", "%s", r.Driver)
+	row("driver", r.Driver)
 	for _, d := range r.Devices {
-		row(fmt.Sprintf("device %d", d.Ordinal), "%s", d)
+		row(fmt.Sprintf("device %d", d.Ordinal), d)
 	}
-	row("host", "%s", r.Host)
+	row("host", r.Host)
 	if r.Library != nil {
-		row("libtms.so", "%s", r.Library.Path)
+		row("libtms.so", r.Library.Path)
 	}
 	if p := r.Program; p != nil {
-		row("program", "%s", p)
+		row("program", p)
 		for _, l := range p.Cudart.Libraries {
-			row("cudart", "%s", l.Path)
+			row("cudart", l.Path)
 		}
 	}
 	if err := table.Flush(); err != nil {

@@ -208,21 +208,16 @@ func (m *model) sort() {
 // keepSelected keeps the selection on an existing row: the same one, or else the one in its place.
 func (m *model) keepSelected() {
 	rows := m.rows()
-	line := slices.IndexFunc(rows, func(r row) bool { return r.key == m.selected })
-	if line < 0 {
-		line = min(m.line, len(rows)-1)
+	if line := slices.IndexFunc(rows, func(r row) bool { return r.key == m.selected }); line >= 0 {
+		m.line = line
 	}
-	m.line = max(0, line)
-	m.selected = key{}
-	if len(rows) > 0 {
-		m.selected = rows[m.line].key
-	}
+	m.move(0)
 }
 
 func (m *model) move(lines int) {
 	rows := m.rows()
+	m.line, m.selected = max(0, min(m.line+lines, len(rows)-1)), key{}
 	if len(rows) > 0 {
-		m.line = min(max(0, m.line+lines), len(rows)-1)
 		m.selected = rows[m.line].key
 	}
 }

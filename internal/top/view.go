@@ -307,10 +307,7 @@ func (m *model) eventLines(height int) (lines []string) {
 	if m.seen && len(m.events) == 0 {
 		lines = append(lines, faint.Render(m.fit("pauses and resumes are listed here as they happen", m.width)))
 	}
-	for len(lines) < height {
-		lines = append([]string{""}, lines...)
-	}
-	return lines
+	return append(make([]string, height-len(lines)), lines...)
 }
 
 // detail returns what came of the last key, or what there is to say about the selected row.

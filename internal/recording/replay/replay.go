@@ -1,11 +1,5 @@
 // Package replay repeats a recorded program's allocations on a pool, and reports the cost: time, memory and
 // fragmentation.
-//
-//	replay.go    options and results
-//	place.go     the source of segments, and its limit
-//	observe.go   one pass through the trace that looks at every operation
-//	measure.go   many passes for the time, and one for the size of the metadata
-//	snapshot.go  a pool's history in PyTorch's format: pickle.go
 package replay
 
 import (
