@@ -14,24 +14,19 @@ type container struct {
 }
 
 var (
-	containerNumber = regexp.MustCompile(`(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)`)
-	podNumber       = regexp.MustCompile(`[/-]pod([0-9a-f]{8}(?:[_-][0-9a-f]{4}){3}[_-][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?:[/:]|$)`)
+	containerNumber = regexp.MustCompile(`(?m)[/:-]([0-9a-f]{64})(?:\.scope)?(?:/|$)`)
+	podNumber       = regexp.MustCompile(`(?m)[/-]pod([0-9a-f]{8}(?:[_-][0-9a-f]{4}){3}[_-][0-9a-f]{12}|[0-9a-f]{32})` +
+		`(?:\.slice)?(?:[/:]|$)`)
 )
 
 // containerOf reads /proc/PID/cgroup: of Docker, Podman, containerd and CRI-O, below either version of control groups.
 func containerOf(membership string) (found container) {
 	text, _ := os.ReadFile(membership)
-	for line := range strings.Lines(string(text)) {
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
-		if len(fields) < 3 {
-			continue
-		}
-		if number := containerNumber.FindStringSubmatch(fields[2]); number != nil && found.Container == "" {
-			found.Container = number[1]
-		}
-		if number := podNumber.FindStringSubmatch(fields[2]); number != nil && found.Pod == "" {
-			found.Pod = strings.ReplaceAll(number[1], "_", "-") // systemd uses - for nesting
-		}
+	if number := containerNumber.FindSubmatch(text); number != nil {
+		found.Container = string(number[1])
+	}
+	if number := podNumber.FindSubmatch(text); number != nil {
+		found.Pod = strings.ReplaceAll(string(number[1]), "_", "-") // systemd uses - for nesting
 	}
 	return found
 }

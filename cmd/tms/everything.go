@@ -93,7 +93,12 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	}
 	if err == nil && driver != nil {
 		start := time.Now()
-		err = take(ctx, driver, pid, control.Seconds(p.request.TimeoutSeconds()))
+		if err = ctx.Err(); err == nil {
+			err = driver.Lock(pid, control.Seconds(p.request.TimeoutSeconds()))
+		}
+		if err == nil {
+			err = checkpointed(ctx, driver, pid)
+		}
 		o.DriverSeconds = time.Since(start).Seconds()
 	}
 	if err != nil && driver != nil {
@@ -125,17 +130,6 @@ func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	return driver, false, nil
 }
 
-// take makes the driver lock a process and checkpoint it.
-func take(ctx context.Context, driver *checkpoint.Driver, pid int, timeout time.Duration) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := driver.Lock(pid, timeout); err != nil {
-		return err
-	}
-	return checkpointed(ctx, driver, pid)
-}
-
 // checkpointed makes the driver checkpoint a process that is locked.
 func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error {
 	if err := ctx.Err(); err != nil {
@@ -153,7 +147,9 @@ func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error
 
 // undone takes back everything that was done, and says what came of that.
 func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int, cause error) error {
-	cause = interrupted(cause)
+	if errors.Is(cause, context.Canceled) {
+		cause = errors.New("interrupted")
+	}
 	if state, err := driver.State(pid); err == nil && state == checkpoint.Failed {
 		return fmt.Errorf("%w; that lost the CUDA state of the process, which must be ended", cause)
 	}
@@ -285,13 +281,6 @@ func failure(reply control.Reply, err error) error {
 func ask(ctx context.Context, process *client.Conn, request control.Request) error {
 	reply, err := process.Do(ctx, request)
 	return failure(reply, err)
-}
-
-func interrupted(err error) error {
-	if errors.Is(err, context.Canceled) {
-		return errors.New("interrupted")
-	}
-	return err
 }
 
 // ended returns the outcome with an error, or without one.

@@ -165,7 +165,11 @@ func (w *watch) attend(ctx context.Context) error {
 			return err
 		}
 		idle := control.Seconds(*state.IdleSeconds)
-		look := min(max(w.shortest()/10, shortestIdle), rarestLook)
+		look := w.after
+		if w.slice > 0 {
+			look = min(look, w.slice)
+		}
+		look = min(max(look/10, shortestIdle), rarestLook)
 		paused := false
 		switch {
 		case state.Doing != "":
@@ -204,13 +208,6 @@ func (w *watch) attend(ctx context.Context) error {
 		case <-time.After(look):
 		}
 	}
-}
-
-func (w *watch) shortest() time.Duration {
-	if w.slice > 0 {
-		return min(w.after, w.slice)
-	}
-	return w.after
 }
 
 // isOver reports whether the slice of the process is over, and another waits for the lock.

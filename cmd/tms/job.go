@@ -33,7 +33,7 @@ func jobsOf(pid int) (jobs []string) {
 		name, value, _ := strings.Cut(entry, "=")
 		e[name] = value
 	}
-	jobs = append(jobs, strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none")) // torchrun; by default its number is "none"
+	jobs = append(jobs, strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none")) // torchrun, where "none" is the default
 	if e["OMPI_COMM_WORLD_SIZE"] != "" {                                      // Open MPI
 		jobs = append(jobs, e["PMIX_NAMESPACE"])
 	}

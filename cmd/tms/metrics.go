@@ -92,8 +92,9 @@ var gauges = map[string]struct{ labels, help string }{
 	"tag_without_contents_bytes": {"device tag state",
 		"Device memory without a backup: what was paused without contents (state paused), and what a pause would " +
 			"free so (active)."},
-	"tag_segments":                     {"device tag", "Allocations."},
-	"tag_state":                        {"device tag state", "1 for the state that the tag is in: active, partly (paused) or paused."},
+	"tag_segments": {"device tag", "Allocations."},
+	"tag_state": {"device tag state",
+		"1 for the state that the tag is in: active, partly (paused) or paused."},
 	"tag_paused_timestamp_seconds":     {"device tag", "When the last pause was done, of what is paused now."},
 	"tag_last_pause_duration_seconds":  {"device tag", "How long the last pause took; 0: there was none."},
 	"tag_last_resume_duration_seconds": {"device tag", "How long the last resume took; 0: there was none."},

@@ -56,10 +56,7 @@ Ctrl-C or for the time of --for. tms report and tms replay read the file.`,
 func record(command *cobra.Command, pid int, path string, lasting time.Duration) error {
 	failed := func(err error) error {
 		fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pid, err)
-		if errors.Is(err, client.ErrUnreachable) {
-			return errNoProcess
-		}
-		return errNo
+		return verdict([]outcome{ended(outcome{}, err)})
 	}
 	ctx, _ := interruptible()
 	connection, err := client.Dial(pid)
