@@ -38,15 +38,6 @@ type Process struct {
 // ErrUnavailable says that there is no NVML to ask.
 var ErrUnavailable = errors.New("NVML, which comes with NVIDIA's driver, is not to be had")
 
-// Error is a call that has failed.
-type Error struct {
-	Call string
-	Code int    // an nvmlReturn_t
-	Text string // NVML's text for it
-}
-
-func (e *Error) Error() string { return fmt.Sprintf("%s: NVML error %d: %s", e.Call, e.Code, e.Text) }
-
 // memoryInfo is an nvmlMemory_v2_t, oldMemoryInfo an nvmlMemory_t.
 type (
 	memoryInfo struct {
@@ -97,7 +88,7 @@ const (
 )
 
 // Open loads NVML and initialises it; that can take a second where no process uses a device. (nvmlInit_v2) Errors:
-// ErrUnavailable, wrapped; *Error.
+// ErrUnavailable, wrapped; NVML's own.
 func Open() (*Library, error) {
 	runtime.LockOSThread() // the loader keeps its error text per thread
 	defer runtime.UnlockOSThread()
@@ -124,8 +115,8 @@ func Open() (*Library, error) {
 	return &l, nil
 }
 
-// Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says. Errors: *Error, joined: for devices
-// that cannot be asked, which it leaves out, and for those whose processes cannot.
+// Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says. Errors: NVML's, joined: for
+// devices that cannot be asked, which it leaves out, and for those whose processes cannot.
 func (l *Library) Devices() ([]Device, error) {
 	var count uint32
 	if err := l.failure(nvmlGetCount, l.count(&count)); err != nil {
@@ -203,5 +194,5 @@ func (l *Library) failure(call string, result int32) error {
 	if result == 0 {
 		return nil
 	}
-	return &Error{Call: call, Code: int(result), Text: l.errorString(result)}
+	return fmt.Errorf("%s: NVML error %d: %s", call, result, l.errorString(result)) // an nvmlReturn_t
 }

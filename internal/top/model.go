@@ -68,21 +68,17 @@ const (
 	orders
 )
 
-func (o order) String() string {
-	return [...]string{"most held", "longest paused", "number", "command"}[o]
+var orderings = [orders]struct {
+	name    string
+	compare func(x, y Process) int
+}{
+	byHeld:    {"most held", func(x, y Process) int { return cmp.Compare(y.sum().Held, x.sum().Held) }},
+	byPaused:  {"longest paused", func(x, y Process) int { return x.pausedSince().Compare(y.pausedSince()) }},
+	byPID:     {"number", func(x, y Process) int { return cmp.Compare(x.PID, y.PID) }},
+	byCommand: {"command", func(x, y Process) int { return cmp.Compare(x.Command, y.Command) }},
 }
 
-func (o order) compare(x, y Process) int {
-	switch o {
-	case byHeld:
-		return cmp.Compare(y.sum().Held, x.sum().Held)
-	case byPaused:
-		return x.pausedSince().Compare(y.pausedSince())
-	case byCommand:
-		return cmp.Compare(x.Command, y.Command)
-	}
-	return 0
-}
+func (o order) String() string { return orderings[o].name }
 
 // sum returns everything that a process has, with a text for its state.
 func (p *Process) sum() (all Tag) {
@@ -200,7 +196,7 @@ func (m *model) take(look Look) {
 
 func (m *model) sort() {
 	slices.SortFunc(m.look.Processes, func(x, y Process) int {
-		return cmp.Or(m.order.compare(x, y), cmp.Compare(x.PID, y.PID))
+		return cmp.Or(orderings[m.order].compare(x, y), cmp.Compare(x.PID, y.PID))
 	})
 	m.keepSelected()
 }

@@ -48,7 +48,7 @@ func open(path string) (io.Reader, io.Closer, error) {
 // allocate or 0. Blocks may be live at the end. Errors: ErrMalformed, or the reader's.
 func Read(name string, from io.Reader) (*Trace, error) {
 	buffered := bufio.NewReader(from)
-	if begin, _ := buffered.Peek(len(magic)); IsRecords(begin) {
+	if begin, _ := buffered.Peek(len(magic)); string(begin) == magic {
 		return readRecords(name, buffered)
 	}
 	r := reader{trace: &Trace{Name: name}, live: map[uint64]allocation{}}

@@ -2,7 +2,6 @@ package trace
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -94,9 +93,6 @@ type Records struct {
 	count   int
 }
 
-// IsRecords reports whether a file that begins so has records, not lines.
-func IsRecords(begin []byte) bool { return bytes.HasPrefix(begin, []byte(magic)) }
-
 // NewRecords reads the header. Errors: ErrMalformed, or the reader's.
 func NewRecords(name string, from io.Reader) (*Records, error) {
 	var header [recordSize]byte
@@ -104,7 +100,7 @@ func NewRecords(name string, from io.Reader) (*Records, error) {
 	if _, err := io.ReadFull(buffered, header[:]); err != nil && !ended(err) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	if !IsRecords(header[:]) {
+	if string(header[:len(magic)]) != magic {
 		return nil, fmt.Errorf("%s: %w: it does not begin with %s, as recordings of TMS_TRACE and tms record do", name,
 			ErrMalformed, magic)
 	}
