@@ -2,8 +2,6 @@
 // functions for that (CUDA driver API, "CUDA Checkpointing": driver 570 and later). The process is running, locked (its
 // CUDA calls wait), then checkpointed (it holds nothing on any device); and back. The package keeps no state: the
 // driver knows the state of each process. It makes no context, so the caller itself holds no device memory.
-//
-// cmd/tms sees to the process's own memory meanwhile, and to what libtms.so does before.
 package checkpoint
 
 import (
@@ -19,7 +17,6 @@ import (
 // State is a CUprocessState.
 type State int32
 
-// The states.
 const (
 	Running      State = 0
 	Locked       State = 1 // its CUDA calls wait

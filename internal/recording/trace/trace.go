@@ -14,7 +14,6 @@ const Header = "Thread,Time,Action,Pointer,Size,Stream"
 // Action is what an event does.
 type Action uint8
 
-// The actions.
 const (
 	Allocate Action = iota
 	Free
