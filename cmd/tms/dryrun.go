@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"os"
@@ -64,10 +65,11 @@ func (s steering) planning(force bool) *planning {
 func (p *planning) run(command *cobra.Command, op string, pids ...int) {
 	for _, pid := range pids {
 		made := plan{PID: pid, Op: op, Devices: []planDevice{}}
-		if state, err := status(pid, answerTime); err != nil {
+		if connection, state, err := reach(context.Background(), pid); err != nil {
 			o := ended(outcome{PID: pid}, err)
 			made.Error, made.unreachable = o.Error, o.unreachable
 		} else {
+			connection.Close()
 			p.plan(&made, state)
 		}
 		made.Fits = made.Error == ""

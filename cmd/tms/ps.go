@@ -89,15 +89,6 @@ func (p *process) held() (bytes uint64) {
 	return bytes
 }
 
-func status(pid int, within time.Duration) (control.ProcessState, error) {
-	connection, err := client.Dial(pid)
-	if err != nil {
-		return control.ProcessState{}, err
-	}
-	defer connection.Close()
-	return connection.Status(context.Background(), within)
-}
-
 func psCommand() *cobra.Command {
 	var asJSON, inBytes bool
 	var job string

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/control/client"
 	"tms/internal/hermetic"
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
@@ -119,6 +121,15 @@ func once(t *testing.T, arguments ...string) (stdout, stderr string, code int) {
 	var exit *exec.ExitError
 	require.True(t, err == nil || errors.As(err, &exit), "%v", err)
 	return out.String(), errors_.String(), c.ProcessState.ExitCode()
+}
+
+func status(pid int, within time.Duration) (control.ProcessState, error) {
+	connection, err := client.Dial(pid)
+	if err != nil {
+		return control.ProcessState{}, err
+	}
+	defer connection.Close()
+	return connection.Status(context.Background(), within)
 }
 
 // doing returns what the process is doing for a client.
