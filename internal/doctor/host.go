@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 	"os"
@@ -152,10 +151,9 @@ func userOf(process string) (user string, above bool) {
 
 // field returns the first word of a line of /proc/PID/status.
 func field(status []byte, name string) string {
-	for line := range bytes.Lines(status) {
-		if value, ok := bytes.CutPrefix(line, []byte(name+":")); ok {
-			word, _, _ := strings.Cut(strings.TrimSpace(string(value)), "\t")
-			return word
+	for line := range strings.Lines(string(status)) {
+		if words := strings.Fields(line); len(words) > 1 && words[0] == name+":" {
+			return words[1]
 		}
 	}
 	return ""

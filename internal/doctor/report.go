@@ -57,7 +57,6 @@ func Examine(target Target) (*Report, error) {
 	r := &Report{Devices: []Device{}, Findings: []Finding{}}
 	env := parseEnvironment(os.Environ())
 	var process *process
-	var program *Program
 	var main *image
 	var err error
 	switch {
@@ -67,7 +66,7 @@ func Examine(target Target) (*Report, error) {
 		}
 		env = process.environment
 	case target.Program != "":
-		if program, main, err = openProgram(target.Program); err != nil {
+		if r.Program, main, err = openProgram(target.Program); err != nil {
 			return nil, err
 		}
 	}
@@ -80,8 +79,7 @@ func Examine(target Target) (*Report, error) {
 	switch {
 	case process != nil:
 		r.examineProcess(process)
-	case program != nil:
-		r.Program = program
+	case main != nil:
 		r.examineProgram(main, env)
 	}
 	r.examineEnvironment(env)

@@ -22,20 +22,23 @@ func Group(process string) uint64 {
 
 // machineAvailable returns MemAvailable and SwapFree of /proc/meminfo together.
 func machineAvailable(meminfo string) uint64 {
-	text, _ := os.ReadFile(meminfo)
-	var available uint64
-	for line := range strings.SplitSeq(string(text), "\n") {
-		name, rest, _ := strings.Cut(line, ":")
-		if name == "MemAvailable" || name == "SwapFree" {
-			if kib, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64); err == nil {
-				available += kib << 10
-			}
-		}
-	}
+	available := (value(meminfo, "MemAvailable:") + value(meminfo, "SwapFree:")) << 10
 	if available == 0 || growing() {
 		return math.MaxUint64
 	}
 	return available
+}
+
+// value returns the number on the line of a file that begins with a name; 0: there is none.
+func value(path, name string) uint64 {
+	text, _ := os.ReadFile(path)
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == name {
+			n, _ := strconv.ParseUint(fields[1], 10, 64)
+			return n
+		}
+	}
+	return 0
 }
 
 // growing reports whether a hypervisor adds memory as this machine uses it, so that it can get more than it has.
@@ -58,8 +61,8 @@ type groupVersion struct {
 }
 
 var (
-	groupV1 = groupVersion{"memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "}
-	groupV2 = groupVersion{"", "memory.max", "memory.current", "inactive_file "}
+	groupV1 = groupVersion{"memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
+	groupV2 = groupVersion{"", "memory.max", "memory.current", "inactive_file"}
 )
 
 // groupAvailable returns the bytes that the control groups of the process leave.
@@ -89,7 +92,7 @@ func (v groupVersion) available(root, path string) uint64 {
 		used, known := number(filepath.Join(directory, v.used))
 		if limited && known {
 			left := limit - min(limit, used)
-			available = min(available, left+v.droppable(filepath.Join(directory, "memory.stat")))
+			available = min(available, left+value(filepath.Join(directory, "memory.stat"), v.inactiveFile))
 		}
 		if path == "/" || path == "." {
 			return available
@@ -101,15 +104,4 @@ func number(path string) (uint64, bool) {
 	text, _ := os.ReadFile(path)
 	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64) // "max" is no number
 	return n, err == nil
-}
-
-func (v groupVersion) droppable(path string) uint64 {
-	text, _ := os.ReadFile(path)
-	for line := range strings.SplitSeq(string(text), "\n") {
-		if value, found := strings.CutPrefix(line, v.inactiveFile); found {
-			n, _ := strconv.ParseUint(value, 10, 64)
-			return n
-		}
-	}
-	return 0
 }
