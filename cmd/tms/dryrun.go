@@ -89,16 +89,14 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 	for _, d := range state.Stats.Devices {
 		part := planDevice{Device: d.Device, Tags: []planTag{}}
 		for _, tag := range d.Tags {
-			bytes := tag.PhysicalBytes
+			bytes, lost := tag.PhysicalBytes, tag.PauseWithoutContents
 			if resume {
-				bytes = tag.PausedBytes
+				bytes, lost = tag.PausedBytes, tag.WithoutContents
 			}
 			if p.tag != "" && p.tag != tag.Tag || bytes == 0 {
 				continue
 			}
-			lost := tag.WithoutContents
 			if !resume {
-				lost = tag.PauseWithoutContents
 				made.HostBytes += tag.PauseHostBytes
 			}
 			part.Tags = append(part.Tags, planTag{tag.Tag, bytes, lost})

@@ -21,9 +21,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A job is the processes of one launch on this host. They are known by the variables that their launcher gave them at
-// their start (/proc/PID/environ). Either all of them are paused or none: first their threads are held up, until no
-// device has work that another rank is to finish, and then all give their memory back.
+// A job is the processes of one launch on this host, known by the variables that their launcher gave them
+// (/proc/PID/environ). Either all of them are paused or none.
 
 // jobsOf returns the launches that a process belongs to; none where its environment cannot be read.
 func jobsOf(pid int) (jobs []string) {

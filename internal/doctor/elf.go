@@ -116,13 +116,11 @@ func isCUDAFunction(name string) bool {
 
 func (i *image) base() string { return filepath.Base(i.path) }
 
-func (i *image) isDriver() bool {
-	return strings.HasPrefix(i.base(), "libcuda.so") || strings.HasPrefix(i.soname, "libcuda.so")
+func (i *image) named(library string) bool {
+	return strings.HasPrefix(i.base(), library) || strings.HasPrefix(i.soname, library)
 }
 
-func (i *image) isCudart() bool {
-	return strings.HasPrefix(i.base(), "libcudart.so") || strings.HasPrefix(i.soname, "libcudart.so")
-}
+func (i *image) isCudart() bool { return i.named("libcudart.so") }
 
 // architecture returns what a program and a preloaded library must share.
 func (i *image) architecture() string { return architecture(i.class, i.machine) }
