@@ -32,12 +32,13 @@ func jobsOf(pid int) (jobs []string) {
 		name, value, _ := strings.Cut(entry, "=")
 		e[name] = value
 	}
-	jobs = append(jobs, strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none")) // torchrun, where "none" is the default
-	if e["OMPI_COMM_WORLD_SIZE"] != "" {                                      // Open MPI
+	// Of torchrun, whose default is "none"; of Open MPI; of Slurm; of whatever starts torch.distributed.
+	jobs = append(jobs, strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none"))
+	if e["OMPI_COMM_WORLD_SIZE"] != "" {
 		jobs = append(jobs, e["PMIX_NAMESPACE"])
 	}
 	jobs = append(jobs, e["SLURM_JOB_ID"])
-	if e["MASTER_ADDR"] != "" && e["MASTER_PORT"] != "" { // whatever starts torch.distributed
+	if e["MASTER_ADDR"] != "" && e["MASTER_PORT"] != "" {
 		jobs = append(jobs, e["MASTER_ADDR"]+":"+e["MASTER_PORT"])
 	}
 	return distinct(jobs)
