@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import _torch
 from ._arguments import Backup, check_backup, check_tag
 from ._errors import NotSupportedError
-from ._library import Library, load
+from ._library import load
 from ._region import region
 from ._scope import ThreadScope
 from ._warning import warn
@@ -83,21 +83,12 @@ def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iter
         graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
     )
     _warn_of_registered_buffers()
-    with _Plain(), captured:
+    # For what entering and leaving a capture allocates, such as a random generator's state.
+    plain = ThreadScope(
+        "tms.cuda_graph()", lambda library: _torch.set_aside(), lambda library: {"active": False}
+    )
+    with plain, captured:
         yield
-
-
-class _Plain(ThreadScope):
-    """For what entering and leaving a capture allocates, such as a random generator's state."""
-
-    def __str__(self) -> str:
-        return "tms.cuda_graph()"
-
-    def settings(self, library: Library) -> dict[str, Any]:
-        return {"active": False}
-
-    def route(self, library: Library) -> _torch.Route | None:
-        return _torch.set_aside()
 
 
 _warned = False

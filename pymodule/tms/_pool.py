@@ -211,22 +211,13 @@ def allocator(kind: str, **options: Option) -> ThreadScope:
             (PyTorch before 2.6, or after `use_allocator`).
         TmsError, NotPreloadedError, ImportError: as for `use_allocator`.
     """
-    return _Allocator(kind, options)
 
-
-class _Allocator(ThreadScope):
-    def __init__(self, kind: str, options: dict[str, Option]) -> None:
-        super().__init__()
-        self._kind = kind
-        self._options = options
-
-    def __str__(self) -> str:
-        return f"tms.allocator({self._kind!r})"
-
-    def route(self, library: Library) -> _torch.Route | None:
-        made = _plug(library, _pytorch(), "tms_torch_pool_malloc", self._kind, self._options)
+    def route(library: Library) -> _torch.Route:
+        made = _plug(library, _pytorch(), "tms_torch_pool_malloc", kind, options)
         settings = (library.tag, library.backup, library.incremental)
         return _torch.enter_own(("allocator", settings if library.active else None), made)
+
+    return ThreadScope(f"tms.allocator({kind!r})", route)
 
 
 def allocator_stats() -> list[dict[str, Any]]:

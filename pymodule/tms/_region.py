@@ -69,30 +69,18 @@ def region(
     kind = check_backup(backup)
     if incremental is not None:
         check_incremental(incremental, kind)
-    return _Region(check_tag(tag), kind, incremental)
+    check_tag(tag)
 
+    def is_incremental(library: Library) -> bool:
+        if incremental is not None:
+            return incremental
+        return library.incremental_by_default and kind == "host"
 
-class _Region(ThreadScope):
-    def __init__(self, tag: str, backup: Backup, incremental: bool | None) -> None:
-        super().__init__()
-        self._tag = tag
-        self._backup: Backup = backup
-        self._incremental = incremental
-
-    def __str__(self) -> str:
-        return f"tms.region({self._tag!r})"
-
-    def route(self, library: Library) -> _torch.Route | None:
-        key = (self._tag, self._backup, self._is_incremental(library))
-        return _torch.enter(key, plain_by_default=not library.active)
-
-    def settings(self, library: Library) -> dict[str, Any]:
-        return pausable(self._tag, self._backup, incremental=self._is_incremental(library))
-
-    def _is_incremental(self, library: Library) -> bool:
-        if self._incremental is not None:
-            return self._incremental
-        return library.incremental_by_default and self._backup == "host"
+    return ThreadScope(
+        f"tms.region({tag!r})",
+        lambda library: _torch.enter((tag, kind, is_incremental(library))),
+        lambda library: pausable(tag, kind, incremental=is_incremental(library)),
+    )
 
 
 def pausable(tag: str, backup: Backup, *, incremental: bool) -> dict[str, Any]:
@@ -114,23 +102,9 @@ def disable() -> ThreadScope:
     Raises:
         NotPreloadedError: libtms.so is not in this process.
     """
-    return _Ordinary("tms.disable()", {"active": False})
-
-
-class _Ordinary(ThreadScope):
-    def __init__(self, name: str, settings: dict[str, Any]) -> None:
-        super().__init__()
-        self._name = name
-        self._settings = settings
-
-    def __str__(self) -> str:
-        return self._name
-
-    def route(self, library: Library) -> _torch.Route | None:
-        return _torch.enter(None, plain_by_default=not library.active)
-
-    def settings(self, library: Library) -> dict[str, Any]:
-        return self._settings
+    return ThreadScope(
+        "tms.disable()", lambda library: _torch.enter(None), lambda library: {"active": False}
+    )
 
 
 def exclude() -> ThreadScope:
@@ -146,4 +120,6 @@ def exclude() -> ThreadScope:
     Raises:
         NotPreloadedError: libtms.so is not in this process.
     """
-    return _Ordinary("tms.exclude()", {"excluded": True})
+    return ThreadScope(
+        "tms.exclude()", lambda library: _torch.enter(None), lambda library: {"excluded": True}
+    )

@@ -40,29 +40,41 @@ class ThreadScope(Scope):
     Every setting has a stack. A scope that is left out of order is taken from the middle of its
     stacks, so what was entered later keeps holding, and then gives way to what held before the
     first.
+
+    Args:
+        name: what the program calls it, for messages.
+        route: enters what serves the thread's CUDA tensors; None: nothing.
+        settings: returns the attributes of `Library` that hold for the thread, and their values.
+        disposes: whether free memory of the pool that served goes back to the device at the end.
+        load: returns the library.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        name: str,
+        route: Callable[[Library], _torch.Route | None],
+        settings: Callable[[Library], dict[str, Any]] = lambda library: {},
+        *,
+        disposes: bool = False,
+        load: Callable[[], Library] = load,
+    ) -> None:
+        self._name = name
+        self._route = route
+        self._settings = settings
+        self._disposes = disposes
+        self._load = load
         self._entered: list[_Frame] = []
 
-    def settings(self, library: Library) -> dict[str, Any]:
-        """The attributes of `library` that hold for the thread, and their values."""
-        return {}
-
-    def route(self, library: Library) -> _torch.Route | None:
-        """Enters what serves the thread's CUDA tensors."""
-        return None
-
-    def left(self, route: _torch.Route | None) -> None:
-        """Called when everything is as before."""
+    def __str__(self) -> str:
+        return self._name
 
     def __enter__(self) -> None:
-        library = load()
+        library = self._load()
         _drop_abandoned()
-        settings = self.settings(library)
+        settings = self._settings(library)
         outermost = settings.get("active") and not library.active
         unseen = _unseen.watch(library) if outermost else None
-        frame = _Frame(self, library, self.route(library), unseen)
+        frame = _Frame(self, library, self._route(library), unseen)
         _thread.frames.append(frame)
         self._entered.append(frame)
         try:
@@ -82,7 +94,8 @@ class ThreadScope(Scope):
         if frame.unseen is not None:
             frame.unseen.tell(self, frame.route)
         frame.take_out()
-        self.left(frame.route)
+        if self._disposes and frame.route and frame.route.pool:
+            _torch.dispose(frame.route.pool)
         if later:
             raise RuntimeError(
                 f"{self} is left before {later[-1].scope}, which was entered later in the same "

@@ -51,27 +51,23 @@ class Route:
         """None: PyTorch's default pool."""
 
 
-def enter(key: PoolKey, *, plain_by_default: bool) -> Route | None:
+def enter(key: PoolKey) -> Route | None:
     """Serves this thread's CUDA tensors from a pool of `key` and from no other, until `leave`.
 
     Returns None where there is nothing to do: there is no PyTorch, or a graph's pool serves, or
     what `tms.exclude` has chosen.
 
-    Args:
-        plain_by_default: whether this thread's allocations were ordinary, not pausable, on
-            entering. Outside all regions this says what PyTorch's default pool holds.
-
     Raises:
         NotSupportedError: PyTorch is set up so that its memory can't be paused.
     """
-    torch = _torch_with_cuda()
-    if torch is None or _serves_all or torch.cuda.is_current_stream_capturing() or load().excluded:
+    torch, library = _torch_with_cuda(), load()
+    if torch is None or _serves_all or torch.cuda.is_current_stream_capturing() or library.excluded:
         return None
-    if not load().interposes:
+    if not library.interposes:
         refuse_expandable_segments()
     pools = _pools_of(torch)
-    if not _thread.routes:
-        _thread.plain_by_default = plain_by_default
+    if not _thread.routes:  # outside all regions, the default pool holds what the thread's own do
+        _thread.plain_by_default = not (library.interposes and library.active)
     ordinary = key is None and _thread.plain_by_default
     return _serve_from(None if ordinary else pools.take(key, _entered_pools()))
 

@@ -145,7 +145,15 @@ class Allocator:
         tag = self.default_tag if tag is None else tag
         if tag not in self._tags:
             self._tags.append(tag)
-        with _torch.without_expandable_segments(self._torch), _Pool(tag, self._pluggable):
+        name = PREFIX + tag
+        pool = ThreadScope(
+            f"use_memory_pool({name!r})",
+            lambda library: _torch.enter_own(("vllm", name), self._pluggable),
+            # Not active: what NCCL or cuBLAS take meanwhile for themselves must not be discarded.
+            lambda library: {**pausable(name, "host", incremental=True), "active": False},
+            disposes=True,
+        )
+        with _torch.without_expandable_segments(self._torch), pool:
             yield
 
     default_tag = "default"
@@ -223,29 +231,6 @@ class Allocator:
         """The tags that have memory, in the order in which they appeared."""
         present = {found["tag"] for found in _found()}
         return [tag for tag in self._tags if PREFIX + tag in present]
-
-
-class _Pool(ThreadScope):
-    """Serves the tensors that a thread makes from memory with a tag; not what calls cudaMalloc."""
-
-    def __init__(self, tag: str, pluggable: Any) -> None:
-        super().__init__()
-        self._tag = PREFIX + tag
-        self._pluggable = pluggable
-
-    def __str__(self) -> str:
-        return f"use_memory_pool({self._tag!r})"
-
-    def route(self, library: Library) -> _torch.Route:
-        return _torch.enter_own(("vllm", self._tag), self._pluggable)
-
-    def settings(self, library: Library) -> dict[str, Any]:
-        # Not active: what NCCL or cuBLAS take meanwhile for themselves must not be discarded.
-        return {**pausable(self._tag, "host", incremental=True), "active": False}
-
-    def left(self, route: _torch.Route | None) -> None:
-        if route and route.pool:
-            _torch.dispose(route.pool)
 
 
 def _found() -> list[TagStats]:
