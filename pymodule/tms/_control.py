@@ -14,7 +14,7 @@ from ._arguments import check_tag, check_tags
 from ._errors import OutOfMemoryError, TmsError
 from ._library import Library, load
 from ._progress import Progress, reported
-from ._scope import Scope
+from ._scope import Between, Scope
 
 
 class TagStats(TypedDict):
@@ -287,32 +287,22 @@ def paused(tag: str | None = None) -> Scope:
     Args and Raises: as for `pause` on entering and `resume` on leaving. If the resume fails after
     the body raised, the resume's error is raised with the body's as its __context__.
     """
-    return _Paused(None if tag is None else check_tag(tag))
+    if tag is not None:
+        check_tag(tag)
 
-
-class _Paused(Scope):
-    def __init__(self, tag: str | None) -> None:
-        self._tag = tag
-        self._before: list[set[str] | None] = []
-        """For each time that it was entered: the tags that were paused; None: the whole process."""
-
-    def __str__(self) -> str:
-        return f"tms.paused({'' if self._tag is None else repr(self._tag)})"
-
-    def __enter__(self) -> None:
+    def enter() -> set[str] | None:
         before = _paused_tags()
-        pause(self._tag)
-        self._before.append(before)
+        pause(tag)
+        return before
 
-    def __exit__(self, *exception: object) -> None:
-        before = self._before.pop()
+    def leave(before: set[str] | None) -> None:
         if before is None:
             return
-        tags: set[str | None] = {self._tag}
-        if before and self._tag is None:
-            tags = {*(_paused_tags() or ())}
-        for tag in tags - before:
-            resume(tag)
+        tags: set[str | None] = {*(_paused_tags() or ())} if before and tag is None else {tag}
+        for each in tags - before:
+            resume(each)
+
+    return Between(f"tms.paused({'' if tag is None else repr(tag)})", enter, leave)
 
 
 def _paused_tags() -> set[str] | None:

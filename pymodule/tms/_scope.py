@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 from . import _torch, _unseen
 from ._library import Library, load
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Value = TypeVar("_Value")
 
 _LATER = {
     "is a coroutine function (async def)": inspect.iscoroutinefunction,
@@ -32,6 +33,25 @@ class Scope(contextlib.ContextDecorator):
                     "around a part without await and yield."
                 )
         return super().__call__(function)
+
+
+class Between(Scope, Generic[_Value]):
+    """Calls `enter` before the body, and `leave` with its result after it, even if that raised."""
+
+    def __init__(
+        self, name: str, enter: Callable[[], _Value], leave: Callable[[_Value], object]
+    ) -> None:
+        self._name, self._enter, self._leave = name, enter, leave
+        self._entered: list[_Value] = []
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __enter__(self) -> None:
+        self._entered.append(self._enter())
+
+    def __exit__(self, *exception: object) -> None:
+        self._leave(self._entered.pop())
 
 
 class ThreadScope(Scope):

@@ -22,7 +22,7 @@ from ._arguments import check_tag
 from ._errors import GroupError, NotSupportedError
 from ._meeting import Meeting, StoreLost
 from ._private import private
-from ._scope import Scope
+from ._scope import Between, Scope
 from ._together import Part, check_timeout, failure, module
 from ._together import error as _error
 
@@ -89,23 +89,13 @@ def paused(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT)
 
     Args and Raises: as for `pause` on entering and `resume` on leaving.
     """
-    return _Paused(None if tag is None else check_tag(tag), group, timeout)
-
-
-class _Paused(Scope):
-    def __init__(self, tag: str | None, group: Any, timeout: float) -> None:
-        self._tag = tag
-        self._group = group
-        self._timeout = timeout
-
-    def __str__(self) -> str:
-        return f"tms.distributed.paused({'' if self._tag is None else repr(self._tag)})"
-
-    def __enter__(self) -> None:
-        pause(self._tag, self._group, self._timeout)
-
-    def __exit__(self, *exception: object) -> None:
-        resume(self._tag, self._group, self._timeout)
+    if tag is not None:
+        check_tag(tag)
+    return Between(
+        f"tms.distributed.paused({'' if tag is None else repr(tag)})",
+        lambda: pause(tag, group, timeout),
+        lambda freed: resume(tag, group, timeout),
+    )
 
 
 def stats(group: Any = None, timeout: float = _TIMEOUT) -> list[RankStats]:

@@ -26,7 +26,7 @@ from typing import Any, Callable
 
 from ._arguments import check_tag
 from ._errors import GroupError
-from ._scope import Scope
+from ._scope import Between, Scope
 from ._together import (
     TIMEOUT,
     Failure,
@@ -89,7 +89,7 @@ def paused(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIME
     Args and Raises: as for `pause` on entering and `resume` on leaving.
     """
     given = _distinct(actors), None if tag is None else check_tag(tag), check_timeout(timeout)
-    return _Swap("paused", given, None)
+    return Between("tms.ray.paused()", lambda: pause(*given), lambda freed: resume(*given))
 
 
 def lend(
@@ -120,39 +120,22 @@ def lend(
     lender, borrower = _distinct(from_), _distinct(to)
     if {_key(actor) for actor in lender} & {_key(actor) for actor in borrower}:
         raise ValueError("an actor cannot lend to itself: from_ and to have one in common")
-    return _Swap("lend", (lender, tag, seconds), (borrower, tag, seconds))
 
-
-_Given = tuple[Sequence[Any], "str | None", float]
-
-
-class _Swap(Scope):
-    """Some actors are paused, and others are not, for the body."""
-
-    def __init__(self, name: str, out: _Given, into: _Given | None) -> None:
-        self._name = name
-        self._out = out
-        self._into = into
-
-    def __str__(self) -> str:
-        return f"tms.ray.{self._name}()"
-
-    def __enter__(self) -> None:
-        pause(*self._out)
-        if self._into is None:
-            return
+    def enter() -> None:
+        pause(lender, tag, seconds)
         try:
-            resume(*self._into)
+            resume(borrower, tag, seconds)
         except BaseException:
-            resume(*self._out)
+            resume(lender, tag, seconds)
             raise
 
-    def __exit__(self, *exception: object) -> None:
+    def leave(_: None) -> None:
         try:
-            if self._into is not None:
-                pause(*self._into)
+            pause(borrower, tag, seconds)
         finally:
-            resume(*self._out)
+            resume(lender, tag, seconds)
+
+    return Between("tms.ray.lend()", enter, leave)
 
 
 def _transact(operation: str, actors: Sequence[Any], tag: str | None, timeout: float) -> int:
