@@ -7,25 +7,10 @@ from typing import Literal, Optional, cast
 
 Backup = Optional[
     Literal[
-        "host",
-        "disk",
-        "peer",
-        "peer:0",
-        "peer:1",
-        "peer:2",
-        "peer:3",
-        "peer:4",
-        "peer:5",
-        "peer:6",
-        "peer:7",
-        "peer:8",
-        "peer:9",
-        "peer:10",
-        "peer:11",
-        "peer:12",
-        "peer:13",
-        "peer:14",
-        "peer:15",
+        Literal["host", "disk", "peer"],
+        Literal["peer:0", "peer:1", "peer:2", "peer:3", "peer:4", "peer:5", "peer:6", "peer:7"],
+        Literal["peer:8", "peer:9", "peer:10", "peer:11"],
+        Literal["peer:12", "peer:13", "peer:14", "peer:15"],
     ]
 ]
 """None, "host", "disk", "peer" or "peer:N" with the ordinal of a device."""
