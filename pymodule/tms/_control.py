@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -11,8 +10,8 @@ from typing import Any, TypedDict, cast
 
 from . import _torch
 from ._arguments import check_tag, check_tags
-from ._errors import OutOfMemoryError, TmsError
-from ._library import Library, load
+from ._errors import OutOfMemoryError, TmsError, from_code
+from ._library import Library, encoded, load, named, texts
 from ._progress import Progress, reported
 from ._scope import Between, Scope
 
@@ -186,14 +185,21 @@ def pause(
             raise ValueError("everything is paused without a tag, discard and progress")
         if not timeout >= 0:
             raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
-        return library.pause_everything(timeout)
+        code = library.c.tms_pause_everything(timeout)
+        if code:
+            raise from_code(code, "pausing everything", library.last_error)
+        return library.last_bytes
     stray = set(lost or ()) - set(tags or ())
     if stray:
         raise ValueError(f"discard has tags that tag does not name: {', '.join(sorted(stray))}")
     with reported(library, progress):
-        if tags is None:
-            return library.discard_all() if discard else library.pause(None)
-        return library.pause_tags(tags, lost or [])
+        if tags is not None:
+            kept = [each for each in tags if each not in (lost or ())]
+            what = f"pausing {named(tags)}"
+            return library.operate(what, library.c.tms_pause_tags, texts(kept), texts(lost or []))
+        if discard:
+            return library.operate("discarding all tags", library.c.tms_discard, None)
+        return library.operate("pausing all tags", library.c.tms_pause, None)
 
 
 def resume(
@@ -243,7 +249,7 @@ def resume_within(library: Library, tags: list[str] | None, wait: float, others:
         except OutOfMemoryError:
             until = start + wait
             # While the driver has the rest of the process, PyTorch's CUDA calls would wait.
-            if not released and not library.everything:
+            if not released and not library.stats["everything"]:
                 released = True
                 if _torch.release_cache():
                     continue
@@ -345,7 +351,9 @@ def prepare(tag: str | None = None, *, wait: bool = False) -> None:
         BackupError: with wait: host memory is too short. Nothing is held then.
         ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
-    load().prepare(None if tag is None else check_tag(tag), wait)
+    library = load()
+    name = None if tag is None else check_tag(tag)
+    library.operate(f"preparing {named(name)}", library.c.tms_prepare, encoded(name), wait)
 
 
 def serve() -> None:
@@ -361,7 +369,8 @@ def serve() -> None:
         TmsError: the socket cannot be made (code 304), or there is no CUDA driver (100): the
             message says why.
     """
-    load().serve()
+    library = load()
+    library.operate("listening", library.c.tms_serve)
 
 
 def trim() -> None:
@@ -373,7 +382,8 @@ def trim() -> None:
     Raises:
         ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
-    load().trim()
+    library = load()
+    library.operate("trimming all tags", library.c.tms_trim)
 
 
 def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
@@ -411,4 +421,4 @@ def stats() -> Stats:
     Raises:
         NotPreloadedError: libtms.so is not in this process.
     """
-    return cast(Stats, json.loads(load().stats_json()))
+    return cast(Stats, load().stats)

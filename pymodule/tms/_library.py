@@ -9,11 +9,11 @@ import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Generic, TypeVar
+from typing import Any, Callable, Generic, TypeVar, cast
 
 from ._arguments import check_tags
 from ._errors import LibraryNotFoundError, NotPreloadedError, TmsError, from_code
-from ._functions import PROGRESS, SIGNATURES, typed
+from ._functions import SIGNATURES, typed
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -120,76 +120,36 @@ class Library:
         return bytes(self.c.tms_last_error()).decode(errors="replace")
 
     @property
-    def started(self) -> bool:
-        """Whether the library has started in this process."""
-        return bool(json.loads(self.stats_json())["started"])
-
-    @property
-    def everything(self) -> bool:
-        """Whether everything is paused, including the driver's part: CUDA calls wait."""
-        return bool(json.loads(self.stats_json())["everything"])
-
-    def pause(self, tag: str | None, within: float | None = None) -> int:
-        """Calls tms_pause and returns the bytes of device memory that it freed.
-
-        Args:
-            within: seconds for other processes to close memory of the tag (tms_pause_within).
-        """
-        what, name = f"pausing {_named(tag)}", _encoded(tag)
-        if within is None:
-            return self._operate(what, self.c.tms_pause, name)
-        return self._operate(what, self.c.tms_pause_within, name, within)
-
-    @property
     def last_bytes(self) -> int:
         """Returns tms_last_bytes, even after a resume that failed because of other processes."""
         return int(self.c.tms_last_bytes())
 
-    def pause_tags(self, tags: list[str], lost: list[str]) -> int:
-        """Calls tms_pause_tags, which discards the contents of `lost`, and returns as `pause`."""
-        kept = _texts([tag for tag in tags if tag not in lost])
-        return self._operate(f"pausing {_named(tags)}", self.c.tms_pause_tags, kept, _texts(lost))
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The fields of `tms.Stats`."""
+        return cast("dict[str, Any]", json.loads(read(self.c.tms_stats_json)))
 
-    def discard_all(self) -> int:
-        """Calls tms_discard for all tags and returns the bytes that it freed."""
-        return self._operate("discarding all tags", self.c.tms_discard, None)
+    def pause(self, tag: str | None, within: float) -> int:
+        """Calls tms_pause_within and returns the bytes of device memory that it freed.
+
+        Args:
+            within: seconds for other processes to close memory of the tag.
+        """
+        return self.operate(f"pausing {named(tag)}", self.c.tms_pause_within, encoded(tag), within)
 
     def resume(self, tags: list[str] | None) -> int:
         """Calls tms_resume without waiting and returns the bytes that it mapped."""
-        what = f"resuming {_named(tags)}"
+        what = f"resuming {named(tags)}"
         if tags is None:
-            return self._operate(what, self.c.tms_resume_within, None, 0)
-        return self._operate(what, self.c.tms_resume_tags, _texts(tags), 0)
+            return self.operate(what, self.c.tms_resume_within, None, 0)
+        return self.operate(what, self.c.tms_resume_tags, texts(tags), 0)
 
-    def prepare(self, tag: str | None, wait: bool) -> None:
-        """Calls tms_prepare."""
-        self._operate(f"preparing {_named(tag)}", self.c.tms_prepare, _encoded(tag), wait)
+    def operate(self, doing: str, function: Callable[..., int], *arguments: Any) -> int:
+        """Calls a function, if there is a driver to work on, and returns `last_bytes`.
 
-    def trim(self) -> None:
-        """Calls tms_trim."""
-        self._operate("trimming all tags", self.c.tms_trim)
-
-    def pause_everything(self, timeout: float) -> int:
-        """Calls tms_pause_everything and returns the bytes that it freed."""
-        code = self.c.tms_pause_everything(timeout)
-        if code:
-            raise from_code(code, "pausing everything", self.last_error)
-        return self.last_bytes
-
-    def serve(self) -> None:
-        """Calls tms_serve."""
-        self._operate("listening", self.c.tms_serve)
-
-    def set_progress(self, callback: Any) -> None:
-        """Calls tms_set_progress_callback with a `PROGRESS`; None: no more calls."""
-        self.c.tms_set_progress_callback(PROGRESS() if callback is None else callback, None)
-
-    def stats_json(self) -> str:
-        """Returns the text of tms_stats_json."""
-        return read(self.c.tms_stats_json)
-
-    def _operate(self, doing: str, function: Callable[..., int], *arguments: Any) -> int:
-        """Calls a function, if there is a driver to work on; `doing` names it in errors."""
+        Args:
+            doing: names it in errors, as in "pausing tag 'weights'".
+        """
         missing = self._driver_missing()
         code = 100 if missing else function(*arguments)
         if code:
@@ -243,18 +203,18 @@ def attach(process: ctypes.CDLL) -> Library:
     return _loaded
 
 
-def _named(tag: str | list[str] | None) -> str:
+def named(tag: str | list[str] | None) -> str:
     """Tags as text."""
     return "all tags" if tag is None else f"tag {', '.join(map(repr, check_tags(tag) or []))}"
 
 
-def _encoded(tag: str | None) -> bytes | None:
+def encoded(tag: str | None) -> bytes | None:
     return None if tag is None else tag.encode(errors="surrogateescape")
 
 
-def _texts(tags: list[str]) -> Any:
+def texts(tags: list[str]) -> Any:
     """A list in C's form, which ends with NULL."""
-    return (ctypes.c_char_p * (len(tags) + 1))(*map(_encoded, tags))
+    return (ctypes.c_char_p * (len(tags) + 1))(*map(encoded, tags))
 
 
 def _path_or_advice() -> str:

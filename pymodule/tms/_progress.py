@@ -52,11 +52,11 @@ def reported(library: Library, progress: Progress) -> Iterator[None]:
                 _thread.reporting = False
 
         kept = PROGRESS(callback)  # alive until no more calls can come
-        library.set_progress(kept)
+        library.c.tms_set_progress_callback(kept, None)
         try:
             yield
         finally:
-            library.set_progress(None)
+            library.c.tms_set_progress_callback(PROGRESS(), None)
 
 
 _WANTED = "progress must be True, False or a function (device, operation, done, total)"

@@ -32,7 +32,7 @@ class Watch:
     def tell(self, scope: object, route: _torch.Route | None) -> None:
         """Warns if memory was taken since, and none of it by the library."""
         global _over
-        _over = _over or self._library.started
+        _over = _over or self._library.stats["started"]
         if _over:
             return
         if _torch.in_use():  # PyTorch knows what it has taken; other processes take memory too
@@ -65,7 +65,7 @@ def watch(library: Library) -> Watch | None:
     _regions += 1
     if _regions & (_regions - 1):
         return None
-    _over = library.started or bool(os.environ.get("TMS_EXCLUDE"))
+    _over = library.stats["started"] or bool(os.environ.get("TMS_EXCLUDE"))
     return None if _over else Watch(library)
 
 
