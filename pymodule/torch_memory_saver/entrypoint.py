@@ -15,7 +15,7 @@ from tms._library import Library, attach, load
 from tms._region import pausable
 from tms._scope import Scope, ThreadScope
 
-from ._mem_pools import Key, MemPools
+from ._mem_pools import MemPools
 from .binary_wrapper import BinaryWrapper
 from .hooks.base import HookMode, HookUtilBase
 
@@ -59,8 +59,15 @@ class TorchMemorySaver:
         """
         check_tag(tag)
         _check_backups(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        settings = tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
-        return _Initializing(f"region({tag!r})", lambda: self._initialized().region(*settings))
+
+        def route(library: Library) -> _torch.Route | None:
+            backend = cpu_backup_backend or library.cpu_backup_backend.decode()
+            backend = backend if enable_cpu_backup else ""
+            pools = self._initialized()._mem_pools
+            return _torch.enter(pools.key(tag, enable_cpu_backup, enable_disk_backup, backend))
+
+        settings = _settings(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        return ThreadScope(f"torch_memory_saver.region({tag!r})", route, settings, load=self._load)
 
     @contextlib.contextmanager
     def cuda_graph(
@@ -85,9 +92,9 @@ class TorchMemorySaver:
         """
         check_tag(tag)
         _check_backups(enable_cpu_backup, False, cpu_backup_backend)
-        with self._initialized().cuda_graph(
-            cuda_graph, pool, stream, capture_error_mode, tag, enable_cpu_backup, cpu_backup_backend
-        ):
+        impl = self._initialized()
+        settings = impl._with_region_config(tag, enable_cpu_backup, cpu_backup_backend)
+        with _cuda_graph.capture(cuda_graph, pool, stream, capture_error_mode), settings:
             yield
 
     def disable(self) -> Scope:
@@ -95,15 +102,23 @@ class TorchMemorySaver:
 
         Afterwards, what is free of them goes back to the device. Outside regions it does nothing.
         """
-        return _Initializing("disable()", lambda: self._initialized().disable())
+        return ThreadScope(
+            "torch_memory_saver.disable()",
+            lambda library: _torch.enter(None),
+            lambda library: {"active": False},
+            disposes=True,
+            load=self._load,
+        )
 
     def pause(self, tag: str | None = None) -> None:
         """`tms.pause`; None or "": all tags."""
-        self._initialized().pause(tag)
+        self._initialized()
+        tms.pause(tag or None)
 
     def resume(self, tag: str | None = None) -> None:
         """`tms.resume`; None or "": all tags."""
-        self._initialized().resume(tag)
+        self._initialized()
+        tms.resume(tag or None)
 
     @property
     def enabled(self) -> bool:
@@ -160,7 +175,19 @@ class TorchMemorySaver:
         Raises:
             ValueError: `x` is not on a CUDA device, or not contiguous.
         """
-        return self._initialized().get_cpu_backup(x, zero_copy)
+        cdll = self._initialized()._binary_wrapper.cdll
+        if not x.is_cuda:
+            raise ValueError(f"the tensor must be on a CUDA device, not on {x.device}")
+        if not x.is_contiguous():
+            raise ValueError("the tensor must be contiguous: its copy is one piece of host memory")
+        copy = cdll.tms_get_cpu_backup_pointer(ctypes.cast(x.data_ptr(), _BYTES), x.nbytes)
+        if not copy:
+            return None
+        import torch
+
+        memory = (ctypes.c_uint8 * x.nbytes).from_address(ctypes.addressof(copy.contents))
+        tensor = torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
+        return tensor if zero_copy else tensor.clone()
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
         """`tms.set_disk_backup_dir`; makes the directory now."""
@@ -175,6 +202,9 @@ class TorchMemorySaver:
         if self._impl is None:
             self._impl = _TorchMemorySaverImpl(self._hook_mode)
         return self._impl
+
+    def _load(self) -> Library:
+        return self._initialized()._library
 
 
 class _TorchMemorySaverImpl:
@@ -192,38 +222,6 @@ class _TorchMemorySaverImpl:
             _torch.allocate_with(self._hook_util.get_allocator())
         self._mem_pools = MemPools()
 
-    def region(
-        self,
-        tag: str,
-        enable_cpu_backup: bool,
-        enable_disk_backup: bool,
-        cpu_backup_backend: CpuBackupBackend | None,
-    ) -> ThreadScope:
-        def key() -> Key:
-            backend = ""
-            if enable_cpu_backup:
-                default = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
-                backend = cpu_backup_backend or default.decode()
-            return self._mem_pools.key(tag, enable_cpu_backup, enable_disk_backup, backend)
-
-        return _Region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, key)
-
-    @contextlib.contextmanager
-    def cuda_graph(
-        self,
-        cuda_graph: Any,
-        pool: Any,
-        stream: Any,
-        capture_error_mode: str,
-        tag: str,
-        enable_cpu_backup: bool,
-        cpu_backup_backend: CpuBackupBackend | None,
-    ) -> Iterator[None]:
-        settings = self._with_region_config(tag, enable_cpu_backup, cpu_backup_backend)
-        capture = _cuda_graph.capture(cuda_graph, pool, stream, capture_error_mode)
-        with capture, settings:
-            yield
-
     def _with_region_config(
         self,
         tag: str,
@@ -232,101 +230,21 @@ class _TorchMemorySaverImpl:
         enable_disk_backup: bool = False,
     ) -> ThreadScope:
         """The calling thread's settings for the body, without a pool."""
-        return _Region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, None)
-
-    def disable(self) -> ThreadScope:
-        return _Disable()
-
-    def pause(self, tag: str | None) -> None:
-        tms.pause(tag or None)
-
-    def resume(self, tag: str | None) -> None:
-        tms.resume(tag or None)
-
-    def get_cpu_backup(self, x: Any, zero_copy: bool) -> Any:
-        if not x.is_cuda:
-            raise ValueError(f"the tensor must be on a CUDA device, not on {x.device}")
-        if not x.is_contiguous():
-            raise ValueError("the tensor must be contiguous: its copy is one piece of host memory")
-        cdll, size = self._binary_wrapper.cdll, x.nbytes
-        copy = cdll.tms_get_cpu_backup_pointer(ctypes.cast(x.data_ptr(), _BYTES), size)
-        if not copy:
-            return None
-        import torch
-
-        memory = (ctypes.c_uint8 * size).from_address(ctypes.addressof(copy.contents))
-        tensor = torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
-        return tensor if zero_copy else tensor.clone()
+        settings = _settings(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        return ThreadScope(f"torch_memory_saver.region({tag!r})", lambda library: None, settings)
 
 
-class _Initializing(Scope):
-    """A scope of the instance, which is initialized when the scope is first entered."""
+def _settings(
+    tag: str, cpu: bool, disk: bool, backend: CpuBackupBackend | None
+) -> Callable[[Library], dict[str, Any]]:
+    def settings(library: Library) -> dict[str, Any]:
+        kind: Backup = "host" if cpu else "disk" if disk else None
+        found = pausable(tag, kind, incremental=cpu and library.incremental_by_default)
+        if backend is not None:
+            found["cpu_backup_backend"] = backend.encode()
+        return found
 
-    def __init__(self, name: str, make: Callable[[], ThreadScope]) -> None:
-        self._name, self._make = name, make
-        self._scope: ThreadScope | None = None
-
-    def __str__(self) -> str:
-        return f"torch_memory_saver.{self._name}"
-
-    def __enter__(self) -> None:
-        if self._scope is None:
-            self._scope = self._make()
-        self._scope.__enter__()
-
-    def __exit__(self, *exception: object) -> None:
-        if self._scope is None:
-            raise RuntimeError(f"{self} is left without having been entered.")
-        self._scope.__exit__(*exception)
-
-
-class _Region(ThreadScope):
-    def __init__(
-        self,
-        tag: str,
-        cpu: bool,
-        disk: bool,
-        backend: CpuBackupBackend | None,
-        key: Callable[[], Key] | None,
-    ) -> None:
-        super().__init__()
-        self._tag, self._cpu, self._disk, self._backend, self._key = tag, cpu, disk, backend, key
-
-    def __str__(self) -> str:
-        return f"torch_memory_saver.region({self._tag!r})"
-
-    def route(self, library: Library) -> _torch.Route | None:
-        if self._key is None:
-            return None
-        return _torch.enter(self._key(), plain_by_default=_plain_by_default(library))
-
-    def settings(self, library: Library) -> dict[str, Any]:
-        incremental = self._cpu and library.incremental_by_default
-        backup: Backup = "host" if self._cpu else "disk" if self._disk else None
-        settings = pausable(self._tag, backup, incremental=incremental)
-        if self._backend is not None:
-            settings["cpu_backup_backend"] = self._backend.encode()
-        return settings
-
-
-class _Disable(ThreadScope):
-    def __str__(self) -> str:
-        return "torch_memory_saver.disable()"
-
-    def route(self, library: Library) -> _torch.Route | None:
-        return _torch.enter(None, plain_by_default=_plain_by_default(library))
-
-    def settings(self, library: Library) -> dict[str, Any]:
-        return {"active": False}
-
-    def left(self, route: _torch.Route | None) -> None:
-        if route and route.pool:
-            _torch.dispose(route.pool)
-
-
-def _plain_by_default(library: Library) -> bool:
-    """Whether this thread's allocations are currently ordinary."""
-    return not library.interposes or not library.active
+    return settings
 
 
 def _check_backups(cpu: bool, disk: bool, backend: str | None) -> None:

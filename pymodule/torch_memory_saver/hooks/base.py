@@ -20,8 +20,8 @@ class HookUtilBase:
 
     def get_path_binary(self) -> str | None:
         """The library's file; None where it is part of the process already."""
-        raise NotImplementedError
+        return None
 
     def get_allocator(self) -> Any:
         """For the `allocator` of a torch.cuda.MemPool; None: cudaMalloc, which is interposed."""
-        raise NotImplementedError
+        return None

@@ -31,19 +31,11 @@ class HookUtilModePreload(HookUtilBase):
                 "be set before anything else."
             ) from None
 
-    def get_path_binary(self) -> None:
-        return None
-
-    def get_allocator(self) -> None:
-        return None
-
 
 def configure_subprocess() -> _GeneratorContextManager[None]:
     """Starts the child processes of the body with the library, by LD_PRELOAD in os.environ.
 
     As `tms.configure_subprocess`, except for the name under which the library is found.
     """
-    return preloading(lambda: str(get_binary_path_from_package(_STEM)))
-
-
-_STEM = "torch_memory_saver_hook_mode_preload"
+    stem = "torch_memory_saver_hook_mode_preload"
+    return preloading(lambda: str(get_binary_path_from_package(stem)))
