@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tms import Backup
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic only with this
 
@@ -23,19 +20,15 @@ class Training:
     """Weights and Adam's state in a region with a backup, a workspace in one without.
 
     Args:
-        pausable: whether to use tms at all.
+        region: tms.region, or what does nothing in its place.
     """
 
-    def __init__(self, *, pausable: bool) -> None:
+    def __init__(self, region: Callable[..., AbstractContextManager[None]]) -> None:
         torch.use_deterministic_algorithms(True)
         torch.manual_seed(1)
         self.device = torch.cuda.get_device_name()
-        self._tms: Any = None
-        if pausable:
-            import tms
-
-            self._tms = tms
-        with self._region("weights", "host"):
+        self._region = region
+        with region("weights", backup="host"):
             self.model = nn.Sequential(
                 nn.Linear(1024, WIDTH),
                 nn.GELU(),
@@ -48,16 +41,10 @@ class Training:
         # Like caches and activations in serving and in RL: most of the device's memory, with
         # nothing in it that must be kept.
         size = int(torch.cuda.mem_get_info()[0] * 0.6)
-        with self._region("workspace", None):
+        with region("workspace"):
             self.workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
         inputs = self.workspace[: BATCH * 1024 * 4]
         self.inputs = inputs.view(torch.float32).view(BATCH, 1024)
-
-    def _region(self, tag: str, backup: Backup) -> contextlib.AbstractContextManager[None]:
-        if self._tms is None:
-            return contextlib.nullcontext()
-        region: contextlib.AbstractContextManager[None] = self._tms.region(tag, backup=backup)
-        return region
 
     def step(self, number: int) -> float:
         """One step on data that depends only on its number; returns the loss."""
@@ -67,7 +54,7 @@ class Training:
         loss = nn.functional.mse_loss(self.model(self.inputs), targets)
         loss.backward()
         if number == 1:  # Adam makes its state now
-            with self._region("weights", "host"):
+            with self._region("weights", backup="host"):
                 self.optimizer.step()
         else:
             self.optimizer.step()

@@ -6,16 +6,14 @@ and back to it afterwards, and so are the inputs, so the losses depend on every 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import math
 import random
 from array import array
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tms import Backup
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 INPUTS, HIDDEN, BATCH = 4, 16, 32
 WEIGHTS = (INPUTS + 1) * HIDDEN + HIDDEN + 1
@@ -72,33 +70,22 @@ class Training:
     """Weights and Adam's state in a region with a backup, a workspace in one without.
 
     Args:
-        pausable: whether to use tms at all.
+        region: tms.region, or what does nothing in its place.
     """
 
     device = "simulator"
 
-    def __init__(self, *, pausable: bool) -> None:
-        self._tms: Any = None
-        if pausable:
-            import tms
-
-            self._tms = tms
+    def __init__(self, region: Callable[..., AbstractContextManager[None]]) -> None:
         self._runtime = runtime = Runtime()
         source = random.Random(1)
-        with self._region("weights", "host"):
+        with region("weights", backup="host"):
             self._state = [runtime.malloc(8 * WEIGHTS) for _ in range(3)]  # weights, 2 moments
         runtime.write(self._state[0], array("d", (source.gauss(0, 0.5) for _ in range(WEIGHTS))))
         for moment in self._state[1:]:
             runtime.write(moment, array("d", bytes(8 * WEIGHTS)))
         self._workspace_bytes = int(runtime.free_memory() * 0.8)
-        with self._region("workspace", None):
+        with region("workspace"):
             self._workspace = runtime.malloc(self._workspace_bytes)
-
-    def _region(self, tag: str, backup: Backup) -> contextlib.AbstractContextManager[None]:
-        if self._tms is None:
-            return contextlib.nullcontext()
-        region: contextlib.AbstractContextManager[None] = self._tms.region(tag, backup=backup)
-        return region
 
     def step(self, number: int) -> float:
         """One step on data that depends only on its number; returns the loss."""
