@@ -9,14 +9,12 @@ from .utils import is_xpu
 __all__ = ["empty_cache", "get_and_print_gpu_memory", "get_device", "is_xpu"]
 
 
+empty_cache = torch.cuda.empty_cache
+
+
 def get_device() -> str:
     """What tests pass as `device`."""
     return "cuda"
-
-
-def empty_cache() -> None:
-    """torch.cuda.empty_cache()."""
-    torch.cuda.empty_cache()
 
 
 def get_and_print_gpu_memory(message: str, gpu_id: int = 0) -> int:
