@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import threading
 from typing import Any, Callable, Generic, TypeVar
@@ -142,25 +143,23 @@ _ADVICE = (
 )
 
 
+@dataclasses.dataclass(eq=False)
 class _Frame:
     """One entry of a scope that has not been left yet."""
 
-    def __init__(
-        self, scope: ThreadScope, library: Library, route: _torch.Route | None, unseen: Any
-    ) -> None:
-        self.scope = scope
-        self.route = route
-        self.unseen = unseen
-        self.ident = threading.get_ident()
-        self.abandoned = False
-        """Left on another thread, which can't restore this one's settings."""
-        self._library = library
-        self._before: dict[str, Any] = {}
+    scope: ThreadScope
+    library: Library
+    route: _torch.Route | None
+    unseen: _unseen.Watch | None
+    ident: int = dataclasses.field(default_factory=threading.get_ident)
+    abandoned: bool = False
+    """Left on another thread, which can't restore this one's settings."""
+    before: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def set(self, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
-            self._before[name] = getattr(self._library, name)
-            setattr(self._library, name, value)
+            self.before[name] = getattr(self.library, name)
+            setattr(self.library, name, value)
 
     def take_out(self) -> None:
         """Restores the settings from before, or lets later scopes restore them when they end."""
@@ -168,12 +167,12 @@ class _Frame:
         later = frames[frames.index(self) + 1 :]
         frames.remove(self)
         self.scope._entered.remove(self)
-        for name, value in self._before.items():
-            heir = next((frame for frame in later if name in frame._before), None)
+        for name, value in self.before.items():
+            heir = next((frame for frame in later if name in frame.before), None)
             if heir is None:
-                setattr(self._library, name, value)
+                setattr(self.library, name, value)
             else:
-                heir._before[name] = value
+                heir.before[name] = value
         _torch.leave(self.route)
 
 

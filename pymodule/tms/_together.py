@@ -7,6 +7,7 @@ torch.distributed, `ray.py` over Ray.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 import os
@@ -45,17 +46,17 @@ class Failure(NamedTuple):
         )
 
 
+@dataclasses.dataclass
 class Part:
     """One rank's share of a pause or resume of a tag, None: of all."""
 
-    def __init__(self, operation: str, tag: str | None, rank: int, timeout: float) -> None:
-        self.operation = operation
-        """"pause" or "resume"."""
-        self.tag = tag
-        self.rank = rank
-        self._timeout = timeout
-        self._undo: list[str | None] = []
-        """Tags of which `do` has changed something that no other caller had changed."""
+    operation: str
+    """"pause" or "resume"."""
+    tag: str | None
+    rank: int
+    timeout: float
+    _undo: list[str | None] = dataclasses.field(default_factory=list, init=False)
+    """Tags of which `do` has changed something that no other caller had changed."""
 
     def check(self) -> dict[str, Any]:
         """Whether this rank can do it, and what it needs of its machine; see `merged`."""
@@ -70,7 +71,7 @@ class Part:
     def do(self) -> int:
         """Does it; returns the bytes of device memory that were freed, or mapped, here."""
         self._undo = self._changing()
-        within = _SHARE * self._timeout  # for ranks that have memory of this one open
+        within = _SHARE * self.timeout  # for ranks that have memory of this one open
         if self.operation == "pause":
             return load().pause(self.tag, within)
         return _control.resume_within(load(), check_tags(self.tag), 0, within)
@@ -158,11 +159,11 @@ class Part:
             return
         waiting = threading.Thread(target=wait, daemon=True, name="tms.distributed")
         waiting.start()
-        waiting.join(_SHARE * self._timeout)
+        waiting.join(_SHARE * self.timeout)
         if waiting.is_alive():
             raise TmsError(
                 f"the work that it has given its devices has not ended within "
-                f"{_SHARE * self._timeout:g} s: a collective that not every rank has launched?",
+                f"{_SHARE * self.timeout:g} s: a collective that not every rank has launched?",
                 code=TIMEOUT,
             )
         if failed:

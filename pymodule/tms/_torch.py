@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import re
 import sys
@@ -43,12 +44,12 @@ PoolKey = Optional[tuple[object, ...]]
 _Route = Callable[[int, tuple[int, int]], None]
 
 
+@dataclasses.dataclass(eq=False)
 class Route:
     """What serves a thread's CUDA tensors from `enter` to `leave`, unless another came since."""
 
-    def __init__(self, pool: _Pool | None) -> None:
-        self.pool = pool
-        """None: PyTorch's default pool."""
+    pool: _Pool | None
+    """None: PyTorch's default pool."""
 
 
 def enter(key: PoolKey) -> Route | None:
@@ -268,13 +269,10 @@ class _Pool:
     """A torch.cuda.MemPool, used on all devices.
 
     Args:
-        memory: the MemPool, made on the current device; None: a new one.
+        memory: the MemPool, made on the current device.
     """
 
-    def __init__(self, key: PoolKey, torch: Any, functions: _Functions, memory: Any = None) -> None:
-        if memory is None:
-            pausable = key is not None and _allocator is not None
-            memory = torch.cuda.MemPool(_allocator) if pausable else torch.cuda.MemPool()
+    def __init__(self, key: PoolKey, torch: Any, functions: _Functions, memory: Any) -> None:
         # Never destroyed: the destructor frees device memory and aborts the process if any thread
         # is in a region then, which can't be ruled out when the interpreter shuts down.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
@@ -330,7 +328,9 @@ class _Pools:
             idle = self._idle.get(key)
             if idle:
                 return idle.pop()
-            memory = self._torch.cuda.MemPool(allocator) if allocator else None
+            allocator = allocator or (_allocator if key is not None else None)
+            make = self._torch.cuda.MemPool
+            memory = make(allocator) if allocator else make()
             pool = _Pool(key, self._torch, self._functions, memory)
             self._known.setdefault(key, []).append(pool)
             return pool
