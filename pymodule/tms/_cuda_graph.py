@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _torch
-from ._arguments import Backup, check_backup, check_tag
+from ._arguments import Backup
 from ._errors import NotSupportedError
 from ._library import load
 from ._region import region
@@ -53,24 +53,14 @@ def cuda_graph(
         NotSupportedError: libtms.so is not preloaded; it has to see captures begin and end.
         NotPreloadedError, TypeError, ValueError: as for `region`.
     """
-    return _cuda_graph(
-        capture(cuda_graph, pool, stream, capture_error_mode),
-        region(check_tag(tag), check_backup(backup)),
-    )
+    return capture(cuda_graph, pool, stream, capture_error_mode, region(tag, backup))
 
 
 @contextlib.contextmanager
-def _cuda_graph(
-    capturing: contextlib.AbstractContextManager[None],
-    inside: contextlib.AbstractContextManager[None],
+def capture(
+    graph: Any, pool: Any, stream: Any, capture_error_mode: str, inside: ThreadScope
 ) -> Iterator[None]:
-    with capturing, inside:
-        yield
-
-
-@contextlib.contextmanager
-def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
-    """`torch.cuda.graph`, even in a region: the graph's pool serves it, not the region's."""
+    """`torch.cuda.graph` with `inside` in it. The graph's pool serves it, not a region's."""
     import torch
 
     library = load()
@@ -87,7 +77,7 @@ def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iter
     plain = ThreadScope(
         "tms.cuda_graph()", lambda library: _torch.set_aside(), lambda library: {"active": False}
     )
-    with plain, captured:
+    with plain, captured, inside:
         yield
 
 

@@ -93,8 +93,8 @@ class TorchMemorySaver:
         check_tag(tag)
         _check_backups(enable_cpu_backup, False, cpu_backup_backend)
         impl = self._initialized()
-        settings = impl._with_region_config(tag, enable_cpu_backup, cpu_backup_backend)
-        with _cuda_graph.capture(cuda_graph, pool, stream, capture_error_mode), settings:
+        inside = impl._with_region_config(tag, enable_cpu_backup, cpu_backup_backend)
+        with _cuda_graph.capture(cuda_graph, pool, stream, capture_error_mode, inside):
             yield
 
     def disable(self) -> Scope:
