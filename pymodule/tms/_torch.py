@@ -70,7 +70,7 @@ def enter(key: PoolKey) -> Route | None:
     if not _thread.routes:  # outside all regions, the default pool holds what the thread's own do
         _thread.plain_by_default = not (library.interposes and library.active)
     ordinary = key is None and _thread.plain_by_default
-    return _serve_from(None if ordinary else pools.take(key, _entered_pools()))
+    return _serve_from(None if ordinary else pools.take(key))
 
 
 def enter_own(key: tuple[object, ...], allocator: object) -> Route:
@@ -88,7 +88,7 @@ def enter_own(key: tuple[object, ...], allocator: object) -> Route:
         raise NotSupportedError("PyTorch has no CUDA device here, so there is no memory to serve.")
     if not load().interposes:
         refuse_expandable_segments()
-    return _serve_from(_pools_of(torch).take(key, _entered_pools(), allocator))
+    return _serve_from(_pools_of(torch).take(key, allocator))
 
 
 def set_aside() -> Route | None:
@@ -319,9 +319,9 @@ class _Pools:
         self._idle: dict[PoolKey, list[_Pool]] = {}
         self._known: dict[PoolKey, list[_Pool]] = {}
 
-    def take(self, key: PoolKey, entered: list[_Pool], allocator: object = None) -> _Pool:
+    def take(self, key: PoolKey, allocator: object = None) -> _Pool:
         """A pool of `key` that no other thread is in; the thread's own if it has entered one."""
-        for own in entered:
+        for own in _entered_pools():
             if own.key == key:
                 return own
         with self._lock:

@@ -176,15 +176,14 @@ class _Calls:
         self._doing = doing(operation, tag, many)
 
     def transact(self) -> int:
-        everybody = range(len(self._actors))
         try:
-            return self._transact(everybody)
+            return self._transact()
         finally:
-            for rank in everybody:
+            for rank in range(len(self._actors)):
                 self._ask(rank, _end)
 
-    def _transact(self, everybody: range) -> int:
-        votes = self._all(everybody, _check, *self._asked, self._timeout)
+    def _transact(self) -> int:
+        votes = self._all(_check, *self._asked, self._timeout)
         said = [vote for vote in votes if not isinstance(vote, Failure)]
         self._hosts = {vote["asks"][2]: vote["host"] for vote in said}
         failures = [vote for vote in votes if isinstance(vote, Failure)]
@@ -192,35 +191,33 @@ class _Calls:
         if failures:
             raise self._error(failures, "all that live are as before")
         try:
-            done = self._all(everybody, _do)
+            done = self._all(_do)
         except BaseException:
-            self._take_back(everybody)
+            self._take_back()
             raise
         failures = [each for each in done if isinstance(each, Failure)]
         if failures:
-            raise self._error(failures, self._take_back(everybody))
+            raise self._error(failures, self._take_back())
         return sum(each for each in done if not isinstance(each, Failure))
 
-    def _take_back(self, everybody: range) -> str:
+    def _take_back(self) -> str:
         """Makes all living actors undo it, late ones later; returns the outcome as text."""
-        back = self._all(everybody, _take_back)
+        back = self._all(_take_back)
         stuck = [each for each in back if isinstance(each, Failure) and each.rank not in self._gone]
         if not stuck:
             return "all that live are as before"
         told = "; ".join(each.told(self._name) for each in stuck)
         return f"all that live are as before but these, late ones until they come to it ({told})"
 
-    def _all(self, ranks: range, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def _all(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The results of a function in all actors within the time; each may be a `Failure`."""
         until = time.monotonic() + self._timeout
-        results: dict[Any, Any] = {}
-        for rank in ranks:
-            results[rank] = self._ask(rank, function, *arguments)
-        waiting = [each for each in results.values() if not isinstance(each, Failure)]
+        asked = [self._ask(rank, function, *arguments) for rank in range(len(self._actors))]
+        waiting = [each for each in asked if not isinstance(each, Failure)]
         if waiting:
             left = max(0.0, until - time.monotonic())
             self._ray.wait(waiting, num_returns=len(waiting), timeout=left)
-        return [self._result(rank, results[rank]) for rank in ranks]
+        return [self._result(rank, reference) for rank, reference in enumerate(asked)]
 
     def _ask(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """A reference to the coming result, or a `Failure`."""
