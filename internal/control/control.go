@@ -1,6 +1,6 @@
 // Package control is the protocol between a process that can be steered from outside and its clients, over a
 // Unix socket: a line of JSON for each request, and one for each reply. Package server answers and package client asks.
-// Nothing in this package waits, or keeps a descriptor.
+// Nothing in this package keeps a descriptor, and only Search waits.
 //
 // A client has at most one request in progress that changes something; status and cancel may come meanwhile. What comes
 // behind an await is read once that is answered. Requests that change something are carried out one after another,
@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -35,10 +36,7 @@ const (
 )
 
 // Look is how often a process checks that its socket is still in its directory, and makes a new one if it is not.
-const (
-	Look    = 2 * time.Second
-	LookFor = 3 * Look // how long a client looks that finds a process Lost
-)
+const Look = 2 * time.Second
 
 // The operations.
 const (
@@ -60,6 +58,9 @@ const (
 	// one client at a time can align.
 	Align = "align"
 )
+
+// The operations in the order in which messages name them, and then those between processes.
+var operations = []string{Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand}
 
 // Where a move can take contents.
 const (
@@ -288,51 +289,37 @@ func wrongVersion(version int) error {
 }
 
 func (r *Request) check() error {
-	switch r.Op {
-	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand:
-	default:
+	known := r.To == ToDisk || r.Op == Move && r.To == ToHost
+	switch {
+	case !slices.Contains(operations, r.Op):
 		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, "+
 			"move, record and align", r.Op)
-	}
-	if r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath ||
-		strings.ContainsRune(r.File, 0)) {
+	case r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath ||
+		strings.ContainsRune(r.File, 0)):
 		return fmt.Errorf("%.100q: only a record takes a file, by its path from the root", r.File)
-	}
-	if (r.Share != 0 || r.Import != 0) && r.Op != Lend && r.Op != Returned {
+	case (r.Share != 0 || r.Import != 0) && r.Op != Lend && r.Op != Returned:
 		return fmt.Errorf("only a lend or returned takes share and import, not a %s", r.Op)
-	}
-	if r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil) {
+	case r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil):
 		return errors.New("only a resume, a move, or a pause without a tag takes everything")
-	}
-	known := r.To == ToDisk || r.Op == Move && r.To == ToHost
-	if r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || !known) {
+	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || !known):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
-	}
-	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard) && r.Op != Pause {
+	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard) && r.Op != Pause:
 		return fmt.Errorf("only a pause takes timeout, idle, force, keep, hold and discard, not a %s", r.Op)
-	}
-	if r.NCCL != nil && (r.Op != Pause || r.Tag != nil) {
+	case r.NCCL != nil && (r.Op != Pause || r.Tag != nil):
 		return errors.New("only a pause without a tag takes nccl")
-	}
-	if r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0) {
+	case r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0):
 		return errors.New("only the pause after a hold takes together, and until says when it ends")
-	}
-	if r.Hold && (r.Keep || r.Everything || r.Idle != nil) {
+	case r.Hold && (r.Keep || r.Everything || r.Idle != nil):
 		return errors.New("a hold comes before a pause, and takes no keep, everything or idle")
-	}
-	if r.Lease != 0 && !r.Hold && r.Op != Align {
+	case r.Lease != 0 && !r.Hold && r.Op != Align:
 		return fmt.Errorf("only a hold or an align takes a lease, not a %s", r.Op)
-	}
-	if r.Wait != 0 && r.Op != Resume && r.Op != Await && r.Op != Align {
+	case r.Wait != 0 && r.Op != Resume && r.Op != Await && r.Op != Align:
 		return fmt.Errorf("only a resume, an await or an align takes wait, not a %s", r.Op)
-	}
-	if r.Targets != nil && (r.Op != Align || len(r.Targets) == 0) {
+	case r.Targets != nil && (r.Op != Align || len(r.Targets) == 0):
 		return errors.New("only an align takes targets, and at least one")
-	}
-	if r.Tag != nil && r.Op != Pause && r.Op != Resume && r.Op != Move {
+	case r.Tag != nil && r.Op != Pause && r.Op != Resume && r.Op != Move:
 		return fmt.Errorf("only a pause, resume or move takes a tag, not a %s", r.Op)
-	}
-	if r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)) {
+	case r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)):
 		return fmt.Errorf("%q is no tag; leave it out for all", *r.Tag)
 	}
 	given := map[string]float64{"timeout": r.TimeoutSeconds(), "wait": r.Wait, "lease": r.Lease}

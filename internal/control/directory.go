@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -109,6 +110,19 @@ func Lost(pid int) bool {
 		}
 	}
 	return false
+}
+
+// Search connects to a process, and waits for one that is Lost to replace its socket. Errors: the last of connect.
+func Search[C any](pid int, connect func() (C, error)) (C, error) {
+	connection, err := connect()
+	until := time.Now().Add(3 * Look)
+	for missed := 0; err != nil && missed < 2 && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		if missed++; Lost(pid) {
+			missed = 0
+		}
+		connection, err = connect() // it may be there by now
+	}
+	return connection, err
 }
 
 // Address returns the path by which to bind or connect a process's socket: a path that is too long goes through the

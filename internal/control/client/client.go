@@ -40,9 +40,6 @@ var ErrElsewhere = Unreachable("the process that listens by that number has it i
 // busyTime is how long a client tries a process with a full queue of clients.
 const busyTime = time.Second
 
-// lostGlance is the time between looks for a socket that is being made anew.
-const lostGlance = 20 * time.Millisecond
-
 // maxReply is the most bytes of a reply; the statistics of a hundred thousand tags take less.
 const maxReply = 256 << 20
 
@@ -154,15 +151,7 @@ func Dial(pid int) (*Conn, error) {
 // read, but a client that changes something by the number means another process. It waits for a process that replaces
 // its socket.
 func Look(pid int) (*Conn, error) {
-	connection, err := connect(pid)
-	until := time.Now().Add(control.LookFor)
-	for missed := 0; err != nil && missed < 2 && time.Now().Before(until); time.Sleep(lostGlance) {
-		if missed++; control.Lost(pid) {
-			missed = 0
-		}
-		connection, err = connect(pid) // it may be there by now
-	}
-	return connection, err
+	return control.Search(pid, func() (*Conn, error) { return connect(pid) })
 }
 
 func connect(pid int) (*Conn, error) {

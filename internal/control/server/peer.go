@@ -25,7 +25,7 @@ const answerWithin = 5 * time.Second
 // Ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came, or -1.
 func Ask(directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
-	socket, err := dial(directories, pid)
+	socket, err := control.Search(pid, func() (int, error) { return find(directories, pid, answerWithin) })
 	if err != nil {
 		return reply, -1, err
 	}
@@ -78,19 +78,6 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 		line = append(line, buffer[:n]...)
 	}
 	return reply, descriptor, json.Unmarshal(bytes.TrimSpace(line), &reply)
-}
-
-// dial connects to the control socket of a process of this user. It waits for a process that replaces its socket.
-func dial(directories Directories, pid int) (socket int, err error) {
-	socket, err = find(directories, pid, answerWithin)
-	until := time.Now().Add(control.LookFor)
-	for missed := 0; err != nil && missed < 2 && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
-		if missed++; control.Lost(pid) {
-			missed = 0
-		}
-		socket, err = find(directories, pid, answerWithin)
-	}
-	return socket, err
 }
 
 // find connects to the control socket of a process, whichever directory has it. It waits up to patience for the process
