@@ -1,14 +1,10 @@
 """vLLM's sleep mode by tms: the plugin that vLLM loads, and the allocator for its memory.
 
-vLLM (0.26.0) has two places for this. A worker asks a *sleep-mode backend* to sleep and wake up;
-`register` adds one called "tms" (tms._vllm_backend). That alone does not change where memory lies:
-weights and KV cache are made inside `use_memory_pool(tag)` of the process's one `CuMemAllocator`,
-whatever the backend. So in a worker whose backend is "tms" this module's `Allocator` takes that
-one's place, before the worker makes anything; `CuMemAllocator` itself then hands it to all callers
-(`vllm.device_allocator.get_mem_allocator_instance`, which modules of vLLM import by name).
+A worker asks the sleep-mode backend "tms" (tms._vllm_backend) to sleep and wake up, and `Allocator`
+takes the place of its `CuMemAllocator` (docs/rationale.md, "vLLM").
 
-What this module uses of vLLM was read in 0.26.0 and 0.33.0; tests/test_vllm.py compares the names
-and signatures with the installed vLLM.
+What this module uses of vLLM was read in 0.26.0 and 0.33.0; tests/engines/test_vllm_plugin.py
+compares the names and signatures with the installed vLLM.
 """
 
 from __future__ import annotations
