@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import shlex
@@ -81,23 +82,17 @@ def in_process(device: str, kind: str, environment: dict[str, str]) -> dict[str,
     finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
     if finished.returncode:
         sys.exit(f"the {kind} training failed with status {finished.returncode}")
-    report: dict[str, Any] = json.loads(finished.stdout)
-    return report
+    return dict(json.loads(finished.stdout))
 
 
 def run(device: str, *, pausing: bool, python: list[str]) -> None:
     """One training; its report goes to stdout as JSON."""
-    if device == "gpu":
-        from on_gpu import Training
-    else:
-        from on_simulator import Training  # type: ignore[assignment]
-
     region: Any = no_region
     if pausing:
         import tms
 
         region = tms.region
-    training = Training(region)
+    training = importlib.import_module(f"on_{device}").Training(region)
     losses: list[str] = []
     report: dict[str, Any] = {"device": training.device, "losses": losses}
     for step in range(1, STEPS + 1):
@@ -118,12 +113,7 @@ def no_region(tag: str, backup: str | None = None) -> contextlib.AbstractContext
 
 def borrow(device: str, size: int) -> None:
     """The process that borrows the memory: it uses `size` bytes until its standard input ends."""
-    if device == "gpu":
-        from on_gpu import use
-    else:
-        from on_simulator import use  # type: ignore[assignment]
-
-    memory = use(size)
+    memory = importlib.import_module(f"on_{device}").use(size)
     print("in use", flush=True)
     sys.stdin.read()
     del memory
