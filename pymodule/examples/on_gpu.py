@@ -59,8 +59,7 @@ class Training:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        value: float = loss.item()
-        return value
+        return float(loss.item())
 
     def tidy(self) -> None:
         """Gives back what PyTorch only caches, so that the figures are tms's alone."""
@@ -75,8 +74,7 @@ class Training:
     @property
     def pausable_bytes(self) -> int:
         """What a pause must free at least."""
-        size: int = self.workspace.nbytes + sum(tensor.nbytes for tensor in self._kept())
-        return size
+        return int(self.workspace.nbytes + sum(tensor.nbytes for tensor in self._kept()))
 
     def addresses(self) -> list[int]:
         """Those of every weight, every part of Adam's state, and the workspace."""
@@ -91,8 +89,7 @@ class Training:
 
     def free_memory(self) -> int:
         """The device's free bytes (cudaMemGetInfo)."""
-        free: int = torch.cuda.mem_get_info()[0]
-        return free
+        return int(torch.cuda.mem_get_info()[0])
 
 
 def use(size: int) -> torch.Tensor:

@@ -38,9 +38,7 @@ def check_tags(tag: object) -> list[str] | None:
 
 def check_backup(backup: object) -> Backup:
     """Returns `backup`. Raises ValueError if it can't be a backup."""
-    if backup is None:
-        return None
-    if isinstance(backup, str) and _KIND.fullmatch(backup):
+    if backup is None or isinstance(backup, str) and _KIND.fullmatch(backup):
         return cast(Backup, backup)
     raise ValueError(
         f"backup must be None (a pause loses contents), 'host' (host memory keeps them), 'disk' "

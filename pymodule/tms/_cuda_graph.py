@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _torch
 from ._arguments import Backup
@@ -15,9 +15,6 @@ from ._library import load
 from ._region import region
 from ._scope import ThreadScope
 from ._warning import warn
-
-if TYPE_CHECKING:
-    from contextlib import _GeneratorContextManager
 
 
 def cuda_graph(
@@ -28,7 +25,7 @@ def cuda_graph(
     *,
     tag: str = "default",
     backup: Backup = None,
-) -> _GeneratorContextManager[None]:
+) -> contextlib._GeneratorContextManager[None]:
     """`torch.cuda.graph`, with the device memory that the graph takes pausable.
 
     That is the memory of intermediate results and of the tensors made in the body, which PyTorch

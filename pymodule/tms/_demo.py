@@ -27,9 +27,9 @@ def run() -> int:
     if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
         device, folders = "simulator", [os.path.dirname(find("sim", "libcuda.so.1"))]
         variables = {"CUDASIM_DEVICES": "1", "CUDASIM_MEMORY": str(256 << 20)}
-        say("PyTorch sees no GPU: training in plain Python on the simulator")
+        print("demo: PyTorch sees no GPU: training in plain Python on the simulator", flush=True)
     else:
-        say("training with PyTorch on the GPU")
+        print("demo: training with PyTorch on the GPU", flush=True)
     if re.search(r"\s", library):  # LD_PRELOAD would split it; the folders' variable does not
         folders.append(os.path.dirname(library))
         library = os.path.basename(library)
@@ -43,10 +43,6 @@ def run() -> int:
         env={**os.environ, **variables},
         check=False,
     ).returncode
-
-
-def say(what: str) -> None:
-    print(f"demo: {what}", flush=True)
 
 
 def _examples() -> Path:

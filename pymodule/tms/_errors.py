@@ -89,10 +89,7 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
         "or fork before CUDA and tms are first used.",
     ),
     100: (TmsError, "No CUDA device was found: check nvidia-smi and CUDA_VISIBLE_DEVICES."),
-    304: (
-        BackupError,
-        "Nothing is lost: call again when that is mended.",
-    ),
+    304: (BackupError, "Nothing is lost: call again when that is mended."),
     301: (
         ContentsError,
         "All that was to be resumed is still paused: the rest comes back once that memory is "

@@ -43,10 +43,7 @@ def find(folder: str, name: str) -> str:
     Raises:
         LibraryNotFoundError: it is in neither.
     """
-    candidates = [
-        _PACKAGE / folder / name,
-        _PACKAGE.parent.parent / "build" / folder / name,
-    ]
+    candidates = [_PACKAGE / folder / name, _PACKAGE.parent.parent / "build" / folder / name]
     for candidate in candidates:
         if candidate.is_file():
             return str(candidate)
@@ -67,8 +64,7 @@ class _Setting(Generic[_Value]):
         self._name = name
 
     def __get__(self, library: Library, owner: object) -> _Value:
-        value: _Value = getattr(library.c, f"tms_get_{self._name}")()
-        return value
+        return cast(_Value, getattr(library.c, f"tms_get_{self._name}")())
 
     def __set__(self, library: Library, value: _Value) -> None:
         getattr(library.c, f"tms_set_{self._name}")(value)

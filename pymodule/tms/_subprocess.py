@@ -6,16 +6,12 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from ._errors import TmsError
 from ._library import library_path
 
-if TYPE_CHECKING:
-    from contextlib import _GeneratorContextManager
 
-
-def configure_subprocess() -> _GeneratorContextManager[None]:
+def configure_subprocess() -> contextlib._GeneratorContextManager[None]:
     """Starts the child processes of the body with libtms.so, by LD_PRELOAD in os.environ.
 
     LD_PRELOAD keeps what it names already, after libtms.so. Leaving the body, even by an exception,

@@ -56,8 +56,9 @@ def register() -> None:
         if not _asked_for():
             _logger.debug("no sleep-mode backend by tms: %s", error)
             return
+        version = getattr(sys.modules.get("vllm"), "__version__", "as it is installed")
         raise NotSupportedError(
-            f"{_VARIABLE}=1 asks for tms in vLLM's sleep mode, but vLLM {_version()} has no "
+            f"{_VARIABLE}=1 asks for tms in vLLM's sleep mode, but vLLM {version} has no "
             f"sleep-mode backends ({error}). Use vLLM 0.26.0 or later, or unset {_VARIABLE}."
         ) from error
     with contextlib.suppress(ValueError):  # registered already
@@ -258,8 +259,3 @@ def _asked_for() -> bool:
     if value not in _ON + _OFF:
         _logger.warning("%s is %r, which is taken for 0: use 1 or 0", _VARIABLE, value)
     return value in _ON
-
-
-def _version() -> str:
-    module = sys.modules.get("vllm")
-    return str(getattr(module, "__version__", "as it is installed"))

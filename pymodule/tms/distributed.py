@@ -23,8 +23,7 @@ from ._errors import GroupError, NotSupportedError
 from ._meeting import Meeting, StoreLost
 from ._private import private
 from ._scope import Between, Scope
-from ._together import Part, check_timeout, failure, module
-from ._together import error as _error
+from ._together import Part, check_timeout, error, failure, module
 
 __all__ = ["GroupError", "RankStats", "pause", "paused", "resume", "stats"]
 
@@ -153,7 +152,7 @@ def _own(store: Any, name: int) -> Any:
         return store.clone() if hasattr(store, "clone") else store  # in PyTorch 2.7 and later
     except RuntimeError as lost:
         why = StoreLost(f"the group's store does not answer ({lost})")
-        raise _error("meeting", [failure(name, why)], "nothing was changed") from lost
+        raise error("meeting", [failure(name, why)], "nothing was changed") from lost
 
 
 def _place(store: Any) -> tuple[object, ...]:

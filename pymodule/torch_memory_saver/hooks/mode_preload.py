@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
 
 from tms import NotPreloadedError
 from tms._library import load
@@ -10,9 +10,6 @@ from tms._subprocess import preloading
 
 from ..utils import get_binary_path_from_package
 from .base import HookUtilBase
-
-if TYPE_CHECKING:
-    from contextlib import _GeneratorContextManager
 
 
 class HookUtilModePreload(HookUtilBase):
@@ -32,7 +29,7 @@ class HookUtilModePreload(HookUtilBase):
             ) from None
 
 
-def configure_subprocess() -> _GeneratorContextManager[None]:
+def configure_subprocess() -> contextlib._GeneratorContextManager[None]:
     """Starts the child processes of the body with the library, by LD_PRELOAD in os.environ.
 
     As `tms.configure_subprocess`, except for the name under which the library is found.
