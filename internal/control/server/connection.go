@@ -41,10 +41,13 @@ const (
 	lendAwaited
 )
 
-// reads reports whether the server reads from the client now: replies go first.
-func (c *connection) reads() bool {
-	return !c.ended && !c.closing && !c.gone && c.status == noStatus && len(c.out) == 0
+// waits reports whether the server waits for the client's next request: replies go first.
+func (c *connection) waits() bool {
+	return !c.gone && !c.closing && c.status == noStatus && len(c.out) == 0
 }
+
+// reads reports whether the server reads from the client now.
+func (c *connection) reads() bool { return c.waits() && !c.ended }
 
 func (c *connection) read() {
 	buffer := make([]byte, 16<<10)

@@ -1,10 +1,7 @@
 // Package server answers at the control socket of a process; package control has the protocol. One thread serves all
-// clients and waits for none of them, with a descriptor table of its own (docs/rationale.md, "Control"). That thread
-// must not open descriptors for the process, as a driver call does, and no other thread can use its descriptors. So it
-// hands what takes time to other threads of the process, and polls until that is done.
-//
-// The loop accepts clients, reads their requests, gives work to other threads, answers, and lets clients go. Package
-// rights says what the process takes back when one goes.
+// clients and waits for none of them, with a descriptor table of its own (docs/rationale.md, "Control"). So it hands
+// what takes time, or opens descriptors for the process, to other threads, and polls until that is done. Package rights
+// says what the process takes back when a client goes.
 package server
 
 import (
@@ -168,15 +165,13 @@ func (s *Server) timeout(now time.Time) int {
 
 // ready reports whether the client already has work for the server.
 func (s *Server) ready(c *connection) bool {
-	if c.gone || c.closing || c.status != noStatus || len(c.out) > 0 {
-		return false
-	}
-	return bytes.IndexByte(c.in, '\n') >= 0 || c.ended && c.task == nil && (len(c.in) > 0 || !s.keeps(c))
+	return c.waits() &&
+		(bytes.IndexByte(c.in, '\n') >= 0 || c.ended && c.task == nil && (len(c.in) > 0 || !s.keeps(c)))
 }
 
 // hear acts on the lines that a client has sent.
 func (s *Server) hear(c *connection, now time.Time) {
-	for !c.gone && !c.closing && c.status == noStatus && len(c.out) == 0 {
+	for c.waits() {
 		line, rest, whole := bytes.Cut(c.in, []byte{'\n'})
 		if len(line) > control.MaxLine {
 			c.fail(fmt.Errorf("the line is longer than %d bytes", control.MaxLine))
@@ -190,7 +185,7 @@ func (s *Server) hear(c *connection, now time.Time) {
 			s.request(c, line)
 		}
 	}
-	if !c.ended || c.closing || len(c.out) > 0 || c.status != noStatus || c.task != nil {
+	if !c.waits() || !c.ended || c.task != nil {
 		return
 	}
 	if len(c.in) > 0 {
@@ -220,8 +215,7 @@ func (s *Server) expire(c *connection, now time.Time) {
 
 // leases reports whether a client must send something in time: it need not while it waits for an answer.
 func (s *Server) leases(c *connection) bool {
-	return c.lease > 0 && c.task == nil && c.status == noStatus && !c.gone && !c.closing && len(c.out) == 0 &&
-		s.rights.Holds(c)
+	return c.lease > 0 && c.task == nil && c.waits() && s.rights.Holds(c)
 }
 
 var errCrowded = fmt.Errorf("%d clients are connected already; try again when one has gone", control.MaxClients)
