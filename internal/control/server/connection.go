@@ -91,7 +91,7 @@ func (c *connection) receive(buffer []byte) (int, error) {
 	if err != nil {
 		return n, err
 	}
-	if descriptor, err := rightsIn(rights[:m]); err == nil && descriptor >= 0 {
+	if descriptor := rightsIn(rights[:m]); descriptor >= 0 {
 		if c.passed >= 0 {
 			_ = unix.Close(c.passed)
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"time"
 
@@ -72,7 +71,7 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 		if n == 0 || len(line) > control.MaxLine {
 			return reply, descriptor, errors.New("its answer has no end")
 		}
-		if passed, err := rightsIn(rights[:m]); err == nil && passed >= 0 {
+		if passed := rightsIn(rights[:m]); passed >= 0 {
 			descriptor = passed
 		}
 		line = append(line, buffer[:n]...)
@@ -149,14 +148,14 @@ func again(call func() error) error {
 }
 
 // rightsIn returns the descriptor that came with a message; -1: none did.
-func rightsIn(rights []byte) (int, error) {
+func rightsIn(rights []byte) int {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil || len(messages) == 0 {
-		return -1, err
+		return -1
 	}
 	descriptors, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(descriptors) != 1 {
-		return -1, fmt.Errorf("%d descriptors: %w", len(descriptors), err)
+		return -1
 	}
-	return descriptors[0], nil
+	return descriptors[0]
 }
