@@ -24,6 +24,12 @@ _LATER = {
 class Scope(contextlib.ContextDecorator):
     """A context manager that also decorates functions, but none whose body runs after the call."""
 
+    name: str
+    """What the program calls it, for messages."""
+
+    def __str__(self) -> str:
+        return self.name
+
     def __call__(self, function: _Function) -> _Function:
         for kind, is_so in _LATER.items():
             if is_so(function):
@@ -36,66 +42,48 @@ class Scope(contextlib.ContextDecorator):
         return super().__call__(function)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Between(Scope, Generic[_Value]):
     """Calls `enter` before the body, and `leave` with its result after it, even if that raised."""
 
-    def __init__(
-        self, name: str, enter: Callable[[], _Value], leave: Callable[[_Value], object]
-    ) -> None:
-        self._name, self._enter, self._leave = name, enter, leave
-        self._entered: list[_Value] = []
-
-    def __str__(self) -> str:
-        return self._name
+    name: str
+    enter: Callable[[], _Value]
+    leave: Callable[[_Value], object]
+    _entered: list[_Value] = dataclasses.field(default_factory=list, init=False)
 
     def __enter__(self) -> None:
-        self._entered.append(self._enter())
+        self._entered.append(self.enter())
 
     def __exit__(self, *exception: object) -> None:
-        self._leave(self._entered.pop())
+        self.leave(self._entered.pop())
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ThreadScope(Scope):
     """A `Scope` that belongs to the thread that enters it. It can be entered again, even in itself.
 
     Every setting has a stack. A scope that is left out of order is taken from the middle of its
     stacks, so what was entered later keeps holding, and then gives way to what held before the
     first.
-
-    Args:
-        name: what the program calls it, for messages.
-        route: enters what serves the thread's CUDA tensors; None: nothing.
-        settings: returns the attributes of `Library` that hold for the thread, and their values.
-        disposes: whether free memory of the pool that served goes back to the device at the end.
-        load: returns the library.
     """
 
-    def __init__(
-        self,
-        name: str,
-        route: Callable[[Library], _torch.Route | None],
-        settings: Callable[[Library], dict[str, Any]] = lambda library: {},
-        *,
-        disposes: bool = False,
-        load: Callable[[], Library] = load,
-    ) -> None:
-        self._name = name
-        self._route = route
-        self._settings = settings
-        self._disposes = disposes
-        self._load = load
-        self._entered: list[_Frame] = []
-
-    def __str__(self) -> str:
-        return self._name
+    name: str
+    route: Callable[[Library], _torch.Route | None]
+    """Enters what serves the thread's CUDA tensors; None: nothing."""
+    settings: Callable[[Library], dict[str, Any]] = lambda library: {}
+    """Returns the attributes of `Library` that hold for the thread, and their values."""
+    disposes: bool = False
+    """Whether free memory of the pool that served goes back to the device at the end."""
+    load: Callable[[], Library] = load
+    _entered: list[_Frame] = dataclasses.field(default_factory=list, init=False)
 
     def __enter__(self) -> None:
-        library = self._load()
+        library = self.load()
         _drop_abandoned()
-        settings = self._settings(library)
+        settings = self.settings(library)
         outermost = settings.get("active") and not library.active
         unseen = _unseen.watch(library) if outermost else None
-        frame = _Frame(self, library, self._route(library), unseen)
+        frame = _Frame(self, library, self.route(library), unseen)
         _thread.frames.append(frame)
         self._entered.append(frame)
         try:
@@ -115,7 +103,7 @@ class ThreadScope(Scope):
         if frame.unseen is not None:
             frame.unseen.tell(self, frame.route)
         frame.take_out()
-        if self._disposes and frame.route and frame.route.pool:
+        if self.disposes and frame.route and frame.route.pool:
             _torch.dispose(frame.route.pool)
         if later:
             raise RuntimeError(
