@@ -225,10 +225,10 @@ def test_one_that_is_busy(groups: Any, tmp_path: Path, monkeypatch: pytest.Monke
     ray.get(rollouts[0].run.remote(slow))
     ask = tms.ray._Calls._all
 
-    def soon(calls: Any, ranks: range, function: Any, *given: Any) -> list[Any]:
+    def soon(calls: Any, function: Any, *given: Any) -> list[Any]:
         """Both have begun, however busy the machine is; then one does not answer."""
         calls._timeout = HANGS if function is tms.ray._check else 0.5
-        return ask(calls, ranks, function, *given)
+        return ask(calls, function, *given)
 
     monkeypatch.setattr(tms.ray._Calls, "_all", soon)
     with pytest.raises(tms.GroupError, match=r"late ones until they come to it \(actor 0 "):
