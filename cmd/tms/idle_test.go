@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -155,6 +156,8 @@ func TestIdle(t *testing.T) {
 	require.Equal(t, "ok", <-answer)
 
 	one.comesTo(0)
+	paused := regexp.MustCompile(`: paused, .*\n$`) // the watch knows of it a moment later
+	require.Eventually(t, func() bool { return paused.MatchString(watch.said()) }, time.Minute, time.Millisecond)
 	watch.interrupted()
 	require.Regexp(t, one.number()+`: resumed, 40\.00 MiB in \d+\.\d\d s\n$`, watch.said())
 	require.EqualValues(t, 40<<20, held(t, one))
