@@ -13,10 +13,8 @@ var (
 	// segments are paused; what was saved is kept.
 	ErrContents = cuda.Refuse(cuda.IllegalState, "contents differ from those before the pause")
 
-	// ErrMargin: the allocation would leave less free device memory than the margin.
 	ErrMargin = cuda.Refuse(cuda.OutOfMemory, "the allocation would leave less than the memory margin free")
 
-	// ErrTooLarge: the allocation is larger than the device's memory.
 	ErrTooLarge = cuda.Refuse(cuda.OutOfMemory, "the allocation is larger than the device's memory")
 
 	// ErrContext: a pause could not wait for work in the current context before it takes memory away.
@@ -34,10 +32,8 @@ var (
 	// ErrSharePaused: the process that has the memory has paused it, or is about to.
 	ErrSharePaused = cuda.Refuse(cuda.NotReady, "the memory is paused where it was allocated")
 
-	// ErrSilent: another process cannot be asked for its memory.
 	ErrSilent = cuda.Refuse(cuda.Timeout, "the process does not answer")
 
-	// ErrImported: other processes have mapped the memory that is to be paused.
 	ErrImported = cuda.Refuse(cuda.NotReady, "other processes have the memory mapped")
 
 	// ErrCapturing: a stream is being captured into a graph; end the capture first.

@@ -59,25 +59,25 @@ func Bytes(s backup.Span) []byte {
 
 // Fill writes words that depend on seed, and their place, into every page.
 func Fill(spans []backup.Span, seed uint64) {
-	for i, span := range spans {
-		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		bytes := Bytes(span)
-		for at := 0; at < len(bytes); at += 2048 {
-			*(*uint64)(unsafe.Pointer(&bytes[at])) = random.Uint64()
-		}
-	}
+	each(spans, seed, func(_, _ int, word *uint64, filled uint64) { *word = filled })
 }
 
 // RequireFilled asserts that spans hold what Fill wrote.
 func RequireFilled(t *testing.T, spans []backup.Span, seed uint64) {
 	t.Helper()
+	each(spans, seed, func(span, at int, word *uint64, filled uint64) {
+		if *word != filled {
+			t.Fatalf("span %d differs at byte %d", span, at)
+		}
+	})
+}
+
+func each(spans []backup.Span, seed uint64, f func(span, at int, word *uint64, filled uint64)) {
 	for i, span := range spans {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
 		bytes := Bytes(span)
 		for at := 0; at < len(bytes); at += 2048 {
-			if *(*uint64)(unsafe.Pointer(&bytes[at])) != random.Uint64() {
-				t.Fatalf("span %d differs at byte %d", i, at)
-			}
+			f(i, at, (*uint64)(unsafe.Pointer(&bytes[at])), random.Uint64())
 		}
 	}
 }
