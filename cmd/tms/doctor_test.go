@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -255,8 +256,10 @@ func fakeDriver(t *testing.T) string {
 	source, err := os.ReadFile("../../vmm/cuda/driver.go")
 	require.NoError(t, err)
 	var stubs strings.Builder
-	for _, name := range regexp.MustCompile(`"(cu[A-Z]\w+)"`).FindAllStringSubmatch(string(source), -1) {
-		fmt.Fprintf(&stubs, "__attribute__((weak)) int %s(void) { return 0; }\n", name[1])
+	names := regexp.MustCompile(`\bcu[A-Z]\w+`).FindAllString(string(source), -1)
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		fmt.Fprintf(&stubs, "__attribute__((weak)) int %s(void) { return 0; }\n", name)
 	}
 	folder := t.TempDir()
 	stub := filepath.Join(folder, "stubs.c")
