@@ -27,8 +27,8 @@ const anyFunction = "__indirect_call" // gcc's name for a call by a pointer
 
 // pointers are the function pointers whose functions are known; "" stands for one of the C library's.
 var pointers = map[string]string{"forward_next": "", "find_local": "", "handlers_arm": "", "start_helper": "",
-	"region_report_environment": "error_log", "go_start": "region_report_environment",
-	"region_load_environment": "../region/environment.c:take_debug"}
+	"region_report_environment": "error_log",
+	"region_load_environment":   "../region/environment.c:take_debug"}
 
 // deepest returns how much of the stack a function and what it calls use at a time, without the C library's share.
 func (g *callGraph) deepest(function string) int {

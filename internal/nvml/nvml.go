@@ -115,8 +115,8 @@ func Open() (*Library, error) {
 	return &l, nil
 }
 
-// Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says. Errors: NVML's, joined: for
-// devices that cannot be asked, which it leaves out, and for those whose processes cannot.
+// Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says. It leaves out a device that does not
+// answer. Errors: NVML's, joined, also where a device does not tell its processes.
 func (l *Library) Devices() ([]Device, error) {
 	var count uint32
 	if err := l.failure(nvmlGetCount, l.count(&count)); err != nil {

@@ -1,5 +1,6 @@
 /* goruntime wakes the Go runtime in a host that does not know of it, and keeps it from harming the host: its start, its
- * threads and memory, the host's signals, and the messages for the host. It knows no regions, segments or pauses. */
+ * threads and memory, the host's signals, and the messages for the host. It knows no segments or pauses, and of regions
+ * only what their settings get wrong. */
 #ifndef TMS_GORUNTIME_H
 #define TMS_GORUNTIME_H
 
