@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -128,11 +127,11 @@ func (e *Engine) warnUnknown(operation, name string) {
 	e.mu.Unlock()
 	var quoted []string
 	for _, n := range known[:min(len(known), namesTold)] {
-		quoted = append(quoted, strconv.Quote(n))
+		quoted = append(quoted, fmt.Sprintf("%.80q", n))
 	}
 	if len(known) > namesTold {
 		quoted = append(quoted, "...")
 	}
-	e.warn(fmt.Sprintf("%s: nothing was ever allocated with tag %q; tags so far: %s", operation, name,
+	e.warn(fmt.Sprintf("%s: nothing was ever allocated with tag %.80q; tags so far: %s", operation, name,
 		strings.Join(quoted, ", ")))
 }
