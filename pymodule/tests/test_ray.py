@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import re
 import socket
@@ -25,6 +26,12 @@ HOST = socket.gethostname()
 MiB = 1 << 20
 SIZE = 40 * MiB
 """Part of a device's 64 MiB, so that one actor's memory fits, but not two."""
+
+pause, resume, paused, lend = (
+    functools.partial(function, timeout=HANGS)
+    for function in (tms.ray.pause, tms.ray.resume, tms.ray.paused, tms.ray.lend)
+)
+"""A busy machine may take longer than the usual minute."""
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +140,7 @@ def actors(device: str) -> Iterator[tuple[list[Any], list[Any]]]:
     ]
     trainers, rollouts = made
     ray.get([each.allocate.remote() for each in trainers])
-    assert tms.ray.pause(trainers) == 2 * SIZE
+    assert pause(trainers) == 2 * SIZE
     ray.get([each.allocate.remote() for each in rollouts])
     yield trainers, rollouts
     for each in trainers + rollouts:
@@ -164,20 +171,20 @@ def test_pause_and_lend(lasting: Any) -> None:
     trainers, rollouts = lasting
     assert states(trainers + rollouts) == PAUSED + ACTIVE
     for _ in range(3):
-        with tms.ray.lend(from_=rollouts, to=trainers):
+        with lend(from_=rollouts, to=trainers):
             assert states(trainers + rollouts) == ACTIVE + PAUSED
         assert states(trainers + rollouts) == PAUSED + ACTIVE
-    with pytest.raises(KeyError), tms.ray.lend(from_=rollouts, to=trainers):
+    with pytest.raises(KeyError), lend(from_=rollouts, to=trainers):
         raise KeyError
     assert states(trainers + rollouts) == PAUSED + ACTIVE
-    with tms.ray.paused(rollouts, "weights"):
+    with paused(rollouts, "weights"):
         assert states(rollouts) == PAUSED
-        assert tms.ray.resume(trainers, "weights") == 2 * SIZE
-        assert tms.ray.pause(trainers) == 2 * SIZE
+        assert resume(trainers, "weights") == 2 * SIZE
+        assert pause(trainers) == 2 * SIZE
     assert states(rollouts) == ACTIVE
     # The trainers' memory does not fit beside the rollouts', so nothing has changed.
     with pytest.raises(tms.GroupError, match=r"resuming all tags on 2 actors failed, and all") as e:
-        tms.ray.resume(trainers)
+        resume(trainers)
     assert "are needed" in str(e.value) and "cudaError 2" in str(e.value)
     assert states(trainers + rollouts) == PAUSED + ACTIVE
 
@@ -186,7 +193,7 @@ def test_one_that_cannot(lasting: Any) -> None:
     trainers, rollouts = lasting
     ray.get(rollouts[1].run.remote("import cuda; cuda.fail('cuMemUnmap', 1, 999)"))
     with pytest.raises(tms.GroupError) as caught:
-        tms.ray.pause(rollouts)
+        pause(rollouts)
     assert re.search(
         rf"pausing all tags on 2 actors failed, and all that live are as before\. "
         rf"actor 1 Actor\(Holder, \w+\) on {HOST}: .*cudaError 999",
@@ -196,13 +203,13 @@ def test_one_that_cannot(lasting: Any) -> None:
     assert states(rollouts) == ACTIVE
     ray.get(rollouts[0].run.remote("import cuda; self.c = cuda.Capture(); self.c.__enter__()"))
     with pytest.raises(tms.GroupError, match=r"actor 0 .*a stream is being captured"):
-        tms.ray.pause(rollouts)
+        pause(rollouts)
     ray.get(rollouts[0].run.remote("self.c.__exit__()"))
     # The borrower cannot take the memory: the lender gets its own back.
     ray.get(trainers[1].run.remote("import cuda; cuda.fail('cuMemCreate', 1, 2)"))
     with (
         pytest.raises(tms.GroupError, match=r"actor 1 "),
-        tms.ray.lend(from_=rollouts, to=trainers),
+        lend(from_=rollouts, to=trainers),
     ):
         raise AssertionError("the body does not run")
     assert states(trainers + rollouts) == PAUSED + ACTIVE
@@ -217,8 +224,8 @@ def test_one_that_is_busy(groups: Any, tmp_path: Path, monkeypatch: pytest.Monke
     idle.touch()
     assert ray.get(rollouts[1].state.remote()) == (SIZE, True)
     ray.get(busy)
-    assert tms.ray.pause(rollouts) == 2 * SIZE
-    tms.ray.resume(rollouts)
+    assert pause(rollouts) == 2 * SIZE
+    resume(rollouts)
     # In the middle of a pause: what the actor does late, it also undoes.
     slow = f"t.Part.do = lambda part: (self.wait_for({str(go)!r}), do(part))[1]"
     slow = f"import tms._together as t; do = t.Part.do; {slow}"
@@ -232,7 +239,7 @@ def test_one_that_is_busy(groups: Any, tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tms.ray._Calls, "_all", soon)
     with pytest.raises(tms.GroupError, match=r"late ones until they come to it \(actor 0 "):
-        tms.ray.pause(rollouts)
+        pause(rollouts)
     monkeypatch.undo()
     go.touch()
     assert states(rollouts) == ACTIVE
@@ -265,7 +272,7 @@ def test_two_callers(groups: Any, tmp_path: Path) -> None:
         go = tmp_path / method
         code = FAILING.format(go=str(go), method=method, function=function)
         ray.get(failing.run.remote(code))
-        return callers.submit(tms.ray.pause, [shared, failing]), go
+        return callers.submit(pause, [shared, failing]), go
 
     def is_over(call: Any) -> None:
         with pytest.raises(tms.GroupError, match="all that live are as before.*told to fail"):
@@ -278,7 +285,7 @@ def test_two_callers(groups: Any, tmp_path: Path) -> None:
             time.sleep(0.01)
         ray.get(trainers[1].run.remote("import cuda; self.c = cuda.Capture(); self.c.__enter__()"))
         with pytest.raises(tms.GroupError, match="a stream is being captured"):
-            tms.ray.resume([shared, trainers[1]])
+            resume([shared, trainers[1]])
         ray.get(trainers[1].run.remote("self.c.__exit__()"))
         go.touch()
         is_over(first)
@@ -288,7 +295,7 @@ def test_two_callers(groups: Any, tmp_path: Path) -> None:
         first, go = start("check", "held")
         while not ray.get(shared.asked.remote()):
             time.sleep(0.01)
-        assert tms.ray.pause([shared]) == SIZE
+        assert pause([shared]) == SIZE
         go.touch()
         is_over(first)
         assert states([shared, failing]) == [(0, True), (SIZE, True)]
@@ -304,26 +311,26 @@ def test_an_actor_dies(groups: Any, when: str) -> None:
         end = "import tms._together as t, os; t.Part.do = lambda p: os._exit(1)"
         ray.get(rollouts[1].run.remote(end))
     with pytest.raises(tms.GroupError, match=r"actor 1 .*: it has died, or cannot be") as caught:
-        tms.ray.pause(rollouts, timeout=600)
+        pause(rollouts)
     assert "all that live are as before" in str(caught.value)
     assert caught.value.host in ("", HOST)  # a killed actor may still say where it is
     assert ray.get(rollouts[0].state.remote()) == (SIZE, True)
-    assert tms.ray.pause(rollouts[:1]) == SIZE
+    assert pause(rollouts[:1]) == SIZE
 
 
 def test_arguments(lasting: Any) -> None:
     _, rollouts = lasting
     for call, words in {
-        lambda: tms.ray.pause([]): "there are no actors",
-        lambda: tms.ray.pause(rollouts * 2): "an actor is named twice",
-        lambda: tms.ray.pause(rollouts, ""): "tag must not be empty",
+        lambda: pause([]): "there are no actors",
+        lambda: pause(rollouts * 2): "an actor is named twice",
+        lambda: pause(rollouts, ""): "tag must not be empty",
         lambda: tms.ray.resume(rollouts, timeout=0): "timeout must be a number of seconds",
-        lambda: tms.ray.lend(from_=rollouts, to=rollouts[:1]): "from_ and to have one in common",
+        lambda: lend(from_=rollouts, to=rollouts[:1]): "from_ and to have one in common",
     }.items():
         with pytest.raises(ValueError, match=words):
             call()
     with pytest.raises(TypeError, match="is no handle of a Ray actor"):
-        tms.ray.pause([1])
+        pause([1])
 
 
 def test_a_node_dies(cluster: Any, groups: Any) -> None:
@@ -336,6 +343,6 @@ def test_a_node_dies(cluster: Any, groups: Any) -> None:
     while os.path.exists(f"/proc/{process}") and time.monotonic() < until:
         time.sleep(0.01)  # the node ends when it notices
     with pytest.raises(tms.GroupError, match=r"actor 1 Actor\(Holder, \w+\).*: it has") as caught:
-        tms.ray.pause(rollouts, timeout=600)
+        pause(rollouts)
     assert "all that live are as before" in str(caught.value)
     assert ray.get(rollouts[0].state.remote()) == (SIZE, True)

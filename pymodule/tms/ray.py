@@ -214,10 +214,11 @@ class _Calls:
         until = time.monotonic() + self._timeout
         asked = [self._ask(rank, function, *arguments) for rank in range(len(self._actors))]
         waiting = [each for each in asked if not isinstance(each, Failure)]
+        there: list[Any] = []
         if waiting:
             left = max(0.0, until - time.monotonic())
-            self._ray.wait(waiting, num_returns=len(waiting), timeout=left)
-        return [self._result(rank, reference) for rank, reference in enumerate(asked)]
+            there, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=left)
+        return [self._result(rank, each, each in there) for rank, each in enumerate(asked)]
 
     def _ask(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """A reference to the coming result, or a `Failure`."""
@@ -227,20 +228,20 @@ class _Calls:
         except Exception as own:
             return self._failure(rank, own)
 
-    def _result(self, rank: int, reference: Any) -> Any:
+    def _result(self, rank: int, reference: Any, there: bool) -> Any:
         if isinstance(reference, Failure):
             return reference
+        if not there:
+            why = f"it has not answered within {self._timeout:g} s: it is in a method, or stuck"
+            return Failure(rank, self._hosts.get(rank, ""), why, TIMEOUT)
         try:
-            answer = self._ray.get(reference, timeout=0.001)
+            answer = self._ray.get(reference)
         except Exception as own:
             return self._failure(rank, own)
         return Failure(*answer["failure"]) if "failure" in answer else answer["value"]
 
     def _failure(self, rank: int, own: Exception) -> Failure:
         host = self._hosts.get(rank, "")
-        if isinstance(own, self._ray.exceptions.GetTimeoutError):
-            why = f"it has not answered within {self._timeout:g} s: it is in a method, or stuck"
-            return Failure(rank, host, why, TIMEOUT)
         if isinstance(own, self._ray.exceptions.RayActorError):
             self._gone.add(rank)
             return Failure(rank, host, f"it has died, or cannot be reached: {_line(own)}", 0)
