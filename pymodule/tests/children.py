@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from simulator import HANGS, PYMODULE, environment
 
-TESTS = os.path.dirname(os.path.abspath(__file__))
+TESTS = Path(__file__).resolve().parent
 
 
-def run(
-    code: str, *arguments: str, preloaded: bool = True, **variables: str
+def python(
+    *arguments: str | Path,
+    preloaded: bool = True,
+    paths: Sequence[Path] = (),
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a new process and returns its outcome.
+    """Runs Python in a new process on the simulator, and returns its outcome.
 
     Args:
-        code: may import cuda and tms; indented as the caller likes.
+        arguments: of Python; what it runs may import tms and the modules beside this one.
         preloaded: whether libtms.so is in LD_PRELOAD.
+        paths: of further modules.
         variables: further environment variables.
     """
-    all_variables = environment()
+    inherited = environment()
     if not preloaded:
-        del all_variables["LD_PRELOAD"]
-    all_variables["PYTHONPATH"] = f"{PYMODULE}:{TESTS}"
-    all_variables.update(variables)
+        del inherited["LD_PRELOAD"]
+    inherited["PYTHONPATH"] = ":".join(map(str, (PYMODULE, TESTS, *paths)))
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        env=all_variables,
+        [sys.executable, *arguments],
+        env={**inherited, **variables},
         capture_output=True,
         text=True,
         timeout=HANGS,
@@ -37,8 +42,14 @@ def run(
     )
 
 
-def output(code: str, *arguments: str, **keywords: object) -> str:
-    """Standard output of `run`, which must succeed."""
-    result = run(code, *arguments, **keywords)  # type: ignore[arg-type]
+def run(code: str, *arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+    """Runs Python code, which is indented as the caller likes; the rest is as for `python`."""
+    return python("-c", textwrap.dedent(code), *arguments, **keywords)
+
+
+def output(code: str, *arguments: str, quiet: bool = False, **keywords: Any) -> str:
+    """Standard output of `run`, which must succeed, and leave nothing on stderr if `quiet`."""
+    result = run(code, *arguments, **keywords)
     assert result.returncode == 0, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
+    assert not (quiet and result.stderr), result.stderr
     return result.stdout

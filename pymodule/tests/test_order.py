@@ -14,8 +14,10 @@ from pathlib import Path
 import children
 import cuda
 import pytest
+import tags
 from cuda import MiB
 from simulator import HANGS
+from threads import in_threads
 
 import tms
 from tms._library import load
@@ -28,11 +30,6 @@ def state() -> tuple[bool, str]:
 
 
 OUTSIDE = (False, "default")
-
-
-def segments(tag: str) -> int:
-    tags = [entry for device in tms.stats()["devices"] for entry in device["tags"]]
-    return sum(entry["segments"] for entry in tags if entry["tag"] == tag)
 
 
 def inside(tag: str, backup: tms.Backup = None) -> Iterator[None]:
@@ -51,7 +48,7 @@ def test_left_in_another_order() -> None:
     assert state() == (True, "second")
     assert load().backup == b"none"
     pointer = cuda.malloc(2 * MiB)
-    assert segments("second") == 1
+    assert tags.total("segments", "second") == 1
     next(second, None)
     assert state() == OUTSIDE
     assert load().backup == b"none"
@@ -127,9 +124,7 @@ def test_collected_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         generators.append(inside("abandoned"))
         next(generators[0])
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads(work)
     with tms.region("mine"):
         generators.clear()
         gc.collect()
@@ -166,23 +161,8 @@ def test_entered_again_and_again(scope: Scope, within: tuple[bool, str, bool]) -
                     both.wait()
                 seen.append((*state(), load().excluded))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, work)
     assert sorted(seen) == sorted([within] * 4 + [(True, "around", False)] * 4)  # type: ignore[type-var]
-
-
-def test_paused_again_and_again() -> None:
-    with tms.region("paused again"):
-        pointer = cuda.malloc(4 * MiB)
-    before, paused = cuda.free_memory(), tms.paused("paused again")
-    for _ in range(2):
-        with paused:
-            assert cuda.free_memory() == before + 4 * MiB
-        assert cuda.free_memory() == before
-    cuda.free(pointer)
 
 
 async def coroutine() -> None:
@@ -256,8 +236,8 @@ def test_the_readmes_recipe_for_asyncio() -> None:
         async def main():
             await asyncio.gather(plain(), *(serve(n) for n in range(4)))
         asyncio.run(main())
-        tags = [tag for device in tms.stats()["devices"] for tag in device["tags"]]
-        print(len(made), {{tag["tag"]: tag["segments"] for tag in tags}})
+        import tags
+        print(len(made), {{tag["tag"]: tag["segments"] for tag in tags.entries()}})
         """
     )
     assert out == "28 {'cache': 4, 'scratch': 4}\n"

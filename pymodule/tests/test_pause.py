@@ -7,12 +7,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import children
 import cuda
 import pytest
+import tags
 from cuda import MiB
 from simulator import HANGS
+from threads import in_threads
 
 import tms
 from tms import _library
@@ -51,21 +54,6 @@ def test_with_backup(pointer: int, contents: bytes, request: pytest.FixtureReque
     assert cuda.read(pointer, SIZE) == b"changed" + contents[7:]
 
 
-def test_without_backup(contents: bytes) -> None:
-    with tms.region("without"):
-        pointer = cuda.malloc(SIZE)
-    cuda.write(pointer, contents)
-    before = cuda.free_memory()
-    tms.pause("without")
-    assert cuda.free_memory() >= before + SIZE
-    tms.resume("without")
-    assert cuda.free_memory() == before
-    assert cuda.read(pointer, SIZE) == bytes(SIZE)  # the simulator's fresh memory is zeroed
-    cuda.write(pointer, contents)
-    assert cuda.read(pointer, SIZE) == contents
-    cuda.free(pointer)
-
-
 def test_says_how_many_bytes(pointer: int, request: pytest.FixtureRequest) -> None:
     """Sizes of device memory, which segments take in multiples of 2 MiB."""
     tag, size = request.node.name, 26 * MiB
@@ -88,69 +76,9 @@ def test_says_none_where_nothing_was_ever_paused() -> None:
     assert children.output("import tms; print(tms.pause(), tms.resume())") == "0 0\n"
 
 
-def test_other_tag_untouched(pointer: int, contents: bytes) -> None:
-    with tms.region("away"):
-        away = cuda.malloc(16 * MiB)
-    before = cuda.free_memory()
-    tms.pause("away")
-    assert cuda.free_memory() == before + 16 * MiB
-    assert cuda.read(pointer, SIZE) == contents
-    tms.resume("away")
-    assert cuda.free_memory() == before
-    cuda.free(away)
-
-
-def test_all_tags(pointer: int, contents: bytes) -> None:
-    with tms.region("also", backup="host"):
-        also = cuda.malloc(16 * MiB)
-    cuda.write(also, b"also")
-    before = cuda.free_memory()
-    tms.pause()
-    assert cuda.free_memory() >= before + SIZE + 16 * MiB
-    tms.resume()
-    assert cuda.free_memory() == before
-    assert cuda.read(pointer, SIZE) == contents
-    assert cuda.read(also, 4) == b"also"
-    cuda.free(also)
-
-
-def test_nothing_to_do(pointer: int, contents: bytes, request: pytest.FixtureRequest) -> None:
-    tag = request.node.name
-    tms.resume(tag)
-    tms.resume("no such tag")
-    tms.pause("no such tag")
-    tms.pause(tag)
-    paused = cuda.free_memory()
-    tms.pause(tag)
-    assert cuda.free_memory() == paused
-    tms.resume()
-    tms.resume()
-    assert cuda.read(pointer, SIZE) == contents
-
-
-def test_memory_is_free_for_others(pointer: int, contents: bytes) -> None:
-    size = cuda.free_memory() + SIZE // 2
-    with pytest.raises(cuda.CudaError, match="2"):
-        cuda.malloc(size)
-    with tms.paused():
-        other = cuda.malloc(size)
-        cuda.write(other, b"other")
-        cuda.free(other)
-    assert cuda.read(pointer, SIZE) == contents
-
-
-def test_paused_resumes_after_exception(pointer: int, contents: bytes) -> None:
-    before = cuda.free_memory()
-    with pytest.raises(ZeroDivisionError), tms.paused():
-        assert cuda.free_memory() > before
-        raise ZeroDivisionError
-    assert cuda.free_memory() == before
-    assert cuda.read(pointer, SIZE) == contents
-
-
 def paused_bytes() -> dict[str, int]:
-    tags = [tag for device in tms.stats()["devices"] for tag in device["tags"]]
-    return {tag["tag"]: tag["paused_bytes"] // MiB for tag in tags if tag["paused_bytes"]}
+    paused = {entry["tag"]: entry["paused_bytes"] // MiB for entry in tags.entries()}
+    return {tag: size for tag, size in paused.items() if size}
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -225,6 +153,7 @@ def test_paused_beside_a_tag_that_is_no_text() -> None:
 
 
 def test_paused_again_and_again_by_one_object() -> None:
+    """Within itself, and one time after another."""
     with tms.region("recursive", backup="host"):
         pointer = cuda.malloc(8 * MiB)
 
@@ -234,116 +163,27 @@ def test_paused_again_and_again_by_one_object() -> None:
             descend(depth - 1)
         assert paused_bytes() == {"recursive": 8}
 
-    descend(3)
-    assert paused_bytes() == {}
+    for _ in range(2):
+        descend(3)
+        assert paused_bytes() == {}
     cuda.free(pointer)
-
-
-def test_paused_as_decorator(pointer: int) -> None:
-    before = cuda.free_memory()
-
-    @tms.paused()
-    def within() -> int:
-        return cuda.free_memory()
-
-    assert within() >= before + SIZE
-    assert cuda.free_memory() == before
-
-
-def test_freed_while_paused() -> None:
-    before = cuda.free_memory()
-    with tms.region("freed", backup="host"):
-        pointer = cuda.malloc(16 * MiB)
-    tms.pause("freed")
-    cuda.free(pointer)
-    tms.resume("freed")
-    assert cuda.free_memory() == before
-    with tms.region("freed", backup="host"):
-        again = cuda.malloc(16 * MiB)
-    cuda.write(again, b"again")
-    cuda.free(again)
-    assert cuda.free_memory() == before
-
-
-def test_made_while_paused(contents: bytes) -> None:
-    with tms.region("made", backup="host"):
-        first = cuda.malloc(SIZE)
-    cuda.write(first, contents)
-    tms.pause("made")
-    with tms.region("made", backup="host"):
-        second = cuda.malloc(SIZE)
-    cuda.write(second, contents[::-1])
-    tms.resume("made")
-    assert cuda.read(first, SIZE) == contents
-    assert cuda.read(second, SIZE) == contents[::-1]
-    cuda.free(first)
-    cuda.free(second)
-
-
-def test_from_another_thread(pointer: int, contents: bytes) -> None:
-    before = cuda.free_memory()
-    thread = threading.Thread(target=tms.pause)
-    thread.start()
-    thread.join()
-    assert cuda.free_memory() >= before + SIZE
-    thread = threading.Thread(target=tms.resume)
-    thread.start()
-    thread.join()
-    assert cuda.read(pointer, SIZE) == contents
 
 
 def test_threads_at_once() -> None:
     """Regions, allocations, pauses and resumes from several threads; every tag keeps its own."""
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            mine = bytes([number]) * MiB
-            for _ in range(20):
-                with tms.region(f"thread {number}", backup="host"):
-                    pointer = cuda.malloc(4 * MiB)
-                cuda.write(pointer, mine)
-                with tms.paused(f"thread {number}"):
-                    pass
-                assert cuda.read(pointer, MiB) == mine
-                cuda.free(pointer)
-        except BaseException as failure:
-            failures.append(failure)
+        mine = bytes([number]) * MiB
+        for _ in range(20):
+            with tms.region(f"thread {number}", backup="host"):
+                pointer = cuda.malloc(4 * MiB)
+            cuda.write(pointer, mine)
+            with tms.paused(f"thread {number}"):
+                pass
+            assert cuda.read(pointer, MiB) == mine
+            cuda.free(pointer)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
-def test_second_device(contents: bytes) -> None:
-    cuda.set_device(1)
-    try:
-        before = cuda.free_memory()
-        with tms.region("second device", backup="host"):
-            pointer = cuda.malloc(SIZE)
-        cuda.write(pointer, contents)
-        cuda.set_device(0)
-        elsewhere = cuda.free_memory()
-        with tms.paused("second device"):
-            assert cuda.free_memory() == elsewhere
-            cuda.set_device(1)
-            assert cuda.free_memory() == before
-        assert cuda.read(pointer, SIZE) == contents
-        cuda.free(pointer)
-    finally:
-        cuda.set_device(0)
-
-
-def test_many_cycles(pointer: int, contents: bytes) -> None:
-    before = cuda.free_memory()
-    for _ in range(10):
-        with tms.paused():
-            pass
-    assert cuda.free_memory() == before
-    assert cuda.read(pointer, SIZE) == contents
+    in_threads(*(partial(work, number) for number in range(1, 5)))
 
 
 def test_paused_memory_is_not_there() -> None:
@@ -507,16 +347,21 @@ tms.pause()
 """
 
 
-@pytest.mark.parametrize("call", ["tms.pause(progress=report)", "tms.resume(progress=True)"])
-def test_reporting_on_a_pause_in_a_progress_function_is_refused(call: str) -> None:
-    """Python's own lock would not be free before the function returns."""
-    out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call))
-    assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"
-
-
-@pytest.mark.parametrize("call", ["tms.pause()", "tms.resume()", "tms.resume(wait=1)"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "tms.pause()",
+        "tms.resume()",
+        "tms.resume(wait=1)",
+        "tms.pause(progress=report)",
+        "tms.resume(progress=True)",
+    ],
+)
 def test_pausing_in_a_progress_function_is_refused(call: str) -> None:
-    """The library refuses it, because it would wait for the function, and the function for it."""
+    """The library refuses it, because it would wait for the function, and the function for it.
+
+    One that reports is refused sooner: Python's own lock is not free before the function returns.
+    """
     out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call))
     assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import ctypes
 import datetime
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from typing import Any
 import children
 import cuda
 import pytest
-from simulator import BUILD
 
 import tms
 from tms import _library, _pool, _torch
@@ -67,21 +65,6 @@ def test_outside_regions(kind: str) -> None:
 
 
 @KINDS
-def test_in_a_region(kind: str) -> None:
-    before = cuda.free_memory()
-    with tms.region("pool", backup="host"):
-        pool = tms.pool(kind, **SMALL[kind])
-    address = pool.malloc(MiB)
-    cuda.write(address, b"kept" * 1000)
-    tms.pause("pool")
-    assert cuda.free_memory() == before
-    tms.resume("pool")
-    assert cuda.read(address, 4000) == b"kept" * 1000
-    pool.close()
-    assert cuda.free_memory() == before
-
-
-@KINDS
 @pytest.mark.parametrize("memory", ["pinned", "host"])
 def test_host_memory(kind: str, memory: str) -> None:
     before = cuda.free_memory()
@@ -99,29 +82,6 @@ def test_host_memory(kind: str, memory: str) -> None:
     with pytest.raises(tms.OutOfMemoryError):
         pool.malloc(1 << 56)
     pool.close()
-
-
-def test_regions_of_bfc_that_touch() -> None:
-    def but_one(pool: tms.Pool) -> int:
-        blocks = [pool.malloc(4 * MiB) for _ in range(16)]
-        for address in blocks[:-1]:
-            pool.free(address)
-        return pool.malloc(60 * MiB)
-
-    with tms.region("pool", backup="host"):
-        pausable = tms.pool("bfc", memory_limit="64MiB")
-    address = but_one(pausable)
-    contents = bytes(range(256)) * 4096 * 60
-    cuda.write(address, contents)
-    with tms.paused("pool"):
-        pass
-    assert cuda.read(address, len(contents)) == contents
-    pausable.close()
-    with (
-        tms.pool("bfc", memory_limit="64MiB") as plain,
-        pytest.raises(tms.OutOfMemoryError, match="the largest free chunk has 28.00 MiB"),
-    ):
-        but_one(plain)
 
 
 def test_snapshot() -> None:
@@ -148,14 +108,6 @@ def test_snapshot() -> None:
         pytest.raises(tms.NotSupportedError, match="caching and bfc have"),
     ):
         pool.snapshot()
-
-
-def test_dump_on_failure(capfd: pytest.CaptureFixture[str]) -> None:
-    with tms.pool("bfc", memory_limit="4MiB", dump_log_on_failure="true") as pool:
-        pool.malloc(3 * MiB)
-        with pytest.raises(tms.OutOfMemoryError):
-            pool.malloc(2 * MiB)
-    assert "In use altogether: 4.0MiB" in capfd.readouterr().err
 
 
 def test_rounding_as_pytorch_writes_it() -> None:
@@ -203,19 +155,6 @@ def test_errors() -> None:
         pool.malloc(1 << 40)
     assert str(short.value).lower().count("free something") == 1
     assert "empty_cache" not in str(short.value)
-
-
-def test_device() -> None:
-    cuda.set_device(1)
-    there = cuda.free_memory()
-    cuda.set_device(0)
-    here = cuda.free_memory()
-    with tms.pool("caching", device=1) as pool:
-        pool.malloc(MiB)
-        assert cuda.free_memory() == here
-        cuda.set_device(1)
-        assert there - cuda.free_memory() == 2 * MiB
-        cuda.set_device(0)
 
 
 def test_not_preloaded() -> None:
@@ -413,31 +352,6 @@ def test_allocator(model: Model) -> None:
     sys.modules["torch"].cuda.is_available = lambda: False
     with pytest.raises(tms.NotSupportedError, match="no CUDA device"):
         tms.allocator("caching").__enter__()
-
-
-def test_trace_file(tmp_path: Path) -> None:
-    """The trace of a program that Python runs, by TMS_TRACE."""
-    code = """
-    import cuda, tms
-    pointer = cuda.malloc(1000)
-    with tms.region("a"):
-        inside = cuda.malloc(2000)
-    with tms.pool("bfc") as pool:
-        block = pool.malloc(3000)
-    cuda.free(inside)
-    print(hex(pointer), hex(inside), hex(block))
-    """
-    trace, file = tmp_path / "trace", tmp_path / "trace.csv"
-    pointer, inside, block = children.output(code, TMS_TRACE=str(trace)).split()
-    command = [str(BUILD / "bin" / "tms"), "report", str(trace), "--format", "csv", "-o", str(file)]
-    subprocess.run(command, check=True)
-    assert actions(file) == [
-        ["allocate", pointer, "1000", "0x0"],
-        ["allocate", inside, "2000", "0x0"],
-        ["allocate", block, "3000", "0x0"],
-        ["free", block, "3000", "0x0"],
-        ["free", inside, "2000", "0x0"],
-    ]
 
 
 def actions(file: Path) -> list[list[str]]:

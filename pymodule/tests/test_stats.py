@@ -7,6 +7,7 @@ from pathlib import Path
 
 import children
 import cuda
+import tags
 from cuda import MiB
 from simulator import DEVICE_MEMORY
 
@@ -14,12 +15,7 @@ import tms
 
 
 def of_tag(tag: str) -> tms.TagStats:
-    (found,) = [
-        entry
-        for device in tms.stats()["devices"]
-        for entry in device["tags"]
-        if entry["tag"] == tag
-    ]
+    (found,) = tags.entries(tag)
     return found
 
 
@@ -76,13 +72,7 @@ def test_numbers() -> None:
     cuda.free(first)
     assert of_tag("numbers")["live_bytes"] == 3 * MiB
     cuda.free(second)
-    left = [
-        entry
-        for device in tms.stats()["devices"]
-        for entry in device["tags"]
-        if entry["tag"] == "numbers"
-    ]
-    assert sum(entry["live_bytes"] + entry["physical_bytes"] for entry in left) == 0
+    assert tags.total("live_bytes", "numbers") == tags.total("physical_bytes", "numbers") == 0
 
 
 def test_odd_tag_names() -> None:

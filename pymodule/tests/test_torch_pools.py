@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from simulator import HANGS
+from threads import in_threads
 
 import tms
 from tms import _torch
@@ -168,24 +169,26 @@ def test_disable_leaves_all_pools(model: Model) -> None:
         assert model.serving() == inner
 
 
+@pytest.fixture
+def all_pausable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with TMS_INIT_ENABLE: PyTorch's default pool holds pausable memory."""
+    monkeypatch.setattr(load(), "active", True)
+
+
+@pytest.mark.usefixtures("all_pausable")
 def test_disable_where_everything_is_pausable(model: Model) -> None:
-    """With TMS_INIT_ENABLE the default pool holds pausable memory, so disable needs its own."""
-    library = load()
-    library.active = True
-    try:
+    """It needs a pool of its own."""
+    with tms.disable():
+        ordinary = model.serving()
+        assert ordinary is not None
+    with tms.region("weights"):
+        weights = model.serving()
+        assert weights not in (None, ordinary)
         with tms.disable():
-            ordinary = model.serving()
-            assert ordinary is not None
-        with tms.region("weights"):
-            weights = model.serving()
-            assert weights not in (None, ordinary)
-            with tms.disable():
-                assert model.serving() == ordinary
-            assert model.serving() == weights
-        assert library.active
-        assert model.serving() is None
-    finally:
-        library.active = False
+            assert model.serving() == ordinary
+        assert model.serving() == weights
+    assert load().active
+    assert model.serving() is None
 
 
 def test_exceptions(model: Model) -> None:
@@ -209,11 +212,7 @@ def test_threads_in_the_same_region(model: Model) -> None:
             served.append(model.serving())
             both_inside.wait()
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, work)
     assert None not in served
     assert len(set(served)) == 2
     with tms.region("shared"):
@@ -312,19 +311,14 @@ def test_exclude_wins_over_regions_within(model: Model) -> None:
             assert model.serving() not in (None, outer)
 
 
+@pytest.mark.usefixtures("all_pausable")
 def test_exclude_where_all_is_pausable(model: Model) -> None:
-    """As with TMS_INIT_ENABLE: PyTorch's default pool holds pausable memory."""
-    library = load()
-    library.active = True
-    try:
-        with tms.exclude():
-            plain = model.serving()
-            assert plain is not None
-            with tms.region("within"):
-                assert model.serving() == plain
-        assert model.serving() is None
-    finally:
-        library.active = False
+    with tms.exclude():
+        plain = model.serving()
+        assert plain is not None
+        with tms.region("within"):
+            assert model.serving() == plain
+    assert model.serving() is None
 
 
 def test_other_allocators(model: Model) -> None:
