@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import tags
 from device import MiB, free_memory, holds, torch_on_gpu
 
 import tms
@@ -24,6 +26,13 @@ SLACK = 32 * MiB
 def region_around(graph: Any, tag: str, backup: str | None, **arguments: Any) -> Iterator[None]:
     """As vLLM captures: only the region around it knows of the graph."""
     with tms.region(tag, backup=backup), torch.cuda.graph(graph, **arguments):
+        yield
+
+
+@contextlib.contextmanager
+def region_within(graph: Any, tag: str, backup: str | None) -> Iterator[None]:
+    """A region that is entered during the capture."""
+    with torch.cuda.graph(graph), tms.region(tag, backup=backup):
         yield
 
 
@@ -47,13 +56,15 @@ def full(value: float, size: int = SIZE) -> Any:
 
 
 def live_bytes(tag: str) -> int:
-    tags = [entry for device in tms.stats()["devices"] for entry in device["tags"]]
-    return sum(entry["live_bytes"] for entry in tags if entry["tag"] == tag)
+    return tags.total("live_bytes", tag)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "inside"),
+    [*itertools.product(WAYS, ["outside regions", "inside a region"])]
+    + [(region_within, "outside regions")],
+)
 @pytest.mark.parametrize("backup", [None, "host"])
-@pytest.mark.parametrize("inside", ["outside regions", "inside a region"])
 def test_replay_after_resume(way: Any, backup: str | None, inside: str, tag: str) -> None:
     source = full(1)
     graph = torch.cuda.CUDAGraph()

@@ -139,15 +139,6 @@ def test_pointer_attributes(tag: str) -> None:
     assert cuda.cudaFree(c_void_p(ordinary)) == 0
 
 
-def test_no_ipc_handle(tag: str) -> None:
-    torch.ones(1, device="cuda")
-    handle = ctypes.create_string_buffer(64)
-    with tms.region(tag):
-        pointer = allocate("cudaMalloc")
-    assert cuda.cudaIpcGetMemHandle(handle, c_void_p(pointer)) == 801
-    assert cuda.cudaFree(c_void_p(pointer)) == 0
-
-
 def test_device_reset() -> None:
     """All of our memory goes, paused or not; the device can be used again, also in regions."""
     program = """

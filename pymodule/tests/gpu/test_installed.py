@@ -58,12 +58,6 @@ def python(site: Path) -> Path:
     return site.parent.parent.parent / "bin" / "python"
 
 
-def test_command(python: Path, site: Path) -> None:
-    library = str(site / "tms" / "lib" / "libtms.so")
-    assert f"library    {library}\npreloaded  no\n" in checked(python, "-m", "tms")
-    assert "preloaded  yes\n" in checked(python, "-m", "tms", LD_PRELOAD=library)
-
-
 def test_demo(python: Path) -> None:
     library = checked(python, "-m", "tms", "--path").strip()
     program = ROOT / "pymodule" / "examples" / "train.py"

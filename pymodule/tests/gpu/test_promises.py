@@ -147,26 +147,6 @@ def test_host_memory_after_a_free(mode: str) -> None:
     )
 
 
-def test_host_memory_after_a_tensor_is_freed() -> None:
-    in_mode(
-        "preload",
-        """
-        for backend in ("pinned", "mmap"):
-            with saver.region("t", enable_cpu_backup=True, cpu_backup_backend=backend):
-                tensor = full(7)
-            before = resident()
-            saver.pause("t")
-            address = copy_of(tensor.data_ptr())
-            assert registered(address)
-            del tensor
-            tms.empty_cache()
-            left, known = resident() - before, registered(address)
-            assert left <= SIZE // 4, (backend, left)
-            assert not known, backend
-        """,
-    )
-
-
 def test_backend_from_the_environment() -> None:
     """With all memory in a region from the start, and without a call that names a backend."""
     in_mode(
@@ -314,64 +294,6 @@ def test_disk_backup(mode: str, tmp_path: Path) -> None:
     )
 
 
-def test_regions_in_the_environments_region() -> None:
-    """Each restores its thread's earlier settings; each tensor is kept as its own region says."""
-    in_mode(
-        "preload",
-        """
-        def settings():
-            return (
-                cdll.tms_get_interesting_region(),
-                cdll.tms_get_enable_cpu_backup(),
-                cdll.tms_get_enable_disk_backup(),
-                cdll.tms_get_current_tag(),
-                cdll.tms_get_cpu_backup_backend(),
-            )
-
-        outermost = settings()
-        assert outermost == (True, True, False, b"default", b"pinned")
-        weights = full(1)
-        with saver.region("scratch"):
-            assert settings() == (True, False, False, b"scratch", b"pinned")
-            scratch = full(2)
-            with saver.region("kept", enable_cpu_backup=True, cpu_backup_backend="mmap"):
-                assert settings() == (True, True, False, b"kept", b"mmap")
-                kept = full(3)
-            assert settings() == (True, False, False, b"scratch", b"pinned")
-            try:
-                with saver.region("disk", enable_disk_backup=True):
-                    assert settings() == (True, False, True, b"disk", b"pinned")
-                    raise KeyError
-            except KeyError:
-                pass
-            assert settings() == (True, False, False, b"scratch", b"pinned")
-            more = full(4)
-        assert settings() == outermost
-        before = used()
-        saver.pause()
-        paused = used()
-        assert before - paused >= 4 * SIZE
-        with saver.disable():
-            ordinary = full(5)
-            assert holds(ordinary, 5)
-            assert used() - paused >= SIZE
-            del ordinary
-        assert used() - paused <= 10 * MiB, used() - paused
-        assert settings() == outermost
-        saver.resume()
-        assert holds(weights, 1) and holds(kept, 3)
-        scratch.fill_(6)
-        more.fill_(7)
-        later = full(8)
-        saver.pause()
-        saver.resume()
-        assert holds(weights, 1) and holds(kept, 3) and holds(later, 8)
-        """,
-        TMS_INIT_ENABLE="1",
-        TMS_INIT_ENABLE_CPU_BACKUP="1",
-    )
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_tags_in_any_order(mode: str) -> None:
     in_mode(
@@ -455,10 +377,6 @@ def test_retained_copy(mode: str) -> None:
             del tensor, other
         """,
     )
-
-
-def test_retention_from_the_environment() -> None:
-    in_mode("preload", "assert saver.retain_cpu_backup is True", TMS_RETAIN_CPU_BACKUP="1")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

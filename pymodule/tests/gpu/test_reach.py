@@ -191,10 +191,9 @@ def environment(of: Case, folder: Path) -> dict[str, str]:
     }
 
 
-def test_unmodified(case: Case, folder: Path, say: Say) -> None:
+def test_paused_by_pid(case: Case, folder: Path, other: Witness, say: Say) -> None:
     """It computes the same as alone, and nine tenths of what it takes can be paused."""
     command, variables = case.command(folder), environment(case, folder)
-    begin = time.monotonic()
     with started(
         command,
         0,
@@ -209,31 +208,10 @@ def test_unmodified(case: Case, folder: Path, say: Say) -> None:
             raise program.failure(
                 f"of {taken >> 20} MiB that the program has taken {could >> 20} MiB are pausable"
             )
-        time.sleep(1)
-        program.check()
-        said = program.end()
-    equal(command, said, case.arguments, seconds=case.seconds, environment=variables)
-    say(
-        f"{could >> 20} MiB pausable of {taken >> 20} MiB taken; {said[0]} steps; both runs "
-        f"{time.monotonic() - begin:.0f} s"
-    )
-
-
-def test_paused_by_pid(case: Case, folder: Path, other: Witness, say: Say) -> None:
-    command, variables = case.command(folder), environment(case, folder)
-    with started(
-        command,
-        0,
-        case.arguments,
-        options=case.options,
-        seconds=case.seconds,
-        environment=variables,
-    ) as program:
-        taken = program.ready()
         times = disturb(program, other, case.pauses, gap=case.gap, wait=case.wait)
         said = program.end()
     equal(command, said, case.arguments, seconds=case.seconds, environment=variables)
-    say(f"{taken >> 20} MiB; {said[0]} steps; {times}")
+    say(f"{could >> 20} MiB pausable of {taken >> 20} MiB taken; {said[0]} steps; {times}")
 
 
 def checkpointed(program: Program) -> tuple[float, float] | str:
@@ -257,26 +235,30 @@ def checkpointed(program: Program) -> tuple[float, float] | str:
     return answer["out"], back["back"]
 
 
+TRAINING: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
+CONTENTS: list[str | Path] = [sys.executable, PROGRAMS / "contents.py"]
+
+
+def pausable_run(
+    command: list[str | Path], *arguments: str, seconds: float, retained: str = "0"
+) -> contextlib.AbstractContextManager[Program]:
+    """Under `tms run`, until it is ended."""
+    kept = {"TMS_RETAIN_CPU_BACKUP": retained}
+    host = ["--backup", "host"]
+    return started(command, 0, arguments, options=host, environment=kept, seconds=seconds)
+
+
 def test_sixteen_gibibytes_with_contents(other: Witness, say: Say) -> None:
     size = 16 * GiB
-    command: list[str | Path] = [sys.executable, PROGRAMS / "contents.py"]
-    arguments = [str(size)]
     found: dict[str, Times] = {}
     for name, retained in {"tms": "0", "tms, host memory kept": "1"}.items():
-        with started(
-            command,
-            0,
-            arguments,
-            options=["--backup", "host"],
-            environment={"TMS_RETAIN_CPU_BACKUP": retained},
-            seconds=60,
-        ) as program:
+        with pausable_run(CONTENTS, str(size), seconds=60, retained=retained) as program:
             assert program.ready() >= size
             found[name] = disturb(program, other, 5, looks=1)
             said = program.end()
-        equal(command, said, arguments, seconds=60)
+        equal(CONTENTS, said, [str(size)], seconds=60)
 
-    with started(command, 0, arguments, seconds=90) as program:
+    with started(CONTENTS, 0, [str(size)], seconds=90) as program:
         program.ready()
         driver = checkpointed(program)
         program.end()
@@ -315,7 +297,6 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
     The larger part of each is memory whose contents need not be kept: two copies of half a device
     may be more than the host has.
     """
-    command: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
     filler = ["--filler", str(int(0.55 * other.total)), "--filler-tag", "filler"]
     times = Times()
 
@@ -325,19 +306,10 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
     def resume(program: Program) -> None:
         times.back.append(steer(program, "resume", "--wait", "30", seconds=30))
 
-    def start(seed: str) -> contextlib.AbstractContextManager[Program]:
-        return started(
-            command,
-            0,
-            ["--seed", seed, *filler],
-            options=["--backup", "host"],
-            seconds=120,
-        )
-
-    with start("1") as first:
+    with pausable_run(TRAINING, "--seed", "1", *filler, seconds=120) as first:
         taken = [first.ready()]
         pause(first)
-        with start("2") as second:
+        with pausable_run(TRAINING, "--seed", "2", *filler, seconds=120) as second:
             taken.append(second.ready())
             for _ in range(5):
                 time.sleep(0.7)
@@ -352,22 +324,18 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
         time.sleep(0.5)
         said_first = first.end()
     assert min(taken) > other.total // 2
-    equal(command, said_first, ["--seed", "1"], seconds=60)
-    equal(command, said_second, ["--seed", "2"], seconds=60)
+    equal(TRAINING, said_first, ["--seed", "1"], seconds=60)
+    equal(TRAINING, said_second, ["--seed", "2"], seconds=60)
     say(f"{taken[0] >> 30} and {taken[1] >> 30} GiB of {other.total >> 30} GiB; {times}")
 
 
 def test_slices(tmp_path: Path, say: Say) -> None:
     """Two trainings that always have work, under `tms idle --lock --slice`: neither notices."""
-    command: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
     filler = ["--filler", str(2 * GiB)]
-
-    def start(seed: str) -> contextlib.AbstractContextManager[Program]:
-        return started(
-            command, 0, ["--seed", seed, *filler], options=["--backup", "host"], seconds=120
-        )
-
-    with start("1") as first, start("2") as second:
+    with (
+        pausable_run(TRAINING, "--seed", "1", *filler, seconds=120) as first,
+        pausable_run(TRAINING, "--seed", "2", *filler, seconds=120) as second,
+    ):
         programs = first, second
         for program in programs:
             program.ready()
@@ -389,27 +357,18 @@ def test_slices(tmp_path: Path, say: Say) -> None:
         said = [program.end() for program in programs]
     say(f"turns in 20 s: {turns}; steps: {[steps for steps, _ in said]}\n{words}")
     for seed, outcome in zip("12", said):
-        equal(command, outcome, ["--seed", seed, *filler], seconds=120)
+        equal(TRAINING, outcome, ["--seed", seed, *filler], seconds=120)
 
 
 def test_swaps(say: Say) -> None:
     """Two processes with SWAP_GIB of contents each, in turn by `tms swap`; host memory is kept."""
-    command: list[str | Path] = [sys.executable, PROGRAMS / "contents.py"]
-    arguments = [str(SWAP_GIB * GiB)]
+    size = str(SWAP_GIB * GiB)
     limit = 60 + 2 * SWAPS
-
-    def start() -> contextlib.AbstractContextManager[Program]:
-        return started(
-            command,
-            0,
-            arguments,
-            options=["--backup", "host"],
-            environment={"TMS_RETAIN_CPU_BACKUP": "1"},
-            seconds=limit,
-        )
-
     took = []
-    with start() as first, start() as second:
+    with (
+        pausable_run(CONTENTS, size, seconds=limit, retained="1") as first,
+        pausable_run(CONTENTS, size, seconds=limit, retained="1") as second,
+    ):
         for program in (first, second):
             assert program.ready() >= SWAP_GIB * GiB
         steer(first, "pause", seconds=30)
@@ -426,7 +385,7 @@ def test_swaps(say: Say) -> None:
         steer(programs[1], "resume", seconds=30)
         said = [program.end() for program in (first, second)]
     for words in said:
-        equal(command, words, [*arguments, "--rest", "0"], seconds=limit)
+        equal(CONTENTS, words, [size, "--rest", "0"], seconds=limit)
     later = sorted(took[1:])  # the first makes a host copy
     say(
         f"{SWAPS} swaps of 2 x {SWAP_GIB} GiB: the first {took[0]:.3f} s, then "

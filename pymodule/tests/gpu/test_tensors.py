@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from typing import Any
 
 import pytest
+import tags
 from device import MiB, free_memory, holds, torch_on_gpu
+from threads import in_threads
 
 import tms
 
@@ -21,9 +21,10 @@ def random(size: int = SIZE) -> torch.Tensor:
     return torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda")
 
 
-def test_with_backup(tag: str) -> None:
+@pytest.mark.parametrize("backup", ["host", None])
+def test_pause_and_resume(backup: tms.Backup, tag: str) -> None:
     expected = random()
-    with tms.region(tag, backup="host"):
+    with tms.region(tag, backup=backup):
         tensor = expected.clone()
     for each in (tensor, expected):  # loads the kernels, before memory is measured
         each += 1
@@ -35,24 +36,11 @@ def test_with_backup(tag: str) -> None:
         tms.resume(tag)
         assert abs(free_memory() - before) <= SLACK
         assert tensor.data_ptr() == address
+        assert torch.equal(tensor, expected) == (backup == "host")
+        tensor.copy_(expected)
+        for each in (tensor, expected):
+            each += 1
         assert torch.equal(tensor, expected)
-        tensor += 1
-        expected += 1
-
-
-def test_without_backup(tag: str) -> None:
-    expected = random()
-    with tms.region(tag):
-        tensor = expected.clone()
-    address, before = tensor.data_ptr(), free_memory()
-    tms.pause(tag)
-    assert free_memory() >= before + SIZE - SLACK
-    tms.resume(tag)
-    assert abs(free_memory() - before) <= SLACK
-    assert tensor.data_ptr() == address
-    assert not torch.equal(tensor, expected)
-    tensor.copy_(expected)
-    assert torch.equal(tensor, expected)
 
 
 def test_paused_memory_serves_others(tag: str) -> None:
@@ -69,26 +57,6 @@ def test_paused_memory_serves_others(tag: str) -> None:
         torch.cuda.empty_cache()
     tensor.fill_(1)
     assert tensor[-1].item() == 1
-
-
-def test_two_tags(tag: str) -> None:
-    expected = random()
-    with tms.region(f"{tag} weights", backup="host"):
-        weights = expected.clone()
-    with tms.region(f"{tag} cache"):
-        cache = torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
-    before = free_memory()
-    tms.pause(f"{tag} cache")
-    assert free_memory() >= before + SIZE - SLACK
-    assert torch.equal(weights, expected)
-    tms.pause(f"{tag} weights")
-    assert free_memory() >= before + 2 * SIZE - SLACK
-    tms.resume(f"{tag} cache")
-    cache.fill_(3)
-    assert int(cache[-1]) == 3
-    tms.resume(f"{tag} weights")
-    assert torch.equal(weights, expected)
-    assert abs(free_memory() - before) <= SLACK
 
 
 def test_nested(tag: str) -> None:
@@ -242,7 +210,7 @@ def test_empty_cache(tag: str) -> None:
     assert holds(small, 3)
     del kept, more, small
     torch.cuda.empty_cache()  # retired pools are in PyTorch's ordinary cache
-    assert all(numbers["live_bytes"] == 0 for numbers in numbers_of(tag))
+    assert tags.total("live_bytes", tag) == 0
 
 
 def test_ordinary_cache_is_emptied(tag: str) -> None:
@@ -257,21 +225,6 @@ def test_ordinary_cache_is_emptied(tag: str) -> None:
     pausable.zero_()
 
 
-def test_work_in_flight(tag: str) -> None:
-    """A pause waits for kernels that still use the memory, on whatever stream."""
-    with tms.region(tag, backup="host"):
-        counters = [torch.zeros(64 * MiB, dtype=torch.int32, device="cuda") for _ in range(2)]
-    torch.cuda.synchronize()
-    for counter in counters:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(200):
-                counter += 1
-    tms.pause(tag)
-    tms.resume(tag)
-    for counter in counters:
-        assert holds(counter, 200)
-
-
 def test_threads_in_the_same_region(tag: str) -> None:
     made: dict[int, torch.Tensor] = {}
     both_inside = threading.Barrier(3, timeout=60)
@@ -282,43 +235,18 @@ def test_threads_in_the_same_region(tag: str) -> None:
             made[number] = torch.full((SIZE,), number, dtype=torch.uint8, device="cuda")
             both_inside.wait()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
-    for thread in threads:
-        thread.start()
-    both_inside.wait()
-    ordinary = torch.full((SIZE,), 3, dtype=torch.uint8, device="cuda")
-    both_inside.wait()
-    for thread in threads:
-        thread.join()
+    def ordinary() -> None:
+        both_inside.wait()
+        made[3] = torch.full((SIZE,), 3, dtype=torch.uint8, device="cuda")
+        both_inside.wait()
+
+    in_threads(lambda: work(1), lambda: work(2), ordinary)
     before = free_memory()
     with tms.paused(tag):
         assert abs(free_memory() - before - 2 * SIZE) <= SLACK
-        assert holds(ordinary, 3)
+        assert holds(made[3], 3)
     for number in (1, 2):
         assert holds(made[number], number)
-
-
-def numbers_of(tag: str) -> list[tms.TagStats]:
-    devices = tms.stats()["devices"]
-    return [entry for device in devices for entry in device["tags"] if entry["tag"] == tag]
-
-
-def test_stats(tag: str) -> None:
-    with tms.region(tag, backup="host"):
-        tensor = random()
-    (numbers,) = numbers_of(tag)
-    assert numbers["live_bytes"] == SIZE
-    assert numbers["physical_bytes"] >= SIZE
-    tms.pause(tag)
-    (numbers,) = numbers_of(tag)
-    assert numbers["physical_bytes"] == 0
-    assert numbers["paused_bytes"] == SIZE
-    assert numbers["backup_bytes"] >= SIZE
-    tms.resume(tag)
-    (numbers,) = numbers_of(tag)
-    assert numbers["paused_bytes"] == 0
-    assert 0 < numbers["last_resume_seconds"] < 60
-    tensor.zero_()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -340,23 +268,3 @@ def test_device_changed_inside(tag: str) -> None:
         assert torch.equal(ordinary, ordinary_expected)
     assert torch.equal(first, expected[0])
     assert torch.equal(second, expected[1])
-
-
-def test_retained_copy_is_ordinary_host_memory(tag: str) -> None:
-    """What tms_get_cpu_backup_pointer returns can be read, and copied to the device."""
-    library: Any = ctypes.CDLL(None)
-    library.tms_get_cpu_backup_pointer.restype = ctypes.c_void_p
-    with tms.region(tag, backup="host"):
-        tensor = random()
-    expected = tensor.clone()
-    tms.pause(tag)
-    address = ctypes.c_void_p(tensor.data_ptr())
-    pointer = library.tms_get_cpu_backup_pointer(address, ctypes.c_uint64(SIZE))
-    buffer = (ctypes.c_uint8 * SIZE).from_address(pointer)
-    copy = torch.frombuffer(buffer, dtype=torch.uint8)
-    assert torch.equal(copy.cuda(), expected)
-    assert torch.equal(
-        copy[12345 : 300 * MiB].to("cuda", non_blocking=True), expected[12345 : 300 * MiB]
-    )
-    tms.resume(tag)
-    assert torch.equal(tensor, expected)
