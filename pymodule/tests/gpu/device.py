@@ -58,19 +58,31 @@ def resident_memory() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def output(program: str, *arguments: str, **variables: str) -> str:
-    """Standard output of Python code in a new process, preloaded as this one is.
+def unpreloaded(**variables: str) -> dict[str, str]:
+    """The environment without a preload, and with these variables."""
+    own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return {**own, **variables}
 
-    For settings that are read only once, given by `variables` in the environment. The code must
-    succeed.
+
+def run(
+    *arguments: str, preloaded: bool = True, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a new process: preloaded as this one is, or without.
+
+    For settings that are read only once, given by `variables` in the environment.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
-        env={**os.environ, **variables},
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **variables} if preloaded else unpreloaded(**variables),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
     )
+
+
+def output(program: str, *arguments: str, **keywords: Any) -> str:
+    """Standard output of Python code, which must succeed; the rest is as for `run`."""
+    done = run("-c", textwrap.dedent(program), *arguments, **keywords)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from device import MiB, torch_on_gpu
+from device import MiB, torch_on_gpu, unpreloaded
 
 torch = torch_on_gpu()
 
@@ -117,8 +117,6 @@ def started(
     programs: list[tuple[str, tuple[str, ...]]], runtime: Path, account: bool = True
 ) -> Iterator[list[int]]:
     """Starts processes together, and returns their numbers once all are ready."""
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
-    environment.pop("LD_PRELOAD", None)
     run = [str(TMS), "run", "--account", "--"] if account else []
     with ExitStack() as stack:
         processes = []
@@ -126,7 +124,7 @@ def started(
             process = stack.enter_context(
                 subprocess.Popen(
                     [*run, sys.executable, "-c", textwrap.dedent(program), *arguments],
-                    env=environment,
+                    env=unpreloaded(XDG_RUNTIME_DIR=str(runtime)),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -143,11 +141,9 @@ def started(
 
 def ask(runtime: Path, *arguments: str) -> str:
     """What tms ps --bytes prints."""
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
-    environment.pop("LD_PRELOAD", None)
     return subprocess.run(
         [str(TMS), "ps", "--bytes", *arguments],
-        env=environment,
+        env=unpreloaded(XDG_RUNTIME_DIR=str(runtime)),
         capture_output=True,
         text=True,
         timeout=60,

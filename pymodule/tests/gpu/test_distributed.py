@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from device import torch_on_gpu
-
-import tms
+from device import reaching, torch_on_gpu, unpreloaded
+from group import last_line, meeting, started
 
 torch = torch_on_gpu()
 
@@ -30,35 +27,10 @@ RANKS = min(torch.cuda.device_count(), int(os.environ.get("TMS_TEST_RANKS", "8")
 SIZE = int(float(os.environ.get("TMS_TEST_RANK_GIB", "16")) * GIB)
 
 
-def started(arguments: list[str], count: int, **variables: str) -> list[Any]:
-    """Starts a program's processes, with rank, count, meeting, and the other arguments."""
-    with socket.socket() as free:  # a TCPStore: ranks poll a file every 10 ms
-        free.bind(("127.0.0.1", 0))
-        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    return [
-        subprocess.Popen(
-            [sys.executable, *arguments[:1], str(rank), str(count), meeting, *arguments[1:]],
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-
-
-def lines(processes: list[Any], within: float = 300) -> list[Any]:
-    """The JSON that each process prints last."""
-    found = []
-    try:
-        for process in processes:
-            out, _ = process.communicate(timeout=within)
-            assert process.returncode == 0, out
-            found.append(json.loads(out.splitlines()[-1]))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return found
+def last_lines(count: int, program: list[str], *arguments: str, **variables: str) -> list[Any]:
+    """The JSON that each rank prints last."""
+    with started(count, program, str(count), meeting(), *arguments, **variables) as ranks:
+        return [json.loads(last_line(rank)) for rank in ranks]
 
 
 MEASURE = """
@@ -121,12 +93,10 @@ dist.destroy_process_group()
 """
 
 
-def measured(count: int, directory: Path) -> dict[str, Any]:
+def measured(count: int) -> dict[str, Any]:
     """Medians over the cycles but the first, of which each GPU's host memory is fresh; and what a
     plain copy of all GPUs at once reaches, to pinned memory or from it."""
-    program = directory / "measure.py"
-    program.write_text(MEASURE)
-    found = lines(started([str(program), str(SIZE)], count, TMS_RETAIN_CPU_BACKUP="1"))
+    found = last_lines(count, ["-c", MEASURE], str(SIZE), TMS_RETAIN_CPU_BACKUP="1")
     figures: dict[str, Any] = {"ranks": count, "gib_per_rank": SIZE / GIB}
     for operation in ("pause", "resume"):
         cycles = [
@@ -149,13 +119,13 @@ def measured(count: int, directory: Path) -> dict[str, Any]:
     return figures
 
 
-def test_figures(tmp_path: Path) -> None:
+def test_figures() -> None:
     """Control of at most 5 ms over the slowest rank. How the speed grows is printed, not judged:
     the host's memory may be the limit, which a plain copy of all GPUs at once then shows."""
     counts = [count for count in (1, 2, 4, 8) if count <= RANKS]
     all_figures = []
     for count in counts:
-        figures = measured(count, tmp_path)
+        figures = measured(count)
         all_figures.append(figures)
         print(json.dumps(figures), flush=True)
     for operation in ("pause", "resume"):
@@ -170,19 +140,47 @@ def test_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_training(kind: str) -> None:
     """On every rank a training with pauses has the same losses as one without."""
-    program = str(HERE / "programs" / "train_group.py")
-    runs = [lines(started([program, kind, "30", pause_every], RANKS)) for pause_every in ("0", "3")]
+    program = [str(HERE / "programs" / "train_group.py")]
+    runs = [last_lines(RANKS, program, kind, "30", pause_every) for pause_every in ("0", "3")]
     assert runs[0] == runs[1]
     assert all(len(set(losses)) > 20 for losses in runs[0])
 
 
-FROM_OUTSIDE = """
-import json, os, sys
+BEGIN = """
+import json, os, random, sys, time
 import torch, torch.distributed as dist
 import tms
 rank, count = int(sys.argv[1]), int(sys.argv[2])
 torch.cuda.set_device(rank)
 dist.init_process_group("nccl", init_method=sys.argv[3], rank=rank, world_size=count)
+random.seed(rank)
+def own_time():
+    if random.random() < 1 / 3:
+        time.sleep(random.uniform(0, 0.01))
+"""
+
+UNTIL_TOLD = """
+dist.all_reduce(stop)
+step()
+torch.cuda.synchronize()
+print("ready", flush=True)
+steps = 1
+while stop.item() == 0:
+    for _ in range(EACH):
+        step()
+        steps += 1
+    if rank == 0 and os.path.exists(sys.argv[4]):
+        stop += 1
+    dist.all_reduce(stop)
+assert right()
+"""
+
+END = """
+print(json.dumps("done"), flush=True)
+dist.destroy_process_group()
+"""
+
+BUSY = """
 with tms.region("weights", backup="host"):
     weights = torch.zeros(64 << 20, device="cuda")
     other = torch.ones(1 << 20, device="cuda")
@@ -194,56 +192,30 @@ for step in range(20000):
     if step % 50 == 49:
         torch.cuda.synchronize()
 assert (weights == 20000).all() and (other == 1).all()
-print(json.dumps("done"), flush=True)
-dist.destroy_process_group()
 """
 
 
 # Up to ten collectives apart: a rank waits for its device only after each tenth, and takes its own
 # time before each.
 APART = """
-import json, os, random, sys, time
-import torch, torch.distributed as dist
-import tms
-rank, count = int(sys.argv[1]), int(sys.argv[2])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl", init_method=sys.argv[3], rank=rank, world_size=count)
+EACH = 10  # steps
 with tms.region("weights", backup="host"):
     weights = torch.zeros(1 << 20, device="cuda")
     other = torch.ones(1 << 20, device="cuda")
     stop = torch.zeros(1, device="cuda")
-dist.all_reduce(stop)
-torch.cuda.synchronize()
-print("ready", flush=True)
-random.seed(rank)
-steps = 0
-while True:
-    for _ in range(10):
-        weights += 1
-        dist.all_reduce(other)
-        other /= count
-        if random.random() < 1 / 3:
-            time.sleep(random.uniform(0, 0.01))
-        steps += 1
-    if rank == 0 and os.path.exists(sys.argv[4]):
-        stop += 1
-    dist.all_reduce(stop)
-    if stop.item() > 0:
-        break
-assert (weights == steps).all() and (other == 1).all()
-print(json.dumps("done"), flush=True)
-dist.destroy_process_group()
+def step():
+    weights.add_(1)
+    dist.all_reduce(other)
+    other.div_(count)
+    own_time()
+def right():
+    return (weights == steps).all() and (other == 1).all()
 """
 
 # Rows and columns of two ranks each, as in tensor and data parallelism, and sends and receives in a
 # ring of all four.
 GRID = """
-import json, os, random, sys, time
-import torch, torch.distributed as dist
-import tms
-rank, count = int(sys.argv[1]), int(sys.argv[2])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl", init_method=sys.argv[3], rank=rank, world_size=count)
+EACH = 5  # steps
 rows = [dist.new_group([row, row + 1]) for row in range(0, count, 2)]
 columns = [dist.new_group(list(range(column, count, 2))) for column in range(2)]
 row, column = rows[rank // 2], columns[rank % 2]
@@ -253,9 +225,6 @@ with tms.region("weights", backup="host"):
     passed = torch.full((1 << 16,), float(rank), device="cuda")
     taken = torch.zeros(1 << 16, device="cuda")
     stop = torch.zeros(1, device="cuda")
-def own_time():
-    if random.random() < 1 / 3:
-        time.sleep(random.uniform(0, 0.01))
 def step():
     for _ in range(3):
         dist.all_reduce(tensor, group=row)
@@ -272,29 +241,15 @@ def step():
         work.wait()
     passed.copy_(taken)
     own_time()
-random.seed(rank)
-dist.all_reduce(stop)
-step()
-torch.cuda.synchronize()
-print("ready", flush=True)
-steps = 1
-while True:
-    for _ in range(5):
-        step()
-        steps += 1
-    if rank == 0 and os.path.exists(sys.argv[4]):
-        stop += 1
-    dist.all_reduce(stop)
-    if stop.item() > 0:
-        break
-assert (tensor == 1).all() and (data == 1).all() and (passed == (rank - steps) % count).all()
-print(json.dumps("done"), flush=True)
-dist.destroy_process_group()
+def right():
+    return (tensor == 1).all() and (data == 1).all() and (passed == (rank - steps) % count).all()
 """
+
+PROGRAMS = {"busy": BUSY, "apart": APART + UNTIL_TOLD, "grid": GRID + UNTIL_TOLD}
 
 
 @pytest.mark.skipif(not TMS.exists(), reason="the command tms is not built")
-@pytest.mark.parametrize("kind", ["busy", "apart", "grid"])
+@pytest.mark.parametrize("kind", PROGRAMS)
 def test_job_from_outside(tmp_path: Path, kind: str) -> None:
     """tms pause --job of ranks that are in collectives all the time; how often it takes: three
     tries at most. Busy: the devices have work without end, and all ranks wait for them at the same
@@ -302,22 +257,16 @@ def test_job_from_outside(tmp_path: Path, kind: str) -> None:
     communicators, and sends and receives (four GPUs)."""
     if kind == "grid" and RANKS != 4:
         pytest.skip("needs four GPUs")
-    program = tmp_path / "outside.py"
-    program.write_text({"busy": FROM_OUTSIDE, "apart": APART, "grid": GRID}[kind])
     pauses = 5 if kind == "busy" else int(os.environ.get("TMS_TEST_JOB_PAUSES", "50"))
     end = tmp_path / "end"
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
-    variables = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(tmp_path), "TMS_CONTROL": "1"}
-    library = Path(tms.library_path())
-    variables["LD_PRELOAD"] = f"{library}:{library.parent / 'libtms_reach.so'}"
-    variables["TORCHELASTIC_RUN_ID"] = "gpu-test"
-    processes = started([str(program), str(end)], RANKS, **variables)
+    folders = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(tmp_path)}
 
     def steer(*arguments: str) -> Any:
         done = subprocess.run(
             [str(TMS), *arguments, "--job", "gpu-test", "--json"],
-            env={**os.environ, **variables, "LD_PRELOAD": ""},
+            env=unpreloaded(**folders),
             capture_output=True,
             text=True,
             timeout=120,
@@ -326,9 +275,11 @@ def test_job_from_outside(tmp_path: Path, kind: str) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
         return json.loads(done.stdout)
 
-    try:
+    program = ["-c", BEGIN + PROGRAMS[kind] + END]
+    variables = {**folders, "TMS_CONTROL": "1", "TORCHELASTIC_RUN_ID": "gpu-test", **reaching()}
+    with started(RANKS, program, str(RANKS), meeting(), str(end), **variables) as processes:
         for process in processes:
-            assert process.stdout.readline() == "ready\n"
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
         tries, seconds = [], []
         until = time.monotonic() + 45
         while len(tries) < pauses and time.monotonic() < until:
@@ -357,8 +308,4 @@ def test_job_from_outside(tmp_path: Path, kind: str) -> None:
             flush=True,
         )
         assert max(tries) <= 3
-        assert lines(processes) == ["done"] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        assert [json.loads(last_line(process)) for process in processes] == ["done"] * RANKS

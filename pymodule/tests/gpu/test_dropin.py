@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from device import MiB, free_memory, holds, torch_on_gpu
+from device import MiB, free_memory, holds, run, torch_on_gpu
 
 import tms
 from torch_memory_saver import torch_memory_saver as saver
@@ -23,19 +21,10 @@ TESTS = Path(__file__).resolve().parent.parent
 CLIENTS = TESTS / "dropin" / "clients"
 
 
-def run(*arguments: str) -> str:
+def said(*arguments: str) -> str:
     """Standard output of Python in a process without a preload."""
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    environment["PYTHONPATH"] = f"{TESTS.parent}:{CLIENTS}:{environment.get('PYTHONPATH', '')}"
-    environment["CLIENT_SIZE"] = str(SIZE)
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    paths = f"{TESTS.parent}:{CLIENTS}:{os.environ.get('PYTHONPATH', '')}"
+    done = run(*arguments, preloaded=False, PYTHONPATH=paths, CLIENT_SIZE=str(SIZE))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -43,7 +32,7 @@ def run(*arguments: str) -> str:
 @pytest.mark.parametrize("client", ["sglang", "slime", "areal", "megatron", "nemo_rl"])
 def test_client(client: str) -> None:
     """Each one's docstring says what it follows."""
-    assert run(str(CLIENTS / f"{client}.py")).endswith(" done\n")
+    assert said(str(CLIENTS / f"{client}.py")).endswith(" done\n")
 
 
 def full(value: int, size: int = SIZE) -> Any:
@@ -182,4 +171,4 @@ def test_hook_mode_torch() -> None:
         pass
     print("done")
     """
-    assert run("-c", textwrap.dedent(program)) == "done\n"
+    assert said("-c", textwrap.dedent(program)) == "done\n"

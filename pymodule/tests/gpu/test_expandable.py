@@ -6,14 +6,11 @@ The setting is read once, so each test runs its program in a process of its own.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
-from device import torch_on_gpu
+from device import output, torch_on_gpu
 
 torch_on_gpu()
 
@@ -38,21 +35,10 @@ def warm():
 """
 
 
-def run(program: str, variable: str, *, preloaded: bool = True, **variables: str) -> Any:
+def run(program: str, variable: str, **keywords: Any) -> Any:
     """The program's output, from JSON."""
-    environment = {**os.environ, variable: "expandable_segments:True", **variables}
-    if not preloaded:
-        del environment["LD_PRELOAD"]
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    keywords[variable] = "expandable_segments:True"
+    return json.loads(output(PRELUDE + textwrap.dedent(program), **keywords))
 
 
 @pytest.mark.parametrize("variable", VARIABLES)

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
-import textwrap
-from typing import Any
 
 import pytest
 from device import output, reaching, torch_on_gpu
+from group import last_line, meeting, started
 
 torch = torch_on_gpu()
 if not hasattr(torch.cuda, "_compile_kernel"):
@@ -185,31 +181,11 @@ def test_a_hundred_pauses_between_all_reduces() -> None:
     devices = 1
     if torch.cuda.device_count() > 1 and torch.cuda.can_device_access_peer(0, 1):
         devices = RANKS
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    arguments = [str(each) for each in (RANKS, devices, CYCLES)]
-    ranks: list[Any] = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RANK), str(rank), *arguments, meeting],
-            env={**os.environ, **reaching()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        out, words = ranks[0].communicate(timeout=180)
-        _, others = ranks[1].communicate(timeout=20)
-    finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
-    assert ranks[0].returncode == 0, f"{out}{words}\nrank 1: {others}"
-    figures = json.loads(out.splitlines()[-1])
-    assert figures["cycles"] == CYCLES
-    print(json.dumps(figures))
+    arguments = [*(str(each) for each in (RANKS, devices, CYCLES)), meeting()]
+    with started(RANKS, ["-c", RANK], *arguments, **reaching()) as ranks:
+        figures = last_line(ranks[0], within=180)
+    assert json.loads(figures)["cycles"] == CYCLES
+    print(figures)
 
 
 OWNER = """

@@ -10,13 +10,12 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from device import MiB, torch_on_gpu
+from device import MiB, output, torch_on_gpu
 from simulator import BUILD
 
 import tms
@@ -263,17 +262,9 @@ def test_trace_of_a_program(tmp_path: Path) -> None:
     print(hex(tensor.data_ptr()))
     del tensor
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "TMS_TRACE": str(trace)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    address = output(program, TMS_TRACE=str(trace)).strip()
     lines = [str(BUILD / "bin" / "tms"), "report", str(trace), "--format", "csv", "-o", str(file)]
     subprocess.run(lines, check=True)
     rows = [line.split(",")[2:5] for line in file.read_text().splitlines()[1:]]
-    block = [done.stdout.strip(), str(4 * MiB)]
+    block = [address, str(4 * MiB)]
     assert [row for row in rows if row[1:] == block] == [["allocate", *block], ["free", *block]]

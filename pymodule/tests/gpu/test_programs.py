@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 
-from device import MiB, free_memory, holds, resident_memory, torch_on_gpu
+from device import MiB, free_memory, holds, resident_memory, run, torch_on_gpu
 
 import tms
 
@@ -83,13 +80,7 @@ def test_forked_workers_of_a_data_loader(tag: str) -> None:
 
 
 def test_other_backends_are_refused() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch, tms\nwith tms.region(): pass"],
-        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    program = "import torch, tms\nwith tms.region(): pass"
+    done = run("-c", program, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     assert done.returncode == 1
     assert "NotSupportedError: PyTorch's CUDA allocator is 'cudaMallocAsync'" in done.stderr

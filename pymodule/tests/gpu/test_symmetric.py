@@ -9,14 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import pytest
 from device import torch_on_gpu
+from group import last_line, meeting, started
 
 torch = torch_on_gpu()
 if not hasattr(getattr(torch.ops, "symm_mem", None), "one_shot_all_reduce"):
@@ -175,40 +172,13 @@ def pauses(ranks: int, cycles: int, kind: str) -> dict[str, Any]:
     peers = itertools.permutations(range(devices), 2)
     if not all(torch.cuda.can_device_access_peer(*pair) for pair in peers):
         pytest.skip("the GPUs have no access to one another")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    arguments = [*(str(each) for each in (ranks, devices, cycles)), meeting, kind]
+    arguments = [*(str(each) for each in (ranks, devices, cycles)), meeting(), kind]
     variables = {"TMS_SHAREABLE": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     if devices < ranks:
         variables["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-    running: list[Any] = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RANK), str(rank), *arguments],
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said: list[tuple[str, str]] = [("", "")] * ranks
-    try:
-        for rank, each in enumerate(running):
-            said[rank] = each.communicate(timeout=150 if rank == 0 else 20)
-    except subprocess.TimeoutExpired:
-        for rank, each in enumerate(running):
-            each.kill()
-            if not said[rank][1]:
-                said[rank] = each.communicate()
-        pytest.fail("\n".join(f"rank {n}: {out}{words}" for n, (out, words) in enumerate(said)))
-    finally:
-        for each in running:
-            each.kill()
-            each.wait()
-    codes = [each.returncode for each in running]
-    assert codes == [0] * ranks, (codes, *said)
-    last = said[0][0].splitlines()[-1]
+    with started(ranks, ["-c", RANK], *arguments, **variables) as running:
+        last = last_line(running[0], within=150)
+        assert [each.wait(20) for each in running] == [0] * ranks
     if last.startswith("skip: "):
         pytest.skip(last[len("skip: ") :])
     print(last)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import pytest
 from device import torch_on_gpu
+from group import meeting
+from reaching import undisturbed as undisturbed_environment
 
 torch = torch_on_gpu()
 for module in ("transformers", "accelerate"):
@@ -23,22 +24,18 @@ for module in ("transformers", "accelerate"):
         pytest.skip(f"{module} is not installed", allow_module_level=True)
 
 PROGRAM = str(Path(__file__).parent / "programs" / "train_transformers.py")
-GIVEN = ("TMS_", "LD_PRELOAD")
 
 
 def train(ranks: int, *arguments: str, **variables: str) -> list[dict[str, Any]]:
     """What each rank prints."""
     launcher: list[str] = []
     if ranks > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = meeting().rpartition(":")[2]
         launcher = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
-        launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(GIVEN)}
+        launcher += ["--master-addr", "127.0.0.1", "--master-port", port]
     done = subprocess.run(
         [sys.executable, *launcher, PROGRAM, *arguments],
-        env={**inherited, **variables},
+        env={**undisturbed_environment(), **variables},
         capture_output=True,
         text=True,
         timeout=180,

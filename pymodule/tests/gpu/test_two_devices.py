@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 from device import MiB, holds, reaching, torch_on_gpu
+from group import last_line, meeting, started
 
 import tms
 
@@ -95,31 +92,15 @@ dist.init_process_group("nccl", init_method=sys.argv[2], rank=rank, world_size=2
 """
 
 
-def in_two_processes(program: str, directory: Path, **variables: str) -> None:
+def in_two_processes(program: str, **variables: str) -> None:
     """Runs the program on each device, connected by NCCL; it ends by printing "done"."""
-    meeting = (directory / "meeting").as_uri()
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", BEGIN + textwrap.dedent(program), str(rank), meeting],
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
+    code = ["-c", BEGIN + textwrap.dedent(program)]
+    with started(2, code, meeting(), **variables) as workers:
         for worker in workers:
-            out, _ = worker.communicate(timeout=120)
-            assert worker.returncode == 0, out
-            assert "done\n" in out, out
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+            assert last_line(worker, within=120) == "done"
 
 
-def test_all_reduce_in_a_graph(tmp_path: Path) -> None:
+def test_all_reduce_in_a_graph() -> None:
     """Captured once, with buffers that NCCL does not register; replayed after each resume."""
     in_two_processes(
         """
@@ -159,13 +140,12 @@ def test_all_reduce_in_a_graph(tmp_path: Path) -> None:
         dist.destroy_process_group()
         print("done")
         """,
-        tmp_path,
         NCCL_GRAPH_REGISTER="0",
     )
 
 
 @pytest.mark.parametrize("how", ["preloaded", "run"])
-def test_graphs_whose_buffers_nccl_would_register(tmp_path: Path, how: str) -> None:
+def test_graphs_whose_buffers_nccl_would_register(how: str) -> None:
     """NCCL asks for handles of the buffers of every collective that is captured, and must get none:
     it would use the memory of before a pause. Under `tms run` a pause leaves nothing behind either;
     else NCCL (2.28.9) keeps what it could not export."""
@@ -228,6 +208,5 @@ def test_graphs_whose_buffers_nccl_would_register(tmp_path: Path, how: str) -> N
         dist.destroy_process_group()
         print("done")
         """,
-        tmp_path,
         **(reaching() if how == "run" else {}),
     )
