@@ -7,13 +7,14 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import children
 import pytest
-from simulator import HANGS, PYMODULE, environment
+from plugin import installed
+from simulator import PYMODULE
 
 from tms import _vllm
 
@@ -22,8 +23,9 @@ FAKE = HERE / "fake"
 DROPIN = HERE.parent / "dropin"
 
 PRELUDE = """
-import sys, torch, tms, cuda
+import sys, torch, tms, cuda, tags
 from common import SIZE, free, full, holds
+from expecting import raises
 from vllm.v1.worker.gpu_worker import start
 torch.cuda.synchronize()
 initial = free()
@@ -34,52 +36,26 @@ initial = free()
 def metadata(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Makes a folder in which libtms looks installed, with its entry points."""
     folder: Path = tmp_path_factory.mktemp("installed")
-    info = folder / "libtms-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: libtms\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(entry_points())
+    installed(folder)
     return folder
-
-
-def entry_points() -> str:
-    """pyproject.toml's entry points for vLLM, as an installer writes them."""
-    group = "vllm.general_plugins"
-    text = (PYMODULE / "pyproject.toml").read_text()
-    found = re.search(rf'\[project\.entry-points\."{group}"\]\n(\w+) = "([\w.:]+)"\n', text)
-    assert found
-    return f"[{group}]\n{found[1]} = {found[2]}\n"
 
 
 class Worker:
     """Runs code in a process in which vLLM's plugins are found."""
 
     def __init__(self, metadata: Path, preloaded: bool) -> None:
-        self._preloaded = preloaded
-        self._paths = [PYMODULE, HERE.parent, DROPIN / "fake", DROPIN / "clients", FAKE, metadata]
+        paths = [DROPIN / "fake", DROPIN / "clients", FAKE, metadata]
+        self._settings: dict[str, Any] = {"preloaded": preloaded, "paths": paths}
 
     def run(
         self, code: str, prelude: str = PRELUDE, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        inherited = environment()
-        if not self._preloaded:
-            del inherited["LD_PRELOAD"]
-        for name in ("TMS_VLLM", "VLLM_PLUGINS"):
-            inherited.pop(name, None)
-        paths = ":".join(map(str, self._paths))
-        return subprocess.run(
-            [sys.executable, "-c", prelude + textwrap.dedent(code)],
-            env={**inherited, "PYTHONPATH": paths, **variables},
-            capture_output=True,
-            text=True,
-            timeout=HANGS,
-            check=False,
-        )
+        code = prelude + textwrap.dedent(code)
+        return children.run(code, **self._settings, **variables)
 
     def output(self, code: str, **variables: str) -> str:
-        done = self.run(code, **variables)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stderr == "", done.stderr
-        return done.stdout
+        code = PRELUDE + textwrap.dedent(code)
+        return children.output(code, quiet=True, **self._settings, **variables)
 
     def error(self, code: str, **variables: str) -> str:
         """The last line of the traceback with which it ends."""
@@ -89,7 +65,11 @@ class Worker:
 
 
 @pytest.fixture(params=[True, False], ids=["preloaded", "not preloaded"])
-def worker(metadata: Path, request: pytest.FixtureRequest) -> Worker:
+def worker(
+    metadata: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Worker:
+    for name in ("TMS_VLLM", "VLLM_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
     return Worker(metadata, request.param)
 
 
@@ -101,7 +81,7 @@ def test_levels(worker: Worker) -> None:
     def copies():
         return cuda.calls("cuMemcpyDtoHAsync_v2")
     def kept():
-        return sum(t["backup_bytes"] for d in tms.stats()["devices"] for t in d["tags"])
+        return tags.total("backup_bytes")
     assert initial - free() == 3 * SIZE == allocator.get_current_usage()  # not what was temporary
     for cycle in range(3):
         before = copies()
@@ -232,16 +212,14 @@ def test_expandable_segments_may_stay_on(worker: Worker) -> None:
     worker = start(sleep_mode_backend="tms", load=False)
     from vllm.device_allocator import get_mem_allocator_instance
     allocator = get_mem_allocator_instance()
-    try:
-        with allocator.use_memory_pool("weights"):
-            assert _memory.settings == {settings.replace("True", "False")!r}
-            _memory.set_settings("max_split_size_mb:20")  # as vLLM does in the body
-            with allocator.use_memory_pool("kv_cache"):
-                kept = full(3)
-            assert _memory.settings == "max_split_size_mb:20"
-            1 / 0
-    except ZeroDivisionError:
-        assert _memory.settings == {settings!r}
+    with raises(ZeroDivisionError), allocator.use_memory_pool("weights"):
+        assert _memory.settings == {settings.replace("True", "False")!r}
+        _memory.set_settings("max_split_size_mb:20")  # as vLLM does in the body
+        with allocator.use_memory_pool("kv_cache"):
+            kept = full(3)
+        assert _memory.settings == "max_split_size_mb:20"
+        1 / 0
+    assert _memory.settings == {settings!r}
     worker.initialize_from_config()
     worker.sleep()
     worker.wake_up()
@@ -304,37 +282,8 @@ def test_one_engine_after_another(worker: Worker) -> None:
     worker = start()
     assert type(CuMemAllocator.instance) is CuMemAllocator
     CuMemAllocator.instance.usage = 1
-    try:
+    with raises(tms.NotSupportedError, "processes of their own"):
         start(sleep_mode_backend="tms")
-    except tms.NotSupportedError as error:
-        assert "processes of their own" in str(error)
-    """)
-
-
-def test_failures(worker: Worker) -> None:
-    """A sleep that finds no host memory changes nothing, a wake-up without memory is repeatable."""
-    worker.output("""
-    worker = start(sleep_mode_backend="tms")
-    cuda.fail("cuMemHostRegister_v2", 2, 2)  # the first is of the hashes
-    try:
-        worker.sleep()
-        raise AssertionError("slept")
-    except tms.BackupError:
-        pass
-    assert worker.backend.state() == "RUNNING"
-    assert holds(worker.weights, 3) and holds(worker.cache, 4)
-    worker.sleep()
-    room = free() - 2 * SIZE
-    pointer = cuda.malloc(room)
-    try:
-        worker.wake_up()
-        raise AssertionError("woke up")
-    except tms.OutOfMemoryError:
-        pass
-    assert worker.backend.state() == "SUSPENDED"
-    cuda.free(pointer)
-    worker.wake_up()
-    assert holds(worker.weights, 3) and worker.backend.state() == "RUNNING"
     """)
 
 
@@ -377,11 +326,8 @@ def test_a_sleep_of_several_tags(worker: Worker) -> None:
     worker.sleep()
     worker.wake_up(["kv_cache"])
     cuda.fail("cuMemUnmap", 3, 999)
-    try:
+    with raises(tms.TmsError):
         worker.sleep()
-        raise AssertionError("slept")
-    except tms.TmsError:
-        pass
     assert worker.backend.state() == "SUSPENDED" and initial - free() == held - SIZE
     worker.wake_up()
     tms.pause("vllm.weights")
@@ -401,11 +347,9 @@ def test_a_failed_sleep_loses_nothing(worker: Worker) -> None:
     def refused(action, *arguments):
         cuda.fail("cuMemUnmap", 2, 999)
         cuda.fail("cuMemCreate", 1, 999)
-        try:
+        with raises(tms.TmsError):
             action(*arguments)
-            raise AssertionError("slept")
-        except tms.TmsError:
-            cuda.forget_failures()
+        cuda.forget_failures()
 
     for level in (2, 1):
         refused(worker.sleep, level)
@@ -428,11 +372,9 @@ def test_a_failed_sleep_loses_nothing(worker: Worker) -> None:
     # A wake-up that finds no room for all wakes none.
     pointer = cuda.malloc(free() - 2 * SIZE)
     left = free()
-    try:
+    with raises(tms.OutOfMemoryError):
         worker.wake_up()
-        raise AssertionError("woke up")
-    except tms.OutOfMemoryError:
-        assert free() == left and worker.backend.state() == "SUSPENDED"
+    assert free() == left and worker.backend.state() == "SUSPENDED"
     cuda.free(pointer)
     worker.wake_up()
     assert worker.backend.state() == "RUNNING" and holds(worker.weights, 3)

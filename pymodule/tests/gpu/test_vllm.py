@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from device import torch_on_gpu
 from llama import WEIGHTS
+from plugin import installed
 
 torch = torch_on_gpu()
 if importlib.util.find_spec("vllm") is None:
@@ -89,18 +89,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
         for process in processes.values():
             process.kill()
             process.wait()
-
-
-def installed(folder: Path) -> None:
-    """Makes libtms look installed there, with the entry point for vLLM."""
-    text = (PYMODULE / "pyproject.toml").read_text()
-    group = "vllm.general_plugins"
-    found = re.search(rf'\[project\.entry-points\."{group}"\]\n(\w+) = "([\w.:]+)"\n', text)
-    assert found
-    info = folder / "libtms-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: libtms\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\n{found[1]} = {found[2]}\n")
 
 
 def phases(results: dict[str, Any], run: str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-SIZE = int(os.environ.get("CLIENT_SIZE", 8 << 20))
+SIZE = int(os.environ.get("CLIENT_SIZE", 4 << 20))
 SLACK = SIZE // 3  # a first graph takes 72 MiB on an H200
 
 
