@@ -10,23 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkout import ROOT, copied, path_of
 from simulator import HANGS, PYMODULE
 
-ROOT = PYMODULE.parent
 SCRIPTS = sorted(
     script
     for script in (ROOT / "scripts").glob("**/*.sh")
     if script.name not in ("current.sh", "require.sh", "usage.sh")
 )
-BASE = "bash cat dirname env grep head id ln mkdir mktemp printf rm sed sh sort tail tr uname"
-
-
-def path_of(directory: Path, *tools: str) -> str:
-    """A PATH with only the base and these tools."""
-    directory.mkdir(exist_ok=True)
-    for tool in (*BASE.split(), *tools):
-        (directory / tool).symlink_to(shutil.which(tool) or f"/{tool}-is-not-here")
-    return str(directory)
 
 
 def run(command: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -45,11 +36,7 @@ def run(command: str, cwd: Path = ROOT, **variables: str) -> subprocess.Complete
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The scripts in a checkout of their own, whose path is awkward for every tool."""
-    root = tmp_path / "a b" / 'it\'s "one"'
-    shutil.copytree(ROOT / "scripts", root / "scripts")
-    shutil.copytree(PYMODULE, root / "pymodule", ignore=shutil.ignore_patterns("tests", ".*"))
-    shutil.copy(ROOT / "go.mod", root)
-    return root
+    return copied(tmp_path / "a b" / 'it\'s "one"')
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

@@ -68,16 +68,12 @@ def test_child_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not preloaded()
 
 
-def test_multiprocessing(tmp_path: Path) -> None:
-    """Several spawned workers of a parent without the library use the library independently."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        """
-import multiprocessing
-import tms
+WORKERS = """
+import multiprocessing, sys
+import cuda, tms
+from expecting import raises
 
 def work(number):
-    import cuda
     with tms.region(f"worker {number}", backup="host"):
         pointer = cuda.malloc(4 << 20)
     cuda.write(pointer, bytes([number]) * 16)
@@ -87,21 +83,27 @@ def work(number):
     return cuda.read(pointer, 16) == bytes([number]) * 16
 
 if __name__ == "__main__":
-    with tms.configure_subprocess():
-        with multiprocessing.get_context("spawn").Pool(3) as pool:
-            print(pool.map(work, range(6)))
-    try:
-        tms.pause()
-    except tms.NotPreloadedError:
-        print("parent without")
+    context, used = multiprocessing.get_context(sys.argv[1]), sys.argv[2] == "used"
+    assert not used or work(1)
+    with tms.configure_subprocess(), context.Pool(3) as pool:
+        assert pool.map(work, range(6)) == [True] * 6
+    if used:
+        assert work(2)
+    else:
+        with raises(tms.NotPreloadedError):
+            tms.pause()
 """
-    )
-    out = children.output(
-        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')",
-        str(program),
-        preloaded=False,
-    )
-    assert out.splitlines() == ["[True, True, True, True, True, True]", "parent without"]
+
+
+@pytest.mark.parametrize(
+    ("method", "parent"), [("spawn", "used"), ("forkserver", "used"), ("spawn", "without")]
+)
+def test_workers(method: str, parent: str, tmp_path: Path) -> None:
+    """They use the library independently: of a parent that has used it, or that is without it."""
+    program = tmp_path / "program.py"
+    program.write_text(WORKERS)
+    done = children.python(program, method, parent, preloaded=parent == "used")
+    assert done.returncode == 0, done.stderr
 
 
 def test_children_of_a_process_that_used_it() -> None:
@@ -143,34 +145,3 @@ def test_children_of_a_process_that_used_it() -> None:
     lines = out.splitlines()
     assert lines[0].startswith("fork ['") and "usable" not in lines[0], lines
     assert lines[1:] == ["subprocess 0", "posix_spawn 0", "fork and exec 0"]
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_start_methods_after_use(method: str, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        f"""
-import multiprocessing
-import cuda, tms
-
-def work(number):
-    with tms.region(backup="host"):
-        pointer = cuda.malloc(4 << 20)
-    cuda.write(pointer, bytes([number]) * 16)
-    with tms.paused():
-        pass
-    return cuda.read(pointer, 16) == bytes([number]) * 16
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("{method}")
-    assert work(1)
-    with context.Pool(2) as pool:
-        print(pool.map(work, range(4)))
-    assert work(2)
-"""
-    )
-    out = children.output(
-        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')",
-        str(program),
-    )
-    assert out == "[True, True, True, True]\n"

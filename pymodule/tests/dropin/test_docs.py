@@ -25,18 +25,17 @@ def test_readme_example() -> None:
     lines = example.splitlines()
     pause = lines.index(next(line for line in lines if line.startswith("tms.pause()")))
     lines[pause] = """
-model.weight.fill_(7)
-cache.fill_(9)
+import cuda
 addresses = model.weight.data_ptr(), cache.data_ptr()
+for address in addresses:
+    cuda.write(address, bytes([7]) * 4096)
 before = torch.cuda.mem_get_info()[0]
 assert tms.pause() == 1280 << 20
 assert torch.cuda.mem_get_info()[0] == before + (1280 << 20)
 """
     lines.append("""
 assert addresses == (model.weight.data_ptr(), cache.data_ptr())
-import cuda
-assert cuda.read(model.weight.data_ptr(), 4096) == bytes([7]) * 4096
-assert cuda.read(cache.data_ptr(), 4096) != bytes([9]) * 4096
+assert [cuda.read(address, 4096) == bytes([7]) * 4096 for address in addresses] == [True, False]
 print("as the README says")
 """)
     assert output("\n".join(lines), CUDASIM_MEMORY="4G") == "as the README says\n"
@@ -108,38 +107,34 @@ def test_picture_of_a_slow_run() -> None:
     assert times == [str(50 * tick) for tick in range(9)]
 
 
-@pytest.fixture
-def compiled(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    program = tmp_path / request.param
-    libraries = ["-L", BUILD / "lib", "-ltms"] if request.param == "linked" else ["-ldl"]
-    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", BUILD / "lib"]
-    source = EXAMPLES / f"{request.param}.c"
-    cudart = ["-L", BUILD / "sim", "-lcudart"]
-    subprocess.run(["gcc", *flags, "-o", program, source, *libraries, *cudart], check=True)
-    return program
+FREED = "64 MiB are free for others\n"
 
 
-def started(program: Path, preload: str) -> str:
-    variables = {
-        **environment(),
-        "LD_LIBRARY_PATH": f"{BUILD / 'lib'}:{BUILD / 'sim'}",
-        "LD_PRELOAD": preload,
-    }
-    return subprocess.run(
-        [program], env=variables, check=True, timeout=HANGS, capture_output=True, text=True
-    ).stdout
-
-
-@pytest.mark.parametrize("compiled", ["linked"], indirect=True)
-def test_linked_program(compiled: Path) -> None:
-    assert started(compiled, "") == "64 MiB are free for others\nthe last byte is 42\n"
-
-
-@pytest.mark.parametrize("compiled", ["looked_up"], indirect=True)
-def test_program_that_looks_names_up(compiled: Path) -> None:
-    library = str(BUILD / "lib" / "libtms.so")
-    assert started(compiled, library) == "64 MiB are free for others\n"
-    assert started(compiled, "") == "not pausable\n"
+@pytest.mark.parametrize(
+    ("name", "library", "said"),
+    [
+        ("linked", "-ltms", {"": f"{FREED}the last byte is 42\n"}),
+        ("looked_up", "-ldl", {str(BUILD / "lib" / "libtms.so"): FREED, "": "not pausable\n"}),
+    ],
+)
+def test_programs_in_c(name: str, library: str, said: dict[str, str], tmp_path: Path) -> None:
+    """What each says with a preload, and without."""
+    folders = [BUILD / "lib", BUILD / "sim"]
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{folders[0]}"]
+    libraries = [*(f"-L{folder}" for folder in folders), library, "-lcudart"]
+    source = EXAMPLES / f"{name}.c"
+    subprocess.run(["gcc", *flags, "-o", tmp_path / name, source, *libraries], check=True)
+    for preload, words in said.items():
+        variables = {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "LD_PRELOAD": preload}
+        done = subprocess.run(
+            [tmp_path / name],
+            env={**environment(), **variables},
+            check=True,
+            timeout=HANGS,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == words
 
 
 def test_touching_a_paused_pointer() -> None:
