@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def raises(kind: type[BaseException], words: str = "") -> Iterator[None]:
-    """The body must raise such an error, with these words."""
+def raises(kind: type[BaseException], *words: str) -> Iterator[None]:
+    """The body must raise such an error, with all of these words."""
     try:
         yield
     except kind as error:
-        assert words in str(error), error
+        assert all(each in str(error) for each in words), error
     else:
         raise AssertionError(f"no {kind.__name__}")

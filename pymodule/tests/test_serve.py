@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import children
@@ -35,39 +34,6 @@ def test_paused_and_resumed_by_another_process(tmp_path: Path) -> None:
     assert "paused, 8.00 MiB freed in" in said
     assert "resumed, 8.00 MiB in" in said
     assert not list((runtime / "tms").iterdir())
-
-
-def test_errors(tmp_path: Path) -> None:
-    """A directory that others can enter, and a child of fork."""
-    runtime = tmp_path / "run"
-    (runtime / "tms").mkdir(parents=True, mode=0o755)
-    (tmp_path / f"tms-{os.geteuid()}").symlink_to(runtime)
-    code = """
-        import os, tms
-        for directory in (None, os.environ["OTHER"]):
-            if directory:
-                os.environ["XDG_RUNTIME_DIR"] = directory
-            try:
-                tms.serve()
-                print("serves")
-            except tms.TmsError as error:
-                print(error.code, error)
-        child = os.fork()
-        if child == 0:
-            try:
-                tms.serve()
-            except tms.ForkedError:
-                os._exit(7)
-            os._exit(8)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    """
-    other = tmp_path / "other"
-    other.mkdir()
-    said = children.output(
-        code, XDG_RUNTIME_DIR=str(runtime), TMPDIR=str(tmp_path), OTHER=str(other)
-    ).splitlines()
-    assert said[0].startswith("304 ") and "chmod 700 it" in said[0], said
-    assert said[1:] == ["serves"]
 
 
 def test_unused_variable_does_nothing(tmp_path: Path) -> None:
