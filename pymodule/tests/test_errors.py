@@ -270,19 +270,23 @@ def test_codes(code: int, kind: type[tms.TmsError], advice: str) -> None:
     assert ("Nothing is lost" in str(error)) == (code in (2, 304))
 
 
-def test_words_of_the_driver() -> None:
+@pytest.mark.parametrize(
+    ("code", "cause", "words"),
+    [
+        (
+            999,
+            "pause: paused, but memory is still held: cuMemRelease: unknown error (999)",
+            "paused, but memory is still held: unknown error (cudaError 999).",
+        ),
+        (  # most causes of 801 lie in the request, and say so themselves
+            801,
+            "a progress function must not pause",
+            "a progress function must not pause (cudaError 801).",
+        ),
+    ],
+)
+def test_words(code: int, cause: str, words: str) -> None:
     """The message has the text without the C function and its number; the cause has everything."""
-    held = "pause: paused, but memory is still held: cuMemRelease: unknown error (999)"
-    error = from_code(999, "pausing tag 'a'", held)
-    assert str(error) == (
-        "pausing tag 'a' failed: paused, but memory is still held: unknown error (cudaError 999)."
-    )
-    assert error.cause == held
-
-
-def test_what_cannot_be_done_is_not_put_down_to_the_driver() -> None:
-    """Most causes of 801 lie in the request, and say so themselves."""
-    error = from_code(801, "pausing tag 'a'", "a progress function must not pause")
-    assert str(error) == (
-        "pausing tag 'a' failed: a progress function must not pause (cudaError 801)."
-    )
+    error = from_code(code, "pausing tag 'a'", cause)
+    assert str(error) == f"pausing tag 'a' failed: {words}"
+    assert error.cause == cause

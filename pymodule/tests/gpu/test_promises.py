@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import textwrap
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 from device import MiB, holds, output, torch_on_gpu
@@ -22,7 +23,6 @@ torch = torch_on_gpu()
 
 SIZE = 256 * MiB
 LARGE = 8 << 30
-MODES = ["preload", "torch"]
 BACKENDS = ["pinned", "mmap"]
 
 PRELUDE = """
@@ -83,7 +83,9 @@ assert holds(warm, 1)
 """
 
 
-def in_mode(mode: str, program: str, *arguments: str, size: int = SIZE, **variables: str) -> None:
+def in_one_mode(
+    mode: str, program: str, *arguments: str, size: int = SIZE, **variables: str
+) -> None:
     """Runs PRELUDE and the program in a new process; it must succeed."""
     if mode == "torch":
         variables["LD_PRELOAD"] = ""
@@ -91,12 +93,18 @@ def in_mode(mode: str, program: str, *arguments: str, size: int = SIZE, **variab
     assert output(code, *arguments, MODE=mode, SIZE=str(size), **variables) == "done\n"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_host_memory_after_resume(mode: str) -> None:
+InMode = Callable[..., None]
+
+
+@pytest.fixture(params=["preload", "torch"])
+def in_mode(request: pytest.FixtureRequest) -> InMode:
+    """`in_one_mode`, in each of the modes."""
+    return partial(in_one_mode, request.param)
+
+
+def test_host_memory_after_resume(in_mode: InMode) -> None:
     """Memory that is not retained is back with the system, and no longer registered with CUDA."""
-    in_mode(
-        mode,
-        """
+    in_mode("""
         for backend in ("pinned", "mmap"):
             with saver.region("t", enable_cpu_backup=True, cpu_backup_backend=backend):
                 tensor = full(7)
@@ -115,16 +123,12 @@ def test_host_memory_after_resume(mode: str) -> None:
                 assert copy_of(tensor.data_ptr()) is None
                 assert holds(tensor, 7)
             del tensor
-        """,
-    )
+    """)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_host_memory_after_a_free(mode: str) -> None:
+def test_host_memory_after_a_free(in_mode: InMode) -> None:
     """A free of memory that is paused, or active with its copy retained."""
-    in_mode(
-        mode,
-        """
+    in_mode("""
         for backend, retained in ((b, r) for b in ("pinned", "mmap") for r in (False, True)):
             for cycle in range(3):
                 with saver.region("t", enable_cpu_backup=True, cpu_backup_backend=backend):
@@ -143,13 +147,12 @@ def test_host_memory_after_a_free(mode: str) -> None:
                 assert held >= SIZE * 3 // 4, (backend, retained, cycle, held)
                 assert left <= SIZE // 4, (backend, retained, cycle, left)
                 assert not known, (backend, retained, cycle)
-        """,
-    )
+    """)
 
 
 def test_backend_from_the_environment() -> None:
     """With all memory in a region from the start, and without a call that names a backend."""
-    in_mode(
+    in_one_mode(
         "preload",
         """
         assert cdll.tms_get_cpu_backup_backend() == b"mmap"
@@ -171,7 +174,7 @@ def test_backend_from_the_environment() -> None:
 def test_waiting_for_host_memory_is_bounded() -> None:
     """With "mmap" a large resume waits for it; otherwise for a tenth of its own time, then goes
     on."""
-    in_mode(
+    in_one_mode(
         "preload",
         """
         def resumes(tag, retain):
@@ -208,11 +211,9 @@ def test_waiting_for_host_memory_is_bounded() -> None:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_device_memory_after_resume(mode: str, tmp_path: Path) -> None:
+def test_device_memory_after_resume(in_mode: InMode, tmp_path: Path) -> None:
     """At most 1 MiB more is in use than before the pause, unless another process takes some."""
     in_mode(
-        mode,
         """
         saver.set_disk_backup_dir(sys.argv[1])
         sizes = [SIZE, SIZE // 3, 1000, 1 << 20, SIZE // 8 + 4096, 2 << 20]
@@ -244,11 +245,9 @@ def test_device_memory_after_resume(mode: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_disk_backup(mode: str, tmp_path: Path) -> None:
+def test_disk_backup(in_mode: InMode, tmp_path: Path) -> None:
     """Files exist during a pause, equally large each time; a resume or a free removes them."""
     in_mode(
-        mode,
         """
         directory = sys.argv[1]
         saver.set_disk_backup_dir(directory)
@@ -294,10 +293,8 @@ def test_disk_backup(mode: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_tags_in_any_order(mode: str) -> None:
+def test_tags_in_any_order(in_mode: InMode) -> None:
     in_mode(
-        mode,
         """
         with saver.region("weights", enable_cpu_backup=True):
             weights = full(1)
@@ -334,16 +331,13 @@ def test_tags_in_any_order(mode: str) -> None:
             assert holds(weights, 1)
             cache.fill_(3)
         assert (weights.data_ptr(), cache.data_ptr()) == addresses
-        """,
+    """
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_retained_copy(mode: str) -> None:
+def test_retained_copy(in_mode: InMode) -> None:
     """The copy keeps its address and gets each pause's contents; the setting counts at a resume."""
-    in_mode(
-        mode,
-        """
+    in_mode("""
         for backend in ("pinned", "mmap"):
             with saver.region("t", enable_cpu_backup=True, cpu_backup_backend=backend):
                 tensor = full(1)
@@ -375,8 +369,7 @@ def test_retained_copy(mode: str) -> None:
             assert not registered(address)
             assert saver.get_cpu_backup(other) is None and holds(other, 9)
             del tensor, other
-        """,
-    )
+    """)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -412,12 +405,9 @@ def test_odd_size(tag: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
-@pytest.mark.parametrize("mode", MODES)
-def test_two_devices_with_one_current(mode: str) -> None:
+def test_two_devices_with_one_current(in_mode: InMode) -> None:
     """One resume brings both back, and leaves the thread's current device unchanged."""
-    in_mode(
-        mode,
-        """
+    in_mode("""
         def both():
             return [total - free for free, total in map(torch.cuda.mem_get_info, range(2))]
 
@@ -449,5 +439,4 @@ def test_two_devices_with_one_current(mode: str) -> None:
                     assert holds(tensor, 7 + device), (backend, cycle, device)
                 torch.cuda.set_device(0)
             del tensors, tensor
-        """,
-    )
+    """)
