@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from following import Follower
 from simulator import BUILD
 
 TMS = BUILD / "bin" / "tms"
@@ -182,41 +183,26 @@ def steer(program: Program, *arguments: str, seconds: float) -> float:
     return took
 
 
-class Witness:
+class Witness(Follower):
     """Another process on the device."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, PROGRAMS / "witness.py"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=undisturbed(),
-        )
-        self.total = self._ask({"op": "free"})["total"]
+        super().__init__([sys.executable, PROGRAMS / "witness.py"], env=undisturbed())
+        self.total = self._figures({"op": "free"})["total"]
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, int]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the other process ended on {request}: its words are above"
-        answer: dict[str, int] = json.loads(line)
+    def _figures(self, request: dict[str, Any]) -> dict[str, int]:
+        answer: dict[str, int] = json.loads(self.ask(json.dumps(request)))
         return answer
 
     def free(self) -> int:
         """The device's free bytes."""
-        return self._ask({"op": "free"})["free"]
+        return self._figures({"op": "free"})["free"]
 
     def use(self, size: int, seconds: float) -> None:
         """Takes a number of bytes, and checks some time later what it has written there."""
-        answer = self._ask({"op": "use", "bytes": size, "seconds": seconds})
+        answer = self._figures({"op": "use", "bytes": size, "seconds": seconds})
         assert answer["wrong"] == 0, answer
         assert answer["used"] >= size - 4, answer
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -225,7 +211,7 @@ def witness() -> Iterator[Witness]:
     try:
         yield made
     finally:
-        made.end()
+        made.kill()
 
 
 @dataclass

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 import sys
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
+from following import Follower
 from simulator import HANGS
 
 FILE_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
-class Importer:
+class Importer(Follower):
     """A process without libtms.so that maps the memory at `address`, of the first device.
 
     Args:
@@ -28,26 +28,18 @@ class Importer:
         code = export(byref(fd), handle, FILE_DESCRIPTOR, c_uint64(0))
         _check(driver.cuMemRelease(handle))
         _check(code)
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(fd.value), str(size)],
-            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=[fd.value],
-        )
+        unpreloaded = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        command = [sys.executable, __file__, str(fd.value), str(size)]
+        super().__init__(command, env=unpreloaded, pass_fds=[fd.value])
         os.close(fd.value)
 
     def reads(self) -> str:
         """The SHA-256 of the memory's contents, as the process sees them now."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write("read\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
+        return self.ask("read")
 
     def end(self) -> None:
-        self._process.communicate(timeout=HANGS)
-        assert self._process.returncode == 0
+        self.process.communicate(timeout=HANGS)
+        assert self.process.returncode == 0
 
 
 def made(size: int) -> tuple[int, int]:
@@ -92,15 +84,12 @@ def _import(fd: int, size: int) -> None:
     import hashlib
 
     driver = ctypes.CDLL("libcuda.so.1")
-    context, handle, address, zero = c_void_p(), c_uint64(), c_uint64(), c_uint64(0)
-    access = (c_int * 3)(1, 0, 3)  # device, its number, reading and writing
+    context, handle = c_void_p(), c_uint64()
     _check(driver.cuInit(0))
     _check(driver.cuDevicePrimaryCtxRetain(byref(context), 0))
     _check(driver.cuCtxSetCurrent(context))
     _check(driver.cuMemImportFromShareableHandle(byref(handle), c_void_p(fd), FILE_DESCRIPTOR))
-    _check(driver.cuMemAddressReserve(byref(address), c_size_t(size), c_size_t(0), zero, zero))
-    _check(driver.cuMemMap(address, c_size_t(size), c_size_t(0), handle, zero))
-    _check(driver.cuMemSetAccess(address, c_size_t(size), access, c_size_t(1)))
+    address = c_uint64(_mapped(driver, handle, size))
     buffer = ctypes.create_string_buffer(size)
     for _ in sys.stdin:
         _check(driver.cuMemcpyDtoH_v2(buffer, address, c_size_t(size)))

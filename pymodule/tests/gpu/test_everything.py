@@ -14,14 +14,14 @@ import os
 import statistics
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from device import MiB, torch_on_gpu
+from device import MiB, torch_on_gpu, unpreloaded
+from following import Follower
 
 torch = torch_on_gpu()
 
@@ -83,39 +83,21 @@ for line in sys.stdin:
 """
 
 
-class Program:
+class Program(Follower):
     """The process that is paused."""
 
     def __init__(self, runtime: Path) -> None:
-        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TMS_COMMAND": str(TMS)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PROGRAM), str(GIB)],
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.variables = {"XDG_RUNTIME_DIR": str(runtime), "TMS_COMMAND": str(TMS)}
+        command = [sys.executable, "-c", PROGRAM, str(GIB)]
+        super().__init__(command, env={**os.environ, **self.variables})
         assert self.answer() == "ready"
-
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"it ended with {self.process.wait()}"
-        return line.strip()
-
-    def ask(self, what: str) -> str:
-        assert self.process.stdin is not None
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
-        return self.answer()
 
     def tms(self, *arguments: str) -> tuple[dict[str, Any], float]:
         """What the command prints about the process, and the seconds that it took."""
         begin = time.monotonic()
-        environment = {k: v for k, v in self.environment.items() if k != "LD_PRELOAD"}
         done = subprocess.run(
             [str(TMS), *arguments, str(self.process.pid), "--json"],
-            env=environment,
+            env=unpreloaded(**self.variables),
             capture_output=True,
             text=True,
             timeout=300,
@@ -146,8 +128,7 @@ def program(alone: int, tmp_path: Path) -> Iterator[Program]:
         pytest.skip("the driver is older than 570")
     started = Program(tmp_path)
     yield started
-    started.process.kill()
-    started.process.wait()
+    started.kill()
 
 
 class Checkpoint:

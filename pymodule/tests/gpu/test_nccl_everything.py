@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from device import MiB, torch_on_gpu
+from following import Follower
 
 torch = torch_on_gpu()
 TMS = Path(__file__).parents[3] / "build" / "bin" / "tms"
@@ -76,7 +77,7 @@ for line in sys.stdin:
 """
 
 
-class Rank:
+class Rank(Follower):
     """A program that follows commands."""
 
     def __init__(self, rank: int, source: str, *arguments: str) -> None:
@@ -84,24 +85,8 @@ class Rank:
         torch.zeros(1, device=f"cuda:{rank}")  # this process's own context comes first
         self.before = torch.cuda.mem_get_info(rank)[0]
         program = [sys.executable, "-c", VERSION + source, *arguments]
-        self.process = subprocess.Popen(  # tms run becomes the program, and keeps the number
-            [TMS, "run", "--backup", "host", "--", *program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "TORCHELASTIC_RUN_ID": JOB},
-            text=True,
-        )
-
-    def tell(self, words: str) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(words + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> str:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        assert line, f"rank {self.rank} has ended"
-        return line.strip()
+        run: list[str | Path] = [TMS, "run", "--backup", "host", "--"]  # becomes the program, and keeps the number
+        super().__init__([*run, *program], env={**os.environ, "TORCHELASTIC_RUN_ID": JOB})
 
     def missing(self) -> int:
         """How much of its device others find missing, in MiB."""
@@ -146,8 +131,7 @@ def everything(ranks: list[Rank]) -> None:
 def running(*ranks: Rank) -> Iterator[list[Rank]]:
     """Ranks that have done one collective."""
     try:
-        ranks[0].tell("version")
-        version = ranks[0].answer()
+        version = ranks[0].ask("version")
         print(f"\nNCCL {version}, torch {torch.__version__}")
         assert version == os.environ.get("TMS_TEST_NCCL", version)
         reduce(list(ranks))

@@ -1,27 +1,16 @@
 /* A program on the driver's functions, with two contexts of its own and none that is primary. Its kernel is PTX; with
  * -DWITHOUT_KERNELS, for the simulator, copies and fills do its work. */
+#include "driver.h"
 #include "steps.h"
 
-typedef struct CUctx_st *context;
-typedef struct CUstream_st *stream;
-typedef uint64_t pointer;
-int cuInit(unsigned flags);
 int cuDeviceGet(int *device, int ordinal);
 int cuCtxCreate_v2(context *made, unsigned flags, int device);
 int cuCtxDestroy_v2(context of);
-int cuCtxSetCurrent(context of);
-int cuCtxSynchronize(void);
-int cuStreamCreate(stream *made, unsigned flags);
-int cuStreamSynchronize(stream of);
-int cuMemAlloc_v2(pointer *made, size_t size);
 int cuMemAllocAsync(pointer *made, size_t size, stream of);
 int cuMemFree_v2(pointer of);
 int cuMemFreeAsync(pointer of, stream in);
-int cuMemsetD32Async(pointer to, unsigned value, size_t count, stream in);
-int cuMemcpyDtoHAsync_v2(void *to, pointer from, size_t size, stream in);
-int cuMemcpyDtoDAsync_v2(pointer to, pointer from, size_t size, stream in);
 
-enum { CONTEXTS = 2, NON_BLOCKING = 1 };
+enum { CONTEXTS = 2 };
 #ifdef WITHOUT_KERNELS
 enum { COUNT = 4 << 20 };
 #else

@@ -1,34 +1,23 @@
 /* Four threads that ask streams and events in a tight loop whether they are done, beside one that gives the device work:
  * they go on asking while that one is held up. */
+#include "driver.h"
 #include "steps.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
-typedef struct CUctx_st *context;
-typedef struct CUstream_st *stream;
 typedef struct CUevent_st *event;
-typedef uint64_t pointer;
-int cuInit(unsigned flags);
 int cuDevicePrimaryCtxRetain(context *made, int device);
-int cuCtxSetCurrent(context of);
-int cuCtxSynchronize(void);
-int cuStreamCreate(stream *made, unsigned flags);
 int cuStreamQuery(stream of);
-int cuStreamSynchronize(stream of);
 int cuEventCreate(event *made, unsigned flags);
 int cuEventRecord(event of, stream in);
 int cuEventQuery(event of);
 int cuEventSynchronize(event of);
 int cuEventElapsedTime(float *milliseconds, event from, event to);
 int cuMemGetInfo_v2(size_t *available, size_t *total);
-int cuMemAlloc_v2(pointer *made, size_t size);
-int cuMemsetD32Async(pointer to, unsigned value, size_t count, stream in);
-int cuMemcpyDtoDAsync_v2(pointer to, pointer from, size_t size, stream in);
-int cuMemcpyDtoHAsync_v2(void *to, pointer from, size_t size, stream in);
 
-enum { POLLERS = 4, NON_BLOCKING = 1, NOT_READY = 600, COUNT = 16 << 20, POLLED = 1 << 20 };
+enum { POLLERS = 4, NOT_READY = 600, COUNT = 16 << 20, POLLED = 1 << 20 };
 
 static context all;
 static atomic_bool stop;
