@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def meeting() -> str:
@@ -15,6 +16,12 @@ def meeting() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
+def with_programs() -> dict[str, str]:
+    """The environment in which programs find those of the folder programs."""
+    folder = Path(__file__).resolve().parent / "programs"
+    return {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 @contextmanager

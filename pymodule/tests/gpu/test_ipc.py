@@ -10,7 +10,7 @@ import os
 
 import pytest
 from device import output, reaching, torch_on_gpu
-from group import last_line, meeting, started
+from group import last_line, meeting, started, with_programs
 
 torch = torch_on_gpu()
 if not hasattr(torch.cuda, "_compile_kernel"):
@@ -20,14 +20,10 @@ RANKS = 2
 CYCLES = int(os.environ.get("TMS_TEST_IPC_CYCLES", "100"))
 
 RANK = """
-import ctypes, json, os, signal, statistics, sys, time
+import ctypes, json, os, signal, time
 import torch, torch.distributed as dist
-import tms, tms.distributed as together
-from tms._library import load
-
-rank, count, devices, cycles = (int(each) for each in sys.argv[1:5])
-torch.cuda.set_device(rank % devices)
-dist.init_process_group("gloo", init_method=sys.argv[5], rank=rank, world_size=count)
+import tms
+from pausing import all_here, count, cycles, load, pauses, rank, refused_alone
 cuda = ctypes.CDLL(None)  # the preloaded library's functions
 COUNT = 2 << 20  # numbers of 4 bytes in a buffer
 
@@ -110,10 +106,6 @@ graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     add_up()
 
-def all_here():
-    torch.cuda.synchronize()
-    dist.barrier()
-
 def right(cycle):
     raw.fill_(rank + 1 + cycle)
     tensor.fill_(10 * (rank + 1) + cycle)
@@ -125,47 +117,21 @@ def right(cycle):
     own = sum(r + 1 + cycle for r in range(count)), sum(10 * (r + 1) + cycle for r in range(count))
     return all(bool((out == value).all()) for out, value in zip(sums, own))
 
-def free():
-    return torch.cuda.mem_get_info()[0]
+def kept(cycle):
+    return bool((raw == rank + 1 + cycle).all()) and bool((tensor == 10 * (rank + 1) + cycle).all())
 
 others = int(buffers[0][1 - rank])
 assert mapped(others) > COUNT * 4
 assert right(-1)
-took, freed = {"pause": [], "resume": []}, []
-for cycle in range(cycles):
-    assert right(cycle), cycle
-    all_here()
-    before, began = free(), time.perf_counter()
-    dist.barrier()
-    own = together.pause("communication") if cycle % 2 else tms.pause("communication")
-    paused = time.perf_counter()
-    dist.barrier()
-    freed.append(free() - before)
-    dist.barrier()
-    again = time.perf_counter()
-    back = together.resume() if cycle % 2 else tms.resume()
-    took["pause"].append(paused - began)
-    took["resume"].append(time.perf_counter() - again)
-    assert own == back > COUNT * 8, (own, back)
-    assert bool((raw == rank + 1 + cycle).all()) and bool((tensor == 10 * (rank + 1) + cycle).all())
-    all_here()
+figures = pauses("communication", right, kept)
+assert figures["bytes"] > COUNT * 8, figures
 assert mapped(raw.data_ptr()) == mapped(others) == COUNT * 4  # and stand alone
-# All of it goes, that of both where they share a GPU.
-assert min(freed) >= 0.9 * own * (count // devices), (min(freed), own)
-
-alone = ""
-if rank == 0:
-    try:
-        load().pause("communication", 0.3)
-    except tms.TmsError as error:
-        alone = str(error)
+alone = refused_alone("communication")
 assert right(cycles)
 pids = [None] * count
 dist.all_gather_object(pids, os.getpid())
 if rank == 0:
     assert f"process {pids[1]}," in alone, alone
-    said = {name: round(statistics.median(each) * 1000, 1) for name, each in took.items()}
-    figures = {"devices": devices, "cycles": cycles, "bytes": own, "milliseconds": said}
     print(json.dumps(figures), flush=True)
 all_here()
 if rank == 1:  # with the other's memory mapped
@@ -182,7 +148,7 @@ def test_a_hundred_pauses_between_all_reduces() -> None:
     if torch.cuda.device_count() > 1 and torch.cuda.can_device_access_peer(0, 1):
         devices = RANKS
     arguments = [*(str(each) for each in (RANKS, devices, CYCLES)), meeting()]
-    with started(RANKS, ["-c", RANK], *arguments, **reaching()) as ranks:
+    with started(RANKS, ["-c", RANK], *arguments, **reaching(), **with_programs()) as ranks:
         figures = last_line(ranks[0], within=180)
     assert json.loads(figures)["cycles"] == CYCLES
     print(figures)

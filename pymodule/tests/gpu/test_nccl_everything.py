@@ -85,7 +85,8 @@ class Rank(Follower):
         torch.zeros(1, device=f"cuda:{rank}")  # this process's own context comes first
         self.before = torch.cuda.mem_get_info(rank)[0]
         program = [sys.executable, "-c", VERSION + source, *arguments]
-        run: list[str | Path] = [TMS, "run", "--backup", "host", "--"]  # becomes the program, and keeps the number
+        # tms run becomes the program, and keeps the number
+        run: list[str | Path] = [TMS, "run", "--backup", "host", "--"]
         super().__init__([*run, *program], env={**os.environ, "TORCHELASTIC_RUN_ID": JOB})
 
     def missing(self) -> int:

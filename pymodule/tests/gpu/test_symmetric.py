@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from device import torch_on_gpu
-from group import last_line, meeting, started
+from group import last_line, meeting, started, with_programs
 
 torch = torch_on_gpu()
 if not hasattr(getattr(torch.ops, "symm_mem", None), "one_shot_all_reduce"):
@@ -22,16 +22,13 @@ if not hasattr(getattr(torch.ops, "symm_mem", None), "one_shot_all_reduce"):
 CYCLES = int(os.environ.get("TMS_TEST_SYMMETRIC_CYCLES", "100"))
 
 RANK = """
-import json, os, statistics, sys, time, warnings
+import json, os, sys, warnings
 import torch, torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-import tms, tms.distributed as together
-from tms._library import load
+import tms
+from pausing import all_here, count, cycles, devices, pauses, rank, refused_alone
 
-rank, count, devices, cycles = (int(each) for each in sys.argv[1:5])
 device = torch.device("cuda", rank % devices)
-torch.cuda.set_device(device)
-dist.init_process_group("gloo", init_method=sys.argv[5], rank=rank, world_size=count)
 group = dist.group.WORLD.group_name
 COUNT = 16 << 20  # numbers of 4 bytes in a buffer
 pool = sys.argv[6] == "pool"
@@ -80,11 +77,6 @@ def work():
     torch.ops.symm_mem.two_shot_all_reduce_(two, "sum", group)
 
 
-def all_here():
-    torch.cuda.synchronize()
-    dist.barrier()
-
-
 def fill(cycle):
     one.fill_(rank + 1 + cycle)
     two.fill_(10 * (rank + 1) + cycle)
@@ -115,52 +107,33 @@ graph.replay()
 assert right(-2)
 
 
-def free():
-    return torch.cuda.mem_get_info()[0]
-
-
-took, freed = {"pause": [], "resume": []}, []
-for cycle in range(cycles):
+def replayed(cycle):
     fill(cycle)
     graph.replay()
-    assert right(cycle), cycle
-    all_here()
-    before, began = free(), time.perf_counter()
-    dist.barrier()
-    gone = together.pause("symmetric") if cycle % 2 else tms.pause("symmetric")
-    paused = time.perf_counter()
-    dist.barrier()
-    freed.append(free() - before)
-    while_paused = tag()
-    assert while_paused["physical_bytes"] == while_paused["imported_bytes"] == 0, while_paused
-    dist.barrier()
-    again = time.perf_counter()
-    back = together.resume() if cycle % 2 else tms.resume()
-    took["pause"].append(paused - began)
-    took["resume"].append(time.perf_counter() - again)
-    assert gone == back == own_bytes, (gone, back, own_bytes)
-    assert right(cycle), cycle  # what was in the buffers
+    return right(cycle)
+
+
+def kept(cycle):
+    before = right(cycle)  # what was in the buffers
     if cycle % 10 == 0:
         fill(cycle + 0.5)
         work()  # without the graph
         assert right(cycle + 0.5)
-# All of it goes, that of both where they share a GPU.
-assert min(freed) >= 0.9 * own_bytes * (count // devices), (min(freed), own_bytes)
+    return before
 
-alone = ""
+
+def nothing_is_held():
+    held = tag()
+    assert held["physical_bytes"] == held["imported_bytes"] == 0, held
+
+
+figures = pauses("symmetric", replayed, kept, nothing_is_held)
+assert figures["bytes"] == own_bytes, figures
+alone = refused_alone("symmetric")
+assert rank or "other processes have the memory mapped" in alone, alone
+assert replayed(cycles)
 if rank == 0:
-    try:
-        load().pause("symmetric", 0.3)
-    except tms.TmsError as error:
-        alone = str(error)
-    assert "other processes have the memory mapped" in alone, alone
-fill(cycles)
-graph.replay()
-assert right(cycles)
-if rank == 0:
-    said = {name: round(statistics.median(each) * 1000, 1) for name, each in took.items()}
-    figures = {"ranks": count, "devices": devices, "cycles": cycles, "bytes": own_bytes}
-    print(json.dumps({**figures, "milliseconds": said}), flush=True)
+    print(json.dumps(figures), flush=True)
 all_here()
 os._exit(0)
 """
@@ -173,7 +146,7 @@ def pauses(ranks: int, cycles: int, kind: str) -> dict[str, Any]:
     if not all(torch.cuda.can_device_access_peer(*pair) for pair in peers):
         pytest.skip("the GPUs have no access to one another")
     arguments = [*(str(each) for each in (ranks, devices, cycles)), meeting(), kind]
-    variables = {"TMS_SHAREABLE": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    variables = {"TMS_SHAREABLE": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", **with_programs()}
     if devices < ranks:
         variables["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     with started(ranks, ["-c", RANK], *arguments, **variables) as running:
