@@ -118,31 +118,6 @@ def test_several_tags_are_paused_and_resumed_as_one(contents: bytes) -> None:
         cuda.free(pointer)
 
 
-def test_lost_contents(tmp_path: Path) -> None:
-    """A file is deleted while paused: the loss is reported every time, and there is a way on."""
-    with tms.region("errors", backup="disk"):
-        lost = cuda.malloc(SIZE)
-    with tms.region("errors", backup="host"):
-        kept = cuda.malloc(SIZE)
-    cuda.write(kept, b"kept")
-    tms.set_disk_backup_dir(tmp_path)
-    tms.pause("errors")
-    (file,) = tmp_path.iterdir()
-    file.unlink()
-    for _ in range(2):
-        with pytest.raises(tms.ContentsError, match="contents are lost") as caught:
-            tms.resume("errors")
-        assert caught.value.code == 301
-        assert str(file) in str(caught.value)
-        assert f"{lost:#x}" in str(caught.value)
-        assert "Nothing is lost" not in str(caught.value)
-        assert "host memory" not in str(caught.value)
-    cuda.free(lost)
-    tms.resume("errors")
-    assert cuda.read(kept, 4) == b"kept"
-    cuda.free(kept)
-
-
 def test_capture(pointer: int, contents: bytes) -> None:
     with cuda.Capture():
         with pytest.raises(tms.CaptureError) as caught:

@@ -351,7 +351,7 @@ with saver.region():
 saver.pause()
 assert initial - free() == SIZE
 assert holds(ordinary, 1)
-""",
+"""
     )
     output(
         f"""

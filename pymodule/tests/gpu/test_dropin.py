@@ -65,21 +65,6 @@ def test_cpu_backup_of_typed_tensors(tag: str) -> None:
     assert all(torch.equal(tensor.cpu(), wanted) for tensor, wanted in zip(tensors, expected))
 
 
-def test_disable_gives_back(tag: str) -> None:
-    """The body's pool is dropped, so that torch.cuda.empty_cache() reaches it."""
-    with saver.region(tag):
-        pausable = full(1)
-    before = torch.cuda.mem_get_info()[0]
-    with saver.region(tag), saver.disable():
-        ordinary = full(2)
-        assert before - torch.cuda.mem_get_info()[0] >= SIZE - SLACK
-        with tms.paused(tag):
-            assert holds(ordinary, 2)
-        del ordinary
-    assert before - free_memory() <= SLACK
-    pausable.fill_(1)
-
-
 def test_pools_replaced_and_dropped(tag: str) -> None:
     """As clients repack weights: with a pool of their own in place of the region's."""
     with saver.region(tag, enable_cpu_backup=True):
