@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from checkout import NOT_TESTS, copied, path_of
+from installed import checked, installed, python_of
 from programs import HERE
-from simulator import BUILD, HANGS, PYMODULE, environment
+from simulator import BUILD, PYMODULE
 
 ALIASES = [
     f"torch_memory_saver_hook_mode_{mode}{suffix}.abi3.so"
@@ -25,23 +26,6 @@ ALIASES = [
 
 LIBRARIES = ("libtms.so", "libtms_reach.so")
 SIMULATOR = ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")
-
-
-def checked(*command: str | Path, **variables: str) -> str:
-    """Standard output of a command in an environment without a preload and PYTHONPATH."""
-    inherited = environment()
-    del inherited["LD_PRELOAD"], inherited["PYTHONPATH"]
-    done = subprocess.run(
-        command,
-        env={**inherited, **variables},
-        cwd="/",  # python -m and -c import from the current folder
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +40,12 @@ def wheel() -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site-packages of the new environment."""
-    directory = tmp_path_factory.mktemp("environment")
-    checked(sys.executable, "-m", "venv", "--without-pip", directory)
-    pip = (sys.executable, "-m", "pip", "--python", directory / "bin" / "python")
-    checked(*pip, "install", "--no-index", "--no-deps", wheel)
-    (site,) = directory.glob("lib/python*/site-packages")
-    return site
+    return installed(wheel, tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture(scope="module")
 def python(site: Path) -> Path:
-    return site.parent.parent.parent / "bin" / "python"
+    return python_of(site)
 
 
 def test_contents(wheel: Path) -> None:

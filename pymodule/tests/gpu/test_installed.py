@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from device import torch_on_gpu
+from installed import checked, installed, python_of
 
 torch = torch_on_gpu()
 
@@ -23,31 +21,10 @@ if len(WHEELS) != 1:
     )
 
 
-def checked(*command: str | Path, **variables: str) -> str:
-    """Standard output of a command without the repository and without a preload."""
-    hidden = ("LD_PRELOAD", "PYTHONPATH", "TMS_LIBRARY")
-    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
-    done = subprocess.run(
-        command,
-        env={**inherited, **variables},
-        cwd="/",  # python -m and -c import from the current folder
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site-packages of a new environment with the wheel, in front of those of this Python."""
-    directory = tmp_path_factory.mktemp("environment")
-    checked(sys.executable, "-m", "venv", "--without-pip", directory)
-    pip = (sys.executable, "-m", "pip", "--python", directory / "bin" / "python")
-    checked(*pip, "install", "--no-index", "--no-deps", WHEELS[0])
-    (site,) = directory.glob("lib/python*/site-packages")
+    site = installed(WHEELS[0], tmp_path_factory.mktemp("environment"))
     # --system-site-packages would not do: this Python may be a virtual environment's, too.
     (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
     return site
@@ -55,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(site: Path) -> Path:
-    return site.parent.parent.parent / "bin" / "python"
+    return python_of(site)
 
 
 def test_demo(python: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import pickle
-import socket
-import socketserver
-import struct
 import threading
-import time
+from multiprocessing.connection import Client, Connection, Listener
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,75 +21,43 @@ class _State:
         self.values: dict[str, bytes] = {}
         self.changed = threading.Condition()
 
-
-class _Handler(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        state: _State = self.server.state  # type: ignore[attr-defined]
+    def serve(self, listener: Listener) -> None:
         while True:
-            try:
-                name, arguments = _receive(self.request)
-            except (OSError, EOFError):
-                return
-            with state.changed:
-                answer = getattr(self, name)(state, *arguments)
-                state.changed.notify_all()
-            _send(self.request, answer)
+            connection = listener.accept()
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
 
-    def set(self, state: _State, key: str, value: bytes) -> None:
-        state.values[key] = value
+    def answer(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                name, arguments = connection.recv()
+                with self.changed:
+                    answer = getattr(self, name)(*arguments)
+                    self.changed.notify_all()
+                connection.send(answer)
 
-    def compare_set(self, state: _State, key: str, expected: bytes, desired: bytes) -> bytes:
-        if state.values.get(key, b"") == expected:
-            state.values[key] = desired
-        return state.values.get(key, expected)
+    def set(self, key: str, value: bytes) -> None:
+        self.values[key] = value
 
-    def delete_key(self, state: _State, key: str) -> bool:
-        return state.values.pop(key, None) is not None
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        if self.values.get(key, b"") == expected:
+            self.values[key] = desired
+        return self.values.get(key, expected)
 
-    def check(self, state: _State, keys: list[str]) -> bool:
-        return all(key in state.values for key in keys)
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(key, None) is not None
 
-    def wait(self, state: _State, keys: list[str], seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while not self.check(state, keys):
-            if not state.changed.wait(until - time.monotonic()) and time.monotonic() >= until:
-                return False
-        return True
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
 
-    def multi_get(self, state: _State, keys: list[str]) -> list[bytes]:
-        assert self.wait(state, keys, 600)
-        return [state.values[key] for key in keys]
+    def wait(self, keys: list[str], seconds: float) -> bool:
+        return self.changed.wait_for(lambda: self.check(keys), seconds)
 
-    def num_keys(self, state: _State) -> int:
-        return len(state.values)
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        assert self.wait(keys, 600)
+        return [self.values[key] for key in keys]
 
-
-class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 1024
-
-    def __init__(self, port: int) -> None:
-        self.state = _State()
-        super().__init__(("127.0.0.1", port), _Handler)
-
-
-def _send(to: socket.socket, message: Any) -> None:
-    text = pickle.dumps(message)
-    to.sendall(struct.pack("!I", len(text)) + text)
-
-
-def _receive(of: socket.socket) -> Any:
-    def exactly(length: int) -> bytes:
-        text = b""
-        while len(text) < length:
-            part = of.recv(length - len(text))
-            if not part:
-                raise EOFError
-            text += part
-        return text
-
-    return pickle.loads(exactly(struct.unpack("!I", exactly(4))[0]))
+    def num_keys(self) -> int:
+        return len(self.values)
 
 
 class TCPStore:
@@ -106,12 +71,12 @@ class TCPStore:
     ) -> None:
         self.host = host
         if is_master:
-            server = _Server(port)
-            port = server.server_address[1]
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            listener = Listener((host, port), backlog=1024)
+            port = listener.address[1]
+            threading.Thread(target=_State().serve, args=(listener,), daemon=True).start()
         self.port = port
         self._lock = threading.Lock()  # a waiting thread keeps others out, as in the real one
-        self._connection = socket.create_connection((host, port))
+        self._connection = Client((host, port))
 
     def clone(self) -> TCPStore:
         return TCPStore(self.host, self.port)
@@ -119,12 +84,12 @@ class TCPStore:
     def _ask(self, name: str, *arguments: Any) -> Any:
         try:
             with self._lock:
-                _send(self._connection, (name, arguments))
-                return _receive(self._connection)
+                self._connection.send((name, arguments))
+                return self._connection.recv()
         except (OSError, EOFError) as lost:
             raise DistError(f"connection was lost: {lost}") from lost
         except KeyboardInterrupt:  # before the answer, for which the next would be taken
-            self._connection = socket.create_connection((self.host, self.port))
+            self._connection = Client((self.host, self.port))
             raise
 
     def set(self, key: str, value: str) -> None:
