@@ -17,6 +17,7 @@ from typing import Any
 import children
 import cuda
 import pytest
+from torches import stand_in
 
 import tms
 from tms import _library, _pool, _torch
@@ -182,12 +183,16 @@ class Plugged:
 class Model:
     """What PyTorch is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, torch: Any) -> None:
+        self.memory = torch.cuda._memory
         self.current: Plugged | None = None
         self.initialized = False
         self.backend = "native"
-        self.pools: list[Plugged | None] = []
-        self.listed: list[tuple[int, int]] = []
+        torch.cuda.get_allocator_backend = lambda: self.backend
+        torch.cuda.is_initialized = lambda: self.initialized
+        torch.cuda.memory.change_current_allocator = self.change
+        torch.cuda.memory._CUDAAllocator = lambda of: types.SimpleNamespace(_allocator=of)
+        torch._C._cuda_customAllocator = Plugged
 
     def change(self, allocator: Any) -> None:
         if self.initialized:
@@ -195,49 +200,25 @@ class Model:
         self.current = allocator._allocator
         self.backend = "pluggable"
 
-    def new_pool(self, allocator: Plugged | None = None) -> types.SimpleNamespace:
-        self.pools.append(allocator)
-        return types.SimpleNamespace(id=(0, len(self.pools)))
+    def pools(self) -> list[Plugged | None]:
+        """The allocator of each pool."""
+        return list(self.memory.allocators.values())
 
-    def serving(self) -> Plugged | None:
-        (identity,) = self.listed
-        return self.pools[identity[1] - 1]
+    def is_serving(self) -> bool:
+        return self.memory.serving(0) is not None
+
+    def serving(self) -> Any:
+        """The allocator of the pool that serves this thread."""
+        return self.memory.allocators[self.memory.serving(0)]
 
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
-    model = Model()
-    torch = types.ModuleType("torch")
-    torch.__version__ = "2.11.0"  # type: ignore[attr-defined]
-    torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        MemPool=model.new_pool,
-        current_device=lambda: 0,
-        device_count=lambda: 1,
-        get_allocator_backend=lambda: model.backend,
-        init=lambda: None,
-        is_available=lambda: True,
-        is_current_stream_capturing=lambda: False,
-        is_initialized=lambda: model.initialized,
-        memory=types.SimpleNamespace(
-            change_current_allocator=model.change,
-            _CUDAAllocator=lambda allocator: types.SimpleNamespace(_allocator=allocator),
-        ),
-    )
-    torch._C = types.SimpleNamespace(  # type: ignore[attr-defined]
-        _cuda_customAllocator=Plugged,
-        _cuda_beginAllocateCurrentThreadToPool=lambda device, identity: model.listed.append(
-            identity
-        ),
-        _cuda_endAllocateToPool=lambda device, identity: model.listed.remove(identity),
-        _cuda_releasePool=lambda device, identity: None,
-    )
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(_torch, "_pools", None)
     monkeypatch.setattr(_torch, "_serves_all", False)
     monkeypatch.setattr(_pool, "_plugged", {})
     # The choice of a kind holds for a process's life, so all of these tests share one.
-    yield model
-    assert model.listed == []
+    for torch in stand_in(monkeypatch):
+        yield Model(torch)
 
 
 def test_a_pytorch_without_what_is_needed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +247,7 @@ def test_use_allocator(model: Model) -> None:
     plain = plugged.malloc(MiB, 0, None)
     assert plain
     with tms.region("model", backup="host"):
-        assert model.listed == []
+        assert not model.is_serving()
         kept = plugged.malloc(3 * MiB, 0, None)
     cuda.write(kept, b"kept")
     cuda.write(plain, b"plain")
@@ -305,7 +286,7 @@ def test_use_allocator_refused_by_pytorch(model: Model) -> None:
     with pytest.raises(tms.NotSupportedError, match="Can't swap"):
         tms.use_allocator("caching")
     with tms.region("after"):
-        assert model.listed  # regions are served as before
+        assert model.is_serving()  # regions are served as before
 
 
 def test_one_kind_for_a_process(model: Model) -> None:
@@ -326,14 +307,14 @@ def test_allocator(model: Model) -> None:
         with tms.region("inner"):
             assert model.serving() is None  # a pool of cudaMalloc's
         with tms.disable():
-            assert model.listed == []
+            assert not model.is_serving()
         assert model.serving() is outside
     with tms.allocator("caching"):
         assert model.serving() is outside
-    assert model.pools.count(outside) == 1
+    assert model.pools().count(outside) == 1
     with tms.region("outer"), tms.allocator("caching"):
-        block = model.serving().malloc(MiB, 0, None)  # type: ignore[union-attr]
-        assert model.pools.count(outside) == 2  # a MemPool of the region's
+        block = model.serving().malloc(MiB, 0, None)
+        assert model.pools().count(outside) == 2  # a MemPool of the region's
     before = cuda.free_memory()
     with tms.paused("outer"):
         assert cuda.free_memory() == before + 2 * MiB

@@ -1,19 +1,18 @@
-"""Which PyTorch memory pool serves a thread, by a model of PyTorch's list of pools.
+"""Which PyTorch memory pool serves a thread, over the stand-in for PyTorch.
 
-The model keeps what matters of c10/cuda/CUDACachingAllocator.cpp: a list per device of (pool,
-thread), a use count per device and pool, and the assertions on them. gpu/ tests the real PyTorch.
+gpu/ tests the real one.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from simulator import HANGS
 from threads import in_threads
+from torches import stand_in
 
 import tms
 from tms import _torch
@@ -23,91 +22,39 @@ Id = tuple[int, int]
 
 
 class Model:
-    """PyTorch's pools on two devices."""
+    """What the tests see of PyTorch's pools."""
 
-    def __init__(self) -> None:
-        self.current = 0
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
         self.capturing = False
         self.emptied = 0
         self.snapshot: list[dict[str, object]] = []
-        self.listed: list[list[tuple[Id, int | None]]] = [[], []]
-        self.uses: list[dict[Id, int]] = [{}, {}]
-
-    def new_pool(self) -> types.SimpleNamespace:
-        identity = (0, 1 + len(self.uses[0]) + len(self.uses[1]))
-        self.uses[self.current][identity] = 1
-        return types.SimpleNamespace(id=identity)
-
-    def begin(self, device: int, identity: Id) -> None:
-        self._begin(device, identity, threading.get_ident())
-
-    def begin_for_all_threads(self, device: int, identity: Id) -> None:
-        self._begin(device, identity, None)
-
-    def _begin(self, device: int, identity: Id, thread: int | None) -> None:
-        uses = self.uses[device]
-        assert uses.get(identity, 1) > 0, "use_count > 0"
-        uses[identity] = uses.get(identity, 0) + 1
-        assert all(listed != identity for listed, _ in self.listed[device]), "already recording"
-        self.listed[device].append((identity, thread))
-
-    def end(self, device: int, identity: Id) -> None:
-        (entry,) = [entry for entry in self.listed[device] if entry[0] == identity]
-        self.listed[device].remove(entry)
-
-    def release(self, device: int, identity: Id) -> None:
-        self.uses[device][identity] -= 1
-        assert self.uses[device][identity] >= 0
+        torch.cuda.is_current_stream_capturing = lambda: self.capturing
+        torch.cuda.empty_cache = self.empty_cache
+        torch.cuda.memory_snapshot = lambda: self.snapshot
 
     def empty_cache(self) -> None:
         self.emptied += 1
 
     def retired(self) -> set[Id]:
         """Pools that torch.cuda.empty_cache() releases, and that can no longer be begun."""
-        return {identity for uses in self.uses for identity, count in uses.items() if count == 0}
+        uses = self.torch.cuda._memory.uses
+        return {identity for (_, identity), count in uses.items() if count == 0}
 
     def serving(self, device: int = 0) -> Id | None:
         """The pool that serves this thread: the same, whether the first or the last one wins."""
-        mine = [
-            identity
-            for identity, thread in self.listed[device]
-            if thread in (None, threading.get_ident())
-        ]
+        listed = self.torch.cuda._memory.listed[device]
+        mine = [identity for identity, thread in listed if thread == threading.get_ident()]
         assert len(mine) <= 1
         return mine[0] if mine else None
 
 
-def fake_torch(model: Model) -> types.ModuleType:
-    torch = types.ModuleType("torch")
-    torch.__version__ = "2.11.0"  # type: ignore[attr-defined]
-    torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        MemPool=model.new_pool,
-        current_device=lambda: model.current,
-        device_count=lambda: 2,
-        empty_cache=model.empty_cache,
-        get_allocator_backend=lambda: "native",
-        init=lambda: None,
-        is_available=lambda: True,
-        is_current_stream_capturing=lambda: model.capturing,
-        is_initialized=lambda: True,
-        memory_snapshot=lambda: model.snapshot,
-    )
-    torch._C = types.SimpleNamespace(  # type: ignore[attr-defined]
-        _cuda_beginAllocateCurrentThreadToPool=model.begin,
-        _cuda_endAllocateToPool=model.end,
-        _cuda_releasePool=model.release,
-    )
-    return torch
-
-
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
-    model = Model()
-    monkeypatch.setitem(sys.modules, "torch", fake_torch(model))
-    monkeypatch.setattr(_torch, "_pools", None)
-    yield model
-    assert model.listed == [[], []]
-    assert model.retired() == set() or model.emptied
+    for torch in stand_in(monkeypatch):
+        model = Model(torch)
+        yield model
+        assert model.retired() == set() or model.emptied
 
 
 def test_a_pool_per_tag_and_backup(model: Model) -> None:
@@ -226,10 +173,10 @@ def test_every_device(model: Model) -> None:
             first = model.serving(0)
             assert first is not None
             assert model.serving(1) == first
-            model.current = 1
+            model.torch.cuda.set_device(1)
             with tms.region("cache"):
                 assert model.serving(0) == model.serving(1) != first
-        model.current = 0
+        model.torch.cuda.set_device(0)
 
 
 def test_capture_keeps_the_graphs_pool(model: Model) -> None:
@@ -243,9 +190,9 @@ def test_capture_keeps_the_graphs_pool(model: Model) -> None:
 
 
 def test_before_pools_were_per_thread(model: Model) -> None:
-    functions = sys.modules["torch"]._C
-    functions._cuda_beginAllocateToPool = model.begin_for_all_threads
-    functions._cuda_endAllocateCurrentStreamToPool = model.end
+    functions = model.torch._C
+    functions._cuda_beginAllocateToPool = functions._cuda_beginAllocateCurrentThreadToPool
+    functions._cuda_endAllocateCurrentStreamToPool = functions._cuda_endAllocateToPool
     del functions._cuda_beginAllocateCurrentThreadToPool
     del functions._cuda_endAllocateToPool
     with pytest.warns(RuntimeWarning, match="PyTorch 2.8"), tms.region("outer"):
@@ -260,7 +207,7 @@ def test_before_pools_were_per_thread(model: Model) -> None:
     ["_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"],
 )
 def test_a_pytorch_without_what_is_needed(name: str, model: Model) -> None:
-    delattr(sys.modules["torch"]._C, name)
+    delattr(model.torch._C, name)
     with pytest.raises(tms.NotSupportedError, match="has no torch._C._cuda_.*2.6 to 2.11"):
         tms.region("weights").__enter__()
     assert not load().active
@@ -322,7 +269,7 @@ def test_exclude_where_all_is_pausable(model: Model) -> None:
 
 
 def test_other_allocators(model: Model) -> None:
-    cuda = sys.modules["torch"].cuda
+    cuda = model.torch.cuda
     cuda.get_allocator_backend = lambda: "cudaMallocAsync"
     with pytest.raises(tms.NotSupportedError, match="'cudaMallocAsync'.*Use the native one"):
         tms.region("weights").__enter__()
@@ -332,7 +279,7 @@ def test_other_allocators(model: Model) -> None:
 
 
 def test_without_cuda(model: Model) -> None:
-    torch = sys.modules["torch"]
+    torch = model.torch
     torch.cuda.is_available = lambda: False
     with tms.region("weights"), tms.disable():
         assert model.serving() is None
@@ -356,7 +303,7 @@ def test_empty_cache(model: Model) -> None:
         assert model.serving() not in (None, idle)
     tms.empty_cache()
     assert len(model.retired()) == 3
-    assert all(count == 0 for uses in model.uses for count in uses.values())
+    assert not any(model.torch.cuda._memory.uses.values())
 
 
 def test_empty_cache_with_expandable_segments(model: Model) -> None:
@@ -409,7 +356,7 @@ def test_resume_gives_back_what_pytorch_caches(model: Model) -> None:
     cuda.write(pointer, b"weights")
     tms.pause("weights")
     cached = [cuda.malloc(cuda.free_memory() - 4 * cuda.MiB)]
-    torch = sys.modules["torch"]
+    torch = model.torch
     with pytest.raises(tms.OutOfMemoryError):
         tms.resume("weights")
     assert model.emptied == 1
