@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import children
@@ -52,20 +50,6 @@ def test_path_that_ld_preload_cannot_express(
     monkeypatch.setenv("TMS_LIBRARY", str(library))
     with pytest.raises(tms.TmsError, match="space or a colon"), tms.configure_subprocess():
         pass
-
-
-def test_child_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LD_PRELOAD")
-    command = [sys.executable, "-m", "tms"]
-
-    def preloaded() -> bool:
-        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return "preloaded  yes\n" in out
-
-    assert not preloaded()
-    with tms.configure_subprocess():
-        assert preloaded()
-    assert not preloaded()
 
 
 WORKERS = """

@@ -54,34 +54,6 @@ for number in range(1, 4):
     )
 
 
-def test_graphs_share_a_pool(prelude: str) -> None:
-    output(
-        f"""
-{prelude}
-source, graphs, pool = full(1), [], None
-handle = torch.cuda.graph_pool_handle()
-for number in range(4):
-    graph = torch.cuda.CUDAGraph()
-    with capture(graph, None, pool=handle, stream=None, capture_error_mode="thread_local"):
-        between = source + number
-        result = between + 1
-        del between
-    assert graph.pool() == handle
-    graphs.append((number, graph, result))
-held = initial - torch.cuda.mem_get_info()[0]
-assert held == (1 + 4 + 1) * SIZE, held // SIZE
-for cycle in range(3):
-    tms.pause("graph")
-    assert initial - torch.cuda.mem_get_info()[0] == SIZE
-    tms.resume("graph")
-    source.fill_(cycle)
-    for number, graph, result in graphs:
-        graph.replay()
-        assert holds(result, cycle + number + 1)
-"""
-    )
-
-
 def test_settings_and_errors(prelude: str) -> None:
     """A pause within is refused; an error within ends the capture and restores everything."""
     output(

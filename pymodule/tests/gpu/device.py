@@ -47,6 +47,30 @@ def free_memory(device: int = 0) -> int:
     return free
 
 
+def full(value: float, size: int, device: int = 0) -> Any:
+    """A tensor of so many bytes."""
+    import torch
+
+    return torch.full((size,), value, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def loaded_driver() -> str:
+    """The path of the driver that PyTorch has loaded: a machine may have it nowhere else."""
+    import torch
+
+    torch.cuda.init()
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split()[-1] for line in mapped if "/libcuda.so" in line)
+
+
+def built(*call: str | Path) -> None:
+    """Runs a compiler; it must succeed."""
+    done = subprocess.run(
+        call, env=unpreloaded(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{call}\n{done.stdout}{done.stderr}"
+
+
 def holds(tensor: Any, value: float) -> bool:
     """Whether every element is `value`."""
     return bool((tensor == value).all())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tags
-from device import MiB, free_memory, holds, torch_on_gpu
+from device import MiB, free_memory, full, holds, torch_on_gpu
 
 import tms
 from torch_memory_saver import torch_memory_saver
@@ -51,10 +51,6 @@ def capture_dropin(graph: Any, tag: str, backup: str | None, **arguments: Any) -
 WAYS = [capture_tms, capture_dropin, region_around]
 
 
-def full(value: float, size: int = SIZE) -> Any:
-    return torch.full((size,), value, dtype=torch.uint8, device="cuda")
-
-
 def live_bytes(tag: str) -> int:
     return tags.total("live_bytes", tag)
 
@@ -66,7 +62,7 @@ def live_bytes(tag: str) -> int:
 )
 @pytest.mark.parametrize("backup", [None, "host"])
 def test_replay_after_resume(way: Any, backup: str | None, inside: str, tag: str) -> None:
-    source = full(1)
+    source = full(1, SIZE)
     graph = torch.cuda.CUDAGraph()
     around = f"{tag} around"
     region = tms.region(around) if inside == "inside a region" else contextlib.nullcontext()
@@ -77,7 +73,7 @@ def test_replay_after_resume(way: Any, backup: str | None, inside: str, tag: str
             result = between + 1
             del between
         assert live_bytes(around) == 0  # the graph's pool served the capture
-        beside = full(9)
+        beside = full(9, SIZE)
     assert live_bytes(tag) >= 2 * SIZE
     address = result.data_ptr()
     for number in range(1, 4):
@@ -101,7 +97,7 @@ def test_replay_after_resume(way: Any, backup: str | None, inside: str, tag: str
 @pytest.mark.parametrize("way", WAYS)
 def test_many_graphs_share_a_pool(way: Any, tag: str) -> None:
     """From the largest batch to the smallest, on one stream; one's free memory serves others."""
-    source = full(1)
+    source = full(1, SIZE)
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     graphs = []
     torch.cuda.synchronize()
@@ -130,10 +126,10 @@ def test_many_graphs_share_a_pool(way: Any, tag: str) -> None:
 def test_errors_within(way: Any, tag: str) -> None:
     """A pause within is refused and ends the capture; the settings from before hold again."""
     with tms.region(tag, backup="host"):
-        kept = full(3)
+        kept = full(3, SIZE)
         with pytest.raises(tms.CaptureError), way(torch.cuda.CUDAGraph(), f"{tag} graph", None):
             tms.pause(tag)
-        beside = full(4)
+        beside = full(4, SIZE)
     with tms.paused(tag):
         pass
     assert holds(kept, 3)
@@ -142,7 +138,7 @@ def test_errors_within(way: Any, tag: str) -> None:
 
 def test_freed_while_paused(tag: str) -> None:
     graph = torch.cuda.CUDAGraph()
-    source = full(1)
+    source = full(1, SIZE)
     torch.cuda.synchronize()
     before = free_memory()
     with tms.cuda_graph(graph, tag=tag, backup="host"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from device import MiB, free_memory, holds, torch_on_gpu
+from device import MiB, free_memory, full, holds, torch_on_gpu
 
 import tms
 
@@ -12,24 +12,20 @@ torch = torch_on_gpu()
 SIZE = 1024 * MiB
 
 
-def full(size: int, value: int = 1) -> torch.Tensor:
-    return torch.full((size,), value, dtype=torch.uint8, device="cuda")
-
-
 def test_in_a_region(tag: str) -> None:
     """PyTorch raises its own error; the region goes on, and works once there is memory."""
-    ordinary = full(free_memory() - SIZE)
+    ordinary = full(1, free_memory() - SIZE)
     ooms = torch.cuda.memory_stats()["num_ooms"]
     with tms.region(tag, backup="host"):
-        small = full(SIZE // 4, 2)
+        small = full(2, SIZE // 4)
         with pytest.raises(torch.OutOfMemoryError):
-            full(2 * SIZE)
-        also_small = full(SIZE // 4, 3)
+            full(1, 2 * SIZE)
+        also_small = full(3, SIZE // 4)
     assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
     del ordinary
     torch.cuda.empty_cache()
     with tms.region(tag, backup="host"):
-        large = full(2 * SIZE, 4)
+        large = full(4, 2 * SIZE)
     with tms.paused(tag):
         pass
     for tensor, value in ((small, 2), (also_small, 3), (large, 4)):
@@ -39,29 +35,29 @@ def test_in_a_region(tag: str) -> None:
 def test_outside_a_region(tag: str) -> None:
     """PyTorch's retry releases its cache; a pause makes room for what still does not fit."""
     with tms.region(tag):
-        pausable = full(free_memory() // 2)
-    cached = [full(SIZE) for _ in range(free_memory() // SIZE)]
+        pausable = full(1, free_memory() // 2)
+    cached = [full(1, SIZE) for _ in range(free_memory() // SIZE)]
     del cached  # in pieces, none of which is large enough
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
-    ordinary = full(2 * SIZE)
+    ordinary = full(1, 2 * SIZE)
     assert torch.cuda.memory_stats()["num_alloc_retries"] == retries + 1
     del ordinary
     torch.cuda.empty_cache()
     size = free_memory() + SIZE
     with pytest.raises(torch.OutOfMemoryError):
-        full(size)
+        full(1, size)
     with tms.paused(tag):
-        ordinary = full(size)
+        ordinary = full(1, size)
         del ordinary
     pausable.fill_(1)
 
 
 def test_resume(tag: str) -> None:
     with tms.region(tag, backup="host"):
-        tensor = full(4 * SIZE, 5)
+        tensor = full(5, 4 * SIZE)
     address = tensor.data_ptr()
     tms.pause(tag)
-    ordinary = full(free_memory() - SIZE)
+    ordinary = full(1, free_memory() - SIZE)
     with pytest.raises(tms.OutOfMemoryError) as caught:
         tms.resume(tag)
     assert caught.value.code == 2

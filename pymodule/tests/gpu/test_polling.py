@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from device import torch_on_gpu
-from reaching import PROGRAMS, Times, equal, started, steer, undisturbed
+from device import built, loaded_driver, torch_on_gpu
+from reaching import PROGRAMS, Times, equal, started, steer
 
 torch = torch_on_gpu()
 
@@ -51,19 +48,10 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def polls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Linked with the driver that PyTorch has loaded here."""
-    torch.cuda.init()
-    mapped = Path("/proc/self/maps").read_text().splitlines()
-    (library, *_) = (line.split()[-1] for line in mapped if "/libcuda.so" in line)
-    program = tmp_path_factory.mktemp("polling") / "with_polls"
-    compiler = shutil.which("cc") or "gcc"
-    subprocess.run(
-        [compiler, "-O2", "-pthread", "-o", program, PROGRAMS / "with_polls.c", library],
-        check=True,
-        env=undisturbed(),
-    )
-    yield program
+def polls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program, source = tmp_path_factory.mktemp("polling") / "with_polls", PROGRAMS / "with_polls.c"
+    built("cc", "-O2", "-pthread", "-o", program, source, loaded_driver())
+    return program
 
 
 def lose_everything(case: Case, command: list[str | Path], environment: dict[str, str]) -> Times:

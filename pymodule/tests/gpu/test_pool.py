@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device import MiB, output, torch_on_gpu
-from simulator import BUILD
+from device import MiB, torch_on_gpu
 
 import tms
 
@@ -249,22 +248,3 @@ def test_trace_of_tensors(tmp_path: Path) -> None:
         ["allocate", hex(addresses[1]), str(12 * MiB)],
     ]
     assert [row for row in rows if row in wanted] == wanted
-
-
-def test_trace_of_a_program(tmp_path: Path) -> None:
-    """TMS_TRACE with PyTorch's allocator replaced: every tensor is in the trace."""
-    trace, file = tmp_path / "trace", tmp_path / "trace.csv"
-    program = """
-    import tms
-    tms.use_allocator("caching")
-    import torch
-    tensor = torch.ones(1 << 20, device="cuda")
-    print(hex(tensor.data_ptr()))
-    del tensor
-    """
-    address = output(program, TMS_TRACE=str(trace)).strip()
-    lines = [str(BUILD / "bin" / "tms"), "report", str(trace), "--format", "csv", "-o", str(file)]
-    subprocess.run(lines, check=True)
-    rows = [line.split(",")[2:5] for line in file.read_text().splitlines()[1:]]
-    block = [address, str(4 * MiB)]
-    assert [row for row in rows if row[1:] == block] == [["allocate", *block], ["free", *block]]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-from device import MiB, torch_on_gpu
+from device import MiB, built, loaded_driver, torch_on_gpu
 from reaching import (
     PROGRAMS,
     TMS,
@@ -88,25 +88,14 @@ def static_runtime(folder: Path) -> list[str | Path]:
     if not Path(nvcc).exists():
         pytest.skip("there is no nvcc here")
     program = folder / "with_runtime"
-    build([nvcc, "-cudart", "static", "-O2", "-o", program, PROGRAMS / "with_runtime.cu"])
+    built(nvcc, "-cudart", "static", "-O2", "-o", program, PROGRAMS / "with_runtime.cu")
     return [program]
 
 
 def driver(folder: Path) -> list[str | Path]:
-    """Linked with the driver that PyTorch has loaded: a machine may have it nowhere else."""
-    torch.cuda.init()
-    mapped = Path("/proc/self/maps").read_text().splitlines()
-    (library, *_) = (line.split()[-1] for line in mapped if "/libcuda.so" in line)
-    program = folder / "with_driver"
-    build(["cc", "-std=gnu11", "-O2", "-o", program, PROGRAMS / "with_driver.c", library])
+    program, source = folder / "with_driver", PROGRAMS / "with_driver.c"
+    built("cc", "-std=gnu11", "-O2", "-o", program, source, loaded_driver())
     return [program]
-
-
-def build(call: list[str | Path]) -> None:
-    done = subprocess.run(
-        call, capture_output=True, text=True, timeout=120, check=False, env=undisturbed()
-    )
-    assert done.returncode == 0, f"{call}\n{done.stdout}{done.stderr}"
 
 
 def host_room() -> int:
@@ -262,33 +251,15 @@ def test_sixteen_gibibytes_with_contents(other: Witness, say: Say) -> None:
         program.ready()
         driver = checkpointed(program)
         program.end()
-    say(table(found, driver))
+    for name, times in found.items():
+        say(f"{name}: {times}; every pause {times.out}, every resume {times.back}")
+    say(f"the driver's own checkpoint, out and back: {driver}")
     if isinstance(driver, str):
         return
     # Machines differ in seconds. The driver's own checkpoint took 5 to 15 times as long on some.
     for times in found.values():
         assert min(times.out) <= driver[0] / 2
         assert min(times.back) <= driver[1] / 2
-
-
-def table(found: dict[str, Times], driver: tuple[float, float] | str) -> str:
-    lines = ["16 GiB with contents, by pid, s      out: first  median   back: median"]
-    for name, times in found.items():
-        out, back = sorted(times.out), sorted(times.back)
-        middle = len(out) // 2
-        figures = times.out[0], out[middle], back[middle]
-        lines.append(f"{name:30} {figures[0]:14.3f} {figures[1]:7.3f} {figures[2]:14.3f}")
-        if not isinstance(driver, str):
-            ratios = driver[0] / out[middle], driver[1] / back[middle]
-            lines.append(f"{'  times as fast':45} {ratios[0]:7.1f} {ratios[1]:14.1f}")
-    if isinstance(driver, str):
-        lines.append(f"the driver's checkpoint: {driver}")
-    else:
-        lines.append(f"{'the driver alone':30} {driver[0]:14.3f} {'':7} {driver[1]:14.3f}")
-    for name, times in found.items():
-        lines.append(f"{name}: every pause {' '.join(f'{value:.3f}' for value in times.out)}")
-        lines.append(f"{name}: every resume {' '.join(f'{value:.3f}' for value in times.back)}")
-    return "\n    ".join(lines)
 
 
 def test_two_trainings_take_turns(other: Witness, say: Say) -> None:

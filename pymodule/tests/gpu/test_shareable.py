@@ -56,31 +56,3 @@ def test_another_process_maps_a_tensor() -> None:
         TMS_SHAREABLE="1",
     )
     assert out == "done\n"
-
-
-def test_not_for_the_program_itself() -> None:
-    """Unless asked for, memory is not shared: a holder of the descriptor would not see a pause."""
-    out = output(
-        """
-        import sys
-        import torch, tms
-        sys.path.append(sys.argv[1])
-        import sharing
-
-        with tms.region("t", backup="host"):
-            tensors = [torch.zeros(20 << 20, dtype=torch.uint8, device="cuda") for _ in range(3)]
-        for _ in range(2):
-            for tensor in tensors:
-                try:
-                    sharing.Importer(tensor.data_ptr(), 20 << 20)
-                except AssertionError as error:
-                    assert str(error) == "the driver's code is 801", error
-                else:
-                    raise AssertionError("it was exported")
-            tms.pause()
-            tms.resume()
-        print("done")
-        """,
-        str(Path(__file__).resolve().parent.parent),
-    )
-    assert out == "done\n"

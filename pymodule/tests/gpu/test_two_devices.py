@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 import pytest
-from device import MiB, holds, reaching, torch_on_gpu
+from device import MiB, full, holds, reaching, torch_on_gpu
 from group import last_line, meeting, started
 
 import tms
@@ -19,15 +19,11 @@ if torch.cuda.device_count() < 2:
 SIZE = 64 * MiB
 
 
-def full(value: int, device: int) -> Any:
-    return torch.full((SIZE,), value, dtype=torch.uint8, device=f"cuda:{device}")
-
-
 @pytest.fixture
 def pair(tag: str) -> Any:
     """A region's tensors on both devices."""
     with tms.region(tag, backup="host"):
-        return full(1, 0), full(2, 1)
+        return full(1, SIZE), full(2, SIZE, device=1)
 
 
 def test_copies_across(pair: Any, tag: str) -> None:
