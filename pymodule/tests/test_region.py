@@ -119,11 +119,6 @@ def test_as_decorator() -> None:
     assert settings() == OUTSIDE
 
 
-def test_unicode_tag() -> None:
-    with tms.region("gewichte-\N{LATIN SMALL LETTER U WITH DIAERESIS}"):
-        assert settings()[1] == "gewichte-\u00fc".encode()
-
-
 def test_other_threads_are_not_affected() -> None:
     seen: list[object] = []
     entered, leave = threading.Event(), threading.Event()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulator import PYMODULE
 
 import tms
 
@@ -86,6 +87,13 @@ def unpreloaded(**variables: str) -> dict[str, str]:
     """The environment without a preload, and with these variables."""
     own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**own, **variables}
+
+
+def with_saver(saver: str, *paths: str) -> dict[str, str]:
+    """The environment, in which torch_memory_saver is that of the folder `saver`."""
+    ours = str(PYMODULE)
+    others = [p for p in os.environ.get("PYTHONPATH", "").split(":") if p not in ("", ours)]
+    return unpreloaded(PYTHONPATH=":".join([saver, *paths, *others]))
 
 
 def run(

@@ -101,21 +101,21 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 import tms
 
 SIZE = 8 << 20
-own = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
+ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
 cuda = ctypes.CDLL(None)  # libtms.so's, where it has one
 cuda.tms_last_error.restype = ctypes.c_char_p
 
-def create(library):
+def create():
     context = c_void_p()
     assert cuda.cuInit(0) == 0
-    assert library.cuCtxCreate_v2(byref(context), c_uint(0), c_int(0)) == 0
+    assert cuda.cuCtxCreate_v2(byref(context), c_uint(0), c_int(0)) == 0
     return context
 
-def allocate(expected=0):
+def allocate():
     address = c_uint64()
     with tms.region("t", backup="host"):
         code = cuda.cuMemAlloc_v2(byref(address), c_size_t(SIZE))
-    assert code == expected, (code, cuda.tms_last_error())
+    assert code == 0, (code, cuda.tms_last_error())
     return address
 
 def byte_at(address, offset):
@@ -151,7 +151,7 @@ def test_of_a_context_of_the_programs_own(current: bool) -> None:
     """The context is made by the driver's API; the pause comes with it current, or with none."""
     in_driver_program(
         f"""
-        context = create(cuda)
+        context = create()
         address = allocate()
         for cycle in range(2):
             assert cuda.cuMemsetD8_v2(address, ctypes.c_ubyte(1), c_size_t(SIZE)) == 0
@@ -174,33 +174,13 @@ def test_of_a_context_of_the_programs_own(current: bool) -> None:
 def test_freed_in_a_context_of_the_programs_own() -> None:
     in_driver_program(
         """
-        create(cuda)
+        create()
         address = allocate()
         stream = busy(address)
         assert cuda.cuMemFree_v2(address) == 0
         assert naps
         assert cuda.cuStreamQuery(stream) == 0
         assert cuda.cuCtxSynchronize() == 0
-        """
-    )
-
-
-def test_a_context_that_nobody_can_wait_for() -> None:
-    """Made by a function of the driver's own handle: a region refuses it memory, with an error."""
-    in_driver_program(
-        """
-        known = create(cuda)
-        unseen = create(own)
-        allocate(expected=801)
-        assert b"context" in cuda.tms_last_error(), cuda.tms_last_error()
-        plain = c_uint64()
-        assert cuda.cuMemAlloc_v2(byref(plain), c_size_t(SIZE)) == 0
-        assert cuda.cuMemFree_v2(plain) == 0
-        assert cuda.cuCtxSetCurrent(known) == 0
-        address = allocate()
-        tms.pause()
-        tms.resume()
-        assert cuda.cuMemFree_v2(address) == 0
         """
     )
 

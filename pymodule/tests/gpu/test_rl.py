@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device import MiB, torch_on_gpu
+from device import MiB, torch_on_gpu, with_saver
+from simulator import PYMODULE
 
 torch_on_gpu()
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed", allow_module_level=True)
 
 HERE = Path(__file__).resolve().parent
-PYMODULE = HERE.parent.parent
 SAVERS = {"tms": str(PYMODULE)}
 if "TMS_TEST_PEER" in os.environ:
     SAVERS["peer"] = os.environ["TMS_TEST_PEER"]
@@ -34,13 +34,11 @@ ROUNDS = {"tms": int(os.environ.get("TMS_TEST_RL_ROUNDS", "20")), "peer": 4}
 
 @pytest.fixture(scope="module")
 def rounds() -> dict[str, list[dict[str, Any]]]:
-    inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     found = {}
     for name, saver in SAVERS.items():
-        others = [p for p in inherited.get("PYTHONPATH", "").split(":") if p != str(PYMODULE)]
         done = subprocess.run(
             [sys.executable, str(HERE / "rl_driver.py"), "--rounds", str(ROUNDS[name])],
-            env={**inherited, "PYTHONPATH": ":".join(filter(None, [saver, str(HERE), *others]))},
+            env=with_saver(saver, str(HERE)),
             stdout=subprocess.PIPE,
             text=True,
             timeout=300,

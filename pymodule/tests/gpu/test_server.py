@@ -44,17 +44,23 @@ def generate(model: Any, prompts: Any) -> tuple[Any, Any]:
             first = model(prompts, past_key_values=cache, use_cache=True).logits
     del first
     cache.reset()
+    return greedy(model, prompts, cache), cache
+
+
+def random_prompts(seed: int) -> Any:
+    made = torch.Generator("cuda").manual_seed(seed)
+    return torch.randint(1, 32000, (PROMPTS, LENGTH), device="cuda", generator=made)
+
+
+def greedy(model: Any, prompts: Any, cache: Any) -> Any:
     with torch.no_grad():
-        tokens = model.generate(
+        return model.generate(
             prompts, max_new_tokens=NEW, do_sample=False, past_key_values=cache, use_cache=True
         )
-    return tokens, cache
 
 
 def test_same_tokens_after_a_pause(model: Any) -> None:
-    prompts = torch.randint(
-        1, 32000, (PROMPTS, LENGTH), device="cuda", generator=torch.Generator("cuda").manual_seed(5)
-    )
+    prompts = random_prompts(5)
     expected, cache = generate(model, prompts)
     expected = expected.clone()
     assert expected.shape == (PROMPTS, LENGTH + NEW)
@@ -71,18 +77,12 @@ def test_same_tokens_after_a_pause(model: Any) -> None:
         tms.resume("weights")
         tms.resume("kv_cache")
         cache.reset()
-        with torch.no_grad():
-            tokens = model.generate(
-                prompts, max_new_tokens=NEW, do_sample=False, past_key_values=cache, use_cache=True
-            )
-        assert torch.equal(tokens, expected)
+        assert torch.equal(greedy(model, prompts, cache), expected)
 
 
 def test_a_pause_in_the_middle_of_a_generation(model: Any) -> None:
     """With the cache also kept, the second half of the tokens comes after the pause."""
-    prompts = torch.randint(
-        1, 32000, (PROMPTS, LENGTH), device="cuda", generator=torch.Generator("cuda").manual_seed(6)
-    )
+    prompts = random_prompts(6)
 
     def steps(pause_at: int | None) -> list[Any]:
         with tms.region("kept_cache", backup="host", incremental=True), torch.no_grad():

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device import torch_on_gpu
+from device import torch_on_gpu, with_saver
 from llama import WEIGHTS
+from simulator import BUILD, PYMODULE
 
 torch = torch_on_gpu()
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed", allow_module_level=True)
 
 HERE = Path(__file__).resolve().parent
-PYMODULE = HERE.parent.parent
-TMS = PYMODULE.parent / "build" / "bin" / "tms"
+TMS = BUILD / "bin" / "tms"
 PEER = os.environ.get("TMS_TEST_PEER")
 GIB = 1 << 30
 CACHE_TOKENS = int(os.environ.get("TMS_TEST_SGLANG_TOKENS", "830000"))
@@ -63,16 +63,11 @@ def missing(run: str) -> str:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the driver prints for each run, one after the other."""
-    inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     said: dict[str, Any] = {}
     for name in ASKED:
         if missing(name):
             continue
         saver = str(PEER) if name == "peer" else str(PYMODULE)
-        others = [
-            path for path in inherited.get("PYTHONPATH", "").split(":") if path != str(PYMODULE)
-        ]
-        path = ":".join(filter(None, [saver, str(HERE), *others]))
         variables = dict(RUNS[name][1])
         recordings = tmp_path_factory.mktemp(name)
         if name.startswith("profile"):
@@ -85,7 +80,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 "--tokens",
                 str(CACHE_TOKENS),
             ],
-            env={**inherited, **variables, "PYTHONPATH": path},
+            env={**with_saver(saver, str(HERE)), **variables},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -9,8 +9,8 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 if __name__ != "__main__":
+    from following import Follower
     from simulator import PYMODULE, environment
 
     if importlib.util.find_spec("torch") is None:
@@ -62,29 +63,23 @@ class Ranks:
                 "127.0.0.1", 0, world_size=None, is_master=True, wait_for_workers=False
             )
             port = self.server.port
-        self._processes: list[subprocess.Popen[str]] = []
+        self._ranks: list[Follower] = []
         inherited = environment()
         paths = [str(PYMODULE), str(TESTS), str(HERE)]
         if str(HERE / "fake") in sys.path:
             paths.append(str(HERE / "fake"))
         for rank in range(count):
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(HERE / "ranks.py"), str(rank), str(count), str(store_of)],
-                    env={
-                        **inherited,
-                        "PYTHONPATH": ":".join(paths),
-                        "LOCAL_RANK": str(rank),
-                        "TESTS_CUDART": cudart,
-                        "TORCH_CPP_LOG_LEVEL": "ERROR",
-                        **variables,
-                        **(own or {}).get(rank, {}),
-                    },
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
+            command = [sys.executable, HERE / "ranks.py", str(rank), str(count), str(store_of)]
+            for_rank = {
+                **inherited,
+                "PYTHONPATH": ":".join(paths),
+                "LOCAL_RANK": str(rank),
+                "TESTS_CUDART": cudart,
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
+                **variables,
+                **(own or {}).get(rank, {}),
+            }
+            self._ranks.append(Follower(command, env=for_rank))
         if store_of >= 0:
             self.tell(store_of, "0")
             port = int(self._answer(store_of)["port"])
@@ -99,19 +94,15 @@ class Ranks:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
+        for rank in self._ranks:
+            rank.kill()
 
     def pid(self, rank: int) -> int:
-        return self._processes[rank].pid
+        return self._ranks[rank].process.pid
 
     def tell(self, rank: int, code: str) -> None:
         """Makes a rank begin to run Python code."""
-        stdin = self._processes[rank].stdin
-        assert stdin
-        stdin.write(json.dumps(code) + "\n")
-        stdin.flush()
+        self._ranks[rank].tell(json.dumps(code))
 
     def answer(self, rank: int) -> Any:
         """Returns the value of the code's last line, if that is an expression. Raises: Told."""
@@ -138,18 +129,16 @@ class Ranks:
 
     def dead(self, rank: int) -> None:
         """Waits for a rank that was to be killed."""
-        assert self._processes[rank].wait(WITHIN) == -signal.SIGKILL
+        assert self._ranks[rank].process.wait(WITHIN) == -signal.SIGKILL
         self.living.remove(rank)
 
     def _answer(self, rank: int) -> dict[str, Any]:
-        process = self._processes[rank]
-        assert process.stdout
-        timer = __import__("threading").Timer(WITHIN, process.kill)
+        timer = threading.Timer(WITHIN, self._ranks[rank].process.kill)
         timer.start()
-        line = process.stdout.readline()
-        timer.cancel()
-        assert line, f"rank {rank} ended with {process.wait(WITHIN)}"
-        return dict(json.loads(line))
+        try:
+            return dict(json.loads(self._ranks[rank].answer()))
+        finally:
+            timer.cancel()
 
 
 def _rank() -> None:
