@@ -13,7 +13,7 @@ from simulator import PYMODULE
 
 import tms
 from tms._functions import SIGNATURES
-from torch_memory_saver import TorchMemorySaver, configure_subprocess
+from torch_memory_saver import TorchMemorySaver
 from torch_memory_saver.utils import change_env, get_binary_path_from_package
 
 InMode = Callable[..., None]
@@ -471,14 +471,6 @@ def test_change_env(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyError
         assert os.environ["NAME"] == "outer"
     assert "NAME" not in os.environ
-
-
-def test_configure_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LD_PRELOAD", "/other.so")
-    path = get_binary_path_from_package("torch_memory_saver_hook_mode_preload")
-    with configure_subprocess():
-        assert os.environ["LD_PRELOAD"] == f"{path}:/other.so"
-    assert os.environ["LD_PRELOAD"] == "/other.so"
 
 
 @pytest.mark.parametrize("entered", ['tms.region("t")', 'saver.region("t")'])

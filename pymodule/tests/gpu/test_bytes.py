@@ -106,13 +106,6 @@ def free_bytes(device: int) -> int:
 
 
 @contextmanager
-def ready(program: str, *arguments: str, runtime: Path, account: bool = True) -> Iterator[int]:
-    """Starts one process, and returns once it is ready."""
-    with started([(program, arguments)], runtime, account) as numbers:
-        yield numbers[0]
-
-
-@contextmanager
 def started(
     programs: list[tuple[str, tuple[str, ...]]], runtime: Path, account: bool = True
 ) -> Iterator[list[int]]:
@@ -197,11 +190,11 @@ def check(all_: Bytes, context: int) -> None:
 
 
 def test_server(free: list[int], tmp_path: Path) -> None:
-    with ready(BARE, runtime=tmp_path, account=False):
+    with started([(BARE, ())], tmp_path, account=False):
         bare = free[0] - free_bytes(0)
-    with ready(SERVER, "2", runtime=tmp_path) as pid:
+    with started([(SERVER, ("2",))], tmp_path) as (pid,):
         little = look(tmp_path, pid, 0, free[0] - free_bytes(0))
-    with ready(SERVER, str(GIB * 8), runtime=tmp_path) as pid:
+    with started([(SERVER, (str(GIB * 8),))], tmp_path) as (pid,):
         server = look(tmp_path, pid, 0, free[0] - free_bytes(0))
         print("\n" + ask(tmp_path))
     print(table(f"PyTorch with {GIB} GiB of weights and 32 graphs", server, little.rest))

@@ -51,10 +51,6 @@ def capture_dropin(graph: Any, tag: str, backup: str | None, **arguments: Any) -
 WAYS = [capture_tms, capture_dropin, region_around]
 
 
-def live_bytes(tag: str) -> int:
-    return tags.total("live_bytes", tag)
-
-
 @pytest.mark.parametrize(
     ("way", "inside"),
     [*itertools.product(WAYS, ["outside regions", "inside a region"])]
@@ -72,9 +68,9 @@ def test_replay_after_resume(way: Any, backup: str | None, inside: str, tag: str
             between = source + 1
             result = between + 1
             del between
-        assert live_bytes(around) == 0  # the graph's pool served the capture
+        assert tags.total("live_bytes", around) == 0  # the graph's pool served the capture
         beside = full(9, SIZE)
-    assert live_bytes(tag) >= 2 * SIZE
+    assert tags.total("live_bytes", tag) >= 2 * SIZE
     address = result.data_ptr()
     for number in range(1, 4):
         source.fill_(number)
@@ -109,7 +105,7 @@ def test_many_graphs_share_a_pool(way: Any, tag: str) -> None:
             result = between + number
             del between
         graphs.append((number, graph, result))
-    held = live_bytes(tag)
+    held = tags.total("live_bytes", tag)
     assert held >= sum(result.nbytes for _, _, result in graphs)
     for cycle in range(1, 4):
         before = free_memory()
@@ -147,7 +143,7 @@ def test_freed_while_paused(tag: str) -> None:
     del result, graph
     assert abs(free_memory() - before) <= SLACK
     tms.resume(tag)
-    assert live_bytes(tag) == 0
+    assert tags.total("live_bytes", tag) == 0
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="torch.compile needs Triton")
@@ -183,7 +179,7 @@ def test_compiled_with_reduced_overhead(
                     result = compiled(x)
                 assert torch.equal(result, function(x))
                 del result
-            held = live_bytes(tag)
+            held = tags.total("live_bytes", tag)
             assert held >= side * side * 4
             for _ in range(3):
                 before = free_memory()

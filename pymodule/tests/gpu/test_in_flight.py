@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import textwrap
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -210,37 +209,11 @@ def start_copy(way: str, across: Any, source: ctypes.c_void_p) -> None:
     assert torch.cuda.current_device() == 0
 
 
-two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
-ways = pytest.mark.parametrize("way", ["cudaMemcpyAsync", "cudaMemcpyPeerAsync"])
-
-
-@two_devices
-@ways
-def test_copy_by_another_devices_stream(way: str, across: Any, tag: str) -> None:
-    """A pause waits for the copy, whichever device is current."""
-    stream, target = across
-    source = in_region(tag)
-    for value in range(1, 5):
-        assert cuda.cudaMemset(source, value, ctypes.c_size_t(SIZE)) == 0
-        torch.cuda.synchronize(0)
-        start_copy(way, across, source)
-        running = not stream.query()
-        begin = time.perf_counter()
-        with torch.cuda.device(value % 2):
-            tms.pause(tag)
-        took, done = time.perf_counter() - begin, stream.query()
-        tms.resume(tag)
-        assert running
-        assert done, took
-        stream.synchronize()
-        assert holds(target, value)
-        assert byte_at(source, SIZE - 1) == value
-    assert cuda.cudaFree(source) == 0
-
-
-@two_devices
-@ways
-def test_freed_while_another_devices_stream_copies(way: str, across: Any, tag: str) -> None:
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+@pytest.mark.parametrize("way", ["cudaMemcpyAsync", "cudaMemcpyPeerAsync"])
+@pytest.mark.parametrize("goes", ["by a pause", "by a free"])
+def test_copy_by_another_devices_stream(goes: str, way: str, across: Any, tag: str) -> None:
+    """Before the memory goes the copy is waited for, whichever device is current."""
     stream, target = across
     for value in range(1, 5):
         source = in_region(tag)
@@ -249,9 +222,16 @@ def test_freed_while_another_devices_stream_copies(way: str, across: Any, tag: s
         start_copy(way, across, source)
         running = not stream.query()
         with torch.cuda.device(value % 2):
-            assert cuda.cudaFree(source) == 0
+            if goes == "by a pause":
+                tms.pause(tag)
+            else:
+                assert cuda.cudaFree(source) == 0
         done = stream.query()
         assert running
         assert done
         stream.synchronize()
         assert holds(target, value)
+        if goes == "by a pause":
+            tms.resume(tag)
+            assert byte_at(source, SIZE - 1) == value
+            assert cuda.cudaFree(source) == 0

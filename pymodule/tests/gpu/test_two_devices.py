@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 import pytest
-from device import MiB, full, holds, reaching, torch_on_gpu
+from device import MiB, free_memory, full, holds, reaching, torch_on_gpu
 from group import last_line, meeting, started
 
 import tms
@@ -59,20 +59,17 @@ def test_plain_copies_with_the_other_device_current(pair: Any) -> None:
 
 @pytest.mark.parametrize("backup", ["peer", "peer:1"])
 def test_contents_wait_in_the_other_device(backup: str, tag: str) -> None:
-    def free(device: int) -> int:
-        return int(torch.cuda.mem_get_info(device)[0])
-
     with tms.region(tag, backup=backup):
         tensors = [
             torch.randint(255, (SIZE,), dtype=torch.uint8, device="cuda:0") for _ in range(8)
         ]
     torch.cuda.synchronize(0)
     copies = [tensor.cpu() for tensor in tensors]
-    before = free(0), free(1)
+    before = free_memory(0), free_memory(1)
     for _ in range(3):
         tms.pause(tag)
-        assert free(0) >= before[0] + 8 * SIZE
-        assert free(1) <= before[1] - 8 * SIZE
+        assert free_memory(0) >= before[0] + 8 * SIZE
+        assert free_memory(1) <= before[1] - 8 * SIZE
         tms.resume(tag)
         for tensor, copy in zip(tensors, copies):
             assert torch.equal(tensor.cpu(), copy)

@@ -7,14 +7,14 @@ filled for S seconds, and answers {"used": bytes, "wrong": words that had change
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 import time
+from ctypes import CDLL, byref, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 PIECE = 256 << 20  # bytes
-driver: Any = ctypes.CDLL("libcuda.so.1")
+driver: Any = CDLL("libcuda.so.1")
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -24,8 +24,8 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def memory() -> tuple[int, int]:
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    free, total = c_size_t(), c_size_t()
+    call("cuMemGetInfo_v2", byref(free), byref(total))
     return free.value, total.value
 
 
@@ -35,14 +35,9 @@ def pattern(number: int) -> int:
 
 def is_filled(address: int, size: int, value: int) -> bool:
     """Whether the beginning, the middle and the end hold the value."""
-    word = ctypes.c_uint32()
+    word = c_uint32()
     for offset in (0, size // 8 * 4, size - 4):
-        call(
-            "cuMemcpyDtoH_v2",
-            ctypes.byref(word),
-            ctypes.c_uint64(address + offset),
-            ctypes.c_size_t(4),
-        )
+        call("cuMemcpyDtoH_v2", byref(word), c_uint64(address + offset), c_size_t(4))
         if word.value != value:
             return False
     return True
@@ -52,28 +47,23 @@ def use(size: int, seconds: float) -> dict[str, int]:
     pieces: list[tuple[int, int]] = []
     while size >= 4:
         piece = min(size, PIECE) // 4 * 4
-        address = ctypes.c_uint64()
-        call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(piece))
-        call(
-            "cuMemsetD32_v2",
-            address,
-            ctypes.c_uint(pattern(len(pieces))),
-            ctypes.c_size_t(piece // 4),
-        )
+        address = c_uint64()
+        call("cuMemAlloc_v2", byref(address), c_size_t(piece))
+        call("cuMemsetD32_v2", address, c_uint(pattern(len(pieces))), c_size_t(piece // 4))
         pieces.append((address.value, piece))
         size -= piece
     call("cuCtxSynchronize")
     time.sleep(seconds)
     wrong = sum(not is_filled(*piece, pattern(i)) for i, piece in enumerate(pieces))
     for of, _ in pieces:
-        call("cuMemFree_v2", ctypes.c_uint64(of))
+        call("cuMemFree_v2", c_uint64(of))
     return {"used": sum(piece for _, piece in pieces), "wrong": wrong}
 
 
 def main() -> None:
     call("cuInit", 0)
-    context = ctypes.c_void_p()
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    context = c_void_p()
+    call("cuDevicePrimaryCtxRetain", byref(context), 0)
     call("cuCtxSetCurrent", context)
     for line in sys.stdin:
         request = json.loads(line)
