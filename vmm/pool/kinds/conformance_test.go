@@ -41,11 +41,7 @@ var variants = []variant{
 }
 
 func (v variant) make(source pool.Source) (pool.Pool, error) {
-	options, err := pool.ParseOptions(v.options)
-	if err != nil {
-		return nil, err
-	}
-	return kinds.New(v.traits.Kind, source, options)
+	return construct(v.traits.Kind, source, v.options)
 }
 
 func (v variant) String() string { return v.traits.Kind + "," + v.options }

@@ -30,10 +30,8 @@ func TestDocumentedOptions(t *testing.T) {
 			continue
 		}
 		settings := option + "=" + example
-		parsed, err := pool.ParseOptions(settings + map[string]string{
+		_, err = construct(kind, pool.NewRange(1<<20, 64<<30), settings+map[string]string{
 			"fragmentation_fraction": ",memory_limit=8GiB", "memory_fraction": ",total=16GiB"}[option])
-		require.NoError(t, err)
-		_, err = kinds.New(kind, pool.NewRange(1<<20, 64<<30), parsed)
 		require.NoError(t, err, "%s: %s", kind, settings)
 		options++
 	}

@@ -78,10 +78,8 @@ func TestExtremes(t *testing.T) {
 			t.Parallel()
 			made := 0
 			for _, text := range settings(kind) {
-				options, err := pool.ParseOptions(text)
-				require.NoError(t, err)
 				source := NewSource(1 << 42)
-				p, err := kinds.New(kind, source, options)
+				p, err := construct(kind, source, text)
 				if err != nil {
 					require.ErrorIs(t, err, pool.ErrOption, text)
 					continue

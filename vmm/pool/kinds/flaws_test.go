@@ -10,10 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/buddy"
 )
 
-// flawed is a right pool with functions in place of some methods.
+// flawed is a right pool whose methods can be replaced.
 type flawed struct {
 	pool.Pool
 	malloc  func(uint64, pool.Stream) (pool.Block, error)
@@ -24,60 +23,20 @@ type flawed struct {
 }
 
 func (f *flawed) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
-	if f.malloc != nil {
-		return f.malloc(size, stream)
-	}
-	return f.Pool.Malloc(size, stream)
+	return f.malloc(size, stream)
 }
-
-func (f *flawed) Free(address uintptr) error {
-	if f.free != nil {
-		return f.free(address)
-	}
-	return f.Pool.Free(address)
-}
-
-func (f *flawed) Trim() (uint64, error) {
-	if f.trim != nil {
-		return f.trim()
-	}
-	return f.Pool.Trim()
-}
-
-func (f *flawed) Stats() pool.Stats {
-	if f.stats != nil {
-		return f.stats()
-	}
-	return f.Pool.Stats()
-}
-
-func (f *flawed) Destroy() error {
-	if f.destroy != nil {
-		return f.destroy()
-	}
-	return f.Pool.Destroy()
-}
-
-// altered changes what a malloc that succeeded returns.
-func altered(f *flawed, alter func(*pool.Block)) {
-	f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
-		b, err := f.Pool.Malloc(size, stream)
-		if err == nil && size > 0 {
-			alter(&b)
-		}
-		return b, err
-	}
-}
+func (f *flawed) Free(address uintptr) error { return f.free(address) }
+func (f *flawed) Trim() (uint64, error)      { return f.trim() }
+func (f *flawed) Stats() pool.Stats          { return f.stats() }
+func (f *flawed) Destroy() error             { return f.destroy() }
 
 // interpret runs a random program against a pool, made flawed by flaw.
 func interpret(t *testing.T, flaw func(*flawed, *Source)) error {
 	t.Helper()
-	options, err := pool.ParseOptions("capacity=64MiB")
-	require.NoError(t, err)
 	source := NewSource(1 << 30)
-	right, err := buddy.New(source, options)
+	right, err := construct("buddy", source, "capacity=64MiB")
 	require.NoError(t, err)
-	f := &flawed{Pool: right}
+	f := &flawed{right, right.Malloc, right.Free, right.Trim, right.Stats, right.Destroy}
 	flaw(f, source)
 	traits := Traits{Kind: "buddy", Alignment: 512, Largest: 64 << 20}
 	operations := make([]byte, 4000)
@@ -91,9 +50,31 @@ func TestARightPoolHasNoViolation(t *testing.T) {
 }
 
 func TestFlawsAreFound(t *testing.T) {
-	alter := func(change func(*pool.Block)) func(*flawed, *Source) {
-		return func(f *flawed, _ *Source) { altered(f, change) }
+	// result changes what a right malloc of size bytes returns.
+	result := func(change func(size uint64, b *pool.Block, err *error, source *Source)) func(*flawed, *Source) {
+		return func(f *flawed, source *Source) {
+			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
+				b, err := f.Pool.Malloc(size, stream)
+				change(size, &b, &err, source)
+				return b, err
+			}
+		}
 	}
+	alter := func(change func(*pool.Block)) func(*flawed, *Source) {
+		return result(func(size uint64, b *pool.Block, err *error, _ *Source) {
+			if *err == nil && size > 0 {
+				change(b)
+			}
+		})
+	}
+	failWith := func(wrong error) func(*flawed, *Source) {
+		return result(func(_ uint64, _ *pool.Block, err *error, _ *Source) {
+			if *err != nil {
+				*err = wrong
+			}
+		})
+	}
+	failed := errors.New("failed")
 	for _, c := range []struct {
 		name  string
 		found string
@@ -121,42 +102,20 @@ func TestFlawsAreFound(t *testing.T) {
 				return last, err
 			}
 		}},
-		{"a block beside an error", "a block beside the error", func(f *flawed, _ *Source) {
-			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
-				b, err := f.Pool.Malloc(size, stream)
-				if err != nil {
+		{"a block beside an error", "a block beside the error",
+			result(func(size uint64, b *pool.Block, err *error, _ *Source) {
+				if *err != nil {
 					b.Size = size
 				}
-				return b, err
-			}
-		}},
-		{"an error of its own", "not ErrTooLarge", func(f *flawed, _ *Source) {
-			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
-				b, err := f.Pool.Malloc(size, stream)
-				if err != nil {
-					err = errors.New("failed")
+			})},
+		{"an error of its own", "not ErrTooLarge", failWith(failed)},
+		{"an error instead of the source's", "not what the source answered",
+			result(func(_ uint64, _ *pool.Block, err *error, source *Source) {
+				if source.Refuse != nil && errors.Is(*err, source.Refuse) {
+					*err = failed
 				}
-				return b, err
-			}
-		}},
-		{"an error instead of the source's", "not what the source answered", func(f *flawed, source *Source) {
-			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
-				b, err := f.Pool.Malloc(size, stream)
-				if source.Refuse != nil && errors.Is(err, source.Refuse) {
-					err = errors.New("failed")
-				}
-				return b, err
-			}
-		}},
-		{"all is too large", "sizes up to 67108864 are served", func(f *flawed, _ *Source) {
-			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
-				b, err := f.Pool.Malloc(size, stream)
-				if err != nil {
-					err = pool.ErrTooLarge
-				}
-				return b, err
-			}
-		}},
+			})},
+		{"all is too large", "sizes up to 67108864 are served", failWith(pool.ErrTooLarge)},
 		{"out of memory by itself", "the source had not refused", func(f *flawed, source *Source) {
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				if size > 1<<20 && size < 64<<20 && source.Refuse == nil {
@@ -233,7 +192,7 @@ func TestFlawsAreFound(t *testing.T) {
 			f.trim = func() (uint64, error) { n, _ := f.Pool.Trim(); return n, nil }
 		}},
 		{"fails to trim", "Trim: the source refused nothing", func(f *flawed, _ *Source) {
-			f.trim = func() (uint64, error) { n, _ := f.Pool.Trim(); return n, errors.New("failed") }
+			f.trim = func() (uint64, error) { n, _ := f.Pool.Trim(); return n, failed }
 		}},
 		{"destroys nothing", "Destroy: kept the segment", func(f *flawed, _ *Source) {
 			f.destroy = func() error { return nil }

@@ -10,7 +10,7 @@ import (
 )
 
 func TestAKindThatThereIsNot(t *testing.T) {
-	p, err := kinds.New("best", pool.NewRange(1<<20, 1<<20), nil)
+	p, err := construct("best", NewSource(mib), "")
 	require.ErrorIs(t, err, pool.ErrOption)
 	require.Nil(t, p)
 	for _, name := range kinds.Names() {
@@ -20,9 +20,7 @@ func TestAKindThatThereIsNot(t *testing.T) {
 
 func TestEveryKindRefusesOptionsItDoesNotKnow(t *testing.T) {
 	for _, name := range kinds.Names() {
-		options, err := pool.ParseOptions("nonsense=1")
-		require.NoError(t, err)
-		p, err := kinds.New(name, pool.NewRange(1<<20, 1<<20), options)
+		p, err := construct(name, NewSource(mib), "nonsense=1")
 		require.ErrorIs(t, err, pool.ErrOption, name)
 		require.ErrorContains(t, err, "nonsense", name)
 		require.Nil(t, p, name)
@@ -31,13 +29,10 @@ func TestEveryKindRefusesOptionsItDoesNotKnow(t *testing.T) {
 
 func TestPeaksAreReset(t *testing.T) {
 	for _, kind := range kinds.Names() {
-		p, err := kinds.New(kind, pool.NewRange(1<<40, 1<<40), nil)
-		require.NoError(t, err)
-		first, err := p.Malloc(10<<20, 0)
-		require.NoError(t, err)
-		second, err := p.Malloc(1000, 0)
-		require.NoError(t, err)
-		require.NoError(t, p.Free(first.Address))
+		p := newPool(t, kind, 1<<40, "")
+		first := p.malloc(10 * mib)
+		p.malloc(1000)
+		p.free(first)
 		before := p.Stats()
 		require.Greater(t, before.PeakLive, before.Live, kind)
 		p.ResetPeakStats()
@@ -45,7 +40,5 @@ func TestPeaksAreReset(t *testing.T) {
 		require.Equal(t, []uint64{after.Requested, after.Live, after.Reserved},
 			[]uint64{after.PeakRequested, after.PeakLive, after.PeakReserved}, kind)
 		require.Equal(t, before.Mallocs, after.Mallocs)
-		require.NoError(t, p.Free(second.Address))
-		require.NoError(t, p.Destroy())
 	}
 }

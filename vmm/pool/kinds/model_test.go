@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/kinds"
 )
 
 // Rules are the rules in which kinds of best fit with coalescing differ.
@@ -71,38 +70,25 @@ func (m *model) free(address uint64) {
 // and freed at random, alike.
 func follow(t *testing.T, seed uint64, kind, settings string, rules Rules, most int) {
 	t.Helper()
-	options, err := pool.ParseOptions(settings)
-	require.NoError(t, err)
-	p, err := kinds.New(kind, apart{pool.NewRange(1<<40, 1<<44)}, options)
-	require.NoError(t, err)
+	p := newPool(t, kind, 1<<44, settings)
 	random := rand.New(rand.NewPCG(seed, 1))
-	m := model{Rules: rules, end: 1 << 40}
-	var live []uintptr
+	m := model{Rules: rules, end: base}
+	var live []pool.Block
 	for step := range 6000 {
 		if step/1500%2 == 1 && len(live) > 0 || random.IntN(3) == 0 && len(live) > 0 {
 			i := random.IntN(len(live))
-			require.NoError(t, p.Free(live[i]))
-			m.free(uint64(live[i]))
+			p.free(live[i])
+			m.free(uint64(live[i].Address))
 			live = slices.Delete(live, i, i+1)
 			continue
 		}
 		size := 1 + random.Uint64N(1<<(6+random.IntN(most-5)))
-		b, err := p.Malloc(size, 0)
-		require.NoError(t, err)
+		b := p.malloc(size)
 		address, got := m.malloc(size)
-		require.Equal(t, address, uint64(b.Address), "step %d", step)
-		require.Equal(t, got, b.Size)
-		live = append(live, b.Address)
+		require.Equal(t, pool.Block{Address: uintptr(address), Size: got}, b, "step %d", step)
+		live = append(live, b)
 	}
-	require.NoError(t, p.Destroy())
-	require.Zero(t, p.Stats().Reserved)
 }
-
-// apart is a source whose segments do not coalesce.
-type apart struct{ *pool.Range }
-
-func (apart) Reserve(*pool.Room) bool     { return false }
-func (apart) Coalesces(_, _ uintptr) bool { return false }
 
 func TestBFCAgainstModel(t *testing.T) {
 	for seed := range uint64(4) {

@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/kinds"
 )
 
 // TestRefusalsGiveAdviceThatFits: when a pool has no room, its error says once what can be done, and gives sizes in
@@ -35,11 +34,7 @@ func TestRefusalsGiveAdviceThatFits(t *testing.T) {
 		{"paddle", "", 2 << 30, []string{"a segment of 2.00 GiB", "ask for less"}},
 		{"paddle", "", 1 << 60, []string{"1.00 EiB", "no device has as much", "ask for less"}},
 	} {
-		options, err := pool.ParseOptions(c.options)
-		require.NoError(t, err)
-		p, err := kinds.New(c.kind, pool.NewRange(1<<20, 512<<20), options)
-		require.NoError(t, err)
-		_, err = p.Malloc(c.size, 0)
+		_, err := newPool(t, c.kind, 512*mib, c.options).Malloc(c.size, 0)
 		require.Error(t, err)
 		text := err.Error()
 		for _, words := range c.says {
@@ -53,13 +48,9 @@ func TestRefusalsGiveAdviceThatFits(t *testing.T) {
 }
 
 func TestAPaddlePoolThatHasARefillNamesTheNext(t *testing.T) {
-	options, err := pool.ParseOptions("initial=64MiB,reallocate=1GiB")
-	require.NoError(t, err)
-	p, err := kinds.New("paddle", pool.NewRange(1<<20, 512<<20), options)
-	require.NoError(t, err)
-	_, err = p.Malloc(60<<20, 0)
-	require.NoError(t, err)
-	_, err = p.Malloc(60<<20, 0)
+	p := newPool(t, "paddle", 512*mib, "initial=64MiB,reallocate=1GiB")
+	p.malloc(60 * mib)
+	err := p.refuses(60*mib, pool.ErrOutOfMemory)
 	require.ErrorContains(t, err, "a segment of 1.00 GiB")
 	require.ErrorContains(t, err, "give a smaller reallocate=")
 }

@@ -12,6 +12,7 @@ type Source struct {
 	addresses *pool.Range
 	capacity  uint64
 	held      []span // by address
+	asked     []uint64
 	reserved  uint64
 	peak      uint64
 
@@ -20,7 +21,8 @@ type Source struct {
 	RefuseFree error
 
 	allocated, freed, refused uint64 // calls
-	across                    bool   // Reserve was asked
+	apart                     bool   // its segments do not coalesce
+	across                    bool   // Reserve was asked, and they do
 	wrong                     error  // the first call that no pool may make
 }
 
@@ -35,6 +37,7 @@ func NewSource(capacity uint64) *Source {
 
 // Allocate is pool.Source.Allocate.
 func (s *Source) Allocate(size uint64) (uintptr, error) {
+	s.asked = append(s.asked, size)
 	if s.Refuse != nil {
 		s.refused++
 		return 0, s.Refuse
@@ -72,12 +75,12 @@ func (s *Source) Free(address uintptr, size uint64) error {
 
 // Reserve is pool.Coalescer.Reserve. A pool that asks may have blocks that lie across segments.
 func (s *Source) Reserve(*pool.Room) bool {
-	s.across = true
-	return true
+	s.across = !s.apart
+	return s.across
 }
 
 // Coalesces is pool.Coalescer.Coalesces.
-func (s *Source) Coalesces(_, _ uintptr) bool { return true }
+func (s *Source) Coalesces(_, _ uintptr) bool { return !s.apart }
 
 // Held returns how many segments and bytes pools have.
 func (s *Source) Held() (segments int, bytes uint64) { return len(s.held), s.reserved }
