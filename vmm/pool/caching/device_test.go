@@ -79,25 +79,27 @@ func (d *device) Record(stream pool.Stream) (pool.Event, error) {
 	return d.made, nil
 }
 
-func (d *device) Query(event pool.Event) (bool, error) {
-	d.calls = append(d.calls, "query")
+// of notes a call with an event, and returns what that has recorded.
+func (d *device) of(call string, event pool.Event) (recorded, error) {
+	d.calls = append(d.calls, call)
 	e, found := d.events[event]
 	if !found {
-		return false, errors.New("no such event")
+		return e, errors.New("no such event")
 	}
-	return e.number <= d.completed[e.stream], d.refuseQuery
+	return e, d.refuseQuery
+}
+
+func (d *device) Query(event pool.Event) (bool, error) {
+	e, err := d.of("query", event)
+	return e.number <= d.completed[e.stream], err
 }
 
 func (d *device) Synchronize(event pool.Event) error {
-	d.calls = append(d.calls, "synchronize")
-	e, found := d.events[event]
-	if !found {
-		return errors.New("no such event")
-	}
-	if d.refuseQuery == nil {
+	e, err := d.of("synchronize", event)
+	if err == nil {
 		d.completed[e.stream] = max(d.completed[e.stream], e.number)
 	}
-	return d.refuseQuery
+	return err
 }
 
 func (d *device) Destroy(event pool.Event) error {
@@ -154,6 +156,14 @@ func (b bench) free(addresses ...uintptr) {
 		require.NoError(b.t, b.Free(address))
 		check(b.t, b.Pool)
 	}
+}
+
+// trim gives back so many bytes.
+func (b bench) trim(bytes uint64, why ...any) {
+	b.t.Helper()
+	released, err := b.Trim()
+	require.NoError(b.t, err)
+	require.Equal(b.t, bytes, released, why...)
 }
 
 func (b bench) snapshot() []Segment { return b.Snapshot().([]Segment) }

@@ -37,29 +37,21 @@ func TestGraphPool(t *testing.T) {
 
 	require.Equal(t, cached, b.malloc(5*mib, 7), "after it the stream is as before")
 	b.free(inside, cached)
-	released, err := b.Trim()
-	require.NoError(t, err)
-	require.Equal(t, uint64(40*mib), released)
+	b.trim(40 * mib)
 	require.Equal(t, uint64(20*mib), b.Stats().Reserved, "the graph's stay")
 
 	require.NoError(t, b.BeginAllocateToPool(first, only(7)))
 	require.Equal(t, inside, b.malloc(5*mib, 7), "a second graph shares the pool")
 	require.NoError(t, b.EndAllocateToPool(first))
 	require.NoError(t, b.ReleasePool(first))
-	released, err = b.Trim()
-	require.NoError(t, err)
-	require.Zero(t, released, "one graph is left, and a block")
+	b.trim(0, "one graph is left, and a block")
 	require.NoError(t, b.ReleasePool(first))
-	released, err = b.Trim()
-	require.NoError(t, err)
-	require.Zero(t, released, "the block is left")
+	b.trim(0, "the block is left")
 	require.ErrorIs(t, b.BeginAllocateToPool(first, nil), pool.ErrGraphPool)
 	b.free(inside)
 	b.malloc(5*mib, 7)
 	require.Equal(t, uint64(40*mib), b.Stats().Reserved, "nobody allocates from a released pool")
-	released, err = b.Trim()
-	require.NoError(t, err)
-	require.Equal(t, uint64(20*mib), released)
+	b.trim(20 * mib)
 	require.Empty(t, b.Private())
 	require.NoError(t, b.BeginAllocateToPool(first, nil), "the id is free again")
 }
@@ -111,19 +103,6 @@ func TestNothingIsGivenBackDuringACapture(t *testing.T) {
 	require.Zero(t, b.detail().AllocRetries)
 	require.NoError(t, b.EndAllocateToPool(first))
 	b.malloc(90*mib, 0)
-}
-
-func TestGraphPoolErrors(t *testing.T) {
-	b := newBench(t, gib, "")
-	require.ErrorIs(t, b.EndAllocateToPool(first), pool.ErrGraphPool)
-	require.ErrorIs(t, b.ReleasePool(first), pool.ErrGraphPool)
-	require.NoError(t, b.BeginAllocateToPool(first, nil))
-	require.ErrorIs(t, b.BeginAllocateToPool(first, nil), pool.ErrGraphPool)
-	require.ErrorIs(t, b.ReleasePool(first), pool.ErrGraphPool, "still captured")
-	require.NoError(t, b.EndAllocateToPool(first))
-	require.ErrorIs(t, b.EndAllocateToPool(first), pool.ErrGraphPool)
-	require.NoError(t, b.ReleasePool(first))
-	require.ErrorIs(t, b.ReleasePool(first), pool.ErrGraphPool)
 }
 
 func TestDestroyEndsCaptures(t *testing.T) {

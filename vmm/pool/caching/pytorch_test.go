@@ -171,8 +171,7 @@ func TestAsPyTorch(t *testing.T) {
 // compare plays commands and compares the answers.
 func (s scenario) compare(t *testing.T, answers []byte) {
 	t.Helper()
-	r := replay{bench: newBench(t, s.capacity, s.options), addresses: map[int]uintptr{}}
-	r.pools, r.graphs = map[int]pool.GraphPoolID{}, map[int]pool.GraphPoolID{}
+	r := replay{newBench(t, s.capacity, s.options), map[int]uintptr{}, map[int]pool.GraphPoolID{}}
 	lines := bufio.NewScanner(bytes.NewReader(answers))
 	lines.Buffer(nil, 1<<24)
 	count := 0
@@ -190,6 +189,7 @@ func (s scenario) compare(t *testing.T, answers []byte) {
 	}
 	check(t, r.Pool)
 	require.NoError(t, r.Pool.Destroy())
+	require.Empty(t, slices.Concat(r.smallPool.lists, r.largePool.lists), "nothing is kept for a stream without segments")
 	require.Zero(t, r.device.Held())
 	require.Empty(t, r.device.events)
 }
@@ -197,8 +197,8 @@ func (s scenario) compare(t *testing.T, answers []byte) {
 // replay does the commands to a pool.
 type replay struct {
 	bench
-	addresses     map[int]uintptr
-	pools, graphs map[int]pool.GraphPoolID
+	addresses map[int]uintptr
+	graphs    map[int]pool.GraphPoolID
 }
 
 func (r *replay) do(line string) (answer string) {
@@ -242,7 +242,10 @@ func (r *replay) do(line string) (answer string) {
 	case "P":
 		r.ResetPeakStats()
 	case "A":
+		before := r.Stats()
 		r.ResetAccumulatedStats()
+		before.Detail = r.Stats().Detail
+		require.Equal(r.t, before, r.Stats(), "only sums are reset")
 	case "s":
 		return r.statistics()
 	case "S":
@@ -254,11 +257,7 @@ func (r *replay) do(line string) (answer string) {
 
 func (r *replay) statistics() string {
 	var text []string
-	say := func(numbers ...int64) {
-		for _, n := range numbers {
-			text = append(text, fmt.Sprint(n))
-		}
-	}
+	say := func(numbers ...any) { text = append(text, strings.TrimSpace(fmt.Sprintln(numbers...))) }
 	stat := func(s Stat) { say(s.Current, s.Peak, s.Allocated, s.Freed) }
 	d := r.detail()
 	for _, a := range []StatArray{d.Allocation, d.Segment, d.Active, d.InactiveSplit, d.AllocatedBytes,

@@ -9,17 +9,6 @@ import (
 	"tms/vmm/pool"
 )
 
-func TestShortageReleasesAllThatIsCached(t *testing.T) {
-	b := newBench(t, 100*mib, "")
-	b.malloc(mib, 0)
-	b.free(b.malloc(40*mib, 0), b.malloc(40*mib, 1))
-	b.malloc(90*mib, 0)
-	d := b.detail()
-	require.Equal(t, int64(1), d.AllocRetries)
-	require.Zero(t, d.OutOfMemories)
-	require.Equal(t, uint64(92*mib), b.Stats().Reserved)
-}
-
 func TestShortageReleasesOversizeBlocksFirst(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -49,19 +38,6 @@ func TestShortageReleasesOversizeBlocksFirst(t *testing.T) {
 	b.free(b.malloc(100*mib, 1))
 	b.malloc(150*mib, 0)
 	require.Equal(t, int64(1), b.detail().AllocRetries, "those of other streams wait for the next step")
-}
-
-func TestShortageOfSplitSegments(t *testing.T) {
-	b := newBench(t, 40*mib, "")
-	first, second := b.malloc(5*mib, 0), b.malloc(5*mib, 0)
-	b.free(first)
-	_, err := b.Malloc(30*mib, 0)
-	require.ErrorIs(t, err, pool.ErrOutOfMemory)
-	require.Equal(t, uint64(20*mib), b.Stats().Reserved, "in use")
-	require.Equal(t, int64(1), b.detail().OutOfMemories)
-	check(t, b.Pool)
-	b.free(second)
-	b.malloc(30*mib, 0)
 }
 
 func TestOtherErrorsOfTheSource(t *testing.T) {
@@ -139,9 +115,6 @@ func TestNoGarbageCollectionWithoutFraction(t *testing.T) {
 	require.NoError(t, b.SetMemoryFraction(1))
 	b.malloc(250*mib, 0)
 	require.Equal(t, uint64(450*mib), b.Stats().Reserved)
-	for _, wrong := range []float64{-0.1, 1.1} {
-		require.ErrorIs(t, b.SetMemoryFraction(wrong), pool.ErrOption)
-	}
 }
 
 func TestOutOfMemoryText(t *testing.T) {

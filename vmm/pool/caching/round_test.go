@@ -4,8 +4,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"tms/vmm/pool"
 )
 
 func TestRounding(t *testing.T) {
@@ -35,27 +33,6 @@ func TestRounding(t *testing.T) {
 		b := newBench(t, gib, "roundup_power2_divisions="+c.divisions)
 		require.Equal(t, c.rounded, b.divisions.round(c.size), "%d with %q", c.size, c.divisions)
 	}
-}
-
-func TestOptionsRefused(t *testing.T) {
-	for _, text := range []string{
-		"roundup_power2_divisions=3", "roundup_power2_divisions=0", "roundup_power2_divisions=[4:8",
-		"roundup_power2_divisions=4]", "roundup_power2_divisions=[]", "roundup_power2_divisions=[3:8]",
-		"roundup_power2_divisions=[4:7]", "roundup_power2_divisions=[4]", "roundup_power2_divisions=[4:8,5:2]", "roundup_power2_divisions=[4:8,]",
-		"roundup_power2_divisions=x",
-		"max_split_size=20MiB", "max_split_size=1", "max_split_size=34603009",
-		"garbage_collection_threshold=1", "garbage_collection_threshold=-1",
-		"memory_fraction=1.1", "device=-1", "unknown=1",
-	} {
-		options, err := pool.ParseOptions(text)
-		require.NoError(t, err)
-		_, err = New(newDevice(gib), options)
-		require.ErrorIs(t, err, pool.ErrOption, text)
-	}
-	options, err := pool.ParseOptions("memory_fraction=0.5")
-	require.NoError(t, err)
-	_, err = New(pool.NewRange(base, gib), options)
-	require.ErrorIs(t, err, pool.ErrOption, "of what?")
 }
 
 func TestSegments(t *testing.T) {

@@ -7,31 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestResets(t *testing.T) {
-	b := newBench(t, 100*mib, "max_split_size=32MiB")
-	b.free(b.malloc(40*mib, 0))
-	kept := b.malloc(5*mib, 0)
-	_, err := b.Malloc(200*mib, 0)
-	require.Error(t, err)
-
-	b.ResetPeakStats()
-	d, s := b.detail(), b.Stats()
-	require.Equal(t, Stat{Current: 5 * mib, Peak: 5 * mib, Allocated: 45 * mib, Freed: 40 * mib}, d.AllocatedBytes.All)
-	require.Equal(t, Stat{Allocated: 1, Freed: 1}, d.OversizeSegments)
-	require.Equal(t, uint64(5*mib), s.PeakLive)
-	require.Equal(t, uint64(5*mib), s.PeakRequested)
-	require.Equal(t, uint64(20*mib), s.PeakReserved)
-
-	b.ResetAccumulatedStats()
-	d, s = b.detail(), b.Stats()
-	require.Equal(t, Stat{Current: 5 * mib, Peak: 5 * mib}, d.RequestedBytes.Large)
-	require.Zero(t, d.AllocRetries+d.OutOfMemories)
-	require.Equal(t, uint64(2), s.Mallocs)
-	require.Equal(t, uint64(1), s.Failures)
-	b.free(kept)
-	require.Equal(t, Stat{Peak: 5 * mib, Freed: 5 * mib}, b.detail().ActiveBytes.All)
-}
-
 func TestStatsAsJSON(t *testing.T) {
 	b := newBench(t, gib, "")
 	b.malloc(700, 0)

@@ -27,9 +27,7 @@ func TestRecordStream(t *testing.T) {
 	require.Equal(t, "active_pending_free", b.snapshot()[0].Blocks[0].State)
 	require.Equal(t, int64(1), b.detail().Active.All.Current)
 	require.Zero(t, b.Stats().Live)
-	require.ErrorIs(t, b.Free(address), pool.ErrInvalidAddress, "freed already")
-	require.ErrorIs(t, b.RecordStream(address, 1), pool.ErrInvalidAddress)
-
+	require.ErrorIs(t, b.RecordStream(address, 1), pool.ErrInvalidAddress, "freed already")
 	require.NotEqual(t, address, b.malloc(5*mib, 0))
 	b.device.complete(1)
 	require.NotEqual(t, address, b.malloc(5*mib, 0), "one is not done")
@@ -39,9 +37,6 @@ func TestRecordStream(t *testing.T) {
 	require.Zero(t, b.uses.Held())
 	b.free(address)
 	require.Equal(t, address, b.malloc(5*mib, 0), "the streams are forgotten")
-
-	require.NoError(t, b.RecordStream(0, 1))
-	require.ErrorIs(t, b.RecordStream(address+512, 1), pool.ErrInvalidAddress)
 }
 
 func TestStreamsDoNotWaitForEachOther(t *testing.T) {
@@ -57,9 +52,7 @@ func TestStreamsDoNotWaitForEachOther(t *testing.T) {
 func TestEventsAreWaitedFor(t *testing.T) {
 	b := newBench(t, 40*mib, "")
 	b.recordedBlock()
-	released, err := b.Trim()
-	require.NoError(t, err)
-	require.Equal(t, uint64(20*mib), released)
+	b.trim(20 * mib)
 	b.recordedBlock()
 	b.malloc(40*mib, 0) // a shortage waits, too
 	require.NoError(t, b.Destroy())
