@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -16,8 +15,7 @@ import (
 // the first is being granted. Neither is forgotten.
 func TestDevicesComeIntoUseTogether(t *testing.T) {
 	_, driver, engine := simulated(t, 3)
-	address, err := engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "t"})
-	require.NoError(t, err)
+	address := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "t"})
 	use := func(device int) cuda.Context {
 		context, err := driver.DevicePrimaryCtxRetain(cuda.Device(device))
 		require.NoError(t, err)
@@ -26,8 +24,8 @@ func TestDevicesComeIntoUseTogether(t *testing.T) {
 	contexts, second := []cuda.Context{use(1), 0}, make(chan error, 1)
 	var calls atomic.Int64
 	var over atomic.Bool
-	failpoint.Set(func(call string) error {
-		if call == "cuMemSetAccess" && calls.Add(1) == 1 {
+	defer at("cuMemSetAccess", func() error {
+		if calls.Add(1) == 1 {
 			contexts[1] = use(2)
 			go func() {
 				defer over.Store(true)
@@ -38,8 +36,7 @@ func TestDevicesComeIntoUseTogether(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	defer failpoint.Set(nil)
+	})()
 	require.NoError(t, engine.Grant())
 	require.NoError(t, <-second)
 	for _, context := range contexts {
@@ -54,5 +51,4 @@ func TestDevicesComeIntoUseTogether(t *testing.T) {
 			return err
 		}))
 	}
-	require.NoError(t, engine.Free(address, false))
 }

@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -76,14 +77,9 @@ func gated(t *testing.T, call string) (open func()) {
 	t.Helper()
 	gate := make(chan struct{})
 	open = sync.OnceFunc(func() { close(gate) })
-	failpoint.Set(func(made string) error {
-		if made == call {
-			<-gate
-		}
-		return nil
-	})
+	end := at(call, func() error { <-gate; return nil })
 	t.Cleanup(func() {
-		failpoint.Set(nil)
+		end()
 		open()
 	})
 	return open
@@ -93,7 +89,7 @@ func gated(t *testing.T, call string) (open func()) {
 func TestGivingBackIsWaitedForWithinBounds(t *testing.T) {
 	for _, prompt := range []bool{false, true} {
 		sim, _, engine := simulated(t, 1)
-		a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: prompt})[0]
+		a := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: prompt})
 		for _, operation := range []func() error{
 			func() error { return resume(engine, name("t")) },
 			func() error { return engine.Free(a, false) },
@@ -125,8 +121,8 @@ func TestGivingBackIsWaitedForWithinBounds(t *testing.T) {
 // A caller that gives up nothing waits for nothing, whatever goes on in the background.
 func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: true})[0]
-	plain := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "plain"})[0]
+	a := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: true})
+	plain := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "plain"})
 	require.NoError(t, pause(engine, nothing))
 	open := gated(t, "cuMemHostUnregister")
 	var resumed sync.WaitGroup
@@ -137,13 +133,12 @@ func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	require.NoError(t, engine.Free(plain, false))
 	open()
 	resumed.Wait()
-	require.NoError(t, engine.Free(a, false))
 }
 
 // A pause right after a resume finds the memory that the resume has given up, although it is not back yet.
 func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	a := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	fill(a, 4*mib, 1)
 	require.NoError(t, pause(engine, name("t")))
 	var held atomic.Bool
@@ -168,10 +163,8 @@ func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 	require.NoError(t, resume(engine, name("t")))
 	require.True(t, held.Load())
 	time.AfterFunc(50*time.Millisecond, open)
-	require.NoError(t, pause(engine, name("t")))
-	require.NoError(t, resume(engine, name("t")))
+	cycle(t, engine, name("t"))
 	requireFilled(t, a, 4*mib, 1)
-	require.NoError(t, engine.Free(a, false))
 }
 
 var nothing vmm.Options // of them is set
@@ -183,54 +176,44 @@ func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
 	onDisk := mallocs(t, engine, 2, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupDisk})
 	require.NoError(t, pause(engine, o))
 	unlinking, gate := make(chan struct{}, 2), make(chan struct{})
-	failpoint.Set(func(call string) error {
-		if call == "unlink" {
-			unlinking <- struct{}{}
-			<-gate
-		}
+	defer at("unlink", func() error {
+		unlinking <- struct{}{}
+		<-gate
 		return nil
-	})
-	defer failpoint.Set(nil)
-	ended := make(chan error)
+	})()
+	var errs []error
+	ended := make(chan struct{})
 	go func() {
-		err := engine.Free(onDisk[0], false)
+		defer close(ended)
+		errs = append(errs, engine.Free(onDisk[0], false))
 		<-unlinking
 		for range 10 {
-			a, failed := engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "other"})
-			if err == nil && failed == nil {
-				failed = engine.Free(a, false)
-			}
-			if err == nil {
-				err = failed
-			}
+			a, err := engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "other"})
+			errs = append(errs, err, engine.Free(a, false))
 		}
-		if err == nil {
-			err = resume(engine, o)
-		}
-		ended <- err
+		errs = append(errs, resume(engine, o))
 	}()
 	select {
-	case err := <-ended:
-		require.NoError(t, err)
-		close(gate)
+	case <-ended:
 	case <-time.After(time.Minute):
-		close(gate)
-		t.Fatal("an allocation waits for a file to be removed")
+		t.Error("an allocation waits for a file to be removed")
 	}
+	close(gate)
+	<-ended
+	require.NoError(t, errors.Join(errs...))
 	engine.Drain()
 	files, err := os.ReadDir(o.DiskDir)
 	require.NoError(t, err)
 	require.Empty(t, files)
-	require.NoError(t, engine.Free(onDisk[1], false))
 }
 
 // Contents whose file is gone are lost; every error says so and names the segment, and the rest goes on.
 func TestLostContents(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	o := vmm.Options{DiskDir: t.TempDir()}
-	other := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "other", Backup: vmm.BackupHost})[0]
-	kept := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "precious"})[0]
-	lost := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "precious", Backup: vmm.BackupDisk})[0]
+	other := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "other", Backup: vmm.BackupHost})
+	kept := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "precious"})
+	lost := malloc(t, engine, vmm.Request{Size: 3 * mib, Tag: "precious", Backup: vmm.BackupDisk})
 	fill(other, 2*mib, 2)
 	require.NoError(t, pause(engine, o))
 	files, err := filepath.Glob(filepath.Join(o.DiskDir, "*"))
@@ -252,7 +235,4 @@ func TestLostContents(t *testing.T) {
 	require.NoError(t, engine.Free(lost, false))
 	require.NoError(t, resume(engine, o))
 	require.False(t, engine.PausedAt(kept))
-	for _, a := range []uintptr{other, kept} {
-		require.NoError(t, engine.Free(a, false))
-	}
 }

@@ -61,6 +61,47 @@ func simulatedWith(t testing.TB, devices int, memory string) (*cudasim.Sim, *cud
 	return sim, driver, engine
 }
 
+// mallocs makes so many allocations. What the test has not freed at its end is freed then.
+func mallocs(t *testing.T, engine *vmm.Engine, count int, r vmm.Request) (addresses []uintptr) {
+	t.Helper()
+	for range count {
+		a, err := engine.Malloc(r)
+		require.NoError(t, err)
+		addresses = append(addresses, a)
+	}
+	t.Cleanup(func() {
+		for _, a := range addresses {
+			if err := engine.Free(a, false); !errors.Is(err, vmm.ErrInvalidAddress) {
+				require.NoError(t, err)
+			}
+		}
+	})
+	return addresses
+}
+
+func malloc(t *testing.T, engine *vmm.Engine, r vmm.Request) uintptr {
+	t.Helper()
+	return mallocs(t, engine, 1, r)[0]
+}
+
+func frees(t *testing.T, engine *vmm.Engine, addresses ...uintptr) {
+	t.Helper()
+	for _, a := range addresses {
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
+// at makes every call of a name ask f first, until the end of what it returns.
+func at(call string, f func() error) (end func()) {
+	failpoint.Set(func(made string) error {
+		if made == call {
+			return f()
+		}
+		return nil
+	})
+	return func() { failpoint.Set(nil) }
+}
+
 func pause(e *vmm.Engine, o vmm.Options) error {
 	_, err := e.Pause(o)
 	return err
@@ -71,6 +112,12 @@ func resume(e *vmm.Engine, o vmm.Options) error {
 	return err
 }
 
+func cycle(t *testing.T, e *vmm.Engine, o vmm.Options) {
+	t.Helper()
+	require.NoError(t, pause(e, o))
+	require.NoError(t, resume(e, o))
+}
+
 // simulated device memory can be read and written where it is mapped.
 func bytesAt(address uintptr, size int) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&address))), size)
@@ -78,26 +125,36 @@ func bytesAt(address uintptr, size int) []byte {
 
 func fill(address uintptr, size int, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 0))
-	words := bytesAt(address, size)
-	for i := 0; i+8 <= size; i += 512 {
-		v := random.Uint64()
-		for b := range 8 {
-			words[i+b] = byte(v >> (8 * b))
-		}
+	for at := uintptr(0); at+8 <= uintptr(size); at += 512 {
+		*wordAt(address + at) = random.Uint64()
 	}
 }
 
 func requireFilled(t *testing.T, address uintptr, size int, seed uint64) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 0))
-	words := bytesAt(address, size)
-	for i := 0; i+8 <= size; i += 512 {
-		v := random.Uint64()
-		for b := range 8 {
-			if words[i+b] != byte(v>>(8*b)) {
-				t.Fatalf("contents of %#x differ at byte %d", address, i+b)
-			}
+	for at := uintptr(0); at+8 <= uintptr(size); at += 512 {
+		if *wordAt(address + at) != random.Uint64() {
+			t.Fatalf("contents of %#x differ at byte %d", address, at)
 		}
+	}
+}
+
+// filled makes so many allocations, each with contents by its place.
+func filled(t *testing.T, engine *vmm.Engine, count int, r vmm.Request) []uintptr {
+	t.Helper()
+	all := mallocs(t, engine, count, r)
+	for i, a := range all {
+		fill(a, int(r.Size), uint64(i))
+	}
+	return all
+}
+
+// requireAll checks allocations of filled.
+func requireAll(t *testing.T, all []uintptr, size int) {
+	t.Helper()
+	for i, a := range all {
+		requireFilled(t, a, size, uint64(i))
 	}
 }
 
@@ -108,8 +165,7 @@ func TestAddressesAndContentsReturn(t *testing.T) {
 	sizes := []uint64{1, 511, 2 * mib, 2*mib + 1, 20 * mib, 300}
 	var addresses []uintptr
 	for i, size := range sizes {
-		a, err := engine.Malloc(vmm.Request{Size: size, Device: i % 2, Tag: "t", Backup: vmm.BackupHost})
-		require.NoError(t, err)
+		a := malloc(t, engine, vmm.Request{Size: size, Device: i % 2, Tag: "t", Backup: vmm.BackupHost})
 		fill(a, int(size), uint64(i))
 		addresses = append(addresses, a)
 	}
@@ -121,18 +177,16 @@ func TestAddressesAndContentsReturn(t *testing.T) {
 			requireFilled(t, a, int(sizes[i]), uint64(i))
 		}
 	}
+	frees(t, engine, addresses...)
 	for _, a := range addresses {
-		require.NoError(t, engine.Free(a, false))
 		require.ErrorIs(t, engine.Free(a, false), vmm.ErrInvalidAddress)
 	}
 }
 
 func TestStatsAddUp(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	a, err := engine.Malloc(vmm.Request{Size: 3 * mib, Tag: "a", Backup: vmm.BackupHost})
-	require.NoError(t, err)
-	b, err := engine.Malloc(vmm.Request{Size: 1 * mib, Tag: "b"})
-	require.NoError(t, err)
+	malloc(t, engine, vmm.Request{Size: 3 * mib, Tag: "a", Backup: vmm.BackupHost})
+	malloc(t, engine, vmm.Request{Size: 1 * mib, Tag: "b"})
 	require.NoError(t, pause(engine, name("a")))
 	held, err := engine.Stats()
 	require.NoError(t, err)
@@ -154,8 +208,6 @@ func TestStatsAddUp(t *testing.T) {
 	_, err = engine.Pause(vmm.Options{Tags: []string{"a"}, Discard: true})
 	require.NoError(t, err)
 	require.Equal(t, [2][2]uint64{{4 * mib, 0}, {0, 2 * mib}}, withoutContents(t, engine))
-	require.NoError(t, engine.Free(a, false))
-	require.NoError(t, engine.Free(b, false))
 }
 
 // withoutContents returns, for each tag, what is paused without contents and what a pause would free without contents.
@@ -175,18 +227,14 @@ func TestThreadContextIsLeftAlone(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	require.NoError(t, driver.CtxSetCurrent(0))
 	// A thread without a context gets the device's, as a runtime call would give it.
-	a, err := engine.Malloc(vmm.Request{Size: mib, Device: 1, Tag: "t"})
-	require.NoError(t, err)
+	a := malloc(t, engine, vmm.Request{Size: mib, Device: 1, Tag: "t"})
 	mine, err := driver.CtxGetCurrent()
 	require.NoError(t, err)
 	require.NotZero(t, mine)
 	// With one it is left alone, whatever device the work is on.
-	b, err := engine.Malloc(vmm.Request{Size: mib, Device: 0, Tag: "t", Backup: vmm.BackupHost})
-	require.NoError(t, err)
-	require.NoError(t, pause(engine, vmm.Options{}))
-	require.NoError(t, resume(engine, vmm.Options{}))
-	require.NoError(t, engine.Free(b, false))
-	require.NoError(t, engine.Free(a, false))
+	b := malloc(t, engine, vmm.Request{Size: mib, Device: 0, Tag: "t", Backup: vmm.BackupHost})
+	cycle(t, engine, vmm.Options{})
+	frees(t, engine, b, a)
 	now, err := driver.CtxGetCurrent()
 	require.NoError(t, err)
 	require.Equal(t, mine, now)
@@ -200,17 +248,14 @@ func TestEveryStepFails(t *testing.T) {
 		"cuMemRelease", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuCtxPopCurrent"}
 	sim, _, engine := simulated(t, 2)
 	var addresses []uintptr
-	for i := range 6 {
-		a, err := engine.Malloc(vmm.Request{Size: 3 * mib, Device: i % 2, Tag: "t", Backup: vmm.BackupHost})
-		require.NoError(t, err)
-		fill(a, 3*mib, uint64(i))
-		addresses = append(addresses, a)
+	for device := range 2 {
+		r := vmm.Request{Size: 3 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost}
+		addresses = append(addresses, filled(t, engine, 3, r)...)
 	}
 	intact := func() {
 		t.Helper()
-		for i, a := range addresses {
-			requireFilled(t, a, 3*mib, uint64(i))
-		}
+		requireAll(t, addresses[:3], 3*mib)
+		requireAll(t, addresses[3:], 3*mib)
 	}
 	points := 0
 	for _, operation := range []func(*vmm.Engine, vmm.Options) error{pause, resume} {
@@ -254,15 +299,11 @@ func TestEveryStepFails(t *testing.T) {
 	}
 	t.Logf("%d failure points", points)
 	require.Greater(t, points, 60)
-	for _, a := range addresses {
-		require.NoError(t, engine.Free(a, false))
-	}
 }
 
 func TestDeferredFrees(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
-	a, err := engine.Malloc(vmm.Request{Size: mib, Tag: "t", Capturing: true})
-	require.NoError(t, err)
+	a := malloc(t, engine, vmm.Request{Size: mib, Tag: "t", Capturing: true})
 	require.NoError(t, engine.Free(a, true))
 	require.ErrorIs(t, engine.Free(a, true), vmm.ErrInvalidAddress)
 	require.Equal(t, uint64(1), sim.Stat("handles"))
@@ -275,12 +316,9 @@ func TestDeferredFrees(t *testing.T) {
 	require.Zero(t, sim.Stat("handles"))
 
 	// Memory short: what waits is freed before giving up.
-	a, err = engine.Malloc(vmm.Request{Size: 1000 * mib, Tag: "t"})
-	require.NoError(t, err)
+	a = malloc(t, engine, vmm.Request{Size: 1000 * mib, Tag: "t"})
 	require.NoError(t, engine.Free(a, true))
-	b, err := engine.Malloc(vmm.Request{Size: 1000 * mib, Tag: "t"})
-	require.NoError(t, err)
-	require.NoError(t, engine.Free(b, false))
+	malloc(t, engine, vmm.Request{Size: 1000 * mib, Tag: "t"})
 }
 
 func TestManyThreads(t *testing.T) {
@@ -350,23 +388,21 @@ func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 	}
 	var addresses []uintptr
 	for i := range 3 {
-		a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: i < 2})
-		require.NoError(t, err)
+		a := malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: i < 2})
 		fill(a, size, uint64(i))
 		addresses = append(addresses, a)
 	}
 	require.Equal(t, uint64(3*size), pause())
 	require.Equal(t, uint64(size), pause(), "unchanged blocks were copied")
 	// The last byte of a block, two neighbouring blocks, and the last block.
-	writeAt(addresses[0]+2*mib-1, 1)
-	writeAt(addresses[1]+4*mib, 1)
-	writeAt(addresses[1]+6*mib, 1)
-	writeAt(addresses[1]+size-1, 1)
+	written := []uintptr{addresses[0] + 2*mib - 1, addresses[1] + 4*mib, addresses[1] + 6*mib, addresses[1] + size - 1}
+	for _, a := range written {
+		writeAt(a, 1)
+	}
 	require.Equal(t, uint64(size+4*2*mib), pause())
-	require.Equal(t, byte(1), bytesAt(addresses[0]+2*mib-1, 1)[0])
-	require.Equal(t, byte(1), bytesAt(addresses[1]+4*mib, 1)[0])
-	require.Equal(t, byte(1), bytesAt(addresses[1]+6*mib, 1)[0])
-	require.Equal(t, byte(1), bytesAt(addresses[1]+size-1, 1)[0])
+	for _, a := range written {
+		require.Equal(t, byte(1), bytesAt(a, 1)[0])
+	}
 	for i, a := range addresses { // two of the four bytes go back to what they were
 		fill(a, size, uint64(i))
 	}
@@ -374,10 +410,7 @@ func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 	// Trimming gives up the copies, so everything is copied again.
 	engine.Trim()
 	require.Equal(t, uint64(3*size), pause())
-	for i, a := range addresses {
-		requireFilled(t, a, size, uint64(i))
-		require.NoError(t, engine.Free(a, false))
-	}
+	requireAll(t, addresses, size)
 }
 
 // A discarding pause copies nothing, gives up what is kept, and leaves memory that is already paused as it is.
@@ -397,8 +430,7 @@ func TestDiscard(t *testing.T) {
 	for i, r := range []vmm.Request{{}, {Backup: vmm.BackupHost}, {Backup: vmm.BackupHost, Incremental: true},
 		{Backup: vmm.BackupDisk}, {Backup: vmm.BackupPeer, Target: -1}} {
 		r.Size, r.Tag = size, "t"
-		a, err := engine.Malloc(r)
-		require.NoError(t, err)
+		a := malloc(t, engine, r)
 		fill(a, size, uint64(i))
 		all = append(all, a)
 	}
@@ -425,64 +457,50 @@ func TestDiscard(t *testing.T) {
 	o.Discard = true
 	require.NoError(t, pause(engine, o)) // of what is paused: nothing
 	require.NoError(t, resume(engine, name("t")))
-	for i, a := range all {
-		if i > 0 {
-			requireFilled(t, a, size, uint64(10+i))
+	kept := func() {
+		t.Helper()
+		for i, a := range all[1:] {
+			requireFilled(t, a, size, uint64(11+i))
 		}
 	}
+	kept()
 
 	// When it fails, everything is as before; what is kept of the incremental one counts as changed.
 	sim.Fail("cuMemUnmap", 2, 999)
 	require.Error(t, pause(engine, o))
-	for i, a := range all {
-		if i > 0 {
-			requireFilled(t, a, size, uint64(10+i))
-		}
-	}
+	kept()
 	o.Discard = false
-	require.NoError(t, pause(engine, o))
-	require.NoError(t, resume(engine, name("t")))
-	for i, a := range all {
-		if i > 0 {
-			requireFilled(t, a, size, uint64(10+i))
-		}
-		require.NoError(t, engine.Free(a, false))
-	}
+	cycle(t, engine, o)
+	kept()
 }
 
 // A pause that fails half way may have overwritten part of the kept copy, so the next one copies everything.
 func TestIncrementalAfterAFailedPause(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	const size = 8 * mib
-	a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
-	require.NoError(t, err)
+	a := malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
 	for round, call := range []string{"cuMemcpyDtoHAsync_v2", "cuMemUnmap", "cuLaunchKernel", "cuMemRelease"} {
 		fill(a, size, uint64(round))
-		require.NoError(t, pause(engine, name("t")))
-		require.NoError(t, resume(engine, name("t")))
+		cycle(t, engine, name("t"))
 		fill(a, size, uint64(100+round))
 		sim.Fail(call, 1, 999)
 		require.Error(t, pause(engine, name("t")), call)
 		require.NoError(t, resume(engine, name("t")))
 		requireFilled(t, a, size, uint64(100+round))
-		require.NoError(t, pause(engine, name("t")))
-		require.NoError(t, resume(engine, name("t")))
+		cycle(t, engine, name("t"))
 		requireFilled(t, a, size, uint64(100+round))
 	}
-	require.NoError(t, engine.Free(a, false))
 }
 
 func TestIncrementalOnADriverThatCannotHash(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	var notes []string
 	engine.Warn(func(line string) { notes = append(notes, line) })
-	a, err := engine.Malloc(vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
-	require.NoError(t, err)
+	a := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
 	fill(a, 4*mib, 1)
 	for range 2 {
 		sim.Fail("cuLaunchKernel", 1, int(cuda.NotSupported))
-		require.NoError(t, pause(engine, name("t")))
-		require.NoError(t, resume(engine, name("t")))
+		cycle(t, engine, name("t"))
 		requireFilled(t, a, 4*mib, 1)
 	}
 	require.Len(t, notes, 1)
@@ -490,7 +508,6 @@ func TestIncrementalOnADriverThatCannotHash(t *testing.T) {
 	o.Verify = true
 	sim.Fail("cuLaunchKernel", 1, int(cuda.NotSupported))
 	require.ErrorIs(t, pause(engine, o), cuda.NotSupported, "a check that cannot be made is no success")
-	require.NoError(t, engine.Free(a, false))
 }
 
 func TestVerifyNamesTheBlock(t *testing.T) {
@@ -498,8 +515,7 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 	const size = 8 * mib
 	o := name("t")
 	o.Verify = true
-	a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
-	require.NoError(t, err)
+	a := malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	fill(a, size, 1)
 	require.NoError(t, pause(engine, o))
 	copy, err := engine.BackupPointer(a, size)
@@ -514,17 +530,13 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 	writeAt(copy+5*mib, ^bytesAt(copy+5*mib, 1)[0])
 	require.NoError(t, resume(engine, o))
 	requireFilled(t, a, size, 1)
-	require.NoError(t, engine.Free(a, false))
 }
 
 // Progress can be read while a transition runs, and is forgotten afterwards.
 func TestProgressInStats(t *testing.T) {
 	_, _, engine := simulated(t, 2)
-	var addresses []uintptr
 	for device := range 2 {
-		a, err := engine.Malloc(vmm.Request{Size: 64 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost})
-		require.NoError(t, err)
-		addresses = append(addresses, a)
+		malloc(t, engine, vmm.Request{Size: 64 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost})
 	}
 	seen := map[int]uint64{}
 	o := name("t")
@@ -544,27 +556,17 @@ func TestProgressInStats(t *testing.T) {
 	}
 	require.NoError(t, resume(engine, o))
 	require.Equal(t, map[int]uint64{0: 0, 1: 0}, seen)
-	for _, a := range addresses {
-		require.NoError(t, engine.Free(a, false))
-	}
 }
 
 // A process that locks its memory (mlockall) learns which limit it has met.
 func TestLockedMemoryIsLimited(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	a := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	fill(a, 4*mib, 1)
-	failpoint.Set(func(call string) error {
-		if call == "mmap" {
-			return unix.EAGAIN
-		}
-		return nil
-	})
-	defer failpoint.Set(nil)
+	end := at("mmap", func() error { return unix.EAGAIN })
+	defer end()
 	require.ErrorContains(t, pause(engine, name("t")), "raise ulimit -l")
-	failpoint.Set(nil)
-	require.NoError(t, pause(engine, name("t")))
-	require.NoError(t, resume(engine, name("t")))
+	end()
+	cycle(t, engine, name("t"))
 	requireFilled(t, a, 4*mib, 1)
-	require.NoError(t, engine.Free(a, false))
 }

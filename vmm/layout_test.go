@@ -18,17 +18,6 @@ func shared(tag string) vmm.Options {
 	return o
 }
 
-func mallocs(t *testing.T, engine *vmm.Engine, count int, r vmm.Request) []uintptr {
-	t.Helper()
-	var addresses []uintptr
-	for range count {
-		a, err := engine.Malloc(r)
-		require.NoError(t, err)
-		addresses = append(addresses, a)
-	}
-	return addresses
-}
-
 func tagStats(t *testing.T, engine *vmm.Engine, tag string) stats.Tag {
 	t.Helper()
 	held, err := engine.Stats()
@@ -47,10 +36,10 @@ func tagStats(t *testing.T, engine *vmm.Engine, tag string) stats.Tag {
 func TestResumeSharesExtents(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	// Two tags by turns: neighbours still belong to one tag.
-	var mine, others []uintptr
+	var mine []uintptr
 	for i := range 20 {
-		mine = append(mine, mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "mine", Backup: vmm.BackupHost})...)
-		others = append(others, mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "others"})...)
+		mine = append(mine, malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "mine", Backup: vmm.BackupHost}))
+		malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "others"})
 		fill(mine[i], 4*mib, uint64(i))
 	}
 	require.Equal(t, uint64(40), sim.Stat("handles"))
@@ -59,9 +48,7 @@ func TestResumeSharesExtents(t *testing.T) {
 		require.Equal(t, uint64(20), sim.Stat("handles"))
 		require.NoError(t, resume(engine, shared("mine")))
 		require.Equal(t, uint64(20+5), sim.Stat("handles"), "4 segments of 4 MiB make an extent")
-		for i, a := range mine {
-			requireFilled(t, a, 4*mib, uint64(i))
-		}
+		requireAll(t, mine, 4*mib)
 	}
 	// Every second one goes: the memory stays with its neighbours, and serves the next of the size.
 	for i := 0; i < 20; i += 2 {
@@ -70,9 +57,9 @@ func TestResumeSharesExtents(t *testing.T) {
 	}
 	require.Equal(t, uint64(40*mib), tagStats(t, engine, "mine").SlackBytes)
 	creates := sim.Stat("calls:cuMemCreate")
-	again := mallocs(t, engine, 1, vmm.Request{Size: 4*mib - 5, Tag: "mine", Backup: vmm.BackupHost})
+	again := malloc(t, engine, vmm.Request{Size: 4*mib - 5, Tag: "mine", Backup: vmm.BackupHost})
 	require.Equal(t, creates, sim.Stat("calls:cuMemCreate"))
-	fill(again[0], 4*mib-5, 100)
+	fill(again, 4*mib-5, 100)
 	require.Equal(t, uint64(36*mib+5), tagStats(t, engine, "mine").SlackBytes)
 	for i := 1; i < 20; i += 2 {
 		requireFilled(t, mine[i], 4*mib, uint64(i))
@@ -82,29 +69,22 @@ func TestResumeSharesExtents(t *testing.T) {
 	require.Equal(t, uint64(40*mib), sim.Stat("handle_bytes"))
 	require.NoError(t, resume(engine, shared("mine")))
 	require.Equal(t, uint64(40*mib+44*mib), sim.Stat("handle_bytes"))
-	requireFilled(t, again[0], 4*mib-5, 100)
+	requireFilled(t, again, 4*mib-5, 100)
 	for i := 1; i < 20; i += 2 {
 		requireFilled(t, mine[i], 4*mib, uint64(i))
 		require.NoError(t, engine.Free(mine[i], false))
 	}
-	require.NoError(t, engine.Free(again[0], false))
+	require.NoError(t, engine.Free(again, false))
 	require.Equal(t, uint64(40*mib), sim.Stat("handle_bytes"))
-	for _, a := range others {
-		require.NoError(t, engine.Free(a, false))
-	}
 }
 
 // Slack serves only its tag, with whatever size fits into it, and is no free memory: a request that does not fit is
 // refused with a text that names the slack, and nothing live is touched for it.
 func TestSlack(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
-	all := mallocs(t, engine, 128, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
-	for i, a := range all {
-		fill(a, 4*mib, uint64(i))
-	}
-	require.NoError(t, pause(engine, shared("t")))
-	require.NoError(t, resume(engine, shared("t"))) // in extents of 16 MiB
-	filler := mallocs(t, engine, 1, vmm.Request{Size: 500 * mib, Tag: "filler"})[0]
+	all := filled(t, engine, 128, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
+	cycle(t, engine, shared("t")) // in extents of 16 MiB
+	malloc(t, engine, vmm.Request{Size: 500 * mib, Tag: "filler"})
 	for i, a := range all {
 		if i%4 != 1 {
 			require.NoError(t, engine.Free(a, false))
@@ -122,7 +102,7 @@ func TestSlack(t *testing.T) {
 	sizes := []uint64{8 * mib, 6 * mib, 2 * mib, 4 * mib, 100}
 	var served []uintptr
 	for i, size := range sizes {
-		served = append(served, mallocs(t, engine, 1, vmm.Request{Size: size, Tag: "t"})...)
+		served = append(served, malloc(t, engine, vmm.Request{Size: size, Tag: "t"}))
 		fill(served[i], int(size), uint64(1000+i))
 	}
 	require.Equal(t, made, sim.Stat("calls:cuMemCreate"))
@@ -141,29 +121,22 @@ func TestSlack(t *testing.T) {
 		require.NoError(t, engine.Free(a, false))
 	}
 	require.NoError(t, pause(engine, shared("t"))) // which leaves it behind
-	big := mallocs(t, engine, 1, vmm.Request{Size: 200 * mib, Tag: "big"})[0]
+	malloc(t, engine, vmm.Request{Size: 200 * mib, Tag: "big"})
 	require.NoError(t, resume(engine, shared("t")))
 	require.Zero(t, tagStats(t, engine, "t").SlackBytes)
 	kept()
-	for i := 1; i < 128; i += 4 {
-		require.NoError(t, engine.Free(all[i], false))
-	}
-	require.NoError(t, engine.Free(big, false))
-	require.NoError(t, engine.Free(filler, false))
-	require.Zero(t, sim.Stat("handle_bytes"))
 }
 
 func TestSmallAllocationsShareGranules(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	const count = 10000
-	addresses := mallocs(t, engine, count, vmm.Request{Size: 4096, Tag: "small", Backup: vmm.BackupHost})
+	addresses := filled(t, engine, count, vmm.Request{Size: 4096, Tag: "small", Backup: vmm.BackupHost})
 	require.LessOrEqual(t, sim.Stat("handle_bytes"), uint64(44*mib))
 	seen := map[uintptr]bool{}
-	for i, a := range addresses {
+	for _, a := range addresses {
 		require.Zero(t, a%512)
 		require.False(t, seen[a])
 		seen[a] = true
-		fill(a, 4096, uint64(i))
 	}
 	ts := tagStats(t, engine, "small")
 	require.Equal(t, count, ts.Segments)
@@ -196,23 +169,19 @@ func TestSmallAllocationsShareGranules(t *testing.T) {
 // Policies and tags do not share granules, because memory is paused, and contents are kept, by the granule.
 func TestSmallAllocationsOfOneKindOnly(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
-	var all []uintptr
 	for _, r := range []vmm.Request{
 		{Size: 512, Tag: "a"}, {Size: 512, Tag: "b"}, {Size: 512, Tag: "a", Backup: vmm.BackupHost},
 		{Size: 512, Tag: "a", Backup: vmm.BackupHost, Incremental: true},
 	} {
-		all = append(all, mallocs(t, engine, 2, r)...)
+		mallocs(t, engine, 2, r)
 	}
 	require.Equal(t, uint64(4), sim.Stat("handles"))
-	for _, a := range all {
-		require.NoError(t, engine.Free(a, false))
-	}
 }
 
 // Unmapped memory is gone, so a release that the driver then refuses is no error of the free, and is made later.
 func TestFreeReleasesLater(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
-	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	a := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	sim.Fail("cuMemRelease", 1, 999)
 	sim.Fail("cuMemRelease", 2, 999)
 	require.NoError(t, engine.Free(a, false))
@@ -240,8 +209,7 @@ func TestSmallFreeFails(t *testing.T) {
 			require.ErrorIs(t, err, cuda.Unknown)
 			require.Equal(t, 0, engine.DeviceOf(a))
 			requireFilled(t, a, 512, uint64(i))
-			require.NoError(t, pause(engine, name("t")))
-			require.NoError(t, resume(engine, name("t")))
+			cycle(t, engine, name("t"))
 			requireFilled(t, a, 512, uint64(i))
 		}
 		_ = engine.Free(a, false)
@@ -276,8 +244,7 @@ func TestSmallSizesByChance(t *testing.T) {
 		fill(a, size, uint64(step))
 		all = append(all, live{a, size, uint64(step)})
 		if step%4000 == 3999 {
-			require.NoError(t, pause(engine, shared("t")))
-			require.NoError(t, resume(engine, shared("t")))
+			cycle(t, engine, shared("t"))
 		}
 	}
 	var bytes uint64
@@ -296,26 +263,23 @@ func TestSmallSizesByChance(t *testing.T) {
 
 func TestPoison(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	lost := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "t"})[0]
-	kept := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	lost := malloc(t, engine, vmm.Request{Size: 3 * mib, Tag: "t"})
+	kept := malloc(t, engine, vmm.Request{Size: 3 * mib, Tag: "t", Backup: vmm.BackupHost})
 	fill(lost, 3*mib, 1)
 	fill(kept, 3*mib, 2)
 	o := shared("t")
 	o.Poison = true
-	require.NoError(t, pause(engine, o))
-	require.NoError(t, resume(engine, o))
+	cycle(t, engine, o)
 	requireFilled(t, kept, 3*mib, 2)
 	for _, at := range []uintptr{0, mib, 3*mib - 4} {
 		require.Equal(t, []byte{0xff, 0x7f, 0xff, 0x7f}, bytesAt(lost+at, 4))
 	}
-	require.NoError(t, engine.Free(lost, false))
-	require.NoError(t, engine.Free(kept, false))
 }
 
 func TestStatsNameWhatHoldsMemory(t *testing.T) {
 	_, driver, engine := simulated(t, 2)
-	a := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "a", Backup: vmm.BackupPeer, Target: 1})[0]
-	b := mallocs(t, engine, 1, vmm.Request{Size: 5 * mib, Device: 1, Tag: "b"})[0]
+	malloc(t, engine, vmm.Request{Size: 3 * mib, Tag: "a", Backup: vmm.BackupPeer, Target: 1})
+	malloc(t, engine, vmm.Request{Size: 5 * mib, Device: 1, Tag: "b"})
 	other, err := driver.MemCreate(8*mib, 1)
 	require.NoError(t, err)
 	engine.NotePool(1, 1*mib)
@@ -338,8 +302,6 @@ func TestStatsNameWhatHoldsMemory(t *testing.T) {
 	require.Zero(t, stats.Devices[1].BackupBytes)
 	require.Equal(t, uint64(3*mib), stats.Devices[0].LiveBytes)
 	require.NoError(t, driver.MemRelease(other))
-	require.NoError(t, engine.Free(a, false))
-	require.NoError(t, engine.Free(b, false))
 }
 
 // Once for a pause, and once for a resume.
@@ -347,8 +309,8 @@ func TestUnknownTagIsToldOnce(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	var told []string
 	engine.Warn(func(line string) { told = append(told, line) })
-	a := mallocs(t, engine, 1, vmm.Request{Size: mib, Tag: "weights"})[0]
-	b := mallocs(t, engine, 1, vmm.Request{Size: mib, Tag: "cache"})[0]
+	a := malloc(t, engine, vmm.Request{Size: mib, Tag: "weights"})
+	b := malloc(t, engine, vmm.Request{Size: mib, Tag: "cache"})
 	for range 2 {
 		both := vmm.Options{Tags: []string{"cache", "wieghts"}}
 		require.NoError(t, pause(engine, both))
@@ -356,15 +318,12 @@ func TestUnknownTagIsToldOnce(t *testing.T) {
 		require.NoError(t, resume(engine, both))
 		require.NoError(t, pause(engine, vmm.Options{Tags: []string{}})) // which is not all of them
 		require.False(t, engine.PausedAt(a))
-		require.NoError(t, pause(engine, name("weights")))
-		require.NoError(t, resume(engine, name("weights")))
-		require.NoError(t, pause(engine, vmm.Options{}))
-		require.NoError(t, resume(engine, vmm.Options{}))
+		cycle(t, engine, name("weights"))
+		cycle(t, engine, vmm.Options{})
 	}
 	require.Equal(t, []string{`pause: nothing was ever allocated with tag "wieghts"; tags so far: "cache", "weights"`,
 		`resume: nothing was ever allocated with tag "wieghts"; tags so far: "cache", "weights"`}, told)
-	require.NoError(t, engine.Free(a, false))
-	require.NoError(t, engine.Free(b, false))
+	frees(t, engine, a, b)
 	require.NoError(t, pause(engine, name("weights"))) // it was used
 	require.Len(t, told, 2)
 }

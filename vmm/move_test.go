@@ -15,18 +15,19 @@ import (
 )
 
 // kept returns what the tag "t" has in host memory, and what in files.
-func kept(t *testing.T, e *vmm.Engine) (host, disk uint64) {
+func kept(t *testing.T, e *vmm.Engine) (hostAndDisk [2]uint64) {
 	t.Helper()
 	stats, err := e.Stats()
 	require.NoError(t, err)
 	for _, d := range stats.Devices {
 		for _, tag := range d.Tags {
 			require.Equal(t, "t", tag.Tag)
-			host, disk = host+tag.HostBytes, disk+tag.DiskBytes
+			hostAndDisk[0] += tag.HostBytes
+			hostAndDisk[1] += tag.DiskBytes
 			require.LessOrEqual(t, tag.HostBytes+tag.DiskBytes, tag.BackupBytes)
 		}
 	}
-	return host, disk
+	return hostAndDisk
 }
 
 func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
@@ -34,13 +35,11 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 	var addresses []uintptr
 	sizes := []uint64{2 * mib, 300, 20 * mib, 4 * mib}
 	for i, size := range sizes {
-		a, err := engine.Malloc(vmm.Request{Size: size, Device: i % 2, Tag: "t", Backup: vmm.BackupHost})
-		require.NoError(t, err)
+		a := malloc(t, engine, vmm.Request{Size: size, Device: i % 2, Tag: "t", Backup: vmm.BackupHost})
 		fill(a, int(size), uint64(i))
 		addresses = append(addresses, a)
 	}
-	filed, err := engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupDisk})
-	require.NoError(t, err)
+	filed := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupDisk})
 	fill(filed, 2*mib, 99)
 	o := name("t")
 	o.DiskDir = t.TempDir()
@@ -58,13 +57,11 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 		for range 2 {
 			move(vmm.BackupDisk, 28*mib)
 			move(vmm.BackupDisk, 0)
-			host, files := kept(t, engine)
-			require.Equal(t, [2]uint64{0, 30 * mib}, [2]uint64{host, files})
+			require.Equal(t, [2]uint64{0, 30 * mib}, kept(t, engine))
 			require.Zero(t, sim.Stat("registered_bytes"), "host memory is back when it returns")
 			move(vmm.BackupHost, 28*mib)
 			move(vmm.BackupHost, 0)
-			host, files = kept(t, engine)
-			require.Equal(t, [2]uint64{28 * mib, 2 * mib}, [2]uint64{host, files}, "what is to be on disk stays there")
+			require.Equal(t, [2]uint64{28 * mib, 2 * mib}, kept(t, engine), "what is to be on disk stays there")
 			require.Equal(t, registered, sim.Stat("registered_bytes"))
 			require.Equal(t, handles, sim.Stat("handles"), "all stays paused")
 		}
@@ -79,92 +76,67 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, files)
 	}
-	for _, a := range append(addresses, filed) {
-		require.NoError(t, engine.Free(a, false))
-	}
 }
 
 // Contents that have no host memory yet go to files without taking any, except for staging.
 func TestAPauseToDisk(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	defer failpoint.Set(nil)
-	var addresses []uintptr
 	const size = 96 * mib // all of it more than the staging buffers
-	for i := range 4 {
-		a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: i == 3})
-		require.NoError(t, err)
+	addresses := mallocs(t, engine, 3, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	addresses = append(addresses,
+		malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: true}))
+	for i, a := range addresses {
 		fill(a, size, uint64(i))
-		addresses = append(addresses, a)
 	}
 	o := name("t")
 	o.DiskDir, o.ToDisk = t.TempDir(), true
 	for range 2 {
 		var most atomic.Uint64
-		failpoint.Set(func(call string) error {
-			if call == "pwrite" {
-				for now := sim.Stat("registered_bytes"); now > most.Load(); {
-					most.Store(now)
-				}
+		end := at("pwrite", func() error {
+			for now := sim.Stat("registered_bytes"); now > most.Load(); {
+				most.Store(now)
 			}
 			return nil
 		})
 		require.NoError(t, pause(engine, o))
-		failpoint.Set(nil)
+		end()
 		require.Positive(t, most.Load())
 		require.Less(t, most.Load(), uint64(4*size))
-		host, files := kept(t, engine)
-		require.Equal(t, [2]uint64{0, 4 * size}, [2]uint64{host, files})
+		require.Equal(t, [2]uint64{0, 4 * size}, kept(t, engine))
 		require.Zero(t, withoutContents(t, engine)[0][0])
 		require.NoError(t, resume(engine, o))
-		for i, a := range addresses {
-			requireFilled(t, a, size, uint64(i))
-		}
+		requireAll(t, addresses, size)
 	}
 	// Contents that already have host memory are saved there.
 	require.NoError(t, engine.Prepare(o.Tags)())
 	require.NoError(t, pause(engine, o))
-	host, files := kept(t, engine)
-	require.Equal(t, [2]uint64{4 * size, 0}, [2]uint64{host, files})
+	require.Equal(t, [2]uint64{4 * size, 0}, kept(t, engine))
 	require.NoError(t, resume(engine, o))
-	for i, a := range addresses {
-		requireFilled(t, a, size, uint64(i))
-		require.NoError(t, engine.Free(a, false))
-	}
+	requireAll(t, addresses, size)
 }
 
 func TestAMoveThatFailsChangesNothing(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	defer failpoint.Set(nil)
-	var addresses []uintptr
-	for i := range 3 {
-		a, err := engine.Malloc(vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
-		require.NoError(t, err)
-		fill(a, 4*mib, uint64(i))
-		addresses = append(addresses, a)
-	}
+	addresses := filled(t, engine, 3, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	o := name("t")
 	o.DiskDir = t.TempDir()
 	require.NoError(t, pause(engine, o))
-	failing := func(call string, at int, to vmm.BackupKind) {
+	failing := func(call string, nth int64, to vmm.BackupKind) {
 		t.Helper()
-		var mu sync.Mutex
-		failpoint.Set(func(name string) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if name == call {
-				if at--; at == 0 {
-					return unix.EIO
-				}
+		var calls atomic.Int64
+		end := at(call, func() error {
+			if calls.Add(1) == nth {
+				return unix.EIO
 			}
 			return nil
 		})
-		before := [2]uint64{}
-		before[0], before[1] = kept(t, engine)
+		before := kept(t, engine)
 		_, err := engine.Move(o, to)
-		failpoint.Set(nil)
+		end()
 		require.Error(t, err, call)
-		host, files := kept(t, engine)
-		require.Equal(t, before, [2]uint64{host, files})
+		require.Equal(t, before, kept(t, engine))
 	}
 	for _, call := range []string{"open", "fallocate", "pwrite"} {
 		failing(call, 3, vmm.BackupDisk)
@@ -181,10 +153,7 @@ func TestAMoveThatFailsChangesNothing(t *testing.T) {
 	_, err = engine.Move(o, vmm.BackupPeer)
 	require.ErrorContains(t, err, "host memory or to disk")
 	require.NoError(t, resume(engine, o))
-	for i, a := range addresses {
-		requireFilled(t, a, 4*mib, uint64(i))
-		require.NoError(t, engine.Free(a, false))
-	}
+	requireAll(t, addresses, 4*mib)
 }
 
 // Frees and queries during a move wait or go on; nothing of the others is lost.
@@ -193,13 +162,7 @@ func TestMovesBesideFrees(t *testing.T) {
 	o := name("t")
 	o.DiskDir = t.TempDir()
 	for range 10 {
-		var addresses []uintptr
-		for i := range 16 {
-			a, err := engine.Malloc(vmm.Request{Size: mib + 1, Tag: "t", Backup: vmm.BackupHost})
-			require.NoError(t, err)
-			fill(a, mib, uint64(i))
-			addresses = append(addresses, a)
-		}
+		addresses := filled(t, engine, 16, vmm.Request{Size: mib + 1, Tag: "t", Backup: vmm.BackupHost})
 		require.NoError(t, pause(engine, o))
 		var all sync.WaitGroup
 		for _, to := range []vmm.BackupKind{vmm.BackupDisk, vmm.BackupHost} {
@@ -209,9 +172,7 @@ func TestMovesBesideFrees(t *testing.T) {
 			})
 		}
 		all.Go(func() {
-			for _, a := range addresses[:8] {
-				require.NoError(t, engine.Free(a, false))
-			}
+			frees(t, engine, addresses[:8]...)
 		})
 		all.Go(func() {
 			_, err := engine.Stats()
@@ -220,7 +181,7 @@ func TestMovesBesideFrees(t *testing.T) {
 		all.Wait()
 		require.NoError(t, resume(engine, o))
 		for i, a := range addresses[8:] {
-			requireFilled(t, a, mib, uint64(8+i))
+			requireFilled(t, a, mib+1, uint64(8+i))
 			require.NoError(t, engine.Free(a, false))
 		}
 	}

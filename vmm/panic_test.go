@@ -19,8 +19,7 @@ func TestPanicsWithoutTheLock(t *testing.T) {
 	_, driver, engine := simulated(t, 2)
 	engine.Warn(func(string) {})
 	defer failpoint.Set(nil)
-	kept, err := engine.Malloc(vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
-	require.NoError(t, err)
+	kept := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	fill(kept, 4*mib, 1)
 	m := newMapper(t, driver, engine, vmm.Request{Tag: "t", Backup: vmm.BackupHost})
 	handle := m.create(0)
@@ -28,14 +27,9 @@ func TestPanicsWithoutTheLock(t *testing.T) {
 
 	panics := func(call string, operation func() error) {
 		t.Helper()
-		failpoint.Set(func(name string) error {
-			if name == call {
-				panic(call)
-			}
-			return nil
-		})
+		end := at(call, func() error { panic(call) })
 		err := operation()
-		failpoint.Set(nil)
+		end()
 		var panicked *guard.Panic
 		require.ErrorAs(t, err, &panicked, call)
 		require.Equal(t, call, panicked.Value)
@@ -47,7 +41,7 @@ func TestPanicsWithoutTheLock(t *testing.T) {
 		})
 	}
 	panics("cuMemUnmap", func() error { return engine.Free(kept, false) })
-	_, err = driver.DevicePrimaryCtxRetain(1) // it comes into use
+	_, err := driver.DevicePrimaryCtxRetain(1) // it comes into use
 	require.NoError(t, err)
 	panics("cuMemSetAccess", engine.Grant)
 	panics("cuMemSetAccess", func() error { return engine.MemSetAccess(m.at(0), chunk, onDevice0) })

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/failpoint"
 	"tms/internal/hostmemory"
 	"tms/vmm"
 	"tms/vmm/backup"
@@ -19,31 +18,22 @@ import (
 // A Prepare that fails on one device keeps nothing for the others either, and can be made again.
 func TestPrepareAllOrNothing(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
-	var addresses []uintptr
 	for device := range 2 {
-		address, err := engine.Malloc(vmm.Request{Size: 4 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost})
-		require.NoError(t, err)
-		addresses = append(addresses, address)
+		malloc(t, engine, vmm.Request{Size: 4 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost})
 	}
 	registered := 0
-	failpoint.Set(func(call string) error {
-		if call == "cuMemHostRegister_v2" {
-			if registered++; registered == 2 {
-				return cuda.OutOfMemory
-			}
+	defer at("cuMemHostRegister_v2", func() error {
+		if registered++; registered == 2 {
+			return cuda.OutOfMemory
 		}
 		return nil
-	})
-	defer failpoint.Set(nil)
+	})()
 	require.ErrorIs(t, engine.Prepare(nil)(), backup.ErrHostMemory)
 	engine.Drain()
 	require.Equal(t, 2, registered)
 	require.Zero(t, sim.Stat("registered_bytes"))
 	require.NoError(t, engine.Prepare(nil)())
 	require.NotZero(t, sim.Stat("registered_bytes"))
-	for _, a := range addresses {
-		require.NoError(t, engine.Free(a, false))
-	}
 }
 
 // Memory that is freed and reused for something larger while Prepare pins does not count as prepared.
@@ -52,32 +42,27 @@ func TestPrepareBesideFrees(t *testing.T) {
 	r := vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost}
 	a := mallocs(t, engine, 3, r)
 	require.NoError(t, engine.Free(a[1], false)) // it is to be made last: its place in host memory comes last then
-	require.Equal(t, a[1], mallocs(t, engine, 1, r)[0])
-	require.NoError(t, pause(engine, shared("t")))
-	require.NoError(t, resume(engine, shared("t"))) // into one extent
+	require.Equal(t, a[1], malloc(t, engine, r))
+	cycle(t, engine, shared("t")) // into one extent
 	var larger uintptr
-	failpoint.Set(func(call string) error {
-		if call == "cuMemHostRegister_v2" && larger == 0 {
+	end := at("cuMemHostRegister_v2", func() error {
+		if larger == 0 {
 			larger = 1
-			require.NoError(t, engine.Free(a[0], false))
-			require.NoError(t, engine.Free(a[1], false))
+			frees(t, engine, a[0], a[1])
 			r.Size = 4 * mib
-			larger = mallocs(t, engine, 1, r)[0]
+			larger = malloc(t, engine, r)
 		}
 		return nil
 	})
-	defer failpoint.Set(nil)
+	defer end()
 	require.NoError(t, engine.Prepare(nil)())
 	require.Equal(t, a[0], larger, "it is the memory of both")
-	failpoint.Set(nil)
+	end()
 	fill(larger, 4*mib, 1)
 	fill(a[2], 2*mib, 2)
-	require.NoError(t, pause(engine, shared("t")))
-	require.NoError(t, resume(engine, shared("t")))
+	cycle(t, engine, shared("t"))
 	requireFilled(t, larger, 4*mib, 1)
 	requireFilled(t, a[2], 2*mib, 2)
-	require.NoError(t, engine.Free(larger, false))
-	require.NoError(t, engine.Free(a[2], false))
 }
 
 // All devices share the host memory and save side by side: if it does not suffice for all together, the pause is
@@ -91,20 +76,16 @@ func TestHostMemoryOfAllDevices(t *testing.T) {
 	size := available / 4 * 3 &^ (2*mib - 1)
 	var addresses []uintptr
 	for device := range 2 {
-		a, err := engine.Malloc(vmm.Request{Size: size, Device: device, Tag: "t", Backup: vmm.BackupHost})
-		require.NoError(t, err)
+		a := malloc(t, engine, vmm.Request{Size: size, Device: device, Tag: "t", Backup: vmm.BackupHost})
 		fill(a, mib, uint64(device))
 		addresses = append(addresses, a)
 	}
 	var taken atomic.Int64
-	failpoint.Set(func(call string) error {
-		if call == "mmap" {
-			taken.Add(1)
-			return unix.ENOMEM // rather than have the kernel end the test
-		}
-		return nil
+	end := at("mmap", func() error {
+		taken.Add(1)
+		return unix.ENOMEM // rather than have the kernel end the test
 	})
-	defer failpoint.Set(nil)
+	defer end()
 	err := pause(engine, name("t"))
 	require.Zero(t, taken.Load())
 	var short *backup.Shortage
@@ -117,8 +98,7 @@ func TestHostMemoryOfAllDevices(t *testing.T) {
 		require.False(t, engine.PausedAt(a))
 		requireFilled(t, a, mib, uint64(device))
 	}
-	failpoint.Set(nil)
+	end()
 	require.NoError(t, engine.Free(addresses[1], false))
 	require.NoError(t, pause(engine, vmm.Options{Discard: true}))
-	require.NoError(t, engine.Free(addresses[0], false))
 }

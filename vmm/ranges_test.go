@@ -24,7 +24,7 @@ func TestRangesGrowWithUse(t *testing.T) {
 	sim, _, engine := simulatedWith(t, 1, "64G")
 	var small []uintptr
 	for i := range 2000 {
-		small = append(small, mallocs(t, engine, 1, vmm.Request{Size: 512, Tag: fmt.Sprint("small", i)})...)
+		small = append(small, malloc(t, engine, vmm.Request{Size: 512, Tag: fmt.Sprint("small", i)}))
 	}
 	require.Equal(t, uint64(1999*2*mib), width(small))
 	// Five tags by turns: addresses in proportion to what they use, and still side by side.
@@ -32,7 +32,7 @@ func TestRangesGrowWithUse(t *testing.T) {
 	var all []uintptr
 	for i := range 5 * 400 {
 		tag := string(rune('a' + i%5))
-		tags[tag] = append(tags[tag], mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: tag})...)
+		tags[tag] = append(tags[tag], malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: tag}))
 		all = append(all, tags[tag][i/5])
 	}
 	require.Less(t, width(append(small, all...)), uint64(2*(2000+5*400)*2*mib+gib))
@@ -40,18 +40,14 @@ func TestRangesGrowWithUse(t *testing.T) {
 	o := vmm.Options{ExtentBytes: 80 * mib}
 	for tag := range tags {
 		o.Tags = []string{tag}
-		require.NoError(t, pause(engine, o))
-		require.NoError(t, resume(engine, o))
+		cycle(t, engine, o)
 	}
 	// Ranges of 80, 80, 160, 320 and 640 MiB for 800: 10 extents.
 	require.Equal(t, before-5*400+5*10, sim.Stat("handles"))
 	// All of it can be allocated again.
-	for _, a := range append(small, all...) {
-		require.NoError(t, engine.Free(a, false))
-	}
-	whole := mallocs(t, engine, 1, vmm.Request{Size: 60 * gib, Tag: "whole"})
+	frees(t, engine, append(small, all...)...)
+	malloc(t, engine, vmm.Request{Size: 60 * gib, Tag: "whole"})
 	require.Equal(t, uint64(1), sim.Stat("reservations"), "it fits where the others were")
-	require.NoError(t, engine.Free(whole[0], false))
 }
 
 // Slack on the two sides of a border between a tag's ranges stays apart.
@@ -63,15 +59,9 @@ func TestSlackAcrossRanges(t *testing.T) {
 	for i := range all[1:] {
 		require.Equal(t, all[i]+8*gib, all[i+1], "ranges side by side")
 	}
-	require.NoError(t, pause(engine, o))
-	require.NoError(t, resume(engine, o))
-	for _, a := range all[1:5] {
-		require.NoError(t, engine.Free(a, false))
-	}
-	again := mallocs(t, engine, 2, vmm.Request{Size: 12 * gib, Tag: "t"})
-	for _, a := range append(again, all[0], all[5]) {
-		require.NoError(t, engine.Free(a, false))
-	}
+	cycle(t, engine, o)
+	frees(t, engine, all[1:5]...)
+	mallocs(t, engine, 2, vmm.Request{Size: 12 * gib, Tag: "t"})
 }
 
 // Memory that becomes free in a room, even as slack, is for that room alone.
@@ -86,18 +76,11 @@ func TestSlackOfARoom(t *testing.T) {
 		require.Equal(t, inside[i]+4*mib, inside[i+1])
 	}
 	o := vmm.Options{ExtentBytes: 64 * mib}
-	require.NoError(t, pause(engine, o))
-	require.NoError(t, resume(engine, o))
-	for _, a := range []uintptr{inside[1], inside[2], beside[2]} {
-		require.NoError(t, engine.Free(a, false))
-	}
+	cycle(t, engine, o)
+	frees(t, engine, inside[1], inside[2], beside[2])
 	require.Equal(t, beside[2:3], mallocs(t, engine, 1, plain))
-	more := mallocs(t, engine, 1, plain)
-	require.NotContains(t, inside, more[0])
+	require.NotContains(t, inside, malloc(t, engine, plain))
 	require.Equal(t, inside[1:3], mallocs(t, engine, 2, roomy))
-	for _, a := range slices.Concat(inside, beside, more) {
-		require.NoError(t, engine.Free(a, false))
-	}
 }
 
 // Paused memory keeps its addresses: they outnumber memory by far, in few reservations.
@@ -105,7 +88,7 @@ func TestArenasGrowWithUse(t *testing.T) {
 	sim, _, engine := simulatedWith(t, 1, "70G")
 	var all []uintptr
 	for i := range 600 { // 3000 GiB
-		all = append(all, mallocs(t, engine, 1, vmm.Request{Size: 5 * gib, Tag: fmt.Sprint(i % 3)})...)
+		all = append(all, malloc(t, engine, vmm.Request{Size: 5 * gib, Tag: fmt.Sprint(i % 3)}))
 		if i == 0 {
 			require.Equal(t, uint64(1), sim.Stat("reservations"))
 			require.LessOrEqual(t, sim.Stat("reserved_bytes"), uint64(128*gib), "the first is as large as the device's memory")
@@ -119,18 +102,14 @@ func TestArenasGrowWithUse(t *testing.T) {
 	require.LessOrEqual(t, sim.Stat("reservations"), uint64(7))
 	reservations := sim.Stat("reservations")
 	for range 2 {
-		for _, a := range all {
-			require.NoError(t, engine.Free(a, false))
-		}
+		frees(t, engine, all...)
 		all = all[:0]
 		for i := range 400 {
-			all = append(all, mallocs(t, engine, 1, vmm.Request{Size: 5 * gib, Tag: fmt.Sprint("again", i%3)})...)
+			all = append(all, malloc(t, engine, vmm.Request{Size: 5 * gib, Tag: fmt.Sprint("again", i%3)}))
 			require.NoError(t, pause(engine, vmm.Options{}))
 		}
 	}
-	for _, a := range all {
-		require.NoError(t, engine.Free(a, false))
-	}
+	frees(t, engine, all...)
 	require.Equal(t, reservations, sim.Stat("reservations"), "addresses are used again")
 }
 
@@ -139,7 +118,7 @@ func TestArenasGrowWithUse(t *testing.T) {
 func TestNoMoreReservations(t *testing.T) {
 	sim, _, engine := simulatedWith(t, 1, "2G")
 	engine.CheckInvariants(true)
-	first := mallocs(t, engine, 1, vmm.Request{Size: mib, Tag: "first"})
+	malloc(t, engine, vmm.Request{Size: mib, Tag: "first"})
 	for n := range 10000 {
 		sim.Fail("cuMemAddressReserve", n+1, 2)
 	}
@@ -157,13 +136,11 @@ func TestNoMoreReservations(t *testing.T) {
 	require.ErrorContains(t, refused, "reserving 1.00 GiB of addresses")
 	require.Len(t, all, 63, "of 64 GiB the first tag has a granule")
 	require.NoError(t, engine.Free(all[7], false))
-	all[7] = mallocs(t, engine, 1, vmm.Request{Size: gib, Tag: "other"})[0]
+	all[7] = malloc(t, engine, vmm.Request{Size: gib, Tag: "other"})
 	sim.ClearFailures()
 	require.NoError(t, pause(engine, name("other")))
-	more := mallocs(t, engine, 1, vmm.Request{Size: gib, Tag: "more"})
-	for _, a := range slices.Concat(first, all, more) {
-		require.NoError(t, engine.Free(a, false))
-	}
+	malloc(t, engine, vmm.Request{Size: gib, Tag: "more"})
+	frees(t, engine, all...)
 }
 
 // tagNames lists the tags that statistics show.
@@ -190,15 +167,12 @@ func TestTagsComeAndGo(t *testing.T) {
 	a := mallocs(t, engine, 3, vmm.Request{Size: 2 * mib, Tag: "a"})
 	b := mallocs(t, engine, 2, vmm.Request{Size: 100, Tag: "b"})
 	require.Equal(t, []string{"a", "b"}, tagNames(t, engine))
-	require.NoError(t, pause(engine, shared("a")))
-	require.NoError(t, resume(engine, shared("a")))
-	require.NoError(t, engine.Free(a[0], false))
-	require.NoError(t, engine.Free(a[1], false))
+	cycle(t, engine, shared("a"))
+	frees(t, engine, a[0], a[1])
 	require.Equal(t, uint64(4*mib), tagStats(t, engine, "a").SlackBytes)
 	require.NoError(t, engine.Free(b[0], false))
 	require.Equal(t, []string{"a", "b"}, tagNames(t, engine))
-	require.NoError(t, engine.Free(b[1], false))
-	require.NoError(t, engine.Free(a[2], false))
+	frees(t, engine, b[1], a[2])
 	require.Empty(t, tagNames(t, engine))
 	require.NoError(t, pause(engine, name("a")))
 
@@ -208,8 +182,7 @@ func TestTagsComeAndGo(t *testing.T) {
 	handle, err := engine.MemCreate(m.request, cuda.PinnedOn(0))
 	require.NoError(t, err)
 	require.Empty(t, tagNames(t, engine))
-	a = mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "a"})
-	require.NoError(t, engine.Free(a[0], false))
+	frees(t, engine, malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "a"}))
 	require.NoError(t, engine.MemMap(m.at(0), chunk, 0, handle, 0))
 	m.open(0, 1)
 	fill(m.at(0), chunk, 1)

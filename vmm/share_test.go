@@ -70,11 +70,32 @@ func eachPair(t *testing.T, test func(*testing.T, *pair)) {
 
 var pairs = map[string]func(*testing.T) *pair{"allocated": newPair, "mapped by the program": newMappedPair}
 
+// beside returns another engine on a driver, as if of another process.
+func beside(t *testing.T, driver *cuda.Driver) *vmm.Engine {
+	e := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	t.Cleanup(func() {
+		e.Trim()
+		e.Drain()
+	})
+	return e
+}
+
+// meet makes engines each other's neighbours, which may share memory.
+func meet(engines *[2]*vmm.Engine) (neighbours [2]*neighbour) {
+	for i, e := range engines {
+		neighbours[i] = &neighbour{self: i, others: engines}
+		e.Processes(neighbours[i])
+		e.Shareable(true)
+		e.CheckInvariants(true)
+	}
+	return neighbours
+}
+
 // newMappedPair is newPair with the driver's functions for virtual memory.
 func newMappedPair(t *testing.T) *pair {
 	sim, driver, first := simulated(t, 1)
-	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
-	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, second}}
+	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, beside(t, driver)}}
+	p.neighbours = meet(&p.engines)
 	var handles, imports [2]cuda.Handle
 	mapped := func(e *vmm.Engine, handle cuda.Handle) uintptr {
 		address, err := driver.MemAddressReserve(shareSize, 0)
@@ -84,10 +105,6 @@ func newMappedPair(t *testing.T) *pair {
 		return address
 	}
 	for i, e := range p.engines {
-		p.neighbours[i] = &neighbour{self: i, others: &p.engines}
-		e.Processes(p.neighbours[i])
-		e.Shareable(true)
-		e.CheckInvariants(true)
 		var err error
 		request := vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost}
 		handles[i], err = e.MemCreate(request, cuda.PinnedOn(0).AsFile())
@@ -115,21 +132,15 @@ func newMappedPair(t *testing.T) *pair {
 				require.NoError(t, e.MemRelease(each.handle))
 			}
 		}
-		p.engines[1].Trim()
-		p.engines[1].Drain()
 	})
 	return p
 }
 
 func newPair(t *testing.T) *pair {
 	sim, driver, first := simulated(t, 1)
-	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
-	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, second}}
+	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, beside(t, driver)}}
+	p.neighbours = meet(&p.engines)
 	for i, e := range p.engines {
-		p.neighbours[i] = &neighbour{self: i, others: &p.engines}
-		e.Processes(p.neighbours[i])
-		e.Shareable(true)
-		e.CheckInvariants(true)
 		all := mallocs(t, e, 3, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})
 		p.beside[i], p.own[i] = [2]uintptr{all[0], all[2]}, all[1]
 		require.NoError(t, pause(e, vmm.Options{}))
@@ -147,12 +158,7 @@ func newPair(t *testing.T) *pair {
 	t.Cleanup(func() {
 		for i, e := range p.engines {
 			require.NoError(t, e.Close(p.other[i], false))
-			for _, address := range append(p.beside[i][:], p.own[i]) {
-				require.NoError(t, e.Free(address, false))
-			}
 		}
-		p.engines[1].Trim()
-		p.engines[1].Drain()
 	})
 	return p
 }
@@ -250,7 +256,7 @@ func TestSharedIsFreed(t *testing.T) {
 	requireFilled(t, p.other[1], shareSize, 1)
 	require.ErrorIs(t, pause(first, inExtents(10*time.Millisecond)), vmm.ErrImported)
 	// Memory that takes its place is a different segment, and can be opened, too.
-	p.own[0] = mallocs(t, first, 1, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})[0]
+	p.own[0] = malloc(t, first, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})
 	p.fill(3)
 	id, _, _, err := first.Share(p.own[0])
 	require.NoError(t, err)
@@ -277,17 +283,9 @@ func TestSharedIsFreed(t *testing.T) {
 // Memory that has a name before it is resumed gets its own extent at once; its neighbours do not.
 func TestSharedWhilePaused(t *testing.T) {
 	sim, driver, first := simulated(t, 1)
-	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
-	engines := [2]*vmm.Engine{first, second}
-	for i, e := range engines {
-		e.Processes(&neighbour{self: i, others: &engines})
-		e.Shareable(true)
-		e.CheckInvariants(true)
-	}
-	all := mallocs(t, first, 8, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost})
-	for i, address := range all {
-		fill(address, 2*mib, uint64(i))
-	}
+	second := beside(t, driver)
+	meet(&[2]*vmm.Engine{first, second})
+	all := filled(t, first, 8, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, pause(first, vmm.Options{}))
 	var opened [2]uintptr
 	var shares [2]vmm.Share
@@ -310,10 +308,7 @@ func TestSharedWhilePaused(t *testing.T) {
 	for i := range opened {
 		require.NoError(t, second.Close(opened[i], false))
 	}
-	for i, address := range all {
-		requireFilled(t, address, 2*mib, uint64(i))
-		require.NoError(t, first.Free(address, false))
-	}
+	requireAll(t, all, 2*mib)
 }
 
 // Names are asked for, opened and closed while the memory is paused and resumed: what is open is the memory.
@@ -428,15 +423,13 @@ func TestNotToBeShared(t *testing.T) {
 				require.ErrorIs(t, err, cuda.NotSupported)
 				require.ErrorContains(t, err,
 					"device 0, or its driver, makes no memory that can be mapped in other processes")
-				require.NoError(t, engine.Free(address, false))
 			}
 		})
 	}
 	_, _, engine := simulated(t, 1)
-	address := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "t"})[0]
+	address := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "t"})
 	_, _, _, err := engine.Share(address)
 	require.ErrorIs(t, err, vmm.ErrNotShareable)
-	require.NoError(t, engine.Free(address, false))
 }
 
 // A notice that another process did not receive is sent again.
@@ -502,7 +495,7 @@ func TestOneRefusal(t *testing.T) {
 	first := p.engines[0]
 	refusing := func() { p.sim.Fail("cuMemCreate", 1, int(cuda.NotSupported)) }
 	refusing()
-	plain := mallocs(t, first, 1, vmm.Request{Size: shareSize, Tag: "plain"})[0]
+	plain := malloc(t, first, vmm.Request{Size: shareSize, Tag: "plain"})
 	_, _, _, err := first.Share(plain)
 	require.ErrorIs(t, err, cuda.NotSupported)
 	require.NoError(t, first.Free(plain, false))
@@ -550,14 +543,13 @@ func TestOneIsStopped(t *testing.T) {
 	engines := [3]*vmm.Engine{2: importer}
 	c := &crowd{self: 2, engines: &engines, stopped: make(chan struct{})}
 	close(c.stopped)
-	var own, other [2]uintptr
+	var other [2]uintptr
 	var shares [2]vmm.Share
 	for i := range 2 {
-		engines[i] = vmm.New(driver, func(uintptr, uint64) error { return nil })
+		engines[i] = beside(t, driver)
 		engines[i].Processes(&crowd{self: i, engines: &engines})
 		engines[i].Shareable(true)
-		own[i] = mallocs(t, engines[i], 1, vmm.Request{Size: shareSize, Tag: "t"})[0]
-		id, _, _, err := engines[i].Share(own[i])
+		id, _, _, err := engines[i].Share(malloc(t, engines[i], vmm.Request{Size: shareSize, Tag: "t"}))
 		require.NoError(t, err)
 		shares[i] = vmm.Share{PID: i, ID: id}
 	}
@@ -573,10 +565,8 @@ func TestOneIsStopped(t *testing.T) {
 	resumed, opened := make(chan error), make(chan error)
 	go func() { resumed <- resume(importer, vmm.Options{Importers: time.Minute}) }()
 	require.Eventually(t, func() bool { return importer.ImportedBytes() == shareSize }, time.Minute, time.Millisecond)
-	mine := mallocs(t, importer, 1, vmm.Request{Size: shareSize, Tag: "mine"})[0]
-	tag := "mine"
-	require.NoError(t, pause(importer, vmm.Options{Tags: []string{tag}}))
-	require.NoError(t, resume(importer, vmm.Options{Tags: []string{tag}}))
+	malloc(t, importer, vmm.Request{Size: shareSize, Tag: "mine"})
+	cycle(t, importer, name("mine"))
 	go func() {
 		_, err := importer.Import(0, vmm.Share{ID: 1}, 0) // of the one that is stopped
 		opened <- err
@@ -591,8 +581,5 @@ func TestOneIsStopped(t *testing.T) {
 	require.ErrorIs(t, <-opened, vmm.ErrShareGone)
 	for i := range 2 {
 		require.NoError(t, importer.Close(other[i], false))
-		require.NoError(t, engines[i].Free(own[i], false))
-		engines[i].Drain()
 	}
-	require.NoError(t, importer.Free(mine, false))
 }

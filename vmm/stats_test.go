@@ -14,7 +14,7 @@ import (
 // Statistics show what the driver refuses to take back until it has it.
 func TestStatsTellWhatIsRefused(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	a := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	a := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, pause(engine, nothing))
 	failpoint.Set(func(call string) error {
 		if call == "cuMemHostUnregister" || call == "cuMemRelease" {
@@ -54,7 +54,7 @@ func TestStatsTellOfPendingFrees(t *testing.T) {
 		return stats.Waiting
 	}
 	a := mallocs(t, engine, 2, vmm.Request{Size: 3 * mib, Tag: "t"})
-	small := mallocs(t, engine, 1, vmm.Request{Size: 700, Tag: "t"})[0]
+	small := malloc(t, engine, vmm.Request{Size: 700, Tag: "t"})
 	for _, address := range append(a, small) {
 		require.NoError(t, engine.Free(address, true))
 	}

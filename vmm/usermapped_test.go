@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -121,8 +120,7 @@ func TestUserMappedWithoutBackup(t *testing.T) {
 	handle := m.create(0)
 	m.open(0, 1)
 	fill(m.at(0), chunk, 1)
-	require.NoError(t, pause(engine, vmm.Options{}))
-	require.NoError(t, resume(engine, vmm.Options{}))
+	cycle(t, engine, vmm.Options{})
 	require.Zero(t, bytesAt(m.at(0), chunk)[0])
 	m.unmap(0, 1, handle)
 	m.end()
@@ -379,20 +377,18 @@ func TestUserMappedRangeBesidePause(t *testing.T) {
 	}
 	sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
 	require.ErrorIs(t, engine.MemUnmap(m.at(0), 4*chunk), cuda.Unknown) // nothing has changed
-	require.NoError(t, pause(engine, name("weights")))
-	require.NoError(t, resume(engine, name("weights")))
+	cycle(t, engine, name("weights"))
 	for n := range 4 {
 		requireFilled(t, m.at(n), chunk, uint64(n))
 	}
 
 	var releases atomic.Int64
-	failpoint.Set(func(call string) error {
-		if call == "cuMemRelease" && releases.Add(1) == 1 {
+	defer at("cuMemRelease", func() error {
+		if releases.Add(1) == 1 {
 			require.NoError(t, pause(engine, name("weights")))
 		}
 		return nil
-	})
-	defer failpoint.Set(nil)
+	})()
 	m.unmap(0, 4)
 	require.EqualValues(t, 4, releases.Load())
 	require.Zero(t, sim.Stat("handles"))
@@ -412,8 +408,7 @@ func TestUserMappedAndReset(t *testing.T) {
 	handle := m.create(0)
 	m.open(0, 1)
 	fill(m.at(0), chunk, 1)
-	require.NoError(t, pause(engine, vmm.Options{}))
-	require.NoError(t, resume(engine, vmm.Options{}))
+	cycle(t, engine, vmm.Options{})
 	requireFilled(t, m.at(0), chunk, 1)
 	m.unmap(0, 1, handle)
 
@@ -422,15 +417,15 @@ func TestUserMappedAndReset(t *testing.T) {
 	handles = []cuda.Handle{m.create(0), m.create(1)}
 	m.open(0, 2)
 	var unmaps atomic.Int64
-	failpoint.Set(func(call string) error {
-		if call == "cuMemUnmap" && unmaps.Add(1) == 1 {
+	end := at("cuMemUnmap", func() error {
+		if unmaps.Add(1) == 1 {
 			m.unmap(1, 2)
 		}
 		return nil
 	})
-	defer failpoint.Set(nil)
+	defer end()
 	engine.Reset(0)
-	failpoint.Set(nil)
+	end()
 	require.EqualValues(t, 2, unmaps.Load())
 	m.unmap(0, 1, handles...)
 	require.Zero(t, sim.Stat("handles"))
@@ -455,17 +450,12 @@ func TestUserMappedReleasedLate(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, vmm.Request{})
 	require.NoError(t, engine.MemRelease(m.create(0)))
-	failpoint.Set(func(call string) error {
-		if call == "cuMemRelease" {
-			return cuda.Unknown
-		}
-		return nil
-	})
-	defer failpoint.Set(nil)
+	end := at("cuMemRelease", func() error { return cuda.Unknown })
+	defer end()
 	m.unmap(0, 1)
 	engine.FreeDeferred()
 	require.EqualValues(t, 1, sim.Stat("handles"))
-	failpoint.Set(nil)
+	end()
 	engine.FreeDeferred()
 	require.Zero(t, sim.Stat("handles"))
 	m.end()
