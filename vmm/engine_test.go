@@ -246,16 +246,18 @@ func TestEveryStepFails(t *testing.T) {
 	calls := []string{"cuCtxPushCurrent", "cuCtxSynchronize", "cuStreamCreate", "cuStreamSynchronize",
 		"cuStreamDestroy", "cuMemHostRegister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemUnmap",
 		"cuMemRelease", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuCtxPopCurrent"}
+	t.Setenv("CUDASIM_GRANULARITY", fmt.Sprint(64*kib)) // so that the memory touched is little
 	sim, _, engine := simulated(t, 2)
+	const size = 96 * kib
 	var addresses []uintptr
 	for device := range 2 {
-		r := vmm.Request{Size: 3 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost}
+		r := vmm.Request{Size: size, Device: device, Tag: "t", Backup: vmm.BackupHost}
 		addresses = append(addresses, filled(t, engine, 3, r)...)
 	}
 	intact := func() {
 		t.Helper()
-		requireAll(t, addresses[:3], 3*mib)
-		requireAll(t, addresses[3:], 3*mib)
+		requireAll(t, addresses[:3], size)
+		requireAll(t, addresses[3:], size)
 	}
 	points := 0
 	for _, operation := range []func(*vmm.Engine, vmm.Options) error{pause, resume} {
@@ -371,7 +373,7 @@ func writeAt(address uintptr, value byte) { bytesAt(address, 1)[0] = value }
 
 func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	const size = 40 * mib
+	const size = 16 * mib
 	var copied uint64
 	pause := func() uint64 {
 		t.Helper()
@@ -536,13 +538,13 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 func TestProgressInStats(t *testing.T) {
 	_, _, engine := simulated(t, 2)
 	for device := range 2 {
-		malloc(t, engine, vmm.Request{Size: 64 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost})
+		malloc(t, engine, vmm.Request{Size: 8 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost})
 	}
 	seen := map[int]uint64{}
 	o := name("t")
 	o.Progress = func(p stats.Progress) { seen[p.Device] = p.Done }
 	require.NoError(t, pause(engine, o))
-	require.Equal(t, map[int]uint64{0: 64 * mib, 1: 64 * mib}, seen)
+	require.Equal(t, map[int]uint64{0: 8 * mib, 1: 8 * mib}, seen)
 	held, err := engine.Stats()
 	require.NoError(t, err)
 	require.Nil(t, held.Devices[0].Progress)
@@ -551,7 +553,7 @@ func TestProgressInStats(t *testing.T) {
 		held, err := engine.Stats()
 		require.NoError(t, err)
 		require.NotNil(t, held.Devices[p.Device].Progress)
-		require.Equal(t, uint64(64*mib), held.Devices[p.Device].Progress.Total)
+		require.Equal(t, uint64(8*mib), held.Devices[p.Device].Progress.Total)
 		seen[p.Device] = 0
 	}
 	require.NoError(t, resume(engine, o))

@@ -81,10 +81,10 @@ func TestResumeSharesExtents(t *testing.T) {
 // Slack serves only its tag, with whatever size fits into it, and is no free memory: a request that does not fit is
 // refused with a text that names the slack, and nothing live is touched for it.
 func TestSlack(t *testing.T) {
-	sim, _, engine := simulated(t, 1)
-	all := filled(t, engine, 128, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
+	sim, _, engine := simulatedWith(t, 1, "256M")
+	all := filled(t, engine, 32, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	cycle(t, engine, shared("t")) // in extents of 16 MiB
-	malloc(t, engine, vmm.Request{Size: 500 * mib, Tag: "filler"})
+	malloc(t, engine, vmm.Request{Size: 116 * mib, Tag: "filler"})
 	for i, a := range all {
 		if i%4 != 1 {
 			require.NoError(t, engine.Free(a, false))
@@ -92,11 +92,11 @@ func TestSlack(t *testing.T) {
 	}
 	kept := func() {
 		t.Helper()
-		for i := 1; i < 128; i += 4 {
+		for i := 1; i < 32; i += 4 {
 			requireFilled(t, all[i], 4*mib, uint64(i))
 		}
 	}
-	require.Equal(t, uint64(384*mib), tagStats(t, engine, "t").SlackBytes)
+	require.Equal(t, uint64(96*mib), tagStats(t, engine, "t").SlackBytes)
 	made := sim.Stat("calls:cuMemCreate")
 	// Pieces of 4 and 8 MiB, side by side where two were freed; 6 MiB are split from 8.
 	sizes := []uint64{8 * mib, 6 * mib, 2 * mib, 4 * mib, 100}
@@ -106,13 +106,13 @@ func TestSlack(t *testing.T) {
 		fill(served[i], int(size), uint64(1000+i))
 	}
 	require.Equal(t, made, sim.Stat("calls:cuMemCreate"))
-	require.Equal(t, uint64(384*mib-20*mib-100), tagStats(t, engine, "t").SlackBytes)
+	require.Equal(t, uint64(96*mib-20*mib-100), tagStats(t, engine, "t").SlackBytes)
 	kept()
 
 	unmaps := sim.Stat("calls:cuMemUnmap")
-	_, err := engine.Malloc(vmm.Request{Size: 200 * mib, Tag: "big"})
+	_, err := engine.Malloc(vmm.Request{Size: 60 * mib, Tag: "big"})
 	require.ErrorIs(t, err, cuda.OutOfMemory)
-	require.ErrorContains(t, err, "362.00 MiB of device 0 are slack")
+	require.ErrorContains(t, err, "74.00 MiB of device 0 are slack")
 	require.ErrorContains(t, err, `("t")`)
 	require.Equal(t, unmaps, sim.Stat("calls:cuMemUnmap"))
 
@@ -121,7 +121,7 @@ func TestSlack(t *testing.T) {
 		require.NoError(t, engine.Free(a, false))
 	}
 	require.NoError(t, pause(engine, shared("t"))) // which leaves it behind
-	malloc(t, engine, vmm.Request{Size: 200 * mib, Tag: "big"})
+	malloc(t, engine, vmm.Request{Size: 60 * mib, Tag: "big"})
 	require.NoError(t, resume(engine, shared("t")))
 	require.Zero(t, tagStats(t, engine, "t").SlackBytes)
 	kept()

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
+	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -80,13 +81,14 @@ func (s *scene) play(bytes []byte) {
 	}
 	s.faults.drop()
 	m.transition("resume", "", resume)
-	for tries := 0; m.anyPaused() && len(m.all) > 0; tries++ { // memory is short: with less it works
-		m.free(0, func(p *piece) error { return s.engine.Free(p.address, false) })
+	free := func(p *piece) error { return s.engine.Free(p.address, false) }
+	for slices.ContainsFunc(m.all, func(p *piece) bool { return p.paused }) { // memory is short: with less it works
+		m.free(0, free)
 		m.transition("resume", "", resume)
 	}
 	m.look("at the end")
 	for len(m.all) > 0 {
-		m.free(0, func(p *piece) error { return s.engine.Free(p.address, false) })
+		m.free(0, free)
 	}
 	s.end()
 }
@@ -129,17 +131,14 @@ func (m *model) step() {
 	switch op := m.next() % 24; op {
 	case 0, 1, 2, 3, 4, 5:
 		m.malloc()
-	case 6, 7, 8:
+	case 6, 7, 8, 9, 10:
 		if len(m.all) > 0 {
-			m.free(m.next()%len(m.all), func(p *piece) error { return m.engine.Free(p.address, false) })
-		}
-	case 9:
-		if len(m.all) > 0 {
-			m.free(m.next()%len(m.all), func(p *piece) error { return m.engine.Free(p.address, true) })
-		}
-	case 10:
-		if len(m.all) > 0 {
-			m.free(m.next()%len(m.all), func(p *piece) error { return m.engine.FreeAfter(p.address, 0) })
+			m.free(m.next()%len(m.all), func(p *piece) error {
+				if op == 10 {
+					return m.engine.FreeAfter(p.address, 0)
+				}
+				return m.engine.Free(p.address, op == 9)
+			})
 		}
 	case 11:
 		if p := m.pick(); p != nil && !p.paused {
@@ -376,15 +375,6 @@ func (m *model) look(when string) {
 	m.check(fmt.Sprintf("operation %d, %s", m.operations, when), true)
 }
 
-func (m *model) anyPaused() bool {
-	for _, p := range m.all {
-		if p.paused {
-			return true
-		}
-	}
-	return false
-}
-
 // resync finds out what is paused after an operation that failed: only what the operation concerned may be. What it has
 // paused without a backup, or while discarding, may have lost its contents.
 func (m *model) resync(fired int, concerned func(*piece) bool, discarding bool) {
@@ -442,23 +432,10 @@ func (m *model) backupPointer(p *piece) {
 }
 
 // modelOperations is how many operations the model plays; scripts/soak.sh asks for a million.
-func modelOperations(t *testing.T) int {
-	text := os.Getenv("TMS_MODEL_OPERATIONS")
-	if text == "" {
-		return 3000
-	}
-	n, err := strconv.Atoi(text)
-	require.NoError(t, err)
-	return n
-}
+func modelOperations(t *testing.T) int { return hermetic.Number(t, "TMS_MODEL_OPERATIONS", 2000) }
 
 func TestModel(t *testing.T) {
-	seed := uint64(1)
-	if text := os.Getenv("TMS_MODEL_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-	}
+	seed := uint64(hermetic.Number(t, "TMS_MODEL_SEED", 1))
 	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(seed, 0))
 	programs, fired := 0, 0
@@ -492,7 +469,7 @@ func TestModelThreads(t *testing.T) {
 	f := &faults{}
 	s := newScene(t, t.TempDir(), f)
 	defer failpoint.Set(nil)
-	rounds := max(60, modelOperations(t)/100)
+	rounds := max(40, modelOperations(t)/100)
 	var dice atomic.Uint64
 	failpoint.Set(func(call string) error {
 		if dice.Add(0x9e3779b97f4a7c15)>>53 == 0 { // one in 2048
@@ -558,8 +535,7 @@ func TestModelThreads(t *testing.T) {
 		for !done.Load() {
 			_, _ = s.engine.Stats()
 			_ = s.engine.Grant()
-			tag := "a"
-			_ = s.engine.Prepare([]string{tag})()
+			_ = s.engine.Prepare([]string{"a"})()
 			s.engine.Trim()
 			time.Sleep(50 * time.Microsecond) // the workers are to have the processor too
 		}
@@ -569,14 +545,7 @@ func TestModelThreads(t *testing.T) {
 	chaos.Wait()
 	failpoint.Set(nil)
 	s.faults.mapped = 0 // not counted
-	func() {
-		defer func() {
-			if v := recover(); v != nil {
-				t.Error(v)
-			}
-		}()
-		s.end()
-	}()
+	require.NotPanics(t, s.end)
 	for len(s.warned) > 0 {
 		require.NotContains(t, <-s.warned, vmm.ErrInvariant.Error())
 	}

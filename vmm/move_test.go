@@ -82,7 +82,7 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 func TestAPauseToDisk(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	defer failpoint.Set(nil)
-	const size = 96 * mib // all of it more than the staging buffers
+	const size = 72 * mib // all of it more than the staging buffers
 	addresses := mallocs(t, engine, 3, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	addresses = append(addresses,
 		malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: true}))

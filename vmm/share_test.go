@@ -43,7 +43,14 @@ func (n *neighbour) Return(share vmm.Share, number uint64) error {
 
 func (n *neighbour) Gone(vmm.Importer) bool { return false }
 
-const shareSize = 2 * mib
+const shareSize = 64 * kib
+
+// shareable is simulated with granules of shareSize.
+func shareable(t *testing.T) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {
+	t.Helper()
+	t.Setenv("CUDASIM_GRANULARITY", fmt.Sprint(shareSize))
+	return simulated(t, 1)
+}
 
 // pair is two engines, each with the other's memory, and memory of its own between memory that is not shared.
 type pair struct {
@@ -58,7 +65,7 @@ type pair struct {
 
 // inExtents makes a resume give neighbours common extents, those of a pair one.
 func inExtents(wait time.Duration) vmm.Options {
-	return vmm.Options{ExtentBytes: 16 * mib, Importers: wait}
+	return vmm.Options{ExtentBytes: 8 * shareSize, Importers: wait}
 }
 
 // eachPair runs a test with memory of Malloc, and with memory that the program makes and maps itself.
@@ -93,7 +100,7 @@ func meet(engines *[2]*vmm.Engine) (neighbours [2]*neighbour) {
 
 // newMappedPair is newPair with the driver's functions for virtual memory.
 func newMappedPair(t *testing.T) *pair {
-	sim, driver, first := simulated(t, 1)
+	sim, driver, first := shareable(t)
 	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, beside(t, driver)}}
 	p.neighbours = meet(&p.engines)
 	var handles, imports [2]cuda.Handle
@@ -137,7 +144,7 @@ func newMappedPair(t *testing.T) *pair {
 }
 
 func newPair(t *testing.T) *pair {
-	sim, driver, first := simulated(t, 1)
+	sim, driver, first := shareable(t)
 	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, beside(t, driver)}}
 	p.neighbours = meet(&p.engines)
 	for i, e := range p.engines {
@@ -282,10 +289,10 @@ func TestSharedIsFreed(t *testing.T) {
 
 // Memory that has a name before it is resumed gets its own extent at once; its neighbours do not.
 func TestSharedWhilePaused(t *testing.T) {
-	sim, driver, first := simulated(t, 1)
+	sim, driver, first := shareable(t)
 	second := beside(t, driver)
 	meet(&[2]*vmm.Engine{first, second})
-	all := filled(t, first, 8, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost})
+	all := filled(t, first, 8, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, pause(first, vmm.Options{}))
 	var opened [2]uintptr
 	var shares [2]vmm.Share
@@ -302,13 +309,13 @@ func TestSharedWhilePaused(t *testing.T) {
 		address, err := second.Import(0, shares[i], 0)
 		require.NoError(t, err)
 		opened[i] = address
-		requireFilled(t, address, 2*mib, uint64(n))
+		requireFilled(t, address, shareSize, uint64(n))
 	}
 	require.ErrorIs(t, pause(first, inExtents(0)), vmm.ErrImported)
 	for i := range opened {
 		require.NoError(t, second.Close(opened[i], false))
 	}
-	requireAll(t, all, 2*mib)
+	requireAll(t, all, shareSize)
 }
 
 // Names are asked for, opened and closed while the memory is paused and resumed: what is open is the memory.
@@ -539,7 +546,7 @@ func (c *crowd) Gone(vmm.Importer) bool { return false }
 
 // Waiting for a stopped process delays nothing that concerns others.
 func TestOneIsStopped(t *testing.T) {
-	_, driver, importer := simulated(t, 1)
+	_, driver, importer := shareable(t)
 	engines := [3]*vmm.Engine{2: importer}
 	c := &crowd{self: 2, engines: &engines, stopped: make(chan struct{})}
 	close(c.stopped)

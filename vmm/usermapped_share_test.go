@@ -20,14 +20,11 @@ type mappedShare struct {
 }
 
 func newMappedShare(t *testing.T) *mappedShare {
+	t.Helper()
 	_, driver, engine := simulated(t, 2)
-	importer := vmm.New(driver, func(uintptr, uint64) error { return nil })
-	engines := [2]*vmm.Engine{engine, importer}
-	for i, e := range engines {
-		e.Processes(&neighbour{self: i, others: &engines})
-		e.Shareable(i == 0) // an importer need not share
-		e.CheckInvariants(true)
-	}
+	importer := beside(t, driver)
+	meet(&[2]*vmm.Engine{engine, importer})
+	importer.Shareable(false) // it need not share
 	m := newMapper(t, driver, engine, weights)
 	s := &mappedShare{mapper: m, importer: importer}
 	var err error
@@ -39,7 +36,6 @@ func newMappedShare(t *testing.T) *mappedShare {
 	s.share, _, err = engine.ShareHandle(s.handle)
 	require.NoError(t, err)
 	require.Zero(t, s.share.PID)
-	t.Cleanup(importer.Drain)
 	return s
 }
 
@@ -48,38 +44,52 @@ func (s *mappedShare) end() {
 	s.mapper.end()
 }
 
-func briefly() vmm.Options { return vmm.Options{Importers: 100 * time.Millisecond} }
+var briefly = vmm.Options{Importers: 100 * time.Millisecond}
+
+// opened imports the share, and maps it as chunk 2 with access.
+func (s *mappedShare) opened() cuda.Handle {
+	handle, err := s.importer.ImportHandle(0, s.share)
+	require.NoError(s.t, err)
+	require.NoError(s.t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
+	require.NoError(s.t, s.importer.MemSetAccess(s.at(2), chunk, onDevice0))
+	return handle
+}
+
+// closed unmaps chunk 2, and releases its handle.
+func (s *mappedShare) closed(handle cuda.Handle) {
+	require.NoError(s.t, s.importer.MemUnmap(s.at(2), chunk))
+	require.NoError(s.t, s.importer.MemRelease(handle))
+}
 
 // An import has memory whether it is mapped or not; a pause gives that up, and a resume takes it again.
 func TestImportedHandleThatIsNotMapped(t *testing.T) {
 	s := newMappedShare(t)
 	handle, err := s.importer.ImportHandle(0, s.share)
 	require.NoError(t, err)
-	require.ErrorIs(t, pause(s.engine, briefly()), vmm.ErrImported)
+	require.ErrorIs(t, pause(s.engine, briefly), vmm.ErrImported)
 	require.NoError(t, pause(s.importer, name("weights")))
-	require.NoError(t, pause(s.engine, briefly()))
+	require.NoError(t, pause(s.engine, briefly))
 
 	// Mapped and given access while it is paused.
 	require.NoError(t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
 	require.NoError(t, s.importer.MemSetAccess(s.at(2), chunk, onDevice0))
-	require.ErrorIs(t, resume(s.importer, briefly()), vmm.ErrSharePaused)
-	require.NoError(t, resume(s.engine, briefly()))
-	require.NoError(t, resume(s.importer, briefly()))
+	require.ErrorIs(t, resume(s.importer, briefly), vmm.ErrSharePaused)
+	require.NoError(t, resume(s.engine, briefly))
+	require.NoError(t, resume(s.importer, briefly))
 	requireFilled(t, s.at(2), chunk, 1)
 
 	// Unmapped while it is paused; and mapped elsewhere when it is back.
 	require.NoError(t, pause(s.importer, vmm.Options{}))
 	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
-	require.NoError(t, pause(s.engine, briefly()))
-	require.NoError(t, resume(s.engine, briefly()))
-	require.NoError(t, resume(s.importer, briefly()))
+	cycle(t, s.engine, briefly)
+	require.NoError(t, resume(s.importer, briefly))
 	require.EqualValues(t, chunk, tagStats(t, s.importer, "weights").ImportedBytes)
 	require.NoError(t, s.importer.MemMap(s.at(3), chunk, 0, handle, 0))
 	require.NoError(t, s.importer.MemSetAccess(s.at(3), chunk, onDevice0))
 	requireFilled(t, s.at(3), chunk, 1)
 	require.NoError(t, s.importer.MemUnmap(s.at(3), chunk))
 	require.NoError(t, s.importer.MemRelease(handle))
-	require.NoError(t, pause(s.engine, briefly()))
+	require.NoError(t, pause(s.engine, briefly))
 	require.NoError(t, resume(s.engine, vmm.Options{}))
 	s.end()
 }
@@ -92,9 +102,8 @@ func TestImportedHandleWithoutAccess(t *testing.T) {
 	require.NoError(t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
 	for range 2 {
 		require.NoError(t, pause(s.importer, vmm.Options{}))
-		require.NoError(t, pause(s.engine, briefly()))
-		require.NoError(t, resume(s.engine, briefly()))
-		require.NoError(t, resume(s.importer, briefly()))
+		cycle(t, s.engine, briefly)
+		require.NoError(t, resume(s.importer, briefly))
 	}
 	require.NoError(t, s.importer.MemSetAccess(s.at(2), chunk, onDevice0))
 	requireFilled(t, s.at(2), chunk, 1)
@@ -105,10 +114,9 @@ func TestImportedHandleWithoutAccess(t *testing.T) {
 	require.NoError(t, s.importer.MemRelease(handle))
 	require.NoError(t, s.importer.MemRelease(second))
 	require.ErrorIs(t, s.importer.MemRelease(second), cuda.InvalidValue)
-	require.ErrorIs(t, pause(s.engine, briefly()), vmm.ErrImported)
+	require.ErrorIs(t, pause(s.engine, briefly), vmm.ErrImported)
 	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
-	require.NoError(t, pause(s.engine, briefly()))
-	require.NoError(t, resume(s.engine, briefly()))
+	cycle(t, s.engine, briefly)
 	s.end()
 }
 
@@ -154,15 +162,11 @@ func TestSharedHandles(t *testing.T) {
 // A device is reset, which takes the import too.
 func TestImportedHandleAndReset(t *testing.T) {
 	s := newMappedShare(t)
-	handle, err := s.importer.ImportHandle(0, s.share)
-	require.NoError(t, err)
-	require.NoError(t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
+	handle := s.opened()
 	s.importer.Reset(0)
-	require.NoError(t, pause(s.engine, briefly()))
-	require.NoError(t, resume(s.engine, briefly()))
-	require.NoError(t, resume(s.importer, briefly()))
-	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
-	require.NoError(t, s.importer.MemRelease(handle))
+	cycle(t, s.engine, briefly)
+	require.NoError(t, resume(s.importer, briefly))
+	s.closed(handle)
 	s.end()
 }
 
@@ -197,9 +201,9 @@ func TestImportedHandleAndFailures(t *testing.T) {
 				require.Equal(t, fired, failed)
 				failed = 0
 				s.importer.Drain()
-				require.NoError(t, pause(s.engine, briefly()))
+				require.NoError(t, pause(s.engine, briefly))
 				require.Zero(t, sim.Stat("handles"))
-				require.NoError(t, resume(s.engine, briefly()))
+				require.NoError(t, resume(s.engine, briefly))
 				requireFilled(t, s.at(0), chunk, 1)
 			}
 			s.end()
@@ -221,12 +225,9 @@ func TestImportedHandleBesideOneThatIsGone(t *testing.T) {
 	require.NoError(t, err)
 	gone, err := s.importer.ImportHandle(0, share)
 	require.NoError(t, err)
-	handle, err := s.importer.ImportHandle(0, s.share)
-	require.NoError(t, err)
-	require.NoError(t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
-	require.NoError(t, s.importer.MemSetAccess(s.at(2), chunk, onDevice0))
+	handle := s.opened()
 	require.NoError(t, pause(s.importer, vmm.Options{}))
-	require.NoError(t, pause(s.engine, briefly()))
+	require.NoError(t, pause(s.engine, briefly))
 	require.NoError(t, s.engine.MemRelease(freed))
 	done := make(chan error)
 	go func() { done <- resume(s.importer, vmm.Options{Importers: 10 * time.Second}) }()
@@ -235,12 +236,11 @@ func TestImportedHandleBesideOneThatIsGone(t *testing.T) {
 		require.Fail(t, "it has not waited", "%v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
-	require.NoError(t, resume(s.engine, briefly()))
+	require.NoError(t, resume(s.engine, briefly))
 	require.ErrorIs(t, <-done, vmm.ErrShareGone)
 	requireFilled(t, s.at(2), chunk, 1)
 	require.NoError(t, s.importer.MemRelease(gone))
-	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
-	require.NoError(t, s.importer.MemRelease(handle))
+	s.closed(handle)
 	s.importer.Drain()
 	s.end()
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/cudasim"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -22,7 +23,7 @@ type mapper struct {
 }
 
 const (
-	chunk  = 4 * mib
+	chunk  = 2 * mib
 	chunks = 8
 )
 
@@ -63,50 +64,50 @@ func (m *mapper) end() {
 
 var weights = vmm.Request{Tag: "weights", Backup: vmm.BackupHost}
 
-func TestUserMappedReturns(t *testing.T) {
-	sim, driver, engine := simulated(t, 1)
-	m := newMapper(t, driver, engine, weights)
-	var handles []cuda.Handle
-	for n := range 4 {
-		handles = append(handles, m.create(n))
-	}
-	m.open(0, 4)
-	for cycle := range uint64(3) {
-		for n := range 4 {
-			fill(m.at(n), chunk, cycle+uint64(n))
-		}
-		require.NoError(t, pause(engine, name("weights")))
-		require.Zero(t, sim.Stat("handles"))
-		require.Zero(t, sim.Stat("used:0"))
-		require.EqualValues(t, 4*chunk, tagStats(t, engine, "weights").PausedBytes)
-		require.NoError(t, resume(engine, name("weights")))
-		require.EqualValues(t, 4*chunk, tagStats(t, engine, "weights").PhysicalBytes)
-		for n := range 4 {
-			requireFilled(t, m.at(n), chunk, cycle+uint64(n))
-		}
-	}
-	m.unmap(0, 4, handles...)
-	m.end()
+// mapped is newMapper on a fresh simulator.
+func mapped(t *testing.T, devices int, r vmm.Request) (*cudasim.Sim, *vmm.Engine, *mapper) {
+	t.Helper()
+	sim, driver, engine := simulated(t, devices)
+	return sim, engine, newMapper(t, driver, engine, r)
 }
 
-// Every way to keep contents.
-func TestUserMappedAndBackups(t *testing.T) {
+// fill makes the first so many chunks, with contents by their place.
+func (m *mapper) fill(count int) (handles []cuda.Handle) {
+	for n := range count {
+		handles = append(handles, m.create(n))
+	}
+	m.open(0, count)
+	for n := range count {
+		fill(m.at(n), chunk, uint64(n))
+	}
+	return handles
+}
+
+// Every way to keep contents, and none.
+func TestUserMappedReturns(t *testing.T) {
 	for _, r := range []vmm.Request{
-		{Backup: vmm.BackupHost, Incremental: true},
-		{Backup: vmm.BackupDisk},
-		{Backup: vmm.BackupPeer, Target: 1},
+		weights,
+		{Tag: "weights", Backup: vmm.BackupHost, Incremental: true},
+		{Tag: "weights", Backup: vmm.BackupDisk},
+		{Tag: "weights", Backup: vmm.BackupPeer, Target: 1},
+		{Tag: "weights"},
 	} {
-		_, driver, engine := simulated(t, 2)
-		m := newMapper(t, driver, engine, r)
-		handles := []cuda.Handle{m.create(0), m.create(1), m.create(2)}
-		m.open(0, 3)
+		sim, engine, m := mapped(t, 2, r)
+		handles := m.fill(3)
 		for cycle := range uint64(3) {
-			fill(m.at(int(cycle)), chunk, cycle)
+			fill(m.at(int(cycle)), chunk, 10+cycle)
 			require.NoError(t, engine.Prepare(nil)())
 			require.NoError(t, pause(engine, vmm.Options{Verify: true, DiskDir: t.TempDir()}))
+			require.Zero(t, sim.Stat("used:0"))
+			require.EqualValues(t, 3*chunk, tagStats(t, engine, "weights").PausedBytes)
 			require.NoError(t, resume(engine, vmm.Options{Verify: true, ExtentBytes: 1 << 30}))
+			require.EqualValues(t, 3*chunk, tagStats(t, engine, "weights").PhysicalBytes)
 			for n := range cycle + 1 {
-				requireFilled(t, m.at(int(n)), chunk, n)
+				if r.Backup == vmm.BackupNone {
+					require.Zero(t, bytesAt(m.at(int(n)), chunk)[0])
+				} else {
+					requireFilled(t, m.at(int(n)), chunk, 10+n)
+				}
 			}
 		}
 		m.unmap(0, 3, handles...)
@@ -114,30 +115,10 @@ func TestUserMappedAndBackups(t *testing.T) {
 	}
 }
 
-func TestUserMappedWithoutBackup(t *testing.T) {
-	_, driver, engine := simulated(t, 1)
-	m := newMapper(t, driver, engine, vmm.Request{Tag: "cache"})
-	handle := m.create(0)
-	m.open(0, 1)
-	fill(m.at(0), chunk, 1)
-	cycle(t, engine, vmm.Options{})
-	require.Zero(t, bytesAt(m.at(0), chunk)[0])
-	m.unmap(0, 1, handle)
-	m.end()
-}
-
 // The program may do with paused memory whatever it may do with any memory, except touch it.
 func TestUserMappedWhilePaused(t *testing.T) {
-	sim, driver, engine := simulated(t, 1)
-	m := newMapper(t, driver, engine, weights)
-	var handles []cuda.Handle
-	for n := range 4 {
-		handles = append(handles, m.create(n))
-	}
-	m.open(0, 4)
-	for n := range 4 {
-		fill(m.at(n), chunk, uint64(n))
-	}
+	sim, engine, m := mapped(t, 1, weights)
+	driver, handles := m.driver, m.fill(4)
 	require.NoError(t, pause(engine, vmm.Options{}))
 
 	m.unmap(1, 2, handles[1])
@@ -186,15 +167,10 @@ func TestUserMappedComesBackUnmapped(t *testing.T) {
 	for _, function := range []string{"", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
 		"cuMemUnmap", "cuMemAddressFree"} {
 		for _, r := range []vmm.Request{weights, {Tag: "weights"}, {Tag: "weights", Backup: vmm.BackupDisk}} {
-			sim, driver, engine := simulated(t, 1)
+			sim, engine, m := mapped(t, 1, r)
 			engine.CheckInvariants(true)
 			o := vmm.Options{DiskDir: t.TempDir(), Verify: true, Poison: true, Gated: true}
-			m := newMapper(t, driver, engine, r)
-			handles := []cuda.Handle{m.create(0), m.create(1), m.create(2), m.create(3)}
-			m.open(0, 4)
-			for n := range 4 {
-				fill(m.at(n), chunk, uint64(n))
-			}
+			handles := m.fill(4)
 			require.NoError(t, pause(engine, o))
 			m.unmap(0, 2)
 			m.unmap(3, 4, handles[3])
@@ -239,8 +215,7 @@ func TestUserMappedComesBackUnmapped(t *testing.T) {
 }
 
 func TestUserMappedThatStays(t *testing.T) {
-	sim, driver, engine := simulated(t, 1)
-	m := newMapper(t, driver, engine, weights)
+	sim, engine, m := mapped(t, 1, weights)
 	closed, lent := m.create(0), m.create(1)
 	m.open(1, 2)
 	require.NoError(t, engine.MemUse(lent, true, func(cuda.Handle) error { return nil }))
@@ -273,27 +248,26 @@ func TestUserMappedAndFailures(t *testing.T) {
 	for _, function := range []string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
 		"cuMemHostRegister", "cuMemcpyDtoHAsync"} {
 		for nth := 1; nth <= 3; nth++ {
-			sim, driver, engine := simulated(t, 1)
-			m := newMapper(t, driver, engine, weights)
-			handles := []cuda.Handle{m.create(0), m.create(1)}
-			m.open(0, 2)
-			fill(m.at(0), chunk, 1)
-			fill(m.at(1), chunk, 2)
+			sim, engine, m := mapped(t, 1, weights)
+			handles := m.fill(2)
+			intact := func() {
+				t.Helper()
+				requireFilled(t, m.at(0), chunk, 0)
+				requireFilled(t, m.at(1), chunk, 1)
+			}
 			sim.Fail(function, nth, int(cuda.OutOfMemory))
 			for pause(engine, vmm.Options{}) != nil {
 				if function == "cuMemRelease" {
 					continue // paused; only the memory is still held
 				}
-				requireFilled(t, m.at(0), chunk, 1)
-				requireFilled(t, m.at(1), chunk, 2)
+				intact()
 			}
 			require.Zero(t, sim.Stat("handles"))
 			if resume(engine, vmm.Options{}) != nil {
 				require.Zero(t, sim.Stat("handles"))
 				require.NoError(t, resume(engine, vmm.Options{}))
 			}
-			requireFilled(t, m.at(0), chunk, 1)
-			requireFilled(t, m.at(1), chunk, 2)
+			intact()
 			sim.ClearFailures()
 
 			// And those of the program itself.
@@ -363,16 +337,9 @@ func TestUserMappedAndThreads(t *testing.T) {
 // One unmap of several mappings, whose handles are released: at no moment does a pause find one that the driver has
 // unmapped already.
 func TestUserMappedRangeBesidePause(t *testing.T) {
-	sim, driver, engine := simulated(t, 1)
+	sim, engine, m := mapped(t, 1, weights)
 	engine.CheckInvariants(true)
-	m := newMapper(t, driver, engine, weights)
-	var handles []cuda.Handle
-	for n := range 4 {
-		handles = append(handles, m.create(n))
-	}
-	m.open(0, 4)
-	for n, h := range handles {
-		fill(m.at(n), chunk, uint64(n))
+	for _, h := range m.fill(4) {
 		require.NoError(t, engine.MemRelease(h))
 	}
 	sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
@@ -396,26 +363,21 @@ func TestUserMappedRangeBesidePause(t *testing.T) {
 }
 
 func TestUserMappedAndReset(t *testing.T) {
-	sim, driver, engine := simulated(t, 1)
-	m := newMapper(t, driver, engine, weights)
-	handles := []cuda.Handle{m.create(0), m.create(1)}
-	m.open(0, 2)
+	sim, engine, m := mapped(t, 1, weights)
+	handles := m.fill(2)
 	engine.Reset(0)
 	require.Zero(t, sim.Stat("handles"))
 	m.unmap(0, 2, handles[0])
 	require.ErrorIs(t, engine.MemMap(m.at(0), chunk, 0, handles[1], 0), cuda.InvalidValue)
 	require.NoError(t, engine.MemRelease(handles[1]))
-	handle := m.create(0)
-	m.open(0, 1)
-	fill(m.at(0), chunk, 1)
+	handles = m.fill(1)
 	cycle(t, engine, vmm.Options{})
-	requireFilled(t, m.at(0), chunk, 1)
-	m.unmap(0, 1, handle)
+	requireFilled(t, m.at(0), chunk, 0)
+	m.unmap(0, 1, handles...)
 
 	// Another thread unmaps one while a reset takes the other.
 	engine.CheckInvariants(true)
-	handles = []cuda.Handle{m.create(0), m.create(1)}
-	m.open(0, 2)
+	handles = m.fill(2)
 	var unmaps atomic.Int64
 	end := at("cuMemUnmap", func() error {
 		if unmaps.Add(1) == 1 {
@@ -447,8 +409,7 @@ func TestUserMappedAndMargin(t *testing.T) {
 // Memory that the driver refuses to release, when its last mapping goes and nobody has its handle any longer, is
 // released later.
 func TestUserMappedReleasedLate(t *testing.T) {
-	sim, driver, engine := simulated(t, 1)
-	m := newMapper(t, driver, engine, vmm.Request{})
+	sim, engine, m := mapped(t, 1, vmm.Request{})
 	require.NoError(t, engine.MemRelease(m.create(0)))
 	end := at("cuMemRelease", func() error { return cuda.Unknown })
 	defer end()
