@@ -40,43 +40,31 @@ func (b *bench) part(at uintptr, size uint64) copying.Copy {
 	return copying.Copy{Kept: b.spans[1].Address + at, Device: b.spans[0].Address + at, Size: size}
 }
 
-// Copies are reported every 256 MiB, and the rest at the end; nothing of the driver's is left.
+// Copies are reported every 256 MiB, and the rest at the end; where the driver gives no event, at the end alone. After an
+// error, too, nothing of the driver's is left.
 func TestCopiesAreReported(t *testing.T) {
 	b := newBench(t, 300*mib)
-	err := copying.On(b.driver, b.job, func(c *copying.Stream) error {
-		for at := uintptr(0); at < 300*mib; at += 100 * mib {
-			if err := c.ToPeer(b.part(at, 100*mib)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	require.NoError(t, err)
-	require.Equal(t, []uint64{300 * mib, 0}, b.reported)
-	require.Zero(t, b.sim.Stat("streams")+b.sim.Stat("events"))
-}
-
-// Where the driver gives no event, copied bytes are reported at the end.
-func TestCopiesAreReportedWithoutEvents(t *testing.T) {
-	b := newBench(t, 256*mib)
-	b.sim.Fail("cuEventCreate", 1, int(cuda.OutOfMemory))
-	require.NoError(t, copying.On(b.driver, b.job, func(c *copying.Stream) error {
-		return c.ToPeer(b.part(0, 256*mib))
-	}))
-	require.Equal(t, []uint64{256 * mib}, b.reported)
-}
-
-// An error ends the copies, and nothing of the driver's is left.
-func TestCopiesEndAfterAnError(t *testing.T) {
-	b := newBench(t, 256*mib)
 	wrong := errors.New("wrong")
-	require.ErrorIs(t, copying.On(b.driver, b.job, func(c *copying.Stream) error {
-		if err := c.ToPeer(b.part(0, 256*mib)); err != nil {
-			return err
-		}
-		return wrong
-	}), wrong)
-	require.Zero(t, b.sim.Stat("streams")+b.sim.Stat("events"))
+	copies := func(end error, sizes ...uint64) error {
+		b.reported = nil
+		defer func() { require.Zero(t, b.sim.Stat("streams")+b.sim.Stat("events")) }()
+		return copying.On(b.driver, b.job, func(c *copying.Stream) error {
+			at := uintptr(0)
+			for _, size := range sizes {
+				if err := c.ToPeer(b.part(at, size)); err != nil {
+					return err
+				}
+				at += uintptr(size)
+			}
+			return end
+		})
+	}
+	require.NoError(t, copies(nil, 100*mib, 100*mib, 100*mib))
+	require.Equal(t, []uint64{300 * mib, 0}, b.reported)
+	b.sim.Fail("cuEventCreate", 1, int(cuda.OutOfMemory))
+	require.NoError(t, copies(nil, 256*mib))
+	require.Equal(t, []uint64{256 * mib}, b.reported)
+	require.ErrorIs(t, copies(wrong, 256*mib), wrong)
 }
 
 // contents are a span from which others are loaded.

@@ -2,11 +2,14 @@ package disk
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,26 +42,21 @@ type bench struct {
 	job    backup.Job
 	disk   *Store
 	path   string
+	saved  []backup.Contents
 }
 
 func silent(string) {}
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
-	t.Setenv("CUDASIM_DEVICES", "1")
-	t.Setenv("CUDASIM_MEMORY", "4G")
-	sim, err := cudasim.Load()
-	require.NoError(t, err)
-	sim.Reset()
-	driver, err := cuda.Open(sim.Path)
-	require.NoError(t, err)
-	context, err := driver.DevicePrimaryCtxRetain(0)
-	require.NoError(t, err)
-	b := &bench{t: t, sim: sim, driver: driver, disk: New(driver, silent), path: t.TempDir()}
-	b.job = backup.Job{Device: 0, Context: context, Node: -1}
+	sim, driver, jobs := backuptest.Simulate(t, 1, "4G")
+	b := &bench{t: t, sim: sim, driver: driver, job: jobs[0], disk: New(driver, silent), path: t.TempDir()}
 	b.disk.chunkSize = mib
 	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR"))
-	t.Cleanup(func() { b.clean(0) })
+	t.Cleanup(func() {
+		backuptest.Discard(b.saved)
+		b.clean(0)
+	})
 	return b
 }
 
@@ -97,6 +95,7 @@ func (b *bench) save(spans []backup.Span, kept []backup.Contents) []backup.Conte
 	b.t.Helper()
 	contents, err := b.trySave(spans, kept)
 	require.NoError(b.t, err)
+	b.saved = append(b.saved, contents...)
 	return contents
 }
 
@@ -110,6 +109,29 @@ func (b *bench) load(spans []backup.Span, contents []backup.Contents) error {
 		loader.Add(spans[i], c)
 	}
 	return loader.Wait()
+}
+
+// requireBack asserts that a load brings back what Fill wrote.
+func (b *bench) requireBack(t *testing.T, spans []backup.Span, contents []backup.Contents, seed uint64) {
+	t.Helper()
+	backuptest.Wipe(spans)
+	require.NoError(t, b.load(spans, contents))
+	backuptest.RequireFilled(t, spans, seed)
+}
+
+// failing fails the nth of the calls of a name, and those after it up to the last; the end is that of what it returns.
+func failing(name string, first, last int64, err error) (end func()) {
+	var made atomic.Int64
+	failpoint.Set(func(call string) error {
+		if call != name {
+			return nil
+		}
+		if n := made.Add(1); n < first || n > last {
+			return nil
+		}
+		return err
+	})
+	return func() { failpoint.Set(nil) }
 }
 
 func TestRoundTrip(t *testing.T) {
@@ -126,12 +148,8 @@ func TestRoundTrip(t *testing.T) {
 				if cycle > 0 {
 					require.Equal(t, previous, b.files(), "overwritten in place")
 				}
-				backuptest.Wipe(spans)
-				require.NoError(t, b.load(spans, contents))
-				backuptest.RequireFilled(t, spans, cycle)
-				backuptest.Wipe(spans)
-				require.NoError(t, b.load(spans, contents), "contents stay valid")
-				backuptest.RequireFilled(t, spans, cycle)
+				b.requireBack(t, spans, contents, cycle)
+				b.requireBack(t, spans, contents, cycle)
 				b.clean(len(spans))
 			}
 			for i, c := range contents {
@@ -193,18 +211,11 @@ func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
 	require.ErrorIs(t, err, ErrContentsLost)
 	backuptest.Discard(taken)
 	b.clean(0)
-	defer failpoint.Set(nil)
-	for _, failing := range []string{"open", "fallocate", "pwrite"} {
-		var reached atomic.Int64
-		failpoint.Set(func(call string) error {
-			if call == failing && reached.Add(1) == 2 {
-				return unix.EIO
-			}
-			return nil
-		})
+	for _, call := range []string{"open", "fallocate", "pwrite"} {
+		end := failing(call, 2, 2, unix.EIO)
 		_, err = b.disk.Take(b.job, sources)
-		require.ErrorIs(t, err, ErrFailed, failing)
-		failpoint.Set(nil)
+		end()
+		require.ErrorIs(t, err, ErrFailed, call)
 		b.clean(0)
 	}
 }
@@ -217,10 +228,7 @@ func TestKeepsSomeAndAddsOthers(t *testing.T) {
 	backuptest.Fill(spans, 2)
 	both := b.save(spans, []backup.Contents{first[0], nil})
 	require.Same(t, first[0], both[0])
-	backuptest.Wipe(spans)
-	require.NoError(t, b.load(spans, both))
-	backuptest.RequireFilled(t, spans, 2)
-	backuptest.Discard(both)
+	b.requireBack(t, spans, both, 2)
 }
 
 func TestFilesAreVisiblePrivateAndGone(t *testing.T) {
@@ -281,19 +289,12 @@ func TestManyFilesNeedFewDescriptors(t *testing.T) {
 	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	lower = limit
 	lower.Cur = uint64(len(descriptors) + 16)
-	sizes := make([]uint64, 100)
-	for i := range sizes {
-		sizes[i] = 2 * mib
-	}
-	spans := b.spans(sizes...)
+	spans := b.spans(slices.Repeat([]uint64{2 * mib}, 100)...)
 	backuptest.Fill(spans, 1)
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lower))
 	defer func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)) }()
 	contents := b.save(spans, nil)
-	backuptest.Wipe(spans)
-	require.NoError(t, b.load(spans, contents))
-	backuptest.RequireFilled(t, spans, 1)
-	backuptest.Discard(contents)
+	b.requireBack(t, spans, contents, 1)
 }
 
 // TestDriverFails fails every driver call of a save and of a load, one at a time.
@@ -301,7 +302,7 @@ func TestDriverFails(t *testing.T) {
 	calls := []string{"cuCtxPushCurrent", "cuCtxPopCurrent", "cuStreamCreate", "cuStreamSynchronize",
 		"cuStreamDestroy", "cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}
 	b := newBench(t)
-	spans := b.spans(2*mib, 6*mib)
+	spans := b.spans(2*mib, 2*mib)
 	backuptest.Fill(spans, 7)
 	saved := b.save(spans, nil)
 	points := 0
@@ -344,12 +345,10 @@ func TestDriverFails(t *testing.T) {
 	b.save(spans, saved)
 	each(2, func() error { return b.load(spans, saved) }, func(error) {
 		b.clean(2)
-		backuptest.Wipe(spans)
-		require.NoError(t, b.load(spans, saved))
-		backuptest.RequireFilled(t, spans, 7)
+		b.requireBack(t, spans, saved, 7)
 	})
+	t.Logf("%d failure points", points)
 	require.Greater(t, points, 30)
-	backuptest.Discard(saved)
 }
 
 func TestDamageIsNoticed(t *testing.T) {
@@ -360,37 +359,23 @@ func TestDamageIsNoticed(t *testing.T) {
 	file := contents[1].(*diskContents).file.path
 	moved := filepath.Join(b.path, "moved")
 	for _, damage := range []struct {
-		name, words  string
-		does, mended func() error
+		words string
+		does  func() error // once the file is moved away
 	}{
-		{"replaced", "is not the file that was saved: another has its name", func() error {
-			if err := os.Rename(file, moved); err != nil {
-				return err
-			}
-			return os.WriteFile(file, make([]byte, 4*mib), 0o600)
-		}, func() error { return os.Rename(moved, file) }},
-		{"a link", "another has its name", func() error {
-			if err := os.Rename(file, moved); err != nil {
-				return err
-			}
-			return os.Symlink(moved, file)
-		}, func() error { return os.Rename(moved, file) }},
-		{"a FIFO", "another has its name", func() error {
-			if err := os.Rename(file, moved); err != nil {
-				return err
-			}
-			return unix.Mkfifo(file, 0o600)
-		}, func() error { return os.Rename(moved, file) }},
-		{"missing", "is not the file that was saved: it was deleted or moved (no such file",
-			func() error { return os.Rename(file, moved) }, func() error { return os.Rename(moved, file) }},
-		{"truncated", "is not the file that was saved: it was cut to 3145728 of 4194304 bytes",
-			func() error { return os.Truncate(file, 3*mib) }, func() error { return nil }},
+		{"is not the file that was saved: another has its name",
+			func() error { return os.WriteFile(file, make([]byte, 4*mib), 0o600) }},
+		{"another has its name", func() error { return os.Symlink(moved, file) }},
+		{"another has its name", func() error { return unix.Mkfifo(file, 0o600) }},
+		{"is not the file that was saved: it was deleted or moved (no such file", func() error { return nil }},
+		{"is not the file that was saved: it was cut to 3145728 of 4194304 bytes",
+			func() error { return errors.Join(os.Truncate(moved, 3*mib), os.Rename(moved, file)) }},
 	} {
+		require.NoError(t, os.Rename(file, moved))
 		require.NoError(t, damage.does())
 		backuptest.Wipe(spans)
 		err := b.load(spans, contents)
 		var lost *Lost
-		require.ErrorAs(t, err, &lost, damage.name)
+		require.ErrorAs(t, err, &lost, damage.words)
 		require.ErrorIs(t, err, ErrContentsLost)
 		require.NotErrorIs(t, err, ErrFailed)
 		require.Equal(t, file, lost.Path)
@@ -399,11 +384,10 @@ func TestDamageIsNoticed(t *testing.T) {
 		require.ErrorContains(t, err, damage.words)
 		require.NotContains(t, err.Error(), "TMS_DISK_BACKUP_DIR")
 		require.NoError(t, b.load([]backup.Span{spans[0], spans[2]}, []backup.Contents{contents[0], contents[2]}))
-		require.NoError(t, damage.mended())
+		_ = os.Rename(moved, file) // the last is there already
 		b.clean(3)
-		if damage.name != "truncated" {
-			require.NoError(t, b.load(spans, contents), damage.name)
-			backuptest.RequireFilled(t, spans, 3)
+		if !strings.Contains(damage.words, "cut") {
+			b.requireBack(t, spans, contents, 3)
 		}
 	}
 	// The next save makes everything good, and leaves alone what is not its own.
@@ -412,14 +396,11 @@ func TestDamageIsNoticed(t *testing.T) {
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
 	b.save(spans, contents)
-	backuptest.Wipe(spans)
-	require.NoError(t, b.load(spans, contents))
-	backuptest.RequireFilled(t, spans, 4)
+	b.requireBack(t, spans, contents, 4)
 	mine, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, "mine", string(mine))
 	require.NoError(t, os.Remove(file))
-	backuptest.Discard(contents)
 }
 
 func TestMovesToAnotherDirectory(t *testing.T) {
@@ -432,9 +413,7 @@ func TestMovesToAnotherDirectory(t *testing.T) {
 	info, err := os.Stat(other)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeDir|0o700, info.Mode())
-	backuptest.Wipe(spans)
-	require.NoError(t, b.load(spans, contents), "still in the old one")
-	backuptest.RequireFilled(t, spans, 1)
+	b.requireBack(t, spans, contents, 1)
 
 	b.sim.Fail("cuMemcpyDtoHAsync", 1, 999)
 	_, err = b.trySave(spans, contents)
@@ -444,9 +423,7 @@ func TestMovesToAnotherDirectory(t *testing.T) {
 	b.save(spans, contents)
 	b.driver.Reclaim.Drain()
 	require.Empty(t, b.files())
-	backuptest.Wipe(spans)
-	require.NoError(t, b.load(spans, contents))
-	backuptest.RequireFilled(t, spans, 1)
+	b.requireBack(t, spans, contents, 1)
 	backuptest.Discard(contents)
 	b.driver.Reclaim.Drain()
 	entries, err := os.ReadDir(other)
@@ -465,8 +442,6 @@ func TestDirectoryIsRelative(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(b.path, "below", "it", "*.bak"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
-	backuptest.Discard(contents)
-
 }
 
 func TestDirectoryCannotBeUsed(t *testing.T) {
@@ -523,16 +498,13 @@ func TestIsSmall(t *testing.T) {
 	kept := b.save(spans[:2], nil)
 	_, err = b.trySave(spans, []backup.Contents{kept[0], kept[1], nil})
 	require.ErrorIs(t, err, unix.ENOSPC)
-	backuptest.Wipe(spans[:2])
-	require.NoError(t, b.load(spans[:2], kept), "not touched")
-	backuptest.RequireFilled(t, spans[:2], 5)
+	b.requireBack(t, spans[:2], kept, 5)
 
 	// Space that looked free is gone when it is to be reserved.
 	file, err := b.disk.current.create(1<<40, b.disk.removed)
 	require.Nil(t, file)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "reserving")
-	backuptest.Discard(kept)
 }
 
 func TestWarnsOfMemoryOnce(t *testing.T) {
@@ -619,18 +591,9 @@ func TestLeftovers(t *testing.T) {
 
 func TestDiscardsFromManyThreads(t *testing.T) {
 	b := newBench(t)
-	sizes := make([]uint64, 84)
-	for i := range sizes {
-		sizes[i] = 4096 // as small as O_DIRECT takes, to be quick
-	}
-	spans := b.spans(2 * mib)
-	for range sizes[1:] {
-		spans = append(spans, spans[0])
-	}
-	for i := range spans {
-		spans[i].Size = sizes[i]
-	}
-	contents := b.save(spans, nil)
+	span := b.spans(2 * mib)[0]
+	span.Size = 4096 // as small as O_DIRECT takes, to be quick
+	contents := b.save(slices.Repeat([]backup.Span{span}, 84), nil)
 	var group sync.WaitGroup
 	for part := range 4 {
 		group.Go(func() {
@@ -640,7 +603,6 @@ func TestDiscardsFromManyThreads(t *testing.T) {
 		})
 	}
 	group.Wait()
-	b.driver.Reclaim.Drain()
 	b.clean(0)
 }
 
@@ -730,7 +692,6 @@ func TestWithoutDirectIO(t *testing.T) {
 	require.Equal(t, backuptest.Bytes(spans[0])[1:mib+1], buffer)
 	require.False(t, open.direct.Load())
 	open.done()
-	backuptest.Discard(contents)
 }
 
 // The host closes descriptors in the middle of a transfer, and has files of its own at the numbers.
@@ -773,7 +734,6 @@ func TestFileIsOpenedAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "the host's", string(text))
 	require.NoError(t, unix.Close(hosts))
-	backuptest.Discard(contents)
 }
 
 // Every error of a directory has a text of its own, which names the setting that the directory came from.
@@ -798,14 +758,9 @@ func TestErrorsNameTheSetting(t *testing.T) {
 			unix.EACCES: "permission denied" + words,
 			unix.EROFS:  "read-only file system" + words,
 		} {
-			failpoint.Set(func(call string) error {
-				if call == "open" {
-					return cause
-				}
-				return nil
-			})
+			end := failing("open", 1, math.MaxInt64, cause)
 			_, err = b.trySave(b.spans(2*mib), nil)
-			failpoint.Set(nil)
+			end()
 			require.ErrorIs(t, err, ErrFailed)
 			require.ErrorIs(t, err, cause)
 			require.ErrorContains(t, err, what)

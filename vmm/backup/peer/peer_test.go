@@ -3,6 +3,7 @@ package peer
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,9 +35,6 @@ type peers struct {
 	before map[string]uint64
 }
 
-// What must be as before when all contents are discarded.
-var held = []string{"handles", "reservations", "mappings", "streams", "events", "registered_bytes", "pending"}
-
 func newPeers(t *testing.T, devices int, memory string) *peers {
 	t.Helper()
 	sim, driver, jobs := backuptest.Simulate(t, devices, memory)
@@ -47,26 +45,38 @@ func newPeers(t *testing.T, devices int, memory string) *peers {
 		jobs[ordinal].Copied = func(bytes uint64) { p.copied.Add(bytes) }
 	}
 	p.remember()
+	t.Cleanup(p.clean)
 	return p
 }
 
-func (p *peers) remember() {
-	p.before = map[string]uint64{}
-	for _, name := range held {
-		p.before[name] = p.sim.Stat(name)
+func (p *peers) held() map[string]uint64 {
+	held := map[string]uint64{}
+	for _, name := range []string{"handles", "reservations", "mappings", "streams", "events", "registered_bytes",
+		"pending"} {
+		held[name] = p.sim.Stat(name)
 	}
+	for device := range p.jobs {
+		name := fmt.Sprintf("used:%d", device)
+		held[name] = p.sim.Stat(name)
+	}
+	return held
 }
+
+func (p *peers) remember() { p.before = p.held() }
 
 // clean asserts that nothing is held beyond what the test's own spans take.
 func (p *peers) clean() {
 	p.t.Helper()
 	p.driver.Reclaim.Drain()
-	for _, name := range held {
-		require.Equal(p.t, p.before[name], p.sim.Stat(name), name)
-	}
-	for device := 1; device < len(p.jobs); device++ {
-		require.Zero(p.t, p.sim.Stat(fmt.Sprintf("used:%d", device)), "memory of device %d", device)
-	}
+	require.Equal(p.t, p.before, p.held())
+}
+
+// requireBack asserts that a load brings back what Fill wrote.
+func (p *peers) requireBack(job backup.Job, spans []backup.Span, contents []backup.Contents, seed uint64) {
+	p.t.Helper()
+	backuptest.Wipe(spans)
+	require.NoError(p.t, backuptest.Load(job, spans, contents))
+	backuptest.RequireFilled(p.t, spans, seed)
 }
 
 // spans maps memory of a device.
@@ -130,13 +140,9 @@ func TestRoundTrip(t *testing.T) {
 				require.Equal(t, kept, contents, "overwritten in place")
 			}
 			kept = contents
-			backuptest.Wipe(spans)
-			require.NoError(t, backuptest.Load(job, spans, kept))
-			backuptest.RequireFilled(t, spans, cycle)
+			p.requireBack(job, spans, kept, cycle)
 			require.EqualValues(t, 2*total, p.copied.Load())
-			backuptest.Wipe(spans)
-			require.NoError(t, backuptest.Load(job, spans, kept), "contents stay valid")
-			backuptest.RequireFilled(t, spans, cycle)
+			p.requireBack(job, spans, kept, cycle) // contents stay valid
 		}
 		for i, c := range kept {
 			require.Equal(t, spans[i].Size, c.Bytes())
@@ -160,7 +166,6 @@ func TestNeedsNoContextThere(t *testing.T) {
 		backuptest.Discard(p.save(p.jobs[0], backuptest.Items(spans, nil, 1)))
 		require.Equal(t, calls, p.sim.Stat("calls:"+name))
 	}
-	p.clean()
 }
 
 func TestOverwritesWhatChanged(t *testing.T) {
@@ -189,17 +194,12 @@ func TestOverwritesWhatChanged(t *testing.T) {
 	require.Equal(t, changed[10*mib:14*mib], second[10*mib:14*mib])
 	require.Equal(t, old[1][14*mib:], second[14*mib:])
 	backuptest.Discard(kept)
-	p.clean()
 }
 
 func TestSharesChunks(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	job := p.jobs[0]
-	sizes := make([]uint64, 10)
-	for i := range sizes {
-		sizes[i] = 2 * mib
-	}
-	spans := p.spans(0, sizes...)
+	spans := p.spans(0, slices.Repeat([]uint64{2 * mib}, 10)...)
 	backuptest.Fill(spans, 1)
 	handles := p.sim.Stat("handles")
 	contents := p.save(job, backuptest.Items(spans, nil, 1))
@@ -207,11 +207,8 @@ func TestSharesChunks(t *testing.T) {
 	backuptest.Discard(contents[1:])
 	p.driver.Reclaim.Drain()
 	require.EqualValues(t, chunk, p.sim.Stat("used:1"))
-	backuptest.Wipe(spans[:1])
-	require.NoError(t, backuptest.Load(job, spans[:1], contents[:1]))
-	backuptest.RequireFilled(t, spans[:1], 1)
+	p.requireBack(job, spans[:1], contents[:1], 1)
 	backuptest.Discard(contents[:1])
-	p.clean()
 }
 
 func TestFallsBackWithANote(t *testing.T) {
@@ -245,17 +242,11 @@ func TestFallsBackWithANote(t *testing.T) {
 				require.Contains(t, p.notes[0], "; contents wait in host memory instead")
 				_, host := p.where(kept)
 				require.Equal(t, 2, host)
-				backuptest.Wipe(spans)
-				require.NoError(t, backuptest.Load(p.jobs[0], spans, kept))
-				backuptest.RequireFilled(t, spans, 1)
+				p.requireBack(p.jobs[0], spans, kept, 1)
 			}
 			backuptest.Discard(kept)
 			backuptest.Discard(p.save(p.jobs[0], backuptest.Items(spans, nil, c.target)))
 			require.Len(t, p.notes, 1, "once for every reason")
-			p.driver.Reclaim.Drain()
-			for _, name := range held {
-				require.Equal(t, p.before[name], p.sim.Stat(name), name)
-			}
 		})
 	}
 }
@@ -277,30 +268,20 @@ func TestTakesWhatThereIsRoomFor(t *testing.T) {
 	// The mixed contents are overwritten where they are.
 	backuptest.Fill(spans, 2)
 	require.Equal(t, contents, p.save(job, backuptest.Items(spans, contents, 1)))
-	backuptest.Wipe(spans)
-	require.NoError(t, backuptest.Load(job, spans, contents))
-	backuptest.RequireFilled(t, spans, 2)
-	used := p.sim.Stat("used:1")
+	p.requireBack(job, spans, contents, 2)
+	require.EqualValues(t, chunk, p.sim.Stat("used:1")-p.before["used:1"])
 	backuptest.Discard(contents)
-	p.driver.Reclaim.Drain()
-	require.EqualValues(t, chunk, used-p.sim.Stat("used:1"))
-	for _, name := range held {
-		require.Equal(t, p.before[name], p.sim.Stat(name), name)
-	}
 }
 
 func TestGivesBackWhatNothingFitsInto(t *testing.T) {
 	p := newPeers(t, 2, "1G")
 	p.occupy(1, reserve+3*chunk)
 	spans := p.spans(0, 10*mib, 90*mib)
-	used := p.sim.Stat("used:1")
 	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 	peer, host := p.where(contents)
 	require.Equal(t, []int{1, 1}, []int{peer, host})
-	require.EqualValues(t, chunk, p.sim.Stat("used:1")-used)
+	require.EqualValues(t, chunk, p.sim.Stat("used:1")-p.before["used:1"])
 	backuptest.Discard(contents)
-	p.driver.Reclaim.Drain()
-	require.Equal(t, used, p.sim.Stat("used:1"))
 }
 
 // What was discarded is free for the next Save, even where the driver refused at first.
@@ -334,13 +315,8 @@ func TestSpreads(t *testing.T) {
 	require.EqualValues(t, chunk, free-p.sim.Stat("free:3"))
 	require.EqualValues(t, 12*mib, p.sim.Stat("used:0"))
 	require.Zero(t, p.sim.Stat("used:1"))
-	backuptest.Wipe(spans)
-	require.NoError(t, backuptest.Load(job, spans, contents))
-	backuptest.RequireFilled(t, spans, 1)
+	p.requireBack(job, spans, contents, 1)
 	backuptest.Discard(contents)
-	p.driver.Reclaim.Drain()
-	require.Zero(t, p.sim.Stat("used:0"))
-	require.Equal(t, free, p.sim.Stat("free:3"))
 }
 
 func TestTargetsDiffer(t *testing.T) {
@@ -355,11 +331,8 @@ func TestTargetsDiffer(t *testing.T) {
 	require.EqualValues(t, 4*mib, p.sim.Stat("used:2"))
 	require.Same(t, p.host, contents[2].Store())
 	require.Len(t, p.notes, 1)
-	backuptest.Wipe(spans)
-	require.NoError(t, backuptest.Load(p.jobs[0], spans, contents))
-	backuptest.RequireFilled(t, spans, 1)
+	p.requireBack(p.jobs[0], spans, contents, 1)
 	backuptest.Discard(contents)
-	p.clean()
 }
 
 // A program's devices keep contents for one another, at once.
@@ -391,25 +364,6 @@ func TestOfEachOther(t *testing.T) {
 		backuptest.RequireFilled(t, spans[device], 4)
 	}
 	require.Empty(t, p.notes)
-	p.driver.Reclaim.Drain()
-	for _, name := range held {
-		require.Equal(t, p.before[name], p.sim.Stat(name), name)
-	}
-}
-
-func TestLoadEndsAfterAnError(t *testing.T) {
-	p := newPeers(t, 2, "2G")
-	spans := p.spans(0, 2*mib)
-	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
-	p.sim.Fail("cuMemcpyDtoDAsync", 2, int(cuda.Unknown))
-	loader := p.peer.Load(p.jobs[0])
-	for range 5000 { // more than the loader queues
-		loader.Add(spans[0], contents[0])
-	}
-	require.ErrorIs(t, loader.Wait(), cuda.Unknown)
-	require.NoError(t, backuptest.Load(p.jobs[0], spans, contents))
-	backuptest.Discard(contents)
-	p.clean()
 }
 
 // Every driver call fails once, at every place where it is made: a Save then returns correct contents, on the peer or
@@ -423,7 +377,8 @@ func TestFailuresLeakNothing(t *testing.T) {
 	} {
 		t.Run(call, func(t *testing.T) {
 			p := newPeers(t, 2, "2G")
-			spans := p.spans(0, 2*mib, 16*mib, 2*mib) // two chunks
+			p.peer.chunk = 4 * mib
+			spans := p.spans(0, 2*mib, 4*mib, 2*mib) // two chunks
 			fired := true
 			for nth := 1; fired; nth++ {
 				fired = p.failing(spans, call, nth)
