@@ -14,22 +14,7 @@ import (
 func million(b *testing.B) (*vmm.Engine, *cuda.Driver, []uintptr) {
 	b.Helper()
 	_, driver, engine := simulated(b, 1)
-	addresses := make([]uintptr, 1_000_000)
-	for i := range addresses {
-		var err error
-		addresses[i], err = engine.Malloc(vmm.Request{Size: 512, Tag: "t"})
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
-	b.Cleanup(func() {
-		for _, a := range addresses {
-			if err := engine.Free(a, false); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	return engine, driver, addresses
+	return engine, driver, mallocs(b, engine, 1_000_000, vmm.Request{Size: 512, Tag: "t"})
 }
 
 // batch is how many a benchmark picks at a time, off the clock.
@@ -130,47 +115,20 @@ func BenchmarkSegment(b *testing.B) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_, _, engine := simulated(b, 1)
-	make := func() uintptr {
-		a, err := engine.Malloc(vmm.Request{Size: 2 << 20, Tag: "t"})
-		if err != nil {
-			b.Fatal(err)
-		}
-		return a
-	}
-	kept := make()
+	r := vmm.Request{Size: 2 << 20, Tag: "t"}
+	malloc(b, engine, r)
 	for b.Loop() {
-		if err := engine.Free(make(), false); err != nil {
+		if a, err := engine.Malloc(r); err != nil || engine.Free(a, false) != nil {
 			b.Fatal(err)
 		}
-	}
-	if err := engine.Free(kept, false); err != nil {
-		b.Fatal(err)
 	}
 }
 
 // BenchmarkPause pauses and resumes 400 segments, in extents of 64 MiB.
 func BenchmarkPause(b *testing.B) {
 	_, _, engine := simulated(b, 1)
-	var addresses []uintptr
-	for range 400 {
-		a, err := engine.Malloc(vmm.Request{Size: 2 << 20, Tag: "t"})
-		if err != nil {
-			b.Fatal(err)
-		}
-		addresses = append(addresses, a)
-	}
-	o := vmm.Options{ExtentBytes: 64 << 20}
+	mallocs(b, engine, 400, vmm.Request{Size: 2 << 20, Tag: "t"})
 	for b.Loop() {
-		if _, err := engine.Pause(o); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := engine.Resume(o); err != nil {
-			b.Fatal(err)
-		}
-	}
-	for _, a := range addresses {
-		if err := engine.Free(a, false); err != nil {
-			b.Fatal(err)
-		}
+		cycle(b, engine, vmm.Options{ExtentBytes: 64 << 20})
 	}
 }

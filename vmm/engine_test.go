@@ -62,7 +62,7 @@ func simulatedWith(t testing.TB, devices int, memory string) (*cudasim.Sim, *cud
 }
 
 // mallocs makes so many allocations. What the test has not freed at its end is freed then.
-func mallocs(t *testing.T, engine *vmm.Engine, count int, r vmm.Request) (addresses []uintptr) {
+func mallocs(t testing.TB, engine *vmm.Engine, count int, r vmm.Request) (addresses []uintptr) {
 	t.Helper()
 	for range count {
 		a, err := engine.Malloc(r)
@@ -79,12 +79,12 @@ func mallocs(t *testing.T, engine *vmm.Engine, count int, r vmm.Request) (addres
 	return addresses
 }
 
-func malloc(t *testing.T, engine *vmm.Engine, r vmm.Request) uintptr {
+func malloc(t testing.TB, engine *vmm.Engine, r vmm.Request) uintptr {
 	t.Helper()
 	return mallocs(t, engine, 1, r)[0]
 }
 
-func frees(t *testing.T, engine *vmm.Engine, addresses ...uintptr) {
+func frees(t testing.TB, engine *vmm.Engine, addresses ...uintptr) {
 	t.Helper()
 	for _, a := range addresses {
 		require.NoError(t, engine.Free(a, false))
@@ -112,7 +112,7 @@ func resume(e *vmm.Engine, o vmm.Options) error {
 	return err
 }
 
-func cycle(t *testing.T, e *vmm.Engine, o vmm.Options) {
+func cycle(t testing.TB, e *vmm.Engine, o vmm.Options) {
 	t.Helper()
 	require.NoError(t, pause(e, o))
 	require.NoError(t, resume(e, o))

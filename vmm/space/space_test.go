@@ -66,7 +66,12 @@ func gpu(ordinal int) Device {
 
 func take(t *testing.T, r *Ranges[owner], granules uint32, small bool) *owner {
 	t.Helper()
-	span, err := r.Allocate(granules, small, nil)
+	return takeIn(t, r, granules, small, nil)
+}
+
+func takeIn(t *testing.T, r *Ranges[owner], granules uint32, small bool, room *Room) *owner {
+	t.Helper()
+	span, err := r.Allocate(granules, small, room)
 	require.NoError(t, err)
 	o := &owner{span}
 	span.Enter(o)
@@ -78,6 +83,9 @@ func (o *owner) release() {
 	o.span.Release()
 }
 
+// nobody holds a span without an owner.
+func nobody(Span[owner]) bool { return false }
+
 // The spans of a room are side by side however the tag and its other rooms grow, and its addresses are for it alone.
 func TestRooms(t *testing.T) {
 	b := newBench()
@@ -87,10 +95,8 @@ func TestRooms(t *testing.T) {
 	var all []*owner
 	for i := range 300 {
 		n := i % len(rooms)
-		span, err := r.Allocate(3, false, rooms[n])
-		require.NoError(t, err)
-		o := &owner{span}
-		span.Enter(o)
+		o := takeIn(t, r, 3, false, rooms[n])
+		span := o.span
 		all = append(all, o)
 		require.True(t, span.In(rooms[n]))
 		require.False(t, span.In(rooms[(n+1)%len(rooms)]))
@@ -99,12 +105,12 @@ func TestRooms(t *testing.T) {
 		}
 		ends[n] = span.Address() + 6*mib
 	}
-	require.NoError(t, r.Check(func(Span[owner]) bool { return false }))
+	require.NoError(t, r.Check(nobody))
 	for _, o := range all {
 		o.release()
 	}
 	require.True(t, r.Empty())
-	require.NoError(t, r.Check(func(Span[owner]) bool { return false }))
+	require.NoError(t, r.Check(nobody))
 }
 
 // Every address of a span leads to its owner, of each device, and to nobody once it is released.
@@ -116,7 +122,7 @@ func TestFind(t *testing.T) {
 		for granules := uint32(1); granules < 20; granules += 6 {
 			all = append(all, take(t, r, granules, false))
 		}
-		require.NoError(t, r.Check(func(Span[owner]) bool { return false }))
+		require.NoError(t, r.Check(nobody))
 	}
 	granules := map[*owner]uint32{}
 	for address, o := range b.Owners() {
@@ -197,7 +203,7 @@ func TestArenas(t *testing.T) {
 		take(t, r, 5*gib/(2*mib), false)
 	}
 	require.Equal(t, []uint64{128 * gib, 128 * gib, 256 * gib, 512 * gib}, b.arenas)
-	require.NoError(t, r.Check(func(Span[owner]) bool { return false }))
+	require.NoError(t, r.Check(nobody))
 
 	b = newBench()
 	b.driver.most = 3 * gib
@@ -215,7 +221,7 @@ func TestArenas(t *testing.T) {
 	_, err = r.Allocate(1, false, nil)
 	require.ErrorIs(t, err, b.refuse)
 	require.Equal(t, 1, b.driver.freed)
-	require.NoError(t, r.Check(func(Span[owner]) bool { return false }))
+	require.NoError(t, r.Check(nobody))
 }
 
 // Each contradiction is found.
@@ -223,7 +229,6 @@ func TestCheck(t *testing.T) {
 	b := newBench()
 	r := b.NewRanges(gpu(0))
 	one, two := take(t, r, 1, false), take(t, r, 2, false)
-	none := func(Span[owner]) bool { return false }
 	for name, damage := range map[string]func() (repair func()){
 		"tag":      func() func() { one.span.in.of = nil; return func() { one.span.in.of = r } },
 		"used":     func() func() { one.span.in.used++; return func() { one.span.in.used-- } },
@@ -235,9 +240,9 @@ func TestCheck(t *testing.T) {
 			return func() { two.span.block.previous = one.span.block }
 		},
 	} {
-		require.NoError(t, r.Check(none), "before %s", name)
+		require.NoError(t, r.Check(nobody), "before %s", name)
 		repair := damage()
-		require.Error(t, r.Check(none), name)
+		require.Error(t, r.Check(nobody), name)
 		repair()
 	}
 	two.release()

@@ -8,60 +8,71 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestTLSFAgainstModel(t *testing.T) {
+// play takes and gives back ranges of up to most of so many granules, as bytes say, and keeps track of each granule's
+// owner.
+func play(t *testing.T, granules, most uint32, bytes []byte) {
+	fit := newTLSF(granules)
+	owner := make([]*block, granules)
+	own := func(s *block, by *block) {
+		for g := s.start; g < s.start+s.count; g++ {
+			if by != nil && owner[g] != nil {
+				t.Fatalf("granule %d is given twice", g)
+			}
+			owner[g] = by
+		}
+	}
+	var all []*block
+	var used uint32
+	for at := 0; at+1 < len(bytes); at += 2 {
+		n := uint32(bytes[at+1])
+		if bytes[at]%3 == 0 && len(all) > 0 {
+			i := int(n) % len(all)
+			s := all[i]
+			all = slices.Delete(all, i, i+1)
+			own(s, nil)
+			used -= s.count
+			fit.release(s)
+		} else if s := fit.allocate(n%most + 1); s != nil {
+			if s.count != n%most+1 || s.start+s.count > granules {
+				t.Fatalf("%d granules at %d for %d", s.count, s.start, n%most+1)
+			}
+			own(s, s)
+			all, used = append(all, s), used+s.count
+		} else if longest(owner) > n%most {
+			t.Fatalf("no room for %d granules, where %d are free", n%most+1, longest(owner))
+		}
+		if len(all) > 0 && (granules <= 512 || at%64 == 0) {
+			require.NoError(t, fit.check(granules, used, func(s *block) bool { return owner[s.start] == s }))
+		}
+	}
+	for _, s := range all {
+		fit.release(s)
+	}
+	require.NotNil(t, fit.allocate(granules), "everything came back as one")
+}
+
+// longest is the most granules in a row that nobody has.
+func longest(owner []*block) (most uint32) {
+	run := uint32(0)
+	for _, s := range owner {
+		if run++; s != nil {
+			run = 0
+		}
+		most = max(most, run)
+	}
+	return most
+}
+
+func FuzzTLSF(f *testing.F) {
+	f.Fuzz(func(t *testing.T, bytes []byte) { play(t, 512, 256, bytes) })
+}
+
+func TestTLSFAtRandom(t *testing.T) {
 	for seed := range uint64(24) {
-		random := rand.New(rand.NewPCG(seed, 1))
-		granules := []uint32{3000, 1, 7, 8, 33, 1000}[seed%6]
-		p := newTLSF(granules)
-		used := make([]bool, granules)
-		var live []*block
-		free := granules
-		for step := range 1500 {
-			if random.IntN(5) < 3 || len(live) == 0 {
-				count := 1 + uint32(random.IntN(1<<random.IntN(9)))
-				s := p.allocate(count)
-				if s == nil {
-					run, longest := uint32(0), uint32(0)
-					for _, u := range used {
-						if u {
-							run = 0
-							continue
-						}
-						run++
-						longest = max(longest, run)
-					}
-					require.Less(t, longest, count, "refused although it fits")
-					continue
-				}
-				require.Equal(t, count, s.count)
-				for g := s.start; g < s.start+count; g++ {
-					if used[g] {
-						t.Fatalf("granule %d handed out twice", g)
-					}
-					used[g] = true
-				}
-				live = append(live, s)
-				free -= count
-			} else {
-				i := random.IntN(len(live))
-				s := live[i]
-				live[i] = live[len(live)-1]
-				live = live[:len(live)-1]
-				for g := s.start; g < s.start+s.count; g++ {
-					used[g] = false
-				}
-				free += s.count
-				p.release(s)
-			}
-			if len(live) > 0 && step%32 == 0 {
-				require.NoError(t, p.check(granules, granules-free, func(b *block) bool { return slices.Contains(live, b) }))
-			}
-		}
-		for _, s := range live {
-			p.release(s)
-		}
-		whole := p.allocate(granules)
-		require.NotNil(t, whole, "everything came back as one")
+		random := rand.NewChaCha8([32]byte{byte(seed)})
+		bytes := make([]byte, 3000)
+		_, _ = random.Read(bytes)
+		play(t, []uint32{3000, 1, 7, 8, 33, 1000}[seed%6], 1<<(2*(seed/6)+1), bytes)
 	}
 }
 
@@ -72,8 +83,7 @@ func BenchmarkTLSFAmongAMillion(b *testing.B) {
 		live[i] = p.allocate(1 + uint32(i%3))
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	b.ResetTimer()
-	for range b.N {
+	for b.Loop() {
 		i := random.IntN(len(live))
 		count := live[i].count
 		p.release(live[i])
