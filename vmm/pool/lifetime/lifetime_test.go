@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/lifetime"
@@ -76,7 +77,7 @@ func requireEnded(t *testing.T, p *lifetime.Pool, s *source) {
 func TestDestroyBesideOtherThreads(t *testing.T) {
 	for _, kind := range kinds.Names() {
 		t.Run(kind, func(t *testing.T) {
-			for round := range 20 {
+			for round := range hermetic.Often(20, 4) {
 				s := newSource()
 				p := open(t, kind, s)
 				var started, done sync.WaitGroup
@@ -186,4 +187,35 @@ func TestAKindThatRefuses(t *testing.T) {
 	_, err := lifetime.New(s, func(from pool.Source) (pool.Pool, error) { return kinds.New("heap", from, nil) })
 	require.ErrorIs(t, err, pool.ErrOption)
 	require.Zero(t, s.closed)
+}
+
+func TestHandles(t *testing.T) {
+	var handles lifetime.Handles
+	for _, never := range []uintptr{0, 1, 0x12345} {
+		_, err := handles.Pool(never)
+		require.ErrorIs(t, err, lifetime.ErrNoPool)
+		require.ErrorIs(t, handles.Destroy(never), lifetime.ErrNoPool)
+	}
+	first, second := newSource(), newSource()
+	a, b := open(t, "naive", first), open(t, "naive", second)
+	one, two := handles.Add(a), handles.Add(b)
+	require.NotEqual(t, one, two)
+	requireAt := func(handle uintptr, want *lifetime.Pool) {
+		t.Helper()
+		got, err := handles.Pool(handle)
+		require.NoError(t, err)
+		require.Same(t, want, got)
+	}
+	requireAt(one, a)
+	requireAt(two, b)
+
+	first.refuse = errors.New("not now")
+	require.ErrorIs(t, handles.Destroy(one), first.refuse)
+	requireAt(one, a) // as before
+	first.refuse = nil
+	require.NoError(t, handles.Destroy(one))
+	_, err := handles.Pool(one)
+	require.ErrorIs(t, err, pool.ErrDestroyed)
+	require.ErrorIs(t, handles.Destroy(one), pool.ErrDestroyed)
+	require.NotEqual(t, one, handles.Add(a), "a number is not used again")
 }

@@ -96,6 +96,13 @@ func each(t *testing.T, test func(t *testing.T, w *world, s all)) {
 	}
 }
 
+func allocate(t *testing.T, s pool.Source, size uint64) uintptr {
+	t.Helper()
+	address, err := s.Allocate(size)
+	require.NoError(t, err)
+	return address
+}
+
 func free(t *testing.T, s all) uint64 {
 	t.Helper()
 	free, total, err := s.Memory()
@@ -107,15 +114,14 @@ func free(t *testing.T, s all) uint64 {
 func TestSegmentsComeAndGo(t *testing.T) {
 	each(t, func(t *testing.T, w *world, s all) {
 		before := free(t, s)
-		address, err := s.Allocate(10 * mib)
-		require.NoError(t, err)
+		address := allocate(t, s, 10*mib)
 		require.Zero(t, address%512)
 		require.Equal(t, before-10*mib, free(t, s))
 		*(*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&address))) = 1
-		_, err = s.Allocate(60 * mib)
-		require.ErrorIs(t, err, pool.ErrOutOfMemory)
-		_, err = s.Allocate(65 * mib)
-		require.ErrorIs(t, err, pool.ErrOutOfMemory)
+		for _, size := range []uint64{60 * mib, 65 * mib} {
+			_, err := s.Allocate(size)
+			require.ErrorIs(t, err, pool.ErrOutOfMemory)
+		}
 		require.NoError(t, s.Free(address, 10*mib))
 		require.Equal(t, before, free(t, s))
 		require.Error(t, s.Free(address, 10*mib))
@@ -129,14 +135,12 @@ func TestWhileAStreamIsCaptured(t *testing.T) {
 		purego.RegisterLibFunc(&begin, w.sim.Handle, "cuStreamBeginCapture_v2")
 		purego.RegisterLibFunc(&end, w.sim.Handle, "cuStreamEndCapture")
 		before := free(t, s)
-		address, err := s.Allocate(2 * mib)
-		require.NoError(t, err)
+		address := allocate(t, s, 2*mib)
 		stream, err := w.driver.StreamCreate()
 		require.NoError(t, err)
 		require.Zero(t, begin(stream, 0), "the mode that forbids most")
 		w.state.Capturing = true
-		second, err := s.Allocate(2 * mib)
-		require.NoError(t, err)
+		second := allocate(t, s, 2*mib)
 		require.NoError(t, s.Free(address, 2*mib), "put off")
 		var graph uintptr
 		require.Zero(t, end(stream, &graph), "the capture is intact")
@@ -150,13 +154,11 @@ func TestWhileAStreamIsCaptured(t *testing.T) {
 
 func TestLateFreesMakeRoom(t *testing.T) {
 	each(t, func(t *testing.T, w *world, s all) {
-		address, err := s.Allocate(40 * mib)
-		require.NoError(t, err)
+		address := allocate(t, s, 40*mib)
 		w.state.Capturing = true
 		require.NoError(t, s.Free(address, 40*mib))
 		w.state.Capturing = false
-		address, err = s.Allocate(40 * mib)
-		require.NoError(t, err)
+		address = allocate(t, s, 40*mib)
 		require.NoError(t, s.Free(address, 40*mib))
 	})
 }
@@ -195,10 +197,9 @@ func TestSegmentsArePausable(t *testing.T) {
 	w := newWorld(t)
 	s := w.segments()
 	before := free(t, s)
-	address, err := s.Allocate(4 * mib)
-	require.NoError(t, err)
+	address := allocate(t, s, 4*mib)
 	only := vmm.Options{Tags: []string{"pool"}}
-	_, err = w.engine.Pause(only)
+	_, err := w.engine.Pause(only)
 	require.NoError(t, err)
 	require.Equal(t, before, free(t, s))
 	_, err = w.engine.Resume(only)
@@ -235,20 +236,14 @@ func TestBlocksAcrossSegments(t *testing.T) {
 			p, err := bfc.New(from, options)
 			require.NoError(t, err)
 			var blocks []pool.Block
-			var others []uintptr
 			for range 8 {
 				b, err := p.Malloc(4*mib, 0)
 				require.NoError(t, err)
 				blocks = append(blocks, b)
 				other, err := w.engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "pool"})
 				require.NoError(t, err)
-				others = append(others, other)
+				defer func() { require.NoError(t, w.engine.Free(other, false)) }()
 			}
-			defer func() {
-				for _, other := range others {
-					require.NoError(t, w.engine.Free(other, false))
-				}
-			}()
 			for _, b := range blocks[:7] {
 				require.NoError(t, p.Free(b.Address))
 			}
@@ -318,8 +313,7 @@ func TestHostMemory(t *testing.T) {
 			require.NoError(t, err)
 			device, _, err := w.plain().Memory()
 			require.NoError(t, err)
-			address, err := s.Allocate(2 * mib)
-			require.NoError(t, err)
+			address := allocate(t, s, 2*mib)
 			memory := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), address)), 2*mib)
 			memory[0], memory[2*mib-1] = 1, 2
 			still, _, err := w.plain().Memory()
@@ -339,8 +333,7 @@ func TestHostMemory(t *testing.T) {
 			}
 
 			w.state.Capturing = true
-			during, err := s.Allocate(mib)
-			require.NoError(t, err)
+			during := allocate(t, s, mib)
 			require.NoError(t, s.Free(during, mib))
 			require.ErrorIs(t, s.Close(), vmm.ErrCapturing, "it goes when the capture has ended")
 			w.state.Capturing = false
