@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
@@ -226,7 +227,8 @@ func TestSmallSizesByChance(t *testing.T) {
 		seed    uint64
 	}
 	var all []live
-	for step := range 20000 {
+	steps := hermetic.Often(20_000, 6_000)
+	for step := range steps {
 		if len(all) > 0 && random.IntN(100) < 48 {
 			i := random.IntN(len(all))
 			requireFilled(t, all[i].address, all[i].size, all[i].seed)
@@ -243,7 +245,7 @@ func TestSmallSizesByChance(t *testing.T) {
 		}
 		fill(a, size, uint64(step))
 		all = append(all, live{a, size, uint64(step)})
-		if step%4000 == 3999 {
+		if step%(steps/5) == steps/5-1 {
 			cycle(t, engine, shared("t"))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
+	"tms/internal/hermetic"
 	"tms/vmm"
 )
 
@@ -161,7 +162,7 @@ func TestMovesBesideFrees(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	o := name("t")
 	o.DiskDir = t.TempDir()
-	for range 10 {
+	for range hermetic.Often(10, 4) {
 		addresses := filled(t, engine, 16, vmm.Request{Size: mib + 1, Tag: "t", Backup: vmm.BackupHost})
 		require.NoError(t, pause(engine, o))
 		var all sync.WaitGroup

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/cudasim"
+	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -20,15 +21,19 @@ import (
 
 // neighbour is an engine among others, by number.
 type neighbour struct {
-	self   int
-	others *[2]*vmm.Engine
-	deaf   atomic.Bool // does not receive returns
-	lost   atomic.Bool // finds the memory of the others gone
+	self    int
+	others  []*vmm.Engine
+	deaf    atomic.Bool   // does not receive returns
+	lost    atomic.Bool   // finds the memory of the others gone
+	stopped chan struct{} // the first does not answer until it is closed; nil: it does
 }
 
 func (n *neighbour) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	if n.lost.Load() {
 		return vmm.Lent{}, vmm.ErrShareGone
+	}
+	if share.PID == 0 && n.stopped != nil {
+		<-n.stopped
 	}
 	return n.others[share.PID].Export(share.ID, vmm.Importer{PID: n.self, Number: number})
 }
@@ -57,7 +62,7 @@ type pair struct {
 	t          *testing.T
 	sim        *cudasim.Sim
 	engines    [2]*vmm.Engine
-	neighbours [2]*neighbour
+	neighbours []*neighbour
 	own, other [2]uintptr
 	shares     [2]vmm.Share  // of other, where Import opens it
 	beside     [2][2]uintptr // of the size of own, before and behind it; 0: there is none
@@ -88,9 +93,9 @@ func beside(t *testing.T, driver *cuda.Driver) *vmm.Engine {
 }
 
 // meet makes engines each other's neighbours, which may share memory.
-func meet(engines *[2]*vmm.Engine) (neighbours [2]*neighbour) {
+func meet(engines ...*vmm.Engine) (neighbours []*neighbour) {
 	for i, e := range engines {
-		neighbours[i] = &neighbour{self: i, others: engines}
+		neighbours = append(neighbours, &neighbour{self: i, others: engines})
 		e.Processes(neighbours[i])
 		e.Shareable(true)
 		e.CheckInvariants(true)
@@ -102,7 +107,7 @@ func meet(engines *[2]*vmm.Engine) (neighbours [2]*neighbour) {
 func newMappedPair(t *testing.T) *pair {
 	sim, driver, first := shareable(t)
 	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, beside(t, driver)}}
-	p.neighbours = meet(&p.engines)
+	p.neighbours = meet(p.engines[:]...)
 	var handles, imports [2]cuda.Handle
 	mapped := func(e *vmm.Engine, handle cuda.Handle) uintptr {
 		address, err := driver.MemAddressReserve(shareSize, 0)
@@ -146,7 +151,7 @@ func newMappedPair(t *testing.T) *pair {
 func newPair(t *testing.T) *pair {
 	sim, driver, first := shareable(t)
 	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, beside(t, driver)}}
-	p.neighbours = meet(&p.engines)
+	p.neighbours = meet(p.engines[:]...)
 	for i, e := range p.engines {
 		all := mallocs(t, e, 3, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})
 		p.beside[i], p.own[i] = [2]uintptr{all[0], all[2]}, all[1]
@@ -218,7 +223,7 @@ func TestPausedTogether(t *testing.T) {
 		if p.beside[0][0] != 0 {
 			segments = 3
 		}
-		for cycle := range uint64(20) {
+		for cycle := range uint64(hermetic.Often(20, 5)) {
 			p.fill(2 * cycle)
 			p.requireFilled(2 * cycle)
 			require.Equal(t, [2]error{}, p.pause(10*time.Second))
@@ -291,7 +296,7 @@ func TestSharedIsFreed(t *testing.T) {
 func TestSharedWhilePaused(t *testing.T) {
 	sim, driver, first := shareable(t)
 	second := beside(t, driver)
-	meet(&[2]*vmm.Engine{first, second})
+	meet(first, second)
 	all := filled(t, first, 8, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, pause(first, vmm.Options{}))
 	var opened [2]uintptr
@@ -363,7 +368,7 @@ func TestOpenedMeanwhile(t *testing.T) {
 // Pauses of which each may be refused by the other's, at any moment, leave nothing half done.
 func TestPausesCross(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *pair) {
-		for cycle := range uint64(60) {
+		for cycle := range uint64(hermetic.Often(60, 20)) {
 			p.fill(2 * cycle)
 			for _, err := range p.pause(time.Duration(cycle%4) * time.Millisecond) {
 				require.True(t, err == nil || errors.Is(err, vmm.ErrImported), "%v", err)
@@ -523,44 +528,18 @@ func TestOneRefusal(t *testing.T) {
 	p.requireFilled(1)
 }
 
-// crowd is how one of several engines speaks to the others.
-type crowd struct {
-	self    int
-	engines *[3]*vmm.Engine
-	stopped chan struct{} // the first does not answer until it is closed
-}
-
-func (c *crowd) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
-	if share.PID == 0 {
-		<-c.stopped
-	}
-	return c.engines[share.PID].Export(share.ID, vmm.Importer{PID: c.self, Number: number})
-}
-
-func (c *crowd) Return(share vmm.Share, number uint64) error {
-	c.engines[share.PID].Returned(share.ID, c.self, number)
-	return nil
-}
-
-func (c *crowd) Gone(vmm.Importer) bool { return false }
-
 // Waiting for a stopped process delays nothing that concerns others.
 func TestOneIsStopped(t *testing.T) {
 	_, driver, importer := shareable(t)
-	engines := [3]*vmm.Engine{2: importer}
-	c := &crowd{self: 2, engines: &engines, stopped: make(chan struct{})}
-	close(c.stopped)
+	engines := []*vmm.Engine{beside(t, driver), beside(t, driver), importer}
+	neighbours := meet(engines...)
 	var other [2]uintptr
 	var shares [2]vmm.Share
 	for i := range 2 {
-		engines[i] = beside(t, driver)
-		engines[i].Processes(&crowd{self: i, engines: &engines})
-		engines[i].Shareable(true)
 		id, _, _, err := engines[i].Share(malloc(t, engines[i], vmm.Request{Size: shareSize, Tag: "t"}))
 		require.NoError(t, err)
 		shares[i] = vmm.Share{PID: i, ID: id}
 	}
-	importer.Processes(c)
 	for i := range 2 {
 		var err error
 		other[i], err = importer.Import(0, shares[i], 0)
@@ -568,7 +547,8 @@ func TestOneIsStopped(t *testing.T) {
 	}
 	require.NoError(t, pause(importer, vmm.Options{}))
 
-	c.stopped = make(chan struct{})
+	stopped := make(chan struct{})
+	neighbours[2].stopped = stopped
 	resumed, opened := make(chan error), make(chan error)
 	go func() { resumed <- resume(importer, vmm.Options{Importers: time.Minute}) }()
 	require.Eventually(t, func() bool { return importer.ImportedBytes() == shareSize }, time.Minute, time.Millisecond)
@@ -583,7 +563,7 @@ func TestOneIsStopped(t *testing.T) {
 	require.Equal(t, other[1], again)
 	require.NoError(t, importer.Close(again, false))
 	importer.Trim()
-	close(c.stopped)
+	close(stopped)
 	require.NoError(t, <-resumed)
 	require.ErrorIs(t, <-opened, vmm.ErrShareGone)
 	for i := range 2 {

@@ -23,7 +23,7 @@ func newMappedShare(t *testing.T) *mappedShare {
 	t.Helper()
 	_, driver, engine := simulated(t, 2)
 	importer := beside(t, driver)
-	meet(&[2]*vmm.Engine{engine, importer})
+	meet(engine, importer)
 	importer.Shareable(false) // it need not share
 	m := newMapper(t, driver, engine, weights)
 	s := &mappedShare{mapper: m, importer: importer}
