@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -201,21 +200,6 @@ func TestBFCLetsNothingGoForAHopelessRequest(t *testing.T) {
 	}
 	p.malloc(32 * mib)
 	require.EqualValues(t, 34*mib, p.Stats().Reserved)
-}
-
-func TestBFCWaitsForAFree(t *testing.T) {
-	p := newPool(t, "bfc", gib, "memory_limit=2MiB,retry_ms=60000")
-	b := p.malloc(2 * mib)
-	time.AfterFunc(20*time.Millisecond, func() { _ = p.Free(b.Address) })
-	p.malloc(2 * mib)
-	require.Zero(t, p.Stats().Failures)
-
-	impatient := newPool(t, "bfc", gib, "memory_limit=2MiB,retry_ms=30")
-	impatient.malloc(2 * mib)
-	begin := time.Now()
-	impatient.refuses(1, pool.ErrOutOfMemory)
-	require.GreaterOrEqual(t, time.Since(begin), 30*time.Millisecond)
-	require.EqualValues(t, 1, impatient.Stats().Failures)
 }
 
 func TestBFCDetail(t *testing.T) {

@@ -2,11 +2,41 @@ package bfc
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
 )
+
+func newPool(t *testing.T, settings string) *Pool {
+	t.Helper()
+	options, err := pool.ParseOptions(settings)
+	require.NoError(t, err)
+	p, err := New(pool.NewRange(1<<40, 1<<30), options)
+	require.NoError(t, err)
+	return p
+}
+
+// It is here, and not among the tests of kinds, for the race detector.
+func TestMallocWaitsForAFree(t *testing.T) {
+	p := newPool(t, "memory_limit=2MiB,retry_ms=60000")
+	b, err := p.Malloc(2<<20, 0)
+	require.NoError(t, err)
+	time.AfterFunc(20*time.Millisecond, func() { _ = p.Free(b.Address) })
+	_, err = p.Malloc(2<<20, 0)
+	require.NoError(t, err)
+	require.Zero(t, p.Stats().Failures)
+
+	impatient := newPool(t, "memory_limit=2MiB,retry_ms=30")
+	_, err = impatient.Malloc(2<<20, 0)
+	require.NoError(t, err)
+	begin := time.Now()
+	_, err = impatient.Malloc(1, 0)
+	require.ErrorIs(t, err, pool.ErrOutOfMemory)
+	require.GreaterOrEqual(t, time.Since(begin), 30*time.Millisecond)
+	require.EqualValues(t, 1, impatient.Stats().Failures)
+}
 
 func TestBinBoundaries(t *testing.T) {
 	for b := range binCount {
@@ -23,17 +53,14 @@ func TestBinBoundaries(t *testing.T) {
 func TestDumpOnFailure(t *testing.T) {
 	for settings, dumps := range map[string]int{"": 0, ",dump_log_on_failure=true": 1} {
 		for _, sizes := range [][]uint64{{2 << 20, 5 << 20, 2 << 20}, {5 << 20, 2 << 20, 5 << 20}} {
-			options, err := pool.ParseOptions("memory_limit=4MiB" + settings)
-			require.NoError(t, err)
-			p, err := New(pool.NewRange(1<<40, 1<<30), options)
-			require.NoError(t, err)
+			p := newPool(t, "memory_limit=4MiB"+settings)
 			var logged []string
 			p.log = func(text string) {
 				require.True(t, p.TryLock(), "the lock is not held")
 				p.Unlock()
 				logged = append(logged, text)
 			}
-			_, err = p.Malloc(3<<20, 0)
+			_, err := p.Malloc(3<<20, 0)
 			require.NoError(t, err)
 			for _, size := range sizes {
 				_, err := p.Malloc(size, 0)
