@@ -40,8 +40,8 @@ func (b *bench) part(at uintptr, size uint64) copying.Copy {
 	return copying.Copy{Kept: b.spans[1].Address + at, Device: b.spans[0].Address + at, Size: size}
 }
 
-// Copies are reported every 256 MiB, and the rest at the end; where the driver gives no event, at the end alone. After an
-// error, too, nothing of the driver's is left.
+// Copies are reported every 256 MiB, and the rest at the end; where the driver gives no event, at the end alone. After
+// an error, too, nothing of the driver's is left.
 func TestCopiesAreReported(t *testing.T) {
 	b := newBench(t, 300*mib)
 	wrong := errors.New("wrong")

@@ -189,7 +189,7 @@ func (s scenario) compare(t *testing.T, answers []byte) {
 	}
 	check(t, r.Pool)
 	require.NoError(t, r.Pool.Destroy())
-	require.Empty(t, slices.Concat(r.smallPool.lists, r.largePool.lists), "nothing is kept for a stream without segments")
+	require.Empty(t, slices.Concat(r.smallPool.lists, r.largePool.lists), "kept for a stream without segments")
 	require.Zero(t, r.device.Held())
 	require.Empty(t, r.device.events)
 }

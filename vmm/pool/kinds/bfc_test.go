@@ -54,7 +54,8 @@ func TestBFCRegionsThatTouchAreJoinedWhereTheSourceCan(t *testing.T) {
 		s.apart = !joins
 		p := over(t, "bfc", s, "memory_limit=512MiB")
 		blocks := p.mallocs(128, 4*mib)
-		require.Equal(t, []uint64{4 * mib, 4 * mib, 8 * mib, 16 * mib, 32 * mib, 64 * mib, 128 * mib, 256 * mib}, s.asked)
+		require.Equal(t, []uint64{4 * mib, 4 * mib, 8 * mib, 16 * mib, 32 * mib, 64 * mib, 128 * mib, 256 * mib},
+			s.asked)
 		p.free(blocks[:127]...)
 		if !joins {
 			p.refuses(508*mib, pool.ErrOutOfMemory)
@@ -112,8 +113,8 @@ func TestBFCBacksOff(t *testing.T) {
 	}{
 		"by a tenth":                {7 * mib, fixed, 5 * mib, nil, 5, 0},
 		"stops below the size":      {7 * mib, fixed, 8 * mib, pool.ErrOutOfMemory, 4, 8 * mib},
-		"tries the exact size last": {7 * mib, fixed, 7 * mib, nil, 5, 7 * mib}, // 7.29 is too much, a tenth less too little
-		"ends at small sizes":       {0, "", 1, pool.ErrOutOfMemory, 0, 256},    // where a tenth is less than the rounding
+		"tries the exact size last": {7 * mib, fixed, 7 * mib, nil, 5, 7 * mib}, // 7.29 is too much, 6.56 too little
+		"ends at small sizes":       {0, "", 1, pool.ErrOutOfMemory, 0, 256},    // a tenth is less than the rounding
 	} {
 		p := newPool(t, "bfc", c.capacity, c.options)
 		_, err := p.Malloc(c.size, 0)
@@ -220,7 +221,8 @@ func TestBFCMemoryDump(t *testing.T) {
 	far := p.malloc(3 * mib)
 	p.free(b)
 	d := p.dump()
-	require.Equal(t, []bfc.RegionDump{{Address: base, Size: 2 * mib}, {Address: base + 2*mib, Size: 4 * mib}}, d.Regions)
+	require.Equal(t, []bfc.RegionDump{{Address: base, Size: 2 * mib}, {Address: base + 2*mib, Size: 4 * mib}},
+		d.Regions)
 	require.Equal(t, []bfc.ChunkDump{
 		{Address: a.Address, Size: 1024, RequestedSize: 1000, Bin: -1, InUse: true},
 		{Address: b.Address, Size: 64 * kib, Bin: 8},
@@ -242,8 +244,8 @@ func TestBFCMemoryDump(t *testing.T) {
 			" before used %#x of 1024 bytes, 1024 requested", b.Address, a.Address, c.Address),
 		fmt.Sprintf("Region at %#x of 2097152 bytes:", uintptr(base)),
 		fmt.Sprintf("  free %#x of 2029568 bytes", c.Address+1024),
-		fmt.Sprintf("Region at %#x of 4194304 bytes:\n  used %#x of 4194304 bytes, 3145728 requested\nIn use by size:",
-			far.Address, far.Address),
+		fmt.Sprintf("Region at %#x of 4194304 bytes:\n  used %#x of 4194304 bytes, 3145728 requested\n"+
+			"In use by size:", far.Address, far.Address),
 		"  2 chunks of 1024 bytes, together 2.0KiB",
 		"In use altogether: 4.0MiB",
 		"Limit none, reserved 6291456 (at most 6291456), in use 4196352 (at most 4261888), 4 allocations",

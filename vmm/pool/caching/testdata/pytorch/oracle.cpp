@@ -1,6 +1,6 @@
 // Plays commands on PyTorch 2.0.0's own native caching allocator and tells what it answered.
 // Usage: oracle CAPACITY < commands; settings in PYTORCH_CUDA_ALLOC_CONF. build.sh says how it is made,
-// oracle_test.go what the commands are.
+// pytorch_test.go what the commands are.
 #include <cstdio>
 #include <iostream>
 #include <map>
