@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -256,6 +257,9 @@ def test_sixteen_gibibytes_with_contents(other: Witness, say: Say) -> None:
     say(f"the driver's own checkpoint, out and back: {driver}")
     if isinstance(driver, str):
         return
+    for name, times in found.items():
+        ratios = driver[0] / statistics.median(times.out), driver[1] / statistics.median(times.back)
+        say(f"{name}: {ratios[0]:.1f} times as fast out, {ratios[1]:.1f} times back")
     # Machines differ in seconds. The driver's own checkpoint took 5 to 15 times as long on some.
     for times in found.values():
         assert min(times.out) <= driver[0] / 2
