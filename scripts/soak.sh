@@ -66,7 +66,7 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle clients test
 		tests)
 			TESTS_FULL=1 go test -count=1 -timeout 3h ./preload ./cmd/tms
 			TESTS_FULL=1 build/venv/bin/python -m pytest -q pymodule/tests
-			go test -count=1 -race -timeout 3h ./vmm/... ./internal/...
+			TESTS_FULL=1 go test -count=1 -race -timeout 3h ./vmm/... ./internal/...
 			scripts/build.sh --sanitized
 			TESTS_FULL=1 TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 3h ./preload
 			;;
