@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -24,46 +22,26 @@ import (
 
 const apartBytes = 8 << 20 // of each rank
 
-// apart is one rank.
-type apart struct {
-	*steered
-	sequences string // what all ranks have launched (libnccl.c)
-}
-
-// startApart starts the ranks of a job, which use NCCL and run far apart from one another. own makes each one's
-// environment.
-func startApart(t *testing.T, kind string, ranks int, own func(rank int) []string) (started []*apart) {
+// startApart starts the ranks of a job, which use NCCL and run far apart from one another. The file sequences says what
+// all have launched (libnccl.c).
+func startApart(t *testing.T, kind string, count int, environment ...string) (started ranks, sequences string) {
 	t.Helper()
-	folder, program, library := t.TempDir(), fixture(t, "apart"), buildNCCL(t, ncclNew)
+	folder := t.TempDir()
 	shared, sequences := filepath.Join(folder, "shared"), filepath.Join(folder, "sequences")
 	require.NoError(t, os.WriteFile(shared, make([]byte, 4096), 0o600))
 	require.NoError(t, os.WriteFile(sequences, make([]byte, 16*4096), 0o600))
 	ownSockets(t)
-	for rank := range ranks {
-		command := exec.Command(program, library, shared, strconv.Itoa(rank), strconv.Itoa(ranks), kind)
-		command.Env = append(os.Environ(), reaching(t),
-			"LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=64M", "TMS_CONTROL=1", "FAKE_NCCL_SHARED="+sequences, "TORCHELASTIC_RUN_ID=apart",
-			"TMS_COMMAND="+tms)
-		command.Env = append(command.Env, own(rank)...)
-		started = append(started, &apart{startProgram(t, command), sequences})
-	}
-	for _, s := range started {
-		require.Equal(t, "ready", s.line())
-	}
-	return started
+	environment = append(environment, "FAKE_NCCL_SHARED="+sequences, "TORCHELASTIC_RUN_ID=apart", "TMS_COMMAND="+tms)
+	arguments := []string{fixture(t, "apart"), buildNCCL(t, ncclNew), shared, "RANK", strconv.Itoa(count), kind}
+	return startRanks(t, count, arguments, "", environment...), sequences
 }
 
-func none(int) []string { return nil }
-
 // pauseApart pauses the job a number of times, and returns how many tries each pause took.
-func pauseApart(t *testing.T, ranks []*apart, pauses int, more ...string) (tries []int) {
+func pauseApart(t *testing.T, ranks ranks, pauses int, more ...string) (tries []int) {
 	t.Helper()
 	for range pauses {
 		start := time.Now()
-		out, words, code := command(t, append([]string{"pause", "--job", "apart", "--json"}, more...)...)
-		require.Zero(t, code, words)
-		var outcomes []outcome
-		require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+		outcomes := parsed[[]outcome](t, succeeds(t, append([]string{"pause", "--job", "apart", "--json"}, more...)...))
 		require.Len(t, outcomes, len(ranks))
 		for _, o := range outcomes {
 			require.EqualValues(t, apartBytes, o.Bytes)
@@ -71,20 +49,10 @@ func pauseApart(t *testing.T, ranks []*apart, pauses int, more ...string) (tries
 		tries = append(tries, outcomes[0].Tries)
 		t.Logf("%d tries, %.3f s", outcomes[0].Tries, time.Since(start).Seconds())
 		before := ranks[0].do("work")
-		_, words, code = command(t, "resume", "--job", "apart")
-		require.Zero(t, code, words)
+		succeeds(t, "resume", "--job", "apart")
 		require.Eventually(t, func() bool { return ranks[0].do("work") != before }, time.Minute, time.Millisecond, "it goes on")
 	}
 	return tries
-}
-
-// endApart ends all ranks after the same step, with what was written last.
-func endApart(t *testing.T, ranks []*apart) {
-	t.Helper()
-	last := ranks[0].do("stop")
-	for _, r := range ranks[1:] {
-		require.Equal(t, last, r.line())
-	}
 }
 
 // Ranks that are far apart stand together at the first or second try, whatever communicators they have in whatever
@@ -92,13 +60,13 @@ func endApart(t *testing.T, ranks []*apart) {
 func TestRanksThatAreApart(t *testing.T) {
 	for kind, count := range map[string]int{"world": 3, "crossed": 3, "grid": 4, "pipeline": 3, "waiting": 3} {
 		t.Run(kind, func(t *testing.T) {
-			ranks := startApart(t, kind, count, none)
+			ranks, _ := startApart(t, kind, count)
 			tries := pauseApart(t, ranks, hermetic.Often(8, 3), "--timeout", "300")
 			for slices.Min(tries) > 2 && len(tries) < 50 {
 				tries = append(tries, pauseApart(t, ranks, 1, "--timeout", "300")...)
 			}
 			require.LessOrEqual(t, slices.Min(tries), 2)
-			endApart(t, ranks)
+			ranks.end()
 		})
 	}
 }
@@ -106,16 +74,16 @@ func TestRanksThatAreApart(t *testing.T) {
 // Collectives that graphs launch are not counted: with others between them the ranks still stand together; without
 // others the command tries until they do.
 func TestRanksWithCollectivesInGraphs(t *testing.T) {
-	t.Run("and others", func(t *testing.T) {
-		ranks := startApart(t, "mixed", 3, none)
-		pauseApart(t, ranks, hermetic.Often(6, 2), "--timeout", "60") // at the first try on a machine with nothing else to do
-		endApart(t, ranks)
-	})
-	t.Run("alone", func(t *testing.T) {
-		ranks := startApart(t, "graph", 2, none)
-		pauseApart(t, ranks, hermetic.Often(2, 1), "--timeout", "60")
-		endApart(t, ranks)
-	})
+	for kind, c := range map[string]struct{ count, pauses int }{
+		"mixed": {3, hermetic.Often(6, 2)}, // at the first try on a machine with nothing else to do
+		"graph": {2, hermetic.Often(2, 1)},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			ranks, _ := startApart(t, kind, c.count)
+			pauseApart(t, ranks, c.pauses, "--timeout", "60")
+			ranks.end()
+		})
+	}
 }
 
 // With everything, for which no rank may be inside NCCL.
@@ -124,16 +92,14 @@ func TestRanksThatAreApartWithEverything(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command
 			device := "CUDASIM_SHARED=apart-" + kind + strconv.Itoa(os.Getpid())
-			ranks := startApart(t, kind, 3, func(int) []string { return []string{device, "CUDASIM_MEMORY=128M"} })
+			ranks, _ := startApart(t, kind, 3, device, "CUDASIM_MEMORY=128M")
 			for range hermetic.Often(3, 1) {
-				out, words, code := command(t, "pause", "--job", "apart", "--everything")
-				require.Zero(t, code, words)
+				out := succeeds(t, "pause", "--job", "apart", "--everything")
 				require.Equal(t, len(ranks), strings.Count(out, "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended; the rest by the driver"), out)
 				require.Regexp(t, `all 3 processes stood between the same collectives at try \d+\n`, out)
-				_, words, code = command(t, "resume", "--job", "apart")
-				require.Zero(t, code, words)
+				succeeds(t, "resume", "--job", "apart")
 			}
-			endApart(t, ranks)
+			ranks.end()
 		})
 	}
 }
@@ -141,26 +107,22 @@ func TestRanksThatAreApartWithEverything(t *testing.T) {
 // Whenever a command ends, what it leaves holds no rank back; nor does a rank that ends.
 func TestAlignmentsThatEnd(t *testing.T) {
 	t.Run("the command", func(t *testing.T) {
-		ranks := startApart(t, "grid", 4, none)
+		ranks, _ := startApart(t, "grid", 4)
 		moments := hermetic.Often(40, 6)
 		for i := range moments {
-			pausing := exec.Command(tms, "pause", "--job", "apart")
-			require.NoError(t, pausing.Start())
-			time.Sleep(time.Duration(i) * 100 * time.Millisecond / time.Duration(moments))
-			require.NoError(t, pausing.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
-			_ = pausing.Wait()
+			after := time.Duration(i) * 100 * time.Millisecond / time.Duration(moments)
+			cut(t, after, []os.Signal{os.Kill, os.Interrupt}[i%2], "pause", "--job", "apart")
 			command(t, "resume", "--job", "apart") // of paused ranks, if the pause was done
 			for _, r := range ranks {
-				before := r.do("work")
-				require.Eventually(t, func() bool { return r.do("work") != before }, time.Minute, time.Millisecond)
+				r.advances("work")
 			}
 		}
 		pauseApart(t, ranks, 1)
-		endApart(t, ranks)
+		ranks.end()
 	})
 	t.Run("a rank", func(t *testing.T) {
 		for i := range hermetic.Often(6, 2) {
-			ranks := startApart(t, "world", 3, none)
+			ranks, sequences := startApart(t, "world", 3)
 			time.AfterFunc(time.Duration(5+20*i)*time.Millisecond, func() { _ = ranks[2].Process.Kill() })
 			_, words, code := command(t, "pause", "--job", "apart", "--timeout", "2")
 			if code == 0 {
@@ -169,7 +131,7 @@ func TestAlignmentsThatEnd(t *testing.T) {
 			t.Log(code, words)
 			_ = ranks[2].Wait()
 			// Once NCCL lets the others go on, nothing else holds them back.
-			file, err := os.OpenFile(ranks[0].sequences, os.O_WRONLY, 0)
+			file, err := os.OpenFile(sequences, os.O_WRONLY, 0)
 			require.NoError(t, err)
 			for sequence := range 2 {
 				_, err := file.WriteAt([]byte{0, 0, 0, 0, 1, 0, 0, 0}, int64(4096+sequence*15*8+(1+2)*8))
@@ -177,8 +139,7 @@ func TestAlignmentsThatEnd(t *testing.T) {
 			}
 			require.NoError(t, file.Close())
 			for _, r := range ranks[:2] {
-				before := r.do("work")
-				require.Eventually(t, func() bool { return r.do("work") != before }, time.Minute, time.Millisecond)
+				r.advances("work")
 			}
 		}
 	})
@@ -187,7 +148,7 @@ func TestAlignmentsThatEnd(t *testing.T) {
 // Others wait for a slow rank, but not for a stopped one. A busy machine may wake or stop the rank at the wrong moment;
 // then the test tries once more.
 func TestARankThatIsFarBehind(t *testing.T) {
-	ranks := startApart(t, "world", 3, none)
+	ranks, _ := startApart(t, "world", 3)
 	for tries := 2; tries > 1; {
 		ranks[1].do("sleep")
 		time.Sleep(100 * time.Millisecond)
@@ -203,17 +164,15 @@ func TestARankThatIsFarBehind(t *testing.T) {
 		require.NoError(t, <-stopped)
 		if code == 0 {
 			require.NoError(t, ranks[1].Process.Signal(syscall.SIGCONT))
-			_, words, resumed := command(t, "resume", "--job", "apart")
-			require.Zero(t, resumed, words)
+			succeeds(t, "resume", "--job", "apart")
 		}
 	}
 	require.Contains(t, words, "tms: "+ranks[1].number()+": it does not answer (stopped?)\n")
 	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[1].number()+": it does not answer")
 	require.NoError(t, ranks[1].Process.Signal(syscall.SIGCONT))
-	before := ranks[1].do("work")
-	require.Eventually(t, func() bool { return ranks[1].do("work") != before }, time.Minute, time.Millisecond)
+	ranks[1].advances("work")
 	pauseApart(t, ranks, 1)
-	endApart(t, ranks)
+	ranks.end()
 }
 
 // aligning is a client that aligns one process.
@@ -327,12 +286,10 @@ func TestAlign(t *testing.T) {
 	a.until(name, map[string]uint64{name: 3})
 	c.do("fork")
 	a.Close()
-	before := c.do("cycles")
-	require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
+	c.advances("cycles")
 	other.until(name, nil)
 	require.True(t, other.ask(control.Request{Op: control.Keep}).OK)
-	before = c.do("cycles")
-	require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
+	c.advances("cycles")
 	c.do("calm")
 
 	// A communicator that is destroyed meanwhile, as by a watchdog, is no longer used.

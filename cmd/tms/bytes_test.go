@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,22 +28,15 @@ func onOneDevice(t *testing.T) {
 // bytesOf returns what tms ps --bytes --json prints about a process on one device.
 func bytesOf(t *testing.T, s *steered) (deviceBytes, map[string]uint64) {
 	t.Helper()
-	out, words, code := command(t, "ps", "--bytes", "--json")
-	require.Zero(t, code, words)
-	var found []process
-	require.NoError(t, json.Unmarshal([]byte(out), &found))
-	for _, p := range found {
-		if p.PID == s.Process.Pid {
-			require.Len(t, p.Bytes, 1)
-			parts := map[string]uint64{}
-			for _, part := range p.Bytes[0].Parts {
-				parts[part.Kind+" "+part.Name] = part.Bytes / (1 << 20)
-			}
-			return p.Bytes[0], parts
-		}
+	found := parsed[[]process](t, succeeds(t, "ps", "--bytes", "--json"))
+	i := slices.IndexFunc(found, func(p process) bool { return p.PID == s.Process.Pid })
+	require.GreaterOrEqual(t, i, 0, "the process is not there: %v", found)
+	require.Len(t, found[i].Bytes, 1)
+	parts := map[string]uint64{}
+	for _, part := range found[i].Bytes[0].Parts {
+		parts[part.Kind+" "+part.Name] = part.Bytes / (1 << 20)
 	}
-	require.Fail(t, "the process is not there", out)
-	return deviceBytes{}, nil
+	return found[i].Bytes[0], parts
 }
 
 // Every byte that NVML reports of a process has a name, or is in the difference.
@@ -66,8 +57,7 @@ func TestBytes(t *testing.T) {
 	require.Equal(t, map[string]uint64{"tag weights": 24, "tag cache": 8}, parts)
 	require.Equal(t, []uint64{37 * mib, 32 * mib, 5 * mib}, []uint64{all.UsedBytes, all.NamedBytes, all.RestBytes})
 
-	_, words, code := command(t, "pause", "--force", "--tag", "weights", counted.number())
-	require.Zero(t, code, words)
+	succeeds(t, "pause", "--force", "--tag", "weights", counted.number())
 	out, words, code := command(t, "ps", "--bytes")
 	require.Zero(t, code)
 	require.Empty(t, words)
@@ -84,18 +74,10 @@ func TestBytes(t *testing.T) {
 	require.Regexp(t, `(?m)^    what is not pausable 5\.00 MiB  13\.5%  the difference
     86\.5% of 37\.0 MiB is named by an allocation
     libraries are not counted: .*$`, out)
-	for line := range strings.Lines(out) {
-		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)
-	}
+	requireFits(t, out)
 
-	server := exec.Command(tms, "metrics", "--listen", "127.0.0.1:0")
-	stdout, err := server.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, server.Start())
-	t.Cleanup(func() { _ = server.Process.Kill() })
-	address, err := bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(t, err)
-	s := scrape(t, strings.TrimSpace(address))
+	_, address := serving(t)
+	s := scrape(t, address)
 	one, other := "pid="+counted.number(), "pid="+plain.number()
 	require.Equal(t, []float64{16 * mib}, s.values("tms_device_library_bytes", one, "device=0", "library=steered", "kind=allocations"))
 	require.Empty(t, s.values("tms_device_library_bytes", other))
@@ -110,11 +92,9 @@ func TestBytesWithoutNVML(t *testing.T) {
 	s := startSteered(t, steeredProgram(t), "TMS_ACCOUNT=1")
 	require.Equal(t, "ok", s.do("own 16"))
 	none := t.TempDir()
-	output, err := exec.Command("cc", "-shared", "-x", "c", "-o", filepath.Join(none, "libnvidia-ml.so.1"), "/dev/null").CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	compileText(t, filepath.Join(none, "libnvidia-ml.so.1"), "")
 	t.Setenv("LD_LIBRARY_PATH", none)
-	out, words, code := command(t, "ps", "--bytes")
-	require.Zero(t, code, words)
+	out := succeeds(t, "ps", "--bytes")
 	require.Contains(t, out, "\n  device 0: NVML has no figure for the process\n")
 	require.Regexp(t, `(?m)^    steered +16\.0 MiB      -  1 allocation$`, out)
 	require.Contains(t, out, "NVML, which comes with NVIDIA's driver, is not to be had: ")
@@ -192,7 +172,5 @@ func TestTableOfBytes(t *testing.T) {
 
 12 it does not answer
 `, out.String())
-	for line := range strings.Lines(out.String()) {
-		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)
-	}
+	requireFits(t, out.String())
 }

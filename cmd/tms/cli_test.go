@@ -49,23 +49,98 @@ func TestHelp(t *testing.T) {
 		"-write-cli")
 }
 
-func TestBadValues(t *testing.T) {
-	for arguments, want := range map[string]string{
-		"puase":                `there is no command "puase" (perhaps you mean pause); see tms --help`,
-		"pause --timeout x 1":  "--timeout x: give a number of seconds, such as 30; see tms pause --help",
-		"idle 1 --after 5":     "--after 5: give a time with its unit, such as 30s or 5m; see tms idle --help",
-		"doctor --pid x":       "--pid x: give a whole number, such as 12345; see tms doctor --help",
-		"pause --json=maybe 1": "--json maybe: give true or false; see tms pause --help",
-		"ps x":                 `tms ps takes flags alone, and "x" is none; see tms ps --help`,
-		"metrics --listen foo": "--listen foo: missing port in address; give an address and a free port, such " +
-			"as 127.0.0.1:9400",
-		"idle 1 --lock /none/such": "--lock /none/such cannot be opened: no such file or directory",
+// Arguments that a command does not take end it before it does anything. It says so in a line, whole or in part here.
+func TestArgumentsThatAreRefused(t *testing.T) {
+	folder, none := t.TempDir(), filepath.Join(t.TempDir(), "none")
+	file := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	script, empty := file("train.py", "print(1)\n"), file("empty", "")
+	const head = "Thread,Time,Action,Pointer,Size,Stream\n"
+	lines, bad := file("lines.csv", head), file("bad.csv", head+"1,t,free,0xa,1,0x0\n")
+	for line, want := range map[string]string{ // each space begins an argument
+		"puase": `tms: there is no command "puase" (perhaps you mean pause); see tms --help` + "\n",
+		"doctr": "see tms --help",
+
+		"pause":                               "name the processes by number, or give --all",
+		"pause x":                             `"x" is no process`,
+		"pause 1 --tag ":                      "the tag is empty",
+		"pause 1 --timeout -1":                "--timeout -1: give seconds",
+		"pause 1 --timeout x":                 "tms: --timeout x: give a number of seconds, such as 30; see tms pause --help\n",
+		"pause 1 --json=maybe":                "tms: --json maybe: give true or false; see tms pause --help\n",
+		"pause 1 --to tape":                   "--to tape: give disk or host",
+		"pause 1 --to disk --discard":         "--discard leaves nothing to move",
+		"pause 1 --everything --tag a":        "--everything pauses a whole process",
+		"pause 1 --everything --dry-run":      "--dry-run foretells a plain pause alone",
+		"pause --job x --all":                 "or give --all or --job",
+		"pause --job x --to disk":             "leave --to out",
+		"resume 1 --all":                      "or give --all",
+		"resume 0":                            `"0" is no process`,
+		"resume 1 --wait -0.5":                "--wait -0.5: give seconds",
+		"swap 1":                              "name two processes",
+		"swap 1 1":                            "name two different",
+		"swap 1 y":                            `"y" is no process`,
+		"swap 1 2 --wait NaN":                 "--wait NaN: give seconds",
+		"ps x":                                `tms: tms ps takes flags alone, and "x" is none; see tms ps --help` + "\n",
+		"ps --job ":                           "the job is empty",
+		"top --job ":                          "the job is empty",
+		"idle":                                "name the processes by number",
+		"idle x":                              `"x" is no process`,
+		"idle 1 --after 5":                    "tms: --after 5: give a time with its unit, such as 30s or 5m; see tms idle --help\n",
+		"idle 1 --after 1ms":                  "--after 1ms: give a time from",
+		"idle 1 --after 8761h":                "--after 8761h0m0s: give a time",
+		"idle 1 --tag ":                       "the tag is empty",
+		"idle 1 --lock /none/such":            "tms: --lock /none/such cannot be opened: no such file or directory\n",
+		"idle 1 --slice 1s":                   "--slice needs --lock",
+		"idle 1 --slice 1ms --lock /dev/null": "--slice 1ms: give a time from",
+		"metrics --listen foo": "tms: --listen foo: missing port in address; give an address and a free port, " +
+			"such as 127.0.0.1:9400\n",
+		"record":             "name one process by its number",
+		"record 1 2":         "name one process by its number",
+		"record x":           `"x" is no process`,
+		"record 1 --for -3s": "--for -3s: give a time",
+
+		"doctor --jsn":                "see tms doctor --help",
+		"doctor --pid x":              "tms: --pid x: give a whole number, such as 12345; see tms doctor --help\n",
+		"doctor --pid 0":              "number of a running process",
+		"doctor --pid 2147483647":     "there is no process",
+		"doctor --pid 1 true":         "not both",
+		"doctor python3 train.py":     "give one program",
+		"doctor ":                     "give its path",
+		"doctor no-such-program":      "in PATH",
+		"doctor ./no-such-program":    "give the path",
+		"doctor " + folder:            "is not a file",
+		"doctor " + script:            "give the interpreter",
+		"doctor " + empty:             "give the interpreter",
+		"doctor --library nowhere.so": "give the path of libtms.so",
+
+		"replay --pool bfc":                           "give a trace",
+		"replay " + training:                          "--pool KIND",
+		"replay --pool best " + training:              `"best"`,
+		"replay --pool bfc --option a=1 " + training:  "no option a",
+		"replay --pool all --option a=1 " + training:  "one kind",
+		"replay --pool bfc --source disk " + training: `"disk"`,
+		"replay --pool bfc --memory much " + training: "--memory much",
+		"replay --pool bfc none.csv":                  "none.csv",
+		"replay --pool bfc " + training + " " + bad:   "bad.csv:2: malformed trace: a free of pointer 0xa",
+		"replay --pool all --snapshot x " + training:  "one pool",
+
+		"report -o " + none: "give a trace",
+		"report " + lines:   "give the file to write",
+		"report " + lines + " --format pdf -o " + none:               "the formats are",
+		"report " + lines + " " + lines + " --format csv -o " + none: "csv takes one trace",
+		"report " + lines + " -o " + none:                            "does not begin with",
+		"report " + lines + ".none -o " + none:                       "no such file or directory",
 	} {
 		var out, words bytes.Buffer
-		require.Equal(t, exitUsage, run(strings.Fields(arguments), &out, &words), arguments)
-		require.Empty(t, out.String(), arguments)
-		require.Equal(t, "tms: "+want+"\n", words.String(), arguments)
+		require.Equal(t, exitUsage, run(strings.Split(line, " "), &out, &words), line)
+		require.Empty(t, out.String(), line)
+		require.Regexp(t, `^tms: [^\n]*\n$`, words.String(), line)
+		require.Contains(t, words.String(), want, line)
 	}
+	require.NoFileExists(t, none)
 }
 
 func TestVersion(t *testing.T) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -60,19 +59,10 @@ func readDashboard(t *testing.T) (found dashboard) {
 	return found
 }
 
-func serving(t *testing.T) (address string) {
+func serving(t *testing.T) (server *steered, address string) {
 	t.Helper()
-	server := exec.Command(tms, "metrics", "--listen", "127.0.0.1:0")
-	stdout, err := server.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, server.Start())
-	t.Cleanup(func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
-	})
-	address, err = bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(t, err)
-	return strings.TrimSpace(address)
+	server = startProgram(t, exec.Command(tms, "metrics", "--listen", "127.0.0.1:0"))
+	return server, server.line()
 }
 
 // The dashboard shows what is served: a Prometheus that scrapes two processes has a series for each of its queries.
@@ -82,9 +72,8 @@ func TestDashboard(t *testing.T) {
 	program, gated := steeredProgram(t), reaching(t)
 	one, other := startSteered(t, program, gated, "TMS_ACCOUNT=1"), startSteered(t, program, gated)
 	one.do("own 4")
-	_, words, code := command(t, "pause", other.number())
-	require.Zero(t, code, words)
-	address := serving(t)
+	succeeds(t, "pause", other.number())
+	_, address := serving(t)
 
 	reply, err := http.Get(address)
 	require.NoError(t, err)

@@ -1,13 +1,8 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -19,29 +14,19 @@ import (
 func TestDryRun(t *testing.T) {
 	large, small, start := pair(t)
 	one, other := small.number(), large.number()
-	out, errors_, code := command(t, "pause", "--dry-run", one)
-	require.Zero(t, code, errors_)
+	out := succeeds(t, "pause", "--dry-run", one)
 	require.Regexp(t, "^"+one+`: would free 32\.00 MiB of device 0: 8\.00 MiB of cache, 24\.00 MiB of weights`+"\n"+
 		one+": would free 8.00 MiB without contents: cache\n"+one+`: would take 24\.00 MiB of host memory for contents(; .* available)?`+"\n$", out)
-	out, _, code = command(t, "resume", "--dry-run", "--tag", "cache", one)
-	require.Zero(t, code)
-	require.Equal(t, one+": nothing to resume\n", out)
+	require.Equal(t, one+": nothing to resume\n", succeeds(t, "resume", "--dry-run", "--tag", "cache", one))
 
-	out, errors_, code = command(t, "resume", "--dry-run", other)
+	out, errors_, code := command(t, "resume", "--dry-run", other)
 	require.Equal(t, exitNo, code)
 	require.Contains(t, out, other+": would take 64.00 MiB of device 0: 16.00 MiB of cache, 48.00 MiB of weights; 38.00 MiB free\n")
 	require.Equal(t, "tms: "+other+": it does not fit: device 0 would have 38.00 MiB free and 64.00 MiB are needed\n", errors_)
-	out, _, code = command(t, "resume", "--dry-run", other, "--tag", "cache")
-	require.Zero(t, code)
-	require.Contains(t, out, "16.00 MiB of cache; 38.00 MiB free\n")
+	require.Contains(t, succeeds(t, "resume", "--dry-run", other, "--tag", "cache"), "16.00 MiB of cache; 38.00 MiB free\n")
 
-	out, errors_, code = command(t, "swap", "--dry-run", one, other)
-	require.Zero(t, code, errors_)
-	require.Contains(t, out, "; 70.00 MiB free\n")
-	out, _, code = command(t, "swap", "--dry-run", "--json", one, other)
-	require.Zero(t, code)
-	var plans []plan
-	require.NoError(t, json.Unmarshal([]byte(out), &plans))
+	require.Contains(t, succeeds(t, "swap", "--dry-run", one, other), "; 70.00 MiB free\n")
+	plans := parsed[[]plan](t, succeeds(t, "swap", "--dry-run", "--json", one, other))
 	require.Len(t, plans, 2)
 	require.True(t, plans[0].Fits && plans[1].Fits)
 	require.Equal(t, []string{control.Pause, control.Resume}, []string{plans[0].Op, plans[1].Op})
@@ -50,10 +35,7 @@ func TestDryRun(t *testing.T) {
 	require.Equal(t, []uint64{8 << 20, 16 << 20}, []uint64{plans[0].WithoutContents, plans[1].WithoutContents}) // 16 are gone
 	require.Equal(t, uint64(8<<20), plans[0].Devices[0].Tags[0].WithoutContents)
 
-	out, errors_, code = command(t, "swap", "--json", one, other)
-	require.Zero(t, code, errors_)
-	var outcomes []outcome
-	require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+	outcomes := parsed[[]outcome](t, succeeds(t, "swap", "--json", one, other))
 	require.Equal(t, []uint64{plans[0].Bytes, plans[1].Bytes}, []uint64{outcomes[0].Bytes, outcomes[1].Bytes})
 	require.Equal(t, plans[0].WithoutContents, outcomes[0].WithoutContents)
 	state, err := status(small.Process.Pid, answerTime)
@@ -66,33 +48,16 @@ func TestDryRun(t *testing.T) {
 	require.Equal(t, host, plans[0].HostBytes)
 	require.EqualValues(t, 24<<20, host)
 
-	_, errors_, code = command(t, "swap", other, one) // makes room
-	require.Zero(t, code, errors_)
+	succeeds(t, "swap", other, one) // makes room
 	third := start()
-	_, errors_, code = command(t, "pause", "--dry-run", third.number(), "999999999")
-	require.Equal(t, exitNo, code)
-	require.Contains(t, errors_, third.number()+": its threads cannot be stopped")
-	require.Contains(t, errors_, "999999999: there is no such process")
-	_, _, code = command(t, "swap", "--dry-run", "--force", third.number(), "999999999")
-	require.Equal(t, exitNoProcess, code)
-	_, errors_, code = command(t, "pause", "--dry-run", "--everything", third.number())
-	require.Equal(t, exitUsage, code)
-	require.Contains(t, errors_, "--dry-run foretells a plain pause alone")
+	const nobody = "999999999: there is no such process"
+	require.Contains(t, fails(t, exitNo, nobody, "pause", "--dry-run", third.number(), "999999999"),
+		third.number()+": its threads cannot be stopped")
+	fails(t, exitNoProcess, nobody, "swap", "--dry-run", "--force", third.number(), "999999999")
 }
 
 // Each plan has what the earlier ones leave, on devices as the driver numbers them.
 func TestPlans(t *testing.T) {
-	sleeping := exec.Command("sleep", "100")
-	sleeping.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES=3,1")
-	require.NoError(t, sleeping.Start())
-	t.Cleanup(func() {
-		_ = sleeping.Process.Kill()
-		_ = sleeping.Wait()
-	})
-	require.Eventually(t, func() bool { // its environment appears a moment after its start
-		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", sleeping.Process.Pid))
-		return err == nil && strings.Contains(string(environment), "CUDA_VISIBLE_DEVICES=3,1")
-	}, time.Minute, time.Millisecond)
 	state := func(device int, tag stats.Tag) control.ProcessState {
 		return control.ProcessState{Gated: true, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
 			{Device: device, FreeBytes: 10, Tags: []stats.Tag{tag}}}}}}
@@ -103,9 +68,9 @@ func TestPlans(t *testing.T) {
 		p.plan(&made, state)
 		return made
 	}
-	own := os.Getpid()
+	own, other := os.Getpid(), sleeping(t, "CUDA_VISIBLE_DEVICES=3,1")
 	require.Empty(t, make(own, control.Pause, state(3, stats.Tag{PhysicalBytes: 100})).Error)
-	require.Empty(t, make(sleeping.Process.Pid, control.Resume, state(0, stats.Tag{PausedBytes: 60})).Error)
+	require.Empty(t, make(other, control.Resume, state(0, stats.Tag{PausedBytes: 60})).Error)
 	require.Contains(t, make(own, control.Resume, state(3, stats.Tag{PausedBytes: 60})).Error,
 		"device 3 would have 50 bytes free and 60 bytes are needed")
 	require.Contains(t, make(own, control.Resume, state(1, stats.Tag{PausedBytes: 11})).Error, "would have 10 bytes free")

@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,7 +22,6 @@ import (
 type whole struct {
 	*steered
 	other *steered
-	pid   string
 }
 
 func startWhole(t *testing.T, environment ...string) *whole {
@@ -33,7 +31,6 @@ func startWhole(t *testing.T, environment ...string) *whole {
 	program := steeredProgram(t)
 	shared := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
 	w := &whole{steered: startSteered(t, program, append(shared, environment...)...)}
-	w.pid = strconv.Itoa(w.Process.Pid)
 	w.do("own 40")
 	w.other = startSteered(t, program, append(shared, "TMS_CONTROL=0")...)
 	w.other.do("pause")
@@ -44,7 +41,13 @@ func startWhole(t *testing.T, environment ...string) *whole {
 // requireFree checks how many MiB others could have.
 func (w *whole) requireFree(mebibytes int) {
 	w.t.Helper()
-	require.Equal(w.t, strconv.Itoa(mebibytes), w.other.do("free"))
+	require.Equal(w.t, mebibytes, w.other.count("free"))
+}
+
+// comesToFree waits until others could have so much, and the process's calls go on.
+func (w *whole) comesToFree(mebibytes int) {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool { return w.other.count("free") == mebibytes && w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 }
 
 // asBefore checks that the process has everything that it had, and can use it.
@@ -55,47 +58,52 @@ func (w *whole) asBefore() {
 	require.Equal(w.t, "0", w.do("stats"))
 }
 
-func (w *whole) refused(words string, arguments ...string) {
+func (w *whole) refused(words string, arguments ...string) (stderr string) {
 	w.t.Helper()
-	_, stderr, code := command(w.t, arguments...)
-	require.Equal(w.t, exitNo, code)
-	require.Contains(w.t, stderr, words)
+	return fails(w.t, exitNo, words, arguments...)
+}
+
+// spoiled is the same where the driver fails as planned.
+func (w *whole) spoiled(planned, words string, arguments ...string) (stderr string) {
+	w.t.Helper()
+	w.t.Setenv("CUDASIM_FAIL", planned)
+	stderr = w.refused(words, arguments...)
+	w.t.Setenv("CUDASIM_FAIL", "")
+	return stderr
+}
+
+// pause pauses everything, also without a gate.
+func (w *whole) pause() (stdout string) {
+	w.t.Helper()
+	return succeeds(w.t, "pause", w.number(), "--everything", "--force")
 }
 
 func (w *whole) resumed() {
 	w.t.Helper()
-	_, stderr, code := command(w.t, "resume", w.pid)
-	require.Zero(w.t, code, stderr)
+	succeeds(w.t, "resume", w.number())
 	w.asBefore()
 }
 
 func TestEverythingIsPausedAndResumed(t *testing.T) {
 	w := startWhole(t)
 	for range 3 {
-		out, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
-		require.Zero(t, code, stderr)
-		require.Regexp(t, `^\d+: paused, 32.00 MiB freed in .* s, 8\.00 MiB without contents; the rest by the driver in \d+\.\d\d s\n$`, out)
+		require.Regexp(t, `^\d+: paused, 32.00 MiB freed in .* s, 8\.00 MiB without contents; the rest by the driver in \d+\.\d\d s\n$`,
+			w.pause())
 		w.requireFree(128)
-		out, _, _ = command(t, "ps")
-		require.Regexp(t, w.pid+` .*weights +24.0 MiB +0 out \d+s +24.0 MiB host`, out)
+		require.Regexp(t, w.number()+` .*weights +24.0 MiB +0 out \d+s +24.0 MiB host`, succeeds(t, "ps"))
 		require.Equal(t, "1", w.do("stats"), "without a call of the driver")
-		out, _, code = command(t, "pause", w.pid, "--everything", "--force")
-		require.Zero(t, code)
-		require.Contains(t, out, "nothing to pause")
-		w.refused("everything of this process is paused", "pause", w.pid, "--force")
-		w.refused("everything of this process is paused", "pause", w.pid, "--tag", "weights", "--to", "disk")
-		out, stderr, code = command(t, "resume", w.pid)
-		require.Zero(t, code, stderr)
-		require.Regexp(t, `resumed, 32.00 MiB in .* s; the driver's part in`, out)
+		require.Contains(t, w.pause(), "nothing to pause")
+		w.refused("everything of this process is paused", "pause", w.number(), "--force")
+		w.refused("everything of this process is paused", "pause", w.number(), "--tag", "weights", "--to", "disk")
+		require.Regexp(t, `resumed, 32.00 MiB in .* s; the driver's part in`, succeeds(t, "resume", w.number()))
 		w.asBefore()
-		out, _, _ = command(t, "resume", w.pid)
-		require.Contains(t, out, "nothing to resume")
+		require.Contains(t, succeeds(t, "resume", w.number()), "nothing to resume")
 	}
 }
 
 // A status request at the start of a pause of everything does not wait for the resume, which makes one itself.
 func TestStatusBesidePausesOfEverything(t *testing.T) {
-	w := startWhole(t, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
+	w := startWhole(t, reaching(t))
 	done, ended := make(chan bool), make(chan error)
 	go func() {
 		var failed error
@@ -109,8 +117,7 @@ func TestStatusBesidePausesOfEverything(t *testing.T) {
 		ended <- failed
 	}()
 	for range hermetic.Often(200, 20) {
-		_, stderr, code := command(t, "pause", w.pid, "--everything")
-		require.Zero(t, code, stderr)
+		succeeds(t, "pause", w.number(), "--everything")
 		w.resumed()
 	}
 	close(done)
@@ -120,32 +127,23 @@ func TestStatusBesidePausesOfEverything(t *testing.T) {
 // Wherever the command dies, the process is as before, or a resume makes it so.
 func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
 	w := startWhole(t)
-	die := func(at string, arguments ...string) {
-		t.Helper()
-		c := exec.Command(tms, arguments...)
-		c.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcess"+at+":kill")
-		require.ErrorContains(t, c.Run(), "signal: killed", at)
-	}
-	pause := []string{"pause", w.pid, "--everything", "--force"}
-	die("GetState:1", pause...)
+	pause := []string{"pause", w.number(), "--everything", "--force"}
+	dies(t, "GetState:1", pause...)
 	w.asBefore()
-	die("Lock:1", pause...) // after our pause, which the process itself undoes
-	require.Eventually(t, func() bool { return w.other.do("free") == "56" }, time.Minute, 10*time.Millisecond)
+	dies(t, "Lock:1", pause...) // after our pause, which the process itself undoes
+	w.comesToFree(56)
 	w.do("check")
-	require.Eventually(t, func() bool { return w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
-	_, stderr, code := command(t, "pause", w.pid, "--force") // it can be paused like others
-	require.Zero(t, code, stderr)
+	succeeds(t, "pause", w.number(), "--force") // it can be paused like others
 	w.resumed()
-	die("Checkpoint:1", pause...) // while it is locked
-	command(t, "ps")              // answers
+	dies(t, "Checkpoint:1", pause...) // while it is locked
+	command(t, "ps")                  // answers
 	w.resumed()
-	die("GetState:2", pause...) // checkpointed, and not kept
+	dies(t, "GetState:2", pause...) // checkpointed, and not kept
 	w.requireFree(128)
 	w.resumed()
 	for _, at := range []string{"GetState:1", "Restore:1", "GetState:2", "Unlock:1", "GetState:3"} {
-		_, stderr, code := command(t, pause...)
-		require.Zero(t, code, stderr)
-		die(at, "resume", w.pid)
+		w.pause()
+		dies(t, at, "resume", w.number())
 		w.resumed()
 	}
 }
@@ -155,9 +153,7 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 	w.do("pause cache") // by the program: it stays paused
 	fail := func(planned, words string) {
 		t.Helper()
-		t.Setenv("CUDASIM_FAIL", planned)
-		w.refused(words, "pause", w.pid, "--everything", "--force", "--timeout", "1")
-		t.Setenv("CUDASIM_FAIL", "")
+		w.spoiled(planned, words, "pause", w.number(), "--everything", "--force", "--timeout", "1")
 	}
 	for planned, words := range map[string]string{
 		"cuCheckpointProcessGetState:1:999":   "unknown error (999)",
@@ -173,7 +169,7 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 		require.Equal(t, "0", w.do("stats"))
 	}
 	// The command says what it cannot undo, and a resume undoes it.
-	fail("cuCheckpointProcessCheckpoint:1:2,cuCheckpointProcessUnlock:1:999", "its CUDA calls wait; tms resume "+w.pid+" tries again")
+	fail("cuCheckpointProcessCheckpoint:1:2,cuCheckpointProcessUnlock:1:999", "its CUDA calls wait; tms resume "+w.number()+" tries again")
 	w.resumed()
 	fail("cuCheckpointProcessGetState:2:999,cuCheckpointProcessRestore:1:2", "its CUDA calls wait")
 	w.requireFree(128)
@@ -183,39 +179,36 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 // What the driver has is not forgotten because another client undoes a pause that is not its own.
 func TestAnotherClientsUndoLeavesItWithTheDriver(t *testing.T) {
 	w := startWhole(t, "MASTER_ADDR=here", "MASTER_PORT=1")
-	_, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
-	require.Zero(t, code, stderr)
+	w.pause()
 	const words = "everything of this process is paused, the driver's part too"
 	w.refused(words, "pause", "--job", "here:1", "--force", "--timeout", "1") // it then undoes
 	require.Equal(t, "1", w.do("stats"))
-	w.refused(words, "pause", w.pid, "--force")
+	w.refused(words, "pause", w.number(), "--force")
 	w.resumed()
 }
 
 func TestAResumeWithoutMemory(t *testing.T) {
 	w := startWhole(t)
-	_, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
-	require.Zero(t, code, stderr)
+	w.pause()
 	w.other.do("hog")
-	w.refused("other processes have the memory that the driver needs", "resume", w.pid)
-	waiting := exec.Command(tms, "resume", w.pid, "--wait", "60")
+	w.refused("other processes have the memory that the driver needs", "resume", w.number())
+	waiting := exec.Command(tms, "resume", w.number(), "--wait", "60")
 	require.NoError(t, waiting.Start())
 	time.Sleep(100 * time.Millisecond)
 	w.other.do("unhog")
 	require.NoError(t, waiting.Wait())
 	w.asBefore()
 	// The driver's part finds memory, and ours does not.
-	_, stderr, code = command(t, "pause", w.pid, "--everything", "--force")
-	require.Zero(t, code, stderr)
+	w.pause()
 	w.other.do("own 70")
-	w.refused("device 0 has 18.00 MiB free and 32.00 MiB are needed", "resume", w.pid)
+	w.refused("device 0 has 18.00 MiB free and 32.00 MiB are needed", "resume", w.number())
 	w.requireFree(18)
 	require.Equal(t, "0", w.do("stats"), "its CUDA calls do not wait")
 }
 
 func TestAnInterruptedCommand(t *testing.T) {
 	w := startWhole(t)
-	c := exec.Command(tms, "pause", w.pid, "--everything", "--force")
+	c := exec.Command(tms, "pause", w.number(), "--everything", "--force")
 	var said strings.Builder
 	c.Stderr = &said
 	w.do("busy 5000")
@@ -226,96 +219,78 @@ func TestAnInterruptedCommand(t *testing.T) {
 	require.Contains(t, said.String(), "interrupted")
 	// The pause that had begun is completed, and then undone.
 	require.Eventually(t, func() bool { return w.doing() == "" }, time.Minute, time.Millisecond)
-	require.Eventually(t, func() bool { return w.other.do("free") == "56" && w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
+	w.comesToFree(56)
 	w.asBefore()
 }
 
 func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 	w := startWhole(t)
-	w.refused("cannot be stopped", "pause", w.pid, "--everything") // no gate, and not forced
+	w.refused("cannot be stopped", "pause", w.number(), "--everything") // no gate, and not forced
 	w.asBefore()
 	w.do("export")
 	w.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed; "+
-		"without --everything, what is pausable can be paused", "pause", w.pid, "--everything", "--force")
+		"without --everything, what is pausable can be paused", "pause", w.number(), "--everything", "--force")
 	require.Equal(t, "801 0 ", w.do("everything 5")[:6])
 	w.asBefore()
 	t.Setenv("LD_LIBRARY_PATH", "")
-	w.refused("the driver's checkpoint is not to be had", "pause", w.pid, "--everything", "--force")
+	w.refused("the driver's checkpoint is not to be had", "pause", w.number(), "--everything", "--force")
 	w.asBefore()
 	t.Setenv("LD_LIBRARY_PATH", oldDriver(t))
 	w.refused("this one has no cuCheckpointProcessGetState, which came with driver 570; without --everything, what is pausable can be paused",
-		"pause", w.pid, "--everything", "--force")
+		"pause", w.number(), "--everything", "--force")
 	w.asBefore()
-	_, stderr, code := command(t, "resume", w.pid)
-	require.Zero(t, code, stderr)
-	for words, arguments := range map[string][]string{
-		"--everything pauses a whole process": {"pause", "1", "--everything", "--tag", "a"},
-		"--to tape: give disk or host":        {"pause", "1", "--to", "tape"},
-	} {
-		_, stderr, code := command(t, arguments...)
-		require.Equal(t, exitUsage, code)
-		require.Contains(t, stderr, words)
-	}
+	succeeds(t, "resume", w.number())
 }
 
 // oldDriver makes a directory with a driver that has no checkpoint functions.
 func oldDriver(t *testing.T) string {
 	t.Helper()
 	directory := t.TempDir()
-	source := filepath.Join(directory, "driver.c")
-	require.NoError(t, os.WriteFile(source, []byte("int cuInit(unsigned f) { return (int)f; } int cuGetErrorName(void) { return 0; } "+
-		"int cuGetErrorString(void) { return 0; }"), 0o600))
-	output, err := exec.Command("cc", "-shared", "-fPIC", "-o", filepath.Join(directory, "libcuda.so.1"), source).CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	compileText(t, filepath.Join(directory, "libcuda.so.1"), "int cuInit(unsigned f) { return (int)f; } "+
+		"int cuGetErrorName(void) { return 0; } int cuGetErrorString(void) { return 0; }")
 	return directory
 }
 
 // Each is refused before the driver is asked, because its checkpoint would lose the process; the process runs on.
 func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
-	const shared = ", and managed memory, multicast objects, or memory that processes share cannot be checkpointed; without --everything, what is pausable can be paused"
-	for _, c := range []struct {
-		name, environment, words string
-		use                      func(w *whole, other *steered)
-	}{
-		{"managed memory", "", "it has called cudaMallocManaged" + shared, func(w *whole, _ *steered) { w.do("managed") }},
-		{"IPC import", "", "it has called cudaIpcOpenMemHandle" + shared, func(w *whole, other *steered) { w.do("open " + other.do("export")) }},
-		{"import of a descriptor", "", "it has called cuMemImportFromShareableHandle" + shared,
-			func(w *whole, other *steered) {
-				w.do(fmt.Sprint("import /proc/", other.Process.Pid, "/fd/", other.do("share")))
-			}},
-		{"a pool that is exported", "", "it has called cudaMemPoolExportToShareableHandle" + shared,
-			func(w *whole, _ *steered) { w.do("pool cudaMemPoolExportToShareableHandle") }},
-		{"a pool that is exported by the driver", "", "it has called cuMemPoolExportToShareableHandle" + shared,
-			func(w *whole, _ *steered) { w.do("pool cuMemPoolExportToShareableHandle") }},
-		{"a pool that is imported", "", "it has called cudaMemPoolImportFromShareableHandle" + shared,
-			func(w *whole, other *steered) { importPool(w, other, "cudaMemPoolImportFromShareableHandle") }},
-		{"a pool that is imported by the driver", "", "it has called cuMemPoolImportFromShareableHandle" + shared,
-			func(w *whole, other *steered) { importPool(w, other, "cuMemPoolImportFromShareableHandle") }},
-		{"a multicast object", "", "it has called cuMulticastCreate" + shared, func(w *whole, _ *steered) { w.do("multicast") }},
-		{"a part of a GPU", "CUDASIM_NAME=NVIDIA H200 MIG 1g.18gb",
-			"device 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint; without --everything", nil},
+	cannot := func(t *testing.T, w *whole, words string) {
+		t.Helper()
+		words += "; without --everything, what is pausable can be paused"
+		w.refused(words, "pause", w.number(), "--everything", "--force")
+		require.Contains(t, w.do("everything 5"), "801 0 ")
+		require.Contains(t, w.do("everything 5"), words)
+		w.asBefore()
+		succeeds(t, "pause", w.number(), "--force") // as the error offered
+		w.requireFree(88)
+		w.resumed()
+	}
+	const exporting = "pool cudaMemPoolExportToShareableHandle"
+	for _, c := range []struct{ called, does, from string }{ // what another process gives is behind what this one does
+		{"cudaMallocManaged", "managed", ""},
+		{"cuMulticastCreate", "multicast", ""},
+		{"cudaIpcOpenMemHandle", "open ", "export"},
+		{"cuMemImportFromShareableHandle", "import /proc/PID/fd/", "share"},
+		{"cudaMemPoolExportToShareableHandle", exporting, ""},
+		{"cuMemPoolExportToShareableHandle", "pool cuMemPoolExportToShareableHandle", ""},
+		{"cudaMemPoolImportFromShareableHandle", "pool cudaMemPoolImportFromShareableHandle /proc/PID/fd/", exporting},
+		{"cuMemPoolImportFromShareableHandle", "pool cuMemPoolImportFromShareableHandle /proc/PID/fd/", exporting},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := startWhole(t, c.environment)
-			if c.use != nil {
+		t.Run(c.called, func(t *testing.T) {
+			w := startWhole(t)
+			if c.from != "" {
 				other := startSteered(t, w.Path)
 				other.do("own 2")
-				c.use(w, other)
+				c.does = strings.Replace(c.does, "PID", other.number(), 1) + other.do(c.from)
 			}
-			w.refused(c.words, "pause", w.pid, "--everything", "--force")
-			require.Contains(t, w.do("everything 5"), "801 0 ")
-			require.Contains(t, w.do("everything 5"), c.words)
-			w.asBefore()
-			_, stderr, code := command(t, "pause", w.pid, "--force") // as the error offered
-			require.Zero(t, code, stderr)
-			w.requireFree(88)
-			w.resumed()
+			w.do(c.does)
+			cannot(t, w, "it has called "+c.called+
+				", and managed memory, multicast objects, or memory that processes share cannot be checkpointed")
 		})
 	}
-}
-
-func importPool(w *whole, other *steered, call string) {
-	w.do(fmt.Sprint("pool ", call, " /proc/", other.Process.Pid, "/fd/", other.do("pool cudaMemPoolExportToShareableHandle")))
+	t.Run("a part of a GPU", func(t *testing.T) {
+		cannot(t, startWhole(t, "CUDASIM_NAME=NVIDIA H200 MIG 1g.18gb"),
+			"device 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint")
+	})
 }
 
 // Memory that was shared keeps the driver from a checkpoint as long as anything holds it: a handle, a mapping or a
@@ -388,8 +363,8 @@ func TestAPauseOfEverythingEndsByItsClient(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, reply.OK, reply.Error)
 	const words = "another command is pausing everything of this process at this moment"
-	w.refused(words, "resume", w.pid)
-	w.refused(words, "pause", w.pid, "--everything")
+	w.refused(words, "resume", w.number())
+	w.refused(words, "pause", w.number(), "--everything")
 	require.Contains(t, w.do("again"), "401 a command is pausing everything of this process at this moment")
 	w.requireFree(88) // our part; nobody has asked the driver yet
 	c.Close()
@@ -437,23 +412,17 @@ func TestContentsMoveToDisk(t *testing.T) {
 		return len(found)
 	}
 	for _, everything := range []bool{false, true} {
-		arguments := []string{"pause", w.pid, "--force", "--to", "disk"}
+		arguments := []string{"pause", w.number(), "--force", "--to", "disk"}
 		if everything {
 			arguments = append(arguments, "--everything")
 		}
-		out, stderr, code := command(t, arguments...)
-		require.Zero(t, code, stderr)
-		require.Contains(t, out, "; 24.00 MiB moved to disk")
+		require.Contains(t, succeeds(t, arguments...), "; 24.00 MiB moved to disk")
 		require.Equal(t, 1, files())
-		out, _, _ = command(t, "ps")
-		require.Regexp(t, `weights .* 24.0 MiB disk`, out)
+		require.Regexp(t, `weights .* 24.0 MiB disk`, succeeds(t, "ps"))
 		if !everything {
-			out, stderr, code = command(t, "pause", w.pid, "--force", "--to", "host")
-			require.Zero(t, code, stderr)
-			require.Contains(t, out, "nothing to pause; 24.00 MiB moved to host")
+			require.Contains(t, succeeds(t, "pause", w.number(), "--force", "--to", "host"), "nothing to pause; 24.00 MiB moved to host")
 			require.Zero(t, files())
-			_, stderr, code = command(t, arguments...)
-			require.Zero(t, code, stderr)
+			succeeds(t, arguments...)
 		}
 		w.resumed()
 		require.Zero(t, files())
@@ -461,14 +430,13 @@ func TestContentsMoveToDisk(t *testing.T) {
 	// A directory that is not writable.
 	require.NoError(t, os.RemoveAll(directory))
 	require.NoError(t, os.WriteFile(directory, nil, 0o600))
-	w.refused("not a directory", "pause", w.pid, "--force", "--to", "disk")
+	w.refused("not a directory", "pause", w.number(), "--force", "--to", "disk")
 	w.asBefore()
-	_, stderr, code := command(t, "pause", w.pid, "--force")
-	require.Zero(t, code, stderr)
-	w.refused("paused, but its contents were not moved", "pause", w.pid, "--force", "--to", "disk")
+	succeeds(t, "pause", w.number(), "--force")
+	w.refused("paused, but its contents were not moved", "pause", w.number(), "--force", "--to", "disk")
 	w.requireFree(88)
 	w.resumed()
-	w.refused("not a directory", "pause", w.pid, "--force", "--to", "disk", "--everything")
+	w.refused("not a directory", "pause", w.number(), "--force", "--to", "disk", "--everything")
 	w.asBefore()
 }
 
@@ -480,26 +448,18 @@ func TestEverythingOfAProgramThatWorks(t *testing.T) {
 	for _, does := range []string{"work", "poll", "churn"} {
 		t.Run(does, func(t *testing.T) {
 			s := startSteered(t, steeredProgram(t), reaching(t))
-			pid := strconv.Itoa(s.Process.Pid)
-			went := func() {
-				t.Helper()
-				before := s.do("cycles")
-				require.Eventually(t, func() bool { return s.do("cycles") != before }, time.Minute, time.Millisecond)
-			}
 			s.do(does)
 			for range 20 {
-				went()
-				_, stderr, code := command(t, "pause", pid, "--everything")
-				require.Zero(t, code, stderr)
+				s.advances("cycles")
+				succeeds(t, "pause", s.number(), "--everything")
 				if does != "churn" { // a freed piece may serve the next allocation without the driver
 					before := s.do("cycles")
 					time.Sleep(10 * time.Millisecond)
 					require.Equal(t, before, s.do("cycles"), "nobody works meanwhile")
 				}
-				_, stderr, code = command(t, "resume", pid)
-				require.Zero(t, code, stderr)
+				succeeds(t, "resume", s.number())
 			}
-			went()
+			s.advances("cycles")
 			s.do("calm")
 			s.do("check")
 		})

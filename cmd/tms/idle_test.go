@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,11 +23,10 @@ func sharing(t *testing.T, device string) (start func() *steered) {
 	t.Helper()
 	ownSockets(t)
 	program := steeredProgram(t)
-	shared := fmt.Sprint("CUDASIM_SHARED=", filepath.Base(os.Getenv("TMPDIR")))
+	shared := "CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR"))
 	return func() *steered {
 		t.Helper()
-		return startSteered(t, program, reaching(t),
-			shared, "CUDASIM_MEMORY="+device)
+		return startSteered(t, program, reaching(t), shared, "CUDASIM_MEMORY="+device)
 	}
 }
 
@@ -88,6 +86,23 @@ func (s *steered) comesTo(bytes uint64) {
 	require.Eventually(s.t, func() bool { return held(s.t, s) == bytes }, time.Minute, 5*time.Millisecond)
 }
 
+// count returns a number that it answers with.
+func (s *steered) count(words string) int {
+	s.t.Helper()
+	number, err := strconv.Atoi(s.do(words))
+	require.NoError(s.t, err)
+	return number
+}
+
+// locked takes a lock as flock(1) does, once nobody has it.
+func locked(t *testing.T, path string) (unlock func()) {
+	t.Helper()
+	file, err := os.Open(path)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
+	return func() { require.NoError(t, file.Close()) }
+}
+
 func waits(t *testing.T, answer <-chan string) {
 	t.Helper()
 	select {
@@ -111,8 +126,7 @@ func TestIdle(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(watch.said(), one.number()+": called, and waits for memory: ") },
 		time.Minute, time.Millisecond)
 	require.Regexp(t, one.number()+`: paused, 32\.00 MiB freed in .* s, 8\.00 MiB without contents`, watch.said())
-	_, words, code := command(t, "pause", other.number())
-	require.Zero(t, code, words)
+	succeeds(t, "pause", other.number())
 	require.Equal(t, "ok", <-answer)
 	for range rounds {
 		one.comesTo(0)
@@ -134,8 +148,7 @@ func TestIdle(t *testing.T) {
 
 	// An allocation that would be refused waits, too.
 	one.comesTo(0)
-	_, words, code = command(t, "resume", other.number())
-	require.Zero(t, code, words)
+	succeeds(t, "resume", other.number())
 	other.do("own 6")
 	answer = one.background("more 8")
 	waits(t, answer)
@@ -146,13 +159,11 @@ func TestIdle(t *testing.T) {
 	// What another client has paused is left to that client.
 	for out := "nothing to pause"; strings.Contains(out, "nothing to pause"); { // until this pause precedes tms idle's
 		require.Equal(t, "ok", one.do("check"))
-		out, words, code = command(t, "pause", one.number())
-		require.Zero(t, code, words)
+		out = succeeds(t, "pause", one.number())
 	}
 	answer = one.background("check")
 	waits(t, answer)
-	_, words, code = command(t, "resume", one.number())
-	require.Zero(t, code, words)
+	succeeds(t, "resume", one.number())
 	require.Equal(t, "ok", <-answer)
 
 	one.comesTo(0)
@@ -236,11 +247,7 @@ func TestIdleWithLock(t *testing.T) {
 			} else {
 				idle(t, append(arguments, one.number(), other.number())...)
 			}
-			free := func() int {
-				free, err := strconv.Atoi(third.do("free"))
-				require.NoError(t, err)
-				return free
-			}
+			free := func() int { return third.count("free") }
 			const together = 256 - 3*32
 			// Both run at the beginning. Once both are paused, tms idle looks after both.
 			require.Eventually(t, func() bool { return free() == 256-32 }, time.Minute, time.Millisecond)
@@ -259,14 +266,11 @@ func TestIdleWithLock(t *testing.T) {
 					}
 				}
 			}
-			lock, err := os.Open(file)
-			require.NoError(t, err)
-			defer func() { _ = lock.Close() }()
-			require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)) // as flock(1) does, once both are idle
+			unlock := locked(t, file) // once both are idle
 			require.Equal(t, 256-32, free())
 			answer := one.background("check")
 			waits(t, answer)
-			require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+			unlock()
 			require.Equal(t, "ok", <-answer)
 		})
 	}
@@ -278,38 +282,26 @@ func TestIdleBySlices(t *testing.T) {
 	one, other, third := start(), start(), start()
 	file := filepath.Join(t.TempDir(), "lock")
 	watch := idle(t, one.number(), other.number(), "--after", "1h", "--lock", file, "--slice", "150ms")
-	free := func() int {
-		free, err := strconv.Atoi(third.do("free"))
-		require.NoError(t, err)
-		return free
-	}
+	free := func() int { return third.count("free") }
 	const together = 256 - 3*32
 	require.Eventually(t, func() bool { return free() > together }, time.Minute, time.Millisecond, "both run as it begins")
-	cycles := func(s *steered, words string) int {
-		cycles, err := strconv.Atoi(s.do(words))
-		require.NoError(t, err)
-		return cycles
-	}
 	for _, s := range []*steered{one, other} {
 		require.Equal(t, "ok", s.do("work"))
 	}
 	for _, s := range []*steered{one, other, one, other, one, other} { // each gets to work, again and again
-		before, over := cycles(s, "cycles"), fmt.Sprint(s.number(), ": has run for ")
+		before, over := s.count("cycles"), s.number()+": has run for "
 		slices := strings.Count(watch.said(), over)
 		require.Eventually(t, func() bool {
 			require.Greater(t, free(), together)
-			return strings.Count(watch.said(), over) > slices && cycles(s, "cycles") > before
+			return strings.Count(watch.said(), over) > slices && s.count("cycles") > before
 		}, 60*time.Second, 5*time.Millisecond)
 	}
-	lock, err := os.Open(file)
-	require.NoError(t, err)
-	defer func() { _ = lock.Close() }()
-	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)) // as flock(1) does: it gets its turn, too
+	unlock := locked(t, file) // it gets its turn, too
 	require.Equal(t, 256-32, free())
-	before := [2]int{cycles(one, "cycles"), cycles(other, "cycles")}
+	before := [2]int{one.count("cycles"), other.count("cycles")}
 	time.Sleep(400 * time.Millisecond) // longer than a slice, which does not bind it
-	require.Equal(t, before, [2]int{cycles(one, "cycles"), cycles(other, "cycles")})
-	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+	require.Equal(t, before, [2]int{one.count("cycles"), other.count("cycles")})
+	unlock()
 	for _, answer := range []<-chan string{one.background("calm"), other.background("calm")} {
 		require.NotEmpty(t, <-answer) // its threads have found what they wrote, and have ended
 	}
@@ -331,23 +323,6 @@ func TestIdleBySlices(t *testing.T) {
 func TestIdleIsRefused(t *testing.T) {
 	ownSockets(t)
 	ungated := startSteered(t, steeredProgram(t))
-	for words, c := range map[string]struct {
-		arguments []string
-		code      int
-	}{
-		"name the processes by number":         {nil, exitUsage},
-		"--after 1ms: give a time from":        {[]string{"1", "--after", "1ms"}, exitUsage},
-		"--after 8761h0m0s: give a time":       {[]string{"1", "--after", "8761h"}, exitUsage},
-		"the tag is empty":                     {[]string{"1", "--tag", ""}, exitUsage},
-		"--lock /nowhere/f cannot be opened: ": {[]string{"1", "--lock", "/nowhere/f"}, exitUsage},
-		"--slice needs --lock":                 {[]string{"1", "--slice", "1s"}, exitUsage},
-		"--slice 1ms: give a time from":        {[]string{"1", "--slice", "1ms", "--lock", "/dev/null"}, exitUsage},
-		"there is no such process":             {[]string{"999999999"}, exitNoProcess},
-		"tms run did not start it":             {[]string{ungated.number()}, exitNo},
-		`"x" is no process`:                    {[]string{"x"}, exitUsage},
-	} {
-		_, stderr, code := command(t, append([]string{"idle"}, c.arguments...)...)
-		require.Equal(t, c.code, code, stderr)
-		require.Contains(t, stderr, words)
-	}
+	fails(t, exitNoProcess, "there is no such process", "idle", "999999999")
+	fails(t, exitNo, "tms run did not start it", "idle", ungated.number())
 }

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -64,15 +62,7 @@ metrics:
 
 func TestMetrics(t *testing.T) {
 	large, small, _ := pair(t)
-	server := exec.Command(tms, "metrics", "--listen", "127.0.0.1:0")
-	stdout, err := server.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, server.Start())
-	t.Cleanup(func() { _ = server.Process.Kill() })
-	address, err := bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(t, err)
-	address = strings.TrimSpace(address)
-
+	server, address := serving(t)
 	one, other := "pid="+small.number(), "pid="+large.number()
 	const mib = 1 << 20
 	s := scrape(t, address)
@@ -95,8 +85,7 @@ func TestMetrics(t *testing.T) {
 	require.Len(t, s.values("tms_tag_paused_timestamp_seconds"), 2)
 	unanswered := s.values("tms_unanswered_total")[0]
 
-	_, words, code := command(t, "swap", small.number(), large.number())
-	require.Zero(t, code, words)
+	succeeds(t, "swap", small.number(), large.number())
 	stop(t, small.Process)
 	for s = scrape(t, address); s.values("tms_process_up", other)[0] < 1; s = scrape(t, address) {
 	}
@@ -111,10 +100,7 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, reply.Body.Close())
 	require.Equal(t, http.StatusNotFound, reply.StatusCode)
 	taken := strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/metrics")
-	_, words, code = command(t, "metrics", "--listen", taken)
-	require.Equal(t, exitUsage, code)
-	require.Contains(t, words, "tms: --listen "+taken+": ")
-	require.Contains(t, words, "address already in use")
+	require.Contains(t, fails(t, exitUsage, "tms: --listen "+taken+": ", "metrics", "--listen", taken), "address already in use")
 	require.NoError(t, server.Process.Signal(os.Interrupt))
 	require.NoError(t, server.Wait())
 }

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -55,79 +54,61 @@ func buildNCCL(t *testing.T, version string) string {
 // startNCCL starts the program, which finds an NCCL of a version in the given way.
 func startNCCL(t *testing.T, way, version string, environment ...string) *communicating {
 	t.Helper()
-	c, library := &communicating{}, buildNCCL(t, version)
+	library := buildNCCL(t, version)
 	folder := filepath.Dir(library)
-	host := []string{filepath.Join("..", "..", "preload", "testdata", "nccl.c"), "-Wl,-z,dynamic-undefined-weak", "-L" + built(t, "sim"),
-		"-l:libcudart.so.13", "-ldl"}
-	linked := append([]string{"-DLINKED", "-Wl,-rpath," + folder, "-L" + folder}, append(host, "-l:libnccl.so.2")...)
-	program, arguments := fixture(t, "nccl"), []string{way, library}
+	linked := []string{"-DLINKED", "-Wl,-rpath," + folder, "-L" + folder, filepath.Join("..", "..", "preload", "testdata", "nccl.c"),
+		"-Wl,-z,dynamic-undefined-weak", "-L" + built(t, "sim"), "-l:libcudart.so.13", "-ldl", "-l:libnccl.so.2"}
+	c := exec.Command(fixture(t, "nccl"), way, library)
 	switch way {
 	case "linked":
-		program = buildC(t, "linked", linked...)
+		c.Path = buildC(t, "linked", linked...)
 	case "local":
-		arguments[1] = buildC(t, "libguest.so", append(linked, "-shared", "-fPIC")...)
+		c.Args[2] = buildC(t, "libguest.so", append(linked, "-shared", "-fPIC")...)
 	}
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which also asks the driver
-	shared := append(os.Environ(), "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND="+tms,
-		"TMS_CONTROL=1")
-	c.whole = &whole{steered: &steered{t: t, Cmd: exec.Command(program, arguments...)}}
-	c.Env = slices.Concat(shared, []string{reaching(t)}, environment)
-	var err error
-	c.stderr, err = os.Create(filepath.Join(t.TempDir(), "stderr"))
+	shared := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
+	c.Env = slices.Concat(os.Environ(), shared, []string{"TMS_CONTROL=1", reaching(t)}, environment)
+	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	require.NoError(t, err)
-	c.Stderr = c.stderr
+	c.Stderr = stderr
+	started := &communicating{&whole{}, stderr}
 	t.Cleanup(func() {
-		t.Log(c.said())
-		_ = c.stderr.Close()
+		t.Log(started.said())
+		_ = stderr.Close()
 	})
-	c.start()
-	c.pid = strconv.Itoa(c.Process.Pid)
-	c.other = startSteered(t, steeredProgram(t), append(shared[len(os.Environ()):], "TMS_CONTROL=0")...)
-	c.other.do("pause")
-	c.requireFree(104)
-	return c
+	started.steered = startToListen(t, c)
+	started.other = startSteered(t, steeredProgram(t), append(shared, "TMS_CONTROL=0")...)
+	started.other.do("pause")
+	started.requireFree(104)
+	return started
 }
 
 // beside starts the program once more, on the same device.
 func (c *communicating) beside(environment ...string) *communicating {
 	c.t.Helper()
-	other := &communicating{stderr: c.stderr}
-	other.whole = &whole{steered: &steered{t: c.t, Cmd: exec.Command(c.Path, c.Args[1:]...)}}
-	other.Env, other.Stderr, other.other = append(slices.Clone(c.Env), environment...), c.stderr, c.other
-	other.start()
-	other.pid = strconv.Itoa(other.Process.Pid)
-	return other
-}
-
-func (s *steered) start() {
-	s.t.Helper()
-	stdin, err := s.StdinPipe()
-	require.NoError(s.t, err)
-	stdout, err := s.StdoutPipe()
-	require.NoError(s.t, err)
-	s.say, s.answers = stdin, bufio.NewReader(stdout)
-	require.NoError(s.t, s.Start())
-	s.t.Cleanup(func() {
-		_ = s.Process.Kill()
-		_ = s.Wait()
-	})
-	s.do("allocate")
-	s.do("serve") // returns once the process listens
+	other := exec.Command(c.Path, c.Args[1:]...)
+	other.Env, other.Stderr = append(slices.Clone(c.Env), environment...), c.stderr
+	return &communicating{&whole{startToListen(c.t, other), c.other}, c.stderr}
 }
 
 // pause pauses everything by the command, and returns its output.
-func (c *communicating) pause(more ...string) string {
+func (c *communicating) pause() string {
 	c.t.Helper()
-	out, stderr, code := command(c.t, append([]string{"pause", c.pid, "--everything"}, more...)...)
-	require.Zero(c.t, code, stderr)
-	return out
+	return succeeds(c.t, "pause", c.number(), "--everything")
 }
 
 func (c *communicating) resume() {
 	c.t.Helper()
-	_, stderr, code := command(c.t, "resume", c.pid)
-	require.Zero(c.t, code, stderr)
+	succeeds(c.t, "resume", c.number())
+	c.do("check")
+	c.do("reduce")
+}
+
+// goesOnWith waits until so much is free again, and uses what it has.
+func (c *communicating) goesOnWith(free int) {
+	c.t.Helper()
+	c.comesToFree(free)
 	c.do("check")
 	c.do("reduce")
 }
@@ -158,8 +139,7 @@ func TestCommunicatorsAreSuspendedWithEverything(t *testing.T) {
 			c.resume()
 			c.do("destroy 1")
 			require.NotContains(t, c.pause(), "NCCL")
-			_, stderr, code := command(t, "resume", c.pid)
-			require.Zero(t, code, stderr)
+			succeeds(t, "resume", c.number())
 			c.requireFree(104)
 		})
 	}
@@ -202,7 +182,7 @@ func TestCommunicatorsThatStay(t *testing.T) {
 		c.do("export")
 		c.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed "+
 			"(NCCL 2.29.7 shares memory between ranks on one host, until it is suspended in all of them at once, as by tms pause --job ID "+
-			"--everything); without --everything", "pause", c.pid, "--everything")
+			"--everything); without --everything", "pause", c.number(), "--everything")
 		c.do("reduce")
 	})
 	t.Run("inside", func(t *testing.T) {
@@ -218,13 +198,11 @@ func TestASuspendThatHangs(t *testing.T) {
 	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang15000")
 	c.do("all 2")
 	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL, which may be of no use now; all else is as before, "+
-		"and the program runs on", "pause", c.pid, "--everything", "--timeout", "1")
+		"and the program runs on", "pause", c.number(), "--everything", "--timeout", "1")
 	c.do("check")
 	require.Equal(t, "0", c.do("stats"))
-	c.refused("has not come back from ncclCommSuspend within 1s", "pause", c.pid, "--timeout", "1")
-	// When the suspend returns, the communicator is resumed at once.
-	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, time.Minute, 10*time.Millisecond)
-	c.do("reduce")
+	c.refused("has not come back from ncclCommSuspend within 1s", "pause", c.number(), "--timeout", "1")
+	c.goesOnWith(96) // when the suspend returns, the communicator is resumed at once
 	require.Contains(t, c.pause(), "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
 	c.resume()
 }
@@ -241,11 +219,9 @@ func TestASuspendThatIsLate(t *testing.T) {
 		"-I" + filepath.Join("..", "..", "forward"), object}, sources...)...) // its headers make another library
 	c := startNCCL(t, "linked", ncclNew, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+library, "LATE="+seen)
 	c.do("all 2")
-	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL", "pause", c.pid, "--everything", "--timeout", "1")
+	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL", "pause", c.number(), "--everything", "--timeout", "1")
 	require.NoError(t, os.WriteFile(seen, nil, 0o600))
-	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, time.Minute, 10*time.Millisecond)
-	c.do("check")
-	c.do("reduce")
+	c.goesOnWith(96)
 	require.Contains(t, c.pause(), "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
 	c.resume()
 }
@@ -254,12 +230,11 @@ func TestAResumeOfNCCLThatFails(t *testing.T) {
 	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=lose")
 	c.do("all 2")
 	require.Contains(t, c.pause(), "2 communicators with 8.00 MiB suspended")
-	c.refused("ncclCommResume has failed for 2 communicators of NCCL, which can be used no more; all else is resumed", "resume", c.pid)
+	c.refused("ncclCommResume has failed for 2 communicators of NCCL, which can be used no more; all else is resumed", "resume", c.number())
 	c.do("check")
 	require.Equal(t, "0", c.do("stats"))
 	require.Contains(t, c.pause(), "2 communicators left to the driver (suspended before, and not resumed since)")
-	_, stderr, code := command(t, "resume", c.pid)
-	require.Zero(t, code, stderr)
+	succeeds(t, "resume", c.number())
 	c.do("check")
 }
 
@@ -267,25 +242,15 @@ func TestAResumeOfNCCLThatFails(t *testing.T) {
 func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	c := startNCCL(t, "handle", ncclNew)
 	c.do("all 2")
-	asBefore := func() {
-		t.Helper()
-		require.Eventually(t, func() bool { return c.other.do("free") == "96" && c.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
-		c.do("check")
-		c.do("reduce")
-	}
-	t.Setenv("CUDASIM_FAIL", "cuCheckpointProcessCheckpoint:1:2")
-	c.refused("it goes on as before", "pause", c.pid, "--everything")
-	t.Setenv("CUDASIM_FAIL", "")
-	asBefore()
-	killed := exec.Command(tms, "pause", c.pid, "--everything")
-	killed.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcessLock:1:kill")
-	require.ErrorContains(t, killed.Run(), "signal: killed")
-	asBefore()
+	c.spoiled("cuCheckpointProcessCheckpoint:1:2", "it goes on as before", "pause", c.number(), "--everything")
+	c.goesOnWith(96)
+	dies(t, "Lock:1", "pause", c.number(), "--everything")
+	c.goesOnWith(96)
 	for range 2 {
 		require.Equal(t, "0 ", c.do("everything 5")) // from inside
 		c.requireFree(128)
 		require.Equal(t, "0 ", c.do("resume"))
-		asBefore()
+		c.goesOnWith(96)
 	}
 	c.do("work")
 	for range hermetic.Often(10, 3) {
@@ -293,32 +258,26 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 		before := c.do("cycles")
 		time.Sleep(10 * time.Millisecond)
 		require.Equal(t, before, c.do("cycles"), "nobody works meanwhile")
-		_, stderr, code := command(t, "resume", c.pid)
-		require.Zero(t, code, stderr)
+		succeeds(t, "resume", c.number())
 		require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
 	}
 	c.do("calm")
-	asBefore()
+	c.goesOnWith(96)
 	// Here there is nothing to pause but NCCL.
 	require.Equal(t, "0 ", c.do("pause"))
 	open := func() {
 		t.Helper()
-		require.Eventually(t, func() bool { return c.other.do("free") == "120" && c.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
+		c.comesToFree(120)
 		c.do("reduce")
 	}
-	t.Setenv("CUDASIM_FAIL", "cuCheckpointProcessCheckpoint:1:2")
-	c.refused("it goes on as before", "pause", c.pid, "--everything")
-	t.Setenv("CUDASIM_FAIL", "")
+	c.spoiled("cuCheckpointProcessCheckpoint:1:2", "it goes on as before", "pause", c.number(), "--everything")
 	open()
 	for _, at := range []string{"Lock", "Checkpoint"} {
-		killed := exec.Command(tms, "pause", c.pid, "--everything")
-		killed.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcess"+at+":1:kill")
-		require.ErrorContains(t, killed.Run(), "signal: killed")
+		dies(t, at+":1", "pause", c.number(), "--everything")
 		if at == "Checkpoint" { // the process is locked, and undoes its part when it is unlocked
 			time.Sleep(100 * time.Millisecond)
-			_, stderr, code := command(t, "resume", c.pid)
-			require.Zero(t, code, stderr)
-			asBefore()
+			succeeds(t, "resume", c.number())
+			c.goesOnWith(96)
 			require.Equal(t, "0 ", c.do("pause"))
 		}
 		open()
@@ -326,45 +285,49 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	require.Contains(t, c.pause(), "nothing to pause; NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
 	c.requireFree(128)
 	c.resume()
-	asBefore()
+	c.goesOnWith(96)
 }
 
-// startSpread starts two processes of a job with a communicator that has a rank in each.
-func startSpread(t *testing.T, second ...string) (processes [2]*communicating) {
+// spreadRanks are two processes of a job with a communicator that has a rank in each.
+type spreadRanks [2]*communicating
+
+func (ranks spreadRanks) goOnWith(free int) {
+	ranks[0].t.Helper()
+	for _, r := range ranks {
+		r.goesOnWith(free)
+	}
+}
+
+// startSpread starts them, the second with more environment.
+func startSpread(t *testing.T, second ...string) (ranks spreadRanks) {
 	t.Helper()
 	meetings := filepath.Join(t.TempDir(), "meetings")
 	require.NoError(t, os.WriteFile(meetings, make([]byte, 4096), 0o600))
-	processes[0] = startNCCL(t, "handle", ncclNew, "FAKE_NCCL_SHARED="+meetings, "TORCHELASTIC_RUN_ID=spread")
-	processes[1] = processes[0].beside(second...)
-	for _, p := range processes {
-		p.do("ranks 1 2")
-		p.do("reduce")
+	ranks[0] = startNCCL(t, "handle", ncclNew, "FAKE_NCCL_SHARED="+meetings, "TORCHELASTIC_RUN_ID=spread")
+	ranks[1] = ranks[0].beside(second...)
+	for _, r := range ranks {
+		r.do("ranks 1 2")
+		r.do("reduce")
 	}
-	return processes
+	return ranks
 }
 
 func spread(t *testing.T, what string, more ...string) string {
 	t.Helper()
-	out, stderr, code := command(t, append([]string{what, "--job", "spread"}, more...)...)
-	require.Zero(t, code, stderr)
-	return out
+	return succeeds(t, append([]string{what, "--job", "spread"}, more...)...)
 }
 
 func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	ranks := startSpread(t)
 	asBefore := func(free int) {
 		t.Helper()
-		ranks[0].requireFree(free)
-		for _, r := range ranks {
-			r.do("check")
-			r.do("reduce")
-			require.Equal(t, "0", r.do("stats"))
-		}
+		ranks[0].requireFree(free) // at once
+		ranks.goOnWith(free)
 	}
 	for range 3 {
 		out := spread(t, "pause", "--everything")
 		for _, r := range ranks {
-			require.Regexp(t, `(?m)^`+r.pid+`: paused, 24\.00 MiB freed in .* s, 8\.00 MiB without contents; NCCL 2\.29\.7: 1 communicator with 4\.00 MiB suspended; the rest by the driver in `, out)
+			require.Regexp(t, `(?m)^`+r.number()+`: paused, 24\.00 MiB freed in .* s, 8\.00 MiB without contents; NCCL 2\.29\.7: 1 communicator with 4\.00 MiB suspended; the rest by the driver in `, out)
 		}
 		ranks[0].requireFree(128)
 		require.NotContains(t, spread(t, "resume"), "NCCL")
@@ -405,7 +368,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	out = spread(t, "pause", "--everything", "--timeout", "10") // half waits for ranks that did not do the same
 	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
 	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
-	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].pid+": the driver's checkpoint would lose")
+	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].number()+": the driver's checkpoint would lose")
 	require.NotContains(t, out, "without --everything")
 	ranks[0].requireFree(127)
 	spread(t, "resume")
@@ -415,25 +378,20 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 // Ranks of one host share memory. NCCL frees that too, and the driver can then checkpoint the processes.
 func TestMemoryThatRanksShareGoesWithNCCL(t *testing.T) {
 	ranks := startSpread(t, "FAKE_NCCL_EXPORTS=1") // the second one does
-	ranks[1].refused("it has called cuMem", "pause", ranks[1].pid, "--everything")
+	ranks[1].refused("it has called cuMem", "pause", ranks[1].number(), "--everything")
 	for range 3 {
 		out := spread(t, "pause", "--everything")
 		require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest by the driver"), out)
 		ranks[0].requireFree(128)
 		spread(t, "resume")
-		for _, r := range ranks {
-			r.do("check")
-			r.do("reduce")
-		}
 		ranks[0].requireFree(70)
+		ranks.goOnWith(70)
 	}
 	for _, r := range ranks {
 		r.do("destroy 1")
 	}
-	_, stderr, code := command(t, "pause", ranks[1].pid, "--everything")
-	require.Zero(t, code, stderr)
-	_, stderr, code = command(t, "resume", ranks[1].pid)
-	require.Zero(t, code, stderr)
+	succeeds(t, "pause", ranks[1].number(), "--everything")
+	succeeds(t, "resume", ranks[1].number())
 }
 
 // A process whose communicator is on its second device.
@@ -451,20 +409,15 @@ func TestRanksOnOtherDevices(t *testing.T) {
 func TestRanksAreResumedOneByOne(t *testing.T) {
 	ranks := startSpread(t)
 	spread(t, "pause", "--everything")
-	out, stderr, code := command(t, "resume", ranks[0].pid)
-	require.Zero(t, code, stderr)
-	require.Contains(t, out, "NCCL takes its memory again when the other processes with ranks of its communicators are resumed, too")
+	require.Contains(t, succeeds(t, "resume", ranks[0].number()),
+		"NCCL takes its memory again when the other processes with ranks of its communicators are resumed, too")
 	require.Contains(t, ranks[0].said(), "NCCL takes its memory again when")
 	before := ranks[0].do("cycles")
 	ranks[0].do("work")
 	time.Sleep(50 * time.Millisecond)
 	require.Equal(t, before, ranks[0].do("cycles"), "it waits")
-	out, stderr, code = command(t, "resume", ranks[0].pid) // again
-	require.Zero(t, code, stderr)
-	require.Contains(t, out, "NCCL takes its memory again when")
-	out, stderr, code = command(t, "resume", ranks[1].pid)
-	require.Zero(t, code, stderr)
-	require.NotContains(t, out, "NCCL")
+	require.Contains(t, succeeds(t, "resume", ranks[0].number()), "NCCL takes its memory again when") // again
+	require.NotContains(t, succeeds(t, "resume", ranks[1].number()), "NCCL")
 	require.Eventually(t, func() bool { return ranks[0].do("cycles") != before }, time.Minute, time.Millisecond)
 	ranks[0].do("calm")
 	ranks[0].requireFree(72)
@@ -476,49 +429,32 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 
 // Whatever ends or fails while ranks are suspended together, the living ones go on.
 func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
-	asBefore := func(ranks [2]*communicating) {
-		t.Helper()
-		for _, r := range ranks {
-			require.Eventually(t, func() bool { return r.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
-			r.do("check")
-			r.do("reduce")
-		}
-		ranks[0].requireFree(72)
-	}
+	pause := []string{"pause", "--job", "spread", "--everything"}
 	t.Run("the command", func(t *testing.T) {
 		ranks := startSpread(t)
 		for _, at := range []string{"Lock", "Checkpoint"} {
-			killed := exec.Command(tms, "pause", "--job", "spread", "--everything")
-			killed.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcess"+at+":1:kill")
-			require.ErrorContains(t, killed.Run(), "signal: killed")
+			dies(t, at+":1", pause...)
 			if at == "Checkpoint" {
 				time.Sleep(100 * time.Millisecond)
 				spread(t, "resume")
 			}
-			asBefore(ranks)
+			ranks.goOnWith(72)
 		}
-		t.Setenv("CUDASIM_FAIL", "cuCheckpointProcessCheckpoint:2:2")
-		_, stderr, code := command(t, "pause", "--job", "spread", "--everything")
-		require.Equal(t, exitNo, code)
+		stderr := ranks[0].spoiled("cuCheckpointProcessCheckpoint:2:2", "it goes on as before", pause...)
 		require.Equal(t, 2, strings.Count(stderr, "it goes on as before"), stderr)
-		t.Setenv("CUDASIM_FAIL", "")
-		asBefore(ranks)
+		ranks.goOnWith(72)
 		for i := range 12 { // interrupted at any moment
-			pausing := exec.Command(tms, "pause", "--job", "spread", "--everything")
-			require.NoError(t, pausing.Start())
-			time.Sleep(time.Duration(i) * 5 * time.Millisecond)
-			require.NoError(t, pausing.Process.Signal(os.Interrupt))
-			if pausing.Wait() == nil {
+			if cut(t, time.Duration(i)*5*time.Millisecond, os.Interrupt, pause...).Success() {
 				spread(t, "resume")
 			}
-			asBefore(ranks)
+			ranks.goOnWith(72)
 		}
 	})
 	t.Run("a client that leaves as it asks the second", func(t *testing.T) {
 		ranks := startSpread(t)
 		first, err := client.Dial(ranks[0].Process.Pid)
 		require.NoError(t, err)
-		second, err := net.Dial("unix", filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", ranks[1].pid+".sock"))
+		second, err := net.Dial("unix", filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", ranks[1].number()+".sock"))
 		require.NoError(t, err)
 		timeout := 60.0
 		hold := control.Request{Version: control.Version, ID: 1, Op: control.Pause, Hold: true, Timeout: &timeout, NCCL: &control.NCCL{}}
@@ -544,7 +480,7 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 		require.True(t, reply.OK, reply.Error)
 		require.Contains(t, reply.NCCL, "1 communicator with 4.00 MiB suspended")
 		first.Close()
-		asBefore(ranks)
+		ranks.goOnWith(72)
 	})
 	t.Run("a rank that ends", func(t *testing.T) {
 		ranks := startSpread(t, "FAKE_NCCL=hang")
@@ -554,14 +490,13 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 			}
 			_ = ranks[1].Process.Kill()
 		}()
-		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "5")
-		require.Equal(t, exitNo, code)
-		require.Contains(t, stderr, "ncclCommSuspend has not come back within 5s for 1 communicator of NCCL, which may be of no use now; "+
-			"all else is as before, and the program runs on (1 of them with ranks in other processes, one of which has ended, or does not run)")
+		fails(t, exitNo, "ncclCommSuspend has not come back within 5s for 1 communicator of NCCL, which may be of no use now; "+
+			"all else is as before, and the program runs on (1 of them with ranks in other processes, one of which has ended, or does not run)",
+			append(pause, "--timeout", "5")...)
 		ranks[0].do("check")
 		ranks[0].do("reduce")
 		require.Equal(t, "0", ranks[0].do("stats"))
-		ranks[0].refused("has not come back from ncclCommSuspend within 1s", "pause", ranks[0].pid, "--timeout", "1")
+		ranks[0].refused("has not come back from ncclCommSuspend within 1s", "pause", ranks[0].number(), "--timeout", "1")
 		require.Equal(t, "0 ", ranks[0].do("pause"), "by itself")
 		require.Equal(t, "0 ", ranks[0].do("resume"))
 		ranks[0].do("check")
@@ -569,22 +504,20 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 	t.Run("a rank that does not run", func(t *testing.T) {
 		ranks := startSpread(t)
 		require.NoError(t, ranks[1].Process.Signal(syscall.SIGSTOP))
-		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "1")
+		_, stderr, code := command(t, append(pause, "--timeout", "1")...)
 		require.NotZero(t, code)
 		require.Contains(t, stderr, "left as it was")
 		require.NoError(t, ranks[1].Process.Signal(syscall.SIGCONT))
-		asBefore(ranks)
+		ranks.goOnWith(72)
 		spread(t, "pause", "--everything")
 		ranks[0].requireFree(128)
 		spread(t, "resume")
-		asBefore(ranks)
+		ranks.goOnWith(72)
 	})
 	t.Run("a rank that cannot", func(t *testing.T) {
 		ranks := startSpread(t, "FAKE_NCCL=fail")
-		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "5")
-		require.Equal(t, exitNo, code)
-		require.Contains(t, stderr, "ncclCommSuspend has not come back within 5s")
-		asBefore(ranks)
+		fails(t, exitNo, "ncclCommSuspend has not come back within 5s", append(pause, "--timeout", "5")...)
+		ranks.goOnWith(72)
 	})
 }
 
@@ -593,36 +526,31 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	c.do("all 1")
 	const words = " is registered with NCCL 2.29.7 by ncclCommRegister, and a registration does not survive a pause: call ncclCommDeregister first, " +
 		"or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)"
-	goes := func() {
+	goes := func(more ...string) {
 		t.Helper()
-		_, stderr, code := command(t, "pause", c.pid)
-		require.Zero(t, code, stderr)
+		succeeds(t, append([]string{"pause", c.number()}, more...)...)
 		c.resume()
 	}
 	c.do("register 15")
-	c.refused(words+"; nothing has changed, and the program runs on", "pause", c.pid)
-	c.refused(words, "pause", c.pid, "--everything")
+	c.refused(words+"; nothing has changed, and the program runs on", "pause", c.number())
+	c.refused(words, "pause", c.number(), "--everything")
 	require.Contains(t, c.do("pause"), words)
 	require.Contains(t, c.do("pause weights"), words)
 	require.Equal(t, "0 ", c.do("pause cache"), "which is not registered")
-	_, stderr, code := command(t, "pause", c.pid, "--tag", "cache")
-	require.Zero(t, code, stderr)
+	succeeds(t, "pause", c.number(), "--tag", "cache")
 	require.Equal(t, "0 ", c.do("resume"))
 	c.do("deregister")
 	goes()
 	c.do("register 16") // NCCL_LOCAL_REGISTER=0: NCCL registers nothing
 	goes()
 	c.do("window")
-	c.refused("by ncclCommWindowRegister, and a registration does not survive a pause: call ncclCommWindowDeregister first", "pause", c.pid)
-	_, stderr, code = command(t, "pause", c.pid, "--force")
-	require.Zero(t, code, stderr)
-	c.resume()
+	c.refused("by ncclCommWindowRegister, and a registration does not survive a pause: call ncclCommWindowDeregister first", "pause", c.number())
+	goes("--force")
 	c.do("close")
 	goes()
 	c.do("register 0")
 	c.do("destroy 1") // with its registrations
-	_, stderr, code = command(t, "pause", c.pid)
-	require.Zero(t, code, stderr)
+	succeeds(t, "pause", c.number())
 	forced := startNCCL(t, "handle", ncclNew, "TMS_PAUSE_FORCE=1")
 	forced.do("all 1")
 	forced.do("register 0")
@@ -634,17 +562,15 @@ func TestMoreRegistrationsThanAreNoted(t *testing.T) {
 	c := startNCCL(t, "linked", ncclNew)
 	c.do("all 1")
 	c.do("registers 5000 other") // which is not pausable
-	_, stderr, code := command(t, "pause", c.pid)
-	require.Zero(t, code, stderr)
+	succeeds(t, "pause", c.number())
 	c.resume()
 	c.do("register 15")
-	c.refused(" is registered with NCCL 2.29.7 by ncclCommRegister", "pause", c.pid)
+	c.refused(" is registered with NCCL 2.29.7 by ncclCommRegister", "pause", c.number())
 	c.do("deregister")
-	_, stderr, code = command(t, "pause", c.pid)
-	require.Zero(t, code, stderr)
+	succeeds(t, "pause", c.number())
 	c.resume()
 	c.do("registers 5000")
-	c.refused(" is registered with NCCL 2.29.7 by ncclCommRegister", "pause", c.pid)
+	c.refused(" is registered with NCCL 2.29.7 by ncclCommRegister", "pause", c.number())
 	require.Contains(t, c.do("pause cache"), "more pausable memory was registered with NCCL 2.29.7", "perhaps this too")
 }
 
@@ -661,8 +587,7 @@ func TestCollectivesInGraphsAreWarnedOf(t *testing.T) {
 		require.NotContains(t, c.said(), words)
 		c.do("capture")
 		for range 2 {
-			_, stderr, code := command(t, "pause", c.pid)
-			require.Zero(t, code, stderr)
+			succeeds(t, "pause", c.number())
 			c.resume()
 		}
 		require.Equal(t, test.warned, strings.Count(c.said(), words), c.said())
@@ -680,17 +605,14 @@ func TestNCCLIsUsedByAll(t *testing.T) {
 	c.do("work")
 	c.do("churn")
 	for range hermetic.Often(20, 6) {
-		out, stderr, code := command(t, "pause", c.pid, "--everything")
+		out, stderr, code := command(t, "pause", c.number(), "--everything")
 		require.True(t, code == 0 || strings.Contains(stderr, "is registered with NCCL"), stderr)
 		if code == 0 {
 			require.Contains(t, out, "NCCL 2.29.7")
 			c.requireFree(128)
 		}
-		_, stderr, code = command(t, "resume", c.pid)
-		require.Zero(t, code, stderr)
+		succeeds(t, "resume", c.number())
 	}
 	c.do("calm")
-	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, time.Minute, 10*time.Millisecond)
-	c.do("check")
-	c.do("reduce")
+	c.goesOnWith(96)
 }

@@ -26,74 +26,89 @@ import (
 // the left.
 const obeyed = "\x1b[2J\x1b]0;title\x07\u009b31m\rtms: all is well\n\u202e\x7f"
 
-// rude makes the test's own program a process that answers with such text: it refuses, agrees, or agrees and works.
-const rude = "TMS_TEST_RUDE"
+// manner makes the test's own program a process that listens and answers in this manner: it says such text, and refuses,
+// agrees, or agrees and works; or it is slow.
+const manner = "TMS_TEST_MANNER"
 
 func init() {
-	if manner := os.Getenv(rude); manner != "" {
-		beRude(manner)
+	switch os.Getenv(manner) {
+	case "":
+	case "slow":
+		answerWith(slowly())
+	default:
+		answerWith(rudely(os.Getenv(manner)))
 	}
 }
 
-func beRude(manner string) {
-	fail := func(err error) {
-		if err != nil {
-			panic(err)
-		}
+func must(err error) {
+	if err != nil {
+		panic(err)
 	}
+}
+
+func answerWith(answer func(control.Request) control.Reply) {
 	directory := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms")
-	fail(control.MakeDirectory(directory, os.Geteuid()))
+	must(control.MakeDirectory(directory, os.Geteuid()))
 	listener, err := net.Listen("unix", filepath.Join(directory, control.Name(os.Getpid())))
-	fail(err)
-	idle := 1e6
-	doing := ""
-	if manner == "works" {
-		doing = obeyed
-	}
-	state, err := json.Marshal(control.ProcessState{PID: os.Getpid(), Command: obeyed, Doing: doing, Gated: true, IdleSeconds: &idle,
-		Stats: control.Stats{Version: obeyed, Stats: stats.Stats{Devices: []stats.Device{{UUID: obeyed, Progress: &stats.Progress{Operation: obeyed, Total: 1},
-			Tags: []stats.Tag{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}}}}},
-		Devices: []control.Device{{UUID: obeyed}},
-		Account: &control.Account{Others: []control.Other{{Library: obeyed, Kind: obeyed, Bytes: 1}}}})
-	fail(err)
+	must(err)
 	fmt.Println("listens")
 	for {
 		connection, err := listener.Accept()
-		fail(err)
+		must(err)
 		go func() {
-			requests := bufio.NewScanner(connection)
-			for requests.Scan() {
-				var r control.Request
-				fail(json.Unmarshal(requests.Bytes(), &r))
-				reply := control.Reply{Version: control.Version, ID: r.ID, OK: true, Process: state, Bytes: 1, NCCL: obeyed, Stays: obeyed}
-				if r.Op != control.Status && manner == "refuses" {
-					reply.OK, reply.Code, reply.Error = false, int(cuda.NotSupported), obeyed
-				}
+			for lines := bufio.NewScanner(connection); lines.Scan(); {
+				request, err := control.ParseRequest(lines.Bytes())
+				must(err)
+				reply := answer(request)
+				reply.Version, reply.ID = control.Version, request.ID
 				_, _ = connection.Write(control.Line(reply))
 			}
 		}()
 	}
 }
 
+// ownState makes the part of a reply that has the process's state.
+func ownState(state control.ProcessState) json.RawMessage {
+	state.PID, state.Gated = os.Getpid(), true
+	text, err := json.Marshal(state)
+	must(err)
+	return text
+}
+
+func rudely(manner string) func(control.Request) control.Reply {
+	idle := 1e6
+	doing := ""
+	if manner == "works" {
+		doing = obeyed
+	}
+	state := ownState(control.ProcessState{Command: obeyed, Doing: doing, IdleSeconds: &idle,
+		Stats: control.Stats{Version: obeyed, Stats: stats.Stats{Devices: []stats.Device{{UUID: obeyed, Progress: &stats.Progress{Operation: obeyed, Total: 1},
+			Tags: []stats.Tag{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}}}}},
+		Devices: []control.Device{{UUID: obeyed}},
+		Account: &control.Account{Others: []control.Other{{Library: obeyed, Kind: obeyed, Bytes: 1}}}})
+	return func(r control.Request) control.Reply {
+		reply := control.Reply{OK: true, Process: state, Bytes: 1, NCCL: obeyed, Stays: obeyed}
+		if r.Op != control.Status && manner == "refuses" {
+			reply.OK, reply.Code, reply.Error = false, int(cuda.NotSupported), obeyed
+		}
+		return reply
+	}
+}
+
+// answering starts such a process.
+func answering(t *testing.T, how string, environment ...string) *steered {
+	t.Helper()
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(append(os.Environ(), manner+"="+how), environment...)
+	s := startProgram(t, c)
+	require.Equal(t, "listens", s.line())
+	return s
+}
+
 // What a process says of itself, or how it refuses, does nothing to the terminal on which it is printed.
 func TestPrintable(t *testing.T) {
 	ownSockets(t)
-	start := func(manner string) string {
-		c := exec.Command("/proc/self/exe")
-		c.Env = append(os.Environ(), rude+"="+manner, "TORCHELASTIC_RUN_ID="+obeyed)
-		out, err := c.StdoutPipe()
-		require.NoError(t, err)
-		c.Stderr = os.Stderr
-		require.NoError(t, c.Start())
-		t.Cleanup(func() {
-			_ = c.Process.Kill()
-			_ = c.Wait()
-		})
-		line, err := bufio.NewReader(out).ReadString('\n')
-		require.NoError(t, err)
-		require.Equal(t, "listens\n", line)
-		return strconv.Itoa(c.Process.Pid)
-	}
+	start := func(manner string) string { return answering(t, manner, "TORCHELASTIC_RUN_ID="+obeyed).number() }
 	refuses, agrees, works := start("refuses"), start("agrees"), start("works")
 	harmless := func(words string, arguments ...string) string {
 		t.Helper()
@@ -112,8 +127,7 @@ func TestPrintable(t *testing.T) {
 		harmless(printed, arguments...)
 	}
 	// In JSON the text is unchanged.
-	var states []control.ProcessState
-	require.NoError(t, json.Unmarshal([]byte(harmless("", "ps", "--json")), &states))
+	states := parsed[[]control.ProcessState](t, harmless("", "ps", "--json"))
 	i := slices.IndexFunc(states, func(s control.ProcessState) bool { return strconv.Itoa(s.PID) == works })
 	require.Equal(t, obeyed, states[i].Command)
 	require.Equal(t, obeyed, states[i].Stats.Devices[0].Tags[0].Tag)

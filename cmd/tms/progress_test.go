@@ -2,102 +2,61 @@ package main
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
 	"tms/vmm/stats"
 )
 
-// slow starts a process that finishes a request once it was asked for its status a number of times; each time its pause
-// is 32 MiB further. This process answers in its place.
-func slow(t *testing.T, looks int64) (pid int) {
-	t.Helper()
-	body := exec.Command(steeredProgram(t))
-	directory := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms")
-	require.NoError(t, control.MakeDirectory(directory, os.Geteuid()))
-	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	require.NoError(t, err)
-	file := os.NewFile(uintptr(socket), "socket")
-	defer func() { _ = file.Close() }()
-	body.Env, body.ExtraFiles = append(os.Environ(), "LD_LIBRARY_PATH="+built(t, "sim")), []*os.File{file}
-	listens := startProgram(t, body)
-	pid = body.Process.Pid
-	require.NoError(t, unix.Bind(socket, &unix.SockaddrUnix{Name: filepath.Join(directory, control.Name(pid))}))
-	require.Equal(t, "ok", listens.do("listen 3")) // for the kernel that process listens
-	listener, err := net.FileListener(file)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	const each = 32 << 20
+// slowly answers to a pause once it was asked for its status a number of times; each time the pause is 32 MiB further.
+func slowly() func(control.Request) control.Reply {
+	const looks, each = 4, 32 << 20
 	pausing := make(chan int64, 100) // status requests since the pause began
 	var asked atomic.Int64
 	asked.Store(-1)
-	answer := func(connection net.Conn) {
-		defer func() { _ = connection.Close() }()
-		for lines := bufio.NewScanner(connection); lines.Scan(); {
-			request, err := control.ParseRequest(lines.Bytes())
-			if err != nil {
-				t.Error(err)
-				return
+	return func(r control.Request) control.Reply {
+		switch r.Op {
+		case control.Status:
+			state := control.ProcessState{Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{}}}}}
+			if asked.Load() >= 0 {
+				now := asked.Add(1)
+				state.Doing = control.Pause
+				state.Stats.Devices[0].Progress = &stats.Progress{Operation: "pause", Done: uint64(min(now, looks)) * each, Total: looks * each}
+				pausing <- now
 			}
-			reply := control.Reply{Version: control.Version, ID: request.ID, OK: true}
-			switch request.Op {
-			case control.Status:
-				state := control.ProcessState{PID: pid, Gated: true, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{}}}}}
-				if asked.Load() >= 0 {
-					now := asked.Add(1)
-					state.Doing = control.Pause
-					state.Stats.Devices[0].Progress = &stats.Progress{Operation: "pause", Done: uint64(min(now, looks)) * each, Total: uint64(looks) * each}
-					pausing <- now
-				}
-				reply.Process, _ = json.Marshal(state)
-			case control.Pause:
-				asked.Store(0)
-				for <-pausing < looks {
-					continue
-				}
-				asked.Store(-1)
-				reply.Bytes, reply.Seconds = uint64(looks)*each, 1.5
+			return control.Reply{OK: true, Process: ownState(state)}
+		case control.Pause:
+			asked.Store(0)
+			for <-pausing < looks {
+				continue
 			}
-			if _, err := connection.Write(control.Line(reply)); err != nil {
-				return
-			}
+			asked.Store(-1)
+			return control.Reply{OK: true, Bytes: looks * each, Seconds: 1.5}
 		}
+		return control.Reply{OK: true}
 	}
-	go func() {
-		for {
-			connection, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go answer(connection)
-		}
-	}()
-	return pid
 }
 
 func TestProgress(t *testing.T) {
 	ownSockets(t)
-	pid := slow(t, 4)
-	out, told, code := command(t, "pause", fmt.Sprint(pid))
+	start := func() *steered { return answering(t, "slow") }
+	pid := start().number()
+	out, told, code := command(t, "pause", pid)
 	require.Zero(t, code, told)
-	require.Equal(t, fmt.Sprintf("%d: paused, 128.00 MiB freed in 1.50 s\n", pid), out)
-	require.Regexp(t, fmt.Sprintf(`^(tms: pausing %d \d{1,3}%%, \d+\.\d\d MiB of 128\.00 MiB, \d s\n){2,}$`, pid), told)
+	require.Equal(t, pid+": paused, 128.00 MiB freed in 1.50 s\n", out)
+	require.Regexp(t, `^(tms: pausing `+pid+` \d{1,3}%, \d+\.\d\d MiB of 128\.00 MiB, \d s\n){2,}$`, told)
 	first, last, _ := strings.Cut(strings.TrimSpace(told), "\n")
 	require.NotEqual(t, first, last)
 
-	one, silent := fmt.Sprint(slow(t, 4)), slow(t, 4)
+	one, silent := start().number(), start().Process.Pid
 	_, told, _ = command(t, "pause", "--all")
 	require.Contains(t, told, "tms: pausing 3 processes ")
 	go func() { // because nobody else asks

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -43,15 +42,11 @@ func TestContainer(t *testing.T) {
 // The process that holds most comes first, whatever its number.
 func TestOrderOfProcesses(t *testing.T) {
 	large, small, _ := pair(t)
-	stdout, words, code := command(t, "ps", "--json")
-	require.Zero(t, code, words)
-	var found []process
-	require.NoError(t, json.Unmarshal([]byte(stdout), &found))
+	found := parsed[[]process](t, succeeds(t, "ps", "--json"))
 	require.Len(t, found, 2)
 	require.Equal(t, small.Process.Pid, found[0].PID)
 
-	_, words, code = command(t, "swap", small.number(), large.number())
-	require.Zero(t, code, words)
+	succeeds(t, "swap", small.number(), large.number())
 	require.Equal(t, large.Process.Pid, statuses(answerTime)[0].PID)
 }
 

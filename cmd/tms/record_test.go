@@ -3,10 +3,8 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
@@ -19,7 +17,7 @@ import (
 // startRecording returns once the recording has begun, with the command's further output.
 func startRecording(t *testing.T, s *steered, path string, out io.Writer) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
-	c := exec.Command(tms, "record", fmt.Sprint(s.Process.Pid), "-o", path)
+	c := exec.Command(tms, "record", s.number(), "-o", path)
 	c.Stdout = out
 	told, err := c.StderrPipe()
 	require.NoError(t, err)
@@ -47,19 +45,17 @@ func recordFor(t *testing.T, s *steered) string {
 func TestRecord(t *testing.T) {
 	ownSockets(t)
 	s := startSteered(t, steeredProgram(t))
-	pid := fmt.Sprint(s.Process.Pid)
+	pid := s.number()
 	path := recordFor(t, s)
 
-	out, words, code := command(t, "report", path, "--format", "perfetto", "-o", "-")
-	require.Zero(t, code, words)
-	var made struct {
+	out := succeeds(t, "report", path, "--format", "perfetto", "-o", "-")
+	made := parsed[struct {
 		TraceEvents []struct {
 			Ph, Name string
 			Dur      float64
 			Args     map[string]any
 		}
-	}
-	require.NoError(t, json.Unmarshal([]byte(out), &made))
+	}](t, out)
 	slices, counters := map[string]float64{}, map[string]bool{}
 	for _, e := range made.TraceEvents {
 		switch e.Ph {
@@ -72,52 +68,19 @@ func TestRecord(t *testing.T) {
 	}
 	require.Equal(t, map[string]float64{"pause weights": 24 << 20, "resume": 24 << 20}, slices)
 	require.Equal(t, map[string]bool{"weights, device 0, bytes": true, "cache, device 0, bytes": true}, counters)
-	out, _, _ = command(t, "report", path, "--format", "csv", "-o", "-")
-	require.Contains(t, out, ",allocate,")
-	_, words, code = command(t, "replay", "--pool", "bfc", path)
-	require.Zero(t, code, words)
+	require.Contains(t, succeeds(t, "report", path, "--format", "csv", "-o", "-"), ",allocate,")
+	succeeds(t, "replay", "--pool", "bfc", path)
 
 	// For a given time; with a process that ends meanwhile; and without a process.
 	start := time.Now()
-	out, words, code = command(t, "record", pid, "-o", path, "--for", "300ms")
-	require.Zero(t, code, words)
-	require.Contains(t, out, pid+": recorded, ")
+	require.Contains(t, succeeds(t, "record", pid, "-o", path, "--for", "300ms"), pid+": recorded, ")
 	require.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)
-	_, words, code = command(t, "record", pid, "-o", "/none/there", "--for", "1s")
-	require.Equal(t, exitNo, code)
-	require.Contains(t, words, "No such file or directory")
+	fails(t, exitNo, "No such file or directory", "record", pid, "-o", "/none/there", "--for", "1s")
 	recording, lines := startRecording(t, s, path, nil)
 	require.NoError(t, s.Process.Kill())
 	require.True(t, lines.Scan())
 	require.Contains(t, lines.Text(), "what was recorded until then is in "+path)
 	require.Error(t, recording.Wait())
 	require.Equal(t, exitNoProcess, recording.ProcessState.ExitCode())
-	_, words, code = command(t, "record", "999999999")
-	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, words, "there is no such process")
-	for _, arguments := range [][]string{{"record"}, {"record", "x"}, {"record", "1", "2"},
-		{"record", "1", "--for", "-3s"}} {
-		_, _, code = command(t, arguments...)
-		require.Equal(t, exitUsage, code, arguments)
-	}
-}
-
-func TestReportsThatCannotBe(t *testing.T) {
-	t.Parallel()
-	lines := write(t, "lines.csv", "Thread,Time,Action,Pointer,Size,Stream\n")
-	out := filepath.Join(t.TempDir(), "out")
-	for words, arguments := range map[string][]string{
-		"give a trace":              {"-o", out},
-		"give the file to write":    {lines},
-		"the formats are":           {lines, "--format", "pdf", "-o", out},
-		"csv takes one trace":       {lines, lines, "--format", "csv", "-o", out},
-		"does not begin with":       {lines, "-o", out},
-		"no such file or directory": {lines + ".none", "-o", out},
-	} {
-		_, stderr, code := execute(t, nil, append([]string{"report"}, arguments...))
-		require.Equal(t, exitUsage, code)
-		require.Contains(t, stderr, words)
-		_, err := os.Stat(out)
-		require.ErrorIs(t, err, os.ErrNotExist)
-	}
+	fails(t, exitNoProcess, "there is no such process", "record", "999999999")
 }

@@ -75,7 +75,9 @@ func startProgram(t *testing.T, command *exec.Cmd) *steered {
 	require.NoError(t, err)
 	stdout, err := s.StdoutPipe()
 	require.NoError(t, err)
-	s.Stderr = os.Stderr
+	if s.Stderr == nil {
+		s.Stderr = os.Stderr
+	}
 	s.say, s.answers = stdin, bufio.NewReader(stdout)
 	require.NoError(t, s.Start())
 	t.Cleanup(func() {
@@ -100,6 +102,13 @@ func (s *steered) line() string {
 	return strings.TrimSuffix(line, "\n")
 }
 
+// advances waits until what the program answers has changed, such as a count of what its threads have done.
+func (s *steered) advances(words string) {
+	s.t.Helper()
+	before := s.do(words)
+	require.Eventually(s.t, func() bool { return s.do(words) != before }, time.Minute, time.Millisecond)
+}
+
 // command runs tms, and returns its output and exit code. ps gives each process a second; on a busy machine it is run
 // again.
 func command(t *testing.T, arguments ...string) (stdout, stderr string, code int) {
@@ -121,6 +130,49 @@ func once(t *testing.T, arguments ...string) (stdout, stderr string, code int) {
 	var exit *exec.ExitError
 	require.True(t, err == nil || errors.As(err, &exit), "%v", err)
 	return out.String(), errors_.String(), c.ProcessState.ExitCode()
+}
+
+// succeeds runs tms, which must succeed, and returns its output.
+func succeeds(t *testing.T, arguments ...string) (stdout string) {
+	t.Helper()
+	stdout, stderr, code := command(t, arguments...)
+	require.Zero(t, code, "tms %v: %s", arguments, stderr)
+	return stdout
+}
+
+// fails runs tms, which must end with the code, and write the words, among others, to stderr. All that is returned.
+func fails(t *testing.T, code int, words string, arguments ...string) (stderr string) {
+	t.Helper()
+	_, stderr, ended := command(t, arguments...)
+	require.Equal(t, code, ended, "tms %v: %s", arguments, stderr)
+	require.Contains(t, stderr, words)
+	return stderr
+}
+
+// parsed reads a value that tms has written as JSON.
+func parsed[T any](t *testing.T, text string) (value T) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(text), &value), text)
+	return value
+}
+
+// cut sends tms a signal some time after its start, and returns it when it has ended.
+func cut(t *testing.T, after time.Duration, by os.Signal, arguments ...string) *os.ProcessState {
+	t.Helper()
+	c := exec.Command(tms, arguments...)
+	require.NoError(t, c.Start())
+	time.Sleep(after)
+	require.NoError(t, c.Process.Signal(by))
+	_ = c.Wait()
+	return c.ProcessState
+}
+
+// dies runs tms, which is killed as it asks the driver to do something with the process.
+func dies(t *testing.T, at string, arguments ...string) {
+	t.Helper()
+	c := exec.Command(tms, arguments...)
+	c.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcess"+at+":kill")
+	require.ErrorContains(t, c.Run(), "signal: killed", at)
 }
 
 func status(pid int, within time.Duration) (control.ProcessState, error) {
@@ -155,26 +207,21 @@ func TestSteering(t *testing.T) {
 	require.Empty(t, out)
 	require.Contains(t, words, "no process of this user listens")
 	require.Zero(t, code)
-	out, _, _ = command(t, "ps", "--json")
-	require.Equal(t, "[]\n", out)
-	_, words, code = command(t, "pause", "--all", "--force")
-	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, words, "no process of this user listens")
+	require.Equal(t, "[]\n", succeeds(t, "ps", "--json"))
+	fails(t, exitNoProcess, "no process of this user listens", "pause", "--all", "--force")
 
 	program := steeredProgram(t)
 	one, other := startSteered(t, program), startSteered(t, program)
-	first, second := fmt.Sprint(one.Process.Pid), fmt.Sprint(other.Process.Pid)
+	first, second := one.number(), other.number()
 
 	out, words, code = command(t, "pause", first)
 	require.Empty(t, out)
 	require.Equal(t, exitNo, code)
 	require.Regexp(t, "^tms: "+first+": libtms_reach.so is not preloaded, .*\n$", words)
 
-	out, words, code = command(t, "pause", "--force", first, first)
-	require.Zero(t, code, words)
-	require.Regexp(t, "^"+first+`: paused, 32\.00 MiB freed in \d+\.\d\d s, 8\.00 MiB without contents`+"\n$", out)
-	out, _, _ = command(t, "pause", "--force", "--tag", "cache", first)
-	require.Equal(t, first+": nothing to pause\n", out)
+	require.Regexp(t, "^"+first+`: paused, 32\.00 MiB freed in \d+\.\d\d s, 8\.00 MiB without contents`+"\n$",
+		succeeds(t, "pause", "--force", first, first))
+	require.Equal(t, first+": nothing to pause\n", succeeds(t, "pause", "--force", "--tag", "cache", first))
 
 	out, words, code = command(t, "ps")
 	require.Zero(t, code)
@@ -182,9 +229,7 @@ func TestSteering(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, lines, 7)
 	require.Regexp(t, `^ *PID COMMAND +DEVICE TAG +LIVE +HELD STATE +BACKUP$`, lines[0])
-	for _, line := range lines {
-		require.LessOrEqual(t, len([]rune(line)), tableWidth)
-	}
+	requireFits(t, out)
 	require.Regexp(t, `(?m)^ *`+first+` \S+ +0 weights +24\.0 MiB +0 paused \ds +24\.0 MiB host$`, out)
 	require.Contains(t, out, "\n"+first+": paused 8.00 MiB without contents: cache\n")
 	require.Contains(t, out, "\n"+second+": a pause would free 8.00 MiB without contents: cache\n")
@@ -194,8 +239,7 @@ func TestSteering(t *testing.T) {
 	out, words, code = command(t, "pause", "--force", "--tag", "weights", "--json", second, "999999999")
 	require.Equal(t, exitNoProcess, code)
 	require.Equal(t, "tms: 999999999: there is no such process\n", words)
-	var outcomes []outcome
-	require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+	outcomes := parsed[[]outcome](t, out)
 	require.Len(t, outcomes, 2)
 	require.True(t, outcomes[0].OK)
 	require.Equal(t, uint64(24<<20), outcomes[0].Bytes)
@@ -204,35 +248,28 @@ func TestSteering(t *testing.T) {
 	require.False(t, outcomes[1].OK)
 	require.NotEmpty(t, outcomes[1].Error)
 
-	out, _, _ = command(t, "pause", "--force", "--json", second)
-	require.Contains(t, out, `"without_contents_bytes":8388608`)
-	command(t, "resume", "--tag", "cache", second)
+	require.Contains(t, succeeds(t, "pause", "--force", "--json", second), `"without_contents_bytes":8388608`)
+	succeeds(t, "resume", "--tag", "cache", second)
 
 	one.do("hog")
-	_, words, code = command(t, "resume", first, second)
-	require.Equal(t, exitNo, code)
-	require.Contains(t, words, "tms: "+first+": resume: ")
-	require.NotContains(t, words, second)
+	require.NotContains(t, fails(t, exitNo, "tms: "+first+": resume: ", "resume", first, second), second)
 	go func() {
 		time.Sleep(200 * time.Millisecond)
 		one.do("unhog")
 	}()
-	out, words, code = command(t, "resume", "--all", "--wait", "30")
-	require.Zero(t, code, words)
+	out = succeeds(t, "resume", "--all", "--wait", "30")
 	require.Regexp(t, "(?m)^"+first+`: resumed, 32\.00 MiB in \d+\.\d\d s$`, out)
 	require.Regexp(t, "(?m)^"+second+`: nothing to resume$`, out)
 	require.Equal(t, "ok", one.do("check"))
 	require.Equal(t, "ok", other.do("check"))
 
-	out, _, _ = command(t, "ps", "--json")
-	var states []control.ProcessState
-	require.NoError(t, json.Unmarshal([]byte(out), &states))
+	states := parsed[[]control.ProcessState](t, succeeds(t, "ps", "--json"))
 	require.Len(t, states, 2)
 	require.ElementsMatch(t, []int{one.Process.Pid, other.Process.Pid}, []int{states[0].PID, states[1].PID})
 	require.Equal(t, program, states[0].Command)
 	require.Len(t, states[1].Stats.Devices[0].Tags, 2)
 
-	out, _, _ = command(t, "__complete", "pause", first, "")
+	out = succeeds(t, "__complete", "pause", first, "")
 	require.Contains(t, out, second+"\t"+program)
 	require.NotContains(t, out, first+"\t")
 
@@ -242,13 +279,10 @@ func TestSteering(t *testing.T) {
 	require.Zero(t, code)
 	require.Regexp(t, `(?m)^ *`+first+` it does not answer \(stopped\?\)$`, out)
 	require.Contains(t, out, second)
-	_, words, code = command(t, "pause", "--force", first)
-	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, words, "does not answer")
+	fails(t, exitNoProcess, "does not answer", "pause", "--force", first)
 	require.NoError(t, one.Process.Signal(syscall.SIGCONT))
-	out, _, _ = command(t, "pause", "--force", first)
-	require.Contains(t, out, "paused, 32.00 MiB")
-	command(t, "resume", first)
+	require.Contains(t, succeeds(t, "pause", "--force", first), "paused, 32.00 MiB")
+	succeeds(t, "resume", first)
 
 	// The command is interrupted while it waits, and in the middle of a pause: afterwards it is as if nothing had been
 	// asked.
@@ -266,11 +300,7 @@ func TestSteering(t *testing.T) {
 	other.do("unhog")
 	other.do("resume")
 	for i := range hermetic.Often(20, 5) {
-		pausing := exec.Command(tms, "pause", "--force", second)
-		require.NoError(t, pausing.Start())
-		time.Sleep(time.Duration(i) * 4 * time.Millisecond)
-		_ = pausing.Process.Kill()
-		_ = pausing.Wait()
+		cut(t, time.Duration(i)*4*time.Millisecond, os.Kill, "pause", "--force", second)
 	}
 	require.Eventually(t, func() bool {
 		command(t, "resume", second) // if the command had already ended
@@ -280,30 +310,9 @@ func TestSteering(t *testing.T) {
 	require.Equal(t, "ok", other.do("check"))
 }
 
-func TestSteeringIsRefused(t *testing.T) {
+func TestAProcessThatDoesNotListen(t *testing.T) {
 	ownSockets(t)
-	for words, arguments := range map[string][]string{
-		"name the processes by number, or give --all": {"pause"},
-		"or give --all":              {"resume", "--all", "1"},
-		`"x" is no process`:          {"pause", "x"},
-		`"0" is no process`:          {"resume", "0"},
-		"--timeout -1: give seconds": {"pause", "1", "--timeout", "-1"},
-		"--wait -0.5: give seconds":  {"resume", "1", "--wait", "-0.5"},
-		"the tag is empty":           {"pause", "1", "--tag", ""},
-		"takes flags alone":          {"ps", "1"},
-		"name two processes":         {"swap", "1"},
-		"name two different":         {"swap", "1", "1"},
-		`"y" is no process`:          {"swap", "1", "y"},
-		"--wait NaN: give seconds":   {"swap", "1", "2", "--wait", "NaN"},
-	} {
-		_, stderr, code := command(t, arguments...)
-		require.Equal(t, exitUsage, code, "%v", arguments)
-		require.Contains(t, stderr, words)
-	}
-	// A process that does not listen.
-	_, stderr, code := command(t, "pause", fmt.Sprint(os.Getpid()))
-	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, stderr, "it does not listen: start it with tms run or TMS_CONTROL=1")
+	fails(t, exitNoProcess, "it does not listen: start it with tms run or TMS_CONTROL=1", "pause", fmt.Sprint(os.Getpid()))
 }
 
 // The table keeps to its width, and sends a terminal nothing but text.
@@ -337,7 +346,12 @@ func TestProcessTable(t *testing.T) {
      13 01234567…      - -                 0        0 -                        0
      12 it does not answer
 `, out.String())
-	for line := range strings.Lines(out.String()) {
+	requireFits(t, out.String())
+}
+
+func requireFits(t *testing.T, table string) {
+	t.Helper()
+	for line := range strings.Lines(table) {
 		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)
 	}
 }
@@ -388,20 +402,15 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 		{"resume", other.number()},
 		{"pause", other.number(), "--dry-run"}, {"swap", other.number(), "1"}, {"idle", other.number()},
 	} {
-		_, stderr, code := command(t, arguments...)
-		require.Equal(t, exitNoProcess, code, "%v", arguments)
-		require.Contains(t, stderr, words, "%v", arguments)
+		fails(t, exitNoProcess, words, arguments...)
 	}
-	_, stderr, code := command(t, "pause", "--job", "here:1", "--force")
-	require.Equal(t, exitNoProcess, code)
-	require.Equal(t, "tms: no process of this user listens\n", stderr)
+	const nobody = "tms: no process of this user listens\n"
+	require.Equal(t, nobody, fails(t, exitNoProcess, nobody, "pause", "--job", "here:1", "--force"))
 	require.Equal(t, free, other.do("free"), "its CUDA calls do not wait")
 	contained.do("check")
 
 	// ps shows what the process says, with what its own entry in /proc says of it.
-	out, _, _ := command(t, "ps", "--json")
-	var states []process
-	require.NoError(t, json.Unmarshal([]byte(out), &states))
+	states := parsed[[]process](t, succeeds(t, "ps", "--json"))
 	require.Len(t, states, 1)
 	require.Empty(t, states[0].Error)
 	require.Equal(t, []string{"there:1"}, states[0].Jobs)
@@ -414,8 +423,7 @@ func TestHostMemoryIsShort(t *testing.T) {
 		t.Skip("this machine does not say how much memory it has")
 	}
 	ownSockets(t)
-	s := startSteered(t, steeredProgram(t), "CUDASIM_MEMORY=16T",
-		"LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
+	s := startSteered(t, steeredProgram(t), "CUDASIM_MEMORY=16T", reaching(t))
 	vast := available>>30 + 64
 	s.do(fmt.Sprint("vast ", vast))
 	figures := `.* are needed and .* are available; .* \(tms pause --to disk writes contents to files, --discard ` +
@@ -427,25 +435,16 @@ func TestHostMemoryIsShort(t *testing.T) {
 	require.Equal(t, "ok", s.do("check"), "it goes on")
 	out, words, _ = command(t, "pause", "--json", "--tag", "vast", s.number())
 	require.Regexp(t, figures, words)
-	var outcomes []outcome
-	require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+	outcomes := parsed[[]outcome](t, out)
 	require.Equal(t, vast<<30, outcomes[0].Host)
 	require.Positive(t, outcomes[0].HostAvailable)
 	require.Less(t, outcomes[0].HostAvailable, outcomes[0].Host)
-	_, words, code = command(t, "pause", "--dry-run", s.number())
-	require.Equal(t, exitNo, code)
-	require.Contains(t, words, "--discard gives them up")
+	fails(t, exitNo, "--discard gives them up", "pause", "--dry-run", s.number())
 
 	// The ways out: a pause of a part, and one without contents.
-	out, words, code = command(t, "pause", "--tag", "weights", "--to", "disk", s.number())
-	require.Zero(t, code, words)
-	require.Regexp(t, `: paused, 24\.00 MiB freed in .* s; 24\.00 MiB moved to disk`, out)
-	out, words, code = command(t, "pause", "--discard", s.number())
-	require.Zero(t, code, words)
-	require.Contains(t, out, " s, "+readable.Bytes(vast<<30+8<<20)+" without contents\n")
-	_, words, code = command(t, "resume", "--tag", "weights", s.number())
-	require.Zero(t, code, words)
-	_, words, code = command(t, "pause", "--discard", "--to", "disk", s.number())
-	require.Equal(t, exitUsage, code)
-	require.Contains(t, words, "--discard leaves nothing to move")
+	require.Regexp(t, `: paused, 24\.00 MiB freed in .* s; 24\.00 MiB moved to disk`,
+		succeeds(t, "pause", "--tag", "weights", "--to", "disk", s.number()))
+	require.Contains(t, succeeds(t, "pause", "--discard", s.number()),
+		" s, "+readable.Bytes(vast<<30+8<<20)+" without contents\n")
+	succeeds(t, "resume", "--tag", "weights", s.number())
 }

@@ -2,12 +2,10 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,18 +18,15 @@ import (
 func pair(t *testing.T) (large, small *steered, start func(environment ...string) *steered) {
 	t.Helper()
 	ownSockets(t)
-	program := steeredProgram(t)
-	gated := reaching(t)
-	device := fmt.Sprintf("CUDASIM_SHARED=%s-%d", t.Name(), os.Getpid())
+	program, device := steeredProgram(t), "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR"))
 	start = func(environment ...string) *steered {
 		t.Helper()
 		return startSteered(t, program, append([]string{device, "CUDASIM_MEMORY=70M"}, environment...)...)
 	}
-	large = start(gated)
+	large = start(reaching(t))
 	large.do("allocate") // as much again
-	_, words, code := command(t, "pause", large.number())
-	require.Zero(t, code, words)
-	return large, start(gated), start
+	succeeds(t, "pause", large.number())
+	return large, start(reaching(t)), start
 }
 
 func (s *steered) number() string { return strconv.Itoa(s.Process.Pid) }
@@ -55,18 +50,15 @@ const largeBytes, smallBytes = 64 << 20, 32 << 20
 func TestSwap(t *testing.T) {
 	in, out, start := pair(t)
 	for i := range hermetic.Number(t, "TMS_SWAPS", 4) {
-		words, errors_, code := command(t, "swap", out.number(), in.number())
-		require.Zero(t, code, "swap %d: %s", i, errors_)
 		require.Regexp(t, "^"+out.number()+`: paused, \d\d\.00 MiB freed in \d+\.\d\d s, (8|16)\.00 MiB without contents`+"\n"+
-			in.number()+`: resumed, \d\d\.00 MiB in \d+\.\d\d s`+"\n$", words)
+			in.number()+`: resumed, \d\d\.00 MiB in \d+\.\d\d s`+"\n$", succeeds(t, "swap", out.number(), in.number()), i)
 		require.Equal(t, "ok", in.do("check"))
 		in, out = out, in
 	}
 	small, large := out, in
 	if held(t, small) == 0 {
 		small, large = in, out
-		_, words, code := command(t, "swap", large.number(), small.number())
-		require.Zero(t, code, words)
+		succeeds(t, "swap", large.number(), small.number())
 	}
 
 	// A third process has the memory that IN needs: OUT is resumed.
@@ -77,8 +69,7 @@ func TestSwap(t *testing.T) {
 	require.Equal(t, exitNo, code)
 	require.Contains(t, errors_, "tms: "+small.number()+": resumed again: "+large.number()+" could not be\n")
 	require.Contains(t, errors_, "tms: "+large.number()+": resume: ")
-	var outcomes []outcome
-	require.NoError(t, json.Unmarshal([]byte(words), &outcomes))
+	outcomes := parsed[[]outcome](t, words)
 	require.Len(t, outcomes, 2)
 	require.Equal(t, []int{small.Process.Pid, large.Process.Pid}, []int{outcomes[0].PID, outcomes[1].PID})
 	require.False(t, outcomes[0].OK || outcomes[1].OK)
@@ -104,36 +95,27 @@ func TestSwap(t *testing.T) {
 		time.Sleep(200 * time.Millisecond)
 		third.do("unhog")
 	}()
-	_, errors_, code = command(t, "swap", small.number(), large.number(), "--wait", "60")
-	require.Zero(t, code, errors_)
+	succeeds(t, "swap", small.number(), large.number(), "--wait", "60")
 	require.EqualValues(t, largeBytes, held(t, large))
 
 	// One tag: the other stays. A tag that already is paused, or active, is no failure.
-	words, errors_, code = command(t, "swap", large.number(), small.number(), "--tag", "cache")
-	require.Zero(t, code, errors_)
+	swap := []string{"swap", large.number(), small.number(), "--tag", "cache"}
+	words = succeeds(t, swap...)
 	require.Contains(t, words, large.number()+": paused, 16.00 MiB")
 	require.Contains(t, words, small.number()+": resumed, 8.00 MiB")
-	words, errors_, code = command(t, "swap", large.number(), small.number(), "--tag", "cache")
-	require.Zero(t, code, errors_)
-	require.Equal(t, large.number()+": nothing to pause\n"+small.number()+": nothing to resume\n", words)
+	require.Equal(t, large.number()+": nothing to pause\n"+small.number()+": nothing to resume\n", succeeds(t, swap...))
 
 	// A process that cannot be asked: nothing is done.
-	_, errors_, code = command(t, "swap", large.number(), "999999999")
-	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, errors_, "tms: 999999999: there is no such process\n")
-	require.Contains(t, errors_, "tms: "+large.number()+": left as it was: 999999999 cannot be resumed\n")
-	_, errors_, code = command(t, "swap", third.number(), large.number()) // refused without --force
-	require.Equal(t, exitNo, code)
-	require.Contains(t, errors_, third.number()+": libtms_reach.so is not preloaded")
+	require.Contains(t, fails(t, exitNoProcess, "tms: 999999999: there is no such process\n", "swap", large.number(), "999999999"),
+		"tms: "+large.number()+": left as it was: 999999999 cannot be resumed\n")
+	fails(t, exitNo, third.number()+": libtms_reach.so is not preloaded", "swap", third.number(), large.number()) // without --force
 	require.EqualValues(t, largeBytes-16<<20, held(t, large))
 
 	// IN's memory that the driver has comes back, too.
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which asks the driver
-	_, errors_, code = command(t, "pause", small.number(), "--everything")
-	require.Zero(t, code, errors_)
-	words, errors_, code = command(t, "swap", large.number(), small.number())
-	require.Zero(t, code, errors_)
-	require.Regexp(t, small.number()+`: resumed, 32\.00 MiB in .* s; the driver's part in`, words)
+	succeeds(t, "pause", small.number(), "--everything")
+	require.Regexp(t, small.number()+`: resumed, 32\.00 MiB in .* s; the driver's part in`,
+		succeeds(t, "swap", large.number(), small.number()))
 	require.Equal(t, "ok", small.do("check"))
 }
 
@@ -144,19 +126,16 @@ func TestSwapIsEnded(t *testing.T) {
 	done := map[bool]int{}
 	moments := hermetic.Often(40, 10)
 	for i := range moments {
-		swap := exec.Command(tms, "swap", out.number(), in.number(), "--wait", "5")
-		require.NoError(t, swap.Start())
-		time.Sleep(time.Duration(i/2) * 80 * time.Millisecond / time.Duration(moments))
-		require.NoError(t, swap.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
-		_ = swap.Wait()
+		after := time.Duration(i/2) * 80 * time.Millisecond / time.Duration(moments)
+		swap := cut(t, after, []os.Signal{os.Kill, os.Interrupt}[i%2], "swap", out.number(), in.number(), "--wait", "5")
 		var swapped bool
 		require.Eventually(t, func() bool {
 			x, y := held(t, in), held(t, out)
 			swapped = x > 0
 			return x == bytes[in] && y == 0 || x == 0 && y == bytes[out]
 		}, time.Minute, time.Millisecond)
-		if i%2 == 1 && swap.ProcessState.Exited() { // interrupted after its start: its exit code says which
-			require.Equal(t, swapped, swap.ProcessState.Success(), "%v", swap.ProcessState)
+		if i%2 == 1 && swap.Exited() { // interrupted after its start: its exit code says which
+			require.Equal(t, swapped, swap.Success(), "%v", swap)
 		}
 		done[swapped]++
 		if swapped {

@@ -200,9 +200,6 @@ func TestTopOfAJob(t *testing.T) {
 	s.shows(`(?s)1 processes.*dev 0 .* 64.0 MiB  192 MiB .*> +` + rank.number() + ` steered .* active`)
 	rank.end()
 	s.shows("no process of job lively listens")
-	_, stderr, code := command(t, "top", "--job", "")
-	require.Equal(t, exitUsage, code)
-	require.Contains(t, stderr, "the job is empty")
 }
 
 func TestTopNeedsATerminal(t *testing.T) {
