@@ -92,7 +92,7 @@ func TestBytesWithoutNVML(t *testing.T) {
 	s := startSteered(t, steeredProgram(t), "TMS_ACCOUNT=1")
 	require.Equal(t, "ok", s.do("own 16"))
 	none := t.TempDir()
-	compileText(t, filepath.Join(none, "libnvidia-ml.so.1"), "")
+	library(t, filepath.Join(none, "libnvidia-ml.so.1"), "")
 	t.Setenv("LD_LIBRARY_PATH", none)
 	out := succeeds(t, "ps", "--bytes")
 	require.Contains(t, out, "\n  device 0: NVML has no figure for the process\n")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -13,11 +12,12 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"tms/internal/hermetic"
 )
 
 // The tests run the command itself, over the simulator, on C programs from testdata.
@@ -44,29 +44,35 @@ func built(t *testing.T, path ...string) string {
 	return full
 }
 
-// compile builds testdata/NAME.c, as a library if the output's name says so.
+// compile builds testdata/NAME.c, as a library if the output's name says so. Do not change it: other tests have it, too.
 func compile(t *testing.T, name, output string, flags ...string) string {
 	t.Helper()
-	if !strings.Contains(output, "/") {
-		output = filepath.Join(t.TempDir(), output)
-	}
-	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", output}
-	if strings.Contains(filepath.Base(output), ".so") {
+	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", filepath.Join("testdata", name+".c")}
+	if strings.Contains(output, ".so") {
 		arguments = append(arguments, "-shared", "-fPIC")
 	}
-	arguments = append(append(arguments, filepath.Join("testdata", name+".c")), flags...)
-	text, err := exec.Command("cc", arguments...).CombinedOutput()
-	require.NoError(t, err, "%s", text)
-	return output
+	return hermetic.Compile(t, output, append(arguments, flags...)...)
 }
 
-// compileText builds a library of C from text.
-func compileText(t *testing.T, output, text string) {
+// library builds a library from text, in a folder of its own if the name is no path.
+func library(t *testing.T, name, text string, flags ...string) string {
 	t.Helper()
-	c := exec.Command("cc", "-shared", "-fPIC", "-x", "c", "-o", output, "-")
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(t.TempDir(), name)
+	}
+	c := exec.Command("cc", append([]string{"-shared", "-fPIC", "-o", name, "-x", "c", "-", "-x", "none"}, flags...)...)
 	c.Stdin = strings.NewReader(text)
 	said, err := c.CombinedOutput()
 	require.NoError(t, err, "%s", said)
+	return name
+}
+
+func copied(t *testing.T, from, to string) string {
+	t.Helper()
+	content, err := os.ReadFile(from)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(to, content, 0o700))
+	return to
 }
 
 // cudart returns the flags to link with it.
@@ -74,16 +80,22 @@ func cudart(t *testing.T) []string {
 	return []string{"-Wl,--no-as-needed", "-L" + built(t, "sim"), "-l:libcudart.so.13"}
 }
 
-// usual returns testdata/uses.c with a shared libcudart. It is built once; do not change it.
-func usual(t *testing.T) string {
+// uses returns a program that uses the runtime, and usual one that does so with a shared libcudart.
+func uses(t *testing.T, flags ...string) string {
 	t.Helper()
-	usualOnce.Do(func() {
-		compile(t, "uses", filepath.Join(filepath.Dir(tms), "uses"), cudart(t)...)
-	})
-	return filepath.Join(filepath.Dir(tms), "uses")
+	return compile(t, "program", "uses", append(flags, "-DUSES")...)
 }
 
-var usualOnce sync.Once
+func usual(t *testing.T) string {
+	t.Helper()
+	return uses(t, cudart(t)...)
+}
+
+// plain returns a program that knows nothing of CUDA.
+func plain(t *testing.T, flags ...string) string {
+	t.Helper()
+	return compile(t, "program", "plain", flags...)
+}
 
 type finding struct{ Severity, ID, What, Do string }
 
@@ -169,6 +181,13 @@ func examine(t *testing.T, arguments []string, environment ...string) report {
 	return parse(t, stdout, stderr, code)
 }
 
+// examineUnder examines the machine for a program that a line of shell limits.
+func examineUnder(t *testing.T, line string) report {
+	t.Helper()
+	stdout, stderr, code := execute(t, []string{"/bin/sh", "-c", line + ` && exec "$0" "$@"`}, []string{"doctor", "--json"})
+	return parse(t, stdout, stderr, code)
+}
+
 // with requires exactly these errors and warnings, as "severity id", and no others.
 func (r report) with(t *testing.T, want ...string) report {
 	t.Helper()
@@ -193,6 +212,20 @@ func (r report) find(t *testing.T, severity, id string) finding {
 	}
 	require.Len(t, found, 1, "%s %s in %v", severity, id, r.Findings)
 	return found[0]
+}
+
+// says requires this finding, with the words, and of errors and warnings exactly this one, if it is one.
+func (r report) says(t *testing.T, which, words string) report {
+	t.Helper()
+	severity, id, _ := strings.Cut(which, " ")
+	if severity == "error" || severity == "warning" {
+		r.with(t, which)
+	} else {
+		r.with(t)
+	}
+	found := r.find(t, severity, id)
+	require.Contains(t, found.What+"; "+found.Do, words)
+	return r
 }
 
 func (r report) lacks(t *testing.T, id string) report {
@@ -272,7 +305,7 @@ func fakeDriver(t *testing.T) string {
 		}
 	}
 	folder := t.TempDir()
-	compileText(t, filepath.Join(folder, "libcuda.so.1"), text)
+	library(t, filepath.Join(folder, "libcuda.so.1"), text)
 	return folder
 }
 
@@ -284,16 +317,14 @@ func TestDrivers(t *testing.T) {
 		return examine(t, nil, append([]string{libraries}, environment...)...)
 	}
 	ask().with(t)
-	r := ask("FAKE_VMM=1").with(t, "warning vmm")
+	r := ask("FAKE_VMM=1").says(t, "warning vmm", "device 1")
 	require.True(t, r.Devices[0].VMM)
 	require.False(t, r.Devices[1].VMM)
-	require.Contains(t, r.find(t, "warning", "vmm").What, "device 1")
 	ask("FAKE_VMM=0").with(t, "error vmm")
 	ask("FAKE_DEVICES=0").with(t, "error devices")
 	for code, advice := range map[int]string{100: "/dev/nvidia", 34: "stubs", 802: "fabricmanager", 803: "reboot",
 		804: "compat", 2: "ulimit -v", 999: "kernel log"} {
-		r := ask(fmt.Sprintf("FAKE_INIT=%d", code)).with(t, "error driver")
-		require.Contains(t, r.find(t, "error", "driver").Do, advice)
+		r := ask(fmt.Sprintf("FAKE_INIT=%d", code)).says(t, "error driver", advice)
 		require.Contains(t, r.Driver.Error, fmt.Sprintf("(%d)", code))
 	}
 
@@ -311,14 +342,13 @@ func TestSharedRuntime(t *testing.T) {
 		"RPATH":           append(flags, "-Wl,--disable-new-dtags,-rpath,"+built(t, "sim")),
 	} {
 		t.Run(name, func(t *testing.T) {
-			program := compile(t, "uses", "uses", flags...)
-			r := examine(t, []string{program}).with(t)
+			program := uses(t, flags...)
+			r := examine(t, []string{program}).says(t, "ok program", "LD_PRELOAD="+built(t, "lib", "libtms.so"))
 			require.Equal(t, program, r.Program.Path)
 			require.Equal(t, "shared", r.Program.Cudart.Linkage)
 			require.Len(t, r.Program.Cudart.Libraries, 1)
 			require.Equal(t, built(t, "sim", "libcudart.so.13"), r.Program.Cudart.Libraries[0].Path)
 			require.Equal(t, 13, r.Program.Cudart.Libraries[0].Major)
-			require.Contains(t, r.find(t, "ok", "program").Do, "LD_PRELOAD="+built(t, "lib", "libtms.so"))
 			r.lacks(t, "nccl-graphs")
 
 			// Only the driver stays in its place.
@@ -336,28 +366,28 @@ func TestSharedRuntime(t *testing.T) {
 	t.Run("of a library, from $ORIGIN", func(t *testing.T) {
 		folder := t.TempDir()
 		require.NoError(t, os.Mkdir(filepath.Join(folder, "lib"), 0o755))
-		require.NoError(t, os.Symlink(built(t, "sim", "libcudart.so.13"),
-			filepath.Join(folder, "lib", "libcudart.so.13")))
-		compile(t, "empty", filepath.Join(folder, "lib", "libmiddle.so"), append(flags, "-Wl,-rpath,$ORIGIN")...)
-		program := compile(t, "plain", filepath.Join(folder, "program"), "-Wl,--no-as-needed,-rpath,$ORIGIN/lib",
-			"-L"+folder+"/lib",
-			"-lmiddle", "-Wl,--allow-shlib-undefined")
-		require.NoError(t, os.Symlink(built(t, "sim", "libcuda.so.1"), filepath.Join(folder, "libcuda.so.1")))
-		r := examine(t, []string{program}, "LD_LIBRARY_PATH="+folder).with(t)
+		link := func(name, to string) {
+			require.NoError(t, os.Symlink(built(t, "sim", name), filepath.Join(folder, to, name)))
+		}
+		link("libcudart.so.13", "lib")
+		link("libcuda.so.1", "")
+		middle := compile(t, "program", "libmiddle.so", append(flags, "-Wl,-rpath,$ORIGIN")...)
+		copied(t, middle, filepath.Join(folder, "lib", "libmiddle.so"))
+		program := compile(t, "program", "program", "-Wl,--no-as-needed,-rpath,$ORIGIN/lib", "-L"+filepath.Dir(middle), "-lmiddle",
+			"-Wl,--allow-shlib-undefined")
+		r := examine(t, []string{copied(t, program, filepath.Join(folder, "program"))}, "LD_LIBRARY_PATH="+folder).with(t)
 		require.Equal(t, filepath.Join(folder, "lib", "libcudart.so.13"), r.Program.Cudart.Libraries[0].Path)
 	})
 
 	t.Run("several versions", func(t *testing.T) {
-		program := compile(t, "uses", "uses", append(flags, "-l:libcudart.so.12")...)
-		r := examine(t, []string{program}).with(t, "warning cudart-versions")
+		r := examine(t, []string{uses(t, append(flags, "-l:libcudart.so.12")...)}).with(t, "warning cudart-versions")
 		require.Len(t, r.Program.Cudart.Libraries, 2)
 	})
 	for version, want := range map[string]string{"11.0": "warning cudart-version", "99": "error cudart-version"} {
 		t.Run("version "+version, func(t *testing.T) {
 			name := "libcudart.so." + version
 			library := compile(t, "other", name, "-Wl,-soname,"+name)
-			program := compile(t, "uses", "uses", library, "-Wl,-rpath,"+filepath.Dir(library))
-			examine(t, []string{program}).with(t, want)
+			examine(t, []string{uses(t, library, "-Wl,-rpath,"+filepath.Dir(library))}).with(t, want)
 		})
 	}
 }
@@ -381,11 +411,9 @@ func TestStaticRuntime(t *testing.T) {
 				require.Equal(t, "none", r.Program.Cudart.Linkage)
 				return
 			}
-			r.with(t, "error cudart")
 			require.Equal(t, "static", r.Program.Cudart.Linkage)
 			require.NotEmpty(t, r.Program.Cudart.Sign)
-			require.Contains(t, r.find(t, "error", "cudart").Do, "-cudart shared")
-			r.lacks(t, "program")
+			r.says(t, "error cudart", "-cudart shared").lacks(t, "program")
 		})
 	}
 
@@ -395,39 +423,34 @@ func TestStaticRuntime(t *testing.T) {
 	examine(t, []string{compile(t, "own", "own", append(shared, "-DVISIBLE=", "-rdynamic")...)}).with(t, "error cudart")
 
 	library := compile(t, "own", "libown.so")
-	program := compile(t, "uses", "uses", append(shared, library, "-Wl,-rpath,"+filepath.Dir(library))...)
-	r = examine(t, []string{program}).with(t)
-	require.Contains(t, r.find(t, "note", "cudart-inside").What, "libown.so")
+	examine(t, []string{uses(t, append(shared, library, "-Wl,-rpath,"+filepath.Dir(library))...)}).says(t, "note cudart-inside", "libown.so")
 }
 
 func TestProgramsThatLookForCUDA(t *testing.T) {
 	t.Parallel()
-	dynamic := "-Wl,-z,dynamic-undefined-weak"
-	r := examine(t, []string{compile(t, "weak", "weak", dynamic)}).with(t)
-	require.Contains(t, r.find(t, "note", "cudart-weak").What, "weak")
-	examine(t, []string{compile(t, "weak", "weak", append(cudart(t), dynamic)...)}).with(t).lacks(t, "cudart-weak")
-	examine(t, []string{compile(t, "plain", "plain")}).lacks(t, "cudart-weak")
+	weak := []string{"-DWEAK", "-Wl,-z,dynamic-undefined-weak"}
+	examine(t, []string{compile(t, "program", "weak", weak...)}).says(t, "note cudart-weak", "weak")
+	examine(t, []string{compile(t, "program", "weak", append(weak, cudart(t)...)...)}).with(t).lacks(t, "cudart-weak")
+	examine(t, []string{compile(t, "program", "late", "-DLATE")}).says(t, "note cudart", "RTLD_DEEPBIND")
+	require.Equal(t, "none", examine(t, []string{plain(t)}).says(t, "note cudart", "nothing to interpose").
+		lacks(t, "cudart-weak").Program.Cudart.Linkage)
 }
 
 func TestProgramsWithoutPreload(t *testing.T) {
 	t.Parallel()
-	examine(t, []string{compile(t, "plain", "static", "-static")}).with(t, "error static")
-	examine(t, []string{compile(t, "plain", "pie", "-static-pie")}).with(t, "error static")
-	musl := examine(t, []string{compile(t, "plain", "musl",
-		"-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1")}).with(t, "error libc")
-	require.Contains(t, musl.find(t, "error", "libc").What, "musl")
-	examine(t, []string{compile(t, "plain", "alien", "-Wl,--dynamic-linker=/lib64/ld-linux-none.so.2")}).with(t,
-		"error libc")
+	examine(t, []string{plain(t, "-static")}).with(t, "error static")
+	examine(t, []string{plain(t, "-static-pie")}).with(t, "error static")
+	examine(t, []string{plain(t, "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1")}).says(t, "error libc", "musl")
+	examine(t, []string{plain(t, "-Wl,--dynamic-linker=/lib64/ld-linux-none.so.2")}).with(t, "error libc")
 
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	require.NoError(t, err)
 	gofmt := filepath.Join(strings.TrimSpace(string(root)), "bin", "gofmt")
 	if _, err := os.Stat(gofmt); err == nil {
-		r := examine(t, []string{gofmt}).with(t, "error static")
-		require.Contains(t, r.find(t, "error", "static").What, "Go program")
+		examine(t, []string{gofmt}).says(t, "error static", "Go program")
 	}
 
-	program := compile(t, "plain", "arm")
+	program := copied(t, plain(t), filepath.Join(t.TempDir(), "arm"))
 	content, err := os.ReadFile(program)
 	require.NoError(t, err)
 	copy(content[18:], []byte{183, 0}) // e_machine: AArch64
@@ -439,7 +462,7 @@ func TestProgramsWithoutPreload(t *testing.T) {
 
 func TestSecureExecution(t *testing.T) {
 	t.Parallel()
-	program := compile(t, "uses", "uses", cudart(t)...)
+	program := copied(t, usual(t), filepath.Join(t.TempDir(), "uses"))
 	var mount unix.Statfs_t
 	require.NoError(t, unix.Statfs(program, &mount))
 	ruledOut, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
@@ -464,17 +487,16 @@ func TestSecureExecution(t *testing.T) {
 		examine(t, []string{program}).with(t).find(t, "note", "secure") // root's programs run as usual
 	}
 
-	program = compile(t, "plain", "plain")
+	program = copied(t, plain(t), filepath.Join(t.TempDir(), "plain"))
 	require.NoError(t, os.Chown(program, other, other))
 	require.NoError(t, os.Chmod(program, 0o755|os.ModeSetuid))
-	r := examine(t, start(t, program, "LD_PRELOAD="+built(t, "lib", "libtms.so"))).with(t, "error loaded")
-	require.Contains(t, r.find(t, "error", "loaded").What, "secure-execution mode")
+	examine(t, start(t, program, "LD_PRELOAD="+built(t, "lib", "libtms.so"))).says(t, "error loaded", "secure-execution mode")
 }
 
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
-	program := compile(t, "uses", filepath.Join(folder, "python3.99"), cudart(t)...)
+	program := copied(t, usual(t), filepath.Join(folder, "python3.99"))
 	script := func(name, text string) string {
 		path := filepath.Join(folder, name)
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o700))
@@ -503,15 +525,6 @@ func TestScripts(t *testing.T) {
 	require.Empty(t, r.Program.Script)
 }
 
-func TestLateRuntime(t *testing.T) {
-	t.Parallel()
-	r := examine(t, []string{compile(t, "late", "late", "-ldl")}).with(t)
-	require.Equal(t, "none", r.Program.Cudart.Linkage)
-	require.Contains(t, r.find(t, "note", "cudart").What, "RTLD_DEEPBIND")
-	r = examine(t, []string{compile(t, "plain", "plain")}).with(t)
-	require.Contains(t, r.find(t, "note", "cudart").What, "nothing to interpose")
-}
-
 func TestPreloads(t *testing.T) {
 	t.Parallel()
 	program := usual(t)
@@ -522,17 +535,14 @@ func TestPreloads(t *testing.T) {
 	}
 	r := ask(library).with(t)
 	require.Equal(t, []string{library}, r.Program.Preloaded)
-	require.Contains(t, ask(library+":"+other).with(t, "warning interposer").find(t, "warning", "interposer").What,
-		"does not see")
-	require.Contains(t, ask(other+" "+library).with(t, "warning interposer").find(t, "warning", "interposer").What,
-		"passes on")
+	ask(library+":"+other).says(t, "warning interposer", "does not see")
+	ask(other+" "+library).says(t, "warning interposer", "passes on")
 	ask(built(t, "sim", "libcudart.so.13")+":"+library).with(t, "error preload")
 	ask(library + ":" + built(t, "sim", "libcudart.so.13")).with(t)
 
 	driver := compile(t, "driver", "libquota.so", "-DRESULT=0")
 	for _, preload := range []string{driver + ":" + library, library + ":" + driver} {
-		require.Contains(t, ask(preload).with(t, "warning interposer").find(t, "warning", "interposer").What,
-			"libquota.so is preloaded too and defines cu")
+		ask(preload).says(t, "warning interposer", "libquota.so is preloaded too and defines cu")
 	}
 	ask(library + ":" + built(t, "sim", "libcuda.so.1")).with(t) // the driver itself needs no preload
 
@@ -547,27 +557,21 @@ func TestNamesOfTheWheel(t *testing.T) {
 	folder := t.TempDir()
 	library := filepath.Join(folder, "tms", "lib", "libtms.so")
 	require.NoError(t, os.MkdirAll(filepath.Dir(library), 0o700))
-	content, err := os.ReadFile(built(t, "lib", "libtms.so"))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(library, content, 0o600))
-	// As scripts/wheel.sh builds it.
-	name := compile(t, "../../../scripts/wheel/alias", filepath.Join(folder,
-		"torch_memory_saver_hook_mode_preload.abi3.so"),
-		"-nostdlib", `-DVARIABLES="TMS_INIT_ENABLE"`, "-Wl,--filter=$ORIGIN/tms/lib/libtms.so")
+	copied(t, built(t, "lib", "libtms.so"), library)
+	name := "torch_memory_saver_hook_mode_preload.abi3.so"
+	name = copied(t, compile(t, "../../../scripts/wheel/alias", name, // as scripts/wheel.sh builds it
+		"-nostdlib", `-DVARIABLES="TMS_INIT_ENABLE"`, "-Wl,--filter=$ORIGIN/tms/lib/libtms.so"), filepath.Join(folder, name))
 	other, program := compile(t, "other", "libother.so"), usual(t)
 
 	require.Equal(t, library, examine(t, []string{"--library", name}).with(t).Library.Path)
 	require.Equal(t, library, examine(t, []string{program}, "TMS_LIBRARY=", "LD_PRELOAD="+name).with(t).Library.Path)
-	r := examine(t, []string{program}, "LD_PRELOAD="+name+":"+other).with(t, "warning interposer")
-	require.Contains(t, r.find(t, "warning", "interposer").What, "does not see")
-	r = examine(t, []string{program}, "LD_PRELOAD="+other+":"+name).with(t, "warning interposer")
-	require.Contains(t, r.find(t, "warning", "interposer").What, "passes on")
+	examine(t, []string{program}, "LD_PRELOAD="+name+":"+other).says(t, "warning interposer", "does not see")
+	examine(t, []string{program}, "LD_PRELOAD="+other+":"+name).says(t, "warning interposer", "passes on")
 
-	r = examine(t, start(t, program, "LD_PRELOAD="+name), "TMS_LIBRARY=").with(t)
+	r := examine(t, start(t, program, "LD_PRELOAD="+name), "TMS_LIBRARY=").with(t)
 	require.Equal(t, library, r.Program.Libtms)
 	require.Equal(t, library, r.Library.Path)
-	r = examine(t, start(t, program, "LD_PRELOAD="+name+":"+other)).with(t, "warning interposer")
-	require.Contains(t, r.find(t, "warning", "interposer").What, "does not see")
+	examine(t, start(t, program, "LD_PRELOAD="+name+":"+other)).says(t, "warning interposer", "does not see")
 
 	require.NoError(t, os.Remove(library))
 	_, stderr, code := execute(t, nil, []string{"doctor", "--library", name})
@@ -580,27 +584,26 @@ func TestLibraryNeedsNewerGlibc(t *testing.T) {
 	folder := t.TempDir()
 	versions := filepath.Join(folder, "versions")
 	require.NoError(t, os.WriteFile(versions, []byte("GLIBC_9.99 { global: from_the_future; local: *; };"), 0o600))
-	libc := compile(t, "newlibc", filepath.Join(folder, "libc.so.6"), "-nostdlib", "-Wl,-soname,libc.so.6",
-		"-Wl,--version-script="+versions)
-	library := compile(t, "newlibrary", "libtms.so", "-nostdlib", libc)
-	program := usual(t)
-	r := examine(t, []string{program, "--library", library}).with(t, "error glibc")
-	require.Contains(t, r.find(t, "error", "glibc").What, "GLIBC_9.99")
+	libc := library(t, filepath.Join(folder, "libc.so.6"), "int from_the_future(void) { return 0; }", "-nostdlib",
+		"-Wl,-soname,libc.so.6,--version-script="+versions)
+	needs := library(t, "libtms.so", "int from_the_future(void); int cudaMalloc(void) { return from_the_future(); }", "-nostdlib", libc)
+	examine(t, []string{usual(t), "--library", needs}).says(t, "error glibc", "GLIBC_9.99")
 }
 
 func TestWrongLibrary(t *testing.T) {
 	t.Parallel()
-	examine(t, []string{"--library", compile(t, "empty", "libtms.so")}).with(t, "error library")
+	examine(t, []string{"--library", library(t, "libtms.so", "")}).with(t, "error library")
 	examine(t, []string{"--library", "doctor_test.go"}).with(t, "error library")
 }
 
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
 	program := usual(t)
-	torch := compile(t, "empty", "libc10_cuda.so")
-	pytorch := compile(t, "uses", "torch", append(cudart(t), torch, "-Wl,-rpath,"+filepath.Dir(torch))...)
-	nccl := compile(t, "empty", "libnccl.so.2")
-	collective := compile(t, "uses", "nccl", append(cudart(t), nccl, "-Wl,-rpath,"+filepath.Dir(nccl))...)
+	with := func(name string) string {
+		library := compile(t, "program", name)
+		return uses(t, append(cudart(t), library, "-Wl,-rpath,"+filepath.Dir(library))...)
+	}
+	pytorch, collective := with("libc10_cuda.so"), with("libnccl.so.2")
 	for _, c := range []struct {
 		program, setting string
 		want             []string
@@ -629,14 +632,9 @@ func TestEnvironment(t *testing.T) {
 
 func TestAddressSpaceLimit(t *testing.T) {
 	t.Parallel()
-	limited := []string{"/bin/sh", "-c", `ulimit -v 12582912 && exec "$0" "$@"`}
-	stdout, stderr, code := execute(t, limited, []string{"doctor", "--json"})
-	r := parse(t, stdout, stderr, code).with(t, "error address-space")
+	r := examineUnder(t, "ulimit -v 12582912").with(t, "error address-space")
 	require.EqualValues(t, 12<<30, r.Host.AddressSpaceLimitBytes)
-
-	limited[2] = `ulimit -v 41943040 && ulimit -d 524288 && exec "$0" "$@"`
-	stdout, stderr, code = execute(t, limited, []string{"doctor", "--json"})
-	parse(t, stdout, stderr, code).with(t, "warning address-space", "warning data-size")
+	examineUnder(t, "ulimit -v 41943040 && ulimit -d 524288").with(t, "warning address-space", "warning data-size")
 }
 
 // TestThreadLimit runs the command as a user whom the limit binds; it does not bind root.
@@ -673,8 +671,8 @@ func TestMappingsThatAreNearlyUsedUp(t *testing.T) {
 		t.Skip("this machine has no limit that a program reaches")
 	}
 	preload := "LD_PRELOAD=" + built(t, "lib", "libtms.so")
-	r := examine(t, start(t, compile(t, "mappings", "mappings"), preload)).with(t, "warning mappings")
-	require.Contains(t, r.find(t, "warning", "mappings").What, "of the "+strings.TrimSpace(string(text))+" mappings")
+	examine(t, start(t, compile(t, "program", "mappings", "-DMAPPINGS"), preload)).
+		says(t, "warning mappings", "of the "+strings.TrimSpace(string(text))+" mappings")
 	examine(t, start(t, usual(t), preload)).with(t).lacks(t, "mappings")
 }
 
@@ -683,13 +681,10 @@ func TestLockedMemory(t *testing.T) {
 	t.Parallel()
 	adapters, err := filepath.Glob("/sys/class/infiniband/*")
 	require.NoError(t, err)
-	limited := []string{"/bin/sh", "-c", `ulimit -l 64 && exec "$0" "$@"`}
-	stdout, stderr, code := execute(t, limited, []string{"doctor", "--json"})
-	r := parse(t, stdout, stderr, code)
-	if len(adapters) == 0 {
+	if r := examineUnder(t, "ulimit -l 64"); len(adapters) == 0 {
 		r.with(t).lacks(t, "locked-memory")
 	} else {
-		require.Contains(t, r.with(t, "warning locked-memory").find(t, "warning", "locked-memory").What, "64.0 KiB")
+		r.says(t, "warning locked-memory", "64.0 KiB")
 	}
 }
 
@@ -698,20 +693,9 @@ func start(t *testing.T, program string, environment ...string) []string {
 	t.Helper()
 	command := exec.Command(program, "stay")
 	command.Env = append([]string{"LD_LIBRARY_PATH=" + built(t, "sim")}, environment...)
-	input, err := command.StdinPipe()
-	require.NoError(t, err)
-	output, err := command.StdoutPipe()
-	require.NoError(t, err)
-	command.Stderr = os.Stderr
-	require.NoError(t, command.Start())
-	t.Cleanup(func() {
-		input.Close()
-		_ = command.Wait()
-	})
-	line, err := bufio.NewReader(output).ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "up\n", line)
-	return []string{"--pid", strconv.Itoa(command.Process.Pid)}
+	s := startProgram(t, command)
+	require.Equal(t, "up", s.line())
+	return []string{"--pid", s.number()}
 }
 
 func TestProcess(t *testing.T) {
@@ -730,13 +714,9 @@ func TestProcess(t *testing.T) {
 	require.Equal(t, built(t, "sim", "libcudart.so.13"), r.Program.Cudart.Libraries[0].Path)
 	r.find(t, "ok", "loaded")
 
-	r = examine(t, start(t, program)).with(t, "error loaded")
-	require.Empty(t, r.Program.Libtms)
-	require.Contains(t, r.find(t, "error", "loaded").Do, preload)
-
-	r = examine(t, start(t, compile(t, "plain", "plain"), preload)).with(t)
-	require.Equal(t, "none", r.Program.Cudart.Linkage)
-	examine(t, start(t, compile(t, "plain", "static", "-static"), preload)).with(t, "error static")
+	require.Empty(t, examine(t, start(t, program)).says(t, "error loaded", preload).Program.Libtms)
+	require.Equal(t, "none", examine(t, start(t, plain(t), preload)).with(t).Program.Cudart.Linkage)
+	examine(t, start(t, plain(t, "-static"), preload)).with(t, "error static")
 
 	// The process's environment counts, not this command's.
 	r = examine(t, start(t, program, preload, "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync",
@@ -745,73 +725,29 @@ func TestProcess(t *testing.T) {
 	examine(t, start(t, program, preload), "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync", "NCCL_GRAPH_REGISTER=1").
 		with(t).lacks(t, "nccl-graphs")
 
-	both := compile(t, "uses", "both", append(cudart(t), "-l:libcudart.so.12")...)
-	examine(t, start(t, both, preload)).with(t, "warning cudart-versions")
+	examine(t, start(t, uses(t, append(cudart(t), "-l:libcudart.so.12")...), preload)).with(t, "warning cudart-versions")
 
-	other := compile(t, "other", "libother.so.1")
-	link := filepath.Join(filepath.Dir(other), "libother.so")
-	require.NoError(t, os.Symlink(other, link))
-	examine(t, start(t, compile(t, "plain", "plain"), preload+":"+link)).with(t, "warning interposer")
+	link := filepath.Join(t.TempDir(), "libother.so")
+	require.NoError(t, os.Symlink(compile(t, "other", "libother.so.1"), link))
+	examine(t, start(t, plain(t), preload+":"+link)).with(t, "warning interposer")
 
 	// Linked, not preloaded: the library comes behind the program's own libcudart.
-	linked := compile(t, "uses", "linked", append(cudart(t), library)...)
-	examine(t, start(t, linked)).with(t, "warning preload")
+	examine(t, start(t, uses(t, append(cudart(t), library)...))).with(t, "warning preload")
 }
 
 func TestProcessWithoutItsLibrary(t *testing.T) {
 	t.Parallel()
 	program := usual(t)
-	content, err := os.ReadFile(built(t, "lib", "libtms.so"))
-	require.NoError(t, err)
-	library := filepath.Join(t.TempDir(), "libtms.so")
-	require.NoError(t, os.WriteFile(library, content, 0o600))
+	library := copied(t, built(t, "lib", "libtms.so"), filepath.Join(t.TempDir(), "libtms.so"))
 	process := start(t, program, "LD_PRELOAD="+library)
 	examine(t, process).with(t)
 
-	fresh := library + ".new"
-	require.NoError(t, os.WriteFile(fresh, content, 0o600))
-	require.NoError(t, os.Rename(fresh, library))
-	r := examine(t, process).with(t, "warning replaced")
-	require.Contains(t, r.find(t, "warning", "replaced").What, "was replaced")
+	require.NoError(t, os.Rename(copied(t, built(t, "lib", "libtms.so"), library+".new"), library))
+	examine(t, process).says(t, "warning replaced", "was replaced")
 
 	require.NoError(t, os.Remove(library))
-	r = examine(t, process).with(t, "warning replaced")
-	require.Contains(t, r.find(t, "warning", "replaced").What, "was deleted")
+	examine(t, process).says(t, "warning replaced", "was deleted")
 
 	process = start(t, program, "LD_PRELOAD="+library) // the loader says that there is no such file, and goes on
-	r = examine(t, process).with(t, "error loaded")
-	require.Contains(t, r.find(t, "error", "loaded").Do, "tms doctor PROGRAM")
-}
-
-func TestWrongCommandLines(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	text := filepath.Join(folder, "train.py")
-	require.NoError(t, os.WriteFile(text, []byte("print(1)\n"), 0o600))
-	empty := filepath.Join(folder, "empty")
-	require.NoError(t, os.WriteFile(empty, nil, 0o600))
-	for _, c := range []struct {
-		arguments []string
-		want      string
-	}{
-		{[]string{"doctr"}, "see tms --help"},
-		{[]string{"doctor", "--jsn"}, "see tms doctor --help"},
-		{[]string{"doctor", "--pid", "x"}, "see tms doctor --help"},
-		{[]string{"doctor", "--pid", "0"}, "number of a running process"},
-		{[]string{"doctor", "--pid", "2147483647"}, "there is no process"},
-		{[]string{"doctor", "--pid", "1", "true"}, "not both"},
-		{[]string{"doctor", "python3", "train.py"}, "give one program"},
-		{[]string{"doctor", ""}, "give its path"},
-		{[]string{"doctor", "no-such-program"}, "in PATH"},
-		{[]string{"doctor", "./no-such-program"}, "give the path"},
-		{[]string{"doctor", folder}, "is not a file"},
-		{[]string{"doctor", text}, "give the interpreter"},
-		{[]string{"doctor", empty}, "give the interpreter"},
-		{[]string{"doctor", "--library", "nowhere.so"}, "give the path of libtms.so"},
-	} {
-		stdout, stderr, code := execute(t, nil, c.arguments)
-		require.Equal(t, 2, code, "%v", c.arguments)
-		require.Empty(t, stdout, "%v", c.arguments)
-		require.Regexp(t, `^tms: [^\n]*`+regexp.QuoteMeta(c.want)+`[^\n]*\n$`, stderr)
-	}
+	examine(t, process).says(t, "error loaded", "tms doctor PROGRAM")
 }

@@ -246,7 +246,7 @@ func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 func oldDriver(t *testing.T) string {
 	t.Helper()
 	directory := t.TempDir()
-	compileText(t, filepath.Join(directory, "libcuda.so.1"), "int cuInit(unsigned f) { return (int)f; } "+
+	library(t, filepath.Join(directory, "libcuda.so.1"), "int cuInit(unsigned f) { return (int)f; } "+
 		"int cuGetErrorName(void) { return 0; } int cuGetErrorString(void) { return 0; }")
 	return directory
 }

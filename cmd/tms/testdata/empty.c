@@ -1,2 +1,0 @@
-// A library with nothing in it but its name.
-int empty_library;
