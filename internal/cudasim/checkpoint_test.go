@@ -16,9 +16,21 @@ import (
 func pair(t *testing.T, env ...string) (target, other *sharer, pid int) {
 	g := newGroup(t)
 	target, other = g.start(env...), g.start(env...)
-	require.Equal(t, "0", target.do("allocate", 40*mib))
-	require.Equal(t, "0", target.do("fill", 42))
+	target.does(40*mib, "allocate")
+	target.does(42, "fill")
 	return target, other, target.cmd.Process.Pid
+}
+
+// does sends commands with a number. Each must be answered with 0, or with what is behind its "=".
+func (s *sharer) does(number int, commands ...string) {
+	s.t.Helper()
+	for i, command := range commands {
+		name, answer, other := strings.Cut(command, "=")
+		if !other {
+			answer = "0"
+		}
+		require.Equal(s.t, answer, s.do(name, number), "%d: %s", i, command)
+	}
 }
 
 // waits checks that a command's answer has not come yet.
@@ -43,84 +55,64 @@ func (s *sharer) calm() { require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGU
 
 func TestACheckpointedProcessHoldsNothing(t *testing.T) {
 	target, other, pid := pair(t)
-	require.Equal(t, "0 0", other.do("state", pid))
-	require.Equal(t, "0", other.do("lock", pid))
-	require.Equal(t, "0 1", other.do("state", pid))
+	other.does(pid, "state=0 0", "lock", "state=0 1")
 	other.requireFree(24)
-	require.Equal(t, "0", other.do("checkpoint", pid))
-	require.Equal(t, "0 2", other.do("state", pid))
+	other.does(pid, "checkpoint", "state=0 2")
 	other.requireFree(64)
 	answer := target.waits("value", 0)
-	require.Equal(t, "0", other.do("restore", pid))
-	require.Equal(t, "0 1", other.do("state", pid))
+	other.does(pid, "restore", "state=0 1")
 	other.requireFree(24)
-	require.Equal(t, "0", other.do("unlock", pid))
-	require.Equal(t, "0 0", other.do("state", pid))
+	other.does(pid, "unlock", "state=0 0")
 	require.Equal(t, "0 42", answer())
-	require.Equal(t, "0", target.do("free", 0))
+	target.does(0, "free")
 	other.requireFree(64)
 }
 
 func TestCheckpointsInAnotherState(t *testing.T) {
-	const illegal = "401"
 	_, other, pid := pair(t)
-	refused := func(commands ...string) {
-		t.Helper()
-		for _, command := range commands {
-			require.Equal(t, illegal, other.do(command, pid), command)
-		}
-	}
-	refused("checkpoint", "restore", "unlock")
-	require.Equal(t, "0", other.do("lock", pid))
-	refused("lock", "restore")
-	require.Equal(t, "0", other.do("checkpoint", pid))
-	refused("lock", "checkpoint", "unlock")
-	require.Equal(t, "0", other.do("restore", pid))
-	refused("lock", "restore")
-	require.Equal(t, "0", other.do("unlock", pid))
-	refused("checkpoint", "restore", "unlock")
+	other.does(pid, "checkpoint=401", "restore=401", "unlock=401")
+	other.does(pid, "lock", "lock=401", "restore=401")
+	other.does(pid, "checkpoint", "lock=401", "checkpoint=401", "unlock=401")
+	other.does(pid, "restore", "lock=401", "restore=401")
+	other.does(pid, "unlock", "checkpoint=401", "restore=401", "unlock=401")
 }
 
 func TestARestoreWithoutMemory(t *testing.T) {
 	_, other, pid := pair(t)
-	require.Equal(t, "0", other.do("lock", pid))
-	require.Equal(t, "0", other.do("checkpoint", pid))
-	require.Equal(t, "0", other.do("allocate", 25*mib))
-	require.Equal(t, "2", other.do("restore", pid))
-	require.Equal(t, "0 2", other.do("state", pid))
-	require.Equal(t, "401", other.do("unlock", pid))
-	require.Equal(t, "0", other.do("free", 0))
-	require.Equal(t, "0", other.do("restore", pid))
+	other.does(pid, "lock", "checkpoint")
+	other.does(25*mib, "allocate")
+	other.does(pid, "restore=2", "state=0 2", "unlock=401")
+	other.does(0, "free")
+	other.does(pid, "restore")
 	other.requireFree(24)
-	require.Equal(t, "0", other.do("unlock", pid))
+	other.does(pid, "unlock")
 }
 
 func TestALockWaitsForCallsInside(t *testing.T) {
 	target, other, pid := pair(t)
-	require.Equal(t, "0", other.do("timeout", 100))
-	require.Equal(t, "0", target.do("busy", 0))
-	require.Equal(t, "600", other.do("lock", pid))
-	require.Equal(t, "0 0", other.do("state", pid))
-	require.Equal(t, "0 42", target.do("value", 0), "what came meanwhile goes on")
-	require.Equal(t, "0", other.do("timeout", 60_000))
+	other.does(100, "timeout")
+	target.does(0, "busy")
+	other.does(pid, "lock=600", "state=0 0")
+	target.does(0, "value=0 42") // what came meanwhile goes on
+	other.does(60_000, "timeout")
 	locked := other.waits("lock", pid)
 	target.calm()
 	require.Equal(t, "0", locked())
-	require.Equal(t, "0", other.do("unlock", pid))
+	other.does(pid, "unlock")
 }
 
 // A locker killed while it waits leaves the process locked or running, never in between.
 func TestAKilledLocker(t *testing.T) {
 	target, other, pid := pair(t)
 	killer := newGroupNamed(group{t, compile(t, "shared", 0), "killed"}, "one").start("CUDASIM_SHARED=")
-	require.Equal(t, "0", target.do("busy", 0))
+	target.does(0, "busy")
 	killer.waits("lock", pid)
-	require.Equal(t, "0 0", other.do("state", pid), "it is not locked yet")
+	other.does(pid, "state=0 0") // it is not locked yet
 	killer.kill()
 	answer := target.waits("value", 0)
 	target.calm()
 	require.Eventually(t, func() bool { return other.do("state", pid) == "0 1" }, time.Minute, 10*time.Millisecond)
-	require.Equal(t, "0", other.do("unlock", pid))
+	other.does(pid, "unlock")
 	require.Equal(t, "0 42", answer())
 }
 
@@ -139,19 +131,15 @@ func TestWhoCanBeCheckpointed(t *testing.T) {
 		0: "1", -1: "1", 1 << 30: "1",
 		sleeper.Process.Pid: "3", unstarted.cmd.Process.Pid: "3", child: "3",
 	} {
-		require.Equal(t, code+" -1", other.do("state", pid), pid)
-		for _, command := range []string{"lock", "checkpoint", "restore", "unlock"} {
-			require.Equal(t, code, other.do(command, pid), "%s %d", command, pid)
-		}
+		other.does(pid, "state="+code+" -1", "lock="+code, "checkpoint="+code, "restore="+code, "unlock="+code)
 	}
 	// The helper needs CUDA of its own only for the restore.
-	require.Equal(t, "0", unstarted.do("lock", forker.cmd.Process.Pid))
-	require.Equal(t, "0", unstarted.do("checkpoint", forker.cmd.Process.Pid))
-	require.Equal(t, "3", unstarted.do("restore", forker.cmd.Process.Pid))
-	require.Equal(t, "0", other.do("restore", forker.cmd.Process.Pid))
-	require.Equal(t, "0", unstarted.do("unlock", forker.cmd.Process.Pid))
-	require.Equal(t, "0", forker.do("reset", 0))
-	require.Equal(t, "3 -1", other.do("state", forker.cmd.Process.Pid))
+	pid := forker.cmd.Process.Pid
+	unstarted.does(pid, "lock", "checkpoint", "restore=3")
+	other.does(pid, "restore")
+	unstarted.does(pid, "unlock")
+	forker.does(0, "reset")
+	other.does(pid, "state=3 -1")
 }
 
 func TestAProcessOfAnotherUserCannotBeCheckpointed(t *testing.T) {
@@ -172,30 +160,23 @@ func TestAProcessOfAnotherUserCannotBeCheckpointed(t *testing.T) {
 
 func TestSharedMemoryCannotBeCheckpointed(t *testing.T) {
 	target, other, pid := pair(t)
-	require.Equal(t, "0", target.do("export", 0))
-	require.Equal(t, "0", other.do("lock", pid))
+	target.does(0, "export")
+	other.does(pid, "lock")
 	answer := target.waits("value", 0)
-	require.Equal(t, "801", other.do("checkpoint", pid))
-	require.Equal(t, "0 3", other.do("state", pid))
+	other.does(pid, "checkpoint=801", "state=0 3")
 	require.Equal(t, "999 0", answer())
-	require.Equal(t, "401", other.do("unlock", pid))
+	other.does(pid, "unlock=401")
 }
 
 func TestPlannedFailuresOfACheckpoint(t *testing.T) {
 	g := newGroup(t)
 	target := g.start()
-	require.Equal(t, "0", target.do("allocate", mib))
+	target.does(mib, "allocate")
 	pid := target.cmd.Process.Pid
 	other := g.start("CUDASIM_FAIL=cuCheckpointProcessLock:1:600,cuCheckpointProcessCheckpoint:1:2," +
 		"cuCheckpointProcessRestore:1:2,cuCheckpointProcessUnlock:1:999,cuCheckpointProcessGetState:1:801")
-	require.Equal(t, "801 -1", other.do("state", pid))
-	for _, step := range []struct{ command, code, state string }{
-		{"lock", "600", "0 0"}, {"lock", "0", "0 1"}, {"checkpoint", "2", "0 1"}, {"checkpoint", "0", "0 2"},
-		{"restore", "2", "0 2"}, {"restore", "0", "0 1"}, {"unlock", "999", "0 1"}, {"unlock", "0", "0 0"},
-	} {
-		require.Equal(t, step.code, other.do(step.command, pid), step.command)
-		require.Equal(t, step.state, other.do("state", pid), step.command)
-	}
+	other.does(pid, "state=801 -1", "lock=600", "state=0 0", "lock", "state=0 1", "checkpoint=2", "state=0 1", "checkpoint",
+		"state=0 2", "restore=2", "state=0 2", "restore", "state=0 1", "unlock=999", "state=0 1", "unlock", "state=0 0")
 }
 
 // A process killed before a step has done the steps before it, and no more.
@@ -216,10 +197,9 @@ func TestPlannedDeaths(t *testing.T) {
 // A process that ends while it is checkpointed leaves nothing, and meanwhile its calls never return.
 func TestACheckpointedProcessIsKilled(t *testing.T) {
 	target, other, pid := pair(t)
-	require.Equal(t, "0", other.do("lock", pid))
-	require.Equal(t, "0", other.do("checkpoint", pid))
+	other.does(pid, "lock", "checkpoint")
 	target.waits("value", 0)
 	target.kill()
-	require.Equal(t, "1 -1", other.do("state", pid))
+	other.does(pid, "state=1 -1")
 	other.requireFree(64)
 }

@@ -1,7 +1,5 @@
 // Stream capture: what it forbids, and that graphs replay what was captured.
-#include <pthread.h>
-
-#include "fixture.h"
+#include "cases.h"
 
 static CUstream stream;
 static CUdeviceptr at;
@@ -38,7 +36,7 @@ static CUgraph ends_well(void)
 	return graph;
 }
 
-static void waiting_is_forbidden(void)
+CASE(waiting_is_forbidden)
 {
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
 	GIVES(900, cuCtxSynchronize());
@@ -79,12 +77,10 @@ static void *ask_elsewhere(void *code)
 
 static void elsewhere(void *(*call)(void *), int code)
 {
-	pthread_t thread;
-	pthread_create(&thread, NULL, call, (void *)(intptr_t)code);
-	pthread_join(thread, NULL);
+	on_a_thread(call, (void *)(intptr_t)code);
 }
 
-static void allocation_depends_on_the_modes(void)
+CASE(allocation_depends_on_the_modes)
 {
 	CUdeviceptr more;
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -117,7 +113,7 @@ static void allocation_depends_on_the_modes(void)
 	ends_well();
 }
 
-static void the_legacy_stream_is_forbidden(void)
+CASE(the_legacy_stream_is_forbidden)
 {
 	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
 	GIVES(906, cuMemsetD8_v2(at, 1, 1));
@@ -140,16 +136,14 @@ static void *end_elsewhere(void *unused)
 	return unused;
 }
 
-static void beginning_and_ending(void)
+CASE(beginning_and_ending)
 {
 	CUgraph graph;
 	CUstreamCaptureStatus status;
 	uint64_t id = 0;
 	begin(0, CU_STREAM_CAPTURE_MODE_GLOBAL);
 	GIVES(401, cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-	pthread_t thread;
-	pthread_create(&thread, NULL, end_elsewhere, NULL);
-	pthread_join(thread, NULL);
+	on_a_thread(end_elsewhere, NULL);
 	OK(cuStreamGetCaptureInfo_v2(stream, &status, &id, &graph, NULL, NULL));
 	CHECK(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && id != 0);
 	CHECK(ends_well() == graph);
@@ -163,7 +157,7 @@ static void host_call(void *data)
 	host_calls += *(int *)data;
 }
 
-static void graphs_replay(void)
+CASE(graphs_replay)
 {
 	int one = 1;
 	char *pinned;
@@ -181,8 +175,7 @@ static void graphs_replay(void)
 	size_t nodes = 0;
 	OK(cuGraphGetNodes(graph, NULL, &nodes));
 	CHECK(nodes == 4);
-	CUgraphExec exec;
-	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	CUgraphExec exec = instantiated(graph);
 	OK(cuGraphDestroy(graph));
 	for (int round = 1; round <= 3; round++) {
 		memset(pinned, 10 + round, 10);
@@ -199,15 +192,13 @@ static void graphs_replay(void)
 	CHECK(cudasim_stat("graphs") == 0 && cudasim_stat("graph_execs") == 0);
 }
 
-static void graphs_on_paused_memory(void)
+STARTED(graphs_on_paused_memory)
 {
-	start(0);
 	CUdeviceptr memory = mapped(GRANULE);
 	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
 	OK(cuMemsetD8Async(memory, 7, GRANULE, stream));
 	CUgraph graph = ends_well();
-	CUgraphExec exec;
-	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	CUgraphExec exec = instantiated(graph);
 	OK(cuGraphLaunch(exec, stream));
 	OK(cuCtxSynchronize());
 	OK(cuMemUnmap(memory, GRANULE));
@@ -220,7 +211,7 @@ static void graphs_on_paused_memory(void)
 	GIVES(700, cuStreamSynchronize(stream));
 }
 
-static void capture_into_a_graph(void)
+CASE(capture_into_a_graph)
 {
 	CUgraph graph, same;
 	start(0);
@@ -233,8 +224,7 @@ static void capture_into_a_graph(void)
 		OK(cuStreamEndCapture(stream, &same));
 		CHECK(same == graph);
 	}
-	CUgraphExec exec;
-	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	CUgraphExec exec = instantiated(graph);
 	OK(cuGraphLaunch(exec, stream));
 	OK(cuStreamSynchronize(stream));
 	CHECK(bytes(at)[0] == 3 && bytes(at)[1] == 3);
@@ -243,7 +233,7 @@ static void capture_into_a_graph(void)
 	ends_invalidated();
 }
 
-static void other_streams_join(void)
+CASE(other_streams_join)
 {
 	CUstream side;
 	CUevent fork, join;
@@ -274,8 +264,7 @@ static void other_streams_join(void)
 		OK(cuStreamIsCapturing(side, &status));
 		CHECK(status == CU_STREAM_CAPTURE_STATUS_NONE);
 	}
-	CUgraphExec exec;
-	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	CUgraphExec exec = instantiated(graph);
 	OK(cuGraphLaunch(exec, stream));
 	OK(cuStreamSynchronize(stream));
 	CHECK(*(unsigned *)at == 0x01010202);
@@ -292,7 +281,3 @@ static void other_streams_join(void)
 	GIVES(905, cuStreamWaitEvent(stream, join, 0));
 	ends_invalidated();
 }
-
-MAIN(CASE(waiting_is_forbidden), CASE(allocation_depends_on_the_modes), CASE(the_legacy_stream_is_forbidden),
-     CASE(beginning_and_ending), CASE(graphs_replay), CASE(graphs_on_paused_memory),
-     CASE(capture_into_a_graph), CASE(other_streams_join))

@@ -1,9 +1,7 @@
 // Contexts, several devices, and what a call requires before it. Runs with three devices.
-#include <pthread.h>
+#include "cases.h"
 
-#include "fixture.h"
-
-static void before_init(void)
+CASE(before_init)
 {
 	CUcontext context;
 	CUdeviceptr at;
@@ -19,8 +17,7 @@ static void before_init(void)
 	GIVES(3, cuMemCreate(&handle, GRANULE, &prop, 0));
 	GIVES(3, cuMemAlloc_v2(&at, 1));
 	GIVES(3, cuMemGetInfo_v2(&number, &number));
-	OK(cuDriverGetVersion(&count));
-	CHECK(count == 13000);
+	STORES(13000, cuDriverGetVersion);
 	OK(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &text));
 	CHECK(!strcmp(text, "CUDA_ERROR_OUT_OF_MEMORY"));
 	OK(cuGetErrorString(CUDA_ERROR_ILLEGAL_ADDRESS, &text));
@@ -31,7 +28,7 @@ static void before_init(void)
 	OK(cuInit(0));
 }
 
-static void without_a_context(void)
+CASE(without_a_context)
 {
 	OK(cuInit(0));
 	CUdeviceptr at;
@@ -63,11 +60,10 @@ static CUcontext current(void)
 	return context;
 }
 
-static void the_stack(void)
+CASE(the_stack)
 {
 	OK(cuInit(0));
 	CUcontext zero, one, same, popped;
-	CUdevice device;
 	OK(cuDevicePrimaryCtxRetain(&zero, 0));
 	OK(cuDevicePrimaryCtxRetain(&one, 1));
 	OK(cuDevicePrimaryCtxRetain(&same, 0));
@@ -75,8 +71,7 @@ static void the_stack(void)
 	OK(cuCtxSetCurrent(zero));
 	OK(cuCtxPushCurrent_v2(one));
 	CHECK(current() == one);
-	OK(cuCtxGetDevice(&device));
-	CHECK(device == 1);
+	STORES(1, cuCtxGetDevice);
 	OK(cuCtxSetCurrent(zero)); // replaces the top
 	OK(cuCtxPopCurrent_v2(&popped));
 	CHECK(popped == zero && current() == zero);
@@ -97,16 +92,14 @@ static void *other_thread(void *context)
 	return NULL;
 }
 
-static void per_thread(void)
+CASE(per_thread)
 {
 	CUcontext context = start(0);
-	pthread_t thread;
-	pthread_create(&thread, NULL, other_thread, context);
-	pthread_join(thread, NULL);
+	on_a_thread(other_thread, context);
 	CHECK(current() == context);
 }
 
-static void primary_contexts(void)
+CASE(primary_contexts)
 {
 	unsigned flags;
 	int active;
@@ -114,10 +107,9 @@ static void primary_contexts(void)
 	OK(cuDevicePrimaryCtxGetState(1, &flags, &active));
 	CHECK(!active);
 	CUcontext context = start(1), again;
-	CUdeviceptr at;
 	OK(cuDevicePrimaryCtxGetState(1, &flags, &active));
 	CHECK(active);
-	OK(cuMemAlloc_v2(&at, MIB));
+	CUdeviceptr at = allocate(MIB);
 	OK(cuDevicePrimaryCtxRetain(&again, 1));
 	OK(cuDevicePrimaryCtxRelease_v2(1));
 	CHECK(cudasim_stat("allocations") == 1);
@@ -125,8 +117,7 @@ static void primary_contexts(void)
 	CHECK(cudasim_stat("allocations") == 0 && faults(at));
 	GIVES(201, cuDevicePrimaryCtxRelease_v2(1));
 	GIVES(709, cuCtxSynchronize());
-	OK(cuDevicePrimaryCtxRetain(&again, 1));
-	CHECK(again == context); // the same handle as before
+	STORES(context, cuDevicePrimaryCtxRetain, 1); // the same handle as before
 	OK(cuCtxSynchronize());
 	CUdeviceptr vmm = mapped(GRANULE);
 	OK(cuDevicePrimaryCtxReset_v2(1));
@@ -141,15 +132,13 @@ static void primary_contexts(void)
 	GIVES(709, cuCtxSynchronize());
 }
 
-static void created_contexts(void)
+CASE(created_contexts)
 {
 	CUcontext primary = start(0), made, other;
-	CUdeviceptr at;
-	CUstream stream;
 	OK(cuCtxCreate_v4(&made, NULL, 0, 0));
 	CHECK(made != primary && current() == made);
-	OK(cuMemAlloc_v2(&at, MIB));
-	OK(cuStreamCreate(&stream, 0));
+	allocate(MIB);
+	CUstream stream = stream_new(0);
 	OK(cuStreamGetCtx(stream, &other));
 	CHECK(other == made);
 	OK(cuCtxDestroy_v2(made));
@@ -159,16 +148,15 @@ static void created_contexts(void)
 	GIVES(201, cuCtxDestroy_v2(primary));
 }
 
-static void devices_are_separate(void)
+CASE(devices_are_separate)
 {
-	int count, value;
+	int value;
 	char name[64], bus[32];
 	size_t total, available;
 	CUuuid uuid, other;
 	CUdevice device;
 	start(0);
-	OK(cuDeviceGetCount(&count));
-	CHECK(count == 3);
+	STORES(3, cuDeviceGetCount);
 	GIVES(101, cuDeviceGet(&device, 3));
 	OK(cuDeviceGetName(name, sizeof name, 1));
 	CHECK(!strcmp(name, "cudasim"));
@@ -195,14 +183,11 @@ static void devices_are_separate(void)
 	CHECK(cudasim_stat("used:1") == 8 * GRANULE && cudasim_stat("used:0") == 0);
 }
 
-static void peers(void)
+CASE(peers)
 {
 	CUcontext zero = start(0), one = start(1);
-	int can;
-	OK(cuDeviceCanAccessPeer(&can, 0, 1));
-	CHECK(can == 1);
-	OK(cuDeviceCanAccessPeer(&can, 1, 1));
-	CHECK(can == 0);
+	STORES(1, cuDeviceCanAccessPeer, 0, 1);
+	STORES(0, cuDeviceCanAccessPeer, 1, 1);
 	OK(cuCtxEnablePeerAccess(zero, 0));
 	GIVES(704, cuCtxEnablePeerAccess(zero, 0));
 	OK(cuCtxDisablePeerAccess(zero));
@@ -212,31 +197,23 @@ static void peers(void)
 	GIVES(201, cuCtxEnablePeerAccess(NULL, 0));
 	GIVES(705, cuCtxDisablePeerAccess(one));
 	int value;
-	OK(cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 1));
-	CHECK(value == 1);
+	STORES(1, cuDeviceGetP2PAttribute, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 1);
 	GIVES(101, cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 1, 1));
 	GIVES(101, cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 3));
 	GIVES(1, cuDeviceGetP2PAttribute(&value, 6, 0, 1));
-	CUdeviceptr here, there;
-	OK(cuMemAlloc_v2(&here, MIB));
+	CUdeviceptr here = allocate(MIB);
 	OK(cuMemsetD8_v2(here, 3, MIB));
 	OK(cuCtxSetCurrent(zero));
-	OK(cuMemAlloc_v2(&there, MIB));
+	CUdeviceptr there = allocate(MIB);
 	OK(cuMemcpyPeer(there, zero, here, one, MIB));
 	CHECK(bytes(there)[MIB - 1] == 3);
 	GIVES(201, cuMemcpyPeer(there, zero, here, (CUcontext)0x10, MIB));
 	// Access to mapped memory is each device's own.
 	CUdeviceptr at = mapped(GRANULE);
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ};
-	unsigned long long flags;
-	OK(cuMemGetAccess(&flags, &access.location, at));
-	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
-	OK(cuMemSetAccess(at, GRANULE, &access, 1));
-	OK(cuMemGetAccess(&flags, &access.location, at));
-	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READ);
-	access.location.id = 0;
-	OK(cuMemGetAccess(&flags, &access.location, at));
-	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+	CHECK(access_at(at, 1) == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+	OK(set_access(at, GRANULE, 1, CU_MEM_ACCESS_FLAGS_PROT_READ));
+	CHECK(access_at(at, 1) == CU_MEM_ACCESS_FLAGS_PROT_READ);
+	CHECK(access_at(at, 0) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
 // Maps memory of a device, with access for the devices in the mask.
@@ -252,26 +229,22 @@ static CUdeviceptr mapped_on(int device, unsigned mask)
 	OK(cuMemRelease(handle));
 	for (int i = 0; i < 3; i++)
 		if (mask >> i & 1)
-			access[count++] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, i},
-							    CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+			access[count++] = access_of(i, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 	OK(cuMemSetAccess(at, GRANULE, access, count));
 	return at;
 }
 
 // As seen on two H200s, driver 580: a copy is checked against the device of the current context, not of the stream; a
 // copy between peers against the named devices; a fill also against peer access.
-static void access_by_device(void)
+CASE(access_by_device)
 {
 	CUcontext zero = start(0), one = start(1);
-	CUstream streams[2];
-	CUdeviceptr plain;
-	OK(cuMemAlloc_v2(&plain, GRANULE));
-	OK(cuStreamCreate(&streams[1], CU_STREAM_NON_BLOCKING));
+	CUdeviceptr plain = allocate(GRANULE);
+	CUstream streams[] = {NULL, apart()};
 	OK(cuCtxSetCurrent(zero));
-	OK(cuStreamCreate(&streams[0], CU_STREAM_NON_BLOCKING));
+	streams[0] = apart();
 	CUdeviceptr here = mapped_on(0, 1);
-	void *pinned;
-	OK(cuMemHostAlloc(&pinned, GRANULE, 0));
+	void *host = pinned(GRANULE);
 	for (unsigned mask = 1; mask < 4; mask++) {
 		CUdeviceptr there = mapped_on(1, mask);
 		int zeros = mask & 1 ? 0 : 1, ones = mask & 2 ? 0 : 1;
@@ -279,7 +252,7 @@ static void access_by_device(void)
 			GIVES(zeros, cuMemcpyDtoDAsync_v2(there, here, MIB, streams[i]));
 			GIVES(zeros, cuMemcpyDtoDAsync_v2(here, there, MIB, streams[i]));
 			GIVES(zeros, cuMemcpyAsync(here, there, MIB, streams[i]));
-			GIVES(zeros, cuMemcpyDtoHAsync_v2(pinned, there, MIB, streams[i]));
+			GIVES(zeros, cuMemcpyDtoHAsync_v2(host, there, MIB, streams[i]));
 			GIVES(ones, cuMemcpyPeerAsync(there, one, here, zero, MIB, streams[i]));
 			GIVES(ones, cuMemcpyPeerAsync(here, zero, there, one, MIB, streams[i]));
 			GIVES(1, cuMemcpyPeerAsync(here, one, there, one, MIB, streams[i]));
@@ -302,34 +275,27 @@ static void access_by_device(void)
 	// Access taken away while a copy is in flight.
 	CUdeviceptr there = mapped_on(1, 3);
 	OK(cuMemcpyDtoDAsync_v2(there, here, MIB, streams[0]));
-	CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
-	OK(cuMemSetAccess(there, GRANULE, &none, 1));
+	OK(set_access(there, GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_NONE));
 	GIVES(700, cuStreamSynchronize(streams[0]));
 }
 
-static void no_peers(void)
+CASE(no_peers)
 {
 	CUcontext zero = start(0), one = start(1);
-	int can, value;
-	OK(cuDeviceCanAccessPeer(&can, 0, 1));
-	CHECK(can == 0);
-	OK(cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 1));
-	CHECK(value == 0);
+	STORES(0, cuDeviceCanAccessPeer, 0, 1);
+	STORES(0, cuDeviceGetP2PAttribute, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 1);
 	GIVES(217, cuCtxEnablePeerAccess(zero, 0));
 	GIVES(705, cuCtxDisablePeerAccess(zero));
-	CUdeviceptr here, at = mapped_on(0, 1);
-	CUmemAccessDesc access[2] = {{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ},
-				     {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ}};
-	unsigned long long flags;
+	CUdeviceptr at = mapped_on(0, 1), here;
+	CUmemAccessDesc access[] = {access_of(0, CU_MEM_ACCESS_FLAGS_PROT_READ), access_of(1, CU_MEM_ACCESS_FLAGS_PROT_READ)};
 	GIVES(101, cuMemSetAccess(at, GRANULE, access, 2));
-	OK(cuMemGetAccess(&flags, &access[0].location, at));
-	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE); // nothing has changed
-	OK(cuMemAlloc_v2(&here, MIB));
+	CHECK(access_at(at, 0) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE); // nothing has changed
+	here = allocate(MIB);
 	GIVES(1, cuMemcpyDtoD_v2(here, at, MIB));
 	OK(cuMemcpyPeer(here, one, at, zero, MIB)); // staged
 }
 
-static void one_lost_context_is_not_all(void)
+CASE(one_lost_context_is_not_all)
 {
 	CUcontext zero = start(0);
 	CUdeviceptr at = mapped(GRANULE);
@@ -338,11 +304,7 @@ static void one_lost_context_is_not_all(void)
 	GIVES(700, cuCtxSynchronize());
 	start(1);
 	OK(cuCtxSynchronize());
-	OK(cuMemAlloc_v2(&at, MIB));
+	allocate(MIB);
 	OK(cuCtxSetCurrent(zero)); // it can still be made current, but every call fails
 	GIVES(700, cuCtxSynchronize());
 }
-
-MAIN(CASE(before_init), CASE(without_a_context), CASE(the_stack), CASE(per_thread), CASE(primary_contexts),
-     CASE(created_contexts), CASE(devices_are_separate), CASE(peers), CASE(access_by_device),
-     CASE(no_peers), CASE(one_lost_context_is_not_all))

@@ -1,11 +1,10 @@
 // Planned failures, counters, the environment, fork.
 #include <sys/wait.h>
 
-#include "fixture.h"
+#include "cases.h"
 
-static void by_call(void)
+STARTED(by_call)
 {
-	start(0);
 	CUdeviceptr at = reserve(4 * GRANULE);
 	CUmemGenericAllocationHandle handle = create(GRANULE);
 	cudasim_fail("cuMemMap", 2, 999);
@@ -37,9 +36,8 @@ static void by_call(void)
 }
 
 // CUDASIM_FAIL=cuMemMap:3:2,cuMemCreate_v9:1:1,cuMemCreate:1:2,rubbish,cuInit:x:1,cuMemRelease:1:999
-static void by_environment(void)
+STARTED(by_environment)
 {
-	start(0);
 	CUmemAllocationProp prop = device_memory(0);
 	CUmemGenericAllocationHandle handle;
 	GIVES(2, cuMemCreate(&handle, GRANULE, &prop, 0));
@@ -59,34 +57,31 @@ static void by_environment(void)
 }
 
 // CUDASIM_DEVICES=many CUDASIM_MEMORY=-5G CUDASIM_GRANULARITY=3M
-static void bad_values_give_defaults(void)
+STARTED(bad_values_give_defaults)
 {
-	start(0);
 	CHECK(cudasim_stat("devices") == 1 && cudasim_stat("total:0") == 8192 * MIB);
 	CHECK(cudasim_stat("granularity") == 2 * MIB);
 }
 
 // CUDASIM_DEVICES=2 CUDASIM_MEMORY=3M CUDASIM_GRANULARITY=64k
-static void good_values(void)
+CASE(good_values)
 {
 	start(1);
 	CUmemAllocationProp prop = device_memory(1);
-	size_t granularity;
 	CHECK(cudasim_stat("devices") == 2 && cudasim_stat("total:1") == 3 * MIB);
-	OK(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
-	CHECK(granularity == 65536);
+	STORES((size_t)65536, cuMemGetAllocationGranularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 	create(3 * 65536);
 }
 
 // CUDASIM_DEVICES=0
-static void no_device(void)
+CASE(no_device)
 {
 	int count;
 	GIVES(100, cuInit(0));
 	GIVES(3, cuDeviceGetCount(&count));
 }
 
-static void calls_are_counted(void)
+CASE(calls_are_counted)
 {
 	CHECK(cudasim_stat("calls:cuInit") == 0);
 	start(0);
@@ -133,7 +128,7 @@ static void all_works(void)
 	CHECK(!faults(mapped(GRANULE)));
 }
 
-static void forked_children(void)
+CASE(forked_children)
 {
 	CHECK(child(all_works) == 0); // forked before CUDA is used, a child can use it
 	start(0);
@@ -143,6 +138,3 @@ static void forked_children(void)
 	OK(cuMemUnmap(at, GRANULE));
 	OK(cuCtxSynchronize());
 }
-
-MAIN(CASE(by_call), CASE(by_environment), CASE(bad_values_give_defaults), CASE(good_values), CASE(no_device),
-     CASE(calls_are_counted), CASE(forked_children))

@@ -1,4 +1,7 @@
 // What the C fixtures share: the driver's functions, and a check that prints what went wrong.
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +29,21 @@
 		}                                                                                            \
 	} while (0)
 #define OK(call) GIVES(0, call)
+// Checks that a function stores this value where its first argument says.
+#define STORES(value, function, ...)                                                                         \
+	do {                                                                                                 \
+		__typeof__(value) stored_ = 0;                                                               \
+		OK(function(&stored_, ##__VA_ARGS__));                                                       \
+		CHECK(stored_ == (value));                                                                   \
+	} while (0)
+// Waits until a call no longer says that it is not ready; then it must succeed.
+#define COMES_TRUE(call)                                                                                     \
+	do {                                                                                                 \
+		int now_;                                                                                    \
+		while ((now_ = (int)(call)) == CUDA_ERROR_NOT_READY)                                         \
+			usleep(100);                                                                         \
+		GIVES(0, now_);                                                                              \
+	} while (0)
 
 #define MIB ((size_t)1 << 20)
 #define GRANULE (2 * MIB)
@@ -60,19 +78,42 @@ static inline CUdeviceptr reserve(size_t size)
 	return address;
 }
 
-static inline void allow(CUdeviceptr address, size_t size)
+static inline CUmemAccessDesc access_of(int device, unsigned flags)
 {
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-	OK(cuMemSetAccess(address, size, &access, 1));
+	return (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, device}, flags};
 }
 
-// Puts fresh memory at an address: creates, maps, and grants access; the handle is released, and the mapping holds the
-// memory.
+static inline CUresult set_access(CUdeviceptr address, size_t size, int device, unsigned flags)
+{
+	CUmemAccessDesc access = access_of(device, flags);
+	return cuMemSetAccess(address, size, &access, 1);
+}
+
+static inline void allow(CUdeviceptr address, size_t size)
+{
+	OK(set_access(address, size, 0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+}
+
+static inline unsigned long long access_at(CUdeviceptr address, int device)
+{
+	unsigned long long flags = 9;
+	CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+	OK(cuMemGetAccess(&flags, &location, address));
+	return flags;
+}
+
+// Maps memory, and grants access.
+static inline void place(CUdeviceptr address, size_t size, CUmemGenericAllocationHandle handle)
+{
+	OK(cuMemMap(address, size, 0, handle, 0));
+	allow(address, size);
+}
+
+// Puts fresh memory at an address. The handle is released, and the mapping holds the memory.
 static inline void back(CUdeviceptr address, size_t size)
 {
 	CUmemGenericAllocationHandle handle = create(size);
-	OK(cuMemMap(address, size, 0, handle, 0));
-	allow(address, size);
+	place(address, size, handle);
 	OK(cuMemRelease(handle));
 }
 
@@ -88,9 +129,48 @@ static inline char *bytes(CUdeviceptr address)
 	return (char *)address;
 }
 
+static inline CUdeviceptr allocate(size_t size)
+{
+	CUdeviceptr address;
+	OK(cuMemAlloc_v2(&address, size));
+	return address;
+}
+
+static inline void *pinned(size_t size)
+{
+	void *memory;
+	OK(cuMemHostAlloc(&memory, size, 0));
+	return memory;
+}
+
+static inline CUstream stream_new(unsigned flags)
+{
+	CUstream stream;
+	OK(cuStreamCreate(&stream, flags));
+	return stream;
+}
+
+// Makes a stream that the default stream does not wait for.
+static inline CUstream apart(void)
+{
+	return stream_new(CU_STREAM_NON_BLOCKING);
+}
+
+static inline CUgraphExec instantiated(CUgraph graph)
+{
+	CUgraphExec exec;
+	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	return exec;
+}
+
+static inline void on_a_thread(void *(*run)(void *), void *argument)
+{
+	pthread_t thread;
+	CHECK(!pthread_create(&thread, NULL, run, argument));
+	pthread_join(thread, NULL);
+}
+
 // Returns whether touching an address faults.
-#include <setjmp.h>
-#include <signal.h>
 static sigjmp_buf touched;
 static void on_fault(int signal)
 {
@@ -106,28 +186,3 @@ static inline int faults(CUdeviceptr address)
 	sigaction(SIGSEGV, &before, NULL);
 	return signal == SIGSEGV;
 }
-
-// A fixture is a list of cases: it runs one by name, or lists all names.
-struct test_case {
-	const char *name;
-	void (*run)(void);
-};
-static inline int run_cases(int argc, char **argv, const struct test_case *cases, size_t count)
-{
-	for (size_t i = 0; i < count; i++) {
-		if (argc < 2) {
-			puts(cases[i].name);
-		} else if (!strcmp(cases[i].name, argv[1])) {
-			cases[i].run();
-			return 0;
-		}
-	}
-	return argc < 2 ? 0 : 2;
-}
-#define MAIN(...)                                                                                            \
-	int main(int argc, char **argv)                                                                      \
-	{                                                                                                    \
-		const struct test_case cases[] = {__VA_ARGS__};                                              \
-		return run_cases(argc, argv, cases, sizeof cases / sizeof *cases);                           \
-	}
-#define CASE(function) {#function, function}

@@ -1,5 +1,5 @@
 // Kernels: libraries, functions, launches, and what the emulated digest kernel computes.
-#include "fixture.h"
+#include "cases.h"
 
 typedef unsigned long long number;
 struct block {
@@ -81,13 +81,6 @@ static CUresult launch(CUfunction function, unsigned grid, CUdeviceptr blocks, C
 	return result;
 }
 
-static CUdeviceptr allocate(size_t size)
-{
-	CUdeviceptr address;
-	OK(cuMemAlloc_v2(&address, size));
-	return address;
-}
-
 static CUdeviceptr table(number address, number bytes)
 {
 	CUdeviceptr at = allocate(sizeof(struct block));
@@ -95,16 +88,8 @@ static CUdeviceptr table(number address, number bytes)
 	return at;
 }
 
-static CUstream stream_new(void)
+STARTED(digests_are_right)
 {
-	CUstream stream;
-	OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-	return stream;
-}
-
-static void digests_are_right(void)
-{
-	start(0);
 	const number sizes[] = {0, 16, 48, 4096, 4112, 65536, 1 << 20, 32};
 	enum { COUNT = sizeof sizes / sizeof *sizes };
 	struct block blocks[COUNT];
@@ -130,10 +115,9 @@ static void digests_are_right(void)
 	CHECK(got[2] != got[4] && got[2] != got[3] && got[0] == 0);
 }
 
-static void launches_wait_their_turn(void)
+STARTED(launches_wait_their_turn)
 {
-	start(0);
-	CUstream stream = stream_new();
+	CUstream stream = apart();
 	CUdeviceptr memory = mapped(GRANULE), list = table(memory, GRANULE), results = allocate(16);
 	number expected, *got = (number *)bytes(results);
 	OK(cuMemsetD32Async(memory, 0x01020304, GRANULE / 4, stream));
@@ -151,10 +135,9 @@ static void launches_wait_their_turn(void)
 	free(copy);
 }
 
-static void graphs_replay_launches(void)
+STARTED(graphs_replay_launches)
 {
-	start(0);
-	CUstream stream = stream_new();
+	CUstream stream = apart();
 	CUdeviceptr memory = mapped(GRANULE), list = table(memory, 4096), results = allocate(16);
 	CUfunction function = digest_function();
 	CUgraph graph;
@@ -173,7 +156,7 @@ static void graphs_replay_launches(void)
 	}
 }
 
-static void images_and_names(void)
+CASE(images_and_names)
 {
 	CUlibrary library;
 	CUkernel kernel, again;
@@ -217,10 +200,10 @@ static void images_and_names(void)
 	GIVES(400, launch(function, 1, 0, 0, NULL));
 }
 
-static void launches_are_checked(void)
+CASE(launches_are_checked)
 {
 	CUcontext first = start(0), second = start(1);
-	CUstream elsewhere = stream_new();
+	CUstream elsewhere = apart();
 	OK(cuCtxSetCurrent(first));
 	CUfunction function = digest_function();
 	CUdeviceptr list = table(0, 0), results = allocate(16);
@@ -243,7 +226,7 @@ static void launches_are_checked(void)
 	GIVES(400, launch(function, 1, list, results, elsewhere)); // a function belongs to one context
 	GIVES(400, launch(function, 1, list, results, NULL));
 	OK(cuCtxSetCurrent(first));
-	CUstream mine = stream_new();
+	CUstream mine = apart();
 	OK(cuCtxSetCurrent(NULL));
 	OK(launch(function, 1, list, results, mine)); // the stream determines the context
 	GIVES(201, launch(function, 1, list, results, NULL));
@@ -276,17 +259,15 @@ static void launches_are_checked(void)
 // Each loses the context once, in the wait for the launch.
 static void lost(int code, CUdeviceptr list, CUdeviceptr results)
 {
-	size_t available;
 	OK(launch(digest_function(), 1, list, results, NULL));
 	GIVES(code, cuCtxSynchronize());
-	GIVES(code, cuMemGetInfo_v2(&available, NULL));
+	GIVES(code, cuMemGetInfo_v2(&(size_t){0}, NULL));
 	OK(cuDevicePrimaryCtxReset_v2(0));
 	start(0);
 }
 
-static void bad_memory_kills_the_context(void)
+STARTED(bad_memory_kills_the_context)
 {
-	start(0);
 	CUdeviceptr empty = reserve(GRANULE), other = reserve(GRANULE), results;
 	char *pageable = malloc(4096);
 	lost(700, table(empty, 4096), allocate(16));			// not mapped
@@ -298,8 +279,7 @@ static void bad_memory_kills_the_context(void)
 	back(empty, GRANULE);
 	lost(700, table(empty, 4096), other);
 	results = allocate(16);
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
-	OK(cuMemSetAccess(empty, GRANULE, &access, 1));
+	OK(set_access(empty, GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_NONE));
 	lost(700, table(empty, 4096), results);
 	allow(empty, GRANULE);
 	// Unmapped, and mapped again, while the launch is in flight.
@@ -310,25 +290,22 @@ static void bad_memory_kills_the_context(void)
 	GIVES(700, cuCtxSynchronize());
 }
 
-static void unmapping_other_memory_is_fine(void)
+STARTED(unmapping_other_memory_is_fine)
 {
-	start(0);
 	CUdeviceptr memory = mapped(GRANULE), other = mapped(GRANULE);
-	char *pinned;
-	OK(cuMemHostAlloc((void **)&pinned, 4096, 0)); // the device reaches it
-	*(struct block *)pinned = (struct block){memory, GRANULE};
+	char *host = pinned(4096); // the device reaches it
+	*(struct block *)host = (struct block){memory, GRANULE};
 	memset(bytes(memory), 1, GRANULE);
-	OK(launch(digest_function(), 1, (CUdeviceptr)pinned, (CUdeviceptr)pinned + 1024, NULL));
+	OK(launch(digest_function(), 1, (CUdeviceptr)host, (CUdeviceptr)host + 1024, NULL));
 	OK(cuMemUnmap(other, GRANULE));
 	back(other, GRANULE);
 	OK(cuCtxSynchronize());
-	CHECK(*(number *)(pinned + 1024) == digest((unsigned *)bytes(memory), GRANULE / 16, &keys.lane[0]));
+	CHECK(*(number *)(host + 1024) == digest((unsigned *)bytes(memory), GRANULE / 16, &keys.lane[0]));
 }
 
 // The kernel that counts launches, also by cuLaunchKernelEx.
-static void every_launch_counts(void)
+STARTED(every_launch_counts)
 {
-	start(0);
 	CUlibrary library;
 	CUkernel kernel;
 	const char *image = ".version 6.0\n.target sm_70\n.entry cudasim_add(.param .u64 a, .param .u64 b, .param .u32 c) {}";
@@ -354,7 +331,3 @@ static void every_launch_counts(void)
 	GIVES(0, cuLaunchKernelEx(&config, (CUfunction)kernel, parameters, NULL));
 	GIVES(716, cuCtxSynchronize()); // a misaligned address
 }
-
-MAIN(CASE(digests_are_right), CASE(every_launch_counts), CASE(launches_wait_their_turn), CASE(graphs_replay_launches),
-     CASE(images_and_names), CASE(launches_are_checked), CASE(bad_memory_kills_the_context),
-     CASE(unmapping_other_memory_is_fine))

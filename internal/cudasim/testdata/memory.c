@@ -1,12 +1,9 @@
 // cuMemAlloc, host memory, copies, and queries about a pointer.
-#include "fixture.h"
+#include "cases.h"
 
-static void allocate_use_free(void)
+STARTED(allocate_use_free)
 {
-	start(0);
-	CUdeviceptr one, other;
-	OK(cuMemAlloc_v2(&one, 1000));
-	OK(cuMemAlloc_v2(&other, 3 * MIB));
+	CUdeviceptr one = allocate(1000), other = allocate(3 * MIB);
 	CHECK(one % 512 == 0 && other % 512 == 0);
 	CHECK(cudasim_stat("allocations") == 2);
 	char text[32] = "";
@@ -30,35 +27,28 @@ static void allocate_use_free(void)
 	GIVES(2, cuMemAlloc_v2(&one, (size_t)1 << 60));
 }
 
-static void addresses_are_used_again(void)
+STARTED(addresses_are_used_again)
 {
-	start(0);
-	CUdeviceptr first, next;
-	OK(cuMemAlloc_v2(&first, 5 * MIB));
+	CUdeviceptr first = allocate(5 * MIB);
 	memset(bytes(first), 0xAB, 5 * MIB);
 	OK(cuMemFree_v2(first));
-	OK(cuMemAlloc_v2(&next, 5 * MIB));
-	CHECK(next == first);
-	CHECK(bytes(next)[123] == 0); // nothing of the old contents is left
+	CHECK(allocate(5 * MIB) == first);
+	CHECK(bytes(first)[123] == 0); // nothing of the old contents is left
 }
 
-static void vmm_and_alloc_do_not_mix(void)
+STARTED(vmm_and_alloc_do_not_mix)
 {
-	start(0);
-	CUdeviceptr vmm = mapped(GRANULE), plain;
+	CUdeviceptr vmm = mapped(GRANULE), plain = allocate(GRANULE);
 	CUmemGenericAllocationHandle handle;
-	OK(cuMemAlloc_v2(&plain, GRANULE));
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
 	GIVES(1, cuMemFree_v2(vmm));
 	GIVES(1, cuMemUnmap(plain, GRANULE));
-	GIVES(1, cuMemSetAccess(plain, GRANULE, &access, 1));
+	GIVES(1, set_access(plain, GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_READ));
 	GIVES(1, cuMemRetainAllocationHandle(&handle, bytes(plain)));
 	GIVES(1, cuMemAddressFree(plain, GRANULE));
 }
 
-static void pitch(void)
+STARTED(pitch)
 {
-	start(0);
 	CUdeviceptr at;
 	size_t pitch;
 	OK(cuMemAllocPitch_v2(&at, &pitch, 1000, 10, 4));
@@ -82,11 +72,9 @@ static void pitch(void)
 	GIVES(1, cuMemsetD2D8_v2(at, 10, 9, 50, 10));
 }
 
-static void fills(void)
+STARTED(fills)
 {
-	start(0);
-	CUdeviceptr at;
-	OK(cuMemAlloc_v2(&at, 4096));
+	CUdeviceptr at = allocate(4096);
 	OK(cuMemsetD8_v2(at, 0x11, 4096));
 	OK(cuMemsetD16_v2(at + 16, 0x2233, 8));
 	OK(cuMemsetD32_v2(at + 32, 0x44556677, 4));
@@ -100,13 +88,11 @@ static void fills(void)
 	GIVES(1, cuMemsetD8_v2((CUdeviceptr)host, 0, 16));
 }
 
-static void copies_that_miss_memory(void)
+STARTED(copies_that_miss_memory)
 {
-	start(0);
-	CUdeviceptr at = reserve(4 * GRANULE), plain;
+	CUdeviceptr at = reserve(4 * GRANULE), plain = allocate(4096);
 	back(at, GRANULE);
 	back(at + GRANULE, GRANULE);
-	OK(cuMemAlloc_v2(&plain, 4096));
 	static char host[8 * MIB];
 	OK(cuMemcpyHtoD_v2(at, host, 2 * GRANULE)); // across two mappings
 	GIVES(1, cuMemcpyHtoD_v2(at, host, 2 * GRANULE + 1));
@@ -116,26 +102,22 @@ static void copies_that_miss_memory(void)
 	GIVES(1, cuMemcpyHtoD_v2((CUdeviceptr)host, host + 1, 16)); // not device memory
 	GIVES(1, cuMemcpyDtoH_v2(host, (CUdeviceptr)host + 1, 16));
 	OK(cuMemcpy((CUdeviceptr)host, (CUdeviceptr)host + 100, 16));
-	CUstream stream;
-	OK(cuStreamCreate(&stream, 0));
+	CUstream stream = stream_new(0);
 	GIVES(1, cuMemcpyHtoDAsync_v2(at + 3 * GRANULE, host, 1, stream));
 	GIVES(1, cuMemsetD8Async(at + 3 * GRANULE, 0, 1, stream));
 }
 
-static void pinned_memory(void)
+STARTED(pinned_memory)
 {
-	start(0);
 	void *pinned,
 		*pointer = mmap(NULL, 8 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char *mine = pointer;
 	unsigned flags;
-	CUdeviceptr device;
 	OK(cuMemHostAlloc(&pinned, MIB, 1));
 	memset(pinned, 1, MIB);
 	OK(cuMemHostGetFlags(&flags, (char *)pinned + 5));
 	CHECK(flags & 1);
-	OK(cuMemHostGetDevicePointer_v2(&device, pinned, 0));
-	CHECK(device == (CUdeviceptr)pinned);
+	STORES((CUdeviceptr)pinned, cuMemHostGetDevicePointer_v2, pinned, 0);
 	OK(cuMemHostRegister_v2(mine, 4 * MIB, 1));
 	CHECK(cudasim_stat("registered_bytes") == 4 * MIB && cudasim_stat("host_bytes") == MIB);
 	CHECK(cudasim_stat("pinned_bytes") == 5 * MIB);
@@ -160,30 +142,20 @@ static void pinned_memory(void)
 	CHECK(cudasim_stat("pinned_bytes") == 0);
 }
 
-static void pointer_attributes(void)
+CASE(pointer_attributes)
 {
-	CUcontext context = start(0), owner;
-	CUdeviceptr plain, vmm = mapped(2 * GRANULE), paused = reserve(GRANULE), at;
-	OK(cuMemAlloc_v2(&plain, 100));
-	void *pinned, *host;
-	OK(cuMemHostAlloc(&pinned, 4096, 0));
+	CUcontext context = start(0);
+	CUdeviceptr plain = allocate(100), vmm = mapped(2 * GRANULE), paused = reserve(GRANULE);
+	void *locked = pinned(4096), *host;
 	unsigned type;
 	int ordinal;
-	size_t size;
-	OK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, plain + 50));
-	CHECK(type == CU_MEMORYTYPE_DEVICE);
-	OK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)pinned));
-	CHECK(type == CU_MEMORYTYPE_HOST);
-	OK(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, plain));
-	CHECK(owner == context);
-	OK(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, vmm));
-	CHECK(ordinal == 0);
-	OK(cuPointerGetAttribute(&at, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, vmm + GRANULE));
-	CHECK(at == vmm);
-	OK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, vmm + GRANULE));
-	CHECK(size == 2 * GRANULE);
-	OK(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, (CUdeviceptr)pinned));
-	CHECK(host == pinned);
+	STORES(CU_MEMORYTYPE_DEVICE, cuPointerGetAttribute, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, plain + 50);
+	STORES(CU_MEMORYTYPE_HOST, cuPointerGetAttribute, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)locked);
+	STORES(context, cuPointerGetAttribute, CU_POINTER_ATTRIBUTE_CONTEXT, plain);
+	STORES(0, cuPointerGetAttribute, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, vmm);
+	STORES(vmm, cuPointerGetAttribute, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, vmm + GRANULE);
+	STORES(2 * GRANULE, cuPointerGetAttribute, CU_POINTER_ATTRIBUTE_RANGE_SIZE, vmm + GRANULE);
+	STORES(locked, cuPointerGetAttribute, CU_POINTER_ATTRIBUTE_HOST_POINTER, (CUdeviceptr)locked);
 	GIVES(1, cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, plain));
 	GIVES(1, cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)&type));
 	GIVES(1, cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, paused));
@@ -201,14 +173,12 @@ static void pointer_attributes(void)
 	GIVES(1, cuIpcCloseMemHandle(plain));
 }
 
-static void memory_info_is_honest(void)
+STARTED(memory_info_is_honest)
 {
-	start(0);
 	size_t before, after, total;
-	CUdeviceptr at;
 	OK(cuMemGetInfo_v2(&before, &total));
 	CHECK(before == total);
-	OK(cuMemAlloc_v2(&at, 10 * MIB));
+	allocate(10 * MIB);
 	mapped(GRANULE);
 	OK(cuMemGetInfo_v2(&after, NULL));
 	CHECK(before - after == 12 * MIB);
@@ -217,18 +187,15 @@ static void memory_info_is_honest(void)
 	CHECK(cudasim_stat("free:1") == UINT64_MAX && cudasim_stat("nonsense") == UINT64_MAX);
 }
 
-static void stream_ordered_memory(void)
+STARTED(stream_ordered_memory)
 {
-	start(0);
-	CUstream stream;
-	CUdeviceptr at, plain;
-	CUmemoryPool pool, of;
-	uint64_t used, threshold = 1 << 20;
-	OK(cuStreamCreate(&stream, 0));
+	CUstream stream = stream_new(0);
+	CUdeviceptr at;
+	CUmemoryPool pool;
+	uint64_t threshold = 1 << 20;
 	OK(cuDeviceGetDefaultMemPool(&pool, 0));
 	OK(cuMemAllocAsync(&at, 3 * MIB, stream));
-	OK(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at));
-	CHECK(of == pool);
+	STORES(pool, cuPointerGetAttribute, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at);
 	OK(cuMemsetD8Async(at, 7, 3 * MIB, stream));
 	OK(cuMemFreeAsync(at, stream));
 	GIVES(1, cuMemFreeAsync(at, stream));	  // twice
@@ -236,6 +203,7 @@ static void stream_ordered_memory(void)
 	OK(cuStreamSynchronize(stream));
 	CHECK(cudasim_stat("used:0") == 0);
 	OK(cuMemAllocFromPoolAsync(&at, 3 * MIB, pool, stream));
+	uint64_t used;
 	OK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
 	CHECK(used == 3 * MIB);
 	OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
@@ -243,39 +211,31 @@ static void stream_ordered_memory(void)
 	OK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
 	CHECK(threshold == 1 << 20);
 	OK(cuMemFree_v2(at)); // either call frees memory of either allocation
-	OK(cuMemAlloc_v2(&plain, MIB));
-	OK(cuMemFreeAsync(plain, stream));
+	OK(cuMemFreeAsync(allocate(MIB), stream));
 	OK(cuCtxSynchronize());
 	CHECK(cudasim_stat("used:0") == 0);
 }
 
-static void freed_in_order_is_found_again(void)
+STARTED(freed_in_order_is_found_again)
 { // CUDASIM_MEMORY=64M
-	start(0);
-	CUstream stream;
+	CUstream stream = stream_new(0);
 	CUdeviceptr at, next;
-	OK(cuStreamCreate(&stream, 0));
 	OK(cuMemAllocAsync(&at, 60 * MIB, stream));
 	OK(cuMemFreeAsync(at, stream));
 	OK(cuMemAllocAsync(&next, 60 * MIB, stream));
 	GIVES(2, cuMemAllocAsync(&at, 60 * MIB, stream));
 }
 
-static void reset_drops_everything(void)
+STARTED(reset_drops_everything)
 {
-	start(0);
-	CUdeviceptr vmm = mapped(GRANULE), plain;
-	void *pinned;
-	CUstream stream;
-	OK(cuMemAlloc_v2(&plain, MIB));
-	OK(cuMemHostAlloc(&pinned, MIB, 0));
-	OK(cuStreamCreate(&stream, 0));
+	CUdeviceptr vmm = mapped(GRANULE), plain = allocate(MIB), locked = (CUdeviceptr)pinned(MIB);
+	CUstream stream = stream_new(0);
 	OK(cuMemsetD8Async(vmm, 1, 1, stream));
 	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
 	setenv("CUDASIM_DEVICES", "3", 1);
 	setenv("CUDASIM_MEMORY", "1G", 1);
 	cudasim_reset();
-	CHECK(faults(vmm) && faults(plain) && faults((CUdeviceptr)pinned));
+	CHECK(faults(vmm) && faults(plain) && faults(locked));
 	const char *names[] = {"handles",  "handle_bytes", "reservations",     "reserved_bytes",
 			       "mappings", "allocations",  "allocation_bytes", "pinned_bytes",
 			       "contexts", "streams",	   "events",	       "graphs",
@@ -284,16 +244,9 @@ static void reset_drops_everything(void)
 		CHECK(cudasim_stat(names[i]) == 0);
 	CHECK(cudasim_stat("devices") == 3 && cudasim_stat("total:2") == 1024 * MIB);
 	CUcontext context;
-	int count;
 	GIVES(3, cuCtxGetCurrent(&context));
 	start(2);
-	OK(cuDeviceGetCount(&count));
-	CHECK(count == 3);
+	STORES(3, cuDeviceGetCount);
 	GIVES(400, cuStreamSynchronize(stream)); // handles from before are recognized as stale
 	back(reserve(GRANULE), GRANULE);
 }
-
-MAIN(CASE(allocate_use_free), CASE(addresses_are_used_again), CASE(vmm_and_alloc_do_not_mix), CASE(pitch),
-     CASE(fills), CASE(copies_that_miss_memory), CASE(pinned_memory), CASE(pointer_attributes),
-     CASE(memory_info_is_honest), CASE(stream_ordered_memory), CASE(freed_in_order_is_found_again),
-     CASE(reset_drops_everything))

@@ -1,9 +1,8 @@
 // The runtime library, built once for each major (CUDART_MAJOR). Runs with two devices.
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include "../runtime/types.h"
-#include "fixture.h"
+#include "cases.h"
 
 cudaError_t cudaMalloc(void **, size_t);
 cudaError_t cudaFree(void *);
@@ -87,7 +86,7 @@ cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags)
 	return cudaErrorUnknown;
 }
 
-static void memory(void)
+CASE(memory)
 {
 	char *at, *other, text[16] = "";
 	size_t available, total, pitch;
@@ -134,7 +133,7 @@ static void memory(void)
 	OK(cudaFree(at));
 }
 
-static void errors(void)
+CASE(errors)
 {
 	void *at;
 	GIVES(2, cudaMalloc(&at, (size_t)1 << 50));
@@ -149,49 +148,39 @@ static void errors(void)
 	OK(cudaMalloc(&at, 1));
 }
 
-static void versions(void)
+CASE(versions)
 {
 	int version;
 	OK(cudaRuntimeGetVersion(&version));
 	CHECK(version / 1000 == CUDART_MAJOR);
-	OK(cudaDriverGetVersion(&version));
-	CHECK(version == 13000);
+	STORES(13000, cudaDriverGetVersion);
 }
 
-static void *on_a_thread(void *device)
+static void *choose(void *device)
 {
-	int number;
-	OK(cudaGetDevice(&number));
-	CHECK(number == 0); // each thread starts with device 0
+	STORES(0, cudaGetDevice); // each thread starts with device 0
 	OK(cudaSetDevice((int)(intptr_t)device));
-	OK(cudaGetDevice(&number));
-	CHECK(number == (int)(intptr_t)device);
+	STORES((int)(intptr_t)device, cudaGetDevice);
 	return NULL;
 }
 
-static void devices(void)
+CASE(devices)
 {
-	int number;
 	struct {
 		struct cudaDeviceProp prop;
 		char guard[64];
 	} space;
-	OK(cudaGetDeviceCount(&number));
-	CHECK(number == 2);
+	STORES(2, cudaGetDeviceCount);
 	OK(cudaSetDevice(1));
 	GIVES(101, cudaSetDevice(2));
-	OK(cudaGetDevice(&number));
-	CHECK(number == 1);
-	pthread_t thread;
-	pthread_create(&thread, NULL, on_a_thread, (void *)1);
-	pthread_join(thread, NULL);
+	STORES(1, cudaGetDevice);
+	on_a_thread(choose, (void *)1);
 	memset(&space, 0x55, sizeof space);
 	OK(cudaGetDeviceProperties(&space.prop, 1));
 	CHECK(!strcmp(space.prop.name, "cudasim") && space.prop.major == 9 &&
 	      space.prop.totalGlobalMem == 8192 * MIB);
 	CHECK(space.prop.warpSize == 32 && space.prop.memoryPoolsSupported == 1 && space.guard[0] == 0x55);
-	OK(cudaDeviceGetAttribute(&number, 75, 1));
-	CHECK(number == 9);
+	STORES(9, cudaDeviceGetAttribute, 75, 1);
 	void *here, *there;
 	OK(cudaMalloc(&here, MIB));
 	CHECK(cudasim_stat("used:1") == MIB);
@@ -213,8 +202,7 @@ static void devices(void)
 	CUcontext context;
 	OK(cuDevicePrimaryCtxRetain(&context, 1));
 	OK(cuCtxPushCurrent_v2(context));
-	OK(cudaGetDevice(&number));
-	CHECK(number == 1);
+	STORES(1, cudaGetDevice);
 }
 
 static int calls;
@@ -223,7 +211,7 @@ static void call(void *data)
 	calls += *(int *)data;
 }
 
-static void streams_and_graphs(void)
+CASE(streams_and_graphs)
 {
 	cudaStream_t stream;
 	cudaEvent_t event;
@@ -261,18 +249,13 @@ static void streams_and_graphs(void)
 	OK(cudaGraphInstantiate(&exec, graph, 0));
 	OK(cudaGraphLaunch(exec, stream));
 	GIVES(600, cudaStreamQuery(stream)); // the host function has a thread of its own
-	int code;
-	while ((code = cudaStreamQuery(stream)) == 600)
-		usleep(100);
-	OK(code);
+	COMES_TRUE(cudaStreamQuery(stream));
 	OK(cudaGetLastError());
 	CHECK(at[9] == 3 && calls == 1);
 	OK(cudaLaunchHostFunc(stream, call, &one));
 	OK(cudaEventRecord(event, stream));
 	GIVES(600, cudaEventQuery(event));
-	while ((code = cudaEventQuery(event)) == 600)
-		usleep(100);
-	OK(code);
+	COMES_TRUE(cudaEventQuery(event));
 	CHECK(calls == 2);
 	OK(cudaStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
 	GIVES(900, cudaMalloc((void **)&at, MIB));
@@ -286,7 +269,7 @@ static void streams_and_graphs(void)
 	OK(cudaStreamDestroy(stream));
 }
 
-static void host_memory(void)
+CASE(host_memory)
 {
 	char *pinned, *mine = malloc(MIB), *at;
 	OK(cudaMallocHost((void **)&pinned, MIB));
@@ -304,7 +287,7 @@ static void host_memory(void)
 	GIVES(1, cudaFreeHost(mine));
 }
 
-static void entry_points(void)
+CASE(entry_points)
 {
 	// Every way to a driver function leads to the same function.
 	void *function, *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -355,7 +338,7 @@ static void entry_points(void)
 	GIVES(500, cuGetProcAddress("cuNoSuch", &function, 12000, 0));
 }
 
-static void reset(void)
+CASE(reset)
 {
 	void *at;
 	OK(cudaSetDevice(1));
@@ -370,7 +353,7 @@ static void reset(void)
 	OK(cudaDeviceSynchronize());
 }
 
-static void lost_context(void)
+CASE(lost_context)
 {
 	void *at;
 	CUdeviceptr vmm;
@@ -384,6 +367,3 @@ static void lost_context(void)
 	OK(cudaDeviceReset());
 	OK(cudaMalloc(&at, 1));
 }
-
-MAIN(CASE(memory), CASE(errors), CASE(versions), CASE(devices), CASE(streams_and_graphs), CASE(host_memory),
-     CASE(entry_points), CASE(reset), CASE(lost_context))

@@ -16,7 +16,7 @@ static CUdeviceptr held[MOST];
 static size_t sizes[MOST];
 static int count;
 
-static int allocate(size_t size)
+static int take(size_t size)
 {
 	int code = count == MOST ? 1 : (int)cuMemAlloc_v2(&held[count], size);
 	if (!code)
@@ -40,7 +40,7 @@ static size_t churn(int allocations)
 		state = state * 1103515245 + 12345;
 		if (count == MOST || (count && state >> 16 & 1))
 			release((int)(state >> 17) % count);
-		else if (!allocate(4096 * (1 + (state >> 20) % 16)))
+		else if (!take(4096 * (1 + (state >> 20) % 16)))
 			done++;
 	}
 	for (int i = 0; i < count; i++)
@@ -67,7 +67,7 @@ static int join_and_leave(int times)
 	CHECK(file >= 0);
 	for (int i = 0; i < times; i++) {
 		OK(begin());
-		if (!allocate(40 * MIB)) {
+		if (!take(40 * MIB)) {
 			collisions += flock(file, LOCK_EX | LOCK_NB) != 0;
 			sched_yield();
 			flock(file, LOCK_UN);
@@ -135,7 +135,7 @@ int main(int argc, char **argv)
 		} else if (!strcmp(command, "join_and_leave")) {
 			printf("%d\n", join_and_leave((int)number));
 		} else if (!strcmp(command, "allocate")) {
-			printf("%d\n", allocate(number));
+			printf("%d\n", take(number));
 		} else if (!strcmp(command, "free")) { // all
 			while (count)
 				release(0);

@@ -1,28 +1,12 @@
 // Asynchronous work: when it runs, in which order, and what happens when its memory is gone.
-#include <pthread.h>
 #include <semaphore.h>
 #include <sys/wait.h>
 
-#include "fixture.h"
+#include "cases.h"
 
-static CUstream stream_new(unsigned flags)
+STARTED(work_waits_to_be_waited_for)
 {
-	CUstream stream;
-	OK(cuStreamCreate(&stream, flags));
-	return stream;
-}
-
-static CUdeviceptr allocate(size_t size)
-{
-	CUdeviceptr at;
-	OK(cuMemAlloc_v2(&at, size));
-	return at;
-}
-
-static void work_waits_to_be_waited_for(void)
-{
-	start(0);
-	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream stream = apart();
 	CUdeviceptr at = allocate(MIB);
 	OK(cuMemsetD8Async(at, 5, MIB, stream));
 	CHECK(bytes(at)[0] == 0 && cudasim_stat("pending") == 1);
@@ -44,10 +28,9 @@ static void work_waits_to_be_waited_for(void)
 	CHECK(cudasim_stat("streams") == 0);
 }
 
-static void a_context_can_be_asked(void)
+STARTED(a_context_can_be_asked)
 {
-	start(0);
-	CUstream one = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(0);
+	CUstream one = apart(), other = stream_new(0);
 	CUdeviceptr at = allocate(MIB);
 	CUcontext context;
 	CUevent event;
@@ -76,10 +59,9 @@ static void a_context_can_be_asked(void)
 	OK(cuEventDestroy_v2(event));
 }
 
-static void only_what_is_needed_runs(void)
+STARTED(only_what_is_needed_runs)
 {
-	start(0);
-	CUstream one = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream one = apart(), other = apart();
 	CUdeviceptr at = allocate(MIB);
 	OK(cuMemsetD8Async(at, 1, 1, one));
 	OK(cuMemsetD8Async(at + 1, 1, 1, other));
@@ -92,9 +74,8 @@ static void only_what_is_needed_runs(void)
 	CHECK(bytes(at)[1] == 1);
 }
 
-static void the_legacy_stream_waits_for_blocking_ones(void)
+STARTED(the_legacy_stream_waits_for_blocking_ones)
 {
-	start(0);
 	CUstream stream = stream_new(0);
 	CUdeviceptr at = allocate(MIB);
 	char copy[2];
@@ -112,10 +93,9 @@ static void the_legacy_stream_waits_for_blocking_ones(void)
 	CHECK(bytes(at)[0] == 4 && bytes(at)[1] == 4);
 }
 
-static void events_order_streams(void)
+STARTED(events_order_streams)
 {
-	start(0);
-	CUstream one = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream one = apart(), other = apart();
 	CUevent event, end;
 	float elapsed;
 	OK(cuEventCreate(&event, 0));
@@ -145,8 +125,7 @@ static CUstream seen;
 static void count_call(void *data)
 {
 	calls += *(int *)data;
-	size_t available;
-	GIVES(800, cuMemGetInfo_v2(&available, NULL)); // no CUDA calls from here
+	GIVES(800, cuMemGetInfo_v2(&(size_t){0}, NULL)); // no CUDA calls from here
 }
 static void count_callback(CUstream stream, int status, void *data)
 {
@@ -154,9 +133,8 @@ static void count_callback(CUstream stream, int status, void *data)
 	calls += status + *(int *)data;
 }
 
-static void host_functions(void)
+STARTED(host_functions)
 {
-	start(0);
 	CUstream stream = stream_new(0);
 	int one = 1, ten = 10;
 	CUdeviceptr at = allocate(MIB);
@@ -184,9 +162,8 @@ static void *wait_for(void *stream)
 	CHECK(ordered == 200);
 	return NULL;
 }
-static void two_threads_wait(void)
+STARTED(two_threads_wait)
 {
-	start(0);
 	CUstream stream = stream_new(0);
 	for (intptr_t i = 0; i < 200; i++)
 		OK(cuLaunchHostFunc(stream, note, (void *)i));
@@ -199,16 +176,14 @@ static void two_threads_wait(void)
 		CHECK(order[i] == i);
 }
 
-static void pinned_copies_are_late_pageable_ones_are_not(void)
+STARTED(pinned_copies_are_late_pageable_ones_are_not)
 {
-	start(0);
 	CUstream stream = stream_new(0);
 	CUdeviceptr at = allocate(MIB);
-	char *pinned, pageable[16] = "pageable";
-	OK(cuMemHostAlloc((void **)&pinned, 4096, 0));
-	strcpy(pinned, "first");
-	OK(cuMemcpyHtoDAsync_v2(at, pinned, 16, stream));
-	strcpy(pinned, "second"); // too early: the copy has not run
+	char *locked = pinned(4096), pageable[16] = "pageable";
+	strcpy(locked, "first");
+	OK(cuMemcpyHtoDAsync_v2(at, locked, 16, stream));
+	strcpy(locked, "second"); // too early: the copy has not run
 	OK(cuStreamSynchronize(stream));
 	CHECK(!strcmp(bytes(at), "second"));
 	OK(cuMemcpyHtoDAsync_v2(at, pageable, 16, stream));
@@ -218,18 +193,16 @@ static void pinned_copies_are_late_pageable_ones_are_not(void)
 	CHECK(!strcmp(pageable, "xxxeable"));
 }
 
-static void unmapping_does_not_wait(void)
+STARTED(unmapping_does_not_wait)
 {
-	start(0);
 	CUstream stream = stream_new(0);
 	CUdeviceptr at = mapped(GRANULE), plain = allocate(MIB);
 	OK(cuMemsetD8Async(at, 1, GRANULE, stream));
 	OK(cuMemUnmap(at, GRANULE));
 	GIVES(700, cuStreamSynchronize(stream));
 	// The context is lost for good.
-	size_t available;
 	GIVES(700, cuCtxSynchronize());
-	GIVES(700, cuMemGetInfo_v2(&available, NULL));
+	GIVES(700, cuMemGetInfo_v2(&(size_t){0}, NULL));
 	GIVES(700, cuMemAlloc_v2(&at, 1));
 	GIVES(700, cuMemFree_v2(plain));
 	GIVES(700, cuMemsetD8_v2(plain, 0, 1));
@@ -238,14 +211,12 @@ static void unmapping_does_not_wait(void)
 	OK(cuDevicePrimaryCtxReset_v2(0));
 	start(0);
 	CHECK(cudasim_stat("allocations") == 0);
-	OK(cuMemAlloc_v2(&at, 1));
-	OK(cuMemsetD8_v2(at, 0, 1));
+	OK(cuMemsetD8_v2(allocate(1), 0, 1));
 	OK(cuCtxSynchronize());
 }
 
-static void mapping_again_does_not_hide_it(void)
+STARTED(mapping_again_does_not_hide_it)
 {
-	start(0);
 	CUstream stream = stream_new(0);
 	CUdeviceptr at = mapped(GRANULE);
 	OK(cuMemsetD8Async(at, 1, GRANULE, stream));
@@ -255,10 +226,9 @@ static void mapping_again_does_not_hide_it(void)
 	CHECK(bytes(at)[0] == 0);
 }
 
-static void synchronizing_first_is_right(void)
+STARTED(synchronizing_first_is_right)
 {
-	start(0);
-	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream stream = apart();
 	CUdeviceptr at = mapped(GRANULE);
 	for (int round = 0; round < 3; round++) {
 		OK(cuMemsetD8Async(at, 1, GRANULE, stream));
@@ -271,20 +241,17 @@ static void synchronizing_first_is_right(void)
 	OK(cuCtxSynchronize());
 }
 
-static void access_taken_away(void)
+STARTED(access_taken_away)
 {
-	start(0);
 	CUstream stream = stream_new(0);
 	CUdeviceptr at = mapped(GRANULE);
 	OK(cuMemsetD8Async(at, 1, GRANULE, stream));
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
-	OK(cuMemSetAccess(at, GRANULE, &access, 1));
+	OK(set_access(at, GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_READ));
 	GIVES(700, cuCtxSynchronize());
 }
 
-static void the_queue_is_bounded(void)
+STARTED(the_queue_is_bounded)
 {
-	start(0);
 	CUstream stream = stream_new(0);
 	CUdeviceptr at = allocate(MIB);
 	for (int i = 0; i < 5000; i++)
@@ -300,8 +267,7 @@ static int entered;
 static void wait_at_gate(void *unused)
 {
 	(void)unused;
-	size_t available;
-	GIVES(800, cuMemGetInfo_v2(&available, NULL));
+	GIVES(800, cuMemGetInfo_v2(&(size_t){0}, NULL));
 	__atomic_add_fetch(&entered, 1, __ATOMIC_SEQ_CST);
 	while (sem_wait(&gate))
 		;
@@ -348,14 +314,6 @@ static CUevent recorded(CUstream stream)
 	return event;
 }
 
-static void poll_stream(CUstream stream)
-{
-	int code;
-	while ((code = cuStreamQuery(stream)) == 600)
-		usleep(100);
-	OK(code);
-}
-
 static void *synchronize(void *stream)
 {
 	start(0);
@@ -363,10 +321,9 @@ static void *synchronize(void *stream)
 	return NULL;
 }
 
-static void gated_beside_another_stream(void)
+STARTED(gated_beside_another_stream)
 {
-	start(0);
-	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream gated = apart(), other = apart();
 	CUdeviceptr at = allocate(MIB);
 	put_gate(gated);
 	OK(cuMemsetD8Async(at, 1, 1, gated));
@@ -393,10 +350,9 @@ static void gated_beside_another_stream(void)
 	CHECK(bytes(at)[0] == 1 && entered == 1 && cudasim_stat("pending") == 0);
 }
 
-static void queries_do_not_wait(void)
+STARTED(queries_do_not_wait)
 {
-	start(0);
-	CUstream gated = stream_new(0), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream gated = stream_new(0), other = apart();
 	CUdeviceptr at = allocate(MIB);
 	OK(cuMemsetD8Async(at, 1, 1, gated));
 	CUevent before = recorded(gated);
@@ -413,7 +369,7 @@ static void queries_do_not_wait(void)
 	OK(cuStreamQuery(other));
 	CHECK(bytes(at)[1] == 3);
 	sem_post(&gate);
-	poll_stream(gated);
+	COMES_TRUE(cuStreamQuery(gated));
 	OK(cuEventQuery(behind));
 	CHECK(bytes(at)[0] == 2 && entered == 1);
 
@@ -421,15 +377,13 @@ static void queries_do_not_wait(void)
 		OK(cuLaunchHostFunc(gated, note, (void *)(intptr_t)i));
 	int five = 5;
 	OK(cuStreamAddCallback(gated, count_callback, &five, 0));
-	poll_stream(gated);
+	COMES_TRUE(cuStreamQuery(gated));
 	CHECK(ordered == 20 && order[19] == 19 && calls == 5 && seen == gated);
 }
 
-static void what_waits_for_an_event_behind_a_gate(void)
+STARTED(what_waits_for_an_event_behind_a_gate)
 {
-	start(0);
-	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), second = stream_new(CU_STREAM_NON_BLOCKING),
-		 third = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream gated = apart(), second = apart(), third = apart();
 	CUdeviceptr at = allocate(MIB);
 	CUevent before = recorded(gated);
 	put_gate(gated);
@@ -457,21 +411,20 @@ static void what_waits_for_an_event_behind_a_gate(void)
 	CHECK(bytes(at)[0] == 2);
 }
 
-static void gates_and_the_legacy_stream(void)
+STARTED(gates_and_the_legacy_stream)
 {
-	start(0);
-	CUstream gated = stream_new(0), second = stream_new(0), apart = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream gated = stream_new(0), second = stream_new(0), beside = apart();
 	CUdeviceptr at = allocate(MIB);
 	put_gate(gated);
 	OK(cuMemsetD8Async(at, 1, 1, second)); // before the legacy stream's
 	CUevent early = recorded(second);
 	OK(cuMemsetD8Async(at + 1, 2, 1, NULL));
 	OK(cuMemsetD8Async(at, 3, 1, second));
-	OK(cuMemsetD8Async(at + 2, 4, 1, apart));
+	OK(cuMemsetD8Async(at + 2, 4, 1, beside));
 	GIVES(600, cuStreamQuery(NULL));
 	GIVES(600, cuStreamQuery(second));
 	OK(cuEventSynchronize(early));
-	OK(cuStreamSynchronize(apart));
+	OK(cuStreamSynchronize(beside));
 	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 0 && bytes(at)[2] == 4);
 	open_gate_soon();
 	OK(cuMemsetD8_v2(at + 3, 5, 1)); // on the legacy stream
@@ -480,8 +433,8 @@ static void gates_and_the_legacy_stream(void)
 
 	put_gate(CU_STREAM_LEGACY);
 	OK(cuMemsetD8Async(at, 6, 1, second));
-	OK(cuMemsetD8Async(at + 2, 7, 1, apart));
-	OK(cuStreamSynchronize(apart));
+	OK(cuMemsetD8Async(at + 2, 7, 1, beside));
+	OK(cuStreamSynchronize(beside));
 	GIVES(600, cuStreamQuery(second));
 	GIVES(600, cuStreamQuery(NULL));
 	CHECK(bytes(at)[0] == 3 && bytes(at)[2] == 7);
@@ -492,10 +445,9 @@ static void gates_and_the_legacy_stream(void)
 }
 
 // A wait for everything waits for the gate, and for any stream in it.
-static void the_context_waits_for_its_gates(void)
+STARTED(the_context_waits_for_its_gates)
 {
-	start(0);
-	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream gated = apart();
 	CUdeviceptr at = allocate(MIB);
 	for (int round = 0; round < 6; round++) {
 		put_gate(gated);
@@ -519,16 +471,13 @@ static void the_context_waits_for_its_gates(void)
 	was_opened();
 }
 
-static void host_memory_is_given_back_beside_a_gate(void)
+STARTED(host_memory_is_given_back_beside_a_gate)
 {
-	start(0);
-	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream gated = apart(), other = apart();
 	CUdeviceptr at = allocate(MIB);
-	char *used = malloc(MIB), *unused = malloc(MIB), *allocated, *read;
+	char *used = malloc(MIB), *unused = malloc(MIB), *allocated = pinned(MIB), *read = pinned(MIB);
 	OK(cuMemHostRegister_v2(used, MIB, 0));
 	OK(cuMemHostRegister_v2(unused, MIB, 0));
-	OK(cuMemHostAlloc((void **)&allocated, MIB, 0));
-	OK(cuMemHostAlloc((void **)&read, MIB, 0));
 	put_gate(gated);
 	OK(cuMemcpyDtoHAsync_v2(used + 100, at, 100, gated));
 	OK(cuMemcpyHtoDAsync_v2(at, read, 100, gated));
@@ -552,10 +501,9 @@ static void host_memory_is_given_back_beside_a_gate(void)
 	CHECK(bytes(at)[0] == 0 && cudasim_stat("pinned_bytes") == 0);
 }
 
-static void issuing_beside_a_gate(void)
+STARTED(issuing_beside_a_gate)
 {
-	start(0);
-	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream gated = apart(), other = apart();
 	CUdeviceptr at = allocate(MIB);
 	put_gate(gated);
 	for (int i = 0; i < 1000; i++)
@@ -573,10 +521,9 @@ static void issuing_beside_a_gate(void)
 }
 
 // An allocation finds memory that no gate holds up.
-static void allocating_beside_a_gate(void)
+STARTED(allocating_beside_a_gate)
 {
-	start(0);
-	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUstream gated = apart(), other = apart();
 	CUdeviceptr first, second, third;
 	OK(cuMemAllocAsync(&first, 30 * MIB, gated));
 	OK(cuMemAllocAsync(&second, 30 * MIB, gated));
@@ -591,9 +538,8 @@ static void allocating_beside_a_gate(void)
 	CHECK(second == first);
 }
 
-static void gates_over_fork_and_reset(void)
+STARTED(gates_over_fork_and_reset)
 {
-	start(0);
 	CUstream gated = stream_new(0);
 	put_gate(gated);
 	GIVES(600, cuStreamQuery(gated));
@@ -623,16 +569,6 @@ static void gates_over_fork_and_reset(void)
 	wait_until_entered(2);
 	sem_post(&gate);
 	sem_post(&gate);
-	poll_stream(gated);
+	COMES_TRUE(cuStreamQuery(gated));
 	CHECK(bytes(at)[0] == 2);
 }
-
-MAIN(CASE(work_waits_to_be_waited_for), CASE(only_what_is_needed_runs), CASE(a_context_can_be_asked),
-     CASE(the_legacy_stream_waits_for_blocking_ones), CASE(events_order_streams), CASE(host_functions),
-     CASE(two_threads_wait), CASE(pinned_copies_are_late_pageable_ones_are_not),
-     CASE(unmapping_does_not_wait), CASE(mapping_again_does_not_hide_it), CASE(synchronizing_first_is_right),
-     CASE(access_taken_away), CASE(the_queue_is_bounded), CASE(gated_beside_another_stream),
-     CASE(queries_do_not_wait), CASE(what_waits_for_an_event_behind_a_gate),
-     CASE(gates_and_the_legacy_stream), CASE(the_context_waits_for_its_gates),
-     CASE(host_memory_is_given_back_beside_a_gate), CASE(issuing_beside_a_gate),
-     CASE(allocating_beside_a_gate), CASE(gates_over_fork_and_reset))

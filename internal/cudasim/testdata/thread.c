@@ -1,7 +1,5 @@
 // Twenty threads at once.
-#include <pthread.h>
-
-#include "fixture.h"
+#include "cases.h"
 
 enum { THREADS = 20, ROUNDS = 200 };
 
@@ -11,8 +9,7 @@ static void *create_map_unmap_release(void *number)
 	OK(cuDevicePrimaryCtxRetain(&context, 0));
 	OK(cuCtxSetCurrent(context));
 	CUdeviceptr at = reserve(4 * GRANULE);
-	CUstream stream;
-	OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	for (int round = 0; round < ROUNDS; round++) {
 		CUmemGenericAllocationHandle handles[4];
 		for (int i = 0; i < 4; i++) {
@@ -40,7 +37,7 @@ static void *create_map_unmap_release(void *number)
 	return NULL;
 }
 
-static void hammering(void)
+CASE(hammering)
 {
 	pthread_t threads[THREADS];
 	start(0);
@@ -54,5 +51,3 @@ static void hammering(void)
 		CHECK(cudasim_stat(names[i]) == 0);
 	CHECK(cudasim_stat("calls:cuMemCreate") == THREADS * ROUNDS * 4);
 }
-
-MAIN(CASE(hammering))

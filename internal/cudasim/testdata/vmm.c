@@ -1,11 +1,10 @@
 // Ranges, handles, mappings: how they behave, and what is refused.
 #include <stdbool.h>
 
-#include "fixture.h"
+#include "cases.h"
 
-static void unmapped_memory_faults(void)
+STARTED(unmapped_memory_faults)
 {
-	start(0);
 	CUdeviceptr at = reserve(2 * GRANULE);
 	CHECK(faults(at));
 	CUmemGenericAllocationHandle handle = create(GRANULE);
@@ -22,30 +21,24 @@ static void unmapped_memory_faults(void)
 	CHECK(faults(at));
 }
 
-static void read_only_memory_can_be_read(void)
+STARTED(read_only_memory_can_be_read)
 {
-	start(0);
 	CUdeviceptr at = mapped(GRANULE);
 	bytes(at)[7] = 42;
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
-	OK(cuMemSetAccess(at, GRANULE, &access, 1));
+	OK(set_access(at, GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_READ));
 	CHECK(((volatile char *)at)[7] == 42);
 	CHECK(faults(at)); // writes fault too
 	GIVES(1, cuMemsetD8_v2(at, 1, 16));
 	char copy[8];
 	OK(cuMemcpyDtoH_v2(copy, at, 8));
 	CHECK(copy[7] == 42);
-	access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-	OK(cuMemSetAccess(at, GRANULE, &access, 1));
+	OK(set_access(at, GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_NONE));
 	GIVES(1, cuMemcpyDtoH_v2(copy, at, 8));
-	unsigned long long flags = 9;
-	OK(cuMemGetAccess(&flags, &access.location, at));
-	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+	CHECK(access_at(at, 0) == CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }
 
-static void fresh_memory_is_zero(void)
+STARTED(fresh_memory_is_zero)
 {
-	start(0);
 	CUdeviceptr at = reserve(GRANULE);
 	for (int round = 0; round < 5; round++) {
 		back(at, GRANULE);
@@ -56,23 +49,19 @@ static void fresh_memory_is_zero(void)
 	}
 }
 
-static void contents_stay_with_the_handle(void)
+STARTED(contents_stay_with_the_handle)
 {
-	start(0);
 	CUmemGenericAllocationHandle handle = create(GRANULE);
 	CUdeviceptr one = reserve(GRANULE), other = reserve(GRANULE);
-	OK(cuMemMap(one, GRANULE, 0, handle, 0));
-	allow(one, GRANULE);
+	place(one, GRANULE, handle);
 	strcpy(bytes(one), "kept");
 	OK(cuMemUnmap(one, GRANULE));
-	OK(cuMemMap(other, GRANULE, 0, handle, 0));
-	allow(other, GRANULE);
+	place(other, GRANULE, handle);
 	CHECK(!strcmp(bytes(other), "kept"));
 }
 
-static void one_handle_at_two_addresses(void)
+STARTED(one_handle_at_two_addresses)
 {
-	start(0);
 	CUmemGenericAllocationHandle handle = create(GRANULE);
 	CUdeviceptr one = reserve(GRANULE), other = reserve(GRANULE);
 	OK(cuMemMap(one, GRANULE, 0, handle, 0));
@@ -87,9 +76,8 @@ static void one_handle_at_two_addresses(void)
 	CHECK(cudasim_stat("used:0") == GRANULE); // the memory counts once, however often it is mapped
 }
 
-static void address_is_kept(void)
+STARTED(address_is_kept)
 {
-	start(0);
 	CUdeviceptr at = reserve(64 * GRANULE), hint, elsewhere;
 	for (int i = 0; i < 3; i++) {
 		back(at + 5 * GRANULE, GRANULE);
@@ -105,9 +93,8 @@ static void address_is_kept(void)
 	CHECK(elsewhere != at);
 }
 
-static void ranges_of_many_terabytes(void)
+STARTED(ranges_of_many_terabytes)
 {
-	start(0);
 	CUdeviceptr at, aligned;
 	OK(cuMemAddressReserve(&at, 64 * 1024 * 1024 * MIB, 0, 0, 0));
 	OK(cuMemAddressReserve(&aligned, 3 * GRANULE, 1024 * MIB, 0, 0));
@@ -118,9 +105,8 @@ static void ranges_of_many_terabytes(void)
 	GIVES(2, cuMemAddressReserve(&at, 200 * 1024 * 1024 * MIB, 0, 0, 0)); // more than there is
 }
 
-static void refusals_reserve_and_create(void)
+STARTED(refusals_reserve_and_create)
 {
-	start(0);
 	CUdeviceptr at;
 	CUmemGenericAllocationHandle handle;
 	CUmemAllocationProp prop = device_memory(0);
@@ -145,9 +131,8 @@ static void refusals_reserve_and_create(void)
 	CHECK(cudasim_stat("used:0") == 0);
 }
 
-static void refusals_free(void)
+STARTED(refusals_free)
 {
-	start(0);
 	CUdeviceptr at = reserve(4 * GRANULE);
 	GIVES(1, cuMemAddressFree(at, 2 * GRANULE));
 	GIVES(1, cuMemAddressFree(at + GRANULE, 3 * GRANULE));
@@ -158,9 +143,8 @@ static void refusals_free(void)
 	GIVES(1, cuMemAddressFree(at, 4 * GRANULE));
 }
 
-static void refusals_map(void)
+STARTED(refusals_map)
 {
-	start(0);
 	CUmemGenericAllocationHandle handle = create(2 * GRANULE), released = create(GRANULE);
 	CUdeviceptr at = reserve(4 * GRANULE);
 	OK(cuMemRelease(released));
@@ -178,31 +162,28 @@ static void refusals_map(void)
 	CHECK(cudasim_stat("mappings") == 1);
 }
 
-static void refusals_unmap_and_access(void)
+STARTED(refusals_unmap_and_access)
 {
-	start(0);
 	CUdeviceptr at = reserve(8 * GRANULE);
 	back(at, 2 * GRANULE);
 	back(at + 2 * GRANULE, 2 * GRANULE);
 	back(at + 5 * GRANULE, GRANULE);
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	const unsigned both = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+	CUmemAccessDesc access = access_of(0, both);
 	strcpy(bytes(at), "still here");
 	GIVES(1, cuMemUnmap(at, GRANULE)); // parts
 	GIVES(1, cuMemUnmap(at + GRANULE, GRANULE));
 	GIVES(1, cuMemUnmap(at, 3 * GRANULE));
 	GIVES(1, cuMemUnmap(at, 6 * GRANULE));		 // a gap
 	GIVES(1, cuMemUnmap(at + 6 * GRANULE, GRANULE)); // nothing there
-	GIVES(1, cuMemSetAccess(at, GRANULE, &access, 1));
-	GIVES(1, cuMemSetAccess(at + GRANULE, GRANULE, &access, 1));
-	GIVES(1, cuMemSetAccess(at, 3 * GRANULE, &access, 1));
+	GIVES(1, set_access(at, GRANULE, 0, both));
+	GIVES(1, set_access(at + GRANULE, GRANULE, 0, both));
+	GIVES(1, set_access(at, 3 * GRANULE, 0, both));
 	GIVES(1, cuMemSetAccess(at, 4 * GRANULE, &access, 0));
-	access.location.id = 7;
-	GIVES(101, cuMemSetAccess(at, 4 * GRANULE, &access, 1));
+	GIVES(101, set_access(at, 4 * GRANULE, 7, both));
 	CHECK(!strcmp(bytes(at), "still here"));
 	// Both calls work across many whole mappings.
-	access.location.id = 0;
-	access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-	OK(cuMemSetAccess(at, 4 * GRANULE, &access, 1));
+	OK(set_access(at, 4 * GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_NONE));
 	CHECK(faults(at) && faults(at + 3 * GRANULE));
 	OK(cuMemUnmap(at, 4 * GRANULE));
 	CHECK(cudasim_stat("mappings") == 1);
@@ -228,14 +209,6 @@ static CUdeviceptr four_mappings(void)
 	return at;
 }
 
-static unsigned long long access_at(CUdeviceptr at, int device)
-{
-	unsigned long long flags = 9;
-	CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-	OK(cuMemGetAccess(&flags, &location, at));
-	return flags;
-}
-
 static void expect_all_four(CUdeviceptr at)
 {
 	CHECK(cudasim_stat("mappings") == 4 && cudasim_stat("mapped_bytes") == 7 * GRANULE);
@@ -248,11 +221,10 @@ static void expect_all_four(CUdeviceptr at)
 	}
 }
 
-static void several_mappings_or_nothing(void)
+STARTED(several_mappings_or_nothing)
 { // CUDASIM_DEVICES=2
-	start(0);
 	CUdeviceptr at = four_mappings();
-	CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+	CUmemAccessDesc none = access_of(0, CU_MEM_ACCESS_FLAGS_PROT_NONE);
 	// Every range that does not consist of whole mappings is refused, and changes nothing.
 	for (size_t first = 0; first < RANGE; first++)
 		for (size_t last = first + 1; last <= RANGE; last++) {
@@ -261,18 +233,18 @@ static void several_mappings_or_nothing(void)
 			if ((begins && ends) || (first == APART && last == APART + 1))
 				continue;
 			GIVES(1, cuMemUnmap(at + first * GRANULE, (last - first) * GRANULE));
-			GIVES(1, cuMemSetAccess(at + first * GRANULE, (last - first) * GRANULE, &none, 1));
+			GIVES(1, set_access(at + first * GRANULE, (last - first) * GRANULE, 0, none.flags));
 		}
 	GIVES(1, cuMemUnmap(at, 0));
 	GIVES(1, cuMemUnmap(at, -at)); // to the end of all addresses
 	GIVES(1, cuMemUnmap(at, GRANULE + 1));
-	CUmemAccessDesc wrong[] = {none, {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, 7}}; // the second is wrong
+	CUmemAccessDesc wrong[] = {none, access_of(1, 7)}; // the second is wrong
 	GIVES(1, cuMemSetAccess(at, SIDE_BY_SIDE * GRANULE, wrong, 2));
 	wrong[1].location.id = 2;
 	GIVES(101, cuMemSetAccess(at, SIDE_BY_SIDE * GRANULE, wrong, 2));
 	expect_all_four(at);
 
-	CUmemAccessDesc other[] = {none, {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ}};
+	CUmemAccessDesc other[] = {none, access_of(1, CU_MEM_ACCESS_FLAGS_PROT_READ)};
 	OK(cuMemSetAccess(at, SIDE_BY_SIDE * GRANULE, other, 2));
 	for (int i = 0; i < 3; i++) {
 		CHECK(access_at(at + starts[i] * GRANULE, 0) == CU_MEM_ACCESS_FLAGS_PROT_NONE);
@@ -289,24 +261,20 @@ static void several_mappings_or_nothing(void)
 	CHECK(*bytes(at + 2 * GRANULE) == 0);
 }
 
-static void unmapping_several_does_not_wait(void)
+STARTED(unmapping_several_does_not_wait)
 { // CUDASIM_DEVICES=2
-	start(0);
 	CUdeviceptr at = four_mappings();
-	CUstream stream;
-	OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
 	OK(cuMemsetD8Async(at + 2 * GRANULE, 1, GRANULE, stream)); // in the second
 	OK(cuMemUnmap(at, SIDE_BY_SIDE * GRANULE));
 	GIVES(700, cuStreamSynchronize(stream));
 }
 
-static void memory_goes_with_the_last_mapping(void)
+STARTED(memory_goes_with_the_last_mapping)
 {
-	start(0);
 	CUmemGenericAllocationHandle handle = create(4 * GRANULE);
 	CUdeviceptr at = reserve(4 * GRANULE);
-	OK(cuMemMap(at, 4 * GRANULE, 0, handle, 0));
-	allow(at, 4 * GRANULE);
+	place(at, 4 * GRANULE, handle);
 	OK(cuMemRelease(handle));
 	CHECK(cudasim_stat("handles") == 0);
 	CHECK(cudasim_stat("used:0") == 4 * GRANULE);
@@ -315,22 +283,19 @@ static void memory_goes_with_the_last_mapping(void)
 	OK(cuMemRetainAllocationHandle(&again, bytes(at) + 100));
 	OK(cuMemUnmap(at, 4 * GRANULE));
 	CHECK(cudasim_stat("used:0") == 4 * GRANULE);
-	OK(cuMemMap(at, 4 * GRANULE, 0, again, 0));
-	allow(at, 4 * GRANULE);
+	place(at, 4 * GRANULE, again);
 	CHECK(!strcmp(bytes(at), "alive"));
 	OK(cuMemUnmap(at, 4 * GRANULE));
 	OK(cuMemRelease(again));
 	CHECK(cudasim_stat("used:0") == 0);
 }
 
-static void retained_handles_are_counted(void)
+STARTED(retained_handles_are_counted)
 {
-	start(0);
-	CUmemGenericAllocationHandle handle = create(GRANULE), same;
+	CUmemGenericAllocationHandle handle = create(GRANULE);
 	CUdeviceptr at = reserve(GRANULE);
 	OK(cuMemMap(at, GRANULE, 0, handle, 0));
-	OK(cuMemRetainAllocationHandle(&same, bytes(at)));
-	CHECK(same == handle);
+	STORES(handle, cuMemRetainAllocationHandle, bytes(at));
 	CUmemAllocationProp prop;
 	OK(cuMemGetAllocationPropertiesFromHandle(&prop, handle));
 	CHECK(prop.type == CU_MEM_ALLOCATION_TYPE_PINNED && prop.location.id == 0);
@@ -339,9 +304,8 @@ static void retained_handles_are_counted(void)
 	GIVES(1, cuMemRelease(handle));
 }
 
-static void out_of_memory_and_recovery(void)
+STARTED(out_of_memory_and_recovery)
 { // CUDASIM_MEMORY=64M
-	start(0);
 	CUmemAllocationProp prop = device_memory(0);
 	CUmemGenericAllocationHandle handles[32], more;
 	for (int i = 0; i < 32; i++)
@@ -360,9 +324,8 @@ static void out_of_memory_and_recovery(void)
 	OK(cuMemCreate(&more, GRANULE, &prop, 0));
 }
 
-static void released_memory_is_given_back(void)
+STARTED(released_memory_is_given_back)
 {
-	start(0);
 	CUdeviceptr at = reserve(64 * MIB);
 	long before, after;
 	FILE *file = fopen("/proc/self/statm", "r");
@@ -378,13 +341,11 @@ static void released_memory_is_given_back(void)
 	}
 }
 
-static void export_and_import(void)
+STARTED(export_and_import)
 {
-	start(0);
 	CUmemAllocationProp prop = device_memory(0);
-	CUmemGenericAllocationHandle handle, same;
+	CUmemGenericAllocationHandle handle = create(GRANULE), same;
 	int fd;
-	OK(cuMemCreate(&handle, GRANULE, &prop, 0));
 	GIVES(1, cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
 	OK(cuMemRelease(handle));
 	prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -402,7 +363,7 @@ static void export_and_import(void)
 	GIVES(1, cuMemImportFromShareableHandle(&same, (void *)0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
 }
 
-static void ten_thousand_handles(void)
+CASE(ten_thousand_handles)
 { // RLIMIT_NOFILE is 256
 	enum { COUNT = 10000 };
 	start(0);
@@ -424,7 +385,7 @@ static void ten_thousand_handles(void)
 	CHECK(cudasim_stat("handles") == 0 && cudasim_stat("used:0") == 0);
 }
 
-static void running_out_of_kernel_mappings_is_out_of_memory(void)
+CASE(running_out_of_kernel_mappings_is_out_of_memory)
 {
 	// Every second granule is mapped, so nothing merges, and vm.max_map_count ends it.
 	start(0);
@@ -436,7 +397,6 @@ static void running_out_of_kernel_mappings_is_out_of_memory(void)
 		puts("skipped: this machine's limit is too far away");
 		return;
 	}
-	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	CUdeviceptr at = reserve(count * GRANULE);
 	CUmemGenericAllocationHandle handle = create(GRANULE);
 	size_t done = 0;
@@ -446,16 +406,6 @@ static void running_out_of_kernel_mappings_is_out_of_memory(void)
 	CHECK(code == 2);
 	CHECK(cudasim_stat("mappings") == done - 1);
 	OK(cuMemUnmap(at, 1000 * GRANULE)); // and it recovers
-	OK(cuMemMap(at, GRANULE, 0, handle, 0));
-	OK(cuMemSetAccess(at, GRANULE, &access, 1));
+	place(at, GRANULE, handle);
 	CHECK(!faults(at));
 }
-
-MAIN(CASE(unmapped_memory_faults), CASE(read_only_memory_can_be_read), CASE(fresh_memory_is_zero),
-     CASE(contents_stay_with_the_handle), CASE(one_handle_at_two_addresses), CASE(address_is_kept),
-     CASE(ranges_of_many_terabytes), CASE(refusals_reserve_and_create), CASE(refusals_free),
-     CASE(refusals_map), CASE(refusals_unmap_and_access), CASE(several_mappings_or_nothing),
-     CASE(unmapping_several_does_not_wait), CASE(memory_goes_with_the_last_mapping),
-     CASE(retained_handles_are_counted), CASE(out_of_memory_and_recovery),
-     CASE(released_memory_is_given_back), CASE(export_and_import), CASE(ten_thousand_handles),
-     CASE(running_out_of_kernel_mappings_is_out_of_memory))
