@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -204,12 +205,7 @@ func (r report) with(t *testing.T, want ...string) report {
 // find returns the only finding of that severity and id.
 func (r report) find(t *testing.T, severity, id string) finding {
 	t.Helper()
-	var found []finding
-	for _, f := range r.Findings {
-		if f.Severity == severity && f.ID == id {
-			found = append(found, f)
-		}
-	}
+	found := slices.DeleteFunc(slices.Clone(r.Findings), func(f finding) bool { return f.Severity != severity || f.ID != id })
 	require.Len(t, found, 1, "%s %s in %v", severity, id, r.Findings)
 	return found[0]
 }

@@ -211,7 +211,7 @@ func TestAnInterruptedCommand(t *testing.T) {
 	c := exec.Command(tms, "pause", w.number(), "--everything", "--force")
 	var said strings.Builder
 	c.Stderr = &said
-	w.do("busy 5000")
+	w.do("busy 3000")
 	require.NoError(t, c.Start())
 	require.Eventually(t, func() bool { return w.doing() == control.Pause }, time.Minute, time.Millisecond)
 	require.NoError(t, c.Process.Signal(syscall.SIGINT))
@@ -449,7 +449,7 @@ func TestEverythingOfAProgramThatWorks(t *testing.T) {
 		t.Run(does, func(t *testing.T) {
 			s := startSteered(t, steeredProgram(t), reaching(t))
 			s.do(does)
-			for range 20 {
+			for range hermetic.Often(20, 6) {
 				s.advances("cycles")
 				succeeds(t, "pause", s.number(), "--everything")
 				if does != "churn" { // a freed piece may serve the next allocation without the driver
@@ -460,8 +460,7 @@ func TestEverythingOfAProgramThatWorks(t *testing.T) {
 				succeeds(t, "resume", s.number())
 			}
 			s.advances("cycles")
-			s.do("calm")
-			s.do("check")
+			s.do("calm", "check")
 		})
 	}
 }

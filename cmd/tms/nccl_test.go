@@ -101,25 +101,21 @@ func (c *communicating) pause() string {
 func (c *communicating) resume() {
 	c.t.Helper()
 	succeeds(c.t, "resume", c.number())
-	c.do("check")
-	c.do("reduce")
+	c.do("check", "reduce")
 }
 
 // goesOnWith waits until so much is free again, and uses what it has.
 func (c *communicating) goesOnWith(free int) {
 	c.t.Helper()
 	c.comesToFree(free)
-	c.do("check")
-	c.do("reduce")
+	c.do("check", "reduce")
 }
 
 func TestCommunicatorsAreSuspendedWithEverything(t *testing.T) {
 	for _, way := range []string{"linked", "handle", "default", "local"} {
 		t.Run(way, func(t *testing.T) {
 			c := startNCCL(t, way, ncclNew)
-			c.do("all 2")
-			c.do("ranks 3 3")
-			c.do("reduce")
+			c.do("all 2", "ranks 3 3", "reduce")
 			c.requireFree(104 - 20)
 			for range 2 {
 				require.Regexp(t, `paused, 24.00 MiB freed in .* s, 8\.00 MiB without contents; NCCL 2\.29\.7: 5 communicators with 20\.00 MiB suspended; the rest by the driver`,
@@ -178,8 +174,7 @@ func TestCommunicatorsThatStay(t *testing.T) {
 	})
 	t.Run("memory that is shared", func(t *testing.T) {
 		c := startNCCL(t, "linked", ncclNew)
-		c.do("ranks 1 2")
-		c.do("export")
+		c.do("ranks 1 2", "export")
 		c.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed "+
 			"(NCCL 2.29.7 shares memory between ranks on one host, until it is suspended in all of them at once, as by tms pause --job ID "+
 			"--everything); without --everything", "pause", c.number(), "--everything")
@@ -187,15 +182,14 @@ func TestCommunicatorsThatStay(t *testing.T) {
 	})
 	t.Run("inside", func(t *testing.T) {
 		c := startNCCL(t, "linked", ncclNew)
-		c.do("all 2")
-		c.do("inside 20000")
+		c.do("all 2", "inside 20000")
 		require.Contains(t, c.pause(), "2 communicators left to the driver (threads of the program are inside NCCL)")
 		c.resume()
 	})
 }
 
 func TestASuspendThatHangs(t *testing.T) {
-	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang15000")
+	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang6000")
 	c.do("all 2")
 	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL, which may be of no use now; all else is as before, "+
 		"and the program runs on", "pause", c.number(), "--everything", "--timeout", "1")
@@ -306,8 +300,7 @@ func startSpread(t *testing.T, second ...string) (ranks spreadRanks) {
 	ranks[0] = startNCCL(t, "handle", ncclNew, "FAKE_NCCL_SHARED="+meetings, "TORCHELASTIC_RUN_ID=spread")
 	ranks[1] = ranks[0].beside(second...)
 	for _, r := range ranks {
-		r.do("ranks 1 2")
-		r.do("reduce")
+		r.do("ranks 1 2", "reduce")
 	}
 	return ranks
 }
@@ -336,9 +329,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	// One communicator has ranks in other processes, one in each has all its ranks there, and a third is split from the
 	// first.
 	for _, r := range ranks {
-		r.do("ranks 1 3")
-		r.do("all 2")
-		r.do("split")
+		r.do("ranks 1 3", "all 2", "split")
 	}
 	out := spread(t, "pause", "--everything")
 	require.Equal(t, 2, strings.Count(out, "6 communicators with 24.00 MiB suspended; NCCL 2.29.7: 2 communicators with 8.00 MiB left to the driver "+
@@ -349,8 +340,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 
 	// While they work.
 	for _, r := range ranks {
-		r.do("destroy 7")
-		r.do("work")
+		r.do("destroy 7", "work")
 	}
 	for range hermetic.Often(10, 3) {
 		spread(t, "pause", "--everything")
@@ -365,7 +355,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	asBefore(72)
 	// Where the driver cannot, NCCL's part is still freed.
 	ranks[1].do("export")
-	out = spread(t, "pause", "--everything", "--timeout", "10") // half waits for ranks that did not do the same
+	out = spread(t, "pause", "--everything", "--timeout", "6") // half waits for ranks that did not do the same
 	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
 	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
 	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].number()+": the driver's checkpoint would lose")
@@ -397,9 +387,7 @@ func TestMemoryThatRanksShareGoesWithNCCL(t *testing.T) {
 // A process whose communicator is on its second device.
 func TestRanksOnOtherDevices(t *testing.T) {
 	c := startNCCL(t, "handle", ncclNew, "CUDASIM_DEVICES=2")
-	c.do("device 1")
-	c.do("ranks 1 1")
-	c.do("device 0")
+	c.do("device 1", "ranks 1 1", "device 0")
 	require.Contains(t, c.pause(), "NCCL 2.29.7: 1 communicator with 4.00 MiB suspended")
 	c.requireFree(128)
 	c.resume()
@@ -422,7 +410,7 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 	ranks[0].do("calm")
 	ranks[0].requireFree(72)
 	ranks[1].do("reduce")
-	spread(t, "pause", "--everything", "--timeout", "10") // half waits for ranks that did not do the same
+	spread(t, "pause", "--everything", "--timeout", "6") // half waits for ranks that did not do the same
 	ranks[0].requireFree(128)
 	spread(t, "resume")
 }
@@ -490,11 +478,10 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 			}
 			_ = ranks[1].Process.Kill()
 		}()
-		fails(t, exitNo, "ncclCommSuspend has not come back within 5s for 1 communicator of NCCL, which may be of no use now; "+
+		fails(t, exitNo, "ncclCommSuspend has not come back within 3s for 1 communicator of NCCL, which may be of no use now; "+
 			"all else is as before, and the program runs on (1 of them with ranks in other processes, one of which has ended, or does not run)",
-			append(pause, "--timeout", "5")...)
-		ranks[0].do("check")
-		ranks[0].do("reduce")
+			append(pause, "--timeout", "3")...)
+		ranks[0].do("check", "reduce")
 		require.Equal(t, "0", ranks[0].do("stats"))
 		ranks[0].refused("has not come back from ncclCommSuspend within 1s", "pause", ranks[0].number(), "--timeout", "1")
 		require.Equal(t, "0 ", ranks[0].do("pause"), "by itself")
@@ -516,7 +503,7 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 	})
 	t.Run("a rank that cannot", func(t *testing.T) {
 		ranks := startSpread(t, "FAKE_NCCL=fail")
-		fails(t, exitNo, "ncclCommSuspend has not come back within 5s", append(pause, "--timeout", "5")...)
+		fails(t, exitNo, "ncclCommSuspend has not come back within 3s", append(pause, "--timeout", "3")...)
 		ranks.goOnWith(72)
 	})
 }
@@ -548,20 +535,17 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	goes("--force")
 	c.do("close")
 	goes()
-	c.do("register 0")
-	c.do("destroy 1") // with its registrations
+	c.do("register 0", "destroy 1") // with its registrations
 	succeeds(t, "pause", c.number())
 	forced := startNCCL(t, "handle", ncclNew, "TMS_PAUSE_FORCE=1")
-	forced.do("all 1")
-	forced.do("register 0")
+	forced.do("all 1", "register 0")
 	require.Equal(t, "0 ", forced.do("pause"))
 }
 
 // More registrations than the library notes keep memory from a pause only where NCCL may have registered that memory.
 func TestMoreRegistrationsThanAreNoted(t *testing.T) {
 	c := startNCCL(t, "linked", ncclNew)
-	c.do("all 1")
-	c.do("registers 5000 other") // which is not pausable
+	c.do("all 1", "registers 5000 other") // which is not pausable
 	succeeds(t, "pause", c.number())
 	c.resume()
 	c.do("register 15")
@@ -601,9 +585,7 @@ func TestCollectivesInGraphsAreWarnedOf(t *testing.T) {
 // Threads make, use and destroy communicators, and register memory, while everything is paused and resumed.
 func TestNCCLIsUsedByAll(t *testing.T) {
 	c := startNCCL(t, "default", ncclNew)
-	c.do("all 2")
-	c.do("work")
-	c.do("churn")
+	c.do("all 2", "work", "churn")
 	for range hermetic.Often(20, 6) {
 		out, stderr, code := command(t, "pause", c.number(), "--everything")
 		require.True(t, code == 0 || strings.Contains(stderr, "is registered with NCCL"), stderr)

@@ -146,8 +146,7 @@ func TestPrintable(t *testing.T) {
 	c := exec.Command(tms, "run", "--", program)
 	c.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "LD_PRELOAD=")
 	s := startToListen(t, c)
-	s.do("name \x1b[31mX\x1b]0;o\x07")
-	s.do("busy 600000")
+	s.do("name \x1b[31mX\x1b]0;o\x07", "busy 600000")
 	require.Eventually(t, func() bool {
 		out, errors_, _ := command(t, "pause", "--timeout", "0.1", s.number())
 		return strings.Contains(out+errors_, "[31mX")

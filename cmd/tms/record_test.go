@@ -34,8 +34,7 @@ func recordFor(t *testing.T, s *steered) string {
 	path := filepath.Join(t.TempDir(), "it.trace")
 	var out bytes.Buffer
 	c, _ := startRecording(t, s, path, &out)
-	s.do("pause weights")
-	s.do("resume")
+	s.do("pause weights", "resume")
 	require.NoError(t, c.Process.Signal(syscall.SIGINT))
 	require.NoError(t, c.Wait())
 	require.Regexp(t, fmt.Sprintf(`^%d: recorded, [\d.]+ \S+ in \d+\.\d s: %s\n$`, s.Process.Pid, path), out.String())

@@ -63,8 +63,7 @@ func startSteered(t *testing.T, program string, environment ...string) *steered 
 func startToListen(t *testing.T, command *exec.Cmd) *steered {
 	t.Helper()
 	s := startProgram(t, command)
-	s.do("allocate")
-	s.do("serve") // returns once the process listens
+	s.do("allocate", "serve") // returns once the process listens
 	return s
 }
 
@@ -87,11 +86,15 @@ func startProgram(t *testing.T, command *exec.Cmd) *steered {
 	return s
 }
 
-func (s *steered) do(words string) string {
+// do sends lines one after another, and returns its answer to the last.
+func (s *steered) do(lines ...string) (answer string) {
 	s.t.Helper()
-	_, err := io.WriteString(s.say, words+"\n")
-	require.NoError(s.t, err)
-	return s.line()
+	for _, line := range lines {
+		_, err := io.WriteString(s.say, line+"\n")
+		require.NoError(s.t, err)
+		answer = s.line()
+	}
+	return answer
 }
 
 // line returns its next line.
@@ -286,8 +289,7 @@ func TestSteering(t *testing.T) {
 
 	// The command is interrupted while it waits, and in the middle of a pause: afterwards it is as if nothing had been
 	// asked.
-	other.do("pause")
-	other.do("hog")
+	other.do("pause", "hog")
 	waiting := exec.Command(tms, "resume", second, "--wait", "600")
 	var said bytes.Buffer
 	waiting.Stderr = &said
@@ -297,8 +299,7 @@ func TestSteering(t *testing.T) {
 	require.Error(t, waiting.Wait())
 	require.Equal(t, exitNo, waiting.ProcessState.ExitCode())
 	require.Contains(t, said.String(), "interrupted")
-	other.do("unhog")
-	other.do("resume")
+	other.do("unhog", "resume")
 	for i := range hermetic.Often(20, 5) {
 		cut(t, time.Duration(i)*4*time.Millisecond, os.Kill, "pause", "--force", second)
 	}

@@ -63,8 +63,7 @@ func TestSwap(t *testing.T) {
 
 	// A third process has the memory that IN needs: OUT is resumed.
 	third := start() // without libtms_reach.so, so that it can work while it is paused
-	third.do("pause")
-	third.do("hog")
+	third.do("pause", "hog")
 	words, errors_, code := command(t, "swap", small.number(), large.number(), "--json")
 	require.Equal(t, exitNo, code)
 	require.Contains(t, errors_, "tms: "+small.number()+": resumed again: "+large.number()+" could not be\n")

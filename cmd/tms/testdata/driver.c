@@ -1,6 +1,5 @@
 // A driver whose devices and version come from the environment. The test makes the other functions that the command
 // binds, which return success.
-#include <stddef.h>
 #include <stdlib.h>
 
 static int number(const char *name, int fallback)
@@ -37,20 +36,5 @@ int cuDeviceGet(int *device, int ordinal)
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
 	*value = attribute == 102 && number("FAKE_VMM", 3) >> device & 1;
-	return 0;
-}
-
-int cuDeviceTotalMem_v2(size_t *bytes, int device)
-{
-	(void)device;
-	*bytes = 1 << 30;
-	return 0;
-}
-
-int cuMemGetAllocationGranularity(size_t *granularity, const void *properties, int option)
-{
-	(void)properties;
-	(void)option;
-	*granularity = 2 << 20;
 	return 0;
 }

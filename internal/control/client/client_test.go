@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -49,6 +50,14 @@ func listen(t *testing.T, directory string, pid int) *net.UnixListener {
 	return listener
 }
 
+func dial(t *testing.T, pid int) *client.Conn {
+	t.Helper()
+	c, err := client.Dial(pid)
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
 func TestRepliesThatAreNone(t *testing.T) {
 	listener := listen(t, place(t), os.Getpid())
 	for text, words := range map[string]string{
@@ -66,18 +75,12 @@ func TestRepliesThatAreNone(t *testing.T) {
 				_ = connection.Close()
 			}
 		}()
-		c, err := client.Dial(os.Getpid())
-		require.NoError(t, err)
-		_, err = c.Do(context.Background(), control.Request{Op: control.Status})
+		_, err := dial(t, os.Getpid()).Do(context.Background(), control.Request{Op: control.Status})
 		require.ErrorIs(t, err, client.ErrUnreachable, "%.50q", text)
 		require.ErrorContains(t, err, words, "%.50q", text)
-		c.Close()
 	}
 	// No reply at all: a stopped process.
-	c, err := client.Dial(os.Getpid())
-	require.NoError(t, err)
-	defer c.Close()
-	_, err = c.Status(context.Background(), 20*time.Millisecond)
+	_, err := dial(t, os.Getpid()).Status(context.Background(), 20*time.Millisecond)
 	require.ErrorIs(t, err, client.ErrUnreachable)
 	require.ErrorContains(t, err, "does not answer")
 }
@@ -121,25 +124,29 @@ func TestContextsThatEndWithTheReply(t *testing.T) {
 	require.NotZero(t, refused)
 }
 
+// sweeping lists processes all the time, several at once, until it is stopped.
+func sweeping() (stop func()) {
+	var stopped atomic.Bool
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for !stopped.Load() {
+				_, _ = client.List()
+			}
+		})
+	}
+	return func() {
+		stopped.Store(true)
+		all.Wait()
+	}
+}
+
 // A dead process's socket is removed, but never that of a new process with the same number, which may come at any
 // moment and, like internal/control/server, makes its socket under the directory's lock.
 func TestSweepingLeavesTheLiving(t *testing.T) {
 	directory := place(t)
 	path := filepath.Join(directory, control.Name(os.Getpid()))
-	stop := make(chan struct{})
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					_, _ = client.List()
-				}
-			}
-		})
-	}
+	stop := sweeping()
 	for range 300 {
 		lock, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 		require.NoError(t, err)
@@ -152,8 +159,7 @@ func TestSweepingLeavesTheLiving(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, listener.Close())
 	}
-	close(stop)
-	all.Wait()
+	stop()
 	require.Eventually(t, func() bool {
 		pids, err := client.List()
 		_, gone := os.Stat(path)
@@ -180,9 +186,7 @@ func TestRootReachesAll(t *testing.T) {
 	_, err = client.Dial(pid)
 	require.ErrorContains(t, err, "belongs to user 54322")
 	require.NoError(t, os.Chown(directory, 54321, -1))
-	c, err := client.Dial(pid)
-	require.NoError(t, err)
-	c.Close()
+	dial(t, pid)
 }
 
 // listening starts such a process, and returns its number once it listens.
@@ -231,10 +235,7 @@ func TestNumbersOfElsewhere(t *testing.T) {
 	require.NoError(t, os.Mkdir(second, 0o700))
 	listen(t, second, os.Getpid())
 	listening(t, os.Args[0], filepath.Join(directory, control.Name(os.Getpid())), nil)
-	c, err = client.Dial(os.Getpid())
-	require.NoError(t, err)
-	require.Equal(t, os.Getpid(), c.Peer)
-	c.Close()
+	require.Equal(t, os.Getpid(), dial(t, os.Getpid()).Peer)
 }
 
 // A sweep removes what it found dead, in the directory where it found it, even when another directory takes that name.
@@ -244,20 +245,7 @@ func TestSweepingADirectoryThatIsReplaced(t *testing.T) {
 	require.NoError(t, os.Mkdir(other, 0o700))
 	listen(t, directory, os.Getpid())
 	dead := filepath.Join(other, control.Name(os.Getpid()))
-	stop := make(chan struct{})
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					_, _ = client.List()
-				}
-			}
-		})
-	}
+	stop := sweeping()
 	exchange := func() {
 		require.NoError(t, unix.Renameat2(unix.AT_FDCWD, directory, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE))
 	}
@@ -269,8 +257,7 @@ func TestSweepingADirectoryThatIsReplaced(t *testing.T) {
 		require.NoError(t, err)
 		_ = os.Remove(dead)
 	}
-	close(stop)
-	all.Wait()
+	stop()
 }
 
 func TestUnreachable(t *testing.T) {

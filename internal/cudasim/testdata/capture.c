@@ -28,6 +28,14 @@ static void ends_invalidated(void)
 	OK(cuStreamSynchronize(stream));
 }
 
+// A call gives this code while a stream is captured, and ends the capture.
+#define FORBIDS(flags, mode, code, call)                                                                     \
+	do {                                                                                                 \
+		begin(flags, mode);                                                                          \
+		GIVES(code, call);                                                                           \
+		ends_invalidated();                                                                          \
+	} while (0)
+
 static CUgraph ends_well(void)
 {
 	CUgraph graph;
@@ -38,18 +46,10 @@ static CUgraph ends_well(void)
 
 CASE(waiting_is_forbidden)
 {
-	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
-	GIVES(900, cuCtxSynchronize());
-	ends_invalidated();
-	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
-	GIVES(900, cuStreamSynchronize(stream));
-	ends_invalidated();
-	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
-	GIVES(900, cuStreamQuery(stream));
-	ends_invalidated();
-	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
-	GIVES(900, cuMemFree_v2(at));
-	ends_invalidated();
+	FORBIDS(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED, 900, cuCtxSynchronize());
+	FORBIDS(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED, 900, cuStreamSynchronize(stream));
+	FORBIDS(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED, 900, cuStreamQuery(stream));
+	FORBIDS(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL, 900, cuMemFree_v2(at));
 	CHECK(cudasim_stat("allocations") == 1); // it was not freed
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
 	OK(cuMemFree_v2(at));
@@ -83,9 +83,7 @@ static void elsewhere(void *(*call)(void *), int code)
 CASE(allocation_depends_on_the_modes)
 {
 	CUdeviceptr more;
-	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
-	GIVES(900, cuMemAlloc_v2(&more, MIB));
-	ends_invalidated();
+	FORBIDS(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL, 900, cuMemAlloc_v2(&more, MIB));
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
 	elsewhere(allocate_elsewhere, 900);
 	ends_invalidated();
@@ -115,12 +113,8 @@ CASE(allocation_depends_on_the_modes)
 
 CASE(the_legacy_stream_is_forbidden)
 {
-	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
-	GIVES(906, cuMemsetD8_v2(at, 1, 1));
-	ends_invalidated();
-	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
-	GIVES(906, cuMemsetD8Async(at, 1, 1, NULL));
-	ends_invalidated();
+	FORBIDS(0, CU_STREAM_CAPTURE_MODE_RELAXED, 906, cuMemsetD8_v2(at, 1, 1));
+	FORBIDS(0, CU_STREAM_CAPTURE_MODE_RELAXED, 906, cuMemsetD8Async(at, 1, 1, NULL));
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
 	OK(cuMemsetD8_v2(at, 1, 1)); // tied to blocking streams only
 	OK(cuMemsetD8Async(at, 1, 1, NULL));
@@ -277,7 +271,5 @@ CASE(other_streams_join)
 	ends_invalidated();
 	OK(cuMemsetD8Async(at, 2, 2, side));
 	OK(cuEventRecord(join, side));
-	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
-	GIVES(905, cuStreamWaitEvent(stream, join, 0));
-	ends_invalidated();
+	FORBIDS(0, CU_STREAM_CAPTURE_MODE_RELAXED, 905, cuStreamWaitEvent(stream, join, 0));
 }

@@ -3,20 +3,15 @@
 
 CASE(before_init)
 {
-	CUcontext context;
-	CUdeviceptr at;
-	CUmemGenericAllocationHandle handle;
 	CUmemAllocationProp prop = device_memory(0);
-	size_t number;
-	int count;
 	const char *text;
-	GIVES(3, cuDeviceGetCount(&count));
-	GIVES(3, cuDevicePrimaryCtxRetain(&context, 0));
-	GIVES(3, cuCtxGetCurrent(&context));
-	GIVES(3, cuMemAddressReserve(&at, GRANULE, 0, 0, 0));
-	GIVES(3, cuMemCreate(&handle, GRANULE, &prop, 0));
-	GIVES(3, cuMemAlloc_v2(&at, 1));
-	GIVES(3, cuMemGetInfo_v2(&number, &number));
+	GIVES(3, cuDeviceGetCount(&(int){0}));
+	GIVES(3, cuDevicePrimaryCtxRetain(&(CUcontext){0}, 0));
+	GIVES(3, cuCtxGetCurrent(&(CUcontext){0}));
+	GIVES(3, cuMemAddressReserve(&(CUdeviceptr){0}, GRANULE, 0, 0, 0));
+	GIVES(3, cuMemCreate(&(CUmemGenericAllocationHandle){0}, GRANULE, &prop, 0));
+	GIVES(3, cuMemAlloc_v2(&(CUdeviceptr){0}, 1));
+	GIVES(3, cuMemGetInfo_v2(&(size_t){0}, &(size_t){0}));
 	STORES(13000, cuDriverGetVersion);
 	OK(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &text));
 	CHECK(!strcmp(text, "CUDA_ERROR_OUT_OF_MEMORY"));
@@ -31,24 +26,18 @@ CASE(before_init)
 CASE(without_a_context)
 {
 	OK(cuInit(0));
-	CUdeviceptr at;
-	CUstream stream;
-	CUevent event;
-	void *pointer;
-	size_t number;
-	GIVES(201, cuMemAlloc_v2(&at, 1));
+	GIVES(201, cuMemAlloc_v2(&(CUdeviceptr){0}, 1));
 	GIVES(201, cuMemFree_v2(0));
-	GIVES(201, cuMemGetInfo_v2(&number, &number));
+	GIVES(201, cuMemGetInfo_v2(&(size_t){0}, &(size_t){0}));
 	GIVES(201, cuCtxSynchronize());
-	GIVES(201, cuStreamCreate(&stream, 0));
-	GIVES(201, cuEventCreate(&event, 0));
-	GIVES(201, cuMemHostAlloc(&pointer, 1, 0));
+	GIVES(201, cuStreamCreate(&(CUstream){0}, 0));
+	GIVES(201, cuEventCreate(&(CUevent){0}, 0));
+	GIVES(201, cuMemHostAlloc(&(void *){0}, 1, 0));
 	GIVES(201, cuMemsetD8_v2(1, 0, 1));
 	GIVES(201, cuStreamSynchronize(NULL));
-	CUdevice device;
-	GIVES(201, cuCtxGetDevice(&device));
+	GIVES(201, cuCtxGetDevice(&(CUdevice){0}));
 	// Memory by handle needs no context.
-	at = mapped(GRANULE);
+	CUdeviceptr at = mapped(GRANULE);
 	CHECK(!faults(at));
 	OK(cuMemUnmap(at, GRANULE));
 }
@@ -87,8 +76,7 @@ static void *other_thread(void *context)
 {
 	CHECK(current() == NULL); // each thread has its own stack
 	OK(cuCtxSetCurrent(context));
-	size_t available;
-	OK(cuMemGetInfo_v2(&available, NULL));
+	OK(cuMemGetInfo_v2(&(size_t){0}, NULL));
 	return NULL;
 }
 

@@ -76,9 +76,8 @@ CASE(good_values)
 // CUDASIM_DEVICES=0
 CASE(no_device)
 {
-	int count;
 	GIVES(100, cuInit(0));
-	GIVES(3, cuDeviceGetCount(&count));
+	GIVES(3, cuDeviceGetCount(&(int){0}));
 }
 
 CASE(calls_are_counted)
@@ -108,16 +107,13 @@ static int child(void (*run)(void))
 
 static void all_refused(void)
 {
-	CUdeviceptr at;
-	CUcontext context;
-	int number;
 	GIVES(3, cuInit(0));
-	GIVES(3, cuDeviceGetCount(&number));
-	GIVES(3, cuCtxGetCurrent(&context));
-	GIVES(3, cuMemAlloc_v2(&at, 1));
-	GIVES(3, cuMemAddressReserve(&at, GRANULE, 0, 0, 0));
+	GIVES(3, cuDeviceGetCount(&(int){0}));
+	GIVES(3, cuCtxGetCurrent(&(CUcontext){0}));
+	GIVES(3, cuMemAlloc_v2(&(CUdeviceptr){0}, 1));
+	GIVES(3, cuMemAddressReserve(&(CUdeviceptr){0}, GRANULE, 0, 0, 0));
 	GIVES(3, cuCtxSynchronize());
-	OK(cuDriverGetVersion(&number));
+	OK(cuDriverGetVersion(&(int){0}));
 	cudasim_reset();
 	GIVES(3, cuInit(0));
 }

@@ -34,7 +34,11 @@
 	do {                                                                                                 \
 		__typeof__(value) stored_ = 0;                                                               \
 		OK(function(&stored_, ##__VA_ARGS__));                                                       \
-		CHECK(stored_ == (value));                                                                   \
+		if (stored_ != (value)) {                                                                    \
+			fprintf(stderr, "%s:%d: %s does not store %s\n", __FILE__, __LINE__, #function,     \
+				#value);                                                                     \
+			exit(1);                                                                             \
+		}                                                                                            \
 	} while (0)
 // Waits until a call no longer says that it is not ready; then it must succeed.
 #define COMES_TRUE(call)                                                                                     \

@@ -107,88 +107,89 @@ static void *busy(void *unused)
 	return unused;
 }
 
-static CUresult checkpoint(const char *command, int process, unsigned timeout)
+// What a command answers if that is one number.
+static int obey(const char *command, unsigned long number)
 {
-	CUcheckpointLockArgs arguments = {.timeoutMs = timeout};
-	if (!strcmp(command, "lock"))
-		return cuCheckpointProcessLock(process, &arguments);
-	if (!strcmp(command, "checkpoint"))
-		return cuCheckpointProcessCheckpoint(process, NULL);
-	if (!strcmp(command, "restore"))
-		return cuCheckpointProcessRestore(process, NULL);
-	return cuCheckpointProcessUnlock(process, NULL);
+	static unsigned timeout;
+	const int process = (int)number;
+#define IS(name) (!strcmp(command, name))
+	if (IS("start"))
+		return begin();
+	if (IS("join_and_leave"))
+		return join_and_leave((int)number);
+	if (IS("allocate"))
+		return take(number);
+	if (IS("fill"))
+		return (int)cuMemsetD8_v2(held[0], (unsigned char)number, sizes[0]);
+	if (IS("export"))
+		return (int)cuIpcGetMemHandle(&(CUipcMemHandle){0}, held[0]);
+	if (IS("wait"))
+		return wait(NULL) > 0;
+	if (IS("lock"))
+		return (int)cuCheckpointProcessLock(process, &(CUcheckpointLockArgs){.timeoutMs = timeout});
+	if (IS("checkpoint"))
+		return (int)cuCheckpointProcessCheckpoint(process, NULL);
+	if (IS("restore"))
+		return (int)cuCheckpointProcessRestore(process, NULL);
+	if (IS("unlock"))
+		return (int)cuCheckpointProcessUnlock(process, NULL);
+	if (IS("timeout")) // of locks, in milliseconds
+		timeout = (unsigned)number;
+	while (IS("free") && count) // all
+		release(0);
+	if (IS("reset")) {
+		cudasim_reset();
+		count = 0;
+	}
+	if (IS("fork")) { // a child that lives for that many milliseconds
+		pid_t child = fork();
+		if (!child) {
+			usleep((useconds_t)number * 1000);
+			exit(0);
+		}
+		return child;
+	}
+	if (IS("busy")) {
+		pthread_t thread;
+		calm = is_busy = false;
+		signal(SIGUSR1, calm_down);
+		CHECK(!pthread_create(&thread, NULL, busy, NULL));
+		pthread_detach(thread);
+		while (!is_busy)
+			usleep(1000);
+	}
+	CHECK(IS("timeout") || IS("free") || IS("reset") || IS("busy"));
+	return 0;
 }
 
 int main(int argc, char **argv)
 {
 	char command[16];
-	unsigned timeout = 0;
-	pthread_t thread;
 	unsigned long number;
 	(void)argc;
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	setvbuf(stdin, NULL, _IONBF, 0); // so that exec loses no input
 	while (scanf("%15s %lu", command, &number) == 2) {
-		size_t available = 0, total = 0;
-		if (!strcmp(command, "start")) {
-			printf("%d\n", begin());
-		} else if (!strcmp(command, "join_and_leave")) {
-			printf("%d\n", join_and_leave((int)number));
-		} else if (!strcmp(command, "allocate")) {
-			printf("%d\n", take(number));
-		} else if (!strcmp(command, "free")) { // all
-			while (count)
-				release(0);
-			puts("0");
-		} else if (!strcmp(command, "churn")) {
+		if (IS("exec")) {
+			execv(argv[0], argv);
+		} else if (IS("churn")) {
 			printf("%zu\n", churn((int)number));
-		} else if (!strcmp(command, "info")) {
+		} else if (IS("info")) {
+			size_t available, total;
 			OK(cuMemGetInfo_v2(&available, &total));
 			CHECK(available == cudasim_stat("free:0") && total == cudasim_stat("total:0"));
 			CHECK(total - available == cudasim_stat("used:0"));
 			printf("%zu of %zu\n", available, total);
-		} else if (!strcmp(command, "reset")) {
-			cudasim_reset();
-			count = 0;
-			puts("0");
-		} else if (!strcmp(command, "fork")) { // a child that lives for that many milliseconds
-			pid_t child = fork();
-			if (!child) {
-				usleep((useconds_t)number * 1000);
-				exit(0);
-			}
-			printf("%d\n", child);
-		} else if (!strcmp(command, "wait")) {
-			printf("%d\n", wait(NULL) > 0);
-		} else if (!strcmp(command, "timeout")) { // of locks, in milliseconds
-			timeout = (unsigned)number;
-			puts("0");
-		} else if (!strcmp(command, "state")) {
+		} else if (IS("state")) {
 			CUprocessState state = 99;
 			int code = (int)cuCheckpointProcessGetState((int)number, &state);
 			printf("%d %d\n", code, code ? -1 : (int)state);
-		} else if (!strcmp(command, "lock") || !strcmp(command, "checkpoint") || !strcmp(command, "restore") ||
-			   !strcmp(command, "unlock")) {
-			printf("%d\n", checkpoint(command, (int)number, timeout));
-		} else if (!strcmp(command, "busy")) {
-			calm = is_busy = false;
-			signal(SIGUSR1, calm_down);
-			CHECK(!pthread_create(&thread, NULL, busy, NULL));
-			pthread_detach(thread);
-			while (!is_busy)
-				usleep(1000);
-			puts("0");
-		} else if (!strcmp(command, "fill")) {
-			printf("%d\n", cuMemsetD8_v2(held[0], (unsigned char)number, sizes[0]));
-		} else if (!strcmp(command, "value")) {
+		} else if (IS("value")) {
 			unsigned char value = 0;
 			int code = (int)cuMemcpyDtoH_v2(&value, held[0] + sizes[0] - 1, 1);
 			printf("%d %d\n", code, value);
-		} else if (!strcmp(command, "export")) {
-			CUipcMemHandle handle;
-			printf("%d\n", cuIpcGetMemHandle(&handle, held[0]));
-		} else if (!strcmp(command, "exec")) {
-			execv(argv[0], argv);
+		} else {
+			printf("%d\n", obey(command, number));
 		}
 	}
 	return 0;

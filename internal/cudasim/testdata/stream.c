@@ -306,6 +306,14 @@ static void was_opened(void)
 	pthread_join(opener, NULL);
 }
 
+// A call waits until the gate is opened.
+#define WAITS(call)                                                                                          \
+	do {                                                                                                 \
+		open_gate_soon();                                                                            \
+		call;                                                                                        \
+		was_opened();                                                                                \
+	} while (0)
+
 static CUevent recorded(CUstream stream)
 {
 	CUevent event;
@@ -405,9 +413,7 @@ STARTED(what_waits_for_an_event_behind_a_gate)
 	OK(cuEventSynchronize(last));
 	CHECK(bytes(at)[1] == 3);
 	GIVES(600, cuStreamQuery(third));
-	open_gate_soon();
-	OK(cuStreamSynchronize(third));
-	was_opened();
+	WAITS(OK(cuStreamSynchronize(third)));
 	CHECK(bytes(at)[0] == 2);
 }
 
@@ -426,9 +432,7 @@ STARTED(gates_and_the_legacy_stream)
 	OK(cuEventSynchronize(early));
 	OK(cuStreamSynchronize(beside));
 	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 0 && bytes(at)[2] == 4);
-	open_gate_soon();
-	OK(cuMemsetD8_v2(at + 3, 5, 1)); // on the legacy stream
-	was_opened();
+	WAITS(OK(cuMemsetD8_v2(at + 3, 5, 1))); // on the legacy stream
 	CHECK(bytes(at)[1] == 2 && bytes(at)[3] == 5);
 
 	put_gate(CU_STREAM_LEGACY);
@@ -438,9 +442,7 @@ STARTED(gates_and_the_legacy_stream)
 	GIVES(600, cuStreamQuery(second));
 	GIVES(600, cuStreamQuery(NULL));
 	CHECK(bytes(at)[0] == 3 && bytes(at)[2] == 7);
-	open_gate_soon();
-	OK(cuStreamSynchronize(second));
-	was_opened();
+	WAITS(OK(cuStreamSynchronize(second)));
 	CHECK(bytes(at)[0] == 6);
 }
 
@@ -466,9 +468,7 @@ STARTED(the_context_waits_for_its_gates)
 	}
 	put_gate(gated);
 	GIVES(600, cuStreamQuery(gated));
-	open_gate_soon();
-	OK(cuStreamDestroy_v2(gated));
-	was_opened();
+	WAITS(OK(cuStreamDestroy_v2(gated)));
 }
 
 STARTED(host_memory_is_given_back_beside_a_gate)
@@ -488,16 +488,12 @@ STARTED(host_memory_is_given_back_beside_a_gate)
 	OK(cuMemsetD8Async(at, 2, 100, other));
 	OK(cuStreamSynchronize(other)); // or the gate might open first
 	GIVES(600, cuStreamQuery(gated));
-	open_gate_soon();
-	OK(cuMemHostUnregister(used));
-	was_opened();
+	WAITS(OK(cuMemHostUnregister(used)));
 	CHECK(used[199] == 2);
 
 	put_gate(gated);
 	OK(cuMemcpyHtoDAsync_v2(at, read, 100, gated));
-	open_gate_soon();
-	OK(cuMemFreeHost(read));
-	was_opened();
+	WAITS(OK(cuMemFreeHost(read)));
 	CHECK(bytes(at)[0] == 0 && cudasim_stat("pinned_bytes") == 0);
 }
 
@@ -532,9 +528,7 @@ STARTED(allocating_beside_a_gate)
 	OK(cuMemFreeAsync(second, other));
 	OK(cuMemAllocAsync(&third, 30 * MIB, other));
 	CHECK(third == second && entered == 0);
-	open_gate_soon();
-	OK(cuMemAllocAsync(&second, 30 * MIB, other));
-	was_opened();
+	WAITS(OK(cuMemAllocAsync(&second, 30 * MIB, other)));
 	CHECK(second == first);
 }
 
