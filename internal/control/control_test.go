@@ -29,6 +29,14 @@ func FuzzParseRequest(f *testing.F) {
 	} {
 		f.Add(bytes.TrimSuffix(control.Line(r), []byte("\n")))
 	}
+	for _, rubbish := range []string{
+		"{\x00", "-1", "\r\r", "[0\x0e", "\"\"", "[0", "ϝ\x80", "        0", "뛀", "\t\t", "\"000\"", "0", "\v",
+		"\n0", "\xf1\x8900", "[ ", "{}}", "\xf1\xf100", "\t\t\t\t", "{}0", "\n\n", "0\b", "{}A", "\x7f",
+		"\"0000000\"", " ", "ꛛ曛", "褄\xe200", "{}\x00", "\n\n\n\n", " 0", "{", "  ", "ϛ\x80", "", "[", "\n",
+		"\"0\"", "\"000", "[\x16",
+	} {
+		f.Add([]byte(rubbish))
+	}
 	f.Fuzz(func(t *testing.T, line []byte) {
 		r, err := control.ParseRequest(line)
 		if err != nil {
