@@ -1,12 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,18 +27,17 @@ func replayed(t *testing.T, arguments ...string) string {
 
 func objects(t *testing.T, text string) (list []map[string]any) {
 	t.Helper()
-	lines := bufio.NewScanner(strings.NewReader(text))
-	for lines.Scan() {
-		var object map[string]any
-		require.NoError(t, json.Unmarshal(lines.Bytes(), &object), lines.Text())
-		list = append(list, object)
+	for line := range strings.Lines(text) {
+		list = append(list, parsed[map[string]any](t, line))
 	}
 	return list
 }
 
-func write(t *testing.T, name, text string) string {
+// traced makes a trace of these actions: what, pointer, size and stream.
+func traced(t *testing.T, actions ...string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
+	path := filepath.Join(t.TempDir(), "a.csv")
+	text := "Thread,Time,Action,Pointer,Size,Stream\n1,t," + strings.Join(actions, "\n1,t,") + "\n"
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
@@ -70,7 +69,7 @@ func TestReplayJSON(t *testing.T) {
 
 func TestReplayEvents(t *testing.T) {
 	t.Parallel()
-	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0xa,1000,0x0\n1,t,allocate,0xb,9000000,0x0\n1,t,free,0xa,1000,0x0\n")
+	path := traced(t, "allocate,0xa,1000,0x0", "allocate,0xb,9000000,0x0", "free,0xa,1000,0x0")
 	got := objects(t, replayed(t, "--pool", "caching", "--option", "device=1", "--memory", "4MiB", "--events", path))
 	require.Len(t, got, 4)
 	require.Equal(t, map[string]any{"index": 0.0, "action": "allocate", "size": 1000.0, "address": 0.0, "block": 1024.0,
@@ -83,48 +82,31 @@ func TestReplayEvents(t *testing.T) {
 	require.Equal(t, 1.0, got[3]["failures"])
 }
 
-func TestReplayOnDevices(t *testing.T) {
-	t.Parallel()
-	for _, source := range []string{"cuda", "vmm"} {
-		stdout, stderr, code := execute(t, nil, []string{"replay", "--pool", "bfc", "--source", source, "--json", training}, "CUDASIM_MEMORY=8G")
-		require.Empty(t, stderr)
-		require.Zero(t, code)
-		got := objects(t, stdout)
-		require.Equal(t, source, got[0]["source"])
-		require.Zero(t, got[0]["failures"])
-	}
-}
-
 // With all but its last block free, a whole limit is one block again if regions are pausable memory, side by side.
 func TestReplayJoinsRegions(t *testing.T) {
 	t.Parallel()
-	var lines strings.Builder
-	lines.WriteString("Thread,Time,Action,Pointer,Size,Stream\n")
-	line := func(action string, pointer, size int) {
-		fmt.Fprintf(&lines, "1,t,%s,%#x,%d,0x0\n", action, pointer, size)
-	}
+	var actions []string
 	for i := range 128 {
-		line("allocate", i+1, 4<<20)
+		actions = append(actions, fmt.Sprintf("allocate,%#x,%d,0x0", i+1, 4<<20))
 	}
 	for i := range 127 {
-		line("free", i+1, 4<<20)
+		actions = append(actions, fmt.Sprintf("free,%#x,%d,0x0", i+1, 4<<20))
 	}
-	line("allocate", 200, 508<<20)
-	path := write(t, "a.csv", lines.String())
+	path := traced(t, append(actions, fmt.Sprintf("allocate,0x200,%d,0x0", 508<<20))...)
 	for source, failures := range map[string]float64{"vmm": 0, "cuda": 1} {
 		stdout, stderr, code := execute(t, nil, []string{"replay", "--pool", "bfc", "--source", source,
 			"--option", "memory_limit=512MiB", "--json", path}, "CUDASIM_MEMORY=1G")
 		require.Empty(t, stderr)
 		require.Zero(t, code)
-		require.Equal(t, failures, objects(t, stdout)[0]["failures"], source)
+		got := objects(t, stdout)[0]
+		require.Equal(t, []any{source, failures}, []any{got["source"], got["failures"]})
 	}
 }
 
 // The measurements replay a trace many times, and each fails many times; what the pool held is printed once.
 func TestReplayDumpsOnce(t *testing.T) {
 	t.Parallel()
-	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n"+
-		strings.Repeat("1,t,allocate failure,0x0,9000000,0x0\n1,t,allocate failure,0x0,3000000,0x0\n", 10))
+	path := traced(t, slices.Repeat([]string{"allocate failure,0x0,9000000,0x0", "allocate failure,0x0,3000000,0x0"}, 10)...)
 	for _, options := range [][]string{{"--option", "memory_limit=2MiB,dump_log_on_failure=true"},
 		{"--option", "dump_log_on_failure=true", "--memory", "2MiB"}} {
 		_, stderr, code := execute(t, nil, append([]string{"replay", "--pool", "bfc", path}, options...))
@@ -133,15 +115,22 @@ func TestReplayDumpsOnce(t *testing.T) {
 	}
 }
 
+// python runs a program in Python on the snapshot s, and returns its output.
+func python(t *testing.T, snapshot, program string) (output []byte) {
+	t.Helper()
+	output, err := exec.Command("python3", "-c", "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb'))\n"+program,
+		snapshot).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return output
+}
+
 // Python can read the snapshot, which ends as the trace does.
 func TestReplaySnapshot(t *testing.T) {
 	t.Parallel()
-	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0xa,1000,0x0\n1,t,allocate,0xb,9000000,0x0\n"+
-		"1,t,allocate,0xc,3000,0x5\n1,t,free,0xa,1000,0x0\n")
+	path := traced(t, "allocate,0xa,1000,0x0", "allocate,0xb,9000000,0x0", "allocate,0xc,3000,0x5", "free,0xa,1000,0x0")
 	snapshot := filepath.Join(t.TempDir(), "a.pickle")
 	replayed(t, "--pool", "naive", "--memory", "4MiB", "--snapshot", snapshot, path)
-	output, err := exec.Command("python3", "-c", "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))))", snapshot).CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	output := python(t, snapshot, "import json; print(json.dumps(s))")
 	const base = 1 << 40
 	event := func(action string, address, size, stream int) map[string]any {
 		return map[string]any{"action": action, "addr": float64(address), "size": float64(size), "stream": float64(stream), "frames": []any{}}
@@ -161,9 +150,7 @@ func TestReplaySnapshot(t *testing.T) {
 	require.Equal(t, want["segments"], got["segments"])
 
 	replayed(t, "--pool", "caching", "--snapshot", snapshot, training)
-	output, err = exec.Command("python3", "-c", `
-import pickle, sys
-s = pickle.load(open(sys.argv[1], 'rb'))
+	python(t, snapshot, `
 live, held = {}, {}
 for e in s["device_traces"][0]:
     if e["action"] == "alloc": live[e["addr"]] = e["size"]
@@ -179,27 +166,22 @@ for g in s["segments"]:
         at += b["size"]
     assert at == g["address"] + g["total_size"]
 assert seen == live and len(live) > 10
-`, snapshot).CombinedOutput()
-	require.NoError(t, err, "%s", output)
+`)
 }
 
 // Segments are named as the pool has them: small or large, and each with the stream that it was made for, also when
 // nothing in it is live.
 func TestReplaySnapshotOfCaching(t *testing.T) {
 	t.Parallel()
-	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0xa,1000,0x5\n1,t,allocate,0xb,9000000,0x6\n"+
-		"1,t,allocate,0xc,3000,0x7\n1,t,allocate,0xd,5000,0x5\n1,t,free,0xc,3000,0x7\n1,t,free,0xb,9000000,0x6\n"+
-		"1,t,allocate,0xe,30000000,0x8\n")
+	path := traced(t, "allocate,0xa,1000,0x5", "allocate,0xb,9000000,0x6", "allocate,0xc,3000,0x7", "allocate,0xd,5000,0x5",
+		"free,0xc,3000,0x7", "free,0xb,9000000,0x6", "allocate,0xe,30000000,0x8")
 	snapshot := filepath.Join(t.TempDir(), "a.pickle")
 	replayed(t, "--pool", "caching", "--memory", "40MiB", "--snapshot", snapshot, path)
-	output, err := exec.Command("python3", "-c", `
-import pickle, sys
-s = pickle.load(open(sys.argv[1], 'rb'))
+	output := python(t, snapshot, `
 for g in s["segments"]: print(g["total_size"] >> 20, g["segment_type"], g["stream"])
 for e in s["device_traces"][0]:
     if e["action"].startswith("segment"): print(e["action"], e["size"] >> 20, e["stream"])
-`, snapshot).CombinedOutput()
-	require.NoError(t, err, "%s", output)
+`)
 	require.Equal(t, []string{"2 small 5", "30 large 8", "segment_alloc 2 5", "segment_alloc 20 6", "segment_alloc 2 7",
 		"segment_free 20 6", "segment_free 2 7", "segment_alloc 30 8"}, strings.Split(strings.TrimSpace(string(output)), "\n"))
 }

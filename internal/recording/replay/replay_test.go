@@ -185,11 +185,6 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-func TestNoSuchPlace(t *testing.T) {
-	_, err := NewPlace("disk", 0)
-	require.ErrorIs(t, err, ErrPlace)
-}
-
 func TestTable(t *testing.T) {
 	result, _ := run(t, parse(t, "allocate,0x1,3000000"), Options{Kind: "caching", Place: simulated(t, 0)})
 	var text bytes.Buffer
