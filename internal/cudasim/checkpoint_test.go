@@ -147,14 +147,11 @@ func TestAProcessOfAnotherUserCannotBeCheckpointed(t *testing.T) {
 		t.Skip("only root can become another user")
 	}
 	target, _, pid := pair(t)
-	cmd := exec.Command(target.cmd.Path)
 	makeReadable(t, target.cmd.Path)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54399, Gid: 54399}}
-	cmd.Env = environment(t)
-	cmd.Stdin = strings.NewReader(fmt.Sprintf("state %d\nlock %d\ncheckpoint %d\n", pid, pid, pid))
-	out, err := cmd.Output()
+	lines := fmt.Sprintf("state %d\nlock %d\ncheckpoint %d\n", pid, pid, pid)
+	out, _, err := obeys(target.cmd.Path, 54399, lines, environment(t)...)
 	require.NoError(t, err)
-	require.Equal(t, "800 -1\n800\n800\n", string(out))
+	require.Equal(t, "800 -1\n800\n800\n", out)
 	require.Equal(t, "0 42", target.do("value", 0))
 }
 
@@ -183,11 +180,10 @@ func TestPlannedFailuresOfACheckpoint(t *testing.T) {
 func TestPlannedDeaths(t *testing.T) {
 	_, other, pid := pair(t)
 	for _, step := range []struct{ call, state string }{{"Lock", "0 0"}, {"Checkpoint", "0 1"}, {"GetState", "0 2"}} {
-		cmd := exec.Command(other.cmd.Path)
-		cmd.Env = append(environment(t), fmt.Sprintf("CUDASIM_FAIL=cuCheckpointProcess%s:1:kill", step.call))
-		cmd.Stdin = strings.NewReader(fmt.Sprintf("lock %d\ncheckpoint %d\nstate %d\n", pid, pid, pid))
-		require.ErrorContains(t, cmd.Run(), "signal: killed", step.call)
-		require.Equal(t, step.state, other.do("state", pid), step.call)
+		lines := fmt.Sprintf("lock %d\ncheckpoint %d\nstate %d\n", pid, pid, pid)
+		_, _, err := obeys(other.cmd.Path, 0, lines, append(environment(t), "CUDASIM_FAIL=cuCheckpointProcess"+step.call+":1:kill")...)
+		require.ErrorContains(t, err, "signal: killed", step.call)
+		other.does(pid, "state="+step.state)
 		for _, command := range []string{"restore", "unlock"} {
 			other.do(command, pid)
 		}

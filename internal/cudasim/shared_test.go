@@ -66,6 +66,19 @@ func (g group) process(env ...string) *sharer {
 	return s
 }
 
+// obeys runs a process to its end that follows these lines, perhaps as another user.
+func obeys(binary string, user int, lines string, env ...string) (out, complaints string, err error) {
+	cmd := exec.Command(binary)
+	if user != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
+	}
+	cmd.Env, cmd.Stdin = env, strings.NewReader(lines)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err = cmd.Run()
+	return stdout.String(), stderr.String(), err
+}
+
 // start starts a process that has called cuInit.
 func (g group) start(env ...string) *sharer {
 	g.t.Helper()
@@ -111,18 +124,18 @@ func (s *sharer) kill() {
 func TestProcessesShareADevice(t *testing.T) {
 	g := newGroup(t)
 	one, other := g.start(), g.start()
-	require.Equal(t, "0", one.do("allocate", 48*mib))
+	one.does(48*mib, "allocate")
 	other.requireFree(16)
 	require.Equal(t, "2", other.do("allocate", 16*mib+1))
-	require.Equal(t, "0", other.do("allocate", 16*mib))
+	other.does(16*mib, "allocate")
 	one.requireFree(0)
 	require.Equal(t, "2", one.do("allocate", 1))
-	require.Equal(t, "0", one.do("free", 0))
+	one.does(0, "free")
 	other.requireFree(48)
-	require.Equal(t, "0", other.do("reset", 0)) // frees what it had, and shares with nobody until cuInit
+	other.does(0, "reset") // frees what it had, and shares with nobody until cuInit
 	one.requireFree(64)
-	require.Equal(t, "0", other.do("start", 0))
-	require.Equal(t, "0", other.do("allocate", 64*mib))
+	other.does(0, "start")
+	other.does(64*mib, "allocate")
 	one.requireFree(0)
 	other.end()
 	one.requireFree(64)
@@ -131,26 +144,22 @@ func TestProcessesShareADevice(t *testing.T) {
 func TestOtherNamesAndNoNameShareNothing(t *testing.T) {
 	g := newGroup(t)
 	one, other, alone := g.start(), newGroupNamed(g, "another").start(), g.start("CUDASIM_SHARED=")
-	require.Equal(t, "0", one.do("allocate", 64*mib))
+	one.does(64*mib, "allocate")
 	other.requireFree(64)
 	alone.requireFree(64)
-	require.Equal(t, "0", alone.do("allocate", 64*mib))
+	alone.does(64*mib, "allocate")
 	other.requireFree(64)
 }
 
 func TestTheFirstSaysHowMuchMemoryThereIs(t *testing.T) {
 	g := newGroup(t)
 	one := g.start()
-	cmd := exec.Command(g.binary)
-	cmd.Env = append(environment(t), "CUDASIM_SHARED="+g.name, "CUDASIM_MEMORY=32M")
-	cmd.Stdin = strings.NewReader("start 0\ninfo 0\n")
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	out, complaints, err := obeys(g.binary, 0, "start 0\ninfo 0\n",
+		append(environment(t), "CUDASIM_SHARED="+g.name, "CUDASIM_MEMORY=32M")...)
 	require.NoError(t, err)
-	require.Equal(t, fmt.Sprintf("0\n%d of %d\n", 64*mib, 64*mib), string(out))
-	require.Equal(t, fmt.Sprintf("cudasim: CUDASIM_MEMORY is %d for the processes that share %s; using that\n", 64*mib, g.name),
-		stderr.String())
+	require.Equal(t, fmt.Sprintf("0\n%d of %d\n", 64*mib, 64*mib), out)
+	require.Equal(t, fmt.Sprintf("cudasim: CUDASIM_MEMORY is %d for the processes that share %s; using that\n", 64*mib,
+		g.name), complaints)
 	one.end()
 	require.Equal(t, fmt.Sprintf("%d of %d", 32*mib, 32*mib), g.start("CUDASIM_MEMORY=32M").do("info", 0)) // all had left
 }
@@ -163,7 +172,7 @@ func TestANameThatCannotBeOne(t *testing.T) {
 	}
 	longest := newGroupNamed(g, strings.Repeat("x", 64-len(g.name)-1))
 	one, other := longest.start(), longest.start()
-	require.Equal(t, "0", one.do("allocate", mib))
+	one.does(mib, "allocate")
 	other.requireFree(63)
 }
 
@@ -172,7 +181,7 @@ func TestWhatAKilledProcessHeldIsFree(t *testing.T) {
 	survivor := g.start()
 	for _, waitedFor := range []bool{true, false} {
 		victim := g.start()
-		require.Equal(t, "0", victim.do("allocate", 60*mib))
+		victim.does(60*mib, "allocate")
 		require.Equal(t, "2", survivor.do("allocate", 8*mib))
 		require.NoError(t, victim.cmd.Process.Kill())
 		if waitedFor {
@@ -180,8 +189,8 @@ func TestWhatAKilledProcessHeldIsFree(t *testing.T) {
 		} else {
 			waitForZombie(t, victim.cmd.Process.Pid)
 		}
-		require.Equal(t, "0", survivor.do("allocate", 64*mib)) // no process looked at the free memory first
-		require.Equal(t, "0", survivor.do("free", 0))
+		survivor.does(64*mib, "allocate") // no process looked at the free memory first
+		survivor.does(0, "free")
 		survivor.requireFree(64)
 	}
 }
@@ -197,19 +206,19 @@ func waitForZombie(t *testing.T, pid int) {
 func TestWhatAProcessHeldBeforeExecIsFree(t *testing.T) {
 	g := newGroup(t)
 	survivor, executes := g.start(), g.start()
-	require.Equal(t, "0", executes.do("allocate", 60*mib))
+	executes.does(60*mib, "allocate")
 	executes.send("exec", 0)
 	require.Equal(t, "3", executes.do("allocate", mib)) // the new program answers, which has to call cuInit
 	survivor.requireFree(64)
-	require.Equal(t, "0", executes.do("start", 0))
-	require.Equal(t, "0", executes.do("allocate", mib))
+	executes.does(0, "start")
+	executes.does(mib, "allocate")
 	survivor.requireFree(63)
 }
 
 func TestChildrenHoldNothing(t *testing.T) {
 	g := newGroup(t)
 	survivor, parent := g.start(), g.start()
-	require.Equal(t, "0", parent.do("allocate", 60*mib))
+	parent.does(60*mib, "allocate")
 	// A child that ends leaves the parent's memory counted.
 	parent.do("fork", 0)
 	require.Equal(t, "1", parent.do("wait", 0))
@@ -224,8 +233,8 @@ func TestChildrenHoldNothing(t *testing.T) {
 	// A child forked before cuInit is a process like others.
 	unstarted := g.process()
 	unstarted.do("fork", 0)
-	require.Equal(t, "0", unstarted.do("start", 0))
-	require.Equal(t, "0", unstarted.do("allocate", 4*mib))
+	unstarted.does(0, "start")
+	unstarted.does(4*mib, "allocate")
 	survivor.requireFree(60)
 }
 
@@ -247,17 +256,11 @@ func TestTheFolderOfAnotherUser(t *testing.T) {
 	t.Cleanup(func() { os.Remove(folder) })
 	binary := compile(t, "shared", 0)
 	makeReadable(t, binary)
-	cmd := exec.Command(binary)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
-	cmd.Env = append(environment(t), "CUDASIM_SHARED=name")
-	cmd.Stdin = strings.NewReader("start 0\n")
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, stderr.String())
-	require.Equal(t, "304\n", string(out))
-	require.Contains(t, stderr.String(), "cudasim: CUDASIM_SHARED: "+folder)
-	require.Contains(t, stderr.String(), "can't be used: Operation not permitted; cuInit returns 304\n")
+	out, complaints, err := obeys(binary, user, "start 0\n", append(environment(t), "CUDASIM_SHARED=name")...)
+	require.NoError(t, err, complaints)
+	require.Equal(t, "304\n", out)
+	require.Contains(t, complaints, "cudasim: CUDASIM_SHARED: "+folder)
+	require.Contains(t, complaints, "can't be used: Operation not permitted; cuInit returns 304\n")
 }
 
 // The next process that starts, in whatever group, removes the files of killed ones.
@@ -336,7 +339,7 @@ func TestAllocationsOfSeveralProcessesSumUp(t *testing.T) {
 		require.Equal(t, want, s.do("info", 0))
 	}
 	for _, s := range all {
-		require.Equal(t, "0", s.do("free", 0))
+		s.does(0, "free")
 	}
 	require.Equal(t, fmt.Sprintf("%d of %d", 4<<30, 4<<30), all[0].do("info", 0))
 }
@@ -360,5 +363,5 @@ func TestKillingInTheMiddle(t *testing.T) {
 	}
 	victims.Wait()
 	survivor.requireFree(64)
-	require.Equal(t, "0", survivor.do("allocate", 64*mib))
+	survivor.does(64*mib, "allocate")
 }
