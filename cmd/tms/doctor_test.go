@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -18,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/doctor"
 	"tms/internal/hermetic"
 )
 
@@ -98,59 +97,20 @@ func plain(t *testing.T, flags ...string) string {
 	return compile(t, "program", "plain", flags...)
 }
 
-type finding struct{ Severity, ID, What, Do string }
-
-type report struct {
-	CanInterpose bool `json:"can_interpose"`
-	Driver       struct {
-		Loaded      bool
-		CUDAVersion string `json:"cuda_version"`
-		Error       string
-	}
-	Devices []struct {
-		Ordinal          int
-		MemoryBytes      uint64 `json:"memory_bytes"`
-		VMM              bool
-		GranularityBytes uint64 `json:"granularity_bytes"`
-	}
-	Host struct {
-		MemoryAvailableBytes   uint64 `json:"memory_available_bytes"`
-		AddressSpaceLimitBytes uint64 `json:"address_space_limit_bytes"`
-	}
-	Library *struct{ Path, Machine string }
-	Program *struct {
-		Path, Script, Machine, Loader, Libtms string
-		PID                                   int
-		Preloaded                             []string
-		Cudart                                struct {
-			Linkage, Sure, Sign string
-			Libraries           []struct {
-				Path  string
-				Major int
-			}
-		}
-	}
-	Findings []finding
-}
+// report is what the command prints as JSON, whose names TestText checks.
+type report struct{ doctor.Report }
 
 // execute starts the command with nothing in its environment that could change the answer, except what is given here.
 // Later entries win.
-func execute(t *testing.T, wrapper []string, arguments []string, environment ...string) (stdout, stderr string,
-	code int) {
+func execute(t *testing.T, wrapper, arguments []string, environment ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	command := exec.Command(tms, arguments...)
 	if wrapper != nil {
 		command = exec.Command(wrapper[0], append(append(wrapper[1:], tms), arguments...)...)
 	}
-	command.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + built(t, "sim"),
-		"CUDASIM_DEVICES=2",
+	command.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + built(t, "sim"), "CUDASIM_DEVICES=2",
 		"CUDASIM_MEMORY=64M", "TMS_LIBRARY=" + built(t, "lib", "libtms.so")}, environment...)
-	var out, errs bytes.Buffer
-	command.Stdout, command.Stderr = &out, &errs
-	err := command.Run()
-	var exit *exec.ExitError
-	require.True(t, err == nil || errors.As(err, &exit), "%v", err)
-	return out.String(), errs.String(), command.ProcessState.ExitCode()
+	return ran(t, command)
 }
 
 func parse(t *testing.T, stdout, stderr string, code int) report {
@@ -162,7 +122,7 @@ func parse(t *testing.T, stdout, stderr string, code int) report {
 	require.False(t, decoder.More(), "more than one object: %s", stdout)
 	wantCode := 0
 	for _, f := range r.Findings {
-		require.Contains(t, []string{"ok", "note", "warning", "error"}, f.Severity)
+		require.Contains(t, []doctor.Severity{"ok", "note", "warning", "error"}, f.Severity)
 		require.NotEmpty(t, f.ID)
 		require.NotEmpty(t, f.What)
 		require.NotContains(t, f.What+f.Do, "\n")
@@ -195,7 +155,7 @@ func (r report) with(t *testing.T, want ...string) report {
 	got := []string{}
 	for _, f := range r.Findings {
 		if f.Severity == "error" || f.Severity == "warning" {
-			got = append(got, f.Severity+" "+f.ID)
+			got = append(got, string(f.Severity)+" "+f.ID)
 		}
 	}
 	require.ElementsMatch(t, want, got, "%v", r.Findings)
@@ -203,9 +163,11 @@ func (r report) with(t *testing.T, want ...string) report {
 }
 
 // find returns the only finding of that severity and id.
-func (r report) find(t *testing.T, severity, id string) finding {
+func (r report) find(t *testing.T, severity doctor.Severity, id string) doctor.Finding {
 	t.Helper()
-	found := slices.DeleteFunc(slices.Clone(r.Findings), func(f finding) bool { return f.Severity != severity || f.ID != id })
+	found := slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool {
+		return f.Severity != severity || f.ID != id
+	})
 	require.Len(t, found, 1, "%s %s in %v", severity, id, r.Findings)
 	return found[0]
 }
@@ -219,7 +181,7 @@ func (r report) says(t *testing.T, which, words string) report {
 	} else {
 		r.with(t)
 	}
-	found := r.find(t, severity, id)
+	found := r.find(t, doctor.Severity(severity), id)
 	require.Contains(t, found.What+"; "+found.Do, words)
 	return r
 }
@@ -268,6 +230,12 @@ func TestText(t *testing.T) {
 		require.Regexp(t, line, stdout)
 	}
 	require.NotContains(t, stdout, "\x1b")
+	stdout, _, _ = execute(t, nil, []string{"doctor", "--json", program})
+	for _, name := range strings.Fields("can_interpose driver loaded cuda_version error devices ordinal memory_bytes vmm " +
+		"granularity_bytes host memory_available_bytes address_space_limit_bytes library path machine program script loader " +
+		"libtms pid preloaded cudart linkage sure sign libraries major findings severity id what do") {
+		require.Contains(t, stdout, `"`+name+`":`)
+	}
 
 	stdout, _, code = execute(t, nil, []string{"doctor"}, "CUDASIM_DEVICES=0")
 	require.Equal(t, 1, code)

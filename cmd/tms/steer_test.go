@@ -126,7 +126,11 @@ func command(t *testing.T, arguments ...string) (stdout, stderr string, code int
 
 func once(t *testing.T, arguments ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	c := exec.Command(tms, arguments...)
+	return ran(t, exec.Command(tms, arguments...))
+}
+
+func ran(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
+	t.Helper()
 	var out, errors_ bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errors_
 	err := c.Run()
