@@ -44,7 +44,8 @@ func built(t *testing.T, path ...string) string {
 	return full
 }
 
-// compile builds testdata/NAME.c, as a library if the output's name says so. Do not change it: other tests have it, too.
+// compile builds testdata/NAME.c, as a library if the output's name says so. Do not change it: other tests have it,
+// too.
 func compile(t *testing.T, name, output string, flags ...string) string {
 	t.Helper()
 	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", filepath.Join("testdata", name+".c")}
@@ -108,7 +109,8 @@ func execute(t *testing.T, wrapper, arguments []string, environment ...string) (
 	if wrapper != nil {
 		command = exec.Command(wrapper[0], append(append(wrapper[1:], tms), arguments...)...)
 	}
-	command.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + built(t, "sim"), "CUDASIM_DEVICES=2",
+	command.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + built(t, "sim"),
+		"CUDASIM_DEVICES=2",
 		"CUDASIM_MEMORY=64M", "TMS_LIBRARY=" + built(t, "lib", "libtms.so")}, environment...)
 	return ran(t, command)
 }
@@ -145,7 +147,8 @@ func examine(t *testing.T, arguments []string, environment ...string) report {
 // examineUnder examines the machine for a program that a line of shell limits.
 func examineUnder(t *testing.T, line string) report {
 	t.Helper()
-	stdout, stderr, code := execute(t, []string{"/bin/sh", "-c", line + ` && exec "$0" "$@"`}, []string{"doctor", "--json"})
+	stdout, stderr, code := execute(t, []string{"/bin/sh", "-c", line + ` && exec "$0" "$@"`},
+		[]string{"doctor", "--json"})
 	return parse(t, stdout, stderr, code)
 }
 
@@ -231,9 +234,9 @@ func TestText(t *testing.T) {
 	}
 	require.NotContains(t, stdout, "\x1b")
 	stdout, _, _ = execute(t, nil, []string{"doctor", "--json", program})
-	for _, name := range strings.Fields("can_interpose driver loaded cuda_version error devices ordinal memory_bytes vmm " +
-		"granularity_bytes host memory_available_bytes address_space_limit_bytes library path machine program script loader " +
-		"libtms pid preloaded cudart linkage sure sign libraries major findings severity id what do") {
+	for _, name := range strings.Fields(`can_interpose driver loaded cuda_version error devices ordinal memory_bytes vmm
+		granularity_bytes host memory_available_bytes address_space_limit_bytes library path machine program script
+		loader libtms pid preloaded cudart linkage sure sign libraries major findings severity id what do`) {
 		require.Contains(t, stdout, `"`+name+`":`)
 	}
 
@@ -337,9 +340,11 @@ func TestSharedRuntime(t *testing.T) {
 		link("libcuda.so.1", "")
 		middle := compile(t, "program", "libmiddle.so", append(flags, "-Wl,-rpath,$ORIGIN")...)
 		copied(t, middle, filepath.Join(folder, "lib", "libmiddle.so"))
-		program := compile(t, "program", "program", "-Wl,--no-as-needed,-rpath,$ORIGIN/lib", "-L"+filepath.Dir(middle), "-lmiddle",
+		program := compile(t, "program", "program", "-Wl,--no-as-needed,-rpath,$ORIGIN/lib", "-L"+filepath.Dir(middle),
+			"-lmiddle",
 			"-Wl,--allow-shlib-undefined")
-		r := examine(t, []string{copied(t, program, filepath.Join(folder, "program"))}, "LD_LIBRARY_PATH="+folder).with(t)
+		r := examine(t, []string{copied(t, program, filepath.Join(folder, "program"))},
+			"LD_LIBRARY_PATH="+folder).with(t)
 		require.Equal(t, filepath.Join(folder, "lib", "libcudart.so.13"), r.Program.Cudart.Libraries[0].Path)
 	})
 
@@ -387,7 +392,8 @@ func TestStaticRuntime(t *testing.T) {
 	examine(t, []string{compile(t, "own", "own", append(shared, "-DVISIBLE=", "-rdynamic")...)}).with(t, "error cudart")
 
 	library := compile(t, "own", "libown.so")
-	examine(t, []string{uses(t, append(shared, library, "-Wl,-rpath,"+filepath.Dir(library))...)}).says(t, "note cudart-inside", "libown.so")
+	examine(t, []string{uses(t, append(shared, library, "-Wl,-rpath,"+filepath.Dir(library))...)}).says(t,
+		"note cudart-inside", "libown.so")
 }
 
 func TestProgramsThatLookForCUDA(t *testing.T) {
@@ -454,7 +460,8 @@ func TestSecureExecution(t *testing.T) {
 	program = copied(t, plain(t), filepath.Join(t.TempDir(), "plain"))
 	require.NoError(t, os.Chown(program, other, other))
 	require.NoError(t, os.Chmod(program, 0o755|os.ModeSetuid))
-	examine(t, start(t, program, "LD_PRELOAD="+built(t, "lib", "libtms.so"))).says(t, "error loaded", "secure-execution mode")
+	examine(t, start(t, program, "LD_PRELOAD="+built(t, "lib", "libtms.so"))).says(t, "error loaded",
+		"secure-execution mode")
 }
 
 func TestScripts(t *testing.T) {
@@ -524,7 +531,8 @@ func TestNamesOfTheWheel(t *testing.T) {
 	copied(t, built(t, "lib", "libtms.so"), library)
 	name := "torch_memory_saver_hook_mode_preload.abi3.so"
 	name = copied(t, compile(t, "../../../scripts/wheel/alias", name, // as scripts/wheel.sh builds it
-		"-nostdlib", `-DVARIABLES="TMS_INIT_ENABLE"`, "-Wl,--filter=$ORIGIN/tms/lib/libtms.so"), filepath.Join(folder, name))
+		"-nostdlib", `-DVARIABLES="TMS_INIT_ENABLE"`, "-Wl,--filter=$ORIGIN/tms/lib/libtms.so"),
+		filepath.Join(folder, name))
 	other, program := compile(t, "other", "libother.so"), usual(t)
 
 	require.Equal(t, library, examine(t, []string{"--library", name}).with(t).Library.Path)
@@ -550,7 +558,8 @@ func TestLibraryNeedsNewerGlibc(t *testing.T) {
 	require.NoError(t, os.WriteFile(versions, []byte("GLIBC_9.99 { global: from_the_future; local: *; };"), 0o600))
 	libc := library(t, filepath.Join(folder, "libc.so.6"), "int from_the_future(void) { return 0; }", "-nostdlib",
 		"-Wl,-soname,libc.so.6,--version-script="+versions)
-	needs := library(t, "libtms.so", "int from_the_future(void); int cudaMalloc(void) { return from_the_future(); }", "-nostdlib", libc)
+	needs := library(t, "libtms.so", "int from_the_future(void); int cudaMalloc(void) { return from_the_future(); }",
+		"-nostdlib", libc)
 	examine(t, []string{usual(t), "--library", needs}).says(t, "error glibc", "GLIBC_9.99")
 }
 
@@ -689,7 +698,8 @@ func TestProcess(t *testing.T) {
 	examine(t, start(t, program, preload), "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync", "NCCL_GRAPH_REGISTER=1").
 		with(t).lacks(t, "nccl-graphs")
 
-	examine(t, start(t, uses(t, append(cudart(t), "-l:libcudart.so.12")...), preload)).with(t, "warning cudart-versions")
+	examine(t, start(t, uses(t, append(cudart(t), "-l:libcudart.so.12")...), preload)).with(t,
+		"warning cudart-versions")
 
 	link := filepath.Join(t.TempDir(), "libother.so")
 	require.NoError(t, os.Symlink(compile(t, "other", "libother.so.1"), link))

@@ -23,7 +23,8 @@ func TestDryRun(t *testing.T) {
 	require.Equal(t, exitNo, code)
 	require.Contains(t, out, other+": would take 64.00 MiB of device 0: 16.00 MiB of cache, 48.00 MiB of weights; 38.00 MiB free\n")
 	require.Equal(t, "tms: "+other+": it does not fit: device 0 would have 38.00 MiB free and 64.00 MiB are needed\n", errors_)
-	require.Contains(t, succeeds(t, "resume", "--dry-run", other, "--tag", "cache"), "16.00 MiB of cache; 38.00 MiB free\n")
+	require.Contains(t, succeeds(t, "resume", "--dry-run", other, "--tag", "cache"),
+		"16.00 MiB of cache; 38.00 MiB free\n")
 
 	require.Contains(t, succeeds(t, "swap", "--dry-run", one, other), "; 70.00 MiB free\n")
 	plans := parsed[[]plan](t, succeeds(t, "swap", "--dry-run", "--json", one, other))

@@ -47,7 +47,8 @@ func (w *whole) requireFree(mebibytes int) {
 // comesToFree waits until others could have so much, and the process's calls go on.
 func (w *whole) comesToFree(mebibytes int) {
 	w.t.Helper()
-	require.Eventually(w.t, func() bool { return w.other.count("free") == mebibytes && w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
+	require.Eventually(w.t, func() bool { return w.other.count("free") == mebibytes && w.do("stats") == "0" },
+		time.Minute, 10*time.Millisecond)
 }
 
 // asBefore checks that the process has everything that it had, and can use it.
@@ -87,8 +88,8 @@ func (w *whole) resumed() {
 func TestEverythingIsPausedAndResumed(t *testing.T) {
 	w := startWhole(t)
 	for range 3 {
-		require.Regexp(t, `^\d+: paused, 32.00 MiB freed in .* s, 8\.00 MiB without contents; the rest by the driver in \d+\.\d\d s\n$`,
-			w.pause())
+		require.Regexp(t, `^\d+: paused, 32.00 MiB freed in .* s, 8\.00 MiB without contents; `+
+			`the rest by the driver in \d+\.\d\d s\n$`, w.pause())
 		w.requireFree(128)
 		require.Regexp(t, w.number()+` .*weights +24.0 MiB +0 out \d+s +24.0 MiB host`, succeeds(t, "ps"))
 		require.Equal(t, "1", w.do("stats"), "without a call of the driver")
@@ -169,7 +170,8 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 		require.Equal(t, "0", w.do("stats"))
 	}
 	// The command says what it cannot undo, and a resume undoes it.
-	fail("cuCheckpointProcessCheckpoint:1:2,cuCheckpointProcessUnlock:1:999", "its CUDA calls wait; tms resume "+w.number()+" tries again")
+	fail("cuCheckpointProcessCheckpoint:1:2,cuCheckpointProcessUnlock:1:999",
+		"its CUDA calls wait; tms resume "+w.number()+" tries again")
 	w.resumed()
 	fail("cuCheckpointProcessGetState:2:999,cuCheckpointProcessRestore:1:2", "its CUDA calls wait")
 	w.requireFree(128)
@@ -420,7 +422,8 @@ func TestContentsMoveToDisk(t *testing.T) {
 		require.Equal(t, 1, files())
 		require.Regexp(t, `weights .* 24.0 MiB disk`, succeeds(t, "ps"))
 		if !everything {
-			require.Contains(t, succeeds(t, "pause", w.number(), "--force", "--to", "host"), "nothing to pause; 24.00 MiB moved to host")
+			require.Contains(t, succeeds(t, "pause", w.number(), "--force", "--to", "host"),
+				"nothing to pause; 24.00 MiB moved to host")
 			require.Zero(t, files())
 			succeeds(t, arguments...)
 		}

@@ -19,7 +19,8 @@ import (
 func TestJobThatSharesMemory(t *testing.T) {
 	ownSockets(t)
 	// The spoiled unmapping is that of its own memory, after others'.
-	ranks := startJob(t, 3, "CUDASIM_FAIL=cuMemUnmap:2:999", "MASTER_ADDR=here", "MASTER_PORT=29501", "COLLECTIVE_SHARES=1")
+	ranks := startJob(t, 3, "CUDASIM_FAIL=cuMemUnmap:2:999", "MASTER_ADDR=here", "MASTER_PORT=29501",
+		"COLLECTIVE_SHARES=1")
 	pause := []string{"pause", "--job", "here:29501", "--timeout", "60"}
 	require.Regexp(t, "(?m)^tms: "+ranks[1].number()+": .*999", fails(t, exitNo, "", pause...))
 	require.True(t, ranks.hold(rankBytes))

@@ -33,7 +33,8 @@ func startRanks(t *testing.T, count int, arguments []string, spoils string, envi
 	for rank := range count {
 		arguments[number] = strconv.Itoa(rank)
 		command := exec.Command(arguments[0], arguments[1:]...)
-		command.Env = append(os.Environ(), reaching(t), "LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=64M", "TMS_CONTROL=1")
+		command.Env = append(os.Environ(), reaching(t), "LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=64M",
+			"TMS_CONTROL=1")
 		command.Env = append(command.Env, environment...)
 		if rank == 1 {
 			command.Env = append(command.Env, spoils)
@@ -51,7 +52,8 @@ func startJob(t *testing.T, count int, spoils string, environment ...string) ran
 	t.Helper()
 	shared := filepath.Join(t.TempDir(), "shared")
 	require.NoError(t, os.WriteFile(shared, make([]byte, 4096), 0o600))
-	return startRanks(t, count, []string{fixture(t, "collective"), shared, "RANK", strconv.Itoa(count)}, spoils, environment...)
+	return startRanks(t, count, []string{fixture(t, "collective"), shared, "RANK", strconv.Itoa(count)}, spoils,
+		environment...)
 }
 
 // hold reports whether each rank has so much of its device.
@@ -85,11 +87,13 @@ func (all ranks) areCut(job string, times int, apart time.Duration) {
 	t.Helper()
 	for i := range times {
 		kill := i%2 == 0
-		ended := cut(t, time.Duration(i)*apart, []os.Signal{os.Kill, os.Interrupt}[i%2], "pause", "--job", job, "--timeout", "60")
+		ended := cut(t, time.Duration(i)*apart, []os.Signal{os.Kill, os.Interrupt}[i%2],
+			"pause", "--job", job, "--timeout", "60")
 		if ended.Success() || kill && all.kept() {
 			succeeds(t, "resume", "--job", job)
 		}
-		require.Eventually(t, func() bool { return all.hold(rankBytes) }, time.Minute, time.Millisecond, "after pause %d", i)
+		require.Eventually(t, func() bool { return all.hold(rankBytes) }, time.Minute, time.Millisecond,
+			"after pause %d", i)
 	}
 }
 
@@ -148,7 +152,8 @@ func TestJobIsNotPaused(t *testing.T) {
 
 	// One rank is stopped: the error names it, and the others go on.
 	stop(t, ranks[2].Process)
-	words = fails(t, exitNoProcess, "tms: "+ranks[2].number()+": it does not answer (stopped?)\n", "pause", "--job", "here:29500")
+	words = fails(t, exitNoProcess, "tms: "+ranks[2].number()+": it does not answer (stopped?)\n",
+		"pause", "--job", "here:29500")
 	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[2].number()+": it does not answer")
 	require.NoError(t, ranks[2].Process.Signal(syscall.SIGCONT))
 

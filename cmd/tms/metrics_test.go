@@ -100,7 +100,8 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, reply.Body.Close())
 	require.Equal(t, http.StatusNotFound, reply.StatusCode)
 	taken := strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/metrics")
-	require.Contains(t, fails(t, exitUsage, "tms: --listen "+taken+": ", "metrics", "--listen", taken), "address already in use")
+	require.Contains(t, fails(t, exitUsage, "tms: --listen "+taken+": ", "metrics", "--listen", taken),
+		"address already in use")
 	require.NoError(t, server.Process.Signal(os.Interrupt))
 	require.NoError(t, server.Wait())
 }

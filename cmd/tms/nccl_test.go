@@ -56,7 +56,8 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 	t.Helper()
 	library := buildNCCL(t, version)
 	folder := filepath.Dir(library)
-	linked := []string{"-DLINKED", "-Wl,-rpath," + folder, "-L" + folder, filepath.Join("..", "..", "preload", "testdata", "nccl.c"),
+	linked := []string{"-DLINKED", "-Wl,-rpath," + folder, "-L" + folder,
+		filepath.Join("..", "..", "preload", "testdata", "nccl.c"),
 		"-Wl,-z,dynamic-undefined-weak", "-L" + built(t, "sim"), "-l:libcudart.so.13", "-ldl", "-l:libnccl.so.2"}
 	c := exec.Command(fixture(t, "nccl"), way, library)
 	switch way {
@@ -67,7 +68,8 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 	}
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which also asks the driver
-	shared := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
+	shared := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M",
+		"TMS_COMMAND=" + tms}
 	c.Env = slices.Concat(os.Environ(), shared, []string{"TMS_CONTROL=1", reaching(t)}, environment)
 	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	require.NoError(t, err)
@@ -213,7 +215,8 @@ func TestASuspendThatIsLate(t *testing.T) {
 		"-I" + filepath.Join("..", "..", "forward"), object}, sources...)...) // its headers make another library
 	c := startNCCL(t, "linked", ncclNew, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+library, "LATE="+seen)
 	c.do("all 2")
-	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL", "pause", c.number(), "--everything", "--timeout", "1")
+	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL",
+		"pause", c.number(), "--everything", "--timeout", "1")
 	require.NoError(t, os.WriteFile(seen, nil, 0o600))
 	c.goesOnWith(96)
 	require.Contains(t, c.pause(), "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
@@ -224,7 +227,8 @@ func TestAResumeOfNCCLThatFails(t *testing.T) {
 	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=lose")
 	c.do("all 2")
 	require.Contains(t, c.pause(), "2 communicators with 8.00 MiB suspended")
-	c.refused("ncclCommResume has failed for 2 communicators of NCCL, which can be used no more; all else is resumed", "resume", c.number())
+	c.refused("ncclCommResume has failed for 2 communicators of NCCL, which can be used no more; all else is resumed",
+		"resume", c.number())
 	c.do("check")
 	require.Equal(t, "0", c.do("stats"))
 	require.Contains(t, c.pause(), "2 communicators left to the driver (suspended before, and not resumed since)")
@@ -320,7 +324,8 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	for range 3 {
 		out := spread(t, "pause", "--everything")
 		for _, r := range ranks {
-			require.Regexp(t, `(?m)^`+r.number()+`: paused, 24\.00 MiB freed in .* s, 8\.00 MiB without contents; NCCL 2\.29\.7: 1 communicator with 4\.00 MiB suspended; the rest by the driver in `, out)
+			require.Regexp(t, `(?m)^`+r.number()+`: paused, 24\.00 MiB freed in .* s, 8\.00 MiB without contents; `+
+				`NCCL 2\.29\.7: 1 communicator with 4\.00 MiB suspended; the rest by the driver in `, out)
 		}
 		ranks[0].requireFree(128)
 		require.NotContains(t, spread(t, "resume"), "NCCL")
@@ -358,7 +363,8 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	out = spread(t, "pause", "--everything", "--timeout", "6") // half waits for ranks that did not do the same
 	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
 	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
-	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].number()+": the driver's checkpoint would lose")
+	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].number()+
+		": the driver's checkpoint would lose")
 	require.NotContains(t, out, "without --everything")
 	ranks[0].requireFree(127)
 	spread(t, "resume")
@@ -478,12 +484,13 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 			}
 			_ = ranks[1].Process.Kill()
 		}()
-		fails(t, exitNo, "ncclCommSuspend has not come back within 3s for 1 communicator of NCCL, which may be of no use now; "+
-			"all else is as before, and the program runs on (1 of them with ranks in other processes, one of which has ended, or does not run)",
-			append(pause, "--timeout", "3")...)
+		fails(t, exitNo, "ncclCommSuspend has not come back within 3s for 1 communicator of NCCL, which may be of no "+
+			"use now; all else is as before, and the program runs on (1 of them with ranks in other processes, one of "+
+			"which has ended, or does not run)", append(pause, "--timeout", "3")...)
 		ranks[0].do("check", "reduce")
 		require.Equal(t, "0", ranks[0].do("stats"))
-		ranks[0].refused("has not come back from ncclCommSuspend within 1s", "pause", ranks[0].number(), "--timeout", "1")
+		ranks[0].refused("has not come back from ncclCommSuspend within 1s",
+			"pause", ranks[0].number(), "--timeout", "1")
 		require.Equal(t, "0 ", ranks[0].do("pause"), "by itself")
 		require.Equal(t, "0 ", ranks[0].do("resume"))
 		ranks[0].do("check")
@@ -531,7 +538,8 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	c.do("register 16") // NCCL_LOCAL_REGISTER=0: NCCL registers nothing
 	goes()
 	c.do("window")
-	c.refused("by ncclCommWindowRegister, and a registration does not survive a pause: call ncclCommWindowDeregister first", "pause", c.number())
+	c.refused("by ncclCommWindowRegister, and a registration does not survive a pause: call ncclCommWindowDeregister "+
+		"first", "pause", c.number())
 	goes("--force")
 	c.do("close")
 	goes()

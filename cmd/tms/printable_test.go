@@ -26,8 +26,8 @@ import (
 // the left.
 const obeyed = "\x1b[2J\x1b]0;title\x07\u009b31m\rtms: all is well\n\u202e\x7f"
 
-// manner makes the test's own program a process that listens and answers in this manner: it says such text, and refuses,
-// agrees, or agrees and works; or it is slow.
+// manner makes the test's own program a process that listens and answers in this manner: it says such text, and
+// refuses, agrees, or agrees and works; or it is slow.
 const manner = "TMS_TEST_MANNER"
 
 func init() {

@@ -29,7 +29,8 @@ func slowly() func(control.Request) control.Reply {
 			if asked.Load() >= 0 {
 				now := asked.Add(1)
 				state.Doing = control.Pause
-				state.Stats.Devices[0].Progress = &stats.Progress{Operation: "pause", Done: uint64(min(now, looks)) * each, Total: looks * each}
+				state.Stats.Devices[0].Progress = &stats.Progress{Operation: "pause",
+					Done: uint64(min(now, looks)) * each, Total: looks * each}
 				pausing <- now
 			}
 			return control.Reply{OK: true, Process: ownState(state)}

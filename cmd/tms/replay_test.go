@@ -106,7 +106,8 @@ func TestReplayJoinsRegions(t *testing.T) {
 // The measurements replay a trace many times, and each fails many times; what the pool held is printed once.
 func TestReplayDumpsOnce(t *testing.T) {
 	t.Parallel()
-	path := traced(t, slices.Repeat([]string{"allocate failure,0x0,9000000,0x0", "allocate failure,0x0,3000000,0x0"}, 10)...)
+	path := traced(t, slices.Repeat([]string{"allocate failure,0x0,9000000,0x0", "allocate failure,0x0,3000000,0x0"},
+		10)...)
 	for _, options := range [][]string{{"--option", "memory_limit=2MiB,dump_log_on_failure=true"},
 		{"--option", "dump_log_on_failure=true", "--memory", "2MiB"}} {
 		_, stderr, code := execute(t, nil, append([]string{"replay", "--pool", "bfc", path}, options...))
@@ -118,7 +119,8 @@ func TestReplayDumpsOnce(t *testing.T) {
 // python runs a program in Python on the snapshot s, and returns its output.
 func python(t *testing.T, snapshot, program string) (output []byte) {
 	t.Helper()
-	output, err := exec.Command("python3", "-c", "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb'))\n"+program,
+	output,
+		err := exec.Command("python3", "-c", "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb'))\n"+program,
 		snapshot).CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	return output
@@ -173,7 +175,8 @@ assert seen == live and len(live) > 10
 // nothing in it is live.
 func TestReplaySnapshotOfCaching(t *testing.T) {
 	t.Parallel()
-	path := traced(t, "allocate,0xa,1000,0x5", "allocate,0xb,9000000,0x6", "allocate,0xc,3000,0x7", "allocate,0xd,5000,0x5",
+	path := traced(t, "allocate,0xa,1000,0x5", "allocate,0xb,9000000,0x6", "allocate,0xc,3000,0x7",
+		"allocate,0xd,5000,0x5",
 		"free,0xc,3000,0x7", "free,0xb,9000000,0x6", "allocate,0xe,30000000,0x8")
 	snapshot := filepath.Join(t.TempDir(), "a.pickle")
 	replayed(t, "--pool", "caching", "--memory", "40MiB", "--snapshot", snapshot, path)

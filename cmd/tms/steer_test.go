@@ -317,7 +317,8 @@ func TestSteering(t *testing.T) {
 
 func TestAProcessThatDoesNotListen(t *testing.T) {
 	ownSockets(t)
-	fails(t, exitNoProcess, "it does not listen: start it with tms run or TMS_CONTROL=1", "pause", fmt.Sprint(os.Getpid()))
+	fails(t, exitNoProcess, "it does not listen: start it with tms run or TMS_CONTROL=1", "pause",
+		fmt.Sprint(os.Getpid()))
 }
 
 // The table keeps to its width, and sends a terminal nothing but text.

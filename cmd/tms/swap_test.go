@@ -51,7 +51,8 @@ func TestSwap(t *testing.T) {
 	in, out, start := pair(t)
 	for i := range hermetic.Number(t, "TMS_SWAPS", 4) {
 		require.Regexp(t, "^"+out.number()+`: paused, \d\d\.00 MiB freed in \d+\.\d\d s, (8|16)\.00 MiB without contents`+"\n"+
-			in.number()+`: resumed, \d\d\.00 MiB in \d+\.\d\d s`+"\n$", succeeds(t, "swap", out.number(), in.number()), i)
+			in.number()+`: resumed, \d\d\.00 MiB in \d+\.\d\d s`+"\n$", succeeds(t, "swap", out.number(), in.number()),
+			i)
 		require.Equal(t, "ok", in.do("check"))
 		in, out = out, in
 	}
@@ -105,9 +106,11 @@ func TestSwap(t *testing.T) {
 	require.Equal(t, large.number()+": nothing to pause\n"+small.number()+": nothing to resume\n", succeeds(t, swap...))
 
 	// A process that cannot be asked: nothing is done.
-	require.Contains(t, fails(t, exitNoProcess, "tms: 999999999: there is no such process\n", "swap", large.number(), "999999999"),
+	require.Contains(t, fails(t, exitNoProcess, "tms: 999999999: there is no such process\n", "swap", large.number(),
+		"999999999"),
 		"tms: "+large.number()+": left as it was: 999999999 cannot be resumed\n")
-	fails(t, exitNo, third.number()+": libtms_reach.so is not preloaded", "swap", third.number(), large.number()) // without --force
+	fails(t, exitNo, third.number()+": libtms_reach.so is not preloaded", "swap", third.number(),
+		large.number()) // without --force
 	require.EqualValues(t, largeBytes-16<<20, held(t, large))
 
 	// IN's memory that the driver has comes back, too.

@@ -172,7 +172,8 @@ func TestPlannedFailuresOfACheckpoint(t *testing.T) {
 	pid := target.cmd.Process.Pid
 	other := g.start("CUDASIM_FAIL=cuCheckpointProcessLock:1:600,cuCheckpointProcessCheckpoint:1:2," +
 		"cuCheckpointProcessRestore:1:2,cuCheckpointProcessUnlock:1:999,cuCheckpointProcessGetState:1:801")
-	other.does(pid, "state=801 -1", "lock=600", "state=0 0", "lock", "state=0 1", "checkpoint=2", "state=0 1", "checkpoint",
+	other.does(pid, "state=801 -1", "lock=600", "state=0 0", "lock", "state=0 1", "checkpoint=2", "state=0 1",
+		"checkpoint",
 		"state=0 2", "restore=2", "state=0 2", "restore", "state=0 1", "unlock=999", "state=0 1", "unlock", "state=0 0")
 }
 
@@ -181,7 +182,8 @@ func TestPlannedDeaths(t *testing.T) {
 	_, other, pid := pair(t)
 	for _, step := range []struct{ call, state string }{{"Lock", "0 0"}, {"Checkpoint", "0 1"}, {"GetState", "0 2"}} {
 		lines := fmt.Sprintf("lock %d\ncheckpoint %d\nstate %d\n", pid, pid, pid)
-		_, _, err := obeys(other.cmd.Path, 0, lines, append(environment(t), "CUDASIM_FAIL=cuCheckpointProcess"+step.call+":1:kill")...)
+		_, _, err := obeys(other.cmd.Path, 0, lines, append(environment(t),
+			"CUDASIM_FAIL=cuCheckpointProcess"+step.call+":1:kill")...)
 		require.ErrorContains(t, err, "signal: killed", step.call)
 		other.does(pid, "state="+step.state)
 		for _, command := range []string{"restore", "unlock"} {

@@ -1,5 +1,5 @@
-// A program that USES the CUDA runtime, or does so if there is one (WEAK), loads libraries LATE, has used up all but some
-// two hundred of its MAPPINGS, or does nothing. With an argument it stays until its standard input ends.
+// A program that USES the CUDA runtime, or does so if there is one (WEAK), loads libraries LATE, has used up all but
+// some two hundred of its MAPPINGS, or does nothing. With an argument it stays until its standard input ends.
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>

@@ -275,7 +275,8 @@ CASE(no_peers)
 	GIVES(217, cuCtxEnablePeerAccess(zero, 0));
 	GIVES(705, cuCtxDisablePeerAccess(zero));
 	CUdeviceptr at = mapped_on(0, 1), here;
-	CUmemAccessDesc access[] = {access_of(0, CU_MEM_ACCESS_FLAGS_PROT_READ), access_of(1, CU_MEM_ACCESS_FLAGS_PROT_READ)};
+	CUmemAccessDesc access[] = {access_of(0, CU_MEM_ACCESS_FLAGS_PROT_READ),
+				    access_of(1, CU_MEM_ACCESS_FLAGS_PROT_READ)};
 	GIVES(101, cuMemSetAccess(at, GRANULE, access, 2));
 	CHECK(access_at(at, 0) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE); // nothing has changed
 	here = allocate(MIB);
