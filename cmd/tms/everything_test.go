@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -210,15 +209,9 @@ func TestAResumeWithoutMemory(t *testing.T) {
 
 func TestAnInterruptedCommand(t *testing.T) {
 	w := startWhole(t)
-	c := exec.Command(tms, "pause", w.number(), "--everything", "--force")
-	var said strings.Builder
-	c.Stderr = &said
 	w.do("busy 3000")
-	require.NoError(t, c.Start())
-	require.Eventually(t, func() bool { return w.doing() == control.Pause }, time.Minute, time.Millisecond)
-	require.NoError(t, c.Process.Signal(syscall.SIGINT))
-	require.Error(t, c.Wait())
-	require.Contains(t, said.String(), "interrupted")
+	pausing := func() bool { return w.doing() == control.Pause }
+	require.Contains(t, interrupted(t, pausing, "pause", w.number(), "--everything", "--force"), "interrupted")
 	// The pause that had begun is completed, and then undone.
 	require.Eventually(t, func() bool { return w.doing() == "" }, time.Minute, time.Millisecond)
 	w.comesToFree(56)

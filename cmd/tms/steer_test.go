@@ -174,6 +174,20 @@ func cut(t *testing.T, after time.Duration, by os.Signal, arguments ...string) *
 	return c.ProcessState
 }
 
+// interrupted interrupts tms as soon as it may be, and returns what it has written to stderr.
+func interrupted(t *testing.T, ready func() bool, arguments ...string) (stderr string) {
+	t.Helper()
+	c := exec.Command(tms, arguments...)
+	var said bytes.Buffer
+	c.Stderr = &said
+	require.NoError(t, c.Start())
+	require.Eventually(t, ready, time.Minute, time.Millisecond)
+	require.NoError(t, c.Process.Signal(os.Interrupt))
+	require.Error(t, c.Wait())
+	require.Equal(t, exitNo, c.ProcessState.ExitCode())
+	return said.String()
+}
+
 // dies runs tms, which is killed as it asks the driver to do something with the process.
 func dies(t *testing.T, at string, arguments ...string) {
 	t.Helper()
@@ -294,15 +308,8 @@ func TestSteering(t *testing.T) {
 	// The command is interrupted while it waits, and in the middle of a pause: afterwards it is as if nothing had been
 	// asked.
 	other.do("pause", "hog")
-	waiting := exec.Command(tms, "resume", second, "--wait", "600")
-	var said bytes.Buffer
-	waiting.Stderr = &said
-	require.NoError(t, waiting.Start())
-	require.Eventually(t, func() bool { return other.doing() == control.Resume }, time.Minute, time.Millisecond)
-	require.NoError(t, waiting.Process.Signal(os.Interrupt))
-	require.Error(t, waiting.Wait())
-	require.Equal(t, exitNo, waiting.ProcessState.ExitCode())
-	require.Contains(t, said.String(), "interrupted")
+	resuming := func() bool { return other.doing() == control.Resume }
+	require.Contains(t, interrupted(t, resuming, "resume", second, "--wait", "600"), "interrupted")
 	other.do("unhog", "resume")
 	for i := range hermetic.Often(20, 5) {
 		cut(t, time.Duration(i)*4*time.Millisecond, os.Kill, "pause", "--force", second)

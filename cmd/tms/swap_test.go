@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -79,15 +77,9 @@ func TestSwap(t *testing.T) {
 	require.Zero(t, held(t, large))
 
 	// The command is interrupted while it waits for that memory.
-	waiting := exec.Command(tms, "swap", small.number(), large.number(), "--wait", "600")
-	var said bytes.Buffer
-	waiting.Stderr = &said
-	require.NoError(t, waiting.Start())
-	require.Eventually(t, func() bool { return held(t, small) == 0 }, time.Minute, time.Millisecond)
-	require.NoError(t, waiting.Process.Signal(os.Interrupt))
-	require.Error(t, waiting.Wait())
-	require.Equal(t, exitNo, waiting.ProcessState.ExitCode())
-	require.Contains(t, said.String(), "tms: "+large.number()+": interrupted: it was not resumed\n")
+	paused := func() bool { return held(t, small) == 0 }
+	require.Contains(t, interrupted(t, paused, "swap", small.number(), large.number(), "--wait", "600"),
+		"tms: "+large.number()+": interrupted: it was not resumed\n")
 	require.EqualValues(t, smallBytes, held(t, small))
 
 	// The wait ends well.

@@ -44,10 +44,8 @@ func start(t *testing.T) *target {
 	t.Helper()
 	library, err := cudasim.Library()
 	require.NoError(t, err)
-	binary := filepath.Join(t.TempDir(), "target")
-	out, err := exec.Command("cc", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-o", binary,
-		filepath.Join("..", "cudasim", "testdata", "shared.c"), library).CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	binary := hermetic.Compile(t, "target", "-std=gnu11", "-D_GNU_SOURCE", "-pthread",
+		filepath.Join("..", "cudasim", "testdata", "shared.c"), library)
 	cmd := exec.Command(binary)
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(library))
 	cmd.Stderr = os.Stderr

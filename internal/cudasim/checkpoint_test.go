@@ -147,9 +147,8 @@ func TestAProcessOfAnotherUserCannotBeCheckpointed(t *testing.T) {
 		t.Skip("only root can become another user")
 	}
 	target, _, pid := pair(t)
-	makeReadable(t, target.cmd.Path)
 	lines := fmt.Sprintf("state %d\nlock %d\ncheckpoint %d\n", pid, pid, pid)
-	out, _, err := obeys(target.cmd.Path, 54399, lines, environment(t)...)
+	out, _, err := obeys(readable(t, target.cmd.Path), 54399, lines, environment(t)...)
 	require.NoError(t, err)
 	require.Equal(t, "800 -1\n800\n800\n", out)
 	require.Equal(t, "0 42", target.do("value", 0))

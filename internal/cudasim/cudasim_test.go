@@ -30,20 +30,15 @@ func simDir(t *testing.T) string {
 func compile(t *testing.T, fixture string, major int) string {
 	t.Helper()
 	dir := simDir(t)
-	binary := filepath.Join(t.TempDir(), fixture)
-	args := []string{
-		"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread",
-		"-o", binary, filepath.Join("testdata", fixture+".c"), filepath.Join(dir, "libcuda.so.1"), "-ldl",
-	}
+	args := []string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread",
+		"-Idriver/abi", filepath.Join("testdata", fixture+".c"), filepath.Join(dir, "libcuda.so.1"), "-ldl"}
 	if major != 0 {
 		args = append(args, fmt.Sprintf("-DCUDART_MAJOR=%d", major), filepath.Join(dir, fmt.Sprintf("libcudart.so.%d", major)))
 	}
 	if strings.HasSuffix(filepath.Dir(dir), "sanitized") {
 		args = append(args, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 	}
-	out, err := exec.Command("cc", args...).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return binary
+	return hermetic.Compile(t, fixture, args...)
 }
 
 // environment returns this process's, in which the simulator is found and has its default settings.
@@ -58,14 +53,10 @@ func environment(t *testing.T) []string {
 	return append(env, "LD_LIBRARY_PATH="+simDir(t))
 }
 
-// run runs one case of a fixture and returns its stderr. It sets a limit of open files, unless files is 0.
-func run(t *testing.T, binary, name string, files int, env ...string) string {
+// run runs one case of a fixture and returns its stderr.
+func run(t *testing.T, binary, name string, env ...string) string {
 	t.Helper()
-	script := `exec "$0" "$1"`
-	if files != 0 {
-		script = fmt.Sprintf("ulimit -n %d; %s", files, script)
-	}
-	cmd := exec.Command("sh", "-c", script, binary, name)
+	cmd := exec.Command(binary, name)
 	cmd.Env = append(environment(t), env...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -87,8 +78,6 @@ var environments = map[string][]string{
 	"no_device":                       {"CUDASIM_DEVICES=0"},
 	"no_peers":                        {"CUDASIM_PEERS=0"},
 }
-
-var fileLimits = map[string]int{"ten_thousand_handles": 256}
 
 // What a case prints on stderr, line by line; cases not listed print nothing.
 var complaints = map[string][]string{
@@ -136,7 +125,7 @@ func TestFixtures(t *testing.T) {
 			for _, name := range strings.Fields(string(names)) {
 				t.Run(name, func(t *testing.T) {
 					env := append(append([]string{}, fixture.env...), environments[name]...)
-					stderr := strings.TrimSuffix(run(t, binary, name, fileLimits[name], env...), "\n")
+					stderr := strings.TrimSuffix(run(t, binary, name, env...), "\n")
 					var lines []string
 					if stderr != "" {
 						lines = strings.Split(stderr, "\n")

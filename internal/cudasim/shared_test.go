@@ -167,7 +167,7 @@ func TestTheFirstSaysHowMuchMemoryThereIs(t *testing.T) {
 func TestANameThatCannotBeOne(t *testing.T) {
 	g := newGroup(t)
 	for _, name := range []string{"a/b", strings.Repeat("x", 65)} {
-		stderr := run(t, compile(t, "vmm", 0), "unmapped_memory_faults", 0, "CUDASIM_SHARED="+name)
+		stderr := run(t, compile(t, "vmm", 0), "unmapped_memory_faults", "CUDASIM_SHARED="+name)
 		require.Equal(t, "cudasim: CUDASIM_SHARED="+name+" is not a name of up to 64 characters without /; sharing with nobody\n", stderr)
 	}
 	longest := newGroupNamed(g, strings.Repeat("x", 64-len(g.name)-1))
@@ -238,11 +238,16 @@ func TestChildrenHoldNothing(t *testing.T) {
 	survivor.requireFree(60)
 }
 
-// makeReadable lets other users reach a program of this test.
-func makeReadable(t *testing.T, binary string) {
+// readable returns a copy of a program that other users can reach.
+func readable(t *testing.T, binary string) string {
+	content, err := os.ReadFile(binary)
+	require.NoError(t, err)
+	binary = filepath.Join(t.TempDir(), "program")
+	require.NoError(t, os.WriteFile(binary, content, 0o755))
 	for path := filepath.Dir(binary); path != filepath.Clean(os.TempDir()) && path != "/"; path = filepath.Dir(path) {
 		require.NoError(t, os.Chmod(path, 0o755))
 	}
+	return binary
 }
 
 // A folder that another user has made beforehand is not trusted.
@@ -254,8 +259,7 @@ func TestTheFolderOfAnotherUser(t *testing.T) {
 	folder := fmt.Sprintf("/dev/shm/cudasim-%d", user)
 	require.NoError(t, os.Mkdir(folder, 0o700))
 	t.Cleanup(func() { os.Remove(folder) })
-	binary := compile(t, "shared", 0)
-	makeReadable(t, binary)
+	binary := readable(t, compile(t, "shared", 0))
 	out, complaints, err := obeys(binary, user, "start 0\n", append(environment(t), "CUDASIM_SHARED=name")...)
 	require.NoError(t, err, complaints)
 	require.Equal(t, "304\n", out)

@@ -35,10 +35,8 @@ func users(t *testing.T, count int, environment ...string) []*user {
 	t.Helper()
 	library, err := cudasim.Library()
 	require.NoError(t, err)
-	binary := filepath.Join(t.TempDir(), "user")
-	out, err := exec.Command("cc", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-o", binary,
-		filepath.Join("..", "cudasim", "testdata", "shared.c"), library).CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	binary := hermetic.Compile(t, "user", "-std=gnu11", "-D_GNU_SOURCE", "-pthread",
+		filepath.Join("..", "cudasim", "testdata", "shared.c"), library)
 	t.Setenv("CUDASIM_SHARED", fmt.Sprintf("%s-%d", t.Name(), os.Getpid()))
 	started := make([]*user, count)
 	for i := range started {

@@ -1,5 +1,6 @@
 // Ranges, handles, mappings: how they behave, and what is refused.
 #include <stdbool.h>
+#include <sys/resource.h>
 
 #include "cases.h"
 
@@ -364,8 +365,9 @@ STARTED(export_and_import)
 }
 
 CASE(ten_thousand_handles)
-{ // RLIMIT_NOFILE is 256
+{
 	enum { COUNT = 10000 };
+	OK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){256, 256}));
 	start(0);
 	static CUmemGenericAllocationHandle handles[COUNT];
 	CUdeviceptr at = reserve(COUNT * GRANULE);
