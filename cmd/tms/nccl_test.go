@@ -360,7 +360,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	asBefore(72)
 	// Where the driver cannot, NCCL's part is still freed.
 	ranks[1].do("export")
-	out = spread(t, "pause", "--everything", "--timeout", "6") // half waits for ranks that did not do the same
+	out = spread(t, "pause", "--everything", "--timeout", "10") // half waits for ranks that did not do the same
 	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
 	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
 	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].number()+
@@ -416,7 +416,7 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 	ranks[0].do("calm")
 	ranks[0].requireFree(72)
 	ranks[1].do("reduce")
-	spread(t, "pause", "--everything", "--timeout", "6") // half waits for ranks that did not do the same
+	spread(t, "pause", "--everything", "--timeout", "10") // half waits for ranks that did not do the same
 	ranks[0].requireFree(128)
 	spread(t, "resume")
 }
