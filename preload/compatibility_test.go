@@ -2,7 +2,6 @@ package main
 
 import (
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -43,17 +42,6 @@ func compatibilityTable(t *testing.T) []compatibilityLine {
 }
 
 func isBreak(r rune) bool { return r == ';' || r == ',' || r == ':' }
-
-func exported(t *testing.T) []string {
-	t.Helper()
-	output, err := exec.Command("nm", "-D", "--defined-only", built(t, "lib", "libtms.so")).Output()
-	require.NoError(t, err)
-	var names []string
-	for _, line := range strings.Split(strings.TrimSpace(string(output)), "\n") {
-		names = append(names, line[strings.LastIndexByte(line, ' ')+1:])
-	}
-	return names
-}
 
 func TestCompatibilityTable(t *testing.T) {
 	interposed := exported(t)

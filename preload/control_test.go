@@ -43,12 +43,19 @@ type steered struct {
 	reports string
 }
 
-// sockets returns a fresh directory for them; its path is short enough, and this process looks there too.
-func sockets(t *testing.T) string {
+// meeting returns a fresh directory for sockets, whose path is short enough.
+func meeting(t *testing.T) string {
 	t.Helper()
 	directory, err := os.MkdirTemp("/tmp", "tms-test-")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(directory) })
+	return directory
+}
+
+// sockets returns the folder in such a directory, where this process looks too.
+func sockets(t *testing.T) string {
+	t.Helper()
+	directory := meeting(t)
 	t.Setenv("XDG_RUNTIME_DIR", directory)
 	t.Setenv("TMPDIR", t.TempDir())
 	return filepath.Join(directory, "tms")
@@ -57,10 +64,7 @@ func sockets(t *testing.T) string {
 func steer(t *testing.T, program []string, environment ...string) *steered {
 	t.Helper()
 	command := exec.Command(program[0], program[1:]...)
-	own := slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "TMS_") })
-	command.Env = append(own, "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
-		"CUDASIM_MEMORY=256M", "EXPECT_CHILD=3")
-	command.Env = append(command.Env, environment...)
+	command.Env = hostEnvironment(t, append([]string{"CUDASIM_MEMORY=256M"}, environment...)...)
 	h := &steered{t: t, command: command, stderr: new(bytes.Buffer), reports: filepath.Join(t.TempDir(), "report")}
 	if sanitized {
 		command.Env = sanitizedEnvironment(t, command.Env, program[len(program)-1], h.reports)
@@ -722,7 +726,7 @@ func TestControlAndDescriptors(t *testing.T) {
 
 func TestControlWithoutCloseRange(t *testing.T) {
 	sockets(t)
-	program, sandbox := compile(t, "steered", majors[1]), compile(t, "seccomp", "")
+	program, sandbox := compile(t, "steered", majors[1]), compile(t, "sandbox", "")
 	h := steer(t, []string{sandbox, "old", program})
 	h.do("allocate")
 	before := h.do("descriptors")

@@ -15,31 +15,19 @@ import (
 
 func TestGate(t *testing.T) {
 	for _, cudart := range eachMajor() {
-		program := compileWithDriver(t, "gate", cudart)
-		for _, part := range []string{"basic", "inside", "captured", "busy", "callback", "another moment", "nested", "forked", "cancelled",
-			"tags", "failing", "two at once", "sandboxed"} {
-			t.Run(part+" "+cudart, func(t *testing.T) {
-				t.Parallel() // they mostly wait
-				run(t, program, []string{part}, reaching(t), "TMS_DEBUG=invariants").succeeded(t)
-			})
-		}
+		each(t, compileWithDriver(t, "gate", cudart), alone("basic", "inside", "captured", "busy", "callback", "another moment", "nested",
+			"forked", "cancelled", "tags", "failing", "two at once", "sandboxed"), reaching(t), "TMS_DEBUG=invariants")
 	}
 }
 
 func TestGateHoldsNotAll(t *testing.T) {
 	program := compileWithDriver(t, "gate", majors[1])
-	run(t, program, []string{"exported"}, reaching(t)).succeeded(t)
-	run(t, program, []string{"exported"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
-	run(t, program, []string{"exported", "forced"}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1").succeeded(t)
-
-	// The simulator has no cuMemGetHandleForAddressRange; a library behind ours has one.
-	run(t, program, []string{"lent before"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
-	run(t, program, []string{"lent before", "by range"}, reaching(t)+" "+shared(t, "dmabuf")).succeeded(t)
-
-	run(t, program, []string{"sandboxed", "after one"}, reaching(t)).succeeded(t)
-
 	library := hermetic.Compile(t, "nvshmem_bootstrap_uid.so.3", "-shared", "-x", "c", os.DevNull)
-	run(t, program, []string{"library", library}, reaching(t)).succeeded(t)
+	each(t, program, [][]string{{"exported"}, {"sandboxed", "after one"}, {"library", library}}, reaching(t))
+	each(t, program, alone("exported", "lent before"), reaching(t), "TMS_SHAREABLE=1")
+	each(t, program, [][]string{{"exported", "forced"}}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1")
+	// The simulator has no cuMemGetHandleForAddressRange; a library behind ours has one.
+	each(t, program, [][]string{{"lent before", "by range"}}, reaching(t)+" "+shared(t, "dmabuf"))
 }
 
 func TestGateIsNotThere(t *testing.T) {
@@ -54,9 +42,7 @@ func TestGateAndAnotherDriver(t *testing.T) {
 	folder := filepath.Dir(hermetic.Compile(t, "libcuda.so.1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
 		"-Wl,-soname,libcuda.so.1", "testdata/otherdriver.c"))
 	plugin := hermetic.Compile(t, "newer.so", "-shared", "-fPIC", "testdata/newer.c", "-L"+folder, "-l:libcuda.so.1")
-	for _, arguments := range [][]string{{"name"}, {"dlsym"}, {"bound", plugin}} {
-		t.Run(arguments[0], func(t *testing.T) { run(t, program, arguments, reaching(t), "LD_LIBRARY_PATH="+folder).succeeded(t) })
-	}
+	each(t, program, [][]string{{"name"}, {"dlsym"}, {"bound", plugin}}, reaching(t), "LD_LIBRARY_PATH="+folder)
 }
 
 // TMS_GATE_PAUSES says how many pauses; scripts/soak.sh sets it.

@@ -7,10 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -136,8 +134,8 @@ func TestPrograms(t *testing.T) {
 // Loading makes no system call that the loader does not make itself: some sandboxes kill for more.
 func TestLoadingInASandbox(t *testing.T) {
 	program := compile(t, "sandbox", "")
-	run(t, program, []string{"/bin/true"}, "LD_PRELOAD=").succeeded(t)
-	run(t, program, []string{"/bin/true"}).succeeded(t)
+	run(t, program, []string{"strict", "/bin/true"}, "LD_PRELOAD=").succeeded(t)
+	run(t, program, []string{"strict", "/bin/true"}).succeeded(t)
 }
 
 // musl's loader accepts the library in programs that do not use it.
@@ -181,9 +179,7 @@ func TestDispositionsOfFaults(t *testing.T) {
 func TestHandlersSetWhileTheLibraryStarts(t *testing.T) {
 	program := compile(t, "dispositions", majors[1])
 	for _, signal := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGPIPE, syscall.SIGURG, syscall.SIGSEGV, syscall.SIGBUS} {
-		t.Run(signal.String(), func(t *testing.T) {
-			repeat(t, 200, func() outcome { return run(t, program, []string{strconv.Itoa(int(signal))}) })
-		})
+		repeat(t, 200, program, []string{strconv.Itoa(int(signal))})
 	}
 }
 
@@ -193,86 +189,39 @@ func TestFaultsInside(t *testing.T) {
 	o.succeeded(t)
 	require.Contains(t, o.stderr, "internal error")
 
-	o = runAnyway(t, compile(t, "faults", majors[1]), []string{"in a handler"})
-	require.Equal(t, syscall.SIGSEGV, o.state.Sys().(syscall.WaitStatus).Signal(), "%s", o.stderr)
-}
-
-func TestDestructorsOfThreads(t *testing.T) {
-	run(t, compile(t, "destructor", majors[1]), nil).succeeded(t)
-}
-
-func TestCallersThatVanish(t *testing.T) {
-	program := compile(t, "vanish", majors[1])
-	for _, how := range []string{"cancelled", "jumped"} {
-		t.Run(how, func(t *testing.T) { run(t, program, []string{how}).succeeded(t) })
-	}
+	runAnyway(t, compile(t, "faults", majors[1]), []string{"in a handler"}).diedOf(t, syscall.SIGSEGV)
 }
 
 func TestForkInEveryState(t *testing.T) {
 	program := compile(t, "forks", majors[1])
 	children, one, many := strconv.Itoa(often(1008, 48)), strconv.Itoa(often(256, 16)), strconv.Itoa(often(1008, 64))
-	for _, state := range []string{"unused", "used", "pausing"} {
-		for _, atOnce := range []string{"1", "16"} {
-			t.Run(state+" "+atOnce, func(t *testing.T) {
-				run(t, program, []string{state, children, atOnce}).succeeded(t)
-			})
-		}
-	}
-	t.Run("starting", func(t *testing.T) {
-		run(t, program, []string{"starting", one, "1"}).succeeded(t)
-		run(t, program, []string{"starting", many, "16"}).succeeded(t)
+	each(t, program, [][]string{
+		{"unused", children, "1"}, {"unused", children, "16"}, {"used", children, "1"}, {"used", children, "16"},
+		{"pausing", children, "1"}, {"pausing", children, "16"}, {"starting", one, "1"}, {"starting", many, "16"},
 	})
 }
 
 func TestForkUnheardOf(t *testing.T) {
-	program := compile(t, "clones", majors[1])
 	children := strconv.Itoa(often(200, 40))
-	for _, how := range []string{"raw", "refused", "callback"} {
-		t.Run(how, func(t *testing.T) { run(t, program, []string{how, children}).succeeded(t) })
-	}
+	each(t, compile(t, "clones", majors[1]), [][]string{{"raw", children}, {"refused", children}, {"callback", children}})
 }
 
 func TestLeavingWhileOthersAreInside(t *testing.T) {
 	program := compile(t, "leaving", majors[1])
 	for _, how := range []string{"exec", "exit", "return", "quick_exit", "atexit"} {
-		t.Run(how, func(t *testing.T) {
-			repeat(t, 300, func() outcome { return run(t, program, []string{how}) })
-		})
+		repeat(t, 300, program, []string{how})
 	}
 }
 
 func TestClosedAndOpenedAgain(t *testing.T) {
-	program := compile(t, "closing", "")
-	library := built(t, "lib", "libtms.so")
-	repeat(t, 300, func() outcome { return run(t, program, []string{library}, "LD_PRELOAD=") })
+	repeat(t, 300, compile(t, "closing", ""), []string{built(t, "lib", "libtms.so")}, "LD_PRELOAD=")
 }
 
-// repeat runs something many times in the soak, and otherwise a few times, some at once; every run must succeed.
-func repeat(t *testing.T, times int, f func() outcome) {
+// repeat runs a program many times in the soak, and otherwise a few times, some at once; every run must succeed.
+func repeat(t *testing.T, times int, program string, arguments []string, environment ...string) {
 	t.Helper()
-	times = often(times, times/25)
-	var failed []outcome
-	var mu sync.Mutex
-	var workers sync.WaitGroup
-	left := make(chan struct{}, times)
-	for range times {
-		left <- struct{}{}
-	}
-	close(left)
-	for range 2 * runtime.NumCPU() {
-		workers.Go(func() {
-			for range left {
-				if o := f(); o.state.ExitCode() != 0 {
-					mu.Lock()
-					failed = append(failed, o)
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	workers.Wait()
-	if len(failed) > 0 {
-		t.Fatalf("%d of %d failed; the first: %s\n%s%s", len(failed), times, failed[0].state, failed[0].stdout, failed[0].stderr)
+	for range often(times, times/25) {
+		each(t, program, [][]string{arguments}, environment...)
 	}
 }
 
@@ -305,34 +254,40 @@ func TestLibrariesThatComeAgain(t *testing.T) {
 	for _, cudart := range majors {
 		plugins = append(plugins, hermetic.Compile(t, "plugin.so", "-shared", "-fPIC", "-O1", "testdata/plugin.c", "-L"+built(t, "sim"), "-l:"+cudart))
 	}
-	for _, preload := range []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so"), reaching(t)} {
-		for _, arguments := range [][]string{plugins[:2], plugins, {"driver"}} {
-			run(t, program, arguments, preload).succeeded(t)
-			run(t, program, arguments, preload, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1").succeeded(t)
-		}
+	for _, environment := range usedAndNot(t) {
+		each(t, program, [][]string{plugins[:2], plugins, {"driver"}}, environment...)
 	}
 }
 
+// usedAndNot returns environments with and without libtms_reach.so, and a region in which a program begins.
+func usedAndNot(t *testing.T) (environments [][]string) {
+	for _, preload := range []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so"), reaching(t)} {
+		environments = append(environments, []string{preload},
+			[]string{preload, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1"})
+	}
+	return environments
+}
+
 func TestOtherMallocs(t *testing.T) {
-	program := compile(t, "contended", majors[1])
+	program, ours := compile(t, "storm", majors[1]), built(t, "lib", "libtms.so")
 	for _, name := range []string{"libjemalloc.so.2", "libtcmalloc_minimal.so.4"} {
 		found, err := filepath.Glob("/usr/lib/*/" + name)
 		require.NoError(t, err)
 		if len(found) == 0 {
 			hermetic.Missing(t, name)
 		}
-		run(t, program, nil, "LD_PRELOAD="+found[0]+":"+built(t, "lib", "libtms.so")).succeeded(t)
-		run(t, program, nil, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+found[0]).succeeded(t)
+		for _, preload := range []string{found[0] + ":" + ours, ours + ":" + found[0]} {
+			each(t, program, alone("one"), "LD_PRELOAD="+preload)
+		}
 	}
 }
 
 func TestLibcudartOfEveryKind(t *testing.T) {
-	program := compile(t, "majors", "")
-	for _, mode := range []string{"local", "global"} {
-		run(t, program, []string{mode, majors[0]}).succeeded(t)
-		run(t, program, []string{mode, majors[1]}).succeeded(t)
-		run(t, program, append([]string{mode}, majors...)).succeeded(t)
-	}
+	twelve, thirteen := majors[0], majors[1]
+	each(t, compile(t, "majors", ""), [][]string{
+		{"local", twelve}, {"local", thirteen}, {"local", twelve, thirteen},
+		{"global", twelve}, {"global", thirteen}, {"global", twelve, thirteen},
+	})
 }
 
 // A crash of Python code after use is reported by faulthandler and dies by its own signal.
@@ -348,14 +303,12 @@ if sys.argv[1] == "after": faulthandler.enable()
 ctypes.string_at(8)
 `
 		o := run(t, "python3", []string{"-c", script, when})
-		status := o.state.Sys().(syscall.WaitStatus)
-		require.True(t, status.Signaled(), "%s %s", o.state, o.stderr)
-		require.Equal(t, syscall.SIGSEGV, status.Signal())
+		o.diedOf(t, syscall.SIGSEGV)
 		require.Contains(t, o.stderr, "Fatal Python error: Segmentation fault")
 		require.NotContains(t, o.stderr, "goroutine")
 	}
 }
 
 func TestNoDescriptorLeft(t *testing.T) {
-	run(t, compile(t, "nofds", majors[1]), nil).succeeded(t)
+	run(t, compile(t, "limits", majors[1]), []string{"descriptors"}).succeeded(t)
 }

@@ -5,13 +5,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sort"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,29 +34,25 @@ func built(t *testing.T, path ...string) string {
 }
 
 // compile builds testdata/NAME.c against a major version of the simulated libcudart, or none.
-func compile(t *testing.T, name, cudart string) string {
+func compile(t *testing.T, name, cudart string, more ...string) string {
 	t.Helper()
-	return compileWith(t, name, cudart)
+	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", filepath.Join("testdata", name+".c"),
+		"-Wl,-z,dynamic-undefined-weak", "-L" + built(t, "sim")}
+	arguments = append(arguments, sanitizerFlags()...)
+	if cudart != "" {
+		arguments = append(arguments, "-l:"+cudart)
+	}
+	return hermetic.Compile(t, name, append(append(arguments, more...), "-ldl")...)
 }
 
 // compileWithDriver is compile for a program that is also linked with the driver.
 func compileWithDriver(t *testing.T, name, cudart string) string {
 	t.Helper()
-	return compileWith(t, name, cudart, "-l:libcuda.so.1")
-}
-
-func compileWith(t *testing.T, name, cudart string, more ...string) string {
-	t.Helper()
-	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", filepath.Join("testdata", name+".c"),
-		"-Wl,-z,dynamic-undefined-weak"}
-	arguments = append(arguments, sanitizerFlags()...)
-	if cudart != "" {
-		arguments = append(arguments, "-L"+built(t, "sim"), "-l:"+cudart)
-	}
-	return hermetic.Compile(t, name, append(append(arguments, more...), "-ldl")...)
+	return compile(t, name, cudart, "-l:libcuda.so.1")
 }
 
 type outcome struct {
+	arguments      []string
 	stdout, stderr string
 	state          *os.ProcessState
 	findings       []string // the sanitizers' reports
@@ -78,20 +72,22 @@ func runAnyway(t *testing.T, program string, arguments []string, environment ...
 	return runWithin(t, 10*time.Minute, program, arguments, environment...)
 }
 
+// hostEnvironment is the tests' own without the variables that configure them, with the library preloaded.
+func hostEnvironment(t *testing.T, more ...string) []string {
+	own := slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "TMS_") })
+	if hermetic.Full {
+		own = append(own, "OFTEN=1") // host.h
+	}
+	return append(append(own, "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim")), more...)
+}
+
 // runWithin is runAnyway for a program with a time limit of its own.
 func runWithin(t *testing.T, limit time.Duration, program string, arguments []string, environment ...string) outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	command := exec.CommandContext(ctx, program, arguments...)
-	// Without the variables that configure the tests.
-	own := slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "TMS_") })
-	command.Env = append(own, "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
-		"CUDASIM_MEMORY=1G")
-	command.Env = append(command.Env, environment...)
-	if hermetic.Full {
-		command.Env = append(command.Env, "OFTEN=1") // host.h
-	}
+	command.Env = hostEnvironment(t, append([]string{"CUDASIM_MEMORY=1G"}, environment...)...)
 	reports := filepath.Join(t.TempDir(), "report")
 	if sanitized {
 		command.Env = sanitizedEnvironment(t, command.Env, program, reports)
@@ -102,12 +98,42 @@ func runWithin(t *testing.T, limit time.Duration, program string, arguments []st
 	var exit *exec.ExitError
 	require.True(t, err == nil || errors.As(err, &exit), "%v", err)
 	require.NoError(t, ctx.Err(), "hangs; stderr: %s", stderr.String())
-	return outcome{stdout.String(), stderr.String(), command.ProcessState, findings(t, reports)}
+	return outcome{arguments, stdout.String(), stderr.String(), command.ProcessState, findings(t, reports)}
 }
 
 func (o outcome) succeeded(t *testing.T) {
 	t.Helper()
-	require.Zero(t, o.state.ExitCode(), "%s\n%s%s", o.state, o.stdout, o.stderr)
+	require.Zero(t, o.state.ExitCode(), "%q: %s\n%s%s", o.arguments, o.state, o.stdout, o.stderr)
+}
+
+func (o outcome) diedOf(t *testing.T, signal syscall.Signal) {
+	t.Helper()
+	status := o.state.Sys().(syscall.WaitStatus)
+	require.True(t, status.Signaled(), "%s %s", o.state, o.stderr)
+	require.Equal(t, signal, status.Signal(), o.stderr)
+}
+
+// each runs a program once with each list of arguments, some at once, and expects success.
+func each(t *testing.T, program string, rows [][]string, environment ...string) {
+	t.Helper()
+	for _, arguments := range rows {
+		var name []string
+		for _, argument := range arguments {
+			name = append(name, filepath.Base(argument))
+		}
+		t.Run(strings.Join(name, " "), func(t *testing.T) {
+			t.Parallel()
+			run(t, program, arguments, environment...).succeeded(t)
+		})
+	}
+}
+
+// alone makes lists of one argument.
+func alone(arguments ...string) (rows [][]string) {
+	for _, argument := range arguments {
+		rows = append(rows, []string{argument})
+	}
+	return rows
 }
 
 var majors = []string{"libcudart.so.12", "libcudart.so.13"}
@@ -128,97 +154,69 @@ func eachMajor() []string {
 	return majors[1:]
 }
 
+// Programs that need nothing but their arguments and environment; docs/rationale.md names tests of others.
 func TestHosts(t *testing.T) {
-	for _, cudart := range majors {
-		run(t, compile(t, "edges", cudart), nil).succeeded(t)
-	}
-	for _, name := range []string{"asleep", "backup", "forked", "storm", "contended", "capture", "incremental"} {
-		for _, cudart := range eachMajor() {
-			t.Run(name+" "+cudart, func(t *testing.T) {
-				run(t, compile(t, name, cudart), nil).succeeded(t)
+	for _, h := range []struct{ host, environment string }{
+		{"edges", ""}, {"asleep", ""}, {"backup", ""}, {"storm own", ""}, {"storm one", ""}, {"incremental", ""},
+		{"failures", "TMS_EXTENT_BYTES=0"}, // every segment has an extent of its own, so that more calls can fail
+		{"devices both", "CUDASIM_DEVICES=2"}, {"devices ordered", "CUDASIM_DEVICES=2"},
+		{"devices runtime", "CUDASIM_DEVICES=2"}, {"devices driver", "CUDASIM_DEVICES=2"}, {"devices release", "CUDASIM_DEVICES=2"},
+		{"waiting device", "CUDASIM_DEVICES=2"}, {"waiting malloc", "CUDASIM_DEVICES=2"}, {"waiting inside", "CUDASIM_DEVICES=2"}, {"waiting thread", "CUDASIM_DEVICES=2"},
+		{"waiting preparing", ""}, {"tags together", ""}, {"tags odd", ""},
+		{"destructor", ""}, {"vanish cancelled", ""}, {"vanish jumped", ""},
+	} {
+		words := strings.Fields(h.host)
+		cudarts := eachMajor()
+		if h.host == "edges" || h.host == "devices ordered" {
+			cudarts = majors
+		}
+		for _, cudart := range cudarts {
+			t.Run(h.host+" "+cudart, func(t *testing.T) {
+				t.Parallel()
+				run(t, compile(t, words[0], cudart), words[1:], cmp.Or(h.environment, "NONE=")).succeeded(t)
 			})
 		}
 	}
 }
 
-// Every segment has an extent of its own, so that more calls can fail.
-func TestFailures(t *testing.T) {
-	for _, cudart := range eachMajor() {
-		run(t, compile(t, "failures", cudart), nil, "TMS_EXTENT_BYTES=0").succeeded(t)
-	}
-}
-
-func TestDevices(t *testing.T) {
-	run(t, compile(t, "devices", majors[1]), nil, "CUDASIM_DEVICES=2").succeeded(t)
-}
-
-func TestDeviceUsedAgain(t *testing.T) {
-	program := compile(t, "reused", majors[1])
-	for _, how := range []string{"runtime", "driver", "release"} {
-		t.Run(how, func(t *testing.T) { run(t, program, []string{how}, "CUDASIM_DEVICES=2").succeeded(t) })
-	}
-}
-
-func TestOrderedFreesOfOtherDevices(t *testing.T) {
-	for _, cudart := range majors {
-		run(t, compile(t, "ordered", cudart), nil, "CUDASIM_DEVICES=2").succeeded(t)
-	}
-}
-
 func TestDiskBackup(t *testing.T) {
-	run(t, compile(t, "disk", majors[1]), []string{t.TempDir()}).succeeded(t)
+	run(t, compile(t, "disk", majors[1]), []string{"contents", t.TempDir()}).succeeded(t)
 }
 
 func TestDiskBackupIsDamaged(t *testing.T) {
-	directory := t.TempDir()
+	directory, program := t.TempDir(), compile(t, "disk", majors[1])
 	require.NoError(t, os.Chmod(directory, 0o711)) // for the user that the host becomes
-	run(t, compile(t, "damaged", majors[1]), []string{directory}).succeeded(t)
+	run(t, program, []string{"damaged", directory}).succeeded(t)
 	// A process that changes its user leaves the file to the old user's next process, which removes it.
-	run(t, compile(t, "disk", majors[1]), []string{directory}).succeeded(t)
+	run(t, program, []string{"contents", directory}).succeeded(t)
 }
 
 func TestDiskDirectoryCannotBeUsed(t *testing.T) {
-	program := compile(t, "unwritable", majors[1])
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	for _, c := range []struct{ setting, words string }{
-		{"TMS_DISK_BACKUP_DIR", "not a directory; set TMS_DISK_BACKUP_DIR to a directory"},
-		{"TMPDIR", "not a directory; TMPDIR names it: set that, or TMS_DISK_BACKUP_DIR, to a directory"},
-		{"", "not a directory; call tms_set_disk_backup_dir with a directory"},
+	const words = "not a directory; "
+	for setting, arguments := range map[string][]string{
+		"TMS_DISK_BACKUP_DIR": {words + "set TMS_DISK_BACKUP_DIR to a directory"},
+		"TMPDIR":              {words + "TMPDIR names it: set that, or TMS_DISK_BACKUP_DIR, to a directory"},
+		"NONE":                {words + "call tms_set_disk_backup_dir with a directory", "set"},
 	} {
-		arguments, environment := []string{file, c.words, "set"}, "NONE=1"
-		if c.setting != "" {
-			arguments, environment = arguments[:2], c.setting+"="+file
-		}
-		run(t, program, arguments, environment).succeeded(t)
+		run(t, compile(t, "disk", majors[1]), append([]string{"unwritable", file}, arguments...), setting+"="+file).succeeded(t)
 	}
 }
 
 func TestBackupsAndDescriptors(t *testing.T) {
-	run(t, compile(t, "closed", majors[1]), []string{t.TempDir()}).succeeded(t)
+	run(t, compile(t, "disk", majors[1]), []string{"closed", t.TempDir()}).succeeded(t)
 }
 
 func TestTooLittleHostMemory(t *testing.T) {
-	run(t, compile(t, "hostshort", majors[1]), nil, "CUDASIM_MEMORY=16T").succeeded(t)
-}
-
-func TestCudartLoadedLateAndLocal(t *testing.T) {
-	for _, cudart := range majors {
-		run(t, compile(t, "local", ""), []string{cudart}).succeeded(t)
-	}
+	run(t, compile(t, "limits", majors[1]), []string{"host"}, "CUDASIM_MEMORY=16T").succeeded(t)
 }
 
 func TestCrashBelongsToTheHost(t *testing.T) {
-	program := compile(t, "crash", majors[1])
-	for _, handler := range []string{"handler-before", "handler-after"} {
-		run(t, program, []string{handler}).succeeded(t)
-	}
 	for how, signal := range map[string]syscall.Signal{
 		"fault": syscall.SIGSEGV, "sent": syscall.SIGSEGV, "abort": syscall.SIGABRT,
 	} {
-		status := run(t, program, []string{how}).state.Sys().(syscall.WaitStatus)
-		require.True(t, status.Signaled(), how)
-		require.Equal(t, signal, status.Signal(), how)
+		run(t, compile(t, "dispositions", majors[1]), []string{how}).diedOf(t, signal)
 	}
 }
 
@@ -272,7 +270,7 @@ func TestEnvironment(t *testing.T) {
 	} {
 		o := run(t, program, nil, c.environment...)
 		o.succeeded(t)
-		require.Equal(t, c.want+"\n"+c.want+"\n", o.stdout, "%v", c.environment)
+		require.Equal(t, strings.Repeat(c.want+"\n", 3), o.stdout, "%v", c.environment)
 		require.Equal(t, len(c.complaints), strings.Count(o.stderr, "\n"), "%v: %s", c.environment, o.stderr)
 		for _, complaint := range c.complaints {
 			require.Contains(t, o.stderr, complaint)
@@ -287,13 +285,14 @@ func TestEnvironment(t *testing.T) {
 // A library's constructor may run before ours: what it sets for its thread stays set, and what it does not set follows
 // the environment.
 func TestSettingsOfAnEarlierConstructor(t *testing.T) {
-	program, early, ours := compile(t, "constructed", ""), shared(t, "early"), built(t, "lib", "libtms.so")
-	for what, want := range map[string]string{"on": "1 1 mmap", "off": "0 0 pinned", "ask": "1 1 mmap"} {
+	program, early, ours := compile(t, "environment", ""), shared(t, "early"), built(t, "lib", "libtms.so")
+	const usual = "1 1 0 0 0 mmap 0 default\n"
+	for what, want := range map[string]string{"on": usual, "off": "0 0 0 0 0 pinned 0 default\n", "ask": usual} {
 		for _, preload := range []string{early + ":" + ours, ours + ":" + early} {
 			o := run(t, program, nil, "EARLY="+what, "LD_PRELOAD="+preload, "TMS_INIT_ENABLE=1",
 				"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_CPU_BACKUP_BACKEND=mmap")
 			o.succeeded(t)
-			require.Equal(t, want+"\n1 1 mmap\n", o.stdout, "%s %s", what, preload)
+			require.Equal(t, want+usual+usual, o.stdout, "%s %s", what, preload)
 		}
 	}
 }
@@ -313,50 +312,48 @@ func TestLimits(t *testing.T) {
 	require.Contains(t, o.stdout, "Threads:\t1\n")
 }
 
-func TestExports(t *testing.T) {
+// exportsMap returns the names that the library exports.
+func exportsMap(t *testing.T) (names []string) {
+	t.Helper()
 	script, err := os.ReadFile("exports.map")
 	require.NoError(t, err)
 	global, _, _ := strings.Cut(strings.SplitN(string(script), "global:", 2)[1], "local:")
-	var want []string
-	for _, name := range strings.Split(global, ";") {
+	for name := range strings.SplitSeq(global, ";") {
 		if name = strings.TrimSpace(name); name != "" {
-			want = append(want, name)
+			names = append(names, name)
 		}
 	}
-	library := built(t, "lib", "libtms.so")
-	output, err := exec.Command("nm", "-D", "--defined-only", "--with-symbol-versions", library).Output()
-	require.NoError(t, err)
-	var got []string
-	for _, line := range strings.Split(strings.TrimSpace(string(output)), "\n") {
-		fields := strings.Fields(line)
-		got = append(got, fields[len(fields)-1]) // NAME, with @VERSION if it had one
-	}
-	sort.Strings(want)
-	sort.Strings(got)
-	require.Equal(t, want, got)
+	return names
+}
 
-	output, err = exec.Command("readelf", "-d", "-W", library).Output()
+// exported returns the names that are exported, with @VERSION if they have one.
+func exported(t *testing.T) (names []string) {
+	t.Helper()
+	output, err := exec.Command("nm", "-D", "--defined-only", "--with-symbol-versions", built(t, "lib", "libtms.so")).Output()
 	require.NoError(t, err)
-	for _, line := range strings.Split(string(output), "\n") {
-		if strings.Contains(line, "(NEEDED)") {
-			require.NotContains(t, line, "cuda")
-		}
+	for line := range strings.Lines(string(output)) {
+		names = append(names, strings.TrimSpace(line[strings.LastIndexByte(line, ' '):]))
 	}
+	return names
+}
+
+func TestExports(t *testing.T) {
+	require.ElementsMatch(t, exportsMap(t), exported(t))
+	output, err := exec.Command("readelf", "-d", "-W", built(t, "lib", "libtms.so")).Output()
+	require.NoError(t, err)
+	require.NotRegexp(t, `\(NEEDED\).*cuda`, string(output))
 	require.Contains(t, string(output), "NODELETE")
 }
 
 func TestHeaderDeclaresEveryExport(t *testing.T) {
 	header, err := os.ReadFile("tms.h")
 	require.NoError(t, err)
-	script, err := os.ReadFile("exports.map")
-	require.NoError(t, err)
-	for _, line := range strings.Split(string(script), "\n") {
-		name := strings.TrimSuffix(strings.TrimSpace(line), ";")
+	for _, name := range exportsMap(t) {
 		if name == "tms_driver_function" || name == "tms_is_pausable" { // libtms_reach.so alone calls them
 			continue
 		}
 		if strings.HasPrefix(name, "tms_") || strings.HasPrefix(name, "set_") {
-			require.Contains(t, string(header), fmt.Sprintf("%s(", name))
+			require.Contains(t, string(header), name+"(")
 		}
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,17 +12,26 @@ import (
 	"tms/internal/hermetic"
 )
 
+// together runs programs of several processes, each beside others with a meeting place and a simulated device of its own.
+func together(t *testing.T, program string, parts []string, environment ...string) {
+	t.Helper()
+	for i, part := range parts {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			own := []string{"TMS_DEBUG=invariants", "XDG_RUNTIME_DIR=" + meeting(t),
+				fmt.Sprintf("CUDASIM_SHARED=%s-%d-%d", filepath.Base(program), os.Getpid(), i)}
+			run(t, program, []string{part}, append(own, environment...)...).succeeded(t)
+		})
+	}
+}
+
 // Two processes that share memory by CUDA's handles: testdata/ipc.c.
 func TestMemoryOfOtherProcesses(t *testing.T) {
 	for _, cudart := range eachMajor() {
-		program := compileWithDriver(t, "ipc", cudart)
-		for _, what := range []string{"mutual", "lone", "unseen", "unheard", "lost", "main_ends", "freed", "killed", "importer_dies", "alone", "beside stopped", "crowd"} {
-			t.Run(what+" "+cudart, func(t *testing.T) {
-				sockets(t)
-				o := run(t, program, []string{what}, reaching(t), "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=ipc-", os.Getpid(), "-", what))
-				o.succeeded(t)
-			})
-		}
+		t.Run(cudart, func(t *testing.T) {
+			together(t, compileWithDriver(t, "ipc", cudart), []string{"mutual", "lone", "unseen", "unheard", "lost", "main_ends", "freed",
+				"killed", "importer_dies", "alone", "beside stopped", "crowd"}, reaching(t))
+		})
 	}
 	program := compileWithDriver(t, "ipc", majors[1])
 	run(t, program, []string{"not shared"}).succeeded(t)
@@ -31,8 +41,7 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 // An answer that nobody waits for any longer does no harm, neither to the thread that gives it nor to the next process
 // that asks.
 func TestAnAnswerThatIsLate(t *testing.T) {
-	sockets(t)
-	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants",
+	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants", "XDG_RUNTIME_DIR="+meeting(t),
 		fmt.Sprint("CUDASIM_SHARED=late-", os.Getpid()))
 	o.succeeded(t)
 	require.Empty(t, o.stderr)
@@ -60,7 +69,5 @@ func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
 
 // A program that uses the driver API alone has no libcudart that could say which device is meant.
 func TestMemoryOfOtherProcessesWithoutCudart(t *testing.T) {
-	sockets(t)
-	program := compileWith(t, "driveronly", "", "-L"+built(t, "sim"), "-l:libcuda.so.1")
-	run(t, program, nil, reaching(t), "TMS_SHAREABLE=1", fmt.Sprint("CUDASIM_SHARED=driveronly-", os.Getpid())).succeeded(t)
+	together(t, compileWithDriver(t, "driveronly", ""), []string{""}, reaching(t), "TMS_SHAREABLE=1")
 }

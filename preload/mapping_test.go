@@ -18,9 +18,9 @@ func TestMappingByTheProgram(t *testing.T) {
 
 func TestExportedSegments(t *testing.T) {
 	program := compile(t, "export", majors[1])
-	run(t, program, []string{"shareable"}, "TMS_SHAREABLE=1").succeeded(t)
-	run(t, program, []string{"private"}).succeeded(t)
-	run(t, program, []string{"private"}, "TMS_SHAREABLE=0").succeeded(t)
+	each(t, program, alone("shareable"), "TMS_SHAREABLE=1")
+	each(t, program, alone("private"))
+	each(t, program, alone("private"), "TMS_SHAREABLE=0")
 }
 
 func TestExcluded(t *testing.T) {
@@ -44,8 +44,6 @@ func TestExcluded(t *testing.T) {
 		{"libkeeper-1f2e3d4c.so.1.0.0", "libkeeper-2f2e3d4c.so", "free"},
 		{"libkeeper-1f2e3d4c.so.1.0.0", "libkeeper.so.2:libkeep.so", "free"},
 	} {
-		t.Run(c.file+" "+c.list, func(t *testing.T) {
-			run(t, program, []string{filepath.Join(folder, c.file), c.listed}, "TMS_EXCLUDE="+c.list).succeeded(t)
-		})
+		each(t, program, [][]string{{filepath.Join(folder, c.file), c.listed}}, "TMS_EXCLUDE="+c.list)
 	}
 }

@@ -24,28 +24,17 @@ var small = map[string]string{
 	"paddle":   "max_chunk=64MiB",
 }
 
+// ofKinds returns the arguments of a program for each kind.
+func ofKinds(more ...string) (rows [][]string) {
+	for _, kind := range kinds.Names() {
+		rows = append(rows, append([]string{kind, small[kind]}, more...))
+	}
+	return rows
+}
+
 func TestPool(t *testing.T) {
 	for _, cudart := range eachMajor() {
-		program := compile(t, "pool", cudart)
-		for _, kind := range kinds.Names() {
-			t.Run(kind+" "+cudart, func(t *testing.T) {
-				run(t, program, []string{kind, small[kind]}, "CUDASIM_DEVICES=2").succeeded(t)
-			})
-		}
-	}
-}
-
-func TestPoolsAtTheExtremes(t *testing.T) {
-	program := compile(t, "poolextremes", majors[1])
-	for _, kind := range kinds.Names() {
-		t.Run(kind, func(t *testing.T) { run(t, program, []string{kind}).succeeded(t) })
-	}
-}
-
-func TestPoolDestroyedBesideOtherThreads(t *testing.T) {
-	program := compile(t, "destroyed", majors[1])
-	for _, kind := range kinds.Names() {
-		t.Run(kind, func(t *testing.T) { run(t, program, []string{kind, small[kind]}).succeeded(t) })
+		each(t, compile(t, "pool", cudart), ofKinds(), "CUDASIM_DEVICES=2")
 	}
 }
 
@@ -60,7 +49,7 @@ func libc10(t *testing.T, flags ...string) string {
 }
 
 func TestPyTorchThatCannotBeTold(t *testing.T) {
-	program := compile(t, "torchuse", majors[1])
+	program := compile(t, "torchpool", majors[1])
 	run(t, program, []string{"silent", libc10(t, "-DWITHOUT_THROW")}).succeeded(t)
 	run(t, program, []string{"throws", libc10(t)}).succeeded(t)
 	o := run(t, program, []string{"none"})
@@ -72,9 +61,10 @@ func TestPyTorchThatCannotBeTold(t *testing.T) {
 func TestPoolOfPyTorch(t *testing.T) {
 	libc10 := libc10(t)
 	program := compile(t, "torchpool", majors[1])
-	for _, kind := range kinds.Names() {
-		t.Run(kind, func(t *testing.T) {
-			o := run(t, program, []string{kind, small[kind], libc10})
+	for _, arguments := range ofKinds(libc10) {
+		t.Run(arguments[0], func(t *testing.T) {
+			t.Parallel()
+			o := run(t, program, arguments)
 			o.succeeded(t)
 			lines := strings.Split(strings.TrimSpace(o.stderr), "\n")
 			require.Len(t, lines, 4, o.stderr)
@@ -195,6 +185,7 @@ func TestPoolUnderAProgramThatKnowsNone(t *testing.T) {
 	for _, kind := range kinds.Names() {
 		setting := "TMS_INIT_POOL=" + strings.TrimSuffix(kind+":"+small[kind], ":")
 		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
 			o := run(t, program, []string{kind}, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1", setting)
 			o.succeeded(t)
 			require.Empty(t, o.stderr)

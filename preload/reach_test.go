@@ -20,12 +20,8 @@ func reaching(t *testing.T) string {
 func TestWaysToTheDriver(t *testing.T) {
 	for _, cudart := range majors {
 		program := compileWithDriver(t, "reach", cudart)
-		t.Run("not asked for "+cudart, func(t *testing.T) {
-			run(t, program, []string{"as it was", built(t, "sim", cudart)}).succeeded(t)
-		})
-		t.Run(cudart, func(t *testing.T) {
-			run(t, program, []string{"reaching", built(t, "sim", cudart)}, reaching(t)).succeeded(t)
-		})
+		each(t, program, [][]string{{"as it was", built(t, "sim", cudart)}})
+		each(t, program, [][]string{{"reaching", built(t, "sim", cudart)}}, reaching(t))
 	}
 }
 

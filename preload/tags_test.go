@@ -15,11 +15,3 @@ func TestManyTags(t *testing.T) {
 func TestAddressesAreLimited(t *testing.T) {
 	run(t, compile(t, "tags", majors[1]), []string{"limited"}).succeeded(t)
 }
-
-func TestTagsTogether(t *testing.T) {
-	run(t, compile(t, "tags", majors[1]), []string{"together"}).succeeded(t)
-}
-
-func TestTagsThatAreNotText(t *testing.T) {
-	run(t, compile(t, "tags", majors[1]), []string{"odd"}).succeeded(t)
-}

@@ -2,70 +2,48 @@
  * answers each with a code. LIBRARIES: paths, separated by colons. */
 #include "host.h"
 
-#include <sys/prctl.h>
-
 enum { THREADS = 6, ROUNDS = 400, LIBRARIES = 4 };
-int cudaDeviceReset(void);
 typedef int accounted(const char *, size_t);
 static accounted *libraries[LIBRARIES];
 static void *first; /* pausable, because a process without any does not listen */
-
-static unsigned long random_of(unsigned long *seed)
-{
-	*seed ^= *seed << 13;
-	*seed ^= *seed >> 7;
-	return *seed ^= *seed << 17;
-}
 
 /* Threads free one another's blocks, so that addresses go from thread to thread at once. */
 static void *_Atomic shared[8];
 
 static void *churn(void *number)
 {
-	unsigned long seed = (unsigned long)number * 7919 + 1;
+	struct random r = {(unsigned long)number * 7919 + 1};
 	for (int i = 0; i < ROUNDS; i++) {
 		void *mine = NULL;
-		EXPECT(cudaMalloc(&mine, (1 + random_of(&seed) % 3) * MIB), 0);
-		mine = __atomic_exchange_n((void **)&shared[random_of(&seed) % 8], mine, __ATOMIC_SEQ_CST);
+		EXPECT(cudaMalloc(&mine, (1 + draw(&r, 3)) * MIB), 0);
+		mine = __atomic_exchange_n((void **)&shared[draw(&r, 8)], mine, __ATOMIC_SEQ_CST);
 		EXPECT(cudaFree(mine), 0);
 	}
 	return NULL;
 }
 
-static int storm(void)
-{
-	pthread_t threads[THREADS];
-	for (long i = 0; i < THREADS; i++)
-		EXPECT(pthread_create(&threads[i], NULL, churn, (void *)i), 0);
-	for (int i = 0; i < THREADS; i++)
-		EXPECT(pthread_join(threads[i], NULL), 0);
-	for (int i = 0; i < 8; i++) {
-		EXPECT(cudaFree(shared[i]), 0);
-		shared[i] = NULL;
-	}
-	return 0;
-}
-
 /* Children are made while threads allocate, with and without fork handlers (without them the simulator's locks stay as
  * they were): each is refused what it asks for, and ends. */
-static int forks(void)
+static void make_children(void)
 {
-	pthread_t threads[THREADS];
-	for (long i = 0; i < THREADS; i++)
-		EXPECT(pthread_create(&threads[i], NULL, churn, (void *)i), 0);
 	for (int i = 0; i < 20; i++) {
-		int status = 0;
 		pid_t child = i % 2 ? fork() : _Fork();
 		if (child == 0) {
 			void *pointer = NULL;
 			alarm(30);
 			_exit((i % 2 && cudaMalloc(&pointer, MIB) == 0) || cudaFree(first) == 0);
 		}
-		EXPECT(waitpid(child, &status, 0), child);
-		EXPECT(status, 0);
+		EXPECT(code_of(child), 0);
 	}
-	for (int i = 0; i < THREADS; i++)
-		EXPECT(pthread_join(threads[i], NULL), 0);
+}
+
+static int storm(bool forks)
+{
+	pthread_t threads[THREADS];
+	start_all(threads, THREADS, churn);
+	if (forks)
+		make_children();
+	join_all(threads, THREADS);
 	for (int i = 0; i < 8; i++) {
 		EXPECT(cudaFree(shared[i]), 0);
 		shared[i] = NULL;
@@ -77,8 +55,6 @@ static int forks(void)
 static int context(bool ends)
 {
 	int (*create)(void **, void *, unsigned, int) = dlsym(RTLD_DEFAULT, "cuCtxCreate_v4");
-	int (*destroy)(void *) = dlsym(RTLD_DEFAULT, "cuCtxDestroy_v2");
-	int (*set)(void *) = simulator("cuCtxSetCurrent");
 	void *before = NULL, *own = NULL;
 	EXPECT(cuCtxGetCurrent(&before), 0);
 	EXPECT(create(&own, NULL, 0, 0), 0);
@@ -86,12 +62,12 @@ static int context(bool ends)
 		EXPECT(libraries[0]("malloc", 2), 0);
 	if (!ends) {
 		sim_fail("cuCtxDestroy", 1, 999);
-		EXPECT(destroy(own), 999);
+		EXPECT(cuCtxDestroy_v2(own), 999);
 		return 0;
 	}
-	EXPECT(destroy(own), 0);
+	EXPECT(cuCtxDestroy_v2(own), 0);
 	EXPECT(libraries[0]("forget", 0), 0);
-	EXPECT(set(before), 0);
+	EXPECT(cuCtxSetCurrent(before), 0);
 	return 0;
 }
 
@@ -111,10 +87,8 @@ static int run(char *line)
 		tms_set_interesting_region(atoi(what));
 		return 0;
 	}
-	if (strcmp(word, "storm") == 0)
-		return storm();
-	if (strcmp(word, "fork") == 0)
-		return forks();
+	if (strcmp(word, "storm") == 0 || strcmp(word, "fork") == 0)
+		return storm(strcmp(word, "fork") == 0);
 	if (strcmp(word, "context") == 0)
 		return context(strcmp(what, "ends") == 0);
 	if (strcmp(word, "reset") == 0)

@@ -8,10 +8,7 @@
  * behind. */
 #include "host.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 
 enum { MIB_OF_WEIGHTS = 8, MARGIN = 64 };
 
@@ -31,10 +28,6 @@ static struct {
 	FUNCTIONS(X)
 #undef X
 } nccl;
-
-int cudaGraphInstantiate(void **, void *, unsigned long long);
-int cudaGraphLaunch(void *, void *);
-int cudaStreamQuery(void *);
 
 static struct shared {
 	_Atomic long last; /* 0: there is none yet */
@@ -215,7 +208,7 @@ int main(int argc, char **argv)
 	puts("ready");
 	fflush(stdout);
 	pthread_t thread;
-	EXPECT(pthread_create(&thread, NULL, answer, NULL), 0);
+	start(&thread, answer, NULL);
 
 	do {
 		steps++;

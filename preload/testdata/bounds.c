@@ -3,9 +3,6 @@
  * ALLOCATIONS in each of four threads. */
 #include "host.h"
 
-#include <sys/mman.h>
-#include <sys/resource.h>
-
 enum { DEVICES = 8, PAGE = 4096 };
 
 static long status(const char *field)
@@ -20,14 +17,6 @@ static long status(const char *field)
 			break;
 	fclose(file);
 	return value;
-}
-
-static void set(int resource, long value)
-{
-	struct rlimit limit;
-	EXPECT(getrlimit(resource, &limit), 0);
-	limit.rlim_cur = value < 0 || (rlim_t)value > limit.rlim_max ? limit.rlim_max : (rlim_t)value;
-	EXPECT(setrlimit(resource, &limit), 0);
 }
 
 static char *many; /* mappings of a page each */
@@ -46,11 +35,11 @@ static void use_up_mappings(long room)
 static void limit(const char *what, long room)
 {
 	if (strcmp(what, "as") == 0)
-		set(RLIMIT_AS, (status("VmSize") << 10) + room * (long)MIB);
+		limit_to(RLIMIT_AS, (rlim_t)(status("VmSize") << 10) + (rlim_t)room * MIB);
 	else if (strcmp(what, "data") == 0)
-		set(RLIMIT_DATA, (status("VmData") << 10) + room * (long)MIB);
+		limit_to(RLIMIT_DATA, (rlim_t)(status("VmData") << 10) + (rlim_t)room * MIB);
 	else if (strcmp(what, "threads") == 0)
-		set(RLIMIT_NPROC, status("Threads") + room);
+		limit_to(RLIMIT_NPROC, (rlim_t)(status("Threads") + room));
 	else
 		use_up_mappings(room);
 }
@@ -104,36 +93,27 @@ int main(int argc, char **argv)
 		CHECK(setgid(23456) == 0 && setuid(23456) == 0);
 	void *plain = NULL, *kept = NULL;
 	EXPECT(cudaMalloc(&plain, MIB), 0);
-	unsigned *pattern = malloc(8 * MIB);
-	CHECK(pattern);
-	for (unsigned i = 0; i < 8 * MIB / 4; i++)
-		pattern[i] = i * 2654435761u;
 	if (after) {
 		kept = pausable(8 * MIB, "kept", true);
-		EXPECT(cudaMemcpy(kept, pattern, 8 * MIB, 1), 0);
+		fill(kept, 8 * MIB, 1);
 		EXPECT(tms_pause("kept"), 0);
 		EXPECT(tms_resume("kept"), 0);
 	}
 	pthread_t threads[4];
 	pthread_barrier_init(&begun, NULL, 5);
 	pthread_barrier_init(&limited, NULL, 5);
-	for (int i = 0; i < 4; i++)
-		EXPECT(pthread_create(&threads[i], NULL, use, NULL), 0);
+	start_all(threads, 4, use);
 	pthread_barrier_wait(&begun);
 	limit(what, atol(argv[3]));
 	pthread_barrier_wait(&limited);
-	for (int i = 0; i < 4; i++)
-		EXPECT(pthread_join(threads[i], NULL), 0);
-	set(RLIMIT_AS, -1);
-	set(RLIMIT_DATA, -1);
+	join_all(threads, 4);
+	limit_to(RLIMIT_AS, RLIM_INFINITY);
+	limit_to(RLIMIT_DATA, RLIM_INFINITY);
 	if (many)
 		munmap(many, 200000ul * PAGE);
 	EXPECT(tms_resume(NULL), 0);
 	if (kept) {
-		unsigned *now = malloc(8 * MIB);
-		CHECK(now);
-		EXPECT(cudaMemcpy(now, kept, 8 * MIB, 2), 0);
-		CHECK(memcmp(now, pattern, 8 * MIB) == 0);
+		CHECK(filled(kept, 8 * MIB, 1));
 		EXPECT(cudaFree(kept), 0);
 	}
 	EXPECT(cudaFree(plain), 0);

@@ -2,9 +2,6 @@
  * the capture lasts. Called as: captures cuda|cu, with slowbegin.c behind libtms.so. */
 #include "host.h"
 
-int cudaDeviceReset(void);
-int cudaEventCreate(void **);
-int cudaEventRecord(void *, void *);
 int cudaStreamWaitEvent(void *, void *, unsigned);
 int cudaGraphCreate(void **, unsigned);
 
@@ -55,25 +52,113 @@ static void *ended(void *stream)
 	return graph;
 }
 
-static void on_a_thread(void *(*function)(void *), void *argument)
+/* While a stream is being captured allocation works, a free is put off to the end of the capture, and pause and resume
+ * are refused; the capture survives all of it. */
+static void memory_in_a_capture(void)
 {
+	size_t before = free_bytes();
+	void *stream = new_stream(), *graph = NULL;
+	void *old = pausable(2 * MIB, "graph", true);
+	fill(old, 2 * MIB, 5);
+	EXPECT(cuda.begin(stream, 0), 0);
+	void *fresh = pausable(2 * MIB, "graph", false);
+	EXPECT(cudaMemsetAsync(fresh, 1, 2 * MIB, stream), 0);
+	EXPECT(cudaFree(old), 0);
+	EXPECT(cudaFree(old), 1);
+	EXPECT(tms_pause(NULL), 900);
+	CHECK(strstr(tms_last_error(), "captured"));
+	EXPECT(tms_resume(NULL), 900);
+	EXPECT(sim_stat("handles"), 2);
+	EXPECT(cuda.end(stream, &graph), 0);
+	CHECK(graph);
+	EXPECT(sim_stat("handles"), 1);
+	EXPECT(before - free_bytes(), 2 * MIB);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(free_bytes(), before);
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cudaFree(fresh), 0);
+
+	/* Work in flight ends before its memory is released. */
+	void *target = pausable(2 * MIB, "flight", true);
+	EXPECT(cudaMemsetAsync(target, 0x5a, 2 * MIB, stream), 0);
+	EXPECT(tms_pause("flight"), 0);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	EXPECT(tms_resume("flight"), 0);
+	unsigned char last = 0;
+	EXPECT(cudaMemcpy(&last, (char *)target + 2 * MIB - 1, 1, 2), 0);
+	EXPECT(last, 0x5a);
+	EXPECT(cudaMemsetAsync(target, 1, 2 * MIB, stream), 0);
+	EXPECT(cudaFree(target), 0);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+}
+
+static pthread_mutex_t pausing = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool done;
+
+/* A capture begins while another thread resumes: the copies go on, and host memory is unpinned. */
+static void *capture_again_and_again(void *stream)
+{
+	void *graph;
+	while (!atomic_load(&done)) {
+		EXPECT(pthread_mutex_lock(&pausing), 0);
+		EXPECT(cuda.begin(stream, 0), 0);
+		usleep(50);
+		EXPECT(cuda.end(stream, &graph), 0);
+		EXPECT(cudaGraphDestroy(graph), 0);
+		EXPECT(pthread_mutex_unlock(&pausing), 0);
+		usleep(50);
+	}
+	return NULL;
+}
+
+static void *free_in_thread(void *memory)
+{
+	EXPECT(cudaFree(memory), 0);
+	return NULL;
+}
+
+/* A capture begins while another thread's free waits for the device. */
+static void capture_beside_a_free(void)
+{
+	void *stream = new_stream(), *busy = new_stream(), *graph, *memory = pausable(2 * MIB, "freed", false);
+	sem_t door;
 	pthread_t thread;
-	EXPECT(pthread_create(&thread, NULL, function, argument), 0);
-	EXPECT(pthread_join(thread, NULL), 0);
+	EXPECT(sem_init(&door, 0, 0), 0);
+	EXPECT(cudaLaunchHostFunc(busy, wait_at, &door), 0);
+	start(&thread, free_in_thread, memory);
+	usleep(20000);
+	EXPECT(cuda.begin(stream, 0), 0);
+	EXPECT(sem_post(&door), 0);
+	join(thread);
+	EXPECT(cuda.end(stream, &graph), 0);
+	EXPECT(cudaGraphDestroy(graph), 0);
+}
+
+static void captures_beside_resumes(void)
+{
+	void *kept = pausable(64 * MIB, "kept", true);
+	fill(kept, 64 * MIB, 7);
+	pthread_t thread;
+	start(&thread, capture_again_and_again, new_stream());
+	for (int cycle = 0; cycle < often(20, 5); cycle++) {
+		EXPECT(pthread_mutex_lock(&pausing), 0);
+		EXPECT(tms_pause("kept"), 0);
+		EXPECT(pthread_mutex_unlock(&pausing), 0);
+		int code;
+		while ((code = tms_resume("kept")) == 900)
+			;
+		EXPECT(code, 0);
+	}
+	atomic_store(&done, true);
+	join(thread);
+	CHECK(filled(kept, 64 * MIB, 7));
 }
 
 static void *to_be_freed;
 
-static void *free_it(void *unused)
-{
-	(void)unused;
-	EXPECT(cudaFree(to_be_freed), 0);
-	return NULL;
-}
-
 static void free_on_another_thread(void)
 {
-	on_a_thread(free_it, NULL);
+	on_a_thread(free_in_thread, to_be_freed);
 }
 
 static void free_while_beginning(void)
@@ -250,6 +335,9 @@ int main(int argc, char **argv)
 	CHECK(argc == 2);
 	cuda = functions(argv[1]);
 	other = functions(strcmp(argv[1], "cu") == 0 ? "cuda" : "cu");
+	memory_in_a_capture();
+	capture_beside_a_free();
+	captures_beside_resumes();
 	CHECK(pausable(2 * MIB, "kept", true)); /* gives a pause something to do */
 	free_while_beginning();
 	ends_that_fail();

@@ -3,18 +3,10 @@
  * Called as: chaos SEED SECONDS THREADS DIRECTORY [address-space] The address space is limited only on request. */
 #include "host.h"
 
-#include <fcntl.h>
 #include <stdarg.h>
-#include <stdatomic.h>
-#include <sys/resource.h>
-#include <time.h>
 
 enum { THREADS_MOST = 16, HELD = 12, DEVICES = 2, TRIES = 100 };
 enum { OUT_OF_MEMORY = 2, CAPTURING = 900 };
-
-int cudaFreeAsync(void *, void *);
-int cudaStreamDestroy(void *);
-int cudaGraphDestroy(void *);
 
 enum kind { NONE, HOST, INCREMENTAL, DISK, PEER, KINDS };
 static const char *const kind_names[] = {"none", "host", "incremental", "disk", "peer"};
@@ -81,19 +73,6 @@ static void plan_failures(struct worker *w)
 	}
 }
 
-static void clear_failures(void)
-{
-	((void (*)(void))simulator("cudasim_clear_failures"))();
-}
-
-static void limit_to(int resource, rlim_t amount)
-{
-	struct rlimit limit;
-	EXPECT(getrlimit(resource, &limit), 0);
-	limit.rlim_cur = amount < limit.rlim_max ? amount : limit.rlim_max;
-	EXPECT(setrlimit(resource, &limit), 0);
-}
-
 /* Limits all threads to little more than what is in use. */
 static void lower_limits(struct worker *w)
 {
@@ -117,7 +96,7 @@ static void raise_limits(void)
 /* Removes every obstacle, except those that other threads plan. */
 static void clear(void)
 {
-	clear_failures();
+	sim_clear_failures();
 	raise_limits();
 }
 
@@ -513,9 +492,8 @@ int main(int argc, char **argv)
 		snprintf(w->tag, sizeof w->tag, "tag %d", i);
 	}
 	for (int i = 0; i < worker_count; i++)
-		EXPECT(pthread_create(&thread[i], NULL, work, &workers[i]), 0);
-	for (int i = 0; i < worker_count; i++)
-		EXPECT(pthread_join(thread[i], NULL), 0);
+		start(&thread[i], work, &workers[i]);
+	join_all(thread, worker_count);
 	for (int i = 0; i < worker_count; i++)
 		finish(&workers[i]);
 	nothing_is_left(&workers[0]);

@@ -2,15 +2,7 @@
  * the library fail at once, and leave the parent's memory alone. Called as: clones raw|refused|callback CHILDREN */
 #include "host.h"
 
-#include <stdatomic.h>
-#include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <malloc.h>
-#include <stddef.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
 static _Atomic bool stop;
 
@@ -71,9 +63,7 @@ static void refuse_to_wipe(void)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
-	EXPECT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-	EXPECT(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+	filter_calls(filter, sizeof filter / sizeof *filter);
 }
 
 int main(int argc, char **argv)
@@ -86,20 +76,17 @@ int main(int argc, char **argv)
 	void *ours = pausable(2 * MIB, "kept", true), *busy = pausable(2 * MIB, "busy", true);
 	fill(ours, 2 * MIB, 7);
 	pthread_t threads[2];
-	EXPECT(pthread_create(&threads[0], NULL, set_callbacks, NULL), 0);
-	EXPECT(pthread_create(&threads[1], NULL, raw ? pause_and_resume : set_callbacks, NULL), 0);
+	start(&threads[0], set_callbacks, NULL);
+	start(&threads[1], raw ? pause_and_resume : set_callbacks, NULL);
 	for (int i = 0; i < atoi(argv[2]); i++) {
-		int status = -1;
 		pid_t child = raw ? raw_fork() : fork();
 		CHECK(child >= 0);
 		if (child == 0)
 			in_child(ours);
-		EXPECT(waitpid(child, &status, 0), child);
-		EXPECT(status, 0);
+		EXPECT(code_of(child), 0);
 	}
 	atomic_store(&stop, true);
-	for (int i = 0; i < 2; i++)
-		EXPECT(pthread_join(threads[i], NULL), 0);
+	join_all(threads, 2);
 	CHECK(filled(ours, 2 * MIB, 7));
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(tms_resume(NULL), 0);

@@ -6,10 +6,7 @@
  * prints how many there were. */
 #include "host.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 
 enum { MOST = 16, WORDS = 1 << 20 };
 
@@ -17,17 +14,9 @@ static struct shared {
 	_Atomic long given[MOST]; /* collectives that each rank's device has reached */
 	_Atomic long last;	  /* 0: there is none yet */
 	_Atomic bool has_handle[MOST];
-	struct handle {
-		char bytes[64];
-	} handle[MOST];
+	struct handle handle[MOST];
 } *shared;
 static int rank, ranks;
-
-int cudaLaunchHostFunc(void *, void (*)(void *), void *);
-
-int cudaIpcGetMemHandle(struct handle *, void *);
-int cudaIpcOpenMemHandle(void **, struct handle, unsigned);
-int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
 
 /* The weights of the next rank; NULL if nothing is shared. */
 static void *of_next(void *weights)

@@ -3,23 +3,11 @@
  * there */
 #include "host.h"
 
-int cuCtxCreate_v2(void **, unsigned, int);
-int cuCtxDestroy_v2(void *);
 int cuCtxEnablePeerAccess(void *, unsigned);
-int cuCtxSetCurrent(void *);
 int cuCtxSynchronize(void);
-int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
-int cuDevicePrimaryCtxRetain(void **, int);
-int cuInit(unsigned);
-int cuMemAlloc_v2(uintptr_t *, size_t);
-int cuMemFree_v2(uintptr_t);
 int cuMemcpyPeerAsync(uintptr_t, void *, uintptr_t, void *, size_t, void *);
 int cuMemsetD8Async(uintptr_t, unsigned char, size_t, void *);
-int cuStreamCreate(void **, unsigned);
-int cuStreamSynchronize(void *);
-int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
 int cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, void *);
-int cudaLaunchHostFunc(void *, void (*)(void *), void *);
 enum { NON_BLOCKING = 1, SIZE = 8 << 20 };
 
 static uintptr_t in_region(int expected)

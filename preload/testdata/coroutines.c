@@ -1,7 +1,6 @@
 /* Coroutines on stacks of 16 KiB allocate, use and free from the very first call on, and are switched meanwhile. */
 #include "host.h"
 
-#include <sys/mman.h>
 #include <ucontext.h>
 
 enum { COROUTINES = 8, ROUNDS = 4, STACK = 16 << 10, GUARD = 64 << 10 };

@@ -3,9 +3,7 @@
  * for trace-* with a trace to FILE. */
 #include "host.h"
 
-#include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 
 static void use(void)
 {
@@ -80,14 +78,12 @@ static void all_are_open(void)
 
 static void child_closes_none(void)
 {
-	int status = -1;
 	pid_t child = fork();
 	if (child == 0) {
 		all_are_open();
 		_exit(0);
 	}
-	EXPECT(waitpid(child, &status, 0), child);
-	EXPECT(status, 0);
+	EXPECT(code_of(child), 0);
 }
 
 /* Another process records to the file: then the library has no descriptor. */

@@ -49,9 +49,7 @@ int main(void)
 	fail();
 	EXPECT(pthread_key_create(&after, write_elsewhere), 0);
 	for (int i = 0; i < 200; i++) {
-		pthread_t thread;
-		EXPECT(pthread_create(&thread, NULL, work, i % 2 ? &before : NULL), 0);
-		EXPECT(pthread_join(thread, NULL), 0);
+		on_a_thread(work, i % 2 ? &before : NULL);
 	}
 	return 0;
 }

@@ -1,10 +1,17 @@
-/* Contents on disk come back bit for bit; meanwhile each paused segment has one private file, and afterwards there is
- * none. A directory that cannot be used is an error before anything is lost. Called as: disk DIRECTORY */
+/* Backups on disk. Called as: disk contents|closed|damaged DIRECTORY, or: disk unwritable DIRECTORY WORDS [set] */
 #include "host.h"
 
-#include <sys/stat.h>
+static const char *directory, *words;
+static bool set;
 
-static const char *directory;
+static void *on_disk(size_t size, const char *tag, unsigned seed)
+{
+	tms_set_enable_disk_backup(true);
+	void *segment = pausable(size, tag, false);
+	tms_set_enable_disk_backup(false);
+	fill(segment, size, seed);
+	return segment;
+}
 
 static int files(bool private)
 {
@@ -26,20 +33,16 @@ static int files(bool private)
 	return count;
 }
 
-int main(int argc, char **argv)
+/* Contents on disk come back bit for bit; meanwhile each paused segment has one private file, and afterwards there is
+ * none. A directory that cannot be used is an error before anything is lost. */
+static void contents(void)
 {
-	CHECK(argc == 2);
-	directory = argv[1];
 	enum { COUNT = 4 };
 	void *segment[COUNT];
 	size_t before = free_bytes();
 	tms_set_disk_backup_dir(directory);
-	for (unsigned i = 0; i < COUNT; i++) {
-		tms_set_enable_disk_backup(true);
-		segment[i] = pausable((i + 1) * 3 * MIB, i % 2 ? "odd" : "even", false);
-		tms_set_enable_disk_backup(false);
-		fill(segment[i], (i + 1) * 3 * MIB, i);
-	}
+	for (unsigned i = 0; i < COUNT; i++)
+		segment[i] = on_disk((i + 1) * 3 * MIB, i % 2 ? "odd" : "even", i);
 	void *host = pausable(MIB, "odd", true);
 	fill(host, MIB, 99);
 	for (int cycle = 0; cycle < 5; cycle++) {
@@ -73,5 +76,215 @@ int main(int argc, char **argv)
 	EXPECT(tms_trim(), 0);
 	EXPECT(files(true), 0);
 	EXPECT(free_bytes(), before);
+}
+
+enum { MOST = 64, BYTES = 4096 };
+
+static void expect_locks(int expected)
+{
+	int locks = 0;
+	for (int fd = 3; fd < MOST; fd++) {
+		if (is_device(fd))
+			continue;
+		const char *what = target_of(fd);
+		CHECK(!strstr(what, "event") && !strstr(what, ".bak"));
+		locks += strcmp(what, directory) == 0;
+	}
+	EXPECT(locks, expected);
+}
+
+/* Closes all descriptors, and gives their numbers to files of the host's. */
+static void replace_descriptors(const char *path, bool mine[MOST])
+{
+	for (int fd = 3; fd < MOST; fd++) {
+		mine[fd] = !is_device(fd);
+		if (!mine[fd])
+			continue;
+		int opened = open(path, O_CREAT | O_RDWR, 0600);
+		CHECK(opened >= 0);
+		if (opened != fd) {
+			EXPECT(dup2(opened, fd), fd);
+			EXPECT(close(opened), 0);
+		}
+	}
+}
+
+static void close_own(const char *path, const bool mine[MOST])
+{
+	struct stat own, status;
+	EXPECT(stat(path, &own), 0);
+	EXPECT(own.st_size, BYTES); /* nothing was added or taken away */
+	for (int fd = 3; fd < MOST; fd++) {
+		if (!mine[fd])
+			continue;
+		EXPECT(fstat(fd, &status), 0);
+		EXPECT(status.st_ino, own.st_ino);
+		char block[BYTES];
+		EXPECT(pread(fd, block, BYTES, 0), BYTES);
+		for (int i = 0; i < BYTES; i++)
+			EXPECT(block[i], 'x');
+		EXPECT(close(fd), 0);
+	}
+}
+
+/* Between calls the library has no descriptor but the lock on a directory with files in it. A host that closes all it
+ * finds, and uses the numbers for its own files, loses nothing. */
+static void closed(void)
+{
+	char own[4096], block[BYTES];
+	snprintf(own, sizeof own, "%s/own", directory);
+	memset(block, 'x', BYTES);
+	int fd = open(own, O_CREAT | O_WRONLY, 0600);
+	EXPECT(write(fd, block, BYTES), BYTES);
+	EXPECT(close(fd), 0);
+
+	tms_set_disk_backup_dir(directory);
+	void *host = pausable(8 * MIB, "host", true);
+	void *disk = on_disk(8 * MIB, "disk", 0), *more = on_disk(4 * MIB, "more", 0);
+	for (unsigned cycle = 0; cycle < 4; cycle++) {
+		bool mine[MOST], replaced = cycle % 2;
+		fill(host, 8 * MIB, cycle);
+		fill(disk, 8 * MIB, 10 + cycle);
+		fill(more, 4 * MIB, 20 + cycle);
+		EXPECT(tms_pause("host"), 0);
+		expect_locks(0);
+		EXPECT(tms_pause("disk"), 0);
+		expect_locks(1);
+		if (replaced)
+			replace_descriptors(own, mine);
+		EXPECT(tms_pause("more"), 0);
+		expect_locks(replaced ? 0 : 1); /* the new lock's number is above those looked at */
+		EXPECT(tms_resume(NULL), 0);
+		CHECK(filled(host, 8 * MIB, cycle));
+		CHECK(filled(disk, 8 * MIB, 10 + cycle));
+		CHECK(filled(more, 4 * MIB, 20 + cycle));
+		if (replaced)
+			close_own(own, mine);
+		EXPECT(tms_trim(), 0); /* waits for work in the background */
+		expect_locks(0);
+	}
+	EXPECT(cudaFree(host), 0);
+	EXPECT(cudaFree(disk), 0);
+	EXPECT(cudaFree(more), 0);
+}
+
+static char file[4096]; /* of the segment paused last */
+
+static void find_file(void)
+{
+	DIR *opened = opendir(directory);
+	CHECK(opened);
+	file[0] = 0;
+	for (struct dirent *entry; (entry = readdir(opened));) {
+		if (!strstr(entry->d_name, ".bak"))
+			continue;
+		CHECK(!file[0]);
+		snprintf(file, sizeof file, "%s/%s", directory, entry->d_name);
+	}
+	CHECK(file[0]);
+	closedir(opened);
+}
+
+static void delete(void)
+{
+	EXPECT(unlink(file), 0);
+}
+
+static void cut(void)
+{
+	EXPECT(truncate(file, 3 * MIB), 0);
+}
+
+static void replace(void)
+{
+	EXPECT(unlink(file), 0);
+	int fd = open(file, O_CREAT | O_WRONLY, 0600);
+	CHECK(fd >= 0);
+	EXPECT(ftruncate(fd, 4 * MIB), 0);
+	close(fd);
+}
+
+static void make_unreadable(void)
+{
+	if (geteuid() == 0) /* as servers do: afterwards only the owner's files can be read */
+		EXPECT(setresuid(65534, 65534, 65534), 0);
+	else
+		EXPECT(chmod(file, 0), 0);
+}
+
+static const struct {
+	const char *words;
+	void (*happens)(void);
+} damages[] = {
+	{"deleted", delete},
+	{"cut to 3145728 of 4194304 bytes", cut},
+	{"another has its name", replace},
+	{"permission denied", make_unreadable}, /* last, because it cannot be undone */
+};
+
+/* Files that are changed: the contents are lost, and the error says whose and why; everything else can be resumed, and
+ * the memory freed. */
+static void damaged(void)
+{
+	tms_set_disk_backup_dir(directory);
+	void *other = pausable(4 * MIB, "other", true);
+	fill(other, 4 * MIB, 99);
+	size_t before = free_bytes();
+	for (unsigned i = 0; i < sizeof damages / sizeof *damages; i++) {
+		void *segment = on_disk(4 * MIB, "precious", i);
+		EXPECT(tms_pause(NULL), 0);
+		find_file();
+		damages[i].happens();
+		for (int tries = 0; tries < 2; tries++) {
+			EXPECT(tms_resume(tries ? NULL : "precious"), 301);
+			const char *error = tms_last_error();
+			CHECK(strstr(error, "contents are lost"));
+			CHECK(strstr(error, "tag \"precious\""));
+			CHECK(strstr(error, file));
+			CHECK(strstr(error, damages[i].words));
+			CHECK(strstr(error, "free the memory"));
+			CHECK(!strstr(error, "Nothing is lost") && !strstr(error, "free host memory"));
+		}
+		EXPECT(tms_resume("other"), 0);
+		CHECK(filled(other, 4 * MIB, 99));
+		EXPECT(cudaFree(segment), 0);
+		EXPECT(tms_resume(NULL), 0);
+		EXPECT(free_bytes(), before);
+		if (damages[i].happens == replace) { /* another's file stays */
+			struct stat status;
+			EXPECT(stat(file, &status), 0);
+			EXPECT(unlink(file), 0);
+		}
+	}
+}
+
+/* A directory that cannot be used: nothing is lost, and the error names the setting that the directory came from, which
+ * is tms_set_disk_backup_dir with "set". */
+static void unwritable(void)
+{
+	char above[4096];
+	if (set)
+		tms_set_disk_backup_dir(directory);
+	void *segment = on_disk(4 * MIB, "t", 7);
+	EXPECT(tms_pause(NULL), 304);
+	CHECK(strstr(tms_last_error(), directory));
+	CHECK(strstr(tms_last_error(), words));
+	CHECK(filled(segment, 4 * MIB, 7));
+	snprintf(above, sizeof above, "%s", directory);
+	*strrchr(above, '/') = 0; /* the directory of the file that was given as one */
+	tms_set_disk_backup_dir(above);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(segment, 4 * MIB, 7));
+	EXPECT(cudaFree(segment), 0);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc >= 3);
+	directory = argv[2];
+	words = argv[3];
+	set = argc > 4;
+	CHECK(RUN_PART(argv[1], {"contents", contents}, {"closed", closed}, {"damaged", damaged}, {"unwritable", unwritable}));
 	return 0;
 }

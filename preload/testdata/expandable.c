@@ -1,50 +1,11 @@
 /* A caching allocator like PyTorch's with expandable_segments:True: it looks up the driver's functions for virtual
  * memory by name, reserves addresses for a whole device, and maps chunks there as it needs them. */
-#include "host.h"
+#include "mapping.h"
 
-#include <fcntl.h>
-
-enum { FABRIC = 8, POSIX_FD = 1 };
+enum { FABRIC = 8 };
 #define CHUNK (4 * MIB)
 
-struct prop {
-	int type, handle_types, location_type, location;
-	void *win32;
-	unsigned char compression, rdma;
-	unsigned short usage;
-	unsigned char reserved[4];
-};
-struct access {
-	int location_type, location, flags;
-};
-
-int cudaGetDriverEntryPoint(const char *, void **, unsigned long long, int *);
-int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, int *);
 int cudaPointerGetAttributes(void *, const void *);
-
-static struct {
-	int (*cuMemAddressReserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long);
-	int (*cuMemAddressFree)(uintptr_t, size_t);
-	int (*cuMemCreate)(uint64_t *, size_t, const struct prop *, unsigned long long);
-	int (*cuMemRelease)(uint64_t);
-	int (*cuMemMap)(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
-	int (*cuMemUnmap)(uintptr_t, size_t);
-	int (*cuMemSetAccess)(uintptr_t, size_t, const struct access *, size_t);
-	int (*cuMemExportToShareableHandle)(void *, uint64_t, int, unsigned long long);
-	int (*cuMemImportFromShareableHandle)(uint64_t *, void *, int);
-	int (*cuMemGetAllocationPropertiesFromHandle)(struct prop *, uint64_t);
-	int (*cuMemRetainAllocationHandle)(uint64_t *, void *);
-} cu;
-
-static void *by_version(const char *name)
-{
-	void *f = NULL;
-	int status = -1;
-	EXPECT(cudaGetDriverEntryPointByVersion(name, &f, 12000, 0, &status), 0);
-	EXPECT(status, 0);
-	CHECK(f);
-	return f;
-}
 
 static void *by_name(const char *name)
 {
@@ -74,29 +35,6 @@ static void *by_old_address(const char *name)
 	CHECK(f);
 	return f;
 }
-
-static void fetch(void *(*find)(const char *))
-{
-#define FETCH(name) cu.name = (__typeof__(cu.name))find(#name)
-	FETCH(cuMemAddressReserve);
-	FETCH(cuMemAddressFree);
-	FETCH(cuMemCreate);
-	FETCH(cuMemRelease);
-	FETCH(cuMemMap);
-	FETCH(cuMemUnmap);
-	FETCH(cuMemSetAccess);
-	FETCH(cuMemExportToShareableHandle);
-	FETCH(cuMemImportFromShareableHandle);
-	FETCH(cuMemGetAllocationPropertiesFromHandle);
-	FETCH(cuMemRetainAllocationHandle);
-#undef FETCH
-	void *f = (void *)1;
-	int status = -1;
-	EXPECT(cudaGetDriverEntryPointByVersion("cuMemCreate", &f, 4000, 0, &status), 0); /* too old */
-	CHECK(!f && status != 0);
-}
-
-static const struct access readwrite = {1, 0, 3};
 
 enum { CHUNKS = 12 };
 struct segment {
@@ -148,20 +86,6 @@ static void unmap(struct segment *s, int from, int to)
 static void discard(struct segment *s)
 {
 	EXPECT(cu.cuMemAddressFree(s->base, CHUNKS * CHUNK), 0);
-}
-
-static void enter(const char *tag, bool backup)
-{
-	tms_set_interesting_region(true);
-	tms_set_current_tag(tag);
-	tms_set_enable_cpu_backup(backup);
-}
-
-static void leave(void)
-{
-	tms_set_interesting_region(false);
-	tms_set_enable_cpu_backup(false);
-	tms_set_current_tag(NULL);
 }
 
 static void outside_regions(void)
@@ -357,19 +281,22 @@ static void threads_at_once(void)
 	static const char *const tags[] = {"a", "b", "c"};
 	pthread_t expanding[3];
 	for (int i = 0; i < 3; i++)
-		EXPECT(pthread_create(&expanding[i], NULL, expand, (void *)tags[i]), 0);
+		start(&expanding[i], expand, (void *)tags[i]);
 	for (int round = 0; round < 60; round++) {
 		EXPECT(tms_pause(tags[round % 3]), 0);
 		EXPECT(tms_resume(tags[round % 3]), 0);
 	}
-	for (int i = 0; i < 3; i++)
-		EXPECT(pthread_join(expanding[i], NULL), 0);
+	join_all(expanding, 3);
 	EXPECT(sim_stat("handles"), 0);
 }
 
 int main(void)
 {
+	void *none = (void *)1;
+	int status = -1;
 	EXPECT(cudaFree(NULL), 0);
+	EXPECT(cudaGetDriverEntryPointByVersion("cuMemCreate", &none, 4000, 0, &status), 0); /* too old */
+	CHECK(!none && status != 0);
 	static void *(*const ways[])(const char *) = {by_version, by_name, by_address, by_old_address};
 	for (int i = 0; i < 4; i++) {
 		fetch(ways[i]);

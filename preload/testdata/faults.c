@@ -2,26 +2,7 @@
  * works. The fault here is a bad pointer of the program's own, which Go reads. */
 #include "host.h"
 
-struct prop {
-	int type, handle_types, location_type, location;
-	void *win32;
-	unsigned char compression, rdma;
-	unsigned short usage;
-	unsigned char reserved[4];
-};
-struct access {
-	int location_type, location, flags;
-};
-
-#pragma weak cuMemCreate
-#pragma weak cuMemMap
-#pragma weak cuMemSetAccess
-int cuMemCreate(uint64_t *, size_t, const struct prop *, unsigned long long);
-int cuMemMap(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
-int cuMemSetAccess(uintptr_t, size_t, const struct access *, size_t);
-
 enum { PANIC = 999 };
-static const struct access readwrite = {1, 0, 3};
 static uintptr_t address;
 
 static void open_fault_signals(bool open)
@@ -92,9 +73,7 @@ int main(int argc, char **argv)
 	tms_set_interesting_region(true);
 	tms_set_current_tag("chunk");
 	tms_set_enable_cpu_backup(true);
-	int (*reserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long) =
-		(__typeof__(reserve))simulator("cuMemAddressReserve");
-	EXPECT(reserve(&address, 2 * MIB, 0, 0, 0), 0);
+	EXPECT(((__typeof__(cuMemAddressReserve) *)simulator("cuMemAddressReserve"))(&address, 2 * MIB, 0, 0, 0), 0);
 	EXPECT(cuMemCreate(&handle, 2 * MIB, &prop, 0), 0);
 	EXPECT(cuMemMap(address, 2 * MIB, 0, handle, 0), 0);
 
@@ -103,10 +82,8 @@ int main(int argc, char **argv)
 		fault(NULL);
 		fault_in_a_handler();
 	}
-	pthread_t thread;
 	for (intptr_t i = 0; i < 8; i++) {
-		EXPECT(pthread_create(&thread, NULL, fault, (void *)i), 0);
-		EXPECT(pthread_join(thread, NULL), 0);
+		on_a_thread(fault, (void *)i);
 	}
 	fault(NULL);
 	return 0;

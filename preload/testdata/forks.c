@@ -2,8 +2,6 @@
  * forks unused|used|pausing|starting CHILDREN AT-ONCE */
 #include "host.h"
 
-#include <stdatomic.h>
-
 static _Atomic bool stop;
 
 /* Calls every entry point once. Where the parent had used the library, CUDA does not work in the child, nor does the
@@ -20,9 +18,13 @@ static void every_call(void *ours, bool usable)
 	tms_set_interesting_region(true);
 	tms_set_current_tag("child");
 	tms_set_enable_cpu_backup(true);
-	CHECK(cudaMalloc(&pointer, 100) == (usable ? 0 : 3));
-	if (usable)
+	code = cudaMalloc(&pointer, 100);
+	CHECK(usable ? code == 0 : code == 3 && strstr(tms_last_error(), "fork"));
+	if (usable) {
+		fill(pointer, 100, 1);
+		CHECK(tms_pause(NULL) == 0 && tms_resume(NULL) == 0 && filled(pointer, 100, 1));
 		CHECK(cudaFree(pointer) == 0);
+	}
 	void *(*find)(void *, const char *) = dlsym;
 #define CALL(name, type, ...)                                                                      \
 	do {                                                                                       \
@@ -37,17 +39,18 @@ static void every_call(void *ours, bool usable)
 	CALL("cudaStreamBeginCapture", (void *, int), stream, 0);
 	CALL("cudaStreamEndCapture", (void *, void **), stream, &graph);
 	if (ours) {
-		CALL("cudaFree", (void *), ours);
+		CHECK(cudaFree(ours) == 3);
 		CALL("cudaFreeAsync", (void *, void *), ours, stream);
 		CALL("cudaIpcGetMemHandle", (void *, void *), handle, ours);
 		CHECK(!tms_get_cpu_backup_pointer(ours, 1));
 		tms_torch_free(ours, 1, 0, NULL);
 	}
 	CHECK(!tms_torch_malloc(10, 0, NULL) == !usable);
+	tms_set_interesting_region(false);
+	CHECK(cudaMalloc(&pointer, 100) == (usable ? 0 : 3)); /* CUDA's own answer */
 	CHECK(tms_stats_json(NULL, 0) > 0);
 	CHECK(tms_last_error() && tms_version() && tms_get_current_tag());
 	CALL("cudaDeviceReset", (void), );
-	tms_set_interesting_region(false);
 	_exit(0);
 }
 
@@ -104,7 +107,7 @@ static void fork_while_starting(int index)
 	 * relocated, which cannot be helped. */
 	simulator("cudasim_stat");
 	pthread_t thread;
-	EXPECT(pthread_create(&thread, NULL, first_use, NULL), 0);
+	start(&thread, first_use, NULL);
 	for (int i = 0; i < 4; i++) {
 		usleep((unsigned)((index * 37 + i * 91) % 400));
 		pid_t pid = fork();
@@ -121,7 +124,7 @@ static void fork_while_starting(int index)
 		}
 	}
 	reap(4);
-	EXPECT(pthread_join(thread, NULL), 0);
+	join(thread);
 	_exit(0);
 }
 
@@ -142,11 +145,11 @@ int main(int argc, char **argv)
 		pthread_t thread;
 		bool pausing = strcmp(argv[1], "pausing") == 0;
 		if (pausing)
-			EXPECT(pthread_create(&thread, NULL, pause_and_resume, NULL), 0);
+			start(&thread, pause_and_resume, NULL);
 		fork_children(children, at_once, ours, false);
 		atomic_store(&stop, true);
 		if (pausing)
-			EXPECT(pthread_join(thread, NULL), 0);
+			join(thread);
 		EXPECT(cudaFree(busy), 0);
 		EXPECT(cudaFree(ours), 0);
 	}

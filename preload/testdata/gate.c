@@ -2,37 +2,14 @@
  * and what it needs. */
 #include "host.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sched.h>
-#include <semaphore.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-
-typedef uintptr_t address;
-int cudaDeviceReset(void);
-int cuGraphDestroy(void *);
-int cuGraphExecDestroy(void *);
-int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
-int cuGraphLaunch(void *, void *);
-int cuLaunchHostFunc(void *, void (*)(void *), void *);
-int cuMemExportToShareableHandle(void *, uint64_t, int, unsigned long long);
-int cuMemRelease(uint64_t);
-int cuMemRetainAllocationHandle(uint64_t *, void *);
 #pragma weak cuMemGetHandleForAddressRange
 int cuMemGetHandleForAddressRange(void *, uintptr_t, size_t, int, unsigned long long);
-int cuMemcpyDtoH_v2(void *, address, size_t);
-int cuMemcpyHtoD_v2(address, const void *, size_t);
-int cuMemsetD32Async(address, unsigned, size_t, void *);
-int cuMemsetD32_v2(address, unsigned, size_t);
-int cuStreamBeginCapture_v2(void *, int);
-int cuStreamCreate(void **, unsigned);
-int cuStreamDestroy_v2(void *);
-int cuStreamEndCapture(void *, void **);
+int cuMemcpyHtoD_v2(uintptr_t, const void *, size_t);
 int cuStreamQuery(void *);
-int cuStreamSynchronize(void *);
 
 enum { SIZE = 4 * MIB, WORDS = 64, PATIENCE = 600, TIMEOUT = 909, NOT_SUPPORTED = 801 };
+
+static const char *more; /* the second argument, NULL if there is none */
 
 static void says(const char *words)
 {
@@ -40,12 +17,6 @@ static void says(const char *words)
 		fprintf(stderr, "\"%s\" does not say \"%s\"\n", tms_last_error(), words);
 		_exit(1);
 	}
-}
-
-static void *start(void *(*run)(void *), void *argument, pthread_t *thread)
-{
-	EXPECT(pthread_create(thread, NULL, run, argument), 0);
-	return NULL;
 }
 
 /* A thread that gives the device work on request, and reports when the call has returned. */
@@ -65,8 +36,7 @@ static void *be_worker(void *argument)
 	EXPECT(cudaFree(NULL), 0); /* the context */
 	prctl(PR_SET_NAME, "a worker");
 	w->number = (pid_t)syscall(SYS_gettid);
-	while (sem_wait(&w->go) != 0)
-		;
+	wait_at(&w->go);
 	w->code = w->work(w->argument);
 	w->done = 1;
 	return NULL;
@@ -78,7 +48,7 @@ static void give(struct worker *w, int (*work)(void *), void *argument)
 	w->argument = argument;
 	w->done = 0;
 	sem_init(&w->go, 0, 0);
-	start(be_worker, w, &w->thread);
+	start(&w->thread, be_worker, w);
 	sem_post(&w->go);
 }
 
@@ -118,19 +88,19 @@ static void is_called(void)
 
 static void ended(struct worker *w, int code)
 {
-	EXPECT(pthread_join(w->thread, NULL), 0);
+	join(w->thread);
 	EXPECT(w->code, code);
 }
 
 static int fill_words(void *target)
 {
-	return cuMemsetD32_v2((address)target, 5, WORDS);
+	return cuMemsetD32_v2((uintptr_t)target, 5, WORDS);
 }
 
 static unsigned word_of(void *target)
 {
 	unsigned word = 0;
-	EXPECT(cuMemcpyDtoH_v2(&word, (address)target, sizeof word), 0);
+	EXPECT(cuMemcpyDtoH_v2(&word, (uintptr_t)target, sizeof word), 0);
 	return word;
 }
 
@@ -141,6 +111,18 @@ static void is_open(void *memory)
 	give(&w, fill_words, memory);
 	ended(&w, 0);
 	EXPECT(word_of(memory), 5);
+}
+
+static void goes_and_comes_back(void)
+{
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
+	EXPECT(tms_resume(NULL), 0);
+}
+
+static void times_out(const char *words)
+{
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	says(words);
 }
 
 static void basic(void)
@@ -173,14 +155,7 @@ static void basic(void)
 	EXPECT(cudaFree(memory), 0);
 }
 
-
 static sem_t door;
-
-static void wait_at(void *semaphore)
-{
-	while (sem_wait(semaphore) != 0)
-		;
-}
 
 static void *open_later(void *unused)
 {
@@ -197,7 +172,7 @@ static int copy_slowly(void *target)
 {
 	unsigned words[WORDS] = {7};
 	EXPECT(cuLaunchHostFunc(stream, wait_at, &door), 0);
-	return cuMemcpyHtoD_v2((address)target, words, sizeof words);
+	return cuMemcpyHtoD_v2((uintptr_t)target, words, sizeof words);
 }
 
 static void inside(void)
@@ -222,13 +197,13 @@ static void inside(void)
 	await_call("calls:cuMemcpyHtoD");
 	give(&w, copy_slowly, memory);
 	is_called();
-	start(open_later, NULL, &opener);
+	start(&opener, open_later, NULL);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	while (!w.done) /* it is past the call, and may still have to report it */
 		usleep(1000);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&w, 0);
-	EXPECT(pthread_join(opener, NULL), 0);
+	join(opener);
 	EXPECT(word_of(memory), 7);
 }
 
@@ -240,7 +215,7 @@ static int capture_a_while(void *target)
 	EXPECT(cuStreamBeginCapture_v2(stream, 2), 0);
 	capturing = true;
 	for (int i = 0; i < 100; i++) {
-		EXPECT(cuMemsetD32Async((address)target, 5, WORDS, stream), 0);
+		EXPECT(cuMemsetD32Async((uintptr_t)target, 5, WORDS, stream), 0);
 		usleep(1000);
 	}
 	EXPECT(cuStreamEndCapture(stream, &graph), 0);
@@ -267,9 +242,8 @@ static void captured(void)
 	void *memory = pausable(SIZE, "t", true), *graph = NULL;
 	struct worker w;
 	EXPECT(cuStreamBeginCapture_v2(stream, 2), 0);
-	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
-	says("a stream is being captured into a CUDA graph, and that has not ended within 200ms; nothing has changed");
-	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, stream), 0);
+	times_out("a stream is being captured into a CUDA graph, and that has not ended within 200ms; nothing has changed");
+	EXPECT(cuMemsetD32Async((uintptr_t)memory, 5, WORDS, stream), 0);
 	EXPECT(cuStreamEndCapture(stream, &graph), 0);
 	EXPECT(cuGraphDestroy(graph), 0);
 	/* The pause waits for the end of a capture, whose thread goes on until then. */
@@ -302,9 +276,9 @@ static void busy(void)
 	EXPECT(cuStreamCreate(&second, 0), 0);
 	EXPECT(cuStreamCreate(&third, 1), 0);
 	/* The library notices that a stream was destroyed, and no longer asks about it. */
-	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, second), 0);
+	EXPECT(cuMemsetD32Async((uintptr_t)memory, 5, WORDS, second), 0);
 	EXPECT(cuStreamDestroy_v2(second), 0);
-	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, stream), 0);
+	EXPECT(cuMemsetD32Async((uintptr_t)memory, 5, WORDS, stream), 0);
 	EXPECT(cuLaunchHostFunc(third, wait_at, &door), 0);
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	snprintf(words, sizeof words,
@@ -314,29 +288,23 @@ static void busy(void)
 	says(words);
 	is_open(memory);
 	sem_post(&door);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
+	goes_and_comes_back();
 	EXPECT(cuLaunchHostFunc(NULL, wait_at, &door), 0);
-	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
-	says("the default stream, to which thread ");
+	times_out("the default stream, to which thread ");
 	sem_post(&door);
 	EXPECT(cuLaunchHostFunc((void *)2, wait_at, &door), 0);
-	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
-	says("perhaps the own default stream of thread ");
+	times_out("perhaps the own default stream of thread ");
 	sem_post(&door);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
+	goes_and_comes_back();
 	/* If the driver cannot be asked, a thread waits for it, and is left behind. */
 	EXPECT(cuLaunchHostFunc(third, wait_at, &door), 0);
 	sim_fail("cuCtxRecordEvent", 1, 801);
-	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
-	says("device 0 has not finished within 200ms: stream ");
+	times_out("device 0 has not finished within 200ms: stream ");
 	sim_fail("cuCtxRecordEvent", 1, 801);
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	sem_post(&door);
 	sim_fail("cuCtxRecordEvent", 1, 801);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
+	goes_and_comes_back();
 	is_open(memory);
 }
 
@@ -420,8 +388,7 @@ static void callback(void)
 	go_on = false;
 	ended(&w, 0);
 	EXPECT(cuStreamSynchronize(apart), 0);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
+	goes_and_comes_back();
 	is_open(memory);
 }
 
@@ -431,7 +398,7 @@ static _Atomic int nested_calls;
 static void on_signal(int number)
 {
 	(void)number;
-	cuMemsetD32Async((address)nested_target, 9, WORDS, stream);
+	cuMemsetD32Async((uintptr_t)nested_target, 9, WORDS, stream);
 	nested_calls++;
 }
 
@@ -458,10 +425,10 @@ static void nested(void)
 	await_call("calls:cuMemcpyHtoD");
 	give(&copier, copy_slowly, nested_target);
 	is_called();
-	start(disturb, NULL, &thread);
+	start(&thread, disturb, NULL);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(nested_calls, 1);
-	EXPECT(pthread_join(thread, NULL), 0);
+	join(thread);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&copier, 0);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
@@ -474,8 +441,7 @@ static void nested(void)
 	ended(&copier, 0);
 	while (nested_calls < 2)
 		sched_yield();
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
+	goes_and_comes_back();
 	is_open(nested_target);
 }
 
@@ -492,9 +458,7 @@ static void forked(void)
 			cuStreamBeginCapture_v2(stream, 2);
 			_exit(0);
 		}
-		int status = -1;
-		EXPECT(waitpid(child, &status, 0), child);
-		EXPECT(status, 0);
+		EXPECT(code_of(child), 0);
 	}
 	struct worker w;
 	give(&w, fill_words, memory);
@@ -514,7 +478,7 @@ static int wait_to_be_cancelled(void *unused)
 	(void)unused;
 	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
 	while (cuLaunchHostFunc(stream, wait_at, &door) == 0)
-		cuMemcpyHtoD_v2((address)nested_target, "1234", 4);
+		cuMemcpyHtoD_v2((uintptr_t)nested_target, "1234", 4);
 	return 0;
 }
 
@@ -525,7 +489,7 @@ static void fill_at_the_end(void *target)
 	EXPECT(fill_words(target), 0);
 	if (word_of(target) != 6)
 		pthread_setspecific(last_words, target);
-	EXPECT(cuMemsetD32_v2((address)target, 6, WORDS), 0);
+	EXPECT(cuMemsetD32_v2((uintptr_t)target, 6, WORDS), 0);
 }
 
 static void *end_working(void *target)
@@ -541,7 +505,6 @@ static void cancelled(void)
 {
 	void *memory = nested_target = pausable(SIZE, "t", true);
 	struct worker w[100];
-	pthread_t thread;
 	EXPECT(pthread_key_create(&last_words, fill_at_the_end), 0);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	for (int i = 0; i < 100; i++)
@@ -550,27 +513,23 @@ static void cancelled(void)
 	for (int i = 0; i < 100; i++)
 		EXPECT(pthread_cancel(w[i].thread), 0);
 	for (int i = 0; i < 100; i++)
-		EXPECT(pthread_join(w[i].thread, NULL), 0);
+		join(w[i].thread);
 	give(&w[0], fill_words, memory); /* reuses one of their marks */
 	held_up(&w[0]);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&w[0], 0);
 	is_open(memory);
-	for (int i = 0; i < 200; i++) {
-		start(end_working, memory, &thread);
-		EXPECT(pthread_join(thread, NULL), 0);
-	}
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
+	for (int i = 0; i < 200; i++)
+		on_a_thread(end_working, memory);
+	goes_and_comes_back();
 	/* A thread ends inside a call: the work that it gave the device remains, and the pause waits for that, not for
 	 * the thread. */
 	await_call("calls:cuMemcpyHtoD");
 	give(&w[0], wait_to_be_cancelled, NULL);
 	is_called();
 	EXPECT(pthread_cancel(w[0].thread), 0);
-	EXPECT(pthread_join(w[0].thread, NULL), 0);
-	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
-	says("device 0 has not finished");
+	join(w[0].thread);
+	times_out("device 0 has not finished");
 	_exit(0); /* a thread has ended inside the simulator */
 }
 
@@ -657,13 +616,12 @@ static void two_at_once(void)
 	pthread_t first;
 	EXPECT(cuLaunchHostFunc(stream, wait_at, &door), 0);
 	await_call("calls:cuCtxRecordEvent");
-	start(pause_with_patience, NULL, &first);
+	start(&first, pause_with_patience, NULL);
 	is_called();
-	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
-	says("another gated pause has not ended within 200ms; nothing has changed");
+	times_out("another gated pause has not ended within 200ms; nothing has changed");
 	EXPECT(tms_resume(NULL), 0); /* nothing is paused yet: the other pause goes on */
 	sem_post(&door);
-	EXPECT(pthread_join(first, NULL), 0);
+	join(first);
 	struct worker w;
 	give(&w, fill_words, memory);
 	held_up(&w);
@@ -672,7 +630,7 @@ static void two_at_once(void)
 }
 
 /* A sandbox without membarrier. */
-static void sandboxed(bool registered)
+static void sandboxed(void)
 {
 	void *memory = pausable(SIZE, "t", true);
 	struct sock_filter code[] = {
@@ -682,9 +640,8 @@ static void sandboxed(bool registered)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog filter = {sizeof code / sizeof *code, code};
-	if (registered) {
-		EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-		EXPECT(tms_resume(NULL), 0);
+	if (more) { /* one pause has registered the process */
+		goes_and_comes_back();
 	}
 	EXPECT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
 	EXPECT(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter), 0);
@@ -695,8 +652,9 @@ static void sandboxed(bool registered)
 	EXPECT(tms_resume("t"), 0);
 }
 
-static void exported(bool forced)
+static void exported(void)
 {
+	bool forced = more;
 	void *memory = pausable(SIZE, "t", true);
 	uint64_t handle = 0;
 	int descriptor = -1;
@@ -725,8 +683,9 @@ static void exported(bool forced)
 
 /* The program may have taken any number of handles and given away any amount of memory before: here more than there
  * once was room for. */
-static void lent_before(bool by_range)
+static void lent_before(void)
 {
+	bool by_range = more;
 	enum { OTHERS = 1100 };
 	void *others = pausable(SIZE, "t", true), *memory = pausable(SIZE, "t", true);
 	uint64_t handle = 0;
@@ -742,8 +701,7 @@ static void lent_before(bool by_range)
 	if (by_range)
 		EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
 	EXPECT(cudaFree(others), 0);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
+	goes_and_comes_back();
 	if (by_range) {
 		EXPECT(cuMemGetHandleForAddressRange(&descriptor, (uintptr_t)memory, SIZE, 1, 0), 0);
 	} else {
@@ -757,18 +715,16 @@ static void lent_before(bool by_range)
 	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
 	says("was exported, and its importers cannot be stopped");
 	EXPECT(cudaFree(memory), 0);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
+	goes_and_comes_back();
 	pausable(SIZE, "t", true); /* at the freed addresses, given to nobody */
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 }
 
-static void library(const char *path)
+static void library(void)
 {
 	void *memory = pausable(SIZE, "t", true);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	EXPECT(tms_resume(NULL), 0);
-	void *plugin = dlopen(path, RTLD_NOW);
+	goes_and_comes_back();
+	void *plugin = dlopen(more, RTLD_NOW);
 	CHECK(plugin);
 	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
 	says("nvshmem_bootstrap_uid.so.3 is loaded, so NVSHMEM is in use");
@@ -777,11 +733,11 @@ static void library(const char *path)
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 }
 
-static void no_gate(const char *words)
+static void no_gate(void)
 {
 	void *memory = pausable(SIZE, "t", true);
 	EXPECT(tms_pause_gated("t", 5), NOT_SUPPORTED);
-	says(words);
+	says(more);
 	is_open(memory);
 	EXPECT(tms_pause("t"), 0);
 	EXPECT(tms_resume("t"), 0);
@@ -789,45 +745,15 @@ static void no_gate(const char *words)
 
 int main(int argc, char **argv)
 {
-	const char *part = argc > 1 ? argv[1] : "", *more = argc > 2 ? argv[2] : "";
+	CHECK(argc > 1);
+	more = argc > 2 ? argv[2] : NULL;
 	EXPECT(cudaFree(NULL), 0);
 	sem_init(&door, 0, 0);
 	EXPECT(cuStreamCreate(&stream, 0), 0);
-	if (!strcmp(part, "basic"))
-		basic();
-	else if (!strcmp(part, "inside"))
-		inside();
-	else if (!strcmp(part, "captured"))
-		captured();
-	else if (!strcmp(part, "busy"))
-		busy();
-	else if (!strcmp(part, "callback"))
-		callback();
-	else if (!strcmp(part, "another moment"))
-		another_moment();
-	else if (!strcmp(part, "nested"))
-		nested();
-	else if (!strcmp(part, "forked"))
-		forked();
-	else if (!strcmp(part, "cancelled"))
-		cancelled();
-	else if (!strcmp(part, "tags"))
-		tags();
-	else if (!strcmp(part, "failing"))
-		failing();
-	else if (!strcmp(part, "two at once"))
-		two_at_once();
-	else if (!strcmp(part, "sandboxed"))
-		sandboxed(*more);
-	else if (!strcmp(part, "exported"))
-		exported(*more);
-	else if (!strcmp(part, "lent before"))
-		lent_before(*more);
-	else if (!strcmp(part, "library"))
-		library(more);
-	else if (!strcmp(part, "no gate"))
-		no_gate(more);
-	else
-		CHECK(!"a part of that name");
+	CHECK(RUN_PART(argv[1], {"basic", basic}, {"inside", inside}, {"captured", captured}, {"busy", busy},
+		       {"callback", callback}, {"another moment", another_moment}, {"nested", nested}, {"forked", forked},
+		       {"cancelled", cancelled}, {"tags", tags}, {"failing", failing}, {"two at once", two_at_once},
+		       {"sandboxed", sandboxed}, {"exported", exported}, {"lent before", lent_before},
+		       {"library", library}, {"no gate", no_gate}));
 	return 0;
 }

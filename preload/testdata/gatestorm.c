@@ -2,32 +2,9 @@
  * launch must count once, and none may meet paused memory. It also runs on a GPU. arguments: pauses, seed */
 #include "host.h"
 
-#include <time.h>
-
 typedef uintptr_t address;
-int cuCtxCreate_v2(void **, unsigned, int);
-int cuCtxDestroy_v2(void *);
-int cuGraphDestroy(void *);
-int cuGraphExecDestroy(void *);
-int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
-int cuGraphLaunch(void *, void *);
-int cuLaunchHostFunc(void *, void (*)(void *), void *);
-int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-		   void **);
-int cuLibraryGetKernel(void **, void *, const char *);
-int cuLibraryLoadData(void **, const void *, void *, void **, unsigned, void *, void **, unsigned);
-int cuMemAlloc_v2(address *, size_t);
-int cuMemFree_v2(address);
 int cuMemcpyDtoDAsync_v2(address, address, size_t, void *);
-int cuMemcpyDtoH_v2(void *, address, size_t);
 int cuMemcpyHtoDAsync_v2(address, const void *, size_t, void *);
-int cuMemsetD32Async(address, unsigned, size_t, void *);
-int cuMemsetD32_v2(address, unsigned, size_t);
-int cuStreamBeginCapture_v2(void *, int);
-int cuStreamCreate(void **, unsigned);
-int cuStreamDestroy_v2(void *);
-int cuStreamEndCapture(void *, void **);
-int cuStreamSynchronize(void *);
 
 enum { SUBMITTERS = 16, WORDS = 4096, ROUNDS = 6, GRAPH = 3, RELAXED = 2, CAPTURING = 900 };
 
@@ -35,9 +12,9 @@ static void *add;
 static _Atomic bool over;
 static _Atomic unsigned long rounds, launches, callbacks, threads_made, cancelled;
 
-static address words_of(const char *tag, size_t count)
+static uintptr_t words_of(const char *tag, size_t count)
 {
-	address memory = 0;
+	uintptr_t memory = 0;
 	tms_set_interesting_region(true);
 	tms_set_enable_cpu_backup(true);
 	tms_set_current_tag(tag);
@@ -45,14 +22,14 @@ static address words_of(const char *tag, size_t count)
 	return memory;
 }
 
-static address words(const char *tag)
+static uintptr_t words(const char *tag)
 {
-	address memory = words_of(tag, WORDS);
+	uintptr_t memory = words_of(tag, WORDS);
 	EXPECT(cuMemsetD32_v2(memory, 0, WORDS), 0);
 	return memory;
 }
 
-static void launch(address memory, void *stream, unsigned number)
+static void launch(uintptr_t memory, void *stream, unsigned number)
 {
 	uint64_t count = WORDS;
 	void *parameters[] = {&memory, &count, &number};
@@ -60,7 +37,7 @@ static void launch(address memory, void *stream, unsigned number)
 	launches++;
 }
 
-static void all_are(address memory, void *stream, unsigned expected)
+static void all_are(uintptr_t memory, void *stream, unsigned expected)
 {
 	static __thread unsigned host[WORDS];
 	EXPECT(cuStreamSynchronize(stream), 0);
@@ -75,7 +52,7 @@ static void count_callback(void *unused)
 	callbacks++;
 }
 
-static unsigned kernel_round(address memory, void *stream, struct random *r, unsigned sum)
+static unsigned kernel_round(uintptr_t memory, void *stream, struct random *r, unsigned sum)
 {
 	for (int i = 0; i < ROUNDS; i++) {
 		unsigned number = draw(r, 100);
@@ -86,7 +63,7 @@ static unsigned kernel_round(address memory, void *stream, struct random *r, uns
 	return sum;
 }
 
-static unsigned copy_round(address memory, address other, void *stream, struct random *r, unsigned sum)
+static unsigned copy_round(uintptr_t memory, uintptr_t other, void *stream, struct random *r, unsigned sum)
 {
 	static __thread unsigned host[WORDS];
 	unsigned number = draw(r, 1000);
@@ -101,7 +78,7 @@ static unsigned copy_round(address memory, address other, void *stream, struct r
 	return number;
 }
 
-static unsigned graph_round(address memory, void *stream, struct random *r, unsigned sum)
+static unsigned graph_round(uintptr_t memory, void *stream, struct random *r, unsigned sum)
 {
 	void *graph = NULL, *exec = NULL;
 	unsigned number = draw(r, 100);
@@ -122,7 +99,7 @@ static unsigned graph_round(address memory, void *stream, struct random *r, unsi
 struct life {
 	int kind;
 	struct random random;
-	address memory, other;
+	uintptr_t memory, other;
 	unsigned sum;
 };
 
@@ -131,7 +108,7 @@ static void live(struct life *life)
 {
 	int kind = life->kind;
 	struct random *r = &life->random;
-	address memory = life->memory, other = life->other;
+	uintptr_t memory = life->memory, other = life->other;
 	void *stream = NULL, *context = NULL;
 	if (kind == 3)
 		EXPECT(cuCtxCreate_v2(&context, 0, 0), 0);
@@ -163,7 +140,7 @@ static void *be_submitter(void *argument)
 }
 
 /* A cancelled thread has no memory of its own, because nobody would free it. */
-static address common;
+static uintptr_t common;
 static void *common_stream;
 
 static void *be_cancelled(void *unused)
@@ -185,23 +162,16 @@ static void *be_parent(void *argument)
 		pthread_t thread;
 		threads_made++;
 		if (life->kind == 4) {
-			EXPECT(pthread_create(&thread, NULL, be_cancelled, NULL), 0);
+			start(&thread, be_cancelled, NULL);
 			usleep(draw(&life->random, 3000));
 			EXPECT(pthread_cancel(thread), 0);
 			cancelled++;
 		} else {
-			EXPECT(pthread_create(&thread, NULL, be_submitter, life), 0);
+			start(&thread, be_submitter, life);
 		}
-		EXPECT(pthread_join(thread, NULL), 0);
+		join(thread);
 	}
 	return NULL;
-}
-
-static double now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 int main(int argc, char **argv)
@@ -219,20 +189,20 @@ int main(int argc, char **argv)
 	pthread_t parents[SUBMITTERS];
 	for (int i = 0; i < SUBMITTERS; i++) {
 		lives[i] = (struct life){i % 5, {draw(&r, 1u << 30) | 1}, words(draw(&r, 2) ? "a" : "b"), words("a"), 0};
-		EXPECT(pthread_create(&parents[i], NULL, be_parent, &lives[i]), 0);
+		start(&parents[i], be_parent, &lives[i]);
 	}
 	double longest = 0;
-	address kept = 0;
+	uintptr_t kept = 0;
 	for (int i = 0; i < pauses; i++) {
 		const char *tag = tags[draw(&r, 3)];
-		double begin = now();
+		double begin = now(CLOCK_MONOTONIC);
 		EXPECT(tms_pause_gated(tag, 60), 0);
-		double took = now() - begin;
+		double took = now(CLOCK_MONOTONIC) - begin;
 		longest = took > longest ? took : longest;
 		if (draw(&r, 4) == 0)
 			EXPECT(tms_pause_gated(NULL, 60), 0);
 		unsigned long before = launches;
-		address fresh = words_of("c", 1 + draw(&r, 100000)), old = fresh;
+		uintptr_t fresh = words_of("c", 1 + draw(&r, 100000)), old = fresh;
 		if (draw(&r, 2)) {
 			old = kept;
 			kept = fresh;
@@ -250,8 +220,7 @@ int main(int argc, char **argv)
 		usleep(draw(&r, 1000));
 	}
 	over = true;
-	for (int i = 0; i < SUBMITTERS; i++)
-		EXPECT(pthread_join(parents[i], NULL), 0);
+	join_all(parents, SUBMITTERS);
 	all_are(common, common_stream, 0);
 	printf("%lu rounds, %lu launches, %lu callbacks, %lu threads, %lu cancelled; longest pause %.1f ms\n", rounds,
 	       launches, callbacks, threads_made, cancelled, longest * 1e3);

@@ -40,16 +40,16 @@ int main(int argc, char **argv)
 	pthread_t thread;
 	if (behind) {
 		EXPECT(tms_pause_gated("t", 30), 0);
-		EXPECT(pthread_create(&thread, NULL, do_it, NULL), 0);
+		start(&thread, do_it, NULL);
 		usleep(30000);
 		CHECK(!done && !*hooked);
 		EXPECT(tms_resume("t"), 0);
 	} else {
 		EXPECT(tms_pause_gated("t", 30), 801);
 		CHECK(strstr(tms_last_error(), "another library's dlsym"));
-		EXPECT(pthread_create(&thread, NULL, do_it, NULL), 0);
+		start(&thread, do_it, NULL);
 	}
-	EXPECT(pthread_join(thread, NULL), 0);
+	join(thread);
 	EXPECT(*hooked, 1);
 	EXPECT(cudaFree(memory), 0);
 	return 0;

@@ -5,100 +5,147 @@
 #define _GNU_SOURCE
 #include "../tms.h"
 
-/* They come from the preloaded library; the program itself is not linked with it. */
-#pragma weak set_memory_margin_bytes
-#pragma weak tms_get_backup
-#pragma weak tms_get_cpu_backup_backend
-#pragma weak tms_get_cpu_backup_pointer
-#pragma weak tms_get_current_tag
-#pragma weak tms_get_enable_cpu_backup
-#pragma weak tms_get_enable_disk_backup
-#pragma weak tms_get_enable_incremental_backup
-#pragma weak tms_get_enable_peer_backup
-#pragma weak tms_set_enable_incremental_backup
-#pragma weak tms_set_enable_peer_backup
-#pragma weak tms_set_progress_callback
-#pragma weak tms_get_excluded
-#pragma weak tms_set_excluded
-#pragma weak tms_get_interesting_region
-#pragma weak tms_get_retain_cpu_backup
-#pragma weak tms_last_bytes
-#pragma weak tms_last_error
-#pragma weak tms_pause
-#pragma weak tms_pause_everything
-#pragma weak tms_pause_gated
-#pragma weak tms_pause_tags
-#pragma weak tms_pause_within
-#pragma weak tms_discard
-#pragma weak tms_prepare
-#pragma weak tms_trim
-#pragma weak tms_resume
-#pragma weak tms_resume_tags
-#pragma weak tms_resume_within
-#pragma weak tms_serve
-#pragma weak tms_set_backup
-#pragma weak tms_set_cpu_backup_backend
-#pragma weak tms_set_current_tag
-#pragma weak tms_set_disk_backup_dir
-#pragma weak tms_set_enable_cpu_backup
-#pragma weak tms_set_enable_disk_backup
-#pragma weak tms_set_interesting_region
-#pragma weak tms_set_retain_cpu_backup
-#pragma weak tms_stats_json
-#pragma weak tms_torch_free
-#pragma weak tms_torch_malloc
-#pragma weak tms_pool_create
-#pragma weak tms_pool_destroy
-#pragma weak tms_pool_free
-#pragma weak tms_pool_malloc
-#pragma weak tms_pool_record_stream
-#pragma weak tms_pool_reset_accumulated_stats
-#pragma weak tms_pool_reset_peak_stats
-#pragma weak tms_pool_snapshot_json
-#pragma weak tms_pool_stats_json
-#pragma weak tms_pool_trim
-#pragma weak tms_torch_pool_begin_allocate_to_pool
-#pragma weak tms_torch_pool_end_allocate_to_pool
-#pragma weak tms_torch_pool_free
-#pragma weak tms_torch_pool_init
-#pragma weak tms_torch_pool_malloc
-#pragma weak tms_torch_pool_malloc_or_throw
-#pragma weak tms_torch_pool_memory_fraction
-#pragma weak tms_torch_pool_record_stream
-#pragma weak tms_torch_pool_release_pool
-#pragma weak tms_torch_pool_reset
-#pragma weak tms_torch_pool_stats_json
-#pragma weak tms_torch_pool_use
-#pragma weak tms_version
-
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 
-int cudaMalloc(void **, size_t);
-int cudaFree(void *);
-int cudaMemset(void *, int, size_t);
-int cudaMemcpy(void *, const void *, size_t, int); /* 1: to device, 2: to host */
-int cudaMemGetInfo(size_t *, size_t *);
-int cudaSetDevice(int);
-int cudaGetDevice(int *);
+struct prop { /* CUmemAllocationProp */
+	int type, handle_types, location_type, location;
+	void *win32;
+	unsigned char compression, rdma;
+	unsigned short usage;
+	unsigned char reserved[4];
+};
+struct access { /* CUmemAccessDesc */
+	int location_type, location, flags;
+};
+struct multicast { /* CUmulticastObjectProp */
+	unsigned devices;
+	size_t size;
+	unsigned long long handle_types, flags;
+};
+struct handle { /* cudaIpcMemHandle_t */
+	char bytes[64];
+};
+enum { POSIX_FD = 1 }; /* a kind of handle */
+static const struct prop exportable = {.type = 1, .handle_types = POSIX_FD, .location_type = 1};
+static const struct access readwrite = {1, 0, 3};
+
+int cudaDeviceReset(void);
 int cudaDeviceSynchronize(void);
-int cudaStreamCreate(void **);
-int cudaStreamBeginCapture(void *, int);
-int cudaStreamEndCapture(void *, void **);
+int cudaEventCreate(void **);
+int cudaEventQuery(void *);
+int cudaEventRecord(void *, void *);
+int cudaFree(void *);
+int cudaFreeAsync(void *, void *);
+int cudaGetDevice(int *);
+int cudaGetDriverEntryPoint(const char *, void **, unsigned long long, int *);
+int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, int *);
+int cudaGraphDestroy(void *);
+int cudaGraphInstantiate(void **, void *, unsigned long long);
+int cudaGraphLaunch(void *, void *);
+int cudaIpcCloseMemHandle(void *);
+int cudaIpcGetMemHandle(struct handle *, void *);
+int cudaIpcOpenMemHandle(void **, struct handle, unsigned);
+int cudaLaunchHostFunc(void *, void (*)(void *), void *);
+int cudaMalloc(void **, size_t);
+int cudaMallocAsync(void **, size_t, void *);
+int cudaMallocPitch(void **, size_t *, size_t, size_t);
+int cudaMemGetInfo(size_t *, size_t *);
+int cudaMemcpy(void *, const void *, size_t, int); /* 1: to device, 2: to host, 3: between devices */
+int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
+int cudaMemset(void *, int, size_t);
 int cudaMemsetAsync(void *, int, size_t, void *);
+int cudaSetDevice(int);
+int cudaStreamBeginCapture(void *, int);
+int cudaStreamCreate(void **);
+int cudaStreamDestroy(void *);
+int cudaStreamEndCapture(void *, void **);
+int cudaStreamQuery(void *);
 int cudaStreamSynchronize(void *);
+
+int cuCtxCreate_v2(void **, unsigned, int);
+int cuCtxDestroy_v2(void *);
 int cuCtxGetCurrent(void **);
+int cuCtxSetCurrent(void *);
+int cuDevicePrimaryCtxRetain(void **, int);
+int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+int cuGraphDestroy(void *);
+int cuGraphExecDestroy(void *);
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
+int cuGraphLaunch(void *, void *);
+int cuInit(unsigned);
+int cuLaunchHostFunc(void *, void (*)(void *), void *);
+int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+int cuLibraryGetKernel(void **, void *, const char *);
+int cuLibraryLoadData(void **, const void *, void *, void **, unsigned, void *, void **, unsigned);
+int cuMemAddressFree(uintptr_t, size_t);
+int cuMemAddressReserve(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long);
+int cuMemAlloc_v2(uintptr_t *, size_t);
+int cuMemCreate(uint64_t *, size_t, const struct prop *, unsigned long long);
+int cuMemExportToShareableHandle(void *, uint64_t, int, unsigned long long);
+int cuMemFreeAsync(uintptr_t, void *);
+int cuMemFree_v2(uintptr_t);
+int cuMemGetAddressRange_v2(uintptr_t *, size_t *, uintptr_t);
+int cuMemImportFromShareableHandle(uint64_t *, void *, int);
+int cuMemMap(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
+int cuMemRelease(uint64_t);
+int cuMemRetainAllocationHandle(uint64_t *, void *);
+int cuMemSetAccess(uintptr_t, size_t, const struct access *, size_t);
+int cuMemUnmap(uintptr_t, size_t);
+int cuMemcpyDtoH_v2(void *, uintptr_t, size_t);
+int cuMemsetD32Async(uintptr_t, unsigned, size_t, void *);
+int cuMemsetD32_v2(uintptr_t, unsigned, size_t);
+int cuMulticastCreate(uint64_t *, const struct multicast *);
+int cuPointerGetAttribute(void *, int, uintptr_t);
+int cuStreamBeginCapture_v2(void *, int);
+int cuStreamCreate(void **, unsigned);
+int cuStreamDestroy_v2(void *);
+int cuStreamEndCapture(void *, void **);
+int cuStreamSynchronize(void *);
+
+/* What the preloaded library has, with which the program itself is not linked, and perhaps neither with the driver. */
+__asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu_backup_backend, "
+	"tms_get_cpu_backup_pointer, tms_get_current_tag, tms_get_enable_cpu_backup, tms_get_enable_disk_backup, "
+	"tms_get_enable_incremental_backup, tms_get_enable_peer_backup, tms_get_excluded, "
+	"tms_get_interesting_region, tms_get_retain_cpu_backup, tms_last_bytes, tms_last_error, tms_pause, "
+	"tms_pause_everything, tms_pause_gated, tms_pause_tags, tms_pause_within, tms_pool_create, "
+	"tms_pool_destroy, tms_pool_free, tms_pool_malloc, tms_pool_record_stream, "
+	"tms_pool_reset_accumulated_stats, tms_pool_reset_peak_stats, tms_pool_snapshot_json, tms_pool_stats_json, "
+	"tms_pool_trim, tms_prepare, tms_resume, tms_resume_tags, tms_resume_within, tms_serve, tms_set_backup, "
+	"tms_set_cpu_backup_backend, tms_set_current_tag, tms_set_disk_backup_dir, tms_set_enable_cpu_backup, "
+	"tms_set_enable_disk_backup, tms_set_enable_incremental_backup, tms_set_enable_peer_backup, "
+	"tms_set_excluded, tms_set_interesting_region, tms_set_progress_callback, tms_set_retain_cpu_backup, "
+	"tms_stats_json, tms_torch_free, tms_torch_malloc, tms_torch_pool_begin_allocate_to_pool, "
+	"tms_torch_pool_end_allocate_to_pool, tms_torch_pool_free, tms_torch_pool_init, tms_torch_pool_malloc, "
+	"tms_torch_pool_malloc_or_throw, tms_torch_pool_memory_fraction, tms_torch_pool_record_stream, "
+	"tms_torch_pool_release_pool, tms_torch_pool_reset, tms_torch_pool_stats_json, tms_torch_pool_use, "
+	"tms_trim, tms_version");
+__asm__(".weak cuMemAddressFree, cuMemAddressReserve, cuMemAlloc_v2, cuMemCreate, cuMemExportToShareableHandle, "
+	"cuMemFreeAsync, cuMemFree_v2, cuMemGetAddressRange_v2, cuMemImportFromShareableHandle, cuMemMap, cuMemRelease, "
+	"cuMemRetainAllocationHandle, cuMemSetAccess, cuMemUnmap, cuMulticastCreate, cuPointerGetAttribute, cudaGetDriverEntryPoint");
 
 #define CHECK(condition)                                                                           \
 	do {                                                                                       \
@@ -152,6 +199,19 @@ static inline void sim_fail(const char *function, int nth, int code)
 	((void (*)(const char *, int, int))simulator("cudasim_fail"))(function, nth, code);
 }
 
+static inline void sim_clear_failures(void)
+{
+	((void (*)(void))simulator("cudasim_clear_failures"))();
+}
+
+/* Waits until the simulator's state is so. */
+static inline void becomes(const char *stat, uint64_t wanted)
+{
+	for (int tries = 0; sim_stat(stat) != wanted && tries < 60000; tries++)
+		usleep(1000);
+	EXPECT(sim_stat(stat), wanted);
+}
+
 static inline size_t free_bytes(void)
 {
 	size_t unused = 0, total = 0;
@@ -171,6 +231,133 @@ static inline void *pausable(size_t size, const char *tag, bool backup)
 	tms_set_current_tag(NULL);
 	CHECK(pointer);
 	return pointer;
+}
+
+/* Returns the library's statistics, to be freed. */
+static inline char *stats(void)
+{
+	size_t room = tms_stats_json(NULL, 0) + 4096; /* they may have grown meanwhile */
+	char *text = malloc(room);
+	CHECK(text && tms_stats_json(text, room) < room);
+	return text;
+}
+
+static inline bool stats_say(const char *words)
+{
+	char *text = stats();
+	bool found = strstr(text, words);
+	free(text);
+	return found;
+}
+
+static inline void start(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+	EXPECT(pthread_create(thread, NULL, run, argument), 0);
+}
+
+static inline void join(pthread_t thread)
+{
+	EXPECT(pthread_join(thread, NULL), 0);
+}
+
+static inline void on_a_thread(void *(*run)(void *), void *argument)
+{
+	pthread_t thread;
+	start(&thread, run, argument);
+	join(thread);
+}
+
+/* Each of the threads gets its number. */
+static inline void start_all(pthread_t *threads, intptr_t count, void *(*run)(void *))
+{
+	for (intptr_t i = 0; i < count; i++)
+		start(&threads[i], run, (void *)i);
+}
+
+static inline void join_all(const pthread_t *threads, int count)
+{
+	for (int i = 0; i < count; i++)
+		join(threads[i]);
+}
+
+/* Waits for a child, and returns its code; that of a signal which ended it is negative. */
+static inline int code_of(pid_t child)
+{
+	int status = -1;
+	EXPECT(waitpid(child, &status, 0), child);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+/* Waits as a callback of a stream, until the semaphore is posted. */
+static inline void wait_at(void *semaphore)
+{
+	while (sem_wait(semaphore) != 0)
+		;
+}
+
+static inline double now(clockid_t clock)
+{
+	struct timespec time;
+	clock_gettime(clock, &time);
+	return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static inline void limit_to(int resource, rlim_t amount)
+{
+	struct rlimit limit;
+	EXPECT(getrlimit(resource, &limit), 0);
+	limit.rlim_cur = amount < limit.rlim_max ? amount : limit.rlim_max;
+	EXPECT(setrlimit(resource, &limit), 0);
+}
+
+static inline size_t address_space(void)
+{
+	unsigned long pages = 0;
+	FILE *statm = fopen("/proc/self/statm", "r");
+	CHECK(statm);
+	EXPECT(fscanf(statm, "%lu", &pages), 1);
+	fclose(statm);
+	return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Returns what a descriptor is, "" if it is closed. */
+static inline const char *target_of(int fd)
+{
+	static __thread char text[4096];
+	char link[64];
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	ssize_t length = readlink(link, text, sizeof text - 1);
+	text[length > 0 ? length : 0] = 0;
+	return text;
+}
+
+/* The simulated device has descriptors of its own, which the host must leave alone. */
+static inline bool is_device(int fd)
+{
+	return strstr(target_of(fd), "cudasim");
+}
+
+/* The kernel filters the system calls of this thread, and of its children, from now on. */
+static inline void filter_calls(struct sock_filter *filter, size_t length)
+{
+	struct sock_fprog program = {(unsigned short)length, filter};
+	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+/* Of a program with several parts, the one of this name runs: RUN_PART(argv[1], {"name", function}, ...); false: there
+ * is none. */
+struct part {
+	const char *name;
+	void (*run)(void);
+};
+#define RUN_PART(name, ...) run_part((const struct part[]){__VA_ARGS__, {NULL, NULL}}, name)
+static inline bool run_part(const struct part *parts, const char *name)
+{
+	while (parts->name && strcmp(parts->name, name) != 0)
+		parts++;
+	if (parts->name)
+		parts->run();
+	return parts->name;
 }
 
 static inline int threads(void)

@@ -1,46 +1,11 @@
 /* Two processes have each other's memory open (cudaIpcGetMemHandle, cudaIpcOpenMemHandle), as custom all-reduces do:
  * they are paused and resumed together, a hundred times; one alone; one dies, frees, or opens what it may not. Called
  * as: ipc WHAT */
-#include "host.h"
+#include "pair.h"
 
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
+enum { SIZE = 3 << 20, SMALL = 12 << 10, LAZY = 1, RANGE_START = 11, NOT_READY = 600 };
 
-struct handle {
-	char bytes[64];
-};
-int cudaIpcGetMemHandle(struct handle *, void *);
-int cudaIpcOpenMemHandle(void **, struct handle, unsigned);
-int cudaIpcCloseMemHandle(void *);
-int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
-int cudaGraphInstantiate(void **, void *, unsigned long long);
-int cudaGraphLaunch(void *, void *);
-int cuMemGetAddressRange_v2(uintptr_t *, size_t *, uintptr_t);
-int cuPointerGetAttribute(void *, int, uintptr_t);
-#pragma weak cuMemGetAddressRange_v2
-#pragma weak cuPointerGetAttribute
-
-enum { SIZE = 3 << 20, SMALL = 12 << 10, DEVICE_TO_DEVICE = 3, LAZY = 1, RANGE_START = 11, NOT_READY = 600 };
-
-static int rank, channel; /* 0 and 1; a socket to the other */
-
-static void tell(const void *data, size_t size)
-{
-	CHECK(send(channel, data, size, MSG_NOSIGNAL) == (ssize_t)size);
-}
-
-static void hear(void *data, size_t size)
-{
-	CHECK(recv(channel, data, size, MSG_WAITALL) == (ssize_t)size);
-}
-
-static void meet(void)
-{
-	char here = 1;
-	tell(&here, 1);
-	hear(&here, 1);
-}
+static const char *what; /* is done */
 
 struct buffers {
 	char *big, *small, *other_big, *other_small;
@@ -76,8 +41,8 @@ static struct buffers exchanged(const char *tag)
 	(void)pausable(SMALL, tag, true); /* so that the next does not begin its granule */
 	b.small = pausable(SMALL, tag, true);
 	struct handle handles[2] = {handle_of(b.big), handle_of(b.small)}, others[2];
-	tell(handles, sizeof handles);
-	hear(others, sizeof others);
+	tell(channel, handles, sizeof handles);
+	hear(channel, others, sizeof others);
 	b.other_big = opened(others[0]);
 	b.other_small = opened(others[1]);
 	CHECK(opened(others[0]) == b.other_big);
@@ -110,17 +75,6 @@ static void close_all(struct buffers b)
 	meet();
 }
 
-/* Captures work that copies the other's memory here. */
-static void *captured(void *stream, char *to, const char *from)
-{
-	void *graph = NULL, *exec = NULL;
-	EXPECT(cudaStreamBeginCapture(stream, 0), 0);
-	EXPECT(cudaMemcpyAsync(to, from, SIZE, DEVICE_TO_DEVICE, stream), 0);
-	EXPECT(cudaStreamEndCapture(stream, &graph), 0);
-	EXPECT(cudaGraphInstantiate(&exec, graph, 0), 0);
-	return exec;
-}
-
 static void mutual(void)
 {
 	struct buffers b = exchanged("communication");
@@ -128,7 +82,7 @@ static void mutual(void)
 	char *copy = pausable(SIZE, "other", false);
 	void *stream = NULL;
 	EXPECT(cudaStreamCreate(&stream), 0);
-	void *graph = captured(stream, copy, b.other_big);
+	void *graph = captured_copy(stream, copy, b.other_big, SIZE);
 	size_t apart = sim_stat("handles") + 2; /* what is shared has an extent of its own, and parts its neighbours */
 	int open_before = descriptors();
 	for (unsigned cycle = 0; cycle < (unsigned)often(100, 16); cycle++) {
@@ -157,9 +111,7 @@ static void mutual(void)
 			CHECK(reads(b.big, b.small, cycle, rank));
 	}
 	meet();
-	for (int i = 0; i < 1000 && descriptors() > open_before; i++)
-		usleep(1000); /* the last descriptors that were lent are being closed */
-	CHECK(descriptors() <= open_before);
+	no_more_descriptors_than(open_before);
 	close_all(b);
 }
 
@@ -170,10 +122,8 @@ static void lone(void)
 	write_all(b, 1);
 	meet();
 	if (rank == 0) {
-		pid_t other;
 		char words[64];
-		hear(&other, sizeof other);
-		snprintf(words, sizeof words, "process %d,", (int)other);
+		snprintf(words, sizeof words, "process %d,", (int)other_process);
 		EXPECT(tms_pause_within("communication", 0.1), NOT_READY);
 		CHECK(strstr(tms_last_error(), words) && strstr(tms_last_error(), "nothing has changed"));
 		CHECK(reads(b.big, b.small, 1, 0) && reads(b.other_big, b.other_small, 1, 1));
@@ -187,15 +137,11 @@ static void lone(void)
 		EXPECT(tms_resume("communication"), 0);
 		CHECK(reads(b.big, b.small, 1, 0) && reads(b.other_big, b.other_small, 1, 1));
 	} else {
-		pid_t own = getpid();
-		tell(&own, sizeof own);
 		meet();
 		/* It cannot come back while the other pauses alone. */
-		int code = tms_pause_within("communication", 0.1);
-		EXPECT(code, NOT_READY); /* 0 has ours mapped */
+		EXPECT(tms_pause_within("communication", 0.1), NOT_READY); /* 0 has ours mapped */
 		meet();
-		code = tms_pause_within("communication", 5);
-		EXPECT(code, 0);
+		EXPECT(tms_pause_within("communication", 5), 0);
 		meet();
 		EXPECT(tms_resume_within("communication", 0.1), NOT_READY);
 		CHECK(strstr(tms_last_error(), "paused where it was allocated"));
@@ -209,24 +155,25 @@ static void lone(void)
 }
 
 /* The owner of the memory frees it, or ends. */
-static void gone(bool killed)
+static void gone(void)
 {
+	bool killed = strcmp(what, "killed") == 0;
 	if (rank == 0) {
 		char *memory = pausable(SIZE, "t", true);
 		struct handle handle = handle_of(memory), second = handle_of(memory);
 		fill(memory, SIZE, 1);
-		tell(&handle, sizeof handle);
+		tell(channel, &handle, sizeof handle);
 		meet();
 		meet();
 		if (killed)
 			raise(SIGKILL);
 		EXPECT(cudaFree(memory), 0);
-		tell(&second, sizeof second);
+		tell(channel, &second, sizeof second);
 		meet();
 		return;
 	}
 	struct handle handle;
-	hear(&handle, sizeof handle);
+	hear(channel, &handle, sizeof handle);
 	char *memory = opened(handle);
 	void *second = NULL;
 	CHECK(filled(memory, SIZE, 1));
@@ -239,11 +186,10 @@ static void gone(bool killed)
 	meet();
 	meet();
 	if (killed) {
-		char byte;
-		CHECK(recv(channel, &byte, 1, 0) == 0);
+		other_ends();
 		CHECK(filled(memory, SIZE, 1)); /* the driver keeps it */
 	} else {
-		hear(&handle, sizeof handle);
+		hear(channel, &handle, sizeof handle);
 	}
 	EXPECT(cudaIpcOpenMemHandle(&second, handle, LAZY), 0); /* while it is open */
 	CHECK(second == memory);
@@ -278,8 +224,8 @@ static void unseen(void)
 {
 	char *own = pausable(SIZE, "t", true), *other = NULL;
 	struct handle handle = handle_of(own);
-	tell(&handle, sizeof handle);
-	hear(&handle, sizeof handle);
+	tell(channel, &handle, sizeof handle);
+	hear(channel, &handle, sizeof handle);
 	fill(own, SIZE, (unsigned)rank);
 	lose_sockets();
 	other = opened(handle);
@@ -298,28 +244,23 @@ static void unseen(void)
 static void unheard(void)
 {
 	struct handle handle;
-	pid_t other = getpid();
 	if (rank == 0) {
 		handle = handle_of(pausable(SIZE, "t", true));
-		tell(&handle, sizeof handle);
-		tell(&other, sizeof other);
+		tell(channel, &handle, sizeof handle);
 		meet();
 		meet();
 		EXPECT(tms_pause("t"), 0);
 		meet();
 		return;
 	}
-	hear(&handle, sizeof handle);
-	hear(&other, sizeof other);
+	hear(channel, &handle, sizeof handle);
 	(void)opened(handle);
 	meet();
-	EXPECT(kill(other, SIGSTOP), 0);
+	EXPECT(kill(other_process, SIGSTOP), 0);
 	EXPECT(tms_pause("t"), 0);
-	char stats[1 << 14];
-	do
-		CHECK(tms_stats_json(stats, sizeof stats) < sizeof stats);
-	while (strstr(stats, "given back in the background"));
-	EXPECT(kill(other, SIGCONT), 0);
+	while (stats_say("given back in the background"))
+		;
+	EXPECT(kill(other_process, SIGCONT), 0);
 	meet();
 	meet(); /* without a call of the library */
 }
@@ -345,7 +286,7 @@ static void beside_stopped(void)
 			char *memory = pausable(SIZE, "t", true);
 			struct handle handle = handle_of(memory);
 			fill(memory, SIZE, (unsigned)i);
-			tell(&handle, sizeof handle);
+			tell(channel, &handle, sizeof handle);
 		}
 		meet();
 		if (i == 1) {
@@ -361,7 +302,7 @@ static void beside_stopped(void)
 		channel = channels[i];
 		for (int piece = 0; piece < PIECES; piece++) {
 			struct handle handle;
-			hear(&handle, sizeof handle);
+			hear(channel, &handle, sizeof handle);
 			opened_of[i] = opened(handle);
 		}
 		if (i == 0)
@@ -446,32 +387,32 @@ static void lost(void)
 	struct handle handle;
 	if (rank == 0) {
 		handle = handle_of(pausable(SIZE, "t", true));
-		tell(&handle, sizeof handle);
+		tell(channel, &handle, sizeof handle);
 		meet();
 		raise(SIGKILL);
 	}
 	pthread_t worker;
-	char stats[1 << 14], words[64], byte;
+	char words[64];
 	void *own = pausable(SIZE, "own", true), *again = NULL;
-	hear(&handle, sizeof handle);
+	hear(channel, &handle, sizeof handle);
 	char *memory = opened(handle);
-	EXPECT(pthread_create(&worker, NULL, work, own), 0);
+	start(&worker, work, own);
 	EXPECT(tms_pause_gated(NULL, 60), 0);
 	unsigned before = worked;
 	meet();
-	CHECK(recv(channel, &byte, 1, 0) <= 0);
+	other_ends();
 	EXPECT(tms_resume(NULL), 400);
 	CHECK(strstr(tms_last_error(), "the process has ended") && strstr(tms_last_error(), "cudaIpcCloseMemHandle"));
 	while (worked == before)
 		usleep(1000);
 	snprintf(words, sizeof words, "\"imported_lost_bytes\":%zu", 4 * MIB); /* whole granules */
-	CHECK(tms_stats_json(stats, sizeof stats) < sizeof stats && strstr(stats, words));
+	CHECK(stats_say(words));
 	EXPECT(cudaIpcOpenMemHandle(&again, handle, LAZY), 400);
 	CHECK(strstr(tms_last_error(), "is lost; close it (cudaIpcCloseMemHandle)"));
 	EXPECT(tms_pause_gated(NULL, 60), 0);
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cudaIpcCloseMemHandle(memory), 0);
-	CHECK(tms_stats_json(stats, sizeof stats) < sizeof stats && !strstr(stats, words));
+	CHECK(!stats_say(words));
 }
 
 /* The importer's main thread has ended, and the process lives on in other threads. */
@@ -500,14 +441,14 @@ static void main_ends(void)
 	static struct handle handle;
 	if (rank == 1) {
 		pthread_t survivor;
-		hear(&handle, sizeof handle);
-		EXPECT(pthread_create(&survivor, NULL, survive, &handle), 0);
+		hear(channel, &handle, sizeof handle);
+		start(&survivor, survive, &handle);
 		pthread_exit(NULL);
 	}
 	char *memory = pausable(SIZE, "t", true);
 	handle = handle_of(memory);
 	fill(memory, SIZE, 1);
-	tell(&handle, sizeof handle);
+	tell(channel, &handle, sizeof handle);
 	meet();
 	EXPECT(tms_pause_within("t", 0.1), NOT_READY);
 	meet();
@@ -522,22 +463,20 @@ static void importer_dies(void)
 {
 	if (rank == 1) {
 		struct handle handle;
-		hear(&handle, sizeof handle);
+		hear(channel, &handle, sizeof handle);
 		(void)opened(handle);
 		meet();
 		for (;;)
 			pause();
 	}
-	char *memory = pausable(SIZE, "t", true), byte;
+	char *memory = pausable(SIZE, "t", true);
 	struct handle handle = handle_of(memory);
-	pid_t other;
 	fill(memory, SIZE, 1);
-	hear(&other, sizeof other);
-	tell(&handle, sizeof handle);
+	tell(channel, &handle, sizeof handle);
 	meet();
 	EXPECT(tms_pause_within(NULL, 0.05), NOT_READY);
-	EXPECT(kill(other, SIGKILL), 0);
-	CHECK(recv(channel, &byte, 1, 0) == 0);
+	EXPECT(kill(other_process, SIGKILL), 0);
+	other_ends();
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(sim_stat("handles"), 0);
 	EXPECT(tms_resume(NULL), 0);
@@ -601,73 +540,19 @@ static void beside_nccl(void)
 	EXPECT(cudaFree(memory), 0);
 }
 
-static void as_rank(const char *what)
+static void as_rank(void)
 {
-	if (strcmp(what, "mutual") == 0)
-		mutual();
-	else if (strcmp(what, "lone") == 0)
-		lone();
-	else if (strcmp(what, "lost") == 0)
-		lost();
-	else if (strcmp(what, "main_ends") == 0)
-		main_ends();
-	else if (strcmp(what, "unheard") == 0)
-		unheard();
-	else if (strcmp(what, "unseen") == 0)
-		unseen();
-	else if (strcmp(what, "freed") == 0)
-		gone(false);
-	else if (strcmp(what, "killed") == 0)
-		gone(true);
-	else
-		CHECK(!"nothing that this program does");
+	CHECK(RUN_PART(what, {"mutual", mutual}, {"lone", lone}, {"lost", lost}, {"main_ends", main_ends},
+		       {"unheard", unheard}, {"unseen", unseen}, {"freed", gone}, {"killed", gone},
+		       {"importer_dies", importer_dies}));
 }
 
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
-	const char *what = argv[1];
-	void (*one)(void) = strcmp(what, "alone") == 0	     ? alone
-			    : strcmp(what, "not shared") == 0  ? not_shared
-			    : strcmp(what, "beside nccl") == 0 ? beside_nccl
-			    : strcmp(what, "beside stopped") == 0 ? beside_stopped
-			    : strcmp(what, "crowd") == 0	? crowd
-								: NULL;
-	if (one) {
-		one();
-		return 0;
-	}
-	int ends[2], status;
-	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-	pid_t other = fork(); /* before CUDA, and before the library is needed */
-	CHECK(other >= 0);
-	rank = other == 0;
-	channel = ends[rank];
-	close(ends[!rank]);
-	if (rank == 1)
-		prctl(PR_SET_PDEATHSIG, strcmp(what, "killed") && strcmp(what, "lost") ? SIGKILL : 0);
-	if (strcmp(what, "importer_dies") == 0) {
-		if (rank == 1) {
-			pid_t own = getpid();
-			tell(&own, sizeof own);
-		}
-		importer_dies();
-		return 0;
-	}
-	if (strcmp(what, "killed") == 0 || strcmp(what, "lost") == 0) { /* the second is waited for here */
-		pid_t first = rank == 0 ? fork() : 0;
-		if (rank == 0 && first > 0) {
-			close(channel);
-			EXPECT(waitpid(first, &status, 0), first);
-			CHECK(WIFSIGNALED(status));
-			EXPECT(waitpid(other, &status, 0), other);
-			return WEXITSTATUS(status);
-		}
-	}
-	as_rank(what);
-	if (rank == 0 && strcmp(what, "killed")) {
-		EXPECT(waitpid(other, &status, 0), other);
-		return WEXITSTATUS(status);
-	}
+	what = argv[1];
+	if (!RUN_PART(what, {"alone", alone}, {"not shared", not_shared}, {"beside nccl", beside_nccl},
+		      {"beside stopped", beside_stopped}, {"crowd", crowd}))
+		in_two(as_rank, !strcmp(what, "importer_dies") ? 1 : !strcmp(what, "killed") || !strcmp(what, "lost") ? 0 : -1);
 	return 0;
 }

@@ -1,33 +1,13 @@
 /* A process asks for another's memory through the exporter's control socket, whose thread a tracer holds at a chosen
  * call. Meanwhile the other thread, which requested the memory, gives up; or the process that asked dies. */
-#include "host.h"
+#include "pair.h"
 
-#include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-
-struct handle {
-	char bytes[64];
-};
-int cudaIpcGetMemHandle(struct handle *, void *);
-int cudaIpcOpenMemHandle(void **, struct handle, unsigned);
-int cudaIpcCloseMemHandle(void *);
 
 enum { SIZE = 2 << 20, KEPT = 0, LENT = 1, NOT_READY = 600 };
 
 static pid_t exporter, thread;	   /* of its control socket */
-static int channel, exporters_end; /* of the socket between the exporter and the tracer */
-
-static void tell(int to, const void *data, size_t size)
-{
-	CHECK(send(to, data, size, MSG_NOSIGNAL) == (ssize_t)size);
-}
-
-static void hear(int from, void *data, size_t size)
-{
-	CHECK(recv(from, data, size, MSG_WAITALL) == (ssize_t)size);
-}
+static int exporters_end; /* of the socket between the exporter and the tracer */
 
 /* Starts a process that does this, and dies with the caller; *to is a socket to it, and *from the other end there. */
 static pid_t beside(void (*does)(int), int *to, int *from)

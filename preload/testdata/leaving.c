@@ -2,8 +2,6 @@
  * frees when libcudart is already gone. Called as: leaving HOW */
 #include "host.h"
 
-#include <stdatomic.h>
-
 static _Atomic int inside;
 static void *kept;
 
@@ -45,7 +43,7 @@ int main(int argc, char **argv)
 	kept = pausable(MIB, "kept", true);
 	pthread_t thread;
 	for (uintptr_t i = 0; i < 4; i++)
-		EXPECT(pthread_create(&thread, NULL, work, (void *)i), 0);
+		start(&thread, work, (void *)i);
 	while (atomic_load(&inside) < 8)
 		usleep(100);
 	usleep((unsigned)getpid() % 500);

@@ -1,18 +1,25 @@
-/* Both majors of libcudart in one process, each opened by a library of its own (RTLD_LOCAL), or
- * globally: calls reach them, in and out of regions. Called as: majors local|global LIBRARY... */
+/* libcudart arrives late and with RTLD_LOCAL, as Python extensions bring it, or globally; also both majors in one
+ * process, each opened by a library of its own: calls of a library that links it come through, in and out of regions.
+ * Without any libcudart: a clear code. Called as: majors local|global LIBRARY... */
 #include "host.h"
 
 int main(int argc, char **argv)
 {
 	CHECK(argc > 2);
-	int mode = RTLD_NOW | (strcmp(argv[1], "global") == 0 ? RTLD_GLOBAL : RTLD_LOCAL);
-	int (*allocate)(void **, size_t) = (int (*)(void **, size_t))dlsym(RTLD_DEFAULT, "cudaMalloc");
-	int (*release)(void *) = (int (*)(void *))dlsym(RTLD_DEFAULT, "cudaFree");
+	bool local = strcmp(argv[1], "local") == 0;
+	__typeof__(cudaMalloc) *allocate = (__typeof__(allocate))dlsym(RTLD_DEFAULT, "cudaMalloc");
+	__typeof__(cudaFree) *release = (__typeof__(release))dlsym(RTLD_DEFAULT, "cudaFree");
+	void *pointer = NULL, *ours = NULL;
+	CHECK(allocate && release);
+	EXPECT(allocate(&pointer, 10), 302);
+	tms_set_interesting_region(true);
+	EXPECT(allocate(&pointer, 10), 302);
+	CHECK(strstr(tms_last_error(), "libcudart"));
+	tms_set_interesting_region(false);
 	for (int i = 2; i < argc; i++) {
-		void *library = dlopen(argv[i], mode), *pointer = NULL, *ours = NULL;
-		CHECK(library);
-		int (*copy)(void *, const void *, size_t, int) =
-			(int (*)(void *, const void *, size_t, int))dlsym(library, "cudaMemcpy");
+		void *library = dlopen(argv[i], RTLD_NOW | (local ? RTLD_LOCAL : RTLD_GLOBAL));
+		CHECK(library && !dlsym(RTLD_DEFAULT, "cudaMemset") == local);
+		__typeof__(cudaMemcpy) *copy = (__typeof__(copy))dlsym(library, "cudaMemcpy");
 		EXPECT(allocate(&pointer, 100), 0);
 		tms_set_interesting_region(true);
 		tms_set_enable_cpu_backup(true);
@@ -21,7 +28,9 @@ int main(int argc, char **argv)
 		int in = 12345, out = 0;
 		EXPECT(copy(pointer, &in, sizeof in, 1), 0);
 		EXPECT(copy(ours, pointer, sizeof in, 3), 0);
+		EXPECT(sim_stat("handles"), 1);
 		EXPECT(tms_pause(NULL), 0);
+		EXPECT(sim_stat("handles"), 0);
 		EXPECT(tms_resume(NULL), 0);
 		EXPECT(copy(&out, ours, sizeof out, 2), 0);
 		EXPECT(out, in);

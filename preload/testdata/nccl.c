@@ -3,10 +3,6 @@
  * library that is linked with NCCL, loaded with RTLD_LOCAL. */
 #include "host.h"
 
-#include <sys/prctl.h>
-
-int cudaIpcGetMemHandle(void *, void *);
-
 struct id {
 	char internal[128];
 };
@@ -127,17 +123,17 @@ static void *reduce_late(void *unused)
 	return unused;
 }
 
-static void start(void *(*what)(void *), int number)
+static void start_detached(void *(*what)(void *), int number)
 {
 	pthread_t thread;
-	EXPECT(pthread_create(&thread, NULL, what, (void *)(uintptr_t)number), 0);
+	start(&thread, what, (void *)(uintptr_t)number);
 	pthread_detach(thread);
 }
 
 static void start_to_enter(void *(*what)(void *), int number)
 {
 	entered = false;
-	start(what, number);
+	start_detached(what, number);
 	while (!entered)
 		usleep(1000);
 }
@@ -154,9 +150,15 @@ static void make_ranks(int here, int ranks)
 	count += here;
 }
 
+static char answer[2000];
+
+static void answer_code(int code)
+{
+	snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+}
+
 static const char *run(char *line)
 {
-	static char answer[2000];
 	char *word = strtok(line, " \n"), *rest = strtok(NULL, "\n");
 	int number = rest ? atoi(rest) : 0;
 	CHECK(word);
@@ -207,16 +209,16 @@ static const char *run(char *line)
 		EXPECT(nccl.ncclAllReduce(cache, cache, 1, 0, 0, comms[0], stream), 0);
 	} else if (strcmp(word, "work") == 0) {
 		stop = false;
-		start(reduce_all_the_time, 0);
+		start_detached(reduce_all_the_time, 0);
 	} else if (strcmp(word, "launch") == 0) {
 		start_to_enter(launch_late, number);
 	} else if (strcmp(word, "late") == 0) {
-		start(reduce_late, 0);
+		start_detached(reduce_late, 0);
 	} else if (strcmp(word, "code") == 0) {
 		snprintf(answer, sizeof answer, "%d", (int)late_code);
 	} else if (strcmp(word, "churn") == 0) {
 		for (int i = 0; i < 3; i++)
-			start(churn, 100 + i);
+			start_detached(churn, 100 + i);
 	} else if (strcmp(word, "calm") == 0) {
 		stop = true;
 	} else if (strcmp(word, "cycles") == 0) {
@@ -248,31 +250,24 @@ static const char *run(char *line)
 			EXPECT(nccl.ncclCommDestroy(comms[count]), 0);
 		}
 	} else if (strcmp(word, "pause") == 0) {
-		int code = tms_pause(rest);
-		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+		answer_code(tms_pause(rest));
 	} else if (strcmp(word, "resume") == 0) {
-		int code = tms_resume(rest);
-		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+		answer_code(tms_resume(rest));
 	} else if (strcmp(word, "everything") == 0) {
-		int code = tms_pause_everything(atof(rest));
-		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+		answer_code(tms_pause_everything(atof(rest)));
 	} else if (strcmp(word, "fork") == 0) { /* a child finds NCCL open, whatever is held in the parent */
-		int status, version;
+		int version;
 		pid_t child = fork();
 		if (child == 0)
 			_exit(nccl.ncclGetVersion(&version) || nccl.ncclGroupStart() || nccl.ncclGroupEnd() ||
 			      (count && nccl.ncclAllReduce(NULL, NULL, 0, 0, 0, comms[0], (void *)1)));
-		EXPECT(waitpid(child, &status, 0), child);
-		EXPECT(status, 0);
+		EXPECT(code_of(child), 0);
 	} else if (strcmp(word, "export") == 0) {
 		static void *own;
 		EXPECT(cudaMalloc(&own, MIB), 0);
-		EXPECT(cudaIpcGetMemHandle(answer, own), 0);
-		snprintf(answer, sizeof answer, "ok");
+		EXPECT(cudaIpcGetMemHandle(&(struct handle){{0}}, own), 0);
 	} else if (strcmp(word, "stats") == 0) {
-		char text[4000];
-		CHECK(tms_stats_json(text, sizeof text) < sizeof text);
-		snprintf(answer, sizeof answer, "%d", strstr(text, "\"everything\":true") != NULL);
+		snprintf(answer, sizeof answer, "%d", stats_say("\"everything\":true"));
 	} else if (strcmp(word, "check") == 0) {
 		CHECK(filled(weights, WEIGHTS * MIB, 1));
 	} else if (strcmp(word, "free") == 0) {

@@ -155,7 +155,7 @@ static void errors(void)
 	int code = tms_pool_malloc(pool, &block, MIB, NULL);
 	CHECK(code == 2 || code == 0); /* some kinds try again */
 	CHECK(sim_stat("calls:cuMemAlloc") > 0);
-	((void (*)(void))simulator("cudasim_clear_failures"))();
+	sim_clear_failures();
 	if (code == 0)
 		EXPECT(tms_pool_free(pool, block), 0);
 	EXPECT(tms_pool_malloc(pool, &block, MIB, NULL), 0);
@@ -247,15 +247,60 @@ static void many_threads(void)
 	EXPECT(tms_pool_create(&pool, kind, options, -1), 0);
 	tms_set_interesting_region(false);
 	for (int i = 0; i < 4; i++)
-		EXPECT(pthread_create(&thread[i], NULL, work, pool), 0);
+		start(&thread[i], work, pool);
 	for (int i = 0; i < 20; i++) {
 		EXPECT(tms_pause(NULL), 0);
 		EXPECT(tms_resume(NULL), 0);
 	}
-	for (int i = 0; i < 4; i++)
-		EXPECT(pthread_join(thread[i], NULL), 0);
+	join_all(thread, 4);
 	EXPECT(number(pool, "\"live_bytes\""), 0);
 	EXPECT(tms_pool_destroy(pool), 0);
+}
+
+/* A pool is destroyed while other threads use it, outside regions and in one: they get an error, and no memory is left
+ * behind. */
+enum { THREADS = 4, ROUNDS = 20 };
+static _Atomic int users;
+
+static void *use_until_destroyed(void *pool)
+{
+	void *block[4] = {NULL};
+	for (int i = 0;; i++) {
+		if (i == 4)
+			users++;
+		int code = tms_pool_malloc(pool, &block[i % 4], (size_t)(i % 5 + 1) * 300000, NULL);
+		if (code == 0 && i % 4 == 3)
+			for (int n = 0; n < 4 && code == 0; n++)
+				code = tms_pool_free(pool, block[n]);
+		if (code != 0) {
+			EXPECT(code, 1);
+			CHECK(strcmp(tms_last_error(), "the pool was destroyed") == 0);
+			return NULL;
+		}
+	}
+}
+
+static void destroyed_beside_threads(void)
+{
+	size_t before = free_bytes();
+	for (int round = 0; round < ROUNDS; round++) {
+		tms_pool *pool = NULL;
+		pthread_t thread[THREADS];
+		users = 0;
+		tms_set_interesting_region(round % 2);
+		EXPECT(tms_pool_create(&pool, kind, options, -1), 0);
+		tms_set_interesting_region(false);
+		for (int i = 0; i < THREADS; i++)
+			start(&thread[i], use_until_destroyed, pool);
+		while (users < THREADS)
+			sched_yield();
+		EXPECT(tms_pool_destroy(pool), 0);
+		EXPECT(tms_pool_destroy(pool), 1);
+		join_all(thread, THREADS);
+		EXPECT(free_bytes(), before);
+		EXPECT(tms_pool_stats_json(pool, NULL, 0), 0);
+		CHECK(strstr(tms_last_error(), "the pool was destroyed"));
+	}
 }
 
 static void in_a_child(void)
@@ -275,9 +320,7 @@ static void in_a_child(void)
 		CHECK(!tms_torch_pool_malloc(1, 0, NULL));
 		_exit(0);
 	}
-	int status = -1;
-	EXPECT(waitpid(child, &status, 0), child);
-	EXPECT(status, 0);
+	EXPECT(code_of(child), 0);
 	EXPECT(tms_pool_destroy(pool), 0);
 }
 
@@ -291,6 +334,7 @@ int main(int argc, char **argv)
 	errors();
 	other_device();
 	many_threads();
+	destroyed_beside_threads();
 	if (strcmp(kind, "caching") == 0)
 		streams();
 	in_a_child();

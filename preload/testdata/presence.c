@@ -2,25 +2,12 @@
  * nothing of the caller's processors and scheduling. Called as: presence features|pinned DIRECTORY */
 #include "host.h"
 
-#include <fcntl.h>
-#include <sched.h>
-#include <sys/resource.h>
-
 #define PATH_SIZE 300
 
 static void progress(int device, const char *operation, uint64_t done, uint64_t total, void *calls)
 {
 	(void)device, (void)operation, (void)done, (void)total;
 	++*(int *)calls;
-}
-
-static bool name_of(int fd, char *name)
-{
-	char link[64];
-	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-	ssize_t length = readlink(link, name, PATH_SIZE - 1);
-	name[length < 0 ? 0 : length] = 0;
-	return length >= 0;
 }
 
 /* How many descriptors there are, without the driver's and those that were there at first. */
@@ -30,8 +17,8 @@ static int held(void)
 	static const char *const never[] = {"eventpoll", "eventfd", "pipe:", "socket:", "timerfd", "cgroup"};
 	int count = 0;
 	for (int fd = 3; fd < 256; fd++) {
-		char name[PATH_SIZE];
-		bool open = name_of(fd, name) && !strstr(name, "cudasim");
+		const char *name = target_of(fd);
+		bool open = *name && !is_device(fd);
 		if (!known)
 			inherited[fd] = open;
 		if (!open || inherited[fd])
@@ -83,12 +70,11 @@ static void use(const char *directory)
 	EXPECT(cudaMalloc(&hog, free_bytes()), 0);
 	EXPECT(tms_resume_within(NULL, 0.01), 2);
 	pthread_t thread;
-	EXPECT(pthread_create(&thread, NULL, free_later, hog), 0);
+	start(&thread, free_later, hog);
 	EXPECT(tms_resume_within(NULL, 20), 0);
-	EXPECT(pthread_join(thread, NULL), 0);
+	join(thread);
 	EXPECT(cudaStreamCreate(&stream), 0);
-	int (*free_async)(void *, void *) = (int (*)(void *, void *))dlsym(RTLD_DEFAULT, "cudaFreeAsync");
-	EXPECT(free_async(host, stream), 0);
+	EXPECT(cudaFreeAsync(host, stream), 0);
 	EXPECT(cudaFree(disk), 0);
 	EXPECT(cudaFree(peer), 0);
 	tms_pool *pool = NULL;
@@ -116,11 +102,9 @@ static void features(const char *directory)
 	use(directory);
 	EXPECT(threads(), at_start);
 	EXPECT(held(), 0);
-	for (int fd = 3; fd < 256; fd++) { /* as a daemon does */
-		char name[PATH_SIZE];
-		if (name_of(fd, name) && !strstr(name, "cudasim"))
+	for (int fd = 3; fd < 256; fd++) /* as a daemon does */
+		if (!is_device(fd))
 			close(fd);
-	}
 	use(directory);
 	EXPECT(threads(), at_start);
 }

@@ -4,28 +4,22 @@
 
 enum { TAKEN = 4 * MIB };
 
-typedef int allocate_function(uintptr_t *, size_t);
-typedef int free_function(uintptr_t);
-typedef int find_function(const char *, void **, int, uint64_t, int *);
+typedef __typeof__(cuMemAlloc_v2) allocate_function;
+typedef __typeof__(cuMemFree_v2) free_function;
+typedef __typeof__(cuGetProcAddress_v2) find_function;
 typedef int allocate_async(uintptr_t *, size_t, void *);
-#pragma weak cuMemAlloc_v2
-#pragma weak cuMemFree_v2
-allocate_function cuMemAlloc_v2;
-free_function cuMemFree_v2;
-int cudaGetDriverEntryPoint(const char *, void **, unsigned long long, int *);
-#pragma weak cudaGetDriverEntryPoint
 
 static void *driver;
 
 /* The tag's live bytes. */
 static unsigned long live(const char *tag)
 {
-	static char json[1 << 16];
-	char key[64];
-	CHECK(tms_stats_json(json, sizeof json) < sizeof json);
+	char key[64], *json = stats(), *at;
 	snprintf(key, sizeof key, "\"tag\":\"%s\"", tag);
-	char *at = strstr(json, key);
-	return at && (at = strstr(at, "\"live_bytes\":")) ? strtoul(strchr(at, ':') + 1, NULL, 10) : 0;
+	at = strstr(json, key);
+	unsigned long bytes = at && (at = strstr(at, "\"live_bytes\":")) ? strtoul(strchr(at, ':') + 1, NULL, 10) : 0;
+	free(json);
+	return bytes;
 }
 
 static void goes_and_comes_back(const char *way, uintptr_t memory, bool pausable)
@@ -42,13 +36,8 @@ static void goes_and_comes_back(const char *way, uintptr_t memory, bool pausable
 	EXPECT(byte, 9);
 }
 
-typedef int memset_function(uintptr_t, unsigned, size_t);
-typedef int launch_function(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
-			    void **, void **);
-#pragma weak cuMemsetD32_v2
-#pragma weak cuLaunchKernel
-memset_function cuMemsetD32_v2;
-launch_function cuLaunchKernel;
+typedef __typeof__(cuMemsetD32_v2) memset_function;
+typedef __typeof__(cuLaunchKernel) launch_function;
 static struct {
 	memset_function *memset;
 	launch_function *launch;
@@ -78,11 +67,8 @@ static void passes_the_gate(const char *way, memset_function *set, launch_functi
 	unsigned word = 0;
 	fprintf(stderr, "the gate: %s\n", way);
 	if (!library) {
-		int (*load)(void **, const char *, void *, void *, unsigned, void *, void *, unsigned) =
-			(int (*)(void **, const char *, void *, void *, unsigned, void *, void *, unsigned))dlsym(
-				driver, "cuLibraryLoadData");
-		int (*get)(void **, void *, const char *) =
-			(int (*)(void **, void *, const char *))dlsym(driver, "cuLibraryGetKernel");
+		__typeof__(cuLibraryLoadData) *load = (__typeof__(load))dlsym(driver, "cuLibraryLoadData");
+		__typeof__(cuLibraryGetKernel) *get = (__typeof__(get))dlsym(driver, "cuLibraryGetKernel");
 		EXPECT(load(&library, ADD_KERNEL, NULL, NULL, 0, NULL, NULL, 0), 0);
 		EXPECT(get(&work.kernel, library, "cudasim_add"), 0);
 	}
@@ -93,11 +79,11 @@ static void passes_the_gate(const char *way, memset_function *set, launch_functi
 		work.launch = which == 1 ? launch : NULL;
 		work.done = 0;
 		EXPECT(tms_pause_gated("gated", 5), 0);
-		EXPECT(pthread_create(&thread, NULL, do_it, NULL), 0);
+		start(&thread, do_it, NULL);
 		usleep(30000);
 		CHECK(!work.done);
 		EXPECT(tms_resume("gated"), 0);
-		EXPECT(pthread_join(thread, NULL), 0);
+		join(thread);
 	}
 	EXPECT(cudaMemcpy(&word, (void *)work.memory, 4, 2), 0);
 	EXPECT(word, 6);
@@ -217,8 +203,8 @@ int main(int argc, char **argv)
 	/* So is the one found by libcudart's own handle, below. */
 	void *cudart = dlopen(argv[2], RTLD_NOW);
 	CHECK(cudart);
-	int (*malloc_of_handle)(void **, size_t) = (int (*)(void **, size_t))dlsym(cudart, "cudaMalloc");
-	int (*free_of_handle)(void *) = (int (*)(void *))dlsym(cudart, "cudaFree");
+	__typeof__(cudaMalloc) *malloc_of_handle = (__typeof__(malloc_of_handle))dlsym(cudart, "cudaMalloc");
+	__typeof__(cudaFree) *free_of_handle = (__typeof__(free_of_handle))dlsym(cudart, "cudaFree");
 	tms_set_current_tag("runtime by handle");
 	EXPECT(malloc_of_handle(&runtime, TAKEN), 0);
 	goes_and_comes_back("runtime by handle", (uintptr_t)runtime, reaching);

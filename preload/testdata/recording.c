@@ -2,17 +2,6 @@
  * otherwise. */
 #include "host.h"
 
-#include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stdatomic.h>
-#include <stddef.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <time.h>
-
 static void *kept[64];
 
 /* Makes a number of allocations, half of them in a region; the last few stay. */
@@ -102,38 +91,30 @@ static void *quietly(void *count)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
 	allocate_and_free(1); /* the thread's first record asks for the thread's number */
-	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	filter_calls(filter, sizeof filter / sizeof *filter);
 	allocate_and_free((int)(intptr_t)count);
 	atomic_store(&quiet_ended, true);
-	for (;;)
-		syscall(SYS_exit, 0);
+	syscall(SYS_exit, 0);
+	return NULL; /* not reached */
 }
 
 static void quiet(int count)
 {
 	pthread_t thread;
-	EXPECT(pthread_create(&thread, NULL, quietly, (void *)(intptr_t)count), 0);
+	start(&thread, quietly, (void *)(intptr_t)count);
 	while (!atomic_load(&quiet_ended))
 		usleep(1000);
 }
 
-static double now(void)
-{
-	struct timespec time;
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time); /* other programs' time does not count */
-	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
-
-/* Prints nanoseconds for an allocation and its free, the least of many rounds. */
+/* Prints nanoseconds for an allocation and its free, the least of many rounds; other programs' time does not count. */
 static void timed(int count)
 {
 	double best = 1e9;
 	for (int round = 0; round < 40; round++) {
-		double start = now();
+		double start = now(CLOCK_THREAD_CPUTIME_ID);
 		allocate_and_free(count);
-		double took = (now() - start) / count * 1e9;
+		double took = (now(CLOCK_THREAD_CPUTIME_ID) - start) / count * 1e9;
 		best = took < best ? took : best;
 	}
 	printf("%.1f\n", best);

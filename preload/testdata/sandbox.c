@@ -1,13 +1,5 @@
-/* Becomes a program that may make the system calls of a start and an end, and is killed for any other, as in a strict
- * sandbox. Called as: sandbox PROGRAM ARGUMENTS */
-#define _GNU_SOURCE
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+/* Becomes a program in a sandbox. Called as: sandbox strict|old|forbidden PROGRAM ARGUMENTS */
+#include "host.h"
 
 /* The system calls of glibc's loader, and of a program that does nothing. */
 static const unsigned allowed[] = {
@@ -23,23 +15,47 @@ static const unsigned allowed[] = {
 };
 enum { ALLOWED = sizeof allowed / sizeof *allowed };
 
-int main(int argc, char **argv)
+/* The program may make the system calls of a start and an end, and is killed for any other. */
+static void strict(void)
 {
 	struct sock_filter filter[ALLOWED + 3];
 	unsigned n = 0;
-	if (argc < 2)
-		return 98;
 	filter[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
 	for (unsigned i = 0; i < ALLOWED; i++)
 		filter[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i],
 							   (unsigned char)(ALLOWED - i), 0);
 	filter[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
 	filter[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	struct sock_fprog program = {(unsigned short)n, filter};
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-		perror("seccomp");
-		return 99;
-	}
-	execv(argv[1], argv + 1);
+	filter_calls(filter, n);
+}
+
+/* There is no close_range, as on older kernels and in containers. */
+static void without_close_range(unsigned unshare)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 436 /* close_range */, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_unshare, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, unshare),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	filter_calls(filter, sizeof filter / sizeof *filter);
+}
+
+static void old(void)
+{
+	without_close_range(SECCOMP_RET_ALLOW);
+}
+
+static void forbidden(void)
+{
+	without_close_range(SECCOMP_RET_ERRNO | EPERM);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc > 2 && RUN_PART(argv[1], {"strict", strict}, {"old", old}, {"forbidden", forbidden}));
+	execv(argv[2], argv + 2);
 	return 97;
 }

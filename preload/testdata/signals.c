@@ -3,7 +3,6 @@
 #include "host.h"
 
 #include <poll.h>
-#include <stdatomic.h>
 #include <sys/signalfd.h>
 #include <sys/time.h>
 
@@ -56,7 +55,7 @@ int main(int argc, char **argv)
 	pthread_t thread[3];
 	static char tags[3][2] = {"a", "b", "c"};
 	for (int i = 0; i < 3; i++)
-		EXPECT(pthread_create(&thread[i], NULL, work, tags[i]), 0);
+		start(&thread[i], work, tags[i]);
 	struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
 	EXPECT(setitimer(ITIMER_REAL, &often, NULL), 0);
 	EXPECT(setitimer(ITIMER_PROF, &often, NULL), 0);
@@ -78,8 +77,7 @@ int main(int argc, char **argv)
 	EXPECT(setitimer(ITIMER_REAL, &never, NULL), 0);
 	EXPECT(setitimer(ITIMER_PROF, &never, NULL), 0);
 	atomic_store(&stop, true);
-	for (int i = 0; i < 3; i++)
-		EXPECT(pthread_join(thread[i], NULL), 0);
+	join_all(thread, 3);
 	CHECK(atomic_load(&alarms) > 20);
 	CHECK(atomic_load(&profiles) > 5);
 	CHECK(atomic_load(&interrupts) > 0 && atomic_load(&terminations) > 0);

@@ -2,9 +2,6 @@
  * live is touched because memory is short, in a region or outside. argument: how memory is made */
 #include "host.h"
 
-int cuMemAlloc_v2(uintptr_t *, size_t);
-int cuMemFree_v2(uintptr_t);
-
 static bool by_driver;
 
 static int make(void **pointer, size_t size)
@@ -59,8 +56,7 @@ int main(int argc, char **argv)
 	CHECK(strstr(tms_last_error(), "32.00 MiB of device 0 are slack") && strstr(tms_last_error(), "\"a\""));
 	make_in("other", 120 * MIB, 2);
 	CHECK(strstr(tms_last_error(), "slack"));
-	char stats[4096];
-	CHECK(tms_stats_json(stats, sizeof stats) < sizeof stats && strstr(stats, "\"slack_bytes\":33554432"));
+	CHECK(stats_say("\"slack_bytes\":33554432"));
 	CHECK(filled(a[7], 32 * MIB, 7));
 
 	/* It serves its tag, in other sizes too. */

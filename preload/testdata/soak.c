@@ -2,8 +2,6 @@
  * are forked and driver calls fail. At the end nothing is left. Called as: soak OPERATIONS SEED */
 #include "host.h"
 
-#include <stdatomic.h>
-
 enum { THREADS = 6, HELD = 16, TRIES = 100 };
 
 static _Atomic long operations;
@@ -121,13 +119,12 @@ static void play(long count, uintptr_t seed)
 	pthread_t workers[THREADS], disturber;
 	atomic_store(&operations, count);
 	atomic_store(&stop, false);
-	EXPECT(pthread_create(&disturber, NULL, disturb, (void *)seed), 0);
+	start(&disturber, disturb, (void *)seed);
 	for (uintptr_t i = 0; i < THREADS; i++)
-		EXPECT(pthread_create(&workers[i], NULL, work, (void *)(seed * THREADS + i)), 0);
-	for (int i = 0; i < THREADS; i++)
-		EXPECT(pthread_join(workers[i], NULL), 0);
+		start(&workers[i], work, (void *)(seed * THREADS + i));
+	join_all(workers, THREADS);
 	atomic_store(&stop, true);
-	EXPECT(pthread_join(disturber, NULL), 0);
+	join(disturber);
 	UNTIL_DONE(tms_pause(NULL)); /* finishes first what frees left undone */
 	EXPECT(tms_trim(), 0);
 }

@@ -2,8 +2,6 @@
  * or, whatever SA_ONSTACK says, has no alternate one; otherwise its alternate stack. */
 #include "host.h"
 
-#include <stdatomic.h>
-
 enum { LARGE = 100 << 10 }; /* more than the Go runtime's signal stack has */
 
 static _Atomic int handled;
@@ -113,9 +111,8 @@ int main(void)
 	void *(*const of_threads[])(void *) = {without_a_stack, with_a_stack, ending};
 	pthread_t thread[3];
 	for (int i = 0; i < 3; i++)
-		EXPECT(pthread_create(&thread[i], NULL, of_threads[i], NULL), 0);
-	for (int i = 0; i < 3; i++)
-		EXPECT(pthread_join(thread[i], NULL), 0);
+		start(&thread[i], of_threads[i], NULL);
+	join_all(thread, 3);
 	CHECK(atomic_load(&handled) > 20);
 	return 0;
 }

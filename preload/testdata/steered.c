@@ -2,11 +2,7 @@
  * each with a line. */
 #include "host.h"
 
-#include <fcntl.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
 enum { WEIGHTS = 24, CACHE = 8, CHURNERS = 3, FIRST = 3, MOST = 1024 }; /* MiB; threads; descriptors */
 
@@ -53,14 +49,8 @@ static void *work(void *unused)
 	return NULL;
 }
 
-int cudaStreamCreate(void **);
-int cudaStreamQuery(void *);
-int cudaEventCreate(void **);
-int cudaEventRecord(void *, void *);
-int cudaEventQuery(void *);
 int cudaEventSynchronize(void *);
 int cudaEventElapsedTime(float *, void *, void *);
-int cudaMemsetAsync(void *, int, size_t, void *);
 
 /* Threads that ask the device all the time whether it is done, by every call that does so. */
 static void *poll_device(void *unused)
@@ -92,15 +82,6 @@ static void *poll_device(void *unused)
 	return NULL;
 }
 
-static bool is_device(int fd)
-{
-	char link[64], text[256];
-	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-	ssize_t length = readlink(link, text, sizeof text - 1);
-	text[length > 0 ? length : 0] = 0;
-	return strstr(text, "cudasim");
-}
-
 /* Closes all descriptors, as a daemon does; then the host's files get the next numbers. */
 static void close_all(void)
 {
@@ -128,47 +109,34 @@ static int lock_file(const char *path)
 
 static bool is_locked(const char *path)
 {
-	int status;
 	pid_t child = fork();
 	if (child == 0) {
 		struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 		_exit(fcntl(open(path, O_RDWR), F_SETLK, &whole) == 0);
 	}
-	EXPECT(waitpid(child, &status, 0), child);
-	return WEXITSTATUS(status) == 0;
+	return code_of(child) == 0;
 }
 
 static int in_child(void)
 {
-	int status;
 	pid_t child = fork();
 	if (child == 0) {
 		int code = tms_serve();
-		if (threads() != 1 || (code != 3 && atoi(getenv("EXPECT_CHILD")) == 3))
+		if (threads() != 1)
 			_exit(100);
 		exit(code);
 	}
-	EXPECT(waitpid(child, &status, 0), child);
-	CHECK(WIFEXITED(status));
-	return WEXITSTATUS(status);
+	return code_of(child);
 }
 
-int cudaLaunchHostFunc(void *, void (*)(void *), void *);
-int cudaStreamDestroy(void *);
-struct ipc_handle {
-	unsigned char bytes[64];
-};
-int cudaIpcGetMemHandle(struct ipc_handle *, void *);
-int cudaIpcOpenMemHandle(void **, struct ipc_handle, unsigned);
-int cudaIpcCloseMemHandle(void *);
 int cudaMallocManaged(void **, size_t, unsigned);
 
 static void *opened; /* what another has exported */
 static int open_other(const char *hexadecimal)
 {
-	struct ipc_handle handle;
+	struct handle handle;
 	for (size_t i = 0; i < sizeof handle.bytes; i++)
-		CHECK(sscanf(hexadecimal + 2 * i, "%2hhx", &handle.bytes[i]) == 1);
+		CHECK(sscanf(hexadecimal + 2 * i, "%2hhx", (unsigned char *)&handle.bytes[i]) == 1);
 	return cudaIpcOpenMemHandle(&opened, handle, 1);
 }
 
@@ -177,55 +145,32 @@ static uint64_t exported_handle;
 static uintptr_t exported_at;
 static int exported(void)
 {
-	struct {
-		int type, handles, where, device;
-		void *none;
-		unsigned char flags[8];
-	} properties = {1, 1, 1, 0, NULL, {0}};
-	int (*create)(uint64_t *, size_t, void *, unsigned long long) =
-		(int (*)(uint64_t *, size_t, void *, unsigned long long))dlsym(RTLD_DEFAULT, "cuMemCreate");
-	int (*export)(void *, uint64_t, int, unsigned long long) =
-		(int (*)(void *, uint64_t, int, unsigned long long))dlsym(RTLD_DEFAULT, "cuMemExportToShareableHandle");
-	uint64_t handle;
 	int fd;
-	EXPECT(create(&handle, 2 * MIB, &properties, 0), 0);
-	EXPECT(export(&fd, handle, 1, 0), 0);
-	exported_handle = handle;
+	EXPECT(cuMemCreate(&exported_handle, 2 * MIB, &exportable, 0), 0);
+	EXPECT(cuMemExportToShareableHandle(&fd, exported_handle, POSIX_FD, 0), 0);
 	return fd;
 }
 
 /* Adds or removes a holder of that memory. */
 static int hold_exported(const char *how)
 {
-	int (*reserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long) =
-		(int (*)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long))dlsym(RTLD_DEFAULT, "cuMemAddressReserve");
-	int (*map)(uintptr_t, size_t, size_t, uint64_t, unsigned long long) =
-		(int (*)(uintptr_t, size_t, size_t, uint64_t, unsigned long long))dlsym(RTLD_DEFAULT, "cuMemMap");
-	int (*unmap)(uintptr_t, size_t) = (int (*)(uintptr_t, size_t))dlsym(RTLD_DEFAULT, "cuMemUnmap");
-	int (*retain)(uint64_t *, void *) = (int (*)(uint64_t *, void *))dlsym(RTLD_DEFAULT, "cuMemRetainAllocationHandle");
-	int (*release)(uint64_t) = (int (*)(uint64_t))dlsym(RTLD_DEFAULT, "cuMemRelease");
+	__typeof__(cuMemAddressReserve) *reserve = (__typeof__(reserve))simulator("cuMemAddressReserve");
 	if (strcmp(how, "map") == 0)
-		return reserve(&exported_at, 2 * MIB, 0, 0, 0) || map(exported_at, 2 * MIB, 0, exported_handle, 0);
+		return reserve(&exported_at, 2 * MIB, 0, 0, 0) || cuMemMap(exported_at, 2 * MIB, 0, exported_handle, 0);
 	if (strcmp(how, "unmap") == 0)
-		return unmap(exported_at, 2 * MIB);
+		return cuMemUnmap(exported_at, 2 * MIB);
 	if (strcmp(how, "retain") == 0)
-		return retain(&exported_handle, (void *)exported_at);
+		return cuMemRetainAllocationHandle(&exported_handle, (void *)exported_at);
 	CHECK(strcmp(how, "release") == 0);
-	return release(exported_handle);
+	return cuMemRelease(exported_handle);
 }
 
 static void multicast(void)
 {
-	struct {
-		unsigned devices;
-		size_t size;
-		unsigned long long handles, flags;
-	} properties = {1, 2 * MIB, 0, 0};
-	int (*create)(uint64_t *, void *) = (int (*)(uint64_t *, void *))dlsym(RTLD_DEFAULT, "cuMulticastCreate");
-	int (*release)(uint64_t) = (int (*)(uint64_t))dlsym(RTLD_DEFAULT, "cuMemRelease");
+	const struct multicast properties = {1, 2 * MIB, 0, 0};
 	uint64_t handle;
-	EXPECT(create(&handle, &properties), 0);
-	EXPECT(release(handle), 0);
+	EXPECT(cuMulticastCreate(&handle, &properties), 0);
+	EXPECT(cuMemRelease(handle), 0);
 }
 
 /* Exports a memory pool as a descriptor, or imports one from it, by the function of this name. */
@@ -249,12 +194,10 @@ static int share_pool(const char *name, const char *path)
 
 static void import(const char *path)
 {
-	int (*import)(uint64_t *, void *, int) =
-		(int (*)(uint64_t *, void *, int))dlsym(RTLD_DEFAULT, "cuMemImportFromShareableHandle");
 	uint64_t handle;
 	int fd = open(path, O_RDONLY);
 	CHECK(fd >= 0);
-	EXPECT(import(&handle, (void *)(intptr_t)fd, 1), 0);
+	EXPECT(cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, POSIX_FD), 0);
 	close(fd);
 }
 
@@ -265,7 +208,6 @@ static void nap(void *milliseconds)
 }
 
 /* A thread that gives the device work and resets it, all the time: each reset takes the context from other threads. */
-int cudaDeviceReset(void);
 static void *reset(void *unused)
 {
 	(void)unused;
@@ -293,9 +235,6 @@ static void *busy(void *milliseconds)
 	return NULL;
 }
 
-int cudaStreamBeginCapture(void *, int);
-int cudaStreamEndCapture(void *, void **);
-int cudaGraphDestroy(void *);
 static void *captured;
 
 static _Atomic int children;
@@ -306,17 +245,27 @@ static void count_child(int signal)
 	children++;
 }
 
+static char answer[2000];
+
+static void answer_code(int code)
+{
+	snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+}
+
+static void answer_number(long number)
+{
+	snprintf(answer, sizeof answer, "%ld", number);
+}
+
 static const char *run(char *line, char *const *argv)
 {
-	static char answer[2000];
 	char *word = strtok(line, " \n"), *rest = strtok(NULL, "\n");
 	CHECK(word);
 	snprintf(answer, sizeof answer, "ok");
 	if (strcmp(word, "allocate") == 0)
 		allocate();
 	else if (strcmp(word, "serve") == 0) {
-		int code = tms_serve();
-		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+		answer_code(tms_serve());
 	} else if (strcmp(word, "pause") == 0)
 		EXPECT(tms_pause(rest), 0);
 	else if (strcmp(word, "resume") == 0)
@@ -326,8 +275,7 @@ static const char *run(char *line, char *const *argv)
 		snprintf(answer, sizeof answer, "%d %llu %s", code, (unsigned long long)tms_last_bytes(),
 			 code ? tms_last_error() : "");
 	} else if (strcmp(word, "again") == 0) { /* a resume that may fail */
-		int code = tms_resume(NULL);
-		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+		answer_code(tms_resume(NULL));
 	} else if (strcmp(word, "own") == 0) {
 		EXPECT(cudaMalloc(&own, (size_t)atoi(rest) * MIB), 0);
 		EXPECT(cudaMemset(own, 7, MIB), 0);
@@ -335,10 +283,10 @@ static const char *run(char *line, char *const *argv)
 		uintptr_t unseen;
 		EXPECT(((int (*)(uintptr_t *, size_t))simulator("cuMemAlloc_v2"))(&unseen, (size_t)atoi(rest) * MIB), 0);
 	} else if (strcmp(word, "export") == 0) {
-		struct ipc_handle handle;
+		struct handle handle;
 		EXPECT(cudaIpcGetMemHandle(&handle, own), 0);
 		for (size_t i = 0; i < sizeof handle.bytes; i++)
-			sprintf(answer + 2 * i, "%02x", handle.bytes[i]);
+			sprintf(answer + 2 * i, "%02x", (unsigned char)handle.bytes[i]);
 	} else if (strcmp(word, "open") == 0) { /* what another has exported */
 		unsigned char byte;
 		EXPECT(open_other(rest), 0);
@@ -346,8 +294,7 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(byte, 7);
 		EXPECT(cudaIpcCloseMemHandle(opened), 0);
 	} else if (strcmp(word, "borrow") == 0) { /* and keep it open, or fail */
-		int code = open_other(rest);
-		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+		answer_code(open_other(rest));
 	} else if (strcmp(word, "read") == 0) { /* what was borrowed */
 		unsigned char byte = 0;
 		int code = cudaMemcpy(&byte, opened, 1, 2);
@@ -355,16 +302,16 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "return") == 0) {
 		EXPECT(cudaIpcCloseMemHandle(opened), 0);
 	} else if (strcmp(word, "share") == 0) {
-		snprintf(answer, sizeof answer, "%d", exported());
+		answer_number(exported());
 	} else if (strcmp(word, "exported") == 0) {
-		snprintf(answer, sizeof answer, "%d", hold_exported(rest));
+		answer_number(hold_exported(rest));
 	} else if (strcmp(word, "forget") == 0) {
 		EXPECT(close(atoi(rest)), 0);
 	} else if (strcmp(word, "import") == 0) {
 		import(rest);
 	} else if (strcmp(word, "pool") == 0) {
 		char *name = strtok(rest, " ");
-		snprintf(answer, sizeof answer, "%d", share_pool(name, strtok(NULL, " ")));
+		answer_number(share_pool(name, strtok(NULL, " ")));
 	} else if (strcmp(word, "multicast") == 0) {
 		multicast();
 	} else if (strcmp(word, "managed") == 0) {
@@ -373,7 +320,7 @@ static const char *run(char *line, char *const *argv)
 		managed[MIB - 1] = 7;
 		EXPECT(cudaFree(managed), 0);
 	} else if (strcmp(word, "busy") == 0) {
-		EXPECT(pthread_create(&busy_thread, NULL, busy, (void *)(uintptr_t)atoi(rest)), 0);
+		start(&busy_thread, busy, (void *)(uintptr_t)atoi(rest));
 		pthread_detach(busy_thread);
 	} else if (strcmp(word, "name") == 0) { /* for its threads from now on */
 		EXPECT(prctl(PR_SET_NAME, rest), 0);
@@ -391,27 +338,25 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaStreamDestroy(captured), 0);
 	} else if (strcmp(word, "signal") == 0) { /* a handler for SIGCHLD, and how often it ran */
 		signal(SIGCHLD, count_child);
-		snprintf(answer, sizeof answer, "%d", children);
+		answer_number(children);
 	} else if (strcmp(word, "ignore") == 0) { /* children reap themselves */
 		signal(SIGCHLD, SIG_IGN);
 	} else if (strcmp(word, "stats") == 0) {
-		char text[4000];
-		CHECK(tms_stats_json(text, sizeof text) < sizeof text);
-		snprintf(answer, sizeof answer, "%d", strstr(text, "\"everything\":true") != NULL);
+		answer_number(stats_say("\"everything\":true"));
 	} else if (strcmp(word, "check") == 0)
 		CHECK(filled(weights, WEIGHTS * MIB, 1));
 	else if (strcmp(word, "free") == 0)
-		snprintf(answer, sizeof answer, "%zu", free_bytes() / MIB);
+		answer_number((long)(free_bytes() / MIB));
 	else if (strcmp(word, "calls") == 0)
-		snprintf(answer, sizeof answer, "%llu", (unsigned long long)sim_stat(rest));
+		answer_number((long)sim_stat(rest));
 	else if (strcmp(word, "hog") == 0)
 		EXPECT(cudaMalloc(&hog, free_bytes()), 0);
 	else if (strcmp(word, "unhog") == 0)
 		EXPECT(cudaFree(hog), 0);
 	else if (strcmp(word, "descriptors") == 0)
-		snprintf(answer, sizeof answer, "%d", descriptors());
+		answer_number(descriptors());
 	else if (strcmp(word, "threads") == 0)
-		snprintf(answer, sizeof answer, "%d", threads());
+		answer_number(threads());
 	else if (strcmp(word, "close") == 0)
 		close_all();
 	else if (strcmp(word, "listen") == 0)
@@ -423,36 +368,32 @@ static const char *run(char *line, char *const *argv)
 	else if (strcmp(word, "limit") == 0)
 		EXPECT(setrlimit(RLIMIT_NOFILE, &(struct rlimit){(rlim_t)atoi(rest), MOST}), 0);
 	else if (strcmp(word, "fork") == 0)
-		snprintf(answer, sizeof answer, "%d", in_child());
+		answer_number(in_child());
 	else if (strcmp(word, "daemon") == 0) {
 		if (fork() != 0)
 			_exit(0); /* without exit handlers */
 		CHECK(setsid() > 0);
-		snprintf(answer, sizeof answer, "%d", getpid());
+		answer_number(getpid());
 	} else if (strcmp(word, "exec") == 0)
 		execv("/proc/self/exe", argv);
 	else if (strcmp(word, "churn") == 0)
-		for (int i = 0; i < CHURNERS; i++)
-			EXPECT(pthread_create(&churners[i], NULL, churn, NULL), 0);
+		start_all(churners, CHURNERS, churn);
 	else if (strcmp(word, "work") == 0)
-		for (int i = 0; i < CHURNERS; i++)
-			EXPECT(pthread_create(&churners[i], NULL, work, NULL), 0);
+		start_all(churners, CHURNERS, work);
 	else if (strcmp(word, "poll") == 0)
-		for (int i = 0; i < CHURNERS; i++)
-			EXPECT(pthread_create(&churners[i], NULL, poll_device, NULL), 0);
+		start_all(churners, CHURNERS, poll_device);
 	else if (strcmp(word, "reset") == 0) { /* weights and cache are lost */
 		weights = cache = NULL;
-		EXPECT(pthread_create(&resetter, NULL, reset, NULL), 0);
+		start(&resetter, reset, NULL);
 	} else if (strcmp(word, "settle") == 0) {
 		stop = true;
-		EXPECT(pthread_join(resetter, NULL), 0);
+		join(resetter);
 	} else if (strcmp(word, "cycles") == 0)
-		snprintf(answer, sizeof answer, "%ld", (long)cycles);
+		answer_number(cycles);
 	else if (strcmp(word, "calm") == 0) {
 		stop = true;
-		for (int i = 0; i < CHURNERS; i++)
-			EXPECT(pthread_join(churners[i], NULL), 0);
-		snprintf(answer, sizeof answer, "%ld", (long)cycles);
+		join_all(churners, CHURNERS);
+		answer_number(cycles);
 	} else
 		CHECK(!"a word that is known");
 	return answer;

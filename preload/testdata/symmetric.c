@@ -2,67 +2,13 @@
  * (c10d/symm_mem/CUDASymmetricMemory.cu, torch 2.9 to 2.11), with descriptors sent over a socket; and like its
  * expandable segments, by pidfd_getfd. They are paused and resumed together, a hundred times; one dies, frees, or
  * imports what it may not. Called as: symmetric WHAT */
-#include "host.h"
+#include "mapping.h"
+#include "pair.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
+static const char *what; /* is done */
 
-int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, int *);
-int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
-int cudaGraphInstantiate(void **, void *, unsigned long long);
-int cudaGraphLaunch(void *, void *);
-
-enum { POSIX_FD = 1, DEVICE_TO_DEVICE = 3, NOT_READY = 600, GONE = 400 };
+enum { NOT_READY = 600, GONE = 400 };
 enum { BLOCK = 4 << 20, PAD = 2048, BUFFER = BLOCK - PAD };
-
-struct prop {
-	int type, handle_types, location_type, location;
-	void *win32;
-	unsigned char compression, rdma;
-	unsigned short usage;
-	unsigned char reserved[4];
-};
-struct access {
-	int location_type, location, flags;
-};
-struct multicast {
-	unsigned devices;
-	size_t size;
-	unsigned long long handle_types, flags;
-};
-
-static struct {
-	int (*cuMemAddressReserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long);
-	int (*cuMemAddressFree)(uintptr_t, size_t);
-	int (*cuMemCreate)(uint64_t *, size_t, const struct prop *, unsigned long long);
-	int (*cuMemRelease)(uint64_t);
-	int (*cuMemMap)(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
-	int (*cuMemUnmap)(uintptr_t, size_t);
-	int (*cuMemSetAccess)(uintptr_t, size_t, const struct access *, size_t);
-	int (*cuMemGetAllocationGranularity)(size_t *, const struct prop *, int);
-	int (*cuMemExportToShareableHandle)(void *, uint64_t, int, unsigned long long);
-	int (*cuMemImportFromShareableHandle)(uint64_t *, void *, int);
-	int (*cuMemGetAllocationPropertiesFromHandle)(struct prop *, uint64_t);
-	int (*cuMemRetainAllocationHandle)(uint64_t *, void *);
-	int (*cuMulticastCreate)(uint64_t *, const struct multicast *);
-	int (*cuMulticastAddDevice)(uint64_t, int);
-	int (*cuMulticastBindMem)(uint64_t, size_t, uint64_t, size_t, size_t, unsigned long long);
-	int (*cuMulticastUnbind)(uint64_t, int, size_t, size_t);
-} cu;
-
-/* c10/cuda/driver_api.cpp */
-static void *by_version(const char *name)
-{
-	void *f = NULL;
-	int status = -1;
-	EXPECT(cudaGetDriverEntryPointByVersion(name, &f, 12030, 0, &status), 0);
-	EXPECT(status, 0);
-	CHECK(f);
-	return f;
-}
 
 /* As PyTorch before 2.8 and cuda-python do; it works only under tms run. */
 static void *from_the_driver(const char *name)
@@ -72,67 +18,6 @@ static void *from_the_driver(const char *name)
 	return f;
 }
 
-static void fetch(void *(*find)(const char *))
-{
-	EXPECT(cudaFree(NULL), 0);
-#define FETCH(name) cu.name = (__typeof__(cu.name))find(#name)
-	FETCH(cuMemAddressReserve), FETCH(cuMemAddressFree), FETCH(cuMemCreate), FETCH(cuMemRelease);
-	FETCH(cuMemMap), FETCH(cuMemUnmap), FETCH(cuMemSetAccess), FETCH(cuMemGetAllocationGranularity);
-	FETCH(cuMemExportToShareableHandle), FETCH(cuMemImportFromShareableHandle);
-	FETCH(cuMemGetAllocationPropertiesFromHandle), FETCH(cuMemRetainAllocationHandle);
-	FETCH(cuMulticastCreate), FETCH(cuMulticastAddDevice), FETCH(cuMulticastBindMem), FETCH(cuMulticastUnbind);
-#undef FETCH
-}
-
-static int rank, channel; /* 0 and 1; a socket to the other */
-static pid_t other_process;
-
-static void tell(const void *data, size_t size)
-{
-	CHECK(send(channel, data, size, MSG_NOSIGNAL) == (ssize_t)size);
-}
-
-static void hear(void *data, size_t size)
-{
-	CHECK(recv(channel, data, size, MSG_WAITALL) == (ssize_t)size);
-}
-
-static void meet(void)
-{
-	char here = 1;
-	tell(&here, 1);
-	hear(&here, 1);
-}
-
-/* As IpcChannel does. */
-static void send_fd(int fd)
-{
-	char control[CMSG_SPACE(sizeof fd)] = {0};
-	struct iovec data = {"fd", 2};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-	struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-	rights->cmsg_len = CMSG_LEN(sizeof fd);
-	rights->cmsg_level = SOL_SOCKET;
-	rights->cmsg_type = SCM_RIGHTS;
-	memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-	CHECK(sendmsg(channel, &message, MSG_NOSIGNAL) == 2);
-}
-
-static int receive_fd(void)
-{
-	char control[CMSG_SPACE(sizeof(int))], text[2];
-	int fd;
-	struct iovec data = {text, 2};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-	CHECK(recvmsg(channel, &message, 0) == 2);
-	struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-	CHECK(rights && rights->cmsg_type == SCM_RIGHTS);
-	memcpy(&fd, CMSG_DATA(rights), sizeof fd);
-	return fd;
-}
-
-static const struct prop shareable = {.type = 1, .handle_types = POSIX_FD, .location_type = 1};
-static const struct access readwrite = {1, 0, 3};
 
 struct block {
 	uint64_t handle;
@@ -166,15 +51,11 @@ static uint64_t created(const char *tag)
 {
 	uint64_t handle = 0;
 	size_t granularity = 0;
-	EXPECT(cu.cuMemGetAllocationGranularity(&granularity, &shareable, 1), 0);
+	EXPECT(cu.cuMemGetAllocationGranularity(&granularity, &exportable, 1), 0);
 	EXPECT(BLOCK % granularity, 0);
-	tms_set_interesting_region(true);
-	tms_set_current_tag(tag);
-	tms_set_enable_cpu_backup(true);
-	EXPECT(cu.cuMemCreate(&handle, BLOCK, &shareable, 0), 0);
-	tms_set_interesting_region(false);
-	tms_set_enable_cpu_backup(false);
-	tms_set_current_tag(NULL);
+	enter(tag, true);
+	EXPECT(cu.cuMemCreate(&handle, BLOCK, &exportable, 0), 0);
+	leave();
 	return handle;
 }
 
@@ -220,6 +101,17 @@ static struct block rendezvous(struct block own)
 	return other;
 }
 
+/* Allocates a block with contents, and exports it to the other process. */
+static struct block sent(void)
+{
+	struct block block = allocated("t");
+	fill(block.base, BUFFER, 1);
+	int fd = exported(block.handle);
+	send_fd(fd);
+	close(fd);
+	return block;
+}
+
 static void signal_pad(struct block block, unsigned word, unsigned value)
 {
 	EXPECT(cudaMemcpy(block.base + BUFFER + 4 * word, &value, sizeof value, 1), 0);
@@ -232,16 +124,6 @@ static unsigned signalled(struct block block, unsigned word)
 	return value;
 }
 
-static void *captured(void *stream, char *to, const char *from)
-{
-	void *graph = NULL, *exec = NULL;
-	EXPECT(cudaStreamBeginCapture(stream, 0), 0);
-	EXPECT(cudaMemcpyAsync(to, from, BUFFER, DEVICE_TO_DEVICE, stream), 0);
-	EXPECT(cudaStreamEndCapture(stream, &graph), 0);
-	EXPECT(cudaGraphInstantiate(&exec, graph, 0), 0);
-	return exec;
-}
-
 static void mutual(void)
 {
 	struct block own = allocated("symmetric"), other = rendezvous(own);
@@ -249,7 +131,7 @@ static void mutual(void)
 	char *copy = pausable(BUFFER, "other", false);
 	void *stream = NULL;
 	EXPECT(cudaStreamCreate(&stream), 0);
-	void *graph = captured(stream, copy, other.base);
+	void *graph = captured_copy(stream, copy, other.base, BUFFER);
 	struct prop prop = {0};
 	EXPECT(cu.cuMemGetAllocationPropertiesFromHandle(&prop, other.handle), 0);
 	EXPECT(prop.handle_types, POSIX_FD);
@@ -276,9 +158,7 @@ static void mutual(void)
 		EXPECT(signalled(own, (unsigned)!rank), cycle);
 		meet();
 	}
-	for (int i = 0; i < 1000 && descriptors() > open_before; i++)
-		usleep(1000); /* the last descriptors that were lent are being closed */
-	CHECK(descriptors() <= open_before);
+	no_more_descriptors_than(open_before);
 	/* Each drops what it has of the other at any time. */
 	drop_block(rank ? &other : &own);
 	drop_block(rank ? &own : &other);
@@ -305,10 +185,10 @@ static void taken(void)
 		EXPECT(cu.cuMemSetAccess(base, CHUNKS * BLOCK, &readwrite, 1), 0);
 		fill((void *)base, CHUNKS * BLOCK, 1);
 		prctl(PR_SET_PTRACER, other_process);
-		tell(fds, sizeof fds);
+		tell(channel, fds, sizeof fds);
 		meet();
 	} else {
-		hear(fds, sizeof fds);
+		hear(channel, fds, sizeof fds);
 		int process = (int)syscall(SYS_pidfd_open, other_process, 0);
 		CHECK(process >= 0);
 		for (int i = 0; i < CHUNKS; i++) {
@@ -345,11 +225,7 @@ static void taken(void)
 static void moved(void)
 {
 	if (rank == 0) {
-		struct block own = allocated("t");
-		fill(own.base, BUFFER, 1);
-		int fd = exported(own.handle);
-		send_fd(fd);
-		close(fd);
+		struct block own = sent();
 		meet(); /* it is imported */
 		EXPECT(tms_pause_within(NULL, 0.05), NOT_READY);
 		meet(); /* the other pauses */
@@ -415,14 +291,12 @@ static void moved(void)
 }
 
 /* The owner of the memory frees it, or is killed. */
-static void gone(bool killed)
+static void gone(void)
 {
+	bool killed = strcmp(what, "killed") == 0;
 	int fd;
 	if (rank == 0) {
-		struct block own = allocated("t");
-		fill(own.base, BUFFER, 1);
-		fd = exported(own.handle);
-		send_fd(fd);
+		struct block own = sent();
 		meet();
 		meet();
 		if (killed)
@@ -443,13 +317,12 @@ static void gone(bool killed)
 	EXPECT(tms_resume(NULL), 0);
 	CHECK(filled(other.base, BUFFER, 1));
 	meet();
-	char byte;
-	if (killed)
-		CHECK(recv(channel, &byte, 1, 0) == 0);
-	else
-		meet();
-	if (killed)
+	if (killed) {
+		other_ends();
 		CHECK(filled(other.base, BUFFER, 1)); /* the driver keeps it */
+	} else {
+		meet();
+	}
 	uint64_t second = 0;
 	EXPECT(import(&second, fd), GONE);
 	CHECK(strstr(tms_last_error(), killed ? "the process has ended" : "it was freed"));
@@ -473,16 +346,12 @@ static void importer_dies(void)
 		for (;;)
 			pause();
 	}
-	char byte;
-	struct block own = allocated("t");
-	fill(own.base, BUFFER, 1);
-	int fd = exported(own.handle);
-	send_fd(fd);
+	struct block own = sent();
 	meet();
 	EXPECT(tms_pause_within(NULL, 0.05), NOT_READY);
 	CHECK(strstr(tms_last_error(), "nothing has changed"));
 	EXPECT(kill(other_process, SIGKILL), 0);
-	CHECK(recv(channel, &byte, 1, 0) == 0);
+	other_ends();
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(sim_stat("handles"), 0);
 	EXPECT(tms_resume(NULL), 0);
@@ -529,6 +398,7 @@ static int garbage(const void *data, size_t size, int seals)
 
 static void refused(void)
 {
+	fetch(by_version);
 	enum { ALL = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
 	struct block own = allocated("t");
 	fill(own.base, BUFFER, 1);
@@ -560,7 +430,7 @@ static void refused(void)
 	memcpy(changed + 8, &parent, sizeof parent);
 	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), GONE);
 	/* Memory not made to be exported: the driver's refusal. */
-	struct prop private = shareable;
+	struct prop private = exportable;
 	private.handle_types = 0;
 	tms_set_interesting_region(true);
 	EXPECT(cu.cuMemCreate(&handle, BLOCK, &private, 0), 0);
@@ -575,7 +445,7 @@ static void refused(void)
 	EXPECT(tms_resume(NULL), 0);
 	CHECK(filled(own.base, BUFFER, 1));
 	/* A process without the library gets the driver's refusal. */
-	int plain = dup(fd), status;
+	int plain = dup(fd);
 	pid_t child = fork();
 	if (child == 0) {
 		char number[16];
@@ -584,14 +454,12 @@ static void refused(void)
 		execl("/proc/self/exe", "symmetric", "plain", number, (char *)NULL);
 		_exit(99);
 	}
-	EXPECT(waitpid(child, &status, 0), child);
-	EXPECT(WEXITSTATUS(status), 1);
+	EXPECT(code_of(child), 1);
 	/* A child of fork cannot use it, as it cannot use CUDA. */
 	child = fork();
 	if (child == 0)
 		_exit(import(&handle, fd));
-	EXPECT(waitpid(child, &status, 0), child);
-	EXPECT(WEXITSTATUS(status), 3);
+	EXPECT(code_of(child), 3);
 	/* The memory ends with its last handle and mapping, whatever descriptors there are. */
 	drop_block(&own);
 	EXPECT(import(&handle, fd), GONE);
@@ -601,25 +469,27 @@ static void refused(void)
 /* Multicast: the binding goes through, and from then on the memory is not paused. */
 static void multicast(void)
 {
+	fetch(by_version);
 	struct block bound = allocated("t"), free_one = allocated("t");
 	fill(bound.base, BUFFER, 1);
 	uint64_t object = 0;
 	const struct multicast prop = {.devices = 1, .size = BLOCK, .handle_types = POSIX_FD};
-	EXPECT(cu.cuMulticastCreate(&object, &prop), 0);
-	EXPECT(cu.cuMulticastAddDevice(object, 0), 0);
+	__typeof__(cuMulticastBindMem) *bind = (__typeof__(bind))by_version("cuMulticastBindMem");
+	EXPECT(((__typeof__(cuMulticastCreate) *)by_version("cuMulticastCreate"))(&object, &prop), 0);
+	EXPECT(((__typeof__(cuMulticastAddDevice) *)by_version("cuMulticastAddDevice"))(object, 0), 0);
 	/* A binding that the driver refuses leaves the memory pausable. */
-	EXPECT(cu.cuMulticastBindMem(object, 0, bound.handle, 0, 2 * BLOCK, 0), 1);
+	EXPECT(bind(object, 0, bound.handle, 0, 2 * BLOCK, 0), 1);
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(sim_stat("handles"), 1); /* the object */
-	EXPECT(cu.cuMulticastBindMem(object, 0, bound.handle, 0, BLOCK, 0), 801);
+	EXPECT(bind(object, 0, bound.handle, 0, BLOCK, 0), 801);
 	CHECK(strstr(tms_last_error(), "resume"));
 	EXPECT(tms_resume(NULL), 0);
-	EXPECT(cu.cuMulticastBindMem(object, 0, bound.handle, 0, BLOCK, 0), 0);
+	EXPECT(bind(object, 0, bound.handle, 0, BLOCK, 0), 0);
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(sim_stat("handles"), 2);
 	CHECK(filled(bound.base, BUFFER, 1));
 	EXPECT(tms_resume(NULL), 0);
-	EXPECT(cu.cuMulticastUnbind(object, 0, 0, BLOCK), 0);
+	EXPECT(((__typeof__(cuMulticastUnbind) *)by_version("cuMulticastUnbind"))(object, 0, 0, BLOCK), 0);
 	EXPECT(cu.cuMemRelease(object), 0);
 	drop_block(&bound);
 	drop_block(&free_one);
@@ -633,10 +503,7 @@ static void devices(void)
 	int (*granted)(unsigned long long *, const int[2], uintptr_t) = (__typeof__(granted))simulator("cuMemGetAccess");
 	int fd = -1;
 	if (rank == 0) {
-		struct block own = allocated("t");
-		fill(own.base, BUFFER, 1);
-		fd = exported(own.handle);
-		send_fd(fd);
+		struct block own = sent();
 		for (int i = 0; i < 3; i++) {
 			meet();
 			EXPECT(tms_pause(NULL), 0);
@@ -662,7 +529,7 @@ static void devices(void)
 		}
 		CHECK(filled(other.base, BUFFER, 1));
 		EXPECT(cudaMemset(copy, 0, BUFFER), 0);
-		EXPECT(cudaMemcpyAsync(copy, other.base, BUFFER, DEVICE_TO_DEVICE, stream), 0);
+		EXPECT(cudaMemcpyAsync(copy, other.base, BUFFER, 3, stream), 0);
 		meet();
 		EXPECT(tms_pause(NULL), 0); /* waits until the copy is done */
 		EXPECT(sim_stat("handles"), 0);
@@ -703,10 +570,7 @@ static void held_up(void)
 {
 	int fd;
 	if (rank == 0) {
-		struct block own = allocated("t");
-		fill(own.base, BUFFER, 1);
-		fd = exported(own.handle);
-		send_fd(fd);
+		struct block own = sent();
 		EXPECT(tms_pause_gated(NULL, 5), 0);
 		meet();
 		meet(); /* the other runs on */
@@ -722,7 +586,7 @@ static void held_up(void)
 	struct timespec now;
 	EXPECT(tms_pause_gated(NULL, 5), 0);
 	meet();
-	EXPECT(pthread_create(&importer, NULL, import_held_up, &fd), 0);
+	start(&importer, import_held_up, &fd);
 	clock_gettime(CLOCK_REALTIME, &now);
 	now.tv_sec++;
 	EXPECT(pthread_timedjoin_np(importer, &done, &now), ETIMEDOUT);
@@ -739,76 +603,27 @@ static void held_up(void)
 	EXPECT(cudaFree(own), 0);
 }
 
-static void as_rank(const char *what)
+static void as_rank(void)
 {
 	fetch(by_version);
-	if (strcmp(what, "mutual") == 0)
-		mutual();
-	else if (strcmp(what, "taken") == 0)
-		taken();
-	else if (strcmp(what, "moved") == 0)
-		moved();
-	else if (strcmp(what, "freed") == 0 || strcmp(what, "killed") == 0)
-		gone(strcmp(what, "killed") == 0);
-	else if (strcmp(what, "importer_dies") == 0)
-		importer_dies();
-	else if (strcmp(what, "while_paused") == 0)
-		while_paused();
-	else if (strcmp(what, "devices") == 0)
-		devices();
-	else if (strcmp(what, "held_up") == 0)
-		held_up();
-	else
-		CHECK(!"nothing that this program does");
+	CHECK(RUN_PART(what, {"mutual", mutual}, {"taken", taken}, {"moved", moved}, {"freed", gone}, {"killed", gone},
+		       {"importer_dies", importer_dies}, {"while_paused", while_paused}, {"devices", devices},
+		       {"held_up", held_up}));
 }
 
 int main(int argc, char **argv)
 {
 	CHECK(argc >= 2);
-	const char *what = argv[1];
+	what = argv[1];
 	if (strcmp(what, "plain") == 0) {
 		uint64_t handle;
-		int (*cuda_import)(uint64_t *, void *, int) = (__typeof__(cuda_import))simulator("cuMemImportFromShareableHandle");
-		if (((int (*)(unsigned))simulator("cuInit"))(0) != 0)
+		__typeof__(cuMemImportFromShareableHandle) *cuda_import =
+			(__typeof__(cuda_import))simulator("cuMemImportFromShareableHandle");
+		if (((__typeof__(cuInit) *)simulator("cuInit"))(0) != 0)
 			return 98;
 		return cuda_import(&handle, (void *)(intptr_t)atoi(argv[2]), POSIX_FD);
 	}
-	if (strcmp(what, "refused") == 0 || strcmp(what, "multicast") == 0) {
-		fetch(by_version);
-		strcmp(what, "refused") == 0 ? refused() : multicast();
-		return 0;
-	}
-	if (strcmp(what, "gated") == 0) {
-		gated();
-		return 0;
-	}
-	int ends[2], status;
-	bool dies = strcmp(what, "killed") == 0 || strcmp(what, "importer_dies") == 0;
-	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-	pid_t ranks[2]; /* forked before CUDA, and before the library is needed */
-	for (rank = 0; rank < 2; rank++) {
-		ranks[rank] = fork();
-		CHECK(ranks[rank] >= 0);
-		if (ranks[rank])
-			continue;
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		channel = ends[rank];
-		close(ends[!rank]);
-		pid_t own = getpid();
-		tell(&own, sizeof own);
-		hear(&other_process, sizeof other_process);
-		as_rank(what);
-		_exit(0);
-	}
-	close(ends[0]);
-	close(ends[1]);
-	int worst = 0;
-	for (rank = 0; rank < 2; rank++) {
-		EXPECT(waitpid(ranks[rank], &status, 0), ranks[rank]);
-		if (dies && rank == (strcmp(what, "killed") != 0))
-			CHECK(WIFSIGNALED(status));
-		else if (!WIFEXITED(status) || WEXITSTATUS(status))
-			worst = 1;
-	}
-	return worst;
+	if (!RUN_PART(what, {"refused", refused}, {"multicast", multicast}, {"gated", gated}))
+		in_two(as_rank, strcmp(what, "killed") == 0 ? 0 : strcmp(what, "importer_dies") == 0 ? 1 : -1);
+	return 0;
 }

@@ -1,37 +1,7 @@
 /* Many tags, few addresses, odd names: how much of the host's address space is taken, and how much is left. */
 #include "host.h"
 
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <time.h>
-
 #define GIB ((size_t)1 << 30)
-
-static size_t used(void)
-{
-	unsigned long pages = 0;
-	FILE *statm = fopen("/proc/self/statm", "r");
-	CHECK(statm);
-	EXPECT(fscanf(statm, "%lu", &pages), 1);
-	fclose(statm);
-	return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-static double processor_seconds(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-	return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static char *stats(void)
-{
-	size_t size = tms_stats_json(NULL, 0) + 1;
-	char *text = malloc(size);
-	CHECK(text);
-	EXPECT(tms_stats_json(text, size), size - 1);
-	return text;
-}
 
 static void *nothing(void *unused)
 {
@@ -44,9 +14,7 @@ static void host_goes_on(void)
 	void *memory = malloc(300 * MIB);
 	CHECK(memory);
 	free(memory);
-	pthread_t thread;
-	EXPECT(pthread_create(&thread, NULL, nothing, NULL), 0);
-	EXPECT(pthread_join(thread, NULL), 0);
+	on_a_thread(nothing, NULL);
 }
 
 static void *reserve(size_t size)
@@ -55,60 +23,58 @@ static void *reserve(size_t size)
 }
 
 /* A tag for each step: each takes a granule, and the cost of one does not grow with their number. */
-static void many(int count)
+static int count; /* the second argument */
+
+static void many(void)
 {
 	void **pointers = calloc((size_t)count, sizeof *pointers);
 	CHECK(pointers);
 	char name[32];
-	size_t before = used();
-	double begin = processor_seconds(), first = 0;
+	size_t before = address_space();
+	double begin = now(CLOCK_PROCESS_CPUTIME_ID), first = 0;
 	for (int i = 0; i < count; i++) {
 		snprintf(name, sizeof name, "step %d", i);
 		pointers[i] = pausable(512, name, false);
 		EXPECT(tms_pause(name), 0);
 		EXPECT(tms_last_bytes(), 2 * MIB);
 		if (i + 1 == count / 4)
-			first = processor_seconds() - begin;
+			first = now(CLOCK_PROCESS_CPUTIME_ID) - begin;
 	}
-	double last = processor_seconds() - begin;
-	CHECK(used() - before < 2 * (size_t)count * 2 * MIB + 128 * GIB);
+	double last = now(CLOCK_PROCESS_CPUTIME_ID) - begin;
+	CHECK(address_space() - before < 2 * (size_t)count * 2 * MIB + 128 * GIB);
 	host_goes_on();
 	char *text = stats();
+	EXPECT(tms_stats_json(NULL, 0), strlen(text));
 	CHECK(strstr(text, "\"step 0\"") && strstr(text, name));
 	free(text);
-	begin = processor_seconds();
+	begin = now(CLOCK_PROCESS_CPUTIME_ID);
 	for (int i = 0; i < count; i++)
 		EXPECT(cudaFree(pointers[i]), 0);
-	double freed = processor_seconds() - begin;
+	double freed = now(CLOCK_PROCESS_CPUTIME_ID) - begin;
 	printf("%d tags: %.2f s, of which the first quarter %.2f s; freed in %.2f s\n", count, last, first, freed);
 	CHECK(last < 8 * first);
 	/* A tag with nothing left is not listed for ever. */
-	text = stats();
-	CHECK(!strstr(text, "step"));
-	free(text);
+	CHECK(!stats_say("step"));
 	EXPECT(tms_pause(name), 0);
 	EXPECT(tms_last_bytes(), 0);
 	/* Nor are its addresses lost: others fit there. */
-	size_t after = used();
+	size_t after = address_space();
 	for (int i = 0; i < 1000; i++) {
 		snprintf(name, sizeof name, "epoch %d", i);
 		EXPECT(cudaFree(pausable(8 * MIB, name, false)), 0);
 	}
-	CHECK(used() - after < GIB);
+	CHECK(address_space() - after < GIB);
 	free(pointers);
 }
 
 /* With a limit on addresses most of the rest stays the host's, and what the host gives up can be used. */
 static void limited(void)
 {
-	struct rlimit limit = {0};
-	EXPECT(getrlimit(RLIMIT_AS, &limit), 0);
-	limit.rlim_cur = used() + 40 * GIB;
-	EXPECT(setrlimit(RLIMIT_AS, &limit), 0);
-	size_t before = used();
+	size_t before = address_space(), limit = before + 40 * GIB;
+	limit_to(RLIMIT_AS, limit);
 	void *kept = pausable(8 * MIB, "kept", true);
 	fill(kept, 8 * MIB, 1);
-	CHECK(used() - before < 15 * GIB);
+	CHECK(address_space() - before < 15 * GIB);
 	host_goes_on();
 	void *half = reserve(20 * GIB);
 	CHECK(half != MAP_FAILED);
@@ -120,7 +86,7 @@ static void limited(void)
 		others[i] = pausable(32 * MIB, name, false);
 	}
 	/* The host takes nearly all addresses, so the rest of the arenas is used up, down to the last. */
-	size_t rest = limit.rlim_cur - used() - 600 * MIB;
+	size_t rest = limit - address_space() - 600 * MIB;
 	void *most = reserve(rest);
 	CHECK(most != MAP_FAILED);
 	static void *pieces[2000];
@@ -239,13 +205,7 @@ static void together(void)
 int main(int argc, char **argv)
 {
 	CHECK(argc >= 2);
-	if (strcmp(argv[1], "many") == 0)
-		many(atoi(argv[2]));
-	else if (strcmp(argv[1], "limited") == 0)
-		limited();
-	else if (strcmp(argv[1], "together") == 0)
-		together();
-	else
-		odd();
+	count = argc > 2 ? atoi(argv[2]) : 0;
+	CHECK(RUN_PART(argv[1], {"many", many}, {"limited", limited}, {"together", together}, {"odd", odd}));
 	return 0;
 }

@@ -1,5 +1,6 @@
 /* PyTorch's functions, as its CUDAPluggableAllocator calls them: in and out of regions, streams, graphs, the memory
- * fraction, and the exception when memory runs out. Called as: torchpool KIND OPTIONS LIBC10 */
+ * fraction, and the exception when memory runs out. Called as: torchpool KIND OPTIONS LIBC10, or for which PyTorch
+ * versions a pool can serve: torchpool none, throws LIBC10, silent LIBC10 */
 #include "host.h"
 
 static const char *kind;
@@ -126,11 +127,9 @@ static void graphs(void)
 	CHECK(held >= 2 * MIB);
 	void *after = tms_torch_pool_malloc(MIB, 0, stream);
 	CHECK(after && after != inside && after != tagged);
-	EXPECT(((int (*)(void **, void *, unsigned long long))dlsym(RTLD_DEFAULT, "cudaGraphInstantiate"))(&graph,
-													graph, 0),
-	       0);
+	EXPECT(cudaGraphInstantiate(&graph, graph, 0), 0);
 	fill(after, MIB, 3);
-	EXPECT(((int (*)(void *, void *))dlsym(RTLD_DEFAULT, "cudaGraphLaunch"))(graph, stream), 0);
+	EXPECT(cudaGraphLaunch(graph, stream), 0);
 	EXPECT(cudaStreamSynchronize(stream), 0);
 	CHECK(filled(after, MIB, 3));
 	tms_torch_pool_free(after, MIB, 0, stream);
@@ -161,9 +160,39 @@ static void shortage(const char *libc10)
 	CHECK(!tms_torch_pool_malloc((ssize_t)1 << 60, 0, NULL));
 }
 
+static void serves(bool throws)
+{
+	size_t before = free_bytes();
+	EXPECT(tms_torch_pool_use("caching", NULL), 0);
+	void *block = tms_torch_pool_malloc_or_throw(MIB, 0, NULL);
+	CHECK(block);
+	tms_torch_pool_free(block, MIB, 0, NULL);
+	if (!throws) { /* A program of C's own sees NULL, and a line on stderr. */
+		CHECK(!tms_torch_pool_malloc_or_throw((ssize_t)1 << 50, 0, NULL));
+		CHECK(strstr(tms_last_error(), "out of memory"));
+	}
+	tms_torch_pool_reset();
+	EXPECT(free_bytes(), before);
+}
+
+static void does_not_serve(void)
+{
+	for (int i = 0; i < 2; i++) {
+		EXPECT(tms_torch_pool_use("caching", NULL), 801);
+		CHECK(strstr(tms_last_error(), "torchCheckFail"));
+	}
+	CHECK(!tms_torch_pool_malloc(MIB, 0, NULL));
+	CHECK(strstr(tms_last_error(), "no kind of pool is chosen"));
+}
+
 int main(int argc, char **argv)
 {
-	CHECK(argc == 4);
+	CHECK(argc >= 2);
+	if (argc < 4) {
+		CHECK(argc == 2 || dlopen(argv[2], RTLD_NOW | RTLD_LOCAL));
+		strcmp(argv[1], "silent") == 0 ? does_not_serve() : serves(argc == 3);
+		return 0;
+	}
 	kind = argv[1];
 	choice(argv[2]);
 	regions();

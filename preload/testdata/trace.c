@@ -3,7 +3,6 @@
 #include "host.h"
 
 #include <sys/file.h>
-#include <fcntl.h>
 
 static void say(const char *action, const void *pointer, size_t size, const void *stream)
 {
@@ -125,9 +124,7 @@ static void forks(void)
 		CHECK(cudaMalloc(&block, 100) != 0); /* CUDA does not survive a fork */
 		exit(0);
 	}
-	int status = -1;
-	EXPECT(waitpid(child, &status, 0), child);
-	EXPECT(status, 0);
+	EXPECT(code_of(child), 0);
 	fprintf(stderr, "%d\n", (int)child);
 	EXPECT(cudaFree(kept), 0);
 	say("free", kept, MIB, NULL);
@@ -150,10 +147,8 @@ static void *work(void *unused)
 static void threads_at_once(void)
 {
 	pthread_t thread[4];
-	for (int i = 0; i < 4; i++)
-		EXPECT(pthread_create(&thread[i], NULL, work, NULL), 0);
-	for (int i = 0; i < 4; i++)
-		EXPECT(pthread_join(thread[i], NULL), 0);
+	start_all(thread, 4, work);
+	join_all(thread, 4);
 }
 
 /* Another process writes to the file. */

@@ -2,18 +2,7 @@
  * the same to it as without a pool. Called as: unaware KIND */
 #include "host.h"
 
-int cudaDeviceReset(void);
-int cudaFreeAsync(void *, void *);
-int cudaLaunchHostFunc(void *, void (*)(void *), void *);
-int cudaMallocAsync(void **, size_t, void *);
-int cudaMallocPitch(void **, size_t *, size_t, size_t);
 int cudaStreamCreateWithFlags(void **, unsigned);
-int cuCtxCreate_v2(void **, unsigned, int);
-int cuCtxDestroy_v2(void *);
-int cuMemAlloc_v2(uintptr_t *, size_t);
-int cuMemFree_v2(uintptr_t);
-int cuMemFreeAsync(uintptr_t, void *);
-int cuStreamCreate(void **, unsigned);
 
 enum { BLOCKS = 64, NON_BLOCKING = 1 };
 static const char *kind;
@@ -42,10 +31,7 @@ static size_t size_of(int i)
 
 static long long statistic(const char *name)
 {
-	size_t length = tms_stats_json(NULL, 0);
-	char *text = malloc(length + 4096), *found;
-	CHECK(tms_stats_json(text, length + 4096) > 0);
-	found = strstr(text, "\"pools\":[");
+	char *text = stats(), *found = strstr(text, "\"pools\":[");
 	CHECK(found && strstr(found, kind));
 	found = strstr(found, name);
 	CHECK(found);
@@ -246,9 +232,8 @@ static void many_threads(void)
 {
 	pthread_t thread[4];
 	for (uintptr_t i = 0; i < 4; i++)
-		EXPECT(pthread_create(&thread[i], NULL, work, (void *)(i * 40 + 1)), 0);
-	for (int i = 0; i < 4; i++)
-		EXPECT(pthread_join(thread[i], NULL), 0);
+		start(&thread[i], work, (void *)(i * 40 + 1));
+	join_all(thread, 4);
 }
 
 static void reset(void)

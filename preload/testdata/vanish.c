@@ -3,7 +3,6 @@
 #include "host.h"
 
 #include <setjmp.h>
-#include <stdatomic.h>
 
 enum { SEGMENTS = 6 };
 #define SIZE (16 * MIB)
@@ -51,7 +50,7 @@ static void in_thread(const pthread_attr_t *attributes, void *(*f)(void *), void
 		usleep(rand() % 5000);
 		EXPECT(pthread_cancel(thread), 0);
 	}
-	EXPECT(pthread_join(thread, NULL), 0);
+	join(thread);
 }
 
 static void cancelled(void)

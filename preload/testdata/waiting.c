@@ -1,0 +1,206 @@
+/* What the library waits for, and what it holds meanwhile. Called as: waiting PART */
+#include "host.h"
+
+static const char *what; /* the part */
+
+/* A stream that waits for a host thread (a gate) holds up only threads that wait for that stream: meanwhile the library
+ * holds no lock. */
+static sem_t gate;
+
+static _Atomic int paused;
+
+static void *pause_it(void *unused)
+{
+	(void)unused;
+	EXPECT(tms_pause("t"), 0);
+	paused = 1;
+	return NULL;
+}
+
+/* Memory for which an allocation waits. */
+static void comes(void)
+{
+	void *pointer = NULL;
+	sem_post(&gate);
+	EXPECT(cudaMalloc(&pointer, 700 * MIB), 0);
+	EXPECT(cudaFree(pointer), 0);
+}
+
+static void gated(void)
+{
+	void *stream = NULL, *second = NULL, *pointer = NULL;
+	EXPECT(sem_init(&gate, 0, 0), 0);
+	EXPECT(cudaStreamCreate(&stream), 0);
+	EXPECT(cudaStreamCreate(&second), 0);
+	if (!strcmp(what, "allocation")) {
+		/* The allocating thread itself opens the stream, so that memory freed there cannot come. */
+		void *freed = pausable(700 * MIB, "t", false);
+		EXPECT(cudaLaunchHostFunc(stream, wait_at, &gate), 0);
+		EXPECT(cudaFreeAsync(freed, stream), 0);
+		double begin = now(CLOCK_MONOTONIC);
+		tms_set_interesting_region(true);
+		EXPECT(cudaMalloc(&pointer, 700 * MIB), 2);
+		CHECK(now(CLOCK_MONOTONIC) - begin < 5);
+		comes();
+	} else if (!strcmp(what, "captured")) {
+		/* The allocating thread itself opens the stream, and a capture has put off frees that would wait for
+		 * it. */
+		void *freed = pausable(700 * MIB, "t", false), *paused_one = pausable(4 * MIB, "u", true), *graph = NULL;
+		EXPECT(tms_pause("u"), 0);
+		EXPECT(cudaStreamBeginCapture(second, 0), 0);
+		EXPECT(cudaFree(freed), 0);
+		EXPECT(cudaLaunchHostFunc(stream, wait_at, &gate), 0);
+		double begin = now(CLOCK_MONOTONIC);
+		EXPECT(cudaStreamEndCapture(second, &graph), 0);
+		EXPECT(tms_resume("u"), 0);
+		tms_set_interesting_region(true);
+		EXPECT(cudaMalloc(&pointer, 700 * MIB), 2);
+		CHECK(now(CLOCK_MONOTONIC) - begin < 10);
+		CHECK(stats_say("the devices have not finished with it"));
+		comes();
+		EXPECT(cudaFree(paused_one), 0);
+	} else if (!strcmp(what, "other stream")) {
+		/* Memory that another stream frees is not held up. */
+		void *held = pausable(400 * MIB, "t", false), *freed = pausable(400 * MIB, "t", false);
+		EXPECT(cudaLaunchHostFunc(stream, wait_at, &gate), 0);
+		EXPECT(cudaFreeAsync(held, stream), 0);
+		EXPECT(cudaFreeAsync(freed, second), 0);
+		pointer = pausable(500 * MIB, "u", false);
+		sem_post(&gate);
+	} else {
+		/* A pause waits for the stream; the thread that will open it uses the library meanwhile. */
+		void *mine = pausable(4 * MIB, "t", true), *others = pausable(4 * MIB, "u", true);
+		EXPECT(tms_pause("u"), 0);
+		fill(mine, 4 * MIB, 1);
+		EXPECT(cudaLaunchHostFunc(stream, wait_at, &gate), 0);
+		pthread_t thread;
+		start(&thread, pause_it, NULL);
+		usleep(50000);
+		EXPECT(cudaSetDevice(1), 0);
+		EXPECT(cudaSetDevice(0), 0);
+		EXPECT(tms_resume("u"), 0);
+		pointer = pausable(3 * MIB, "t", true);
+		EXPECT(tms_prepare("u", true), 0);
+		EXPECT(tms_trim(), 0);
+		EXPECT(cudaFreeAsync(others, second), 0);
+		free(stats());
+		CHECK(!paused);
+		sem_post(&gate);
+		join(thread);
+		CHECK(paused);
+		EXPECT(tms_resume(NULL), 0);
+		CHECK(filled(mine, 4 * MIB, 1));
+	}
+}
+
+/* A progress callback may wait for a lock (Python's) whose holder is in a call of ours. It may make calls that do not
+ * wait for an operation; those that do are refused. */
+static pthread_mutex_t host_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int locked, reported, refused;
+
+static void *call_with_lock(void *unused)
+{
+	(void)unused;
+	pthread_mutex_lock(&host_lock);
+	locked = 1;
+	while (!reported)
+		usleep(1000);
+	if (!strcmp(what, "device")) {
+		EXPECT(cudaSetDevice(1), 0);
+	} else {
+		void *pointer;
+		EXPECT(cudaMalloc(&pointer, (size_t)1 << 40), 2);
+		tms_set_interesting_region(true);
+		EXPECT(cudaMalloc(&pointer, (size_t)1 << 40), 2);
+		EXPECT(cudaMalloc(&pointer, MIB), 0);
+		EXPECT(cudaFree(pointer), 0);
+		tms_set_interesting_region(false);
+	}
+	pthread_mutex_unlock(&host_lock);
+	return NULL;
+}
+
+static void *pause_others(void *unused)
+{
+	(void)unused;
+	EXPECT(tms_pause("u"), 0);
+	return NULL;
+}
+
+static void report(int device, const char *operation, uint64_t done, uint64_t total, void *user)
+{
+	(void)device, (void)operation, (void)done, (void)total, (void)user;
+	if (reported++)
+		return;
+	if (!strcmp(what, "inside")) {
+		int codes[] = {tms_pause(NULL), tms_resume("w"), tms_resume_within("w", 1), tms_trim(), tms_prepare(NULL, true)};
+		for (unsigned i = 0; i < sizeof codes / sizeof *codes; i++)
+			refused += codes[i] == 801;
+		CHECK(strstr(tms_last_error(), "progress callback"));
+		EXPECT(tms_prepare(NULL, false), 0);
+		free(stats());
+	} else if (!strcmp(what, "thread")) { /* which may wait: the operation holds no lock */
+		on_a_thread(pause_others, NULL);
+	} else {
+		pthread_mutex_lock(&host_lock);
+		pthread_mutex_unlock(&host_lock);
+	}
+}
+
+static void callback(void)
+{
+	void *memory = pausable(64 * MIB, "w", true), *others = pausable(MIB, "u", true);
+	fill(memory, 64 * MIB, 1);
+	tms_set_progress_callback(report, NULL);
+	pthread_t thread;
+	bool helper = !strcmp(what, "device") || !strcmp(what, "malloc");
+	if (helper) {
+		start(&thread, call_with_lock, NULL);
+		while (!locked)
+			usleep(100);
+	}
+	EXPECT(tms_pause("w"), 0);
+	CHECK(reported);
+	if (!strcmp(what, "inside"))
+		EXPECT(refused, 5);
+	if (helper)
+		join(thread);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(memory, 64 * MIB, 1));
+	EXPECT(cudaFree(others), 0);
+}
+
+/* When the call returns, a preparation in the background has its place in the order: a trim or a pause that follows
+ * comes after it. */
+static void preparing(void)
+{
+	void *memory = pausable(8 * MIB, "w", true);
+	fill(memory, 8 * MIB, 1);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume(NULL), 0);
+	for (int i = 0; i < 150; i++) {
+		EXPECT(tms_prepare(i % 2 ? "w" : NULL, false), 0);
+		EXPECT(tms_trim(), 0);
+		EXPECT(sim_stat("registered_bytes"), 0);
+	}
+	EXPECT(tms_prepare("w", false), 0);
+	EXPECT(tms_pause("w"), 0);
+	EXPECT(tms_prepare("w", false), 0); /* nothing to do */
+	EXPECT(tms_resume("w"), 0);
+	CHECK(filled(memory, 8 * MIB, 1));
+	EXPECT(tms_prepare("w", false), 0);
+	EXPECT(cudaFree(memory), 0);
+	EXPECT(tms_trim(), 0);
+	EXPECT(sim_stat("registered_bytes"), 0);
+	EXPECT(sim_stat("handles"), 0);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	what = argv[1];
+	CHECK(RUN_PART(what, {"allocation", gated}, {"other stream", gated}, {"pause", gated}, {"captured", gated},
+		       {"device", callback}, {"malloc", callback}, {"inside", callback}, {"thread", callback},
+		       {"preparing", preparing}));
+	return 0;
+}
