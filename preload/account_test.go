@@ -1,13 +1,11 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -35,18 +33,15 @@ func accounting(t *testing.T, cudart string, environment ...string) *steered {
 // account asks the process for its account: by "DEVICE LIBRARY KIND" the MiB and their number.
 func (h *steered) account() (uncounted uint64, others map[string]string) {
 	h.t.Helper()
-	c := h.dial()
-	defer c.Close()
-	state, err := c.Status(context.Background(), time.Minute)
-	require.NoError(h.t, err)
-	require.NotNil(h.t, state.Account)
+	account := h.state().Account
+	require.NotNil(h.t, account)
 	others = map[string]string{}
-	for _, o := range state.Account.Others {
+	for _, o := range account.Others {
 		name := fmt.Sprint(o.Device, " ", o.Library, " ", o.Kind)
 		require.NotContains(h.t, others, name)
 		others[name] = fmt.Sprint(float64(o.Bytes)/mib, " ", o.Count)
 	}
-	return state.Account.Uncounted, others
+	return account.Uncounted, others
 }
 
 // Checks what each library has after every call, in whichever way the runtime reaches the driver.
@@ -203,9 +198,6 @@ func TestAccountThatIsFull(t *testing.T) {
 func TestNoAccount(t *testing.T) {
 	h := accounting(t, majors[1], "TMS_ACCOUNT=0")
 	require.Equal(t, "0", h.do("0 malloc 3"))
-	c := h.dial()
-	state, err := c.Status(context.Background(), time.Minute)
-	require.NoError(t, err)
-	require.Nil(t, state.Account)
+	require.Nil(t, h.state().Account)
 	h.ends()
 }

@@ -161,7 +161,7 @@ func TestRecordedFromOutside(t *testing.T) {
 		require.False(t, reply.OK)
 		require.Contains(t, reply.Error, words)
 	}
-	require.True(t, request(t, c, recordTo(first)).OK)
+	well(t, c, recordTo(first))
 	require.Equal(t, descriptors, h.do("descriptors"))
 	other := h.dial()
 	reply := request(t, other, recordTo(second))
@@ -170,7 +170,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	h.do("own 3")
 	h.do("pause weights")
 	h.do("resume weights")
-	require.True(t, request(t, c, recordTo("")).OK)
+	well(t, c, recordTo(""))
 	h.do("own 5")
 	records, names := recorded(t, first)
 	var told []string
@@ -202,7 +202,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	require.NoError(t, theirs.Close())
 
 	// A client that leaves ends its recording, and the next can begin one; what was recorded is untouched.
-	require.True(t, request(t, c, recordTo(second)).OK)
+	well(t, c, recordTo(second))
 	h.do("own 1")
 	c.Close()
 	again := h.dial()

@@ -38,36 +38,12 @@ func (h *steered) goesOn(words ...any) {
 	require.Eventually(h.t, func() bool { return cycles() > before+3 }, time.Minute, time.Millisecond, words...)
 }
 
-func (h *steered) heldUp() bool {
-	h.t.Helper()
-	c, err := client.Dial(h.pid())
-	require.NoError(h.t, err)
-	defer c.Close()
-	state, err := c.Status(context.Background(), time.Minute)
-	require.NoError(h.t, err)
-	return state.HeldUp
-}
-
-// gated returns a request that holds threads up and is not forced.
-func gated(op, tag string) control.Request {
-	r := control.Request{Op: op}
-	if tag != "" {
-		r.Tag = &tag
-	}
-	return r
-}
-
 var holdThreads = control.Request{Op: control.Pause, Hold: true}
 
 // Whatever others do, a client that holds the threads up keeps doing so, until it releases them itself or leaves.
 func TestAHoldIsItsClients(t *testing.T) {
 	sockets(t)
 	h := working(t)
-	well := func(c *client.Conn, r control.Request) {
-		t.Helper()
-		reply := request(t, c, r)
-		require.True(t, reply.OK, reply.Error)
-	}
 	kept := gated(control.Pause, "")
 	kept.Keep = true
 	for name, others := range map[string][]control.Request{
@@ -86,32 +62,32 @@ func TestAHoldIsItsClients(t *testing.T) {
 		"hold and keep":   {holdThreads, holdThreads, {Op: control.Keep}},
 	} {
 		holder, other := h.dial(), h.dial()
-		well(holder, holdThreads)
+		well(t, holder, holdThreads)
 		for _, r := range others {
-			well(other, r)
+			well(t, other, r)
 		}
-		require.True(t, h.heldUp(), name)
+		require.True(t, h.state().HeldUp, name)
 		other.Close()
 		h.eventually(nonePaused)
-		require.True(t, h.heldUp(), name)
+		require.True(t, h.state().HeldUp, name)
 		holder.Close()
 		h.goesOn(name)
 	}
 	// A request that fails does not release the hold either, nor does the client's own keep; its own pause and undo do.
 	holder, other := h.dial(), h.dial()
-	well(holder, holdThreads)
+	well(t, holder, holdThreads)
 	never := 600.0
 	refused := gated(control.Pause, "")
 	refused.Idle = &never
 	require.Equal(t, 600, request(t, other, refused).Code)
-	well(holder, control.Request{Op: control.Keep})
-	require.True(t, h.heldUp())
-	well(holder, control.Request{Op: control.Undo})
+	well(t, holder, control.Request{Op: control.Keep})
+	require.True(t, h.state().HeldUp)
+	well(t, holder, control.Request{Op: control.Undo})
 	h.goesOn()
-	well(holder, holdThreads)
-	well(holder, holdThreads)
-	well(holder, gated(control.Pause, "cache"))
-	well(other, gated(control.Resume, ""))
+	well(t, holder, holdThreads)
+	well(t, holder, holdThreads)
+	well(t, holder, gated(control.Pause, "cache"))
+	well(t, other, gated(control.Resume, ""))
 	h.goesOn()
 	h.do("calm")
 	require.Equal(t, "ok", h.do("check"))
@@ -124,8 +100,7 @@ func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 	h := working(t)
 	for _, r := range []control.Request{{Op: control.Pause, Hold: true, Lease: 0.05}, {Op: control.Align, Lease: 0.05}} {
 		silent := h.dial()
-		reply := request(t, silent, r)
-		require.True(t, reply.OK, reply.Error)
+		well(t, silent, r)
 		h.goesOn()
 		require.Eventually(t, func() bool { // it no longer aligns
 			other := h.dial()
@@ -147,10 +122,8 @@ func TestPausesBesideResets(t *testing.T) {
 	h.do("reset")
 	c := h.dial()
 	for range often(1000, 100) {
-		reply := request(t, c, gated(control.Pause, ""))
-		require.True(t, reply.OK, "%d %s", reply.Code, reply.Error)
-		reply = request(t, c, gated(control.Resume, ""))
-		require.True(t, reply.OK, "%d %s", reply.Code, reply.Error)
+		well(t, c, gated(control.Pause, ""))
+		well(t, c, gated(control.Resume, ""))
 	}
 	h.goesOn()
 	h.do("settle")
@@ -162,48 +135,43 @@ func TestPausesBesideResets(t *testing.T) {
 func TestAPauseIsItsClients(t *testing.T) {
 	sockets(t)
 	h := controlled(t)
-	well := func(c *client.Conn, r control.Request) {
-		t.Helper()
-		reply := request(t, c, r)
-		require.True(t, reply.OK, reply.Error)
-	}
 	weightsPaused := map[string]uint64{"weights": bothPaused["weights"]}
 	one, other := h.dial(), h.dial()
-	well(other, pauseOf("cache"))
-	well(one, pauseOf("weights"))
-	well(other, control.Request{Op: control.Keep})
+	well(t, other, pauseOf("cache"))
+	well(t, one, pauseOf("weights"))
+	well(t, other, control.Request{Op: control.Keep})
 	one.Close()
 	h.eventually(cachePaused)
 	other.Close()
 
 	// A client that has resumed and paused anew does not lose that pause when the previous pauser ends.
-	well(h.dial(), resumeOf(""))
+	well(t, h.dial(), resumeOf(""))
 	one, other = h.dial(), h.dial()
-	well(one, pauseOf(""))
-	well(other, resumeOf("weights"))
-	well(other, pauseOf("weights"))
-	well(other, control.Request{Op: control.Keep})
+	well(t, one, pauseOf(""))
+	well(t, other, resumeOf("weights"))
+	well(t, other, pauseOf("weights"))
+	well(t, other, control.Request{Op: control.Keep})
 	one.Close()
 	h.eventually(weightsPaused)
 	other.Close()
-	well(h.dial(), resumeOf(""))
+	well(t, h.dial(), resumeOf(""))
 
 	// An undo leaves paused what another client wants paused; the last client's undo resumes that too.
 	one, other = h.dial(), h.dial()
-	well(one, pauseOf(""))
-	well(other, pauseOf("cache"))
-	well(one, control.Request{Op: control.Undo})
+	well(t, one, pauseOf(""))
+	well(t, other, pauseOf("cache"))
+	well(t, one, control.Request{Op: control.Undo})
 	require.Equal(t, cachePaused, h.paused())
-	well(other, control.Request{Op: control.Undo})
+	well(t, other, control.Request{Op: control.Undo})
 	require.Equal(t, nonePaused, h.paused())
 
 	// An undo that fails can be made again.
-	well(one, pauseOf(""))
+	well(t, one, pauseOf(""))
 	h.do("hog")
 	require.Equal(t, 2, request(t, one, control.Request{Op: control.Undo}).Code)
 	require.Equal(t, bothPaused, h.paused())
 	h.do("unhog")
-	well(one, control.Request{Op: control.Undo})
+	well(t, one, control.Request{Op: control.Undo})
 	require.Equal(t, nonePaused, h.paused())
 	require.Equal(t, "ok", h.do("check"))
 	h.ends()
@@ -229,8 +197,7 @@ func TestClientsAtRandom(t *testing.T) {
 		all.Wait()
 		if keeps {
 			c := h.dial()
-			reply := request(t, c, gated(control.Resume, ""))
-			require.True(t, reply.OK, reply.Error)
+			well(t, c, gated(control.Resume, ""))
 			c.Close()
 		}
 		h.eventually(nonePaused)

@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -30,19 +29,18 @@ func TestSocketGoes(t *testing.T) {
 			directory := sockets(t)
 			h := controlled(t, reaching(t))
 			h.do("work")
-			pause := pauseOf("")
-			pause.Force, pause.Keep = false, true
+			pause := gated(control.Pause, "")
+			pause.Keep = true
 			before := h.dial()
-			require.True(t, request(t, before, pause).OK)
+			well(t, before, pause)
 			for range 2 { // and once more
 				goes(t, filepath.Dir(directory), filepath.Join(directory, control.Name(h.pid())))
 				h.listens()
 			}
 			require.Equal(t, bothPaused["weights"], h.paused()["weights"])
 			request(t, before, control.Request{Op: control.Await}) // a connected client stays connected
-			require.True(t, request(t, h.dial(), resumeOf("")).OK)
-			worked := h.do("cycles")
-			require.Eventually(t, func() bool { return h.do("cycles") != worked }, time.Minute, time.Millisecond)
+			well(t, h.dial(), resumeOf(""))
+			h.goesOn()
 			h.do("calm")
 			h.ends()
 			require.NoFileExists(t, filepath.Join(directory, control.Name(h.pid())))
