@@ -15,12 +15,11 @@ func accounting(t *testing.T, cudart string, environment ...string) *steered {
 	t.Helper()
 	sockets(t)
 	one := shared(t, "accounted")
-	text, err := os.ReadFile(one)
-	require.NoError(t, err)
+	text := read(t, one)
 	folder := t.TempDir()
 	paths := []string{filepath.Join(folder, "libone.so.1"), filepath.Join(folder, "libtwo.so")}
 	for _, path := range paths {
-		require.NoError(t, os.WriteFile(path, text, 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o755))
 	}
 	h := steer(t, []string{compileWithDriver(t, "account", cudart)}, append([]string{"TMS_ACCOUNT=1", "CUDASIM_DEVICES=2",
 		"LIBRARIES=" + strings.Join(paths, ":")}, environment...)...)

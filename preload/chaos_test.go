@@ -31,8 +31,7 @@ func TestChaos(t *testing.T) {
 			t.Logf("TMS_CHAOS_SEED=%s", seed)
 			arguments := append([]string{seed, seconds, c.threads, t.TempDir()}, strings.Fields(c.more)...)
 			o := runWithin(t, duration+2*time.Minute, program, arguments, "TMS_DEBUG=invariants",
-				"CUDASIM_DEVICES=2", "CUDASIM_MEMORY="+c.memory)
-			o.succeeded(t)
+				"CUDASIM_DEVICES=2", "CUDASIM_MEMORY="+c.memory).succeeded(t)
 			require.Empty(t, o.findings)
 			t.Log(o.stdout)
 		})

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -21,27 +20,19 @@ type compatibilityLine struct {
 // compatibilityTable reads the table of docs/compatibility.md.
 func compatibilityTable(t *testing.T) []compatibilityLine {
 	t.Helper()
-	text, err := os.ReadFile("../docs/compatibility.md")
-	require.NoError(t, err)
+	text := read(t, "../docs/compatibility.md")
 	var lines []compatibilityLine
-	for _, line := range strings.Split(string(text), "\n") {
+	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "| cu") {
 			continue
 		}
-		cells := strings.Split(strings.Trim(line, "| "), " | ")
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
 		require.Len(t, cells, 4, line)
-		short := func(cell string) string { return strings.TrimSpace(strings.FieldsFunc(cell, isBreak)[0]) }
-		lines = append(lines, compatibilityLine{
-			function: cells[0],
-			majors:   strings.Split(cells[1], ", "),
-			outside:  short(cells[2]),
-			inside:   short(cells[3]),
-		})
+		short := func(cell string) string { return strings.TrimSpace(regexp.MustCompile("[;,:]").Split(cell, 2)[0]) }
+		lines = append(lines, compatibilityLine{cells[0], strings.Split(cells[1], ", "), short(cells[2]), short(cells[3])})
 	}
 	return lines
 }
-
-func isBreak(r rune) bool { return r == ';' || r == ',' || r == ':' }
 
 func TestCompatibilityTable(t *testing.T) {
 	interposed := exported(t)
@@ -66,9 +57,9 @@ func TestCompatibilityTable(t *testing.T) {
 				continue
 			}
 			t.Run(line.function+" "+major, func(t *testing.T) {
+				t.Parallel()
 				for where, want := range map[string]string{"out": line.outside, "in": line.inside} {
-					o := run(t, programs[major], []string{line.function, where})
-					o.succeeded(t)
+					o := run(t, programs[major], []string{line.function, where}).succeeded(t)
 					// "frees" in the table may go on: "frees once the stream ..."
 					require.True(t, strings.HasPrefix(want, strings.TrimSpace(o.stdout)), "%s: %s, not %s", where, o.stdout, want)
 				}

@@ -105,6 +105,20 @@ func (h *steered) do(words string) string {
 	return strings.TrimSuffix(line, "\n")
 }
 
+func (h *steered) number(words string) int {
+	h.t.Helper()
+	number, err := strconv.Atoi(h.do(words))
+	require.NoError(h.t, err)
+	return number
+}
+
+func listed(t *testing.T) []int {
+	t.Helper()
+	pids, err := client.List()
+	require.NoError(t, err)
+	return pids
+}
+
 func (h *steered) listens() {
 	h.t.Helper()
 	listens(h.t, h.pid())
@@ -692,8 +706,7 @@ func TestControlIsRobust(t *testing.T) {
 	all.Wait()
 	require.Positive(t, paused)
 	h.eventually(nonePaused)
-	cycles, err := strconv.Atoi(h.do("calm"))
-	require.NoError(t, err)
+	cycles := h.number("calm")
 	require.Positive(t, cycles)
 	require.Equal(t, "ok", h.do("check"))
 	require.Equal(t, descriptors, h.do("descriptors"))
@@ -714,8 +727,7 @@ func TestControlAndDescriptors(t *testing.T) {
 	require.Equal(t, "0 ", h.do("serve"))
 	require.Equal(t, before, h.do("descriptors"))
 	h.do("locked " + file)
-	after, err := strconv.Atoi(h.do("threads"))
-	require.NoError(t, err)
+	after := h.number("threads")
 	require.Equal(t, threads, fmt.Sprint(after-5))
 	c := h.dial()
 	well(t, c, pauseOf(""))
@@ -791,8 +803,7 @@ func TestControlOfWhoDidNotAsk(t *testing.T) {
 	// A process that asked for the socket, and has not used the library.
 	h = steer(t, []string{program}, "TMS_CONTROL=1")
 	require.Equal(t, "1", h.do("threads"))
-	pids, err := client.List()
-	require.NoError(t, err)
+	pids := listed(t)
 	require.NotContains(t, pids, h.pid())
 	require.NoError(t, h.stdin.Close())
 }
@@ -824,8 +835,7 @@ func TestControlAndProcesses(t *testing.T) {
 	require.ErrorContains(t, err, "no such process")
 	require.NoFileExists(t, socket)
 	require.NoError(t, os.WriteFile(filepath.Join(directory, "1.sock.old"), nil, 0o600))
-	pids, err := client.List()
-	require.NoError(t, err)
+	pids := listed(t)
 	require.NotContains(t, pids, 1)
 	require.NotContains(t, pids, h.pid())
 	require.FileExists(t, filepath.Join(directory, "1.sock.old"))
@@ -833,8 +843,7 @@ func TestControlAndProcesses(t *testing.T) {
 	// A process that became a daemon before it used the library, and one that did so after.
 	program := compile(t, "steered", majors[1])
 	h = steer(t, []string{program}, "TMS_CONTROL=1")
-	daemon, err := strconv.Atoi(h.do("daemon"))
-	require.NoError(t, err)
+	daemon := h.number("daemon")
 	h.do("close")
 	h.do("allocate")
 	listens(t, daemon)
@@ -842,8 +851,7 @@ func TestControlAndProcesses(t *testing.T) {
 	require.NoError(t, syscall.Kill(daemon, syscall.SIGKILL))
 
 	h = controlled(t)
-	daemon, err = strconv.Atoi(h.do("daemon"))
-	require.NoError(t, err)
+	daemon = h.number("daemon")
 	require.Equal(t, "3", strings.Fields(h.do("serve"))[0])
 	_, err = client.Dial(daemon)
 	require.ErrorIs(t, err, client.ErrUnreachable)
@@ -895,8 +903,7 @@ func TestControlDirectory(t *testing.T) {
 		h.listens()
 		require.Equal(t, nonePaused, h.paused())
 		h.ends()
-		pids, err := client.List()
-		require.NoError(t, err)
+		pids := listed(t)
 		require.NotContains(t, pids, h.pid())
 	}
 	// Another process answers there already.
@@ -930,9 +937,8 @@ func TestControlOfOthers(t *testing.T) {
 	h := controlled(t)
 	socket := filepath.Join(directory, control.Name(h.pid()))
 	program := filepath.Join(filepath.Dir(directory), "stranger")
-	content, err := os.ReadFile(os.Args[0])
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(program, content, 0o755))
+	content := read(t, os.Args[0])
+	require.NoError(t, os.WriteFile(program, []byte(content), 0o755))
 	for _, path := range []string{directory, filepath.Dir(directory), socket} {
 		require.NoError(t, os.Chmod(path, 0o777))
 	}

@@ -26,17 +26,14 @@ func TestMessagesGoToStderrOnly(t *testing.T) {
 	program := compile(t, "descriptors", majors[1])
 	file := filepath.Join(t.TempDir(), "file")
 
-	o := run(t, program, []string{"stderr-database", file}, complaints(t)...)
-	o.succeeded(t)
+	o := run(t, program, []string{"stderr-database", file}, complaints(t)...).succeeded(t)
 	require.Empty(t, o.stderr)
 
 	run(t, program, []string{"stderr-log", file}, complaints(t)...).succeeded(t)
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	requireComplaints(t, string(text))
+	text := read(t, file)
+	requireComplaints(t, text)
 
-	o = run(t, program, []string{"stderr-pipe", file}, complaints(t)...)
-	o.succeeded(t)
+	o = run(t, program, []string{"stderr-pipe", file}, complaints(t)...).succeeded(t)
 	requireComplaints(t, o.stdout)
 
 	run(t, program, []string{"stderr-broken", file}, complaints(t)...).succeeded(t)
@@ -44,22 +41,22 @@ func TestMessagesGoToStderrOnly(t *testing.T) {
 	// Messages go to what descriptor 2 is at the start, whatever that is.
 	script := `exec "$0" stderr-start "$1" 2>"$1"`
 	run(t, "/bin/sh", []string{"-c", script, program, file}, complaints(t)...).succeeded(t)
-	text, err = os.ReadFile(file)
-	require.NoError(t, err)
-	requireComplaints(t, string(text))
+	text = read(t, file)
+	requireComplaints(t, text)
 }
 
 func TestTraceGoesToItsFileOnly(t *testing.T) {
 	program := compile(t, "descriptors", majors[1])
 	trace := filepath.Join(t.TempDir(), "trace.csv")
 
-	o := run(t, program, []string{"trace-locked", trace}, "TMS_TRACE="+trace)
-	o.succeeded(t)
+	o := run(t, program, []string{"trace-locked", trace}, "TMS_TRACE="+trace).succeeded(t)
 	require.Equal(t, 1, strings.Count(o.stderr, "\n"), o.stderr)
 	require.Contains(t, o.stderr, "another process records to it")
+	text := read(t, trace)
+	require.Equal(t, "theirs\n", text)
+	require.NoError(t, os.Remove(trace))
 
-	o = run(t, program, []string{"trace-closed", trace}, "TMS_TRACE="+trace)
-	o.succeeded(t)
+	o = run(t, program, []string{"trace-closed", trace}, "TMS_TRACE="+trace).succeeded(t)
 	require.Empty(t, o.stderr) // it has no descriptor that can be closed
 	require.Equal(t, strings.Repeat(" allocate free", 4), " "+strings.Join(actions(traced(t, trace)), " "))
 

@@ -49,8 +49,7 @@ func TestGateAndAnotherDriver(t *testing.T) {
 func TestGateStorm(t *testing.T) {
 	pauses := cmp.Or(os.Getenv("TMS_GATE_PAUSES"), strconv.Itoa(often(300, 60)))
 	program := compileWithDriver(t, "gatestorm", majors[1])
-	o := runWithin(t, 2*time.Hour, program, []string{pauses, os.Getenv("TMS_GATE_SEED")}, reaching(t))
-	o.succeeded(t)
+	o := runWithin(t, 2*time.Hour, program, []string{pauses, os.Getenv("TMS_GATE_SEED")}, reaching(t)).succeeded(t)
 	require.Empty(t, o.findings)
 	t.Log(o.stdout)
 }

@@ -101,9 +101,17 @@ func runWithin(t *testing.T, limit time.Duration, program string, arguments []st
 	return outcome{arguments, stdout.String(), stderr.String(), command.ProcessState, findings(t, reports)}
 }
 
-func (o outcome) succeeded(t *testing.T) {
+func (o outcome) succeeded(t *testing.T) outcome {
 	t.Helper()
 	require.Zero(t, o.state.ExitCode(), "%q: %s\n%s%s", o.arguments, o.state, o.stdout, o.stderr)
+	return o
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(text)
 }
 
 func (o outcome) diedOf(t *testing.T, signal syscall.Signal) {
@@ -224,9 +232,8 @@ func TestCrashBelongsToTheHost(t *testing.T) {
 func everyVariable(t *testing.T) (entries []string) {
 	t.Helper()
 	names := func(path, row string) (found []string) {
-		text, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(path)))
-		require.NoError(t, err)
-		for _, match := range regexp.MustCompile(row).FindAllStringSubmatch(string(text), -1) {
+		text := read(t, filepath.Join("..", filepath.FromSlash(path)))
+		for _, match := range regexp.MustCompile(row).FindAllStringSubmatch(text, -1) {
 			found = append(found, match[1]+"=")
 		}
 		require.NotEmpty(t, found, path)
@@ -268,8 +275,7 @@ func TestEnvironment(t *testing.T) {
 		{[]string{"TMS_" + strings.Repeat("X", 1000) + "=1"}, "0 0 0 0 0 pinned 0 default", []string{"tms: TMS_XXXX"}},
 		{everyVariable(t), "0 0 0 0 0 pinned 0 default", nil},
 	} {
-		o := run(t, program, nil, c.environment...)
-		o.succeeded(t)
+		o := run(t, program, nil, c.environment...).succeeded(t)
 		require.Equal(t, strings.Repeat(c.want+"\n", 3), o.stdout, "%v", c.environment)
 		require.Equal(t, len(c.complaints), strings.Count(o.stderr, "\n"), "%v: %s", c.environment, o.stderr)
 		for _, complaint := range c.complaints {
@@ -277,8 +283,7 @@ func TestEnvironment(t *testing.T) {
 		}
 	}
 	// A program that never uses the library gets no message from it.
-	o := run(t, "/bin/sh", []string{"-c", "echo quiet"}, "TMS_INIT_ENABLE=maybe")
-	o.succeeded(t)
+	o := run(t, "/bin/sh", []string{"-c", "echo quiet"}, "TMS_INIT_ENABLE=maybe").succeeded(t)
 	require.Empty(t, o.stderr)
 }
 
@@ -290,8 +295,7 @@ func TestSettingsOfAnEarlierConstructor(t *testing.T) {
 	for what, want := range map[string]string{"on": usual, "off": "0 0 0 0 0 pinned 0 default\n", "ask": usual} {
 		for _, preload := range []string{early + ":" + ours, ours + ":" + early} {
 			o := run(t, program, nil, "EARLY="+what, "LD_PRELOAD="+preload, "TMS_INIT_ENABLE=1",
-				"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_CPU_BACKUP_BACKEND=mmap")
-			o.succeeded(t)
+				"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_CPU_BACKUP_BACKEND=mmap").succeeded(t)
 			require.Equal(t, want+usual+usual, o.stdout, "%s %s", what, preload)
 		}
 	}
@@ -307,17 +311,15 @@ func TestLimits(t *testing.T) {
 	if o.state.ExitCode() == 0 { // where bash cannot fork, the limit is the reason
 		require.Contains(t, o.stdout, "Threads:\t1\n")
 	}
-	o = run(t, "/bin/bash", []string{"-c", "ulimit -v 1000000; exec cat /proc/self/status"})
-	o.succeeded(t)
+	o = run(t, "/bin/bash", []string{"-c", "ulimit -v 1000000; exec cat /proc/self/status"}).succeeded(t)
 	require.Contains(t, o.stdout, "Threads:\t1\n")
 }
 
 // exportsMap returns the names that the library exports.
 func exportsMap(t *testing.T) (names []string) {
 	t.Helper()
-	script, err := os.ReadFile("exports.map")
-	require.NoError(t, err)
-	global, _, _ := strings.Cut(strings.SplitN(string(script), "global:", 2)[1], "local:")
+	script := read(t, "exports.map")
+	global, _, _ := strings.Cut(strings.SplitN(script, "global:", 2)[1], "local:")
 	for name := range strings.SplitSeq(global, ";") {
 		if name = strings.TrimSpace(name); name != "" {
 			names = append(names, name)
@@ -346,14 +348,13 @@ func TestExports(t *testing.T) {
 }
 
 func TestHeaderDeclaresEveryExport(t *testing.T) {
-	header, err := os.ReadFile("tms.h")
-	require.NoError(t, err)
+	header := read(t, "tms.h")
 	for _, name := range exportsMap(t) {
 		if name == "tms_driver_function" || name == "tms_is_pausable" { // libtms_reach.so alone calls them
 			continue
 		}
 		if strings.HasPrefix(name, "tms_") || strings.HasPrefix(name, "set_") {
-			require.Contains(t, string(header), name+"(")
+			require.Contains(t, header, name+"(")
 		}
 	}
 }

@@ -42,8 +42,7 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 // that asks.
 func TestAnAnswerThatIsLate(t *testing.T) {
 	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants", "XDG_RUNTIME_DIR="+meeting(t),
-		fmt.Sprint("CUDASIM_SHARED=late-", os.Getpid()))
-	o.succeeded(t)
+		fmt.Sprint("CUDASIM_SHARED=late-", os.Getpid())).succeeded(t)
 	require.Empty(t, o.stderr)
 }
 
@@ -56,8 +55,7 @@ func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
 		{loaded}, {loaded, "TMS_SHAREABLE=0"}, {loaded, "TMS_SHAREABLE=ipc", "NCCL_GRAPH_REGISTER=0"},
 		{loaded, "TMS_SHAREABLE=ipc", reaching(t)}, {"TMS_SHAREABLE=ipc"},
 	} {
-		o := run(t, program, []string{"beside nccl"}, variables...)
-		o.succeeded(t)
+		o := run(t, program, []string{"beside nccl"}, variables...).succeeded(t)
 		require.NotContains(t, o.stderr, warning, variables)
 	}
 	for _, setting := range []string{"ipc", "1"} {

@@ -52,8 +52,7 @@ func TestPyTorchThatCannotBeTold(t *testing.T) {
 	program := compile(t, "torchpool", majors[1])
 	run(t, program, []string{"silent", libc10(t, "-DWITHOUT_THROW")}).succeeded(t)
 	run(t, program, []string{"throws", libc10(t)}).succeeded(t)
-	o := run(t, program, []string{"none"})
-	o.succeeded(t)
+	o := run(t, program, []string{"none"}).succeeded(t)
 	require.Contains(t, o.stderr, "tms: CUDA out of memory. ")
 	require.Equal(t, 1, strings.Count(o.stderr, "\n"), o.stderr)
 }
@@ -64,8 +63,7 @@ func TestPoolOfPyTorch(t *testing.T) {
 	for _, arguments := range ofKinds(libc10) {
 		t.Run(arguments[0], func(t *testing.T) {
 			t.Parallel()
-			o := run(t, program, arguments)
-			o.succeeded(t)
+			o := run(t, program, arguments).succeeded(t)
 			lines := strings.Split(strings.TrimSpace(o.stderr), "\n")
 			require.Len(t, lines, 4, o.stderr)
 			require.Contains(t, lines[0], "out of memory")
@@ -102,15 +100,14 @@ func TestTraceOfEveryCall(t *testing.T) {
 	for _, cudart := range majors {
 		path := filepath.Join(t.TempDir(), "trace.csv")
 		require.NoError(t, os.WriteFile(path, []byte(strings.Repeat("what was there before\n", 1000)), 0o600))
-		o := run(t, compile(t, "trace", cudart), []string{"calls", path}, "TMS_TRACE="+path)
-		o.succeeded(t)
+		o := run(t, compile(t, "trace", cudart), []string{"calls"}, "TMS_TRACE="+path).succeeded(t)
 		require.Equal(t, strings.Split(strings.TrimSpace(o.stdout), "\n"), traced(t, path))
 	}
 }
 
 func TestTraceOfThreadsIsInOrder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.csv")
-	run(t, compile(t, "trace", majors[1]), []string{"threads", path}, "TMS_TRACE="+path).succeeded(t)
+	run(t, compile(t, "trace", majors[1]), []string{"threads"}, "TMS_TRACE="+path).succeeded(t)
 	live := map[string]string{}
 	rows := traced(t, path)
 	require.Len(t, rows, 4*2*2000)
@@ -132,8 +129,7 @@ func TestTraceOfForkedProcesses(t *testing.T) {
 	program := compile(t, "trace", majors[1])
 	dir := t.TempDir()
 	own := filepath.Join(dir, "%p.csv")
-	o := run(t, program, []string{"fork", own}, "TMS_TRACE="+own)
-	o.succeeded(t)
+	o := run(t, program, []string{"fork"}, "TMS_TRACE="+own).succeeded(t)
 	child := filepath.Join(dir, strings.TrimSpace(o.stderr)+".csv")
 	require.Equal(t, []string{"allocate failure,0x0,100,0x0"}, traced(t, child))
 	files, err := filepath.Glob(filepath.Join(dir, "*.csv"))
@@ -146,8 +142,7 @@ func TestTraceOfForkedProcesses(t *testing.T) {
 	}
 
 	shared := filepath.Join(dir, "shared")
-	o = run(t, program, []string{"fork", shared}, "TMS_TRACE="+shared)
-	o.succeeded(t)
+	o = run(t, program, []string{"fork"}, "TMS_TRACE="+shared).succeeded(t)
 	require.Equal(t, strings.Split(strings.TrimSpace(o.stdout), "\n"), traced(t, shared))
 }
 
@@ -157,18 +152,9 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 		filepath.Join(t.TempDir(), "missing", "trace.csv"): "No such file or directory",
 		"/dev/full": "it is no plain file",
 	} {
-		o := run(t, program, []string{"calls", path}, "TMS_TRACE="+path)
-		o.succeeded(t)
+		o := run(t, program, []string{"calls"}, "TMS_TRACE="+path).succeeded(t)
 		require.Regexp(t, `^tms: TMS_TRACE=`+path+`: .*: `+why+`; no more is recorded\n$`, o.stderr)
 	}
-	path := filepath.Join(t.TempDir(), "trace.csv")
-	o := run(t, program, []string{"locked", path}, "TMS_TRACE="+path)
-	o.succeeded(t)
-	require.Contains(t, o.stderr, "another process records to it")
-	require.Equal(t, 1, strings.Count(o.stderr, "\n"), o.stderr)
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, "theirs\n", string(text))
 }
 
 // A process that allocates nothing makes no file, and recording does not wake Go.
@@ -186,8 +172,7 @@ func TestPoolUnderAProgramThatKnowsNone(t *testing.T) {
 		setting := "TMS_INIT_POOL=" + strings.TrimSuffix(kind+":"+small[kind], ":")
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			o := run(t, program, []string{kind}, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1", setting)
-			o.succeeded(t)
+			o := run(t, program, []string{kind}, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1", setting).succeeded(t)
 			require.Empty(t, o.stderr)
 		})
 	}
@@ -195,8 +180,7 @@ func TestPoolUnderAProgramThatKnowsNone(t *testing.T) {
 		"heap":       `no kind of pool is named "heap"`,
 		"caching:x=": "TMS_INIT_POOL=caching:x= is not understood",
 	} {
-		o := run(t, compile(t, "edges", majors[1]), nil, "TMS_INIT_POOL="+setting)
-		o.succeeded(t)
+		o := run(t, compile(t, "edges", majors[1]), nil, "TMS_INIT_POOL="+setting).succeeded(t)
 		require.Contains(t, o.stderr, words)
 	}
 }

@@ -98,8 +98,7 @@ func TestRecordingLosesItsFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "trace")
-			o := run(t, program, []string{name, path, "40000", fmt.Sprint(c.limit)}, "TMS_TRACE="+path)
-			o.succeeded(t)
+			o := run(t, program, []string{name, path, "40000", fmt.Sprint(c.limit)}, "TMS_TRACE="+path).succeeded(t)
 			require.Equal(t, 1, strings.Count(o.stderr, "\n"), o.stderr)
 			require.Contains(t, o.stderr, "tms: TMS_TRACE="+path)
 			require.Contains(t, o.stderr, c.words)
@@ -193,11 +192,9 @@ func TestRecordedFromOutside(t *testing.T) {
 	theirs, err := os.Open(first)
 	require.NoError(t, err)
 	require.NoError(t, syscall.Flock(int(theirs.Fd()), syscall.LOCK_EX))
-	before, err := os.ReadFile(first)
-	require.NoError(t, err)
+	before := read(t, first)
 	require.Contains(t, request(t, c, recordTo(first)).Error, "another process records to it")
-	after, err := os.ReadFile(first)
-	require.NoError(t, err)
+	after := read(t, first)
 	require.Equal(t, before, after)
 	require.NoError(t, theirs.Close())
 

@@ -30,8 +30,7 @@ func working(t *testing.T) *steered {
 func (h *steered) goesOn(words ...any) {
 	h.t.Helper()
 	cycles := func() int {
-		count, err := strconv.Atoi(h.do("cycles"))
-		require.NoError(h.t, err)
+		count := h.number("cycles")
 		return count
 	}
 	before := cycles()

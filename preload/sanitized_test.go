@@ -44,7 +44,7 @@ const ofGo = "^Test(Pool|PoolUnderAProgramThatKnowsNone|ManyTags|" +
 
 // leaking are the hosts that are not searched for leaks, and why.
 var leaking = map[string]string{
-	"clones":   "tms_set_progress_callback leaves 16 bytes to the process where another thread may be reading them",
+	"forks":    "tms_set_progress_callback leaves 16 bytes to the process where another thread may be reading them",
 	"limits":   "LeakSanitizer needs a descriptor",
 	"majors":   "LeakSanitizer cannot stop a process that has libraries loaded for itself alone",
 	"reopened": "what the simulator has is left when it is unloaded",
@@ -106,9 +106,8 @@ func findings(t *testing.T, reports string) (found []string) {
 	files, err := filepath.Glob(reports + ".*")
 	require.NoError(t, err)
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		found = append(found, string(text))
+		text := read(t, file)
+		found = append(found, text)
 	}
 	return found
 }

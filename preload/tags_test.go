@@ -7,8 +7,7 @@ import (
 
 // A tag for every step of a long run.
 func TestManyTags(t *testing.T) {
-	o := run(t, compile(t, "tags", majors[1]), []string{"many", strconv.Itoa(often(20000, 6000))})
-	o.succeeded(t)
+	o := run(t, compile(t, "tags", majors[1]), []string{"many", strconv.Itoa(often(20000, 6000))}).succeeded(t)
 	t.Log(o.stdout)
 }
 

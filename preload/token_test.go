@@ -16,7 +16,6 @@ func TestSymmetricMemory(t *testing.T) {
 	}
 	program := compile(t, "symmetric", majors[1])
 	together(t, program, []string{"gated", "held_up"}, reaching(t), "TMS_SHAREABLE=1")
-	o := run(t, program, []string{"multicast"}, "TMS_SHAREABLE=1", "TMS_DEBUG=invariants")
-	o.succeeded(t)
+	o := run(t, program, []string{"multicast"}, "TMS_SHAREABLE=1", "TMS_DEBUG=invariants").succeeded(t)
 	require.Contains(t, o.stderr, "TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
 }

@@ -19,8 +19,7 @@ int main(void)
 	for (unsigned i = 0; i < COUNT; i++) {
 		sizes[i] = i * 3 * MIB + 1000 * (i + 1);
 		sizes[i] -= sizes[i] % 4;
-		kept[i] = pausable(sizes[i], "kept", true);
-		fill(kept[i], sizes[i], i);
+		kept[i] = kept_memory(sizes[i], "kept", i);
 	}
 	for (int cycle = 0; cycle < 3; cycle++) {
 		EXPECT(tms_pause(NULL), 0);

@@ -58,7 +58,6 @@ static int allocations; /* of each thread */
 static void *use(void *unused)
 {
 	char tag[16];
-	(void)unused;
 	EXPECT(cudaSetDevice(0), 0);
 	pthread_barrier_wait(&begun);
 	pthread_barrier_wait(&limited);
@@ -80,7 +79,7 @@ static void *use(void *unused)
 	}
 	refused(tms_pause(NULL));
 	refused(tms_resume(NULL));
-	return NULL;
+	return unused;
 }
 
 int main(int argc, char **argv)
@@ -94,10 +93,8 @@ int main(int argc, char **argv)
 	void *plain = NULL, *kept = NULL;
 	EXPECT(cudaMalloc(&plain, MIB), 0);
 	if (after) {
-		kept = pausable(8 * MIB, "kept", true);
-		fill(kept, 8 * MIB, 1);
-		EXPECT(tms_pause("kept"), 0);
-		EXPECT(tms_resume("kept"), 0);
+		kept = kept_memory(8 * MIB, "kept", 1);
+		PAUSE_AND_RESUME("kept");
 	}
 	pthread_t threads[4];
 	pthread_barrier_init(&begun, NULL, 5);

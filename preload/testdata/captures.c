@@ -58,8 +58,7 @@ static void memory_in_a_capture(void)
 {
 	size_t before = free_bytes();
 	void *stream = new_stream(), *graph = NULL;
-	void *old = pausable(2 * MIB, "graph", true);
-	fill(old, 2 * MIB, 5);
+	void *old = kept_memory(2 * MIB, "graph", 5);
 	EXPECT(cuda.begin(stream, 0), 0);
 	void *fresh = pausable(2 * MIB, "graph", false);
 	EXPECT(cudaMemsetAsync(fresh, 1, 2 * MIB, stream), 0);
@@ -136,8 +135,7 @@ static void capture_beside_a_free(void)
 
 static void captures_beside_resumes(void)
 {
-	void *kept = pausable(64 * MIB, "kept", true);
-	fill(kept, 64 * MIB, 7);
+	void *kept = kept_memory(64 * MIB, "kept", 7);
 	pthread_t thread;
 	start(&thread, capture_again_and_again, new_stream());
 	for (int cycle = 0; cycle < often(20, 5); cycle++) {
@@ -265,12 +263,11 @@ static void destroyed(void)
 static void *end_own(void *unused)
 {
 	void *graph = NULL;
-	(void)unused;
 	EXPECT(cudaSetDevice(0), 0);
 	EXPECT(cuda.end_own(NULL, &graph), NOT_CAPTURED);
 	EXPECT(cuda.begin_own(NULL, GLOBAL), 0);
 	EXPECT(cuda.end((void *)2, &graph), 0); /* the same stream by its other name */
-	return NULL;
+	return unused;
 }
 
 static void streams_of_threads(void)

@@ -14,8 +14,7 @@ int main(int argc, char **argv)
 	ours = pausable(MIB, "chain", true);
 	EXPECT(*mallocs, before ? 2 : 1);
 	fill(ours, MIB, 3);
-	EXPECT(tms_pause(NULL), 0);
-	EXPECT(tms_resume(NULL), 0);
+	PAUSE_AND_RESUME(NULL);
 	CHECK(filled(ours, MIB, 3));
 	EXPECT(cudaFree(ours), 0);
 	EXPECT(*frees, before ? 1 : 0);

@@ -459,9 +459,7 @@ static void nothing_is_left(struct worker *w)
 	static const char *const what[] = {"handles", "mappings", "allocations", "registrations", "host_bytes", "used:0", "used:1"};
 	for (size_t i = 0; i < sizeof what / sizeof *what; i++)
 		if (sim_stat(what[i]) != 0) {
-			char stats[8192] = "";
-			tms_stats_json(stats, sizeof stats);
-			fprintf(stderr, "%s\n", stats);
+			fprintf(stderr, "%s\n", stats());
 			broken(w, "%s is %llu in the end", what[i], (unsigned long long)sim_stat(what[i]));
 		}
 }

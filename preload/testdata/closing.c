@@ -9,14 +9,11 @@ int main(int argc, char **argv)
 	for (int i = 0; i < 3; i++) {
 		void *library = dlopen(argv[1], RTLD_NOW);
 		CHECK(library);
-		void *(*allocate)(ssize_t, int, void *) =
-			(void *(*)(ssize_t, int, void *))dlsym(library, "tms_torch_malloc");
-		void (*release)(void *, ssize_t, int, void *) =
-			(void (*)(void *, ssize_t, int, void *))dlsym(library, "tms_torch_free");
-		int (*pause)(const char *) = (int (*)(const char *))dlsym(library, "tms_pause");
-		int (*resume)(const char *) = (int (*)(const char *))dlsym(library, "tms_resume");
-		if (allocate == NULL || release == NULL || pause == NULL || resume == NULL)
-			return 2;
+		__typeof__(tms_torch_malloc) *allocate = dlsym(library, "tms_torch_malloc");
+		__typeof__(tms_torch_free) *release = dlsym(library, "tms_torch_free");
+		__typeof__(tms_pause) *pause = dlsym(library, "tms_pause");
+		__typeof__(tms_resume) *resume = dlsym(library, "tms_resume");
+		CHECK(allocate && release && pause && resume);
 		if (segment)
 			release(segment, 100, 0, NULL);
 		if (!(segment = allocate(100, 0, NULL)) || pause(NULL) || resume(NULL))

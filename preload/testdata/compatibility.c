@@ -280,10 +280,8 @@ int main(int argc, char **argv)
 		if (in)
 			EXPECT(cudaFree(pointer), 1);
 		/* And the device can be used again, also in regions. */
-		pointer = pausable(SIZE, "again", true);
-		fill(pointer, SIZE, 3);
-		EXPECT(tms_pause(NULL), 0);
-		EXPECT(tms_resume(NULL), 0);
+		pointer = kept_memory(SIZE, "again", 3);
+		PAUSE_AND_RESUME(NULL);
 		CHECK(filled(pointer, SIZE, 3));
 		EXPECT(cudaFree(pointer), 0);
 		puts(in ? "drops" : "forwarded");

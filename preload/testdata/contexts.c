@@ -88,8 +88,7 @@ int main(int argc, char **argv)
 		EXPECT(cuCtxDestroy_v2(first), 0);
 		for (int i = 0; i < 3000; i++) /* entries are reused */
 			EXPECT(cuCtxDestroy_v2(own_context()), 0);
-		EXPECT(tms_pause(NULL), 0);
-		EXPECT(tms_resume(NULL), 0);
+		PAUSE_AND_RESUME(NULL);
 		own_context();
 		EXPECT(cuMemFree_v2(address), 0);
 		EXPECT(sim_stat("handles"), 0);
@@ -107,8 +106,7 @@ int main(int argc, char **argv)
 			EXPECT(cuMemsetD8Async((uintptr_t)first, 1, SIZE, NULL), 0);
 			EXPECT(cuMemsetD8Async((uintptr_t)later, 1, SIZE, NULL), 0);
 			EXPECT(cuCtxSynchronize(), 0);
-			EXPECT(tms_pause("t"), 0);
-			EXPECT(tms_resume("t"), 0);
+			PAUSE_AND_RESUME("t");
 		}
 	} else if (!strcmp(what, "lost")) {
 		/* A fault in another device's context does not concern memory here. */
@@ -120,8 +118,7 @@ int main(int argc, char **argv)
 		EXPECT(((int (*)(uintptr_t, size_t))simulator("cuMemUnmap"))(gone, SIZE), 0);
 		EXPECT(cuCtxSynchronize(), 700);
 		EXPECT(cuCtxSetCurrent(NULL), 0);
-		EXPECT(tms_pause("t"), 0);
-		EXPECT(tms_resume("t"), 0);
+		PAUSE_AND_RESUME("t");
 		CHECK(filled(address, SIZE, 5));
 		EXPECT(cudaFree(address), 0);
 	} else {
@@ -147,8 +144,7 @@ int main(int argc, char **argv)
 				EXPECT(cudaMemcpyAsync(target, source, SIZE, 3, stream), 0);
 			EXPECT(cuCtxSetCurrent(here), 0);
 			if (round == 0) {
-				EXPECT(tms_pause("t"), 0);
-				EXPECT(tms_resume("t"), 0);
+				PAUSE_AND_RESUME("t");
 			} else {
 				EXPECT(cudaFree(source), 0);
 			}

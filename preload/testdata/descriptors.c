@@ -5,6 +5,8 @@
 
 #include <sys/file.h>
 
+static const char *path; /* FILE */
+
 static void use(void)
 {
 	void *block = NULL;
@@ -13,9 +15,9 @@ static void use(void)
 	EXPECT(cudaFree(block), 0);
 }
 
-static int opened(const char *path, int flags)
+static int opened(const char *name, int flags)
 {
-	int file = open(path, O_RDWR | O_CREAT | flags, 0600);
+	int file = open(name, O_RDWR | O_CREAT | flags, 0600);
 	CHECK(file >= 0);
 	return file;
 }
@@ -27,7 +29,7 @@ static off_t size_of(int file)
 	return status.st_size;
 }
 
-static void stderr_is_a_database(const char *path)
+static void stderr_is_a_database(void)
 {
 	int terminal = dup(STDERR_FILENO);
 	close(STDERR_FILENO);
@@ -38,7 +40,7 @@ static void stderr_is_a_database(const char *path)
 	EXPECT(size, 0);
 }
 
-static void stderr_is_a_log(const char *path)
+static void stderr_is_a_log(void)
 {
 	EXPECT(dup2(opened(path, O_APPEND), STDERR_FILENO), STDERR_FILENO);
 	use();
@@ -87,16 +89,18 @@ static void child_closes_none(void)
 }
 
 /* Another process records to the file: then the library has no descriptor. */
-static void trace_is_locked(const char *path)
+static void trace_is_locked(void)
 {
-	EXPECT(flock(opened(path, 0), LOCK_EX), 0);
+	int file = opened(path, 0);
+	EXPECT(flock(file, LOCK_EX), 0);
+	EXPECT(write(file, "theirs\n", 7), 7);
 	use();
 	while (open("/dev/null", O_RDONLY | O_CLOEXEC) < HIGHEST)
 		;
 	child_closes_none();
 }
 
-static void trace_is_closed(const char *path)
+static void trace_is_closed(void)
 {
 	char database[4096];
 	use();
@@ -115,33 +119,21 @@ static void trace_is_closed(const char *path)
 }
 
 /* A host that has closed its first descriptors may still write to them. */
-static void trace_is_above(const char *path)
+static void trace_is_above(void)
 {
-	char link[32], target[4096];
 	for (int number = 0; number <= 1; number++)
 		close(number);
 	use();
-	for (int number = 0; number <= 1; number++) {
-		snprintf(link, sizeof link, "/proc/self/fd/%d", number);
-		ssize_t length = readlink(link, target, sizeof target - 1);
-		target[length < 0 ? 0 : length] = 0;
-		CHECK(strcmp(target, path) != 0);
-	}
+	for (int number = 0; number <= 1; number++)
+		CHECK(strcmp(target_of(number), path) != 0);
 }
 
 int main(int argc, char **argv)
 {
 	CHECK(argc == 3);
-#define CASE(name, call)                                                                           \
-	if (strcmp(argv[1], name) == 0)                                                            \
-		call;
-	CASE("stderr-database", stderr_is_a_database(argv[2]))
-	CASE("stderr-log", stderr_is_a_log(argv[2]))
-	CASE("stderr-pipe", stderr_is_a_pipe())
-	CASE("stderr-broken", stderr_is_a_broken_pipe())
-	CASE("stderr-start", use())
-	CASE("trace-locked", trace_is_locked(argv[2]))
-	CASE("trace-closed", trace_is_closed(argv[2]))
-	CASE("trace-above", trace_is_above(argv[2]))
+	path = argv[2];
+	CHECK(RUN_PART(argv[1], {"stderr-database", stderr_is_a_database}, {"stderr-log", stderr_is_a_log},
+		       {"stderr-pipe", stderr_is_a_pipe}, {"stderr-broken", stderr_is_a_broken_pipe}, {"stderr-start", use},
+		       {"trace-locked", trace_is_locked}, {"trace-closed", trace_is_closed}, {"trace-above", trace_is_above}));
 	return 0;
 }

@@ -13,8 +13,7 @@ static void both(void)
 	for (int d = 0; d < 2; d++) {
 		EXPECT(cudaSetDevice(d), 0);
 		before[d] = free_bytes();
-		segment[d] = pausable(4 * MIB, "both", true);
-		fill(segment[d], 4 * MIB, (unsigned)d);
+		segment[d] = kept_memory(4 * MIB, "both", (unsigned)d);
 		EXPECT(before[d] - free_bytes(), 4 * MIB);
 	}
 	for (int here = 0; here < 2; here++) {
@@ -128,7 +127,7 @@ static void fresh_thread(int (*free_async)(void *, void *))
  * to the free, by the names of both APIs. */
 static void ordered(void)
 {
-	__typeof__(cudaFreeAsync) *driver_free = (__typeof__(driver_free))dlsym(RTLD_DEFAULT, "cuMemFreeAsync");
+	__typeof__(cudaFreeAsync) *driver_free = dlsym(RTLD_DEFAULT, "cuMemFreeAsync");
 	CHECK(driver_free);
 	for (int device = 0; device < 2; device++) {
 		EXPECT(cudaSetDevice(device), 0);

@@ -43,8 +43,7 @@ static void contents(void)
 	tms_set_disk_backup_dir(directory);
 	for (unsigned i = 0; i < COUNT; i++)
 		segment[i] = on_disk((i + 1) * 3 * MIB, i % 2 ? "odd" : "even", i);
-	void *host = pausable(MIB, "odd", true);
-	fill(host, MIB, 99);
+	void *host = kept_memory(MIB, "odd", 99);
 	for (int cycle = 0; cycle < 5; cycle++) {
 		EXPECT(tms_pause(NULL), 0);
 		EXPECT(free_bytes(), before);
@@ -227,8 +226,7 @@ static const struct {
 static void damaged(void)
 {
 	tms_set_disk_backup_dir(directory);
-	void *other = pausable(4 * MIB, "other", true);
-	fill(other, 4 * MIB, 99);
+	void *other = kept_memory(4 * MIB, "other", 99);
 	size_t before = free_bytes();
 	for (unsigned i = 0; i < sizeof damages / sizeof *damages; i++) {
 		void *segment = on_disk(4 * MIB, "precious", i);
@@ -273,8 +271,7 @@ static void unwritable(void)
 	snprintf(above, sizeof above, "%s", directory);
 	*strrchr(above, '/') = 0; /* the directory of the file that was given as one */
 	tms_set_disk_backup_dir(above);
-	EXPECT(tms_pause(NULL), 0);
-	EXPECT(tms_resume(NULL), 0);
+	PAUSE_AND_RESUME(NULL);
 	CHECK(filled(segment, 4 * MIB, 7));
 	EXPECT(cudaFree(segment), 0);
 }

@@ -147,8 +147,7 @@ static void pause_and_resume(bool backup)
 		enter("expandable", true);
 		EXPECT(map(&s, 2, 4), 0);
 		leave();
-		EXPECT(tms_pause("expandable"), 0);
-		EXPECT(tms_resume("expandable"), 0);
+		PAUSE_AND_RESUME("expandable");
 		CHECK(filled(at(&s, 0), 2 * CHUNK, 2));
 		unmap(&s, 2, 4);
 	}
@@ -244,8 +243,7 @@ static void out_of_memory(void)
 	unmap(&s, 0, 3);
 	EXPECT(cudaFree(filler), 0);
 	void *first = pausable(2 * CHUNK, "beside", false), *second = pausable(2 * CHUNK, "beside", false);
-	EXPECT(tms_pause("beside"), 0);
-	EXPECT(tms_resume("beside"), 0);
+	PAUSE_AND_RESUME("beside");
 	EXPECT(sim_stat("handles"), 1);
 	EXPECT(cudaFree(second), 0);
 	size_t slack = 2 * CHUNK;
@@ -283,8 +281,7 @@ static void threads_at_once(void)
 	for (int i = 0; i < 3; i++)
 		start(&expanding[i], expand, (void *)tags[i]);
 	for (int round = 0; round < 60; round++) {
-		EXPECT(tms_pause(tags[round % 3]), 0);
-		EXPECT(tms_resume(tags[round % 3]), 0);
+		PAUSE_AND_RESUME(tags[round % 3]);
 	}
 	join_all(expanding, 3);
 	EXPECT(sim_stat("handles"), 0);

@@ -8,10 +8,9 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	bool shareable = strcmp(argv[1], "shareable") == 0;
-	__typeof__(cuMemImportFromShareableHandle) *import = (__typeof__(import))simulator("cuMemImportFromShareableHandle");
-	__typeof__(cuMemAddressReserve) *reserve = (__typeof__(reserve))simulator("cuMemAddressReserve");
-	void *segment = pausable(SIZE, "t", true);
-	fill(segment, SIZE, 1);
+	__typeof__(cuMemImportFromShareableHandle) *import = simulator("cuMemImportFromShareableHandle");
+	__typeof__(cuMemAddressReserve) *reserve = simulator("cuMemAddressReserve");
+	void *segment = kept_memory(SIZE, "t", 1);
 	uint64_t handle = 0, imported = 0;
 	uintptr_t address = 0;
 	int fd = -1;

@@ -43,8 +43,7 @@ static void *fault(void *how)
 	EXPECT(sigismember(&mask, SIGSEGV), blocked);
 	EXPECT(cuMemSetAccess(address, 2 * MIB, &readwrite, 1), 0);
 	fill((void *)address, 2 * MIB, 5);
-	EXPECT(tms_pause("chunk"), 0);
-	EXPECT(tms_resume("chunk"), 0);
+	PAUSE_AND_RESUME("chunk");
 	CHECK(filled((void *)address, 2 * MIB, 5));
 	return NULL;
 }

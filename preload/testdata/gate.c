@@ -159,10 +159,9 @@ static sem_t door;
 
 static void *open_later(void *unused)
 {
-	(void)unused;
 	usleep(100000);
 	sem_post(&door);
-	return NULL;
+	return unused;
 }
 
 static void *stream;
@@ -406,13 +405,12 @@ static struct worker copier;
 
 static void *disturb(void *unused)
 {
-	(void)unused;
 	usleep(100000);
 	EXPECT(pthread_kill(copier.thread, SIGUSR1), 0);
 	while (nested_calls < 1)
 		sched_yield();
 	sem_post(&door);
-	return NULL;
+	return unused;
 }
 
 /* A handler gives the device work in the middle of a call for which the pause waits, and in a thread that is held
@@ -605,9 +603,8 @@ static void failing(void)
 
 static void *pause_with_patience(void *unused)
 {
-	(void)unused;
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	return NULL;
+	return unused;
 }
 
 static void two_at_once(void)
@@ -648,8 +645,7 @@ static void sandboxed(void)
 	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
 	says("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads cannot be stopped");
 	is_open(memory);
-	EXPECT(tms_pause("t"), 0);
-	EXPECT(tms_resume("t"), 0);
+	PAUSE_AND_RESUME("t");
 }
 
 static void exported(void)
@@ -739,8 +735,7 @@ static void no_gate(void)
 	EXPECT(tms_pause_gated("t", 5), NOT_SUPPORTED);
 	says(more);
 	is_open(memory);
-	EXPECT(tms_pause("t"), 0);
-	EXPECT(tms_resume("t"), 0);
+	PAUSE_AND_RESUME("t");
 }
 
 int main(int argc, char **argv)

@@ -26,10 +26,8 @@ int main(int argc, char **argv)
 	void *real = NULL;
 	EXPECT(cudaMalloc(&real, MIB), 0);
 	EXPECT(cudaFree(real), 0);
-	memory = pausable(4 * MIB, "t", true);
-	fill(memory, 4 * MIB, 3);
-	EXPECT(tms_pause("t"), 0);
-	EXPECT(tms_resume("t"), 0);
+	memory = kept_memory(4 * MIB, "t", 3);
+	PAUSE_AND_RESUME("t");
 	CHECK(filled(memory, 4 * MIB, 3));
 
 	int *hooked = dlsym(RTLD_DEFAULT, "hooked_memsets");

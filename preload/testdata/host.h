@@ -166,6 +166,12 @@ __asm__(".weak cuMemAddressFree, cuMemAddressReserve, cuMemAlloc_v2, cuMemCreate
 		}                                                                                  \
 	} while (0)
 
+#define PAUSE_AND_RESUME(tag)                                                                      \
+	do {                                                                                       \
+		EXPECT(tms_pause(tag), 0);                                                         \
+		EXPECT(tms_resume(tag), 0);                                                        \
+	} while (0)
+
 /* A kernel that adds a number to a given count of words in one thread; the simulator knows it by its name. */
 #define ADD_KERNEL                                                                                 \
 	".version 6.0\n.target sm_70\n.address_size 64\n"                                          \
@@ -233,13 +239,18 @@ static inline void *pausable(size_t size, const char *tag, bool backup)
 	return pointer;
 }
 
-/* Returns the library's statistics, to be freed. */
+/* Returns what such a function writes, to be freed. */
+static inline char *text_of(size_t (*write)(char *, size_t))
+{
+	size_t room = write(NULL, 0) + 4096; /* it may have grown meanwhile */
+	char *text = malloc(room);
+	CHECK(text && write(text, room) < room);
+	return text;
+}
+
 static inline char *stats(void)
 {
-	size_t room = tms_stats_json(NULL, 0) + 4096; /* they may have grown meanwhile */
-	char *text = malloc(room);
-	CHECK(text && tms_stats_json(text, room) < room);
-	return text;
+	return text_of(tms_stats_json);
 }
 
 static inline bool stats_say(const char *words)
@@ -353,6 +364,7 @@ struct part {
 #define RUN_PART(name, ...) run_part((const struct part[]){__VA_ARGS__, {NULL, NULL}}, name)
 static inline bool run_part(const struct part *parts, const char *name)
 {
+	CHECK(name);
 	while (parts->name && strcmp(parts->name, name) != 0)
 		parts++;
 	if (parts->name)
@@ -410,6 +422,14 @@ static inline void fill(void *device, size_t size, unsigned seed)
 		words[i] = (unsigned)(i * 2654435761u) ^ seed;
 	EXPECT(cudaMemcpy(device, words, size, 1), 0);
 	free(words);
+}
+
+/* Pausable memory with a backup and that pattern. */
+static inline void *kept_memory(size_t size, const char *tag, unsigned seed)
+{
+	void *pointer = pausable(size, tag, true);
+	fill(pointer, size, seed);
+	return pointer;
 }
 
 static inline bool filled(void *device, size_t size, unsigned seed)

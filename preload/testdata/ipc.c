@@ -35,8 +35,7 @@ static struct buffers exchanged(const char *tag)
 	for (unsigned i = 0; i < 2; i++)
 		fill(b.beside[i], SIZE, i);
 	size_t apart = sim_stat("handles");
-	EXPECT(tms_pause(tag), 0);
-	EXPECT(tms_resume(tag), 0);
+	PAUSE_AND_RESUME(tag);
 	CHECK(sim_stat("handles") < apart); /* they share an extent */
 	(void)pausable(SMALL, tag, true); /* so that the next does not begin its granule */
 	b.small = pausable(SMALL, tag, true);
@@ -177,8 +176,7 @@ static void gone(void)
 	char *memory = opened(handle);
 	void *second = NULL;
 	CHECK(filled(memory, SIZE, 1));
-	char *own = pausable(SIZE, "t", true);
-	fill(own, SIZE, 2);
+	char *own = kept_memory(SIZE, "t", 2);
 	EXPECT(tms_pause(NULL), 0); /* alone: no other process has its memory */
 	EXPECT(sim_stat("handles"), 0);
 	EXPECT(tms_resume(NULL), 0);
@@ -200,8 +198,7 @@ static void gone(void)
 	      strstr(tms_last_error(), "cudaIpcCloseMemHandle"));
 	CHECK(filled(own, SIZE, 2));
 	EXPECT(cudaIpcCloseMemHandle(memory), 0);
-	EXPECT(tms_pause(NULL), 0);
-	EXPECT(tms_resume(NULL), 0);
+	PAUSE_AND_RESUME(NULL);
 	CHECK(filled(own, SIZE, 2));
 	EXPECT(cudaIpcOpenMemHandle(&second, handle, LAZY), 400);
 	if (!killed)
@@ -534,8 +531,7 @@ static void beside_nccl(void)
 	if (getenv("NCCL"))
 		CHECK(dlopen(getenv("NCCL"), RTLD_NOW));
 	for (int i = 0; i < 2; i++) {
-		EXPECT(tms_pause("t"), 0);
-		EXPECT(tms_resume("t"), 0);
+		PAUSE_AND_RESUME("t");
 	}
 	EXPECT(cudaFree(memory), 0);
 }

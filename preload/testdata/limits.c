@@ -38,10 +38,8 @@ static void bookkeeping(void)
 	static void *blocks[1 << 21];
 	void *more = NULL;
 	tms_pool *pool = NULL;
-	void *first = pausable(MIB, "first", true);
-	fill(first, MIB, 1);
-	EXPECT(tms_pause(NULL), 0);
-	EXPECT(tms_resume(NULL), 0);
+	void *first = kept_memory(MIB, "first", 1);
+	PAUSE_AND_RESUME(NULL);
 	pausable(MIB, "plain", false);
 	EXPECT(tms_pool_create(&pool, "bfc", NULL, 0), 0);
 	limit_to(RLIMIT_DATA, MIB);
@@ -54,8 +52,7 @@ static void bookkeeping(void)
 	tms_set_interesting_region(true);
 	EXPECT(cudaMalloc(&more, MIB), 304);
 	tms_set_interesting_region(false);
-	EXPECT(tms_pause("plain"), 0);
-	EXPECT(tms_resume("plain"), 0);
+	PAUSE_AND_RESUME("plain");
 	while (made > 0)
 		EXPECT(tms_pool_free(pool, blocks[--made]), 0);
 	EXPECT(tms_pool_destroy(pool), 0);
@@ -64,8 +61,7 @@ static void bookkeeping(void)
 		usleep(20000); /* a full heap is searched ten times a second */
 	EXPECT(code, 0);
 	limit_to(RLIMIT_DATA, RLIM_INFINITY);
-	EXPECT(tms_pause(NULL), 0);
-	EXPECT(tms_resume(NULL), 0);
+	PAUSE_AND_RESUME(NULL);
 	CHECK(filled(first, MIB, 1));
 }
 
@@ -87,8 +83,7 @@ static void no_descriptors(void)
 
 	/* The simulator must have the descriptors that it needs: one for each handle. */
 	close(spent[--count]);
-	void *memory = pausable(8 * MIB, "h", true);
-	fill(memory, 8 * MIB, 1);
+	void *memory = kept_memory(8 * MIB, "h", 1);
 	tms_set_progress_callback(report, NULL);
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(tms_resume_within(NULL, 0.2), 0);
@@ -140,8 +135,7 @@ static void host(void)
 	CHECK(filled(small, 3 * MIB, 1) && filled(large, 3 * MIB, 2));
 	EXPECT(sim_stat("registered_bytes"), 0);
 	EXPECT(cudaFree(large), 0);
-	EXPECT(tms_pause(NULL), 0);
-	EXPECT(tms_resume(NULL), 0);
+	PAUSE_AND_RESUME(NULL);
 	CHECK(filled(small, 3 * MIB, 1));
 }
 

@@ -7,8 +7,8 @@ int main(int argc, char **argv)
 {
 	CHECK(argc > 2);
 	bool local = strcmp(argv[1], "local") == 0;
-	__typeof__(cudaMalloc) *allocate = (__typeof__(allocate))dlsym(RTLD_DEFAULT, "cudaMalloc");
-	__typeof__(cudaFree) *release = (__typeof__(release))dlsym(RTLD_DEFAULT, "cudaFree");
+	__typeof__(cudaMalloc) *allocate = dlsym(RTLD_DEFAULT, "cudaMalloc");
+	__typeof__(cudaFree) *release = dlsym(RTLD_DEFAULT, "cudaFree");
 	void *pointer = NULL, *ours = NULL;
 	CHECK(allocate && release);
 	EXPECT(allocate(&pointer, 10), 302);
@@ -19,7 +19,7 @@ int main(int argc, char **argv)
 	for (int i = 2; i < argc; i++) {
 		void *library = dlopen(argv[i], RTLD_NOW | (local ? RTLD_LOCAL : RTLD_GLOBAL));
 		CHECK(library && !dlsym(RTLD_DEFAULT, "cudaMemset") == local);
-		__typeof__(cudaMemcpy) *copy = (__typeof__(copy))dlsym(library, "cudaMemcpy");
+		__typeof__(cudaMemcpy) *copy = dlsym(library, "cudaMemcpy");
 		EXPECT(allocate(&pointer, 100), 0);
 		tms_set_interesting_region(true);
 		tms_set_enable_cpu_backup(true);

@@ -71,10 +71,9 @@ static void reduce(void)
 
 static void *reduce_all_the_time(void *unused)
 {
-	(void)unused;
 	while (!stop)
 		reduce();
-	return NULL;
+	return unused;
 }
 
 static _Atomic bool entered; /* the thread that was started last is inside NCCL */
@@ -164,8 +163,7 @@ static const char *run(char *line)
 	CHECK(word);
 	snprintf(answer, sizeof answer, "ok");
 	if (strcmp(word, "allocate") == 0) {
-		weights = pausable(WEIGHTS * MIB, "weights", true);
-		fill(weights, WEIGHTS * MIB, 1);
+		weights = kept_memory(WEIGHTS * MIB, "weights", 1);
 		cache = pausable(CACHE * MIB, "cache", false);
 	} else if (strcmp(word, "serve") == 0) {
 		EXPECT(tms_serve(), 0);

@@ -249,8 +249,7 @@ static void many_threads(void)
 	for (int i = 0; i < 4; i++)
 		start(&thread[i], work, pool);
 	for (int i = 0; i < 20; i++) {
-		EXPECT(tms_pause(NULL), 0);
-		EXPECT(tms_resume(NULL), 0);
+		PAUSE_AND_RESUME(NULL);
 	}
 	join_all(thread, 4);
 	EXPECT(number(pool, "\"live_bytes\""), 0);

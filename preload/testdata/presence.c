@@ -61,8 +61,7 @@ static void use(const char *directory)
 	EXPECT(tms_prepare(NULL, true), 0);
 	for (int i = 0; i < 5; i++) {
 		EXPECT(tms_prepare(NULL, false), 0);
-		EXPECT(tms_pause(NULL), 0);
-		EXPECT(tms_resume(NULL), 0);
+		PAUSE_AND_RESUME(NULL);
 	}
 	CHECK(calls > 0);
 	CHECK(filled(host, 40 * MIB, 1) && filled(disk, 40 * MIB, 2) && filled(peer, 40 * MIB, 3));

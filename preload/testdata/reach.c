@@ -67,8 +67,8 @@ static void passes_the_gate(const char *way, memset_function *set, launch_functi
 	unsigned word = 0;
 	fprintf(stderr, "the gate: %s\n", way);
 	if (!library) {
-		__typeof__(cuLibraryLoadData) *load = (__typeof__(load))dlsym(driver, "cuLibraryLoadData");
-		__typeof__(cuLibraryGetKernel) *get = (__typeof__(get))dlsym(driver, "cuLibraryGetKernel");
+		__typeof__(cuLibraryLoadData) *load = dlsym(driver, "cuLibraryLoadData");
+		__typeof__(cuLibraryGetKernel) *get = dlsym(driver, "cuLibraryGetKernel");
 		EXPECT(load(&library, ADD_KERNEL, NULL, NULL, 0, NULL, NULL, 0), 0);
 		EXPECT(get(&work.kernel, library, "cudasim_add"), 0);
 	}
@@ -203,8 +203,8 @@ int main(int argc, char **argv)
 	/* So is the one found by libcudart's own handle, below. */
 	void *cudart = dlopen(argv[2], RTLD_NOW);
 	CHECK(cudart);
-	__typeof__(cudaMalloc) *malloc_of_handle = (__typeof__(malloc_of_handle))dlsym(cudart, "cudaMalloc");
-	__typeof__(cudaFree) *free_of_handle = (__typeof__(free_of_handle))dlsym(cudart, "cudaFree");
+	__typeof__(cudaMalloc) *malloc_of_handle = dlsym(cudart, "cudaMalloc");
+	__typeof__(cudaFree) *free_of_handle = dlsym(cudart, "cudaFree");
 	tms_set_current_tag("runtime by handle");
 	EXPECT(malloc_of_handle(&runtime, TAKEN), 0);
 	goes_and_comes_back("runtime by handle", (uintptr_t)runtime, reaching);

@@ -2,13 +2,16 @@
  * otherwise. */
 #include "host.h"
 
+static const char *path; /* FILE, COUNT and KIB */
+static int count;
+static rlim_t limit;
 static void *kept[64];
 
 /* Makes a number of allocations, half of them in a region; the last few stay. */
-static void churn(int count)
+static void churn(int times)
 {
 	tms_set_current_tag("churned");
-	for (int i = 0; i < count; i++) {
+	for (int i = 0; i < times; i++) {
 		EXPECT(cudaFree(kept[i % 64]), 0);
 		tms_set_interesting_region(i % 2 == 0);
 		EXPECT(cudaMalloc(&kept[i % 64], 1000 + (size_t)i % 7), 0);
@@ -16,15 +19,19 @@ static void churn(int count)
 	tms_set_interesting_region(false);
 }
 
+static void churn_all(void)
+{
+	churn(count);
+}
+
 /* A pause and a resume between two lots of allocations, and an end that nothing can prevent. */
-static void killed(int count)
+static void killed(void)
 {
 	void *block;
 	churn(count);
 	block = pausable(4 * MIB, "weights", true);
 	EXPECT(cudaMemset(block, 7, 4 * MIB), 0);
-	EXPECT(tms_pause("weights"), 0);
-	EXPECT(tms_resume("weights"), 0);
+	PAUSE_AND_RESUME("weights");
 	void *last = NULL;
 	EXPECT(cudaMalloc(&last, 12345), 0);
 	printf("%p\n", last);
@@ -33,7 +40,7 @@ static void killed(int count)
 }
 
 /* The file loses its blocks under the mapping. */
-static void cut(const char *path, int count)
+static void cut(void)
 {
 	churn(100);
 	EXPECT(truncate(path, 0), 0);
@@ -41,14 +48,14 @@ static void cut(const char *path, int count)
 }
 
 /* No file can be longer than the given KiB; the simulator's own files exist already. */
-static void full(int count, rlim_t limit)
+static void full(void)
 {
 	churn(100);
-	EXPECT(setrlimit(RLIMIT_FSIZE, &(struct rlimit){limit << 10, limit << 10}), 0);
+	EXPECT(setrlimit(RLIMIT_FSIZE, &(struct rlimit){limit, limit}), 0);
 	churn(count);
 }
 
-static void removed(const char *path, int count)
+static void removed(void)
 {
 	churn(100);
 	EXPECT(unlink(path), 0);
@@ -56,7 +63,7 @@ static void removed(const char *path, int count)
 }
 
 /* A fault of the host's own stays the host's, also while there is a trace. */
-static void faulting(const char *path)
+static void faulting(void)
 {
 	char name[4096];
 	churn(100);
@@ -70,9 +77,9 @@ static void faulting(const char *path)
 	mine[4096] = 1;
 }
 
-static void allocate_and_free(int count)
+static void allocate_and_free(int times)
 {
-	for (int i = 0; i < count; i++) {
+	for (int i = 0; i < times; i++) {
 		void *block = NULL;
 		cudaMalloc(&block, 1000);
 		cudaFree(block);
@@ -82,7 +89,7 @@ static void allocate_and_free(int count)
 static _Atomic bool quiet_ended;
 
 /* The kernel ends the process when this thread makes a system call while it allocates. */
-static void *quietly(void *count)
+static void *quietly(void *unused)
 {
 	struct sock_filter filter[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -93,22 +100,22 @@ static void *quietly(void *count)
 	};
 	allocate_and_free(1); /* the thread's first record asks for the thread's number */
 	filter_calls(filter, sizeof filter / sizeof *filter);
-	allocate_and_free((int)(intptr_t)count);
+	allocate_and_free(count);
 	atomic_store(&quiet_ended, true);
 	syscall(SYS_exit, 0);
-	return NULL; /* not reached */
+	return unused; /* not reached */
 }
 
-static void quiet(int count)
+static void quiet(void)
 {
 	pthread_t thread;
-	start(&thread, quietly, (void *)(intptr_t)count);
+	start(&thread, quietly, NULL);
 	while (!atomic_load(&quiet_ended))
 		usleep(1000);
 }
 
 /* Prints nanoseconds for an allocation and its free, the least of many rounds; other programs' time does not count. */
-static void timed(int count)
+static void timed(void)
 {
 	double best = 1e9;
 	for (int round = 0; round < 40; round++) {
@@ -123,22 +130,10 @@ static void timed(int count)
 int main(int argc, char **argv)
 {
 	CHECK(argc >= 3);
-	int count = argc > 3 ? atoi(argv[3]) : 0;
-	if (strcmp(argv[1], "killed") == 0)
-		killed(count);
-	else if (strcmp(argv[1], "churn") == 0)
-		churn(count);
-	else if (strcmp(argv[1], "full") == 0)
-		full(count, (rlim_t)atoi(argv[4]));
-	else if (strcmp(argv[1], "cut") == 0)
-		cut(argv[2], count);
-	else if (strcmp(argv[1], "removed") == 0)
-		removed(argv[2], count);
-	else if (strcmp(argv[1], "faulting") == 0)
-		faulting(argv[2]);
-	else if (strcmp(argv[1], "quiet") == 0)
-		quiet(count);
-	else
-		timed(count);
+	path = argv[2];
+	count = argc > 3 ? atoi(argv[3]) : 0;
+	limit = argc > 4 ? (rlim_t)atoi(argv[4]) << 10 : 0;
+	CHECK(RUN_PART(argv[1], {"killed", killed}, {"churn", churn_all}, {"full", full}, {"cut", cut}, {"removed", removed},
+		       {"faulting", faulting}, {"quiet", quiet}, {"timed", timed}));
 	return 0;
 }

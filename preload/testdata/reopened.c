@@ -1,20 +1,8 @@
 /* CUDA's libraries are loaded, unloaded, and loaded elsewhere: by plugins that are linked with them, in turn, or by the
  * handle of a program that looks up the driver's functions. Called as: reopened plugins FILE..., or reopened driver */
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
+#include "host.h"
 
-#define CHECK(condition)                                                                           \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);  \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
+int cuDevicePrimaryCtxRelease_v2(int);
 
 /* Fills holes, so that nothing is loaded again where it was. */
 static void fill_holes(void)
@@ -27,12 +15,12 @@ static void use_plugin(const char *file, int round)
 {
 	void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL);
 	CHECK(plugin);
-	CHECK(((int (*)(int))dlsym(plugin, "use"))(round) == 0);
+	EXPECT(((__typeof__(cudaSetDevice) *)dlsym(plugin, "use"))(round), 0);
 	CHECK(dlclose(plugin) == 0);
 }
 
-#define FUNCTION(name, ...)                                                                        \
-	int (*name)(__VA_ARGS__) = (int (*)(__VA_ARGS__))dlsym(driver, #name);                     \
+#define FUNCTION(name)                                                                             \
+	__typeof__(name) *name = dlsym(driver, #name);                                             \
 	CHECK(name && !dlerror())
 
 static void use_driver(unsigned round)
@@ -41,15 +29,15 @@ static void use_driver(unsigned round)
 	unsigned word = 0;
 	uintptr_t memory = 0;
 	CHECK(driver);
-	FUNCTION(cuInit, unsigned);
-	FUNCTION(cuDevicePrimaryCtxRetain, void **, int);
-	FUNCTION(cuDevicePrimaryCtxRelease_v2, int);
-	FUNCTION(cuCtxSetCurrent, void *);
-	FUNCTION(cuMemAlloc_v2, uintptr_t *, size_t);
-	FUNCTION(cuMemFree_v2, uintptr_t);
-	FUNCTION(cuMemsetD32_v2, uintptr_t, unsigned, size_t);
-	FUNCTION(cuMemcpyDtoH_v2, void *, uintptr_t, size_t);
-	FUNCTION(cuGetProcAddress_v2, const char *, void **, int, uint64_t, int *);
+	FUNCTION(cuInit);
+	FUNCTION(cuDevicePrimaryCtxRetain);
+	FUNCTION(cuDevicePrimaryCtxRelease_v2);
+	FUNCTION(cuCtxSetCurrent);
+	FUNCTION(cuMemAlloc_v2);
+	FUNCTION(cuMemFree_v2);
+	FUNCTION(cuMemsetD32_v2);
+	FUNCTION(cuMemcpyDtoH_v2);
+	FUNCTION(cuGetProcAddress_v2);
 	CHECK(cuInit(0) == 0 && cuDevicePrimaryCtxRetain(&context, 0) == 0 && cuCtxSetCurrent(context) == 0);
 	CHECK(cuGetProcAddress_v2("cuMemcpyHtoD", &found, 12000, 0, NULL) == 0);
 	CHECK(cuMemAlloc_v2(&memory, 4096) == 0 && cuMemsetD32_v2(memory, ~round, 1024) == 0);

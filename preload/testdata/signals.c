@@ -24,8 +24,7 @@ static void *work(void *tag)
 	while (!atomic_load(&stop)) {
 		void *p = pausable(2 * MIB, tag, true);
 		fill(p, 2 * MIB, 1);
-		EXPECT(tms_pause(tag), 0);
-		EXPECT(tms_resume(tag), 0);
+		PAUSE_AND_RESUME(tag);
 		CHECK(filled(p, 2 * MIB, 1));
 		EXPECT(cudaFree(p), 0);
 	}

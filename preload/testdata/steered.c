@@ -22,19 +22,17 @@ static pthread_t churners[CHURNERS], resetter;
 
 static void *churn(void *unused)
 {
-	(void)unused;
 	while (!stop) {
 		void *memory = pausable(3 * MIB, "churn", false);
 		EXPECT(cudaFree(memory), 0);
 		cycles++;
 	}
-	return NULL;
+	return unused;
 }
 
 /* Threads that give the device work all the time, on memory of their own, and check what they have written there. */
 static void *work(void *unused)
 {
-	(void)unused;
 	unsigned *memory = pausable(MIB, "working", true);
 	for (unsigned i = 0; !stop; i++, cycles++) {
 		unsigned read = ~i;
@@ -46,7 +44,7 @@ static void *work(void *unused)
 		EXPECT(read, (i & 0xff) * 0x01010101u);
 	}
 	EXPECT(cudaFree(memory), 0);
-	return NULL;
+	return unused;
 }
 
 int cudaEventSynchronize(void *);
@@ -55,7 +53,6 @@ int cudaEventElapsedTime(float *, void *, void *);
 /* Threads that ask the device all the time whether it is done, by every call that does so. */
 static void *poll_device(void *unused)
 {
-	(void)unused;
 	void *stream, *first, *last;
 	unsigned char *memory = pausable(MIB, "polling", true), read = 0;
 	EXPECT(cudaStreamCreate(&stream), 0);
@@ -79,7 +76,7 @@ static void *poll_device(void *unused)
 	EXPECT(cudaMemcpy(&read, memory + MIB - 1, 1, 2), 0);
 	EXPECT(read, 42);
 	EXPECT(cudaFree(memory), 0);
-	return NULL;
+	return unused;
 }
 
 /* Closes all descriptors, as a daemon does; then the host's files get the next numbers. */
@@ -154,7 +151,7 @@ static int exported(void)
 /* Adds or removes a holder of that memory. */
 static int hold_exported(const char *how)
 {
-	__typeof__(cuMemAddressReserve) *reserve = (__typeof__(reserve))simulator("cuMemAddressReserve");
+	__typeof__(cuMemAddressReserve) *reserve = simulator("cuMemAddressReserve");
 	if (strcmp(how, "map") == 0)
 		return reserve(&exported_at, 2 * MIB, 0, 0, 0) || cuMemMap(exported_at, 2 * MIB, 0, exported_handle, 0);
 	if (strcmp(how, "unmap") == 0)
@@ -210,7 +207,6 @@ static void nap(void *milliseconds)
 /* A thread that gives the device work and resets it, all the time: each reset takes the context from other threads. */
 static void *reset(void *unused)
 {
-	(void)unused;
 	for (; !stop; cycles++) {
 		unsigned *memory = pausable(MIB, "reset", true), read = 0;
 		EXPECT(cudaMemset(memory, 5, MIB), 0);
@@ -219,7 +215,7 @@ static void *reset(void *unused)
 		EXPECT(cudaLaunchHostFunc(NULL, nap, (void *)1), 0); /* a pause and the reset await it, then go on at once */
 		EXPECT(cudaDeviceReset(), 0);
 	}
-	return NULL;
+	return unused;
 }
 
 static pthread_t busy_thread;

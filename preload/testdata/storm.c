@@ -18,8 +18,7 @@ static void *work_on_own_tags(void *argument)
 		fill(in, size, id * 1000 + round);
 		fill(out, size, id + round);
 		if (round % 3 == 0 && round % 2) {
-			EXPECT(tms_pause(tag), 0);
-			EXPECT(tms_resume(tag), 0);
+			PAUSE_AND_RESUME(tag);
 		}
 		CHECK(filled(in, size, id * 1000 + round));
 		CHECK(filled(out, size, id + round));
@@ -46,8 +45,7 @@ static void *work_on_one_tag(void *unused)
 static void own(void)
 {
 	pthread_t thread[THREADS];
-	void *shared = pausable(4 * MIB, "shared", true);
-	fill(shared, 4 * MIB, 42);
+	void *shared = kept_memory(4 * MIB, "shared", 42);
 	start_all(thread, THREADS, work_on_own_tags);
 	for (int cycles = 0; running > 0 || cycles <= 3; cycles++) {
 		EXPECT(tms_pause("shared"), 0);
@@ -69,8 +67,7 @@ static void one(void)
 	pthread_t thread[THREADS];
 	start_all(thread, THREADS, work_on_one_tag);
 	while (running > 0) {
-		EXPECT(tms_pause("contended"), 0);
-		EXPECT(tms_resume("contended"), 0);
+		PAUSE_AND_RESUME("contended");
 	}
 	join_all(thread, THREADS);
 }

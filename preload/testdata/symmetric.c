@@ -231,8 +231,7 @@ static void moved(void)
 		meet(); /* the other pauses */
 		for (int i = 0; i < 2; i++) {
 			meet();
-			EXPECT(tms_pause(NULL), 0);
-			EXPECT(tms_resume(NULL), 0);
+			PAUSE_AND_RESUME(NULL);
 			meet();
 		}
 		meet();
@@ -308,8 +307,7 @@ static void gone(void)
 	}
 	fd = receive_fd();
 	struct block other = imported(fd);
-	char *own = pausable(BLOCK, "t", true);
-	fill(own, BLOCK, 2);
+	char *own = kept_memory(BLOCK, "t", 2);
 	CHECK(filled(other.base, BUFFER, 1));
 	meet();
 	EXPECT(tms_pause(NULL), 0); /* alone: no other process has its memory */
@@ -331,8 +329,7 @@ static void gone(void)
 	CHECK(strstr(tms_last_error(), "cuMemUnmap"));
 	CHECK(filled(own, BLOCK, 2));
 	drop_block(&other);
-	EXPECT(tms_pause(NULL), 0);
-	EXPECT(tms_resume(NULL), 0);
+	PAUSE_AND_RESUME(NULL);
 	CHECK(filled(own, BLOCK, 2));
 	if (!killed)
 		meet();
@@ -474,7 +471,7 @@ static void multicast(void)
 	fill(bound.base, BUFFER, 1);
 	uint64_t object = 0;
 	const struct multicast prop = {.devices = 1, .size = BLOCK, .handle_types = POSIX_FD};
-	__typeof__(cuMulticastBindMem) *bind = (__typeof__(bind))by_version("cuMulticastBindMem");
+	__typeof__(cuMulticastBindMem) *bind = by_version("cuMulticastBindMem");
 	EXPECT(((__typeof__(cuMulticastCreate) *)by_version("cuMulticastCreate"))(&object, &prop), 0);
 	EXPECT(((__typeof__(cuMulticastAddDevice) *)by_version("cuMulticastAddDevice"))(object, 0), 0);
 	/* A binding that the driver refuses leaves the memory pausable. */
@@ -617,8 +614,7 @@ int main(int argc, char **argv)
 	what = argv[1];
 	if (strcmp(what, "plain") == 0) {
 		uint64_t handle;
-		__typeof__(cuMemImportFromShareableHandle) *cuda_import =
-			(__typeof__(cuda_import))simulator("cuMemImportFromShareableHandle");
+		__typeof__(cuMemImportFromShareableHandle) *cuda_import = simulator("cuMemImportFromShareableHandle");
 		if (((__typeof__(cuInit) *)simulator("cuInit"))(0) != 0)
 			return 98;
 		return cuda_import(&handle, (void *)(intptr_t)atoi(argv[2]), POSIX_FD);

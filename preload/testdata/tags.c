@@ -72,8 +72,7 @@ static void limited(void)
 {
 	size_t before = address_space(), limit = before + 40 * GIB;
 	limit_to(RLIMIT_AS, limit);
-	void *kept = pausable(8 * MIB, "kept", true);
-	fill(kept, 8 * MIB, 1);
+	void *kept = kept_memory(8 * MIB, "kept", 1);
 	CHECK(address_space() - before < 15 * GIB);
 	host_goes_on();
 	void *half = reserve(20 * GIB);

@@ -5,18 +5,9 @@
 
 static const char *kind;
 
-static char *statistics(void)
-{
-	size_t length = tms_torch_pool_stats_json(NULL, 0);
-	char *text = malloc(length + 1);
-	CHECK(text);
-	EXPECT(tms_torch_pool_stats_json(text, length + 1), length);
-	return text;
-}
-
 static int occurrences(const char *words)
 {
-	char *text = statistics();
+	char *text = text_of(tms_torch_pool_stats_json);
 	int count = 0;
 	for (char *at = text; (at = strstr(at, words)); at++)
 		count++;

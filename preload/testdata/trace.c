@@ -1,5 +1,5 @@
 /* Allocates in every way, and prints what a trace must hold: action, address, size, stream. Called as: trace
- * calls|fork|threads|locked FILE */
+ * calls|fork|threads */
 #include "host.h"
 
 #include <sys/file.h>
@@ -133,7 +133,6 @@ static void forks(void)
 static void *work(void *unused)
 {
 	void *block[4] = {NULL};
-	(void)unused;
 	for (int i = 0; i < 2000; i++) {
 		EXPECT(cudaFree(block[i % 4]), 0);
 		tms_set_interesting_region(i % 3 == 0);
@@ -141,7 +140,7 @@ static void *work(void *unused)
 	}
 	for (int i = 0; i < 4; i++)
 		EXPECT(cudaFree(block[i]), 0);
-	return NULL;
+	return unused;
 }
 
 static void threads_at_once(void)
@@ -151,28 +150,10 @@ static void threads_at_once(void)
 	join_all(thread, 4);
 }
 
-/* Another process writes to the file. */
-static void locked(const char *path)
-{
-	void *block = NULL;
-	int file = open(path, O_WRONLY | O_CREAT, 0600);
-	CHECK(file >= 0 && flock(file, LOCK_EX) == 0);
-	EXPECT(write(file, "theirs\n", 7), 7);
-	EXPECT(cudaMalloc(&block, 100), 0);
-	EXPECT(cudaFree(block), 0);
-}
-
 int main(int argc, char **argv)
 {
-	CHECK(argc == 3);
+	CHECK(argc == 2);
 	look_up();
-	if (strcmp(argv[1], "calls") == 0)
-		calls();
-	else if (strcmp(argv[1], "fork") == 0)
-		forks();
-	else if (strcmp(argv[1], "threads") == 0)
-		threads_at_once();
-	else
-		locked(argv[2]);
+	CHECK(RUN_PART(argv[1], {"calls", calls}, {"fork", forks}, {"threads", threads_at_once}));
 	return 0;
 }

@@ -11,8 +11,7 @@ static _Atomic int cycles;
 
 static void cycle(void)
 {
-	EXPECT(tms_pause("vanish"), 0);
-	EXPECT(tms_resume("vanish"), 0);
+	PAUSE_AND_RESUME("vanish");
 	atomic_fetch_add(&cycles, 1);
 }
 
@@ -91,8 +90,7 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	for (int i = 0; i < SEGMENTS; i++) {
-		segment[i] = pausable(SIZE, "vanish", true);
-		fill(segment[i], SIZE, i);
+		segment[i] = kept_memory(SIZE, "vanish", i);
 	}
 	if (strcmp(argv[1], "cancelled") == 0)
 		cancelled();

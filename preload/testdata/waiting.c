@@ -11,10 +11,9 @@ static _Atomic int paused;
 
 static void *pause_it(void *unused)
 {
-	(void)unused;
 	EXPECT(tms_pause("t"), 0);
 	paused = 1;
-	return NULL;
+	return unused;
 }
 
 /* Memory for which an allocation waits. */
@@ -100,7 +99,6 @@ static _Atomic int locked, reported, refused;
 
 static void *call_with_lock(void *unused)
 {
-	(void)unused;
 	pthread_mutex_lock(&host_lock);
 	locked = 1;
 	while (!reported)
@@ -117,14 +115,13 @@ static void *call_with_lock(void *unused)
 		tms_set_interesting_region(false);
 	}
 	pthread_mutex_unlock(&host_lock);
-	return NULL;
+	return unused;
 }
 
 static void *pause_others(void *unused)
 {
-	(void)unused;
 	EXPECT(tms_pause("u"), 0);
-	return NULL;
+	return unused;
 }
 
 static void report(int device, const char *operation, uint64_t done, uint64_t total, void *user)
@@ -174,10 +171,8 @@ static void callback(void)
  * comes after it. */
 static void preparing(void)
 {
-	void *memory = pausable(8 * MIB, "w", true);
-	fill(memory, 8 * MIB, 1);
-	EXPECT(tms_pause(NULL), 0);
-	EXPECT(tms_resume(NULL), 0);
+	void *memory = kept_memory(8 * MIB, "w", 1);
+	PAUSE_AND_RESUME(NULL);
 	for (int i = 0; i < 150; i++) {
 		EXPECT(tms_prepare(i % 2 ? "w" : NULL, false), 0);
 		EXPECT(tms_trim(), 0);
