@@ -27,8 +27,7 @@ static void *of_next(void *weights)
 		return NULL;
 	EXPECT(cudaIpcGetMemHandle(&shared->handle[rank], weights), 0);
 	shared->has_handle[rank] = true;
-	while (!shared->has_handle[next])
-		usleep(1000);
+	AWAIT(shared->has_handle[next]);
 	EXPECT(cudaIpcOpenMemHandle(&opened, shared->handle[next], 1), 0);
 	return opened;
 }

@@ -13,9 +13,7 @@ enum { NON_BLOCKING = 1, SIZE = 8 << 20 };
 static uintptr_t in_region(int expected)
 {
 	uintptr_t address = 0;
-	tms_set_interesting_region(true);
-	EXPECT(cuMemAlloc_v2(&address, SIZE), expected);
-	tms_set_interesting_region(false);
+	IN_REGION(EXPECT(cuMemAlloc_v2(&address, SIZE), expected));
 	return address;
 }
 

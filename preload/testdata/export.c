@@ -15,8 +15,7 @@ int main(int argc, char **argv)
 	uintptr_t address = 0;
 	int fd = -1;
 	if (!shareable) {
-		EXPECT(cuMemRetainAllocationHandle(&handle, segment), 801);
-		CHECK(strstr(tms_last_error(), "TMS_SHAREABLE=1"));
+		FAILS(cuMemRetainAllocationHandle(&handle, segment), 801, "TMS_SHAREABLE=1");
 		EXPECT(cudaFree(segment), 0);
 		return 0;
 	}

@@ -82,8 +82,7 @@ static void is_called(void)
 		usleep(50000);
 		return;
 	}
-	while (sim_stat(awaited.counter) == awaited.before)
-		usleep(1000);
+	AWAIT(sim_stat(awaited.counter) != awaited.before);
 }
 
 static void ended(struct worker *w, int code)
@@ -219,8 +218,7 @@ static int capture_a_while(void *target)
 	}
 	EXPECT(cuStreamEndCapture(stream, &graph), 0);
 	EXPECT(cuGraphInstantiateWithFlags(&exec, graph, 0), 0);
-	while (!captured_and_paused)
-		usleep(1000);
+	AWAIT(captured_and_paused);
 	EXPECT(cuGraphLaunch(exec, stream), 0); /* held up until the resume */
 	EXPECT(cuStreamSynchronize(stream), 0);
 	EXPECT(cuGraphExecDestroy(exec), 0);
@@ -247,8 +245,7 @@ static void captured(void)
 	EXPECT(cuGraphDestroy(graph), 0);
 	/* The pause waits for the end of a capture, whose thread goes on until then. */
 	give(&w, capture_a_while, memory);
-	while (!capturing)
-		sched_yield();
+	AWAIT(capturing);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	captured_and_paused = true;
 	held_up(&w);
@@ -357,8 +354,7 @@ static void another_moment(void)
 	struct worker w;
 	EXPECT(cuStreamCreate(&apart, 1), 0);
 	give(&w, fill_until_held, memory);
-	while (!locked)
-		sched_yield();
+	AWAIT(locked);
 	EXPECT(cuLaunchHostFunc(apart, lock_once, NULL), 0);
 	EXPECT(tms_pause_gated(NULL, 20), 0);
 	EXPECT(tms_resume(NULL), 0);
@@ -372,8 +368,7 @@ static void callback(void)
 	struct worker w;
 	EXPECT(cuStreamCreate(&apart, 1), 0);
 	give(&w, fill_under_lock, memory);
-	while (!locked)
-		sched_yield();
+	AWAIT(locked);
 	EXPECT(cuLaunchHostFunc(apart, lock_once, NULL), 0);
 	/* On a busy machine the worker itself may be late inside its call; the pause then names it. */
 	double seconds = 0.3;
@@ -407,8 +402,7 @@ static void *disturb(void *unused)
 {
 	usleep(100000);
 	EXPECT(pthread_kill(copier.thread, SIGUSR1), 0);
-	while (nested_calls < 1)
-		sched_yield();
+	AWAIT(nested_calls >= 1);
 	sem_post(&door);
 	return unused;
 }
@@ -437,8 +431,7 @@ static void nested(void)
 	EXPECT(nested_calls, 1); /* the handler is held up too */
 	EXPECT(tms_resume(NULL), 0);
 	ended(&copier, 0);
-	while (nested_calls < 2)
-		sched_yield();
+	AWAIT(nested_calls >= 2);
 	goes_and_comes_back();
 	is_open(nested_target);
 }

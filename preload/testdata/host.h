@@ -98,7 +98,8 @@ int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
 int cuGraphLaunch(void *, void *);
 int cuInit(unsigned);
 int cuLaunchHostFunc(void *, void (*)(void *), void *);
-int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+		   void **);
 int cuLibraryGetKernel(void **, void *, const char *);
 int cuLibraryLoadData(void **, const void *, void *, void **, unsigned, void *, void **, unsigned);
 int cuMemAddressFree(uintptr_t, size_t);
@@ -145,7 +146,8 @@ __asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu
 	"tms_trim, tms_version");
 __asm__(".weak cuMemAddressFree, cuMemAddressReserve, cuMemAlloc_v2, cuMemCreate, cuMemExportToShareableHandle, "
 	"cuMemFreeAsync, cuMemFree_v2, cuMemGetAddressRange_v2, cuMemImportFromShareableHandle, cuMemMap, cuMemRelease, "
-	"cuMemRetainAllocationHandle, cuMemSetAccess, cuMemUnmap, cuMulticastCreate, cuPointerGetAttribute, cudaGetDriverEntryPoint");
+	"cuMemRetainAllocationHandle, cuMemSetAccess, cuMemUnmap, cuMulticastCreate, cuPointerGetAttribute, "
+	"cudaGetDriverEntryPoint");
 
 #define CHECK(condition)                                                                           \
 	do {                                                                                       \
@@ -165,6 +167,24 @@ __asm__(".weak cuMemAddressFree, cuMemAddressReserve, cuMemAlloc_v2, cuMemCreate
 			_exit(1);                                                                  \
 		}                                                                                  \
 	} while (0)
+
+/* The call returns the code, and the error has these words. */
+#define FAILS(expression, code, words)                                                             \
+	do {                                                                                       \
+		EXPECT(expression, code);                                                          \
+		CHECK(strstr(tms_last_error(), words));                                            \
+	} while (0)
+
+#define IN_REGION(statement)                                                                       \
+	do {                                                                                       \
+		tms_set_interesting_region(true);                                                  \
+		statement;                                                                         \
+		tms_set_interesting_region(false);                                                 \
+	} while (0)
+
+#define AWAIT(condition)                                                                           \
+	while (!(condition))                                                                       \
+	usleep(500)
 
 #define PAUSE_AND_RESUME(tag)                                                                      \
 	do {                                                                                       \

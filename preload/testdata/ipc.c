@@ -142,8 +142,7 @@ static void lone(void)
 		meet();
 		EXPECT(tms_pause_within("communication", 5), 0);
 		meet();
-		EXPECT(tms_resume_within("communication", 0.1), NOT_READY);
-		CHECK(strstr(tms_last_error(), "paused where it was allocated"));
+		FAILS(tms_resume_within("communication", 0.1), NOT_READY, "paused where it was allocated");
 		CHECK(reads(b.big, b.small, 1, 1)); /* its own is back */
 		meet();
 		EXPECT(tms_resume("communication"), 0);
@@ -346,8 +345,7 @@ static void crowd(void)
 	for (int step = 1; step <= 4; step++) {
 		if (importer) {
 			shared->arrived++;
-			while (shared->step < step)
-				usleep(1000);
+			AWAIT(shared->step >= step);
 		} else {
 			while (shared->arrived < IMPORTERS) {
 				EXPECT(waitpid(-1, NULL, WNOHANG), 0);
@@ -400,12 +398,10 @@ static void lost(void)
 	other_ends();
 	EXPECT(tms_resume(NULL), 400);
 	CHECK(strstr(tms_last_error(), "the process has ended") && strstr(tms_last_error(), "cudaIpcCloseMemHandle"));
-	while (worked == before)
-		usleep(1000);
+	AWAIT(worked != before);
 	snprintf(words, sizeof words, "\"imported_lost_bytes\":%zu", 4 * MIB); /* whole granules */
 	CHECK(stats_say(words));
-	EXPECT(cudaIpcOpenMemHandle(&again, handle, LAZY), 400);
-	CHECK(strstr(tms_last_error(), "is lost; close it (cudaIpcCloseMemHandle)"));
+	FAILS(cudaIpcOpenMemHandle(&again, handle, LAZY), 400, "is lost; close it (cudaIpcCloseMemHandle)");
 	EXPECT(tms_pause_gated(NULL, 60), 0);
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cudaIpcCloseMemHandle(memory), 0);
@@ -488,8 +484,7 @@ static void alone(void)
 	struct handle handle = handle_of(memory + 100), foreign = {{0}}; /* of the whole, like CUDA's */
 	uintptr_t base = 0;
 	size_t size = 0;
-	EXPECT(cudaIpcOpenMemHandle(&found, handle, LAZY), 201);
-	CHECK(strstr(tms_last_error(), "this process itself"));
+	FAILS(cudaIpcOpenMemHandle(&found, handle, LAZY), 201, "this process itself");
 	struct handle later = handle;
 	uint64_t start;
 	memcpy(&start, later.bytes + 16, sizeof start);
@@ -497,8 +492,7 @@ static void alone(void)
 	memcpy(later.bytes + 16, &start, sizeof start); /* an earlier process with the same number */
 	uint32_t pid = (uint32_t)getppid();
 	memcpy(later.bytes + 8, &pid, sizeof pid);
-	EXPECT(cudaIpcOpenMemHandle(&found, later, LAZY), 400);
-	CHECK(strstr(tms_last_error(), "the process has ended"));
+	FAILS(cudaIpcOpenMemHandle(&found, later, LAZY), 400, "the process has ended");
 	CHECK(cudaIpcOpenMemHandle(&found, foreign, LAZY) != 0);
 	EXPECT(cudaIpcCloseMemHandle(memory), 1);
 	EXPECT(cudaIpcGetMemHandle(NULL, memory), 1);
@@ -521,8 +515,7 @@ static void alone(void)
 static void not_shared(void)
 {
 	struct handle handle;
-	EXPECT(cudaIpcGetMemHandle(&handle, pausable(SIZE, "t", false)), 801);
-	CHECK(strstr(tms_last_error(), "with tms run, or with TMS_SHAREABLE=ipc"));
+	FAILS(cudaIpcGetMemHandle(&handle, pausable(SIZE, "t", false)), 801, "with tms run, or with TMS_SHAREABLE=ipc");
 }
 
 static void beside_nccl(void)

@@ -177,8 +177,7 @@ static void end_wait(int others)
 		close(same);
 	}
 	close(pidfd);
-	while (has(exporter) > others)
-		usleep(1000);
+	AWAIT(has(exporter) <= others);
 }
 
 int main(void)
@@ -208,8 +207,7 @@ int main(void)
 	close(first);
 	EXPECT(waitpid(one, NULL, 0), one);
 	EXPECT(pauses_alone(LENT), 0);
-	while (has(thread) > own)
-		usleep(1000);
+	AWAIT(has(thread) <= own);
 	pid_t other = beside(ask, &second, &unused);
 	trace();
 	tell(second, &tag, 1);
@@ -223,7 +221,6 @@ int main(void)
 	hear(first, &tag, 1);
 	EXPECT(pauses_alone(LENT), NOT_READY);
 	EXPECT(pauses_alone(KEPT), 0);
-	while (has(thread) > own)
-		usleep(1000);
+	AWAIT(has(thread) <= own);
 	return 0;
 }

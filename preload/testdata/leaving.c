@@ -44,8 +44,7 @@ int main(int argc, char **argv)
 	pthread_t thread;
 	for (uintptr_t i = 0; i < 4; i++)
 		start(&thread, work, (void *)i);
-	while (atomic_load(&inside) < 8)
-		usleep(100);
+	AWAIT(atomic_load(&inside) >= 8);
 	usleep((unsigned)getpid() % 500);
 	if (strcmp(how, "exec") == 0)
 		execl("/bin/true", "/bin/true", NULL);

@@ -7,8 +7,7 @@ static void refused(int resource, rlim_t amount)
 	void *pointer = NULL;
 	limit_to(resource, amount);
 	tms_set_interesting_region(true);
-	EXPECT(cudaMalloc(&pointer, 10), 304);
-	CHECK(strstr(tms_last_error(), "ulimit"));
+	FAILS(cudaMalloc(&pointer, 10), 304, "ulimit");
 	EXPECT(threads(), 1);
 	tms_set_interesting_region(false);
 	EXPECT(cudaMalloc(&pointer, 10), 0);
@@ -46,12 +45,9 @@ static void bookkeeping(void)
 	int made = 0, code = 0;
 	for (; made < 1 << 21 && code == 0; made += code == 0)
 		code = tms_pool_malloc(pool, &blocks[made], 256, NULL);
-	EXPECT(code, 304);
-	CHECK(strstr(tms_last_error(), "bookkeeping is full"));
+	FAILS(code, 304, "bookkeeping is full");
 	CHECK(made > 10000);
-	tms_set_interesting_region(true);
-	EXPECT(cudaMalloc(&more, MIB), 304);
-	tms_set_interesting_region(false);
+	IN_REGION(EXPECT(cudaMalloc(&more, MIB), 304));
 	PAUSE_AND_RESUME("plain");
 	while (made > 0)
 		EXPECT(tms_pool_free(pool, blocks[--made]), 0);

@@ -133,8 +133,7 @@ static void start_to_enter(void *(*what)(void *), int number)
 {
 	entered = false;
 	start_detached(what, number);
-	while (!entered)
-		usleep(1000);
+	AWAIT(entered);
 }
 
 /* Makes some of a communicator's ranks. */

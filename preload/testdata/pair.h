@@ -32,13 +32,17 @@ static inline void other_ends(void)
 	CHECK(recv(channel, &byte, 1, 0) <= 0);
 }
 
-/* As PyTorch's IpcChannel does. */
+/* As PyTorch's IpcChannel does, with room for a descriptor. */
+#define DESCRIPTOR_MESSAGE(name)                                                                   \
+	char control_[CMSG_SPACE(sizeof(int))] = {0}, text_[] = "fd";                              \
+	struct iovec data_ = {text_, 2};                                                           \
+	struct msghdr name = {.msg_iov = &data_, .msg_iovlen = 1, .msg_control = control_,         \
+			      .msg_controllen = sizeof control_};                                  \
+	struct cmsghdr *rights = CMSG_FIRSTHDR(&name)
+
 static inline void send_fd(int fd)
 {
-	char control[CMSG_SPACE(sizeof fd)] = {0};
-	struct iovec data = {"fd", 2};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-	struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+	DESCRIPTOR_MESSAGE(message);
 	rights->cmsg_len = CMSG_LEN(sizeof fd);
 	rights->cmsg_level = SOL_SOCKET;
 	rights->cmsg_type = SCM_RIGHTS;
@@ -48,13 +52,9 @@ static inline void send_fd(int fd)
 
 static inline int receive_fd(void)
 {
-	char control[CMSG_SPACE(sizeof(int))], text[2];
 	int fd;
-	struct iovec data = {text, 2};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-	CHECK(recvmsg(channel, &message, 0) == 2);
-	struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-	CHECK(rights && rights->cmsg_type == SCM_RIGHTS);
+	DESCRIPTOR_MESSAGE(message);
+	CHECK(recvmsg(channel, &message, 0) == 2 && rights->cmsg_type == SCM_RIGHTS);
 	memcpy(&fd, CMSG_DATA(rights), sizeof fd);
 	return fd;
 }

@@ -133,7 +133,7 @@ int main(int argc, char **argv)
 	path = argv[2];
 	count = argc > 3 ? atoi(argv[3]) : 0;
 	limit = argc > 4 ? (rlim_t)atoi(argv[4]) << 10 : 0;
-	CHECK(RUN_PART(argv[1], {"killed", killed}, {"churn", churn_all}, {"full", full}, {"cut", cut}, {"removed", removed},
-		       {"faulting", faulting}, {"quiet", quiet}, {"timed", timed}));
+	CHECK(RUN_PART(argv[1], {"killed", killed}, {"churn", churn_all}, {"full", full}, {"cut", cut},
+		       {"removed", removed}, {"faulting", faulting}, {"quiet", quiet}, {"timed", timed}));
 	return 0;
 }

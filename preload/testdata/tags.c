@@ -99,8 +99,7 @@ static void limited(void)
 		if (code == 0)
 			EXPECT(tms_pause(name), 0);
 	}
-	EXPECT(code, 2);
-	CHECK(strstr(tms_last_error(), "ulimit -v"));
+	FAILS(code, 2, "ulimit -v");
 	count--;
 	CHECK(count > 100);
 	munmap(most, rest);

@@ -11,8 +11,7 @@ static volatile bool opened, ran;
 static void wait_for_it(void *unused)
 {
 	(void)unused;
-	while (!opened)
-		usleep(100);
+	AWAIT(opened);
 	ran = true;
 }
 

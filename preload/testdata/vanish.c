@@ -44,8 +44,7 @@ static void in_thread(const pthread_attr_t *attributes, void *(*f)(void *), void
 	int before = atomic_load(&cycles);
 	EXPECT(pthread_create(&thread, attributes, f, argument), 0);
 	if (cancel) {
-		while (atomic_load(&cycles) == before)
-			usleep(100);
+		AWAIT(atomic_load(&cycles) != before);
 		usleep(rand() % 5000);
 		EXPECT(pthread_cancel(thread), 0);
 	}

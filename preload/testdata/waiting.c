@@ -101,8 +101,7 @@ static void *call_with_lock(void *unused)
 {
 	pthread_mutex_lock(&host_lock);
 	locked = 1;
-	while (!reported)
-		usleep(1000);
+	AWAIT(reported);
 	if (!strcmp(what, "device")) {
 		EXPECT(cudaSetDevice(1), 0);
 	} else {
@@ -153,8 +152,7 @@ static void callback(void)
 	bool helper = !strcmp(what, "device") || !strcmp(what, "malloc");
 	if (helper) {
 		start(&thread, call_with_lock, NULL);
-		while (!locked)
-			usleep(100);
+		AWAIT(locked);
 	}
 	EXPECT(tms_pause("w"), 0);
 	CHECK(reported);
