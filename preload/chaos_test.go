@@ -28,6 +28,7 @@ func TestChaos(t *testing.T) {
 	}
 	for _, c := range configurations {
 		t.Run(c.threads+" with "+c.memory+" "+c.more, func(t *testing.T) {
+			t.Parallel()
 			t.Logf("TMS_CHAOS_SEED=%s", seed)
 			arguments := append([]string{seed, seconds, c.threads, t.TempDir()}, strings.Fields(c.more)...)
 			o := runWithin(t, duration+2*time.Minute, program, arguments, "TMS_DEBUG=invariants",

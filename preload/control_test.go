@@ -93,6 +93,13 @@ func controlled(t *testing.T, environment ...string) *steered {
 	return h
 }
 
+// onlyControlled is controlled with a directory of its own.
+func onlyControlled(t *testing.T, environment ...string) *steered {
+	t.Helper()
+	sockets(t)
+	return controlled(t, environment...)
+}
+
 func (h *steered) pid() int { return h.command.Process.Pid }
 
 // do sends the host a command, and returns its answer.
@@ -110,6 +117,11 @@ func (h *steered) number(words string) int {
 	number, err := strconv.Atoi(h.do(words))
 	require.NoError(h.t, err)
 	return number
+}
+
+func until(t *testing.T, so func() bool) {
+	t.Helper()
+	require.Eventually(t, so, time.Minute, time.Millisecond)
 }
 
 func listed(t *testing.T) []int {
@@ -247,8 +259,7 @@ var (
 )
 
 func TestPausedFromOutside(t *testing.T) {
-	sockets(t)
-	h := controlled(t)
+	h := onlyControlled(t)
 	before := h.do("free")
 	c := h.dial()
 	state := h.state()
@@ -293,8 +304,7 @@ func TestPausedFromOutside(t *testing.T) {
 
 // Threads that go on giving the device work are held up where they can be, and find everything as it was.
 func TestPausedWhileItWorks(t *testing.T) {
-	sockets(t)
-	h := controlled(t, reaching(t))
+	h := onlyControlled(t, reaching(t))
 	h.do("work")
 	c := h.dial()
 	require.True(t, h.state().Gated)
@@ -307,7 +317,7 @@ func TestPausedWhileItWorks(t *testing.T) {
 			h.eventually(nonePaused)
 		}
 		before := h.do("cycles")
-		require.Eventually(t, func() bool { return h.do("cycles") != before }, time.Minute, time.Millisecond)
+		until(t, func() bool { return h.do("cycles") != before })
 		require.GreaterOrEqual(t, well(t, c, unforced).Bytes, uint64(32*mib))
 		before = h.do("cycles")
 		time.Sleep(2 * time.Millisecond)
@@ -321,8 +331,7 @@ func TestPausedWhileItWorks(t *testing.T) {
 
 // The library sees whether there is work, and whether a thread waits for the resume.
 func TestPausedWhileItIsIdle(t *testing.T) {
-	sockets(t)
-	h := controlled(t, reaching(t))
+	h := onlyControlled(t, reaching(t))
 	c := h.dial()
 	await := control.Request{Op: control.Await, Wait: 0.1}
 	well(t, c, await)
@@ -341,13 +350,13 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 	h.do("work")
 	for range 3 { // it makes the same call again and again, too
 		before := given()
-		require.Eventually(t, func() bool { return given().After(before.Add(100 * time.Millisecond)) }, time.Minute, time.Millisecond)
+		until(t, func() bool { return given().After(before.Add(100 * time.Millisecond)) })
 		require.Equal(t, 600, pause(3600).Code)
 	}
 	h.do("calm")
 	h.state() // which sees the last of the work
 	before := *h.state().IdleSeconds
-	require.Eventually(t, func() bool { return pause(0.3).OK }, time.Minute, time.Millisecond)
+	until(t, func() bool { return pause(0.3).OK })
 	require.True(t, h.state().HeldUp)
 	require.Greater(t, *h.state().IdleSeconds, max(before, 0.3))
 	require.Equal(t, bothPaused, h.paused())
@@ -378,8 +387,7 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 
 // What a client has paused stays paused as long as the client is there, unless it says otherwise.
 func TestClientsVanish(t *testing.T) {
-	sockets(t)
-	h := controlled(t)
+	h := onlyControlled(t)
 	pauser := func(r control.Request) *client.Conn {
 		c := h.dial()
 		well(t, c, r)
@@ -441,13 +449,13 @@ func TestClientsVanish(t *testing.T) {
 		_, err := raw.Write([]byte("\n"))
 		return err != nil
 	}, time.Minute, time.Millisecond)
-	require.Eventually(t, func() bool { return h.do("free") == free }, time.Minute, time.Millisecond)
+	until(t, func() bool { return h.do("free") == free })
 
 	// It cannot be resumed at once, and is resumed as soon as there is memory.
 	c = pauser(pauseOf(""))
 	h.do("hog")
 	c.Close()
-	require.Eventually(t, func() bool { return strings.Contains(h.stderr.String(), "cannot be resumed yet: ") }, time.Minute, time.Millisecond)
+	until(t, func() bool { return strings.Contains(h.stderr.String(), "cannot be resumed yet: ") })
 	require.Equal(t, bothPaused, h.paused())
 	tries := map[string]bool{}
 	require.Eventually(t, func() bool { // tried again, and not ever more rarely
@@ -456,7 +464,7 @@ func TestClientsVanish(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 	tried := h.do("calls calls:cuMemCreate")
 	h.dial() // and at once when a client comes, which may have made room
-	require.Eventually(t, func() bool { return h.do("calls calls:cuMemCreate") != tried }, time.Minute, time.Millisecond)
+	until(t, func() bool { return h.do("calls calls:cuMemCreate") != tried })
 	h.do("unhog")
 	h.eventually(nonePaused)
 	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)
@@ -496,8 +504,7 @@ func replies(t *testing.T, from io.Reader) (found []control.Reply) {
 }
 
 func TestRequestsThatAreRefused(t *testing.T) {
-	sockets(t)
-	h := controlled(t)
+	h := onlyControlled(t)
 	long := strings.Repeat("x", control.MaxLine+1)
 	silent, start := h.connect(), time.Now()
 	_, err := io.WriteString(silent, `{"version":1,`)
@@ -560,8 +567,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 }
 
 func TestManyClients(t *testing.T) {
-	sockets(t)
-	h := controlled(t)
+	h := onlyControlled(t)
 	var first []*client.Conn
 	for range control.MaxClients {
 		c := h.dial()
@@ -574,7 +580,7 @@ func TestManyClients(t *testing.T) {
 	var all sync.WaitGroup
 	for i, c := range first {
 		all.Go(func() {
-			for n := range 20 {
+			for n := range often(20, 8) {
 				r := []control.Request{pauseOf("cache"), resumeOf("cache"), pauseOf(""), resumeOf(""), {Op: control.Status}}[(i+n)%5]
 				reply, err := c.Do(context.Background(), r)
 				if err != nil || !reply.OK {
@@ -595,8 +601,7 @@ func TestManyClients(t *testing.T) {
 // A request in the queue is withdrawn by cancel; one that has begun is not. The connection takes other requests
 // meanwhile.
 func TestCancel(t *testing.T) {
-	sockets(t)
-	h := controlled(t)
+	h := onlyControlled(t)
 	holder := h.dial()
 	well(t, holder, pauseOf(""))
 	h.do("hog")

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -145,8 +144,7 @@ func recordTo(file string) control.Request { return control.Request{Op: control.
 // A client starts a recording, which has what is pausable at that time and what happens from then on, until the client
 // ends it or is gone.
 func TestRecordedFromOutside(t *testing.T) {
-	sockets(t)
-	h := controlled(t)
+	h := onlyControlled(t)
 	descriptors := h.do("descriptors")
 	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
 	c := h.dial()
@@ -204,7 +202,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	c.Close()
 	again := h.dial()
 	third := filepath.Join(t.TempDir(), "third")
-	require.Eventually(t, func() bool { return request(t, again, recordTo(third)).OK }, time.Minute, 10*time.Millisecond)
+	until(t, func() bool { return request(t, again, recordTo(third)).OK })
 	h.do("own 7")
 	records, _ = recorded(t, second)
 	require.Equal(t, uint64(1*mib), records[len(records)-1].Size)
@@ -214,7 +212,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	h.do("own 9")
 	reply = request(t, again, recordTo(""))
 	require.Contains(t, reply.Error, "it was cut short, or its disk fails")
-	require.Eventually(t, func() bool { return strings.Contains(h.stderr.String(), "\n") }, time.Minute, 5*time.Millisecond)
+	until(t, func() bool { return strings.Contains(h.stderr.String(), "\n") })
 	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)
 	require.Equal(t, "ok", h.do("check"))
 }

@@ -21,7 +21,7 @@ import (
 // working starts a host whose threads give the device work all the time.
 func working(t *testing.T) *steered {
 	t.Helper()
-	h := controlled(t, reaching(t))
+	h := onlyControlled(t, reaching(t))
 	h.do("work")
 	return h
 }
@@ -41,7 +41,6 @@ var holdThreads = control.Request{Op: control.Pause, Hold: true}
 
 // Whatever others do, a client that holds the threads up keeps doing so, until it releases them itself or leaves.
 func TestAHoldIsItsClients(t *testing.T) {
-	sockets(t)
 	h := working(t)
 	kept := gated(control.Pause, "")
 	kept.Keep = true
@@ -95,7 +94,6 @@ func TestAHoldIsItsClients(t *testing.T) {
 
 // A client that must keep sending and stays silent counts as gone.
 func TestAHoldOfAClientThatIsSilent(t *testing.T) {
-	sockets(t)
 	h := working(t)
 	for _, r := range []control.Request{{Op: control.Pause, Hold: true, Lease: 0.05}, {Op: control.Align, Lease: 0.05}} {
 		silent := h.dial()
@@ -116,8 +114,7 @@ func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 
 // A program that resets its device takes the context away from a pause that has begun; the pause finds another moment.
 func TestPausesBesideResets(t *testing.T) {
-	sockets(t)
-	h := controlled(t, reaching(t), "TMS_DEBUG=invariants")
+	h := onlyControlled(t, reaching(t), "TMS_DEBUG=invariants")
 	h.do("reset")
 	c := h.dial()
 	for range often(1000, 100) {
@@ -132,8 +129,7 @@ func TestPausesBesideResets(t *testing.T) {
 // What a client has paused and not kept is its own too: no other client's keep makes it stay, and no other's end
 // resumes it.
 func TestAPauseIsItsClients(t *testing.T) {
-	sockets(t)
-	h := controlled(t)
+	h := onlyControlled(t)
 	weightsPaused := map[string]uint64{"weights": bothPaused["weights"]}
 	one, other := h.dial(), h.dial()
 	well(t, other, pauseOf("cache"))
@@ -179,7 +175,6 @@ func TestAPauseIsItsClients(t *testing.T) {
 // Clients make every request in any order, several at once, and vanish. Then the process is as before, except for what
 // was to be kept, which a resume brings back. TMS_CLIENTS_SECONDS makes it longer, TMS_CLIENTS_SEED repeats one.
 func TestClientsAtRandom(t *testing.T) {
-	sockets(t)
 	h := working(t)
 	seconds, err := strconv.ParseFloat(cmp.Or(os.Getenv("TMS_CLIENTS_SECONDS"), "1"), 64)
 	require.NoError(t, err)
