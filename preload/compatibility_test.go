@@ -29,7 +29,8 @@ func compatibilityTable(t *testing.T) []compatibilityLine {
 		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
 		require.Len(t, cells, 4, line)
 		short := func(cell string) string { return strings.TrimSpace(regexp.MustCompile("[;,:]").Split(cell, 2)[0]) }
-		lines = append(lines, compatibilityLine{cells[0], strings.Split(cells[1], ", "), short(cells[2]), short(cells[3])})
+		lines = append(lines,
+			compatibilityLine{cells[0], strings.Split(cells[1], ", "), short(cells[2]), short(cells[3])})
 	}
 	return lines
 }

@@ -382,7 +382,8 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 	h = controlled(t)
 	require.Nil(t, h.state().IdleSeconds)
 	idle := 1.0
-	require.Equal(t, 801, request(t, h.dial(), control.Request{Op: control.Pause, Idle: &idle, Force: true}).Code, "without a gate it is not known")
+	unknown := control.Request{Op: control.Pause, Idle: &idle, Force: true}
+	require.Equal(t, 801, request(t, h.dial(), unknown).Code, "without a gate it is not known")
 }
 
 // What a client has paused stays paused as long as the client is there, unless it says otherwise.

@@ -131,7 +131,8 @@ func TestStackOfOurC(t *testing.T) {
 	}
 	ours.deep = map[string]int{anyFunction: looking}
 	for _, g := range []*callGraph{ours, reach} {
-		deepest := slices.MaxFunc(slices.Collect(maps.Keys(g.frames)), func(a, b string) int { return cmp.Compare(g.deepest(a), g.deepest(b)) })
+		deepest := slices.MaxFunc(slices.Collect(maps.Keys(g.frames)),
+			func(a, b string) int { return cmp.Compare(g.deepest(a), g.deepest(b)) })
 		t.Log(g.deepest(deepest), g.chain(deepest))
 		require.LessOrEqual(t, g.deepest(deepest), most)
 	}

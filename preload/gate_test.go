@@ -15,8 +15,8 @@ import (
 
 func TestGate(t *testing.T) {
 	for _, cudart := range eachMajor() {
-		each(t, compileWithDriver(t, "gate", cudart), alone("basic", "inside", "captured", "busy", "callback", "another moment", "nested",
-			"forked", "cancelled", "tags", "failing", "two at once", "sandboxed"), reaching(t), "TMS_DEBUG=invariants")
+		each(t, compileWithDriver(t, "gate", cudart), alone("basic", "inside", "captured", "busy", "callback",
+			"another moment", "nested", "forked", "cancelled", "tags", "failing", "two at once", "sandboxed"), reaching(t), "TMS_DEBUG=invariants")
 	}
 }
 

@@ -200,7 +200,8 @@ func TestForkInEveryState(t *testing.T) {
 
 func TestForkUnheardOf(t *testing.T) {
 	children := strconv.Itoa(often(200, 40))
-	each(t, compile(t, "forks", majors[1]), [][]string{{"raw", children, "0"}, {"refused", children, "0"}, {"callback", children, "0"}})
+	program := compile(t, "forks", majors[1])
+	each(t, program, [][]string{{"raw", children, "0"}, {"refused", children, "0"}, {"callback", children, "0"}})
 }
 
 func TestLeavingWhileOthersAreInside(t *testing.T) {
@@ -237,7 +238,8 @@ func TestOtherDlsym(t *testing.T) {
 		preload := "LD_PRELOAD=" + strings.Join(libraries, ":")
 		t.Run(where, func(t *testing.T) {
 			run(t, program, []string{where}, preload).succeeded(t)
-			o := run(t, "python3", []string{"-c", "import ctypes, ssl; print(ctypes.CDLL(None).abs(-42))"}, preload).succeeded(t)
+			const script = "import ctypes, ssl; print(ctypes.CDLL(None).abs(-42))"
+			o := run(t, "python3", []string{"-c", script}, preload).succeeded(t)
 			require.Equal(t, "42\n", o.stdout)
 		})
 	}

@@ -168,8 +168,10 @@ func TestHosts(t *testing.T) {
 		{"edges", ""}, {"asleep", ""}, {"backup", ""}, {"storm own", ""}, {"storm one", ""}, {"incremental", ""},
 		{"failures", "TMS_EXTENT_BYTES=0"}, // every segment has an extent of its own, so that more calls can fail
 		{"devices both", "CUDASIM_DEVICES=2"}, {"devices ordered", "CUDASIM_DEVICES=2"},
-		{"devices runtime", "CUDASIM_DEVICES=2"}, {"devices driver", "CUDASIM_DEVICES=2"}, {"devices release", "CUDASIM_DEVICES=2"},
-		{"waiting device", "CUDASIM_DEVICES=2"}, {"waiting malloc", "CUDASIM_DEVICES=2"}, {"waiting inside", "CUDASIM_DEVICES=2"}, {"waiting thread", "CUDASIM_DEVICES=2"},
+		{"devices runtime", "CUDASIM_DEVICES=2"}, {"devices driver", "CUDASIM_DEVICES=2"},
+		{"devices release", "CUDASIM_DEVICES=2"},
+		{"waiting device", "CUDASIM_DEVICES=2"}, {"waiting malloc", "CUDASIM_DEVICES=2"},
+		{"waiting inside", "CUDASIM_DEVICES=2"}, {"waiting thread", "CUDASIM_DEVICES=2"},
 		{"waiting preparing", ""}, {"tags together", ""}, {"tags odd", ""},
 		{"destructor", ""}, {"vanish cancelled", ""}, {"vanish jumped", ""},
 	} {
@@ -208,7 +210,8 @@ func TestDiskDirectoryCannotBeUsed(t *testing.T) {
 		"TMPDIR":              {words + "TMPDIR names it: set that, or TMS_DISK_BACKUP_DIR, to a directory"},
 		"NONE":                {words + "call tms_set_disk_backup_dir with a directory", "set"},
 	} {
-		run(t, compile(t, "disk", majors[1]), append([]string{"unwritable", file}, arguments...), setting+"="+file).succeeded(t)
+		arguments = append([]string{"unwritable", file}, arguments...)
+		run(t, compile(t, "disk", majors[1]), arguments, setting+"="+file).succeeded(t)
 	}
 }
 
@@ -331,7 +334,8 @@ func exportsMap(t *testing.T) (names []string) {
 // exported returns the names that are exported, with @VERSION if they have one.
 func exported(t *testing.T) (names []string) {
 	t.Helper()
-	output, err := exec.Command("nm", "-D", "--defined-only", "--with-symbol-versions", built(t, "lib", "libtms.so")).Output()
+	library := built(t, "lib", "libtms.so")
+	output, err := exec.Command("nm", "-D", "--defined-only", "--with-symbol-versions", library).Output()
 	require.NoError(t, err)
 	for line := range strings.Lines(string(output)) {
 		names = append(names, strings.TrimSpace(line[strings.LastIndexByte(line, ' '):]))

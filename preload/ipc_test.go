@@ -12,7 +12,7 @@ import (
 	"tms/internal/hermetic"
 )
 
-// together runs programs of several processes, each beside others with a meeting place and a simulated device of its own.
+// together runs programs of several processes, each with a meeting place and a simulated device of its own.
 func together(t *testing.T, program string, parts []string, environment ...string) {
 	t.Helper()
 	for i, part := range parts {
@@ -29,8 +29,8 @@ func together(t *testing.T, program string, parts []string, environment ...strin
 func TestMemoryOfOtherProcesses(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		t.Run(cudart, func(t *testing.T) {
-			together(t, compileWithDriver(t, "ipc", cudart), []string{"mutual", "lone", "unseen", "unheard", "lost", "main_ends", "freed",
-				"killed", "importer_dies", "alone", "beside stopped", "crowd"}, reaching(t))
+			together(t, compileWithDriver(t, "ipc", cudart), []string{"mutual", "lone", "unseen", "unheard", "lost",
+				"main_ends", "freed", "killed", "importer_dies", "alone", "beside stopped", "crowd"}, reaching(t))
 		})
 	}
 	program := compileWithDriver(t, "ipc", majors[1])
@@ -41,8 +41,8 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 // An answer that nobody waits for any longer does no harm, neither to the thread that gives it nor to the next process
 // that asks.
 func TestAnAnswerThatIsLate(t *testing.T) {
-	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants", "XDG_RUNTIME_DIR="+meeting(t),
-		fmt.Sprint("CUDASIM_SHARED=late-", os.Getpid())).succeeded(t)
+	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants",
+		"XDG_RUNTIME_DIR="+meeting(t), fmt.Sprint("CUDASIM_SHARED=late-", os.Getpid())).succeeded(t)
 	require.Empty(t, o.stderr)
 }
 

@@ -25,8 +25,8 @@ func TestNoLimitEndsTheProcess(t *testing.T) {
 				t.Parallel()
 				for i := 0; i < limit.until; i += limit.stride {
 					room := strconv.Itoa(i * limit.step)
-					run(t, program, []string{limit.what, when, room, strconv.Itoa(limit.allocations)}, "CUDASIM_DEVICES=8",
-						"CUDASIM_MEMORY=2G").succeeded(t)
+					run(t, program, []string{limit.what, when, room, strconv.Itoa(limit.allocations)},
+						"CUDASIM_DEVICES=8", "CUDASIM_MEMORY=2G").succeeded(t)
 				}
 			})
 		}
@@ -47,6 +47,7 @@ func TestBookkeepingIsFull(t *testing.T) {
 func TestCrowd(t *testing.T) {
 	program := compile(t, "storm", majors[1])
 	for range often(2, 1) { // some threads meet while another extends
-		run(t, program, []string{"crowd"}, reaching(t), "CUDASIM_MEMORY=16G", "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1").succeeded(t)
+		run(t, program, []string{"crowd"}, reaching(t), "CUDASIM_MEMORY=16G", "TMS_INIT_ENABLE=1",
+			"TMS_INIT_ENABLE_CPU_BACKUP=1").succeeded(t)
 	}
 }

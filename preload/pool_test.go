@@ -172,7 +172,8 @@ func TestPoolUnderAProgramThatKnowsNone(t *testing.T) {
 		setting := "TMS_INIT_POOL=" + strings.TrimSuffix(kind+":"+small[kind], ":")
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			o := run(t, program, []string{kind}, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1", setting).succeeded(t)
+			o := run(t, program, []string{kind}, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1",
+				setting).succeeded(t)
 			require.Empty(t, o.stderr)
 		})
 	}

@@ -68,8 +68,8 @@ tclsh /dev/null
 
 // versions print theirs, by the options that follow.
 var versions = map[string]string{
-	"--version": `gcc g++ ld as objdump readelf nm make git sed grep find sort tar gzip xz zstd curl wget ldd ldconfig unshare mount
-		lsblk ps dpkg apt-get rpm file diff patch bc vim redis-server`,
+	"--version": `gcc g++ ld as objdump readelf nm make git sed grep find sort tar gzip xz zstd curl wget ldd
+		ldconfig unshare mount lsblk ps dpkg apt-get rpm file diff patch bc vim redis-server`,
 	"-version": "java javac",
 	"-V":       "strace ssh ip tmux",
 	"-v":       "top nginx",

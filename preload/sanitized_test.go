@@ -23,7 +23,7 @@ var sanitized = strings.HasSuffix(os.Getenv(buildVariable), "sanitized")
 
 // unsanitized are the tests whose hosts cannot run so, and why.
 var unsanitized = map[string]string{
-	"TestForkInEveryState/(starting.*|.*_16)": "hundreds of forks take a minute, and one while another thread starts Go hangs in AddressSanitizer",
+	"TestForkInEveryState/(starting.*|.*_16)": "hundreds take a minute, and one while Go starts hangs in AddressSanitizer",
 	"TestUnusedCostsLittle":                   "it measures time and memory",
 	"TestPrograms":                            "it limits the address space, of which AddressSanitizer takes 16 TiB, and compares stderr",
 	"TestLoadingInASandbox":                   "the sanitizers make system calls of their own",

@@ -10,10 +10,12 @@ func TestSlackStays(t *testing.T) {
 
 func TestContextsAreWaitedFor(t *testing.T) {
 	program := compileWithDriver(t, "contexts", majors[0])
-	each(t, program, alone("free", "pause", "asked for by name", "unseen", "destroyed", "lost", "reaches", "peer"), "CUDASIM_DEVICES=2")
+	each(t, program, alone("free", "pause", "asked for by name", "unseen", "destroyed", "lost", "reaches", "peer"),
+		"CUDASIM_DEVICES=2")
 	each(t, program, alone("staged", "made there"), "CUDASIM_DEVICES=2", "CUDASIM_PEERS=0")
 }
 
 func TestGatedStreams(t *testing.T) {
-	each(t, compile(t, "waiting", majors[1]), alone("allocation", "other stream", "pause", "captured"), "CUDASIM_DEVICES=2")
+	program := compile(t, "waiting", majors[1])
+	each(t, program, alone("allocation", "other stream", "pause", "captured"), "CUDASIM_DEVICES=2")
 }
