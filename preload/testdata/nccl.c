@@ -69,10 +69,13 @@ static void reduce(void)
 	cycles++;
 }
 
+static _Atomic int working; /* threads that go on until stop */
+
 static void *reduce_all_the_time(void *unused)
 {
 	while (!stop)
 		reduce();
+	working--;
 	return unused;
 }
 
@@ -100,6 +103,7 @@ static void *churn(void *number)
 		EXPECT(nccl.ncclAllReduce(NULL, NULL, 0, 0, 0, own, NULL), 0);
 		EXPECT(nccl.ncclCommDestroy(own), 0);
 	}
+	working--;
 	return NULL;
 }
 
@@ -127,6 +131,12 @@ static void start_detached(void *(*what)(void *), int number)
 	pthread_t thread;
 	start(&thread, what, (void *)(uintptr_t)number);
 	pthread_detach(thread);
+}
+
+static void work(void *(*what)(void *), int number)
+{
+	working++;
+	start_detached(what, number);
 }
 
 static void start_to_enter(void *(*what)(void *), int number)
@@ -206,7 +216,7 @@ static const char *run(char *line)
 		EXPECT(nccl.ncclAllReduce(cache, cache, 1, 0, 0, comms[0], stream), 0);
 	} else if (strcmp(word, "work") == 0) {
 		stop = false;
-		start_detached(reduce_all_the_time, 0);
+		work(reduce_all_the_time, 0);
 	} else if (strcmp(word, "launch") == 0) {
 		start_to_enter(launch_late, number);
 	} else if (strcmp(word, "late") == 0) {
@@ -215,9 +225,10 @@ static const char *run(char *line)
 		snprintf(answer, sizeof answer, "%d", (int)late_code);
 	} else if (strcmp(word, "churn") == 0) {
 		for (int i = 0; i < 3; i++)
-			start_detached(churn, 100 + i);
+			work(churn, 100 + i);
 	} else if (strcmp(word, "calm") == 0) {
 		stop = true;
+		AWAIT(working == 0); /* the communicators may go then */
 	} else if (strcmp(word, "cycles") == 0) {
 		snprintf(answer, sizeof answer, "%ld", (long)cycles);
 	} else if (strcmp(word, "inside") == 0) {
