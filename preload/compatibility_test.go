@@ -37,7 +37,8 @@ func compatibilityTable(t *testing.T) []compatibilityLine {
 
 func TestCompatibilityTable(t *testing.T) {
 	interposed := exported(t)
-	programs := map[string]string{"12": compile(t, "compatibility", majors[0]), "13": compile(t, "compatibility", majors[1])}
+	programs := map[string]string{"12": compile(t, "compatibility", majors[0]),
+		"13": compile(t, "compatibility", majors[1])}
 	lines := compatibilityTable(t)
 	listed := map[string]bool{}
 	for _, line := range lines {
@@ -62,13 +63,15 @@ func TestCompatibilityTable(t *testing.T) {
 				for where, want := range map[string]string{"out": line.outside, "in": line.inside} {
 					o := run(t, programs[major], []string{line.function, where}).succeeded(t)
 					// "frees" in the table may go on: "frees once the stream ..."
-					require.True(t, strings.HasPrefix(want, strings.TrimSpace(o.stdout)), "%s: %s, not %s", where, o.stdout, want)
+					said := strings.TrimSpace(o.stdout)
+					require.True(t, strings.HasPrefix(want, said), "%s: %s, not %s", where, said, want)
 				}
 			})
 		}
 	}
 	// The table lists the interposed functions; the text below it lists those that do not allocate.
-	below := regexp.MustCompile("Capture|StreamDestroy|SetDevice|Ctx(Create|Destroy|Release)|PeerAccess|EntryPoint|ProcAddress")
+	below := regexp.MustCompile("Capture|StreamDestroy|SetDevice|Ctx(Create|Destroy|Release)|PeerAccess|" +
+		"EntryPoint|ProcAddress")
 	for _, name := range interposed {
 		if strings.HasPrefix(name, "cu") && !below.MatchString(name) {
 			require.True(t, listed[name], "%s is interposed and not in docs/compatibility.md", name)

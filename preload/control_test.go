@@ -525,10 +525,12 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{`{"version":1,"op":"resume","to":"disk"}` + "\n", []string{"is no place for contents"}, false},
 		{`{"version":1,"op":"resume","wait":-1}` + "\n", []string{"wait is -1"}, false},
 		{`{"version":1,"op":"pause","idle":-1}` + "\n", []string{"idle is -1"}, false},
-		{`{"version":1,"op":"resume","idle":0}` + "\n", []string{"only a pause takes timeout, idle, force, keep, hold and discard"}, false},
+		{`{"version":1,"op":"resume","idle":0}` + "\n",
+			[]string{"only a pause takes timeout, idle, force, keep, hold and discard"}, false},
 		{`{"version":1,"op":"await"}` + "\n", []string{""}, false}, // nothing is held up
 		{`{"version":1,"op":"pause","tag":"a\u0000b"}` + "\n", []string{"is no tag"}, false},
-		{"\r\n\n{ \n\xff\xfe\n[[[[\nnull 1\n", []string{"not understood", "not even UTF-8", "not understood", "more behind it"}, false},
+		{"\r\n\n{ \n\xff\xfe\n[[[[\nnull 1\n",
+			[]string{"not understood", "not even UTF-8", "not understood", "more behind it"}, false},
 		{`{"version":1,"op":"cancel","id":7}` + "\n", []string{"nothing to withdraw"}, false},
 		{`{"version":1,"op":"keep"}` + "\n", []string{""}, false},
 		{long + "\n", []string{"longer than"}, true},
@@ -576,13 +578,14 @@ func TestManyClients(t *testing.T) {
 		require.NoError(t, err)
 		first = append(first, c)
 	}
-	require.Contains(t, request(t, h.dial(), control.Request{Op: control.Status}).Error, "16 clients are connected already")
+	status := control.Request{Op: control.Status}
+	require.Contains(t, request(t, h.dial(), status).Error, "16 clients are connected already")
 	// All at once: each is answered, and those that change something are made one after another.
 	var all sync.WaitGroup
 	for i, c := range first {
 		all.Go(func() {
 			for n := range often(20, 8) {
-				r := []control.Request{pauseOf("cache"), resumeOf("cache"), pauseOf(""), resumeOf(""), {Op: control.Status}}[(i+n)%5]
+				r := []control.Request{pauseOf("cache"), resumeOf("cache"), pauseOf(""), resumeOf(""), status}[(i+n)%5]
 				reply, err := c.Do(context.Background(), r)
 				if err != nil || !reply.OK {
 					t.Errorf("%v: %v %v", r.Op, reply.Error, err)
@@ -787,7 +790,8 @@ func TestControlWithoutCloseRange(t *testing.T) {
 	require.Equal(t, "ok", h.do("check"))
 	require.NoError(t, h.stdin.Close())
 	require.NoError(t, h.command.Wait(), "%s", h.stderr)
-	require.Regexp(t, "^tms: the process cannot be steered from outside: a thread cannot have descriptors of its own .*\n$", h.stderr.String())
+	require.Regexp(t, "^tms: the process cannot be steered from outside: "+
+		"a thread cannot have descriptors of its own .*\n$", h.stderr.String())
 }
 
 func TestControlOfWhoDidNotAsk(t *testing.T) {

@@ -16,7 +16,8 @@ import (
 func TestGate(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		each(t, compileWithDriver(t, "gate", cudart), alone("basic", "inside", "captured", "busy", "callback",
-			"another moment", "nested", "forked", "cancelled", "tags", "failing", "two at once", "sandboxed"), reaching(t), "TMS_DEBUG=invariants")
+			"another moment", "nested", "forked", "cancelled", "tags", "failing", "two at once", "sandboxed"),
+			reaching(t), "TMS_DEBUG=invariants")
 	}
 }
 
@@ -39,8 +40,8 @@ func TestGateIsNotThere(t *testing.T) {
 
 func TestGateAndAnotherDriver(t *testing.T) {
 	program := compile(t, "unknown", "")
-	folder := filepath.Dir(hermetic.Compile(t, "libcuda.so.1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-		"-Wl,-soname,libcuda.so.1", "testdata/otherdriver.c"))
+	folder := filepath.Dir(hermetic.Compile(t, "libcuda.so.1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared",
+		"-fPIC", "-Wl,-soname,libcuda.so.1", "testdata/otherdriver.c"))
 	plugin := hermetic.Compile(t, "newer.so", "-shared", "-fPIC", "testdata/newer.c", "-L"+folder, "-l:libcuda.so.1")
 	each(t, program, [][]string{{"name"}, {"dlsym"}, {"bound", plugin}}, reaching(t), "LD_LIBRARY_PATH="+folder)
 }

@@ -23,7 +23,8 @@ import (
 // shared compiles testdata/NAME.c into a shared library.
 func shared(t *testing.T, name string) string {
 	t.Helper()
-	return hermetic.Compile(t, name+".so", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", filepath.Join("testdata", name+".c"), "-ldl")
+	return hermetic.Compile(t, name+".so", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror",
+		filepath.Join("testdata", name+".c"), "-ldl")
 }
 
 func field(t *testing.T, text, name string) int {
@@ -115,12 +116,13 @@ func TestPrograms(t *testing.T) {
 			t.Run(name+" "+limit, func(t *testing.T) {
 				somebody := limit == "ulimit -u 1"
 				plain, ours := execute(script, "", somebody), execute(script, library, somebody)
-				require.Equal(t, plain.state.String(), ours.state.String(), "with: %s\nwithout: %s", ours.stderr, plain.stderr)
+				require.Equal(t, plain.state.String(), ours.state.String(),
+					"with: %s\nwithout: %s", ours.stderr, plain.stderr)
 				require.Equal(t, plain.stdout, ours.stdout)
 				if plain.state.Success() {
 					// ld.so itself says when a set-user-ID program refuses a preload.
-					said := regexp.MustCompile(`(?m)^ERROR: ld.so.*cannot be preloaded.*\n`).ReplaceAllString(ours.stderr, "")
-					require.Equal(t, plain.stderr, said)
+					refused := regexp.MustCompile(`(?m)^ERROR: ld.so.*cannot be preloaded.*\n`)
+					require.Equal(t, plain.stderr, refused.ReplaceAllString(ours.stderr, ""))
 				}
 				if name == "exec" || name == "Go" && limit == ":" {
 					require.True(t, plain.state.Success(), plain.stderr)
@@ -176,7 +178,8 @@ func TestDispositionsOfFaults(t *testing.T) {
 
 func TestHandlersSetWhileTheLibraryStarts(t *testing.T) {
 	program := compile(t, "dispositions", majors[1])
-	for _, signal := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGPIPE, syscall.SIGURG, syscall.SIGSEGV, syscall.SIGBUS} {
+	for _, signal := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGPIPE, syscall.SIGURG, syscall.SIGSEGV,
+		syscall.SIGBUS} {
 		repeat(t, 200, program, []string{strconv.Itoa(int(signal))})
 	}
 }
@@ -250,7 +253,8 @@ func TestLibrariesThatComeAgain(t *testing.T) {
 	program := compile(t, "reopened", "")
 	plugins := []string{"plugins"}
 	for _, cudart := range majors {
-		plugins = append(plugins, hermetic.Compile(t, "plugin.so", "-shared", "-fPIC", "-O1", "testdata/plugin.c", "-L"+built(t, "sim"), "-l:"+cudart))
+		plugins = append(plugins, hermetic.Compile(t, "plugin.so", "-shared", "-fPIC", "-O1", "testdata/plugin.c",
+			"-L"+built(t, "sim"), "-l:"+cudart))
 	}
 	for _, environment := range usedAndNot(t) {
 		each(t, program, [][]string{plugins[:2], plugins, {"driver"}}, environment...)

@@ -36,8 +36,8 @@ func built(t *testing.T, path ...string) string {
 // compile builds testdata/NAME.c against a major version of the simulated libcudart, or none.
 func compile(t *testing.T, name, cudart string, more ...string) string {
 	t.Helper()
-	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", filepath.Join("testdata", name+".c"),
-		"-Wl,-z,dynamic-undefined-weak", "-L" + built(t, "sim")}
+	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
+		filepath.Join("testdata", name+".c"), "-Wl,-z,dynamic-undefined-weak", "-L" + built(t, "sim")}
 	arguments = append(arguments, sanitizerFlags()...)
 	if cudart != "" {
 		arguments = append(arguments, "-l:"+cudart)
@@ -271,8 +271,8 @@ func TestEnvironment(t *testing.T) {
 			[]string{"TMS_INIT_ENABLE_PEER_BACKUP=1"}},
 		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=anything"}, "0 0 0 0 0 pinned 0 default", nil}, // which clients set
 		{[]string{"TMS_INIT_ENABEL=1", "TMS_VERIFY_=1", "TMS_=", "TMS", "XTMS_A=1", "TMSA=1", "tms_verify=1"},
-			"0 0 0 0 0 pinned 0 default", []string{
-				"tms: TMS_INIT_ENABEL is no variable of this library and does nothing; the nearest is TMS_INIT_ENABLE\n",
+			"0 0 0 0 0 pinned 0 default", []string{"tms: TMS_INIT_ENABEL is no variable of this library and does " +
+				"nothing; the nearest is TMS_INIT_ENABLE\n",
 				"tms: TMS_VERIFY_ is no variable of this library and does nothing; the nearest is TMS_VERIFY\n",
 				"tms: TMS_ is no variable of this library"}},
 		{[]string{"TMS_" + strings.Repeat("X", 1000) + "=1"}, "0 0 0 0 0 pinned 0 default", []string{"tms: TMS_XXXX"}},

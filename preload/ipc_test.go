@@ -48,9 +48,9 @@ func TestAnAnswerThatIsLate(t *testing.T) {
 
 // NCCL takes handles of memory from the driver itself, which only libtms_reach.so lets the library see.
 func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
-	program, library := compileWithDriver(t, "ipc", majors[1]), hermetic.Compile(t, "libnccl.so.2", "-shared", "-x", "c", os.DevNull)
+	program := compileWithDriver(t, "ipc", majors[1])
 	const warning = "NCCL may have registered memory that CUDA graphs use"
-	loaded := "NCCL=" + library
+	loaded := "NCCL=" + hermetic.Compile(t, "libnccl.so.2", "-shared", "-x", "c", os.DevNull)
 	for _, variables := range [][]string{
 		{loaded}, {loaded, "TMS_SHAREABLE=0"}, {loaded, "TMS_SHAREABLE=ipc", "NCCL_GRAPH_REGISTER=0"},
 		{loaded, "TMS_SHAREABLE=ipc", reaching(t)}, {"TMS_SHAREABLE=ipc"},

@@ -26,8 +26,8 @@ func TestExportedSegments(t *testing.T) {
 func TestExcluded(t *testing.T) {
 	program, folder := compile(t, "excluded", majors[1]), t.TempDir()
 	for _, file := range []string{"libkeeper.so.1", "libkeeper-1f2e3d4c.so.1.0.0"} {
-		keeper := hermetic.Compile(t, file, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", filepath.Join("testdata", "keeper.c"))
-		require.NoError(t, os.Symlink(keeper, filepath.Join(folder, file)))
+		made := hermetic.Compile(t, file, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "testdata/keeper.c")
+		require.NoError(t, os.Symlink(made, filepath.Join(folder, file)))
 	}
 	for _, c := range []struct{ file, list, listed string }{
 		{"libkeeper.so.1", "", "free"},

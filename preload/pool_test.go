@@ -42,8 +42,8 @@ func TestPool(t *testing.T) {
 func libc10(t *testing.T, flags ...string) string {
 	t.Helper()
 	library := filepath.Join(t.TempDir(), "libc10.so")
-	output, err := exec.Command(hermetic.Program(t, "c++"), append(flags, "-shared", "-fPIC", "-Wl,-soname,libc10.so", "-o", library,
-		filepath.Join("testdata", "libc10.cc"))...).CombinedOutput()
+	output, err := exec.Command(hermetic.Program(t, "c++"), append(flags, "-shared", "-fPIC", "-Wl,-soname,libc10.so",
+		"-o", library, filepath.Join("testdata", "libc10.cc"))...).CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	return library
 }
@@ -86,7 +86,8 @@ func traced(t *testing.T, path string) []string {
 	require.NoError(t, trace.WriteLines(&text, records))
 	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 	require.Equal(t, trace.Header, lines[0])
-	line := regexp.MustCompile(`^[1-9]\d*,[0-2]\d:[0-5]\d:[0-5]\d\.\d{6},((?:allocate|free|allocate failure),0x[0-9a-f]+,\d+,0x[0-9a-f]+)$`)
+	line := regexp.MustCompile(`^[1-9]\d*,[0-2]\d:[0-5]\d:[0-5]\d\.\d{6},` +
+		`((?:allocate|free|allocate failure),0x[0-9a-f]+,\d+,0x[0-9a-f]+)$`)
 	rows := []string{}
 	for _, row := range lines[1:] {
 		found := line.FindStringSubmatch(row)

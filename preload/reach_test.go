@@ -28,8 +28,9 @@ func TestWaysToTheDriver(t *testing.T) {
 func TestStaticRuntime(t *testing.T) {
 	sources, err := filepath.Glob("../internal/cudasim/runtime/*.c")
 	require.NoError(t, err)
-	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-O1", "-pthread", "-fvisibility=hidden",
-		"-I../internal/cudasim", "-I../internal/cudasim/driver", "-I../vmm/digest", "testdata/static.c"}, sources...)
+	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-O1", "-pthread",
+		"-fvisibility=hidden", "-I../internal/cudasim", "-I../internal/cudasim/driver", "-I../vmm/digest",
+		"testdata/static.c"}, sources...)
 	run(t, hermetic.Compile(t, "static", append(arguments, "-ldl")...), nil, reaching(t)).succeeded(t)
 }
 
@@ -118,10 +119,12 @@ func TestEnvironmentIsLeft(t *testing.T) {
 		{[]string{"TMS_NO_INHERIT=1", "LD_PRELOAD=" + ours, "TMS_INIT_ENABLE=1", "TMS_UNKNOWN=1"}, ""},
 		{[]string{"TMS_NO_INHERIT=1", "X=1", "LD_PRELOAD=" + strings.Replace(ours, ":", " libc.so.6 ", 1), "Y=2"},
 			"X=1\nLD_PRELOAD=libc.so.6 \nY=2\n"},
-		{[]string{"TMS_NO_INHERIT=1", "LD_PRELOAD=libc.so.6:" + ours + ":libm.so.6"}, "LD_PRELOAD=libc.so.6:libm.so.6\n"},
+		{[]string{"TMS_NO_INHERIT=1", "LD_PRELOAD=libc.so.6:" + ours + ":libm.so.6"},
+			"LD_PRELOAD=libc.so.6:libm.so.6\n"},
 		// What tms run has set aside is restored.
-		{[]string{"A=1", "TMS_BEFORE_LD_PRELOAD=", "TMS_BEFORE_TMS_EXCLUDE=libmine.so", "B=2", "LD_PRELOAD=" + ours, "TMS_EXCLUDE=all",
-			"TMS_NO_INHERIT=1", "TMS_TRACE=/dev/null"}, "A=1\nLD_PRELOAD=\nTMS_EXCLUDE=libmine.so\nB=2\n"},
+		{[]string{"A=1", "TMS_BEFORE_LD_PRELOAD=", "TMS_BEFORE_TMS_EXCLUDE=libmine.so", "B=2", "LD_PRELOAD=" + ours,
+			"TMS_EXCLUDE=all", "TMS_NO_INHERIT=1", "TMS_TRACE=/dev/null"},
+			"A=1\nLD_PRELOAD=\nTMS_EXCLUDE=libmine.so\nB=2\n"},
 		{[]string{"TMS_BEFORE_LD_PRELOAD=libm.so.6 ", "LD_PRELOAD=" + ours + ":libm.so.6", "TMS_NO_INHERIT=1"},
 			"LD_PRELOAD=libm.so.6 \n"},
 	} {

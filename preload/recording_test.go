@@ -40,7 +40,7 @@ func TestRecordingSurvivesKill(t *testing.T) {
 	records, names := recorded(t, path)
 
 	made, freed, times := 0, 0, uint64(0)
-	var operations []string
+	var ops []string
 	var figures []trace.Record
 	for i, r := range records {
 		require.GreaterOrEqual(t, r.Time, times)
@@ -55,9 +55,9 @@ func TestRecordingSurvivesKill(t *testing.T) {
 		case trace.Freed:
 			freed++
 		case trace.Begin:
-			operations = append(operations, "begin "+trace.Operation(r.Flags).String()+" "+names[i])
+			ops = append(ops, "begin "+trace.Operation(r.Flags).String()+" "+names[i])
 		case trace.End:
-			operations = append(operations, trace.Operation(r.Flags).String()+" "+names[i])
+			ops = append(ops, trace.Operation(r.Flags).String()+" "+names[i])
 			require.Zero(t, r.Device) // the code
 			require.Equal(t, uint64(4<<20), r.Size)
 			require.Equal(t, uint64(4<<20), r.Stream, "contents")
@@ -71,7 +71,7 @@ func TestRecordingSurvivesKill(t *testing.T) {
 	}
 	require.Equal(t, count+2, made)
 	require.Equal(t, count-64, freed)
-	require.Equal(t, []string{"begin pause weights", "pause weights", "begin resume weights", "resume weights"}, operations)
+	require.Equal(t, []string{"begin pause weights", "pause weights", "begin resume weights", "resume weights"}, ops)
 	require.GreaterOrEqual(t, len(figures), 3)
 	before, paused, after := figures[len(figures)-3], figures[len(figures)-2], figures[len(figures)-1]
 	require.Equal(t, [3]uint64{4 << 20, 4 << 20, 0}, [3]uint64{before.Address, before.Size, before.Stream})
@@ -133,8 +133,9 @@ func TestRecordingTakesNoMoreThanItNeeds(t *testing.T) {
 // A record makes no system call once its pages are there. Its cost is measured by scripts/bench.sh recording.
 func TestRecordMakesNoSystemCall(t *testing.T) {
 	program, path := compile(t, "recording", majors[1]), filepath.Join(t.TempDir(), "trace")
-	stub := hermetic.Compile(t, "libcudart.so.13", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13", "testdata/nothing.c")
-	run(t, program, []string{"quiet", path, "200"}, "LD_LIBRARY_PATH="+filepath.Dir(stub), "TMS_TRACE="+path).succeeded(t)
+	folder := filepath.Dir(hermetic.Compile(t, "libcudart.so.13", "-O2", "-shared", "-fPIC",
+		"-Wl,-soname,libcudart.so.13", "testdata/nothing.c"))
+	run(t, program, []string{"quiet", path, "200"}, "LD_LIBRARY_PATH="+folder, "TMS_TRACE="+path).succeeded(t)
 	records, _ := recorded(t, path)
 	require.GreaterOrEqual(t, len(records), 2*200)
 }
@@ -178,12 +179,13 @@ func TestRecordedFromOutside(t *testing.T) {
 		}
 		told = append(told, fmt.Sprintf("%d %d %s %d", r.Kind, r.Flags, names[i], r.Size/mib))
 	}
-	const made, begin, end = trace.Made, trace.Begin, trace.End
+	const made, begin, end, earlier = trace.Made, trace.Begin, trace.End, trace.FlagPausable | trace.FlagEarlier
 	require.ElementsMatch(t, []string{
-		fmt.Sprintf("%d %d weights 24", made, trace.FlagPausable|trace.FlagEarlier), fmt.Sprintf("%d %d cache 8", made, trace.FlagPausable|trace.FlagEarlier),
+		fmt.Sprintf("%d %d weights 24", made, earlier), fmt.Sprintf("%d %d cache 8", made, earlier),
 		"figures weights 24 24 0", "figures cache 8 8 0", fmt.Sprintf("%d 0  3", made),
-		fmt.Sprintf("%d %d weights 0", begin, trace.Pause), "figures weights 24 0 24", fmt.Sprintf("%d %d weights 24", end, trace.Pause),
-		fmt.Sprintf("%d %d weights 0", begin, trace.Resume), "figures weights 24 24 0", fmt.Sprintf("%d %d weights 24", end, trace.Resume),
+		fmt.Sprintf("%d %d weights 0", begin, trace.Pause), "figures weights 24 0 24",
+		fmt.Sprintf("%d %d weights 24", end, trace.Pause), fmt.Sprintf("%d %d weights 0", begin, trace.Resume),
+		"figures weights 24 24 0", fmt.Sprintf("%d %d weights 24", end, trace.Resume),
 	}, told)
 
 	// A file to which another process records stays as it is.

@@ -95,7 +95,7 @@ func TestAHoldIsItsClients(t *testing.T) {
 // A client that must keep sending and stays silent counts as gone.
 func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 	h := working(t)
-	for _, r := range []control.Request{{Op: control.Pause, Hold: true, Lease: 0.05}, {Op: control.Align, Lease: 0.05}} {
+	for _, r := range []control.Request{{Op: control.Pause, Hold: true, Lease: .05}, {Op: control.Align, Lease: .05}} {
 		silent := h.dial()
 		well(t, silent, r)
 		h.goesOn()
@@ -178,7 +178,7 @@ func TestClientsAtRandom(t *testing.T) {
 	h := working(t)
 	seconds, err := strconv.ParseFloat(cmp.Or(os.Getenv("TMS_CLIENTS_SECONDS"), "1"), 64)
 	require.NoError(t, err)
-	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TMS_CLIENTS_SEED"), strconv.FormatInt(time.Now().UnixNano()%1e9, 10)), 10, 64)
+	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TMS_CLIENTS_SEED"), strconv.Itoa(time.Now().Nanosecond())), 10, 64)
 	require.NoError(t, err)
 	t.Logf("TMS_CLIENTS_SEED=%d", seed)
 	rounds := uint64(0)
@@ -211,13 +211,15 @@ func behave(h *steered, r *rand.Rand, keeps bool) {
 	}
 	defer c.Close()
 	for range 2 + r.IntN(10) {
-		ops := []string{control.Pause, control.Pause, "hold", "hold", control.Resume, control.Undo, control.Align, control.Status, control.Await}
+		ops := []string{control.Pause, control.Pause, "hold", "hold", control.Resume, control.Undo, control.Align,
+			control.Status, control.Await}
 		if keeps {
 			ops = append(ops, control.Keep)
 		}
 		request := gated(ops[r.IntN(len(ops))], "")
 		timeout, idle := []float64{0, 0.01, 1}[r.IntN(3)], []float64{0, 0.001}[r.IntN(2)]
-		if tag := []string{"", "", "weights", "cache"}[r.IntN(4)]; tag != "" && (request.Op == control.Pause || request.Op == control.Resume) {
+		tag := []string{"", "", "weights", "cache"}[r.IntN(4)]
+		if tag != "" && (request.Op == control.Pause || request.Op == control.Resume) {
 			request.Tag = &tag
 		}
 		switch request.Op {

@@ -23,24 +23,24 @@ var sanitized = strings.HasSuffix(os.Getenv(buildVariable), "sanitized")
 
 // unsanitized are the tests whose hosts cannot run so, and why.
 var unsanitized = map[string]string{
-	"TestForkInEveryState/(starting.*|.*_16)": "hundreds take a minute, and one while Go starts hangs in AddressSanitizer",
+	"TestForkInEveryState/(starting.*|.*_16)": "hundreds take a minute; one while Go starts hangs in AddressSanitizer",
 	"TestUnusedCostsLittle":                   "it measures time and memory",
-	"TestPrograms":                            "it limits the address space, of which AddressSanitizer takes 16 TiB, and compares stderr",
+	"TestPrograms":                            "as TestLimits, and it compares stderr",
 	"TestLoadingInASandbox":                   "the sanitizers make system calls of their own",
 	"TestMusl":                                "there is no AddressSanitizer for musl",
 	"TestOtherMallocs":                        "AddressSanitizer is a malloc of its own",
 	"TestNoLimitEndsTheProcess":               "as TestLimits",
-	"TestBookkeepingIsFull":                   "it leaves no memory, which AddressSanitizer ends the process for when it is the one that asks",
+	"TestBookkeepingIsFull":                   "it leaves no memory, without which AddressSanitizer ends the process",
 	"TestRecordMakesNoSystemCall":             "the sanitizers make system calls of their own",
 	"TestOrdinaryPrograms":                    "not all programs bear AddressSanitizer",
-	"TestCrowd":                               "two thousand threads with small stacks are too many for AddressSanitizer",
+	"TestCrowd":                               "2000 threads with small stacks are too many for AddressSanitizer",
 	"TestLimits":                              "it limits the address space, of which AddressSanitizer takes 16 TiB",
 }
 
 // ofGo are the tests of Go by way of C that other tests try: sanitizers see C alone. The soak runs them all.
-const ofGo = "^Test(Pool|PoolUnderAProgramThatKnowsNone|ManyTags|" +
-	"RequestsThatAreRefused|ManyClients|Cancel|ControlDirectory|ControlOfOthers|ControlIsRobust|AHold.*|APauseIsItsClients|ClientsAtRandom|" +
-	"Socket.*|AnAnswerThatIsLate|PausedWhileItWorks|Exports|HeaderDeclaresEveryExport|StackOfOurC|ClosedAndOpenedAgain|Faulthandler)$"
+const ofGo = "^Test(Pool|PoolUnderAProgramThatKnowsNone|ManyTags|RequestsThatAreRefused|ManyClients|Cancel|Exports|" +
+	"ControlDirectory|ControlOfOthers|ControlIsRobust|AHold.*|APauseIsItsClients|ClientsAtRandom|Socket.*|" +
+	"AnAnswerThatIsLate|PausedWhileItWorks|HeaderDeclaresEveryExport|StackOfOurC|ClosedAndOpenedAgain|Faulthandler)$"
 
 // leaking are the hosts that are not searched for leaks, and why.
 var leaking = map[string]string{
@@ -95,8 +95,8 @@ func sanitizedEnvironment(t *testing.T, environment []string, program, reports s
 		}
 	}
 	// The host or Go handles faults, and the host sets alternate signal stacks.
-	options := fmt.Sprintf("log_path='%s':detect_leaks=%d:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:handle_sigill=0:"+
-		"handle_abort=0:use_sigaltstack=0", reports, leaks)
+	options := fmt.Sprintf("log_path='%s':detect_leaks=%d:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:"+
+		"handle_sigill=0:handle_abort=0:use_sigaltstack=0", reports, leaks)
 	return append(environment, "ASAN_OPTIONS="+options, "UBSAN_OPTIONS=print_stacktrace=1:log_path='"+reports+"'")
 }
 

@@ -10,8 +10,8 @@ import (
 func TestSymmetricMemory(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		t.Run(cudart, func(t *testing.T) {
-			together(t, compile(t, "symmetric", cudart), []string{"mutual", "taken", "moved", "freed", "killed", "importer_dies",
-				"while_paused", "devices", "refused"}, "TMS_SHAREABLE=1", "CUDASIM_DEVICES=2")
+			together(t, compile(t, "symmetric", cudart), []string{"mutual", "taken", "moved", "freed", "killed",
+				"importer_dies", "while_paused", "devices", "refused"}, "TMS_SHAREABLE=1", "CUDASIM_DEVICES=2")
 		})
 	}
 	program := compile(t, "symmetric", majors[1])

@@ -91,7 +91,7 @@ func TestArenasGrowWithUse(t *testing.T) {
 		all = append(all, malloc(t, engine, vmm.Request{Size: 5 * gib, Tag: fmt.Sprint(i % 3)}))
 		if i == 0 {
 			require.Equal(t, uint64(1), sim.Stat("reservations"))
-			require.LessOrEqual(t, sim.Stat("reserved_bytes"), uint64(128*gib), "the first is as large as the device's memory")
+			require.LessOrEqual(t, sim.Stat("reserved_bytes"), uint64(128*gib), "as large as the device's memory")
 		}
 		require.NoError(t, pause(engine, vmm.Options{}))
 	}

@@ -58,7 +58,8 @@ func TestStatsTellOfPendingFrees(t *testing.T) {
 	for _, address := range append(a, small) {
 		require.NoError(t, engine.Free(address, true))
 	}
-	require.Equal(t, []stats.Waiting{{What: "free", Why: "a stream was being captured", Count: 3, Bytes: 6*mib + 700}}, waiting())
+	require.Equal(t, []stats.Waiting{{What: "free", Why: "a stream was being captured", Count: 3, Bytes: 6*mib + 700}},
+		waiting())
 	sim.Fail("cuMemUnmap", 1, 999)
 	engine.FreeDeferred()
 	require.Len(t, waiting(), 1)

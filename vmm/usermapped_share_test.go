@@ -170,10 +170,10 @@ func TestImportedHandleAndReset(t *testing.T) {
 	s.end()
 }
 
-// Every driver call of an import's life fails once: the call is made again, nothing is left, and the memory can be paused.
+// Every driver call of an import's life fails once: it is made again, nothing is left, and the memory can be paused.
 func TestImportedHandleAndFailures(t *testing.T) {
-	for _, function := range []string{"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemUnmap",
-		"cuMemRelease"} {
+	for _, function := range []string{"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemMap",
+		"cuMemSetAccess", "cuMemUnmap", "cuMemRelease"} {
 		t.Run(function, func(t *testing.T) {
 			s := newMappedShare(t)
 			sim, err := cudasim.Load()

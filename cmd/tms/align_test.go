@@ -50,7 +50,8 @@ func pauseApart(t *testing.T, ranks ranks, pauses int, more ...string) (tries []
 		t.Logf("%d tries, %.3f s", outcomes[0].Tries, time.Since(start).Seconds())
 		before := ranks[0].do("work")
 		succeeds(t, "resume", "--job", "apart")
-		require.Eventually(t, func() bool { return ranks[0].do("work") != before }, time.Minute, time.Millisecond, "it goes on")
+		require.Eventually(t, func() bool { return ranks[0].do("work") != before },
+			time.Minute, time.Millisecond, "it goes on")
 	}
 	return tries
 }
@@ -95,7 +96,8 @@ func TestRanksThatAreApartWithEverything(t *testing.T) {
 			ranks, _ := startApart(t, kind, 3, device, "CUDASIM_MEMORY=128M")
 			for range hermetic.Often(3, 1) {
 				out := succeeds(t, "pause", "--job", "apart", "--everything")
-				require.Equal(t, len(ranks), strings.Count(out, "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended; the rest by the driver"), out)
+				require.Equal(t, len(ranks), strings.Count(out,
+					"NCCL 2.29.7: 2 communicators with 8.00 MiB suspended; the rest by the driver"), out)
 				require.Regexp(t, `all 3 processes stood between the same collectives at try \d+\n`, out)
 				succeeds(t, "resume", "--job", "apart")
 			}
@@ -168,7 +170,8 @@ func TestARankThatIsFarBehind(t *testing.T) {
 		}
 	}
 	require.Contains(t, words, "tms: "+ranks[1].number()+": it does not answer (stopped?)\n")
-	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[1].number()+": it does not answer")
+	require.Contains(t, words,
+		"tms: "+ranks[0].number()+": left as it was: process "+ranks[1].number()+": it does not answer")
 	require.NoError(t, ranks[1].Process.Signal(syscall.SIGCONT))
 	ranks[1].advances("work")
 	pauseApart(t, ranks, 1)
@@ -204,12 +207,12 @@ func (a *aligning) align(targets map[string]uint64) *control.Alignment {
 }
 
 // until asks again until a thread is held back before a sequence.
-func (a *aligning) until(wanted string, targets map[string]uint64) *control.Alignment {
+func (a *aligning) until(name string, targets map[string]uint64) *control.Alignment {
 	a.t.Helper()
 	var found *control.Alignment
 	require.Eventually(a.t, func() bool {
 		found = a.align(targets)
-		return slices.ContainsFunc(found.Sequences, func(s control.Sequence) bool { return s.Name == wanted && s.Wanted })
+		return slices.ContainsFunc(found.Sequences, func(s control.Sequence) bool { return s.Name == name && s.Wanted })
 	}, time.Minute, time.Millisecond)
 	return found
 }
@@ -237,7 +240,8 @@ func TestAlign(t *testing.T) {
 		require.Equal(t, found, a.align(map[string]uint64{name: 0}))
 	}
 	other := startAligning(t, c.Process.Pid)
-	require.Contains(t, other.ask(control.Request{Op: control.Align}).Error, "another client aligns the process with others")
+	require.Contains(t, other.ask(control.Request{Op: control.Align}).Error,
+		"another client aligns the process with others")
 	reply := a.ask(control.Request{Op: control.Pause, Hold: true, NCCL: &control.NCCL{}})
 	require.True(t, reply.OK, reply.Error)
 	require.Contains(t, a.ask(control.Request{Op: control.Align}).Error, "stopped already")
@@ -251,7 +255,8 @@ func TestAlign(t *testing.T) {
 	require.Equal(t, "ok", c.do("send 0"), "itself, which no other counts")
 	found = a.align(map[string]uint64{name: 1, sends(1): 2})
 	require.False(t, found.Reached)
-	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 1}, {Name: sends(1), Ranks: 3, Here: 1, Begun: 1}}, found.Sequences)
+	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 1},
+		{Name: sends(1), Ranks: 3, Here: 1, Begun: 1}}, found.Sequences)
 	require.Equal(t, "ok", c.do("send 1"))
 	require.True(t, a.align(map[string]uint64{name: 1, sends(1): 2}).Reached)
 	say("send 1")
@@ -271,8 +276,8 @@ func TestAlign(t *testing.T) {
 	require.Equal(t, "ok", c.line())
 	found = a.align(map[string]uint64{name: 1, sends(1): 4, sends(2): 1})
 	require.False(t, found.Reached)
-	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 2}, {Name: sends(1), Ranks: 3, Here: 1, Begun: 5},
-		{Name: sends(2), Ranks: 3, Here: 1, Begun: 1}}, found.Sequences)
+	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 2},
+		{Name: sends(1), Ranks: 3, Here: 1, Begun: 5}, {Name: sends(2), Ranks: 3, Here: 1, Begun: 1}}, found.Sequences)
 
 	// An operation that has begun and is not launched has not arrived yet.
 	begun := map[string]uint64{name: 3, sends(1): 5, sends(2): 1}

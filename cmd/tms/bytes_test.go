@@ -79,7 +79,8 @@ func TestBytes(t *testing.T) {
 	_, address := serving(t)
 	s := scrape(t, address)
 	one, other := "pid="+counted.number(), "pid="+plain.number()
-	require.Equal(t, []float64{16 * mib}, s.values("tms_device_library_bytes", one, "device=0", "library=steered", "kind=allocations"))
+	require.Equal(t, []float64{16 * mib},
+		s.values("tms_device_library_bytes", one, "device=0", "library=steered", "kind=allocations"))
 	require.Empty(t, s.values("tms_device_library_bytes", other))
 	require.Equal(t, []float64{30 * mib}, s.values("tms_device_process_bytes", one, "source=nvml"))
 	require.Equal(t, []float64{6 * mib}, s.values("tms_device_unnamed_bytes", one, "device=0"))
@@ -132,7 +133,8 @@ func TestWhoseFigureItIs(t *testing.T) {
 	} {
 		d := deviceBytes{UUID: "GPU-1", NamedBytes: 500}
 		d.measure(c.gpu, pid, c.alone, c.same)
-		require.Equal(t, deviceBytes{UUID: "GPU-1", Name: "GPU", NamedBytes: 500, UsedBytes: c.used, RestBytes: c.rest, Source: c.source}, d, c)
+		require.Equal(t, deviceBytes{UUID: "GPU-1", Name: "GPU", NamedBytes: 500, UsedBytes: c.used, RestBytes: c.rest,
+			Source: c.source}, d, c)
 	}
 }
 
@@ -140,15 +142,18 @@ func TestWhoseFigureItIs(t *testing.T) {
 func TestTableOfBytes(t *testing.T) {
 	long := strings.Repeat("long", 30)
 	state := control.ProcessState{PID: 1, Command: long, Devices: []control.Device{{Device: 1, UUID: "GPU-2"}},
-		Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{Device: 0, UUID: "GPU-1", PoolBytes: 5 << 20, BackupBytes: 6 << 20, Tags: []stats.Tag{
-			{Tag: long, LiveBytes: 999 << 30, PhysicalBytes: 10 << 20, PausedBytes: 999 << 30, SlackBytes: 999 << 30, BackupBytes: 999 << 30,
-				HostBytes: 999 << 30}}}}}},
+		Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{Device: 0, UUID: "GPU-1", PoolBytes: 5 << 20,
+			BackupBytes: 6 << 20, Tags: []stats.Tag{{Tag: long, LiveBytes: 999 << 30, PhysicalBytes: 10 << 20,
+				PausedBytes: 999 << 30, SlackBytes: 999 << 30, BackupBytes: 999 << 30, HostBytes: 999 << 30}}}}}},
 		Account: &control.Account{Uncounted: 3, Others: []control.Other{
 			{Device: 0, Library: "lib\x1b[2J.so", Kind: control.Allocations, Bytes: 2 << 20, Count: 4},
-			{Device: 0, Kind: control.Pool, Bytes: 3 << 20, Count: 1}, {Device: 0, Library: "libcublas.so.12", Kind: control.Pool, Bytes: 1 << 20},
+			{Device: 0, Kind: control.Pool, Bytes: 3 << 20, Count: 1},
+			{Device: 0, Library: "libcublas.so.12", Kind: control.Pool, Bytes: 1 << 20},
 			{Device: 0, Kind: control.Graphs, Bytes: 4 << 20}}}}
-	found := []process{{ProcessState: state, here: 1}, {ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"}}
-	measure(found, []nvml.Device{{UUID: "GPU-1", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 62 << 20, Known: true}}},
+	found := []process{{ProcessState: state, here: 1},
+		{ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"}}
+	measure(found, []nvml.Device{
+		{UUID: "GPU-1", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 62 << 20, Known: true}}},
 		{UUID: "GPU-2", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 500 << 20, Known: true}}}})
 	var out strings.Builder
 	require.NoError(t, writeBytes(&out, found, nil))

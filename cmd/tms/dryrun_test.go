@@ -16,13 +16,16 @@ func TestDryRun(t *testing.T) {
 	one, other := small.number(), large.number()
 	out := succeeds(t, "pause", "--dry-run", one)
 	require.Regexp(t, "^"+one+`: would free 32\.00 MiB of device 0: 8\.00 MiB of cache, 24\.00 MiB of weights`+"\n"+
-		one+": would free 8.00 MiB without contents: cache\n"+one+`: would take 24\.00 MiB of host memory for contents(; .* available)?`+"\n$", out)
+		one+": would free 8.00 MiB without contents: cache\n"+
+		one+`: would take 24\.00 MiB of host memory for contents(; .* available)?`+"\n$", out)
 	require.Equal(t, one+": nothing to resume\n", succeeds(t, "resume", "--dry-run", "--tag", "cache", one))
 
 	out, errors_, code := command(t, "resume", "--dry-run", other)
 	require.Equal(t, exitNo, code)
-	require.Contains(t, out, other+": would take 64.00 MiB of device 0: 16.00 MiB of cache, 48.00 MiB of weights; 38.00 MiB free\n")
-	require.Equal(t, "tms: "+other+": it does not fit: device 0 would have 38.00 MiB free and 64.00 MiB are needed\n", errors_)
+	require.Contains(t, out,
+		other+": would take 64.00 MiB of device 0: 16.00 MiB of cache, 48.00 MiB of weights; 38.00 MiB free\n")
+	require.Equal(t, "tms: "+other+": it does not fit: device 0 would have 38.00 MiB free and 64.00 MiB are needed\n",
+		errors_)
 	require.Contains(t, succeeds(t, "resume", "--dry-run", other, "--tag", "cache"),
 		"16.00 MiB of cache; 38.00 MiB free\n")
 
@@ -33,7 +36,8 @@ func TestDryRun(t *testing.T) {
 	require.Equal(t, []string{control.Pause, control.Resume}, []string{plans[0].Op, plans[1].Op})
 	require.EqualValues(t, smallBytes, held(t, small))
 	require.Zero(t, held(t, large))
-	require.Equal(t, []uint64{8 << 20, 16 << 20}, []uint64{plans[0].WithoutContents, plans[1].WithoutContents}) // 16 are gone
+	require.Equal(t, []uint64{8 << 20, 16 << 20}, // 16 are gone
+		[]uint64{plans[0].WithoutContents, plans[1].WithoutContents})
 	require.Equal(t, uint64(8<<20), plans[0].Devices[0].Tags[0].WithoutContents)
 
 	outcomes := parsed[[]outcome](t, succeeds(t, "swap", "--json", one, other))
@@ -74,7 +78,8 @@ func TestPlans(t *testing.T) {
 	require.Empty(t, make(other, control.Resume, state(0, stats.Tag{PausedBytes: 60})).Error)
 	require.Contains(t, make(own, control.Resume, state(3, stats.Tag{PausedBytes: 60})).Error,
 		"device 3 would have 50 bytes free and 60 bytes are needed")
-	require.Contains(t, make(own, control.Resume, state(1, stats.Tag{PausedBytes: 11})).Error, "would have 10 bytes free")
+	require.Contains(t, make(own, control.Resume, state(1, stats.Tag{PausedBytes: 11})).Error,
+		"would have 10 bytes free")
 	checkpointed := state(0, stats.Tag{PausedBytes: 11})
 	checkpointed.Stats.Everything = true
 	made := make(own, control.Resume, checkpointed)

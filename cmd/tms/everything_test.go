@@ -28,10 +28,10 @@ func startWhole(t *testing.T, environment ...string) *whole {
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which also asks the driver
 	program := steeredProgram(t)
-	shared := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
-	w := &whole{steered: startSteered(t, program, append(shared, environment...)...)}
+	all := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
+	w := &whole{steered: startSteered(t, program, append(all, environment...)...)}
 	w.do("own 40")
-	w.other = startSteered(t, program, append(shared, "TMS_CONTROL=0")...)
+	w.other = startSteered(t, program, append(all, "TMS_CONTROL=0")...)
 	w.other.do("pause")
 	w.requireFree(56)
 	return w
@@ -156,12 +156,13 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 		w.spoiled(planned, words, "pause", w.number(), "--everything", "--force", "--timeout", "1")
 	}
 	for planned, words := range map[string]string{
-		"cuCheckpointProcessGetState:1:999":   "unknown error (999)",
-		"cuCheckpointProcessLock:1:600":       "has not ended within 1s",
-		"cuCheckpointProcessLock:1:999":       "unknown error (999); it goes on as before",
-		"cuCheckpointProcessCheckpoint:1:2":   "out of memory (2); it goes on as before",
-		"cuCheckpointProcessCheckpoint:1:801": "managed memory, memory shared with other processes, or a part of a GPU (MIG); it goes on as before",
-		"cuCheckpointProcessGetState:2:999":   "it goes on as before",
+		"cuCheckpointProcessGetState:1:999": "unknown error (999)",
+		"cuCheckpointProcessLock:1:600":     "has not ended within 1s",
+		"cuCheckpointProcessLock:1:999":     "unknown error (999); it goes on as before",
+		"cuCheckpointProcessCheckpoint:1:2": "out of memory (2); it goes on as before",
+		"cuCheckpointProcessCheckpoint:1:801": "managed memory, memory shared with other processes, or " +
+			"a part of a GPU (MIG); it goes on as before",
+		"cuCheckpointProcessGetState:2:999": "it goes on as before",
 	} {
 		fail(planned, words)
 		w.do("check")
@@ -223,16 +224,17 @@ func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 	w.refused("cannot be stopped", "pause", w.number(), "--everything") // no gate, and not forced
 	w.asBefore()
 	w.do("export")
-	w.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed; "+
-		"without --everything, what is pausable can be paused", "pause", w.number(), "--everything", "--force")
+	w.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that "+
+		"processes share cannot be checkpointed; without --everything, what is pausable can be paused",
+		"pause", w.number(), "--everything", "--force")
 	require.Equal(t, "801 0 ", w.do("everything 5")[:6])
 	w.asBefore()
 	t.Setenv("LD_LIBRARY_PATH", "")
 	w.refused("the driver's checkpoint is not to be had", "pause", w.number(), "--everything", "--force")
 	w.asBefore()
 	t.Setenv("LD_LIBRARY_PATH", oldDriver(t))
-	w.refused("this one has no cuCheckpointProcessGetState, which came with driver 570; without --everything, what is pausable can be paused",
-		"pause", w.number(), "--everything", "--force")
+	w.refused("this one has no cuCheckpointProcessGetState, which came with driver 570; without --everything, "+
+		"what is pausable can be paused", "pause", w.number(), "--everything", "--force")
 	w.asBefore()
 	succeeds(t, "resume", w.number())
 }

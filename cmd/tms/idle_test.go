@@ -123,8 +123,9 @@ func TestIdle(t *testing.T) {
 	require.Equal(t, "ok", other.do("check"))
 	answer := one.background("check")
 	waits(t, answer)
-	require.Eventually(t, func() bool { return strings.Contains(watch.said(), one.number()+": called, and waits for memory: ") },
-		time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Contains(watch.said(), one.number()+": called, and waits for memory: ")
+	}, time.Minute, time.Millisecond)
 	require.Regexp(t, one.number()+`: paused, 32\.00 MiB freed in .* s, 8\.00 MiB without contents`, watch.said())
 	succeeds(t, "pause", other.number())
 	require.Equal(t, "ok", <-answer)
@@ -133,7 +134,7 @@ func TestIdle(t *testing.T) {
 		require.Equal(t, "ok", one.do("check"))
 	}
 	resumed := func() int { return strings.Count(watch.said(), one.number()+": called, and resumed after ") }
-	require.Eventually(t, func() bool { return resumed() >= rounds+1 }, time.Minute, time.Millisecond) // it says so a moment later
+	require.Eventually(t, func() bool { return resumed() >= rounds+1 }, time.Minute, time.Millisecond) // said later
 	require.Equal(t, rounds+1, resumed())
 
 	// A process that works only now and then is not paused either.
@@ -199,7 +200,8 @@ func TestIdleIsKilled(t *testing.T) {
 	require.NoError(t, watch.Process.Signal(os.Interrupt))
 	require.Error(t, watch.Wait())
 	require.Equal(t, exitNo, watch.ProcessState.ExitCode())
-	require.Regexp(t, "^tms: "+one.number()+": still paused, because it cannot be resumed \\(.*\\); it tries again by itself\n$", watch.errors.String())
+	require.Regexp(t, "^tms: "+one.number()+
+		": still paused, because it cannot be resumed \\(.*\\); it tries again by itself\n$", watch.errors.String())
 	waits(t, answer)
 	require.NoError(t, other.Process.Kill())
 	require.Equal(t, "ok", <-answer)
@@ -284,7 +286,7 @@ func TestIdleBySlices(t *testing.T) {
 	watch := idle(t, one.number(), other.number(), "--after", "1h", "--lock", file, "--slice", "150ms")
 	free := func() int { return third.count("free") }
 	const together = 256 - 3*32
-	require.Eventually(t, func() bool { return free() > together }, time.Minute, time.Millisecond, "both run as it begins")
+	require.Eventually(t, func() bool { return free() > together }, time.Minute, time.Millisecond, "both run at first")
 	for _, s := range []*steered{one, other} {
 		require.Equal(t, "ok", s.do("work"))
 	}

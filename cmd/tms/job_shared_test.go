@@ -45,10 +45,10 @@ func TestJobThatSharesMemory(t *testing.T) {
 func TestImportedMemoryIsLost(t *testing.T) {
 	ownSockets(t)
 	start := func() *steered {
-		command := exec.Command(tms, "run", "--", steeredProgram(t))
-		command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
+		c := exec.Command(tms, "run", "--", steeredProgram(t))
+		c.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
 			"CUDASIM_MEMORY=256M", "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")))
-		return startProgram(t, command)
+		return startProgram(t, c)
 	}
 	exporter, importer := start(), start()
 	exporter.do("own 2")
@@ -68,10 +68,11 @@ func TestImportedMemoryIsLost(t *testing.T) {
 	require.Equal(t, "ok", importer.do("check"))
 
 	lost := func() bool {
-		table := succeeds(t, "ps")
-		objects := succeeds(t, "ps", "--json")
-		said := strings.Contains(table, importer.number()+": lost 2.00 MiB of other processes, which have ended or freed it: default\n")
-		require.Equal(t, said, strings.Contains(objects, fmt.Sprintf(`"imported_lost_bytes":%d`, 2<<20)), "%s\n%s", table, objects)
+		table, objects := succeeds(t, "ps"), succeeds(t, "ps", "--json")
+		said := strings.Contains(table,
+			importer.number()+": lost 2.00 MiB of other processes, which have ended or freed it: default\n")
+		require.Equal(t, said, strings.Contains(objects, fmt.Sprintf(`"imported_lost_bytes":%d`, 2<<20)),
+			"%s\n%s", table, objects)
 		return said
 	}
 	require.True(t, lost())

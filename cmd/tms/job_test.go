@@ -154,7 +154,8 @@ func TestJobIsNotPaused(t *testing.T) {
 	stop(t, ranks[2].Process)
 	words = fails(t, exitNoProcess, "tms: "+ranks[2].number()+": it does not answer (stopped?)\n",
 		"pause", "--job", "here:29500")
-	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[2].number()+": it does not answer")
+	require.Contains(t, words,
+		"tms: "+ranks[0].number()+": left as it was: process "+ranks[2].number()+": it does not answer")
 	require.NoError(t, ranks[2].Process.Signal(syscall.SIGCONT))
 
 	// One rank never comes to the collective: time runs out.

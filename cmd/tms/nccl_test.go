@@ -37,7 +37,8 @@ func (c *communicating) said() string {
 
 func buildC(t *testing.T, name string, arguments ...string) string {
 	t.Helper()
-	return hermetic.Compile(t, name, append([]string{"-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"}, arguments...)...)
+	arguments = append([]string{"-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"}, arguments...)
+	return hermetic.Compile(t, name, arguments...)
 }
 
 const (
@@ -120,8 +121,8 @@ func TestCommunicatorsAreSuspendedWithEverything(t *testing.T) {
 			c.do("all 2", "ranks 3 3", "reduce")
 			c.requireFree(104 - 20)
 			for range 2 {
-				require.Regexp(t, `paused, 24.00 MiB freed in .* s, 8\.00 MiB without contents; NCCL 2\.29\.7: 5 communicators with 20\.00 MiB suspended; the rest by the driver`,
-					c.pause())
+				require.Regexp(t, `paused, 24.00 MiB freed in .* s, 8\.00 MiB without contents; NCCL 2\.29\.7: `+
+					`5 communicators with 20\.00 MiB suspended; the rest by the driver`, c.pause())
 				c.requireFree(128)
 				c.do("fork")
 				c.resume()
@@ -132,7 +133,8 @@ func TestCommunicatorsAreSuspendedWithEverything(t *testing.T) {
 			require.Contains(t, c.pause(), "NCCL 2.29.7: 10 communicators with 40.00 MiB suspended")
 			c.resume()
 			c.do("destroy 9")
-			require.Contains(t, c.pause(), "NCCL 2.29.7: 1 communicator with 4.00 MiB left to the driver (ncclCommSuspend waits for all ranks")
+			require.Contains(t, c.pause(),
+				"NCCL 2.29.7: 1 communicator with 4.00 MiB left to the driver (ncclCommSuspend waits for all ranks")
 			c.requireFree(128)
 			c.resume()
 			c.do("destroy 1")
@@ -146,14 +148,14 @@ func TestCommunicatorsAreSuspendedWithEverything(t *testing.T) {
 // What cannot be suspended is left to the driver, and the output says so; the pause is still made.
 func TestCommunicatorsThatStay(t *testing.T) {
 	for _, test := range []struct{ name, version, make, environment, words string }{
-		{"no function", ncclOld, "all 2", "",
-			"NCCL 2.27.5: 2 communicators left to the driver (this version has no ncclCommSuspend, which came with 2.29.7)"},
-		{"ranks elsewhere", ncclNew, "ranks 1 2", "",
-			"NCCL 2.29.7: 1 communicator with 4.00 MiB left to the driver (ncclCommSuspend waits for all ranks, and some are in other processes)"},
+		{"no function", ncclOld, "all 2", "", "NCCL 2.27.5: 2 communicators left to the driver " +
+			"(this version has no ncclCommSuspend, which came with 2.29.7)"},
+		{"ranks elsewhere", ncclNew, "ranks 1 2", "", "NCCL 2.29.7: 1 communicator with 4.00 MiB left to the driver " +
+			"(ncclCommSuspend waits for all ranks, and some are in other processes)"},
 		{"a failure", ncclNew, "all 2", "FAKE_NCCL=fail",
 			"NCCL 2.29.7: 2 communicators with 8.00 MiB left to the driver (ncclCommSuspend has failed)"},
-		{"not blocking", ncclNew, "all 2", "NCCL_COMM_BLOCKING=0",
-			"NCCL 2.29.7: 2 communicators with 8.00 MiB left to the driver (non-blocking ones go on with threads of NCCL's own)"},
+		{"not blocking", ncclNew, "all 2", "NCCL_COMM_BLOCKING=0", "NCCL 2.29.7: 2 communicators with 8.00 MiB left " +
+			"to the driver (non-blocking ones go on with threads of NCCL's own)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := startNCCL(t, "linked", test.version, test.environment)
@@ -170,16 +172,17 @@ func TestCommunicatorsThatStay(t *testing.T) {
 		c.do("all 2")
 		c.do("other " + buildNCCL(t, ncclNew))
 		c.do("all 1")
-		require.Contains(t, c.pause(), "NCCL 2.27.5: 2 communicators left to the driver (this version has no ncclCommSuspend, which came with 2.29.7); "+
-			"NCCL 2.29.7: 1 communicator with 4.00 MiB suspended;")
+		require.Contains(t, c.pause(), "NCCL 2.27.5: 2 communicators left to the driver (this version has no "+
+			"ncclCommSuspend, which came with 2.29.7); NCCL 2.29.7: 1 communicator with 4.00 MiB suspended;")
 		c.resume()
 	})
 	t.Run("memory that is shared", func(t *testing.T) {
 		c := startNCCL(t, "linked", ncclNew)
 		c.do("ranks 1 2", "export")
-		c.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed "+
-			"(NCCL 2.29.7 shares memory between ranks on one host, until it is suspended in all of them at once, as by tms pause --job ID "+
-			"--everything); without --everything", "pause", c.number(), "--everything")
+		c.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that "+
+			"processes share cannot be checkpointed (NCCL 2.29.7 shares memory between ranks on one host, until it is "+
+			"suspended in all of them at once, as by tms pause --job ID --everything); without --everything",
+			"pause", c.number(), "--everything")
 		c.do("reduce")
 	})
 	t.Run("inside", func(t *testing.T) {
@@ -193,8 +196,8 @@ func TestCommunicatorsThatStay(t *testing.T) {
 func TestASuspendThatHangs(t *testing.T) {
 	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang6000")
 	c.do("all 2")
-	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL, which may be of no use now; all else is as before, "+
-		"and the program runs on", "pause", c.number(), "--everything", "--timeout", "1")
+	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL, which may be of no use now; "+
+		"all else is as before, and the program runs on", "pause", c.number(), "--everything", "--timeout", "1")
 	c.do("check")
 	require.Equal(t, "0", c.do("stats"))
 	c.refused("has not come back from ncclCommSuspend within 1s", "pause", c.number(), "--timeout", "1")
@@ -206,8 +209,8 @@ func TestASuspendThatHangs(t *testing.T) {
 // A suspend may return just as its caller gives up: one of the two does the resume.
 func TestASuspendThatIsLate(t *testing.T) {
 	reach, seen := filepath.Join("..", "..", "preload", "gate", "reach"), filepath.Join(t.TempDir(), "seen")
-	object := buildC(t, "suspending.o", "-fPIC", "-fvisibility=hidden", "-include", filepath.Join("..", "..", "preload", "testdata", "late.h"), "-c",
-		filepath.Join(reach, "suspending.c"))
+	object := buildC(t, "suspending.o", "-fPIC", "-fvisibility=hidden", "-include",
+		filepath.Join("..", "..", "preload", "testdata", "late.h"), "-c", filepath.Join(reach, "suspending.c"))
 	sources, err := filepath.Glob(filepath.Join(reach, "*.c"))
 	require.NoError(t, err)
 	sources = slices.DeleteFunc(sources, func(file string) bool { return filepath.Base(file) == "suspending.c" })
@@ -337,8 +340,9 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 		r.do("ranks 1 3", "all 2", "split")
 	}
 	out := spread(t, "pause", "--everything")
-	require.Equal(t, 2, strings.Count(out, "6 communicators with 24.00 MiB suspended; NCCL 2.29.7: 2 communicators with 8.00 MiB left to the driver "+
-		"(ncclCommSuspend waits for all ranks, and some are in other processes); the rest by the driver"), out)
+	require.Equal(t, 2, strings.Count(out, "6 communicators with 24.00 MiB suspended; "+
+		"NCCL 2.29.7: 2 communicators with 8.00 MiB left to the driver (ncclCommSuspend waits for all ranks, "+
+		"and some are in other processes); the rest by the driver"), out)
 	ranks[0].requireFree(128)
 	spread(t, "resume")
 	asBefore(72 - 7*8)
@@ -362,7 +366,8 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	ranks[1].do("export")
 	out = spread(t, "pause", "--everything", "--timeout", "10") // half waits for ranks that did not do the same
 	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
-	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
+	require.Contains(t, out,
+		"stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
 	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].number()+
 		": the driver's checkpoint would lose")
 	require.NotContains(t, out, "without --everything")
@@ -451,7 +456,8 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 		second, err := net.Dial("unix", filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", ranks[1].number()+".sock"))
 		require.NoError(t, err)
 		timeout := 60.0
-		hold := control.Request{Version: control.Version, ID: 1, Op: control.Pause, Hold: true, Timeout: &timeout, NCCL: &control.NCCL{}}
+		hold := control.Request{Version: control.Version, ID: 1, Op: control.Pause, Hold: true, Timeout: &timeout,
+			NCCL: &control.NCCL{}}
 		reply, err := first.Do(context.Background(), hold)
 		require.NoError(t, err)
 		require.Len(t, reply.Communicators, 1, reply.Error)
@@ -518,8 +524,8 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	c := startNCCL(t, "handle", ncclNew)
 	c.do("all 1")
-	const words = " is registered with NCCL 2.29.7 by ncclCommRegister, and a registration does not survive a pause: call ncclCommDeregister first, " +
-		"or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)"
+	const words = " is registered with NCCL 2.29.7 by ncclCommRegister, and a registration does not survive a pause: " +
+		"call ncclCommDeregister first, or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)"
 	goes := func(more ...string) {
 		t.Helper()
 		succeeds(t, append([]string{"pause", c.number()}, more...)...)
@@ -584,8 +590,9 @@ func TestCollectivesInGraphsAreWarnedOf(t *testing.T) {
 		}
 		require.Equal(t, test.warned, strings.Count(c.said(), words), c.said())
 		if test.warned > 0 {
-			require.Regexp(t, "in a CUDA graph, by ncclAllReduce, and has perhaps registered it there, which does not survive a pause: that graph may "+
-				"hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it anew after a resume", c.said())
+			require.Regexp(t, "in a CUDA graph, by ncclAllReduce, and has perhaps registered it there, which does not "+
+				"survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it anew "+
+				"after a resume", c.said())
 		}
 	}
 }

@@ -76,13 +76,12 @@ func ownState(state control.ProcessState) json.RawMessage {
 }
 
 func rudely(manner string) func(control.Request) control.Reply {
-	idle := 1e6
-	doing := ""
+	idle, doing, part := 1e6, "", &stats.Progress{Operation: obeyed, Total: 1}
 	if manner == "works" {
 		doing = obeyed
 	}
 	state := ownState(control.ProcessState{Command: obeyed, Doing: doing, IdleSeconds: &idle,
-		Stats: control.Stats{Version: obeyed, Stats: stats.Stats{Devices: []stats.Device{{UUID: obeyed, Progress: &stats.Progress{Operation: obeyed, Total: 1},
+		Stats: control.Stats{Version: obeyed, Stats: stats.Stats{Devices: []stats.Device{{UUID: obeyed, Progress: part,
 			Tags: []stats.Tag{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}}}}},
 		Devices: []control.Device{{UUID: obeyed}},
 		Account: &control.Account{Others: []control.Other{{Library: obeyed, Kind: obeyed, Bytes: 1}}}})
@@ -112,17 +111,18 @@ func TestPrintable(t *testing.T) {
 	refuses, agrees, works := start("refuses"), start("agrees"), start("works")
 	harmless := func(words string, arguments ...string) string {
 		t.Helper()
-		out, errors_, _ := command(t, arguments...)
-		if i := strings.IndexFunc(out+errors_, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }); i >= 0 {
-			t.Errorf("%v: %q", arguments, out+errors_)
+		out, told, _ := command(t, arguments...)
+		if strings.ContainsFunc(out+told, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }) {
+			t.Errorf("%v: %q", arguments, out+told)
 		}
-		require.Contains(t, out+errors_, words, "%v", arguments)
+		require.Contains(t, out+told, words, "%v", arguments)
 		return out
 	}
 	const printed = "[2J"
-	for _, arguments := range [][]string{{"pause", refuses}, {"resume", refuses}, {"pause", "--dry-run", refuses}, {"resume", "--dry-run", refuses},
-		{"swap", agrees, refuses}, {"swap", refuses, agrees}, {"swap", "--dry-run", refuses, agrees}, {"idle", refuses},
-		{"record", refuses, "--for", "1ms"}, {"ps"}, {"ps", "--bytes"}, {"pause", "--job", obeyed}, {"pause", "--job", "another"}, {"__complete", "pause", ""},
+	for _, arguments := range [][]string{{"pause", refuses}, {"resume", refuses}, {"pause", "--dry-run", refuses},
+		{"resume", "--dry-run", refuses}, {"swap", agrees, refuses}, {"swap", refuses, agrees},
+		{"swap", "--dry-run", refuses, agrees}, {"idle", refuses}, {"record", refuses, "--for", "1ms"}, {"ps"},
+		{"ps", "--bytes"}, {"pause", "--job", obeyed}, {"pause", "--job", "another"}, {"__complete", "pause", ""},
 		{"pause", agrees}, {"resume", agrees}} {
 		harmless(printed, arguments...)
 	}
@@ -142,9 +142,9 @@ func TestPrintable(t *testing.T) {
 	}
 
 	// The name of a thread, in a real program.
-	program := steeredProgram(t)
-	c := exec.Command(tms, "run", "--", program)
-	c.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "LD_PRELOAD=")
+	c := exec.Command(tms, "run", "--", steeredProgram(t))
+	c.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
+		"LD_PRELOAD=")
 	s := startToListen(t, c)
 	s.do("name \x1b[31mX\x1b]0;o\x07", "busy 600000")
 	require.Eventually(t, func() bool {

@@ -102,5 +102,6 @@ func TestProgressOfAWait(t *testing.T) {
 	large, _, _ := pair(t)
 	_, told, code := command(t, "resume", large.number(), "--wait", "2.5")
 	require.Equal(t, exitNo, code)
-	require.Regexp(t, `^(tms: resuming `+large.number()+`( 0%, 0 bytes of .*)?, \d s\n)+tms: `+large.number()+`: resume: `, told)
+	require.Regexp(t, `^(tms: resuming `+large.number()+`( 0%, 0 bytes of .*)?, \d s\n)+tms: `+large.number()+
+		`: resume: `, told)
 }

@@ -46,7 +46,8 @@ func TestReplayTable(t *testing.T) {
 	t.Parallel()
 	lines := strings.Split(strings.TrimSpace(replayed(t, "--pool", "all", training)), "\n")
 	require.Equal(t, training, lines[0])
-	require.Regexp(t, `^pool +operations +ns/op +again +peak live +peak reserved +reserved/live +internal +external +source calls +failures$`, lines[1])
+	require.Regexp(t, `^pool +operations +ns/op +again +peak live +peak reserved +reserved/live +internal +external`+
+		` +source calls +failures$`, lines[1])
 	require.Len(t, lines, 2+len(kinds.Names()))
 	for i, kind := range kinds.Names() {
 		require.Regexp(t, `^`+kind+` +\d+ .* 0$`, lines[2+i])
@@ -58,8 +59,9 @@ func TestReplayJSON(t *testing.T) {
 	got := objects(t, replayed(t, "--pool", "caching", "--json", training, training))
 	require.Len(t, got, 2)
 	for _, o := range got {
-		for _, key := range []string{"trace", "kind", "source", "operations", "ns_per_op", "peak_live_bytes", "peak_reserved_bytes",
-			"reserved_per_live", "internal_fragmentation", "external_fragmentation", "source_calls", "failures", "metadata_bytes"} {
+		for _, key := range []string{"trace", "kind", "source", "operations", "ns_per_op", "peak_live_bytes",
+			"peak_reserved_bytes", "reserved_per_live", "internal_fragmentation", "external_fragmentation",
+			"source_calls", "failures", "metadata_bytes"} {
 			require.Contains(t, o, key)
 		}
 		require.Contains(t, o["detail"], "num_alloc_retries", "the kind's own statistics")
@@ -134,8 +136,8 @@ func TestReplaySnapshot(t *testing.T) {
 	replayed(t, "--pool", "naive", "--memory", "4MiB", "--snapshot", snapshot, path)
 	output := python(t, snapshot, "import json; print(json.dumps(s))")
 	const base = 1 << 40
-	event := func(action string, address, size, stream int) map[string]any {
-		return map[string]any{"action": action, "addr": float64(address), "size": float64(size), "stream": float64(stream), "frames": []any{}}
+	event := func(action string, address, size, stream float64) map[string]any {
+		return map[string]any{"action": action, "addr": address, "size": size, "stream": stream, "frames": []any{}}
 	}
 	oom := event("oom", 0, 9000000, 0)
 	oom["device_free"] = float64(4<<20 - 1000)
@@ -143,8 +145,8 @@ func TestReplaySnapshot(t *testing.T) {
 	require.NoError(t, json.Unmarshal(output, &got))
 	require.Equal(t, []any{[]any{event("segment_alloc", base, 1000, 0), event("alloc", base, 1000, 0), oom,
 		event("segment_alloc", base+1024, 3000, 0), event("alloc", base+1024, 3000, 5),
-		event("free_requested", base, 1000, 0), event("free_completed", base, 1000, 0), event("segment_free", base, 1000, 0),
-	}}, got["device_traces"])
+		event("free_requested", base, 1000, 0), event("free_completed", base, 1000, 0),
+		event("segment_free", base, 1000, 0)}}, got["device_traces"])
 	require.NoError(t, json.Unmarshal([]byte(`{"segments": [{"device": 0, "address": 1099511628800, "total_size": 3000,
 		"allocated_size": 3000, "active_size": 3000, "requested_size": 3000, "stream": 5, "segment_type": "large",
 		"is_expandable": false, "frames": [], "blocks": [{"size": 3000, "requested_size": 3000,
@@ -186,7 +188,8 @@ for e in s["device_traces"][0]:
     if e["action"].startswith("segment"): print(e["action"], e["size"] >> 20, e["stream"])
 `)
 	require.Equal(t, []string{"2 small 5", "30 large 8", "segment_alloc 2 5", "segment_alloc 20 6", "segment_alloc 2 7",
-		"segment_free 20 6", "segment_free 2 7", "segment_alloc 30 8"}, strings.Split(strings.TrimSpace(string(output)), "\n"))
+		"segment_free 20 6", "segment_free 2 7", "segment_alloc 30 8"},
+		strings.Split(strings.TrimSpace(string(output)), "\n"))
 }
 
 func TestReplayRefuses(t *testing.T) {

@@ -20,9 +20,9 @@ func staticProgram(t *testing.T) string {
 	simulator := filepath.Join("..", "..", "internal", "cudasim")
 	sources, err := filepath.Glob(filepath.Join(simulator, "runtime", "*.c"))
 	require.NoError(t, err)
-	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-O1", "-pthread", "-fvisibility=hidden",
+	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-O1", "-pthread",
 		"-I" + simulator, "-I" + filepath.Join(simulator, "driver"), "-I" + filepath.Join("..", "..", "vmm", "digest"),
-		filepath.Join("..", "..", "preload", "testdata", "static.c")}, sources...)
+		"-fvisibility=hidden", filepath.Join("..", "..", "preload", "testdata", "static.c")}, sources...)
 	return hermetic.Compile(t, "static", append(arguments, "-ldl")...)
 }
 
@@ -116,8 +116,8 @@ func TestRunIsRefused(t *testing.T) {
 // The program's children have the environment that tms was started with.
 func TestRunWithoutInheritance(t *testing.T) {
 	command := exec.Command(tms, "run", "--backup", "peer", "--no-inherit", "--", "timeout", "60", "env")
-	command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "TMS_EXCLUDE=libother.so", "LD_PRELOAD=", "TMS_VERIFY=1",
-		"LD_LIBRARY_PATH="+built(t, "sim"))
+	command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "TMS_EXCLUDE=libother.so",
+		"LD_PRELOAD=", "TMS_VERIFY=1", "LD_LIBRARY_PATH="+built(t, "sim"))
 	output, err := command.CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	plain := exec.Command("env")

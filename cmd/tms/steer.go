@@ -42,7 +42,7 @@ type outcome struct {
 	// For --job with --everything: why the driver has not taken the rest, and how much that is according to NVML.
 	Stays     string `json:"stays,omitempty"`
 	LeftBytes uint64 `json:"left_bytes,omitempty"`
-	Tries     int    `json:"tries,omitempty"` // for a pause of a job: tries until all stood between the same collectives
+	Tries     int    `json:"tries,omitempty"` // for a job's pause: tries until all stood between the same collectives
 
 	unreachable bool
 }

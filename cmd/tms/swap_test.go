@@ -48,9 +48,9 @@ const largeBytes, smallBytes = 64 << 20, 32 << 20
 func TestSwap(t *testing.T) {
 	in, out, start := pair(t)
 	for i := range hermetic.Number(t, "TMS_SWAPS", 4) {
-		require.Regexp(t, "^"+out.number()+`: paused, \d\d\.00 MiB freed in \d+\.\d\d s, (8|16)\.00 MiB without contents`+"\n"+
-			in.number()+`: resumed, \d\d\.00 MiB in \d+\.\d\d s`+"\n$", succeeds(t, "swap", out.number(), in.number()),
-			i)
+		require.Regexp(t, "^"+out.number()+`: paused, \d\d\.00 MiB freed in \d+\.\d\d s, (8|16)\.00 MiB without `+
+			"contents\n"+in.number()+`: resumed, \d\d\.00 MiB in \d+\.\d\d s`+"\n$",
+			succeeds(t, "swap", out.number(), in.number()), i)
 		require.Equal(t, "ok", in.do("check"))
 		in, out = out, in
 	}

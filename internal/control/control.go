@@ -45,7 +45,7 @@ const (
 	Resume = "resume" // takes the memory again
 	Keep   = "keep"   // what this client has paused stays paused when it goes
 	Cancel = "cancel" // withdraws this client's request that has not begun, or waits for memory
-	Undo   = "undo"   // resumes what this client has paused and not kept, unless another client has too; and ends its hold
+	Undo   = "undo"   // resumes what this client has paused and not kept, unless another has too; and ends its hold
 	Await  = "await"  // answers when a thread waits for the resume, or nothing holds threads up; else NotReady, in time
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
 	// Between processes of which one has the other's memory mapped; see vmm.Processes. None of these waits for a pause.

@@ -21,10 +21,12 @@ func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 func FuzzParseRequest(f *testing.F) {
 	tag, timeout := "weights", 2.5
 	for _, r := range []control.Request{
-		{Version: 1, Op: control.Status}, {Version: 1, ID: 1 << 63, Op: control.Pause, Tag: &tag, Timeout: &timeout, Force: true, Keep: true},
+		{Version: 1, Op: control.Status},
+		{Version: 1, ID: 1 << 63, Op: control.Pause, Tag: &tag, Timeout: &timeout, Force: true, Keep: true},
 		{Version: 1, Op: control.Pause, Idle: &timeout}, {Version: 1, Op: control.Await, Wait: 1},
-		{Version: 1, Op: control.Resume, Tag: &tag, Wait: 60}, {Version: 1, Op: control.Keep}, {Version: 2, Op: control.Cancel},
-		{Version: 1, Op: control.Lend, Share: 1 << 63, Import: 2}, {Version: 1, Op: control.Record, File: "/tmp/file"}, {Version: 1, Op: control.Record},
+		{Version: 1, Op: control.Resume, Tag: &tag, Wait: 60}, {Version: 1, Op: control.Keep},
+		{Version: 2, Op: control.Cancel}, {Version: 1, Op: control.Lend, Share: 1 << 63, Import: 2},
+		{Version: 1, Op: control.Record, File: "/tmp/file"}, {Version: 1, Op: control.Record},
 		{Version: 1, Op: control.Align, Wait: 0.01, Lease: 60, Targets: map[string]uint64{"c0ffee:0:1": 7}},
 	} {
 		f.Add(bytes.TrimSuffix(control.Line(r), []byte("\n")))
@@ -44,8 +46,9 @@ func FuzzParseRequest(f *testing.F) {
 			return
 		}
 		require.Equal(t, control.Version, r.Version)
-		require.Contains(t, []string{control.Status, control.Pause, control.Resume, control.Keep, control.Cancel, control.Undo, control.Await,
-			control.Move, control.Record, control.Align, control.Lend, control.Returned, control.Hand}, r.Op)
+		require.Contains(t, []string{control.Status, control.Pause, control.Resume, control.Keep, control.Cancel,
+			control.Undo, control.Await, control.Move, control.Record, control.Align, control.Lend, control.Returned,
+			control.Hand}, r.Op)
 		for _, seconds := range []float64{r.Wait, r.Lease, r.TimeoutSeconds(), max(0, r.IdleSeconds())} {
 			require.True(t, seconds >= 0 && seconds <= control.MaxSeconds)
 		}
@@ -60,18 +63,19 @@ func FuzzParseRequest(f *testing.F) {
 }
 
 func TestLine(t *testing.T) {
-	line := control.Line(control.Reply{Version: 1, ID: 3, OK: true, Process: json.RawMessage(`{"pid":1}`)})
-	require.Equal(t, `{"version":1,"id":3,"ok":true,"code":0,"bytes":0,"seconds":0,"process":{"pid":1}}`+"\n", string(line))
-	line = control.Line(control.Reply{Process: json.RawMessage("{")})
-	require.True(t, json.Valid(line), "%s", line)
-	require.Contains(t, string(line), `"ok":false`)
+	line := string(control.Line(control.Reply{Version: 1, ID: 3, OK: true, Process: json.RawMessage(`{"pid":1}`)}))
+	require.Equal(t, `{"version":1,"id":3,"ok":true,"code":0,"bytes":0,"seconds":0,"process":{"pid":1}}`+"\n", line)
+	broken := control.Line(control.Reply{Process: json.RawMessage("{")})
+	require.True(t, json.Valid(broken), "%s", broken)
+	require.Contains(t, string(broken), `"ok":false`)
 }
 
 func TestDirectories(t *testing.T) {
 	require.Equal(t, []string{"/run/x/tms", "/tmp/tms-7"}, control.Directories("/run/x", "", 7))
 	require.Equal(t, []string{"/var/tmp/tms-7"}, control.Directories("", "/var/tmp", 7))
 	require.Equal(t, []string{"/tmp/tms-7"}, control.Directories("relative", "../tmp", 7))
-	require.Equal(t, []string{"/run/user/7/tms", "/a/tms-7", "/tmp/tms-7"}, control.AllDirectories("/run/user/7", "/a", 7))
+	require.Equal(t, []string{"/run/user/7/tms", "/a/tms-7", "/tmp/tms-7"},
+		control.AllDirectories("/run/user/7", "/a", 7))
 	require.Equal(t, []string{"/a/tms", "/tmp/tms-7", "/run/user/7/tms"}, control.AllDirectories("/a", "", 7))
 	require.Equal(t, []string{"/a/tms-7", "/run/user/7/tms", "/tmp/tms-7"}, control.AllDirectories("", "/a", 7))
 	require.Equal(t, []string{"/a/tms", "/b/tms-7"}, control.AllDirectories("/a", "/b", 7), "apart from all others")

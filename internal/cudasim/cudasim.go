@@ -48,8 +48,8 @@ type Sim struct {
 	// Path is the file the handle came from.
 	Path string
 
-	// Stat, Fail, ClearFailures, FailuresFired and Reset are the functions of cudasim.h; Stat returns Unknown for a name
-	// that does not exist.
+	// Stat, Fail, ClearFailures, FailuresFired and Reset are the functions of cudasim.h; Stat returns Unknown for a
+	// name that does not exist.
 	Stat          func(name string) uint64
 	Fail          func(function string, nth, code int)
 	ClearFailures func()

@@ -33,7 +33,7 @@ func compile(t *testing.T, fixture string, major int) string {
 	args := []string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread",
 		"-Idriver/abi", filepath.Join("testdata", fixture+".c"), filepath.Join(dir, "libcuda.so.1"), "-ldl"}
 	if major != 0 {
-		args = append(args, fmt.Sprintf("-DCUDART_MAJOR=%d", major), filepath.Join(dir, fmt.Sprintf("libcudart.so.%d", major)))
+		args = append(args, fmt.Sprintf("-DCUDART_MAJOR=%d", major), fmt.Sprintf("%s/libcudart.so.%d", dir, major))
 	}
 	if strings.HasSuffix(filepath.Dir(dir), "sanitized") {
 		args = append(args, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
@@ -70,13 +70,14 @@ var environments = map[string][]string{
 	"freed_in_order_is_found_again":   {"CUDASIM_MEMORY=64M"},
 	"allocating_beside_a_gate":        {"CUDASIM_MEMORY=64M"},
 	"ten_thousand_handles":            {"CUDASIM_MEMORY=64G"},
-	"by_environment":                  {"CUDASIM_FAIL=cuMemMap:3:2,cuMemCreate_v9:1:1,cuMemCreate:1:2,rubbish,cuInit:x:1,cuMemRelease:1:999"},
 	"bad_values_give_defaults":        {"CUDASIM_DEVICES=many", "CUDASIM_MEMORY=-5G", "CUDASIM_GRANULARITY=3M"},
 	"good_values":                     {"CUDASIM_DEVICES=2", "CUDASIM_MEMORY=3M", "CUDASIM_GRANULARITY=64k"},
 	"several_mappings_or_nothing":     {"CUDASIM_DEVICES=2"},
 	"unmapping_several_does_not_wait": {"CUDASIM_DEVICES=2"},
 	"no_device":                       {"CUDASIM_DEVICES=0"},
 	"no_peers":                        {"CUDASIM_PEERS=0"},
+	"by_environment": {"CUDASIM_FAIL=cuMemMap:3:2,cuMemCreate_v9:1:1,cuMemCreate:1:2,rubbish,cuInit:x:1," +
+		"cuMemRelease:1:999"},
 }
 
 // What a case prints on stderr, line by line; cases not listed print nothing.
@@ -146,9 +147,12 @@ func TestLibrariesLookLikeTheRealOnes(t *testing.T) {
 		file, version string
 		required      []string
 	}{
-		{"libcuda.so.1", "", []string{"cuInit", "cuMemAlloc_v2", "cuMemMap", "cuGetProcAddress_v2", "cuMemcpyHtoDAsync_v2_ptsz"}},
-		{"libcudart.so.12", "libcudart.so.12", []string{"cudaMalloc", "cudaFree", "cudaGetDeviceProperties_v2", "cudaStreamGetCaptureInfo_v3", "cudaMemcpy_ptds"}},
-		{"libcudart.so.13", "libcudart.so.13", []string{"cudaMalloc", "cudaFree", "cudaGetDeviceProperties", "cudaMallocAsync_ptsz", "cudaGetDriverEntryPointByVersion"}},
+		{"libcuda.so.1", "",
+			[]string{"cuInit", "cuMemAlloc_v2", "cuMemMap", "cuGetProcAddress_v2", "cuMemcpyHtoDAsync_v2_ptsz"}},
+		{"libcudart.so.12", "libcudart.so.12", []string{"cudaMalloc", "cudaFree", "cudaGetDeviceProperties_v2",
+			"cudaStreamGetCaptureInfo_v3", "cudaMemcpy_ptds"}},
+		{"libcudart.so.13", "libcudart.so.13", []string{"cudaMalloc", "cudaFree", "cudaGetDeviceProperties",
+			"cudaMallocAsync_ptsz", "cudaGetDriverEntryPointByVersion"}},
 	} {
 		t.Run(library.file, func(t *testing.T) {
 			file, err := elf.Open(filepath.Join(simDir(t), library.file))

@@ -161,14 +161,15 @@ func TestTheFirstSaysHowMuchMemoryThereIs(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("cudasim: CUDASIM_MEMORY is %d for the processes that share %s; using that\n", 64*mib,
 		g.name), complaints)
 	one.end()
-	require.Equal(t, fmt.Sprintf("%d of %d", 32*mib, 32*mib), g.start("CUDASIM_MEMORY=32M").do("info", 0)) // all had left
+	require.Equal(t, fmt.Sprintf("%d of %d", 32*mib, 32*mib), g.start("CUDASIM_MEMORY=32M").do("info", 0)) // all left
 }
 
 func TestANameThatCannotBeOne(t *testing.T) {
 	g := newGroup(t)
 	for _, name := range []string{"a/b", strings.Repeat("x", 65)} {
 		stderr := run(t, compile(t, "vmm", 0), "unmapped_memory_faults", "CUDASIM_SHARED="+name)
-		require.Equal(t, "cudasim: CUDASIM_SHARED="+name+" is not a name of up to 64 characters without /; sharing with nobody\n", stderr)
+		require.Equal(t, "cudasim: CUDASIM_SHARED="+name+
+			" is not a name of up to 64 characters without /; sharing with nobody\n", stderr)
 	}
 	longest := newGroupNamed(g, strings.Repeat("x", 64-len(g.name)-1))
 	one, other := longest.start(), longest.start()

@@ -190,11 +190,12 @@ func TestWithoutNVML(t *testing.T) {
 		return
 	}
 	none, old := t.TempDir(), t.TempDir()
-	out, err := exec.Command("cc", "-shared", "-x", "c", "-o", filepath.Join(old, "libnvidia-ml.so.1"), "/dev/null").CombinedOutput()
+	library := filepath.Join(old, "libnvidia-ml.so.1")
+	out, err := exec.Command("cc", "-shared", "-x", "c", "-o", library, "/dev/null").CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	for folder, words := range map[string]string{none: "cannot open shared object file", old: "11.2 or newer is needed"} {
+	for dir, words := range map[string]string{none: "cannot open shared object file", old: "11.2 or newer is needed"} {
 		c := exec.Command(os.Args[0], "-test.run=^TestWithoutNVML$")
-		c.Env = append(os.Environ(), "EXPECTED_WORDS="+words, "LD_LIBRARY_PATH="+folder)
+		c.Env = append(os.Environ(), "EXPECTED_WORDS="+words, "LD_LIBRARY_PATH="+dir)
 		out, err := c.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}

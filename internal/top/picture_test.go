@@ -56,9 +56,10 @@ func (s *style) apply(sequence string) error {
 // terminal, and blocks as rectangles, because fonts leave gaps between them.
 func draw(screen string, width, height int) (string, error) {
 	var svg strings.Builder
-	fmt.Fprintf(&svg, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" font-family="ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace" font-size="14">`+"\n",
+	fmt.Fprintf(&svg, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" `+
+		`font-family="ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace" font-size="14">`+"\n"+
+		"<title>tms top: devices, processes and their tags as bars, and the last pauses and resumes</title>\n",
 		letterWidth*float64(width)+2*edge, lineHeight*height+2*edge)
-	svg.WriteString("<title>tms top: devices, processes and their tags as bars, and the last pauses and resumes</title>\n")
 	fmt.Fprintf(&svg, `<rect width="100%%" height="100%%" rx="8" fill="%s"/>`+"\n", paper)
 	opacity := map[rune]string{'█': "1", '▒': ".55", '░': ".25"}
 	for row, line := range strings.Split(screen, "\n") {
@@ -84,12 +85,14 @@ func draw(screen string, width, height int) (string, error) {
 			}
 			wide := letterWidth * float64(len(letters))
 			if how, block := opacity[letters[0]]; block && strings.Trim(part, string(letters[0])) == "" {
-				fmt.Fprintf(&svg, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s" opacity="%s"/>`+"\n", x, y+3, wide, lineHeight-5, fore, how)
+				fmt.Fprintf(&svg, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s" opacity="%s"/>`+"\n",
+					x, y+3, wide, lineHeight-5, fore, how)
 				continue
 			}
 			attributes := ""
 			if now.reverse {
-				fmt.Fprintf(&svg, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n", x, y, wide, lineHeight, fore)
+				fmt.Fprintf(&svg, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n",
+					x, y, wide, lineHeight, fore)
 				fore = paper
 			}
 			if now.bold {
@@ -98,8 +101,8 @@ func draw(screen string, width, height int) (string, error) {
 			if now.faint {
 				attributes += ` opacity=".6"`
 			}
-			fmt.Fprintf(&svg, `<text x="%.1f" y="%d" textLength="%.1f" fill="%s"%s xml:space="preserve">%s</text>`+"\n", x, y+lineHeight-5, wide, fore,
-				attributes, html.EscapeString(part))
+			fmt.Fprintf(&svg, `<text x="%.1f" y="%d" textLength="%.1f" fill="%s"%s xml:space="preserve">%s</text>`+"\n",
+				x, y+lineHeight-5, wide, fore, attributes, html.EscapeString(part))
 		}
 	}
 	svg.WriteString("</svg>\n")
@@ -122,8 +125,8 @@ func TestPicture(t *testing.T) {
 	}
 	server := func(paused bool) Process {
 		p := Process{PID: 4711, Command: "python serve.py --port 8000", Tags: []Tag{
-			{Name: "weights", State: "active", Live: 48 * gib, Held: 48 * gib, Backup: 48 * gib, Where: "host", LastPause: 1},
-			{Name: "kv_cache", State: "active", Live: 20 * gib, Held: 20 * gib, LastPause: 1}}}
+			{Name: "weights", State: "active", Live: 48 * gib, Held: 48 * gib, Backup: 48 * gib, Where: "host",
+				LastPause: 1}, {Name: "kv_cache", State: "active", Live: 20 * gib, Held: 20 * gib, LastPause: 1}}}
 		if !paused {
 			p.Tags[0].LastResume, p.Tags[1].LastResume = 1.66, 1.66
 			return p
@@ -138,7 +141,8 @@ func TestPicture(t *testing.T) {
 			{Label: "0 H200", Total: 141 * gib, Ours: 70 * gib, Others: 4 * gib, Free: 67 * gib}}}
 	}
 	v := start(t, look(at, true, false), Settings{})
-	for i, l := range []Look{look(at.Add(3*time.Second), true, true), look(at.Add(5*time.Second), false, true), look(at.Add(12*time.Second), false, true)} {
+	for i, l := range []Look{look(at.Add(3*time.Second), true, true), look(at.Add(5*time.Second), false, true),
+		look(at.Add(12*time.Second), false, true)} {
 		v.source.look = l
 		v.Update(v.ask())
 		require.Len(t, v.events, min(2, i+1))
@@ -154,7 +158,8 @@ func TestPicture(t *testing.T) {
 	}
 	written, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, string(written), picture, "docs/top.svg is not what the screen looks like; draw it anew: go test ./internal/top -run TestPicture -write-top")
+	require.Equal(t, string(written), picture, "docs/top.svg is not what the screen looks like; draw it anew: "+
+		"go test ./internal/top -run TestPicture -write-top")
 	_, err = draw("\x1b[38;5;200mx", 80, 1)
 	require.ErrorContains(t, err, "no way to draw")
 }

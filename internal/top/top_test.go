@@ -65,10 +65,10 @@ func aMoment() Look {
 			}},
 			{PID: 815, Container: "1a2b3c4d", Command: "python train.py", Tags: []Tag{
 				{Name: "model", State: "active", Live: 6 * gib, Held: 6 * gib},
-				{Name: "optimizer", State: "paused 5s", Live: 24 * gib, Paused: 24 * gib, Backup: 24 * gib, Where: "disk",
-					LastPause: 0.84, PausedSince: noon.Add(-5 * time.Second)},
-				{Device: 1, Name: "scratch", State: "paused 3m", Live: 8 * gib, Paused: 8 * gib, LastPause: 0.002, LastResume: 0.03,
-					PausedSince: noon.Add(-3 * time.Minute)},
+				{Name: "optimizer", State: "paused 5s", Live: 24 * gib, Paused: 24 * gib, Backup: 24 * gib,
+					Where: "disk", LastPause: 0.84, PausedSince: noon.Add(-5 * time.Second)},
+				{Device: 1, Name: "scratch", State: "paused 3m", Live: 8 * gib, Paused: 8 * gib, LastPause: 0.002,
+					LastResume: 0.03, PausedSince: noon.Add(-3 * time.Minute)},
 			}},
 			{PID: 99, Error: "it does not answer (stopped?)"},
 		},
@@ -92,9 +92,10 @@ func start(t *testing.T, look Look, settings Settings) *tester {
 	return v
 }
 
-var named = map[string]tea.Key{"up": {Code: tea.KeyUp}, "down": {Code: tea.KeyDown}, "enter": {Code: tea.KeyEnter}, "esc": {Code: tea.KeyEscape},
-	"backspace": {Code: tea.KeyBackspace}, "end": {Code: tea.KeyEnd}, "home": {Code: tea.KeyHome}, "pgdown": {Code: tea.KeyPgDown},
-	"pgup": {Code: tea.KeyPgUp}, "ctrl+c": {Code: 'c', Mod: tea.ModCtrl}, "ctrl+z": {Code: 'z', Mod: tea.ModCtrl}}
+var named = map[string]tea.Key{"up": {Code: tea.KeyUp}, "down": {Code: tea.KeyDown}, "enter": {Code: tea.KeyEnter},
+	"esc": {Code: tea.KeyEscape}, "backspace": {Code: tea.KeyBackspace}, "end": {Code: tea.KeyEnd},
+	"home": {Code: tea.KeyHome}, "pgdown": {Code: tea.KeyPgDown}, "pgup": {Code: tea.KeyPgUp},
+	"ctrl+c": {Code: 'c', Mod: tea.ModCtrl}, "ctrl+z": {Code: 'z', Mod: tea.ModCtrl}}
 
 // press presses keys one after another, and returns the command of the last.
 func (v *tester) press(keys ...string) (then tea.Cmd) {
@@ -197,11 +198,12 @@ func TestAllSizes(t *testing.T) {
 	for range 20 {
 		look.Devices = append(look.Devices, Device{Label: strings.Repeat("字", 30), Total: 1})
 	}
+	widths := []int{1, 2, 10, 35, 36, 37, 38, 39, 40, 41, 55, 63, 64, 71, 72, 73, 79, 80, 81, 110, 200}
 	for _, settings := range []Settings{{}, {ASCII: true}} {
 		v := start(t, look, settings)
 		v.press("p")
 		for _, height := range []int{1, 7, 8, 9, 10, 24, 59} {
-			for _, width := range []int{1, 2, 10, 35, 36, 37, 38, 39, 40, 41, 55, 63, 64, 71, 72, 73, 79, 80, 81, 110, 200} {
+			for _, width := range widths {
 				v.size(width, height)
 				for range 2 {
 					lines := strings.Split(v.View().Content, "\n")
@@ -266,8 +268,8 @@ func TestSorting(t *testing.T) {
 		}
 		return pids
 	}
-	for name, want := range map[string][]int{"most held": {4711, 815, 99}, "longest paused": {815, 99, 4711}, "number": {99, 815, 4711},
-		"command": {99, 4711, 815}} {
+	for name, want := range map[string][]int{"most held": {4711, 815, 99}, "longest paused": {815, 99, 4711},
+		"number": {99, 815, 4711}, "command": {99, 4711, 815}} {
 		for v.order.String() != name {
 			v.press("s")
 		}
@@ -333,22 +335,25 @@ func TestEvents(t *testing.T) {
 	tag := func(name string, paused uint64, pause, resume float64) Tag {
 		return Tag{Name: name, Paused: paused, LastPause: pause, LastResume: resume}
 	}
+	one, both := process(tag("a", 0, 0, 0)), process(tag("a", 0, 0, 0), tag("b", 0, 0, 0))
 	for name, c := range map[string]struct {
 		before, now Process
 		want        []string
 	}{
 		"nothing": {process(tag("a", 3*gib, 1, 1)), process(tag("a", 3*gib, 1, 1)), nil},
-		"one operation of two tags": {process(tag("a", 0, 0, 0), tag("b", 0, 0, 0)), process(tag("a", 3*gib, 0.5, 0), tag("b", gib, 0.5001, 0)),
+		"one operation of two tags": {both, process(tag("a", 3*gib, 0.5, 0), tag("b", gib, 0.5001, 0)),
 			[]string{"paused a, b: 4.00 GiB in 0.50 s, 8.6 GB/s"}},
-		"two operations": {process(tag("a", 0, 0, 0), tag("b", 0, 0, 0)), process(tag("a", 3*gib, 0.5, 0), tag("b", gib, 2, 0)),
+		"two operations": {both, process(tag("a", 3*gib, 0.5, 0), tag("b", gib, 2, 0)),
 			[]string{"paused a: 3.00 GiB in 0.50 s, 6.4 GB/s", "paused b: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
-		"a resume":         {process(tag("a", 3*gib, 1, 0)), process(tag("a", 0, 1, 0.05)), []string{"resumed a: 3.00 GiB in 0.0500 s, 64.4 GB/s"}},
-		"there and back":   {process(tag("a", 0, 0, 0)), process(tag("a", 0, 1, 2)), []string{"paused a in 1.00 s", "resumed a in 2.00 s"}},
-		"back and there":   {process(tag("a", 2*gib, 1, 1)), process(tag("a", gib, 2, 2)), []string{"resumed a: 2.00 GiB in 2.00 s, 1.1 GB/s", "paused a: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
+		"a resume": {process(tag("a", 3*gib, 1, 0)), process(tag("a", 0, 1, 0.05)),
+			[]string{"resumed a: 3.00 GiB in 0.0500 s, 64.4 GB/s"}},
+		"there and back": {one, process(tag("a", 0, 1, 2)), []string{"paused a in 1.00 s", "resumed a in 2.00 s"}},
+		"back and there": {process(tag("a", 2*gib, 1, 1)), process(tag("a", gib, 2, 2)),
+			[]string{"resumed a: 2.00 GiB in 2.00 s, 1.1 GB/s", "paused a: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
 		"freed meanwhile":  {process(tag("a", 3*gib, 1, 0)), process(), nil},
 		"new, and paused":  {process(), process(tag("a", 3*gib, 1, 0)), nil},
 		"freed, in part":   {process(tag("a", 3*gib, 1, 0)), process(tag("a", gib, 1, 0)), nil},
-		"another device's": {process(tag("a", 0, 0, 0)), process(Tag{Name: "a", Device: 1, Paused: gib, LastPause: 1}), nil},
+		"another device's": {one, process(Tag{Name: "a", Device: 1, Paused: gib, LastPause: 1}), nil},
 	} {
 		var texts []string
 		for _, e := range changes(c.before, c.now, noon) {

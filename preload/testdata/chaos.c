@@ -456,7 +456,7 @@ static void nothing_is_left(struct worker *w)
 	EXPECT(tms_pause(NULL), 0); /* finishes first what frees left undone */
 	tms_set_retain_cpu_backup(false);
 	EXPECT(tms_trim(), 0);
-	static const char *const what[] = {"handles", "mappings", "allocations", "registrations", "host_bytes", "used:0", "used:1"};
+	const char *what[] = {"handles", "mappings", "allocations", "registrations", "host_bytes", "used:0", "used:1"};
 	for (size_t i = 0; i < sizeof what / sizeof *what; i++)
 		if (sim_stat(what[i]) != 0) {
 			fprintf(stderr, "%s\n", stats());

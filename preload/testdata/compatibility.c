@@ -39,15 +39,15 @@ static bool starts(const char *name, const char *prefix)
 static int allocate(const char *name, void **pointer)
 {
 	void *pool = NULL;
-	size_t pitch = 0;
+	size_t row = 0;
 	if (starts(name, "cudaMallocPitch")) {
-		int code = CALL(cudaMallocPitch, name)(pointer, &pitch, 1000, 4000);
-		CHECK(code || pitch >= 1000);
+		int code = CALL(cudaMallocPitch, name)(pointer, &row, 1000, 4000);
+		CHECK(code || row >= 1000);
 		return code;
 	}
 	if (starts(name, "cuMemAllocPitch")) {
-		int code = ((int (*)(void **, size_t *, size_t, size_t, unsigned))function(name))(pointer, &pitch, 1000, 4000, 4);
-		CHECK(code || pitch >= 1000);
+		int code = ((int (*)(void **, size_t *, size_t, size_t, unsigned))function(name))(pointer, &row, 1000, 4000, 4);
+		CHECK(code || row >= 1000);
 		return code;
 	}
 	if (strcmp(name, "cudaMalloc3D") == 0) {
@@ -330,9 +330,9 @@ int main(int argc, char **argv)
 			struct prop prop;
 			unsigned char rest[56];
 		} props = {.prop = {.type = 1, .location_type = 1}};
-		void *pool = NULL, *memory = NULL;
+		void *pool = NULL, *memory = NULL, *from = function("cudaMallocFromPoolAsync");
 		EXPECT(((int (*)(void **, const void *))function("cudaMemPoolCreate"))(&pool, &props), 0);
-		EXPECT(((int (*)(void **, size_t, void *, void *))function("cudaMallocFromPoolAsync"))(&memory, SIZE, pool, stream), 0);
+		EXPECT(((int (*)(void **, size_t, void *, void *))from)(&memory, SIZE, pool, stream), 0);
 		EXPECT(release("cudaFreeAsync", memory), 0);
 		EXPECT(CALL(cudaFree, name)(pool), 0);
 		EXPECT(CALL(cudaFree, name)(pool), 1);

@@ -96,7 +96,8 @@ int main(void)
 		CHECK(tms_get_enable_cpu_backup() == (i == 0) && tms_get_enable_disk_backup() == (i == 1));
 		CHECK(tms_get_enable_peer_backup(NULL) == (i > 1 && i < 5));
 	}
-	const char *const others[] = {"", "cpu", "Host", "host ", "peer:", "peer:-1", "peer: 1", "peer:1x", "peer:99999", "peer:1:2"};
+	const char *const others[] = {"", "cpu", "Host", "host ", "peer:", "peer:-1", "peer: 1", "peer:1x",
+				      "peer:99999", "peer:1:2"};
 	EXPECT(tms_set_backup("disk"), 0);
 	for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
 		EXPECT(tms_set_backup(others[i]), 1);

@@ -95,7 +95,7 @@ static int has(pid_t of)
 /* The socket's thread has descriptors of its own, so its descriptor 2 is not the process's. */
 static pid_t socket_thread(void)
 {
-	char path[100], files[2][100];
+	char path[100], file[2][100];
 	pid_t found = 0;
 	snprintf(path, sizeof path, "/proc/%d/task", (int)exporter);
 	while (!found) {
@@ -103,7 +103,7 @@ static pid_t socket_thread(void)
 		CHECK(all);
 		for (struct dirent *entry; (entry = readdir(all));) {
 			pid_t one = atoi(entry->d_name);
-			if (one > 0 && file_of(exporter, "2", files[0]) && (!file_of(one, "2", files[1]) || strcmp(files[0], files[1])))
+			if (one > 0 && file_of(exporter, "2", file[0]) && (!file_of(one, "2", file[1]) || strcmp(file[0], file[1])))
 				found = one;
 		}
 		closedir(all);

@@ -215,7 +215,8 @@ int ncclGroupEnd(void)
 		if (group.begun[i].window)
 			*group.begun[i].window = malloc(1);
 		else
-			code = make(group.begun[i].comm, group.begun[i].ranks, group.begun[i].id, group.begun[i].rank, group.begun[i].device);
+			code = make(group.begun[i].comm, group.begun[i].ranks, group.begun[i].id, group.begun[i].rank,
+				    group.begun[i].device);
 	group.count = 0;
 	return code || !group.launch.count ? code : launch_all(&group.launch, group.stream);
 }

@@ -9,10 +9,10 @@ int cudaMemcpy(void *, const void *, size_t, int);
 int use(int byte)
 {
 	char there[4096], back[4096];
-	void *memory;
+	void *space;
 	memset(there, byte, sizeof there);
-	int code = cudaMalloc(&memory, sizeof there);
-	if (code || (code = cudaMemcpy(memory, there, sizeof there, 1)) || (code = cudaMemcpy(back, memory, sizeof back, 2)))
+	int code = cudaMalloc(&space, sizeof there);
+	if (code || (code = cudaMemcpy(space, there, sizeof there, 1)) || (code = cudaMemcpy(back, space, sizeof back, 2)))
 		return code;
-	return memcmp(there, back, sizeof back) ? -1 : cudaFree(memory);
+	return memcmp(there, back, sizeof back) ? -1 : cudaFree(space);
 }

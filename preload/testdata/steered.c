@@ -173,11 +173,11 @@ static void multicast(void)
 /* Exports a memory pool as a descriptor, or imports one from it, by the function of this name. */
 static int share_pool(const char *name, const char *path)
 {
-	void *pool;
+	void *pool, *function = dlsym(RTLD_DEFAULT, name);
 	int fd;
 	if (path) {
 		CHECK((fd = open(path, O_RDWR)) >= 0);
-		EXPECT(((int (*)(void **, void *, int, unsigned long long))dlsym(RTLD_DEFAULT, name))(&pool, (void *)(intptr_t)fd, 1, 0), 0);
+		EXPECT(((int (*)(void **, void *, int, unsigned long long))function)(&pool, (void *)(intptr_t)fd, 1, 0), 0);
 		return fd;
 	}
 	struct {
@@ -185,7 +185,7 @@ static int share_pool(const char *name, const char *path)
 		unsigned char rest[72];
 	} properties = {1, 1, 1, 0, {0}};
 	EXPECT(((int (*)(void **, void *))dlsym(RTLD_DEFAULT, "cudaMemPoolCreate"))(&pool, &properties), 0);
-	EXPECT(((int (*)(int *, void *, int, unsigned long long))dlsym(RTLD_DEFAULT, name))(&fd, pool, 1, 0), 0);
+	EXPECT(((int (*)(int *, void *, int, unsigned long long))function)(&fd, pool, 1, 0), 0);
 	return fd;
 }
 

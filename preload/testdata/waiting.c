@@ -129,9 +129,9 @@ static void report(int device, const char *operation, uint64_t done, uint64_t to
 	if (reported++)
 		return;
 	if (!strcmp(what, "inside")) {
-		int codes[] = {tms_pause(NULL), tms_resume("w"), tms_resume_within("w", 1), tms_trim(), tms_prepare(NULL, true)};
-		for (unsigned i = 0; i < sizeof codes / sizeof *codes; i++)
-			refused += codes[i] == 801;
+		int code[] = {tms_pause(NULL), tms_resume("w"), tms_resume_within("w", 1), tms_trim(), tms_prepare(NULL, true)};
+		for (unsigned i = 0; i < sizeof code / sizeof *code; i++)
+			refused += code[i] == 801;
 		CHECK(strstr(tms_last_error(), "progress callback"));
 		EXPECT(tms_prepare(NULL, false), 0);
 		free(stats());

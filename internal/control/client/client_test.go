@@ -43,11 +43,11 @@ func place(t *testing.T) string {
 
 func listen(t *testing.T, directory string, pid int) *net.UnixListener {
 	t.Helper()
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(directory, control.Name(pid)), Net: "unix"})
+	socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(directory, control.Name(pid)), Net: "unix"})
 	require.NoError(t, err)
-	listener.SetUnlinkOnClose(false)
-	t.Cleanup(func() { _ = listener.Close() })
-	return listener
+	socket.SetUnlinkOnClose(false)
+	t.Cleanup(func() { _ = socket.Close() })
+	return socket
 }
 
 func dial(t *testing.T, pid int) *client.Conn {

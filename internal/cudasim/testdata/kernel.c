@@ -260,8 +260,8 @@ STARTED(every_launch_counts)
 {
 	CUlibrary library;
 	CUkernel kernel;
-	const char *image = ".version 6.0\n.target sm_70\n.entry cudasim_add(.param .u64 a, .param .u64 b, .param .u32 c) {}";
-	OK(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+	const char *ptx = ".version 6.0\n.target sm_70\n.entry cudasim_add(.param .u64 a, .param .u64 b, .param .u32 c) {}";
+	OK(cuLibraryLoadData(&library, ptx, NULL, NULL, 0, NULL, NULL, 0));
 	OK(cuLibraryGetKernel(&kernel, library, "cudasim_add"));
 	CUdeviceptr words = allocate(16);
 	uint64_t count = 3;

@@ -55,8 +55,8 @@ func run(t *testing.T, on *trace.Trace, o Options) (*Result, []Event) {
 func at(address uint64) *uint64 { return &address }
 
 func TestEvents(t *testing.T) {
-	on := parse(t,
-		"allocate,0x1,100", "allocate,0x2,600", "free,0x1,100", "allocate,0x1,512", "allocate failure,(nil),2000", "free,0x2,600", "allocate,0x9,0", "free,0x9,0")
+	on := parse(t, "allocate,0x1,100", "allocate,0x2,600", "free,0x1,100", "allocate,0x1,512",
+		"allocate failure,(nil),2000", "free,0x2,600", "allocate,0x9,0", "free,0x9,0")
 	result, events := run(t, on, Options{Kind: "naive", Place: simulated(t, 0)})
 	require.Equal(t, []Event{
 		{Index: 0, Action: "allocate", Size: 100, Address: at(0), Block: 100, Reserved: 100},
@@ -115,18 +115,17 @@ func TestATraceOfNothing(t *testing.T) {
 func TestSettings(t *testing.T) {
 	place := simulated(t, 8<<30)
 	require.NoError(t, Check(Options{Kind: "caching", Settings: []string{"memory_fraction=0.5"}, Place: place}))
-	for _, wrong := range []Options{
-		{Kind: "best"}, {Kind: "caching", Settings: []string{"nonsense=1"}}, {Kind: "caching", Settings: []string{"nonsense"}},
-	} {
+	for _, wrong := range []Options{{Kind: "best"}, {Kind: "caching", Settings: []string{"nonsense=1"}},
+		{Kind: "caching", Settings: []string{"nonsense"}}} {
 		wrong.Place = place
 		require.ErrorIs(t, Check(wrong), pool.ErrOption)
 		_, err := Run(parse(t), wrong)
 		require.ErrorIs(t, err, pool.ErrOption)
 	}
 	on := parse(t, "allocate,0x1,5000000000", "allocate,0x2,1")
-	result, _ := run(t, on, Options{Kind: "caching", Settings: []string{"memory_fraction=0.5", "device=3"}, Place: place})
-	require.Equal(t, "memory_fraction=0.5,device=3", result.Settings)
-	require.Equal(t, uint64(1), result.Failures)
+	got, _ := run(t, on, Options{Kind: "caching", Settings: []string{"memory_fraction=0.5", "device=3"}, Place: place})
+	require.Equal(t, "memory_fraction=0.5,device=3", got.Settings)
+	require.Equal(t, uint64(1), got.Failures)
 }
 
 // training is a trace with blocks that stay and blocks that come and go.
@@ -163,12 +162,12 @@ func TestDevices(t *testing.T) {
 	t.Setenv("CUDASIM_MEMORY", "8G")
 	_, err := cudasim.Load()
 	require.NoError(t, err)
-	on := training(t)
-	_, want := run(t, on, Options{Kind: "paddle", Settings: []string{"initial=2MiB", "reallocate=2MiB"}, Place: simulated(t, 0)})
+	on, settings := training(t), []string{"initial=2MiB", "reallocate=2MiB"}
+	_, want := run(t, on, Options{Kind: "paddle", Settings: settings, Place: simulated(t, 0)})
 	for _, name := range []string{"cuda", "vmm"} {
 		place, err := NewPlace(name, 0)
 		require.NoError(t, err, "with the simulator loaded the name libcuda.so.1 is its")
-		result, events := run(t, on, Options{Kind: "paddle", Settings: []string{"initial=2MiB", "reallocate=2MiB"}, Place: place})
+		result, events := run(t, on, Options{Kind: "paddle", Settings: settings, Place: place})
 		require.Zero(t, result.Failures)
 		require.Equal(t, name, result.Source)
 		for i := range events {
@@ -178,7 +177,8 @@ func TestDevices(t *testing.T) {
 
 		place, err = NewPlace(name, 0)
 		require.NoError(t, err)
-		result, events = run(t, parse(t, "allocate,0x1,9000000000", "allocate,0x2,100"), Options{Kind: "naive", Place: place})
+		result, events = run(t, parse(t, "allocate,0x1,9000000000", "allocate,0x2,100"),
+			Options{Kind: "naive", Place: place})
 		require.Equal(t, uint64(1), result.Failures)
 		require.Contains(t, *events[0].Error, pool.ErrOutOfMemory.Error())
 		require.Nil(t, events[1].Error)

@@ -126,8 +126,8 @@ func busy(seed uint64, events, pauses int) (*recording, []uint64) {
 				figures(held, 0)
 				r.changed(int64(held), 0, -int64(held))
 			}
-			r.put(trace.Record{Kind: trace.End, Flags: uint8(o), Thread: number, Address: took, Size: held, Stream: held,
-				Pool: took / 8, Tag: r.tag("weights"), Other: took / 2})
+			r.put(trace.Record{Kind: trace.End, Flags: uint8(o), Thread: number, Address: took, Size: held,
+				Stream: held, Pool: took / 8, Tag: r.tag("weights"), Other: took / 2})
 		}
 		operation(trace.Pause)
 		r.now += 5e8

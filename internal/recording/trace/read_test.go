@@ -97,8 +97,8 @@ func TestMalformed(t *testing.T) {
 
 func TestFiles(t *testing.T) {
 	text := []byte(trace.Header + "\n1,t,allocate,0x100,8,0\n")
-	var packed bytes.Buffer
-	writer := gzip.NewWriter(&packed)
+	var pack bytes.Buffer
+	writer := gzip.NewWriter(&pack)
 	_, err := writer.Write(text)
 	require.NoError(t, err)
 	require.NoError(t, writer.Close())
@@ -108,13 +108,13 @@ func TestFiles(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, data, 0o600))
 		return path
 	}
-	for _, path := range []string{write("a.csv", text), write("a.csv.gz", packed.Bytes())} {
+	for _, path := range []string{write("a.csv", text), write("a.csv.gz", pack.Bytes())} {
 		got, err := trace.ReadFile(path)
 		require.NoError(t, err)
 		require.Equal(t, path, got.Name)
 		require.Len(t, got.Events, 1)
 	}
-	for name, data := range map[string][]byte{"text.gz": text, "cut.gz": packed.Bytes()[:packed.Len()-9], "empty.gz": nil} {
+	for name, data := range map[string][]byte{"text.gz": text, "cut.gz": pack.Bytes()[:pack.Len()-9], "empty.gz": nil} {
 		_, err := trace.ReadFile(write(name, data))
 		require.ErrorIs(t, err, trace.ErrMalformed, name)
 		require.ErrorContains(t, err, name+":")

@@ -53,7 +53,7 @@ type Pool struct {
 //	allow_growth            true: regions of 2 MiB and doubling; false: one of memory_limit at the first need (true)
 //	garbage_collection      give idle regions back if that makes room for a larger one (false)
 //	fragmentation_fraction  a block may be too large by this part of memory_limit; 0: by 128 MiB (0)
-//	retry_ms                milliseconds that a malloc waits for other threads' frees (0; TensorFlow's default is 10000)
+//	retry_ms                milliseconds that a malloc waits for other threads' frees (0; TensorFlow's is 10000)
 //	dump_log_on_failure     log all chunks and their uses to stderr when a malloc first runs out of memory (false)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.

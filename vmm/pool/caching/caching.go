@@ -42,7 +42,7 @@ type Pool struct {
 
 // New returns a pool over source, which may also be a pool.Memory or a pool.Events. Options:
 //
-//	max_split_size=none               blocks from here on are neither split nor for smaller requests; over 20, whole MiB
+//	max_split_size=none               blocks from here on are not split, nor for smaller requests; over 20, whole MiB
 //	roundup_power2_divisions=none     sizes are rounded up to one of so many steps between powers of
 //	                                  two: a power of two for all sizes, or for each interval one,
 //	                                  [256:1,512:2,1024:4,>:8], the intervals' starts in MiB

@@ -124,8 +124,8 @@ func TestOutOfMemoryText(t *testing.T) {
 	_, err := b.Malloc(1000*mib-1, 0)
 	var short *OutOfMemoryError
 	require.ErrorAs(t, err, &short)
-	require.Equal(t, "CUDA out of memory. Tried to allocate 1000.00 MiB (GPU 3; 100.00 MiB total capacity; "+
-		"1.00 MiB already allocated; 50.00 MiB free; 20.00 MiB reserved in total by the pool). Ask for less", short.Error())
+	require.Equal(t, "CUDA out of memory. Tried to allocate 1000.00 MiB (GPU 3; 100.00 MiB total capacity; 1.00 MiB "+
+		"already allocated; 50.00 MiB free; 20.00 MiB reserved in total by the pool). Ask for less", short.Error())
 	require.ErrorContains(t, short.Cause, "a segment of 1000.00 MiB")
 
 	for options, facts := range map[string]string{

@@ -254,19 +254,19 @@ func TestBlocksAcrossSegments(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			written := make([]byte, large.Size)
-			for i := range written {
-				written[i] = byte(i >> 12)
+			put := make([]byte, large.Size)
+			for i := range put {
+				put[i] = byte(i >> 12)
 			}
-			require.NoError(t, w.driver.MemcpyHtoDAsync(large.Address, uintptr(unsafe.Pointer(&written[0])), large.Size, 0))
+			require.NoError(t, w.driver.MemcpyHtoDAsync(large.Address, uintptr(unsafe.Pointer(&put[0])), large.Size, 0))
 			_, err = w.engine.Pause(vmm.Options{})
 			require.NoError(t, err)
 			_, err = w.engine.Resume(vmm.Options{})
 			require.NoError(t, err)
-			read := make([]byte, large.Size)
-			require.NoError(t, w.driver.MemcpyDtoHAsync(uintptr(unsafe.Pointer(&read[0])), large.Address, large.Size, 0))
+			got := make([]byte, large.Size)
+			require.NoError(t, w.driver.MemcpyDtoHAsync(uintptr(unsafe.Pointer(&got[0])), large.Address, large.Size, 0))
 			require.NoError(t, w.driver.CtxSynchronize())
-			require.Equal(t, written, read)
+			require.Equal(t, put, got)
 			require.NoError(t, p.Destroy())
 			w.engine.FreeDeferred()
 			w.driver.Reclaim.Drain()

@@ -19,8 +19,8 @@ typedef struct CUmod_st *module;
 typedef struct CUfunc_st *function;
 int cuModuleLoadData(module *made, const void *image);
 int cuModuleGetFunction(function *found, module in, const char *name);
-int cuLaunchKernel(function of, unsigned x, unsigned y, unsigned z, unsigned block_x, unsigned block_y, unsigned block_z,
-		   unsigned shared, stream in, void **parameters, void **extra);
+int cuLaunchKernel(function of, unsigned x, unsigned y, unsigned z, unsigned block_x, unsigned block_y,
+		   unsigned block_z, unsigned shared, stream in, void **parameters, void **extra);
 
 static const char ptx[] =
 	".version 8.0\n.target sm_75\n.address_size 64\n"
@@ -60,7 +60,7 @@ static void advance(struct part *part, unsigned step)
 {
 #ifdef WITHOUT_KERNELS
 	const size_t half = COUNT / 2, at = step % half;
-	CHECK(cuMemcpyDtoDAsync_v2(part->values, part->values + half * sizeof(unsigned), at * sizeof(unsigned), part->stream));
+	CHECK(cuMemcpyDtoDAsync_v2(part->values, part->values + half * sizeof step, at * sizeof step, part->stream));
 	CHECK(cuMemsetD32Async(part->values + (half + at) * sizeof(unsigned), step, half - at, part->stream));
 #else
 	unsigned count = COUNT;

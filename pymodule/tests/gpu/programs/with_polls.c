@@ -1,5 +1,5 @@
-/* Four threads that ask streams and events in a tight loop whether they are done, beside one that gives the device work:
- * they go on asking while that one is held up. */
+/* Four threads that ask streams and events in a tight loop whether they are done, beside one that gives the device
+ * work: they go on asking while that one is held up. */
 #include "driver.h"
 #include "steps.h"
 

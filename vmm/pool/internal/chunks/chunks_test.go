@@ -159,7 +159,8 @@ func TestGiveBack(t *testing.T) {
 	require.EqualValues(t, 6144, bytes)
 	require.Zero(t, source.Held())
 	stats := table.Stats()
-	require.EqualValues(t, []uint64{3, 3, 2, 0, 0}, []uint64{stats.SourceMallocs, stats.SourceFrees, stats.SourceFailures, stats.Reserved, stats.Live})
+	require.EqualValues(t, []uint64{3, 3, 2, 0, 0},
+		[]uint64{stats.SourceMallocs, stats.SourceFrees, stats.SourceFailures, stats.Reserved, stats.Live})
 }
 
 func TestAWholeSegmentIsReturned(t *testing.T) {
@@ -291,7 +292,8 @@ func TestConnectedSegmentsAtRandom(t *testing.T) {
 			requireListed(t, &b)
 			regions := b.Regions()
 			for i := 1; i < len(regions); i++ {
-				require.Less(t, regions[i-1].Address+uintptr(regions[i-1].Size), regions[i].Address, "all that touch are joined")
+				require.Less(t, regions[i-1].Address+uintptr(regions[i-1].Size), regions[i].Address,
+					"all that touch are joined")
 			}
 		}
 		source.address = 0
