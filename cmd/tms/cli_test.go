@@ -72,6 +72,7 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"pause 1 --timeout -1":           "--timeout -1: give seconds",
 		"pause 1 --json=maybe":           "tms: --json maybe: give true or false; see tms pause --help\n",
 		"pause 1 --to tape":              "--to tape: give disk or host",
+		"pause 1 --to=":                  "--to : give disk or host",
 		"pause 1 --to disk --discard":    "--discard leaves nothing to move",
 		"pause 1 --everything --tag a":   "--everything pauses a whole process",
 		"pause 1 --everything --dry-run": "--dry-run foretells a plain pause alone",

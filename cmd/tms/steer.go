@@ -279,7 +279,7 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 				return err
 			}
 			switch {
-			case to != "" && to != control.ToDisk && to != control.ToHost:
+			case command.Flags().Changed("to") && to != control.ToDisk && to != control.ToHost:
 				return fmt.Errorf("--to %s: give disk or host", to)
 			case discard && to != "":
 				return errors.New("--discard leaves nothing to move: leave --to out")
