@@ -43,7 +43,7 @@ type steered struct {
 	reports string
 }
 
-// meeting returns a fresh directory for sockets, whose path is short enough.
+// meeting returns a fresh directory with a path that is short enough for sockets.
 func meeting(t *testing.T) string {
 	t.Helper()
 	directory, err := os.MkdirTemp("/tmp", "tms-test-")

@@ -98,7 +98,7 @@ func plain(t *testing.T, flags ...string) string {
 	return compile(t, "program", "plain", flags...)
 }
 
-// report is what the command prints as JSON, whose names TestText checks.
+// report is the JSON that the command prints. TestText checks its names.
 type report struct{ doctor.Report }
 
 // execute starts the command with nothing in its environment that could change the answer, except what is given here.

@@ -105,7 +105,7 @@ func (s *steered) line() string {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// advances waits until what the program answers has changed, such as a count of what its threads have done.
+// advances waits until the program answers something else, such as a higher count.
 func (s *steered) advances(words string) {
 	s.t.Helper()
 	before := s.do(words)

@@ -12,7 +12,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// flawed is a right pool whose methods can be replaced.
+// flawed is a correct pool. A test replaces its methods.
 type flawed struct {
 	pool.Pool
 	malloc  func(uint64, pool.Stream) (pool.Block, error)

@@ -10,7 +10,7 @@ import (
 	"tms/vmm/pool/paddle"
 )
 
-// TestPaddleAgainstModel has the default options.
+// The default options are in TestPaddleAgainstModel.
 func TestPaddleAlignsSizesWithTheirDescriptor(t *testing.T) {
 	for _, test := range []struct {
 		options       string

@@ -31,7 +31,7 @@ type made struct {
 	source *Source // of newPool
 }
 
-// newPool makes a pool over a source of so many bytes, whose segments do not coalesce.
+// newPool makes a pool over a source of so many bytes. Its segments do not coalesce.
 func newPool(t *testing.T, kind string, capacity uint64, settings string) *made {
 	t.Helper()
 	source := NewSource(capacity)

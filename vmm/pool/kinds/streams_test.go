@@ -56,7 +56,7 @@ func TestEveryKindConformsWithAPoolForEachStream(t *testing.T) {
 			continue
 		}
 		traits := v.traits
-		traits.StreamOrdered = traits.Kind != "naive" // whose frees wait for the device
+		traits.StreamOrdered = traits.Kind != "naive" // naive's frees wait for the device
 		t.Run(traits.Kind, func(t *testing.T) {
 			conforms(t, func(under pool.Source) (pool.Pool, error) {
 				return newStreamed(newEventful(under.(*Source)), traits.Kind, "")
