@@ -90,7 +90,7 @@ func runWithin(t *testing.T, limit time.Duration, program string, arguments []st
 	command.Env = hostEnvironment(t, append([]string{"CUDASIM_MEMORY=1G"}, environment...)...)
 	reports := filepath.Join(t.TempDir(), "report")
 	if sanitized {
-		command.Env = sanitizedEnvironment(t, command.Env, program, reports)
+		command.Env = sanitizedEnvironment(t, command.Env, program, reports, arguments...)
 	}
 	var stdout, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &stdout, &stderr

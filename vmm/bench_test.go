@@ -118,7 +118,11 @@ func BenchmarkSegment(b *testing.B) {
 	r := vmm.Request{Size: 2 << 20, Tag: "t"}
 	malloc(b, engine, r)
 	for b.Loop() {
-		if a, err := engine.Malloc(r); err != nil || engine.Free(a, false) != nil {
+		a, err := engine.Malloc(r)
+		if err == nil {
+			err = engine.Free(a, false)
+		}
+		if err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -61,14 +61,9 @@ func simulatedWith(t testing.TB, devices int, memory string) (*cudasim.Sim, *cud
 	return sim, driver, engine
 }
 
-// mallocs makes so many allocations. What the test has not freed at its end is freed then.
+// mallocs makes count allocations. At its end the test frees those that are left.
 func mallocs(t testing.TB, engine *vmm.Engine, count int, r vmm.Request) (addresses []uintptr) {
 	t.Helper()
-	for range count {
-		a, err := engine.Malloc(r)
-		require.NoError(t, err)
-		addresses = append(addresses, a)
-	}
 	t.Cleanup(func() {
 		for _, a := range addresses {
 			if err := engine.Free(a, false); !errors.Is(err, vmm.ErrInvalidAddress) {
@@ -76,6 +71,11 @@ func mallocs(t testing.TB, engine *vmm.Engine, count int, r vmm.Request) (addres
 			}
 		}
 	})
+	for range count {
+		a, err := engine.Malloc(r)
+		require.NoError(t, err)
+		addresses = append(addresses, a)
+	}
 	return addresses
 }
 
@@ -91,7 +91,7 @@ func frees(t testing.TB, engine *vmm.Engine, addresses ...uintptr) {
 	}
 }
 
-// at makes every call of a name ask f first, until the end of what it returns.
+// at makes every call of a name ask f first, until end is called.
 func at(call string, f func() error) (end func()) {
 	failpoint.Set(func(made string) error {
 		if made == call {

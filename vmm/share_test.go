@@ -548,6 +548,8 @@ func TestOneIsStopped(t *testing.T) {
 	require.NoError(t, pause(importer, vmm.Options{}))
 
 	stopped := make(chan struct{})
+	goesOn := sync.OnceFunc(func() { close(stopped) })
+	defer goesOn() // before what the clean-up frees
 	neighbours[2].stopped = stopped
 	resumed, opened := make(chan error), make(chan error)
 	go func() { resumed <- resume(importer, vmm.Options{Importers: time.Minute}) }()
@@ -563,7 +565,7 @@ func TestOneIsStopped(t *testing.T) {
 	require.Equal(t, other[1], again)
 	require.NoError(t, importer.Close(again, false))
 	importer.Trim()
-	close(stopped)
+	goesOn()
 	require.NoError(t, <-resumed)
 	require.ErrorIs(t, <-opened, vmm.ErrShareGone)
 	for i := range 2 {

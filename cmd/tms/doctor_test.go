@@ -401,7 +401,7 @@ func TestProgramsThatLookForCUDA(t *testing.T) {
 	weak := []string{"-DWEAK", "-Wl,-z,dynamic-undefined-weak"}
 	examine(t, []string{compile(t, "program", "weak", weak...)}).says(t, "note cudart-weak", "weak")
 	examine(t, []string{compile(t, "program", "weak", append(weak, cudart(t)...)...)}).with(t).lacks(t, "cudart-weak")
-	examine(t, []string{compile(t, "program", "late", "-DLATE")}).says(t, "note cudart", "RTLD_DEEPBIND")
+	examine(t, []string{compile(t, "program", "late", "-DLATE", "-ldl")}).says(t, "note cudart", "RTLD_DEEPBIND")
 	require.Equal(t, "none", examine(t, []string{plain(t)}).says(t, "note cudart", "nothing to interpose").
 		lacks(t, "cudart-weak").Program.Cudart.Linkage)
 }

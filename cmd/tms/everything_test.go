@@ -210,7 +210,7 @@ func TestAResumeWithoutMemory(t *testing.T) {
 
 func TestAnInterruptedCommand(t *testing.T) {
 	w := startWhole(t)
-	w.do("busy 3000")
+	w.do("busy 5000")
 	pausing := func() bool { return w.doing() == control.Pause }
 	require.Contains(t, interrupted(t, pausing, "pause", w.number(), "--everything", "--force"), "interrupted")
 	// The pause that had begun is completed, and then undone.

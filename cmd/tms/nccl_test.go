@@ -194,7 +194,7 @@ func TestCommunicatorsThatStay(t *testing.T) {
 }
 
 func TestASuspendThatHangs(t *testing.T) {
-	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang6000")
+	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang15000")
 	c.do("all 2")
 	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL, which may be of no use now; "+
 		"all else is as before, and the program runs on", "pause", c.number(), "--everything", "--timeout", "1")
@@ -490,9 +490,9 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 			}
 			_ = ranks[1].Process.Kill()
 		}()
-		fails(t, exitNo, "ncclCommSuspend has not come back within 3s for 1 communicator of NCCL, which may be of no "+
+		fails(t, exitNo, "ncclCommSuspend has not come back within 5s for 1 communicator of NCCL, which may be of no "+
 			"use now; all else is as before, and the program runs on (1 of them with ranks in other processes, one of "+
-			"which has ended, or does not run)", append(pause, "--timeout", "3")...)
+			"which has ended, or does not run)", append(pause, "--timeout", "5")...)
 		ranks[0].do("check", "reduce")
 		require.Equal(t, "0", ranks[0].do("stats"))
 		ranks[0].refused("has not come back from ncclCommSuspend within 1s",
@@ -516,7 +516,7 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 	})
 	t.Run("a rank that cannot", func(t *testing.T) {
 		ranks := startSpread(t, "FAKE_NCCL=fail")
-		fails(t, exitNo, "ncclCommSuspend has not come back within 3s", append(pause, "--timeout", "3")...)
+		fails(t, exitNo, "ncclCommSuspend has not come back within 5s", append(pause, "--timeout", "5")...)
 		ranks.goOnWith(72)
 	})
 }

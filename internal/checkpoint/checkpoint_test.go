@@ -101,6 +101,17 @@ func TestThereAndBack(t *testing.T) {
 	require.Zero(t, sim.Stat("contexts"), "whoever asks holds no device memory")
 }
 
+func TestALockThatIsLate(t *testing.T) {
+	driver, _ := open(t)
+	p := start(t)
+	p.uses(t)
+	require.Equal(t, "0", p.do("busy", 0))
+	err := driver.Lock(p.pid, 100*time.Millisecond)
+	require.ErrorIs(t, err, ErrLate)
+	require.ErrorContains(t, err, "has not ended within 100ms")
+	requireState(t, driver, p.pid, Running)
+}
+
 func TestFailures(t *testing.T) {
 	driver, sim := open(t)
 	p := start(t)

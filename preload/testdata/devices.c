@@ -147,7 +147,7 @@ int main(int argc, char **argv)
 	CHECK(argc == 2);
 	what = argv[1];
 	current = (__typeof__(current))simulator("cuCtxGetCurrent");
-	if (!RUN_PART(what, {"both", both}, {"ordered", ordered}))
-		used_again();
+	CHECK(RUN_PART(what, {"both", both}, {"ordered", ordered}, {"runtime", used_again}, {"driver", used_again},
+		       {"release", used_again}));
 	return 0;
 }

@@ -59,8 +59,7 @@ static void every_call(void *ours, bool usable)
 static void *pause_and_resume(void *unused)
 {
 	while (!atomic_load(&stop)) {
-		tms_pause("busy");
-		tms_resume("busy");
+		PAUSE_AND_RESUME("busy");
 	}
 	return unused;
 }

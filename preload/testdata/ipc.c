@@ -129,7 +129,7 @@ static void lone(void)
 		EXPECT(tms_pause("another"), 0);
 		meet(); /* the other pauses */
 		meet();
-		EXPECT(tms_pause_within("communication", 5), 0);
+		EXPECT(tms_pause_within("communication", 60), 0);
 		EXPECT(sim_stat("handles"), 0);
 		meet(); /* the other's resume fails */
 		meet();
@@ -140,7 +140,7 @@ static void lone(void)
 		/* It cannot come back while the other pauses alone. */
 		EXPECT(tms_pause_within("communication", 0.1), NOT_READY); /* 0 has ours mapped */
 		meet();
-		EXPECT(tms_pause_within("communication", 5), 0);
+		EXPECT(tms_pause_within("communication", 60), 0);
 		meet();
 		FAILS(tms_resume_within("communication", 0.1), NOT_READY, "paused where it was allocated");
 		CHECK(reads(b.big, b.small, 1, 1)); /* its own is back */

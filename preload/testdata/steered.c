@@ -2,8 +2,6 @@
  * each with a line. */
 #include "host.h"
 
-#include <sys/socket.h>
-
 enum { WEIGHTS = 24, CACHE = 8, CHURNERS = 3, FIRST = 3, MOST = 1024 }; /* MiB; threads; descriptors */
 
 static void *weights, *cache, *hog;
@@ -355,8 +353,6 @@ static const char *run(char *line, char *const *argv)
 		answer_number(threads());
 	else if (strcmp(word, "close") == 0)
 		close_all();
-	else if (strcmp(word, "listen") == 0)
-		EXPECT(listen(atoi(rest), 16), 0);
 	else if (strcmp(word, "lock") == 0)
 		lock_file(rest);
 	else if (strcmp(word, "locked") == 0)

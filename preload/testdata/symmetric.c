@@ -18,7 +18,6 @@ static void *from_the_driver(const char *name)
 	return f;
 }
 
-
 struct block {
 	uint64_t handle;
 	char *base;
@@ -540,7 +539,7 @@ static void gated(void)
 	fill(own.base, BUFFER, 1);
 	int fd = exported(own.handle);
 	for (int i = 0; i < 3; i++) {
-		EXPECT(tms_pause_gated(NULL, 5), 0);
+		EXPECT(tms_pause_gated(NULL, 60), 0);
 		EXPECT(sim_stat("handles"), 0);
 		EXPECT(tms_resume(NULL), 0);
 		CHECK(filled(own.base, BUFFER, 1));
@@ -562,7 +561,7 @@ static void held_up(void)
 	int fd;
 	if (rank == 0) {
 		struct block own = sent();
-		EXPECT(tms_pause_gated(NULL, 5), 0);
+		EXPECT(tms_pause_gated(NULL, 60), 0);
 		meet();
 		meet(); /* the other runs on */
 		usleep(50000);
@@ -575,7 +574,7 @@ static void held_up(void)
 	void *own = pausable(BLOCK, "t", true), *done;
 	pthread_t importer;
 	struct timespec now;
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, 60), 0);
 	meet();
 	start(&importer, import_held_up, &fd);
 	clock_gettime(CLOCK_REALTIME, &now);
@@ -588,7 +587,7 @@ static void held_up(void)
 	map_block(&other);
 	CHECK(filled(other.base, BUFFER, 1));
 	meet();
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, 60), 0);
 	EXPECT(sim_stat("handles"), 0);
 	drop_block(&other);
 	EXPECT(cudaFree(own), 0);

@@ -22,9 +22,9 @@ static void *reserve(size_t size)
 	return mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-/* A tag for each step: each takes a granule, and the cost of one does not grow with their number. */
 static int count; /* the second argument */
 
+/* A tag for each step: each takes a granule, and the cost of one does not grow with their number. */
 static void many(void)
 {
 	void **pointers = calloc((size_t)count, sizeof *pointers);

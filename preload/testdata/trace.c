@@ -2,7 +2,6 @@
  * calls|fork|threads */
 #include "host.h"
 
-#include <sys/file.h>
 
 static void say(const char *action, const void *pointer, size_t size, const void *stream)
 {

@@ -39,7 +39,7 @@ static void gated(void)
 		double begin = now(CLOCK_MONOTONIC);
 		tms_set_interesting_region(true);
 		EXPECT(cudaMalloc(&pointer, 700 * MIB), 2);
-		CHECK(now(CLOCK_MONOTONIC) - begin < 5);
+		CHECK(now(CLOCK_MONOTONIC) - begin < 60);
 		comes();
 	} else if (!strcmp(what, "captured")) {
 		/* The allocating thread itself opens the stream, and a capture has put off frees that would wait for
@@ -54,7 +54,7 @@ static void gated(void)
 		EXPECT(tms_resume("u"), 0);
 		tms_set_interesting_region(true);
 		EXPECT(cudaMalloc(&pointer, 700 * MIB), 2);
-		CHECK(now(CLOCK_MONOTONIC) - begin < 10);
+		CHECK(now(CLOCK_MONOTONIC) - begin < 60);
 		CHECK(stats_say("the devices have not finished with it"));
 		comes();
 		EXPECT(cudaFree(paused_one), 0);

@@ -22,8 +22,12 @@ def test_prepare_needs_memory() -> None:
     cuda.fail("cuMemHostRegister", 1, 2)
     with pytest.raises(tms.BackupError, match="host memory"):
         tms.prepare("refused", wait=True)
+    tms.prepare()
+    tms.prepare("refused", wait=True)
+    pinned = cuda.calls("cuMemHostRegister")
     cuda.write(pointer, b"still here")
     tms.pause("refused")
+    assert cuda.calls("cuMemHostRegister") == pinned
     tms.resume("refused")
     assert cuda.read(pointer, 10) == b"still here"
     cuda.free(pointer)

@@ -44,10 +44,9 @@ def test_incremental_is_a_bool(incremental: object) -> None:
         tms.region("t", backup="host", incremental=incremental)  # type: ignore[arg-type]
 
 
-def test_incremental_from_the_environment() -> None:
-    """It is the default of host backups, which a region can override."""
-    out = children.output(
-        """
+def test_incremental_by_argument_and_by_the_environment() -> None:
+    """The environment has the default of host backups, which a region can override."""
+    program = """
         import cuda, tms
         def copied_again(**options):
             with tms.region("t", **options):
@@ -58,12 +57,15 @@ def test_incremental_from_the_environment() -> None:
                 tms.resume("t")
             cuda.free(pointer)
             return seen[-1]
-        print(copied_again(backup="host"), copied_again(backup="host", incremental=False))
-        print(copied_again())
-        """,
-        TMS_INIT_ENABLE_INCREMENTAL_BACKUP="1",
-    )
-    assert out == f"() (0, 'pause', {4 * MiB}, {4 * MiB})\n()\n"
+        for incremental in None, True, False:
+            print(copied_again(backup="host", incremental=incremental))
+        """
+    nothing, everything = "()", f"(0, 'pause', {4 * MiB}, {4 * MiB})"
+    out = children.output(program).splitlines()
+    assert out == [everything, nothing, everything]
+    program += "print(copied_again())\n"
+    out = children.output(program, TMS_INIT_ENABLE_INCREMENTAL_BACKUP="1").splitlines()
+    assert out == [nothing, nothing, everything, nothing]
 
 
 def test_verify_finds_what_was_overwritten() -> None:

@@ -26,7 +26,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(_torch, "_pools", None)
     import torch
 
-    yield torch
-    assert not any(torch.cuda._memory.listed.values())
-    for name in _loaded():
-        del sys.modules[name]
+    try:
+        yield torch
+        assert not any(torch.cuda._memory.listed.values())
+    finally:
+        for name in _loaded():
+            del sys.modules[name]

@@ -72,7 +72,7 @@ func TestTLSFAtRandom(t *testing.T) {
 		random := rand.NewChaCha8([32]byte{byte(seed)})
 		bytes := make([]byte, 3000)
 		_, _ = random.Read(bytes)
-		play(t, []uint32{3000, 1, 7, 8, 33, 1000}[seed%6], 1<<(2*(seed/6)+1), bytes)
+		play(t, []uint32{3000, 1, 7, 8, 33, 1000}[seed%6], 1<<(2*(seed/6)+2), bytes)
 	}
 }
 

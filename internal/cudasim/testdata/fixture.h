@@ -32,7 +32,8 @@
 // Checks that a function stores this value where its first argument says.
 #define STORES(value, function, ...)                                                                         \
 	do {                                                                                                 \
-		__typeof__(value) stored_ = 0;                                                               \
+		__typeof__(value) stored_;                                                                   \
+		memset(&stored_, 0x5a, sizeof stored_);                                                      \
 		OK(function(&stored_, ##__VA_ARGS__));                                                       \
 		if (stored_ != (value)) {                                                                    \
 			fprintf(stderr, "%s:%d: %s does not store %s\n", __FILE__, __LINE__, #function,     \
@@ -46,7 +47,11 @@
 		int now_;                                                                                    \
 		while ((now_ = (int)(call)) == CUDA_ERROR_NOT_READY)                                         \
 			usleep(100);                                                                         \
-		GIVES(0, now_);                                                                              \
+		if (now_) {                                                                                  \
+			fprintf(stderr, "%s:%d: %s gives %d at last, not 0\n", __FILE__, __LINE__, #call,    \
+				now_);                                                                       \
+			exit(1);                                                                             \
+		}                                                                                            \
 	} while (0)
 
 #define MIB ((size_t)1 << 20)

@@ -91,7 +91,7 @@ func (m *made) trim() uint64 {
 	return freed
 }
 
-// Options that contradict each other, or are out of range.
+// Each kind refuses options that it does not know, that are out of range, or that contradict each other.
 func TestOptionsAreRefused(t *testing.T) {
 	for kind, all := range map[string][]string{
 		"naive":    {"round=512"},
@@ -106,8 +106,9 @@ func TestOptionsAreRefused(t *testing.T) {
 			"roundup_power2_divisions=[4:7]", "roundup_power2_divisions=[4]", "roundup_power2_divisions=[4:8,5:2]",
 			"roundup_power2_divisions=[4:8,]", "roundup_power2_divisions=x", "max_split_size=20MiB", "max_split_size=1",
 			"max_split_size=34603009", "garbage_collection_threshold=1", "garbage_collection_threshold=-1",
-			"memory_fraction=1.1", "memory_fraction=0.5", "device=-1", "unknown=1"}, // a half of what?
-		"bfc": {"memory_limit=255", "allow_growth=false", "fragmentation_fraction=0.1", "fragmentation_fraction=2",
+			"total=1GiB,memory_fraction=1.1", "memory_fraction=0.5", "device=-1", "unknown=1"}, // a half of what?
+		"bfc": {"memory_limit=255", "allow_growth=false", "fragmentation_fraction=0.1",
+			"memory_limit=1GiB,fragmentation_fraction=2",
 			"retry_ms=-1", "growth=yes"},
 		"paddle": {"min_chunk=0", "min_chunk=100", "min_chunk=4KiB,max_chunk=2KiB", "max_chunk=9000000TiB",
 			"initial=8000000TiB", "descriptor=18446744073709551615", "max=1"},
