@@ -29,7 +29,10 @@ PROGRAM = str(Path(__file__).parent / "programs" / "train_transformers.py")
 def train(ranks: int, *arguments: str, **variables: str) -> list[dict[str, Any]]:
     """What each rank prints."""
     launcher: list[str] = []
-    if ranks > 1:
+    if ranks == 1:  # else the Trainer splits each batch over all GPUs it sees
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
+    else:
         port = meeting().rpartition(":")[2]
         launcher = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
         launcher += ["--master-addr", "127.0.0.1", "--master-port", port]
