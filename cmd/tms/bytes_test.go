@@ -98,7 +98,7 @@ func TestBytesWithoutNVML(t *testing.T) {
 	out := succeeds(t, "ps", "--bytes")
 	require.Contains(t, out, "\n  device 0: NVML has no figure for the process\n")
 	require.Regexp(t, `(?m)^    steered +16\.0 MiB      -  1 allocation$`, out)
-	require.Contains(t, out, "NVML, which comes with NVIDIA's driver, is not to be had: ")
+	require.Contains(t, out, "NVML, which comes with NVIDIA's driver, is not available: ")
 	require.Contains(t, out, "; so what a process has in all is not known\n")
 	require.NotContains(t, out, "the difference")
 }

@@ -230,7 +230,7 @@ func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 	require.Equal(t, "801 0 ", w.do("everything 5")[:6])
 	w.asBefore()
 	t.Setenv("LD_LIBRARY_PATH", "")
-	w.refused("the driver's checkpoint is not to be had", "pause", w.number(), "--everything", "--force")
+	w.refused("the driver's checkpoint is not available", "pause", w.number(), "--everything", "--force")
 	w.asBefore()
 	t.Setenv("LD_LIBRARY_PATH", oldDriver(t))
 	w.refused("this one has no cuCheckpointProcessGetState, which came with driver 570; without --everything, "+

@@ -30,7 +30,7 @@ func (s State) String() string { return cmp.Or(names[s], fmt.Sprintf("in state %
 
 var (
 	// ErrUnsupported says that the driver cannot do this: there is no driver, or it is older than 570.
-	ErrUnsupported = errors.New("the driver's checkpoint is not to be had")
+	ErrUnsupported = errors.New("the driver's checkpoint is not available")
 	// ErrNoCUDA says that the process does not use CUDA, or is not there.
 	ErrNoCUDA = errors.New("no process that uses CUDA")
 	// ErrLate says that the driver did not finish in time. What it has begun may still go on.

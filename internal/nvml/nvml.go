@@ -36,7 +36,7 @@ type Process struct {
 }
 
 // ErrUnavailable says that there is no NVML to ask.
-var ErrUnavailable = errors.New("NVML, which comes with NVIDIA's driver, is not to be had")
+var ErrUnavailable = errors.New("NVML, which comes with NVIDIA's driver, is not available")
 
 // memoryInfo is an nvmlMemory_v2_t, oldMemoryInfo an nvmlMemory_t.
 type (

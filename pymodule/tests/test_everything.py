@@ -78,7 +78,7 @@ def test_errors() -> None:
         with raises(ValueError, words):
             tms.pause(everything=True, **arguments)
     os.environ["LD_LIBRARY_PATH"] = ""
-    with raises(tms.NotSupportedError, "the driver's checkpoint is not to be had"):
+    with raises(tms.NotSupportedError, "the driver's checkpoint is not available"):
         tms.pause(everything=True)
     os.environ["TMS_COMMAND"] = "/nonexistent"
     with raises(tms.BackupError, "/nonexistent cannot be started"):

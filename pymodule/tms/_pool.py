@@ -117,7 +117,7 @@ class Pool:
         bfc_memory_map.proto.
 
         Raises:
-            NotSupportedError: the pool is of another kind.
+            NotSupportedError: the pool has another kind.
         """
         text = read(self._library.c.tms_pool_snapshot_json, self._handle)
         if not text:
