@@ -44,6 +44,7 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 
+	var notRun notRunError
 	switch err := root.Execute(); {
 	case err == nil:
 		return 0
@@ -53,6 +54,9 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 		return exitNoProcess
 	default:
 		fmt.Fprintf(stderr, "tms: %v\n", err)
+		if errors.As(err, &notRun) {
+			return notRun.status()
+		}
 		return exitUsage
 	}
 }

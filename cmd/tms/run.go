@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -96,10 +97,13 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 			set["TMS_EXCLUDE"] = joined(append(notTaken, strings.Split(os.Getenv("TMS_EXCLUDE"), ":")...))
 			path, err := exec.LookPath(arguments[0])
 			if err != nil {
-				return fmt.Errorf("%s cannot be run: %w", arguments[0], errors.Unwrap(err))
+				for cause := err; cause != nil; cause = errors.Unwrap(cause) {
+					err = cause // without the program's name, which the others have
+				}
+				return notRunError{fmt.Errorf("%s cannot be run: %w", arguments[0], err)}
 			}
-			return fmt.Errorf("%s cannot be run: %w", path,
-				syscall.Exec(path, arguments, environment(os.Environ(), set)))
+			return notRunError{fmt.Errorf("%s cannot be run: %w", path,
+				syscall.Exec(path, arguments, environment(os.Environ(), set)))}
 		},
 	}
 	command.Flags().SetInterspersed(false)
@@ -111,6 +115,18 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 	command.Flags().BoolVar(&account, "account", false, "count what is not pausable, for tms ps --bytes")
 	command.Flags().StringVar(&trace, "trace", "", "record to `FILE` (%p: the process) for tms report")
 	return command
+}
+
+// notRunError says why the program of tms run did not start.
+type notRunError struct{ error }
+
+// status returns the exit status that a shell gives: 127 for a program that is not there, 126 for one that cannot be
+// executed.
+func (e notRunError) status() int {
+	if errors.Is(e.error, exec.ErrNotFound) || errors.Is(e.error, fs.ErrNotExist) {
+		return 127
+	}
+	return 126
 }
 
 // setAside is the prefix of the variables that libtms.so puts back under TMS_NO_INHERIT.

@@ -104,12 +104,37 @@ func TestRunIsRefused(t *testing.T) {
 		"--pool heap: invalid pool option: no kind of pool is named": {"--pool", "heap", "true"},
 		"--incremental needs --backup host":                          {"--backup", "disk", "--incremental", "true"},
 		"the tag is empty: leave --tag out":                          {"--tag", "", "true"},
-		"there-is-none cannot be run: executable file":               {"--", "there-is-none"},
 	} {
 		output, err := under(t, arguments...)
 		var exit *exec.ExitError
 		require.True(t, errors.As(err, &exit) && exit.ExitCode() == exitUsage, "%v", err)
 		require.Contains(t, output, "tms: "+expected)
+	}
+}
+
+// A script tells by the exit status whether the program is missing, as from a shell.
+func TestRunOfWhatDoesNotStart(t *testing.T) {
+	folder := t.TempDir()
+	for name, content := range map[string]string{"no-format": "\x00", "no-interpreter": "#!/there-is-none\n"} {
+		require.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o700))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "not-executable"), nil, 0o600))
+	for program, expected := range map[string]struct {
+		status int
+		reason string
+	}{
+		"there-is-none":            {127, "executable file not found in $PATH"},
+		folder + "/not-there":      {127, "no such file or directory"},
+		folder + "/no-interpreter": {127, "no such file or directory"},
+		folder + "/not-executable": {126, "permission denied"},
+		folder + "/no-format":      {126, "exec format error"},
+		folder:                     {126, "is a directory"},
+	} {
+		output, err := under(t, "--", program)
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit, program)
+		require.Equal(t, expected.status, exit.ExitCode(), program)
+		require.Equal(t, "tms: "+program+" cannot be run: "+expected.reason+"\n", output)
 	}
 }
 
