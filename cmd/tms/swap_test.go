@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/control"
 	"tms/internal/hermetic"
 )
 
@@ -77,8 +78,8 @@ func TestSwap(t *testing.T) {
 	require.Zero(t, held(t, large))
 
 	// The command is interrupted while it waits for that memory.
-	paused := func() bool { return held(t, small) == 0 }
-	require.Contains(t, interrupted(t, paused, "swap", small.number(), large.number(), "--wait", "600"),
+	resuming := func() bool { return large.doing() == control.Resume }
+	require.Contains(t, interrupted(t, resuming, "swap", small.number(), large.number(), "--wait", "600"),
 		"tms: "+large.number()+": interrupted: it was not resumed\n")
 	require.EqualValues(t, smallBytes, held(t, small))
 
