@@ -10,6 +10,7 @@
 #   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
 #   scripts/bench.sh handles [GIB]      what the driver charges for each handle, call by call
+#   scripts/bench.sh ownerless [GIB]    who keeps, maps and checkpoints memory whose maker is gone
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
@@ -33,6 +34,11 @@ handles)
 	mkdir -p build/bench
 	cc -O2 -Wall -Wextra -o build/bench/handles scripts/bench/handles.c -ldl
 	exec build/bench/handles "$@"
+	;;
+ownerless)
+	mkdir -p build/bench
+	nvcc -O2 -arch=native -o build/bench/ownerless scripts/bench/ownerless.cu -lcuda
+	exec build/bench/ownerless "$@"
 	;;
 devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
