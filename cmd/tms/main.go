@@ -104,9 +104,14 @@ func plainly(err error) error {
 		return err
 	}
 	flag := invalid.GetFlag()
-	wanted := map[string]string{"float64": "a number of seconds, such as 30", "bool": "true or false",
-		"duration": "a time with its unit, such as 30s or 5m", "int": "a whole number, such as 12345"}
-	return fmt.Errorf("--%s %s: give %s", flag.Name, invalid.GetValue(), wanted[flag.Value.Type()])
+	why := errors.Unwrap(invalid)
+	switch flag.Value.Type() {
+	case "bool":
+		why = errors.New("give true or false")
+	case "int":
+		why = errors.New("give a whole number, such as 12345")
+	}
+	return fmt.Errorf("--%s %s: %w", flag.Name, invalid.GetValue(), why)
 }
 
 // bare returns the system's own error, without the call and the path at which it failed: the caller names those.

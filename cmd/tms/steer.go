@@ -107,20 +107,13 @@ func notEmpty(command *cobra.Command, flag, instead string) error {
 	return nil
 }
 
-func addTimeout(command *cobra.Command, timeout *float64, force *bool) {
-	command.Flags().Float64Var(timeout, "timeout", control.DefaultTimeout, "`SECONDS` to wait for GPU work to end")
+func addTimeout(command *cobra.Command, timeout *duration, force *bool) {
+	addTime(command, timeout, "timeout", control.DefaultTimeout*time.Second, "`TIME` to wait for GPU work to end")
 	command.Flags().BoolVar(force, "force", false, "pause though its threads cannot be stopped")
 }
 
-func addWait(command *cobra.Command, wait *float64) {
-	command.Flags().Float64Var(wait, "wait", 0, "`SECONDS` to keep trying while memory is short")
-}
-
-func checkSeconds(flag string, seconds float64) error {
-	if seconds >= 0 && seconds <= control.MaxSeconds { // false for NaN
-		return nil
-	}
-	return fmt.Errorf("--%s %g: give seconds, from 0 to %d", flag, seconds, control.MaxSeconds)
+func addWait(command *cobra.Command, wait *duration) {
+	addTime(command, wait, "wait", 0, "`TIME` to keep trying while memory is short")
 }
 
 // processes returns the processes of these numbers, each once.
@@ -261,7 +254,7 @@ func completeProcesses(_ *cobra.Command, given []string, _ string) (found []stri
 
 func pauseCommand() *cobra.Command {
 	var s steering
-	var timeout float64
+	var timeout duration
 	var force, everything, discard bool
 	var to string
 	command := &cobra.Command{
@@ -275,9 +268,6 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
   tms pause --job 127.0.0.1:29500
   tms pause 12345 --everything --to disk`,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if err := checkSeconds("timeout", timeout); err != nil {
-				return err
-			}
 			switch {
 			case command.Flags().Changed("to") && to != control.ToDisk && to != control.ToHost:
 				return fmt.Errorf("--to %s: give disk or host", to)
@@ -294,7 +284,7 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 					"with --to")
 			}
 			p := pausing{request: s.request(control.Pause), to: to}
-			p.request.Timeout, p.request.Force, p.request.Everything = &timeout, force, everything
+			p.request.Timeout, p.request.Force, p.request.Everything = new(timeout.Seconds()), force, everything
 			if p.request.Discard = discard; to == control.ToDisk {
 				p.request.To = to
 			}
@@ -336,7 +326,7 @@ func sayResumed(o outcome) string {
 
 func resumeCommand() *cobra.Command {
 	var s steering
-	var wait float64
+	var wait duration
 	var driverOnly bool
 	command := &cobra.Command{
 		Use:   "resume PID...",
@@ -346,14 +336,11 @@ the contents that were kept. It resumes what the program itself has paused, too.
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if err := checkSeconds("wait", wait); err != nil {
-				return err
-			}
 			if s.dryRun {
 				return s.plan(command, control.Resume, false, arguments)
 			}
 			request := s.request(control.Resume)
-			request.Wait = wait
+			request.Wait = wait.Seconds()
 			r := resuming{request, driverOnly}
 			return s.run(command, "resuming", arguments, r.resume, sayResumed)
 		},
