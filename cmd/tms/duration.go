@@ -50,5 +50,5 @@ func (d *duration) Type() string { return "duration" }
 func addTime(command *cobra.Command, d *duration, name string, otherwise time.Duration, usage string) {
 	d.Duration = otherwise
 	command.Flags().Var(d, name, usage)
-	_ = command.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	completes(command, name)
 }

@@ -74,6 +74,7 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 	command.Flags().StringVar(&s.file, "lock", "", "run only one of the processes that share this `FILE`")
 	addTime(command, &s.slice, "slice", 0, "with --lock: `TIME` of a turn when another waits")
 	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
+	completesBy(command, "tag", completeTags)
 	return command
 }
 

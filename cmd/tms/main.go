@@ -83,7 +83,6 @@ func rootCommand() *cobra.Command {
 		SuggestionsMinimumDistance: 2,
 	}
 	root.SetVersionTemplate("tms {{.Version}}\n")
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.InitDefaultHelpFlag()
 	root.InitDefaultVersionFlag()
 	_ = root.Flags().MarkHidden("help") // the help's last line names this one, and a command replaces the next
@@ -144,6 +143,8 @@ func versionCommand() *cobra.Command {
 		Short: "Print the version",
 		Long:  "Prints the version, one for this command, libtms.so and the Python package.",
 		Args:  noArguments,
+
+		ValidArgsFunction: cobra.NoFileCompletions,
 		Run: func(command *cobra.Command, _ []string) {
 			fmt.Fprintln(command.OutOrStdout(), "tms", version)
 		},

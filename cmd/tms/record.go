@@ -25,7 +25,7 @@ func recordCommand() *cobra.Command {
 Ctrl-C or for the time of --for. tms report and tms replay read the file.`,
 		Example: `  tms record 12345
   tms record 12345 -o step.trace --for 10s
-  tms report step.trace -o step.html`,
+  tms report step.trace`,
 		ValidArgsFunction: completeProcesses,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) != 1 {

@@ -39,6 +39,7 @@ type outcome struct {
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
 	NCCL          string  `json:"nccl,omitempty"` // for --everything, and its resume: what became of NCCL's memory
+	Note          string  `json:"note,omitempty"` // that nothing was ever allocated with the tag
 	// For --job with --everything: why the driver has not taken the rest, and how much that is according to NVML.
 	Stays     string `json:"stays,omitempty"`
 	LeftBytes uint64 `json:"left_bytes,omitempty"`
@@ -51,7 +52,7 @@ type outcome struct {
 func (o *outcome) do(ctx context.Context, process *client.Conn, request control.Request) error {
 	reply, err := process.Do(ctx, request)
 	o.Bytes, o.WithoutContents, o.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
-	o.MovedBytes, o.NCCL, o.Stays = reply.Moved, reply.NCCL, reply.Stays
+	o.MovedBytes, o.NCCL, o.Note, o.Stays = reply.Moved, reply.NCCL, reply.Note, reply.Stays
 	return failure(reply, err)
 }
 
@@ -77,14 +78,19 @@ func (s *steering) add(command *cobra.Command) {
 		if err := cmp.Or(notEmpty(command, "tag", "all"), notEmpty(command, "job", "all")); err != nil {
 			return err
 		}
-		ways := 0
-		for _, given := range []bool{s.all, s.job != "", len(arguments) > 0} {
-			if given {
-				ways++
-			}
+		given := slices.Clone(arguments)
+		if s.all {
+			given = append([]string{"--all"}, given...)
 		}
-		if ways != 1 {
-			return fmt.Errorf("name the processes by number, or give --all or --job (tms ps lists them)")
+		if s.job != "" {
+			given = append([]string{"--job " + s.job}, given...)
+		}
+		switch {
+		case len(given) == 0:
+			return errors.New("name the processes by number, or give --all or --job (tms ps lists them)")
+		case len(given) > max(1, len(arguments)):
+			return fmt.Errorf("%s and %s are both given: name the processes by number, or by --all, or by --job",
+				given[0], given[1])
 		}
 		_, err := processes(arguments)
 		return err
@@ -95,6 +101,7 @@ const tagHelp = "only this `TAG` (default: all pausable memory)"
 
 func (s *steering) addTag(command *cobra.Command) {
 	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
+	completesBy(command, "tag", completeTags)
 	command.Flags().BoolVar(&s.asJSON, "json", false, "print one JSON array")
 	command.Flags().BoolVar(&s.dryRun, "dry-run", false, "only say what would happen, and whether it fits")
 }
@@ -242,16 +249,6 @@ func writeJSON(to io.Writer, value any) error {
 	return err
 }
 
-// completeProcesses completes the numbers of processes that listen, with their commands.
-func completeProcesses(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
-	for _, p := range statuses(300 * time.Millisecond) {
-		if number := strconv.Itoa(p.PID); !slices.Contains(given, number) {
-			found = append(found, number+"\t"+readable.Printable(p.Command))
-		}
-	}
-	return found, cobra.ShellCompDirectiveNoFileComp
-}
-
 func pauseCommand() *cobra.Command {
 	var s steering
 	var timeout duration
@@ -299,6 +296,7 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 	command.Flags().BoolVar(&everything, "everything", false, "also have the driver take the rest of the process")
 	command.Flags().BoolVar(&discard, "discard", false, "give contents up, whatever their backup")
 	command.Flags().StringVar(&to, "to", "", "`WHERE` contents are to wait: disk or host (memory)")
+	completes(command, "to", "disk", "host")
 	return command
 }
 
@@ -310,8 +308,16 @@ func without(before string, bytes uint64) string {
 	return before + readable.Bytes(bytes) + " without contents"
 }
 
+// nothing says that there was nothing to do, and why if that is known.
+func (o outcome) nothing(to string) string {
+	if o.Note == "" {
+		return "nothing to " + to
+	}
+	return "nothing to " + to + ": " + o.Note
+}
+
 func sayResumed(o outcome) string {
-	text := "nothing to resume"
+	text := o.nothing("resume")
 	if o.Bytes > 0 {
 		text = fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
 	}
