@@ -86,9 +86,10 @@ func TestRecord(t *testing.T) {
 	kept, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, recorded, kept)
-	require.NoError(t, os.Rename(path, filepath.Join(filepath.Dir(path), "plain")))
-	path = filepath.Join(filepath.Dir(path), "plain")
-	require.Equal(t, "wrote "+path+".csv\n", succeeds(t, "report", path, "--format", "csv"))
+	plain := filepath.Join(filepath.Dir(path), "plain")
+	require.NoError(t, os.Rename(path, plain))
+	require.Equal(t, "wrote "+plain+".csv\n", succeeds(t, "report", plain, "--format", "csv"))
+	require.NoError(t, os.Rename(plain, path))
 	succeeds(t, "replay", "--pool", "bfc", path)
 
 	// For a given time; with a process that ends meanwhile; and without a process.

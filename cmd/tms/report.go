@@ -46,7 +46,7 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 			}
 			named := file != ""
 			if !named {
-				file = strings.TrimSuffix(paths[0], ".trace") + ends[format]
+				file = strings.TrimSuffix(strings.TrimSuffix(paths[0], ".gz"), ".trace") + ends[format]
 			}
 			for _, path := range paths {
 				if isSame(path, file) {
