@@ -14,10 +14,10 @@ import sys
 
 import tms
 
-if "CUDASIM_SHARED" in os.environ:  # of tms run --simulate
-    import simulated as torch
-else:
+if "CUDASIM_SHARED" not in os.environ:
     import torch
+else:  # under tms run --simulate
+    import simulated as torch
 
 UNIT = torch.cuda.mem_get_info()[1] // 16  # of the device's memory: the two need 22 together
 
