@@ -44,6 +44,9 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 		}
 		if e := engine.Load(); e != nil {
 			reply.Bytes, err = t.carryOut(e)
+			if t.Tag != nil && err == nil && reply.Bytes == 0 {
+				reply.Note = e.Unknown(*t.Tag)
+			}
 		}
 		if err == nil && t.Request.Everything && t.Request.Op == control.Pause {
 			beginEverything()

@@ -3,7 +3,7 @@
 
     scripts/picture.py [FILE]
 
-The run is real, over the simulator, with the tests' stand-in for PyTorch: 256 MiB of device memory
+The run is real, over the simulator, with docs/examples/simulated.py for PyTorch: 256 MiB of memory
 that two processes share. What is drawn is what each process's tms.stats() said, every 5 ms and
 at each pause and resume.
 """
@@ -33,8 +33,7 @@ WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 260, 64, 16, 66
 def run() -> list[tuple[float, dict[str, int]]]:
     """Seconds since the first sample, and the bytes that each tag held, at every change."""
     with tempfile.TemporaryDirectory() as folder:
-        tests = ROOT / "pymodule" / "tests"
-        paths = (ROOT / "scripts" / "picture", ROOT / "pymodule", tests, tests / "dropin" / "fake")
+        paths = (ROOT / "scripts" / "picture", ROOT / "pymodule")
         subprocess.run(
             [sys.executable, ROOT / "docs" / "examples" / "rollout.py"],
             env={

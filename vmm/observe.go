@@ -114,17 +114,29 @@ const (
 	unknownTold = 16 // how many unknown tags it warns of
 )
 
-// warnUnknown warns, once per operation and name, that nothing was ever allocated with the tag: most likely it is
-// misspelt.
+// warnUnknown warns, once per operation and name, of a tag that is Unknown.
 func (e *Engine) warnUnknown(operation, name string) {
+	words := e.Unknown(name)
 	e.mu.Lock()
-	if e.names[name] || e.unknown[[2]string{operation, name}] || len(e.unknown) == unknownTold {
-		e.mu.Unlock()
-		return
+	warn := words != "" && !e.unknown[[2]string{operation, name}] && len(e.unknown) < unknownTold
+	if warn {
+		e.unknown[[2]string{operation, name}] = true
 	}
-	e.unknown[[2]string{operation, name}] = true
-	known := slices.Sorted(maps.Keys(e.names))
 	e.mu.Unlock()
+	if warn {
+		e.warn(operation + ": " + words)
+	}
+}
+
+// Unknown returns words about a tag with which nothing was ever allocated, most likely because it is misspelt; "" for
+// any other.
+func (e *Engine) Unknown(name string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.names[name] {
+		return ""
+	}
+	known := slices.Sorted(maps.Keys(e.names))
 	var quoted []string
 	for _, n := range known[:min(len(known), namesTold)] {
 		quoted = append(quoted, fmt.Sprintf("%.80q", n))
@@ -132,6 +144,5 @@ func (e *Engine) warnUnknown(operation, name string) {
 	if len(known) > namesTold {
 		quoted = append(quoted, "...")
 	}
-	e.warn(fmt.Sprintf("%s: nothing was ever allocated with tag %.80q; tags so far: %s", operation, name,
-		strings.Join(quoted, ", ")))
+	return fmt.Sprintf("nothing was ever allocated with tag %.80q; tags so far: %s", name, strings.Join(quoted, ", "))
 }

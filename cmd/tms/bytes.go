@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -191,15 +190,14 @@ func (d *deviceBytes) measure(gpu nvml.Device, pid int, alone, same bool) {
 }
 
 // writeBytes writes the table of each process on each device. unavailable: why NVML could not be asked, or nil.
-func writeBytes(to io.Writer, found []process, unavailable error) error {
-	var text strings.Builder
+func writeBytes(text *page, found []process, unavailable error) {
 	for i, p := range found {
 		if i > 0 {
 			text.WriteString("\n")
 		}
-		line(&text, fmt.Sprintf("%d %s", p.PID, cmp.Or(readable.Printable(p.Error), p.title())))
+		text.line(fmt.Sprintf("%d %s", p.PID, cmp.Or(readable.Printable(p.Error), p.title())))
 		for _, d := range p.Bytes {
-			d.write(&text, p)
+			d.write(text, p)
 		}
 	}
 	if unavailable != nil {
@@ -207,18 +205,11 @@ func writeBytes(to io.Writer, found []process, unavailable error) error {
 		if errors.Is(unavailable, nvml.ErrUnavailable) {
 			words = unavailable.Error() + "; so what a process has in all is not known"
 		}
-		fmt.Fprintln(&text, words)
+		fmt.Fprintln(text, words)
 	}
-	_, err := io.WriteString(to, text.String())
-	return err
 }
 
-// line writes a line that fits the width.
-func line(to *strings.Builder, words string) {
-	to.WriteString(strings.TrimRight(readable.Cut(words, tableWidth), " ") + "\n")
-}
-
-func (d *deviceBytes) write(to *strings.Builder, p process) {
+func (d *deviceBytes) write(to *page, p process) {
 	device := fmt.Sprint("device ", d.Device)
 	if d.Device < 0 {
 		device = d.UUID
@@ -226,7 +217,7 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 	if d.Name != "" {
 		device += ", " + d.Name
 	}
-	line(to, "  "+device+": "+map[string]string{
+	to.line("  " + device + ": " + map[string]string{
 		fromNVML:   readable.Short(d.UsedBytes) + " by NVML",
 		fromAlone:  readable.Short(d.UsedBytes) + " by NVML, of the only process there",
 		fromDevice: readable.Short(d.UsedBytes) + " used of it, on which NVML shows nobody",
@@ -245,13 +236,13 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 		if d.UsedBytes > 0 {
 			share = fmt.Sprintf("%.1f%%", 100*float64(bytes)/float64(d.UsedBytes))
 		}
-		line(to, fmt.Sprintf("    %-*s %8s %6s  %s", width, readable.Cut(name, width), readable.Short(bytes), share,
+		to.line(fmt.Sprintf("    %-*s %8s %6s  %s", width, readable.Cut(name, width), readable.Short(bytes), share,
 			details))
 	}
 	for _, part := range d.Parts {
 		row(part.title(), part.Bytes, part.note())
 		if part.details != "" {
-			line(to, "        "+part.details)
+			to.line("        " + part.details)
 		}
 	}
 	if d.Source != fromNobody {
@@ -261,9 +252,9 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 	}
 	switch {
 	case p.Account == nil:
-		line(to, "    libraries are not counted: tms run --account starts a program so that they are")
+		to.line("    libraries are not counted: tms run --account starts a program so that they are")
 	case p.Account.Uncounted > 0:
-		line(to, fmt.Sprintf("    %d allocations are not counted: there are too many", p.Account.Uncounted))
+		to.line(fmt.Sprintf("    %d allocations are not counted: there are too many", p.Account.Uncounted))
 	}
 }
 

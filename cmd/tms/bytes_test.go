@@ -155,8 +155,8 @@ func TestTableOfBytes(t *testing.T) {
 	measure(found, []nvml.Device{
 		{UUID: "GPU-1", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 62 << 20, Known: true}}},
 		{UUID: "GPU-2", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 500 << 20, Known: true}}}})
-	var out strings.Builder
-	require.NoError(t, writeBytes(&out, found, nil))
+	out := page{width: tableWidth}
+	writeBytes(&out, found, nil)
 	require.Equal(t, `1 longlonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglongl…
   device 0, GPU: 62.0 MiB by NVML
     tag longlonglonglonglonglonglonglonglon… 10.0 MiB  16.1%

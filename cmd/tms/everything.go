@@ -34,7 +34,7 @@ type pausing struct {
 }
 
 func (p pausing) say(o outcome) string {
-	text := "nothing to pause"
+	text := o.nothing("pause")
 	if o.Bytes > 0 {
 		text = fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds) +
 			without(", ", o.WithoutContents)

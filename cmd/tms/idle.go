@@ -31,15 +31,15 @@ const (
 // idling is what all watches share.
 type idling struct {
 	steering
-	after time.Duration
+	after duration
 	file  string
-	slice time.Duration // 0: none
+	slice duration // 0: none
 
 	telling sync.Mutex
 }
 
 func idleCommand() *cobra.Command {
-	var s idling
+	s := idling{after: duration{least: shortestIdle}, slice: duration{least: shortestIdle}}
 	command := &cobra.Command{
 		Use:   "idle PID...",
 		Short: "Pause processes while they are idle",
@@ -58,13 +58,8 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 				return err
 			}
 			inTurns := command.Flags().Changed("slice")
-			switch {
-			case s.after < shortestIdle || s.after > control.MaxSeconds*time.Second:
-				return fmt.Errorf("--after %v: give a time from %v to a year, such as 30s or 5m", s.after, shortestIdle)
-			case inTurns && s.file == "":
+			if inTurns && s.file == "" {
 				return errors.New("--slice needs --lock, whose file the processes share")
-			case inTurns && (s.slice < shortestIdle || s.slice > control.MaxSeconds*time.Second):
-				return fmt.Errorf("--slice %v: give a time from %v to a year, such as 1m", s.slice, shortestIdle)
 			}
 			if _, err := awaited(); inTurns && err != nil {
 				return fmt.Errorf("--slice: whether another waits for the lock cannot be seen: %w", err)
@@ -75,11 +70,11 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 			return s.run(command, pids)
 		},
 	}
-	command.Flags().DurationVar(&s.after, "after", 5*time.Minute, "`TIME` without work before a pause")
+	addTime(command, &s.after, "after", 5*time.Minute, "`TIME` without work before a pause")
 	command.Flags().StringVar(&s.file, "lock", "", "run only one of the processes that share this `FILE`")
-	command.Flags().DurationVar(&s.slice, "slice", 0, "with --lock: `TIME` of a turn when another waits")
+	addTime(command, &s.slice, "slice", 0, "with --lock: `TIME` of a turn when another waits")
 	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
-	command.Flags().Lookup("after").DefValue = "5m"
+	completesBy(command, "tag", completeTags)
 	return command
 }
 
@@ -157,7 +152,7 @@ func (w *watch) begin(ctx context.Context) error {
 func (w *watch) attend(ctx context.Context) error {
 	tryAt := time.Time{} // nothing is paused before
 	for {
-		state, err := w.process.Status(ctx, control.MaxSeconds*time.Second) // a stopped process answers when it goes on
+		state, err := w.process.Status(ctx, longest) // a stopped process answers when it goes on
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -165,9 +160,9 @@ func (w *watch) attend(ctx context.Context) error {
 			return err
 		}
 		idle := control.Seconds(*state.IdleSeconds)
-		look := w.after
-		if w.slice > 0 {
-			look = min(look, w.slice)
+		look := w.after.Duration
+		if w.slice.Duration > 0 {
+			look = min(look, w.slice.Duration)
 		}
 		look = min(max(look/10, shortestIdle), rarestLook)
 		paused := false
@@ -179,10 +174,10 @@ func (w *watch) attend(ctx context.Context) error {
 		case time.Now().Before(tryAt):
 		case !w.turn.tryTake():
 			paused, err = w.pause(ctx, 0, control.DefaultTimeout*time.Second)
-		case idle >= w.after:
-			paused, err = w.pause(ctx, w.after, idlePatience)
+		case idle >= w.after.Duration:
+			paused, err = w.pause(ctx, w.after.Duration, idlePatience)
 			if !paused && err == nil {
-				tryAt = time.Now().Add(w.after)
+				tryAt = time.Now().Add(w.after.Duration)
 			}
 		case w.isOver():
 			if paused, err = w.pause(ctx, 0, control.DefaultTimeout*time.Second); paused {
@@ -192,7 +187,7 @@ func (w *watch) attend(ctx context.Context) error {
 				w.turn.since = time.Now()
 			}
 		default:
-			look = min(look, max(w.after-idle, shortestIdle))
+			look = min(look, max(w.after.Duration-idle, shortestIdle))
 		}
 		if paused {
 			err = w.rest(ctx)
@@ -212,7 +207,7 @@ func (w *watch) attend(ctx context.Context) error {
 
 // isOver reports whether the slice of the process is over, and another waits for the lock.
 func (w *watch) isOver() bool {
-	if w.slice == 0 || time.Since(w.turn.since) < w.slice {
+	if w.slice.Duration == 0 || time.Since(w.turn.since) < w.slice.Duration {
 		return false
 	}
 	waits, err := awaited()
@@ -266,7 +261,7 @@ func (w *watch) rest(ctx context.Context) error {
 	}
 	came := time.Now()
 	alive := func() error {
-		_, err := w.process.Status(context.Background(), control.MaxSeconds*time.Second)
+		_, err := w.process.Status(context.Background(), longest)
 		return err
 	}
 	if err := w.turn.take(ctx, alive); ctx.Err() != nil {

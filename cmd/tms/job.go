@@ -46,6 +46,7 @@ func jobsOf(pid int) (jobs []string) {
 
 func addJob(command *cobra.Command, job *string) {
 	command.Flags().StringVar(job, "job", "", "the processes of one `LAUNCH` (see tms ps --json)")
+	completesBy(command, "job", completeJobs)
 }
 
 // onlyAJob accepts no arguments, and no --job without a name.

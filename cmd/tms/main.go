@@ -83,7 +83,6 @@ func rootCommand() *cobra.Command {
 		SuggestionsMinimumDistance: 2,
 	}
 	root.SetVersionTemplate("tms {{.Version}}\n")
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.InitDefaultHelpFlag()
 	root.InitDefaultVersionFlag()
 	_ = root.Flags().MarkHidden("help") // the help's last line names this one, and a command replaces the next
@@ -104,9 +103,14 @@ func plainly(err error) error {
 		return err
 	}
 	flag := invalid.GetFlag()
-	wanted := map[string]string{"float64": "a number of seconds, such as 30", "bool": "true or false",
-		"duration": "a time with its unit, such as 30s or 5m", "int": "a whole number, such as 12345"}
-	return fmt.Errorf("--%s %s: give %s", flag.Name, invalid.GetValue(), wanted[flag.Value.Type()])
+	why := errors.Unwrap(invalid)
+	switch flag.Value.Type() {
+	case "bool":
+		why = errors.New("give true or false")
+	case "int":
+		why = errors.New("give a whole number, such as 12345")
+	}
+	return fmt.Errorf("--%s %s: %w", flag.Name, invalid.GetValue(), why)
 }
 
 // bare returns the system's own error, without the call and the path at which it failed: the caller names those.
@@ -139,6 +143,8 @@ func versionCommand() *cobra.Command {
 		Short: "Print the version",
 		Long:  "Prints the version, one for this command, libtms.so and the Python package.",
 		Args:  noArguments,
+
+		ValidArgsFunction: cobra.NoFileCompletions,
 		Run: func(command *cobra.Command, _ []string) {
 			fmt.Fprintln(command.OutOrStdout(), "tms", version)
 		},

@@ -32,7 +32,8 @@ func metricsCommand() *cobra.Command {
 Anybody who can reach the address can read it, commands included.`,
 		Example: `  tms metrics
   tms metrics --listen 127.0.0.1:9500`,
-		Args: noArguments,
+		Args:              noArguments,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
 			listener, err := net.Listen("tcp", listen)
 			if err != nil {
@@ -46,6 +47,7 @@ Anybody who can reach the address can read it, commands included.`,
 		},
 	}
 	command.Flags().StringVar(&listen, "listen", "127.0.0.1:9400", "`ADDRESS` (port 0: any free)")
+	completes(command, "listen")
 	return command
 }
 

@@ -3,17 +3,21 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
 	"tms/internal/control/client"
@@ -26,20 +30,24 @@ import (
 type process struct {
 	control.ProcessState
 	container
-	Jobs  []string      `json:"jobs,omitempty"` // the launches that it belongs to
-	here  int           // its number in this PID namespace; 0: it has none
-	Error string        `json:"error,omitempty"`
-	Bytes []deviceBytes `json:"bytes,omitempty"` // where they are asked for
+	Jobs   []string      `json:"jobs,omitempty"` // the launches that it belongs to
+	here   int           // its number in this PID namespace; 0: it has none
+	absent bool          // it has ended, or does not listen
+	Error  string        `json:"error,omitempty"`
+	Bytes  []deviceBytes `json:"bytes,omitempty"` // where they are asked for
 }
 
-// statuses asks all processes at once. The one with the most device memory comes first.
-func statuses(within time.Duration) []process {
-	pids, _ := client.List() // a directory that is not ours has nothing for us
+// statuses asks these processes, or else all, at once. The one with the most device memory comes first.
+func statuses(within time.Duration, pids ...int) []process {
+	if len(pids) == 0 {
+		pids, _ = client.List() // a directory that is not ours has nothing for us
+	}
 	found := make([]process, len(pids))
 	var all sync.WaitGroup
 	for i, pid := range pids {
 		all.Go(func() {
 			connection, err := client.Look(pid)
+			found[i].absent = err != nil
 			if err == nil {
 				defer connection.Close()
 				found[i].here = connection.Peer
@@ -90,50 +98,105 @@ func (p *process) held() (bytes uint64) {
 }
 
 func psCommand() *cobra.Command {
-	var asJSON, inBytes bool
-	var job string
+	var l listing
 	command := &cobra.Command{
-		Use:   "ps",
+		Use:   "ps [PID...]",
 		Short: "List the processes that can be paused from outside",
 		Long: `Lists the processes of this user that can be paused, with a row for each tag on
 each device. LIVE is what the program has allocated, HELD is the device memory
 that it has now, and BACKUP says where contents wait.`,
 		Example: `  tms ps
-  tms ps --bytes
+  tms ps 12345 --bytes
   tms ps --job 127.0.0.1:29500`,
-		Args: onlyAJob,
-		RunE: func(command *cobra.Command, _ []string) error {
-			return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), job, asJSON, inBytes)
+		ValidArgsFunction: completeProcesses,
+		RunE: func(command *cobra.Command, arguments []string) (err error) {
+			if err = notEmpty(command, "job", "all"); err != nil {
+				return err
+			}
+			if l.job != "" && len(arguments) > 0 {
+				return errors.New("name the processes by number or by --job, not both")
+			}
+			if l.pids, err = processes(arguments); err != nil {
+				return err
+			}
+			return l.show(command.OutOrStdout(), command.ErrOrStderr())
 		},
 	}
-	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with all statistics")
-	command.Flags().BoolVar(&inBytes, "bytes", false, "list all that each process has, by library")
-	addJob(command, &job)
+	command.Flags().BoolVar(&l.asJSON, "json", false, "print one JSON array, with all statistics")
+	command.Flags().BoolVar(&l.inBytes, "bytes", false, "list all that each process has, by library")
+	command.Flags().BoolVar(&l.whole, "no-trunc", false, "do not shorten what is too wide for the terminal")
+	addJob(command, &l.job)
 	return command
 }
 
-func showProcesses(to, aside io.Writer, job string, asJSON, inBytes bool) error {
-	found := ofLaunch(job, statuses(time.Second))
+// listing is one tms ps.
+type listing struct {
+	asJSON, inBytes, whole bool
+	job                    string
+	pids                   []int // none: all
+}
+
+func (l *listing) show(to, aside io.Writer) error {
+	found := ofLaunch(l.job, statuses(time.Second, l.pids...))
+	var missing error
+	if len(l.pids) > 0 {
+		found = slices.DeleteFunc(found, func(p process) bool {
+			if p.absent {
+				fmt.Fprintf(aside, "tms: %d: %s\n", p.PID, p.Error)
+				missing = errNoProcess
+			}
+			return p.absent
+		})
+	}
 	var unavailable error
-	if inBytes && len(found) > 0 {
+	if l.inBytes && len(found) > 0 {
 		var shown []nvml.Device
 		shown, unavailable = gpus()
 		measure(found, shown)
 	}
-	if asJSON {
+	if l.asJSON {
 		if found == nil {
 			found = []process{}
 		}
-		return writeJSON(to, found)
+		return cmp.Or(writeJSON(to, found), missing)
 	}
-	if len(found) == 0 {
-		fmt.Fprintf(aside, "tms: no process of %s listens; see tms ps --help\n", cmp.Or(ofWhom(job), "this user"))
-		return nil
+	text := page{width: columns(to)}
+	if l.whole {
+		text.width = math.MaxInt
 	}
-	if inBytes {
-		return writeBytes(to, found, unavailable)
+	switch {
+	case missing == nil && len(found) == 0:
+		fmt.Fprintf(aside, "tms: no process of %s listens; see tms ps --help\n", cmp.Or(ofWhom(l.job), "this user"))
+	case l.inBytes:
+		writeBytes(&text, found, unavailable)
+	case len(found) > 0:
+		writeProcesses(&text, found, time.Now())
 	}
-	return writeProcesses(to, found, time.Now())
+	_, err := io.WriteString(to, text.String())
+	return cmp.Or(err, missing)
+}
+
+// page is text whose lines are cut at a width.
+type page struct {
+	strings.Builder
+	width int
+}
+
+func (p *page) line(words string) {
+	p.WriteString(strings.TrimRight(readable.Cut(words, p.width), " ") + "\n")
+}
+
+// columns returns the width of a terminal, or else COLUMNS, such as watch sets it.
+func columns(to io.Writer) int {
+	if file, ok := to.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+			return int(size.Col)
+		}
+	}
+	if given, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && given > 0 {
+		return given
+	}
+	return tableWidth
 }
 
 // The columns of the table; those with room to spare shrink when it is wider than a terminal.
@@ -145,7 +208,7 @@ const (
 	leastWidth    = 7
 )
 
-func writeProcesses(to io.Writer, found []process, now time.Time) error {
+func writeProcesses(text *page, found []process, now time.Time) {
 	table := [][]string{{"PID", "COMMAND", "DEVICE", "TAG", "LIVE", "HELD", "STATE", "BACKUP"}}
 	for _, p := range found {
 		table = append(table, rows(p, now)...)
@@ -160,7 +223,7 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 		}
 		total += width[column]
 	}
-	for ; total > tableWidth; total-- {
+	for ; total > text.width; total-- {
 		wider := columnCommand
 		if width[columnTag] > width[columnCommand] {
 			wider = columnTag
@@ -170,7 +233,6 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 		}
 		width[wider]--
 	}
-	var text strings.Builder
 	for _, row := range table {
 		var line string
 		for column, cell := range row {
@@ -183,21 +245,19 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 				line += fmt.Sprintf("%*s ", width[column], cell)
 			}
 		}
-		fmt.Fprintln(&text, strings.TrimRight(line, " "))
+		fmt.Fprintln(text, strings.TrimRight(line, " "))
 	}
 	for _, p := range found {
-		say(&text, p, "a pause would free %s without contents",
+		say(text, p, "a pause would free %s without contents",
 			func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
-		say(&text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
-		say(&text, p, "lost %s of other processes, which have ended or freed it",
+		say(text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
+		say(text, p, "lost %s of other processes, which have ended or freed it",
 			func(tag stats.Tag) uint64 { return tag.ImportedLost })
 	}
-	_, err := io.WriteString(to, text.String())
-	return err
 }
 
 // say writes a line if a process has such memory, with its tags.
-func say(to *strings.Builder, p process, words string, of func(stats.Tag) uint64) {
+func say(to *page, p process, words string, of func(stats.Tag) uint64) {
 	var all uint64
 	var names []string
 	for _, d := range p.Stats.Devices {
@@ -209,7 +269,7 @@ func say(to *strings.Builder, p process, words string, of func(stats.Tag) uint64
 		}
 	}
 	if all > 0 {
-		line(to, fmt.Sprintf("%d: "+words+": %s", p.PID, readable.Bytes(all), strings.Join(names, ", ")))
+		to.line(fmt.Sprintf("%d: "+words+": %s", p.PID, readable.Bytes(all), strings.Join(names, ", ")))
 	}
 }
 

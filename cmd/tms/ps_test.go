@@ -1,11 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -64,4 +68,46 @@ func openTerminal(t *testing.T) (master, slave *os.File) {
 	t.Cleanup(func() { _ = slave.Close() })
 	require.NoError(t, unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 4, Col: 80}))
 	return master, slave
+}
+
+func TestPsOfSome(t *testing.T) {
+	ownSockets(t)
+	t.Setenv("COLUMNS", "")
+	program := steeredProgram(t)
+	one, other := startSteered(t, program), startSteered(t, program)
+	first, second, none := one.number(), other.number(), "999999999"
+	out := succeeds(t, "ps", first)
+	require.Contains(t, out, first)
+	require.NotContains(t, out, second)
+	require.Contains(t, succeeds(t, "ps", second, first, first), second)
+	require.Len(t, parsed[[]process](t, succeeds(t, "ps", "--json", first, second, first)), 2)
+	require.Contains(t, succeeds(t, "ps", "--bytes", first), first+" ")
+
+	out, said, code := command(t, "ps", first, none)
+	require.Equal(t, exitNoProcess, code)
+	require.Contains(t, out, first)
+	require.Equal(t, "tms: "+none+": there is no such process\n", said)
+	out, _, code = command(t, "ps", none)
+	require.Equal(t, exitNoProcess, code)
+	require.Empty(t, out)
+	out, _, code = command(t, "ps", "--json", none)
+	require.Equal(t, exitNoProcess, code)
+	require.Equal(t, "[]\n", out)
+
+	// The table is cut to the terminal, or else to COLUMNS.
+	require.NotContains(t, succeeds(t, "ps"), program)
+	require.Contains(t, succeeds(t, "ps", "--no-trunc"), program)
+	t.Setenv("COLUMNS", strconv.Itoa(80+len(program)))
+	require.Contains(t, succeeds(t, "ps"), program)
+	master, slave := openTerminal(t) // of 80 columns
+	c := exec.Command(tms, "ps")
+	c.Stdout = slave
+	require.NoError(t, c.Start())
+	lines := bufio.NewReader(master)
+	for range 5 { // a head, and two tags of each
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(line, "\r\n")), 80)
+	}
+	require.NoError(t, c.Wait())
 }

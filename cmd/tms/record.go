@@ -17,7 +17,7 @@ import (
 
 func recordCommand() *cobra.Command {
 	var file string
-	var lasting time.Duration
+	var lasting duration
 	command := &cobra.Command{
 		Use:   "record PID",
 		Short: "Record what a running process does with device memory",
@@ -25,7 +25,7 @@ func recordCommand() *cobra.Command {
 Ctrl-C or for the time of --for. tms report and tms replay read the file.`,
 		Example: `  tms record 12345
   tms record 12345 -o step.trace --for 10s
-  tms report step.trace -o step.html`,
+  tms report step.trace`,
 		ValidArgsFunction: completeProcesses,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) != 1 {
@@ -35,9 +35,6 @@ Ctrl-C or for the time of --for. tms report and tms replay read the file.`,
 			if err != nil {
 				return err
 			}
-			if lasting < 0 {
-				return fmt.Errorf("--for %v: give a time, such as 10s", lasting)
-			}
 			if file == "" {
 				file = fmt.Sprintf("tms-%d.trace", pids[0])
 			}
@@ -45,11 +42,11 @@ Ctrl-C or for the time of --for. tms report and tms replay read the file.`,
 			if err != nil {
 				return err
 			}
-			return record(command, pids[0], path, lasting)
+			return record(command, pids[0], path, lasting.Duration)
 		},
 	}
 	command.Flags().StringVarP(&file, "output", "o", "", "`FILE` to write, for the process (default tms-PID.trace)")
-	command.Flags().DurationVar(&lasting, "for", 0, "`TIME` to record, such as 10s (default: until Ctrl-C)")
+	addTime(command, &lasting, "for", 0, "`TIME` to record, such as 10s (default: until Ctrl-C)")
 	return command
 }
 

@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -68,6 +70,26 @@ func TestRecord(t *testing.T) {
 	require.Equal(t, map[string]float64{"pause weights": 24 << 20, "resume": 24 << 20}, slices)
 	require.Equal(t, map[string]bool{"weights, device 0, bytes": true, "cache, device 0, bytes": true}, counters)
 	require.Contains(t, succeeds(t, "report", path, "--format", "csv", "-o", "-"), ",allocate,")
+
+	// Without -o it names its file itself, and never one of the traces.
+	page := strings.TrimSuffix(path, "trace") + "html"
+	require.Equal(t, "wrote "+page+"\n", succeeds(t, "report", path))
+	require.FileExists(t, page)
+	recorded, err := os.ReadFile(path)
+	require.NoError(t, err)
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(path, link))
+	for _, arguments := range [][]string{{path, "-o", link}, {page, path, "-o", path}, {link, "-o", path}} {
+		fails(t, exitUsage, " is a trace, and would be lost: name another file with -o\n",
+			append([]string{"report"}, arguments...)...)
+	}
+	kept, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, recorded, kept)
+	plain := filepath.Join(filepath.Dir(path), "plain")
+	require.NoError(t, os.Rename(path, plain))
+	require.Equal(t, "wrote "+plain+".csv\n", succeeds(t, "report", plain, "--format", "csv"))
+	require.NoError(t, os.Rename(plain, path))
 	succeeds(t, "replay", "--pool", "bfc", path)
 
 	// For a given time; with a process that ends meanwhile; and without a process.

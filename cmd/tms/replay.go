@@ -12,7 +12,6 @@ import (
 
 	"tms/internal/recording/replay"
 	"tms/internal/recording/trace"
-	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 )
 
@@ -41,9 +40,13 @@ KIND is a kind of pool (docs/pools.md), or all to compare them.`,
 	}
 	flags := command.Flags()
 	flags.StringVar(&f.kind, "pool", "", "`KIND` of pool, or all")
+	completes(command, "pool", append(kinds.Names(), "all")...)
 	flags.StringArrayVar(&f.settings, "option", nil, "option of the pool, `NAME=VALUE` (may be repeated)")
 	flags.StringVar(&f.source, "source", "sim", "`SOURCE` of segments: sim, cuda or vmm")
+	completes(command, "source", "sim", "cuda", "vmm")
 	flags.StringVar(&f.memory, "memory", "", "`BYTES` of segments at most, such as 40GiB")
+	completes(command, "option")
+	completes(command, "memory")
 	flags.BoolVar(&f.events, "events", false, "print one JSON line for each operation")
 	flags.BoolVar(&f.asJSON, "json", false, "print one JSON line for each result")
 	flags.StringVar(&f.snapshot, "snapshot", "", "write one pool to `FILE` for pytorch.org/memory_viz")
@@ -119,13 +122,8 @@ func (f *replayFlags) read() (selected []string, place *replay.Place, err error)
 	}
 	var limit uint64
 	if f.memory != "" {
-		options, err := pool.ParseOptions("memory=" + f.memory)
-		if err == nil {
-			limit = options.Bytes("memory", 0)
-			err = options.Err()
-		}
-		if err != nil || limit == 0 {
-			return nil, nil, fmt.Errorf("--memory %s: give a number of bytes, such as 40GiB", f.memory)
+		if limit, err = sizeOf("memory", f.memory); err != nil {
+			return nil, nil, err
 		}
 	}
 	if place, err = replay.NewPlace(f.source, limit); err != nil {

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,11 +22,11 @@ func reportCommand() *cobra.Command {
 		Short: "Show recordings of device memory on a page",
 		Long: `Makes a page of recordings, with device memory over time and what bounded each
 pause. Several traces must be of one machine; a trace may still be growing.`,
-		Example: `  tms report train.trace -o train.html
+		Example: `  tms report train.trace
   tms report trainer.trace server.trace -o both.html
   tms report train.trace --format perfetto -o train.json
   tms report train.trace --format csv -o train.csv`,
-		RunE: func(_ *cobra.Command, paths []string) error {
+		RunE: func(command *cobra.Command, paths []string) error {
 			if len(paths) == 0 {
 				return errors.New("give a trace, such as tms record writes; see tms report --help")
 			}
@@ -41,15 +44,38 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 			default:
 				return fmt.Errorf("--format %s: the formats are html, perfetto and csv", format)
 			}
-			if file == "" {
-				return errors.New("give the file to write, with -o (- is the standard output)")
+			named := file != ""
+			if !named {
+				file = strings.TrimSuffix(strings.TrimSuffix(paths[0], ".gz"), ".trace") + ends[format]
 			}
-			return writeFile(file, write)
+			for _, path := range paths {
+				if isSame(path, file) {
+					return fmt.Errorf("%s is a trace, and would be lost: name another file with -o", file)
+				}
+			}
+			if err := writeFile(file, write); err != nil {
+				return err
+			}
+			if !named {
+				fmt.Fprintf(command.OutOrStdout(), "wrote %s\n", file)
+			}
+			return nil
 		},
 	}
-	command.Flags().StringVarP(&file, "output", "o", "", "`FILE` to write; - is the standard output")
+	command.Flags().StringVarP(&file, "output", "o", "",
+		"`FILE` to write (default: beside the first TRACE), or -")
 	command.Flags().StringVar(&format, "format", "html", "`FORMAT`: html, perfetto or csv")
+	completes(command, "format", slices.Sorted(maps.Keys(ends))...)
 	return command
+}
+
+// ends has how a report's file ends, by its format.
+var ends = map[string]string{"html": ".html", "perfetto": ".json", "csv": ".csv"}
+
+func isSame(path, other string) bool {
+	one, err := os.Stat(path)
+	two, failed := os.Stat(other)
+	return err == nil && failed == nil && os.SameFile(one, two)
 }
 
 func lines(to io.Writer, path string) error {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/program"
 )
 
@@ -37,6 +38,7 @@ func isOn(variable string) bool {
 func runCommand() *cobra.Command {
 	var tag, backup, kind, trace string
 	var incremental, noInherit, account bool
+	var simulated simulation
 	command := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARGUMENT...]",
 		Short: "Run a program with all of its CUDA memory pausable",
@@ -45,7 +47,7 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 		Example: `  tms run -- python train.py
   tms run --incremental --tag model -- python serve.py
   tms run --backup none -- ./cache
-  tms run --no-inherit -- ./simulation`,
+  tms run --simulate --memory 8G -- ./no-gpu-here`,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) == 0 || arguments[0] == "" {
 				return errors.New("name the command to run: tms run -- python train.py")
@@ -93,6 +95,9 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 			if err != nil {
 				return err
 			}
+			if err := simulated.prepare(command, libraries[0]); err != nil {
+				return err
+			}
 			set["LD_PRELOAD"] = strings.Join(libraries, ":")
 			set["TMS_EXCLUDE"] = joined(append(notTaken, strings.Split(os.Getenv("TMS_EXCLUDE"), ":")...))
 			path, err := exec.LookPath(arguments[0])
@@ -109,11 +114,15 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 	command.Flags().SetInterspersed(false)
 	command.Flags().StringVar(&tag, "tag", "", "`TAG` of its memory (default \"default\")")
 	command.Flags().StringVar(&backup, "backup", "host", "`WHERE` to save: host, disk, peer or none")
+	completes(command, "tag")
+	completes(command, "backup", append(slices.Sorted(maps.Keys(backups)), "none")...)
 	command.Flags().BoolVar(&incremental, "incremental", false, "copy only what has changed since the last pause")
 	command.Flags().StringVar(&kind, "pool", "", "`POOL` to allocate from, see docs/pools.md")
+	completes(command, "pool", kinds.Names()...)
 	command.Flags().BoolVar(&noInherit, "no-inherit", false, "do not preload the programs that it starts")
 	command.Flags().BoolVar(&account, "account", false, "count what is not pausable, for tms ps --bytes")
 	command.Flags().StringVar(&trace, "trace", "", "record to `FILE` (%p: the process) for tms report")
+	simulated.add(command)
 	return command
 }
 

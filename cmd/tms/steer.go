@@ -39,6 +39,7 @@ type outcome struct {
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
 	NCCL          string  `json:"nccl,omitempty"` // for --everything, and its resume: what became of NCCL's memory
+	Note          string  `json:"note,omitempty"` // that nothing was ever allocated with the tag
 	// For --job with --everything: why the driver has not taken the rest, and how much that is according to NVML.
 	Stays     string `json:"stays,omitempty"`
 	LeftBytes uint64 `json:"left_bytes,omitempty"`
@@ -51,7 +52,7 @@ type outcome struct {
 func (o *outcome) do(ctx context.Context, process *client.Conn, request control.Request) error {
 	reply, err := process.Do(ctx, request)
 	o.Bytes, o.WithoutContents, o.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
-	o.MovedBytes, o.NCCL, o.Stays = reply.Moved, reply.NCCL, reply.Stays
+	o.MovedBytes, o.NCCL, o.Note, o.Stays = reply.Moved, reply.NCCL, reply.Note, reply.Stays
 	return failure(reply, err)
 }
 
@@ -77,14 +78,19 @@ func (s *steering) add(command *cobra.Command) {
 		if err := cmp.Or(notEmpty(command, "tag", "all"), notEmpty(command, "job", "all")); err != nil {
 			return err
 		}
-		ways := 0
-		for _, given := range []bool{s.all, s.job != "", len(arguments) > 0} {
-			if given {
-				ways++
-			}
+		given := slices.Clone(arguments)
+		if s.all {
+			given = append([]string{"--all"}, given...)
 		}
-		if ways != 1 {
-			return fmt.Errorf("name the processes by number, or give --all or --job (tms ps lists them)")
+		if s.job != "" {
+			given = append([]string{"--job " + s.job}, given...)
+		}
+		switch {
+		case len(given) == 0:
+			return errors.New("name the processes by number, or give --all or --job (tms ps lists them)")
+		case len(given) > max(1, len(arguments)):
+			return fmt.Errorf("%s and %s are both given: name the processes by number, or by --all, or by --job",
+				given[0], given[1])
 		}
 		_, err := processes(arguments)
 		return err
@@ -95,6 +101,7 @@ const tagHelp = "only this `TAG` (default: all pausable memory)"
 
 func (s *steering) addTag(command *cobra.Command) {
 	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
+	completesBy(command, "tag", completeTags)
 	command.Flags().BoolVar(&s.asJSON, "json", false, "print one JSON array")
 	command.Flags().BoolVar(&s.dryRun, "dry-run", false, "only say what would happen, and whether it fits")
 }
@@ -107,20 +114,13 @@ func notEmpty(command *cobra.Command, flag, instead string) error {
 	return nil
 }
 
-func addTimeout(command *cobra.Command, timeout *float64, force *bool) {
-	command.Flags().Float64Var(timeout, "timeout", control.DefaultTimeout, "`SECONDS` to wait for GPU work to end")
+func addTimeout(command *cobra.Command, timeout *duration, force *bool) {
+	addTime(command, timeout, "timeout", control.DefaultTimeout*time.Second, "`TIME` to wait for GPU work to end")
 	command.Flags().BoolVar(force, "force", false, "pause though its threads cannot be stopped")
 }
 
-func addWait(command *cobra.Command, wait *float64) {
-	command.Flags().Float64Var(wait, "wait", 0, "`SECONDS` to keep trying while memory is short")
-}
-
-func checkSeconds(flag string, seconds float64) error {
-	if seconds >= 0 && seconds <= control.MaxSeconds { // false for NaN
-		return nil
-	}
-	return fmt.Errorf("--%s %g: give seconds, from 0 to %d", flag, seconds, control.MaxSeconds)
+func addWait(command *cobra.Command, wait *duration) {
+	addTime(command, wait, "wait", 0, "`TIME` to keep trying while memory is short")
 }
 
 // processes returns the processes of these numbers, each once.
@@ -249,19 +249,9 @@ func writeJSON(to io.Writer, value any) error {
 	return err
 }
 
-// completeProcesses completes the numbers of processes that listen, with their commands.
-func completeProcesses(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
-	for _, p := range statuses(300 * time.Millisecond) {
-		if number := strconv.Itoa(p.PID); !slices.Contains(given, number) {
-			found = append(found, number+"\t"+readable.Printable(p.Command))
-		}
-	}
-	return found, cobra.ShellCompDirectiveNoFileComp
-}
-
 func pauseCommand() *cobra.Command {
 	var s steering
-	var timeout float64
+	var timeout duration
 	var force, everything, discard bool
 	var to string
 	command := &cobra.Command{
@@ -275,9 +265,6 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
   tms pause --job 127.0.0.1:29500
   tms pause 12345 --everything --to disk`,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if err := checkSeconds("timeout", timeout); err != nil {
-				return err
-			}
 			switch {
 			case command.Flags().Changed("to") && to != control.ToDisk && to != control.ToHost:
 				return fmt.Errorf("--to %s: give disk or host", to)
@@ -294,7 +281,7 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 					"with --to")
 			}
 			p := pausing{request: s.request(control.Pause), to: to}
-			p.request.Timeout, p.request.Force, p.request.Everything = &timeout, force, everything
+			p.request.Timeout, p.request.Force, p.request.Everything = new(timeout.Seconds()), force, everything
 			if p.request.Discard = discard; to == control.ToDisk {
 				p.request.To = to
 			}
@@ -309,6 +296,7 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 	command.Flags().BoolVar(&everything, "everything", false, "also have the driver take the rest of the process")
 	command.Flags().BoolVar(&discard, "discard", false, "give contents up, whatever their backup")
 	command.Flags().StringVar(&to, "to", "", "`WHERE` contents are to wait: disk or host (memory)")
+	completes(command, "to", "disk", "host")
 	return command
 }
 
@@ -320,8 +308,16 @@ func without(before string, bytes uint64) string {
 	return before + readable.Bytes(bytes) + " without contents"
 }
 
+// nothing says that there was nothing to do, and why if that is known.
+func (o outcome) nothing(to string) string {
+	if o.Note == "" {
+		return "nothing to " + to
+	}
+	return "nothing to " + to + ": " + o.Note
+}
+
 func sayResumed(o outcome) string {
-	text := "nothing to resume"
+	text := o.nothing("resume")
 	if o.Bytes > 0 {
 		text = fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
 	}
@@ -336,7 +332,7 @@ func sayResumed(o outcome) string {
 
 func resumeCommand() *cobra.Command {
 	var s steering
-	var wait float64
+	var wait duration
 	var driverOnly bool
 	command := &cobra.Command{
 		Use:   "resume PID...",
@@ -346,14 +342,11 @@ the contents that were kept. It resumes what the program itself has paused, too.
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if err := checkSeconds("wait", wait); err != nil {
-				return err
-			}
 			if s.dryRun {
 				return s.plan(command, control.Resume, false, arguments)
 			}
 			request := s.request(control.Resume)
-			request.Wait = wait
+			request.Wait = wait.Seconds()
 			r := resuming{request, driverOnly}
 			return s.run(command, "resuming", arguments, r.resume, sayResumed)
 		},

@@ -244,6 +244,14 @@ func TestSteering(t *testing.T) {
 		succeeds(t, "pause", "--force", first, first))
 	require.Equal(t, first+": nothing to pause\n", succeeds(t, "pause", "--force", "--tag", "cache", first))
 
+	const unknown = `nothing was ever allocated with tag "wieghts"; tags so far: "cache", "weights"`
+	for range 2 { // each time, unlike the process itself
+		require.Equal(t, first+": nothing to pause: "+unknown+"\n",
+			succeeds(t, "pause", "--force", first, "--tag", "wieghts"))
+		require.Equal(t, first+": nothing to resume: "+unknown+"\n", succeeds(t, "resume", first, "--tag", "wieghts"))
+	}
+	require.Equal(t, unknown, parsed[[]outcome](t, succeeds(t, "resume", first, "--tag", "wieghts", "--json"))[0].Note)
+
 	out, words, code = command(t, "ps")
 	require.Zero(t, code)
 	require.Empty(t, words)
@@ -342,14 +350,14 @@ func TestProcessTable(t *testing.T) {
 		{Device: 7, Progress: &stats.Progress{Operation: "pause"}, Tags: []stats.Tag{tag("\x1b[2J", 0, 15<<30, 0)}},
 		{Device: 8, Tags: []stats.Tag{tag("a", 0, 1<<64-1, 4000*24*time.Hour)}},
 	}
-	var out strings.Builder
-	require.NoError(t, writeProcesses(&out, []process{
+	out := page{width: tableWidth}
+	writeProcesses(&out, []process{
 		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause,
 			Stats: control.Stats{Stats: stats.Stats{Devices: devices}}}},
 		{ProcessState: control.ProcessState{PID: 4194304, Command: long + "\n" + long}},
 		{ProcessState: control.ProcessState{PID: 13, Command: "boxed"}, container: boxed},
 		{ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"},
-	}, now))
+	}, now)
 	require.Equal(t, `    PID COMMAND   DEVICE TAG            LIVE     HELD STATE               BACKUP
       1 short          0 größe      0.98 KiB 0.98 KiB active                   0
       1 short          0 longlongl… 1.00 TiB 1.00 GiB partly 99m   1.00 TiB host

@@ -20,7 +20,7 @@ const swapSlice = 500 * time.Millisecond
 // connection ends.
 type swapping struct {
 	steering
-	timeout, wait float64
+	timeout, wait duration
 	force         bool
 }
 
@@ -56,8 +56,7 @@ be resumed, OUT is resumed again.`,
 }
 
 func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
-	if err := errors.Join(notEmpty(command, "tag", "all"), checkSeconds("timeout", s.timeout),
-		checkSeconds("wait", s.wait)); err != nil {
+	if err := notEmpty(command, "tag", "all"); err != nil {
 		return err
 	}
 	if s.dryRun {
@@ -95,7 +94,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 	defer coming.Close()
 
 	request := s.request(control.Pause)
-	request.Timeout, request.Force = &s.timeout, s.force
+	request.Timeout, request.Force = new(s.timeout.Seconds()), s.force
 	if err = out.do(ctx, leaving, request); err != nil { // the end of the connection undoes what is paused all the same
 		return failed(err, because(err, "left as it was: %d was not paused", outPID))
 	}
@@ -126,7 +125,7 @@ func reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, er
 
 // resume is not interrupted once it has begun, so that its outcome is known.
 func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, everything bool) outcome {
-	until := time.Now().Add(control.Seconds(s.wait))
+	until := time.Now().Add(s.wait.Duration)
 	for {
 		if ctx.Err() != nil {
 			return ended(o, errors.New("interrupted: it was not resumed"))

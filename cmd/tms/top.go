@@ -27,7 +27,8 @@ func topCommand() *cobra.Command {
 pause and resume. Keys: up and down select, p pauses, r resumes, ? has the rest.`,
 		Example: `  tms top
   tms top --job 127.0.0.1:29500`,
-		Args: onlyAJob,
+		Args:              onlyAJob,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := screenful(os.Stdin, os.Stdout); err != nil {
 				return err

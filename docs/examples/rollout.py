@@ -1,17 +1,23 @@
 """A trainer and a rollout server take turns on one GPU. Each has most of its memory while it works.
 
-    LD_PRELOAD=$(tms --path) python rollout.py
+    LD_PRELOAD=$(tms --path) python rollout.py [STEPS]
+    tms run --simulate --memory 256M -- python rollout.py [STEPS]    # without a GPU and PyTorch
 
 The trainer starts the server, which inherits LD_PRELOAD, and talks to it by two pipes.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import tms
-import torch
+
+if "CUDASIM_SHARED" not in os.environ:
+    import torch
+else:  # under tms run --simulate
+    import simulated as torch
 
 UNIT = torch.cuda.mem_get_info()[1] // 16  # of the device's memory: the two need 22 together
 
@@ -20,7 +26,7 @@ def tensor(units: int) -> torch.Tensor:
     return torch.empty((units * UNIT,), dtype=torch.uint8, device="cuda")
 
 
-def trainer() -> None:
+def trainer(steps: int) -> None:
     server = subprocess.Popen(
         [sys.executable, __file__, "server"],
         stdin=subprocess.PIPE,
@@ -39,7 +45,7 @@ def trainer() -> None:
     weights.fill_(0)
     moments.fill_(0)
 
-    for step in range(1, 4):
+    for step in range(1, steps + 1):
         gradients.fill_(step)
         moments.add_(step)
         weights.add_(1)
@@ -50,7 +56,7 @@ def trainer() -> None:
 
     server.stdin.close()
     server.wait()
-    print(f"weights {weights[:1].item()}, moments {moments[:1].item()} after 3 steps")
+    print(f"weights {int(weights[0])}, moments {int(moments[0])} after {steps} steps")
 
 
 def server() -> None:
@@ -65,10 +71,10 @@ def server() -> None:
         tms.resume(wait=60)
         weights.fill_(step)
         cache.fill_(step)
-        said = f"{cache[-1:].item()} tokens"
+        said = f"{int(cache[-1])} tokens"
         tms.pause()
         print(said, flush=True)
 
 
 if __name__ == "__main__":
-    server() if sys.argv[1:] == ["server"] else trainer()
+    server() if sys.argv[1:] == ["server"] else trainer(int(sys.argv[1]) if sys.argv[1:] else 3)

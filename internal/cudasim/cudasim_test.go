@@ -82,7 +82,8 @@ var environments = map[string][]string{
 
 // What a case prints on stderr, line by line; cases not listed print nothing.
 var complaints = map[string][]string{
-	"by_call": {"cuNoSuchFunction"},
+	"by_call":              {"cuNoSuchFunction"},
+	"asked_by_nvidias_own": {"NVIDIA's own libcudart, as PyTorch, CuPy and JAX have it, cannot run on the simulator"},
 	"by_environment": {
 		"cuMemCreate_v9", "rubbish", "cuInit:x:1",
 		"cuMemCreate_v9", "rubbish", "cuInit:x:1", // read again by the reset

@@ -144,7 +144,8 @@ var advice = map[cuda.Result]string{
 func adviceFor(err error) string {
 	failed, ok := errors.AsType[*cuda.Error](err)
 	if !ok {
-		return "install NVIDIA's driver 460.27 or newer; in a container start it with the GPUs (docker run --gpus all)"
+		return "install NVIDIA's driver 460.27 or newer; in a container start it with the GPUs (docker run --gpus " +
+			"all); without a GPU, tms run --simulate has simulated devices"
 	}
 	return cmp.Or(advice[failed.Result], "see what the kernel log and nvidia-smi say about the driver")
 }

@@ -256,7 +256,7 @@ func (c *Conn) reply() (reply control.Reply, err error) {
 	if err := json.Unmarshal(line, &reply); err != nil {
 		return reply, errors.New("its reply is not understood")
 	}
-	for _, words := range []*string{&reply.Error, &reply.NCCL, &reply.Stays} {
+	for _, words := range []*string{&reply.Error, &reply.NCCL, &reply.Note, &reply.Stays} {
 		*words = readable.Printable(strings.ReplaceAll(*words, "\n", "; "))
 	}
 	return reply, nil

@@ -367,3 +367,13 @@ CASE(lost_context)
 	OK(cudaDeviceReset());
 	OK(cudaMalloc(&at, 1));
 }
+
+// Said once: only that libcudart looks this function up.
+CASE(asked_by_nvidias_own)
+{
+	void *function = &function;
+	for (int i = 0; i < 2; i++) {
+		GIVES(500, cuGetProcAddress("cuGetExportTable", &function, 12000, 0));
+		CHECK(!function);
+	}
+}

@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from programs import output, run
+from programs import output
 from simulator import BUILD, HANGS, PYMODULE, environment
 
 ROOT = PYMODULE.parent
@@ -65,13 +65,15 @@ class subprocess:
 
 
 def test_rollout() -> None:
-    """A trainer and a server on one device that has no room for both."""
-    done = run(
-        str(EXAMPLES / "rollout.py"),
-        preloaded=True,
-        CUDASIM_DEVICES="1",
-        CUDASIM_MEMORY="64M",
-        CUDASIM_SHARED=f"rollout-{os.getpid()}",
+    """Two processes on a device that has no room for both, as without-gpu.md starts them."""
+    done = subprocess.run(
+        [BUILD / "bin" / "tms", "run", "--simulate", "--memory", "64M", "--devices", "1", "--"]
+        + [sys.executable, EXAMPLES / "rollout.py"],
+        env={**environment(), "LD_PRELOAD": "", "CUDASIM_SHARED": f"rollout-{os.getpid()}"},
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [

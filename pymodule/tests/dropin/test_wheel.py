@@ -91,6 +91,8 @@ def test_command(python: Path, site: Path) -> None:
     assert f"libtms.so  {path}\n" in checked(tms, "doctor", "/bin/true")
     preloaded = ":".join(str(site / "tms" / "lib" / name) for name in LIBRARIES)
     assert checked(tms, "run", "printenv", "LD_PRELOAD") == f"{preloaded}\n"
+    simulator = checked(tms, "run", "--simulate", "printenv", "LD_LIBRARY_PATH")
+    assert simulator.strip().split(":")[0] == str(site / "tms" / "sim")
 
 
 def test_plugin_of_vllm(python: Path) -> None:

@@ -1,4 +1,5 @@
 // cuGetProcAddress: from a plain name and a CUDA version to a function.
+#include <stdatomic.h>
 #include <string.h>
 
 #include "entry/gate.h"
@@ -17,6 +18,16 @@ static const struct {
 	{"cuGraphInstantiate", 12000, (void *)cuGraphInstantiateWithFlags, NULL},
 };
 
+// Only NVIDIA's libcudart asks for that function, of which nothing is published, and then fails with an error that says
+// nothing of the simulator.
+static void say_what_asks(const char *name)
+{
+	static atomic_flag said = ATOMIC_FLAG_INIT;
+	if (!strcmp(name, "cuGetExportTable") && !atomic_flag_test_and_set(&said))
+		sim_complain("NVIDIA's own libcudart, as PyTorch, CuPy and JAX have it, cannot run on the simulator, which "
+			     "runs no kernels; it needs a GPU");
+}
+
 static CUresult look_up(const char *name, void **function, int version, uint64_t flags,
 			CUdriverProcAddressQueryResult *status)
 {
@@ -29,6 +40,7 @@ static CUresult look_up(const char *name, void **function, int version, uint64_t
 	status = status ? status : &ignored;
 	*function = NULL;
 	*status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+	say_what_asks(name);
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
 		if (strcmp(functions[i].name, name))
 			continue;

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/readable"
+)
+
+// completionTime is how long a shell's completion waits for processes to answer.
+const completionTime = 300 * time.Millisecond
+
+// completes makes a flag complete to these values; without any, to nothing.
+func completes(command *cobra.Command, flag string, values ...string) {
+	completesBy(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func completesBy(command *cobra.Command, flag string, by cobra.CompletionFunc) {
+	if err := command.RegisterFlagCompletionFunc(flag, by); err != nil {
+		panic(err) // there is no such flag
+	}
+}
+
+// completeProcesses completes the numbers of processes that listen, with their commands.
+func completeProcesses(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
+	for _, p := range statuses(completionTime) {
+		if number := strconv.Itoa(p.PID); !slices.Contains(given, number) {
+			found = append(found, number+"\t"+readable.Printable(p.Command))
+		}
+	}
+	return found, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeTags completes the tags of the processes that are named, or of all.
+func completeTags(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
+	pids, _ := processes(given)
+	for _, p := range statuses(completionTime, pids...) {
+		for _, d := range p.Stats.Devices {
+			for _, tag := range d.Tags {
+				found = append(found, readable.Printable(tag.Tag))
+			}
+		}
+	}
+	return distinct(found), cobra.ShellCompDirectiveNoFileComp
+}
+
+func completeJobs(*cobra.Command, []string, string) (found []string, _ cobra.ShellCompDirective) {
+	for _, p := range statuses(completionTime) {
+		for _, job := range p.Jobs {
+			found = append(found, readable.Printable(job))
+		}
+	}
+	return distinct(found), cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool/kinds"
+)
+
+func TestCompletion(t *testing.T) {
+	ownSockets(t)
+	program := steeredProgram(t)
+	one := startSteered(t, program, "MASTER_ADDR=here", "MASTER_PORT=1")
+	other := startSteered(t, program)
+	other.do("more 1")
+	first, second := one.number()+"\t"+program, other.number()+"\t"+program
+	pools := strings.Join(kinds.Names(), " ")
+	for line, want := range map[string]string{
+		"run --backup ":                     "disk host peer none",
+		"run --pool ":                       pools,
+		"run --tag ":                        "",
+		"replay --pool ":                    pools + " all",
+		"replay --source ":                  "sim cuda vmm",
+		"report --format ":                  "csv html perfetto",
+		"pause --to ":                       "disk host",
+		"pause --timeout ":                  "",
+		"idle --after ":                     "",
+		"pause ":                            first + " " + second,
+		"resume " + one.number() + " ":      second,
+		"swap " + one.number() + " ":        second,
+		"ps ":                               first + " " + second,
+		"idle ":                             first + " " + second,
+		"record ":                           first + " " + second,
+		"doctor --pid ":                     first + " " + second,
+		"resume --tag ":                     "cache weights more",
+		"pause " + one.number() + " --tag ": "cache weights",
+		"pause --job ":                      "here:1",
+		"ps --job ":                         "here:1",
+		"top ":                              "",
+		"metrics ":                          "",
+	} {
+		require.Eventually(t, func() bool { // on a busy machine a process does not answer a shell in time
+			out := succeeds(t, append([]string{"__complete"}, strings.Split(line, " ")...)...)
+			found := strings.Split(strings.TrimSuffix(out, ":4\n"), "\n") // 4: no files
+			found = found[:len(found)-1]
+			slices.Sort(found)
+			wanted := strings.FieldsFunc(want, func(r rune) bool { return r == ' ' })
+			slices.Sort(wanted)
+			return strings.HasSuffix(out, ":4\n") && slices.Equal(found, wanted)
+		}, time.Minute, time.Millisecond, line)
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		require.Contains(t, succeeds(t, "completion", shell), "__complete")
+	}
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tms/vmm/pool"
+)
+
+const mostDevices = 16 // of the simulator
+
+// simulation are the flags of tms run for a machine without a GPU.
+type simulation struct {
+	on      bool
+	devices int
+	memory  string
+}
+
+func (s *simulation) add(command *cobra.Command) {
+	flags := command.Flags()
+	flags.BoolVar(&s.on, "simulate", false, "on simulated devices, without a GPU")
+	flags.IntVar(&s.devices, "devices", 1, "with --simulate: `N` devices")
+	flags.StringVar(&s.memory, "memory", "8G", "with --simulate: `BYTES` of each device")
+	completes(command, "devices")
+	completes(command, "memory")
+}
+
+// prepare sets this process's environment, which the program inherits, so that it and its children use the simulator
+// beside libtms.so's folder. Its programs share devices with all that have the same CUDASIM_SHARED.
+func (s *simulation) prepare(command *cobra.Command, library string) error {
+	devices, memory := command.Flags().Changed("devices"), command.Flags().Changed("memory")
+	switch {
+	case !s.on && (devices || memory):
+		return errors.New("--devices and --memory describe simulated devices: give --simulate, too")
+	case !s.on:
+		return nil
+	case s.devices < 1 || s.devices > mostDevices:
+		return fmt.Errorf("--devices %d: give a number from 1 to %d", s.devices, mostDevices)
+	}
+	size, err := sizeOf("memory", s.memory)
+	if err != nil {
+		return err
+	}
+	folder := filepath.Join(filepath.Dir(filepath.Dir(library)), "sim")
+	if _, err := os.Stat(filepath.Join(folder, "libcuda.so.1")); err != nil {
+		return fmt.Errorf("the simulator is not in %s: run scripts/build.sh, or install the wheel", folder)
+	}
+	set := map[string]string{"LD_LIBRARY_PATH": folder}
+	if inherited := os.Getenv("LD_LIBRARY_PATH"); inherited != "" {
+		set["LD_LIBRARY_PATH"] += ":" + inherited
+	}
+	if devices {
+		set["CUDASIM_DEVICES"] = strconv.Itoa(s.devices)
+	}
+	if memory {
+		set["CUDASIM_MEMORY"] = strconv.FormatUint(size, 10)
+	}
+	if _, named := os.LookupEnv("CUDASIM_SHARED"); !named {
+		set["CUDASIM_SHARED"] = "tms"
+	}
+	for name, value := range set {
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sizeOf reads a flag's size, such as 40GiB or 40G.
+func sizeOf(flag, text string) (size uint64, err error) {
+	number := strings.TrimSuffix(text, "iB")
+	if number != strings.TrimRight(number, "KMGT") {
+		number += "iB"
+	}
+	options, err := pool.ParseOptions("size=" + number)
+	if err == nil {
+		size, err = options.Bytes("size", 0), options.Err()
+	}
+	if err != nil || size == 0 {
+		return 0, fmt.Errorf("--%s %s: give a number of bytes, such as 40GiB", flag, text)
+	}
+	return size, nil
+}
