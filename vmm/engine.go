@@ -46,6 +46,7 @@ type Engine struct {
 	loading int                // kernels of the content hash
 	names   map[string]bool    // tags that were ever used
 	unknown map[[2]string]bool // operations and names that were warned of
+	totals  map[int]*totals    // by device; a reset does not set them back
 
 	userMapped userMappings
 	sharing    sharing
@@ -76,6 +77,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		devices:    map[int]*device{},
 		names:      map[string]bool{},
 		unknown:    map[[2]string]bool{},
+		totals:     map[int]*totals{},
 		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
 		sharing: sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{},
 			opening: map[importKey]bool{}, importers: map[uint64][]Importer{}},

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"tms/vmm/stats"
 )
 
 // Transition is what an observer of the engine learns about a pause, resume or move.
@@ -106,6 +108,26 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 		s := o.spent
 		e.observe(Transition{Number: number, Operation: operation, Tags: o.Tags, Over: true, Err: *err, Bytes: *bytes,
 			Copied: s.copied, Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
+	}
+}
+
+// totals are a device's.
+type totals struct{ pauses, resumes stats.Total }
+
+// count adds a pause or resume, which err ended, to the totals of its devices.
+func (e *Engine) count(batches []*batch, err error, which func(*totals) *stats.Total) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, b := range batches {
+		if e.totals[b.device.ordinal] == nil {
+			e.totals[b.device.ordinal] = &totals{}
+		}
+		t := which(e.totals[b.device.ordinal])
+		t.Bytes += b.moved // an unsuccessful pause may have given memory back, too
+		if err == nil {
+			t.Count++
+			t.ContentsBytes += b.progress.done.Load()
+		}
 	}
 }
 

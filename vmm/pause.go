@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"tms/vmm/backup"
+	"tms/vmm/stats"
 )
 
 // Pause releases the physical memory of every active segment with the tags, on all devices, after
@@ -78,6 +79,9 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	err = e.transact("pause", o, func(s *segment) bool { return wanted(s) && slices.Contains(devices, s.device) },
 		func(batches []*batch) error {
 			freed, taken, err = e.pause(batches, o)
+			if !theirs {
+				e.count(batches, err, func(t *totals) *stats.Total { return &t.pauses })
+			}
 			return err
 		},
 		func(t *tag) {
@@ -111,6 +115,7 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 		for _, x := range b.extents {
 			if err := x.release(); err == nil {
 				freed += x.size
+				b.moved += x.size
 			} else if first == nil {
 				first = fmt.Errorf("paused, but memory is still held; pause again to release it: %w", err)
 			}

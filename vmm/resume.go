@@ -10,6 +10,7 @@ import (
 	"tms/vmm/backup"
 	"tms/vmm/backup/disk"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // Resume gives every paused segment with the tags new memory at its old address, and its contents where they were kept,
@@ -57,6 +58,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 			bytes := e.gather(batches, o.ExtentBytes)
 			if err = e.resume(batches, o); err == nil {
 				mapped = bytes
+				e.count(batches, nil, func(t *totals) *stats.Total { return &t.resumes })
 			}
 			return err
 		},
@@ -213,8 +215,9 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 			b.extents = append(b.extents, x)
 		}
 		for _, x := range b.extents {
-			bytes += x.size
+			b.moved += x.size
 		}
+		bytes += b.moved
 	}
 	return bytes
 }

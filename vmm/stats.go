@@ -67,6 +67,9 @@ func (e *Engine) recorded() (stats.Stats, []*device) {
 func (e *Engine) statsOf(d *device) stats.Device {
 	of := stats.Device{Device: d.ordinal, UUID: d.uuid, TotalBytes: d.total, Tags: []stats.Tag{},
 		Progress: d.readProgress(), PoolBytes: uint64(max(0, d.pools))}
+	if t := e.totals[d.ordinal]; t != nil {
+		of.Pauses, of.Resumes = t.pauses, t.resumes
+	}
 	for _, t := range d.tags {
 		ts := stats.Tag{Tag: stats.TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
 		for _, s := range t.segments {

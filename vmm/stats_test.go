@@ -45,6 +45,48 @@ func TestStatsTellWhatIsRefused(t *testing.T) {
 	require.Empty(t, stats.Waiting)
 }
 
+// The totals of pauses and resumes never decrease: not when their tag goes, nor when the device is reset.
+func TestStatsCount(t *testing.T) {
+	_, _, engine := simulated(t, 2)
+	totals := func() (found [4]stats.Total) {
+		all, err := engine.Stats()
+		require.NoError(t, err)
+		for _, d := range all.Devices {
+			found[2*d.Device], found[2*d.Device+1] = d.Pauses, d.Resumes
+		}
+		return found
+	}
+	kept := malloc(t, engine, vmm.Request{Size: 3 * mib, Tag: "kept", Backup: vmm.BackupHost})
+	lost := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "lost"})
+	malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "lost", Device: 1})
+	require.Equal(t, [4]stats.Total{}, totals())
+	require.NoError(t, pause(engine, nothing))
+	one, both := stats.Total{Count: 1, Bytes: 2 * mib}, stats.Total{Count: 1, Bytes: 6 * mib, ContentsBytes: 4 * mib}
+	require.Equal(t, [4]stats.Total{both, {}, one, {}}, totals())
+	require.NoError(t, pause(engine, nothing))
+	require.Equal(t, [4]stats.Total{both, {}, one, {}}, totals(), "there was nothing left to pause")
+	failpoint.Set(func(call string) error {
+		if call == "cuMemCreate" {
+			return cuda.OutOfMemory
+		}
+		return nil
+	})
+	require.Error(t, resume(engine, nothing))
+	failpoint.Set(nil)
+	require.Equal(t, [4]stats.Total{both, {}, one, {}}, totals(), "a resume that fails has moved nothing")
+	require.NoError(t, resume(engine, nothing))
+	require.Equal(t, [4]stats.Total{both, both, one, one}, totals())
+
+	require.NoError(t, engine.Free(kept, false))
+	require.NoError(t, engine.Free(lost, false))
+	require.Equal(t, [4]stats.Total{both, both, one, one}, totals())
+	engine.Reset(0)
+	malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "lost"})
+	require.NoError(t, pause(engine, nothing))
+	twice := stats.Total{Count: 2, Bytes: 8 * mib, ContentsBytes: 4 * mib}
+	require.Equal(t, [4]stats.Total{twice, both, {Count: 2, Bytes: 4 * mib}, one}, totals())
+}
+
 // They also show a free that is still to be made, with what it waits for.
 func TestStatsTellOfPendingFrees(t *testing.T) {
 	sim, _, engine := simulated(t, 1)

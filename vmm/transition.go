@@ -43,6 +43,7 @@ type batch struct {
 	extents  []*extent  // that they have, or get, by address
 	job      backup.Job // for a backup store
 	progress *progress
+	moved    uint64 // bytes of device memory that a pause gave back, or a resume took
 
 	aside map[*segment]uintptr // where a resume maps memory that its device cannot reach
 }

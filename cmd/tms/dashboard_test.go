@@ -59,6 +59,23 @@ func readDashboard(t *testing.T) (found dashboard) {
 	return found
 }
 
+// Prometheus takes the configurations in the documents.
+func TestScrapeConfigurations(t *testing.T) {
+	promtool := prometheusProgram(t, "promtool")
+	for _, page := range []string{"cli.md", "containers.md"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "docs", page))
+		require.NoError(t, err)
+		found := regexp.MustCompile("(?s)```yaml\n(scrape_configs:.*?)```").FindSubmatch(text)
+		require.NotNil(t, found, page)
+		path := filepath.Join(t.TempDir(), "prometheus.yml")
+		// Debian's promtool does not know Kubernetes.
+		known := bytes.Replace(found[1], []byte("    kubernetes_sd_configs:\n      - role: pod\n"), nil, 1)
+		require.NoError(t, os.WriteFile(path, known, 0o600))
+		out, err := exec.Command(promtool, "check", "config", path).CombinedOutput()
+		require.NoError(t, err, "%s: %s", page, out)
+	}
+}
+
 func serving(t *testing.T) (server *steered, address string) {
 	t.Helper()
 	server = startProgram(t, exec.Command(tms, "metrics", "--listen", "127.0.0.1:0"))

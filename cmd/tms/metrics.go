@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -22,6 +23,14 @@ const (
 	scrapesAtOnce = 4 // more are refused
 	headerTime    = 5 * time.Second
 )
+
+// frontPage answers who opens the address in a browser, or checks that somebody listens.
+const frontPage = `<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>tms metrics</title>
+<h1>tms metrics</h1>
+<p>Prometheus reads <a href="metrics">/metrics</a>: what tms ps shows of all processes, at each scrape.</p>
+</html>
+`
 
 func metricsCommand() *cobra.Command {
 	var listen string
@@ -59,6 +68,10 @@ func serveMetrics(listener net.Listener) error {
 	paths := http.NewServeMux()
 	paths.Handle("GET /metrics", promhttp.HandlerFor(registry,
 		promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
+	paths.HandleFunc("GET /{$}", func(to http.ResponseWriter, _ *http.Request) {
+		to.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_, _ = io.WriteString(to, frontPage)
+	})
 	server := &http.Server{Handler: paths, ReadHeaderTimeout: headerTime}
 	ctx, _ := interruptible()
 	context.AfterFunc(ctx, func() { _ = server.Close() })
@@ -68,7 +81,26 @@ func serveMetrics(listener net.Listener) error {
 	return nil
 }
 
-// gauges has all metrics but one, with their labels besides those that each has: pid, container and pod.
+// counters are of a process and a device, and never decrease while the process lives.
+var counters = map[string]struct {
+	help  string
+	value func(stats.Device) uint64
+}{
+	"pauses_total": {"Pauses of memory of the device that succeeded.",
+		func(d stats.Device) uint64 { return d.Pauses.Count }},
+	"pause_bytes_total": {"Device memory that pauses have given back.",
+		func(d stats.Device) uint64 { return d.Pauses.Bytes }},
+	"pause_contents_bytes_total": {"Contents that pauses have saved.",
+		func(d stats.Device) uint64 { return d.Pauses.ContentsBytes }},
+	"resumes_total": {"Resumes of memory of the device that succeeded.",
+		func(d stats.Device) uint64 { return d.Resumes.Count }},
+	"resume_bytes_total": {"Device memory that resumes have taken again.",
+		func(d stats.Device) uint64 { return d.Resumes.Bytes }},
+	"resume_contents_bytes_total": {"Contents that resumes have brought back.",
+		func(d stats.Device) uint64 { return d.Resumes.ContentsBytes }},
+}
+
+// gauges has the other metrics but one, with their labels besides those that each has: pid, container and pod.
 var gauges = map[string]struct{ labels, help string }{
 	"process_up": {"", "Whether the process has answered."},
 	"process_info": {"command version",
@@ -104,22 +136,28 @@ var gauges = map[string]struct{ labels, help string }{
 
 // collector asks all processes at each scrape.
 type collector struct {
-	gauges     map[string]*prometheus.Desc
+	described  map[string]*prometheus.Desc
 	unanswered prometheus.Counter
 }
 
 func newCollector() *collector {
 	c := &collector{map[string]*prometheus.Desc{}, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "tms_unanswered_total", Help: "How often a process did not answer a scrape."})}
+	describe := func(name, help, more string) {
+		labels := append([]string{"pid", "container", "pod"}, strings.Fields(more)...)
+		c.described[name] = prometheus.NewDesc("tms_"+name, help, labels, nil)
+	}
 	for name, g := range gauges {
-		labels := append([]string{"pid", "container", "pod"}, strings.Fields(g.labels)...)
-		c.gauges[name] = prometheus.NewDesc("tms_"+name, g.help, labels, nil)
+		describe(name, g.help, g.labels)
+	}
+	for name, counter := range counters {
+		describe(name, counter.help, "device")
 	}
 	return c
 }
 
 func (c *collector) Describe(to chan<- *prometheus.Desc) {
-	for _, described := range c.gauges {
+	for _, described := range c.described {
 		to <- described
 	}
 	c.unanswered.Describe(to)
@@ -130,9 +168,12 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	shown, _ := gpus() // without NVML there is no figure for everything
 	measure(found, shown)
 	for _, p := range found {
-		gauge := func(name string, value float64, labels ...string) {
+		send := func(kind prometheus.ValueType, name string, value float64, labels ...string) {
 			labels = append([]string{strconv.Itoa(p.PID), p.Container, p.Pod}, labels...)
-			to <- prometheus.MustNewConstMetric(c.gauges[name], prometheus.GaugeValue, value, labels...)
+			to <- prometheus.MustNewConstMetric(c.described[name], kind, value, labels...)
+		}
+		gauge := func(name string, value float64, labels ...string) {
+			send(prometheus.GaugeValue, name, value, labels...)
 		}
 		gauge("process_up", one(p.Error == ""))
 		if p.Error != "" {
@@ -151,6 +192,9 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 				gauge("device_size_bytes", float64(d.TotalBytes), device)
 				gauge("device_free_bytes", float64(d.FreeBytes), device)
 				gauge("device_untracked_bytes", float64(d.UntrackedBytes), device)
+			}
+			for name, counter := range counters {
+				send(prometheus.CounterValue, name, float64(counter.value(d)), device)
 			}
 			for _, t := range d.Tags {
 				collectTag(t, func(name string, value float64, labels ...string) {

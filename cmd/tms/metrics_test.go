@@ -84,6 +84,16 @@ func TestMetrics(t *testing.T) {
 	require.Equal(t, []float64{0}, s.values("tms_tag_state", other, "tag=cache", "state=active"))
 	require.Len(t, s.values("tms_tag_paused_timestamp_seconds"), 2)
 	unanswered := s.values("tms_unanswered_total")[0]
+	totals := func(pid string) (found []float64) {
+		for _, name := range []string{"pauses", "pause_bytes", "pause_contents_bytes", "resumes", "resume_bytes",
+			"resume_contents_bytes"} {
+			found = append(found, s.values("tms_"+name+"_total", pid, "device=0")...)
+			require.Equal(t, dto.MetricType_COUNTER, s.families["tms_"+name+"_total"].GetType())
+		}
+		return found
+	}
+	require.Equal(t, []float64{0, 0, 0, 0, 0, 0}, totals(one))
+	require.Equal(t, []float64{1, 64 * mib, 48 * mib, 0, 0, 0}, totals(other))
 
 	succeeds(t, "swap", small.number(), large.number())
 	stop(t, small.Process)
@@ -94,8 +104,16 @@ func TestMetrics(t *testing.T) {
 	require.Empty(t, s.values("tms_tag_held_bytes", one))
 	require.Equal(t, []float64{1}, s.values("tms_tag_state", other, "tag=weights", "state=active"))
 	require.Greater(t, s.values("tms_unanswered_total")[0], unanswered)
+	require.Equal(t, []float64{1, 64 * mib, 48 * mib, 1, 64 * mib, 48 * mib}, totals(other))
 
-	reply, err := http.Get(strings.TrimSuffix(address, "/metrics") + "/other")
+	reply, err := http.Get(strings.TrimSuffix(address, "metrics"))
+	require.NoError(t, err)
+	text, err := io.ReadAll(reply.Body)
+	require.NoError(t, err)
+	require.NoError(t, reply.Body.Close())
+	require.Equal(t, http.StatusOK, reply.StatusCode)
+	require.Contains(t, string(text), `<a href="metrics">/metrics</a>`)
+	reply, err = http.Get(strings.TrimSuffix(address, "/metrics") + "/other")
 	require.NoError(t, err)
 	require.NoError(t, reply.Body.Close())
 	require.Equal(t, http.StatusNotFound, reply.StatusCode)

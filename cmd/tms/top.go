@@ -24,7 +24,7 @@ func topCommand() *cobra.Command {
 		Use:   "top",
 		Short: "Watch devices and processes; pause and resume by a key",
 		Long: `Shows devices and processes on the whole terminal, twice a second, with every
-pause and resume. Keys: up and down select, p pauses, r resumes, ? has the rest.`,
+pause and resume. Keys: up and down select, p pauses, r resumes, h has the rest.`,
 		Example: `  tms top
   tms top --job 127.0.0.1:29500`,
 		Args:              onlyAJob,

@@ -152,13 +152,13 @@ func TestTop(t *testing.T) {
 	s.press("/", second, "Enter")
 	s.shows(`(?s)with "` + second + `".*> +` + second)
 	s.do("resize-window", "-x", "40", "-y", "10")
-	s.shows(`p pause  r resume  s  /  \? help  q quit$`)
+	s.shows(`p pause  r resume  s  /  h help  q quit$`)
 	s.do("resize-window", "-x", "80", "-y", "24")
 	s.press("Escape") // a key right behind it would make it another key
 	s.shows(`sorted by most held +\d`)
-	s.press("?")
-	s.shows("any key goes back")
-	s.press("q", "s")
+	s.press("h")
+	s.shows("any other key goes back")
+	s.press("h", "s")
 	s.shows("sorted by longest paused")
 	other.end()
 	s.shows("1 processes")
@@ -188,6 +188,36 @@ func TestTopWithoutColoursAndNVML(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
 	s.restored(folder)
+}
+
+// Ctrl-Z gives the terminal back as it was, and fg draws the screen again.
+func TestTopSuspended(t *testing.T) {
+	ownSockets(t)
+	folder := t.TempDir()
+	s := openTmux(t, fmt.Sprintf("cd %s; stty -a >before; set -m; %s top; stty -a >after; echo ended 0; read key; fg; "+
+		"echo over; exec sleep 600", folder, tms), "LD_LIBRARY_PATH="+built(t, "sim"))
+	s.shows("listed here as they happen")
+	s.press("h")
+	s.shows("any other key goes back")
+	s.press("C-z")
+	s.restored(folder)
+	s.press("Enter")
+	s.shows("(?s)^tms top\n.*any other key goes back")
+	s.press("h")
+	s.shows("(?s)^tms top  0 processes.*listed here as they happen")
+	s.press("q")
+	s.shows("(?m)^over$")
+	require.Equal(t, "0 1", s.do("display-message", "-p", "#{alternate_on} #{cursor_flag}"))
+}
+
+// Where no shell could continue it, as below ssh -t HOST tms top, Ctrl-Z does not end the view's life.
+func TestTopCannotBeSuspended(t *testing.T) {
+	ownSockets(t)
+	s := openTmux(t, running(t.TempDir()), "LD_LIBRARY_PATH="+built(t, "sim"))
+	s.shows("sorted by most held")
+	s.press("C-z")
+	s.press("s")
+	s.shows("sorted by longest paused(?s).*listed here as they happen")
 }
 
 func TestTopOfAJob(t *testing.T) {

@@ -31,6 +31,15 @@ func Stopped(pid int) bool {
 	return err == nil && (fields[0] == "T" || fields[0] == "t")
 }
 
+// Numbers returns a process's numbers in the PID namespaces from that of /proc down to its own; none where that is not
+// known. (NSpid in proc_pid_status(5))
+func Numbers(pid int) []string {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, after, _ := strings.Cut(string(status), "\nNSpid:")
+	line, _, _ := strings.Cut(after, "\n")
+	return strings.Fields(line)
+}
+
 // stat returns the fields of /proc/PID/stat from the third on, at least 20 of them.
 func stat(pid int) ([]string, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -22,6 +22,7 @@ type model struct {
 	width, height int
 	look          Look // for processes that do not answer, their last answer
 	seen          bool // whether there has been a look
+	past          map[key]history
 	events        []event
 
 	order    order
@@ -191,6 +192,7 @@ func (m *model) take(look Look) {
 	}
 	m.events = m.events[max(0, len(m.events)-mostEvents):]
 	m.look, m.seen = look, true
+	m.remember()
 	m.sort()
 }
 
@@ -220,8 +222,11 @@ func (m *model) move(lines int) {
 
 func (m *model) press(pressed tea.KeyPressMsg) tea.Cmd {
 	name := pressed.String()
-	if name == "ctrl+c" {
+	switch name {
+	case "ctrl+c":
 		return tea.Quit
+	case "ctrl+z":
+		return suspend
 	}
 	if m.typing {
 		m.write(name, pressed.Text)
@@ -235,8 +240,6 @@ func (m *model) press(pressed tea.KeyPressMsg) tea.Cmd {
 	switch name {
 	case "q":
 		return tea.Quit
-	case "ctrl+z":
-		return tea.Suspend
 	case "up", "k":
 		m.move(-1)
 	case "down", "j":

@@ -136,12 +136,14 @@ func TestScreenOf80By24(t *testing.T) {
 	require.Equal(t, `tms top  3 processes, sorted by most held                               12:00:00
 DEVICE           █ ours  ▒ others  · free        OURS     FREE   OTHERS    TOTAL
 0 H200           ██████████████████▒▒▒······ 96.0 GiB 33.0 GiB 12.0 GiB  141 GiB
+  used, 54s                                ▆
 1 H200           ···························        0  141 GiB        0  141 GiB
-      PID COMMAND, TAG                        LIVE     HELD   BACKUP STATE
-     4711 python3 serve.py … ████████████ 90.0 GiB 90.0 GiB 60.0 GiB active
+  used, 54s                                ·
+      PID COMMAND, TAG       last 24s         LIVE     HELD   BACKUP STATE
+     4711 python3 serve.py …            █ 90.0 GiB 90.0 GiB 60.0 GiB active
     dev 0   weights          ████████     60.0 GiB 60.0 GiB 60.0 GiB active
 >   dev 0   cache            ████         30.0 GiB 30.0 GiB        0 active
-      815 1a2b3c4d: python … █▒▒▒░        38.0 GiB 6.00 GiB 24.0 GiB partly
+      815 1a2b3c4d: python …            ▁ 38.0 GiB 6.00 GiB 24.0 GiB partly
     dev 0   model            █            6.00 GiB 6.00 GiB        0 active
     dev 0   optimizer        ▒▒▒          24.0 GiB        0 24.0 GiB paused 5s
     dev 1   scratch          ░            8.00 GiB        0        0 paused 3m
@@ -152,20 +154,19 @@ DEVICE           █ ours  ▒ others  · free        OURS     FREE   OTHERS    
 
 
 
-
-
 pauses and resumes are listed here as they happen
 cache: paused 0, slack 0, backup 0
-↑↓ select  p pause  r resume  s sort  / filter  ? help  q quit`, strings.Join(v.lines(), "\n"))
+↑↓ select  p pause  r resume  s sort  / filter  h help  q quit`, strings.Join(v.lines(), "\n"))
 }
 
 // On a terminal that shows ASCII alone there is nothing else, and the parts of bars still differ.
 func TestScreenInASCII(t *testing.T) {
 	v := start(t, aMoment(), Settings{ASCII: true})
 	v.shows("0 H200           ##################+++...... 96.0 GiB")
-	v.shows("815 1a2b3c4d: python ~ #+++-        38.0 GiB")
+	v.shows("815 1a2b3c4d: python ~            _ 38.0 GiB")
+	v.shows("optimizer        +++          24.0 GiB")
 	v.press("?")
-	v.shows("++ paused, contents kept  -- paused, contents not kept")
+	v.shows("## held  ++ contents kept  -- not kept")
 	v.press("x")
 	for _, r := range v.plain() {
 		require.Less(t, r, rune(0x7f), "%q", r)
@@ -185,7 +186,61 @@ DEVICE     █ ours  ▒ …     OURS     FREE
 >   dev 0   optimi…        0 paused 5s
     dev 1   scratch        0 paused 3m
 optimizer: paused 24.0 GiB, slack 0, ba…
-p pause  r resume  s  /  ? help  q quit`, strings.Join(v.lines(), "\n"))
+p pause  r resume  s  /  h help  q quit`, strings.Join(v.lines(), "\n"))
+}
+
+// h shows the help and hides it, and all of it can be read on a small terminal, too.
+func TestHelp(t *testing.T) {
+	v := start(t, aMoment(), Settings{})
+	screen := v.plain()
+	for _, width := range []int{80, 40} {
+		v.size(width, 24)
+		v.press("h")
+		for _, words := range []string{"pause, as tms pause does; never", "most held", "q        quit", "contents kept",
+			"\nBACKUP   what holds contents\n"} {
+			v.shows(words)
+		}
+		require.Regexp(t, `h or any other key goes back$`, v.plain())
+		v.press("h")
+	}
+	v.size(80, 24)
+	require.Equal(t, screen, v.plain())
+}
+
+// The bars over time are the mean of four looks each, of the last spans of time, and a gap where nobody looked.
+func TestHistory(t *testing.T) {
+	look := func(second float64, held, used uint64) Look {
+		l := aMoment()
+		l.At = noon.Add(time.Duration(second * float64(time.Second)))
+		l.Processes, l.Devices = l.Processes[:1], l.Devices[:1]
+		l.Processes[0].Tags = []Tag{{Name: "a", State: "active", Live: 8 * gib, Held: held, Paused: 8*gib - held}}
+		l.Devices[0].Total, l.Devices[0].Free = 8*gib, 8*gib-used
+		return l
+	}
+	v := start(t, look(0, 8*gib, 4*gib), Settings{})
+	for _, l := range []Look{look(2, 8*gib, 8*gib), look(2.5, 0, 0), look(4, 0, 8*gib), look(8, gib, gib),
+		look(10, 8*gib, 8*gib)} {
+		v.source.look = l
+		v.Update(v.ask())
+	}
+	v.shows("  used, 54s                           ▄▄█ ▁█\n")
+	v.shows("4711 python3 serve.py …       █▄· ▁█ 8.00 GiB")
+	v.source.look = look(10.5, 0, 0)
+	v.source.look.Processes[0].Error = "it does not answer"
+	v.Update(v.ask())
+	v.shows("  used, 54s                           ▄▄█ ▁▄\n")
+	v.shows("4711 python3 serve.py …       █▄· ▁█ 8.00 GiB")
+	v.source.look = look(1000, 8*gib, 8*gib)
+	v.Update(v.ask())
+	v.shows("4711 python3 serve.py …            █ 8.00 GiB")
+	for i := range 4 * mostSamples {
+		v.source.look = look(1000+float64(i), 8*gib, 8*gib)
+		v.Update(v.ask())
+	}
+	require.Len(t, v.past[key{pid: 4711, device: unseen}], mostSamples)
+	v.source.look = Look{At: noon.Add(time.Hour)}
+	v.Update(v.ask())
+	require.Empty(t, v.past, "what has gone is forgotten")
 }
 
 // Whatever the terminal's size and the processes' names, nothing is wider or longer than the terminal.
@@ -253,7 +308,10 @@ func TestKeys(t *testing.T) {
 	for _, name := range []string{"q", "ctrl+c"} {
 		require.Equal(t, tea.Quit(), v.press(name)())
 	}
-	require.Equal(t, tea.Suspend(), v.press("ctrl+z")())
+	for _, at := range [][]string{{"ctrl+z"}, {"h", "ctrl+z"}, {"x", "/", "ctrl+z"}} {
+		require.IsType(t, suspend(), v.press(at...)(), "wherever it is pressed")
+	}
+	v.press("esc")
 	empty := start(t, Look{At: noon}, Settings{})
 	require.Nil(t, empty.press("down", "up", "p"))
 	empty.shows("there is no process to pause or resume")
@@ -311,11 +369,11 @@ func TestNoAnswer(t *testing.T) {
 	v.source.look = aMoment()
 	v.source.look.Processes[0] = Process{PID: 4711, Error: "it does not answer (stopped?)"}
 	v.Update(v.ask())
-	v.shows("4711 python3 serve.py … ████████████ 90.0 GiB 90.0 GiB 60.0 GiB no answer")
+	v.shows("4711 python3 serve.py …            █ 90.0 GiB 90.0 GiB 60.0 GiB no answer")
 	v.shows("4711: it does not answer (stopped?)")
 	v.source.look = aMoment()
 	v.Update(v.ask())
-	v.shows("4711 python3 serve.py … ████████████ 90.0 GiB 90.0 GiB 60.0 GiB active")
+	v.shows("4711 python3 serve.py …            █ 90.0 GiB 90.0 GiB 60.0 GiB active")
 	require.Empty(t, v.events)
 }
 

@@ -164,12 +164,17 @@ func (m *model) deviceLines(most int) []string {
 	if len(shown) > most-1 {
 		shown = shown[:max(0, most-2)]
 	}
-	for _, d := range shown {
+	over := 1+2*len(shown) <= most
+	for i, d := range shown {
 		line := m.fit(readable.Printable(d.Label), label) + " " + m.bar(bar, d.Total, ofDevice(d)...)
 		for _, bytes := range []uint64{d.Ours, d.Free, d.Others, d.Total}[:numbers] {
 			line += " " + m.fit(readable.Short(bytes), -numberWidth)
 		}
 		lines = append(lines, line)
+		if over {
+			lines = append(lines, faint.Render(m.fit("  used, "+since(bar), label))+" "+
+				m.over(lipgloss.NewStyle(), key{device: i}, bar, d.Total))
+		}
 	}
 	if more := len(m.look.Devices) - len(shown); more > 0 {
 		lines = append(lines, m.fit(fmt.Sprintf("and %d devices more", more), m.width))
@@ -239,7 +244,7 @@ func (m *model) rowLines(height int) []string {
 	if len(rows) > room {
 		head = fmt.Sprintf("%d-%d of %d", first+1, min(first+room, len(rows)), len(rows))
 	}
-	lines := []string{faint.Render("  " + c.line(m, "PID", head, m.fit("", c.bar), "LIVE", "HELD", "BACKUP", "STATE"))}
+	lines := []string{faint.Render("  " + c.line(m, "PID", head, m.fit("last "+since(c.bar), c.bar), "LIVE", "HELD", "BACKUP", "STATE"))}
 	for i := first; i < min(first+room, len(rows)); i++ {
 		lines = append(lines, m.rowLine(c, rows[i], whole))
 	}
@@ -278,8 +283,11 @@ func (m *model) rowLine(c columns, r row, whole uint64) string {
 	if r.key == m.selected {
 		cursor, style = "> ", chosen
 	}
-	// The bar has colours of its own.
+	// The bar has colours of its own; a process's are over time.
 	bar := m.bar(c.bar, whole, ofTag(tag)...)
+	if r.tag == nil {
+		bar = m.over(green, r.key, c.bar, whole)
+	}
 	line := cursor + c.line(m, first, name, "\x00", readable.Short(tag.Live), readable.Short(tag.Held),
 		readable.Short(tag.Backup), state)
 	before, after, found := strings.Cut(line, "\x00")
@@ -371,46 +379,48 @@ func (m *model) hints() string {
 		return "type what the number, command or a tag has; enter: done, esc: all"
 	}
 	if m.width < 64 {
-		return "p pause  r resume  s  /  ? help  q quit"
+		return "p pause  r resume  s  /  h help  q quit"
 	}
 	up := "↑↓"
 	if m.settings.ASCII {
 		up = "up/down"
 	}
-	return up + " select  p pause  r resume  s sort  / filter  ? help  q quit"
+	return up + " select  p pause  r resume  s sort  / filter  h help  q quit"
 }
 
+// keyWidth is the width of what the help explains.
+const keyWidth = 9
+
 func (m *model) helpLines() []string {
-	legend := func(parts []part, names ...string) (text string) {
+	legend := func(parts []part, names ...string) string {
+		var words []string
 		for i, p := range parts {
-			text += fmt.Sprintf("  %s %s", p.style.Render(strings.Repeat(m.glyph(p), 2)), names[i])
+			words = append(words, p.style.Render(strings.Repeat(m.glyph(p), 2))+" "+names[i])
 		}
-		return text
+		return strings.Join(words, "  ")
 	}
-	lines := []string{
-		bold.Render("tms top"),
-		"",
-		"up, down, page up, page down, home, end   select a process or a tag of it",
-		"p   pause it, as tms pause does: between two CUDA calls, and never by force;",
-		"    a program that cannot be paused so goes on, and the reason is shown",
-		"r   resume it, as tms resume does",
-		"s   sort by another: " + byHeld.String() + ", " + byPaused.String() + ", " + byPID.String() + ", " +
-			byCommand.String(),
-		"/   only processes that have a text in number, command or tags; esc: all",
-		"q   quit; a pause or resume that is under way is interrupted",
-		"",
-		"Devices:  " + strings.TrimSpace(legend(ofDevice(Device{}), "processes below", "others", "free")),
-		"Bars:     " + strings.TrimSpace(legend(ofTag(Tag{}), "held", "paused, contents kept",
-			"paused, contents not kept")),
-		"LIVE      what the program has allocated, active and paused",
-		"HELD      device memory that it has now",
-		"BACKUP    what holds contents; the line below the list says where",
-		"The largest process has the longest bar.",
-		"",
-		"any key goes back",
+	lines := []string{bold.Render("tms top")}
+	for _, about := range [][2]string{
+		{"up, down", "select; so do page up and down, home, end"},
+		{"p", "pause, as tms pause does; never by force"},
+		{"r", "resume, as tms resume does"},
+		{"s", "sort by " + byHeld.String() + ", " + byPaused.String() + ", " + byPID.String() + " or " +
+			byCommand.String()},
+		{"/", "filter by number, command or tag; esc: all"},
+		{"ctrl+z", "stop; fg goes on"},
+		{"q", "quit; what is under way is interrupted"},
+		{"DEVICE", legend(ofDevice(Device{}), "ours", "others", "free") + "; below it, over time"},
+		{"COMMAND", "what the process held over time"},
+		{"TAG", legend(ofTag(Tag{}), "held", "contents kept", "not kept")},
+		{"LIVE", "allocated, active and paused"},
+		{"HELD", "device memory now"},
+		{"BACKUP", "what holds contents"},
+	} {
+		first := about[0]
+		for line := range strings.SplitSeq(ansi.Wordwrap(about[1], m.width-keyWidth, ""), "\n") {
+			lines = append(lines, ansi.Truncate(m.fit(first, keyWidth)+line, m.width, ""))
+			first = ""
+		}
 	}
-	for i, line := range lines {
-		lines[i] = ansi.Truncate(line, m.width, "")
-	}
-	return lines
+	return append(lines[:min(len(lines), m.height-1)], faint.Render("h or any other key goes back"))
 }

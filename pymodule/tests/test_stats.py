@@ -28,6 +28,7 @@ def test_shape() -> None:
     assert stats["started"] is True
     device = next(device for device in stats["devices"] if device["device"] == 0)
     assert device.keys() == tms.DeviceStats.__annotations__.keys()
+    assert device["pauses"].keys() == tms.TotalStats.__annotations__.keys()
     assert device["uuid"] == "GPU-63756461-7369-6d2d-6465-766963652d00"
     assert device["total_bytes"] == DEVICE_MEMORY
     assert device["free_bytes"] == cuda.free_memory()
@@ -53,6 +54,11 @@ def test_numbers() -> None:
     assert tag["paused_bytes"] == 0
     assert tag["slack_bytes"] == tag["physical_bytes"] - 11 * MiB
 
+    def totals() -> dict[str, tms.TotalStats]:
+        (device,) = (d for d in tms.stats()["devices"] if d["device"] == 0)
+        return {"pauses": device["pauses"], "resumes": device["resumes"]}
+
+    before = totals()
     physical = tag["physical_bytes"]
     tms.pause("numbers")
     tag = of_tag("numbers")
@@ -68,6 +74,11 @@ def test_numbers() -> None:
     assert tag["physical_bytes"] == physical
     assert tag["paused_bytes"] == 0
     assert tag["last_resume_seconds"] > 0
+    after = totals()
+    for name in ("pauses", "resumes"):
+        assert after[name]["count"] == before[name]["count"] + 1
+        assert after[name]["bytes"] == before[name]["bytes"] + physical
+        assert after[name]["contents_bytes"] > before[name]["contents_bytes"]
 
     cuda.free(first)
     assert of_tag("numbers")["live_bytes"] == 3 * MiB

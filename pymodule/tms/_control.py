@@ -68,6 +68,17 @@ class ProgressStats(TypedDict):
     """Contents to be copied."""
 
 
+class TotalStats(TypedDict):
+    """The pauses or resumes of a device's memory so far. The figures never decrease."""
+
+    count: int
+    """Those that succeeded."""
+    bytes: int
+    """Device memory given back, or taken again."""
+    contents_bytes: int
+    """Contents saved, or brought back."""
+
+
 class DeviceStats(TypedDict):
     """The figures of one device. Sizes are in bytes, as in cudaMemGetInfo."""
 
@@ -89,6 +100,8 @@ class DeviceStats(TypedDict):
     tags: list[TagStats]
     progress: ProgressStats | None
     """None while no pause or resume works on the device."""
+    pauses: TotalStats
+    resumes: TotalStats
 
 
 class WaitingStats(TypedDict):

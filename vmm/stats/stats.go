@@ -32,6 +32,16 @@ type Device struct {
 	UntrackedBytes uint64    `json:"untracked_bytes"`
 	Tags           []Tag     `json:"tags"`
 	Progress       *Progress `json:"progress"` // of the contents, while a pause or resume runs
+	// So far, for as long as the process lives: they never decrease.
+	Pauses  Total `json:"pauses"`
+	Resumes Total `json:"resumes"`
+}
+
+// Total sums up the pauses or the resumes of a device's memory.
+type Total struct {
+	Count         uint64 `json:"count"`          // those that succeeded
+	Bytes         uint64 `json:"bytes"`          // of device memory given back, or taken again
+	ContentsBytes uint64 `json:"contents_bytes"` // of contents saved, or brought back
 }
 
 // Tag is one tag's part of Device.

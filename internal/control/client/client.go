@@ -157,9 +157,9 @@ func Look(pid int) (*Conn, error) {
 func connect(pid int) (*Conn, error) {
 	own := os.Geteuid()
 	places := directories(own)
-	var process syscall.Stat_t
-	known := syscall.Stat("/proc/"+strconv.Itoa(pid), &process) == nil // else perhaps it is in another container
-	owner := int(process.Uid)                                          // root even for a process that is not dumpable
+	var entry syscall.Stat_t
+	known := syscall.Stat("/proc/"+strconv.Itoa(pid), &entry) == nil // else perhaps it is in another container
+	owner := int(entry.Uid)                                          // root even for a process that is not dumpable
 	if own == 0 && known && owner != own {
 		places = append(places, directories(owner)...)
 	}
@@ -203,6 +203,10 @@ func connect(pid int) (*Conn, error) {
 		return nil, Unreachable("there is no such process")
 	case known && owner != own && own != 0:
 		return nil, Unreachable("it is a process of user %d", owner)
+	}
+	if numbers := process.Numbers(pid); len(numbers) > 1 {
+		return nil, Unreachable("it is number %s of another PID namespace (a container): run tms there",
+			numbers[len(numbers)-1])
 	}
 	return nil, Unreachable("it does not listen: start it with tms run or TMS_CONTROL=1, or have it call " +
 		"tms.serve(); then it listens from its first pausable allocation on")
