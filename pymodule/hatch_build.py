@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
@@ -27,20 +29,75 @@ class Library(BuildHookInterface[Any]):
         machine = os.environ.get("TMS_WHEEL_MACHINE", platform.machine())
         if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
             sys.exit(f"libtms is for Linux on x86_64 and aarch64, not {sys.platform} on {machine}.")
-        done = subprocess.run(
-            ["bash", script, machine],
-            env={"TMS_NO_INSTALL": "1", **os.environ},  # pip installs no compilers
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            sys.exit("libtms.so was not built, so nothing is installed. Above it says why.")
-        layout, tag = done.stdout.splitlines()
+        layout, tag = _built(script, machine)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
         forced = build_data["force_include"]
         forced[str(Path(self.root) / "examples")] = "tms/examples"
-        for file in Path(layout).rglob("*"):
+        forced[str(Path(self.root) / "dropin" / "torch_memory_saver")] = (
+            "tms/dropin/torch_memory_saver"
+        )
+        for file in layout.rglob("*"):
             if file.is_file():
                 forced[str(file)] = str(file.relative_to(layout))
+        materials = layout / "libtms.cdx.json"
+        materials.write_text(json.dumps(_materials(layout, self.metadata.version), indent=1))
+        build_data.setdefault("sbom_files", []).append(str(materials))
+
+
+def _built(script: Path, machine: str) -> tuple[Path, str]:
+    """The folder of what the script built, and the wheel's platform."""
+    done = subprocess.Popen(
+        ["bash", script, machine],
+        env={"TMS_NO_INSTALL": "1", **os.environ},  # pip installs no compilers
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdout and done.stderr
+    with done, _terminal() as terminal:
+        for line in done.stderr:
+            sys.stderr.write(line)
+            if line.startswith("== "):
+                print(f"\nlibtms: {line[3:].rstrip()}", end=" ", file=terminal, flush=True)
+        said = done.stdout.read()
+    if done.returncode:
+        sys.exit("libtms.so was not built, so nothing is installed. Above it says why.")
+    layout, tag = said.splitlines()
+    return Path(layout), tag
+
+
+def _terminal() -> IO[str]:
+    """The user's terminal, if pip stands before it: pip shows no output before the build's end."""
+    if "TMS_WHEEL_MACHINE" not in os.environ and not sys.stderr.isatty():
+        try:
+            return open("/dev/tty", "w")
+        except OSError:
+            pass  # nobody watches
+    return open(os.devnull, "w")
+
+
+def _materials(layout: Path, version: str) -> dict[str, Any]:
+    """What is linked into the libraries and the command, as CycloneDX: what they say themselves."""
+    found: dict[str, dict[str, str]] = {}
+
+    def add(name: str, version: str, purl: str) -> None:
+        url = f"pkg:{purl}@{version}"
+        found[url] = {"type": "library", "name": name, "version": version, "purl": url}
+
+    for binary in ("lib/libtms.so", "bin/tms"):
+        content = (layout / "tms" / binary).read_bytes()
+        for go in re.findall(rb"\xff Go buildinf:.{19}go([\d.]+)", content, re.DOTALL):
+            add("stdlib", go.decode(), "golang/stdlib")
+        for name, release in re.findall(rb"\ndep\t(\S+)\t(\S+)", content):
+            add(name.decode(), release.decode(), f"golang/{name.decode()}")
+        for release in re.findall(rb"leeoniya/uPlot \(v([\d.]+)\)", content):
+            add("uplot", release.decode(), "npm/uplot")
+    ours = {"type": "library", "name": "libtms", "version": version}
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": {**ours, "purl": f"pkg:pypi/libtms@{version}"}},
+        "components": sorted(found.values(), key=lambda part: part["purl"]),
+    }

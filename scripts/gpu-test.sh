@@ -10,7 +10,7 @@ python=${PYTHON:-python3}
 library=$PWD/build/lib/libtms.so
 out=${OUT:-$PWD/build/gpu-results}
 mkdir -p "$out"
-export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/pymodule:$PWD/pymodule/dropin${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 failed=
 
 # step NAME COMMAND... logs to $out/NAME.log and goes on after a failure.

@@ -526,13 +526,15 @@ func TestPreloads(t *testing.T) {
 func TestNamesOfTheWheel(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
-	library := filepath.Join(folder, "tms", "lib", "libtms.so")
+	library := filepath.Join(folder, "lib", "libtms.so")
 	require.NoError(t, os.MkdirAll(filepath.Dir(library), 0o700))
+	dropin := filepath.Join(folder, "dropin")
+	require.NoError(t, os.MkdirAll(dropin, 0o700))
 	copied(t, built(t, "lib", "libtms.so"), library)
 	name := "torch_memory_saver_hook_mode_preload.abi3.so"
 	name = copied(t, compile(t, "../../../scripts/wheel/alias", name, // as scripts/wheel.sh builds it
-		"-nostdlib", `-DVARIABLES="TMS_INIT_ENABLE"`, "-Wl,--filter=$ORIGIN/tms/lib/libtms.so"),
-		filepath.Join(folder, name))
+		"-nostdlib", `-DVARIABLES="TMS_INIT_ENABLE"`, "-Wl,--filter=$ORIGIN/../lib/libtms.so"),
+		filepath.Join(dropin, name))
 	other, program := compile(t, "other", "libother.so"), usual(t)
 
 	require.Equal(t, library, examine(t, []string{"--library", name}).with(t).Library.Path)

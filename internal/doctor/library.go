@@ -35,7 +35,8 @@ func isOurs(path, file string) bool {
 func (i *image) standsFor(path string) string {
 	for _, filter := range i.filters {
 		if isLibrary(filter) && !isLibrary(path) {
-			return strings.NewReplacer("$ORIGIN", filepath.Dir(path), "${ORIGIN}", filepath.Dir(path)).Replace(filter)
+			folder := filepath.Dir(path)
+			return filepath.Clean(strings.NewReplacer("$ORIGIN", folder, "${ORIGIN}", folder).Replace(filter))
 		}
 	}
 	return ""

@@ -83,6 +83,7 @@ func Examine(target Target) (*Report, error) {
 		r.examineProgram(main, env)
 	}
 	r.examineEnvironment(env)
+	r.addFinding(os.Getenv("_TMS_DOCTOR_FINDING"))
 
 	r.CanInterpose = r.count(Error) == 0
 	return r, nil
@@ -90,6 +91,14 @@ func Examine(target Target) (*Report, error) {
 
 func (r *Report) add(severity Severity, id, what, do string) {
 	r.Findings = append(r.Findings, Finding{severity, id, what, do})
+}
+
+// addFinding adds a finding that the Python package made before it started this command; "": it made none.
+func (r *Report) addFinding(text string) {
+	var found Finding
+	if json.Unmarshal([]byte(text), &found) == nil {
+		r.Findings = append(r.Findings, found)
+	}
 }
 
 func (r *Report) count(severity Severity) (n int) {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator import HANGS, PYMODULE, environment
+from simulator import DROPIN, HANGS, PYMODULE, environment
 
 TESTS = Path(__file__).resolve().parent
 
@@ -31,7 +31,7 @@ def python(
     inherited = environment()
     if not preloaded:
         del inherited["LD_PRELOAD"]
-    inherited["PYTHONPATH"] = ":".join(map(str, (PYMODULE, TESTS, *paths)))
+    inherited["PYTHONPATH"] = ":".join(map(str, (PYMODULE, DROPIN, TESTS, *paths)))
     return subprocess.run(
         [sys.executable, *arguments],
         env={**inherited, **variables},

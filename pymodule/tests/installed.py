@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own."""
+"""Wheels in an environment of their own."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ def checked(*command: str | Path, **variables: str) -> str:
     return done.stdout
 
 
-def installed(wheel: Path, directory: Path) -> Path:
-    """The site-packages of a new environment in the directory, with the wheel."""
+def installed(directory: Path, *wheels: Path) -> Path:
+    """The site-packages of a new environment in the directory, with the wheels."""
     checked(sys.executable, "-m", "venv", "--without-pip", directory)
-    pip = (sys.executable, "-m", "pip", "--python", directory / "bin" / "python")
-    checked(*pip, "install", "--no-index", "--no-deps", wheel)
     (site,) = directory.glob("lib/python*/site-packages")
+    if wheels:
+        pip(site, "install", *wheels)
     return site
+
+
+def pip(site: Path, *arguments: str | Path) -> str:
+    """Runs pip in an environment, without an index and without programs (no Go, no gcc)."""
+    python = python_of(site)
+    command = (sys.executable, "-m", "pip", "--python", python, *arguments)
+    return checked(*command, PATH=str(python.parent), PIP_NO_INDEX="1", PIP_NO_COMPILE="1")
 
 
 def python_of(site: Path) -> Path:

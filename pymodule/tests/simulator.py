@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 PYMODULE = Path(__file__).resolve().parent.parent
+DROPIN = PYMODULE / "dropin"
 BUILD = PYMODULE.parent / "build"
 DEVICE_MEMORY = 256 << 20
 HANGS = 600.0
@@ -18,7 +19,7 @@ def environment() -> dict[str, str]:
         **os.environ,
         "LD_PRELOAD": str(BUILD / "lib" / "libtms.so"),
         "LD_LIBRARY_PATH": str(BUILD / "sim"),
-        "PYTHONPATH": str(PYMODULE),
+        "PYTHONPATH": f"{PYMODULE}:{DROPIN}",
         "CUDASIM_DEVICES": "2",
         "CUDASIM_MEMORY": str(DEVICE_MEMORY),
         "TESTS_ON": "simulator",

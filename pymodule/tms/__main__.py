@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 
-from . import _demo
+from . import _demo, _dropin
 from ._errors import NotPreloadedError, TmsError
 from ._library import find, library_path, load
 from ._version import version
@@ -36,6 +36,8 @@ def main() -> int:
         if arguments[0] in ("-h", "--help", "help") and len(arguments) == 1:
             print(_HELP, flush=True)
             return subprocess.run([program, "--help"], check=False).returncode
+        if arguments[0] == "doctor":
+            os.environ["_TMS_DOCTOR_FINDING"] = _dropin.finding()
         os.execv(program, ["tms", *arguments])
     except TmsError as error:
         print(f"tms: {error}", file=sys.stderr)

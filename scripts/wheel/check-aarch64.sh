@@ -55,7 +55,7 @@ build/venv/bin/python -m pip install -q --disable-pip-version-check --target "$w
 
 say "every name interposes"
 "$cc" -o "$work/linked" pymodule/tests/dropin/linked.c "-L$sim" -l:libcudart.so.13
-for name in "$work"/site/*.abi3.so "$work/site/tms/lib/libtms.so"; do
+for name in "$work"/site/tms/dropin/*.abi3.so "$work/site/tms/lib/libtms.so"; do
 	[ "$(emulated -E LD_PRELOAD="$name" "$work/linked")" = pausable ] ||
 		{ echo "$name does not interpose" >&2; exit 1; }
 done

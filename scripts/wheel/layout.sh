@@ -22,19 +22,21 @@ fi
 
 layout=build/wheel/$machine
 rm -rf "$layout"
-mkdir -p "$layout/tms/"{lib,bin,sim}
+mkdir -p "$layout/tms/"{lib,bin,sim,dropin}
 cp $built/lib/libtms.so $built/lib/libtms_reach.so $built/lib/tms.h "$layout/tms/lib/"
 cp $built/bin/tms "$layout/tms/bin/"
 cp $built/sim/lib{cuda.so.1,cudart.so.12,cudart.so.13} "$layout/tms/sim/"
 "${cc%gcc}strip" "$layout"/tms/sim/*
+# Go's linker leaves these empty and of another type than their names say, at which auditwheel fails.
+"${cc%gcc}strip" --remove-section=.gnu.version{,_r} "$layout/tms/bin/tms"
 
-# The names under which clients of torch_memory_saver look for the library.
+# The names under which clients of torch_memory_saver look for the library, beside the package of that name.
 variables=$(grep -aoE 'TMS_[A-Z_]+[A-Z]' "$layout/tms/lib/libtms.so" | sort -u | tr '\n' ' ')
 # shellcheck disable=SC2016 # $ORIGIN is the loader's
 "$cc" -shared -nostdlib -fPIC -Os -s -DVARIABLES="\"$variables\"" -Wl,-z,noseparate-code -Wl,--build-id=none \
-	-Wl,--filter='$ORIGIN/tms/lib/libtms.so' -o "$layout/alias" scripts/wheel/alias.c
+	-Wl,--filter='$ORIGIN/../lib/libtms.so' -o "$layout/alias" scripts/wheel/alias.c
 for name in {preload,torch}{,_cu12,_cu13}; do
-	cp "$layout/alias" "$layout/torch_memory_saver_hook_mode_$name.abi3.so"
+	cp "$layout/alias" "$layout/tms/dropin/torch_memory_saver_hook_mode_$name.abi3.so"
 done
 rm "$layout/alias"
 

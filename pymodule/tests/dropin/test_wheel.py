@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import pytest
 from checkout import NOT_TESTS, copied, path_of
-from installed import checked, installed, python_of
+from installed import checked, installed, pip, python_of
 from programs import HERE
 from simulator import BUILD, PYMODULE
 
+import tms
+
+DROPIN = "tms/dropin"
 ALIASES = [
     f"torch_memory_saver_hook_mode_{mode}{suffix}.abi3.so"
     for mode in ("preload", "torch")
@@ -24,23 +28,30 @@ ALIASES = [
 ]
 
 
+SUMS = BUILD / "wheel" / "SHA256SUMS"
 LIBRARIES = ("libtms.so", "libtms_reach.so")
 SIMULATOR = ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Path:
-    pattern = "libtms-*-py3-none-manylinux_2_*_x86_64.whl"
-    for old in (BUILD / "wheel").glob(pattern):
+def wheels() -> tuple[Path, Path]:
+    """libtms's, and the one that makes torch_memory_saver its own."""
+    patterns = ("libtms-*-manylinux_2_*_x86_64.whl", "libtms_torch_memory_saver-*-none-any.whl")
+    for old in [old for pattern in patterns for old in (BUILD / "wheel").glob(pattern)]:
         old.unlink()
     checked(PYMODULE.parent / "scripts" / "wheel.sh")
-    (built,) = (BUILD / "wheel").glob(pattern)
-    return built
+    (libtms,), (switch,) = ((BUILD / "wheel").glob(pattern) for pattern in patterns)
+    return libtms, switch
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(wheel, tmp_path_factory.mktemp("environment"))
+def wheel(wheels: tuple[Path, Path]) -> Path:
+    return wheels[0]
+
+
+@pytest.fixture(scope="module")
+def site(wheels: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(tmp_path_factory.mktemp("environment"), *wheels)
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +62,16 @@ def python(site: Path) -> Path:
 def test_contents(wheel: Path) -> None:
     files = zipfile.ZipFile(wheel)
     names = set(files.namelist())
-    assert {name for name in names if "/" not in name} == set(ALIASES)
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"tms"}  # nobody else's name
+    assert {f"{DROPIN}/{name}" for name in ALIASES} < names
     assert {f"tms/lib/{name}" for name in LIBRARIES} < names
-    assert {"tms/py.typed", "torch_memory_saver/py.typed"} <= names
+    assert {"tms/py.typed", f"{DROPIN}/torch_memory_saver/py.typed"} <= names
     assert files.read("tms/lib/tms.h") == (PYMODULE.parent / "preload" / "tms.h").read_bytes()
     assert {f"tms/sim/{name}" for name in SIMULATOR} < names
     libraries = [name for name in names if name.endswith(".so")]
     assert len(libraries) == len(ALIASES) + len(LIBRARIES)
-    assert sum(files.getinfo(name).file_size for name in ALIASES) < 64 << 10
+    assert sum(files.getinfo(f"{DROPIN}/{name}").file_size for name in ALIASES) < 64 << 10
     metadata = files.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     for field in ("Name: libtms", "License-Expression: MIT", "Requires-Python: >=3.9"):
         assert f"\n{field}\n" in metadata
@@ -66,6 +79,34 @@ def test_contents(wheel: Path) -> None:
         "Root-Is-Purelib: false"
         in files.read(next(name for name in names if name.endswith("/WHEEL"))).decode()
     )
+    links = re.findall(r"\]\(([^)]*)\)", metadata)  # PyPI has no file beside its page
+    assert all("://" in link for link in links), links
+
+
+def test_hashes(wheels: tuple[Path, Path]) -> None:
+    sums = dict(reversed(line.split()) for line in SUMS.read_text().splitlines())
+    for wheel in wheels:
+        assert sums[wheel.name] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def test_materials(wheel: Path) -> None:
+    """The list names what the linker put in: what Go says of the binaries."""
+    files = zipfile.ZipFile(wheel)
+    name = next(
+        name for name in files.namelist() if name.endswith(".dist-info/sboms/libtms.cdx.json")
+    )
+    found = {part["purl"] for part in json.loads(files.read(name))["components"]}
+    go = shutil.which("go") or "/usr/local/go/bin/go"
+    binaries = (BUILD / "lib" / "libtms.so", BUILD / "bin" / "tms")
+    said = checked(go, "version", "-m", *binaries)
+    modules = re.findall(r"^\tdep\t(\S+)\t(\S+)", said, re.MULTILINE)
+    compilers = re.findall(r": go(\S+)$", said, re.MULTILINE)
+    script = (PYMODULE.parent / "internal/recording/report/uplot/uPlot.iife.min.js").read_text()
+    assert found == {
+        *(f"pkg:golang/{module}@{version}" for module, version in modules),
+        *(f"pkg:golang/stdlib@{version}" for version in compilers),
+        f"pkg:npm/uplot@{script.partition('uPlot (v')[2].partition(')')[0]}",
+    }
 
 
 def test_platform_is_honest(wheel: Path, site: Path) -> None:
@@ -74,7 +115,7 @@ def test_platform_is_honest(wheel: Path, site: Path) -> None:
         int(minor)
         for library in [
             *(site / "tms" / "lib" / name for name in LIBRARIES),
-            *(site / name for name in ALIASES),
+            *(site / DROPIN / name for name in ALIASES),
             *(site / "tms" / "sim" / name for name in SIMULATOR),
         ]
         for minor in re.findall(r"GLIBC_2\.(\d+)", checked("readelf", "-VW", library))
@@ -116,6 +157,78 @@ def test_demo(python: Path) -> None:
     result = json.loads(out.splitlines()[-1])
     assert result["simulated"] is result["restored"] is result["freed"] is True
     assert result["losses_equal"] is result["lent"] is result["address_kept"] is True
+
+
+def genuine(folder: Path, version: str) -> Path:
+    """A wheel with the names of the genuine torch_memory_saver, and nothing in its files."""
+    files = {
+        "torch_memory_saver/__init__.py": f"version = {version!r}\n",
+        "torch_memory_saver/utils.py": "",
+        ALIASES[1]: "",
+        f"torch_memory_saver-{version}.dist-info/METADATA": (
+            f"Metadata-Version: 2.1\nName: torch_memory_saver\nVersion: {version}\n"
+        ),
+        f"torch_memory_saver-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
+    }
+    record = f"torch_memory_saver-{version}.dist-info/RECORD"
+    wheel = folder / f"torch_memory_saver-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in {**files, record: "".join(f"{name},,\n" for name in files)}.items():
+            archive.writestr(name, text)
+    return wheel
+
+
+def test_two_packages_of_one_name(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    """Ours and the genuine one come and go in any order, and neither harms the other."""
+    site = installed(tmp_path / "environment")
+    python, switch = python_of(site), "libtms-torch-memory-saver"
+    ours = "torch_memory_saver from libtms"
+
+    def imports() -> str:
+        code = "import torch_memory_saver as t; print(getattr(t, 'version', 'ours'))"
+        return checked(python, "-c", code).strip()
+
+    def doctor() -> tuple[str, str]:
+        said = checked(python.parent / "tms", "doctor", "--json", "/bin/true")
+        found = [f for f in json.loads(said)["findings"] if f["id"] == "torch_memory_saver"]
+        assert len(found) < 2
+        return next(((f["severity"], f"{f['what']} -> {f['do']}") for f in found), ("", ""))
+
+    def says(severity: str, *words: str) -> None:
+        found, text = doctor()
+        assert found == severity and all(word in text for word in words), text
+
+    pip(site, "install", wheels[0])
+    assert doctor() == ("", "")
+    pip(site, "install", genuine(tmp_path, "0.0.9"))  # ours second
+    assert imports() == "0.0.9"
+    says(
+        "ok", f"{python} imports the genuine torch_memory_saver 0.0.9", "libtms[torch-memory-saver]"
+    )
+    pip(site, "install", "--find-links", wheels[1].parent, "libtms[torch-memory-saver]")
+    assert imports() == "ours"
+    says("ok", ours, "0.0.9 is installed too, and not imported", f"pip uninstall {switch}")
+
+    pip(site, "install", genuine(tmp_path, "0.0.10"))  # an upgrade after ours
+    assert imports() == "ours"
+    pip(site, "uninstall", "-y", "torch_memory_saver")
+    assert imports() == "ours"
+    says("ok", f"{ours} {tms.__version__} -> ")
+
+    pip(site, "install", tmp_path / "torch_memory_saver-0.0.10-py3-none-any.whl")  # ours first
+    assert imports() == "ours"
+    pip(site, "uninstall", "-y", switch)
+    assert imports() == "0.0.10"
+    says("ok", "the genuine torch_memory_saver 0.0.10")
+
+    again = "pip install --force-reinstall --no-deps torch_memory_saver==0.0.10"
+    (site / "torch_memory_saver" / "utils.py").unlink()
+    says("warning", "lacks torch_memory_saver/utils.py", again)
+    (site / "torch_memory_saver" / "__init__.py").unlink()
+    says("warning", "cannot import torch_memory_saver 0.0.10", again)
+    shutil.rmtree(site / "torch_memory_saver-0.0.10.dist-info")
+    (site / "torch_memory_saver" / "left.py").touch()
+    says("warning", "no __init__.py", f"remove {site / 'torch_memory_saver'}")
 
 
 BUILD_WHEEL = "import hatchling.build; hatchling.build.build_wheel({!r})"
@@ -168,14 +281,14 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_name_interposes(name: str, site: Path, linked: Path) -> None:
     """Also in a program linked with libcudart, which comes before a preload's own dependencies."""
     for others in ("", ":libm.so.6", f":{site / 'tms' / 'lib' / 'libtms.so'}"):
-        assert checked(linked, LD_PRELOAD=f"{site / name}{others}") == "pausable\n"
+        assert checked(linked, LD_PRELOAD=f"{site / DROPIN / name}{others}") == "pausable\n"
 
 
 def test_all_names_are_one_library(python: Path, site: Path) -> None:
     code = f"""
 import ctypes
 from torch_memory_saver.utils import get_binary_path_from_package as path
-libraries = [ctypes.CDLL({str(site)!r} + "/" + name) for name in {ALIASES!r}]
+libraries = [ctypes.CDLL({str(site / DROPIN)!r} + "/" + name) for name in {ALIASES!r}]
 libraries.append(ctypes.CDLL(str(path("torch_memory_saver_hook_mode_torch_cu13"))))
 libraries[0].tms_set_current_tag(b"one")
 get = libraries[-1].tms_get_current_tag

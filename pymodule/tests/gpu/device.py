@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulator import PYMODULE
+from simulator import DROPIN, PYMODULE
 
 import tms
 
@@ -91,9 +91,10 @@ def unpreloaded(**variables: str) -> dict[str, str]:
 
 def with_saver(saver: str, *paths: str) -> dict[str, str]:
     """The environment, in which torch_memory_saver is that of the folder `saver`."""
-    ours = str(PYMODULE)
-    others = [p for p in os.environ.get("PYTHONPATH", "").split(":") if p not in ("", ours)]
-    return unpreloaded(PYTHONPATH=":".join([saver, *paths, *others]))
+    ours = [str(DROPIN), str(PYMODULE)]
+    others = [p for p in os.environ.get("PYTHONPATH", "").split(":") if p not in ("", *ours)]
+    first = ours if saver == ours[0] else [saver]
+    return unpreloaded(PYTHONPATH=":".join([*first, *paths, *others]))
 
 
 def run(

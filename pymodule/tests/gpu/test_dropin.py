@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import textwrap
-from pathlib import Path
 
 import pytest
 from device import MiB, free_memory, full, holds, run, torch_on_gpu
+from simulator import DROPIN, PYMODULE
 
 import tms
 from torch_memory_saver import torch_memory_saver as saver
@@ -16,13 +16,12 @@ torch = torch_on_gpu()
 
 SIZE = 256 * MiB
 SLACK = 32 * MiB
-TESTS = Path(__file__).resolve().parent.parent
-CLIENTS = TESTS / "dropin" / "clients"
+CLIENTS = PYMODULE / "tests" / "dropin" / "clients"
 
 
 def said(*arguments: str) -> str:
     """Standard output of Python in a process without a preload."""
-    paths = f"{TESTS.parent}:{CLIENTS}:{os.environ.get('PYTHONPATH', '')}"
+    paths = f"{PYMODULE}:{DROPIN}:{CLIENTS}:{os.environ.get('PYTHONPATH', '')}"
     done = run(*arguments, preloaded=False, PYTHONPATH=paths, CLIENT_SIZE=str(SIZE))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

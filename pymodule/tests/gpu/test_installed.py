@@ -12,19 +12,20 @@ from installed import checked, installed, python_of
 torch = torch_on_gpu()
 
 ROOT = Path(__file__).resolve().parents[3]
-WHEELS = sorted((ROOT / "build" / "wheel").glob("libtms-*_x86_64.whl"))
+KINDS = ("libtms-*_x86_64.whl", "libtms_torch_memory_saver-*.whl")
+WHEELS = [wheel for kind in KINDS for wheel in (ROOT / "build" / "wheel").glob(kind)]
 
-if len(WHEELS) != 1:
+if len(WHEELS) != len(KINDS):
     pytest.skip(
-        f"one wheel is needed in build/wheel, which scripts/wheel.sh makes; there are {WHEELS}",
+        f"one wheel of each kind is needed in build/wheel (scripts/wheel.sh); there are {WHEELS}",
         allow_module_level=True,
     )
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site-packages of a new environment with the wheel, in front of those of this Python."""
-    site = installed(WHEELS[0], tmp_path_factory.mktemp("environment"))
+    """The site-packages of a new environment with the wheels, in front of those of this Python."""
+    site = installed(tmp_path_factory.mktemp("environment"), *WHEELS)
     # --system-site-packages would not do: this Python may be a virtual environment's, too.
     (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
     return site
@@ -47,7 +48,8 @@ def test_demo(python: Path) -> None:
 @pytest.mark.parametrize("mode", ["preload", "torch"])
 def test_program_for_torch_memory_saver(mode: str, python: Path, site: Path) -> None:
     """With hook_mode "preload" the library has the name that programs preload."""
-    preload = {"LD_PRELOAD": str(site / "torch_memory_saver_hook_mode_preload_cu13.abi3.so")}
+    dropin = site / "tms" / "dropin"
+    preload = {"LD_PRELOAD": str(dropin / "torch_memory_saver_hook_mode_preload_cu13.abi3.so")}
     out = checked(
         python,
         "-c",
@@ -75,4 +77,4 @@ print(package.__file__)
 """,
         **(preload if mode == "preload" else {}),
     )
-    assert out == f"{site / 'torch_memory_saver' / '__init__.py'}\n"
+    assert out == f"{dropin / 'torch_memory_saver' / '__init__.py'}\n"

@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 from device import MiB, torch_on_gpu, with_saver
-from simulator import PYMODULE
+from simulator import DROPIN
 
 torch_on_gpu()
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed", allow_module_level=True)
 
 HERE = Path(__file__).resolve().parent
-SAVERS = {"tms": str(PYMODULE)}
+SAVERS = {"tms": str(DROPIN)}
 if "TMS_TEST_PEER" in os.environ:
     SAVERS["peer"] = os.environ["TMS_TEST_PEER"]
 ROUNDS = {"tms": int(os.environ.get("TMS_TEST_RL_ROUNDS", "20")), "peer": 4}

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from device import torch_on_gpu, with_saver
 from llama import WEIGHTS
-from simulator import BUILD, PYMODULE
+from simulator import BUILD, DROPIN
 
 torch = torch_on_gpu()
 if importlib.util.find_spec("sglang") is None:
@@ -67,7 +67,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ASKED:
         if missing(name):
             continue
-        saver = str(PEER) if name == "peer" else str(PYMODULE)
+        saver = str(PEER) if name == "peer" else str(DROPIN)
         variables = dict(RUNS[name][1])
         recordings = tmp_path_factory.mktemp(name)
         if name.startswith("profile"):
@@ -118,7 +118,7 @@ def run(request: pytest.FixtureRequest, results: dict[str, Any]) -> dict[str, An
         pytest.skip(missing(request.param))
     said: dict[str, Any] = results[request.param]
     assert said["ok"] and said["status"] == 0, {**said, "phases": None}
-    assert said["saver"].startswith(str(PEER) if request.param == "peer" else str(PYMODULE))
+    assert said["saver"].startswith(str(PEER) if request.param == "peer" else str(DROPIN))
     return {**said, "run": request.param}
 
 
