@@ -143,45 +143,39 @@ if __name__ == "vllm_driver":  # a worker imports it for Probe, before it loads 
 LAYER, LAYERS = 128 << 20, 64
 
 
-def load(backend: str) -> dict[str, Any]:
+def load(backend: str, copies: float) -> dict[str, Any]:
     """Weights replaced layer by layer with slightly larger ones, as some quantizations do.
 
-    First with room for three copies of them, then for one and a quarter. There is no engine.
+    There is room for so many copies of them, and no engine. Returns what `peak` found, and the
+    error, if there is one.
     """
     import torch
     from vllm.device_allocator.cumem import CuMemAllocator
 
     from tms._private import set_settings
+    from tms._vllm import Allocator
 
-    if backend == "tms":
-        from tms._vllm import Allocator
-
-        allocator: Any = Allocator()
-    else:
-        allocator = CuMemAllocator.get_instance()
-    made: dict[str, Any] = {}
-    for name, copies in (("room for 3", 3), ("room for 1.25", 1.25)):
-        torch.cuda.empty_cache()
-        room = torch.cuda.mem_get_info()[0] - int(copies * LAYER * LAYERS)
-        ballast = torch.empty(room, dtype=torch.uint8, device="cuda")
-        set_settings(torch, "max_split_size_mb:20")  # as vLLM does while it loads
-        weights, found = [], made.setdefault(name, {"error": ""})
-        try:
-            with peak(found), allocator.use_memory_pool("weights"):
-                for value in range(LAYERS):
-                    weights.append(torch.full((LAYER,), value, dtype=torch.uint8, device="cuda"))
-                for value in range(LAYERS):
-                    larger = torch.zeros(LAYER + (2 << 20), dtype=torch.uint8, device="cuda")
-                    larger[:LAYER] = weights[value]
-                    weights[value] = larger
-                    del larger
-            found["right"] = all(bool((w[:LAYER] == i).all()) for i, w in enumerate(weights))
-        except RuntimeError as error:
-            found["error"] = str(error)
-        say(backend, name, found)
-        weights.clear()
-        del ballast
-    return made
+    allocator: Any = Allocator() if backend == "tms" else CuMemAllocator.get_instance()
+    room = torch.cuda.mem_get_info()[0] - int(copies * LAYER * LAYERS)
+    ballast = torch.empty(room, dtype=torch.uint8, device="cuda")
+    set_settings(torch, "max_split_size_mb:20")  # as vLLM does while it loads
+    weights: list[Any] = []
+    found: dict[str, Any] = {"error": ""}
+    try:
+        with peak(found), allocator.use_memory_pool("weights"):
+            for value in range(LAYERS):
+                weights.append(torch.full((LAYER,), value, dtype=torch.uint8, device="cuda"))
+            for value in range(LAYERS):
+                larger = torch.zeros(LAYER + (2 << 20), dtype=torch.uint8, device="cuda")
+                larger[:LAYER] = weights[value]
+                weights[value] = larger
+                del larger
+        found["right"] = all(bool((w[:LAYER] == i).all()) for i, w in enumerate(weights))
+    except RuntimeError as error:
+        found["error"] = str(error)
+    del ballast
+    say(backend, copies, found)
+    return found
 
 
 class Engine:
@@ -333,7 +327,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", action="store_true", help="weights are in a file")
     parser.add_argument("--short", action="store_true", help="only level 1, all tags at once")
     parser.add_argument("--everything", type=Path, help="the command tms: at last it takes all")
-    parser.add_argument("--load", action="store_true", help="only `load`, without an engine")
+    parser.add_argument("--load", type=float, metavar="COPIES", help="only `load`, no engine")
     parser.add_argument("--after", type=Path, help="begin when this file is there")
     parser.add_argument("--timeout", type=int, default=200, help="seconds")
     asked = parser.parse_args()
@@ -352,7 +346,7 @@ def main() -> None:
     faulthandler.dump_traceback_later(asked.timeout, exit=True)
     say("begins")
     if asked.load:
-        result.update(ok=True, load=load(asked.backend))
+        result.update(ok=True, load=load(asked.backend, asked.load))
         print(json.dumps(result), flush=True)
         return
     if asked.everything:
