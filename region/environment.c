@@ -68,6 +68,7 @@ static const struct variable {
 	{"TMS_PAUSE_FORCE", take_bool, &region_config.pause_force, BOOLEAN},
 	{"TMS_LIBRARY", NULL, NULL, ""},
 	{"TMS_VLLM", NULL, NULL, ""},
+	{"TMS_SGLANG", NULL, NULL, ""},
 	{"TMS_NO_INHERIT", take_bool, &no_inherit, BOOLEAN},
 };
 enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };

@@ -1,4 +1,4 @@
-"""What pip would leave behind for vLLM to find the plugin."""
+"""What pip would leave behind for engines to find the plugins."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from simulator import PYMODULE
 
 
 def installed(folder: Path) -> None:
-    """Makes libtms look installed in the folder, with pyproject.toml's entry points for vLLM."""
-    group = "vllm.general_plugins"
+    """Makes libtms look installed in the folder, with pyproject.toml's entry points for engines."""
     text = (PYMODULE / "pyproject.toml").read_text()
-    found = re.search(rf'\[project\.entry-points\."{group}"\]\n(\w+) = "([\w.:]+)"\n', text)
-    assert found
+    points = re.findall(r'\[project\.entry-points\."(.+)"\]\n(\w+ = )"([\w.:]+)"\n', text)
+    assert {group for group, _, _ in points} == {"vllm.general_plugins", "sglang.srt.plugins"}
     info = folder / "libtms-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: libtms\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\n{found[1]} = {found[2]}\n")
+    (info / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n{name}{value}\n" for group, name, value in points)
+    )

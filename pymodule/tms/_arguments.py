@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Literal, Optional, cast
+
+from ._warning import warn
 
 Backup = Optional[
     Literal[
@@ -53,3 +56,12 @@ def check_incremental(incremental: object, backup: Backup) -> bool:
     if incremental and backup != "host":
         raise ValueError(f"incremental=True needs backup='host', not backup={backup!r}")
     return incremental
+
+
+def switched_on(variable: str) -> bool:
+    """Reports whether an environment variable is 1; other values than 1 and 0 warn, and are 0."""
+    value = os.environ.get(variable, "").strip().lower()
+    on, off = ("1", "true", "yes"), ("", "0", "false", "no")
+    if value not in on + off:
+        warn(f"{variable} is {value!r}, which is taken for 0: use 1 or 0")
+    return value in on

@@ -10,22 +10,20 @@ compares the names and signatures with the installed vLLM.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import importlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import _torch
-from ._control import TagStats, pause, resume, stats
-from ._errors import NotPreloadedError, NotSupportedError
-from ._library import Library, attach, library_path, load
-from ._private import private
+from ._arguments import switched_on
+from ._attached import attached
+from ._control import TagStats, pause, resume, stats, trim
+from ._errors import NotSupportedError
 from ._region import pausable
 from ._scope import ThreadScope
 
@@ -38,6 +36,14 @@ PREFIX = "vllm."
 _VARIABLE = "TMS_VLLM"
 _DEFERRABLE = ("weights", "kv_cache")
 """Tags that a wake-up of some tags may leave asleep; vLLM's callers know of no others."""
+
+_REFUSED = {
+    "sleep_mode_offload_cudagraph": "it is for the memory of vLLM's own backend, and tms leaves "
+    "the memory of CUDA graphs on the device",
+    "enable_nccl_comm_suspend": "it makes NCCL give memory up after the sleep, outside its "
+    "transaction; `tms pause PID --everything` takes that memory too",
+}
+"""Settings of vLLM 0.33.0 that tms does not go with, and why."""
 
 _logger = logging.getLogger("vllm.tms")  # below vLLM's own, so that it is shown like vLLM's
 
@@ -53,7 +59,7 @@ def register() -> None:
         factory = backends.SleepModeBackendFactory
         worker = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
     except (ImportError, AttributeError) as error:
-        if not _asked_for():
+        if not switched_on(_VARIABLE):
             _logger.debug("no sleep-mode backend by tms: %s", error)
             return
         version = getattr(sys.modules.get("vllm"), "__version__", "as it is installed")
@@ -82,7 +88,7 @@ def _choosing(init: Any) -> Any:
 def _choose(config: Any) -> None:
     if not config.enable_sleep_mode:
         return
-    if _asked_for():
+    if switched_on(_VARIABLE):
         config.sleep_mode_backend = NAME
     cumem = sys.modules.get("vllm.device_allocator.cumem")
     if config.sleep_mode_backend != NAME:
@@ -97,6 +103,12 @@ def _choose(config: Any) -> None:
             f"{platform.device_name or type(platform).__name__!r} here. Choose another with "
             f"--sleep-mode-backend, and unset {_VARIABLE}."
         )
+    for setting, why in _REFUSED.items():
+        if getattr(config, setting, False):
+            raise NotSupportedError(
+                f"The sleep-mode backend {NAME!r} cannot be combined with {setting}: {why}. Leave "
+                f"the setting out, or use vLLM's own backend (unset {_VARIABLE})."
+            )
     allocators = importlib.import_module("vllm.device_allocator.cumem").CuMemAllocator
     if isinstance(allocators.instance, Allocator):
         return
@@ -121,15 +133,8 @@ class Allocator:
     """
 
     def __init__(self) -> None:
-        self._library = _library()
-        torch = importlib.import_module("torch")
-        self._torch = torch
-        self._pluggable = private(torch, "_C._cuda_customAllocator")(
-            self._library.address_of("tms_torch_malloc"),
-            self._library.address_of("tms_torch_free"),
-        )
-        if not self._library.interposes:
-            _torch.allocate_with(self._pluggable)  # for regions of the program's own
+        _, self._pluggable = attached()
+        self._torch = importlib.import_module("torch")
         self._tags: list[str] = []
 
     @contextlib.contextmanager
@@ -191,6 +196,9 @@ class Allocator:
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Brings the memory of tags back, with the contents that were kept. What is awake stays so.
 
+        VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY=1, a setting of vLLM after 0.33.0, gives the host memory
+        that no sleeping tag needs back to the system; the next sleep then copies all that it keeps.
+
         Args:
             tags: None: all. "weights" and "kv_cache" may be left out; other tags always wake.
 
@@ -207,6 +215,8 @@ class Allocator:
             seconds = time.perf_counter() - begun
             names = ", ".join(woken)
             _logger.info("tms: %.2f GiB awake of %s (%.3f s).", mapped / 2**30, names, seconds)
+        if switched_on("VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY"):
+            trim()
 
     def asleep(self) -> bool:
         """Whether memory of some tag is away."""
@@ -236,26 +246,9 @@ def _found() -> list[TagStats]:
     return [tag for device in devices for tag in device["tags"] if tag["tag"].startswith(PREFIX)]
 
 
-def _library() -> Library:
-    try:
-        return load()
-    except NotPreloadedError:
-        return attach(ctypes.CDLL(library_path()))
-
-
 def _prefixed(tags: list[str]) -> list[str]:
     return [PREFIX + tag for tag in tags]
 
 
 def _names(tags: Iterable[str] | str) -> tuple[str, ...]:
     return (tags,) if isinstance(tags, str) else tuple(tags)
-
-
-_ON, _OFF = ("1", "true", "yes"), ("", "0", "false", "no")
-
-
-def _asked_for() -> bool:
-    value = os.environ.get(_VARIABLE, "").strip().lower()
-    if value not in _ON + _OFF:
-        _logger.warning("%s is %r, which is taken for 0: use 1 or 0", _VARIABLE, value)
-    return value in _ON

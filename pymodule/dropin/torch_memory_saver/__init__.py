@@ -13,10 +13,23 @@ The difference: wherever that package ends the process or fails an assertion, th
 exception of `tms` or a ValueError. New programs are better off with `tms` itself.
 """
 
-from .entrypoint import TorchMemorySaver
-from .hooks.mode_preload import configure_subprocess
+import contextlib
+
+from .entrypoint import TorchMemorySaver, register_hook_mode
+from .hooks import mode_preload as _mode_preload
 
 torch_memory_saver = TorchMemorySaver()
 """The process's one instance."""
 
-__all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
+
+def configure_subprocess() -> contextlib.AbstractContextManager[None]:
+    """Starts the child processes of the body with the library, by LD_PRELOAD in os.environ.
+
+    As `tms.configure_subprocess`; it does nothing for a hook_mode that needs no preload.
+    """
+    if torch_memory_saver._uses_preload():
+        return _mode_preload.configure_subprocess()
+    return contextlib.nullcontext()
+
+
+__all__ = ["TorchMemorySaver", "configure_subprocess", "register_hook_mode", "torch_memory_saver"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import tms
 from tms import _cuda_graph, _torch
@@ -23,6 +25,54 @@ CpuBackupBackend = Literal["mmap", "pinned"]
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
+class _Mode(NamedTuple):
+    factory: Callable[[], Any]
+    uses_preload: bool
+
+
+_modes: dict[str, _Mode] = {}
+
+
+def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: bool = True) -> None:
+    """Makes `name` a hook_mode, in this process, for which `factory` makes the implementation.
+
+    TorchMemorySaver leaves its calls to that object, under the names of its own methods, from the
+    first use on. Register the mode in every process that uses it.
+
+    Args:
+        uses_preload: whether `configure_subprocess` preloads the library for it.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in _modes:
+        raise ValueError(f"hook_mode {name!r} is registered already: choose another name")
+    _modes[name] = _Mode(factory, uses_preload)
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _by_mode(method: _Method) -> _Method:
+    """Lets the implementation of a registered hook_mode answer instead, by keywords.
+
+    It gets defaults too, except for arguments that are newer than such implementations.
+    """
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def chosen(self: TorchMemorySaver, *arguments: Any, **named: Any) -> Any:
+        if self._hook_mode in _OUR_MODES:
+            return method(self, *arguments, **named)
+        bound = signature.bind(self, *arguments, **named)
+        unasked = {"self", *({"enable_disk_backup", "cpu_backup_backend"} - {*bound.arguments})}
+        bound.apply_defaults()
+        passed = {name: value for name, value in bound.arguments.items() if name not in unasked}
+        return getattr(self._initialized(), method.__name__)(**passed)
+
+    return cast(_Method, chosen)
+
+
 class TorchMemorySaver:
     """Makes the memory of CUDA tensors pausable. All instances share the process's one library.
 
@@ -32,9 +82,10 @@ class TorchMemorySaver:
     """
 
     def __init__(self) -> None:
-        self._hook_mode: HookMode = "preload"
-        self._impl: _TorchMemorySaverImpl | None = None
+        self._hook_mode = "preload"
+        self._impl: Any = None
 
+    @_by_mode
     def region(
         self,
         tag: str = "default",
@@ -69,6 +120,7 @@ class TorchMemorySaver:
         settings = _settings(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         return ThreadScope(f"torch_memory_saver.region({tag!r})", route, settings, load=self._load)
 
+    @_by_mode
     @contextlib.contextmanager
     def cuda_graph(
         self,
@@ -97,6 +149,7 @@ class TorchMemorySaver:
         with _cuda_graph.capture(cuda_graph, pool, stream, capture_error_mode, inside):
             yield
 
+    @_by_mode
     def disable(self) -> Scope:
         """Makes this thread's allocations in the body ordinary: `tms.disable`.
 
@@ -110,11 +163,13 @@ class TorchMemorySaver:
             load=self._load,
         )
 
+    @_by_mode
     def pause(self, tag: str | None = None) -> None:
         """`tms.pause`; None or "": all tags."""
         self._initialized()
         tms.pause(tag or None)
 
+    @_by_mode
     def resume(self, tag: str | None = None) -> None:
         """`tms.resume`; None or "": all tags."""
         self._initialized()
@@ -126,14 +181,17 @@ class TorchMemorySaver:
         return True
 
     @property
-    def hook_mode(self) -> HookMode:
-        """Either "preload" or "torch": set it before you use anything else."""
+    def hook_mode(self) -> str:
+        """How memory becomes pausable; set it before you use anything else.
+
+        "preload", "tms" (the same), "torch", or a name that `register_hook_mode` was given.
+        """
         return self._hook_mode
 
     @hook_mode.setter
-    def hook_mode(self, hook_mode: HookMode) -> None:
-        if hook_mode not in get_args(HookMode):
-            raise ValueError(f"hook_mode must be 'preload' or 'torch', not {hook_mode!r}")
+    def hook_mode(self, hook_mode: str) -> None:
+        if hook_mode not in _modes:
+            raise ValueError(f"hook_mode must be one of {', '.join(_modes)}, not {hook_mode!r}")
         if self._impl is not None and hook_mode != self._hook_mode:
             raise RuntimeError(
                 f"hook_mode is {self._hook_mode!r} and in use: set it before anything else is used"
@@ -160,6 +218,7 @@ class TorchMemorySaver:
     def retain_cpu_backup(self, value: bool) -> None:
         self._initialized()._binary_wrapper.cdll.tms_set_retain_cpu_backup(value)
 
+    @_by_mode
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         """The contents of a CUDA tensor as of its last pause, as a CPU tensor.
 
@@ -198,13 +257,16 @@ class TorchMemorySaver:
     def _ensure_initialized(self) -> None:
         self._initialized()
 
-    def _initialized(self) -> _TorchMemorySaverImpl:
+    def _initialized(self) -> Any:
         if self._impl is None:
-            self._impl = _TorchMemorySaverImpl(self._hook_mode)
+            self._impl = _modes[self._hook_mode].factory()
         return self._impl
 
+    def _uses_preload(self) -> bool:
+        return _modes[self._hook_mode].uses_preload
+
     def _load(self) -> Library:
-        return self._initialized()._library
+        return cast(Library, self._initialized()._library)
 
 
 class _TorchMemorySaverImpl:
@@ -232,6 +294,12 @@ class _TorchMemorySaverImpl:
         """The calling thread's settings for the body, without a pool."""
         settings = _settings(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         return ThreadScope(f"torch_memory_saver.region({tag!r})", lambda library: None, settings)
+
+
+register_hook_mode("preload", _TorchMemorySaverImpl)
+register_hook_mode("tms", _TorchMemorySaverImpl)
+register_hook_mode("torch", lambda: _TorchMemorySaverImpl("torch"))
+_OUR_MODES = tuple(_modes)
 
 
 def _settings(

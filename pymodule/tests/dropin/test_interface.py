@@ -40,13 +40,13 @@ def test_names() -> None:
         from torch_memory_saver.entrypoint import _TorchMemorySaverImpl
         from torch_memory_saver.hooks.base import HookMode, HookUtilBase
         from torch_memory_saver.hooks.mode_preload import HookUtilModePreload
-        from torch_memory_saver.hooks.mode_preload import configure_subprocess as the_same
+        from torch_memory_saver.hooks.mode_preload import configure_subprocess as for_preload
         from torch_memory_saver.hooks.mode_torch import HookUtilModeTorch
         from torch_memory_saver.testing_utils import empty_cache, get_and_print_gpu_memory
         from torch_memory_saver.testing_utils import get_device, is_xpu as the_same_too
         from torch_memory_saver.utils import change_env, get_binary_path_from_package, is_xpu
 
-        assert the_same is configure_subprocess
+        assert callable(for_preload) and callable(configure_subprocess)
         assert the_same_too is is_xpu
         assert isinstance(torch_memory_saver, TorchMemorySaver)
         assert torch_memory_saver._impl is None
@@ -114,14 +114,83 @@ with raises(NotImplementedError):
 def test_hook_mode() -> None:
     saver = TorchMemorySaver()
     assert saver.hook_mode == "preload"
-    with pytest.raises(ValueError, match="'preload' or 'torch', not 'inject'"):
-        saver.hook_mode = "inject"  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="one of preload, tms, torch.*, not 'inject'"):
+        saver.hook_mode = "inject"
     saver.hook_mode = "torch"
     saver.hook_mode = "preload"
     saver.pause("nothing")
     saver.hook_mode = "preload"
     with pytest.raises(RuntimeError, match="before anything else"):
         saver.hook_mode = "torch"
+
+
+def test_registered_hook_modes() -> None:
+    """As with pull request 79 of the original: made at the first use, and called by keywords."""
+    output(
+        """
+        import contextlib, os
+        import torch_memory_saver as package
+        from expecting import raises
+        saver, made = package.torch_memory_saver, []
+
+        class Other:
+            def __init__(self):
+                self.calls = []
+                made.append(self)
+
+            @contextlib.contextmanager
+            def region(self, **named):
+                self.calls.append(("region", named))
+                yield
+
+            cuda_graph = region
+
+            def pause(self, **named):
+                self.calls.append(("pause", named))
+
+        package.register_hook_mode("other", Other, uses_preload=False)
+        with raises(ValueError, "'other' is registered already"):
+            package.register_hook_mode("other", Other)
+        with raises(ValueError, "'tms' is registered already"):
+            package.register_hook_mode("tms", Other)
+        with package.configure_subprocess():
+            assert "libtms" in os.environ["LD_PRELOAD"]
+        saver.hook_mode = "other"
+        with package.configure_subprocess():
+            assert "LD_PRELOAD" not in os.environ
+        assert saver.hook_mode == "other" and not made
+        with saver.region("weights"), saver.region(enable_disk_backup=True):
+            saver.pause("weights")
+        with saver.cuda_graph("graph", pool="pool"):
+            saver.pause()
+        assert made[0].calls == [
+            ("region", {"tag": "weights", "enable_cpu_backup": False}),
+            (
+                "region",
+                {"tag": "default", "enable_cpu_backup": False, "enable_disk_backup": True},
+            ),
+            ("pause", {"tag": "weights"}),
+            (
+                "region",
+                {
+                    "cuda_graph": "graph",
+                    "pool": "pool",
+                    "stream": None,
+                    "capture_error_mode": "global",
+                    "tag": "default",
+                    "enable_cpu_backup": False,
+                },
+            ),
+            ("pause", {"tag": None}),
+        ]
+        with raises(TypeError):
+            saver.region(colour="red")
+        with raises(RuntimeError, "'other' and in use"):
+            saver.hook_mode = "preload"
+        assert len(made) == 1
+        """,
+        preloaded=False,
+    )
 
 
 def test_not_preloaded() -> None:

@@ -136,19 +136,20 @@ def test_command(python: Path, site: Path) -> None:
     assert simulator.strip().split(":")[0] == str(site / "tms" / "sim")
 
 
-def test_plugin_of_vllm(python: Path) -> None:
-    """vLLM finds the entry point, and calling it without vLLM does no harm."""
+def test_plugins_of_engines(python: Path) -> None:
+    """They find the entry points, and calling these without engines does no harm."""
     said = checked(
         python,
         "-c",
         """if True:
         from importlib.metadata import entry_points
-        (plugin,) = entry_points(group="vllm.general_plugins")
-        plugin.load()()
-        print(plugin.name, plugin.value)
+        for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+            (plugin,) = entry_points(group=group)
+            plugin.load()()
+            print(plugin.name, plugin.value)
         """,
     )
-    assert said == "tms tms._vllm:register\n"
+    assert said == "tms tms._vllm:register\ntms tms._sglang:register\n"
 
 
 def test_demo(python: Path) -> None:

@@ -381,12 +381,95 @@ def test_a_failed_sleep_loses_nothing(worker: Worker) -> None:
     """)
 
 
+def test_host_memory_goes_back_at_a_wake_up(worker: Worker) -> None:
+    """If vLLM's variable says so, and only what no sleeping tag needs; contents stay right."""
+    code = """
+    worker = start(sleep_mode_backend="tms")
+    def kept():
+        return tags.total("backup_bytes")
+    for value in (3, 6):
+        worker.sleep()
+        worker.wake_up(["kv_cache"])
+        assert kept() == SIZE
+        worker.wake_up(["weights"])
+        assert kept() == KEPT and holds(worker.weights, value)
+        worker.weights.fill_(6)
+    """
+    worker.output(code.replace("KEPT", "SIZE"), VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY="0")
+    worker.output(code.replace("KEPT", "0"), VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY="1")
+
+
+def test_tags_of_vllm_0_33(worker: Worker) -> None:
+    """Runtime state is kept at each level, and back with any wake-up; a discard takes its tags."""
+    code = """
+    worker = start(sleep_mode_backend="tms")
+    assert initial - free() == 4 * SIZE and holds(worker.state, 7)
+    for level in (2, 1):
+        worker.sleep(level)
+        assert free() == initial and tags.total("backup_bytes") == SIZE * (1 + (level == 1))
+        worker.wake_up(["weights"])
+        assert initial - free() == 2 * SIZE and holds(worker.state, 7)
+        assert holds(worker.weights, 3 if level == 1 else 0)
+        worker.wake_up(["kv_cache"])
+        worker.weights.fill_(3)
+    worker.discard(("kv_cache", "nobody's"))
+    assert initial - free() == 2 * SIZE and worker.backend.state() == "SUSPENDED"
+    worker.sleep()  # what is discarded already stays so
+    worker.discard(("weights",))  # and what sleeps keeps its contents
+    assert free() == initial
+    worker.wake_up()
+    assert worker.backend.state() == "RUNNING" and holds(worker.weights, 3)
+    held = initial - free()
+    worker.discard(("nobody's",))
+    assert initial - free() == held and worker.backend.state() == "RUNNING"
+    """
+    worker.output(code, FAKE_VLLM="0.33.0")
+
+
+def test_loading_on_a_full_device(worker: Worker) -> None:
+    """Weights that are replaced one by one, by larger ones, take no second copy's room.
+
+    PyTorch gives free segments of the pool back when memory runs out (max_split_size_mb, which vLLM
+    sets meanwhile), and asks again. So an allocation that fails must leave the next one to succeed.
+    """
+    worker.output(
+        """
+    worker = start(sleep_mode_backend="tms", load=False)
+    from vllm.device_allocator import get_mem_allocator_instance
+    allocator = get_mem_allocator_instance()
+    layer, larger, room = 24 << 20, 26 << 20, free()
+    with allocator.use_memory_pool("weights"):
+        layers = [full(value, layer) for value in range(10)]
+        beside = cuda.malloc(free() - 2 * layer)  # room for two layers
+        for value in range(10):
+            layers[value] = full(value, larger)
+        assert all(holds(each, value) for value, each in enumerate(layers))
+        with raises(RuntimeError, "out of memory"):
+            full(1, 4 * layer)
+    assert free() == 12 * layer - 10 * larger
+    allocator.sleep(("weights",))
+    cuda.free(beside)
+    assert free() == room
+    allocator.wake_up()
+    assert all(holds(each, value) for value, each in enumerate(layers))
+    """,
+        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:20",
+        CUDASIM_MEMORY="1G",
+    )
+
+
 def test_refusals(worker: Worker) -> None:
     """Refusals have a clear text, and come only if tms was chosen."""
     chosen = "start(sleep_mode_backend='tms')"
     said = worker.error(chosen, FAKE_PLATFORM="cpu")
     assert "needs an NVIDIA GPU, and vLLM runs on 'cpu' here" in said
     worker.output("start(load=False)", FAKE_PLATFORM="cpu")
+    for setting in ("sleep_mode_offload_cudagraph", "enable_nccl_comm_suspend"):
+        said = worker.error(f"start({setting}=True)", TMS_VLLM="1")
+        assert f"'tms' cannot be combined with {setting}: it " in said
+        assert "or use vLLM's own backend (unset TMS_VLLM)" in said
+        worker.output(f"start(sleep_mode=False, {setting}=True)", TMS_VLLM="1")
+        worker.output(f"start({setting}=True)")
     registered = """
     from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory as factory
     factory.register_backend("tms", "tms._vllm_backend", "TmsBackend")

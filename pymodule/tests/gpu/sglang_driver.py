@@ -36,6 +36,14 @@ def tells_of_mistakes() -> bool:
     return at.exists() and "not currently released" in at.read_text()
 
 
+def tms_serves() -> bool:
+    """Whether a process of the engine has libtms.so."""
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    return any("libtms.so" in Path(f"/proc/{child.pid}/maps").read_text() for child in children)
+
+
 def limits() -> dict[str, float]:
     """Seconds that this machine takes for contents of the weights' size, one step at a time.
 
@@ -288,6 +296,7 @@ def main() -> None:
     say("begins")
     engine = Engine(asked)
     result["start_s"] = engine.start_s
+    result["tms"] = tms_serves()
     say("up", result)
     try:
         result["distinct"] = len({token for answer in engine.tokens for token in answer})

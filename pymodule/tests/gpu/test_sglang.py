@@ -2,7 +2,7 @@
 
 TMS_TEST_SGLANG names the runs to make, separated by commas; all of them take about eight minutes.
 TMS_TEST_PEER is a folder with the unpacked wheel of torch_memory_saver itself: then that runs too,
-and its times are in the table.
+and its times are in the table; and so does the plugin beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from device import torch_on_gpu, with_saver
 from llama import WEIGHTS
-from simulator import BUILD, DROPIN
+from plugin import installed
+from simulator import BUILD, DROPIN, PYMODULE
 
 torch = torch_on_gpu()
 if importlib.util.find_spec("sglang") is None:
@@ -43,8 +44,16 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "profile": (["--short", "--limits"], {}),
     "profile-kept": (["--short", "--limits"], {"TMS_RETAIN_CPU_BACKUP": "1"}),
     "peer": (["--short"], {}),
+    "plugin": (["--short", "--graphs"], {"TMS_SGLANG": "1"}),
+    "plugin-expandable": (
+        ["--short", "--graphs"],
+        {"TMS_SGLANG": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    ),
 }
 """The driver's arguments and environment. "kept": host memory is kept between cycles."""
+
+BESIDE = ("peer", "plugin", "plugin-expandable")
+"""Runs with torch_memory_saver itself installed."""
 
 ASKED = os.environ.get("TMS_TEST_SGLANG", ",".join(RUNS)).split(",")
 
@@ -53,7 +62,7 @@ def missing(run: str) -> str:
     """Why a run cannot be made, "" if it can."""
     if run == "two" and torch.cuda.device_count() < 2:
         return "there is one GPU"
-    if run == "peer" and not PEER:
+    if run in BESIDE and not PEER:
         return "TMS_TEST_PEER names no folder"
     if run.startswith("profile") and not TMS.exists():
         return "the command tms, which reads recordings, is not built"
@@ -67,7 +76,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ASKED:
         if missing(name):
             continue
-        saver = str(PEER) if name == "peer" else str(DROPIN)
+        saver = str(PEER) if name in BESIDE else str(DROPIN)
+        paths = [str(HERE)]
+        if name.startswith("plugin"):
+            found = tmp_path_factory.mktemp("installed")
+            installed(found)
+            paths += [str(found), str(PYMODULE)]
         variables = dict(RUNS[name][1])
         recordings = tmp_path_factory.mktemp(name)
         if name.startswith("profile"):
@@ -80,7 +94,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 "--tokens",
                 str(CACHE_TOKENS),
             ],
-            env={**with_saver(saver, str(HERE)), **variables},
+            env={**with_saver(saver, *paths), **variables},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -118,7 +132,12 @@ def run(request: pytest.FixtureRequest, results: dict[str, Any]) -> dict[str, An
         pytest.skip(missing(request.param))
     said: dict[str, Any] = results[request.param]
     assert said["ok"] and said["status"] == 0, {**said, "phases": None}
+<<<<<<< HEAD
     assert said["saver"].startswith(str(PEER) if request.param == "peer" else str(DROPIN))
+=======
+    assert said["saver"].startswith(str(PEER) if request.param in BESIDE else str(PYMODULE))
+    assert said["tms"] == (request.param != "peer"), "libtms.so is in the schedulers, or is not"
+>>>>>>> q-engines
     return {**said, "run": request.param}
 
 

@@ -10,13 +10,16 @@ of level 2. Nothing is fetched. The last line on stdout is one JSON object.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import faulthandler
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,47 @@ import llama
 from driving import offline, say
 
 
+@contextlib.contextmanager
+def peak(found: dict[str, int]) -> Iterator[None]:
+    """Puts the most device memory that is in use during the body, by anyone, into `found`. Bytes.
+
+    "before": at its beginning. Looks every 2 ms.
+    """
+    import torch
+
+    over = threading.Event()
+
+    def used() -> int:
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free)
+
+    def look() -> None:
+        while not over.wait(0.002):
+            found["peak"] = max(found["peak"], used())
+
+    device = torch.cuda.current_device()
+    found["before"] = found["peak"] = used()
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        found["peak"] = max(found["peak"], used())
+        torch.cuda.empty_cache()
+        found["after"] = used()
+
+
 class Probe:
     """Methods that vLLM adds to its worker (worker_extension_cls)."""
 
     model_runner: Any
+    loading: dict[str, int] = {}
+
+    def probe_loading(self) -> dict[str, int]:
+        """`peak` of the model's load."""
+        return self.loading
 
     def probe_who(self) -> dict[str, Any]:
         backend = getattr(self, "sleep_mode_backend", None) or self._get_sleep_mode_backend()  # type: ignore[attr-defined]
@@ -86,6 +126,56 @@ class Probe:
 
         devices = tms.stats()["devices"] if self.probe_who()["tms"] else []
         return {tag["tag"]: dict(tag) for device in devices for tag in device["tags"]}
+
+
+if __name__ == "vllm_driver":  # a worker imports it for Probe, before it loads the model
+    from vllm.v1.worker import gpu_worker
+
+    _load_model = gpu_worker.Worker.load_model
+
+    def _watched(self: Any, *arguments: Any, **named: Any) -> None:
+        with peak(Probe.loading):
+            _load_model(self, *arguments, **named)
+
+    gpu_worker.Worker.load_model = _watched
+
+
+LAYER, LAYERS = 128 << 20, 64
+
+
+def load(backend: str, copies: float) -> dict[str, Any]:
+    """Weights replaced layer by layer with slightly larger ones, as some quantizations do.
+
+    There is room for so many copies of them, and no engine. Returns what `peak` found, and the
+    error, if there is one.
+    """
+    import torch
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    from tms._private import set_settings
+    from tms._vllm import Allocator
+
+    allocator: Any = Allocator() if backend == "tms" else CuMemAllocator.get_instance()
+    room = torch.cuda.mem_get_info()[0] - int(copies * LAYER * LAYERS)
+    ballast = torch.empty(room, dtype=torch.uint8, device="cuda")
+    set_settings(torch, "max_split_size_mb:20")  # as vLLM does while it loads
+    weights: list[Any] = []
+    found: dict[str, Any] = {"error": ""}
+    try:
+        with peak(found), allocator.use_memory_pool("weights"):
+            for value in range(LAYERS):
+                weights.append(torch.full((LAYER,), value, dtype=torch.uint8, device="cuda"))
+            for value in range(LAYERS):
+                larger = torch.zeros(LAYER + (2 << 20), dtype=torch.uint8, device="cuda")
+                larger[:LAYER] = weights[value]
+                weights[value] = larger
+                del larger
+        found["right"] = all(bool((w[:LAYER] == i).all()) for i, w in enumerate(weights))
+    except RuntimeError as error:
+        found["error"] = str(error)
+    del ballast
+    say(backend, copies, found)
+    return found
 
 
 class Engine:
@@ -237,6 +327,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", action="store_true", help="weights are in a file")
     parser.add_argument("--short", action="store_true", help="only level 1, all tags at once")
     parser.add_argument("--everything", type=Path, help="the command tms: at last it takes all")
+    parser.add_argument("--load", type=float, metavar="COPIES", help="only `load`, no engine")
     parser.add_argument("--after", type=Path, help="begin when this file is there")
     parser.add_argument("--timeout", type=int, default=200, help="seconds")
     asked = parser.parse_args()
@@ -254,12 +345,17 @@ def main() -> None:
         time.sleep(0.05)
     faulthandler.dump_traceback_later(asked.timeout, exit=True)
     say("begins")
+    if asked.load:
+        result.update(ok=True, load=load(asked.backend, asked.load))
+        print(json.dumps(result), flush=True)
+        return
     if asked.everything:
         result["idle"] = device_used()
     begun = time.perf_counter()
     engine = Engine(asked)
     result["start_s"] = time.perf_counter() - begun
     result["who"] = engine.ask("probe_who")
+    result["loading"] = engine.ask("probe_loading")
     say("up", result)
     try:
         result["distinct"] = len({token for answer in engine.tokens for token in answer})

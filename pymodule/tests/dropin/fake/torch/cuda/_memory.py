@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -122,7 +123,7 @@ def allocate(size: int) -> tuple[int, int, Id, int]:
         except runtime.CudaError as error:
             if error.args != (2,):
                 raise
-            if attempt == 1:
+            if attempt == 1 and not _release_available(size, device, pool):
                 empty_cache()
     raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
 
@@ -143,20 +144,41 @@ def give_back(address: int, size: int, pool: Id, device: int) -> None:
     cached[device, pool].append((address, size))
 
 
+def _release_available(size: int, device: int, pool: Id) -> bool:
+    """As PyTorch's allocator does for one that finds no memory: free segments of the same pool."""
+    found = re.search(r"max_split_size_mb:(\d+)", settings)
+    if not found:
+        return False
+    split = int(found[1]) << 20
+    large = sorted((part for part in cached[device, pool] if part[1] >= split), key=lambda p: p[1])
+    least = max(size, split)
+    fitting = [segment for segment in large if segment[1] >= least]
+    released = 0
+    for segment in fitting[:1] or large[::-1]:
+        if released < least:
+            cached[device, pool].remove(segment)
+            _give_to_device(*segment, device, pool)
+            released += segment[1]
+    return released >= least
+
+
+def _give_to_device(address: int, size: int, device: int, pool: Id) -> None:
+    del segments[address]
+    allocator = allocators.get(pool)
+    if allocator is None:
+        runtime.free(address)
+    else:
+        allocator.free(address, size, device, None)
+    reserved[device] -= size
+
+
 def empty_cache() -> None:
     """As of PyTorch 2.8: ordinary segments only while no pool is listed."""
     for (device, pool), free in cached.items():
         if (uses[device, pool] > 0 and pool) or (not pool and any(listed.values())):
             continue
         while free:
-            address, size = free.pop()
-            del segments[address]
-            allocator = allocators.get(pool)
-            if allocator is None:
-                runtime.free(address)
-            else:
-                allocator.free(address, size, device, None)
-            reserved[device] -= size
+            _give_to_device(*free.pop(), device, pool)
 
 
 def set_settings(text: str) -> None:

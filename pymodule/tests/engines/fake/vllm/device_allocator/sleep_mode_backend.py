@@ -5,6 +5,7 @@ import os
 from abc import ABC, abstractmethod
 from typing import Any
 
+from vllm import __version__
 from vllm.device_allocator import get_mem_allocator_instance
 
 if os.environ.get("FAKE_OLD"):
@@ -48,13 +49,21 @@ class SleepModeBackend(ABC):
 class CuMemBackend(SleepModeBackend):
     def suspend(self, level: int = 1) -> None:
         self._state = "SUSPENDED"
-        offloaded = ("weights",) if level == 1 else ()
+        offloaded: tuple[str, ...] = ("weights",) if level == 1 else ()
+        if __version__ != "0.26.0":
+            offloaded += ("runtime", "cudagraph")
         get_mem_allocator_instance().sleep(offload_tags=offloaded)
 
     def resume(self, tags: list[str] | None = None) -> None:
         self._state = "RESUMING"
         get_mem_allocator_instance().wake_up(tags)
         self._state = "RUNNING"
+
+    if __version__ != "0.26.0":
+
+        def discard(self, tags: tuple[str, ...]) -> None:
+            get_mem_allocator_instance().discard(tags)
+            self._state = "SUSPENDED"
 
     @classmethod
     def preserves_communicators(cls) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from common import SIZE, full
 
+from vllm import __version__
 from vllm.device_allocator import get_mem_allocator_instance
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
 from vllm.plugins import load_general_plugins
@@ -35,8 +36,11 @@ class Worker(WorkerBase):
             del temporary
 
     def initialize_from_config(self) -> None:
-        with self._pool("kv_cache"):
-            self.cache = full(4, 2 * SIZE)
+        cache_pool = self._pool("kv_cache")
+        with contextlib.nullcontext() if __version__ == "0.26.0" else self._pool("runtime"):
+            self.state = None if __version__ == "0.26.0" else full(7)
+            with cache_pool:
+                self.cache = full(4, 2 * SIZE)
 
     def sleep(self, level: int = 1) -> None:
         torch.cuda.synchronize()
@@ -47,6 +51,9 @@ class Worker(WorkerBase):
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         self.backend.resume(tags)
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        self.backend.discard(tags)
 
     @property
     def backend(self) -> Any:
@@ -62,7 +69,7 @@ class Worker(WorkerBase):
             CuMemAllocator.instance.release_pools()
 
 
-def start(*, sleep_mode: bool = True, load: bool = True, **config: str) -> Worker:
+def start(*, sleep_mode: bool = True, load: bool = True, **config: object) -> Worker:
     """A worker as vLLM's wrapper makes it; `config` is the rest of the ModelConfig."""
     load_general_plugins()
     chosen = {"sleep_mode_backend": "cumem", "enable_sleep_mode": sleep_mode, **config}

@@ -1,0 +1,74 @@
+"""What the engine's launcher and a scheduler's process do with memory, in their order."""
+
+from __future__ import annotations
+
+import multiprocessing
+from functools import partial
+
+from sglang.srt.plugins import load_plugins
+from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
+
+
+def launch(hook_mode: str | None = None, graphs: bool = True) -> None:
+    """Starts a scheduler. `hook_mode`: sglang's --memory-saver-hook-mode, of pull request 32976."""
+    load_plugins()
+    _choose(hook_mode)
+    adapter = TorchMemorySaverAdapter.create(enable=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_scheduler_process, args=(hook_mode, graphs)
+    )
+    with adapter.configure_subprocess():
+        process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
+
+
+def _choose(hook_mode: str | None) -> None:
+    if hook_mode:
+        import torch_memory_saver
+
+        torch_memory_saver.torch_memory_saver.hook_mode = hook_mode
+
+
+def run_scheduler_process(hook_mode: str | None, graphs: bool) -> None:
+    load_plugins()
+    _choose(hook_mode)
+    import torch
+    from common import SIZE, SLACK, free, full, holds
+    from torch.cuda import _memory
+
+    settings = _memory.settings
+    adapter = TorchMemorySaverAdapter.create(enable=True)
+    assert not TorchMemorySaverAdapter.create(enable=False).enabled
+    adapter.check_validity(caller_name="here")
+    torch.cuda.synchronize()
+    initial = free()
+    with adapter.region("weights", enable_cpu_backup=True):
+        weights = full(3)
+        with adapter.disable():
+            ordinary = full(9)
+    with adapter.region("kv_cache"):
+        cache = full(4, 2 * SIZE)
+    captured = []
+    if graphs:
+        graph = torch.cuda.CUDAGraph()
+        capture = partial(adapter.cuda_graph, tag="cuda_graph")
+        with capture(cuda_graph=graph, pool=torch.cuda.graph_pool_handle(), stream=None):
+            captured.append(weights + 1)
+        graph.replay()
+        assert holds(captured[0], 4)
+    tags = ["kv_cache", "weights", *(["cuda_graph"] if graphs else [])]
+    full_up = initial - free()
+    assert full_up >= 4 * SIZE
+    for _ in range(2):
+        for tag in tags:
+            adapter.pause(tag)
+        assert abs(initial - SIZE - free()) <= SLACK and holds(ordinary, 9)
+        for tag in reversed(tags):
+            adapter.resume(tag)
+        assert initial - free() == full_up and holds(weights, 3)
+        cache.fill_(4)
+    assert _memory.settings == settings
+    kinds = TorchMemorySaverAdapter.create(enable=True)
+    print("served by", [name.__name__ for name in type(kinds).__mro__][:2])
