@@ -132,12 +132,8 @@ def run(request: pytest.FixtureRequest, results: dict[str, Any]) -> dict[str, An
         pytest.skip(missing(request.param))
     said: dict[str, Any] = results[request.param]
     assert said["ok"] and said["status"] == 0, {**said, "phases": None}
-<<<<<<< HEAD
-    assert said["saver"].startswith(str(PEER) if request.param == "peer" else str(DROPIN))
-=======
-    assert said["saver"].startswith(str(PEER) if request.param in BESIDE else str(PYMODULE))
+    assert said["saver"].startswith(str(PEER) if request.param in BESIDE else str(DROPIN))
     assert said["tms"] == (request.param != "peer"), "libtms.so is in the schedulers, or is not"
->>>>>>> q-engines
     return {**said, "run": request.param}
 
 
