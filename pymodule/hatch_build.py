@@ -58,8 +58,10 @@ def _built(script: Path, machine: str) -> tuple[Path, str]:
     with done, _terminal() as terminal:
         for line in done.stderr:
             sys.stderr.write(line)
+            if line == "== libtms.so\n":
+                print("\n  building takes about two minutes; pip -v shows all", file=terminal)
             if line.startswith("== "):
-                print(f"\nlibtms: {line[3:].rstrip()}", end=" ", file=terminal, flush=True)
+                print(f"  libtms: {line[3:].rstrip()}", file=terminal, flush=True)
         said = done.stdout.read()
     if done.returncode:
         sys.exit("libtms.so was not built, so nothing is installed. Above it says why.")

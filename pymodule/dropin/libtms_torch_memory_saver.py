@@ -1,16 +1,18 @@
 """Puts the torch_memory_saver of libtms on sys.path, before this environment's site-packages.
 
-libtms_torch_memory_saver.pth imports this at each start of Python. No file of another distribution
-is replaced: docs/rationale.md has the reasons ("Two packages of one name").
+Python calls this at each start, because of libtms_torch_memory_saver.pth, from 3.15 on .start. No
+file of another distribution is replaced: docs/rationale.md, "Two packages of one name", says why.
 """
 
 import os
 import site
 import sys
 
-_here = os.path.dirname(os.path.abspath(__file__))
-for _folder in [_here, *sys.path, *site.getsitepackages()]:
-    _dropin = os.path.join(_folder, "tms", "dropin")
-    if os.path.isdir(_dropin):
-        sys.path.insert(sys.path.index(_here) if _here in sys.path else len(sys.path), _dropin)
-        break
+
+def enter() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    for folder in [here, *sys.path, *site.getsitepackages()]:
+        dropin = os.path.join(folder, "tms", "dropin")
+        if os.path.isdir(dropin):
+            sys.path.insert(sys.path.index(here) if here in sys.path else len(sys.path), dropin)
+            return

@@ -24,7 +24,7 @@ layout=build/wheel/$machine
 rm -rf "$layout"
 mkdir -p "$layout/tms/"{lib,bin,sim,dropin}
 cp $built/lib/libtms.so $built/lib/libtms_reach.so $built/lib/tms.h "$layout/tms/lib/"
-cp $built/bin/tms "$layout/tms/bin/"
+cp $built/bin/tms $built/bin/LICENSES "$layout/tms/bin/"
 cp $built/sim/lib{cuda.so.1,cudart.so.12,cudart.so.13} "$layout/tms/sim/"
 "${cc%gcc}strip" "$layout"/tms/sim/*
 # Go's linker leaves these empty and of another type than their names say, at which auditwheel fails.

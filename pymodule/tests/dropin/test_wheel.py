@@ -95,7 +95,8 @@ def test_materials(wheel: Path) -> None:
     name = next(
         name for name in files.namelist() if name.endswith(".dist-info/sboms/libtms.cdx.json")
     )
-    found = {part["purl"] for part in json.loads(files.read(name))["components"]}
+    parts = json.loads(files.read(name))["components"]
+    found = {part["purl"] for part in parts}
     go = shutil.which("go") or "/usr/local/go/bin/go"
     binaries = (BUILD / "lib" / "libtms.so", BUILD / "bin" / "tms")
     said = checked(go, "version", "-m", *binaries)
@@ -107,6 +108,8 @@ def test_materials(wheel: Path) -> None:
         *(f"pkg:golang/stdlib@{version}" for version in compilers),
         f"pkg:npm/uplot@{script.partition('uPlot (v')[2].partition(')')[0]}",
     }
+    heads = re.findall(r"^== (.*)$", files.read("tms/bin/LICENSES").decode(), re.MULTILINE)
+    assert {part["name"] for part in parts} == {*heads} - {"go"} | {"stdlib"}
 
 
 def test_platform_is_honest(wheel: Path, site: Path) -> None:
@@ -209,6 +212,16 @@ def test_two_packages_of_one_name(wheels: tuple[Path, Path], tmp_path: Path) -> 
     pip(site, "install", "--find-links", wheels[1].parent, "libtms[torch-memory-saver]")
     assert imports() == "ours"
     says("ok", ours, "0.0.9 is installed too, and not imported", f"pip uninstall {switch}")
+
+    code = """if True:
+        import pathlib, pkgutil, sys
+        sys.path.pop(next(at for at, path in enumerate(sys.path) if path.endswith("/dropin")))
+        pkgutil.resolve_name(pathlib.Path(sys.argv[1]).read_text().strip())()
+        import torch_memory_saver
+        print(hasattr(torch_memory_saver, "version"))
+    """  # as Python 3.15 does, which calls no function of a .pth file that has a .start file
+    start = site / "libtms_torch_memory_saver.start"
+    assert checked(python, "-c", code, start) == "False\n"
 
     pip(site, "install", genuine(tmp_path, "0.0.10"))  # an upgrade after ours
     assert imports() == "ours"
