@@ -94,11 +94,13 @@ static CUdeviceptr map_all(CUmemAccess_flags flags)
 }
 
 /* The holder's socket. 'P' and descriptors: keep them. 'G': give them. 'D': close them. */
+static int first; // this program's number, outside any namespace
+
 static sockaddr_un address()
 {
 	sockaddr_un a = {};
 	a.sun_family = AF_UNIX;
-	snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "ownerless-%d", (int)getpgrp()); // abstract
+	snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "ownerless-%d", first); // abstract
 	return a;
 }
 
@@ -395,12 +397,19 @@ static void checkpoint(bool maker, bool unmapped)
 			say("  %s: %d in %.0f ms\n", steps[i], code, now() - begin);
 			if (i == 1)
 				device_says("  then");
+			if (i == 2 && code)
+				_exit(1); // it stays where it is, for good
 		}
 		_exit(0);
 	}
-	waitpid(checkpointer, NULL, 0);
-	if (write(go_on[1], "g", 1) != 1)
+	int status = 0;
+	waitpid(checkpointer, &status, 0);
+	if (status) {
+		kill(subject, SIGKILL);
+		say("  it cannot go on, and is killed\n");
+	} else if (write(go_on[1], "g", 1) != 1) {
 		say("  a pipe failed\n");
+	}
 	waitpid(subject, NULL, 0);
 }
 
@@ -412,7 +421,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "ownerless [GIB], from 2 to %d\n", MOST);
 		return 2;
 	}
-	setpgid(0, 0);
+	first = getpid();
 	sockaddr_un a = address();
 	int listener = socket(AF_UNIX, SOCK_STREAM, 0);
 	if (bind(listener, (sockaddr *)&a, sizeof a) || listen(listener, 16)) {
