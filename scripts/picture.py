@@ -27,7 +27,12 @@ TAGS = {  # from below, with their colours
     "rollout weights": "#b45f06",
     "kv cache": "#f2b266",
 }
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 260, 64, 16, 66
+PROCESSES = {
+    "trainer": ("weights", "optimizer", "gradients"),
+    "server": ("rollout weights", "kv cache"),
+}
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 320, 84, 20, 106
+STYLE = (ROOT / "scripts" / "bench" / "style.css").read_text()
 
 
 def run() -> list[tuple[float, dict[str, int]]]:
@@ -78,10 +83,10 @@ def draw(changes: list[tuple[float, dict[str, int]]]) -> str:
         return bottom - (bottom - TOP) * size / MEMORY
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
         "<title>A trainer and a rollout server take turns on a simulated device</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f"<style>{STYLE}text {{ font-size: 16px; }}</style>",
+        f'<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
     ]
     for number, (tag, colour) in enumerate(TAGS.items()):
         path = []
@@ -92,20 +97,25 @@ def draw(changes: list[tuple[float, dict[str, int]]]) -> str:
             top = y(below + held[tag])
             path.append(f"M{x(since):.1f} {y(below):.1f}V{top:.1f}H{x(until):.1f}V{y(below):.1f}z")
         out.append(f'<path d="{"".join(path)}" fill="{colour}"><title>{tag}</title></path>')
-        left = LEFT + 124 * number
-        out.append(f'<rect x="{left}" y="{HEIGHT - 24}" width="11" height="11" fill="{colour}"/>')
-        out.append(f'<text x="{left + 16}" y="{HEIGHT - 14}">{tag}</text>')
+    for row, (process, tags) in enumerate(PROCESSES.items()):
+        line = HEIGHT - 48 + 28 * row
+        out.append(f'<text x="{LEFT}" y="{line}">{process}:</text>')
+        for column, tag in enumerate(tags):
+            left = LEFT + 90 + 160 * column
+            box = f'<rect x="{left}" y="{line - 13}" width="15" height="15" fill="{TAGS[tag]}"/>'
+            out.append(f'{box}<text x="{left + 22}" y="{line}">{tag}</text>')
     for size in (0, MEMORY // 2, MEMORY):
-        out.append(f'<path d="M{LEFT} {y(size):.1f}H{right}" stroke="#888" stroke-width=".6"/>')
+        out.append(f'<path class="line" d="M{LEFT} {y(size):.1f}H{right}"/>')
         out.append(
-            f'<text x="{LEFT - 6}" y="{y(size) + 4:.1f}" text-anchor="end">{size >> 20} MiB</text>'
+            f'<text class="soft" x="{LEFT - 8}" y="{y(size) + 5:.1f}" text-anchor="end">'
+            f"{size >> 20} MiB</text>"
         )
     steps = ((1, 2, 5)[n % 3] * 10.0 ** (n // 3 - 1) for n in itertools.count())  # from 0.1 s
     step = next(step for step in steps if (end - begin) / step <= 10)
     for tick in range(int((end - begin) / step) + 1):
         out.append(
-            f'<text x="{x(begin + tick * step):.1f}" y="{bottom + 16}" text-anchor="middle">'
-            f"{tick * step:g} s</text>"
+            f'<text class="soft" x="{x(begin + tick * step):.1f}" y="{bottom + 24}" '
+            f'text-anchor="middle">{tick * step:g} s</text>'
         )
     return "\n".join([*out, "</svg>"]) + "\n"
 

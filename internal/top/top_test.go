@@ -136,9 +136,9 @@ func TestScreenOf80By24(t *testing.T) {
 	require.Equal(t, `tms top  3 processes, sorted by most held                               12:00:00
 DEVICE           █ ours  ▒ others  · free        OURS     FREE   OTHERS    TOTAL
 0 H200           ██████████████████▒▒▒······ 96.0 GiB 33.0 GiB 12.0 GiB  141 GiB
-  used, 54s                                ▆
+  used 54s                                 ▆
 1 H200           ···························        0  141 GiB        0  141 GiB
-  used, 54s                                ·
+  used 54s                                 ·
       PID COMMAND, TAG       last 24s         LIVE     HELD   BACKUP STATE
      4711 python3 serve.py …            █ 90.0 GiB 90.0 GiB 60.0 GiB active
     dev 0   weights          ████████     60.0 GiB 60.0 GiB 60.0 GiB active
@@ -223,12 +223,12 @@ func TestHistory(t *testing.T) {
 		v.source.look = l
 		v.Update(v.ask())
 	}
-	v.shows("  used, 54s                           ▄▄█ ▁█\n")
+	v.shows("  used 54s                            ▄▄█ ▁█\n")
 	v.shows("4711 python3 serve.py …       █▄· ▁█ 8.00 GiB")
 	v.source.look = look(10.5, 0, 0)
 	v.source.look.Processes[0].Error = "it does not answer"
 	v.Update(v.ask())
-	v.shows("  used, 54s                           ▄▄█ ▁▄\n")
+	v.shows("  used 54s                            ▄▄█ ▁▄\n")
 	v.shows("4711 python3 serve.py …       █▄· ▁█ 8.00 GiB")
 	v.source.look = look(1000, 8*gib, 8*gib)
 	v.Update(v.ask())

@@ -172,7 +172,7 @@ func (m *model) deviceLines(most int) []string {
 		}
 		lines = append(lines, line)
 		if over {
-			lines = append(lines, faint.Render(m.fit("  used, "+since(bar), label))+" "+
+			lines = append(lines, faint.Render(m.fit("  used "+since(bar), label))+" "+
 				m.over(lipgloss.NewStyle(), key{device: i}, bar, d.Total))
 		}
 	}

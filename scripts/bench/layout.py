@@ -11,12 +11,13 @@ in a single segment. --plot=FILE draws curves against bytes and against segments
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 
-import usage  # noqa: F401
+import usage
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -169,53 +170,63 @@ def plotted(bench: Bench) -> dict[str, dict[str, list[tuple[float, float, float]
     return curves
 
 
+LINES = {  # with their colours
+    "ours": ("tms", "#2f78e0"),
+    "peer": ("torch_memory_saver", "#e0a126"),
+}
+DASHED = ' stroke-dasharray="6 4"'
+
+
 def svg(curves: dict[str, dict[str, list[tuple[float, float, float]]]]) -> str:
     """Two panels, pause and resume milliseconds against bytes and against segments."""
-    colours = {"ours": "#1f77b4", "peer": "#d62728"}
-    width, height, margin = 420, 300, 50
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * width}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
+    width, height, left, top, gap = 340, 240, 56, 46, 64
+    bottom = top + height
+    total = left + 2 * width + gap + 36
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {bottom + 98}">',
+        "<title>Milliseconds of a pause and a resume, for tms and torch_memory_saver</title>",
+        f"<style>{usage.STYLE}text {{ font-size: 14px; }}</style>",
+        f'<rect class="page" width="{total}" height="{bottom + 98}" rx="10"/>',
     ]
+
+    def text(x: float, y: float, words: str, anchor: str = "middle", soft: bool = True) -> None:
+        name = ' class="soft"' if soft else ""
+        out.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{name}>{words}</text>')
+
     titles = {"GiB": "GiB, in segments of 20 MiB", "segments": "segments of 2 MiB"}
     for panel, (unit, own) in enumerate(curves.items()):
-        left, top = panel * width + margin, 30
-        right, bottom = (panel + 1) * width - 15, height - margin
+        x0 = left + panel * (width + gap)
         most_x = max(x for points in own.values() for x, _, _ in points)
         most_y = max(max(p, r) for points in own.values() for _, p, r in points)
-
-        scale_x, scale_y = (right - left) / most_x, (bottom - top) / most_y
-
-        parts.append(
-            f'<path d="M{left},{top}V{bottom}H{right}" fill="none" stroke="#555"/>'
-            f'<text x="{(left + right) / 2}" y="{height - 12}" text-anchor="middle">'
-            f"{titles[unit]}</text>"
-        )
-        for tick in range(5):
-            x, y = most_x * tick / 4, most_y * tick / 4
-            parts.append(
-                f'<text x="{left + x * scale_x:.1f}" y="{bottom + 14}" text-anchor="middle">'
-                f"{x:.0f}</text>"
-                f'<text x="{left - 6}" y="{bottom - y * scale_y:.1f}" text-anchor="end">'
-                f"{y:.0f}</text>"
-            )
-        parts.append(f'<text x="{left - 40}" y="{top - 12}">milliseconds</text>')
-        line = 0
+        step = next(s for s in (10, 20, 50, 100, 200, 500, 1000, 10**6) if most_y / s <= 6)
+        ceiling = step * math.ceil(most_y / step)
+        for tick in range(0, ceiling + 1, step):
+            y = bottom - height * tick / ceiling
+            out.append(f'<path class="line" d="M{x0} {y:.1f}h{width}"/>')
+            text(x0 - 8, y + 5, f"{tick}", "end")
+        for quarter in range(5):
+            text(x0 + width * quarter / 4, bottom + 22, f"{most_x * quarter / 4:,.0f}")
+        text(x0 + width / 2, bottom + 44, titles[unit], soft=False)
         for who, points in own.items():
-            for column, what, dash in ((1, "pause", ""), (2, "resume", ' stroke-dasharray="5 3"')):
+            for column, dash in ((1, ""), (2, DASHED)):
                 path = " ".join(
-                    f"{left + point[0] * scale_x:.1f},{bottom - point[column] * scale_y:.1f}"
+                    f"{x0 + width * point[0] / most_x:.1f},"
+                    f"{bottom - height * point[column] / ceiling:.1f}"
                     for point in points
                 )
-                parts.append(
-                    f'<polyline points="{path}" fill="none" stroke="{colours[who]}" '
-                    f'stroke-width="2"{dash}/>'
-                    f'<text x="{left + 12}" y="{top + 10 + 14 * line}" fill="{colours[who]}">'
-                    f"{who} {what}{' (dashed)' if dash else ''}</text>"
+                out.append(
+                    f'<polyline points="{path}" fill="none" stroke="{LINES[who][1]}" '
+                    f'stroke-width="2.5"{dash}/>'
                 )
-                line += 1
-    return "\n".join([*parts, "</svg>", ""])
+    text(left - 40, 26, "milliseconds", "start")
+    x, y = left - 40, bottom + 76
+    for who in curves["GiB"]:
+        name, colour = LINES[who]
+        for what, dash in (("pause", ""), ("resume", DASHED)):
+            out.append(f'<path d="M{x} {y - 5}h26" stroke="{colour}" stroke-width="3"{dash}/>')
+            text(x + 34, y, f"{name}: {what}", "start", False)
+            x += 54 + 8 * len(f"{name}: {what}")
+    return "\n".join([*out, "</svg>"]) + "\n"
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from typing import Any
 
-import usage  # noqa: F401
+import usage
 
 ROUNDS = 5  # the fastest counts: what else the machine does only ever adds
 TMS = os.path.join("build", "bin", "tms")
@@ -143,20 +143,6 @@ def flatness(points: list[dict[str, Any]]) -> None:
 
 COLOURS = ["#8a92a0", "#e0a126", "#d65a4a", "#8f6ad8", "#2f78e0", "#1f9d8f", "#6aa83c"]
 DASHED = ' stroke-dasharray="6 4"'
-STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #1d2129; }
-.soft { fill: #667080; }
-.page { fill: #ffffff; }
-.line { stroke: #e1e4ea; }
-.floor { stroke: #1d2129; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6e8ec; }
-  .soft { fill: #97a0ae; }
-  .page { fill: #1c1f25; }
-  .line { stroke: #343a44; }
-  .floor { stroke: #e6e8ec; }
-}
-"""
 
 
 def plot(points: list[dict[str, Any]]) -> str:
@@ -170,7 +156,7 @@ def plot(points: list[dict[str, Any]]) -> str:
     total, bottom = left + 3 * width + 2 * gap + 96, top + height
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {bottom + 52}">',
-        f"<style>{STYLE}</style>",
+        f"<style>{usage.STYLE}</style>",
         f'<rect class="page" width="{total}" height="{bottom + 52}" rx="10"/>',
     ]
     strokes = {kind: f'stroke="{colour}"' for kind, colour in zip(kinds(points), COLOURS)}
@@ -189,7 +175,8 @@ def plot(points: list[dict[str, Any]]) -> str:
             text(x0 - 8, y + 4, f"{tick}", "end")
         for count in counts:
             at = x0 + width * math.log10(count / counts[0]) / spread
-            text(at, bottom + 20, f"{count:,}")
+            anchor = {counts[0]: "start", counts[-1]: "end"}.get(count, "middle")
+            text(at, bottom + 20, f"{count:,}", anchor)
         text(x0 + width / 2, bottom + 40, "live blocks")
         for kind, costs in curves(points, pattern).items():
             line = " ".join(

@@ -316,6 +316,15 @@ func TestTurnsInABrowser(t *testing.T) {
 	names := "[...document.querySelectorAll('.card')[0].querySelectorAll('.key, .u-label')].map(key => key.textContent)"
 	require.Equal(t, []any{"pause", "resume", "Value", "3707 sglang::scheduler (kv_cache, weights), at most 72.1 GiB",
 		"3578 python3 -c (trainer), at most 18.1 GiB", "at least"}, b.value(names))
+	// A process has one colour on the whole page, and no two processes or tags have the same.
+	const ofAll = "lanes[0].series.map(colourOf)"
+	require.Equal(t, b.value(ofAll), b.value("lanes.slice(1).map(lane => lane.series.filter(s => !s.plain).map(colourOf)[0])"))
+	require.Equal(t, true, b.value("[0, 1].every(i => getComputedStyle(document.querySelectorAll('h2 .mark')[i])."+
+		"backgroundColor == getComputedStyle([...document.querySelectorAll('td .mark')].find(m => "+
+		"m.parentElement.textContent == data.processes[i].pid)).backgroundColor)"))
+	require.Equal(t, true, b.value("(all => new Set(all).size == all.length)(lanes.slice(1).flatMap(lane => "+
+		"lane.series.filter(s => !s.plain).map(colourOf)))"))
+	require.Equal(t, []any{}, b.value("[...document.querySelectorAll('th')].filter(th => !th.textContent)"), "names")
 	b.drawn(func() { b.value("look(45, 52.845)") })
 	if *writePicture {
 		height := b.value("document.querySelectorAll('.card')[2].getBoundingClientRect().bottom").(float64) + 14
@@ -332,6 +341,10 @@ func TestTurnsInABrowser(t *testing.T) {
 		require.Regexp(t, words, b.value("document.querySelector('.read').textContent"))
 	}
 	require.Empty(t, b.faults)
+	// On a telephone nothing is wider than the screen.
+	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 400, "height": height, "deviceScaleFactor": 1,
+		"mobile": false}, nil)
+	b.eventually("innerWidth == 400 && document.documentElement.scrollWidth <= 400")
 }
 
 // A large page is ready soon, and stays responsive.
