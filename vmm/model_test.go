@@ -287,10 +287,16 @@ func (m *model) open(p *piece) {
 		m.fail("operation %d: %#x cannot be shared", m.operations, p.address)
 	}
 	if p.paused {
-		if _, err := m.other.Import(p.request.Device, vmm.Share{ID: id}, offset); !errors.Is(err, vmm.ErrSharePaused) {
-			m.last = err
-			m.fail("operation %d: %#x is opened while it is paused", m.operations, p.address)
-		}
+		_ = m.try("open what is paused", func() error {
+			_, err := m.other.Import(p.request.Device, vmm.Share{ID: id}, offset)
+			if err == nil {
+				m.fail("operation %d: %#x is opened while it is paused", m.operations, p.address)
+			}
+			if errors.Is(err, vmm.ErrSharePaused) {
+				return nil
+			}
+			return err // of a call that was made to fail before the other engine asked
+		})
 		return
 	}
 	seen := *p
