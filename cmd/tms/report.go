@@ -87,18 +87,28 @@ func lines(to io.Writer, path string) error {
 	return trace.WriteLines(to, records)
 }
 
-// writeFile leaves no incomplete file behind.
+// writeFile leaves no incomplete file behind, and after an error a file that was there before.
 func writeFile(path string, write func(io.Writer) error) error {
 	if path == "-" {
 		return write(os.Stdout)
 	}
-	file, err := os.Create(path)
+	to := path
+	if there, err := os.Stat(path); err != nil || there.Mode().IsRegular() {
+		to += ".part" // an earlier file stays until this one is whole
+	}
+	file, err := os.Create(to)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(write(file), file.Close()); err != nil {
-		_ = os.Remove(path)
+	err = errors.Join(write(file), file.Close())
+	if to == path { // a pipe or a device
 		return err
 	}
-	return nil
+	if err == nil {
+		err = os.Rename(to, path)
+	}
+	if err != nil {
+		_ = os.Remove(to)
+	}
+	return err
 }
