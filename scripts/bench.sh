@@ -10,7 +10,7 @@
 #   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
 #   scripts/bench.sh handles [GIB]      what the driver charges for each handle, call by call
-#   scripts/bench.sh ownerless [GIB]    who keeps, maps and checkpoints memory whose maker is gone
+#   scripts/bench.sh ownerless [GIB]    what becomes of device memory after its maker has ended
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu

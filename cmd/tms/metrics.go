@@ -24,7 +24,7 @@ const (
 	headerTime    = 5 * time.Second
 )
 
-// frontPage answers who opens the address in a browser, or checks that somebody listens.
+// frontPage answers browsers, and checks whether something listens.
 const frontPage = `<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>tms metrics</title>
 <h1>tms metrics</h1>

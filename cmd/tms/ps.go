@@ -176,7 +176,7 @@ func (l *listing) show(to, aside io.Writer) error {
 	return cmp.Or(err, missing)
 }
 
-// page is text whose lines are cut at a width.
+// page collects text, and cuts its lines at a width.
 type page struct {
 	strings.Builder
 	width int

@@ -1,4 +1,4 @@
-"""libtms.so for plugins of engines, whose processes may have been started without it."""
+"""Loads libtms.so for engines' plugins, also in processes that were started without it."""
 
 from __future__ import annotations
 
