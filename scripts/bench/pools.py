@@ -176,7 +176,7 @@ def plot(points: list[dict[str, Any]]) -> str:
         for count in counts:
             at = x0 + width * math.log10(count / counts[0]) / spread
             anchor = {counts[0]: "start", counts[-1]: "end"}.get(count, "middle")
-            text(at, bottom + 20, f"{count:,}", anchor)
+            text(at, bottom + 20, f"{count // 1000:,}k", anchor)
         text(x0 + width / 2, bottom + 40, "live blocks")
         for kind, costs in curves(points, pattern).items():
             line = " ".join(
