@@ -4,12 +4,14 @@ package main
 import "C"
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"sync"
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
+	"tms/preload/account"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -85,10 +87,39 @@ func notCheckpointed() error {
 // Otherwise the call would wait at the gate until the resume, and so would every status; but a resume asks for one.
 var askingDriver sync.RWMutex
 
+// devicesBefore are the process's devices when it last paused everything.
+var devicesBefore = []control.Device{}
+
 func beginEverything() {
 	askingDriver.Lock()
 	defer askingDriver.Unlock()
+	if e := engine.Load(); e != nil {
+		devicesBefore = account.Devices(driver)
+		e.MayMove()
+	}
 	C.everything_set(true)
+}
+
+// stays returns why the process cannot be moved to another GPU; "": nothing is known that prevents it. A communicator
+// of NCCL keeps the ways between its ranks' GPUs unless it is suspended. While everything is paused, that alone is
+// asked. The caller holds askingDriver.
+func stays() (words string) {
+	out := bool(C.everything_asked())
+	eachCommunicator(false, func(c *C.struct_gate_communicator) {
+		if c.ranks > 1 && !bool(c.suspended) && (out || c.obstacle != nil) {
+			words = fmt.Sprintf("a communicator of %s with %d ranks is not suspended, so NCCL would keep the ways "+
+				"between its old GPUs", ncclVersion(c.version), c.ranks)
+			if c.obstacle != nil {
+				words += ": " + C.GoString(c.obstacle)
+			}
+		}
+	})
+	if words == "" && !out {
+		if err := notCheckpointed(); err != nil {
+			words = err.Error()
+		}
+	}
+	return words
 }
 
 // statsOf reads the engine's statistics, and adds what the host and the settings say. It makes no driver call while the

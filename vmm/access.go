@@ -23,7 +23,7 @@ func (e *Engine) refreshUsers(d *device) {
 	d.looking.Lock()
 	defer d.looking.Unlock()
 	list := []int{d.ordinal}
-	for _, peer := range d.peers {
+	for _, peer := range d.place.Load().peers {
 		used, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer))
 		if used = used && err == nil; !used {
 			_ = e.contexts(peer, func(cuda.Context) error {
@@ -38,19 +38,20 @@ func (e *Engine) refreshUsers(d *device) {
 	d.access.Store(&list)
 }
 
-func (d *device) findPeers() {
+func (d *device) findPeers() (peers []int) {
 	count, err := d.driver.DeviceCount()
 	if err != nil {
-		return
+		return nil
 	}
 	for peer := range count {
 		if peer == d.ordinal {
 			continue
 		}
 		if can, err := d.driver.DeviceCanAccessPeer(cuda.Device(peer), cuda.Device(d.ordinal)); err == nil && can {
-			d.peers = append(d.peers, peer)
+			peers = append(peers, peer)
 		}
 	}
+	return peers
 }
 
 // Grant gives the devices that the process has begun to use access to the existing segments. Segments made or resumed
@@ -59,7 +60,7 @@ func (d *device) findPeers() {
 func (e *Engine) Grant() (err error) {
 	defer e.audit(&err)
 	for _, d := range e.known() {
-		if len(d.peers) == 0 {
+		if len(d.place.Load().peers) == 0 {
 			continue
 		}
 		e.refreshUsers(d)

@@ -14,18 +14,16 @@ type device struct {
 	driver      *cuda.Driver
 	ordinal     int
 	context     cuda.Context // the primary one, retained for good
-	uuid        string       // "": the driver does not report it
 	granularity uint64
 	total       uint64
-	node        int         // NUMA node of the nearest host memory; -1: unknown
 	rdma        bool        // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
 	shareable   atomic.Bool // new memory can be exported to other processes, as file descriptors
 	shares      atomic.Bool // such memory was made
 	tags        map[string]*tag
 	space       *space.Space[segment]
-	peers       []int                 // devices that could have access to its memory
+	place       atomic.Pointer[place]
 	looking     sync.Mutex            // held while that is looked up:
-	access      atomic.Pointer[[]int] // which of them are used
+	access      atomic.Pointer[[]int] // which of the peers are used
 	pools       int64                 // bytes that NotePool has noted
 	made        uint64                // pending frees so far
 	waiting     bool                  // a thread waits for its contexts, for pending frees
@@ -34,6 +32,13 @@ type device struct {
 	streamed    atomic.Bool           // the driver has had to make streams
 	progress    atomic.Pointer[progress]
 	gated       int // segments that are paused by a gated pause
+}
+
+// place is what changes when the process moves to another GPU.
+type place struct {
+	uuid  string // "": the driver does not report it
+	node  int    // NUMA node of the nearest host memory; -1: unknown
+	peers []int  // devices that could have access to its memory
 }
 
 func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
@@ -53,12 +58,6 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the attribute
 	files, err := driver.DeviceAttribute(cuda.AttributeHandleTypeFileSupported, handle)
 	d.shareable.Store(err == nil && files != 0) // WSL has none
-	if d.node, err = driver.DeviceAttribute(cuda.AttributeHostNUMAID, handle); err != nil {
-		d.node = -1 // drivers before CUDA 12.2 do not know the attribute
-	}
-	if d.uuid, err = driver.DeviceUUID(handle); err != nil {
-		d.uuid = ""
-	}
 	if d.total, err = driver.DeviceTotalMem(handle); err != nil {
 		return nil, err
 	}
@@ -68,8 +67,35 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if d.context, err = driver.DevicePrimaryCtxRetain(handle); err != nil {
 		return nil, err
 	}
-	d.findPeers()
+	d.findPlace()
 	return d, nil
+}
+
+func (d *device) findPlace() {
+	var found place
+	var err error
+	if found.node, err = d.driver.DeviceAttribute(cuda.AttributeHostNUMAID, cuda.Device(d.ordinal)); err != nil {
+		found.node = -1 // drivers before CUDA 12.2 do not know the attribute
+	}
+	if found.uuid, err = d.driver.DeviceUUID(cuda.Device(d.ordinal)); err != nil {
+		found.uuid = ""
+	}
+	found.peers = d.findPeers()
+	d.place.Store(&found)
+}
+
+// MayMove says that the process may be on other GPUs when the driver next answers. The engine then finds out.
+func (e *Engine) MayMove() { e.moved.Store(true) }
+
+// findPlaces finds out anew where the devices are, if the process may have moved. A call that fails loses what it would
+// have found.
+func (e *Engine) findPlaces() {
+	if !e.moved.Swap(false) {
+		return
+	}
+	for _, d := range e.known() {
+		d.findPlace()
+	}
 }
 
 // freeBytes returns the device's own figure for free memory, in bytes.

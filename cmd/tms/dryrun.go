@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/control"
+	"tms/internal/control/client"
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
 )
@@ -28,9 +29,20 @@ type plan struct {
 	// For a pause to host memory: the bytes that it needs, and the bytes available; nil: unknown, or no limit.
 	HostBytes          uint64  `json:"host_bytes"`
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
-	Error              string  `json:"error,omitempty"` // why it would not be done
+	// For a move: where the process goes from.
+	Legs  []planLeg `json:"moves,omitempty"`
+	Error string    `json:"error,omitempty"` // why it would not be done
 
 	unreachable bool
+}
+
+// planLeg is what goes from one GPU to another, by UUID.
+type planLeg struct {
+	From     string `json:"from"`
+	To       string `json:"to"`
+	Bytes    uint64 `json:"bytes"` // everything that is known
+	Free     uint64 `json:"free_bytes"`
+	from, to int
 }
 
 // planDevice is a device's part of a plan.
@@ -55,10 +67,22 @@ type planning struct {
 	outcomes []outcome
 	host     uint64           // taken by pauses
 	freed    map[string]int64 // by device, as the driver counts them; below 0: taken
+
+	also func(*plan, *client.Conn, control.ProcessState) // nil, or what a plan has besides
 }
 
 func (s steering) planning(force bool) *planning {
 	return &planning{steering: s, force: force, plans: []plan{}, freed: map[string]int64{}}
+}
+
+// make prints the plan of each process that is named.
+func (p *planning) make(command *cobra.Command, op string, arguments []string) error {
+	pids, err := p.named(command, arguments)
+	if err != nil {
+		return err
+	}
+	p.run(command, op, pids...)
+	return p.conclude(command, p.plans, p.outcomes)
 }
 
 // run prints the plan of each process.
@@ -69,8 +93,10 @@ func (p *planning) run(command *cobra.Command, op string, pids ...int) {
 			o := ended(outcome{PID: pid}, err)
 			made.Error, made.unreachable = o.Error, o.unreachable
 		} else {
+			if p.plan(&made, state); p.also != nil {
+				p.also(&made, connection, state)
+			}
 			connection.Close()
-			p.plan(&made, state)
 		}
 		made.Fits = made.Error == ""
 		p.plans = append(p.plans, made)
@@ -168,6 +194,10 @@ func (m *plan) text() string {
 			text.WriteString("; what is free is not known while the driver has the process")
 		}
 		text.WriteByte('\n')
+	}
+	for _, leg := range m.Legs {
+		fmt.Fprintf(&text, "%d: would move %s from GPU %d to GPU %d; %s free\n", m.PID, readable.Bytes(leg.Bytes),
+			leg.from, leg.to, readable.Bytes(leg.Free))
 	}
 	if m.WithoutContents > 0 {
 		fmt.Fprintf(&text, "%d: would %s%s: %s\n", m.PID, verb, without(" ", m.WithoutContents),

@@ -93,21 +93,16 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	}
 	if err == nil && driver != nil {
 		start := time.Now()
-		if err = ctx.Err(); err == nil {
-			err = driver.Lock(pid, control.Seconds(p.request.TimeoutSeconds()))
-		}
-		if err == nil {
-			err = checkpointed(ctx, driver, pid)
-		}
+		err = p.lockAndCheckpoint(ctx, driver, pid)
 		o.DriverSeconds = time.Since(start).Seconds()
 	}
 	if err != nil && driver != nil {
-		return ended(o, p.undone(driver, process, pid, err))
+		return ended(o, p.undone(driver, process, pid, err, asBefore))
 	}
 	if failed := ask(context.WithoutCancel(ctx), process, control.Request{Op: control.Keep}); failed != nil {
 		err = failed
 		if driver != nil {
-			err = p.undone(driver, process, pid, failed)
+			err = p.undone(driver, process, pid, failed, asBefore)
 		}
 	}
 	return ended(o, err)
@@ -130,6 +125,18 @@ func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	return driver, false, nil
 }
 
+// lockAndCheckpoint makes the driver take the rest of a process that has paused everything.
+func (p pausing) lockAndCheckpoint(ctx context.Context, driver *checkpoint.Driver, pid int) error {
+	err := ctx.Err()
+	if err == nil {
+		err = driver.Lock(pid, control.Seconds(p.request.TimeoutSeconds()))
+	}
+	if err == nil {
+		err = checkpointed(ctx, driver, pid)
+	}
+	return err
+}
+
 // checkpointed makes the driver checkpoint a process that is locked.
 func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error {
 	if err := ctx.Err(); err != nil {
@@ -145,8 +152,10 @@ func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error
 	return cmp.Or(err, ctx.Err())
 }
 
-// undone takes back everything that was done, and says what came of that.
-func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int, cause error) error {
+const asBefore = "it goes on as before"
+
+// undone takes back everything that was done, and says what came of that: now is what is then so.
+func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int, cause error, now string) error {
 	if errors.Is(cause, context.Canceled) {
 		cause = errors.New("interrupted")
 	}
@@ -163,7 +172,7 @@ func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int
 		return fmt.Errorf("%w; it stays paused without the driver's part, because it cannot be resumed (%w); tms "+
 			"resume %d tries again", cause, err, pid)
 	}
-	return fmt.Errorf("%w; it goes on as before", cause)
+	return fmt.Errorf("%w; %s", cause, now)
 }
 
 // giveBack makes the driver let a process run again, from any state, and reports whether there was anything to do. It

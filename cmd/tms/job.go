@@ -289,7 +289,7 @@ func (j *job) takeRest(ctx context.Context) error {
 	}
 	_ = j.each(func(r *jobRank) error {
 		r.Bytes, r.NCCL = 0, ""
-		return pausing{}.undone(r.driver, r.Conn, r.PID, cmp.Or(r.err, err))
+		return pausing{}.undone(r.driver, r.Conn, r.PID, cmp.Or(r.err, err), asBefore)
 	})
 	return err
 }

@@ -91,7 +91,7 @@ func rootCommand() *cobra.Command {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
 	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
-		idleCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(), replayCommand(),
+		moveCommand(), idleCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(), replayCommand(),
 		versionCommand())
 	return root
 }

@@ -44,6 +44,7 @@ type outcome struct {
 	Stays     string `json:"stays,omitempty"`
 	LeftBytes uint64 `json:"left_bytes,omitempty"`
 	Tries     int    `json:"tries,omitempty"` // for a job's pause: tries until all stood between the same collectives
+	Move      *moved `json:"move,omitempty"`
 
 	unreachable bool
 }
@@ -68,11 +69,16 @@ type steering struct {
 
 func (s *steering) add(command *cobra.Command) {
 	flags := command.Flags()
-	flags.BoolVar(&s.all, "all", false, "all processes of this user that listen")
 	addJob(command, &s.job)
 	flags.BoolVar(&s.report, "report", false, "")
 	_ = flags.MarkHidden("report")
 	s.addTag(command)
+	s.addProcesses(command)
+}
+
+// addProcesses makes the command take processes, by number, by --all, or by --job where it has that.
+func (s *steering) addProcesses(command *cobra.Command) {
+	command.Flags().BoolVar(&s.all, "all", false, "all processes of this user that listen")
 	command.ValidArgsFunction = completeProcesses
 	command.Args = func(command *cobra.Command, arguments []string) error {
 		if err := cmp.Or(notEmpty(command, "tag", "all"), notEmpty(command, "job", "all")); err != nil {
@@ -85,12 +91,16 @@ func (s *steering) add(command *cobra.Command) {
 		if s.job != "" {
 			given = append([]string{"--job " + s.job}, given...)
 		}
+		instead := "--all"
+		if command.Flags().Lookup("job") != nil {
+			instead = "--all or --job"
+		}
 		switch {
 		case len(given) == 0:
-			return errors.New("name the processes by number, or give --all or --job (tms ps lists them)")
+			return fmt.Errorf("name the processes by number, or give %s (tms ps lists them)", instead)
 		case len(given) > max(1, len(arguments)):
-			return fmt.Errorf("%s and %s are both given: name the processes by number, or by --all, or by --job",
-				given[0], given[1])
+			return fmt.Errorf("%s and %s are both given: name the processes by number, or by %s", given[0], given[1],
+				instead)
 		}
 		_, err := processes(arguments)
 		return err
@@ -102,13 +112,17 @@ const tagHelp = "only this `TAG` (default: all pausable memory)"
 func (s *steering) addTag(command *cobra.Command) {
 	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
 	completesBy(command, "tag", completeTags)
+	s.addOutput(command)
+}
+
+func (s *steering) addOutput(command *cobra.Command) {
 	command.Flags().BoolVar(&s.asJSON, "json", false, "print one JSON array")
 	command.Flags().BoolVar(&s.dryRun, "dry-run", false, "only say what would happen, and whether it fits")
 }
 
 // notEmpty refuses an empty name, because without the flag the command would mean something else.
 func notEmpty(command *cobra.Command, flag, instead string) error {
-	if given := command.Flags().Lookup(flag); given.Changed && given.Value.String() == "" {
+	if given := command.Flags().Lookup(flag); given != nil && given.Changed && given.Value.String() == "" {
 		return fmt.Errorf("the %s is empty: leave --%[1]s out for %s", flag, instead)
 	}
 	return nil
@@ -221,13 +235,7 @@ func (s *steering) conclude(command *cobra.Command, results any, outcomes []outc
 
 // plan prints what would happen to each process.
 func (s *steering) plan(command *cobra.Command, op string, force bool, arguments []string) error {
-	pids, err := s.named(command, arguments)
-	if err != nil {
-		return err
-	}
-	p := s.planning(force)
-	p.run(command, op, pids...)
-	return s.conclude(command, p.plans, p.outcomes)
+	return s.planning(force).make(command, op, arguments)
 }
 
 // verdict returns the error with which a command ends, or nil.

@@ -6,9 +6,11 @@ package checkpoint
 
 import (
 	"cmp"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"tms/vmm/cuda"
@@ -92,12 +94,43 @@ func (d *Driver) Checkpoint(pid int, timeout time.Duration) error {
 	return err
 }
 
-// Restore moves it back; the process stays locked. (cuInit, cuCheckpointProcessRestore)
+// firstWithPairs is the CUDA version that gave a restore pairs of GPUs. Before, they were reserved.
+const firstWithPairs = 13000
+
+// CanMove returns nil if the driver can restore a process on other GPUs. (cuDriverGetVersion)
+// Errors: ErrUnsupported, wrapped; *cuda.Error.
+func (d *Driver) CanMove() error {
+	version, err := d.cuda.Version()
+	if err == nil && version < firstWithPairs {
+		err = fmt.Errorf("%w on another GPU: that came with driver 580 (CUDA 13.0), and this one is for CUDA %d.%d",
+			ErrUnsupported, version/1000, version%1000/10)
+	}
+	return err
+}
+
+// Pair says on which GPU to restore what was on another, by their UUIDs as NVML writes them.
+type Pair struct{ Old, New string }
+
+// Restore moves it back; the process stays locked. Pairs move it to other GPUs: they have all GPUs of the machine, each
+// once as an old and once as a new one. (cuInit, cuCheckpointProcessRestore)
 // Errors: ErrLate, *cuda.Error: with OutOfMemory, others have the memory, and nothing has changed.
-func (d *Driver) Restore(pid int, timeout time.Duration) error {
+func (d *Driver) Restore(pid int, timeout time.Duration, pairs ...Pair) error {
+	raw := make([]cuda.GPUPair, len(pairs))
+	for i, pair := range pairs {
+		for _, u := range []struct {
+			text  string
+			bytes *[16]byte
+		}{{pair.Old, &raw[i].Old}, {pair.New, &raw[i].New}} {
+			digits := strings.ReplaceAll(strings.TrimPrefix(u.text, "GPU-"), "-", "")
+			bytes, err := hex.DecodeString(digits)
+			if copy(u.bytes[:], bytes); err != nil || len(bytes) != len(u.bytes) {
+				return fmt.Errorf("%q is no UUID of a GPU", u.text)
+			}
+		}
+	}
 	return within(timeout, func() error {
 		unusable := d.cuda.Init() // this process may have no devices (CUDA_VISIBLE_DEVICES)
-		err := d.cuda.CheckpointProcessRestore(pid)
+		err := d.cuda.CheckpointProcessRestore(pid, raw)
 		if errors.Is(err, cuda.NotInitialized) && unusable != nil { // else the driver is in persistence mode
 			return unusable
 		}

@@ -40,7 +40,7 @@ type target struct {
 	answers *bufio.Reader
 }
 
-func start(t *testing.T) *target {
+func start(t *testing.T, environment ...string) *target {
 	t.Helper()
 	library, err := cudasim.Library()
 	require.NoError(t, err)
@@ -48,6 +48,7 @@ func start(t *testing.T) *target {
 		filepath.Join("..", "cudasim", "testdata", "shared.c"), library)
 	cmd := exec.Command(binary)
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(library))
+	cmd.Env = append(cmd.Env, environment...)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
@@ -99,6 +100,38 @@ func TestThereAndBack(t *testing.T) {
 		require.Equal(t, "0 7", p.do("value", 0))
 	}
 	require.Zero(t, sim.Stat("contexts"), "whoever asks holds no device memory")
+}
+
+// uuid is that of the simulator's device of this number.
+func uuid(number int) string {
+	return fmt.Sprintf("GPU-63756461-7369-6d2d-6465-766963652d%02x", number)
+}
+
+func TestARestoreOnAnotherGPU(t *testing.T) {
+	driver, sim := open(t)
+	require.NoError(t, driver.CanMove())
+	p := start(t, "CUDASIM_DEVICES=3")
+	p.uses(t)
+	there := []Pair{{uuid(0), uuid(2)}, {uuid(1), uuid(1)}, {uuid(2), uuid(0)}}
+	for _, place := range []string{"2", "0"} {
+		require.NoError(t, driver.Lock(p.pid, time.Second))
+		require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
+		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there[:2]...), cuda.InvalidValue)
+		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there[0], there[0], there[1]), cuda.InvalidValue)
+		for _, text := range []string{"", "GPU-", "GPU-63", "GPU-zz", uuid(0) + "00"} {
+			require.ErrorContains(t, driver.Restore(p.pid, time.Minute, Pair{uuid(0), text}), "is no UUID of a GPU")
+		}
+		sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.OutOfMemory))
+		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there...), cuda.OutOfMemory)
+		requireState(t, driver, p.pid, Checkpointed)
+		require.NoError(t, driver.Restore(p.pid, time.Minute, there...))
+		require.NoError(t, driver.Unlock(p.pid))
+		require.Equal(t, place, p.do("place", 0))
+		require.Equal(t, "1", p.do("place", 1))
+		require.Equal(t, "0 7", p.do("value", 0))
+	}
+	sim.Fail("cuDriverGetVersion", 1, int(cuda.Unknown))
+	require.ErrorIs(t, driver.CanMove(), cuda.Unknown)
 }
 
 func TestALockThatIsLate(t *testing.T) {

@@ -205,8 +205,10 @@ type ProcessState struct {
 	// work since the last look as given now. nil: that cannot be seen.
 	IdleSeconds *float64 `json:"idle_seconds"`
 	Stats       Stats    `json:"stats"`
-	// Devices are the devices on which the process has a context, in its own order.
+	// Devices are the devices on which the process has a context, in its own order; while everything is paused, those
+	// on which it had one.
 	Devices []Device `json:"devices"`
+	Stays   string   `json:"stays,omitempty"` // why it cannot be moved to another GPU, as far as it knows
 	Account *Account `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
 }
 

@@ -88,6 +88,55 @@ func TestARestoreWithoutMemory(t *testing.T) {
 	other.does(pid, "unlock")
 }
 
+func TestARestoreOnAnotherDevice(t *testing.T) {
+	target, other, pid := pair(t, "CUDASIM_DEVICES=2")
+	mebibytes := func(first, second string) {
+		t.Helper()
+		other.does(0, "mebibytes="+first)
+		other.does(1, "mebibytes="+second)
+	}
+	for i, place := range []string{"1", "0"} {
+		other.does(pid, "lock", "checkpoint", "incomplete=1", "state=0 2")
+		mebibytes("64", "64")
+		if other.does(pid, "reverse", "state=0 1"); place == "1" {
+			mebibytes("64", "24")
+		} else {
+			mebibytes("24", "64")
+		}
+		other.does(pid, "unlock")
+		target.does(0, "value=0 42", "place="+place)
+		target.does(1, "place="+[]string{"0", "1"}[i])
+	}
+	other.does(pid, "lock", "checkpoint", "reverse", "unlock")
+	other.does(pid, "lock", "checkpoint", "restore", "unlock") // where it was
+	mebibytes("64", "24")
+	target.does(8*mib, "allocate")
+	mebibytes("64", "16")
+	target.does(0, "mebibytes=16")
+	target.does(0, "free")
+	mebibytes("64", "64")
+}
+
+func TestARestoreOnADeviceThatIsFull(t *testing.T) {
+	g := newGroup(t)
+	first, target, other := g.start("CUDASIM_DEVICES=2"), g.start("CUDASIM_DEVICES=2"), g.start("CUDASIM_DEVICES=2")
+	first.does(40*mib, "allocate")
+	other.does(first.cmd.Process.Pid, "lock", "checkpoint", "reverse", "unlock")
+	target.does(40*mib, "allocate")
+	target.does(42, "fill")
+	pid := target.cmd.Process.Pid
+	other.does(pid, "lock", "checkpoint", "reverse=2", "state=0 2")
+	first.does(0, "free")
+	other.does(pid, "reverse", "unlock")
+	target.does(0, "value=0 42", "place=1")
+}
+
+func TestARestoreOnAnotherModel(t *testing.T) {
+	target, other, pid := pair(t, "CUDASIM_DEVICES=2", "CUDASIM_NAME=one,another")
+	other.does(pid, "lock", "checkpoint", "reverse=801", "restore", "unlock")
+	target.does(0, "value=0 42", "place=0")
+}
+
 func TestALockWaitsForCallsInside(t *testing.T) {
 	target, other, pid := pair(t)
 	other.does(100, "timeout")

@@ -341,6 +341,8 @@ static const char *run(char *line, char *const *argv)
 		CHECK(filled(weights, WEIGHTS * MIB, 1));
 	else if (strcmp(word, "free") == 0)
 		answer_number((long)(free_bytes() / MIB));
+	else if (strcmp(word, "device") == 0) /* for what it allocates from now on */
+		EXPECT(cudaSetDevice(atoi(rest)), 0);
 	else if (strcmp(word, "calls") == 0)
 		answer_number((long)sim_stat(rest));
 	else if (strcmp(word, "hog") == 0)

@@ -23,8 +23,21 @@ func (d *Driver) CheckpointProcessCheckpoint(pid int) error {
 	return d.call("cuCheckpointProcessCheckpoint", uintptr(pid), 0)
 }
 
-func (d *Driver) CheckpointProcessRestore(pid int) error {
-	return d.call("cuCheckpointProcessRestore", uintptr(pid), 0)
+// GPUPair is a CUcheckpointGpuPair: the UUIDs of a GPU that was checkpointed, and of the one to restore it on.
+type GPUPair struct{ Old, New [16]byte }
+
+// CheckpointProcessRestore restores on the same GPUs, or as the pairs say, which came with CUDA 13.0.
+func (d *Driver) CheckpointProcessRestore(pid int, pairs []GPUPair) error {
+	if len(pairs) == 0 {
+		return d.call("cuCheckpointProcessRestore", uintptr(pid), 0)
+	}
+	arguments := &struct { // CUcheckpointRestoreArgs
+		gpuPairs      *GPUPair
+		gpuPairsCount uint32
+		_             [44]byte
+		_             uint64
+	}{gpuPairs: &pairs[0], gpuPairsCount: uint32(len(pairs))}
+	return d.call("cuCheckpointProcessRestore", uintptr(pid), uintptr(unsafe.Pointer(arguments)))
 }
 
 func (d *Driver) CheckpointProcessUnlock(pid int) error {

@@ -54,7 +54,10 @@ static void see(struct process_page *page, int device, nvmlProcessInfo_v2_t *lis
 		seen->memory = page->memory;
 	if (device >= page->devices || process_state(page) == CU_PROCESS_STATE_CHECKPOINTED)
 		return;
-	uint64_t bytes = atomic_load(&page->held[device]);
+	uint64_t bytes = 0;
+	for (int i = 0; i < page->devices; i++)
+		if (atomic_load(&page->places[i]) == device)
+			bytes = atomic_load(&page->held[i]);
 	seen->held += bytes;
 	if (seen->count < room)
 		list[seen->count] = (nvmlProcessInfo_v2_t){
@@ -158,16 +161,18 @@ static nvmlReturn_t write_text(nvmlDevice_t device, char *text, unsigned length,
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
 {
-	char bytes[17] = "cudasim-device-", written[64] = "GPU-"; // as cuDeviceGetUuid
-	bytes[15] = (char)index_of(device);
+	char written[64] = "GPU-"; // as cuDeviceGetUuid
+	CUuuid uuid;
+	uuid_write(&uuid, index_of(device));
 	for (int i = 0; i < 16; i++)
-		sprintf(written + strlen(written), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
+		sprintf(written + strlen(written), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+			(unsigned char)uuid.bytes[i]);
 	return write_text(device, text, length, written);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
 {
-	return write_text(device, text, length, "cudasim");
+	return write_text(device, text, length, device_name(index_of(device)).text);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)

@@ -107,6 +107,20 @@ static void *busy(void *unused)
 	return unused;
 }
 
+// Restores a process so that its devices change places: the first becomes the last. Without the last pairs it cannot.
+static int restore_reversed(int process, int without)
+{
+	CUcheckpointGpuPair pairs[16];
+	int devices;
+	OK(cuDeviceGetCount(&devices));
+	for (int i = 0; i < devices; i++) {
+		OK(cuDeviceGetUuid(&pairs[i].oldUuid, i));
+		OK(cuDeviceGetUuid(&pairs[i].newUuid, devices - 1 - i));
+	}
+	CUcheckpointRestoreArgs arguments = {.gpuPairs = pairs, .gpuPairsCount = (unsigned)(devices - without)};
+	return (int)cuCheckpointProcessRestore(process, &arguments);
+}
+
 // What a command answers if that is one number.
 static int obey(const char *command, unsigned long number)
 {
@@ -131,6 +145,17 @@ static int obey(const char *command, unsigned long number)
 		return (int)cuCheckpointProcessCheckpoint(process, NULL);
 	if (IS("restore"))
 		return (int)cuCheckpointProcessRestore(process, NULL);
+	if (IS("reverse"))
+		return restore_reversed(process, 0);
+	if (IS("incomplete"))
+		return restore_reversed(process, 1);
+	if (IS("place")) { // of its own device of this number
+		CUuuid uuid;
+		OK(cuDeviceGetUuid(&uuid, process));
+		return uuid.bytes[15];
+	}
+	if (IS("mebibytes")) // free on its own device of this number
+		return (int)(cudasim_stat(number ? "free:1" : "free:0") / MIB);
 	if (IS("unlock"))
 		return (int)cuCheckpointProcessUnlock(process, NULL);
 	if (IS("timeout")) // of locks, in milliseconds

@@ -31,7 +31,7 @@
 	X(12080, ANY, cuCheckpointProcessCheckpoint, , (int pid, CUcheckpointCheckpointArgs *args), \
 	  change(pid, args ? args->reserved : NULL, checkpoint)) \
 	X(12080, ANY, cuCheckpointProcessRestore, , (int pid, CUcheckpointRestoreArgs *args), \
-	  change(pid, args ? args->reserved : NULL, restore)) \
+	  restore(pid, args)) \
 	X(12080, ANY, cuCheckpointProcessUnlock, , (int pid, CUcheckpointUnlockArgs *args), \
 	  change(pid, args ? args->reserved : NULL, unlock))
 
@@ -41,7 +41,7 @@
 	X(2000, INIT, cuDeviceGet, , (CUdevice *device, int ordinal), DEVICE_GIVES(ordinal, device, ordinal)) \
 	X(2000, INIT, cuDeviceGetCount, , (int *count), GIVES(count, sim.settings.device_count)) \
 	X(2000, INIT, cuDeviceGetName, , (char *name, int length, CUdevice device), \
-	  text(name, length, device, "%s", sim.settings.name)) \
+	  text(name, length, device, "%s", device_name(place(device)).text)) \
 	X(9020, INIT, cuDeviceGetUuid, , (CUuuid *uuid, CUdevice device), uuid_of(uuid, device)) \
 	X(11040, INIT, cuDeviceGetUuid, _v2, (CUuuid *uuid, CUdevice device), uuid_of(uuid, device)) \
 	X(3020, INIT, cuDeviceTotalMem, _v2, (size_t *bytes, CUdevice device), \

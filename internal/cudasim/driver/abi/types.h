@@ -214,9 +214,22 @@ typedef struct {
 // The simulator accepts only the defaults of these.
 typedef struct {
 	uint64_t reserved[8];
-} CUcheckpointCheckpointArgs, CUcheckpointRestoreArgs, CUcheckpointUnlockArgs;
+} CUcheckpointCheckpointArgs, CUcheckpointUnlockArgs;
+
+typedef struct {
+	CUuuid oldUuid, newUuid;
+} CUcheckpointGpuPair;
+
+typedef struct { // before CUDA 13.0, all of it was reserved
+	CUcheckpointGpuPair *gpuPairs;
+	unsigned gpuPairsCount;
+	char reserved[52 - sizeof(CUcheckpointGpuPair *)];
+	uint64_t reserved1;
+} CUcheckpointRestoreArgs;
 
 _Static_assert(sizeof(CUcheckpointLockArgs) == 64, "ABI");
+_Static_assert(sizeof(CUcheckpointGpuPair) == 32, "ABI");
+_Static_assert(sizeof(CUcheckpointRestoreArgs) == 64, "ABI");
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "ABI");
 _Static_assert(sizeof(CUmemPoolProps) == 88, "ABI");
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "ABI");

@@ -57,6 +57,8 @@ bool process_publish(uint64_t memory)
 	if (!own)
 		return false;
 	own->devices = sim.settings.device_count;
+	for (int i = 0; i < MAX_DEVICES && !atomic_load(&own->initialized); i++)
+		atomic_store(&own->places[i], i);
 	own->memory = memory;
 	atomic_store(&own->initialized, 1);
 	return true;
@@ -88,6 +90,11 @@ void process_holds(int device, uint64_t bytes)
 {
 	if (own)
 		atomic_store(&own->held[device], bytes);
+}
+
+int process_place(int device)
+{
+	return own ? atomic_load(&own->places[device]) : device;
 }
 
 // Returns the state, after the deadline or the locking process's death has ended a lock that was being taken.

@@ -19,6 +19,7 @@ struct process_page {
 	int devices;
 	uint64_t memory; // of each device
 	_Atomic uint64_t held[MAX_DEVICES];
+	_Atomic int places[MAX_DEVICES]; // which of the machine's devices each of its own is, by number
 };
 
 enum { LOCKING = 64 }; // a query reports running, but new calls already wait
@@ -28,6 +29,7 @@ void process_withdraw(void); // at a reset
 void process_forget(void); // in a forked child
 void process_shares(int more); // pieces of memory, or fewer
 void process_holds(int device, uint64_t bytes);
+int process_place(int device);
 // Before each call: waits while the process is locked; false: the process has failed. If *inside is set, call
 // process_leave after the call.
 bool process_enter(bool *inside);

@@ -42,7 +42,7 @@ void settings_read(void)
 	}
 	sim.settings.peers = read_number("CUDASIM_PEERS", 1, 0, 1);
 	const char *name = getenv("CUDASIM_NAME");
-	snprintf(sim.settings.name, sizeof sim.settings.name, "%s", name && *name ? name : "cudasim");
+	snprintf(sim.settings.names, sizeof sim.settings.names, "%s", name && *name ? name : "cudasim");
 	const char *shared = getenv("CUDASIM_SHARED");
 	size_t length = shared ? strlen(shared) : 0;
 	*sim.settings.shared = 0;
@@ -64,6 +64,22 @@ CUresult device_check(CUdevice device, const void *result)
 	if (!result)
 		return CUDA_ERROR_INVALID_VALUE;
 	return device_valid(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+void uuid_write(CUuuid *uuid, int place)
+{
+	memcpy(uuid->bytes, "cudasim-device-", 15);
+	uuid->bytes[15] = (unsigned char)place;
+}
+
+struct device_name device_name(int place)
+{
+	struct device_name name;
+	const char *from = sim.settings.names, *next;
+	for (; place > 0 && (next = strchr(from, ',')); place--)
+		from = next + 1;
+	snprintf(name.text, sizeof name.text, "%.*s", (int)strcspn(from, ","), from);
+	return name;
 }
 
 bool peers(CUdevice device, CUdevice other)

@@ -14,7 +14,7 @@ struct settings { // the environment's
 	int device_count;
 	uint64_t memory, granularity;
 	bool peers; // devices can access one another's memory
-	char name[64];	 // of the devices, as cuDeviceGetName has it
+	char names[256]; // of the devices, as cuDeviceGetName has them, with a comma between; the last is for the rest
 	char shared[65]; // the name under which processes share the devices, or empty
 };
 
@@ -54,6 +54,11 @@ void tally(enum kind kind, int more, uint64_t bytes); // more: 1 or -1
 void settings_read(void);
 bool device_valid(CUdevice device);
 CUresult device_check(CUdevice device, const void *result); // of a call that asks for something of a device
+struct device_name {
+	char text[64];
+};
+struct device_name device_name(int place); // of the machine's device of this number
+void uuid_write(CUuuid *uuid, int place);
 bool peers(CUdevice device, CUdevice other); // whether one can get access to the other
 void sim_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

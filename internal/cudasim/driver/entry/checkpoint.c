@@ -43,20 +43,8 @@ static CUresult checkpoint(struct process_page *page)
 		process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_FAILED);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
-	TRY(budget_lend(page->process, page->shared, true));
+	TRY(budget_lend(page->process, page->shared));
 	process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED);
-	return CUDA_SUCCESS;
-}
-
-// Restores to the devices that it had, because the simulator has no others to name.
-static CUresult restore(struct process_page *page)
-{
-	if (!sim.initialized) // as the driver without persistence mode
-		return CUDA_ERROR_NOT_INITIALIZED;
-	if (process_state(page) != CU_PROCESS_STATE_CHECKPOINTED)
-		return CUDA_ERROR_ILLEGAL_STATE;
-	TRY(budget_lend(page->process, page->shared, false));
-	process_move(page, CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_LOCKED);
 	return CUDA_SUCCESS;
 }
 
@@ -74,6 +62,70 @@ static CUresult change(int pid, const uint64_t *reserved, CUresult (*to)(struct 
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(process_find(pid, &page));
 	CUresult result = to(page);
+	process_release(page);
+	return result;
+}
+
+// Returns the number of one of the machine's devices, or -1.
+static int number_of(const CUuuid *uuid, int devices)
+{
+	CUuuid known;
+	for (int i = 0; i < devices; i++) {
+		uuid_write(&known, i);
+		if (!memcmp(&known, uuid, sizeof known))
+			return i;
+	}
+	return -1;
+}
+
+// Finds where each of the process's devices goes. As the driver does, it wants all of the machine's devices in the
+// pairs, each once on either side; and the same model, by name.
+static CUresult follow(const struct process_page *page, const CUcheckpointRestoreArgs *args, int places[MAX_DEVICES])
+{
+	int to[MAX_DEVICES];
+	unsigned taken = 0;
+	memset(to, -1, sizeof to);
+	if (args->gpuPairsCount != (unsigned)page->devices)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (int i = 0; i < page->devices; i++) {
+		int old = number_of(&args->gpuPairs[i].oldUuid, page->devices);
+		int new = number_of(&args->gpuPairs[i].newUuid, page->devices);
+		if (old < 0 || new < 0 || to[old] >= 0 || taken & 1u << new)
+			return CUDA_ERROR_INVALID_VALUE;
+		if (strcmp(device_name(old).text, device_name(new).text))
+			return CUDA_ERROR_NOT_SUPPORTED;
+		to[old] = new;
+		taken |= 1u << new;
+	}
+	for (int i = 0; i < page->devices; i++)
+		places[i] = to[places[i]];
+	return CUDA_SUCCESS;
+}
+
+// Without pairs, it restores to the devices that the process had.
+static CUresult restore(int pid, const CUcheckpointRestoreArgs *args)
+{
+	static const char zeros[sizeof args->reserved];
+	struct process_page *page;
+	int places[MAX_DEVICES];
+	if (args && (memcmp(args->reserved, zeros, sizeof zeros) || args->reserved1 || !args->gpuPairs != !args->gpuPairsCount))
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(process_find(pid, &page));
+	CUresult result = CUDA_SUCCESS;
+	for (int i = 0; i < MAX_DEVICES; i++)
+		places[i] = atomic_load(&page->places[i]);
+	if (!sim.initialized) // as the driver without persistence mode
+		result = CUDA_ERROR_NOT_INITIALIZED;
+	else if (process_state(page) != CU_PROCESS_STATE_CHECKPOINTED)
+		result = CUDA_ERROR_ILLEGAL_STATE;
+	else if (args && args->gpuPairs)
+		result = follow(page, args, places);
+	if (result == CUDA_SUCCESS)
+		result = budget_claim(page->process, page->shared, places);
+	for (int i = 0; i < MAX_DEVICES && result == CUDA_SUCCESS; i++)
+		atomic_store(&page->places[i], places[i]);
+	if (result == CUDA_SUCCESS)
+		process_move(page, CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_LOCKED);
 	process_release(page);
 	return result;
 }

@@ -38,11 +38,15 @@ static __attribute__((format(printf, 4, 5))) CUresult text(char *text, int lengt
 	return CUDA_SUCCESS;
 }
 
+static int place(CUdevice device)
+{
+	return device_valid(device) ? process_place(device) : device;
+}
+
 static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 {
 	TRY(device_check(device, uuid));
-	memcpy(uuid->bytes, "cudasim-device-", 15);
-	uuid->bytes[15] = (unsigned char)device;
+	uuid_write(uuid, place(device));
 	return CUDA_SUCCESS;
 }
 

@@ -27,7 +27,8 @@ struct identity {
 
 struct member {
 	struct identity identity;
-	uint64_t used[MAX_DEVICES];
+	uint64_t used[MAX_DEVICES]; // by its own numbers of devices
+	int places[MAX_DEVICES];    // which of the machine's devices those are
 	bool lent; // the others may have its memory: it is checkpointed
 };
 
@@ -221,6 +222,8 @@ static CUresult join(void)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	memset(own->used, 0, sizeof own->used);
+	for (int i = 0; i < MAX_DEVICES; i++)
+		own->places[i] = i;
 	own->lent = false;
 	own->identity.started = identity.started;
 	own->identity.stack = identity.stack;
@@ -270,18 +273,20 @@ __attribute__((destructor)) static void leave(void)
 	pthread_mutex_unlock(&sim.lock);
 }
 
-static uint64_t held(const struct segment *of, int device)
+static uint64_t held(const struct segment *of, int place)
 {
 	uint64_t used = 0;
 	for (int i = 0; i < MEMBERS; i++)
-		if (of->members[i].identity.process && !of->members[i].lent)
-			used += of->members[i].used[device];
+		for (int device = 0; device < MAX_DEVICES; device++)
+			if (of->members[i].identity.process && !of->members[i].lent && of->members[i].places[device] == place)
+				used += of->members[i].used[device];
 	return used;
 }
 
 static uint64_t available(int device)
 {
-	return memory.devices[device].total - (segment ? held(segment, device) : memory.devices[device].used);
+	uint64_t used = segment ? held(segment, own->places[device]) : memory.devices[device].used;
+	return memory.devices[device].total - used;
 }
 
 bool budget_take(int device, uint64_t size)
@@ -327,7 +332,8 @@ uint64_t budget_free(int device)
 }
 
 // Another process's segment may be a different one.
-CUresult budget_lend(int process, const char *shared, bool lent)
+static CUresult change(int process, const char *shared, CUresult (*how)(struct segment *, struct member *, const int *),
+		       const int *places)
 {
 	char path[sizeof file];
 	struct location location;
@@ -341,17 +347,36 @@ CUresult budget_lend(int process, const char *shared, bool lent)
 	if (!of)
 		return result;
 	drop_dead(of);
-	for (int i = 0; i < MEMBERS; i++) {
-		struct member *member = &of->members[i];
-		if (member->identity.process != process)
-			continue;
-		result = CUDA_SUCCESS;
-		for (int device = 0; !lent && member->lent && device < MAX_DEVICES; device++)
-			if (held(of, device) + member->used[device] > of->memory)
-				result = CUDA_ERROR_OUT_OF_MEMORY;
-		if (result == CUDA_SUCCESS)
-			member->lent = lent;
-	}
+	for (int i = 0; i < MEMBERS; i++)
+		if (of->members[i].identity.process == process)
+			result = how(of, &of->members[i], places);
 	detach(of, path);
 	return result;
+}
+
+static CUresult lend(struct segment *of, struct member *member, const int *places)
+{
+	(void)of, (void)places;
+	member->lent = true;
+	return CUDA_SUCCESS;
+}
+
+static CUresult claim(struct segment *of, struct member *member, const int *places)
+{
+	for (int device = 0; member->lent && device < MAX_DEVICES; device++)
+		if (held(of, places[device]) + member->used[device] > of->memory)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	memcpy(member->places, places, sizeof member->places);
+	member->lent = false;
+	return CUDA_SUCCESS;
+}
+
+CUresult budget_lend(int process, const char *shared)
+{
+	return change(process, shared, lend, NULL);
+}
+
+CUresult budget_claim(int process, const char *shared, const int places[MAX_DEVICES])
+{
+	return change(process, shared, claim, places);
 }

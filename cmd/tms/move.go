@@ -1,0 +1,458 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/checkpoint"
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/internal/nvml"
+	"tms/internal/readable"
+	"tms/vmm/cuda"
+)
+
+// A move is a pause of everything after which the driver gives the process back on other GPUs. It keeps no record
+// either: what is left of a move that was killed is a pause of everything, which the next move or a resume ends.
+
+// moving is one tms move.
+type moving struct {
+	steering
+	pauses   pausing
+	from, to string
+	pairs    []string // OLD=NEW
+	turn     sync.Mutex
+	taken    map[string]int64 // by UUID: what the processes before will take, in a dry run
+}
+
+// moved is what a move has done, for its outcome.
+type moved struct {
+	GPUs       map[string]string `json:"gpus"` // by UUID: where the process is now, of where it was
+	Pause      float64           `json:"pause_seconds"`
+	Checkpoint float64           `json:"checkpoint_seconds"` // with the lock
+	Restore    float64           `json:"restore_seconds"`    // with the unlock
+	Resume     float64           `json:"resume_seconds"`
+	words      string
+}
+
+// route is the way of one process.
+type route struct {
+	gpus  []nvml.Device
+	pairs []checkpoint.Pair // of all GPUs
+	goes  []leg             // those on which the process is, and which change
+}
+
+// leg is one GPU's part of a route.
+type leg struct {
+	old, new   nvml.Device
+	need, free uint64
+}
+
+func moveCommand() *cobra.Command {
+	var m moving
+	var timeout duration
+	var force bool
+	command := &cobra.Command{
+		Use:   "move PID...",
+		Short: "Move running processes to other GPUs",
+		Long: `Moves processes to other GPUs of the same model while they run: each is paused
+with everything, and comes back there. GPUs have the numbers of nvidia-smi.`,
+		Example: `  tms move 12345 --to 1
+  tms move 12345 --map 0=2,1=3
+  tms move --all --from 0 --to 1`,
+		RunE: func(command *cobra.Command, arguments []string) error {
+			switch {
+			case (m.to == "") == (len(m.pairs) == 0):
+				return errors.New("give either --to, or --map with the GPUs that change, such as 0=2,1=3")
+			case m.from != "" && m.to == "":
+				return errors.New("--from goes with --to: leave it out")
+			case m.all && m.from == "" && len(m.pairs) == 0:
+				return errors.New("--all takes --from or --map: which GPU is to be emptied?")
+			}
+			for _, pair := range m.pairs {
+				if old, new, found := strings.Cut(pair, "="); !found || old == "" || new == "" {
+					return fmt.Errorf("--map %q: give each GPU and where it goes, such as 0=2,1=3", pair)
+				}
+			}
+			m.pauses.request = control.Request{Op: control.Pause, Everything: true, Force: force,
+				Timeout: new(timeout.Seconds())}
+			if m.dryRun {
+				m.taken = map[string]int64{}
+				p := m.planning(force)
+				p.also = m.plan
+				return p.make(command, control.Pause, arguments)
+			}
+			return m.run(command, "moving", arguments, m.move, func(o outcome) string {
+				if o.Move == nil {
+					return o.nothing("move")
+				}
+				text := "moved " + o.Move.words + without(", ", o.WithoutContents)
+				if o.NCCL != "" {
+					text += "; " + o.NCCL
+				}
+				return text
+			})
+		},
+	}
+	m.addProcesses(command)
+	m.addOutput(command)
+	addTimeout(command, &timeout, &force)
+	command.Flags().StringVar(&m.to, "to", "", "`GPU` to move to, by number or UUID")
+	command.Flags().StringVar(&m.from, "from", "", "move only what is on this `GPU`")
+	command.Flags().StringSliceVar(&m.pairs, "map", nil, "`OLD=NEW` for each GPU that changes, with commas between")
+	return command
+}
+
+func impossible(code cuda.Result, format string, arguments ...any) error {
+	return &refusal{words: fmt.Sprintf(format, arguments...), code: int(code)}
+}
+
+// find returns the GPU that a user names.
+func find(gpus []nvml.Device, name string) (nvml.Device, error) {
+	var found []nvml.Device
+	for _, gpu := range gpus {
+		if strconv.Itoa(gpu.Index) == name {
+			return gpu, nil
+		}
+		if strings.HasPrefix(gpu.UUID, "GPU-"+strings.TrimPrefix(name, "GPU-")) && len(name) > len("GPU-") {
+			found = append(found, gpu)
+		}
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	return nvml.Device{}, impossible(cuda.InvalidValue, "%q is not one of the %d GPUs here; give the number or the UUID "+
+		"that nvidia-smi -L lists", name, len(gpus))
+}
+
+// wanted returns where the user wants GPUs to go, by UUID. on are those of the process.
+func (m *moving) wanted(gpus []nvml.Device, on []nvml.Device) (map[string]string, error) {
+	pairs := m.pairs
+	if m.from != "" {
+		pairs = []string{m.from + "=" + m.to}
+	} else if m.to != "" && len(on) == 1 {
+		pairs = []string{on[0].UUID + "=" + m.to}
+	} else if m.to != "" {
+		return nil, impossible(cuda.InvalidValue, "it uses %s: say by --map where each goes, or by --from which one "+
+			"goes to %s", listed(on), m.to)
+	}
+	wanted, taken := map[string]string{}, map[string]bool{}
+	for _, pair := range pairs {
+		name, other, _ := strings.Cut(pair, "=")
+		old, err := find(gpus, name)
+		if err != nil {
+			return nil, err
+		}
+		new, err := find(gpus, other)
+		if err != nil {
+			return nil, err
+		}
+		if wanted[old.UUID] != "" || taken[new.UUID] {
+			return nil, impossible(cuda.InvalidValue, "%s: each GPU can go to one other, and each be taken once",
+				strings.Join(pairs, ","))
+		}
+		wanted[old.UUID], taken[new.UUID] = new.UUID, true
+	}
+	return wanted, nil
+}
+
+func listed(gpus []nvml.Device) string {
+	var names []string
+	for _, gpu := range gpus {
+		names = append(names, fmt.Sprint("GPU ", gpu.Index))
+	}
+	return strings.Join(names, " and ")
+}
+
+// errElsewhere says that a process uses none of the GPUs that change.
+var errElsewhere = errors.New("it does not use the GPU")
+
+// route finds the way of a process, and refuses what the driver would. here is the process's number.
+func (m *moving) route(here int, state control.ProcessState) (r route, err error) {
+	if r.gpus, err = gpus(); err != nil {
+		return r, fmt.Errorf("NVML does not tell which GPUs there are: %w", err)
+	}
+	found := []process{{ProcessState: state, here: here}}
+	measure(found, r.gpus)
+	need, used := map[string]uint64{}, map[string]uint64{}
+	for _, d := range found[0].Bytes {
+		if d.Device >= 0 || d.UsedBytes > 0 {
+			need[d.UUID], used[d.UUID] = max(d.UsedBytes, d.NamedBytes), d.UsedBytes
+		}
+	}
+	for _, d := range state.Stats.Devices {
+		for _, tag := range d.Tags {
+			if state.Stats.Everything {
+				need[d.UUID] += tag.PausedBytes
+			}
+		}
+	}
+	var on []nvml.Device
+	for _, gpu := range r.gpus {
+		if _, uses := need[gpu.UUID]; uses {
+			on = append(on, gpu)
+		}
+	}
+	if len(on) != len(need) || len(on) == 0 {
+		return r, impossible(cuda.InvalidValue, "it uses %d GPUs, of which NVML shows %d here", len(need), len(on))
+	}
+	wanted, err := m.wanted(r.gpus, on)
+	if err != nil {
+		return r, err
+	}
+	if !slices.ContainsFunc(on, func(gpu nvml.Device) bool { return wanted[gpu.UUID] != "" }) {
+		return r, fmt.Errorf("%w: it is on %s", errElsewhere, listed(on))
+	}
+	r.complete(wanted)
+	for i, pair := range r.pairs {
+		old := r.gpus[i]
+		new := r.gpus[slices.IndexFunc(r.gpus, func(gpu nvml.Device) bool { return gpu.UUID == pair.New })]
+		_, uses := need[old.UUID]
+		switch {
+		case old.UUID == new.UUID:
+		case uses && wanted[old.UUID] == "":
+			return r, impossible(cuda.InvalidValue, "it uses GPU %d, too: say by --map where that goes", old.Index)
+		case old.Name != new.Name:
+			return r, impossible(cuda.NotSupported, "GPU %d is a %s, and GPU %d a %s: the driver moves a process only "+
+				"between GPUs of one model", old.Index, old.Name, new.Index, new.Name)
+		case uses:
+			free := max(0, int64(new.FreeBytes+used[new.UUID])-m.taken[new.UUID])
+			r.goes = append(r.goes, leg{old, new, need[old.UUID], uint64(free)})
+		}
+	}
+	if len(r.goes) == 0 {
+		return r, impossible(cuda.InvalidValue, "it is on %s already", listed(on))
+	}
+	for _, leg := range r.goes {
+		if leg.free < leg.need {
+			return r, impossible(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.new.Index,
+				readable.Bytes(leg.free), readable.Bytes(leg.need))
+		}
+	}
+	return r, nil
+}
+
+// complete makes pairs of all GPUs, as the driver wants: what is taken makes room in what is left.
+func (r *route) complete(wanted map[string]string) {
+	taken, left := map[string]bool{}, []string{}
+	for _, new := range wanted {
+		taken[new] = true
+	}
+	for _, gpu := range r.gpus {
+		if wanted[gpu.UUID] != "" && !taken[gpu.UUID] {
+			left = append(left, gpu.UUID)
+		}
+	}
+	for _, gpu := range r.gpus {
+		new := wanted[gpu.UUID]
+		if new == "" && !taken[gpu.UUID] {
+			new = gpu.UUID
+		} else if new == "" {
+			new, left = left[0], left[1:]
+		}
+		r.pairs = append(r.pairs, checkpoint.Pair{Old: gpu.UUID, New: new})
+	}
+}
+
+// back has the way back.
+func (r *route) back() (pairs []checkpoint.Pair) {
+	for _, pair := range r.pairs {
+		pairs = append(pairs, checkpoint.Pair{Old: pair.New, New: pair.Old})
+	}
+	return pairs
+}
+
+func (r *route) words() string {
+	var legs []string
+	for _, leg := range r.goes {
+		legs = append(legs, fmt.Sprintf("from GPU %d to GPU %d", leg.old.Index, leg.new.Index))
+	}
+	return strings.Join(legs, ", ")
+}
+
+func (r *route) destinations() string {
+	var to []nvml.Device
+	for _, leg := range r.goes {
+		to = append(to, leg.new)
+	}
+	return listed(to)
+}
+
+// movable returns the driver, and in which state it has the process. Errors: the driver's, and what the process says.
+func movable(pid int, state control.ProcessState) (*checkpoint.Driver, checkpoint.State, error) {
+	driver, err := checkpoint.Open()
+	if err == nil {
+		err = driver.CanMove()
+	}
+	if err != nil {
+		return nil, checkpoint.Failed, err
+	}
+	at, err := driver.State(pid)
+	switch {
+	case err != nil:
+	case at == checkpoint.Failed:
+		err = errors.New("a checkpoint lost the CUDA state of the process, which must be ended")
+	case state.Stays != "":
+		err = impossible(cuda.NotSupported, "%s", strings.TrimSuffix(state.Stays, otherwise))
+	}
+	return driver, at, err
+}
+
+// halfway reports whether a command was killed after the driver took the process, or before it resumed.
+func halfway(at checkpoint.State, state control.ProcessState) bool {
+	return at != checkpoint.Checkpointed && (at != checkpoint.Running || state.Stats.Everything)
+}
+
+// plan adds to a plan where a process would go.
+func (m *moving) plan(made *plan, process *client.Conn, state control.ProcessState) {
+	made.Op = "move"
+	_, at, err := movable(made.PID, state)
+	var r route
+	if err == nil && halfway(at, state) {
+		err = fmt.Errorf("another command has paused half of it; tms resume %d or the move itself ends that", made.PID)
+	}
+	if err == nil {
+		r, err = m.route(process.Peer, state)
+	}
+	if m.all && errors.Is(err, errElsewhere) {
+		*made = plan{PID: made.PID, Op: made.Op, Devices: []planDevice{}}
+		return
+	}
+	for _, leg := range r.goes {
+		made.Legs = append(made.Legs, planLeg{leg.old.UUID, leg.new.UUID, leg.need, leg.free, leg.old.Index,
+			leg.new.Index})
+		m.taken[leg.new.UUID] += int64(leg.need)
+		m.taken[leg.old.UUID] -= int64(leg.need)
+	}
+	if err != nil {
+		made.Error = err.Error()
+	}
+}
+
+// move moves one process, after those before it, so that host memory need hold the contents of only one.
+func (m *moving) move(ctx context.Context, pid int) outcome {
+	m.turn.Lock()
+	defer m.turn.Unlock()
+	start, o := time.Now(), outcome{PID: pid}
+	if err := ctx.Err(); err != nil {
+		return ended(o, err)
+	}
+	process, state, err := reach(ctx, pid)
+	if err != nil {
+		return ended(o, err)
+	}
+	defer process.Close()
+	driver, at, err := movable(pid, state)
+	if err != nil {
+		return ended(o, err)
+	}
+	resume := control.Request{Op: control.Resume, Everything: true}
+	ends := halfway(at, state)
+	if ends {
+		if o = (resuming{request: resume}).resume(ctx, pid); !o.OK {
+			return o
+		}
+		if state, err = process.Status(ctx, answerTime); err != nil {
+			return ended(o, err)
+		}
+		at = checkpoint.Running
+	}
+	r, err := m.route(process.Peer, state)
+	switch {
+	case m.all && errors.Is(err, errElsewhere), ends && err != nil:
+		o.Note = err.Error()
+		if ends {
+			o.Note = "what another command had begun is ended; " + o.Note
+		}
+		return ended(o, nil)
+	case err != nil:
+		return ended(o, err)
+	}
+	done := moved{GPUs: map[string]string{}}
+	for _, leg := range r.goes {
+		done.GPUs[leg.old.UUID] = leg.new.UUID
+	}
+	part := time.Now()
+	passes := func(seconds *float64) {
+		*seconds = time.Since(part).Seconds()
+		part = time.Now()
+	}
+	if out := at == checkpoint.Checkpointed; !out {
+		resume = control.Request{Op: control.Undo} // of what this pause takes, and no more
+		if err = o.do(ctx, process, m.pauses.request); err != nil {
+			return ended(o, err)
+		}
+		passes(&done.Pause)
+		if state, err = process.Status(ctx, answerTime); err == nil && state.Stays != "" {
+			err = impossible(cuda.NotSupported, "%s", state.Stays)
+		}
+		if err == nil {
+			err = m.pauses.lockAndCheckpoint(ctx, driver, pid)
+		}
+		if err != nil {
+			return ended(o, m.pauses.undone(driver, process, pid, err, asBefore))
+		}
+		passes(&done.Checkpoint)
+	}
+	err = driver.Restore(pid, driverTime, r.pairs...)
+	switch {
+	case err != nil && resume.Op == control.Resume:
+		return ended(o, fmt.Errorf("%w; it stays paused", err))
+	case err != nil:
+		return ended(o, m.pauses.undone(driver, process, pid, err, asBefore))
+	}
+	lost, nccl := o.WithoutContents, o.NCCL
+	_, err = giveBack(context.Background(), driver, pid, 0)
+	if passes(&done.Restore); err == nil {
+		err = o.do(context.Background(), process, resume)
+	}
+	switch {
+	case err != nil && resume.Op == control.Resume:
+		return ended(o, fmt.Errorf("%w; it is on %s, and tms resume %d tries again", err, r.destinations(), pid))
+	case err != nil:
+		return ended(o, m.returned(driver, process, pid, &r, err))
+	}
+	passes(&done.Resume)
+	o.WithoutContents, o.Seconds = lost, time.Since(start).Seconds()
+	if o.NCCL == "" {
+		o.NCCL = nccl
+	}
+	done.words = fmt.Sprintf("%s in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)", r.words(),
+		o.Seconds, done.Pause, done.Checkpoint, done.Restore, done.Resume)
+	o.Move = &done
+	return ended(o, nil)
+}
+
+// returned takes a process that cannot go on where it went back to where it was, and says what came of that.
+func (m *moving) returned(driver *checkpoint.Driver, process *client.Conn, pid int, r *route, cause error) error {
+	ctx, now := context.Background(), asBefore
+	at, err := driver.State(pid)
+	var state control.ProcessState
+	if err == nil {
+		state, err = process.Status(ctx, answerTime)
+	}
+	if err == nil && !state.Stats.Everything {
+		err = ask(ctx, process, m.pauses.request)
+	}
+	if err == nil && at == checkpoint.Running {
+		err = driver.Lock(pid, control.Seconds(m.pauses.request.TimeoutSeconds()))
+	}
+	if err == nil {
+		err = checkpointed(ctx, driver, pid)
+	}
+	if err == nil {
+		err = driver.Restore(pid, driverTime, r.back()...)
+	}
+	if err != nil {
+		cause, now = fmt.Errorf("%w; it cannot go back either (%w)", cause, err), "it goes on on "+r.destinations()
+	}
+	return m.pauses.undone(driver, process, pid, cause, now)
+}
