@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/control"
-	"tms/internal/control/client"
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
 )
@@ -67,22 +66,10 @@ type planning struct {
 	outcomes []outcome
 	host     uint64           // taken by pauses
 	freed    map[string]int64 // by device, as the driver counts them; below 0: taken
-
-	also func(*plan, *client.Conn, control.ProcessState) // nil, or what a plan has besides
 }
 
 func (s steering) planning(force bool) *planning {
 	return &planning{steering: s, force: force, plans: []plan{}, freed: map[string]int64{}}
-}
-
-// make prints the plan of each process that is named.
-func (p *planning) make(command *cobra.Command, op string, arguments []string) error {
-	pids, err := p.named(command, arguments)
-	if err != nil {
-		return err
-	}
-	p.run(command, op, pids...)
-	return p.conclude(command, p.plans, p.outcomes)
 }
 
 // run prints the plan of each process.
@@ -172,8 +159,10 @@ func (m *plan) text() string {
 	verb, done := "free", "pause"
 	if m.Op == control.Resume {
 		verb, done = "take", "resume"
+	} else if m.Op == control.Move {
+		done = "move"
 	}
-	if m.Bytes == 0 && m.Error == "" {
+	if m.Bytes == 0 && len(m.Legs) == 0 && m.Error == "" {
 		return fmt.Sprintf("%d: nothing to %s\n", m.PID, done)
 	}
 	var lost []string

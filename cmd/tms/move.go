@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,9 +46,8 @@ type moved struct {
 
 // route is the way of one process.
 type route struct {
-	gpus  []nvml.Device
-	pairs []checkpoint.Pair // of all GPUs
-	goes  []leg             // those on which the process is, and which change
+	there, back []checkpoint.Pair // of all GPUs
+	goes        []leg             // those on which the process is, and which change
 }
 
 // leg is one GPU's part of a route.
@@ -85,10 +85,8 @@ with everything, and comes back there. GPUs have the numbers of nvidia-smi.`,
 			m.pauses.request = control.Request{Op: control.Pause, Everything: true, Force: force,
 				Timeout: new(timeout.Seconds())}
 			if m.dryRun {
-				m.taken = map[string]int64{}
-				p := m.planning(force)
-				p.also = m.plan
-				return p.make(command, control.Pause, arguments)
+				m.taken, m.also = map[string]int64{}, m.addTo
+				return m.plan(command, control.Pause, force, arguments)
 			}
 			return m.run(command, "moving", arguments, m.move, func(o outcome) string {
 				if o.Move == nil {
@@ -133,35 +131,44 @@ func find(gpus []nvml.Device, name string) (nvml.Device, error) {
 		"that nvidia-smi -L lists", name, len(gpus))
 }
 
-// wanted returns where the user wants GPUs to go, by UUID. on are those of the process.
-func (m *moving) wanted(gpus []nvml.Device, on []nvml.Device) (map[string]string, error) {
+// wanted returns where the user wants GPUs to go, by UUID: those that are named, then all, as the driver wants it. What
+// is taken changes places with what takes it. on are those of the process.
+func (m *moving) wanted(gpus, on []nvml.Device) (named, all map[string]string, err error) {
 	pairs := m.pairs
 	if m.from != "" {
 		pairs = []string{m.from + "=" + m.to}
 	} else if m.to != "" && len(on) == 1 {
 		pairs = []string{on[0].UUID + "=" + m.to}
 	} else if m.to != "" {
-		return nil, impossible(cuda.InvalidValue, "it uses %s: say by --map where each goes, or by --from which one "+
-			"goes to %s", listed(on), m.to)
+		return nil, nil, impossible(cuda.InvalidValue, "it uses %s: say by --map where each goes, or by --from which "+
+			"one goes to %s", listed(on), m.to)
 	}
-	wanted, taken := map[string]string{}, map[string]bool{}
+	named, all = map[string]string{}, map[string]string{}
+	for _, gpu := range gpus {
+		all[gpu.UUID] = gpu.UUID
+	}
 	for _, pair := range pairs {
 		name, other, _ := strings.Cut(pair, "=")
 		old, err := find(gpus, name)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		new, err := find(gpus, other)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if wanted[old.UUID] != "" || taken[new.UUID] {
-			return nil, impossible(cuda.InvalidValue, "%s: each GPU can go to one other, and each be taken once",
-				strings.Join(pairs, ","))
+		for at, goes := range all {
+			if goes == new.UUID && (named[at] != "" || named[old.UUID] != "") {
+				return nil, nil, impossible(cuda.InvalidValue, "%s: each GPU can go to one other, and each be taken "+
+					"once", strings.Join(pairs, ","))
+			} else if goes == new.UUID {
+				all[at], all[old.UUID] = all[old.UUID], goes
+				break
+			}
 		}
-		wanted[old.UUID], taken[new.UUID] = new.UUID, true
+		named[old.UUID] = new.UUID
 	}
-	return wanted, nil
+	return named, all, nil
 }
 
 func listed(gpus []nvml.Device) string {
@@ -172,16 +179,21 @@ func listed(gpus []nvml.Device) string {
 	return strings.Join(names, " and ")
 }
 
-// errElsewhere says that a process uses none of the GPUs that change.
-var errElsewhere = errors.New("it does not use the GPU")
+// What is no failure with --all, and after a move that was killed: the process uses none of the GPUs that change, or it
+// is there.
+var (
+	errElsewhere = impossible(cuda.InvalidValue, "it does not use the GPU")
+	errThere     = impossible(cuda.InvalidValue, "it is there already")
+)
 
 // route finds the way of a process, and refuses what the driver would. here is the process's number.
 func (m *moving) route(here int, state control.ProcessState) (r route, err error) {
-	if r.gpus, err = gpus(); err != nil {
+	shown, err := gpus()
+	if err != nil {
 		return r, fmt.Errorf("NVML does not tell which GPUs there are: %w", err)
 	}
 	found := []process{{ProcessState: state, here: here}}
-	measure(found, r.gpus)
+	measure(found, shown)
 	need, used := map[string]uint64{}, map[string]uint64{}
 	for _, d := range found[0].Bytes {
 		if d.Device >= 0 || d.UsedBytes > 0 {
@@ -196,7 +208,7 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 		}
 	}
 	var on []nvml.Device
-	for _, gpu := range r.gpus {
+	for _, gpu := range shown {
 		if _, uses := need[gpu.UUID]; uses {
 			on = append(on, gpu)
 		}
@@ -204,21 +216,21 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 	if len(on) != len(need) || len(on) == 0 {
 		return r, impossible(cuda.InvalidValue, "it uses %d GPUs, of which NVML shows %d here", len(need), len(on))
 	}
-	wanted, err := m.wanted(r.gpus, on)
+	named, all, err := m.wanted(shown, on)
 	if err != nil {
 		return r, err
 	}
-	if !slices.ContainsFunc(on, func(gpu nvml.Device) bool { return wanted[gpu.UUID] != "" }) {
+	if !slices.ContainsFunc(on, func(gpu nvml.Device) bool { return named[gpu.UUID] != "" }) {
 		return r, fmt.Errorf("%w: it is on %s", errElsewhere, listed(on))
 	}
-	r.complete(wanted)
-	for i, pair := range r.pairs {
-		old := r.gpus[i]
-		new := r.gpus[slices.IndexFunc(r.gpus, func(gpu nvml.Device) bool { return gpu.UUID == pair.New })]
+	for _, old := range shown {
+		new := shown[slices.IndexFunc(shown, func(gpu nvml.Device) bool { return gpu.UUID == all[old.UUID] })]
+		r.there = append(r.there, checkpoint.Pair{Old: old.UUID, New: new.UUID})
+		r.back = append(r.back, checkpoint.Pair{Old: new.UUID, New: old.UUID})
 		_, uses := need[old.UUID]
 		switch {
 		case old.UUID == new.UUID:
-		case uses && wanted[old.UUID] == "":
+		case uses && named[old.UUID] == "":
 			return r, impossible(cuda.InvalidValue, "it uses GPU %d, too: say by --map where that goes", old.Index)
 		case old.Name != new.Name:
 			return r, impossible(cuda.NotSupported, "GPU %d is a %s, and GPU %d a %s: the driver moves a process only "+
@@ -229,7 +241,7 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 		}
 	}
 	if len(r.goes) == 0 {
-		return r, impossible(cuda.InvalidValue, "it is on %s already", listed(on))
+		return r, fmt.Errorf("%w: it is on %s", errThere, listed(on))
 	}
 	for _, leg := range r.goes {
 		if leg.free < leg.need {
@@ -240,50 +252,12 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 	return r, nil
 }
 
-// complete makes pairs of all GPUs, as the driver wants: what is taken makes room in what is left.
-func (r *route) complete(wanted map[string]string) {
-	taken, left := map[string]bool{}, []string{}
-	for _, new := range wanted {
-		taken[new] = true
-	}
-	for _, gpu := range r.gpus {
-		if wanted[gpu.UUID] != "" && !taken[gpu.UUID] {
-			left = append(left, gpu.UUID)
-		}
-	}
-	for _, gpu := range r.gpus {
-		new := wanted[gpu.UUID]
-		if new == "" && !taken[gpu.UUID] {
-			new = gpu.UUID
-		} else if new == "" {
-			new, left = left[0], left[1:]
-		}
-		r.pairs = append(r.pairs, checkpoint.Pair{Old: gpu.UUID, New: new})
-	}
-}
-
-// back has the way back.
-func (r *route) back() (pairs []checkpoint.Pair) {
-	for _, pair := range r.pairs {
-		pairs = append(pairs, checkpoint.Pair{Old: pair.New, New: pair.Old})
-	}
-	return pairs
-}
-
-func (r *route) words() string {
+func (r *route) String() string {
 	var legs []string
 	for _, leg := range r.goes {
 		legs = append(legs, fmt.Sprintf("from GPU %d to GPU %d", leg.old.Index, leg.new.Index))
 	}
 	return strings.Join(legs, ", ")
-}
-
-func (r *route) destinations() string {
-	var to []nvml.Device
-	for _, leg := range r.goes {
-		to = append(to, leg.new)
-	}
-	return listed(to)
 }
 
 // movable returns the driver, and in which state it has the process. Errors: the driver's, and what the process says.
@@ -311,9 +285,9 @@ func halfway(at checkpoint.State, state control.ProcessState) bool {
 	return at != checkpoint.Checkpointed && (at != checkpoint.Running || state.Stats.Everything)
 }
 
-// plan adds to a plan where a process would go.
-func (m *moving) plan(made *plan, process *client.Conn, state control.ProcessState) {
-	made.Op = "move"
+// addTo adds to a plan where a process would go.
+func (m *moving) addTo(made *plan, process *client.Conn, state control.ProcessState) {
+	made.Op = control.Move
 	_, at, err := movable(made.PID, state)
 	var r route
 	if err == nil && halfway(at, state) {
@@ -354,40 +328,38 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 	if err != nil {
 		return ended(o, err)
 	}
-	resume := control.Request{Op: control.Resume, Everything: true}
+	back := control.Request{Op: control.Resume, Everything: true}
 	ends := halfway(at, state)
 	if ends {
-		if o = (resuming{request: resume}).resume(ctx, pid); !o.OK {
+		if o = (resuming{request: back}).resume(ctx, pid); !o.OK {
 			return o
 		}
 		if state, err = process.Status(ctx, answerTime); err != nil {
 			return ended(o, err)
 		}
-		at = checkpoint.Running
 	}
 	r, err := m.route(process.Peer, state)
-	switch {
-	case m.all && errors.Is(err, errElsewhere), ends && err != nil:
-		o.Note = err.Error()
-		if ends {
-			o.Note = "what another command had begun is ended; " + o.Note
-		}
-		return ended(o, nil)
-	case err != nil:
+	if m.all && errors.Is(err, errElsewhere) {
+		o.Note, err = err.Error(), nil
+	} else if ends && errors.Is(err, errThere) {
+		o.Note, err = "another command was killed, and this one has ended its move; "+err.Error(), nil
+	}
+	if err != nil || o.Note != "" {
 		return ended(o, err)
 	}
-	done := moved{GPUs: map[string]string{}}
+	done, part := moved{GPUs: map[string]string{}}, time.Now()
 	for _, leg := range r.goes {
 		done.GPUs[leg.old.UUID] = leg.new.UUID
 	}
-	part := time.Now()
 	passes := func(seconds *float64) {
 		*seconds = time.Since(part).Seconds()
 		part = time.Now()
 	}
-	if out := at == checkpoint.Checkpointed; !out {
-		resume = control.Request{Op: control.Undo} // of what this pause takes, and no more
-		if err = o.do(ctx, process, m.pauses.request); err != nil {
+	var paused outcome
+	out := at == checkpoint.Checkpointed
+	if !out {
+		back = control.Request{Op: control.Undo} // of what this pause takes, and no more
+		if err = paused.do(ctx, process, m.pauses.request); err != nil {
 			return ended(o, err)
 		}
 		passes(&done.Pause)
@@ -397,36 +369,30 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 		if err == nil {
 			err = m.pauses.lockAndCheckpoint(ctx, driver, pid)
 		}
-		if err != nil {
-			return ended(o, m.pauses.undone(driver, process, pid, err, asBefore))
-		}
 		passes(&done.Checkpoint)
 	}
-	err = driver.Restore(pid, driverTime, r.pairs...)
-	switch {
-	case err != nil && resume.Op == control.Resume:
+	if err == nil {
+		err = driver.Restore(pid, driverTime, r.there...)
+	}
+	if err != nil && out {
 		return ended(o, fmt.Errorf("%w; it stays paused", err))
-	case err != nil:
+	} else if err != nil {
 		return ended(o, m.pauses.undone(driver, process, pid, err, asBefore))
 	}
-	lost, nccl := o.WithoutContents, o.NCCL
 	_, err = giveBack(context.Background(), driver, pid, 0)
 	if passes(&done.Restore); err == nil {
-		err = o.do(context.Background(), process, resume)
+		err = o.do(context.Background(), process, back)
 	}
-	switch {
-	case err != nil && resume.Op == control.Resume:
-		return ended(o, fmt.Errorf("%w; it is on %s, and tms resume %d tries again", err, r.destinations(), pid))
-	case err != nil:
+	if err != nil && out {
+		return ended(o, fmt.Errorf("%w; it was moved %v, and tms resume %d tries again", err, &r, pid))
+	} else if err != nil {
 		return ended(o, m.returned(driver, process, pid, &r, err))
 	}
 	passes(&done.Resume)
-	o.WithoutContents, o.Seconds = lost, time.Since(start).Seconds()
-	if o.NCCL == "" {
-		o.NCCL = nccl
-	}
-	done.words = fmt.Sprintf("%s in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)", r.words(),
-		o.Seconds, done.Pause, done.Checkpoint, done.Restore, done.Resume)
+	o.Seconds, o.WithoutContents, o.NCCL = time.Since(start).Seconds(), paused.WithoutContents,
+		cmp.Or(o.NCCL, paused.NCCL)
+	done.words = fmt.Sprintf("%v in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)", &r, o.Seconds,
+		done.Pause, done.Checkpoint, done.Restore, done.Resume)
 	o.Move = &done
 	return ended(o, nil)
 }
@@ -449,10 +415,10 @@ func (m *moving) returned(driver *checkpoint.Driver, process *client.Conn, pid i
 		err = checkpointed(ctx, driver, pid)
 	}
 	if err == nil {
-		err = driver.Restore(pid, driverTime, r.back()...)
+		err = driver.Restore(pid, driverTime, r.back...)
 	}
 	if err != nil {
-		cause, now = fmt.Errorf("%w; it cannot go back either (%w)", cause, err), "it goes on on "+r.destinations()
+		cause, now = fmt.Errorf("%w; it cannot go back either (%w)", cause, err), fmt.Sprint("it goes on moved ", r)
 	}
 	return m.pauses.undone(driver, process, pid, cause, now)
 }

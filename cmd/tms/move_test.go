@@ -5,7 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -184,7 +186,7 @@ func TestAFailedMove(t *testing.T) {
 	succeeds(t, "resume", m.number())
 	m.on(0)
 	m.spoiled("cuCheckpointProcessUnlock:1:999,cuCheckpointProcessCheckpoint:2:999",
-		"it cannot go back either (cuCheckpointProcessCheckpoint: unknown error (999)); it goes on on GPU 1",
+		"it cannot go back either (cuCheckpointProcessCheckpoint: unknown error (999)); it goes on moved from GPU 0 to GPU 1",
 		"move", m.number(), "--to", "1")
 	m.on(1)
 }
@@ -214,7 +216,7 @@ func TestAMoveThatDies(t *testing.T) {
 			require.Contains(t, succeeds(t, "ps"), m.number())
 			if next == "move" {
 				out, stderr, code := command(t, "move", m.number(), "--to", "1")
-				require.True(t, code == 0 || strings.Contains(stderr, "it is on GPU 1 already"), stderr)
+				require.True(t, code == 0 || strings.Contains(stderr, "it is there already: it is on GPU 1"), stderr)
 				m.comes(1)
 				t.Log(call, out, stderr)
 				m.move("0")
@@ -238,6 +240,8 @@ func TestAMoveThatDies(t *testing.T) {
 func TestWhatIsPausedIsMoved(t *testing.T) {
 	m := startMobile(t)
 	m.whole.pause()
+	require.Equal(t, m.number()+": would move 32.00 MiB from GPU 0 to GPU 2; 128.00 MiB free\n",
+		succeeds(t, "move", m.number(), "--to", "2", "--dry-run"))
 	require.Equal(t, [3]int{128, 128, 128}, m.free())
 	require.Equal(t, uuidOf(0), m.at())
 	m.spoiled("cuCheckpointProcessRestore:1:2", "out of memory (2); it stays paused", "move", m.number(), "--to", "2")
@@ -259,7 +263,7 @@ func TestMovesThatAreRefused(t *testing.T) {
 		m.on(0)
 	}
 	refused("GPU 0 is a one, and GPU 1 a other: the driver moves a process only between GPUs of one model", "--to", "1")
-	refused("it is on GPU 0 already", "--to", "0")
+	refused("it is there already: it is on GPU 0", "--to", "0")
 	refused(`"3" is not one of the 3 GPUs here; give the number or the UUID that nvidia-smi -L lists`, "--to", "3")
 	refused(`"GPU-6" is not one of the 3 GPUs`, "--to", "GPU-6")
 	refused("it does not use the GPU: it is on GPU 0", "--from", "1", "--to", "2")
@@ -343,6 +347,8 @@ func TestADeviceIsEmptied(t *testing.T) {
 	succeeds(t, "move", third.number(), "--to", "2")
 	second := m.start(t)
 	require.Equal(t, [3]int{128 - 72 - 32, 128, 128 - 32}, m.free())
+	require.Contains(t, succeeds(t, "move", "--all", "--from", "0", "--to", "1", "--dry-run"),
+		third.number()+": nothing to move\n")
 	out := succeeds(t, "move", "--all", "--from", "0", "--to", "1")
 	require.Contains(t, out, m.number()+": moved from GPU 0 to GPU 1")
 	require.Contains(t, out, second.number()+": moved from GPU 0 to GPU 1")
@@ -417,4 +423,23 @@ func TestCommunicatorsAreMovedSuspended(t *testing.T) {
 			c.do("check")
 		})
 	}
+}
+
+// Commands that move a process at the same time disturb one another, but the process goes on, all of it in one place.
+func TestMovesAtTheSameTime(t *testing.T) {
+	m := startMobile(t)
+	m.do("work")
+	for range hermetic.Often(30, 8) {
+		var all sync.WaitGroup
+		for _, arguments := range [][]string{{"move", m.number(), "--to", "1"}, {"move", m.number(), "--to", "2"},
+			{"resume", m.number()}} {
+			all.Go(func() { _, _, _ = once(t, arguments...) })
+		}
+		all.Wait()
+		succeeds(t, "resume", m.number())
+		m.advances("cycles")
+		free := m.free()
+		require.Equal(t, []int{56 - 4, 128, 128}, slices.Sorted(slices.Values(free[:])))
+	}
+	m.do("calm", "check")
 }

@@ -65,6 +65,7 @@ type steering struct {
 	dryRun bool
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
 	tag    string
+	also   func(*plan, *client.Conn, control.ProcessState) // adds to the plan of each process; nil: nothing
 }
 
 func (s *steering) add(command *cobra.Command) {
@@ -235,7 +236,13 @@ func (s *steering) conclude(command *cobra.Command, results any, outcomes []outc
 
 // plan prints what would happen to each process.
 func (s *steering) plan(command *cobra.Command, op string, force bool, arguments []string) error {
-	return s.planning(force).make(command, op, arguments)
+	pids, err := s.named(command, arguments)
+	if err != nil {
+		return err
+	}
+	p := s.planning(force)
+	p.run(command, op, pids...)
+	return s.conclude(command, p.plans, p.outcomes)
 }
 
 // verdict returns the error with which a command ends, or nil.

@@ -43,7 +43,7 @@ static CUresult checkpoint(struct process_page *page)
 		process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_FAILED);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
-	TRY(budget_lend(page->process, page->shared));
+	TRY(budget_lend(page->process, page->shared, NULL));
 	process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_CHECKPOINTED);
 	return CUDA_SUCCESS;
 }
@@ -121,7 +121,7 @@ static CUresult restore(int pid, const CUcheckpointRestoreArgs *args)
 	else if (args && args->gpuPairs)
 		result = follow(page, args, places);
 	if (result == CUDA_SUCCESS)
-		result = budget_claim(page->process, page->shared, places);
+		result = budget_lend(page->process, page->shared, places);
 	for (int i = 0; i < MAX_DEVICES && result == CUDA_SUCCESS; i++)
 		atomic_store(&page->places[i], places[i]);
 	if (result == CUDA_SUCCESS)

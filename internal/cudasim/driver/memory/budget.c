@@ -332,8 +332,7 @@ uint64_t budget_free(int device)
 }
 
 // Another process's segment may be a different one.
-static CUresult change(int process, const char *shared, CUresult (*how)(struct segment *, struct member *, const int *),
-		       const int *places)
+CUresult budget_lend(int process, const char *shared, const int *places)
 {
 	char path[sizeof file];
 	struct location location;
@@ -347,36 +346,19 @@ static CUresult change(int process, const char *shared, CUresult (*how)(struct s
 	if (!of)
 		return result;
 	drop_dead(of);
-	for (int i = 0; i < MEMBERS; i++)
-		if (of->members[i].identity.process == process)
-			result = how(of, &of->members[i], places);
+	for (int i = 0; i < MEMBERS; i++) {
+		struct member *member = &of->members[i];
+		if (member->identity.process != process)
+			continue;
+		result = CUDA_SUCCESS;
+		for (int device = 0; places && member->lent && device < MAX_DEVICES; device++)
+			if (held(of, places[device]) + member->used[device] > of->memory)
+				result = CUDA_ERROR_OUT_OF_MEMORY;
+		if (result == CUDA_SUCCESS && places)
+			memcpy(member->places, places, sizeof member->places);
+		if (result == CUDA_SUCCESS)
+			member->lent = !places;
+	}
 	detach(of, path);
 	return result;
-}
-
-static CUresult lend(struct segment *of, struct member *member, const int *places)
-{
-	(void)of, (void)places;
-	member->lent = true;
-	return CUDA_SUCCESS;
-}
-
-static CUresult claim(struct segment *of, struct member *member, const int *places)
-{
-	for (int device = 0; member->lent && device < MAX_DEVICES; device++)
-		if (held(of, places[device]) + member->used[device] > of->memory)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-	memcpy(member->places, places, sizeof member->places);
-	member->lent = false;
-	return CUDA_SUCCESS;
-}
-
-CUresult budget_lend(int process, const char *shared)
-{
-	return change(process, shared, lend, NULL);
-}
-
-CUresult budget_claim(int process, const char *shared, const int places[MAX_DEVICES])
-{
-	return change(process, shared, claim, places);
 }

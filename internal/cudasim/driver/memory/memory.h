@@ -93,10 +93,9 @@ void budget_leave(void);
 bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
 uint64_t budget_free(int device);
-// Lends another process's memory, by its number and CUDASIM_SHARED, to others, or claims it again, at these places.
-// CUDA_ERROR_OUT_OF_MEMORY: others still have it.
-CUresult budget_lend(int process, const char *shared);
-CUresult budget_claim(int process, const char *shared, const int places[MAX_DEVICES]);
+// Lends another process's memory, by its number and CUDASIM_SHARED, to others, or claims it again at these places
+// (NULL: lends). CUDA_ERROR_OUT_OF_MEMORY: others have it.
+CUresult budget_lend(int process, const char *shared, const int *places);
 
 // --- physical memory (block.c)
 CUresult block_new(int device, uint64_t size, struct block **block);
