@@ -28,20 +28,10 @@ type plan struct {
 	// For a pause to host memory: the bytes that it needs, and the bytes available; nil: unknown, or no limit.
 	HostBytes          uint64  `json:"host_bytes"`
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
-	// For a move: where the process goes from.
-	Legs  []planLeg `json:"moves,omitempty"`
-	Error string    `json:"error,omitempty"` // why it would not be done
+	Legs               legs    `json:"gpus,omitempty"`  // for a move
+	Error              string  `json:"error,omitempty"` // why it would not be done
 
 	unreachable bool
-}
-
-// planLeg is what goes from one GPU to another, by UUID.
-type planLeg struct {
-	From     string `json:"from"`
-	To       string `json:"to"`
-	Bytes    uint64 `json:"bytes"` // everything that is known
-	Free     uint64 `json:"free_bytes"`
-	from, to int
 }
 
 // planDevice is a device's part of a plan.

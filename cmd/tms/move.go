@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,24 +37,36 @@ type moving struct {
 
 // moved is what a move has done, for its outcome.
 type moved struct {
-	GPUs       map[string]string `json:"gpus"` // by UUID: where the process is now, of where it was
-	Pause      float64           `json:"pause_seconds"`
-	Checkpoint float64           `json:"checkpoint_seconds"` // with the lock
-	Restore    float64           `json:"restore_seconds"`    // with the unlock
-	Resume     float64           `json:"resume_seconds"`
-	words      string
+	Legs       legs    `json:"gpus"`
+	Pause      float64 `json:"pause_seconds"`
+	Checkpoint float64 `json:"checkpoint_seconds"` // with the lock
+	Restore    float64 `json:"restore_seconds"`    // with the unlock
+	Resume     float64 `json:"resume_seconds"`
 }
 
 // route is the way of one process.
 type route struct {
 	there, back []checkpoint.Pair // of all GPUs
-	goes        []leg             // those on which the process is, and which change
+	legs        legs              // of those on which the process is, and which change
 }
 
-// leg is one GPU's part of a route.
+// leg is what goes from one GPU to another.
 type leg struct {
-	old, new   nvml.Device
-	need, free uint64
+	From     string `json:"from"` // UUIDs
+	To       string `json:"to"`
+	Bytes    uint64 `json:"bytes"` // all that is known
+	Free     uint64 `json:"free_bytes"`
+	from, to int
+}
+
+type legs []leg
+
+func (l legs) String() string {
+	var words []string
+	for _, leg := range l {
+		words = append(words, fmt.Sprintf("from GPU %d to GPU %d", leg.from, leg.to))
+	}
+	return strings.Join(words, ", ")
 }
 
 func moveCommand() *cobra.Command {
@@ -82,6 +95,7 @@ with everything, and comes back there. GPUs have the numbers of nvidia-smi.`,
 					return fmt.Errorf("--map %q: give each GPU and where it goes, such as 0=2,1=3", pair)
 				}
 			}
+			_ = os.Unsetenv("CUDA_VISIBLE_DEVICES") // the driver is given all GPUs
 			m.pauses.request = control.Request{Op: control.Pause, Everything: true, Force: force,
 				Timeout: new(timeout.Seconds())}
 			if m.dryRun {
@@ -92,7 +106,9 @@ with everything, and comes back there. GPUs have the numbers of nvidia-smi.`,
 				if o.Move == nil {
 					return o.nothing("move")
 				}
-				text := "moved " + o.Move.words + without(", ", o.WithoutContents)
+				text := fmt.Sprintf("moved %v in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)",
+					o.Move.Legs, o.Seconds, o.Move.Pause, o.Move.Checkpoint, o.Move.Restore, o.Move.Resume) +
+					without(", ", o.WithoutContents)
 				if o.NCCL != "" {
 					text += "; " + o.NCCL
 				}
@@ -237,27 +253,19 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 				"between GPUs of one model", old.Index, old.Name, new.Index, new.Name)
 		case uses:
 			free := max(0, int64(new.FreeBytes+used[new.UUID])-m.taken[new.UUID])
-			r.goes = append(r.goes, leg{old, new, need[old.UUID], uint64(free)})
+			r.legs = append(r.legs, leg{old.UUID, new.UUID, need[old.UUID], uint64(free), old.Index, new.Index})
 		}
 	}
-	if len(r.goes) == 0 {
+	if len(r.legs) == 0 {
 		return r, fmt.Errorf("%w: it is on %s", errThere, listed(on))
 	}
-	for _, leg := range r.goes {
-		if leg.free < leg.need {
-			return r, impossible(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.new.Index,
-				readable.Bytes(leg.free), readable.Bytes(leg.need))
+	for _, leg := range r.legs {
+		if leg.Free < leg.Bytes {
+			return r, impossible(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.to,
+				readable.Bytes(leg.Free), readable.Bytes(leg.Bytes))
 		}
 	}
 	return r, nil
-}
-
-func (r *route) String() string {
-	var legs []string
-	for _, leg := range r.goes {
-		legs = append(legs, fmt.Sprintf("from GPU %d to GPU %d", leg.old.Index, leg.new.Index))
-	}
-	return strings.Join(legs, ", ")
 }
 
 // movable returns the driver, and in which state it has the process. Errors: the driver's, and what the process says.
@@ -300,11 +308,10 @@ func (m *moving) addTo(made *plan, process *client.Conn, state control.ProcessSt
 		*made = plan{PID: made.PID, Op: made.Op, Devices: []planDevice{}}
 		return
 	}
-	for _, leg := range r.goes {
-		made.Legs = append(made.Legs, planLeg{leg.old.UUID, leg.new.UUID, leg.need, leg.free, leg.old.Index,
-			leg.new.Index})
-		m.taken[leg.new.UUID] += int64(leg.need)
-		m.taken[leg.old.UUID] -= int64(leg.need)
+	made.Legs = r.legs
+	for _, leg := range r.legs {
+		m.taken[leg.To] += int64(leg.Bytes)
+		m.taken[leg.From] -= int64(leg.Bytes)
 	}
 	if err != nil {
 		made.Error = err.Error()
@@ -347,10 +354,7 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 	if err != nil || o.Note != "" {
 		return ended(o, err)
 	}
-	done, part := moved{GPUs: map[string]string{}}, time.Now()
-	for _, leg := range r.goes {
-		done.GPUs[leg.old.UUID] = leg.new.UUID
-	}
+	done, part := moved{Legs: r.legs}, time.Now()
 	passes := func(seconds *float64) {
 		*seconds = time.Since(part).Seconds()
 		part = time.Now()
@@ -384,15 +388,13 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 		err = o.do(context.Background(), process, back)
 	}
 	if err != nil && out {
-		return ended(o, fmt.Errorf("%w; it was moved %v, and tms resume %d tries again", err, &r, pid))
+		return ended(o, fmt.Errorf("%w; it was moved %v, and tms resume %d tries again", err, r.legs, pid))
 	} else if err != nil {
 		return ended(o, m.returned(driver, process, pid, &r, err))
 	}
 	passes(&done.Resume)
 	o.Seconds, o.WithoutContents, o.NCCL = time.Since(start).Seconds(), paused.WithoutContents,
 		cmp.Or(o.NCCL, paused.NCCL)
-	done.words = fmt.Sprintf("%v in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)", &r, o.Seconds,
-		done.Pause, done.Checkpoint, done.Restore, done.Resume)
 	o.Move = &done
 	return ended(o, nil)
 }
@@ -418,7 +420,7 @@ func (m *moving) returned(driver *checkpoint.Driver, process *client.Conn, pid i
 		err = driver.Restore(pid, driverTime, r.back...)
 	}
 	if err != nil {
-		cause, now = fmt.Errorf("%w; it cannot go back either (%w)", cause, err), fmt.Sprint("it goes on moved ", r)
+		cause, now = fmt.Errorf("%w; it cannot go back either (%w)", cause, err), fmt.Sprint("it goes on moved ", r.legs)
 	}
 	return m.pauses.undone(driver, process, pid, cause, now)
 }

@@ -112,6 +112,9 @@ func TestAMoveThereAndBack(t *testing.T) {
 		m.do("check")
 	}
 	require.Contains(t, succeeds(t, "ps", "--bytes"), "device 0, cudasim: 76.0 MiB by NVML")
+	_, address := serving(t)
+	require.Equal(t, []float64{76 << 20}, scrape(t, address).values("tms_device_process_bytes", "pid="+m.number(),
+		"device=0", "uuid="+uuidOf(1)))
 
 	outcomes := parsed[[]outcome](t, succeeds(t, "move", m.number(), "--to", "0", "--json"))
 	require.Len(t, outcomes, 1)
@@ -119,7 +122,7 @@ func TestAMoveThereAndBack(t *testing.T) {
 	require.EqualValues(t, 36<<20, outcomes[0].Bytes)
 	require.EqualValues(t, 8<<20, outcomes[0].WithoutContents)
 	done := outcomes[0].Move
-	require.Equal(t, map[string]string{uuidOf(1): uuidOf(0)}, done.GPUs)
+	require.Equal(t, legs{{From: uuidOf(1), To: uuidOf(0), Bytes: 76 << 20, Free: 128 << 20}}, done.Legs)
 	require.Positive(t, min(done.Pause, done.Checkpoint, done.Restore, done.Resume))
 	require.InDelta(t, outcomes[0].Seconds, done.Pause+done.Checkpoint+done.Restore+done.Resume, outcomes[0].Seconds)
 	m.do("check")

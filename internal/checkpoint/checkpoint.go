@@ -117,15 +117,8 @@ type Pair struct{ Old, New string }
 func (d *Driver) Restore(pid int, timeout time.Duration, pairs ...Pair) error {
 	raw := make([]cuda.GPUPair, len(pairs))
 	for i, pair := range pairs {
-		for _, u := range []struct {
-			text  string
-			bytes *[16]byte
-		}{{pair.Old, &raw[i].Old}, {pair.New, &raw[i].New}} {
-			digits := strings.ReplaceAll(strings.TrimPrefix(u.text, "GPU-"), "-", "")
-			bytes, err := hex.DecodeString(digits)
-			if copy(u.bytes[:], bytes); err != nil || len(bytes) != len(u.bytes) {
-				return fmt.Errorf("%q is no UUID of a GPU", u.text)
-			}
+		if !decode(pair.Old, &raw[i].Old) || !decode(pair.New, &raw[i].New) {
+			return fmt.Errorf("%q and %q are no UUIDs of GPUs", pair.Old, pair.New)
 		}
 	}
 	return within(timeout, func() error {
@@ -136,6 +129,11 @@ func (d *Driver) Restore(pid int, timeout time.Duration, pairs ...Pair) error {
 		}
 		return err
 	})
+}
+
+func decode(uuid string, to *[16]byte) bool {
+	bytes, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(uuid, "GPU-"), "-", ""))
+	return copy(to[:], bytes) == len(to) && len(bytes) == len(to) && err == nil
 }
 
 // Unlock lets the CUDA calls of a locked process go on. (cuCheckpointProcessUnlock)

@@ -119,7 +119,7 @@ func TestARestoreOnAnotherGPU(t *testing.T) {
 		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there[:2]...), cuda.InvalidValue)
 		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there[0], there[0], there[1]), cuda.InvalidValue)
 		for _, text := range []string{"", "GPU-", "GPU-63", "GPU-zz", uuid(0) + "00"} {
-			require.ErrorContains(t, driver.Restore(p.pid, time.Minute, Pair{uuid(0), text}), "is no UUID of a GPU")
+			require.ErrorContains(t, driver.Restore(p.pid, time.Minute, Pair{uuid(0), text}), "are no UUIDs of GPUs")
 		}
 		sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.OutOfMemory))
 		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there...), cuda.OutOfMemory)

@@ -208,7 +208,7 @@ type ProcessState struct {
 	// Devices are the devices on which the process has a context, in its own order; while everything is paused, those
 	// on which it had one.
 	Devices []Device `json:"devices"`
-	Stays   string   `json:"stays,omitempty"` // why it cannot be moved to another GPU, as far as it knows
+	Stays   string   `json:"stays,omitempty"`   // why it cannot be moved to another GPU, as far as it knows
 	Account *Account `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
 }
 

@@ -67,7 +67,8 @@ def move(program: Program, there: str, before: dict[str, int]) -> dict[str, Any]
         raise program.failure(str(failed)) from None
     done: dict[str, Any] = {**answer["move"], "outside_seconds": time.monotonic() - begin}
     now, after = used(), places(program)
-    if after != [done["gpus"][gpu] for gpu in here]:
+    way = {gpu["from"]: gpu["to"] for gpu in done["gpus"]}
+    if after != [way[gpu] for gpu in here]:
         raise program.failure(f"it was on {here}, {answer}, and tms ps says {after}")
     if len(here) == 1 and (
         now[here[0]] > before[here[0]] + MOST_LEFT or now[there] <= before[there]
