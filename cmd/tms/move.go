@@ -76,8 +76,8 @@ func moveCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "move PID...",
 		Short: "Move running processes to other GPUs",
-		Long: `Moves processes to other GPUs of the same model while they run: each is paused
-with everything, and comes back there. GPUs have the numbers of nvidia-smi.`,
+		Long: `Moves running processes to other GPUs of the same model: the driver takes all of
+each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 		Example: `  tms move 12345 --to 1
   tms move 12345 --map 0=2,1=3
   tms move --all --from 0 --to 1`,
@@ -86,7 +86,7 @@ with everything, and comes back there. GPUs have the numbers of nvidia-smi.`,
 			case (m.to == "") == (len(m.pairs) == 0):
 				return errors.New("give either --to, or --map with the GPUs that change, such as 0=2,1=3")
 			case m.from != "" && m.to == "":
-				return errors.New("--from goes with --to: leave it out")
+				return errors.New("--from says what goes to --to: leave it out of a --map")
 			case m.all && m.from == "" && len(m.pairs) == 0:
 				return errors.New("--all takes --from or --map: which GPU is to be emptied?")
 			}
@@ -122,6 +122,9 @@ with everything, and comes back there. GPUs have the numbers of nvidia-smi.`,
 	command.Flags().StringVar(&m.to, "to", "", "`GPU` to move to, by number or UUID")
 	command.Flags().StringVar(&m.from, "from", "", "move only what is on this `GPU`")
 	command.Flags().StringSliceVar(&m.pairs, "map", nil, "`OLD=NEW` for each GPU that changes, with commas between")
+	for _, flag := range []string{"to", "from", "map"} {
+		completes(command, flag)
+	}
 	return command
 }
 
@@ -131,17 +134,10 @@ func impossible(code cuda.Result, format string, arguments ...any) error {
 
 // find returns the GPU that a user names.
 func find(gpus []nvml.Device, name string) (nvml.Device, error) {
-	var found []nvml.Device
 	for _, gpu := range gpus {
-		if strconv.Itoa(gpu.Index) == name {
+		if name == strconv.Itoa(gpu.Index) || name == gpu.UUID {
 			return gpu, nil
 		}
-		if strings.HasPrefix(gpu.UUID, "GPU-"+strings.TrimPrefix(name, "GPU-")) && len(name) > len("GPU-") {
-			found = append(found, gpu)
-		}
-	}
-	if len(found) == 1 {
-		return found[0], nil
 	}
 	return nvml.Device{}, impossible(cuda.InvalidValue, "%q is not one of the %d GPUs here; give the number or the UUID "+
 		"that nvidia-smi -L lists", name, len(gpus))
@@ -218,7 +214,7 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 	}
 	for _, d := range state.Stats.Devices {
 		for _, tag := range d.Tags {
-			if state.Stats.Everything {
+			if state.Stats.Everything { // a resume takes what is paused
 				need[d.UUID] += tag.PausedBytes
 			}
 		}
@@ -278,11 +274,7 @@ func movable(pid int, state control.ProcessState) (*checkpoint.Driver, checkpoin
 		return nil, checkpoint.Failed, err
 	}
 	at, err := driver.State(pid)
-	switch {
-	case err != nil:
-	case at == checkpoint.Failed:
-		err = errors.New("a checkpoint lost the CUDA state of the process, which must be ended")
-	case state.Stays != "":
+	if err == nil && state.Stays != "" {
 		err = impossible(cuda.NotSupported, "%s", strings.TrimSuffix(state.Stays, otherwise))
 	}
 	return driver, at, err
