@@ -8,6 +8,7 @@ import (
 	"math"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
@@ -87,17 +88,28 @@ func notCheckpointed() error {
 // Otherwise the call would wait at the gate until the resume, and so would every status; but a resume asks for one.
 var askingDriver sync.RWMutex
 
-// devicesBefore are the process's devices when it last paused everything.
-var devicesBefore = []control.Device{}
+// Of the last pause of everything: the devices on which the process then was, and whether it has not looked since where
+// they are.
+var (
+	devicesBefore []control.Device
+	unlooked      atomic.Bool
+)
 
 func beginEverything() {
 	askingDriver.Lock()
 	defer askingDriver.Unlock()
 	if e := engine.Load(); e != nil {
 		devicesBefore = account.Devices(driver)
-		e.MayMove()
+		unlooked.Store(true)
 	}
 	C.everything_set(true)
+}
+
+// findPlaces finds out where the devices are, if the driver may have moved them since the last look.
+func findPlaces(e *vmm.Engine) {
+	if unlooked.Swap(false) {
+		e.FindPlaces()
+	}
 }
 
 // stays returns why the process cannot be moved to another GPU; "": nothing is known that prevents it. A communicator
@@ -130,6 +142,7 @@ func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) 
 	if stats.Everything {
 		stats.Stats, err = e.KnownStats()
 	} else {
+		findPlaces(e)
 		stats.Stats, err = e.Stats()
 	}
 	if available := min(hostmemory.Machine(), hostmemory.Group("self")); available < math.MaxUint64 {

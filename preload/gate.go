@@ -263,6 +263,7 @@ func beenIdle(idle time.Duration) error {
 func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	if !C.everything_asked() { // the process has already undone the driver's part
 		releasePolls()
+		findPlaces(e)
 	}
 	nccl.resuming.Add(1)
 	bytes, err = e.Resume(options)

@@ -99,7 +99,7 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 	state.Devices = account.Devices(asked)
 	state.Account = account.Of(asked, state.Devices)
 	if C.everything_asked() {
-		state.Devices = devicesBefore
+		state.Devices = append(state.Devices, devicesBefore...)
 	}
 	state.Stays = stays()
 	return err

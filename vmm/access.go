@@ -23,7 +23,7 @@ func (e *Engine) refreshUsers(d *device) {
 	d.looking.Lock()
 	defer d.looking.Unlock()
 	list := []int{d.ordinal}
-	for _, peer := range d.place.Load().peers {
+	for _, peer := range *d.peers.Load() {
 		used, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer))
 		if used = used && err == nil; !used {
 			_ = e.contexts(peer, func(cuda.Context) error {
@@ -60,7 +60,7 @@ func (d *device) findPeers() (peers []int) {
 func (e *Engine) Grant() (err error) {
 	defer e.audit(&err)
 	for _, d := range e.known() {
-		if len(d.place.Load().peers) == 0 {
+		if len(*d.peers.Load()) == 0 {
 			continue
 		}
 		e.refreshUsers(d)

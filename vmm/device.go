@@ -21,7 +21,9 @@ type device struct {
 	shares      atomic.Bool // such memory was made
 	tags        map[string]*tag
 	space       *space.Space[segment]
-	place       atomic.Pointer[place]
+	uuid        string                // "": the driver does not report it
+	node        atomic.Int64          // NUMA node of the nearest host memory; -1: unknown
+	peers       atomic.Pointer[[]int] // devices that could have access to its memory
 	looking     sync.Mutex            // held while that is looked up:
 	access      atomic.Pointer[[]int] // which of the peers are used
 	pools       int64                 // bytes that NotePool has noted
@@ -32,13 +34,6 @@ type device struct {
 	streamed    atomic.Bool           // the driver has had to make streams
 	progress    atomic.Pointer[progress]
 	gated       int // segments that are paused by a gated pause
-}
-
-// place is what changes when the process moves to another GPU.
-type place struct {
-	uuid  string // "": the driver does not report it
-	node  int    // NUMA node of the nearest host memory; -1: unknown
-	peers []int  // devices that could have access to its memory
 }
 
 func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
@@ -67,34 +62,34 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if d.context, err = driver.DevicePrimaryCtxRetain(handle); err != nil {
 		return nil, err
 	}
-	d.findPlace()
+	d.uuid = d.findPlace()
 	return d, nil
 }
 
-func (d *device) findPlace() {
-	var found place
-	var err error
-	if found.node, err = d.driver.DeviceAttribute(cuda.AttributeHostNUMAID, cuda.Device(d.ordinal)); err != nil {
-		found.node = -1 // drivers before CUDA 12.2 do not know the attribute
+// findPlace finds out what changes when the process moves to another GPU, and returns the UUID.
+func (d *device) findPlace() string {
+	node, err := d.driver.DeviceAttribute(cuda.AttributeHostNUMAID, cuda.Device(d.ordinal))
+	if err != nil {
+		node = -1 // drivers before CUDA 12.2 do not know the attribute
 	}
-	if found.uuid, err = d.driver.DeviceUUID(cuda.Device(d.ordinal)); err != nil {
-		found.uuid = ""
+	d.node.Store(int64(node))
+	peers := d.findPeers()
+	d.peers.Store(&peers)
+	uuid, err := d.driver.DeviceUUID(cuda.Device(d.ordinal))
+	if err != nil {
+		return ""
 	}
-	found.peers = d.findPeers()
-	d.place.Store(&found)
+	return uuid
 }
 
-// MayMove says that the process may be on other GPUs when the driver next answers. The engine then finds out.
-func (e *Engine) MayMove() { e.moved.Store(true) }
-
-// findPlaces finds out anew where the devices are, if the process may have moved. A call that fails loses what it would
-// have found.
-func (e *Engine) findPlaces() {
-	if !e.moved.Swap(false) {
-		return
-	}
+// FindPlaces finds out anew which GPUs the devices are: call it when the driver may have moved the process. A call that
+// fails loses what it would have found.
+func (e *Engine) FindPlaces() {
 	for _, d := range e.known() {
-		d.findPlace()
+		uuid := d.findPlace()
+		e.mu.Lock()
+		d.uuid = uuid
+		e.mu.Unlock()
 	}
 }
 

@@ -34,8 +34,6 @@ type Engine struct {
 
 	cannotHash sync.Once // for its warning
 
-	moved atomic.Bool // perhaps, since findPlaces
-
 	transition ticketLock // of pauses, resumes, moves, preparations and resets
 
 	// mu guards everything below. The package comment says when it is held.

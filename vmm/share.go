@@ -146,7 +146,7 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		e.sharing.importers[id] = append(e.sharing.importers[id], to)
 		e.sharing.mu.Unlock()
 		lent = Lent{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(),
-			Tag: s.tag.name, Device: s.device.place.Load().uuid}
+			Tag: s.tag.name, Device: s.device.uuid}
 		if f := s.userMapped; f != nil { // the program may have mapped less, or nothing
 			lent.Extent, lent.Offset, lent.Size = f.size, 0, f.size
 		}

@@ -34,7 +34,6 @@ func (e *Engine) Recorded() stats.Stats {
 
 // Stats reads the statistics. A segment that a pause or resume works on counts as before it.
 func (e *Engine) Stats() (stats.Stats, error) {
-	e.findPlaces()
 	e.mu.Lock()
 	held, devices := e.recorded()
 	e.mu.Unlock()
@@ -66,7 +65,7 @@ func (e *Engine) recorded() (stats.Stats, []*device) {
 
 // statsOf returns what the records say about a device. The caller holds e.mu.
 func (e *Engine) statsOf(d *device) stats.Device {
-	of := stats.Device{Device: d.ordinal, UUID: d.place.Load().uuid, TotalBytes: d.total, Tags: []stats.Tag{},
+	of := stats.Device{Device: d.ordinal, UUID: d.uuid, TotalBytes: d.total, Tags: []stats.Tag{},
 		Progress: d.readProgress(), PoolBytes: uint64(max(0, d.pools))}
 	if t := e.totals[d.ordinal]; t != nil {
 		of.Pauses, of.Resumes = t.pauses, t.resumes

@@ -49,7 +49,7 @@ type batch struct {
 }
 
 func (d *device) job() backup.Job {
-	return backup.Job{Device: d.ordinal, Context: d.context, Node: d.place.Load().node}
+	return backup.Job{Device: d.ordinal, Context: d.context, Node: int(d.node.Load())}
 }
 
 // span returns where the device reaches a segment's contents.
@@ -70,7 +70,6 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 	defer func() { reported() }() // without the lock: a report may wait for what the host holds
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	e.findPlaces()
 	batches := e.begin(o.Tags, wanted)
 	o.spent.waited += time.Since(start)
 	if len(batches) == 0 {
@@ -174,7 +173,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	defer e.mu.Unlock()
 	for _, b := range batches {
 		d := b.device
-		if len(d.place.Load().peers) > 0 {
+		if len(*d.peers.Load()) > 0 {
 			e.grantLate(b)
 		}
 		tags := map[*tag]bool{}
