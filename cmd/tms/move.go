@@ -352,6 +352,7 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 		part = time.Now()
 	}
 	var paused outcome
+	driver.Prepare()
 	out := at == checkpoint.Checkpointed
 	if !out {
 		back = control.Request{Op: control.Undo} // of what this pause takes, and no more

@@ -159,11 +159,7 @@ func eachCall(try func(call string) (made bool)) (tried int) {
 func TestAFailedMove(t *testing.T) {
 	m := startMobile(t)
 	tried := eachCall(func(call string) bool {
-		code := "999"
-		if strings.HasPrefix(call, "cuInit") {
-			code = "3" // the restore, which needs it, then fails, too
-		}
-		t.Setenv("CUDASIM_FAIL", call+":"+code)
+		t.Setenv("CUDASIM_FAIL", call+":999")
 		_, stderr, ended := command(t, "move", m.number(), "--to", "1")
 		t.Setenv("CUDASIM_FAIL", "")
 		if ended == 0 {
@@ -176,6 +172,7 @@ func TestAFailedMove(t *testing.T) {
 	})
 	require.GreaterOrEqual(t, tried, 9)
 	for planned, words := range map[string]string{
+		"cuInit:1:3,cuInit:2:3":               "cuInit: initialization error (3); it goes on as before",
 		"cuCheckpointProcessLock:1:600":       "device not ready (600)); it goes on as before",
 		"cuCheckpointProcessCheckpoint:1:801": "a part of a GPU (MIG); it goes on as before",
 		"cuCheckpointProcessRestore:1:2":      "out of memory (2); it goes on as before",

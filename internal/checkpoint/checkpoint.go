@@ -108,6 +108,9 @@ func (d *Driver) CanMove() error {
 	return err
 }
 
+// Prepare begins, on another thread, what a restore must do first, and which takes some tenths of a second. (cuInit)
+func (d *Driver) Prepare() { go func() { _ = d.cuda.Init() }() }
+
 // Pair says on which GPU to restore what was on another, by their UUIDs as NVML writes them.
 type Pair struct{ Old, New string }
 
