@@ -124,6 +124,16 @@ EXPORT const char *tms_get_cpu_backup_backend(void) { return region_get().mmap ?
 EXPORT void tms_set_retain_cpu_backup(bool on) { atomic_store(&region_process.retain_cpu_backup, on); }
 EXPORT bool tms_get_retain_cpu_backup(void) { return atomic_load(&region_process.retain_cpu_backup); }
 
+EXPORT double tms_get_resume_wait(void) { return atomic_load(&region_process.resume_wait); }
+
+EXPORT int tms_set_resume_wait(double seconds)
+{
+	if (!(seconds >= 0))
+		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
+	atomic_store(&region_process.resume_wait, seconds);
+	return SUCCESS;
+}
+
 EXPORT void tms_set_enable_peer_backup(bool on, int device)
 {
 	if (on && (device < -1 || device >= DEVICES_MOST))
@@ -229,12 +239,13 @@ EXPORT int tms_pause_everything(double timeout)
 	return code;
 }
 
-/* tags: NULL: all. */
+/* tags: NULL: all; seconds: less than 0: tms_set_resume_wait's. */
 static int resume(const char *const *tags, double seconds)
 {
 	int code = operation_allowed();
 	if (code == SUCCESS)
-		code = everything_restore(seconds > 0 ? seconds : 0); /* any driver call would wait for that */
+		/* any driver call would wait for that */
+		code = everything_restore(seconds < 0 ? tms_get_resume_wait() : seconds);
 	return code == SUCCESS ? operation_transition(OPERATION_RESUME, tags, NULL, seconds) : code;
 }
 

@@ -144,12 +144,15 @@ func listens(t *testing.T, pid int) {
 	}, time.Minute, 5*time.Millisecond)
 }
 
-// ends lets the host end by itself, and expects no message.
-func (h *steered) ends() {
+// ends lets the host end by itself, and expects a line with each of these words.
+func (h *steered) ends(words ...string) {
 	h.t.Helper()
 	require.NoError(h.t, h.stdin.Close())
 	require.NoError(h.t, h.command.Wait(), "%s%s", h.stderr, findings(h.t, h.reports))
-	require.Empty(h.t, h.stderr.String())
+	require.Equal(h.t, len(words), strings.Count(h.stderr.String(), "\n"), "%s", h.stderr)
+	for _, word := range words {
+		require.Contains(h.t, h.stderr.String(), word)
+	}
 	require.Empty(h.t, findings(h.t, h.reports))
 }
 
@@ -296,10 +299,12 @@ func TestPausedFromOutside(t *testing.T) {
 	done := make(chan control.Reply)
 	go func() { done <- request(t, c, waiting) }()
 	h.does(control.Resume)
+	const says = "tms: the resume of all tags waits for memory: device 0 has 0 bytes free and 32.00 MiB are needed; "
+	until(t, func() bool { return strings.Contains(h.stderr.String(), says) })
 	h.do("unhog")
 	reply = <-done
 	require.True(t, reply.OK, reply.Error)
-	h.ends()
+	h.ends(says)
 }
 
 // Threads that go on giving the device work are held up where they can be, and find everything as it was.
@@ -605,12 +610,17 @@ func TestManyClients(t *testing.T) {
 // A request in the queue is withdrawn by cancel; one that has begun is not. The connection takes other requests
 // meanwhile.
 func TestCancel(t *testing.T) {
-	h := onlyControlled(t)
+	t.Run("of the request", func(t *testing.T) { cancel(t, 600) })
+	t.Run("of the process", func(t *testing.T) { cancel(t, 0, "TMS_RESUME_WAIT=600") })
+}
+
+func cancel(t *testing.T, wait float64, environment ...string) {
+	h := onlyControlled(t, environment...)
 	holder := h.dial()
 	well(t, holder, pauseOf(""))
 	h.do("hog")
 	waiting := h.connect() // the other waits for it
-	send(t, waiting, control.Request{ID: 1, Op: control.Resume, Wait: 600})
+	send(t, waiting, control.Request{ID: 1, Op: control.Resume, Wait: wait})
 	h.does(control.Resume)
 
 	queued := h.connect()
@@ -646,7 +656,7 @@ func TestCancel(t *testing.T) {
 	h.do("unhog")
 	holder.Close()
 	h.eventually(nonePaused)
-	h.ends()
+	h.ends("the resume of all tags waits for memory: ")
 }
 
 // Garbage, floods and sudden ends of connections, while the program allocates and is paused and resumed.

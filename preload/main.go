@@ -67,6 +67,7 @@ func start() (*vmm.Engine, error) {
 		return nil
 	})
 	made.Warn(goruntime.Log)
+	made.Holders(holders)
 	made.Contexts(eachContext)
 	made.WithoutCaptures(withoutCaptures)
 	made.WhenUngated(openGate)
@@ -258,6 +259,13 @@ func tmsCaptureEnded() {
 // maxWait is seconds in a century, which time.Duration can hold.
 const maxWait = 100 * 365 * 24 * 3600
 
+func seconds(given C.double) time.Duration {
+	return time.Duration(min(float64(given), maxWait) * float64(time.Second))
+}
+
+// memoryWait returns how long a resume waits for memory that names no time itself.
+func memoryWait() time.Duration { return seconds(C.tms_get_resume_wait()) }
+
 //export tmsGrant
 func tmsGrant() C.int {
 	return report(enter(func(e *vmm.Engine) error { return e.Grant() }))
@@ -272,7 +280,7 @@ func optionsOf(operation *C.struct_operation) vmm.Options {
 		DiskDir:      C.GoString(operation.disk_dir),
 		DiskSetting:  C.GoString(operation.disk_setting),
 		ExtentBytes:  uint64(C.region_config.extent_bytes),
-		Wait:         time.Duration(min(float64(operation.wait), maxWait) * float64(time.Second)),
+		Wait:         seconds(operation.wait),
 		Verify:       bool(C.region_config.verify),
 		Poison:       bool(C.region_config.poison),
 		Importers:    pauseWait,
@@ -306,8 +314,11 @@ func tmsOperation(operation *C.struct_operation) {
 	kind, force := operation.kind, bool(operation.force)
 	if kind == C.OPERATION_RESUME {
 		options.Importers = resumeWait
+		if operation.wait < 0 {
+			options.Wait = memoryWait()
+		}
 	}
-	if kind != C.OPERATION_PAUSE_GATED && options.Wait >= 0 { // else nothing was said about other processes
+	if kind != C.OPERATION_PAUSE_GATED && operation.wait >= 0 { // else nothing was said about other processes
 		options.Importers = options.Wait
 	}
 	go func() {

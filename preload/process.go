@@ -85,6 +85,7 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 		idle := idleFor().Seconds()
 		state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle
 	}
+	state.ResumeWait = memoryWait().Seconds()
 	state.Stats.Version, state.Stats.Devices = C.GoString(C.tms_version()), []stats.Device{}
 	e := engine.Load()
 	if e != nil {

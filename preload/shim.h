@@ -161,6 +161,7 @@ extern struct control_environment control_environment HIDDEN;
 HIDDEN void control_load(void);
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
 extern const char *tms_version(void);
+extern double tms_get_resume_wait(void);
 
 /* shared.c: the driver's functions for memory by handle that the account counts or other processes could share. */
 extern _Atomic bool shared_watched HIDDEN; /* there was some */

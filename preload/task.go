@@ -145,7 +145,11 @@ func (t *task) record() error {
 
 // resume tries again while memory is short, until it is withdrawn.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
-	until := time.Now().Add(control.Seconds(t.Request.Wait))
+	wait := control.Seconds(t.Request.Wait)
+	if wait == 0 && t.Request.Op == control.Resume {
+		wait = memoryWait()
+	}
+	until := time.Now().Add(wait)
 	options.Importers = max(resumeWait, control.Seconds(t.Request.Wait))
 	if t.Withdrawn() { // nobody waits for it, and the server tries again
 		options.Importers = server.RetryEvery

@@ -127,8 +127,15 @@ int tms_discard(const char *tag);
  * resume mapped; 0 if there was nothing to do. */
 uint64_t tms_last_bytes(void);
 
-/* As tms_resume, but while device memory is short it keeps trying for this time, until others have given some up. */
+/* As tms_resume, but while device memory is short it waits up to this time until others have given some up. It holds
+ * nothing meanwhile. One line on stderr says which processes hold how much. After that time the call fails, and can be
+ * repeated. */
 int tms_resume_within(const char *tag, double seconds);
+
+/* How many seconds tms_resume and every other resume that names no time of its own waits for memory. The default is
+ * TMS_RESUME_WAIT, or 0. Returns 1 for what is no number of seconds, which changes nothing. For the process. */
+int tms_set_resume_wait(double seconds);
+double tms_get_resume_wait(void);
 
 /* Pauses some tags as tms_pause does and discards others as tms_discard does, or resumes tags as tms_resume_within
  * does, in one transaction: after an error each tag is as before, with its contents. A list ends with NULL; NULL in

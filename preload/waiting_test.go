@@ -1,6 +1,13 @@
 package main
 
-import "testing"
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
 
 // What the library waits for, and what it holds meanwhile.
 
@@ -18,4 +25,19 @@ func TestContextsAreWaitedFor(t *testing.T) {
 func TestGatedStreams(t *testing.T) {
 	program := compile(t, "waiting", majors[1])
 	each(t, program, alone("allocation", "other stream", "pause", "captured"), "CUDASIM_DEVICES=2")
+}
+
+// A resume waits for memory that another process holds. One line says which, for each wait.
+func TestAResumeWaitsForMemory(t *testing.T) {
+	o := run(t, compile(t, "shortage", majors[1]), nil, "TMS_RESUME_WAIT=10m", "CUDASIM_MEMORY=128M",
+		fmt.Sprintf("CUDASIM_SHARED=shortage-%d", os.Getpid())).succeeded(t)
+	var lines []string
+	for line := range strings.Lines(o.stderr) {
+		require.Contains(t, line, `tms: the resume of "w" waits for memory: device 0 has `)
+		require.Contains(t, line, " free and 64.00 MiB are needed; ")
+		require.Contains(t, line, strings.TrimSpace(o.stdout))
+		require.Contains(t, line, "holds 90.00 MiB")
+		lines = append(lines, line)
+	}
+	require.Len(t, lines, 4, o.stderr)
 }

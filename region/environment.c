@@ -30,7 +30,7 @@ static void complain(const char *variable, const char *value, const char *expect
 
 /* Each parses a value that is not empty; false: it does not understand it, and leaves *to as it was. */
 typedef bool take(const char *value, void *to);
-static take take_bool, take_backup, take_text, take_bytes, take_debug, take_shareable;
+static take take_bool, take_backup, take_text, take_bytes, take_debug, take_shareable, take_seconds;
 
 static bool no_inherit;
 
@@ -57,6 +57,8 @@ static const struct variable {
 	{"TMS_DISK_BACKUP_DIR", take_text, &region_config.disk_backup_dir, ""},
 	{"TMS_DISK_BACKUP_CHUNK_MB", NULL, NULL, ""},
 	{"TMS_EXTENT_BYTES", take_bytes, &region_config.extent_bytes, "a number of bytes; using 83886080"},
+	{"TMS_RESUME_WAIT", take_seconds, (void *)&region_process.resume_wait,
+	 "a time such as 30, 30s, 5m or 1h; using 0"},
 	{"TMS_VERIFY", take_bool, &region_config.verify, BOOLEAN},
 	{"TMS_DEBUG", take_debug, NULL, "poison, invariants, or both with a comma between"},
 	{"TMS_SHAREABLE", take_shareable, NULL, "ipc, 1 or 0; as if it were not set"},
@@ -174,6 +176,19 @@ AT_LOAD static bool take_bytes(const char *value, void *to)
 	if (errno != 0 || *end || *value < '0' || *value > '9')
 		return false;
 	*(uint64_t *)to = number;
+	return true;
+}
+
+/* Whole seconds, minutes or hours. */
+AT_LOAD static bool take_seconds(const char *value, void *to)
+{
+	static const char units[] = "smh";
+	static const double seconds[] = {1, 60, 3600};
+	size_t digits = strspn(value, "0123456789");
+	const char *unit = value[digits] ? strchr(units, value[digits]) : units;
+	if (digits == 0 || digits > 9 || !unit || (value[digits] && value[digits + 1]))
+		return false;
+	*(_Atomic double *)to = (double)strtoul(value, NULL, 10) * seconds[unit - units];
 	return true;
 }
 

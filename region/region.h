@@ -63,6 +63,7 @@ extern struct region_config region_config __attribute__((visibility("hidden")));
 struct region_process {
 	uint64_t margin_bytes; /* read by Go too, so by __atomic functions */
 	_Atomic bool retain_cpu_backup;
+	_Atomic double resume_wait; /* seconds that a resume waits for memory, if it names no time itself */
 	_Atomic(const char *) disk_backup_dir; /* NULL: unset; interned, so still region_config's if the pointer is */
 };
 extern struct region_process region_process __attribute__((visibility("hidden")));

@@ -25,6 +25,8 @@ type Engine struct {
 	contexts        Contexts
 	withoutCaptures func(f func() error) error
 	warn            func(string)
+	holders         func(uuid string) string
+	waits           sync.Map // the tags of resumes that wait for memory, or did so until they failed
 
 	shareable bool
 
@@ -68,6 +70,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		space:    space.New[segment](driver, announce),
 		contexts: func(int, func(cuda.Context) error) error { return nil },
 		warn:     func(string) {},
+		holders:  func(string) string { return "" },
 
 		withoutCaptures: func(f func() error) error { return f() },
 

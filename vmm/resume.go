@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"tms/internal/backoff"
-	"tms/internal/readable"
 	"tms/vmm/backup"
 	"tms/vmm/backup/disk"
 	"tms/vmm/cuda"
@@ -21,21 +20,29 @@ import (
 // their segment, and of those resumed with it, until the program frees it.
 //
 // Host memory of contents that are not kept is back when Resume returns, unless that takes long: see discarded. Resume
-// waits up to Options.Wait for device memory that is short. Errors: ErrCapturing, ErrContents, disk.ErrContentsLost,
-// *cuda.Error with cuda.OutOfMemory when others hold the memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
+// waits up to Options.Wait for device memory that is short, and says so once. It holds nothing meanwhile. Errors:
+// ErrCapturing, ErrContents, disk.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the memory.
+// (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("resume", &o, &mapped, &err)()
 	until := time.Now().Add(o.Wait)
+	_, o.waits = e.waits.Load(o.what())
 	retry := backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}
 	for {
 		o.discarded = &discarded{start: time.Now()}
 		mapped, err = e.tryResume(o)
-		if errors.Is(err, cuda.OutOfMemory) && retry.Sleep(until) {
-			*o.spent = spent{asked: o.spent.asked, waited: time.Since(o.spent.asked)} // all of it was for memory
-			continue
+		if errors.Is(err, cuda.OutOfMemory) {
+			if o.Wait > 0 && !o.waits {
+				e.noteWait(&o, err)
+			}
+			if retry.Sleep(until) {
+				*o.spent = spent{asked: o.spent.asked, waited: time.Since(o.spent.asked)} // all of it was for memory
+				continue
+			}
 		}
 		if err == nil {
+			e.waits.Delete(o.what())
 			err = e.resumeImports(o, o.Importers, e.choose(o.Tags, (*segment).isImported))
 		}
 		if err != nil {
@@ -67,6 +74,13 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 }
 
 func (e *Engine) resume(batches []*batch, o Options) error {
+	for _, b := range batches { // to find out by trying, it would take memory from others that is too little for itself
+		if o.waits && o.Wait > 0 {
+			if err := e.shortageOf(b, nil); err != nil {
+				return err
+			}
+		}
+	}
 	if err := parallel(batches, func(b *batch) error { return e.restore(b, o) }); err != nil {
 		for _, b := range batches {
 			for _, x := range b.extents {
@@ -129,10 +143,10 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			err = e.poison(b)
 		}
 	}()
-	for i, x := range b.extents {
+	for _, x := range b.extents {
 		if err := x.create(); err != nil {
 			if errors.Is(err, cuda.OutOfMemory) {
-				err = e.shortage(b, i, err)
+				err = e.shortageOf(b, err)
 			}
 			return err
 		}
@@ -158,23 +172,6 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 		}
 	}
 	return nil
-}
-
-// shortage says how much memory a resume lacks.
-func (e *Engine) shortage(b *batch, made int, cause error) error {
-	var had, need uint64
-	for i, x := range b.extents {
-		if i < made {
-			had += x.size
-		}
-		need += x.size
-	}
-	free, err := b.device.freeBytes()
-	if err != nil {
-		return cause
-	}
-	return fmt.Errorf("device %d has %s free and %s are needed%s%.0w", // the figures say what the cause does
-		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), e.slackNote(b.device, cause), cause)
 }
 
 // named adds to an error about lost contents which segment they belong to.

@@ -33,6 +33,7 @@ type Options struct {
 	Asked        time.Time            // when the caller began to wait for the program before a pause; or zero
 	discarded    *discarded           // by a resume, or a pause with Discard
 	spent        *spent
+	waits        bool // for memory: e.waits has it
 }
 
 // batch is a device's part in a transition. From begin to end its segments and extents belong to it, and others see

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,7 +99,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 	if err = out.do(ctx, leaving, request); err != nil { // the end of the connection undoes what is paused all the same
 		return failed(err, because(err, "left as it was: %d was not paused", outPID))
 	}
-	if in = s.resume(ctx, coming, in, state.Stats.Everything); !in.OK {
+	if in = s.resume(ctx, coming, in, state); !in.OK {
 		if err = ask(context.Background(), leaving, control.Request{Op: control.Undo}); err != nil {
 			out = ended(out, fmt.Errorf("still paused, because it cannot be resumed (%w); it tries again by itself",
 				err))
@@ -124,16 +125,20 @@ func reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, er
 }
 
 // resume is not interrupted once it has begun, so that its outcome is known.
-func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, everything bool) outcome {
-	until := time.Now().Add(s.wait.Duration)
+func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome,
+	state control.ProcessState) outcome {
+	wait := cmp.Or(s.wait.Duration, control.Seconds(state.ResumeWait))
+	until := time.Now().Add(wait)
 	for {
 		if ctx.Err() != nil {
 			return ended(o, errors.New("interrupted: it was not resumed"))
 		}
 		left := time.Until(until)
 		request := s.request(control.Resume)
-		request.Wait = max(0, min(left, swapSlice)).Seconds()
-		if everything {
+		if wait > 0 {
+			request.Wait = max(time.Millisecond, min(left, swapSlice)).Seconds()
+		}
+		if state.Stats.Everything {
 			o = resuming{request, false}.resume(context.Background(), o.PID)
 		} else {
 			err := o.do(context.Background(), in, request)

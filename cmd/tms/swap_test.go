@@ -114,6 +114,24 @@ func TestSwap(t *testing.T) {
 	require.Equal(t, "ok", small.do("check"))
 }
 
+// Without --wait, IN waits as TMS_RESUME_WAIT says, and the command can be interrupted.
+func TestSwapWaitsAsTheProcessDoes(t *testing.T) {
+	_, small, start := pair(t)
+	succeeds(t, "pause", small.number())
+	in := start(reaching(t), "TMS_RESUME_WAIT=10m")
+	in.do("allocate") // as much again
+	succeeds(t, "pause", in.number())
+	succeeds(t, "resume", small.number())
+	third := start()
+	third.do("pause", "hog")
+	require.Contains(t, interrupted(t, func() bool { return in.doing() == control.Resume }, "swap", small.number(),
+		in.number()), "tms: "+in.number()+": interrupted: it was not resumed\n")
+	require.EqualValues(t, smallBytes, held(t, small))
+	time.AfterFunc(200*time.Millisecond, func() { third.do("unhog") })
+	succeeds(t, "swap", small.number(), in.number())
+	require.Equal(t, "ok", in.do("check"))
+}
+
 // However a swap is ended, one of the two has the device as soon as the processes are done.
 func TestSwapIsEnded(t *testing.T) {
 	in, out, _ := pair(t)

@@ -204,7 +204,9 @@ type ProcessState struct {
 	// IdleSeconds is for how long no thread has given a device work, as far as known: each status looks, and counts
 	// work since the last look as given now. nil: that cannot be seen.
 	IdleSeconds *float64 `json:"idle_seconds"`
-	Stats       Stats    `json:"stats"`
+	// ResumeWait is how many seconds a resume waits for memory, if it names no time itself (TMS_RESUME_WAIT).
+	ResumeWait float64 `json:"resume_wait_seconds"`
+	Stats      Stats   `json:"stats"`
 	// Devices are the devices on which the process has a context, in its own order; while everything is paused, those
 	// on which it had one.
 	Devices []Device `json:"devices"`

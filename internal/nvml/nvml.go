@@ -64,6 +64,7 @@ const (
 // Library is NVML, loaded and initialised. Several goroutines may use it.
 type Library struct {
 	initialize  func() int32
+	shutdown    func() int32
 	errorString func(int32) string
 	count       func(*uint32) int32
 	handle      func(uint32, *uintptr) int32
@@ -77,6 +78,7 @@ type Library struct {
 // longer record.
 const (
 	nvmlInit         = "nvmlInit_v2"
+	nvmlShutdown     = "nvmlShutdown"
 	nvmlErrorString  = "nvmlErrorString"
 	nvmlGetCount     = "nvmlDeviceGetCount_v2"
 	nvmlGetHandle    = "nvmlDeviceGetHandleByIndex_v2"
@@ -97,7 +99,7 @@ func Open() (*Library, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	var l Library
-	for name, function := range map[string]any{nvmlInit: &l.initialize,
+	for name, function := range map[string]any{nvmlInit: &l.initialize, nvmlShutdown: &l.shutdown,
 		nvmlErrorString: &l.errorString, nvmlGetCount: &l.count, nvmlGetHandle: &l.handle, nvmlGetUUID: &l.uuid,
 		nvmlGetName: &l.name, nvmlGetOldMemory: &l.oldMemory, nvmlGetMemory: &l.memory,
 		nvmlGetProcesses: &l.processes} {
@@ -114,6 +116,9 @@ func Open() (*Library, error) {
 	}
 	return &l, nil
 }
+
+// Close gives back what Open took, such as descriptors; the library stays loaded. (nvmlShutdown)
+func (l *Library) Close() { l.shutdown() }
 
 // Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says. It leaves out a device that does not
 // answer. Errors: NVML's, joined, also where a device does not tell its processes.

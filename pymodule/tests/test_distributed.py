@@ -186,6 +186,24 @@ def test_host_memory_is_counted_once_for_a_machine() -> None:
         as_before(ranks)
 
 
+def test_waits_for_device_memory() -> None:
+    """A rank waits as tms.configure says, before any rank resumes; else all fail."""
+    with Ranks(2) as ranks:
+        ranks.all(ALLOCATE)
+        assert ranks.all("together.pause()") == [12 * MiB] * 2
+        ranks.one(1, "hog = cuda.malloc(cuda.free_memory())")
+        same_error(ranks.all("together.resume()"), "rank 1 on ", "0 bytes free, and ")
+        ranks.one(
+            1,
+            "import time, types\n"
+            "gives = lambda seconds: cuda.free(hog)\n"
+            "_together.time = types.SimpleNamespace(monotonic=time.monotonic, sleep=gives)\n"
+            "tms.configure(resume_wait=600)",
+        )
+        assert ranks.all("together.resume(timeout=600)") == [12 * MiB] * 2
+        as_before(ranks, 2)
+
+
 def test_room_for_files(tmp_path: Path) -> None:
     where = tmp_path / "not" / "there"
     with Ranks(2, CUDASIM_MEMORY="64T", TMS_DISK_BACKUP_DIR=str(where)) as ranks:

@@ -246,11 +246,19 @@ MEMORY_IS_SHORT = """
 """
 
 
-def test_waiting_for_memory_can_be_interrupted() -> None:
+WAITS = [
+    "tms.resume(wait=600)",
+    "tms.configure(resume_wait=float('inf')); tms.resume()",
+    "from torch_memory_saver import torch_memory_saver; torch_memory_saver.resume()",
+]
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_waiting_for_memory_can_be_interrupted(call: str) -> None:
     """Ctrl-C ends the wait at once; everything is still paused, and a later resume works."""
     out = children.output(
         MEMORY_IS_SHORT
-        + """
+        + f"""
         signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited, it may be ignored
         at = []
         def interrupt():
@@ -258,15 +266,67 @@ def test_waiting_for_memory_can_be_interrupted() -> None:
             os.kill(os.getpid(), signal.SIGINT)
         threading.Timer(0.7, interrupt).start()
         try:
-            tms.resume(wait=600)
+            {call}
         except KeyboardInterrupt:
             print("late" if time.monotonic() - at[0] > 300 else "in time")
         print(tms.stats()["devices"][0]["tags"][0]["paused_bytes"] >> 20)
         cuda.free(others)
         print(tms.resume(wait=float("inf")) >> 20, cuda.read(pointer, 4))
-        """
+        """,
+        TMS_RESUME_WAIT="10m",
     )
     assert out == "in time\n100\n100 b'kept'\n"
+
+
+ANOTHER_PROCESS_HAS_IT = """
+import subprocess, sys, threading
+import cuda, tms
+with tms.region("weights", backup="host"):
+    pointer = cuda.malloc(70 << 20)
+cuda.write(pointer, b"kept")
+tms.pause()
+holder = subprocess.Popen(
+    [sys.executable, "-c", "import cuda; a = cuda.malloc(200 << 20); print(flush=True); input()"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+)
+holder.stdout.readline()
+def end():
+    before = cuda.calls("cuMemGetInfo_v2")
+    while cuda.calls("cuMemGetInfo_v2") < before + 8:  # it waits, and looks again and again
+        pass
+    holder.communicate(b"\\n")
+threading.Thread(target=end).start()
+{call}
+print(holder.pid, cuda.read(pointer, 4))
+"""
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_waits_for_memory_of_another_process(call: str) -> None:
+    """One line says which process holds how much."""
+    done = children.python(
+        "-c",
+        ANOTHER_PROCESS_HAS_IT.format(call=call),
+        TMS_RESUME_WAIT="10m",
+        CUDASIM_SHARED=f"waits-{os.getpid()}",
+    )
+    assert done.returncode == 0, done.stderr
+    pid, contents = done.stdout.split()
+    assert contents == "b'kept'"
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("tms: ")]
+    assert "waits for memory: device 0 has " in line
+    assert " free and 70.00 MiB are needed; " in line
+    assert pid in line
+    assert "holds 200.00 MiB" in line
+
+
+def test_no_time_to_wait() -> None:
+    for seconds in (-1, float("nan")):
+        with pytest.raises(ValueError, match="resume_wait must be a number of seconds"):
+            tms.configure(resume_wait=seconds)
+    tms.configure()
+    done = children.python("-c", "import tms\nwith tms.region(): pass", TMS_RESUME_WAIT="1.5s")
+    assert "TMS_RESUME_WAIT=1.5s is not understood; it takes a time such as 30" in done.stderr
 
 
 def test_waiting_for_memory_runs_signal_handlers_and_goes_on() -> None:

@@ -216,7 +216,10 @@ def pause(
 
 
 def resume(
-    tag: str | Sequence[str] | None = None, *, wait: float = 0, progress: Progress = False
+    tag: str | Sequence[str] | None = None,
+    *,
+    wait: float | None = None,
+    progress: Progress = False,
 ) -> int:
     """Backs the addresses of a tag with device memory again, and restores kept contents.
 
@@ -227,8 +230,10 @@ def resume(
 
     Args:
         tag: as given to `region`, or a list of tags; None: all tags, on all devices.
-        wait: seconds for which the resume is tried again while device memory is short, until
-            others have given some up. Ctrl-C ends the wait; everything is then still paused.
+        wait: seconds for which the resume waits while device memory is short, until others have
+            given some up. One line on stderr says which processes hold how much. Ctrl-C ends the
+            wait; everything is then still paused. None: as `configure` or TMS_RESUME_WAIT says,
+            by default 0.
         progress: as for `pause`, with "resume".
 
     Returns:
@@ -243,38 +248,64 @@ def resume(
     """
     library = load()
     tags = check_tags(tag)
+    if wait is None:
+        wait = default_wait(library)
     if not wait >= 0:
         raise ValueError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
     with reported(library, progress):
         return resume_within(library, tags, wait, _OTHERS)
 
 
+def configure(*, resume_wait: float | None = None) -> None:
+    """Changes settings of the process; what is None stays as it is.
+
+    Args:
+        resume_wait: seconds that every resume waits for memory which others are about to give back,
+            unless it names its own time: `resume`, `paused`, `tms.distributed`, the vLLM plugin,
+            torch_memory_saver, tms_resume in C, and `tms resume`. At first TMS_RESUME_WAIT, or 0.
+
+    Raises:
+        NotPreloadedError: libtms.so is not in this process.
+        ValueError: resume_wait is no number of seconds.
+    """
+    if resume_wait is None:
+        return
+    if load().c.tms_set_resume_wait(resume_wait):
+        raise ValueError(f"resume_wait must be a number of seconds, 0 or more, not {resume_wait!r}")
+
+
+def default_wait(library: Library) -> float:
+    """The seconds of `configure`."""
+    return float(library.c.tms_get_resume_wait())
+
+
 def resume_within(library: Library, tags: list[str] | None, wait: float, others: float) -> int:
-    """Resumes a tag. It waits here and not in the library, where no signal would end the wait.
+    """Resumes a tag. It waits in parts, because no signal handler runs while the library waits.
 
     Args:
         others: seconds that other processes have to resume memory that is open here.
     """
-    start, pause, mapped, released = time.monotonic(), _FIRST_RETRY, 0, False
+    start, pause, mapped, part, released = time.monotonic(), _FIRST_RETRY, 0, 0.0, False
     while True:
         try:
-            return mapped + library.resume(tags)
+            return mapped + library.resume(tags, part)
         except OutOfMemoryError:
-            until = start + wait
             # While the driver has the rest of the process, PyTorch's CUDA calls would wait.
             if not released and not library.stats["everything"]:
                 released = True
                 if _torch.release_cache():
                     continue
-            if time.monotonic() >= until:
+            left = start + wait - time.monotonic()
+            if left <= 0:
                 raise
+            part = min(left, _LAST_RETRY)
         except TmsError as error:
             until = start + others
             if error.code != _NOT_READY or time.monotonic() >= until:
                 raise
             mapped += library.last_bytes  # this process's own memory is back
-        time.sleep(max(0.0, min(pause, until - time.monotonic())))
-        pause = min(2 * pause, _LAST_RETRY)
+            time.sleep(max(0.0, min(pause, until - time.monotonic())))
+            pause = min(2 * pause, _LAST_RETRY)
 
 
 _NOT_READY = 600
@@ -282,7 +313,7 @@ _NOT_READY = 600
 
 _OTHERS = 60.0
 _FIRST_RETRY, _LAST_RETRY = 0.005, 0.25
-"""The seconds that a resume sleeps between tries, doubled each time."""
+"""The seconds between tries of a resume: doubled each time."""
 
 
 def empty_cache() -> None:

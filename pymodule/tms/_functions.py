@@ -56,6 +56,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_serve": (_CODE,),
     "tms_pause_everything": (_CODE, ctypes.c_double),
     "set_memory_margin_bytes": (None, ctypes.c_uint64),
+    "tms_set_resume_wait": (_CODE, ctypes.c_double),
+    "tms_get_resume_wait": (ctypes.c_double,),
     "tms_set_retain_cpu_backup": (None, _BOOL),
     "tms_get_retain_cpu_backup": (_BOOL,),
     "tms_get_cpu_backup_pointer": (_BYTES, _BYTES, ctypes.c_uint64),

@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from typing import Any, Callable, NamedTuple
 
 from . import _control, _torch
@@ -129,7 +130,10 @@ class Part:
         return [None] if changing and whole else [*sorted(changing)]
 
     def _check_devices(self, stats: _control.Stats) -> None:
-        for again in (False, True):
+        """Waits as long as `configure` says, but leaves the others time to hear of a failure."""
+        wait = min(_control.default_wait(load()), _SHARE * self.timeout)
+        until, released = time.monotonic() + wait, False
+        while True:
             short = ""
             for device in stats["devices"]:
                 number, entries = device["device"], self._entries(stats)
@@ -141,9 +145,11 @@ class Part:
                     )
             if not short:
                 return
-            if again or not _torch.release_cache():
-                raise TmsError(short, code=NO_MEMORY)
-            stats = _control.stats()
+            if released or not _torch.release_cache():
+                if time.monotonic() >= until:
+                    raise TmsError(short, code=NO_MEMORY)
+                time.sleep(0.1)
+            released, stats = True, _control.stats()
 
     def _wait_for_devices(self, devices: set[int]) -> None:
         """In its own thread, because a collective that another rank never launched never ends."""

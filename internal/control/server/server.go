@@ -335,7 +335,7 @@ func (s *Server) cancel(c *connection, id uint64) error {
 		return errors.New("there is nothing to withdraw")
 	case c.task != s.running:
 		s.withdraw(c)
-	case c.task.Request.Op == control.Resume && c.task.Request.Wait > 0:
+	case c.task.Request.Op == control.Resume: // it may wait for memory
 		c.task.withdrawn.Store(true)
 	default:
 		return fmt.Errorf("the %s has begun and is carried through", c.task.Request.Op)
