@@ -51,7 +51,8 @@ EXPORT const char *tms_get_current_tag(void)
 }
 
 /* By enum region_backup, and as the older functions call them. */
-static const char *const kinds[] = {"none", "host", "disk", "peer"}, *const older[] = {"no", "cpu", "disk", "peer"};
+static const char *const kinds[] = {"none", "host", "disk", "sparse", "peer"},
+			 *const older[] = {"no", "cpu", "disk", "sparse", "peer"};
 
 enum { DEVICES_MOST = 1 << 10 };
 
@@ -73,7 +74,8 @@ EXPORT int tms_set_backup(const char *kind)
 	int parsed = parse_backup(kind ? kind : kinds[REGION_NONE]);
 	if (parsed < 0)
 		return error_fail(ERROR_INVALID_VALUE,
-				  "\"%.100s\" is no kind of backup; use none, host, disk, peer, or peer: and a device ordinal",
+				  "\"%.100s\" is no kind of backup; use none, host, sparse, disk, peer, or peer: and a device "
+				  "ordinal",
 				  kind);
 	region_mine()->backup = parsed;
 	return SUCCESS;
@@ -104,7 +106,7 @@ static void enable(int kind, bool on)
 		mine->backup = on ? kind : REGION_NONE;
 	if (on && before != now && before != REGION_NONE)
 		error_fail(ERROR_INVALID_VALUE,
-			   "cpu, disk and peer backup exclude each other: %s backup is on now, and %s backup, which was, "
+			   "kinds of backup exclude each other: %s backup is on now, and %s backup, which was, "
 			   "is off",
 			   older[now], older[before]);
 }
@@ -269,6 +271,17 @@ EXPORT int tms_resume(const char *tag)
 EXPORT int tms_resume_tags(const char *const *tags, double seconds)
 {
 	return resume_within(tags ? tags : no_tags, seconds);
+}
+
+EXPORT int tms_live(const void *address, size_t size, const tms_range *ranges, size_t count)
+{
+	if (!ranges && count > 0)
+		return error_fail(ERROR_INVALID_VALUE, "ranges is NULL");
+	if (!address && go_now() == GO_ASLEEP)
+		return SUCCESS;
+	if (address && !arena_contains(address) && !atomic_load(&handles_tracked))
+		return error_fail(ERROR_INVALID_VALUE, "%p is in no region", address);
+	return IN_GO(tmsLive((void *)address, size, (size_t *)ranges, count));
 }
 
 EXPORT int tms_prepare(const char *tag, bool wait)

@@ -166,6 +166,7 @@ func eachMajor() []string {
 func TestHosts(t *testing.T) {
 	for _, h := range []struct{ host, environment string }{
 		{"edges", ""}, {"asleep", ""}, {"backup", ""}, {"storm own", ""}, {"storm one", ""}, {"incremental", ""},
+		{"sparse", ""},
 		{"failures", "TMS_EXTENT_BYTES=0"}, // every segment has an extent of its own, so that more calls can fail
 		{"devices both", "CUDASIM_DEVICES=2"}, {"devices ordered", "CUDASIM_DEVICES=2"},
 		{"devices runtime", "CUDASIM_DEVICES=2"}, {"devices driver", "CUDASIM_DEVICES=2"},

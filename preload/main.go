@@ -27,6 +27,7 @@ import (
 	"tms/preload/record"
 	_ "tms/region" // the C functions that hold the threads' settings
 	"tms/vmm"
+	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/pool/source"
 	"tms/vmm/stats"
@@ -157,6 +158,7 @@ var (
 	_ = [1]struct{}{}[C.REGION_NONE-vmm.BackupNone]
 	_ = [1]struct{}{}[C.REGION_HOST-vmm.BackupHost]
 	_ = [1]struct{}{}[C.REGION_DISK-vmm.BackupDisk]
+	_ = [1]struct{}{}[C.REGION_SPARSE-vmm.BackupSparse]
 	_ = [1]struct{}{}[C.REGION_PEER-vmm.BackupPeer]
 )
 
@@ -169,7 +171,7 @@ func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, 
 		Backup:      vmm.BackupKind(min(settings.backup, C.REGION_PEER)),
 		Incremental: bool(settings.incremental),
 		Target:      max(-1, int(settings.backup)-C.REGION_PEER-1),
-		Prompt:      settings.backup == C.REGION_HOST && bool(settings.mmap),
+		Prompt:      (settings.backup == C.REGION_HOST || settings.backup == C.REGION_SPARSE) && bool(settings.mmap),
 		Margin:      now.Margin,
 		Capturing:   now.Capturing,
 	}, goruntime.Ready(int(device))
@@ -328,6 +330,9 @@ func tmsOperation(operation *C.struct_operation) {
 			err = goruntime.Run(socket.Serve)
 		} else {
 			err = enter(func(e *vmm.Engine) (err error) {
+				if kind == C.OPERATION_PAUSE || kind == C.OPERATION_DISCARD || kind == C.OPERATION_PAUSE_GATED {
+					defer e.ForgetLive(options.Tags) // even where it is refused before the engine hears of it
+				}
 				switch kind {
 				case C.OPERATION_PAUSE, C.OPERATION_DISCARD:
 					options.Discard = kind == C.OPERATION_DISCARD
@@ -397,6 +402,21 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 		return err
 	}))
 	return C.uintptr_t(host)
+}
+
+//export tmsLive
+func tmsLive(address unsafe.Pointer, size C.size_t, ranges *C.size_t, count C.size_t) C.int {
+	return report(enter(func(e *vmm.Engine) error {
+		if address == nil {
+			e.ForgetLive(nil)
+			return nil
+		}
+		live, pairs := make([]backup.Range, count), unsafe.Slice(ranges, 2*count)
+		for i := range live {
+			live[i] = backup.Range{Offset: uint64(pairs[2*i]), Size: uint64(pairs[2*i+1])}
+		}
+		return e.Live(uintptr(address), uint64(size), live)
+	}))
 }
 
 // tmsStats returns a malloc'ed text, nil when there is no memory. temporary is TMPDIR.

@@ -39,6 +39,8 @@ const char *tms_get_current_tag(void);
 /* Where contents of the calling thread's next segments wait while paused:
  *   "none", or NULL: nowhere, they are lost;
  *   "host": in host memory;
+ *   "sparse": in host memory, but for blocks of 2 MiB that are zero, such as those of a cache that were never written:
+ *   the device finds them by their hash, and the resume fills them with zeros;
  *   "disk": in files (tms_set_disk_backup_dir);
  *   "peer": in the free memory of another device, "peer:3": of device 3. Without peer access or room they go to
  *   host memory, and a line on stderr says so.
@@ -152,6 +154,21 @@ int tms_resume_tags(const char *const *tags, double seconds);
  * not come back in time, but this process's own memory is resumed. */
 int tms_pause_within(const char *tag, double seconds);
 
+/* Says which of size bytes at an address have contents that the next pause is to keep: these ranges, in any order, in
+ * bytes from the address. The pause copies and keeps exactly these. The other bytes are unspecified after the resume,
+ * as in fresh memory. The call counts for the next pause of the memory alone, even one that fails: so say it before
+ * each pause, and give no other byte a meaning in between. A later call replaces what an earlier one said about the
+ * same bytes, which may lie in several segments or be a part of one. An address of NULL takes back all that was said,
+ * for a program that goes on without a pause.
+ *
+ * It makes no difference to memory whose contents do not go to host memory, to allocations below 2 MiB, and in a pause
+ * to disk. Returns 1 if some of the bytes are in no segment, or paused, or a range is not within them; then nothing has
+ * changed. */
+typedef struct tms_range {
+	size_t offset, size;
+} tms_range;
+int tms_live(const void *address, size_t size, const tms_range *ranges, size_t count);
+
 /* Pins host memory ahead for the active segments with this tag, NULL: for all, that have a host backup: their next
  * pause then runs at the speed of the link. Without wait the call returns at once, pinning goes on in the background,
  * and a failure is one line on stderr; a pause meanwhile waits for it. */
@@ -178,7 +195,7 @@ void tms_set_retain_cpu_backup(bool on);
 bool tms_get_retain_cpu_backup(void);
 
 /* Returns the host copy of size bytes at a device address inside one segment, as of its last pause. NULL: there is none
- * (active and not retained, no backup, unknown address: tms_last_error says which). */
+ * (active and not retained, no backup, only parts kept, unknown address: tms_last_error says which). */
 uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size);
 
 /* Allocation functions for torch.cuda.memory.CUDAPluggableAllocator: their memory is always pausable, with the calling

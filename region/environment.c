@@ -48,6 +48,7 @@ static const struct variable {
 	{"TMS_INIT_TAG", take_text, &region_defaults.tag, ""},
 	{"TMS_INIT_ENABLE_CPU_BACKUP", take_backup, (void *)REGION_HOST, BOOLEAN},
 	{"TMS_INIT_ENABLE_DISK_BACKUP", take_backup, (void *)REGION_DISK, ONE_KIND},
+	{"TMS_INIT_ENABLE_SPARSE_BACKUP", take_backup, (void *)REGION_SPARSE, ONE_KIND},
 	{"TMS_INIT_ENABLE_PEER_BACKUP", take_backup, (void *)REGION_PEER, ONE_KIND},
 	{"TMS_INIT_ENABLE_INCREMENTAL_BACKUP", take_bool, &region_defaults.incremental, BOOLEAN},
 	{"TMS_INIT_CPU_BACKUP_BACKEND", region_parse_backend, &region_defaults.mmap, "pinned or mmap; using pinned"},

@@ -10,7 +10,7 @@
 
 /* Where contents wait while a segment is paused. The numbers are vmm.BackupKind's; those after REGION_PEER mean one
  * device's memory: REGION_PEER_OF(0) and so on. */
-enum region_backup { REGION_NONE, REGION_HOST, REGION_DISK, REGION_PEER };
+enum region_backup { REGION_NONE, REGION_HOST, REGION_DISK, REGION_SPARSE, REGION_PEER };
 #define REGION_PEER_OF(device) (REGION_PEER + 1 + (device))
 
 /* The settings of one allocation. */

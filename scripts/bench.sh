@@ -7,6 +7,7 @@
 #   scripts/bench.sh recording          what a recording adds to an allocation and its free; needs no GPU
 #   scripts/bench.sh backup [PEER]      contents in host memory and on disk; PEER is a folder that holds
 #                                       the unpacked wheel of torch_memory_saver
+#   scripts/bench.sh cache [GIB] [PERCENT]  a cache of which a part is in use, with its contents
 #   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
 #   scripts/bench.sh handles [GIB]      what the driver charges for each handle, call by call
@@ -27,6 +28,10 @@ recording) exec scripts/bench/recording.sh "$@" ;;
 backup)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"
 	exec "${PYTHON:-python3}" scripts/bench/backup.py "$@"
+	;;
+cache)
+	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"
+	exec "${PYTHON:-python3}" scripts/bench/cache.py "$@"
 	;;
 layout) exec "${PYTHON:-python3}" scripts/bench/layout.py "$@" ;;
 extents) exec "${PYTHON:-python3}" scripts/bench/extents.py "$@" ;;

@@ -27,10 +27,10 @@ func (e *Engine) loadHasher(d *device) {
 	}()
 }
 
-// hash returns the sums of all segments with verify, else of the incremental ones, or nil when nobody needs any. A
-// driver that cannot hash makes every pause a full one.
+// hash returns the sums of all segments with verify, else of the incremental and sparse ones, or nil when nobody needs
+// any. A driver that cannot hash makes every pause a full one.
 func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
-	hashed := filter(segments, func(s *segment) bool { return verify || s.incremental })
+	hashed := filter(segments, func(s *segment) bool { return verify || s.incremental || s.sparse })
 	if len(hashed) == 0 {
 		return nil, nil
 	}
@@ -41,7 +41,9 @@ func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment]
 	b.device.hashed.Store(true)
 	sums, err := e.hasher.Sums(b.device.context, spans)
 	if errors.Is(err, cuda.NotSupported) && !verify {
-		e.cannotHash.Do(func() { e.warn(fmt.Sprintf("incremental backup: every pause copies everything: %v", err)) })
+		e.cannotHash.Do(func() {
+			e.warn(fmt.Sprintf("incremental or sparse backup: every pause copies everything: %v", err))
+		})
 		return nil, nil
 	}
 	if err != nil {
@@ -54,25 +56,23 @@ func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment]
 	return of, nil
 }
 
-// changed lists the blocks of a span whose sums differ, and joins neighbours.
-func changed(span backup.Span, before, after []digest.Sum) []backup.Range {
-	var ranges []backup.Range
-	for i := range after {
-		if before[i] == after[i] {
-			continue
-		}
-		offset := uint64(i) * digest.BlockSize
-		size := min(digest.BlockSize, span.Size-offset)
-		if last := len(ranges) - 1; last >= 0 && ranges[last].Offset+ranges[last].Size == offset {
-			ranges[last].Size += size
-		} else {
-			ranges = append(ranges, backup.Range{Offset: offset, Size: size})
+// blocks lists those blocks of so many bytes that are wanted, and joins neighbours.
+func blocks(size uint64, wanted func(block int) bool) backup.Ranges {
+	var list []backup.Range
+	for i := 0; uint64(i)*digest.BlockSize < size; i++ {
+		if wanted(i) {
+			list = append(list, blockOf(size, i))
 		}
 	}
-	return ranges
+	return backup.Union(list)
 }
 
-// verify compares the contents of resumed segments with the sums taken before the pause.
+func blockOf(size uint64, block int) backup.Range {
+	offset := uint64(block) * digest.BlockSize
+	return backup.Range{Offset: offset, Size: min(digest.BlockSize, size-offset)}
+}
+
+// verify compares blocks of resumed segments, if all of the block comes back, with the sums taken before the pause.
 func (e *Engine) verify(b *batch) error {
 	restored := filter(b.segments, func(s *segment) bool { return s.contents != nil && s.current && s.sums != nil })
 	now, err := e.hash(b, restored, true)
@@ -80,7 +80,11 @@ func (e *Engine) verify(b *batch) error {
 		return err
 	}
 	for _, s := range restored {
-		if wrong := changed(s.backupSpan(), s.sums, now[s]); len(wrong) > 0 {
+		wrong := blocks(s.length(), func(i int) bool {
+			block := backup.Ranges{blockOf(s.length(), i)}
+			return s.sums[i] != now[s][i] && block.Without(s.back().lost).Bytes() == block.Bytes()
+		})
+		if len(wrong) > 0 {
 			return fmt.Errorf("%w: tag %q, segment %#x of %d bytes on device %d, block %d (bytes %d to %d)",
 				ErrContents, s.tag.name, s.address, s.size, b.device.ordinal, wrong[0].Offset/digest.BlockSize,
 				wrong[0].Offset, wrong[0].Offset+min(wrong[0].Size, digest.BlockSize))

@@ -11,6 +11,7 @@
 //	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
 //	slack         tag.go         what is free in an extent that others still use
 //	contents      segment.go     kept: where they wait, and whether they are current
+//	parts         live.go        what of a segment has contents worth keeping: live, no block of zeros
 //	discarded     discarded.go   contents given up: the system has them back, or not yet
 //	transition    transition.go  a pause, resume or move: its turn, begin, work, end
 //	batch         transition.go  a device's part of a transition

@@ -123,10 +123,10 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		s.extent = x
 	}
 	_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
-	s.state, s.size, s.policy, s.slab = active, r.Size, p, nil
+	s.state, s.size, s.policy, s.slab, s.dead = active, r.Size, p, nil, nil
 	s.span.Enter(s)
 	t.add(s)
-	if s.incremental {
+	if s.incremental || s.sparse {
 		e.loadHasher(d)
 	}
 	if !inSlab {

@@ -8,8 +8,9 @@ import (
 )
 
 // Move moves the contents of paused segments with the tags from host memory to files, or from there back to pinned host
-// memory, and returns how many bytes that was. The segments stay paused. Contents of BackupDisk stay in files, and
-// those in the memory of another device stay there. When Move returns, the contents' former place is free.
+// memory, and returns how many bytes that was. The segments stay paused. Contents of BackupDisk stay in files, those in
+// the memory of another device stay there, and those that have only parts of a segment stay in host memory. When Move
+// returns, the contents' former place is free.
 //
 // It is a transaction: after an error all contents are where they were. Errors: backup.ErrHostMemory, disk.ErrFailed,
 // disk.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to host memory; cuMemHostUnregister)
@@ -34,7 +35,7 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 	}
 	wanted := func(s *segment) bool {
 		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
-			(to == BackupDisk || s.backup != BackupDisk)
+			(to == BackupDisk && s.contents.Host() != 0 || to == BackupHost && s.backup != BackupDisk)
 	}
 	err = e.transact("move", &o, wanted, func(batches []*batch) error {
 		defer o.spent.copyingSince(time.Now())
@@ -43,7 +44,15 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 				return err
 			}
 		}
-		if err := e.checkHost(batches, func(*segment) bool { return to == BackupHost }); err != nil {
+		var items []backup.Item // for host memory
+		for _, b := range batches {
+			b.items = map[BackupKind][]backup.Item{}
+			for _, s := range b.segments {
+				b.items[to] = append(b.items[to], backup.Item{Span: s.backupSpan()})
+			}
+			items = append(items, b.items[BackupHost]...)
+		}
+		if err := e.host.Check(batches[0].job.Budget, items); err != nil {
 			return err
 		}
 		if err := parallel(batches, func(b *batch) error { return e.moveBatch(b, to) }); err != nil {
@@ -72,10 +81,9 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 // moveBatch copies contents; the outcomes get the copies, and the segments keep what they have.
 func (e *Engine) moveBatch(b *batch, to BackupKind) error {
 	contents := make([]backup.Contents, len(b.segments))
-	spans := make([]backup.Span, len(b.segments))
 	total := uint64(0)
 	for i, s := range b.segments {
-		contents[i], spans[i] = s.contents, s.backupSpan()
+		contents[i] = s.contents
 		total += s.contents.Bytes()
 	}
 	b.progress.total.Store(total)
@@ -83,7 +91,7 @@ func (e *Engine) moveBatch(b *batch, to BackupKind) error {
 	var err error
 	if to == BackupDisk {
 		copies, err = e.disk.Take(b.job, contents)
-	} else if copies, err = e.host.Prepare(b.job, spans); err == nil {
+	} else if copies, err = e.host.Save(b.job, b.items[to]); err == nil {
 		if err = e.disk.Give(b.job, contents, copies); err != nil {
 			for _, c := range copies {
 				c.Discard()

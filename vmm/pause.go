@@ -27,6 +27,7 @@ import (
 func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("pause", &o, &freed, &err)()
+	defer e.ForgetLive(o.Tags)
 	if o.Capturing {
 		return 0, fmt.Errorf("pause: %w", ErrCapturing)
 	}
@@ -106,10 +107,12 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 				continue
 			}
 			taken = append(taken, s)
-			if o.discards(s) && s.contents != nil {
+			if o.discards(s) {
+				s.outcome.kept = kept{}
+			}
+			if s.replaced() {
 				o.discarded.add(s.contents, s.prompt)
 				s.contents.Discard()
-				s.outcome.kept = kept{}
 			}
 		}
 		for _, x := range b.extents {
@@ -150,52 +153,73 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 			}
 		}
 	}
-	fresh := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupHost && s.contents == nil }
-	if err := e.checkHost(batches, fresh); err != nil {
+	start := time.Now()
+	if err := parallel(batches, func(b *batch) error { return e.plan(b, o) }); err != nil {
+		return err
+	}
+	var items []backup.Item
+	for _, b := range batches {
+		items = append(items, b.items[BackupHost]...)
+	}
+	if err := e.host.Check(batches[0].job.Budget, items); err != nil {
 		return err
 	}
 	return parallel(batches, func(b *batch) error {
-		defer o.spent.copyingSince(time.Now())
-		return e.save(b, o)
+		defer o.spent.copyingSince(start)
+		return e.save(b)
 	})
 }
 
-// save copies the contents of a device's segments, or those of their blocks that are not kept already.
-func (e *Engine) save(b *batch, o *Options) error {
+// plan chooses what is copied of a device's segments: what is worth keeping, or those of their blocks that are not kept
+// already.
+func (e *Engine) plan(b *batch, o *Options) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
 	sums, err := e.hash(b, segments, o.Verify)
 	if err != nil {
 		return err
 	}
-	items := map[BackupKind][]backup.Item{}
-	saving := map[BackupKind][]*segment{}
+	b.items, b.saving = map[BackupKind][]backup.Item{}, map[BackupKind][]*segment{}
 	var total uint64
 	for _, s := range segments {
-		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Target: s.target}
-		item.Parts = []backup.Range{{Size: item.Size}}
-		if s.incremental && s.current && s.sums != nil && sums[s] != nil {
-			item.Parts = changed(item.Span, s.sums, sums[s])
-		}
-		for _, part := range item.Parts {
-			total += part.Size
-		}
 		kind := o.backupOf(s)
-		items[kind] = append(items[kind], item)
-		saving[kind] = append(saving[kind], s)
+		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
+		to := kept{contents: s.contents, current: true, sums: sums[s]}
+		if kind == BackupHost {
+			to.parts = s.worthKeeping(sums[s])
+		}
+		if item.Sparse = to.parts != nil; item.Sparse {
+			item.Parts = to.parts.kept
+		}
+		if item.Sparse != (s.parts != nil) || item.Sparse && s.contents.Bytes() < item.Needs() {
+			item.Kept = nil
+		} else if !item.Sparse && s.incremental && s.current && s.sums != nil && sums[s] != nil {
+			item.Parts = blocks(s.length(), func(i int) bool { return s.sums[i] != sums[s][i] })
+		}
+		total += backup.Ranges(item.Parts).Bytes()
+		b.items[kind], b.saving[kind] = append(b.items[kind], item), append(b.saving[kind], s)
+		s.outcome.kept = to
 	}
 	b.progress.total.Store(total)
+	return nil
+}
+
+// save copies what plan has chosen.
+func (e *Engine) save(b *batch) error {
 	stores := map[BackupKind]backup.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
-	for kind, segments := range saving {
-		saved, err := stores[kind].Save(b.job, items[kind])
+	for kind, segments := range b.saving {
+		saved, err := stores[kind].Save(b.job, b.items[kind])
 		if err != nil {
 			return err
 		}
 		for i, s := range segments {
-			s.outcome.kept = kept{saved[i], true, sums[s]}
+			s.outcome.contents = saved[i]
 		}
 	}
 	return nil
 }
+
+// replaced reports whether a pause puts something else in the place of what was kept of a segment before.
+func (s *segment) replaced() bool { return s.contents != nil && s.outcome.contents != s.contents }
 
 // dropSaved discards what a failed pause saved. It keeps what was kept from before, and the contents of a segment that
 // is paused all the same because it could not be mapped again.
@@ -203,6 +227,9 @@ func dropSaved(batches []*batch) {
 	for _, b := range batches {
 		for _, s := range b.segments {
 			if s.outcome.state != active {
+				if s.replaced() {
+					s.contents.Discard()
+				}
 				continue
 			}
 			if s.outcome.contents != s.contents {

@@ -22,22 +22,31 @@ func (e *Engine) Prepare(tags []string) (finish func() error) {
 
 func (e *Engine) prepare(tags []string) error {
 	wants := func(s *segment) bool {
-		return s.pausable() && s.backup == BackupHost && s.contents == nil
+		return s.pausable() && s.backup == BackupHost && s.contents == nil && !s.sparse
 	}
 	var prepared []*segment
 	for _, d := range e.known() {
-		var spans []backup.Span
+		var items []backup.Item // without a part to copy
 		e.mu.Lock()
 		segments := e.matching(tags, wants)[d]
 		for _, s := range segments {
-			spans = append(spans, s.backupSpan())
+			item := backup.Item{Span: s.backupSpan()}
+			if s.dead != nil {
+				item.Sparse, item.Room = true, s.all().Without(s.dead).Bytes()
+			}
+			items = append(items, item)
 		}
 		e.mu.Unlock()
-		contents, err := e.host.Prepare(d.job(), spans)
+		if len(items) == 0 {
+			continue
+		}
+		contents, err := e.host.Save(d.job(), items)
 		e.mu.Lock()
 		for i := range contents {
-			if s := segments[i]; wants(s) && s.backupSpan() == spans[i] { // it may have been freed, and used again
-				s.contents = contents[i]
+			if s := segments[i]; wants(s) && s.backupSpan() == items[i].Span { // it may have been freed, and used again
+				if s.contents = contents[i]; items[i].Sparse {
+					s.parts = &parts{}
+				}
 				prepared = append(prepared, s)
 			} else {
 				contents[i].Discard()

@@ -96,8 +96,8 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 		for _, s := range b.segments {
 			s.outcome.state = active
 			switch {
-			case s.contents == nil || (o.RetainBackup || s.incremental) && s.contents.Host() != 0:
-			case s.contents.Host() != 0 && s.contents.Bytes() <= room:
+			case s.contents == nil || (o.RetainBackup || s.incremental) && s.contents.Store() == e.host:
+			case s.contents.Store() == e.host && s.contents.Bytes() <= room:
 				room -= s.contents.Bytes()
 				s.outcome.current, s.outcome.sums = false, nil
 			default:
@@ -116,9 +116,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 	e.refreshUsers(b.device)
 	total := uint64(0)
 	for _, s := range b.segments {
-		if s.contents != nil && s.current {
-			total += s.length()
-		}
+		total += s.back().kept.Bytes()
 	}
 	b.progress.total.Store(total)
 	loaders := map[backup.Store]backup.Loader{}
@@ -135,6 +133,10 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			if waited := l.Wait(); err == nil {
 				err = b.named(waited)
 			}
+		}
+		if err == nil {
+			// The driver clears fresh memory, but nobody promises that.
+			err = e.fill(b, 0, func(s *segment) backup.Ranges { return s.back().zero })
 		}
 		if err == nil && o.Verify {
 			err = e.verify(b)

@@ -12,10 +12,11 @@ type BackupKind int
 
 // The kinds of backup.
 const (
-	BackupNone BackupKind = iota // nowhere: contents are lost
-	BackupHost                   // in pinned host memory
-	BackupDisk                   // in files
-	BackupPeer                   // in the memory of another device, or of the host where that is impossible
+	BackupNone   BackupKind = iota // nowhere: contents are lost
+	BackupHost                     // in pinned host memory
+	BackupDisk                     // in files
+	BackupSparse                   // as BackupHost, but for blocks of zeros; of a Request
+	BackupPeer                     // in the memory of another device, or of the host where that is impossible
 )
 
 // segment is whole granules of a tag: what one cudaMalloc got, or what small ones share.
@@ -35,8 +36,9 @@ type segment struct {
 	backing             // user-mapped memory has no span, imported memory has nothing kept
 	shared  uint64      // its name for other processes; 0: it has none
 	kept
-	gated   bool    // a gated pause has paused it
-	outcome outcome // of the transition that works on it
+	dead    backup.Ranges // bytes that the next pause need not keep; see Live
+	gated   bool          // a gated pause has paused it
+	outcome outcome       // of the transition that works on it
 }
 
 // length returns the size in bytes of its granules.
@@ -60,12 +62,17 @@ func (s *segment) mapped() bool {
 type policy struct {
 	backup      BackupKind
 	incremental bool // the next pause copies only what has changed
+	sparse      bool // a pause keeps no blocks of zeros
 	target      int  // of BackupPeer: the ordinal of the device; -1: any
 	prompt      bool // discarded contents are waited for
 }
 
 func (r Request) policy() policy {
-	return policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt}
+	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Backup == BackupSparse, r.Target, r.Prompt}
+	if p.sparse {
+		p.backup = BackupHost
+	}
+	return p
 }
 
 // kept is where a segment's contents are, or can be, kept.
@@ -73,6 +80,7 @@ type kept struct {
 	contents backup.Contents // nil: nowhere
 	current  bool            // contents are those of its last pause
 	sums     []digest.Sum    // of that, block by block; nil: not known
+	parts    *parts          // what contents have of it; nil: all
 }
 
 func (s *segment) discard() {

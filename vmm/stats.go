@@ -106,7 +106,9 @@ func (e *Engine) statsOf(d *device) stats.Device {
 				ts.PauseWithoutContents += s.length()
 			}
 			if s.state == active && s.backup == BackupHost && (s.contents == nil || s.contents.Host() == 0) {
-				ts.PauseHostBytes += s.length()
+				if !s.sparse { // else only the pause finds out
+					ts.PauseHostBytes += s.length() - s.dead.Bytes()
+				}
 			}
 			if s.state == active && s.backup == BackupDisk {
 				ts.PauseDiskBytes += s.length()

@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -21,6 +22,7 @@ import (
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
 	"tms/vmm"
+	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
 
@@ -581,6 +583,47 @@ func (s *scene) together() {
 	s.resume("")
 	s.end()
 }
+
+// sparse is a scenario of memory of which a pause keeps parts: what is live, and not a block of zeros. The second pause
+// uses the host memory of the first.
+func (s *scene) sparse() {
+	made := func(tag string, size, live uint64, kind vmm.BackupKind) *piece {
+		s.malloc(vmm.Request{Size: size, Tag: tag, Backup: kind})
+		s.context, _ = s.driver.CtxGetCurrent()
+		p := s.all[len(s.all)-1]
+		p.request.Size = live // all that is looked at
+		return p
+	}
+	part, zeros := made("a", 6*mib, 2*mib, vmm.BackupSparse), made("a", 2*mib, 0, vmm.BackupSparse)
+	clear(bytesAt(part.address+2*mib, 2*mib))
+	clear(bytesAt(zeros.address, 2*mib))
+	live := made("b", 256*kib, 96*kib, vmm.BackupHost)
+	s.do("prepare", func() error { return s.engine.Prepare(nil)() })
+	for range 2 {
+		s.do("live", func() error {
+			return s.engine.Live(live.address, 256*kib,
+				[]backup.Range{{Size: 64 * kib}, {Offset: 64 * kib, Size: 32 * kib}})
+		})
+		s.pause("")
+		s.do("resume", func() error {
+			o := s.options("")
+			o.RetainBackup = true
+			return resume(s.engine, o)
+		})
+		for _, p := range s.all {
+			p.paused = false
+		}
+		s.check("resumed", true)
+		a, b := bytesAt(zeros.address, 2*mib), bytesAt(part.address+2*mib, 2*mib)
+		if !bytes.Equal(a, b) || !bytes.Equal(a, make([]byte, 2*mib)) {
+			s.fail("zeros did not come back")
+		}
+	}
+	s.end()
+}
+
+// The same for memory of which parts are kept.
+func TestSweepSparse(t *testing.T) { sweep(t, (*scene).sparse, 50, fullSweep()) }
 
 func TestSweep(t *testing.T) { sweep(t, (*scene).everything, 100, fullSweep()) }
 

@@ -46,7 +46,9 @@ type batch struct {
 	progress *progress
 	moved    uint64 // bytes of device memory that a pause gave back, or a resume took
 
-	aside map[*segment]uintptr // where a resume maps memory that its device cannot reach
+	aside  map[*segment]uintptr         // where a resume maps memory that its device cannot reach
+	items  map[BackupKind][]backup.Item // what a pause saves
+	saving map[BackupKind][]*segment    // of these, one by one
 }
 
 func (d *device) job() backup.Job {
@@ -186,7 +188,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			if s.gated {
 				d.gated++
 			}
-			s.owner, s.state, s.kept = nobody, s.outcome.state, s.outcome.kept
+			s.owner, s.state, s.kept, s.dead = nobody, s.outcome.state, s.outcome.kept, nil
 			if s.outcome.lost {
 				s.imported.lost = true
 			}
@@ -211,20 +213,6 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	}
 	e.tellUngated()
 	e.settled.Broadcast()
-}
-
-// checkHost refuses a transition, before it copies anything, where the host memory does not suffice for all the
-// segments that meant picks. Errors: *backup.Shortage.
-func (e *Engine) checkHost(batches []*batch, meant func(*segment) bool) error {
-	var sizes []uint64
-	for _, b := range batches {
-		for _, s := range b.segments {
-			if meant(s) {
-				sizes = append(sizes, s.length())
-			}
-		}
-	}
-	return e.host.Check(batches[0].job.Budget, sizes)
 }
 
 // parallel runs f for every device at once and returns the first error, after all have ended.

@@ -28,7 +28,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	defer e.mu.Unlock()
 	s.tag = s.device.newTag(r.Tag)
 	e.names[r.Tag] = true
-	if s.incremental {
+	if s.incremental || s.sparse {
 		e.loadHasher(s.device)
 	}
 	e.assignHandle(s)

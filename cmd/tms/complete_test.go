@@ -20,7 +20,7 @@ func TestCompletion(t *testing.T) {
 	first, second := one.number()+"\t"+program, other.number()+"\t"+program
 	pools := strings.Join(kinds.Names(), " ")
 	for line, want := range map[string]string{
-		"run --backup ":                     "disk host peer none",
+		"run --backup ":                     "disk host none peer sparse",
 		"run --pool ":                       pools,
 		"run --tag ":                        "",
 		"replay --pool ":                    pools + " all",

@@ -28,7 +28,7 @@ var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_g
 
 // backups are the variables that say where contents wait.
 var backups = map[string]string{"host": "TMS_INIT_ENABLE_CPU_BACKUP", "disk": "TMS_INIT_ENABLE_DISK_BACKUP",
-	"peer": "TMS_INIT_ENABLE_PEER_BACKUP"}
+	"peer": "TMS_INIT_ENABLE_PEER_BACKUP", "sparse": "TMS_INIT_ENABLE_SPARSE_BACKUP"}
 
 // isOn reads a variable as libtms.so does.
 func isOn(variable string) bool {
@@ -55,8 +55,8 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 			set := map[string]string{"TMS_INIT_ENABLE": "1", "TMS_CONTROL": "1"}
 			variable, known := backups[backup]
 			if !known && backup != "none" {
-				return fmt.Errorf("--backup %s: contents can wait in host memory (host), in files (disk) or in the "+
-					"free memory of other GPUs (peer), or not be kept (none)", backup)
+				return fmt.Errorf("--backup %s: contents can wait in host memory (host; sparse: without blocks of "+
+					"zeros), in files (disk) or in the free memory of other GPUs (peer), or not be kept (none)", backup)
 			}
 			if incremental && backup != "host" {
 				return errors.New("--incremental needs --backup host: it keeps copies in host memory")
@@ -113,7 +113,7 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 	}
 	command.Flags().SetInterspersed(false)
 	command.Flags().StringVar(&tag, "tag", "", "`TAG` of its memory (default \"default\")")
-	command.Flags().StringVar(&backup, "backup", "host", "`WHERE` to save: host, disk, peer or none")
+	command.Flags().StringVar(&backup, "backup", "host", "`WHERE`: host, sparse, disk, peer or none")
 	completes(command, "tag")
 	completes(command, "backup", append(slices.Sorted(maps.Keys(backups)), "none")...)
 	command.Flags().BoolVar(&incremental, "incremental", false, "copy only what has changed since the last pause")

@@ -70,19 +70,22 @@ TMS_TRACE=/dev/null
 
 // Contents are given up only on request.
 func TestRunKeepsContents(t *testing.T) {
-	const show = "echo $TMS_INIT_ENABLE_CPU_BACKUP,$TMS_INIT_ENABLE_DISK_BACKUP,$TMS_INIT_ENABLE_PEER_BACKUP"
+	const show = "echo $TMS_INIT_ENABLE_CPU_BACKUP,$TMS_INIT_ENABLE_DISK_BACKUP,$TMS_INIT_ENABLE_PEER_BACKUP" +
+		",$TMS_INIT_ENABLE_SPARSE_BACKUP"
 	for _, c := range []struct {
 		environment, expected string
 		flags                 []string
 	}{
-		{"", "1,,", nil},
-		{"", ",,", []string{"--backup", "none"}},
-		{"", ",,1", []string{"--backup", "peer"}},
-		{"TMS_INIT_ENABLE_DISK_BACKUP=Yes", ",Yes,", nil},
-		{"TMS_INIT_ENABLE_DISK_BACKUP=0", "1,0,", nil},
-		{"TMS_INIT_ENABLE_DISK_BACKUP=1", "1,0,", []string{"--backup", "host"}},
-		{"TMS_INIT_ENABLE_DISK_BACKUP=1", "1,0,", []string{"--incremental"}},
-		{"TMS_INIT_ENABLE_CPU_BACKUP=1", "0,,", []string{"--backup", "none"}},
+		{"", "1,,,", nil},
+		{"", ",,,", []string{"--backup", "none"}},
+		{"", ",,1,", []string{"--backup", "peer"}},
+		{"", ",,,1", []string{"--backup", "sparse"}},
+		{"TMS_INIT_ENABLE_SPARSE_BACKUP=1", ",,,1", nil},
+		{"TMS_INIT_ENABLE_DISK_BACKUP=Yes", ",Yes,,", nil},
+		{"TMS_INIT_ENABLE_DISK_BACKUP=0", "1,0,,", nil},
+		{"TMS_INIT_ENABLE_DISK_BACKUP=1", "1,0,,", []string{"--backup", "host"}},
+		{"TMS_INIT_ENABLE_DISK_BACKUP=1", "1,0,,", []string{"--incremental"}},
+		{"TMS_INIT_ENABLE_CPU_BACKUP=1", "0,,,", []string{"--backup", "none"}},
 	} {
 		name, value, _ := strings.Cut(c.environment, "=")
 		t.Run(strings.Join(append(c.flags, c.environment), " "), func(t *testing.T) {

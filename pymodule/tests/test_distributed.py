@@ -186,6 +186,22 @@ def test_host_memory_is_counted_once_for_a_machine() -> None:
         as_before(ranks)
 
 
+def test_a_refusal_ends_what_is_live() -> None:
+    """Every rank goes on, so its next pause keeps all again."""
+    need = "sum(t['pause_host_bytes'] for d in tms.stats()['devices'] for t in d['tags'])"
+    with Ranks(2) as ranks:
+        ranks.all(ALLOCATE)
+        ranks.all(
+            f"from tms import _library\n_library.load().c.tms_live(weights, {4 * MiB}, None, 0)"
+        )
+        assert ranks.all(need) == [4 * MiB] * 2
+        ranks.one(1, "capture = cuda.Capture(); capture.__enter__()")
+        same_error(ranks.all("together.pause()"), "a stream is being captured")
+        ranks.one(1, "capture.__exit__()")
+        assert ranks.all(need) == [8 * MiB] * 2
+        as_before(ranks, 2)
+
+
 def test_waits_for_device_memory() -> None:
     """A rank waits as tms.configure says, before any rank resumes; else all fail."""
     with Ranks(2) as ranks:

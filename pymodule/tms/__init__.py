@@ -46,6 +46,7 @@ from ._errors import (
     TmsError,
 )
 from ._library import library_path
+from ._live import live
 from ._pool import (
     Pool,
     allocator,
@@ -94,6 +95,7 @@ __all__ = [
     "exclude",
     "last_error",
     "library_path",
+    "live",
     "pause",
     "paused",
     "pool",

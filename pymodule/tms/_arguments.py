@@ -10,15 +10,15 @@ from ._warning import warn
 
 Backup = Optional[
     Literal[
-        Literal["host", "disk", "peer"],
+        Literal["host", "sparse", "disk", "peer"],
         Literal["peer:0", "peer:1", "peer:2", "peer:3", "peer:4", "peer:5", "peer:6", "peer:7"],
         Literal["peer:8", "peer:9", "peer:10", "peer:11"],
         Literal["peer:12", "peer:13", "peer:14", "peer:15"],
     ]
 ]
-"""None, "host", "disk", "peer" or "peer:N" with the ordinal of a device."""
+"""None, "host", "sparse", "disk", "peer" or "peer:N" with the ordinal of a device."""
 
-_KIND = re.compile(r"host|disk|peer(:\d{1,2})?")
+_KIND = re.compile(r"host|sparse|disk|peer(:\d{1,2})?")
 
 
 def check_tag(tag: object) -> str:
@@ -44,8 +44,9 @@ def check_backup(backup: object) -> Backup:
     if backup is None or isinstance(backup, str) and _KIND.fullmatch(backup):
         return cast(Backup, backup)
     raise ValueError(
-        f"backup must be None (a pause loses contents), 'host' (host memory keeps them), 'disk' "
-        f"(files), 'peer' (another GPU) or 'peer:N' (GPU number N), not {backup!r}"
+        f"backup must be None (a pause loses contents), 'host' (host memory keeps them), "
+        f"'sparse' (likewise, without blocks of zeros), 'disk' (files), 'peer' (another GPU) or "
+        f"'peer:N' (GPU number N), not {backup!r}"
     )
 
 

@@ -49,6 +49,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_resume": (_CODE, _TEXT),
     "tms_resume_tags": (_CODE, _TEXTS, ctypes.c_double),
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
+    "tms_live": (_CODE, _HANDLE, ctypes.c_size_t, _HANDLE, ctypes.c_size_t),
     "tms_prepare": (_CODE, _TEXT, _BOOL),
     "tms_last_bytes": (ctypes.c_uint64,),
     "tms_set_progress_callback": (None, PROGRESS, _HANDLE),

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from ._errors import TmsError
 from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, refusals
 
 FAN = 8
@@ -63,6 +64,8 @@ class Meeting:
                 self.introduce()
                 refused = call.agree(1, part.check(), merged, refusals)
             if refused:
+                with contextlib.suppress(TmsError):
+                    part.take_back()
                 raise error(call.doing, refused, "all are as before")
             return self._do(call, part)
 

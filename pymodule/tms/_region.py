@@ -30,7 +30,9 @@ def region(
         tag: a name under which `pause` and `resume` find the memory. Not empty, no NUL.
         backup: None: a pause loses the contents, and the memory reads as fresh memory
             (unspecified bytes) after the resume. "host": a pause copies them to host memory, as
-            many bytes as were allocated, and the resume copies them back. "disk": likewise to
+            many bytes as were allocated, and the resume copies them back. "sparse": likewise, but
+            the GPU finds the blocks of 2 MiB that are zero by their hash: they take no host memory,
+            and the resume fills them with zeros. "disk": as "host", but to
             files that only this user can read, one for each paused allocation, in the directory
             that TMS_DISK_BACKUP_DIR or `set_disk_backup_dir` names. "peer": likewise to the
             free memory of other GPUs, "peer:N": of GPU N, over NVLink where there is some; contents

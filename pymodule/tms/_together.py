@@ -79,6 +79,8 @@ class Part:
 
     def take_back(self) -> None:
         """Undoes what `do` has done, if it has done anything."""
+        if self.operation == "pause":  # what tms.live has said counts for this pause
+            load().c.tms_live(None, 0, None, 0)
         for tag in self._undo:
             (_control.resume if self.operation == "pause" else _control.pause)(tag)
 

@@ -189,6 +189,8 @@ class _Calls:
         failures = [vote for vote in votes if isinstance(vote, Failure)]
         failures += refusals(merged(said)) if said else []
         if failures:
+            for rank in range(len(self._actors)):
+                self._ask(rank, _take_back)
             raise self._error(failures, "all that live are as before")
         try:
             done = self._all(_do)

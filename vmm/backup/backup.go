@@ -27,10 +27,22 @@ type Item struct {
 	// Kept, unless nil, is the Contents that an earlier Save of the same span returned: it is
 	// overwritten and returned again.
 	Kept Contents
+	// Sparse, for host memory alone: only Parts are kept, and nothing else of the span comes back. Kept is sparse too,
+	// and has room for what the item Needs. Room, unless 0, is how many bytes to take if the parts have fewer.
+	Sparse bool
+	Room   uint64
 	// Parts are what of the span is to be copied: all of it, or what has changed since Kept was saved.
 	Parts []Range
 	// Target is the ordinal of the device that a Peer is to keep it on; -1: any.
 	Target int
+}
+
+// Needs returns how many bytes of host memory the item takes that has no Kept.
+func (i Item) Needs() uint64 {
+	if i.Sparse {
+		return max(i.Room, Ranges(i.Parts).Bytes())
+	}
+	return i.Size
 }
 
 // Job is the device that a Save or Load works for: idle, and no other job runs on it.
@@ -57,7 +69,7 @@ type Contents interface {
 	Store() Store
 	// Bytes returns how much memory it takes, of the host, the disk or a peer.
 	Bytes() uint64
-	// Host returns the address of a host copy of the whole span, 0 if there is none.
+	// Host returns the address of a host copy of the whole span, 0 if there is none, or one of parts.
 	Host() uintptr
 	// Discard gives the memory back, in the background: it never waits. Afterwards nothing but Await may be called.
 	Discard()

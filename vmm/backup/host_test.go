@@ -66,12 +66,16 @@ func TestHostRoundTrip(t *testing.T) {
 	require.Zero(t, sim.Stat("registered_bytes"))
 }
 
-// Prepare pins, and copies nothing.
+// A save of no part pins, and copies nothing.
 func TestHostPrepare(t *testing.T) {
 	sim, driver, jobs := backuptest.Simulate(t, 1, "2G")
 	store := host.New(driver)
 	spans := backuptest.Spans(t, driver, 0, 2*mib, 4*mib)
-	kept, err := store.Prepare(jobs[0], spans)
+	items := backuptest.Items(spans, nil, -1)
+	for i := range items {
+		items[i].Parts = nil
+	}
+	kept, err := store.Save(jobs[0], items)
 	require.NoError(t, err)
 	require.EqualValues(t, 6*mib, sim.Stat("registered_bytes"))
 	require.Zero(t, sim.Stat("calls:cuMemcpyDtoHAsync_v2"))

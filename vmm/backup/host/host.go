@@ -42,31 +42,50 @@ type buffer struct {
 // start of registrations of its own.
 type hostContents struct {
 	host         *Store
-	buffer       *buffer
+	buffer       *buffer // nil: there is nothing to keep
 	offset       uint64
 	size         uint64
 	registration int // the first
+	sparse       bool
+	parts        []backup.Range // of sparse ones: what is kept of the span, one after the other
 }
 
 func (c *hostContents) Store() backup.Store { return c.host }
 func (c *hostContents) Bytes() uint64       { return c.size }
-func (c *hostContents) Host() uintptr       { return c.buffer.Base + uintptr(c.offset) }
+func (c *hostContents) Host() uintptr {
+	if c.sparse {
+		return 0
+	}
+	return c.base()
+}
+func (c *hostContents) base() uintptr { return c.buffer.Base + uintptr(c.offset) }
 func (c *hostContents) Discard() {
-	if c.buffer.references.Add(-1) == 0 {
+	if c.buffer != nil && c.buffer.references.Add(-1) == 0 {
 		c.buffer.Discard(c.host.garbage)
 	}
 }
 
 func (c *hostContents) Await(until time.Time) {
-	if c.buffer.references.Load() == 0 {
+	if c.buffer != nil && c.buffer.references.Load() == 0 {
 		c.host.garbage.Await(until)
 	}
 }
 
 // copies lists the copies between parts of a span and its place: the host side of each lies in one registration,
-// because the driver takes no other.
-func (c *hostContents) copies(span backup.Span, parts ...backup.Range) []copying.Copy {
-	return copying.Cut(span, c.Host(), uint64(c.registration)*maxRegistration, maxRegistration, parts)
+// because the driver takes no other. Of sparse contents they are always those of all parts.
+func (c *hostContents) copies(span backup.Span, parts ...backup.Range) (copies []copying.Copy) {
+	into := uint64(c.registration) * maxRegistration
+	if !c.sparse {
+		return copying.Cut(span, c.base(), into, maxRegistration, parts)
+	}
+	at := uint64(0)
+	for i, part := range c.parts {
+		back := at - part.Offset // from its place in the span; it may be below 0, and wrap
+		base, one := c.base()+uintptr(back), c.parts[i:i+1]
+		copies = append(copies, copying.Cut(span, base, into+back, maxRegistration, one)...)
+		at += part.Size
+	}
+	return copies
 }
 
 // Save is backup.Store's Save.
@@ -99,31 +118,19 @@ func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 	return contents, nil
 }
 
-// Check fails where a budget has too little for spans of these sizes, in bytes, which are to be placed. Errors:
-// *backup.Shortage.
-func (h *Store) Check(budget *backup.Budget, sizes []uint64) error {
-	if len(sizes) == 0 {
-		return nil
-	}
+// Check fails where a budget has too little for these items. Errors: *backup.Shortage.
+func (h *Store) Check(budget *backup.Budget, items []backup.Item) error {
 	var total uint64
-	for _, size := range sizes {
-		total += pinned.WholePages(size)
+	for _, item := range items {
+		if item.Kept == nil {
+			total += pinned.WholePages(item.Needs())
+		}
+	}
+	if total == 0 {
+		return nil
 	}
 	h.garbage.Drain()
 	return budget.Check(total)
-}
-
-// Prepare pins memory for spans without copying anything: a Save that gets the Contents as Kept then runs at the speed
-// of the link.
-func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents, error) {
-	if len(spans) == 0 {
-		return nil, nil
-	}
-	items := make([]backup.Item, len(spans))
-	for i, span := range spans {
-		items[i].Span = span // without a part to copy
-	}
-	return h.Save(job, items)
 }
 
 // place gives every item without kept Contents a place in one fresh buffer; nil if none needs it.
@@ -134,16 +141,23 @@ func (h *Store) place(job backup.Job, items []backup.Item) (contents []backup.Co
 	var total uint64
 	sharing := false // the last registration takes further small spans
 	for i, item := range items {
-		if contents[i] = item.Kept; contents[i] != nil {
+		c, needs := &hostContents{host: h, sparse: item.Sparse}, item.Needs()
+		if item.Kept != nil {
+			c = item.Kept.(*hostContents)
+		}
+		if item.Sparse {
+			c.parts = item.Parts
+		}
+		if contents[i] = c; item.Kept != nil || needs == 0 {
 			continue
 		}
-		if small := item.Size < pinned.PieceSize; !small || !sharing {
+		if small := needs < pinned.PieceSize; !small || !sharing {
 			sizes = append(sizes, 0)
 			sharing = small
 		}
-		c := &hostContents{host: h, offset: total, size: item.Size, registration: len(sizes) - 1}
-		contents[i], placed = c, append(placed, c)
-		size := pinned.WholePages(item.Size)
+		c.offset, c.size, c.registration = total, needs, len(sizes)-1
+		placed = append(placed, c)
+		size := pinned.WholePages(needs)
 		total += size
 		for left := size; ; left -= maxRegistration {
 			if left <= maxRegistration {

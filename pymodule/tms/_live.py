@@ -1,0 +1,81 @@
+"""Which parts of tensors have contents that a pause is to keep."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Union
+
+from ._errors import from_code
+from ._library import load
+
+Live = Union[Sequence[bool], Sequence["tuple[int, int]"]]
+"""A mask of equal blocks, or offsets and sizes in bytes."""
+
+
+def live(tensors: Any, parts: Live, *, dim: int = 0) -> None:
+    """Says which parts of tensors the next pause is to keep; it copies and keeps exactly these.
+
+    The other bytes are unspecified after the resume, as in fresh memory. This counts for the next
+    pause of the memory alone, even one that fails: so say it before each pause, and give no other
+    byte a meaning in between. A later call replaces what an earlier one said about the same
+    tensors; `live(tensors, [True])` takes it back, if the program goes on without a pause. Any
+    thread may call it. It is for contents in host memory, and makes no difference to other
+    memory, to allocations below 2 MiB, and to a pause to disk.
+
+    Args:
+        tensors: a contiguous CUDA tensor, or a sequence of them, such as the layers of a cache; the
+            same parts of each are live.
+        parts: a mask, of bools: True keeps one of so many equal blocks along `dim`, whose size it
+            must divide. Or pairs (offset, size) in bytes of a tensor, in any order. A tensor or an
+            array of bools is a mask, too.
+        dim: of a mask, the dimension of blocks.
+
+    Raises:
+        NotPreloadedError: libtms.so is not in this process.
+        TmsError: some of the memory is in no region, or is paused.
+        ValueError: a tensor is not contiguous, a mask does not divide it, or a pair is not in it.
+    """
+    library = load()
+    given = list(parts.tolist() if hasattr(parts, "tolist") else parts)
+    arrays: dict[tuple[int, ...], Any] = {}  # of layers that are alike
+    for tensor in [tensors] if hasattr(tensors, "data_ptr") else tensors:
+        if not tensor.is_contiguous():
+            raise ValueError("the tensor must be contiguous: its blocks must be pieces of memory")
+        shape = (*tensor.shape, tensor.nbytes)
+        if shape not in arrays:
+            words = list(itertools.chain(*_ranges(tensor, given, dim)))
+            arrays[shape] = (ctypes.c_size_t * len(words))(*words)
+        array, code = arrays[shape], 0  # of tms_range
+        if tensor.nbytes:
+            code = library.c.tms_live(tensor.data_ptr(), tensor.nbytes, array, len(array) // 2)
+        if code:
+            raise from_code(code, "noting what is live", library.last_error)
+
+
+def _ranges(tensor: Any, given: list[Any], dim: int) -> Iterator[tuple[int, int]]:
+    """The offset and size in bytes of each pair, or of each run of blocks that a mask keeps."""
+    if not all(isinstance(each, bool) for each in given):
+        for offset, size in given:
+            inside = 0 <= offset <= tensor.nbytes and 0 <= size <= tensor.nbytes - offset
+            if isinstance(offset, bool) or not inside:
+                raise ValueError(
+                    f"({offset}, {size}) is no pair (offset, size) within {tensor.nbytes} bytes"
+                )
+            yield offset, size
+    elif given:
+        if tensor.shape[dim] % len(given):
+            raise ValueError(
+                f"a mask of {len(given)} blocks does not divide dimension {dim} of a tensor, which "
+                f"has size {tensor.shape[dim]}"
+            )
+        rows = math.prod(tensor.shape[: dim % len(tensor.shape)])
+        block = tensor.nbytes // max(1, rows * len(given))
+        runs = [(value, len(list(group))) for value, group in itertools.groupby(given)]
+        at = 0
+        for value, blocks in runs * rows:
+            if value:
+                yield at * block, blocks * block
+            at += blocks

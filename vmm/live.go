@@ -1,0 +1,131 @@
+package vmm
+
+import (
+	"slices"
+
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+	"tms/vmm/digest"
+)
+
+// parts say what a backup has of a segment, and what becomes of the rest.
+type parts struct {
+	kept backup.Ranges // contents have these, one after the other
+	zero backup.Ranges // blocks of the content hash, which are filled with zeros again
+	lost backup.Ranges // unspecified after a resume
+}
+
+// Live says which bytes of size bytes at an address have contents that the next pause is to keep; the others are
+// unspecified after the resume. The ranges may be in any order. It counts for that pause alone, whether that succeeds
+// or not, so that no byte is lost which the program uses later. It replaces what an earlier call said about the same
+// bytes. It makes a difference to memory whose contents go to host memory. Errors: cuda.InvalidValue where some of the
+// bytes are in no segment, or in a paused one, or a range is beyond them.
+func (e *Engine) Live(address uintptr, size uint64, live []backup.Range) error {
+	for _, r := range live {
+		if r.Offset > size || r.Size > size-r.Offset {
+			return cuda.Refuse(cuda.InvalidValue, "the live range of %d bytes at offset %d reaches past the %d bytes "+
+				"at %#x", r.Size, r.Offset, size, address)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	segments, err := e.across(address, size)
+	if err != nil {
+		return err
+	}
+	joined := backup.Union(live)
+	for _, s := range segments {
+		if s.slab != nil || s.backup != BackupHost {
+			continue
+		}
+		begin, end := max(address, s.address), min(address+uintptr(size), s.address+uintptr(s.length()))
+		dead := backup.Ranges{{Offset: uint64(begin - address), Size: uint64(end - begin)}}.Without(joined)
+		for i := range dead {
+			dead[i].Offset -= uint64(s.address - address) // which may be below 0, and wrap
+		}
+		about := backup.Ranges{{Offset: uint64(begin - s.address), Size: uint64(end - begin)}}
+		s.dead = backup.Union(append(s.dead.Without(about), dead...))
+	}
+	return nil
+}
+
+// across lists the segments that size bytes at an address lie in, none of which a transition works on. The caller holds
+// e.mu.
+func (e *Engine) across(address uintptr, size uint64) (segments []*segment, err error) {
+	for at := address; uint64(at-address) < size; {
+		s := e.segmentAt(at)
+		if s != nil && s.owner == aTransition {
+			e.settled.Wait()
+			segments, at = nil, address
+			continue
+		}
+		switch {
+		case s == nil || s.owner == aFree:
+			return nil, cuda.Refuse(cuda.InvalidValue, "%#x, of %d bytes at %#x, is in no region", at, size, address)
+		case s.state != active:
+			return nil, cuda.Refuse(cuda.InvalidValue, "%#x is paused: say what is live before a pause", at)
+		}
+		segments, at = append(segments, s), s.address+uintptr(s.length())
+	}
+	return segments, nil
+}
+
+// ForgetLive ends what Live has said about segments with the tags (nil: every tag).
+func (e *Engine) ForgetLive(tags []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.matching(tags, func(s *segment) bool {
+		if s.owner != aTransition { // else its end forgets it
+			s.dead = nil
+		}
+		return false
+	})
+}
+
+// worthKeeping returns what a pause to host memory keeps of the segment, given its sums if there are any; nil: all.
+func (s *segment) worthKeeping(sums []digest.Sum) *parts {
+	p := &parts{lost: s.dead}
+	if s.sparse && sums != nil {
+		p.zero = blocks(s.length(), func(block int) bool { return sums[block] == digest.Sum{} }) // of any length
+		p.lost = s.dead.Without(p.zero)
+	} else if s.dead == nil {
+		return nil
+	}
+	p.kept = s.all().Without(p.zero).Without(p.lost)
+	return p
+}
+
+func (s *segment) all() backup.Ranges { return backup.Ranges{{Size: s.length()}} }
+
+// back returns what a resume brings back of a segment, and what it does not.
+func (s *segment) back() parts {
+	switch {
+	case s.contents == nil || !s.current:
+		return parts{lost: s.all()}
+	case s.parts == nil:
+		return parts{kept: s.all()}
+	}
+	return *s.parts
+}
+
+// fill writes a word into ranges of each segment, as far as they have whole words. (cuMemsetD32Async)
+func (e *Engine) fill(b *batch, word uint32, of func(*segment) backup.Ranges) error {
+	if !slices.ContainsFunc(b.segments, func(s *segment) bool { return of(s) != nil }) {
+		return nil
+	}
+	return e.driver.OnStream(b.device.context, func(stream cuda.Stream) error {
+		for _, s := range b.segments {
+			for _, r := range of(s) {
+				begin, end := (r.Offset+3)&^3, (r.Offset+r.Size)&^3
+				if begin >= end {
+					continue
+				}
+				address := b.span(s).Address + uintptr(begin)
+				if err := e.driver.MemsetD32Async(address, word, (end-begin)/4, stream); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
