@@ -39,7 +39,7 @@ def live(tensors: Any, parts: Live, *, dim: int = 0) -> None:
         ValueError: a tensor is not contiguous, a mask does not divide it, or a pair is not in it.
     """
     library = load()
-    given = list(parts.tolist() if hasattr(parts, "tolist") else parts)
+    given: list[Any] = list(getattr(parts, "tolist", lambda: parts)())
     arrays: dict[tuple[int, ...], Any] = {}  # of layers that are alike
     for tensor in [tensors] if hasattr(tensors, "data_ptr") else tensors:
         if not tensor.is_contiguous():
