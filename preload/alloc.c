@@ -7,21 +7,37 @@
 
 HIDDEN __thread bool alloc_below __attribute__((tls_model("initial-exec")));
 
-HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
+struct allocation {
+	void *address;
+	size_t size;
+	int device;
+	struct region_settings settings;
+};
+
+static int allocate(void *allocation)
 {
-	struct region_settings settings = region_get();
-	void *address = NULL, *context = NULL;
+	struct allocation *of = allocation;
+	void *context = NULL;
 	struct visit saved;
 	gate_before_allocation();
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
 			context = NULL; /* the engine gets the error again, with a text */
-		code = tmsMalloc(&address, size, device, context, &settings);
+		code = tmsMalloc(&of->address, of->size, of->device, context, &of->settings);
 		go_leave(&saved);
 	}
+	return code;
+}
+
+HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
+{
+	struct allocation of = {NULL, size, device, region_get()};
+	int code = allocate(&of);
+	if (unlikely(code == SHORT_OF_MEMORY))
+		code = share_allocate(device, size, allocate, &of);
 	if (code == SUCCESS)
-		*pointer = address;
+		*pointer = of.address;
 	return code;
 }
 

@@ -41,11 +41,12 @@ const notIdle time.Duration = -1
 
 // gating has what a gated pause is asked for besides the engine's options.
 type gating struct {
-	idle  time.Duration // the least time since a device last got work; notIdle: any
-	hold  bool          // shut the gate and pause nothing: control.Request.Hold
-	force bool          // pause even where the gate cannot hold all work
-	undo  func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
-	nccl  *suspension   // suspend NCCL first, where it can be; nil: do not
+	idle   time.Duration // the least time since a device last got work; notIdle: any
+	hold   bool          // shut the gate and pause nothing: control.Request.Hold
+	yields bool          // hold allocations too: control.Request.Yield
+	force  bool          // pause even where the gate cannot hold all work
+	undo   func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
+	nccl   *suspension   // suspend NCCL first, where it can be; nil: do not
 }
 
 // refuse returns the error of a gated pause that has changed nothing.
@@ -117,7 +118,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 	defer gate.turn.Unlock()
 	gate.Lock()
 	gate.pausing = true
-	if how.idle >= 0 {
+	if how.idle >= 0 || how.yields {
 		C.gate_hold_allocations() // others may have the memory by then
 	}
 	gate.Unlock()

@@ -173,6 +173,7 @@ func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, 
 		Target:      max(-1, int(settings.backup)-C.REGION_PEER-1),
 		Prompt:      (settings.backup == C.REGION_HOST || settings.backup == C.REGION_SPARSE) && bool(settings.mmap),
 		Margin:      now.Margin,
+		Limit:       uint64(C.region_config.limit_bytes),
 		Capturing:   now.Capturing,
 	}, goruntime.Ready(int(device))
 }
@@ -188,7 +189,7 @@ func state() source.State {
 //export tmsMalloc
 func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer,
 	settings *C.struct_region_settings) C.int {
-	return report(enter(func(e *vmm.Engine) error {
+	return reportAllocation(enter(func(e *vmm.Engine) error {
 		if programPools != nil {
 			return poolMalloc(e, address, size, device, context, settings)
 		}

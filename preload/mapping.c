@@ -29,15 +29,29 @@ EXPORT bool tms_is_pausable(uintptr_t address)
 	return arena_contains((const void *)address) || atomic_load(&handles_tracked);
 }
 
+struct creation {
+	uint64_t number;
+	size_t size;
+	const struct prop *prop;
+	struct region_settings settings;
+};
+
+static int create_once(void *creation)
+{
+	struct creation *of = creation;
+	gate_before_allocation();
+	return IN_GO(tmsMemCreate(&of->number, of->size, (void *)of->prop, of->prop->location, &of->settings));
+}
+
 static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
-	struct region_settings settings = region_get();
-	uint64_t number = 0;
-	gate_before_allocation();
-	int code = IN_GO(tmsMemCreate(&number, size, (void *)prop, prop->location, &settings));
+	struct creation of = {0, size, prop, region_get()};
+	int code = create_once(&of);
+	if (unlikely(code == SHORT_OF_MEMORY))
+		code = share_allocate(prop->location, size, create_once, &of);
 	if (code == SUCCESS) {
 		handles_track();
-		*handle = number;
+		*handle = of.number;
 	}
 	return code;
 }

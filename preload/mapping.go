@@ -25,7 +25,7 @@ func reportMapping(err error) C.int {
 //export tmsMemCreate
 func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device C.int,
 	settings *C.struct_region_settings) C.int {
-	return report(enter(func(e *vmm.Engine) error {
+	return reportAllocation(enter(func(e *vmm.Engine) error {
 		request, err := newRequest(device, settings)
 		if err != nil {
 			return err

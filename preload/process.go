@@ -93,6 +93,7 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 			state.Stats, err = statsOf(e, C.control_environment.temporary)
 		}
 	}
+	state.Share = shareState()
 	var asked *cuda.Driver
 	if e != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
 		asked = driver

@@ -189,6 +189,24 @@ HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot 
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
 
+/* helper.c: runs the command tms with these arguments behind the first, which becomes its name. With --report the
+ * command writes a line "CODE BYTES", then a text. HELPER_ENDED: it has not, and tms_last_error has what it said.
+ * without: what follows if it cannot be started. */
+enum { HELPER_ENDED = -1 };
+HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without);
+
+/* share.c: what a process of tms run --share does when device memory is short. */
+enum { SHORT_OF_MEMORY = -1 }; /* the code of an allocation that others can make room for */
+struct share_wanted { /* by a thread that waits for its allocation; Go reads it, too */
+	int64_t since; /* CLOCK_MONOTONIC, in ns; 0: none waits */
+	uint64_t bytes;
+	int device;
+};
+extern struct share_wanted share_wanted HIDDEN;
+/* Calls allocate while it returns SHORT_OF_MEMORY, and has other processes make room meanwhile. */
+HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with);
+HIDDEN int share_make_room(void); /* for what this process waits for, and resumes what it has yielded; a code */
+
 /* pool.c: the host's CUDA calls that pool.go needs, on the calling thread. */
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);
 HIDDEN int pool_cuda_free(uintptr_t pointer, int device);

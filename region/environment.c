@@ -30,7 +30,7 @@ static void complain(const char *variable, const char *value, const char *expect
 
 /* Each parses a value that is not empty; false: it does not understand it, and leaves *to as it was. */
 typedef bool take(const char *value, void *to);
-static take take_bool, take_backup, take_text, take_bytes, take_debug, take_shareable, take_seconds;
+static take take_bool, take_backup, take_text, take_bytes, take_number, take_seconds, take_debug, take_shareable;
 
 static bool no_inherit;
 
@@ -67,6 +67,11 @@ static const struct variable {
 	{"TMS_CONTROL", take_bool, &region_config.control, BOOLEAN},
 	{"TMS_TRACE", NULL, NULL, ""},
 	{"TMS_ACCOUNT", take_bool, &region_config.account, BOOLEAN},
+	{"TMS_SHARE", take_bool, &region_config.share, BOOLEAN},
+	{"TMS_SHARE_PRIORITY", take_number, &region_config.share_priority, "a number; using 0"},
+	{"TMS_SHARE_AT_LEAST", take_seconds, (void *)&region_config.share_at_least,
+	 "a time such as 30, 30s, 5m or 1h; using a tenth for swaps"},
+	{"TMS_LIMIT_BYTES", take_bytes, &region_config.limit_bytes, "a number of bytes; using no limit"},
 	{"TMS_EXCLUDE", take_text, &region_config.exclude, ""},
 	{"TMS_PAUSE_FORCE", take_bool, &region_config.pause_force, BOOLEAN},
 	{"TMS_LIBRARY", NULL, NULL, ""},
@@ -180,16 +185,27 @@ AT_LOAD static bool take_bytes(const char *value, void *to)
 	return true;
 }
 
-/* Whole seconds, minutes or hours. */
+AT_LOAD static bool take_number(const char *value, void *to)
+{
+	char *end;
+	double number = strtod(value, &end);
+	if (*end || number != number)
+		return false;
+	*(double *)to = number;
+	return true;
+}
+
+/* Seconds, minutes or hours. */
 AT_LOAD static bool take_seconds(const char *value, void *to)
 {
 	static const char units[] = "smh";
 	static const double seconds[] = {1, 60, 3600};
-	size_t digits = strspn(value, "0123456789");
-	const char *unit = value[digits] ? strchr(units, value[digits]) : units;
-	if (digits == 0 || digits > 9 || !unit || (value[digits] && value[digits + 1]))
+	char *unit;
+	double number = strtod(value, &unit);
+	const char *known = *unit ? strchr(units, *unit) : units;
+	if (unit == value || !known || (*unit && unit[1]) || !(number >= 0 && number < 1e9))
 		return false;
-	*(_Atomic double *)to = (double)strtoul(value, NULL, 10) * seconds[unit - units];
+	*(_Atomic double *)to = number * seconds[known - units];
 	return true;
 }
 

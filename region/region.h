@@ -56,6 +56,10 @@ struct region_config {
 	bool invariants; /* TMS_DEBUG */
 	bool pause_force;
 	bool account; /* TMS_ACCOUNT */
+	bool share;   /* TMS_SHARE */
+	double share_priority;
+	_Atomic double share_at_least; /* less than 0: by the price of a swap */
+	uint64_t limit_bytes;		       /* 0: none */
 };
 extern struct region_config region_config __attribute__((visibility("hidden")));
 

@@ -15,6 +15,9 @@ var (
 
 	ErrMargin = cuda.Refuse(cuda.OutOfMemory, "the allocation would leave less than the memory margin free")
 
+	ErrLimit = cuda.Refuse(cuda.OutOfMemory, "the allocation would exceed what the process may have on the device "+
+		"(--limit of tms run, TMS_LIMIT_BYTES)")
+
 	ErrTooLarge = cuda.Refuse(cuda.OutOfMemory, "the allocation is larger than the device's memory")
 
 	// ErrContext: a pause could not wait for work in the current context before it takes memory away.

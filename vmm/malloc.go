@@ -22,6 +22,7 @@ type Request struct {
 	Target      int          // of BackupPeer: the ordinal of the device that keeps contents; -1: any
 	Margin      uint64       // bytes of device memory that must stay free; 0: no margin
 	Context     cuda.Context // current in the calling thread; 0: none, or not known
+	Limit       uint64       // bytes that the process may have of the device, paused or not; 0: no limit
 	Capturing   bool         // a stream of the process is being captured
 	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
 	Room        *space.Room  // addresses of a pool, where its segments are to lie side by side; nil: any of the tag's
@@ -29,8 +30,8 @@ type Request struct {
 
 // Malloc makes an active segment, or for less than a granule a part of one, on the calling thread, and returns its
 // address; 0 for no bytes. Like cudaMalloc it leaves the device's primary context current in a thread that had none.
-// Addresses are aligned to 512 bytes. Errors: ErrTooLarge, ErrMargin, ErrContext, *cuda.Error. (cuMemCreate, cuMemMap,
-// cuMemSetAccess)
+// Addresses are aligned to 512 bytes. Errors: ErrTooLarge, ErrMargin, ErrLimit, ErrContext, *cuda.Error. (cuMemCreate,
+// cuMemMap, cuMemSetAccess)
 func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	defer e.audit(&err)
 	if r.Size == 0 {
@@ -182,22 +183,37 @@ func (e *Engine) makeOrUndo(x *extent, r Request) error {
 	})
 }
 
-// withinMargin takes whole granules of a device's memory if that leaves the margin, even while a stream is being
-// captured.
+// withinMargin takes whole granules of a device's memory if that leaves the margin and keeps the limit, even while a
+// stream is being captured.
 func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 	if r.Capturing {
 		r.Capturing = false
 		return e.driver.Relaxed(func() error { return e.withinMargin(d, r, take) })
+	}
+	size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
+	if r.Limit > 0 {
+		if has := e.has(d); has+size > r.Limit {
+			return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(r.Limit))
+		}
 	}
 	if r.Margin > 0 {
 		free, err := d.freeBytes()
 		if err != nil {
 			return err
 		}
-		size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
 		if free < size || free-size < r.Margin {
 			return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
 		}
 	}
 	return take()
+}
+
+// has returns the bytes of a device that the process has, and those that a resume would take.
+func (e *Engine) has(d *device) (bytes uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, t := range e.statsOf(d).Tags {
+		bytes += t.PhysicalBytes + t.PausedBytes
+	}
+	return bytes
 }

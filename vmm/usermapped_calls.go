@@ -13,7 +13,7 @@ import (
 var ErrNotOurs = errors.New("no memory of a region")
 
 // MemCreate is cuMemCreate in a region: memory as prop says, under a handle of ours. r.Size is in bytes.
-// Errors: ErrMargin, *cuda.Error. (cuMemCreate)
+// Errors: ErrMargin, ErrLimit, *cuda.Error. (cuMemCreate)
 func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
 	s := &segment{size: r.Size, policy: r.policy()}
 	s.userMapped = &userMapped{size: r.Size, prop: prop, references: 1}

@@ -91,8 +91,8 @@ func rootCommand() *cobra.Command {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
 	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
-		moveCommand(), idleCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(), replayCommand(),
-		versionCommand())
+		moveCommand(), idleCommand(), shareCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(),
+		replayCommand(), versionCommand())
 	return root
 }
 

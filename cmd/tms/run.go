@@ -39,15 +39,12 @@ func runCommand() *cobra.Command {
 	var tag, backup, kind, trace string
 	var incremental, noInherit, account bool
 	var simulated simulation
+	var shared sharedRun
 	command := &cobra.Command{
-		Use:   "run [flags] -- COMMAND [ARGUMENT...]",
-		Short: "Run a program with all of its CUDA memory pausable",
-		Long: `Runs a program so that tms pause can pause all of its CUDA memory, without the
-program's cooperation. During a pause, contents wait in host memory (--backup).`,
-		Example: `  tms run -- python train.py
-  tms run --incremental --tag model -- python serve.py
-  tms run --backup none -- ./cache
-  tms run --simulate --memory 8G -- ./no-gpu-here`,
+		Use:     "run [flags] -- COMMAND [ARGUMENT...]",
+		Short:   "Run a program with all of its CUDA memory pausable",
+		Long:    "Runs a program so that all of its CUDA memory can be paused, from outside.",
+		Example: "  tms run -- python train.py",
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) == 0 || arguments[0] == "" {
 				return errors.New("name the command to run: tms run -- python train.py")
@@ -91,6 +88,9 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 					set[name] = "1"
 				}
 			}
+			if err := shared.set(command, set); err != nil {
+				return err
+			}
 			libraries, err := libraries()
 			if err != nil {
 				return err
@@ -123,7 +123,49 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 	command.Flags().BoolVar(&account, "account", false, "count what is not pausable, for tms ps --bytes")
 	command.Flags().StringVar(&trace, "trace", "", "record to `FILE` (%p: the process) for tms report")
 	simulated.add(command)
+	shared.add(command)
 	return command
+}
+
+// sharedRun are the flags of a program that shares its devices.
+type sharedRun struct {
+	on       bool
+	priority float64
+	atLeast  duration
+	limit    string
+}
+
+func (s *sharedRun) add(command *cobra.Command) {
+	flags := command.Flags()
+	flags.BoolVar(&s.on, "share", false, "others of --share lend it memory, and it lends to them")
+	flags.Float64Var(&s.priority, "priority", 0, "with --share: a higher `N` gets memory first")
+	addTime(command, &s.atLeast, "at-least", 0, "with --share: `TIME` that it runs before it lends")
+	flags.StringVar(&s.limit, "limit", "", "most `BYTES` it may have of a device, such as 40G")
+	completes(command, "priority")
+	completes(command, "limit")
+}
+
+// set adds the program's variables.
+func (s *sharedRun) set(command *cobra.Command, variables map[string]string) error {
+	atLeast := command.Flags().Changed("at-least")
+	if !s.on && (atLeast || command.Flags().Changed("priority")) {
+		return errors.New("--priority and --at-least say how a program shares: give --share, too")
+	}
+	if s.on {
+		variables["TMS_SHARE"] = "1"
+		variables["TMS_SHARE_PRIORITY"] = fmt.Sprint(s.priority)
+	}
+	if atLeast {
+		variables["TMS_SHARE_AT_LEAST"] = fmt.Sprint(s.atLeast.Seconds())
+	}
+	if command.Flags().Changed("limit") {
+		bytes, err := sizeOf("limit", s.limit)
+		if err != nil {
+			return err
+		}
+		variables["TMS_LIMIT_BYTES"] = fmt.Sprint(bytes)
+	}
+	return nil
 }
 
 // notRunError says why the program of tms run did not start.

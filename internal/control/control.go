@@ -107,6 +107,9 @@ type Request struct {
 	// memory.
 	To      string `json:"to,omitempty"`
 	Discard bool   `json:"discard,omitempty"` // for a pause: contents are given up, whatever backup they have
+	// Yield, for a pause: the process itself undoes it when one of its threads waits, whatever becomes of this client
+	// (ProcessState.Share). For an undo: of what was so paused, and nobody else wants paused.
+	Yield bool `json:"yield,omitempty"`
 	// NCCL, for a pause without a tag: what NCCL holds is given back, too. For a hold: the reply names the
 	// communicators for which that needs other processes.
 	NCCL *NCCL `json:"nccl,omitempty"`
@@ -212,6 +215,24 @@ type ProcessState struct {
 	Devices []Device `json:"devices"`
 	Stays   string   `json:"stays,omitempty"`   // why it cannot be moved to another GPU, as far as it knows
 	Account *Account `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
+	Share   *Share   `json:"share,omitempty"`   // nil: the process does not share (TMS_SHARE)
+}
+
+// Share is what those that need memory must know of a process that shares its devices.
+type Share struct {
+	Priority float64 `json:"priority"`
+	AtLeast  float64 `json:"at_least_seconds"` // that it may run before others take its memory; negative: by its price
+	Ran      float64 `json:"ran_seconds"`      // since its memory came back, or since it began to listen
+	// Away is the time in seconds between the last pause with Yield and the call that wanted the memory back; negative:
+	// there was none.
+	Away float64 `json:"away_seconds"`
+	// Yielded lists the tags that the process resumes when one of its threads waits, as stats.TagText writes them.
+	Yielded []string `json:"yielded"`
+	// Waited is for how long a thread has waited for memory; negative: none does. Bytes are what it wants to allocate on
+	// the device, besides what was yielded; 0: nothing.
+	Waited float64 `json:"waited_seconds"`
+	Device int     `json:"device"`
+	Bytes  uint64  `json:"bytes"`
 }
 
 // Stats is what the process holds, for tms_stats_json. Sizes are in bytes.
@@ -316,6 +337,8 @@ func (r *Request) check() error {
 		return errors.New("only the pause after a hold takes together, and until says when it ends")
 	case r.Hold && (r.Keep || r.Everything || r.Idle != nil):
 		return errors.New("a hold comes before a pause, and takes no keep, everything or idle")
+	case r.Yield && (r.Op != Pause && r.Op != Undo || r.Hold || r.Keep || r.Everything):
+		return errors.New("only an undo, or a pause without hold, keep and everything, takes yield")
 	case r.Lease != 0 && !r.Hold && r.Op != Align:
 		return fmt.Errorf("only a hold or an align takes a lease, not a %s", r.Op)
 	case r.Wait != 0 && r.Op != Resume && r.Op != Await && r.Op != Align:

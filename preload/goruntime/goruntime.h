@@ -139,7 +139,7 @@ enum {
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
 	THREADS_PER_DEVICE = 13, /* what a pause or resume waits on, 8 for files, 4 for the rest; and pending frees */
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
-	THREADS_OF_CONTROL = 5,	 /* the socket's and its requests': an operation, which waits on two, a status, memory */
+	THREADS_OF_CONTROL = 6,	 /* the socket's and its requests': an operation, which waits on two, a status, memory, a wake */
 };
 HIDDEN bool threads_reserve(int devices, int operations); /* reports whether the threads for so many are there now */
 HIDDEN bool threads_reserve_control(void); /* and those for the control socket; stays so */

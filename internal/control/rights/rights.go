@@ -125,6 +125,17 @@ func (r *Rights[C]) Leave(c C) Released {
 	return released
 }
 
+// Alone lists the tags that only this client wants paused.
+func (r *Rights[C]) Alone(c C) (alone []string) {
+	for name, wanting := range r.paused {
+		if len(wanting) == 1 && wanting[0] == c {
+			alone = append(alone, name)
+		}
+	}
+	slices.Sort(alone)
+	return alone
+}
+
 func (r *Rights[C]) unalign(c C) bool {
 	if r.aligns != c {
 		return false

@@ -28,6 +28,8 @@ type Process interface {
 	Lend(share uint64, to Importer) (descriptor int, reply control.Reply, err error)
 	// Returned notes that an importer no longer has memory.
 	Returned(share uint64, by Importer)
+	// Wake undoes what was paused with Yield, and has others make room for that. It may wait for them.
+	Wake() error
 
 	// Hand makes another thread, with the process's descriptors, do work and then call done with its error. A panic
 	// counts as an error.
@@ -39,6 +41,8 @@ type Process interface {
 	Bound(path string, device, inode uint64)
 	// SetPending notes whether a client is pausing everything.
 	SetPending(bool)
+	// Look is called every control.Look, for what the process counts itself.
+	Look()
 	// Awaited reports whether a thread waits at the gate, or the gate is open.
 	Awaited() bool
 	// Unalign ends what an align began.

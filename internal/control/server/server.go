@@ -34,6 +34,7 @@ const (
 	lastGlance     = 20 * time.Millisecond
 	backOff        = 100 * time.Millisecond // when the kernel has no room
 	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, for a client
+	ownGlance      = 10 * time.Millisecond  // and for the process itself
 	commandMost    = 512                    // bytes of the command that a status has
 )
 
@@ -63,14 +64,25 @@ type Server struct {
 	lending *lend     // the one that another thread works on
 	numbers uint64    // of lends so far
 
+	own     *connection // stands for the process, which wants paused what was paused with Yield; never among clients
+	ran     time.Time   // since when it has had all of that
+	yielded time.Time   // when the last such pause was done
+	awaited time.Time   // since when a thread has waited for the memory; zero: none does
+	away    float64     // seconds between the last two before; negative: there were none
+	wakes   bool        // another thread is in Process.Wake
+	wakeAt  time.Time   // when to try that again
+
 	done   atomic.Pointer[Outcome] // of running
 	status atomic.Pointer[control.Reply]
 	lent   atomic.Pointer[control.Reply] // of lending, which goes with the descriptor
 	unlent atomic.Pointer[control.Reply] // of lending, without a descriptor
+	woken  atomic.Pointer[error]         // of Process.Wake
 }
 
 // New returns the server of a process, which does not listen yet.
-func New(process Process) *Server { return &Server{process: process, socket: -1} }
+func New(process Process) *Server {
+	return &Server{process: process, socket: -1, own: &connection{descriptor: -1}, ran: time.Now(), away: -1}
+}
 
 // loop serves until an unexpected error, and keeps the server's state then.
 func (s *Server) loop() error {
@@ -136,6 +148,11 @@ func (s *Server) timeout(now time.Time) int {
 	}
 	if now.Before(s.full) {
 		until(s.full)
+	}
+	if s.wakes {
+		until(now.Add(ownGlance))
+	} else if s.rights.Has(s.own) {
+		until(s.glanced.Add(ownGlance))
 	}
 	if len(s.rights.Due()) > 0 {
 		if !now.Before(s.retryAt) {
@@ -347,12 +364,19 @@ func (s *Server) cancel(c *connection, id uint64) error {
 // glance answers the clients that wait until a thread waits at the gate. It polls, because threads that gave notice
 // would pay for that at every call.
 func (s *Server) glance(now time.Time) {
-	if now.Sub(s.glanced) < gateGlance || !slices.ContainsFunc(s.clients,
+	own, every := s.rights.Has(s.own) && !s.wakes, gateGlance
+	if own {
+		every = ownGlance
+	}
+	if now.Sub(s.glanced) < every || !own && !slices.ContainsFunc(s.clients,
 		func(c *connection) bool { return c.status == gateAwaited }) {
 		return
 	}
 	s.glanced = now
 	come := s.process.Awaited()
+	if own && come {
+		s.wake(now)
+	}
 	for _, c := range s.clients {
 		if c.status != gateAwaited {
 			continue
@@ -364,6 +388,17 @@ func (s *Server) glance(now time.Time) {
 			c.status = noStatus
 			c.answer(control.Reply{ID: c.statusID, Code: int(cuda.NotReady), Error: "no thread waits for the resume"})
 		}
+	}
+}
+
+// wake has the process take back what it has yielded, because a thread waits for that.
+func (s *Server) wake(now time.Time) {
+	if s.awaited.IsZero() {
+		s.awaited, s.away = now, now.Sub(s.yielded).Seconds()
+	}
+	if !now.Before(s.wakeAt) {
+		s.wakes = true
+		s.process.Hand(s.process.Wake, func(err error) { s.woken.Store(&err) })
 	}
 }
 
@@ -444,7 +479,11 @@ func (s *Server) begin(now time.Time) {
 	if t.Request.Op == control.Pause && !t.Request.Hold {
 		t.lets = t.lets || s.rights.Pauses(t.client)
 	} else if t.Request.Op == control.Undo && t.client != nil {
-		released := s.rights.Undo(t.client)
+		of := t.client
+		if t.Request.Yield {
+			of = s.own
+		}
+		released := s.rights.Undo(of)
 		t.lets, t.Due = released.Hold, released.Due
 		s.release(rights.Released{Align: released.Align})
 	}
@@ -487,9 +526,13 @@ func (s *Server) ask(now time.Time) {
 		}
 	}
 	s.asking, s.handed = true, now
+	share := s.share(now)
 	reply := &control.Reply{OK: true}
 	s.process.Hand(func() (err error) {
-		if err = s.process.State(state); err == nil {
+		if err = s.process.State(state); state.Share != nil {
+			share.complete(state.Share)
+		}
+		if err == nil {
 			reply.Process, err = json.Marshal(state)
 		}
 		return err
@@ -499,6 +542,27 @@ func (s *Server) ask(now time.Time) {
 		}
 		s.status.Store(reply)
 	})
+}
+
+// sharing is what the server itself knows of control.Share.
+type sharing struct {
+	ran, away, waited float64
+	yielded           []string
+}
+
+func (s *Server) share(now time.Time) sharing {
+	of := sharing{now.Sub(s.ran).Seconds(), s.away, -1, []string{}}
+	if !s.awaited.IsZero() {
+		of.waited = now.Sub(s.awaited).Seconds()
+	}
+	for _, name := range s.rights.Alone(s.own) {
+		of.yielded = append(of.yielded, stats.TagText(name))
+	}
+	return of
+}
+
+func (s *sharing) complete(of *control.Share) {
+	of.Ran, of.Away, of.Yielded, of.Waited = s.ran, s.away, s.yielded, max(of.Waited, s.waited)
 }
 
 // command reads the command line anew, because the process may have changed it (setproctitle).
@@ -524,11 +588,19 @@ func (s *Server) collect() {
 	if reply := s.unlent.Swap(nil); reply != nil {
 		s.answerLend(reply, -1)
 	}
+	if err := s.woken.Swap(nil); err != nil {
+		if s.wakes = false; *err != nil {
+			if s.wakeAt.Before(s.awaited) {
+				s.process.Log(fmt.Errorf("a thread waits for device memory: %w", *err))
+			}
+			s.wakeAt = time.Now().Add(RetryEvery)
+		}
+	}
 	outcome := s.done.Swap(nil)
 	if outcome == nil {
 		return
 	}
-	t, reply := s.running, &outcome.Reply
+	t, reply, yielded := s.running, &outcome.Reply, s.rights.Has(s.own)
 	s.running = nil
 	switch op := t.Request.Op; {
 	case op == control.Record && t.client != nil && (reply.OK || t.Request.File == ""):
@@ -539,6 +611,9 @@ func (s *Server) collect() {
 		s.release(rights.Released{Align: true})
 	case outcome.Held:
 		s.release(rights.Released{Hold: !s.rights.Held(t.client)})
+	case op == control.Pause && t.Request.Yield:
+		s.rights.Took(s.own, outcome.Took)
+		s.yielded = time.Now()
 	case op == control.Pause:
 		s.rights.Took(t.client, outcome.Took)
 		if reply.OK {
@@ -560,6 +635,9 @@ func (s *Server) collect() {
 			}
 			s.retried, s.retryAt = true, time.Now().Add(RetryEvery)
 		}
+	}
+	if yielded && !s.rights.Has(s.own) {
+		s.ran, s.awaited = time.Now(), time.Time{}
 	}
 	s.settle()
 	if t.client != nil {

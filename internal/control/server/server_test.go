@@ -32,6 +32,7 @@ type fake struct {
 	tasks                              []*server.Task // performed so far
 	pending                            []bool
 	logged                             []error
+	woken                              func() error // nil: nothing was paused with Yield
 }
 
 func serve(t *testing.T) *fake {
@@ -95,6 +96,7 @@ func (f *fake) Lend(uint64, server.Importer) (int, control.Reply, error) {
 	descriptor, err := unix.MemfdCreate("lent", 0)
 	return descriptor, control.Reply{Bytes: 7}, err
 }
+func (f *fake) Wake() error                      { return f.woken() }
 func (f *fake) Returned(uint64, server.Importer) { f.call(&f.returns, &f.returned) }
 func (f *fake) Hand(work func() error, done func(error)) {
 	go func() { done(guard.Call(work)) }()
@@ -103,6 +105,7 @@ func (f *fake) Log(err error)                { f.with(func() { f.logged = append
 func (f *fake) Bound(string, uint64, uint64) {}
 func (f *fake) SetPending(now bool)          { f.with(func() { f.pending = append(f.pending, now) }) }
 func (f *fake) Awaited() bool                { return true }
+func (f *fake) Look()                        {}
 func (f *fake) Unalign()                     { f.with(func() { f.unaligns++ }) }
 func (f *fake) EndRecording(int)             { f.with(func() { f.abandoned++ }) }
 

@@ -152,6 +152,7 @@ func (s *Server) look(now time.Time) {
 		return
 	}
 	s.looked = now
+	s.process.Look()
 	var found unix.Stat_t
 	switch err := unix.Lstat(s.path, &found); {
 	case err == nil && found.Dev == s.made.Dev && found.Ino == s.made.Ino:

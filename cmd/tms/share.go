@@ -1,0 +1,344 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/internal/readable"
+	"tms/internal/share"
+	"tms/vmm/cuda"
+	"tms/vmm/stats"
+)
+
+const (
+	soonest, latest = 10 * time.Millisecond, 250 * time.Millisecond // between looks at the processes
+	idleWithin      = 100 * time.Millisecond                        // for what a process without work may still compute
+)
+
+// roomFor is one tms share: it makes room for what a process waits for. It may be killed at any moment. What it has
+// paused by then comes back by itself (control.Request.Yield), and the process starts another.
+type roomFor struct {
+	pid     int
+	process *client.Conn
+	refused map[int]string    // processes that cannot be paused, and why
+	busy    map[int]time.Time // those that cannot before then
+	silent  time.Time         // since when some that listen do not answer; zero: all answer
+	explain io.Writer         // only say what comes next; nil: do it
+}
+
+func shareCommand() *cobra.Command {
+	var explain, report bool
+	command := &cobra.Command{
+		Use:   "share PID",
+		Short: "Make room for a process that waits for memory",
+		Long: `Pauses others of tms run --share until there is room for what a process waits
+for, and resumes what they had paused of it. Such a process runs this itself.`,
+		Example: `  tms share 12345 --explain`,
+		Args: func(command *cobra.Command, arguments []string) error {
+			if len(arguments) != 1 {
+				return errors.New("name one process by its number (tms ps lists them)")
+			}
+			_, err := processes(arguments)
+			return err
+		},
+		ValidArgsFunction: completeProcesses,
+		RunE: func(command *cobra.Command, arguments []string) error {
+			pids, _ := processes(arguments)
+			r := roomFor{pid: pids[0], refused: map[int]string{}, busy: map[int]time.Time{}}
+			if explain {
+				r.explain = command.OutOrStdout()
+			}
+			err := r.make()
+			switch {
+			case report:
+				fmt.Fprintf(command.OutOrStdout(), "%d 0\n", cuda.Code(err))
+				if err != nil {
+					fmt.Fprint(command.OutOrStdout(), err)
+				}
+				return nil
+			case errors.Is(err, client.ErrUnreachable):
+				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", r.pid, err)
+				return errNoProcess
+			case err != nil:
+				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", r.pid, err)
+				return errNo
+			}
+			return nil
+		},
+	}
+	command.Flags().BoolVar(&explain, "explain", false, "only say what would be paused for it")
+	command.Flags().BoolVar(&report, "report", false, "") // for libtms.so: "CODE 0", and the error on the next line
+	_ = command.Flags().MarkHidden("report")
+	return command
+}
+
+// make returns when there is room. Errors: cuda.OutOfMemory, wrapped, if there never will be; client.ErrUnreachable.
+func (r *roomFor) make() error {
+	process, state, err := reach(context.Background(), r.pid)
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	if r.process = process; state.Share == nil {
+		return errors.New("tms run --share did not start it")
+	}
+	for wait := soonest; ; wait = min(wait+wait/16, latest) {
+		done, next, err := r.step()
+		if done || err != nil || r.explain != nil {
+			return err
+		}
+		time.Sleep(max(min(wait, next), soonest))
+	}
+}
+
+// step does what comes next under the locks of the devices that the process needs, and returns when to look again.
+func (r *roomFor) step() (done bool, next time.Duration, err error) {
+	state, err := r.process.Status(context.Background(), longest) // a stopped process answers when it goes on
+	if err != nil {
+		return false, 0, err
+	}
+	needs := needsOf(state)
+	var uuids []string
+	for uuid, need := range needs {
+		if need > 0 {
+			uuids = append(uuids, uuid)
+		}
+	}
+	slices.Sort(uuids) // so that two never wait for each other
+	for _, uuid := range uuids {
+		unlock, err := lockDevice(uuid)
+		if err != nil {
+			return false, 0, err
+		}
+		defer unlock()
+	}
+	if r.explain != nil && len(uuids) == 0 {
+		fmt.Fprintf(r.explain, "%d: waits for no memory\n", r.pid)
+	}
+	found := statuses(time.Second)
+	if !slices.ContainsFunc(found, func(p process) bool { return p.Error != "" && !p.absent }) {
+		r.silent = time.Time{}
+	} else if r.silent.IsZero() {
+		r.silent = time.Now()
+	}
+	for _, uuid := range uuids {
+		ready, wait, err := r.makeOn(uuid, found)
+		if err != nil || !ready {
+			return false, wait, err
+		}
+	}
+	if r.explain != nil {
+		return true, 0, nil
+	}
+	reply, err := r.process.Do(context.Background(), control.Request{Op: control.Undo, Yield: true})
+	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
+		return false, soonest, nil // somebody who does not share has taken it
+	}
+	return true, 0, failure(reply, err)
+}
+
+// makeOn makes room on one device; false: not yet.
+func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Duration, err error) {
+	free, all := r.sharers(uuid, found)
+	at := slices.IndexFunc(all, func(p share.Process) bool { return p.ID == r.pid })
+	if at < 0 || all[at].Need == 0 {
+		return false, soonest, nil // it does not answer now
+	}
+	need := all[at].Need
+	decision := share.Decide(free, all, r.pid)
+	if r.explain != nil {
+		fmt.Fprintf(r.explain, "%d: needs %s, %s are free on %s: %s\n", r.pid, readable.Bytes(need),
+			readable.Bytes(free), uuid, inWords(decision))
+		return true, 0, nil
+	}
+	switch {
+	case decision.Never && !r.silent.IsZero() && time.Since(r.silent) < answerTime:
+		return false, latest, nil // they may have memory to lend
+	case decision.Never:
+		return false, 0, r.never(need, free, all)
+	case decision.Wait > 0:
+		return false, decision.Wait, nil
+	}
+	for _, part := range decision.Pause {
+		if !r.pause(part) {
+			return false, soonest, nil
+		}
+	}
+	return true, 0, nil
+}
+
+// never says why there is no room.
+func (r *roomFor) never(need, free uint64, all []share.Process) error {
+	var lent uint64
+	for _, p := range all {
+		if p.ID != r.pid && !p.Pinned {
+			lent += p.Held()
+		}
+	}
+	var why []string
+	for pid, words := range r.refused {
+		why = append(why, fmt.Sprintf("; %d cannot be paused: %s", pid, words))
+	}
+	slices.Sort(why)
+	return fmt.Errorf("%s are needed, %s are free and others could lend %s%s%.0w", readable.Bytes(need),
+		readable.Bytes(free), readable.Bytes(lent), strings.Join(why, ""), cuda.OutOfMemory)
+}
+
+// pause returns false if the process keeps its memory.
+func (r *roomFor) pause(part share.Part) bool {
+	process, err := client.Dial(part.ID)
+	if err != nil {
+		return false
+	}
+	defer process.Close()
+	tags := make([]*string, max(1, len(part.Tags))) // nil: all
+	for i := range part.Tags {
+		tags[i] = &part.Tags[i]
+	}
+	for _, tag := range tags {
+		request := control.Request{Op: control.Pause, Tag: tag, Yield: true}
+		if part.Idle {
+			request.Idle, request.Timeout = new(share.Grace.Seconds()), new(idleWithin.Seconds())
+		}
+		reply, err := process.Do(context.Background(), request)
+		if err != nil {
+			return false
+		}
+		switch {
+		case reply.OK && reply.Bytes > 0:
+			continue
+		case reply.OK:
+			r.refused[part.ID] = "it has nothing that a pause frees"
+		case reply.Code == int(cuda.NotSupported) || reply.Host > 0:
+			r.refused[part.ID] = reply.Error // for as long as this one waits
+		default: // its device works, or it captures
+			r.busy[part.ID] = time.Now().Add(idleWithin)
+		}
+		return false
+	}
+	return true
+}
+
+// sharers returns the free bytes of a device, and the processes that share it.
+func (r *roomFor) sharers(uuid string, found []process) (free uint64, all []share.Process) {
+	for _, p := range found {
+		if p.Error != "" || p.Share == nil || p.here != p.PID {
+			continue
+		}
+		one, bytes, on := sharer(p.ProcessState, uuid)
+		if !on {
+			continue
+		}
+		_, one.Pinned = r.refused[p.PID]
+		one.Busy = one.Busy || time.Now().Before(r.busy[p.PID])
+		one.ID = p.PID
+		if all = append(all, one); p.PID == r.pid {
+			free = bytes
+		}
+	}
+	return free, all
+}
+
+// sharer returns what the policy must know of a process, and the free bytes of the device; false: it is not there.
+func sharer(state control.ProcessState, uuid string) (p share.Process, free uint64, on bool) {
+	of := state.Share
+	p = share.Process{Priority: of.Priority, Ran: control.Seconds(of.Ran), AtLeast: -1, Away: -1,
+		Busy: state.Stats.Capturing || state.Stats.Everything || state.Doing != "", Pinned: !state.Gated,
+		Need: needsOf(state)[uuid], Waited: control.Seconds(of.Waited)}
+	if of.AtLeast >= 0 {
+		p.AtLeast = control.Seconds(of.AtLeast)
+	}
+	if of.Away >= 0 {
+		p.Away = control.Seconds(of.Away)
+	}
+	if state.IdleSeconds != nil {
+		p.Idle = control.Seconds(*state.IdleSeconds)
+	}
+	at := slices.IndexFunc(state.Stats.Devices, func(d stats.Device) bool { return d.UUID == uuid })
+	if at < 0 {
+		return p, 0, false
+	}
+	for _, tag := range state.Stats.Devices[at].Tags {
+		p.Tags = append(p.Tags, share.Tag{Name: tag.Tag, Bytes: tag.PhysicalBytes,
+			Contents: tag.PauseWithoutContents < tag.LiveBytes})
+		if tag.LastPauseSeconds > 0 && tag.LastResumeSeconds > 0 {
+			p.Price = max(p.Price, control.Seconds(tag.LastPauseSeconds+tag.LastResumeSeconds))
+		}
+	}
+	return p, state.Stats.Devices[at].FreeBytes, true
+}
+
+// needsOf returns how many bytes a process waits for, by the UUID of the device.
+func needsOf(state control.ProcessState) map[string]uint64 {
+	needs := map[string]uint64{}
+	if state.Share == nil || state.Share.Waited < 0 {
+		return needs
+	}
+	for _, d := range state.Stats.Devices {
+		for _, tag := range d.Tags {
+			if slices.Contains(state.Share.Yielded, tag.Tag) {
+				needs[d.UUID] += tag.PausedBytes
+			}
+		}
+		if d.Device == state.Share.Device {
+			needs[d.UUID] += state.Share.Bytes
+		}
+	}
+	return needs
+}
+
+func inWords(d share.Decision) string {
+	var words []string
+	for _, id := range d.For {
+		words = append(words, fmt.Sprint(id))
+	}
+	others := cmp.Or(strings.Join(words, ", "), "others")
+	switch {
+	case d.Never:
+		return "there will never be enough"
+	case d.Wait > 0 && d.Wait < longest:
+		return fmt.Sprintf("it waits for %s, at most %.2f s", others, d.Wait.Seconds())
+	case d.Wait > 0:
+		return "it waits until " + others + " can be paused"
+	case len(d.Pause) == 0:
+		return "there is room"
+	}
+	words = nil
+	for _, part := range d.Pause {
+		what := cmp.Or(readable.Printable(strings.Join(part.Tags, ", ")), "all")
+		words = append(words, fmt.Sprintf("%s of %d", what, part.ID))
+	}
+	return "a pause of " + strings.Join(words, "; ") + " makes room"
+}
+
+// lockDevice takes the lock under which room is made on a device. It ends with this process. (flock)
+func lockDevice(uuid string) (unlock func(), err error) {
+	user := os.Geteuid()
+	for _, directory := range control.Directories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user) {
+		var file *os.File
+		if err = control.MakeDirectory(directory, user); err == nil {
+			file, err = os.OpenFile(directory+"/"+strings.ReplaceAll(uuid, "/", "")+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+		}
+		if err != nil {
+			continue
+		}
+		for {
+			if err = unix.Flock(int(file.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+				return func() { _ = file.Close() }, err
+			}
+		}
+	}
+	return nil, fmt.Errorf("the lock of a device cannot be taken: %w", err)
+}

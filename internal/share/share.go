@@ -1,0 +1,300 @@
+// Package share decides which processes make room on a device for one that needs memory. It is the policy alone: what
+// is known of the processes goes in, and what to pause, or how long to wait, comes out.
+//
+// A process that waits comes before those of lower priority, and among its equals the one that has waited longest comes
+// first. Once it has waited as long as all others together may run, it comes before any priority. Nobody is paused
+// before he has had his turn, except while he has no work or waits himself. So each wait has a bound: see Bound.
+package share
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+const (
+	// Grace is how long a process must have had no work to be paused before its turn is over.
+	Grace = 20 * time.Millisecond
+	// runs is how many times the price of a swap a turn lasts, so that a tenth of the time goes into swaps.
+	runs = 9
+	// What a swap is taken to cost that was not measured yet: contents go out and come back.
+	leastPrice     = 50 * time.Millisecond
+	bytesPerSecond = 16 << 30
+)
+
+// Tag is memory that is paused as a whole.
+type Tag struct {
+	Name     string
+	Bytes    uint64 // on the device now
+	Contents bool   // a pause has to save them
+}
+
+// Process is what is known of a process that shares the device.
+type Process struct {
+	ID       int
+	Priority float64
+	Tags     []Tag
+	Idle     time.Duration // since it had work
+	Ran      time.Duration // since its memory last came back, or since it began
+	AtLeast  time.Duration // its turn; negative: by the price of a swap
+	Price    time.Duration // of its pause and resume, as measured; 0: not measured
+	Away     time.Duration // between its last pause and the call that wanted the memory back; negative: none did
+	Pinned   bool          // it cannot be paused
+	Busy     bool          // it cannot be paused at this moment
+	Need     uint64        // bytes that it waits for; 0: it does not wait
+	Waited   time.Duration
+}
+
+// Part is what is to be paused of a process.
+type Part struct {
+	ID   int
+	Tags []string // nil: all that it has
+	Idle bool     // only if it still has no work
+}
+
+// Decision says what comes next for a process that needs memory.
+type Decision struct {
+	Never bool          // there will never be enough
+	Wait  time.Duration // ask again, in so long at the latest; 0: go on
+	For   []int         // whom it waits for
+	Pause []Part        // so that there is enough; none: there is
+}
+
+// unknown is a wait whose end depends on what a program does.
+const unknown = time.Duration(math.MaxInt64)
+
+// Held returns the bytes that a process has on the device.
+func (p *Process) Held() (bytes uint64) {
+	for _, t := range p.Tags {
+		bytes += t.Bytes
+	}
+	return bytes
+}
+
+// price returns what it costs to pause a process and to resume it.
+func (p *Process) price() time.Duration {
+	if p.Price > 0 {
+		return p.Price
+	}
+	var bytes uint64
+	for _, t := range p.Tags {
+		if t.Contents {
+			bytes += t.Bytes
+		}
+	}
+	return leastPrice + time.Duration(float64(bytes)/bytesPerSecond*float64(time.Second))
+}
+
+// Turn returns how long a process with work may run before others take its memory.
+func (p *Process) Turn() time.Duration {
+	if p.AtLeast >= 0 {
+		return p.AtLeast
+	}
+	return runs * p.price()
+}
+
+// idle reports whether a process may be paused because it has no work. If it wanted its memory back at once the last
+// time, that was a gap in its work.
+func (p *Process) idle() bool {
+	return p.Idle >= Grace && (p.Away < 0 || p.Away >= p.price()/2)
+}
+
+// due returns when a process may be paused.
+func (p *Process) due() time.Duration {
+	if p.Need > 0 || p.idle() {
+		return 0
+	}
+	return max(0, p.Turn()-p.Ran)
+}
+
+// Bound returns how long a process waits at most: as long as all others together may run, and swap; and twice as long
+// if some have a higher priority. Kernels that run longer than a turn, and captures, come on top.
+func Bound(all []Process, id int) (bound time.Duration) {
+	times := time.Duration(1)
+	own := all[slices.IndexFunc(all, func(p Process) bool { return p.ID == id })]
+	for _, p := range all {
+		if p.ID != id {
+			bound += p.Turn() + p.price()
+		}
+		if p.Priority > own.Priority {
+			times = 2
+		}
+	}
+	return times * bound
+}
+
+// Decide says what comes next for the process id, which has a Need. The device has free bytes.
+func Decide(free uint64, all []Process, id int) Decision {
+	waiting := slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Need == 0 })
+	overdue := map[int]bool{}
+	for _, p := range waiting {
+		others := time.Duration(0)
+		for _, o := range all {
+			if o.ID != p.ID {
+				others += o.Turn() + o.price()
+			}
+		}
+		overdue[p.ID] = p.Waited > others
+	}
+	slices.SortFunc(waiting, func(x, y Process) int {
+		if overdue[x.ID] != overdue[y.ID] {
+			return map[bool]int{true: -1, false: 1}[overdue[x.ID]]
+		}
+		if !overdue[x.ID] && x.Priority != y.Priority {
+			return cmp.Compare(y.Priority, x.Priority)
+		}
+		return cmp.Or(cmp.Compare(y.Waited, x.Waited), cmp.Compare(x.ID, y.ID))
+	})
+	at := slices.IndexFunc(waiting, func(p Process) bool { return p.ID == id })
+	own := waiting[at]
+	d := plan(free, all, own)
+	if d.Never {
+		return d
+	}
+	var first []int
+	for _, w := range waiting[:at] {
+		if theirs := plan(free, all, w); !theirs.Never && theirs.Wait != unknown && delays(free, all, own, w, theirs) {
+			first = append(first, w.ID)
+		}
+	}
+	if len(first) > 0 {
+		return Decision{Wait: max(d.Wait, Grace), For: first}
+	}
+	return d
+}
+
+// delays reports whether a process must not go on before w, which is ahead of it and has this plan: it takes memory
+// from others, or w would wait longer.
+func delays(free uint64, all []Process, own, w Process, theirs Decision) bool {
+	if free < own.Need {
+		return true
+	}
+	running := own
+	running.Tags = append(slices.Clone(own.Tags), Tag{Bytes: own.Need, Contents: true})
+	running.Need, running.Ran, running.Idle = 0, 0, 0
+	with := slices.Clone(all)
+	with[slices.IndexFunc(with, func(p Process) bool { return p.ID == own.ID })] = running
+	later := plan(free-own.Need, with, w)
+	return later.Never || later.Wait > theirs.Wait
+}
+
+// plan says what comes next for a process if no other waits.
+func plan(free uint64, all []Process, own Process) Decision {
+	if free >= own.Need {
+		return Decision{}
+	}
+	missing := own.Need - free
+	var others []Process
+	var held uint64
+	for _, p := range all {
+		if bytes := p.Held(); p.ID != own.ID && !p.Pinned && bytes > 0 {
+			held += bytes
+			if !p.Busy {
+				others = append(others, p)
+			}
+		}
+	}
+	if held < missing {
+		return Decision{Never: true}
+	}
+	slices.SortStableFunc(others, func(x, y Process) int { return cmp.Compare(x.due(), y.due()) })
+	var reached uint64
+	for i, p := range others {
+		if reached += p.Held(); reached < missing {
+			continue
+		}
+		if p.due() == 0 {
+			return Decision{Pause: choose(missing, others)}
+		}
+		d := Decision{Wait: p.due()}
+		for _, p := range others[:i+1] {
+			if p.due() > 0 {
+				d.For = append(d.For, p.ID)
+			}
+		}
+		return d
+	}
+	d := Decision{Wait: unknown}
+	for _, p := range all {
+		if p.Busy && p.ID != own.ID {
+			d.For = append(d.For, p.ID)
+		}
+	}
+	return d
+}
+
+// unit is a tag that may be paused.
+type unit struct {
+	of   *Process
+	tag  Tag
+	work bool          // its process has some
+	cost float64       // in seconds that others lose, roughly
+	over time.Duration // how long its turn has been over
+}
+
+// choose returns the least costly parts of others, those that are due, with enough bytes: first of those without work,
+// then of lower priorities. A swap costs less the longer its process has had no work, because that will go on as long,
+// and memory without contents costs next to nothing.
+func choose(missing uint64, others []Process) []Part {
+	var units []unit
+	for i := range others {
+		p := &others[i]
+		if p.due() > 0 {
+			continue
+		}
+		work := p.Need == 0 && !p.idle()
+		for _, t := range p.Tags {
+			cost := (leastPrice / 10).Seconds()
+			if t.Contents {
+				cost += p.price().Seconds()
+			}
+			if !work {
+				cost /= max(p.Idle, Grace).Seconds()
+			}
+			units = append(units, unit{p, t, work, cost, p.Ran - p.Turn()})
+		}
+	}
+	slices.SortStableFunc(units, func(x, y unit) int {
+		switch {
+		case x.work != y.work:
+			return map[bool]int{true: 1, false: -1}[x.work]
+		case x.of.Priority != y.of.Priority:
+			return cmp.Compare(x.of.Priority, y.of.Priority)
+		case x.work && x.of != y.of: // each that is stopped loses its work
+			return cmp.Or(cmp.Compare(y.over, x.over), cmp.Compare(x.of.ID, y.of.ID))
+		}
+		return cmp.Compare(x.cost, y.cost)
+	})
+	var chosen []unit
+	var bytes uint64
+	for _, u := range units {
+		if bytes < missing && u.tag.Bytes > 0 {
+			chosen, bytes = append(chosen, u), bytes+u.tag.Bytes
+		}
+	}
+	for i := len(chosen) - 1; i >= 0; i-- { // not more than is needed
+		if left := bytes - chosen[i].tag.Bytes; left >= missing {
+			chosen, bytes = slices.Delete(chosen, i, i+1), left
+		}
+	}
+	return parts(chosen)
+}
+
+func parts(chosen []unit) (found []Part) {
+	for _, u := range chosen {
+		i := slices.IndexFunc(found, func(p Part) bool { return p.ID == u.of.ID })
+		if i < 0 {
+			i = len(found)
+			found = append(found, Part{ID: u.of.ID, Idle: !u.work && u.of.Need == 0})
+		}
+		found[i].Tags = append(found[i].Tags, u.tag.Name)
+	}
+	for i := range found {
+		of := chosen[slices.IndexFunc(chosen, func(u unit) bool { return u.of.ID == found[i].ID })].of
+		if !slices.ContainsFunc(of.Tags, func(t Tag) bool { return t.Bytes > 0 && !slices.Contains(found[i].Tags, t.Name) }) {
+			found[i].Tags = nil
+		}
+	}
+	return found
+}
