@@ -14,7 +14,7 @@ HIDDEN struct share_wanted share_wanted;
 static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* one thread's allocation waits, others wait for it */
 
 /* The command may be killed at any moment, so it is started again, unless it never does its work. */
-enum { STARTS_MOST = 10, ROOMS_MOST = 16 };
+enum { STARTS_MOST = 10, ROOMS_MOST = 64 };
 
 HIDDEN int share_make_room(void)
 {
@@ -41,11 +41,20 @@ static void want(size_t bytes, int device, int64_t since)
 	__atomic_store_n(&share_wanted.since, since, __ATOMIC_RELEASE);
 }
 
-/* The driver may need more room than the bytes, or somebody who does not share may take some, so more is asked for each
- * time. */
+HIDDEN void share_begin(void)
+{
+	static _Atomic bool begun;
+	if (!atomic_load(&begun) && !capturing()) {
+		atomic_store(&begun, true);
+		(void)operation_serve(); /* or a line says why not, and nobody asks it for memory */
+	}
+}
+
+/* The driver may need more room than the bytes, or somebody may have taken some, so a little more is asked for each
+ * time, as far as that can be had. */
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with)
 {
-	enum { GRANULE = 2 << 20, MORE = 32 << 20 };
+	enum { GRANULE = 2 << 20, MORE_MOST = 16 };
 	struct timespec now;
 	pthread_mutex_lock(&asking);
 	int code = allocate(with);
@@ -53,12 +62,17 @@ HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void
 		code = ERROR_MEMORY_ALLOCATION;
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	size_t margin = __atomic_load_n(&region_process.margin_bytes, __ATOMIC_RELAXED);
-	for (size_t made = 0; code == SHORT_OF_MEMORY && made < ROOMS_MOST; made++) {
-		want(((size + GRANULE - 1) & ~(size_t)(GRANULE - 1)) + margin + made * MORE, device,
+	for (size_t made = 0, more = 0; code == SHORT_OF_MEMORY && made < ROOMS_MOST; made++) {
+		want(((size + GRANULE - 1) & ~(size_t)(GRANULE - 1)) + margin + more * GRANULE, device,
 		     now.tv_sec * 1000000000 + now.tv_nsec);
-		if (share_make_room() != SUCCESS)
+		if (share_make_room() == SUCCESS) {
+			code = allocate(with);
+			more = (more + 1) % MORE_MOST;
+		} else if (more > 0) {
+			more = 0;
+		} else {
 			break;
-		code = allocate(with);
+		}
 	}
 	want(0, 0, 0);
 	pthread_mutex_unlock(&asking);

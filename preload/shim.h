@@ -203,6 +203,7 @@ struct share_wanted { /* by a thread that waits for its allocation; Go reads it,
 	int device;
 };
 extern struct share_wanted share_wanted HIDDEN;
+HIDDEN void share_begin(void); /* before the first allocation: others must see what the process has */
 /* Calls allocate while it returns SHORT_OF_MEMORY, and has other processes make room meanwhile. */
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with);
 HIDDEN int share_make_room(void); /* for what this process waits for, and resumes what it has yielded; a code */

@@ -25,6 +25,7 @@ import (
 const (
 	soonest, latest = 10 * time.Millisecond, 250 * time.Millisecond // between looks at the processes
 	idleWithin      = 100 * time.Millisecond                        // for what a process without work may still compute
+	dyingTime       = time.Second                                   // in which the driver frees a dead process's memory
 )
 
 // roomFor is one tms share: it makes room for what a process waits for. It may be killed at any moment. What it has
@@ -34,7 +35,8 @@ type roomFor struct {
 	process *client.Conn
 	refused map[int]string    // processes that cannot be paused, and why
 	busy    map[int]time.Time // those that cannot before then
-	silent  time.Time         // since when some that listen do not answer; zero: all answer
+	silent  bool              // some that listen do not answer
+	never   time.Time         // since when there would never be enough; zero: there would
 	explain io.Writer         // only say what comes next; nil: do it
 }
 
@@ -128,11 +130,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 		fmt.Fprintf(r.explain, "%d: waits for no memory\n", r.pid)
 	}
 	found := statuses(time.Second)
-	if !slices.ContainsFunc(found, func(p process) bool { return p.Error != "" && !p.absent }) {
-		r.silent = time.Time{}
-	} else if r.silent.IsZero() {
-		r.silent = time.Now()
-	}
+	r.silent = slices.ContainsFunc(found, func(p process) bool { return p.Error != "" && !p.absent })
 	for _, uuid := range uuids {
 		ready, wait, err := r.makeOn(uuid, found)
 		if err != nil || !ready {
@@ -164,13 +162,12 @@ func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Du
 		return true, 0, nil
 	}
 	switch {
-	case decision.Never && !r.silent.IsZero() && time.Since(r.silent) < answerTime:
-		return false, latest, nil // they may have memory to lend
 	case decision.Never:
-		return false, 0, r.never(need, free, all)
+		return false, latest, r.refuse(need, free, all)
 	case decision.Wait > 0:
 		return false, decision.Wait, nil
 	}
+	r.never = time.Time{}
 	for _, part := range decision.Pause {
 		if !r.pause(part) {
 			return false, soonest, nil
@@ -179,8 +176,19 @@ func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Du
 	return true, 0, nil
 }
 
-// never says why there is no room.
-func (r *roomFor) never(need, free uint64, all []share.Process) error {
+// refuse says why there is no room, once that has been so for a while: the memory of a process that was killed comes
+// back later.
+func (r *roomFor) refuse(need, free uint64, all []share.Process) error {
+	patience := dyingTime
+	if r.silent {
+		patience = answerTime // they may have memory to lend
+	}
+	if r.never.IsZero() {
+		r.never = time.Now()
+	}
+	if time.Since(r.never) < patience {
+		return nil
+	}
 	var lent uint64
 	for _, p := range all {
 		if p.ID != r.pid && !p.Pinned {

@@ -95,9 +95,9 @@ func (p *Process) Turn() time.Duration {
 }
 
 // idle reports whether a process may be paused because it has no work. If it wanted its memory back at once the last
-// time, that was a gap in its work.
+// time, that was a gap in its work, and it must have none for longer.
 func (p *Process) idle() bool {
-	return p.Idle >= Grace && (p.Away < 0 || p.Away >= p.price()/2)
+	return p.Idle >= Grace && (p.Away < 0 || p.Away >= p.price()/2) || p.Idle >= max(Grace, p.price())
 }
 
 // due returns when a process may be paused.
@@ -108,20 +108,25 @@ func (p *Process) due() time.Duration {
 	return max(0, p.Turn()-p.Ran)
 }
 
-// Bound returns how long a process waits at most: as long as all others together may run, and swap; and twice as long
-// if some have a higher priority. Kernels that run longer than a turn, and captures, come on top.
-func Bound(all []Process, id int) (bound time.Duration) {
-	times := time.Duration(1)
-	own := all[slices.IndexFunc(all, func(p Process) bool { return p.ID == id })]
+// Bound returns how long a process waits at most: as long as all others together may run, and all swap once; and twice
+// as long where priorities differ. Kernels that run longer than a turn, and captures, come on top.
+func Bound(all []Process, id int) time.Duration {
 	for _, p := range all {
-		if p.ID != id {
-			bound += p.Turn() + p.price()
-		}
-		if p.Priority > own.Priority {
-			times = 2
+		if p.Priority != all[0].Priority {
+			return 2 * shares(all, id)
 		}
 	}
-	return times * bound
+	return shares(all, id)
+}
+
+// shares returns how long all others together may run, and all swap once.
+func shares(all []Process, id int) (sum time.Duration) {
+	for _, p := range all {
+		if sum += p.price(); p.ID != id {
+			sum += p.Turn()
+		}
+	}
+	return sum
 }
 
 // Decide says what comes next for the process id, which has a Need. The device has free bytes.
@@ -129,13 +134,7 @@ func Decide(free uint64, all []Process, id int) Decision {
 	waiting := slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Need == 0 })
 	overdue := map[int]bool{}
 	for _, p := range waiting {
-		others := time.Duration(0)
-		for _, o := range all {
-			if o.ID != p.ID {
-				others += o.Turn() + o.price()
-			}
-		}
-		overdue[p.ID] = p.Waited > others
+		overdue[p.ID] = p.Waited > shares(all, p.ID)
 	}
 	slices.SortFunc(waiting, func(x, y Process) int {
 		if overdue[x.ID] != overdue[y.ID] {

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
+)
+
+// sharer is a running program of tms run --share.
+type runningSharer struct {
+	*exec.Cmd
+	out, errors bytes.Buffer
+}
+
+// sharesDevice returns what starts programs on one device of 100 MiB.
+func sharesDevice(t *testing.T) (start func(flags string, arguments ...any) *runningSharer) {
+	t.Helper()
+	ownSockets(t)
+	program := fixture(t, "shares")
+	return func(flags string, arguments ...any) *runningSharer {
+		t.Helper()
+		words := append(append([]string{"run"}, strings.Fields(flags)...), "--", program)
+		s := &runningSharer{Cmd: exec.Command(tms, append(words, strings.Fields(fmt.Sprintln(arguments...))...)...)}
+		s.Env = append(os.Environ(), "LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=100M",
+			"TMS_LIBRARY="+built(t, "lib", "libtms.so"), "TMS_COMMAND="+tms,
+			"CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")))
+		s.Stdout, s.Stderr = &s.out, &s.errors
+		require.NoError(t, s.Start())
+		t.Cleanup(func() {
+			_ = s.Process.Kill()
+			_ = s.Wait()
+		})
+		return s
+	}
+}
+
+// ends waits for the program's end, and returns its last line.
+func (s *runningSharer) ends(t *testing.T) string {
+	t.Helper()
+	require.NoError(t, s.Wait(), "%s%s", &s.out, &s.errors)
+	require.Empty(t, s.errors.String())
+	lines := strings.Split(strings.TrimSpace(s.out.String()), "\n")
+	return lines[len(lines)-1]
+}
+
+// Programs that do not fit together all end with what they computed, in turns.
+func TestShare(t *testing.T) {
+	start := sharesDevice(t)
+	const rounds = 30000
+	var all []*runningSharer
+	for range 3 {
+		all = append(all, start("--share --at-least 100ms", 60, 4, rounds, 0))
+	}
+	for _, s := range all {
+		require.Equal(t, fmt.Sprint(rounds*100), s.ends(t))
+	}
+}
+
+// A program gets nearly the whole device step by step, while two others that hold the rest have no work.
+func TestShareStepByStep(t *testing.T) {
+	start := sharesDevice(t)
+	others := []*runningSharer{start("--share", 44, 1, 3, 500), start("--share", 44, 1, 3, 500)}
+	require.Equal(t, "5000", start("--share", 92, 23, 50, 0).ends(t))
+	for _, s := range others {
+		require.Equal(t, "300", s.ends(t))
+	}
+}
+
+// What can never be had is refused at once, as CUDA refuses it.
+func TestShareRefuses(t *testing.T) {
+	start := sharesDevice(t)
+	require.Regexp(t, "^2 .*larger than the device's memory", start("--share", 200, 1, 1, 0).ends(t))
+	require.Regexp(t, `^2 .*the limit of the process|^2 .*may have on the device.*32\.00 MiB of 40\.00 MiB`,
+		start("--limit 40M", 64, 4, 1, 0).ends(t))
+
+	alone := start("", 60, 1, 1000000, 1) // does not share
+	sharing := start("--share", 20, 1, 1000000, 1)
+	for _, s := range []*runningSharer{alone, sharing} {
+		require.Eventually(t, func() bool {
+			state, err := status(s.Process.Pid, time.Minute)
+			return err == nil && len(state.Stats.Devices) > 0 && len(state.Stats.Devices[0].Tags) > 0 &&
+				state.Stats.Devices[0].Tags[0].PhysicalBytes >= 20<<20
+		}, time.Minute, 5*time.Millisecond)
+	}
+	require.Regexp(t, `^2 60\.00 MiB are needed, .* are free and others could lend 20\.00 MiB$`,
+		start("--share", 60, 1, 1, 0).ends(t))
+}
+
+// A program is not chosen while it captures a stream.
+func TestShareAndCapture(t *testing.T) {
+	start := sharesDevice(t)
+	one := startSteered(t, steeredProgram(t), reaching(t), "CUDASIM_MEMORY=100M", "TMS_SHARE=1", "TMS_COMMAND="+tms,
+		"CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")))
+	one.do("capture")
+	other := start("--share", 80, 1, 10, 0)
+	explains := func(words string) {
+		require.Eventually(t, func() bool {
+			out, _, _ := command(t, "share", strconv.Itoa(other.Process.Pid), "--explain")
+			return strings.Contains(out, words)
+		}, time.Minute, 20*time.Millisecond)
+	}
+	explains("it waits until " + one.number() + " can be paused")
+	require.EqualValues(t, smallBytes, held(t, one))
+	one.do("captured")
+	require.Equal(t, "1000", other.ends(t))
+	require.Equal(t, "ok", one.do("check"))
+}
+
+// kin lists the processes of this user whose parent is one of these: a program starts tms share and nothing else.
+func kin(parents map[int]bool) (found []int) {
+	entries, _ := os.ReadDir("/proc")
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		stat, _ := os.ReadFile("/proc/" + entry.Name() + "/stat")
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) > 1 {
+			if parent, _ := strconv.Atoi(fields[1]); parents[parent] {
+				found = append(found, pid)
+			}
+		}
+	}
+	return found
+}
+
+// Whoever is killed, the others go on to their ends. TESTS_SHARE_KILLS sets how often.
+func TestShareAndKill(t *testing.T) {
+	start := sharesDevice(t)
+	const rounds = 3000
+	kills := hermetic.Number(t, "TESTS_SHARE_KILLS", 30)
+	begin := func() *runningSharer {
+		return start("--share --at-least 50ms", 40+4*rand.IntN(6), 4, rounds, rand.IntN(2))
+	}
+	var mutex sync.Mutex
+	running := map[int]bool{}
+	killed := map[int]bool{}
+	over := make(chan bool)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for {
+				s := begin()
+				mutex.Lock()
+				running[s.Process.Pid] = true
+				mutex.Unlock()
+				err := s.Wait()
+				mutex.Lock()
+				delete(running, s.Process.Pid)
+				if !killed[s.Process.Pid] {
+					assert.NoError(t, err, "%s%s", &s.out, &s.errors)
+					assert.Equal(t, fmt.Sprintf("has it\n%d\n", rounds*100), s.out.String(), "%s", &s.errors)
+				}
+				mutex.Unlock()
+				select {
+				case <-over:
+					return
+				default:
+				}
+			}
+		})
+	}
+	helpers := 0
+	for done := 0; done < kills || helpers < kills/4; {
+		time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
+		mutex.Lock()
+		victims := kin(running) // as many helpers as programs, over time
+		if rand.IntN(2) == 0 {
+			victims = nil
+			for pid := range running {
+				victims = append(victims, pid)
+			}
+		}
+		if len(victims) > 0 {
+			pid := victims[rand.IntN(len(victims))]
+			killed[pid] = true
+			if process, err := os.FindProcess(pid); err == nil && process.Kill() == nil {
+				if done++; !running[pid] {
+					helpers++
+				}
+			}
+		}
+		mutex.Unlock()
+	}
+	close(over)
+	all.Wait()
+}

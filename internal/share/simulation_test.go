@@ -1,0 +1,404 @@
+package share_test
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/share"
+)
+
+const gib = 1 << 30
+
+// program is a simulated program: it needs all of its memory for each piece of work.
+type program struct {
+	share.Process
+	bytes     uint64
+	price     time.Duration   // of a pause and a resume, half each
+	work      []time.Duration // pieces
+	gaps      []time.Duration // before each piece: without work
+	closed    bool            // a gap begins when the piece before is done, else at the program's start
+	resident  bool
+	began     time.Duration // since when it is resident
+	wants     time.Duration // when its next piece comes
+	done      time.Duration // of its current piece
+	pausedAt  time.Duration
+	worked    time.Duration // when it last had work
+	waits     []time.Duration
+	swaps     int
+	end       time.Duration
+	firstWait bool
+}
+
+func (p *program) has() bool { return len(p.work) > 0 }
+
+// device is one simulated device; tick is the resolution.
+type device struct {
+	total    uint64
+	programs []*program
+	now      time.Duration
+	swapping time.Duration // spent so far, one swap at a time
+	swapEnd  time.Duration
+	coming   *program
+	idle     time.Duration // nobody worked although somebody could have
+}
+
+const tick = 5 * time.Millisecond
+
+func (d *device) free() uint64 {
+	free := d.total
+	for _, p := range d.programs {
+		if p.resident || p == d.coming {
+			free -= p.bytes
+		}
+	}
+	return free
+}
+
+// view is what the policy sees.
+func (d *device) view() (all []share.Process) {
+	for _, p := range d.programs {
+		v := p.Process
+		if p.resident {
+			v.Tags = []share.Tag{{Name: "all", Bytes: p.bytes, Contents: true}}
+			v.Ran, v.Idle = d.now-p.began, d.now-p.worked
+		} else if p.has() && d.now >= p.wants && p != d.coming {
+			v.Need, v.Waited = p.bytes, d.now-p.wants
+		}
+		v.Price = p.price
+		if p == d.coming {
+			v.Tags, v.Busy = []share.Tag{{Name: "all", Bytes: p.bytes, Contents: true}}, true
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+// decide chooses who comes, and who goes for that; nil: nobody now.
+type decide func(d *device) (in *program, out []*program)
+
+func (d *device) of(id int) *program {
+	return d.programs[slices.IndexFunc(d.programs, func(p *program) bool { return p.ID == id })]
+}
+
+// bySharing is the policy itself.
+func bySharing(d *device) (*program, []*program) {
+	all := d.view()
+	for _, p := range all {
+		if p.Need == 0 {
+			continue
+		}
+		decision := share.Decide(d.free(), all, p.ID)
+		if decision.Never || decision.Wait > 0 {
+			continue
+		}
+		var out []*program
+		for _, part := range decision.Pause {
+			out = append(out, d.of(part.ID))
+		}
+		return d.of(p.ID), out
+	}
+	return nil, nil
+}
+
+// byAge pauses whoever comes first in an order as soon as anybody wants memory, after a slice.
+func byAge(slice time.Duration, age func(d *device, p *program) time.Duration) decide {
+	return func(d *device) (*program, []*program) {
+		var in *program
+		for _, p := range d.programs {
+			if !p.resident && p != d.coming && p.has() && d.now >= p.wants && (in == nil || p.wants < in.wants) {
+				in = p
+			}
+		}
+		if in == nil {
+			return nil, nil
+		}
+		there := slices.DeleteFunc(slices.Clone(d.programs), func(p *program) bool { return !p.resident || d.now-p.began < slice })
+		slices.SortFunc(there, func(x, y *program) int { return cmp.Compare(age(d, y), age(d, x)) })
+		free := d.free()
+		for i := range there {
+			if free >= in.bytes {
+				return in, there[:i]
+			}
+			free += there[i].bytes
+		}
+		if free >= in.bytes {
+			return in, there
+		}
+		return nil, nil
+	}
+}
+
+func lru(d *device, p *program) time.Duration   { return d.now - p.worked }
+func robin(d *device, p *program) time.Duration { return d.now - p.began }
+
+// run lets programs run to their ends, and returns how long that took.
+func (d *device) run(by decide) time.Duration {
+	for d.step(by) {
+		d.now += tick
+	}
+	return d.now
+}
+
+func (d *device) step(by decide) (more bool) {
+	if d.coming != nil && d.now >= d.swapEnd {
+		p := d.coming
+		p.resident, p.began, p.worked = true, d.now, d.now
+		d.coming = nil
+	}
+	working := false
+	for _, p := range d.programs {
+		more = more || p.has()
+		if !p.resident || !p.has() || d.now < p.wants {
+			continue
+		}
+		if !p.firstWait {
+			p.waits, p.firstWait = append(p.waits, d.now-p.wants), true
+		}
+		working = true
+		p.worked = d.now
+		if p.done += tick; p.done >= p.work[0] {
+			p.work, p.done, p.firstWait = p.work[1:], 0, false
+			if p.end = d.now; len(p.work) == 0 {
+				p.resident = false // it ends
+				continue
+			}
+			if next := p.gaps[0]; p.closed {
+				p.wants = d.now + next
+			} else {
+				p.wants += next
+			}
+			p.gaps = p.gaps[1:]
+		}
+	}
+	if !working && slices.ContainsFunc(d.programs, func(p *program) bool { return p.has() && d.now >= p.wants }) {
+		d.idle += tick
+	}
+	if d.coming == nil {
+		if in, out := by(d); in != nil {
+			cost := in.price / 2
+			for _, o := range out {
+				o.resident, o.pausedAt = false, d.now
+				o.swaps++
+				cost += o.price / 2
+				if o.has() && o.done > 0 {
+					o.wants = d.now // its next call waits
+					o.firstWait = false
+				}
+			}
+			if in.swaps > 0 {
+				in.Away = max(0, in.wants-in.pausedAt)
+			}
+			d.coming, d.swapEnd = in, d.now+cost
+			d.swapping += cost
+		}
+	}
+	return more
+}
+
+func trainings(n int, bytes uint64, work, price time.Duration) (made []*program) {
+	for i := range n {
+		p := &program{bytes: bytes, price: price, work: []time.Duration{work}, closed: true}
+		p.ID, p.AtLeast, p.Away = i+1, -1, -1
+		made = append(made, p)
+	}
+	return made
+}
+
+// servers have requests at random.
+func servers(random *rand.Rand, n, requests int, bytes uint64, work, gap, price time.Duration) (made []*program) {
+	for i := range n {
+		p := &program{bytes: bytes, price: price, wants: time.Duration(random.ExpFloat64() * float64(gap))}
+		p.ID, p.AtLeast, p.Away = i+1, -1, -1
+		for range requests {
+			p.work = append(p.work, work)
+			p.gaps = append(p.gaps, time.Duration(random.ExpFloat64()*float64(gap)))
+		}
+		made = append(made, p)
+	}
+	return made
+}
+
+func work(programs []*program) (sum time.Duration) {
+	for _, p := range programs {
+		for _, w := range p.work {
+			sum += w
+		}
+	}
+	return sum
+}
+
+func longestWait(programs []*program) (most time.Duration) {
+	for _, p := range programs {
+		most = max(most, slices.Max(p.waits))
+	}
+	return most
+}
+
+// Trainings that always have work: a tenth of the time goes into swaps at most, and nobody waits longer than the others
+// may run. Less than the best slices of round robin and LRU without turns.
+func TestTrainings(t *testing.T) {
+	for _, n := range []int{2, 3, 5} {
+		make := func() *device {
+			return &device{total: 141 * gib, programs: trainings(n, 80*gib, time.Minute, time.Second)}
+		}
+		d := make()
+		alone := work(d.programs)
+		bound := share.Bound(d.view(), 1)
+		took := d.run(bySharing)
+		lost := float64(took-alone) / float64(took)
+		require.Less(t, lost, 0.1, "%d trainings", n)
+		require.LessOrEqual(t, longestWait(d.programs), bound)
+		ends := slices.MinFunc(d.programs, func(x, y *program) int { return cmp.Compare(x.end, y.end) }).end
+		require.Greater(t, ends, took*3/4, "they progress alike")
+		r := make()
+		took = r.run(byAge(time.Second, robin))
+		t.Logf("%d trainings: lost %.3f, longest wait %v; round robin of 1 s: lost %.3f", n, lost,
+			longestWait(d.programs), float64(took-alone)/float64(took))
+	}
+}
+
+// Two of five fit: the device is never without work.
+func TestNeverIdle(t *testing.T) {
+	d := &device{total: 141 * gib, programs: trainings(5, 60*gib, time.Minute, time.Second)}
+	alone := work(d.programs)
+	took := d.run(bySharing)
+	require.Less(t, took, alone/2*12/10+time.Minute)
+	require.Less(t, d.idle, took/20)
+}
+
+// Servers that answer now and then: an idle one gives way at once.
+func TestServers(t *testing.T) {
+	const price = 650 * time.Millisecond
+	for _, gap := range []time.Duration{20 * time.Second, 5 * time.Second} {
+		results := map[string]time.Duration{}
+		for name, by := range map[string]decide{"sharing": bySharing, "lru": byAge(0, lru), "robin": byAge(time.Second, robin)} {
+			random := rand.New(rand.NewPCG(1, 2))
+			d := &device{total: 141 * gib, programs: servers(random, 3, 300, 90*gib, 200*time.Millisecond, gap, price)}
+			d.run(by)
+			var waits []time.Duration
+			for _, p := range d.programs {
+				waits = append(waits, p.waits...)
+			}
+			slices.Sort(waits)
+			results[name] = waits[len(waits)/2]
+			t.Logf("gap %v, %s: median wait %v, 99%% %v, longest %v; %.3f of the time in swaps", gap, name,
+				waits[len(waits)/2], waits[len(waits)*99/100], waits[len(waits)-1], d.swapping.Seconds()/d.now.Seconds())
+			if name == "sharing" && gap > 10*time.Second {
+				require.LessOrEqual(t, waits[len(waits)/2], price+share.Grace+2*tick)
+			}
+		}
+		require.LessOrEqual(t, results["sharing"], results["robin"])
+	}
+}
+
+// A short gap in a training's work costs one swap, not one each time.
+func TestGaps(t *testing.T) {
+	p := trainings(2, 80*gib, 0, time.Second)
+	for _, p := range p {
+		for range 500 {
+			p.work, p.gaps = append(p.work, 100*time.Millisecond), append(p.gaps, 30*time.Millisecond)
+		}
+	}
+	d := &device{total: 141 * gib, programs: p}
+	took := d.run(bySharing)
+	require.Less(t, d.swapping, took/6)
+	t.Logf("%.3f of the time in swaps", d.swapping.Seconds()/took.Seconds())
+}
+
+// No wait is longer than its bound, whatever the sizes, prices and priorities are.
+func TestBound(t *testing.T) {
+	for seed := range uint64(30) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		var all []*program
+		for i := range 2 + random.IntN(4) {
+			p := trainings(1, uint64(20+random.IntN(110))*gib, 0, time.Duration(100+random.IntN(900))*time.Millisecond)[0]
+			p.ID, p.Priority = i+1, float64(random.IntN(3))
+			for range 1 + random.IntN(8) {
+				p.work = append(p.work, time.Duration(random.IntN(20000))*time.Millisecond+tick)
+				p.gaps = append(p.gaps, time.Duration(random.IntN(3)*random.IntN(3000))*time.Millisecond)
+			}
+			all = append(all, p)
+		}
+		d := &device{total: 141 * gib, programs: all}
+		bounds := map[int]time.Duration{}
+		for _, p := range all {
+			bounds[p.ID] = share.Bound(d.view(), p.ID)
+		}
+		d.run(bySharing)
+		for _, p := range all {
+			require.LessOrEqual(t, slices.Max(p.waits), bounds[p.ID]+time.Duration(len(all))*(share.Grace+2*tick),
+				"seed %d, program %d", seed, p.ID)
+		}
+	}
+}
+
+// Against the best possible choice of who goes, found by trying all: as few bytes with contents as can be.
+func TestChoice(t *testing.T) {
+	worst := 1.0
+	for seed := range uint64(500) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		asker := share.Process{ID: 1, Need: uint64(1+random.IntN(100)) * gib, Waited: time.Second, AtLeast: -1, Away: -1}
+		all := []share.Process{asker}
+		for i := range 1 + random.IntN(5) {
+			p := share.Process{ID: i + 2, AtLeast: 0, Away: -1, Idle: time.Minute}
+			for tag := range 1 + random.IntN(2) {
+				p.Tags = append(p.Tags, share.Tag{Name: fmt.Sprint(tag), Bytes: uint64(1+random.IntN(40)) * gib,
+					Contents: random.IntN(2) == 0})
+			}
+			all = append(all, p)
+		}
+		free := uint64(random.IntN(20)) * gib
+		decision := share.Decide(free, all, 1)
+		best, possible := cheapest(free, all)
+		require.Equal(t, !possible, decision.Never, "seed %d", seed)
+		if !possible {
+			continue
+		}
+		cost, bytes := uint64(0), free
+		for _, part := range decision.Pause {
+			for _, tag := range all[part.ID-1].Tags {
+				if part.Tags == nil || slices.Contains(part.Tags, tag.Name) {
+					bytes += tag.Bytes
+					if tag.Contents {
+						cost += tag.Bytes
+					}
+				}
+			}
+		}
+		require.GreaterOrEqual(t, bytes, asker.Need)
+		require.Equal(t, best == 0, cost == 0, "seed %d: contents move only if they must", seed)
+		if best > 0 {
+			worst = max(worst, float64(cost)/float64(best))
+		}
+	}
+	t.Logf("at most %.2f times the contents of the best choice", worst)
+}
+
+// cheapest returns the least bytes with contents that make room, over all choices of tags.
+func cheapest(free uint64, all []share.Process) (best uint64, possible bool) {
+	var tags []share.Tag
+	for _, p := range all[1:] {
+		tags = append(tags, p.Tags...)
+	}
+	for chosen := range 1 << len(tags) {
+		cost, bytes := uint64(0), free
+		for i, tag := range tags {
+			if chosen>>i&1 == 1 {
+				bytes += tag.Bytes
+				if tag.Contents {
+					cost += tag.Bytes
+				}
+			}
+		}
+		if bytes >= all[0].Need && (!possible || cost < best) {
+			best, possible = cost, true
+		}
+	}
+	return best, possible
+}
