@@ -233,6 +233,9 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	request := &t.Request
 	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
+	if request.Yield && !bool(C.region_config.share) {
+		return 0, cuda.Refuse(cuda.NotSupported, "the process does not share its devices (tms run --share)")
+	}
 	if words == nil {
 		how := gating{hold: request.Hold, force: force, idle: control.Seconds(request.IdleSeconds()),
 			yields: request.Yield}

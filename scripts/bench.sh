@@ -12,6 +12,7 @@
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
 #   scripts/bench.sh handles [GIB]      what the driver charges for each handle, call by call
 #   scripts/bench.sh ownerless [GIB]    what becomes of device memory after its maker has ended
+#   scripts/bench.sh share [GIB] [SECONDS]  three trainings that share a GPU by themselves
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
@@ -45,6 +46,7 @@ ownerless)
 	nvcc -O2 -arch=native -o build/bench/ownerless scripts/bench/ownerless.cu -lcuda
 	exec build/bench/ownerless "$@"
 	;;
+share) exec "${PYTHON:-python3}" scripts/bench/share.py "$@" ;;
 devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"

@@ -97,6 +97,12 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"idle 1 --lock /none/such": "tms: --lock /none/such cannot be opened: no such file or directory\n",
 		"idle 1 --slice 1s":        "--slice needs --lock",
 
+		"share":                 "name one process by its number",
+		"share 1 2":             "name one process by its number",
+		"share x":               `"x" is no process`,
+		"run --priority 1 -- a": "give --share, too",
+		"run --limit much -- a": "--limit much",
+
 		"metrics --listen foo": "tms: --listen foo: missing port in address; give an address and a free port, " +
 			"such as 127.0.0.1:9400\n",
 

@@ -253,6 +253,9 @@ func writeProcesses(text *page, found []process, now time.Time) {
 		say(text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		say(text, p, "lost %s of other processes, which have ended or freed it",
 			func(tag stats.Tag) uint64 { return tag.ImportedLost })
+		for _, words := range waitsOf(p, found) {
+			text.line(fmt.Sprintf("%d: %s", p.PID, words))
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -37,7 +38,6 @@ type roomFor struct {
 	busy    map[int]time.Time // those that cannot before then
 	silent  bool              // some that listen do not answer
 	never   time.Time         // since when there would never be enough; zero: there would
-	explain io.Writer         // only say what comes next; nil: do it
 }
 
 func shareCommand() *cobra.Command {
@@ -60,7 +60,7 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 			pids, _ := processes(arguments)
 			r := roomFor{pid: pids[0], refused: map[int]string{}, busy: map[int]time.Time{}}
 			if explain {
-				r.explain = command.OutOrStdout()
+				return explainTo(command.OutOrStdout(), r.pid)
 			}
 			err := r.make()
 			switch {
@@ -86,6 +86,18 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 	return command
 }
 
+// explainTo says what comes next for a process, and does nothing.
+func explainTo(to io.Writer, pid int) error {
+	found := statuses(answerTime)
+	at := slices.IndexFunc(found, func(p process) bool { return p.PID == pid })
+	if at < 0 || found[at].Error != "" || found[at].Share == nil {
+		return fmt.Errorf("%d does not share its devices: start it with tms run --share", pid)
+	}
+	words := cmp.Or(strings.Join(waitsOf(found[at], found), "; "), "waits for no memory")
+	_, err := fmt.Fprintf(to, "%d: %s\n", pid, words)
+	return err
+}
+
 // make returns when there is room. Errors: cuda.OutOfMemory, wrapped, if there never will be; client.ErrUnreachable.
 func (r *roomFor) make() error {
 	process, state, err := reach(context.Background(), r.pid)
@@ -98,7 +110,7 @@ func (r *roomFor) make() error {
 	}
 	for wait := soonest; ; wait = min(wait+wait/16, latest) {
 		done, next, err := r.step()
-		if done || err != nil || r.explain != nil {
+		if done || err != nil {
 			return err
 		}
 		time.Sleep(max(min(wait, next), soonest))
@@ -126,9 +138,6 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 		}
 		defer unlock()
 	}
-	if r.explain != nil && len(uuids) == 0 {
-		fmt.Fprintf(r.explain, "%d: waits for no memory\n", r.pid)
-	}
 	found := statuses(time.Second)
 	r.silent = slices.ContainsFunc(found, func(p process) bool { return p.Error != "" && !p.absent })
 	for _, uuid := range uuids {
@@ -136,9 +145,6 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 		if err != nil || !ready {
 			return false, wait, err
 		}
-	}
-	if r.explain != nil {
-		return true, 0, nil
 	}
 	reply, err := r.process.Do(context.Background(), control.Request{Op: control.Undo, Yield: true})
 	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
@@ -154,16 +160,10 @@ func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Du
 	if at < 0 || all[at].Need == 0 {
 		return false, soonest, nil // it does not answer now
 	}
-	need := all[at].Need
 	decision := share.Decide(free, all, r.pid)
-	if r.explain != nil {
-		fmt.Fprintf(r.explain, "%d: needs %s, %s are free on %s: %s\n", r.pid, readable.Bytes(need),
-			readable.Bytes(free), uuid, inWords(decision))
-		return true, 0, nil
-	}
 	switch {
 	case decision.Never:
-		return false, latest, r.refuse(need, free, all)
+		return false, latest, r.refuse(all[at].Need, free, all)
 	case decision.Wait > 0:
 		return false, decision.Wait, nil
 	}
@@ -305,6 +305,22 @@ func needsOf(state control.ProcessState) map[string]uint64 {
 		}
 	}
 	return needs
+}
+
+// waitsOf says what a process waits for on each device, and for whom.
+func waitsOf(p process, found []process) (lines []string) {
+	needs := needsOf(p.ProcessState)
+	for _, uuid := range slices.Sorted(maps.Keys(needs)) {
+		r := roomFor{pid: p.PID}
+		free, all := r.sharers(uuid, found)
+		if needs[uuid] == 0 || !slices.ContainsFunc(all, func(p share.Process) bool { return p.ID == r.pid }) {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("has waited %.1f s for %s on %s, %s free: %s", p.Share.Waited,
+			readable.Bytes(needs[uuid]), readable.Printable(uuid), readable.Bytes(free),
+			inWords(share.Decide(free, all, p.PID))))
+	}
+	return lines
 }
 
 func inWords(d share.Decision) string {

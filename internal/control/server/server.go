@@ -595,6 +595,9 @@ func (s *Server) collect() {
 			}
 			s.wakeAt = time.Now().Add(RetryEvery)
 		}
+		if errors.Is(*err, cuda.OperatingSystem) { // nobody makes room: it takes what others leave
+			s.release(s.rights.Leave(s.own))
+		}
 	}
 	outcome := s.done.Swap(nil)
 	if outcome == nil {

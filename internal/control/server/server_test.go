@@ -33,6 +33,7 @@ type fake struct {
 	pending                            []bool
 	logged                             []error
 	woken                              func() error // nil: nothing was paused with Yield
+	awaited                            func() bool  // nil: a thread always waits
 }
 
 func serve(t *testing.T) *fake {
@@ -83,7 +84,8 @@ func (f *fake) Perform(t *server.Task, o *server.Outcome) error {
 	return nil
 }
 func (f *fake) LetGo() { f.call(&f.lets, &f.letGo) }
-func (f *fake) State(*control.ProcessState) error {
+func (f *fake) State(state *control.ProcessState) error {
+	state.Share = &control.Share{Waited: -1}
 	f.call(new(int), &f.state)
 	return nil
 }
@@ -104,10 +106,13 @@ func (f *fake) Hand(work func() error, done func(error)) {
 func (f *fake) Log(err error)                { f.with(func() { f.logged = append(f.logged, err) }) }
 func (f *fake) Bound(string, uint64, uint64) {}
 func (f *fake) SetPending(now bool)          { f.with(func() { f.pending = append(f.pending, now) }) }
-func (f *fake) Awaited() bool                { return true }
-func (f *fake) Look()                        {}
-func (f *fake) Unalign()                     { f.with(func() { f.unaligns++ }) }
-func (f *fake) EndRecording(int)             { f.with(func() { f.abandoned++ }) }
+func (f *fake) Awaited() (come bool) {
+	awaited := now(f, &f.awaited)
+	return awaited == nil || awaited()
+}
+func (f *fake) Look()            {}
+func (f *fake) Unalign()         { f.with(func() { f.unaligns++ }) }
+func (f *fake) EndRecording(int) { f.with(func() { f.abandoned++ }) }
 
 // pausing makes pauses take these tags, and undos resume what is due.
 func (f *fake) pausing(tags ...string) {
@@ -386,4 +391,58 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		require.NotEmpty(t, reply.Error)
 	}
 	require.True(t, do(t, c, undo).OK)
+}
+
+// What was paused with Yield stays so whoever leaves, until a thread waits for it. Then the process itself takes it
+// back, again and again until that succeeds, but not what others want paused.
+func TestYield(t *testing.T) {
+	f := serve(t)
+	f.pausing("cache", "weights")
+	woken, free := make(chan bool, 100), make(chan bool)
+	var waits bool
+	f.with(func() {
+		f.awaited = func() bool { return now(f, &waits) }
+		f.woken = func() error {
+			woken <- true
+			<-free
+			return errors.New("no memory")
+		}
+	})
+	yield, undo := pause, control.Request{Op: control.Undo, Yield: true}
+	yield.Yield = true
+	c := dial(t)
+	require.True(t, do(t, c, yield).OK)
+	shared := func() *control.Share {
+		state, err := dial(t).Status(context.Background(), time.Minute)
+		require.NoError(t, err)
+		return state.Share
+	}
+	require.Equal(t, []string{"cache", "weights"}, shared().Yielded)
+	require.Negative(t, shared().Waited)
+	c.Close()
+	other := dial(t)
+	one := pause
+	one.Tag = new("weights")
+	f.pausing("weights")
+	require.True(t, do(t, other, one).OK)
+	require.Equal(t, []string{"cache"}, shared().Yielded, "another wants the weights paused, too")
+	require.Empty(t, woken)
+
+	f.with(func() { waits = true })
+	<-woken
+	require.GreaterOrEqual(t, shared().Waited, 0.0)
+	free <- true
+	<-woken // it tries again
+	f.performs(func(t *server.Task, o *server.Outcome) error {
+		o.Resumed = t.Due
+		return nil
+	})
+	require.True(t, do(t, dial(t), undo).OK)
+	close(free)
+	performed := now(f, &f.tasks)
+	require.Equal(t, []string{"cache"}, performed[len(performed)-1].Due)
+	require.Empty(t, shared().Yielded)
+	require.Negative(t, shared().Waited)
+	other.Close()
+	f.undone(t, "weights")
 }
