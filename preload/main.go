@@ -343,7 +343,7 @@ func tmsOperation(operation *C.struct_operation) {
 					bytes, err = pauseGated(e, options, options.Wait, gating{force: force, idle: notIdle})
 					return err
 				case C.OPERATION_RESUME:
-					bytes, err = resumeGated(e, options)
+					bytes, err = resumeShared(e, options)
 					return err
 				case C.OPERATION_PREPARE:
 					return e.Prepare(options.Tags)()

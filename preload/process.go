@@ -39,9 +39,13 @@ func tmsServe() {
 }
 
 func (thisProcess) Reserve() error {
-	if !C.threads_reserve_control() {
+	wakes := C.int(0)
+	if C.region_config.share {
+		wakes = 1 // Wake
+	}
+	if !C.threads_reserve_control(wakes) {
 		return cuda.Refuse(cuda.OperatingSystem, "it needs %d more threads, which the process cannot make; "+
-			"raise ulimit -u or the pids limit", C.THREADS_OF_CONTROL)
+			"raise ulimit -u or the pids limit", C.THREADS_OF_CONTROL+wakes)
 	}
 	return nil
 }

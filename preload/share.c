@@ -11,7 +11,7 @@
 
 HIDDEN struct share_wanted share_wanted;
 
-static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* one thread's allocation waits, others wait for it */
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
 
 /* The command may be killed at any moment, so it is started again, unless it never does its work. */
 enum { STARTS_MOST = 10, ROOMS_MOST = 64 };
@@ -34,11 +34,28 @@ HIDDEN int share_make_room(void)
 	return code;
 }
 
-static void want(size_t bytes, int device, int64_t since)
+/* One thread at a time waits, and others wait for it. */
+HIDDEN void share_enter(void)
 {
+	pthread_mutex_lock(&asking);
+}
+
+HIDDEN int share_want(size_t bytes, int device, bool resumes)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
 	share_wanted.device = device;
+	share_wanted.resumes = resumes;
 	__atomic_store_n(&share_wanted.bytes, bytes, __ATOMIC_RELAXED);
-	__atomic_store_n(&share_wanted.since, since, __ATOMIC_RELEASE);
+	if (share_wanted.since == 0) /* else it waits already */
+		__atomic_store_n(&share_wanted.since, now.tv_sec * 1000000000 + now.tv_nsec, __ATOMIC_RELEASE);
+	return share_make_room();
+}
+
+HIDDEN void share_leave(void)
+{
+	__atomic_store_n(&share_wanted.since, 0, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&asking);
 }
 
 HIDDEN void share_begin(void)
@@ -55,17 +72,12 @@ HIDDEN void share_begin(void)
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with)
 {
 	enum { GRANULE = 2 << 20, MORE_MOST = 16 };
-	struct timespec now;
-	pthread_mutex_lock(&asking);
+	share_enter();
 	int code = allocate(with);
-	if (code == SHORT_OF_MEMORY && operation_serve() != SUCCESS)
-		code = ERROR_MEMORY_ALLOCATION;
-	clock_gettime(CLOCK_MONOTONIC, &now);
 	size_t margin = __atomic_load_n(&region_process.margin_bytes, __ATOMIC_RELAXED);
 	for (size_t made = 0, more = 0; code == SHORT_OF_MEMORY && made < ROOMS_MOST; made++) {
-		want(((size + GRANULE - 1) & ~(size_t)(GRANULE - 1)) + margin + more * GRANULE, device,
-		     now.tv_sec * 1000000000 + now.tv_nsec);
-		if (share_make_room() == SUCCESS) {
+		size_t granules = (size + GRANULE - 1) / GRANULE + more;
+		if (share_want(granules * GRANULE + margin, device, false) == SUCCESS) {
 			code = allocate(with);
 			more = (more + 1) % MORE_MOST;
 		} else if (more > 0) {
@@ -74,7 +86,6 @@ HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void
 			break;
 		}
 	}
-	want(0, 0, 0);
-	pthread_mutex_unlock(&asking);
+	share_leave();
 	return code == SHORT_OF_MEMORY ? ERROR_MEMORY_ALLOCATION : code;
 }

@@ -5,7 +5,9 @@ import "C"
 
 import (
 	"errors"
+	"math"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"tms/internal/control"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // The process's part in sharing its devices (TMS_SHARE): others may pause it, and it has others make room.
@@ -21,8 +24,7 @@ import (
 // reportAllocation is report, and SHORT_OF_MEMORY where others may make room.
 func reportAllocation(err error) C.int {
 	code := report(err)
-	if bool(C.region_config.share) && errors.Is(err, cuda.OutOfMemory) && !errors.Is(err, vmm.ErrTooLarge) &&
-		!errors.Is(err, vmm.ErrLimit) {
+	if bool(C.region_config.share) && (errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrMargin)) {
 		return C.SHORT_OF_MEMORY
 	}
 	return code
@@ -40,9 +42,53 @@ func shareState() *control.Share {
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 		of.Waited = time.Duration(now.Nano() - since).Seconds()
 		of.Device = int(C.share_wanted.device)
+		of.Resumes = bool(C.share_wanted.resumes)
 		of.Bytes = atomic.LoadUint64((*uint64)(&C.share_wanted.bytes))
 	}
 	return of
+}
+
+// resumeShared is resumeGated, but has other processes make room.
+func resumeShared(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+	bytes, err = resumeGated(e, options)
+	if !bool(C.region_config.share) || !errors.Is(err, cuda.OutOfMemory) {
+		return bytes, err
+	}
+	runtime.LockOSThread() // which has C's lock
+	defer runtime.UnlockOSThread()
+	C.share_enter()
+	defer C.share_leave()
+	for range roomsMost {
+		device, paused, failed := lacking(e, options.Tags)
+		if failed != nil || C.share_want(C.size_t(paused), C.int(device), true) != 0 {
+			return bytes, err
+		}
+		if bytes, err = resumeGated(e, options); !errors.Is(err, cuda.OutOfMemory) {
+			return bytes, err
+		}
+	}
+	return bytes, err
+}
+
+// roomsMost bounds the tries of a resume for which room was made and then taken by others.
+const roomsMost = 64
+
+// lacking returns the device that has least room for what is paused of the tags there, and how much that is.
+func lacking(e *vmm.Engine, tags []string) (device int, paused uint64, err error) {
+	held, err := e.Stats()
+	least := int64(math.MaxInt64)
+	for _, d := range held.Devices {
+		var bytes uint64
+		for _, t := range d.Tags {
+			if tags == nil || slices.Contains(tags, stats.TagName(t.Tag)) {
+				bytes += t.PausedBytes
+			}
+		}
+		if left := int64(d.FreeBytes) - int64(bytes); bytes > 0 && left < least {
+			least, device, paused = left, d.Device, bytes
+		}
+	}
+	return device, paused, err
 }
 
 func (thisProcess) Look() {

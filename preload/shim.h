@@ -197,15 +197,20 @@ HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without);
 
 /* share.c: what a process of tms run --share does when device memory is short. */
 enum { SHORT_OF_MEMORY = -1 }; /* the code of an allocation that others can make room for */
-struct share_wanted { /* by a thread that waits for its allocation; Go reads it, too */
+struct share_wanted { /* by a thread that waits for an allocation, or a resume; Go reads it, too */
 	int64_t since; /* CLOCK_MONOTONIC, in ns; 0: none waits */
 	uint64_t bytes;
 	int device;
+	bool resumes; /* the bytes are paused */
 };
 extern struct share_wanted share_wanted HIDDEN;
 HIDDEN void share_begin(void); /* before the first allocation: others must see what the process has */
 /* Calls allocate while it returns SHORT_OF_MEMORY, and has other processes make room meanwhile. */
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with);
+/* The same in parts: share_want has room made, and keeps it for the process until share_leave. */
+HIDDEN void share_enter(void);
+HIDDEN int share_want(size_t bytes, int device, bool resumes); /* a code */
+HIDDEN void share_leave(void);
 HIDDEN int share_make_room(void); /* for what this process waits for, and resumes what it has yielded; a code */
 
 /* pool.c: the host's CUDA calls that pool.go needs, on the calling thread. */

@@ -295,13 +295,17 @@ func needsOf(state control.ProcessState) map[string]uint64 {
 		return needs
 	}
 	for _, d := range state.Stats.Devices {
+		var paused uint64
 		for _, tag := range d.Tags {
-			if slices.Contains(state.Share.Yielded, tag.Tag) {
+			if paused += tag.PausedBytes; slices.Contains(state.Share.Yielded, tag.Tag) {
 				needs[d.UUID] += tag.PausedBytes
 			}
 		}
 		if d.Device == state.Share.Device {
 			needs[d.UUID] += state.Share.Bytes
+		}
+		if state.Share.Resumes {
+			needs[d.UUID] = min(needs[d.UUID], paused)
 		}
 	}
 	return needs

@@ -56,6 +56,16 @@ func (s *runningSharer) ends(t *testing.T) string {
 	return lines[len(lines)-1]
 }
 
+// has waits until the program has so many bytes of the device.
+func (s *runningSharer) has(t *testing.T, bytes uint64) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		state, err := status(s.Process.Pid, time.Minute)
+		return err == nil && len(state.Stats.Devices) > 0 && len(state.Stats.Devices[0].Tags) > 0 &&
+			state.Stats.Devices[0].Tags[0].PhysicalBytes >= bytes
+	}, time.Minute, 5*time.Millisecond)
+}
+
 // Programs that do not fit together all end with what they computed, in turns.
 func TestShare(t *testing.T) {
 	start := sharesDevice(t)
@@ -88,13 +98,8 @@ func TestShareRefuses(t *testing.T) {
 
 	alone := start("", 60, 1, 1000000, 1) // does not share
 	sharing := start("--share", 20, 1, 1000000, 1)
-	for _, s := range []*runningSharer{alone, sharing} {
-		require.Eventually(t, func() bool {
-			state, err := status(s.Process.Pid, time.Minute)
-			return err == nil && len(state.Stats.Devices) > 0 && len(state.Stats.Devices[0].Tags) > 0 &&
-				state.Stats.Devices[0].Tags[0].PhysicalBytes >= 20<<20
-		}, time.Minute, 5*time.Millisecond)
-	}
+	alone.has(t, 60<<20)
+	sharing.has(t, 20<<20)
 	require.Regexp(t, `^2 60\.00 MiB are needed, .* are free and others could lend 20\.00 MiB$`,
 		start("--share", 60, 1, 1, 0).ends(t))
 }
@@ -119,6 +124,36 @@ func TestShareAndCapture(t *testing.T) {
 	one.do("captured")
 	require.Equal(t, "1000", other.ends(t))
 	require.Equal(t, "ok", one.do("check"))
+}
+
+// A program's own resume has others make room, too; and one whose command is not there runs on, if memory is free.
+func TestShareAndResume(t *testing.T) {
+	start := sharesDevice(t)
+	shares := []string{reaching(t), "CUDASIM_MEMORY=100M", "TMS_SHARE=1", "TMS_COMMAND=" + tms,
+		"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR"))}
+	one := startSteered(t, steeredProgram(t), shares...)
+	one.do("pause")
+	other := start("--share", 80, 1, 3000, 1)
+	other.has(t, 80<<20)
+	require.Equal(t, "0 ", one.do("again"))
+	require.Equal(t, "ok", one.do("check"))
+	require.Equal(t, "300000", other.ends(t))
+
+	shares[3] = "TMS_COMMAND=/no/such/command"
+	var errors_ bytes.Buffer
+	command := exec.Command(steeredProgram(t))
+	command.Env = append(append(os.Environ(), "LD_LIBRARY_PATH="+built(t, "sim"), "TMS_CONTROL=1"), shares...)
+	command.Stderr = &errors_
+	alone := startToListen(t, command)
+	require.Equal(t, "ok", one.do("more 30"))
+	third := start("--share", 60, 1, 100, 0) // takes the place of both
+	require.Equal(t, "10000", third.ends(t))
+	require.Equal(t, "ok", alone.do("check"))
+	require.Equal(t, "ok", one.do("check"))
+	require.NoError(t, alone.Process.Kill())
+	require.Error(t, alone.Wait())
+	require.Contains(t, errors_.String(), "/no/such/command cannot be started (No such file or directory), and other "+
+		"processes do not make room for this one; name the command in TMS_COMMAND")
 }
 
 // kin lists the processes of this user whose parent is one of these: a program starts tms share and nothing else.

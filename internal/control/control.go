@@ -229,10 +229,11 @@ type Share struct {
 	// Yielded lists the tags that the process resumes when one of its threads waits, as stats.TagText writes them.
 	Yielded []string `json:"yielded"`
 	// Waited is for how long a thread has waited for memory; negative: none does. Bytes are what it wants to allocate on
-	// the device, besides what was yielded; 0: nothing.
-	Waited float64 `json:"waited_seconds"`
-	Device int     `json:"device"`
-	Bytes  uint64  `json:"bytes"`
+	// the device, besides what was yielded; or Resumes, of what is paused there.
+	Waited  float64 `json:"waited_seconds"`
+	Device  int     `json:"device"`
+	Bytes   uint64  `json:"bytes"`
+	Resumes bool    `json:"resumes"`
 }
 
 // Stats is what the process holds, for tms_stats_json. Sizes are in bytes.

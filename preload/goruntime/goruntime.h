@@ -139,10 +139,10 @@ enum {
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
 	THREADS_PER_DEVICE = 13, /* what a pause or resume waits on, 8 for files, 4 for the rest; and pending frees */
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
-	THREADS_OF_CONTROL = 6,	 /* the socket's and its requests': an operation, which waits on two, a status, memory, a wake */
+	THREADS_OF_CONTROL = 5,	 /* the socket's and its requests': an operation, which waits on two, a status, memory */
 };
 HIDDEN bool threads_reserve(int devices, int operations); /* reports whether the threads for so many are there now */
-HIDDEN bool threads_reserve_control(void); /* and those for the control socket; stays so */
+HIDDEN bool threads_reserve_control(int more); /* and those for the control socket, and more; stays so */
 HIDDEN void threads_release(void);	 /* ends them, while none works */
 extern __thread bool threads_is_ours __attribute__((tls_model("initial-exec"))) HIDDEN; /* this one is */
 HIDDEN void threads_run(void *(*run)(void *), void *argument);

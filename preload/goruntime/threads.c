@@ -176,10 +176,10 @@ static bool make(void)
 
 static int of_control;
 
-HIDDEN bool threads_reserve_control(void)
+HIDDEN bool threads_reserve_control(int more)
 {
 	pthread_mutex_lock(&lock);
-	of_control = THREADS_OF_CONTROL;
+	of_control = THREADS_OF_CONTROL + more;
 	pthread_mutex_unlock(&lock);
 	if (threads_reserve(1, 0))
 		return true;

@@ -595,7 +595,7 @@ func (s *Server) collect() {
 			}
 			s.wakeAt = time.Now().Add(RetryEvery)
 		}
-		if errors.Is(*err, cuda.OperatingSystem) { // nobody makes room: it takes what others leave
+		if cuda.Code(*err) == int(cuda.OperatingSystem) { // nobody makes room: it takes what others leave
 			s.release(s.rights.Leave(s.own))
 		}
 	}
