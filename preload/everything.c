@@ -1,6 +1,6 @@
 /* everything has what tms_pause_everything needs besides a pause. It runs cmd/tms (helper.c), which makes the driver's
- * checkpoint of this process over the control socket, because no process can make its own. It notes that a checkpoint was asked
- * for, because the process's CUDA calls wait from then on, and what the driver cannot checkpoint. */
+ * checkpoint of this process over the control socket, because no process can make its own. It notes that a checkpoint
+ * was asked for, because the process's CUDA calls wait from then on, and what the driver cannot checkpoint. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"

@@ -63,7 +63,7 @@ HIDDEN void share_begin(void)
 	static _Atomic bool begun;
 	if (!atomic_load(&begun) && !capturing()) {
 		atomic_store(&begun, true);
-		(void)operation_serve(); /* or a line says why not, and nobody asks it for memory */
+		(void)operation_serve(); /* or nobody asks it for memory, and TMS_CONTROL says why on stderr */
 	}
 }
 

@@ -48,10 +48,14 @@ func shareState() *control.Share {
 	return of
 }
 
-// resumeShared is resumeGated, but has other processes make room.
+// resumeShared is resumeGated, but has other processes make room. What they do not lend, the resume waits for.
 func resumeShared(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
-	bytes, err = resumeGated(e, options)
-	if !bool(C.region_config.share) || !errors.Is(err, cuda.OutOfMemory) {
+	if !C.region_config.share {
+		return resumeGated(e, options)
+	}
+	atOnce := options
+	atOnce.Wait = 0
+	if bytes, err = resumeGated(e, atOnce); !errors.Is(err, cuda.OutOfMemory) {
 		return bytes, err
 	}
 	runtime.LockOSThread() // which has C's lock
@@ -61,13 +65,13 @@ func resumeShared(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) 
 	for range roomsMost {
 		device, paused, failed := lacking(e, options.Tags)
 		if failed != nil || C.share_want(C.size_t(paused), C.int(device), true) != 0 {
-			return bytes, err
+			break
 		}
-		if bytes, err = resumeGated(e, options); !errors.Is(err, cuda.OutOfMemory) {
+		if bytes, err = resumeGated(e, atOnce); !errors.Is(err, cuda.OutOfMemory) {
 			return bytes, err
 		}
 	}
-	return bytes, err
+	return resumeGated(e, options)
 }
 
 // roomsMost bounds the tries of a resume for which room was made and then taken by others.

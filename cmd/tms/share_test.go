@@ -118,8 +118,8 @@ func TestShareAndCapture(t *testing.T) {
 		}, time.Minute, 20*time.Millisecond)
 	}
 	explains("it waits until " + one.number() + " can be paused")
-	require.Regexp(t, fmt.Sprintf(`(?m)^%d: has waited \d+\.\d s for 80\.00 MiB on GPU-.*: it waits until`, other.Process.Pid),
-		succeeds(t, "ps", "--no-trunc"))
+	require.Regexp(t, fmt.Sprintf(`(?m)^%d: has waited \d+\.\d s for 80\.00 MiB on GPU-.*: it waits until`,
+		other.Process.Pid), succeeds(t, "ps", "--no-trunc"))
 	require.EqualValues(t, smallBytes, held(t, one))
 	one.do("captured")
 	require.Equal(t, "1000", other.ends(t))

@@ -118,7 +118,9 @@ func byAge(slice time.Duration, age func(d *device, p *program) time.Duration) d
 		if in == nil {
 			return nil, nil
 		}
-		there := slices.DeleteFunc(slices.Clone(d.programs), func(p *program) bool { return !p.resident || d.now-p.began < slice })
+		there := slices.DeleteFunc(slices.Clone(d.programs), func(p *program) bool {
+			return !p.resident || d.now-p.began < slice
+		})
 		slices.SortFunc(there, func(x, y *program) int { return cmp.Compare(age(d, y), age(d, x)) })
 		free := d.free()
 		for i := range there {
@@ -277,7 +279,8 @@ func TestServers(t *testing.T) {
 	const price = 650 * time.Millisecond
 	for _, gap := range []time.Duration{20 * time.Second, 5 * time.Second} {
 		results := map[string]time.Duration{}
-		for name, by := range map[string]decide{"sharing": bySharing, "lru": byAge(0, lru), "robin": byAge(time.Second, robin)} {
+		policies := map[string]decide{"sharing": bySharing, "lru": byAge(0, lru), "robin": byAge(time.Second, robin)}
+		for name, by := range policies {
 			random := rand.New(rand.NewPCG(1, 2))
 			d := &device{total: 141 * gib, programs: servers(random, 3, 300, 90*gib, 200*time.Millisecond, gap, price)}
 			d.run(by)
