@@ -93,7 +93,7 @@ func TestShareStepByStep(t *testing.T) {
 func TestShareRefuses(t *testing.T) {
 	start := sharesDevice(t)
 	require.Regexp(t, "^2 .*larger than the device's memory", start("--share", 200, 1, 1, 0).ends(t))
-	require.Regexp(t, `^2 .*the limit of the process|^2 .*may have on the device.*32\.00 MiB of 40\.00 MiB`,
+	require.Regexp(t, `^2 .*may have on the device.*32\.00 MiB of 40\.00 MiB`,
 		start("--limit 40M", 64, 4, 1, 0).ends(t))
 
 	alone := start("", 60, 1, 1000000, 1) // does not share
@@ -124,6 +124,23 @@ func TestShareAndCapture(t *testing.T) {
 	one.do("captured")
 	require.Equal(t, "1000", other.ends(t))
 	require.Equal(t, "ok", one.do("check"))
+}
+
+// No more is paused than is needed, and memory without contents first. A program of higher priority goes on.
+func TestShareTakesLittle(t *testing.T) {
+	start := sharesDevice(t)
+	shares := []string{reaching(t), "CUDASIM_MEMORY=100M", "TMS_SHARE=1", "TMS_COMMAND=" + tms,
+		"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR"))}
+	first := startSteered(t, steeredProgram(t), append(shares, "TMS_SHARE_PRIORITY=2")...)
+	one := startSteered(t, steeredProgram(t), shares...)
+	other := start("--share", 40, 1, 1000000, 1)
+	other.has(t, 40<<20)
+	require.EqualValues(t, 24<<20, held(t, one), "its cache is paused")
+	require.EqualValues(t, 32<<20, held(t, first))
+	require.Equal(t, "ok", first.do("check"))
+	require.NoError(t, other.Process.Kill())
+	require.Equal(t, "ok", one.do("check"))
+	one.comesTo(32 << 20)
 }
 
 // A program's own resume has others make room, too; and one whose command is not there runs on, if memory is free.
