@@ -20,18 +20,18 @@ HIDDEN int share_make_room(void)
 {
 	char process[16];
 	uint64_t none;
-	int code = HELPER_ENDED;
+	int code, failed = 0;
 	snprintf(process, sizeof process, "%d", (int)getpid());
 	char *arguments[] = {NULL, "share", process, "--report", NULL};
-	for (int i = 0; i < STARTS_MOST && code == HELPER_ENDED; i++)
+	do {
 		code = helper_run(arguments, &none, "other processes do not make room for this one");
-	if (code == ERROR_OPERATING_SYSTEM || code == HELPER_ENDED) {
-		static atomic_flag told = ATOMIC_FLAG_INIT;
-		if (!atomic_flag_test_and_set(&told))
-			error_log_failure("TMS_SHARE", ERROR_OPERATING_SYSTEM);
-		return ERROR_OPERATING_SYSTEM;
-	}
-	return code;
+		if (code == SUCCESS || code == ERROR_MEMORY_ALLOCATION)
+			return code;
+	} while (code != ERROR_OPERATING_SYSTEM && ++failed < STARTS_MOST);
+	static atomic_flag told = ATOMIC_FLAG_INIT;
+	if (!atomic_flag_test_and_set(&told))
+		error_log_failure("TMS_SHARE", ERROR_OPERATING_SYSTEM);
+	return ERROR_OPERATING_SYSTEM;
 }
 
 /* One thread at a time waits, and others wait for it. */

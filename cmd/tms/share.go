@@ -163,7 +163,7 @@ func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Du
 	decision := share.Decide(free, all, r.pid)
 	switch {
 	case decision.Never:
-		return false, latest, r.refuse(all[at].Need, free, all)
+		return false, latest, r.refuse(all[at].Need, free, unexplained(uuid, found), all)
 	case decision.Wait > 0:
 		return false, decision.Wait, nil
 	}
@@ -176,24 +176,26 @@ func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Du
 	return true, 0, nil
 }
 
-// refuse says why there is no room, once that has been so for a while: the memory of a process that was killed comes
-// back later.
-func (r *roomFor) refuse(need, free uint64, all []share.Process) error {
-	patience := dyingTime
+// refuse says why there is no room. Where memory that nobody accounts for would make room, that must have been so for a
+// while: it may be a dead process's.
+func (r *roomFor) refuse(need, free, unexplained uint64, all []share.Process) error {
+	var lent uint64
+	for _, p := range all {
+		if p.ID != r.pid && !p.Pinned {
+			lent += p.Held()
+		}
+	}
+	patience := time.Duration(0)
 	if r.silent {
 		patience = answerTime // they may have memory to lend
+	} else if free+lent+unexplained >= need {
+		patience = dyingTime
 	}
 	if r.never.IsZero() {
 		r.never = time.Now()
 	}
 	if time.Since(r.never) < patience {
 		return nil
-	}
-	var lent uint64
-	for _, p := range all {
-		if p.ID != r.pid && !p.Pinned {
-			lent += p.Held()
-		}
 	}
 	var why []string
 	for pid, words := range r.refused {
@@ -202,6 +204,23 @@ func (r *roomFor) refuse(need, free uint64, all []share.Process) error {
 	slices.Sort(why)
 	return fmt.Errorf("%s are needed, %s are free and others could lend %s%s%.0w", readable.Bytes(need),
 		readable.Bytes(free), readable.Bytes(lent), strings.Join(why, ""), cuda.OutOfMemory)
+}
+
+// unexplained returns the bytes of a device in use that no process here accounts for, beside some for their contexts.
+func unexplained(uuid string, found []process) (bytes uint64) {
+	var explained uint64
+	for _, p := range found {
+		for _, d := range p.Stats.Devices {
+			if d.UUID == uuid {
+				bytes = max(bytes, d.TotalBytes-d.FreeBytes)
+				explained += d.TotalBytes / 100
+				for _, tag := range d.Tags {
+					explained += tag.PhysicalBytes
+				}
+			}
+		}
+	}
+	return bytes - min(bytes, explained)
 }
 
 // pause returns false if the process keeps its memory.
