@@ -380,7 +380,7 @@ func TestChoice(t *testing.T) {
 			worst = max(worst, float64(cost)/float64(best))
 		}
 	}
-	t.Logf("at most %.2f times the contents of the best choice", worst)
+	require.Less(t, worst, 3.0, "times the contents of the best choice")
 }
 
 // cheapest returns the least bytes with contents that make room, over all choices of tags.
