@@ -27,6 +27,7 @@ const (
 	soonest, latest = 10 * time.Millisecond, 250 * time.Millisecond // between looks at the processes
 	idleWithin      = 100 * time.Millisecond                        // for what a process without work may still compute
 	dyingTime       = time.Second                                   // in which the driver frees a dead process's memory
+	triesMost       = 10                                            // to pause what gives nothing
 )
 
 // roomFor is one tms share: it makes room for what a process waits for. It may be killed at any moment. What it has
@@ -36,6 +37,7 @@ type roomFor struct {
 	process *client.Conn
 	refused map[int]string    // processes that cannot be paused, and why
 	busy    map[int]time.Time // those that cannot before then
+	empty   map[int]int       // how often their pauses freed nothing
 	silent  bool              // some that listen do not answer
 	never   time.Time         // since when there would never be enough; zero: there would
 }
@@ -58,7 +60,7 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 		ValidArgsFunction: completeProcesses,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			pids, _ := processes(arguments)
-			r := roomFor{pid: pids[0], refused: map[int]string{}, busy: map[int]time.Time{}}
+			r := roomFor{pid: pids[0], refused: map[int]string{}, busy: map[int]time.Time{}, empty: map[int]int{}}
 			if explain {
 				return explainTo(command.OutOrStdout(), r.pid)
 			}
@@ -246,8 +248,11 @@ func (r *roomFor) pause(part share.Part) bool {
 		switch {
 		case reply.OK && reply.Bytes > 0:
 			continue
-		case reply.OK:
-			r.refused[part.ID] = "it has nothing that a pause frees"
+		case reply.OK: // somebody else has paused it, or it has nothing that a pause frees
+			if r.empty[part.ID]++; r.empty[part.ID] > triesMost {
+				r.refused[part.ID] = "a pause frees nothing"
+			}
+			r.busy[part.ID] = time.Now().Add(idleWithin)
 		case reply.Code == int(cuda.NotSupported) || reply.Host > 0:
 			r.refused[part.ID] = reply.Error // for as long as this one waits
 		default: // its device works, or it captures
