@@ -446,3 +446,32 @@ func TestYield(t *testing.T) {
 	other.Close()
 	f.undone(t, "weights")
 }
+
+// A client that is killed in the middle of a pause with Yield leaves it to the process as well.
+func TestYieldAndAClientThatVanishes(t *testing.T) {
+	f := serve(t)
+	began, goOn := make(chan *server.Task), make(chan bool)
+	f.with(func() { f.awaited = func() bool { return false } })
+	f.performs(func(t *server.Task, o *server.Outcome) error {
+		if t.Request.Op == control.Pause {
+			began <- t
+			<-goOn
+			o.Took = []string{"weights"}
+		}
+		return nil
+	})
+	yield := pause
+	yield.Yield = true
+	c := dial(t)
+	go func() { _, _ = c.Do(context.Background(), yield) }()
+	task := <-began
+	c.Close()
+	require.Eventually(t, task.Withdrawn, time.Minute, time.Millisecond)
+	close(goOn)
+	other := dial(t)
+	require.Eventually(t, func() bool {
+		state, err := other.Status(context.Background(), time.Minute)
+		return err == nil && slices.Equal(state.Share.Yielded, []string{"weights"})
+	}, time.Minute, time.Millisecond)
+	require.Len(t, now(f, &f.tasks), 1, "nobody has undone it")
+}
