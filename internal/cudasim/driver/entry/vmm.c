@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/process.h"
@@ -295,7 +296,8 @@ static CUresult retain(struct block *block, CUmemGenericAllocationHandle *handle
 	return allocation_new(block, handle);
 }
 
-// The contents of an exported descriptor, which tell an importer where the block is. Its id is the handle.
+// What an exported descriptor begins with, which tells an importer where the block is; its id is the handle. Memory that
+// outlives its maker ends with it instead: process is 0 there.
 struct export {
 	char magic[8];
 	struct exported block;
@@ -308,15 +310,18 @@ static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 	struct block *block = block_of(handle);
 	if (!shareable || !block || flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || block->foreign_fd >= 0)
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (block->foreign_fd >= 0 && !block->outlives))
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!(block->prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
 		return CUDA_ERROR_INVALID_VALUE;
 	struct export export = {MAGIC, block_export(block, handle)};
-	int fd = memfd_create("cudasim-export", MFD_CLOEXEC);
-	if (fd < 0)
+	int fd = block_outlive(block);
+	off_t at = fd < 0 ? 0 : (off_t)block->size;
+	if (fd >= 0)
+		export.block = (struct exported){.fd = -1, .device = block->device, .size = block->size};
+	else if (block->outlives || (fd = memfd_create("cudasim-export", MFD_CLOEXEC)) < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	if (write(fd, &export, sizeof export) != sizeof export) {
+	if (pwrite(fd, &export, sizeof export, at) != sizeof export) {
 		close(fd);
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
@@ -328,15 +333,21 @@ static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 static CUresult import(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type)
 {
 	struct export export;
+	int fd = (int)(intptr_t)shareable;
+	struct stat status;
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	if (!handle || pread((int)(intptr_t)shareable, &export, sizeof export, 0) != sizeof export ||
+	if (!handle || fstat(fd, &status) || status.st_size < (off_t)sizeof export ||
+	    pread(fd, &export, sizeof export, status.st_size - (off_t)sizeof export) != sizeof export ||
 	    memcmp(export.magic, MAGIC, sizeof MAGIC) || !device_valid(export.block.device))
 		return CUDA_ERROR_INVALID_VALUE;
 	struct block *block = block_of(export.block.id);
 	if (export.block.process == getpid())
 		return block ? retain(block, handle) : CUDA_ERROR_INVALID_VALUE;
-	TRY(block_import(&export.block, &block));
+	if (!export.block.process)
+		TRY(block_adopt(fd, export.block.device, export.block.size, &block));
+	else
+		TRY(block_import(&export.block, &block));
 	block->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 					    .location = {CU_MEM_LOCATION_TYPE_DEVICE, block->device}};

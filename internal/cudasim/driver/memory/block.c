@@ -3,6 +3,7 @@
 #include <linux/falloc.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -71,6 +72,46 @@ CUresult block_import(const struct exported *from, struct block **block)
 				 .size = from->size,
 				 .references = 1,
 				 .foreign_fd = fd};
+	return CUDA_SUCCESS;
+}
+
+// Another open file of the same memory, locked as budget.c asks; -1: none.
+static int opened_again(int fd)
+{
+	char path[32];
+	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+	int again = open(path, O_RDWR | O_CLOEXEC);
+	if (again >= 0 && flock(again, LOCK_SH)) {
+		close(again);
+		return -1;
+	}
+	return again;
+}
+
+int block_outlive(struct block *block)
+{
+	if (!block->outlives && block->foreign_fd < 0 && !block->shown) { // else it may have contents elsewhere
+		int fd = budget_outlive(block->device, block->size);
+		if (fd < 0)
+			return -1;
+		block->foreign_fd = fd;
+		block->offset = 0;
+		block->outlives = true;
+	}
+	return block->outlives ? opened_again(block->foreign_fd) : -1;
+}
+
+CUresult block_adopt(int descriptor, int device, uint64_t size, struct block **block)
+{
+	int fd = opened_again(descriptor);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	*block = calloc(1, sizeof **block);
+	if (!*block) {
+		close(fd);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	**block = (struct block){.device = device, .size = size, .references = 1, .foreign_fd = fd, .outlives = true};
 	return CUDA_SUCCESS;
 }
 

@@ -4,12 +4,16 @@
 // The processes share a file in /dev/shm that each maps: a robust lock, and a member for each process with what it
 // holds. A member counts only while its process lives, so the memory of a killed process is free at the next look. The
 // last process to leave removes the file; the next process to start removes one that killed processes left.
+//
+// Memory that outlives its maker is a file beside that one. Whoever holds a descriptor holds a lock on it (flock), so
+// the memory is free when nobody does, and the next look removes the file.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -165,15 +169,78 @@ static void detach(struct segment *of, const char *path)
 	munmap(of, sizeof *of);
 }
 
+#define OUTLIVES ".memory"
+
+static bool ends_in(const char *text, const char *end)
+{
+	size_t length = strlen(text), size = strlen(end);
+	return length > size && !strcmp(text + length - size, end);
+}
+
+// How much memory of a device outlives its makers, among the processes of a file.
+static uint64_t outliving(const char *of, int device)
+{
+	const char *slash = strrchr(of, '/');
+	char folder[64], path[512];
+	uint64_t held = 0;
+	snprintf(folder, sizeof folder, "%.*s", (int)(slash - of), of);
+	DIR *listing = opendir(folder);
+	for (struct dirent *entry; listing && (entry = readdir(listing));) {
+		int whose = -1;
+		unsigned long long size = 0;
+		if (strncmp(entry->d_name, slash + 1, strlen(slash + 1)) || !ends_in(entry->d_name, OUTLIVES) ||
+		    sscanf(entry->d_name + strlen(slash + 1), ".%d.%llu.", &whose, &size) != 2 || whose != device)
+			continue;
+		snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+		int fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB))
+			unlink(path);
+		else if (fd >= 0)
+			held += size;
+		if (fd >= 0)
+			close(fd);
+	}
+	if (listing)
+		closedir(listing);
+	return held;
+}
+
+int budget_outlive(int device, uint64_t size)
+{
+	static unsigned made;
+	char folder[64], path[sizeof file + 80], name[32];
+	if (!segment)
+		return -1;
+	snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(file, '/') - file), file);
+	snprintf(path, sizeof path, "%s.%d.%llu.%d-%u" OUTLIVES, file, own->places[device], (unsigned long long)size, getpid(),
+		 made++);
+	int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return -1;
+	snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+	unlink(path); // of an earlier process of this number
+	if (flock(fd, LOCK_SH) || linkat(AT_FDCWD, name, AT_FDCWD, path, AT_SYMLINK_FOLLOW)) {
+		close(fd);
+		return -1;
+	}
+	budget_give(device, size); // now the file counts
+	return fd;
+}
+
 // Removes the files that killed processes left.
 static void sweep(const struct location *location)
 {
 	DIR *listing = opendir(location->folder);
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
 		char path[sizeof location->folder + sizeof entry->d_name];
-		size_t length = strlen(entry->d_name), end = strlen(location->suffix);
 		snprintf(path, sizeof path, "%s/%s", location->folder, entry->d_name);
-		if (length <= end || strcmp(entry->d_name + length - end, location->suffix) || !strcmp(path, file))
+		int memory_left = ends_in(entry->d_name, OUTLIVES) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+		if (memory_left >= 0) {
+			if (!flock(memory_left, LOCK_EX | LOCK_NB))
+				unlink(path);
+			close(memory_left);
+		}
+		if (!ends_in(entry->d_name, location->suffix) || !strcmp(path, file))
 			continue;
 		struct segment *other = attach(path, NULL);
 		if (other)
@@ -285,8 +352,10 @@ static uint64_t held(const struct segment *of, int place)
 
 static uint64_t available(int device)
 {
-	uint64_t used = segment ? held(segment, own->places[device]) : memory.devices[device].used;
-	return memory.devices[device].total - used;
+	uint64_t total = memory.devices[device].total, used = memory.devices[device].used;
+	if (segment)
+		used = held(segment, own->places[device]) + outliving(file, own->places[device]);
+	return used < total ? total - used : 0;
 }
 
 bool budget_take(int device, uint64_t size)
@@ -352,7 +421,7 @@ CUresult budget_lend(int process, const char *shared, const int *places)
 			continue;
 		result = CUDA_SUCCESS;
 		for (int device = 0; places && member->lent && device < MAX_DEVICES; device++)
-			if (held(of, places[device]) + member->used[device] > of->memory)
+			if (held(of, places[device]) + outliving(path, places[device]) + member->used[device] > of->memory)
 				result = CUDA_ERROR_OUT_OF_MEMORY;
 		if (result == CUDA_SUCCESS && places)
 			memcpy(member->places, places, sizeof member->places);

@@ -19,6 +19,7 @@ CUresult mapping_new(uint64_t address, uint64_t size, int protection, struct blo
 	mapping->block = block;
 	mapping->id = ++sim.next_id;
 	block->references++;
+	block->shown = true;
 	tree_insert(&memory.mappings, &mapping->node, address);
 	*result = mapping;
 	return CUDA_SUCCESS;

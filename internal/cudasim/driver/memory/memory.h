@@ -13,8 +13,10 @@ struct block {
 	int references; // a handle, each mapping
 	struct allocation *handle;
 	CUmemAllocationProp prop;
-	int foreign_fd; // imported from another process: its memfd, else -1
+	int foreign_fd; // imported from another process: its memfd; outlives: the memory's file; else -1
 	bool shared; // exported or imported
+	bool shown; // mapped, now or earlier
+	bool outlives; // foreign_fd alone is the memory
 	uint64_t multicast;   // bytes of a multicast object, which has no memory; 0: none
 	struct block *member; // what is bound to it
 };
@@ -93,6 +95,7 @@ void budget_leave(void);
 bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
 uint64_t budget_free(int device);
+int budget_outlive(int device, uint64_t size); // a file for memory that was taken, locked; -1: it cannot be
 // Lends another process's memory, by its number and CUDASIM_SHARED, to others, or claims it again at these places
 // (NULL: lends). CUDA_ERROR_OUT_OF_MEMORY: others have it.
 CUresult budget_lend(int process, const char *shared, const int *places);
@@ -106,6 +109,8 @@ struct exported {
 };
 struct exported block_export(const struct block *block, uint64_t id);
 CUresult block_import(const struct exported *from, struct block **block);
+int block_outlive(struct block *block); // for a descriptor: memory that needs no process. -1: it cannot
+CUresult block_adopt(int descriptor, int device, uint64_t size, struct block **block); // from such a descriptor
 void block_shared(struct block *block); // notes that other processes share it, until its release
 void block_release(struct block *block);
 
