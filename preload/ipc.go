@@ -92,7 +92,7 @@ func ended(pid int, start uint64) bool {
 
 // Return sends the notice without waiting for an answer: a stopped process reads it when it goes on.
 func (processes) Return(share vmm.Share, number uint64) error {
-	if ended(share.PID, share.Start) {
+	if share.PID == vmm.Keeper || ended(share.PID, share.Start) {
 		return nil
 	}
 	return server.Tell(thisProcess{}.Directories, share.PID,
@@ -100,7 +100,7 @@ func (processes) Return(share vmm.Share, number uint64) error {
 }
 
 func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
-	reply, descriptor, err := ask(share, control.Request{ID: 1, Op: control.Lend, Share: share.ID, Import: number})
+	reply, descriptor, err := ask(share, control.Request{ID: 1, Op: control.Lend, Share: share.ID, Import: number}, -1)
 	if err == nil && descriptor < 0 {
 		err = errors.New("the memory did not come with the answer: no room for a descriptor?")
 	}
@@ -108,13 +108,20 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 		Tag: stats.TagName(reply.Tag), Device: reply.Device}, err
 }
 
-// ask sends a request and returns the reply and the descriptor that came with it, or -1. Errors: vmm.ErrShareGone, even
-// if the process has ended, and vmm.ErrSharePaused.
-func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor int, err error) {
-	if ended(share.PID, share.Start) {
+// ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came with it,
+// or -1. It starts the keeper if that is to be asked and does not run. Errors: vmm.ErrShareGone, even if the process has
+// ended, and vmm.ErrSharePaused.
+func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, descriptor int, err error) {
+	if share.PID != vmm.Keeper && ended(share.PID, share.Start) {
 		return reply, -1, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
 	}
-	reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, -1)
+	reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
+	if share.PID == vmm.Keeper && err != nil {
+		if err = startKeeper(); err != nil {
+			return reply, -1, err
+		}
+		reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
+	}
 	switch {
 	case cuda.Code(err) == int(cuda.NotSupported): // it cannot be connected to; it may be about to end
 		err = cuda.Refuse(cuda.NotSupported, "%w: %w", vmm.ErrSilent, err)
@@ -125,7 +132,7 @@ func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor in
 	case reply.Code == int(cuda.NotReady):
 		err = fmt.Errorf("%w; resume it there first", vmm.ErrSharePaused)
 	case !reply.OK:
-		err = cuda.Refuse(cuda.Result(reply.Code), "the process refuses: %s", readable.Printable(reply.Error))
+		err = cuda.Refuse(cuda.Result(reply.Code), "%v refuses: %s", share, readable.Printable(reply.Error))
 	}
 	if err != nil && descriptor >= 0 {
 		_ = unix.Close(descriptor)

@@ -315,6 +315,7 @@ func tmsOperation(operation *C.struct_operation) {
 	options.Keep = texts(operation.keep)
 	options.Tags = append(texts(operation.tags), options.Keep...)
 	kind, force := operation.kind, bool(operation.force)
+	ofKept := newKeptRequest(operation)
 	if kind == C.OPERATION_RESUME {
 		options.Importers = resumeWait
 		if operation.wait < 0 {
@@ -355,9 +356,12 @@ func tmsOperation(operation *C.struct_operation) {
 					return err
 				case C.OPERATION_CLOSE:
 					return e.Close(uintptr(operation.ipc.id), state().Capturing)
-				default:
+				case C.OPERATION_TRIM:
 					e.Trim()
 					return nil
+				default:
+					bytes, err = keptOperation(e, kind, ofKept)
+					return err
 				}
 			})
 		}

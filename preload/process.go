@@ -91,6 +91,7 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 	}
 	state.ResumeWait = memoryWait().Seconds()
 	state.Stats.Version, state.Stats.Devices = C.GoString(C.tms_version()), []stats.Device{}
+	state.Kept = keptOpen()
 	e := engine.Load()
 	if e != nil {
 		if err = goruntime.Room(); err == nil {
@@ -115,6 +116,9 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 	e := engine.Load()
 	if e == nil {
 		return -1, reply, vmm.ErrShareGone
+	}
+	if descriptor, found, err := keptManifest(share); found {
+		return descriptor, reply, err
 	}
 	if C.everything_asked() {
 		return -1, reply, vmm.ErrSharePaused

@@ -113,6 +113,12 @@ enum operation_kind {
 	OPERATION_IMPORT,
 	OPERATION_CLOSE,
 	OPERATION_IMPORT_HANDLE,
+	OPERATION_KEPT_CREATE, /* from here on: kept.go */
+	OPERATION_KEPT_OPEN,
+	OPERATION_KEPT_ADD,
+	OPERATION_KEPT_SEAL,
+	OPERATION_KEPT_ATTACH,
+	OPERATION_KEPT_CLOSE,
 };
 /* ipc.c: what cudaIpcGetMemHandle returns for memory of ours, and what token.c's files contain. */
 struct ipc_handle {
@@ -129,8 +135,10 @@ struct operation {
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
 	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers (or < 0) */
-	struct ipc_handle ipc; /* for an import; for a close, id is the address */
-	int device;	       /* for an import */
+	struct ipc_handle ipc; /* for an import; for a close, id is the address; of a kept set, id is the handle */
+	int device;	       /* for an import, or a kept set */
+	const char *text, *tag; /* a kept set's name, and the tag that it gets here */
+	const void *manifest;	/* of a kept set; ipc.size bytes */
 	bool force;  /* for a gated pause */
 	bool report; /* to operation_progress */
 	int code;
@@ -188,6 +196,7 @@ HIDDEN int obstacle_note(const char *call, int code);
 HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: there is none */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
+HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/keeper) */
 
 /* helper.c: runs the command tms with these arguments behind the first, which becomes its name. With --report the
  * command writes a line "CODE BYTES", then a text. HELPER_ENDED: it has not, and tms_last_error has what it said.

@@ -39,6 +39,10 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 	case control.Align:
 		reply.Alignment, err = t.align()
 	default:
+		if t.Request.Everything && t.Request.Op == control.Pause {
+			attaching.Lock()
+			defer attaching.Unlock()
+		}
 		if err = t.everything(); err != nil {
 			break
 		}

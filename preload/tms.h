@@ -6,6 +6,7 @@
  *   100 no usable driver or device; 304 the operating system refused (host memory, threads, files);
  *   301 contents are lost: the file of a disk backup is gone, cut or unreadable (see tms_resume);
  *   401 contents differ after a resume (TMS_VERIFY);
+ *   500 the keeper has no such set;
  *   801 not supported; 900 a stream is being captured; 999 an internal error (a defect: report it);
  *   any other: the CUDA driver's.
  * tms_last_error() has the text. Any thread may call any function at any time, unless its comment says otherwise.
@@ -285,6 +286,44 @@ size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
  * device, tag and segments; 0 for kinds other than "caching". */
 size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity);
 int tms_torch_pool_reset_peak_stats(void);
+
+/* Sets of device memory that no process owns: docs/kept.md. A process makes a set chunk by chunk, fills it, and seals it
+ * with a manifest, which is bytes of its own choice. From then on any process of the user can open and attach the set,
+ * read-only, also when its maker has ended. The keeper holds it (tms keeper), which the first call starts; TMS_COMMAND
+ * names the command. A set that is not sealed when its process ends, or closes it, is gone. A sealed set takes its name
+ * over from an earlier one, which its users keep.
+ *
+ * Attached memory has the calling thread's tag. A pause unmaps it, and a resume maps it again, without a copy. To write
+ * it is an error: the driver's copies and fills return 1, and a kernel that does ends the context (700).
+ *
+ * Codes are as above: 500 where no complete set has the name, or the keeper has no set like this any more. Any thread
+ * may call; calls for one set take turns. An error changes nothing, except that a set that could not be given a chunk
+ * (other than by 2) cannot be sealed. */
+typedef struct tms_kept tms_kept;
+
+/* device -1 is the current one. name has at most 255 bytes. */
+int tms_kept_create(tms_kept **set, const char *name, int device);
+
+/* Makes one more chunk, mapped to be written until the set is sealed or closed. Its contents are undefined. */
+int tms_kept_add(tms_kept *set, size_t size, void **address);
+
+/* Waits for the device, makes the chunks read-only here, at the same addresses, and the set complete. */
+int tms_kept_seal(tms_kept *set, const void *manifest, size_t size);
+
+int tms_kept_open(tms_kept **set, const char *name);
+
+/* Copies at most capacity bytes of the manifest, and stores its size. buffer and size may be NULL. */
+int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_t *size);
+
+/* Maps all chunks of an open set, on the device where they lie: all or none. 801: this process does not see it. */
+int tms_kept_attach(tms_kept *set);
+
+/* Stores the address of a chunk, in the order of the adds, its size, which is whole granules, and its device; each may
+ * be NULL. 1: the set has no such chunk mapped here. */
+int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device);
+
+/* Waits for the device, unmaps the chunks and forgets the set. Afterwards set is no set any longer. */
+int tms_kept_close(tms_kept *set);
 
 /* Returns the text of the calling thread's last failure in this library; "": there was none. Valid until the thread's
  * next call to the library. */

@@ -71,6 +71,11 @@ func (b backing) grant(x *extent) error {
 	users := x.device.users()
 	if b.isImported() {
 		users = []int{x.device.ordinal} // one with access to this device may lack access to the one that has the memory
+		if b.imported.readOnly {
+			own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(x.device.ordinal)}
+			read := []cuda.AccessDesc{{Location: own, Flags: cuda.AccessRead}}
+			return x.device.driver.MemSetAccessOf(x.address, x.size, read)
+		}
 	}
 	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
 	if err == nil {
@@ -106,14 +111,17 @@ func (s *segment) lost() error {
 	if !s.isImported() || !s.imported.lost {
 		return nil
 	}
-	return fmt.Errorf("the memory at %#x was process %d's and is lost; close it (%s): %w", s.address,
-		s.imported.share.PID, s.closedBy(), ErrShareGone)
+	return fmt.Errorf("the memory at %#x was of %v and is lost; close it (%s): %w", s.address,
+		s.imported.share, s.closedBy(), ErrShareGone)
 }
 
 // closedBy names the calls by which a program ends an import.
 func (b backing) closedBy() string {
-	if b.isUserMapped() {
+	switch {
+	case b.isUserMapped():
 		return "cuMemUnmap, cuMemRelease"
+	case b.imported.share.PID == Keeper:
+		return "tms_kept_close"
 	}
 	return "cudaIpcCloseMemHandle"
 }

@@ -23,7 +23,9 @@ type imported struct {
 	offset uint64          // where it begins in the segment's addresses: before it lies what shared its extent at first
 	size   uint64          // in bytes
 	opened map[uintptr]int // addresses that the program got, and how often
-	lost   bool            // its process has ended, or freed it while it was paused here
+	// readOnly is for memory of the keeper that is complete.
+	readOnly bool
+	lost     bool // its process has ended, or freed it while it was paused here
 }
 
 // importKey tells imports apart.
@@ -75,7 +77,7 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	_ = unix.Close(lent.Descriptor)
 	if err != nil {
 		i.tell(number)
-		return b, fmt.Errorf("memory of process %d on device %s: %w", i.share.PID, lent.Device, err)
+		return b, fmt.Errorf("memory of %v on device %s: %w", i.share, lent.Device, err)
 	}
 	return borrowed{handle, lent, number}, nil
 }
@@ -108,6 +110,12 @@ func (i *imported) end(d *device, b borrowed) {
 // time while it stays open. Errors: ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemImportFromShareableHandle,
 // cuMemMap, cuMemSetAccess)
 func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintptr, err error) {
+	return e.importAs(ordinal, share, offset, "", false)
+}
+
+// importAs is Import; tag "": the tag that the memory has in its own process.
+func (e *Engine) importAs(ordinal int, share Share, offset uint64, tag string, readOnly bool) (address uintptr,
+	err error) {
 	defer e.audit(&err)
 	key := importKey{share: share, ordinal: ordinal}
 	e.mu.Lock()
@@ -132,7 +140,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 		delete(e.sharing.opening, key)
 		e.settled.Broadcast()
 	}()
-	i := &imported{engine: e, share: share, opened: map[uintptr]int{}}
+	i := &imported{engine: e, share: share, opened: map[uintptr]int{}, readOnly: readOnly}
 	b, err := i.open()
 	if err != nil {
 		return 0, err
@@ -141,10 +149,11 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	drop := func() error { i.end(d, b); return nil }
 	if lent.Extent%d.granularity != 0 || offset >= lent.Size {
 		_ = e.unlocked(drop)
-		return 0, fmt.Errorf("%d of %d bytes of process %d: %w", offset, lent.Extent, share.PID, cuda.InvalidValue)
+		return 0, fmt.Errorf("%d of %d bytes of %v: %w", offset, lent.Extent, share, cuda.InvalidValue)
 	}
-	t := d.tag(lent.Tag)
-	e.names[lent.Tag] = true
+	tag = cmp.Or(tag, lent.Tag)
+	t := d.tag(tag)
+	e.names[tag] = true
 	s, err := e.newSegment(d, t, uint32(lent.Extent/d.granularity), false, nil)
 	if err != nil {
 		_ = e.unlocked(drop)
@@ -156,7 +165,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	if err := e.unlocked(x.attach); err != nil {
 		_ = e.unlocked(x.unmake)
 		e.abandon(s, x, err)
-		return 0, fmt.Errorf("device %d cannot use memory of process %d on device %s: %w", ordinal, share.PID,
+		return 0, fmt.Errorf("device %d cannot use memory of %v on device %s: %w", ordinal, share,
 			lent.Device, err)
 	}
 	s.extent = x
@@ -325,7 +334,7 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 				}
 				_ = x.undo()
 				waits = waits || errors.Is(err, ErrSharePaused) || errors.Is(err, ErrSilent)
-				err = fmt.Errorf("memory of process %d at %#x: %w", s.imported.share.PID, s.address, err)
+				err = fmt.Errorf("memory of %v at %#x: %w", s.imported.share, s.address, err)
 				if goneFor(err) {
 					err = fmt.Errorf("%w; close it (%s)", err, s.closedBy())
 					lines = append(lines, err.Error())

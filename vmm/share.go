@@ -25,9 +25,17 @@ import (
 
 // Share names a segment for other processes.
 type Share struct {
-	PID   int
+	PID   int    // or Keeper
 	Start uint64 // of the process (process.Started): another process may have its PID by now
 	ID    uint64 // random
+}
+
+// String names the process.
+func (s Share) String() string {
+	if s.PID == Keeper {
+		return "the keeper"
+	}
+	return fmt.Sprint("process ", s.PID)
 }
 
 // Importer is another process that has a segment open.
@@ -94,8 +102,8 @@ func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
 	case s == nil:
 		return 0, 0, 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 	case s.isImported():
-		return 0, 0, 0, fmt.Errorf("the memory at %#x belongs to process %d, which alone can share it%.0w", address,
-			s.imported.share.PID, cuda.NotSupported)
+		return 0, 0, 0, fmt.Errorf("the memory at %#x belongs to %v, which alone can share it%.0w", address,
+			s.imported.share, cuda.NotSupported)
 	case !e.shareable:
 		return 0, 0, 0, ErrNotShareable
 	case s.plain():
@@ -123,13 +131,17 @@ func (s *sharing) name(of *segment) uint64 {
 	return of.shared
 }
 
-// Export gives an importer a segment. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
+// Export gives an importer a segment, or the keeper what it has lent and lost. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
 // (cuMemExportToShareableHandle)
 func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for {
 		s := e.sharing.shares[id]
+		own := s != nil
+		if !own {
+			s = e.keptAs(id)
+		}
 		switch {
 		case s == nil || s.owner == aFree:
 			return lent, ErrShareGone
@@ -141,10 +153,11 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		case s.extent.plain: // it was named while the extent was being made
 			return lent, s.errPlain()
 		}
-		// From now on a pause waits for it.
-		e.sharing.mu.Lock()
-		e.sharing.importers[id] = append(e.sharing.importers[id], to)
-		e.sharing.mu.Unlock()
+		if own { // from now on a pause waits for it
+			e.sharing.mu.Lock()
+			e.sharing.importers[id] = append(e.sharing.importers[id], to)
+			e.sharing.mu.Unlock()
+		}
 		lent = Lent{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(),
 			Tag: s.tag.name, Device: s.device.uuid}
 		if f := s.userMapped; f != nil { // the program may have mapped less, or nothing

@@ -207,8 +207,8 @@ func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
 	case err != nil:
 		return nil, err
 	case lend && s.isImported():
-		return nil, fmt.Errorf("the memory belongs to process %d, which alone can export it like this%.0w",
-			s.imported.share.PID, cuda.NotSupported)
+		return nil, fmt.Errorf("the memory belongs to %v, which alone can export it like this%.0w",
+			s.imported.share, cuda.NotSupported)
 	case s.lost() != nil:
 		return nil, s.lost()
 	case s.state == paused:

@@ -92,7 +92,7 @@ func rootCommand() *cobra.Command {
 	})
 	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
 		moveCommand(), idleCommand(), shareCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(),
-		replayCommand(), versionCommand())
+		replayCommand(), keptCommand(), keeperCommand(), versionCommand())
 	root.CompletionOptions.HiddenDefaultCmd = true // its line would be the 26th; docs/cli.md names it
 	return root
 }

@@ -62,6 +62,22 @@ const (
 // The operations in the order in which messages name them, and then those between processes.
 var operations = []string{Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand}
 
+// What the keeper is asked (package keeper), beside Lend.
+const (
+	Create = "create" // begins a set, which this process is to fill
+	Put    = "put"    // gives it a chunk: a descriptor comes with the request
+	Seal   = "seal"   // completes it: the descriptor of its manifest comes with the request
+	Open   = "open"   // answers with a set and the descriptor of its manifest, and counts this process as a user
+	Close  = "close"  // ends an open or a create
+	List   = "list"   // answers with all sets
+	Drop   = "drop"   // takes a set's name away; its memory goes when nobody uses it
+)
+
+var ofKeeper = []string{Create, Put, Seal, Open, Close, List, Drop}
+
+// OfKeeper reports whether only the keeper answers a request.
+func (r *Request) OfKeeper() bool { return slices.Contains(ofKeeper, r.Op) }
+
 // Where a move can take contents.
 const (
 	ToDisk = "disk"
@@ -118,6 +134,12 @@ type Request struct {
 	// Share and Import, for a lend or returned, say which memory, and for which import of the asking process.
 	Share  uint64 `json:"share,omitempty"`
 	Import uint64 `json:"import,omitempty"`
+	// For the keeper: the number of a set, which its maker has drawn, its name, and the UUID and name of its device.
+	Set    uint64 `json:"set,omitempty"`
+	Name   string `json:"name,omitempty"`
+	Device string `json:"device,omitempty"`
+	Model  string `json:"model,omitempty"`
+	Bytes  uint64 `json:"bytes,omitempty"` // of a put
 	// Targets, for an align, are by the names of sequences. Other sequences are not held back.
 	Targets map[string]uint64 `json:"targets,omitempty"`
 }
@@ -195,6 +217,34 @@ type Reply struct {
 	Communicators []Communicator  `json:"communicators,omitempty"`
 	Alignment     *Alignment      `json:"alignment,omitempty"` // of an align
 	Process       json.RawMessage `json:"process,omitempty"`   // of a status: a ProcessState
+	Sets          []KeptSet       `json:"sets,omitempty"`      // of an open or list
+}
+
+// KeptSet is memory that the keeper holds.
+type KeptSet struct {
+	ID       uint64      `json:"id"`
+	Name     string      `json:"name"`
+	Device   string      `json:"device"` // its UUID
+	Model    string      `json:"model"`  // its name
+	Sealed   int64       `json:"sealed"` // when, in nanoseconds since 1970; 0: it is not complete
+	Chunks   []KeptChunk `json:"chunks"`
+	Manifest uint64      `json:"manifest_bytes"`
+	Replaced bool        `json:"replaced"` // it was dropped or replaced, and somebody still uses it
+	Users    []int       `json:"users"`    // processes
+}
+
+// KeptChunk is what one descriptor of a set stands for. All processes have it by the same random number.
+type KeptChunk struct {
+	ID    uint64 `json:"id"`
+	Bytes uint64 `json:"bytes"`
+}
+
+// Bytes returns the device memory of a set.
+func (s *KeptSet) Bytes() (sum uint64) {
+	for _, c := range s.Chunks {
+		sum += c.Bytes
+	}
+	return sum
 }
 
 // ProcessState is what a process says about itself.
@@ -212,10 +262,11 @@ type ProcessState struct {
 	Stats      Stats   `json:"stats"`
 	// Devices are the devices on which the process has a context, in its own order; while everything is paused, those
 	// on which it had one.
-	Devices []Device `json:"devices"`
-	Stays   string   `json:"stays,omitempty"`   // why it cannot be moved to another GPU, as far as it knows
-	Account *Account `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
-	Share   *Share   `json:"share,omitempty"`   // nil: the process does not share (TMS_SHARE)
+	Devices []Device  `json:"devices"`
+	Stays   string    `json:"stays,omitempty"`   // why it cannot be moved to another GPU, as far as it knows
+	Account *Account  `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
+	Share   *Share    `json:"share,omitempty"`   // nil: the process does not share (TMS_SHARE)
+	Kept    []KeptSet `json:"kept,omitempty"`    // the complete sets that it has open, one that is open twice twice
 }
 
 // Share is what those that need memory must know of a process that shares its devices.
@@ -318,13 +369,15 @@ func wrongVersion(version int) error {
 func (r *Request) check() error {
 	known := r.To == ToDisk || r.Op == Move && r.To == ToHost
 	switch {
-	case !slices.Contains(operations, r.Op):
+	case (r.Set != 0 || r.Name != "" || r.Device != "" || r.Model != "" || r.Bytes != 0) && !r.OfKeeper():
+		return fmt.Errorf("only the keeper takes set, name, device, model and bytes, and no %s", r.Op)
+	case !slices.Contains(operations, r.Op) && !r.OfKeeper():
 		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, "+
 			"move, record and align", r.Op)
 	case r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath ||
 		strings.ContainsRune(r.File, 0)):
 		return fmt.Errorf("%.100q: only a record takes a file, by its path from the root", r.File)
-	case (r.Share != 0 || r.Import != 0) && r.Op != Lend && r.Op != Returned:
+	case (r.Share != 0 || r.Import != 0) && r.Op != Lend && r.Op != Returned && !r.OfKeeper():
 		return fmt.Errorf("only a lend or returned takes share and import, not a %s", r.Op)
 	case r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil):
 		return errors.New("only a resume, a move, or a pause without a tag takes everything")

@@ -80,8 +80,16 @@ func CheckDirectory(directory string, uid int) error {
 	return nil
 }
 
+// Keeper stands for the keeper (package keeper) in place of a process's number: it is found by its socket's name.
+const Keeper = -1
+
 // Name returns the name of a process's socket in its directory.
-func Name(pid int) string { return strconv.Itoa(pid) + ".sock" }
+func Name(pid int) string {
+	if pid == Keeper {
+		return "keeper.sock"
+	}
+	return strconv.Itoa(pid) + ".sock"
+}
 
 // PID returns the process whose socket has this name; false: it is no socket's name.
 func PID(name string) (int, bool) {

@@ -45,6 +45,7 @@ from ._errors import (
     OutOfMemoryError,
     TmsError,
 )
+from ._kept import Kept, kept
 from ._library import library_path
 from ._live import live
 from ._pool import (
@@ -72,6 +73,7 @@ __all__ = [
     "DeviceStats",
     "ForkedError",
     "GroupError",
+    "Kept",
     "LibraryNotFoundError",
     "NotPreloadedError",
     "NotSupportedError",
@@ -93,6 +95,7 @@ __all__ = [
     "disable",
     "empty_cache",
     "exclude",
+    "kept",
     "last_error",
     "library_path",
     "live",

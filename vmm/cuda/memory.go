@@ -31,11 +31,14 @@ const allocationPinned = 1
 // AccessDesc is a CUmemAccessDesc.
 type AccessDesc struct {
 	Location Location
-	Flags    int32 // 3: read and write
+	Flags    int32
 }
 
-// AccessReadWrite is CU_MEM_ACCESS_FLAGS_PROT_READWRITE.
-const AccessReadWrite = 3
+// CUmemAccess_flags.
+const (
+	AccessRead      = 1 // CU_MEM_ACCESS_FLAGS_PROT_READ
+	AccessReadWrite = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+)
 
 // PinnedOn asks for ordinary memory of a device.
 func PinnedOn(device int) AllocationProp {

@@ -21,6 +21,7 @@ const (
 	OperatingSystem          Result = 304
 	InvalidHandle            Result = 400
 	IllegalState             Result = 401
+	SymbolNotFound           Result = 500
 	NotReady                 Result = 600
 	IllegalAddress           Result = 700
 	ContextIsDestroyed       Result = 709

@@ -21,6 +21,9 @@ type Directories = func() (runtime, temporary string)
 // answerWithin is how long another process may take to answer.
 const answerWithin = 5 * time.Second
 
+// maxReply is the most bytes of a reply, which may list the chunks of many sets.
+const maxReply = 16 << 20
+
 // Ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came, or -1.
 func Ask(directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
@@ -68,7 +71,7 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 		}); err != nil {
 			return reply, descriptor, err
 		}
-		if n == 0 || len(line) > control.MaxLine {
+		if n == 0 || len(line) > maxReply {
 			return reply, descriptor, errors.New("its answer has no end")
 		}
 		if passed := rightsIn(rights[:m]); passed >= 0 {
@@ -94,10 +97,13 @@ func find(directories Directories, pid int, patience time.Duration) (socket int,
 			continue
 		}
 		peer, err := unix.GetsockoptUcred(found, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		if err == nil && int(peer.Uid) == user && int(peer.Pid) == pid {
+		if err == nil && int(peer.Uid) == user && (int(peer.Pid) == pid || pid == control.Keeper) {
 			return found, nil
 		}
 		_ = unix.Close(found)
+	}
+	if pid == control.Keeper {
+		return -1, cuda.Refuse(cuda.NotSupported, "the keeper has no socket that could be found (%v)", err)
 	}
 	return -1, cuda.Refuse(cuda.NotSupported, "process %d has no control socket that could be found (%v): it must be "+
 		"of the same user and container, and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err)

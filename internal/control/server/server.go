@@ -319,6 +319,9 @@ func (s *Server) act(c *connection, r control.Request) error {
 	case control.Hand:
 		return s.take(c, r)
 	}
+	if r.OfKeeper() {
+		return fmt.Errorf("only the keeper answers a %s", r.Op)
+	}
 	if c.task != nil {
 		return fmt.Errorf("the %s before is not done yet; send cancel to withdraw it", c.task.Request.Op)
 	}

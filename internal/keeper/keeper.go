@@ -1,0 +1,221 @@
+// Package keeper is the process that holds memory no process owns: named sets of descriptors of device memory, each with
+// a manifest that only its users read. It calls no CUDA and copies nothing. One keeper runs for each user, at a socket
+// beside those of the user's processes (package control); whoever needs it first starts it (Start).
+//
+// A set has a maker, which is filling it, until it is sealed. Then it has a name, and users, which may have it mapped
+// or paused. A later set takes over the name, and dropping a set takes its name away; either is closed when nobody uses
+// it. What a process has that ended counts no more.
+//
+// A keeper that was killed is followed by another, which asks all processes that listen what they have mapped.
+package keeper
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/process"
+	"tms/vmm/cuda"
+)
+
+// MaxName is the most bytes of a set's name.
+const MaxName = 255
+
+// owner is a process; another may have its number later.
+type owner struct {
+	pid   int
+	start uint64
+}
+
+type set struct {
+	control.KeptSet
+	descriptors map[uint64]int // by chunk
+	manifest    int            // a descriptor; -1: none yet
+	maker       owner          // of a set that is not complete
+	users       map[owner]int  // how often each has it open
+}
+
+// Keeper has all sets.
+type Keeper struct {
+	mu   sync.Mutex
+	sets map[uint64]*set
+	lost map[string]bool // names of sets of an earlier keeper
+}
+
+// New returns a keeper without sets.
+func New() *Keeper { return &Keeper{sets: map[uint64]*set{}, lost: map[string]bool{}} }
+
+// answer carries out a request. given is the descriptor that came with it, or -1; answer takes it over if it sets it to
+// -1. The caller closes the descriptor that answer returns, unless that is -1. Errors: a refusal.
+func (k *Keeper) answer(from owner, r control.Request, given *int) (reply control.Reply, descriptor int, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r.Op != control.Lend { // there is one for each chunk
+		k.sweep()
+	}
+	s, descriptor := k.sets[r.Set], -1
+	switch r.Op {
+	case control.Create:
+		switch {
+		case r.Name == "" || len(r.Name) > MaxName:
+			err = fmt.Errorf("a set has a name of 1 to %d bytes", MaxName)
+		case r.Set == 0 || s != nil:
+			err = fmt.Errorf("a set needs a number that no other has, not %d", r.Set)
+		default:
+			k.sets[r.Set] = &set{KeptSet: control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device, Model: r.Model},
+				descriptors: map[uint64]int{}, manifest: -1, maker: from, users: map[owner]int{}}
+		}
+	case control.Put, control.Seal:
+		switch {
+		case s == nil || s.Sealed != 0 || s.maker != from:
+			err = cuda.Refuse(cuda.SymbolNotFound, "it no longer has the beginning of this set (was the keeper killed "+
+				"meanwhile?); publish it again")
+		case *given < 0:
+			err = errors.New("no descriptor came with the request")
+		case r.Op == control.Put && (r.Share == 0 || s.has(r.Share) || r.Bytes == 0):
+			err = errors.New("a chunk needs a number that no other has, and its size")
+		case r.Op == control.Put:
+			s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Share, Bytes: r.Bytes})
+			s.descriptors[r.Share], *given = *given, -1
+		default:
+			var status unix.Stat_t
+			if err = unix.Fstat(*given, &status); err != nil {
+				break
+			}
+			s.Manifest = uint64(status.Size)
+			s.manifest, *given = *given, -1
+			s.users[from] = 1
+			k.complete(s, time.Now().UnixNano())
+			reply.Sets = []control.KeptSet{s.told()}
+		}
+	case control.Open:
+		if s = k.named(r.Name); s == nil && k.lost[r.Name] {
+			err = cuda.Refuse(cuda.SymbolNotFound, "the set was lost with a keeper that was killed, because no process "+
+				"had all of it mapped")
+		} else if s == nil {
+			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
+		} else if descriptor, err = duplicate(s.manifest); err == nil {
+			s.users[from]++
+			reply.Sets = []control.KeptSet{s.told()}
+		}
+	case control.Lend:
+		for _, s := range k.sets {
+			if s.has(r.Share) {
+				descriptor, err = duplicate(s.descriptors[r.Share])
+				i := slices.IndexFunc(s.Chunks, func(c control.KeptChunk) bool { return c.ID == r.Share })
+				reply.Bytes, reply.Extent, reply.Device = s.Chunks[i].Bytes, s.Chunks[i].Bytes, s.Device
+				return reply, descriptor, err
+			}
+		}
+		err = cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
+	case control.Close:
+		if s != nil && s.Sealed == 0 && s.maker == from {
+			s.maker = owner{}
+		} else if s != nil && s.users[from] > 0 {
+			s.users[from]--
+		}
+		k.sweep()
+	case control.List:
+		for _, s := range k.sets {
+			reply.Sets = append(reply.Sets, s.told())
+		}
+		slices.SortFunc(reply.Sets, func(a, b control.KeptSet) int {
+			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(b.Sealed, a.Sealed))
+		})
+	case control.Drop:
+		if s = k.named(r.Name); s == nil {
+			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
+			break
+		}
+		s.Replaced = true
+		reply.Sets = []control.KeptSet{s.told()}
+		k.sweep()
+	default:
+		err = fmt.Errorf("the keeper answers no %s", r.Op)
+	}
+	return reply, descriptor, err
+}
+
+func (s *set) has(chunk uint64) bool {
+	_, has := s.descriptors[chunk]
+	return has
+}
+
+// told is what others are told of a set.
+func (s *set) told() control.KeptSet {
+	told := s.KeptSet
+	told.Chunks, told.Users = slices.Clone(s.Chunks), []int{}
+	for user := range s.users {
+		told.Users = append(told.Users, user.pid)
+	}
+	slices.Sort(told.Users)
+	return told
+}
+
+// named returns the complete set that has a name now; nil: none has.
+func (k *Keeper) named(name string) *set {
+	for _, s := range k.sets {
+		if s.Name == name && s.Sealed != 0 && !s.Replaced {
+			return s
+		}
+	}
+	return nil
+}
+
+// complete gives a set its name, unless a later one has that already.
+func (k *Keeper) complete(s *set, sealed int64) {
+	if before := k.named(s.Name); before != nil && before.Sealed > sealed {
+		s.Replaced = true
+	} else if before != nil {
+		before.Replaced = true
+	}
+	s.Sealed, s.maker = sealed, owner{}
+	delete(k.lost, s.Name)
+	k.sweep()
+}
+
+// sweep closes the sets that nobody can use any longer.
+func (k *Keeper) sweep() {
+	for id, s := range k.sets {
+		maps.DeleteFunc(s.users, func(user owner, count int) bool { return count == 0 || user.ended() })
+		if s.Sealed == 0 && s.maker.ended() || s.Replaced && len(s.users) == 0 {
+			s.close()
+			delete(k.sets, id)
+		}
+	}
+}
+
+func (s *set) close() {
+	for _, descriptor := range s.descriptors {
+		_ = unix.Close(descriptor)
+	}
+	if s.manifest >= 0 {
+		_ = unix.Close(s.manifest)
+	}
+}
+
+func (o owner) ended() bool {
+	start, zombie, err := process.Started(o.pid)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || start != o.start)
+}
+
+// ownerOf returns a process that lives.
+func ownerOf(pid int) (owner, error) {
+	start, _, err := process.Started(pid)
+	if pid <= 0 {
+		err = errors.New("it is in a PID namespace that the keeper does not see: start the keeper outside")
+	}
+	return owner{pid, start}, err
+}
+
+func duplicate(descriptor int) (int, error) {
+	return unix.FcntlInt(uintptr(descriptor), unix.F_DUPFD_CLOEXEC, 0)
+}

@@ -1,0 +1,101 @@
+/* kept has the tms_kept_* functions: sets of memory that no process owns. kept.go does the work. */
+#define _GNU_SOURCE
+#include "shim.h"
+#include "_cgo_export.h"
+#include "tms.h"
+
+HIDDEN int keeper_start(void)
+{
+	uint64_t none;
+	char *arguments[] = {NULL, "keeper", "--start", "--report", NULL};
+	int code = helper_run(arguments, &none, "sets of memory need a keeper");
+	return code == HELPER_ENDED ? ERROR_OPERATING_SYSTEM : code;
+}
+
+static int begin(int kind, tms_kept **set, const char *name, int device)
+{
+	uint64_t handle = 0;
+	if (!set || !name)
+		return error_fail(ERROR_INVALID_VALUE, "a set to fill in and a name are needed");
+	int code = operation_serve(); /* a new keeper asks here */
+	struct operation operation = {.kind = kind, .text = name, .tag = region_get().tag, .device = device};
+	if (code == SUCCESS)
+		code = operation_apart(&operation, &handle);
+	if (code == SUCCESS)
+		*set = (tms_kept *)(uintptr_t)handle;
+	return code;
+}
+
+EXPORT int tms_kept_create(tms_kept **set, const char *name, int device)
+{
+	int code = device < 0 ? current_device_of_driver(&device) : SUCCESS;
+	return code == SUCCESS ? begin(OPERATION_KEPT_CREATE, set, name, device) : code;
+}
+
+EXPORT int tms_kept_open(tms_kept **set, const char *name)
+{
+	return begin(OPERATION_KEPT_OPEN, set, name, 0);
+}
+
+static int on(int kind, tms_kept *set, const void *manifest, size_t size, uint64_t *result)
+{
+	struct operation operation = {.kind = kind, .manifest = manifest, .ipc = {.id = (uintptr_t)set, .size = size}};
+	return operation_apart(&operation, result);
+}
+
+EXPORT int tms_kept_add(tms_kept *set, size_t size, void **address)
+{
+	uint64_t made = 0;
+	if (!address)
+		return error_fail(ERROR_INVALID_VALUE, "the address to fill in is NULL");
+	gate_before_allocation();
+	int code = on(OPERATION_KEPT_ADD, set, NULL, size, &made);
+	if (code == SUCCESS)
+		*address = (void *)(uintptr_t)made;
+	return code;
+}
+
+EXPORT int tms_kept_seal(tms_kept *set, const void *manifest, size_t size)
+{
+	uint64_t none;
+	if (!manifest && size)
+		return error_fail(ERROR_INVALID_VALUE, "the manifest is NULL");
+	return on(OPERATION_KEPT_SEAL, set, manifest, size, &none);
+}
+
+EXPORT int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_t *size)
+{
+	size_t whole = 0;
+	int code = IN_GO(tmsKeptManifest((uintptr_t)set, buffer, capacity, &whole));
+	if (size)
+		*size = whole;
+	return code;
+}
+
+EXPORT int tms_kept_attach(tms_kept *set)
+{
+	uint64_t none;
+	gate_before_allocation();
+	return on(OPERATION_KEPT_ATTACH, set, NULL, 0, &none);
+}
+
+EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device)
+{
+	uintptr_t at = 0;
+	size_t bytes = 0;
+	int ordinal = 0;
+	int code = IN_GO(tmsKeptChunk((uintptr_t)set, index, &at, &bytes, &ordinal));
+	if (address)
+		*address = (void *)at;
+	if (size)
+		*size = bytes;
+	if (device)
+		*device = ordinal;
+	return code;
+}
+
+EXPORT int tms_kept_close(tms_kept *set)
+{
+	uint64_t none;
+	return on(OPERATION_KEPT_CLOSE, set, NULL, 0, &none);
+}

@@ -1,0 +1,403 @@
+package main
+
+// #include "shim.h"
+// #include "tms.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/control/server"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// Sets of memory that no process owns (tms_kept_*): the keeper (internal/keeper) holds them, vmm/kept.go makes and maps
+// their memory.
+
+var keeperShare = vmm.Share{PID: vmm.Keeper}
+
+var _ = [1]struct{}{}[vmm.Keeper-control.Keeper]
+
+// keptSet is a set that this process makes, or has open.
+type keptSet struct {
+	control.KeptSet
+	mu      sync.Mutex // held during an operation
+	ordinal int        // of its device; -1: not known yet
+	tag     string
+	broken  error // why it cannot be sealed
+	// Guarded by the lock of the table, as are Chunks and Sealed.
+	manifest  []byte
+	addresses []uintptr // where the chunks are mapped; none: they are not
+}
+
+var kept = struct {
+	sync.Mutex
+	sets map[uint64]*keptSet // by what the pointers of C programs hold
+	last uint64
+}{sets: map[uint64]*keptSet{}}
+
+// attaching is held, shared, while kept memory is mapped. A pause of everything holds it until no more can be: the
+// driver's checkpoint would lose a process that has such memory mapped.
+var attaching sync.RWMutex
+
+// keptRequest is an operation's part in C memory, copied.
+type keptRequest struct {
+	handle, size uint64
+	ordinal      int
+	name, tag    string
+	manifest     []byte
+}
+
+func newKeptRequest(o *C.struct_operation) (r keptRequest) {
+	r = keptRequest{handle: uint64(o.ipc.id), size: uint64(o.ipc.size), ordinal: int(o.device)}
+	if o.text != nil {
+		r.name = C.GoString(o.text)
+	}
+	if o.tag != nil {
+		r.tag = C.GoString(o.tag)
+	}
+	if o.manifest != nil {
+		r.manifest = slices.Clone(unsafe.Slice((*byte)(o.manifest), r.size))
+	}
+	return r
+}
+
+// keptOperation returns a set's handle, or an address.
+func keptOperation(e *vmm.Engine, kind C.int, r keptRequest) (uint64, error) {
+	if C.everything_asked() && kind != C.OPERATION_KEPT_CLOSE { // calls of the driver wait
+		return 0, errKeptAsleep
+	}
+	switch kind {
+	case C.OPERATION_KEPT_CREATE:
+		return createKept(e, r)
+	case C.OPERATION_KEPT_OPEN:
+		return openKept(r)
+	}
+	kept.Lock()
+	s := kept.sets[r.handle]
+	kept.Unlock()
+	if s == nil {
+		return 0, errNoKept
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	switch kind {
+	case C.OPERATION_KEPT_ADD:
+		var address uintptr
+		address, err = s.add(e, r.size)
+		return uint64(address), err
+	case C.OPERATION_KEPT_SEAL:
+		err = s.seal(e, r.manifest)
+	case C.OPERATION_KEPT_ATTACH:
+		err = s.attach(e)
+	default:
+		err = s.close(e, r.handle)
+	}
+	return 0, err
+}
+
+var (
+	errNoKept     = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
+	errKeptAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
+)
+
+// enterKept puts a set into the table.
+func enterKept(s *keptSet) uint64 {
+	kept.Lock()
+	defer kept.Unlock()
+	kept.last++
+	kept.sets[kept.last] = s
+	return kept.last
+}
+
+func createKept(e *vmm.Engine, r keptRequest) (uint64, error) {
+	names, err := e.DeviceNames()
+	if err != nil {
+		return 0, err
+	}
+	if r.ordinal < 0 || r.ordinal >= len(names) {
+		return 0, cuda.Refuse(cuda.InvalidValue, "there is no device %d", r.ordinal)
+	}
+	uuid, err := uuidOf(r.ordinal)
+	if err != nil {
+		return 0, err
+	}
+	s := &keptSet{KeptSet: control.KeptSet{ID: max(1, rand.Uint64()), Name: r.name, Device: uuid,
+		Model: names[r.ordinal]}, ordinal: r.ordinal, tag: r.tag}
+	if _, _, err = askKeeper(control.Request{Op: control.Create, Set: s.ID, Name: s.Name, Device: s.Device,
+		Model: s.Model}, -1); err != nil {
+		return 0, err
+	}
+	return enterKept(s), nil
+}
+
+// uuidOf returns the UUID of a device, which must have one. (cuDeviceGetUuid)
+func uuidOf(ordinal int) (uuid string, err error) {
+	device, err := driver.DeviceGet(ordinal)
+	if err == nil {
+		uuid, err = driver.DeviceUUID(device)
+	}
+	return uuid, err
+}
+
+// mapKept maps a chunk, unless everything is paused.
+func (s *keptSet) mapKept(e *vmm.Engine, chunk uint64, readOnly bool) (uintptr, error) {
+	attaching.RLock()
+	defer attaching.RUnlock()
+	if C.everything_asked() {
+		return 0, errKeptAsleep
+	}
+	return e.Attach(s.ordinal, chunk, s.tag, readOnly)
+}
+
+// add makes a chunk and returns its address.
+func (s *keptSet) add(e *vmm.Engine, size uint64) (uintptr, error) {
+	switch {
+	case s.Sealed != 0:
+		return 0, cuda.Refuse(cuda.InvalidValue, "the set is complete, and gets no more memory")
+	case s.broken != nil:
+		return 0, s.broken
+	case size == 0:
+		return 0, cuda.Refuse(cuda.InvalidValue, "a chunk has at least one byte")
+	}
+	descriptor, bytes, err := e.MakeKept(s.ordinal, size)
+	if err != nil {
+		return 0, err
+	}
+	chunk := control.KeptChunk{ID: max(1, rand.Uint64()), Bytes: bytes}
+	_, _, err = askKeeper(control.Request{Op: control.Put, Set: s.ID, Share: chunk.ID, Bytes: bytes}, descriptor)
+	_ = unix.Close(descriptor)
+	var address uintptr
+	if err == nil {
+		address, err = s.mapKept(e, chunk.ID, false)
+	}
+	if err != nil {
+		s.broken = fmt.Errorf("the set cannot be completed: %w", err)
+		return 0, err
+	}
+	kept.Lock()
+	defer kept.Unlock()
+	s.Chunks, s.addresses = append(s.Chunks, chunk), append(s.addresses, address)
+	return address, nil
+}
+
+// seal makes the set read-only here, and complete for all.
+func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
+	switch {
+	case s.Sealed != 0:
+		return cuda.Refuse(cuda.InvalidValue, "the set is complete already")
+	case s.broken != nil:
+		return s.broken
+	}
+	for _, address := range s.addresses {
+		if err := e.Protect(address); err != nil {
+			return err
+		}
+	}
+	descriptor, err := fileOf(manifest)
+	if err != nil {
+		return err
+	}
+	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID}, descriptor)
+	_ = unix.Close(descriptor)
+	if err != nil {
+		s.broken = err
+		return err
+	}
+	kept.Lock()
+	defer kept.Unlock()
+	s.manifest, s.Sealed = manifest, reply.Sets[0].Sealed
+	return nil
+}
+
+// fileOf returns the descriptor of a file in memory. (memfd_create)
+func fileOf(contents []byte) (int, error) {
+	descriptor, err := unix.MemfdCreate("tms-manifest", unix.MFD_CLOEXEC)
+	for rest := contents; err == nil && len(rest) > 0; {
+		var n int
+		if n, err = unix.Write(descriptor, rest); err == nil {
+			rest = rest[n:]
+		}
+	}
+	if err != nil {
+		if descriptor >= 0 {
+			_ = unix.Close(descriptor)
+		}
+		return -1, cuda.Refuse(cuda.OperatingSystem, "no host memory for the manifest: %v", err)
+	}
+	return descriptor, nil
+}
+
+func openKept(r keptRequest) (uint64, error) {
+	reply, descriptor, err := askKeeper(control.Request{Op: control.Open, Name: r.name}, -1)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.Close(descriptor) }()
+	s := &keptSet{KeptSet: reply.Sets[0], ordinal: -1, tag: r.tag}
+	s.manifest = make([]byte, s.Manifest)
+	for read := 0; read < len(s.manifest); {
+		n, err := unix.Pread(descriptor, s.manifest[read:], int64(read))
+		if err == nil && n == 0 {
+			err = errors.New("it is too short")
+		}
+		if err != nil {
+			s.letGo()
+			return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
+		}
+		read += n
+	}
+	return enterKept(s), nil
+}
+
+// letGo tells the keeper that this process no longer uses a set. A keeper that has ended counts nothing.
+func (s *keptSet) letGo() {
+	_ = server.Tell(thisProcess{}.Directories, control.Keeper, control.Request{Op: control.Close, Set: s.ID})
+}
+
+// attach maps all of a set, or nothing.
+func (s *keptSet) attach(e *vmm.Engine) error {
+	if s.Sealed == 0 {
+		return cuda.Refuse(cuda.InvalidValue, "the set is not complete; it is mapped here already")
+	}
+	if len(s.addresses) > 0 || len(s.Chunks) == 0 {
+		return nil
+	}
+	names, err := e.DeviceNames()
+	for ordinal := range names {
+		if uuid, failed := uuidOf(ordinal); failed == nil && uuid == s.Device {
+			s.ordinal = ordinal
+		}
+	}
+	if err == nil && s.ordinal < 0 {
+		err = cuda.Refuse(cuda.NotSupported, "the set lies on device %s (%s), which this process does not see "+
+			"(CUDA_VISIBLE_DEVICES?)", s.Device, s.Model)
+	}
+	if err != nil {
+		return err
+	}
+	var addresses []uintptr
+	for _, chunk := range s.Chunks {
+		address, err := s.mapKept(e, chunk.ID, true)
+		if err != nil {
+			for _, address := range addresses {
+				err = errors.Join(err, e.Close(address, state().Capturing))
+			}
+			return err
+		}
+		addresses = append(addresses, address)
+	}
+	kept.Lock()
+	defer kept.Unlock()
+	s.addresses = addresses
+	return nil
+}
+
+// close unmaps a set and forgets it. An incomplete one is gone then.
+func (s *keptSet) close(e *vmm.Engine, handle uint64) error {
+	for len(s.addresses) > 0 {
+		if err := e.Close(s.addresses[0], state().Capturing); err != nil {
+			return err
+		}
+		kept.Lock()
+		s.addresses = s.addresses[1:]
+		kept.Unlock()
+	}
+	kept.Lock()
+	delete(kept.sets, handle)
+	kept.Unlock()
+	s.letGo()
+	return nil
+}
+
+// keptOpen lists what this process could tell a new keeper.
+func keptOpen() (sets []control.KeptSet) {
+	kept.Lock()
+	defer kept.Unlock()
+	for _, s := range kept.sets {
+		if s.Sealed != 0 {
+			told := s.KeptSet
+			told.Chunks = slices.Clone(s.Chunks)
+			sets = append(sets, told)
+		}
+	}
+	return sets
+}
+
+// keptManifest returns the descriptor of the manifest of a set that this process has open.
+func keptManifest(id uint64) (descriptor int, found bool, err error) {
+	kept.Lock()
+	defer kept.Unlock()
+	for _, s := range kept.sets {
+		if s.ID == id && s.Sealed != 0 {
+			descriptor, err = fileOf(s.manifest)
+			return descriptor, true, err
+		}
+	}
+	return -1, false, nil
+}
+
+// askKeeper is ask for the keeper.
+func askKeeper(r control.Request, descriptor int) (control.Reply, int, error) {
+	r.ID = 1
+	return ask(keeperShare, r, descriptor)
+}
+
+// startKeeper returns when a keeper answers, or says why none does.
+func startKeeper() error {
+	runtime.LockOSThread() // it has the text of the failure
+	defer runtime.UnlockOSThread()
+	if code := C.keeper_start(); code != 0 {
+		return cuda.Refuse(cuda.Result(code), "%s", C.GoString(C.tms_last_error()))
+	}
+	return nil
+}
+
+// tmsKeptManifest copies at most capacity bytes of a manifest, and returns its size.
+//
+//export tmsKeptManifest
+func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
+	return report(enter(func(*vmm.Engine) error {
+		kept.Lock()
+		defer kept.Unlock()
+		s := kept.sets[uint64(handle)]
+		if s == nil {
+			return errNoKept
+		}
+		*size = C.size_t(len(s.manifest))
+		if buffer != nil {
+			copy(unsafe.Slice((*byte)(buffer), capacity), s.manifest)
+		}
+		return nil
+	}))
+}
+
+//export tmsKeptChunk
+func tmsKeptChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, bytes *C.size_t, device *C.int) C.int {
+	return report(enter(func(*vmm.Engine) error {
+		kept.Lock()
+		defer kept.Unlock()
+		s := kept.sets[uint64(handle)]
+		if s == nil {
+			return errNoKept
+		}
+		if uint64(index) >= uint64(len(s.addresses)) {
+			return cuda.Refuse(cuda.InvalidValue, "the set has %d chunks mapped here, and no number %d",
+				len(s.addresses), index)
+		}
+		*address, *bytes = C.uintptr_t(s.addresses[index]), C.size_t(s.Chunks[index].Bytes)
+		*device = C.int(s.ordinal)
+		return nil
+	}))
+}

@@ -1,0 +1,420 @@
+"""Sets of tensors that no process owns: programs publish and attach them, and are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from following import Follower
+from simulator import BUILD, DEVICE_MEMORY, HANGS, PYMODULE, environment
+
+TESTS = Path(__file__).resolve().parent
+MiB = 1 << 20
+OVERWRITE = "{0}.as_strided((1,), (1,)).copy_({0}.as_strided((1,), (1,)))"
+
+PROGRAM = """
+import ctypes, json, os, sys
+import cuda, torch, tms
+from tms._library import load
+def raw(function, *arguments):
+    code = getattr(load().c, function)(*arguments)
+    if code:
+        raise tms.TmsError(load().last_error, code=code)
+def module(value=None, unlike=0):
+    layer, top = torch.nn.Module(), torch.nn.Module()
+    weight = torch.nn.Parameter(torch.filled(value or 0, 64 + unlike, 1024))
+    layer._parameters["weight"] = weight
+    layer._buffers["scale"] = torch.filled((value or 0) + 1, 3, dtype=torch.bfloat16)
+    top._parameters["tied"] = weight
+    top._modules["layer"] = layer
+    return top
+def attached(name="set", module=None, copy=False):
+    global tensors
+    with tms.kept(name) as k:
+        assert k.complete
+        tensors = k.attach(module, copy=copy)
+def published(name, value, size=MiB):
+    with tms.kept(name) as k:
+        k.publish({"a": torch.filled(value, size, dtype=torch.uint8)})
+def value(of="a"):
+    return tensors[of].bytes()[0]
+for line in sys.stdin:
+    try:
+        code = json.loads(line)
+        try:
+            code = compile(code, "asked", "eval")
+        except SyntaxError:
+            exec(code, globals())
+            answer = None
+        else:
+            answer = eval(code, globals())
+    except Exception as error:
+        answer = f"{type(error).__name__} {getattr(error, 'code', '')}: {error}"
+    print(json.dumps(answer), flush=True)
+""".replace("MiB", str(MiB))
+
+
+class Program(Follower):
+    """A program on a simulated device that it shares with the others."""
+
+    def __init__(self, place: Path, name: str, *wrapper: str, **variables: str) -> None:
+        super().__init__(
+            [*wrapper, sys.executable, "-c", PROGRAM],
+            env={
+                **environment(),
+                "PYTHONPATH": f"{PYMODULE}:{TESTS}:{TESTS / 'kept'}",
+                "XDG_RUNTIME_DIR": str(place),
+                "TMPDIR": str(place),
+                "CUDASIM_SHARED": name,
+                "TMS_DEBUG": "invariants",
+                **variables,
+            },
+        )
+
+    def run(self, code: str) -> Any:
+        """The value of an expression, or the text of its error."""
+        return json.loads(self.ask(json.dumps(code)))
+
+    def does(self, code: str) -> None:
+        assert self.run(code) is None
+
+    def free(self) -> int:
+        return int(self.run("cuda.free_memory()"))
+
+
+class House:
+    """Programs, and the keeper that they have started."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._name = f"kept-{os.getpid()}-{place.name}"[-60:]
+        self._programs: list[Program] = []
+
+    def program(self, *wrapper: str, **variables: str) -> Program:
+        self._programs.append(Program(self.place, self._name, *wrapper, **variables))
+        return self._programs[-1]
+
+    def keeper(self) -> int:
+        """Its process; 0: there is none."""
+        with socket.socket(socket.AF_UNIX) as asked:
+            try:
+                asked.connect(str(self.place / "tms" / "keeper.sock"))
+            except OSError:
+                return 0
+            peer = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            return int(struct.unpack("3i", peer)[0])
+
+    def kill_keeper(self) -> None:
+        pid = self.keeper()
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: self.keeper() == 0)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [BUILD / "bin" / "tms", *arguments],
+            env={**os.environ, "XDG_RUNTIME_DIR": str(self.place), "TMPDIR": str(self.place)},
+            capture_output=True,
+            text=True,
+            timeout=HANGS,
+            check=False,
+        )
+
+    def sets(self) -> Any:
+        result = self.command("kept", "--json")
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def end(self) -> None:
+        for program in self._programs:
+            program.kill()
+        if pid := self.keeper():
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < HANGS
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    place = Path(tempfile.mkdtemp(prefix="tms-test-", dir="/tmp"))  # short, for paths of sockets
+    made = House(place)
+    yield made
+    made.end()
+    shutil.rmtree(place)
+
+
+def test_a_set_outlives_its_maker(house: House) -> None:
+    maker = house.program()
+    maker.does("made = module(5)")
+    maker.does("with tms.kept('set') as k: assert not k.complete; k.publish(made)")
+    assert "CUDA error 1" in maker.run(OVERWRITE.format("made._parameters['tied']"))
+    maker.kill()
+    user = house.program()
+    before = user.free()
+    user.does("fresh = module(0); weight = fresh._parameters['tied']")
+    user.does("attached(module=fresh)")
+    assert user.run("sorted(tensors)") == ["layer.scale", "layer.weight", "tied"]
+    assert user.run("weight.bytes() == bytes([5]) * 64 * 1024 * 4 and not weight.requires_grad")
+    assert user.run("fresh._modules['layer']._buffers['scale'].bytes().hex()") == "06" * 6
+    assert user.run("fresh._parameters['tied'] is weight and list(weight.shape)") == [64, 1024]
+    assert user.run("tensors['tied'].data_ptr() == tensors['layer.weight'].data_ptr()")
+    assert "CUDA error 1" in user.run(OVERWRITE.format("weight"))
+    [one] = house.sets()
+    assert one["name"] == "set" and one["tensors"] == 3 and one["users"] == [user.process.pid]
+    assert one["bytes"] == 2 * MiB and one["model"] == "cudasim" and one["sealed"]
+    user.does("del fresh, weight, tensors")
+    until(lambda: house.sets()[0]["users"] == [])
+    assert "set: dropped, 2.00 MiB freed" in house.command("kept", "drop", "set").stdout
+    assert house.sets() == [] and user.free() == before + 2 * MiB
+
+
+def test_copies_are_private(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 3)")
+    user.does("attached(copy=True)")
+    until(lambda: house.sets()[0]["users"] == [])
+    user.does("cuda.write(tensors['a'].data_ptr(), bytes([9]))")
+    assert user.run("value()") == 9
+    maker.does("attached()")
+    assert maker.run("value()") == 3
+
+
+def test_views_keep_their_memory_in_common(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("base = torch.filled(1, 4, 256); part = base.as_strided((256,), (1,))")
+    maker.does("part._offset = 256")
+    maker.does("turned = base.as_strided((256, 4), (1, 256)); nothing = torch.empty(0)")
+    maker.does("cuda.write(part.data_ptr(), bytes([7]) * 1024)")
+    maker.does(
+        "with tms.kept('set') as k: "
+        "k.publish({'base': base, 'part': part, 'turned': turned, 'nothing': nothing})"
+    )
+    user.does("attached()")
+    offsets = "[tensor.data_ptr() - tensors['base'].data_ptr() for tensor in tensors.values()]"
+    assert user.run(offsets)[:3] == [0, 1024, 0]
+    assert user.run("list(tensors['turned'].stride())") == [1, 256]
+    assert user.run("tensors['part'].bytes() == bytes([7]) * 1024")
+    assert user.run("tensors['base'].bytes()[:1024] == bytes([1]) * 1024")
+    assert user.run("list(tensors['nothing'].shape)") == [0]
+
+
+def test_large_sets_have_several_chunks(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("from tms import _kept; _kept._CHUNK = 5 * MiB".replace("MiB", str(MiB)))
+    maker.does(
+        "with tms.kept('set') as k: k.publish({str(i): torch.filled(i, size, dtype=torch.uint8) "
+        "for i, size in enumerate((2 << 20, 3 << 20, 9 << 20, 1000, 1))})"
+    )
+    assert [chunk["bytes"] for chunk in house.sets()[0]["chunks"]] == [6 * MiB, 10 * MiB, 2 * MiB]
+    user.does("attached()")
+    assert user.run("[set(tensors[str(i)].bytes()) == {i} for i in range(5)]") == [True] * 5
+    assert user.run("[tensors[str(i)].data_ptr() % 512 for i in range(5)]") == [0] * 5
+
+
+def test_a_pause_unmaps_and_a_resume_maps(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 3)")
+    user.does("with tms.region('weights'): attached()")
+    tag = "[t for d in tms.stats()['devices'] for t in d['tags'] if t['tag'] == 'weights'][0]"
+    assert user.run(tag + "['imported_bytes']") == 2 * MiB
+    for _ in range(3):
+        user.run("tms.pause('weights')")
+        assert user.run(tag + "['imported_paused_bytes']") == 2 * MiB
+        user.run("tms.resume()")
+        assert user.run("value()") == 3
+        assert "CUDA error 1" in user.run(OVERWRITE.format("tensors['a']"))
+
+
+def test_everything_of_a_user_is_paused(house: House) -> None:
+    """The driver's checkpoint loses a process that has such memory mapped."""
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 3)")
+    user.does("attached()")
+    for _ in range(2):
+        assert user.run("tms.pause(everything=True)") == 0
+        assert "everything of this process is paused" in user.run("attached()")
+        user.run("tms.resume()")
+        assert user.run("value()") == 3
+    maker.does("more = tms.kept('second'); handle = ctypes.c_void_p(); address = ctypes.c_void_p()")
+    maker.does("raw('tms_kept_create', ctypes.byref(handle), b'second', -1)")
+    maker.does("raw('tms_kept_add', handle, 1, ctypes.byref(address))")
+    assert maker.run("tms.pause(everything=True)") == 0
+    maker.run("tms.resume()")
+    maker.does("cuda.write(address.value, b'a'); raw('tms_kept_seal', handle, b'', 0)")
+
+
+STEPS = [
+    "raw('tms_kept_create', ctypes.byref(handle), b'set', -1)",
+    "raw('tms_kept_add', handle, 3 << 20, ctypes.byref(address))",
+    "raw('tms_kept_add', handle, 1, ctypes.byref(address))",
+    "cuda.write(address.value, b'contents')",
+]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_is_not_complete_goes_with_its_maker(house: House, killed: bool) -> None:
+    user = house.program()
+    user.does("published('other', 1)")
+    before = user.free()
+    for steps in range(1, len(STEPS) + 1):
+        maker = house.program()
+        maker.does("handle, address = ctypes.c_void_p(), ctypes.c_void_p()")
+        for step in STEPS[:steps]:
+            maker.does(step)
+        assert "500: " in user.run("tms.kept('set').attach()")
+        assert [one["sealed"] > 0 for one in house.sets()] == [True, False]
+        if killed:
+            maker.kill()
+        else:
+            maker.does("raw('tms_kept_close', handle)")
+        until(lambda: len(house.sets()) == 1)
+        until(lambda: user.free() == before)
+
+
+def test_the_last_to_publish_a_name_has_it(house: House) -> None:
+    first, second, user = house.program(), house.program(), house.program()
+    for maker in (first, second):
+        maker.does("handle, address = ctypes.c_void_p(), ctypes.c_void_p()")
+        for step in STEPS[:2]:
+            maker.does(step)
+    before = user.free()
+    first.does("published('set', 1)")
+    user.does("attached()")
+    second.does("published('set', 2)")
+    assert user.run("value()") == 1
+    user.run("tms.pause()")
+    assert [one["replaced"] for one in house.sets() if one["users"] == [user.process.pid]] == [True]
+    user.run("tms.resume()")
+    assert user.run("value()") == 1
+    user.does("attached()")
+    assert user.run("value()") == 2
+    until(lambda: user.free() == before - 2 * MiB)
+    user.does("del tensors")
+    second.does("raw('tms_kept_seal', handle, b'{\"format\": 7}', 13)")
+    assert "The set 'set' has format 7" in user.run("attached()")
+    assert "set: dropped" in house.command("kept", "drop", "set").stdout
+    gone = house.command("kept", "drop", "set")
+    assert gone.returncode == 1 and "there is no complete set of that name" in gone.stderr
+
+
+def test_a_killed_keeper_is_followed_by_another(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 4); published('lost', 5); published('paused', 6)")
+    maker.does("handle, address = ctypes.c_void_p(), ctypes.c_void_p()")
+    for step in STEPS:
+        maker.does(step)
+    for program in (maker, user):
+        program.does("attached('paused'); other = tensors; attached()")
+    user.run("tms.pause()")
+    house.kill_keeper()
+    user.run("tms.resume()")
+    assert user.run("[value(), other['a'].bytes()[0]]") == [4, 6]
+    assert sorted(one["name"] for one in house.sets()) == ["paused", "set"]
+    assert all(len(one["users"]) == 2 for one in house.sets())
+    assert "publish it again" in maker.run("raw('tms_kept_seal', handle, b'', 0)")
+    maker.kill()
+    user.does("del tensors, other")
+    third = house.program()
+    third.does("attached()")
+    assert third.run("value()") == 4
+    third.run("tms.pause()")
+    house.kill_keeper()  # and nobody has it mapped
+    assert house.sets() == []
+    assert "lost" in third.run("tms.kept('set').attach()")
+    assert "the memory is gone" in third.run("tms.resume()")
+
+
+def test_two_hundred_cycles_leave_nothing(house: House) -> None:
+    user = house.program()
+    user.does("published('set', 1); attached()")
+    before = user.free()
+    user.does("for i in range(200): published('set', i % 250); attached(copy=i % 2 == 0)")
+    user.does("attached()")
+    assert user.run("value()") == 199
+    until(lambda: user.free() == before)
+    house.command("kept", "drop", "set")
+    user.does("del tensors")
+    until(lambda: user.free() == before + 2 * MiB)
+    assert DEVICE_MEMORY - user.free() == 0
+    keeper = house.keeper()
+    until(lambda: len(os.listdir(f"/proc/{keeper}/fd")) < 20)
+
+
+def test_what_cannot_be_published_or_attached(house: House) -> None:
+    user = house.program()
+    for code, words in {
+        "k.publish({})": "no tensor to publish",
+        "k.publish({'a': 5})": "'a' is no tensor",
+        "k.publish({'a': torch.empty(1, device='cpu')})": "'a' is on cpu:0",
+        "tms.kept('x' * 256).publish({'a': torch.empty(1)})": "1 to 255 bytes",
+        "k.attach()": "there is no complete set of that name. Publish it first",
+        "k.publish({'a': torch.empty(40 << 20)})": "OutOfMemoryError 2: publishing the set 'set'",
+    }.items():
+        user.does("k = tms.kept('set')")
+        assert words in user.run(code), code
+    user.does("with tms.kept('set') as k: k.publish(module(1))")
+    user.does("other = module(2, unlike=1); pointer = other._parameters['tied'].data_ptr()")
+    refused = user.run("attached(module=other)")
+    assert "tied is torch.float32 (65, 1024) in the module" in refused
+    assert user.run("other._parameters['tied'].data_ptr() == pointer")
+    user.does("other = module(2); other._buffers['extra'] = torch.empty(1)")
+    assert "extra is not in the set" in user.run("attached(module=other)")
+    user.does("other.unsaved.add('extra'); attached(module=other)")
+    user.does("other = module(2); del other._parameters['tied']")
+    assert "the module has no tied" in user.run("attached(module=other)")
+
+
+def test_a_module_survives_a_publish_that_fails(house: House) -> None:
+    maker = house.program()
+    maker.does("from tms import _kept; _kept._CHUNK = 1")
+    maker.does(
+        "made = module(5); made._parameters['z'] = torch.nn.Parameter(torch.filled(6, 40 << 20))"
+    )
+    assert "OutOfMemoryError" in maker.run("tms.kept('set').publish(made)")
+    assert [one["sealed"] > 0 for one in house.sets()] == [False]
+    values = "[tensor.bytes()[0] for tensor in made.state_dict().values()]"
+    assert maker.run(values) == [5, 6, 5, 6]
+    maker.does("del made._parameters['z']; tms.kept('set').publish(made)")
+    assert maker.run(values) == [5, 5, 6]
+    until(lambda: [one["sealed"] > 0 for one in house.sets()] == [True])
+
+
+def test_another_user_is_refused(house: House) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    user = house.program()
+    user.does("published('set', 1)")
+    (house.place / "tms").chmod(0o755)
+    house.place.chmod(0o755)
+    sock = house.place / "tms" / "keeper.sock"
+    sock.chmod(0o777)
+    ask = f"""
+import os, socket
+os.setgid(54321); os.setuid(54321)
+with socket.socket(socket.AF_UNIX) as s:
+    s.connect({str(sock)!r})
+    s.sendall(b'{{"version":1,"op":"open","name":"set"}}\\n')
+    print(s.recvmsg(10000, 100))
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, timeout=HANGS, check=False
+    )
+    assert "answers no process of user 54321" in answer.stdout, answer
+    assert "SCM_RIGHTS" not in answer.stdout and ", []," in answer.stdout

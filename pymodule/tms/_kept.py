@@ -1,0 +1,381 @@
+"""Sets of tensors that no process owns: they stay on the device when their maker ends."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ._errors import NotSupportedError, OutOfMemoryError, TmsError, account, from_code
+from ._library import Library, load
+
+_FORMAT = 1
+_ALIGNMENT = 512  # as PyTorch's allocator gives it
+_CHUNK = 1 << 30
+_NO_SUCH_SET, _OUT_OF_MEMORY = 500, 2
+
+
+def kept(name: str) -> Kept:
+    """A named set of tensors on one device, which any process of the user can map.
+
+    It is a context manager:
+
+        with tms.kept("qwen3-8b@sha") as k:
+            if k.complete:
+                k.attach(model)
+            else:
+                load(model)
+                k.publish(model)
+
+    The keeper (`tms keeper`) holds the memory, and the first call starts it. What is attached stays
+    mapped as long as a tensor of it lives, also after the body.
+
+    Args:
+        name: 1 to 255 bytes, such as a model's name, its revision and the rank.
+
+    Raises:
+        TmsError: the keeper cannot be started, or does not answer.
+        NotPreloadedError: the process was started without libtms.so.
+    """
+    return Kept(load(), name)
+
+
+class Kept:
+    """A set; see `kept`. Not safe for use by several threads at once.
+
+    Attributes:
+        name: of the set.
+        complete: whether the set could be attached when the body was entered.
+    """
+
+    def __init__(self, library: Library, name: str) -> None:
+        self.name = name
+        self.complete = False
+        self._library = library
+        self._set: _Set | None = None
+        self._why = ""  # there is none
+
+    def __enter__(self) -> Kept:
+        handle = ctypes.c_void_p()
+        code = self._library.c.tms_kept_open(ctypes.byref(handle), self.name.encode())
+        if code == _NO_SUCH_SET:
+            self._why = account(self._library.last_error)
+        else:
+            _check(self._library, code, f"opening the set {self.name!r}")
+            self._set = _Set(self._library, handle, self.name)
+        self.complete = self._set is not None
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._set = None
+
+    def attach(self, module: Any = None, *, copy: bool = False) -> dict[str, Any]:
+        """Returns the set's tensors by name: on the device where they lie, with their strides.
+
+        Tensors that shared memory when they were published share it here. Without `copy` all
+        processes have the same memory, read-only: PyTorch's copies and fills into it raise an
+        error, and a kernel that writes it ends this process's CUDA context (error 700).
+
+        Args:
+            module: a `torch.nn.Module` whose parameters and buffers become these tensors. All that
+                its state_dict has must be in the set, and the other way round, with the same shapes
+                and dtypes; else nothing changes. Without `copy`, its parameters no longer require
+                gradients.
+            copy: whether to make private copies, which can be written.
+
+        Raises:
+            TmsError: there is no complete set of the name, or it was lost.
+            NotSupportedError: the set is on a device that this process does not see, or was made by
+                another version of tms.
+            ValueError: the module does not fit.
+        """
+        torch = importlib.import_module("torch")
+        if self._set is None:
+            self.__enter__()
+        if self._set is None:
+            raise TmsError(
+                f"attaching the set {self.name!r} failed: {self._why}. Publish it first.",
+                code=_NO_SUCH_SET,
+                cause=self._why,
+            )
+        manifest = self._set.manifest()
+        if manifest.get("format") != _FORMAT:
+            raise NotSupportedError(
+                f"The set {self.name!r} has format {manifest.get('format')}, and this version of "
+                f"tms reads {_FORMAT}. Publish it again."
+            )
+        chunks = self._set.attached(torch)
+        if copy:
+            chunks = [chunk.clone() for chunk in chunks]
+        tensors = {
+            name: _Place(**place).view(torch, chunks) for name, place in manifest["tensors"].items()
+        }
+        if module is not None:
+            _assign(torch, module, tensors, frozen=not copy)
+        return tensors
+
+    def publish(self, source: Any) -> None:
+        """Copies tensors into a new set of the name, which is complete when this returns.
+
+        A set of the same name that is complete already is replaced: processes that have it keep it.
+        If this process ends before, the new set is gone.
+
+        Args:
+            source: tensors by name, such as a state_dict, which stay as they are. Or a
+                `torch.nn.Module`: all its parameters and buffers, which become read-only views of
+                the set, one chunk of about 1 GiB after the other, so that the model is never on the
+                device twice. All must be on one CUDA device.
+
+        Raises:
+            OutOfMemoryError: the device has no room. A module's tensors are valid all the same.
+            ValueError: a tensor is not on the one CUDA device, or has no plain memory.
+            TmsError: the keeper was killed meanwhile, or another of its errors.
+        """
+        torch = importlib.import_module("torch")
+        replaces = isinstance(source, torch.nn.Module)
+        tensors = dict(_owned(source)) if replaces else dict(source)
+        device = _device_of(torch, tensors)
+        places, contents = _plan(tensors)
+        handle = ctypes.c_void_p()
+        code = self._library.c.tms_kept_create(
+            ctypes.byref(handle), self.name.encode(), device.index
+        )
+        _check(self._library, code, f"publishing the set {self.name!r}")
+        made = _Set(self._library, handle, self.name)
+        chunks: list[Any] = []
+        for number, blocks in enumerate(contents):
+            size = blocks[-1].offset + blocks[-1].size
+            chunks.append(made.add(torch, number, max(size, 1)))
+            for block in blocks:
+                block.copy_to(torch, chunks[number])
+            blocks.clear()  # and with them the storages
+            if replaces:
+                for name, tensor in tensors.items():
+                    if places[name].chunk == number:
+                        tensor.data = places[name].view(torch, chunks)
+                torch.cuda.empty_cache()
+        manifest = {
+            "format": _FORMAT,
+            "tensors": {name: place._asdict() for name, place in places.items()},
+        }
+        made.seal(json.dumps(manifest).encode())
+        if replaces:
+            for tensor in tensors.values():
+                tensor.requires_grad_(False)
+
+
+class _Set:
+    """A handle of the library, closed when neither this nor a tensor of its memory is left."""
+
+    def __init__(self, library: Library, handle: ctypes.c_void_p, name: str) -> None:
+        self._library = library
+        self._handle = handle
+        self._name = name
+        weakref.finalize(self, library.c.tms_kept_close, handle).atexit = False
+
+    def manifest(self) -> dict[str, Any]:
+        size = ctypes.c_size_t()
+        read = self._library.c.tms_kept_manifest
+        self._check(read(self._handle, None, 0, ctypes.byref(size)), "reading")
+        text = ctypes.create_string_buffer(size.value)
+        self._check(read(self._handle, text, size.value, None), "reading")
+        try:
+            manifest = json.loads(text.raw)
+        except ValueError:
+            manifest = None
+        return manifest if isinstance(manifest, dict) else {}
+
+    def add(self, torch: Any, number: int, size: int) -> Any:
+        """One more chunk, as bytes that can be written."""
+        address = ctypes.c_void_p()
+        code = self._library.c.tms_kept_add(self._handle, size, ctypes.byref(address))
+        if code == _OUT_OF_MEMORY:
+            torch.cuda.empty_cache()
+            code = self._library.c.tms_kept_add(self._handle, size, ctypes.byref(address))
+        self._check(code, "publishing")
+        return self._chunk(torch, number)
+
+    def seal(self, manifest: bytes) -> None:
+        code = self._library.c.tms_kept_seal(self._handle, manifest, len(manifest))
+        self._check(code, "publishing")
+
+    def attached(self, torch: Any) -> list[Any]:
+        """All chunks, as bytes."""
+        self._check(self._library.c.tms_kept_attach(self._handle), "attaching")
+        chunks: list[Any] = []
+        while (chunk := self._chunk(torch, len(chunks))) is not None:
+            chunks.append(chunk)
+        return chunks
+
+    def _chunk(self, torch: Any, number: int) -> Any:
+        address, size, device = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
+        code = self._library.c.tms_kept_chunk(
+            self._handle, number, ctypes.byref(address), ctypes.byref(size), ctypes.byref(device)
+        )
+        if code or not address.value:
+            return None
+        memory = _Memory(self, address.value, size.value)
+        return torch.as_tensor(memory, device=f"cuda:{device.value}")
+
+    def _check(self, code: int, doing: str) -> None:
+        _check(self._library, code, f"{doing} the set {self._name!r}")
+
+
+class _Memory:
+    """Device memory for `torch.as_tensor`, which keeps it, and with it the set."""
+
+    def __init__(self, of: _Set, address: int, size: int) -> None:
+        self._of = of
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),  # PyTorch takes nothing that is read-only
+            "version": 3,
+        }
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies: offset is in bytes, strides are in elements."""
+
+    chunk: int
+    offset: int
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+
+    def view(self, torch: Any, chunks: list[Any]) -> Any:
+        dtype = getattr(torch, self.dtype)
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides))
+        count = 0 if 0 in self.shape else last + 1
+        size = count * dtype.itemsize
+        flat = chunks[self.chunk][self.offset : self.offset + size].view(dtype)
+        return flat.as_strided(self.shape, self.strides)
+
+
+class _Block:
+    """The part of a storage that tensors use."""
+
+    def __init__(self, storage: Any, device: Any) -> None:
+        self._storage = storage
+        self._device = device
+        self.begin = self.end = -1
+        self.offset = 0  # in its chunk
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+    def include(self, begin: int, end: int) -> None:
+        self.begin = begin if self.begin < 0 else min(self.begin, begin)
+        self.end = max(self.end, end)
+
+    def copy_to(self, torch: Any, chunk: Any) -> None:
+        empty = torch.empty(0, dtype=torch.uint8, device=self._device)
+        own = empty.set_(self._storage, self.begin, (self.size,), (1,))
+        chunk[self.offset : self.offset + self.size].copy_(own)
+
+
+def _owned(module: Any) -> Iterator[tuple[str, Any]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _device_of(torch: Any, tensors: Mapping[str, Any]) -> Any:
+    """The device of all tensors, whose memory must be plain."""
+    device = None
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cuda":
+            where = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else "no tensor"
+            raise ValueError(f"{name!r} is {where}: a set has tensors of a CUDA device")
+        plain = tensor.layout == torch.strided and not tensor.is_quantized
+        if not plain or tensor.is_conj() or tensor.is_neg():
+            raise ValueError(f"{name!r} has no plain memory: publish a dense, resolved tensor")
+        if device is not None and tensor.device != device:
+            raise ValueError(
+                f"{name!r} is on {tensor.device}, and others are on {device}: publish a set for "
+                "each device"
+            )
+        device = tensor.device
+    if device is None:
+        raise ValueError("there is no tensor to publish")
+    return device
+
+
+def _plan(tensors: Mapping[str, Any]) -> tuple[dict[str, _Place], list[list[_Block]]]:
+    """Where tensors go, and what each chunk is made of. Tensors of one storage stay together."""
+    blocks: dict[int, _Block] = {}
+    found: dict[str, tuple[_Block, int]] = {}  # and the tensor's first byte in the storage
+    for name, tensor in tensors.items():
+        storage, size = tensor.untyped_storage(), tensor.element_size()
+        begin = tensor.storage_offset() * size
+        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+        end = begin + (last + 1) * size if tensor.numel() else begin
+        block = blocks.setdefault(storage.data_ptr(), _Block(storage, tensor.device))
+        block.include(begin, end)
+        found[name] = block, begin
+    contents: list[list[_Block]] = []
+    chunk_of: dict[int, int] = {}
+    filled = 0
+    for block in blocks.values():
+        if not contents or filled + block.size > _CHUNK:
+            contents.append([])
+            filled = 0
+        block.offset = filled + block.begin % _ALIGNMENT  # as it is aligned now
+        chunk_of[id(block)] = len(contents) - 1
+        contents[-1].append(block)
+        filled = -(-(block.offset + max(block.size, 1)) // _ALIGNMENT) * _ALIGNMENT
+    places = {}
+    for name, (block, begin) in found.items():
+        tensor = tensors[name]
+        places[name] = _Place(
+            chunk=chunk_of[id(block)],
+            offset=block.offset + begin - block.begin,
+            dtype=str(tensor.dtype).split(".")[-1],
+            shape=list(tensor.shape),
+            strides=list(tensor.stride()),
+        )
+    return places, contents
+
+
+def _assign(torch: Any, module: Any, tensors: Mapping[str, Any], frozen: bool) -> None:
+    owned = dict(_owned(module))
+    needed = [name for name in module.state_dict(keep_vars=True) if name in owned]
+    wrong = [f"{name} is not in the set" for name in needed if name not in tensors]
+    for name, tensor in tensors.items():
+        has = owned.get(name)
+        if has is None:
+            wrong.append(f"the module has no {name}")
+        elif has.shape != tensor.shape or has.dtype != tensor.dtype:
+            wrong.append(
+                f"{name} is {has.dtype} {tuple(has.shape)} in the module, and {tensor.dtype} "
+                f"{tuple(tensor.shape)} in the set"
+            )
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(f"the module does not fit the set: {'; '.join(wrong[:5])}{more}")
+    fresh: dict[int, Any] = {}
+    for name, tensor in tensors.items():
+        has = owned[name]
+        if has.device == tensor.device:
+            has.data = tensor
+        else:
+            path, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(path)
+            if leaf in owner._parameters:
+                made = torch.nn.Parameter(tensor, requires_grad=has.requires_grad)
+                has = owner._parameters[leaf] = fresh.setdefault(id(has), made)
+            else:
+                has = owner._buffers[leaf] = tensor
+        if frozen:
+            has.requires_grad_(False)
+
+
+def _check(library: Library, code: int, doing: str) -> None:
+    if code == _OUT_OF_MEMORY:
+        cause = library.last_error
+        raise OutOfMemoryError(f"{doing} failed: {cause} (cudaError 2).", code=code, cause=cause)
+    if code:
+        raise from_code(code, doing, library.last_error)

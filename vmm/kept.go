@@ -1,0 +1,83 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+
+	"tms/vmm/cuda"
+)
+
+// Kept memory belongs to no process: the keeper, which has no CUDA, holds its descriptors. All import it from there, its
+// maker too, so import.go maps and unmaps it; this file has the rest.
+
+// Keeper stands for the keeper in place of a PID.
+const Keeper = -1
+
+// MakeKept makes memory on a device for the keeper, at least size bytes, and returns its descriptor, which alone holds
+// it, and its bytes. The caller closes the descriptor. (cuMemCreate, cuMemExportToShareableHandle, cuMemRelease) Errors:
+// *cuda.Error.
+func (e *Engine) MakeKept(ordinal int, size uint64) (descriptor int, bytes uint64, err error) {
+	e.mu.Lock()
+	d, err := e.device(ordinal)
+	e.mu.Unlock()
+	if err != nil {
+		return -1, 0, err
+	}
+	bytes = (size + d.granularity - 1) / d.granularity * d.granularity
+	prop := cuda.PinnedOn(ordinal).AsFile()
+	if d.rdma {
+		prop = prop.ForRDMA()
+	}
+	handle, err := d.driver.MemCreateWith(bytes, prop)
+	if err != nil && !errors.Is(err, cuda.OutOfMemory) {
+		err = fmt.Errorf("device %d, or its driver, makes no memory that can outlive its process: %w", ordinal, err)
+	}
+	if err != nil {
+		return -1, 0, err
+	}
+	descriptor, err = d.driver.MemExport(handle)
+	(&extent{device: d, handle: handle, step: created}).drop()
+	return descriptor, bytes, err
+}
+
+// Attach imports memory of the keeper, with a tag. Errors: as Import. (cuMemSetAccess: CU_MEM_ACCESS_FLAGS_PROT_READ)
+func (e *Engine) Attach(ordinal int, id uint64, tag string, readOnly bool) (uintptr, error) {
+	return e.importAs(ordinal, Share{PID: Keeper, ID: id}, 0, tag, readOnly)
+}
+
+// Protect makes an import of Attach read-only, when the devices have finished with it. Errors: ErrInvalidAddress,
+// ErrCapturing, *cuda.Error; it can then still be written. (cuCtxSynchronize, cuMemSetAccess)
+func (e *Engine) Protect(address uintptr) (err error) {
+	defer e.audit(&err)
+	if err := e.Quiesce(address); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for {
+		s := e.segmentAt(address)
+		switch {
+		case s == nil || !s.isImported() || s.owner == aFree:
+			return fmt.Errorf("%#x was not attached: %w", address, ErrInvalidAddress)
+		case s.owner == aTransition || s.extent != nil && s.extent.owner != nobody:
+			e.settled.Wait()
+			continue
+		}
+		s.imported.readOnly = true
+		if s.state == active {
+			err = e.engage([]*extent{s.extent}, func() error { return s.extent.grant(s.extent) })
+			s.imported.readOnly = err == nil
+		}
+		return err
+	}
+}
+
+// keptAs returns the import of memory of the keeper; nil: there is none. The caller holds e.mu.
+func (e *Engine) keptAs(id uint64) *segment {
+	for key, s := range e.sharing.imports {
+		if key.share == (Share{PID: Keeper, ID: id}) {
+			return s
+		}
+	}
+	return nil
+}
