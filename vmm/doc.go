@@ -20,6 +20,7 @@
 //	pending free  pending.go     unwaited, on devices, on a stream, due, refused, made
 //	share         share.go       a segment that other processes may map: open, or closed by a pause
 //	import        import.go      such a segment of another process: mapped, paused, lost
+//	kept          kept.go        memory that the keeper holds; every process imports it, its maker too
 //	gate          gate.go        nobody gives the devices work until all is back
 //
 // A segment is one cudaMalloc, or a slab: a granule that allocations below the granularity share. Its addresses

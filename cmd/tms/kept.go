@@ -23,9 +23,9 @@ func keeperCommand() *cobra.Command {
 		Use:   "keeper",
 		Short: "Hold sets of device memory that no process owns",
 		Long: `Holds the sets of tensors that programs publish (tms.kept in Python), until
-Ctrl-C. It needs no GPU. The first program that publishes or attaches a set starts
-one, which ends when it has had no set for a minute; run your own to choose where
-it lives, such as outside a container. Each user has one.
+Ctrl-C. It needs no GPU. Each user has one. The first program that publishes or
+attaches a set starts it, and it then ends when it has had no set for a minute.
+Run it yourself to choose where it lives, such as outside a container.
 
 When it is killed, the next one asks the running programs for the sets that they
 have mapped. Sets that no program has mapped then are lost.`,
@@ -81,9 +81,9 @@ func keptCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "kept",
 		Short: "List the sets of device memory that no process owns",
-		Long: `Lists the sets that the keeper holds: BYTES is the device memory of all of a
-set, USERS are the processes that have it open. A set that was dropped, or that a
-later one of the same name has replaced, is there until its last user goes.`,
+		Long: `Lists the sets that the keeper holds. BYTES is the device memory of a whole set,
+USERS are the processes that have it open. A set that was dropped or replaced by
+a later one of its name is listed until its last user goes.`,
 		Example: `  tms kept
   tms kept drop qwen3-8b`,
 		Args:              noArguments,

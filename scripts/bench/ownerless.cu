@@ -271,6 +271,36 @@ static void take_twice()
 	NEED(cuCtxSynchronize());
 }
 
+/* What a process needs that gives imported memory back to a holder that has lost it: a descriptor of an imported handle,
+ * by which others import the memory, and which keeps it when this process is gone. */
+static void export_again()
+{
+	int fresh[MOST];
+	CUdeviceptr at = take(CU_MEM_ACCESS_FLAGS_PROT_READ, "an importer that exports");
+	double begin = now();
+	for (int i = 0; i < count; i++)
+		if (TELL(cuMemExportToShareableHandle(&fresh[i], handles[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)))
+			return;
+	double exported = now();
+	say("  exports what it has imported in %.1f ms\n", exported - begin);
+	ask('D', NULL, NULL); /* the holder has nothing now, and this process keeps the memory */
+	ask('P', fresh, NULL);
+	close_all(fresh);
+	compare(at, "an importer that exports");
+}
+
+static void make_read_only()
+{
+	unsigned word = 5;
+	CUdeviceptr at = take(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, "an importer that gives up writing");
+	double begin = now();
+	for (int i = 0; i < count; i++)
+		NEED(give_access(at + i * SIZE, SIZE, CU_MEM_ACCESS_FLAGS_PROT_READ));
+	say("  read-only in %.1f ms; then a write\n", now() - begin);
+	TELL(cuMemcpyHtoD(at, &word, 4));
+	compare(at, "an importer that gave up writing");
+}
+
 static void copy_into_read_only()
 {
 	unsigned word = 5;
@@ -441,6 +471,10 @@ int main(int argc, char **argv)
 	in_child(take_and_compare);
 	device_says("the taker is gone");
 	in_child(take_twice);
+	in_child(make_read_only);
+	in_child(export_again);
+	device_says("the importer that exported is gone");
+	in_child(take_and_compare);
 	in_child(copy_into_read_only);
 	in_child(write_into_read_only);
 	say("in a PID namespace of its own\n");
