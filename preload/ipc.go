@@ -109,7 +109,7 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 }
 
 // ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came with it,
-// or -1. It starts the keeper if that is to be asked and does not run. Errors: vmm.ErrShareGone, even if the process has
+// or -1. If the keeper is asked and does not run, ask starts it. Errors: vmm.ErrShareGone, even if the process has
 // ended, and vmm.ErrSharePaused.
 func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, descriptor int, err error) {
 	if share.PID != vmm.Keeper && ended(share.PID, share.Start) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -205,12 +206,12 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 			return err
 		}
 	}
-	descriptor, err := fileOf(manifest)
+	file, err := fileOf(manifest)
 	if err != nil {
 		return err
 	}
-	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID}, descriptor)
-	_ = unix.Close(descriptor)
+	defer func() { _ = file.Close() }()
+	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID}, int(file.Fd()))
 	if err != nil {
 		s.broken = err
 		return err
@@ -221,22 +222,17 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 	return nil
 }
 
-// fileOf returns the descriptor of a file in memory. (memfd_create)
-func fileOf(contents []byte) (int, error) {
+// fileOf returns a file in memory. (memfd_create)
+func fileOf(contents []byte) (*os.File, error) {
 	descriptor, err := unix.MemfdCreate("tms-manifest", unix.MFD_CLOEXEC)
-	for rest := contents; err == nil && len(rest) > 0; {
-		var n int
-		if n, err = unix.Write(descriptor, rest); err == nil {
-			rest = rest[n:]
+	if err == nil {
+		file := os.NewFile(uintptr(descriptor), "manifest")
+		if _, err = file.Write(contents); err == nil {
+			return file, nil
 		}
+		_ = file.Close()
 	}
-	if err != nil {
-		if descriptor >= 0 {
-			_ = unix.Close(descriptor)
-		}
-		return -1, cuda.Refuse(cuda.OperatingSystem, "no host memory for the manifest: %v", err)
-	}
-	return descriptor, nil
+	return nil, cuda.Refuse(cuda.OperatingSystem, "no host memory for the manifest: %v", err)
 }
 
 func openKept(r keptRequest) (uint64, error) {
@@ -244,19 +240,13 @@ func openKept(r keptRequest) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = unix.Close(descriptor) }()
+	file := os.NewFile(uintptr(descriptor), "manifest")
+	defer func() { _ = file.Close() }()
 	s := &keptSet{KeptSet: reply.Sets[0], ordinal: -1, tag: r.tag}
 	s.manifest = make([]byte, s.Manifest)
-	for read := 0; read < len(s.manifest); {
-		n, err := unix.Pread(descriptor, s.manifest[read:], int64(read))
-		if err == nil && n == 0 {
-			err = errors.New("it is too short")
-		}
-		if err != nil {
-			s.letGo()
-			return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
-		}
-		read += n
+	if _, err = file.ReadAt(s.manifest, 0); err != nil {
+		s.letGo()
+		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
 	return enterKept(s), nil
 }
@@ -335,17 +325,16 @@ func keptOpen() (sets []control.KeptSet) {
 	return sets
 }
 
-// keptManifest returns the descriptor of the manifest of a set that this process has open.
-func keptManifest(id uint64) (descriptor int, found bool, err error) {
+// keptManifest returns the manifest of a set that this process has open, as a file; nil: it has no such set.
+func keptManifest(id uint64) (*os.File, error) {
 	kept.Lock()
 	defer kept.Unlock()
 	for _, s := range kept.sets {
 		if s.ID == id && s.Sealed != 0 {
-			descriptor, err = fileOf(s.manifest)
-			return descriptor, true, err
+			return fileOf(s.manifest)
 		}
 	}
-	return -1, false, nil
+	return nil, nil
 }
 
 // askKeeper is ask for the keeper.

@@ -287,14 +287,14 @@ size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
 size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity);
 int tms_torch_pool_reset_peak_stats(void);
 
-/* Sets of device memory that no process owns: docs/kept.md. A process makes a set chunk by chunk, fills it, and seals it
- * with a manifest, which is bytes of its own choice. From then on any process of the user can open and attach the set,
+/* Sets of device memory that no process owns (docs/kept.md). A process makes a set chunk by chunk, fills it, and seals
+ * it with a manifest, which is bytes of its own choice. From then on any process of the user can open and attach the set,
  * read-only, also when its maker has ended. The keeper holds it (tms keeper), which the first call starts; TMS_COMMAND
  * names the command. A set that is not sealed when its process ends, or closes it, is gone. A sealed set takes its name
  * over from an earlier one, which its users keep.
  *
- * Attached memory has the calling thread's tag. A pause unmaps it, and a resume maps it again, without a copy. To write
- * it is an error: the driver's copies and fills return 1, and a kernel that does ends the context (700).
+ * Attached memory has the calling thread's tag. A pause unmaps it, and a resume maps it again, without a copy. It
+ * cannot be written: cudaMemcpy and cudaMemset return 1, and a kernel that does it ends the context (700).
  *
  * Codes are as above: 500 where no complete set has the name, or the keeper has no set like this any more. Any thread
  * may call; calls for one set take turns. An error changes nothing, except that a set that could not be given a chunk

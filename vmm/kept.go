@@ -7,14 +7,14 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Kept memory belongs to no process: the keeper, which has no CUDA, holds its descriptors. All import it from there, its
-// maker too, so import.go maps and unmaps it; this file has the rest.
+// Kept memory belongs to no process: the keeper, which has no CUDA, holds its descriptors. All processes import it from
+// there, its maker too. So import.go maps and unmaps it; this file has the rest.
 
 // Keeper stands for the keeper in place of a PID.
 const Keeper = -1
 
-// MakeKept makes memory on a device for the keeper, at least size bytes, and returns its descriptor, which alone holds
-// it, and its bytes. The caller closes the descriptor. (cuMemCreate, cuMemExportToShareableHandle, cuMemRelease) Errors:
+// MakeKept makes memory on a device for the keeper, of at least size bytes. It returns the descriptor that alone holds
+// it, which the caller closes, and its bytes. (cuMemCreate, cuMemExportToShareableHandle, cuMemRelease) Errors:
 // *cuda.Error.
 func (e *Engine) MakeKept(ordinal int, size uint64) (descriptor int, bytes uint64, err error) {
 	e.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -34,22 +35,22 @@ have mapped. Sets that no program has mapped then are lost.`,
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
-			if start {
-				err := startKeeper()
-				if report {
-					text := ""
-					if err != nil {
-						text = err.Error()
-					}
-					fmt.Fprintf(command.OutOrStdout(), "%d 0\n%s", cuda.Code(err), text)
-					return nil
-				}
+			ctx, _ := interruptible()
+			if !start {
+				return keeper.New().Serve(ctx, idle, func(line string) {
+					fmt.Fprintln(command.ErrOrStderr(), "tms:", line)
+				})
+			}
+			err := startKeeper()
+			if !report {
 				return err
 			}
-			ctx, _ := interruptible()
-			return keeper.New().Serve(ctx, idle, func(line string) {
-				fmt.Fprintln(command.ErrOrStderr(), "tms:", line)
-			})
+			words := ""
+			if err != nil {
+				words = err.Error()
+			}
+			fmt.Fprintf(command.OutOrStdout(), "%d 0\n%s", cuda.Code(err), words)
+			return nil
 		},
 	}
 	flags := command.Flags()
@@ -114,7 +115,7 @@ a later one of its name is listed until its last user goes.`,
 }
 
 func (s *keptSet) row() []string {
-	tensors, state, users := "-", "complete", []string{}
+	tensors, state := "-", "complete"
 	if s.Tensors != nil {
 		tensors = strconv.Itoa(*s.Tensors)
 	}
@@ -123,32 +124,43 @@ func (s *keptSet) row() []string {
 	} else if s.Sealed == 0 {
 		state = "being made"
 	}
-	for _, pid := range s.Users {
-		users = append(users, strconv.Itoa(pid))
-	}
 	return []string{readable.Printable(s.Name), readable.Bytes(s.Bytes), tensors,
 		readable.Printable(s.Model) + " " + readable.Cut(readable.Printable(s.Device), 12), state,
-		strings.Join(users, " ")}
+		strings.Trim(fmt.Sprint(s.Users), "[]")}
 }
 
 func keptSets() ([]keptSet, error) {
 	if err := startKeeper(); err != nil { // one that was killed is followed by another, which knows what is left
 		return nil, err
 	}
-	reply, err := keeper.Ask(control.Request{Op: control.List})
+	reply, _, err := keeper.Ask(control.Request{Op: control.List})
 	sets := []keptSet{}
 	for _, s := range reply.Sets {
-		listed := keptSet{KeptSet: s, Bytes: s.Bytes()}
-		var manifest struct {
-			Tensors map[string]json.RawMessage `json:"tensors"`
-		}
-		if text := keeper.Manifest(s); json.Unmarshal(text, &manifest) == nil && manifest.Tensors != nil {
-			count := len(manifest.Tensors)
-			listed.Tensors = &count
-		}
-		sets = append(sets, listed)
+		sets = append(sets, keptSet{KeptSet: s, Bytes: s.Bytes(), Tensors: tensorsOf(s)})
 	}
 	return sets, err
+}
+
+// tensorsOf counts the tensors of a set; nil: its manifest is not of the Python package, or cannot be read.
+func tensorsOf(s control.KeptSet) *int {
+	if s.Sealed == 0 || s.Replaced {
+		return nil
+	}
+	reply, file, err := keeper.Ask(control.Request{Op: control.Open, Name: s.Name})
+	if err != nil || file == nil {
+		return nil
+	}
+	defer func() { _, _, _ = keeper.Ask(control.Request{Op: control.Close, Set: reply.Sets[0].ID}) }()
+	defer func() { _ = file.Close() }()
+	var manifest struct {
+		Tensors map[string]json.RawMessage `json:"tensors"`
+	}
+	text := io.NewSectionReader(file, 0, int64(reply.Sets[0].Manifest)) // all that have the file share its position
+	if json.NewDecoder(text).Decode(&manifest) != nil || manifest.Tensors == nil {
+		return nil
+	}
+	count := len(manifest.Tensors)
+	return &count
 }
 
 func keptDropCommand() *cobra.Command {
@@ -159,7 +171,7 @@ func keptDropCommand() *cobra.Command {
 The memory of a set is free when no process has it open.`,
 		Example: `  tms kept drop qwen3-8b`,
 		ValidArgsFunction: func(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
-			reply, _ := keeper.Ask(control.Request{Op: control.List})
+			reply, _, _ := keeper.Ask(control.Request{Op: control.List})
 			for _, s := range reply.Sets {
 				names = append(names, s.Name)
 			}
@@ -171,19 +183,20 @@ The memory of a set is free when no process has it open.`,
 			}
 			var failed error
 			for _, name := range arguments {
-				reply, err := keeper.Ask(control.Request{Op: control.Drop, Name: name})
-				switch {
-				case err != nil:
+				reply, _, err := keeper.Ask(control.Request{Op: control.Drop, Name: name})
+				if err != nil {
 					fmt.Fprintf(command.ErrOrStderr(), "tms: %s: %v\n", readable.Printable(name), err)
 					failed = errNo
-				case len(reply.Sets[0].Users) > 0:
-					fmt.Fprintf(command.OutOrStdout(), "%s: dropped; %s are free when process %s no longer uses it\n",
-						readable.Printable(name), readable.Bytes(reply.Sets[0].Bytes()),
-						strings.Trim(fmt.Sprint(reply.Sets[0].Users), "[]"))
-				default:
-					fmt.Fprintf(command.OutOrStdout(), "%s: dropped, %s freed\n", readable.Printable(name),
-						readable.Bytes(reply.Sets[0].Bytes()))
+					continue
 				}
+				dropped := reply.Sets[0]
+				words := "dropped, %s freed"
+				if len(dropped.Users) > 0 {
+					words = "dropped; %s are free when process " + strings.Trim(fmt.Sprint(dropped.Users), "[]") +
+						" no longer uses it"
+				}
+				fmt.Fprintf(command.OutOrStdout(), "%s: "+words+"\n", readable.Printable(name),
+					readable.Bytes(dropped.Bytes()))
 			}
 			return failed
 		},

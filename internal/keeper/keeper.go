@@ -1,6 +1,6 @@
-// Package keeper is the process that holds memory no process owns: named sets of descriptors of device memory, each with
-// a manifest that only its users read. It calls no CUDA and copies nothing. One keeper runs for each user, at a socket
-// beside those of the user's processes (package control); whoever needs it first starts it (Start).
+// Package keeper is the process that holds memory no process owns: named sets of descriptors of device memory, each
+// with a manifest that only its users read. It calls no CUDA and copies nothing. Each user has one, at a socket beside
+// those of the user's processes (package control); whoever needs it first starts it (Start).
 //
 // A set has a maker, which is filling it, until it is sealed. Then it has a name, and users, which may have it mapped
 // or paused. A later set takes over the name, and dropping a set takes its name away; either is closed when nobody uses
@@ -43,6 +43,11 @@ type set struct {
 	users       map[owner]int  // how often each has it open
 }
 
+func newSet(of control.KeptSet) *set {
+	of.Users = nil
+	return &set{KeptSet: of, descriptors: map[uint64]int{}, manifest: -1, users: map[owner]int{}}
+}
+
 // Keeper has all sets.
 type Keeper struct {
 	mu   sync.Mutex
@@ -66,12 +71,12 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 	case control.Create:
 		switch {
 		case r.Name == "" || len(r.Name) > MaxName:
-			err = fmt.Errorf("a set has a name of 1 to %d bytes", MaxName)
+			err = cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to %d bytes", MaxName)
 		case r.Set == 0 || s != nil:
 			err = fmt.Errorf("a set needs a number that no other has, not %d", r.Set)
 		default:
-			k.sets[r.Set] = &set{KeptSet: control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device, Model: r.Model},
-				descriptors: map[uint64]int{}, manifest: -1, maker: from, users: map[owner]int{}}
+			k.sets[r.Set] = newSet(control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device, Model: r.Model})
+			k.sets[r.Set].maker = from
 		}
 	case control.Put, control.Seal:
 		switch {
@@ -93,13 +98,18 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 			s.Manifest = uint64(status.Size)
 			s.manifest, *given = *given, -1
 			s.users[from] = 1
-			k.complete(s, time.Now().UnixNano())
+			sealed := time.Now().UnixNano()
+			if before := k.named(s.Name); before != nil { // the clock may have been set back
+				sealed = max(sealed, before.Sealed+1)
+			}
+			s.Sealed, s.maker = sealed, owner{}
+			k.complete(s)
 			reply.Sets = []control.KeptSet{s.told()}
 		}
 	case control.Open:
 		if s = k.named(r.Name); s == nil && k.lost[r.Name] {
-			err = cuda.Refuse(cuda.SymbolNotFound, "the set was lost with a keeper that was killed, because no process "+
-				"had all of it mapped")
+			err = cuda.Refuse(cuda.SymbolNotFound, "the set was lost with a keeper that was killed, because no "+
+				"process had all of it mapped")
 		} else if s == nil {
 			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
 		} else if descriptor, err = duplicate(s.manifest); err == nil {
@@ -170,14 +180,13 @@ func (k *Keeper) named(name string) *set {
 	return nil
 }
 
-// complete gives a set its name, unless a later one has that already.
-func (k *Keeper) complete(s *set, sealed int64) {
-	if before := k.named(s.Name); before != nil && before.Sealed > sealed {
-		s.Replaced = true
-	} else if before != nil {
-		before.Replaced = true
+// complete takes the name of a complete set from the earlier ones.
+func (k *Keeper) complete(s *set) {
+	for _, other := range k.sets {
+		if other.Name == s.Name && other.Sealed != 0 && other.Sealed < s.Sealed {
+			other.Replaced = true
+		}
 	}
-	s.Sealed, s.maker = sealed, owner{}
 	delete(k.lost, s.Name)
 	k.sweep()
 }
@@ -194,11 +203,10 @@ func (k *Keeper) sweep() {
 }
 
 func (s *set) close() {
-	for _, descriptor := range s.descriptors {
-		_ = unix.Close(descriptor)
-	}
-	if s.manifest >= 0 {
-		_ = unix.Close(s.manifest)
+	for _, descriptor := range append(slices.Collect(maps.Values(s.descriptors)), s.manifest) {
+		if descriptor >= 0 {
+			_ = unix.Close(descriptor)
+		}
 	}
 }
 

@@ -21,25 +21,30 @@ type Directories = func() (runtime, temporary string)
 // answerWithin is how long another process may take to answer.
 const answerWithin = 5 * time.Second
 
-// maxReply is the most bytes of a reply, which may list the chunks of many sets.
-const maxReply = 16 << 20
+// maxLine is the most bytes of a line, which may list the chunks of many sets.
+const maxLine = 16 << 20
 
 // Ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came, or -1.
 func Ask(directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
-	socket, err := control.Search(pid, func() (int, error) { return find(directories, pid, answerWithin) })
+	connect := func() (int, error) { return find(directories, pid, answerWithin) }
+	socket, err := connect()
+	if err != nil && pid != control.Keeper { // keepers of all users have one name
+		socket, err = control.Search(pid, connect)
+	}
 	if err != nil {
 		return reply, -1, err
 	}
 	defer func() { _ = unix.Close(socket) }()
-	var rights []byte
-	if descriptor >= 0 {
-		rights = unix.UnixRights(descriptor)
-	}
-	if err = send(socket, r, rights, 0); err != nil {
+	r.Version = control.Version
+	if err = Send(socket, r, descriptor, 0); err != nil {
 		return reply, -1, err
 	}
-	return receive(socket) // a connection that ends before it is read is given up
+	line, came, err := Receive(socket) // a connection that ends before it is read is given up
+	if err == nil {
+		err = json.Unmarshal(line, &reply)
+	}
+	return reply, came, err
 }
 
 // Tell sends a request without waiting, not even for an answer.
@@ -49,19 +54,23 @@ func Tell(directories Directories, pid int, r control.Request) error {
 		return err
 	}
 	defer func() { _ = unix.Close(socket) }()
-	return send(socket, r, nil, unix.MSG_DONTWAIT)
+	r.Version = control.Version
+	return Send(socket, r, -1, unix.MSG_DONTWAIT)
 }
 
-func send(socket int, r control.Request, rights []byte, flags int) error {
-	r.Version = control.Version
-	line := control.Line(r)
+// Send sends a request or reply, with a descriptor unless that is -1.
+func Send(socket int, message any, descriptor, flags int) error {
+	var rights []byte
+	if descriptor >= 0 {
+		rights = unix.UnixRights(descriptor)
+	}
+	line := control.Line(message)
 	return again(func() error { return unix.Sendmsg(socket, line, rights, nil, unix.MSG_NOSIGNAL|flags) })
 }
 
-// receive reads a reply and the descriptor that comes with it.
-func receive(socket int) (reply control.Reply, descriptor int, err error) {
+// Receive reads a line, without its end, and the descriptor that comes with it, or -1.
+func Receive(socket int) (line []byte, descriptor int, err error) {
 	descriptor = -1
-	var line []byte
 	buffer, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
 	for len(line) == 0 || line[len(line)-1] != '\n' {
 		var n, m int
@@ -69,17 +78,17 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 			n, m, _, _, err = unix.Recvmsg(socket, buffer, rights, unix.MSG_CMSG_CLOEXEC)
 			return err
 		}); err != nil {
-			return reply, descriptor, err
+			return line, descriptor, err
 		}
-		if n == 0 || len(line) > maxReply {
-			return reply, descriptor, errors.New("its answer has no end")
+		if n == 0 || len(line) > maxLine {
+			return line, descriptor, errors.New("the line has no end")
 		}
 		if passed := rightsIn(rights[:m]); passed >= 0 {
 			descriptor = passed
 		}
 		line = append(line, buffer[:n]...)
 	}
-	return reply, descriptor, json.Unmarshal(bytes.TrimSpace(line), &reply)
+	return bytes.TrimSpace(line), descriptor, nil
 }
 
 // find connects to the control socket of a process, whichever directory has it. It waits up to patience for the process

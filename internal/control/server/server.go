@@ -46,9 +46,7 @@ type Server struct {
 	asked    chan chan error // the thread waits here until it is to listen; nil: there is no thread
 	listens  bool
 
-	socket  int
-	path    string // of the socket
-	made    unix.Stat_t
+	socket  Socket
 	looked  time.Time // when the server last checked that it is still there
 	clients []*connection
 	queue   []*Task
@@ -81,7 +79,7 @@ type Server struct {
 
 // New returns the server of a process, which does not listen yet.
 func New(process Process) *Server {
-	return &Server{process: process, socket: -1, own: &connection{descriptor: -1}, ran: time.Now(), away: -1}
+	return &Server{process: process, own: &connection{descriptor: -1}, ran: time.Now(), away: -1}
 }
 
 // loop serves until an unexpected error, and keeps the server's state then.
@@ -89,7 +87,7 @@ func (s *Server) loop() error {
 	events := make([]unix.PollFd, 0, control.MaxClients+1)
 	for {
 		now := time.Now()
-		events = append(events[:0], unix.PollFd{Fd: int32(s.socket), Events: unix.POLLIN})
+		events = append(events[:0], unix.PollFd{Fd: int32(s.socket.Descriptor), Events: unix.POLLIN})
 		if now.Before(s.full) {
 			events[0].Fd = -1
 		}
@@ -251,7 +249,7 @@ func (s *Server) seats() bool {
 // accept takes new clients: those of the same user, and root.
 func (s *Server) accept(now time.Time) {
 	for {
-		descriptor, _, err := unix.Accept4(s.socket, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		descriptor, _, err := unix.Accept4(s.socket.Descriptor, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		if err != nil {
 			switch err {
 			case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:

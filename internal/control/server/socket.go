@@ -64,40 +64,64 @@ func (s *Server) thread(began chan<- error, asked <-chan chan error) error {
 	return nil
 }
 
-// listen makes the socket, and waits up to patience for a directory's lock. It removes what another process of the same
-// number has left there. (socket, bind, listen) Errors: a refusal.
+// listen makes the socket, and waits up to patience for a directory's lock. Errors: a refusal.
 func (s *Server) listen(patience time.Duration) error {
+	socket, err := Listen(s.process.Directories, unix.Getpid(), patience)
+	if err == nil {
+		s.socket, s.looked = socket, time.Now()
+		s.process.Bound(socket.path, socket.made.Dev, socket.made.Ino)
+	}
+	return err
+}
+
+// Socket is one that listens, in its directory.
+type Socket struct {
+	Descriptor int
+	path       string
+	made       unix.Stat_t
+}
+
+// ErrAnswered: another process, or another keeper, listens already.
+var ErrAnswered = errors.New("another process answers there (of the same number, in another container?)")
+
+// Listen makes the socket of a process, or of the keeper, and waits up to patience for a directory's lock. It removes
+// what another one of the same number has left there. (socket, bind, listen) Errors: a refusal; ErrAnswered for the
+// keeper.
+func Listen(directories Directories, pid int, patience time.Duration) (Socket, error) {
 	user := unix.Geteuid()
 	var refused []error
-	runtimeDir, temporary := s.process.Directories()
+	runtimeDir, temporary := directories()
 	for _, directory := range control.Directories(runtimeDir, temporary, user) {
 		err := control.MakeDirectory(directory, user)
 		if err == nil {
-			if err = s.bind(directory, patience); err == nil {
-				return nil
+			var socket Socket
+			socket, err = bind(directory, pid, patience)
+			if err == nil || pid == control.Keeper && errors.Is(err, ErrAnswered) {
+				return socket, err
 			}
 		}
 		refused = append(refused, err)
 	}
-	return cuda.Refuse(cuda.OperatingSystem, "%s", strings.ReplaceAll(errors.Join(refused...).Error(), "\n", "; "))
+	return Socket{}, cuda.Refuse(cuda.OperatingSystem, "%s",
+		strings.ReplaceAll(errors.Join(refused...).Error(), "\n", "; "))
 }
 
 // bind makes the socket in a directory. It holds the directory's lock, so that no other process removes the socket.
-func (s *Server) bind(directory string, patience time.Duration) error {
+func bind(directory string, pid int, patience time.Duration) (made Socket, err error) {
 	lock, err := lockDirectory(directory, patience)
 	if err != nil {
-		return err
+		return made, err
 	}
 	defer func() { _ = unix.Close(lock) }()
-	path := directory + "/" + control.Name(unix.Getpid())
-	address := &unix.SockaddrUnix{Name: control.Address(directory, lock, unix.Getpid())}
+	made.path = directory + "/" + control.Name(pid)
+	address := &unix.SockaddrUnix{Name: control.Address(directory, lock, pid)}
 	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return fmt.Errorf("a socket cannot be made: %w", err)
+		return made, fmt.Errorf("a socket cannot be made: %w", err)
 	}
 	if err = unix.Bind(socket, address); errors.Is(err, unix.EADDRINUSE) {
 		if answered(address) {
-			err = errors.New("another process answers there (of the same number, in another container?)")
+			err = ErrAnswered
 		} else if err = unix.Unlink(address.Name); err == nil {
 			err = unix.Bind(socket, address)
 		}
@@ -105,17 +129,25 @@ func (s *Server) bind(directory string, patience time.Duration) error {
 	if err == nil {
 		err = unix.Listen(socket, unix.SOMAXCONN)
 	}
-	var made unix.Stat_t
 	if err == nil {
-		err = unix.Lstat(address.Name, &made)
+		err = unix.Lstat(address.Name, &made.made)
 	}
 	if err != nil {
 		_ = unix.Close(socket)
-		return fmt.Errorf("%s cannot be bound: %w", path, err)
+		return made, fmt.Errorf("%s cannot be bound: %w", made.path, err)
 	}
-	s.socket, s.path, s.made, s.looked = socket, path, made, time.Now()
-	s.process.Bound(path, made.Dev, made.Ino)
-	return nil
+	made.Descriptor = socket
+	return made, nil
+}
+
+// Lost reports whether no path leads to the socket any longer: $XDG_RUNTIME_DIR is removed with the user's last login.
+func (s *Socket) Lost() bool {
+	var found unix.Stat_t
+	err := unix.Lstat(s.path, &found)
+	if err != nil { // else the process may not look there, and others may
+		return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR)
+	}
+	return found.Dev != s.made.Dev || found.Ino != s.made.Ino
 }
 
 // lockDirectory opens a directory and takes its lock, or gives up. (flock)
@@ -145,23 +177,18 @@ func answered(address unix.Sockaddr) bool {
 	return !errors.Is(unix.Connect(probe, address), unix.ECONNREFUSED)
 }
 
-// look binds the socket again when no path leads to it any longer: $XDG_RUNTIME_DIR is removed with the user's last
-// login. It never waits; what cannot be done is tried again at the next look.
+// look binds the socket again when it is lost. It never waits; what cannot be done is tried again at the next look.
 func (s *Server) look(now time.Time) {
 	if now.Sub(s.looked) < control.Look {
 		return
 	}
 	s.looked = now
 	s.process.Look()
-	var found unix.Stat_t
-	switch err := unix.Lstat(s.path, &found); {
-	case err == nil && found.Dev == s.made.Dev && found.Ino == s.made.Ino:
+	if !s.socket.Lost() {
 		return
-	case err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR):
-		return // the process may not look there, and others may
 	}
 	s.accept(now) // clients that came before it was gone
-	if before := s.socket; s.listen(0) == nil {
+	if before := s.socket.Descriptor; s.listen(0) == nil {
 		_ = unix.Close(before)
 	}
 }

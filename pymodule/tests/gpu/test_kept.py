@@ -1,0 +1,254 @@
+"""Sets of tensors on a GPU: their maker is killed, and others map them.
+
+With -s the figures are printed. KEPT_GIB is how large the set is: 64, or what the device has room
+for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import MiB, free_memory, torch_on_gpu
+from following import Follower
+
+torch = torch_on_gpu()
+
+TMS = Path(__file__).parents[3] / "build" / "bin" / "tms"
+USERS = int(os.environ.get("KEPT_USERS", "4"))
+SLACK = 64 * MiB
+
+PROGRAM = """
+import json, os, sys, time
+import torch, tms
+from tms._library import load
+torch.cuda.init()
+torch.zeros(1, device="cuda")
+
+class Model(torch.nn.Module):
+    def __init__(self, gib, device):
+        super().__init__()
+        for i in range(gib):
+            weight = torch.full((1 << 15, 1 << 14), i + 1, device=device, dtype=torch.bfloat16)
+            self.register_parameter(f"w{i}", torch.nn.Parameter(weight, requires_grad=False))
+        self.tied = self.w0
+        eighths = torch.full((256, 512), 0.5, device=device).to(torch.float8_e4m3fn)
+        self.register_buffer("eighths", eighths)
+        self.register_buffer("column", torch.arange(1000, device=device).view(100, 10).t())
+        self.register_buffer("scalar", torch.tensor(7.0, device=device))
+
+def check(model, gib):
+    assert model.tied is model.w0 or model.tied.data_ptr() == model.w0.data_ptr()
+    for i in range(gib):
+        weight = getattr(model, f"w{i}")
+        assert bool((weight.view(torch.int16) == torch.tensor(i + 1.0, dtype=torch.bfloat16)
+                     .view(torch.int16).item()).all()), i
+    assert bool((model.eighths.float() == 0.5).all()) and float(model.scalar) == 7
+    assert model.column.cpu().equal(torch.arange(1000).view(100, 10).t())
+
+def timed(work, waits=True):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if waits:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+def attached(gib, copy=False):
+    global model
+    model = Model(gib, "meta")
+    with tms.kept("gpu") as k:
+        assert k.complete
+        return timed(lambda: k.attach(model, copy=copy))
+
+for line in sys.stdin:
+    try:
+        code = json.loads(line)
+        try:
+            code = compile(code, "asked", "eval")
+        except SyntaxError:
+            exec(code, globals())
+            answer = None
+        else:
+            answer = eval(code, globals())
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    print(json.dumps(answer, default=str), flush=True)
+"""
+
+
+class Program(Follower):
+    def __init__(self) -> None:
+        super().__init__([sys.executable, "-c", PROGRAM])
+
+    def run(self, code: str) -> Any:
+        return json.loads(self.ask(json.dumps(code)))
+
+    def does(self, code: str) -> None:
+        assert (answer := self.run(code)) is None, answer
+
+    def takes(self, code: str) -> float:
+        """Milliseconds."""
+        answer = self.run(code)
+        assert isinstance(answer, float), answer
+        return answer
+
+
+def command(*arguments: str) -> str:
+    done = subprocess.run(
+        [TMS, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def keeper() -> int:
+    runtime = os.environ["XDG_RUNTIME_DIR"]
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect(f"{runtime}/tms/keeper.sock")
+        peer = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", peer)[0])
+
+
+def until_free(size: int) -> None:
+    """Waits until the device has about so many bytes free."""
+    start = time.monotonic()
+    while free_memory() < size - SLACK:
+        assert time.monotonic() - start < 60, (free_memory() / MiB, size / MiB)
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def gib() -> Iterator[int]:
+    """Publishes a set, kills the maker, and returns the set's size in GiB."""
+    before = free_memory()
+    size = int(os.environ.get("KEPT_GIB", min(64, (before >> 30) * 8 // 10 - 2)))
+    maker = Program()
+    maker.does(f"model = Model({size}, 'cuda')")
+    at_most = maker.run("torch.cuda.max_memory_allocated() >> 20")
+    published = maker.takes("timed(lambda: tms.kept('gpu').publish(model))")
+    maker.does(f"check(model, {size})")
+    maker.kill()
+    print(f"\n{size} GiB on {torch.cuda.get_device_name()}: made in {at_most} MiB, ", end="")
+    print(f"published in {published:.0f} ms")
+    yield size
+    command("kept", "drop", "gpu")
+    until_free(before)
+    assert command("kept", "--json").strip() == "[]"
+    os.kill(keeper(), signal.SIGKILL)
+
+
+def test_a_new_process_attaches(gib: int) -> None:
+    [one] = json.loads(command("kept", "--json"))
+    assert one["tensors"] == gib + 4 and one["users"] == []
+    user = Program()
+    before = free_memory()
+    times = []
+    for _ in range(5):
+        times.append(user.takes(f"attached({gib})"))
+        user.does(f"check(model, {gib})")
+        user.does("del model; tms.empty_cache()")
+    took = " ".join(f"{each:.1f}" for each in times)
+    print(f"attach of {len(one['chunks'])} chunks: {took} ms")
+    assert free_memory() > before - 1024 * MiB  # nothing was copied
+    user.kill()
+
+
+def test_several_share_one_copy(gib: int) -> None:
+    before = free_memory()
+    users = [Program() for _ in range(USERS)]
+    for user in users:
+        user.takes(f"attached({gib})")
+    each = (before - free_memory()) / USERS / MiB
+    print(f"{USERS} users: {each:.0f} MiB more on the device for each")
+    assert each < 1200  # a context
+    assert len(json.loads(command("kept", "--json"))[0]["users"]) == USERS
+    for user in users:
+        user.does(f"check(model, {gib})")
+        user.kill()
+
+
+def test_it_cannot_be_written(gib: int) -> None:
+    user, reckless, witness = Program(), Program(), Program()
+    for program in (user, reckless, witness):
+        program.takes(f"attached({gib})")
+    other = "torch.ones_like(model.scalar)"
+    for write in (f"model.scalar.copy_({other})", "model.eighths.view(torch.uint8).zero_()"):
+        answer = str(user.run(write))
+        print(f"{write}: {answer.splitlines()[0]}")
+        assert "invalid argument" in answer
+    user.does(f"check(model, {gib})")
+    answer = reckless.run("(model.scalar.add_(1), torch.cuda.synchronize())")
+    print(f"a kernel that writes: {str(answer).splitlines()[0]}")
+    assert "illegal memory access" in answer or "700" in answer
+    reckless.kill()
+    witness.does(f"check(model, {gib})")
+    user.kill()
+    witness.kill()
+
+
+def test_the_maker_can_no_longer_write() -> None:
+    maker = Program()
+    maker.does("model = torch.nn.Linear(64, 64, device='cuda'); tms.kept('small').publish(model)")
+    answer = maker.run("model.weight.data.zero_()")
+    assert "invalid argument" in answer, answer
+    maker.kill()
+    command("kept", "drop", "small")
+
+
+def test_private_copies(gib: int) -> None:
+    size = 4
+    maker, user = Program(), Program()
+    room = free_memory() >> 30
+    if room < 3 * size:
+        pytest.skip(f"{room} GiB are free")
+    maker.does(f"data = torch.full(({size} << 30,), 5, dtype=torch.uint8, device='cuda')")
+    maker.does("tms.kept('copied').publish({'data': data})")
+    maker.kill()
+    user.does("k = tms.kept('copied')")
+    took = user.takes("timed(lambda: globals().update(tensors=k.attach(copy=True)))")
+    print(f"a private copy of {size} GiB: {took:.1f} ms")
+    user.does("tensors['data'][0] = 6; assert tensors['data'][0] == 6")
+    user.kill()
+    command("kept", "drop", "copied")
+
+
+def test_pauses(gib: int) -> None:
+    user = Program()
+    user.takes(f"attached({gib})")
+    for _ in range(3):
+        out, back = user.takes("timed(tms.pause)"), user.takes("timed(tms.resume)")
+        print(f"pause {out:.1f} ms, resume {back:.1f} ms")
+        user.does(f"check(model, {gib})")
+    out = user.takes("timed(lambda: tms.pause(everything=True), waits=False)")
+    begin = time.perf_counter()
+    user.run("tms.resume()")
+    back = (time.perf_counter() - begin) * 1e3
+    print(f"everything: {out:.0f} ms, back {back:.0f} ms")
+    user.does(f"check(model, {gib})")
+    user.kill()
+
+
+def test_another_keeper_takes_over(gib: int) -> None:
+    """By descriptors of imported memory, which the driver must allow."""
+    user = Program()
+    user.takes(f"attached({gib})")
+    os.kill(keeper(), signal.SIGKILL)
+    begin = time.perf_counter()
+    [one] = json.loads(command("kept", "--json"))
+    print(f"a new keeper has {len(one['chunks'])} chunks after {time.perf_counter() - begin:.2f} s")
+    user.kill()
+    other = Program()
+    other.takes(f"attached({gib})")
+    other.does(f"check(model, {gib})")
+    other.kill()
