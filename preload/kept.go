@@ -18,6 +18,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/server"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -158,6 +159,9 @@ func (s *keptSet) mapKept(e *vmm.Engine, chunk uint64, readOnly bool) (uintptr, 
 	defer attaching.RUnlock()
 	if C.everything_asked() {
 		return 0, errKeptAsleep
+	}
+	if err := goruntime.Ready(s.ordinal); err != nil {
+		return 0, err
 	}
 	return e.Attach(s.ordinal, chunk, s.tag, readOnly)
 }

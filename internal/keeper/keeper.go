@@ -219,7 +219,7 @@ func (o owner) ended() bool {
 func ownerOf(pid int) (owner, error) {
 	start, _, err := process.Started(pid)
 	if pid <= 0 {
-		err = errors.New("it is in a PID namespace that the keeper does not see: start the keeper outside")
+		err = errors.New("it is in another PID namespace (a container)")
 	}
 	return owner{pid, start}, err
 }

@@ -252,12 +252,35 @@ def test_everything_of_a_user_is_paused(house: House) -> None:
         assert "everything of this process is paused" in user.run("attached()")
         user.run("tms.resume()")
         assert user.run("value()") == 3
-    maker.does("more = tms.kept('second'); handle = ctypes.c_void_p(); address = ctypes.c_void_p()")
+    maker.does("handle = ctypes.c_void_p(); address = ctypes.c_void_p()")
     maker.does("raw('tms_kept_create', ctypes.byref(handle), b'second', -1)")
     maker.does("raw('tms_kept_add', handle, 1, ctypes.byref(address))")
     assert maker.run("tms.pause(everything=True)") == 0
     maker.run("tms.resume()")
     maker.does("cuda.write(address.value, b'a'); raw('tms_kept_seal', handle, b'', 0)")
+
+
+def test_a_thread_attaches_while_everything_is_paused(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 3)")
+    user.does("import threading; stop = threading.Event(); count = [0, 0]")
+    user.does(
+        "def attaching():\n"
+        "    while not stop.is_set():\n"
+        "        try:\n"
+        "            attached()\n"
+        "            assert value() == 3\n"
+        "            count[0] += 1\n"
+        "        except tms.NotSupportedError as error:\n"
+        "            assert 'everything of this process is paused' in str(error), error\n"
+        "            count[1] += 1"
+    )
+    user.does("thread = threading.Thread(target=attaching); thread.start()")
+    for _ in range(20):
+        user.run("tms.pause(everything=True)")
+        user.run("tms.resume()")
+    user.does("stop.set(); thread.join(); attached()")
+    assert user.run("count[0]") > 0 and user.run("value()") == 3
 
 
 STEPS = [
@@ -286,6 +309,21 @@ def test_what_is_not_complete_goes_with_its_maker(house: House, killed: bool) ->
             maker.does("raw('tms_kept_close', handle)")
         until(lambda: len(house.sets()) == 1)
         until(lambda: user.free() == before)
+
+
+def test_a_killed_user_holds_nothing(house: House) -> None:
+    maker, witness = house.program(), house.program()
+    empty = witness.free()
+    for step in ("k = tms.kept('set').__enter__()", "attached()", "attached(); tms.pause()"):
+        maker.does("published('set', 3)")
+        user = house.program()
+        user.run(step)
+        assert house.sets()[0]["users"] == [user.process.pid]
+        house.command("kept", "drop", "set")
+        assert witness.free() == empty - 2 * MiB
+        user.kill()
+        until(lambda: witness.free() == empty)
+    assert house.sets() == []
 
 
 def test_the_last_to_publish_a_name_has_it(house: House) -> None:

@@ -84,6 +84,9 @@ func Receive(socket int) (line []byte, descriptor int, err error) {
 			return line, descriptor, errors.New("the line has no end")
 		}
 		if passed := rightsIn(rights[:m]); passed >= 0 {
+			if descriptor >= 0 {
+				_ = unix.Close(descriptor)
+			}
 			descriptor = passed
 		}
 		line = append(line, buffer[:n]...)
@@ -169,8 +172,11 @@ func rightsIn(rights []byte) int {
 		return -1
 	}
 	descriptors, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(descriptors) != 1 {
+	if err != nil || len(descriptors) == 0 {
 		return -1
+	}
+	for _, more := range descriptors[1:] {
+		_ = unix.Close(more)
 	}
 	return descriptors[0]
 }

@@ -1,0 +1,246 @@
+package keeper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/control/server"
+	"tms/internal/hermetic"
+	"tms/internal/keeper"
+	"tms/vmm/cuda"
+)
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
+
+// serving starts a keeper in this process, which is also its client, in a fresh place. pymodule/tests/test_kept.py has
+// keepers and programs of their own.
+func serving(t *testing.T) (place string) {
+	t.Helper()
+	place, err := os.MkdirTemp("/tmp", "tms-test-")
+	require.NoError(t, err)
+	t.Setenv("XDG_RUNTIME_DIR", place)
+	t.Setenv("TMPDIR", place)
+	ctx, end := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- keeper.New().Serve(ctx, false, func(string) {}) }()
+	t.Cleanup(func() {
+		end()
+		require.NoError(t, <-ended)
+		require.NoError(t, os.RemoveAll(place))
+	})
+	require.Eventually(t, func() bool { return asked(t, control.Request{Op: control.List}).OK }, time.Minute,
+		time.Millisecond)
+	return place
+}
+
+func directories() (runtime, temporary string) {
+	return os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR")
+}
+
+// asked sends a request, with a file of these contents if there are any.
+func asked(t *testing.T, r control.Request, contents ...string) control.Reply {
+	reply, _ := exchange(t, r, contents...)
+	return reply
+}
+
+// exchange also returns the contents of the file that came.
+func exchange(t *testing.T, r control.Request, contents ...string) (control.Reply, string) {
+	t.Helper()
+	given := -1
+	if len(contents) > 0 {
+		file, err := os.CreateTemp(t.TempDir(), "")
+		require.NoError(t, err)
+		defer file.Close()
+		_, err = file.WriteString(contents[0])
+		require.NoError(t, err)
+		given = int(file.Fd())
+	}
+	r.ID = 7
+	reply, descriptor, err := server.Ask(directories, control.Keeper, r, given)
+	if err != nil {
+		return control.Reply{Error: err.Error()}, ""
+	}
+	require.EqualValues(t, 7, reply.ID)
+	if descriptor < 0 {
+		return reply, ""
+	}
+	file := os.NewFile(uintptr(descriptor), "")
+	defer file.Close()
+	text, err := io.ReadAll(io.NewSectionReader(file, 0, 1<<20))
+	require.NoError(t, err)
+	return reply, string(text)
+}
+
+// make1 makes a set with one chunk.
+func make1(t *testing.T, id uint64, name, contents string) {
+	t.Helper()
+	require.True(t, asked(t, control.Request{Op: control.Create, Set: id, Name: name, Device: "GPU-1", Model: "m"}).OK)
+	require.True(t, asked(t, control.Request{Op: control.Put, Set: id, Share: id + 1, Bytes: 5}, contents).OK)
+}
+
+func TestASet(t *testing.T) {
+	serving(t)
+	make1(t, 10, "a", "chunk")
+	require.Equal(t, int(cuda.SymbolNotFound), asked(t, control.Request{Op: control.Open, Name: "a"}).Code)
+	require.True(t, asked(t, control.Request{Op: control.Seal, Set: 10}, "manifest").OK)
+	reply, manifest := exchange(t, control.Request{Op: control.Open, Name: "a"})
+	require.True(t, reply.OK)
+	require.Equal(t, "manifest", manifest)
+	got := reply.Sets[0]
+	require.Positive(t, got.Sealed)
+	got.Sealed = 0
+	require.Equal(t, control.KeptSet{ID: 10, Name: "a", Device: "GPU-1", Model: "m", Manifest: 8,
+		Chunks: []control.KeptChunk{{ID: 11, Bytes: 5}}, Users: []int{os.Getpid()}}, got)
+	reply, chunk := exchange(t, control.Request{Op: control.Lend, Share: 11})
+	require.Equal(t, "chunk", chunk)
+	require.EqualValues(t, []any{uint64(5), uint64(5), "GPU-1"}, []any{reply.Bytes, reply.Extent, reply.Device})
+	require.Equal(t, int(cuda.InvalidHandle), asked(t, control.Request{Op: control.Lend, Share: 12}).Code)
+
+	// Dropped, it stays until the last close: it was open twice, by the seal and the open.
+	require.True(t, asked(t, control.Request{Op: control.Drop, Name: "a"}).OK)
+	require.False(t, asked(t, control.Request{Op: control.Drop, Name: "a"}).OK)
+	require.False(t, asked(t, control.Request{Op: control.Open, Name: "a"}).OK)
+	for range 2 {
+		require.True(t, asked(t, control.Request{Op: control.Lend, Share: 11}).OK)
+		require.Len(t, asked(t, control.Request{Op: control.List}).Sets, 1)
+		require.True(t, asked(t, control.Request{Op: control.Close, Set: 10}).OK)
+	}
+	require.Empty(t, asked(t, control.Request{Op: control.List}).Sets)
+	require.False(t, asked(t, control.Request{Op: control.Lend, Share: 11}).OK)
+}
+
+func TestRequestsThatAreRefused(t *testing.T) {
+	serving(t)
+	make1(t, 10, "a", "chunk")
+	for words, r := range map[string]control.Request{
+		"a set has a name":           {Op: control.Create, Set: 30},
+		"of 1 to 255 bytes":          {Op: control.Create, Set: 30, Name: strings.Repeat("x", 256)},
+		"a set needs a number":       {Op: control.Create, Set: 10, Name: "b"},
+		"no descriptor came":         {Op: control.Seal, Set: 10},
+		"publish it again":           {Op: control.Put, Set: 20, Share: 3, Bytes: 1},
+		"the keeper answers no":      {Op: control.Status},
+		"there is no operation":      {Op: "dance"},
+		"only the keeper takes set":  {Op: control.Pause, Set: 3},
+		"there is no complete set":   {Op: control.Open, Name: "b"},
+		"does not have this memory":  {Op: control.Lend, Share: 99},
+		"only a record takes a file": {Op: control.List, File: "/tmp/x"},
+	} {
+		reply := asked(t, r)
+		require.False(t, reply.OK, words)
+		require.NotZero(t, reply.Code, words)
+		require.Contains(t, reply.Error, words)
+	}
+	for words, r := range map[string]control.Request{
+		"a chunk needs a number that no other has": {Op: control.Put, Set: 10, Share: 11, Bytes: 1},
+		"and its size": {Op: control.Put, Set: 10, Share: 12},
+	} {
+		require.Contains(t, asked(t, r, "file").Error, words)
+	}
+	require.True(t, asked(t, control.Request{Op: control.Seal, Set: 10}, "").OK)
+	require.Contains(t, asked(t, control.Request{Op: control.Seal, Set: 10}, "").Error, "publish it again")
+	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 10, Share: 12, Bytes: 1}, "x").Error,
+		"publish it again")
+}
+
+// A set is the business of the process that makes it alone.
+func TestAnotherProcessSealsNothing(t *testing.T) {
+	place := serving(t)
+	make1(t, 10, "a", "chunk")
+	out, err := exec.Command("python3", "-c", fmt.Sprintf(`
+import socket
+for op in ("seal", "close"):
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(%q)
+    socket.send_fds(s, [b'{"version":1,"op":"%%s","set":10}\n' %% op.encode()], [0])
+    print(s.recv(1000))
+`, filepath.Join(place, "tms", "keeper.sock"))).CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "publish it again")
+	require.True(t, asked(t, control.Request{Op: control.Seal, Set: 10}, "").OK)
+}
+
+// A later set of the name has it, even if the clock says otherwise, and only then.
+func TestOneNameForTwo(t *testing.T) {
+	serving(t)
+	for id := uint64(10); id < 100; id += 10 {
+		make1(t, id, "a", fmt.Sprint(id))
+		if id > 10 {
+			_, manifest := exchange(t, control.Request{Op: control.Open, Name: "a"})
+			require.Equal(t, fmt.Sprint(id-10), manifest)
+		}
+		require.True(t, asked(t, control.Request{Op: control.Seal, Set: id}, fmt.Sprint(id)).OK)
+	}
+	replaced := 0
+	for _, s := range asked(t, control.Request{Op: control.List}).Sets {
+		if s.Replaced {
+			replaced++
+		}
+	}
+	require.Equal(t, 8, replaced)
+}
+
+// What clients send or leave out harms nobody else, and leaves no descriptor open.
+func TestClientsThatMisbehave(t *testing.T) {
+	place := serving(t)
+	path := filepath.Join(place, "tms", "keeper.sock")
+	open := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(entries)
+	}
+	before := open()
+	rights := unix.UnixRights(0, 1, 2)
+	var all sync.WaitGroup
+	for i := range 200 {
+		all.Go(func() {
+			connection, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+			if err != nil {
+				return
+			}
+			text := []string{"\n", "{", `{"version":1,"op":"list"}` + "\n" + `{"version":1,"op":"list"}` + "\n", "\x00\n"}[i%4]
+			_, _, _ = connection.WriteMsgUnix([]byte(text), rights, nil)
+			if i%8 > 3 {
+				_ = connection.CloseWrite()
+				_, _ = io.ReadAll(connection)
+			}
+			_ = connection.Close()
+		})
+	}
+	all.Wait()
+	require.True(t, asked(t, control.Request{Op: control.List}).OK)
+	require.Eventually(t, func() bool { return open() <= before }, time.Minute, time.Millisecond)
+}
+
+func TestOneKeeper(t *testing.T) {
+	place := serving(t)
+	make1(t, 10, "a", "chunk")
+	require.ErrorIs(t, keeper.New().Serve(context.Background(), false, func(string) {}), server.ErrAnswered)
+
+	// It comes back when its directory is removed, with what it has.
+	require.NoError(t, os.RemoveAll(filepath.Join(place, "tms")))
+	require.Eventually(t, func() bool { return len(asked(t, control.Request{Op: control.List}).Sets) == 1 }, time.Minute,
+		time.Millisecond)
+}
+
+func TestStartSaysWhyNot(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("TMPDIR", t.TempDir())
+	require.ErrorContains(t, keeper.Start("/nonexistent"), "the keeper cannot be started")
+	require.ErrorContains(t, keeper.Start("/bin/false"), "the keeper has no socket")
+	_, _, err := keeper.Ask(control.Request{Op: control.List})
+	require.True(t, errors.Is(err, cuda.NotSupported) || cuda.Code(err) == int(cuda.NotSupported), err)
+}
