@@ -7,6 +7,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -26,17 +27,14 @@ import (
 // Sets of memory that no process owns (tms_kept_*): the keeper (internal/keeper) holds them, vmm/kept.go makes and maps
 // their memory.
 
-var keeperShare = vmm.Share{PID: vmm.Keeper}
-
 var _ = [1]struct{}{}[vmm.Keeper-control.Keeper]
 
 // keptSet is a set that this process makes, or has open.
 type keptSet struct {
 	control.KeptSet
 	mu      sync.Mutex // held during an operation
-	ordinal int        // of its device; -1: not known yet
+	ordinal int        // of its device; -1: this process does not see that
 	tag     string
-	broken  error // why it cannot be sealed
 	// Guarded by the lock of the table, as are Chunks and Sealed.
 	manifest  []byte
 	addresses []uintptr // where the chunks are mapped; none: they are not
@@ -52,70 +50,58 @@ var kept = struct {
 // driver's checkpoint would lose a process that has such memory mapped.
 var attaching sync.RWMutex
 
-// keptRequest is an operation's part in C memory, copied.
-type keptRequest struct {
-	handle, size uint64
-	ordinal      int
-	name, tag    string
-	manifest     []byte
-}
-
-func newKeptRequest(o *C.struct_operation) (r keptRequest) {
-	r = keptRequest{handle: uint64(o.ipc.id), size: uint64(o.ipc.size), ordinal: int(o.device)}
-	if o.text != nil {
-		r.name = C.GoString(o.text)
-	}
-	if o.tag != nil {
-		r.tag = C.GoString(o.tag)
-	}
-	if o.manifest != nil {
-		r.manifest = slices.Clone(unsafe.Slice((*byte)(o.manifest), r.size))
-	}
-	return r
-}
-
-// keptOperation returns a set's handle, or an address.
-func keptOperation(e *vmm.Engine, kind C.int, r keptRequest) (uint64, error) {
-	if C.everything_asked() && kind != C.OPERATION_KEPT_CLOSE { // calls of the driver wait
-		return 0, errKeptAsleep
-	}
-	switch kind {
-	case C.OPERATION_KEPT_CREATE:
-		return createKept(e, r)
-	case C.OPERATION_KEPT_OPEN:
-		return openKept(r)
-	}
-	kept.Lock()
-	s := kept.sets[r.handle]
-	kept.Unlock()
-	if s == nil {
-		return 0, errNoKept
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var err error
-	switch kind {
-	case C.OPERATION_KEPT_ADD:
-		var address uintptr
-		address, err = s.add(e, r.size)
-		return uint64(address), err
-	case C.OPERATION_KEPT_SEAL:
-		err = s.seal(e, r.manifest)
-	case C.OPERATION_KEPT_ATTACH:
-		err = s.attach(e)
-	default:
-		err = s.close(e, r.handle)
-	}
-	return 0, err
-}
-
 var (
 	errNoKept     = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
+	errSealed     = cuda.Refuse(cuda.InvalidValue, "the set is complete already")
 	errKeptAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
 )
 
-// enterKept puts a set into the table.
-func enterKept(s *keptSet) uint64 {
+// newKeptOperation copies an operation's part in C memory, and returns what carries it out: it returns a set's handle,
+// or an address.
+func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
+	kind, handle, size, ordinal := o.kind, uint64(o.ipc.id), uint64(o.ipc.size), int(o.device)
+	var name, tag string
+	var manifest []byte
+	switch {
+	case kind < C.OPERATION_KEPT_CREATE:
+		return nil
+	case o.text != nil:
+		name, tag = C.GoString(o.text), C.GoString(o.tag)
+	case o.manifest != nil:
+		manifest = slices.Clone(unsafe.Slice((*byte)(o.manifest), size))
+	}
+	return func(e *vmm.Engine) (result uint64, err error) {
+		if C.everything_asked() && kind != C.OPERATION_KEPT_CLOSE { // calls of the driver wait
+			return 0, errKeptAsleep
+		}
+		switch kind {
+		case C.OPERATION_KEPT_CREATE:
+			return createKept(name, tag, ordinal)
+		case C.OPERATION_KEPT_OPEN:
+			return openKept(name, tag)
+		}
+		kept.Lock()
+		s := kept.sets[handle]
+		kept.Unlock()
+		if s == nil {
+			return 0, errNoKept
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch kind {
+		case C.OPERATION_KEPT_ADD:
+			return s.add(e, size)
+		case C.OPERATION_KEPT_SEAL:
+			return 0, s.seal(e, manifest)
+		case C.OPERATION_KEPT_ATTACH:
+			return 0, s.attach(e)
+		}
+		return 0, s.close(e, handle)
+	}
+}
+
+// enter puts a set into the table, and returns its handle.
+func (s *keptSet) enter() uint64 {
 	kept.Lock()
 	defer kept.Unlock()
 	kept.last++
@@ -123,25 +109,14 @@ func enterKept(s *keptSet) uint64 {
 	return kept.last
 }
 
-func createKept(e *vmm.Engine, r keptRequest) (uint64, error) {
-	names, err := e.DeviceNames()
+// createKept begins a set; the keeper learns of it with its first chunk.
+func createKept(name, tag string, ordinal int) (uint64, error) {
+	uuid, err := uuidOf(ordinal)
 	if err != nil {
 		return 0, err
 	}
-	if r.ordinal < 0 || r.ordinal >= len(names) {
-		return 0, cuda.Refuse(cuda.InvalidValue, "there is no device %d", r.ordinal)
-	}
-	uuid, err := uuidOf(r.ordinal)
-	if err != nil {
-		return 0, err
-	}
-	s := &keptSet{KeptSet: control.KeptSet{ID: max(1, rand.Uint64()), Name: r.name, Device: uuid,
-		Model: names[r.ordinal]}, ordinal: r.ordinal, tag: r.tag}
-	if _, _, err = askKeeper(control.Request{Op: control.Create, Set: s.ID, Name: s.Name, Device: s.Device,
-		Model: s.Model}, -1); err != nil {
-		return 0, err
-	}
-	return enterKept(s), nil
+	s := &keptSet{KeptSet: control.KeptSet{ID: max(1, rand.Uint64()), Name: name, Device: uuid}, ordinal: ordinal, tag: tag}
+	return s.enter(), nil
 }
 
 // uuidOf returns the UUID of a device, which must have one. (cuDeviceGetUuid)
@@ -153,8 +128,8 @@ func uuidOf(ordinal int) (uuid string, err error) {
 	return uuid, err
 }
 
-// mapKept maps a chunk, unless everything is paused.
-func (s *keptSet) mapKept(e *vmm.Engine, chunk uint64, readOnly bool) (uintptr, error) {
+// mapChunk maps a chunk, unless everything is paused.
+func (s *keptSet) mapChunk(e *vmm.Engine, chunk uint64, readOnly bool) (uintptr, error) {
 	attaching.RLock()
 	defer attaching.RUnlock()
 	if C.everything_asked() {
@@ -167,13 +142,11 @@ func (s *keptSet) mapKept(e *vmm.Engine, chunk uint64, readOnly bool) (uintptr, 
 }
 
 // add makes a chunk and returns its address.
-func (s *keptSet) add(e *vmm.Engine, size uint64) (uintptr, error) {
-	switch {
-	case s.Sealed != 0:
-		return 0, cuda.Refuse(cuda.InvalidValue, "the set is complete, and gets no more memory")
-	case s.broken != nil:
-		return 0, s.broken
-	case size == 0:
+func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
+	if s.Sealed != 0 {
+		return 0, errSealed
+	}
+	if size == 0 {
 		return 0, cuda.Refuse(cuda.InvalidValue, "a chunk has at least one byte")
 	}
 	descriptor, bytes, err := e.MakeKept(s.ordinal, size)
@@ -181,29 +154,26 @@ func (s *keptSet) add(e *vmm.Engine, size uint64) (uintptr, error) {
 		return 0, err
 	}
 	chunk := control.KeptChunk{ID: max(1, rand.Uint64()), Bytes: bytes}
-	_, _, err = askKeeper(control.Request{Op: control.Put, Set: s.ID, Share: chunk.ID, Bytes: bytes}, descriptor)
+	_, _, err = askKeeper(control.Request{Op: control.Put, Set: s.ID, Name: s.Name, Device: s.Device, Share: chunk.ID,
+		Bytes: bytes, Before: len(s.Chunks)}, descriptor)
 	_ = unix.Close(descriptor)
-	var address uintptr
-	if err == nil {
-		address, err = s.mapKept(e, chunk.ID, false)
-	}
 	if err != nil {
-		s.broken = fmt.Errorf("the set cannot be completed: %w", err)
+		return 0, err
+	}
+	address, err := s.mapChunk(e, chunk.ID, false)
+	if err != nil { // the keeper has a chunk more from now on, and refuses the next
 		return 0, err
 	}
 	kept.Lock()
 	defer kept.Unlock()
 	s.Chunks, s.addresses = append(s.Chunks, chunk), append(s.addresses, address)
-	return address, nil
+	return uint64(address), nil
 }
 
 // seal makes the set read-only here, and complete for all.
 func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
-	switch {
-	case s.Sealed != 0:
-		return cuda.Refuse(cuda.InvalidValue, "the set is complete already")
-	case s.broken != nil:
-		return s.broken
+	if s.Sealed != 0 {
+		return errSealed
 	}
 	for _, address := range s.addresses {
 		if err := e.Protect(address); err != nil {
@@ -215,9 +185,8 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
-	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID}, int(file.Fd()))
+	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID, Before: len(s.Chunks)}, int(file.Fd()))
 	if err != nil {
-		s.broken = err
 		return err
 	}
 	kept.Lock()
@@ -239,21 +208,28 @@ func fileOf(contents []byte) (*os.File, error) {
 	return nil, cuda.Refuse(cuda.OperatingSystem, "no host memory for the manifest: %v", err)
 }
 
-func openKept(r keptRequest) (uint64, error) {
-	reply, descriptor, err := askKeeper(control.Request{Op: control.Open, Name: r.name}, -1)
+func openKept(name, tag string) (uint64, error) {
+	reply, descriptor, err := askKeeper(control.Request{Op: control.Open, Name: name}, -1)
 	if err != nil {
 		return 0, err
 	}
 	file := os.NewFile(uintptr(descriptor), "manifest")
 	defer func() { _ = file.Close() }()
-	s := &keptSet{KeptSet: reply.Sets[0], ordinal: -1, tag: r.tag}
-	s.manifest = make([]byte, s.Manifest)
-	if _, err = file.ReadAt(s.manifest, 0); err != nil {
+	s := &keptSet{KeptSet: reply.Sets[0], ordinal: -1, tag: tag}
+	if s.manifest, err = io.ReadAll(io.NewSectionReader(file, 0, maxManifest)); err != nil { // others move its position
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
-	return enterKept(s), nil
+	count, err := driver.DeviceCount()
+	for ordinal := range count {
+		if uuid, failed := uuidOf(ordinal); failed == nil && uuid == s.Device {
+			s.ordinal = ordinal
+		}
+	}
+	return s.enter(), err
 }
+
+const maxManifest = 1 << 40
 
 // letGo tells the keeper that this process no longer uses a set. A keeper that has ended counts nothing.
 func (s *keptSet) letGo() {
@@ -262,28 +238,18 @@ func (s *keptSet) letGo() {
 
 // attach maps all of a set, or nothing.
 func (s *keptSet) attach(e *vmm.Engine) error {
-	if s.Sealed == 0 {
-		return cuda.Refuse(cuda.InvalidValue, "the set is not complete; it is mapped here already")
-	}
-	if len(s.addresses) > 0 || len(s.Chunks) == 0 {
+	switch {
+	case s.Sealed == 0:
+		return cuda.Refuse(cuda.InvalidValue, "the set is not complete yet; what it has is mapped here already")
+	case s.ordinal < 0:
+		return cuda.Refuse(cuda.NotSupported, "the set lies on device %s, which this process does not see "+
+			"(CUDA_VISIBLE_DEVICES?)", s.Device)
+	case len(s.addresses) > 0:
 		return nil
-	}
-	names, err := e.DeviceNames()
-	for ordinal := range names {
-		if uuid, failed := uuidOf(ordinal); failed == nil && uuid == s.Device {
-			s.ordinal = ordinal
-		}
-	}
-	if err == nil && s.ordinal < 0 {
-		err = cuda.Refuse(cuda.NotSupported, "the set lies on device %s (%s), which this process does not see "+
-			"(CUDA_VISIBLE_DEVICES?)", s.Device, s.Model)
-	}
-	if err != nil {
-		return err
 	}
 	var addresses []uintptr
 	for _, chunk := range s.Chunks {
-		address, err := s.mapKept(e, chunk.ID, true)
+		address, err := s.mapChunk(e, chunk.ID, true)
 		if err != nil {
 			for _, address := range addresses {
 				err = errors.Join(err, e.Close(address, state().Capturing))
@@ -321,9 +287,7 @@ func keptOpen() (sets []control.KeptSet) {
 	defer kept.Unlock()
 	for _, s := range kept.sets {
 		if s.Sealed != 0 {
-			told := s.KeptSet
-			told.Chunks = slices.Clone(s.Chunks)
-			sets = append(sets, told)
+			sets = append(sets, s.KeptSet)
 		}
 	}
 	return sets
@@ -344,7 +308,7 @@ func keptManifest(id uint64) (*os.File, error) {
 // askKeeper is ask for the keeper.
 func askKeeper(r control.Request, descriptor int) (control.Reply, int, error) {
 	r.ID = 1
-	return ask(keeperShare, r, descriptor)
+	return ask(vmm.Share{PID: vmm.Keeper}, r, descriptor)
 }
 
 // startKeeper returns when a keeper answers, or says why none does.
@@ -357,34 +321,34 @@ func startKeeper() error {
 	return nil
 }
 
+// withKept looks at a set, for C.
+func withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
+	return report(goruntime.Run(func() error {
+		kept.Lock()
+		defer kept.Unlock()
+		if s := kept.sets[uint64(handle)]; s != nil {
+			return look(s)
+		}
+		return errNoKept
+	}))
+}
+
 // tmsKeptManifest copies at most capacity bytes of a manifest, and returns its size.
 //
 //export tmsKeptManifest
 func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
-	return report(enter(func(*vmm.Engine) error {
-		kept.Lock()
-		defer kept.Unlock()
-		s := kept.sets[uint64(handle)]
-		if s == nil {
-			return errNoKept
-		}
+	return withKept(handle, func(s *keptSet) error {
 		*size = C.size_t(len(s.manifest))
 		if buffer != nil {
 			copy(unsafe.Slice((*byte)(buffer), capacity), s.manifest)
 		}
 		return nil
-	}))
+	})
 }
 
 //export tmsKeptChunk
 func tmsKeptChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, bytes *C.size_t, device *C.int) C.int {
-	return report(enter(func(*vmm.Engine) error {
-		kept.Lock()
-		defer kept.Unlock()
-		s := kept.sets[uint64(handle)]
-		if s == nil {
-			return errNoKept
-		}
+	return withKept(handle, func(s *keptSet) error {
 		if uint64(index) >= uint64(len(s.addresses)) {
 			return cuda.Refuse(cuda.InvalidValue, "the set has %d chunks mapped here, and no number %d",
 				len(s.addresses), index)
@@ -392,5 +356,5 @@ func tmsKeptChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, byte
 		*address, *bytes = C.uintptr_t(s.addresses[index]), C.size_t(s.Chunks[index].Bytes)
 		*device = C.int(s.ordinal)
 		return nil
-	}))
+	})
 }

@@ -315,7 +315,7 @@ func tmsOperation(operation *C.struct_operation) {
 	options.Keep = texts(operation.keep)
 	options.Tags = append(texts(operation.tags), options.Keep...)
 	kind, force := operation.kind, bool(operation.force)
-	ofKept := newKeptRequest(operation)
+	ofKept := newKeptOperation(operation)
 	if kind == C.OPERATION_RESUME {
 		options.Importers = resumeWait
 		if operation.wait < 0 {
@@ -360,7 +360,7 @@ func tmsOperation(operation *C.struct_operation) {
 					e.Trim()
 					return nil
 				default:
-					bytes, err = keptOperation(e, kind, ofKept)
+					bytes, err = ofKept(e)
 					return err
 				}
 			})

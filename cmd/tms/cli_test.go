@@ -66,6 +66,9 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 
 		"pause":                          "name the processes by number, or give --all",
 		"pause x":                        `"x" is no process`,
+		"kept x":                         `tms kept takes flags alone, and "x" is none`,
+		"kept drop":                      "name the sets (tms kept lists them)",
+		"keeper x":                       `tms keeper takes flags alone, and "x" is none`,
 		"pause 1 --tag ":                 "the tag is empty",
 		"pause 1 --json=maybe":           "tms: --json maybe: give true or false; see tms pause --help\n",
 		"pause 1 --to tape":              "--to tape: give disk or host",

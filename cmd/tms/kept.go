@@ -125,7 +125,7 @@ func (s *keptSet) row() []string {
 		state = "being made"
 	}
 	return []string{readable.Printable(s.Name), readable.Bytes(s.Bytes), tensors,
-		readable.Printable(s.Model) + " " + readable.Cut(readable.Printable(s.Device), 12), state,
+		readable.Cut(readable.Printable(s.Device), 12), state,
 		strings.Trim(fmt.Sprint(s.Users), "[]")}
 }
 
@@ -155,7 +155,7 @@ func tensorsOf(s control.KeptSet) *int {
 	var manifest struct {
 		Tensors map[string]json.RawMessage `json:"tensors"`
 	}
-	text := io.NewSectionReader(file, 0, int64(reply.Sets[0].Manifest)) // all that have the file share its position
+	text := io.NewSectionReader(file, 0, 1<<40) // all that have the file share its position
 	if json.NewDecoder(text).Decode(&manifest) != nil || manifest.Tensors == nil {
 		return nil
 	}

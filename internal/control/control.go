@@ -64,16 +64,15 @@ var operations = []string{Status, Pause, Resume, Keep, Cancel, Undo, Await, Move
 
 // What the keeper is asked (package keeper), beside Lend.
 const (
-	Create = "create" // begins a set, which this process is to fill
-	Put    = "put"    // gives it a chunk: a descriptor comes with the request
-	Seal   = "seal"   // completes it: the descriptor of its manifest comes with the request
-	Open   = "open"   // answers with a set and the descriptor of its manifest, and counts this process as a user
-	Close  = "close"  // ends an open or a create
-	List   = "list"   // answers with all sets
-	Drop   = "drop"   // takes a set's name away; its memory goes when nobody uses it
+	Put   = "put"   // gives a set, which this process makes, one more chunk: its descriptor comes with the request
+	Seal  = "seal"  // completes the set: the descriptor of its manifest comes with the request
+	Open  = "open"  // answers with a set and the descriptor of its manifest, and counts this process as a user
+	Close = "close" // ends an open, or gives up a set that is not complete
+	List  = "list"  // answers with all sets
+	Drop  = "drop"  // takes a set's name away; its memory goes when nobody uses it
 )
 
-var ofKeeper = []string{Create, Put, Seal, Open, Close, List, Drop}
+var ofKeeper = []string{Put, Seal, Open, Close, List, Drop}
 
 // OfKeeper reports whether only the keeper answers a request.
 func (r *Request) OfKeeper() bool { return slices.Contains(ofKeeper, r.Op) }
@@ -134,12 +133,12 @@ type Request struct {
 	// Share and Import, for a lend or returned, say which memory, and for which import of the asking process.
 	Share  uint64 `json:"share,omitempty"`
 	Import uint64 `json:"import,omitempty"`
-	// For the keeper: the number of a set, which its maker has drawn, its name, and the UUID and name of its device.
+	// For the keeper: the number of a set, which its maker has drawn, its name, and the UUID of its device.
 	Set    uint64 `json:"set,omitempty"`
 	Name   string `json:"name,omitempty"`
 	Device string `json:"device,omitempty"`
-	Model  string `json:"model,omitempty"`
-	Bytes  uint64 `json:"bytes,omitempty"` // of a put
+	Bytes  uint64 `json:"bytes,omitempty"`  // of a put
+	Before int    `json:"before,omitempty"` // for a put or seal: how many chunks the set has so far
 	// Targets, for an align, are by the names of sequences. Other sequences are not held back.
 	Targets map[string]uint64 `json:"targets,omitempty"`
 }
@@ -225,10 +224,8 @@ type KeptSet struct {
 	ID       uint64      `json:"id"`
 	Name     string      `json:"name"`
 	Device   string      `json:"device"` // its UUID
-	Model    string      `json:"model"`  // its name
 	Sealed   int64       `json:"sealed"` // when, in nanoseconds since 1970; 0: it is not complete
 	Chunks   []KeptChunk `json:"chunks"`
-	Manifest uint64      `json:"manifest_bytes"`
 	Replaced bool        `json:"replaced"` // it was dropped or replaced, and somebody still uses it
 	Users    []int       `json:"users"`    // processes
 }
@@ -369,8 +366,8 @@ func wrongVersion(version int) error {
 func (r *Request) check() error {
 	known := r.To == ToDisk || r.Op == Move && r.To == ToHost
 	switch {
-	case (r.Set != 0 || r.Name != "" || r.Device != "" || r.Model != "" || r.Bytes != 0) && !r.OfKeeper():
-		return fmt.Errorf("only the keeper takes set, name, device, model and bytes, and no %s", r.Op)
+	case (r.Set != 0 || r.Name != "" || r.Device != "" || r.Bytes != 0 || r.Before != 0) && !r.OfKeeper():
+		return fmt.Errorf("only the keeper takes set, name, device, bytes and before, and no %s", r.Op)
 	case !slices.Contains(operations, r.Op) && !r.OfKeeper():
 		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, "+
 			"move, record and align", r.Op)

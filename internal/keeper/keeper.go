@@ -68,34 +68,24 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 	}
 	s, descriptor := k.sets[r.Set], -1
 	switch r.Op {
-	case control.Create:
-		switch {
-		case r.Name == "" || len(r.Name) > MaxName:
-			err = cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to %d bytes", MaxName)
-		case r.Set == 0 || s != nil:
-			err = fmt.Errorf("a set needs a number that no other has, not %d", r.Set)
-		default:
-			k.sets[r.Set] = newSet(control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device, Model: r.Model})
-			k.sets[r.Set].maker = from
-		}
 	case control.Put, control.Seal:
+		if r.Op == control.Put && s == nil && r.Before == 0 {
+			s = newSet(control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device})
+			s.maker = from
+		}
 		switch {
-		case s == nil || s.Sealed != 0 || s.maker != from:
-			err = cuda.Refuse(cuda.SymbolNotFound, "it no longer has the beginning of this set (was the keeper killed "+
+		case s == nil || s.Sealed != 0 || s.maker != from || r.Before != len(s.Chunks):
+			err = cuda.Refuse(cuda.SymbolNotFound, "it does not have what this set had so far (was the keeper killed "+
 				"meanwhile?); publish it again")
+		case s.Name == "" || len(s.Name) > MaxName:
+			err = cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to %d bytes", MaxName)
 		case *given < 0:
 			err = errors.New("no descriptor came with the request")
-		case r.Op == control.Put && (r.Share == 0 || s.has(r.Share) || r.Bytes == 0):
-			err = errors.New("a chunk needs a number that no other has, and its size")
 		case r.Op == control.Put:
+			k.sets[r.Set] = s
 			s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Share, Bytes: r.Bytes})
 			s.descriptors[r.Share], *given = *given, -1
 		default:
-			var status unix.Stat_t
-			if err = unix.Fstat(*given, &status); err != nil {
-				break
-			}
-			s.Manifest = uint64(status.Size)
 			s.manifest, *given = *given, -1
 			s.users[from] = 1
 			sealed := time.Now().UnixNano()
@@ -117,15 +107,15 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 			reply.Sets = []control.KeptSet{s.told()}
 		}
 	case control.Lend:
+		err = cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
 		for _, s := range k.sets {
-			if s.has(r.Share) {
-				descriptor, err = duplicate(s.descriptors[r.Share])
-				i := slices.IndexFunc(s.Chunks, func(c control.KeptChunk) bool { return c.ID == r.Share })
-				reply.Bytes, reply.Extent, reply.Device = s.Chunks[i].Bytes, s.Chunks[i].Bytes, s.Device
-				return reply, descriptor, err
+			for _, c := range s.Chunks {
+				if c.ID == r.Share {
+					descriptor, err = duplicate(s.descriptors[c.ID])
+					reply.Bytes, reply.Extent, reply.Device = c.Bytes, c.Bytes, s.Device
+				}
 			}
 		}
-		err = cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
 	case control.Close:
 		if s != nil && s.Sealed == 0 && s.maker == from {
 			s.maker = owner{}
@@ -152,11 +142,6 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		err = fmt.Errorf("the keeper answers no %s", r.Op)
 	}
 	return reply, descriptor, err
-}
-
-func (s *set) has(chunk uint64) bool {
-	_, has := s.descriptors[chunk]
-	return has
 }
 
 // told is what others are told of a set.

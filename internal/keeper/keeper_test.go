@@ -88,22 +88,27 @@ func exchange(t *testing.T, r control.Request, contents ...string) (control.Repl
 // make1 makes a set with one chunk.
 func make1(t *testing.T, id uint64, name, contents string) {
 	t.Helper()
-	require.True(t, asked(t, control.Request{Op: control.Create, Set: id, Name: name, Device: "GPU-1", Model: "m"}).OK)
-	require.True(t, asked(t, control.Request{Op: control.Put, Set: id, Share: id + 1, Bytes: 5}, contents).OK)
+	put := control.Request{Op: control.Put, Set: id, Name: name, Device: "GPU-1", Share: id + 1, Bytes: 5}
+	require.True(t, asked(t, put, contents).OK)
+}
+
+func sealed(t *testing.T, id uint64, manifest string) control.Reply {
+	t.Helper()
+	return asked(t, control.Request{Op: control.Seal, Set: id, Before: 1}, manifest)
 }
 
 func TestASet(t *testing.T) {
 	serving(t)
 	make1(t, 10, "a", "chunk")
 	require.Equal(t, int(cuda.SymbolNotFound), asked(t, control.Request{Op: control.Open, Name: "a"}).Code)
-	require.True(t, asked(t, control.Request{Op: control.Seal, Set: 10}, "manifest").OK)
+	require.True(t, sealed(t, 10, "manifest").OK)
 	reply, manifest := exchange(t, control.Request{Op: control.Open, Name: "a"})
 	require.True(t, reply.OK)
 	require.Equal(t, "manifest", manifest)
 	got := reply.Sets[0]
 	require.Positive(t, got.Sealed)
 	got.Sealed = 0
-	require.Equal(t, control.KeptSet{ID: 10, Name: "a", Device: "GPU-1", Model: "m", Manifest: 8,
+	require.Equal(t, control.KeptSet{ID: 10, Name: "a", Device: "GPU-1",
 		Chunks: []control.KeptChunk{{ID: 11, Bytes: 5}}, Users: []int{os.Getpid()}}, got)
 	reply, chunk := exchange(t, control.Request{Op: control.Lend, Share: 11})
 	require.Equal(t, "chunk", chunk)
@@ -127,11 +132,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	serving(t)
 	make1(t, 10, "a", "chunk")
 	for words, r := range map[string]control.Request{
-		"a set has a name":           {Op: control.Create, Set: 30},
-		"of 1 to 255 bytes":          {Op: control.Create, Set: 30, Name: strings.Repeat("x", 256)},
-		"a set needs a number":       {Op: control.Create, Set: 10, Name: "b"},
-		"no descriptor came":         {Op: control.Seal, Set: 10},
-		"publish it again":           {Op: control.Put, Set: 20, Share: 3, Bytes: 1},
+		"no descriptor came":         {Op: control.Seal, Set: 10, Before: 1},
 		"the keeper answers no":      {Op: control.Status},
 		"there is no operation":      {Op: "dance"},
 		"only the keeper takes set":  {Op: control.Pause, Set: 3},
@@ -145,14 +146,18 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		require.Contains(t, reply.Error, words)
 	}
 	for words, r := range map[string]control.Request{
-		"a chunk needs a number that no other has": {Op: control.Put, Set: 10, Share: 11, Bytes: 1},
-		"and its size": {Op: control.Put, Set: 10, Share: 12},
+		"a set has a name of 1 to 255 bytes": {Op: control.Put, Set: 20, Share: 3, Bytes: 1},
+		"1 to 255 bytes":                     {Op: control.Put, Set: 20, Name: strings.Repeat("x", 256), Share: 3, Bytes: 1},
+		"publish it again":                   {Op: control.Put, Set: 20, Name: "b", Share: 3, Bytes: 1, Before: 1},
+		"what this set had so far":           {Op: control.Put, Set: 10, Share: 13, Bytes: 1},
+		"it does not have":                   {Op: control.Seal, Set: 20},
 	} {
 		require.Contains(t, asked(t, r, "file").Error, words)
 	}
-	require.True(t, asked(t, control.Request{Op: control.Seal, Set: 10}, "").OK)
-	require.Contains(t, asked(t, control.Request{Op: control.Seal, Set: 10}, "").Error, "publish it again")
-	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 10, Share: 12, Bytes: 1}, "x").Error,
+	require.Len(t, asked(t, control.Request{Op: control.List}).Sets, 1)
+	require.True(t, sealed(t, 10, "").OK)
+	require.Contains(t, sealed(t, 10, "").Error, "publish it again")
+	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 10, Share: 12, Bytes: 1, Before: 1}, "x").Error,
 		"publish it again")
 }
 
@@ -170,7 +175,7 @@ for op in ("seal", "close"):
 `, filepath.Join(place, "tms", "keeper.sock"))).CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Contains(t, string(out), "publish it again")
-	require.True(t, asked(t, control.Request{Op: control.Seal, Set: 10}, "").OK)
+	require.True(t, sealed(t, 10, "").OK)
 }
 
 // A later set of the name has it, even if the clock says otherwise, and only then.
@@ -182,7 +187,7 @@ func TestOneNameForTwo(t *testing.T) {
 			_, manifest := exchange(t, control.Request{Op: control.Open, Name: "a"})
 			require.Equal(t, fmt.Sprint(id-10), manifest)
 		}
-		require.True(t, asked(t, control.Request{Op: control.Seal, Set: id}, fmt.Sprint(id)).OK)
+		require.True(t, sealed(t, id, fmt.Sprint(id)).OK)
 	}
 	replaced := 0
 	for _, s := range asked(t, control.Request{Op: control.List}).Sets {
