@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"unicode/utf8"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,9 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 	return func(e *vmm.Engine) (result uint64, err error) {
 		if C.everything_asked() && kind != C.OPERATION_KEPT_CLOSE { // calls of the driver wait
 			return 0, errKeptAsleep
+		}
+		if !utf8.ValidString(name) {
+			return 0, cuda.Refuse(cuda.InvalidValue, "a set's name is UTF-8, and %q is not", name)
 		}
 		switch kind {
 		case C.OPERATION_KEPT_CREATE:

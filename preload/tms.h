@@ -301,7 +301,7 @@ int tms_torch_pool_reset_peak_stats(void);
  * (other than by 2) cannot be sealed. */
 typedef struct tms_kept tms_kept;
 
-/* device -1 is the current one. name has at most 255 bytes. */
+/* device -1 is the current one. name has 1 to 255 bytes of UTF-8. */
 int tms_kept_create(tms_kept **set, const char *name, int device);
 
 /* Makes one more chunk, mapped to be written until the set is sealed or closed. Its contents are undefined. */

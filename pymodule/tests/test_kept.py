@@ -66,6 +66,10 @@ for line in sys.stdin:
 """.replace("MiB", str(MiB))
 
 
+REACH = f"{BUILD / 'lib' / 'libtms.so'}:{BUILD / 'lib' / 'libtms_reach.so'}"
+"""What `tms run` preloads."""
+
+
 class Program(Follower):
     """A program on a simulated device that it shares with the others."""
 
@@ -283,6 +287,26 @@ def test_a_thread_attaches_while_everything_is_paused(house: House) -> None:
     assert user.run("count[0]") > 0 and user.run("value()") == 3
 
 
+def test_programs_of_tms_run_are_paused_from_outside(house: House) -> None:
+    maker, user = house.program(LD_PRELOAD=REACH), house.program(LD_PRELOAD=REACH)
+    maker.does("published('set', 3)")
+    for program in (maker, user):
+        program.does("attached()")
+        pid = str(program.process.pid)
+        for arguments in (["pause", pid], ["pause", pid, "--everything"]):
+            paused = house.command(*arguments)
+            assert paused.returncode == 0, paused.stderr
+            resumed = house.command("resume", pid)
+            assert resumed.returncode == 0, resumed.stderr
+            assert program.run("value()") == 3
+    house.kill_keeper()
+    assert [one["users"] for one in house.sets()] == [sorted([maker.process.pid, user.process.pid])]
+    assert house.command("pause", str(user.process.pid), "--everything").returncode == 0
+    maker.kill()
+    house.kill_keeper()
+    assert house.sets() == []
+
+
 STEPS = [
     "raw('tms_kept_create', ctypes.byref(handle), b'set', -1)",
     "raw('tms_kept_add', handle, 3 << 20, ctypes.byref(address))",
@@ -401,7 +425,9 @@ def test_what_cannot_be_published_or_attached(house: House) -> None:
         "k.publish({})": "no tensor to publish",
         "k.publish({'a': 5})": "'a' is no tensor",
         "k.publish({'a': torch.empty(1, device='cpu')})": "'a' is on cpu:0",
-        "tms.kept('x' * 256).publish({'a': torch.empty(1)})": "1 to 255 bytes",
+        "tms.kept('x' * 256)": "1 to 255 bytes",
+        "tms.kept('')": "1 to 255 bytes",
+        "tms.kept('a\\0b')": "1 to 255 bytes",
         "k.attach()": "there is no complete set of that name. Publish it first",
         "k.publish({'a': torch.empty(40 << 20)})": "OutOfMemoryError 2: publishing the set 'set'",
     }.items():

@@ -37,9 +37,12 @@ def kept(name: str) -> Kept:
         name: 1 to 255 bytes, such as a model's name, its revision and the rank.
 
     Raises:
+        ValueError: it is no such name.
         TmsError: the keeper cannot be started, or does not answer.
         NotPreloadedError: the process was started without libtms.so.
     """
+    if not 0 < len(name.encode()) < 256 or "\0" in name:
+        raise ValueError(f"{name!r} is no name for a set: it has 1 to 255 bytes, and none is zero")
     return Kept(load(), name)
 
 
