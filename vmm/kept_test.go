@@ -1,0 +1,137 @@
+package vmm_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/cudasim"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// holder keeps descriptors, by their ids, as the keeper does (pymodule/tests/test_kept.py has the keeper itself).
+type holder map[uint64]vmm.Lent
+
+func (h holder) Fetch(share vmm.Share, _ uint64) (vmm.Lent, error) {
+	lent, has := h[share.ID]
+	if !has || share.PID != vmm.Keeper {
+		return lent, vmm.ErrShareGone
+	}
+	var err error
+	lent.Descriptor, err = unix.FcntlInt(uintptr(lent.Descriptor), unix.F_DUPFD_CLOEXEC, 0)
+	return lent, err
+}
+
+func (holder) Return(vmm.Share, uint64) error { return nil }
+func (holder) Gone(vmm.Importer) bool         { return false }
+
+// keeping returns an engine, and a holder of one piece of memory, id 7.
+func keeping(t *testing.T) (*cudasim.Sim, *cuda.Driver, *vmm.Engine, holder) {
+	t.Helper()
+	t.Setenv("CUDASIM_SHARED", fmt.Sprintf("kept-%d", os.Getpid())) // else memory does not outlive its maker
+	sim, driver, e := shareable(t)
+	e.CheckInvariants(true)
+	descriptor, bytes, err := e.MakeKept(0, 3)
+	require.NoError(t, err)
+	require.EqualValues(t, shareSize, bytes)
+	h := holder{7: {Descriptor: descriptor, Extent: bytes, Size: bytes, Device: "GPU"}}
+	e.Processes(h)
+	t.Cleanup(func() {
+		for _, lent := range h {
+			_ = unix.Close(lent.Descriptor)
+		}
+	})
+	return sim, driver, e, h
+}
+
+func TestKeptMemory(t *testing.T) {
+	_, driver, e, _ := keeping(t)
+	device, err := driver.DeviceGet(0)
+	require.NoError(t, err)
+	context, err := driver.DevicePrimaryCtxRetain(device)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, driver.DevicePrimaryCtxRelease(device)) }()
+	write := func(address uintptr) error {
+		return driver.OnStream(context, func(stream cuda.Stream) error {
+			return driver.MemsetD32Async(address, 5, 1, stream)
+		})
+	}
+	address, err := e.Attach(0, 7, "weights", false)
+	require.NoError(t, err)
+	require.NoError(t, write(address))
+	require.NoError(t, e.Protect(address))
+	for range 2 {
+		require.ErrorIs(t, write(address), cuda.InvalidValue)
+		freed, err := e.Pause(vmm.Options{Tags: []string{"weights"}})
+		require.NoError(t, err)
+		require.Zero(t, freed, "the holder has it")
+		_, err = e.Export(7, vmm.Importer{})
+		require.ErrorIs(t, err, vmm.ErrSharePaused)
+		_, err = e.Resume(vmm.Options{})
+		require.NoError(t, err)
+	}
+	lent, err := e.Export(7, vmm.Importer{})
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(lent.Descriptor))
+	_, _, _, err = e.Share(address)
+	require.ErrorContains(t, err, "belongs to the keeper")
+
+	// A pause that waits for importers does not wait for the holder.
+	_, err = e.Pause(vmm.Options{})
+	require.NoError(t, err)
+	require.NoError(t, e.Close(address, false))
+	_, err = e.Export(7, vmm.Importer{})
+	require.ErrorIs(t, err, vmm.ErrShareGone)
+}
+
+func TestKeptMemoryThatIsLost(t *testing.T) {
+	_, _, e, h := keeping(t)
+	address, err := e.Attach(0, 7, "weights", true)
+	require.NoError(t, err)
+	_, err = e.Pause(vmm.Options{})
+	require.NoError(t, err)
+	lent := h[7]
+	delete(h, 7)
+	_, err = e.Resume(vmm.Options{})
+	require.ErrorIs(t, err, vmm.ErrShareGone)
+	require.ErrorContains(t, err, "close it (tms_kept_close)")
+	_, err = e.Attach(0, 7, "weights", true)
+	require.ErrorContains(t, err, "was of the keeper and is lost")
+	require.NoError(t, e.Close(address, false))
+	h[7] = lent
+	address, err = e.Attach(0, 7, "weights", true)
+	require.NoError(t, err)
+	require.NoError(t, e.Close(address, false))
+}
+
+// A driver call that fails leaves no memory behind, and what could be written can still be.
+func TestKeptMemoryWhereTheDriverFails(t *testing.T) {
+	sim, _, e, _ := keeping(t)
+	handles := sim.Stat("handles")
+	for _, call := range []string{"cuMemCreate", "cuMemExportToShareableHandle"} {
+		sim.Fail(call, 1, 2)
+		_, _, err := e.MakeKept(0, 1)
+		require.ErrorIs(t, err, cuda.OutOfMemory, call)
+	}
+	for _, call := range []string{"cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"} {
+		sim.Fail(call, 1, 999)
+		_, err := e.Attach(0, 7, "weights", true)
+		require.ErrorIs(t, err, cuda.Unknown, call)
+	}
+	require.Equal(t, handles, sim.Stat("handles"))
+	address, err := e.Attach(0, 7, "weights", false)
+	require.NoError(t, err)
+	sim.Fail("cuMemSetAccess", 1, 999)
+	require.ErrorIs(t, e.Protect(address), cuda.Unknown)
+	_, err = e.Pause(vmm.Options{})
+	require.NoError(t, err)
+	_, err = e.Resume(vmm.Options{})
+	require.NoError(t, err)
+	require.NoError(t, e.Protect(address))
+	require.NoError(t, e.Close(address, false))
+	require.ErrorIs(t, e.Protect(address), vmm.ErrInvalidAddress)
+}
