@@ -18,7 +18,8 @@ static int begin(int kind, tms_kept **set, const char *name, int device)
 	if (!set || !name)
 		return error_fail(ERROR_INVALID_VALUE, "a set to fill in and a name are needed");
 	int code = operation_serve(); /* a new keeper asks here */
-	struct operation operation = {.kind = kind, .text = name, .tag = region_get().tag, .device = device};
+	struct operation operation = {
+		.kind = kind, .tags = ONE_TAG(name), .keep = ONE_TAG(region_get().tag), .device = device};
 	if (code == SUCCESS)
 		code = operation_apart(&operation, &handle);
 	if (code == SUCCESS)
@@ -39,7 +40,8 @@ EXPORT int tms_kept_open(tms_kept **set, const char *name)
 
 static int on(int kind, tms_kept *set, const void *manifest, size_t size, uint64_t *result)
 {
-	struct operation operation = {.kind = kind, .manifest = manifest, .ipc = {.id = (uintptr_t)set, .size = size}};
+	struct operation operation = {
+		.kind = kind, .ipc = {.id = (uintptr_t)set, .offset = (uintptr_t)manifest, .size = size}};
 	return operation_apart(&operation, result);
 }
 

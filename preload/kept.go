@@ -66,10 +66,10 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 	switch {
 	case kind < C.OPERATION_KEPT_CREATE:
 		return nil
-	case o.text != nil:
-		name, tag = C.GoString(o.text), C.GoString(o.tag)
-	case o.manifest != nil:
-		manifest = slices.Clone(unsafe.Slice((*byte)(o.manifest), size))
+	case o.tags != nil:
+		name, tag = texts(o.tags)[0], texts(o.keep)[0]
+	case o.ipc.offset != 0:
+		manifest = slices.Clone(unsafe.Slice(*(**byte)(unsafe.Pointer(&o.ipc.offset)), size))
 	}
 	return func(e *vmm.Engine) (result uint64, err error) {
 		if C.everything_asked() && kind != C.OPERATION_KEPT_CLOSE { // calls of the driver wait

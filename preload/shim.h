@@ -113,7 +113,9 @@ enum operation_kind {
 	OPERATION_IMPORT,
 	OPERATION_CLOSE,
 	OPERATION_IMPORT_HANDLE,
-	OPERATION_KEPT_CREATE, /* from here on: kept.go */
+	/* Of a kept set (kept.go): tags is its name and keep its tag, ipc.id the handle, ipc.size bytes at ipc.offset the
+	 * manifest. */
+	OPERATION_KEPT_CREATE,
 	OPERATION_KEPT_OPEN,
 	OPERATION_KEPT_ADD,
 	OPERATION_KEPT_SEAL,
@@ -135,10 +137,8 @@ struct operation {
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
 	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers (or < 0) */
-	struct ipc_handle ipc; /* for an import; for a close, id is the address; of a kept set, id is the handle */
-	int device;	       /* for an import, or a kept set */
-	const char *text, *tag; /* a kept set's name, and the tag that it gets here */
-	const void *manifest;	/* of a kept set; ipc.size bytes */
+	struct ipc_handle ipc; /* for an import; for a close, id is the address */
+	int device;	       /* for an import */
 	bool force;  /* for a gated pause */
 	bool report; /* to operation_progress */
 	int code;
