@@ -127,6 +127,8 @@ func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, de
 		err = cuda.Refuse(cuda.NotSupported, "%w: %w", vmm.ErrSilent, err)
 	case err != nil:
 		err = fmt.Errorf("%w: %w", vmm.ErrSilent, err)
+	case reply.Code == int(cuda.InvalidHandle) && share.PID == vmm.Keeper:
+		err = fmt.Errorf("it was lost with a keeper that was killed: %w", vmm.ErrShareGone)
 	case reply.Code == int(cuda.InvalidHandle):
 		err = fmt.Errorf("it was freed: %w", vmm.ErrShareGone)
 	case reply.Code == int(cuda.NotReady):

@@ -181,7 +181,10 @@ The memory of a set is free when no process has it open.`,
 			if len(arguments) == 0 {
 				return errors.New("name the sets (tms kept lists them)")
 			}
-			var failed error
+			failed := startKeeper()
+			if failed != nil {
+				return failed
+			}
 			for _, name := range arguments {
 				reply, _, err := keeper.Ask(control.Request{Op: control.Drop, Name: name})
 				if err != nil {
