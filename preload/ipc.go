@@ -116,13 +116,15 @@ func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, de
 		return reply, -1, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
 	}
 	reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
-	if share.PID == vmm.Keeper && err != nil {
+	if share.PID == vmm.Keeper && err != nil && cuda.Code(err) != int(cuda.Timeout) {
 		if err = startKeeper(); err != nil {
 			return reply, -1, err
 		}
 		reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
 	}
 	switch {
+	case share.PID == vmm.Keeper && err != nil:
+		err = fmt.Errorf("the keeper does not answer: %w%.0w", err, vmm.ErrSilent)
 	case cuda.Code(err) == int(cuda.NotSupported): // it cannot be connected to; it may be about to end
 		err = cuda.Refuse(cuda.NotSupported, "%w: %w", vmm.ErrSilent, err)
 	case err != nil:

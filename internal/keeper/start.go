@@ -10,6 +10,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/server"
+	"tms/vmm/cuda"
 )
 
 // startTime is how long a keeper may take until it answers; it first asks processes what they have.
@@ -17,8 +18,8 @@ const startTime = 20 * time.Second
 
 // Start starts a keeper with a command, unless one runs, and returns when one answers. (setsid: it outlives a terminal)
 func Start(command ...string) error {
-	if _, _, err := Ask(control.Request{Op: control.List}); err == nil {
-		return nil
+	if _, _, err := Ask(control.Request{Op: control.List}); err == nil || cuda.Code(err) == int(cuda.Timeout) {
+		return err
 	}
 	keeper := exec.Command(command[0], command[1:]...)
 	keeper.Dir, keeper.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true}
@@ -53,7 +54,9 @@ func Ask(r control.Request) (reply control.Reply, came *os.File, err error) {
 	if descriptor >= 0 {
 		came = os.NewFile(uintptr(descriptor), "manifest")
 	}
-	if err == nil && !reply.OK {
+	if err != nil {
+		err = fmt.Errorf("the keeper: %w", err)
+	} else if !reply.OK {
 		err = errors.New(reply.Error)
 	}
 	return reply, came, err

@@ -460,6 +460,24 @@ def test_a_module_survives_a_publish_that_fails(house: House) -> None:
     until(lambda: [one["sealed"] > 0 for one in house.sets()] == [True])
 
 
+def test_a_keeper_that_cannot_be_started_or_is_stopped(house: House) -> None:
+    assert "/nonexistent cannot be started" in house.program(TMS_COMMAND="/nonexistent").run(
+        "tms.kept('set').attach()"
+    )
+    user = house.program()
+    user.does("published('set', 3); attached()")
+    keeper = house.keeper()
+    user.run("tms.pause()")
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        assert "the keeper does not answer" in user.run("attached()")
+        assert "the keeper does not answer" in user.run("tms.resume()")
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    user.run("tms.resume()")
+    assert user.run("value()") == 3 and house.keeper() == keeper
+
+
 def test_another_user_is_refused(house: House) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")

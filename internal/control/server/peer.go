@@ -43,6 +43,8 @@ func Ask(directories Directories, pid int, r control.Request,
 	line, came, err := Receive(socket) // a connection that ends before it is read is given up
 	if err == nil {
 		err = json.Unmarshal(line, &reply)
+	} else if errors.Is(err, unix.EAGAIN) {
+		err = cuda.Refuse(cuda.Timeout, "no answer within %v (stopped?)", answerWithin)
 	}
 	return reply, came, err
 }
