@@ -111,7 +111,7 @@ func (s *segment) lost() error {
 	if !s.isImported() || !s.imported.lost {
 		return nil
 	}
-	return fmt.Errorf("the memory at %#x was of %v and is lost; close it (%s): %w", s.address,
+	return fmt.Errorf("the memory at %#x was %v's and is lost; close it (%s): %w", s.address,
 		s.imported.share, s.closedBy(), ErrShareGone)
 }
 

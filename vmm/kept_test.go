@@ -100,7 +100,7 @@ func TestKeptMemoryThatIsLost(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrShareGone)
 	require.ErrorContains(t, err, "close it (tms_kept_close)")
 	_, err = e.Attach(0, 7, "weights", true)
-	require.ErrorContains(t, err, "was of the keeper and is lost")
+	require.ErrorContains(t, err, "was the keeper's and is lost")
 	require.NoError(t, e.Close(address, false))
 	h[7] = lent
 	address, err = e.Attach(0, 7, "weights", true)
