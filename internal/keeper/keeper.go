@@ -3,8 +3,8 @@
 // those of the user's processes (package control); whoever needs it first starts it (Start).
 //
 // A set has a maker, which is filling it, until it is sealed. Then it has a name, and users, which may have it mapped
-// or paused. A later set takes over the name, and dropping a set takes its name away; either is closed when nobody uses
-// it. What a process has that ended counts no more.
+// or paused. A later set takes over the name, and a drop takes it away: the keeper then closes the set when nobody uses
+// it any longer. Processes that have ended count no more.
 //
 // A keeper that was killed is followed by another, which asks all processes that listen what they have mapped.
 package keeper
@@ -26,8 +26,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// MaxName is the most bytes of a set's name.
-const MaxName = 255
+// maxName is the most bytes of a set's name.
+const maxName = 255
 
 // owner is a process; another may have its number later.
 type owner struct {
@@ -77,8 +77,8 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		case s == nil || s.Sealed != 0 || s.maker != from || r.Before != len(s.Chunks):
 			err = cuda.Refuse(cuda.SymbolNotFound, "it does not have what this set had so far (was the keeper killed "+
 				"meanwhile?); publish it again")
-		case s.Name == "" || len(s.Name) > MaxName:
-			err = cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to %d bytes", MaxName)
+		case s.Name == "" || len(s.Name) > maxName:
+			err = cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to %d bytes", maxName)
 		case *given < 0:
 			err = errors.New("no descriptor came with the request")
 		case r.Op == control.Put:

@@ -21,7 +21,7 @@ const recoverTime = 3 * time.Second
 func (k *Keeper) recover(ctx context.Context, log func(string)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	told := tell(ctx)
+	told := askAll(ctx)
 	for pid, sets := range told {
 		for _, has := range sets {
 			if k.sets[has.ID] == nil {
@@ -52,8 +52,8 @@ func (k *Keeper) recover(ctx context.Context, log func(string)) {
 	}
 }
 
-// tell asks all processes at once which sets they have open.
-func tell(ctx context.Context) map[int][]control.KeptSet {
+// askAll asks all processes at once which sets they have open.
+func askAll(ctx context.Context) map[int][]control.KeptSet {
 	pids, _ := client.List()
 	var mu sync.Mutex
 	var all sync.WaitGroup
