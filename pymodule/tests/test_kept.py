@@ -478,6 +478,32 @@ def test_a_keeper_that_cannot_be_started_or_is_stopped(house: House) -> None:
     assert user.run("value()") == 3 and house.keeper() == keeper
 
 
+def test_a_set_lies_on_its_device(house: House) -> None:
+    maker, user, blind = house.program(), house.program(), house.program(CUDASIM_DEVICES="1")
+    for program in (maker, user, blind):
+        program.does("handle, address = ctypes.c_void_p(), ctypes.c_void_p()")
+    maker.does("raw('tms_kept_create', ctypes.byref(handle), b'set', 1); cuda.set_device(1)")
+    assert "at least one byte" in maker.run("raw('tms_kept_add', handle, 0, ctypes.byref(address))")
+    maker.does("raw('tms_kept_add', handle, 5, ctypes.byref(address))")
+    maker.does("cuda.write(address.value, b'hello'); raw('tms_kept_seal', handle, b'{}', 2)")
+    user.does("raw('tms_kept_open', ctypes.byref(handle), b'set'); cuda.set_device(1)")
+    user.does("raw('tms_kept_attach', handle); size, device = ctypes.c_size_t(), ctypes.c_int()")
+    user.does(
+        "raw('tms_kept_chunk', handle, 0, ctypes.byref(address), ctypes.byref(size), "
+        "ctypes.byref(device))"
+    )
+    assert user.run("(size.value, device.value)") == [2 * MiB, 1]
+    assert user.run("cuda.read(address.value, 5) == b'hello'")
+    blind.does("raw('tms_kept_open', ctypes.byref(handle), b'set')")
+    assert "which this process does not see" in blind.run("raw('tms_kept_attach', handle)")
+    blind.does("raw('tms_kept_close', handle)")
+    assert "it was closed" in blind.run("raw('tms_kept_close', handle)")
+    assert "invalid device ordinal" in maker.run(
+        "raw('tms_kept_create', ctypes.byref(handle), b'other', 7)"
+    )
+    assert "is UTF-8" in maker.run("raw('tms_kept_create', ctypes.byref(handle), b'\\xff', 0)")
+
+
 def test_another_user_is_refused(house: House) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
