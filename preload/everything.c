@@ -68,14 +68,10 @@ FORWARD_OBSTACLES(X, N)
 
 static int checkpointed(char *arguments[], uint64_t *bytes)
 {
-	int code = helper_run(arguments, bytes, "no process can make the driver's checkpoint of itself");
-	if (code != HELPER_ENDED)
-		return code;
-	const char *words = tms_last_error();
-	char text[THREAD_TEXT_SIZE];
-	snprintf(text, sizeof text, "%s", words);
-	return error_fail(ERROR_OPERATING_SYSTEM, "%s ended before it was done, tms resume %d goes on from there%s%s",
-			  arguments[0], (int)getpid(), *text ? ": " : "", text);
+	char then[64];
+	snprintf(then, sizeof then, "tms resume %d goes on from there", (int)getpid());
+	int code = helper_run(arguments, bytes, "no process can make the driver's checkpoint of itself", then);
+	return code == HELPER_ENDED ? ERROR_OPERATING_SYSTEM : code;
 }
 
 HIDDEN int everything_pause(double timeout, uint64_t *bytes)

@@ -126,6 +126,9 @@ func stays() (words string) {
 			}
 		}
 	})
+	if name, attached := keptAttached(); words == "" && attached {
+		words = fmt.Sprintf("it has attached the set %q, which stays on its GPU", name)
+	}
 	if words == "" && !out {
 		if err := notCheckpointed(); err != nil {
 			words = err.Error()

@@ -123,7 +123,7 @@ struct exchange { /* too large for the stack of a host thread */
 	char path[4096], text[2][4096], words[THREAD_TEXT_SIZE];
 };
 
-static int exchange(struct exchange *with, char *arguments[], uint64_t *bytes, const char *without)
+static int exchange(struct exchange *with, char *arguments[], uint64_t *bytes, const char *without, const char *then)
 {
 	int pipes[2];
 	pid_t helper;
@@ -149,7 +149,8 @@ static int exchange(struct exchange *with, char *arguments[], uint64_t *bytes, c
 	int code, read = 0;
 	unsigned long long count;
 	if (sscanf(with->words, "%d %llu%n", &code, &count, &read) != 2 || !strchr("\n", with->words[read])) {
-		error_set(with->words);
+		error_fail(ERROR_OPERATING_SYSTEM, "%s ended before it was done, %s%s%s", arguments[0], then,
+			   *with->words ? ": " : "", with->words);
 		return HELPER_ENDED;
 	}
 	*bytes = count;
@@ -158,14 +159,14 @@ static int exchange(struct exchange *with, char *arguments[], uint64_t *bytes, c
 	return code;
 }
 
-HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without)
+HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, const char *then)
 {
 	struct exchange *with = malloc(sizeof *with);
 	if (!with)
 		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory to start a process; nothing has changed");
 	int cancellation;
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellation);
-	int code = exchange(with, arguments, bytes, without);
+	int code = exchange(with, arguments, bytes, without, then);
 	free(with);
 	pthread_setcancelstate(cancellation, NULL);
 	return code;

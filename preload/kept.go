@@ -297,6 +297,18 @@ func keptOpen() (sets []control.KeptSet) {
 	return sets
 }
 
+// keptAttached names a set that this process has attached.
+func keptAttached() (name string, attached bool) {
+	kept.Lock()
+	defer kept.Unlock()
+	for _, s := range kept.sets {
+		if len(s.addresses) > 0 {
+			return s.Name, true
+		}
+	}
+	return "", false
+}
+
 // keptManifest returns the manifest of a set that this process has open, as a file; nil: it has no such set.
 func keptManifest(id uint64) (*os.File, error) {
 	kept.Lock()

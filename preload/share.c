@@ -24,7 +24,8 @@ HIDDEN int share_make_room(void)
 	snprintf(process, sizeof process, "%d", (int)getpid());
 	char *arguments[] = {NULL, "share", process, "--report", NULL};
 	do {
-		code = helper_run(arguments, &none, "other processes do not make room for this one");
+		code = helper_run(arguments, &none, "other processes do not make room for this one",
+				  "it is started again");
 		if (code == SUCCESS || code == ERROR_MEMORY_ALLOCATION)
 			return code;
 	} while (code != ERROR_OPERATING_SYSTEM && ++failed < STARTS_MOST);

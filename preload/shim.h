@@ -199,10 +199,10 @@ HIDDEN int everything_restore(double wait); /* undoes the driver's part, if ther
 HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/keeper) */
 
 /* helper.c: runs the command tms with these arguments behind the first, which becomes its name. With --report the
- * command writes a line "CODE BYTES", then a text. HELPER_ENDED: it has not, and tms_last_error has what it said.
- * without: what follows if it cannot be started. */
+ * command writes a line "CODE BYTES", then a text. HELPER_ENDED: it has not. without and then: what follows if it cannot
+ * be started, and what does if it has ended early, for tms_last_error. */
 enum { HELPER_ENDED = -1 };
-HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without);
+HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, const char *then);
 
 /* share.c: what a process of tms run --share does when device memory is short. */
 enum { SHORT_OF_MEMORY = -1 }; /* the code of an allocation that others can make room for */

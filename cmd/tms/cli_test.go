@@ -22,7 +22,7 @@ func TestHelp(t *testing.T) {
 	require.NoError(t, err)
 	page := string(written)
 	for _, command := range append(rootCommand().Commands(), rootCommand()) {
-		if command.Hidden || command.Name() == "completion" {
+		if command.Name() == "completion" {
 			continue
 		}
 		var help bytes.Buffer

@@ -93,7 +93,10 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
 		moveCommand(), idleCommand(), shareCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(),
 		replayCommand(), keptCommand(), keeperCommand(), versionCommand())
-	root.CompletionOptions.HiddenDefaultCmd = true // its line would be the 26th; docs/cli.md names it
+	root.CompletionOptions.HiddenDefaultCmd = true // the overview has 25 lines, and docs/cli.md the rest
+	for _, command := range root.Commands() {
+		command.Hidden = command.Name() == "keeper" || command.Name() == "version"
+	}
 	return root
 }
 
