@@ -425,9 +425,12 @@ static bool late(void)
 	return now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec);
 }
 
+static pthread_barrier_t all_started; /* else the limits of the first keep the last from starting */
+
 static void *work(void *argument)
 {
 	struct worker *w = argument;
+	pthread_barrier_wait(&all_started);
 	for (int device = DEVICES - 1; device >= 0; device--) {
 		AGAIN(w, cudaSetDevice(device), 0);
 		AGAIN(w, cudaStreamCreate(&w->stream[device]), 0);
@@ -489,6 +492,7 @@ int main(int argc, char **argv)
 		w->random.state = (seed + 1) * 0x9e3779b97f4a7c15u + (uint64_t)i;
 		snprintf(w->tag, sizeof w->tag, "tag %d", i);
 	}
+	pthread_barrier_init(&all_started, NULL, (unsigned)worker_count);
 	for (int i = 0; i < worker_count; i++)
 		start(&thread[i], work, &workers[i]);
 	join_all(thread, worker_count);
