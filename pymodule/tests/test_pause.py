@@ -325,8 +325,8 @@ def test_no_time_to_wait() -> None:
         with pytest.raises(ValueError, match="resume_wait must be a number of seconds"):
             tms.configure(resume_wait=seconds)
     tms.configure()
-    done = children.python("-c", "import tms\nwith tms.region(): pass", TMS_RESUME_WAIT="1.5s")
-    assert "TMS_RESUME_WAIT=1.5s is not understood; it takes a time such as 30" in done.stderr
+    done = children.python("-c", "import tms\nwith tms.region(): pass", TMS_RESUME_WAIT="1.5x")
+    assert "TMS_RESUME_WAIT=1.5x is not understood; it takes a time such as 30" in done.stderr
 
 
 def test_waiting_for_memory_runs_signal_handlers_and_goes_on() -> None:
