@@ -131,8 +131,8 @@ func (s *sharing) name(of *segment) uint64 {
 	return of.shared
 }
 
-// Export gives an importer a segment, or the keeper what it has lent and lost. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
-// (cuMemExportToShareableHandle)
+// Export gives an importer a segment, or the keeper what it has lent and lost. It waits for no pause. Errors:
+// ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemExportToShareableHandle)
 func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
