@@ -98,7 +98,7 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 			state.Stats, err = statsOf(e, C.control_environment.temporary)
 		}
 	}
-	state.Share = shareState()
+	state.Share = sharing(state.Share)
 	var asked *cuda.Driver
 	if e != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
 		asked = driver

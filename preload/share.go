@@ -30,17 +30,16 @@ func reportAllocation(err error) C.int {
 	return code
 }
 
-// shareState returns what the process knows itself of control.Share; nil: it does not share.
-func shareState() *control.Share {
+// sharing completes what the server knows of it; nil: the process does not share.
+func sharing(of *control.Share) *control.Share {
 	if !C.region_config.share {
 		return nil
 	}
-	of := &control.Share{Priority: float64(C.region_config.share_priority),
-		AtLeast: float64(C.region_config.share_at_least), Waited: -1}
+	of.Priority, of.AtLeast = float64(C.region_config.share_priority), float64(C.region_config.share_at_least)
 	if since := atomic.LoadInt64((*int64)(&C.share_wanted.since)); since != 0 {
 		var now unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-		of.Waited = time.Duration(now.Nano() - since).Seconds()
+		of.Waited = max(of.Waited, time.Duration(now.Nano()-since).Seconds())
 		of.Device = int(C.share_wanted.device)
 		of.Resumes = bool(C.share_wanted.resumes)
 		of.Bytes = atomic.LoadUint64((*uint64)(&C.share_wanted.bytes))

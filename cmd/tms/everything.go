@@ -312,7 +312,7 @@ func ended(o outcome, err error) outcome {
 // code returns the number of an error, a cudaError_t.
 func code(err error) int {
 	var refused *refusal
-	var failed *cuda.Error
+	known := cuda.Code(err)
 	switch {
 	case errors.As(err, &refused):
 		return refused.code
@@ -320,9 +320,8 @@ func code(err error) int {
 		return int(cuda.Timeout)
 	case errors.Is(err, checkpoint.ErrUnsupported):
 		return int(cuda.NotSupported)
-	case errors.As(err, &failed):
-		return int(failed.Result)
-	default:
+	case known == int(cuda.Unknown):
 		return int(cuda.OperatingSystem)
 	}
+	return known
 }

@@ -102,11 +102,10 @@ func (s *idling) run(command *cobra.Command, pids []int) error {
 				fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, fmt.Sprintf(format, arguments...))
 			}}
 			err := w.begin(ctx)
-			if outcomes[i] = ended(outcome{PID: pid}, err); err != nil {
-				s.telling.Lock()
-				defer s.telling.Unlock()
-				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pid, err)
-			}
+			s.telling.Lock()
+			defer s.telling.Unlock()
+			outcomes[i] = ended(outcome{PID: pid}, err)
+			outcomes[i].complain(command)
 		})
 	}
 	all.Wait()

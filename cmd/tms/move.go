@@ -128,36 +128,31 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 	return command
 }
 
-func impossible(code cuda.Result, format string, arguments ...any) error {
-	return &refusal{words: fmt.Sprintf(format, arguments...), code: int(code)}
-}
-
-// find returns the GPU that a user names.
-func find(gpus []nvml.Device, name string) (nvml.Device, error) {
-	for _, gpu := range gpus {
-		if name == strconv.Itoa(gpu.Index) || name == gpu.UUID {
-			return gpu, nil
-		}
+// find returns the place in a list of the GPU that a user names.
+func find(gpus []nvml.Device, name string) (at int, err error) {
+	at = slices.IndexFunc(gpus, func(gpu nvml.Device) bool { return name == strconv.Itoa(gpu.Index) || name == gpu.UUID })
+	if at < 0 {
+		err = cuda.Refuse(cuda.InvalidValue, "%q is not one of the %d GPUs here; give the number or the UUID that "+
+			"nvidia-smi -L lists", name, len(gpus))
 	}
-	return nvml.Device{}, impossible(cuda.InvalidValue, "%q is not one of the %d GPUs here; give the number or the UUID "+
-		"that nvidia-smi -L lists", name, len(gpus))
+	return at, err
 }
 
-// wanted returns where the user wants GPUs to go, by UUID: those that are named, then all, as the driver wants it. What
-// is taken changes places with what takes it. on are those of the process.
-func (m *moving) wanted(gpus, on []nvml.Device) (named, all map[string]string, err error) {
+// wanted returns which GPUs the user names, and where each of all goes, by their places in the list. What is taken
+// changes places with what takes it. on are those of the process.
+func (m *moving) wanted(gpus, on []nvml.Device) (named []bool, to []int, err error) {
 	pairs := m.pairs
 	if m.from != "" {
 		pairs = []string{m.from + "=" + m.to}
 	} else if m.to != "" && len(on) == 1 {
 		pairs = []string{on[0].UUID + "=" + m.to}
 	} else if m.to != "" {
-		return nil, nil, impossible(cuda.InvalidValue, "it uses %s: say by --map where each goes, or by --from which "+
+		return nil, nil, cuda.Refuse(cuda.InvalidValue, "it uses %s: say by --map where each goes, or by --from which "+
 			"one goes to %s", listed(on), m.to)
 	}
-	named, all = map[string]string{}, map[string]string{}
-	for _, gpu := range gpus {
-		all[gpu.UUID] = gpu.UUID
+	named = make([]bool, len(gpus))
+	for i := range gpus {
+		to = append(to, i)
 	}
 	for _, pair := range pairs {
 		name, other, _ := strings.Cut(pair, "=")
@@ -169,18 +164,14 @@ func (m *moving) wanted(gpus, on []nvml.Device) (named, all map[string]string, e
 		if err != nil {
 			return nil, nil, err
 		}
-		for at, goes := range all {
-			if goes == new.UUID && (named[at] != "" || named[old.UUID] != "") {
-				return nil, nil, impossible(cuda.InvalidValue, "%s: each GPU can go to one other, and each be taken "+
-					"once", strings.Join(pairs, ","))
-			} else if goes == new.UUID {
-				all[at], all[old.UUID] = all[old.UUID], goes
-				break
-			}
+		at := slices.Index(to, new)
+		if named[at] || named[old] {
+			return nil, nil, cuda.Refuse(cuda.InvalidValue, "%s: each GPU can go to one other, and each be taken once",
+				strings.Join(pairs, ","))
 		}
-		named[old.UUID] = new.UUID
+		to[at], to[old], named[old] = to[old], new, true
 	}
-	return named, all, nil
+	return named, to, nil
 }
 
 func listed(gpus []nvml.Device) string {
@@ -194,8 +185,8 @@ func listed(gpus []nvml.Device) string {
 // What is no failure with --all, and after a move that was killed: the process uses none of the GPUs that change, or it
 // is there.
 var (
-	errElsewhere = impossible(cuda.InvalidValue, "it does not use the GPU")
-	errThere     = impossible(cuda.InvalidValue, "it is there already")
+	errElsewhere = cuda.Refuse(cuda.InvalidValue, "it does not use the GPU")
+	errThere     = cuda.Refuse(cuda.InvalidValue, "it is there already")
 )
 
 // route finds the way of a process, and refuses what the driver would. here is the process's number.
@@ -226,26 +217,31 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 		}
 	}
 	if len(on) != len(need) || len(on) == 0 {
-		return r, impossible(cuda.InvalidValue, "it uses %d GPUs, of which NVML shows %d here", len(need), len(on))
+		return r, cuda.Refuse(cuda.InvalidValue, "it uses %d GPUs, of which NVML shows %d here", len(need), len(on))
 	}
-	named, all, err := m.wanted(shown, on)
+	named, to, err := m.wanted(shown, on)
 	if err != nil {
 		return r, err
 	}
-	if !slices.ContainsFunc(on, func(gpu nvml.Device) bool { return named[gpu.UUID] != "" }) {
+	elsewhere := true
+	for i, old := range shown {
+		_, uses := need[old.UUID]
+		elsewhere = elsewhere && !(uses && named[i])
+	}
+	if elsewhere {
 		return r, fmt.Errorf("%w: it is on %s", errElsewhere, listed(on))
 	}
-	for _, old := range shown {
-		new := shown[slices.IndexFunc(shown, func(gpu nvml.Device) bool { return gpu.UUID == all[old.UUID] })]
+	for i, old := range shown {
+		new := shown[to[i]]
 		r.there = append(r.there, checkpoint.Pair{Old: old.UUID, New: new.UUID})
 		r.back = append(r.back, checkpoint.Pair{Old: new.UUID, New: old.UUID})
 		_, uses := need[old.UUID]
 		switch {
 		case old.UUID == new.UUID:
-		case uses && named[old.UUID] == "":
-			return r, impossible(cuda.InvalidValue, "it uses GPU %d, too: say by --map where that goes", old.Index)
+		case uses && !named[i]:
+			return r, cuda.Refuse(cuda.InvalidValue, "it uses GPU %d, too: say by --map where that goes", old.Index)
 		case old.Name != new.Name:
-			return r, impossible(cuda.NotSupported, "GPU %d is a %s, and GPU %d a %s: the driver moves a process only "+
+			return r, cuda.Refuse(cuda.NotSupported, "GPU %d is a %s, and GPU %d a %s: the driver moves a process only "+
 				"between GPUs of one model", old.Index, old.Name, new.Index, new.Name)
 		case uses:
 			free := max(0, int64(new.FreeBytes+used[new.UUID])-m.taken[new.UUID])
@@ -257,7 +253,7 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 	}
 	for _, leg := range r.legs {
 		if leg.Free < leg.Bytes {
-			return r, impossible(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.to,
+			return r, cuda.Refuse(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.to,
 				readable.Bytes(leg.Free), readable.Bytes(leg.Bytes))
 		}
 	}
@@ -275,7 +271,7 @@ func movable(pid int, state control.ProcessState) (*checkpoint.Driver, checkpoin
 	}
 	at, err := driver.State(pid)
 	if err == nil && state.Stays != "" {
-		err = impossible(cuda.NotSupported, "%s", strings.TrimSuffix(state.Stays, otherwise))
+		err = cuda.Refuse(cuda.NotSupported, "%s", strings.TrimSuffix(state.Stays, otherwise))
 	}
 	return driver, at, err
 }
@@ -361,7 +357,7 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 		}
 		passes(&done.Pause)
 		if state, err = process.Status(ctx, answerTime); err == nil && state.Stays != "" {
-			err = impossible(cuda.NotSupported, "%s", state.Stays)
+			err = cuda.Refuse(cuda.NotSupported, "%s", state.Stays)
 		}
 		if err == nil {
 			err = m.pauses.lockAndCheckpoint(ctx, driver, pid)
@@ -404,9 +400,8 @@ func (m *moving) returned(driver *checkpoint.Driver, process *client.Conn, pid i
 		err = ask(ctx, process, m.pauses.request)
 	}
 	if err == nil && at == checkpoint.Running {
-		err = driver.Lock(pid, control.Seconds(m.pauses.request.TimeoutSeconds()))
-	}
-	if err == nil {
+		err = m.pauses.lockAndCheckpoint(ctx, driver, pid)
+	} else if err == nil {
 		err = checkpointed(ctx, driver, pid)
 	}
 	if err == nil {

