@@ -19,6 +19,7 @@ static void in_child(void)
 {
 	sim.forked = sim.forked || sim.initialized;
 	process_forget();
+	budget_forget();
 	pthread_mutex_unlock(&sim.lock);
 }
 

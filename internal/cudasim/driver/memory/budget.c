@@ -1,9 +1,10 @@
 // How much of the devices' memory is in use: by this process, or by all that share the devices (CUDASIM_SHARED),
 // although they never share contents.
 //
-// The processes share a file in /dev/shm that each maps: a robust lock, and a member for each process with what it
-// holds. A member counts only while its process lives, so the memory of a killed process is free at the next look. The
-// last process to leave removes the file; the next process to start removes one that killed processes left.
+// The processes share a file in /dev/shm that each maps, with a lock for changes (flock) and a member for each process
+// with what it holds. A member counts only while its process has a lock on the member's place (F_OFD_SETLK), so the
+// memory of a killed process is free at the next look. The last process to leave removes the file; the next process to
+// start removes one that killed processes left.
 //
 // Memory that outlives its maker is a file beside that one. Whoever holds a descriptor holds a lock on it (flock), so
 // the memory is free when nobody does, and the next look removes the file.
@@ -23,150 +24,84 @@
 
 enum { MEMBERS = 256 };
 
-// A process and its program: process numbers are reused, and exec keeps the number and the start time.
-struct identity {
-	pid_t process; // 0: none
-	uint64_t started, stack;
-};
-
 struct member {
-	struct identity identity;
+	pid_t process;              // 0: none
 	uint64_t used[MAX_DEVICES]; // by its own numbers of devices
 	int places[MAX_DEVICES];    // which of the machine's devices those are
 	bool lent; // the others may have its memory: it is checkpointed
 };
 
-static struct segment {
-	pthread_mutex_t lock; // robust: its owner may be killed. Each change is one store, so nothing is half done
-	uint64_t memory;      // of each device, as the first member set it
+static struct segment { // each change is one store, so a killed process leaves nothing half done
+	uint64_t memory; // of each device, as the first member set it
 	struct member members[MEMBERS];
 } *segment; // NULL: nothing is shared
 static struct member *own;
 static char file[192]; // its path
+static int descriptor; // of the file
 
 // Where the files are, and how those end of processes that see one another, with one layout.
 struct location {
 	char folder[64], suffix[48];
 };
 
-// Returns false if there is no such process, or only a zombie.
-static bool identify(pid_t process, struct identity *identity)
+static bool lock(int fd, int how)
 {
-	char path[48], text[1024];
-	snprintf(path, sizeof path, "/proc/%d/task/%d/stat", process, process); // emulators make up /proc/PID/stat
-	*identity = (struct identity){.process = process};
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return errno != ENOENT; // it exists, but no descriptor is left to look with
-	ssize_t length = read(fd, text, sizeof text - 1);
-	close(fd);
-	if (length <= 0)
-		return length < 0 && errno != ESRCH;
-	text[length] = 0;
-	char state, *fields = strrchr(text, ')'); // the name before may contain anything
-	unsigned long long threads = 0, started = 0, stack = 0;
-	if (!fields || sscanf(fields + 1,
-			      " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu %*s %llu"
-			      " %*s %*s %*s %*s %*s %llu",
-			      &state, &threads, &started, &stack) != 4)
-		return false;
-	identity->started = started;
-	identity->stack = stack;
-	return (state != 'Z' && state != 'X') || threads > 1; // its first thread may have ended before the others
-}
-
-// Fields that could not be read are 0, and count as equal.
-static bool same(const struct identity *one, const struct identity *other)
-{
-	return one->process == other->process &&
-	       (!one->started || !other->started || one->started == other->started) &&
-	       (!one->stack || !other->stack || one->stack == other->stack);
-}
-
-static bool lock(struct segment *of, bool wait)
-{
-	int error = wait ? pthread_mutex_lock(&of->lock) : pthread_mutex_trylock(&of->lock);
-	if (error == EOWNERDEAD)
-		error = pthread_mutex_consistent(&of->lock);
+	int error;
+	while ((error = flock(fd, how)) && errno == EINTR)
+		;
 	return !error;
 }
 
+// Asks for the lock on a member's place, or takes it; returns false if a process has it.
+static bool place_is_free(int fd, int command, int member)
+{
+	struct flock place = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = member, .l_len = 1};
+	return !fcntl(fd, command, &place) && (command == F_OFD_SETLK || place.l_type == F_UNLCK);
+}
+
 // Drops the members whose processes have ended; returns whether any is left.
-static bool drop_dead(struct segment *of)
+static bool drop_dead(struct segment *of, int fd)
 {
 	bool left = false;
 	for (int i = 0; i < MEMBERS; i++) {
-		struct identity *member = &of->members[i].identity, now;
-		if (member->process && !(identify(member->process, &now) && same(member, &now)))
+		struct member *member = &of->members[i];
+		if (member->process && member != own && place_is_free(fd, F_OFD_GETLK, i))
 			member->process = 0;
 		left |= member->process != 0;
 	}
 	return left;
 }
 
-// Makes a file without a name, and names it when it is complete.
-static bool create(const char *folder, const char *path)
-{
-	char name[32];
-	int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-	if (fd < 0)
-		return false;
-	struct segment *new = MAP_FAILED;
-	errno = posix_fallocate(fd, 0, sizeof *new);
-	if (!errno)
-		new = mmap(NULL, sizeof *new, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	bool created = new != MAP_FAILED;
-	if (created) {
-		pthread_mutexattr_t attributes;
-		pthread_mutexattr_init(&attributes);
-		pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-		pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-		errno = pthread_mutex_init(&new->lock, &attributes);
-		created = !errno;
-		pthread_mutexattr_destroy(&attributes);
-		munmap(new, sizeof *new);
-		snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
-		created = created && (!linkat(AT_FDCWD, name, AT_FDCWD, path, AT_SYMLINK_FOLLOW) || errno == EEXIST);
-	}
-	close(fd);
-	return created;
-}
-
-// Returns the file's segment, locked; NULL: errno says why. Removing the file takes the lock, so a file that still has
-// its name keeps it. folder: where to make the file if there is none; NULL: nowhere, and without waiting.
-static struct segment *attach(const char *path, const char *folder)
+// Returns the file's segment, locked, and its descriptor; NULL: errno says why. Removing the file takes the lock, so a
+// file that still has its name keeps it. make: waits for the lock, and makes the file if there is none.
+static struct segment *attach(const char *path, bool make, int *fd)
 {
 	for (;;) {
-		int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-		if (fd < 0 && errno == ENOENT && folder && create(folder, path))
-			continue;
-		if (fd < 0)
-			return NULL;
-		struct segment *found = mmap(NULL, sizeof *found, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		struct stat status = {.st_nlink = 1};
-		bool locked = found != MAP_FAILED && lock(found, folder != NULL);
-		int error = found == MAP_FAILED ? errno : EBUSY;
-		if (locked)
-			fstat(fd, &status);
-		close(fd);
-		if (locked && status.st_nlink)
-			return found;
-		if (locked)
-			pthread_mutex_unlock(&found->lock);
+		struct segment *found = MAP_FAILED;
+		*fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | (make ? O_CREAT : 0), 0600);
+		if (*fd < 0)
+			return NULL;
+		if (lock(*fd, LOCK_EX | (make ? 0 : LOCK_NB)) && !fstat(*fd, &status) && status.st_nlink &&
+		    ((size_t)status.st_size >= sizeof *found || !(errno = posix_fallocate(*fd, 0, sizeof *found))))
+			found = mmap(NULL, sizeof *found, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
 		if (found != MAP_FAILED)
-			munmap(found, sizeof *found);
+			return found;
+		int error = errno;
+		close(*fd);
 		errno = error;
-		if (!locked)
+		if (status.st_nlink)
 			return NULL;
 	}
 }
 
-static void detach(struct segment *of, const char *path)
+static void detach(struct segment *of, int fd, const char *path)
 {
-	if (!drop_dead(of))
+	if (!drop_dead(of, fd))
 		unlink(path);
-	pthread_mutex_unlock(&of->lock);
 	munmap(of, sizeof *of);
+	lock(fd, LOCK_UN); // a child that was just forked may have the descriptor, too
+	close(fd);
 }
 
 #define OUTLIVES ".memory"
@@ -242,9 +177,10 @@ static void sweep(const struct location *location)
 		}
 		if (!ends_in(entry->d_name, location->suffix) || !strcmp(path, file))
 			continue;
-		struct segment *other = attach(path, NULL);
+		int fd;
+		struct segment *other = attach(path, false, &fd);
 		if (other)
-			detach(other, path);
+			detach(other, fd, path);
 	}
 	if (listing)
 		closedir(listing);
@@ -266,23 +202,13 @@ static bool find_location(struct location *location)
 // Takes a place in the segment, which is locked.
 static CUresult join(void)
 {
-	struct identity identity;
-	char name[16] = "";
-	if (readlink("/proc/self", name, sizeof name - 1) < 0 || atoi(name) != getpid() ||
-	    !identify(getpid(), &identity) || !identity.started) {
-		sim_complain("CUDASIM_SHARED needs /proc to see which processes live; cuInit returns 304");
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	}
-	for (int i = 0; i < MEMBERS; i++) // of this number: from before an exec, or from a process that has ended
-		if (segment->members[i].identity.process == identity.process)
-			segment->members[i].identity.process = 0;
-	if (!drop_dead(segment))
+	if (!drop_dead(segment, descriptor))
 		segment->memory = sim.settings.memory;
 	if (segment->memory != sim.settings.memory)
 		sim_complain("CUDASIM_MEMORY is %llu for the processes that share %s; using that",
 			     (unsigned long long)segment->memory, sim.settings.shared);
 	for (int i = 0; i < MEMBERS && !own; i++)
-		if (!segment->members[i].identity.process)
+		if (!segment->members[i].process && place_is_free(descriptor, F_OFD_SETLK, i))
 			own = &segment->members[i];
 	if (!own) {
 		sim_complain("%d processes share %s already; cuInit returns 304", MEMBERS, sim.settings.shared);
@@ -292,9 +218,7 @@ static CUresult join(void)
 	for (int i = 0; i < MAX_DEVICES; i++)
 		own->places[i] = i;
 	own->lent = false;
-	own->identity.started = identity.started;
-	own->identity.stack = identity.stack;
-	__atomic_store_n(&own->identity.process, identity.process, __ATOMIC_RELEASE);
+	__atomic_store_n(&own->process, getpid(), __ATOMIC_RELEASE);
 	for (int i = 0; i < MAX_DEVICES; i++)
 		memory.devices[i].total = segment->memory;
 	return CUDA_SUCCESS;
@@ -307,27 +231,37 @@ CUresult budget_join(void)
 		return CUDA_SUCCESS;
 	bool found = find_location(&location);
 	snprintf(file, sizeof file, "%s/%s%s", location.folder, sim.settings.shared, found ? location.suffix : "");
-	if (!found || !(segment = attach(file, location.folder))) {
+	if (!found || !(segment = attach(file, true, &descriptor))) {
 		sim_complain("CUDASIM_SHARED: %s can't be used: %s; cuInit returns 304", file, strerror(errno));
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	CUresult result = join();
 	if (result != CUDA_SUCCESS) {
-		detach(segment, file);
+		detach(segment, descriptor, file);
 		segment = NULL;
 		return result;
 	}
-	pthread_mutex_unlock(&segment->lock);
+	lock(descriptor, LOCK_UN);
 	sweep(&location);
 	return CUDA_SUCCESS;
 }
 
 void budget_leave(void)
 {
-	if (!segment || own->identity.process != getpid() || !lock(segment, true)) // a child's is its parent's
+	if (!segment || !lock(descriptor, LOCK_EX))
 		return;
-	own->identity.process = 0;
-	detach(segment, file);
+	own->process = 0;
+	detach(segment, descriptor, file);
+	segment = NULL;
+	own = NULL;
+}
+
+void budget_forget(void)
+{
+	if (segment) {
+		munmap(segment, sizeof *segment); // the parent's
+		close(descriptor);
+	}
 	segment = NULL;
 	own = NULL;
 }
@@ -345,7 +279,7 @@ static uint64_t held(const struct segment *of, int place)
 	uint64_t used = 0;
 	for (int i = 0; i < MEMBERS; i++)
 		for (int device = 0; device < MAX_DEVICES; device++)
-			if (of->members[i].identity.process && !of->members[i].lent && of->members[i].places[device] == place)
+			if (of->members[i].process && !of->members[i].lent && of->members[i].places[device] == place)
 				used += of->members[i].used[device];
 	return used;
 }
@@ -360,11 +294,11 @@ static uint64_t available(int device)
 
 bool budget_take(int device, uint64_t size)
 {
-	if (segment && !lock(segment, true))
+	if (segment && !lock(descriptor, LOCK_EX))
 		return false;
 	bool fits = size <= available(device);
 	if (!fits && segment) {
-		drop_dead(segment);
+		drop_dead(segment, descriptor);
 		fits = size <= available(device);
 	}
 	if (fits) {
@@ -374,7 +308,7 @@ bool budget_take(int device, uint64_t size)
 			own->used[device] += size;
 	}
 	if (segment)
-		pthread_mutex_unlock(&segment->lock);
+		lock(descriptor, LOCK_UN);
 	return fits;
 }
 
@@ -382,21 +316,21 @@ void budget_give(int device, uint64_t size)
 {
 	memory.devices[device].used -= size;
 	process_holds(device, memory.devices[device].used);
-	if (segment && lock(segment, true)) {
+	if (segment && lock(descriptor, LOCK_EX)) {
 		own->used[device] -= size;
-		pthread_mutex_unlock(&segment->lock);
+		lock(descriptor, LOCK_UN);
 	}
 }
 
 uint64_t budget_free(int device)
 {
-	if (segment && !lock(segment, true))
+	if (segment && !lock(descriptor, LOCK_EX))
 		return 0;
 	if (segment)
-		drop_dead(segment);
+		drop_dead(segment, descriptor);
 	uint64_t result = available(device);
 	if (segment)
-		pthread_mutex_unlock(&segment->lock);
+		lock(descriptor, LOCK_UN);
 	return result;
 }
 
@@ -411,13 +345,14 @@ CUresult budget_lend(int process, const char *shared, const int *places)
 	if (!find_location(&location))
 		return result;
 	snprintf(path, sizeof path, "%s/%s%s", location.folder, shared, location.suffix);
-	struct segment *of = attach(path, location.folder);
+	int fd;
+	struct segment *of = attach(path, true, &fd);
 	if (!of)
 		return result;
-	drop_dead(of);
+	drop_dead(of, fd);
 	for (int i = 0; i < MEMBERS; i++) {
 		struct member *member = &of->members[i];
-		if (member->identity.process != process)
+		if (member->process != process)
 			continue;
 		result = CUDA_SUCCESS;
 		for (int device = 0; places && member->lent && device < MAX_DEVICES; device++)
@@ -428,6 +363,6 @@ CUresult budget_lend(int process, const char *shared, const int *places)
 		if (result == CUDA_SUCCESS)
 			member->lent = !places;
 	}
-	detach(of, path);
+	detach(of, fd, path);
 	return result;
 }

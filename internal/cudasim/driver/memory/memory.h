@@ -92,6 +92,7 @@ void ballast_take(void); // keeps spare kernel mappings, to clear addresses at t
 // --- how much each process uses (budget.c)
 CUresult budget_join(void); // joins the processes that share the devices, if the settings say so
 void budget_leave(void);
+void budget_forget(void); // in a forked child: the member is its parent's
 bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
 uint64_t budget_free(int device);
