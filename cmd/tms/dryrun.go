@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,7 +55,7 @@ type planning struct {
 	plans    []plan
 	outcomes []outcome
 	host     uint64           // taken by pauses
-	freed    map[string]int64 // by device, as the driver counts them; below 0: taken
+	freed    map[string]int64 // by UUID; below 0: taken
 }
 
 func (s steering) planning(force bool) *planning {
@@ -109,19 +109,19 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 		if part.Bytes == 0 {
 			continue
 		}
-		device := visible(made.PID, d.Device)
+		gpu := cmp.Or(d.UUID, strconv.Itoa(d.Device))
 		if resume {
 			if !state.Stats.Everything { // else the driver cannot be asked
-				free := uint64(max(0, int64(d.FreeBytes)+p.freed[device]))
+				free := uint64(max(0, int64(d.FreeBytes)+p.freed[gpu]))
 				part.Free = &free
 				if free < part.Bytes {
 					made.Error = fmt.Sprintf("it does not fit: device %d would have %s free and %s are needed",
 						d.Device, readable.Bytes(free), readable.Bytes(part.Bytes))
 				}
 			}
-			p.freed[device] -= int64(part.Bytes)
+			p.freed[gpu] -= int64(part.Bytes)
 		} else {
-			p.freed[device] += int64(part.Bytes)
+			p.freed[gpu] += int64(part.Bytes)
 		}
 		made.Bytes += part.Bytes
 		made.Devices = append(made.Devices, part)
@@ -191,18 +191,4 @@ func (m *plan) text() string {
 			available)
 	}
 	return text.String()
-}
-
-// visible names a process's device as other processes count it: the CUDA_VISIBLE_DEVICES with which the process was
-// started may have its own order.
-func visible(pid, ordinal int) string {
-	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	for entry := range strings.SplitSeq(string(environment), "\x00") {
-		if list, ok := strings.CutPrefix(entry, "CUDA_VISIBLE_DEVICES="); ok {
-			if devices := strings.Split(list, ","); ordinal < len(devices) {
-				return strings.TrimSpace(devices[ordinal])
-			}
-		}
-	}
-	return strconv.Itoa(ordinal)
 }

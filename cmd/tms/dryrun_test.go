@@ -61,11 +61,15 @@ func TestDryRun(t *testing.T) {
 	fails(t, exitNoProcess, nobody, "swap", "--dry-run", "--force", third.number(), "999999999")
 }
 
-// Each plan has what the earlier ones leave, on devices as the driver numbers them.
+// Each plan has what the earlier ones leave, on devices by their UUIDs, which a move changes.
 func TestPlans(t *testing.T) {
 	state := func(device int, tag stats.Tag) control.ProcessState {
+		uuid := "GPU-a" // of both processes, which number it otherwise
+		if device == 1 {
+			uuid = "GPU-b"
+		}
 		return control.ProcessState{Gated: true, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
-			{Device: device, FreeBytes: 10, Tags: []stats.Tag{tag}}}}}}
+			{Device: device, UUID: uuid, FreeBytes: 10, Tags: []stats.Tag{tag}}}}}}
 	}
 	p := steering{}.planning(false)
 	make := func(pid int, op string, state control.ProcessState) plan {
@@ -73,7 +77,7 @@ func TestPlans(t *testing.T) {
 		p.plan(&made, state)
 		return made
 	}
-	own, other := os.Getpid(), sleeping(t, "CUDA_VISIBLE_DEVICES=3,1")
+	own, other := os.Getpid(), 999999999
 	require.Empty(t, make(own, control.Pause, state(3, stats.Tag{PhysicalBytes: 100})).Error)
 	require.Empty(t, make(other, control.Resume, state(0, stats.Tag{PausedBytes: 60})).Error)
 	require.Contains(t, make(own, control.Resume, state(3, stats.Tag{PausedBytes: 60})).Error,

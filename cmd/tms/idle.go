@@ -132,12 +132,8 @@ func (w *watch) begin(ctx context.Context) error {
 	defer process.Close()
 	defer w.turn.leave()
 	w.process = process
-	switch {
-	case !state.Gated:
+	if !state.Gated || state.IdleSeconds == nil {
 		return errors.New("its threads cannot be stopped: tms run did not start it")
-	case state.IdleSeconds == nil:
-		return fmt.Errorf("its libtms.so is older than this command (%s), and does not report whether it is idle",
-			version)
 	}
 	err = w.attend(ctx)
 	if errors.Is(err, client.ErrUnreachable) {

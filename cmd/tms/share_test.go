@@ -10,12 +10,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/control"
 	"tms/internal/hermetic"
 )
 
@@ -121,9 +123,42 @@ func TestShareAndCapture(t *testing.T) {
 	require.Regexp(t, fmt.Sprintf(`(?m)^%d: has waited \d+\.\d s for 80\.00 MiB on GPU-.*: it waits until`,
 		other.Process.Pid), succeeds(t, "ps", "--no-trunc"))
 	require.EqualValues(t, smallBytes, held(t, one))
+	for _, helper := range kin(map[int]bool{other.Process.Pid: true}) {
+		_ = syscall.Kill(helper, syscall.SIGTSTP) // as a terminal stops the program and what it has started
+	}
 	one.do("captured")
 	require.Equal(t, "1000", other.ends(t))
 	require.Equal(t, "ok", one.do("check"))
+}
+
+// A process that is stopped while it is paused for another does not keep the device locked for all.
+func TestShareAndStop(t *testing.T) {
+	start := sharesDevice(t)
+	one := startSteered(t, steeredProgram(t), reaching(t), "CUDASIM_MEMORY=100M", "TMS_SHARE=1",
+		"TMS_SHARE_AT_LEAST=0", "TMS_COMMAND="+tms, "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")))
+	one.do("busy 1000000")
+	other := start("--share", 80, 1, 10, 0)
+	require.Eventually(t, func() bool {
+		state, err := status(one.Process.Pid, time.Minute)
+		return err == nil && state.Doing == control.Pause
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, one.Process.Signal(syscall.SIGSTOP))
+	user := os.Geteuid()
+	var locks []string
+	for _, directory := range control.Directories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user) {
+		found, err := filepath.Glob(directory + "/GPU-*.lock")
+		require.NoError(t, err)
+		locks = append(locks, found...)
+	}
+	require.Len(t, locks, 1)
+	file, err := os.Open(locks[0])
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil },
+		time.Minute, time.Millisecond)
+	require.NoError(t, file.Close())
+	require.NoError(t, one.Process.Signal(syscall.SIGCONT))
+	require.NoError(t, one.Process.Kill())
+	require.Equal(t, "1000", other.ends(t))
 }
 
 // No more is paused than is needed, and memory without contents first. A program of higher priority goes on.
