@@ -30,8 +30,6 @@ type plan struct {
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
 	Legs               legs    `json:"gpus,omitempty"`  // for a move
 	Error              string  `json:"error,omitempty"` // why it would not be done
-
-	unreachable bool
 }
 
 // planDevice is a device's part of a plan.
@@ -66,24 +64,21 @@ func (s steering) planning(force bool) *planning {
 func (p *planning) run(command *cobra.Command, op string, pids ...int) {
 	for _, pid := range pids {
 		made := plan{PID: pid, Op: op, Devices: []planDevice{}}
-		if connection, state, err := reach(context.Background(), pid); err != nil {
-			o := ended(outcome{PID: pid}, err)
-			made.Error, made.unreachable = o.Error, o.unreachable
-		} else {
+		connection, state, err := reach(context.Background(), pid)
+		o := ended(outcome{PID: pid}, err)
+		if made.Error = o.Error; err == nil {
 			if p.plan(&made, state); p.also != nil {
 				p.also(&made, connection, state)
 			}
 			connection.Close()
 		}
 		made.Fits = made.Error == ""
-		p.plans = append(p.plans, made)
-		p.outcomes = append(p.outcomes, outcome{OK: made.Fits, unreachable: made.unreachable})
+		o.OK, o.Error = made.Fits, made.Error
+		p.plans, p.outcomes = append(p.plans, made), append(p.outcomes, o)
 		if !p.asJSON {
 			fmt.Fprint(command.OutOrStdout(), made.text())
 		}
-		if !made.Fits {
-			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", pid, made.Error)
-		}
+		o.complain(command)
 	}
 }
 

@@ -57,12 +57,8 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 			if err != nil {
 				return err
 			}
-			inTurns := command.Flags().Changed("slice")
-			if inTurns && s.file == "" {
+			if command.Flags().Changed("slice") && s.file == "" {
 				return errors.New("--slice needs --lock, whose file the processes share")
-			}
-			if _, err := awaited(); inTurns && err != nil {
-				return fmt.Errorf("--slice: whether another waits for the lock cannot be seen: %w", err)
 			}
 			if err := notEmpty(command, "tag", "all"); err != nil {
 				return err
@@ -205,11 +201,11 @@ func (w *watch) isOver() bool {
 	if w.slice.Duration == 0 || time.Since(w.turn.since) < w.slice.Duration {
 		return false
 	}
-	waits, err := awaited()
+	waits := awaited()
 	if waits {
 		w.say("has run for %v, and another waits", time.Since(w.turn.since).Round(time.Millisecond))
 	}
-	return waits && err == nil
+	return waits
 }
 
 // pause returns false if the process goes on, because it has work or nothing to give.
@@ -255,11 +251,7 @@ func (w *watch) rest(ctx context.Context) error {
 		}
 	}
 	came := time.Now()
-	alive := func() error {
-		_, err := w.process.Status(context.Background(), longest)
-		return err
-	}
-	if err := w.turn.take(ctx, alive); ctx.Err() != nil {
+	if err := w.turn.take(ctx, w.process); ctx.Err() != nil {
 		return w.undo()
 	} else if err != nil {
 		return err
@@ -321,7 +313,7 @@ func (t *turn) tryTake() bool {
 }
 
 // take waits for the lock, until the command is interrupted or the process is gone.
-func (t *turn) take(ctx context.Context, alive func() error) error {
+func (t *turn) take(ctx context.Context, process *client.Conn) error {
 	if t == nil {
 		return nil
 	}
@@ -350,7 +342,7 @@ func (t *turn) take(ctx context.Context, alive func() error) error {
 		case <-ctx.Done():
 			return given(ctx.Err())
 		case <-time.After(time.Second):
-			if err := alive(); err != nil {
+			if _, err := process.Status(context.Background(), longest); err != nil {
 				return given(err)
 			}
 		}
@@ -367,11 +359,8 @@ func (t *turn) leave() {
 // awaited reports whether anybody waits for an flock of this process: it has only that of --lock, for one of its
 // watches at a time. The kernel lists waiters after the lock that they wait for, with the same number: "1: FLOCK
 // ADVISORY WRITE 4711 …", then "1: -> FLOCK …". (fs/locks.c)
-func awaited() (bool, error) {
-	list, err := os.ReadFile("/proc/locks")
-	if err != nil {
-		return false, err
-	}
+func awaited() bool {
+	list, _ := os.ReadFile("/proc/locks")
 	own, pid := "", strconv.Itoa(os.Getpid())
 	for line := range strings.Lines(string(list)) {
 		words := strings.Fields(line)
@@ -379,8 +368,8 @@ func awaited() (bool, error) {
 		case len(words) > 4 && words[1] == "FLOCK" && words[4] == pid:
 			own = words[0]
 		case len(words) > 1 && words[1] == "->" && words[0] == own:
-			return true, nil
+			return true
 		}
 	}
-	return false, nil
+	return false
 }

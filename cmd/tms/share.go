@@ -50,23 +50,19 @@ func shareCommand() *cobra.Command {
 		Short: "Make room for a process that waits for memory",
 		Long: `Pauses others of tms run --share until there is room for what a process waits
 for, and resumes what they had paused of it. Such a process runs this itself.`,
-		Example: `  tms share 12345 --explain`,
-		Args: func(command *cobra.Command, arguments []string) error {
-			if len(arguments) != 1 {
-				return errors.New("name one process by its number (tms ps lists them)")
-			}
-			_, err := processes(arguments)
-			return err
-		},
+		Example:           `  tms share 12345 --explain`,
 		ValidArgsFunction: completeProcesses,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			pids, _ := processes(arguments)
+			pids, err := processes(arguments)
+			if err != nil || len(pids) != 1 {
+				return cmp.Or(err, errors.New("name one process by its number (tms ps lists them)"))
+			}
 			r := roomFor{pid: pids[0], refused: map[int]string{}, busy: map[int]time.Time{}, empty: map[int]int{}}
 			if explain {
 				return explainTo(command.OutOrStdout(), r.pid)
 			}
 			signal.Ignore(unix.SIGTSTP) // which a terminal sends with the process: it may have locked a device
-			err := r.make()
+			err = r.make()
 			o := ended(outcome{PID: r.pid}, err)
 			if report {
 				fmt.Fprintf(command.OutOrStdout(), "%d 0\n%s", cuda.Code(err), o.Error)
@@ -364,22 +360,30 @@ func inWords(d share.Decision) string {
 	return "a pause of " + strings.Join(words, "; ") + " makes room"
 }
 
-// lockDevice takes the lock under which room is made on a device. It ends with this process. (flock)
+// lockDevice takes the lock under which room is made on a device: in all directories in which processes find one another,
+// because each may have its socket in another. It ends with this process. (flock)
 func lockDevice(uuid string) (unlock func(), err error) {
 	user := os.Geteuid()
-	for _, directory := range control.Directories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user) {
+	directories := control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user)
+	slices.Sort(directories) // so that two never wait for each other
+	var files []*os.File
+	for _, directory := range directories {
 		var file *os.File
 		if err = control.MakeDirectory(directory, user); err == nil {
 			file, err = os.OpenFile(directory+"/"+strings.ReplaceAll(uuid, "/", "")+".lock", os.O_RDWR|os.O_CREATE, 0o600)
 		}
-		if err != nil {
-			continue
-		}
-		for {
-			if err = unix.Flock(int(file.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-				return func() { _ = file.Close() }, err
+		if err == nil {
+			files = append(files, file)
+			for unix.Flock(int(file.Fd()), unix.LOCK_EX) == unix.EINTR {
 			}
 		}
 	}
-	return nil, fmt.Errorf("the lock of a device cannot be taken: %w", err)
+	if len(files) == 0 {
+		return nil, fmt.Errorf("the lock of a device cannot be taken: %w", err)
+	}
+	return func() {
+		for _, file := range files {
+			_ = file.Close()
+		}
+	}, nil
 }

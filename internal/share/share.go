@@ -122,18 +122,13 @@ func Shares(all []Process, id int) (sum time.Duration) {
 // Decide says what comes next for the process id, which has a Need. The device has free bytes.
 func Decide(free uint64, all []Process, id int) Decision {
 	waiting := slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Need == 0 })
-	overdue := map[int]bool{}
-	for _, p := range waiting {
-		overdue[p.ID] = p.Waited > Shares(all, p.ID)
+	for i, p := range waiting {
+		if p.Waited > Shares(all, p.ID) { // overdue
+			waiting[i].Priority = math.Inf(1)
+		}
 	}
 	slices.SortFunc(waiting, func(x, y Process) int {
-		if overdue[x.ID] != overdue[y.ID] {
-			return map[bool]int{true: -1, false: 1}[overdue[x.ID]]
-		}
-		if !overdue[x.ID] && x.Priority != y.Priority {
-			return cmp.Compare(y.Priority, x.Priority)
-		}
-		return cmp.Or(cmp.Compare(y.Waited, x.Waited), cmp.Compare(x.ID, y.ID))
+		return cmp.Or(cmp.Compare(y.Priority, x.Priority), cmp.Compare(y.Waited, x.Waited), cmp.Compare(x.ID, y.ID))
 	})
 	at := slices.IndexFunc(waiting, func(p Process) bool { return p.ID == id })
 	own := waiting[at]

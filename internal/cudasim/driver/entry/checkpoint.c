@@ -6,10 +6,10 @@
 #include "base/process.h"
 #include "entry/gate.h"
 
-static bool zero(const uint64_t *words, size_t count)
+static bool zero(const void *bytes, size_t count)
 {
-	static const uint64_t zeros[8];
-	return !words || !memcmp(words, zeros, count * sizeof *words);
+	static const char zeros[64];
+	return !bytes || !memcmp(bytes, zeros, count);
 }
 
 static CUresult state_of(int pid, CUprocessState *state)
@@ -26,7 +26,7 @@ static CUresult state_of(int pid, CUprocessState *state)
 static CUresult lock(int pid, CUcheckpointLockArgs *args)
 {
 	struct process_page *page;
-	if (args && (args->reserved0 || !zero(args->reserved1, 7)))
+	if (args && (args->reserved0 || !zero(args->reserved1, sizeof args->reserved1)))
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(process_find(pid, &page));
 	CUresult result = process_lock(page, args ? args->timeoutMs : 0);
@@ -58,7 +58,7 @@ static CUresult unlock(struct process_page *page)
 static CUresult change(int pid, const uint64_t *reserved, CUresult (*to)(struct process_page *))
 {
 	struct process_page *page;
-	if (!zero(reserved, 8)) // from driver 610 on, the first one of a checkpoint is for the caller's storage
+	if (!zero(reserved, 8 * sizeof *reserved)) // from driver 610 on, the first one of a checkpoint is for the caller's storage
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(process_find(pid, &page));
 	CUresult result = to(page);
@@ -105,10 +105,9 @@ static CUresult follow(const struct process_page *page, const CUcheckpointRestor
 // Without pairs, it restores to the devices that the process had.
 static CUresult restore(int pid, const CUcheckpointRestoreArgs *args)
 {
-	static const char zeros[sizeof args->reserved];
 	struct process_page *page;
 	int places[MAX_DEVICES];
-	if (args && (memcmp(args->reserved, zeros, sizeof zeros) || args->reserved1 || !args->gpuPairs != !args->gpuPairsCount))
+	if (args && (!zero(args->reserved, sizeof args->reserved) || args->reserved1 || !args->gpuPairs != !args->gpuPairsCount))
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(process_find(pid, &page));
 	CUresult result = CUDA_SUCCESS;
