@@ -64,6 +64,7 @@ type Server struct {
 
 	own     *connection // stands for the process, which wants paused what was paused with Yield; never among clients
 	ran     time.Time   // since when it has had all of that
+	yields  bool        // something is so paused
 	yielded time.Time   // when the last such pause was done
 	awaited time.Time   // since when a thread has waited for the memory; zero: none does
 	away    float64     // seconds between the last two before; negative: there were none
@@ -365,7 +366,12 @@ func (s *Server) cancel(c *connection, id uint64) error {
 // glance answers the clients that wait until a thread waits at the gate. It polls, because threads that gave notice
 // would pay for that at every call.
 func (s *Server) glance(now time.Time) {
-	own, every := s.rights.Has(s.own) && !s.wakes, gateGlance
+	yields, every := s.rights.Has(s.own), gateGlance
+	if s.yields && !yields { // it has its memory again, or another client has taken that over
+		s.ran, s.awaited = now, time.Time{}
+	}
+	s.yields = yields
+	own := yields && !s.wakes
 	if own {
 		every = ownGlance
 	}
@@ -591,7 +597,7 @@ func (s *Server) collect() {
 	if outcome == nil {
 		return
 	}
-	t, reply, yielded := s.running, &outcome.Reply, s.rights.Has(s.own)
+	t, reply := s.running, &outcome.Reply
 	s.running = nil
 	switch op := t.Request.Op; {
 	case op == control.Record && t.client != nil && (reply.OK || t.Request.File == ""):
@@ -626,9 +632,6 @@ func (s *Server) collect() {
 			}
 			s.retried, s.retryAt = true, time.Now().Add(RetryEvery)
 		}
-	}
-	if yielded && !s.rights.Has(s.own) {
-		s.ran, s.awaited = time.Now(), time.Time{}
 	}
 	s.settle()
 	if t.client != nil {

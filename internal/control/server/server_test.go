@@ -19,6 +19,7 @@ import (
 	"tms/internal/control/rights"
 	"tms/internal/control/server"
 	"tms/internal/guard"
+	"tms/vmm/cuda"
 )
 
 // fake is a process that behaves as a test defines.
@@ -444,6 +445,41 @@ func TestYield(t *testing.T) {
 	require.Negative(t, shared().Waited)
 	other.Close()
 	f.undone(t, "weights")
+}
+
+// A process waits no longer once another client keeps what it has yielded, or it takes that without others' help.
+func TestYieldThatEnds(t *testing.T) {
+	for name, ends := range map[string]func(*fake, *client.Conn){
+		"another keeps it": func(_ *fake, c *client.Conn) {
+			require.True(t, do(t, c, pause).OK)
+			require.True(t, do(t, c, control.Request{Op: control.Keep}).OK)
+		},
+		"nobody makes room": func(f *fake, _ *client.Conn) {
+			f.with(func() { f.woken = func() error { return cuda.Refuse(cuda.OperatingSystem, "no command") } })
+			f.undone(t, "weights")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := serve(t)
+			f.pausing("weights")
+			f.with(func() {
+				f.awaited = func() bool { return true }
+				f.woken = func() error { return errors.New("no memory") }
+			})
+			c := dial(t)
+			yield := pause
+			yield.Yield = true
+			require.True(t, do(t, c, yield).OK)
+			waits := func() bool {
+				state, err := c.Status(context.Background(), time.Minute)
+				require.NoError(t, err)
+				return state.Share.Waited >= 0
+			}
+			require.Eventually(t, waits, time.Minute, time.Millisecond)
+			ends(f, c)
+			require.Eventually(t, func() bool { return !waits() }, time.Minute, time.Millisecond)
+		})
+	}
 }
 
 // A client that is killed in the middle of a pause with Yield leaves it to the process as well.
