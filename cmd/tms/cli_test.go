@@ -84,7 +84,7 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"resume 1 --all": "--all and 1 are both given",
 		"resume 0":       `"0" is no process`,
 
-		"swap 1":   "name two processes",
+		"swap 1":   "name two different",
 		"swap 1 1": "name two different",
 		"swap 1 y": `"y" is no process`,
 

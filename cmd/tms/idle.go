@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,18 +51,12 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
   tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock --slice 1m`,
 		ValidArgsFunction: completeProcesses,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if len(arguments) == 0 {
-				return errors.New("name the processes by number (tms ps lists them)")
-			}
 			pids, err := processes(arguments)
-			if err != nil {
-				return err
+			if err != nil || len(pids) == 0 {
+				return cmp.Or(err, errors.New("name the processes by number (tms ps lists them)"))
 			}
 			if command.Flags().Changed("slice") && s.file == "" {
 				return errors.New("--slice needs --lock, whose file the processes share")
-			}
-			if err := notEmpty(command, "tag", "all"); err != nil {
-				return err
 			}
 			return s.run(command, pids)
 		},
@@ -69,8 +64,7 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 	addTime(command, &s.after, "after", 5*time.Minute, "`TIME` without work before a pause")
 	command.Flags().StringVar(&s.file, "lock", "", "run only one of the processes that share this `FILE`")
 	addTime(command, &s.slice, "slice", 0, "with --lock: `TIME` of a turn when another waits")
-	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
-	completesBy(command, "tag", completeTags)
+	s.addTag(command)
 	return command
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -74,6 +73,7 @@ func (s *steering) add(command *cobra.Command) {
 	flags.BoolVar(&s.report, "report", false, "")
 	_ = flags.MarkHidden("report")
 	s.addTag(command)
+	s.addOutput(command)
 	s.addProcesses(command)
 }
 
@@ -82,7 +82,7 @@ func (s *steering) addProcesses(command *cobra.Command) {
 	command.Flags().BoolVar(&s.all, "all", false, "all processes of this user that listen")
 	command.ValidArgsFunction = completeProcesses
 	command.Args = func(command *cobra.Command, arguments []string) error {
-		if err := cmp.Or(notEmpty(command, "tag", "all"), notEmpty(command, "job", "all")); err != nil {
+		if err := notEmpty(command, "job", "all"); err != nil {
 			return err
 		}
 		given := slices.Clone(arguments)
@@ -108,12 +108,10 @@ func (s *steering) addProcesses(command *cobra.Command) {
 	}
 }
 
-const tagHelp = "only this `TAG` (default: all pausable memory)"
-
 func (s *steering) addTag(command *cobra.Command) {
-	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
+	command.Flags().StringVar(&s.tag, "tag", "", "only this `TAG` (default: all pausable memory)")
 	completesBy(command, "tag", completeTags)
-	s.addOutput(command)
+	command.PreRunE = func(command *cobra.Command, _ []string) error { return notEmpty(command, "tag", "all") }
 }
 
 func (s *steering) addOutput(command *cobra.Command) {

@@ -36,30 +36,22 @@ be resumed, OUT is resumed again.`,
   tms swap 12345 23456 --tag weights --wait 60`,
 		ValidArgsFunction: completeProcesses,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if len(arguments) != 2 {
-				return errors.New("name two processes by number: the one to pause and the one to resume (tms ps " +
-					"lists them)")
-			}
 			pids, err := processes(arguments)
-			switch {
-			case err != nil:
-				return err
-			case len(pids) != 2:
-				return errors.New("name two different processes: the one to pause and the one to resume")
+			if err != nil || len(arguments) != 2 || len(pids) != 2 {
+				return cmp.Or(err, errors.New("name two different processes by number: the one to pause and the one "+
+					"to resume (tms ps lists them)"))
 			}
 			return s.run(command, pids[0], pids[1])
 		},
 	}
 	s.addTag(command)
+	s.addOutput(command)
 	addTimeout(command, &s.timeout, &s.force)
 	addWait(command, &s.wait)
 	return command
 }
 
 func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
-	if err := notEmpty(command, "tag", "all"); err != nil {
-		return err
-	}
 	if s.dryRun {
 		p := s.planning(s.force)
 		p.run(command, control.Pause, outPID)
