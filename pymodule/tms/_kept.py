@@ -96,26 +96,7 @@ class Kept:
             ValueError: the module does not fit.
         """
         torch = importlib.import_module("torch")
-        if self._set is None:
-            self.__enter__()
-        if self._set is None:
-            raise TmsError(
-                f"attaching the set {self.name!r} failed: {self._why}. Publish it first.",
-                code=_NO_SUCH_SET,
-                cause=self._why,
-            )
-        manifest = self._set.manifest()
-        if manifest.get("format") != _FORMAT:
-            raise NotSupportedError(
-                f"The set {self.name!r} has format {manifest.get('format')}, and this version of "
-                f"tms reads {_FORMAT}. Publish it again."
-            )
-        chunks = self._set.attached(torch)
-        if copy:
-            chunks = [chunk.clone() for chunk in chunks]
-        tensors = {
-            name: _Place(**place).view(torch, chunks) for name, place in manifest["tensors"].items()
-        }
+        tensors = self._mapped(torch, self._manifest(), 0 if copy else None)
         if module is not None:
             _assign(torch, module, tensors, frozen=not copy)
         return tensors
@@ -140,8 +121,48 @@ class Kept:
         torch = importlib.import_module("torch")
         replaces = isinstance(source, torch.nn.Module)
         tensors = dict(_owned(source)) if replaces else dict(source)
+        self._publish(torch, tensors, set(tensors) if replaces else set(), replaces)
+
+    def _manifest(self) -> dict[str, Any]:
+        if self._set is None:
+            self.__enter__()
+        if self._set is None:
+            raise TmsError(
+                f"attaching the set {self.name!r} failed: {self._why}. Publish it first.",
+                code=_NO_SUCH_SET,
+                cause=self._why,
+            )
+        manifest = self._set.manifest()
+        if manifest.get("format") != _FORMAT:
+            raise NotSupportedError(
+                f"The set {self.name!r} has format {manifest.get('format')}, and this version of "
+                f"tms reads {_FORMAT}. Publish it again."
+            )
+        return manifest
+
+    def _mapped(
+        self, torch: Any, manifest: dict[str, Any], copied_from: int | None
+    ) -> dict[str, Any]:
+        """The tensors; those in the chunks from `copied_from` on are private copies."""
+        assert self._set is not None
+        chunks = self._set.attached(torch)
+        if copied_from is not None:
+            chunks[copied_from:] = [chunk.clone() for chunk in chunks[copied_from:]]
+        return {
+            name: _Place(**place).view(torch, chunks) for name, place in manifest["tensors"].items()
+        }
+
+    def _publish(
+        self, torch: Any, tensors: dict[str, Any], shared: set[str], replaces: bool, **more: Any
+    ) -> None:
+        """As `publish`. `more` is for the manifest.
+
+        Tensors without memory of those in `shared` lie in chunks of their own, from number
+        "private" of the manifest on. If `replaces`, those in `shared` become views of the set.
+        """
         device = _device_of(torch, tensors)
-        places, contents = _plan(tensors)
+        places, contents, private = _plan(tensors, shared)
+        sizes = [blocks[-1].offset + blocks[-1].size for blocks in contents]
         handle = ctypes.c_void_p()
         code = self._library.c.tms_kept_create(
             ctypes.byref(handle), self.name.encode(), device.index
@@ -150,24 +171,26 @@ class Kept:
         made = _Set(self._library, handle, self.name)
         chunks: list[Any] = []
         for number, blocks in enumerate(contents):
-            size = blocks[-1].offset + blocks[-1].size
-            chunks.append(made.add(torch, number, max(size, 1)))
+            chunks.append(made.add(torch, number, max(sizes[number], 1)))
             for block in blocks:
                 block.copy_to(torch, chunks[number])
             blocks.clear()  # and with them the storages
-            if replaces:
-                for name, tensor in tensors.items():
-                    if places[name].chunk == number:
-                        tensor.data = places[name].view(torch, chunks)
-                torch.cuda.empty_cache()
+            if not replaces:
+                continue
+            for name in shared:
+                if places[name].chunk == number:
+                    tensors[name].data = places[name].view(torch, chunks)
+            torch.cuda.empty_cache()
         manifest = {
             "format": _FORMAT,
             "tensors": {name: place._asdict() for name, place in places.items()},
+            "private": private,
+            "chunks": sizes,
+            **more,
         }
         made.seal(json.dumps(manifest).encode())
-        if replaces:
-            for tensor in tensors.values():
-                tensor.requires_grad_(False)
+        for name in shared if replaces else ():
+            tensors[name].requires_grad_(False)
 
 
 class _Set:
@@ -307,11 +330,17 @@ def _device_of(torch: Any, tensors: Mapping[str, Any]) -> Any:
     return device
 
 
-def _plan(tensors: Mapping[str, Any]) -> tuple[dict[str, _Place], list[list[_Block]]]:
-    """Where tensors go, and what each chunk is made of. Tensors of one storage stay together."""
+def _plan(
+    tensors: Mapping[str, Any], shared: set[str]
+) -> tuple[dict[str, _Place], list[list[_Block]], int]:
+    """Where tensors go, what each chunk is made of, and the first chunk with nothing of `shared`.
+
+    Tensors of one storage stay together.
+    """
     blocks: dict[int, _Block] = {}
     found: dict[str, tuple[_Block, int]] = {}  # and the tensor's first byte in the storage
-    for name, tensor in tensors.items():
+    for name in sorted(tensors, key=lambda name: name not in shared):
+        tensor = tensors[name]
         storage, size = tensor.untyped_storage(), tensor.element_size()
         begin = tensor.storage_offset() * size
         last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
@@ -322,13 +351,16 @@ def _plan(tensors: Mapping[str, Any]) -> tuple[dict[str, _Place], list[list[_Blo
     contents: list[list[_Block]] = []
     chunk_of: dict[int, int] = {}
     filled = 0
-    for block in blocks.values():
-        if not contents or filled + block.size > _CHUNK:
+    first = len({id(found[name][0]) for name in shared})
+    private = 0
+    for count, block in enumerate(blocks.values()):
+        if not contents or filled + block.size > _CHUNK or count == first:
             contents.append([])
             filled = 0
         block.offset = filled + block.begin % _ALIGNMENT  # as it is aligned now
         chunk_of[id(block)] = len(contents) - 1
         contents[-1].append(block)
+        private += len(contents) > private and count < first
         filled = -(-(block.offset + max(block.size, 1)) // _ALIGNMENT) * _ALIGNMENT
     places = {}
     for name, (block, begin) in found.items():
@@ -340,7 +372,7 @@ def _plan(tensors: Mapping[str, Any]) -> tuple[dict[str, _Place], list[list[_Blo
             shape=list(tensor.shape),
             strides=list(tensor.stride()),
         )
-    return places, contents
+    return places, contents, private
 
 
 def _assign(torch: Any, module: Any, tensors: Mapping[str, Any], frozen: bool) -> None:

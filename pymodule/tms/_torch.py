@@ -158,6 +158,11 @@ def in_use() -> bool:
     return _torch_with_cuda() is not None
 
 
+def routed() -> bool:
+    """Whether this thread is in a region whose pool serves it."""
+    return bool(_thread.routes)
+
+
 def bytes_of_regions() -> int:
     """Device memory that the pools of pausable regions hold, in use or cached."""
     if _pools is None:

@@ -1,5 +1,7 @@
 """vLLM's sleep mode by tms: the plugin that vLLM loads, and the allocator for its memory.
 
+It also registers the load format "tms" (tms._vllm_loader) in workers that ask for it.
+
 A worker asks the sleep-mode backend "tms" (tms._vllm_backend) to sleep and wake up, and `Allocator`
 takes the place of its `CuMemAllocator` (docs/rationale.md, "vLLM").
 
@@ -80,6 +82,9 @@ def _choosing(init: Any) -> Any:
     def chosen(self: Any, *arguments: Any, **named: Any) -> None:
         init(self, *arguments, **named)
         _choose(self.vllm_config.model_config)
+        if self.vllm_config.load_config.load_format == NAME:
+            loader: Any = importlib.import_module("tms._vllm_loader")
+            loader.config = self.vllm_config
 
     chosen._chooses_tms = True  # type: ignore[attr-defined]
     return chosen
@@ -220,7 +225,7 @@ class Allocator:
 
     def asleep(self) -> bool:
         """Whether memory of some tag is away."""
-        return any(found["paused_bytes"] for found in _found())
+        return any(found["paused_bytes"] + found["imported_paused_bytes"] for found in _found())
 
     def get_current_usage(self) -> int:
         """Bytes that are allocated, awake and asleep, in use or cached."""

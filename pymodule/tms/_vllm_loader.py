@@ -1,0 +1,238 @@
+"""vLLM's load format "tms", for its workers alone to import (tms._vllm): `--load-format tms`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import hashlib
+import importlib
+import logging
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from vllm.model_executor.model_loader import get_model_loader, register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from . import _kept_model
+from ._attached import attached
+from ._errors import NotSupportedError, TmsError
+from ._kept import Kept, kept
+
+NAME = "tms"
+
+_TOGETHER = ("fastsafetensors", "instanttensor", "runai_streamer", "runai_streamer_sharded")
+"""Formats whose ranks read together: one that has a set already would let the others wait."""
+
+_logger = logging.getLogger("vllm.tms")
+
+
+class Loader(BaseModelLoader):  # type: ignore[misc]
+    """Attaches the model that an earlier engine has published, or loads and publishes it.
+
+    `model_loader_extra_config` may have "load_format", of the loader that reads the checkpoint
+    ("auto"), "name", for the sets, and "copy": each engine has weights of its own, which can be
+    written. The rest is for the loader that reads the checkpoint.
+
+    Each rank decides alone.
+    """
+
+    def __init__(self, load_config: Any) -> None:
+        super().__init__(load_config)
+        extra = dict(load_config.model_loader_extra_config or {})
+        self._name = extra.pop("name", "")
+        self._copy = extra.pop("copy", False)
+        load_format = extra.pop("load_format", "auto")
+        if not isinstance(self._name, str) or not isinstance(self._copy, bool):
+            raise ValueError(
+                'model_loader_extra_config: "name" is a string, and "copy" true or false'
+            )
+        if load_format == NAME:
+            raise ValueError('model_loader_extra_config: "load_format" names the other loader')
+        self._inner_config = dataclasses.replace(
+            load_config, load_format=load_format, model_loader_extra_config=extra
+        )
+        self._inner = get_model_loader(self._inner_config)
+
+    def download_model(self, model_config: Any) -> None:
+        self._inner.download_model(model_config)
+
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        self._inner.load_weights(model, model_config)
+
+    def get_all_weights(self, model_config: Any, model: Any) -> Any:
+        """For vLLM's reload_weights, which calls it first."""
+        if not self._copy:
+            raise NotSupportedError(_READ_ONLY)
+        return self._inner.get_all_weights(model_config, model)
+
+    def get_external_weight_memory(self, vllm_config: Any) -> int:
+        """Bytes of weights that are on the device before the load, and that it will share."""
+        if self._copy:
+            return 0
+        attached()
+        draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+        size = 0
+        for model_config in filter(None, (vllm_config.model_config, draft)):
+            name = self._name_of(vllm_config, model_config)
+            with contextlib.suppress(TmsError), kept(name) as found:
+                if found.complete:
+                    manifest = found._manifest()
+                    size += sum(manifest["chunks"][: manifest["private"]])
+        return size
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        self._check(vllm_config)
+        name = self._name_of(vllm_config, model_config)
+        scope = contextlib.nullcontext() if self._copy else _kept_model.ordinary()
+
+        def loaded() -> Any:
+            return self._inner.load_model(
+                vllm_config=vllm_config, model_config=model_config, prefix=prefix
+            )
+
+        attached()
+        found = kept(name)
+        with scope:
+            try:
+                with found:
+                    model = found.complete and self._attached(
+                        found, vllm_config, model_config, prefix
+                    )
+            except TmsError as error:
+                _logger.warning("tms: %s", error)
+                model = None
+            try:
+                model = model or _kept_model.publish(found, loaded, self._copy)
+            except _kept_model.UnpublishedError as error:
+                words = f"The model could not be published as {name!r}: {error.__cause__}."
+                if vllm_config.model_config.enable_sleep_mode and not self._copy:
+                    raise NotSupportedError(f"{words} Leave out --load-format tms.") from error
+                _logger.warning("tms: %s The next start reads the checkpoint again.", words)
+                return error.model
+        if not self._copy:
+            model.load_weights = functools.partial(_refuse, model, model_config)
+        return model
+
+    def _attached(self, found: Kept, vllm_config: Any, model_config: Any, prefix: str) -> Any:
+        device = torch.device(self.load_config.device or vllm_config.device_config.device)
+        begun = time.perf_counter()
+        try:
+            with set_default_torch_dtype(model_config.dtype):
+                model = _kept_model.attach(
+                    found,
+                    lambda: initialize_model(
+                        vllm_config=vllm_config, model_config=model_config, prefix=prefix
+                    ),
+                    lambda model: process_weights_after_loading(model, model_config, device),
+                    self._copy,
+                )
+        except TmsError:
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"The set {found.name!r} could not be attached. `tms kept drop {found.name}` makes "
+                "the next start read the checkpoint; if this happens again, leave out "
+                "--load-format tms."
+            ) from error
+        seconds = time.perf_counter() - begun
+        _logger.info("tms: attached the set %r (%.3f s).", found.name, seconds)
+        return model.eval()
+
+    def _check(self, vllm_config: Any) -> None:
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        if parallel.world_size > 1 and self._inner_config.load_format in _TOGETHER:
+            raise NotSupportedError(
+                f"--load-format tms cannot be combined with {self._inner_config.load_format!r} on "
+                "several GPUs, whose ranks read together: a rank that has its set already would "
+                'let the others wait. Use "auto".'
+            )
+        for setting in _WRITERS:
+            asked = any(getattr(one, setting, None) for one in (vllm_config, model, parallel))
+            if asked and not self._copy:
+                raise NotSupportedError(
+                    f"--load-format tms cannot be combined with {setting}, which writes weights; "
+                    f"{_COPY}"
+                )
+        if model.enable_sleep_mode and model.sleep_mode_backend != NAME and not self._copy:
+            raise NotSupportedError(
+                "--load-format tms needs tms for sleep mode too: vLLM's own allocator would leave "
+                "the weights on the device (--sleep-mode-backend tms, or TMS_VLLM=1)."
+            )
+
+    def _name_of(self, vllm_config: Any, model_config: Any) -> str:
+        parallel, hf = vllm_config.parallel_config, model_config.hf_config
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        shape = [getattr(hf, name, None) for name in ("architectures", "num_hidden_layers")]
+        facts: list[Any] = [str(device.uuid), shape, parallel.world_size, parallel.rank]
+        if not self._name:
+            folder = Path(model_config.model)
+            files = sorted(folder.iterdir()) if folder.is_dir() else []
+            states = [(file.name, file.stat()) for file in files]
+            facts += [
+                [vllm.__version__, torch.__version__],
+                [model_config.model, model_config.revision, getattr(hf, "_commit_hash", None)],
+                [(file, state.st_size, state.st_mtime_ns) for file, state in states],
+                [hf.to_dict(), model_config.dtype, model_config.quantization],
+                [getattr(model_config, "quantization_config", None), bool(vllm_config.lora_config)],
+                [vllm_config.cache_config.cache_dtype, getattr(vllm_config, "kernel_config", None)],
+                [getattr(parallel, name, None) for name in _PARALLEL],
+                [self._inner_config.load_format, self._inner_config.model_loader_extra_config],
+                {key: value for key, value in os.environ.items() if _KERNELS.match(key)},
+            ]
+        text = re.sub(r" at 0x[0-9a-f]+", "", repr(facts))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        name = self._name or Path(model_config.model).name
+        return f"{name[:50]}@{digest}-rank{parallel.rank}"
+
+
+_WRITERS = ("enable_eplb", "weight_transfer_config", "sleep_preserve_parameter_names")
+_PARALLEL = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("data_parallel_rank", "enable_expert_parallel", "expert_placement_strategy"),
+)
+_KERNELS = re.compile("VLLM_.*(USE|MARLIN|MOE|FP4|FP8|CUTLASS|GEMM)")
+"""Environment variables that choose kernels, and so the layout of weights."""
+
+_COPY = (
+    "with --model-loader-extra-config '{\"copy\": true}' each engine has weights of its own, which "
+    "can be written."
+)
+_READ_ONLY = f"Weights of --load-format tms are shared and cannot be written; {_COPY}"
+
+
+def _refuse(model: Any, model_config: Any, *_: Any, **__: Any) -> None:
+    """In place of the model's load_weights."""
+    finalize_layerwise_reload(model, model_config)  # takes a reload back for which nothing came
+    raise NotSupportedError(_READ_ONLY)
+
+
+def _making_room(request: Any) -> Any:
+    """vLLM's request_memory, for versions that know nothing of weights on the device."""
+
+    @functools.wraps(request)
+    def requested(init_snapshot: Any, cache_config: Any) -> Any:
+        size = get_model_loader(config.load_config).get_external_weight_memory(config)
+        cache_config = copy.copy(cache_config)
+        cache_config.gpu_memory_utilization -= size / init_snapshot.total_memory
+        return request(init_snapshot, cache_config)
+
+    return requested
+
+
+config: Any = None
+"""Of this process's worker."""
+
+register_model_loader(NAME)(Loader)
+if not hasattr(BaseModelLoader, "get_external_weight_memory"):
+    worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
+    worker.request_memory = _making_room(worker.request_memory)
