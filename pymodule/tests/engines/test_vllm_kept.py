@@ -101,12 +101,14 @@ def engines(
     yield Engines(house, tmp_path)
 
 
+@pytest.mark.parametrize("preloaded", [True, False])
 def test_a_killed_engine_is_followed_by_one_that_reads_nothing(
-    engines: Engines, house: House
+    engines: Engines, house: House, preloaded: bool
 ) -> None:
     witness = house.program()
     empty = witness.free()
-    first = engines.process()
+    variables = {} if preloaded else {"LD_PRELOAD": ""}
+    first = engines.process(**variables)
     first.does("start()")
     assert first.run("model_loader.read") == ["folder/llama"]
     loaded = first.run("contents()")
@@ -116,7 +118,7 @@ def test_a_killed_engine_is_followed_by_one_that_reads_nothing(
     until(lambda: witness.free() >= empty - 8 * MiB)
     held = empty - witness.free()
     assert held >= WEIGHTS  # by no process
-    engine = engines.process()
+    engine = engines.process(**variables)
     before = witness.free()
     engine.does("start()")
     assert before - witness.free() <= 3 * MiB < WEIGHTS  # only what is not shared

@@ -1,0 +1,93 @@
+"""A vLLM engine that says its first tokens and then serves on, until it is killed.
+
+    python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON]
+
+FOLDER has the checkpoint. Each line on stdout is one JSON object; the first has the tokens. Then it
+answers lines on stdin: "tokens", "sleep LEVEL", "wake", "reload".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+import llama
+from driving import offline
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("load_format")
+    parser.add_argument("--sleep", action="store_true", help="sleep mode, by tms")
+    parser.add_argument("--extra", type=json.loads, default={}, help="for the loader")
+    asked = parser.parse_args()
+    offline(
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_LOGGING_STREAM="ext://sys.stderr",
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        VLLM_HOST_IP="127.0.0.1",
+    )
+    if asked.sleep:
+        os.environ["TMS_VLLM"] = "1"
+    from vllm import LLM, SamplingParams
+
+    llm: Any = LLM(
+        model=asked.folder,
+        load_format=asked.load_format,
+        model_loader_extra_config=asked.extra,
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        seed=42,
+        enable_sleep_mode=asked.sleep,
+        gpu_memory_utilization=0.9,
+        max_model_len=2048,
+        max_num_seqs=16,
+        enable_prefix_caching=False,
+        generation_config="vllm",
+        worker_extension_cls="vllm_driver.Probe",
+        compilation_config={
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [1, 2, 4],
+        },
+    )
+
+    def tokens(count: int) -> list[list[int]]:
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False
+        )
+        return [
+            list(answer.outputs[0].token_ids)
+            for prompt in llama.prompts()
+            for answer in llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        ]
+
+    def answer(**said: Any) -> None:
+        print(json.dumps(said), flush=True)
+
+    answer(first=tokens(1))
+    for line in sys.stdin:
+        word, *rest = line.split()
+        try:
+            if word == "tokens":
+                answer(tokens=tokens(24), sums=llm.collective_rpc("probe_sums"))
+            elif word == "sleep":
+                before = llm.collective_rpc("probe_used")
+                llm.sleep(level=int(rest[0]))
+                answer(freed=before[0] - llm.collective_rpc("probe_used")[0])
+            elif word == "wake":
+                llm.wake_up()
+                answer()
+            else:
+                llm.collective_rpc("reload_weights")
+                answer()
+        except Exception as error:
+            answer(error=str(error))
+
+
+if __name__ == "__main__":
+    main()
