@@ -13,43 +13,126 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import importlib
+import logging
+import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from . import _torch
-from ._errors import NotSupportedError
-from ._kept import Kept
+from ._attached import attached
+from ._errors import NotSupportedError, TmsError
+from ._kept import Kept, kept
 from ._library import load
 from ._region import disable
 
 
-class UnpublishedError(Exception):
-    """A model was loaded and is whole, but is in no set. The cause says why."""
+class Load(NamedTuple):
+    """How an engine makes a model.
 
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
+    Attributes:
+        loaded: reads the checkpoint.
+        make: returns the model as its class makes it.
+        process: does what the engine does once weights are there. It calls `named_modules()`.
+        copy: whether this process has weights of its own.
+        sleeps: whether weights must be in memory that sleeps.
+        option: what the user chose, for messages.
+        logger: of the engine.
+    """
+
+    loaded: Callable[[], Any]
+    make: Callable[[], Any]
+    process: Callable[[Any], None]
+    copy: bool
+    sleeps: bool
+    option: str
+    logger: logging.Logger
+
+    def model(self, name: str) -> tuple[Any, bool]:
+        """The model, from the set or published as it, and whether its weights are shared."""
+        attached()
+        found = kept(name)
+        with contextlib.nullcontext() if self.copy else _ordinary():
+            try:
+                with found:
+                    if found.complete:
+                        return self._attached(found), not self.copy
+            except TmsError as error:
+                self.logger.warning("tms: %s", error)
+            model, why = _publish(found, self.loaded, self.copy)
+        if not why:
+            self.logger.info("tms: published the model as %r.", name)
+            return model, not self.copy
+        words = f"The model could not be published as {name!r}: {why}."
+        if self.sleeps and not self.copy:
+            raise NotSupportedError(f"{words} Leave out {self.option}.") from why
+        self.logger.warning("tms: %s The next start reads the checkpoint again.", words)
+        return model, False
+
+    def _attached(self, found: Kept) -> Any:
+        begun = time.perf_counter()
+        try:
+            model = _attach(found, self.make, self.process, self.copy)
+        except TmsError:
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"The set {found.name!r} could not be attached. `tms kept drop {found.name}` makes "
+                f"the next start read the checkpoint; if this happens again, leave out "
+                f"{self.option}."
+            ) from error
+        seconds = time.perf_counter() - begun
+        self.logger.info("tms: attached the set %r (%.3f s).", found.name, seconds)
+        return model.eval()
 
 
-def publish(kept: Kept, loaded: Callable[[], Any], copy: bool) -> Any:
-    """Loads a model, publishes it, and returns it, with read-only parameters unless `copy`.
+def name_for(label: str, rank: int, facts: list[Any]) -> str:
+    """A set's name: `facts` are all that the weights depend on, beside the device."""
+    torch = importlib.import_module("torch")
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr([str(device.uuid), rank, *facts]))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{label[:50]}@{digest}-rank{rank}"
 
-    Raises:
-        UnpublishedError: it could not be published.
+
+def state_of(model: str) -> list[Any]:
+    """What tells whether the files of a model have changed; of one that is no folder, nothing."""
+    folder = Path(model)
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    states = [(file.name, file.stat()) for file in files]
+    return [model, *((name, state.st_size, state.st_mtime_ns) for name, state in states)]
+
+
+def shared_bytes(name: str) -> int:
+    """Bytes of parameters in a set; 0 if it is not there."""
+    attached()
+    with contextlib.suppress(TmsError), kept(name) as found:
+        if found.complete:
+            manifest = found._manifest()
+            return int(sum(manifest["chunks"][: manifest["private"]]))
+    return 0
+
+
+def _publish(kept: Kept, loaded: Callable[[], Any], copy: bool) -> tuple[Any, Exception | None]:
+    """Loads a model and publishes it; without `copy` its parameters are read-only then.
+
+    Returns why it could not be published, too. It is whole all the same.
     """
     torch = importlib.import_module("torch")
     earlier = _on_device(torch)
     model = loaded()
     gc.collect()
     try:
-        _publish(torch, kept, model, earlier, copy)
+        _put(torch, kept, model, earlier, copy)
     except Exception as error:
-        raise UnpublishedError(model) from error
-    return model
+        return model, error
+    return model, None
 
 
-def _publish(torch: Any, kept: Kept, model: Any, earlier: dict[int, Any], copy: bool) -> None:
+def _put(torch: Any, kept: Kept, model: Any, earlier: dict[int, Any], copy: bool) -> None:
     slots = list(_slots(torch, model, earlier))
     known = {*earlier, *(id(slot.tensor) for slot in slots)}
     for tensor in _on_device(torch).values():
@@ -75,13 +158,8 @@ def _publish(torch: Any, kept: Kept, model: Any, earlier: dict[int, Any], copy: 
     kept._publish(torch, tensors, shared, not copy, host=host, values=_values(model))
 
 
-def attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None], copy: bool) -> Any:
+def _attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None], copy: bool) -> Any:
     """A model with the tensors of a set, which must be complete.
-
-    Args:
-        make: returns the model as its class makes it.
-        process: does what the engine does after a load. It calls `named_modules()` of the model.
-        copy: whether parameters are private copies too.
 
     Raises:
         TmsError: the set cannot be mapped. Nothing was made.
@@ -126,7 +204,7 @@ def attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None], 
 
 
 @contextlib.contextmanager
-def ordinary() -> Iterator[None]:
+def _ordinary() -> Iterator[None]:
     """Takes this thread out of a region's memory, though not out of its tag, for the body.
 
     In a region PyTorch would keep the memory that a model gives up for the set.

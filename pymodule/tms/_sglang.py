@@ -2,7 +2,8 @@
 
 TMS_SGLANG=1 makes sglang's `TorchMemorySaverAdapter` a `Saver`. Where torch_memory_saver has
 `register_hook_mode` (its pull request 79), hook_mode "tms" is one too, which sglang's argument
---memory-saver-hook-mode (its pull request 32976) names.
+--memory-saver-hook-mode (its pull request 32976) names. TMS_SGLANG_KEPT=1 keeps weights in a set
+(tms._sglang_loader).
 
 What this module uses of sglang was read in 0.5.16, 0.5.17 and 0.5.23;
 tests/engines/test_sglang_plugin.py compares the names and signatures with the installed sglang.
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from . import _torch
+from . import _sglang_loader, _torch
 from ._arguments import Backup, switched_on
 from ._attached import attached
 from ._control import pause, resume
@@ -40,10 +41,15 @@ def register() -> None:
     else:
         with contextlib.suppress(ValueError):  # registered already
             register_mode(NAME, Saver, uses_preload=False)
+    around: dict[str, Callable[..., Any]] = {}
     if switched_on("TMS_SGLANG"):
+        around[f"{_ADAPTERS}.TorchMemorySaverAdapter.create"] = _create
+    if switched_on("TMS_SGLANG_KEPT"):
+        around.update(_sglang_loader.hooks())
+    if around:
         hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
-        target = f"{_ADAPTERS}.TorchMemorySaverAdapter.create"
-        hooks.HookRegistry.register(target, _create, hooks.HookType.AROUND)
+        for target, hook in around.items():
+            hooks.HookRegistry.register(target, hook, hooks.HookType.AROUND)
 
 
 def _create(original: Callable[[bool], Any], enable: bool) -> Any:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
-import hashlib
 import importlib
 import logging
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,7 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from . import _kept_model
-from ._attached import attached
-from ._errors import NotSupportedError, TmsError
-from ._kept import Kept, kept
+from ._errors import NotSupportedError
 
 NAME = "tms"
 
@@ -79,74 +74,36 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
         """Bytes of weights that are on the device before the load, and that it will share."""
         if self._copy:
             return 0
-        attached()
         draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
-        size = 0
-        for model_config in filter(None, (vllm_config.model_config, draft)):
-            name = self._name_of(vllm_config, model_config)
-            with contextlib.suppress(TmsError), kept(name) as found:
-                if found.complete:
-                    manifest = found._manifest()
-                    size += sum(manifest["chunks"][: manifest["private"]])
-        return size
+        configs = filter(None, (vllm_config.model_config, draft))
+        return sum(_kept_model.shared_bytes(self._name_of(vllm_config, one)) for one in configs)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         self._check(vllm_config)
-        name = self._name_of(vllm_config, model_config)
-        scope = contextlib.nullcontext() if self._copy else _kept_model.ordinary()
+        device = torch.device(self.load_config.device or vllm_config.device_config.device)
+        arguments = {"vllm_config": vllm_config, "model_config": model_config, "prefix": prefix}
 
-        def loaded() -> Any:
-            return self._inner.load_model(
-                vllm_config=vllm_config, model_config=model_config, prefix=prefix
-            )
+        def make() -> Any:
+            with set_default_torch_dtype(model_config.dtype):
+                return initialize_model(**arguments)
 
-        attached()
-        found = kept(name)
-        with scope:
-            try:
-                with found:
-                    model = found.complete and self._attached(
-                        found, vllm_config, model_config, prefix
-                    )
-            except TmsError as error:
-                _logger.warning("tms: %s", error)
-                model = None
-            try:
-                model = model or _kept_model.publish(found, loaded, self._copy)
-            except _kept_model.UnpublishedError as error:
-                words = f"The model could not be published as {name!r}: {error.__cause__}."
-                if vllm_config.model_config.enable_sleep_mode and not self._copy:
-                    raise NotSupportedError(f"{words} Leave out --load-format tms.") from error
-                _logger.warning("tms: %s The next start reads the checkpoint again.", words)
-                return error.model
-        if not self._copy:
+        def process(model: Any) -> None:
+            with set_default_torch_dtype(model_config.dtype):
+                process_weights_after_loading(model, model_config, device)
+
+        load = _kept_model.Load(
+            loaded=lambda: self._inner.load_model(**arguments),
+            make=make,
+            process=process,
+            copy=self._copy,
+            sleeps=vllm_config.model_config.enable_sleep_mode,
+            option="--load-format tms",
+            logger=_logger,
+        )
+        model, shared = load.model(self._name_of(vllm_config, model_config))
+        if shared:
             model.load_weights = functools.partial(_refuse, model, model_config)
         return model
-
-    def _attached(self, found: Kept, vllm_config: Any, model_config: Any, prefix: str) -> Any:
-        device = torch.device(self.load_config.device or vllm_config.device_config.device)
-        begun = time.perf_counter()
-        try:
-            with set_default_torch_dtype(model_config.dtype):
-                model = _kept_model.attach(
-                    found,
-                    lambda: initialize_model(
-                        vllm_config=vllm_config, model_config=model_config, prefix=prefix
-                    ),
-                    lambda model: process_weights_after_loading(model, model_config, device),
-                    self._copy,
-                )
-        except TmsError:
-            raise
-        except Exception as error:
-            raise RuntimeError(
-                f"The set {found.name!r} could not be attached. `tms kept drop {found.name}` makes "
-                "the next start read the checkpoint; if this happens again, leave out "
-                "--load-format tms."
-            ) from error
-        seconds = time.perf_counter() - begun
-        _logger.info("tms: attached the set %r (%.3f s).", found.name, seconds)
-        return model.eval()
 
     def _check(self, vllm_config: Any) -> None:
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -171,28 +128,21 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
 
     def _name_of(self, vllm_config: Any, model_config: Any) -> str:
         parallel, hf = vllm_config.parallel_config, model_config.hf_config
-        device = torch.cuda.get_device_properties(torch.cuda.current_device())
         shape = [getattr(hf, name, None) for name in ("architectures", "num_hidden_layers")]
-        facts: list[Any] = [str(device.uuid), shape, parallel.world_size, parallel.rank]
+        facts: list[Any] = [shape, parallel.world_size]
         if not self._name:
-            folder = Path(model_config.model)
-            files = sorted(folder.iterdir()) if folder.is_dir() else []
-            states = [(file.name, file.stat()) for file in files]
             facts += [
-                [vllm.__version__, torch.__version__],
-                [model_config.model, model_config.revision, getattr(hf, "_commit_hash", None)],
-                [(file, state.st_size, state.st_mtime_ns) for file, state in states],
-                [hf.to_dict(), model_config.dtype, model_config.quantization],
+                [vllm.__version__, torch.__version__, *_kept_model.state_of(model_config.model)],
+                [model_config.revision, getattr(hf, "_commit_hash", None), hf.to_dict()],
+                [model_config.dtype, model_config.quantization],
                 [getattr(model_config, "quantization_config", None), bool(vllm_config.lora_config)],
                 [vllm_config.cache_config.cache_dtype, getattr(vllm_config, "kernel_config", None)],
                 [getattr(parallel, name, None) for name in _PARALLEL],
                 [self._inner_config.load_format, self._inner_config.model_loader_extra_config],
                 {key: value for key, value in os.environ.items() if _KERNELS.match(key)},
             ]
-        text = re.sub(r" at 0x[0-9a-f]+", "", repr(facts))
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        name = self._name or Path(model_config.model).name
-        return f"{name[:50]}@{digest}-rank{parallel.rank}"
+        label = self._name or Path(model_config.model).name
+        return _kept_model.name_for(label, parallel.rank, facts)
 
 
 _WRITERS = ("enable_eplb", "weight_transfer_config", "sleep_preserve_parameter_names")

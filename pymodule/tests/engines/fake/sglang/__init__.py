@@ -2,3 +2,5 @@
 
 engines/test_sglang_plugin.py compares it with the installed sglang.
 """
+
+__version__ = "0.5.17"

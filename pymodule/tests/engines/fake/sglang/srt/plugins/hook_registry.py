@@ -33,5 +33,14 @@ class HookRegistry:
         for target, hook in cls._hooks.items():
             owner_name, _, name = target.rpartition(".")
             owner = pkgutil.resolve_name(owner_name)
-            assert isinstance(vars(owner)[name], staticmethod)
-            setattr(owner, name, staticmethod(functools.partial(hook, getattr(owner, name))))
+            wrapped = _around(hook, getattr(owner, name))
+            static = isinstance(vars(owner)[name], staticmethod)
+            setattr(owner, name, staticmethod(wrapped) if static else wrapped)
+
+
+def _around(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        return hook(original, *arguments, **named)
+
+    return wrapped

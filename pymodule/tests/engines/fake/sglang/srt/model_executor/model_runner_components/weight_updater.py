@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from typing import Any
+
+
+class WeightUpdater:
+    def update_weights_from_disk(
+        self,
+        model_path: str,
+        load_format: str,
+        weight_name_filter: Any = None,
+        recapture_cuda_graph: bool = False,
+    ) -> tuple[bool, str]:
+        return True, "Succeeded to update model weights."
+
+    def update_weights_from_distributed(
+        self, names: Any, dtypes: Any, shapes: Any, group_name: str, load_format: Any = None
+    ) -> Any: ...
+
+    def update_weights_from_tensor(self, named_tensors: Any, load_format: Any = None) -> Any: ...
+
+    def update_weights_from_ipc(self, recv_req: Any) -> Any: ...

@@ -1,0 +1,150 @@
+"""sglang with TMS_SGLANG_KEPT=1, in schedulers that are killed and started again, on the simulator.
+
+The rest of what a model in a set is has its tests in test_vllm_kept.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import test_kept
+from plugin import installed
+from simulator import PYMODULE
+from test_kept import House, Program, until
+from test_vllm_kept import parameters
+from test_vllm_plugin import FAKE, methods
+
+house = test_kept.house
+MiB = 1 << 20
+WEIGHTS = 4 * MiB
+SAVER = FAKE.parent / "savers" / "released"
+
+PRELUDE = """
+import logging, os
+from types import SimpleNamespace
+logging.basicConfig(filename=os.environ["LOG"])
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.model_loader import loader
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+def start(layered=False, strays=False, **more):
+    global runner, model
+    hf = SimpleNamespace(architectures=["Llama"], wide=False, to_dict=lambda: {"hidden_size": 5})
+    config = SimpleNamespace(model_path="folder/llama", hf_config=hf, dtype="", quantization=None)
+    arguments = {"enable_memory_saver": False, "revision": None, "moe_runner_backend": "auto"}
+    runner = ModelRunner(SimpleNamespace(**{**arguments, **more}), config, layered)
+    model = runner.model
+
+def contents():
+    owned = {}
+    for path, module in model.named_modules():
+        for name, tensor in {**module._parameters, **module._buffers, **vars(module)}.items():
+            if isinstance(tensor, torch.Tensor):
+                owned[f"{path}.{name}"] = [tensor.bytes()[0], list(tensor.shape)]
+    return owned
+"""
+
+
+class Engines:
+    def __init__(self, house: House, place: Path) -> None:
+        self._house = house
+        installed(place)
+        paths = (PYMODULE, PYMODULE / "tests", PYMODULE / "tests" / "kept", FAKE, place, SAVER)
+        self._paths = ":".join(map(str, paths))
+        self._log = place / "log"
+
+    def process(self, kept: str = "1") -> Program:
+        program = self._house.program(
+            PYTHONPATH=self._paths, LOG=str(self._log), TMS_SGLANG_KEPT=kept
+        )
+        assert program.run(f"exec({PRELUDE!r}, globals())") is None
+        return program
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+@pytest.fixture
+def engines(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engines:
+    for name in ("TMS_SGLANG", "SGLANG_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+    return Engines(house, tmp_path)
+
+
+def test_a_killed_scheduler_is_followed_by_one_that_reads_nothing(
+    engines: Engines, house: House
+) -> None:
+    witness = house.program()
+    empty = witness.free()
+    first = engines.process()
+    first.does("start()")
+    assert first.run("loader.read") == ["folder/llama"]
+    loaded, room = first.run("contents()"), first.run("runner.pre_model_load_memory")
+    first.kill()
+    until(lambda: witness.free() >= empty - 8 * MiB)
+    before = witness.free()
+    assert empty - before >= WEIGHTS  # by no process
+    second = engines.process()
+    second.does("start()")
+    assert second.run("loader.read") == [] and second.run("contents()") == loaded
+    assert before - witness.free() <= 3 * MiB < WEIGHTS
+    assert abs(second.run("runner.pre_model_load_memory") - room) * 2**30 <= 4 * MiB
+    other = engines.process()
+    other.does("start(moe_runner_backend='triton')")
+    assert other.run("loader.read") == ["folder/llama"]
+    assert len(house.sets()) == 2
+
+
+def test_updates_are_refused(engines: Engines) -> None:
+    for _ in range(2):
+        engine = engines.process()
+        engine.does("start()")
+        done, words = engine.run("WeightUpdater().update_weights_from_disk('other', 'auto')")
+        assert not done and "shared and cannot be written" in words
+        assert "cannot be written" in engine.run("model.load_weights(iter([7]))")
+    plain = engines.process(kept="0")
+    plain.does("start()")
+    assert plain.run("WeightUpdater().update_weights_from_disk('other', 'auto')")[0] is True
+    assert plain.run("loader.read") == ["folder/llama"]
+
+
+def test_other_loaders_and_versions(engines: Engines, house: House) -> None:
+    engine = engines.process()
+    engine.does("start(layered=True)")
+    assert "LayeredModelLoader reads the checkpoint, and nothing is kept" in engines.log()
+    engine.does("model.load_weights(iter([7]))")
+    assert house.sets() == []
+    refused = engine.run(
+        "ModelRunner(type('Sealed', (), {'__slots__': ('__dict__',)})(), runner.model_config)"
+    )
+    assert "is for sglang 0.5.16 and 0.5.17" in refused
+
+
+def test_like_the_sglang_that_is_installed() -> None:
+    """Names and signatures match sglang's files; SGLANG_SOURCES may name another folder of them."""
+    named = os.environ.get("SGLANG_SOURCES")
+    spec = importlib.util.find_spec("sglang")
+    if not named and not (spec and spec.origin):
+        pytest.skip("sglang is not installed, and SGLANG_SOURCES names no folder with it")
+    root = Path(named) / "sglang" if named else Path(spec.origin).parent  # type: ignore[union-attr, arg-type]
+    if "get_global_server_args() -> NoReturn" in (root / "srt" / "server_args.py").read_text():
+        pytest.skip("this sglang is refused")
+    loader = Path("srt", "model_loader", "loader.py")
+    for name in ("_initialize_model", "_get_quantization_config"):
+        assert parameters(FAKE / "sglang" / loader, name) == parameters(root / loader, name)
+    runner = Path("srt", "model_executor", "model_runner.py")
+    updater = Path("srt", "model_executor", "model_runner_components", "weight_updater.py")
+    for file, name in [(loader, "DefaultModelLoader"), (updater, "WeightUpdater")]:
+        there = methods(root / file, name)
+        for method, found in methods(FAKE / "sglang" / file, name).items():
+            assert found == there[method], f"{name}.{method}"
+    assert methods(root / runner, "ModelRunner")["load_model"] == [("self", "")]
+    text = (root / runner).read_text()
+    assert "pre_model_load_memory=self.pre_model_load_memory" in text
+    assert "self.server_args = server_args" in text
+    assert "set_default_torch_dtype,\n" in (root / loader).read_text()
