@@ -32,21 +32,21 @@ def sglang_engine(**settings: Any) -> Any:
     """An sglang.Engine of the model, with its memory in torch_memory_saver."""
     import sglang
 
-    return sglang.Engine(
-        model_path=llama.folder(),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        random_seed=42,
-        attention_backend="fa3",
-        sampling_backend="pytorch",
-        grammar_backend="none",
-        enable_memory_saver=True,
-        disable_radix_cache=True,  # everything is computed anew each time
-        max_running_requests=16,
-        cuda_graph_bs_decode=[1, 2, 4],
-        disable_prefill_cuda_graph=True,
-        disable_flashinfer_autotune=True,
-        log_level="warning",
-        **settings,
-    )
+    defaults: dict[str, Any] = {
+        "model_path": settings.get("model_path") or llama.folder(),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "random_seed": 42,
+        "attention_backend": "fa3",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "enable_memory_saver": True,
+        "disable_radix_cache": True,  # everything is computed anew each time
+        "max_running_requests": 16,
+        "cuda_graph_bs_decode": [1, 2, 4],
+        "disable_prefill_cuda_graph": True,
+        "disable_flashinfer_autotune": True,
+        "log_level": "warning",
+    }
+    return sglang.Engine(**{**defaults, **settings})

@@ -1,0 +1,71 @@
+"""An sglang engine that says its first tokens and then serves on, until it is killed.
+
+    python sglang_kept_driver.py FOLDER [--saver]
+
+FOLDER has the checkpoint. Each line on stdout that begins with { is one answer; the first has the
+tokens. Then it answers lines on stdin: "tokens", "release", "resume", "update".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+import llama
+from driving import offline, sglang_engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--saver", action="store_true", help="memory can be released")
+    asked = parser.parse_args()
+    offline()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what sglang prints is no answer
+    engine: Any = sglang_engine(
+        model_path=asked.folder,
+        load_format="safetensors",
+        mem_fraction_static=0.8,
+        enable_memory_saver=asked.saver,
+        enable_weights_cpu_backup=asked.saver,
+    )
+
+    def tokens(count: int) -> list[list[int]]:
+        sampling = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
+        return [
+            list(engine.generate(input_ids=prompt, sampling_params=sampling)["output_ids"])
+            for prompt in llama.prompts()
+        ]
+
+    def used() -> int:
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+
+    def answer(**said: Any) -> None:
+        print(json.dumps(said), file=answers, flush=True)
+
+    answer(first=tokens(1))
+    for line in sys.stdin:
+        word = line.strip()
+        if word == "tokens":
+            answer(tokens=tokens(24))
+        elif word == "release":
+            before = used()
+            engine.release_memory_occupation()
+            answer(freed=before - used())
+        elif word == "resume":
+            engine.resume_memory_occupation()
+            answer()
+        else:
+            done, words = engine.update_weights_from_disk(asked.folder)[:2]
+            answer(done=done, words=words)
+
+
+if __name__ == "__main__":
+    main()
