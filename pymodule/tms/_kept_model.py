@@ -80,9 +80,9 @@ class Load(NamedTuple):
             raise
         except Exception as error:
             raise RuntimeError(
-                f"The set {found.name!r} could not be attached. `tms kept drop {found.name}` makes "
-                f"the next start read the checkpoint; if this happens again, leave out "
-                f"{self.option}."
+                f"The set {found.name!r} could not be attached: {error}. `tms kept drop "
+                f"{found.name}` makes the next start read the checkpoint; if this happens again, "
+                f"leave out {self.option}."
             ) from error
         seconds = time.perf_counter() - begun
         self.logger.info("tms: attached the set %r (%.3f s).", found.name, seconds)

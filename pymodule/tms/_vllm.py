@@ -180,6 +180,7 @@ class Allocator:
         kept = {self.default_tag} if offload_tags is None else set(_names(offload_tags))
         tags = self._present()
         lost = [tag for tag in tags if tag not in kept]
+        own = {found["tag"] for found in _found() if found["live_bytes"]}  # not only of a set
         freed = pause(_prefixed(tags), discard=_prefixed(lost))
         done = time.perf_counter()
         gc.collect()
@@ -189,7 +190,7 @@ class Allocator:
             "PyTorch's cache took %.3f s.",
             freed / 2**30,
             done - begun,
-            ", ".join(lost) or "no tag",
+            ", ".join(tag for tag in lost if PREFIX + tag in own) or "no tag",
             time.perf_counter() - done,
         )
 

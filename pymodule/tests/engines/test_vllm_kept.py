@@ -72,6 +72,8 @@ def writes(tensor):
     tensor.as_strided((1,), (1,)).copy_(tensor.as_strided((1,), (1,)))
 """
 WEIGHTS = 4 * MiB
+ROOM = 6 * MiB
+"""Less than the model has before its layers are prepared, with what each process copies."""
 
 
 class Engines:
@@ -130,6 +132,19 @@ def test_a_killed_engine_is_followed_by_one_that_reads_nothing(
     beside = engines.process()
     beside.does("start()")
     assert beside.run("contents()") == loaded
+
+
+def test_an_attach_needs_room_for_one_layer(engines: Engines, house: House) -> None:
+    first = engines.process()
+    first.does("start()")
+    first.kill()
+    engine = engines.process()
+    engine.does("config(); torch.empty(1)")
+    witness = house.program()
+    witness.does(f"ballast = torch.empty({(witness.free() - ROOM) // 4})")
+    assert witness.free() == ROOM
+    engine.does("Worker.init_device = lambda self: None; start()")
+    assert engine.run("[model_loader.read, model._parameters['embedding'].bytes()[0]]") == [[], 3]
 
 
 def test_what_is_shared_cannot_be_written(engines: Engines) -> None:
@@ -246,7 +261,7 @@ def test_a_model_that_does_not_fit(engines: Engines, house: House) -> None:
     other = engines.process()
     refused = other.run("start({'name': 'mine'}, wide=True)")
     assert f"`tms kept drop {name}`" in refused
-    assert "could not be attached" in refused
+    assert "could not be attached: the model does not fit the set: /_parameters/more" in refused
     house.command("kept", "drop", name)
     third = engines.process()
     third.does("start({'name': 'mine'}, wide=True)")
