@@ -180,18 +180,19 @@ def _attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None],
     places: dict[int, object] = {}
     for name, tensor in tensors.items():
         own, place = has.get(name), manifest["tensors"][name]
+        value = tensor.cpu() if name in manifest["host"] else tensor
         if own is None:
-            if not _add(torch, modules, name, tensor):
+            if not _add(torch, modules, name, value):
                 wrong.append(f"the model has no {name}")
         elif own.dtype != tensor.dtype or own.shape != tensor.shape:
             wrong.append(f"{name} is {own.dtype} {tuple(own.shape)} in the model")
         elif places.setdefault(id(own), place) != place:
             wrong.append(f"{name} is tied to another in the model, and not in the set")
-        elif name in manifest["host"]:
-            torch.utils.swap_tensors(own, _alike(own, tensor.cpu()))
-        else:
-            own.data = tensor
+        elif own.device == value.device:
+            own.data = value
             own.requires_grad_(False)
+        else:
+            torch.utils.swap_tensors(own, _alike(own, value))
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(f"the model does not fit the set: {'; '.join(wrong[:5])}{more}")

@@ -132,7 +132,8 @@ class Tensor:
         return Tensor(self._storage, self.dtype, (end - begin,), None, self._offset + begin)
 
     def set_(self, storage: Storage, offset: int, shape: Any, strides: Any) -> Tensor:
-        self.__init__(storage, self.dtype, shape, strides, offset)  # type: ignore[misc]
+        place = str(self.device)
+        self.__init__(storage, self.dtype, shape, strides, offset, place)  # type: ignore[misc]
         return self
 
     def copy_(self, other: Tensor) -> Tensor:
