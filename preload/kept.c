@@ -7,7 +7,7 @@
 HIDDEN int keeper_start(void)
 {
 	uint64_t none;
-	char *arguments[] = {NULL, "keeper", "--start", "--report", NULL};
+	char *arguments[] = {NULL, "keeper", "--start", NULL};
 	int code = helper_run(arguments, &none, "sets of memory need a keeper", "try again");
 	return code == HELPER_ENDED ? ERROR_OPERATING_SYSTEM : code;
 }

@@ -5,6 +5,8 @@ package main
 import "C"
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -51,11 +53,7 @@ var kept = struct {
 // driver's checkpoint would lose a process that has such memory mapped.
 var attaching sync.RWMutex
 
-var (
-	errNoKept     = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
-	errSealed     = cuda.Refuse(cuda.InvalidValue, "the set is complete already")
-	errKeptAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
-)
+var errKeptAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
 
 // newKeptOperation copies an operation's part in C memory, and returns what carries it out: it returns a set's handle,
 // or an address.
@@ -71,7 +69,7 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 	case o.ipc.offset != 0:
 		manifest = slices.Clone(unsafe.Slice(*(**byte)(unsafe.Pointer(&o.ipc.offset)), size))
 	}
-	return func(e *vmm.Engine) (result uint64, err error) {
+	return func(e *vmm.Engine) (uint64, error) {
 		if C.everything_asked() && kind != C.OPERATION_KEPT_CLOSE { // calls of the driver wait
 			return 0, errKeptAsleep
 		}
@@ -92,17 +90,22 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		switch kind {
-		case C.OPERATION_KEPT_ADD:
+		making := kind == C.OPERATION_KEPT_ADD || kind == C.OPERATION_KEPT_SEAL
+		switch {
+		case making && s.Sealed != 0:
+			return 0, cuda.Refuse(cuda.InvalidValue, "the set is complete already")
+		case kind == C.OPERATION_KEPT_ADD:
 			return s.add(e, size)
-		case C.OPERATION_KEPT_SEAL:
+		case kind == C.OPERATION_KEPT_SEAL:
 			return 0, s.seal(e, manifest)
-		case C.OPERATION_KEPT_ATTACH:
+		case kind == C.OPERATION_KEPT_ATTACH:
 			return 0, s.attach(e)
 		}
 		return 0, s.close(e, handle)
 	}
 }
+
+var errNoKept = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
 
 // enter puts a set into the table, and returns its handle.
 func (s *keptSet) enter() uint64 {
@@ -132,24 +135,42 @@ func uuidOf(ordinal int) (uuid string, err error) {
 	return uuid, err
 }
 
-// mapChunk maps a chunk, unless everything is paused.
-func (s *keptSet) mapChunk(e *vmm.Engine, chunk uint64, readOnly bool) (uintptr, error) {
+// mapChunk maps one chunk more, of a set that is complete or being made, unless everything is paused.
+func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 	attaching.RLock()
 	defer attaching.RUnlock()
 	if C.everything_asked() {
-		return 0, errKeptAsleep
+		return errKeptAsleep
 	}
 	if err := goruntime.Ready(s.ordinal); err != nil {
-		return 0, err
+		return err
 	}
-	return e.Attach(s.ordinal, chunk, s.tag, readOnly)
+	address, err := e.Attach(s.ordinal, chunk.ID, s.tag, s.Sealed != 0)
+	if err == nil {
+		kept.Lock()
+		defer kept.Unlock()
+		if s.addresses = append(s.addresses, address); s.Sealed == 0 {
+			s.Chunks = append(s.Chunks, chunk)
+		}
+	}
+	return err
+}
+
+// unmap unmaps all chunks, the last one first.
+func (s *keptSet) unmap(e *vmm.Engine) error {
+	for last := len(s.addresses) - 1; last >= 0; last-- {
+		if err := e.Close(s.addresses[last], state().Capturing); err != nil {
+			return err
+		}
+		kept.Lock()
+		s.addresses = s.addresses[:last]
+		kept.Unlock()
+	}
+	return nil
 }
 
 // add makes a chunk and returns its address.
 func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
-	if s.Sealed != 0 {
-		return 0, errSealed
-	}
 	if size == 0 {
 		return 0, cuda.Refuse(cuda.InvalidValue, "a chunk has at least one byte")
 	}
@@ -161,24 +182,17 @@ func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
 	_, _, err = askKeeper(control.Request{Op: control.Put, Set: s.ID, Name: s.Name, Device: s.Device, Share: chunk.ID,
 		Bytes: bytes, Before: len(s.Chunks)}, descriptor)
 	_ = unix.Close(descriptor)
-	if err != nil {
+	if err == nil {
+		err = s.mapChunk(e, chunk)
+	}
+	if err != nil { // the keeper may have a chunk more from now on, and refuses the next
 		return 0, err
 	}
-	address, err := s.mapChunk(e, chunk.ID, false)
-	if err != nil { // the keeper has a chunk more from now on, and refuses the next
-		return 0, err
-	}
-	kept.Lock()
-	defer kept.Unlock()
-	s.Chunks, s.addresses = append(s.Chunks, chunk), append(s.addresses, address)
-	return uint64(address), nil
+	return uint64(s.addresses[len(s.addresses)-1]), nil
 }
 
 // seal makes the set read-only here, and complete for all.
 func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
-	if s.Sealed != 0 {
-		return errSealed
-	}
 	for _, address := range s.addresses {
 		if err := e.Protect(address); err != nil {
 			return err
@@ -188,28 +202,29 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = file.Close() }()
-	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID, Before: len(s.Chunks)}, int(file.Fd()))
-	if err != nil {
-		return err
+	defer func() { _ = unix.Close(file) }()
+	var python struct{ Tensors map[string]json.RawMessage }
+	_ = json.Unmarshal(manifest, &python) // a C program writes what it likes
+	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID, Before: len(s.Chunks),
+		Tensors: len(python.Tensors)}, file)
+	if err == nil {
+		kept.Lock()
+		defer kept.Unlock()
+		s.manifest, s.KeptSet = manifest, reply.Sets[0]
 	}
-	kept.Lock()
-	defer kept.Unlock()
-	s.manifest, s.Sealed = manifest, reply.Sets[0].Sealed
-	return nil
+	return err
 }
 
 // fileOf returns a file in memory. (memfd_create)
-func fileOf(contents []byte) (*os.File, error) {
-	descriptor, err := unix.MemfdCreate("tms-manifest", unix.MFD_CLOEXEC)
-	if err == nil {
-		file := os.NewFile(uintptr(descriptor), "manifest")
-		if _, err = file.Write(contents); err == nil {
-			return file, nil
+func fileOf(contents []byte) (descriptor int, err error) {
+	if descriptor, err = unix.MemfdCreate("tms-manifest", unix.MFD_CLOEXEC); err == nil {
+		var written int
+		if written, err = unix.Write(descriptor, contents); written == len(contents) {
+			return descriptor, nil
 		}
-		_ = file.Close()
+		_ = unix.Close(descriptor)
 	}
-	return nil, cuda.Refuse(cuda.OperatingSystem, "no host memory for the manifest: %v", err)
+	return -1, cuda.Refuse(cuda.OperatingSystem, "no host memory for the manifest: %v", cmp.Or(err, error(unix.ENOSPC)))
 }
 
 func openKept(name, tag string) (uint64, error) {
@@ -220,20 +235,18 @@ func openKept(name, tag string) (uint64, error) {
 	file := os.NewFile(uintptr(descriptor), "manifest")
 	defer func() { _ = file.Close() }()
 	s := &keptSet{KeptSet: reply.Sets[0], ordinal: -1, tag: tag}
-	if s.manifest, err = io.ReadAll(io.NewSectionReader(file, 0, maxManifest)); err != nil { // others move its position
+	if s.manifest, err = io.ReadAll(io.NewSectionReader(file, 0, 1<<40)); err != nil { // others move its position
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
-	count, err := driver.DeviceCount()
+	count, _ := driver.DeviceCount() // without devices it is on none that this process sees
 	for ordinal := range count {
-		if uuid, failed := uuidOf(ordinal); failed == nil && uuid == s.Device {
+		if uuid, err := uuidOf(ordinal); err == nil && uuid == s.Device {
 			s.ordinal = ordinal
 		}
 	}
-	return s.enter(), err
+	return s.enter(), nil
 }
-
-const maxManifest = 1 << 40
 
 // letGo tells the keeper that this process no longer uses a set. A keeper that has ended counts nothing.
 func (s *keptSet) letGo() {
@@ -248,35 +261,19 @@ func (s *keptSet) attach(e *vmm.Engine) error {
 	case s.ordinal < 0:
 		return cuda.Refuse(cuda.NotSupported, "the set lies on device %s, which this process does not see "+
 			"(CUDA_VISIBLE_DEVICES?)", s.Device)
-	case len(s.addresses) > 0:
-		return nil
 	}
-	var addresses []uintptr
-	for _, chunk := range s.Chunks {
-		address, err := s.mapChunk(e, chunk.ID, true)
-		if err != nil {
-			for _, address := range addresses {
-				err = errors.Join(err, e.Close(address, state().Capturing))
-			}
-			return err
+	for _, chunk := range s.Chunks[len(s.addresses):] {
+		if err := s.mapChunk(e, chunk); err != nil {
+			return errors.Join(err, s.unmap(e))
 		}
-		addresses = append(addresses, address)
 	}
-	kept.Lock()
-	defer kept.Unlock()
-	s.addresses = addresses
 	return nil
 }
 
 // close unmaps a set and forgets it. An incomplete one is gone then.
 func (s *keptSet) close(e *vmm.Engine, handle uint64) error {
-	for len(s.addresses) > 0 {
-		if err := e.Close(s.addresses[0], state().Capturing); err != nil {
-			return err
-		}
-		kept.Lock()
-		s.addresses = s.addresses[1:]
-		kept.Unlock()
+	if err := s.unmap(e); err != nil {
+		return err
 	}
 	kept.Lock()
 	delete(kept.sets, handle)
@@ -309,16 +306,17 @@ func keptAttached() (name string, attached bool) {
 	return "", false
 }
 
-// keptManifest returns the manifest of a set that this process has open, as a file; nil: it has no such set.
-func keptManifest(id uint64) (*os.File, error) {
+// keptManifest returns a descriptor of the manifest of a set that this process has open; false: it has no such set.
+func keptManifest(id uint64) (descriptor int, has bool, err error) {
 	kept.Lock()
 	defer kept.Unlock()
 	for _, s := range kept.sets {
 		if s.ID == id && s.Sealed != 0 {
-			return fileOf(s.manifest)
+			descriptor, err = fileOf(s.manifest)
+			return descriptor, true, err
 		}
 	}
-	return nil, nil
+	return -1, false, nil
 }
 
 // askKeeper is ask for the keeper.

@@ -117,11 +117,7 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 	if e == nil {
 		return -1, reply, vmm.ErrShareGone
 	}
-	if file, err := keptManifest(share); file != nil || err != nil {
-		if err == nil {
-			defer func() { _ = file.Close() }()
-			descriptor, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		}
+	if descriptor, has, err := keptManifest(share); has {
 		return descriptor, reply, err
 	}
 	if C.everything_asked() {

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -19,7 +17,7 @@ import (
 )
 
 func keeperCommand() *cobra.Command {
-	var start, idle, report bool
+	var start, idle bool
 	command := &cobra.Command{
 		Use:   "keeper",
 		Short: "Hold sets of device memory that no process owns",
@@ -30,35 +28,27 @@ Run it yourself to choose where it lives, such as outside a container.
 
 When it is killed, the next one asks the running programs for the sets that they
 have mapped. Sets that no program has mapped then are lost.`,
-		Example: `  tms keeper
-  tms keeper --start        # in the background, unless one runs`,
+		Example:           `  tms keeper`,
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
-			ctx, _ := interruptible()
 			if !start {
-				return keeper.New().Serve(ctx, idle, func(line string) {
-					fmt.Fprintln(command.ErrOrStderr(), "tms:", line)
-				})
+				ctx, _ := interruptible()
+				return keeper.New().Serve(ctx, idle)
 			}
 			err := startKeeper()
-			if !report {
-				return err
-			}
-			words := ""
+			fmt.Fprintf(command.OutOrStdout(), "%d 0\n", cuda.Code(err))
 			if err != nil {
-				words = err.Error()
+				fmt.Fprint(command.OutOrStdout(), err)
 			}
-			fmt.Fprintf(command.OutOrStdout(), "%d 0\n%s", cuda.Code(err), words)
 			return nil
 		},
 	}
 	flags := command.Flags()
-	flags.BoolVar(&start, "start", false, "start one in the background, unless one runs already")
-	flags.BoolVar(&idle, "idle", false, "")
-	flags.BoolVar(&report, "report", false, "") // for libtms.so: "CODE BYTES", and the error on the next line
+	flags.BoolVar(&start, "start", false, "") // for libtms.so: says "CODE 0", and the error on the next line
+	flags.BoolVar(&idle, "idle", false, "")   // for startKeeper
+	_ = flags.MarkHidden("start")
 	_ = flags.MarkHidden("idle")
-	_ = flags.MarkHidden("report")
 	return command
 }
 
@@ -68,13 +58,6 @@ func startKeeper() error {
 		return err
 	}
 	return keeper.Start(self, "keeper", "--idle")
-}
-
-// keptSet is a line of the list.
-type keptSet struct {
-	control.KeptSet
-	Bytes   uint64 `json:"bytes"`
-	Tensors *int   `json:"tensors"` // nil: its manifest is not of the Python package
 }
 
 func keptCommand() *cobra.Command {
@@ -90,7 +73,7 @@ a later one of its name is listed until its last user goes.`,
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
-			sets, err := keptSets()
+			sets, err := askKeeper(control.Request{Op: control.List})
 			if err != nil {
 				return err
 			}
@@ -104,7 +87,7 @@ a later one of its name is listed until its last user goes.`,
 			table := tabwriter.NewWriter(command.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "NAME\tBYTES\tTENSORS\tDEVICE\tSTATE\tUSERS")
 			for _, s := range sets {
-				fmt.Fprintln(table, strings.Join(s.row(), "\t"))
+				fmt.Fprintln(table, rowOf(s))
 			}
 			return table.Flush()
 		},
@@ -114,53 +97,29 @@ a later one of its name is listed until its last user goes.`,
 	return command
 }
 
-func (s *keptSet) row() []string {
+func rowOf(s control.KeptSet) string {
 	tensors, state := "-", "complete"
-	if s.Tensors != nil {
-		tensors = strconv.Itoa(*s.Tensors)
+	if s.Tensors > 0 {
+		tensors = strconv.Itoa(s.Tensors)
 	}
 	if s.Replaced {
 		state = "replaced"
 	} else if s.Sealed == 0 {
 		state = "being made"
 	}
-	return []string{readable.Printable(s.Name), readable.Bytes(s.Bytes), tensors,
-		readable.Cut(readable.Printable(s.Device), 12), state,
-		strings.Trim(fmt.Sprint(s.Users), "[]")}
+	return strings.Join([]string{readable.Printable(s.Name), readable.Bytes(s.Bytes), tensors,
+		readable.Cut(readable.Printable(s.Device), 12), state, numbers(s.Users)}, "\t")
 }
 
-func keptSets() ([]keptSet, error) {
-	if err := startKeeper(); err != nil { // one that was killed is followed by another, which knows what is left
+func numbers(pids []int) string { return strings.Trim(fmt.Sprint(pids), "[]") }
+
+// askKeeper starts a keeper first, unless one runs: one that follows a killed keeper knows what is left.
+func askKeeper(r control.Request) ([]control.KeptSet, error) {
+	if err := startKeeper(); err != nil {
 		return nil, err
 	}
-	reply, _, err := keeper.Ask(control.Request{Op: control.List})
-	sets := []keptSet{}
-	for _, s := range reply.Sets {
-		sets = append(sets, keptSet{KeptSet: s, Bytes: s.Bytes(), Tensors: tensorsOf(s)})
-	}
-	return sets, err
-}
-
-// tensorsOf counts the tensors of a set; nil: its manifest is not of the Python package, or cannot be read.
-func tensorsOf(s control.KeptSet) *int {
-	if s.Sealed == 0 || s.Replaced {
-		return nil
-	}
-	reply, file, err := keeper.Ask(control.Request{Op: control.Open, Name: s.Name})
-	if err != nil || file == nil {
-		return nil
-	}
-	defer func() { _, _, _ = keeper.Ask(control.Request{Op: control.Close, Set: reply.Sets[0].ID}) }()
-	defer func() { _ = file.Close() }()
-	var manifest struct {
-		Tensors map[string]json.RawMessage `json:"tensors"`
-	}
-	text := io.NewSectionReader(file, 0, 1<<40) // all that have the file share its position
-	if json.NewDecoder(text).Decode(&manifest) != nil || manifest.Tensors == nil {
-		return nil
-	}
-	count := len(manifest.Tensors)
-	return &count
+	reply, err := keeper.Ask(r)
+	return append([]control.KeptSet{}, reply.Sets...), err // for JSON, none is an empty list
 }
 
 func keptDropCommand() *cobra.Command {
@@ -171,7 +130,7 @@ func keptDropCommand() *cobra.Command {
 The memory of a set is free when no process has it open.`,
 		Example: `  tms kept drop qwen3-8b`,
 		ValidArgsFunction: func(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
-			reply, _, _ := keeper.Ask(control.Request{Op: control.List})
+			reply, _ := keeper.Ask(control.Request{Op: control.List})
 			for _, s := range reply.Sets {
 				names = append(names, s.Name)
 			}
@@ -181,25 +140,20 @@ The memory of a set is free when no process has it open.`,
 			if len(arguments) == 0 {
 				return errors.New("name the sets (tms kept lists them)")
 			}
-			failed := startKeeper()
-			if failed != nil {
-				return failed
-			}
+			var failed error
 			for _, name := range arguments {
-				reply, _, err := keeper.Ask(control.Request{Op: control.Drop, Name: name})
+				sets, err := askKeeper(control.Request{Op: control.Drop, Name: name})
 				if err != nil {
 					fmt.Fprintf(command.ErrOrStderr(), "tms: %s: %v\n", readable.Printable(name), err)
 					failed = errNo
 					continue
 				}
-				dropped := reply.Sets[0]
 				words := "dropped, %s freed"
-				if len(dropped.Users) > 0 {
-					words = "dropped; %s are free when process " + strings.Trim(fmt.Sprint(dropped.Users), "[]") +
-						" no longer uses it"
+				if users := sets[0].Users; len(users) > 0 {
+					words = "dropped; %s are free when process " + numbers(users) + " no longer uses it"
 				}
 				fmt.Fprintf(command.OutOrStdout(), "%s: "+words+"\n", readable.Printable(name),
-					readable.Bytes(dropped.Bytes()))
+					readable.Bytes(sets[0].Bytes))
 			}
 			return failed
 		},

@@ -139,6 +139,8 @@ type Request struct {
 	Device string `json:"device,omitempty"`
 	Bytes  uint64 `json:"bytes,omitempty"`  // of a put
 	Before int    `json:"before,omitempty"` // for a put or seal: how many chunks the set has so far
+	// Tensors, for a seal, is how many the set has.
+	Tensors int `json:"tensors,omitempty"`
 	// Targets, for an align, are by the names of sequences. Other sequences are not held back.
 	Targets map[string]uint64 `json:"targets,omitempty"`
 }
@@ -226,6 +228,8 @@ type KeptSet struct {
 	Device   string      `json:"device"` // its UUID
 	Sealed   int64       `json:"sealed"` // when, in nanoseconds since 1970; 0: it is not complete
 	Chunks   []KeptChunk `json:"chunks"`
+	Bytes    uint64      `json:"bytes"`    // of device memory
+	Tensors  int         `json:"tensors"`  // 0: its manifest is not of the Python package
 	Replaced bool        `json:"replaced"` // it was dropped or replaced, and somebody still uses it
 	Users    []int       `json:"users"`    // processes
 }
@@ -234,14 +238,6 @@ type KeptSet struct {
 type KeptChunk struct {
 	ID    uint64 `json:"id"`
 	Bytes uint64 `json:"bytes"`
-}
-
-// Bytes returns the device memory of a set.
-func (s *KeptSet) Bytes() (sum uint64) {
-	for _, c := range s.Chunks {
-		sum += c.Bytes
-	}
-	return sum
 }
 
 // ProcessState is what a process says about itself.
@@ -366,8 +362,9 @@ func wrongVersion(version int) error {
 func (r *Request) check() error {
 	known := r.To == ToDisk || r.Op == Move && r.To == ToHost
 	switch {
-	case (r.Set != 0 || r.Name != "" || r.Device != "" || r.Bytes != 0 || r.Before != 0) && !r.OfKeeper():
-		return fmt.Errorf("only the keeper takes set, name, device, bytes and before, and no %s", r.Op)
+	case (r.Set != 0 || r.Name != "" || r.Device != "" || r.Bytes != 0 || r.Before != 0 || r.Tensors != 0) &&
+		!r.OfKeeper():
+		return fmt.Errorf("only the keeper takes set, name, device, bytes, before and tensors, and no %s", r.Op)
 	case !slices.Contains(operations, r.Op) && !r.OfKeeper():
 		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, "+
 			"move, record and align", r.Op)

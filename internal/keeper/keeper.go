@@ -37,15 +37,13 @@ type owner struct {
 
 type set struct {
 	control.KeptSet
-	descriptors map[uint64]int // by chunk
-	manifest    int            // a descriptor; -1: none yet
+	descriptors map[uint64]int // by chunk, and that of the manifest by the set's own number
 	maker       owner          // of a set that is not complete
 	users       map[owner]int  // how often each has it open
 }
 
 func newSet(of control.KeptSet) *set {
-	of.Users = nil
-	return &set{KeptSet: of, descriptors: map[uint64]int{}, manifest: -1, users: map[owner]int{}}
+	return &set{KeptSet: of, descriptors: map[uint64]int{}, users: map[owner]int{}}
 }
 
 // Keeper has all sets.
@@ -84,27 +82,34 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		case r.Op == control.Put:
 			k.sets[r.Set] = s
 			s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Share, Bytes: r.Bytes})
+			s.Bytes += r.Bytes
 			s.descriptors[r.Share], *given = *given, -1
 		default:
-			s.manifest, *given = *given, -1
-			s.users[from] = 1
+			s.descriptors[s.ID], *given = *given, -1
 			sealed := time.Now().UnixNano()
 			if before := k.named(s.Name); before != nil { // the clock may have been set back
 				sealed = max(sealed, before.Sealed+1)
 			}
-			s.Sealed, s.maker = sealed, owner{}
+			s.Sealed, s.Tensors, s.maker, s.users[from] = sealed, r.Tensors, owner{}, 1
 			k.complete(s)
 			reply.Sets = []control.KeptSet{s.told()}
 		}
-	case control.Open:
-		if s = k.named(r.Name); s == nil && k.lost[r.Name] {
+	case control.Open, control.Drop:
+		switch s = k.named(r.Name); {
+		case s == nil && k.lost[r.Name]:
 			err = cuda.Refuse(cuda.SymbolNotFound, "the set was lost with a keeper that was killed, because no "+
 				"process had all of it mapped")
-		} else if s == nil {
+		case s == nil:
 			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
-		} else if descriptor, err = duplicate(s.manifest); err == nil {
-			s.users[from]++
+		case r.Op == control.Drop:
+			s.Replaced = true
 			reply.Sets = []control.KeptSet{s.told()}
+			k.sweep()
+		default:
+			if descriptor, err = duplicate(s.descriptors[s.ID]); err == nil {
+				s.users[from]++
+				reply.Sets = []control.KeptSet{s.told()}
+			}
 		}
 	case control.Lend:
 		err = cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
@@ -130,14 +135,6 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		slices.SortFunc(reply.Sets, func(a, b control.KeptSet) int {
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(b.Sealed, a.Sealed))
 		})
-	case control.Drop:
-		if s = k.named(r.Name); s == nil {
-			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
-			break
-		}
-		s.Replaced = true
-		reply.Sets = []control.KeptSet{s.told()}
-		k.sweep()
 	default:
 		err = fmt.Errorf("the keeper answers no %s", r.Op)
 	}
@@ -188,11 +185,10 @@ func (k *Keeper) sweep() {
 }
 
 func (s *set) close() {
-	for _, descriptor := range append(slices.Collect(maps.Values(s.descriptors)), s.manifest) {
-		if descriptor >= 0 {
-			_ = unix.Close(descriptor)
-		}
+	for _, descriptor := range s.descriptors {
+		_ = unix.Close(descriptor)
 	}
+	clear(s.descriptors)
 }
 
 func (o owner) ended() bool {

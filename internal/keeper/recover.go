@@ -2,10 +2,9 @@ package keeper
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,38 +16,32 @@ import (
 // recoverTime is how long the processes may take to say what they have.
 const recoverTime = 3 * time.Second
 
-// recover takes over what processes have mapped of an earlier keeper's sets. It names what is lost.
-func (k *Keeper) recover(ctx context.Context, log func(string)) {
+// recover takes over what processes have mapped of an earlier keeper's sets, and notes the names of those that are lost.
+func (k *Keeper) recover(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	told := askAll(ctx)
-	for pid, sets := range told {
+	for pid, sets := range askAll(ctx) {
+		user, _ := ownerOf(pid) // one that has ended meanwhile does not count
 		for _, has := range sets {
-			if k.sets[has.ID] == nil {
-				if s, err := fetch(pid, has); err == nil {
-					k.sets[has.ID] = s
-				}
+			s := k.sets[has.ID]
+			if s == nil {
+				s = newSet(has)
+				k.sets[has.ID] = s
+			}
+			s.users[user]++
+			if len(s.descriptors) == 0 {
+				s.fetch(pid)
 			}
 		}
 	}
-	for pid, sets := range told {
-		user, err := ownerOf(pid)
-		for _, has := range sets {
-			if s := k.sets[has.ID]; s != nil && err == nil {
-				s.users[user]++
-			}
+	for id, s := range k.sets {
+		if len(s.descriptors) == 0 {
+			k.lost[s.Name] = true
+			delete(k.sets, id)
 		}
 	}
 	for _, s := range k.sets {
 		k.complete(s)
-	}
-	for _, sets := range told {
-		for _, has := range sets {
-			if k.sets[has.ID] == nil && k.named(has.Name) == nil && !k.lost[has.Name] {
-				k.lost[has.Name] = true
-				log(fmt.Sprintf("the set %q is lost: no process had all of it mapped", has.Name))
-			}
-		}
 	}
 }
 
@@ -76,29 +69,17 @@ func askAll(ctx context.Context) map[int][]control.KeptSet {
 	return told
 }
 
-// fetch takes over a set from a process that has all of it mapped.
-func fetch(pid int, has control.KeptSet) (_ *set, err error) {
-	s := newSet(has)
-	take := func(share uint64) int {
-		descriptor := -1
-		var reply control.Reply
-		if err == nil {
-			reply, descriptor, err = server.Ask(directories, pid,
-				control.Request{Op: control.Lend, Share: share, Import: max(1, rand.Uint64())}, -1)
+// fetch takes over a set from a process that has all of it mapped, or nothing.
+func (s *set) fetch(pid int) {
+	for _, each := range append(slices.Clone(s.Chunks), control.KeptChunk{ID: s.ID}) {
+		_, descriptor, err := server.Ask(directories, pid,
+			control.Request{Op: control.Lend, Share: each.ID, Import: max(1, rand.Uint64())}, -1)
+		if err != nil || descriptor < 0 {
+			s.close()
+			return
 		}
-		if err == nil && (!reply.OK || descriptor < 0) {
-			err = errors.New(reply.Error)
-		}
-		return descriptor
+		s.descriptors[each.ID] = descriptor
 	}
-	s.manifest = take(has.ID)
-	for _, chunk := range has.Chunks {
-		s.descriptors[chunk.ID] = take(chunk.ID)
-	}
-	if err != nil {
-		s.close()
-	}
-	return s, err
 }
 
 func directories() (runtime, temporary string) {

@@ -16,13 +16,13 @@ import (
 // Limits of a keeper that answers.
 const (
 	patience = 5 * time.Second // with a client that neither ends its line nor reads its reply
-	look     = time.Second     // between looks for processes that have ended, and for the socket's file
+	look     = time.Second / 2 // between looks for processes that have ended, and for the socket's file
 	idleTime = time.Minute     // after which a keeper that was started at need, and has no set, ends
 )
 
 // Serve answers until the context ends, or with idle until there has been no set for a while. Errors:
 // server.ErrAnswered; why there can be no socket.
-func (k *Keeper) Serve(ctx context.Context, idle bool, log func(string)) error {
+func (k *Keeper) Serve(ctx context.Context, idle bool) error {
 	var limit unix.Rlimit // as many descriptors as it may have
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
 		limit.Cur = limit.Max
@@ -32,47 +32,36 @@ func (k *Keeper) Serve(ctx context.Context, idle bool, log func(string)) error {
 	if err != nil {
 		return err
 	}
-	k.recover(ctx, log) // who asks meanwhile waits
-	go k.accept(socket.Descriptor)
-	ticks := time.NewTicker(look)
-	for used := time.Now(); ctx.Err() == nil && !(idle && time.Since(used) > idleTime); {
-		select {
-		case <-ctx.Done():
-		case <-ticks.C:
+	k.recover(ctx) // who asks meanwhile waits
+	for used := time.Now(); ctx.Err() == nil; {
+		events := []unix.PollFd{{Fd: int32(socket.Descriptor), Events: unix.POLLIN}}
+		_, _ = unix.Poll(events, int(look.Milliseconds()))
+		client, _, err := unix.Accept4(socket.Descriptor, unix.SOCK_CLOEXEC)
+		if err == nil {
+			go k.attend(client)
+			continue
+		}
+		if !errors.Is(err, unix.EAGAIN) { // no descriptor is left, perhaps
+			time.Sleep(10 * time.Millisecond)
 		}
 		k.mu.Lock()
 		if k.sweep(); len(k.sets) > 0 {
 			used = time.Now()
+		} else if idle && time.Since(used) > idleTime {
+			return nil // still locked, so that nobody is told of a set that ends with this process
 		}
 		k.mu.Unlock()
 		if !socket.Lost() {
 			continue
 		}
-		again, err := server.Listen(directories, control.Keeper, 0)
-		if errors.Is(err, server.ErrAnswered) {
-			return err
-		} else if err == nil {
+		if again, err := server.Listen(directories, control.Keeper, 0); err == nil {
+			_ = unix.Close(socket.Descriptor)
 			socket = again
-			go k.accept(socket.Descriptor)
+		} else if errors.Is(err, server.ErrAnswered) {
+			return err
 		}
 	}
-	return nil // the next keeper replaces the socket's file
-}
-
-func (k *Keeper) accept(socket int) {
-	for {
-		events := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}}
-		_, _ = unix.Poll(events, -1)
-		client, _, err := unix.Accept4(socket, unix.SOCK_CLOEXEC)
-		if err != nil { // no descriptor is left, perhaps
-			time.Sleep(10 * time.Millisecond)
-			continue
-		}
-		go func() {
-			defer func() { _ = unix.Close(client) }()
-			k.attend(client)
-		}()
-	}
+	return unix.Close(socket.Descriptor) // the next keeper replaces the socket's file
 }
 
 // attend answers a client's request.
@@ -85,10 +74,8 @@ func (k *Keeper) attend(client int) {
 	line, given, failed := server.Receive(client)
 	descriptor := -1
 	defer func() {
-		for _, each := range []int{given, descriptor} {
-			if each >= 0 {
-				_ = unix.Close(each)
-			}
+		for _, each := range []int{client, given, descriptor} {
+			_ = unix.Close(each) // -1: there is none
 		}
 	}()
 	if failed != nil {

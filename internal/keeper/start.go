@@ -3,7 +3,6 @@ package keeper
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"syscall"
 	"time"
@@ -18,7 +17,7 @@ const startTime = 20 * time.Second
 
 // Start starts a keeper with a command, unless one runs, and returns when one answers. (setsid: it outlives a terminal)
 func Start(command ...string) error {
-	if _, _, err := Ask(control.Request{Op: control.List}); err == nil || cuda.Code(err) == int(cuda.Timeout) {
+	if _, err := Ask(control.Request{Op: control.List}); err == nil || cuda.Code(err) == int(cuda.Timeout) {
 		return err
 	}
 	keeper := exec.Command(command[0], command[1:]...)
@@ -26,38 +25,28 @@ func Start(command ...string) error {
 	if err := keeper.Start(); err != nil {
 		return fmt.Errorf("the keeper cannot be started: %w", err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		_ = keeper.Wait()
-		close(ended)
-	}()
-	for until := time.After(startTime); ; {
-		last := false
+	ended := make(chan error, 1)
+	go func() { ended <- keeper.Wait() }()
+	for start := time.Now(); ; {
+		last := time.Since(start) > startTime
 		select {
 		case <-ended: // another one runs, perhaps
 			last = true
-		case <-until:
-			last = true
 		case <-time.After(5 * time.Millisecond):
 		}
-		_, _, err := Ask(control.Request{Op: control.List})
-		if err == nil || last {
+		if _, err := Ask(control.Request{Op: control.List}); err == nil || last {
 			return err
 		}
 	}
 }
 
-// Ask asks the keeper, if one runs, and returns its reply and the file that came with it; nil: none did. Errors: that it
-// cannot be asked, or why it refuses.
-func Ask(r control.Request) (reply control.Reply, came *os.File, err error) {
-	reply, descriptor, err := server.Ask(directories, control.Keeper, r, -1)
-	if descriptor >= 0 {
-		came = os.NewFile(uintptr(descriptor), "manifest")
-	}
+// Ask asks the keeper, if one runs. Errors: that it cannot be asked, or why it refuses.
+func Ask(r control.Request) (control.Reply, error) {
+	reply, _, err := server.Ask(directories, control.Keeper, r, -1) // no descriptor comes with a list or drop
 	if err != nil {
 		err = fmt.Errorf("the keeper: %w", err)
 	} else if !reply.OK {
 		err = errors.New(reply.Error)
 	}
-	return reply, came, err
+	return reply, err
 }
