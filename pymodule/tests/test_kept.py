@@ -460,6 +460,17 @@ def test_a_module_survives_a_publish_that_fails(house: House) -> None:
     until(lambda: [one["sealed"] > 0 for one in house.sets()] == [True])
 
 
+def test_a_module_needs_room_for_one_chunk(house: House) -> None:
+    maker = house.program()
+    maker.does("from tms import _kept; _kept._CHUNK = 1; made = torch.nn.Module()")
+    for name in "abc":
+        maker.does(f"made._parameters[{name!r}] = torch.nn.Parameter(torch.filled(7, 15 << 20))")
+    assert maker.free() == DEVICE_MEMORY - 180 * MiB < 2 * 60 * MiB
+    maker.does("with tms.kept('set') as k: k.publish(made)")
+    assert maker.free() == DEVICE_MEMORY - 180 * MiB
+    assert maker.run("made._parameters['c'].bytes()[0]") == 7
+
+
 def test_a_keeper_that_cannot_be_started_or_is_stopped(house: House) -> None:
     assert "/nonexistent cannot be started" in house.program(TMS_COMMAND="/nonexistent").run(
         "tms.kept('set').attach()"

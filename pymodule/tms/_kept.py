@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._errors import NotSupportedError, OutOfMemoryError, TmsError, account, from_code
+from ._errors import NotSupportedError, TmsError, account, from_code
 from ._library import Library, load
 
 _FORMAT = 1
 _ALIGNMENT = 512  # as PyTorch's allocator gives it
 _CHUNK = 1 << 30
-_NO_SUCH_SET, _OUT_OF_MEMORY = 500, 2
+_NO_SUCH_SET = 500
 
 
 def kept(name: str) -> Kept:
@@ -67,8 +68,7 @@ class Kept:
         if code == _NO_SUCH_SET:
             self._why = account(self._library.last_error)
         else:
-            _check(self._library, code, f"opening the set {self.name!r}")
-            self._set = _Set(self._library, handle, self.name)
+            self._set = _Set(self._library, handle, self.name, code, "opening")
         self.complete = self._set is not None
         return self
 
@@ -96,7 +96,8 @@ class Kept:
             ValueError: the module does not fit.
         """
         torch = importlib.import_module("torch")
-        tensors = self._mapped(torch, self._manifest(), 0 if copy else None)
+        manifest = self._manifest()
+        tensors = self._mapped(torch, manifest, 0 if copy else len(manifest["chunks"]))
         if module is not None:
             _assign(torch, module, tensors, frozen=not copy)
         return tensors
@@ -140,14 +141,11 @@ class Kept:
             )
         return manifest
 
-    def _mapped(
-        self, torch: Any, manifest: dict[str, Any], copied_from: int | None
-    ) -> dict[str, Any]:
-        """The tensors; those in the chunks from `copied_from` on are private copies."""
+    def _mapped(self, torch: Any, manifest: dict[str, Any], private: int) -> dict[str, Any]:
+        """The tensors; those in the chunks from number `private` on are copies."""
         assert self._set is not None
         chunks = self._set.attached(torch)
-        if copied_from is not None:
-            chunks[copied_from:] = [chunk.clone() for chunk in chunks[copied_from:]]
+        chunks[private:] = [chunk.clone() for chunk in chunks[private:]]
         return {
             name: _Place(**place).view(torch, chunks) for name, place in manifest["tensors"].items()
         }
@@ -164,23 +162,19 @@ class Kept:
         places, contents, private = _plan(tensors, shared)
         sizes = [blocks[-1].offset + blocks[-1].size for blocks in contents]
         handle = ctypes.c_void_p()
-        code = self._library.c.tms_kept_create(
-            ctypes.byref(handle), self.name.encode(), device.index
-        )
-        _check(self._library, code, f"publishing the set {self.name!r}")
-        made = _Set(self._library, handle, self.name)
+        create = self._library.c.tms_kept_create
+        code = create(ctypes.byref(handle), self.name.encode(), device.index)
+        made = _Set(self._library, handle, self.name, code, "publishing")
         chunks: list[Any] = []
         for number, blocks in enumerate(contents):
+            torch.cuda.empty_cache()
             chunks.append(made.add(torch, number, max(sizes[number], 1)))
-            for block in blocks:
-                block.copy_to(torch, chunks[number])
-            blocks.clear()  # and with them the storages
-            if not replaces:
-                continue
-            for name in shared:
+            while blocks:  # nothing here holds a storage then
+                blocks.pop().copy_to(torch, chunks[number])
+            for name in shared if replaces else ():
                 if places[name].chunk == number:
                     tensors[name].data = places[name].view(torch, chunks)
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         manifest = {
             "format": _FORMAT,
             "tensors": {name: place._asdict() for name, place in places.items()},
@@ -196,10 +190,13 @@ class Kept:
 class _Set:
     """A handle of the library, closed when neither this nor a tensor of its memory is left."""
 
-    def __init__(self, library: Library, handle: ctypes.c_void_p, name: str) -> None:
+    def __init__(
+        self, library: Library, handle: ctypes.c_void_p, name: str, code: int, doing: str
+    ) -> None:
         self._library = library
         self._handle = handle
         self._name = name
+        self._check(code, doing)
         weakref.finalize(self, library.c.tms_kept_close, handle).atexit = False
 
     def manifest(self) -> dict[str, Any]:
@@ -218,9 +215,6 @@ class _Set:
         """One more chunk, as bytes that can be written."""
         address = ctypes.c_void_p()
         code = self._library.c.tms_kept_add(self._handle, size, ctypes.byref(address))
-        if code == _OUT_OF_MEMORY:
-            torch.cuda.empty_cache()
-            code = self._library.c.tms_kept_add(self._handle, size, ctypes.byref(address))
         self._check(code, "publishing")
         return self._chunk(torch, number)
 
@@ -247,7 +241,8 @@ class _Set:
         return torch.as_tensor(memory, device=f"cuda:{device.value}")
 
     def _check(self, code: int, doing: str) -> None:
-        _check(self._library, code, f"{doing} the set {self._name!r}")
+        if code:
+            raise from_code(code, f"{doing} the set {self._name!r}", self._library.last_error)
 
 
 class _Memory:
@@ -274,34 +269,35 @@ class _Place(NamedTuple):
 
     def view(self, torch: Any, chunks: list[Any]) -> Any:
         dtype = getattr(torch, self.dtype)
-        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides))
-        count = 0 if 0 in self.shape else last + 1
-        size = count * dtype.itemsize
+        size = span(self.shape, self.strides) * dtype.itemsize
         flat = chunks[self.chunk][self.offset : self.offset + size].view(dtype)
         return flat.as_strided(self.shape, self.strides)
 
 
+@dataclasses.dataclass
 class _Block:
-    """The part of a storage that tensors use."""
+    """The part of a storage that tensors use, in bytes."""
 
-    def __init__(self, storage: Any, device: Any) -> None:
-        self._storage = storage
-        self._device = device
-        self.begin = self.end = -1
-        self.offset = 0  # in its chunk
+    storage: Any
+    begin: int
+    end: int
+    chunk: int = 0
+    offset: int = 0  # in its chunk
 
     @property
     def size(self) -> int:
         return self.end - self.begin
 
-    def include(self, begin: int, end: int) -> None:
-        self.begin = begin if self.begin < 0 else min(self.begin, begin)
-        self.end = max(self.end, end)
-
     def copy_to(self, torch: Any, chunk: Any) -> None:
-        empty = torch.empty(0, dtype=torch.uint8, device=self._device)
-        own = empty.set_(self._storage, self.begin, (self.size,), (1,))
+        empty = torch.empty(0, dtype=torch.uint8, device=chunk.device)
+        own = empty.set_(self.storage, self.begin, (self.size,), (1,))
         chunk[self.offset : self.offset + self.size].copy_(own)
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from a tensor's first to its last."""
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides))
+    return 0 if 0 in shape else last + 1
 
 
 def _owned(module: Any) -> Iterator[tuple[str, Any]]:
@@ -313,17 +309,14 @@ def _device_of(torch: Any, tensors: Mapping[str, Any]) -> Any:
     """The device of all tensors, whose memory must be plain."""
     device = None
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cuda":
-            where = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else "no tensor"
-            raise ValueError(f"{name!r} is {where}: a set has tensors of a CUDA device")
-        plain = tensor.layout == torch.strided and not tensor.is_quantized
-        if not plain or tensor.is_conj() or tensor.is_neg():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name!r} is no tensor")
+        if tensor.device.type != "cuda" or tensor.device != (device or tensor.device):
+            raise ValueError(f"{name!r} is on {tensor.device}: a set is for one CUDA device")
+        if tensor.layout != torch.strided or any(
+            (tensor.is_quantized, tensor.is_conj(), tensor.is_neg())
+        ):
             raise ValueError(f"{name!r} has no plain memory: publish a dense, resolved tensor")
-        if device is not None and tensor.device != device:
-            raise ValueError(
-                f"{name!r} is on {tensor.device}, and others are on {device}: publish a set for "
-                "each device"
-            )
         device = tensor.device
     if device is None:
         raise ValueError("there is no tensor to publish")
@@ -343,22 +336,19 @@ def _plan(
         tensor = tensors[name]
         storage, size = tensor.untyped_storage(), tensor.element_size()
         begin = tensor.storage_offset() * size
-        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-        end = begin + (last + 1) * size if tensor.numel() else begin
-        block = blocks.setdefault(storage.data_ptr(), _Block(storage, tensor.device))
-        block.include(begin, end)
+        end = begin + span(tensor.shape, tensor.stride()) * size
+        block = blocks.setdefault(storage.data_ptr(), _Block(storage, begin, end))
+        block.begin, block.end = min(block.begin, begin), max(block.end, end)
         found[name] = block, begin
     contents: list[list[_Block]] = []
-    chunk_of: dict[int, int] = {}
-    filled = 0
+    filled = private = 0
     first = len({id(found[name][0]) for name in shared})
-    private = 0
     for count, block in enumerate(blocks.values()):
         if not contents or filled + block.size > _CHUNK or count == first:
             contents.append([])
             filled = 0
+        block.chunk = len(contents) - 1
         block.offset = filled + block.begin % _ALIGNMENT  # as it is aligned now
-        chunk_of[id(block)] = len(contents) - 1
         contents[-1].append(block)
         private += len(contents) > private and count < first
         filled = -(-(block.offset + max(block.size, 1)) // _ALIGNMENT) * _ALIGNMENT
@@ -366,7 +356,7 @@ def _plan(
     for name, (block, begin) in found.items():
         tensor = tensors[name]
         places[name] = _Place(
-            chunk=chunk_of[id(block)],
+            chunk=block.chunk,
             offset=block.offset + begin - block.begin,
             dtype=str(tensor.dtype).split(".")[-1],
             shape=list(tensor.shape),
@@ -388,9 +378,7 @@ def _assign(torch: Any, module: Any, tensors: Mapping[str, Any], frozen: bool) -
                 f"{name} is {has.dtype} {tuple(has.shape)} in the module, and {tensor.dtype} "
                 f"{tuple(tensor.shape)} in the set"
             )
-    if wrong:
-        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"the module does not fit the set: {'; '.join(wrong[:5])}{more}")
+    refuse(wrong)
     fresh: dict[int, Any] = {}
     for name, tensor in tensors.items():
         has = owned[name]
@@ -408,9 +396,8 @@ def _assign(torch: Any, module: Any, tensors: Mapping[str, Any], frozen: bool) -
             has.requires_grad_(False)
 
 
-def _check(library: Library, code: int, doing: str) -> None:
-    if code == _OUT_OF_MEMORY:
-        cause = library.last_error
-        raise OutOfMemoryError(f"{doing} failed: {cause} (cudaError 2).", code=code, cause=cause)
-    if code:
-        raise from_code(code, doing, library.last_error)
+def refuse(wrong: list[str]) -> None:
+    """Raises ValueError if something is wrong with a module."""
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(f"the module does not fit the set: {'; '.join(wrong[:5])}{more}")

@@ -112,6 +112,19 @@ static bool ends_in(const char *text, const char *end)
 	return length > size && !strcmp(text + length - size, end);
 }
 
+// Reports whether somebody holds memory by its file, which is removed otherwise.
+static bool is_held(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	bool held = flock(fd, LOCK_EX | LOCK_NB);
+	if (!held)
+		unlink(path);
+	close(fd);
+	return held;
+}
+
 // How much memory of a device outlives its makers, among the processes of a file.
 static uint64_t outliving(const char *of, int device)
 {
@@ -127,13 +140,7 @@ static uint64_t outliving(const char *of, int device)
 		    sscanf(entry->d_name + strlen(slash + 1), ".%d.%llu.", &whose, &size) != 2 || whose != device)
 			continue;
 		snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-		int fd = open(path, O_RDONLY | O_CLOEXEC);
-		if (fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB))
-			unlink(path);
-		else if (fd >= 0)
-			held += size;
-		if (fd >= 0)
-			close(fd);
+		held += is_held(path) ? size : 0;
 	}
 	if (listing)
 		closedir(listing);
@@ -169,12 +176,8 @@ static void sweep(const struct location *location)
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
 		char path[sizeof location->folder + sizeof entry->d_name];
 		snprintf(path, sizeof path, "%s/%s", location->folder, entry->d_name);
-		int memory_left = ends_in(entry->d_name, OUTLIVES) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-		if (memory_left >= 0) {
-			if (!flock(memory_left, LOCK_EX | LOCK_NB))
-				unlink(path);
-			close(memory_left);
-		}
+		if (ends_in(entry->d_name, OUTLIVES))
+			is_held(path);
 		if (!ends_in(entry->d_name, location->suffix) || !strcmp(path, file))
 			continue;
 		int fd;
