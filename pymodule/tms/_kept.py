@@ -378,7 +378,7 @@ def _assign(torch: Any, module: Any, tensors: Mapping[str, Any], frozen: bool) -
                 f"{name} is {has.dtype} {tuple(has.shape)} in the module, and {tensor.dtype} "
                 f"{tuple(tensor.shape)} in the set"
             )
-    refuse(wrong)
+    refuse("module", wrong)
     fresh: dict[int, Any] = {}
     for name, tensor in tensors.items():
         has = owned[name]
@@ -396,8 +396,8 @@ def _assign(torch: Any, module: Any, tensors: Mapping[str, Any], frozen: bool) -
             has.requires_grad_(False)
 
 
-def refuse(wrong: list[str]) -> None:
-    """Raises ValueError if something is wrong with a module."""
+def refuse(what: str, wrong: list[str]) -> None:
+    """Raises ValueError if something is wrong."""
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"the module does not fit the set: {'; '.join(wrong[:5])}{more}")
+        raise ValueError(f"the {what} does not fit the set: {'; '.join(wrong[:5])}{more}")

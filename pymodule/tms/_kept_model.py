@@ -14,42 +14,33 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import importlib
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
+
+import torch
 
 from . import _torch
 from ._attached import attached
 from ._errors import NotSupportedError, TmsError
-from ._kept import Kept, kept
+from ._kept import Kept, kept, refuse, span
 from ._library import load
 from ._region import disable
 
 
 class Load(NamedTuple):
-    """How an engine makes a model.
+    """How an engine makes a model."""
 
-    Attributes:
-        loaded: reads the checkpoint.
-        make: returns the model as its class makes it.
-        process: does what the engine does once weights are there. It calls `named_modules()`.
-        copy: whether this process has weights of its own.
-        sleeps: whether weights must be in memory that sleeps.
-        option: what the user chose, for messages.
-        logger: of the engine.
-    """
-
-    loaded: Callable[[], Any]
-    make: Callable[[], Any]
-    process: Callable[[Any], None]
-    copy: bool
-    sleeps: bool
-    option: str
-    logger: logging.Logger
+    loaded: Callable[[], Any]  # reads the checkpoint
+    make: Callable[[], Any]  # returns the model as its class makes it
+    process: Callable[[Any], None]  # the engine's work once weights are there, by named_modules()
+    copy: bool  # this process has weights of its own
+    sleeps: bool  # weights must be in memory that sleeps
+    option: str  # what the user chose, for messages
+    logger: logging.Logger  # of the engine
 
     def model(self, name: str) -> tuple[Any, bool]:
         """The model, from the set or published as it, and whether its weights are shared."""
@@ -62,15 +53,19 @@ class Load(NamedTuple):
                         return self._attached(found), not self.copy
             except TmsError as error:
                 self.logger.warning("tms: %s", error)
-            model, why = _publish(found, self.loaded, self.copy)
-        if not why:
-            self.logger.info("tms: published the model as %r.", name)
-            return model, not self.copy
-        words = f"The model could not be published as {name!r}: {why}."
-        if self.sleeps and not self.copy:
-            raise NotSupportedError(f"{words} Leave out {self.option}.") from why
-        self.logger.warning("tms: %s The next start reads the checkpoint again.", words)
-        return model, False
+            earlier = _on_device()
+            model = self.loaded()
+            gc.collect()
+            try:
+                _publish(found, model, earlier, self.copy)
+            except Exception as why:  # the model is whole all the same
+                words = f"The model could not be published as {name!r}: {why}."
+                if self.sleeps and not self.copy:
+                    raise NotSupportedError(f"{words} Leave out {self.option}.") from why
+                self.logger.warning("tms: %s The next start reads the checkpoint again.", words)
+                return model, False
+        self.logger.info("tms: published the model as %r.", name)
+        return model, not self.copy
 
     def _attached(self, found: Kept) -> Any:
         begun = time.perf_counter()
@@ -91,7 +86,6 @@ class Load(NamedTuple):
 
 def name_for(label: str, rank: int, facts: list[Any]) -> str:
     """A set's name: `facts` are all that the weights depend on, beside the device."""
-    torch = importlib.import_module("torch")
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     text = re.sub(r" at 0x[0-9a-f]+", "", repr([str(device.uuid), rank, *facts]))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -116,26 +110,11 @@ def shared_bytes(name: str) -> int:
     return 0
 
 
-def _publish(kept: Kept, loaded: Callable[[], Any], copy: bool) -> tuple[Any, Exception | None]:
-    """Loads a model and publishes it; without `copy` its parameters are read-only then.
-
-    Returns why it could not be published, too. It is whole all the same.
-    """
-    torch = importlib.import_module("torch")
-    earlier = _on_device(torch)
-    model = loaded()
-    gc.collect()
-    try:
-        _put(torch, kept, model, earlier, copy)
-    except Exception as error:
-        return model, error
-    return model, None
-
-
-def _put(torch: Any, kept: Kept, model: Any, earlier: dict[int, Any], copy: bool) -> None:
-    slots = list(_slots(torch, model, earlier))
-    known = {*earlier, *(id(slot.tensor) for slot in slots)}
-    for tensor in _on_device(torch).values():
+def _publish(kept: Kept, model: Any, earlier: dict[int, Any], copy: bool) -> None:
+    """Publishes a model; without `copy` its parameters are read-only then."""
+    slots = list(_slots(model.named_modules(), earlier))
+    known = {*earlier, *(id(tensor) for _, tensor, _ in slots)}
+    for tensor in _on_device().values():
         if id(tensor) not in known and tensor.numel():
             raise NotSupportedError(
                 f"the load has left a tensor ({tensor.dtype}, {tuple(tensor.shape)}) that no "
@@ -153,7 +132,7 @@ def _put(torch: Any, kept: Kept, model: Any, earlier: dict[int, Any], copy: bool
             storages.add(tensor.untyped_storage().data_ptr())
         if tensor.device.type == "cpu":
             host.append(name)
-        tensors[name] = tensor.to(_device(torch)) if name in host else tensor
+        tensors[name] = tensor.to(_device()) if name in host else tensor
     shared = {name for name in tensors if tensors[name].untyped_storage().data_ptr() in storages}
     kept._publish(torch, tensors, shared, not copy, host=host, values=_values(model))
 
@@ -165,24 +144,23 @@ def _attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None],
         TmsError: the set cannot be mapped. Nothing was made.
         ValueError: the model does not fit the set.
     """
-    torch = importlib.import_module("torch")
-    earlier = _on_device(torch)
+    earlier = _on_device()
     manifest = kept._manifest()
     tensors = kept._mapped(torch, manifest, 0 if copy else manifest["private"])
     with torch.device("meta"):
         model = make()
-    model.named_modules = _StandIns(torch, model, earlier).named_modules
+    model.named_modules = _with_memory(model, earlier)
     process(model)
     del model.named_modules
     modules = dict(model.named_modules())
-    has = {slot.name: slot.tensor for slot in _slots(torch, model, earlier)}
+    has = {name: tensor for name, tensor, _ in _slots(modules.items(), earlier)}
     wrong = [f"{name} is not in the set" for name in has if name not in tensors]
     places: dict[int, object] = {}
     for name, tensor in tensors.items():
         own, place = has.get(name), manifest["tensors"][name]
         value = tensor.cpu() if name in manifest["host"] else tensor
         if own is None:
-            if not _add(torch, modules, name, value):
+            if not _add(modules, name, value):
                 wrong.append(f"the model has no {name}")
         elif own.dtype != tensor.dtype or own.shape != tensor.shape:
             wrong.append(f"{name} is {own.dtype} {tuple(own.shape)} in the model")
@@ -193,9 +171,7 @@ def _attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None],
             own.requires_grad_(False)
         else:
             torch.utils.swap_tensors(own, _alike(own, value))
-    if wrong:
-        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"the model does not fit the set: {'; '.join(wrong[:5])}{more}")
+    refuse("model", wrong)
     for path, values in manifest["values"].items():
         if path in modules:
             modules[path].__dict__.update(values)
@@ -214,32 +190,27 @@ def _ordinary() -> Iterator[None]:
         yield
 
 
-class _Slot(NamedTuple):
-    name: str
-    """The module, and the place in it, such as "model.norm/_parameters/weight"."""
-    tensor: Any
-    is_parameter: bool
+def _slots(
+    modules: Iterable[tuple[str, Any]], earlier: dict[int, Any]
+) -> Iterator[tuple[str, Any, bool]]:
+    """All tensors that modules own: parameters, buffers, attributes, also in lists and dicts.
 
+    Each with its name, the module and the place in it, such as "model.norm/_parameters/weight",
+    and whether it is a parameter.
+    """
 
-def _slots(torch: Any, model: Any, earlier: dict[int, Any]) -> Iterator[_Slot]:
-    for path, module in model.named_modules():
-        yield from _slots_of(torch, path, module, earlier)
-
-
-def _slots_of(torch: Any, path: str, module: Any, earlier: dict[int, Any]) -> Iterator[_Slot]:
-    """All that a module owns: parameters, buffers, attributes, also in lists, tuples and dicts."""
-
-    def within(name: str, holder: Any, depth: int) -> Iterator[_Slot]:
+    def within(name: str, holder: Any, depth: int) -> Iterator[tuple[str, Any, bool]]:
         for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
             if isinstance(value, torch.Tensor) and id(value) not in earlier:
-                yield _Slot(f"{name}/{key}", value, name == f"{path}/_parameters")
+                yield f"{name}/{key}", value, name.endswith("/_parameters")
             elif depth and isinstance(value, (dict, list, tuple)) and key != "_modules":
                 yield from within(f"{name}/{key}", value, depth - 1)
 
-    return within(path, vars(module), 4)
+    for path, module in modules:
+        yield from within(path, vars(module), 4)
 
 
-def _add(torch: Any, modules: dict[str, Any], name: str, tensor: Any) -> bool:
+def _add(modules: dict[str, Any], name: str, tensor: Any) -> bool:
     """Gives a module a tensor that its load would have made. False: it has no place for it."""
     path, *keys = name.split("/")
     holder: Any = vars(modules[path]) if path in modules else None
@@ -260,14 +231,13 @@ def _values(model: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _on_device(torch: Any) -> dict[int, Any]:
+def _on_device() -> dict[int, Any]:
     """The tensors in device memory that Python has, by id."""
-    objects = gc.get_objects()
-    tensors = [one for one in objects if issubclass(type(one), torch.Tensor)]
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
     return {id(tensor): tensor for tensor in tensors if tensor.is_cuda}
 
 
-def _device(torch: Any) -> Any:
+def _device() -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -278,55 +248,44 @@ def _alike(old: Any, new: Any) -> Any:
     return new
 
 
-class _StandIns:
-    """Gives a module's tensors memory while the engine is at that module."""
+def _with_memory(model: Any, earlier: dict[int, Any]) -> Any:
+    """The model's named_modules; a module's tensors have memory while the engine is at it."""
+    named_modules, busy = model.named_modules, False
+    small: dict[int, tuple[Any, Any]] = {}  # tensors that have one element, and strides
 
-    def __init__(self, torch: Any, model: Any, earlier: dict[int, Any]) -> None:
-        self._torch = torch
-        self._model = model
-        self._earlier = earlier
-        self._named_modules = model.named_modules
-        self._busy = False
-        self._small: dict[int, tuple[Any, Any]] = {}  # tensors that have one element, and strides
+    def fill(parts: list[tuple[str, Any]]) -> None:
+        for _, tensor, _ in _slots(parts, earlier):
+            if id(tensor) in small:
+                tensor.data = _memory(tensor, small.pop(id(tensor))[1])
+            elif tensor.is_meta:
+                torch.utils.swap_tensors(tensor, _alike(tensor, _memory(tensor, tensor.stride())))
 
-    def named_modules(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, Any]]:
-        """In place of the model's own."""
-        for path, module in self._named_modules(*arguments, **named):
-            if self._busy or arguments or named:
+    def empty(parts: list[tuple[str, Any]]) -> None:
+        for _, tensor, _ in _slots(parts, earlier):
+            if tensor.is_cuda and tensor.numel() > 1 and id(tensor) not in small:
+                small[id(tensor)] = tensor, tensor.stride()
+                tensor.data = _memory(tensor, (0,) * len(tensor.shape))
+
+    def one_by_one(*arguments: Any, **named: Any) -> Iterator[tuple[str, Any]]:
+        nonlocal busy
+        for path, module in named_modules(*arguments, **named):
+            if busy or arguments or named:
                 yield path, module
                 continue
-            below = hasattr(module, "process_weights_after_loading") and module is not self._model
-            parts = list(module.modules()) if below else [module]
-            for part in parts:
-                self._fill(part)
-            self._busy = True
+            below = hasattr(module, "process_weights_after_loading") and module is not model
+            parts = [("", part) for part in (module.modules() if below else (module,))]
+            fill(parts)
+            busy = True
             try:
                 yield path, module
             finally:
-                self._busy = False
-                for part in parts:
-                    self._empty(part)
+                busy = False
+                empty(parts)
 
-    def _fill(self, module: Any) -> None:
-        for slot in _slots_of(self._torch, "", module, self._earlier):
-            tensor = slot.tensor
-            if id(tensor) in self._small:
-                tensor.data = self._memory(tensor, self._small.pop(id(tensor))[1])
-            elif tensor.is_meta:
-                real = _alike(tensor, self._memory(tensor, tensor.stride()))
-                self._torch.utils.swap_tensors(tensor, real)
+    return one_by_one
 
-    def _empty(self, module: Any) -> None:
-        for slot in _slots_of(self._torch, "", module, self._earlier):
-            tensor = slot.tensor
-            if tensor.is_cuda and tensor.numel() > 1 and id(tensor) not in self._small:
-                self._small[id(tensor)] = tensor, tensor.stride()
-                tensor.data = self._memory(tensor, (0,) * len(tensor.shape))
 
-    def _memory(self, like: Any, strides: Any) -> Any:
-        """Ones, for scales must be positive; or zeros, for indices must be in their range."""
-        last = sum((size - 1) * stride for size, stride in zip(like.shape, strides))
-        count = 0 if 0 in like.shape else last + 1
-        made = self._torch.empty(count, dtype=like.dtype, device=_device(self._torch))
-        made.fill_(1 if like.dtype.is_floating_point else 0)
-        return made.as_strided(like.shape, strides)
+def _memory(like: Any, strides: Any) -> Any:
+    """Ones, for scales must be positive; or zeros, for indices must be in their range."""
+    made = torch.empty(span(like.shape, strides), dtype=like.dtype, device=_device())
+    return made.fill_(1 if like.dtype.is_floating_point else 0).as_strided(like.shape, strides)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from . import _sglang_loader, _torch
+from . import _torch
 from ._arguments import Backup, switched_on
 from ._attached import attached
 from ._control import pause, resume
@@ -45,7 +45,7 @@ def register() -> None:
     if switched_on("TMS_SGLANG"):
         around[f"{_ADAPTERS}.TorchMemorySaverAdapter.create"] = _create
     if switched_on("TMS_SGLANG_KEPT"):
-        around.update(_sglang_loader.hooks())
+        around.update(importlib.import_module("tms._sglang_loader").hooks())
     if around:
         hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
         for target, hook in around.items():

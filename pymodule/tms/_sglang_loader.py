@@ -13,6 +13,8 @@ import re
 from pathlib import Path
 from typing import Any, Callable
 
+import torch
+
 from . import _kept_model
 from ._errors import NotSupportedError
 
@@ -63,7 +65,6 @@ def _load(
     original: Callable[..., Any], loader: Any, *, model_config: Any, device_config: Any
 ) -> Any:
     module = importlib.import_module(_LOADER)
-    torch = importlib.import_module("torch")
     loaded = functools.partial(
         original, loader, model_config=model_config, device_config=device_config
     )
@@ -89,7 +90,7 @@ def _load(
             loader.load_weights_and_postprocess(model, iter(()), device)
         del model.load_weights
 
-    name = _name_of(torch, loader.load_config, model_config, arguments)
+    name = _name_of(loader.load_config, model_config, arguments)
     _Run.found_bytes = _kept_model.shared_bytes(name)
     load = _kept_model.Load(
         loaded=loaded,
@@ -107,7 +108,7 @@ def _load(
     return model
 
 
-def _name_of(torch: Any, load_config: Any, model_config: Any, arguments: Any) -> str:
+def _name_of(load_config: Any, model_config: Any, arguments: Any) -> str:
     world = torch.distributed
     hf = model_config.hf_config
     facts = [
