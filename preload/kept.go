@@ -210,7 +210,8 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 	if err == nil {
 		kept.Lock()
 		defer kept.Unlock()
-		s.manifest, s.KeptSet = manifest, reply.Sets[0]
+		sealed := reply.Sets[0]
+		s.manifest, s.Sealed, s.Bytes, s.Tensors = manifest, sealed.Sealed, sealed.Bytes, sealed.Tensors
 	}
 	return err
 }
@@ -294,29 +295,16 @@ func keptOpen() (sets []control.KeptSet) {
 	return sets
 }
 
-// keptAttached names a set that this process has attached.
-func keptAttached() (name string, attached bool) {
+// findKept returns a set that this process makes, or has open; nil: there is none like that.
+func findKept(is func(*keptSet) bool) *keptSet {
 	kept.Lock()
 	defer kept.Unlock()
 	for _, s := range kept.sets {
-		if len(s.addresses) > 0 {
-			return s.Name, true
+		if is(s) {
+			return s
 		}
 	}
-	return "", false
-}
-
-// keptManifest returns a descriptor of the manifest of a set that this process has open; false: it has no such set.
-func keptManifest(id uint64) (descriptor int, has bool, err error) {
-	kept.Lock()
-	defer kept.Unlock()
-	for _, s := range kept.sets {
-		if s.ID == id && s.Sealed != 0 {
-			descriptor, err = fileOf(s.manifest)
-			return descriptor, true, err
-		}
-	}
-	return -1, false, nil
+	return nil
 }
 
 // askKeeper is ask for the keeper.

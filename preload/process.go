@@ -117,7 +117,8 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 	if e == nil {
 		return -1, reply, vmm.ErrShareGone
 	}
-	if descriptor, has, err := keptManifest(share); has {
+	if s := findKept(func(s *keptSet) bool { return s.ID == share && s.Sealed != 0 }); s != nil {
+		descriptor, err = fileOf(s.manifest)
 		return descriptor, reply, err
 	}
 	if C.everything_asked() {

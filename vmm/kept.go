@@ -54,22 +54,19 @@ func (e *Engine) Protect(address uintptr) (err error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for {
-		s := e.segmentAt(address)
-		switch {
-		case s == nil || !s.isImported() || s.owner == aFree:
-			return fmt.Errorf("%#x was not attached: %w", address, ErrInvalidAddress)
-		case s.owner == aTransition || s.extent != nil && s.extent.owner != nobody:
-			e.settled.Wait()
-			continue
-		}
-		s.imported.readOnly = true
-		if s.state == active {
-			err = e.engage([]*extent{s.extent}, func() error { return s.extent.grant(s.extent) })
-			s.imported.readOnly = err == nil
-		}
-		return err
+	s := e.segmentAt(address)
+	for s != nil && (s.owner == aTransition || s.extent != nil && s.extent.owner != nobody) {
+		e.settled.Wait()
+		s = e.segmentAt(address)
 	}
+	if s == nil || !s.isImported() || s.owner == aFree {
+		return fmt.Errorf("%#x was not attached: %w", address, ErrInvalidAddress)
+	}
+	if s.imported.readOnly = true; s.state == active {
+		err = e.engage([]*extent{s.extent}, func() error { return s.extent.grant(s.extent) })
+		s.imported.readOnly = err == nil
+	}
+	return err
 }
 
 // keptAs returns the import of memory of the keeper; nil: there is none. The caller holds e.mu.

@@ -91,7 +91,7 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 				sealed = max(sealed, before.Sealed+1)
 			}
 			s.Sealed, s.Tensors, s.maker, s.users[from] = sealed, r.Tensors, owner{}, 1
-			k.complete(s)
+			k.sweep()
 			reply.Sets = []control.KeptSet{s.told()}
 		}
 	case control.Open, control.Drop:
@@ -103,6 +103,7 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
 		case r.Op == control.Drop:
 			s.Replaced = true
+			delete(k.lost, r.Name)
 			reply.Sets = []control.KeptSet{s.told()}
 			k.sweep()
 		default:
@@ -152,30 +153,20 @@ func (s *set) told() control.KeptSet {
 	return told
 }
 
-// named returns the complete set that has a name now; nil: none has.
-func (k *Keeper) named(name string) *set {
+// named returns the complete set that has a name now: the last one; nil: none has.
+func (k *Keeper) named(name string) (found *set) {
 	for _, s := range k.sets {
-		if s.Name == name && s.Sealed != 0 && !s.Replaced {
-			return s
+		if s.Name == name && !s.Replaced && s.Sealed != 0 && (found == nil || s.Sealed > found.Sealed) {
+			found = s
 		}
 	}
-	return nil
+	return found
 }
 
-// complete takes the name of a complete set from the earlier ones.
-func (k *Keeper) complete(s *set) {
-	for _, other := range k.sets {
-		if other.Name == s.Name && other.Sealed != 0 && other.Sealed < s.Sealed {
-			other.Replaced = true
-		}
-	}
-	delete(k.lost, s.Name)
-	k.sweep()
-}
-
-// sweep closes the sets that nobody can use any longer.
+// sweep takes the names of sets that have a successor, and closes those that nobody can use any longer.
 func (k *Keeper) sweep() {
 	for id, s := range k.sets {
+		s.Replaced = s.Sealed != 0 && s != k.named(s.Name)
 		maps.DeleteFunc(s.users, func(user owner, count int) bool { return count == 0 || user.ended() })
 		if s.Sealed == 0 && s.maker.ended() || s.Replaced && len(s.users) == 0 {
 			s.close()

@@ -40,9 +40,7 @@ func (k *Keeper) recover(ctx context.Context) {
 			delete(k.sets, id)
 		}
 	}
-	for _, s := range k.sets {
-		k.complete(s)
-	}
+	k.sweep()
 }
 
 // askAll asks all processes at once which sets they have open.

@@ -23,11 +23,6 @@ const (
 // Serve answers until the context ends, or with idle until there has been no set for a while. Errors:
 // server.ErrAnswered; why there can be no socket.
 func (k *Keeper) Serve(ctx context.Context, idle bool) error {
-	var limit unix.Rlimit // as many descriptors as it may have
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
-		limit.Cur = limit.Max
-		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
-	}
 	socket, err := server.Listen(directories, control.Keeper, patience)
 	if err != nil {
 		return err
@@ -66,11 +61,8 @@ func (k *Keeper) Serve(ctx context.Context, idle bool) error {
 
 // attend answers a client's request.
 func (k *Keeper) attend(client int) {
-	limit := unix.NsecToTimeval(patience.Nanoseconds())
-	for _, which := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		_ = unix.SetsockoptTimeval(client, unix.SOL_SOCKET, which, &limit)
-	}
-	from, err := peerOf(client)
+	err := server.Limit(client, patience)
+	from, hidden := peerOf(client)
 	line, given, failed := server.Receive(client)
 	descriptor := -1
 	defer func() {
@@ -83,7 +75,7 @@ func (k *Keeper) attend(client int) {
 	}
 	var reply control.Reply
 	request, failed := control.ParseRequest(line)
-	if err = errors.Join(err, failed); err == nil {
+	if err = errors.Join(err, hidden, failed); err == nil {
 		reply, descriptor, err = k.answer(from, request, &given)
 	}
 	reply.Version, reply.ID, reply.OK = control.Version, request.ID, err == nil

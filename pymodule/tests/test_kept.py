@@ -428,7 +428,7 @@ def test_what_cannot_be_published_or_attached(house: House) -> None:
         "tms.kept('x' * 256)": "1 to 255 bytes",
         "tms.kept('')": "1 to 255 bytes",
         "tms.kept('a\\0b')": "1 to 255 bytes",
-        "k.attach()": "there is no complete set of that name. Publish it first",
+        "k.attach()": "there is no complete set of that name (cudaError 500). Publish it first",
         "k.publish({'a': torch.empty(40 << 20)})": "OutOfMemoryError 2: publishing the set 'set'",
     }.items():
         user.does("k = tms.kept('set')")

@@ -7,10 +7,10 @@ import dataclasses
 import importlib
 import json
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._errors import NotSupportedError, TmsError, account, from_code
+from ._errors import NotSupportedError, TmsError, from_code
 from ._library import Library, load
 
 _FORMAT = 1
@@ -60,15 +60,15 @@ class Kept:
         self.complete = False
         self._library = library
         self._set: _Set | None = None
-        self._why = ""  # there is none
+        self._missing: TmsError  # why there is none
 
     def __enter__(self) -> Kept:
-        handle = ctypes.c_void_p()
-        code = self._library.c.tms_kept_open(ctypes.byref(handle), self.name.encode())
-        if code == _NO_SUCH_SET:
-            self._why = account(self._library.last_error)
-        else:
-            self._set = _Set(self._library, handle, self.name, code, "opening")
+        try:
+            self._set = _Set(self._library, self.name, "attaching", self._library.c.tms_kept_open)
+        except TmsError as error:
+            if error.code != _NO_SUCH_SET:
+                raise
+            self._missing = error
         self.complete = self._set is not None
         return self
 
@@ -128,11 +128,8 @@ class Kept:
         if self._set is None:
             self.__enter__()
         if self._set is None:
-            raise TmsError(
-                f"attaching the set {self.name!r} failed: {self._why}. Publish it first.",
-                code=_NO_SUCH_SET,
-                cause=self._why,
-            )
+            words = f"{self._missing} Publish it first."
+            raise TmsError(words, code=_NO_SUCH_SET, cause=self._missing.cause)
         manifest = self._set.manifest()
         if manifest.get("format") != _FORMAT:
             raise NotSupportedError(
@@ -161,10 +158,8 @@ class Kept:
         device = _device_of(torch, tensors)
         places, contents, private = _plan(tensors, shared)
         sizes = [blocks[-1].offset + blocks[-1].size for blocks in contents]
-        handle = ctypes.c_void_p()
         create = self._library.c.tms_kept_create
-        code = create(ctypes.byref(handle), self.name.encode(), device.index)
-        made = _Set(self._library, handle, self.name, code, "publishing")
+        made = _Set(self._library, self.name, "publishing", create, device.index)
         chunks: list[Any] = []
         for number, blocks in enumerate(contents):
             torch.cuda.empty_cache()
@@ -191,13 +186,13 @@ class _Set:
     """A handle of the library, closed when neither this nor a tensor of its memory is left."""
 
     def __init__(
-        self, library: Library, handle: ctypes.c_void_p, name: str, code: int, doing: str
+        self, library: Library, name: str, doing: str, make: Callable[..., int], *more: int
     ) -> None:
         self._library = library
-        self._handle = handle
         self._name = name
-        self._check(code, doing)
-        weakref.finalize(self, library.c.tms_kept_close, handle).atexit = False
+        self._handle = ctypes.c_void_p()
+        self._check(make(ctypes.byref(self._handle), name.encode(), *more), doing)
+        weakref.finalize(self, library.c.tms_kept_close, self._handle).atexit = False
 
     def manifest(self) -> dict[str, Any]:
         size = ctypes.c_size_t()

@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import torch
 
@@ -27,61 +27,52 @@ from . import _torch
 from ._attached import attached
 from ._errors import NotSupportedError, TmsError
 from ._kept import Kept, kept, refuse, span
-from ._library import load
+from ._library import load as library
 from ._region import disable
 
 
-class Load(NamedTuple):
-    """How an engine makes a model."""
-
-    loaded: Callable[[], Any]  # reads the checkpoint
-    make: Callable[[], Any]  # returns the model as its class makes it
-    process: Callable[[Any], None]  # the engine's work once weights are there, by named_modules()
-    copy: bool  # this process has weights of its own
-    sleeps: bool  # weights must be in memory that sleeps
-    option: str  # what the user chose, for messages
-    logger: logging.Logger  # of the engine
-
-    def model(self, name: str) -> tuple[Any, bool]:
-        """The model, from the set or published as it, and whether its weights are shared."""
-        attached()
-        found = kept(name)
-        with contextlib.nullcontext() if self.copy else _ordinary():
-            try:
-                with found:
-                    if found.complete:
-                        return self._attached(found), not self.copy
-            except TmsError as error:
-                self.logger.warning("tms: %s", error)
-            earlier = _on_device()
-            model = self.loaded()
-            gc.collect()
-            try:
-                _publish(found, model, earlier, self.copy)
-            except Exception as why:  # the model is whole all the same
-                words = f"The model could not be published as {name!r}: {why}."
-                if self.sleeps and not self.copy:
-                    raise NotSupportedError(f"{words} Leave out {self.option}.") from why
-                self.logger.warning("tms: %s The next start reads the checkpoint again.", words)
-                return model, False
-        self.logger.info("tms: published the model as %r.", name)
-        return model, not self.copy
-
-    def _attached(self, found: Kept) -> Any:
-        begun = time.perf_counter()
+def load(
+    name: str,
+    loaded: Callable[[], Any],  # reads the checkpoint
+    make: Callable[[], Any],  # returns the model as its class makes it
+    process: Callable[[Any], None],  # the engine's work once weights are there, by named_modules()
+    copy: bool,  # this process has weights of its own
+    sleeps: bool,  # weights must be in memory that sleeps
+    option: str,  # what the user chose, for messages
+    logger: logging.Logger,  # of the engine
+) -> tuple[Any, bool]:
+    """An engine's model, from the set or published as it, and whether its weights are shared."""
+    attached()
+    found = kept(name)
+    with contextlib.nullcontext() if copy else _ordinary():
         try:
-            model = _attach(found, self.make, self.process, self.copy)
-        except TmsError:
-            raise
+            with found:
+                if found.complete:
+                    begun = time.perf_counter()
+                    model = _attach(found, make, process, copy)
+                    seconds = time.perf_counter() - begun
+                    logger.info("tms: attached the set %r (%.3f s).", name, seconds)
+                    return model.eval(), not copy
+        except TmsError as error:
+            logger.warning("tms: %s", error)
         except Exception as error:
             raise RuntimeError(
-                f"The set {found.name!r} could not be attached: {error}. `tms kept drop "
-                f"{found.name}` makes the next start read the checkpoint; if this happens again, "
-                f"leave out {self.option}."
+                f"The set {name!r} could not be attached: {error}. `tms kept drop {name}` makes "
+                f"the next start read the checkpoint; if this happens again, leave out {option}."
             ) from error
-        seconds = time.perf_counter() - begun
-        self.logger.info("tms: attached the set %r (%.3f s).", found.name, seconds)
-        return model.eval()
+        earlier = _on_device()
+        model = loaded()
+        gc.collect()
+        try:
+            _publish(found, model, earlier, copy)
+        except Exception as why:  # the model is whole all the same
+            words = f"The model could not be published as {name!r}: {why}."
+            if sleeps and not copy:
+                raise NotSupportedError(f"{words} Leave out {option}.") from why
+            logger.warning("tms: %s The next start reads the checkpoint again.", words)
+            return model, False
+    logger.info("tms: published the model as %r.", name)
+    return model, not copy
 
 
 def name_for(label: str, rank: int, facts: list[Any]) -> str:
@@ -186,7 +177,7 @@ def _ordinary() -> Iterator[None]:
 
     In a region PyTorch would keep the memory that a model gives up for the set.
     """
-    with disable() if _torch.routed() or load().active else contextlib.nullcontext():
+    with disable() if _torch.routed() or library().active else contextlib.nullcontext():
         yield
 
 

@@ -80,28 +80,27 @@ def _load(
 
     def make() -> Any:
         quantization = module._get_quantization_config(model_config, loader.load_config)
-        with module.set_default_torch_dtype(model_config.dtype):
-            return module._initialize_model(model_config, loader.load_config, quantization)
+        return module._initialize_model(model_config, loader.load_config, quantization)
 
     def process(model: Any) -> None:
         model.load_weights = lambda weights: None
-        with module.set_default_torch_dtype(model_config.dtype):
-            device = torch.device(device_config.device)
-            loader.load_weights_and_postprocess(model, iter(()), device)
+        device = torch.device(device_config.device)
+        loader.load_weights_and_postprocess(model, iter(()), device)
         del model.load_weights
 
     name = _name_of(loader.load_config, model_config, arguments)
     _Run.found_bytes = _kept_model.shared_bytes(name)
-    load = _kept_model.Load(
-        loaded=loaded,
-        make=make,
-        process=process,
-        copy=False,
-        sleeps=arguments.enable_memory_saver,
-        option="TMS_SGLANG_KEPT=1",
-        logger=_logger,
-    )
-    model, shared = load.model(name)
+    with module.set_default_torch_dtype(model_config.dtype):
+        model, shared = _kept_model.load(
+            name,
+            loaded=loaded,
+            make=make,
+            process=process,
+            copy=False,
+            sleeps=arguments.enable_memory_saver,
+            option="TMS_SGLANG_KEPT=1",
+            logger=_logger,
+        )
     _Run.shared = _Run.shared or shared
     if shared:
         model.load_weights = _refuse

@@ -82,25 +82,17 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
         self._check(vllm_config)
         device = torch.device(self.load_config.device or vllm_config.device_config.device)
         arguments = {"vllm_config": vllm_config, "model_config": model_config, "prefix": prefix}
-
-        def make() -> Any:
-            with set_default_torch_dtype(model_config.dtype):
-                return initialize_model(**arguments)
-
-        def process(model: Any) -> None:
-            with set_default_torch_dtype(model_config.dtype):
-                process_weights_after_loading(model, model_config, device)
-
-        load = _kept_model.Load(
-            loaded=lambda: self._inner.load_model(**arguments),
-            make=make,
-            process=process,
-            copy=self._copy,
-            sleeps=vllm_config.model_config.enable_sleep_mode,
-            option="--load-format tms",
-            logger=_logger,
-        )
-        model, shared = load.model(self._name_of(vllm_config, model_config))
+        with set_default_torch_dtype(model_config.dtype):
+            model, shared = _kept_model.load(
+                self._name_of(vllm_config, model_config),
+                loaded=functools.partial(self._inner.load_model, **arguments),
+                make=functools.partial(initialize_model, **arguments),
+                process=lambda model: process_weights_after_loading(model, model_config, device),
+                copy=self._copy,
+                sleeps=vllm_config.model_config.enable_sleep_mode,
+                option="--load-format tms",
+                logger=_logger,
+            )
         if shared:
             model.load_weights = functools.partial(_refuse, model, model_config)
         return model

@@ -137,12 +137,7 @@ func connect(directory string, pid int, patience time.Duration) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	limit := unix.NsecToTimeval(patience.Nanoseconds())
-	for _, which := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		if err == nil {
-			err = unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, which, &limit)
-		}
-	}
+	err = Limit(socket, patience)
 	address := &unix.SockaddrUnix{Name: control.Address(directory, descriptor, pid)}
 	for start := time.Now(); err == nil; time.Sleep(time.Millisecond) {
 		err = again(func() error { return unix.Connect(socket, address) })
@@ -156,6 +151,13 @@ func connect(directory string, pid int, patience time.Duration) (int, error) {
 		return -1, err
 	}
 	return socket, nil
+}
+
+// Limit bounds the time that sends and receives wait; 0: no bound.
+func Limit(socket int, patience time.Duration) error {
+	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	return errors.Join(unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
 }
 
 // again makes a system call until no signal interrupts it.
