@@ -67,11 +67,7 @@ EXPORT int tms_kept_seal(tms_kept *set, const void *manifest, size_t size)
 
 EXPORT int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_t *size)
 {
-	size_t whole = 0;
-	int code = IN_GO(tmsKeptManifest((uintptr_t)set, buffer, capacity, &whole));
-	if (size)
-		*size = whole;
-	return code;
+	return IN_GO(tmsKeptManifest((uintptr_t)set, buffer, capacity, size));
 }
 
 EXPORT int tms_kept_attach(tms_kept *set)
@@ -83,17 +79,7 @@ EXPORT int tms_kept_attach(tms_kept *set)
 
 EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device)
 {
-	uintptr_t at = 0;
-	size_t bytes = 0;
-	int ordinal = 0;
-	int code = IN_GO(tmsKeptChunk((uintptr_t)set, index, &at, &bytes, &ordinal));
-	if (address)
-		*address = (void *)at;
-	if (size)
-		*size = bytes;
-	if (device)
-		*device = ordinal;
-	return code;
+	return IN_GO(tmsKeptChunk((uintptr_t)set, index, (uintptr_t *)address, size, device));
 }
 
 EXPORT int tms_kept_close(tms_kept *set)

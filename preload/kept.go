@@ -340,7 +340,7 @@ func withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
 //export tmsKeptManifest
 func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
 	return withKept(handle, func(s *keptSet) error {
-		*size = C.size_t(len(s.manifest))
+		store(size, C.size_t(len(s.manifest)))
 		if buffer != nil {
 			copy(unsafe.Slice((*byte)(buffer), capacity), s.manifest)
 		}
@@ -355,8 +355,16 @@ func tmsKeptChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, byte
 			return cuda.Refuse(cuda.InvalidValue, "the set has %d chunks mapped here, and no number %d",
 				len(s.addresses), index)
 		}
-		*address, *bytes = C.uintptr_t(s.addresses[index]), C.size_t(s.Chunks[index].Bytes)
-		*device = C.int(s.ordinal)
+		store(address, C.uintptr_t(s.addresses[index]))
+		store(bytes, C.size_t(s.Chunks[index].Bytes))
+		store(device, C.int(s.ordinal))
 		return nil
 	})
+}
+
+// store writes where a C program wants it.
+func store[T any](to *T, value T) {
+	if to != nil {
+		*to = value
+	}
 }

@@ -72,10 +72,10 @@ const (
 	Drop  = "drop"  // takes a set's name away; its memory goes when nobody uses it
 )
 
-var ofKeeper = []string{Put, Seal, Open, Close, List, Drop}
-
 // OfKeeper reports whether only the keeper answers a request.
-func (r *Request) OfKeeper() bool { return slices.Contains(ofKeeper, r.Op) }
+func (r *Request) OfKeeper() bool {
+	return slices.Contains([]string{Put, Seal, Open, Close, List, Drop}, r.Op)
+}
 
 // Where a move can take contents.
 const (

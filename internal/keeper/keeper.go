@@ -26,9 +26,6 @@ import (
 	"tms/vmm/cuda"
 )
 
-// maxName is the most bytes of a set's name.
-const maxName = 255
-
 // owner is a process; another may have its number later.
 type owner struct {
 	pid   int
@@ -63,6 +60,7 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 	defer k.mu.Unlock()
 	if r.Op != control.Lend { // there is one for each chunk
 		k.sweep()
+		defer k.sweep()
 	}
 	s, descriptor := k.sets[r.Set], -1
 	switch r.Op {
@@ -75,8 +73,8 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		case s == nil || s.Sealed != 0 || s.maker != from || r.Before != len(s.Chunks):
 			err = cuda.Refuse(cuda.SymbolNotFound, "it does not have what this set had so far (was the keeper killed "+
 				"meanwhile?); publish it again")
-		case s.Name == "" || len(s.Name) > maxName:
-			err = cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to %d bytes", maxName)
+		case s.Name == "" || len(s.Name) > 255:
+			err = cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to 255 bytes")
 		case *given < 0:
 			err = errors.New("no descriptor came with the request")
 		case r.Op == control.Put:
@@ -91,7 +89,6 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 				sealed = max(sealed, before.Sealed+1)
 			}
 			s.Sealed, s.Tensors, s.maker, s.users[from] = sealed, r.Tensors, owner{}, 1
-			k.sweep()
 			reply.Sets = []control.KeptSet{s.told()}
 		}
 	case control.Open, control.Drop:
@@ -105,7 +102,6 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 			s.Replaced = true
 			delete(k.lost, r.Name)
 			reply.Sets = []control.KeptSet{s.told()}
-			k.sweep()
 		default:
 			if descriptor, err = duplicate(s.descriptors[s.ID]); err == nil {
 				s.users[from]++
@@ -128,7 +124,6 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		} else if s != nil && s.users[from] > 0 {
 			s.users[from]--
 		}
-		k.sweep()
 	case control.List:
 		for _, s := range k.sets {
 			reply.Sets = append(reply.Sets, s.told())
@@ -190,9 +185,6 @@ func (o owner) ended() bool {
 // ownerOf returns a process that lives.
 func ownerOf(pid int) (owner, error) {
 	start, _, err := process.Started(pid)
-	if pid <= 0 {
-		err = errors.New("it is in another PID namespace (a container)")
-	}
 	return owner{pid, start}, err
 }
 

@@ -72,11 +72,11 @@ func (s *set) fetch(pid int) {
 	for _, each := range append(slices.Clone(s.Chunks), control.KeptChunk{ID: s.ID}) {
 		_, descriptor, err := server.Ask(directories, pid,
 			control.Request{Op: control.Lend, Share: each.ID, Import: max(1, rand.Uint64())}, -1)
+		s.descriptors[each.ID] = descriptor
 		if err != nil || descriptor < 0 {
 			s.close()
 			return
 		}
-		s.descriptors[each.ID] = descriptor
 	}
 }
 

@@ -95,7 +95,7 @@ func peerOf(client int) (from owner, err error) {
 		return from, fmt.Errorf("it is user %d's, and answers no process of user %d", user, peer.Uid)
 	}
 	if from, err = ownerOf(int(peer.Pid)); err != nil {
-		err = fmt.Errorf("the process that asks cannot be seen: %w", err)
+		err = fmt.Errorf("the process that asks cannot be seen (in another PID namespace, a container?): %w", err)
 	}
 	return from, err
 }

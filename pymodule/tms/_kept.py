@@ -68,7 +68,7 @@ class Kept:
         except TmsError as error:
             if error.code != _NO_SUCH_SET:
                 raise
-            self._missing = error
+            self._missing = error.with_traceback(None)  # whose frames hold tensors
         self.complete = self._set is not None
         return self
 
@@ -276,6 +276,7 @@ class _Block:
     storage: Any
     begin: int
     end: int
+    shared: bool
     chunk: int = 0
     offset: int = 0  # in its chunk
 
@@ -332,32 +333,31 @@ def _plan(
         storage, size = tensor.untyped_storage(), tensor.element_size()
         begin = tensor.storage_offset() * size
         end = begin + span(tensor.shape, tensor.stride()) * size
-        block = blocks.setdefault(storage.data_ptr(), _Block(storage, begin, end))
+        block = blocks.setdefault(storage.data_ptr(), _Block(storage, begin, end, name in shared))
         block.begin, block.end = min(block.begin, begin), max(block.end, end)
         found[name] = block, begin
     contents: list[list[_Block]] = []
-    filled = private = 0
-    first = len({id(found[name][0]) for name in shared})
-    for count, block in enumerate(blocks.values()):
-        if not contents or filled + block.size > _CHUNK or count == first:
+    filled = 0
+    for block in blocks.values():
+        mixed = contents and contents[-1][0].shared != block.shared
+        if not contents or mixed or filled + block.size > _CHUNK:
             contents.append([])
             filled = 0
         block.chunk = len(contents) - 1
         block.offset = filled + block.begin % _ALIGNMENT  # as it is aligned now
         contents[-1].append(block)
-        private += len(contents) > private and count < first
         filled = -(-(block.offset + max(block.size, 1)) // _ALIGNMENT) * _ALIGNMENT
-    places = {}
-    for name, (block, begin) in found.items():
-        tensor = tensors[name]
-        places[name] = _Place(
+    places = {
+        name: _Place(
             chunk=block.chunk,
             offset=block.offset + begin - block.begin,
-            dtype=str(tensor.dtype).split(".")[-1],
-            shape=list(tensor.shape),
-            strides=list(tensor.stride()),
+            dtype=str(tensors[name].dtype).split(".")[-1],
+            shape=list(tensors[name].shape),
+            strides=list(tensors[name].stride()),
         )
-    return places, contents, private
+        for name, (block, begin) in found.items()
+    }
+    return places, contents, sum(chunk[0].shared for chunk in contents)
 
 
 def _assign(torch: Any, module: Any, tensors: Mapping[str, Any], frozen: bool) -> None:

@@ -129,12 +129,7 @@ def _publish(kept: Kept, model: Any, earlier: dict[int, Any], copy: bool) -> Non
 
 
 def _attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None], copy: bool) -> Any:
-    """A model with the tensors of a set, which must be complete.
-
-    Raises:
-        TmsError: the set cannot be mapped. Nothing was made.
-        ValueError: the model does not fit the set.
-    """
+    """A model with the tensors of a set, which must be complete."""
     earlier = _on_device()
     manifest = kept._manifest()
     tensors = kept._mapped(torch, manifest, 0 if copy else manifest["private"])
