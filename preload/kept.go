@@ -82,14 +82,14 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 		case C.OPERATION_KEPT_OPEN:
 			return openKept(name, tag)
 		}
-		kept.Lock()
-		s := kept.sets[handle]
-		kept.Unlock()
-		if s == nil {
+		s := keptBy(handle)
+		if s != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+		}
+		if s == nil || s != keptBy(handle) { // another thread has closed it meanwhile
 			return 0, errNoKept
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
 		making := kind == C.OPERATION_KEPT_ADD || kind == C.OPERATION_KEPT_SEAL
 		switch {
 		case making && s.Sealed != 0:
@@ -106,6 +106,12 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 }
 
 var errNoKept = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
+
+func keptBy(handle uint64) *keptSet {
+	kept.Lock()
+	defer kept.Unlock()
+	return kept.sets[handle]
+}
 
 // enter puts a set into the table, and returns its handle.
 func (s *keptSet) enter() uint64 {

@@ -335,6 +335,26 @@ def test_what_is_not_complete_goes_with_its_maker(house: House, killed: bool) ->
         until(lambda: user.free() == before)
 
 
+def test_two_threads_close_one_handle(house: House) -> None:
+    user = house.program()
+    user.does("published('set', 3); import threading; stays = ctypes.c_void_p()")
+    user.does("raw('tms_kept_open', ctypes.byref(stays), b'set')")
+    user.does(
+        "def closed():\n"
+        "    handle, codes = ctypes.c_void_p(), []\n"
+        "    raw('tms_kept_open', ctypes.byref(handle), b'set')\n"
+        "    raw('tms_kept_attach', handle)\n"
+        "    close = lambda: codes.append(load().c.tms_kept_close(handle))\n"
+        "    threads = [threading.Thread(target=close) for _ in range(4)]\n"
+        "    [thread.start() for thread in threads], [thread.join() for thread in threads]\n"
+        "    return sorted(codes)"
+    )
+    for _ in range(50):
+        assert user.run("closed()") == [0, 1, 1, 1]
+    assert house.sets()[0]["users"] == [user.process.pid]
+    user.does("raw('tms_kept_attach', stays)")
+
+
 def test_a_killed_user_holds_nothing(house: House) -> None:
     maker, witness = house.program(), house.program()
     empty = witness.free()

@@ -40,9 +40,9 @@ static char file[192]; // its path
 static int descriptor; // of the file
 
 // Where the files are, and how those end of processes that see one another, with one layout.
-struct location {
+static struct location {
 	char folder[64], suffix[48];
-};
+} location;
 
 static bool lock(int fd, int how)
 {
@@ -128,18 +128,17 @@ static bool is_held(const char *path)
 // How much memory of a device outlives its makers, among the processes of a file.
 static uint64_t outliving(const char *of, int device)
 {
-	const char *slash = strrchr(of, '/');
-	char folder[64], path[512];
+	const char *name = of + strlen(location.folder) + 1;
+	char path[512];
 	uint64_t held = 0;
-	snprintf(folder, sizeof folder, "%.*s", (int)(slash - of), of);
-	DIR *listing = opendir(folder);
+	DIR *listing = opendir(location.folder);
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
 		int whose = -1;
 		unsigned long long size = 0;
-		if (strncmp(entry->d_name, slash + 1, strlen(slash + 1)) || !ends_in(entry->d_name, OUTLIVES) ||
-		    sscanf(entry->d_name + strlen(slash + 1), ".%d.%llu.", &whose, &size) != 2 || whose != device)
+		if (strncmp(entry->d_name, name, strlen(name)) || !ends_in(entry->d_name, OUTLIVES) ||
+		    sscanf(entry->d_name + strlen(name), ".%d.%llu.", &whose, &size) != 2 || whose != device)
 			continue;
-		snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+		snprintf(path, sizeof path, "%s/%s", location.folder, entry->d_name);
 		held += is_held(path) ? size : 0;
 	}
 	if (listing)
@@ -150,13 +149,12 @@ static uint64_t outliving(const char *of, int device)
 int budget_outlive(int device, uint64_t size)
 {
 	static unsigned made;
-	char folder[64], path[sizeof file + 80], name[32];
+	char path[sizeof file + 80], name[32];
 	if (!segment)
 		return -1;
-	snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(file, '/') - file), file);
 	snprintf(path, sizeof path, "%s.%d.%llu.%d-%u" OUTLIVES, file, own->places[device], (unsigned long long)size, getpid(),
 		 made++);
-	int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	int fd = open(location.folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -1;
 	snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
@@ -170,15 +168,15 @@ int budget_outlive(int device, uint64_t size)
 }
 
 // Removes the files that killed processes left.
-static void sweep(const struct location *location)
+static void sweep(void)
 {
-	DIR *listing = opendir(location->folder);
+	DIR *listing = opendir(location.folder);
 	for (struct dirent *entry; listing && (entry = readdir(listing));) {
-		char path[sizeof location->folder + sizeof entry->d_name];
-		snprintf(path, sizeof path, "%s/%s", location->folder, entry->d_name);
+		char path[sizeof location.folder + sizeof entry->d_name];
+		snprintf(path, sizeof path, "%s/%s", location.folder, entry->d_name);
 		if (ends_in(entry->d_name, OUTLIVES))
 			is_held(path);
-		if (!ends_in(entry->d_name, location->suffix) || !strcmp(path, file))
+		if (!ends_in(entry->d_name, location.suffix) || !strcmp(path, file))
 			continue;
 		int fd;
 		struct segment *other = attach(path, false, &fd);
@@ -190,14 +188,14 @@ static void sweep(const struct location *location)
 }
 
 // Returns false if the folder cannot be used: errno says why.
-static bool find_location(struct location *location)
+static bool find_location(void)
 {
 	struct stat status, namespace;
-	snprintf(location->folder, sizeof location->folder, "/dev/shm/cudasim-%u", geteuid());
-	if (stat("/proc/self/ns/pid", &namespace) || (mkdir(location->folder, 0700) && errno != EEXIST) ||
-	    lstat(location->folder, &status))
+	snprintf(location.folder, sizeof location.folder, "/dev/shm/cudasim-%u", geteuid());
+	if (stat("/proc/self/ns/pid", &namespace) || (mkdir(location.folder, 0700) && errno != EEXIST) ||
+	    lstat(location.folder, &status))
 		return false;
-	snprintf(location->suffix, sizeof location->suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
+	snprintf(location.suffix, sizeof location.suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
 	errno = EPERM;
 	return S_ISDIR(status.st_mode) && status.st_uid == geteuid() && !(status.st_mode & 077);
 }
@@ -229,10 +227,9 @@ static CUresult join(void)
 
 CUresult budget_join(void)
 {
-	struct location location;
 	if (!*sim.settings.shared || segment)
 		return CUDA_SUCCESS;
-	bool found = find_location(&location);
+	bool found = find_location();
 	snprintf(file, sizeof file, "%s/%s%s", location.folder, sim.settings.shared, found ? location.suffix : "");
 	if (!found || !(segment = attach(file, true, &descriptor))) {
 		sim_complain("CUDASIM_SHARED: %s can't be used: %s; cuInit returns 304", file, strerror(errno));
@@ -245,7 +242,7 @@ CUresult budget_join(void)
 		return result;
 	}
 	lock(descriptor, LOCK_UN);
-	sweep(&location);
+	sweep();
 	return CUDA_SUCCESS;
 }
 
@@ -341,11 +338,10 @@ uint64_t budget_free(int device)
 CUresult budget_lend(int process, const char *shared, const int *places)
 {
 	char path[sizeof file];
-	struct location location;
 	CUresult result = CUDA_ERROR_OPERATING_SYSTEM;
 	if (!*shared)
 		return CUDA_SUCCESS; // it has its devices for itself
-	if (!find_location(&location))
+	if (!find_location())
 		return result;
 	snprintf(path, sizeof path, "%s/%s%s", location.folder, shared, location.suffix);
 	int fd;
