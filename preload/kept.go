@@ -122,23 +122,14 @@ func (s *keptSet) enter() uint64 {
 	return kept.last
 }
 
-// createKept begins a set; the keeper learns of it with its first chunk.
+// createKept begins a set; the keeper learns of it with its first chunk. (cuDeviceGetUuid)
 func createKept(name, tag string, ordinal int) (uint64, error) {
-	uuid, err := uuidOf(ordinal)
+	uuid, err := driver.DeviceUUID(cuda.Device(ordinal))
 	if err != nil {
 		return 0, err
 	}
 	s := &keptSet{KeptSet: control.KeptSet{ID: max(1, rand.Uint64()), Name: name, Device: uuid}, ordinal: ordinal, tag: tag}
 	return s.enter(), nil
-}
-
-// uuidOf returns the UUID of a device, which must have one. (cuDeviceGetUuid)
-func uuidOf(ordinal int) (uuid string, err error) {
-	device, err := driver.DeviceGet(ordinal)
-	if err == nil {
-		uuid, err = driver.DeviceUUID(device)
-	}
-	return uuid, err
 }
 
 // mapChunk maps one chunk more, of a set that is complete or being made, unless everything is paused.
@@ -248,7 +239,7 @@ func openKept(name, tag string) (uint64, error) {
 	}
 	count, _ := driver.DeviceCount() // without devices it is on none that this process sees
 	for ordinal := range count {
-		if uuid, err := uuidOf(ordinal); err == nil && uuid == s.Device {
+		if uuid, err := driver.DeviceUUID(cuda.Device(ordinal)); err == nil && uuid == s.Device {
 			s.ordinal = ordinal
 		}
 	}
