@@ -128,8 +128,8 @@ func createKept(name, tag string, ordinal int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	s := &keptSet{KeptSet: control.KeptSet{ID: max(1, rand.Uint64()), Name: name, Device: uuid}, ordinal: ordinal, tag: tag}
-	return s.enter(), nil
+	set := control.KeptSet{ID: max(1, rand.Uint64()), Name: name, Device: uuid}
+	return (&keptSet{KeptSet: set, ordinal: ordinal, tag: tag}).enter(), nil
 }
 
 // mapChunk maps one chunk more, of a set that is complete or being made, unless everything is paused.

@@ -16,7 +16,7 @@ import (
 // recoverTime is how long the processes may take to say what they have.
 const recoverTime = 3 * time.Second
 
-// recover takes over what processes have mapped of an earlier keeper's sets, and notes the names of those that are lost.
+// recover takes over what processes have mapped of an earlier keeper's sets, and notes the names of the lost ones.
 func (k *Keeper) recover(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
