@@ -104,6 +104,7 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"share 1 2":             "name one process by its number",
 		"share x":               `"x" is no process`,
 		"run --priority 1 -- a": "give --share, too",
+		"run --priority x -- a": "--priority x: give a number, such as 1",
 		"run --limit much -- a": "--limit much",
 
 		"metrics --listen foo": "tms: --listen foo: missing port in address; give an address and a free port, " +

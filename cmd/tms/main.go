@@ -113,6 +113,8 @@ func plainly(err error) error {
 		why = errors.New("give true or false")
 	case "int":
 		why = errors.New("give a whole number, such as 12345")
+	case "float64":
+		why = errors.New("give a number, such as 1")
 	}
 	return fmt.Errorf("--%s %s: %w", flag.Name, invalid.GetValue(), why)
 }

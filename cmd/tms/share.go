@@ -329,9 +329,9 @@ func waitsOf(p process, found []process) (lines []string) {
 		if needs[uuid] == 0 || !slices.ContainsFunc(all, func(p share.Process) bool { return p.ID == r.pid }) {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("has waited %.1f s for %s on %s, %s free: %s", p.Share.Waited,
-			readable.Bytes(needs[uuid]), readable.Printable(uuid), readable.Bytes(free),
-			inWords(share.Decide(free, all, p.PID))))
+		lines = append(lines, fmt.Sprintf("%s; it has waited %.1f s for %s on %s, %s free",
+			inWords(share.Decide(free, all, p.PID)), p.Share.Waited, readable.Bytes(needs[uuid]),
+			readable.Printable(uuid), readable.Bytes(free)))
 	}
 	return lines
 }

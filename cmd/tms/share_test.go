@@ -120,7 +120,7 @@ func TestShareAndCapture(t *testing.T) {
 		}, time.Minute, 20*time.Millisecond)
 	}
 	explains("it waits until " + one.number() + " can be paused")
-	require.Regexp(t, fmt.Sprintf(`(?m)^%d: has waited \d+\.\d s for 80\.00 MiB on GPU-.*: it waits until`,
+	require.Regexp(t, fmt.Sprintf(`(?m)^%d: it waits until .*; it has waited \d+\.\d s for 80\.00 MiB on GPU-`,
 		other.Process.Pid), succeeds(t, "ps", "--no-trunc"))
 	require.EqualValues(t, smallBytes, held(t, one))
 	for _, helper := range kin(map[int]bool{other.Process.Pid: true}) {
