@@ -77,6 +77,7 @@ static const struct variable {
 	{"TMS_LIBRARY", NULL, NULL, ""},
 	{"TMS_VLLM", NULL, NULL, ""},
 	{"TMS_SGLANG", NULL, NULL, ""},
+	{"TMS_SGLANG_KEPT", NULL, NULL, ""},
 	{"TMS_NO_INHERIT", take_bool, &no_inherit, BOOLEAN},
 };
 enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };

@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -108,9 +109,12 @@ static void call_driver(void)
 
 HIDDEN __thread bool threads_is_ours __attribute__((tls_model("initial-exec")));
 
+/* At the low end of its stack: the mask that the thread is to have. Until it counts as ours it blocks faults, because a
+ * fault that somebody sends to the process would otherwise run the host's handler here. */
 static void *wait_for_work(void *stack_low)
 {
 	threads_is_ours = true;
+	pthread_sigmask(SIG_SETMASK, stack_low, NULL);
 	syscall(SYS_sched_setaffinity, 0, sizeof processors, processors);
 	sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
 	bool warm = false;
@@ -161,8 +165,16 @@ static bool make(void)
 	pthread_attr_t attributes;
 	pthread_attr_init(&attributes);
 	pthread_attr_setstack(&attributes, stack + guard, size);
+	sigset_t faults, mask;
+	sigemptyset(&faults);
+	sigaddset(&faults, SIGSEGV);
+	sigaddset(&faults, SIGBUS);
+	sigaddset(&faults, SIGFPE);
+	pthread_sigmask(SIG_BLOCK, &faults, &mask);
+	memcpy(stack + guard, &mask, sizeof mask);
 	bool ok = mprotect(stack, guard, PROT_NONE) == 0 &&
 		  pthread_create(&threads[made].id, &attributes, wait_for_work, stack + guard) == 0;
+	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 	pthread_attr_destroy(&attributes);
 	if (!ok) {
 		munmap(stack, guard + size);
