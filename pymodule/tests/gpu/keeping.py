@@ -16,7 +16,7 @@ import llama
 from device import free_memory
 from following import Follower
 from plugin import installed
-from test_kept import command, keeper, until_free
+from test_sets import command, keeper, until_free
 
 HERE = Path(__file__).resolve().parent
 PYMODULE = HERE.parent.parent

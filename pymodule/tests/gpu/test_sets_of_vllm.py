@@ -17,7 +17,7 @@ import keeping
 import pytest
 from device import torch_on_gpu
 from keeping import GIB, HERE, PYMODULE, Engine
-from test_kept import command
+from test_sets import command
 
 torch = torch_on_gpu()
 if importlib.util.find_spec("vllm") is None:

@@ -18,7 +18,7 @@ import pytest
 from device import torch_on_gpu, with_saver
 from keeping import GIB, HERE, PYMODULE, Engine
 from simulator import DROPIN
-from test_kept import command
+from test_sets import command
 
 torch = torch_on_gpu()
 if importlib.util.find_spec("sglang") is None:
