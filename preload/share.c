@@ -68,7 +68,7 @@ HIDDEN void share_begin(void)
 	}
 }
 
-/* The driver may need more room than the bytes, or somebody may have taken some, so a little more is asked for each
+/* The driver may need more room than the bytes, or another process may have taken some, so a little more is asked for each
  * time, as far as that can be had. */
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with)
 {

@@ -40,11 +40,11 @@ func (e *Engine) shortageOf(b *batch, cause error) error {
 		b.device.ordinal, readable.Bytes(free), readable.Bytes(need), e.slackNote(b.device, cause), cause), b.device}
 }
 
-// Holders sets the function that says who holds the memory of the device with a UUID, to follow a line of the log; "":
+// Holders sets the function that names the holders of the memory of the device with a UUID, to follow a line of the log; "":
 // nobody knows. It is called with no lock held. Call Holders before anything else.
 func (e *Engine) Holders(holders func(uuid string) string) { e.holders = holders }
 
-// noteWait says that a resume waits, and who holds the memory: once, until a resume of the same tags succeeds, because
+// noteWait logs that a resume waits, and the holders of the memory: once, until a resume of the same tags succeeds, because
 // a caller may wait in parts.
 func (e *Engine) noteWait(o *Options, cause error) {
 	o.waits = true

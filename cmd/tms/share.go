@@ -141,7 +141,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	}
 	reply, err := whileRunning(r.process, control.Request{Op: control.Undo, Yield: true})
 	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
-		return false, soonest, nil // somebody who does not share has taken it
+		return false, soonest, nil // a process that does not share has taken it
 	}
 	return true, 0, failure(reply, err)
 }
@@ -237,7 +237,7 @@ func (r *roomFor) pause(part share.Part) bool {
 		case err != nil:
 		case reply.OK && reply.Bytes > 0:
 			continue
-		case reply.OK: // somebody else has paused it, or it has nothing that a pause frees
+		case reply.OK: // another client has paused it, or it has nothing that a pause frees
 			if r.empty[part.ID]++; r.empty[part.ID] > triesMost {
 				r.refused[part.ID] = "a pause frees nothing"
 			}

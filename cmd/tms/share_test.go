@@ -248,7 +248,7 @@ func kin(parents map[int]bool) (found []int) {
 	return found
 }
 
-// Whoever is killed, the others go on to their ends. TESTS_SHARE_KILLS sets how often.
+// If one is killed, the others go on to their ends. TESTS_SHARE_KILLS sets how often.
 func TestShareAndKill(t *testing.T) {
 	start := sharesDevice(t)
 	const rounds = 3000

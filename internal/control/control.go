@@ -230,7 +230,7 @@ type KeptSet struct {
 	Chunks   []KeptChunk `json:"chunks"`
 	Bytes    uint64      `json:"bytes"`    // of device memory
 	Tensors  int         `json:"tensors"`  // 0: its manifest is not of the Python package
-	Replaced bool        `json:"replaced"` // it was dropped or replaced, and somebody still uses it
+	Replaced bool        `json:"replaced"` // it was dropped or replaced, and a process still uses it
 	Users    []int       `json:"users"`    // processes
 }
 

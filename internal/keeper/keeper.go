@@ -1,6 +1,6 @@
 // Package keeper is the process that holds memory no process owns: named sets of descriptors of device memory, each
 // with a manifest that only its users read. It calls no CUDA and copies nothing. Each user has one, at a socket beside
-// those of the user's processes (package control); whoever needs it first starts it (Start).
+// those of the user's processes (package control); the first process that needs it starts it (Start).
 //
 // A set has a maker, which is filling it, until it is sealed. Then it has a name, and users, which may have it mapped
 // or paused. A later set takes over the name, and a drop takes it away: the keeper then closes the set when nobody uses

@@ -27,7 +27,7 @@ func (k *Keeper) Serve(ctx context.Context, idle bool) error {
 	if err != nil {
 		return err
 	}
-	k.recover(ctx) // who asks meanwhile waits
+	k.recover(ctx) // requests that come meanwhile wait
 	for used := time.Now(); ctx.Err() == nil; {
 		events := []unix.PollFd{{Fd: int32(socket.Descriptor), Events: unix.POLLIN}}
 		_, _ = unix.Poll(events, int(look.Milliseconds()))
@@ -85,7 +85,7 @@ func (k *Keeper) attend(client int) {
 	_ = server.Send(client, reply, descriptor, 0)
 }
 
-// peerOf returns who has connected: a process of this user, or root's.
+// peerOf returns the process that has connected, which is this user's or root's.
 func peerOf(client int) (from owner, err error) {
 	peer, err := unix.GetsockoptUcred(client, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {

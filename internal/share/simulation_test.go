@@ -344,7 +344,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// Against the best possible choice of who goes, found by trying all: as few bytes with contents as can be.
+// Against the best possible choice of victims, found by trying all: the fewest bytes with contents.
 func TestChoice(t *testing.T) {
 	worst := 1.0
 	for seed := range uint64(500) {

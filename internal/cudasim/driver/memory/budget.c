@@ -6,7 +6,7 @@
 // memory of a killed process is free at the next look. The last process to leave removes the file; the next process to
 // start removes one that killed processes left.
 //
-// Memory that outlives its maker is a file beside that one. Whoever holds a descriptor holds a lock on it (flock), so
+// Memory that outlives its maker is a file beside that one. Each holder of a descriptor holds a lock on it (flock), so
 // the memory is free when nobody does, and the next look removes the file.
 #include <dirent.h>
 #include <errno.h>
@@ -112,7 +112,7 @@ static bool ends_in(const char *text, const char *end)
 	return length > size && !strcmp(text + length - size, end);
 }
 
-// Reports whether somebody holds memory by its file, which is removed otherwise.
+// Reports whether a process holds memory by its file, which is removed otherwise.
 static bool is_held(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
