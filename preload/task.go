@@ -113,6 +113,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	default:
 		before, suspended := e.Recorded(), nccl.suspended.Load()
 		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
+		options.Toward = t.Request.Toward
 		bytes, err = t.pause(e, options, func() error {
 			options := options
 			_, err := t.undo(e, options, taken(before, e.Recorded(), t.Tag))
@@ -124,6 +125,11 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 			t.Took = taken(before, after, t.Tag)
 		}
 		t.Reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
+		if options.Toward != nil {
+			t.Reply.Moved = more(before, after, func(tag stats.Tag) uint64 {
+				return tag.BackupBytes - tag.HostBytes - tag.DiskBytes
+			})
+		}
 		if options.ToDisk {
 			toDisk := func(tag stats.Tag) uint64 { return tag.DiskBytes + tag.PauseDiskBytes }
 			t.Reply.Moved = more(before, after, toDisk)
