@@ -124,6 +124,9 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		if bytes > 0 || more(after, before, imported) > 0 {
 			t.Took = taken(before, after, t.Tag)
 		}
+		if err != nil && t.Tag == nil && e.Gated() { // what still holds its memory does not count as paused
+			t.Took = tagsWith(before, activeOf)
+		}
 		t.Reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		if options.Toward != nil {
 			t.Reply.Moved = more(before, after, func(tag stats.Tag) uint64 {
