@@ -24,8 +24,7 @@ type Store struct {
 
 	warned sync.Map // by reason
 
-	// Descriptor, unless nil, learns of each descriptor that is made, and of its end. It returns false for one that it
-	// cannot note.
+	// Descriptor learns of each descriptor that is made, and of its end. It returns false for one that it cannot note.
 	Descriptor func(descriptor int, made bool) bool
 
 	mu   sync.Mutex
@@ -36,7 +35,8 @@ type Store struct {
 // line, once for every reason.
 func New(driver *cuda.Driver, host backup.Store, warn func(string)) *Store {
 	return &Store{driver: driver, host: host, warn: warn, chunk: chunkSize,
-		garbage: driver.Reclaim.Kind("memory of another device"), held: map[int]uint64{}}
+		Descriptor: func(int, bool) bool { return true },
+		garbage:    driver.Reclaim.Kind("memory of another device"), held: map[int]uint64{}}
 }
 
 func (p *Store) note(reason string) {

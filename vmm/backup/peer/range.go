@@ -87,11 +87,10 @@ func (p *Store) create(c *peerChunk, portable bool) (err error) {
 	}
 	if c.descriptor, err = p.driver.MemExport(c.handle); err == nil {
 		unix.CloseOnExec(c.descriptor)
-		if c.portable = p.Descriptor == nil || p.Descriptor(c.descriptor, true); c.portable {
+		if c.portable = p.Descriptor(c.descriptor, true); c.portable {
 			return nil
 		}
-		err = unix.Close(c.descriptor)
-		err = cmp.Or(err, error(unix.EMFILE))
+		err = cmp.Or(unix.Close(c.descriptor), error(unix.EMFILE))
 	}
 	p.garbage.Add(c.size, func() error { return p.driver.MemRelease(c.handle) })
 	return err
@@ -159,9 +158,7 @@ func (p *Store) release(c *peerChunk) error {
 	if !c.released {
 		c.released = true
 		if c.portable {
-			if p.Descriptor != nil {
-				p.Descriptor(c.descriptor, false)
-			}
+			p.Descriptor(c.descriptor, false)
 			_ = unix.Close(c.descriptor)
 		}
 		c.in.live--
