@@ -122,7 +122,7 @@ type Request struct {
 	// memory.
 	To      string `json:"to,omitempty"`
 	Discard bool   `json:"discard,omitempty"` // for a pause: contents are given up, whatever backup they have
-	// Toward is for a pause of everything before a move.
+	// Toward, for a pause of everything, says to which devices the process will move.
 	Toward stats.Destinations `json:"toward,omitempty"`
 	// Yield, for a pause: the process itself undoes it when one of its threads waits, whatever becomes of this client
 	// (ProcessState.Share). For an undo: of what was so paused, and nobody else wants paused.
@@ -378,6 +378,8 @@ func (r *Request) check() error {
 		return fmt.Errorf("only a lend or returned takes share and import, not a %s", r.Op)
 	case r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil):
 		return errors.New("only a resume, a move, or a pause without a tag takes everything")
+	case r.Toward != nil && (r.Op != Pause || !r.Everything):
+		return errors.New("only a pause of everything takes toward")
 	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || !known):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
 	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard) && r.Op != Pause:
