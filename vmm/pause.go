@@ -136,10 +136,14 @@ func (o *Options) backupOf(s *segment) BackupKind {
 	if o.discards(s) {
 		return BackupNone
 	}
-	if o.ToDisk && s.backup == BackupHost && s.contents == nil {
+	kind := s.backup
+	if o.SaveAll && kind == BackupNone {
+		kind = BackupHost
+	}
+	if o.ToDisk && kind == BackupHost && s.contents == nil {
 		return BackupDisk
 	}
-	return s.backup
+	return kind
 }
 
 // saveAll copies the contents of the active segments that have a backup. Where there is no directory for files, or too

@@ -96,7 +96,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 				}
 			}
 			_ = os.Unsetenv("CUDA_VISIBLE_DEVICES") // the driver is given all GPUs
-			m.pauses.request = control.Request{Op: control.Pause, Everything: true, Force: force,
+			m.pauses.request = control.Request{Op: control.Pause, Everything: true, SaveAll: true, Force: force,
 				Timeout: new(timeout.Seconds())}
 			if m.dryRun {
 				m.taken, m.also = map[string]int64{}, m.addTo
@@ -107,8 +107,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 					return o.nothing("move")
 				}
 				text := fmt.Sprintf("moved %v in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)",
-					o.Move.Legs, o.Seconds, o.Move.Pause, o.Move.Checkpoint, o.Move.Restore, o.Move.Resume) +
-					without(", ", o.WithoutContents)
+					o.Move.Legs, o.Seconds, o.Move.Pause, o.Move.Checkpoint, o.Move.Restore, o.Move.Resume)
 				if o.NCCL != "" {
 					text += "; " + o.NCCL
 				}
@@ -295,6 +294,13 @@ func (m *moving) addTo(made *plan, process *client.Conn, state control.ProcessSt
 	if m.all && errors.Is(err, errElsewhere) {
 		*made = plan{PID: made.PID, Op: made.Op, Devices: []planDevice{}}
 		return
+	}
+	made.HostBytes += made.WithoutContents // a move saves all
+	made.WithoutContents = 0
+	for _, d := range made.Devices {
+		for i := range d.Tags {
+			d.Tags[i].WithoutContents = 0
+		}
 	}
 	made.Legs = r.legs
 	for _, leg := range r.legs {

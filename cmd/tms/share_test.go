@@ -189,6 +189,7 @@ func TestShareTakesLittle(t *testing.T) {
 		"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR"))}
 	first := startSteered(t, steeredProgram(t), append(shares, "TMS_SHARE_PRIORITY=2")...)
 	one := startSteered(t, steeredProgram(t), shares...)
+	one.do("fill")
 	other := start("--share", 40, 1, 1000000, 1)
 	other.has(t, 40<<20)
 	require.EqualValues(t, 24<<20, held(t, one), "its cache is paused")
@@ -197,6 +198,7 @@ func TestShareTakesLittle(t *testing.T) {
 	require.NoError(t, other.Process.Kill())
 	require.Equal(t, "ok", one.do("check"))
 	one.comesTo(32 << 20)
+	require.Equal(t, "ok", one.do("filled"), "nobody told it, so what has no backup comes back, too")
 }
 
 // A program's own resume has others make room, too; and one whose command is not there runs on, if memory is free.

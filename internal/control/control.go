@@ -122,6 +122,9 @@ type Request struct {
 	// memory.
 	To      string `json:"to,omitempty"`
 	Discard bool   `json:"discard,omitempty"` // for a pause: contents are given up, whatever backup they have
+	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
+	// pause. A pause with Yield always does that.
+	SaveAll bool `json:"save_all,omitempty"`
 	// Yield, for a pause: the process itself undoes it when one of its threads waits, whatever becomes of this client
 	// (ProcessState.Share). For an undo: of what was so paused, and nobody else wants paused.
 	Yield bool `json:"yield,omitempty"`
@@ -377,8 +380,10 @@ func (r *Request) check() error {
 		return errors.New("only a resume, a move, or a pause without a tag takes everything")
 	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || !known):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
-	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard) && r.Op != Pause:
-		return fmt.Errorf("only a pause takes timeout, idle, force, keep, hold and discard, not a %s", r.Op)
+	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard || r.SaveAll) && r.Op != Pause:
+		return fmt.Errorf("only a pause takes timeout, idle, force, keep, hold, discard and save_all, not a %s", r.Op)
+	case r.Discard && r.SaveAll:
+		return errors.New("discard and save_all exclude each other")
 	case r.NCCL != nil && (r.Op != Pause || r.Tag != nil):
 		return errors.New("only a pause without a tag takes nccl")
 	case r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0):

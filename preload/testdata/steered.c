@@ -339,6 +339,10 @@ static const char *run(char *line, char *const *argv)
 		answer_number(stats_say("\"everything\":true"));
 	} else if (strcmp(word, "check") == 0)
 		CHECK(filled(weights, WEIGHTS * MIB, 1));
+	else if (strcmp(word, "fill") == 0) /* the cache, which has no backup */
+		fill(cache, CACHE * MIB, 2);
+	else if (strcmp(word, "filled") == 0)
+		CHECK(filled(cache, CACHE * MIB, 2));
 	else if (strcmp(word, "free") == 0)
 		answer_number((long)(free_bytes() / MIB));
 	else if (strcmp(word, "device") == 0) /* for what it allocates from now on */
