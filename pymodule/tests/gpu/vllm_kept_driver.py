@@ -1,9 +1,9 @@
 """A vLLM engine that says its first tokens and then serves on, until it is killed.
 
-    python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON]
+    python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON] [--cache-gib N]
 
 FOLDER has the checkpoint. Each line on stdout is one JSON object; the first has the tokens. Then it
-answers lines on stdin: "tokens", "sleep LEVEL", "wake", "reload".
+answers lines on stdin: "tokens", "ask", "sleep LEVEL", "wake", "reload".
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("load_format")
     parser.add_argument("--sleep", action="store_true", help="sleep mode, by tms")
     parser.add_argument("--extra", type=json.loads, default={}, help="for the loader")
+    parser.add_argument("--cache-gib", type=int, help="of the KV cache, whatever is free now")
     asked = parser.parse_args()
     offline(
         VLLM_NO_USAGE_STATS="1",
@@ -43,7 +44,11 @@ def main() -> None:
         dtype="bfloat16",
         seed=42,
         enable_sleep_mode=asked.sleep,
-        gpu_memory_utilization=0.9,
+        **(
+            {"kv_cache_memory_bytes": asked.cache_gib << 30, "gpu_memory_utilization": 0.01}
+            if asked.cache_gib
+            else {"gpu_memory_utilization": 0.9}
+        ),
         max_model_len=2048,
         max_num_seqs=16,
         enable_prefix_caching=False,
@@ -75,6 +80,8 @@ def main() -> None:
         try:
             if word == "tokens":
                 answer(tokens=tokens(24), sums=llm.collective_rpc("probe_sums"))
+            elif word == "ask":
+                answer(tokens=tokens(24))
             elif word == "sleep":
                 before = llm.collective_rpc("probe_used")
                 llm.sleep(level=int(rest[0]))
