@@ -19,6 +19,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/hermetic"
+	"tms/internal/share"
 )
 
 // sharer is a running program of tms run --share.
@@ -232,6 +233,12 @@ func TestTheLockOfADevice(t *testing.T) {
 func TestShareTakesLittle(t *testing.T) {
 	start := sharesDevice(t)
 	first, one := startSharing(t, "TMS_SHARE_PRIORITY=2"), startSharing(t)
+	for _, s := range []*steered{first, one} {
+		require.Eventually(t, func() bool {
+			state, err := status(s.Process.Pid, time.Minute)
+			return err == nil && state.IdleSeconds != nil && *state.IdleSeconds >= share.Grace.Seconds()
+		}, time.Minute, time.Millisecond)
+	}
 	other := start("--share", 36, 1, 1000000, 1)
 	other.has(t, 36<<20)
 	require.EqualValues(t, 24<<20, held(t, one), "its cache is paused")
