@@ -278,7 +278,7 @@ type Share struct {
 	// Waited is for how long a thread has waited for memory; negative: none does. Bytes are what it wants to allocate on
 	// the device, besides what was yielded; or Resumes, of what is paused there.
 	Waited  float64 `json:"waited_seconds"`
-	Device  int     `json:"device"`
+	UUID    string  `json:"uuid"` // the device's, which may not be among those of Stats yet
 	Bytes   uint64  `json:"bytes"`
 	Resumes bool    `json:"resumes"`
 }

@@ -320,6 +320,9 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(prctl(PR_SET_NAME, rest), 0);
 	} else if (strcmp(word, "vast") == 0) { /* GiB without contents */
 		pausable((size_t)atoi(rest) << 30, "vast", true);
+	} else if (strcmp(word, "launch") == 0) { /* a kernel, whose code is not on the device before */
+		snprintf(answer, sizeof answer, "%d", launch_add(cache, 1));
+		return answer;
 	} else if (strcmp(word, "more") == 0) {
 		fill(pausable((size_t)atoi(rest) * MIB, "more", true), (size_t)atoi(rest) * MIB, 2);
 	} else if (strcmp(word, "capture") == 0) {
