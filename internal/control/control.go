@@ -62,7 +62,8 @@ const (
 // The operations in the order in which messages name them, and then those between processes.
 var operations = []string{Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand}
 
-// What the keeper is asked (package keeper), beside Lend.
+// What the keeper is asked (package keeper), beside Lend. By put and close a process also tells itself which descriptors
+// to keep, for a lend to the next keeper.
 const (
 	Put   = "put"   // gives a set, which this process makes, one more chunk: its descriptor comes with the request
 	Seal  = "seal"  // completes the set: the descriptor of its manifest comes with the request
