@@ -114,6 +114,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		before, suspended := e.Recorded(), nccl.suspended.Load()
 		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
 		options.SaveAll = t.Request.SaveAll || t.Request.Yield
+		options.Toward = t.Request.Toward
 		bytes, err = t.pause(e, options, func() error {
 			options := options
 			_, err := t.undo(e, options, taken(before, e.Recorded(), t.Tag))
@@ -124,7 +125,15 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		if bytes > 0 || more(after, before, imported) > 0 {
 			t.Took = taken(before, after, t.Tag)
 		}
+		if err != nil && t.Tag == nil && e.Gated() { // what still holds its memory does not count as paused
+			t.Took = tagsWith(before, activeOf)
+		}
 		t.Reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
+		if options.Toward != nil {
+			t.Reply.Moved = more(before, after, func(tag stats.Tag) uint64 {
+				return tag.BackupBytes - tag.HostBytes - tag.DiskBytes
+			})
+		}
 		if options.ToDisk {
 			toDisk := func(tag stats.Tag) uint64 { return tag.DiskBytes + tag.PauseDiskBytes }
 			t.Reply.Moved = more(before, after, toDisk)

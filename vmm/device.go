@@ -22,6 +22,7 @@ type device struct {
 	tags        map[string]*tag
 	space       *space.Space[segment]
 	uuid        string                // "": the driver does not report it
+	near        map[string]int        // the peers, by UUID
 	node        atomic.Int64          // NUMA node of the nearest host memory; -1: unknown
 	peers       atomic.Pointer[[]int] // devices that could have access to its memory
 	looking     sync.Mutex            // held while that is looked up:
@@ -62,12 +63,12 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if d.context, err = driver.DevicePrimaryCtxRetain(handle); err != nil {
 		return nil, err
 	}
-	d.uuid = d.findPlace()
+	d.uuid, d.near = d.findPlace()
 	return d, nil
 }
 
-// findPlace finds out what changes when the process moves to another GPU, and returns the UUID.
-func (d *device) findPlace() string {
+// findPlace finds out what changes when the process moves to another GPU, and returns the UUIDs.
+func (d *device) findPlace() (uuid string, near map[string]int) {
 	node, err := d.driver.DeviceAttribute(cuda.AttributeHostNUMAID, cuda.Device(d.ordinal))
 	if err != nil {
 		node = -1 // drivers before CUDA 12.2 do not know the attribute
@@ -75,20 +76,25 @@ func (d *device) findPlace() string {
 	d.node.Store(int64(node))
 	peers := d.findPeers()
 	d.peers.Store(&peers)
-	uuid, err := d.driver.DeviceUUID(cuda.Device(d.ordinal))
-	if err != nil {
-		return ""
+	near = map[string]int{}
+	for _, peer := range peers {
+		if uuid, err := d.driver.DeviceUUID(cuda.Device(peer)); err == nil {
+			near[uuid] = peer
+		}
 	}
-	return uuid
+	if uuid, err = d.driver.DeviceUUID(cuda.Device(d.ordinal)); err != nil {
+		uuid = ""
+	}
+	return uuid, near
 }
 
 // FindPlaces finds out anew which GPUs the devices are: call it when the driver may have moved the process. A call that
 // fails loses what it would have found.
 func (e *Engine) FindPlaces() {
 	for _, d := range e.known() {
-		uuid := d.findPlace()
+		uuid, near := d.findPlace()
 		e.mu.Lock()
-		d.uuid = uuid
+		d.uuid, d.near = uuid, near
 		e.mu.Unlock()
 	}
 }

@@ -184,9 +184,20 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	}
 	b.items, b.saving = map[BackupKind][]backup.Item{}, map[BackupKind][]*segment{}
 	var total uint64
+	e.mu.Lock()
+	there := o.Toward[b.device.uuid]
+	target, reached := b.device.near[there.Device]
+	e.mu.Unlock()
+	b.job.Portable = reached
 	for _, s := range segments {
 		kind := o.backupOf(s)
 		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
+		if reached && !s.sparse && s.contents == nil && kind != BackupDisk {
+			if kind = BackupHost; s.length() <= there.Room {
+				kind, item.Target = BackupPeer, target
+				there.Room -= s.length()
+			}
+		}
 		to := kept{contents: s.contents, current: true, sums: sums[s]}
 		if kind == BackupHost {
 			to.parts = s.worthKeeping(sums[s], o.sparse(s))

@@ -66,6 +66,7 @@ func (e *Engine) recorded() (stats.Stats, []*device) {
 // statsOf returns what the records say about a device. The caller holds e.mu.
 func (e *Engine) statsOf(d *device) stats.Device {
 	of := stats.Device{Device: d.ordinal, UUID: d.uuid, TotalBytes: d.total, Tags: []stats.Tag{},
+		Peers:    append([]string{}, slices.Sorted(maps.Keys(d.near))...),
 		Progress: d.readProgress(), PoolBytes: uint64(max(0, d.pools))}
 	if t := e.totals[d.ordinal]; t != nil {
 		of.Pauses, of.Resumes = t.pauses, t.resumes

@@ -67,8 +67,8 @@ func (p *planning) run(command *cobra.Command, op string, pids ...int) {
 		connection, state, err := reach(context.Background(), pid)
 		o := ended(outcome{PID: pid}, err)
 		if made.Error = o.Error; err == nil {
-			if p.plan(&made, state); p.also != nil {
-				p.also(&made, connection, state)
+			if p.before == nil || p.before(&made, connection, state) {
+				p.plan(&made, state)
 			}
 			connection.Close()
 		}
@@ -85,7 +85,7 @@ func (p *planning) run(command *cobra.Command, op string, pids ...int) {
 func (p *planning) plan(made *plan, state control.ProcessState) {
 	resume := made.Op == control.Resume
 	for _, d := range state.Stats.Devices {
-		part := planDevice{Device: d.Device, Tags: []planTag{}}
+		part, host := planDevice{Device: d.Device, Tags: []planTag{}}, uint64(0)
 		for _, tag := range d.Tags {
 			bytes, lost := tag.PhysicalBytes, tag.PauseWithoutContents
 			if resume {
@@ -95,7 +95,10 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 				continue
 			}
 			if !resume {
-				made.HostBytes += tag.PauseHostBytes
+				host += tag.PauseHostBytes
+			}
+			if made.Op == control.Move { // it saves all
+				host, lost = host+lost, 0
 			}
 			part.Tags = append(part.Tags, planTag{tag.Tag, bytes, lost})
 			part.Bytes += bytes
@@ -104,6 +107,12 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 		if part.Bytes == 0 {
 			continue
 		}
+		for _, leg := range made.Legs {
+			if leg.From == d.UUID {
+				host -= min(host, leg.Room)
+			}
+		}
+		made.HostBytes += host
 		gpu := cmp.Or(d.UUID, strconv.Itoa(d.Device))
 		if resume {
 			if !state.Stats.Everything { // else the driver cannot be asked
@@ -170,8 +179,12 @@ func (m *plan) text() string {
 		text.WriteByte('\n')
 	}
 	for _, leg := range m.Legs {
-		fmt.Fprintf(&text, "%d: would move %s from GPU %d to GPU %d; %s free\n", m.PID, readable.Bytes(leg.Bytes),
-			leg.from, leg.to, readable.Bytes(leg.Free))
+		how := ""
+		if !leg.reached {
+			how = "; contents go through host memory, because the process has no access to the memory there"
+		}
+		fmt.Fprintf(&text, "%d: would move %s from GPU %d to GPU %d; %s free%s\n", m.PID, readable.Bytes(leg.Bytes),
+			leg.from, leg.to, readable.Bytes(leg.Free), how)
 	}
 	if m.WithoutContents > 0 {
 		fmt.Fprintf(&text, "%d: would %s%s: %s\n", m.PID, verb, without(" ", m.WithoutContents),

@@ -20,6 +20,7 @@ import (
 	"tms/internal/nvml"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // A move is a pause of everything after which the driver gives the process back on other GPUs. It keeps no record
@@ -56,6 +57,8 @@ type leg struct {
 	To       string `json:"to"`
 	Bytes    uint64 `json:"bytes"` // all that is known
 	Free     uint64 `json:"free_bytes"`
+	Room     uint64 `json:"room_bytes"` // of that, for contents that wait there; 0 if the process cannot put any there
+	reached  bool   // it can
 	from, to int
 }
 
@@ -99,7 +102,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 			m.pauses.request = control.Request{Op: control.Pause, Everything: true, SaveAll: true, Force: force,
 				Timeout: new(timeout.Seconds())}
 			if m.dryRun {
-				m.taken, m.also = map[string]int64{}, m.addTo
+				m.taken, m.before = map[string]int64{}, m.begin
 				return m.plan(command, control.Pause, force, arguments)
 			}
 			return m.run(command, "moving", arguments, m.move, func(o outcome) string {
@@ -108,6 +111,9 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 				}
 				text := fmt.Sprintf("moved %v in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)",
 					o.Move.Legs, o.Seconds, o.Move.Pause, o.Move.Checkpoint, o.Move.Restore, o.Move.Resume)
+				if o.MovedBytes > 0 {
+					text += fmt.Sprintf("; %s of contents from GPU to GPU", readable.Bytes(o.MovedBytes))
+				}
 				if o.NCCL != "" {
 					text += "; " + o.NCCL
 				}
@@ -244,19 +250,37 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 				"between GPUs of one model", old.Index, old.Name, new.Index, new.Name)
 		case uses:
 			free := max(0, int64(new.FreeBytes+used[new.UUID])-m.taken[new.UUID])
-			r.legs = append(r.legs, leg{old.UUID, new.UUID, need[old.UUID], uint64(free), old.Index, new.Index})
+			r.legs = append(r.legs, leg{From: old.UUID, To: new.UUID, Bytes: need[old.UUID], Free: uint64(free),
+				from: old.Index, to: new.Index})
 		}
 	}
 	if len(r.legs) == 0 {
 		return r, fmt.Errorf("%w: it is on %s", errThere, listed(on))
 	}
-	for _, leg := range r.legs {
+	for i := range r.legs {
+		leg := &r.legs[i]
 		if leg.Free < leg.Bytes {
 			return r, cuda.Refuse(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.to,
 				readable.Bytes(leg.Free), readable.Bytes(leg.Bytes))
 		}
+		for _, d := range state.Stats.Devices {
+			if d.UUID == leg.From && slices.Contains(d.Peers, leg.To) {
+				leg.Room, leg.reached = leg.Free-leg.Bytes, true
+			}
+		}
 	}
 	return r, nil
+}
+
+// toward says where contents may wait.
+func (r *route) toward() stats.Destinations {
+	toward := stats.Destinations{}
+	for _, leg := range r.legs {
+		if leg.reached {
+			toward[leg.From] = stats.Destination{Device: leg.To, Room: leg.Room}
+		}
+	}
+	return toward
 }
 
 // movable returns the driver, and in which state it has the process. Errors: the driver's, and what the process says.
@@ -280,8 +304,8 @@ func halfway(at checkpoint.State, state control.ProcessState) bool {
 	return at != checkpoint.Checkpointed && (at != checkpoint.Running || state.Stats.Everything)
 }
 
-// addTo adds to a plan where a process would go.
-func (m *moving) addTo(made *plan, process *client.Conn, state control.ProcessState) {
+// begin begins a plan with where a process would go, and reports whether it would.
+func (m *moving) begin(made *plan, process *client.Conn, state control.ProcessState) bool {
 	made.Op = control.Move
 	_, at, err := movable(made.PID, state)
 	var r route
@@ -292,15 +316,7 @@ func (m *moving) addTo(made *plan, process *client.Conn, state control.ProcessSt
 		r, err = m.route(process.Peer, state)
 	}
 	if m.all && errors.Is(err, errElsewhere) {
-		*made = plan{PID: made.PID, Op: made.Op, Devices: []planDevice{}}
-		return
-	}
-	made.HostBytes += made.WithoutContents // a move saves all
-	made.WithoutContents = 0
-	for _, d := range made.Devices {
-		for i := range d.Tags {
-			d.Tags[i].WithoutContents = 0
-		}
+		return false
 	}
 	made.Legs = r.legs
 	for _, leg := range r.legs {
@@ -310,6 +326,7 @@ func (m *moving) addTo(made *plan, process *client.Conn, state control.ProcessSt
 	if err != nil {
 		made.Error = err.Error()
 	}
+	return err == nil
 }
 
 // move moves one process, after those before it, so that host memory need hold the contents of only one.
@@ -358,7 +375,9 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 	out := at == checkpoint.Checkpointed
 	if !out {
 		back = control.Request{Op: control.Undo} // of what this pause takes, and no more
-		if err = paused.do(ctx, process, m.pauses.request); err != nil {
+		request := m.pauses.request
+		request.Toward = r.toward()
+		if err = paused.do(ctx, process, request); err != nil {
 			return ended(o, err)
 		}
 		passes(&done.Pause)
@@ -390,7 +409,7 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 	passes(&done.Resume)
 	o.Seconds, o.WithoutContents, o.NCCL = time.Since(start).Seconds(), paused.WithoutContents,
 		cmp.Or(o.NCCL, paused.NCCL)
-	o.Move = &done
+	o.MovedBytes, o.Move = paused.MovedBytes, &done
 	return ended(o, nil)
 }
 

@@ -64,7 +64,7 @@ type steering struct {
 	dryRun bool
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
 	tag    string
-	also   func(*plan, *client.Conn, control.ProcessState) // adds to the plan of each process; nil: nothing
+	before func(*plan, *client.Conn, control.ProcessState) bool // begins each process's plan; false: that is all
 }
 
 func (s *steering) add(command *cobra.Command) {

@@ -126,6 +126,8 @@ type Request struct {
 	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
 	// pause. A pause with Yield always does that.
 	SaveAll bool `json:"save_all,omitempty"`
+	// Toward is for a pause of everything before a move.
+	Toward stats.Destinations `json:"toward,omitempty"`
 	// Yield, for a pause: the process itself undoes it when one of its threads waits, whatever becomes of this client
 	// (ProcessState.Share). For an undo: of what was so paused, and nobody else wants paused.
 	Yield bool `json:"yield,omitempty"`
@@ -208,7 +210,8 @@ type Reply struct {
 	Seconds float64 `json:"seconds"`          // that it took
 	// WithoutContents is for a pause: how many of Bytes have no backup, so that their contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
-	// Moved is for a pause to disk: bytes of contents that went to files instead of host memory.
+	// Moved is for a pause to disk, or before a move: bytes of contents that went to files, or to the destination,
+	// instead of host memory.
 	Moved uint64 `json:"moved_bytes,omitempty"`
 	// Host is for a pause or move that is refused for lack of host memory: the bytes that it needs, and the bytes
 	// available.

@@ -352,6 +352,13 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaSetDevice(atoi(rest)), 0);
 	else if (strcmp(word, "calls") == 0)
 		answer_number((long)sim_stat(rest));
+	else if (strcmp(word, "fail") == 0) { /* the nth call from now of a function of the driver; or none */
+		char *name = rest ? strtok(rest, " ") : NULL;
+		sim_clear_failures();
+		if (name)
+			sim_fail(name, atoi(strtok(NULL, " ")), 999);
+	} else if (strcmp(word, "fired") == 0)
+		answer_number((long)((uint64_t(*)(void))simulator("cudasim_failures_fired"))());
 	else if (strcmp(word, "hog") == 0)
 		EXPECT(cudaMalloc(&hog, free_bytes()), 0);
 	else if (strcmp(word, "unhog") == 0)
@@ -370,7 +377,15 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(setrlimit(RLIMIT_NOFILE, &(struct rlimit){(rlim_t)atoi(rest), MOST}), 0);
 	else if (strcmp(word, "fork") == 0)
 		answer_number(in_child());
-	else if (strcmp(word, "daemon") == 0) {
+	else if (strcmp(word, "child") == 0) { /* that goes with this process */
+		pid_t parent = getpid();
+		if (fork() == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			while (getppid() == parent)
+				pause();
+			_exit(0);
+		}
+	} else if (strcmp(word, "daemon") == 0) {
 		if (fork() != 0)
 			_exit(0); /* without exit handlers */
 		CHECK(setsid() > 0);

@@ -98,6 +98,8 @@ class DeviceStats(TypedDict):
     untracked_bytes: int
     """Used by anything else: CUDA itself, ordinary allocations, other processes."""
     tags: list[TagStats]
+    peers: list[str]
+    """The devices, by UUID, to which the process can copy its memory directly."""
     progress: ProgressStats | None
     """None while no pause or resume works on the device."""
     pauses: TotalStats

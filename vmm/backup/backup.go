@@ -51,6 +51,9 @@ type Job struct {
 	Context cuda.Context
 	Node    int     // NUMA node of the host memory nearest to it; -1: unknown
 	Budget  *Budget // of host memory
+	// Portable, for a Peer's Save: the memory stays where it is when the driver checkpoints the process. The caller has
+	// made sure that enough stays free there.
+	Portable bool
 	// Copied, unless nil, is called with how many more bytes have been copied, on any thread and at any time of the
 	// job.
 	Copied func(bytes uint64)

@@ -31,6 +31,7 @@ type Device struct {
 	BackupBytes    uint64    `json:"backup_bytes"`
 	UntrackedBytes uint64    `json:"untracked_bytes"`
 	Tags           []Tag     `json:"tags"`
+	Peers          []string  `json:"peers"`    // the devices, by UUID, to which the process can copy its memory directly
 	Progress       *Progress `json:"progress"` // of the contents, while a pause or resume runs
 	// So far, for as long as the process lives: they never decrease.
 	Pauses  Total `json:"pauses"`
@@ -77,6 +78,15 @@ type Progress struct {
 	Operation string `json:"operation"`   // "pause", "resume" or "move"
 	Done      uint64 `json:"done_bytes"`  // copied so far
 	Total     uint64 `json:"total_bytes"` // to be copied
+}
+
+// Destinations say, by the UUIDs of devices, where a process moves what it has on them.
+type Destinations map[string]Destination
+
+// Destination is another device.
+type Destination struct {
+	Device string `json:"device"` // its UUID
+	Room   uint64 `json:"room"`   // bytes that its contents may take there before it comes
 }
 
 // Waiting counts the things of one kind that wait for one reason.

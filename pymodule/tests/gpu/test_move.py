@@ -2,25 +2,25 @@
 
 Each is compared with an undisturbed run of as many steps, bit for bit, and leaves nothing on the
 GPU that it comes from. TMS_TEST_MOVES (5) is how often each goes there and back, TMS_TEST_MOVE_GIB
-(16) how much the large one has. The times of each part are printed, also if everything passes. Two
-GPUs of one model are needed, with nothing else on them.
+(16) how much the large ones have. The times of each part are printed, also if everything passes.
+Two GPUs of one model are needed, with nothing else on them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 from device import torch_on_gpu
-from reaching import PROGRAMS, Program, equal, pausable, started, tms
-from test_reach import driver, static_runtime, with_module
+from reaching import TMS, Program, equal, pausable, started, steer, tms, undisturbed
+from test_reach import CONTENTS, TRAINING, checkpointed, driver, static_runtime, with_module
 
 torch = torch_on_gpu()
 
@@ -66,6 +66,7 @@ def move(program: Program, there: str, before: dict[str, int]) -> dict[str, Any]
     except (AssertionError, subprocess.TimeoutExpired) as failed:
         raise program.failure(str(failed)) from None
     done: dict[str, Any] = {**answer["move"], "outside_seconds": time.monotonic() - begin}
+    done["direct"] = answer.get("moved_bytes", 0)
     now, after = used(), places(program)
     way = {gpu["from"]: gpu["to"] for gpu in done["gpus"]}
     if after != [way[gpu] for gpu in here]:
@@ -119,6 +120,7 @@ def tell(capsys: pytest.CaptureFixture[str], name: str, size: int, done: Moves) 
         times = [d[f"{part}_seconds"] for d in done]
         middle = statistics.median(times)
         words.append(f"{part} {middle:.2f} ({min(times):.2f} to {max(times):.2f})")
+    words.append(f"{min(d['direct'] for d in done) / 2**30:.1f} GiB from GPU to GPU")
     with capsys.disabled():
         print("\n    " + ", ".join(words), flush=True)
 
@@ -149,33 +151,98 @@ def test_it_computes_on(
 
 def test_much_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """Torch with graphs and streams, beside so many GiB of contents, which the end sums up."""
-    command: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
-    done, size = there_and_back(command, ("--filler", str(GIB << 30)), {})
+    done, size = there_and_back(TRAINING, ("--filler", str(GIB << 30)), {})
     assert size >= GIB << 30
+    for way in done:  # with room for them, all contents go there directly
+        (gpu,) = way["gpus"]
+        assert way["direct"] >= min(gpu["room_bytes"], size) // (GIB << 30) * (GIB << 30), way
     tell(capsys, "torch", size, done)
 
 
-@pytest.mark.parametrize("visible", [0, 1])
-def test_only_one_gpu_is_visible(visible: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the driver makes of it: a move, or an error after which the program goes on."""
-    command: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
+def test_the_drivers_checkpoint_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """As many GiB without a pause before: tms has no part in it."""
+    home, away = home_and_away()
+    others = [f"{gpu}={gpu}" for gpu in used() if gpu not in (home, away)]
+    with started(CONTENTS, 0, (str(GIB << 30),), seconds=SECONDS) as program:
+        program.ready()
+        before = used()
+        done = checkpointed(program, f"{home}={away}", f"{away}={home}", *others)
+        after = used()
+        said = program.end()
+    assert not isinstance(done, str), done
+    assert after[away] - before[away] > GIB << 10
+    assert after[home] < before[home] - (GIB << 10)
+    equal(CONTENTS, said, (str(GIB << 30),), seconds=SECONDS)
+    with capsys.disabled():
+        print(f"\n    the driver alone, {GIB} GiB: checkpoint {done[0]:.2f}, restore {done[1]:.2f}")
+
+
+def test_a_gpu_is_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command moves three programs, and nothing of them is left."""
+    home, away = home_and_away()
+    small: list[tuple[list[str | Path], tuple[str, ...]]]
+    small = [(TRAINING, ()), (CONTENTS, (str(1 << 30),)), (driver(tmp_path), ())]
+    before = used()
+    with contextlib.ExitStack() as ends:
+        programs = [
+            ends.enter_context(
+                started(command, 0, rest, options=("--backup", "host"), seconds=SECONDS)
+            )
+            for command, rest in small
+        ]
+        for program in programs:
+            program.ready()
+        begin = time.monotonic()
+        answers = tms("move", "--all", "--from", home, "--to", away, seconds=WAIT)
+        took = time.monotonic() - begin
+        assert {a["pid"] for a in answers if a["ok"]} == {program.pid for program in programs}
+        assert used()[home] <= before[home] + MOST_LEFT
+        assert [places(program) for program in programs] == [[away]] * 3
+        said = [program.end() for program in programs]
+    for (command, rest), found in zip(small, said):
+        equal(command, found, rest, seconds=SECONDS)
+    with capsys.disabled():
+        print(f"\n    three programs at once: {took:.2f} s", flush=True)
+
+
+def test_a_command_that_is_killed() -> None:
+    """At random moments: a resume makes the program go on, wherever it then is."""
+    home, away = home_and_away()
+    rest, moments = (str(4 << 30),), random.Random(1)
+    before = used()
+    with started(CONTENTS, 0, rest, options=("--backup", "host"), seconds=SECONDS) as program:
+        program.ready()
+        for there in [away, home] * MOVES:
+            command = subprocess.Popen(
+                [TMS, "move", str(program.pid), "--to", there], env=undisturbed()
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                command.wait(moments.uniform(0, 2))
+            command.kill()
+            command.wait()
+            steer(program, "resume", seconds=WAIT)
+            program.check()
+        (here,) = places(program)
+        move(program, away if here == home else home, before)
+        said = program.end()
+    equal(CONTENTS, said, rest, seconds=SECONDS)
+
+
+def test_only_one_gpu_is_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    """It moves to a GPU that it does not see, and back."""
+    home, away = home_and_away()
+    before, rest = used(), (str(1 << 30),)
     with started(
-        command,
+        CONTENTS,
         0,
+        rest,
         options=("--backup", "host"),
         seconds=SECONDS,
-        environment={"CUDA_VISIBLE_DEVICES": str(visible)},
+        environment={"CUDA_VISIBLE_DEVICES": away},
     ) as program:
         program.ready()
-        here = places(program)
-        try:
-            tms("move", str(program.pid), "--to", str(1 - visible), seconds=WAIT)
-            outcome = f"it was moved from {here} to {places(program)}"
-        except AssertionError as refused:
-            outcome = str(refused).splitlines()[-1]
-            assert "it goes on as before" in outcome
-            assert places(program) == here
+        assert places(program) == [away]
+        done = [move(program, there, before) for there in (home, away)]
         said = program.end()
-    equal(command, said, seconds=SECONDS)
-    with capsys.disabled():
-        print(f"\n    CUDA_VISIBLE_DEVICES={visible}: {outcome}", flush=True)
+    equal(CONTENTS, said, rest, seconds=SECONDS)
+    tell(capsys, "only one GPU is visible", 1 << 30, done)

@@ -204,10 +204,13 @@ def test_paused_by_pid(case: Case, folder: Path, other: Witness, say: Say) -> No
     say(f"{could >> 20} MiB pausable of {taken >> 20} MiB taken; {said[0]} steps; {times}")
 
 
-def checkpointed(program: Program) -> tuple[float, float] | str:
-    """Seconds of the driver's own checkpoint of a process and of its restore, or the refusal."""
+def checkpointed(program: Program, *pairs: str) -> tuple[float, float] | str:
+    """Seconds of the driver's own checkpoint of a process and of its restore, or the refusal.
+
+    Pairs OLD=NEW of all GPUs say where it is restored.
+    """
     with subprocess.Popen(
-        [sys.executable, PROGRAMS / "checkpoint.py", str(program.pid)],
+        [sys.executable, PROGRAMS / "checkpoint.py", str(program.pid), *pairs],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -3,6 +3,9 @@
 //
 // A Save takes one range of each device that it uses: chunks, a handle each, at consecutive addresses, so that
 // contents may lie across several. A chunk is given back when the last contents that reach into it are discarded, and
-// the addresses with the last chunk. Locks: taking, held while memory is taken; then mu, over the count of what is
+// the addresses with the last chunk.
+//
+// The driver's checkpoint takes what a process has mapped. So the memory of a portable Save is mapped only during a Save
+// or a Load: otherwise descriptors alone keep it. Locks: taking, held while memory is taken; then mu, over the count of what is
 // held.
 package peer

@@ -24,6 +24,10 @@ type Store struct {
 
 	warned sync.Map // by reason
 
+	// Descriptor, unless nil, learns of each descriptor that is made, and of its end. It returns false for one that it
+	// cannot note.
+	Descriptor func(descriptor int, made bool) bool
+
 	mu   sync.Mutex
 	held map[int]uint64 // bytes by device
 }
@@ -46,6 +50,7 @@ func (p *Store) note(reason string) {
 func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
 	contents := make([]backup.Contents, len(items))
 	var taken []*peerRange
+	var attached []*peerChunk
 	err := copying.On(p.driver, job, func(c *copying.Stream) error {
 		for i, item := range items {
 			kept, own := item.Kept.(*peerContents)
@@ -53,6 +58,9 @@ func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 				continue
 			}
 			contents[i] = kept
+			if err := kept.attach(job.Device, &attached); err != nil {
+				return err
+			}
 			if err := c.ToPeer(kept.copies(item.Span, item.Parts...)...); err != nil {
 				return err
 			}
@@ -65,6 +73,14 @@ func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 		}
 		return nil
 	})
+	for _, r := range taken {
+		if !r.refused {
+			attached = append(attached, r.chunks...)
+		}
+	}
+	if failed := p.detach(attached); err == nil {
+		err = failed
+	}
 	if err == nil {
 		for _, r := range taken {
 			if r.refused {
@@ -80,6 +96,9 @@ func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 		if err != nil || r.refused {
 			p.discard(r.chunks...)
 		}
+	}
+	if job.Portable {
+		p.garbage.Drain() // the driver would take it
 	}
 	if err != nil {
 		return nil, err

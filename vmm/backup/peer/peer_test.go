@@ -33,6 +33,8 @@ type peers struct {
 	notes  []string
 	copied atomic.Uint64
 	before map[string]uint64
+
+	made, ended int // descriptors
 }
 
 func newPeers(t *testing.T, devices int, memory string) *peers {
@@ -369,23 +371,86 @@ func TestOfEachOther(t *testing.T) {
 // Every driver call fails once, at every place where it is made: a Save then returns correct contents, on the peer or
 // the host, or an error and nothing; a Load returns an error or restores the contents; nothing leaks.
 func TestFailuresLeakNothing(t *testing.T) {
-	for _, call := range []string{
+	calls := []string{
 		"cuDeviceGetCount", "cuDeviceCanAccessPeer", "cuDeviceTotalMem", "cuMemGetAllocationGranularity",
 		"cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap", "cuMemUnmap",
 		"cuMemSetAccess", "cuMemcpyDtoDAsync", "cuStreamCreate", "cuStreamSynchronize", "cuStreamDestroy",
 		"cuCtxPushCurrent",
-	} {
-		t.Run(call, func(t *testing.T) {
-			p := newPeers(t, 2, "2G")
-			p.peer.chunk = 4 * mib
-			spans := p.spans(0, 2*mib, 4*mib, 2*mib) // two chunks
-			fired := true
-			for nth := 1; fired; nth++ {
-				fired = p.failing(spans, call, nth)
-			}
-			require.NotZero(t, p.sim.FailuresFired(), "never called")
-		})
 	}
+	for _, portable := range []bool{false, true} {
+		if portable {
+			calls = append(calls, "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle")
+		}
+		for _, call := range calls {
+			t.Run(fmt.Sprint(call, portable), func(t *testing.T) {
+				p := newPortable(t)
+				p.jobs[0].Portable = portable
+				p.peer.chunk = 4 * mib
+				spans := p.spans(0, 2*mib, 4*mib, 2*mib) // two chunks
+				fired := true
+				for nth := 1; fired; nth++ {
+					fired = p.failing(spans, call, nth)
+				}
+				require.NotZero(t, p.sim.FailuresFired(), "never called")
+				require.Equal(t, p.made, p.ended)
+			})
+		}
+	}
+}
+
+// newPortable is two peers whose job is portable: what they keep lives by its descriptors.
+func newPortable(t *testing.T) *peers {
+	t.Helper()
+	t.Setenv("CUDASIM_SHARED", fmt.Sprint("peers-", os.Getpid()))
+	p := newPeers(t, 2, "2G")
+	p.jobs[0].Portable = true
+	p.peer.Descriptor = func(_ int, made bool) bool {
+		if made {
+			p.made++
+		} else {
+			p.ended++
+		}
+		return true
+	}
+	return p
+}
+
+// Between a Save and a Load, and after each, nothing is mapped, and no handle is held.
+func TestPortableContentsAreMappedForCopiesAlone(t *testing.T) {
+	p := newPortable(t)
+	spans := p.spans(0, 10*mib, 30*mib, 2*mib)
+	unmapped := func() {
+		t.Helper()
+		for _, name := range []string{"handles", "mappings"} {
+			require.Equal(t, p.before[name], p.sim.Stat(name), name)
+		}
+	}
+	for cycle := range uint64(2) {
+		backuptest.Fill(spans, cycle)
+		contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
+		peer, _ := p.where(contents)
+		require.Equal(t, 3, peer)
+		unmapped()
+		require.EqualValues(t, 42*mib, p.sim.Stat("used:1"), "three chunks")
+		p.requireBack(p.jobs[0], spans, contents, cycle)
+		unmapped()
+		backuptest.Fill(spans, cycle+7)
+		require.Equal(t, contents, p.save(p.jobs[0], backuptest.Items(spans, contents, 1)))
+		unmapped()
+		p.requireBack(p.jobs[0], spans[:2], contents[:2], cycle+7)
+		backuptest.Discard(contents)
+		p.clean()
+	}
+	require.Equal(t, []int{6, 6}, []int{p.made, p.ended})
+
+	// A descriptor that nobody can note is not kept.
+	p.peer.Descriptor = func(int, bool) bool { return false }
+	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
+	_, host := p.where(contents)
+	require.Equal(t, 3, host)
+	require.Equal(t, []string{"peer backup: device 1: too many open files; contents wait in host memory instead"},
+		p.notes)
+	backuptest.Discard(contents)
 }
 
 // failing goes through the life of contents while the nth of the calls fails, and reports whether it failed.

@@ -33,7 +33,7 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 		var reasons []string
 		for _, device := range devices {
 			var r *peerRange
-			if r, left, err = p.take(device, items, left); r != nil {
+			if r, left, err = p.take(device, job.Portable, items, left); r != nil {
 				taken = append(taken, r)
 			}
 			if len(left) == 0 {
@@ -92,7 +92,7 @@ func (p *Store) reachable(source, target int) ([]int, error) {
 }
 
 // take gives as many of the wanted items a place on a device as there is room for. It returns which are left, and why.
-func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRange, left []int, err error) {
+func (p *Store) take(device int, portable bool, items []backup.Item, wanted []int) (r *peerRange, left []int, err error) {
 	total, err := p.driver.DeviceTotalMem(cuda.Device(device))
 	if err != nil {
 		return nil, wanted, err
@@ -105,12 +105,14 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.garbage.Drain() // discarded memory may be what is missing
-	// The reserve is held while memory is taken, so it is what stays free.
-	reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(max(256<<20, total/50))}
-	if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
-		return nil, wanted, err
+	if !portable { // else the caller has seen to it
+		// The reserve is held while memory is taken, so it is what stays free.
+		reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(max(256<<20, total/50))}
+		if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
+			return nil, wanted, err
+		}
+		defer p.discard(reserve)
 	}
-	defer p.discard(reserve)
 
 	r = &peerRange{device: device}
 	var need, room, used uint64
@@ -119,7 +121,7 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 	}
 	for room < need {
 		chunk := &peerChunk{in: r, size: min(p.chunk, whole(need-room)), held: true}
-		if chunk.handle, err = p.driver.MemCreate(chunk.size, device); err != nil {
+		if err = p.create(chunk, portable); err != nil {
 			break
 		}
 		r.chunks, r.live, room = append(r.chunks, chunk), r.live+1, room+chunk.size

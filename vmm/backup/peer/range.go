@@ -1,8 +1,11 @@
 package peer
 
 import (
+	"cmp"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
@@ -30,10 +33,14 @@ type peerChunk struct {
 	in       *peerRange
 	address  uintptr
 	size     uint64
-	handle   cuda.Handle // 0: released
+	handle   cuda.Handle // 0: detached, or released
 	mapped   bool
-	held     bool         // it counts in Store.held
+	held     bool // it counts in Store.held
+	released bool
 	contents atomic.Int64 // that reach into it
+
+	portable   bool // it has a descriptor
+	descriptor int
 }
 
 // peerContents is a span's place in a range.
@@ -69,28 +76,94 @@ func (c *peerContents) chunks() []*peerChunk {
 	return c.in.chunks[c.offset/c.peer.chunk : (c.offset+c.size-1)/c.peer.chunk+1]
 }
 
+// create takes a chunk's memory; portable: with a descriptor.
+func (p *Store) create(c *peerChunk, portable bool) (err error) {
+	prop := cuda.PinnedOn(c.in.device)
+	if portable {
+		prop = prop.AsFile()
+	}
+	if c.handle, err = p.driver.MemCreateWith(c.size, prop); err != nil || !portable {
+		return err
+	}
+	if c.descriptor, err = p.driver.MemExport(c.handle); err == nil {
+		unix.CloseOnExec(c.descriptor)
+		if c.portable = p.Descriptor == nil || p.Descriptor(c.descriptor, true); c.portable {
+			return nil
+		}
+		err = unix.Close(c.descriptor)
+		err = cmp.Or(err, error(unix.EMFILE))
+	}
+	p.garbage.Add(c.size, func() error { return p.driver.MemRelease(c.handle) })
+	return err
+}
+
 // attach maps the chunk for the device that copies.
-func (c *peerChunk) attach(driver *cuda.Driver, source int) error {
-	if err := driver.MemMap(c.address, c.size, c.handle); err != nil {
+func (c *peerChunk) attach(driver *cuda.Driver, source int) (err error) {
+	if c.handle == 0 {
+		if c.handle, err = driver.MemImport(c.descriptor); err != nil {
+			return err
+		}
+	}
+	if err = driver.MemMap(c.address, c.size, c.handle); err != nil {
 		return err
 	}
 	c.mapped = true
 	return driver.MemSetAccess(c.address, c.size, source)
 }
 
-// release gives a chunk back, and with the last of a range the addresses. After an error it can be called again.
-func (p *Store) release(c *peerChunk) error {
+// attach maps what descriptors keep, and adds it to a list.
+func (c *peerContents) attach(source int, attached *[]*peerChunk) error {
+	for _, chunk := range c.chunks() {
+		if chunk.portable && !chunk.mapped {
+			*attached = append(*attached, chunk)
+			if err := chunk.attach(c.peer.driver, source); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// detach unmaps what descriptors keep. Most refusals of the driver pass, so it tries twice.
+func (p *Store) detach(chunks []*peerChunk) (first error) {
+	for _, c := range chunks {
+		if c.portable && c.drop(p.driver) != nil {
+			first = cmp.Or(c.drop(p.driver), first)
+		}
+	}
+	return first
+}
+
+// drop unmaps a chunk and lets go of its handle.
+func (c *peerChunk) drop(driver *cuda.Driver) error {
 	if c.mapped {
-		if err := p.driver.MemUnmap(c.address, c.size); err != nil {
+		if err := driver.MemUnmap(c.address, c.size); err != nil {
 			return err
 		}
 		c.mapped = false
 	}
 	if c.handle != 0 {
-		if err := p.driver.MemRelease(c.handle); err != nil {
+		if err := driver.MemRelease(c.handle); err != nil {
 			return err
 		}
 		c.handle = 0
+	}
+	return nil
+}
+
+// release gives a chunk back, and with the last of a range the addresses. After an error it can be called again.
+func (p *Store) release(c *peerChunk) error {
+	if err := c.drop(p.driver); err != nil {
+		return err
+	}
+	if !c.released {
+		c.released = true
+		if c.portable {
+			if p.Descriptor != nil {
+				p.Descriptor(c.descriptor, false)
+			}
+			_ = unix.Close(c.descriptor)
+		}
 		c.in.live--
 		if c.held {
 			p.hold(c.in.device, -c.size)

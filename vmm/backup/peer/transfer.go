@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"cmp"
 	"fmt"
 
 	"tms/vmm/backup"
@@ -35,7 +36,33 @@ func (p *Store) fill(c *copying.Stream, source int, r *peerRange, items []backup
 
 // Load is backup.Store's Load.
 func (p *Store) Load(job backup.Job) backup.Loader {
-	return copying.NewLoader(p.driver, job, (*peerContents).copies, (*copying.Stream).FromPeer)
+	return &loader{Loader: copying.NewLoader(p.driver, job, (*peerContents).copies, (*copying.Stream).FromPeer),
+		peer: p, source: job.Device}
+}
+
+// loader is a Loader that maps contents meanwhile.
+type loader struct {
+	backup.Loader
+	peer     *Store
+	source   int
+	attached []*peerChunk
+	err      error
+}
+
+func (l *loader) Add(span backup.Span, contents backup.Contents) {
+	if l.err == nil {
+		l.err = contents.(*peerContents).attach(l.source, &l.attached)
+	}
+	if l.err == nil {
+		l.Loader.Add(span, contents)
+	}
+}
+
+// Wait leaves what the driver refuses to unmap to the end of the contents.
+func (l *loader) Wait() error {
+	err := l.Loader.Wait()
+	_ = l.peer.detach(l.attached)
+	return cmp.Or(l.err, err)
 }
 
 // copies lists the copies between parts of a span and its place, each to or from one chunk.
