@@ -105,7 +105,7 @@ func (p *Store) take(device int, portable bool, items []backup.Item, wanted []in
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.garbage.Drain() // discarded memory may be what is missing
-	if !portable { // else the caller has seen to it
+	if !portable {    // else the caller has seen to it
 		// The reserve is held while memory is taken, so it is what stays free.
 		reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(max(256<<20, total/50))}
 		if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
