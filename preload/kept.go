@@ -142,15 +142,18 @@ func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 	if err := goruntime.Ready(s.ordinal); err != nil {
 		return err
 	}
+	use(chunk.ID)
 	address, err := e.Attach(s.ordinal, chunk.ID, s.tag, s.Sealed != 0)
-	if err == nil {
-		kept.Lock()
-		defer kept.Unlock()
-		if s.addresses = append(s.addresses, address); s.Sealed == 0 {
-			s.Chunks = append(s.Chunks, chunk)
-		}
+	if err != nil {
+		unuse(chunk.ID)
+		return err
 	}
-	return err
+	kept.Lock()
+	defer kept.Unlock()
+	if s.addresses = append(s.addresses, address); s.Sealed == 0 {
+		s.Chunks = append(s.Chunks, chunk)
+	}
+	return nil
 }
 
 // unmap unmaps all chunks, the last one first.
@@ -159,6 +162,7 @@ func (s *keptSet) unmap(e *vmm.Engine) error {
 		if err := e.Close(s.addresses[last], state().Capturing); err != nil {
 			return err
 		}
+		unuse(s.Chunks[last].ID)
 		kept.Lock()
 		s.addresses = s.addresses[:last]
 		kept.Unlock()
@@ -205,6 +209,8 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID, Before: len(s.Chunks),
 		Tensors: len(python.Tensors)}, file)
 	if err == nil {
+		use(s.ID)
+		hold(s.ID, 0, file)
 		kept.Lock()
 		defer kept.Unlock()
 		sealed := reply.Sets[0]
@@ -237,6 +243,8 @@ func openKept(name, tag string) (uint64, error) {
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
+	use(s.ID)
+	hold(s.ID, 0, descriptor)
 	count, _ := driver.DeviceCount() // without devices it is on none that this process sees
 	for ordinal := range count {
 		if uuid, err := driver.DeviceUUID(cuda.Device(ordinal)); err == nil && uuid == s.Device {
@@ -276,8 +284,61 @@ func (s *keptSet) close(e *vmm.Engine, handle uint64) error {
 	kept.Lock()
 	delete(kept.sets, handle)
 	kept.Unlock()
+	if s.Sealed != 0 {
+		unuse(s.ID)
+	}
 	s.letGo()
 	return nil
+}
+
+// holding is a chunk that is mapped or paused here, or the manifest of an open set. The socket's thread keeps its
+// descriptor for the next keeper: the driver exports no memory that was imported. (internal/control/server/hold.go)
+type holding struct {
+	uses int
+	held bool // perhaps
+}
+
+var holdings = struct {
+	sync.Mutex // also held while the process asks itself
+	of         map[uint64]*holding
+	said       bool // that a descriptor is not kept
+}{of: map[uint64]*holding{}}
+
+func use(id uint64) {
+	holdings.Lock()
+	defer holdings.Unlock()
+	if holdings.of[id] == nil {
+		holdings.of[id] = &holding{}
+	}
+	holdings.of[id].uses++
+}
+
+// hold keeps a descriptor of what is in use, unless one is kept.
+func hold(id, bytes uint64, descriptor int) {
+	holdings.Lock()
+	defer holdings.Unlock()
+	h := holdings.of[id]
+	if h == nil || h.held {
+		return
+	}
+	h.held = true
+	put := control.Request{Op: control.Put, Share: id, Bytes: bytes}
+	if err := server.AskSelf(thisProcess{}.Directories, put, descriptor); err != nil && !holdings.said {
+		holdings.said = true
+		goruntime.Log(fmt.Sprintf("if the keeper is killed, no other can take over a set from this process: %v", err))
+	}
+}
+
+func unuse(id uint64) {
+	holdings.Lock()
+	defer holdings.Unlock()
+	holdings.of[id].uses--
+	for id, h := range holdings.of { // an earlier close may have failed
+		drop := control.Request{Op: control.Close, Share: id}
+		if h.uses == 0 && (!h.held || server.AskSelf(thisProcess{}.Directories, drop, -1) == nil) {
+			delete(holdings.of, id)
+		}
+	}
 }
 
 // keptOpen lists what this process could tell a new keeper.

@@ -174,6 +174,7 @@ func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, 
 		Target:      max(-1, int(settings.backup)-C.REGION_PEER-1),
 		Prompt:      (settings.backup == C.REGION_HOST || settings.backup == C.REGION_SPARSE) && bool(settings.mmap),
 		Margin:      now.Margin,
+		Reserve:     bool(C.region_config.share) && bool(C.share_keeps_reserve()),
 		Limit:       uint64(C.region_config.limit_bytes),
 		Capturing:   now.Capturing,
 	}, goruntime.Ready(int(device))

@@ -52,6 +52,7 @@ func memoryOf(device C.int, settings *C.struct_region_settings) (torch.Memory, e
 	}
 	var err error
 	m.Request, err = newRequest(device, settings)
+	m.Request.Reserve = false // a pool is not asked again without it
 	return m, err
 }
 

@@ -117,10 +117,6 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 	if e == nil {
 		return -1, reply, vmm.ErrShareGone
 	}
-	if s := findKept(func(s *keptSet) bool { return s.ID == share && s.Sealed != 0 }); s != nil {
-		descriptor, err = fileOf(s.manifest)
-		return descriptor, reply, err
-	}
 	if C.everything_asked() {
 		return -1, reply, vmm.ErrSharePaused
 	}

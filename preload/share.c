@@ -3,6 +3,7 @@
  * others leave it the memory that was made free for it. */
 #define _GNU_SOURCE
 #include "shim.h"
+#include "forward.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -16,16 +17,34 @@ static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
 /* The command may be killed at any moment, so it is started again, unless it never does its work. */
 enum { STARTS_MOST = 10, ROOMS_MOST = 64 };
 
+/* The allocation may take the reserve, too. */
+static __thread bool fills __attribute__((tls_model("initial-exec")));
+static _Atomic int64_t unkept; /* until then nobody is asked for the reserve, because nobody had one */
+
+static int64_t nanoseconds(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+HIDDEN bool share_keeps_reserve(void)
+{
+	return !fills && nanoseconds() >= atomic_load(&unkept);
+}
+
 HIDDEN int share_make_room(void)
 {
 	char process[16];
-	uint64_t none;
+	uint64_t reserve = 0;
 	int code, failed = 0;
 	snprintf(process, sizeof process, "%d", (int)getpid());
 	char *arguments[] = {NULL, "share", process, "--report", NULL};
 	do {
-		code = helper_run(arguments, &none, "other processes do not make room for this one",
+		code = helper_run(arguments, &reserve, "other processes do not make room for this one",
 				  "it is started again");
+		if (code == SUCCESS && reserve)
+			atomic_store(&unkept, nanoseconds() + 1000000000);
 		if (code == SUCCESS || code == ERROR_MEMORY_ALLOCATION)
 			return code;
 	} while (code != ERROR_OPERATING_SYSTEM && ++failed < STARTS_MOST);
@@ -43,13 +62,11 @@ HIDDEN void share_enter(void)
 
 HIDDEN int share_want(size_t bytes, int device, bool resumes)
 {
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
 	share_wanted.device = device;
 	share_wanted.resumes = resumes;
 	__atomic_store_n(&share_wanted.bytes, bytes, __ATOMIC_RELAXED);
 	if (share_wanted.since == 0) /* else it waits already */
-		__atomic_store_n(&share_wanted.since, now.tv_sec * 1000000000 + now.tv_nsec, __ATOMIC_RELEASE);
+		__atomic_store_n(&share_wanted.since, nanoseconds(), __ATOMIC_RELEASE);
 	return share_make_room();
 }
 
@@ -68,25 +85,46 @@ HIDDEN void share_begin(void)
 	}
 }
 
+/* For a call of the driver that found too little memory. */
+static bool make_room(int device, size_t bytes)
+{
+	if (device < 0 && forward_cuCtxGetDevice(&device) != SUCCESS)
+		return false;
+	share_begin();
+	share_enter();
+	int code = share_want(bytes ? bytes : 1, device, false); /* and the reserve */
+	share_leave();
+	return code == SUCCESS;
+}
+
+/* libtms_reach.so asks for this. NULL: the process does not share its devices. */
+EXPORT bool (*tms_room(void))(int, size_t)
+{
+	region_load_environment();
+	return region_config.share ? make_room : NULL;
+}
+
 /* The driver may need more room than the bytes, or another process may have taken some, so a little more is asked for each
- * time, as far as that can be had. */
+ * time, as far as that can be had. An allocation for which room was made, or cannot be, may fill the device. */
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with)
 {
 	enum { GRANULE = 2 << 20, MORE_MOST = 16 };
 	share_enter();
 	int code = allocate(with);
+	fills = true;
 	size_t margin = __atomic_load_n(&region_process.margin_bytes, __ATOMIC_RELAXED);
 	for (size_t made = 0, more = 0; code == SHORT_OF_MEMORY && made < ROOMS_MOST; made++) {
 		size_t granules = (size + GRANULE - 1) / GRANULE + more;
-		if (share_want(granules * GRANULE + margin, device, false) == SUCCESS) {
-			code = allocate(with);
-			more = (more + 1) % MORE_MOST;
-		} else if (more > 0) {
-			more = 0;
-		} else {
+		int room = share_want(granules * GRANULE + margin, device, false);
+		if (room == ERROR_MEMORY_ALLOCATION && more == 0)
 			break;
-		}
+		if (room != ERROR_MEMORY_ALLOCATION)
+			code = allocate(with);
+		if (room != ERROR_MEMORY_ALLOCATION && room != SUCCESS)
+			break; /* nobody makes room: it takes what others leave */
+		more = room == SUCCESS ? (more + 1) % MORE_MOST : 0;
 	}
+	fills = false;
 	share_leave();
 	return code == SHORT_OF_MEMORY ? ERROR_MEMORY_ALLOCATION : code;
 }

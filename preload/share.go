@@ -40,11 +40,26 @@ func sharing(of *control.Share) *control.Share {
 		var now unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 		of.Waited = max(of.Waited, time.Duration(now.Nano()-since).Seconds())
-		of.Device = int(C.share_wanted.device)
+		of.UUID = uuidOf(int(C.share_wanted.device))
 		of.Resumes = bool(C.share_wanted.resumes)
 		of.Bytes = atomic.LoadUint64((*uint64)(&C.share_wanted.bytes))
 	}
 	return of
+}
+
+// uuidOf returns a device's UUID, "" if the driver does not tell. The process need not have a context there yet.
+func uuidOf(ordinal int) string {
+	if C.everything_asked() {
+		return ""
+	}
+	if _, err := start(); err != nil {
+		return ""
+	}
+	uuid, err := driver.DeviceUUID(cuda.Device(ordinal))
+	if err != nil {
+		return ""
+	}
+	return uuid
 }
 
 // resumeShared is resumeGated, but has other processes make room. What they do not lend, the resume waits for.

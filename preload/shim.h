@@ -222,6 +222,7 @@ HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void
 HIDDEN void share_enter(void);
 HIDDEN int share_want(size_t bytes, int device, bool resumes); /* a code */
 HIDDEN void share_leave(void);
+HIDDEN bool share_keeps_reserve(void); /* this thread's allocations leave the reserve free */
 HIDDEN int share_make_room(void); /* for what this process waits for, and resumes what it has yielded; a code */
 
 /* pool.c: the host's CUDA calls that pool.go needs, on the calling thread. */

@@ -113,6 +113,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	default:
 		before, suspended := e.Recorded(), nccl.suspended.Load()
 		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
+		options.SaveAll = t.Request.SaveAll || t.Request.Yield
 		options.Toward = t.Request.Toward
 		bytes, err = t.pause(e, options, func() error {
 			options := options

@@ -8,7 +8,7 @@
 #   scripts/bench.sh backup [PEER]      contents in host memory and on disk; PEER is a folder that holds
 #                                       the unpacked wheel of torch_memory_saver
 #   scripts/bench.sh cache [GIB] [PERCENT]  a cache of which a part is in use, with its contents
-#   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
+#   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads; --plot=FILE: only the chart
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
 #   scripts/bench.sh handles [GIB]      what the driver charges for each handle, call by call
 #   scripts/bench.sh ownerless [GIB]    what becomes of device memory after its maker has ended

@@ -68,13 +68,3 @@ func (e *Engine) Protect(address uintptr) (err error) {
 	}
 	return err
 }
-
-// keptAs returns the import of memory of the keeper; nil: there is none. The caller holds e.mu.
-func (e *Engine) keptAs(id uint64) *segment {
-	for key, s := range e.sharing.imports {
-		if key.share == (Share{PID: Keeper, ID: id}) {
-			return s
-		}
-	}
-	return nil
-}

@@ -49,7 +49,7 @@ func keeping(t *testing.T) (*cudasim.Sim, *cuda.Driver, *vmm.Engine, holder) {
 }
 
 func TestKeptMemory(t *testing.T) {
-	_, driver, e, _ := keeping(t)
+	_, driver, e, h := keeping(t)
 	device, err := driver.DeviceGet(0)
 	require.NoError(t, err)
 	context, err := driver.DevicePrimaryCtxRetain(device)
@@ -69,23 +69,23 @@ func TestKeptMemory(t *testing.T) {
 		freed, err := e.Pause(vmm.Options{Tags: []string{"weights"}})
 		require.NoError(t, err)
 		require.Zero(t, freed, "the holder has it")
-		_, err = e.Export(7, vmm.Importer{})
-		require.ErrorIs(t, err, vmm.ErrSharePaused)
 		_, err = e.Resume(vmm.Options{})
 		require.NoError(t, err)
 	}
-	lent, err := e.Export(7, vmm.Importer{})
-	require.NoError(t, err)
-	require.NoError(t, unix.Close(lent.Descriptor))
+	_, err = e.Export(7, vmm.Importer{})
+	require.ErrorIs(t, err, vmm.ErrShareGone)
 	_, _, _, err = e.Share(address)
 	require.ErrorContains(t, err, "belongs to the keeper")
+	handle, err := driver.MemImport(h[7].Descriptor)
+	require.NoError(t, err)
+	_, err = driver.MemExport(handle)
+	require.ErrorIs(t, err, cuda.InvalidValue, "as on an H100")
+	require.NoError(t, driver.MemRelease(handle))
 
 	// A pause that waits for importers does not wait for the holder.
 	_, err = e.Pause(vmm.Options{})
 	require.NoError(t, err)
 	require.NoError(t, e.Close(address, false))
-	_, err = e.Export(7, vmm.Importer{})
-	require.ErrorIs(t, err, vmm.ErrShareGone)
 }
 
 func TestKeptMemoryThatIsLost(t *testing.T) {

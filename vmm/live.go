@@ -82,10 +82,14 @@ func (e *Engine) ForgetLive(tags []string) {
 	})
 }
 
+// sparse reports whether a pause keeps no blocks of zeros of a segment. Memory without a backup is often a cache, of
+// which a part was never written.
+func (o *Options) sparse(s *segment) bool { return s.sparse || o.SaveAll && s.backup == BackupNone }
+
 // worthKeeping returns what a pause to host memory keeps of the segment, given its sums if there are any; nil: all.
-func (s *segment) worthKeeping(sums []digest.Sum) *parts {
+func (s *segment) worthKeeping(sums []digest.Sum, sparse bool) *parts {
 	p := &parts{lost: s.dead}
-	if s.sparse && sums != nil {
+	if sparse && sums != nil {
 		p.zero = blocks(s.length(), func(block int) bool { return sums[block] == digest.Sum{} }) // of any length
 		p.lost = s.dead.Without(p.zero)
 	} else if s.dead == nil {

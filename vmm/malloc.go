@@ -8,6 +8,7 @@ import (
 	"tms/vmm/cuda"
 	"tms/vmm/small"
 	"tms/vmm/space"
+	"tms/vmm/stats"
 )
 
 // Request is an allocation to make.
@@ -21,6 +22,7 @@ type Request struct {
 	Incremental bool
 	Target      int          // of BackupPeer: the ordinal of the device that keeps contents; -1: any
 	Margin      uint64       // bytes of device memory that must stay free; 0: no margin
+	Reserve     bool         // stats.Reserve must stay free, too
 	Context     cuda.Context // current in the calling thread; 0: none, or not known
 	Limit       uint64       // bytes that the process may have of the device, paused or not; 0: no limit
 	Capturing   bool         // a stream of the process is being captured
@@ -195,6 +197,9 @@ func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 		if has := e.has(d); has+size > r.Limit {
 			return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(r.Limit))
 		}
+	}
+	if r.Reserve {
+		r.Margin = max(r.Margin, stats.Reserve(d.total))
 	}
 	if r.Margin > 0 {
 		free, err := d.freeBytes()

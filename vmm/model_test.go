@@ -256,13 +256,14 @@ func (m *model) malloc() {
 
 func (m *model) free(index int, operation func(*piece) error) {
 	p := m.all[index]
+	every := func(p *piece) bool { return true }
 	fired := m.firedSoFar()
 	if !p.paused && !p.lost && !p.intact() {
 		m.fail("operation %d: contents of %#x are lost", m.operations, p.address)
 	}
 	if m.try("free", func() error { return operation(p) }) != nil {
 		p.paused, p.lost = m.engine.PausedAt(p.address), true // it may have got half way
-		m.resync(fired, func(p *piece) bool { return true }, false)
+		m.resync(fired, every, func(p *piece) bool { return p.request.Backup == vmm.BackupNone })
 		return
 	}
 	m.all[index] = m.all[len(m.all)-1]
@@ -346,10 +347,12 @@ func (m *model) transition(name, tag string, operation func(*vmm.Engine, vmm.Opt
 	if m.pool {
 		o.PoolBytes = 1 << 20
 	}
+	o.SaveAll = name == "pause" && m.serial%3 == 0
 	concerned := func(p *piece) bool { return tag == "" || p.request.Tag == tag }
+	loses := func(p *piece) bool { return name == "discard" || p.request.Backup == vmm.BackupNone && !o.SaveAll }
 	fired := m.firedSoFar()
 	if m.try(name, func() error { return operation(m.engine, o) }) != nil {
-		m.resync(fired, concerned, name == "discard")
+		m.resync(fired, concerned, loses)
 		return
 	}
 	for _, p := range m.all {
@@ -357,7 +360,7 @@ func (m *model) transition(name, tag string, operation func(*vmm.Engine, vmm.Opt
 		case !concerned(p):
 		case name != "resume" && !p.paused:
 			p.paused = true
-			p.lost = p.lost || name == "discard" || p.request.Backup == vmm.BackupNone
+			p.lost = p.lost || loses(p)
 		case name == "resume" && p.paused:
 			p.paused = false
 			if p.lost {
@@ -381,9 +384,9 @@ func (m *model) look(when string) {
 	m.check(fmt.Sprintf("operation %d, %s", m.operations, when), true)
 }
 
-// resync finds out what is paused after an operation that failed: only what the operation concerned may be. What it has
-// paused without a backup, or while discarding, may have lost its contents.
-func (m *model) resync(fired int, concerned func(*piece) bool, discarding bool) {
+// resync finds out what is paused after an operation that failed: only what the operation concerned may be. What
+// loses says has lost its contents then.
+func (m *model) resync(fired int, concerned, loses func(*piece) bool) {
 	for _, p := range m.all {
 		paused := m.engine.PausedAt(p.address)
 		if paused == p.paused {
@@ -393,7 +396,7 @@ func (m *model) resync(fired int, concerned func(*piece) bool, discarding bool) 
 			m.fail("operation %d: %#x of tag %s is paused: %v", m.operations, p.address, p.request.Tag, paused)
 		}
 		p.paused = paused
-		if paused && (discarding || p.request.Backup == vmm.BackupNone) {
+		if paused && loses(p) {
 			p.lost = true
 		}
 		if !paused && p.lost {

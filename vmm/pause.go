@@ -136,10 +136,14 @@ func (o *Options) backupOf(s *segment) BackupKind {
 	if o.discards(s) {
 		return BackupNone
 	}
-	if o.ToDisk && s.backup == BackupHost && s.contents == nil {
+	kind := s.backup
+	if o.SaveAll && kind == BackupNone {
+		kind = BackupHost
+	}
+	if o.ToDisk && kind == BackupHost && s.contents == nil {
 		return BackupDisk
 	}
-	return s.backup
+	return kind
 }
 
 // saveAll copies the contents of the active segments that have a backup. Where there is no directory for files, or too
@@ -174,7 +178,7 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 // already.
 func (e *Engine) plan(b *batch, o *Options) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
-	sums, err := e.hash(b, segments, o.Verify)
+	sums, err := e.hash(b, segments, o)
 	if err != nil {
 		return err
 	}
@@ -196,7 +200,7 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		}
 		to := kept{contents: s.contents, current: true, sums: sums[s]}
 		if kind == BackupHost {
-			to.parts = s.worthKeeping(sums[s])
+			to.parts = s.worthKeeping(sums[s], o.sparse(s))
 		}
 		if item.Sparse = to.parts != nil; item.Sparse {
 			item.Parts = to.parts.kept

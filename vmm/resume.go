@@ -96,7 +96,8 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 		for _, s := range b.segments {
 			s.outcome.state = active
 			switch {
-			case s.contents == nil || (o.RetainBackup || s.incremental) && s.contents.Store() == e.host:
+			case s.contents == nil ||
+				(o.RetainBackup || s.incremental) && s.contents.Store() == e.host && s.backup != BackupNone:
 			case s.contents.Store() == e.host && s.contents.Bytes() <= room:
 				room -= s.contents.Bytes()
 				s.outcome.current, s.outcome.sums = false, nil

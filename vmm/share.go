@@ -131,17 +131,13 @@ func (s *sharing) name(of *segment) uint64 {
 	return of.shared
 }
 
-// Export gives an importer a segment, or the keeper what it has lent and lost. It waits for no pause. Errors:
-// ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemExportToShareableHandle)
+// Export gives an importer a segment. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
+// (cuMemExportToShareableHandle)
 func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for {
 		s := e.sharing.shares[id]
-		own := s != nil
-		if !own {
-			s = e.keptAs(id)
-		}
 		switch {
 		case s == nil || s.owner == aFree:
 			return lent, ErrShareGone
@@ -153,11 +149,9 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		case s.extent.plain: // it was named while the extent was being made
 			return lent, s.errPlain()
 		}
-		if own { // from now on a pause waits for it
-			e.sharing.mu.Lock()
-			e.sharing.importers[id] = append(e.sharing.importers[id], to)
-			e.sharing.mu.Unlock()
-		}
+		e.sharing.mu.Lock() // from now on a pause waits for it
+		e.sharing.importers[id] = append(e.sharing.importers[id], to)
+		e.sharing.mu.Unlock()
 		lent = Lent{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(),
 			Tag: s.tag.name, Device: s.device.uuid}
 		if f := s.userMapped; f != nil { // the program may have mapped less, or nothing

@@ -18,6 +18,7 @@ type Options struct {
 	RetainBackup bool                 // keep host copies after resume
 	Discard      bool                 // a pause saves no contents, and gives up those that earlier pauses kept
 	Keep         []string             // but of these tags it saves them
+	SaveAll      bool                 // a pause saves in host memory what has no backup
 	ToDisk       bool                 // a pause saves in files what would take new host memory
 	Toward       stats.Destinations   // a pause saves there what has room, out of the driver's checkpoint's reach
 	PoolBytes    uint64               // without retaining: keep so many bytes of pinned host memory for the next pause

@@ -97,6 +97,9 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 			if !resume {
 				host += tag.PauseHostBytes
 			}
+			if made.Op == control.Move { // it saves all
+				host, lost = host+lost, 0
+			}
 			part.Tags = append(part.Tags, planTag{tag.Tag, bytes, lost})
 			part.Bytes += bytes
 			made.WithoutContents += lost

@@ -27,7 +27,7 @@ attaches a set starts it, and it then ends when it has had no set for a minute.
 Run it yourself to choose where it lives, such as outside a container.
 
 When it is killed, the next one asks the running programs for the sets that they
-have mapped. Sets that no program has mapped then are lost.`,
+have attached. Sets that no program has attached then are lost.`,
 		Example:           `  tms keeper`,
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,

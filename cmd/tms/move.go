@@ -99,7 +99,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 				}
 			}
 			_ = os.Unsetenv("CUDA_VISIBLE_DEVICES") // the driver is given all GPUs
-			m.pauses.request = control.Request{Op: control.Pause, Everything: true, Force: force,
+			m.pauses.request = control.Request{Op: control.Pause, Everything: true, SaveAll: true, Force: force,
 				Timeout: new(timeout.Seconds())}
 			if m.dryRun {
 				m.taken, m.before = map[string]int64{}, m.begin
@@ -110,8 +110,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 					return o.nothing("move")
 				}
 				text := fmt.Sprintf("moved %v in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)",
-					o.Move.Legs, o.Seconds, o.Move.Pause, o.Move.Checkpoint, o.Move.Restore, o.Move.Resume) +
-					without(", ", o.WithoutContents)
+					o.Move.Legs, o.Seconds, o.Move.Pause, o.Move.Checkpoint, o.Move.Restore, o.Move.Resume)
 				if o.MovedBytes > 0 {
 					text += fmt.Sprintf("; %s of contents from GPU to GPU", readable.Bytes(o.MovedBytes))
 				}

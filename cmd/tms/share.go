@@ -40,6 +40,7 @@ type roomFor struct {
 	busy    map[int]time.Time // those that cannot before then
 	empty   map[int]int       // how often their pauses freed nothing
 	silent  bool              // some that listen do not answer
+	reserve uint64            // bytes that nobody can make stay free
 	never   time.Time         // since when there would never be enough; zero: there would
 }
 
@@ -65,7 +66,7 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 			err = r.make()
 			o := ended(outcome{PID: r.pid}, err)
 			if report {
-				fmt.Fprintf(command.OutOrStdout(), "%d 0\n%s", cuda.Code(err), o.Error)
+				fmt.Fprintf(command.OutOrStdout(), "%d %d\n%s", cuda.Code(err), r.reserve, o.Error)
 				return nil
 			}
 			o.complain(command)
@@ -73,7 +74,7 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 		},
 	}
 	command.Flags().BoolVar(&explain, "explain", false, "only say what would be paused for it")
-	command.Flags().BoolVar(&report, "report", false, "") // for libtms.so: "CODE 0", and the error on the next line
+	command.Flags().BoolVar(&report, "report", false, "") // for libtms.so: "CODE RESERVE", and the error on the next line
 	_ = command.Flags().MarkHidden("report")
 	return command
 }
@@ -148,19 +149,22 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 
 // makeOn makes room on one device; false: not yet.
 func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Duration, err error) {
-	free, all := r.sharers(uuid, found)
+	device, all := r.sharers(uuid, found)
 	at := slices.IndexFunc(all, func(p share.Process) bool { return p.ID == r.pid })
 	if at < 0 || all[at].Need == 0 {
 		return false, soonest, nil // it does not answer now
 	}
-	decision := share.Decide(free, all, r.pid)
+	decision := share.Decide(device, all, r.pid)
 	switch {
 	case decision.Never:
-		return false, latest, r.refuse(all[at].Need, free, unexplained(uuid, found), all)
+		return false, latest, r.refuse(all[at].Need, device.Free, unexplained(uuid, found), all)
 	case decision.Wait > 0:
 		return false, decision.Wait, nil
 	}
 	r.never = time.Time{}
+	if len(decision.Pause) == 0 && device.Free < all[at].Need+device.Reserve {
+		r.reserve = device.Reserve
+	}
 	for _, part := range decision.Pause {
 		if !r.pause(part) {
 			return false, soonest, nil
@@ -267,11 +271,20 @@ func whileRunning(process *client.Conn, request control.Request) (control.Reply,
 	return process.Do(ctx, request)
 }
 
-// sharers returns the free bytes of a device, and what the policy must know of the processes that share it.
-func (r *roomFor) sharers(uuid string, found []process) (free uint64, all []share.Process) {
+// sharers returns what the policy must know of a device, and of the processes that share it. What is free is the least
+// that any process has seen since the lock was taken: the process itself may have no context there yet.
+func (r *roomFor) sharers(uuid string, found []process) (device share.Device, all []share.Process) {
+	seenBy := 0
 	for _, p := range found {
 		at := slices.IndexFunc(p.Stats.Devices, func(d stats.Device) bool { return d.UUID == uuid })
-		if p.Error != "" || p.Share == nil || p.here != p.PID || at < 0 {
+		var seen stats.Device
+		if p.Error == "" && at >= 0 {
+			seen = p.Stats.Devices[at]
+			if seenBy++; seenBy == 1 || seen.FreeBytes < device.Free {
+				device = share.Device{Free: seen.FreeBytes, Reserve: stats.Reserve(seen.TotalBytes)}
+			}
+		}
+		if p.Error != "" || p.Share == nil || p.here != p.PID || at < 0 && needsOf(p.ProcessState)[uuid] == 0 {
 			continue
 		}
 		_, refused := r.refused[p.PID]
@@ -282,19 +295,16 @@ func (r *roomFor) sharers(uuid string, found []process) (free uint64, all []shar
 		if p.IdleSeconds != nil {
 			one.Idle = control.Seconds(*p.IdleSeconds)
 		}
-		device := p.Stats.Devices[at]
-		for _, tag := range device.Tags {
+		for _, tag := range seen.Tags {
 			one.Tags = append(one.Tags, share.Tag{Name: tag.Tag, Bytes: tag.PhysicalBytes,
 				Contents: tag.PauseWithoutContents < tag.LiveBytes})
 			if tag.LastPauseSeconds > 0 && tag.LastResumeSeconds > 0 {
 				one.Price = max(one.Price, control.Seconds(tag.LastPauseSeconds+tag.LastResumeSeconds))
 			}
 		}
-		if all = append(all, one); p.PID == r.pid {
-			free = device.FreeBytes
-		}
+		all = append(all, one)
 	}
-	return free, all
+	return device, all
 }
 
 // needsOf returns how many bytes a process waits for, by the UUID of the device.
@@ -303,15 +313,13 @@ func needsOf(state control.ProcessState) map[string]uint64 {
 	if state.Share == nil || state.Share.Waited < 0 {
 		return needs
 	}
+	needs[state.Share.UUID] = state.Share.Bytes
 	for _, d := range state.Stats.Devices {
 		var paused uint64
 		for _, tag := range d.Tags {
 			if paused += tag.PausedBytes; slices.Contains(state.Share.Yielded, tag.Tag) {
 				needs[d.UUID] += tag.PausedBytes
 			}
-		}
-		if d.Device == state.Share.Device {
-			needs[d.UUID] += state.Share.Bytes
 		}
 		if state.Share.Resumes {
 			needs[d.UUID] = min(needs[d.UUID], paused)
@@ -325,13 +333,13 @@ func waitsOf(p process, found []process) (lines []string) {
 	needs := needsOf(p.ProcessState)
 	for _, uuid := range slices.Sorted(maps.Keys(needs)) {
 		r := roomFor{pid: p.PID}
-		free, all := r.sharers(uuid, found)
+		device, all := r.sharers(uuid, found)
 		if needs[uuid] == 0 || !slices.ContainsFunc(all, func(p share.Process) bool { return p.ID == r.pid }) {
 			continue
 		}
 		lines = append(lines, fmt.Sprintf("%s; it has waited %.1f s for %s on %s, %s free",
-			inWords(share.Decide(free, all, p.PID)), p.Share.Waited, readable.Bytes(needs[uuid]),
-			readable.Printable(uuid), readable.Bytes(free)))
+			inWords(share.Decide(device, all, p.PID)), p.Share.Waited, readable.Bytes(needs[uuid]),
+			readable.Printable(uuid), readable.Bytes(device.Free)))
 	}
 	return lines
 }

@@ -19,6 +19,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/hermetic"
+	"tms/internal/share"
 )
 
 // sharer is a running program of tms run --share.
@@ -91,6 +92,54 @@ func TestShareStepByStep(t *testing.T) {
 	}
 }
 
+// overhead makes contexts, and kernels' code, take so many MiB of a device that programs share.
+func overhead(t *testing.T, context, code int) {
+	t.Helper()
+	t.Setenv("CUDASIM_CONTEXT", fmt.Sprint(context<<20))
+	t.Setenv("CUDASIM_CODE", fmt.Sprint(code<<20))
+}
+
+// startSharing starts a steered program that shares a device of 100 MiB.
+func startSharing(t *testing.T, environment ...string) *steered {
+	t.Helper()
+	return startSteered(t, steeredProgram(t), append([]string{reaching(t), "CUDASIM_MEMORY=100M", "TMS_SHARE=1",
+		"TMS_COMMAND=" + tms, "CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR"))}, environment...)...)
+}
+
+// Memory that is not pausable finds room, too: programs whose memory would fill the device run kernels, whose code the
+// driver loads then.
+func TestShareLeavesRoomForCode(t *testing.T) {
+	overhead(t, 4, 6)
+	start := sharesDevice(t)
+	one := start("--share", 46, 1, 30, 10)
+	one.has(t, 46<<20)
+	require.Equal(t, "1000", start("--share", 40, 5, 10, 0).ends(t)) // 4 + 46 + 6 and 4 + 40 MiB are all
+	require.Equal(t, "3000", one.ends(t))
+}
+
+// Programs start although another has all memory, and get their contexts from it.
+func TestShareOfAFullDevice(t *testing.T) {
+	overhead(t, 8, 0)
+	start := sharesDevice(t)
+	one := start("--share", 92, 1, 1000000, 1)
+	one.has(t, 92<<20)
+	require.Equal(t, "1000", start("--share", 60, 1, 10, 0).ends(t))
+	one.has(t, 92<<20)
+	require.Equal(t, "ok", startSharing(t).do("check")) // the library makes this context
+}
+
+// A kernel whose code finds no room has others make some, even if what does not share took the reserve.
+func TestShareMakesRoomForCode(t *testing.T) {
+	overhead(t, 0, 4)
+	sharesDevice(t)
+	one, other := startSharing(t), startSharing(t)
+	require.Equal(t, "ok", one.do("unseen 33")) // of 36
+	require.Equal(t, "0", other.do("launch"))
+	require.EqualValues(t, 24<<20, held(t, one), "its cache is paused")
+	require.Equal(t, "ok", other.do("check"))
+	require.Equal(t, "ok", one.do("check"))
+}
+
 // What can never be had is refused at once, as CUDA refuses it.
 func TestShareRefuses(t *testing.T) {
 	start := sharesDevice(t)
@@ -109,8 +158,7 @@ func TestShareRefuses(t *testing.T) {
 // A program is not chosen while it captures a stream.
 func TestShareAndCapture(t *testing.T) {
 	start := sharesDevice(t)
-	one := startSteered(t, steeredProgram(t), reaching(t), "CUDASIM_MEMORY=100M", "TMS_SHARE=1", "TMS_COMMAND="+tms,
-		"CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")))
+	one := startSharing(t)
 	one.do("capture")
 	other := start("--share", 80, 1, 10, 0)
 	explains := func(words string) {
@@ -134,8 +182,7 @@ func TestShareAndCapture(t *testing.T) {
 // A process that is stopped while it is paused for another does not keep the device locked for all.
 func TestShareAndStop(t *testing.T) {
 	start := sharesDevice(t)
-	one := startSteered(t, steeredProgram(t), reaching(t), "CUDASIM_MEMORY=100M", "TMS_SHARE=1",
-		"TMS_SHARE_AT_LEAST=0", "TMS_COMMAND="+tms, "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")))
+	one := startSharing(t, "TMS_SHARE_AT_LEAST=0")
 	one.do("busy 1000000")
 	other := start("--share", 80, 1, 10, 0)
 	require.Eventually(t, func() bool {
@@ -185,18 +232,23 @@ func TestTheLockOfADevice(t *testing.T) {
 // No more is paused than is needed, and memory without contents first. A program of higher priority goes on.
 func TestShareTakesLittle(t *testing.T) {
 	start := sharesDevice(t)
-	shares := []string{reaching(t), "CUDASIM_MEMORY=100M", "TMS_SHARE=1", "TMS_COMMAND=" + tms,
-		"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR"))}
-	first := startSteered(t, steeredProgram(t), append(shares, "TMS_SHARE_PRIORITY=2")...)
-	one := startSteered(t, steeredProgram(t), shares...)
-	other := start("--share", 40, 1, 1000000, 1)
-	other.has(t, 40<<20)
+	first, one := startSharing(t, "TMS_SHARE_PRIORITY=2"), startSharing(t)
+	one.do("fill")
+	for _, s := range []*steered{first, one} {
+		require.Eventually(t, func() bool {
+			state, err := status(s.Process.Pid, time.Minute)
+			return err == nil && state.IdleSeconds != nil && *state.IdleSeconds >= share.Grace.Seconds()
+		}, time.Minute, time.Millisecond)
+	}
+	other := start("--share", 36, 1, 1000000, 1)
+	other.has(t, 36<<20)
 	require.EqualValues(t, 24<<20, held(t, one), "its cache is paused")
 	require.EqualValues(t, 32<<20, held(t, first))
 	require.Equal(t, "ok", first.do("check"))
 	require.NoError(t, other.Process.Kill())
 	require.Equal(t, "ok", one.do("check"))
 	one.comesTo(32 << 20)
+	require.Equal(t, "ok", one.do("filled"), "nobody told it, so what has no backup comes back, too")
 }
 
 // A program's own resume has others make room, too; and one whose command is not there runs on, if memory is free.

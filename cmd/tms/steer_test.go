@@ -46,7 +46,7 @@ func fixture(t *testing.T, name string) string {
 	t.Helper()
 	return hermetic.Compile(t, name, "-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror",
 		filepath.Join("..", "..", "preload", "testdata", name+".c"), "-Wl,-z,dynamic-undefined-weak",
-		"-L"+built(t, "sim"), "-l:libcudart.so.13", "-ldl")
+		"-L"+built(t, "sim"), "-l:libcudart.so.13", "-l:libcuda.so.1", "-ldl")
 }
 
 func startSteered(t *testing.T, program string, environment ...string) *steered {

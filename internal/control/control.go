@@ -62,7 +62,8 @@ const (
 // The operations in the order in which messages name them, and then those between processes.
 var operations = []string{Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand}
 
-// What the keeper is asked (package keeper), beside Lend.
+// What the keeper is asked (package keeper), beside Lend. By put and close a process also tells itself which descriptors
+// to keep, for a lend to the next keeper.
 const (
 	Put   = "put"   // gives a set, which this process makes, one more chunk: its descriptor comes with the request
 	Seal  = "seal"  // completes the set: the descriptor of its manifest comes with the request
@@ -122,6 +123,9 @@ type Request struct {
 	// memory.
 	To      string `json:"to,omitempty"`
 	Discard bool   `json:"discard,omitempty"` // for a pause: contents are given up, whatever backup they have
+	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
+	// pause. A pause with Yield always does that.
+	SaveAll bool `json:"save_all,omitempty"`
 	// Toward, for a pause of everything, says to which devices the process will move.
 	Toward stats.Destinations `json:"toward,omitempty"`
 	// Yield, for a pause: the process itself undoes it when one of its threads waits, whatever becomes of this client
@@ -278,7 +282,7 @@ type Share struct {
 	// Waited is for how long a thread has waited for memory; negative: none does. Bytes are what it wants to allocate on
 	// the device, besides what was yielded; or Resumes, of what is paused there.
 	Waited  float64 `json:"waited_seconds"`
-	Device  int     `json:"device"`
+	UUID    string  `json:"uuid"` // the device's, which may not be among those of Stats yet
 	Bytes   uint64  `json:"bytes"`
 	Resumes bool    `json:"resumes"`
 }
@@ -382,8 +386,10 @@ func (r *Request) check() error {
 		return errors.New("only a pause of everything takes toward")
 	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || !known):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
-	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard) && r.Op != Pause:
-		return fmt.Errorf("only a pause takes timeout, idle, force, keep, hold and discard, not a %s", r.Op)
+	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard || r.SaveAll) && r.Op != Pause:
+		return fmt.Errorf("only a pause takes timeout, idle, force, keep, hold, discard and save_all, not a %s", r.Op)
+	case r.Discard && r.SaveAll:
+		return errors.New("discard and save_all exclude each other")
 	case r.NCCL != nil && (r.Op != Pause || r.Tag != nil):
 		return errors.New("only a pause without a tag takes nccl")
 	case r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0):

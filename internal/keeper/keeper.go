@@ -6,7 +6,7 @@
 // or paused. A later set takes over the name, and a drop takes it away: the keeper then closes the set when nobody uses
 // it any longer. Processes that have ended count no more.
 //
-// A keeper that was killed is followed by another, which asks all processes that listen what they have mapped.
+// A keeper that was killed is followed by another, which asks all processes that listen what they have attached.
 package keeper
 
 import (
@@ -95,7 +95,7 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		switch s = k.named(r.Name); {
 		case s == nil && k.lost[r.Name]:
 			err = cuda.Refuse(cuda.SymbolNotFound, "the set was lost with a keeper that was killed, because no "+
-				"process had all of it mapped")
+				"process had it attached")
 		case s == nil:
 			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
 		case r.Op == control.Drop:

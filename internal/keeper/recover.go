@@ -2,7 +2,6 @@ package keeper
 
 import (
 	"context"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"sync"
@@ -16,7 +15,7 @@ import (
 // recoverTime is how long the processes may take to say what they have.
 const recoverTime = 3 * time.Second
 
-// recover takes over what processes have mapped of an earlier keeper's sets, and notes the names of the lost ones.
+// recover takes over what processes have attached of an earlier keeper's sets, and notes the names of the lost ones.
 func (k *Keeper) recover(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -67,11 +66,11 @@ func askAll(ctx context.Context) map[int][]control.KeptSet {
 	return told
 }
 
-// fetch takes over a set from a process that has all of it mapped, or nothing.
+// fetch takes over a set from a process that has it attached, or nothing.
 func (s *set) fetch(pid int) {
 	for _, each := range append(slices.Clone(s.Chunks), control.KeptChunk{ID: s.ID}) {
 		_, descriptor, err := server.Ask(directories, pid,
-			control.Request{Op: control.Lend, Share: each.ID, Import: max(1, rand.Uint64())}, -1)
+			control.Request{Op: control.Lend, Share: each.ID}, -1)
 		s.descriptors[each.ID] = descriptor
 		if err != nil || descriptor < 0 {
 			s.close()

@@ -119,8 +119,13 @@ func Shares(all []Process, id int) (sum time.Duration) {
 	return sum
 }
 
-// Decide says what comes next for the process id, which has a Need. The device has free bytes.
-func Decide(free uint64, all []Process, id int) Decision {
+// Device is what is known of the device.
+type Device struct {
+	Free, Reserve uint64 // bytes; the reserve stays free, as far as others can make room for that
+}
+
+// Decide says what comes next for the process id, which has a Need.
+func Decide(device Device, all []Process, id int) Decision {
 	waiting := slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Need == 0 })
 	for i, p := range waiting {
 		if p.Waited > Shares(all, p.ID) { // overdue
@@ -132,13 +137,14 @@ func Decide(free uint64, all []Process, id int) Decision {
 	})
 	at := slices.IndexFunc(waiting, func(p Process) bool { return p.ID == id })
 	own := waiting[at]
-	d := plan(free, all, own)
+	d := plan(device, all, own)
 	if d.Never {
 		return d
 	}
+	takes := d.Wait > 0 || len(d.Pause) > 0 // memory from others
 	var first []int
 	for _, w := range waiting[:at] {
-		if theirs := plan(free, all, w); !theirs.Never && theirs.Wait != unknown && delays(free, all, own, w, theirs) {
+		if theirs := plan(device, all, w); !theirs.Never && theirs.Wait != unknown && (takes || delays(device, all, own, w, theirs)) {
 			first = append(first, w.ID)
 		}
 	}
@@ -148,27 +154,34 @@ func Decide(free uint64, all []Process, id int) Decision {
 	return d
 }
 
-// delays reports whether a process must not go on before w, which is ahead of it and has this plan: it takes memory
-// from others, or w would wait longer.
-func delays(free uint64, all []Process, own, w Process, theirs Decision) bool {
-	if free < own.Need {
-		return true
-	}
+// delays reports whether w, which is ahead of a process and has this plan, waits longer if that goes on.
+func delays(device Device, all []Process, own, w Process, theirs Decision) bool {
 	running := own
 	running.Tags = append(slices.Clone(own.Tags), Tag{Bytes: own.Need, Contents: true})
 	running.Need, running.Ran, running.Idle = 0, 0, 0
 	with := slices.Clone(all)
 	with[slices.IndexFunc(with, func(p Process) bool { return p.ID == own.ID })] = running
-	later := plan(free-own.Need, with, w)
+	device.Free -= own.Need
+	later := plan(device, with, w)
 	return later.Never || later.Wait > theirs.Wait
 }
 
-// plan says what comes next for a process if no other waits.
-func plan(free uint64, all []Process, own Process) Decision {
-	if free >= own.Need {
+// plan says what comes next for a process if no other waits: with the reserve, or else without.
+func plan(device Device, all []Process, own Process) Decision {
+	d := keeping(device, all, own)
+	if d.Never && device.Reserve > 0 {
+		d = keeping(Device{Free: device.Free}, all, own)
+	}
+	return d
+}
+
+// keeping is plan with the reserve.
+func keeping(device Device, all []Process, own Process) Decision {
+	need := own.Need + device.Reserve
+	if device.Free >= need {
 		return Decision{}
 	}
-	missing := own.Need - free
+	missing := need - device.Free
 	var others []Process
 	var held uint64
 	for _, p := range all {

@@ -93,7 +93,7 @@ func bySharing(d *device) (*program, []*program) {
 		if p.Need == 0 {
 			continue
 		}
-		decision := share.Decide(d.free(), all, p.ID)
+		decision := share.Decide(share.Device{Free: d.free()}, all, p.ID)
 		if decision.Never || decision.Wait > 0 {
 			continue
 		}
@@ -360,7 +360,7 @@ func TestChoice(t *testing.T) {
 			all = append(all, p)
 		}
 		free := uint64(random.IntN(20)) * gib
-		decision := share.Decide(free, all, 1)
+		decision := share.Decide(share.Device{Free: free}, all, 1)
 		best, possible := cheapest(free, all)
 		require.Equal(t, !possible, decision.Never, "seed %d", seed)
 		if !possible {
@@ -407,4 +407,22 @@ func cheapest(free uint64, all []share.Process) (best uint64, possible bool) {
 		}
 	}
 	return best, possible
+}
+
+// The reserve stays free where others can make room for that, and else does not keep a process from memory.
+func TestReserve(t *testing.T) {
+	device := share.Device{Free: 12 * gib, Reserve: gib}
+	asks := share.Process{ID: 1, Need: 12 * gib, AtLeast: -1}
+	other := share.Process{ID: 2, AtLeast: -1, Away: -1, Idle: time.Minute,
+		Tags: []share.Tag{{Name: "a", Bytes: gib / 2}, {Name: "b", Bytes: gib}}}
+	decide := func() share.Decision { return share.Decide(device, []share.Process{asks, other}, 1) }
+	require.Equal(t, share.Decision{Pause: []share.Part{{ID: 2, Tags: []string{"b"}, Idle: true}}}, decide())
+	other.Idle = 0
+	require.Positive(t, decide().Wait)
+	other.Pinned = true
+	require.Equal(t, share.Decision{}, decide())
+	other.Pinned, other.Tags, other.Idle = false, other.Tags[:1], time.Minute
+	require.Equal(t, share.Decision{}, decide(), "all of it is not enough")
+	device.Free -= gib / 2
+	require.Equal(t, share.Decision{Pause: []share.Part{{ID: 2, Idle: true}}}, decide())
 }

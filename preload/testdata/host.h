@@ -208,6 +208,18 @@ __asm__(".weak cuMemAddressFree, cuMemAddressReserve, cuMemAlloc_v2, cuMemCreate
 	"done:	ret;\n"                                                                            \
 	"}\n"
 
+/* Launches that kernel for one word, and loads it the first time. Returns the driver's code. */
+static inline int launch_add(unsigned *word, unsigned number)
+{
+	static void *kernel;
+	void *library, *parameters[] = {&word, &(uint64_t){1}, &number};
+	if (!kernel) {
+		EXPECT(cuLibraryLoadData(&library, ADD_KERNEL, NULL, NULL, 0, NULL, NULL, 0), 0);
+		EXPECT(cuLibraryGetKernel(&kernel, library, "cudasim_add"), 0);
+	}
+	return cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+}
+
 /* Returns a function of the simulator's own, from the libcuda that libtms or libcudart loaded. */
 static inline void *simulator(const char *name)
 {

@@ -2,6 +2,7 @@
  * round, and prints the sum. Arguments: MiB, steps, rounds, milliseconds without work in each round. */
 #include "host.h"
 
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 5);
@@ -9,6 +10,7 @@ int main(int argc, char **argv)
 	const size_t size = (size_t)mib / (size_t)steps * MIB;
 	unsigned *memory[64];
 	CHECK(steps <= 64);
+	EXPECT(cudaFree(NULL), 0); /* makes the context */
 	for (int i = 0; i < steps; i++) {
 		int code = cudaMalloc((void **)&memory[i], size);
 		if (code) {
@@ -22,7 +24,8 @@ int main(int argc, char **argv)
 	unsigned long sum = 0;
 	for (int round = 0; round < rounds; round++) {
 		unsigned *at = memory[round % steps] + round % (int)(size / sizeof *at), value = 0;
-		for (int i = 0; i < 100; i++) {
+		EXPECT(launch_add(at, 1), 0);
+		for (int i = 1; i < 100; i++) {
 			EXPECT(cudaMemcpy(&value, at, sizeof value, 2), 0);
 			value++;
 			EXPECT(cudaMemcpy(at, &value, sizeof value, 1), 0);

@@ -320,6 +320,9 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(prctl(PR_SET_NAME, rest), 0);
 	} else if (strcmp(word, "vast") == 0) { /* GiB without contents */
 		pausable((size_t)atoi(rest) << 30, "vast", true);
+	} else if (strcmp(word, "launch") == 0) { /* a kernel, whose code is not on the device before */
+		snprintf(answer, sizeof answer, "%d", launch_add(cache, 1));
+		return answer;
 	} else if (strcmp(word, "more") == 0) {
 		fill(pausable((size_t)atoi(rest) * MIB, "more", true), (size_t)atoi(rest) * MIB, 2);
 	} else if (strcmp(word, "capture") == 0) {
@@ -339,6 +342,10 @@ static const char *run(char *line, char *const *argv)
 		answer_number(stats_say("\"everything\":true"));
 	} else if (strcmp(word, "check") == 0)
 		CHECK(filled(weights, WEIGHTS * MIB, 1));
+	else if (strcmp(word, "fill") == 0) /* the cache, which has no backup */
+		fill(cache, CACHE * MIB, 2);
+	else if (strcmp(word, "filled") == 0)
+		CHECK(filled(cache, CACHE * MIB, 2));
 	else if (strcmp(word, "free") == 0)
 		answer_number((long)(free_bytes() / MIB));
 	else if (strcmp(word, "device") == 0) /* for what it allocates from now on */

@@ -304,7 +304,9 @@ def test_programs_of_tms_run_are_paused_from_outside(house: House) -> None:
     assert house.command("pause", str(user.process.pid), "--everything").returncode == 0
     maker.kill()
     house.kill_keeper()
-    assert house.sets() == []
+    assert [one["users"] for one in house.sets()] == [[user.process.pid]]
+    assert house.command("resume", str(user.process.pid)).returncode == 0
+    assert user.run("value()") == 3
 
 
 STEPS = [
@@ -417,10 +419,47 @@ def test_a_killed_keeper_is_followed_by_another(house: House) -> None:
     third.does("attached()")
     assert third.run("value()") == 4
     third.run("tms.pause()")
-    house.kill_keeper()  # and nobody has it mapped
+    house.kill_keeper()  # and everybody has paused it
+    assert [one["name"] for one in house.sets()] == ["set"]
+    third.run("tms.resume()")
+    assert third.run("value()") == 4
+    third.does("del tensors; opened = tms.kept('set').__enter__()")
+    house.kill_keeper()  # and nobody has attached it
     assert house.sets() == []
+    assert "lost" in third.run("opened.attach()")
     assert "lost" in third.run("tms.kept('set').attach()")
-    assert "it was lost with a keeper that was killed" in third.run("tms.resume()")
+
+
+def test_a_user_that_a_new_keeper_did_not_hear(house: House) -> None:
+    user, other = house.program(), house.program()
+    user.does("published('set', 3); attached()")
+    user.run("tms.pause()")
+    house.kill_keeper()
+    os.kill(user.process.pid, signal.SIGSTOP)
+    try:
+        assert house.sets() == []
+    finally:
+        os.kill(user.process.pid, signal.SIGCONT)
+    user.run("tms.resume()")
+    assert user.run("value()") == 3
+    assert "no complete set" in other.run("tms.kept('set').attach()")
+
+
+def test_a_program_that_closes_its_descriptors(house: House) -> None:
+    user, other = house.program(), house.program()
+    user.does("published('set', 3); attached()")
+    user.does("os.closerange(3, 1000); files = [os.pipe() for _ in range(100)]")
+    house.kill_keeper()
+    other.does("attached()")
+    assert other.run("value()") == 3
+    user.kill()
+    house.kill_keeper()
+    assert [one["users"] for one in house.sets()] == [[other.process.pid]]
+    assert other.run("len(attached('set') or tensors)") == 1
+    before = other.free()
+    house.command("kept", "drop", "set")
+    other.does("del tensors")
+    until(lambda: other.free() == before + 2 * MiB)
 
 
 def test_two_hundred_cycles_leave_nothing(house: House) -> None:

@@ -79,8 +79,8 @@ class Kept:
         """Returns the set's tensors by name: on the device where they lie, with their strides.
 
         Tensors that shared memory when they were published share it here. Without `copy` all
-        processes have the same memory, read-only: `copy_` and `zero_` on it raise an error, and a
-        kernel that writes it ends this process's CUDA context (error 700).
+        processes have the same memory, read-only: `copy_` to it raises an error, and a kernel that
+        writes it (`add_`, `zero_`) ends this process's CUDA context (error 700).
 
         Args:
             module: a `torch.nn.Module` whose parameters and buffers become these tensors. All that

@@ -18,6 +18,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Callable
 
@@ -44,7 +45,7 @@ def load(
     """An engine's model, from the set or published as it, and whether its weights are shared."""
     attached()
     found = kept(name)
-    with contextlib.nullcontext() if copy else _ordinary():
+    with contextlib.nullcontext() if copy else _ordinary(), _imports_on_host():
         try:
             with found:
                 if found.complete:
@@ -62,7 +63,6 @@ def load(
             ) from error
         earlier = _on_device()
         model = loaded()
-        gc.collect()
         try:
             _publish(found, model, earlier, copy)
         except Exception as why:  # the model is whole all the same
@@ -104,13 +104,11 @@ def shared_bytes(name: str) -> int:
 def _publish(kept: Kept, model: Any, earlier: dict[int, Any], copy: bool) -> None:
     """Publishes a model; without `copy` its parameters are read-only then."""
     slots = list(_slots(model.named_modules(), earlier))
-    known = {*earlier, *(id(tensor) for _, tensor, _ in slots)}
-    for tensor in _on_device().values():
-        if id(tensor) not in known and tensor.numel():
-            raise NotSupportedError(
-                f"the load has left a tensor ({tensor.dtype}, {tuple(tensor.shape)}) that no "
-                "module owns, such as in a kernel of a quantization"
-            )
+    if stray := _strays(slots, earlier):
+        raise NotSupportedError(
+            "the load has left tensors that no module owns, such as in a kernel of a quantization: "
+            + ", ".join(stray[:5])
+        )
     for module in model.modules():
         if getattr(getattr(module, "quant_method", None), "uses_meta_device", False):
             raise NotSupportedError("the weights are quantized while they are loaded")
@@ -130,17 +128,19 @@ def _publish(kept: Kept, model: Any, earlier: dict[int, Any], copy: bool) -> Non
 
 def _attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None], copy: bool) -> Any:
     """A model with the tensors of a set, which must be complete."""
-    earlier = _on_device()
     manifest = kept._manifest()
     tensors = kept._mapped(torch, manifest, 0 if copy else manifest["private"])
+    earlier = _on_device()
     with torch.device("meta"):
         model = make()
     model.named_modules = _with_memory(model, earlier)
     process(model)
     del model.named_modules
     modules = dict(model.named_modules())
-    has = {name: tensor for name, tensor, _ in _slots(modules.items(), earlier)}
-    wrong = [f"{name} is not in the set" for name in has if name not in tensors]
+    slots = list(_slots(modules.items(), earlier))
+    has = {name: tensor for name, tensor, _ in slots}
+    wrong = [f"no module owns {one}" for one in _strays(slots, earlier)]
+    wrong += [f"{name} is not in the set" for name in has if name not in tensors]
     places: dict[int, object] = {}
     for name, tensor in tensors.items():
         own, place = has.get(name), manifest["tensors"][name]
@@ -161,7 +161,6 @@ def _attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None],
     for path, values in manifest["values"].items():
         if path in modules:
             modules[path].__dict__.update(values)
-    gc.collect()
     torch.cuda.empty_cache()
     return model
 
@@ -174,6 +173,27 @@ def _ordinary() -> Iterator[None]:
     """
     with disable() if _torch.routed() or library().active else contextlib.nullcontext():
         yield
+
+
+@contextlib.contextmanager
+def _imports_on_host() -> Iterator[None]:
+    """What modules make while the body imports them is in host memory, as at a program's start.
+
+    An engine imports parts of itself in a load. Their tables would be on the device then, which a
+    load has as its default, and in an attach they would have no memory.
+    """
+    loaders: Any = SourceFileLoader
+    execute = loaders.exec_module
+
+    def exec_module(loader: Any, module: Any) -> None:
+        with torch.device("cpu"):
+            execute(loader, module)
+
+    loaders.exec_module = exec_module
+    try:
+        yield
+    finally:
+        loaders.exec_module = execute
 
 
 def _slots(
@@ -221,6 +241,17 @@ def _on_device() -> dict[int, Any]:
     """The tensors in device memory that Python has, by id."""
     tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
     return {id(tensor): tensor for tensor in tensors if tensor.is_cuda}
+
+
+def _strays(slots: list[tuple[str, Any, bool]], earlier: dict[int, Any]) -> list[str]:
+    """The tensors in device memory that are in no slot, as their dtypes and shapes."""
+    gc.collect()
+    known = {*earlier, *(id(one) for _, tensor, _ in slots for one in (tensor, tensor._base))}
+    return [
+        f"{tensor.dtype} {tuple(tensor.shape)}"
+        for tensor in _on_device().values()
+        if id(tensor) not in known and tensor.numel()
+    ]
 
 
 def _device() -> Any:
@@ -274,4 +305,5 @@ def _with_memory(model: Any, earlier: dict[int, Any]) -> Any:
 def _memory(like: Any, strides: Any) -> Any:
     """Ones, for scales must be positive; or zeros, for indices must be in their range."""
     made = torch.empty(span(like.shape, strides), dtype=like.dtype, device=_device())
-    return made.fill_(1 if like.dtype.is_floating_point else 0).as_strided(like.shape, strides)
+    made.fill_(1 if like.dtype.is_floating_point else 0)
+    return made.as_strided(like.shape, strides).data  # a view would keep `made` for good

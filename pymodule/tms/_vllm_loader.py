@@ -16,7 +16,10 @@ import torch
 import vllm
 from vllm.model_executor.model_loader import get_model_loader, register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    record_metadata_for_reloading,
+)
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -82,11 +85,18 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
         self._check(vllm_config)
         device = torch.device(self.load_config.device or vllm_config.device_config.device)
         arguments = {"vllm_config": vllm_config, "model_config": model_config, "prefix": prefix}
+
+        def make() -> Any:
+            model = initialize_model(**arguments)
+            with device:  # on which a reload makes memory
+                record_metadata_for_reloading(model)
+            return model
+
         with set_default_torch_dtype(model_config.dtype):
             model, shared = _kept_model.load(
                 self._name_of(vllm_config, model_config),
                 loaded=functools.partial(self._inner.load_model, **arguments),
-                make=functools.partial(initialize_model, **arguments),
+                make=make,
                 process=lambda model: process_weights_after_loading(model, model_config, device),
                 copy=self._copy,
                 sleeps=vllm_config.model_config.enable_sleep_mode,

@@ -5,7 +5,7 @@
 PEER is a folder that holds the unpacked wheel of torch_memory_saver. Every number is a median of
 five, from processes that take turns; a pause or resume counts from the second cycle on, after half
 a second in between, in which the driver scrubs what it was given back. "Scrub" is the same amount
-in a single segment. --plot=FILE draws curves against bytes and against segments.
+in a single segment. --plot=FILE draws curves against bytes and against segments, and does only that.
 """
 
 from __future__ import annotations
@@ -232,15 +232,15 @@ def svg(curves: dict[str, dict[str, list[tuple[float, float, float]]]]) -> str:
 def main() -> None:
     arguments = [a for a in sys.argv[1:] if not a.startswith("--")]
     bench = Bench(compiled(), arguments[0] if arguments else None)
-    result: dict[str, object] = {"cycles": cycles(bench), "mallocs": mallocs(bench)}
-    result["threads"] = throughput(bench)
-    result["pausing"] = pausing(bench)
-    for option in sys.argv[1:]:
-        if option.startswith("--plot="):
-            curves = plotted(bench)
-            result["curves"] = curves
-            with open(option.partition("=")[2], "w") as file:
-                file.write(svg(curves))
+    result: dict[str, object] = {}
+    plots = [a.partition("=")[2] for a in sys.argv[1:] if a.startswith("--plot=")]
+    if plots:
+        result["curves"] = curves = plotted(bench)
+        with open(plots[0], "w") as file:
+            file.write(svg(curves))
+    else:
+        result["cycles"], result["mallocs"] = cycles(bench), mallocs(bench)
+        result["threads"], result["pausing"] = throughput(bench), pausing(bench)
     print(json.dumps(result))
 
 

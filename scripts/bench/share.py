@@ -4,8 +4,11 @@
 
 Each training has GIB (20) of contents and about SECONDS (12) of work of its own; other memory is
 held so that 60% of what is left is one training's. Three ways run the same steps: one after
-another, by `tms run --share`, and by `tms swap` from here. Losses are compared bit for bit. Prints
-the time lost beyond the sum of the work and, last, JSON.
+another, by `tms run --share`, and by `tms swap` from here. Losses are compared bit for bit. Then
+one program takes 90% of the device step by step while two that share it hold 40% each; all sum up
+what they hold. After 13 times SECONDS what still runs is ended, and after 15 times SECONDS this.
+Prints the time lost beyond the sum of the work, or what failed and where, and last, JSON; fails if
+one way did.
 """
 
 from __future__ import annotations
@@ -14,21 +17,27 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import usage  # noqa: F401
 
 TMS = str(Path(__file__).parents[2] / "build" / "bin" / "tms")
+ALONE, SHARING = [TMS, "run", "--"], [TMS, "run", "--share", "--"]
 SEEDS = (1, 2, 3)
 GIB = 1 << 30
 
 
-def train(seed: int, size: int, seconds: float, steps: int) -> None:
-    """Steps until the time is over, or so many; prints when it began and ended, and its losses."""
+def train(seed: int, size: int, seconds: float, steps: int) -> dict[str, Any]:
+    """Steps until the time is over, or so many; returns when it began and ended, and its losses."""
     import torch
 
+    input()  # it may begin
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
     width = 8192
@@ -45,41 +54,103 @@ def train(seed: int, size: int, seconds: float, steps: int) -> None:
             weight -= 1e-3 * (x.T @ x) / 4096
         losses.append(float(x.square().mean()).hex())  # waits for the device
         done += 1
-    print(json.dumps({"begin": begin, "end": time.time(), "losses": losses}), flush=True)
+    return {"begin": begin, "end": time.time(), "losses": losses}
 
 
-class Training:
-    def __init__(self, how: list[str], seed: int, size: int, seconds: float, steps: int) -> None:
-        own = [sys.executable, __file__, "--train", str(seed), str(size), str(seconds), str(steps)]
+def hold(seed: int, size: int) -> dict[str, Any]:
+    """Takes memory in steps of 1 GiB, and sums it up after a line on stdin."""
+    import torch
+
+    input()
+    begin, count = time.time(), GIB // 4
+    held = [
+        torch.full((count,), seed + i, dtype=torch.int32, device="cuda") for i in range(size // GIB)
+    ]
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    end = time.time()
+    input()
+    for i, part in enumerate(held):
+        found = int(part.sum(dtype=torch.int64))
+        assert found == (seed + i) * count, f"GiB {i} sums up to {found}, not {(seed + i) * count}"
+    return {"begin": begin, "end": end}
+
+
+class Program:
+    """This file, run again as one of the functions above, which tells where it failed."""
+
+    def __init__(self, how: list[str], *words: object) -> None:
+        self.words = " ".join(map(str, words))
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         self.process = subprocess.Popen(
-            [*how, *own], stdout=subprocess.PIPE, text=True, env=environment
+            [*how, sys.executable, __file__, *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
-        self.lines = self.process.stdout
+
+    def go(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def line(self) -> str:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.words} ended with {self.process.wait()}")
+        if line.startswith("{") and "failed" in json.loads(line):
+            raise RuntimeError(json.loads(line)["failed"])
+        return line
 
     def ready(self) -> None:
-        assert self.lines
-        assert self.lines.readline() == "ready\n"
+        assert self.line() == "ready\n"
 
     def said(self) -> dict[str, Any]:
-        assert self.lines
-        said: dict[str, Any] = json.loads(self.lines.readline())
-        assert self.process.wait() == 0
+        said: dict[str, Any] = json.loads(self.line())
         return said
 
 
-def one_after_another(size: int, seconds: float, steps: int = 0) -> list[dict[str, Any]]:
-    said = []
-    for seed in SEEDS:
-        training = Training([TMS, "run", "--"], seed, size, seconds, steps)
+class Way:
+    """What starts programs."""
+
+    def __init__(self) -> None:
+        self.programs: list[Program] = []
+
+    def end(self) -> None:
+        for program in self.programs:
+            program.process.kill()
+
+    def program(self, how: list[str], *words: object) -> Program:
+        self.programs.append(Program(how, *words))
+        return self.programs[-1]
+
+    def trainings(self, how: list[str], *words: object) -> list[Program]:
+        """Python starts at once; the device is not used before go()."""
+        return [self.program(how, "--train", seed, *words) for seed in SEEDS]
+
+
+def one_after_another(way: Way, size: int, seconds: float) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = []
+    first = way.program(ALONE, "--train", SEEDS[0], size, seconds, 0)
+    first.go()
+    first.ready()
+    said.append(first.said())
+    rest = way.trainings(ALONE, size, 0, len(said[0]["losses"]))[1:]
+    first.process.wait()
+    for training in rest:
+        training.go()
         training.ready()
         said.append(training.said())
-        steps = steps or len(said[0]["losses"])
+        training.process.wait()
     return said
 
 
-def shared(size: int, steps: int) -> list[dict[str, Any]]:
-    trainings = [Training([TMS, "run", "--share", "--"], s, size, 0, steps) for s in SEEDS]
+def shared(way: Way, size: int, steps: int) -> list[dict[str, Any]]:
+    trainings = way.trainings(SHARING, size, 0, steps)
+    for training in trainings:
+        training.go()
     for training in trainings:
         training.ready()
     return [training.said() for training in trainings]
@@ -89,14 +160,14 @@ def tms(*words: str) -> None:
     subprocess.run([TMS, *words], check=True, stdout=subprocess.DEVNULL)
 
 
-def by_hand(size: int, steps: int, turn: float) -> list[dict[str, Any]]:
+def by_hand(way: Way, size: int, steps: int, turn: float) -> list[dict[str, Any]]:
     """`tms swap` after each turn, which somebody has to know."""
-    trainings: list[Training] = []
-    for seed in SEEDS:
-        if trainings:
-            tms("pause", str(trainings[-1].process.pid))
-        trainings.append(Training([TMS, "run", "--"], seed, size, 0, steps))
-        trainings[-1].ready()
+    trainings = way.trainings(ALONE, size, 0, steps)
+    for i, training in enumerate(trainings):
+        if i > 0:
+            tms("pause", str(trainings[i - 1].process.pid))
+        training.go()
+        training.ready()
     queue, running = trainings[:-1], trainings[-1]
     since = time.monotonic()
     while running:
@@ -120,40 +191,107 @@ def by_hand(size: int, steps: int, turn: float) -> list[dict[str, Any]]:
     return [training.said() for training in trainings]
 
 
-def lost(said: list[dict[str, Any]], work: float) -> tuple[float, float]:
-    """From the first step to the last, and its part beyond the work."""
-    took = max(s["end"] for s in said) - min(s["begin"] for s in said)
-    return took, took / work - 1
+def step_by_step(way: Way, total: int) -> dict[str, Any]:
+    """One takes 90% of the device while two others hold most of it; returns what it said."""
+    sizes = [int(part * total) // GIB * GIB for part in (0.4, 0.4, 0.9)]
+    holders = [way.program(SHARING, "--hold", 100 * i, size) for i, size in enumerate(sizes)]
+    for holder in holders:
+        holder.go()
+        holder.ready()
+    for holder in reversed(holders):
+        holder.go()
+        said = holder.said()
+        holder.process.wait()
+        took = said["end"] - said["begin"]
+    return {"gib": sizes[-1] / GIB, "seconds": took}
 
 
-def main(size: int, seconds: float) -> None:
+@contextmanager
+def ending(until: float) -> Iterator[Way]:
+    """A way whose programs end with it, or when its time is over."""
+    way = Way()
+    timer = threading.Timer(max(0, until - time.monotonic()), way.end)
+    timer.start()
+    try:
+        yield way
+    finally:
+        timer.cancel()
+        way.end()
+        for program in way.programs:
+            program.process.wait()
+
+
+def attempt(name: str, until: float, run: Callable[[Way], Any]) -> Any:
+    """What it returns; None, and why on stdout, if it failed."""
+    try:
+        with ending(until) as way:
+            return run(way)
+    except Exception:  # noqa: BLE001 (it is told, and other ways go on)
+        late = " when its time was over" if time.monotonic() > until else ""
+        print(f"{name:20} failed{late}:\n{traceback.format_exc()}", flush=True)
+        return None
+
+
+def main(size: int, seconds: float) -> int:
     import torch
 
+    began = time.monotonic()
     free, total = torch.cuda.mem_get_info()
     room = int(size / 0.6)
     held = torch.empty(free - room, dtype=torch.uint8, device="cuda")
     print(f"{torch.cuda.get_device_name()}: {room / GIB:.1f} GiB of {total / GIB:.1f} are left")
-    alone = one_after_another(size, seconds)
-    steps = len(alone[0]["losses"])
-    work = sum(s["end"] - s["begin"] for s in alone)
-    ways = {"one after another": alone, "tms run --share": shared(size, steps)}
-    ways["tms swap by hand"] = by_hand(size, steps, seconds / 2)
+    result: dict[str, Any] = {"gib": size / GIB}
+    losses: list[list[str]] = []
+    steps, work = int(seconds), 0.0
+    ways: dict[str, Callable[[Way], list[dict[str, Any]]]] = {
+        "one after another": lambda way: one_after_another(way, size, seconds),
+        "tms run --share": lambda way: shared(way, size, steps),
+        "tms swap by hand": lambda way: by_hand(way, size, steps, seconds / 2),
+    }
+    for name, run in ways.items():
+        said = attempt(name, began + 13 * seconds, run)
+        if said is None:
+            result[name] = None
+            continue
+        took = max(s["end"] for s in said) - min(s["begin"] for s in said)
+        words = f"{took:7.1f} s"
+        result[name] = {"seconds": took}
+        if not losses:
+            losses, steps = [s["losses"] for s in said], len(said[0]["losses"])
+        elif losses != [s["losses"] for s in said]:
+            words += ", and other losses than before"
+            result[name] = None
+        if run is ways["one after another"]:
+            work = sum(s["end"] - s["begin"] for s in said)
+        elif work and result[name]:
+            result[name]["lost"] = took / work - 1
+            words += f" for {work:.1f} s of work, {100 * (took / work - 1):5.1f}% lost"
+        print(f"{name:20} {words}", flush=True)
     del held
-    result: dict[str, Any] = {"gib": size / GIB, "steps": steps, "work_seconds": work}
-    for name, said in ways.items():
-        assert [s["losses"] for s in said] == [s["losses"] for s in alone], f"{name}: losses differ"
-        took, part = lost(said, work)
-        result[name] = {"seconds": took, "lost": part}
-        print(f"{name:20} {took:7.1f} s for {work:.1f} s of work, {100 * part:5.1f}% lost")
-    print(json.dumps(result))
+    torch.cuda.empty_cache()
+    name = "90% step by step"
+    result[name] = attempt(name, began + 15 * seconds, lambda way: step_by_step(way, total))
+    if result[name]:
+        print(
+            f"{name:20} {result[name]['seconds']:7.1f} s for {result[name]['gib']:.0f} GiB",
+            flush=True,
+        )
+    print(json.dumps({**result, "steps": steps, "work_seconds": work}))
+    return 1 if None in result.values() else 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--train"]:
-        train(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
-    else:
-        given = sys.argv[1:]
-        main(
-            int(float(given[0]) * GIB) if given else 20 * GIB,
-            float(given[1]) if given[1:] else 12,
-        )
+    given = sys.argv[1:]
+    if given[:1] == ["--train"] or given[:1] == ["--hold"]:
+        numbers = [float(word) for word in given[1:]]
+        try:
+            if given[0] == "--train":
+                done = train(int(numbers[0]), int(numbers[1]), numbers[2], int(numbers[3]))
+            else:
+                done = hold(int(numbers[0]), int(numbers[1]))
+        except Exception:  # noqa: BLE001 (the parent tells it)
+            done = {"failed": traceback.format_exc()}
+        print(json.dumps(done), flush=True)
+        sys.exit(1 if "failed" in done else 0)
+    sizes = [float(word) for word in given] + [20.0, 12.0][len(given) :]
+    sys.exit(main(int(sizes[0] * GIB), sizes[1]))

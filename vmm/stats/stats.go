@@ -38,6 +38,10 @@ type Device struct {
 	Resumes Total `json:"resumes"`
 }
 
+// Reserve returns how many bytes of a device of so many stay free where processes that share it can make room for that:
+// for memory that is not pausable, such as a context (about 0.5 GiB) and the code that the driver loads with a kernel.
+func Reserve(total uint64) uint64 { return min(1<<30, total/16) }
+
 // Total sums up the pauses or the resumes of a device's memory.
 type Total struct {
 	Count         uint64 `json:"count"`          // those that succeeded

@@ -29,6 +29,9 @@ type lend struct {
 
 // lend queues a request for memory.
 func (s *Server) lend(c *connection, r control.Request) error {
+	if h, has := s.held[r.Share]; has {
+		return c.lendHeld(r, h)
+	}
 	if c.pid <= 0 {
 		return errors.New("the importer cannot be seen from this process: it is in another container")
 	}
@@ -64,7 +67,7 @@ func (s *Server) beginLend(now time.Time) {
 			reply.OK = true
 			offered = &reply
 			s.lent.Store(offered)
-			return s.passOver(number, descriptor)
+			return AskSelf(s.process.Directories, control.Request{ID: number, Op: control.Hand}, descriptor)
 		}, func(err error) {
 			if err == nil || offered != nil && !s.lent.CompareAndSwap(offered, nil) {
 				return // the socket's thread took the reply and answers, if late
@@ -75,19 +78,6 @@ func (s *Server) beginLend(now time.Time) {
 			s.unlent.Store(failed(&control.Reply{}, err))
 		})
 	}
-}
-
-// passOver sends a descriptor to the process's own socket, from another thread.
-func (s *Server) passOver(number uint64, descriptor int) error {
-	hand := control.Request{ID: number, Op: control.Hand}
-	reply, came, err := Ask(s.process.Directories, unix.Getpid(), hand, descriptor)
-	if came >= 0 {
-		_ = unix.Close(came)
-	}
-	if err == nil && !reply.OK {
-		err = errors.New(reply.Error)
-	}
-	return err
 }
 
 // take accepts the descriptor that the process has sent to itself.

@@ -49,6 +49,18 @@ func Ask(directories Directories, pid int, r control.Request,
 	return reply, came, err
 }
 
+// AskSelf sends the process's own socket a request, with a descriptor unless that is -1.
+func AskSelf(directories Directories, r control.Request, descriptor int) error {
+	reply, came, err := Ask(directories, unix.Getpid(), r, descriptor)
+	if came >= 0 {
+		_ = unix.Close(came)
+	}
+	if err == nil && !reply.OK {
+		err = errors.New(reply.Error)
+	}
+	return err
+}
+
 // Tell sends a request without waiting, not even for an answer.
 func Tell(directories Directories, pid int, r control.Request) error {
 	socket, err := find(directories, pid, 0)

@@ -59,8 +59,9 @@ type Server struct {
 	full    time.Time // until then it accepts no client, because the kernel had no room
 	glanced time.Time // at the gate
 	lends   []*lend   // requested
-	lending *lend     // the one that another thread works on
-	numbers uint64    // of lends so far
+	held    map[uint64]held
+	lending *lend  // the one that another thread works on
+	numbers uint64 // of lends so far
 
 	own     *connection // stands for the process, which wants paused what was paused with Yield; never among clients
 	ran     time.Time   // since when it has had all of that
@@ -80,7 +81,8 @@ type Server struct {
 
 // New returns the server of a process, which does not listen yet.
 func New(process Process) *Server {
-	return &Server{process: process, own: &connection{descriptor: -1}, ran: time.Now(), away: -1}
+	return &Server{process: process, held: map[uint64]held{}, own: &connection{descriptor: -1}, ran: time.Now(),
+		away: -1}
 }
 
 // loop serves until an unexpected error, and keeps the server's state then.
@@ -284,7 +286,7 @@ func (s *Server) request(c *connection, line []byte) {
 		c.refuse(r.ID, err)
 		return
 	}
-	sharing := r.Op == control.Lend || r.Op == control.Returned || r.Op == control.Hand
+	sharing := r.Op == control.Lend || r.Op == control.Returned || r.Op == control.Hand || s.holds(c, r)
 	if c.seated = c.seated || !sharing && s.seats(); !c.seated && !sharing {
 		c.fail(errCrowded)
 		return
@@ -317,6 +319,9 @@ func (s *Server) act(c *connection, r control.Request) error {
 		return nil
 	case control.Hand:
 		return s.take(c, r)
+	}
+	if s.holds(c, r) {
+		return s.hold(c, r)
 	}
 	if r.OfKeeper() {
 		return fmt.Errorf("only the keeper answers a %s", r.Op)

@@ -351,6 +351,47 @@ func TestLends(t *testing.T) {
 	require.Equal(t, 3, now(f, &f.returns))
 }
 
+// The process keeps descriptors at its socket, which lends copies of them.
+func TestKeptDescriptors(t *testing.T) {
+	f := serve(t)
+	file, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	defer file.Close()
+	of := func(descriptor int) (s unix.Stat_t) {
+		require.NoError(t, unix.Fstat(descriptor, &s))
+		return s
+	}
+	put := control.Request{Op: control.Put, Share: 5, Bytes: 9}
+	for range 2 { // the second replaces the first
+		require.NoError(t, server.AskSelf(f.Directories, put, int(file.Fd())))
+	}
+	for range 3 {
+		reply, came, err := server.Ask(f.Directories, os.Getpid(), control.Request{Op: control.Lend, Share: 5}, -1)
+		require.NoError(t, err)
+		require.EqualValues(t, []uint64{9, 9}, []uint64{reply.Bytes, reply.Extent})
+		require.Equal(t, of(int(file.Fd())).Ino, of(came).Ino)
+		require.NoError(t, unix.Close(came))
+	}
+	require.ErrorContains(t, server.AskSelf(f.Directories, put, -1), "no room for a descriptor")
+	for range 2 {
+		require.NoError(t, server.AskSelf(f.Directories, control.Request{Op: control.Close, Share: 5}, -1))
+	}
+	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.Request{Op: control.Lend, Share: 5}, -1)
+	require.NoError(t, err)
+	require.EqualValues(t, 7, reply.Bytes, "the process is asked")
+	require.NoError(t, unix.Close(came))
+	require.Eventually(t, func() bool {
+		held := 0
+		entries, _ := os.ReadDir("/proc/self/fd")
+		for _, entry := range entries {
+			if to, _ := os.Readlink("/proc/self/fd/" + entry.Name()); to == file.Name() {
+				held++
+			}
+		}
+		return held == 1
+	}, time.Minute, time.Millisecond)
+}
+
 // An undo of everything itself decides whether everything is pending; another client's end changes nothing meanwhile.
 func TestUndoBesideAnothersEnd(t *testing.T) {
 	f := serve(t)

@@ -2,7 +2,7 @@
  * them (reach.c asks here), or cuGetProcAddress returns them. Where libtms.so has a function of the same name, that one
  * is called first, and comes here by the loader's order when it goes on to CUDA. */
 #define _GNU_SOURCE
-#include "reach.h"
+#include "nccl.h"
 #include "calls.h"
 #include "names.h"
 #include "../../../forward/symbols.h"
@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { NOT_FOUND = 302, NO_MEMORY = 2 }; /* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY */
+enum { NOT_FOUND = 302, NO_MEMORY = 2, TRIES = 3 }; /* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY */
 
 enum {
 #define X(symbol, words, stream, kind, since) AT_##symbol,
@@ -23,14 +23,24 @@ enum {
 };
 static struct gate_call calls[CALLS];
 
+#define GATED_KIND(kind) ((kind) == LAUNCH || (kind) == ALLOCATE ? WORK : (kind))
+
+/* Calls that may be made again take the whole way, because the short one keeps no arguments. */
+static void *keep(struct gate_call *call, void *real)
+{
+	void *none = NULL;
+	if (!atomic_compare_exchange_strong(&call->found, &none, real))
+		real = none;
+	if (!call->again || !reach_room())
+		atomic_store(&call->real, real);
+	return real;
+}
+
 static void *real_of(struct gate_call *call)
 {
-	void *real = atomic_load_explicit(&call->real, memory_order_relaxed), *none = NULL;
-	if (real)
-		return real;
-	real = reach_next(call->name);
-	if (real && !atomic_compare_exchange_strong(&call->real, &none, real))
-		real = none;
+	void *real = atomic_load_explicit(&call->found, memory_order_relaxed);
+	if (!real && (real = reach_next(call->name)))
+		real = keep(call, real);
 	return real;
 }
 
@@ -137,18 +147,36 @@ HIDDEN void gate_gone(uintptr_t address)
 /* An argument by its number, 0 where there are fewer. Not for the short way, because it reads them all. */
 #define ARGUMENT(words, number) (((const uintptr_t[11]){PASS_##words})[number])
 
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* Reports whether a call that found too little memory is worth another try, because other processes have made room
+ * since. Nobody may wait for them in the middle of another call, which keeps this process from making room itself. */
+static bool makes_room(enum gate_kind kind, uintptr_t argument, uintptr_t second)
+{
+	const struct gate_mark *mine = gate_mine;
+	make_room *room = reach_room();
+	if (!room || (mine && atomic_load_explicit(&mine->inside, memory_order_relaxed) != OUT) || nccl_is_inside())
+		return false;
+	return room(kind == CONTEXT ? (int)argument : -1, kind == TAKE ? argument : kind == ALLOCATE ? second : 0);
+}
+
 /* The ways in and out for a kind, which is known at compile time. The mark is NULL where the short way in does not
  * suffice, and NO_MARK where there was no memory for a mark. */
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
+static struct gate_mark none; /* of a call that the gate does not hold */
+
 ALWAYS_INLINE struct gate_poll try(enum gate_kind kind, const struct gate_call *call, uintptr_t stream)
 {
 	if (kind == POLL)
 		return gate_try_poll(call);
+	if (kind > POLL)
+		return (struct gate_poll){&none, NULL};
 	return (struct gate_poll){kind == WORK ? gate_try(call, stream) : NULL, NULL};
 }
 
 ALWAYS_INLINE struct gate_poll enter(enum gate_kind kind, const struct gate_call *call, uintptr_t stream)
 {
+	if (kind > POLL)
+		return (struct gate_poll){&none, NULL};
 	if (kind != POLL)
 		return (struct gate_poll){gate_enter(call, stream), NULL};
 	struct gate_poll poll = gate_enter_poll(call);
@@ -159,7 +187,7 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 {
 	if (kind == POLL)
 		gate_leave_poll(way);
-	else
+	else if (kind < POLL)
 		gate_leave(way.mark);
 }
 
@@ -172,18 +200,22 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		int (*real)(WORDS_##words) = (int (*)(WORDS_##words))real_of(call);                        \
 		if (!real)                                                                                 \
 			return NOT_FOUND;                                                                  \
-		struct gate_poll way = enter(kind, call, stream);                                   \
-		if (way.mark == NO_MARK)                                                                   \
-			return NO_MEMORY;                                                                  \
-		if (kind == DESTROY)                                                                       \
-			gate_forget_stream(stream);                                                 \
-		if (AT_##symbol == AT_cuMemRelease)                                                        \
-			note_release(ARGUMENT(words, 0));                                                  \
-		int code = real(PASS_##words);                                                             \
-		if (kind == LEND && code == 0)                                                             \
-			note_lent(AT_##symbol, ARGUMENT(words, 0), ARGUMENT(words, 1));                    \
-		leave(kind, way);                                                                          \
-		return code;                                                                               \
+		for (int tries = 1;; tries++) {                                                            \
+			struct gate_poll way = enter(GATED_KIND(kind), call, stream);                  \
+			if (way.mark == NO_MARK)                                                           \
+				return NO_MEMORY;                                                          \
+			if (kind == DESTROY)                                                               \
+				gate_forget_stream(stream);                                                \
+			if (AT_##symbol == AT_cuMemRelease)                                                \
+				note_release(ARGUMENT(words, 0));                                          \
+			int code = real(PASS_##words);                                                     \
+			if (kind == LEND && code == 0)                                                     \
+				note_lent(AT_##symbol, ARGUMENT(words, 0), ARGUMENT(words, 1));            \
+			leave(GATED_KIND(kind), way);                                                      \
+			if (kind <= POLL || code != NO_MEMORY || tries == TRIES ||                         \
+			    !makes_room(kind, stream, ARGUMENT(words, 1)))                                 \
+				return code;                                                               \
+		}                                                                                          \
 	}                                                                                                  \
 	EXPORT int symbol(WORDS_##words)                                                                   \
 	{                                                                                                  \
@@ -191,16 +223,16 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		int (*real)(WORDS_##words) =                                                               \
 			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
 		struct gate_poll way;                                                                      \
-		if (unlikely(!real) || unlikely(!(way = try(kind, call, stream)).mark))             \
+		if (unlikely(!real) || unlikely(!(way = try(GATED_KIND(kind), call, stream)).mark)) \
 			return slowly_##symbol(PASS_##words);                                              \
 		int code = real(PASS_##words);                                                             \
-		leave(kind, way);                                                                          \
+		leave(GATED_KIND(kind), way);                                                              \
 		return code;                                                                               \
 	}
 GATED_CALLS(GATED)
 
 static struct gate_call calls[CALLS] = {
-#define X(symbol, words, stream, kind, since) {#symbol, kind, NULL},
+#define X(symbol, words, stream, kind, since) {#symbol, GATED_KIND(kind), kind > POLL, NULL, NULL},
 	GATED_CALLS(X)
 #undef X
 };
@@ -212,9 +244,9 @@ static const struct named names[] = {
 
 static void *entry_of(struct gate_call *call, void *real)
 {
-	void *none = NULL, *ours = (void *)names[call - calls].ours;
-	if (real != ours && !atomic_load(&call->real))
-		atomic_compare_exchange_strong(&call->real, &none, kept(real));
+	void *ours = (void *)names[call - calls].ours;
+	if (real != ours && !atomic_load(&call->found))
+		keep(call, kept(real));
 	return ours;
 }
 
@@ -247,17 +279,19 @@ static void note_unknown(const char *name, int version)
 	atomic_store(&unknown_set, true);
 }
 
+/* Reports whether the table has a version of a function that the gate holds, of these kinds. */
+static bool has_version(const char *symbol, enum gate_kind last)
+{
+	for (struct gate_call *call = calls; call < calls + CALLS; call++)
+		if (call->kind <= last && has_name(call->name, symbol, name_length(symbol)))
+			return true;
+	return false;
+}
+
 /* Reports whether the table has other versions of a function that a pause holds, but not this one. */
 static bool is_unknown(const char *symbol)
 {
-	const size_t length = name_length(symbol);
-	bool gated = false;
-	for (struct gate_call *call = calls; call < calls + CALLS; call++) {
-		if (strcmp(call->name, symbol) == 0)
-			return false;
-		gated |= call->kind != POLL && has_name(call->name, symbol, length);
-	}
-	return gated;
+	return !find(symbol) && has_version(symbol, LEND);
 }
 
 HIDDEN void *calls_entry(const char *symbol, void *theirs)
@@ -348,7 +382,7 @@ static int answered(int code, const char *name, void **function, int version, ui
 					     reach_in_driver, &is_newer);
 	if (named)
 		*function = entry_of(&calls[named - names], *function);
-	else if (is_newer)
+	else if (is_newer && has_version(name, POLL))
 		note_unknown(name, version);
 	return code;
 }

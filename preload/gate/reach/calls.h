@@ -11,11 +11,18 @@
  * POLL      does not wait for the driver's lock, and reads pages that the driver's checkpoint has taken away, or is
  *           refused meanwhile (304). Seen with driver 580: docs/what-stays.md. Only the checkpoint holds it.
  *
+ * Calls of the last four kinds are made again where they found too little memory and others made room for them.
+ *
+ * LAUNCH    is WORK that has not begun where it found too little memory: the driver loads a kernel's code, and makes room
+ *           for its stacks, before it queues the one kernel. A graph has many, and nothing says that none has begun.
+ * ALLOCATE  is WORK, too, and allocates as many bytes as its second argument.
+ * TAKE      takes device memory for itself (b: as many bytes), and the gate does not hold it.
+ * CONTEXT   likewise, on the device (b, c ...).
+ *
  * Each argument is an integer, a pointer or a struct of 8 bytes, so one word. Left out, because they put no work on the
- * program's memory: what the device records and waits for (cuEventRecord, cuStreamWaitEvent), what makes and frees
- * memory at once (cuMemAlloc, cuMemFree, cuArrayCreate), what loads code (cuModuleLoadData), hints (cuMemAdvise), what
- * changes graphs that are not running, and cudaGL.h, cudaEGL.h, cudaVDPAU.h, whose memory is not the program's to
- * pause. */
+ * program's memory: what the device records and waits for (cuEventRecord, cuStreamWaitEvent), what frees memory at once
+ * (cuMemFree), hints (cuMemAdvise), what changes graphs that are not running, and cudaGL.h, cudaEGL.h, cudaVDPAU.h, whose
+ * memory is not the program's to pause. */
 #ifndef REACH_CALLS_H
 #define REACH_CALLS_H
 
@@ -42,22 +49,22 @@
 
 #define GATED_CALLS(X) \
 	PTSZ(X, cuFabricCpyBatchAsync, 4, d, WORK, 13050) \
-	PTSZ(X, cuGraphInstantiateWithParams, 3, 0, WORK, 12000) \
+	PTSZ(X, cuGraphInstantiateWithParams, 3, 0, LAUNCH, 12000) \
 	PTSZ(X, cuGraphLaunch, 2, b, WORK, 10000) \
-	PTSZ(X, cuGraphUpload, 2, b, WORK, 11010) \
+	PTSZ(X, cuGraphUpload, 2, b, LAUNCH, 11010) \
 	PTSZ(X, cuGraphicsMapResources, 3, c, WORK, 3000) \
 	PTSZ(X, cuGraphicsUnmapResources, 3, c, WORK, 3000) \
 	X(cuLaunch, 1, 0, WORK, 2000) \
-	PTSZ(X, cuLaunchCooperativeKernel, 10, i, WORK, 9000) \
+	PTSZ(X, cuLaunchCooperativeKernel, 10, i, LAUNCH, 9000) \
 	X(cuLaunchCooperativeKernelMultiDevice, 3, 0, WORK, 9000) \
 	X(cuLaunchGrid, 3, 0, WORK, 2000) \
 	X(cuLaunchGridAsync, 4, d, WORK, 2000) \
 	PTSZ(X, cuLaunchHostFunc, 3, a, WORK, 10000) \
 	PTSZ(X, cuLaunchHostFunc_v2, 4, a, WORK, 13010) \
-	PTSZ(X, cuLaunchKernel, 11, i, WORK, 4000) \
-	PTSZ(X, cuLaunchKernelEx, 4, 0, WORK, 11060) \
-	PTSZ(X, cuMemAllocAsync, 3, c, WORK, 11020) \
-	PTSZ(X, cuMemAllocFromPoolAsync, 4, d, WORK, 11020) \
+	PTSZ(X, cuLaunchKernel, 11, i, LAUNCH, 4000) \
+	PTSZ(X, cuLaunchKernelEx, 4, 0, LAUNCH, 11060) \
+	PTSZ(X, cuMemAllocAsync, 3, c, ALLOCATE, 11020) \
+	PTSZ(X, cuMemAllocFromPoolAsync, 4, d, ALLOCATE, 11020) \
 	PTSZ(X, cuMemBatchDecompressAsync, 5, e, WORK, 12060) \
 	PTSZ(X, cuMemDiscardAndPrefetchBatchAsync, 8, h, WORK, 13000) \
 	PTSZ(X, cuMemDiscardBatchAsync, 5, e, WORK, 13000) \
@@ -116,6 +123,41 @@
 	V2(X, cuDevicePrimaryCtxReset, 1, 0, DESTROY, 7000, 11000) \
 	X(cuGreenCtxDestroy, 1, 0, DESTROY, 12040) \
 	V2(X, cuStreamDestroy, 1, a, DESTROY, 2000, 4000) \
+	V2(X, cuCtxCreate, 3, c, CONTEXT, 2000, 3020) \
+	X(cuCtxCreate_v3, 5, e, CONTEXT, 11040) \
+	X(cuCtxCreate_v4, 4, d, CONTEXT, 12050) \
+	X(cuDevicePrimaryCtxRetain, 2, b, CONTEXT, 7000) \
+	V2(X, cuArray3DCreate, 2, 0, TAKE, 2000, 3020) \
+	V2(X, cuArrayCreate, 2, 0, TAKE, 2000, 3020) \
+	X(cuCtxSetLimit, 2, 0, TAKE, 3010) \
+	X(cuEventCreate, 2, 0, TAKE, 2000) \
+	X(cuFuncGetAttribute, 3, 0, TAKE, 2020) \
+	X(cuFuncLoad, 1, 0, TAKE, 12040) \
+	X(cuFuncSetAttribute, 3, 0, TAKE, 9000) \
+	X(cuGraphInstantiateWithFlags, 3, 0, TAKE, 11040) \
+	X(cuKernelGetAttribute, 4, 0, TAKE, 12000) \
+	X(cuKernelGetFunction, 2, 0, TAKE, 12000) \
+	X(cuKernelSetAttribute, 4, 0, TAKE, 12000) \
+	X(cuLibraryGetGlobal, 4, 0, TAKE, 12000) \
+	X(cuLibraryGetKernel, 3, 0, TAKE, 12000) \
+	X(cuLibraryGetManaged, 4, 0, TAKE, 12000) \
+	X(cuLibraryGetModule, 2, 0, TAKE, 12000) \
+	X(cuLibraryLoadData, 8, 0, TAKE, 12000) \
+	X(cuLibraryLoadFromFile, 8, 0, TAKE, 12000) \
+	V2(X, cuMemAlloc, 2, b, TAKE, 2000, 3020) \
+	V2(X, cuMemAllocPitch, 5, 0, TAKE, 2000, 3020) \
+	X(cuMemCreate, 4, b, TAKE, 10020) \
+	X(cuMipmappedArrayCreate, 3, 0, TAKE, 5000) \
+	X(cuModuleGetFunction, 3, 0, TAKE, 2000) \
+	V2(X, cuModuleGetGlobal, 4, 0, TAKE, 2000, 3020) \
+	X(cuModuleLoad, 2, 0, TAKE, 2000) \
+	X(cuModuleLoadData, 2, 0, TAKE, 2000) \
+	X(cuModuleLoadDataEx, 5, 0, TAKE, 2010) \
+	X(cuModuleLoadFatBinary, 2, 0, TAKE, 2000) \
+	X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 4, 0, TAKE, 6050) \
+	X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 5, 0, TAKE, 7000) \
+	X(cuStreamCreate, 2, 0, TAKE, 2000) \
+	X(cuStreamCreateWithPriority, 3, 0, TAKE, 5050) \
 	X(cuMemExportToShareableHandle, 4, 0, LEND, 10020) \
 	X(cuMemGetHandleForAddressRange, 5, 0, LEND, 11070) \
 	X(cuMemRelease, 1, 0, LEND, 10020) \

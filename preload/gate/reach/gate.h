@@ -8,13 +8,15 @@
 
 #include <stdatomic.h>
 
-enum gate_kind { WORK, CAPTURE, DESTROY, LEND, POLL };
+enum gate_kind { WORK, CAPTURE, DESTROY, LEND, POLL, LAUNCH, ALLOCATE, TAKE, CONTEXT }; /* calls.h */
 
 /* A function of the driver. */
 struct gate_call {
 	const char *name;
 	enum gate_kind kind;
-	_Atomic(void *) real; /* the one behind it; NULL: not looked for yet */
+	bool again; /* where it found too little memory, if others make room */
+	_Atomic(void *) real; /* the one behind it; NULL: not looked for yet, or each call goes the whole way */
+	_Atomic(void *) found; /* the same; NULL: not looked for yet */
 };
 
 /* What a mark says of its thread. TRYING: it looks at the gate; INSIDE: its call has begun, or is about to; PASSING:

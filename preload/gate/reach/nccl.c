@@ -134,6 +134,11 @@ HIDDEN bool nccl_in_group(void)
 	return mine.groups != 0;
 }
 
+HIDDEN bool nccl_is_inside(void)
+{
+	return mine.calls != 0;
+}
+
 HIDDEN bool nccl_is_outermost(void)
 {
 	return mine.calls <= 1;

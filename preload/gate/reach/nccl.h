@@ -115,6 +115,7 @@ typedef int stats_function(void *, int, uint64_t *);
 
 /* nccl.c */
 HIDDEN int nccl_version(const struct library *library); /* as 22907; 0: unknown */
+HIDDEN bool nccl_is_inside(void); /* the calling thread is */
 HIDDEN bool nccl_is_outermost(void); /* the calling thread's call is not one that NCCL makes itself */
 HIDDEN bool nccl_in_group(void);
 /* Around a wait of a thread that has begun nothing: it is not inside meanwhile. false: it stays inside. */

@@ -10,12 +10,14 @@
 
 typedef void *answer(const char *name, void *theirs, const void *caller);
 typedef bool is_pausable(uintptr_t address);
+typedef make_room *find_room(void);
 
 /* Read by the entries below. */
 HIDDEN reach_find *_Atomic reach_dlsym;
 HIDDEN reach_find_version *_Atomic reach_dlvsym;
 static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
 static is_pausable *pausable;
+static find_room *room;
 static reach_find *c_library; /* its dlsym: the next one, unless another library stands between */
 static const char *misplaced;
 
@@ -28,6 +30,7 @@ struct search {
 	reach_find_version *dlvsym;
 	answer *answer;
 	is_pausable *pausable;
+	find_room *room;
 };
 
 /* Reports whether everything has been found. */
@@ -39,6 +42,7 @@ static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search
 	if (!search->answer) {
 		search->answer = (answer *)defined(&symbols, "tms_driver_function");
 		search->pausable = (is_pausable *)defined(&symbols, "tms_is_pausable");
+		search->room = (find_room *)defined(&symbols, "tms_room");
 		search->behind = search->answer && !search->past_us;
 	}
 	const char *mine = defined(&symbols, "dlsym");
@@ -93,6 +97,7 @@ __attribute__((constructor)) static void load(void)
 			    "first in LD_PRELOAD";
 	c_library = search.c_dlsym ? search.c_dlsym : search.dlsym;
 	pausable = search.pausable;
+	room = search.room;
 	atomic_store(&ours, search.answer);
 	atomic_store(&reach_dlvsym, search.dlvsym ? search.dlvsym : none);
 	atomic_store(&reach_dlsym, search.dlsym);
@@ -113,6 +118,11 @@ static inline bool of_nccl(void *handle, const char *name)
 HIDDEN bool reach_is_pausable(uintptr_t address)
 {
 	return pausable && pausable(address);
+}
+
+HIDDEN make_room *reach_room(void)
+{
+	return room ? room() : NULL;
 }
 
 HIDDEN const char *reach_misplaced(void)

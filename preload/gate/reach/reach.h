@@ -17,6 +17,10 @@ extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
 HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
+/* NULL in a process that does not share its devices. Else it has other processes make room on a device (-1: the current
+ * one) for so many bytes (0: not known), which may take as long as their turns. false: they do not. */
+typedef bool make_room(int device, size_t bytes);
+HIDDEN make_room *reach_room(void);
 HIDDEN const char *reach_misplaced(void); /* what is wrong with this library's place among the others; or NULL */
 
 /* calls.c: what the gate stands in front of. */

@@ -115,6 +115,8 @@ def test_a_killed_engine_is_followed_by_one_that_reads_nothing(
     assert first.run("model_loader.read") == ["folder/llama"]
     loaded = first.run("contents()")
     assert loaded[".embedding"][0] == 3 and loaded["0.list 0"][0] == 7
+    imported = "[str(__import__('tables').table.device), __import__('tables').table.bytes()[0]]"
+    assert first.run(imported) == ["cpu:0", 5]
     room = first.run("worker.requested_memory")
     first.kill()
     until(lambda: witness.free() >= empty - 8 * MiB)
@@ -126,6 +128,8 @@ def test_a_killed_engine_is_followed_by_one_that_reads_nothing(
     assert before - witness.free() <= 3 * MiB < WEIGHTS  # only what is not shared
     assert engine.run("model_loader.read") == []
     assert engine.run("contents()") == loaded
+    assert engine.run(imported) == ["cpu:0", 5]
+    assert engine.run("model_loader.reload.recorded[-1]") == "cuda:0"
     assert engine.run("model.flag and model._parameters['head'] is model._parameters['embedding']")
     assert engine.run("model._modules['0'].impl[0] is model._parameters['embedding']")
     assert WEIGHTS <= room - engine.run("worker.requested_memory") <= held
@@ -248,7 +252,9 @@ def test_what_cannot_be_published_is_served(engines: Engines, house: House) -> N
     assert engine.run("model._parameters['embedding'].bytes()[0]") == 3
     engine.does("model.load_weights(7)")
     assert house.sets() == []
-    assert "that no module owns" in engines.log()
+    assert "that no module owns, such as in a kernel of a quantization: torch.float32 (4,)" in (
+        engines.log()
+    )
     assert "The next start reads the checkpoint again" in engines.log()
     refused = engine.run("start(strays=True, enable_sleep_mode=True, sleep_mode_backend='tms')")
     assert "Leave out --load-format tms" in refused
@@ -266,6 +272,16 @@ def test_a_model_that_does_not_fit(engines: Engines, house: House) -> None:
     third = engines.process()
     third.does("start({'name': 'mine'}, wide=True)")
     assert third.run("model_loader.read") == ["folder/llama"]
+
+
+def test_an_attach_that_leaves_more_than_the_load_did(engines: Engines) -> None:
+    first = engines.process()
+    first.does("start()")
+    other = engines.process()
+    other.does("import layers; prepare = layers.Method.process_weights_after_loading")
+    other.does("def leaves(self, layer): prepare(self, layer); self.hidden = torch.filled(1, 4)")
+    other.does("layers.Method.process_weights_after_loading = leaves")
+    assert "no module owns torch.float32 (4,)" in other.run("start()")
 
 
 @pytest.mark.parametrize(
@@ -311,6 +327,7 @@ def test_like_the_vllm_that_is_installed() -> None:
         assert "request_memory(init_snapshot, self.cache_config)" in worker
     reload = (real / loaders / "reload" / "__init__.py").read_text()
     assert '"finalize_layerwise_reload"' in reload
+    assert '"record_metadata_for_reloading"' in reload
     utils = (real / loaders / "utils.py").read_text()
     assert "in model.named_modules():" in utils, "the loop that stand-ins are for"
     torch_utils = (real / "utils" / "torch_utils.py").read_text()

@@ -1,9 +1,10 @@
 """A vLLM engine that says its first tokens and then serves on, until it is killed.
 
-    python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON]
+    python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON] [--cache-gib N]
 
-FOLDER has the checkpoint. Each line on stdout is one JSON object; the first has the tokens. Then it
-answers lines on stdin: "tokens", "sleep LEVEL", "wake", "reload".
+FOLDER has the checkpoint. Each line on stdout is one JSON object; the first has the tokens, and the
+seconds of the model's load. Then it answers lines on stdin: "tokens", "ask", "sleep LEVEL", "wake",
+"reload".
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("load_format")
     parser.add_argument("--sleep", action="store_true", help="sleep mode, by tms")
     parser.add_argument("--extra", type=json.loads, default={}, help="for the loader")
+    parser.add_argument("--cache-gib", type=int, help="of the KV cache")
     asked = parser.parse_args()
     offline(
         VLLM_NO_USAGE_STATS="1",
@@ -43,16 +45,19 @@ def main() -> None:
         dtype="bfloat16",
         seed=42,
         enable_sleep_mode=asked.sleep,
-        gpu_memory_utilization=0.9,
+        # With a size, whatever is free now.
+        gpu_memory_utilization=0.01 if asked.cache_gib else 0.5,
+        kv_cache_memory_bytes=(asked.cache_gib or 12) << 30,
         max_model_len=2048,
-        max_num_seqs=16,
+        max_num_batched_tokens=2048,
+        max_num_seqs=4,
         enable_prefix_caching=False,
         generation_config="vllm",
         worker_extension_cls="vllm_driver.Probe",
         compilation_config={
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [1, 2, 4],
+            "cudagraph_capture_sizes": [1],
         },
     )
 
@@ -69,12 +74,15 @@ def main() -> None:
     def answer(**said: Any) -> None:
         print(json.dumps(said), flush=True)
 
-    answer(first=tokens(1))
+    loading = llm.collective_rpc("probe_loading")[0]["seconds"]
+    answer(first=tokens(1), loading=loading)
     for line in sys.stdin:
         word, *rest = line.split()
         try:
             if word == "tokens":
                 answer(tokens=tokens(24), sums=llm.collective_rpc("probe_sums"))
+            elif word == "ask":
+                answer(tokens=tokens(24))
             elif word == "sleep":
                 before = llm.collective_rpc("probe_used")
                 llm.sleep(level=int(rest[0]))

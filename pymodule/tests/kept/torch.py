@@ -47,6 +47,7 @@ class device(SimpleNamespace):  # noqa: N801
     """As a context manager: where tensors are made that name no device."""
 
     default = "cuda:0"
+    _outer: list[str] = []
 
     def __init__(self, kind: str, index: int = 0) -> None:
         kind, _, number = kind.partition(":")
@@ -56,17 +57,27 @@ class device(SimpleNamespace):  # noqa: N801
         return f"{self.type}:{self.index}"
 
     def __enter__(self) -> None:
+        self._outer.append(device.default)
         device.default = str(self)
 
     def __exit__(self, *exception: object) -> None:
-        device.default = "cuda:0"
+        device.default = self._outer.pop()
 
 
 _device = device
 
 
 class Tensor:
-    _state = ("dtype", "shape", "_storage", "_offset", "_strides", "device", "requires_grad")
+    _state = (
+        "dtype",
+        "shape",
+        "_storage",
+        "_offset",
+        "_strides",
+        "device",
+        "requires_grad",
+        "_base",
+    )
     __slots__ = (*_state, "__dict__", "__weakref__")
     layout, is_quantized = strided, False
 
@@ -85,6 +96,7 @@ class Tensor:
         self._strides = default if strides is None else tuple(strides)
         self.device = _device(device)
         self.requires_grad = False
+        self._base: Tensor | None = None  # of a view, which keeps it
 
     @property
     def is_cuda(self) -> bool:
@@ -124,7 +136,10 @@ class Tensor:
         return Tensor(self._storage, dtype, shape, None, self._offset // dtype.itemsize)
 
     def as_strided(self, shape: Any, strides: Any) -> Tensor:
-        return Tensor(self._storage, self.dtype, shape, strides, self._offset, str(self.device))
+        place = str(self.device)
+        made = Tensor(self._storage, self.dtype, shape, strides, self._offset, place)
+        made._base = self
+        return made
 
     def __getitem__(self, part: slice) -> Tensor:
         assert self._strides == (1,)
@@ -132,8 +147,9 @@ class Tensor:
         return Tensor(self._storage, self.dtype, (end - begin,), None, self._offset + begin)
 
     def set_(self, storage: Storage, offset: int, shape: Any, strides: Any) -> Tensor:
-        place = str(self.device)
+        place, base = str(self.device), self._base
         self.__init__(storage, self.dtype, shape, strides, offset, place)  # type: ignore[misc]
+        self._base = base
         return self
 
     def copy_(self, other: Tensor) -> Tensor:
@@ -171,7 +187,8 @@ class Tensor:
 
     @property
     def data(self) -> Tensor:
-        return self
+        place = str(self.device)
+        return Tensor(self._storage, self.dtype, self.shape, self._strides, self._offset, place)
 
     @data.setter
     def data(self, other: Tensor) -> None:

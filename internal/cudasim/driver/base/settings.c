@@ -40,6 +40,8 @@ void settings_read(void)
 			     getenv("CUDASIM_GRANULARITY"));
 		sim.settings.granularity = 2ull << 20;
 	}
+	sim.settings.context = read_number("CUDASIM_CONTEXT", 0, 0, 1ull << 40);
+	sim.settings.code = read_number("CUDASIM_CODE", 0, 0, 1ull << 40);
 	sim.settings.peers = read_number("CUDASIM_PEERS", 1, 0, 1);
 	const char *name = getenv("CUDASIM_NAME");
 	snprintf(sim.settings.names, sizeof sim.settings.names, "%s", name && *name ? name : "cudasim");

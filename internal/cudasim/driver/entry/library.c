@@ -90,14 +90,8 @@ static CUresult get_function(CUfunction *handle, CUkernel kernel_handle)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!handle)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct function *function = function_find(kernel, context);
-	if (!function) {
-		function = object_new(FUNCTION, sizeof *function);
-		if (!function)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-		function->kernel = kernel;
-		function->context = context;
-	}
+	struct function *function;
+	TRY(function_of(kernel, context, &function));
 	*handle = object_handle(function);
 	return CUDA_SUCCESS;
 }
@@ -132,6 +126,7 @@ static CUresult launch(const CUlaunchConfig *config, bool own, CUfunction handle
 	TRY(stream_resolve(MINE(config->hStream), &stream));
 	if (function && function->context != stream->context) // a kernel belongs to every context
 		return CUDA_ERROR_INVALID_HANDLE;
+	TRY(function_load(kernel, stream->context));
 	struct operation operation = {.type = LAUNCH,
 				      .launch = {.emulation = emulation, .grid = config->gridDimX}};
 	for (size_t i = 0; i < emulation->count; i++)

@@ -308,9 +308,9 @@ static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 			 unsigned long long flags)
 {
 	struct block *block = block_of(handle);
-	if (!shareable || !block || flags)
+	if (!shareable || !block || flags || block->imported)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (block->foreign_fd >= 0 && !block->outlives))
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!(block->prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -351,6 +351,7 @@ static CUresult import(CUmemGenericAllocationHandle *handle, void *shareable, CU
 	block->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 					    .location = {CU_MEM_LOCATION_TYPE_DEVICE, block->device}};
+	block->imported = true;
 	TRY(allocation_new(block, handle));
 	block_shared(block);
 	return CUDA_SUCCESS;

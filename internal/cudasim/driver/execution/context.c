@@ -22,7 +22,9 @@ CUresult context_new(int device, uint64_t handle, struct context **result)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	context->device = device;
 	context->legacy = stream_default(context);
-	if (!context->legacy) {
+	if (!context->legacy || !budget_take(device, sim.settings.context)) {
+		if (context->legacy)
+			streams_forget_context(context);
 		object_delete(&context->object);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -46,6 +48,7 @@ void context_delete(struct context *context)
 	functions_forget(NULL, context);
 	memory_forget_context(context->object.node.key);
 	host_forget_context(context->object.node.key);
+	budget_give(context->device, sim.settings.context);
 	object_delete(&context->object);
 }
 

@@ -162,7 +162,10 @@ struct function { // the kernel in one context
 	struct object object;
 	struct kernel *kernel;
 	struct context *context;
+	bool loaded; // its code is on the device
 };
+CUresult function_of(struct kernel *kernel, struct context *context, struct function **function);
+CUresult function_load(struct kernel *kernel, struct context *context); // before a launch
 // Functions of the kernel and of the context; NULL matches any.
 struct function *function_find(const struct kernel *kernel, const struct context *context);
 void functions_forget(const struct kernel *kernel, const struct context *context);

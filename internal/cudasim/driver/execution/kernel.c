@@ -132,9 +132,35 @@ struct function *function_find(const struct kernel *kernel, const struct context
 	return NULL;
 }
 
+CUresult function_of(struct kernel *kernel, struct context *context, struct function **function)
+{
+	*function = function_find(kernel, context);
+	if (*function)
+		return CUDA_SUCCESS;
+	*function = object_new(FUNCTION, sizeof **function);
+	if (!*function)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	(*function)->kernel = kernel;
+	(*function)->context = context;
+	return CUDA_SUCCESS;
+}
+
+CUresult function_load(struct kernel *kernel, struct context *context)
+{
+	struct function *function;
+	if (!sim.settings.code)
+		return CUDA_SUCCESS;
+	TRY(function_of(kernel, context, &function));
+	function->loaded = function->loaded || budget_take(context->device, sim.settings.code);
+	return function->loaded ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 void functions_forget(const struct kernel *kernel, const struct context *context)
 {
 	struct function *function;
-	while ((function = function_find(kernel, context)))
+	while ((function = function_find(kernel, context))) {
+		if (function->loaded)
+			budget_give(function->context->device, sim.settings.code);
 		object_delete(&function->object);
+	}
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class Method:
 class Layer(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        importlib.import_module("tables")  # for the first time while a model is made
         self._parameters["weight"] = torch.nn.Parameter(torch.empty(WIDTH))
         self._parameters["weight"].weight_loader = "of the layer"
         self._parameters["dropped"] = torch.nn.Parameter(torch.empty(WIDTH))

@@ -4,9 +4,13 @@ from typing import Any
 
 from layers import Attention, Method, Model
 
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
 
 def initialize_model(*, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
-    return Model(model_config.hf_config)
+    model = Model(model_config.hf_config)
+    record_metadata_for_reloading(model)
+    return model
 
 
 def process_weights_after_loading(model: Any, model_config: Any, target_device: Any) -> None:

@@ -1,0 +1,48 @@
+package server
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+)
+
+// What the socket's thread keeps for the next keeper: its table of descriptors is its own, so the program cannot close
+// these, no child has them, and they take no number from the program.
+
+// held is a descriptor, of so many bytes of memory.
+type held struct {
+	descriptor int
+	bytes      uint64
+}
+
+// holds reports whether the process tells itself to keep a descriptor, or to close it.
+func (s *Server) holds(c *connection, r control.Request) bool {
+	return c.pid == unix.Getpid() && (r.Op == control.Put || r.Op == control.Close)
+}
+
+func (s *Server) hold(c *connection, r control.Request) error {
+	if r.Op == control.Put && c.passed < 0 {
+		return errors.New("there is no room for a descriptor (ulimit -n)")
+	}
+	if before, has := s.held[r.Share]; has {
+		_ = unix.Close(before.descriptor)
+		delete(s.held, r.Share)
+	}
+	if r.Op == control.Put {
+		s.held[r.Share], c.passed = held{c.passed, r.Bytes}, -1
+	}
+	c.answer(control.Reply{ID: r.ID, OK: true})
+	return nil
+}
+
+// lendHeld answers with a copy of a descriptor that is kept.
+func (c *connection) lendHeld(r control.Request, h held) error {
+	descriptor, err := unix.FcntlInt(uintptr(h.descriptor), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		c.lent = &lend{passed: descriptor}
+		c.answer(control.Reply{ID: r.ID, OK: true, Bytes: h.bytes, Extent: h.bytes})
+	}
+	return err
+}
