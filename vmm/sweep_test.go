@@ -569,6 +569,8 @@ func (s *scene) userMapped() {
 
 // toward is a scenario of memory on two devices, whose contents wait with each other.
 func (s *scene) toward() {
+	kept := &descriptors{of: map[uint64]int{}}
+	s.engine.Descriptors(kept)
 	for i := range 10 {
 		r := kinds[i%5]
 		r.Size, r.Device, r.Tag = 20*kib*uint64(i+1), i/5, string(rune('a'+i%2))
@@ -588,6 +590,9 @@ func (s *scene) toward() {
 	s.free(func(i int) bool { return i%3 == 1 })
 	s.resume("")
 	s.end()
+	if len(kept.of) > 0 {
+		s.fail("%d descriptors are left over", len(kept.of))
+	}
 }
 
 // together is a scenario of a few tags that go as one, and of another that stays.

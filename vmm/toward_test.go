@@ -2,10 +2,13 @@ package vmm_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/vmm"
 	"tms/vmm/stats"
@@ -15,6 +18,8 @@ import (
 func TestContentsWaitWhereTheyGo(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("toward-", os.Getpid()))
 	sim, _, engine := simulated(t, 2)
+	kept := &descriptors{of: map[uint64]int{}}
+	engine.Descriptors(kept)
 	const size = 8 * mib
 	var all []uintptr
 	for i, r := range []vmm.Request{{Backup: vmm.BackupHost}, {Backup: vmm.BackupHost, Incremental: true},
@@ -32,7 +37,7 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 		to    string
 		room  uint64
 		there uint64 // expected
-	}{{peers[0], 1 << 30, 3 * size}, {peers[0], 2*size + size/2, 2 * size}, {peers[0], 0, 0},
+	}{{peers[0], 1 << 30, 4 * size}, {peers[0], 3*size + size/2, 3 * size}, {peers[0], 0, 0},
 		{own, 1 << 30, size}, {"GPU-none", 1 << 30, size}} {
 		o := name("t")
 		o.DiskDir, o.Verify = t.TempDir(), true
@@ -47,8 +52,40 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 		require.NoError(t, resume(engine, o))
 		engine.Drain()
 		require.Zero(t, sim.Stat("used:1"))
+		require.Empty(t, kept.of)
 		for i, a := range all {
 			requireFilled(t, a, size, uint64(i))
 		}
 	}
+}
+
+// descriptors is a peer.Descriptors.
+type descriptors struct {
+	sync.Mutex
+	of   map[uint64]int
+	full bool
+}
+
+func (d *descriptors) Keep(descriptor int) (number uint64, err error) {
+	d.Lock()
+	defer d.Unlock()
+	if d.full {
+		return 0, unix.EMFILE
+	}
+	number = max(1, rand.Uint64())
+	d.of[number], err = unix.Dup(descriptor)
+	return number, err
+}
+
+func (d *descriptors) Copy(number uint64) (int, error) {
+	d.Lock()
+	defer d.Unlock()
+	return unix.Dup(d.of[number])
+}
+
+func (d *descriptors) Drop(number uint64) error {
+	d.Lock()
+	defer d.Unlock()
+	defer delete(d.of, number)
+	return unix.Close(d.of[number])
 }
