@@ -86,6 +86,10 @@ func (d *descriptors) Copy(number uint64) (int, error) {
 func (d *descriptors) Drop(number uint64) error {
 	d.Lock()
 	defer d.Unlock()
-	defer delete(d.of, number)
-	return unix.Close(d.of[number])
+	descriptor, has := d.of[number]
+	if !has {
+		return nil
+	}
+	delete(d.of, number)
+	return unix.Close(descriptor)
 }

@@ -32,9 +32,9 @@ type Store struct {
 
 // Descriptors keeps descriptors where neither the program nor a child has them.
 type Descriptors interface {
-	Keep(descriptor int) (number uint64, err error) // of a copy; never 0
+	Keep(descriptor int) (number uint64, err error) // of a copy; never 0. After an error, drop the number
 	Copy(number uint64) (descriptor int, err error) // which the caller closes
-	Drop(number uint64) error
+	Drop(number uint64) error                       // if there is one of that number
 }
 
 // New returns a store of other devices' memory. Contents without a place there go to host; warn gets the reason in one

@@ -89,7 +89,7 @@ func (p *Store) create(c *peerChunk, portable bool) (err error) {
 		_ = unix.Close(descriptor)
 	}
 	if err != nil {
-		p.garbage.Add(c.size, func() error { return p.driver.MemRelease(c.handle) })
+		p.garbage.Add(c.size, func() error { return cmp.Or(p.unmap(c), p.Descriptors.Drop(c.kept)) })
 	}
 	return err
 }
