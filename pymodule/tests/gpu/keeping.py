@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import llama
+import pytest
 from device import free_memory
 from following import Follower
 from plugin import installed
@@ -22,10 +23,19 @@ HERE = Path(__file__).resolve().parent
 PYMODULE = HERE.parent.parent
 TMS = PYMODULE.parent / "build" / "bin" / "tms"
 GIB = 1 << 30
+AT_LENGTH = pytest.mark.skipif(
+    os.environ.get("TMS_TEST_SETS") != "all", reason="TMS_TEST_SETS=all has it done"
+)
 
 
 class Engine(Follower):
-    """Up when it has said its first tokens. `driver` is started with `arguments`."""
+    """Up when it has said its first tokens. `driver` is started with `arguments`.
+
+    Attributes:
+        first: the tokens.
+        seconds: from the process's start to these.
+        loading: seconds of the model's load alone.
+    """
 
     def __init__(self, driver: str, *arguments: object, **variables: str) -> None:
         begun = time.perf_counter()
@@ -35,7 +45,8 @@ class Engine(Follower):
             env={**inherited, "TMS_COMMAND": str(TMS), **variables},
             start_new_session=True,
         )
-        self.first = json.loads(self.answer())["first"]
+        said = json.loads(self.answer())
+        self.first, self.loading = said["first"], said["loading"]
         self.seconds = time.perf_counter() - begun
 
     def says(self, words: str) -> dict[str, Any]:
@@ -60,6 +71,24 @@ def checkpoint(folder: Path) -> Iterator[Path]:
     os.kill(keeper(), signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def without_weights(model: Path) -> Iterator[None]:
+    """Meanwhile the checkpoint has zeros for weights, and its file looks as before."""
+    file = model.resolve() / "model.safetensors"
+    aside = model.resolve().with_suffix(".aside")
+    state = file.stat()
+    file.rename(aside)
+    with aside.open("rb") as whole, file.open("wb") as header:
+        size = whole.read(8)
+        header.write(size + whole.read(int.from_bytes(size, "little")))
+        header.truncate(state.st_size)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    try:
+        yield
+    finally:
+        aside.replace(file)
+
+
 def one_after_another(start: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
     """`start`, which kills the engine before; that one leaves nothing but a set."""
     empty = free_memory()
@@ -79,16 +108,15 @@ def one_after_another(start: Callable[..., Engine]) -> Iterator[Callable[..., En
     kill()
 
 
-def compare(starts: dict[str, Callable[[], Engine]]) -> dict[str, float]:
-    """Seconds from each process's start to its first tokens, which are equal."""
-    seconds: dict[str, float] = {}
+def compare(starts: dict[str, Callable[[], Engine]]) -> dict[str, Engine]:
+    """The engines, which say equal tokens; the last one still runs."""
+    engines: dict[str, Engine] = {}
     expected: list[Any] = []
     for name, start in starts.items():
-        engine = start()
+        engine = engines[name] = start()
         expected.append([engine.first, engine.says("tokens")])
         assert expected[-1] == expected[0], name
-        seconds[name] = engine.seconds
-    print(f"\n{llama.WEIGHTS} GiB of weights, seconds from the process's start to first tokens:")
-    for name, took in seconds.items():
-        print(f"{name:24}{took:8.2f}")
-    return seconds
+    print(f"\n{llama.WEIGHTS} GiB of weights, seconds of the model's load, and to first tokens:")
+    for name, engine in engines.items():
+        print(f"{name:24}{engine.loading:8.2f}{engine.seconds:8.2f} seconds")
+    return engines

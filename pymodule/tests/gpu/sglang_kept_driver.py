@@ -2,20 +2,40 @@
 
     python sglang_kept_driver.py FOLDER [--saver]
 
-FOLDER has the checkpoint. Each line on stdout that begins with { is one answer; the first has the
-tokens. Then it answers lines on stdin: "tokens", "release", "resume", "update".
+FOLDER has the checkpoint. Each line on stdout is one answer, as JSON; the first has the tokens, and
+the seconds of the model's load. Then it answers lines on stdin: "tokens", "release", "resume",
+"update".
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import llama
 from driving import offline, sglang_engine
+
+LOADING = "SGLANG_TEST_LOADING"
+"""The variable with the path of a file, for the seconds of the scheduler's load."""
+
+if __name__ == "__mp_main__":  # sglang's processes import this file before they begin
+    runner: Any = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner
+    _load_model = runner.load_model
+
+    def _timed(*arguments: Any, **named: Any) -> Any:
+        begun = time.perf_counter()
+        done = _load_model(*arguments, **named)
+        Path(os.environ[LOADING]).write_text(str(time.perf_counter() - begun))
+        return done
+
+    runner.load_model = _timed
 
 
 def main() -> None:
@@ -23,13 +43,15 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--saver", action="store_true", help="memory can be released")
     asked = parser.parse_args()
-    offline()
+    loading = Path(tempfile.mkdtemp(), "loading")
+    offline(**{LOADING: str(loading)})
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what sglang prints is no answer
     engine: Any = sglang_engine(
         model_path=asked.folder,
         load_format="safetensors",
         mem_fraction_static=0.8,
+        cuda_graph_bs_decode=[1],
         enable_memory_saver=asked.saver,
         enable_weights_cpu_backup=asked.saver,
     )
@@ -50,7 +72,7 @@ def main() -> None:
     def answer(**said: Any) -> None:
         print(json.dumps(said), file=answers, flush=True)
 
-    answer(first=tokens(1))
+    answer(first=tokens(1), loading=float(loading.read_text()))
     for line in sys.stdin:
         word = line.strip()
         if word == "tokens":

@@ -28,7 +28,7 @@ from driving import offline, say
 
 
 @contextlib.contextmanager
-def peak(found: dict[str, int]) -> Iterator[None]:
+def peak(found: dict[str, float]) -> Iterator[None]:
     """Puts the most device memory that is in use during the body, by anyone, into `found`. Bytes.
 
     "before": at its beginning. Looks every 2 ms.
@@ -63,10 +63,10 @@ class Probe:
     """Methods that vLLM adds to its worker (worker_extension_cls)."""
 
     model_runner: Any
-    loading: dict[str, int] = {}
+    loading: dict[str, float] = {}
 
-    def probe_loading(self) -> dict[str, int]:
-        """`peak` of the model's load."""
+    def probe_loading(self) -> dict[str, float]:
+        """`peak` of the model's load, and its seconds."""
         return self.loading
 
     def probe_who(self) -> dict[str, Any]:
@@ -135,7 +135,9 @@ if __name__ == "vllm_driver":  # a worker imports it for Probe, before it loads 
 
     def _watched(self: Any, *arguments: Any, **named: Any) -> None:
         with peak(Probe.loading):
+            begun = time.perf_counter()
             _load_model(self, *arguments, **named)
+            Probe.loading["seconds"] = time.perf_counter() - begun
 
     gpu_worker.Worker.load_model = _watched
 

@@ -2,8 +2,9 @@
 
     python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON]
 
-FOLDER has the checkpoint. Each line on stdout is one JSON object; the first has the tokens. Then it
-answers lines on stdin: "tokens", "sleep LEVEL", "wake", "reload".
+FOLDER has the checkpoint. Each line on stdout is one JSON object; the first has the tokens, and the
+seconds of the model's load. Then it answers lines on stdin: "tokens", "sleep LEVEL", "wake",
+"reload".
 """
 
 from __future__ import annotations
@@ -43,16 +44,18 @@ def main() -> None:
         dtype="bfloat16",
         seed=42,
         enable_sleep_mode=asked.sleep,
-        gpu_memory_utilization=0.9,
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=12 << 30,
         max_model_len=2048,
-        max_num_seqs=16,
+        max_num_batched_tokens=2048,
+        max_num_seqs=4,
         enable_prefix_caching=False,
         generation_config="vllm",
         worker_extension_cls="vllm_driver.Probe",
         compilation_config={
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [1, 2, 4],
+            "cudagraph_capture_sizes": [1],
         },
     )
 
@@ -69,7 +72,8 @@ def main() -> None:
     def answer(**said: Any) -> None:
         print(json.dumps(said), flush=True)
 
-    answer(first=tokens(1))
+    loading = llm.collective_rpc("probe_loading")[0]["seconds"]
+    answer(first=tokens(1), loading=loading)
     for line in sys.stdin:
         word, *rest = line.split()
         try:
