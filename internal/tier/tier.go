@@ -36,13 +36,13 @@ func Move(name, to, directory string) (control.KeptSet, error) {
 		moved, err := move(set, manifest, to, directory)
 		_ = unix.Close(manifest) // which ends its lock
 		_, _, failed := keeper.Ask(control.Request{Op: control.Close, Set: set.ID}, -1)
-		if !errors.Is(err, errReplaced) {
+		if !errors.Is(err, errChanged) {
 			return moved, cmp.Or(err, failed)
 		}
 	}
 }
 
-var errReplaced = errors.New("another process has moved or replaced the set first")
+var errChanged = errors.New("another process has moved, replaced or opened the set meanwhile")
 
 // move is Move of a set that is open. One process at a time moves it, and has locked its manifest meanwhile (fcntl: all
 // have one open file).
@@ -53,7 +53,7 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 		return set, err
 	}
 	if !slices.ContainsFunc(reply.Sets, func(s control.KeptSet) bool { return s.ID == set.ID && !s.Replaced }) {
-		return set, errReplaced
+		return set, errChanged
 	}
 	if set.Place == to {
 		return set, nil
@@ -125,7 +125,9 @@ func (m *mover) copy(set control.KeptSet, manifest int, to string) (control.Kept
 	}
 	reply, _, err := keeper.Ask(control.Request{Op: control.Seal, Set: id, Before: len(made), Share: set.ID,
 		Tensors: set.Tensors}, manifest)
-	if err != nil {
+	if cuda.Code(err) == int(cuda.NotReady) {
+		return set, errChanged
+	} else if err != nil {
 		return set, err
 	}
 	return reply.Sets[0], nil

@@ -673,8 +673,11 @@ def test_what_is_open_is_not_demoted(house: House) -> None:
 
 
 def test_many_open_what_is_demoted(house: House) -> None:
+    """One of them brings it back: there is no room for two."""
     programs = [large(house), *(house.program() for _ in range(4))]
+    programs[0].does("more = [torch.filled(1, 30 << 20, dtype=torch.uint8) for _ in range(8)]")
     before = programs[0].free()
+    assert before == 4 * MiB
     house.move("demote", "set", "--to", "disk")
     for program in programs:
         program.tell(json.dumps("attached()"))
@@ -683,6 +686,25 @@ def test_many_open_what_is_demoted(house: House) -> None:
         assert program.run(INTACT)
     assert [len(one["users"]) for one in house.sets()] == [5]
     assert programs[0].free() == before
+
+
+def test_moves_beside_publishes_and_attaches(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 1)")
+    for i in range(30):
+        moving = house.start("kept", "demote", "set")
+        maker.tell(json.dumps(f"published('set', {i})"))
+        user.tell(json.dumps("attached()"))
+        assert json.loads(maker.answer()) is None
+        assert json.loads(user.answer()) is None
+        assert user.run("value()") in (i - 1, i, 1)
+        _, words = moving.communicate(timeout=HANGS)
+        assert moving.returncode == 0 or "has it open" in words
+        assert [one["sealed"] > 0 for one in house.sets() if not one["replaced"]] == [True]
+    user.does("attached()")
+    assert user.run("value()") == 29
+    user.does("del tensors")
+    until(lambda: DEVICE_MEMORY - user.free() <= 2 * MiB)
 
 
 @pytest.mark.parametrize("function", ["cuMemImportFromShareableHandle", "cuMemcpyDtoHAsync_v2"])
