@@ -356,16 +356,16 @@ func keptOpen() (sets []control.KeptSet) {
 	return sets
 }
 
-// findKept returns a set that this process makes, or has open; nil: there is none like that.
-func findKept(is func(*keptSet) bool) *keptSet {
+// keptAttached returns the name of a set that is mapped here; "": none is.
+func keptAttached() string {
 	kept.Lock()
 	defer kept.Unlock()
 	for _, s := range kept.sets {
-		if is(s) {
-			return s
+		if len(s.addresses) > 0 {
+			return s.Name
 		}
 	}
-	return nil
+	return ""
 }
 
 // askKeeper is ask for the keeper.

@@ -31,7 +31,7 @@ when the keeper ends, as host memory is.`,
 		ValidArgsFunction: completeSets,
 		RunE: func(command *cobra.Command, names []string) error {
 			if to != control.ToHost && to != control.ToDisk {
-				return fmt.Errorf("--to %s: a set goes to host or disk", to)
+				return fmt.Errorf("--to %s: give host or disk", to)
 			}
 			return moveSets(command, names, to)
 		},
@@ -64,11 +64,11 @@ published. Opening a set does this too.`,
 }
 
 func moveSets(command *cobra.Command, names []string, to string) error {
-	if err := startKeeper(); err != nil {
-		return err
-	}
 	directory := cmp.Or(os.Getenv("TMS_DISK_BACKUP_DIR"), os.TempDir())
 	return eachSet(command, names, func(name string) (string, error) {
+		if err := startKeeper(); err != nil {
+			return "", err
+		}
 		begin := time.Now()
 		set, err := tier.Move(name, to, directory)
 		if errors.Is(err, cuda.OutOfMemory) {
