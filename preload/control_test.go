@@ -526,6 +526,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{`{"version":1,"op":"pause","everywhere":true}` + "\n", []string{"unknown field"}, false},
 		{`{"version":1,"op":"status","tag":"a"}` + "\n", []string{"only a pause, resume or move takes a tag"}, false},
 		{`{"version":1,"op":"pause","everything":true,"tag":"a"}` + "\n", []string{"takes everything"}, false},
+		{`{"version":1,"op":"pause","toward":{"a":{"device":"b"}}}` + "\n", []string{"takes toward"}, false},
 		{`{"version":1,"op":"move","to":"tape"}` + "\n", []string{"is no place for contents"}, false},
 		{`{"version":1,"op":"resume","to":"disk"}` + "\n", []string{"is no place for contents"}, false},
 		{`{"version":1,"op":"resume","wait":-1}` + "\n", []string{"wait is -1"}, false},

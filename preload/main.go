@@ -73,7 +73,7 @@ func start() (*vmm.Engine, error) {
 	made.WithoutCaptures(withoutCaptures)
 	made.WhenUngated(openGate)
 	made.Processes(processes{})
-	made.Descriptors(func(number int, kept bool) bool { return bool(C.descriptor_note(C.int(number), C.bool(kept))) })
+	made.Descriptors(descriptors{})
 	made.Shareable(bool(C.ipc_shares()))
 	made.CheckInvariants(bool(C.region_config.invariants))
 	programPools = newProgramPools(made)

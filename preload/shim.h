@@ -185,8 +185,6 @@ HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t ha
 HIDDEN int shared_unmap(uintptr_t address, size_t size);
 HIDDEN const char *shared_obstacle(void); /* a function by which present memory is shared; NULL: none is */
 
-HIDDEN bool descriptor_note(int descriptor, bool made); /* descriptors.c; false: there is no room for it */
-
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: driver calls may wait */
 HIDDEN void everything_set(bool now);

@@ -122,9 +122,8 @@ func (e *Engine) device(ordinal int) (*device, error) {
 // Options.ExtentBytes.
 func (e *Engine) Shareable(on bool) { e.shareable = on }
 
-// Descriptors sets the function that learns of each descriptor that alone keeps contents (Options.Toward), and of its
-// end. A false rejects the descriptor. Call it before anything else.
-func (e *Engine) Descriptors(note func(descriptor int, made bool) bool) { e.peer.Descriptor = note }
+// Descriptors sets what keeps the descriptors of contents for Options.Toward. Call it before anything else.
+func (e *Engine) Descriptors(kept peer.Descriptors) { e.peer.Descriptors = kept }
 
 // NotePool notes for the statistics that a pool of this library has taken bytes of a device's memory from CUDA itself,
 // or has given them back if bytes is negative.

@@ -188,11 +188,14 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	there := o.Toward[b.device.uuid]
 	target, reached := b.device.near[there.Device]
 	e.mu.Unlock()
-	b.job.Portable = reached
+	if b.job.Portable = reached; reached { // caches get the room that is left
+		dense := func(s *segment) bool { return !o.sparse(s) }
+		segments = append(filter(segments, dense), filter(segments, o.sparse)...)
+	}
 	for _, s := range segments {
 		kind := o.backupOf(s)
 		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
-		if reached && !s.sparse && s.contents == nil && kind != BackupDisk {
+		if reached && s.contents == nil && kind != BackupDisk {
 			if kind = BackupHost; s.length() <= there.Room {
 				kind, item.Target = BackupPeer, target
 				there.Room -= s.length()

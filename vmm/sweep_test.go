@@ -24,6 +24,7 @@ import (
 	"tms/vmm"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // The sweep fails every call of a scenario that can fail, one at a time, and looks at what is left. By
@@ -78,6 +79,7 @@ var silences = []struct {
 	{"cuEventCreate", "(*Engine).recordWork", cuda.NotSupported, "the same"},
 	{"cuThreadExchangeStreamCaptureMode", "", nil,
 		"that it cannot be set back: the thread is stopped by captures less than it asked for"},
+	{"cuMemUnmap cuMemRelease", "peer.(*Store).detach", nil, "a second try follows, then one at the contents' end"},
 	{"cuMemRelease", "(*extent).drop", nil, "a second try follows, then one at each Retry"},
 	{"cuMemUnmap cuMemAddressFree", "(*extent).aside", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
@@ -565,6 +567,34 @@ func (s *scene) userMapped() {
 	s.end()
 }
 
+// toward is a scenario of memory on two devices, whose contents wait with each other.
+func (s *scene) toward() {
+	kept := &descriptors{of: map[uint64]int{}}
+	s.engine.Descriptors(kept)
+	for i := range 10 {
+		r := kinds[i%5]
+		r.Size, r.Device, r.Tag = 20*kib*uint64(i+1), i/5, string(rune('a'+i%2))
+		s.malloc(r)
+		s.context, _ = s.driver.CtxGetCurrent()
+	}
+	o := s.options("")
+	o.Toward = stats.Destinations{}
+	held := s.engine.Recorded().Devices
+	for i, d := range held {
+		o.Toward[d.UUID] = stats.Destination{Device: held[1-i].UUID, Room: 4 * sceneGranularity}
+	}
+	s.pauseAs(o)
+	s.resume("a")
+	s.resume("")
+	s.pauseAs(o)
+	s.free(func(i int) bool { return i%3 == 1 })
+	s.resume("")
+	s.end()
+	if len(kept.of) > 0 {
+		s.fail("%d descriptors are left over", len(kept.of))
+	}
+}
+
 // together is a scenario of a few tags that go as one, and of another that stays.
 func (s *scene) together() {
 	for i := range 8 {
@@ -626,6 +656,12 @@ func (s *scene) sparse() {
 func TestSweepSparse(t *testing.T) { sweep(t, (*scene).sparse, 50, fullSweep()) }
 
 func TestSweep(t *testing.T) { sweep(t, (*scene).everything, 100, fullSweep()) }
+
+// The same for contents that wait where the process moves.
+func TestSweepToward(t *testing.T) {
+	t.Setenv("CUDASIM_SHARED", fmt.Sprint("sweep-", os.Getpid()))
+	sweep(t, (*scene).toward, 50, fullSweep())
+}
 
 // Wherever a pause or resume of several tags fails, each tag is as it was.
 func TestSweepTogether(t *testing.T) { sweep(t, (*scene).together, 100, true) }

@@ -180,8 +180,8 @@ func (m *plan) text() string {
 	}
 	for _, leg := range m.Legs {
 		how := ""
-		if !leg.reached {
-			how = "; contents go through host memory, because the process has no access to the memory there"
+		if leg.Room == 0 {
+			how = "; contents go through host memory"
 		}
 		fmt.Fprintf(&text, "%d: would move %s from GPU %d to GPU %d; %s free%s\n", m.PID, readable.Bytes(leg.Bytes),
 			leg.from, leg.to, readable.Bytes(leg.Free), how)

@@ -47,8 +47,9 @@ type moved struct {
 
 // route is the way of one process.
 type route struct {
-	there, back []checkpoint.Pair // of all GPUs
-	legs        legs              // of those on which the process is, and which change
+	there, back []checkpoint.Pair  // of all GPUs
+	legs        legs               // of those on which the process is, and which change
+	toward      stats.Destinations // the same, for the process
 }
 
 // leg is what goes from one GPU to another.
@@ -57,8 +58,7 @@ type leg struct {
 	To       string `json:"to"`
 	Bytes    uint64 `json:"bytes"` // all that is known
 	Free     uint64 `json:"free_bytes"`
-	Room     uint64 `json:"room_bytes"` // of that, for contents that wait there; 0 if the process cannot put any there
-	reached  bool   // it can
+	Room     uint64 `json:"room_bytes"` // for contents that wait there; 0, too, if the process cannot put any there
 	from, to int
 }
 
@@ -229,6 +229,7 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 		return r, err
 	}
 	elsewhere := true
+	r.toward = stats.Destinations{}
 	for i, old := range shown {
 		_, uses := need[old.UUID]
 		elsewhere = elsewhere && !(uses && named[i])
@@ -249,38 +250,27 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 			return r, cuda.Refuse(cuda.NotSupported, "GPU %d is a %s, and GPU %d a %s: the driver moves a process only "+
 				"between GPUs of one model", old.Index, old.Name, new.Index, new.Name)
 		case uses:
-			free := max(0, int64(new.FreeBytes+used[new.UUID])-m.taken[new.UUID])
-			r.legs = append(r.legs, leg{From: old.UUID, To: new.UUID, Bytes: need[old.UUID], Free: uint64(free),
-				from: old.Index, to: new.Index})
+			way := leg{From: old.UUID, To: new.UUID, Bytes: need[old.UUID], from: old.Index, to: new.Index,
+				Free: uint64(max(0, int64(new.FreeBytes+used[new.UUID])-m.taken[new.UUID]))}
+			for _, d := range state.Stats.Devices {
+				if d.UUID == old.UUID && slices.Contains(d.Peers, new.UUID) {
+					way.Room = way.Free - min(way.Free, way.Bytes)
+				}
+			}
+			r.legs = append(r.legs, way)
+			r.toward[old.UUID] = stats.Destination{Device: new.UUID, Room: way.Room}
 		}
 	}
 	if len(r.legs) == 0 {
 		return r, fmt.Errorf("%w: it is on %s", errThere, listed(on))
 	}
-	for i := range r.legs {
-		leg := &r.legs[i]
+	for _, leg := range r.legs {
 		if leg.Free < leg.Bytes {
 			return r, cuda.Refuse(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.to,
 				readable.Bytes(leg.Free), readable.Bytes(leg.Bytes))
 		}
-		for _, d := range state.Stats.Devices {
-			if d.UUID == leg.From && slices.Contains(d.Peers, leg.To) {
-				leg.Room, leg.reached = leg.Free-leg.Bytes, true
-			}
-		}
 	}
 	return r, nil
-}
-
-// toward says where contents may wait.
-func (r *route) toward() stats.Destinations {
-	toward := stats.Destinations{}
-	for _, leg := range r.legs {
-		if leg.reached {
-			toward[leg.From] = stats.Destination{Device: leg.To, Room: leg.Room}
-		}
-	}
-	return toward
 }
 
 // movable returns the driver, and in which state it has the process. Errors: the driver's, and what the process says.
@@ -376,7 +366,7 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 	if !out {
 		back = control.Request{Op: control.Undo} // of what this pause takes, and no more
 		request := m.pauses.request
-		request.Toward = r.toward()
+		request.Toward = r.toward
 		if err = paused.do(ctx, process, request); err != nil {
 			return ended(o, err)
 		}

@@ -129,7 +129,7 @@ func TestAMoveThereAndBack(t *testing.T) {
 	done := outcomes[0].Move
 	require.Equal(t, legs{{From: uuidOf(1), To: uuidOf(0), Bytes: 76 << 20, Free: 128 << 20,
 		Room: 52 << 20}}, done.Legs)
-	require.EqualValues(t, 28<<20, outcomes[0].MovedBytes)
+	require.EqualValues(t, 36<<20, outcomes[0].MovedBytes)
 	require.Positive(t, min(done.Pause, done.Checkpoint, done.Restore, done.Resume))
 	require.InDelta(t, outcomes[0].Seconds, done.Pause+done.Checkpoint+done.Restore+done.Resume, outcomes[0].Seconds)
 	m.do("check")
@@ -246,9 +246,8 @@ func TestAMoveThroughHostMemory(t *testing.T) {
 	t.Setenv("CUDASIM_PEERS", "0")
 	m := startMobile(t)
 	out := succeeds(t, "move", m.number(), "--to", "1", "--dry-run")
-	require.Contains(t, out, "128.00 MiB free; contents go through host memory, because the process has no access to "+
-		"the memory there\n")
-	require.Contains(t, out, "would take 24.00 MiB of host memory for contents")
+	require.Contains(t, out, "128.00 MiB free; contents go through host memory\n")
+	require.Contains(t, out, "would take 32.00 MiB of host memory for contents")
 	require.NotContains(t, m.move("1"), "from GPU to GPU")
 	m.on(1)
 }
@@ -259,7 +258,7 @@ func TestContentsWithoutRoomGoThroughHostMemory(t *testing.T) {
 	hog := m.start(t)
 	succeeds(t, "move", hog.number(), "--to", "1")
 	out := succeeds(t, "move", m.number(), "--to", "1", "--dry-run") // 96 MiB are free for 84
-	require.Contains(t, out, "would take 24.00 MiB of host memory for contents")
+	require.Contains(t, out, "would take 32.00 MiB of host memory for contents")
 	require.Contains(t, m.move("1"), "12.00 MiB of contents from GPU to GPU\n")
 	require.Equal(t, [3]int{128, 128 - 84 - 32, 128}, m.free())
 	m.do("check")
@@ -270,7 +269,7 @@ func TestContentsWithoutRoomGoThroughHostMemory(t *testing.T) {
 func TestAChildHoldsNoneOfTheContents(t *testing.T) {
 	m := startMobile(t)
 	dies(t, "Restore:1", "move", m.number(), "--to", "1")
-	require.Equal(t, [3]int{128, 128 - 24, 128}, m.free())
+	require.Equal(t, [3]int{128, 128 - 32, 128}, m.free())
 	m.do("child")
 	m.move("1")
 	m.on(1)

@@ -128,7 +128,7 @@ type Request struct {
 	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
 	// pause. A pause with Yield always does that.
 	SaveAll bool `json:"save_all,omitempty"`
-	// Toward is for a pause of everything before a move.
+	// Toward, for a pause of everything, says to which devices the process will move.
 	Toward stats.Destinations `json:"toward,omitempty"`
 	// Yield, for a pause: the process itself undoes it when one of its threads waits, whatever becomes of this client
 	// (ProcessState.Share). For an undo: of what was so paused, and nobody else wants paused.
@@ -385,6 +385,8 @@ func (r *Request) check() error {
 		return fmt.Errorf("only a lend or returned takes share and import, not a %s", r.Op)
 	case r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil):
 		return errors.New("only a resume, a move, or a pause without a tag takes everything")
+	case r.Toward != nil && (r.Op != Pause || !r.Everything):
+		return errors.New("only a pause of everything takes toward")
 	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause && r.Op != Put || !known):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
 	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard || r.SaveAll) && r.Op != Pause:

@@ -24,12 +24,17 @@ type Store struct {
 
 	warned sync.Map // by reason
 
-	// Descriptor, unless nil, learns of each descriptor that is made, and of its end. It returns false for one that it
-	// cannot note.
-	Descriptor func(descriptor int, made bool) bool
+	Descriptors Descriptors // of portable memory
 
 	mu   sync.Mutex
 	held map[int]uint64 // bytes by device
+}
+
+// Descriptors keeps descriptors where neither the program nor a child has them.
+type Descriptors interface {
+	Keep(descriptor int) (number uint64, err error) // of a copy; never 0
+	Copy(number uint64) (descriptor int, err error) // which the caller closes
+	Drop(number uint64) error
 }
 
 // New returns a store of other devices' memory. Contents without a place there go to host; warn gets the reason in one

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/cudasim"
 	"tms/internal/hermetic"
@@ -34,7 +36,7 @@ type peers struct {
 	copied atomic.Uint64
 	before map[string]uint64
 
-	made, ended int // descriptors
+	descriptors descriptors
 }
 
 func newPeers(t *testing.T, devices int, memory string) *peers {
@@ -392,7 +394,7 @@ func TestFailuresLeakNothing(t *testing.T) {
 					fired = p.failing(spans, call, nth)
 				}
 				require.NotZero(t, p.sim.FailuresFired(), "never called")
-				require.Equal(t, p.made, p.ended)
+				require.Empty(t, p.descriptors.of)
 			})
 		}
 	}
@@ -403,15 +405,8 @@ func newPortable(t *testing.T) *peers {
 	t.Helper()
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("peers-", os.Getpid()))
 	p := newPeers(t, 2, "2G")
-	p.jobs[0].Portable = true
-	p.peer.Descriptor = func(_ int, made bool) bool {
-		if made {
-			p.made++
-		} else {
-			p.ended++
-		}
-		return true
-	}
+	p.jobs[0].Portable, p.descriptors.of = true, map[uint64]int{}
+	p.peer.Descriptors = &p.descriptors
 	return p
 }
 
@@ -441,10 +436,9 @@ func TestPortableContentsAreMappedForCopiesAlone(t *testing.T) {
 		backuptest.Discard(contents)
 		p.clean()
 	}
-	require.Equal(t, []int{6, 6}, []int{p.made, p.ended})
+	require.Empty(t, p.descriptors.of)
 
-	// A descriptor that nobody can note is not kept.
-	p.peer.Descriptor = func(int, bool) bool { return false }
+	p.descriptors.full = true
 	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 	_, host := p.where(contents)
 	require.Equal(t, 3, host)
@@ -481,4 +475,35 @@ func (p *peers) failing(spans []backup.Span, call string, nth int) bool {
 	fired := p.sim.FailuresFired() > before
 	p.sim.ClearFailures()
 	return fired
+}
+
+// descriptors is a Descriptors.
+type descriptors struct {
+	sync.Mutex
+	of   map[uint64]int
+	full bool
+}
+
+func (d *descriptors) Keep(descriptor int) (number uint64, err error) {
+	d.Lock()
+	defer d.Unlock()
+	if d.full {
+		return 0, unix.EMFILE
+	}
+	number = max(1, rand.Uint64())
+	d.of[number], err = unix.Dup(descriptor)
+	return number, err
+}
+
+func (d *descriptors) Copy(number uint64) (int, error) {
+	d.Lock()
+	defer d.Unlock()
+	return unix.Dup(d.of[number])
+}
+
+func (d *descriptors) Drop(number uint64) error {
+	d.Lock()
+	defer d.Unlock()
+	defer delete(d.of, number)
+	return unix.Close(d.of[number])
 }

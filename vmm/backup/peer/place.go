@@ -92,7 +92,8 @@ func (p *Store) reachable(source, target int) ([]int, error) {
 }
 
 // take gives as many of the wanted items a place on a device as there is room for. It returns which are left, and why.
-func (p *Store) take(device int, portable bool, items []backup.Item, wanted []int) (r *peerRange, left []int, err error) {
+func (p *Store) take(device int, portable bool, items []backup.Item, wanted []int) (r *peerRange, left []int,
+	err error) {
 	total, err := p.driver.DeviceTotalMem(cuda.Device(device))
 	if err != nil {
 		return nil, wanted, err

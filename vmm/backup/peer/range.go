@@ -37,10 +37,8 @@ type peerChunk struct {
 	mapped   bool
 	held     bool // it counts in Store.held
 	released bool
+	kept     uint64       // the number of its descriptor; 0: it is not portable
 	contents atomic.Int64 // that reach into it
-
-	portable   bool // it has a descriptor
-	descriptor int
 }
 
 // peerContents is a span's place in a range.
@@ -85,38 +83,42 @@ func (p *Store) create(c *peerChunk, portable bool) (err error) {
 	if c.handle, err = p.driver.MemCreateWith(c.size, prop); err != nil || !portable {
 		return err
 	}
-	if c.descriptor, err = p.driver.MemExport(c.handle); err == nil {
-		unix.CloseOnExec(c.descriptor)
-		if c.portable = p.Descriptor == nil || p.Descriptor(c.descriptor, true); c.portable {
-			return nil
-		}
-		err = unix.Close(c.descriptor)
-		err = cmp.Or(err, error(unix.EMFILE))
+	descriptor, err := p.driver.MemExport(c.handle)
+	if err == nil {
+		c.kept, err = p.Descriptors.Keep(descriptor)
+		_ = unix.Close(descriptor)
 	}
-	p.garbage.Add(c.size, func() error { return p.driver.MemRelease(c.handle) })
+	if err != nil {
+		p.garbage.Add(c.size, func() error { return p.driver.MemRelease(c.handle) })
+	}
 	return err
 }
 
 // attach maps the chunk for the device that copies.
-func (c *peerChunk) attach(driver *cuda.Driver, source int) (err error) {
+func (p *Store) attach(c *peerChunk, source int) error {
 	if c.handle == 0 {
-		if c.handle, err = driver.MemImport(c.descriptor); err != nil {
+		descriptor, err := p.Descriptors.Copy(c.kept)
+		if err == nil {
+			c.handle, err = p.driver.MemImport(descriptor)
+			_ = unix.Close(descriptor)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if err = driver.MemMap(c.address, c.size, c.handle); err != nil {
+	if err := p.driver.MemMap(c.address, c.size, c.handle); err != nil {
 		return err
 	}
 	c.mapped = true
-	return driver.MemSetAccess(c.address, c.size, source)
+	return p.driver.MemSetAccess(c.address, c.size, source)
 }
 
 // attach maps what descriptors keep, and adds it to a list.
 func (c *peerContents) attach(source int, attached *[]*peerChunk) error {
 	for _, chunk := range c.chunks() {
-		if chunk.portable && !chunk.mapped {
+		if chunk.kept != 0 && !chunk.mapped {
 			*attached = append(*attached, chunk)
-			if err := chunk.attach(c.peer.driver, source); err != nil {
+			if err := c.peer.attach(chunk, source); err != nil {
 				return err
 			}
 		}
@@ -127,23 +129,23 @@ func (c *peerContents) attach(source int, attached *[]*peerChunk) error {
 // detach unmaps what descriptors keep. Most refusals of the driver pass, so it tries twice.
 func (p *Store) detach(chunks []*peerChunk) (first error) {
 	for _, c := range chunks {
-		if c.portable && c.drop(p.driver) != nil {
-			first = cmp.Or(c.drop(p.driver), first)
+		if c.kept != 0 && p.unmap(c) != nil {
+			first = cmp.Or(p.unmap(c), first)
 		}
 	}
 	return first
 }
 
-// drop unmaps a chunk and lets go of its handle.
-func (c *peerChunk) drop(driver *cuda.Driver) error {
+// unmap unmaps a chunk and lets go of its handle.
+func (p *Store) unmap(c *peerChunk) error {
 	if c.mapped {
-		if err := driver.MemUnmap(c.address, c.size); err != nil {
+		if err := p.driver.MemUnmap(c.address, c.size); err != nil {
 			return err
 		}
 		c.mapped = false
 	}
 	if c.handle != 0 {
-		if err := driver.MemRelease(c.handle); err != nil {
+		if err := p.driver.MemRelease(c.handle); err != nil {
 			return err
 		}
 		c.handle = 0
@@ -153,17 +155,17 @@ func (c *peerChunk) drop(driver *cuda.Driver) error {
 
 // release gives a chunk back, and with the last of a range the addresses. After an error it can be called again.
 func (p *Store) release(c *peerChunk) error {
-	if err := c.drop(p.driver); err != nil {
+	if err := p.unmap(c); err != nil {
 		return err
+	}
+	if c.kept != 0 {
+		if err := p.Descriptors.Drop(c.kept); err != nil {
+			return err
+		}
+		c.kept = 0
 	}
 	if !c.released {
 		c.released = true
-		if c.portable {
-			if p.Descriptor != nil {
-				p.Descriptor(c.descriptor, false)
-			}
-			_ = unix.Close(c.descriptor)
-		}
 		c.in.live--
 		if c.held {
 			p.hold(c.in.device, -c.size)

@@ -22,7 +22,7 @@ func (p *Store) fill(c *copying.Stream, source int, r *peerRange, items []backup
 		}
 	}
 	for k, chunk := range r.chunks {
-		if err := chunk.attach(p.driver, source); err != nil {
+		if err := p.attach(chunk, source); err != nil {
 			p.note(fmt.Sprintf("device %d: %v", r.device, err))
 			r.refused = true
 			return nil

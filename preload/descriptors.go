@@ -1,0 +1,33 @@
+package main
+
+import (
+	"errors"
+	"math/rand/v2"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/control/server"
+)
+
+// descriptors is a peer.Descriptors: the thread of the process's own socket keeps them (server/hold.go).
+type descriptors struct{}
+
+func (descriptors) Keep(descriptor int) (number uint64, err error) {
+	number = max(1, rand.Uint64())
+	put := control.Request{Op: control.Put, Share: number}
+	return number, server.AskSelf(thisProcess{}.Directories, put, descriptor)
+}
+
+func (descriptors) Copy(number uint64) (descriptor int, err error) {
+	lend := control.Request{Op: control.Lend, Share: number}
+	_, descriptor, err = server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
+	if err == nil && descriptor < 0 {
+		err = errors.New("there is no room for a descriptor (ulimit -n)")
+	}
+	return descriptor, err
+}
+
+func (descriptors) Drop(number uint64) error {
+	return server.AskSelf(thisProcess{}.Directories, control.Request{Op: control.Close, Share: number}, -1)
+}
