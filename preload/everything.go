@@ -126,8 +126,8 @@ func stays() (words string) {
 			}
 		}
 	})
-	if s := findKept(func(s *keptSet) bool { return len(s.addresses) > 0 }); words == "" && s != nil {
-		words = fmt.Sprintf("it has attached the set %q, which stays on its GPU", s.Name)
+	if set := keptAttached(); words == "" && set != "" {
+		words = fmt.Sprintf("it has attached the set %q, which stays on its GPU", set)
 	}
 	if words == "" && !out {
 		if err := notCheckpointed(); err != nil {

@@ -126,7 +126,7 @@ func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, de
 	}
 	reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
 	if share.PID == vmm.Keeper && err != nil && cuda.Code(err) != int(cuda.Timeout) {
-		if err = startKeeper(); err != nil {
+		if err = helped(func() C.int { return C.keeper_start() }); err != nil {
 			return reply, -1, err
 		}
 		reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)

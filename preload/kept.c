@@ -4,12 +4,22 @@
 #include "_cgo_export.h"
 #include "tms.h"
 
-HIDDEN int keeper_start(void)
+static int start(char *arguments[], const char *without)
 {
 	uint64_t none;
-	char *arguments[] = {NULL, "keeper", "--start", NULL};
-	int code = helper_run(arguments, &none, "sets of memory need a keeper", "try again");
+	int code = helper_run(arguments, &none, without, "try again");
 	return code == HELPER_ENDED ? ERROR_OPERATING_SYSTEM : code;
+}
+
+HIDDEN int keeper_start(void)
+{
+	return start((char *[]){NULL, "keeper", "--start", NULL}, "sets of memory need a keeper");
+}
+
+HIDDEN int kept_promote(const char *name)
+{
+	return start((char *[]){NULL, "kept", "promote", "--start", "--", (char *)name, NULL},
+		     "it is to bring the set back to the device");
 }
 
 static int begin(int kind, tms_kept **set, const char *name, int device)

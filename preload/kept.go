@@ -233,24 +233,27 @@ func fileOf(contents []byte) (descriptor int, err error) {
 
 func openKept(name, tag string) (uint64, error) {
 	reply, descriptor, err := askKeeper(control.Request{Op: control.Open, Name: name}, -1)
+	if err == nil && reply.Sets[0].Place != "" {
+		_ = unix.Close(descriptor)
+		(&keptSet{KeptSet: reply.Sets[0]}).letGo()
+		text := (*C.char)(unsafe.Pointer(goruntime.Terminated(name)))
+		if err = helped(func() C.int { return C.kept_promote(text) }); err == nil {
+			return openKept(name, tag)
+		}
+	}
 	if err != nil {
 		return 0, err
 	}
 	file := os.NewFile(uintptr(descriptor), "manifest")
 	defer func() { _ = file.Close() }()
-	s := &keptSet{KeptSet: reply.Sets[0], ordinal: -1, tag: tag}
+	s := &keptSet{KeptSet: reply.Sets[0], tag: tag}
 	if s.manifest, err = io.ReadAll(io.NewSectionReader(file, 0, 1<<40)); err != nil { // others move its position
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
 	use(s.ID)
 	hold(s.ID, 0, descriptor)
-	count, _ := driver.DeviceCount() // without devices it is on none that this process sees
-	for ordinal := range count {
-		if uuid, err := driver.DeviceUUID(cuda.Device(ordinal)); err == nil && uuid == s.Device {
-			s.ordinal = ordinal
-		}
-	}
+	s.ordinal = driver.DeviceBy(s.Device)
 	return s.enter(), nil
 }
 
@@ -353,16 +356,16 @@ func keptOpen() (sets []control.KeptSet) {
 	return sets
 }
 
-// findKept returns a set that this process makes, or has open; nil: there is none like that.
-func findKept(is func(*keptSet) bool) *keptSet {
+// keptAttached returns the name of a set that is mapped here; "": none is.
+func keptAttached() string {
 	kept.Lock()
 	defer kept.Unlock()
 	for _, s := range kept.sets {
-		if is(s) {
-			return s
+		if len(s.addresses) > 0 {
+			return s.Name
 		}
 	}
-	return nil
+	return ""
 }
 
 // askKeeper is ask for the keeper.
@@ -371,11 +374,11 @@ func askKeeper(r control.Request, descriptor int) (control.Reply, int, error) {
 	return ask(vmm.Share{PID: vmm.Keeper}, r, descriptor)
 }
 
-// startKeeper returns when a keeper answers, or says why none does.
-func startKeeper() error {
+// helped makes a call of C that starts the command, and returns its failure.
+func helped(call func() C.int) error {
 	runtime.LockOSThread() // it has the text of the failure
 	defer runtime.UnlockOSThread()
-	if code := C.keeper_start(); code != 0 {
+	if code := call(); code != 0 {
 		return cuda.Refuse(cuda.Result(code), "%s", C.GoString(C.tms_last_error()))
 	}
 	return nil

@@ -310,6 +310,7 @@ int tms_kept_add(tms_kept *set, size_t size, void **address);
 /* Waits for the device, makes the chunks read-only here, at the same addresses, and the set complete. */
 int tms_kept_seal(tms_kept *set, const void *manifest, size_t size);
 
+/* Brings a set back to its device that was demoted (tms kept demote); 2: there is no room. */
 int tms_kept_open(tms_kept **set, const char *name);
 
 /* Copies at most capacity bytes of the manifest, and stores its size. buffer and size may be NULL. */

@@ -27,10 +27,10 @@ func (e *Engine) loadHasher(d *device) {
 	}()
 }
 
-// hash returns the sums of all segments with Verify, else of the incremental and sparse ones, or nil when nobody needs
+// hash returns the sums of all segments with verify, else of the incremental and sparse ones, or nil when nobody needs
 // any. A driver that cannot hash makes every pause a full one.
-func (e *Engine) hash(b *batch, segments []*segment, o *Options) (map[*segment][]digest.Sum, error) {
-	hashed := filter(segments, func(s *segment) bool { return o.Verify || s.incremental || o.sparse(s) })
+func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
+	hashed := filter(segments, func(s *segment) bool { return verify || s.incremental || s.sparse })
 	if len(hashed) == 0 {
 		return nil, nil
 	}
@@ -40,7 +40,7 @@ func (e *Engine) hash(b *batch, segments []*segment, o *Options) (map[*segment][
 	}
 	b.device.hashed.Store(true)
 	sums, err := e.hasher.Sums(b.device.context, spans)
-	if errors.Is(err, cuda.NotSupported) && !o.Verify {
+	if errors.Is(err, cuda.NotSupported) && !verify {
 		e.cannotHash.Do(func() {
 			e.warn(fmt.Sprintf("incremental or sparse backup: every pause copies everything: %v", err))
 		})
@@ -75,7 +75,7 @@ func blockOf(size uint64, block int) backup.Range {
 // verify compares blocks of resumed segments, if all of the block comes back, with the sums taken before the pause.
 func (e *Engine) verify(b *batch) error {
 	restored := filter(b.segments, func(s *segment) bool { return s.contents != nil && s.current && s.sums != nil })
-	now, err := e.hash(b, restored, &Options{Verify: true})
+	now, err := e.hash(b, restored, true)
 	if err != nil {
 		return err
 	}

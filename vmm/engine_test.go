@@ -187,16 +187,14 @@ func TestAddressesAndContentsReturn(t *testing.T) {
 func TestSaveAll(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	none := malloc(t, engine, vmm.Request{Size: 3 * mib, Tag: "none"})
-	clear(bytesAt(none, 4*mib))
 	for i, retain := range []bool{false, true} {
-		fill(none, 2*mib, uint64(i))
+		fill(none, 3*mib, uint64(i))
 		require.NoError(t, pause(engine, vmm.Options{SaveAll: true}))
 		held, err := engine.Stats()
 		require.NoError(t, err)
 		require.Zero(t, held.Devices[0].Tags[0].WithoutContents)
-		require.EqualValues(t, 2*mib, held.Devices[0].Tags[0].HostBytes, "a pause keeps no blocks of zeros")
 		require.NoError(t, resume(engine, vmm.Options{RetainBackup: retain}))
-		requireFilled(t, none, 2*mib, uint64(i))
+		requireFilled(t, none, 3*mib, uint64(i))
 		require.NoError(t, pause(engine, vmm.Options{RetainBackup: retain}))
 		held, err = engine.Stats()
 		require.NoError(t, err)

@@ -24,11 +24,7 @@ func (e *Engine) MakeKept(ordinal int, size uint64) (descriptor int, bytes uint6
 		return -1, 0, err
 	}
 	bytes = (size + d.granularity - 1) / d.granularity * d.granularity
-	prop := cuda.PinnedOn(ordinal).AsFile()
-	if d.rdma {
-		prop = prop.ForRDMA()
-	}
-	handle, err := d.driver.MemCreateWith(bytes, prop)
+	handle, err := d.driver.MemCreateWith(bytes, d.driver.Exportable(ordinal))
 	if err != nil && !errors.Is(err, cuda.OutOfMemory) {
 		err = fmt.Errorf("device %d, or its driver, makes no memory that can outlive its process: %w", ordinal, err)
 	}

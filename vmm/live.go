@@ -82,14 +82,10 @@ func (e *Engine) ForgetLive(tags []string) {
 	})
 }
 
-// sparse reports whether a pause keeps no blocks of zeros of a segment. Memory without a backup is often a cache, of
-// which a part was never written.
-func (o *Options) sparse(s *segment) bool { return s.sparse || o.SaveAll && s.backup == BackupNone }
-
 // worthKeeping returns what a pause to host memory keeps of the segment, given its sums if there are any; nil: all.
-func (s *segment) worthKeeping(sums []digest.Sum, sparse bool) *parts {
+func (s *segment) worthKeeping(sums []digest.Sum) *parts {
 	p := &parts{lost: s.dead}
-	if sparse && sums != nil {
+	if s.sparse && sums != nil {
 		p.zero = blocks(s.length(), func(block int) bool { return sums[block] == digest.Sum{} }) // of any length
 		p.lost = s.dead.Without(p.zero)
 	} else if s.dead == nil {

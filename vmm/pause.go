@@ -178,7 +178,7 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 // already.
 func (e *Engine) plan(b *batch, o *Options) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
-	sums, err := e.hash(b, segments, o)
+	sums, err := e.hash(b, segments, o.Verify)
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		}
 		to := kept{contents: s.contents, current: true, sums: sums[s]}
 		if kind == BackupHost {
-			to.parts = s.worthKeeping(sums[s], o.sparse(s))
+			to.parts = s.worthKeeping(sums[s])
 		}
 		if item.Sparse = to.parts != nil; item.Sparse {
 			item.Parts = to.parts.kept

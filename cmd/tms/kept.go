@@ -13,6 +13,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/keeper"
 	"tms/internal/readable"
+	"tms/internal/tier"
 	"tms/vmm/cuda"
 )
 
@@ -36,20 +37,24 @@ have attached. Sets that no program has attached then are lost.`,
 				ctx, _ := interruptible()
 				return keeper.New().Serve(ctx, idle)
 			}
-			err := startKeeper()
-			fmt.Fprintf(command.OutOrStdout(), "%d 0\n", cuda.Code(err))
-			if err != nil {
-				fmt.Fprint(command.OutOrStdout(), err)
-			}
-			return nil
+			return answerLibrary(command, startKeeper())
 		},
 	}
 	flags := command.Flags()
-	flags.BoolVar(&start, "start", false, "") // for libtms.so: says "CODE 0", and the error on the next line
+	flags.BoolVar(&start, "start", false, "") // for libtms.so
 	flags.BoolVar(&idle, "idle", false, "")   // for startKeeper
 	_ = flags.MarkHidden("start")
 	_ = flags.MarkHidden("idle")
 	return command
+}
+
+// answerLibrary says "CODE 0", and an error on the next line.
+func answerLibrary(command *cobra.Command, err error) error {
+	fmt.Fprintf(command.OutOrStdout(), "%d 0\n", cuda.Code(err))
+	if err != nil {
+		fmt.Fprint(command.OutOrStdout(), err)
+	}
+	return nil
 }
 
 func startKeeper() error {
@@ -65,7 +70,7 @@ func keptCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "kept",
 		Short: "List the sets of device memory that no process owns",
-		Long: `Lists the sets that the keeper holds. BYTES is the device memory of a whole set,
+		Long: `Lists the sets that the keeper holds. BYTES is what a set takes on its device,
 USERS are the processes that have it open. A set that was dropped or replaced by
 a later one of its name is listed until its last user goes.`,
 		Example: `  tms kept
@@ -93,7 +98,7 @@ a later one of its name is listed until its last user goes.`,
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array")
-	command.AddCommand(keptDropCommand())
+	command.AddCommand(keptDropCommand(), keptDemoteCommand(), keptPromoteCommand())
 	return command
 }
 
@@ -106,6 +111,8 @@ func rowOf(s control.KeptSet) string {
 		state = "replaced"
 	} else if s.Sealed == 0 {
 		state = "being made"
+	} else if s.Place != tier.Device {
+		state = places[s.Place]
 	}
 	return strings.Join([]string{readable.Printable(s.Name), readable.Bytes(s.Bytes), tensors,
 		readable.Cut(readable.Printable(s.Device), 12), state, numbers(s.Users)}, "\t")
@@ -118,8 +125,16 @@ func askKeeper(r control.Request) ([]control.KeptSet, error) {
 	if err := startKeeper(); err != nil {
 		return nil, err
 	}
-	reply, err := keeper.Ask(r)
+	reply, _, err := keeper.Ask(r, -1)
 	return append([]control.KeptSet{}, reply.Sets...), err // for JSON, none is an empty list
+}
+
+func completeSets(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
+	reply, _, _ := keeper.Ask(control.Request{Op: control.List}, -1)
+	for _, s := range reply.Sets {
+		names = append(names, s.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 func keptDropCommand() *cobra.Command {
@@ -128,34 +143,37 @@ func keptDropCommand() *cobra.Command {
 		Short: "Take away a set's name; its memory goes with its last user",
 		Long: `Takes away the names of sets, so that no process can attach them any more.
 The memory of a set is free when no process has it open.`,
-		Example: `  tms kept drop qwen3-8b`,
-		ValidArgsFunction: func(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
-			reply, _ := keeper.Ask(control.Request{Op: control.List})
-			for _, s := range reply.Sets {
-				names = append(names, s.Name)
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
-		},
+		Example:           `  tms kept drop qwen3-8b`,
+		ValidArgsFunction: completeSets,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if len(arguments) == 0 {
-				return errors.New("name the sets (tms kept lists them)")
-			}
-			var failed error
-			for _, name := range arguments {
+			return eachSet(command, arguments, func(name string) (string, error) {
 				sets, err := askKeeper(control.Request{Op: control.Drop, Name: name})
 				if err != nil {
-					fmt.Fprintf(command.ErrOrStderr(), "tms: %s: %v\n", readable.Printable(name), err)
-					failed = errNo
-					continue
+					return "", err
 				}
-				words := "dropped, %s freed"
 				if users := sets[0].Users; len(users) > 0 {
-					words = "dropped; %s are free when process " + numbers(users) + " no longer uses it"
+					return fmt.Sprintf("dropped; %s are free when process %s no longer uses it",
+						readable.Bytes(sets[0].Bytes), numbers(users)), nil
 				}
-				fmt.Fprintf(command.OutOrStdout(), "%s: "+words+"\n", readable.Printable(name),
-					readable.Bytes(sets[0].Bytes))
-			}
-			return failed
+				return fmt.Sprintf("dropped, %s freed", readable.Bytes(sets[0].Bytes)), nil
+			})
 		},
 	}
+}
+
+// eachSet does something with each set that is named, and says what.
+func eachSet(command *cobra.Command, names []string, do func(name string) (string, error)) (failed error) {
+	if len(names) == 0 {
+		return errors.New("name the sets (tms kept lists them)")
+	}
+	for _, name := range names {
+		words, err := do(name)
+		if err == nil {
+			fmt.Fprintf(command.OutOrStdout(), "%s: %s\n", readable.Printable(name), words)
+		} else {
+			fmt.Fprintf(command.ErrOrStderr(), "tms: %s: %v\n", readable.Printable(name), err)
+			failed = errNo
+		}
+	}
+	return failed
 }

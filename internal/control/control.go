@@ -62,11 +62,13 @@ const (
 // The operations in the order in which messages name them, and then those between processes.
 var operations = []string{Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand}
 
-// What the keeper is asked (package keeper), beside Lend. By put and close a process also tells itself which descriptors
-// to keep, for a lend to the next keeper.
+// What the keeper is asked (package keeper), beside Lend. By put and close a process also tells itself which
+// descriptors to keep, for a lend to the next keeper.
 const (
-	Put   = "put"   // gives a set, which this process makes, one more chunk: its descriptor comes with the request
-	Seal  = "seal"  // completes the set: the descriptor of its manifest comes with the request
+	Put = "put" // gives a set, which this process makes, one more chunk: its descriptor comes with the request
+	// Seal completes the set: the descriptor of its manifest comes with the request. Share is the set that this one is a
+	// copy of, if any, which must have the name until then.
+	Seal  = "seal"
 	Open  = "open"  // answers with a set and the descriptor of its manifest, and counts this process as a user
 	Close = "close" // ends an open, or gives up a set that is not complete
 	List  = "list"  // answers with all sets
@@ -119,8 +121,8 @@ type Request struct {
 	// the same client makes it, before the driver's checkpoint. For a resume: the client has undone the checkpoint.
 	// While the process remembers, it refuses all other requests that change something.
 	Everything bool `json:"everything,omitempty"`
-	// To is ToDisk or ToHost for a move. For a pause, ToDisk saves in files the contents that would take new host
-	// memory.
+	// To is ToDisk or ToHost for a move, or for a put of what is there. For a pause, ToDisk saves in files the contents
+	// that would take new host memory.
 	To      string `json:"to,omitempty"`
 	Discard bool   `json:"discard,omitempty"` // for a pause: contents are given up, whatever backup they have
 	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
@@ -235,7 +237,8 @@ type KeptSet struct {
 	Device   string      `json:"device"` // its UUID
 	Sealed   int64       `json:"sealed"` // when, in nanoseconds since 1970; 0: it is not complete
 	Chunks   []KeptChunk `json:"chunks"`
-	Bytes    uint64      `json:"bytes"`    // of device memory
+	Place    string      `json:"place"`    // of its contents: "": the device; ToHost, ToDisk
+	Bytes    uint64      `json:"bytes"`    // on its device
 	Tensors  int         `json:"tensors"`  // 0: its manifest is not of the Python package
 	Replaced bool        `json:"replaced"` // it was dropped or replaced, and a process still uses it
 	Users    []int       `json:"users"`    // processes
@@ -367,7 +370,7 @@ func wrongVersion(version int) error {
 }
 
 func (r *Request) check() error {
-	known := r.To == ToDisk || r.Op == Move && r.To == ToHost
+	known := r.To == ToDisk || (r.Op == Move || r.Op == Put) && r.To == ToHost
 	switch {
 	case (r.Set != 0 || r.Name != "" || r.Device != "" || r.Bytes != 0 || r.Before != 0 || r.Tensors != 0) &&
 		!r.OfKeeper():
@@ -384,7 +387,7 @@ func (r *Request) check() error {
 		return errors.New("only a resume, a move, or a pause without a tag takes everything")
 	case r.Toward != nil && (r.Op != Pause || !r.Everything):
 		return errors.New("only a pause of everything takes toward")
-	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || !known):
+	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause && r.Op != Put || !known):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
 	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard || r.SaveAll) && r.Op != Pause:
 		return fmt.Errorf("only a pause takes timeout, idle, force, keep, hold, discard and save_all, not a %s", r.Op)

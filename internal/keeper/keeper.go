@@ -16,6 +16,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -66,7 +67,7 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 	switch r.Op {
 	case control.Put, control.Seal:
 		if r.Op == control.Put && s == nil && r.Before == 0 {
-			s = newSet(control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device})
+			s = newSet(control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device, Place: r.To})
 			s.maker = from
 		}
 		switch {
@@ -83,11 +84,21 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 			s.Bytes += r.Bytes
 			s.descriptors[r.Share], *given = *given, -1
 		default:
-			s.descriptors[s.ID], *given = *given, -1
-			sealed := time.Now().UnixNano()
-			if before := k.named(s.Name); before != nil { // the clock may have been set back
+			sealed, before := time.Now().UnixNano(), k.named(s.Name)
+			if r.Share != 0 {
+				if before == nil || before.ID != r.Share {
+					err = cuda.Refuse(cuda.NotReady, "another process has replaced or dropped the set meanwhile")
+				} else {
+					err = InUse(before.told(), from.pid)
+				}
+				if err != nil {
+					break
+				}
+			}
+			if before != nil { // the clock may have been set back
 				sealed = max(sealed, before.Sealed+1)
 			}
+			s.descriptors[s.ID], *given = *given, -1
 			s.Sealed, s.Tensors, s.maker, s.users[from] = sealed, r.Tensors, owner{}, 1
 			reply.Sets = []control.KeptSet{s.told()}
 		}
@@ -135,6 +146,16 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		err = fmt.Errorf("the keeper answers no %s", r.Op)
 	}
 	return reply, descriptor, err
+}
+
+// InUse returns an error if a set is on its device and processes but one have it open: it cannot be moved then.
+func InUse(s control.KeptSet, one int) error {
+	others := slices.DeleteFunc(slices.Clone(s.Users), func(pid int) bool { return pid == one })
+	if s.Place != "" || len(others) == 0 {
+		return nil
+	}
+	return cuda.Refuse(cuda.NotReady, "process %s has it open, perhaps paused; it can be demoted when none has",
+		strings.Trim(fmt.Sprint(others), "[]"))
 }
 
 // told is what others are told of a set.

@@ -198,6 +198,44 @@ func TestOneNameForTwo(t *testing.T) {
 	require.Equal(t, 8, replaced)
 }
 
+// A copy takes over the name only from the set that it was made of, and only if nobody else has that open.
+func TestACopyOfASet(t *testing.T) {
+	place := serving(t)
+	make1(t, 10, "a", "chunk")
+	require.True(t, sealed(t, 10, "manifest").OK)
+	copyOf := func(id, of uint64) control.Reply {
+		put := control.Request{Op: control.Put, Set: id, Name: "a", Device: "GPU-1", Share: id + 1, Bytes: 5, To: control.ToHost}
+		require.True(t, asked(t, put, "copy").OK)
+		return asked(t, control.Request{Op: control.Seal, Set: id, Before: 1, Share: of}, "manifest")
+	}
+	other := exec.Command("python3", "-c", fmt.Sprintf(`
+import socket
+s = socket.socket(socket.AF_UNIX)
+s.connect(%q)
+s.sendall(b'{"version":1,"op":"open","name":"a"}\n')
+print(s.recv(1000), flush=True)
+input()
+`, filepath.Join(place, "tms", "keeper.sock")))
+	in, err := other.StdinPipe()
+	require.NoError(t, err)
+	out, err := other.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, other.Start())
+	_, err = out.Read(make([]byte, 1000))
+	require.NoError(t, err)
+	refused := copyOf(20, 10)
+	require.Contains(t, refused.Error, fmt.Sprintf("process %d has it open", other.Process.Pid))
+	require.NoError(t, in.Close())
+	_ = other.Wait()
+	require.Contains(t, copyOf(30, 20).Error, "replaced or dropped the set meanwhile")
+	require.True(t, copyOf(40, 10).OK)
+	reply, _ := exchange(t, control.Request{Op: control.Open, Name: "a"})
+	require.Equal(t, []any{uint64(40), control.ToHost}, []any{reply.Sets[0].ID, reply.Sets[0].Place})
+	require.Contains(t, copyOf(50, 10).Error, "replaced or dropped the set meanwhile")
+	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 60, Name: "b", Share: 61, Bytes: 5, To: "moon"},
+		"x").Error, "no place for contents")
+}
+
 // What clients send or leave out harms nobody else, and leaves no descriptor open.
 func TestClientsThatMisbehave(t *testing.T) {
 	place := serving(t)
@@ -252,6 +290,6 @@ func TestStartSaysWhyNot(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	require.ErrorContains(t, keeper.Start("/nonexistent"), "the keeper cannot be started")
 	require.ErrorContains(t, keeper.Start("/bin/false"), "the keeper has no socket")
-	_, err := keeper.Ask(control.Request{Op: control.List})
+	_, _, err := keeper.Ask(control.Request{Op: control.List}, -1)
 	require.True(t, errors.Is(err, cuda.NotSupported) || cuda.Code(err) == int(cuda.NotSupported), err)
 }

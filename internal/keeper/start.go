@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"errors"
 	"fmt"
 	"os/exec"
 	"syscall"
@@ -17,7 +16,7 @@ const startTime = 20 * time.Second
 
 // Start starts a keeper with a command, unless one runs, and returns when one answers. (setsid: it outlives a terminal)
 func Start(command ...string) error {
-	if _, err := Ask(control.Request{Op: control.List}); err == nil || cuda.Code(err) == int(cuda.Timeout) {
+	if _, _, err := Ask(control.Request{Op: control.List}, -1); err == nil || cuda.Code(err) == int(cuda.Timeout) {
 		return err
 	}
 	keeper := exec.Command(command[0], command[1:]...)
@@ -34,19 +33,20 @@ func Start(command ...string) error {
 			last = true
 		case <-time.After(5 * time.Millisecond):
 		}
-		if _, err := Ask(control.Request{Op: control.List}); err == nil || last {
+		if _, _, err := Ask(control.Request{Op: control.List}, -1); err == nil || last {
 			return err
 		}
 	}
 }
 
-// Ask asks the keeper, if one runs. Errors: that it cannot be asked, or why it refuses.
-func Ask(r control.Request) (control.Reply, error) {
-	reply, _, err := server.Ask(directories, control.Keeper, r, -1) // no descriptor comes with a list or drop
+// Ask asks the keeper, if one runs. given is a descriptor for a put or seal, or -1; the caller closes what comes with
+// an open or lend. Errors: that it cannot be asked, or why it refuses.
+func Ask(r control.Request, given int) (reply control.Reply, came int, err error) {
+	reply, came, err = server.Ask(directories, control.Keeper, r, given)
 	if err != nil {
 		err = fmt.Errorf("the keeper: %w", err)
 	} else if !reply.OK {
-		err = errors.New(reply.Error)
+		err = cuda.Refuse(cuda.Result(reply.Code), "%s", reply.Error)
 	}
-	return reply, err
+	return reply, came, err
 }

@@ -126,15 +126,32 @@ class House:
         os.kill(pid, signal.SIGKILL)
         until(lambda: self.keeper() == 0)
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """The command tms, on the devices of the programs."""
+        return subprocess.Popen(
             [BUILD / "bin" / "tms", *arguments],
-            env={**os.environ, "XDG_RUNTIME_DIR": str(self.place), "TMPDIR": str(self.place)},
-            capture_output=True,
+            env={
+                **environment(),
+                "LD_PRELOAD": "",
+                "XDG_RUNTIME_DIR": str(self.place),
+                "TMPDIR": str(self.place),
+                "CUDASIM_SHARED": self._name,
+                **variables,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=HANGS,
-            check=False,
         )
+
+    def command(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments, **variables) as started:
+            out, err = started.communicate(timeout=HANGS)
+            return subprocess.CompletedProcess(arguments, started.returncode, out, err)
+
+    def move(self, *arguments: str, **variables: str) -> str:
+        done = self.command("kept", *arguments, **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def sets(self) -> Any:
         result = self.command("kept", "--json")
@@ -596,3 +613,153 @@ with socket.socket(socket.AF_UNIX) as s:
     )
     assert "answers no process of user 54321" in answer.stdout, answer
     assert "SCM_RIGHTS" not in answer.stdout and ", []," in answer.stdout
+
+
+def large(house: House) -> Program:
+    """Publishes a set of three chunks in a program that has ended, and returns another."""
+    maker = house.program()
+    maker.does("from tms import _kept; _kept._CHUNK = 1")
+    maker.does(
+        "with tms.kept('set') as k: "
+        "k.publish({str(i): torch.filled(i + 5, 3 << 20, dtype=torch.uint8) for i in range(3)})"
+    )
+    maker.kill()
+    return house.program()
+
+
+INTACT = "[set(tensors[str(i)].bytes()) == {i + 5} for i in range(3)] == [True] * 3"
+
+
+def test_a_set_goes_down_and_comes_back(house: House) -> None:
+    user = large(house)
+    before, size = user.free(), 12 * MiB
+    for steps in (["host"], ["disk"], ["host", "disk", "host"]):
+        for to in steps:
+            assert "set: 12.00 MiB" in house.move("demote", "set", "--to", to)
+            assert [(one["place"], one["bytes"]) for one in house.sets()] == [(to, size)]
+            assert user.free() == before + size
+            assert ("in host memory" if to == "host" else "on disk") in house.move()
+        assert "on the device" in house.move("promote", "set")
+        assert user.free() == before
+        user.does("attached()")
+        assert user.run(INTACT)
+        assert "CUDA error 1" in user.run(OVERWRITE.format("tensors['1']"))
+        user.does("del tensors")
+        house.move("demote", "set")
+        user.does("attached(copy=True)")  # which promotes it
+        assert user.run(INTACT) and house.sets()[0]["place"] == ""
+        user.does("del tensors")
+        until(lambda: house.sets()[0]["users"] == [])
+    assert not [name for name in os.listdir(house.place) if name.startswith("tms-set")]
+    house.move("demote", "set")
+    assert "dropped" in house.move("drop", "set")
+    assert user.free() == before + size and house.sets() == []
+
+
+def test_what_is_open_is_not_demoted(house: House) -> None:
+    user, other = large(house), house.program()
+    user.does("attached()")
+    other.does("k = tms.kept('set').__enter__()")
+    user.run("tms.pause()")
+    refused = house.command("kept", "demote", "set")
+    users = " ".join(map(str, sorted([user.process.pid, other.process.pid])))
+    assert refused.returncode == 1 and f"process {users} has it open" in refused.stderr
+    [one] = house.sets()
+    assert one["place"] == "" and len(one["users"]) == 2
+    user.run("tms.resume()")
+    assert user.run(INTACT)
+    assert "no complete set of that name" in house.command("kept", "demote", "other").stderr
+    assert "host or disk" in house.command("kept", "demote", "set", "--to", "moon").stderr
+
+
+def test_many_open_what_is_demoted(house: House) -> None:
+    """One of them brings it back: there is no room for two."""
+    programs = [large(house), *(house.program() for _ in range(4))]
+    programs[0].does("more = [torch.filled(1, 30 << 20, dtype=torch.uint8) for _ in range(8)]")
+    before = programs[0].free()
+    assert before == 4 * MiB
+    house.move("demote", "set", "--to", "disk")
+    for program in programs:
+        program.tell(json.dumps("attached()"))
+    for program in programs:
+        assert json.loads(program.answer()) is None
+        assert program.run(INTACT)
+    assert [len(one["users"]) for one in house.sets()] == [5]
+    assert programs[0].free() == before
+
+
+def test_moves_beside_publishes_and_attaches(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 1)")
+    for i in range(30):
+        moving = house.start("kept", "demote", "set")
+        maker.tell(json.dumps(f"published('set', {i})"))
+        user.tell(json.dumps("attached()"))
+        assert json.loads(maker.answer()) is None
+        assert json.loads(user.answer()) is None
+        assert user.run("value()") in (i - 1, i, 1)
+        _, words = moving.communicate(timeout=HANGS)
+        assert moving.returncode == 0 or "has it open" in words
+        assert [one["sealed"] > 0 for one in house.sets() if not one["replaced"]] == [True]
+    user.does("attached()")
+    assert user.run("value()") == 29
+    user.does("del tensors")
+    until(lambda: DEVICE_MEMORY - user.free() <= 2 * MiB)
+
+
+@pytest.mark.parametrize("function", ["cuMemImportFromShareableHandle", "cuMemcpyDtoHAsync_v2"])
+def test_a_demotion_that_is_killed(house: House, function: str) -> None:
+    user = large(house)
+    before = user.free()
+    for nth in range(1, 4):
+        killed = house.command("kept", "demote", "set", CUDASIM_FAIL=f"{function}:{nth}:kill")
+        assert killed.returncode == -signal.SIGKILL
+        assert [(one["place"], one["sealed"] > 0) for one in house.sets()] == [("", True)]
+        assert user.free() == before
+    user.does("attached()")
+    assert user.run(INTACT)
+
+
+@pytest.mark.parametrize(
+    "function", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemcpyHtoDAsync_v2"]
+)
+def test_a_promotion_that_is_killed(house: House, function: str) -> None:
+    user = large(house)
+    before = user.free()
+    house.move("demote", "set")
+    for nth in range(1, 4):
+        killed = house.command("kept", "promote", "set", CUDASIM_FAIL=f"{function}:{nth}:kill")
+        assert killed.returncode == -signal.SIGKILL
+        assert [(one["place"], one["sealed"] > 0) for one in house.sets()] == [("host", True)]
+        until(lambda: user.free() == before + 12 * MiB)
+    user.does("attached()")
+    assert user.run(INTACT)
+
+
+def test_moves_that_are_killed_at_any_time(house: House) -> None:
+    user = large(house)
+    before = user.free()
+    for delay in range(30):
+        place = house.sets()[0]["place"]
+        words = ["promote"] if place else ["demote", "--to", "host" if delay % 2 else "disk"]
+        moving = house.start("kept", *words, "set")
+        time.sleep(delay / 300)
+        moving.kill()
+        moving.communicate()
+        until(lambda: [one["sealed"] > 0 for one in house.sets()] == [True])
+        free = before + 12 * MiB if house.sets()[0]["place"] else before
+        until(lambda free=free: user.free() == free)
+    user.does("attached()")
+    assert user.run(INTACT)
+
+
+def test_a_device_without_room_for_a_set(house: House) -> None:
+    user = large(house)
+    house.move("demote", "set")
+    user.does("more = [torch.filled(1, 31 << 20, dtype=torch.uint8) for _ in range(8)]")
+    refused = house.command("kept", "promote", "set")
+    assert refused.returncode == 1 and "has no room for 12.00 MiB" in refused.stderr
+    assert "OutOfMemoryError 2" in user.run("attached()")
+    assert [one["place"] for one in house.sets()] == ["host"]
+    user.does("del more; attached()")
+    assert user.run(INTACT)

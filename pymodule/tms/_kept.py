@@ -40,6 +40,7 @@ def kept(name: str) -> Kept:
     Raises:
         ValueError: it is no such name.
         TmsError: the keeper cannot be started, or does not answer.
+        OutOfMemoryError: entering the body, of a demoted set for which its device has no room.
         NotPreloadedError: the process was started without libtms.so.
     """
     if not 0 < len(name.encode()) < 256 or "\0" in name:

@@ -57,6 +57,17 @@ func (d *Driver) DeviceUUID(device Device) (string, error) {
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", n[:4], n[4:6], n[6:8], n[8:10], n[10:]), err
 }
 
+// DeviceBy returns the ordinal of the device with a UUID, or -1.
+func (d *Driver) DeviceBy(uuid string) int {
+	count, _ := d.DeviceCount() // without devices there is none
+	for ordinal := range count {
+		if found, err := d.DeviceUUID(Device(ordinal)); err == nil && found == uuid {
+			return ordinal
+		}
+	}
+	return -1
+}
+
 // DeviceTotalMem is cuDeviceTotalMem, in bytes.
 func (d *Driver) DeviceTotalMem(device Device) (bytes uint64, err error) {
 	err = d.call("cuDeviceTotalMem_v2", uintptr(unsafe.Pointer(&bytes)), uintptr(device))

@@ -91,6 +91,15 @@ func (p AllocationProp) AsFile() AllocationProp {
 	return p
 }
 
+// Exportable asks for memory that can be exported as a file descriptor, usable for GPUDirect RDMA if the device can.
+func (d *Driver) Exportable(device int) AllocationProp {
+	rdma, err := d.DeviceAttribute(AttributeGPUDirectRDMAWithVMMSupported, Device(device))
+	if err == nil && rdma != 0 { // older drivers do not know the attribute
+		return PinnedOn(device).AsFile().ForRDMA()
+	}
+	return PinnedOn(device).AsFile()
+}
+
 // IsFile reports whether the memory can be exported as a file descriptor.
 func (p AllocationProp) IsFile() bool { return p.requestedHandleTypes&handleTypeFile != 0 }
 

@@ -116,7 +116,7 @@ def compare(starts: dict[str, Callable[[], Engine]]) -> dict[str, Engine]:
         engine = engines[name] = start()
         expected.append([engine.first, engine.says("tokens")])
         assert expected[-1] == expected[0], name
-    print(f"\n{llama.WEIGHTS} GiB of weights, seconds: the model's load, process to first tokens")
+    print(f"\n{llama.WEIGHTS} GiB of weights, seconds of the model's load, and to first tokens:")
     for name, engine in engines.items():
-        print(f"{name:24}{engine.loading:8.2f}{engine.seconds:8.2f}")
+        print(f"{name:24}{engine.loading:8.2f}{engine.seconds:8.2f} seconds")
     return engines

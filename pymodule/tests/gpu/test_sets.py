@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,7 +108,7 @@ class Program(Follower):
 
 def command(*arguments: str) -> str:
     done = subprocess.run(
-        [TMS, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [TMS, *arguments], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -237,6 +239,31 @@ def test_pauses(gib: int) -> None:
     print(f"everything: {out:.0f} ms, back {back:.0f} ms")
     user.does(f"check(model, {gib})")
     user.kill()
+
+
+def test_host_memory_and_disk(gib: int) -> None:
+    before = free_memory()
+    room = {"host": gib + 8, "disk": shutil.disk_usage(tempfile.gettempdir()).free >> 30}
+    for to in ("host", "disk"):
+        if room[to] <= gib:
+            print(f"no room for {gib} GiB on {to}")
+            continue
+        print(command("kept", "demote", "gpu", "--to", to), end="")
+        until_free(before + (gib << 30))
+        print(command("kept", "promote", "gpu"), end="")
+        user = Program()
+        user.takes(f"attached({gib})")
+        user.does(f"check(model, {gib})")
+        user.kill()
+    killed = subprocess.Popen([TMS, "kept", "demote", "gpu"])
+    time.sleep(1)
+    killed.kill()
+    killed.wait()
+    user = Program()
+    user.takes(f"attached({gib})")  # promotes it if it was faster
+    user.does(f"check(model, {gib})")
+    user.kill()
+    until_free(before)
 
 
 def another_keeper(users: list[int]) -> None:
