@@ -78,9 +78,9 @@ static void use(const char *directory)
 	EXPECT(cudaFree(peer), 0);
 	tms_pool *pool = NULL;
 	void *block = NULL;
-	EXPECT(tms_pool_create(&pool, "bfc", "memory_limit=8MiB,retry_ms=20", 0), 0);
+	EXPECT(tms_pool_create(&pool, "bfc", "memory_limit=8MiB", 0), 0);
 	EXPECT(tms_pool_malloc(pool, &block, MIB, stream), 0);
-	EXPECT(tms_pool_malloc(pool, &hog, 7 * MIB, stream), 2); /* after 20 ms */
+	EXPECT(tms_pool_malloc(pool, &hog, 7 * MIB, stream), 2);
 	EXPECT(tms_pool_destroy(pool), 0);
 	EXPECT(tms_trim(), 0);
 	CHECK(tms_stats_json(NULL, 0) > 0);

@@ -62,29 +62,50 @@ func (l *Ledger[T]) Empty(drop func(uintptr, Block[T])) {
 type Base struct {
 	sync.Mutex
 	account *Account
-	trim    func() (uint64, error)
-	end     func()
-	detail  func() any
+	hooks   Hooks
 }
 
-// Hook sets the kind's part of these calls, under the lock. trim gives idle segments back; end, before trim, ends all
-// live blocks; detail returns Stats.Detail, and may be nil.
-func (b *Base) Hook(account *Account, trim func() (uint64, error), end func(), detail func() any) {
-	b.account, b.trim, b.end, b.detail = account, trim, end, detail
+// Hooks are a kind's part of these calls, under the lock.
+type Hooks struct {
+	Malloc func(size uint64, stream pool.Stream) (pool.Block, error) // the size is not 0
+	Free   func(address uintptr) error                               // nor is the address
+	Trim   func() (uint64, error)                                    // gives idle segments back
+	End    func()                                                    // before a last Trim: ends all live blocks
+	Detail func() any                                                // Stats.Detail; nil: there is none
+}
+
+func (b *Base) Hook(account *Account, hooks Hooks) { b.account, b.hooks = account, hooks }
+
+func (b *Base) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
+	if size == 0 {
+		return pool.Block{}, nil
+	}
+	b.Lock()
+	defer b.Unlock()
+	return b.hooks.Malloc(size, stream)
+}
+
+func (b *Base) Free(address uintptr) error {
+	if address == 0 {
+		return nil
+	}
+	b.Lock()
+	defer b.Unlock()
+	return b.hooks.Free(address)
 }
 
 func (b *Base) Trim() (uint64, error) {
 	b.Lock()
 	defer b.Unlock()
-	return b.trim()
+	return b.hooks.Trim()
 }
 
 func (b *Base) Stats() pool.Stats {
 	b.Lock()
 	defer b.Unlock()
 	stats := b.account.Stats()
-	if b.detail != nil {
-		stats.Detail = b.detail()
+	if b.hooks.Detail != nil {
+		stats.Detail = b.hooks.Detail()
 	}
 	return stats
 }
@@ -99,7 +120,7 @@ func (b *Base) ResetPeakStats() {
 func (b *Base) Destroy() error {
 	b.Lock()
 	defer b.Unlock()
-	b.end()
-	_, err := b.trim()
+	b.hooks.End()
+	_, err := b.hooks.Trim()
 	return err
 }
