@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/addresses"
 )
 
 type Block[T any] struct {
@@ -17,22 +16,22 @@ type Block[T any] struct {
 // Ledger is the account of a pool that keeps nothing else of a live block.
 type Ledger[T any] struct {
 	Account
-	live addresses.Table[Block[T]]
+	live map[uintptr]Block[T]
 }
 
 func New[T any](kind string, source pool.Source) *Ledger[T] {
-	return &Ledger[T]{Account: NewAccount(kind, source)}
+	return &Ledger[T]{NewAccount(kind, source), map[uintptr]Block[T]{}}
 }
 
 func (l *Ledger[T]) Enter(address uintptr, b Block[T]) pool.Block {
-	l.live.Insert(address, b)
+	l.live[address] = b
 	l.CountMalloc(b.Requested, b.Size)
 	return pool.Block{Address: address, Size: b.Size}
 }
 
 // Find returns the live block that starts at address. Errors: pool.ErrInvalidAddress.
 func (l *Ledger[T]) Find(address uintptr) (Block[T], error) {
-	b, found := l.live.Find(address)
+	b, found := l.live[address]
 	if !found {
 		return b, l.Invalid(address)
 	}
@@ -41,21 +40,22 @@ func (l *Ledger[T]) Find(address uintptr) (Block[T], error) {
 
 // Remove ends the live block that starts at address and returns it. Errors: pool.ErrInvalidAddress.
 func (l *Ledger[T]) Remove(address uintptr) (Block[T], error) {
-	b, found := l.live.Remove(address)
-	if !found {
-		return b, l.Invalid(address)
+	b, err := l.Find(address)
+	if err != nil {
+		return b, err
 	}
+	delete(l.live, address)
 	l.CountFree(b.Requested, b.Size)
 	return b, nil
 }
 
 // Empty ends all live blocks and hands each to drop.
 func (l *Ledger[T]) Empty(drop func(uintptr, Block[T])) {
-	for address, b := range l.live.All() {
+	for address, b := range l.live {
 		l.CountFree(b.Requested, b.Size)
 		drop(address, b)
 	}
-	l.live = addresses.Table[Block[T]]{}
+	clear(l.live)
 }
 
 // Base has the lock, and those calls of pool.Pool in which kinds differ only by a hook. Every kind embeds it.
