@@ -127,14 +127,14 @@ struct function *function_find(const struct kernel *kernel, const struct context
 {
 	struct function *function;
 	for (uint64_t cursor = 0; (function = object_next(FUNCTION, &cursor));)
-		if ((!kernel || function->kernel == kernel) && (!context || function->context == context))
+		if ((!kernel || function->kernel == kernel) && function->context == context)
 			return function;
 	return NULL;
 }
 
-void functions_forget(const struct kernel *kernel, const struct context *context)
+void functions_forget(const struct context *context)
 {
 	struct function *function;
-	while ((function = function_find(kernel, context)))
+	while ((function = function_find(NULL, context)))
 		object_delete(&function->object);
 }
