@@ -27,11 +27,8 @@ type CudartLibrary struct {
 func (r *Report) examineCudart(main *image) {
 	p := r.Program
 	majors := map[int]bool{}
-	var inside, looks []string
+	var inside []string
 	for n, i := range append([]*image{main}, p.images...) {
-		if i.looksForCUDA && !i.isOurs() {
-			looks = append(looks, i.base())
-		}
 		if i.isCudart() {
 			library := CudartLibrary{i.path, majorOf(i)}
 			p.Cudart.Libraries = append(p.Cudart.Libraries, library)
@@ -69,11 +66,6 @@ func (r *Report) examineCudart(main *image) {
 	default:
 		r.add(Note, "cudart", "it depends on no libcudart and loads nothing at run time: there is nothing to "+
 			"interpose", "")
-	}
-	if len(looks) > 0 && !shared {
-		r.add(Note, "cudart-weak", fmt.Sprintf("weak references to CUDA's functions (%s) find those of libtms.so, "+
-			"also where there is no CUDA: they return 302 then", strings.Join(looks, ", ")),
-			"to find out whether there is CUDA look for cuInit or cudaGetDeviceCount, which libtms.so does not define")
 	}
 	if len(majors) > 1 {
 		r.add(Warning, "cudart-versions", "it has more than one major version of libcudart: calls of all of them go "+
