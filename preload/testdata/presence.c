@@ -50,10 +50,9 @@ static void use(const char *directory)
 	tms_set_disk_backup_dir(directory);
 	tms_set_enable_disk_backup(true);
 	EXPECT(cudaMalloc(&disk, 40 * MIB), 0);
-	tms_set_enable_disk_backup(false);
-	tms_set_enable_peer_backup(true, 1);
+	EXPECT(tms_set_backup("peer:1"), 0);
 	EXPECT(cudaMalloc(&peer, 40 * MIB), 0);
-	tms_set_enable_peer_backup(false, -1);
+	EXPECT(tms_set_backup("none"), 0);
 	tms_set_interesting_region(false);
 	fill(disk, 40 * MIB, 2);
 	fill(peer, 40 * MIB, 3);
