@@ -14,11 +14,11 @@ type Cudart struct {
 	Linkage   string          `json:"linkage"` // shared, static, both; none: it may still load one at run time
 	Sure      string          `json:"sure"`    // for static: certain or likely
 	Sign      string          `json:"sign"`    // for static: why
-	Libraries []CudartLibrary `json:"libraries"`
+	Libraries []cudartLibrary `json:"libraries"`
 }
 
-// CudartLibrary is one shared CUDA runtime.
-type CudartLibrary struct {
+// cudartLibrary is one shared CUDA runtime.
+type cudartLibrary struct {
 	Path  string `json:"path"`
 	Major int    `json:"major"` // 0 if the name does not say
 }
@@ -30,7 +30,7 @@ func (r *Report) examineCudart(main *image) {
 	var inside []string
 	for n, i := range append([]*image{main}, p.images...) {
 		if i.isCudart() {
-			library := CudartLibrary{i.path, majorOf(i)}
+			library := cudartLibrary{i.path, majorOf(i)}
 			p.Cudart.Libraries = append(p.Cudart.Libraries, library)
 			majors[library.Major] = true
 			r.examineMajor(library)
@@ -99,7 +99,7 @@ func majorOf(i *image) int {
 	return 0
 }
 
-func (r *Report) examineMajor(library CudartLibrary) {
+func (r *Report) examineMajor(library cudartLibrary) {
 	if library.Major > r.Driver.major && r.Driver.major != 0 {
 		r.add(Error, "cudart-version", fmt.Sprintf("%s needs a driver for CUDA %d; this one is for CUDA %s",
 			library.Path, library.Major, r.Driver.CUDAVersion),
