@@ -155,9 +155,7 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	for _, argument := range []string{"version", "--version"} {
-		stdout, _, code := execute(t, nil, []string{argument})
-		require.Zero(t, code)
-		require.Regexp(t, `^tms \d+\.\d+\.\d+\n$`, stdout)
-	}
+	stdout, _, code := execute(t, nil, []string{"--version"})
+	require.Zero(t, code)
+	require.Regexp(t, `^tms \d+\.\d+\.\d+\n$`, stdout)
 }
