@@ -136,21 +136,6 @@ EXPORT int tms_set_resume_wait(double seconds)
 	return SUCCESS;
 }
 
-EXPORT void tms_set_enable_peer_backup(bool on, int device)
-{
-	if (on && (device < -1 || device >= DEVICES_MOST))
-		error_fail(ERROR_INVALID_VALUE, "%d is no device ordinal; -1 stands for any device", device);
-	else
-		enable(on ? REGION_PEER_OF(device) : REGION_PEER, on);
-}
-
-EXPORT bool tms_get_enable_peer_backup(int *device)
-{
-	if (device && is_on(REGION_PEER))
-		*device = region_get().backup - REGION_PEER_OF(0);
-	return is_on(REGION_PEER);
-}
-
 EXPORT void tms_set_cpu_backup_backend(const char *name)
 {
 	if (!region_parse_backend(name, &region_mine()->mmap))

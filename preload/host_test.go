@@ -273,8 +273,8 @@ func TestEnvironment(t *testing.T) {
 		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=anything"}, "0 0 0 0 0 pinned 0 default", nil}, // which clients set
 		{[]string{"TMS_INIT_ENABEL=1", "TMS_VERIFY_=1", "TMS_=", "TMS", "XTMS_A=1", "TMSA=1", "tms_verify=1"},
 			"0 0 0 0 0 pinned 0 default", []string{"tms: TMS_INIT_ENABEL is no variable of this library and does " +
-				"nothing; the nearest is TMS_INIT_ENABLE\n",
-				"tms: TMS_VERIFY_ is no variable of this library and does nothing; the nearest is TMS_VERIFY\n",
+				"nothing\n",
+				"tms: TMS_VERIFY_ is no variable of this library and does nothing\n",
 				"tms: TMS_ is no variable of this library"}},
 		{[]string{"TMS_" + strings.Repeat("X", 1000) + "=1"}, "0 0 0 0 0 pinned 0 default", []string{"tms: TMS_XXXX"}},
 		{everyVariable(t), "0 0 0 0 0 pinned 0 default", nil},

@@ -121,12 +121,6 @@ func TestEnvironmentIsLeft(t *testing.T) {
 			"X=1\nLD_PRELOAD=libc.so.6 \nY=2\n"},
 		{[]string{"TMS_NO_INHERIT=1", "LD_PRELOAD=libc.so.6:" + ours + ":libm.so.6"},
 			"LD_PRELOAD=libc.so.6:libm.so.6\n"},
-		// What tms run has set aside is restored.
-		{[]string{"A=1", "TMS_BEFORE_LD_PRELOAD=", "TMS_BEFORE_TMS_EXCLUDE=libmine.so", "B=2", "LD_PRELOAD=" + ours,
-			"TMS_EXCLUDE=all", "TMS_NO_INHERIT=1", "TMS_TRACE=/dev/null"},
-			"A=1\nLD_PRELOAD=\nTMS_EXCLUDE=libmine.so\nB=2\n"},
-		{[]string{"TMS_BEFORE_LD_PRELOAD=libm.so.6 ", "LD_PRELOAD=" + ours + ":libm.so.6", "TMS_NO_INHERIT=1"},
-			"LD_PRELOAD=libm.so.6 \n"},
 	} {
 		o := run(t, program, nil, c.environment...).succeeded(t)
 		about := regexp.MustCompile(`(?m)^(TMS_|LD_PRELOAD=|[A-Z]=).*\n`)

@@ -4,19 +4,18 @@
  * An exported descriptor counts as long as it is open.
  *
  * The lock is never held during a CUDA call; account.c's lock is taken below it. A release or unmap is noted before the
- * call, and undone if the call fails. A handle that finds no room here, or was made unseen, counts as shared for good
- * (obstacle_note), and account.c does not count it. */
+ * call. One that fails is not taken back: shared memory then counts as shared for good (obstacle_note), and account.c
+ * counts it no longer. The same holds for a handle that finds no room here, or was made unseen. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { EXPORTED = 1, IMPORTED }; /* how a handle's memory is shared */
+enum { NOT_SHARED, EXPORTED, IMPORTED }; /* how a handle's memory is shared */
 static const char *const calls[] = {NULL, "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"};
 
 HIDDEN _Atomic bool shared_watched;
@@ -109,17 +108,12 @@ static void settle(struct block *handle)
 	table_take(&handles, handle->address);
 }
 
-static void put_back(struct block was, uint32_t references, uint32_t more)
+/* Memory stays shared that a call did not let go of. */
+static int ended(int code, int shared)
 {
-	struct block *found = was.address ? table_find(&handles, was.address) : NULL;
-	if (found) {
-		found->references += references;
-		found->mappings += more;
-	} else if (was.address) {
-		was.references = references;
-		was.mappings = more;
-		put(was);
-	}
+	if (code != SUCCESS && shared)
+		obstacle_note(calls[shared], SUCCESS);
+	return code;
 }
 
 HIDDEN int shared_import(uint64_t *handle, void *shareable, int type)
@@ -195,34 +189,29 @@ HIDDEN int shared_retain(uint64_t *handle, void *address)
 
 HIDDEN int shared_release(uint64_t handle)
 {
-	struct block was = {0};
+	int shared = NOT_SHARED;
 	if (begin()) {
 		struct block *found = table_find(&handles, key(handle));
 		if (found && found->references) {
-			was = *found;
+			shared = found->shared;
 			found->references--;
 			settle(found);
 		}
 		pthread_mutex_unlock(&lock);
 	}
-	int code = forward_cuMemRelease(handle);
-	if (code != SUCCESS && was.address && begin()) {
-		put_back(was, 1, 0);
-		pthread_mutex_unlock(&lock);
-	}
-	return code;
+	return ended(forward_cuMemRelease(handle), shared);
 }
 
-/* A mapping is gone, or was not made. Returns the handle's block as it was. */
-static struct block unmapped(uint64_t handle)
+/* A mapping is gone, or was not made. Returns how the memory is shared. */
+static int unmapped(uint64_t handle)
 {
-	struct block *found = table_find(&handles, key(handle)), was = {0};
+	struct block *found = table_find(&handles, key(handle));
 	if (!found || !found->mappings)
-		return was;
-	was = *found;
+		return NOT_SHARED;
+	int shared = found->shared;
 	found->mappings--;
 	settle(found);
-	return was;
+	return shared;
 }
 
 /* Replaces a mapping there whose end went unseen. */
@@ -256,58 +245,21 @@ HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t ha
 	return code;
 }
 
-/* What an unmap takes out, for when it fails. */
-struct undo {
-	struct piece {
-		struct block mapping, handle; /* as it was before */
-	} *pieces, few[8];
-	size_t count, room;
-	int lost; /* how memory is shared that found no room here */
-};
-
-static void keep(struct undo *undo, struct block mapping, struct block handle)
-{
-	if (undo->count == undo->room) {
-		struct piece *more = malloc(2 * undo->room * sizeof *more);
-		if (!more) {
-			undo->lost = handle.shared ? handle.shared : undo->lost;
-			return;
-		}
-		memcpy(more, undo->pieces, undo->count * sizeof *more);
-		if (undo->pieces != undo->few)
-			free(undo->pieces);
-		undo->pieces = more;
-		undo->room *= 2;
-	}
-	undo->pieces[undo->count++] = (struct piece){mapping, handle};
-}
-
 HIDDEN int shared_unmap(uintptr_t address, size_t size)
 {
-	struct undo undo = {.pieces = undo.few, .room = sizeof undo.few / sizeof *undo.few};
+	int shared = NOT_SHARED;
 	if (begin()) {
 		for (uintptr_t at = address; at - address < size;) { /* several, side by side */
 			struct block mapping = table_take(&mappings, (const void *)at);
 			if (!mapping.address)
 				break;
-			keep(&undo, mapping, unmapped(mapping.handle));
+			int how = unmapped(mapping.handle);
+			shared = how ? how : shared;
 			at += mapping.size;
 		}
 		pthread_mutex_unlock(&lock);
 	}
-	int code = forward_cuMemUnmap(address, size);
-	if (code != SUCCESS && undo.count && begin()) {
-		while (undo.count-- > 0) {
-			put_back(undo.pieces[undo.count].handle, 0, 1);
-			mapped(undo.pieces[undo.count].mapping);
-		}
-		if (undo.lost)
-			obstacle_note(calls[undo.lost], SUCCESS);
-		pthread_mutex_unlock(&lock);
-	}
-	if (undo.pieces != undo.few)
-		free(undo.pieces);
-	return code;
+	return ended(forward_cuMemUnmap(address, size), shared);
 }
 
 HIDDEN const char *shared_obstacle(void)

@@ -50,14 +50,11 @@ int tms_set_backup(const char *kind);
 const char *tms_get_backup(void);
 
 /* Older names for tms_set_backup. Turning one kind on turns the other off, and tms_last_error then says so; turning off
- * a kind that is not on changes nothing. The device of a peer is an ordinal, or -1 for any; get fills it in unless
- * device is NULL or the result is false. */
+ * a kind that is not on changes nothing. */
 void tms_set_enable_cpu_backup(bool on);
 bool tms_get_enable_cpu_backup(void);
 void tms_set_enable_disk_backup(bool on);
 bool tms_get_enable_disk_backup(void);
-void tms_set_enable_peer_backup(bool on, int device);
-bool tms_get_enable_peer_backup(int *device);
 
 /* Whether a pause copies only what has changed since the last one. This is for segments with a host backup, whose host
  * copy then stays while they are active. The library compares blocks of 2 MiB by a 128-bit hash. */

@@ -17,7 +17,7 @@
 static struct complaint {
 	const char *variable;
 	const char *value;    /* NULL: there is no such variable */
-	const char *expected; /* or the name that is nearest */
+	const char *expected;
 } complaints[16];
 static int complaint_count;
 static atomic_flag reported = ATOMIC_FLAG_INIT;
@@ -82,40 +82,13 @@ static const struct variable {
 };
 enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };
 
-/* The prefix of variables that tms run keeps for region_leave_environment because it sets them anew. */
-static const char set_aside[] = "TMS_BEFORE_";
-
-/* The Levenshtein distance. */
-static int distance(const char *from, const char *to)
-{
-	int row[NAME_MOST + 1], length = (int)strlen(to);
-	for (int i = 0; i <= length; i++)
-		row[i] = i;
-	for (int i = 0; from[i]; i++) {
-		int diagonal = row[0]++;
-		for (int j = 0; j < length; j++) {
-			int least = diagonal + (from[i] != to[j]);
-			diagonal = row[j + 1];
-			if (least > diagonal + 1)
-				least = diagonal + 1;
-			if (least > row[j] + 1)
-				least = row[j] + 1;
-			row[j + 1] = least;
-		}
-	}
-	return row[length];
-}
-
 static void unknown(const char *entry)
 {
 	char name[NAME_MOST + 1];
 	snprintf(name, sizeof name, "%.*s", (int)strcspn(entry, "="), entry);
-	const char *nearest = variables[0].name, *kept = region_intern(name); /* the environment is the host's to change */
-	for (int i = 1; i < VARIABLES; i++)
-		if (distance(name, variables[i].name) < distance(name, nearest))
-			nearest = variables[i].name;
+	const char *kept = region_intern(name); /* the environment is the host's to change */
 	if (kept)
-		complain(kept, NULL, nearest);
+		complain(kept, NULL, NULL);
 }
 
 /* Finds misspelt variables, which would count as not set. */
@@ -126,8 +99,6 @@ AT_LOAD static void environment_names(void)
 			continue;
 		size_t length = strcspn(*entry, "=");
 		int i = 0;
-		if (strncmp(*entry, set_aside, sizeof set_aside - 1) == 0)
-			continue;
 		while (i < VARIABLES && (strncmp(variables[i].name, *entry, length) != 0 || variables[i].name[length]))
 			i++;
 		if (i == VARIABLES)
@@ -308,14 +279,11 @@ AT_LOAD HIDDEN void region_leave_environment(const char *const *libraries)
 {
 	static const char preload[] = "LD_PRELOAD=";
 	char **kept = environ, **entry = environ;
-	bool is_kept = getenv("TMS_BEFORE_LD_PRELOAD"); /* whole */
 	if (!environ || !no_inherit)
 		return;
 	for (; *entry; entry++) {
-		if (strncmp(*entry, set_aside, sizeof set_aside - 1) == 0)
-			*kept++ = *entry + sizeof set_aside - 1;
-		else if (strncmp(*entry, preload, sizeof preload - 1) == 0 &&
-			 (is_kept || !without(*entry + sizeof preload - 1, libraries)))
+		if (strncmp(*entry, preload, sizeof preload - 1) == 0 &&
+		    !without(*entry + sizeof preload - 1, libraries))
 			continue;
 		else if (strncmp(*entry, "TMS_", 4) != 0)
 			*kept++ = *entry;
@@ -336,8 +304,7 @@ HIDDEN void region_report_environment(void (*log)(const char *))
 			snprintf(line, sizeof line, "%s=%.100s is not understood; it takes %s", c.variable, c.value,
 				 c.expected);
 		else
-			snprintf(line, sizeof line, "%s is no variable of this library and does nothing; the nearest is %s",
-				 c.variable, c.expected);
+			snprintf(line, sizeof line, "%s is no variable of this library and does nothing", c.variable);
 		log(line);
 	}
 }

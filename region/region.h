@@ -80,7 +80,7 @@ extern struct region_process region_process __attribute__((visibility("hidden"))
 void region_load_environment(void);
 
 /* With TMS_NO_INHERIT, after all was read: takes this library's variables out of the environment and these libraries (a
- * list that ends with NULL) out of LD_PRELOAD, and restores what tms run kept under TMS_BEFORE_. */
+ * list that ends with NULL) out of LD_PRELOAD. */
 void region_leave_environment(const char *const *libraries);
 
 /* Logs one line per environment variable that was not understood, in the first call only. */

@@ -37,8 +37,8 @@ func (e *Engine) tellUngated() {
 	}
 }
 
-// ErrBusy: a device has not finished its work in time.
-var ErrBusy = errors.New("the devices have not finished the work that they were given")
+// errBusy: a device has not finished its work in time.
+var errBusy = errors.New("the devices have not finished the work that they were given")
 
 // AwaitIdle waits until all contexts of all devices have done their work, as long as nobody gives them more. It polls
 // instead of waiting in the driver, so that it can give up. busy then makes the error, with the context current: ask
@@ -53,7 +53,7 @@ func (e *Engine) AwaitIdle(until time.Time, busy func(ordinal int, ask func(cuda
 		if captureForbids(err) {
 			return fmt.Errorf("%w: %w", ErrCapturing, err)
 		}
-		if errors.Is(err, ErrBusy) {
+		if errors.Is(err, errBusy) {
 			return e.driver.With(context, func() error { return busy(ordinal, e.streamIsBusy) })
 		}
 		return err
@@ -79,7 +79,7 @@ func (e *Engine) awaitContext(context cuda.Context, until time.Time) error {
 			return err
 		}
 		if !wait.Sleep(until) {
-			return ErrBusy
+			return errBusy
 		}
 	}
 }
@@ -93,7 +93,7 @@ var soonAgain = backoff.Backoff{Next: firstLook, Most: 200 * time.Microsecond}
 func (e *Engine) awaitContextAside(context cuda.Context, until time.Time) error {
 	for wait := soonAgain; !e.waitingAside.CompareAndSwap(false, true); {
 		if !wait.Sleep(until) {
-			return ErrBusy
+			return errBusy
 		}
 	}
 	result := make(chan error, 1)
@@ -105,6 +105,6 @@ func (e *Engine) awaitContextAside(context cuda.Context, until time.Time) error 
 	case err := <-result:
 		return err
 	case <-time.After(time.Until(until)):
-		return ErrBusy
+		return errBusy
 	}
 }

@@ -189,8 +189,9 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	target, reached := b.device.near[there.Device]
 	e.mu.Unlock()
 	if b.job.Portable = reached; reached { // caches get the room that is left
-		dense := func(s *segment) bool { return !o.sparse(s) }
-		segments = append(filter(segments, dense), filter(segments, o.sparse)...)
+		sparse := func(s *segment) bool { return s.sparse }
+		dense := func(s *segment) bool { return !s.sparse }
+		segments = append(filter(segments, dense), filter(segments, sparse)...)
 	}
 	for _, s := range segments {
 		kind := o.backupOf(s)

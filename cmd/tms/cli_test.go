@@ -97,11 +97,9 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"top x":        `tms: tms top takes flags alone, and "x" is none; see tms top --help` + "\n",
 		"top --job ":   "the job is empty",
 
-		"idle":                     "name the processes by number",
-		"idle x":                   `"x" is no process`,
-		"idle 1 --tag ":            "the tag is empty",
-		"idle 1 --lock /none/such": "tms: --lock /none/such cannot be opened: no such file or directory\n",
-		"idle 1 --slice 1s":        "--slice needs --lock",
+		"idle":          "name the processes by number",
+		"idle x":        `"x" is no process`,
+		"idle 1 --tag ": "the tag is empty",
 
 		"share":                 "name one process by its number",
 		"share 1 2":             "name one process by its number",
@@ -160,9 +158,7 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	for _, argument := range []string{"version", "--version"} {
-		stdout, _, code := execute(t, nil, []string{argument})
-		require.Zero(t, code)
-		require.Regexp(t, `^tms \d+\.\d+\.\d+\n$`, stdout)
-	}
+	stdout, _, code := execute(t, nil, []string{"--version"})
+	require.Zero(t, code)
+	require.Regexp(t, `^tms \d+\.\d+\.\d+\n$`, stdout)
 }

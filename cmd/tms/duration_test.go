@@ -25,11 +25,9 @@ func TestDuration(t *testing.T) {
 // Every flag that takes a time takes the same, and refuses the same with the same words.
 func TestTimes(t *testing.T) {
 	ownSockets(t)
-	lock := " --lock " + t.TempDir() + "/lock"
 	for line, least := range map[string]string{"pause 999999999 --timeout": "0s", "resume 999999999 --wait": "0s",
 		"swap 999999998 999999999 --timeout": "0s", "swap 999999998 999999999 --wait": "0s",
-		"record 999999999 --for": "0s", "idle 999999999 --after": "50ms",
-		"idle 999999999" + lock + " --slice": "50ms"} {
+		"record 999999999 --for": "0s", "idle 999999999 --after": "50ms"} {
 		words := strings.Fields(line)
 		for _, given := range []string{"60", "60s", "1m", "0.5"} {
 			_, _, code := command(t, append(slices.Clone(words), given)...)

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -92,15 +91,6 @@ func (s *steered) count(words string) int {
 	number, err := strconv.Atoi(s.do(words))
 	require.NoError(s.t, err)
 	return number
-}
-
-// locked takes a lock as flock(1) does, once nobody has it.
-func locked(t *testing.T, path string) (unlock func()) {
-	t.Helper()
-	file, err := os.Open(path)
-	require.NoError(t, err)
-	require.NoError(t, syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
-	return func() { require.NoError(t, file.Close()) }
 }
 
 func waits(t *testing.T, answer <-chan string) {
@@ -234,93 +224,6 @@ func TestIdleIsNotBusy(t *testing.T) {
 	one.comesTo(0)
 	require.Equal(t, "ok", one.do("check"))
 	watch.interrupted()
-}
-
-// With a lock, two are never active at once, whichever calls, and however they are watched.
-func TestIdleWithLock(t *testing.T) {
-	for name, apart := range map[string]bool{"one command": false, "two commands": true} {
-		t.Run(name, func(t *testing.T) {
-			start := sharing(t, "256M")
-			one, other, third := start(), start(), start()
-			file := filepath.Join(t.TempDir(), "lock")
-			arguments := []string{"--after", "100ms", "--lock", file}
-			if apart {
-				idle(t, append(arguments, one.number())...)
-				idle(t, append(arguments, other.number())...)
-			} else {
-				idle(t, append(arguments, one.number(), other.number())...)
-			}
-			free := func() int { return third.count("free") }
-			const together = 256 - 3*32
-			// Both run at the beginning. Once both are paused, tms idle looks after both.
-			require.Eventually(t, func() bool { return free() == 256-32 }, time.Minute, time.Millisecond)
-			for range hermetic.Often(10, 4) {
-				x, y := one.background("check"), other.background("check")
-				for x != nil || y != nil {
-					select {
-					case answer := <-x:
-						require.Equal(t, "ok", answer)
-						x = nil
-					case answer := <-y:
-						require.Equal(t, "ok", answer)
-						y = nil
-					default:
-						require.Greater(t, free(), together)
-					}
-				}
-			}
-			unlock := locked(t, file) // once both are idle
-			require.Equal(t, 256-32, free())
-			answer := one.background("check")
-			waits(t, answer)
-			unlock()
-			require.Equal(t, "ok", <-answer)
-		})
-	}
-}
-
-// Two that always have work share a device by slices, also with a program that takes the lock itself; no call fails.
-func TestIdleBySlices(t *testing.T) {
-	start := sharing(t, "256M")
-	one, other, third := start(), start(), start()
-	file := filepath.Join(t.TempDir(), "lock")
-	watch := idle(t, one.number(), other.number(), "--after", "1h", "--lock", file, "--slice", "150ms")
-	free := func() int { return third.count("free") }
-	const together = 256 - 3*32
-	require.Eventually(t, func() bool { return free() > together }, time.Minute, time.Millisecond, "both run at first")
-	for _, s := range []*steered{one, other} {
-		require.Equal(t, "ok", s.do("work"))
-	}
-	for _, s := range []*steered{one, other, one, other, one, other} { // each gets to work, again and again
-		before, over := s.count("cycles"), s.number()+": has run for "
-		slices := strings.Count(watch.said(), over)
-		require.Eventually(t, func() bool {
-			require.Greater(t, free(), together)
-			return strings.Count(watch.said(), over) > slices && s.count("cycles") > before
-		}, 60*time.Second, 5*time.Millisecond)
-	}
-	unlock := locked(t, file) // it gets its turn, too
-	require.Equal(t, 256-32, free())
-	before := [2]int{one.count("cycles"), other.count("cycles")}
-	time.Sleep(400 * time.Millisecond) // longer than a slice, which does not bind it
-	require.Equal(t, before, [2]int{one.count("cycles"), other.count("cycles")})
-	unlock()
-	for _, answer := range []<-chan string{one.background("calm"), other.background("calm")} {
-		require.NotEmpty(t, <-answer) // its threads have found what they wrote, and have ended
-	}
-	for _, answer := range []<-chan string{one.background("check"), other.background("check")} {
-		require.Equal(t, "ok", <-answer)
-	}
-	watch.interrupted()
-
-	// If nobody waits, a slice does not end.
-	alone := start()
-	watch = idle(t, alone.number(), "--after", "1h", "--lock", file, "--slice", "50ms")
-	require.Equal(t, "ok", alone.do("work"))
-	time.Sleep(500 * time.Millisecond)
-	require.NotEmpty(t, alone.do("calm"))
-	watch.interrupted()
-	require.Empty(t, watch.said())
 }
 
 func TestIdleIsRefused(t *testing.T) {

@@ -20,8 +20,9 @@ import (
 func keeperCommand() *cobra.Command {
 	var start, idle bool
 	command := &cobra.Command{
-		Use:   "keeper",
-		Short: "Hold sets of device memory that no process owns",
+		Use:    "keeper",
+		Hidden: true,
+		Short:  "Hold sets of device memory that no process owns",
 		Long: `Holds the sets of tensors that programs publish (tms.kept in Python), until
 Ctrl-C. It needs no GPU. Each user has one. The first program that publishes or
 attaches a set starts it, and it then ends when it has had no set for a minute.

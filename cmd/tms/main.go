@@ -85,18 +85,15 @@ func rootCommand() *cobra.Command {
 	root.SetVersionTemplate("tms {{.Version}}\n")
 	root.InitDefaultHelpFlag()
 	root.InitDefaultVersionFlag()
-	_ = root.Flags().MarkHidden("help") // the help's last line names this one, and a command replaces the next
+	_ = root.Flags().MarkHidden("help") // the help's last line names it
 	_ = root.Flags().MarkHidden("version")
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
 	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
 		moveCommand(), idleCommand(), shareCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(),
-		replayCommand(), keptCommand(), keeperCommand(), versionCommand())
+		replayCommand(), keptCommand(), keeperCommand())
 	root.CompletionOptions.HiddenDefaultCmd = true // the overview has 25 lines, and docs/cli.md the rest
-	for _, command := range root.Commands() {
-		command.Hidden = command.Name() == "keeper" || command.Name() == "version"
-	}
 	return root
 }
 
@@ -141,18 +138,4 @@ func noArguments(command *cobra.Command, arguments []string) error {
 		return fmt.Errorf("%s takes flags alone, and %q is none; see %[1]s --help", command.CommandPath(), arguments[0])
 	}
 	return nil
-}
-
-func versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Long:  "Prints the version, one for this command, libtms.so and the Python package.",
-		Args:  noArguments,
-
-		ValidArgsFunction: cobra.NoFileCompletions,
-		Run: func(command *cobra.Command, _ []string) {
-			fmt.Fprintln(command.OutOrStdout(), "tms", version)
-		},
-	}
 }

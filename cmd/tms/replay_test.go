@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -102,19 +101,6 @@ func TestReplayJoinsRegions(t *testing.T) {
 		require.Zero(t, code)
 		got := objects(t, stdout)[0]
 		require.Equal(t, []any{source, failures}, []any{got["source"], got["failures"]})
-	}
-}
-
-// The measurements replay a trace many times, and each fails many times; what the pool held is printed once.
-func TestReplayDumpsOnce(t *testing.T) {
-	t.Parallel()
-	path := traced(t, slices.Repeat([]string{"allocate failure,0x0,9000000,0x0", "allocate failure,0x0,3000000,0x0"},
-		10)...)
-	for _, options := range [][]string{{"--option", "memory_limit=2MiB,dump_log_on_failure=true"},
-		{"--option", "dump_log_on_failure=true", "--memory", "2MiB"}} {
-		_, stderr, code := execute(t, nil, append([]string{"replay", "--pool", "bfc", path}, options...))
-		require.Zero(t, code)
-		require.Equal(t, 1, strings.Count(stderr, "out of memory for "), stderr)
 	}
 }
 

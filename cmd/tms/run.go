@@ -180,9 +180,6 @@ func (e notRunError) status() int {
 	return 126
 }
 
-// setAside is the prefix of the variables that libtms.so puts back under TMS_NO_INHERIT.
-const setAside = "TMS_BEFORE_"
-
 // environment returns the program's environment: own, with the variables of set.
 func environment(own []string, set map[string]string) []string {
 	var made []string
@@ -191,12 +188,8 @@ func environment(own []string, set map[string]string) []string {
 		if name == "LD_PRELOAD" {
 			set[name] = joined(append(strings.Split(set[name], ":"), strings.FieldsFunc(value, separates)...))
 		}
-		_, ours := set[name]
-		if !ours {
+		if _, ours := set[name]; !ours {
 			made = append(made, entry)
-		}
-		if set["TMS_NO_INHERIT"] != "" && (ours || strings.HasPrefix(name, "TMS_")) {
-			made = append(made, setAside+entry)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(set)) {

@@ -14,11 +14,11 @@ type Cudart struct {
 	Linkage   string          `json:"linkage"` // shared, static, both; none: it may still load one at run time
 	Sure      string          `json:"sure"`    // for static: certain or likely
 	Sign      string          `json:"sign"`    // for static: why
-	Libraries []CudartLibrary `json:"libraries"`
+	Libraries []cudartLibrary `json:"libraries"`
 }
 
-// CudartLibrary is one shared CUDA runtime.
-type CudartLibrary struct {
+// cudartLibrary is one shared CUDA runtime.
+type cudartLibrary struct {
 	Path  string `json:"path"`
 	Major int    `json:"major"` // 0 if the name does not say
 }
@@ -27,13 +27,10 @@ type CudartLibrary struct {
 func (r *Report) examineCudart(main *image) {
 	p := r.Program
 	majors := map[int]bool{}
-	var inside, looks []string
+	var inside []string
 	for n, i := range append([]*image{main}, p.images...) {
-		if i.looksForCUDA && !i.isOurs() {
-			looks = append(looks, i.base())
-		}
 		if i.isCudart() {
-			library := CudartLibrary{i.path, majorOf(i)}
+			library := cudartLibrary{i.path, majorOf(i)}
 			p.Cudart.Libraries = append(p.Cudart.Libraries, library)
 			majors[library.Major] = true
 			r.examineMajor(library)
@@ -70,11 +67,6 @@ func (r *Report) examineCudart(main *image) {
 		r.add(Note, "cudart", "it depends on no libcudart and loads nothing at run time: there is nothing to "+
 			"interpose", "")
 	}
-	if len(looks) > 0 && !shared {
-		r.add(Note, "cudart-weak", fmt.Sprintf("weak references to CUDA's functions (%s) find those of libtms.so, "+
-			"also where there is no CUDA: they return 302 then", strings.Join(looks, ", ")),
-			"to find out whether there is CUDA look for cuInit or cudaGetDeviceCount, which libtms.so does not define")
-	}
 	if len(majors) > 1 {
 		r.add(Warning, "cudart-versions", "it has more than one major version of libcudart: calls of all of them go "+
 			"to the first that libtms.so finds", "make the program and its libraries use one version")
@@ -107,7 +99,7 @@ func majorOf(i *image) int {
 	return 0
 }
 
-func (r *Report) examineMajor(library CudartLibrary) {
+func (r *Report) examineMajor(library cudartLibrary) {
 	if library.Major > r.Driver.major && r.Driver.major != 0 {
 		r.add(Error, "cudart-version", fmt.Sprintf("%s needs a driver for CUDA %d; this one is for CUDA %s",
 			library.Path, library.Major, r.Driver.CUDAVersion),

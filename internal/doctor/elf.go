@@ -27,7 +27,6 @@ type image struct {
 	definesCUDA   []string // exports of CUDA's functions
 	importsCudart bool     // takes CUDA runtime functions from elsewhere
 	importsDlopen bool
-	looksForCUDA  bool // by weak references to its functions
 }
 
 // openImage reads the ELF file that a program sees at path and this command sees at file.
@@ -87,9 +86,6 @@ func filters(f *elf.File) (names []string) {
 func (i *image) readSymbols(f *elf.File) {
 	symbols, _ := f.DynamicSymbols()
 	for _, s := range symbols {
-		if s.Section == elf.SHN_UNDEF && elf.ST_BIND(s.Info) == elf.STB_WEAK && isCUDAFunction(s.Name) {
-			i.looksForCUDA = true
-		}
 		switch {
 		case s.Section != elf.SHN_UNDEF:
 			if isCUDAFunction(s.Name) {

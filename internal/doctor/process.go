@@ -17,7 +17,6 @@ type process struct {
 	path        string // of the program
 	environment environment
 	mapped      []mapped // files
-	mappings    int      // of every kind
 	library     *mapped  // libtms.so
 	secure      bool     // it was started in secure-execution mode
 }
@@ -68,7 +67,6 @@ func openProcess(pid int) (*process, error) {
 
 func (p *process) readMaps(text string) {
 	known := map[string]bool{}
-	p.mappings = strings.Count(text, "\n")
 	for _, line := range strings.Split(text, "\n") {
 		// address permissions offset device inode path, which may have spaces
 		fields := strings.SplitN(line, " ", 6)

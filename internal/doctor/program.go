@@ -51,7 +51,7 @@ func (p *Program) python() bool {
 
 func newProgram(path string, pid int) *Program {
 	return &Program{Path: path, PID: pid, Preloaded: []string{},
-		Cudart: Cudart{Linkage: "none", Libraries: []CudartLibrary{}}}
+		Cudart: Cudart{Linkage: "none", Libraries: []cudartLibrary{}}}
 }
 
 // preload notes the entries of its LD_PRELOAD and of a file.

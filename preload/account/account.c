@@ -4,7 +4,8 @@
  *
  * The lock is never held during a CUDA call. A free is noted before the call, because another thread may get the
  * address at once, and noted again if the call fails; an allocation is noted after the call. For memory made by
- * cuMemCreate, preload/shared.c counts handles and mappings. A pool is noted once, and account.go asks for its size.
+ * cuMemCreate, preload/shared.c counts handles and mappings. A pool is noted when it is first used, and account.go asks
+ * for its size.
  *
  * A forked child has no account: CUDA does not survive fork. */
 #define _GNU_SOURCE
@@ -227,8 +228,8 @@ HIDDEN void account_pool(void *pool, const void *caller)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Takes out the pools that match, into taken unless that is NULL, and waits until nobody asks for their sizes. */
-static void take_pools(const void *pool, int device, struct account_pool *taken)
+/* Takes out a pool, or with NULL those of a device, and waits until nobody asks for their sizes. */
+static void take_pools(const void *pool, int device)
 {
 	if (!begin())
 		return;
@@ -237,8 +238,6 @@ static void take_pools(const void *pool, int device, struct account_pool *taken)
 			i++;
 			continue;
 		}
-		if (taken)
-			*taken = pools[i];
 		pools[i] = pools[--pool_count];
 	}
 	pthread_mutex_unlock(&lock);
@@ -246,30 +245,19 @@ static void take_pools(const void *pool, int device, struct account_pool *taken)
 		sched_yield();
 }
 
-static int destroy_pool(void *pool, int (*destroy)(void *))
-{
-	struct account_pool taken = {0};
-	if (pool)
-		take_pools(pool, 0, &taken);
-	int code = destroy(pool);
-	if (code != SUCCESS && taken.pool && begin()) {
-		if (pool_count < POOLS_MAX)
-			pools[pool_count++] = taken;
-		pthread_mutex_unlock(&lock);
-	}
-	return code;
-}
-
-/* A reset of the device ends its pools. Those that it leaves are noted again when they are used. */
+/* A reset of the device ends its pools. A pool that is left, also by a destruction that fails, is noted again when it
+ * is used. */
 HIDDEN void account_device_resets(int device)
 {
-	take_pools(NULL, device, NULL);
+	take_pools(NULL, device);
 }
 
 #define DESTROYS(symbol)                                                                           \
 	EXPORT int symbol(void *pool)                                                              \
 	{                                                                                          \
-		return likely(!account_on) ? forward_##symbol(pool) : destroy_pool(pool, forward_##symbol); \
+		if (unlikely(account_on) && pool)                                                  \
+			take_pools(pool, 0);                                                       \
+		return forward_##symbol(pool);                                                     \
 	}
 DESTROYS(cudaMemPoolDestroy)
 DESTROYS(cuMemPoolDestroy)

@@ -25,7 +25,7 @@ var panicked sync.Once
 // Run runs f with room on the stack for a fault. A panic becomes an error, because nothing of ours may unwind into the
 // host, and the first one is logged.
 func Run(f func() error) error {
-	GrowStack()
+	grow(false)
 	err := guard.Call(f)
 	LogPanic(err)
 	return err

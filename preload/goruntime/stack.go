@@ -4,10 +4,7 @@ package goruntime
 // on the stack for faults (handlers.c). Stacks do not shrink (enter.c).
 const faultRoom = 24 << 10 // bytes
 
-// GrowStack makes that room on the calling goroutine's stack.
-func GrowStack() { grow(false) }
-
-// grow has a frame of that size.
+// grow(false) makes that room on the calling goroutine's stack: it has a frame of that size.
 //
 //go:noinline
 func grow(use bool) byte {

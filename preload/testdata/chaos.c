@@ -168,10 +168,9 @@ static void settings(struct worker *w, enum kind kind)
 {
 	bool on = kind != KINDS;
 	tms_set_current_tag(on ? w->tag : NULL);
-	tms_set_enable_cpu_backup(kind == HOST || kind == INCREMENTAL);
+	tms_set_backup(kind == DISK ? "disk" : kind == PEER ? "peer"
+					   : kind == HOST || kind == INCREMENTAL ? "host" : "none");
 	tms_set_enable_incremental_backup(kind == INCREMENTAL);
-	tms_set_enable_disk_backup(kind == DISK);
-	tms_set_enable_peer_backup(kind == PEER, -1);
 	tms_set_interesting_region(on);
 }
 

@@ -70,31 +70,20 @@ int main(void)
 	CHECK(strstr(tms_last_error(), "exclude each other: cpu backup is on now, and disk backup, which was, is off"));
 	CHECK(tms_get_enable_cpu_backup() && !tms_get_enable_disk_backup());
 	tms_set_enable_disk_backup(false);
-	tms_set_enable_peer_backup(false, 0);
 	CHECK(tms_get_enable_cpu_backup());
 	tms_set_enable_disk_backup(true);
 	tms_set_enable_cpu_backup(false);
 	CHECK(tms_get_enable_disk_backup() && !tms_get_enable_cpu_backup());
 	tms_set_enable_disk_backup(false);
 	CHECK(!tms_get_enable_disk_backup());
-	int device = 7;
-	CHECK(!tms_get_enable_peer_backup(&device));
-	EXPECT(device, 7);
-	for (int of = 3; of >= -1; of -= 4) {
-		tms_set_enable_peer_backup(true, of);
-		CHECK(tms_get_enable_peer_backup(NULL) && tms_get_enable_peer_backup(&device));
-		EXPECT(device, of);
-		tms_set_enable_peer_backup(true, -2);
-		CHECK(strstr(tms_last_error(), "-2 is no device"));
-	}
+	EXPECT(tms_set_backup("peer:3"), 0);
 	tms_set_enable_cpu_backup(true);
-	CHECK(strstr(tms_last_error(), "cpu backup is on now, and peer backup") && !tms_get_enable_peer_backup(NULL));
+	CHECK(strstr(tms_last_error(), "cpu backup is on now, and peer backup"));
 	const char *const kinds[] = {"host", "disk", "peer", "peer:0", "peer:12", "none"};
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
 		EXPECT(tms_set_backup(kinds[i]), 0);
 		CHECK(strcmp(tms_get_backup(), kinds[i]) == 0);
 		CHECK(tms_get_enable_cpu_backup() == (i == 0) && tms_get_enable_disk_backup() == (i == 1));
-		CHECK(tms_get_enable_peer_backup(NULL) == (i > 1 && i < 5));
 	}
 	const char *const others[] = {"", "cpu", "Host", "host ", "peer:", "peer:-1", "peer: 1", "peer:1x",
 				      "peer:99999", "peer:1:2"};

@@ -4,7 +4,7 @@
 static void *show(void *unused)
 {
 	printf("%d %d %d %d %d %s %d %s\n", tms_get_interesting_region(), tms_get_enable_cpu_backup(),
-	       tms_get_enable_disk_backup(), tms_get_enable_peer_backup(NULL), tms_get_enable_incremental_backup(),
+	       tms_get_enable_disk_backup(), strcmp(tms_get_backup(), "peer") == 0, tms_get_enable_incremental_backup(),
 	       tms_get_cpu_backup_backend(), tms_get_retain_cpu_backup(), tms_get_current_tag());
 	return unused;
 }

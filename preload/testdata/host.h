@@ -130,7 +130,7 @@ int cuStreamSynchronize(void *);
 /* What the preloaded library has, with which the program itself is not linked, and perhaps neither with the driver. */
 __asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu_backup_backend, "
 	"tms_get_cpu_backup_pointer, tms_get_current_tag, tms_get_enable_cpu_backup, tms_get_enable_disk_backup, "
-	"tms_get_enable_incremental_backup, tms_get_enable_peer_backup, tms_get_excluded, "
+	"tms_get_enable_incremental_backup, tms_get_excluded, "
 	"tms_get_interesting_region, tms_get_resume_wait, tms_get_retain_cpu_backup, tms_last_bytes, tms_last_error, "
 	"tms_live, "
 	"tms_pause, tms_pause_everything, tms_pause_gated, tms_pause_tags, tms_pause_within, tms_pool_create, "
@@ -138,7 +138,7 @@ __asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu
 	"tms_pool_reset_accumulated_stats, tms_pool_reset_peak_stats, tms_pool_snapshot_json, tms_pool_stats_json, "
 	"tms_pool_trim, tms_prepare, tms_resume, tms_resume_tags, tms_resume_within, tms_serve, tms_set_backup, "
 	"tms_set_cpu_backup_backend, tms_set_current_tag, tms_set_disk_backup_dir, tms_set_enable_cpu_backup, "
-	"tms_set_enable_disk_backup, tms_set_enable_incremental_backup, tms_set_enable_peer_backup, "
+	"tms_set_enable_disk_backup, tms_set_enable_incremental_backup, "
 	"tms_set_excluded, tms_set_interesting_region, tms_set_progress_callback, tms_set_resume_wait, "
 	"tms_set_retain_cpu_backup, tms_stats_json, tms_torch_free, tms_torch_malloc, "
 	"tms_torch_pool_begin_allocate_to_pool, tms_torch_pool_end_allocate_to_pool, tms_torch_pool_free, "

@@ -74,8 +74,7 @@ int main(void)
 	tms_set_progress_callback(NULL, NULL);
 	EXPECT(cudaFree(p), 0);
 
-	tms_set_enable_cpu_backup(false);
-	tms_set_enable_peer_backup(true, -1);
+	EXPECT(tms_set_backup("peer"), 0);
 	EXPECT(cudaMalloc(&p, 3 * MIB), 0);
 	fill(p, 3 * MIB, 2);
 	EXPECT(tms_pause("t"), 0);

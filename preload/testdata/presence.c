@@ -50,10 +50,9 @@ static void use(const char *directory)
 	tms_set_disk_backup_dir(directory);
 	tms_set_enable_disk_backup(true);
 	EXPECT(cudaMalloc(&disk, 40 * MIB), 0);
-	tms_set_enable_disk_backup(false);
-	tms_set_enable_peer_backup(true, 1);
+	EXPECT(tms_set_backup("peer:1"), 0);
 	EXPECT(cudaMalloc(&peer, 40 * MIB), 0);
-	tms_set_enable_peer_backup(false, -1);
+	EXPECT(tms_set_backup("none"), 0);
 	tms_set_interesting_region(false);
 	fill(disk, 40 * MIB, 2);
 	fill(peer, 40 * MIB, 3);
@@ -78,9 +77,9 @@ static void use(const char *directory)
 	EXPECT(cudaFree(peer), 0);
 	tms_pool *pool = NULL;
 	void *block = NULL;
-	EXPECT(tms_pool_create(&pool, "bfc", "memory_limit=8MiB,retry_ms=20", 0), 0);
+	EXPECT(tms_pool_create(&pool, "bfc", "memory_limit=8MiB", 0), 0);
 	EXPECT(tms_pool_malloc(pool, &block, MIB, stream), 0);
-	EXPECT(tms_pool_malloc(pool, &hog, 7 * MIB, stream), 2); /* after 20 ms */
+	EXPECT(tms_pool_malloc(pool, &hog, 7 * MIB, stream), 2);
 	EXPECT(tms_pool_destroy(pool), 0);
 	EXPECT(tms_trim(), 0);
 	CHECK(tms_stats_json(NULL, 0) > 0);

@@ -36,8 +36,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_get_enable_disk_backup": (_BOOL,),
     "tms_set_enable_incremental_backup": (None, _BOOL),
     "tms_get_enable_incremental_backup": (_BOOL,),
-    "tms_set_enable_peer_backup": (None, _BOOL, ctypes.c_int),
-    "tms_get_enable_peer_backup": (_BOOL, ctypes.POINTER(ctypes.c_int)),
     "tms_set_cpu_backup_backend": (None, _TEXT),
     "tms_get_cpu_backup_backend": (_TEXT,),
     "tms_set_disk_backup_dir": (None, _TEXT),

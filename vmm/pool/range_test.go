@@ -1,7 +1,6 @@
 package pool_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -104,27 +103,5 @@ func TestRangeAgainstModel(t *testing.T) {
 			require.NoError(t, r.Free(s.address, s.size))
 		}
 		require.Equal(t, uintptr(origin), allocate(t, r, units*512), "all came back as one")
-	}
-}
-
-// BenchmarkRange measures an allocate and a free with so many holes that are too small.
-func BenchmarkRange(b *testing.B) {
-	for holes := 100; holes <= 1_000_000; holes *= 100 {
-		b.Run(fmt.Sprint(holes), func(b *testing.B) {
-			r := pool.NewRange(origin, 1<<46)
-			small := make([]uintptr, 2*holes)
-			for i := range small {
-				small[i], _ = r.Allocate(512)
-			}
-			for i := 0; i < len(small); i += 2 {
-				_ = r.Free(small[i], 512)
-			}
-			for b.Loop() {
-				address, err := r.Allocate(1024)
-				if err != nil || r.Free(address, 1024) != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }

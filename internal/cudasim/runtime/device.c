@@ -1,5 +1,4 @@
 // Devices: choosing, describing, synchronizing, peers.
-#include <stdbool.h>
 #include <string.h>
 
 #include "../driver/abi/attributes.h"
@@ -47,13 +46,11 @@ static int reset(void)
 	return cu.cuDevicePrimaryCtxReset_v2(device);
 }
 
-static int change_peer(int peer, bool enable, unsigned flags)
+static int enable_peer(int peer, unsigned flags)
 {
 	CUcontext context;
 	cudaError_t error = device_primary(peer, &context);
-	if (error)
-		return error;
-	return enable ? cu.cuCtxEnablePeerAccess(context, flags) : cu.cuCtxDisablePeerAccess(context);
+	return error ? (int)error : (int)cu.cuCtxEnablePeerAccess(context, flags);
 }
 
 PASS(driver_start, cudaGetDevice, (int *device), current(device))
@@ -64,10 +61,7 @@ PASS(driver_start, cudaDeviceGetAttribute, (int *value, int attribute, int devic
      cu.cuDeviceGetAttribute(value, attribute, device))
 PASS(driver_start, cudaDeviceCanAccessPeer, (int *can, int device, int peer),
      cu.cuDeviceCanAccessPeer(can, device, peer))
-PASS(driver_start, cudaDeviceGetP2PAttribute, (int *value, int attribute, int device, int peer),
-     cu.cuDeviceGetP2PAttribute(value, (CUdevice_P2PAttribute)attribute, device, peer))
-PASS(ready, cudaDeviceEnablePeerAccess, (int peer, unsigned flags), change_peer(peer, true, flags))
-PASS(ready, cudaDeviceDisablePeerAccess, (int peer), change_peer(peer, false, 0))
+PASS(ready, cudaDeviceEnablePeerAccess, (int peer, unsigned flags), enable_peer(peer, flags))
 
 static int attribute(int number, int device)
 {

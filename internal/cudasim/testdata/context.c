@@ -139,7 +139,7 @@ CASE(created_contexts)
 CASE(devices_are_separate)
 {
 	int value;
-	char name[64], bus[32];
+	char name[64];
 	size_t total, available;
 	CUuuid uuid, other;
 	CUdevice device;
@@ -151,8 +151,6 @@ CASE(devices_are_separate)
 	OK(cuDeviceGetUuid_v2(&uuid, 0));
 	OK(cuDeviceGetUuid_v2(&other, 1));
 	CHECK(memcmp(&uuid, &other, sizeof uuid));
-	OK(cuDeviceGetPCIBusId(bus, sizeof bus, 2));
-	CHECK(!strcmp(bus, "0000:03:00.0"));
 	OK(cuDeviceTotalMem_v2(&total, 1));
 	const int expected[][2] = {{75, 9}, {76, 0}, {102, 1}, {41, 1}, {103, 1}, {115, 1}};
 	for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
@@ -178,17 +176,9 @@ CASE(peers)
 	STORES(0, cuDeviceCanAccessPeer, 1, 1);
 	OK(cuCtxEnablePeerAccess(zero, 0));
 	GIVES(704, cuCtxEnablePeerAccess(zero, 0));
-	OK(cuCtxDisablePeerAccess(zero));
-	GIVES(705, cuCtxDisablePeerAccess(zero));
 	GIVES(217, cuCtxEnablePeerAccess(one, 0));
 	GIVES(1, cuCtxEnablePeerAccess(zero, 1));
 	GIVES(201, cuCtxEnablePeerAccess(NULL, 0));
-	GIVES(705, cuCtxDisablePeerAccess(one));
-	int value;
-	STORES(1, cuDeviceGetP2PAttribute, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 1);
-	GIVES(101, cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 1, 1));
-	GIVES(101, cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 3));
-	GIVES(1, cuDeviceGetP2PAttribute(&value, 6, 0, 1));
 	CUdeviceptr here = allocate(MIB);
 	OK(cuMemsetD8_v2(here, 3, MIB));
 	OK(cuCtxSetCurrent(zero));
@@ -271,9 +261,7 @@ CASE(no_peers)
 {
 	CUcontext zero = start(0), one = start(1);
 	STORES(0, cuDeviceCanAccessPeer, 0, 1);
-	STORES(0, cuDeviceGetP2PAttribute, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 1);
 	GIVES(217, cuCtxEnablePeerAccess(zero, 0));
-	GIVES(705, cuCtxDisablePeerAccess(zero));
 	CUdeviceptr at = mapped_on(0, 1), here;
 	CUmemAccessDesc access[] = {access_of(0, CU_MEM_ACCESS_FLAGS_PROT_READ),
 				    access_of(1, CU_MEM_ACCESS_FLAGS_PROT_READ)};

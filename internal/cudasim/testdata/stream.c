@@ -121,30 +121,23 @@ STARTED(events_order_streams)
 }
 
 static int calls;
-static CUstream seen;
 static void count_call(void *data)
 {
 	calls += *(int *)data;
 	GIVES(800, cuMemGetInfo_v2(&(size_t){0}, NULL)); // no CUDA calls from here
 }
-static void count_callback(CUstream stream, int status, void *data)
-{
-	seen = stream;
-	calls += status + *(int *)data;
-}
 
 STARTED(host_functions)
 {
 	CUstream stream = stream_new(0);
-	int one = 1, ten = 10;
+	int one = 1;
 	CUdeviceptr at = allocate(MIB);
 	for (int i = 0; i < 5; i++)
 		OK(cuLaunchHostFunc(stream, count_call, &one));
-	OK(cuStreamAddCallback(stream, count_callback, &ten, 0));
 	OK(cuMemsetD8Async(at, 3, 1, stream));
 	CHECK(calls == 0);
 	OK(cuStreamSynchronize(stream));
-	CHECK(calls == 15 && bytes(at)[0] == 3 && seen == stream);
+	CHECK(calls == 5 && bytes(at)[0] == 3);
 }
 
 // Two threads wait for one stream: its functions run once each, in order, never at the same time.
@@ -383,10 +376,8 @@ STARTED(queries_do_not_wait)
 
 	for (int i = 0; i < 20; i++)
 		OK(cuLaunchHostFunc(gated, note, (void *)(intptr_t)i));
-	int five = 5;
-	OK(cuStreamAddCallback(gated, count_callback, &five, 0));
 	COMES_TRUE(cuStreamQuery(gated));
-	CHECK(ordered == 20 && order[19] == 19 && calls == 5 && seen == gated);
+	CHECK(ordered == 20 && order[19] == 19);
 }
 
 STARTED(what_waits_for_an_event_behind_a_gate)

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"errors"
 	"fmt"
 	"math"
 
@@ -20,9 +19,6 @@ type Place struct {
 	visit  func(f func() error) error // runs f on a thread with access to the place
 }
 
-// ErrPlace: there is no place of that name.
-var ErrPlace = errors.New("no such source")
-
 // Addresses of the simulated place begin here: 0 is no address, and no kind aligns to a larger power of two.
 const (
 	simulatedBase     = 1 << 40
@@ -30,7 +26,8 @@ const (
 )
 
 // NewPlace returns the place of a name: sim, bare numbers from 0 on; cuda, memory of the first device by cuMemAlloc;
-// vmm, pausable segments on the first device. limit is in bytes; 0: none. Errors: ErrPlace, or the driver's.
+// vmm, pausable segments on the first device. limit is in bytes; 0: none. Errors: the driver's, and
+// for another name.
 func NewPlace(name string, limit uint64) (*Place, error) {
 	p := &Place{name: name, limit: limit}
 	switch name {
@@ -45,7 +42,7 @@ func NewPlace(name string, limit uint64) (*Place, error) {
 		}
 		return p, nil
 	}
-	return nil, fmt.Errorf("%w: %q; there are sim, cuda and vmm", ErrPlace, name)
+	return nil, fmt.Errorf("no such source: %q; there are sim, cuda and vmm", name)
 }
 
 func (p *Place) onDevice() error {

@@ -20,7 +20,6 @@ type Options struct {
 	Place    *Place
 	Each     func(Event) error // called for each operation, unless nil
 	Snapshot bool              // fill in Result.Snapshot
-	quiet    bool              // the pool's failures were reported
 }
 
 // Result is the outcome of a trace. Sizes are in bytes.
@@ -59,9 +58,6 @@ func (o Options) pool(source pool.Source) (pool.Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.quiet {
-		settings.Text("dump_log_on_failure", "")
-	}
 	return kinds.New(o.Kind, source, settings)
 }
 
@@ -77,7 +73,6 @@ func Run(t *trace.Trace, o Options) (*Result, error) {
 		if err != nil {
 			return err
 		}
-		o.quiet = true
 		if err := measureTime(t, o, result); err != nil {
 			return err
 		}

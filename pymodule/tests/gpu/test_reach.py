@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,6 @@ import pytest
 from device import MiB, built, loaded_driver, torch_on_gpu
 from reaching import (
     PROGRAMS,
-    TMS,
     Program,
     Times,
     Witness,
@@ -305,37 +303,6 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
     equal(TRAINING, said_first, ["--seed", "1"], seconds=60)
     equal(TRAINING, said_second, ["--seed", "2"], seconds=60)
     say(f"{taken[0] >> 30} and {taken[1] >> 30} GiB of {other.total >> 30} GiB; {times}")
-
-
-def test_slices(tmp_path: Path, say: Say) -> None:
-    """Two trainings that always have work, under `tms idle --lock --slice`: neither notices."""
-    filler = ["--filler", str(2 * GiB)]
-    with (
-        pausable_run(TRAINING, "--seed", "1", *filler, seconds=120) as first,
-        pausable_run(TRAINING, "--seed", "2", *filler, seconds=120) as second,
-    ):
-        programs = first, second
-        for program in programs:
-            program.ready()
-        numbers = [str(program.pid) for program in programs]
-        share = ["--after", "60s", "--lock", str(tmp_path / "lock"), "--slice", "1s"]
-        watch = subprocess.Popen(
-            [TMS, "idle", *numbers, *share],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=undisturbed(),
-        )
-        time.sleep(20)
-        watch.send_signal(signal.SIGINT)
-        words, _ = watch.communicate(timeout=60)
-        assert watch.returncode == 0, words
-        turns = [words.count(f"{number}: called, and resumed") for number in numbers]
-        assert min(turns) >= 3, words
-        said = [program.end() for program in programs]
-    say(f"turns in 20 s: {turns}; steps: {[steps for steps, _ in said]}\n{words}")
-    for seed, outcome in zip("12", said):
-        equal(TRAINING, outcome, ["--seed", seed, *filler], seconds=120)
 
 
 def test_swaps(say: Say) -> None:

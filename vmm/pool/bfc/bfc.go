@@ -5,9 +5,6 @@ package bfc
 import (
 	"errors"
 	"fmt"
-	"sync"
-	"syscall"
-	"time"
 
 	"tms/internal/readable"
 	"tms/vmm/pool"
@@ -39,10 +36,6 @@ type Pool struct {
 	collect bool
 	largest uint64 // size of the largest block so far
 
-	dumps    bool              // log the pool's contents when it first runs out of memory
-	log      func(text string) // to stderr
-	patience time.Duration
-	freed    sync.Cond
 }
 
 // New makes an empty pool. Blocks are multiples of 256 bytes. It ignores streams: in TensorFlow one stream computes per
@@ -53,20 +46,15 @@ type Pool struct {
 //	allow_growth            true: regions of 2 MiB and doubling; false: one of memory_limit at the first need (true)
 //	garbage_collection      give idle regions back if that makes room for a larger one (false)
 //	fragmentation_fraction  a block may be too large by this part of memory_limit; 0: by 128 MiB (0)
-//	retry_ms                milliseconds that a malloc waits for other threads' frees (0; TensorFlow's is 10000)
-//	dump_log_on_failure     log all chunks and their uses to stderr when a malloc first runs out of memory (false)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p := &Pool{
-		table:    chunks.NewBestFit("bfc", source),
-		limit:    options.Bytes("memory_limit", unlimited),
-		grows:    options.Bool("allow_growth", true),
-		collect:  options.Bool("garbage_collection", false),
-		padding:  maxPadding,
-		dumps:    options.Bool("dump_log_on_failure", false),
-		log:      func(text string) { _, _ = syscall.Write(2, []byte(text)) },
-		patience: time.Duration(options.Int("retry_ms", 0)) * time.Millisecond,
+		table:   chunks.NewBestFit("bfc", source),
+		limit:   options.Bytes("memory_limit", unlimited),
+		grows:   options.Bool("allow_growth", true),
+		collect: options.Bool("garbage_collection", false),
+		padding: maxPadding,
 	}
 	fraction := options.Fraction("fragmentation_fraction", 0)
 	if err := options.Err(); err != nil {
@@ -84,8 +72,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	}
 	limit := p.limit
 	p.limit &^= granularity - 1
-	p.freed.L = &p.Mutex
-	p.Hook(&p.table.Account, p.trim, p.table.End, func() any { return p.detail() })
+	p.Hook(&p.table.Account, ledger.Hooks{Malloc: p.malloc, Free: p.table.Reclaim, Trim: p.trim, End: p.table.End,
+		Detail: func() any { return p.detail() }})
 	if s, ok := source.(pool.Coalescer); ok && s.Reserve(&pool.Room{Bytes: p.limit}) {
 		p.joined = s.Coalesces
 	}
@@ -109,38 +97,16 @@ func (p *Pool) initialRegion() uint64 {
 	return p.limit
 }
 
-func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
-	if size == 0 {
-		return pool.Block{}, nil
+func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+	block, err := p.serve(size)
+	if err != nil {
+		return pool.Block{}, p.table.Refuse(size, err, "")
 	}
-	block, dump, err := p.mallocOrDump(size)
-	if dump != nil {
-		p.log(dump.Text(size)) // without the lock: stderr's reader may wait for a call to us
-	}
-	return block, err
+	return block, nil
 }
 
-func (p *Pool) mallocOrDump(size uint64) (pool.Block, *MemoryDump, error) {
-	p.Lock()
-	defer p.Unlock()
-	block, err := p.malloc(size)
-	if p.patience > 0 && errors.Is(err, pool.ErrOutOfMemory) {
-		block, err = p.retry(size, err)
-	}
-	if err == nil {
-		return block, nil, nil
-	}
-	err = p.table.Refuse(size, err, "")
-	if p.dumps && (errors.Is(err, pool.ErrOutOfMemory) || errors.Is(err, pool.ErrTooLarge)) {
-		p.dumps = false // a program that carries on may fail a thousand times
-		held := p.memoryDump()
-		return pool.Block{}, &held, err
-	}
-	return pool.Block{}, nil, err
-}
-
-// malloc tries a free chunk, then a new region, then a new region in place of idle ones.
-func (p *Pool) malloc(size uint64) (pool.Block, error) {
+// serve tries a free chunk, then a new region, then a new region in place of idle ones.
+func (p *Pool) serve(size uint64) (pool.Block, error) {
 	if size > p.limit {
 		what, advice := "memory_limit is", "raise it"
 		if !p.given {
@@ -164,39 +130,11 @@ func (p *Pool) malloc(size uint64) (pool.Block, error) {
 	return block, nil
 }
 
-// retry tries again after each free, until patience ends.
-func (p *Pool) retry(size uint64, err error) (block pool.Block, _ error) {
-	expired := false
-	timer := time.AfterFunc(p.patience, func() {
-		p.Lock()
-		defer p.Unlock()
-		expired = true
-		p.freed.Broadcast()
-	})
-	defer timer.Stop()
-	for !expired && errors.Is(err, pool.ErrOutOfMemory) {
-		p.freed.Wait()
-		block, err = p.malloc(size)
-	}
-	return block, err
-}
-
-func (p *Pool) Free(address uintptr) error {
-	if address == 0 {
-		return nil
-	}
-	p.Lock()
-	defer p.Unlock()
-	p.freed.Broadcast()
-	return p.table.Reclaim(address)
-}
-
 // trim lets a pool that then holds nothing grow like a new one.
 func (p *Pool) trim() (uint64, error) {
 	freed, err := p.table.Trim()
 	if p.table.Stats().Segments == 0 {
 		p.region = p.initialRegion()
 	}
-	p.freed.Broadcast()
 	return freed, err
 }

@@ -71,16 +71,12 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p.height = bits.Len64(p.units - 1)
 	p.largest = p.unit << (bits.Len64(p.units) - 1)
 	p.tree = make(tree, p.height+1)
-	p.Hook(&p.ledger.Account, p.trim, func() { p.ledger.Empty(p.give) }, p.detail)
+	p.Hook(&p.ledger.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
+		End: func() { p.ledger.Empty(p.give) }, Detail: p.detail})
 	return p, nil
 }
 
-func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
-	if size == 0 {
-		return pool.Block{}, nil
-	}
-	p.Lock()
-	defer p.Unlock()
+func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size > p.largest {
 		return pool.Block{}, p.ledger.Refuse(size,
 			fmt.Errorf("%w: the largest block has %s", pool.ErrTooLarge, readable.Bytes(p.largest)),
@@ -127,12 +123,7 @@ func (p *Pool) grow() error {
 	return nil
 }
 
-func (p *Pool) Free(address uintptr) error {
-	if address == 0 {
-		return nil
-	}
-	p.Lock()
-	defer p.Unlock()
+func (p *Pool) free(address uintptr) error {
 	b, err := p.ledger.Remove(address)
 	if err != nil {
 		return err

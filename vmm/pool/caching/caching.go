@@ -84,7 +84,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p.uses = multistream.NewUses[handle](p.events)
 	p.Graphs = multistream.NewGraphs(&p.Mutex, newGraphPool)
 	p.smallPool.small = true
-	p.Hook(&p.table.Account, p.trim, nil, func() any { return p.detail() })
+	p.Hook(&p.table.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
+		Detail: func() any { return p.detail() }})
 	if fraction >= 0 {
 		if err := p.SetMemoryFraction(fraction); err != nil {
 			return nil, err
@@ -93,13 +94,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. Its pool.ErrOutOfMemory is an *OutOfMemoryError.
-func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
-	if size == 0 {
-		return pool.Block{}, nil
-	}
-	p.Lock()
-	defer p.Unlock()
+// malloc is pool.Pool.Malloc. Its pool.ErrOutOfMemory is an *outOfMemoryError.
+func (p *Pool) malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	block, err := p.allocate(size, stream)
 	if err != nil {
 		p.table.CountFailure()
@@ -156,14 +152,9 @@ func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	return h
 }
 
-// Free is pool.Pool.Free. A block that other streams used becomes free when they are done. Errors:
+// free is pool.Pool.Free. A block that other streams used becomes free when they are done. Errors:
 // pool.ErrInvalidAddress, or that of recording an event, after which the block is still live.
-func (p *Pool) Free(address uintptr) error {
-	if address == 0 {
-		return nil
-	}
-	p.Lock()
-	defer p.Unlock()
+func (p *Pool) free(address uintptr) error {
 	held := false
 	if p.uses.Any() {
 		h, err := p.table.Find(address)

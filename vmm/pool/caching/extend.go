@@ -83,15 +83,15 @@ func (p *Pool) memory() (free, total uint64, err error) {
 	return p.total - min(p.total, p.reserved()), p.total, nil
 }
 
-// OutOfMemoryError says what the pool and the device held when memory ran out. It wraps pool.ErrOutOfMemory.
-type OutOfMemoryError struct {
+// outOfMemoryError says what the pool and the device held when memory ran out. It wraps pool.ErrOutOfMemory.
+type outOfMemoryError struct {
 	text  string
 	Cause error // of the last attempt
 }
 
-func (e *OutOfMemoryError) Error() string { return e.text }
+func (e *outOfMemoryError) Error() string { return e.text }
 
-func (e *OutOfMemoryError) Unwrap() []error { return []error{pool.ErrOutOfMemory, e.Cause} }
+func (e *outOfMemoryError) Unwrap() []error { return []error{pool.ErrOutOfMemory, e.Cause} }
 
 // outOfMemory describes the state after the pool gave back all that it could, in PyTorch's words and order, and what
 // the caller can do about it. tried is the size of the segment that found no room.
@@ -121,5 +121,5 @@ func (p *Pool) outOfMemory(tried uint64, cause error) error {
 		"%s already allocated; %s free; %s%s reserved in total by the pool). %s",
 		readable.Bytes(tried), p.device, known, readable.Bytes(allocated), unused, fraction,
 		readable.Bytes(reserved), advice)
-	return &OutOfMemoryError{text, cause}
+	return &outOfMemoryError{text, cause}
 }

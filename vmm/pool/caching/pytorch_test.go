@@ -215,7 +215,7 @@ func (r *replay) do(line string) (answer string) {
 	case "m":
 		var block pool.Block
 		block, err = r.Malloc(uint64(b), pool.Stream(c))
-		var short *OutOfMemoryError
+		var short *outOfMemoryError
 		if errors.As(err, &short) {
 			facts, _, _ := strings.Cut(short.Error(), " in total")
 			return facts
@@ -258,9 +258,9 @@ func (r *replay) do(line string) (answer string) {
 func (r *replay) statistics() string {
 	var text []string
 	say := func(numbers ...any) { text = append(text, strings.TrimSpace(fmt.Sprintln(numbers...))) }
-	stat := func(s Stat) { say(s.Current, s.Peak, s.Allocated, s.Freed) }
+	stat := func(s stat) { say(s.Current, s.Peak, s.Allocated, s.Freed) }
 	d := r.detail()
-	for _, a := range []StatArray{d.Allocation, d.Segment, d.Active, d.InactiveSplit, d.AllocatedBytes,
+	for _, a := range []statArray{d.Allocation, d.Segment, d.Active, d.InactiveSplit, d.AllocatedBytes,
 		d.ReservedBytes, d.ActiveBytes, d.InactiveSplitBytes, d.RequestedBytes} {
 		stat(a.All)
 		stat(a.Small)

@@ -15,10 +15,10 @@ type Segment struct {
 	Requested uint64      `json:"requested_size"` // of active blocks
 	Stream    pool.Stream `json:"stream"`
 	Type      string      `json:"segment_type"` // small or large
-	Blocks    []BlockInfo `json:"blocks"`       // by address, without gaps
+	Blocks    []blockInfo `json:"blocks"`       // by address, without gaps
 }
 
-type BlockInfo struct {
+type blockInfo struct {
 	Size      uint64 `json:"size"`
 	Requested uint64 `json:"requested_size"` // 0 when inactive
 	Age       uint64 `json:"gc_counter"`     // of a free block, in searches; counted with garbage collection
@@ -44,7 +44,7 @@ func (p *Pool) describe(r chunks.Segment) Segment {
 	}
 	for h := range p.table.In(r) {
 		b := p.at(h)
-		info := BlockInfo{Size: b.Size, Requested: b.Requested, State: "active_pending_free"}
+		info := blockInfo{Size: b.Size, Requested: b.Requested, State: "active_pending_free"}
 		switch {
 		case !b.Taken():
 			info.State = "inactive"

@@ -2,26 +2,26 @@ package caching
 
 import "math"
 
-// Stat is one quantity: its value, its highest value, and the sums of its rises and falls.
-type Stat struct {
+// stat is one quantity: its value, its highest value, and the sums of its rises and falls.
+type stat struct {
 	Current   int64 `json:"current"`
 	Peak      int64 `json:"peak"`
 	Allocated int64 `json:"allocated"`
 	Freed     int64 `json:"freed"`
 }
 
-func (s *Stat) rise(amount int64) {
+func (s *stat) rise(amount int64) {
 	s.Current += amount
 	s.Allocated += amount
 	s.Peak = max(s.Peak, s.Current)
 }
 
-func (s *Stat) fall(amount int64) {
+func (s *stat) fall(amount int64) {
 	s.Current -= amount
 	s.Freed += amount
 }
 
-func (s *Stat) change(amount int64) {
+func (s *stat) change(amount int64) {
 	if amount > 0 {
 		s.rise(amount)
 	} else {
@@ -29,31 +29,31 @@ func (s *Stat) change(amount int64) {
 	}
 }
 
-// StatArray is a quantity of both pools together and of each.
-type StatArray struct {
-	All   Stat `json:"all"`
-	Small Stat `json:"small_pool"`
-	Large Stat `json:"large_pool"`
+// statArray is a quantity of both pools together and of each.
+type statArray struct {
+	All   stat `json:"all"`
+	Small stat `json:"small_pool"`
+	Large stat `json:"large_pool"`
 }
 
 // Detail is Stats.Detail: torch.cuda.memory_stats, nested. Sizes are in bytes. A block is active while it is allocated
 // or other streams may use it.
 type Detail struct {
-	Allocation         StatArray `json:"allocation"`     // blocks allocated
-	Segment            StatArray `json:"segment"`        // held from the source
-	Active             StatArray `json:"active"`         // blocks
-	InactiveSplit      StatArray `json:"inactive_split"` // free blocks that are parts of segments
-	AllocatedBytes     StatArray `json:"allocated_bytes"`
-	ReservedBytes      StatArray `json:"reserved_bytes"`
-	ActiveBytes        StatArray `json:"active_bytes"`
-	InactiveSplitBytes StatArray `json:"inactive_split_bytes"`
-	RequestedBytes     StatArray `json:"requested_bytes"` // of active blocks, before rounding
+	Allocation         statArray `json:"allocation"`     // blocks allocated
+	Segment            statArray `json:"segment"`        // held from the source
+	Active             statArray `json:"active"`         // blocks
+	InactiveSplit      statArray `json:"inactive_split"` // free blocks that are parts of segments
+	AllocatedBytes     statArray `json:"allocated_bytes"`
+	ReservedBytes      statArray `json:"reserved_bytes"`
+	ActiveBytes        statArray `json:"active_bytes"`
+	InactiveSplitBytes statArray `json:"inactive_split_bytes"`
+	RequestedBytes     statArray `json:"requested_bytes"` // of active blocks, before rounding
 
 	AllocRetries  int64 `json:"num_alloc_retries"` // mallocs that gave back all cached segments
 	OutOfMemories int64 `json:"num_ooms"`
 
-	OversizeAllocations Stat  `json:"oversize_allocations"` // of max_split_size and more
-	OversizeSegments    Stat  `json:"oversize_segments"`
+	OversizeAllocations stat  `json:"oversize_allocations"` // of max_split_size and more
+	OversizeSegments    stat  `json:"oversize_segments"`
 	MaxSplitSize        int64 `json:"max_split_size"` // -1 when there is none
 }
 
@@ -71,13 +71,13 @@ const (
 	quantities
 )
 
-type counters [quantities]Stat
+type counters [quantities]stat
 
 // stats has only the peaks of both pools together; the other totals are sums.
 type stats struct {
 	small, large  counters
 	peaks         [quantities]int64
-	oversize      struct{ allocations, segments Stat }
+	oversize      struct{ allocations, segments stat }
 	retries, ooms int64
 }
 
@@ -147,9 +147,9 @@ func (p *Pool) countSegment(b *block, sign int64) {
 func (p *Pool) reserved() uint64 { return uint64(p.all(reservedBytes).Current) }
 
 // all returns a quantity of both pools.
-func (p *Pool) all(quantity int) Stat {
+func (p *Pool) all(quantity int) stat {
 	s, l := p.stats.small[quantity], p.stats.large[quantity]
-	return Stat{s.Current + l.Current, p.peaks[quantity], s.Allocated + l.Allocated, s.Freed + l.Freed}
+	return stat{s.Current + l.Current, p.peaks[quantity], s.Allocated + l.Allocated, s.Freed + l.Freed}
 }
 
 func (p *Pool) detail() *Detail {
@@ -160,12 +160,12 @@ func (p *Pool) detail() *Detail {
 		OversizeSegments:    p.oversize.segments,
 		MaxSplitSize:        -1,
 	}
-	for quantity, array := range [quantities]*StatArray{
+	for quantity, array := range [quantities]*statArray{
 		allocation: &d.Allocation, allocatedBytes: &d.AllocatedBytes, requestedBytes: &d.RequestedBytes,
 		active: &d.Active, activeBytes: &d.ActiveBytes, inactiveSplit: &d.InactiveSplit,
 		inactiveSplitBytes: &d.InactiveSplitBytes, segment: &d.Segment, reservedBytes: &d.ReservedBytes,
 	} {
-		*array = StatArray{p.all(quantity), p.stats.small[quantity], p.stats.large[quantity]}
+		*array = statArray{p.all(quantity), p.stats.small[quantity], p.stats.large[quantity]}
 	}
 	if p.maxSplit != math.MaxUint64 {
 		d.MaxSplitSize = int64(p.maxSplit)
@@ -178,7 +178,7 @@ func (p *Pool) ResetPeakStats() {
 	p.Lock()
 	defer p.Unlock()
 	p.table.ResetPeakStats()
-	p.eachStat(func(s *Stat) { s.Peak = s.Current })
+	p.eachStat(func(s *stat) { s.Peak = s.Current })
 	for quantity := range p.peaks {
 		p.peaks[quantity] = p.all(quantity).Current
 	}
@@ -187,11 +187,11 @@ func (p *Pool) ResetPeakStats() {
 func (p *Pool) ResetAccumulatedStats() {
 	p.Lock()
 	defer p.Unlock()
-	p.eachStat(func(s *Stat) { s.Allocated, s.Freed = 0, 0 })
+	p.eachStat(func(s *stat) { s.Allocated, s.Freed = 0, 0 })
 	p.retries, p.ooms = 0, 0
 }
 
-func (p *Pool) eachStat(visit func(*Stat)) {
+func (p *Pool) eachStat(visit func(*stat)) {
 	for _, c := range []*counters{&p.stats.small, &p.stats.large} {
 		for quantity := range c {
 			visit(&c[quantity])

@@ -35,12 +35,12 @@ func TestSnapshot(t *testing.T) {
 	b.malloc(12*mib, 0)
 	require.Equal(t, []Segment{
 		{Device: 2, Address: large, Size: 16 * mib, Allocated: 12 * mib, Active: 12 * mib, Requested: 12 * mib,
-			Type: "large", Blocks: []BlockInfo{
+			Type: "large", Blocks: []blockInfo{
 				{Size: 12 * mib, Requested: 12 * mib, State: "active_allocated"},
 				{Size: 4 * mib, State: "inactive"},
 			}},
 		{Device: 2, Address: small, Size: 2 * mib, Allocated: 1024, Active: 1024, Requested: 700, Stream: 3,
-			Type: "small", Blocks: []BlockInfo{
+			Type: "small", Blocks: []blockInfo{
 				{Size: 1024, Requested: 700, State: "active_allocated"},
 				{Size: 2*mib - 1024, State: "inactive"},
 			}},

@@ -62,17 +62,13 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		lists:    map[uint64]*[]freed{},
 		current:  -1,
 	}
-	p.Hook(&p.ledger.Account, p.trim, func() { p.ledger.Empty(p.list) }, p.detail)
+	p.Hook(&p.ledger.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
+		End: func() { p.ledger.Empty(p.list) }, Detail: p.detail})
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. If the source has no room, it gives idle buffers back and asks once more.
-func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
-	if size == 0 {
-		return pool.Block{}, nil
-	}
-	p.Lock()
-	defer p.Unlock()
+// malloc is pool.Pool.Malloc. If the source has no room, it gives idle buffers back and asks once more.
+func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size > p.capacity {
 		return pool.Block{}, p.ledger.Refuse(size,
 			fmt.Errorf("%w: a buffer has %s", pool.ErrTooLarge, readable.Bytes(p.capacity)), "give a larger buffer=")
@@ -139,12 +135,7 @@ func (p *Pool) grow() error {
 // left returns the bytes at a buffer's end that are not cut yet.
 func (p *Pool) left(number int) uint64 { return p.capacity - p.buffers[number].used }
 
-func (p *Pool) Free(address uintptr) error {
-	if address == 0 {
-		return nil
-	}
-	p.Lock()
-	defer p.Unlock()
+func (p *Pool) free(address uintptr) error {
 	b, err := p.ledger.Remove(address)
 	if err != nil {
 		return err

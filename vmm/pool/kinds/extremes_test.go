@@ -18,7 +18,7 @@ var numeric = map[string][]string{
 	"slab":     {"max", "page", "capacity", "keep"},
 	"caching": {"max_split_size", "roundup_power2_divisions", "garbage_collection_threshold", "memory_fraction",
 		"total", "device"},
-	"bfc":    {"memory_limit", "fragmentation_fraction"}, // not retry_ms, which waits as long as it says
+	"bfc":    {"memory_limit", "fragmentation_fraction"},
 	"paddle": {"min_chunk", "max_chunk", "initial", "reallocate", "descriptor"},
 }
 

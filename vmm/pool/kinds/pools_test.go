@@ -108,8 +108,7 @@ func TestOptionsAreRefused(t *testing.T) {
 			"max_split_size=34603009", "garbage_collection_threshold=1", "garbage_collection_threshold=-1",
 			"total=1GiB,memory_fraction=1.1", "memory_fraction=0.5", "device=-1", "unknown=1"}, // a half of what?
 		"bfc": {"memory_limit=255", "allow_growth=false", "fragmentation_fraction=0.1",
-			"memory_limit=1GiB,fragmentation_fraction=2",
-			"retry_ms=-1", "growth=yes"},
+			"memory_limit=1GiB,fragmentation_fraction=2", "retry_ms=1", "growth=yes"},
 		"paddle": {"min_chunk=0", "min_chunk=100", "min_chunk=4KiB,max_chunk=2KiB", "max_chunk=9000000TiB",
 			"initial=8000000TiB", "descriptor=18446744073709551615", "max=1"},
 	} {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -133,26 +132,6 @@ func TestAMallocThatLosesTheRace(t *testing.T) {
 		}), pool.ErrDestroyed)
 		requireEnded(t, p, s)
 	}
-}
-
-// TestAMallocThatWaits: the pool ends while a malloc waits for memory that another thread may free.
-func TestAMallocThatWaits(t *testing.T) {
-	s := newSource()
-	options, err := pool.ParseOptions("memory_limit=1MiB,retry_ms=600000")
-	require.NoError(t, err)
-	p, err := lifetime.New(s, func(from pool.Source) (pool.Pool, error) { return kinds.New("bfc", from, options) })
-	require.NoError(t, err)
-	malloc := func(p pool.Pool) error {
-		_, err := p.Malloc(1<<20, 0)
-		return err
-	}
-	require.NoError(t, p.Use(malloc))
-	waits := make(chan error)
-	go func() { waits <- p.Use(malloc) }()
-	time.Sleep(10 * time.Millisecond)
-	require.NoError(t, p.Destroy())
-	require.ErrorIs(t, <-waits, pool.ErrDestroyed)
-	requireEnded(t, p, s)
 }
 
 // TestAfterARefusalThePoolIsThere: a later Destroy ends it.

@@ -25,17 +25,12 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{ledger: ledger.New[struct{}]("naive", source)}
-	p.Hook(&p.ledger.Account, p.trim, p.end, nil)
+	p.Hook(&p.ledger.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim, End: p.end})
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. A block has the requested size.
-func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
-	if size == 0 {
-		return pool.Block{}, nil
-	}
-	p.Lock()
-	defer p.Unlock()
+// malloc is pool.Pool.Malloc. A block has the requested size.
+func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	address, err := p.ledger.Allocate(size)
 	if err != nil {
 		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
@@ -43,13 +38,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	return p.ledger.Enter(address, block{Requested: size, Size: size}), nil
 }
 
-// Free is pool.Pool.Free. A block that the source refuses stays live, and the error is the source's.
-func (p *Pool) Free(address uintptr) error {
-	if address == 0 {
-		return nil
-	}
-	p.Lock()
-	defer p.Unlock()
+// free is pool.Pool.Free. A block that the source refuses stays live, and the error is the source's.
+func (p *Pool) free(address uintptr) error {
 	b, err := p.ledger.Find(address)
 	if err != nil {
 		return err

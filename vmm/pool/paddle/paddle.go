@@ -55,7 +55,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: max_chunk=%d is less than min_chunk=%d", pool.ErrOption, p.maximum, p.minimum)
 	}
 	p.first, p.again = p.align(p.first), p.align(p.again)
-	p.Hook(&p.table.Account, p.table.Trim, p.end, p.detail)
+	p.Hook(&p.table.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.table.Trim, End: p.end,
+		Detail: p.detail})
 	return p, nil
 }
 
@@ -63,13 +64,8 @@ func (p *Pool) align(size uint64) uint64 {
 	return (size + p.minimum - 1) / p.minimum * p.minimum
 }
 
-func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
-	if size == 0 {
-		return pool.Block{}, nil
-	}
-	p.Lock()
-	defer p.Unlock()
-	block, err := p.malloc(size)
+func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+	block, err := p.serve(size)
 	if err != nil {
 		return pool.Block{}, p.table.Refuse(size, err, p.advice(size))
 	}
@@ -88,7 +84,7 @@ func (p *Pool) advice(requested uint64) string {
 	}
 }
 
-func (p *Pool) malloc(requested uint64) (pool.Block, error) {
+func (p *Pool) serve(requested uint64) (pool.Block, error) {
 	if requested > pool.MostBytes {
 		return pool.Block{}, fmt.Errorf("%w: no device has as much", pool.ErrTooLarge)
 	}
@@ -125,13 +121,8 @@ func (p *Pool) refill(size uint64) uint64 {
 // refills returns the number of segments that blocks are split from.
 func (p *Pool) refills() uint64 { return p.table.Stats().Segments - p.huge }
 
-// Free is pool.Pool.Free. A block above max_chunk goes back to the source at once, or stays live if that refuses.
-func (p *Pool) Free(address uintptr) error {
-	if address == 0 {
-		return nil
-	}
-	p.Lock()
-	defer p.Unlock()
+// free is pool.Pool.Free. A block above max_chunk goes back to the source at once, or stays live if that refuses.
+func (p *Pool) free(address uintptr) error {
 	if p.huge > 0 {
 		if h, err := p.table.Find(address); err == nil && p.table.At(h).Size > p.maximum {
 			size := p.table.At(h).Size

@@ -122,7 +122,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p.classes = classes(p.bound, page)
-	p.Hook(&p.ledger.Account, p.trim, p.end, p.detail)
+	p.Hook(&p.ledger.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim, End: p.end, Detail: p.detail})
 	return p, nil
 }
 
@@ -137,13 +137,8 @@ func newPages(from string, source pool.Source, capacity, page uint64) (pool.Pool
 	return buddy.New(source, options)
 }
 
-// Malloc is pool.Pool.Malloc. If there is no room, it gives empty slabs and idle segments back and tries once more.
-func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
-	if size == 0 {
-		return pool.Block{}, nil
-	}
-	p.Lock()
-	defer p.Unlock()
+// malloc is pool.Pool.Malloc. If there is no room, it gives empty slabs and idle segments back and tries once more.
+func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	block, owner, err := p.allocate(size)
 	if errors.Is(err, pool.ErrOutOfMemory) {
 		before := len(p.vacant)
@@ -220,12 +215,7 @@ func (p *Pool) grow(c *class, number int) error {
 	return nil
 }
 
-func (p *Pool) Free(address uintptr) error {
-	if address == 0 {
-		return nil
-	}
-	p.Lock()
-	defer p.Unlock()
+func (p *Pool) free(address uintptr) error {
 	b, err := p.ledger.Find(address)
 	if err != nil {
 		return err

@@ -185,7 +185,7 @@ func (p *Pool) SetMemoryFraction(fraction float64) error {
 	return nil
 }
 
-// Stats is pool.Pool.Stats; its Detail is a Detail.
+// Stats is pool.Pool.Stats; its Detail is a detail.
 func (p *Pool) Stats() pool.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -193,7 +193,7 @@ func (p *Pool) Stats() pool.Stats {
 	stats.Reserved, stats.PeakReserved, stats.Segments = own.Reserved, own.PeakReserved, own.Segments
 	stats.SourceMallocs, stats.SourceFrees = own.SourceMallocs, own.SourceFrees
 	stats.SourceFailures = own.SourceFailures
-	stats.Detail = Detail{Streams: len(p.pools), Graphs: len(p.Private()), Waiting: p.uses.Held()}
+	stats.Detail = detail{Streams: len(p.pools), Graphs: len(p.Private()), Waiting: p.uses.Held()}
 	return stats
 }
 
@@ -206,8 +206,8 @@ func (p *Pool) ResetPeakStats() {
 	p.source.account.ResetPeakStats()
 }
 
-// Detail is Stats.Detail.
-type Detail struct {
+// detail is Stats.Detail.
+type detail struct {
 	Streams int `json:"streams"` // that have a pool
 	Graphs  int `json:"graphs"`  // private pools of graphs
 	Waiting int `json:"waiting"` // freed blocks that wait for other streams

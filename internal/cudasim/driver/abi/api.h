@@ -48,13 +48,8 @@
 	  DEVICE_GIVES(device, bytes, memory.devices[device].total)) \
 	X(2000, INIT, cuDeviceGetAttribute, , (int *value, int attribute, CUdevice device), \
 	  attribute_of(value, attribute, device)) \
-	X(4010, INIT, cuDeviceGetPCIBusId, , (char *name, int length, CUdevice device), \
-	  text(name, length, device, "0000:%02X:00.0", device + 1)) \
 	X(4000, INIT, cuDeviceCanAccessPeer, , (int *can, CUdevice device, CUdevice peer), \
-	  DEVICE_GIVES(device_valid(device) ? peer : device, can, peers(device, peer))) \
-	X(8000, INIT, cuDeviceGetP2PAttribute, , \
-	  (int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer), \
-	  peer_attribute(value, attribute, device, peer))
+	  DEVICE_GIVES(device_valid(device) ? peer : device, can, peers(device, peer)))
 
 #define CONTEXT_FUNCTIONS(X) \
 	X(7000, INIT, cuDevicePrimaryCtxRetain, , (CUcontext *context, CUdevice device), retain(context, device)) \
@@ -74,8 +69,7 @@
 	X(4000, INIT, cuCtxPopCurrent, _v2, (CUcontext *context), pop(context)) \
 	X(2000, INIT, cuCtxGetDevice, , (CUdevice *device), device_of_current(device)) \
 	X(2000, CTX, cuCtxSynchronize, , (void), synchronize()) \
-	X(4000, CTX, cuCtxEnablePeerAccess, , (CUcontext peer, unsigned flags), enable_peer(peer, flags)) \
-	X(4000, CTX, cuCtxDisablePeerAccess, , (CUcontext peer), disable_peer(peer))
+	X(4000, CTX, cuCtxEnablePeerAccess, , (CUcontext peer, unsigned flags), enable_peer(peer, flags))
 
 #define VMM_FUNCTIONS(X) \
 	X(10020, INIT, cuMemAddressReserve, , (CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, \
@@ -205,12 +199,8 @@
 	X(3020, CTX, cuMemcpy2D, _v2, (const CUDA_MEMCPY2D *copy), now(copy_2d(copy), ANY_DIRECTION, own)) \
 	T(3020, CTX, cuMemsetD8, _v2, (CUdeviceptr target, unsigned char value, size_t count), \
 	  now(fill(target, value, 1, count), ANY_DIRECTION, own)) \
-	T(3020, CTX, cuMemsetD16, _v2, (CUdeviceptr target, unsigned short value, size_t count), \
-	  now(fill(target, value, 2, count), ANY_DIRECTION, own)) \
 	T(3020, CTX, cuMemsetD32, _v2, (CUdeviceptr target, unsigned value, size_t count), \
 	  now(fill(target, value, 4, count), ANY_DIRECTION, own)) \
-	X(3020, CTX, cuMemsetD2D8, _v2, (CUdeviceptr target, size_t pitch, unsigned char value, size_t width, \
-	  size_t height), now(fill_2d(target, pitch, value, width, height), ANY_DIRECTION, own)) \
 	S(3020, INIT, cuMemsetD8Async, , (CUdeviceptr target, unsigned char value, size_t count, CUstream stream), \
 	  later(fill(target, value, 1, count), ANY_DIRECTION, MINE(stream))) \
 	S(3020, INIT, cuMemsetD32Async, , (CUdeviceptr target, unsigned value, size_t count, CUstream stream), \
@@ -224,8 +214,6 @@
 	S(2000, INIT, cuStreamSynchronize, , (CUstream stream), stream_wait(MINE(stream))) \
 	S(2000, INIT, cuStreamQuery, , (CUstream stream), query(MINE(stream))) \
 	X(9020, INIT, cuStreamGetCtx, , (CUstream stream, CUcontext *context), context_of(stream, context)) \
-	X(5000, INIT, cuStreamAddCallback, , (CUstream stream, CUstreamCallback callback, void *data, unsigned flags), \
-	  add_callback(stream, callback, data, flags)) \
 	S(10000, INIT, cuLaunchHostFunc, , (CUstream stream, CUhostFn function, void *data), \
 	  launch_host(MINE(stream), function, data))
 
@@ -247,7 +235,6 @@
 	X(12000, INIT, cuLibraryLoadData, , (CUlibrary *library, const void *image, void *jit_options, \
 	  void **jit_values, unsigned jit_count, void *options, void **values, unsigned count), \
 	  load(library, image, (jit_count && (!jit_options || !jit_values)) || (count && (!options || !values)))) \
-	X(12000, INIT, cuLibraryUnload, , (CUlibrary library), unload(library)) \
 	X(12000, INIT, cuLibraryGetKernel, , (CUkernel *kernel, CUlibrary library, const char *name), \
 	  get_kernel(kernel, library, name)) \
 	X(12000, CTX, cuKernelGetFunction, , (CUfunction *function, CUkernel kernel), get_function(function, kernel)) \
@@ -280,8 +267,6 @@
 
 #define GRAPH_FUNCTIONS(X, S) \
 	X(10000, INIT, cuGraphCreate, , (CUgraph *graph, unsigned flags), create(graph, flags)) \
-	X(10000, INIT, cuGraphGetNodes, , (CUgraph graph, CUgraphNode *nodes, size_t *count), \
-	  get_nodes(graph, nodes, count)) \
 	X(11040, INIT, cuGraphInstantiateWithFlags, , (CUgraphExec *exec, CUgraph graph, unsigned long long flags), \
 	  flags & ~15ull ? CUDA_ERROR_INVALID_VALUE : instantiate(exec, graph)) \
 	S(10000, INIT, cuGraphLaunch, , (CUgraphExec exec, CUstream stream), launch(exec, MINE(stream))) \

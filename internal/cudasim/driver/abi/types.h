@@ -22,7 +22,6 @@ typedef struct CUlib_st *CUlibrary;
 typedef struct CUkern_st *CUkernel;
 typedef struct CUfunc_st *CUfunction;
 typedef void (*CUhostFn)(void *user_data);
-typedef void (*CUstreamCallback)(CUstream stream, int status, void *user_data);
 
 typedef enum {
 #define X(code, driver, runtime, text) driver = code,
@@ -105,14 +104,6 @@ typedef enum {
 	CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR = 19,
 	CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID = 20,
 } CUpointer_attribute;
-
-typedef enum {
-	CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK = 1,
-	CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED = 2,
-	CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED = 3,
-	CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED = 4,
-	CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED = 5,
-} CUdevice_P2PAttribute;
 
 typedef enum {
 	CU_MEMORYTYPE_HOST = 1,

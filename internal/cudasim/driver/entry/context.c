@@ -173,15 +173,4 @@ static CUresult enable_peer(CUcontext peer, unsigned flags)
 	return CUDA_SUCCESS;
 }
 
-static CUresult disable_peer(CUcontext peer)
-{
-	struct context *context = current_context(), *other = object_find(peer, CONTEXT);
-	if (!other)
-		return CUDA_ERROR_INVALID_CONTEXT;
-	if (!(context->peers >> other->device & 1))
-		return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
-	context->peers &= ~(1u << other->device);
-	return CUDA_SUCCESS;
-}
-
 CONTEXT_FUNCTIONS(DEFINE)

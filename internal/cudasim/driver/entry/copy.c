@@ -21,14 +21,11 @@ static struct request copy(uint64_t target, uint64_t source, uint64_t size)
 	return copy_rows((struct rows){target, size, size, 1}, (struct rows){source, size, size, 1});
 }
 
-static struct request fill_rows(struct rows to, uint32_t value, uint32_t element)
-{
-	return (struct request){.operation = {.type = SET, .to = to, .set = {value, element}}};
-}
-
 static struct request fill(uint64_t target, uint32_t value, uint32_t element, uint64_t count)
 {
-	return fill_rows((struct rows){target, element * count, element * count, 1}, value, element);
+	uint64_t size = element * count;
+	return (struct request){
+		.operation = {.type = SET, .to = {target, size, size, 1}, .set = {value, element}}};
 }
 
 // Reports whether it is neither device memory nor pinned host memory, which devices see through unified addressing.
@@ -158,13 +155,6 @@ static struct request copy_2d(const CUDA_MEMCPY2D *parameters)
 	source += parameters->srcY * source_pitch + parameters->srcXInBytes;
 	return copy_rows((struct rows){target, target_pitch, width, height},
 			 (struct rows){source, source_pitch, width, height});
-}
-
-static struct request fill_2d(uint64_t target, size_t pitch, unsigned char value, size_t width, size_t height)
-{
-	if (pitch < width)
-		return (struct request){.refused = CUDA_ERROR_INVALID_VALUE};
-	return fill_rows((struct rows){target, pitch, width, height}, value, 1);
 }
 
 COPY_FUNCTIONS(DEFINE, DEFINE_PTDS, DEFINE_PTSZ)

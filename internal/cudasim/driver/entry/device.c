@@ -50,18 +50,6 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-static CUresult peer_attribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer)
-{
-	TRY(device_check(device, value));
-	if (!device_valid(peer) || device == peer)
-		return CUDA_ERROR_INVALID_DEVICE;
-	if ((unsigned)attribute - 1 >= CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED)
-		return CUDA_ERROR_INVALID_VALUE;
-	*value = attribute != CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK &&
-		 attribute != CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED && peers(device, peer);
-	return CUDA_SUCCESS;
-}
-
 static CUresult attribute_of(int *value, int attribute, CUdevice device)
 {
 	TRY(device_check(device, attribute >= 1 && attribute <= 161 ? value : NULL));

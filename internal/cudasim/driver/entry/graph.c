@@ -9,19 +9,6 @@ static CUresult create(CUgraph *handle, unsigned flags)
 	return *handle ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Nodes have no handles: programs ask only how many there are.
-static CUresult get_nodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
-{
-	struct graph *graph = object_find(handle, GRAPH);
-	if (!graph || !count)
-		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t i = 0; nodes && i < *count; i++)
-		nodes[i] = NULL;
-	if (!nodes || *count > graph->count)
-		*count = graph->count;
-	return CUDA_SUCCESS;
-}
-
 static CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle)
 {
 	struct graph *graph = object_find(graph_handle, GRAPH);

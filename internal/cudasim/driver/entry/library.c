@@ -41,21 +41,6 @@ static CUresult load(CUlibrary *handle, const void *image, bool lacks_options)
 	return CUDA_SUCCESS;
 }
 
-static CUresult unload(CUlibrary handle)
-{
-	struct library *library = object_find(handle, LIBRARY);
-	if (!library)
-		return CUDA_ERROR_INVALID_HANDLE;
-	for (int i = 0; i < EMULATIONS; i++) {
-		if (!library->kernels[i])
-			continue;
-		functions_forget(library->kernels[i], NULL);
-		object_delete(&library->kernels[i]->object);
-	}
-	object_delete(&library->object);
-	return CUDA_SUCCESS;
-}
-
 static CUresult get_kernel(CUkernel *handle, CUlibrary library_handle, const char *name)
 {
 	struct library *library = object_find(library_handle, LIBRARY);

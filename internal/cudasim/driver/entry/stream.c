@@ -79,16 +79,4 @@ static CUresult launch_host(CUstream handle, CUhostFn function, void *data)
 							 .host = {.function = function, .data = data}});
 }
 
-static CUresult add_callback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags)
-{
-	struct stream *stream;
-	if (!callback || flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(stream_resolve(handle, &stream));
-	if (stream->capture)
-		return capture_refuse(stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-	return stream_submit(
-		stream, &(struct operation){.type = CALLBACK, .host = {.callback = callback, .data = data}});
-}
-
 STREAM_FUNCTIONS(DEFINE, DEFINE_PTSZ)

@@ -45,7 +45,7 @@ void context_delete(struct context *context)
 	queue_wait((struct target){.context = context});
 	streams_forget_context(context);
 	events_forget_context(context);
-	functions_forget(NULL, context);
+	functions_forget(context);
 	memory_forget_context(context->object.node.key);
 	host_forget_context(context->object.node.key);
 	budget_give(context->device, sim.settings.context);

@@ -42,7 +42,7 @@ struct event {
 	uint64_t captured_stream, captured; // where and after how many operations
 };
 
-enum operation_type { COPY, SET, LAUNCH, HOST_FUNCTION, CALLBACK, RECORD, WAIT, FREE };
+enum operation_type { COPY, SET, LAUNCH, HOST_FUNCTION, RECORD, WAIT, FREE };
 
 enum { PARAMETER_BYTES = 256 };
 
@@ -70,7 +70,6 @@ struct operation {
 		} launch;
 		struct {
 			CUhostFn function;
-			CUstreamCallback callback;
 			void *data;
 		} host;
 		struct {
@@ -166,9 +165,9 @@ struct function { // the kernel in one context
 };
 CUresult function_of(struct kernel *kernel, struct context *context, struct function **function);
 CUresult function_load(struct kernel *kernel, struct context *context); // before a launch
-// Functions of the kernel and of the context; NULL matches any.
+// kernel: NULL: any.
 struct function *function_find(const struct kernel *kernel, const struct context *context);
-void functions_forget(const struct kernel *kernel, const struct context *context);
+void functions_forget(const struct context *context);
 
 // --- stream capture (capture.c)
 extern struct capture *captures;

@@ -127,7 +127,7 @@ struct function *function_find(const struct kernel *kernel, const struct context
 {
 	struct function *function;
 	for (uint64_t cursor = 0; (function = object_next(FUNCTION, &cursor));)
-		if ((!kernel || function->kernel == kernel) && (!context || function->context == context))
+		if ((!kernel || function->kernel == kernel) && function->context == context)
 			return function;
 	return NULL;
 }
@@ -155,10 +155,10 @@ CUresult function_load(struct kernel *kernel, struct context *context)
 	return function->loaded ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void functions_forget(const struct kernel *kernel, const struct context *context)
+void functions_forget(const struct context *context)
 {
 	struct function *function;
-	while ((function = function_find(kernel, context))) {
+	while ((function = function_find(NULL, context))) {
 		if (function->loaded)
 			budget_give(function->context->device, sim.settings.code);
 		object_delete(&function->object);

@@ -167,20 +167,16 @@ static void hold(struct queued *queued)
 static bool calls_host(const struct queued *queued)
 {
 	enum operation_type type = queued->operation.type;
-	return (type == HOST_FUNCTION || type == CALLBACK) && queued->stream->context->sticky == CUDA_SUCCESS;
+	return type == HOST_FUNCTION && queued->stream->context->sticky == CUDA_SUCCESS;
 }
 
 // Calls the host function of an operation that is marked as running, without the lock.
 static void call_host(struct queued *queued)
 {
 	struct thread_state *thread = thread_state();
-	CUstream stream = object_handle(queued->stream);
 	thread->in_host_function = true;
 	pthread_mutex_unlock(&sim.lock);
-	if (queued->operation.type == HOST_FUNCTION)
-		queued->operation.host.function(queued->operation.host.data);
-	else
-		queued->operation.host.callback(stream, CUDA_SUCCESS, queued->operation.host.data);
+	queued->operation.host.function(queued->operation.host.data);
 	pthread_mutex_lock(&sim.lock);
 	thread->in_host_function = false;
 	if (!queued->dropped)
@@ -223,8 +219,7 @@ static void execute(const struct queued *queued)
 		}
 		return;
 	case WAIT: return;
-	case HOST_FUNCTION:
-	case CALLBACK: return; // not called: the context is lost
+	case HOST_FUNCTION: return; // not called: the context is lost
 	case FREE: memory_free(operation->address); return;
 	case LAUNCH:
 		if (context->sticky == CUDA_SUCCESS)

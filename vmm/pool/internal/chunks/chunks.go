@@ -6,7 +6,6 @@ import (
 	"iter"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/addresses"
 	"tms/vmm/pool/internal/ledger"
 	"tms/vmm/pool/internal/ordered"
 )
@@ -39,12 +38,12 @@ type Table[T any] struct {
 	ledger.Account
 	chunks   []Chunk[T] // chunks[0] is None
 	dropped  Handle     // first handle to use again
-	live     addresses.Table[Handle]
+	live     map[uintptr]Handle
 	segments []Segment // by address
 }
 
 func New[T any](kind string, source pool.Source) Table[T] {
-	t := Table[T]{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk[T], 1)}
+	t := Table[T]{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk[T], 1), live: map[uintptr]Handle{}}
 	t.chunks[None].Requested = 1
 	return t
 }
@@ -100,14 +99,14 @@ func (t *Table[T]) Join(h Handle) {
 func (t *Table[T]) Take(h Handle, requested uint64) pool.Block {
 	c := &t.chunks[h]
 	c.Requested = requested
-	t.live.Insert(c.Address, h)
+	t.live[c.Address] = h
 	t.CountMalloc(requested, c.Size)
 	return pool.Block{Address: c.Address, Size: c.Size}
 }
 
 // Find returns the live chunk that starts at address. Errors: pool.ErrInvalidAddress.
 func (t *Table[T]) Find(address uintptr) (Handle, error) {
-	h, found := t.live.Find(address)
+	h, found := t.live[address]
 	if !found {
 		return None, t.Invalid(address)
 	}
@@ -116,10 +115,11 @@ func (t *Table[T]) Find(address uintptr) (Handle, error) {
 
 // Give ends the live chunk that starts at address, which stays taken until Release. Errors: pool.ErrInvalidAddress.
 func (t *Table[T]) Give(address uintptr) (Handle, error) {
-	h, found := t.live.Remove(address)
-	if !found {
-		return None, t.Invalid(address)
+	h, err := t.Find(address)
+	if err != nil {
+		return None, err
 	}
+	delete(t.live, address)
 	c := &t.chunks[h]
 	t.CountFree(c.Requested, c.Size)
 	return h, nil
@@ -129,12 +129,12 @@ func (t *Table[T]) Give(address uintptr) (Handle, error) {
 func (t *Table[T]) Release(h Handle) { t.chunks[h].Requested = 0 }
 
 func (t *Table[T]) GiveAll(give func(Handle)) {
-	for _, h := range t.live.All() {
+	for _, h := range t.live {
 		c := &t.chunks[h]
 		t.CountFree(c.Requested, c.Size)
 		give(h)
 	}
-	t.live = addresses.Table[Handle]{}
+	clear(t.live)
 }
 
 // In yields the chunks of a region by address. Meanwhile the caller may drop only the one yielded last.

@@ -86,7 +86,8 @@ func (t *Table[T]) ReturnWhole(h Handle) error {
 	if err := t.giveBack(c.Address, c.Size); err != nil {
 		return err
 	}
-	if _, live := t.live.Remove(c.Address); live {
+	if _, live := t.live[c.Address]; live {
+		delete(t.live, c.Address)
 		t.CountFree(c.Requested, c.Size)
 	}
 	i, _ := t.segment(c.Address)

@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/addresses"
 )
 
 type Block[T any] struct {
@@ -17,22 +16,22 @@ type Block[T any] struct {
 // Ledger is the account of a pool that keeps nothing else of a live block.
 type Ledger[T any] struct {
 	Account
-	live addresses.Table[Block[T]]
+	live map[uintptr]Block[T]
 }
 
 func New[T any](kind string, source pool.Source) *Ledger[T] {
-	return &Ledger[T]{Account: NewAccount(kind, source)}
+	return &Ledger[T]{NewAccount(kind, source), map[uintptr]Block[T]{}}
 }
 
 func (l *Ledger[T]) Enter(address uintptr, b Block[T]) pool.Block {
-	l.live.Insert(address, b)
+	l.live[address] = b
 	l.CountMalloc(b.Requested, b.Size)
 	return pool.Block{Address: address, Size: b.Size}
 }
 
 // Find returns the live block that starts at address. Errors: pool.ErrInvalidAddress.
 func (l *Ledger[T]) Find(address uintptr) (Block[T], error) {
-	b, found := l.live.Find(address)
+	b, found := l.live[address]
 	if !found {
 		return b, l.Invalid(address)
 	}
@@ -41,50 +40,72 @@ func (l *Ledger[T]) Find(address uintptr) (Block[T], error) {
 
 // Remove ends the live block that starts at address and returns it. Errors: pool.ErrInvalidAddress.
 func (l *Ledger[T]) Remove(address uintptr) (Block[T], error) {
-	b, found := l.live.Remove(address)
-	if !found {
-		return b, l.Invalid(address)
+	b, err := l.Find(address)
+	if err != nil {
+		return b, err
 	}
+	delete(l.live, address)
 	l.CountFree(b.Requested, b.Size)
 	return b, nil
 }
 
 // Empty ends all live blocks and hands each to drop.
 func (l *Ledger[T]) Empty(drop func(uintptr, Block[T])) {
-	for address, b := range l.live.All() {
+	for address, b := range l.live {
 		l.CountFree(b.Requested, b.Size)
 		drop(address, b)
 	}
-	l.live = addresses.Table[Block[T]]{}
+	clear(l.live)
 }
 
 // Base has the lock, and those calls of pool.Pool in which kinds differ only by a hook. Every kind embeds it.
 type Base struct {
 	sync.Mutex
 	account *Account
-	trim    func() (uint64, error)
-	end     func()
-	detail  func() any
+	hooks   Hooks
 }
 
-// Hook sets the kind's part of these calls, under the lock. trim gives idle segments back; end, before trim, ends all
-// live blocks; detail returns Stats.Detail, and may be nil.
-func (b *Base) Hook(account *Account, trim func() (uint64, error), end func(), detail func() any) {
-	b.account, b.trim, b.end, b.detail = account, trim, end, detail
+// Hooks are a kind's part of these calls, under the lock.
+type Hooks struct {
+	Malloc func(size uint64, stream pool.Stream) (pool.Block, error) // the size is not 0
+	Free   func(address uintptr) error                               // nor is the address
+	Trim   func() (uint64, error)                                    // gives idle segments back
+	End    func()                                                    // before a last Trim: ends all live blocks
+	Detail func() any                                                // Stats.Detail; nil: there is none
+}
+
+func (b *Base) Hook(account *Account, hooks Hooks) { b.account, b.hooks = account, hooks }
+
+func (b *Base) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
+	if size == 0 {
+		return pool.Block{}, nil
+	}
+	b.Lock()
+	defer b.Unlock()
+	return b.hooks.Malloc(size, stream)
+}
+
+func (b *Base) Free(address uintptr) error {
+	if address == 0 {
+		return nil
+	}
+	b.Lock()
+	defer b.Unlock()
+	return b.hooks.Free(address)
 }
 
 func (b *Base) Trim() (uint64, error) {
 	b.Lock()
 	defer b.Unlock()
-	return b.trim()
+	return b.hooks.Trim()
 }
 
 func (b *Base) Stats() pool.Stats {
 	b.Lock()
 	defer b.Unlock()
 	stats := b.account.Stats()
-	if b.detail != nil {
-		stats.Detail = b.detail()
+	if b.hooks.Detail != nil {
+		stats.Detail = b.hooks.Detail()
 	}
 	return stats
 }
@@ -99,7 +120,7 @@ func (b *Base) ResetPeakStats() {
 func (b *Base) Destroy() error {
 	b.Lock()
 	defer b.Unlock()
-	b.end()
-	_, err := b.trim()
+	b.hooks.End()
+	_, err := b.hooks.Trim()
 	return err
 }
