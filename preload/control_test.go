@@ -87,7 +87,7 @@ func steer(t *testing.T, program []string, environment ...string) *steered {
 // controlled starts a host that has memory and listens.
 func controlled(t *testing.T, environment ...string) *steered {
 	t.Helper()
-	h := steer(t, []string{compile(t, "steered", majors[1])}, append(environment, "TMS_CONTROL=1")...)
+	h := steer(t, []string{compileWithDriver(t, "steered", majors[1])}, append(environment, "TMS_CONTROL=1")...)
 	require.Equal(t, "ok", h.do("allocate"))
 	h.listens()
 	return h
@@ -532,7 +532,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{`{"version":1,"op":"resume","wait":-1}` + "\n", []string{"wait is -1"}, false},
 		{`{"version":1,"op":"pause","idle":-1}` + "\n", []string{"idle is -1"}, false},
 		{`{"version":1,"op":"resume","idle":0}` + "\n",
-			[]string{"only a pause takes timeout, idle, force, keep, hold and discard"}, false},
+			[]string{"only a pause takes timeout, idle, force, keep, hold, discard and save_all"}, false},
 		{`{"version":1,"op":"await"}` + "\n", []string{""}, false}, // nothing is held up
 		{`{"version":1,"op":"pause","tag":"a\u0000b"}` + "\n", []string{"is no tag"}, false},
 		{"\r\n\n{ \n\xff\xfe\n[[[[\nnull 1\n",
@@ -736,7 +736,7 @@ func TestControlIsRobust(t *testing.T) {
 // The process's descriptor table has nothing of the socket, and what the host does to the table does not reach it.
 func TestControlAndDescriptors(t *testing.T) {
 	sockets(t)
-	program := compile(t, "steered", majors[1])
+	program := compileWithDriver(t, "steered", majors[1])
 	file := filepath.Join(t.TempDir(), "file")
 	h := steer(t, []string{program})
 	h.do("allocate")
@@ -764,7 +764,7 @@ func TestControlAndDescriptors(t *testing.T) {
 
 func TestControlWithoutCloseRange(t *testing.T) {
 	sockets(t)
-	program, sandbox := compile(t, "steered", majors[1]), compile(t, "sandbox", "")
+	program, sandbox := compileWithDriver(t, "steered", majors[1]), compile(t, "sandbox", "")
 	h := steer(t, []string{sandbox, "old", program})
 	h.do("allocate")
 	before := h.do("descriptors")
@@ -807,7 +807,7 @@ func TestControlWithoutCloseRange(t *testing.T) {
 
 func TestControlOfWhoDidNotAsk(t *testing.T) {
 	directory := sockets(t)
-	program := compile(t, "steered", majors[1])
+	program := compileWithDriver(t, "steered", majors[1])
 	h := steer(t, []string{program})
 	h.do("allocate")
 	require.NoDirExists(t, directory)
@@ -862,7 +862,7 @@ func TestControlAndProcesses(t *testing.T) {
 	require.FileExists(t, filepath.Join(directory, "1.sock.old"))
 
 	// A process that became a daemon before it used the library, and one that did so after.
-	program := compile(t, "steered", majors[1])
+	program := compileWithDriver(t, "steered", majors[1])
 	h = steer(t, []string{program}, "TMS_CONTROL=1")
 	daemon := h.number("daemon")
 	h.do("close")
@@ -882,7 +882,7 @@ func TestControlAndProcesses(t *testing.T) {
 // Directories that are not the user's alone are not used.
 func TestControlDirectory(t *testing.T) {
 	directory := sockets(t)
-	program := compile(t, "steered", majors[1])
+	program := compileWithDriver(t, "steered", majors[1])
 	refused := func(words string, environment ...string) {
 		t.Helper()
 		h := steer(t, []string{program}, environment...)

@@ -188,7 +188,7 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	there := o.Toward[b.device.uuid]
 	target, reached := b.device.near[there.Device]
 	e.mu.Unlock()
-	if b.job.Portable = reached; reached { // caches get the room that is left
+	if b.job.Portable = reached; reached { // sparse ones get the room that is left: they cost the host least
 		sparse := func(s *segment) bool { return s.sparse }
 		dense := func(s *segment) bool { return !s.sparse }
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
