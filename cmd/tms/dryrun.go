@@ -108,8 +108,8 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 			continue
 		}
 		for _, leg := range made.Legs {
-			if leg.From == d.UUID {
-				host -= min(host, leg.Room)
+			if leg.From == d.UUID && leg.Room >= host { // else some of it may fit there
+				host = 0
 			}
 		}
 		made.HostBytes += host
