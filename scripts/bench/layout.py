@@ -5,7 +5,7 @@
 PEER is a folder that holds the unpacked wheel of torch_memory_saver. Every number is a median of
 five, from processes that take turns; a pause or resume counts from the second cycle on, after half
 a second in between, in which the driver scrubs what it was given back. "Scrub" is the same amount
-in a single segment. --plot=FILE draws curves against bytes and against segments, and does only that.
+in a single segment. --plot=FILE only draws curves, against bytes and against segments.
 """
 
 from __future__ import annotations
