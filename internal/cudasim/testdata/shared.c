@@ -166,12 +166,18 @@ static int obey(const char *command, unsigned long number)
 		cudasim_reset();
 		count = 0;
 	}
-	if (IS("fork")) { // a child that lives for that many milliseconds
+	if (IS("fork")) { // a child that has run its handlers, and lives for that many milliseconds
+		int lives[2];
+		CHECK(!pipe(lives));
 		pid_t child = fork();
 		if (!child) {
+			CHECK(write(lives[1], "", 1) == 1);
 			usleep((useconds_t)number * 1000);
 			exit(0);
 		}
+		CHECK(read(lives[0], &(char){0}, 1) == 1);
+		close(lives[0]);
+		close(lives[1]);
 		return child;
 	}
 	if (IS("busy")) {
