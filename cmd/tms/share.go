@@ -112,15 +112,16 @@ func (r *roomFor) make() error {
 }
 
 // step does what comes next under the locks of the devices that the process needs, and returns when to look again.
+// Nobody resumes what was yielded without these locks, and nobody resumes what no thread waits for: it would take the
+// room that is being made for others.
 func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	state, err := r.process.Status(context.Background(), longest) // a stopped process answers when it goes on
 	if err != nil {
 		return false, 0, err
 	}
-	needs := needsOf(state)
 	var uuids []string
-	for uuid, need := range needs {
-		if need > 0 {
+	for uuid, need := range needsOf(state) {
+		if need > 0 || uuid != "" {
 			uuids = append(uuids, uuid)
 		}
 	}
@@ -133,7 +134,19 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 		defer unlock()
 	}
 	found := statuses(time.Second)
+	at := slices.IndexFunc(found, func(p process) bool { return p.PID == r.pid && p.Error == "" && p.Share != nil })
+	if at < 0 {
+		return false, soonest, nil // it does not answer now
+	}
+	if found[at].Share.Waited < 0 {
+		return true, 0, nil // it has the memory, or nobody wants it
+	}
 	r.silent = slices.ContainsFunc(found, func(p process) bool { return p.Error != "" && !p.absent })
+	for uuid, need := range needsOf(found[at].ProcessState) {
+		if need > 0 && !slices.Contains(uuids, uuid) {
+			return false, soonest, nil
+		}
+	}
 	for _, uuid := range uuids {
 		ready, wait, err := r.makeOn(uuid, found)
 		if err != nil || !ready {
@@ -142,7 +155,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	}
 	reply, err := whileRunning(r.process, control.Request{Op: control.Undo, Yield: true})
 	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
-		return false, soonest, nil // a process that does not share has taken it
+		return false, soonest, nil // a process that does not share has taken it, or one that grows
 	}
 	return true, 0, failure(reply, err)
 }
@@ -152,16 +165,16 @@ func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Du
 	device, all := r.sharers(uuid, found)
 	at := slices.IndexFunc(all, func(p share.Process) bool { return p.ID == r.pid })
 	if at < 0 || all[at].Need == 0 {
-		return false, soonest, nil // it does not answer now
+		return true, 0, nil
 	}
 	decision := share.Decide(device, all, r.pid)
-	switch {
-	case decision.Never:
+	if decision.Never && !moves(uuid, found) {
 		return false, latest, r.refuse(all[at].Need, device.Free, unexplained(uuid, found), all)
-	case decision.Wait > 0:
+	}
+	r.never = time.Time{} // it was for a moment only
+	if decision.Never || decision.Wait > 0 {
 		return false, decision.Wait, nil
 	}
-	r.never = time.Time{}
 	if len(decision.Pause) == 0 && device.Free < all[at].Need+device.Reserve {
 		r.reserve = device.Reserve
 	}
@@ -201,6 +214,13 @@ func (r *roomFor) refuse(need, free, unexplained uint64, all []share.Process) er
 	slices.Sort(why)
 	return fmt.Errorf("%s are needed, %s are free and others could lend %s%s%.0w", readable.Bytes(need),
 		readable.Bytes(free), readable.Bytes(lent), strings.Join(why, ""), cuda.OutOfMemory)
+}
+
+// moves reports whether a process is in the middle of a pause or resume on a device, which does not count yet.
+func moves(uuid string, found []process) bool {
+	return slices.ContainsFunc(found, func(p process) bool {
+		return slices.ContainsFunc(p.Stats.Devices, func(d stats.Device) bool { return d.UUID == uuid && d.Progress != nil })
+	})
 }
 
 // unexplained returns the bytes of a device in use that no process here accounts for, beside some for their contexts.

@@ -18,8 +18,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/control/client"
 	"tms/internal/hermetic"
 	"tms/internal/share"
+	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // sharer is a running program of tms run --share.
@@ -153,6 +156,55 @@ func TestShareRefuses(t *testing.T) {
 	sharing.has(t, 20<<20)
 	require.Regexp(t, `^2 60\.00 MiB are needed, .* are free and others could lend 20\.00 MiB$`,
 		start("--share", 60, 1, 1, 0).ends(t))
+}
+
+// Memory is short for good only if it is so without a break: not when a process does not answer for a moment, is in the
+// middle of a pause, or has grown since it answered.
+func TestShareDoesNotRefuseForAMoment(t *testing.T) {
+	sharer := func(pid int, bytes uint64) process {
+		return process{here: pid, ProcessState: control.ProcessState{PID: pid, Gated: true,
+			Share: &control.Share{AtLeast: 3600, Waited: -1},
+			Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{UUID: "GPU-1", TotalBytes: 30,
+				Tags: []stats.Tag{{Tag: "default", PhysicalBytes: bytes}}}}}}}}
+	}
+	asks, one, other := sharer(1, 0), sharer(2, 18), sharer(3, 10)
+	asks.Share.Waited, asks.Share.UUID, asks.Share.Bytes = 1, "GPU-1", 19
+	silent := other
+	silent.Error = "it does not answer"
+	moving := sharer(3, 0)
+	moving.Stats.Devices[0].Progress = &stats.Progress{Operation: "resume"}
+	r := roomFor{pid: 1}
+	look := func(third process, silent bool) error {
+		r.silent = silent
+		if !r.never.IsZero() {
+			r.never = r.never.Add(-time.Hour)
+		}
+		ready, _, err := r.makeOn("GPU-1", []process{asks, one, third})
+		require.False(t, ready)
+		return err
+	}
+	for range 3 {
+		require.NoError(t, look(silent, true))
+		require.NoError(t, look(other, false), "it waits for a turn")
+		require.NoError(t, look(sharer(3, 0), false), "what it has taken since does not count yet")
+		require.NoError(t, look(moving, false))
+	}
+	require.NoError(t, look(silent, true))
+	require.ErrorIs(t, look(silent, true), cuda.OutOfMemory)
+}
+
+// What was yielded and nobody waits for is not resumed: it would take the room that is made for others.
+func TestShareLeavesWhatNobodyWaitsFor(t *testing.T) {
+	sharesDevice(t)
+	one := startSharing(t)
+	process, err := client.Dial(one.Process.Pid)
+	require.NoError(t, err)
+	defer process.Close()
+	reply, err := process.Do(t.Context(), control.Request{Op: control.Pause, Yield: true})
+	require.NoError(t, failure(reply, err))
+	succeeds(t, "share", one.number())
+	require.Zero(t, held(t, one))
+	require.Equal(t, "ok", one.do("check"))
 }
 
 // A program is not chosen while it captures a stream.

@@ -376,7 +376,7 @@ func (s *Server) glance(now time.Time) {
 		s.ran, s.awaited = now, time.Time{}
 	}
 	s.yields = yields
-	own := yields && !s.wakes
+	own := yields && s.running == nil // else the gate may be open, or shut, for what is not done yet
 	if own {
 		every = ownGlance
 	}
@@ -408,7 +408,7 @@ func (s *Server) wake(now time.Time) {
 	if s.awaited.IsZero() {
 		s.awaited, s.away = now, now.Sub(s.yielded).Seconds()
 	}
-	if !now.Before(s.wakeAt) {
+	if !s.wakes && !now.Before(s.wakeAt) {
 		s.wakes = true
 		s.process.Hand(s.process.Wake, func(err error) { s.woken.Store(&err) })
 	}

@@ -488,6 +488,58 @@ func TestYield(t *testing.T) {
 	f.undone(t, "weights")
 }
 
+// A process does not take back what is being resumed. What comes back and is yielded again is waited for, even while
+// the process still makes room for the first time.
+func TestYieldAgain(t *testing.T) {
+	f := serve(t)
+	woken, begun, goOn := make(chan bool, 100), make(chan bool), make(chan bool)
+	waits := true
+	f.with(func() {
+		f.awaited = func() bool { return now(f, &waits) }
+		f.woken = func() error {
+			woken <- true
+			<-goOn
+			return nil
+		}
+	})
+	c := dial(t)
+	yield, undo := pause, control.Request{Op: control.Undo, Yield: true}
+	yield.Yield = true
+	waited := func() bool {
+		state, err := dial(t).Status(context.Background(), time.Minute)
+		require.NoError(t, err)
+		return state.Share.Waited >= 0
+	}
+	f.pausing("weights")
+	require.True(t, do(t, c, yield).OK)
+	<-woken
+	require.True(t, do(t, c, undo).OK)
+	require.Eventually(t, func() bool { return !waited() }, time.Minute, time.Millisecond)
+	require.True(t, do(t, c, yield).OK)
+	require.Eventually(t, waited, time.Minute, time.Millisecond)
+	require.Empty(t, woken, "it is still at it")
+
+	f.with(func() { waits = false })
+	goOn <- true
+	require.True(t, do(t, c, undo).OK)
+	require.True(t, do(t, c, yield).OK)
+	f.performs(func(t *server.Task, o *server.Outcome) error {
+		begun <- true
+		<-goOn
+		o.Resumed = t.Due
+		return nil
+	})
+	done := make(chan bool)
+	go func() { done <- do(t, c, undo).OK }()
+	<-begun
+	f.with(func() { waits = true }) // the gate opens
+	require.True(t, do(t, dial(t), control.Request{Op: control.Await, Wait: 60}).OK)
+	goOn <- true
+	require.True(t, <-done)
+	require.False(t, waited())
+	require.Empty(t, woken)
+}
+
 // A process waits no longer once another client keeps what it has yielded, or it takes that without others' help.
 func TestYieldThatEnds(t *testing.T) {
 	for name, ends := range map[string]func(*fake, *client.Conn){
