@@ -316,8 +316,7 @@ func (r *roomFor) sharers(uuid string, found []process) (device share.Device, al
 			one.Idle = control.Seconds(*p.IdleSeconds)
 		}
 		for _, tag := range seen.Tags {
-			one.Tags = append(one.Tags, share.Tag{Name: tag.Tag, Bytes: tag.PhysicalBytes,
-				Contents: tag.PauseWithoutContents < tag.LiveBytes})
+			one.Tags = append(one.Tags, share.Tag{Name: tag.Tag, Bytes: tag.PhysicalBytes})
 			if tag.LastPauseSeconds > 0 && tag.LastResumeSeconds > 0 {
 				one.Price = max(one.Price, control.Seconds(tag.LastPauseSeconds+tag.LastResumeSeconds))
 			}

@@ -281,7 +281,7 @@ func TestTheLockOfADevice(t *testing.T) {
 	<-taken
 }
 
-// No more is paused than is needed, and memory without contents first. A program of higher priority goes on.
+// No more is paused than is needed. A program of higher priority goes on.
 func TestShareTakesLittle(t *testing.T) {
 	start := sharesDevice(t)
 	first, one := startSharing(t, "TMS_SHARE_PRIORITY=2"), startSharing(t)

@@ -25,9 +25,8 @@ const (
 
 // Tag is memory that is paused as a whole.
 type Tag struct {
-	Name     string
-	Bytes    uint64 // on the device now
-	Contents bool   // a pause has to save them
+	Name  string
+	Bytes uint64 // on the device now
 }
 
 // Process is what is known of a process that shares the device.
@@ -77,13 +76,7 @@ func (p *Process) price() time.Duration {
 	if p.Price > 0 {
 		return p.Price
 	}
-	var bytes uint64
-	for _, t := range p.Tags {
-		if t.Contents {
-			bytes += t.Bytes
-		}
-	}
-	return leastPrice + time.Duration(float64(bytes)/bytesPerSecond*float64(time.Second))
+	return leastPrice + time.Duration(float64(p.Held())/bytesPerSecond*float64(time.Second))
 }
 
 // Turn returns how long a process with work may run before others take its memory.
@@ -157,7 +150,7 @@ func Decide(device Device, all []Process, id int) Decision {
 // delays reports whether w, which is ahead of a process and has this plan, waits longer if that goes on.
 func delays(device Device, all []Process, own, w Process, theirs Decision) bool {
 	running := own
-	running.Tags = append(slices.Clone(own.Tags), Tag{Bytes: own.Need, Contents: true})
+	running.Tags = append(slices.Clone(own.Tags), Tag{Bytes: own.Need})
 	running.Need, running.Ran, running.Idle = 0, 0, 0
 	with := slices.Clone(all)
 	with[slices.IndexFunc(with, func(p Process) bool { return p.ID == own.ID })] = running
@@ -231,8 +224,7 @@ type unit struct {
 }
 
 // choose returns the least costly parts of others, those that are due, with enough bytes: first of those without work,
-// then of lower priorities. A swap costs less the longer its process has had no work, because that will go on as long,
-// and memory without contents costs next to nothing.
+// then of lower priorities. A swap costs less the longer its process has had no work, because that will go on as long.
 func choose(missing uint64, others []Process) []Part {
 	var units []unit
 	for i := range others {
@@ -242,10 +234,7 @@ func choose(missing uint64, others []Process) []Part {
 		}
 		work := p.Need == 0 && !p.idle()
 		for _, t := range p.Tags {
-			cost := (leastPrice / 10).Seconds()
-			if t.Contents {
-				cost += p.price().Seconds()
-			}
+			cost := p.price().Seconds() * float64(t.Bytes) / float64(p.Held())
 			if !work {
 				cost /= max(p.Idle, Grace).Seconds()
 			}

@@ -65,14 +65,14 @@ func (d *device) view() (all []share.Process) {
 	for _, p := range d.programs {
 		v := p.Process
 		if p.resident {
-			v.Tags = []share.Tag{{Name: "all", Bytes: p.bytes, Contents: true}}
+			v.Tags = []share.Tag{{Name: "all", Bytes: p.bytes}}
 			v.Ran, v.Idle = d.now-p.began, d.now-p.worked
 		} else if p.has() && d.now >= p.wants && p != d.coming {
 			v.Need, v.Waited = p.bytes, d.now-p.wants
 		}
 		v.Price = p.price
 		if p == d.coming {
-			v.Tags, v.Busy = []share.Tag{{Name: "all", Bytes: p.bytes, Contents: true}}, true
+			v.Tags, v.Busy = []share.Tag{{Name: "all", Bytes: p.bytes}}, true
 		}
 		all = append(all, v)
 	}
@@ -344,7 +344,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// Against the best possible choice of victims, found by trying all: the fewest bytes with contents.
+// Against the best possible choice of victims, found by trying all: the fewest bytes.
 func TestChoice(t *testing.T) {
 	worst := 1.0
 	for seed := range uint64(500) {
@@ -354,8 +354,7 @@ func TestChoice(t *testing.T) {
 		for i := range 1 + random.IntN(5) {
 			p := share.Process{ID: i + 2, AtLeast: 0, Away: -1, Idle: time.Minute}
 			for tag := range 1 + random.IntN(2) {
-				p.Tags = append(p.Tags, share.Tag{Name: fmt.Sprint(tag), Bytes: uint64(1+random.IntN(40)) * gib,
-					Contents: random.IntN(2) == 0})
+				p.Tags = append(p.Tags, share.Tag{Name: fmt.Sprint(tag), Bytes: uint64(1+random.IntN(40)) * gib})
 			}
 			all = append(all, p)
 		}
@@ -366,44 +365,38 @@ func TestChoice(t *testing.T) {
 		if !possible {
 			continue
 		}
-		cost, bytes := uint64(0), free
+		bytes := free
 		for _, part := range decision.Pause {
 			for _, tag := range all[part.ID-1].Tags {
 				if part.Tags == nil || slices.Contains(part.Tags, tag.Name) {
 					bytes += tag.Bytes
-					if tag.Contents {
-						cost += tag.Bytes
-					}
 				}
 			}
 		}
 		require.GreaterOrEqual(t, bytes, asker.Need)
-		require.Equal(t, best == 0, cost == 0, "seed %d: contents move only if they must", seed)
+		require.Equal(t, best == 0, bytes == free, "seed %d: memory moves only if it must", seed)
 		if best > 0 {
-			worst = max(worst, float64(cost)/float64(best))
+			worst = max(worst, float64(bytes-free)/float64(best))
 		}
 	}
-	require.Less(t, worst, 3.0, "times the contents of the best choice")
+	require.Less(t, worst, 3.0, "times the bytes of the best choice")
 }
 
-// cheapest returns the least bytes with contents that make room, over all choices of tags.
+// cheapest returns the least bytes that make room, over all choices of tags.
 func cheapest(free uint64, all []share.Process) (best uint64, possible bool) {
 	var tags []share.Tag
 	for _, p := range all[1:] {
 		tags = append(tags, p.Tags...)
 	}
 	for chosen := range 1 << len(tags) {
-		cost, bytes := uint64(0), free
+		bytes := free
 		for i, tag := range tags {
 			if chosen>>i&1 == 1 {
 				bytes += tag.Bytes
-				if tag.Contents {
-					cost += tag.Bytes
-				}
 			}
 		}
-		if bytes >= all[0].Need && (!possible || cost < best) {
-			best, possible = cost, true
+		if bytes >= all[0].Need && (!possible || bytes-free < best) {
+			best, possible = bytes-free, true
 		}
 	}
 	return best, possible
