@@ -105,8 +105,10 @@ var gauges = map[string]struct{ labels, help string }{
 	"process_up": {"", "Whether the process has answered."},
 	"process_info": {"command version",
 		"1, with the command of the process and the version of its library."},
-	"process_busy":         {"", "Whether the process does what it was asked from outside, such as a pause."},
-	"process_held_up":      {"", "Whether threads of the process that give a device work wait for a resume."},
+	"process_busy":    {"", "Whether the process does what it was asked from outside, such as a pause."},
+	"process_held_up": {"", "Whether threads of the process that give a device work wait for a resume."},
+	"process_memory_wait_seconds": {"",
+		"For how long a thread of the process has waited for device memory, for processes of tms run --share; 0: none does."},
 	"process_idle_seconds": {"", "How long no call has given a device work, for processes of tms run."},
 	"device_size_bytes":    {"device", "Memory of the device."},
 	"device_free_bytes":    {"device", "Free memory of the device."},
@@ -185,6 +187,9 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 		gauge("process_held_up", one(p.HeldUp))
 		if p.IdleSeconds != nil {
 			gauge("process_idle_seconds", *p.IdleSeconds)
+		}
+		if p.Share != nil {
+			gauge("process_memory_wait_seconds", max(0, p.Share.Waited))
 		}
 		for _, d := range p.Stats.Devices {
 			device := strconv.Itoa(d.Device)

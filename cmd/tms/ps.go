@@ -247,13 +247,17 @@ func writeProcesses(text *page, found []process, now time.Time) {
 		}
 		fmt.Fprintln(text, strings.TrimRight(line, " "))
 	}
+	var all []process
 	for _, p := range found {
 		say(text, p, "a pause would free %s without contents",
 			func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
 		say(text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		say(text, p, "lost %s of other processes, which have ended or freed it",
 			func(tag stats.Tag) uint64 { return tag.ImportedLost })
-		for _, words := range waitsOf(p, found) {
+		if all == nil && p.Share != nil && p.Share.Waited >= 0 { // it may wait for what is not shown
+			all = statuses(time.Second)
+		}
+		for _, words := range waitsOf(p, all) {
 			text.line(fmt.Sprintf("%d: %s", p.PID, words))
 		}
 	}
@@ -297,6 +301,8 @@ func stateOf(p process, d stats.Device, tag stats.Tag, now time.Time) string {
 	switch {
 	case p.Doing != "" && d.Progress != nil:
 		return doing(d.Progress.Operation)
+	case p.Share != nil && p.Share.Waited >= 0:
+		return "waits " + readable.Age(control.Seconds(p.Share.Waited))
 	case tag.PausedBytes == 0:
 		return "active"
 	}

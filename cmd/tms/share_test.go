@@ -303,6 +303,22 @@ func TestShareTakesLittle(t *testing.T) {
 	require.Equal(t, "ok", one.do("filled"), "nobody told it, so what has no backup comes back, too")
 }
 
+// tms ps and tms metrics show that a program waits, and for which.
+func TestShareIsSeen(t *testing.T) {
+	start := sharesDevice(t)
+	works := start("--share --at-least 1h", 60, 1, 1000000, 0)
+	works.has(t, 60<<20)
+	waits := start("--share", 60, 6, 1, 0)
+	pid := strconv.Itoa(waits.Process.Pid)
+	require.Eventually(t, func() bool {
+		out, _, _ := command(t, "ps", pid)
+		return strings.Contains(out, " waits ") && strings.Contains(out, fmt.Sprint("it waits for ", works.Process.Pid))
+	}, time.Minute, 10*time.Millisecond)
+	_, address := serving(t)
+	require.Positive(t, scrape(t, address).values("tms_process_memory_wait_seconds", "pid="+pid)[0])
+	require.Zero(t, scrape(t, address).values("tms_process_memory_wait_seconds", fmt.Sprint("pid=", works.Process.Pid))[0])
+}
+
 // A program's own resume has others make room, too; and one whose command is not there runs on, if memory is free.
 func TestShareAndResume(t *testing.T) {
 	start := sharesDevice(t)
