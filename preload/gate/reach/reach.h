@@ -100,6 +100,4 @@ static inline void gate_leave_poll(struct gate_poll poll)
 	atomic_store_explicit(&poll.mark->polling, poll.outer, memory_order_release);
 }
 
-HIDDEN void gate_forget_stream(uintptr_t stream); /* which is about to be destroyed; 0: all */
-
 #endif
