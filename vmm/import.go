@@ -94,8 +94,14 @@ func (i *imported) open() (b borrowed, err error) {
 // tell notifies the process that nothing is held under a number, and tries again soon where that fails.
 func (i *imported) tell(number uint64) {
 	e, share := i.engine, i.share
-	notices := e.driver.Reclaim.Kind("notice to another process").Persist(noticeAgain)
-	notices.Add(0, func() error { return e.sharing.processes.Return(share, number) })
+	notices := e.driver.Reclaim.Kind("notice to another process")
+	notices.Add(0, func() error {
+		err := e.sharing.processes.Return(share, number)
+		if err != nil {
+			time.AfterFunc(noticeAgain, notices.Retry)
+		}
+		return err
+	})
 }
 
 const noticeAgain = 100 * time.Millisecond
