@@ -432,18 +432,6 @@ func (u gateUser) name() string {
 	return fmt.Sprintf("%d (%s)", u.thread, readable.Printable(strings.TrimSpace(string(name))))
 }
 
-// streamName returns the stream to which the call gave work.
-func (u gateUser) streamName() string {
-	call := u.function()
-	switch {
-	case u.stream > 2:
-		return fmt.Sprintf("stream %#x", u.stream)
-	case u.stream == 2 || u.stream == 0 && (strings.HasSuffix(call, "_ptsz") || strings.HasSuffix(call, "_ptds")):
-		return "its own default stream"
-	}
-	return "the default stream"
-}
-
 const mostBlamed = 4 // threads that an error names
 
 // blamed returns the error for a device that is not idle in time, with the last work of each thread. The driver is not
@@ -451,8 +439,12 @@ const mostBlamed = 4 // threads that an error names
 func blamed(device int, timeout time.Duration) error {
 	var last []string
 	for user := range gateUsers {
+		stream := "a default stream"
+		if user.stream > 2 {
+			stream = fmt.Sprintf("stream %#x", user.stream)
+		}
 		if len(last) < mostBlamed {
-			last = append(last, fmt.Sprintf("%s to %s, by thread %s", user.function(), user.streamName(), user.name()))
+			last = append(last, fmt.Sprintf("%s to %s, by thread %s", user.function(), stream, user.name()))
 		}
 	}
 	return late("device %d has not finished within %v; the last work given was %s", device, timeout,

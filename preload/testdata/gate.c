@@ -286,10 +286,10 @@ static void busy(void)
 	sem_post(&door);
 	goes_and_comes_back();
 	EXPECT(cuLaunchHostFunc(NULL, wait_at, &door), 0);
-	times_out("cuLaunchHostFunc to the default stream, by thread ");
+	times_out("cuLaunchHostFunc to a default stream, by thread ");
 	sem_post(&door);
 	EXPECT(cuLaunchHostFunc((void *)2, wait_at, &door), 0);
-	times_out("cuLaunchHostFunc to its own default stream, by thread ");
+	times_out("cuLaunchHostFunc to a default stream, by thread ");
 	sem_post(&door);
 	goes_and_comes_back();
 	/* If the driver cannot be asked, a thread waits for it, and is left behind. */

@@ -118,11 +118,9 @@
 	PTSZ(X, cuStreamBeginCapture_v2, 2, a, CAPTURE, 10010) \
 	PTSZ(X, cuStreamBeginRecaptureToGraph, 5, a, CAPTURE, 13030) \
 	V2(X, cuCtxCreate, 3, c, CONTEXT, 2000, 3020) \
-	X(cuCtxCreate_v3, 5, e, CONTEXT, 11040) \
 	X(cuCtxCreate_v4, 4, d, CONTEXT, 12050) \
 	X(cuDevicePrimaryCtxRetain, 2, b, CONTEXT, 7000) \
 	X(cuEventCreate, 2, 0, TAKE, 2000) \
-	X(cuFuncLoad, 1, 0, TAKE, 12040) \
 	X(cuGraphInstantiateWithFlags, 3, 0, TAKE, 11040) \
 	X(cuKernelGetFunction, 2, 0, TAKE, 12000) \
 	X(cuLibraryGetGlobal, 4, 0, TAKE, 12000) \
@@ -131,7 +129,6 @@
 	X(cuLibraryLoadData, 8, 0, TAKE, 12000) \
 	X(cuLibraryLoadFromFile, 8, 0, TAKE, 12000) \
 	V2(X, cuMemAlloc, 2, b, TAKE, 2000, 3020) \
-	V2(X, cuMemAllocPitch, 5, 0, TAKE, 2000, 3020) \
 	X(cuMemCreate, 4, b, TAKE, 10020) \
 	X(cuModuleGetFunction, 3, 0, TAKE, 2000) \
 	V2(X, cuModuleGetGlobal, 4, 0, TAKE, 2000, 3020) \
