@@ -107,6 +107,12 @@ CREATES(cuCtxCreate_v3, (void **context, void *affinities, int count, unsigned f
 CREATES(cuCtxCreate_v4, (void **context, void *parameters, unsigned flags, int device),
 	(context, parameters, flags, device))
 
+static void forget_context(const void *context)
+{
+	account_context_gone(context);
+	captures_forget(context);
+}
+
 EXPORT int cuCtxDestroy_v2(void *context)
 {
 	struct known *found = NULL;
@@ -118,11 +124,9 @@ EXPORT int cuCtxDestroy_v2(void *context)
 	}
 	while (found && atomic_load(&found->users) > 0)
 		sched_yield();
-	account_context_leaves(context);
 	int code = forward_cuCtxDestroy_v2(context);
-	account_context_left(context, code == SUCCESS);
 	if (code == SUCCESS)
-		captures_forget(context);
+		forget_context(context);
 	if (found)
 		atomic_store(&found->context, code == SUCCESS ? 0 : (uintptr_t)context);
 	return code;
@@ -140,7 +144,6 @@ static void *context_to_end(int device)
 	if ((capturing() || account_on) && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS &&
 	    active && forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
 		forward_cuDevicePrimaryCtxRelease_v2(device);
-	account_context_leaves(context);
 	return context;
 }
 
@@ -148,7 +151,7 @@ static void forget(int device, const void *context)
 {
 	atomic_fetch_and(&chosen, ~bit_of(device));
 	if (context)
-		captures_forget(context);
+		forget_context(context);
 }
 
 #define RESETTING(device, plain)                                                                   \
@@ -158,7 +161,6 @@ static void forget(int device, const void *context)
 		void *context_ = context_to_end(device);                                           \
 		account_device_resets(device);                                                     \
 		int code_ = (plain);                                                               \
-		account_context_left(context_, code_ == SUCCESS);                                  \
 		if (code_ == SUCCESS)                                                              \
 			forget(device, context_);                                                  \
 		code_;                                                                             \
@@ -184,9 +186,7 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 	void *context = context_to_end(device);
 	int code = forward_cuDevicePrimaryCtxRelease_v2(device), active = 1;
 	unsigned flags = 0;
-	bool gone = code == SUCCESS && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS && !active;
-	account_context_left(context, gone);
-	if (gone)
+	if (code == SUCCESS && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS && !active)
 		forget(device, context);
 	return code;
 }

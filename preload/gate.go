@@ -4,6 +4,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -151,15 +152,10 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 	if err := beenIdle(how.idle); err != nil {
 		return 0, err
 	}
-	var named error
-	if err := e.AwaitIdle(deadline, func(device int, busy func(cuda.Stream) bool) error {
-		named = blamed(device, busy, timeout)
-		return named
-	}); err != nil {
-		if named == nil {
-			err = fmt.Errorf("gated pause: waiting for the devices: %w; nothing has changed", err)
-		}
-		return 0, err
+	if busy, err := e.AwaitIdle(deadline); busy >= 0 {
+		return 0, blamed(busy, timeout)
+	} else if err != nil {
+		return 0, fmt.Errorf("gated pause: waiting for the devices: %w; nothing has changed", err)
 	}
 	if stays = how.hold; stays {
 		if how.nccl != nil {
@@ -436,57 +432,21 @@ func (u gateUser) name() string {
 	return fmt.Sprintf("%d (%s)", u.thread, readable.Printable(strings.TrimSpace(string(name))))
 }
 
-// perThread reports whether the stream is the thread's own default one, which other threads cannot query.
-func (u gateUser) perThread() bool {
-	call := u.function()
-	return u.stream == 2 || u.stream == 0 && (strings.HasSuffix(call, "_ptsz") || strings.HasSuffix(call, "_ptds"))
-}
+const mostBlamed = 4 // threads that an error names
 
-const legacyStream = 1
-
-// blamed returns the error for a device that is not idle in time; it names the stream where it can. The driver must not
-// be asked about a destroyed stream: a thread that destroys one waits at the gate meanwhile, and first makes the gate
-// forget the stream.
-func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) error {
-	if err := setGate(C.GATE_NAMING); err != nil {
-		return err
-	}
-	inside := func() (found bool) {
-		gateUsers(func(user gateUser) bool { found = bool(user.inside && user.lives); return !found })
-		return found
-	}
-	var words string
-	if poll(time.Now().Add(patience), func() bool { return !inside() }) {
-		gateUsers(func(user gateUser) bool {
-			if user.stream > 2 && busy(cuda.Stream(user.stream)) {
-				words = fmt.Sprintf("stream %#x, to which thread %s gave work last, with %s", user.stream, user.name(),
-					user.function())
-			}
-			return words == ""
-		})
-		if words == "" {
-			gateUsers(func(user gateUser) bool {
-				switch {
-				case user.stream > 2:
-				case user.perThread():
-					words = fmt.Sprintf("perhaps the own default stream of thread %s, which called %s last",
-						user.name(), user.function())
-				case busy(legacyStream):
-					words = fmt.Sprintf("the default stream, to which thread %s gave work last, with %s", user.name(),
-						user.function())
-				}
-				return words == ""
-			})
+// blamed returns the error for a device that is not idle in time, with the last work of each thread. The driver is not
+// asked which of their streams is busy: a thread may have destroyed one since.
+func blamed(device int, timeout time.Duration) error {
+	var last []string
+	for user := range gateUsers {
+		stream := "a default stream"
+		if user.stream > 2 {
+			stream = fmt.Sprintf("stream %#x", user.stream)
+		}
+		if len(last) < mostBlamed {
+			last = append(last, fmt.Sprintf("%s to %s, by thread %s", user.function(), stream, user.name()))
 		}
 	}
-	if err := setGate(C.GATE_CLOSED); err != nil {
-		return err
-	}
-	if words == "" {
-		words = "no stream that it could be is known"
-	}
-	return late("device %d has not finished within %v: %s", device, timeout, words)
+	return late("device %d has not finished within %v; the last work given was %s", device, timeout,
+		cmp.Or(strings.Join(last, "; "), "not seen"))
 }
-
-// patience is how long blamed waits for a thread that destroys a stream.
-const patience = 100 * time.Millisecond

@@ -6,7 +6,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,16 +82,11 @@ func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 // processes lets the engine ask other processes.
 type processes struct{}
 
-func (processes) Gone(i vmm.Importer) bool { return ended(i.PID, i.Start) }
-
-func ended(pid int, start uint64) bool {
-	now, zombie, err := process.Started(pid)
-	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
-}
+func (processes) Gone(i vmm.Importer) bool { return process.Ended(i.PID, i.Start) }
 
 // Return sends the notice without waiting for an answer: a stopped process reads it when it goes on.
 func (processes) Return(share vmm.Share, number uint64) error {
-	if share.PID == vmm.Keeper || ended(share.PID, share.Start) {
+	if share.PID == vmm.Keeper || process.Ended(share.PID, share.Start) {
 		return nil
 	}
 	return server.Tell(thisProcess{}.Directories, share.PID,
@@ -121,7 +115,7 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 // or -1. If the keeper is asked and does not run, ask starts it. Errors: vmm.ErrShareGone, even if the process has
 // ended, and vmm.ErrSharePaused.
 func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, descriptor int, err error) {
-	if share.PID != vmm.Keeper && ended(share.PID, share.Start) {
+	if share.PID != vmm.Keeper && process.Ended(share.PID, share.Start) {
 		return reply, -1, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
 	}
 	reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)

@@ -96,10 +96,10 @@ int tms_resume(const char *tag);
  * timeout is in seconds, for everything that comes before contents are saved. Within it the library tries several
  * moments, and lets the threads go on in between: a host function may wait for a stopped thread. After that time the
  * threads go on, nothing has changed, the result is 909 (cudaErrorTimeout), and tms_last_error names the thread and
- * call, or the stream, that did not finish. 801: there is no gate, the kernel has no membarrier, or the gate could not
- * stop all work. It cannot with NVSHMEM, with pausable memory that was exported or is registered with NCCL (then for
- * any pause), or with a function of the driver that this library does not know. TMS_PAUSE_FORCE=1 in the environment
- * pauses all the same. */
+ * call that did not finish, or the streams to which threads gave work last. 801: there is no gate, the kernel has no
+ * membarrier, or the gate could not stop all work. It cannot with NVSHMEM, with pausable memory that was exported or is
+ * registered with NCCL (then for any pause), or with a function of the driver that this library does not know.
+ * TMS_PAUSE_FORCE=1 in the environment pauses all the same. */
 int tms_pause_gated(const char *tag, double timeout);
 
 /* Pauses all tags, as tms_pause_gated if there is a gate and as tms_pause otherwise. Then the driver takes the rest of

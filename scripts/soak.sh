@@ -34,7 +34,7 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle clients test
 			;;
 		model) TMS_MODEL_OPERATIONS=$operations TMS_MODEL_SEED=$seed engine '^TestModel' ;;
 		fuzz)
-			for target in FuzzEngine:./vmm FuzzTLSF:./vmm/space FuzzSlab:./vmm/small FuzzParseRequest:./internal/control; do
+			for target in FuzzEngine:./vmm FuzzFit:./vmm/space FuzzSlab:./vmm/small FuzzParseRequest:./internal/control; do
 				go test -run '^$' -fuzz "^${target%:*}\$" -fuzztime "${FUZZTIME:-10m}" -fuzzminimizetime 100x "${target#*:}"
 			done
 			;;

@@ -36,19 +36,20 @@ type Engine struct {
 
 	cannotHash sync.Once // for its warning
 
-	transition ticketLock // of pauses, resumes, moves, preparations and resets
+	transition sync.Mutex // of pauses, resumes, moves, preparations and resets
 
 	// mu guards everything below. The package comment says when it is held.
-	mu      sync.Mutex
-	settled sync.Cond // a pause or resume, or the loading of a kernel, has ended
-	devices map[int]*device
-	space   *space.Space[segment]
-	pending []*pendingFree
-	reaping bool               // a thread makes the frees that are due
-	loading int                // kernels of the content hash
-	names   map[string]bool    // tags that were ever used
-	unknown map[[2]string]bool // operations and names that were warned of
-	totals  map[int]*totals    // by device; a reset does not set them back
+	mu        sync.Mutex
+	settled   sync.Cond // a pause, resume or preparation, or the loading of a kernel, has ended
+	devices   map[int]*device
+	space     *space.Space[segment]
+	pending   []*pendingFree
+	reaping   bool               // a thread makes the frees that are due
+	loading   int                // kernels of the content hash
+	preparing int                // preparations that were asked for and are not done
+	names     map[string]bool    // tags that were ever used
+	unknown   map[[2]string]bool // operations and names that were warned of
+	totals    map[int]*totals    // by device; a reset does not set them back
 
 	userMapped userMappings
 	sharing    sharing
@@ -87,7 +88,6 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 	}
 	told := func(line string) { e.warn(line) }
 	e.disk, e.peer = disk.New(driver, told), peer.New(driver, e.host, told)
-	e.transition.init()
 	e.settled.L = &e.mu
 	return e
 }

@@ -41,11 +41,11 @@ func (e *Engine) tellUngated() {
 var errBusy = errors.New("the devices have not finished the work that they were given")
 
 // AwaitIdle waits until all contexts of all devices have done their work, as long as nobody gives them more. It polls
-// instead of waiting in the driver, so that it can give up. busy then makes the error, with the context current: ask
-// reports whether a stream has something left to do. Errors: ErrCapturing, that of busy, *cuda.Error.
-// (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
-func (e *Engine) AwaitIdle(until time.Time, busy func(ordinal int, ask func(cuda.Stream) bool) error) error {
-	return e.eachContext(func(ordinal int, context cuda.Context) error {
+// instead of waiting in the driver, so that it can give up: it then returns the device that has not finished, else -1.
+// Errors: ErrCapturing, *cuda.Error. (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
+func (e *Engine) AwaitIdle(until time.Time) (busy int, err error) {
+	busy = -1
+	err = e.eachContext(func(ordinal int, context cuda.Context) error {
 		err := e.driver.With(context, func() error { return e.awaitContext(context, until) })
 		if cuda.Gone(err) || errors.Is(err, cuda.InvalidHandle) {
 			return nil // the program has reset the device: its work and our event ended with the context
@@ -54,14 +54,11 @@ func (e *Engine) AwaitIdle(until time.Time, busy func(ordinal int, ask func(cuda
 			return fmt.Errorf("%w: %w", ErrCapturing, err)
 		}
 		if errors.Is(err, errBusy) {
-			return e.driver.With(context, func() error { return busy(ordinal, e.streamIsBusy) })
+			busy = ordinal
 		}
 		return err
 	})
-}
-
-func (e *Engine) streamIsBusy(stream cuda.Stream) bool {
-	return errors.Is(e.driver.StreamQuery(stream), cuda.NotReady)
+	return busy, err
 }
 
 // awaitContext waits for the current context. The caller runs on a locked thread.

@@ -94,8 +94,14 @@ func (i *imported) open() (b borrowed, err error) {
 // tell notifies the process that nothing is held under a number, and tries again soon where that fails.
 func (i *imported) tell(number uint64) {
 	e, share := i.engine, i.share
-	notices := e.driver.Reclaim.Kind("notice to another process").Persist(noticeAgain)
-	notices.Add(0, func() error { return e.sharing.processes.Return(share, number) })
+	notices := e.driver.Reclaim.Kind("notice to another process")
+	notices.Add(0, func() error {
+		err := e.sharing.processes.Return(share, number)
+		if err != nil {
+			time.AfterFunc(noticeAgain, notices.Retry)
+		}
+		return err
+	})
 }
 
 const noticeAgain = 100 * time.Millisecond
@@ -241,7 +247,7 @@ func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segmen
 		}()
 	}
 	for range of {
-		if err := <-errs; first == nil || !goneFor(first) && goneFor(err) {
+		if err := <-errs; first == nil || !errors.Is(first, ErrShareGone) && errors.Is(err, ErrShareGone) {
 			first = err
 		}
 	}
@@ -254,7 +260,7 @@ func (e *Engine) resumeImportsOf(tags []string, until time.Time, segments []*seg
 	for wait := (backoff.Backoff{Next: firstLook, Most: 8 * time.Millisecond}); ; wait.Sleep(until) {
 		last := !time.Now().Before(until)
 		waits, err := e.tryResumeImports(tags, segments, last)
-		if goneFor(err) {
+		if errors.Is(err, ErrShareGone) {
 			gone = cmp.Or(gone, err)
 		}
 		if !waits || last {
@@ -335,12 +341,12 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 				_ = x.undo()
 				waits = waits || errors.Is(err, ErrSharePaused) || errors.Is(err, ErrSilent)
 				err = fmt.Errorf("memory of %v at %#x: %w", s.imported.share, s.address, err)
-				if goneFor(err) {
+				if errors.Is(err, ErrShareGone) {
 					err = fmt.Errorf("%w; close it (%s)", err, s.closedBy())
 					lines = append(lines, err.Error())
 					s.outcome.lost = true
 				}
-				if first == nil || !goneFor(first) && goneFor(err) {
+				if first == nil || !errors.Is(first, ErrShareGone) && errors.Is(err, ErrShareGone) {
 					first = err
 				}
 			}

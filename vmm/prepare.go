@@ -11,11 +11,19 @@ import (
 // any thread, which does the work. A pause, resume or trim that comes after Prepare waits for it. Errors of finish:
 // backup.ErrHostMemory, *cuda.Error; nothing is then held. (cuMemHostRegister)
 func (e *Engine) Prepare(tags []string) (finish func() error) {
-	ticket := e.transition.ask()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.preparing++
 	return func() (err error) {
 		defer e.audit(&err)
-		e.transition.await(ticket)
-		defer e.transition.Unlock()
+		e.transition.Lock()
+		defer func() {
+			e.transition.Unlock()
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.preparing--
+			e.settled.Broadcast()
+		}()
 		return e.prepare(tags)
 	}
 }
@@ -71,7 +79,7 @@ func (e *Engine) prepare(tags []string) error {
 // resume. It returns when the operating system has it.
 func (e *Engine) Trim() {
 	defer e.auditQuietly()
-	e.transition.Lock()
+	e.takeTurn()
 	defer e.transition.Unlock()
 	e.mu.Lock()
 	for _, segments := range e.matching(nil, func(s *segment) bool { return s.is(active) }) {

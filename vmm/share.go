@@ -296,6 +296,3 @@ func (e *Engine) awaitImporters(o *Options) error {
 }
 
 const soon = 100 * time.Millisecond
-
-// goneFor reports whether an error means that the memory will not come back.
-func goneFor(err error) bool { return errors.Is(err, ErrShareGone) }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"tms/internal/guard"
@@ -73,7 +72,7 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 	start := time.Now()
 	reported := func() {}
 	defer func() { reported() }() // without the lock: a report may wait for what the host holds
-	e.transition.Lock()
+	e.takeTurn()
 	defer e.transition.Unlock()
 	batches := e.begin(o.Tags, wanted)
 	o.spent.waited += time.Since(start)
@@ -90,6 +89,16 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 		o.spent.copied += b.progress.done.Load()
 	}
 	return err
+}
+
+// takeTurn locks transition, behind the preparations that were asked for before.
+func (e *Engine) takeTurn() {
+	e.mu.Lock()
+	for e.preparing > 0 {
+		e.settled.Wait()
+	}
+	e.mu.Unlock()
+	e.transition.Lock()
 }
 
 // begin makes a transition the owner of segments and their extents, and returns them by device. Others may read a
@@ -228,52 +237,4 @@ func parallel(batches []*batch, f func(*batch) error) error {
 		first = cmp.Or(first, <-errs)
 	}
 	return first
-}
-
-// ticketLock is a lock that callers get in the order in which they asked for it. Asking and waiting are two steps, so
-// that background work has its place in the order when the call that begins it returns.
-type ticketLock struct {
-	mu            sync.Mutex
-	turn          sync.Cond // serving has changed
-	next, serving uint64    // tickets
-}
-
-func (l *ticketLock) init() { l.turn.L = &l.mu }
-
-// ask takes a ticket. It never waits; await must follow.
-func (l *ticketLock) ask() (ticket uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	ticket = l.next
-	l.next++
-	return ticket
-}
-
-// await returns when it is the ticket's turn, which lasts until Unlock.
-func (l *ticketLock) await(ticket uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for l.serving != ticket {
-		l.turn.Wait()
-	}
-}
-
-func (l *ticketLock) Lock() { l.await(l.ask()) }
-
-// TryLock reports whether the lock was free, and is now the caller's.
-func (l *ticketLock) TryLock() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.serving != l.next {
-		return false
-	}
-	l.next++
-	return true
-}
-
-func (l *ticketLock) Unlock() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.serving++
-	l.turn.Broadcast()
 }

@@ -1,6 +1,6 @@
 // Package control is the protocol between a process that can be steered from outside and its clients, over a
 // Unix socket: a line of JSON for each request, and one for each reply. Package server answers and package client asks.
-// Nothing in this package keeps a descriptor, and only Search waits.
+// Nothing in this package keeps a descriptor but LockDirectory, and only that and Search wait.
 //
 // A client has at most one request in progress that changes something; status and cancel may come meanwhile. What comes
 // behind an await is read once that is answered. Requests that change something are carried out one after another,

@@ -80,6 +80,34 @@ func CheckDirectory(directory string, uid int) error {
 	return nil
 }
 
+// LockDirectory opens a directory and takes its lock, or gives up after patience. Whoever makes or removes a socket
+// there holds it. (flock)
+func LockDirectory(directory string, patience time.Duration) (int, error) {
+	descriptor, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("%s cannot be opened: %w", directory, err)
+	}
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if err = unix.Flock(descriptor, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return descriptor, nil
+		}
+		if time.Since(start) >= patience {
+			_ = unix.Close(descriptor)
+			return -1, fmt.Errorf("%s cannot be locked: %w", directory, err)
+		}
+	}
+}
+
+// Answered reports whether a process listens at an address.
+func Answered(address string) bool {
+	probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return true
+	}
+	defer func() { _ = unix.Close(probe) }()
+	return !errors.Is(unix.Connect(probe, &unix.SockaddrUnix{Name: address}), unix.ECONNREFUSED)
+}
+
 // Keeper stands for the keeper (package keeper) in place of a process's number: it is found by its socket's name.
 const Keeper = -1
 

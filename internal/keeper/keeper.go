@@ -13,7 +13,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -183,8 +182,8 @@ func (k *Keeper) named(name string) (found *set) {
 func (k *Keeper) sweep() {
 	for id, s := range k.sets {
 		s.Replaced = s.Sealed != 0 && s != k.named(s.Name)
-		maps.DeleteFunc(s.users, func(user owner, count int) bool { return count == 0 || user.ended() })
-		if s.Sealed == 0 && s.maker.ended() || s.Replaced && len(s.users) == 0 {
+		maps.DeleteFunc(s.users, func(u owner, count int) bool { return count == 0 || process.Ended(u.pid, u.start) })
+		if s.Sealed == 0 && process.Ended(s.maker.pid, s.maker.start) || s.Replaced && len(s.users) == 0 {
 			s.close()
 			delete(k.sets, id)
 		}
@@ -196,11 +195,6 @@ func (s *set) close() {
 		_ = unix.Close(descriptor)
 	}
 	clear(s.descriptors)
-}
-
-func (o owner) ended() bool {
-	start, zombie, err := process.Started(o.pid)
-	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || start != o.start)
 }
 
 // ownerOf returns a process that lives.

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
 )
 
 // Device is a GPU. Sizes are in bytes. (nvmlDeviceGetMemoryInfo_v2; before driver 510, reserved memory counts as used)
@@ -55,7 +57,7 @@ type processInfo struct {
 }
 
 const (
-	insufficientSize = 7          // NVML_ERROR_INSUFFICIENT_SIZE
+	insufficientSize = result(7)  // NVML_ERROR_INSUFFICIENT_SIZE
 	notAvailable     = ^uint64(0) // NVML_VALUE_NOT_AVAILABLE
 	textLength       = 96         // of any name and UUID
 	fewProcesses     = 8          // room for so many at first, and for so many more that appear meanwhile
@@ -63,31 +65,17 @@ const (
 
 // Library is NVML, loaded and initialised. Several goroutines may use it.
 type Library struct {
-	initialize  func() int32
-	shutdown    func() int32
-	errorString func(int32) string
-	count       func(*uint32) int32
-	handle      func(uint32, *uintptr) int32
-	uuid, name  func(uintptr, *byte, uint32) int32
-	oldMemory   func(uintptr, *oldMemoryInfo) int32
-	memory      func(uintptr, *memoryInfo) int32 // nil before driver 510
-	processes   func(uintptr, *uint32, *processInfo) int32
+	address map[string]uintptr // of the functions that it has, by name
 }
 
-// The functions. nvmlGetProcesses is the version whose layout no driver has changed: in some drivers 535, _v3 has a
-// longer record.
-const (
-	nvmlInit         = "nvmlInit_v2"
-	nvmlShutdown     = "nvmlShutdown"
-	nvmlErrorString  = "nvmlErrorString"
-	nvmlGetCount     = "nvmlDeviceGetCount_v2"
-	nvmlGetHandle    = "nvmlDeviceGetHandleByIndex_v2"
-	nvmlGetUUID      = "nvmlDeviceGetUUID"
-	nvmlGetName      = "nvmlDeviceGetName"
-	nvmlGetOldMemory = "nvmlDeviceGetMemoryInfo"
-	nvmlGetMemory    = "nvmlDeviceGetMemoryInfo_v2"
-	nvmlGetProcesses = "nvmlDeviceGetComputeRunningProcesses_v2"
-)
+// required are the functions that are called. For processes it is the version whose layout no driver has changed: in
+// some drivers 535, _v3 has a longer record.
+var required = strings.Fields(`
+	nvmlInit_v2 nvmlShutdown nvmlErrorString nvmlDeviceGetCount_v2 nvmlDeviceGetHandleByIndex_v2 nvmlDeviceGetUUID
+	nvmlDeviceGetName nvmlDeviceGetMemoryInfo nvmlDeviceGetComputeRunningProcesses_v2
+`)
+
+const newerMemoryInfo = "nvmlDeviceGetMemoryInfo_v2" // since driver 510
 
 // Open loads NVML and initialises it; that can take a second where no process uses a device. (nvmlInit_v2) Errors:
 // ErrUnavailable, wrapped; NVML's own.
@@ -98,33 +86,24 @@ func Open() (*Library, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	var l Library
-	for name, function := range map[string]any{nvmlInit: &l.initialize, nvmlShutdown: &l.shutdown,
-		nvmlErrorString: &l.errorString, nvmlGetCount: &l.count, nvmlGetHandle: &l.handle, nvmlGetUUID: &l.uuid,
-		nvmlGetName: &l.name, nvmlGetOldMemory: &l.oldMemory, nvmlGetMemory: &l.memory,
-		nvmlGetProcesses: &l.processes} {
-		address, err := purego.Dlsym(loaded, name)
-		switch {
-		case err == nil:
-			purego.RegisterFunc(function, address)
-		case name != nvmlGetMemory:
+	l := &Library{map[string]uintptr{}}
+	l.address[newerMemoryInfo], _ = purego.Dlsym(loaded, newerMemoryInfo)
+	for _, name := range required {
+		if l.address[name], err = purego.Dlsym(loaded, name); err != nil {
 			return nil, fmt.Errorf("%w: the one that is here has no %s: 11.2 or newer is needed", ErrUnavailable, name)
 		}
 	}
-	if err := l.failure(nvmlInit, l.initialize()); err != nil {
-		return nil, err
-	}
-	return &l, nil
+	return l, l.call("nvmlInit_v2")
 }
 
 // Close gives back what Open took, such as descriptors; the library stays loaded. (nvmlShutdown)
-func (l *Library) Close() { l.shutdown() }
+func (l *Library) Close() { _ = l.call("nvmlShutdown") }
 
 // Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says. It leaves out a device that does not
 // answer. Errors: NVML's, joined, also where a device does not tell its processes.
 func (l *Library) Devices() ([]Device, error) {
 	var count uint32
-	if err := l.failure(nvmlGetCount, l.count(&count)); err != nil {
+	if err := l.call("nvmlDeviceGetCount_v2", uintptr(unsafe.Pointer(&count))); err != nil {
 		return nil, err
 	}
 	var found []Device
@@ -145,25 +124,26 @@ func (l *Library) Devices() ([]Device, error) {
 
 // describe finds out everything except the processes.
 func (l *Library) describe(d *Device) (handle uintptr, err error) {
-	if err = l.failure(nvmlGetHandle, l.handle(uint32(d.Index), &handle)); err != nil {
+	err = l.call("nvmlDeviceGetHandleByIndex_v2", uintptr(d.Index), uintptr(unsafe.Pointer(&handle)))
+	if err != nil {
 		return handle, err
 	}
 	var uuid, name [textLength]byte
-	if err = l.failure(nvmlGetUUID, l.uuid(handle, &uuid[0], textLength)); err != nil {
+	if err = l.call("nvmlDeviceGetUUID", handle, uintptr(unsafe.Pointer(&uuid[0])), textLength); err != nil {
 		return handle, err
 	}
-	if err = l.failure(nvmlGetName, l.name(handle, &name[0], textLength)); err != nil {
+	if err = l.call("nvmlDeviceGetName", handle, uintptr(unsafe.Pointer(&name[0])), textLength); err != nil {
 		return handle, err
 	}
 	d.UUID, d.Name = text(uuid), text(name)
-	if l.memory == nil {
+	if l.address[newerMemoryInfo] == 0 {
 		var info oldMemoryInfo
-		err = l.failure(nvmlGetOldMemory, l.oldMemory(handle, &info))
+		err = l.call("nvmlDeviceGetMemoryInfo", handle, uintptr(unsafe.Pointer(&info)))
 		d.TotalBytes, d.FreeBytes, d.UsedBytes = info.total, info.free, info.used
 		return handle, err
 	}
 	info := memoryInfo{version: uint32(unsafe.Sizeof(memoryInfo{})) | 2<<24}
-	err = l.failure(nvmlGetMemory, l.memory(handle, &info))
+	err = l.call(newerMemoryInfo, handle, uintptr(unsafe.Pointer(&info)))
 	d.TotalBytes, d.FreeBytes, d.UsedBytes = info.total, info.free, info.used
 	return handle, err
 }
@@ -176,12 +156,13 @@ func text(buffer [textLength]byte) string {
 func (l *Library) list(handle uintptr) ([]Process, error) {
 	for room := uint32(fewProcesses); ; {
 		count, list := room, make([]processInfo, room)
-		result := l.processes(handle, &count, &list[0])
-		if result == insufficientSize {
+		err := l.call("nvmlDeviceGetComputeRunningProcesses_v2", handle, uintptr(unsafe.Pointer(&count)),
+			uintptr(unsafe.Pointer(&list[0])))
+		if errors.Is(err, insufficientSize) {
 			room = max(count, room) + fewProcesses
 			continue
 		}
-		if err := l.failure(nvmlGetProcesses, result); err != nil {
+		if err != nil {
 			return nil, err
 		}
 		found := make([]Process, count)
@@ -195,9 +176,19 @@ func (l *Library) list(handle uintptr) ([]Process, error) {
 	}
 }
 
-func (l *Library) failure(call string, result int32) error {
-	if result == 0 {
+// result is an nvmlReturn_t.
+type result int32
+
+func (r result) Error() string { return fmt.Sprintf("NVML error %d", int32(r)) }
+
+// call calls a function that returns an nvmlReturn_t. Errors: a result, wrapped, unless that is 0.
+//
+//go:uintptrescapes
+func (l *Library) call(name string, arguments ...uintptr) error {
+	code, _, _ := purego.SyscallN(l.address[name], arguments...)
+	if result(code) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s: NVML error %d: %s", call, result, l.errorString(result)) // an nvmlReturn_t
+	words, _, _ := purego.SyscallN(l.address["nvmlErrorString"], code)
+	return fmt.Errorf("%s: %w: %s", name, result(code), unix.BytePtrToString(*(**byte)(unsafe.Pointer(&words))))
 }

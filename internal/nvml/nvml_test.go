@@ -108,7 +108,7 @@ func TestShutdown(t *testing.T) {
 	}
 	_, err = l.Devices()
 	require.ErrorContains(t, err, "Uninitialized")
-	require.Zero(t, l.initialize())
+	require.NoError(t, l.call("nvmlInit_v2"))
 	require.NotEmpty(t, devices(t, l))
 }
 
@@ -128,7 +128,7 @@ func TestWhatEachProcessHas(t *testing.T) {
 			[]Process{has(one, 0), has(other, 0)}},
 	}, found)
 
-	l.memory = nil // like an older driver
+	delete(l.address, newerMemoryInfo) // like an older driver
 	require.Equal(t, found, devices(t, l))
 
 	require.Equal(t, "0", one.do("free", 0))
@@ -175,7 +175,8 @@ func TestErrors(t *testing.T) {
 	require.EqualError(t, err, "nvmlDeviceGetHandleByIndex_v2: NVML error 2: Invalid Argument")
 	_, err = l.list(17)
 	require.EqualError(t, err, "nvmlDeviceGetComputeRunningProcesses_v2: NVML error 2: Invalid Argument")
-	l.name = func(uintptr, *byte, uint32) int32 { return 15 } // a GPU that has fallen off the bus
+	fallen := func(_, _, _ uintptr) uintptr { return 15 } // off the bus
+	l.address["nvmlDeviceGetName"] = purego.NewCallback(fallen)
 	found, err := l.Devices()
 	require.Empty(t, found)
 	require.EqualError(t, err, "device 0: nvmlDeviceGetName: NVML error 15: Unknown Error")

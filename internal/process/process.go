@@ -25,6 +25,12 @@ func Started(pid int) (start uint64, zombie bool, err error) {
 	return start, (fields[0] == "Z" || fields[0] == "X") && !others, err
 }
 
+// Ended reports whether a process that started then has certainly ended.
+func Ended(pid int, start uint64) bool {
+	now, zombie, err := Started(pid)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
+}
+
 // Stopped reports whether a process is stopped by a signal or by a tracer. (proc_pid_stat(5))
 func Stopped(pid int) bool {
 	fields, err := stat(pid)

@@ -134,37 +134,18 @@ HIDDEN void account_unfree(struct block block)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Returns the mark for what belongs to a context that is about to be destroyed: once it is gone, another context can
- * have its address. */
-static const void *leaving(const void *context)
-{
-	return (const char *)context + 1;
-}
-
-HIDDEN void account_context_leaves(const void *context)
-{
-	if (!context || !begin())
-		return;
-	for (size_t i = 0; i < allocations.slot_count; i++)
-		if (allocations.slots[i].address && allocations.slots[i].context == context)
-			allocations.slots[i].context = leaving(context);
-	pthread_mutex_unlock(&lock);
-}
-
-HIDDEN void account_context_left(const void *context, bool gone)
+HIDDEN void account_context_gone(const void *context)
 {
 	if (!context || !begin())
 		return;
 	for (size_t i = 0; i < allocations.slot_count;) {
 		struct block *block = &allocations.slots[i];
-		if (!block->address || block->context != leaving(context)) {
+		if (!block->address || block->context != context) {
 			i++;
-		} else if (gone) {
-			subtract(block);
-			table_take(&allocations, block->address); /* another block may move here, so the slot is looked at again */
-		} else {
-			block->context = context;
+			continue;
 		}
+		subtract(block);
+		table_take(&allocations, block->address); /* another block may move here, so the slot is looked at again */
 	}
 	pthread_mutex_unlock(&lock);
 }

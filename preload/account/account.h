@@ -53,9 +53,8 @@ HIDDEN void account_load(void);
 HIDDEN void account_malloc(const void *address, size_t size, const void *caller); /* after the allocation */
 HIDDEN struct block account_free(const void *address);				  /* before the free */
 HIDDEN void account_unfree(struct block block);					  /* after a free that failed */
-/* Call these before a context is destroyed, after that, and before a device is reset. */
-HIDDEN void account_context_leaves(const void *context);
-HIDDEN void account_context_left(const void *context, bool gone);
+/* Call these after a context was destroyed, and before a device is reset. */
+HIDDEN void account_context_gone(const void *context);
 HIDDEN void account_device_resets(int device);
 /* For memory by handle, which has an owner before it is counted. NULL: it is not counted. */
 HIDDEN struct account_owner *account_owner_of(const void *caller, int device);

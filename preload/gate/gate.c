@@ -108,7 +108,6 @@ HIDDEN bool gate_look(const void **cursor, struct gate_user *user)
 			.call = call->name,
 			.stream = atomic_load(&mark->stream),
 			.works = inside == TRYING || inside == INSIDE,
-			.inside = inside != OUT,
 		};
 		user->lives = atomic_load(&mark->taken) && lives(user->thread);
 		return true;
@@ -122,7 +121,7 @@ HIDDEN bool gate_inside(struct gate_user *user)
 		const struct gate_call *call = atomic_load_explicit(&mark->polling, memory_order_acquire);
 		if (!call && atomic_load_explicit(&mark->inside, memory_order_acquire) != OUT)
 			call = with_seen(atomic_load(&mark->call), 0);
-		*user = (struct gate_user){.thread = (pid_t)atomic_load(&mark->thread), .inside = true};
+		*user = (struct gate_user){.thread = (pid_t)atomic_load(&mark->thread)};
 		if (!call || !(user->lives = atomic_load(&mark->taken) && lives(user->thread)))
 			continue;
 		user->call = call->name;

@@ -9,7 +9,7 @@
 struct gate_user { /* a thread, and the call that it is in or made last */
 	pid_t thread;
 	bool lives;
-	bool works, inside; /* it gives the device work now; it is inside any call, such as one that ends a stream */
+	bool works; /* it gives the device work now */
 	const char *call;
 	uintptr_t stream;
 };

@@ -105,8 +105,8 @@ HIDDEN struct fork_mark go_process;
 
 typedef void initialiser(int argc, char **argv, char **envp);
 /* Weak, because a test binary is linked without goinit.ld: there Go is awake from the start. */
-extern initialiser *tms_goinit_start[] __attribute__((weak)) HIDDEN;
-extern initialiser *tms_goinit_end[] __attribute__((weak)) HIDDEN;
+extern initialiser *goinit_start[] __attribute__((weak)) HIDDEN;
+extern initialiser *goinit_end[] __attribute__((weak)) HIDDEN;
 
 /* scripts/deferrelocations puts the relocations of the Go data here; without it the loader has applied them. Volatile:
  * the compiler must not rely on the initial values. */
@@ -151,7 +151,7 @@ static void run_initialisers(void)
 	}
 	block[n++] = AT_NULL;
 	block[n++] = 0;
-	for (initialiser **run = tms_goinit_start; run < tms_goinit_end; run++)
+	for (initialiser **run = goinit_start; run < goinit_end; run++)
 		(*run)(1, (char **)block, (char **)(block + environment));
 }
 
@@ -301,7 +301,7 @@ HIDDEN int go_enter(struct visit *visit)
 AT_LOAD HIDDEN void go_load(void)
 {
 	descriptor_load();
-	if (&tms_goinit_start[0] == &tms_goinit_end[0]) {
+	if (&goinit_start[0] == &goinit_end[0]) {
 		fork_mark_set(&go_process);
 		atomic_store(&go_state, GO_AWAKE);
 	}

@@ -81,12 +81,12 @@ static uintptr_t program_counter(const ucontext_t *context)
 }
 
 /* From goinit.ld; weak, because a test binary is linked without it. */
-extern const char tms_gotext_start[] __attribute__((weak)) HIDDEN;
-extern const char tms_gotext_end[] __attribute__((weak)) HIDDEN;
+extern const char gotext_start[] __attribute__((weak)) HIDDEN;
+extern const char gotext_end[] __attribute__((weak)) HIDDEN;
 
 static bool in_go(uintptr_t pc)
 {
-	return pc >= (uintptr_t)tms_gotext_start && pc < (uintptr_t)tms_gotext_end;
+	return pc >= (uintptr_t)gotext_start && pc < (uintptr_t)gotext_end;
 }
 
 /* A fault happens anew when its instruction runs again, with the host's action in place. A signal that somebody sent,

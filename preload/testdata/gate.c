@@ -271,31 +271,31 @@ static void busy(void)
 	char words[200];
 	EXPECT(cuStreamCreate(&second, 0), 0);
 	EXPECT(cuStreamCreate(&third, 1), 0);
-	/* The library notices that a stream was destroyed, and no longer asks about it. */
+	/* A stream that was destroyed since is named like any other. */
 	EXPECT(cuMemsetD32Async((uintptr_t)memory, 5, WORDS, second), 0);
 	EXPECT(cuStreamDestroy_v2(second), 0);
 	EXPECT(cuMemsetD32Async((uintptr_t)memory, 5, WORDS, stream), 0);
 	EXPECT(cuLaunchHostFunc(third, wait_at, &door), 0);
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	snprintf(words, sizeof words,
-		 "device 0 has not finished within 200ms: stream %p, to which thread %d (gate) gave work last, with "
-		 "cuLaunchHostFunc; nothing has changed",
+		 "device 0 has not finished within 200ms; the last work given was cuLaunchHostFunc to stream %p, by thread "
+		 "%d (gate); nothing has changed",
 		 third, getpid());
 	says(words);
 	is_open(memory);
 	sem_post(&door);
 	goes_and_comes_back();
 	EXPECT(cuLaunchHostFunc(NULL, wait_at, &door), 0);
-	times_out("the default stream, to which thread ");
+	times_out("cuLaunchHostFunc to a default stream, by thread ");
 	sem_post(&door);
 	EXPECT(cuLaunchHostFunc((void *)2, wait_at, &door), 0);
-	times_out("perhaps the own default stream of thread ");
+	times_out("cuLaunchHostFunc to a default stream, by thread ");
 	sem_post(&door);
 	goes_and_comes_back();
 	/* If the driver cannot be asked, a thread waits for it, and is left behind. */
 	EXPECT(cuLaunchHostFunc(third, wait_at, &door), 0);
 	sim_fail("cuCtxRecordEvent", 1, 801);
-	times_out("device 0 has not finished within 200ms: stream ");
+	times_out("cuLaunchHostFunc to stream ");
 	sim_fail("cuCtxRecordEvent", 1, 801);
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	sem_post(&door);
@@ -377,7 +377,7 @@ static void callback(void)
 		seconds *= 2;
 	} while (strstr(tms_last_error(), "has not come back from cuMemsetD32_v2"));
 	says("has not finished within ");
-	says(": stream ");
+	says("cuLaunchHostFunc to stream ");
 	CHECK(!w.done);
 	go_on = false;
 	ended(&w, 0);

@@ -49,7 +49,6 @@ def main() -> int:
 
     print(f"training 1 of 2: {STEPS} steps, paused after step {PAUSE_AFTER}", flush=True)
     pausing = in_process(arguments.device, "pausing", dict(os.environ))
-    show(pausing["events"], pausing["result"])
     print(f"training 2 of 2: {STEPS} steps, never paused, without libtms.so", flush=True)
     plain = in_process(arguments.device, "plain", without_libtms())
 
@@ -62,7 +61,9 @@ def main() -> int:
         "loss_first": float.fromhex(plain["losses"][0]),
         "loss_last": float.fromhex(plain["losses"][-1]),
     }
+    kept = result["restored"] and result["address_kept"]
     print(
+        f"contents and addresses are {'as before' if kept else 'LOST'}; "
         f"loss {result['loss_first']:.6f} -> {result['loss_last']:.6f}; the two trainings' "
         f"{STEPS} losses are {'identical' if result['losses_equal'] else 'DIFFERENT'}"
     )
@@ -102,7 +103,7 @@ def run(device: str, *, pausing: bool, python: list[str]) -> None:
             print(f"  step {step:2}  loss {loss:.6f}", file=sys.stderr, flush=True)
         if pausing and step == PAUSE_AFTER:
             program = [*python, __file__, "--device", device]
-            report["events"], report["result"] = lend(training, step, program)
+            report["result"] = lend(training, program)
     print(json.dumps(report))
 
 
@@ -119,28 +120,21 @@ def borrow(device: str, size: int) -> None:
     del memory
 
 
-def lend(
-    training: Any, step: int, program: list[str]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def lend(training: Any, program: list[str]) -> dict[str, Any]:
     """Pauses the training, lets another process use its memory, and resumes it."""
     import tms
 
-    events: list[dict[str, Any]] = []
+    unit, name = (GiB, "GiB") if training.free_memory() > 4 * GiB else (MiB, "MiB")
 
-    def event(name: str, action: Any) -> tuple[Any, float]:
-        before = training.free_memory()
-        begin = time.perf_counter()
+    def event(what: str, action: Any) -> tuple[Any, float]:
+        before, begin = training.free_memory(), time.perf_counter()
         outcome = action()
         seconds = time.perf_counter() - begin
-        events.append(
-            {
-                "step": step,
-                "event": name,
-                "free_before": before,
-                "free_after": training.free_memory(),
-                "seconds": seconds,
-                "address": training.addresses()[0],
-            }
+        print(
+            f"  {what:<24}  {before / unit:>8.2f} -> {training.free_memory() / unit:.2f} {name} "
+            f"free  {seconds * 1e3:.1f} ms",
+            file=sys.stderr,
+            flush=True,
         )
         return outcome, seconds
 
@@ -163,7 +157,7 @@ def lend(
     taken = before - training.free_memory()
     event("the other process ends", borrower.communicate)
     _, resume_seconds = event("resume", tms.resume)
-    return events, {
+    return {
         "address_kept": training.addresses() == addresses,
         "restored": training.contents() == contents,
         "freed": freed >= training.pausable_bytes,
@@ -174,26 +168,6 @@ def lend(
         "pause_seconds": round(pause_seconds, 6),
         "resume_seconds": round(resume_seconds, 6),
     }
-
-
-def show(events: list[dict[str, Any]], result: dict[str, Any]) -> None:
-    """The events as a table, and what was lent."""
-    unit, name = (GiB, "GiB") if events[0]["free_after"] > 4 * GiB else (MiB, "MiB")
-    head = f"  {'step':>4}  {'event':<24}  {'free before':>14}  {'free after':>14}  {'took':>10}"
-    print(f"{head}  weights at")
-    for event in events:
-        print(
-            f"  {event['step']:>4}  {event['event']:<24}  "
-            f"{event['free_before'] / unit:>10.2f} {name}  "
-            f"{event['free_after'] / unit:>10.2f} {name}  "
-            f"{event['seconds'] * 1e3:>7.1f} ms  {event['address']:#x}"
-        )
-    lent, before = result["lent_bytes"] / unit, result["free_before_bytes"] / unit
-    print(
-        f"  {'lent' if result['lent'] else 'NOT LENT'} to another process: {lent:.2f} {name}, "
-        f"where {before:.2f} were free before the pause; contents and addresses are "
-        f"{'as before' if result['restored'] and result['address_kept'] else 'LOST'}"
-    )
 
 
 if __name__ == "__main__":

@@ -58,29 +58,25 @@ def test_other_commands() -> None:
 
 
 def test_demo(tmp_path: Path) -> None:
-    """Where LD_PRELOAD cannot hold the library's path, and with a Python in such a folder."""
-    folder = tmp_path / "it's a space"
-    library, python = folder / "libtms.so", folder / "python"
-    library.parent.mkdir()
-    library.symlink_to(tms.library_path())
+    """With a Python in a folder whose name has a space."""
+    python = tmp_path / "it's a space" / "python"
+    python.parent.mkdir()
     python.symlink_to(os.path.realpath(sys.executable))
-    variables = {"TMS_LIBRARY": str(library), "LD_PRELOAD": "", "CUDA_VISIBLE_DEVICES": ""}
-    done = command("demo", python=str(python), **variables)
+    done = command("demo", python=str(python), LD_PRELOAD="", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["simulated"] is result["restored"] is result["losses_equal"] is True
     assert result["lent"] is True  # to another process
 
 
-def test_demo_in_a_folder_with_a_colon(tmp_path: Path) -> None:
-    library = tmp_path / "a:b" / "libtms.so"
+@pytest.mark.parametrize("name", ["a:b", "a b"])
+def test_demo_of_a_library_that_cannot_be_preloaded(tmp_path: Path, name: str) -> None:
+    library = tmp_path / name / "libtms.so"
     library.parent.mkdir()
     library.touch()
     done = command("demo", TMS_LIBRARY=str(library))
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"tms: LD_PRELOAD takes no path with a colon, such as {library}: move it.\n",
-    )
+    assert done.returncode == 1
+    assert f"takes no path with a space or a colon, such as {str(library)!r}" in done.stderr
 
 
 def test_library_is_missing() -> None:

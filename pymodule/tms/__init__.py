@@ -12,105 +12,55 @@ and in the program:
     tms.resume("weights")  # the same addresses, the same contents
 """
 
-from ._arguments import Backup
+from ._arguments import Backup as Backup
 from ._control import (
-    DeviceStats,
-    ProgressStats,
-    Stats,
-    TagStats,
-    TotalStats,
-    WaitingStats,
-    configure,
-    empty_cache,
-    last_error,
-    pause,
-    paused,
-    prepare,
-    resume,
-    serve,
-    set_disk_backup_dir,
-    stats,
-    trim,
+    DeviceStats as DeviceStats,
+    ProgressStats as ProgressStats,
+    Stats as Stats,
+    TagStats as TagStats,
+    TotalStats as TotalStats,
+    WaitingStats as WaitingStats,
+    configure as configure,
+    empty_cache as empty_cache,
+    last_error as last_error,
+    pause as pause,
+    paused as paused,
+    prepare as prepare,
+    resume as resume,
+    serve as serve,
+    set_disk_backup_dir as set_disk_backup_dir,
+    stats as stats,
+    trim as trim,
 )
-from ._cuda_graph import cuda_graph
+from ._cuda_graph import cuda_graph as cuda_graph
 from ._errors import (
-    BackupError,
-    CaptureError,
-    ContentsError,
-    ForkedError,
-    GroupError,
-    LibraryNotFoundError,
-    NotPreloadedError,
-    NotSupportedError,
-    OutOfMemoryError,
-    TmsError,
+    BackupError as BackupError,
+    CaptureError as CaptureError,
+    ContentsError as ContentsError,
+    ForkedError as ForkedError,
+    GroupError as GroupError,
+    LibraryNotFoundError as LibraryNotFoundError,
+    NotPreloadedError as NotPreloadedError,
+    NotSupportedError as NotSupportedError,
+    OutOfMemoryError as OutOfMemoryError,
+    TmsError as TmsError,
 )
-from ._kept import Kept, kept
-from ._library import library_path
-from ._live import live
+from ._kept import Kept as Kept, kept as kept
+from ._library import library_path as library_path
+from ._live import live as live
 from ._pool import (
-    Pool,
-    allocator,
-    allocator_snapshot,
-    allocator_stats,
-    pool,
-    reset_allocator_peak_stats,
-    use_allocator,
+    Pool as Pool,
+    allocator as allocator,
+    allocator_snapshot as allocator_snapshot,
+    allocator_stats as allocator_stats,
+    pool as pool,
+    reset_allocator_peak_stats as reset_allocator_peak_stats,
+    use_allocator as use_allocator,
 )
-from ._progress import Progress
-from ._region import disable, exclude, region
-from ._subprocess import configure_subprocess
-from ._trace import trace_from_memory_history
-from ._version import version
+from ._progress import Progress as Progress
+from ._region import disable as disable, exclude as exclude, region as region
+from ._subprocess import configure_subprocess as configure_subprocess
+from ._trace import trace_from_memory_history as trace_from_memory_history
+from ._version import version as version
 
 __version__ = version
-
-__all__ = [
-    "Backup",
-    "BackupError",
-    "CaptureError",
-    "ContentsError",
-    "DeviceStats",
-    "ForkedError",
-    "GroupError",
-    "Kept",
-    "LibraryNotFoundError",
-    "NotPreloadedError",
-    "NotSupportedError",
-    "OutOfMemoryError",
-    "Pool",
-    "Progress",
-    "ProgressStats",
-    "Stats",
-    "TagStats",
-    "TmsError",
-    "TotalStats",
-    "WaitingStats",
-    "allocator",
-    "allocator_snapshot",
-    "allocator_stats",
-    "configure",
-    "configure_subprocess",
-    "cuda_graph",
-    "disable",
-    "empty_cache",
-    "exclude",
-    "kept",
-    "last_error",
-    "library_path",
-    "live",
-    "pause",
-    "paused",
-    "pool",
-    "prepare",
-    "region",
-    "reset_allocator_peak_stats",
-    "resume",
-    "serve",
-    "set_disk_backup_dir",
-    "stats",
-    "trace_from_memory_history",
-    "trim",
-    "use_allocator",
-    "version",
-]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +12,6 @@ from ._errors import NotSupportedError
 from ._library import load
 from ._region import region
 from ._scope import ThreadScope
-from ._warning import warn
 
 
 def cuda_graph(
@@ -69,34 +66,9 @@ def capture(
     captured = torch.cuda.graph(
         graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
     )
-    _warn_of_registered_buffers()
     # For what entering and leaving a capture allocates, such as a random generator's state.
     plain = ThreadScope(
         "tms.cuda_graph()", lambda library: _torch.set_aside(), lambda library: {"active": False}
     )
     with plain, captured, inside:
         yield
-
-
-_warned = False
-
-
-def _warn_of_registered_buffers() -> None:
-    """Warns once: NCCL registers the physical memory of the buffers of captured collectives."""
-    global _warned
-    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
-    initialized = getattr(distributed, "is_initialized", None)
-    if _warned or initialized is None or not initialized():
-        return
-    # get_backend() would miss "cpu:gloo,cuda:nccl", and groups for which no backend was named.
-    if (
-        os.environ.get("NCCL_GRAPH_REGISTER") == "0"
-        or "nccl" not in distributed.get_backend_config()
-    ):
-        return
-    _warned = True
-    warn(
-        "NCCL registers the buffers of collectives in a CUDA graph, and a registration does not "
-        "survive a pause. Set NCCL_GRAPH_REGISTER=0 before starting, or capture such graphs anew "
-        "after a resume."
-    )

@@ -84,9 +84,6 @@ func (d *Driver) CtxRecordEvent(context Context, event Event) error {
 	return d.call("cuCtxRecordEvent", uintptr(context), uintptr(event))
 }
 
-// StreamQuery is cuStreamQuery; an error that is NotReady means that the stream has work left.
-func (d *Driver) StreamQuery(stream Stream) error { return d.call("cuStreamQuery", uintptr(stream)) }
-
 // EventQuery is cuEventQuery; an error that is NotReady means that the work goes on.
 func (d *Driver) EventQuery(event Event) error { return d.call("cuEventQuery", uintptr(event)) }
 

@@ -26,7 +26,7 @@ var required = strings.Fields(`
 	cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
 	cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuMemHostGetDevicePointer_v2
 	cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoDAsync_v2
-	cuStreamCreate cuStreamSynchronize cuStreamQuery cuStreamDestroy_v2 cuStreamGetCtx
+	cuStreamCreate cuStreamSynchronize cuStreamDestroy_v2 cuStreamGetCtx
 	cuEventCreate cuEventRecord cuEventQuery cuEventSynchronize cuEventDestroy_v2
 `)
 

@@ -34,10 +34,8 @@ type Kind struct {
 	begun       time.Time
 	paces       [2]float64 // seconds per byte that the last large ones took; 0: not known yet
 	refused     []item
-	added, done uint64 // how many ever entered queued, and left it again
-	threads     int    // in the middle of a release
-	again       time.Duration
-	comes       bool      // a thread is asleep until then
+	added, done uint64    // how many ever entered queued, and left it again
+	threads     int       // in the middle of a release
 	idle        sync.Cond // something has left queued, or threads is 0
 }
 
@@ -64,16 +62,8 @@ func (q *Queue) Kind(what string) *Kind {
 	return k
 }
 
-// Persist makes the queue retry refused things by itself after such a time, and returns the kind.
-func (k *Kind) Persist(again time.Duration) *Kind {
-	k.queue.mu.Lock()
-	defer k.queue.mu.Unlock()
-	k.again = again
-	return k
-}
-
 // Add releases a thing of so many bytes in the background, one of a kind at a time. It never waits. After an error the
-// queue calls release again at the next Retry, or by itself (Persist).
+// queue calls release again at the next Retry.
 func (k *Kind) Add(bytes uint64, release func() error) {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -113,20 +103,8 @@ func (k *Kind) release(i item) bool {
 	k.queue.mu.Lock()
 	if i.err != nil {
 		k.refused = append(k.refused, i)
-		if k.again > 0 && !k.comes {
-			k.comes = true
-			go k.later(k.again)
-		}
 	}
 	return i.err == nil
-}
-
-func (k *Kind) later(after time.Duration) {
-	time.Sleep(after)
-	k.queue.mu.Lock()
-	defer k.queue.mu.Unlock()
-	k.comes = false
-	k.retry()
 }
 
 func (k *Kind) leave() {
@@ -161,6 +139,13 @@ func (q *Queue) Retry() (done int) {
 		done += k.retry()
 	}
 	return done
+}
+
+// Retry is Queue.Retry of the things of the kind.
+func (k *Kind) Retry() {
+	k.queue.mu.Lock()
+	defer k.queue.mu.Unlock()
+	k.retry()
 }
 
 func (k *Kind) retry() (done int) {

@@ -8,7 +8,7 @@ type arena[T any] struct {
 	size        uint64
 	granularity uint64
 	ordinal     int        // of the device
-	ranges      *tlsf      // addresses, free and in use
+	ranges      *fit       // addresses, free and in use
 	leaves      []*leaf[T] // the owner of each granule
 }
 
@@ -23,7 +23,7 @@ func newArena[T any](base uintptr, size uint64, d Device) *arena[T] {
 		size:        size,
 		granularity: d.Granularity,
 		ordinal:     d.Ordinal,
-		ranges:      newTLSF(granules),
+		ranges:      newFit(granules),
 		leaves:      make([]*leaf[T], (granules+leafGranules-1)/leafGranules),
 	}
 }

@@ -34,7 +34,7 @@ type addressRange[T any] struct {
 	of     *Ranges[T] // nil: given back
 	room   *Room      // nil: it is for all
 	block  *block     // in arena.ranges
-	blocks *tlsf
+	blocks *fit
 	used   uint32 // granules
 }
 
@@ -62,7 +62,7 @@ func (r *Ranges[T]) Allocate(granules uint32, small bool, room *Room) (Span[T], 
 	if err != nil {
 		return Span[T]{}, err
 	}
-	in := &addressRange[T]{arena: arena, of: r, room: room, block: block, blocks: newTLSF(block.count)}
+	in := &addressRange[T]{arena: arena, of: r, room: room, block: block, blocks: newFit(block.count)}
 	r.list = append(r.list, in)
 	r.count(in, block.count)
 	return Span[T]{in, in.allocate(granules)}, nil

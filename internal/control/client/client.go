@@ -98,11 +98,8 @@ func dial(directory string, pid int) (*Conn, error) {
 		return nil, err
 	}
 	defer func() { _ = unix.Close(descriptor) }()
-	return dialAt(control.Address(directory, descriptor, pid))
-}
-
-func dialAt(address string) (*Conn, error) {
-	connection, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: address, Net: "unix"})
+	address := &net.UnixAddr{Name: control.Address(directory, descriptor, pid), Net: "unix"}
+	connection, err := net.DialUnix("unix", nil, address)
 	if err != nil {
 		return nil, err
 	}
@@ -120,18 +117,12 @@ func dialAt(address string) (*Conn, error) {
 // sweep removes the socket of a dead process, unless another process of the same number comes to listen there. That one
 // binds and listens under the directory's lock, which is on the directory itself, whatever its name. (flock)
 func sweep(directory string, pid int) {
-	lock, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	lock, err := control.LockDirectory(directory, 0)
 	if err != nil {
 		return
 	}
 	defer func() { _ = unix.Close(lock) }()
-	if unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB) != nil {
-		return
-	}
-	connection, err := dialAt(control.AddressIn(lock, pid))
-	if err == nil {
-		connection.Close()
-	} else if errors.Is(err, unix.ECONNREFUSED) {
+	if !control.Answered(control.AddressIn(lock, pid)) {
 		_ = unix.Unlinkat(lock, control.Name(pid), 0)
 	}
 }

@@ -108,7 +108,7 @@ func Listen(directories Directories, pid int, patience time.Duration) (Socket, e
 
 // bind makes the socket in a directory. It holds the directory's lock, so that no other process removes the socket.
 func bind(directory string, pid int, patience time.Duration) (made Socket, err error) {
-	lock, err := lockDirectory(directory, patience)
+	lock, err := control.LockDirectory(directory, patience)
 	if err != nil {
 		return made, err
 	}
@@ -120,7 +120,7 @@ func bind(directory string, pid int, patience time.Duration) (made Socket, err e
 		return made, fmt.Errorf("a socket cannot be made: %w", err)
 	}
 	if err = unix.Bind(socket, address); errors.Is(err, unix.EADDRINUSE) {
-		if answered(address) {
+		if control.Answered(address.Name) {
 			err = ErrAnswered
 		} else if err = unix.Unlink(address.Name); err == nil {
 			err = unix.Bind(socket, address)
@@ -148,33 +148,6 @@ func (s *Socket) Lost() bool {
 		return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR)
 	}
 	return found.Dev != s.made.Dev || found.Ino != s.made.Ino
-}
-
-// lockDirectory opens a directory and takes its lock, or gives up. (flock)
-func lockDirectory(directory string, patience time.Duration) (int, error) {
-	descriptor, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("%s cannot be opened: %w", directory, err)
-	}
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		if err = unix.Flock(descriptor, unix.LOCK_EX|unix.LOCK_NB); err == nil {
-			return descriptor, nil
-		}
-		if time.Since(start) >= patience {
-			_ = unix.Close(descriptor)
-			return -1, fmt.Errorf("%s cannot be locked: %w", directory, err)
-		}
-	}
-}
-
-// answered reports whether a process listens at an address.
-func answered(address unix.Sockaddr) bool {
-	probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return true
-	}
-	defer func() { _ = unix.Close(probe) }()
-	return !errors.Is(unix.Connect(probe, address), unix.ECONNREFUSED)
 }
 
 // look binds the socket again when it is lost. It never waits; what cannot be done is tried again at the next look.

@@ -204,8 +204,6 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 			struct gate_poll way = enter(GATED_KIND(kind), call, stream);                  \
 			if (way.mark == NO_MARK)                                                           \
 				return NO_MEMORY;                                                          \
-			if (kind == DESTROY)                                                               \
-				gate_forget_stream(stream);                                                \
 			if (AT_##symbol == AT_cuMemRelease)                                                \
 				note_release(ARGUMENT(words, 0));                                          \
 			int code = real(PASS_##words);                                                     \

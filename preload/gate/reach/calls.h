@@ -5,11 +5,11 @@
  *
  * WORK      gives the device work that reads or writes memory, or that runs the program's own functions later.
  * CAPTURE   begins to capture a stream.
- * DESTROY   ends streams: nobody may ask about a handle that a mark names after it.
  * LEND      exports memory to other processes or libraries, which use it at any time, or works on its handle. It always
  *           passes, and is noted.
  * POLL      does not wait for the driver's lock, and reads pages that the driver's checkpoint has taken away, or is
- *           refused meanwhile (304). Seen with driver 580: docs/what-stays.md. Only the checkpoint holds it.
+ *           refused meanwhile (304). Seen with driver 580: docs/what-stays.md. Or it ends streams. Only the checkpoint
+ *           holds it.
  *
  * Calls of the last four kinds are made again where they found too little memory and others made room for them.
  *
@@ -117,61 +117,47 @@
 	PTSZ(X, cuStreamBeginCaptureToGraph, 6, a, CAPTURE, 12030) \
 	PTSZ(X, cuStreamBeginCapture_v2, 2, a, CAPTURE, 10010) \
 	PTSZ(X, cuStreamBeginRecaptureToGraph, 5, a, CAPTURE, 13030) \
-	V2(X, cuCtxDestroy, 1, 0, DESTROY, 2000, 4000) \
-	X(cuCtxDetach, 1, 0, DESTROY, 2000) \
-	V2(X, cuDevicePrimaryCtxRelease, 1, 0, DESTROY, 7000, 11000) \
-	V2(X, cuDevicePrimaryCtxReset, 1, 0, DESTROY, 7000, 11000) \
-	X(cuGreenCtxDestroy, 1, 0, DESTROY, 12040) \
-	V2(X, cuStreamDestroy, 1, a, DESTROY, 2000, 4000) \
 	V2(X, cuCtxCreate, 3, c, CONTEXT, 2000, 3020) \
-	X(cuCtxCreate_v3, 5, e, CONTEXT, 11040) \
 	X(cuCtxCreate_v4, 4, d, CONTEXT, 12050) \
 	X(cuDevicePrimaryCtxRetain, 2, b, CONTEXT, 7000) \
-	V2(X, cuArray3DCreate, 2, 0, TAKE, 2000, 3020) \
-	V2(X, cuArrayCreate, 2, 0, TAKE, 2000, 3020) \
-	X(cuCtxSetLimit, 2, 0, TAKE, 3010) \
 	X(cuEventCreate, 2, 0, TAKE, 2000) \
-	X(cuFuncGetAttribute, 3, 0, TAKE, 2020) \
-	X(cuFuncLoad, 1, 0, TAKE, 12040) \
-	X(cuFuncSetAttribute, 3, 0, TAKE, 9000) \
 	X(cuGraphInstantiateWithFlags, 3, 0, TAKE, 11040) \
-	X(cuKernelGetAttribute, 4, 0, TAKE, 12000) \
 	X(cuKernelGetFunction, 2, 0, TAKE, 12000) \
-	X(cuKernelSetAttribute, 4, 0, TAKE, 12000) \
 	X(cuLibraryGetGlobal, 4, 0, TAKE, 12000) \
 	X(cuLibraryGetKernel, 3, 0, TAKE, 12000) \
-	X(cuLibraryGetManaged, 4, 0, TAKE, 12000) \
 	X(cuLibraryGetModule, 2, 0, TAKE, 12000) \
 	X(cuLibraryLoadData, 8, 0, TAKE, 12000) \
 	X(cuLibraryLoadFromFile, 8, 0, TAKE, 12000) \
 	V2(X, cuMemAlloc, 2, b, TAKE, 2000, 3020) \
-	V2(X, cuMemAllocPitch, 5, 0, TAKE, 2000, 3020) \
 	X(cuMemCreate, 4, b, TAKE, 10020) \
-	X(cuMipmappedArrayCreate, 3, 0, TAKE, 5000) \
 	X(cuModuleGetFunction, 3, 0, TAKE, 2000) \
 	V2(X, cuModuleGetGlobal, 4, 0, TAKE, 2000, 3020) \
 	X(cuModuleLoad, 2, 0, TAKE, 2000) \
 	X(cuModuleLoadData, 2, 0, TAKE, 2000) \
 	X(cuModuleLoadDataEx, 5, 0, TAKE, 2010) \
 	X(cuModuleLoadFatBinary, 2, 0, TAKE, 2000) \
-	X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 4, 0, TAKE, 6050) \
-	X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 5, 0, TAKE, 7000) \
 	X(cuStreamCreate, 2, 0, TAKE, 2000) \
 	X(cuStreamCreateWithPriority, 3, 0, TAKE, 5050) \
 	X(cuMemExportToShareableHandle, 4, 0, LEND, 10020) \
 	X(cuMemGetHandleForAddressRange, 5, 0, LEND, 11070) \
 	X(cuMemRelease, 1, 0, LEND, 10020) \
 	X(cuMemRetainAllocationHandle, 2, 0, LEND, 11000) \
+	V2(X, cuCtxDestroy, 1, 0, POLL, 2000, 4000) \
+	X(cuCtxDetach, 1, 0, POLL, 2000) \
 	X(cuCtxSynchronize, 0, 0, POLL, 2000) \
 	X(cuCtxSynchronize_v2, 1, 0, POLL, 13000) \
 	X(cuDeviceGetName, 3, 0, POLL, 2000) \
+	V2(X, cuDevicePrimaryCtxRelease, 1, 0, POLL, 7000, 11000) \
+	V2(X, cuDevicePrimaryCtxReset, 1, 0, POLL, 7000, 11000) \
 	V2(X, cuEventElapsedTime, 3, 0, POLL, 2000, 12080) \
 	X(cuEventQuery, 1, 0, POLL, 2000) \
 	X(cuEventSynchronize, 1, 0, POLL, 2000) \
+	X(cuGreenCtxDestroy, 1, 0, POLL, 12040) \
 	X(cuIpcGetMemHandle, 2, 0, POLL, 4010) \
 	V2(X, cuMemGetInfo, 2, 0, POLL, 2000, 3020) \
 	X(cuMemPoolDestroy, 1, 0, POLL, 11020) \
 	X(cuModuleUnload, 1, 0, POLL, 2000) \
+	V2(X, cuStreamDestroy, 1, 0, POLL, 2000, 4000) \
 	PTSZ(X, cuStreamQuery, 1, 0, POLL, 2000) \
 	PTSZ(X, cuStreamSynchronize, 1, 0, POLL, 2000)
 

@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 /* Which calls wait at the gate; each state adds to those of the states before: none; calls that begin a capture; those
- * that give the device work; those that end streams; those that poll, while the driver has the process. */
-enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING, GATE_CHECKPOINT };
+ * that give the device work; those that poll, while the driver has the process. */
+enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_CHECKPOINT };
 
 struct gate_communicator {
 	int version;	      /* of its NCCL, as 22907; 0: unknown */

@@ -17,8 +17,7 @@
  * Calls that poll have a word of their own. They are no work: an ordinary pause neither waits for them nor holds them,
  * and the mark keeps what it says of the thread's last work. The same barrier is between that word and the state.
  *
- * Calls that end streams go on while the gate is closed; their mark is PASSING. libtms.so asks about streams only after
- * the gate has closed for those calls too, and all marks were OUT.
+ * Calls that lend memory go on while the gate is closed; their mark is PASSING.
  *
  * Marks are never unmapped. A new thread takes the mark of a dead one; until then the mark names the last stream,
  * for the text of a pause that is refused. A thread that ends inside a call (by cancellation) gives its mark back
@@ -115,10 +114,9 @@ static bool is_child(void)
 static bool is_open(uint32_t state, enum gate_kind kind)
 {
 	static const bool passes[][POLL + 1] = {
-		[GATE_OPEN] = {true, true, true, true, true},
-		[GATE_NO_CAPTURES] = {[WORK] = true, [DESTROY] = true, [LEND] = true, [POLL] = true},
-		[GATE_CLOSED] = {[DESTROY] = true, [LEND] = true, [POLL] = true},
-		[GATE_NAMING] = {[LEND] = true, [POLL] = true},
+		[GATE_OPEN] = {true, true, true, true},
+		[GATE_NO_CAPTURES] = {[WORK] = true, [LEND] = true, [POLL] = true},
+		[GATE_CLOSED] = {[LEND] = true, [POLL] = true},
 		[GATE_CHECKPOINT] = {[LEND] = true},
 	};
 	return passes[state][kind] || is_child();
@@ -148,7 +146,7 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 		return NO_MARK;
 	/* Not OUT: this is a handler, or a call below another. */
 	uint32_t was = atomic_load_explicit(&mine->inside, memory_order_relaxed);
-	bool passes = call->kind == DESTROY || call->kind == LEND;
+	bool passes = call->kind == LEND;
 	if (was == INSIDE || (was == PASSING && passes))
 		return NULL;
 	for (;;) {
@@ -199,14 +197,6 @@ HIDDEN struct gate_mark *gate_pass(const struct gate_call *call)
 		atomic_store_explicit(&mine->inside, INSIDE, memory_order_release);
 	}
 	return mine;
-}
-
-HIDDEN void gate_forget_stream(uintptr_t stream)
-{
-	for (struct marks *marks = &first; marks; marks = atomic_load(&marks->next))
-		for (int i = 0; i < MARKS; i++)
-			if (!stream || atomic_load_explicit(&marks->mark[i].stream, memory_order_relaxed) == stream)
-				atomic_store_explicit(&marks->mark[i].stream, 0, memory_order_relaxed);
 }
 
 static int set(enum gate_state state, const volatile char *byte)

@@ -8,7 +8,7 @@
 
 #include <stdatomic.h>
 
-enum gate_kind { WORK, CAPTURE, DESTROY, LEND, POLL, LAUNCH, ALLOCATE, TAKE, CONTEXT }; /* calls.h */
+enum gate_kind { WORK, CAPTURE, LEND, POLL, LAUNCH, ALLOCATE, TAKE, CONTEXT }; /* calls.h */
 
 /* A function of the driver. */
 struct gate_call {
@@ -20,17 +20,17 @@ struct gate_call {
 };
 
 /* What a mark says of its thread. TRYING: it looks at the gate; INSIDE: its call has begun, or is about to; PASSING:
- * its call goes on while the gate is closed, except in GATE_NAMING. */
+ * its call goes on while the gate is closed. */
 enum { OUT, TRYING, INSIDE, PASSING };
 
-/* What a thread shows of itself. Other threads write only three things here: stream, which becomes 0 when the stream is
- * destroyed; taken; and the lowest bit of call, which libtms.so sets when it has seen that call. */
+/* What a thread shows of itself. Other threads write only two things here: taken; and the lowest bit of call, which
+ * libtms.so sets when it has seen that call. */
 struct gate_mark {
 	_Alignas(64) _Atomic uint32_t inside;
 	_Atomic uint32_t thread; /* as gettid has it */
 	/* The last call's; they stay after the call, or the thread, has ended. */
 	_Atomic(const struct gate_call *) call; /* NULL: none yet */
-	_Atomic uintptr_t stream;
+	_Atomic uintptr_t stream; /* which may have been destroyed */
 	_Atomic bool taken; /* by a thread that lives */
 	_Atomic(const struct gate_call *) polling; /* NULL: the thread is in no call that polls */
 };

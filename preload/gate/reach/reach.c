@@ -1,4 +1,4 @@
-/* libtms_reach.so stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
+/* libtms_reach.so stands in front of dlsym, for programs whose CUDA calls the loader does not bind: a
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. If
  * libtms.so has a function of that name (tms_driver_function), the answer is that function. nccl.c answers for
  * functions of NCCL. Every other call goes on to the next dlsym, even that of another interposing library, by a jump:
@@ -12,9 +12,8 @@ typedef void *answer(const char *name, void *theirs, const void *caller);
 typedef bool is_pausable(uintptr_t address);
 typedef make_room *find_room(void);
 
-/* Read by the entries below. */
+/* Read by the entry below. */
 HIDDEN reach_find *_Atomic reach_dlsym;
-HIDDEN reach_find_version *_Atomic reach_dlvsym;
 static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
 static is_pausable *pausable;
 static find_room *room;
@@ -27,7 +26,6 @@ extern const char reach_entry_dlsym[] HIDDEN;
 struct search {
 	bool past_us, behind, behind_other; /* libtms.so; another library with a dlsym */
 	reach_find *dlsym, *c_dlsym;
-	reach_find_version *dlvsym;
 	answer *answer;
 	is_pausable *pausable;
 	find_room *room;
@@ -56,8 +54,6 @@ static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search
 	}
 	if (!search->dlsym)
 		search->dlsym = (reach_find *)mine;
-	if (!search->dlvsym) /* not every library with a dlsym has one */
-		search->dlvsym = (reach_find_version *)defined(&symbols, "dlvsym");
 	if (!search->c_dlsym)
 		search->c_dlsym = (reach_find *)c_dlsym(&symbols);
 	return search->c_dlsym && search->answer;
@@ -71,13 +67,6 @@ static int look_into(struct dl_phdr_info *info, size_t size, void *search)
 
 /* The loader's list for debuggers, which musl lacks. */
 extern struct r_debug _r_debug __attribute__((weak));
-
-/* For a C library without dlvsym. */
-static void *none(void *handle, const char *name, const char *version)
-{
-	(void)handle, (void)name, (void)version;
-	return NULL;
-}
 
 /* At the first call, or when the library is loaded: while there is one thread. A sanitizer's start calls dlsym before
  * the functions that it interposes work (dl_iterate_phdr, strcmp), so the loader's list is read without a call. */
@@ -99,7 +88,6 @@ __attribute__((constructor)) static void load(void)
 	pausable = search.pausable;
 	room = search.room;
 	atomic_store(&ours, search.answer);
-	atomic_store(&reach_dlvsym, search.dlvsym ? search.dlvsym : none);
 	atomic_store(&reach_dlsym, search.dlsym);
 }
 
@@ -157,7 +145,7 @@ static void *chosen(void *handle, const char *name, void *theirs, const void *ca
 	return is_of_driver(drivers) ? calls_entry(name, theirs) : NULL;
 }
 
-/* The entries call this first. NULL: go on to the next dlsym. */
+/* The entry calls this first. NULL: go on to the next dlsym. */
 HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
@@ -171,51 +159,31 @@ HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 	return chosen(handle, name, reach_dlsym(handle, name), caller);
 }
 
-HIDDEN void *reach_answer_version(void *handle, const char *name, const char *version, const void *caller)
-{
-	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
-		load();
-	if (!of_driver(handle, name))
-		return NULL;
-	return chosen(handle, name, reach_dlvsym(handle, name, version), caller);
-}
-
-#define CHOICE(name) CHOICE_##name
-#define CHOICE_dlsym
-#define CHOICE_dlvsym "_version"
 #if defined(__x86_64__)
 /* Three pushes and the return address keep the stack aligned to 16 bytes. */
-#define ENTRY(name, caller)                                                                                \
-	__asm__(".text\n.globl " #name "\n.type " #name ",@function\n"                                      \
-		".globl reach_entry_" #name "\n.hidden reach_entry_" #name "\n"                           \
-		#name ":\nreach_entry_" #name ":\n"                                                       \
-		"	endbr64\n"                                                                         \
-		"	push %rdi\n	push %rsi\n	push %rdx\n"                                       \
-		"	mov 24(%rsp), %" #caller "\n"                                                      \
-		"	call reach_answer" CHOICE(name) "\n"                                               \
-		"	pop %rdx\n	pop %rsi\n	pop %rdi\n"                                        \
-		"	test %rax, %rax\n	jnz 1f\n"                                                  \
-		"	jmp *reach_" #name "(%rip)\n"                                                      \
-		"1:	ret\n.size " #name ", .-" #name "\n")
-ENTRY(dlsym, rdx);
-ENTRY(dlvsym, rcx);
+__asm__(".text\n.globl dlsym\n.type dlsym,@function\n.globl reach_entry_dlsym\n.hidden reach_entry_dlsym\n"
+	"dlsym:\nreach_entry_dlsym:\n"
+	"	endbr64\n"
+	"	push %rdi\n	push %rsi\n	push %rdx\n"
+	"	mov 24(%rsp), %rdx\n"
+	"	call reach_answer\n"
+	"	pop %rdx\n	pop %rsi\n	pop %rdi\n"
+	"	test %rax, %rax\n	jnz 1f\n"
+	"	jmp *reach_dlsym(%rip)\n"
+	"1:	ret\n.size dlsym, .-dlsym\n");
 #elif defined(__aarch64__)
-#define ENTRY(name, caller)                                                                                \
-	__asm__(".text\n.globl " #name "\n.type " #name ",%function\n"                                      \
-		".globl reach_entry_" #name "\n.hidden reach_entry_" #name "\n"                           \
-		#name ":\nreach_entry_" #name ":\n"                                                       \
-		"	hint #34\n"                                                                        \
-		"	stp x29, x30, [sp, #-48]!\n	mov x29, sp\n"                                     \
-		"	stp x0, x1, [sp, #16]\n	str x2, [sp, #32]\n"                                       \
-		"	mov " #caller ", x30\n"                                                            \
-		"	bl reach_answer" CHOICE(name) "\n"                                                 \
-		"	mov x16, x0\n"                                                                     \
-		"	ldr x2, [sp, #32]\n	ldp x0, x1, [sp, #16]\n	ldp x29, x30, [sp], #48\n"         \
-		"	cbnz x16, 1f\n"                                                                    \
-		"	adrp x16, reach_" #name "\n	ldr x16, [x16, #:lo12:reach_" #name "]\n	br x16\n"  \
-		"1:	mov x0, x16\n	ret\n.size " #name ", .-" #name "\n")
-ENTRY(dlsym, x2);
-ENTRY(dlvsym, x3);
+__asm__(".text\n.globl dlsym\n.type dlsym,%function\n.globl reach_entry_dlsym\n.hidden reach_entry_dlsym\n"
+	"dlsym:\nreach_entry_dlsym:\n"
+	"	hint #34\n"
+	"	stp x29, x30, [sp, #-48]!\n	mov x29, sp\n"
+	"	stp x0, x1, [sp, #16]\n	str x2, [sp, #32]\n"
+	"	mov x2, x30\n"
+	"	bl reach_answer\n"
+	"	mov x16, x0\n"
+	"	ldr x2, [sp, #32]\n	ldp x0, x1, [sp, #16]\n	ldp x29, x30, [sp], #48\n"
+	"	cbnz x16, 1f\n"
+	"	adrp x16, reach_dlsym\n	ldr x16, [x16, #:lo12:reach_dlsym]\n	br x16\n"
+	"1:	mov x0, x16\n	ret\n.size dlsym, .-dlsym\n");
 #else
-#error "write the two entries for this processor"
+#error "write the entry for this processor"
 #endif

@@ -11,9 +11,7 @@
 
 /* reach.c: what dlsym would answer if this library were not there. */
 typedef void *reach_find(void *handle, const char *name);
-typedef void *reach_find_version(void *handle, const char *name, const char *version);
 extern reach_find *_Atomic reach_dlsym HIDDEN;
-extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
 HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
@@ -99,7 +97,5 @@ static inline void gate_leave_poll(struct gate_poll poll)
 {
 	atomic_store_explicit(&poll.mark->polling, poll.outer, memory_order_release);
 }
-
-HIDDEN void gate_forget_stream(uintptr_t stream); /* which is about to be destroyed; 0: all */
 
 #endif

@@ -79,36 +79,3 @@ for wrong in (dict(tag=""), dict(backup="tape")):
         tms.cuda_graph(torch.cuda.CUDAGraph(), **wrong)
 """
     )
-
-
-@pytest.mark.parametrize(
-    "backends, setting, warnings",
-    [
-        ("cuda:nccl", "", 1),
-        ("cpu:gloo,cuda:nccl", "1", 1),
-        ("cuda:nccl", "0", 0),
-        ("cpu:gloo,cuda:gloo", "", 0),
-        (None, "", 0),  # no process group
-    ],
-)
-def test_warns_of_buffers_that_nccl_registers(
-    prelude: str, backends: str | None, setting: str, warnings: int
-) -> None:
-    """It warns once, at the program's own line, unless NCCL is set not to register."""
-    output(
-        f"""
-{prelude}
-import types, warnings
-torch.distributed = types.SimpleNamespace(
-    is_initialized=lambda: {bool(backends)}, get_backend_config=lambda: {backends!r}
-)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    for _ in range(2):
-        with capture(torch.cuda.CUDAGraph(), None):
-            full(1)
-assert [(w.category, w.filename) for w in caught] == {warnings} * [(RuntimeWarning, "<string>")]
-assert all("NCCL_GRAPH_REGISTER=0" in str(w.message) for w in caught)
-""",
-        NCCL_GRAPH_REGISTER=setting,
-    )

@@ -5,19 +5,13 @@ import (
 	"math/bits"
 )
 
-// tlsf hands out blocks of granules and merges those that are given back: two-level segregated fit (Masmano et al.,
-// "TLSF", 2004), so both are O(1) however many blocks there are.
-type tlsf struct {
-	head   *block             // the first by address
-	first  uint32             // bit f: second[f] is not 0
-	second [classes]uint8     // bit s: bins[f][s] is not empty
-	bins   [][binsEach]*block // free blocks by size class, up to that of the whole
+// fit hands out blocks of granules and merges those that are given back. Free blocks are in lists by size (segregated
+// fit: Knuth, "The Art of Computer Programming" 2.5, and Wilson and others, "Dynamic Storage Allocation", 1995).
+type fit struct {
+	head *block     // the first by address
+	full uint32     // bit c: bins[c] has a block
+	bins [32]*block // free blocks of 1<<c granules and more, up to twice that
 }
-
-const (
-	classes  = 30 // powers of two, the small sizes together in class 0
-	binsEach = 8  // bins in each
-)
 
 // block is a range of granules, in use or free.
 type block struct {
@@ -27,36 +21,25 @@ type block struct {
 	binBefore, binNext *block // other free blocks of the bin
 }
 
-func newTLSF(granules uint32) *tlsf {
-	largest, _ := bin(granules)
-	t := &tlsf{head: &block{count: granules}, bins: make([][binsEach]*block, largest+1)}
+func newFit(granules uint32) *fit {
+	t := &fit{head: &block{count: granules}}
 	t.insert(t.head)
 	return t
 }
 
-// bin is where a free block of count granules is kept.
-func bin(count uint32) (class, index int) {
-	if count < binsEach {
-		return 0, int(count)
-	}
-	log := bits.Len32(count) - 1
-	return log - 2, int(count>>(log-3)) & (binsEach - 1)
-}
+func bin(count uint32) int { return bits.Len32(count) - 1 }
 
-func (t *tlsf) insert(b *block) {
-	f, i := bin(b.count)
-	b.free = true
-	b.binBefore, b.binNext = nil, t.bins[f][i]
+func (t *fit) insert(b *block) {
+	c := bin(b.count)
+	b.free, b.binBefore, b.binNext = true, nil, t.bins[c]
 	if b.binNext != nil {
 		b.binNext.binBefore = b
 	}
-	t.bins[f][i] = b
-	t.second[f] |= 1 << i
-	t.first |= 1 << f
+	t.bins[c] = b
+	t.full |= 1 << c
 }
 
-func (t *tlsf) remove(b *block) {
-	f, i := bin(b.count)
+func (t *fit) remove(b *block) {
 	b.free = false
 	if b.binNext != nil {
 		b.binNext.binBefore = b.binBefore
@@ -65,42 +48,30 @@ func (t *tlsf) remove(b *block) {
 		b.binBefore.binNext = b.binNext
 		return
 	}
-	t.bins[f][i] = b.binNext
-	if b.binNext == nil {
-		if t.second[f] &^= 1 << i; t.second[f] == 0 {
-			t.first &^= 1 << f
-		}
+	c := bin(b.count)
+	if t.bins[c] = b.binNext; b.binNext == nil {
+		t.full &^= 1 << c
 	}
 }
 
+const looks = 64 // at blocks of a count's own bin, before a larger one is split
+
 // search returns a free block of at least count granules, nil if there is none.
-func (t *tlsf) search(count uint32) *block {
-	rounded := count
-	if count >= binsEach {
-		// Every block of the next bin up is large enough; those of the count's own bin may not be.
-		rounded += 1<<(bits.Len32(count)-4) - 1
-	}
-	f, i := bin(rounded)
-	if inClass := t.second[f] >> i << i; inClass != 0 {
-		return t.bins[f][bits.TrailingZeros8(inClass)]
-	}
-	if above := t.first >> (f + 1) << (f + 1); above != 0 {
-		f = bits.TrailingZeros32(above)
-		return t.bins[f][bits.TrailingZeros8(t.second[f])]
-	}
-	// It is nearly full: only a block of the count's own bin can still fit.
-	if f, i = bin(count); f >= len(t.bins) {
-		return nil
-	}
-	b := t.bins[f][i]
-	for b != nil && b.count < count {
+func (t *fit) search(count uint32) *block {
+	c := bin(count)
+	b := t.bins[c]
+	larger := t.full >> (c + 1) << (c + 1) // in these bins each block is large enough
+	for n := 0; b != nil && b.count < count && (n < looks || larger == 0); n++ {
 		b = b.binNext
+	}
+	if larger != 0 && (b == nil || b.count < count) {
+		b = t.bins[bits.TrailingZeros32(larger)]
 	}
 	return b
 }
 
 // allocate takes count granules, 0 < count < 2^31; nil when no block is large enough.
-func (t *tlsf) allocate(count uint32) *block {
+func (t *fit) allocate(count uint32) *block {
 	b := t.search(count)
 	if b == nil {
 		return nil
@@ -113,7 +84,7 @@ func (t *tlsf) allocate(count uint32) *block {
 }
 
 // split shortens a block that is in no bin to count granules and returns the rest.
-func (t *tlsf) split(b *block, count uint32) *block {
+func (t *fit) split(b *block, count uint32) *block {
 	rest := &block{start: b.start + count, count: b.count - count, previous: b, next: b.next}
 	if rest.next != nil {
 		rest.next.previous = rest
@@ -123,7 +94,7 @@ func (t *tlsf) split(b *block, count uint32) *block {
 }
 
 // release gives a block back.
-func (t *tlsf) release(b *block) {
+func (t *fit) release(b *block) {
 	if n := b.next; n != nil && n.free {
 		t.remove(n)
 		t.join(b, n)
@@ -137,7 +108,7 @@ func (t *tlsf) release(b *block) {
 }
 
 // join makes one block of two neighbours, neither of which is in a bin.
-func (t *tlsf) join(b, next *block) {
+func (t *fit) join(b, next *block) {
 	b.count += next.count
 	b.next = next.next
 	if b.next != nil {
@@ -146,7 +117,7 @@ func (t *tlsf) join(b, next *block) {
 }
 
 // check walks the blocks of so many granules, of which so many are in use.
-func (t *tlsf) check(granules, used uint32, owned func(*block) bool) error {
+func (t *fit) check(granules, used uint32, owned func(*block) bool) error {
 	at, count := uint32(0), uint32(0)
 	for b := t.head; b != nil; b = b.next {
 		switch {

@@ -11,7 +11,7 @@ import (
 // play takes and gives back ranges of up to most of so many granules, as bytes say, and keeps track of each granule's
 // owner.
 func play(t *testing.T, granules, most uint32, bytes []byte) {
-	fit := newTLSF(granules)
+	parts := newFit(granules)
 	owner := make([]*block, granules)
 	own := func(s *block, by *block) {
 		for g := s.start; g < s.start+s.count; g++ {
@@ -31,8 +31,8 @@ func play(t *testing.T, granules, most uint32, bytes []byte) {
 			all = slices.Delete(all, i, i+1)
 			own(s, nil)
 			used -= s.count
-			fit.release(s)
-		} else if s := fit.allocate(n%most + 1); s != nil {
+			parts.release(s)
+		} else if s := parts.allocate(n%most + 1); s != nil {
 			if s.count != n%most+1 || s.start+s.count > granules {
 				t.Fatalf("%d granules at %d for %d", s.count, s.start, n%most+1)
 			}
@@ -42,13 +42,13 @@ func play(t *testing.T, granules, most uint32, bytes []byte) {
 			t.Fatalf("no room for %d granules, where %d are free", n%most+1, longest(owner))
 		}
 		if len(all) > 0 && (granules <= 512 || at%64 == 0) {
-			require.NoError(t, fit.check(granules, used, func(s *block) bool { return owner[s.start] == s }))
+			require.NoError(t, parts.check(granules, used, func(s *block) bool { return owner[s.start] == s }))
 		}
 	}
 	for _, s := range all {
-		fit.release(s)
+		parts.release(s)
 	}
-	require.NotNil(t, fit.allocate(granules), "everything came back as one")
+	require.NotNil(t, parts.allocate(granules), "everything came back as one")
 }
 
 // longest is the most granules in a row that nobody has.
@@ -63,11 +63,11 @@ func longest(owner []*block) (most uint32) {
 	return most
 }
 
-func FuzzTLSF(f *testing.F) {
+func FuzzFit(f *testing.F) {
 	f.Fuzz(func(t *testing.T, bytes []byte) { play(t, 512, 256, bytes) })
 }
 
-func TestTLSFAtRandom(t *testing.T) {
+func TestFitAtRandom(t *testing.T) {
 	for seed := range uint64(24) {
 		random := rand.NewChaCha8([32]byte{byte(seed)})
 		bytes := make([]byte, 3000)
@@ -76,8 +76,8 @@ func TestTLSFAtRandom(t *testing.T) {
 	}
 }
 
-func BenchmarkTLSFAmongAMillion(b *testing.B) {
-	p := newTLSF(4 << 20)
+func BenchmarkFitAmongAMillion(b *testing.B) {
+	p := newFit(4 << 20)
 	live := make([]*block, 1<<20)
 	for i := range live {
 		live[i] = p.allocate(1 + uint32(i%3))
