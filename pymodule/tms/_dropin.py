@@ -27,11 +27,23 @@ def finding() -> str:
 def _examine() -> tuple[str, str, str]:
     spec = importlib.util.find_spec(_NAME)  # imports nothing
     switch, genuine = _installed(_SWITCH), _installed(_NAME)
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None:  # nothing, or a folder without __init__.py
+        folders = ", ".join(spec.submodule_search_locations or []) if spec else ""
+        if genuine:
+            return (
+                "warning",
+                f"cannot import {_NAME} {genuine.version}: its files are gone",
+                _again(genuine),
+            )
+        if folders:
+            return (
+                "warning",
+                f"imports nothing of {folders}, which has no __init__.py",
+                f"remove {folders}",
+            )
         if switch:
             what = f"finds no {_NAME}, although {_SWITCH} is installed"
-            again = f"libtms=={version} {_SWITCH}=={switch.version}"
-            return "warning", what, f"pip install --force-reinstall --no-deps {again}"
+            return "warning", what, _again(switch, f"libtms=={version}")
         return "ok", "", ""
     origin = Path(spec.origin)
     if origin.resolve().parent.parent in _FOLDERS:
@@ -43,6 +55,14 @@ def _examine() -> tuple[str, str, str]:
     if genuine is None or Path(str(genuine.locate_file(f"{_NAME}/__init__.py"))) != origin:
         what = f"imports {_NAME} from {origin}, which no installed distribution has"
         return "note", what, "take its folder out of PYTHONPATH to import an installed one"
+    gone = [
+        str(f)
+        for f in genuine.files or []
+        if f.suffix != ".pyc" and not Path(str(f.locate())).exists()
+    ]
+    if gone:
+        what = f"imports a damaged {_NAME} {genuine.version}, which lacks {', '.join(gone)}"
+        return "warning", what, _again(genuine)
     what = f"imports the genuine {_NAME} {genuine.version}"
     if switch:
         what += f", although {_SWITCH} is installed: {origin.parents[1]} comes first on sys.path"
@@ -55,3 +75,8 @@ def _installed(name: str) -> metadata.Distribution | None:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _again(damaged: metadata.Distribution, *others: str) -> str:
+    names = (*others, f"{damaged.metadata['Name']}=={damaged.version}")
+    return f"pip install --force-reinstall --no-deps {' '.join(names)}"

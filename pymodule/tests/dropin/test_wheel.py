@@ -235,6 +235,15 @@ def test_two_packages_of_one_name(wheels: tuple[Path, Path], tmp_path: Path) -> 
     assert imports() == "0.0.10"
     says("ok", "the genuine torch_memory_saver 0.0.10")
 
+    again = "pip install --force-reinstall --no-deps torch_memory_saver==0.0.10"
+    (site / "torch_memory_saver" / "utils.py").unlink()
+    says("warning", "lacks torch_memory_saver/utils.py", again)
+    (site / "torch_memory_saver" / "__init__.py").unlink()
+    says("warning", "cannot import torch_memory_saver 0.0.10", again)
+    shutil.rmtree(site / "torch_memory_saver-0.0.10.dist-info")
+    (site / "torch_memory_saver" / "left.py").touch()
+    says("warning", "no __init__.py", f"remove {site / 'torch_memory_saver'}")
+
 
 BUILD_WHEEL = "import hatchling.build; hatchling.build.build_wheel({!r})"
 
