@@ -1,7 +1,8 @@
 """Three vLLM engines on one GPU, each with most of its memory, asked in a random order.
 
 They know nothing of one another: `tms run --share` alone makes room. With -s the seconds of the
-answers are printed. TMS_TEST_REQUESTS (60) is how many; TMS_TEST_CACHE_GIB the size of each cache.
+answers are printed. As for the other tests here, libtms.so is in LD_PRELOAD, or build/sim is there.
+TMS_TEST_REQUESTS (60) is how many; TMS_TEST_CACHE_GIB the size of each cache.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ REQUESTS = int(os.environ.get("TMS_TEST_REQUESTS", "60"))
 
 
 class Engine(Follower):
-    def __init__(self, folder: Path) -> None:
+    """A vLLM that `tms` has started, with so many GiB of cache."""
+
+    def __init__(self, folder: Path, *run: str, cache: int = CACHE) -> None:
         path = f"{PYMODULE}:{HERE}:{os.environ.get('PYTHONPATH', '')}"
         inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         program = [sys.executable, HERE / "vllm_kept_driver.py", folder, "auto"]
-        run = [TMS, "run", "--share", "--backup", "sparse", "--"]
         super().__init__(
-            [*run, *program, "--cache-gib", str(CACHE)],
+            [TMS, *run, "--", *program, "--cache-gib", str(cache)],
             env={**inherited, "TMS_COMMAND": str(TMS), "PYTHONPATH": path},
             start_new_session=True,
         )
@@ -78,7 +80,7 @@ def test_nobody_is_refused(tmp_path: Path) -> None:
     try:
         for _ in range(3):
             begin = time.perf_counter()
-            engines.append(Engine(folder))
+            engines.append(Engine(folder, "run", "--share", "--backup", "sparse"))
             starts.append(time.perf_counter() - begin)
         expected, _ = engines[2].asks()
         alone = statistics.median(engines[2].asks()[1] for _ in range(5))
