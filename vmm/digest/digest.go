@@ -1,6 +1,7 @@
 package digest
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"math/rand/v2"
@@ -159,8 +160,9 @@ func (h *Hasher) Sums(context cuda.Context, spans []Span) (sums [][]Sum, err err
 		blocksAt, sumsAt := b.device, b.device+uintptr(b.capacity)*unsafe.Sizeof(block{})
 		err = h.driver.LaunchKernel(function, uint32(total), threads, stream,
 			unsafe.Pointer(&blocksAt), unsafe.Pointer(&sumsAt), unsafe.Pointer(&h.keys))
-		if waited := h.driver.StreamSynchronize(stream); err == nil {
-			err = waited
+		if waited := h.driver.StreamSynchronize(stream); waited != nil {
+			_ = h.driver.StreamSynchronize(stream) // the kernel must not read the next call's blocks
+			err = cmp.Or(err, waited)
 		}
 		if err == nil {
 			at = 0
