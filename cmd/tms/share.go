@@ -356,9 +356,13 @@ func waitsOf(p process, found []process) (lines []string) {
 		if needs[uuid] == 0 || !slices.ContainsFunc(all, func(p share.Process) bool { return p.ID == r.pid }) {
 			continue
 		}
+		what := readable.Bytes(needs[uuid])
+		if needs[uuid] == 1 { // a call of the driver's that does not say how much
+			what = "memory"
+		}
 		lines = append(lines, fmt.Sprintf("%s; it has waited %.1f s for %s on %s, %s free",
-			inWords(share.Decide(device, all, p.PID)), p.Share.Waited, readable.Bytes(needs[uuid]),
-			readable.Printable(uuid), readable.Bytes(device.Free)))
+			inWords(share.Decide(device, all, p.PID)), p.Share.Waited, what, readable.Printable(uuid),
+			readable.Bytes(device.Free)))
 	}
 	return lines
 }
