@@ -28,7 +28,7 @@ func (e *Engine) loadHasher(d *device) {
 }
 
 // hash returns the sums of all segments with verify, else of the incremental and sparse ones, or nil when nobody needs
-// any. A driver that cannot hash makes every pause a full one, and a full device this one.
+// any. A driver that cannot hash makes every pause a full one.
 func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
 	hashed := filter(segments, func(s *segment) bool { return verify || s.incremental || s.sparse })
 	if len(hashed) == 0 {
@@ -40,9 +40,9 @@ func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment]
 	}
 	b.device.hashed.Store(true)
 	sums, err := e.hasher.Sums(b.device.context, spans)
-	if (errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.OutOfMemory)) && !verify {
+	if errors.Is(err, cuda.NotSupported) && !verify {
 		e.cannotHash.Do(func() {
-			e.warn(fmt.Sprintf("incremental or sparse backup: a pause copies everything: %v", err))
+			e.warn(fmt.Sprintf("incremental or sparse backup: every pause copies everything: %v", err))
 		})
 		return nil, nil
 	}
