@@ -2,8 +2,8 @@
 // is known of the processes goes in, and what to pause, or how long to wait, comes out.
 //
 // A process that waits comes before those of lower priority, and among its equals the one that has waited longest comes
-// first. Once it has waited as long as all others together may run, it comes before any priority. Nobody is paused
-// before he has had his turn, except while he has no work or waits himself. So each wait has a bound: see Shares.
+// first. Once it has waited as long as all others together may run, it comes before any priority. A process is
+// paused only when its turn is over, or while it has no work or waits itself. So each wait has a bound: see Shares.
 package share
 
 import (

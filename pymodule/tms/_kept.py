@@ -69,7 +69,7 @@ class Kept:
         except TmsError as error:
             if error.code != _NO_SUCH_SET:
                 raise
-            self._missing = error.with_traceback(None)  # whose frames hold tensors
+            self._missing = error.with_traceback(None)  # its frames hold tensors
         self.complete = self._set is not None
         return self
 

@@ -208,7 +208,7 @@ def step_by_step(way: Way, total: int) -> dict[str, Any]:
 
 @contextmanager
 def ending(until: float) -> Iterator[Way]:
-    """A way whose programs end with it, or when its time is over."""
+    """One way to run the programs; they end when it does, or when its time is over."""
     way = Way()
     timer = threading.Timer(max(0, until - time.monotonic()), way.end)
     timer.start()

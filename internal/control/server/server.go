@@ -403,17 +403,6 @@ func (s *Server) glance(now time.Time) {
 	}
 }
 
-// wake has the process take back what it has yielded, because a thread waits for that.
-func (s *Server) wake(now time.Time) {
-	if s.awaited.IsZero() {
-		s.awaited, s.away = now, now.Sub(s.yielded).Seconds()
-	}
-	if !s.wakes && !now.Before(s.wakeAt) {
-		s.wakes = true
-		s.process.Hand(s.process.Wake, func(err error) { s.woken.Store(&err) })
-	}
-}
-
 // withdraw takes a client's request out of the queue.
 func (s *Server) withdraw(c *connection) {
 	s.queue = slices.DeleteFunc(s.queue, func(t *Task) bool { return t == c.task })
@@ -552,18 +541,6 @@ func (s *Server) ask(now time.Time) {
 	})
 }
 
-// share returns what the server itself knows of sharing.
-func (s *Server) share(now time.Time) *control.Share {
-	of := &control.Share{Ran: now.Sub(s.ran).Seconds(), Away: s.away, Waited: -1, Yielded: []string{}}
-	if !s.awaited.IsZero() {
-		of.Waited = now.Sub(s.awaited).Seconds()
-	}
-	for _, name := range s.rights.Alone(s.own) {
-		of.Yielded = append(of.Yielded, stats.TagText(name))
-	}
-	return of
-}
-
 // command reads the command line anew, because the process may have changed it (setproctitle).
 func command() string {
 	text, _ := os.ReadFile("/proc/thread-self/cmdline")
@@ -588,15 +565,7 @@ func (s *Server) collect() {
 		s.answerLend(reply, -1)
 	}
 	if err := s.woken.Swap(nil); err != nil {
-		if s.wakes = false; *err != nil {
-			if s.wakeAt.Before(s.awaited) {
-				s.process.Log(fmt.Errorf("a thread waits for device memory: %w", *err))
-			}
-			s.wakeAt = time.Now().Add(RetryEvery)
-		}
-		if cuda.Code(*err) == int(cuda.OperatingSystem) { // nobody makes room: it takes what others leave
-			s.release(s.rights.Leave(s.own))
-		}
+		s.woke(*err)
 	}
 	outcome := s.done.Swap(nil)
 	if outcome == nil {

@@ -1,0 +1,48 @@
+package server
+
+import (
+	"fmt"
+	"time"
+
+	"tms/internal/control"
+	"tms/vmm/cuda"
+	"tms/vmm/stats"
+)
+
+// What a pause with Yield took: the process itself wants it back when one of its threads waits (tms run --share).
+
+// wake has the process take back what it has yielded, because a thread waits for that.
+func (s *Server) wake(now time.Time) {
+	if s.awaited.IsZero() {
+		s.awaited, s.away = now, now.Sub(s.yielded).Seconds()
+	}
+	if !s.wakes && !now.Before(s.wakeAt) {
+		s.wakes = true
+		s.process.Hand(s.process.Wake, func(err error) { s.woken.Store(&err) })
+	}
+}
+
+// woke ends a wake, which err ended.
+func (s *Server) woke(err error) {
+	if s.wakes = false; err != nil {
+		if s.wakeAt.Before(s.awaited) {
+			s.process.Log(fmt.Errorf("a thread waits for device memory: %w", err))
+		}
+		s.wakeAt = time.Now().Add(RetryEvery)
+	}
+	if cuda.Code(err) == int(cuda.OperatingSystem) { // nobody makes room: it takes what others leave
+		s.release(s.rights.Leave(s.own))
+	}
+}
+
+// share returns what the server itself knows of sharing.
+func (s *Server) share(now time.Time) *control.Share {
+	of := &control.Share{Ran: now.Sub(s.ran).Seconds(), Away: s.away, Waited: -1, Yielded: []string{}}
+	if !s.awaited.IsZero() {
+		of.Waited = now.Sub(s.awaited).Seconds()
+	}
+	for _, name := range s.rights.Alone(s.own) {
+		of.Yielded = append(of.Yielded, stats.TagText(name))
+	}
+	return of
+}
