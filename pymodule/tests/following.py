@@ -7,6 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+OBEY = """
+for line in sys.stdin:
+    try:
+        code = json.loads(line)
+        try:
+            code = compile(code, "asked", "eval")
+        except SyntaxError:
+            exec(code, globals())
+            answer = None
+        else:
+            answer = eval(code, globals())
+    except Exception as error:
+        answer = f"{type(error).__name__} {getattr(error, 'code', '')}: {error}"
+    print(json.dumps(answer, default=lambda made: type(made).__name__), flush=True)
+"""
+"""The end of a program that runs each line, which is code as JSON, and answers with its value."""
+
 
 class Follower:
     def __init__(self, command: Sequence[str | Path], **settings: Any) -> None:

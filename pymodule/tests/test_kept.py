@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from following import Follower
+from following import OBEY, Follower
 from simulator import BUILD, DEVICE_MEMORY, HANGS, PYMODULE, environment
 
 TESTS = Path(__file__).resolve().parent
 MiB = 1 << 20
 OVERWRITE = "{0}.as_strided((1,), (1,)).copy_({0}.as_strided((1,), (1,)))"
 
-PROGRAM = """
+PROGRAM = (
+    """
 import ctypes, json, os, sys
 import cuda, torch, tms
 from tms._library import load
@@ -50,20 +51,9 @@ def published(name, value, size=MiB):
         k.publish({"a": torch.filled(value, size, dtype=torch.uint8)})
 def value(of="a"):
     return tensors[of].bytes()[0]
-for line in sys.stdin:
-    try:
-        code = json.loads(line)
-        try:
-            code = compile(code, "asked", "eval")
-        except SyntaxError:
-            exec(code, globals())
-            answer = None
-        else:
-            answer = eval(code, globals())
-    except Exception as error:
-        answer = f"{type(error).__name__} {getattr(error, 'code', '')}: {error}"
-    print(json.dumps(answer), flush=True)
 """.replace("MiB", str(MiB))
+    + OBEY
+)
 
 
 REACH = f"{BUILD / 'lib' / 'libtms.so'}:{BUILD / 'lib' / 'libtms_reach.so'}"

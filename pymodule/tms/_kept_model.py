@@ -84,7 +84,7 @@ def name_for(label: str, rank: int, facts: list[Any]) -> str:
 
 
 def state_of(model: str) -> list[Any]:
-    """What tells whether the files of a model have changed; of one that is no folder, nothing."""
+    """The model, and the names, sizes and times of its files, if it is a folder."""
     folder = Path(model)
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     states = [(file.name, file.stat()) for file in files]

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from device import MiB, free_memory, torch_on_gpu
-from following import Follower
+from following import OBEY, Follower
 
 torch = torch_on_gpu()
 
@@ -30,7 +30,8 @@ TMS = Path(__file__).parents[3] / "build" / "bin" / "tms"
 USERS = int(os.environ.get("KEPT_USERS", "4"))
 SLACK = 64 * MiB
 
-PROGRAM = """
+PROGRAM = (
+    """
 import json, os, sys, time
 import torch, tms
 from tms._library import load
@@ -72,21 +73,9 @@ def attached(gib, copy=False):
     with tms.kept("gpu") as k:
         assert k.complete
         return timed(lambda: k.attach(model, copy=copy))
-
-for line in sys.stdin:
-    try:
-        code = json.loads(line)
-        try:
-            code = compile(code, "asked", "eval")
-        except SyntaxError:
-            exec(code, globals())
-            answer = None
-        else:
-            answer = eval(code, globals())
-    except Exception as error:
-        answer = f"{type(error).__name__}: {error}"
-    print(json.dumps(answer, default=lambda made: type(made).__name__), flush=True)
 """
+    + OBEY
+)
 
 
 class Program(Follower):
