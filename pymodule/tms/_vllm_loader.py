@@ -112,8 +112,8 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
         if parallel.world_size > 1 and self._inner_config.load_format in _TOGETHER:
             raise NotSupportedError(
                 f"--load-format tms cannot be combined with {self._inner_config.load_format!r} on "
-                "several GPUs: with it all ranks read together, and the others would wait for a rank "
-                'that has its set already. Use "auto".'
+                "several GPUs: with it all ranks read together, and the others would wait for "
+                'a rank that has its set already. Use "auto".'
             )
         for setting in _WRITERS:
             asked = any(getattr(one, setting, None) for one in (vllm_config, model, parallel))
