@@ -226,6 +226,22 @@ func TestIdleIsNotBusy(t *testing.T) {
 	watch.interrupted()
 }
 
+// A program whose thread waits for a kernel is not idle, however long ago it gave the device work.
+func TestWaitingIsNotIdle(t *testing.T) {
+	one := sharing(t, "44M")()
+	require.Equal(t, "ok", one.do("busy 3000"))
+	begin := time.Now()
+	for time.Since(begin) < 2*time.Second {
+		state, err := status(one.Process.Pid, time.Minute)
+		require.NoError(t, err)
+		if since := time.Since(begin); since > time.Second {
+			require.Less(t, *state.IdleSeconds, 0.5)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	one.do("free")
+}
+
 func TestIdleIsRefused(t *testing.T) {
 	ownSockets(t)
 	ungated := startSteered(t, steeredProgram(t))

@@ -81,15 +81,14 @@ HIDDEN bool gate_has_worked(void)
 	bool worked = false;
 	for (struct gate_mark *mark = NULL; (mark = tms_reach_gate.next(mark));) {
 		const struct gate_call *call = atomic_load(&mark->call);
-		if (!call)
-			continue;
-		if (!((uintptr_t)call & SEEN)) {
+		if (call && !((uintptr_t)call & SEEN)) {
 			worked = true; /* if it is another call by now, the next look counts that */
 			atomic_compare_exchange_strong(&mark->call, &call, with_seen(call, SEEN));
 		}
+		/* A thread that waits for the device has work there. */
 		uint32_t inside = atomic_load(&mark->inside);
-		worked = worked || ((inside == TRYING || inside == INSIDE) && atomic_load(&mark->taken) &&
-				    lives((pid_t)atomic_load(&mark->thread)));
+		bool busy = inside == TRYING || inside == INSIDE || atomic_load(&mark->polling);
+		worked = worked || (busy && atomic_load(&mark->taken) && lives((pid_t)atomic_load(&mark->thread)));
 	}
 	return worked;
 }

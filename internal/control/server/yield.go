@@ -14,7 +14,7 @@ import (
 // wake has the process take back what it has yielded, because a thread waits for that.
 func (s *Server) wake(now time.Time) {
 	if s.awaited.IsZero() {
-		s.awaited, s.away = now, now.Sub(s.yielded).Seconds()
+		s.awaited, s.away = now, max(0, now.Sub(s.yielded).Seconds()) // it may have begun during the pause
 	}
 	if !s.wakes && !now.Before(s.wakeAt) {
 		s.wakes = true
