@@ -184,8 +184,8 @@ func (k *Keeper) sweep() {
 		s.Replaced = s.Sealed != 0 && s != k.named(s.Name)
 		maps.DeleteFunc(s.users, func(u owner, count int) bool { return count == 0 || process.Ended(u.pid, u.start) })
 		if s.Sealed == 0 && process.Ended(s.maker.pid, s.maker.start) || s.Replaced && len(s.users) == 0 {
-			s.close()
 			delete(k.sets, id)
+			go s.close() // that may take seconds for host memory and files, and others ask meanwhile
 		}
 	}
 }
