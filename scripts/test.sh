@@ -45,7 +45,7 @@ lint() {
 		build/venv/bin/ruff $command pymodule
 		build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/picture scripts/picture.py scripts/torch-versions docs/examples
 	done
-	(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m mypy ../docs/examples/rollout.py ../scripts/picture.py && ../build/venv/bin/python -m pyright)
+	(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m mypy ../docs/examples/{rollout,standby}.py ../scripts/picture.py && ../build/venv/bin/python -m pyright)
 	scripts/generate-kernels.sh --check
 }
 

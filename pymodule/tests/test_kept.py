@@ -94,10 +94,16 @@ class House:
     def __init__(self, place: Path) -> None:
         self.place = place
         self._name = f"kept-{os.getpid()}-{place.name}"[-60:]
-        self._programs: list[Program] = []
+        self._programs: list[Follower] = []
 
     def program(self, *wrapper: str, **variables: str) -> Program:
-        self._programs.append(Program(self.place, self._name, *wrapper, **variables))
+        made = Program(self.place, self._name, *wrapper, **variables)
+        self._programs.append(made)
+        return made
+
+    def follower(self, *command: str | Path) -> Follower:
+        """A program of any kind, on the same devices."""
+        self._programs.append(Follower(command, env=self.environment()))
         return self._programs[-1]
 
     def keeper(self) -> int:
@@ -116,18 +122,20 @@ class House:
         os.kill(pid, signal.SIGKILL)
         until(lambda: self.keeper() == 0)
 
+    def environment(self) -> dict[str, str]:
+        return {
+            **environment(),
+            "LD_PRELOAD": "",
+            "XDG_RUNTIME_DIR": str(self.place),
+            "TMPDIR": str(self.place),
+            "CUDASIM_SHARED": self._name,
+        }
+
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         """The command tms, on the devices of the programs."""
         return subprocess.Popen(
             [BUILD / "bin" / "tms", *arguments],
-            env={
-                **environment(),
-                "LD_PRELOAD": "",
-                "XDG_RUNTIME_DIR": str(self.place),
-                "TMPDIR": str(self.place),
-                "CUDASIM_SHARED": self._name,
-                **variables,
-            },
+            env={**self.environment(), **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -48,6 +48,17 @@ def free_memory(device: int = 0) -> int:
     return free
 
 
+def used() -> dict[str, int]:
+    """MiB in use on each GPU, by UUID, according to NVML."""
+    figures = subprocess.run(
+        ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return {uuid: int(mib) for uuid, mib in (line.split(", ") for line in figures.splitlines())}
+
+
 def full(value: float, size: int, device: int = 0) -> Any:
     """A tensor of so many bytes."""
     import torch

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -29,7 +29,7 @@ AT_LENGTH = pytest.mark.skipif(
 
 
 class Engine(Follower):
-    """Up when it has said its first tokens. `driver` is started with `arguments`.
+    """Up when it has said its first tokens. `driver` is started with `arguments`, behind `run`.
 
     Attributes:
         first: the tokens.
@@ -37,11 +37,13 @@ class Engine(Follower):
         loading: seconds of the model's load alone.
     """
 
-    def __init__(self, driver: str, *arguments: object, **variables: str) -> None:
+    def __init__(
+        self, driver: str, *arguments: object, run: Sequence[str | Path] = (), **variables: str
+    ) -> None:
         begun = time.perf_counter()
         inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
         super().__init__(
-            [sys.executable, HERE / driver, *map(str, arguments)],
+            [*run, sys.executable, HERE / driver, *map(str, arguments)],
             env={**inherited, "TMS_COMMAND": str(TMS), **variables},
             start_new_session=True,
         )

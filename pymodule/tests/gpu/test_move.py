@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from device import torch_on_gpu
+from device import torch_on_gpu, used
 from reaching import TMS, Program, equal, pausable, started, steer, tms, undisturbed
 from test_reach import CONTENTS, TRAINING, checkpointed, driver, static_runtime, with_module
 
@@ -35,17 +35,6 @@ WAIT = 120.0
 MOST_LEFT = 8  # MiB, of the figures of both moments
 
 Moves = list[dict[str, Any]]
-
-
-def used() -> dict[str, int]:
-    """MiB in use on each GPU, by UUID, according to NVML."""
-    figures = subprocess.run(
-        ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    return {uuid: int(mib) for uuid, mib in (line.split(", ") for line in figures.splitlines())}
 
 
 def places(program: Program) -> list[str]:

@@ -7,22 +7,19 @@ TMS_TEST_REQUESTS (60) is how many; TMS_TEST_CACHE_GIB the size of each cache.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import random
-import signal
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import keeping
 import llama
 import pytest
 from device import MiB, torch_on_gpu
-from following import Follower
 from keeping import HERE, PYMODULE, TMS
 from test_sets import command
 
@@ -35,29 +32,21 @@ CACHE = int(os.environ.get("TMS_TEST_CACHE_GIB", TOTAL * 55 // 100))
 REQUESTS = int(os.environ.get("TMS_TEST_REQUESTS", "60"))
 
 
-class Engine(Follower):
+class Engine(keeping.Engine):
     """A vLLM that `tms` has started, with so many GiB of cache."""
 
-    def __init__(self, folder: Path, *run: str, cache: int = CACHE) -> None:
+    def __init__(
+        self, folder: Path, *run: str, cache: int = CACHE, load_format: str = "auto"
+    ) -> None:
         path = f"{PYMODULE}:{HERE}:{os.environ.get('PYTHONPATH', '')}"
-        inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        program = [sys.executable, HERE / "vllm_kept_driver.py", folder, "auto"]
-        super().__init__(
-            [TMS, *run, "--", *program, "--cache-gib", str(cache)],
-            env={**inherited, "TMS_COMMAND": str(TMS), "PYTHONPATH": path},
-            start_new_session=True,
-        )
-        self.answer()
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        arguments = (folder, load_format, "--cache-gib", cache)
+        run = (str(TMS), *run, "--")
+        super().__init__("vllm_kept_driver.py", *arguments, run=run, PYTHONPATH=path)
 
     def asks(self) -> tuple[Any, float]:
         """What it answers, and after how many seconds."""
         begin = time.perf_counter()
-        said = json.loads(self.ask("ask"))
+        said = self.says("ask")
         assert "tokens" in said, said
         return said["tokens"], time.perf_counter() - begin
 

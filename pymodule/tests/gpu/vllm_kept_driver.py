@@ -45,8 +45,8 @@ def main() -> None:
         dtype="bfloat16",
         seed=42,
         enable_sleep_mode=asked.sleep,
-        # With a size, whatever is free now.
-        gpu_memory_utilization=0.01 if asked.cache_gib else 0.5,
+        # With a size, whatever is free now; but vLLM refuses less than a set has.
+        gpu_memory_utilization=0.05 if asked.cache_gib else 0.5,
         kv_cache_memory_bytes=(asked.cache_gib or 12) << 30,
         max_model_len=2048,
         max_num_batched_tokens=2048,
