@@ -266,12 +266,12 @@ func TestShareAndStop(t *testing.T) {
 // Processes that find one another lock a device for one another, even with other directories of their own.
 func TestTheLockOfADevice(t *testing.T) {
 	ownSockets(t)
-	unlock, err := lockDevice("GPU-1")
+	unlock, err := lock("GPU-1")
 	require.NoError(t, err)
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	taken := make(chan string)
 	go func() {
-		unlock, err := lockDevice("GPU-1")
+		unlock, err := lock("GPU-1")
 		assert.NoError(t, err)
 		unlock()
 		close(taken)
