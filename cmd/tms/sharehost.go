@@ -92,10 +92,10 @@ func (r *roomFor) budget(parts []share.Part, found []process, to map[int]string)
 		room := hostRoom(found[at], found)
 		room -= min(room, taken)
 		switch {
+		case found[at].Share.Disk && (needed > room || r.kept[part.ID] > 0): // only a pause finds out what sparse ones need
+			to[part.ID] = control.ToDisk
 		case needed <= room:
 			taken += needed
-		case found[at].Share.Disk:
-			to[part.ID] = control.ToDisk
 		default:
 			r.keeps(part.ID, fmt.Sprintf("its contents need %s of host memory, and there is room for %s",
 				readable.Bytes(needed), readable.Bytes(room)))
