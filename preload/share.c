@@ -33,7 +33,7 @@ HIDDEN bool share_keeps_reserve(void)
 	return !fills && nanoseconds() >= atomic_load(&unkept);
 }
 
-HIDDEN int share_make_room(void)
+static int make_room_now(void)
 {
 	char process[16];
 	uint64_t reserve = 0;
@@ -52,6 +52,19 @@ HIDDEN int share_make_room(void)
 	if (!atomic_flag_test_and_set(&told))
 		error_log_failure("TMS_SHARE", ERROR_OPERATING_SYSTEM);
 	return ERROR_OPERATING_SYSTEM;
+}
+
+HIDDEN int share_make_room(void)
+{
+	static _Atomic uint32_t number = 1U << 31; /* the engine counts from 1 on */
+	struct trace_operation wait = {.kind = TRACE_WAIT, .number = atomic_fetch_add(&number, 1)};
+	int64_t since = nanoseconds();
+	trace_operation(&wait);
+	wait.over = true;
+	wait.code = make_room_now();
+	wait.took = wait.waited = (uint64_t)(nanoseconds() - since);
+	trace_operation(&wait);
+	return wait.code;
 }
 
 /* One thread at a time waits, and others wait for it. */

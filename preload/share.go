@@ -36,6 +36,8 @@ func sharing(of *control.Share) *control.Share {
 		return nil
 	}
 	of.Priority, of.AtLeast = float64(C.region_config.share_priority), float64(C.region_config.share_at_least)
+	of.HostLimit = uint64(C.region_config.share_host_limit)
+	of.Disk = C.region_process.disk_backup_dir != nil
 	if since := atomic.LoadInt64((*int64)(&C.share_wanted.since)); since != 0 {
 		var now unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)

@@ -71,6 +71,7 @@ static const struct variable {
 	{"TMS_SHARE_PRIORITY", take_number, &region_config.share_priority, "a number; using 0"},
 	{"TMS_SHARE_AT_LEAST", take_seconds, (void *)&region_config.share_at_least,
 	 "a time such as 30, 30s, 5m or 1h; using a tenth for swaps"},
+	{"TMS_SHARE_HOST_BYTES", take_bytes, &region_config.share_host_limit, "a number of bytes; using no limit"},
 	{"TMS_LIMIT_BYTES", take_bytes, &region_config.limit_bytes, "a number of bytes; using no limit"},
 	{"TMS_EXCLUDE", take_text, &region_config.exclude, ""},
 	{"TMS_PAUSE_FORCE", take_bool, &region_config.pause_force, BOOLEAN},

@@ -59,6 +59,7 @@ struct region_config {
 	bool share;   /* TMS_SHARE */
 	double share_priority;
 	_Atomic double share_at_least; /* less than 0: by the price of a swap */
+	uint64_t share_host_limit; /* 0: none */
 	uint64_t limit_bytes;		       /* 0: none */
 };
 extern struct region_config region_config __attribute__((visibility("hidden")));

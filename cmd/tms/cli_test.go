@@ -107,6 +107,7 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"run --priority 1 -- a": "give --share, too",
 		"run --priority x -- a": "--priority x: give a number, such as 1",
 		"run --limit much -- a": "--limit much",
+		"run --host-limit 1G a": "give --share, too",
 
 		"metrics --listen foo": "tms: --listen foo: missing port in address; give an address and a free port, " +
 			"such as 127.0.0.1:9400\n",

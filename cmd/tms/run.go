@@ -132,7 +132,6 @@ type sharedRun struct {
 	on       bool
 	priority float64
 	atLeast  duration
-	limit    string
 }
 
 func (s *sharedRun) add(command *cobra.Command) {
@@ -140,16 +139,18 @@ func (s *sharedRun) add(command *cobra.Command) {
 	flags.BoolVar(&s.on, "share", false, "others of --share lend it memory, and it lends to them")
 	flags.Float64Var(&s.priority, "priority", 0, "with --share: a higher `N` gets memory first")
 	addTime(command, &s.atLeast, "at-least", 0, "with --share: `TIME` that it runs before it lends")
-	flags.StringVar(&s.limit, "limit", "", "most `BYTES` it may have of a device, such as 40G")
+	flags.String("limit", "", "most `BYTES` it may have of a device, such as 40G")
+	flags.String("host-limit", "", "with --share: most `N` bytes of host memory for contents")
 	completes(command, "priority")
 	completes(command, "limit")
+	completes(command, "host-limit")
 }
 
 // set adds the program's variables.
 func (s *sharedRun) set(command *cobra.Command, variables map[string]string) error {
 	atLeast := command.Flags().Changed("at-least")
-	if !s.on && (atLeast || command.Flags().Changed("priority")) {
-		return errors.New("--priority and --at-least say how a program shares: give --share, too")
+	if !s.on && (atLeast || command.Flags().Changed("priority") || command.Flags().Changed("host-limit")) {
+		return errors.New("--priority, --at-least and --host-limit say how a program shares: give --share, too")
 	}
 	if s.on {
 		variables["TMS_SHARE"] = "1"
@@ -158,12 +159,14 @@ func (s *sharedRun) set(command *cobra.Command, variables map[string]string) err
 	if atLeast {
 		variables["TMS_SHARE_AT_LEAST"] = fmt.Sprint(s.atLeast.Seconds())
 	}
-	if command.Flags().Changed("limit") {
-		bytes, err := sizeOf("limit", s.limit)
-		if err != nil {
-			return err
+	for flag, variable := range map[string]string{"limit": "TMS_LIMIT_BYTES", "host-limit": "TMS_SHARE_HOST_BYTES"} {
+		if given := command.Flags().Lookup(flag); given.Changed {
+			bytes, err := sizeOf(flag, given.Value.String())
+			if err != nil {
+				return err
+			}
+			variables[variable] = fmt.Sprint(bytes)
 		}
-		variables["TMS_LIMIT_BYTES"] = fmt.Sprint(bytes)
 	}
 	return nil
 }

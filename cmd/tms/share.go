@@ -38,7 +38,7 @@ type roomFor struct {
 	process *client.Conn
 	refused map[int]string    // processes that cannot be paused, and why
 	busy    map[int]time.Time // those that cannot before then
-	empty   map[int]int       // how often their pauses freed nothing
+	kept    map[int]int       // how often they kept their memory for what may pass
 	silent  bool              // some that listen do not answer
 	reserve uint64            // bytes that nobody can make stay free
 	never   time.Time         // since when there would never be enough; zero: there would
@@ -58,7 +58,7 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 			if err != nil || len(pids) != 1 {
 				return cmp.Or(err, errors.New("name one process by its number (tms ps lists them)"))
 			}
-			r := roomFor{pid: pids[0], refused: map[int]string{}, busy: map[int]time.Time{}, empty: map[int]int{}}
+			r := roomFor{pid: pids[0], refused: map[int]string{}, busy: map[int]time.Time{}, kept: map[int]int{}}
 			if explain {
 				return explainTo(command.OutOrStdout(), r.pid)
 			}
@@ -127,7 +127,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	}
 	slices.Sort(uuids) // so that two never wait for each other
 	for _, uuid := range uuids {
-		unlock, err := lockDevice(uuid)
+		unlock, err := lock(uuid)
 		if err != nil {
 			return false, 0, err
 		}
@@ -178,12 +178,8 @@ func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Du
 	if len(decision.Pause) == 0 && device.Free < all[at].Need+device.Reserve {
 		r.reserve = device.Reserve
 	}
-	for _, part := range decision.Pause {
-		if !r.pause(part) {
-			return false, soonest, nil
-		}
-	}
-	return true, 0, nil
+	ready, err = r.pauseAll(decision.Pause, found)
+	return ready, soonest, err
 }
 
 // refuse says why there is no room. Where memory that nobody accounts for would make room, that must have been so for a
@@ -240,8 +236,8 @@ func unexplained(uuid string, found []process) (bytes uint64) {
 	return bytes - min(bytes, explained)
 }
 
-// pause returns false if the process keeps its memory.
-func (r *roomFor) pause(part share.Part) bool {
+// pause returns false if the process keeps its memory. to is where contents go that would take host memory; "": there.
+func (r *roomFor) pause(part share.Part, to string) bool {
 	process, err := client.Dial(part.ID)
 	if err != nil {
 		return false
@@ -252,7 +248,7 @@ func (r *roomFor) pause(part share.Part) bool {
 		tags[i] = &part.Tags[i]
 	}
 	for _, tag := range tags {
-		request := control.Request{Op: control.Pause, Tag: tag, Yield: true}
+		request := control.Request{Op: control.Pause, Tag: tag, Yield: true, To: to}
 		if part.Idle {
 			request.Idle, request.Timeout = new(share.Grace.Seconds()), new(idleWithin.Seconds())
 		}
@@ -262,11 +258,10 @@ func (r *roomFor) pause(part share.Part) bool {
 		case reply.OK && reply.Bytes > 0:
 			continue
 		case reply.OK: // another client has paused it, or it has nothing that a pause frees
-			if r.empty[part.ID]++; r.empty[part.ID] > triesMost {
-				r.refused[part.ID] = "a pause frees nothing"
-			}
-			r.busy[part.ID] = time.Now().Add(idleWithin)
-		case reply.Code == int(cuda.NotSupported) || reply.Host > 0:
+			r.keeps(part.ID, "a pause frees nothing")
+		case reply.Code == int(cuda.OperatingSystem): // the host or its disk is full
+			r.keeps(part.ID, reply.Error)
+		case reply.Code == int(cuda.NotSupported):
 			r.refused[part.ID] = reply.Error // for as long as this one waits
 		default: // its device works, or it captures
 			r.busy[part.ID] = time.Now().Add(idleWithin)
@@ -274,6 +269,14 @@ func (r *roomFor) pause(part share.Part) bool {
 		return false
 	}
 	return true
+}
+
+// keeps notes why a process keeps its memory. It counts as refused once that has not passed for a while.
+func (r *roomFor) keeps(pid int, why string) {
+	if r.kept[pid]++; r.kept[pid] > triesMost {
+		r.refused[pid] = why
+	}
+	r.busy[pid] = time.Now().Add(idleWithin)
 }
 
 // whileRunning sends a request, and withdraws it if the process is stopped: devices are locked meanwhile. What a pause
@@ -391,9 +394,9 @@ func inWords(d share.Decision) string {
 	return "a pause of " + strings.Join(words, "; ") + " makes room"
 }
 
-// lockDevice takes the lock under which room is made on a device: in all directories in which processes find one another,
-// because each may have its socket in another. It ends with this process. (flock)
-func lockDevice(uuid string) (unlock func(), err error) {
+// lock takes the lock under which room is made on a device, by its UUID, or in host memory: in all directories in which
+// processes find one another, because each may have its socket in another. It ends with this process. (flock)
+func lock(name string) (unlock func(), err error) {
 	user := os.Geteuid()
 	directories := control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user)
 	slices.Sort(directories) // so that two never wait for each other
@@ -401,7 +404,7 @@ func lockDevice(uuid string) (unlock func(), err error) {
 	for _, directory := range directories {
 		var file *os.File
 		if err = control.MakeDirectory(directory, user); err == nil {
-			file, err = os.OpenFile(directory+"/"+strings.ReplaceAll(uuid, "/", "")+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+			file, err = os.OpenFile(directory+"/"+strings.ReplaceAll(name, "/", "")+".lock", os.O_RDWR|os.O_CREATE, 0o600)
 		}
 		if err == nil {
 			files = append(files, file)
@@ -410,7 +413,7 @@ func lockDevice(uuid string) (unlock func(), err error) {
 		}
 	}
 	if len(files) == 0 {
-		return nil, fmt.Errorf("the lock of a device cannot be taken: %w", err)
+		return nil, fmt.Errorf("the lock of %s cannot be taken: %w", name, err)
 	}
 	return func() {
 		for _, file := range files {

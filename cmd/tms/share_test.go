@@ -266,12 +266,12 @@ func TestShareAndStop(t *testing.T) {
 // Processes that find one another lock a device for one another, even with other directories of their own.
 func TestTheLockOfADevice(t *testing.T) {
 	ownSockets(t)
-	unlock, err := lockDevice("GPU-1")
+	unlock, err := lock("GPU-1")
 	require.NoError(t, err)
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	taken := make(chan string)
 	go func() {
-		unlock, err := lockDevice("GPU-1")
+		unlock, err := lock("GPU-1")
 		assert.NoError(t, err)
 		unlock()
 		close(taken)
@@ -317,6 +317,20 @@ func TestShareIsSeen(t *testing.T) {
 	_, address := serving(t)
 	require.Positive(t, scrape(t, address).values("tms_process_memory_wait_seconds", "pid="+pid)[0])
 	require.Zero(t, scrape(t, address).values("tms_process_memory_wait_seconds", fmt.Sprint("pid=", works.Process.Pid))[0])
+}
+
+// A report shows when a program waited for memory: for an allocation, or after it was paused.
+func TestShareIsReported(t *testing.T) {
+	start := sharesDevice(t)
+	traces := []string{t.TempDir() + "/one", t.TempDir() + "/other"}
+	one := start("--share --at-least 0s --trace "+traces[0], 60, 1, 3000, 1)
+	one.has(t, 60<<20)
+	require.Equal(t, "1000", start("--share --trace "+traces[1], 60, 1, 10, 0).ends(t))
+	require.Equal(t, "300000", one.ends(t))
+	for _, path := range traces {
+		require.Regexp(t, `"name":"wait",.*"kind":"wait",.*"bound":"waiting"`,
+			succeeds(t, "report", path, "--format", "perfetto", "-o", "-"))
+	}
 }
 
 // A program's own resume has others make room, too; and one whose command is not there runs on, if memory is free.

@@ -288,6 +288,10 @@ type Share struct {
 	UUID    string  `json:"uuid"` // the device's, which may not be among those of Stats yet
 	Bytes   uint64  `json:"bytes"`
 	Resumes bool    `json:"resumes"`
+	// HostLimit is how much host memory contents of all that share may take together; 0: what there is. Disk: those of
+	// this process may go to files beyond that.
+	HostLimit uint64 `json:"host_limit_bytes"`
+	Disk      bool   `json:"disk"`
 }
 
 // Stats is what the process holds, for tms_stats_json. Sizes are in bytes.

@@ -25,7 +25,7 @@ static inline bool trace_is_on(void)
 }
 
 /* What recording.go passes on. Tags are interned; NULL: all, or none. */
-enum trace_kind { TRACE_PAUSE = 1, TRACE_RESUME, TRACE_MOVE };
+enum trace_kind { TRACE_PAUSE = 1, TRACE_RESUME, TRACE_MOVE, TRACE_WAIT };
 struct trace_operation {
 	uint32_t number; /* not 0; the same at the begin and at the end, on whichever thread */
 	bool over;	 /* else it begins, and all behind the tag is 0 */

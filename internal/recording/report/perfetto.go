@@ -23,8 +23,8 @@ type event struct {
 	Args  any     `json:"args,omitempty"`
 }
 
-// WritePerfetto writes recordings as a Chrome trace: a counter for each tag, a slice for each pause, resume and move.
-// Errors: trace.ErrMalformed, the operating system's, the writer's.
+// WritePerfetto writes recordings as a Chrome trace: a counter for each tag, a slice for each operation. Errors:
+// trace.ErrMalformed, the operating system's, the writer's.
 func WritePerfetto(to io.Writer, paths []string) error {
 	processes, err := readAll(paths)
 	if err != nil {
@@ -48,7 +48,7 @@ func WritePerfetto(to io.Writer, paths []string) error {
 		write(event{Phase: "M", Name: "process_name", PID: p.PID,
 			Args: map[string]string{"name": fmt.Sprintf("%d %.80s", p.PID, p.Command)}})
 		write(event{Phase: "M", Name: "thread_name", PID: p.PID, TID: tid,
-			Args: map[string]string{"name": "pauses and resumes"}})
+			Args: map[string]string{"name": "pauses, resumes and waits"}})
 		var all [metrics]envelope
 		for metric := range metrics {
 			all[metric] = c.envelope(p.steps, len(p.Series), metric)

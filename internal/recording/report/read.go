@@ -58,7 +58,7 @@ type block struct {
 	earlier       bool
 }
 
-// operation is a pause, resume or move.
+// operation is a pause, resume, move, or a wait for memory that others have.
 type operation struct {
 	Kind   string `json:"kind"`
 	Tag    string `json:"tag"` // "": all

@@ -60,9 +60,10 @@ const (
 	Pause Operation = iota + 1
 	Resume
 	Move
+	Wait // for memory that other processes have
 )
 
-var operations = map[Operation]string{Pause: "pause", Resume: "resume", Move: "move"}
+var operations = map[Operation]string{Pause: "pause", Resume: "resume", Move: "move", Wait: "wait"}
 
 // String returns the operation's name.
 func (o Operation) String() string {

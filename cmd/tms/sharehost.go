@@ -1,0 +1,106 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"tms/internal/control"
+	"tms/internal/readable"
+	"tms/internal/share"
+)
+
+// Contents of all that share wait in the host memory of one machine, whatever their devices. A pause takes it bit by
+// bit, so two that look at the same time would both see it free.
+
+// pauseAll pauses the parts if there is room for the contents of all of them. Unless there is plenty, one command at a
+// time does so. It locks a device first, so two never wait for each other.
+func (r *roomFor) pauseAll(parts []share.Part, found []process) (done bool, err error) {
+	to := map[int]string{}
+	if len(parts) > 0 && tight(found) {
+		unlock, err := lock("host")
+		if err != nil {
+			return false, err
+		}
+		defer unlock()
+		if !r.budget(parts, statuses(time.Second), to) {
+			return false, nil
+		}
+	}
+	for _, part := range parts {
+		if !r.pause(part, to[part.ID]) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// tight reports whether the contents of all devices together may find no room.
+func tight(found []process) bool {
+	var total uint64
+	devices := map[string]bool{}
+	for _, p := range found {
+		for _, d := range p.Stats.Devices {
+			if !devices[d.UUID] {
+				devices[d.UUID], total = true, total+d.TotalBytes
+			}
+		}
+	}
+	return slices.ContainsFunc(found, func(p process) bool { return p.Share != nil && hostRoom(p, found) < total })
+}
+
+// hostRoom returns how many bytes of a process's contents find room in host memory.
+func hostRoom(of process, found []process) uint64 {
+	limit, used := uint64(math.MaxUint64), uint64(0)
+	for _, p := range found {
+		if p.Share == nil {
+			continue
+		}
+		if p.Share.HostLimit > 0 {
+			limit = min(limit, p.Share.HostLimit)
+		}
+		for _, d := range p.Stats.Devices {
+			for _, tag := range d.Tags {
+				used += tag.HostBytes
+			}
+		}
+	}
+	limit -= min(limit, used)
+	if available := of.Stats.HostAvailableBytes; available != nil {
+		limit = min(limit, *available)
+	}
+	return limit
+}
+
+// budget says where contents go for which host memory has no room. false: a process may not put them elsewhere.
+func (r *roomFor) budget(parts []share.Part, found []process, to map[int]string) bool {
+	var taken uint64
+	for _, part := range parts {
+		at := slices.IndexFunc(found, func(p process) bool { return p.PID == part.ID && p.Share != nil })
+		if at < 0 {
+			return false // it does not answer now
+		}
+		var needed uint64
+		for _, d := range found[at].Stats.Devices {
+			for _, tag := range d.Tags {
+				if part.Tags == nil || slices.Contains(part.Tags, tag.Tag) {
+					needed += tag.PauseHostBytes + tag.PauseWithoutContents
+				}
+			}
+		}
+		room := hostRoom(found[at], found)
+		room -= min(room, taken)
+		switch {
+		case found[at].Share.Disk && (needed > room || r.kept[part.ID] > 0): // only a pause finds out what sparse ones need
+			to[part.ID] = control.ToDisk
+		case needed <= room:
+			taken += needed
+		default:
+			r.keeps(part.ID, fmt.Sprintf("its contents need %s of host memory, and there is room for %s",
+				readable.Bytes(needed), readable.Bytes(room)))
+			return false
+		}
+	}
+	return true
+}

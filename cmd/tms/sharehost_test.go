@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/internal/share"
+	"tms/vmm/stats"
+)
+
+// A program lends nothing for whose contents host memory has no room, unless a directory for files is named.
+func TestShareAndHostMemory(t *testing.T) {
+	start := sharesDevice(t)
+	one := start("--share --host-limit 50M", 60, 1, 1000000, 1)
+	one.has(t, 60<<20)
+	require.Regexp(t, fmt.Sprintf(`^2 60\.00 MiB are needed, .* MiB are free and others could lend 0 bytes; %d cannot be `+
+		`paused: its contents need 60\.00 MiB of host memory, and there is room for 50\.00 MiB$`, one.Process.Pid),
+		start("--share", 60, 1, 1, 0).ends(t))
+	require.NoError(t, one.Process.Kill())
+
+	directory := t.TempDir()
+	t.Setenv("TMS_DISK_BACKUP_DIR", directory)
+	one = start("--share --host-limit 50M", 60, 1, 3000, 1)
+	one.has(t, 60<<20)
+	other := start("--share", 60, 1, 1000000, 1)
+	other.has(t, 60<<20)
+	files, err := filepath.Glob(directory + "/tms-*.bak")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	require.NoError(t, other.Process.Kill())
+	require.Equal(t, "300000", one.ends(t))
+}
+
+// Programs on two devices that find room for the contents of one at the same time do not both take it.
+func TestShareBudgetsHostMemoryOnce(t *testing.T) {
+	t.Setenv("CUDASIM_DEVICES", "2")
+	start := sharesDevice(t)
+	for range 3 {
+		var holders, askers []*runningSharer
+		for device := range 2 {
+			holders = append(holders, start("--share --host-limit 70M", 60, 1, 1000000, 500, device))
+			holders[device].has(t, 60<<20)
+		}
+		ended := make(chan int, 2)
+		for device := range 2 {
+			asker := start("--share --at-least 1h", 60, 1, 1000000, 0, device)
+			askers = append(askers, asker)
+			go func() {
+				_ = asker.Wait()
+				ended <- device
+			}()
+		}
+		refused := <-ended
+		require.Regexp(t, `^2 .*its contents need 60\.00 MiB of host memory`, askers[refused].out.String())
+		askers[1-refused].has(t, 60<<20)
+		require.EqualValues(t, 60<<20, held(t, &steered{Cmd: holders[refused].Cmd, t: t}), "nothing is copied in vain")
+		for _, s := range append(holders, askers[1-refused]) {
+			require.NoError(t, s.Process.Kill())
+		}
+		<-ended
+		for _, s := range holders {
+			_ = s.Wait()
+		}
+	}
+}
+
+// The parts of one decision are budgeted together, and what does not fit goes to files where that is allowed.
+func TestBudget(t *testing.T) {
+	sharer := func(pid int, disk bool) process {
+		tags := []stats.Tag{{Tag: "a", PauseHostBytes: 30, HostBytes: 5}, {Tag: "b", PauseWithoutContents: 10}}
+		return process{ProcessState: control.ProcessState{PID: pid, Share: &control.Share{HostLimit: 70, Disk: disk},
+			Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{UUID: "GPU-1", Tags: tags}}}}}}
+	}
+	r := roomFor{kept: map[int]int{}, busy: map[int]time.Time{}}
+	budget := func(disk bool, parts ...share.Part) (to map[int]string, enough bool) {
+		to = map[int]string{}
+		return to, r.budget(parts, []process{sharer(1, true), sharer(2, disk)}, to)
+	}
+	to, enough := budget(false, share.Part{ID: 1, Tags: []string{"a"}}, share.Part{ID: 2, Tags: []string{"a"}})
+	require.True(t, enough)
+	require.Empty(t, to)
+	_, enough = budget(false, share.Part{ID: 1}, share.Part{ID: 2})
+	require.False(t, enough)
+	to, enough = budget(true, share.Part{ID: 1}, share.Part{ID: 2})
+	require.True(t, enough)
+	require.Equal(t, map[int]string{2: control.ToDisk}, to)
+	r.keeps(1, "sparse contents found too little")
+	to, _ = budget(false, share.Part{ID: 1})
+	require.Equal(t, map[int]string{1: control.ToDisk}, to)
+}
