@@ -188,7 +188,13 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	there := o.Toward[b.device.uuid]
 	target, reached := b.device.near[there.Device]
 	e.mu.Unlock()
+	room := there.Room
 	if b.job.Portable = reached; reached { // sparse ones get the room that is left: they cost the host least
+		inTurn, err := e.roomInTurn(b, o, there.Room, target)
+		if err != nil {
+			return err
+		}
+		room = max(room, inTurn)
 		sparse := func(s *segment) bool { return s.sparse }
 		dense := func(s *segment) bool { return !s.sparse }
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
@@ -197,9 +203,9 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		kind := o.backupOf(s)
 		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
 		if reached && s.contents == nil && kind != BackupDisk {
-			if kind = BackupHost; s.length() <= there.Room {
+			if kind = BackupHost; s.length() <= room {
 				kind, item.Target = BackupPeer, target
-				there.Room -= s.length()
+				room -= s.length()
 			}
 		}
 		to := kept{contents: s.contents, current: true, sums: sums[s]}
@@ -220,6 +226,20 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	}
 	b.progress.total.Store(total)
 	return nil
+}
+
+// roomInTurn returns how many bytes of contents can wait at a destination that has no room for them beside the process:
+// they return extent by extent, and each makes room for the next (makeRoom). beside is the room beside the process.
+func (e *Engine) roomInTurn(b *batch, o *Options, beside uint64, target int) (uint64, error) {
+	process, largest := uint64(0), uint64(0)
+	for _, s := range b.segments {
+		if s.state == active {
+			process, largest = process+s.length(), max(largest, s.length())
+		}
+	}
+	remainder, err := e.peer.Remainder(target)
+	largest = max(largest, min(o.ExtentBytes, process)) + remainder
+	return beside + process - min(beside+process, largest), err
 }
 
 // save copies what plan has chosen.

@@ -3,11 +3,13 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"tms/internal/backoff"
 	"tms/vmm/backup"
 	"tms/vmm/backup/disk"
+	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )
@@ -16,7 +18,8 @@ import (
 // and returns how many bytes of memory that was.
 //
 // It is a transaction: create, map and refill all, then drop what was kept. After an error every segment is still
-// paused with its contents, and nothing new is held. Contents that cannot be read back from disk stop the resume of
+// paused with its contents, and nothing new is held. (After a move to a device without room for contents and their
+// copies, an error leaves those active that were back.) Contents that cannot be read back from disk stop the resume of
 // their segment, and of those resumed with it, until the program frees it.
 //
 // Host memory of contents that are not kept is back when Resume returns, unless that takes long: see discarded. Resume
@@ -84,6 +87,9 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 	if err := parallel(batches, func(b *batch) error { return e.restore(b, o) }); err != nil {
 		for _, b := range batches {
 			for _, x := range b.extents {
+				if x.segments[0].outcome.state == active { // makeRoom
+					continue
+				}
 				// A second failure leaves a step in place; the extent records that, and the next resume, pause or free
 				// goes on from there.
 				_ = x.undo()
@@ -94,6 +100,9 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 	room := o.PoolBytes
 	for _, b := range batches {
 		for _, s := range b.segments {
+			if s.outcome.state == active { // makeRoom
+				continue
+			}
 			s.outcome.state = active
 			switch {
 			case s.contents == nil ||
@@ -137,7 +146,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 		}
 		if err == nil {
 			// The driver clears fresh memory, but nobody promises that.
-			err = e.fill(b, 0, func(s *segment) backup.Ranges { return s.back().zero })
+			err = e.fill(b, 0, zeroed)
 		}
 		if err == nil && o.Verify {
 			err = e.verify(b)
@@ -146,8 +155,15 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			err = e.poison(b)
 		}
 	}()
-	for _, x := range b.extents {
-		if err := x.create(); err != nil {
+	elsewhere := func(x *extent) bool { return !x.waitsHere() }
+	for _, x := range slices.Concat(filter(b.extents, (*extent).waitsHere), filter(b.extents, elsewhere)) {
+		err := x.create()
+		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 {
+			if err = e.makeRoom(b, loaders); err == nil {
+				err = x.create()
+			}
+		}
+		if err != nil {
 			if errors.Is(err, cuda.OutOfMemory) {
 				err = e.shortageOf(b, err)
 			}
@@ -173,7 +189,54 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			}
 			loaders[store].Add(b.span(s), s.contents)
 		}
+		if x.waitsHere() {
+			b.back = append(b.back, x)
+		}
 	}
+	return nil
+}
+
+// zeroed lists what a resume fills with zeros.
+func zeroed(s *segment) backup.Ranges {
+	if s.outcome.state == active { // makeRoom has
+		return nil
+	}
+	return s.back().zero
+}
+
+// waitsHere reports whether all contents of a paused extent wait in memory that a move has put on its device.
+func (x *extent) waitsHere() bool {
+	return !slices.ContainsFunc(x.segments, func(s *segment) bool { return s.contents == nil || !peer.Portable(s.contents) })
+}
+
+// makeRoom lets go of contents that are back and have waited in memory of the same device: too little is free for
+// both. Their segments stay active whatever becomes of the others.
+func (e *Engine) makeRoom(b *batch, loaders map[backup.Store]backup.Loader) error {
+	err := loaders[e.peer].Wait()
+	delete(loaders, e.peer)
+	of := map[*segment]bool{}
+	for _, x := range b.back {
+		for _, s := range x.segments {
+			of[s] = true
+		}
+	}
+	if err == nil {
+		err = e.fill(b, 0, func(s *segment) backup.Ranges {
+			if !of[s] {
+				return nil
+			}
+			return zeroed(s)
+		})
+	}
+	if err != nil {
+		return err
+	}
+	for s := range of {
+		s.contents.Discard()
+		s.outcome = outcome{state: active}
+	}
+	b.back = nil
+	e.driver.Reclaim.Drain()
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/vmm"
+	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )
 
@@ -56,6 +57,43 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 		for i, a := range all {
 			requireFilled(t, a, size, uint64(i))
 		}
+	}
+}
+
+// Where contents return in turn and memory then runs out, what is back stays, and the rest stays paused.
+func TestSomeContentsAreBack(t *testing.T) {
+	t.Setenv("CUDASIM_SHARED", fmt.Sprint("turns-", os.Getpid()))
+	sim, driver, engine := simulated(t, 2)
+	kept := &descriptors{of: map[uint64]int{}}
+	engine.Descriptors(kept)
+	const size, count = 8 * mib, 6
+	var all []uintptr
+	for i := range uint64(count) {
+		kind := []vmm.BackupKind{vmm.BackupHost, vmm.BackupSparse}[i%2]
+		all = append(all, malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: kind}))
+		fill(all[i], size-2*mib, i)
+		clear(bytesAt(all[i]+size-2*mib, 2*mib))
+	}
+	held, err := engine.Stats()
+	require.NoError(t, err)
+	o := name("t")
+	o.Toward = stats.Destinations{held.Devices[0].UUID: {Device: held.Devices[0].Peers[0], Room: 1 << 30}}
+	require.NoError(t, pause(engine, o))
+	hog, err := driver.MemCreate(sim.Stat("free:0")-2*size, 0) // room for two
+	require.NoError(t, err)
+	require.ErrorIs(t, resume(engine, o), cuda.OutOfMemory)
+	held, err = engine.Stats()
+	require.NoError(t, err)
+	require.EqualValues(t, 2*size, held.Devices[0].Tags[0].PhysicalBytes)
+	require.EqualValues(t, (count-2)*size, held.Devices[0].Tags[0].PausedBytes)
+	require.NoError(t, driver.MemRelease(hog))
+	require.NoError(t, resume(engine, o))
+	engine.Drain()
+	require.Zero(t, sim.Stat("used:1"))
+	require.Empty(t, kept.of)
+	for i, a := range all {
+		requireFilled(t, a, size-2*mib, uint64(i))
+		require.Equal(t, make([]byte, 2*mib), bytesAt(a+size-2*mib, 2*mib))
 	}
 }
 

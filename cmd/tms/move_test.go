@@ -265,6 +265,22 @@ func TestContentsWithoutRoomGoThroughHostMemory(t *testing.T) {
 	hog.do("check")
 }
 
+// Contents that have no room beside the process still wait there if each part, once it is back, makes room for the next.
+func TestContentsReturnInTurn(t *testing.T) {
+	m := startMobile(t, "TMS_EXTENT_BYTES=1")
+	m.do("pause weights", "more 4", "more 4", "more 4", "more 4", "more 4", "more 4")
+	hog := m.start(t)
+	hog.do("more 12")
+	succeeds(t, "move", hog.number(), "--to", "1")
+	out := succeeds(t, "move", m.number(), "--to", "1", "--dry-run") // 84 MiB are free for 72, of which 32 are contents
+	require.Contains(t, out, "84.00 MiB free")
+	require.Contains(t, m.move("1"), "32.00 MiB of contents from GPU to GPU\n")
+	require.Equal(t, [3]int{128, 128 - 72 - 44, 128}, m.free())
+	succeeds(t, "move", hog.number(), "--to", "2")
+	m.do("resume weights", "check")
+	hog.do("check")
+}
+
 // A child that a thread forks meanwhile does not keep the memory.
 func TestAChildHoldsNoneOfTheContents(t *testing.T) {
 	m := startMobile(t)

@@ -115,13 +115,13 @@ func (p *Store) take(device int, portable bool, items []backup.Item, wanted []in
 		defer p.discard(reserve)
 	}
 
-	r = &peerRange{device: device}
+	r = &peerRange{device: device, chunk: p.chunkOn(total)}
 	var need, room, used uint64
 	for _, i := range wanted {
 		need += items[i].Size
 	}
 	for room < need {
-		chunk := &peerChunk{in: r, size: min(p.chunk, whole(need-room)), held: true}
+		chunk := &peerChunk{in: r, size: min(r.chunk, whole(need-room)), held: true}
 		if err = p.create(chunk, portable); err != nil {
 			break
 		}
@@ -138,7 +138,7 @@ func (p *Store) take(device int, portable bool, items []backup.Item, wanted []in
 		used += size
 	}
 	// Chunks that nothing fits into are given back, but not before the range has its addresses.
-	all, kept := r.chunks, int((used+p.chunk-1)/p.chunk)
+	all, kept := r.chunks, int((used+r.chunk-1)/r.chunk)
 	if r.chunks = all[:kept]; kept == 0 {
 		p.discard(all...)
 		return nil, left, err
@@ -154,7 +154,7 @@ func (p *Store) take(device int, portable bool, items []backup.Item, wanted []in
 	r.base = base
 	p.discard(all[kept:]...)
 	for k, chunk := range r.chunks {
-		chunk.address = base + uintptr(k)*uintptr(p.chunk)
+		chunk.address = base + uintptr(k)*uintptr(r.chunk)
 	}
 	for _, placed := range r.placed {
 		for _, chunk := range placed.contents.chunks() {
@@ -162,6 +162,16 @@ func (p *Store) take(device int, portable bool, items []backup.Item, wanted []in
 		}
 	}
 	return r, left, err
+}
+
+// chunkOn returns the size of chunks on a device with so much memory.
+func (p *Store) chunkOn(total uint64) uint64 { return min(p.chunk, max(total>>6, 2<<20)>>21<<21) }
+
+// Remainder returns how much memory of a device contents may still take when only a part of those of one Save is
+// discarded: a chunk at each end. Errors: of the driver.
+func (p *Store) Remainder(device int) (uint64, error) {
+	total, err := p.driver.DeviceTotalMem(cuda.Device(device))
+	return 2 * p.chunkOn(total), err
 }
 
 // Held returns how many bytes of a device's memory hold contents of other devices, or did a moment ago.

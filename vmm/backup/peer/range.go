@@ -17,6 +17,7 @@ type peerRange struct {
 	device  int
 	base    uintptr // 0: no addresses
 	size    uint64
+	chunk   uint64       // bytes of a chunk, at most
 	chunks  []*peerChunk // all of the same size but the last
 	live    int          // chunks not released; once some are discarded, only empty changes it
 	placed  []placedItem
@@ -61,6 +62,12 @@ func (c *peerContents) Discard() {
 	}
 }
 
+// Portable reports whether descriptors alone keep the memory of contents.
+func Portable(contents backup.Contents) bool {
+	c, own := contents.(*peerContents)
+	return own && c.chunks()[0].kept != 0
+}
+
 func (c *peerContents) Await(until time.Time) {
 	for _, chunk := range c.chunks() {
 		if chunk.contents.Load() == 0 {
@@ -71,7 +78,7 @@ func (c *peerContents) Await(until time.Time) {
 }
 
 func (c *peerContents) chunks() []*peerChunk {
-	return c.in.chunks[c.offset/c.peer.chunk : (c.offset+c.size-1)/c.peer.chunk+1]
+	return c.in.chunks[c.offset/c.in.chunk : (c.offset+c.size-1)/c.in.chunk+1]
 }
 
 // create takes a chunk's memory; portable: with a descriptor.

@@ -67,5 +67,5 @@ func (l *loader) Wait() error {
 
 // copies lists the copies between parts of a span and its place, each to or from one chunk.
 func (c *peerContents) copies(span backup.Span, parts ...backup.Range) []copying.Copy {
-	return copying.Cut(span, c.in.base+uintptr(c.offset), c.offset, c.peer.chunk, parts)
+	return copying.Cut(span, c.in.base+uintptr(c.offset), c.offset, c.in.chunk, parts)
 }

@@ -36,18 +36,21 @@ class Filler:
 
             region = tms.region(tag)
         with region:
-            self._bytes = torch.empty(size >> 21 << 21, dtype=torch.uint8, device="cuda")
-        if self._keeps and size:
-            self._bytes.view(torch.int64).random_()
+            sizes = [min(1 << 30, size - at) >> 21 << 21 for at in range(0, size, 1 << 30)]
+            self._parts = [torch.empty(s, dtype=torch.uint8, device="cuda") for s in sizes]
+        if self._keeps:
+            for part in self._parts:
+                part.view(torch.int64).random_()
 
     def step(self, number: int) -> None:
-        self._bytes[:: 1 << 21] = number % 251
+        for part in self._parts:
+            part[:: 1 << 21] = number % 251
 
     def contents(self) -> int:
         if not self._keeps:
             return 0
         total = 0
-        for part in self._bytes.view(torch.int64).split(1 << 24):
+        for part in (p for own in self._parts for p in own.view(torch.int64).split(1 << 24)):
             weights = torch.arange(1, part.numel() + 1, device="cuda")
             total = total * 31 + int((part * weights).sum())
         return total
