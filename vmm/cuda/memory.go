@@ -34,6 +34,11 @@ type AccessDesc struct {
 	Flags    int32
 }
 
+// On lets a device read memory, or also write it.
+func On(device int, flags int32) AccessDesc {
+	return AccessDesc{Location: Location{Kind: LocationDevice, ID: int32(device)}, Flags: flags}
+}
+
 // CUmemAccess_flags.
 const (
 	AccessRead      = 1 // CU_MEM_ACCESS_FLAGS_PROT_READ
@@ -125,7 +130,7 @@ func (d *Driver) MemUnmap(address uintptr, size uint64) error {
 func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) error {
 	descs := make([]AccessDesc, len(devices))
 	for i, device := range devices {
-		descs[i] = AccessDesc{Location: Location{Kind: LocationDevice, ID: int32(device)}, Flags: AccessReadWrite}
+		descs[i] = On(device, AccessReadWrite)
 	}
 	return d.MemSetAccessOf(address, size, descs)
 }
@@ -134,6 +139,24 @@ func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) erro
 func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc) error {
 	return d.call("cuMemSetAccess", address, uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(descs))),
 		uintptr(len(descs)))
+}
+
+// Mapped maps a whole handle at an address of its own for the time of a call, which waits for the work that it gives the
+// device. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
+func (d *Driver) Mapped(handle Handle, size uint64, to AccessDesc, use func(address uintptr) error) error {
+	address, err := d.MemAddressReserve(size, 0)
+	if err != nil {
+		return err
+	}
+	defer d.End("addresses", func() error { return d.MemAddressFree(address, size) })
+	if err = d.MemMap(address, size, handle); err != nil {
+		return err
+	}
+	defer d.End("mapping", func() error { return d.MemUnmap(address, size) })
+	if err = d.MemSetAccessOf(address, size, []AccessDesc{to}); err != nil {
+		return err
+	}
+	return use(address)
 }
 
 const handleTypeFile = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
