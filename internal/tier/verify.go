@@ -1,11 +1,16 @@
 package tier
 
 import (
+	"errors"
+	"fmt"
+
 	"golang.org/x/sys/unix"
 
 	"tms/internal/checksum"
 	"tms/internal/control"
 	"tms/internal/keeper"
+	"tms/internal/readable"
+	"tms/vmm/cuda"
 	"tms/vmm/digest"
 )
 
@@ -30,6 +35,9 @@ func Verify(name string) (set control.KeptSet, changes []checksum.Change, err er
 				_, descriptor, err = keeper.Ask(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
 			} else {
 				descriptor, err = m.copyChunk(chunk, set.Place, Device)
+			}
+			if errors.Is(err, cuda.OutOfMemory) {
+				err = fmt.Errorf("its device has no room for %s of it: %w", readable.Bytes(chunk.Bytes), err)
 			}
 			if err != nil {
 				return nil, err
