@@ -39,8 +39,7 @@ type keptSet struct {
 	ordinal int        // of its device; -1: this process does not see that
 	tag     string
 	// Guarded by the lock of the table, as are Chunks and Sealed.
-	file      []byte // its manifest, and more (internal/checksum)
-	manifest  []byte
+	file      checksum.File
 	addresses []uintptr // where the chunks are mapped; none: they are not
 }
 
@@ -205,9 +204,9 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 			return err
 		}
 	}
-	var contents []byte
+	var sealed checksum.File
 	err := awake(func() (err error) {
-		contents, err = checksum.Seal(manifest, s.Chunks, s.hashing(e))
+		sealed, err = checksum.Seal(manifest, s.Chunks, s.hashing(e))
 		return err
 	})
 	if errors.Is(err, vmm.ErrShareGone) {
@@ -216,7 +215,7 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 	if err != nil {
 		return err
 	}
-	file, err := fileOf(contents)
+	file, err := fileOf(sealed.All)
 	if err != nil {
 		return err
 	}
@@ -230,8 +229,8 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 		hold(s.ID, 0, file)
 		kept.Lock()
 		defer kept.Unlock()
-		sealed := reply.Sets[0]
-		s.file, s.manifest, s.Sealed, s.Bytes, s.Tensors = contents, manifest, sealed.Sealed, sealed.Bytes, sealed.Tensors
+		told := reply.Sets[0]
+		s.file, s.Sealed, s.Bytes, s.Tensors = sealed, told.Sealed, told.Bytes, told.Tensors
 	}
 	return err
 }
@@ -263,10 +262,7 @@ func openKept(name, tag string) (uint64, error) {
 	}
 	defer func() { _ = unix.Close(descriptor) }()
 	s := &keptSet{KeptSet: reply.Sets[0], tag: tag}
-	if s.file, err = checksum.Read(descriptor); err == nil {
-		s.manifest, err = checksum.Manifest(s.file, s.Chunks)
-	}
-	if err != nil {
+	if s.file, err = checksum.Read(descriptor); err != nil {
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
@@ -304,7 +300,7 @@ func (s *keptSet) attach(e *vmm.Engine) error {
 	}
 	if bool(C.region_config.verify) && len(s.addresses) == 0 {
 		err := awake(func() error {
-			_, err := checksum.Verify(s.file, s.Chunks, s.hashing(e))
+			_, err := s.file.Verify(s.Chunks, s.hashing(e))
 			return err
 		})
 		if err != nil {
@@ -441,9 +437,9 @@ func withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
 //export tmsKeptManifest
 func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
 	return withKept(handle, func(s *keptSet) error {
-		store(size, C.size_t(len(s.manifest)))
+		store(size, C.size_t(len(s.file.Manifest)))
 		if buffer != nil {
-			copy(unsafe.Slice((*byte)(buffer), capacity), s.manifest)
+			copy(unsafe.Slice((*byte)(buffer), capacity), s.file.Manifest)
 		}
 		return nil
 	})

@@ -184,7 +184,7 @@ func (m *mover) copyChunk(chunk control.KeptChunk, from, to string) (made int, e
 // memory of its own.
 func (m *mover) transfer(handle cuda.Handle, host []byte, toDevice bool) error {
 	d, size, at := m.driver, uint64(len(host)), uintptr(unsafe.Pointer(&host[0]))
-	return d.Mapped(handle, size, cuda.On(int(m.device), cuda.AccessReadWrite), func(address uintptr) error {
+	return d.Mapped(handle, size, int(m.device), func(address uintptr) error {
 		return d.OnStream(m.context, func(stream cuda.Stream) error {
 			if d.MemHostRegister(at, size) == nil {
 				defer func() { _ = d.MemHostUnregister(at) }()

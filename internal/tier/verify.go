@@ -15,7 +15,7 @@ import (
 )
 
 // Verify hashes a set on its device, and compares that with what was published. Of a demoted set it copies one chunk at
-// a time to the device. Errors: as checksum.Verify, with the changes; why it cannot be hashed.
+// a time to the device. Errors: as checksum.File.Verify, with the changes; why it cannot be hashed.
 func Verify(name string) (set control.KeptSet, changes []checksum.Change, err error) {
 	set, err = opened(name, func(set control.KeptSet, manifest int) (control.KeptSet, error) {
 		file, err := checksum.Read(manifest)
@@ -45,7 +45,7 @@ func Verify(name string) (set control.KeptSet, changes []checksum.Change, err er
 			defer func() { _ = unix.Close(descriptor) }()
 			return hasher.SumsOf(m.context, int(m.device), descriptor, chunk.Bytes, keys)
 		}
-		changes, err = checksum.Verify(file, set.Chunks, hash)
+		changes, err = file.Verify(set.Chunks, hash)
 		return set, err
 	})
 	return set, changes, err

@@ -298,7 +298,6 @@ def test_a_thread_attaches_while_everything_is_paused(house: House) -> None:
         "    while not stop.is_set():\n"
         "        try:\n"
         "            attached()\n"
-        "            assert value() == 3\n"
         "            count[0] += 1\n"
         "        except tms.NotSupportedError as error:\n"
         "            assert 'everything of this process is paused' in str(error), error\n"

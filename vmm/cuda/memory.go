@@ -34,11 +34,6 @@ type AccessDesc struct {
 	Flags    int32
 }
 
-// On lets a device read memory, or also write it.
-func On(device int, flags int32) AccessDesc {
-	return AccessDesc{Location: Location{Kind: LocationDevice, ID: int32(device)}, Flags: flags}
-}
-
 // CUmemAccess_flags.
 const (
 	AccessRead      = 1 // CU_MEM_ACCESS_FLAGS_PROT_READ
@@ -130,7 +125,7 @@ func (d *Driver) MemUnmap(address uintptr, size uint64) error {
 func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) error {
 	descs := make([]AccessDesc, len(devices))
 	for i, device := range devices {
-		descs[i] = On(device, AccessReadWrite)
+		descs[i] = AccessDesc{Location: Location{Kind: LocationDevice, ID: int32(device)}, Flags: AccessReadWrite}
 	}
 	return d.MemSetAccessOf(address, size, descs)
 }
@@ -143,7 +138,7 @@ func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc
 
 // Mapped maps a whole handle at an address of its own for the time of a call, which waits for the work that it gives the
 // device. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
-func (d *Driver) Mapped(handle Handle, size uint64, to AccessDesc, use func(address uintptr) error) error {
+func (d *Driver) Mapped(handle Handle, size uint64, device int, use func(address uintptr) error) error {
 	address, err := d.MemAddressReserve(size, 0)
 	if err != nil {
 		return err
@@ -153,7 +148,7 @@ func (d *Driver) Mapped(handle Handle, size uint64, to AccessDesc, use func(addr
 		return err
 	}
 	defer d.End("mapping", func() error { return d.MemUnmap(address, size) })
-	if err = d.MemSetAccessOf(address, size, []AccessDesc{to}); err != nil {
+	if err = d.MemSetAccess(address, size, device); err != nil {
 		return err
 	}
 	return use(address)
