@@ -828,3 +828,23 @@ def test_a_driver_that_cannot_hash(house: House) -> None:
     unknown = house.command("kept", "verify", "set")
     assert unknown.returncode == 1 and "published without hashes" in unknown.stderr
     assert "published without hashes" in house.program(TMS_VERIFY="1").run("attached()")
+
+
+def test_sets_over_the_budget_go_down(house: House, capfd: pytest.CaptureFixture[str]) -> None:
+    """The least recently used of those that no process has open."""
+    maker = house.program(TMS_KEPT_BUDGET="5M")
+
+    def places() -> list[str]:
+        return [one["place"] for one in house.sets() if not one["replaced"]]
+
+    for name in "abc":
+        maker.does(f"attached('a') if {name!r} == 'c' else None; tensors = None")
+        maker.does(f"published({name!r}, {ord(name)})")
+    assert places() == ["", "host", ""]
+    maker.does("attached('b')")  # which needs the place of another
+    assert maker.run("value()") == ord("b") and places() == ["host", "", ""]
+    house.move("demote", "--until", "1M")
+    assert places() == ["host", "", "host"]  # b is open
+    assert house.move("demote", "--until", "1M") == ""
+    house.program(TMS_KEPT_BUDGET="much").does("published('d', 1)")
+    assert "TMS_KEPT_BUDGET much: give a number of bytes" in capfd.readouterr().err
