@@ -143,7 +143,8 @@ func (h *Hasher) Sums(context cuda.Context, spans []Span) (sums [][]Sum, err err
 
 // SumsOf hashes memory that nobody writes, by its descriptor, through a mapping on a device that ends with the call.
 // (cuMemImportFromShareableHandle, cuMemMap, cuLaunchKernel)
-func (h *Hasher) SumsOf(context cuda.Context, ordinal, descriptor int, bytes uint64, keys *Keys) (sums []Sum, err error) {
+func (h *Hasher) SumsOf(context cuda.Context, ordinal, descriptor int, bytes uint64, keys *Keys) (sums []Sum,
+	err error) {
 	handle, err := h.driver.MemImport(descriptor)
 	if err != nil {
 		return nil, err
