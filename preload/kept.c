@@ -4,6 +4,8 @@
 #include "_cgo_export.h"
 #include "tms.h"
 
+#include <stdlib.h>
+
 static int start(char *arguments[], const char *without)
 {
 	uint64_t none;
@@ -20,6 +22,17 @@ HIDDEN int kept_promote(const char *name)
 {
 	return start((char *[]){NULL, "kept", "promote", "--start", "--", (char *)name, NULL},
 		     "it is to bring the set back to the device");
+}
+
+/* The set is there whatever becomes of others. */
+static void keep_budget(void)
+{
+	const char *budget = getenv("TMS_KEPT_BUDGET");
+	int code = budget && *budget ? start((char *[]){NULL, "kept", "demote", "--start", NULL},
+					     "no other set is demoted for TMS_KEPT_BUDGET")
+				     : SUCCESS;
+	if (code != SUCCESS)
+		error_log_failure("tms_kept_seal", code);
 }
 
 static int begin(int kind, tms_kept **set, const char *name, int device)
@@ -72,7 +85,10 @@ EXPORT int tms_kept_seal(tms_kept *set, const void *manifest, size_t size)
 	uint64_t none;
 	if (!manifest && size)
 		return error_fail(ERROR_INVALID_VALUE, "the manifest is NULL");
-	return on(OPERATION_KEPT_SEAL, set, manifest, size, &none);
+	int code = on(OPERATION_KEPT_SEAL, set, manifest, size, &none);
+	if (code == SUCCESS)
+		keep_budget();
+	return code;
 }
 
 EXPORT int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_t *size)

@@ -9,9 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -20,11 +18,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/checksum"
 	"tms/internal/control"
 	"tms/internal/control/server"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/digest"
 )
 
 // Sets of memory that no process owns (tms_kept_*): the keeper (internal/keeper) holds them, vmm/kept.go makes and maps
@@ -39,7 +39,7 @@ type keptSet struct {
 	ordinal int        // of its device; -1: this process does not see that
 	tag     string
 	// Guarded by the lock of the table, as are Chunks and Sealed.
-	manifest  []byte
+	file      checksum.File
 	addresses []uintptr // where the chunks are mapped; none: they are not
 }
 
@@ -132,13 +132,18 @@ func createKept(name, tag string, ordinal int) (uint64, error) {
 	return (&keptSet{KeptSet: set, ordinal: ordinal, tag: tag}).enter(), nil
 }
 
-// mapChunk maps one chunk more, of a set that is complete or being made, unless everything is paused.
-func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
+// awake does what maps kept memory, unless everything is paused.
+func awake(do func() error) error {
 	attaching.RLock()
 	defer attaching.RUnlock()
 	if C.everything_asked() {
 		return errKeptAsleep
 	}
+	return do()
+}
+
+// mapChunk maps one chunk more, of a set that is complete or being made.
+func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 	if err := goruntime.Ready(s.ordinal); err != nil {
 		return err
 	}
@@ -184,7 +189,7 @@ func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
 		Bytes: bytes, Before: len(s.Chunks)}, descriptor)
 	_ = unix.Close(descriptor)
 	if err == nil {
-		err = s.mapChunk(e, chunk)
+		err = awake(func() error { return s.mapChunk(e, chunk) })
 	}
 	if err != nil { // the keeper may have a chunk more from now on, and refuses the next
 		return 0, err
@@ -199,7 +204,18 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 			return err
 		}
 	}
-	file, err := fileOf(manifest)
+	var sealed checksum.File
+	err := awake(func() (err error) {
+		sealed, err = checksum.Seal(manifest, s.Chunks, s.hashing(e))
+		return err
+	})
+	if errors.Is(err, vmm.ErrShareGone) {
+		err = cuda.Refuse(cuda.SymbolNotFound, "%w; publish it again", err)
+	}
+	if err != nil {
+		return err
+	}
+	file, err := fileOf(sealed.All)
 	if err != nil {
 		return err
 	}
@@ -213,8 +229,8 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 		hold(s.ID, 0, file)
 		kept.Lock()
 		defer kept.Unlock()
-		sealed := reply.Sets[0]
-		s.manifest, s.Sealed, s.Bytes, s.Tensors = manifest, sealed.Sealed, sealed.Bytes, sealed.Tensors
+		told := reply.Sets[0]
+		s.file, s.Sealed, s.Bytes, s.Tensors = sealed, told.Sealed, told.Bytes, told.Tensors
 	}
 	return err
 }
@@ -244,10 +260,9 @@ func openKept(name, tag string) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	file := os.NewFile(uintptr(descriptor), "manifest")
-	defer func() { _ = file.Close() }()
+	defer func() { _ = unix.Close(descriptor) }()
 	s := &keptSet{KeptSet: reply.Sets[0], tag: tag}
-	if s.manifest, err = io.ReadAll(io.NewSectionReader(file, 0, 1<<40)); err != nil { // others move its position
+	if s.file, err = checksum.Read(descriptor); err != nil {
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
@@ -262,7 +277,19 @@ func (s *keptSet) letGo() {
 	_ = server.Tell(thisProcess{}.Directories, control.Keeper, control.Request{Op: control.Close, Set: s.ID})
 }
 
-// attach maps all of a set, or nothing.
+// hashing returns what hashes chunks, through mappings of its own: a pause may take the program's meanwhile.
+func (s *keptSet) hashing(e *vmm.Engine) checksum.Hash {
+	return func(chunk control.KeptChunk, keys *digest.Keys) ([]digest.Sum, error) {
+		_, descriptor, err := askKeeper(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = unix.Close(descriptor) }()
+		return e.SumsOfKept(s.ordinal, descriptor, chunk.Bytes, keys)
+	}
+}
+
+// attach maps all of a set, or nothing. With TMS_VERIFY it compares the contents first.
 func (s *keptSet) attach(e *vmm.Engine) error {
 	switch {
 	case s.Sealed == 0:
@@ -271,8 +298,17 @@ func (s *keptSet) attach(e *vmm.Engine) error {
 		return cuda.Refuse(cuda.NotSupported, "the set lies on device %s, which this process does not see "+
 			"(CUDA_VISIBLE_DEVICES?)", s.Device)
 	}
+	if bool(C.region_config.verify) && len(s.addresses) == 0 {
+		err := awake(func() error {
+			_, err := s.file.Verify(s.Chunks, s.hashing(e))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
 	for _, chunk := range s.Chunks[len(s.addresses):] {
-		if err := s.mapChunk(e, chunk); err != nil {
+		if err := awake(func() error { return s.mapChunk(e, chunk) }); err != nil {
 			return errors.Join(err, s.unmap(e))
 		}
 	}
@@ -401,9 +437,9 @@ func withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
 //export tmsKeptManifest
 func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
 	return withKept(handle, func(s *keptSet) error {
-		store(size, C.size_t(len(s.manifest)))
+		store(size, C.size_t(len(s.file.Manifest)))
 		if buffer != nil {
-			copy(unsafe.Slice((*byte)(buffer), capacity), s.manifest)
+			copy(unsafe.Slice((*byte)(buffer), capacity), s.file.Manifest)
 		}
 		return nil
 	})

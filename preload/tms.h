@@ -5,7 +5,7 @@
  *   0 success; 1 invalid value; 2 out of device memory; 3 used in a child after fork;
  *   100 no usable driver or device; 304 the operating system refused (host memory, threads, files);
  *   301 contents are lost: the file of a disk backup is gone, cut or unreadable (see tms_resume);
- *   401 contents differ after a resume (TMS_VERIFY);
+ *   401 contents differ after a resume or before an attach (TMS_VERIFY);
  *   500 the keeper has no such set;
  *   801 not supported; 900 a stream is being captured; 999 an internal error (a defect: report it);
  *   any other: the CUDA driver's.
@@ -304,7 +304,8 @@ int tms_kept_create(tms_kept **set, const char *name, int device);
 /* Makes one more chunk, mapped to be written until the set is sealed or closed. Its contents are undefined. */
 int tms_kept_add(tms_kept *set, size_t size, void **address);
 
-/* Waits for the device, makes the chunks read-only here, at the same addresses, and the set complete. */
+/* Waits for the device, makes the chunks read-only here, at the same addresses, hashes them for tms kept verify and
+ * TMS_VERIFY, and makes the set complete. */
 int tms_kept_seal(tms_kept *set, const void *manifest, size_t size);
 
 /* Brings a set back to its device that was demoted (tms kept demote); 2: there is no room. */
@@ -313,7 +314,8 @@ int tms_kept_open(tms_kept **set, const char *name);
 /* Copies at most capacity bytes of the manifest, and stores its size. buffer and size may be NULL. */
 int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_t *size);
 
-/* Maps all chunks of an open set, on the device where they lie: all or none. 801: this process does not see it. */
+/* Maps all chunks of an open set, on the device where they lie: all or none. 801: this process does not see it; 401,
+ * with TMS_VERIFY: the contents are not those that were sealed. */
 int tms_kept_attach(tms_kept *set);
 
 /* Stores the address of a chunk, in the order of the adds, its size, which is whole granules, and its device; each may

@@ -85,7 +85,9 @@ func (e *Engine) verify(b *batch) error {
 			return s.sums[i] != now[s][i] && block.Without(s.back().lost).Bytes() == block.Bytes()
 		})
 		if len(wrong) > 0 {
-			return fmt.Errorf("%w: tag %q, segment %#x of %d bytes on device %d, block %d (bytes %d to %d)",
+			return fmt.Errorf("%w: tag %q, segment %#x of %d bytes on device %d, block %d (bytes %d to %d); "+
+				"it is still paused, with what was saved; if memory was overwritten while it was saved, free it and load "+
+				"its contents again",
 				ErrContents, s.tag.name, s.address, s.size, b.device.ordinal, wrong[0].Offset/digest.BlockSize,
 				wrong[0].Offset, wrong[0].Offset+min(wrong[0].Size, digest.BlockSize))
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"tms/vmm/cuda"
+	"tms/vmm/digest"
 )
 
 // Kept memory belongs to no process: the keeper, which has no CUDA, holds its descriptors. All processes import it from
@@ -19,6 +20,9 @@ const Keeper = -1
 func (e *Engine) MakeKept(ordinal int, size uint64) (descriptor int, bytes uint64, err error) {
 	e.mu.Lock()
 	d, err := e.device(ordinal)
+	if err == nil {
+		e.loadHasher(d) // for SumsOfKept
+	}
 	e.mu.Unlock()
 	if err != nil {
 		return -1, 0, err
@@ -34,6 +38,19 @@ func (e *Engine) MakeKept(ordinal int, size uint64) (descriptor int, bytes uint6
 	descriptor, err = d.driver.MemExport(handle)
 	(&extent{device: d, handle: handle, step: created}).drop()
 	return descriptor, bytes, err
+}
+
+// SumsOfKept hashes complete memory of the keeper, by its descriptor, whether it is attached here, or paused, or not.
+// Errors: *cuda.Error. (digest.Hasher.SumsOf)
+func (e *Engine) SumsOfKept(ordinal, descriptor int, bytes uint64, keys *digest.Keys) ([]digest.Sum, error) {
+	e.mu.Lock()
+	d, err := e.device(ordinal)
+	e.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	d.hashed.Store(true)
+	return e.hasher.SumsOf(d.context, ordinal, descriptor, bytes, keys)
 }
 
 // Attach imports memory of the keeper, with a tag. Errors: as Import. (cuMemSetAccess: CU_MEM_ACCESS_FLAGS_PROT_READ)

@@ -11,6 +11,7 @@ import (
 	"tms/internal/cudasim"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/digest"
 )
 
 // holder keeps descriptors, by their ids, as the keeper does (pymodule/tests/test_kept.py has the keeper itself).
@@ -134,4 +135,48 @@ func TestKeptMemoryWhereTheDriverFails(t *testing.T) {
 	require.NoError(t, e.Protect(address))
 	require.NoError(t, e.Close(address, false))
 	require.ErrorIs(t, e.Protect(address), vmm.ErrInvalidAddress)
+}
+
+// Kept memory is hashed by whoever has its descriptor, and a driver call that fails leaves nothing behind.
+func TestKeptMemoryIsHashed(t *testing.T) {
+	sim, driver, e, h := keeping(t)
+	keys := digest.NewKeys()
+	bytes := h[7].Size
+	sums := func(e *vmm.Engine) []digest.Sum {
+		all, err := e.SumsOfKept(0, h[7].Descriptor, bytes, &keys)
+		require.NoError(t, err)
+		return all
+	}
+	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	defer second.Trim()
+	require.Equal(t, []digest.Sum{{}}, sums(e), "of zeros")
+	_, err := unix.Pwrite(h[7].Descriptor, []byte{1}, int64(bytes)-1)
+	require.NoError(t, err)
+	before := sums(e)
+	require.NotEqual(t, []digest.Sum{{}}, before)
+	address, err := e.Attach(0, 7, "weights", true)
+	require.NoError(t, err)
+	for range 2 {
+		require.Equal(t, before, sums(e))
+		require.Equal(t, before, sums(second))
+		_, err = e.Pause(vmm.Options{})
+		require.NoError(t, err)
+	}
+	_, err = e.Resume(vmm.Options{})
+	require.NoError(t, err)
+	handles, reserved := sim.Stat("handles"), sim.Stat("reservations")
+	for _, call := range []string{"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
+		"cuLaunchKernel", "cuStreamSynchronize"} {
+		sim.Fail(call, 1, 999)
+		_, err := e.SumsOfKept(0, h[7].Descriptor, bytes, &keys)
+		require.ErrorIs(t, err, cuda.Unknown, call)
+		require.Equal(t, handles, sim.Stat("handles"), call)
+		require.Equal(t, reserved, sim.Stat("reservations"), call)
+	}
+	require.Equal(t, before, sums(e))
+	other := digest.NewKeys()
+	all, err := e.SumsOfKept(0, h[7].Descriptor, bytes, &other)
+	require.NoError(t, err)
+	require.NotEqual(t, before, all)
+	require.NoError(t, e.Close(address, false))
 }

@@ -99,7 +99,7 @@ a later one of its name is listed until its last user goes.`,
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array")
-	command.AddCommand(keptDropCommand(), keptDemoteCommand(), keptPromoteCommand())
+	command.AddCommand(keptDropCommand(), keptDemoteCommand(), keptPromoteCommand(), keptVerifyCommand())
 	return command
 }
 
@@ -162,16 +162,16 @@ The memory of a set is free when no process has it open.`,
 	}
 }
 
-// eachSet does something with each set that is named, and says what.
+// eachSet does something with each set that is named, and says what, unless there are no words.
 func eachSet(command *cobra.Command, names []string, do func(name string) (string, error)) (failed error) {
 	if len(names) == 0 {
 		return errors.New("name the sets (tms kept lists them)")
 	}
 	for _, name := range names {
 		words, err := do(name)
-		if err == nil {
+		if err == nil && words != "" {
 			fmt.Fprintf(command.OutOrStdout(), "%s: %s\n", readable.Printable(name), words)
-		} else {
+		} else if err != nil {
 			fmt.Fprintf(command.ErrOrStderr(), "tms: %s: %v\n", readable.Printable(name), err)
 			failed = errNo
 		}

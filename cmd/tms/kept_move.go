@@ -16,26 +16,45 @@ import (
 )
 
 func keptDemoteCommand() *cobra.Command {
-	var to string
+	var to, until string
+	var start bool
 	command := &cobra.Command{
-		Use:   "demote NAME...",
+		Use:   "demote [NAME...]",
 		Short: "Copy sets to host memory or disk, and free their device memory",
 		Long: `Copies sets to host memory or to files, which belong to no process either, and
 frees their device memory. No process may have them open, not even paused. The
-next process that opens a set brings it back, as tms kept promote does.
+next process that opens a set brings it back, as tms kept promote does. With
+--until, the sets are those whose last user went longest ago.
 
 Files lie in TMS_DISK_BACKUP_DIR, or else TMPDIR, have no name, and are gone
 when the keeper ends, as host memory is.`,
 		Example: `  tms kept demote qwen3-8b
-  tms kept demote qwen3-8b --to disk`,
+  tms kept demote qwen3-8b --to disk
+  tms kept demote --until 40G`,
 		ValidArgsFunction: completeSets,
 		RunE: func(command *cobra.Command, names []string) error {
 			if to != control.ToHost && to != control.ToDisk {
 				return fmt.Errorf("--to %s: give host or disk", to)
 			}
+			if start {
+				return answerLibrary(command, keepBudget(""))
+			}
+			if len(names) == 0 && until != "" {
+				bytes, err := sizeOf("--until", until)
+				if err == nil {
+					names, err = tier.Excess(bytes, "")
+				}
+				if err != nil || len(names) == 0 {
+					return err
+				}
+			}
 			return moveSets(command, names, to)
 		},
 	}
+	command.Flags().BoolVar(&start, "start", false, "") // for libtms.so, as that of keeperCommand
+	_ = command.Flags().MarkHidden("start")
+	command.Flags().StringVar(&until, "until", "", "sets without a user until all take `BYTES` of a device")
+	completes(command, "until")
 	command.Flags().StringVar(&to, "to", control.ToHost, "host or disk")
 	completes(command, "to", control.ToHost, control.ToDisk)
 	return command
@@ -54,7 +73,7 @@ published. Opening a set does this too.`,
 			if !start || len(names) == 0 {
 				return moveSets(command, names, tier.Device)
 			}
-			_, err := tier.Move(names[0], tier.Device, "")
+			_, err := moveSet(names[0], tier.Device)
 			return answerLibrary(command, err)
 		},
 	}
@@ -64,18 +83,41 @@ published. Opening a set does this too.`,
 }
 
 func moveSets(command *cobra.Command, names []string, to string) error {
-	directory := cmp.Or(os.Getenv("TMS_DISK_BACKUP_DIR"), os.TempDir())
-	return eachSet(command, names, func(name string) (string, error) {
-		if err := startKeeper(); err != nil {
-			return "", err
+	return eachSet(command, names, func(name string) (string, error) { return moveSet(name, to) })
+}
+
+func moveSet(name, to string) (words string, err error) {
+	if err := startKeeper(); err != nil {
+		return "", err
+	}
+	begin := time.Now()
+	if to == tier.Device {
+		err = keepBudget(name)
+	}
+	set, failed := tier.Move(name, to, cmp.Or(os.Getenv("TMS_DISK_BACKUP_DIR"), os.TempDir()))
+	if errors.Is(failed, cuda.OutOfMemory) {
+		failed = errors.Join(fmt.Errorf("its device has no room for %s: %w", readable.Bytes(set.Bytes), failed), err)
+	}
+	return fmt.Sprintf("%s %s (%.2f s)", readable.Bytes(set.Bytes), places[to], time.Since(begin).Seconds()), failed
+}
+
+// keepBudget demotes sets to host memory for TMS_KEPT_BUDGET, with room for one that is promoted next.
+func keepBudget(promoted string) error {
+	text := os.Getenv("TMS_KEPT_BUDGET")
+	if text == "" {
+		return nil
+	}
+	budget, err := sizeOf("TMS_KEPT_BUDGET", text)
+	if err != nil {
+		return err
+	}
+	names, err := tier.Excess(budget, promoted)
+	for _, name := range names {
+		if _, failed := moveSet(name, control.ToHost); failed != nil {
+			err = errors.Join(err, fmt.Errorf("TMS_KEPT_BUDGET: %s stays on the device: %w", name, failed))
 		}
-		begin := time.Now()
-		set, err := tier.Move(name, to, directory)
-		if errors.Is(err, cuda.OutOfMemory) {
-			err = fmt.Errorf("its device has no room for %s: %w", readable.Bytes(set.Bytes), err)
-		}
-		return fmt.Sprintf("%s %s (%.2f s)", readable.Bytes(set.Bytes), places[to], time.Since(begin).Seconds()), err
-	})
+	}
+	return err
 }
 
 var places = map[string]string{

@@ -122,7 +122,7 @@ func (f *replayFlags) read() (selected []string, place *replay.Place, err error)
 	}
 	var limit uint64
 	if f.memory != "" {
-		if limit, err = sizeOf("memory", f.memory); err != nil {
+		if limit, err = sizeOf("--memory", f.memory); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -161,7 +161,7 @@ func (s *sharedRun) set(command *cobra.Command, variables map[string]string) err
 	}
 	for flag, variable := range map[string]string{"limit": "TMS_LIMIT_BYTES", "host-limit": "TMS_SHARE_HOST_BYTES"} {
 		if given := command.Flags().Lookup(flag); given.Changed {
-			bytes, err := sizeOf(flag, given.Value.String())
+			bytes, err := sizeOf("--"+flag, given.Value.String())
 			if err != nil {
 				return err
 			}

@@ -43,7 +43,7 @@ func (s *simulation) prepare(command *cobra.Command, library string) error {
 	case s.devices < 1 || s.devices > mostDevices:
 		return fmt.Errorf("--devices %d: give a number from 1 to %d", s.devices, mostDevices)
 	}
-	size, err := sizeOf("memory", s.memory)
+	size, err := sizeOf("--memory", s.memory)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (s *simulation) prepare(command *cobra.Command, library string) error {
 }
 
 // sizeOf reads a flag's size, such as 40GiB or 40G.
-func sizeOf(flag, text string) (size uint64, err error) {
+func sizeOf(what, text string) (size uint64, err error) {
 	number := strings.TrimSuffix(text, "iB")
 	if number != strings.TrimRight(number, "KMGT") {
 		number += "iB"
@@ -83,7 +83,7 @@ func sizeOf(flag, text string) (size uint64, err error) {
 		size, err = options.Bytes("size", 0), options.Err()
 	}
 	if err != nil || size == 0 {
-		return 0, fmt.Errorf("--%s %s: give a number of bytes, such as 40GiB", flag, text)
+		return 0, fmt.Errorf("%s %s: give a number of bytes, such as 40GiB", what, text)
 	}
 	return size, nil
 }

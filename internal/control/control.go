@@ -240,6 +240,7 @@ type KeptSet struct {
 	Place    string      `json:"place"`    // of its contents: "": the device; ToHost, ToDisk
 	Bytes    uint64      `json:"bytes"`    // on its device
 	Tensors  int         `json:"tensors"`  // 0: its manifest is not of the Python package
+	Used     int64       `json:"used"`     // when it was sealed or a user last went, as Sealed
 	Replaced bool        `json:"replaced"` // it was dropped or replaced, and a process still uses it
 	Users    []int       `json:"users"`    // processes
 }

@@ -98,7 +98,7 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 				sealed = max(sealed, before.Sealed+1)
 			}
 			s.descriptors[s.ID], *given = *given, -1
-			s.Sealed, s.Tensors, s.maker, s.users[from] = sealed, r.Tensors, owner{}, 1
+			s.Sealed, s.Used, s.Tensors, s.maker, s.users[from] = sealed, sealed, r.Tensors, owner{}, 1
 			reply.Sets = []control.KeptSet{s.told()}
 		}
 	case control.Open, control.Drop:
@@ -182,7 +182,11 @@ func (k *Keeper) named(name string) (found *set) {
 func (k *Keeper) sweep() {
 	for id, s := range k.sets {
 		s.Replaced = s.Sealed != 0 && s != k.named(s.Name)
+		before := len(s.users)
 		maps.DeleteFunc(s.users, func(u owner, count int) bool { return count == 0 || process.Ended(u.pid, u.start) })
+		if len(s.users) < before {
+			s.Used = time.Now().UnixNano()
+		}
 		if s.Sealed == 0 && process.Ended(s.maker.pid, s.maker.start) || s.Replaced && len(s.users) == 0 {
 			delete(k.sets, id)
 			go s.close() // that may take seconds for host memory and files, and others ask meanwhile

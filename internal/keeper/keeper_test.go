@@ -107,7 +107,8 @@ func TestASet(t *testing.T) {
 	require.Equal(t, "manifest", manifest)
 	got := reply.Sets[0]
 	require.Positive(t, got.Sealed)
-	got.Sealed = 0
+	require.Equal(t, got.Sealed, got.Used)
+	got.Sealed, got.Used = 0, 0
 	require.Equal(t, control.KeptSet{ID: 10, Name: "a", Device: "GPU-1",
 		Chunks: []control.KeptChunk{{ID: 11, Bytes: 5}}, Bytes: 5, Users: []int{os.Getpid()}}, got)
 	reply, chunk := exchange(t, control.Request{Op: control.Lend, Share: 11})

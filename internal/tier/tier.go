@@ -28,18 +28,25 @@ const Device = ""
 // directory. Errors: why it stays where it was; *cuda.Error.
 func Move(name, to, directory string) (control.KeptSet, error) {
 	for {
-		reply, manifest, err := keeper.Ask(control.Request{Op: control.Open, Name: name}, -1)
-		if err != nil {
-			return control.KeptSet{}, err
-		}
-		set := reply.Sets[0]
-		moved, err := move(set, manifest, to, directory)
-		_ = unix.Close(manifest) // which ends its lock
-		_, _, failed := keeper.Ask(control.Request{Op: control.Close, Set: set.ID}, -1)
+		moved, err := opened(name, func(set control.KeptSet, manifest int) (control.KeptSet, error) {
+			return move(set, manifest, to, directory)
+		})
 		if !errors.Is(err, errChanged) {
-			return moved, cmp.Or(err, failed)
+			return moved, err
 		}
 	}
+}
+
+// opened opens a set for the time of a call.
+func opened(name string, use func(control.KeptSet, int) (control.KeptSet, error)) (control.KeptSet, error) {
+	reply, manifest, err := keeper.Ask(control.Request{Op: control.Open, Name: name}, -1)
+	if err != nil {
+		return control.KeptSet{}, err
+	}
+	set, err := use(reply.Sets[0], manifest)
+	_ = unix.Close(manifest) // which ends a lock
+	_, _, failed := keeper.Ask(control.Request{Op: control.Close, Set: reply.Sets[0].ID}, -1)
+	return set, cmp.Or(err, failed)
 }
 
 var errChanged = errors.New("another process has moved, replaced or opened the set meanwhile")
@@ -70,7 +77,7 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 		if err = m.open(set.Device); err != nil {
 			return set, err
 		}
-		defer func() { _ = m.driver.DevicePrimaryCtxRelease(m.device) }()
+		defer m.close()
 	}
 	return m.copy(set, manifest, to)
 }
@@ -93,6 +100,8 @@ func (m *mover) open(uuid string) (err error) {
 	m.context, err = m.driver.DevicePrimaryCtxRetain(m.device)
 	return err
 }
+
+func (m *mover) close() { _ = m.driver.DevicePrimaryCtxRelease(m.device) }
 
 // copy makes the other set.
 func (m *mover) copy(set control.KeptSet, manifest int, to string) (control.KeptSet, error) {
@@ -175,28 +184,16 @@ func (m *mover) copyChunk(chunk control.KeptChunk, from, to string) (made int, e
 // memory of its own.
 func (m *mover) transfer(handle cuda.Handle, host []byte, toDevice bool) error {
 	d, size, at := m.driver, uint64(len(host)), uintptr(unsafe.Pointer(&host[0]))
-	return d.OnStream(m.context, func(stream cuda.Stream) error {
-		address, err := d.MemAddressReserve(size, 0)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = d.MemAddressFree(address, size) }()
-		if err = d.MemMap(address, size, handle); err != nil {
-			return err
-		}
-		defer func() { _ = d.MemUnmap(address, size) }()
-		if err = d.MemSetAccess(address, size, int(m.device)); err != nil {
-			return err
-		}
-		if d.MemHostRegister(at, size) == nil {
-			defer func() { _ = d.MemHostUnregister(at) }()
-		}
-		if toDevice {
-			err = d.MemcpyHtoDAsync(address, at, size, stream)
-		} else {
-			err = d.MemcpyDtoHAsync(at, address, size, stream)
-		}
-		return cmp.Or(err, d.StreamSynchronize(stream))
+	return d.Mapped(handle, size, int(m.device), func(address uintptr) error {
+		return d.OnStream(m.context, func(stream cuda.Stream) error {
+			if d.MemHostRegister(at, size) == nil {
+				defer func() { _ = d.MemHostUnregister(at) }()
+			}
+			if toDevice {
+				return cmp.Or(d.MemcpyHtoDAsync(address, at, size, stream), d.StreamSynchronize(stream))
+			}
+			return cmp.Or(d.MemcpyDtoHAsync(at, address, size, stream), d.StreamSynchronize(stream))
+		})
 	})
 }
 

@@ -85,7 +85,7 @@ def test_verify_finds_what_was_overwritten() -> None:
         address.restype, address.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint64]
         copy = address(pointer, 6 << 20)
         ctypes.memset(copy + (3 << 20), 0, 1)
-        with raises(tms.ContentsError, 'tag "checked"', "block 1 ", hex(pointer)):
+        with raises(tms.ContentsError, 'tag "checked"', "block 1 ", hex(pointer), "still paused"):
             tms.resume("checked")
         assert tags.total("paused_bytes") == 6 << 20
         ctypes.memset(copy + (3 << 20), ord("x"), 1)

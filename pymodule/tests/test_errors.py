@@ -229,7 +229,7 @@ def test_another_library() -> None:
         (100, tms.TmsError, "CUDA_VISIBLE_DEVICES"),
         (301, tms.ContentsError, "still paused"),
         (304, tms.BackupError, "Nothing is lost"),
-        (401, tms.ContentsError, "still paused"),
+        (401, tms.ContentsError, "what happened"),
         (700, tms.TmsError, "restart"),
         (801, tms.NotSupportedError, "cudaError 801"),
         (900, tms.CaptureError, "what happened"),

@@ -48,7 +48,7 @@ class ContentsError(TmsError):
     """A resume cannot bring back what was paused.
 
     Its file is gone, cut or unreadable (backup="disk", code 301), or, with TMS_VERIFY=1, it
-    differs from what it was (code 401).
+    differs from what it was (code 401). `Kept.attach` raises it for a set that has changed, too.
     """
 
 
@@ -95,11 +95,7 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
         "All that was to be resumed is still paused: the rest comes back once that memory is "
         "freed, or its file can be read again.",
     ),
-    401: (
-        ContentsError,
-        "It is still paused, with what was saved; if memory was overwritten while it was saved, "
-        "free it and load its contents again.",
-    ),
+    401: (ContentsError, ""),  # the library's account has it
     801: (NotSupportedError, ""),
     900: (CaptureError, ""),
 }

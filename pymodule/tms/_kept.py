@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ._errors import NotSupportedError, TmsError, from_code
 from ._library import Library, load
 
-_FORMAT = 1
+_FORMAT = 2
 _ALIGNMENT = 512  # as PyTorch's allocator gives it
 _CHUNK = 1 << 30
 _NO_SUCH_SET = 500
@@ -92,6 +92,7 @@ class Kept:
 
         Raises:
             TmsError: there is no complete set of the name, or it was lost.
+            ContentsError: with TMS_VERIFY=1, it is not as it was published.
             NotSupportedError: the set is on a device that this process does not see, or was made by
                 another version of tms.
             ValueError: the module does not fit.
@@ -255,18 +256,18 @@ class _Memory:
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies: offset is in bytes, strides are in elements."""
+    """Where a tensor lies: offset and bytes are in bytes, strides are in elements."""
 
     chunk: int
     offset: int
+    bytes: int
     dtype: str
     shape: list[int]
     strides: list[int]
 
     def view(self, torch: Any, chunks: list[Any]) -> Any:
-        dtype = getattr(torch, self.dtype)
-        size = span(self.shape, self.strides) * dtype.itemsize
-        flat = chunks[self.chunk][self.offset : self.offset + size].view(dtype)
+        flat = chunks[self.chunk][self.offset : self.offset + self.bytes]
+        flat = flat.view(getattr(torch, self.dtype))
         return flat.as_strided(self.shape, self.strides)
 
 
@@ -328,7 +329,7 @@ def _plan(
     Tensors of one storage stay together.
     """
     blocks: dict[int, _Block] = {}
-    found: dict[str, tuple[_Block, int]] = {}  # and the tensor's first byte in the storage
+    found: dict[str, tuple[_Block, int, int]] = {}  # and the tensor's bytes in the storage
     for name in sorted(tensors, key=lambda name: name not in shared):
         tensor = tensors[name]
         storage, size = tensor.untyped_storage(), tensor.element_size()
@@ -336,7 +337,7 @@ def _plan(
         end = begin + span(tensor.shape, tensor.stride()) * size
         block = blocks.setdefault(storage.data_ptr(), _Block(storage, begin, end, name in shared))
         block.begin, block.end = min(block.begin, begin), max(block.end, end)
-        found[name] = block, begin
+        found[name] = block, begin, end
     contents: list[list[_Block]] = []
     filled = 0
     for block in blocks.values():
@@ -352,11 +353,12 @@ def _plan(
         name: _Place(
             chunk=block.chunk,
             offset=block.offset + begin - block.begin,
+            bytes=end - begin,
             dtype=str(tensors[name].dtype).split(".")[-1],
             shape=list(tensors[name].shape),
             strides=list(tensors[name].stride()),
         )
-        for name, (block, begin) in found.items()
+        for name, (block, begin, end) in found.items()
     }
     return places, contents, sum(chunk[0].shared for chunk in contents)
 

@@ -136,6 +136,24 @@ func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc
 		uintptr(len(descs)))
 }
 
+// Mapped maps a whole handle at an address of its own for the time of a call, which waits for the work that it gives the
+// device. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
+func (d *Driver) Mapped(handle Handle, size uint64, device int, use func(address uintptr) error) error {
+	address, err := d.MemAddressReserve(size, 0)
+	if err != nil {
+		return err
+	}
+	defer d.End("addresses", func() error { return d.MemAddressFree(address, size) })
+	if err = d.MemMap(address, size, handle); err != nil {
+		return err
+	}
+	defer d.End("mapping", func() error { return d.MemUnmap(address, size) })
+	if err = d.MemSetAccess(address, size, device); err != nil {
+		return err
+	}
+	return use(address)
+}
+
 const handleTypeFile = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 // MemExport is cuMemExportToShareableHandle, as a file descriptor, which the caller closes.

@@ -30,9 +30,11 @@ const (
 	partBits = 29
 )
 
-// Sum is the hash of a block. Equal blocks have equal sums; sums can be compared only within a process, because the
-// keys are random.
+// Sum is the hash of a block. Equal blocks have equal sums under the same keys.
 type Sum [2]uint64
+
+// Keys choose a hash at random.
+type Keys [2]keys
 
 // Span is a range of device memory; Size is a multiple of 16 bytes.
 type Span struct {
@@ -45,14 +47,14 @@ func (s Span) blocks() int { return int((s.Size + BlockSize - 1) / BlockSize) }
 
 // keys are digest_keys.
 type keys struct {
-	r, q      uint64
-	low, high [8]uint32 // of k
+	R, Q      uint64
+	Low, High [8]uint32 // of k
 }
 
 // Hasher is safe for use by many threads; calls for one context are made one at a time.
 type Hasher struct {
 	driver *cuda.Driver
-	keys   [2]keys
+	keys   Keys
 
 	mu      sync.Mutex
 	library cuda.Library // 0 until loaded: compiled once per process
@@ -63,16 +65,19 @@ type Hasher struct {
 
 // New returns a hasher with keys of its own.
 func New(driver *cuda.Driver) *Hasher {
-	h := &Hasher{driver: driver, loaded: map[cuda.Context]cuda.Function{}}
-	for i := range h.keys {
-		k := &h.keys[i]
-		// ChaCha8, seeded by the operating system.
-		k.r, k.q = rand.Uint64N(prime), rand.Uint64N(prime)
-		for w := range k.low {
-			k.low[w], k.high[w] = rand.Uint32N(1<<partBits), rand.Uint32N(1<<partBits)
+	return &Hasher{driver: driver, keys: NewKeys(), loaded: map[cuda.Context]cuda.Function{}}
+}
+
+// NewKeys draws keys. (ChaCha8, seeded by the operating system)
+func NewKeys() (drawn Keys) {
+	for i := range drawn {
+		k := &drawn[i]
+		k.R, k.Q = rand.Uint64N(prime), rand.Uint64N(prime)
+		for w := range k.Low {
+			k.Low[w], k.High[w] = rand.Uint32N(1<<partBits), rand.Uint32N(1<<partBits)
 		}
 	}
-	return h
+	return drawn
 }
 
 // Load compiles the kernel and loads it into a context, unless that is done already, so that Sums need not do it.
@@ -130,9 +135,32 @@ func (h *Hasher) Trim(context cuda.Context) {
 
 const pinned = "memory of the content hash"
 
-// Sums hashes every block of every span. The device must be idle. Errors: as for Load, and the driver's.
-// (cuLaunchKernel)
+// Sums hashes every block of every span with the hasher's own keys. The device must be idle. Errors: as for Load, and
+// the driver's. (cuLaunchKernel)
 func (h *Hasher) Sums(context cuda.Context, spans []Span) (sums [][]Sum, err error) {
+	return h.sums(context, &h.keys, spans)
+}
+
+// SumsOf hashes memory that nobody writes, by its descriptor, through a mapping on a device that ends with the call.
+// (cuMemImportFromShareableHandle, cuMemMap, cuLaunchKernel)
+func (h *Hasher) SumsOf(context cuda.Context, ordinal, descriptor int, bytes uint64, keys *Keys) (sums []Sum,
+	err error) {
+	handle, err := h.driver.MemImport(descriptor)
+	if err != nil {
+		return nil, err
+	}
+	defer h.driver.End("device memory", func() error { return h.driver.MemRelease(handle) })
+	err = h.driver.Mapped(handle, bytes, ordinal, func(address uintptr) error {
+		all, err := h.sums(context, keys, []Span{{address, bytes}})
+		if err == nil {
+			sums = all[0]
+		}
+		return err
+	})
+	return sums, err
+}
+
+func (h *Hasher) sums(context cuda.Context, keys *Keys, spans []Span) (sums [][]Sum, err error) {
 	total := 0
 	for _, span := range spans {
 		total += span.blocks()
@@ -159,7 +187,7 @@ func (h *Hasher) Sums(context cuda.Context, spans []Span) (sums [][]Sum, err err
 		}
 		blocksAt, sumsAt := b.device, b.device+uintptr(b.capacity)*unsafe.Sizeof(block{})
 		err = h.driver.LaunchKernel(function, uint32(total), threads, stream,
-			unsafe.Pointer(&blocksAt), unsafe.Pointer(&sumsAt), unsafe.Pointer(&h.keys))
+			unsafe.Pointer(&blocksAt), unsafe.Pointer(&sumsAt), unsafe.Pointer(keys))
 		if waited := h.driver.StreamSynchronize(stream); waited != nil {
 			_ = h.driver.StreamSynchronize(stream) // the kernel must not read the next call's blocks
 			err = cmp.Or(err, waited)

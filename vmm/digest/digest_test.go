@@ -82,18 +82,18 @@ func reference(contents []byte, k keys) uint64 {
 	for thread := range threads {
 		sum := new(big.Int)
 		for at := thread * 16; at < len(contents); at += 2 * threads * 16 {
-			sum.Mul(sum, number(k.r))
+			sum.Mul(sum, number(k.R))
 			for i := range 8 {
 				word := at + i%4*4 + i/4*threads*16
 				if word < len(contents) {
-					key := number(uint64(k.high[i])<<partBits | uint64(k.low[i]))
+					key := number(uint64(k.High[i])<<partBits | uint64(k.Low[i]))
 					sum.Add(sum, key.Mul(key, number(uint64(*(*uint32)(unsafe.Pointer(&contents[word]))))))
 				}
 			}
 			sum.Mod(sum, p)
 		}
 		total.Add(total, sum.Mul(sum, weight))
-		weight = new(big.Int).Mod(new(big.Int).Mul(weight, number(k.q)), p)
+		weight = new(big.Int).Mod(new(big.Int).Mul(weight, number(k.Q)), p)
 	}
 	return total.Mod(total, p).Uint64()
 }
@@ -110,9 +110,9 @@ func TestSumsFollowTheDefinition(t *testing.T) {
 	}
 	for key := range hasher.keys { // all bits set, where the arithmetic is nearest to its limits
 		for i := range 8 {
-			hasher.keys[key].low[i], hasher.keys[key].high[i] = 1<<partBits-1, 1<<partBits-1
+			hasher.keys[key].Low[i], hasher.keys[key].High[i] = 1<<partBits-1, 1<<partBits-1
 		}
-		hasher.keys[key].r = prime - 1 - uint64(key)
+		hasher.keys[key].R = prime - 1 - uint64(key)
 	}
 	for i := range all[0].contents {
 		all[0].contents[i] = 0xff

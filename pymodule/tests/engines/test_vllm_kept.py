@@ -274,6 +274,16 @@ def test_a_model_that_does_not_fit(engines: Engines, house: House) -> None:
     assert third.run("model_loader.read") == ["folder/llama"]
 
 
+def test_a_set_that_has_changed_is_published_anew(engines: Engines, house: House) -> None:
+    engines.process().does("start()")
+    house.overwrite(0, 0, 9)
+    careful = engines.process(TMS_VERIFY="1")
+    careful.does("start()")
+    assert "its contents have changed" in engines.log()
+    assert careful.run("model_loader.read") == ["folder/llama"]
+    assert [one["users"] for one in house.sets() if not one["replaced"]] == [[careful.process.pid]]
+
+
 def test_an_attach_that_leaves_more_than_the_load_did(engines: Engines) -> None:
     first = engines.process()
     first.does("start()")

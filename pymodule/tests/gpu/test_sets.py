@@ -79,8 +79,8 @@ def attached(gib, copy=False):
 
 
 class Program(Follower):
-    def __init__(self) -> None:
-        super().__init__([sys.executable, "-c", PROGRAM])
+    def __init__(self, **variables: str) -> None:
+        super().__init__([sys.executable, "-c", PROGRAM], env={**os.environ, **variables})
 
     def run(self, code: str) -> Any:
         return json.loads(self.ask(json.dumps(code)))
@@ -253,6 +253,35 @@ def test_host_memory_and_disk(gib: int) -> None:
     user.does(f"check(model, {gib})")
     user.kill()
     until_free(before)
+
+
+def test_contents_are_verified(gib: int) -> None:
+    """By the command, also from host memory, and by an attach."""
+    [one] = json.loads(command("kept", "verify", "gpu", "--json"))
+    assert one["changes"] == [] and one["error"] == "" and one["bytes"] >= gib << 30
+    print(f"verified in {one['seconds']:.2f} s, with its context")
+    trusting, careful = Program(), Program(TMS_VERIFY="1")
+    plain, verified = [], []
+    for _ in range(5):
+        for user, times in ((trusting, plain), (careful, verified)):
+            times.append(user.takes(f"attached({gib})"))
+            user.does("del model; tms.empty_cache()")
+    speed = one["bytes"] / (min(verified) - min(plain)) / 1e6
+    print(
+        f"attach {min(plain):.1f} ms, verified {verified[0]:.1f}, then {min(verified):.1f} ms: ",
+        end="",
+    )
+    print(f"{speed:.0f} GB/s")
+    for user in (trusting, careful):
+        user.kill()
+    maker = Program()
+    maker.does(
+        "data = torch.arange(64 << 20, device='cuda'); tms.kept('small').publish({'a': data})"
+    )
+    maker.kill()
+    command("kept", "demote", "small")
+    assert json.loads(command("kept", "verify", "small", "--json"))[0]["error"] == ""
+    command("kept", "drop", "small")
 
 
 def another_keeper(users: list[int]) -> None:

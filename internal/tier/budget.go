@@ -1,0 +1,30 @@
+package tier
+
+import (
+	"cmp"
+	"slices"
+
+	"tms/internal/control"
+	"tms/internal/keeper"
+)
+
+// Excess names the sets to demote so that sets take at most so many bytes of each device: of those that no process has
+// open, the least recently used. If promoted is a name, there is room for that set then, too.
+func Excess(budget uint64, promoted string) (names []string, err error) {
+	reply, _, err := keeper.Ask(control.Request{Op: control.List}, -1)
+	slices.SortFunc(reply.Sets, func(a, b control.KeptSet) int { return cmp.Compare(a.Used, b.Used) })
+	taken := map[string]uint64{}
+	for _, s := range reply.Sets {
+		if s.Place == Device || s.Name == promoted && !s.Replaced {
+			taken[s.Device] += s.Bytes
+		}
+	}
+	for _, s := range reply.Sets {
+		idle := s.Sealed != 0 && !s.Replaced && s.Place == Device && len(s.Users) == 0 && s.Name != promoted
+		if idle && taken[s.Device] > budget {
+			taken[s.Device] -= s.Bytes
+			names = append(names, s.Name)
+		}
+	}
+	return names, err
+}
