@@ -23,7 +23,8 @@ static bool can_be_paused(const struct prop *prop)
 	return prop && prop->type == TYPE_PINNED && prop->location_type == LOCATION_DEVICE && prop->usage == 0;
 }
 
-/* For libtms_reach.so, which notes exports. If the program maps pausable memory itself, any address may be pausable. */
+/* For libtms_reach.so, which notes what is registered with NCCL. If the program maps pausable memory itself, any
+ * address may be pausable. */
 EXPORT bool tms_is_pausable(uintptr_t address)
 {
 	return arena_contains((const void *)address) || atomic_load(&handles_tracked);

@@ -17,8 +17,6 @@
  * Calls that poll have a word of their own. They are no work: an ordinary pause neither waits for them nor holds them,
  * and the mark keeps what it says of the thread's last work. The same barrier is between that word and the state.
  *
- * Calls that lend memory go on while the gate is closed; their mark is PASSING.
- *
  * Marks are never unmapped. A new thread takes the mark of a dead one; until then the mark names the last stream,
  * for the text of a pause that is refused. A thread that ends inside a call (by cancellation) gives its mark back
  * through its key. If the thread ended too late for a key, the closer asks the kernel whether the thread lives. */
