@@ -71,6 +71,7 @@ struct forward_ipc {
 	N(10020, cuMemAddressFree, 2, uintptr_t, size_t) \
 	N(10020, cuMemExportToShareableHandle, 4, void *, uint64_t, int, unsigned long long) \
 	N(10020, cuMemGetAllocationPropertiesFromHandle, 2, void *, uint64_t) \
+	N(11070, cuMemGetHandleForAddressRange, 5, void *, uintptr_t, size_t, int, unsigned long long) \
 	N(10020, cuMemImportFromShareableHandle, 3, uint64_t *, void *, int) \
 	N(12010, cuMulticastBindAddr, 5, uint64_t, size_t, uintptr_t, size_t, unsigned long long) \
 	N(13010, cuMulticastBindAddr_v2, 6, uint64_t, int, size_t, uintptr_t, size_t, unsigned long long) \

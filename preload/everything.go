@@ -65,11 +65,6 @@ func notCheckpointed() error {
 			"managed memory, multicast objects, or memory that processes share cannot be checkpointed%s%s",
 			C.GoString(call), ncclShares(), otherwise)
 	}
-	if address := C.gate_exported(0, true); C.gate_unusable() == nil && address != 0 {
-		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: its memory at %#x "+
-			"was exported, and memory that processes share cannot be checkpointed%s%s", address, ncclShares(),
-			otherwise)
-	}
 	e := engine.Load()
 	if e == nil {
 		return nil

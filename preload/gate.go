@@ -326,25 +326,11 @@ func holds(e *vmm.Engine) error {
 		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by "+
 			"themselves, which cannot be stopped (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(&library[0]))
 	}
-	for index := C.size_t(0); ; {
-		address := uintptr(C.gate_exported(index, false))
-		if address == 0 {
-			return nil
-		}
-		if address == ^uintptr(0) {
-			return unsupported("more memory was exported than there was room to note, and its importers cannot be " +
-				"stopped (TMS_PAUSE_FORCE=1 pauses anyway)")
-		}
-		if e.DeviceOf(address) >= 0 {
-			return unsupported("the memory at %#x was exported, and its importers cannot be stopped "+
-				"(TMS_PAUSE_FORCE=1 pauses anyway)", address)
-		}
-		if base, _ := e.RangeOf(address); base == 0 {
-			C.gate_gone(C.uintptr_t(address))
-		} else {
-			index++
-		}
+	if address := e.Exported(); address != 0 {
+		return unsupported("the memory at %#x was exported, and its importers cannot be stopped "+
+			"(TMS_PAUSE_FORCE=1 pauses anyway)", address)
 	}
+	return nil
 }
 
 // setGate shuts the gate, or changes which calls it holds.

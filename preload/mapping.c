@@ -23,7 +23,8 @@ static bool can_be_paused(const struct prop *prop)
 	return prop && prop->type == TYPE_PINNED && prop->location_type == LOCATION_DEVICE && prop->usage == 0;
 }
 
-/* For libtms_reach.so, which notes exports. If the program maps pausable memory itself, any address may be pausable. */
+/* For libtms_reach.so, which notes what is registered with NCCL. If the program maps pausable memory itself, any
+ * address may be pausable. */
 EXPORT bool tms_is_pausable(uintptr_t address)
 {
 	return arena_contains((const void *)address) || atomic_load(&handles_tracked);
@@ -133,6 +134,20 @@ HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
 	return forward_cuMemExportToShareableHandle(use->out, handle, use->type, use->flags);
 }
 
+/* Notes memory of a region that the driver has exported. */
+static int exported(int code, uint64_t handle, uintptr_t address, size_t size)
+{
+	if (code == SUCCESS && go_now() == GO_AWAKE)
+		(void)IN_GO((tmsMemExported(handle, address, size), SUCCESS));
+	return code;
+}
+
+EXPORT int cuMemGetHandleForAddressRange(void *to, uintptr_t address, size_t size, int type, unsigned long long flags)
+{
+	int code = forward_cuMemGetHandleForAddressRange(to, address, size, type, flags);
+	return exported(obstacle_note(__func__, code), 0, address, size);
+}
+
 EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
 	struct mapping_use use = {shareable, type, flags};
@@ -140,7 +155,7 @@ EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int ty
 	if (code != NOT_OURS)
 		return code;
 	return TRACKED(type ? obstacle_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,
-		       shared_export(shareable, handle, type, flags));
+		       exported(shared_export(shareable, handle, type, flags), handle, 0, 0));
 }
 
 EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)

@@ -102,6 +102,16 @@ func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int 
 	}))
 }
 
+// tmsMemExported notes memory that the driver has exported, by its handle, or by an address range.
+//
+//export tmsMemExported
+func tmsMemExported(handle C.uint64_t, address C.uintptr_t, size C.size_t) {
+	_ = enter(func(e *vmm.Engine) error {
+		e.NoteExport(cuda.Handle(handle), uintptr(address), uint64(size))
+		return nil
+	})
+}
+
 // bound is set once a line has said what multicast does to pauses.
 var bound atomic.Bool
 

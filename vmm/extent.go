@@ -16,11 +16,12 @@ type extent struct {
 	owner    owner
 	step     step
 	backing
-	named  bool // other processes may ask for it, so it must be exportable
-	plain  bool // it cannot be exported
-	handle cuda.Handle
-	users  []int    // devices that have access
-	lent   []uint64 // names of freed segments that other processes may still have mapped (sharing.importers)
+	named    bool // other processes may ask for it, so it must be exportable
+	plain    bool // it cannot be exported
+	exported bool // by the program, as what the driver makes of it
+	handle   cuda.Handle
+	users    []int    // devices that have access
+	lent     []uint64 // names of freed segments that other processes may still have mapped (sharing.importers)
 }
 
 // step is how far an extent has come.
@@ -105,7 +106,7 @@ func (x *extent) release() error {
 	if err := x.device.driver.MemRelease(x.handle); err != nil {
 		return err
 	}
-	x.handle, x.step = 0, none
+	x.handle, x.step, x.exported = 0, none, false
 	x.giveBack()
 	return nil
 }

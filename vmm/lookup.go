@@ -1,6 +1,10 @@
 package vmm
 
-import "fmt"
+import (
+	"fmt"
+
+	"tms/vmm/cuda"
+)
 
 // BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is
 // none now. Errors: ErrInvalidAddress when the range does not lie in one live segment.
@@ -93,4 +97,28 @@ func (e *Engine) segmentAt(address uintptr) *segment {
 		return s
 	}
 	return e.overlapping(address, 1)
+}
+
+// NoteExport notes that the program has exported the memory behind a driver's handle, or at addresses. The number that
+// cuMemCreate gives a handle is the one that cuMemRetainAllocationHandle returns.
+func (e *Engine) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, segments := range e.matching(nil, func(s *segment) bool {
+		x := s.extent
+		return x != nil && x.step >= created && !s.isImported() &&
+			(x.handle == handle || x.address < address+uintptr(size) && address < x.address+uintptr(x.size))
+	}) {
+		for _, s := range segments {
+			s.extent.exported = true
+		}
+	}
+}
+
+// Exported returns the address of a segment whose memory the program has exported; 0: there is none.
+func (e *Engine) Exported() uintptr {
+	for _, s := range e.choose(nil, func(s *segment) bool { return s.extent != nil && s.extent.exported }) {
+		return s.address
+	}
+	return 0
 }

@@ -39,17 +39,15 @@ program's loader (ld.so), to ask it.`,
 			if err != nil {
 				return err
 			}
-			write := report.WriteText
 			if asJSON {
-				write = report.WriteJSON
+				err = writeJSON(command.OutOrStdout(), report)
+			} else {
+				err = report.WriteText(command.OutOrStdout())
 			}
-			if err := write(command.OutOrStdout()); err != nil {
-				return err
-			}
-			if !report.CanInterpose {
+			if err == nil && !report.CanInterpose {
 				return errNo
 			}
-			return nil
+			return err
 		},
 	}
 	flags := command.Flags()

@@ -82,22 +82,13 @@ func serveMetrics(listener net.Listener) error {
 }
 
 // counters are of a process and a device, and never decrease while the process lives.
-var counters = map[string]struct {
-	help  string
-	value func(stats.Device) uint64
-}{
-	"pauses_total": {"Pauses of memory of the device that succeeded.",
-		func(d stats.Device) uint64 { return d.Pauses.Count }},
-	"pause_bytes_total": {"Device memory that pauses have given back.",
-		func(d stats.Device) uint64 { return d.Pauses.Bytes }},
-	"pause_contents_bytes_total": {"Contents that pauses have saved.",
-		func(d stats.Device) uint64 { return d.Pauses.ContentsBytes }},
-	"resumes_total": {"Resumes of memory of the device that succeeded.",
-		func(d stats.Device) uint64 { return d.Resumes.Count }},
-	"resume_bytes_total": {"Device memory that resumes have taken again.",
-		func(d stats.Device) uint64 { return d.Resumes.Bytes }},
-	"resume_contents_bytes_total": {"Contents that resumes have brought back.",
-		func(d stats.Device) uint64 { return d.Resumes.ContentsBytes }},
+var counters = map[string]string{
+	"pauses_total":                "Pauses of memory of the device that succeeded.",
+	"pause_bytes_total":           "Device memory that pauses have given back.",
+	"pause_contents_bytes_total":  "Contents that pauses have saved.",
+	"resumes_total":               "Resumes of memory of the device that succeeded.",
+	"resume_bytes_total":          "Device memory that resumes have taken again.",
+	"resume_contents_bytes_total": "Contents that resumes have brought back.",
 }
 
 // gauges has the other metrics but one, with their labels besides those that each has: pid, container and pod.
@@ -152,8 +143,8 @@ func newCollector() *collector {
 	for name, g := range gauges {
 		describe(name, g.help, g.labels)
 	}
-	for name, counter := range counters {
-		describe(name, counter.help, "device")
+	for name, help := range counters {
+		describe(name, help, "device")
 	}
 	return c
 }
@@ -198,8 +189,10 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 				gauge("device_free_bytes", float64(d.FreeBytes), device)
 				gauge("device_untracked_bytes", float64(d.UntrackedBytes), device)
 			}
-			for name, counter := range counters {
-				send(prometheus.CounterValue, name, float64(counter.value(d)), device)
+			for verb, total := range map[string]stats.Total{"pause": d.Pauses, "resume": d.Resumes} {
+				send(prometheus.CounterValue, verb+"s_total", float64(total.Count), device)
+				send(prometheus.CounterValue, verb+"_bytes_total", float64(total.Bytes), device)
+				send(prometheus.CounterValue, verb+"_contents_bytes_total", float64(total.ContentsBytes), device)
 			}
 			for _, t := range d.Tags {
 				collectTag(t, func(name string, value float64, labels ...string) {

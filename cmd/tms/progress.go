@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -12,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/control/client"
 	"tms/internal/readable"
 )
 
@@ -84,12 +82,6 @@ func (p *progress) clear() {
 }
 
 func (p *progress) follow() {
-	connections := map[int]*client.Conn{}
-	defer func() {
-		for _, c := range connections {
-			c.Close()
-		}
-	}()
 	next, every := barAfter, barEvery
 	if !p.bar {
 		next, every = lineEvery, lineEvery
@@ -106,7 +98,7 @@ func (p *progress) follow() {
 		if len(pids) == 0 {
 			continue
 		}
-		text := p.text(pids, connections)
+		text := p.text(pids)
 		p.mutex.Lock()
 		if len(p.pids) == len(pids) { // else the text is out of date
 			if p.bar {
@@ -121,14 +113,14 @@ func (p *progress) follow() {
 }
 
 // text asks each process how far it has come.
-func (p *progress) text(pids []int, connections map[int]*client.Conn) string {
+func (p *progress) text(pids []int) string {
 	var copied, total uint64
 	verb := p.verb
-	for _, pid := range pids {
-		d, t, operation := howFar(pid, connections)
-		copied, total = copied+d, total+t
-		if operation != "" {
-			verb = doing(operation)
+	for _, asked := range statuses(lineEvery, pids...) {
+		for _, d := range asked.Stats.Devices {
+			if d.Progress != nil {
+				copied, total, verb = copied+d.Progress.Done, total+d.Progress.Total, doing(d.Progress.Operation)
+			}
 		}
 	}
 	text := fmt.Sprintf("%s %d", verb, pids[0])
@@ -144,27 +136,4 @@ func (p *progress) text(pids []int, connections map[int]*client.Conn) string {
 		text += fmt.Sprintf(" %d%%, %s of %s", copied*100/total, readable.Bytes(copied), readable.Bytes(total))
 	}
 	return text + fmt.Sprintf(", %d s", int(time.Since(p.begun).Seconds()))
-}
-
-// howFar counts the contents of one process. One that cannot be asked now may be later.
-func howFar(pid int, connections map[int]*client.Conn) (copied, total uint64, operation string) {
-	connection := connections[pid]
-	if connection == nil {
-		var err error
-		if connection, err = client.Dial(pid); err != nil {
-			return 0, 0, ""
-		}
-		connections[pid] = connection
-	}
-	state, err := connection.Status(context.Background(), lineEvery)
-	if err != nil {
-		connection.Close()
-		delete(connections, pid)
-	}
-	for _, d := range state.Stats.Devices {
-		if d.Progress != nil {
-			copied, total, operation = copied+d.Progress.Done, total+d.Progress.Total, d.Progress.Operation
-		}
-	}
-	return copied, total, operation
 }

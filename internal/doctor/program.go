@@ -150,7 +150,7 @@ var shells = map[string]bool{"sh": true, "bash": true, "dash": true, "zsh": true
 
 func (r *Report) examineProgram(main *image, env environment) {
 	p := r.Program
-	errorsBefore := r.count(Error)
+	errorsBefore := r.errors()
 	if p.Script != "" && shells[filepath.Base(p.Path)] {
 		r.add(Note, "script", fmt.Sprintf("a shell runs %s; the programs it starts get the same LD_PRELOAD and are "+
 			"not examined here", p.Script), "examine those programs too")
@@ -169,7 +169,7 @@ func (r *Report) examineProgram(main *image, env environment) {
 	if r.examineMissing(missing) {
 		r.examineCudart(main)
 	}
-	if main.program && r.count(Error) == errorsBefore {
+	if main.program && r.errors() == errorsBefore {
 		r.add(OK, "program", "libtms.so can be preloaded into it", r.preloadAdvice())
 	}
 }

@@ -3,7 +3,6 @@
 package doctor
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -85,7 +84,7 @@ func Examine(target Target) (*Report, error) {
 	r.examineEnvironment(env)
 	r.addFinding(os.Getenv("_TMS_DOCTOR_FINDING"))
 
-	r.CanInterpose = r.count(Error) == 0
+	r.CanInterpose = r.errors() == 0
 	return r, nil
 }
 
@@ -101,26 +100,13 @@ func (r *Report) addFinding(text string) {
 	}
 }
 
-func (r *Report) count(severity Severity) (n int) {
+func (r *Report) errors() (n int) {
 	for _, f := range r.Findings {
-		if f.Severity == severity {
+		if f.Severity == Error {
 			n++
 		}
 	}
 	return n
-}
-
-// WriteJSON writes the report as one JSON object.
-func (r *Report) WriteJSON(w io.Writer) error {
-	var text bytes.Buffer
-	encoder := json.NewEncoder(&text)
-	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(r); err != nil {
-		return err
-	}
-	_, err := w.Write(readable.JSON(text.Bytes()))
-	return err
 }
 
 // WriteText writes the report for people.
@@ -166,7 +152,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		_, err := fmt.Fprintf(w, "\n%s can be interposed.\n", what)
 		return err
 	}
-	n, plural := r.count(Error), "s"
+	n, plural := r.errors(), "s"
 	if n == 1 {
 		plural = ""
 	}

@@ -8,11 +8,6 @@
 #include "../../../forward/symbols.h"
 #include "../../../forward/words.h"
 
-#include <pthread.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 enum { NOT_FOUND = 302, NO_MEMORY = 2, TRIES = 3 }; /* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY */
 
 enum {
@@ -24,6 +19,7 @@ enum {
 static struct gate_call calls[CALLS];
 
 #define GATED_KIND(kind) ((kind) == LAUNCH || (kind) == ALLOCATE ? WORK : (kind))
+#define NOT_HELD(kind) ((kind) == LEND || (kind) > POLL)
 
 /* Calls that may be made again take the whole way, because the short one keeps no arguments. */
 static void *keep(struct gate_call *call, void *real)
@@ -42,106 +38,6 @@ static void *real_of(struct gate_call *call)
 	if (!real && (real = reach_next(call->name)))
 		real = keep(call, real);
 	return real;
-}
-
-/* Pausable memory of which the program has a handle, or which it has given away. The former stays noted while the
- * program can give it to others, the latter until libtms.so says that the memory is gone. */
-static pthread_mutex_t lent_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic pid_t lent_by; /* a child has lent nothing */
-static struct lent {
-	uintptr_t address;
-	uint64_t handle;     /* 0: given away by its address */
-	unsigned references; /* of the handle */
-	bool exported;
-} *lent;
-static size_t lent_count, lent_room;
-static bool lent_unnoted; /* there was no memory to note some */
-static _Atomic uintptr_t by_range; /* the first of any memory that was given away by its address */
-
-static void note(uintptr_t address, uint64_t handle)
-{
-	if (!reach_is_pausable(address))
-		return;
-	pthread_mutex_lock(&lent_lock);
-	atomic_store(&lent_by, (pid_t)syscall(SYS_getpid));
-	size_t i = 0;
-	while (i < lent_count && (lent[i].address != address || lent[i].handle != handle))
-		i++;
-	if (i == lent_room) {
-		size_t room = lent_room ? 2 * lent_room : 64;
-		struct lent *more = realloc(lent, room * sizeof *lent);
-		if (more)
-			lent = more, lent_room = room;
-	}
-	if (i == lent_room) {
-		lent_unnoted = true;
-	} else {
-		if (i == lent_count)
-			lent[lent_count++] = (struct lent){address, handle, 0, false};
-		lent[i].references++;
-		lent[i].exported |= !handle;
-	}
-	pthread_mutex_unlock(&lent_lock);
-}
-
-static void note_lent(int which, uintptr_t first, uintptr_t second)
-{
-	uintptr_t none = 0;
-	if (which == AT_cuMemRetainAllocationHandle) {
-		note(second, *(const uint64_t *)first);
-	} else if (which == AT_cuMemGetHandleForAddressRange) {
-		atomic_compare_exchange_strong(&by_range, &none, second);
-		note(second, 0);
-	} else if (which == AT_cuMemExportToShareableHandle) {
-		pthread_mutex_lock(&lent_lock);
-		for (size_t i = 0; i < lent_count; i++)
-			lent[i].exported |= lent[i].handle == second;
-		pthread_mutex_unlock(&lent_lock);
-	}
-}
-
-/* Before the release: right after it the number may be another handle's. */
-static void note_release(uint64_t handle)
-{
-	if (atomic_load(&lent_by) != (pid_t)syscall(SYS_getpid))
-		return;
-	pthread_mutex_lock(&lent_lock);
-	size_t i = 0;
-	while (i < lent_count && (lent[i].handle != handle || !lent[i].references))
-		i++;
-	if (i < lent_count && handle && --lent[i].references == 0) {
-		if (lent[i].exported)
-			lent[i].handle = 0; /* the number is another handle's from now on */
-		else
-			lent[i] = lent[--lent_count];
-	}
-	pthread_mutex_unlock(&lent_lock);
-}
-
-HIDDEN uintptr_t gate_exported(size_t index, bool ranges)
-{
-	uintptr_t address = 0;
-	if (ranges)
-		return index == 0 ? atomic_load(&by_range) : 0;
-	pthread_mutex_lock(&lent_lock);
-	if (lent_unnoted)
-		address = UINTPTR_MAX;
-	for (size_t i = 0; i < lent_count && !address; i++)
-		if (lent[i].exported && index-- == 0)
-			address = lent[i].address;
-	pthread_mutex_unlock(&lent_lock);
-	return address;
-}
-
-HIDDEN void gate_gone(uintptr_t address)
-{
-	pthread_mutex_lock(&lent_lock);
-	for (size_t i = 0; i < lent_count;)
-		if (lent[i].address == address && lent[i].exported)
-			lent[i] = lent[--lent_count];
-		else
-			i++;
-	pthread_mutex_unlock(&lent_lock);
 }
 
 /* An argument by its number, 0 where there are fewer. Not for the short way, because it reads them all. */
@@ -168,14 +64,14 @@ ALWAYS_INLINE struct gate_poll try(enum gate_kind kind, const struct gate_call *
 {
 	if (kind == POLL)
 		return gate_try_poll(call);
-	if (kind > POLL)
+	if (NOT_HELD(kind))
 		return (struct gate_poll){&none, NULL};
 	return (struct gate_poll){kind == WORK ? gate_try(call, stream) : NULL, NULL};
 }
 
 ALWAYS_INLINE struct gate_poll enter(enum gate_kind kind, const struct gate_call *call, uintptr_t stream)
 {
-	if (kind > POLL)
+	if (NOT_HELD(kind))
 		return (struct gate_poll){&none, NULL};
 	if (kind != POLL)
 		return (struct gate_poll){gate_enter(call, stream), NULL};
@@ -187,7 +83,7 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 {
 	if (kind == POLL)
 		gate_leave_poll(way);
-	else if (kind < POLL)
+	else if (!NOT_HELD(kind))
 		gate_leave(way.mark);
 }
 
@@ -204,11 +100,7 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 			struct gate_poll way = enter(GATED_KIND(kind), call, stream);                  \
 			if (way.mark == NO_MARK)                                                           \
 				return NO_MEMORY;                                                          \
-			if (AT_##symbol == AT_cuMemRelease)                                                \
-				note_release(ARGUMENT(words, 0));                                          \
 			int code = real(PASS_##words);                                                     \
-			if (kind == LEND && code == 0)                                                     \
-				note_lent(AT_##symbol, ARGUMENT(words, 0), ARGUMENT(words, 1));            \
 			leave(GATED_KIND(kind), way);                                                      \
 			if (kind <= POLL || code != NO_MEMORY || tries == TRIES ||                         \
 			    !makes_room(kind, stream, ARGUMENT(words, 1)))                                 \

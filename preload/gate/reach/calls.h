@@ -5,8 +5,8 @@
  *
  * WORK      gives the device work that reads or writes memory, or that runs the program's own functions later.
  * CAPTURE   begins to capture a stream.
- * LEND      exports memory to other processes or libraries, which use it at any time, or works on its handle. It always
- *           passes, and is noted.
+ * LEND      exports memory to other processes or libraries, which use it at any time. It passes, and libtms.so notes it
+ *           (preload/mapping.c): it is here so that a newer version of it is noticed.
  * POLL      does not wait for the driver's lock, and reads pages that the driver's checkpoint has taken away, or is
  *           refused meanwhile (304). Seen with driver 580: docs/what-stays.md. Or it ends streams. Only the checkpoint
  *           holds it.
@@ -140,8 +140,6 @@
 	X(cuStreamCreateWithPriority, 3, 0, TAKE, 5050) \
 	X(cuMemExportToShareableHandle, 4, 0, LEND, 10020) \
 	X(cuMemGetHandleForAddressRange, 5, 0, LEND, 11070) \
-	X(cuMemRelease, 1, 0, LEND, 10020) \
-	X(cuMemRetainAllocationHandle, 2, 0, LEND, 11000) \
 	V2(X, cuCtxDestroy, 1, 0, POLL, 2000, 4000) \
 	X(cuCtxDetach, 1, 0, POLL, 2000) \
 	X(cuCtxSynchronize, 0, 0, POLL, 2000) \

@@ -44,12 +44,7 @@ struct gate_registration {
 #define GATE_ASKED(X) \
 	X(const char *, not_gated, (void), ()) /* a function in use that bypasses it; NULL: none */ \
 	X(bool, polls, (const char *symbol), (symbol)) /* such calls wait only for the driver's checkpoint */ \
-	X(bool, is_waited_for, (void), ()) /* a thread waits for another state */ \
-	/* Addresses of pausable memory that the program has given to others by a handle; 0 ends them, UINTPTR_MAX means \
-	 * that there were more than could be noted. With ranges it returns the first address of any memory that was \
-	 * given by cuMemGetHandleForAddressRange. */ \
-	X(uintptr_t, exported, (size_t index, bool ranges), (index, ranges)) \
-	X(void, gone, (uintptr_t address), (address)) /* that memory was freed since */
+	X(bool, is_waited_for, (void), ()) /* a thread waits for another state */
 
 /* And about NCCL: X(returns, name, parameters, arguments). One caller at a time holds
  * and begins, and one aligns ranks. Some functions go through entries, from *cursor 0 on, and return false at the

@@ -17,8 +17,6 @@
  * Calls that poll have a word of their own. They are no work: an ordinary pause neither waits for them nor holds them,
  * and the mark keeps what it says of the thread's last work. The same barrier is between that word and the state.
  *
- * Calls that lend memory go on while the gate is closed; their mark is PASSING.
- *
  * Marks are never unmapped. A new thread takes the mark of a dead one; until then the mark names the last stream,
  * for the text of a pause that is refused. A thread that ends inside a call (by cancellation) gives its mark back
  * through its key. If the thread ended too late for a key, the closer asks the kernel whether the thread lives. */
@@ -114,10 +112,10 @@ static bool is_child(void)
 static bool is_open(uint32_t state, enum gate_kind kind)
 {
 	static const bool passes[][POLL + 1] = {
-		[GATE_OPEN] = {true, true, true, true},
-		[GATE_NO_CAPTURES] = {[WORK] = true, [LEND] = true, [POLL] = true},
-		[GATE_CLOSED] = {[LEND] = true, [POLL] = true},
-		[GATE_CHECKPOINT] = {[LEND] = true},
+		[GATE_OPEN] = {[WORK] = true, [CAPTURE] = true, [POLL] = true},
+		[GATE_NO_CAPTURES] = {[WORK] = true, [POLL] = true},
+		[GATE_CLOSED] = {[POLL] = true},
+		[GATE_CHECKPOINT] = {false},
 	};
 	return passes[state][kind] || is_child();
 }
@@ -146,24 +144,22 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 		return NO_MARK;
 	/* Not OUT: this is a handler, or a call below another. */
 	uint32_t was = atomic_load_explicit(&mine->inside, memory_order_relaxed);
-	bool passes = call->kind == LEND;
-	if (was == INSIDE || (was == PASSING && passes))
+	if (was == INSIDE)
 		return NULL;
 	for (;;) {
 		atomic_store_explicit(&mine->call, call, memory_order_relaxed);
 		atomic_store_explicit(&mine->stream, stream, memory_order_relaxed);
-		atomic_store_explicit(&mine->inside, was == OUT && passes ? PASSING : TRYING, memory_order_relaxed);
+		atomic_store_explicit(&mine->inside, TRYING, memory_order_relaxed);
 		atomic_signal_fence(memory_order_seq_cst);
 		uint32_t state = atomic_load_explicit(&gate_state, memory_order_relaxed);
 		if (is_open(state, call->kind))
 			break;
-		atomic_store_explicit(&mine->inside, was == PASSING ? PASSING : OUT, memory_order_release);
+		atomic_store_explicit(&mine->inside, OUT, memory_order_release);
 		wait_while(state);
 	}
 	if (was != OUT)
-		return NULL; /* a handler: TRYING or PASSING stays, as the thread that it interrupted wrote it */
-	if (!passes)
-		atomic_store_explicit(&mine->inside, INSIDE, memory_order_relaxed);
+		return NULL; /* a handler: TRYING stays, as the thread that it interrupted wrote it */
+	atomic_store_explicit(&mine->inside, INSIDE, memory_order_relaxed);
 	atomic_signal_fence(memory_order_seq_cst);
 	return mine;
 }

@@ -19,9 +19,8 @@ struct gate_call {
 	_Atomic(void *) found; /* the same; NULL: not looked for yet */
 };
 
-/* What a mark says of its thread. TRYING: it looks at the gate; INSIDE: its call has begun, or is about to; PASSING:
- * its call goes on while the gate is closed. */
-enum { OUT, TRYING, INSIDE, PASSING };
+/* What a mark says of its thread. TRYING: it looks at the gate; INSIDE: its call has begun, or is about to. */
+enum { OUT, TRYING, INSIDE };
 
 /* What a thread shows of itself. Other threads write only two things here: taken; and the lowest bit of call, which
  * libtms.so sets when it has seen that call. */
