@@ -33,7 +33,7 @@ HIDDEN bool share_keeps_reserve(void)
 	return !fills && nanoseconds() >= atomic_load(&unkept);
 }
 
-static int make_room_now(void)
+OUT_OF_LINE int make_room_now(void)
 {
 	char process[16];
 	uint64_t reserve = 0;

@@ -308,7 +308,7 @@ static void put_command(void)
 	put(TEXT, (struct record){.other = TEXT_COMMAND}, command);
 }
 
-static bool take_file(int number)
+OUT_OF_LINE bool take_file(int number)
 {
 	struct stat found;
 	if (fstat(number, &found) != 0 || !S_ISREG(found.st_mode)) {
@@ -357,8 +357,9 @@ static void open_file(void)
 	if (!taken)
 		return;
 	time_t now = time(NULL);
-	struct tm local;
-	struct header header = {
+	static struct tm local; /* not on the stack, which may be small; lock is held */
+	static struct header header;
+	header = (struct header){
 		.magic = "TMSTRACE",
 		.version = 1,
 		.process = (uint32_t)getpid(),
