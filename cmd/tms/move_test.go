@@ -200,7 +200,7 @@ func TestAFailedMove(t *testing.T) {
 
 // The destination has no memory any more when the process takes its own again.
 func TestAResumeThatFailsThere(t *testing.T) {
-	m := startMobile(t, "CUDASIM_FAIL=cuMemCreate:4:2")
+	m := startMobile(t, "CUDASIM_FAIL=cuMemCreate:19:2") // after two segments, and 16 chunks of contents
 	m.refused("32.00 MiB are needed; it goes on as before", "move", m.number(), "--to", "1")
 	m.on(0)
 	m.move("1")

@@ -30,6 +30,7 @@ from ._errors import NotSupportedError, TmsError
 from ._kept import Kept, kept, refuse, span
 from ._library import load as library
 from ._region import disable
+from ._scope import ThreadScope
 
 
 def load(
@@ -45,6 +46,7 @@ def load(
     """An engine's model, from the set or published as it, and whether its weights are shared."""
     attached()
     found = kept(name)
+    model: Any = None
     with contextlib.nullcontext() if copy else _ordinary(), _imports_on_host():
         try:
             with found:
@@ -53,7 +55,6 @@ def load(
                     model = _attach(found, make, process, copy)
                     seconds = time.perf_counter() - begun
                     logger.info("tms: attached the set %r (%.3f s).", name, seconds)
-                    return model.eval(), not copy
         except TmsError as error:
             logger.warning("tms: %s", error)
         except Exception as error:
@@ -61,8 +62,14 @@ def load(
                 f"The set {name!r} could not be attached: {error}. `tms kept drop {name}` makes "
                 f"the next start read the checkpoint; if this happens again, leave out {option}."
             ) from error
-        earlier = _on_device()
-        model = loaded()
+        complete = model is not None
+        if not complete:
+            earlier = _on_device()
+            model = loaded()
+    with _outside():
+        _torch.release_cache()
+        if complete:
+            return model.eval(), not copy
         try:
             _publish(found, model, earlier, copy)
         except Exception as why:  # the model is whole all the same
@@ -161,18 +168,28 @@ def _attach(kept: Kept, make: Callable[[], Any], process: Callable[[Any], None],
     for path, values in manifest["values"].items():
         if path in modules:
             modules[path].__dict__.update(values)
-    torch.cuda.empty_cache()
     return model
 
 
-@contextlib.contextmanager
-def _ordinary() -> Iterator[None]:
+def _ordinary() -> contextlib.AbstractContextManager[None]:
     """Takes this thread out of a region's memory, though not out of its tag, for the body.
 
     In a region PyTorch would keep the memory that a model gives up for the set.
     """
-    with disable() if _torch.routed() or library().active else contextlib.nullcontext():
-        yield
+    return disable() if _torch.routed() or library().active else contextlib.nullcontext()
+
+
+def _outside() -> contextlib.AbstractContextManager[None]:
+    """Takes this thread off all pools of PyTorch for the body, that of `_ordinary` included.
+
+    While one serves, torch.cuda.empty_cache() gives nothing back, so a set would need room beside
+    the model that it takes the place of.
+    """
+    if not (_torch.routed() or library().active):
+        return contextlib.nullcontext()
+    return ThreadScope(
+        "tms.kept", lambda library: _torch.set_aside(), lambda library: {"active": False}
+    )
 
 
 @contextlib.contextmanager
