@@ -165,7 +165,7 @@ func (p *Store) take(device int, portable bool, items []backup.Item, wanted []in
 }
 
 // chunkOn returns the size of chunks on a device with so much memory.
-func (p *Store) chunkOn(total uint64) uint64 { return min(p.chunk, max(total>>6, 2<<20)>>21<<21) }
+func (p *Store) chunkOn(total uint64) uint64 { return min(p.chunk, max(total>>4, 2<<20)>>21<<21) }
 
 // Remainder returns how much memory of a device contents may still take when only a part of those of one Save is
 // discarded: a chunk at each end. Errors: of the driver.
