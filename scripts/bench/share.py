@@ -7,8 +7,8 @@ held so that 60% of what is left is one training's. Three ways run the same step
 another, by `tms run --share`, and by `tms swap` from here. Losses are compared bit for bit. Then
 one program takes 90% of the device step by step while two that share it hold 40% each; all sum up
 what they hold. After 13 times SECONDS what still runs is ended, and after 15 times SECONDS this.
-Prints the time lost beyond the sum of the work, or what failed and where, and last, JSON; fails if
-one way did.
+Prints the time lost beyond one after another, or what failed and where, and last, JSON; fails if one
+way did.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def main(size: int, seconds: float) -> int:
     print(f"{torch.cuda.get_device_name()}: {room / GIB:.1f} GiB of {total / GIB:.1f} are left")
     result: dict[str, Any] = {"gib": size / GIB}
     losses: list[list[str]] = []
-    steps, work = int(seconds), 0.0
+    steps, alone = int(seconds), 0.0
     ways: dict[str, Callable[[Way], list[dict[str, Any]]]] = {
         "one after another": lambda way: one_after_another(way, size, seconds),
         "tms run --share": lambda way: shared(way, size, steps),
@@ -262,10 +262,11 @@ def main(size: int, seconds: float) -> int:
             words += ", and other losses than before"
             result[name] = None
         if run is ways["one after another"]:
-            work = sum(s["end"] - s["begin"] for s in said)
-        elif work and result[name]:
-            result[name]["lost"] = took / work - 1
-            words += f" for {work:.1f} s of work, {100 * (took / work - 1):5.1f}% lost"
+            alone = took
+            words += f", of which {sum(s['end'] - s['begin'] for s in said):.1f} s are steps"
+        elif alone and result[name]:
+            result[name]["lost"] = took / alone - 1
+            words += f", {100 * (took / alone - 1):5.1f}% lost"
         print(f"{name:20} {words}", flush=True)
     del held
     torch.cuda.empty_cache()
@@ -276,7 +277,7 @@ def main(size: int, seconds: float) -> int:
             f"{name:20} {result[name]['seconds']:7.1f} s for {result[name]['gib']:.0f} GiB",
             flush=True,
         )
-    print(json.dumps({**result, "steps": steps, "work_seconds": work}))
+    print(json.dumps({**result, "steps": steps}))
     return 1 if None in result.values() else 0
 
 
