@@ -7,8 +7,8 @@ held so that 60% of what is left is one training's. Three ways run the same step
 another, by `tms run --share`, and by `tms swap` from here. Losses are compared bit for bit. Then
 one program takes 90% of the device step by step while two that share it hold 40% each; all sum up
 what they hold. After 13 times SECONDS what still runs is ended, and after 15 times SECONDS this.
-Prints the time lost beyond one after another, or what failed and where, and last, JSON; fails if one
-way did.
+Prints the time lost beyond one after another, or what failed and where, and last, JSON; fails if
+one way did.
 """
 
 from __future__ import annotations
