@@ -47,6 +47,7 @@ def load(
     attached()
     found = kept(name)
     model: Any = None
+    earlier: dict[int, Any] = {}
     with contextlib.nullcontext() if copy else _ordinary(), _imports_on_host():
         try:
             with found:
