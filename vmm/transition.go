@@ -48,7 +48,7 @@ type batch struct {
 	moved    uint64 // bytes of device memory that a pause gave back, or a resume took
 
 	aside  map[*segment]uintptr         // where a resume maps memory that its device cannot reach
-	back   []*extent                    // whose contents a resume has begun to bring back from memory of the same device
+	back   []*extent                    // a resume brings their contents back from memory of the same device
 	items  map[BackupKind][]backup.Item // what a pause saves
 	saving map[BackupKind][]*segment    // of these, one by one
 }

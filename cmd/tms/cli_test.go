@@ -70,6 +70,8 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"kept drop":                      "name the sets (tms kept lists them)",
 		"kept demote":                    "name the sets (tms kept lists them)",
 		"kept demote x --to moon":        "--to moon: give host or disk",
+		"kept demote x --until 1G":       "--until chooses the sets itself: leave it or the names out",
+		"kept demote --until -5":         "--until -5: give a number of bytes, such as 40GiB",
 		"kept promote --start":           "name the sets (tms kept lists them)",
 		"keeper x":                       `tms keeper takes flags alone, and "x" is none`,
 		"pause 1 --tag ":                 "the tag is empty",

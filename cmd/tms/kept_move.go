@@ -39,7 +39,10 @@ when the keeper ends, as host memory is.`,
 			if start {
 				return answerLibrary(command, keepBudget(""))
 			}
-			if len(names) == 0 && until != "" {
+			if len(names) > 0 && until != "" {
+				return errors.New("--until chooses the sets itself: leave it or the names out")
+			}
+			if until != "" {
 				bytes, err := sizeOf("--until", until)
 				if err == nil {
 					names, err = tier.Excess(bytes, "")

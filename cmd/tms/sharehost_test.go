@@ -13,7 +13,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// A program lends nothing for whose contents host memory has no room, unless a directory for files is named.
+// If host memory has no room for its contents, a program lends nothing, unless a directory for files is named.
 func TestShareAndHostMemory(t *testing.T) {
 	start := sharesDevice(t)
 	one := start("--share --host-limit 50M", 60, 1, 1000000, 1)

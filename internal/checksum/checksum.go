@@ -1,5 +1,5 @@
-// Package checksum tells whether a set of the keeper still holds what was published. A set has a file that goes with it
-// from place to place: its manifest, and behind that random keys and the hash of each block under them (vmm/digest).
+// Package checksum reports whether a set of the keeper still holds what was published. Each set has a file, which goes
+// with it from place to place: its manifest, then random keys, then the hash of each block under them (vmm/digest).
 package checksum
 
 import (
