@@ -104,6 +104,10 @@ func (e *Engine) segmentAt(address uintptr) *segment {
 func (e *Engine) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	changing := func(s *segment) bool { return s.extent != nil && s.extent.owner != nobody }
+	for len(e.matching(nil, changing)) > 0 { // its handle, too; that ends without the program
+		e.settled.Wait()
+	}
 	for _, segments := range e.matching(nil, func(s *segment) bool {
 		x := s.extent
 		return x != nil && x.step >= created && !s.isImported() &&
