@@ -5,11 +5,13 @@ package tier
 import (
 	"cmp"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -105,20 +107,20 @@ func (m *mover) close() { _ = m.driver.DevicePrimaryCtxRelease(m.device) }
 
 // copy makes the other set.
 func (m *mover) copy(set control.KeptSet, manifest int, to string) (control.KeptSet, error) {
-	made, errs := make([]int, len(set.Chunks)), make([]error, len(set.Chunks))
-	var all sync.WaitGroup
-	turns := make(chan bool, min(8, runtime.GOMAXPROCS(0))) // for the system gives host memory slowly
-	for i, chunk := range set.Chunks {
-		all.Go(func() {
-			turns <- true
-			made[i], errs[i] = m.copyChunk(chunk, set.Place, to)
-			<-turns
+	made, errs := make([]*os.File, len(set.Chunks)), make([]error, len(set.Chunks))
+	var workers sync.WaitGroup
+	var next atomic.Int32
+	for range min(len(set.Chunks), runtime.GOMAXPROCS(0)) { // for the system gives and copies host memory slowly
+		workers.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(set.Chunks); i = int(next.Add(1)) - 1 {
+				made[i], errs[i] = m.copyChunk(set.Chunks[i], set.Place, to)
+			}
 		})
 	}
-	all.Wait()
+	workers.Wait()
 	defer func() {
-		for _, descriptor := range made {
-			_ = unix.Close(descriptor) // -1: it failed
+		for _, file := range made {
+			_ = file.Close() // nil: it failed
 		}
 	}()
 	if err := cmp.Or(errs...); err != nil {
@@ -127,7 +129,7 @@ func (m *mover) copy(set control.KeptSet, manifest int, to string) (control.Kept
 	id := max(1, rand.Uint64())
 	for i, chunk := range set.Chunks {
 		_, _, err := keeper.Ask(control.Request{Op: control.Put, Set: id, Name: set.Name, Device: set.Device,
-			Share: max(1, rand.Uint64()), Bytes: chunk.Bytes, Before: i, To: to}, made[i])
+			Share: max(1, rand.Uint64()), Bytes: chunk.Bytes, Before: i, To: to}, int(made[i].Fd()))
 		if err != nil {
 			return set, err
 		}
@@ -142,22 +144,28 @@ func (m *mover) copy(set control.KeptSet, manifest int, to string) (control.Kept
 	return reply.Sets[0], nil
 }
 
-// copyChunk returns the descriptor of a chunk's copy, or -1.
-func (m *mover) copyChunk(chunk control.KeptChunk, from, to string) (made int, err error) {
-	_, source, err := keeper.Ask(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
+// lent returns the keeper's descriptor of a chunk.
+func lent(chunk control.KeptChunk) (*os.File, error) {
+	_, descriptor, err := keeper.Ask(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
+	return os.NewFile(uintptr(descriptor), "the set"), err
+}
+
+// copyChunk makes a chunk's copy. The file is the memory's descriptor, on the device, too.
+func (m *mover) copyChunk(chunk control.KeptChunk, from, to string) (made *os.File, err error) {
+	source, err := lent(chunk)
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
-	defer func() { _ = unix.Close(source) }()
-	made = -1
+	defer func() { _ = source.Close() }()
 	var handle cuda.Handle
 	if to == Device {
-		handle, err = m.driver.MemCreateWith(chunk.Bytes, m.driver.Exportable(int(m.device)))
-		if err == nil {
-			made, err = m.driver.MemExport(handle)
+		if handle, err = m.driver.MemCreateWith(chunk.Bytes, m.driver.Exportable(int(m.device))); err == nil {
+			var descriptor int
+			descriptor, err = m.driver.MemExport(handle)
+			made = os.NewFile(uintptr(descriptor), "the copy")
 		}
 	} else if made, err = newFile(to, m.directory, int64(chunk.Bytes)); err == nil && from == Device {
-		handle, err = m.driver.MemImport(source)
+		handle, err = m.driver.MemImport(int(source.Fd()))
 	}
 	if handle != 0 {
 		defer func() { _ = m.driver.MemRelease(handle) }()
@@ -165,67 +173,87 @@ func (m *mover) copyChunk(chunk control.KeptChunk, from, to string) (made int, e
 	switch {
 	case err != nil:
 	case handle == 0:
-		err = mapped(made, chunk.Bytes, func(to []byte) error {
-			return mapped(source, chunk.Bytes, func(from []byte) error { copy(to, from); return nil })
-		})
-	case from == Device:
-		err = mapped(made, chunk.Bytes, func(host []byte) error { return m.transfer(handle, host, false) })
+		err = copyPieces(made, source, chunk.Bytes, make([]byte, pieceSize))
 	default:
-		err = mapped(source, chunk.Bytes, func(host []byte) error { return m.transfer(handle, host, true) })
+		err = m.onDevice(handle, chunk.Bytes, func(device deviceMemory, buffer []byte) error {
+			if to == Device {
+				return copyPieces(device, source, chunk.Bytes, buffer)
+			}
+			return copyPieces(made, device, chunk.Bytes, buffer)
+		})
 	}
-	if err != nil && made >= 0 {
-		_ = unix.Close(made)
-		made = -1
+	if err != nil {
+		_ = made.Close()
+		return nil, err
 	}
-	return made, err
+	return made, nil
 }
 
-// transfer copies between device memory and host memory. A disk's file cannot be pinned; the driver then goes through
-// memory of its own.
-func (m *mover) transfer(handle cuda.Handle, host []byte, toDevice bool) error {
-	d, size, at := m.driver, uint64(len(host)), uintptr(unsafe.Pointer(&host[0]))
+// pieceSize is what one read and one write copy: many pages, and little pinned memory.
+const pieceSize = 8 << 20
+
+// copyPieces copies through a buffer. A file is read and written, not mapped and pinned: the system has memory that
+// outlives a process in small pages only, and mapping and pinning each costs more than copying it.
+func copyPieces(to io.WriterAt, from io.ReaderAt, size uint64, buffer []byte) error {
+	for offset := uint64(0); offset < size; offset += uint64(len(buffer)) {
+		piece := buffer[:min(uint64(len(buffer)), size-offset)]
+		if _, err := from.ReadAt(piece, int64(offset)); err != nil {
+			return err
+		}
+		if _, err := to.WriteAt(piece, int64(offset)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onDevice maps a handle for the time of a call, which also gets a buffer of pinned memory.
+func (m *mover) onDevice(handle cuda.Handle, size uint64, use func(deviceMemory, []byte) error) error {
+	d := m.driver
 	return d.Mapped(handle, size, int(m.device), func(address uintptr) error {
 		return d.OnStream(m.context, func(stream cuda.Stream) error {
-			if d.MemHostRegister(at, size) == nil {
-				defer func() { _ = d.MemHostUnregister(at) }()
+			buffer, err := d.MemHostAlloc(pieceSize)
+			if err != nil {
+				return err
 			}
-			if toDevice {
-				return cmp.Or(d.MemcpyHtoDAsync(address, at, size, stream), d.StreamSynchronize(stream))
-			}
-			return cmp.Or(d.MemcpyDtoHAsync(at, address, size, stream), d.StreamSynchronize(stream))
+			defer func() { _ = d.MemFreeHost(buffer) }()
+			pinned := unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&buffer))), pieceSize)
+			return use(deviceMemory{d, stream, address}, pinned)
 		})
 	})
 }
 
-// newFile returns a file that has its room already: a mapping has no way to say that there is none.
-func newFile(to, directory string, size int64) (descriptor int, err error) {
-	if to == control.ToHost {
-		descriptor, err = unix.MemfdCreate("tms-set", unix.MFD_CLOEXEC)
-	} else {
-		var file *os.File
-		if file, err = os.CreateTemp(directory, "tms-set-"); err == nil {
-			defer func() { _ = file.Close() }()
-			err = os.Remove(file.Name())
-			descriptor, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		}
-	}
-	if err == nil {
-		if err = unix.Fallocate(descriptor, 0, 0, size); err != nil {
-			_ = unix.Close(descriptor)
-		}
-	}
-	if err != nil {
-		return -1, cuda.Refuse(cuda.OperatingSystem, "a copy cannot be made (--to %s, %s): %w", to, directory, err)
-	}
-	return descriptor, nil
+// deviceMemory reads and writes mapped memory of a device.
+type deviceMemory struct {
+	driver  *cuda.Driver
+	stream  cuda.Stream
+	address uintptr
 }
 
-// mapped shows a file's contents for the time of a call.
-func mapped(descriptor int, size uint64, use func([]byte) error) error {
-	memory, err := unix.Mmap(descriptor, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err == nil {
-		err = use(memory)
-		_ = unix.Munmap(memory)
+func (m deviceMemory) ReadAt(host []byte, offset int64) (int, error) {
+	err := m.driver.MemcpyDtoHAsync(uintptr(unsafe.Pointer(&host[0])), m.address+uintptr(offset), uint64(len(host)),
+		m.stream)
+	return len(host), cmp.Or(err, m.driver.StreamSynchronize(m.stream))
+}
+
+func (m deviceMemory) WriteAt(host []byte, offset int64) (int, error) {
+	err := m.driver.MemcpyHtoDAsync(m.address+uintptr(offset), uintptr(unsafe.Pointer(&host[0])), uint64(len(host)),
+		m.stream)
+	return len(host), cmp.Or(err, m.driver.StreamSynchronize(m.stream))
+}
+
+// newFile returns an empty file. A disk's has its room already, so that a full disk is known before copying starts.
+func newFile(to, directory string, size int64) (file *os.File, err error) {
+	if to == control.ToHost {
+		var descriptor int
+		descriptor, err = unix.MemfdCreate("tms-set", unix.MFD_CLOEXEC)
+		file = os.NewFile(uintptr(descriptor), "the copy")
+	} else if file, err = os.CreateTemp(directory, "tms-set-"); err == nil {
+		err = cmp.Or(os.Remove(file.Name()), unix.Fallocate(int(file.Fd()), 0, 0, size))
 	}
-	return err
+	if err != nil {
+		_ = file.Close()
+		return nil, cuda.Refuse(cuda.OperatingSystem, "a copy cannot be made (--to %s, %s): %w", to, directory, err)
+	}
+	return file, nil
 }

@@ -3,12 +3,10 @@ package tier
 import (
 	"errors"
 	"fmt"
-
-	"golang.org/x/sys/unix"
+	"os"
 
 	"tms/internal/checksum"
 	"tms/internal/control"
-	"tms/internal/keeper"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
@@ -30,20 +28,19 @@ func Verify(name string) (set control.KeptSet, changes []checksum.Change, err er
 		hasher := digest.New(m.driver)
 		defer hasher.Forget(m.context)
 		hash := func(chunk control.KeptChunk, keys *digest.Keys) (sums []digest.Sum, err error) {
-			var descriptor int
-			if set.Place == Device {
-				_, descriptor, err = keeper.Ask(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
-			} else {
-				descriptor, err = m.copyChunk(chunk, set.Place, Device)
+			open := lent
+			if set.Place != Device {
+				open = func(chunk control.KeptChunk) (*os.File, error) { return m.copyChunk(chunk, set.Place, Device) }
 			}
+			memory, err := open(chunk)
 			if errors.Is(err, cuda.OutOfMemory) {
 				err = fmt.Errorf("its device has no room for %s of it: %w", readable.Bytes(chunk.Bytes), err)
 			}
 			if err != nil {
 				return nil, err
 			}
-			defer func() { _ = unix.Close(descriptor) }()
-			return hasher.SumsOf(m.context, int(m.device), descriptor, chunk.Bytes, keys)
+			defer func() { _ = memory.Close() }()
+			return hasher.SumsOf(m.context, int(m.device), int(memory.Fd()), chunk.Bytes, keys)
 		}
 		changes, err = file.Verify(set.Chunks, hash)
 		return set, err
