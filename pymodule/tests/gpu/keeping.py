@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -55,10 +56,37 @@ class Engine(Follower):
         found: dict[str, Any] = json.loads(self.ask(words))
         return found
 
+    def asks(self) -> tuple[Any, float]:
+        """What it answers, and after how many seconds."""
+        begin = time.perf_counter()
+        said = self.says("ask")
+        assert "tokens" in said, said
+        return said["tokens"], time.perf_counter() - begin
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def start(name: str, folder: Path, *options: str, cache: float, kept: bool = False) -> Engine:
+    """`tms run` starts it, with so many GiB of cache; `kept`: its weights are in a set."""
+    arguments: list[object] = [folder, "--cache-gib", cache]
+    variables = {"PYTHONPATH": f"{PYMODULE}:{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    if name == "vllm":
+        arguments.append("tms" if kept else "auto")
+    elif kept:
+        variables["TMS_SGLANG_KEPT"] = "1"
+    run = (TMS, "run", *options, "--")
+    return Engine(f"{name}_kept_driver.py", *arguments, run=run, **variables)
+
+
+def installed_engines() -> list[str]:
+    """The names of those that can be imported; skips the calling module's tests without any."""
+    found = [name for name in ("sglang", "vllm") if importlib.util.find_spec(name)]
+    if not found:
+        pytest.skip("neither sglang nor vLLM is installed", allow_module_level=True)
+    return found
 
 
 def checkpoint(folder: Path) -> Iterator[Path]:

@@ -34,6 +34,9 @@ CONFIG: dict[str, Any] = {
 WEIGHTS = 2.18
 """GiB of its weights in bfloat16."""
 
+TOKEN = 22 * 2 * 8 * 128 * 2
+"""Bytes of a token in the KV cache: layers, keys and values, heads, size of a head, bytes."""
+
 
 def folder(with_weights: bool = False) -> str:
     """A folder with config.json: alone, so that engines make the weights up, or with weights."""

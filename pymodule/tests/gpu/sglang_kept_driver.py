@@ -1,10 +1,10 @@
 """An sglang engine that says its first tokens and then serves on, until it is killed.
 
-    python sglang_kept_driver.py FOLDER [--saver]
+    python sglang_kept_driver.py FOLDER [--saver] [--cache-gib N]
 
 FOLDER has the checkpoint. Each line on stdout is one answer, as JSON; the first has the tokens, and
-the seconds of the model's load. Then it answers lines on stdin: "tokens", "release", "resume",
-"update".
+the seconds of the model's load. Then it answers lines on stdin: "tokens" or "ask", "release",
+"resume", "update".
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--saver", action="store_true", help="memory can be released")
+    parser.add_argument("--cache-gib", type=int, help="of the KV cache")
     asked = parser.parse_args()
     loading = Path(tempfile.mkdtemp(), "loading")
     offline(**{LOADING: str(loading)})
@@ -51,6 +52,7 @@ def main() -> None:
         model_path=asked.folder,
         load_format="safetensors",
         mem_fraction_static=0.8,
+        max_total_tokens=asked.cache_gib and (asked.cache_gib << 30) // llama.TOKEN,
         cuda_graph_bs_decode=[1],
         enable_memory_saver=asked.saver,
         enable_weights_cpu_backup=asked.saver,
@@ -75,7 +77,7 @@ def main() -> None:
     answer(first=tokens(1), loading=float(loading.read_text()))
     for line in sys.stdin:
         word = line.strip()
-        if word == "tokens":
+        if word in ("tokens", "ask"):
             answer(tokens=tokens(24))
         elif word == "release":
             before = used()

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from device import torch_on_gpu, with_saver
-from llama import WEIGHTS
+from llama import TOKEN, WEIGHTS
 from plugin import installed
 from simulator import BUILD, DROPIN, PYMODULE
 
@@ -33,8 +33,8 @@ TMS = BUILD / "bin" / "tms"
 PEER = os.environ.get("TMS_TEST_PEER")
 GIB = 1 << 30
 CACHE_TOKENS = int(os.environ.get("TMS_TEST_SGLANG_TOKENS", "830000"))
-CACHE = CACHE_TOKENS * 22 * 2 * 8 * 128 * 2 / GIB
-"""GiB: layers, keys and values, heads, size of a head, bytes."""
+CACHE = CACHE_TOKENS * TOKEN / GIB
+"""GiB."""
 
 RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "tms": ([], {}),

@@ -14,13 +14,11 @@ import random
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import keeping
 import llama
 import pytest
 from device import MiB, torch_on_gpu
-from keeping import HERE, PYMODULE, TMS
 from test_sets import command
 
 torch = torch_on_gpu()
@@ -30,25 +28,6 @@ if importlib.util.find_spec("vllm") is None:
 TOTAL = torch.cuda.mem_get_info()[1] >> 30
 CACHE = int(os.environ.get("TMS_TEST_CACHE_GIB", TOTAL * 55 // 100))
 REQUESTS = int(os.environ.get("TMS_TEST_REQUESTS", "60"))
-
-
-class Engine(keeping.Engine):
-    """A vLLM that `tms` has started, with so many GiB of cache."""
-
-    def __init__(
-        self, folder: Path, *run: str, cache: int = CACHE, load_format: str = "auto"
-    ) -> None:
-        path = f"{PYMODULE}:{HERE}:{os.environ.get('PYTHONPATH', '')}"
-        arguments = (folder, load_format, "--cache-gib", cache)
-        run = (str(TMS), *run, "--")
-        super().__init__("vllm_kept_driver.py", *arguments, run=run, PYTHONPATH=path)
-
-    def asks(self) -> tuple[Any, float]:
-        """What it answers, and after how many seconds."""
-        begin = time.perf_counter()
-        said = self.says("ask")
-        assert "tokens" in said, said
-        return said["tokens"], time.perf_counter() - begin
 
 
 def swap_seconds() -> list[float]:
@@ -64,12 +43,13 @@ def swap_seconds() -> list[float]:
 def test_nobody_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.symlink_to(llama.folder(with_weights=True))
-    engines: list[Engine] = []
+    options = ("--share", "--backup", "sparse")
+    engines: list[keeping.Engine] = []
     starts = []
     try:
         for _ in range(3):
             begin = time.perf_counter()
-            engines.append(Engine(folder, "run", "--share", "--backup", "sparse"))
+            engines.append(keeping.start("vllm", folder, *options, cache=CACHE))
             starts.append(time.perf_counter() - begin)
         expected, _ = engines[2].asks()
         alone = statistics.median(engines[2].asks()[1] for _ in range(5))

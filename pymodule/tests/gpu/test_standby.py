@@ -1,4 +1,4 @@
-"""vLLM engines on one set of weights: they share it, and a standby takes over after kill -9.
+"""Engines on one set of weights: they share it, and a standby takes over after kill -9.
 
 With -s the MiB of the engines are printed, and the seconds from the kill to the first answer beside
 those of new starts. TMS_TEST_ENGINES (3) is how many there are. Nothing else may use the GPU.
@@ -7,7 +7,6 @@ those of new starts. TMS_TEST_ENGINES (3) is how many there are. Nothing else ma
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -20,13 +19,10 @@ import keeping
 import llama
 import pytest
 from device import torch_on_gpu, used
-from keeping import TMS
+from keeping import TMS, Engine
 from test_sets import command
-from test_sharing_engines import Engine
 
 torch = torch_on_gpu()
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed", allow_module_level=True)
 
 ENGINES = int(os.environ.get("TMS_TEST_ENGINES", "3"))
 CACHE = 4  # GiB
@@ -58,12 +54,13 @@ def until_published(maker: Future[Engine]) -> None:
         time.sleep(0.2)
 
 
-def test_a_standby_takes_over(place: Path) -> None:
+@pytest.mark.parametrize("name", keeping.installed_engines())
+def test_a_standby_takes_over(name: str, place: Path) -> None:
     with contextlib.ExitStack() as ends:
 
-        def start(load_format: str = "tms") -> Engine:
-            run = ("run", "--backup", "sparse")
-            engine = Engine(place / "model", *run, cache=CACHE, load_format=load_format)
+        def start(kept: bool = True) -> Engine:
+            options = ("--backup", "sparse")
+            engine = keeping.start(name, place / "model", *options, cache=CACHE, kept=kept)
             ends.callback(engine.kill)
             return engine
 
@@ -80,10 +77,12 @@ def test_a_standby_takes_over(place: Path) -> None:
         standby = start()
         assert standby.asks()[0] == expected
         one, every = in_use() - before, in_use() - empty
-        print(f"\n{ENGINES} engines with caches of {CACHE} GiB on {WEIGHTS} MiB of weights take")
-        print(f"{every} MiB, the last one of them {one} MiB")
-        assert one < (CACHE << 10) + WEIGHTS
-        assert every < ENGINES * one + WEIGHTS * 3 // 2
+        own = (every - WEIGHTS) // ENGINES - (CACHE << 10)
+        print(f"\n{ENGINES} {name} with caches of {CACHE} GiB on {WEIGHTS} MiB of weights take")
+        print(f"{every} MiB, the last one of them {one} MiB: the weights once, and for each its")
+        print(f"cache and {own} MiB")
+        assert one < (CACHE << 10) + WEIGHTS, "it has weights of its own"
+        assert every < ENGINES * one + WEIGHTS * 3 // 2, "others have weights of their own"
 
         (pid,) = listed() - others
         begin = time.perf_counter()
@@ -103,7 +102,7 @@ def test_a_standby_takes_over(place: Path) -> None:
             took = time.perf_counter() - begin
         assert watcher.returncode == 0
         assert tokens == expected
-        reader = start("auto")
+        reader = start(kept=False)
         assert reader.asks()[0] == expected
         print("seconds to the first answer after kill -9:")
         for name, seconds in {
