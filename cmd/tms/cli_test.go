@@ -137,11 +137,9 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"replay --pool best " + training:              `"best"`,
 		"replay --pool bfc --option a=1 " + training:  "no option a",
 		"replay --pool all --option a=1 " + training:  "one kind",
-		"replay --pool bfc --source disk " + training: `"disk"`,
 		"replay --pool bfc --memory much " + training: "--memory much",
 		"replay --pool bfc none.csv":                  "none.csv",
 		"replay --pool bfc " + training + " " + bad:   "bad.csv:2: malformed trace: a free of pointer 0xa",
-		"replay --pool all --snapshot x " + training:  "one pool",
 
 		"report -o " + none:                                          "give a trace",
 		"report " + lines:                                            "does not begin with",

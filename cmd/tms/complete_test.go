@@ -24,7 +24,6 @@ func TestCompletion(t *testing.T) {
 		"run --pool ":                       pools,
 		"run --tag ":                        "",
 		"replay --pool ":                    pools + " all",
-		"replay --source ":                  "sim cuda vmm",
 		"report --format ":                  "csv html perfetto",
 		"pause --to ":                       "disk host",
 		"pause --timeout ":                  "",

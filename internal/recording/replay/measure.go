@@ -20,7 +20,7 @@ func measureTime(t *trace.Trace, o Options, result *Result) error {
 	}
 	at := make([]uintptr, t.Blocks+1)
 	first, err := fastest(func() (time.Duration, error) {
-		p, err := o.pool(o.Place.fresh().source())
+		p, err := o.pool(newMeter(o.Limit).source())
 		if err != nil {
 			return 0, err
 		}
@@ -29,7 +29,7 @@ func measureTime(t *trace.Trace, o Options, result *Result) error {
 	if err != nil {
 		return err
 	}
-	p, err := o.pool(o.Place.fresh().source())
+	p, err := o.pool(newMeter(o.Limit).source())
 	if err != nil {
 		return err
 	}
@@ -86,8 +86,7 @@ func play(p pool.Pool, events []trace.Event, at []uintptr) {
 // measureMetadata returns by how much the Go heap grows while the pool does the operations up to the peak.
 func measureMetadata(t *trace.Trace, o Options, peak int) (uint64, error) {
 	at := make([]uintptr, t.Blocks+1)
-	meter := o.Place.fresh()
-	meter.Source = &pool.Endless{} // without metadata of its own
+	meter := &meter{Source: &pool.Endless{}, limit: o.Limit} // a source without metadata of its own
 	before := heap()
 	p, err := o.pool(meter.source())
 	if err != nil {

@@ -1,32 +1,17 @@
 package replay
 
 import (
-	"errors"
-
 	"tms/internal/recording/trace"
 	"tms/vmm/pool"
 )
 
-// Event is the outcome of one operation.
-type Event struct {
-	Index    int     `json:"index"` // from 0
-	Action   string  `json:"action"`
-	Size     uint64  `json:"size"`    // bytes asked for
-	Address  *uint64 `json:"address"` // of the block made or freed, in sim from the first one on; nil: none
-	Block    uint64  `json:"block"`   // bytes set aside for it
-	Reserved uint64  `json:"reserved"`
-	Error    *string `json:"error"` // nil: none
-}
-
 // observer follows the pool operation by operation.
 type observer struct {
 	result    *Result
-	base      uintptr
 	at        []observed // by the trace's number of the block
 	requested uint64     // bytes live, as asked for
 	live      uint64     // bytes live, as set aside
 	meter     *meter
-	snapshot  *Snapshot // nil: not wanted
 
 	peakLive     uint64
 	peak         int // the operation at which live reached it
@@ -37,83 +22,55 @@ type observer struct {
 type observed struct {
 	pool.Block
 	requested uint64
-	stream    pool.Stream
 }
 
 // observe fills in everything that needs no clock, and returns the operation at which most was live.
 func observe(t *trace.Trace, o Options, result *Result) (peak int, err error) {
-	meter := o.Place.fresh()
-	ob := &observer{result: result, base: o.Place.base, at: make([]observed, t.Blocks+1), meter: meter, peak: -1}
-	if o.Snapshot {
-		ob.snapshot = &Snapshot{segments: map[uintptr]heldSegment{}}
-		meter.changed = ob.snapshot.segment
-		result.Snapshot = ob.snapshot
-	}
-	p, err := o.pool(meter.source())
+	ob := &observer{result: result, at: make([]observed, t.Blocks+1), meter: newMeter(o.Limit), peak: -1}
+	p, err := o.pool(ob.meter.source())
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, p.Destroy()) }()
 	for i, e := range t.Events {
-		event := ob.step(p, i, e)
-		if o.Each != nil {
-			if err := o.Each(event); err != nil {
-				return 0, err
-			}
-		}
+		ob.step(p, i, e)
+		ob.sample()
 	}
-	ob.finish(p)
-	return ob.peak, nil
+	result.Stats = p.Stats()
+	result.SourceCalls = int(result.SourceMallocs + result.SourceFrees + result.SourceFailures)
+	if result.PeakLive > 0 {
+		result.ReservedPerLive = float64(result.PeakReserved) / float64(result.PeakLive)
+	}
+	return ob.peak, p.Destroy()
 }
 
-func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
-	event := Event{Index: i, Action: e.Action.String(), Size: e.Size}
-	b := observed{requested: e.Size, stream: pool.Stream(e.Stream)}
-	var err error
+func (ob *observer) step(p pool.Pool, i int, e trace.Event) {
 	if e.Action == trace.Free {
-		if b = ob.at[e.Block]; b.Address != 0 { // else it was refused
-			err = ob.free(p, e.Block)
+		if b := ob.at[e.Block]; b.Address != 0 && ob.free(p, b) { // else it was refused
+			ob.at[e.Block] = observed{}
 		}
+		return
+	}
+	made, err := p.Malloc(e.Size, pool.Stream(e.Stream))
+	if err != nil || made.Address == 0 {
+		return
+	}
+	b := observed{made, e.Size}
+	ob.begin(b, i)
+	if e.Action == trace.Allocate {
+		ob.at[e.Block] = b
 	} else {
-		if _, ordered := p.(pool.StreamRecorder); ordered && ob.snapshot != nil {
-			ob.snapshot.stream = b.stream
-		}
-		if b.Block, err = p.Malloc(e.Size, b.stream); err != nil {
-			ob.snapshot.note("oom", 0, e.Size, b.stream, ob.meter.left())
-		} else if b.Address != 0 {
-			ob.begin(b, i)
-			if e.Action == trace.Allocate {
-				ob.at[e.Block] = b
-				ob.snapshot.note("alloc", b.Address, b.requested, b.stream, 0)
-			} else if err = p.Free(b.Address); err == nil {
-				ob.end(b)
-			}
-		}
+		ob.free(p, b)
 	}
-	if b.Address != 0 {
-		event.Address, event.Block = new(uint64(b.Address-ob.base)), b.Size
-	}
-	event.Reserved = ob.meter.reserved
-	if err != nil {
-		event.Error = new(err.Error())
-	}
-	ob.sample()
-	return event
 }
 
-func (ob *observer) free(p pool.Pool, number uint32) error {
-	b := ob.at[number]
-	for _, action := range []string{"free_requested", "free_completed"} { // before its segment can go
-		ob.snapshot.note(action, b.Address, b.requested, b.stream, 0)
-	}
+func (ob *observer) free(p pool.Pool, b observed) bool {
 	if err := p.Free(b.Address); err != nil {
 		ob.result.FreeFailures++
-		ob.snapshot.note("alloc", b.Address, b.requested, b.stream, 0)
-		return err
+		return false
 	}
-	ob.end(b)
-	ob.at[number] = observed{}
-	return nil
+	ob.requested -= b.requested
+	ob.live -= b.Size
+	return true
 }
 
 func (ob *observer) begin(b observed, i int) {
@@ -123,11 +80,6 @@ func (ob *observer) begin(b observed, i int) {
 		ob.peakLive, ob.peak = ob.live, i
 		ob.result.Internal = share(ob.live-ob.requested, ob.live)
 	}
-}
-
-func (ob *observer) end(b observed) {
-	ob.requested -= b.requested
-	ob.live -= b.Size
 }
 
 // sample looks at the state after an operation. Reserved mostly stays at its peak for long. Of the operations there,
@@ -140,19 +92,6 @@ func (ob *observer) sample() {
 	}
 	if reserved == ob.peakReserved {
 		ob.result.External = min(ob.result.External, share(reserved-ob.live, reserved))
-	}
-}
-
-func (ob *observer) finish(p pool.Pool) {
-	ob.meter.changed = nil // the trace ends here
-	if ob.snapshot != nil {
-		ob.snapshot.end(p, ob.at)
-	}
-	r := ob.result
-	r.Stats = p.Stats()
-	r.SourceCalls = int(r.SourceMallocs + r.SourceFrees + r.SourceFailures)
-	if r.PeakLive > 0 {
-		r.ReservedPerLive = float64(r.PeakReserved) / float64(r.PeakLive)
 	}
 }
 

@@ -17,16 +17,13 @@ import (
 type Options struct {
 	Kind     string
 	Settings []string // of the pool, each k=v
-	Place    *Place
-	Each     func(Event) error // called for each operation, unless nil
-	Snapshot bool              // fill in Result.Snapshot
+	Limit    uint64   // the most bytes that the pool may hold; 0: no limit
 }
 
 // Result is the outcome of a trace. Sizes are in bytes.
 type Result struct {
 	Trace    string `json:"trace"`
 	Settings string `json:"options"`
-	Source   string `json:"source"`
 
 	Operations int     `json:"operations"`
 	First      float64 `json:"ns_per_op"`       // on an empty pool, with the source's time
@@ -41,16 +38,12 @@ type Result struct {
 	Internal        float64 `json:"internal_fragmentation"` // the part of live not asked for, at the peak of live
 	External        float64 `json:"external_fragmentation"` // the part of reserved not live, at the peak of reserved
 	Metadata        uint64  `json:"metadata_bytes"`         // of host memory, at the peak of live
-
-	Snapshot *Snapshot `json:"-"`
 }
 
-// Check returns an error if no pool can be made with the options. Errors: pool.ErrOption, the place's.
+// Check returns an error if no pool can be made with the options. Errors: pool.ErrOption.
 func Check(o Options) error {
-	return o.Place.visit(func() error {
-		_, err := o.pool(o.Place.fresh().source())
-		return err
-	})
+	_, err := o.pool(newMeter(o.Limit).source())
+	return err
 }
 
 func (o Options) pool(source pool.Source) (pool.Pool, error) {
@@ -61,24 +54,18 @@ func (o Options) pool(source pool.Source) (pool.Pool, error) {
 	return kinds.New(o.Kind, source, settings)
 }
 
-// Run replays a trace: once to look at every operation, then several times for the time, then once up to its peak for
-// the size of the metadata. It frees blocks that the trace leaves live. An operation that the pool refuses is part of
-// the result. Errors: pool.ErrOption, what Each returns, the place's.
+// Run replays a trace over bare addresses: once to look at every operation, then several times for the time, then once
+// up to its peak for the size of the metadata. It frees blocks that the trace leaves live. An operation that the pool
+// refuses is part of the result. Errors: pool.ErrOption.
 func Run(t *trace.Trace, o Options) (*Result, error) {
-	result := &Result{
-		Trace: t.Name, Settings: strings.Join(o.Settings, ","), Source: o.Place.name, Operations: len(t.Events),
+	result := &Result{Trace: t.Name, Settings: strings.Join(o.Settings, ","), Operations: len(t.Events)}
+	peak, err := observe(t, o, result)
+	if err == nil {
+		err = measureTime(t, o, result)
 	}
-	err := o.Place.visit(func() error {
-		peak, err := observe(t, o, result)
-		if err != nil {
-			return err
-		}
-		if err := measureTime(t, o, result); err != nil {
-			return err
-		}
+	if err == nil {
 		result.Metadata, err = measureMetadata(t, o, peak)
-		return err
-	})
+	}
 	return result, err
 }
 
