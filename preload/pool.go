@@ -20,15 +20,8 @@ import (
 // handles has the pools of C programs, by what their tms_pool pointers hold.
 var handles lifetime.Handles
 
-// What a pool of another kind can do.
-var (
-	errStreams = cuda.Refuse(cuda.NotSupported,
-		"a pool of this kind ignores streams, and holds nothing back for them; caching does")
-	errSnapshot = cuda.Refuse(cuda.NotSupported,
-		"a pool of this kind has no snapshot; caching and bfc have")
-	errAccumulated = cuda.Refuse(cuda.NotSupported,
-		"the statistics of a pool of this kind have no sums of all there was; those of caching have")
-)
+var errStreams = cuda.Refuse(cuda.NotSupported,
+	"a pool of this kind ignores streams, and holds nothing back for them; caching does")
 
 // newSource makes the source of a pool's segments.
 func newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
@@ -151,35 +144,10 @@ func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
 	return text
 }
 
-//export tmsPoolSnapshot
-func tmsPoolSnapshot(handle C.uintptr_t) (text *C.char) {
-	withPool(handle, func(p pool.Pool) (err error) {
-		s, ok := p.(pool.Snapshotter)
-		if !ok {
-			return errSnapshot
-		}
-		text, err = marshalled(s.Snapshot())
-		return err
-	})
-	return text
-}
-
 //export tmsPoolResetPeakStats
 func tmsPoolResetPeakStats(handle C.uintptr_t) C.int {
 	return withPool(handle, func(p pool.Pool) error {
 		p.ResetPeakStats()
-		return nil
-	})
-}
-
-//export tmsPoolResetAccumulatedStats
-func tmsPoolResetAccumulatedStats(handle C.uintptr_t) C.int {
-	return withPool(handle, func(p pool.Pool) error {
-		a, ok := p.(pool.Accumulator)
-		if !ok {
-			return errAccumulated
-		}
-		a.ResetAccumulatedStats()
 		return nil
 	})
 }

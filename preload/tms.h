@@ -229,15 +229,8 @@ int tms_pool_trim(tms_pool *pool, size_t *released);
 /* Writes the pool's statistics as JSON, like tms_stats_json; 0: there is no such pool. */
 size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
 
-/* Writes the use of every byte that the pool holds as JSON, like tms_stats_json: for "caching" the list that
- * torch.cuda.memory_snapshot returns, for "bfc" the fields of TensorFlow's bfc_memory_map.proto. 0: another kind, or no
- * such pool (tms_last_error says which). */
-size_t tms_pool_snapshot_json(tms_pool *pool, char *buffer, size_t capacity);
-
-/* Sets the peaks in the statistics to the current values (torch.cuda.reset_peak_memory_stats), or the sums of "caching"
- * to 0 (torch.cuda.reset_accumulated_memory_stats; 801 for other kinds). */
+/* Sets the peaks in the statistics to the current values (torch.cuda.reset_peak_memory_stats). */
 int tms_pool_reset_peak_stats(tms_pool *pool);
-int tms_pool_reset_accumulated_stats(tms_pool *pool);
 
 /* Gives back all segments, even with live allocations, and ends the pool. Other threads may be calling the pool: their
  * allocations are gone, and from now on they get 1 and "the pool was destroyed". After an error the pool is still there
@@ -279,9 +272,7 @@ void tms_torch_pool_release_pool(int device, struct tms_torch_pool_id id);
  * pausable) and stats. */
 size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
 
-/* As tms_pool_snapshot_json and tms_pool_reset_peak_stats, for PyTorch's pools: the snapshot is a list of objects with
- * device, tag and segments; 0 for kinds other than "caching". */
-size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity);
+/* As tms_pool_reset_peak_stats, for PyTorch's pools. */
 int tms_torch_pool_reset_peak_stats(void);
 
 /* Sets of device memory that no process owns (docs/kept.md). A process makes a set chunk by chunk, fills it, and seals

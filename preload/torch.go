@@ -103,18 +103,6 @@ func tmsTorchPoolStats() (text *C.char) {
 	return text
 }
 
-//export tmsTorchPoolSnapshot
-func tmsTorchPoolSnapshot() (text *C.char) {
-	forTorch(func() error {
-		all, err := torchPools.Snapshots()
-		if err == nil {
-			text, err = marshalled(all)
-		}
-		return err
-	})
-	return text
-}
-
 //export tmsTorchPoolResetPeakStats
 func tmsTorchPoolResetPeakStats() C.int {
 	return forTorch(func() error {

@@ -135,7 +135,7 @@ __asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu
 	"tms_live, "
 	"tms_pause, tms_pause_everything, tms_pause_gated, tms_pause_tags, tms_pause_within, tms_pool_create, "
 	"tms_pool_destroy, tms_pool_free, tms_pool_malloc, tms_pool_record_stream, "
-	"tms_pool_reset_accumulated_stats, tms_pool_reset_peak_stats, tms_pool_snapshot_json, tms_pool_stats_json, "
+	"tms_pool_reset_peak_stats, tms_pool_stats_json, "
 	"tms_pool_trim, tms_prepare, tms_resume, tms_resume_tags, tms_resume_within, tms_serve, tms_set_backup, "
 	"tms_set_cpu_backup_backend, tms_set_current_tag, tms_set_disk_backup_dir, tms_set_enable_cpu_backup, "
 	"tms_set_enable_disk_backup, tms_set_enable_incremental_backup, "

@@ -65,9 +65,6 @@ static void outside(void)
 	CHECK(number(pool, "\"peak_live_bytes\"") > 0);
 	EXPECT(tms_pool_reset_peak_stats(pool), 0);
 	EXPECT(number(pool, "\"peak_live_bytes\""), 0);
-	bool tells = strcmp(kind, "caching") == 0 || strcmp(kind, "bfc") == 0;
-	CHECK((tms_pool_snapshot_json(pool, NULL, 0) > 0) == tells);
-	EXPECT(tms_pool_reset_accumulated_stats(pool), strcmp(kind, "caching") == 0 ? 0 : 801);
 	size_t held = before - free_bytes();
 	EXPECT(tms_pool_trim(pool, &released), 0);
 	EXPECT(released, held);
@@ -127,9 +124,7 @@ static void errors(void)
 	EXPECT(tms_pool_trim(nowhere, NULL), 1);
 	FAILS(tms_pool_destroy(NULL), 1, "the pool is NULL");
 	EXPECT(tms_pool_stats_json(nowhere, NULL, 0), 0);
-	EXPECT(tms_pool_snapshot_json(nowhere, NULL, 0), 0);
 	EXPECT(tms_pool_reset_peak_stats(nowhere), 1);
-	EXPECT(tms_pool_reset_accumulated_stats(nowhere), 1);
 
 	EXPECT(tms_pool_create(&pool, kind, options, -1), 0);
 	EXPECT(tms_pool_malloc(pool, NULL, 1, NULL), 1);

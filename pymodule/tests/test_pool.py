@@ -85,30 +85,11 @@ def test_host_memory(kind: str, memory: str) -> None:
     pool.close()
 
 
-def test_snapshot() -> None:
+def test_a_closed_pool() -> None:
     with tms.pool("caching") as pool:
-        address = pool.malloc(700)
-        (segment,) = pool.snapshot()
-        assert segment["address"] == address
-        assert segment["total_size"] == 2 * MiB
-        assert [block["state"] for block in segment["blocks"]] == ["active_allocated", "inactive"]
-        pool.free(address)
-        assert pool.stats()["detail"]["allocated_bytes"]["all"]["freed"] == 1024
-        pool.reset_accumulated_stats()
-        assert pool.stats()["detail"]["allocated_bytes"]["all"]["freed"] == 0
+        pass
     with pytest.raises(tms.TmsError, match="closed"):
-        pool.snapshot()
-    with tms.pool("bfc") as pool:
-        address = pool.malloc(700)
-        chunks = pool.snapshot()["chunk"]
-        assert [chunk["in_use"] for chunk in chunks] == [True, False]
-        with pytest.raises(tms.NotSupportedError, match="those of caching have"):
-            pool.reset_accumulated_stats()
-    with (
-        tms.pool("naive") as pool,
-        pytest.raises(tms.NotSupportedError, match="caching and bfc have"),
-    ):
-        pool.snapshot()
+        pool.stats()
 
 
 def test_rounding_as_pytorch_writes_it() -> None:
@@ -254,8 +235,6 @@ def test_use_allocator(model: Model) -> None:
     entries = {entry["tag"]: entry for entry in tms.allocator_stats()}
     assert entries[None]["stats"]["requested_bytes"] >= MiB
     assert entries["model"]["stats"]["requested_bytes"] == 3 * MiB
-    snapshots = {entry["tag"]: entry["segments"] for entry in tms.allocator_snapshot()}
-    assert [segment["requested_size"] for segment in snapshots["model"]] == [3 * MiB]
     before = cuda.free_memory()
     with tms.paused("model"):
         assert cuda.free_memory() > before

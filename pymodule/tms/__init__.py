@@ -51,7 +51,6 @@ from ._live import live as live
 from ._pool import (
     Pool as Pool,
     allocator as allocator,
-    allocator_snapshot as allocator_snapshot,
     allocator_stats as allocator_stats,
     pool as pool,
     reset_allocator_peak_stats as reset_allocator_peak_stats,

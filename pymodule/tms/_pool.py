@@ -109,36 +109,11 @@ class Pool:
             self._check(1, "reading a pool's statistics")
         return cast("dict[str, Any]", json.loads(text))
 
-    def snapshot(self) -> Any:
-        """Returns the use of every byte that the pool holds.
-
-        For "caching" it is the list that torch.cuda.memory_snapshot returns: segments by address,
-        with their blocks. For "bfc" it is a dict with the fields of TensorFlow's
-        bfc_memory_map.proto.
-
-        Raises:
-            NotSupportedError: the pool has another kind.
-        """
-        text = read(self._library.c.tms_pool_snapshot_json, self._handle)
-        if not text:
-            code = 1 if self._closed else 801
-            self._check(code, "taking a snapshot of a pool")
-        return json.loads(text)
-
     def reset_peak_stats(self) -> None:
         """Sets the peaks in `stats` to the current values (torch.cuda.reset_peak_memory_stats)."""
         self._check(
             self._library.c.tms_pool_reset_peak_stats(self._handle), "resetting a pool's peaks"
         )
-
-    def reset_accumulated_stats(self) -> None:
-        """Sets the sums in `stats` to 0 (torch.cuda.reset_accumulated_memory_stats).
-
-        Raises:
-            NotSupportedError: the kind is not "caching".
-        """
-        code = self._library.c.tms_pool_reset_accumulated_stats(self._handle)
-        self._check(code, "resetting a pool's sums")
 
     def close(self) -> None:
         """Gives all segments back, with all live allocations. A second call does nothing."""
@@ -227,22 +202,6 @@ def allocator_stats() -> list[dict[str, Any]]:
     `Pool.stats` returns them.
     """
     return cast("list[dict[str, Any]]", json.loads(read(load().c.tms_torch_pool_stats_json)))
-
-
-def allocator_snapshot() -> list[dict[str, Any]]:
-    """Returns the use of the memory of the pools that serve PyTorch, of kind "caching".
-
-    There is one dict for each device and tag: "device", "tag" (None: not pausable) and "segments",
-    as torch.cuda.memory_snapshot returns them.
-
-    Raises:
-        NotSupportedError: the pools are of another kind.
-    """
-    library = load()
-    text = read(library.c.tms_torch_pool_snapshot_json)
-    if not text:
-        _check(library, 801, "taking a snapshot of PyTorch's allocator")
-    return cast("list[dict[str, Any]]", json.loads(text))
 
 
 def reset_allocator_peak_stats() -> None:

@@ -166,8 +166,6 @@ func (b bench) trim(bytes uint64, why ...any) {
 	require.Equal(b.t, bytes, released, why...)
 }
 
-func (b bench) snapshot() []Segment { return b.Snapshot().([]Segment) }
-
 func (b bench) detail() *Detail { return b.Stats().Detail.(*Detail) }
 
 // check walks all metadata: blocks tile their segments, no two neighbours are free, exactly the free ones are in
@@ -177,7 +175,7 @@ func check(t *testing.T, p *Pool) {
 	var want struct{ allocated, active, split, requested, blocks, splits, free int64 }
 	for _, r := range p.table.Regions() {
 		end, before := r.Address, none
-		for h := range p.table.In(r) {
+		for h := r.First; h != none; h = p.at(h).Next {
 			b := p.at(h)
 			require.Equal(t, before, b.Previous)
 			before = h

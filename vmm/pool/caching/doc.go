@@ -11,5 +11,5 @@
 //	release.go    release_available_cached_blocks, release_cached_blocks, release_block, garbage_collect_cached_blocks
 //	blockpool.go  BlockPool, get_pool, PrivatePool; notifyCaptureBegin, notifyCaptureEnd, notifyCaptureDestroy are in
 //	              package multistream too
-//	stats.go      DeviceStats; snapshot.go: SegmentInfo
+//	stats.go      DeviceStats
 package caching

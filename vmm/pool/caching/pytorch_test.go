@@ -243,7 +243,7 @@ func (r *replay) do(line string) (answer string) {
 		r.ResetPeakStats()
 	case "A":
 		before := r.Stats()
-		r.ResetAccumulatedStats()
+		r.resetSums()
 		before.Detail = r.Stats().Detail
 		require.Equal(r.t, before, r.Stats(), "only sums are reset")
 	case "s":

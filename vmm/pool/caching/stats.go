@@ -184,13 +184,6 @@ func (p *Pool) ResetPeakStats() {
 	}
 }
 
-func (p *Pool) ResetAccumulatedStats() {
-	p.Lock()
-	defer p.Unlock()
-	p.eachStat(func(s *stat) { s.Allocated, s.Freed = 0, 0 })
-	p.retries, p.ooms = 0, 0
-}
-
 func (p *Pool) eachStat(visit func(*stat)) {
 	for _, c := range []*counters{&p.stats.small, &p.stats.large} {
 		for quantity := range c {

@@ -33,7 +33,7 @@ func TestSnapshot(t *testing.T) {
 	large, small := b.malloc(15*mib, 0), b.malloc(700, 3)
 	b.free(large)
 	b.malloc(12*mib, 0)
-	require.Equal(t, []Segment{
+	require.Equal(t, []segmentInfo{
 		{Device: 2, Address: large, Size: 16 * mib, Allocated: 12 * mib, Active: 12 * mib, Requested: 12 * mib,
 			Type: "large", Blocks: []blockInfo{
 				{Size: 12 * mib, Requested: 12 * mib, State: "active_allocated"},

@@ -1,7 +1,6 @@
 package kinds_test
 
 import (
-	"encoding/json"
 	"errors"
 	"testing"
 
@@ -12,8 +11,6 @@ import (
 )
 
 func (m *made) bfc() bfc.Detail { return m.Stats().Detail.(bfc.Detail) }
-
-func (m *made) dump() bfc.MemoryDump { return m.Pool.(*bfc.Pool).Snapshot().(bfc.MemoryDump) }
 
 // What TestBFCAgainstModel does not come to.
 func TestBFCSplitting(t *testing.T) {
@@ -59,11 +56,9 @@ func TestBFCRegionsThatTouchAreJoinedWhereTheSourceCan(t *testing.T) {
 		if !joins {
 			p.refuses(508*mib, pool.ErrOutOfMemory)
 			require.EqualValues(t, 252*mib, p.bfc().LargestFreeBlockBytes)
-			require.Len(t, p.dump().Regions, 8)
 			continue
 		}
 		b := p.malloc(508 * mib)
-		require.Len(t, p.dump().Regions, 1)
 		p.free(b)
 		require.EqualValues(t, 256*mib, p.trim(), "each region can be given back by itself")
 		p.free(blocks[127])
@@ -212,51 +207,4 @@ func TestBFCDetail(t *testing.T) {
 	p.free(blocks[1])
 	require.Zero(t, p.bfc().FragmentationMetric)
 	require.Zero(t, newPool(t, "bfc", gib, "").bfc().BytesLimit)
-}
-
-func TestBFCMemoryDump(t *testing.T) {
-	p := newPool(t, "bfc", 6*mib, "")
-	a, b, c := p.malloc(1000), p.malloc(64*kib), p.malloc(1024)
-	far := p.malloc(3 * mib)
-	p.free(b)
-	d := p.dump()
-	require.Equal(t, []bfc.RegionDump{{Address: base, Size: 2 * mib}, {Address: base + 2*mib, Size: 4 * mib}},
-		d.Regions)
-	require.Equal(t, []bfc.ChunkDump{
-		{Address: a.Address, Size: 1024, RequestedSize: 1000, Bin: -1, InUse: true},
-		{Address: b.Address, Size: 64 * kib, Bin: 8},
-		{Address: c.Address, Size: 1024, RequestedSize: 1024, Bin: -1, InUse: true},
-		{Address: c.Address + 1024, Size: 2*mib - 66*kib, Bin: 12},
-		{Address: far.Address, Size: 4 * mib, RequestedSize: 3 * mib, Bin: -1, InUse: true},
-	}, d.Chunks)
-	require.Len(t, d.Bins, 21)
-	require.Equal(t, bfc.BinSummary{Bin: 2, TotalBytesInUse: 2048, TotalBytesInBin: 2048, TotalChunksInUse: 2,
-		TotalChunksInBin: 2, TotalRequestedBytesInUse: 2024}, d.Bins[2])
-	require.Equal(t, bfc.BinSummary{Bin: 8, TotalBytesInBin: 64 * kib, TotalChunksInBin: 1}, d.Bins[8])
-	require.Equal(t, p.bfc(), d.Stats)
-}
-
-func TestBFCMemoryDumpAsJSON(t *testing.T) {
-	p := newPool(t, "bfc", gib, "memory_limit=1GiB")
-	empty, err := json.Marshal(p.dump())
-	require.NoError(t, err)
-	require.Contains(t, string(empty), `"chunk":[]`)
-
-	b := p.malloc(1000)
-	text, err := json.Marshal(p.dump())
-	require.NoError(t, err)
-	var got struct {
-		Name  string              `json:"allocator_name"`
-		Bins  []map[string]uint64 `json:"bin_summary"`
-		Chunk []map[string]any    `json:"chunk"`
-		Stats map[string]float64  `json:"stats"`
-	}
-	require.NoError(t, json.Unmarshal(text, &got))
-	require.Equal(t, "bfc", got.Name)
-	require.Equal(t, map[string]uint64{"bin": 2, "total_bytes_in_use": 1024, "total_bytes_in_bin": 1024,
-		"total_chunks_in_use": 1, "total_chunks_in_bin": 1, "total_requested_bytes_in_use": 1000}, got.Bins[2])
-	require.Equal(t, map[string]any{"address": float64(b.Address), "size": 1024.0, "requested_size": 1000.0,
-		"bin": -1.0, "in_use": true}, got.Chunk[0])
-	require.EqualValues(t, gib, got.Stats["bytes_limit"])
-	require.Contains(t, got.Stats, "fragmentation_metric")
 }

@@ -22,9 +22,6 @@ var (
 		"allocates, as tms.use_allocator does")
 
 	ErrChosen = cuda.Refuse(cuda.InvalidValue, "it is one choice for the life of a process")
-
-	// ErrNoSnapshot: other kinds have a pool for each stream, and so no snapshot of all their memory.
-	ErrNoSnapshot = cuda.Refuse(cuda.NotSupported, "under PyTorch only a pool of kind caching has a snapshot")
 )
 
 // Memory is the kind of memory that a pool's segments are. Each kind has a pool.
@@ -266,26 +263,6 @@ func (p *Pools) Stats() []Stats {
 		all = append(all, Stats{Device: e.Device, Tag: e.tag(), Stats: e.pool.Stats()})
 	}
 	return all
-}
-
-// Snapshot has the snapshot of one pool.
-type Snapshot struct {
-	Device   int     `json:"device"`
-	Tag      *string `json:"tag"` // nil: not pausable
-	Segments any     `json:"segments"`
-}
-
-// Snapshots lists the pools' snapshots in the order in which they were made; never nil. Errors: ErrNoSnapshot.
-func (p *Pools) Snapshots() ([]Snapshot, error) {
-	all := []Snapshot{}
-	for _, e := range p.made() {
-		s, ok := e.pool.(pool.Snapshotter)
-		if !ok {
-			return nil, ErrNoSnapshot
-		}
-		all = append(all, Snapshot{e.Device, e.tag(), s.Snapshot()})
-	}
-	return all, nil
 }
 
 // ResetPeakStats is pool.Pool.ResetPeakStats, of all pools.

@@ -3,8 +3,6 @@
 package chunks
 
 import (
-	"iter"
-
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/ledger"
 	"tms/vmm/pool/internal/ordered"
@@ -135,17 +133,4 @@ func (t *Table[T]) GiveAll(give func(Handle)) {
 		give(h)
 	}
 	clear(t.live)
-}
-
-// In yields the chunks of a region by address. Meanwhile the caller may drop only the one yielded last.
-func (t *Table[T]) In(r Segment) iter.Seq[Handle] {
-	return func(yield func(Handle) bool) {
-		for h := r.First; h != None; {
-			next := t.chunks[h].Next
-			if !yield(h) {
-				return
-			}
-			h = next
-		}
-	}
 }

@@ -18,7 +18,7 @@ func tiles[T any](t *testing.T, table *Table[T]) (all [][]int) {
 	for _, r := range table.Regions() {
 		var sizes []int
 		at, before := r.Address, None
-		for h := range table.In(r) {
+		for h := r.First; h != None; h = table.At(h).Next {
 			c := table.At(h)
 			require.Equal(t, at, c.Address)
 			require.Equal(t, before, c.Previous)
@@ -234,7 +234,7 @@ func requireListed(t *testing.T, b *BestFit) {
 	t.Helper()
 	free, largest := 0, uint64(0)
 	for _, r := range b.Regions() {
-		for h := range b.In(r) {
+		for h := r.First; h != None; h = b.At(h).Next {
 			c := b.At(h)
 			if c.Taken() {
 				continue
