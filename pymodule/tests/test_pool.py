@@ -1,17 +1,14 @@
-"""Pools from Python, as the allocator of PyTorch (a model of it), and traces of PyTorch's history.
+"""Pools from Python, and as the allocator of PyTorch (a model of it).
 
 gpu/ tests the real PyTorch.
 """
 
 from __future__ import annotations
 
-import csv
 import ctypes
-import datetime
 import sys
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import children
@@ -303,45 +300,3 @@ def test_allocator(model: Model) -> None:
     sys.modules["torch"].cuda.is_available = lambda: False
     with pytest.raises(tms.NotSupportedError, match="no CUDA device"):
         tms.allocator("caching").__enter__()
-
-
-def actions(file: Path) -> list[list[str]]:
-    with open(file) as lines:
-        rows = list(csv.reader(lines))
-    assert rows[0] == ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]
-    return [row[2:] for row in rows[1:]]
-
-
-def test_trace_from_memory_history(tmp_path: Path) -> None:
-    def entry(action: str, address: int, size: int, time: int, stream: int = 0) -> dict[str, Any]:
-        made = {"action": action, "size": size, "stream": stream, "time_us": time, "frames": []}
-        made["device_free" if action == "oom" else "addr"] = address
-        return made
-
-    start = int(datetime.datetime(2026, 1, 2, 3, 4, 5).timestamp() * 1_000_000)
-    first = [
-        entry("segment_alloc", 4096, 2 * MiB, start),
-        entry("alloc", 4096, 100, start + 1),
-        entry("free_requested", 8192, 64, start + 2),  # made before the recording began
-        entry("free_completed", 8192, 64, start + 2),
-        entry("free_requested", 4096, 100, start + 4, 16),
-        entry("alloc", 8192, 300, start + 5, 16),
-        entry("free_completed", 4096, 100, start + 6),
-        entry("oom", 12345, 1 << 40, start + 7),
-        entry("snapshot", 0, 0, start + 8),
-    ]
-    second = [entry("alloc", 1 << 40, 700, start + 3)]
-    file = tmp_path / "trace.csv"
-    assert tms.trace_from_memory_history({"device_traces": [first, second]}, file) == 5
-    assert actions(file) == [
-        ["allocate", "0x1000", "100", "0x0"],
-        ["allocate", "0x10000000000", "700", "0x0"],
-        ["free", "0x1000", "100", "0x10"],
-        ["allocate", "0x2000", "300", "0x10"],
-        ["allocate failure", "0x0", str(1 << 40), "0x0"],
-    ]
-    assert file.read_text().splitlines()[1] == "0,03:04:05.000001,allocate,0x1000,100,0x0"
-    for empty in ({}, {"device_traces": [[], []]}):
-        with pytest.raises(ValueError, match="_record_memory_history"):
-            tms.trace_from_memory_history(empty, tmp_path / "none.csv")
-    assert not (tmp_path / "none.csv").exists()

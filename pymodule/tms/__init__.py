@@ -59,7 +59,6 @@ from ._pool import (
 from ._progress import Progress as Progress
 from ._region import disable as disable, exclude as exclude, region as region
 from ._subprocess import configure_subprocess as configure_subprocess
-from ._trace import trace_from_memory_history as trace_from_memory_history
 from ._version import version as version
 
 __version__ = version
