@@ -219,9 +219,7 @@ EXPORT int tms_pause_everything(double timeout)
 {
 	uint64_t bytes = 0;
 	operation_result(0);
-	int code = operation_allowed();
-	if (code == SUCCESS)
-		code = everything_pause(timeout, &bytes);
+	int code = everything_pause(timeout, &bytes);
 	operation_result(bytes);
 	return code;
 }
@@ -229,10 +227,8 @@ EXPORT int tms_pause_everything(double timeout)
 /* tags: NULL: all; seconds: less than 0: tms_set_resume_wait's. */
 static int resume(const char *const *tags, double seconds)
 {
-	int code = operation_allowed();
-	if (code == SUCCESS)
-		/* any driver call would wait for that */
-		code = everything_restore(seconds < 0 ? tms_get_resume_wait() : seconds);
+	/* any driver call would wait for that */
+	int code = everything_restore(seconds < 0 ? tms_get_resume_wait() : seconds);
 	return code == SUCCESS ? operation_transition(OPERATION_RESUME, tags, NULL, seconds) : code;
 }
 

@@ -168,7 +168,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 			return 0, err
 		}
 	}
-	options.Gated, options.Capturing, options.Progress = true, false, nil
+	options.Gated, options.Capturing = true, false
 	options.Importers = max(0, min(options.Importers, time.Until(deadline)))
 	if freed, err = e.Pause(options); err == nil && how.nccl != nil {
 		how.nccl.outcome = tellNCCL(held)

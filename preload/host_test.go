@@ -171,8 +171,6 @@ func TestHosts(t *testing.T) {
 		{"devices both", "CUDASIM_DEVICES=2"}, {"devices ordered", "CUDASIM_DEVICES=2"},
 		{"devices runtime", "CUDASIM_DEVICES=2"}, {"devices driver", "CUDASIM_DEVICES=2"},
 		{"devices release", "CUDASIM_DEVICES=2"},
-		{"waiting device", "CUDASIM_DEVICES=2"}, {"waiting malloc", "CUDASIM_DEVICES=2"},
-		{"waiting inside", "CUDASIM_DEVICES=2"}, {"waiting thread", "CUDASIM_DEVICES=2"},
 		{"waiting preparing", ""}, {"tags together", ""}, {"tags odd", ""},
 		{"destructor", ""}, {"vanish cancelled", ""}, {"vanish jumped", ""},
 	} {

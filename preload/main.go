@@ -30,7 +30,6 @@ import (
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/pool/source"
-	"tms/vmm/stats"
 )
 
 func main() {}
@@ -309,11 +308,6 @@ func texts(list **C.char) []string {
 //export tmsOperation
 func tmsOperation(operation *C.struct_operation) {
 	options := optionsOf(operation)
-	if operation.report {
-		options.Progress = func(p stats.Progress) {
-			C.operation_progress(C.int(p.Device), words(p.Operation), C.uint64_t(p.Done), C.uint64_t(p.Total))
-		}
-	}
 	options.Keep = texts(operation.keep)
 	options.Tags = append(texts(operation.tags), options.Keep...)
 	kind, force := operation.kind, bool(operation.force)

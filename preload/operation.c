@@ -1,5 +1,5 @@
 /* operation runs pauses, resumes and other long work on a thread of the Go runtime, while the caller waits with its
- * signals unblocked and its CUDA context untouched. It also tells the host's callback how far they are. */
+ * signals unblocked and its CUDA context untouched. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -8,57 +8,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-/* What tms_set_progress_callback was given, replaced as a whole. */
-struct progress {
-	tms_progress_callback callback;
-	void *user;
-};
-static _Atomic(struct progress *) progress; /* NULL: none */
-static _Atomic int progress_readers;
-
-/* Without a lock that a fork could leave held. */
-static struct progress progress_now(void)
-{
-	atomic_fetch_add(&progress_readers, 1);
-	struct progress *set = atomic_load(&progress), now = set ? *set : (struct progress){NULL, NULL};
-	atomic_fetch_sub(&progress_readers, 1);
-	return now;
-}
-
-EXPORT void tms_set_progress_callback(tms_progress_callback callback, void *user)
-{
-	struct progress *fresh = NULL;
-	if (unlikely(go_now() == GO_DEAD)) { /* as in run; no operation will be reported here */
-		go_start();
-		return;
-	}
-	if (callback) {
-		fresh = malloc(sizeof *fresh);
-		if (!fresh) {
-			error_fail(ERROR_MEMORY_ALLOCATION, "no host memory to keep the callback; it is as before");
-			return;
-		}
-		*fresh = (struct progress){callback, user};
-	}
-	struct progress *before = atomic_exchange(&progress, fresh);
-	if (atomic_load(&progress_readers) == 0) /* else one may be reading it: 16 bytes are leaked */
-		free(before);
-}
-
-/* Whether this thread is in the callback: an operation waits for that, so the callback must not wait for an
- * operation. */
-static __thread bool reporting __attribute__((tls_model("initial-exec")));
-
-HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total)
-{
-	struct progress now = progress_now();
-	if (!now.callback || gate_is_shut()) /* it may wait for a lock of a thread that the gate holds */
-		return;
-	reporting = true;
-	now.callback(device, kind, done, total, now.user);
-	reporting = false;
-}
 
 /* What the thread's last operation freed, or mapped. */
 static __thread uint64_t last_bytes __attribute__((tls_model("initial-exec")));
@@ -98,22 +47,11 @@ static void release(struct operation *operation)
 	free(operation);
 }
 
-HIDDEN int operation_allowed(void)
-{
-	if (!reporting)
-		return SUCCESS;
-	return error_fail(ERROR_NOT_SUPPORTED,
-			  "called from a progress callback, whose own operation has not ended; call it when "
-			  "that has returned");
-}
-
 /* Runs the operation on a thread of the Go runtime, and waits. The caller may never come back from waiting (it
  * is cancelled, or a handler jumps out), so what both use is not on its stack; some hundred bytes are then leaked. */
 static int run(const struct operation *asked)
 {
-	int code = operation_allowed();
-	if (code == SUCCESS)
-		code = go_start(); /* in a child, malloc's lock may be held forever for another thread */
+	int code = go_start(); /* in a child, malloc's lock may be held forever for another thread */
 	if (code != SUCCESS)
 		return code;
 	struct operation *operation = malloc(sizeof *operation + THREAD_TEXT_SIZE);
@@ -189,7 +127,6 @@ HIDDEN int operation_transition(int kind, const char *const *tags, const char *c
 		.keep = keep,
 		.wait = wait,
 		.force = kind == OPERATION_PAUSE_GATED && region_config.pause_force,
-		.report = progress_now().callback != NULL,
 	};
 	operation_settings(&operation, getenv("TMPDIR"));
 	return run(&operation);

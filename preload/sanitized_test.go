@@ -44,7 +44,6 @@ const ofGo = "^Test(Pool|PoolUnderAProgramThatKnowsNone|ManyTags|RequestsThatAre
 
 // leaking are the hosts that are not searched for leaks, and why.
 var leaking = map[string]string{
-	"forks":              "tms_set_progress_callback leaves 16 bytes to the process where another thread may be reading them",
 	"limits descriptors": "LeakSanitizer needs a descriptor",
 	"majors":             "LeakSanitizer cannot stop a process that has libraries loaded for itself alone",
 	"reopened":           "what the simulator has is left when it is unloaded",

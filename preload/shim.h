@@ -140,7 +140,6 @@ struct operation {
 	struct ipc_handle ipc; /* for an import; for a close, id is the address */
 	int device;	       /* for an import */
 	bool force;  /* for a gated pause */
-	bool report; /* to operation_progress */
 	int code;
 	uint64_t bytes; /* of device memory that were freed or mapped; after an import, the address or the handle */
 	sem_t done;
@@ -149,7 +148,6 @@ struct operation {
 };
 /* Fills in the process's settings; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);
-HIDDEN int operation_allowed(void);		/* a code: refused in a progress callback */
 /* The lists are operation's; ONE_TAG makes one of a tag or NULL. */
 HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait);
 #define ONE_TAG(tag) ((tag) ? (const char *const[]){(tag), NULL} : NULL)
@@ -159,7 +157,6 @@ HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* 
 /* Imports another process's memory. While that is paused there it waits, as long as the gate stops this process too. */
 HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
-HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
 /* control.c: the socket through which others steer the process. */
 struct control_environment {

@@ -89,9 +89,8 @@ int tms_resume(const char *tag);
  * safepoint, before their next launch, copy, fill, or other call that gives a device work. It waits for the work that
  * they have submitted, and lets them go on when everything that gated pauses have paused is resumed or freed. It also
  * waits for streams that are being captured, and no thread begins a capture meanwhile. Threads still allocate, free and
- * synchronize. The call needs libtms_reach.so, preloaded behind libtms.so (tms run does that). The library calls no
- * progress callback while threads wait. The waiting threads keep their locks, such as Python's GIL, so the thread that
- * resumes must need none of those.
+ * synchronize. The call needs libtms_reach.so, preloaded behind libtms.so (tms run does that). The waiting threads keep
+ * their locks, such as Python's GIL, so the thread that resumes must need none of those.
  *
  * timeout is in seconds, for everything that comes before contents are saved. Within it the library tries several
  * moments, and lets the threads go on in between: a host function may wait for a stopped thread. After that time the
@@ -171,13 +170,6 @@ int tms_live(const void *address, size_t size, const tms_range *ranges, size_t c
  * pause then runs at the speed of the link. Without wait the call returns at once, pinning goes on in the background,
  * and a failure is one line on stderr; a pause meanwhile waits for it. */
 int tms_prepare(const char *tag, bool wait);
-
-/* Sets a callback that follows a pause ("pause") or resume ("resume") through the contents of a device: bytes done of
- * total, about 20 times a second and once at the end. NULL: none. A thread of this library calls it, never after
- * tms_pause or tms_resume has returned. In the callback, functions that would wait for a pause or resume return 801.
- * For the process. */
-typedef void (*tms_progress_callback)(int device, const char *operation, uint64_t done, uint64_t total, void *user);
-void tms_set_progress_callback(tms_progress_callback callback, void *user);
 
 /* Gives back host memory that no paused segment needs: prepared, retained, or kept under TMS_HOST_POOL_BYTES. Returns
  * when the operating system has it. */

@@ -13,26 +13,25 @@ import (
 
 // Options of a pause or resume.
 type Options struct {
-	Tags         []string             // nil: every tag
-	RetainBackup bool                 // keep host copies after resume
-	Discard      bool                 // a pause saves no contents, and gives up those that earlier pauses kept
-	Keep         []string             // but of these tags it saves them
-	SaveAll      bool                 // a pause saves in host memory what has no backup
-	ToDisk       bool                 // a pause saves in files what would take new host memory
-	Toward       stats.Destinations   // a pause saves there what has room, out of the driver's checkpoint's reach
-	PoolBytes    uint64               // without retaining: keep so many bytes of pinned host memory for the next pause
-	DiskDir      string               // where a pause puts files
-	DiskSetting  string               // where the directory comes from, for error texts; "": it is the default
-	Verify       bool                 // compare contents after a resume with those before the pause
-	ExtentBytes  uint64               // a resume gives neighbours common extents up to this size; 0: one each
-	Wait         time.Duration        // how long a resume waits for memory that is short
-	Poison       bool                 // fill memory that a resume brings back without contents with NaNs
-	Progress     func(stats.Progress) // nil, or called now and then with how much is copied
-	Capturing    bool                 // a stream of the process is being captured
-	Gated        bool                 // the gate is closed: nobody can give the devices work; see WhenUngated
-	Importers    time.Duration        // how long a pause waits for others to unmap memory, and a resume for theirs
-	Asked        time.Time            // when the caller began to wait for the program before a pause; or zero
-	discarded    *discarded           // by a resume, or a pause with Discard
+	Tags         []string           // nil: every tag
+	RetainBackup bool               // keep host copies after resume
+	Discard      bool               // a pause saves no contents, and gives up those that earlier pauses kept
+	Keep         []string           // but of these tags it saves them
+	SaveAll      bool               // a pause saves in host memory what has no backup
+	ToDisk       bool               // a pause saves in files what would take new host memory
+	Toward       stats.Destinations // a pause saves there what has room, out of the driver's checkpoint's reach
+	PoolBytes    uint64             // without retaining: keep so many bytes of pinned host memory for the next pause
+	DiskDir      string             // where a pause puts files
+	DiskSetting  string             // where the directory comes from, for error texts; "": it is the default
+	Verify       bool               // compare contents after a resume with those before the pause
+	ExtentBytes  uint64             // a resume gives neighbours common extents up to this size; 0: one each
+	Wait         time.Duration      // how long a resume waits for memory that is short
+	Poison       bool               // fill memory that a resume brings back without contents with NaNs
+	Capturing    bool               // a stream of the process is being captured
+	Gated        bool               // the gate is closed: nobody can give the devices work; see WhenUngated
+	Importers    time.Duration      // how long a pause waits for others to unmap memory, and a resume for theirs
+	Asked        time.Time          // when the caller began to wait for the program before a pause; or zero
+	discarded    *discarded         // by a resume, or a pause with Discard
 	spent        *spent
 	waits        bool // for memory: e.waits has it
 }
@@ -71,8 +70,6 @@ func (b *batch) span(s *segment) backup.Span {
 func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bool, work func([]*batch) error,
 	done func(*tag)) error {
 	start := time.Now()
-	reported := func() {}
-	defer func() { reported() }() // without the lock: a report may wait for what the host holds
 	e.takeTurn()
 	defer e.transition.Unlock()
 	batches := e.begin(o.Tags, wanted)
@@ -80,7 +77,10 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 	if len(batches) == 0 {
 		return nil
 	}
-	reported = track(batches, operation, o.Progress)
+	for _, b := range batches {
+		b.progress.operation = operation
+		b.device.progress.Store(b.progress)
+	}
 	err := guard.Call(func() error { return work(batches) })
 	if err != nil {
 		done = func(*tag) {}
@@ -88,6 +88,7 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 	e.end(batches, o.Gated, done)
 	for _, b := range batches {
 		o.spent.copied += b.progress.done.Load()
+		b.device.progress.Store(nil)
 	}
 	return err
 }

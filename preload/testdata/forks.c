@@ -1,5 +1,5 @@
 /* Children forked in every state of the parent try every entry point: each call returns, and never hangs. Called as:
- * forks unused|used|pausing|starting CHILDREN AT-ONCE, or forks raw|refused|callback CHILDREN 0 */
+ * forks unused|used|pausing|starting CHILDREN AT-ONCE, or forks raw|refused CHILDREN 0 */
 #include "host.h"
 
 #include <malloc.h>
@@ -86,16 +86,11 @@ static void fork_children(int children, int at_once, void *ours, bool usable)
 	}
 }
 
-static void on_progress(int device, const char *operation, uint64_t done, uint64_t total, void *user)
-{
-	(void)device, (void)operation, (void)done, (void)total, (void)user;
-}
-
-static void *set_callbacks(void *unused)
+static void *use_malloc(void *unused)
 {
 	while (!atomic_load(&stop)) {
-		tms_set_progress_callback(on_progress, &stop);
-		tms_set_progress_callback(NULL, NULL);
+		void *volatile memory = malloc(64);
+		free(memory);
 	}
 	return unused;
 }
@@ -117,8 +112,6 @@ static void few_calls(void *ours)
 	EXPECT(cudaMalloc(&pointer, 100), 3);
 	CHECK(!tms_torch_malloc(10, 0, NULL));
 	CHECK(tms_stats_json(NULL, 0) > 0);
-	tms_set_progress_callback(on_progress, NULL);
-	tms_set_progress_callback(NULL, NULL);
 	_exit(0);
 }
 
@@ -136,21 +129,20 @@ static void refuse_to_wipe(void)
 	filter_calls(filter, sizeof filter / sizeof *filter);
 }
 
-/* Children that no fork handler knows of (_Fork, clone), and forks while other threads set callbacks: in them calls of
- * the library fail at once, and leave the parent's memory alone. */
+/* Children that no fork handler knows of (_Fork, clone): in them calls of the library fail at once, and leave the
+ * parent's memory alone. */
 static void unheard_of(const char *state, int children)
 {
 	mallopt(M_ARENA_MAX, 1); /* malloc's lock is held at many of the forks */
-	bool raw = strcmp(state, "callback") != 0;
 	if (strcmp(state, "refused") == 0)
 		refuse_to_wipe();
 	void *ours = pausable(2 * MIB, "kept", true), *busy = pausable(2 * MIB, "busy", true);
 	fill(ours, 2 * MIB, 7);
 	pthread_t threads[2];
-	start(&threads[0], set_callbacks, NULL);
-	start(&threads[1], raw ? pause_and_resume : set_callbacks, NULL);
+	start(&threads[0], use_malloc, NULL);
+	start(&threads[1], pause_and_resume, NULL);
 	for (int i = 0; i < children; i++) {
-		pid_t child = raw ? raw_fork() : fork();
+		pid_t child = raw_fork();
 		CHECK(child >= 0);
 		if (child == 0)
 			few_calls(ours);

@@ -139,7 +139,7 @@ __asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu
 	"tms_pool_trim, tms_prepare, tms_resume, tms_resume_tags, tms_resume_within, tms_serve, tms_set_backup, "
 	"tms_set_cpu_backup_backend, tms_set_current_tag, tms_set_disk_backup_dir, tms_set_enable_cpu_backup, "
 	"tms_set_enable_disk_backup, tms_set_enable_incremental_backup, "
-	"tms_set_excluded, tms_set_interesting_region, tms_set_progress_callback, tms_set_resume_wait, "
+	"tms_set_excluded, tms_set_interesting_region, tms_set_resume_wait, "
 	"tms_set_retain_cpu_backup, tms_stats_json, tms_torch_free, tms_torch_malloc, "
 	"tms_torch_pool_begin_allocate_to_pool, tms_torch_pool_end_allocate_to_pool, tms_torch_pool_free, "
 	"tms_torch_pool_init, tms_torch_pool_malloc, "

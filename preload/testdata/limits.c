@@ -61,12 +61,7 @@ static void bookkeeping(void)
 	CHECK(filled(first, MIB, 1));
 }
 
-static void report(int device, const char *operation, uint64_t done, uint64_t total, void *user)
-{
-	(void)device, (void)operation, (void)done, (void)total, (void)user;
-}
-
-/* The host has no descriptor left when the library is first used, and when it waits and reports: it gets codes, and
+/* The host has no descriptor left when the library is first used, and when it waits: it gets codes, and
  * contents are kept. */
 static void no_descriptors(void)
 {
@@ -80,7 +75,6 @@ static void no_descriptors(void)
 	/* The simulator must have the descriptors that it needs: one for each handle. */
 	close(spent[--count]);
 	void *memory = kept_memory(8 * MIB, "h", 1);
-	tms_set_progress_callback(report, NULL);
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(tms_resume_within(NULL, 0.2), 0);
 	EXPECT(tms_pause(NULL), 0);

@@ -92,79 +92,6 @@ static void gated(void)
 	}
 }
 
-/* A progress callback may wait for a lock (Python's) whose holder is in a call of ours. It may make calls that do not
- * wait for an operation; those that do are refused. */
-static pthread_mutex_t host_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int locked, reported, refused;
-
-static void *call_with_lock(void *unused)
-{
-	pthread_mutex_lock(&host_lock);
-	locked = 1;
-	AWAIT(reported);
-	if (!strcmp(what, "device")) {
-		EXPECT(cudaSetDevice(1), 0);
-	} else {
-		void *pointer;
-		EXPECT(cudaMalloc(&pointer, (size_t)1 << 40), 2);
-		tms_set_interesting_region(true);
-		EXPECT(cudaMalloc(&pointer, (size_t)1 << 40), 2);
-		EXPECT(cudaMalloc(&pointer, MIB), 0);
-		EXPECT(cudaFree(pointer), 0);
-		tms_set_interesting_region(false);
-	}
-	pthread_mutex_unlock(&host_lock);
-	return unused;
-}
-
-static void *pause_others(void *unused)
-{
-	EXPECT(tms_pause("u"), 0);
-	return unused;
-}
-
-static void report(int device, const char *operation, uint64_t done, uint64_t total, void *user)
-{
-	(void)device, (void)operation, (void)done, (void)total, (void)user;
-	if (reported++)
-		return;
-	if (!strcmp(what, "inside")) {
-		int code[] = {tms_pause(NULL), tms_resume("w"), tms_resume_within("w", 1), tms_trim(), tms_prepare(NULL, true)};
-		for (unsigned i = 0; i < sizeof code / sizeof *code; i++)
-			refused += code[i] == 801;
-		CHECK(strstr(tms_last_error(), "progress callback"));
-		EXPECT(tms_prepare(NULL, false), 0);
-		free(stats());
-	} else if (!strcmp(what, "thread")) { /* which may wait: the operation holds no lock */
-		on_a_thread(pause_others, NULL);
-	} else {
-		pthread_mutex_lock(&host_lock);
-		pthread_mutex_unlock(&host_lock);
-	}
-}
-
-static void callback(void)
-{
-	void *memory = pausable(64 * MIB, "w", true), *others = pausable(MIB, "u", true);
-	fill(memory, 64 * MIB, 1);
-	tms_set_progress_callback(report, NULL);
-	pthread_t thread;
-	bool helper = !strcmp(what, "device") || !strcmp(what, "malloc");
-	if (helper) {
-		start(&thread, call_with_lock, NULL);
-		AWAIT(locked);
-	}
-	EXPECT(tms_pause("w"), 0);
-	CHECK(reported);
-	if (!strcmp(what, "inside"))
-		EXPECT(refused, 5);
-	if (helper)
-		join(thread);
-	EXPECT(tms_resume(NULL), 0);
-	CHECK(filled(memory, 64 * MIB, 1));
-	EXPECT(cudaFree(others), 0);
-}
-
 /* When the call returns, a preparation in the background has its place in the order: a trim or a pause that follows
  * comes after it. */
 static void preparing(void)
@@ -193,7 +120,6 @@ int main(int argc, char **argv)
 	CHECK(argc == 2);
 	what = argv[1];
 	CHECK(RUN_PART(what, {"allocation", gated}, {"other stream", gated}, {"pause", gated}, {"captured", gated},
-		       {"device", callback}, {"malloc", callback}, {"inside", callback}, {"thread", callback},
 		       {"preparing", preparing}));
 	return 0;
 }

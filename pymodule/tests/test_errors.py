@@ -255,8 +255,8 @@ def test_codes(code: int, kind: type[tms.TmsError], advice: str) -> None:
         ),
         (  # most causes of 801 lie in the request, and say so themselves
             801,
-            "a progress function must not pause",
-            "a progress function must not pause (cudaError 801).",
+            "nothing can stop the program's threads",
+            "nothing can stop the program's threads (cudaError 801).",
         ),
     ],
 )

@@ -70,8 +70,8 @@ def test_a_resume_without_memory_calls_no_cuda() -> None:
 def test_errors() -> None:
     code = """
     for arguments, words in (
-        ({"tag": "a"}, "everything is paused without a tag, discard and progress"),
-        ({"progress": True}, "everything is paused without a tag, discard and progress"),
+        ({"tag": "a"}, "everything is paused without a tag and discard"),
+        ({"discard": True}, "everything is paused without a tag and discard"),
         ({"timeout": -1}, "timeout must be a number of seconds, 0 or more, not -1"),
         ({"timeout": float("nan")}, "timeout must be a number of seconds"),
     ):

@@ -56,7 +56,6 @@ from ._pool import (
     reset_allocator_peak_stats as reset_allocator_peak_stats,
     use_allocator as use_allocator,
 )
-from ._progress import Progress as Progress
 from ._region import disable as disable, exclude as exclude, region as region
 from ._subprocess import configure_subprocess as configure_subprocess
 from ._version import version as version

@@ -12,7 +12,6 @@ from . import _torch
 from ._arguments import check_tag, check_tags
 from ._errors import OutOfMemoryError, TmsError, from_code
 from ._library import Library, encoded, load, named, texts
-from ._progress import Progress, reported
 from ._scope import Between, Scope
 
 
@@ -144,7 +143,6 @@ def pause(
     tag: str | Sequence[str] | None = None,
     *,
     discard: bool | Sequence[str] = False,
-    progress: Progress = False,
     everything: bool = False,
     timeout: float = 30,
 ) -> int:
@@ -162,11 +160,6 @@ def pause(
             tags, on all devices.
         discard: True, or some of the tags: their contents are lost, whatever backup the region
             has: nothing is copied, and host memory kept or prepared for them is given up.
-        progress: True: draws a bar for each device whose contents are copied (with tqdm). A
-            function: is called with the device's ordinal, "pause", the bytes copied and the bytes
-            in all, about 20 times a second and at the end. Another thread calls it, and the pause
-            waits for that: pausing or resuming in it raises NotSupportedError. Not with
-            everything.
         everything: the driver then takes the rest of this process on all devices: contexts,
             code, graphs, CUDA's own memory; a few MiB stay (driver 570 or later). All CUDA calls of
             the process, in every thread, wait until `resume`, or `tms resume PID` in another
@@ -189,15 +182,15 @@ def pause(
         TmsError: anything else that CUDA reports. `code` is the cudaError_t: 100 without a driver,
             909 after the timeout, 600 when other processes have memory of the tag open and were not
             paused (10 s).
-        ValueError: everything with a tag, discard or progress, discard of a tag that is not among
-            the tags, or a timeout that is no number of seconds.
+        ValueError: everything with a tag or discard, discard of a tag that is not among the tags,
+            or a timeout that is no number of seconds.
     """
     library = load()
     tags = check_tags(tag)
     lost = tags if discard is True else check_tags(discard or ())
     if everything:
-        if tags is not None or progress or discard:
-            raise ValueError("everything is paused without a tag, discard and progress")
+        if tags is not None or discard:
+            raise ValueError("everything is paused without a tag and discard")
         if not timeout >= 0:
             raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
         code = library.c.tms_pause_everything(timeout)
@@ -207,21 +200,19 @@ def pause(
     stray = set(lost or ()) - set(tags or ())
     if stray:
         raise ValueError(f"discard has tags that tag does not name: {', '.join(sorted(stray))}")
-    with reported(library, progress):
-        if tags is not None:
-            kept = [each for each in tags if each not in (lost or ())]
-            what = f"pausing {named(tags)}"
-            return library.operate(what, library.c.tms_pause_tags, texts(kept), texts(lost or []))
-        if discard:
-            return library.operate("discarding all tags", library.c.tms_discard, None)
-        return library.operate("pausing all tags", library.c.tms_pause, None)
+    if tags is not None:
+        kept = [each for each in tags if each not in (lost or ())]
+        what = f"pausing {named(tags)}"
+        return library.operate(what, library.c.tms_pause_tags, texts(kept), texts(lost or []))
+    if discard:
+        return library.operate("discarding all tags", library.c.tms_discard, None)
+    return library.operate("pausing all tags", library.c.tms_pause, None)
 
 
 def resume(
     tag: str | Sequence[str] | None = None,
     *,
     wait: float | None = None,
-    progress: Progress = False,
 ) -> int:
     """Backs the addresses of a tag with device memory again, and restores kept contents.
 
@@ -236,7 +227,6 @@ def resume(
             given some up. One line on stderr says which processes hold how much. Ctrl-C ends the
             wait; everything is then still paused. None: as `configure` or TMS_RESUME_WAIT says,
             by default 0.
-        progress: as for `pause`, with "resume".
 
     Returns:
         How many bytes of device memory were mapped.
@@ -254,8 +244,7 @@ def resume(
         wait = default_wait(library)
     if not wait >= 0:
         raise ValueError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
-    with reported(library, progress):
-        return resume_within(library, tags, wait, _OTHERS)
+    return resume_within(library, tags, wait, _OTHERS)
 
 
 def configure(*, resume_wait: float | None = None) -> None:

@@ -11,10 +11,6 @@ _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _HANDLE, _OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 
 
-PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_int, _TEXT, ctypes.c_uint64, ctypes.c_uint64, _HANDLE)
-"""tms_progress_callback: device, operation, bytes done, total bytes, user."""
-
-
 class _GraphPool(ctypes.Structure):
     """tms_torch_pool_id."""
 
@@ -50,7 +46,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_live": (_CODE, _HANDLE, ctypes.c_size_t, _HANDLE, ctypes.c_size_t),
     "tms_prepare": (_CODE, _TEXT, _BOOL),
     "tms_last_bytes": (ctypes.c_uint64,),
-    "tms_set_progress_callback": (None, PROGRESS, _HANDLE),
     "tms_trim": (_CODE,),
     "tms_kept_create": (_CODE, _OUT, _TEXT, ctypes.c_int),
     "tms_kept_add": (_CODE, _HANDLE, ctypes.c_size_t, _OUT),

@@ -318,7 +318,7 @@ def test_typed(python: Path, tmp_path: Path) -> None:
         "import tms\nfrom torch_memory_saver import torch_memory_saver\n"
         "tms.pause(1)\ntorch_memory_saver.pause(1)\ntms.pause('right')\n"
         "tms.region('t', backup='hots')\ntms.region('t', backup='peer:1')\n"
-        "tms.resume(progress=3)\n"
+        "tms.resume(3)\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--python-executable", python, "--cache-dir", tmp_path]
