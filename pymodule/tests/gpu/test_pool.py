@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device import MiB, torch_on_gpu
-
-import tms
+from device import torch_on_gpu
 
 torch = torch_on_gpu()
 
