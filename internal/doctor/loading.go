@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // examineLoading looks at what the kernel and the loader do with the file itself. It returns false if nothing else
@@ -48,41 +46,6 @@ func (r *Report) examineLoading(main *image) bool {
 		return false
 	}
 	return true
-}
-
-// examineSecureExecution: the loader ignores LD_PRELOAD entries with a slash in programs that run with more rights than
-// their user (ld.so(8), "secure-execution mode"). cap_bprm_creds_from_file in security/commoncap.c shows when the
-// kernel sets that mode.
-func (r *Report) examineSecureExecution(path string) {
-	var status unix.Stat_t
-	if unix.Stat(path, &status) != nil {
-		return
-	}
-	var mount unix.Statfs_t
-	if unix.Statfs(path, &mount) == nil && mount.Flags&unix.ST_NOSUID != 0 {
-		return // the bits have no effect there
-	}
-	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && set == 1 {
-		return // nor under no_new_privs, as in some containers
-	}
-	const advice = "run a copy without it: cp keeps neither the bits nor capabilities"
-	report := func(what string, here bool) {
-		severity, when := Note, "when another user starts it"
-		if here {
-			severity, when = Error, "(secure-execution mode)"
-		}
-		r.add(severity, "secure", fmt.Sprintf("%s has %s: the loader ignores LD_PRELOAD=/path %s", path, what, when),
-			advice)
-	}
-	if status.Mode&unix.S_ISUID != 0 {
-		report("the setuid bit", int(status.Uid) != os.Getuid())
-	}
-	if status.Mode&unix.S_ISGID != 0 && status.Mode&unix.S_IXGRP != 0 {
-		report("the setgid bit", int(status.Gid) != os.Getgid())
-	}
-	if n, err := unix.Getxattr(path, "security.capability", nil); err == nil && n > 0 {
-		report("file capabilities", os.Getuid() != 0)
-	}
 }
 
 // What ld.so writes about a program that it traces and does not start, as for ldd(1): one line for each file, in the

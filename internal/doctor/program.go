@@ -158,7 +158,6 @@ func (r *Report) examineProgram(main *image, env environment) {
 	if !r.examineLoading(main) {
 		return
 	}
-	r.examineSecureExecution(p.Path)
 
 	p.preload(env, "/etc/ld.so.preload")
 	var missing []string
