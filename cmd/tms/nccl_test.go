@@ -194,13 +194,15 @@ func TestCommunicatorsThatStay(t *testing.T) {
 }
 
 func TestASuspendThatHangs(t *testing.T) {
-	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang15000")
+	over := filepath.Join(t.TempDir(), "over")
+	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang"+over)
 	c.do("all 2")
 	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL, which may be of no use now; "+
 		"all else is as before, and the program runs on", "pause", c.number(), "--everything", "--timeout", "1")
 	c.do("check")
 	require.Equal(t, "0", c.do("stats"))
 	c.refused("has not come back from ncclCommSuspend within 1s", "pause", c.number(), "--timeout", "1")
+	require.NoError(t, os.WriteFile(over, nil, 0o600))
 	c.goesOnWith(96) // when the suspend returns, the communicator is resumed at once
 	require.Contains(t, c.pause(), "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
 	c.resume()

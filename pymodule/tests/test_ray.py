@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import os
 import re
@@ -68,6 +67,7 @@ def cluster() -> Iterator[Any]:
         patch.delenv("LD_PRELOAD")  # of Ray's own processes
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # which no actor of these would use
         small = {"num_cpus": 8, "object_store_memory": 80 * MiB}
         made = Cluster(
             initialize_head=True,
@@ -86,7 +86,10 @@ class Holder:
     def __init__(self, place: int, number: int) -> None:
         import cuda
 
+        from tms._together import Part
+
         self.number = number
+        self.steps = Part.check, Part.do
         cuda.set_device(place)
 
     def allocate(self) -> None:
@@ -110,6 +113,12 @@ class Holder:
     def run(self, code: str) -> None:
         exec(code, {"self": self})  # noqa: S102
 
+    def heal(self) -> None:
+        """Takes back what a test has made of the steps of a pause."""
+        from tms._together import Part
+
+        Part.check, Part.do = self.steps  # type: ignore[method-assign]
+
     def asked(self) -> bool:
         """Whether a caller has begun to pause or resume it."""
         return bool(tms.ray._parts)
@@ -119,9 +128,8 @@ class Holder:
             time.sleep(0.01)
 
 
-@contextlib.contextmanager
-def actors(device: str) -> Iterator[tuple[list[Any], list[Any]]]:
-    """A trainer and a rollout actor on each node, at the same device; the trainers are paused."""
+def actors(device: str, first: int = 0) -> list[Any]:
+    """An actor on each node, with the numbers from the first."""
     variables = environment()
     passed = {
         name: variables[name]
@@ -131,33 +139,32 @@ def actors(device: str) -> Iterator[tuple[list[Any], list[Any]]]:
     passed["CUDASIM_MEMORY"] = "64M"
     passed["CUDASIM_SHARED"] = f"ray-{os.getpid()}-{device}"
     actor = ray.remote(num_cpus=1, runtime_env={"env_vars": passed})(Holder)
-    made = [
-        [
-            actor.options(resources={f"node{node}": 1}).remote(node, 2 * kind + node)
-            for node in range(2)
-        ]
-        for kind in range(2)
+    return [
+        actor.options(resources={f"node{node}": 1}).remote(node, first + node) for node in range(2)
     ]
-    trainers, rollouts = made
-    ray.get([each.allocate.remote() for each in trainers])
-    assert pause(trainers) == 2 * SIZE
-    ray.get([each.allocate.remote() for each in rollouts])
-    yield trainers, rollouts
-    for each in trainers + rollouts:
-        ray.kill(each)
 
 
 @pytest.fixture
-def groups(cluster: Any, tmp_path: Path) -> Iterator[tuple[list[Any], list[Any]]]:
-    with actors(tmp_path.name) as made:
-        yield made
+def mortal(cluster: Any, tmp_path: Path) -> Iterator[list[Any]]:
+    """For tests in which one dies."""
+    made = actors(tmp_path.name)
+    ray.get([each.allocate.remote() for each in made])
+    yield made
+    for each in made:
+        ray.kill(each)
 
 
 @pytest.fixture(scope="module")
-def lasting(cluster: Any) -> Iterator[tuple[list[Any], list[Any]]]:
-    """For tests that leave the actors as they were."""
-    with actors("lasting") as made:
-        yield made
+def groups(cluster: Any) -> tuple[list[Any], list[Any]]:
+    """A trainer and a rollout actor on each node, at the same device; the trainers are paused.
+
+    Each test leaves them so.
+    """
+    trainers, rollouts = actors("lasting"), actors("lasting", 2)
+    ray.get([each.allocate.remote() for each in trainers])
+    assert pause(trainers) == 2 * SIZE
+    ray.get([each.allocate.remote() for each in rollouts])
+    return trainers, rollouts
 
 
 def states(actors: list[Any]) -> list[tuple[int, bool]]:
@@ -167,8 +174,8 @@ def states(actors: list[Any]) -> list[tuple[int, bool]]:
 ACTIVE, PAUSED = [(SIZE, True)] * 2, [(0, True)] * 2
 
 
-def test_pause_and_lend(lasting: Any) -> None:
-    trainers, rollouts = lasting
+def test_pause_and_lend(groups: Any) -> None:
+    trainers, rollouts = groups
     assert states(trainers + rollouts) == PAUSED + ACTIVE
     for _ in range(3):
         with lend(from_=rollouts, to=trainers):
@@ -189,8 +196,8 @@ def test_pause_and_lend(lasting: Any) -> None:
     assert states(trainers + rollouts) == PAUSED + ACTIVE
 
 
-def test_one_that_cannot(lasting: Any) -> None:
-    trainers, rollouts = lasting
+def test_one_that_cannot(groups: Any) -> None:
+    trainers, rollouts = groups
     ray.get(rollouts[1].run.remote("import cuda; cuda.fail('cuMemUnmap', 1, 999)"))
     with pytest.raises(tms.GroupError) as caught:
         pause(rollouts)
@@ -243,6 +250,7 @@ def test_one_that_is_busy(groups: Any, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.undo()
     go.touch()
     assert states(rollouts) == ACTIVE
+    ray.get(rollouts[0].heal.remote())
 
 
 FAILING = """
@@ -250,8 +258,7 @@ import tms._together as t, os, time
 def wait():
     while not os.path.exists({go!r}):
         time.sleep(0.01)
-check = getattr(t, "check", t.Part.check)
-t.check = check
+check = t.Part.check
 def held(part):
     wait()
     return check(part)
@@ -270,6 +277,7 @@ def test_two_callers(groups: Any, tmp_path: Path) -> None:
     def start(method: str, function: str) -> tuple[Any, Path]:
         """A caller whose second actor waits in a step, and then fails."""
         go = tmp_path / method
+        ray.get(failing.heal.remote())
         code = FAILING.format(go=str(go), method=method, function=function)
         ray.get(failing.run.remote(code))
         return callers.submit(pause, [shared, failing]), go
@@ -300,26 +308,27 @@ def test_two_callers(groups: Any, tmp_path: Path) -> None:
         is_over(first)
         assert states([shared, failing]) == [(0, True), (SIZE, True)]
         assert not ray.get(shared.asked.remote()), "what is over is forgotten"
+    ray.get(failing.heal.remote())
+    assert resume([shared]) == SIZE
 
 
 @pytest.mark.parametrize("when", ["before it", "in the middle of it"])
-def test_an_actor_dies(groups: Any, when: str) -> None:
-    _, rollouts = groups
+def test_an_actor_dies(mortal: list[Any], when: str) -> None:
     if when == "before it":
-        ray.kill(rollouts[1])
+        ray.kill(mortal[1])
     else:
         end = "import tms._together as t, os; t.Part.do = lambda p: os._exit(1)"
-        ray.get(rollouts[1].run.remote(end))
+        ray.get(mortal[1].run.remote(end))
     with pytest.raises(tms.GroupError, match=r"actor 1 .*: it has died, or cannot be") as caught:
-        pause(rollouts)
+        pause(mortal)
     assert "all that live are as before" in str(caught.value)
     assert caught.value.host in ("", HOST)  # a killed actor may still say where it is
-    assert ray.get(rollouts[0].state.remote()) == (SIZE, True)
-    assert pause(rollouts[:1]) == SIZE
+    assert ray.get(mortal[0].state.remote()) == (SIZE, True)
+    assert pause(mortal[:1]) == SIZE
 
 
-def test_arguments(lasting: Any) -> None:
-    _, rollouts = lasting
+def test_arguments(groups: Any) -> None:
+    _, rollouts = groups
     for call, words in {
         lambda: pause([]): "there are no actors",
         lambda: pause(rollouts * 2): "an actor is named twice",
@@ -333,16 +342,15 @@ def test_arguments(lasting: Any) -> None:
         pause([1])
 
 
-def test_a_node_dies(cluster: Any, groups: Any) -> None:
+def test_a_node_dies(cluster: Any, mortal: list[Any]) -> None:
     """The last test: the node does not come back."""
-    _, rollouts = groups
-    process = ray.get(rollouts[1].process.remote())
+    process = ray.get(mortal[1].process.remote())
     node = next(iter(cluster.worker_nodes))
     cluster.remove_node(node, allow_graceful=False)
     until = time.monotonic() + HANGS
     while os.path.exists(f"/proc/{process}") and time.monotonic() < until:
         time.sleep(0.01)  # the node ends when it notices
     with pytest.raises(tms.GroupError, match=r"actor 1 Actor\(Holder, \w+\).*: it has") as caught:
-        pause(rollouts)
+        pause(mortal)
     assert "all that live are as before" in str(caught.value)
-    assert ray.get(rollouts[0].state.remote()) == (SIZE, True)
+    assert ray.get(mortal[0].state.remote()) == (SIZE, True)
