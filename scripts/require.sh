@@ -114,7 +114,7 @@ require_python() {
 	fi
 	if [ ! build/venv/installed -nt pymodule/pyproject.toml ]; then
 		echo "== Python tools"
-		build/venv/bin/python -m pip install -q --disable-pip-version-check -e 'pymodule[dev]' ||
+		build/venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -e 'pymodule[dev]' ||
 			missing "packages of pymodule's \"dev\" extra: pip, above, says why."
 		touch build/venv/installed
 	fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds everything and passes all tests: Go (what has threads also under the race detector), C and
 # Python hosts with the library preloaded over the simulator, the C also under sanitizers, and the linters. Each repeats
-# little: scripts/soak.sh repeats. Three parts run side by side, since all wait much; what each says is in build/test/.
+# little: scripts/soak.sh repeats. Parts run side by side, since most wait much; what each says is in build/test/.
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
 # tmux, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell, and for the aarch64 wheel
@@ -23,20 +23,47 @@ require_command c++ g++
 require_command musl-gcc musl-tools
 require_command tmux tmux # a terminal for tms top
 require_sanitizers
-require_python
 require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
 require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
 require_browser
 require_prometheus
 export TESTS_COMPLETE=1 # no Go test is skipped for want of these
+# What is compiled here is the same in every checkout, so that another one's is found in Go's cache.
+export GOFLAGS="$GOFLAGS -trimpath"
 
 say() { printf '\n== %s\n' "$*"; }
 
-scripts/build.sh
+declare -A parts
+trap 'kill -- "${parts[@]/#/-}" 2>/dev/null || true' EXIT
 
-scripts/build.sh --sanitized # before the parts, which share what builds are made with
+# start PART... begins what runs beside all else; what it says is in build/test/.
+start() {
+	local part
+	mkdir -p build/test
+	set -m # each part is a process group of its own, and does not ignore SIGINT
+	for part; do
+		say "$part: build/test/$part.log"
+		(set -e; $part) >build/test/$part.log 2>&1 &
+		parts[$part]=$!
+	done
+	set +m
+}
 
-lint() {
+# finish PART... waits for them, and ends the script if one has failed.
+finish() {
+	local part status
+	for part; do
+		status=0
+		wait "${parts[$part]}" || status=$?
+		unset "parts[$part]"
+		say "$part"
+		cat build/test/$part.log
+		[ $status = 0 ] || exit 1
+	done
+}
+
+lint() { # in the time in which the tests wait
+	renice -n 10 $BASHPID >/dev/null
 	unformatted=$(gofmt -l cmd forward internal preload region scripts vmm version.go)
 	[ -z "$unformatted" ] || { echo "gofmt would change: $unformatted" >&2; exit 1; }
 	go vet ./...
@@ -49,8 +76,9 @@ lint() {
 	scripts/generate-kernels.sh --check
 }
 
+python_tools() { require_python; }
+
 go_tests() { # it compiles all C with warnings as errors, too
-	lint
 	go test -vet=off -count=1 -timeout 30m ./... # more than the ten minutes that are Go's limit, for a busy machine
 }
 
@@ -69,23 +97,12 @@ ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_si
 		./vmm/pool/program ./vmm/pool/torch ./internal/control/client ./internal/control/server ./internal/top
 }
 
-mkdir -p build/test
-declare -A parts
-trap 'kill -- "${parts[@]/#/-}" 2>/dev/null || true' EXIT
-set -m # each part is a process group of its own, and does not ignore SIGINT
-for part in go_tests python_tests instrumented_tests; do
-	say "$part: build/test/$part.log"
-	(set -e; $part) >build/test/$part.log 2>&1 &
-	parts[$part]=$!
-done
-set +m
-for part in go_tests python_tests instrumented_tests; do
-	status=0
-	wait "${parts[$part]}" || status=$?
-	say "$part"
-	cat build/test/$part.log
-	[ $status = 0 ] || exit 1
-done
+start python_tools
+scripts/build.sh
+scripts/build.sh --sanitized # before the parts, which share what builds are made with
+finish python_tools
+start go_tests python_tests instrumented_tests lint
+finish go_tests python_tests instrumented_tests lint
 trap - EXIT
 
 say "all tests passed"
