@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 
-import test_kept
+import publishing
 from following import Follower
+from publishing import House
 from simulator import BUILD, HANGS, PYMODULE
-from test_kept import House
 
-house = test_kept.house
+house = publishing.house
 DOCS = PYMODULE.parent / "docs"
 EXAMPLE = DOCS / "examples" / "standby.py"
 TMS = BUILD / "bin" / "tms"

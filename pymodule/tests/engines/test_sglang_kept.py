@@ -9,15 +9,15 @@ import importlib.util
 import os
 from pathlib import Path
 
+import publishing
 import pytest
-import test_kept
 from plugin import installed
+from publishing import House, Program, until
 from simulator import PYMODULE
-from test_kept import House, Program, until
 from test_vllm_kept import parameters
 from test_vllm_plugin import FAKE, methods
 
-house = test_kept.house
+house = publishing.house
 MiB = 1 << 20
 WEIGHTS = 4 * MiB
 SAVER = FAKE.parent / "savers" / "released"

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import publishing
 import pytest
-import test_kept
 from plugin import installed
+from publishing import House, Program, until
 from simulator import DEVICE_MEMORY, PYMODULE
-from test_kept import House, Program, until
 from test_vllm_plugin import DROPIN, FAKE, methods
 
-house = test_kept.house
+house = publishing.house
 MiB = 1 << 20
 
 PRELUDE = """
