@@ -26,6 +26,7 @@ import (
 
 const (
 	soonest, latest = 10 * time.Millisecond, 250 * time.Millisecond // between looks at the processes
+	firstLook       = share.Grace + time.Millisecond                // the next one then finds who has no work any more
 	idleWithin      = 100 * time.Millisecond                        // for what a process without work may still compute
 	dyingTime       = time.Second                                   // in which the driver frees a dead process's memory
 	triesMost       = 10                                            // to pause what gives nothing
@@ -94,15 +95,13 @@ func explainTo(to io.Writer, pid int) error {
 
 // make returns when there is room. Errors: cuda.OutOfMemory, wrapped, if there never will be; client.ErrUnreachable.
 func (r *roomFor) make() error {
-	process, state, err := reach(context.Background(), r.pid)
+	process, err := client.Dial(r.pid)
 	if err != nil {
 		return err
 	}
 	defer process.Close()
-	if r.process = process; state.Share == nil {
-		return errors.New("tms run --share did not start it")
-	}
-	for wait := soonest; ; wait = min(wait+wait/16, latest) {
+	r.process = process
+	for wait := firstLook; ; wait = min(wait+wait/16, latest) {
 		done, next, err := r.step()
 		if done || err != nil {
 			return err
@@ -118,6 +117,9 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	state, err := r.process.Status(context.Background(), longest) // a stopped process answers when it goes on
 	if err != nil {
 		return false, 0, err
+	}
+	if state.Share == nil {
+		return false, 0, errors.New("tms run --share did not start it")
 	}
 	var uuids []string
 	for uuid, need := range needsOf(state) {

@@ -1,7 +1,7 @@
 // Package server answers at the control socket of a process; package control has the protocol. One thread serves all
 // clients and waits for none of them, with a descriptor table of its own (docs/rationale.md, "Control"). So it hands
-// what takes time, or opens descriptors for the process, to other threads, and polls until that is done. Package rights
-// says what the process takes back when a client goes.
+// what takes time, or opens descriptors for the process, to other threads, and looks at its clients now and then until
+// that is done. Package rights says what the process takes back when a client goes.
 package server
 
 import (
@@ -30,17 +30,18 @@ const RetryEvery = 500 * time.Millisecond
 
 const (
 	clientPatience = 5 * time.Second  // with a client that neither ends its line nor reads its reply
-	firstGlance    = time.Millisecond // between looks whether another thread is done; then a 32nd of its time
+	firstGlance    = time.Millisecond // between looks at clients while another thread works; then a 32nd of its time
 	lastGlance     = 20 * time.Millisecond
 	backOff        = 100 * time.Millisecond // when the kernel has no room
 	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, for a client
-	ownGlance      = 10 * time.Millisecond  // and for the process itself
+	ownGlance      = 2 * time.Millisecond   // and for the process itself, whose thread waits meanwhile
 	commandMost    = 512                    // bytes of the command that a status has
 )
 
 // Server serves one process. Other threads reach the fields from starting to listens, and done to unlent.
 type Server struct {
 	process Process
+	looks   time.Duration // firstGlance
 
 	starting sync.Mutex
 	asked    chan chan error // the thread waits here until it is to listen; nil: there is no thread
@@ -72,17 +73,18 @@ type Server struct {
 	wakes   bool        // another thread is in Process.Wake
 	wakeAt  time.Time   // when to try that again
 
-	done   atomic.Pointer[Outcome] // of running
-	status atomic.Pointer[control.Reply]
-	lent   atomic.Pointer[control.Reply] // of lending, which goes with the descriptor
-	unlent atomic.Pointer[control.Reply] // of lending, without a descriptor
-	woken  atomic.Pointer[error]         // of Process.Wake
+	handback atomic.Uint32           // 1: another thread has stored something below
+	done     atomic.Pointer[Outcome] // of running
+	status   atomic.Pointer[control.Reply]
+	lent     atomic.Pointer[control.Reply] // of lending, which goes with the descriptor
+	unlent   atomic.Pointer[control.Reply] // of lending, without a descriptor
+	woken    atomic.Pointer[error]         // of Process.Wake
 }
 
 // New returns the server of a process, which does not listen yet.
 func New(process Process) *Server {
-	return &Server{process: process, held: map[uint64]held{}, own: &connection{descriptor: -1}, ran: time.Now(),
-		away: -1}
+	return &Server{process: process, looks: firstGlance, held: map[uint64]held{}, own: &connection{descriptor: -1},
+		ran: time.Now(), away: -1}
 }
 
 // loop serves until an unexpected error, and keeps the server's state then.
@@ -104,7 +106,12 @@ func (s *Server) loop() error {
 			}
 			events = append(events, event)
 		}
-		if _, err := unix.Poll(events, s.timeout(now)); err != nil {
+		timeout := s.timeout(now)
+		if s.lending == nil && (s.running != nil || s.asking) {
+			s.awaitHandback(timeout) // no descriptor shows the end of that
+			timeout = 0
+		}
+		if _, err := unix.Poll(events, timeout); err != nil {
 			if !errors.Is(err, unix.EINTR) { // the host may allow itself fewer descriptors than these
 				time.Sleep(backOff)
 			}
@@ -139,7 +146,7 @@ func (s *Server) loop() error {
 // timeout returns how long to wait for something to happen, in milliseconds.
 func (s *Server) timeout(now time.Time) int {
 	if s.running != nil || s.asking || s.lending != nil {
-		return int(max(firstGlance, min(now.Sub(s.handed)/32, lastGlance)).Milliseconds())
+		return int(max(s.looks, min(now.Sub(s.handed)/32, lastGlance)).Milliseconds())
 	}
 	next := s.looked.Add(control.Look)
 	until := func(at time.Time) {
@@ -496,6 +503,7 @@ func (s *Server) begin(now time.Time) {
 			failed(&outcome.Reply, err)
 		}
 		s.done.Store(outcome)
+		s.handsBack()
 	})
 }
 
@@ -538,6 +546,7 @@ func (s *Server) ask(now time.Time) {
 			failed(reply, err)
 		}
 		s.status.Store(reply)
+		s.handsBack()
 	})
 }
 

@@ -37,12 +37,16 @@ type fake struct {
 	awaited                            func() bool  // nil: a thread always waits
 }
 
-func serve(t *testing.T) *fake {
+func serve(t *testing.T, prepare ...func(*server.Server)) *fake {
 	t.Helper()
 	f := &fake{temporary: t.TempDir()}
 	t.Setenv("XDG_RUNTIME_DIR", "")
 	t.Setenv("TMPDIR", f.temporary)
-	require.NoError(t, server.New(f).Serve())
+	serves := server.New(f)
+	for _, change := range prepare {
+		change(serves)
+	}
+	require.NoError(t, serves.Serve())
 	t.Cleanup(func() { // otherwise the server makes its socket again while the directory is removed
 		f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
 	})
@@ -422,6 +426,19 @@ func TestUndoBesideAnothersEnd(t *testing.T) {
 }
 
 // A client whose requests are refused can go on.
+// An answer comes when another thread has it, not when the server next looks.
+func TestAnswersAtOnce(t *testing.T) {
+	serve(t, func(s *server.Server) { s.Glance(time.Hour) }).pausing("default")
+	c := dial(t)
+	for range 100 {
+		_, err := c.Status(t.Context(), time.Minute)
+		require.NoError(t, err)
+		reply, err := c.Do(t.Context(), control.Request{Op: control.Pause})
+		require.NoError(t, err)
+		require.True(t, reply.OK)
+	}
+}
+
 func TestRequestsThatAreRefused(t *testing.T) {
 	serve(t)
 	c := dial(t)
