@@ -103,6 +103,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	case control.Resume:
 		return t.resume(e, options)
 	case control.Undo:
+		options.Unseen = t.Request.Yield // its threads wait for their memory alone
 		return t.undo(e, options, t.Due)
 	case control.Move:
 		to := vmm.BackupHost

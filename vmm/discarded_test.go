@@ -135,6 +135,19 @@ func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	resumed.Wait()
 }
 
+// Nor does a resume of which the program does not know: its threads wait for the memory alone.
+func TestUnseenResumesDoNotWaitForGivingBack(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	a := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: true})
+	fill(a, 4*mib, 1)
+	require.NoError(t, pause(engine, nothing))
+	open := gated(t, "cuMemHostUnregister")
+	require.NoError(t, resume(engine, vmm.Options{Unseen: true}))
+	requireFilled(t, a, 4*mib, 1)
+	open()
+	engine.Drain()
+}
+
 // A pause right after a resume finds the memory that the resume has given up, although it is not back yet.
 func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 	_, _, engine := simulated(t, 1)

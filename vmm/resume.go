@@ -51,7 +51,9 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 		if err != nil {
 			return mapped, fmt.Errorf("resume: %w", err)
 		}
-		o.discarded.await(o.spent)
+		if !o.Unseen {
+			o.discarded.await(o.spent)
+		}
 		return mapped, nil
 	}
 }

@@ -30,6 +30,7 @@ type Options struct {
 	Capturing    bool               // a stream of the process is being captured
 	Gated        bool               // the gate is closed: nobody can give the devices work; see WhenUngated
 	Importers    time.Duration      // how long a pause waits for others to unmap memory, and a resume for theirs
+	Unseen       bool               // the program does not know of a resume, so that waits for memory alone: see discarded
 	Asked        time.Time          // when the caller began to wait for the program before a pause; or zero
 	discarded    *discarded         // by a resume, or a pause with Discard
 	spent        *spent

@@ -16,8 +16,9 @@ import (
 const (
 	// Grace is how long a process must have had no work to be paused before its turn is over.
 	Grace = 20 * time.Millisecond
-	// runs is how many times the price of a swap a turn lasts, so that a tenth of the time goes into swaps.
-	runs = 9
+	// runs is how many times the price of a swap a turn lasts. Swaps add a twelfth to programs that always have work; with
+	// what comes on top (the first of all turns, the waits for calls to end) that stays below a tenth.
+	runs = 12
 	// What a swap is taken to cost that was not measured yet: contents go out and come back.
 	leastPrice     = 50 * time.Millisecond
 	bytesPerSecond = 16 << 30
