@@ -1,18 +1,24 @@
-"""Three trainings that share a GPU by themselves, beside one after another and turns by hand.
+"""Trainings that share a GPU by themselves, beside one after another and turns by hand.
 
-    scripts/bench.sh share [GIB] [SECONDS]
+    scripts/bench.sh share [GIB] [SECONDS] [--trainings N] [--beside] [--whole]
 
-Each training has GIB (20) of contents and about SECONDS (12) of work of its own; other memory is
-held so that 60% of what is left is one training's. Three ways run the same steps: one after
-another, by `tms run --share`, and by `tms swap` from here. Losses are compared bit for bit. Then
-one program takes 90% of the device step by step while two that share it hold 40% each; all sum up
-what they hold. After 13 times SECONDS what still runs is ended, and after 15 times SECONDS this.
-Prints the time lost beyond one after another, or what failed and where, and last, JSON; fails if
-one way did.
+Each of N (3) trainings has GIB (20) of contents and about SECONDS (12) of work of its own; other
+memory is held so that 60% of what is left is one training's, with --whole none. Three ways run the
+same steps: one after another, by `tms run --share`, and by `tms swap` from here. Losses are
+compared bit for bit. Then one program takes 90% of the device step by step while two that share it
+hold 40% each; all sum up what they hold. With --beside only the first two ways run, at the same
+time: one after another on a second GPU, as soon as the first training there has told how many
+steps there are. After (4 N + 1) times SECONDS what still runs is ended, and after (4 N + 3) times
+SECONDS this; with --beside after (2 N + 2) times. Prints the time lost beyond one after another, or
+what failed and where, and last, JSON; fails if one way did.
+
+On two H200, in nine minutes: scripts/bench.sh share 60 45 --trainings 5 --beside --whole
 """
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import json
 import os
 import subprocess
@@ -29,7 +35,6 @@ import usage  # noqa: F401
 
 TMS = str(Path(__file__).parents[2] / "build" / "bin" / "tms")
 ALONE, SHARING = [TMS, "run", "--"], [TMS, "run", "--share", "--"]
-SEEDS = (1, 2, 3)
 GIB = 1 << 30
 
 
@@ -54,7 +59,14 @@ def train(seed: int, size: int, seconds: float, steps: int) -> dict[str, Any]:
             weight -= 1e-3 * (x.T @ x) / 4096
         losses.append(float(x.square().mean()).hex())  # waits for the device
         done += 1
-    return {"begin": begin, "end": time.time(), "losses": losses}
+    return {"begin": begin, "end": time.time(), "losses": losses, "pauses": pauses()}
+
+
+def pauses() -> int:
+    """How often this program was paused so far."""
+    stats = ctypes.create_string_buffer(1 << 20)
+    ctypes.CDLL(None).tms_stats_json(stats, ctypes.c_size_t(len(stats)))
+    return sum(device["pauses"]["count"] for device in json.loads(stats.value)["devices"])
 
 
 def hold(seed: int, size: int) -> dict[str, Any]:
@@ -79,9 +91,10 @@ def hold(seed: int, size: int) -> dict[str, Any]:
 class Program:
     """This file, run again as one of the functions above, which tells where it failed."""
 
-    def __init__(self, how: list[str], *words: object) -> None:
+    def __init__(self, how: list[str], device: str, *words: object) -> None:
         self.words = " ".join(map(str, words))
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        environment["CUDA_VISIBLE_DEVICES"] = device
         self.process = subprocess.Popen(
             [*how, sys.executable, __file__, *map(str, words)],
             stdin=subprocess.PIPE,
@@ -113,30 +126,35 @@ class Program:
 
 
 class Way:
-    """What starts programs."""
+    """What starts programs, for trainings with these seeds, on a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, seeds: range, device: str) -> None:
         self.programs: list[Program] = []
+        self.seeds, self.device = seeds, device
 
     def end(self) -> None:
         for program in self.programs:
             program.process.kill()
 
     def program(self, how: list[str], *words: object) -> Program:
-        self.programs.append(Program(how, *words))
+        self.programs.append(Program(how, self.device, *words))
         return self.programs[-1]
 
     def trainings(self, how: list[str], *words: object) -> list[Program]:
         """Python starts at once; the device is not used before go()."""
-        return [self.program(how, "--train", seed, *words) for seed in SEEDS]
+        return [self.program(how, "--train", seed, *words) for seed in self.seeds]
 
 
-def one_after_another(way: Way, size: int, seconds: float) -> list[dict[str, Any]]:
+def one_after_another(
+    way: Way, size: int, seconds: float, tell: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """Tells how many steps the first one did in the time; the others do as many."""
     said: list[dict[str, Any]] = []
-    first = way.program(ALONE, "--train", SEEDS[0], size, seconds, 0)
+    first = way.program(ALONE, "--train", way.seeds[0], size, seconds, 0)
     first.go()
     first.ready()
     said.append(first.said())
+    tell(len(said[0]["losses"]))
     rest = way.trainings(ALONE, size, 0, len(said[0]["losses"]))[1:]
     first.process.wait()
     for training in rest:
@@ -208,9 +226,8 @@ def step_by_step(way: Way, total: int) -> dict[str, Any]:
 
 
 @contextmanager
-def ending(until: float) -> Iterator[Way]:
+def ending(way: Way, until: float) -> Iterator[Way]:
     """One way to run the programs; they end when it does, or when its time is over."""
-    way = Way()
     timer = threading.Timer(max(0, until - time.monotonic()), way.end)
     timer.start()
     try:
@@ -222,10 +239,10 @@ def ending(until: float) -> Iterator[Way]:
             program.process.wait()
 
 
-def attempt(name: str, until: float, run: Callable[[Way], Any]) -> Any:
+def attempt(name: str, until: float, way: Way, run: Callable[[Way], Any]) -> Any:
     """What it returns; None, and why on stdout, if it failed."""
     try:
-        with ending(until) as way:
+        with ending(way, until):
             return run(way)
     except Exception:  # noqa: BLE001 (it is told, and other ways go on)
         late = " when its time was over" if time.monotonic() > until else ""
@@ -233,52 +250,90 @@ def attempt(name: str, until: float, run: Callable[[Way], Any]) -> Any:
         return None
 
 
-def main(size: int, seconds: float) -> int:
+class Comparison:
+    """What the ways took, each beside one after another."""
+
+    def __init__(self) -> None:
+        self.result: dict[str, Any] = {}
+        self.losses: list[list[str]] = []
+        self.alone = 0.0
+
+    def add(self, name: str, said: list[dict[str, Any]] | None) -> None:
+        """Prints a line, unless this way has failed and said why."""
+        self.result[name] = None
+        if said is None:
+            return
+        took = max(s["end"] for s in said) - min(s["begin"] for s in said)
+        steps, losses = sum(s["end"] - s["begin"] for s in said), [s["losses"] for s in said]
+        of = self.result[name] = {"seconds": took, "pauses": [s["pauses"] for s in said]}
+        words = f"{took:7.1f} s"
+        if not self.losses:
+            self.losses, self.alone = losses, took
+            words += f", of which {steps:.1f} s are steps"
+        elif losses != self.losses:
+            words += ", and other losses than before"
+            self.result[name] = None
+        else:
+            of["lost"] = took / self.alone - 1
+            words += f", {100 * of['lost']:5.1f}% lost, paused {of['pauses']} times"
+        print(f"{name:20} {words}", flush=True)
+
+
+def main(asked: argparse.Namespace) -> int:
     import torch
 
-    began = time.monotonic()
+    began, size, seconds, count = time.monotonic(), asked.size, asked.seconds, asked.trainings
+    until = began + (2 * count + 2 if asked.beside else 4 * count + 1) * seconds
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     free, total = torch.cuda.mem_get_info()
-    room = int(size / 0.6)
+    room = free if asked.whole else int(size / 0.6)
     held = torch.empty(free - room, dtype=torch.uint8, device="cuda")
     print(f"{torch.cuda.get_device_name()}: {room / GIB:.1f} GiB of {total / GIB:.1f} are left")
-    result: dict[str, Any] = {"gib": size / GIB}
-    losses: list[list[str]] = []
-    steps, alone = int(seconds), 0.0
+    print(f"{count} trainings of {size / GIB:.0f} GiB and {seconds:.0f} s", flush=True)
+    compared = Comparison()
+    known = threading.Event()
+    steps = 0
+
+    def tell(found: int) -> None:
+        nonlocal steps
+        steps = found
+        known.set()
+
+    def go(name: str, run: Callable[[Way], Any], device: int = 0) -> Any:
+        return attempt(name, until, Way(range(1, count + 1), devices[device]), run)
+
+    first, said = "one after another", None
+
+    def alone(device: int) -> None:
+        nonlocal said
+        said = go(first, lambda way: one_after_another(way, size, seconds, tell), device)
+        known.set()
+
+    baseline = threading.Thread(target=alone, args=[int(asked.beside)])
+    baseline.start()
+    if not asked.beside:
+        baseline.join()
+    known.wait()
     ways: dict[str, Callable[[Way], list[dict[str, Any]]]] = {
-        "one after another": lambda way: one_after_another(way, size, seconds),
         "tms run --share": lambda way: shared(way, size, steps),
         "tms swap by hand": lambda way: by_hand(way, size, steps, seconds / 2),
     }
-    for name, run in ways.items():
-        said = attempt(name, began + 13 * seconds, run)
-        if said is None:
-            result[name] = None
-            continue
-        took = max(s["end"] for s in said) - min(s["begin"] for s in said)
-        words = f"{took:7.1f} s"
-        result[name] = {"seconds": took}
-        if not losses:
-            losses, steps = [s["losses"] for s in said], len(said[0]["losses"])
-        elif losses != [s["losses"] for s in said]:
-            words += ", and other losses than before"
-            result[name] = None
-        if run is ways["one after another"]:
-            alone = took
-            words += f", of which {sum(s['end'] - s['begin'] for s in said):.1f} s are steps"
-        elif alone and result[name]:
-            result[name]["lost"] = took / alone - 1
-            words += f", {100 * (took / alone - 1):5.1f}% lost"
-        print(f"{name:20} {words}", flush=True)
+    for name in list(ways)[: 1 if asked.beside else 2]:
+        found = go(name, ways[name]) if steps else None
+        baseline.join()
+        if first not in compared.result:
+            compared.add(first, said)
+        compared.add(name, found)
     del held
     torch.cuda.empty_cache()
-    name = "90% step by step"
-    result[name] = attempt(name, began + 15 * seconds, lambda way: step_by_step(way, total))
-    if result[name]:
-        print(
-            f"{name:20} {result[name]['seconds']:7.1f} s for {result[name]['gib']:.0f} GiB",
-            flush=True,
-        )
-    print(json.dumps({**result, "steps": steps}))
+    result = compared.result
+    if not asked.beside:
+        name, until = "90% step by step", until + 2 * seconds
+        result[name] = go(name, lambda way: step_by_step(way, total))
+        if result[name]:
+            took, gib = result[name]["seconds"], result[name]["gib"]
+            print(f"{name:20} {took:7.1f} s for {gib:.0f} GiB", flush=True)
+    print(json.dumps({"gib": size / GIB, **result, "steps": steps}))
     return 1 if None in result.values() else 0
 
 
@@ -295,5 +350,10 @@ if __name__ == "__main__":
             done = {"failed": traceback.format_exc()}
         print(json.dumps(done), flush=True)
         sys.exit(1 if "failed" in done else 0)
-    sizes = [float(word) for word in given] + [20.0, 12.0][len(given) :]
-    sys.exit(main(int(sizes[0] * GIB), sizes[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", nargs="?", type=lambda gib: int(float(gib) * GIB), default="20")
+    parser.add_argument("seconds", nargs="?", type=float, default=12.0)
+    parser.add_argument("--trainings", type=int, default=3)
+    parser.add_argument("--beside", action="store_true")
+    parser.add_argument("--whole", action="store_true")
+    sys.exit(main(parser.parse_args()))
