@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ class Engine(Follower):
         self, driver: str, *arguments: object, run: Sequence[str | Path] = (), **variables: str
     ) -> None:
         begun = time.perf_counter()
+        self._turn = threading.Lock()  # it answers one request after another
         inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
         super().__init__(
             [*run, sys.executable, HERE / driver, *map(str, arguments)],
@@ -59,7 +61,8 @@ class Engine(Follower):
     def asks(self) -> tuple[Any, float]:
         """What it answers, and after how many seconds."""
         begin = time.perf_counter()
-        said = self.says("ask")
+        with self._turn:
+            said = self.says("ask")
         assert "tokens" in said, said
         return said["tokens"], time.perf_counter() - begin
 

@@ -1,8 +1,10 @@
 """Three vLLM engines on one GPU, each with most of its memory, asked in a random order.
 
-They know nothing of one another: `tms run --share` alone makes room. With -s the seconds of the
-answers are printed. As for the other tests here, libtms.so is in LD_PRELOAD, or build/sim is there.
-TMS_TEST_REQUESTS (60) is how many; TMS_TEST_CACHE_GIB the size of each cache.
+They know nothing of one another: `tms run --share` alone makes room. First one client asks, which
+shows what a switch takes and of what parts; then several ask at once. With -s the seconds are
+printed. As for the other tests here, libtms.so is in LD_PRELOAD, or build/sim is there.
+TMS_TEST_REQUESTS (60) is how many the clients ask together, TMS_TEST_CLIENTS (8) how many they are,
+TMS_TEST_CACHE_GIB the size of each cache. 1,000 requests take some six minutes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import os
 import random
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import keeping
 import llama
@@ -28,6 +32,50 @@ if importlib.util.find_spec("vllm") is None:
 TOTAL = torch.cuda.mem_get_info()[1] >> 30
 CACHE = int(os.environ.get("TMS_TEST_CACHE_GIB", TOTAL * 55 // 100))
 REQUESTS = int(os.environ.get("TMS_TEST_REQUESTS", "60"))
+CLIENTS = int(os.environ.get("TMS_TEST_CLIENTS", "8"))
+ONE_BY_ONE = 40  # requests of the first part
+
+
+def parts(traces: list[Path]) -> dict[str, list[float]]:
+    """Milliseconds of each wait for memory, by what it was for, as the recordings tell."""
+    recorded = command("report", *map(str, traces), "--format", "perfetto", "-o", "-")
+    spans = [event for event in json.loads(recorded)["traceEvents"] if "dur" in event]
+    found: dict[str, list[float]] = {}
+
+    def add(name: str, microseconds: float) -> None:
+        found.setdefault(name, []).append(microseconds / 1000)
+
+    def end(span: dict[str, Any]) -> float:
+        return float(span["ts"] + span["dur"])
+
+    for wait in (span for span in spans if span["name"] == "wait"):
+        inside = [s for s in spans if wait["ts"] <= s["ts"] and end(s) <= end(wait) and s != wait]
+        outs = [s for s in inside if s["name"].startswith("pause") and s["pid"] != wait["pid"]]
+        backs = [s for s in inside if s["name"].startswith("resume") and s["pid"] == wait["pid"]]
+        if outs and backs:
+            add("until another pauses", min(s["ts"] for s in outs) - wait["ts"])
+            add("its pause", sum(s["dur"] for s in outs))
+            add("of that for its device", sum(s["args"]["waited"] for s in outs) * 1e6)
+            add("until the resume", min(s["ts"] for s in backs) - max(map(end, outs)))
+            add("the resume", sum(s["dur"] for s in backs))
+            add("until the command ends", end(wait) - max(map(end, backs)))
+            add("all", wait["dur"])
+    return found
+
+
+def asked_together(engines: list[keeping.Engine], expected: Any) -> list[float]:
+    """The seconds of each request of all clients."""
+
+    def client(seed: int) -> list[float]:
+        order, waits = random.Random(seed), []
+        for _ in range(seed, REQUESTS, CLIENTS):
+            tokens, took = order.choice(engines).asks()
+            assert tokens == expected
+            waits.append(took)
+        return waits
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return [took for each in pool.map(client, range(CLIENTS)) for took in each]
 
 
 def swap_seconds() -> list[float]:
@@ -43,35 +91,47 @@ def swap_seconds() -> list[float]:
 def test_nobody_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.symlink_to(llama.folder(with_weights=True))
-    options = ("--share", "--backup", "sparse")
     engines: list[keeping.Engine] = []
     starts = []
     try:
-        for _ in range(3):
+        for i in range(3):
             begin = time.perf_counter()
+            trace = f"{tmp_path}/{i}-%p.trace"
+            options = ("--share", "--backup", "sparse", "--trace", trace)
             engines.append(keeping.start("vllm", folder, *options, cache=CACHE))
             starts.append(time.perf_counter() - begin)
+        print(f"\n3 engines with caches of {CACHE} GiB on {TOTAL} GiB")
+        print("started in " + ", ".join(f"{took:.1f}" for took in starts) + " s")
         expected, _ = engines[2].asks()
         alone = statistics.median(engines[2].asks()[1] for _ in range(5))
-        random.seed(1)
-        last = 2
+        last = engines[2]
         same, switches = [], []
-        for _ in range(REQUESTS):
-            chosen = random.randrange(3)
-            tokens, took = engines[chosen].asks()
+        order = random.Random(1)
+        for _ in range(ONE_BY_ONE):
+            chosen = order.choice(engines)
+            tokens, took = chosen.asks()
             assert tokens == expected
             (same if chosen == last else switches).append(took)
             last = chosen
-        free = torch.cuda.mem_get_info()[0] / MiB / 1024
-        print(f"\n3 engines with caches of {CACHE} GiB on {TOTAL} GiB; {free:.1f} GiB are free")
-        print("started in " + ", ".join(f"{took:.1f}" for took in starts) + " s")
-        print(f"{REQUESTS} requests; alone {alone:.3f} s, the same again at most {max(same):.3f}")
+        print(f"{ONE_BY_ONE} requests of one client; alone {alone:.3f} s, ", end="")
+        print(f"the same again at most {max(same):.3f}")
         print(f"switch: median {statistics.median(switches):.3f} s, longest {max(switches):.3f}")
         print("the last swaps themselves: " + ", ".join(f"{took:.3f}" for took in swap_seconds()))
-        assert len(switches) > REQUESTS // 3
-        engines[last].kill()  # the others serve on
+        for name, spent in parts(sorted(tmp_path.glob("*.trace"))).items():
+            print(f"  {name:24} {statistics.median(spent):6.1f} ms, longest {max(spent):6.1f}")
+        assert len(switches) > ONE_BY_ONE // 3
+
+        begin = time.perf_counter()
+        waits = sorted(asked_together(engines, expected))
+        took = time.perf_counter() - begin
+        free = torch.cuda.mem_get_info()[0] / MiB / 1024
+        assert len(waits) == REQUESTS
+        print(f"{REQUESTS} requests of {CLIENTS} clients in {took:.1f} s, none refused: ", end="")
+        print(f"median {statistics.median(waits):.2f} s, longest {waits[-1]:.2f}; ", end="")
+        print(f"{free:.1f} GiB are free", flush=True)
+        last.kill()  # the others serve on
         for engine in engines:
-            if engine is not engines[last]:
+            if engine is not last:
                 assert engine.asks()[0] == expected
     finally:
         for engine in engines:
