@@ -96,6 +96,7 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 	if e != nil {
 		if err = goruntime.Room(); err == nil {
 			state.Stats, err = statsOf(e, C.control_environment.temporary)
+			state.Sharers = e.Sharers()
 		}
 	}
 	state.Share = sharing(state.Share)

@@ -161,11 +161,14 @@ func (t *task) record() error {
 // resume tries again while memory is short, until it is withdrawn.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	wait := control.Seconds(t.Request.Wait)
+	options.Importers = max(resumeWait, wait)
+	if t.Request.Op == control.Undo && wait > 0 {
+		options.Importers, wait = wait, 0
+	}
 	if wait == 0 && t.Request.Op == control.Resume {
 		wait = memoryWait()
 	}
 	until := time.Now().Add(wait)
-	options.Importers = max(resumeWait, control.Seconds(t.Request.Wait))
 	if t.Withdrawn() { // nobody waits for it, and the server tries again
 		options.Importers = server.RetryEvery
 	}

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -202,6 +203,25 @@ func (s *sharing) left(ids []uint64) (pids []int) {
 		s.mu.Lock()
 		s.drop(id, func(i Importer) bool { return gone[i] })
 		s.mu.Unlock()
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}
+
+// Sharers lists the living processes that have memory of this one mapped, and those whose memory this one has, mapped
+// or paused, even if they have ended.
+func (e *Engine) Sharers() (pids []int) {
+	s := &e.sharing
+	s.mu.Lock()
+	ids := slices.Collect(maps.Keys(s.importers))
+	s.mu.Unlock()
+	pids = s.left(ids)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for key, segment := range s.imports {
+		if key.share.PID != Keeper && !segment.imported.lost {
+			pids = append(pids, key.share.PID)
+		}
 	}
 	slices.Sort(pids)
 	return slices.Compact(pids)

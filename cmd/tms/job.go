@@ -96,6 +96,9 @@ type jobRank struct {
 	alignment     *control.Alignment
 	communicators []control.Communicator // with ranks in other processes
 	driver        *checkpoint.Driver     // nil: it cannot take the process
+	at            checkpoint.State       // before a move
+	way           route                  // of a move
+	moved         bool                   // the driver has restored it where that leads
 	err           error
 }
 
@@ -128,11 +131,13 @@ func (r *jobRank) ask(ctx context.Context, request control.Request, within time.
 	return failure(answer, err)
 }
 
-// job is a job that is being paused.
+// job is a job that is being paused, or processes that move together.
 type job struct {
 	ranks      []*jobRank
 	request    control.Request
 	everything bool
+	moves      bool
+	alone      bool // one process, which need not be stopped together with others
 	tries      int
 }
 
@@ -193,15 +198,34 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	if err != nil {
 		return err
 	}
+	if err = j.fits(s, control.Pause); err == nil {
+		err = j.take(ctx)
+	}
+	if err == nil && j.everything {
+		err = j.takeRest(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return j.keep()
+}
+
+// fits refuses a pause whose contents have no room in host memory.
+func (j *job) fits(s *steering, op string) error {
 	planning := s.planning(true)
 	for _, r := range j.ranks {
-		made := plan{PID: r.PID, Op: control.Pause}
+		made := plan{PID: r.PID, Op: op, Legs: r.way.legs}
 		if planning.plan(&made, r.state); made.Error != "" && !j.request.Discard {
 			r.err = &refusal{"with those of the job before it, " + made.Error, int(cuda.OperatingSystem),
 				made.HostBytes, *made.HostAvailableBytes}
 			return r.err
 		}
 	}
+	return nil
+}
+
+// take pauses all ranks when all can be stopped at once. After an error all are as before.
+func (j *job) take(ctx context.Context) error {
 	if err := j.hold(ctx); err != nil {
 		return err
 	}
@@ -216,16 +240,15 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	carried, withdraw := context.WithCancel(context.WithoutCancel(ctx))
 	defer withdraw()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(pause.NCCL.Wait(), withdraw) })()
-	err = j.each(func(r *jobRank) error { return r.do(carried, r.Conn, pause) })
+	err := j.each(func(r *jobRank) error {
+		request := pause
+		request.Toward = r.way.toward
+		return r.do(carried, r.Conn, request)
+	})
 	if err = cmp.Or(err, ctx.Err()); err != nil {
 		return j.undo(err)
 	}
-	if j.everything {
-		if err := j.takeRest(ctx); err != nil {
-			return err
-		}
-	}
-	return j.keep()
+	return nil
 }
 
 // together lists the communicators whose ranks are all stopped here: those can be suspended, each in all processes at
@@ -249,9 +272,7 @@ func (j *job) together(timeout float64) *control.NCCL {
 	return all
 }
 
-// takeRest makes the driver take the rest of all ranks, if it can take each; why it cannot is no error. Ranks that
-// share memory are locked before the first is checkpointed. After an error all are as before, or the ranks say what is
-// not.
+// takeRest is checkpoint, if the driver can take each rank; why it cannot is no error.
 func (j *job) takeRest(ctx context.Context) error {
 	var why string
 	for _, r := range j.ranks {
@@ -270,10 +291,25 @@ func (j *job) takeRest(ctx context.Context) error {
 		}
 		return nil
 	}
+	return j.checkpoint(ctx)
+}
+
+// checkpoint makes the driver take the rest of all ranks, which have paused. Ranks that share memory are locked before
+// the first is checkpointed. After an error all are as before, or the ranks say what is not.
+func (j *job) checkpoint(ctx context.Context) error {
 	timeout := max(leastTry, control.Seconds(j.request.TimeoutSeconds()))
 	asked := j.request
 	asked.Everything, asked.Timeout = true, new(timeout.Seconds())
-	err := j.each(func(r *jobRank) error { return ask(ctx, r.Conn, asked) })
+	err := j.each(func(r *jobRank) error {
+		var err error
+		if !j.alone { // else it was asked for everything at once
+			err = ask(ctx, r.Conn, asked)
+		}
+		if err == nil && j.moves {
+			err = j.mayMove(ctx, r)
+		}
+		return err
+	})
 	start := time.Now()
 	if err == nil {
 		err = j.each(func(r *jobRank) error { return r.driver.Lock(r.PID, timeout) })

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -33,12 +32,15 @@ type moving struct {
 	from, to string
 	pairs    []string // OLD=NEW
 	turn     sync.Mutex
-	taken    map[string]int64 // by UUID: what the processes before will take, in a dry run
+	sharers  map[int][]int    // that each of the processes has
+	known    map[int]*jobRank // what came of those before, or in a dry run would
+	taken    map[string]int64 // by UUID: what those will take, in a dry run
 }
 
 // moved is what a move has done, for its outcome.
 type moved struct {
 	Legs       legs    `json:"gpus"`
+	With       []int   `json:"with,omitempty"` // the processes that have moved with it, which share its times
 	Pause      float64 `json:"pause_seconds"`
 	Checkpoint float64 `json:"checkpoint_seconds"` // with the lock
 	Restore    float64 `json:"restore_seconds"`    // with the unlock
@@ -60,6 +62,8 @@ type leg struct {
 	Free     uint64 `json:"free_bytes"`
 	Room     uint64 `json:"room_bytes"` // for contents that wait there; 0, too, if the process cannot put any there
 	from, to int
+	leaves   uint64 // of Bytes: what NVML says
+	near     bool   // the process can put contents there
 }
 
 type legs []leg
@@ -99,10 +103,11 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 				}
 			}
 			_ = os.Unsetenv("CUDA_VISIBLE_DEVICES") // the driver is given all GPUs
+			m.known, m.taken = map[int]*jobRank{}, map[string]int64{}
 			m.pauses.request = control.Request{Op: control.Pause, Everything: true, SaveAll: true, Force: force,
 				Timeout: new(timeout.Seconds())}
 			if m.dryRun {
-				m.taken, m.before = map[string]int64{}, m.begin
+				m.before = m.begin
 				return m.plan(command, control.Pause, force, arguments)
 			}
 			return m.run(command, "moving", arguments, m.move, func(o outcome) string {
@@ -111,6 +116,9 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 				}
 				text := fmt.Sprintf("moved %v in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)",
 					o.Move.Legs, o.Seconds, o.Move.Pause, o.Move.Checkpoint, o.Move.Restore, o.Move.Resume)
+				if len(o.Move.With) > 0 {
+					text += fmt.Sprintf(", together with %s", strings.Trim(fmt.Sprint(o.Move.With), "[]"))
+				}
 				if o.MovedBytes > 0 {
 					text += fmt.Sprintf("; %s of contents from GPU to GPU", readable.Bytes(o.MovedBytes))
 				}
@@ -121,6 +129,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 			})
 		},
 	}
+	addJob(command, &m.job)
 	m.addProcesses(command)
 	m.addOutput(command)
 	addTimeout(command, &timeout, &force)
@@ -250,180 +259,200 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 			return r, cuda.Refuse(cuda.NotSupported, "GPU %d is a %s, and GPU %d a %s: the driver moves a process only "+
 				"between GPUs of one model", old.Index, old.Name, new.Index, new.Name)
 		case uses:
-			way := leg{From: old.UUID, To: new.UUID, Bytes: need[old.UUID], from: old.Index, to: new.Index,
-				Free: uint64(max(0, int64(new.FreeBytes+used[new.UUID])-m.taken[new.UUID]))}
-			for _, d := range state.Stats.Devices {
-				if d.UUID == old.UUID && slices.Contains(d.Peers, new.UUID) {
-					way.Room = way.Free - min(way.Free, way.Bytes)
-				}
-			}
-			r.legs = append(r.legs, way)
-			r.toward[old.UUID] = stats.Destination{Device: new.UUID, Room: way.Room}
+			r.legs = append(r.legs, leg{From: old.UUID, To: new.UUID, Bytes: need[old.UUID], Free: new.FreeBytes,
+				from: old.Index, to: new.Index, leaves: used[old.UUID],
+				near: slices.ContainsFunc(state.Stats.Devices, func(d stats.Device) bool {
+					return d.UUID == old.UUID && slices.Contains(d.Peers, new.UUID)
+				})})
 		}
 	}
 	if len(r.legs) == 0 {
 		return r, fmt.Errorf("%w: it is on %s", errThere, listed(on))
 	}
-	for _, leg := range r.legs {
-		if leg.Free < leg.Bytes {
-			return r, cuda.Refuse(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.to,
-				readable.Bytes(leg.Free), readable.Bytes(leg.Bytes))
-		}
-	}
 	return r, nil
 }
 
-// movable returns the driver, and in which state it has the process. Errors: the driver's, and what the process says.
-func movable(pid int, state control.ProcessState) (*checkpoint.Driver, checkpoint.State, error) {
-	driver, err := checkpoint.Open()
+// movable finds the driver, and in which state it has the process. Errors: the driver's, and what the process says. A
+// job may have nothing left of that once it is paused.
+func (m *moving) movable(r *jobRank) (err error) {
+	if r.driver, err = checkpoint.Open(); err == nil {
+		err = r.driver.CanMove()
+	}
 	if err == nil {
-		err = driver.CanMove()
+		r.at, err = r.driver.State(r.PID)
 	}
-	if err != nil {
-		return nil, checkpoint.Failed, err
+	if err == nil && r.state.Stays != "" && m.job == "" {
+		err = cuda.Refuse(cuda.NotSupported, "%s", strings.TrimSuffix(r.state.Stays, otherwise))
 	}
-	at, err := driver.State(pid)
-	if err == nil && state.Stays != "" {
-		err = cuda.Refuse(cuda.NotSupported, "%s", strings.TrimSuffix(state.Stays, otherwise))
-	}
-	return driver, at, err
+	return err
 }
 
 // halfway reports whether a command was killed after the driver took the process, or before it resumed.
-func halfway(at checkpoint.State, state control.ProcessState) bool {
-	return at != checkpoint.Checkpointed && (at != checkpoint.Running || state.Stats.Everything)
+func (r *jobRank) halfway() bool {
+	return r.at != checkpoint.Checkpointed && (r.at != checkpoint.Running || r.state.Stats.Everything)
 }
 
 // begin begins a plan with where a process would go, and reports whether it would.
-func (m *moving) begin(made *plan, process *client.Conn, state control.ProcessState) bool {
+func (m *moving) begin(made *plan, _ *client.Conn, _ control.ProcessState) bool {
 	made.Op = control.Move
-	_, at, err := movable(made.PID, state)
-	var r route
-	if err == nil && halfway(at, state) {
-		err = fmt.Errorf("another command has paused half of it; tms resume %d or the move itself ends that", made.PID)
-	}
-	if err == nil {
-		r, err = m.route(process.Peer, state)
-	}
-	if m.all && errors.Is(err, errElsewhere) {
-		return false
-	}
-	made.Legs = r.legs
-	for _, leg := range r.legs {
-		m.taken[leg.To] += int64(leg.Bytes)
-		m.taken[leg.From] -= int64(leg.Bytes)
-	}
-	if err != nil {
-		made.Error = err.Error()
-	}
-	return err == nil
-}
-
-// move moves one process, after those before it, so that host memory need hold the contents of only one.
-func (m *moving) move(ctx context.Context, pid int) outcome {
-	m.turn.Lock()
-	defer m.turn.Unlock()
-	start, o := time.Now(), outcome{PID: pid}
-	if err := ctx.Err(); err != nil {
-		return ended(o, err)
-	}
-	process, state, err := reach(ctx, pid)
-	if err != nil {
-		return ended(o, err)
-	}
-	defer process.Close()
-	driver, at, err := movable(pid, state)
-	if err != nil {
-		return ended(o, err)
-	}
-	back := control.Request{Op: control.Resume, Everything: true}
-	ends := halfway(at, state)
-	if ends {
-		if o = (resuming{request: back}).resume(ctx, pid); !o.OK {
-			return o
-		}
-		if state, err = process.Status(ctx, answerTime); err != nil {
-			return ended(o, err)
-		}
-	}
-	r, err := m.route(process.Peer, state)
-	if m.all && errors.Is(err, errElsewhere) {
-		o.Note, err = err.Error(), nil
-	} else if ends && errors.Is(err, errThere) {
-		o.Note, err = "another command was killed, and this one has ended its move; "+err.Error(), nil
-	}
-	if err != nil || o.Note != "" {
-		return ended(o, err)
-	}
-	done, part := moved{Legs: r.legs}, time.Now()
-	passes := func(seconds *float64) {
-		*seconds = time.Since(part).Seconds()
-		part = time.Now()
-	}
-	var paused outcome
-	driver.Prepare()
-	out := at == checkpoint.Checkpointed
-	if !out {
-		back = control.Request{Op: control.Undo} // of what this pause takes, and no more
-		request := m.pauses.request
-		request.Toward = r.toward
-		if err = paused.do(ctx, process, request); err != nil {
-			return ended(o, err)
-		}
-		passes(&done.Pause)
-		if state, err = process.Status(ctx, answerTime); err == nil && state.Stays != "" {
-			err = cuda.Refuse(cuda.NotSupported, "%s", state.Stays)
+	if m.known[made.PID] == nil {
+		j, err := m.gather(context.Background(), made.PID)
+		if err == nil {
+			err = j.each(func(r *jobRank) error {
+				err := m.movable(r)
+				if err == nil && r.halfway() {
+					err = fmt.Errorf("another command has paused half of it; tms resume %d or the move itself ends that",
+						r.PID)
+				}
+				return err
+			})
 		}
 		if err == nil {
-			err = m.pauses.lockAndCheckpoint(ctx, driver, pid)
+			err = m.routes(j)
 		}
-		passes(&done.Checkpoint)
+		for _, r := range j.ranks {
+			for _, leg := range r.way.legs {
+				m.taken[leg.To] += int64(leg.Bytes)
+				m.taken[leg.From] -= int64(leg.Bytes)
+			}
+		}
+		m.know(j, err)
+		j.close()
 	}
-	if err == nil {
-		err = driver.Restore(pid, driverTime, r.there...)
+	r := m.known[made.PID]
+	if m.all && errors.Is(r.err, errElsewhere) {
+		return false
 	}
-	if err != nil && out {
-		return ended(o, fmt.Errorf("%w; it stays paused", err))
-	} else if err != nil {
-		return ended(o, m.pauses.undone(driver, process, pid, err, asBefore))
+	if made.Legs = r.way.legs; r.err != nil {
+		made.Error = r.err.Error()
 	}
-	_, err = giveBack(context.Background(), driver, pid, 0)
-	if passes(&done.Restore); err == nil {
-		err = o.do(context.Background(), process, back)
-	}
-	if err != nil && out {
-		return ended(o, fmt.Errorf("%w; it was moved %v, and tms resume %d tries again", err, r.legs, pid))
-	} else if err != nil {
-		return ended(o, m.returned(driver, process, pid, &r, err))
-	}
-	passes(&done.Resume)
-	o.Seconds, o.WithoutContents, o.NCCL = time.Since(start).Seconds(), paused.WithoutContents,
-		cmp.Or(o.NCCL, paused.NCCL)
-	o.MovedBytes, o.Move = paused.MovedBytes, &done
-	return ended(o, nil)
+	return r.err == nil
 }
 
-// returned takes a process that cannot go on where it went back to where it was, and says what came of that.
-func (m *moving) returned(driver *checkpoint.Driver, process *client.Conn, pid int, r *route, cause error) error {
-	ctx, now := context.Background(), asBefore
-	at, err := driver.State(pid)
-	var state control.ProcessState
+// know notes what came of processes that move together.
+func (m *moving) know(j *job, err error) {
+	for _, r := range j.ranks {
+		if err != nil && r.err == nil {
+			r.err = fmt.Errorf("left as it was: %w", err)
+		}
+		if r.err != nil {
+			r.outcome = outcome{PID: r.PID}
+		}
+		m.known[r.PID] = r
+	}
+}
+
+// gather finds the processes that move with one: all of its job; else those that share memory with it, and with those.
+func (m *moving) gather(ctx context.Context, pid int) (*job, error) {
+	if m.sharers == nil {
+		m.sharers = map[int][]int{}
+		for _, p := range statuses(answerTime, m.pids...) {
+			for _, other := range p.Sharers { // only one of the two may know
+				m.sharers[p.PID], m.sharers[other] = append(m.sharers[p.PID], other), append(m.sharers[other], p.PID)
+			}
+		}
+	}
+	pids := []int{pid}
+	if m.job != "" {
+		pids = m.pids
+	}
+	for i := 0; i < len(pids); i++ {
+		pids = distinct(append(pids, m.sharers[pids[i]]...))
+	}
+	j := &job{request: m.pauses.request, everything: true, moves: true, alone: len(pids) == 1}
+	j.request.Everything = false
+	for _, pid := range pids {
+		if slices.Contains(m.pids, pid) {
+			j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})
+		}
+	}
+	err := ctx.Err()
 	if err == nil {
-		state, err = process.Status(ctx, answerTime)
+		err = j.each(func(r *jobRank) (err error) {
+			if r.Conn, r.state, err = reach(ctx, r.PID); err == nil {
+				err = j.complete(r.state)
+			}
+			return err
+		})
 	}
-	if err == nil && !state.Stats.Everything {
-		err = ask(ctx, process, m.pauses.request)
+	return j, err
+}
+
+// complete refuses to move a process without one that shares its memory.
+func (j *job) complete(state control.ProcessState) error {
+	for _, pid := range state.Sharers {
+		if !slices.ContainsFunc(j.ranks, func(r *jobRank) bool { return r.PID == pid }) {
+			return cuda.Refuse(cuda.NotSupported, "it shares memory with process %d, which does not move along: name "+
+				"that, too, or end it; all that share memory move together", pid)
+		}
 	}
-	if err == nil && at == checkpoint.Running {
-		err = m.pauses.lockAndCheckpoint(ctx, driver, pid)
-	} else if err == nil {
-		err = checkpointed(ctx, driver, pid)
+	return nil
+}
+
+// mayMove refuses what only shows when a process has paused.
+func (j *job) mayMove(ctx context.Context, r *jobRank) (err error) {
+	if r.state, err = r.Status(ctx, answerTime); err == nil && r.state.Stays != "" {
+		err = cuda.Refuse(cuda.NotSupported, "%s", r.state.Stays)
 	}
-	if err == nil {
-		err = driver.Restore(pid, driverTime, r.back...)
+	return cmp.Or(err, j.complete(r.state))
+}
+
+// routes finds the ways of processes that move together, and refuses what cannot be. One that is on other GPUs alone
+// stays there, and pauses with the others.
+func (m *moving) routes(j *job) error {
+	stay := 0
+	err := j.each(func(r *jobRank) (err error) {
+		r.way, err = m.route(r.Peer, r.state)
+		return err
+	})
+	for _, r := range j.ranks {
+		if errors.Is(r.err, errElsewhere) || errors.Is(r.err, errThere) {
+			stay++
+		} else if r.err != nil {
+			return err
+		}
 	}
+	if stay == len(j.ranks) {
+		return err
+	}
+	for _, r := range j.ranks {
+		r.err = nil
+	}
+	return m.fit(j)
+}
+
+// fit refuses what has no room, and divides the room that is left among the contents: all wait there at once.
+func (m *moving) fit(j *job) error {
+	free, need := map[string]uint64{}, map[string]uint64{}
+	each := func(do func(leg *leg)) {
+		for _, r := range j.ranks {
+			for i := range r.way.legs {
+				do(&r.way.legs[i])
+			}
+		}
+	}
+	each(func(leg *leg) { free[leg.To], need[leg.To] = leg.Free, need[leg.To]+leg.Bytes })
+	each(func(leg *leg) { free[leg.From] += leg.leaves })
+	var err error
+	each(func(leg *leg) {
+		if leg.Free = uint64(max(0, int64(free[leg.To])-m.taken[leg.To])); leg.Free < need[leg.To] {
+			err = cuda.Refuse(cuda.OutOfMemory, "GPU %d has %s free, and %s are needed there", leg.to,
+				readable.Bytes(leg.Free), readable.Bytes(need[leg.To]))
+		}
+	})
 	if err != nil {
-		cause, now = fmt.Errorf("%w; it cannot go back either (%w)", cause, err), fmt.Sprint("it goes on moved ", r.legs)
+		return err
 	}
-	return m.pauses.undone(driver, process, pid, cause, now)
+	each(func(leg *leg) {
+		if leg.near {
+			leg.Room = min(leg.Free-need[leg.To], leg.Bytes)
+			need[leg.To] += leg.Room
+		}
+	})
+	for _, r := range j.ranks {
+		for _, leg := range r.way.legs {
+			r.way.toward[leg.From] = stats.Destination{Device: leg.To, Room: leg.Room}
+		}
+	}
+	return nil
 }

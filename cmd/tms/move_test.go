@@ -384,7 +384,7 @@ func TestMovesThatAreRefused(t *testing.T) {
 		"1 --map 0=2,1":         `--map "1": give each GPU and where it goes`,
 		"1 --map 0=2,=1":        `--map "=1": give each GPU and where it goes`,
 		"--all --to 1":          "--all takes --from or --map: which GPU is to be emptied?",
-		"--from 1 --to 2":       "name the processes by number, or give --all (tms ps lists them)",
+		"--from 1 --to 2":       "name the processes by number, or give --all or --job (tms ps lists them)",
 		"--all 1 --from 1 --to": "flag needs an argument",
 	} {
 		fails(t, exitUsage, words, append([]string{"move"}, strings.Fields(arguments)...)...)

@@ -60,6 +60,7 @@ func (o *outcome) do(ctx context.Context, process *client.Conn, request control.
 type steering struct {
 	all    bool
 	job    string // the processes of one launch
+	pids   []int  // those that the command is for, once that is known
 	asJSON bool
 	dryRun bool
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
@@ -178,6 +179,7 @@ func (s *steering) named(command *cobra.Command, arguments []string) ([]int, err
 			return nil, err
 		}
 	}
+	s.pids = pids
 	if err == nil && len(pids) == 0 {
 		fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens")
 	}

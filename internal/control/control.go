@@ -113,8 +113,9 @@ type Request struct {
 	// for so many seconds, for instance because the client is stopped. 0: never.
 	Lease float64 `json:"lease,omitempty"`
 	Keep  bool    `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
-	// Wait is how many seconds a resume keeps trying while memory is short, an await waits, or an align waits for its
-	// targets. An align answers earlier if they are reached, or if somebody is held back.
+	// Wait is how many seconds a resume keeps trying while memory is short, an undo waits for memory of other processes
+	// (0: as long as usual), an await waits, or an align waits for its targets. An align answers earlier if they are
+	// reached, or if somebody is held back.
 	Wait float64 `json:"wait,omitempty"`
 	// Everything, for a pause without a tag: the client will take the rest by the driver's checkpoint. The process
 	// cannot see that, so it refuses what the driver cannot checkpoint, and remembers that it was asked. For a move:
@@ -128,7 +129,7 @@ type Request struct {
 	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
 	// pause. A pause with Yield always does that.
 	SaveAll bool `json:"save_all,omitempty"`
-	// Toward, for a pause of everything, says to which devices the process will move.
+	// Toward, for a pause of everything or with NCCL, says to which devices the process will move.
 	Toward stats.Destinations `json:"toward,omitempty"`
 	// Yield, for a pause: the process itself undoes it when one of its threads waits, whatever becomes of this client
 	// (ProcessState.Share). For an undo: of what was so paused, and nobody else wants paused.
@@ -271,6 +272,8 @@ type ProcessState struct {
 	Account *Account  `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
 	Share   *Share    `json:"share,omitempty"`   // nil: the process does not share (TMS_SHARE)
 	Kept    []KeptSet `json:"kept,omitempty"`    // the complete sets that it has open, one that is open twice twice
+	// Sharers are the processes that have its memory mapped, and those whose memory it has, mapped or paused.
+	Sharers []int `json:"sharers,omitempty"`
 }
 
 // Share is what those that need memory must know of a process that shares its devices.
@@ -390,8 +393,8 @@ func (r *Request) check() error {
 		return fmt.Errorf("only a lend or returned takes share and import, not a %s", r.Op)
 	case r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil):
 		return errors.New("only a resume, a move, or a pause without a tag takes everything")
-	case r.Toward != nil && (r.Op != Pause || !r.Everything):
-		return errors.New("only a pause of everything takes toward")
+	case r.Toward != nil && (r.Op != Pause || r.Hold || !r.Everything && r.NCCL == nil):
+		return errors.New("only a pause of everything, or with nccl, takes toward, and no hold")
 	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause && r.Op != Put || !known):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
 	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard || r.SaveAll) && r.Op != Pause:
@@ -408,8 +411,8 @@ func (r *Request) check() error {
 		return errors.New("only an undo, or a pause without hold, keep and everything, takes yield")
 	case r.Lease != 0 && !r.Hold && r.Op != Align:
 		return fmt.Errorf("only a hold or an align takes a lease, not a %s", r.Op)
-	case r.Wait != 0 && r.Op != Resume && r.Op != Await && r.Op != Align:
-		return fmt.Errorf("only a resume, an await or an align takes wait, not a %s", r.Op)
+	case r.Wait != 0 && r.Op != Resume && r.Op != Undo && r.Op != Await && r.Op != Align:
+		return fmt.Errorf("only a resume, an undo, an await or an align takes wait, not a %s", r.Op)
 	case r.Targets != nil && (r.Op != Align || len(r.Targets) == 0):
 		return errors.New("only an align takes targets, and at least one")
 	case r.Tag != nil && r.Op != Pause && r.Op != Resume && r.Op != Move:

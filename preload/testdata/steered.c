@@ -273,6 +273,11 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "own") == 0) {
 		EXPECT(cudaMalloc(&own, (size_t)atoi(rest) * MIB), 0);
 		EXPECT(cudaMemset(own, 7, MIB), 0);
+	} else if (strcmp(word, "lend") == 0) { /* in place of own */
+		own = pausable((size_t)atoi(rest) * MIB, "lent", true);
+		EXPECT(cudaMemset(own, 7, MIB), 0);
+	} else if (strcmp(word, "write") == 0) {
+		EXPECT(cudaMemset(own, atoi(rest), MIB), 0);
 	} else if (strcmp(word, "unseen") == 0) { /* like memory that the driver takes for itself */
 		uintptr_t unseen;
 		EXPECT(((int (*)(uintptr_t *, size_t))simulator("cuMemAlloc_v2"))(&unseen, (size_t)atoi(rest) * MIB), 0);

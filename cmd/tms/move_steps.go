@@ -1,0 +1,252 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"tms/internal/checkpoint"
+	"tms/internal/control"
+	"tms/vmm/cuda"
+)
+
+// move moves one process and those that move with it, after those before them, so that host memory need hold the
+// contents of only these.
+func (m *moving) move(ctx context.Context, pid int) outcome {
+	m.turn.Lock()
+	defer m.turn.Unlock()
+	if r := m.known[pid]; r != nil {
+		return ended(r.outcome, r.err)
+	}
+	j, err := m.gather(ctx, pid)
+	defer j.close()
+	if err == nil {
+		err = m.moveAll(ctx, j)
+	}
+	m.know(j, err)
+	return ended(m.known[pid].outcome, m.known[pid].err)
+}
+
+// ready completes or undoes what other commands have begun, and reports whether all are paused with everything.
+func (m *moving) ready(ctx context.Context, j *job) (out, ends bool, err error) {
+	if err = j.each(m.movable); err != nil {
+		return false, false, err
+	}
+	out = true
+	for _, r := range j.ranks {
+		ends, out = ends || r.halfway(), out && r.at == checkpoint.Checkpointed
+	}
+	if out {
+		return out, ends, nil
+	}
+	return out, ends, j.each(func(r *jobRank) (err error) {
+		if r.at == checkpoint.Running && !r.state.Stats.Everything {
+			return nil
+		}
+		o := resuming{request: control.Request{Op: control.Resume, Everything: true}}.resume(ctx, r.PID)
+		if !o.OK {
+			return &refusal{words: o.Error, code: o.Code}
+		}
+		r.state, err = r.Status(ctx, answerTime)
+		return err
+	})
+}
+
+// moveAll moves all of these processes, or none.
+func (m *moving) moveAll(ctx context.Context, j *job) error {
+	start := time.Now()
+	out, ends, err := m.ready(ctx, j)
+	if err == nil {
+		err = m.routes(j)
+	}
+	if m.all && errors.Is(err, errElsewhere) || ends && errors.Is(err, errThere) {
+		for _, r := range j.ranks {
+			r.Note, r.err = r.err.Error(), nil
+			if ends {
+				r.Note = "another command was killed, and this one has ended its move; " + r.Note
+			}
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	part, done := time.Now(), moved{}
+	passes := func(seconds *float64) {
+		*seconds = time.Since(part).Seconds()
+		part = time.Now()
+	}
+	back := control.Request{Op: control.Resume, Everything: true}
+	j.ranks[0].driver.Prepare()
+	if !out {
+		back = control.Request{Op: control.Undo} // of what this pause takes, and no more
+		if j.alone {
+			request := m.pauses.request
+			request.Toward = j.ranks[0].way.toward
+			err = j.each(func(r *jobRank) error { return r.do(ctx, r.Conn, request) })
+		} else if err = j.fits(&m.steering, control.Move); err == nil {
+			err = j.take(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		passes(&done.Pause)
+		if err = j.checkpoint(ctx); err != nil {
+			return err
+		}
+		passes(&done.Checkpoint)
+	}
+	if err = j.each((*jobRank).restore); err != nil && out {
+		return m.staysPaused(j, err)
+	} else if err != nil {
+		return m.returned(j, err)
+	}
+	err = j.each(func(r *jobRank) error {
+		_, err := giveBack(context.Background(), r.driver, r.PID, 0)
+		return err
+	})
+	passes(&done.Restore)
+	var paused []outcome
+	for _, r := range j.ranks {
+		paused = append(paused, r.outcome)
+	}
+	if err == nil {
+		err = j.resume(back)
+	}
+	if err != nil && out {
+		for _, r := range j.ranks {
+			r.err = fmt.Errorf("%w; it was moved %v, and tms resume %d tries again", cmp.Or(r.err, err), r.way.legs, r.PID)
+		}
+		return err
+	} else if err != nil {
+		return m.returned(j, err)
+	}
+	passes(&done.Resume)
+	for i, r := range j.ranks {
+		r.Seconds, r.WithoutContents, r.NCCL = time.Since(start).Seconds(), paused[i].WithoutContents,
+			cmp.Or(r.NCCL, paused[i].NCCL)
+		r.MovedBytes, r.DriverSeconds, r.Stays = paused[i].MovedBytes, 0, ""
+		if len(r.way.legs) == 0 {
+			r.Note = "it was paused while processes moved that share memory with it"
+			continue
+		}
+		done := done
+		done.Legs = r.way.legs
+		for _, other := range j.ranks {
+			if other != r {
+				done.With = append(done.With, other.PID)
+			}
+		}
+		r.Move = &done
+	}
+	return nil
+}
+
+// restore makes the driver give a checkpointed process back where it moves. It stays locked.
+func (r *jobRank) restore() error {
+	if len(r.way.legs) == 0 {
+		return nil
+	}
+	err := r.driver.Restore(r.PID, driverTime, r.way.there...)
+	r.moved = err == nil
+	return err
+}
+
+// resume makes all resume. After an undo, one that waits for the memory of another gives up soon and is asked again, so
+// that it does not wait for one that has failed.
+func (j *job) resume(request control.Request) error {
+	soon := request
+	if soon.Op == control.Undo && !j.alone {
+		soon.Wait = leastTry.Seconds()
+	}
+	_ = j.each(func(r *jobRank) error { return r.do(context.Background(), r.Conn, soon) })
+	late := &job{}
+	var failed error
+	for _, r := range j.ranks {
+		if code(r.err) == int(cuda.NotReady) {
+			r.err, late.ranks = nil, append(late.ranks, r)
+		} else if r.err != nil && failed == nil {
+			failed = fmt.Errorf("process %d: %w", r.PID, r.err)
+		}
+	}
+	if failed != nil {
+		return failed
+	}
+	return late.each(func(r *jobRank) error {
+		bytes := r.Bytes
+		err := r.do(context.Background(), r.Conn, request)
+		r.Bytes += bytes
+		return err
+	})
+}
+
+// staysPaused makes the driver take processes again that were paused with everything, where they were: one of them
+// could not be restored.
+func (m *moving) staysPaused(j *job, cause error) error {
+	_ = j.each(func(r *jobRank) error {
+		ctx, own := context.Background(), cmp.Or(r.err, cause)
+		if r.moved {
+			err := checkpointed(ctx, r.driver, r.PID)
+			if err == nil {
+				err = r.driver.Restore(r.PID, driverTime, r.way.back...)
+			}
+			if err == nil {
+				err = checkpointed(ctx, r.driver, r.PID)
+			}
+			if err != nil {
+				return fmt.Errorf("%w; it cannot be paused again where it was (%w); tms resume %d makes it go on", own, err,
+					r.PID)
+			}
+		}
+		return fmt.Errorf("%w; it stays paused", own)
+	})
+	return cause
+}
+
+// returned takes processes that cannot all go on where they went back to where they were, and says what came of that.
+func (m *moving) returned(j *job, cause error) error {
+	causes := map[int]error{}
+	for _, r := range j.ranks {
+		causes[r.PID] = cmp.Or(r.err, cause)
+	}
+	err := j.each(func(r *jobRank) error { return m.takeAgain(r) })
+	if err == nil {
+		err = j.each(func(r *jobRank) (err error) {
+			if r.moved {
+				err = r.driver.Restore(r.PID, driverTime, r.way.back...)
+				r.moved = err != nil
+			}
+			return err
+		})
+	}
+	_ = j.each(func(r *jobRank) error {
+		own, now := causes[r.PID], asBefore
+		if r.moved {
+			own, now = fmt.Errorf("%w; it cannot go back either (%w)", own, cmp.Or(r.err, err)),
+				fmt.Sprint("it goes on moved ", r.way.legs)
+		}
+		return m.pauses.undone(r.driver, r.Conn, r.PID, own, now)
+	})
+	return cause
+}
+
+// takeAgain has a process checkpointed, from whatever step of its return.
+func (m *moving) takeAgain(r *jobRank) error {
+	ctx := context.Background()
+	at, err := r.driver.State(r.PID)
+	if err != nil || at == checkpoint.Checkpointed {
+		return err
+	}
+	state, err := r.Status(ctx, answerTime)
+	if err == nil && !state.Stats.Everything {
+		err = ask(ctx, r.Conn, m.pauses.request)
+	}
+	if err == nil && at == checkpoint.Running {
+		err = m.pauses.lockAndCheckpoint(ctx, r.driver, r.PID)
+	} else if err == nil {
+		err = checkpointed(ctx, r.driver, r.PID)
+	}
+	return err
+}
