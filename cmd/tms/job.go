@@ -181,6 +181,15 @@ func (j *job) each(do func(*jobRank) error) error {
 		all.Go(func() { r.err = do(r) })
 	}
 	all.Wait()
+	return j.failed()
+}
+
+// those lists some of the ranks.
+func (j *job) those(which func(*jobRank) bool) []*jobRank {
+	return slices.DeleteFunc(slices.Clone(j.ranks), func(r *jobRank) bool { return !which(r) })
+}
+
+func (j *job) failed() error {
 	for _, r := range j.ranks {
 		if r.err != nil {
 			return fmt.Errorf("process %d: %w", r.PID, r.err)
@@ -458,16 +467,9 @@ func (j *job) keep() error {
 		if r.err != nil {
 			return r.err
 		}
-		resume := control.Request{Op: control.Resume, Tag: j.request.Tag, Everything: r.DriverSeconds > 0}
-		var failed error
-		if resume.Everything {
-			_, failed = giveBack(context.Background(), r.driver, r.PID, 0)
-		}
-		if failed == nil {
-			failed = ask(context.Background(), r.Conn, resume)
-		}
-		if failed != nil {
-			return fmt.Errorf("it is paused, and cannot be resumed (%w): %w", failed, err)
+		resume := control.Request{Op: control.Resume, Tag: j.request.Tag}
+		if o := (resuming{request: resume}).resume(context.Background(), r.PID); !o.OK {
+			return fmt.Errorf("it is paused, and cannot be resumed (%s): %w", o.Error, err)
 		}
 		return nil
 	})

@@ -400,25 +400,22 @@ func (j *job) mayMove(ctx context.Context, r *jobRank) (err error) {
 // routes finds the ways of processes that move together, and refuses what cannot be. One that is on other GPUs alone
 // stays there, and pauses with the others.
 func (m *moving) routes(j *job) error {
-	stay := 0
 	err := j.each(func(r *jobRank) (err error) {
 		r.way, err = m.route(r.Peer, r.state)
 		return err
 	})
-	for _, r := range j.ranks {
-		if errors.Is(r.err, errElsewhere) || errors.Is(r.err, errThere) {
-			stay++
-		} else if r.err != nil {
-			return err
-		}
-	}
-	if stay == len(j.ranks) {
+	stays := func(r *jobRank) bool { return errors.Is(r.err, errElsewhere) || errors.Is(r.err, errThere) }
+	stay := j.those(stays)
+	if len(stay) == len(j.ranks) {
 		return err
 	}
-	for _, r := range j.ranks {
+	for _, r := range stay {
 		r.err = nil
 	}
-	return m.fit(j)
+	if err = j.failed(); err == nil {
+		err = m.fit(j)
+	}
+	return err
 }
 
 // fit refuses what has no room, and divides the room that is left among the contents: all wait there at once.

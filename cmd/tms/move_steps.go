@@ -98,10 +98,8 @@ func (m *moving) moveAll(ctx context.Context, j *job) error {
 		}
 		passes(&done.Checkpoint)
 	}
-	if err = j.each((*jobRank).restore); err != nil && out {
-		return m.staysPaused(j, err)
-	} else if err != nil {
-		return m.returned(j, err)
+	if err = j.each((*jobRank).restore); err != nil {
+		return m.returned(j, err, out)
 	}
 	err = j.each(func(r *jobRank) error {
 		_, err := giveBack(context.Background(), r.driver, r.PID, 0)
@@ -116,12 +114,9 @@ func (m *moving) moveAll(ctx context.Context, j *job) error {
 		err = j.resume(back)
 	}
 	if err != nil && out {
-		for _, r := range j.ranks {
-			r.err = fmt.Errorf("%w; it was moved %v, and tms resume %d tries again", cmp.Or(r.err, err), r.way.legs, r.PID)
-		}
-		return err
+		return j.each(func(r *jobRank) error { return r.notResumed(cmp.Or(r.err, err)) })
 	} else if err != nil {
-		return m.returned(j, err)
+		return m.returned(j, err, false)
 	}
 	passes(&done.Resume)
 	for i, r := range j.ranks {
@@ -162,17 +157,12 @@ func (j *job) resume(request control.Request) error {
 		soon.Wait = leastTry.Seconds()
 	}
 	_ = j.each(func(r *jobRank) error { return r.do(context.Background(), r.Conn, soon) })
-	late := &job{}
-	var failed error
-	for _, r := range j.ranks {
-		if code(r.err) == int(cuda.NotReady) {
-			r.err, late.ranks = nil, append(late.ranks, r)
-		} else if r.err != nil && failed == nil {
-			failed = fmt.Errorf("process %d: %w", r.PID, r.err)
-		}
+	late := &job{ranks: j.those(func(r *jobRank) bool { return code(r.err) == int(cuda.NotReady) })}
+	for _, r := range late.ranks {
+		r.err = nil
 	}
-	if failed != nil {
-		return failed
+	if err := j.failed(); err != nil {
+		return err
 	}
 	return late.each(func(r *jobRank) error {
 		bytes := r.Bytes
@@ -182,54 +172,45 @@ func (j *job) resume(request control.Request) error {
 	})
 }
 
-// staysPaused makes the driver take processes again that were paused with everything, where they were: one of them
-// could not be restored.
-func (m *moving) staysPaused(j *job, cause error) error {
-	_ = j.each(func(r *jobRank) error {
-		ctx, own := context.Background(), cmp.Or(r.err, cause)
-		if r.moved {
-			err := checkpointed(ctx, r.driver, r.PID)
-			if err == nil {
-				err = r.driver.Restore(r.PID, driverTime, r.way.back...)
-			}
-			if err == nil {
-				err = checkpointed(ctx, r.driver, r.PID)
-			}
-			if err != nil {
-				return fmt.Errorf("%w; it cannot be paused again where it was (%w); tms resume %d makes it go on", own, err,
-					r.PID)
-			}
-		}
-		return fmt.Errorf("%w; it stays paused", own)
-	})
-	return cause
+// notResumed says what is so when a process that was paused before has been moved, and no more.
+func (r *jobRank) notResumed(cause error) error {
+	return fmt.Errorf("%w; it was moved %v, and tms resume %d tries again", cause, r.way.legs, r.PID)
 }
 
 // returned takes processes that cannot all go on where they went back to where they were, and says what came of that.
-func (m *moving) returned(j *job, cause error) error {
+// out: there they stay paused with everything, as they were.
+func (m *moving) returned(j *job, cause error, out bool) error {
 	causes := map[int]error{}
 	for _, r := range j.ranks {
 		causes[r.PID] = cmp.Or(r.err, cause)
 	}
-	err := j.each(func(r *jobRank) error { return m.takeAgain(r) })
+	err := j.each(m.takeAgain)
 	if err == nil {
 		err = j.each(func(r *jobRank) (err error) {
 			if r.moved {
 				err = r.driver.Restore(r.PID, driverTime, r.way.back...)
 				r.moved = err != nil
+				if err == nil && out {
+					err = checkpointed(context.Background(), r.driver, r.PID)
+				}
 			}
 			return err
 		})
 	}
-	_ = j.each(func(r *jobRank) error {
+	return j.each(func(r *jobRank) error {
 		own, now := causes[r.PID], asBefore
-		if r.moved {
+		switch {
+		case r.moved:
 			own, now = fmt.Errorf("%w; it cannot go back either (%w)", own, cmp.Or(r.err, err)),
 				fmt.Sprint("it goes on moved ", r.way.legs)
+			if out {
+				return r.notResumed(own)
+			}
+		case out:
+			return fmt.Errorf("%w; it stays paused", own)
 		}
 		return m.pauses.undone(r.driver, r.Conn, r.PID, own, now)
 	})
-	return cause
 }
 
 // takeAgain has a process checkpointed, from whatever step of its return.

@@ -1,9 +1,10 @@
 """Programs that know nothing of tms, under `tms run`, moved to another GPU and back meanwhile.
 
 Each is compared with an undisturbed run of as many steps, bit for bit, and leaves nothing on the
-GPU that it comes from. TMS_TEST_MOVES (5) is how often each goes there and back, TMS_TEST_MOVE_GIB
-(16) how much the large ones have. The times of each part are printed, also if everything passes.
-Two GPUs of one model are needed, with nothing else on them.
+GPU that it comes from. TMS_TEST_MOVES (10) is how often each moves, there and back in turn,
+TMS_TEST_MOVE_GIB (16) how much the large ones have. The times of each part are printed, also if
+everything passes. Two GPUs of one model are needed, with nothing else on them. One program alone:
+`-k "computes_on and jax"` (torch, cupy, jax, functions, static), `-k share_memory`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import random
 import statistics
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any, Callable
 
 import pytest
 from device import torch_on_gpu, used
-from reaching import TMS, Program, equal, pausable, started, steer, tms, undisturbed
+from reaching import PROGRAMS, TMS, Program, equal, pausable, started, steer, tms, undisturbed
 from test_reach import CONTENTS, TRAINING, checkpointed, driver, static_runtime, with_module
 
 torch = torch_on_gpu()
@@ -28,9 +30,9 @@ torch = torch_on_gpu()
 if torch.cuda.device_count() < 2:
     pytest.skip("two GPUs are needed", allow_module_level=True)
 
-MOVES = int(os.environ.get("TMS_TEST_MOVES", "5"))
+MOVES = int(os.environ.get("TMS_TEST_MOVES", "10"))
 GIB = int(os.environ.get("TMS_TEST_MOVE_GIB", "16"))
-SECONDS = 300 + 60 * MOVES
+SECONDS = 300 + 30 * MOVES
 WAIT = 120.0
 MOST_LEFT = 8  # MiB, of the figures of both moments
 
@@ -44,19 +46,22 @@ def places(program: Program) -> list[str]:
     return [by_device[device] for device in sorted(by_device)]
 
 
-def move(program: Program, there: str, before: dict[str, int]) -> dict[str, Any]:
-    """Moves it there, from where nothing of it is left; one on two GPUs changes them."""
+def move(program: Program, there: str, before: dict[str, int], *others: int) -> dict[str, Any]:
+    """Moves it there, with others; nothing is left where it was. One on two GPUs changes them."""
     here = places(program)
     where = ["--to", there]
     if len(here) == 2:  # JAX has a context on each
         where = ["--map", f"{here[0]}={here[1]},{here[1]}={here[0]}"]
     begin = time.monotonic()
     try:
-        (answer,) = tms("move", str(program.pid), *where, seconds=WAIT)
+        pids = map(str, (program.pid, *others))
+        answer, *rest = tms("move", *pids, *where, seconds=WAIT)
     except (AssertionError, subprocess.TimeoutExpired) as failed:
         raise program.failure(str(failed)) from None
     done: dict[str, Any] = {**answer["move"], "outside_seconds": time.monotonic() - begin}
-    done["direct"] = answer.get("moved_bytes", 0)
+    done["direct"] = sum(each.get("moved_bytes", 0) for each in (answer, *rest))
+    if done.get("with", []) != list(others):
+        raise program.failure(f"{others} were to move with it: {answer}")
     now, after = used(), places(program)
     way = {gpu["from"]: gpu["to"] for gpu in done["gpus"]}
     if after != [way[gpu] for gpu in here]:
@@ -77,10 +82,21 @@ def home_and_away() -> tuple[str, str]:
     return f"GPU-{first.uuid}", f"GPU-{same[0].uuid}"
 
 
+def in_turn(home: str, away: str) -> list[str]:
+    """Where each move goes."""
+    return ([away, home] * MOVES)[:MOVES]
+
+
 def there_and_back(
-    command: list[str | Path], arguments: tuple[str, ...], environment: dict[str, str]
+    command: list[str | Path],
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    others: Callable[[Program], list[int]] = lambda _: [],
 ) -> tuple[Moves, int]:
-    """Moves a program at random moments; returns what each move has done, and its bytes."""
+    """Moves a program, with others, at random moments.
+
+    Returns what each move has done, and the program's bytes.
+    """
     home, away = home_and_away()
     moments, done = random.Random(str(command)), []
     before = used()
@@ -93,11 +109,11 @@ def there_and_back(
         environment=environment,
     ) as program:
         program.ready()
-        size = pausable(program)
-        for there in [away, home] * MOVES:
+        size, along = pausable(program), others(program)
+        for there in in_turn(home, away):
             time.sleep(moments.uniform(0, 0.5))
             program.check()
-            done.append(move(program, there, before))
+            done.append(move(program, there, before, *along))
         said = program.end()
     equal(command, said, arguments, seconds=SECONDS, environment=environment)
     return done, size
@@ -124,6 +140,7 @@ def tell(capsys: pytest.CaptureFixture[str], name: str, size: int, done: Moves) 
         ("the driver's functions, two contexts", driver),
         ("a static libcudart", static_runtime),
     ],
+    ids=["torch", "cupy", "jax", "functions", "static"],
 )
 def test_it_computes_on(
     name: str,
@@ -137,6 +154,27 @@ def test_it_computes_on(
     }
     done, size = there_and_back(command(tmp_path), (), environment)
     tell(capsys, name, size, done)
+
+
+SHARING: list[str | Path] = [sys.executable, PROGRAMS / "share_torch.py"]
+
+
+def sharer_of(program: Program) -> list[int]:
+    """The process that shares its memory. Neither moves without the other."""
+    (listed,) = tms("ps", str(program.pid), seconds=WAIT)
+    (other,) = listed["sharers"]
+    _, away = home_and_away()
+    for alone in (program.pid, other):
+        with pytest.raises(AssertionError, match="which does not move along"):
+            tms("move", str(alone), "--to", away, seconds=WAIT)
+    return [other]
+
+
+@pytest.mark.parametrize("by", ["torch", "handle"])
+def test_two_that_share_memory(by: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A process and one that has its memory open, by torch.multiprocessing or CUDA's handles."""
+    done, size = there_and_back(SHARING, ("--by", by), {}, sharer_of)
+    tell(capsys, f"two that share memory by {by}", size, done)
 
 
 def test_much_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +244,7 @@ def test_a_command_that_is_killed() -> None:
     before = used()
     with started(CONTENTS, 0, rest, options=("--backup", "host"), seconds=SECONDS) as program:
         program.ready()
-        for there in [away, home] * MOVES:
+        for there in in_turn(home, away):
             command = subprocess.Popen(
                 [TMS, "move", str(program.pid), "--to", there], env=undisturbed()
             )

@@ -1,6 +1,6 @@
 """An engine under `tms run` that answers while it is moved to another GPU and back.
 
-TMS_TEST_MOVES (5) is how often it goes there and back. With -s the seconds are printed. Two GPUs of
+TMS_TEST_MOVES (10) is how often it moves, there and back in turn. With -s the seconds are printed. Two GPUs of
 one model are needed, with nothing else on them.
 """
 
@@ -25,7 +25,7 @@ torch = torch_on_gpu()
 if torch.cuda.device_count() < 2:
     pytest.skip("two GPUs are needed", allow_module_level=True)
 
-MOVES = int(os.environ.get("TMS_TEST_MOVES", "5"))
+MOVES = int(os.environ.get("TMS_TEST_MOVES", "10"))
 MOST_LEFT = 8  # MiB, of the figures of both moments
 CACHE = 20  # GiB
 
@@ -64,7 +64,7 @@ def test_it_answers_on(name: str, tmp_path: Path) -> None:
         finally:
             over.set()
             engine.kill()
-    assert len(answers) > MOVES
+    assert len(answers) > MOVES // 2
     assert all(tokens == expected for tokens, _ in answers)
     longest = max(seconds for _, seconds in answers)
     print(f"\n{name}, {len(took)} moves: ", end="")

@@ -205,3 +205,20 @@ def test_two_ranks_of_a_job(tmp_path: Path) -> None:
                 assert outcome["ok"] and not outcome.get("nccl"), outcome
             print(f"out {out - begun:.2f} s, back {time.monotonic() - out:.2f} s")
             reduce(ranks)
+
+
+@two_gpus
+def test_two_ranks_change_places(tmp_path: Path) -> None:
+    """Each moves to the other's GPU, if NCCL can be suspended; otherwise both stay."""
+    meeting = f"file://{tmp_path}/meeting"
+    with running(*[Rank(rank, RANK, str(rank), meeting, "2") for rank in range(2)]) as ranks:
+        for _ in range(int(os.environ.get("TMS_TEST_CYCLES", "5"))):
+            moves = outcomes("move", "--job", JOB, "--map", "0=1,1=0")
+            for outcome in moves:
+                print(outcome.get("nccl"), outcome.get("move"), outcome.get("error"))
+                if "suspended" in outcome.get("nccl", ""):
+                    assert outcome["ok"], outcome
+                else:
+                    why = moves[0]["error"] + moves[1]["error"]
+                    assert "is not suspended" in why or "checkpoint would lose" in why, moves
+            reduce(ranks)
