@@ -80,7 +80,7 @@ def start(name: str, folder: Path, *options: str, cache: float, kept: bool = Fal
         arguments.append("tms" if kept else "auto")
     elif kept:
         variables["TMS_SGLANG_KEPT"] = "1"
-    run = (TMS, "run", *options, "--")
+    run = (str(TMS), "run", *options, "--")
     return Engine(f"{name}_kept_driver.py", *arguments, run=run, **variables)
 
 
