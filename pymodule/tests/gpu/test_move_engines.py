@@ -1,7 +1,7 @@
 """An engine under `tms run` that answers while it is moved to another GPU and back.
 
-TMS_TEST_MOVES (10) is how often it moves, there and back in turn. With -s the seconds are printed. Two GPUs of
-one model are needed, with nothing else on them.
+TMS_TEST_MOVES (10) is how often it moves, there and back in turn. With -s the seconds are printed.
+Two GPUs of one model are needed, with nothing else on them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_it_answers_on(name: str, tmp_path: Path) -> None:
             expected = engine.asks()[0]
             [pid] = [p["pid"] for p in json.loads(command("ps", "--json")) if p["stats"]["devices"]]
             asking = pool.submit(asks)
-            for here, there in [gpus, gpus[::-1]] * MOVES:
+            for here, there in ([gpus, gpus[::-1]] * MOVES)[:MOVES]:
                 time.sleep(random.random())
                 begin = time.perf_counter()
                 command("move", str(pid), "--to", there)
