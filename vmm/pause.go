@@ -131,9 +131,9 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 func (o *Options) discards(s *segment) bool { return o.Discard && !slices.Contains(o.Keep, s.tag.name) }
 
 // backupOf returns where a pause saves a segment's contents, if it does. A segment that has host memory for them keeps
-// using it.
+// using it. Those of another process's memory are for that to save.
 func (o *Options) backupOf(s *segment) BackupKind {
-	if o.discards(s) {
+	if o.discards(s) || s.isImported() {
 		return BackupNone
 	}
 	kind := s.backup

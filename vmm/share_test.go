@@ -226,11 +226,16 @@ func TestPausedTogether(t *testing.T) {
 		for cycle := range uint64(hermetic.Often(20, 5)) {
 			p.fill(2 * cycle)
 			p.requireFilled(2 * cycle)
-			require.Equal(t, [2]error{}, p.pause(10*time.Second))
+			require.Equal(t, [2]error{}, p.both(func(_ int, e *vmm.Engine) error {
+				o := inExtents(10 * time.Second)
+				o.SaveAll = cycle%2 == 1
+				return pause(e, o)
+			}))
 			require.Zero(t, p.sim.Stat("handles"))
 			stats, err := p.engines[0].Stats()
 			require.NoError(t, err)
 			require.EqualValues(t, shareSize, stats.Devices[0].Tags[0].ImportedPaused)
+			require.EqualValues(t, segments*shareSize, stats.Devices[0].Tags[0].BackupBytes, "each saves its own alone")
 			require.EqualValues(t, segments*shareSize, stats.Devices[0].Tags[0].PausedBytes)
 			require.Equal(t, [2]error{}, p.resume(10*time.Second))
 			p.requireFilled(2 * cycle)
