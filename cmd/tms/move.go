@@ -344,7 +344,7 @@ func (m *moving) know(j *job, err error) {
 
 // gather finds the processes that move with one: all of its job; else those that share memory with it, and with those.
 func (m *moving) gather(ctx context.Context, pid int) (*job, error) {
-	if m.sharers == nil {
+	if m.sharers == nil && len(m.pids) > 1 {
 		m.sharers = map[int][]int{}
 		for _, p := range statuses(answerTime, m.pids...) {
 			for _, other := range p.Sharers { // only one of the two may know

@@ -144,9 +144,9 @@ func TestAFailedMoveOfTwo(t *testing.T) {
 // One of them has no memory where they go, when the other has resumed there or waits.
 func TestOneOfTwoCannotResumeThere(t *testing.T) {
 	s := startSharers(t)
-	back := 0
 	for _, process := range []*steered{s.steered, s.importer} {
-		for nth := 1; ; nth += hermetic.Often(1, 3) {
+		back := 0
+		for nth := 1; back == 0 || hermetic.Full; nth++ { // contents come first, and can wait elsewhere
 			fired := process.do("fired")
 			process.do(fmt.Sprint("fail cuMemCreate ", nth))
 			_, stderr, code := command(t, s.both("move", "--to", "1")...)
@@ -165,8 +165,8 @@ func TestOneOfTwoCannotResumeThere(t *testing.T) {
 				break
 			}
 		}
+		require.Positive(t, back)
 	}
-	require.Greater(t, back, 1)
 }
 
 // Both were paused with everything: they come back where they move, or stay paused.
