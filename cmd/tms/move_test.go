@@ -210,31 +210,29 @@ func TestAResumeThatFailsThere(t *testing.T) {
 // Whichever call of the driver fails in the process, it goes on, where it was or where it goes, with what it had.
 func TestAMoveThatFailsInTheProcess(t *testing.T) {
 	m := startMobile(t)
-	tried, back := 0, 0
+	tried, back, at := 0, 0, 0
 	for _, call := range []string{"cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap",
 		"cuMemSetAccess", "cuMemcpyDtoDAsync", "cuStreamCreate", "cuStreamSynchronize", "cuMemUnmap", "cuMemRelease",
 		"cuMemImportFromShareableHandle"} {
-		for nth := 1; ; nth++ {
+		for nth, none := 1, false; !none; nth++ {
 			fired := m.do("fired")
 			m.do(fmt.Sprint("fail ", call, " ", nth))
-			_, stderr, ended := command(t, "move", m.number(), "--to", "1")
-			none := m.do("fired") == fired
+			_, stderr, ended := command(t, "move", m.number(), "--to", fmt.Sprint(1-at))
+			none = m.do("fired") == fired
 			m.do("fail")
 			if none {
 				require.Zero(t, ended, stderr)
 				require.Greater(t, nth, 1, "%s is never called", call)
-				m.move("0")
-				break
+			} else {
+				t.Log(call, nth, ended, stderr)
+				tried++
 			}
-			t.Log(call, nth, ended, stderr)
-			tried++
 			if ended == 0 {
-				m.comes(1)
-				m.move("0")
+				at = 1 - at
 			} else {
 				back++
 			}
-			m.comes(0)
+			m.comes(at)
 		}
 	}
 	require.Greater(t, tried, 20)
@@ -293,33 +291,33 @@ func TestAChildHoldsNoneOfTheContents(t *testing.T) {
 // Wherever the command dies, the next move does all of it, and a resume makes the process go on where it then is.
 func TestAMoveThatDies(t *testing.T) {
 	m := startMobile(t)
+	at := 0
 	for _, next := range []string{"move", "resume"} {
 		tried := eachCall(func(call string) bool {
-			c := exec.Command(tms, "move", m.number(), "--to", "1")
+			there := 1 - at
+			c := exec.Command(tms, "move", m.number(), "--to", fmt.Sprint(there))
 			c.Env = append(os.Environ(), "CUDASIM_FAIL="+call+":kill")
-			died := c.Run() != nil
-			if !died {
-				m.move("0")
+			if c.Run() == nil {
+				at = there
 				return false
 			}
 			require.Equal(t, syscall.SIGKILL, c.ProcessState.Sys().(syscall.WaitStatus).Signal(), call)
 			require.Contains(t, succeeds(t, "ps"), m.number())
 			if next == "move" {
-				out, stderr, code := command(t, "move", m.number(), "--to", "1")
-				require.True(t, code == 0 || strings.Contains(stderr, "it is there already: it is on GPU 1"), stderr)
-				m.comes(1)
+				out, stderr, code := command(t, "move", m.number(), "--to", fmt.Sprint(there))
+				require.True(t, code == 0 || strings.Contains(stderr, "it is there already: it is on GPU "+fmt.Sprint(there)),
+					stderr)
 				t.Log(call, out, stderr)
-				m.move("0")
-				return true
+				at = there
+			} else {
+				succeeds(t, "resume", m.number())
+				require.Eventually(m.t, func() bool { return m.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
+				m.do("check")
+				if m.at() == uuidOf(there) {
+					at = there
+				}
 			}
-			succeeds(t, "resume", m.number())
-			require.Eventually(m.t, func() bool { return m.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
-			m.do("check")
-			if m.at() == uuidOf(1) {
-				m.comes(1)
-				m.move("0")
-			}
-			m.comes(0)
+			m.comes(at)
 			return true
 		})
 		require.GreaterOrEqual(t, tried, 9)

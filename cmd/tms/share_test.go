@@ -75,7 +75,7 @@ func (s *runningSharer) has(t *testing.T, bytes uint64) {
 // Programs that do not fit together all end with what they computed, in turns.
 func TestShare(t *testing.T) {
 	start := sharesDevice(t)
-	const rounds = 30000
+	rounds := hermetic.Often(30000, 10000)
 	var all []*runningSharer
 	for range 3 {
 		all = append(all, start("--share --at-least 100ms", 60, 4, rounds, 0))
@@ -386,7 +386,7 @@ func kin(parents map[int]bool) (found []int) {
 func TestShareAndKill(t *testing.T) {
 	start := sharesDevice(t)
 	const rounds = 3000
-	kills := hermetic.Number(t, "TESTS_SHARE_KILLS", 30)
+	kills := hermetic.Number(t, "TESTS_SHARE_KILLS", hermetic.Often(30, 12))
 	begin := func() *runningSharer {
 		return start("--share --at-least 50ms", 40+4*rand.IntN(6), 4, rounds, rand.IntN(2))
 	}
