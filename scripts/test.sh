@@ -19,14 +19,7 @@ case $(pwd -P) in *[[:space:]:]*)
 esac
 require_go
 require_cc
-require_command c++ g++
-require_command musl-gcc musl-tools
-require_command tmux tmux # a terminal for tms top
 require_sanitizers
-require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
-require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
-require_browser
-require_prometheus
 export TESTS_COMPLETE=1 # no Go test is skipped for want of these
 # What is compiled here is the same in every checkout, so that another one's is found in Go's cache.
 export GOFLAGS="$GOFLAGS -trimpath"
@@ -36,14 +29,14 @@ say() { printf '\n== %s\n' "$*"; }
 declare -A parts
 trap 'kill -- "${parts[@]/#/-}" 2>/dev/null || true' EXIT
 
-# start PART... begins what runs beside all else; what it says is in build/test/.
+# start PART... begins what runs beside all else, without the terminal; what it says is in build/test/.
 start() {
 	local part
 	mkdir -p build/test
 	set -m # each part is a process group of its own, and does not ignore SIGINT
 	for part; do
 		say "$part: build/test/$part.log"
-		(set -e; $part) >build/test/$part.log 2>&1 &
+		(set -e; $part) </dev/null >build/test/$part.log 2>&1 &
 		parts[$part]=$!
 	done
 	set +m
@@ -76,7 +69,16 @@ lint() { # in the time in which the tests wait
 	scripts/generate-kernels.sh --check
 }
 
-python_tools() { require_python; }
+tools() { # which the builds do not need
+	require_command c++ g++
+	require_command musl-gcc musl-tools
+	require_command tmux tmux # a terminal for tms top
+	require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
+	require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
+	require_browser
+	require_prometheus
+	require_python
+}
 
 go_tests() { # it compiles all C with warnings as errors, too
 	go test -vet=off -count=1 -timeout 30m ./... # more than the ten minutes that are Go's limit, for a busy machine
@@ -97,10 +99,10 @@ ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_si
 		./vmm/pool/program ./vmm/pool/torch ./internal/control/client ./internal/control/server ./internal/top
 }
 
-start python_tools
+start tools
 scripts/build.sh
 scripts/build.sh --sanitized # before the parts, which share what builds are made with
-finish python_tools
+finish tools
 start go_tests python_tests instrumented_tests lint
 finish go_tests python_tests instrumented_tests lint
 trap - EXIT
