@@ -72,6 +72,9 @@ overlay() {
 		"$poller" "$PWD/build/_overlay/netpoll.go" >build/_overlay/overlay.json
 }
 
+scripts/build-sim.sh $out/sim "${sanitizers[@]}" & # while Go compiles and links
+simulator=$!
+
 say "libtms.so"
 mkdir -p build/_overlay $out/lib
 # Go replaces no file below its module cache, which is where a toolchain lies that it has fetched: by this link it
@@ -118,5 +121,5 @@ if [ $out != build/sanitized ]; then
 fi
 
 say "simulator"
-scripts/build-sim.sh $out/sim "${sanitizers[@]}"
+wait $simulator
 say "done: $out/lib/libtms.so, $([ $out = build/sanitized ] || echo "$out/bin/tms, ")$out/sim/"
