@@ -27,10 +27,13 @@ func (e *Engine) loadHasher(d *device) {
 	}()
 }
 
-// hash returns the sums of all segments with verify, else of the incremental and sparse ones, or nil when nobody needs
-// any. A driver that cannot hash makes every pause a full one.
+// hash returns the sums of all segments with verify, else of the incremental and sparse ones of which more than a block
+// has contents worth keeping, or nil when nobody needs any. A driver that cannot hash makes every pause a full one.
 func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
-	hashed := filter(segments, func(s *segment) bool { return verify || s.incremental || s.sparse })
+	hashed := filter(segments, func(s *segment) bool {
+		saves := s.dead == nil || s.length() > s.dead.Bytes()+digest.BlockSize
+		return verify || saves && (s.incremental || s.sparse)
+	})
 	if len(hashed) == 0 {
 		return nil, nil
 	}

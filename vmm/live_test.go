@@ -89,6 +89,29 @@ func TestSparse(t *testing.T) {
 	require.Contains(t, notes[0], "incremental or sparse backup: every pause copies everything: ")
 }
 
+// A hash could save nothing where less than a block is live.
+func TestNothingLiveIsNotHashed(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	for _, r := range []vmm.Request{{Backup: vmm.BackupSparse}, {Backup: vmm.BackupHost, Incremental: true}} {
+		r.Size, r.Tag = 16*mib, "t"
+		a := malloc(t, engine, r)
+		fill(a, 16*mib, 1)
+		cycle(t, engine, name("t"))
+		last := bytes.Clone(bytesAt(a+15*mib, mib))
+		hashes := sim.Stat("calls:cuLaunchKernel")
+		require.NotZero(t, hashes)
+		require.NoError(t, engine.Live(a, 15*mib, nil)) // what the program has asked for, of segments of whole blocks
+		require.NoError(t, pause(engine, name("t")))
+		require.EqualValues(t, mib, hostBytes(t, engine))
+		require.NoError(t, resume(engine, name("t")))
+		require.True(t, bytes.Equal(last, bytesAt(a+15*mib, mib)))
+		require.Equal(t, hashes, sim.Stat("calls:cuLaunchKernel"))
+		cycle(t, engine, name("t"))
+		require.Greater(t, sim.Stat("calls:cuLaunchKernel"), hashes)
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
 // What is live comes back to the byte, and takes as much host memory; the rest is as fresh memory. It counts for one
 // pause.
 func TestLive(t *testing.T) {

@@ -1,6 +1,7 @@
 """vLLM's sleep mode by tms: the plugin that vLLM loads, and the allocator for its memory.
 
-It also registers the load format "tms" (tms._vllm_loader) in workers that ask for it.
+It also registers the load format "tms" (tms._vllm_loader) in workers that ask for it, and lets an
+engine without requests give way without its cache (tms._vllm_share).
 
 A worker asks the sleep-mode backend "tms" (tms._vllm_backend) to sleep and wake up, and `Allocator`
 takes the place of its `CuMemAllocator` (docs/rationale.md, "vLLM").
@@ -25,7 +26,7 @@ from . import _torch
 from ._arguments import switched_on
 from ._attached import attached
 from ._control import TagStats, pause, resume, stats, trim
-from ._errors import NotSupportedError
+from ._errors import NotPreloadedError, NotSupportedError
 from ._region import pausable
 from ._scope import ThreadScope
 
@@ -56,6 +57,10 @@ def register() -> None:
     Raises:
         NotSupportedError: TMS_VLLM asks for tms, and this vLLM has no sleep-mode backends.
     """
+    if switched_on("TMS_SHARE"):
+        with contextlib.suppress(ImportError, AttributeError, NotPreloadedError):
+            core = importlib.import_module("vllm.v1.engine.core").EngineCore
+            importlib.import_module("tms._vllm_share").hook(core)
     try:
         backends = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
         factory = backends.SleepModeBackendFactory

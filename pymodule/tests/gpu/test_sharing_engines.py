@@ -1,8 +1,9 @@
 """Three vLLM engines on one GPU, each with most of its memory, asked in a random order.
 
-They know nothing of one another: `tms run --share` alone makes room. First one client asks, which
-shows what a switch takes and of what parts; then several ask at once. With -s the seconds are
-printed. As for the other tests here, libtms.so is in LD_PRELOAD, or build/sim is there.
+They know nothing of one another: `tms run --share` alone makes room, and the plugin lets an engine
+without requests give way without its cache. First one client asks, which shows what a switch takes
+and of what parts; then several ask at once. With -s the seconds are printed. As for the other tests
+here, libtms.so is in LD_PRELOAD, or build/sim is there.
 TMS_TEST_REQUESTS (60) is how many the clients ask together, TMS_TEST_CLIENTS (8) how many they are,
 TMS_TEST_CACHE_GIB the size of each cache. 1,000 requests take some six minutes.
 """
@@ -23,6 +24,7 @@ import keeping
 import llama
 import pytest
 from device import MiB, torch_on_gpu
+from plugin import installed
 from test_sets import command
 
 torch = torch_on_gpu()
@@ -88,7 +90,16 @@ def swap_seconds() -> list[float]:
     return took
 
 
-def test_nobody_is_refused(tmp_path: Path) -> None:
+def host_bytes() -> int:
+    """What the contents of all engines take in host memory."""
+    found = json.loads(command("ps", "--json"))
+    devices = [device for process in found for device in process["stats"]["devices"]]
+    return sum(tag["host_bytes"] for device in devices for tag in device["tags"])
+
+
+def test_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     folder = tmp_path / "model"
     folder.symlink_to(llama.folder(with_weights=True))
     engines: list[keeping.Engine] = []
@@ -117,6 +128,7 @@ def test_nobody_is_refused(tmp_path: Path) -> None:
         print(f"the same again at most {max(same):.3f}")
         print(f"switch: median {statistics.median(switches):.3f} s, longest {max(switches):.3f}")
         print("the last swaps themselves: " + ", ".join(f"{took:.3f}" for took in swap_seconds()))
+        print(f"contents of those that are paused: {host_bytes() / MiB / 1024:.1f} GiB")
         for name, spent in parts(sorted(tmp_path.glob("*.trace"))).items():
             print(f"  {name:24} {statistics.median(spent):6.1f} ms, longest {max(spent):6.1f}")
         assert len(switches) > ONE_BY_ONE // 3

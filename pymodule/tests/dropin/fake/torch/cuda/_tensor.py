@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import cuda as runtime
@@ -97,6 +98,9 @@ class Tensor:
 
     def is_contiguous(self) -> bool:
         return True
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(data_ptr=self.data_ptr, nbytes=lambda: self.nbytes)
 
     def _set(self, contents: Any) -> None:
         address = self._segment[0]

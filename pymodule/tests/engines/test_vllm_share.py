@@ -1,0 +1,114 @@
+"""Engines of vLLM that share a device, made as vLLM makes them (fake/vllm), over the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from following import OBEY, Follower
+from plugin import installed
+from simulator import BUILD, HANGS, PYMODULE, environment
+
+HERE = Path(__file__).resolve().parent
+TMS = BUILD / "bin" / "tms"
+SIZE = 4 << 20  # of the weights; the cache has four times that
+BEGIN = """
+import json, sys
+from vllm.v1.engine.core import start
+core = start()
+def asked(request):
+    core.request = request
+    return core.step()
+"""
+TO_OTHERS = "core.vllm_config.kv_transfer_config = {}"  # which read the cache
+HELD_BACK = "core.scheduler.kv_cache_manager.block_pool.used = 1"  # a request that goes on later
+
+
+class Engine(Follower):
+    def asked(self, request: int) -> list[bool]:
+        """Whether the answer was right, and whether it was cached."""
+        answer: list[bool] = json.loads(self.ask(json.dumps(f"asked({request})")))
+        return answer
+
+    def resets(self) -> Any:
+        """How often the prefix cache was emptied."""
+        return json.loads(self.ask(json.dumps("core.scheduler.resets")))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    """The environment of programs of which one fits on the device at a time."""
+    installed(tmp_path)
+    paths = [PYMODULE, HERE.parent, HERE.parent / "dropin" / "fake"]
+    paths += [HERE.parent / "dropin" / "clients", HERE / "fake", tmp_path]
+    own = {name: value for name, value in environment().items() if name != "LD_PRELOAD"}
+    return {
+        **own,
+        "PYTHONPATH": ":".join(map(str, paths)),
+        "CUDASIM_DEVICES": "1",
+        "CUDASIM_MEMORY": "32M",
+        "CUDASIM_SHARED": f"share-{os.getpid()}",
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "TMS_COMMAND": str(TMS),
+    }
+
+
+@pytest.fixture
+def start(settings: dict[str, str]) -> Iterator[Callable[..., Engine]]:
+    running: list[Engine] = []
+
+    def started(code: str = "") -> Engine:
+        command = [TMS, "run", "--share", "--", sys.executable, "-c", f"{BEGIN}{code}\n{OBEY}"]
+        running.append(Engine(command, env=settings))
+        return running[-1]
+
+    yield started
+    for engine in running:
+        engine.kill()
+
+
+def host_bytes(of: Engine, settings: dict[str, str]) -> int:
+    """What the engine's contents take while it is paused."""
+    done = subprocess.run(
+        [TMS, "ps", str(of.process.pid), "--json"],
+        env=settings,
+        capture_output=True,
+        check=True,
+        timeout=HANGS,
+    )
+    (found,) = json.loads(done.stdout)
+    return sum(t["host_bytes"] for d in found["stats"]["devices"] for t in d["tags"])
+
+
+def test_an_idle_engine_gives_way_without_its_cache(
+    start: Callable[..., Engine], settings: dict[str, str]
+) -> None:
+    one = start()
+    assert one.asked(7) == [True, False]
+    assert one.asked(7) == [True, True]
+    other = start()
+    assert other.asked(5) == [True, False]
+    assert SIZE <= host_bytes(one, settings) < 2 * SIZE
+    assert one.asked(7) == [True, False]
+    assert one.asked(7) == [True, True]
+    assert other.asked(5) == [True, False]
+    assert (one.resets(), other.resets()) == (1, 1)
+
+
+@pytest.mark.parametrize("code", [TO_OTHERS, HELD_BACK])
+def test_a_cache_in_use_is_kept(
+    code: str, start: Callable[..., Engine], settings: dict[str, str]
+) -> None:
+    one = start(code)
+    assert one.asked(7) == [True, False]
+    assert start().asked(5) == [True, False]
+    assert host_bytes(one, settings) >= 5 * SIZE
+    assert one.asked(7) == [True, True]
+    assert one.resets() == 0
