@@ -34,8 +34,9 @@ const (
 	lastGlance     = 20 * time.Millisecond
 	backOff        = 100 * time.Millisecond // when the kernel has no room
 	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, for a client
-	ownGlance      = 2 * time.Millisecond   // and for the process itself, whose thread waits meanwhile
-	commandMost    = 512                    // bytes of the command that a status has
+	ownFirst       = 2 * time.Millisecond   // and for the process itself; then a thousandth of the time that it is paused
+	ownLast        = 10 * time.Millisecond
+	commandMost    = 512 // bytes of the command that a status has
 )
 
 // Server serves one process. Other threads reach the fields from starting to listens, and done to unlent.
@@ -158,9 +159,9 @@ func (s *Server) timeout(now time.Time) int {
 		until(s.full)
 	}
 	if s.wakes {
-		until(now.Add(ownGlance))
+		until(now.Add(ownLast))
 	} else if s.rights.Has(s.own) {
-		until(s.glanced.Add(ownGlance))
+		until(s.glanced.Add(s.ownGlance(now)))
 	}
 	if len(s.rights.Due()) > 0 {
 		if !now.Before(s.retryAt) {
@@ -385,7 +386,7 @@ func (s *Server) glance(now time.Time) {
 	s.yields = yields
 	own := yields && s.running == nil // else the gate may be open, or shut, for what is not done yet
 	if own {
-		every = ownGlance
+		every = s.ownGlance(now)
 	}
 	if now.Sub(s.glanced) < every || !own && !slices.ContainsFunc(s.clients,
 		func(c *connection) bool { return c.status == gateAwaited }) {
@@ -408,6 +409,10 @@ func (s *Server) glance(now time.Time) {
 			c.answer(control.Reply{ID: c.statusID, Code: int(cuda.NotReady), Error: "no thread waits for the resume"})
 		}
 	}
+}
+
+func (s *Server) ownGlance(now time.Time) time.Duration {
+	return max(ownFirst, min(now.Sub(s.yielded)/1000, ownLast))
 }
 
 // withdraw takes a client's request out of the queue.
