@@ -162,7 +162,9 @@ func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int
 	if state, err := driver.State(pid); err == nil && state == checkpoint.Failed {
 		return fmt.Errorf("%w; that lost the CUDA state of the process, which must be ended", cause)
 	}
-	if _, err := giveBack(context.Background(), driver, pid, 0); err != nil {
+	if _, err := giveBack(context.Background(), driver, pid, 0); errors.Is(err, checkpoint.ErrNoCUDA) {
+		return cause // it has ended
+	} else if err != nil {
 		return fmt.Errorf("%w; the driver cannot unlock it either (%w), so its CUDA calls wait; tms resume %d tries "+
 			"again", cause, err, pid)
 	}

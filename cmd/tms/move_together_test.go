@@ -26,11 +26,17 @@ const exporterHas, importerHas = everythingOfIt + 8, 32 // MiB of their own
 func startSharers(t *testing.T, environment ...string) *sharers {
 	t.Helper()
 	s := &sharers{mobile: startMobile(t, environment...), written: 7}
-	s.importer = s.start(t, environment...)
 	s.do("lend 8")
-	require.Equal(t, "0 ", s.importer.do("borrow "+s.do("export")))
-	s.share()
+	s.lend(environment...)
 	return s
+}
+
+// lend starts an importer.
+func (s *sharers) lend(environment ...string) {
+	s.t.Helper()
+	s.importer = s.start(s.t, environment...)
+	require.Equal(s.t, "0 ", s.importer.do("borrow "+s.do("export")))
+	s.share()
 }
 
 // share checks that both go on, and that the importer sees what the exporter writes.
@@ -166,6 +172,27 @@ func TestOneOfTwoCannotResumeThere(t *testing.T) {
 			}
 		}
 		require.Positive(t, back)
+	}
+}
+
+// One of them dies before or after all are restored: the other goes on, all of it in one place.
+func TestOneOfTwoDies(t *testing.T) {
+	s := startSharers(t)
+	for call, device := range map[string]int{"cuMemUnmap:1": 0, "cuMemImportFromShareableHandle:2": 1} {
+		stopped(t, s.importer)
+		s.lend("CUDASIM_FAIL=" + call + ":kill")
+		_, stderr, code := command(t, s.both("move", "--to", "1")...)
+		require.NotZero(t, code, stderr)
+		t.Log(call, stderr)
+		require.NotContains(t, stderr, "tries again", "nothing is left of it")
+		free := [3]int{128, 128, 128}
+		free[device] -= exporterHas
+		require.Equal(t, free, s.free())
+		require.Equal(t, "0", s.do("stats"))
+		s.do("check")
+		if device == 1 {
+			succeeds(t, "move", s.number(), "--to", "0")
+		}
 	}
 }
 
