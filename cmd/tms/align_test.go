@@ -312,7 +312,7 @@ func TestAlign(t *testing.T) {
 	for words, request := range map[string]control.Request{
 		"only an align takes targets": {Op: control.Undo, Targets: map[string]uint64{"1": 1}},
 		"timeout, idle, force,":       {Op: control.Align, Hold: true},
-		"an align takes wait, not":    {Op: control.Undo, Wait: 1},
+		"an align takes wait, not":    {Op: control.Keep, Wait: 1},
 	} {
 		require.Contains(t, other.ask(request).Error, words)
 	}
