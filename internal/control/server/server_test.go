@@ -425,7 +425,6 @@ func TestUndoBesideAnothersEnd(t *testing.T) {
 	require.Equal(t, []bool{false}, slices.Compact(now(f, &f.pending)))
 }
 
-// A client whose requests are refused can go on.
 // An answer comes when another thread has it, not when the server next looks.
 func TestAnswersAtOnce(t *testing.T) {
 	serve(t, func(s *server.Server) { s.Glance(time.Hour) }).pausing("default")
@@ -439,6 +438,7 @@ func TestAnswersAtOnce(t *testing.T) {
 	}
 }
 
+// A client whose requests are refused can go on.
 func TestRequestsThatAreRefused(t *testing.T) {
 	serve(t)
 	c := dial(t)
