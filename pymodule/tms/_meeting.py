@@ -69,34 +69,6 @@ class Meeting:
                 raise error(call.doing, refused, "all are as before")
             return self._do(call, part)
 
-    def gather(self, one: Callable[[], Any], what: str, timeout: float) -> list[Any]:
-        """Returns what `one` returns on each rank, in the order of the ranks.
-
-        Raises:
-            GroupError: on every rank: one has failed, or has not come in time.
-        """
-        with self._lock:
-            call = _Call(self, f"{what} of {self._ranks()}", timeout)
-            vote: dict[str, Any] = {"asks": ["stats", None, self.name], "failures": [], "all": []}
-
-            def joined(votes: list[dict[str, Any]]) -> dict[str, Any]:
-                return {
-                    **merged(votes),
-                    "all": [each for vote in votes for each in vote.get("all", [])],
-                }
-
-            with call.told(1):
-                self.introduce()
-                try:
-                    vote["all"] = [[self.rank, one()]]
-                except Exception as own:
-                    vote["failures"] = [failure(self.name, own)]
-                failures = call.agree(1, vote, joined, _failures)
-            if failures:
-                raise error(call.doing, failures, "nothing was changed")
-            self.remove_before(call.number)
-            return [each for _, each in sorted(call.agreed["all"])]
-
     def _do(self, call: _Call, part: Part) -> int:
         done, state = 0, "all are as before"
         interrupted: BaseException | None = None

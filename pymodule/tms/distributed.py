@@ -13,11 +13,9 @@ PyTorch; calling it does.
 
 from __future__ import annotations
 
-import socket
 import zlib
-from typing import Any, TypedDict
+from typing import Any
 
-from . import _control
 from ._arguments import check_tag
 from ._errors import GroupError, NotSupportedError
 from ._meeting import Meeting, StoreLost
@@ -25,19 +23,9 @@ from ._private import private
 from ._scope import Between, Scope
 from ._together import Part, check_timeout, error, failure, module
 
-__all__ = ["GroupError", "RankStats", "pause", "paused", "resume", "stats"]
+__all__ = ["GroupError", "pause", "paused", "resume"]
 
 _TIMEOUT = 60.0
-
-
-class RankStats(TypedDict):
-    """The figures of one rank."""
-
-    rank: int
-    """Its number in the default group."""
-    host: str
-    """The name of its machine."""
-    stats: _control.Stats
 
 
 def pause(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> int:
@@ -95,19 +83,6 @@ def paused(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT)
         lambda: pause(tag, group, timeout),
         lambda freed: resume(tag, group, timeout),
     )
-
-
-def stats(group: Any = None, timeout: float = _TIMEOUT) -> list[RankStats]:
-    """The statistics of all ranks (`tms.stats`), in the order of the group; on every rank.
-
-    Args and Raises: as for `pause`.
-    """
-    meeting = _meeting(group)
-
-    def own() -> RankStats:
-        return {"rank": meeting.name, "host": socket.gethostname(), "stats": _control.stats()}
-
-    return meeting.gather(own, "statistics", check_timeout(timeout))
 
 
 def _transact(operation: str, tag: str | None, group: Any, timeout: float) -> int:

@@ -73,8 +73,6 @@ for cycle in range(cycles):
         assert operation("weights", timeout=120) >= size
         results.append([operation.__name__, time.perf_counter() - start, own[-1]])
 assert contents() == before
-stats = together.stats()
-assert [each["rank"] for each in stats] == list(range(count))
 
 # What the machine can do: all ranks copy at once, between the device and pinned memory.
 plain, times = [], 4
