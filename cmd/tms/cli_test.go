@@ -141,13 +141,12 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"replay --pool bfc none.csv":                  "none.csv",
 		"replay --pool bfc " + training + " " + bad:   "bad.csv:2: malformed trace: a free of pointer 0xa",
 
-		"report -o " + none:                                          "give a trace",
-		"report " + lines:                                            "does not begin with",
-		"report -o " + lines + " " + lines:                           "is a trace, and would be lost",
-		"report " + lines + " --format pdf -o " + none:               "the formats are",
-		"report " + lines + " " + lines + " --format csv -o " + none: "csv takes one trace",
-		"report " + lines + " -o " + none:                            "does not begin with",
-		"report " + lines + ".none -o " + none:                       "no such file or directory",
+		"report -o " + none:                            "give a trace",
+		"report " + lines:                              "does not begin with",
+		"report -o " + lines + " " + lines:             "is a trace, and would be lost",
+		"report " + lines + " --format pdf -o " + none: "the formats are",
+		"report " + lines + " -o " + none:              "does not begin with",
+		"report " + lines + ".none -o " + none:         "no such file or directory",
 	} {
 		var out, words bytes.Buffer
 		require.Equal(t, exitUsage, run(strings.Split(line, " "), &out, &words), line)

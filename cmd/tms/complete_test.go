@@ -24,7 +24,7 @@ func TestCompletion(t *testing.T) {
 		"run --pool ":                       pools,
 		"run --tag ":                        "",
 		"replay --pool ":                    pools + " all",
-		"report --format ":                  "csv html perfetto",
+		"report --format ":                  "html perfetto",
 		"pause --to ":                       "disk host",
 		"pause --timeout ":                  "",
 		"idle --after ":                     "",

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	reporting "tms/internal/recording/report"
-	"tms/internal/recording/trace"
 )
 
 func reportCommand() *cobra.Command {
@@ -24,8 +23,7 @@ func reportCommand() *cobra.Command {
 pause. Several traces must be of one machine; a trace may still be growing.`,
 		Example: `  tms report train.trace
   tms report trainer.trace server.trace -o both.html
-  tms report train.trace --format perfetto -o train.json
-  tms report train.trace --format csv -o train.csv`,
+  tms report train.trace --format perfetto -o train.json`,
 		RunE: func(command *cobra.Command, paths []string) error {
 			if len(paths) == 0 {
 				return errors.New("give a trace, such as tms record writes; see tms report --help")
@@ -36,13 +34,8 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 				write = func(to io.Writer) error { return reporting.WritePage(to, paths) }
 			case "perfetto":
 				write = func(to io.Writer) error { return reporting.WritePerfetto(to, paths) }
-			case "csv":
-				if len(paths) > 1 {
-					return errors.New("--format csv takes one trace")
-				}
-				write = func(to io.Writer) error { return lines(to, paths[0]) }
 			default:
-				return fmt.Errorf("--format %s: the formats are html, perfetto and csv", format)
+				return fmt.Errorf("--format %s: the formats are html and perfetto", format)
 			}
 			named := file != ""
 			if !named {
@@ -64,27 +57,18 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 	}
 	command.Flags().StringVarP(&file, "output", "o", "",
 		"`FILE` to write (default: beside the first TRACE), or -")
-	command.Flags().StringVar(&format, "format", "html", "`FORMAT`: html, perfetto or csv")
+	command.Flags().StringVar(&format, "format", "html", "`FORMAT`: html or perfetto")
 	completes(command, "format", slices.Sorted(maps.Keys(ends))...)
 	return command
 }
 
 // ends has how a report's file ends, by its format.
-var ends = map[string]string{"html": ".html", "perfetto": ".json", "csv": ".csv"}
+var ends = map[string]string{"html": ".html", "perfetto": ".json"}
 
 func isSame(path, other string) bool {
 	one, err := os.Stat(path)
 	two, failed := os.Stat(other)
 	return err == nil && failed == nil && os.SameFile(one, two)
-}
-
-func lines(to io.Writer, path string) error {
-	records, file, err := trace.OpenRecords(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	return trace.WriteLines(to, records)
 }
 
 // writeFile leaves no incomplete file behind, and after an error a file that was there before.

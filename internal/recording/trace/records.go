@@ -239,9 +239,9 @@ func (l *Live) Apply(r Record, made func(Record), freed func(block Record, strea
 	}
 }
 
-// allocations calls f for each block that was made, freed or refused, with its record. It leaves out memory in which
+// allocations calls f for each block that was made, freed or refused. It leaves out memory in which
 // the program's own allocator places blocks, because that could not be replayed. Errors: ErrMalformed, the reader's.
-func (r *Records) allocations(f func(at Record, action Action, block Record, stream uint64)) error {
+func (r *Records) allocations(f func(action Action, block Record, stream uint64)) error {
 	live := NewLive()
 	for {
 		record, ok, err := r.Next()
@@ -250,10 +250,10 @@ func (r *Records) allocations(f func(at Record, action Action, block Record, str
 			return err
 		case (record.Kind == Made || record.Kind == Freed) && record.Flags&FlagMapped != 0:
 		case record.Kind == Refused:
-			f(record, Failure, record, record.Stream)
+			f(Failure, record, record.Stream)
 		default:
-			live.Apply(record, func(b Record) { f(record, Allocate, b, b.Stream) },
-				func(b Record, stream uint64) { f(record, Free, b, stream) })
+			live.Apply(record, func(b Record) { f(Allocate, b, b.Stream) },
+				func(b Record, stream uint64) { f(Free, b, stream) })
 		}
 	}
 }
@@ -266,7 +266,7 @@ func readRecords(name string, from io.Reader) (*Trace, error) {
 	}
 	t := &Trace{Name: name}
 	numbers := map[uint64]uint32{} // of live blocks, by address
-	err = records.allocations(func(_ Record, action Action, b Record, stream uint64) {
+	err = records.allocations(func(action Action, b Record, stream uint64) {
 		if action == Allocate {
 			t.Blocks++
 			numbers[b.Address] = uint32(t.Blocks)
@@ -280,15 +280,4 @@ func readRecords(name string, from io.Reader) (*Trace, error) {
 		return nil, err
 	}
 	return t, nil
-}
-
-// WriteLines writes the allocations of a file of records as lines of RMM's format. Errors: ErrMalformed, the writer's.
-func WriteLines(to io.Writer, records *Records) error {
-	out := bufio.NewWriter(to)
-	fmt.Fprintln(out, Header)
-	err := records.allocations(func(at Record, action Action, b Record, stream uint64) {
-		fmt.Fprintf(out, "%d,%s,%s,%#x,%d,%#x\n", at.Thread, records.At(at).Format("15:04:05.000000"), action,
-			b.Address, b.Size, stream)
-	})
-	return errors.Join(err, out.Flush())
 }

@@ -2,7 +2,7 @@
 // (records.go), which have pauses and resumes too. The other is the CSV format of RMM's logging_resource_adaptor, which
 // RMM's replay benchmark and its viewers read: a header, then a line for each block that was made, freed or refused.
 // Thread is the kernel's number, Time the local time to the microsecond, Pointer and Stream are in hexadecimal, Size is
-// the requested size. tms report --format csv writes lines.
+// the requested size.
 //
 // Lines are in an order that the calls can have had: a block is freed before it is made again, whatever threads do. A
 // call without effect has no line: size 0, address 0, an address that was refused.
@@ -19,11 +19,6 @@ const (
 	Free
 	Failure // an allocate that was refused
 )
-
-var names = [...]string{Allocate: "allocate", Free: "free", Failure: "allocate failure"}
-
-// String returns the action as in traces.
-func (a Action) String() string { return names[a] }
 
 // Event is one line of a trace, as far as a replay needs it.
 type Event struct {
