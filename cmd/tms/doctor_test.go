@@ -208,7 +208,6 @@ func TestMachine(t *testing.T) {
 		require.EqualValues(t, 64<<20, d.MemoryBytes)
 		require.EqualValues(t, 2<<20, d.GranularityBytes)
 	}
-	require.NotZero(t, r.Host.MemoryAvailableBytes)
 	require.Equal(t, built(t, "lib", "libtms.so"), r.Library.Path)
 	require.Nil(t, r.Program)
 	r.find(t, "ok", "vmm")
@@ -234,7 +233,7 @@ func TestText(t *testing.T) {
 	require.NotContains(t, stdout, "\x1b")
 	stdout, _, _ = execute(t, nil, []string{"doctor", "--json", program})
 	for _, name := range strings.Fields(`can_interpose driver loaded cuda_version error devices ordinal memory_bytes vmm
-		granularity_bytes host memory_available_bytes address_space_limit_bytes library path machine program script
+		granularity_bytes host address_space_limit_bytes library path machine program script
 		loader libtms pid preloaded cudart linkage sure sign libraries major findings severity id what do`) {
 		require.Contains(t, stdout, `"`+name+`":`)
 	}
@@ -408,13 +407,6 @@ func TestProgramsWithoutPreload(t *testing.T) {
 	examine(t, []string{plain(t, "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1")}).says(t, "error libc", "musl")
 	examine(t, []string{plain(t, "-Wl,--dynamic-linker=/lib64/ld-linux-none.so.2")}).with(t, "error libc")
 
-	root, err := exec.Command("go", "env", "GOROOT").Output()
-	require.NoError(t, err)
-	gofmt := filepath.Join(strings.TrimSpace(string(root)), "bin", "gofmt")
-	if _, err := os.Stat(gofmt); err == nil {
-		examine(t, []string{gofmt}).says(t, "error static", "Go program")
-	}
-
 	program := copied(t, plain(t), filepath.Join(t.TempDir(), "arm"))
 	content, err := os.ReadFile(program)
 	require.NoError(t, err)
@@ -456,7 +448,6 @@ func TestScripts(t *testing.T) {
 	r := examine(t, []string{script("run.sh", "#!/bin/sh\nexit 0\n")}).with(t)
 	require.Equal(t, "/bin/sh", r.Program.Path)
 	require.Equal(t, filepath.Join(folder, "run.sh"), r.Program.Script)
-	r.find(t, "note", "script")
 
 	path := "PATH=" + folder + ":" + os.Getenv("PATH")
 	for name, line := range map[string]string{

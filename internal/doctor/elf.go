@@ -19,7 +19,6 @@ type image struct {
 
 	loader  string // its dynamic loader; libraries and static programs have none
 	program bool   // not a library
-	fromGo  bool
 	soname  string
 	filters []string // libraries that the loader takes in its place (DT_FILTER)
 
@@ -55,7 +54,6 @@ func openImage(path, file string) (*image, error) {
 	flags, _ := f.DynValue(elf.DT_FLAGS_1)
 	pie := len(flags) > 0 && elf.DynFlag1(flags[0])&elf.DF_1_PIE != 0
 	i.program = f.Type == elf.ET_EXEC || i.loader != "" || pie
-	i.fromGo = f.Section(".go.buildinfo") != nil
 
 	// Errors below mean that it has none, like a static program.
 	if names, _ := f.DynString(elf.DT_SONAME); len(names) > 0 {

@@ -2,40 +2,16 @@ package doctor
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"regexp"
 	"strconv"
 
-	"tms/internal/hostmemory"
 	"tms/internal/readable"
 )
 
-// Host has what backups in host memory, and the start of the engine, depend on.
+// Host has what the start of the engine depends on.
 type Host struct {
-	MemoryAvailableBytes   uint64 `json:"memory_available_bytes"`    // within the control group's limit, too
 	AddressSpaceLimitBytes uint64 `json:"address_space_limit_bytes"` // RLIMIT_AS; 0 for none
-}
-
-func (h Host) String() string {
-	text := readable.Short(h.MemoryAvailableBytes) + " of memory available"
-	if h.AddressSpaceLimitBytes != 0 {
-		text += ", address space limited to " + readable.Short(h.AddressSpaceLimitBytes)
-	}
-	return text
-}
-
-func (r *Report) examineHost(p *process) {
-	self := "self"
-	if p != nil {
-		self = strconv.Itoa(p.pid)
-	}
-	h := &r.Host
-	if available := min(hostmemory.Machine(), hostmemory.Group(self)); available != math.MaxUint64 {
-		h.MemoryAvailableBytes = available // pinned backups count against the control group, too
-	}
-	h.AddressSpaceLimitBytes = addressSpaceLimit(self)
-	r.examineAddressSpace()
 }
 
 // addressSpaceNeeded covers the driver itself (it took 13 GiB with one GPU; cuInit fails at 8) and a little memory. The
@@ -47,8 +23,14 @@ const addressSpaceNeeded = 16 << 30
 const addressSpaceAmple = 64 << 30
 
 // examineAddressSpace: the other limits of docs/rationale.md ("Limits") end no program, and the library names them.
-func (r *Report) examineAddressSpace() {
-	if limit := r.Host.AddressSpaceLimitBytes; limit != 0 && limit < addressSpaceAmple {
+func (r *Report) examineAddressSpace(p *process) {
+	self := "self"
+	if p != nil {
+		self = strconv.Itoa(p.pid)
+	}
+	limit := addressSpaceLimit(self)
+	r.Host.AddressSpaceLimitBytes = limit
+	if limit != 0 && limit < addressSpaceAmple {
 		severity, why := Warning, "when it is used up, a thread's first call of the driver ends the program"
 		if limit < addressSpaceNeeded {
 			severity, why = Error, "the CUDA driver alone takes 13 GiB"

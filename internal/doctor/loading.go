@@ -15,11 +15,7 @@ import (
 func (r *Report) examineLoading(main *image) bool {
 	switch {
 	case main.loader == "" && main.program:
-		what := main.path + " is statically linked"
-		if main.fromGo {
-			what = main.path + " is a Go program built without cgo"
-		}
-		r.add(Error, "static", what+": no dynamic loader runs, and LD_PRELOAD does nothing",
+		r.add(Error, "static", main.path+" is statically linked: no dynamic loader runs, and LD_PRELOAD does nothing",
 			"link it dynamically (a Go program: use cgo, CGO_ENABLED=1)")
 		return false
 	case main.architecture() != r.libraryArchitecture():

@@ -146,15 +146,9 @@ func interpreterOf(path string) (interpreter string, err error) {
 	return interpreter, nil
 }
 
-var shells = map[string]bool{"sh": true, "bash": true, "dash": true, "zsh": true, "ksh": true, "busybox": true}
-
 func (r *Report) examineProgram(main *image, env environment) {
 	p := r.Program
 	errorsBefore := r.errors()
-	if p.Script != "" && shells[filepath.Base(p.Path)] {
-		r.add(Note, "script", fmt.Sprintf("a shell runs %s; the programs it starts get the same LD_PRELOAD and are "+
-			"not examined here", p.Script), "examine those programs too")
-	}
 	if !r.examineLoading(main) {
 		return
 	}

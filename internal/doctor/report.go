@@ -74,7 +74,7 @@ func Examine(target Target) (*Report, error) {
 	}
 
 	r.examineDriver()
-	r.examineHost(process)
+	r.examineAddressSpace(process)
 	switch {
 	case process != nil:
 		r.examineProcess(process)
@@ -119,7 +119,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, d := range r.Devices {
 		row(fmt.Sprintf("device %d", d.Ordinal), d)
 	}
-	row("host", r.Host)
 	if r.Library != nil {
 		row("libtms.so", r.Library.Path)
 	}
