@@ -58,54 +58,55 @@ func (p pausing) say(o outcome) string {
 	return text
 }
 
-// pause makes one process pause.
-func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
-	process, err := client.Dial(pid) // asks whose number this is, before the driver gets it
-	if err != nil {
-		return ended(outcome{PID: pid}, err)
+func (p pausing) pause(ctx context.Context, pid int) outcome {
+	r := &jobRank{outcome: outcome{PID: pid}}
+	err := r.pause(ctx, p)
+	return ended(r.outcome, err)
+}
+
+// pause makes one process pause, which need not stop together with others.
+func (r *jobRank) pause(ctx context.Context, p pausing) (err error) {
+	if r.Conn, err = client.Dial(r.PID); err != nil { // asks whose number this is, before the driver gets it
+		return err
 	}
-	defer process.Close()
-	var driver *checkpoint.Driver
+	defer r.Close()
 	if p.request.Everything {
 		var done bool
-		if driver, done, err = free(pid); err != nil || done {
-			return ended(outcome{PID: pid, OK: done}, err)
+		if r.driver, done, err = free(r.PID); err != nil || done {
+			return err
 		}
 	}
-	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
-		return ended(outcome{PID: pid}, err)
+	if _, err = r.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
+		return err
 	}
-	o = outcome{PID: pid}
-	if err := o.do(ctx, process, p.request); err != nil {
-		return ended(o, err)
+	if err = r.do(ctx, r.Conn, p.request); err != nil {
+		return err
 	}
 	if p.to != "" {
 		var reply control.Reply
-		reply, err = process.Do(ctx, control.Request{Op: control.Move, Tag: p.request.Tag, To: p.to,
-			Everything: p.request.Everything})
-		o.MovedBytes += reply.Bytes
-		if err != nil { // the connection is gone, so the process undoes the pause
-			return ended(o, err)
+		if reply, err = r.Do(ctx, control.Request{Op: control.Move, Tag: p.request.Tag, To: p.to,
+			Everything: p.request.Everything}); err != nil { // the connection is gone, so the process undoes the pause
+			return err
 		}
-		if err = failure(reply, nil); err != nil && driver == nil {
+		r.MovedBytes += reply.Bytes
+		if err = failure(reply, nil); err != nil && r.driver == nil {
 			err = fmt.Errorf("paused, but its contents were not moved: %w", err)
 		}
 	}
-	if err == nil && driver != nil {
+	if err == nil && r.driver != nil {
 		start := time.Now()
-		err = p.lockAndCheckpoint(ctx, driver, pid)
-		o.DriverSeconds = time.Since(start).Seconds()
-	}
-	if err != nil && driver != nil {
-		return ended(o, p.undone(driver, process, pid, err, asBefore))
-	}
-	if failed := ask(context.WithoutCancel(ctx), process, control.Request{Op: control.Keep}); failed != nil {
-		err = failed
-		if driver != nil {
-			err = p.undone(driver, process, pid, failed, asBefore)
+		if err = r.driver.Lock(r.PID, control.Seconds(p.request.TimeoutSeconds())); err == nil {
+			err = r.checkpoint(ctx)
 		}
+		r.DriverSeconds = time.Since(start).Seconds()
 	}
-	return ended(o, err)
+	if err == nil || r.driver == nil {
+		err = cmp.Or(ask(context.WithoutCancel(ctx), r.Conn, control.Request{Op: control.Keep}), err)
+	}
+	if err != nil && r.driver != nil {
+		err = r.undone(err, asBefore)
+	}
+	return err
 }
 
 // free reports whether a process can be checkpointed; done: it is checkpointed already.
@@ -125,27 +126,15 @@ func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	return driver, false, nil
 }
 
-// lockAndCheckpoint makes the driver take the rest of a process that has paused everything.
-func (p pausing) lockAndCheckpoint(ctx context.Context, driver *checkpoint.Driver, pid int) error {
-	err := ctx.Err()
-	if err == nil {
-		err = driver.Lock(pid, control.Seconds(p.request.TimeoutSeconds()))
-	}
-	if err == nil {
-		err = checkpointed(ctx, driver, pid)
-	}
-	return err
-}
-
-// checkpointed makes the driver checkpoint a process that is locked.
-func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error {
+// checkpoint makes the driver checkpoint a process that is locked.
+func (r *jobRank) checkpoint(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := driver.Checkpoint(pid, driverTime); err != nil {
+	if err := r.driver.Checkpoint(r.PID, driverTime); err != nil {
 		return err
 	}
-	state, err := driver.State(pid)
+	state, err := r.driver.State(r.PID)
 	if err == nil && state != checkpoint.Checkpointed {
 		err = fmt.Errorf("the driver has it %v after a checkpoint that it did not refuse", state)
 	}
@@ -155,24 +144,24 @@ func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error
 const asBefore = "it goes on as before"
 
 // undone takes back everything that was done, and says what came of that: now is what is then so.
-func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int, cause error, now string) error {
+func (r *jobRank) undone(cause error, now string) error {
 	if errors.Is(cause, context.Canceled) {
 		cause = errors.New("interrupted")
 	}
-	if state, err := driver.State(pid); err == nil && state == checkpoint.Failed {
+	if state, err := r.driver.State(r.PID); err == nil && state == checkpoint.Failed {
 		return fmt.Errorf("%w; that lost the CUDA state of the process, which must be ended", cause)
 	}
-	if _, err := giveBack(context.Background(), driver, pid, 0); errors.Is(err, checkpoint.ErrNoCUDA) {
+	if _, err := giveBack(context.Background(), r.driver, r.PID, 0); errors.Is(err, checkpoint.ErrNoCUDA) {
 		return cause // it has ended
 	} else if err != nil {
 		return fmt.Errorf("%w; the driver cannot unlock it either (%w), so its CUDA calls wait; tms resume %d tries "+
-			"again", cause, err, pid)
+			"again", cause, err, r.PID)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 	defer cancel()
-	if err := ask(ctx, process, control.Request{Op: control.Undo}); err != nil {
+	if err := ask(ctx, r.Conn, control.Request{Op: control.Undo}); err != nil {
 		return fmt.Errorf("%w; it stays paused without the driver's part, because it cannot be resumed (%w); tms "+
-			"resume %d tries again", cause, err, pid)
+			"resume %d tries again", cause, err, r.PID)
 	}
 	return fmt.Errorf("%w; %s", cause, now)
 }

@@ -133,12 +133,11 @@ func (r *jobRank) ask(ctx context.Context, request control.Request, within time.
 
 // job is a job that is being paused, or processes that move together.
 type job struct {
-	ranks      []*jobRank
-	request    control.Request
-	everything bool
-	moves      bool
-	alone      bool // one process, which need not be stopped together with others
-	tries      int
+	ranks   []*jobRank
+	request control.Request
+	moves   bool
+	alone   bool // one process, which need not be stopped together with others
+	tries   int
 }
 
 // pauseJob pauses all processes of the job, or none.
@@ -148,8 +147,7 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 		return err
 	}
 	ctx, _ := interruptible()
-	j := &job{request: request, everything: request.Everything}
-	j.request.Everything = false
+	j := &job{request: request}
 	for _, pid := range pids {
 		j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})
 	}
@@ -207,10 +205,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	if err != nil {
 		return err
 	}
-	if err = j.fits(s, control.Pause); err == nil {
-		err = j.take(ctx)
-	}
-	if err == nil && j.everything {
+	err = j.take(ctx, s, control.Pause)
+	if err == nil && j.request.Everything {
 		err = j.takeRest(ctx)
 	}
 	if err != nil {
@@ -234,14 +230,21 @@ func (j *job) fits(s *steering, op string) error {
 }
 
 // take pauses all ranks when all can be stopped at once. After an error all are as before.
-func (j *job) take(ctx context.Context) error {
+func (j *job) take(ctx context.Context, s *steering, op string) error {
+	pause := j.request
+	if j.alone { // it refuses by itself what does not fit
+		pause.Toward = j.ranks[0].way.toward
+		return j.each(func(r *jobRank) error { return r.do(ctx, r.Conn, pause) })
+	}
+	if err := j.fits(s, op); err != nil {
+		return err
+	}
 	if err := j.hold(ctx); err != nil {
 		return err
 	}
-	pause := j.request
 	timeout := max(leastTry.Seconds(), j.request.TimeoutSeconds()) // there is nothing left to wait for
-	pause.Timeout = &timeout
-	if j.everything {
+	pause.Timeout, pause.Everything = &timeout, false
+	if j.request.Everything {
 		pause.NCCL = j.together(timeout)
 	}
 	// A rank whose NCCL is being suspended waits for the others: until that wait has ended, an interrupt withdraws
@@ -308,7 +311,7 @@ func (j *job) takeRest(ctx context.Context) error {
 func (j *job) checkpoint(ctx context.Context) error {
 	timeout := max(leastTry, control.Seconds(j.request.TimeoutSeconds()))
 	asked := j.request
-	asked.Everything, asked.Timeout = true, new(timeout.Seconds())
+	asked.Timeout = new(timeout.Seconds())
 	err := j.each(func(r *jobRank) error {
 		var err error
 		if !j.alone { // else it was asked for everything at once
@@ -324,7 +327,7 @@ func (j *job) checkpoint(ctx context.Context) error {
 		err = j.each(func(r *jobRank) error { return r.driver.Lock(r.PID, timeout) })
 	}
 	if err == nil {
-		err = j.each(func(r *jobRank) error { return checkpointed(ctx, r.driver, r.PID) })
+		err = j.each(func(r *jobRank) error { return r.checkpoint(ctx) })
 	}
 	if err == nil {
 		for _, r := range j.ranks {
@@ -334,7 +337,7 @@ func (j *job) checkpoint(ctx context.Context) error {
 	}
 	_ = j.each(func(r *jobRank) error {
 		r.Bytes, r.NCCL = 0, ""
-		return pausing{}.undone(r.driver, r.Conn, r.PID, cmp.Or(r.err, err), asBefore)
+		return r.undone(cmp.Or(r.err, err), asBefore)
 	})
 	return err
 }
@@ -372,8 +375,8 @@ func (j *job) hold(ctx context.Context) error {
 		}
 		hold := j.request
 		hold.Hold, hold.Timeout = true, new(max(0, min(most, time.Until(until))).Seconds())
-		hold.Lease = j.lease()
-		if j.everything {
+		hold.Lease, hold.Everything = j.lease(), false
+		if j.request.Everything {
 			hold.NCCL = &control.NCCL{}
 		}
 		err := j.each(func(r *jobRank) error {

@@ -28,7 +28,7 @@ import (
 // moving is one tms move.
 type moving struct {
 	steering
-	pauses   pausing
+	pausing  control.Request
 	from, to string
 	pairs    []string // OLD=NEW
 	turn     sync.Mutex
@@ -104,7 +104,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 			}
 			_ = os.Unsetenv("CUDA_VISIBLE_DEVICES") // the driver is given all GPUs
 			m.known, m.taken = map[int]*jobRank{}, map[string]int64{}
-			m.pauses.request = control.Request{Op: control.Pause, Everything: true, SaveAll: true, Force: force,
+			m.pausing = control.Request{Op: control.Pause, Everything: true, SaveAll: true, Force: force,
 				Timeout: new(timeout.Seconds())}
 			if m.dryRun {
 				m.before = m.begin
@@ -359,8 +359,7 @@ func (m *moving) gather(ctx context.Context, pid int) (*job, error) {
 	for i := 0; i < len(pids); i++ {
 		pids = distinct(append(pids, m.sharers[pids[i]]...))
 	}
-	j := &job{request: m.pauses.request, everything: true, moves: true, alone: len(pids) == 1}
-	j.request.Everything = false
+	j := &job{request: m.pausing, moves: true, alone: len(pids) == 1}
 	for _, pid := range pids {
 		if slices.Contains(m.pids, pid) {
 			j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})

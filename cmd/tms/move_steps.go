@@ -82,14 +82,7 @@ func (m *moving) moveAll(ctx context.Context, j *job) error {
 	j.ranks[0].driver.Prepare()
 	if !out {
 		back = control.Request{Op: control.Undo} // of what this pause takes, and no more
-		if j.alone {
-			request := m.pauses.request
-			request.Toward = j.ranks[0].way.toward
-			err = j.each(func(r *jobRank) error { return r.do(ctx, r.Conn, request) })
-		} else if err = j.fits(&m.steering, control.Move); err == nil {
-			err = j.take(ctx)
-		}
-		if err != nil {
+		if err = j.take(ctx, &m.steering, control.Move); err != nil {
 			return err
 		}
 		passes(&done.Pause)
@@ -191,7 +184,7 @@ func (m *moving) returned(j *job, cause error, out bool) error {
 				err = r.driver.Restore(r.PID, driverTime, r.way.back...)
 				r.moved = err != nil
 				if err == nil && out {
-					err = checkpointed(context.Background(), r.driver, r.PID)
+					err = r.checkpoint(context.Background())
 				}
 			}
 			return err
@@ -209,7 +202,7 @@ func (m *moving) returned(j *job, cause error, out bool) error {
 		case out:
 			return fmt.Errorf("%w; it stays paused", own)
 		}
-		return m.pauses.undone(r.driver, r.Conn, r.PID, own, now)
+		return r.undone(own, now)
 	})
 }
 
@@ -222,12 +215,13 @@ func (m *moving) takeAgain(r *jobRank) error {
 	}
 	state, err := r.Status(ctx, answerTime)
 	if err == nil && !state.Stats.Everything {
-		err = ask(ctx, r.Conn, m.pauses.request)
+		err = ask(ctx, r.Conn, m.pausing)
 	}
 	if err == nil && at == checkpoint.Running {
-		err = m.pauses.lockAndCheckpoint(ctx, r.driver, r.PID)
-	} else if err == nil {
-		err = checkpointed(ctx, r.driver, r.PID)
+		err = r.driver.Lock(r.PID, control.Seconds(m.pausing.TimeoutSeconds()))
+	}
+	if err == nil {
+		err = r.checkpoint(ctx)
 	}
 	return err
 }
