@@ -310,9 +310,9 @@ func TestAlign(t *testing.T) {
 		require.Contains(t, reply.Error, "is no name of a sequence", name)
 	}
 	for words, request := range map[string]control.Request{
-		"only an align takes targets": {Op: control.Undo, Targets: map[string]uint64{"1": 1}},
-		"timeout, idle, force,":       {Op: control.Align, Hold: true},
-		"an align takes wait, not":    {Op: control.Keep, Wait: 1},
+		"undo takes no targets": {Op: control.Undo, Targets: map[string]uint64{"1": 1}},
+		"align takes no hold":   {Op: control.Align, Hold: true},
+		"keep takes no wait":    {Op: control.Keep, Wait: 1},
 	} {
 		require.Contains(t, other.ask(request).Error, words)
 	}

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -59,9 +60,6 @@ const (
 	Align = "align"
 )
 
-// The operations in the order in which messages name them, and then those between processes.
-var operations = []string{Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand}
-
 // What the keeper is asked (package keeper), beside Lend. By put and close a process also tells itself which
 // descriptors to keep, for a lend to the next keeper.
 const (
@@ -75,10 +73,19 @@ const (
 	Drop  = "drop"  // takes a set's name away; its memory goes when nobody uses it
 )
 
-// OfKeeper reports whether only the keeper answers a request.
-func (r *Request) OfKeeper() bool {
-	return slices.Contains([]string{Put, Seal, Open, Close, List, Drop}, r.Op)
+// ofSets are the fields of requests to the keeper.
+const ofSets = "share import set name device bytes before tensors"
+
+// takes has the fields that each operation takes, by their names in JSON.
+var takes = map[string]string{
+	Status: "", Keep: "", Cancel: "", Hand: "", Await: "wait", Undo: "wait yield", Resume: "tag wait everything",
+	Pause: "tag timeout idle force hold lease keep everything to discard save_all toward yield nccl",
+	Move:  "tag everything to", Record: "file", Align: "lease wait targets", Lend: "share import",
+	Returned: "share import", Put: ofSets + " to", Seal: ofSets, Open: ofSets, Close: ofSets, List: ofSets, Drop: ofSets,
 }
+
+// OfKeeper reports whether only the keeper answers a request.
+func (r *Request) OfKeeper() bool { return strings.HasPrefix(takes[r.Op], ofSets) }
 
 // Where a move can take contents.
 const (
@@ -378,45 +385,35 @@ func wrongVersion(version int) error {
 }
 
 func (r *Request) check() error {
-	known := r.To == ToDisk || (r.Op == Move || r.Op == Put) && r.To == ToHost
-	switch {
-	case (r.Set != 0 || r.Name != "" || r.Device != "" || r.Bytes != 0 || r.Before != 0 || r.Tensors != 0) &&
-		!r.OfKeeper():
-		return fmt.Errorf("only the keeper takes set, name, device, bytes, before and tensors, and no %s", r.Op)
-	case !slices.Contains(operations, r.Op) && !r.OfKeeper():
+	fields, known := takes[r.Op]
+	if !known {
 		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, "+
 			"move, record and align", r.Op)
-	case r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath ||
-		strings.ContainsRune(r.File, 0)):
-		return fmt.Errorf("%.100q: only a record takes a file, by its path from the root", r.File)
-	case (r.Share != 0 || r.Import != 0) && r.Op != Lend && r.Op != Returned && !r.OfKeeper():
-		return fmt.Errorf("only a lend or returned takes share and import, not a %s", r.Op)
-	case r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil):
-		return errors.New("only a resume, a move, or a pause without a tag takes everything")
-	case r.Toward != nil && (r.Op != Pause || r.Hold || !r.Everything && r.NCCL == nil):
-		return errors.New("only a pause of everything, or with nccl, takes toward, and no hold")
-	case r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause && r.Op != Put || !known):
+	}
+	allowed, request := strings.Fields("version id op "+fields), reflect.ValueOf(r).Elem()
+	for i := range request.NumField() {
+		name, _, _ := strings.Cut(request.Type().Field(i).Tag.Get("json"), ",")
+		if !request.Field(i).IsZero() && !slices.Contains(allowed, name) {
+			return fmt.Errorf("the operation %s takes no %s", r.Op, name)
+		}
+	}
+	switch {
+	case r.File != "" && (r.File[0] != '/' || len(r.File) > maxPath || strings.ContainsRune(r.File, 0)):
+		return fmt.Errorf("%.100q: a record takes a file by its path from the root", r.File)
+	case r.Op == Pause && r.Tag != nil && (r.Everything || r.NCCL != nil):
+		return errors.New("only a pause without a tag takes everything or nccl")
+	case r.Toward != nil && !r.Everything && r.NCCL == nil:
+		return errors.New("only a pause of everything, or with nccl, takes toward")
+	case r.Op == Move && r.To == "" || r.To != "" && r.To != ToDisk && (r.Op == Pause || r.To != ToHost):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
-	case (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard || r.SaveAll) && r.Op != Pause:
-		return fmt.Errorf("only a pause takes timeout, idle, force, keep, hold, discard and save_all, not a %s", r.Op)
-	case r.Discard && r.SaveAll:
-		return errors.New("discard and save_all exclude each other")
-	case r.NCCL != nil && (r.Op != Pause || r.Tag != nil):
-		return errors.New("only a pause without a tag takes nccl")
+	case r.Discard && r.SaveAll || r.Yield && (r.Keep || r.Everything):
+		return errors.New("discard excludes save_all, and yield excludes keep and everything")
 	case r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0):
 		return errors.New("only the pause after a hold takes together, and until says when it ends")
-	case r.Hold && (r.Keep || r.Everything || r.Idle != nil):
-		return errors.New("a hold comes before a pause, and takes no keep, everything or idle")
-	case r.Yield && (r.Op != Pause && r.Op != Undo || r.Hold || r.Keep || r.Everything):
-		return errors.New("only an undo, or a pause without hold, keep and everything, takes yield")
-	case r.Lease != 0 && !r.Hold && r.Op != Align:
-		return fmt.Errorf("only a hold or an align takes a lease, not a %s", r.Op)
-	case r.Wait != 0 && r.Op != Resume && r.Op != Undo && r.Op != Await && r.Op != Align:
-		return fmt.Errorf("only a resume, an undo, an await or an align takes wait, not a %s", r.Op)
-	case r.Targets != nil && (r.Op != Align || len(r.Targets) == 0):
-		return errors.New("only an align takes targets, and at least one")
-	case r.Tag != nil && r.Op != Pause && r.Op != Resume && r.Op != Move:
-		return fmt.Errorf("only a pause, resume or move takes a tag, not a %s", r.Op)
+	case r.Hold && (r.Keep || r.Everything || r.Idle != nil || r.Toward != nil || r.Yield):
+		return errors.New("a hold comes before a pause, and takes no keep, everything, idle, toward or yield")
+	case r.Targets != nil && len(r.Targets) == 0:
+		return errors.New("targets are at least one")
 	case r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)):
 		return fmt.Errorf("%q is no tag; leave it out for all", *r.Tag)
 	}

@@ -133,13 +133,13 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	serving(t)
 	make1(t, 10, "a", "chunk")
 	for words, r := range map[string]control.Request{
-		"no descriptor came":         {Op: control.Seal, Set: 10, Before: 1},
-		"the keeper answers no":      {Op: control.Status},
-		"there is no operation":      {Op: "dance"},
-		"only the keeper takes set":  {Op: control.Pause, Set: 3},
-		"there is no complete set":   {Op: control.Open, Name: "b"},
-		"does not have this memory":  {Op: control.Lend, Share: 99},
-		"only a record takes a file": {Op: control.List, File: "/tmp/x"},
+		"no descriptor came":        {Op: control.Seal, Set: 10, Before: 1},
+		"the keeper answers no":     {Op: control.Status},
+		"there is no operation":     {Op: "dance"},
+		"pause takes no set":        {Op: control.Pause, Set: 3},
+		"there is no complete set":  {Op: control.Open, Name: "b"},
+		"does not have this memory": {Op: control.Lend, Share: 99},
+		"list takes no file":        {Op: control.List, File: "/tmp/x"},
 	} {
 		reply := asked(t, r)
 		require.False(t, reply.OK, words)
