@@ -35,8 +35,8 @@ func (e *Engine) Live(address uintptr, size uint64, live []backup.Range) error {
 	}
 	joined := backup.Union(live)
 	for _, s := range segments {
-		if s.slab != nil || s.backup != BackupHost {
-			continue
+		if s.slab != nil || s.backup == BackupDisk || s.backup == BackupPeer {
+			continue // BackupNone counts: a pause with SaveAll saves it in host memory
 		}
 		begin, end := max(address, s.address), min(address+uintptr(size), s.address+uintptr(s.length()))
 		dead := backup.Ranges{{Offset: uint64(begin - address), Size: uint64(end - begin)}}.Without(joined)

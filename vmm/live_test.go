@@ -248,6 +248,23 @@ func TestLiveIsRefused(t *testing.T) {
 	requireFilled(t, small, 1000, 5)
 }
 
+// A pause that the program is not told of saves what has no backup, and of that only what is live.
+func TestLiveWithoutBackup(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	a := malloc(t, engine, vmm.Request{Size: 8 * mib, Tag: "t"})
+	for _, live := range []uint64{2 * mib, 8 * mib} { // said of one pause alone
+		fill(a, 8*mib, 1)
+		if live < 8*mib {
+			require.NoError(t, engine.Live(a, 8*mib, []backup.Range{{Size: live}}))
+			require.EqualValues(t, live, engine.Recorded().Devices[0].Tags[0].PauseWithoutContents)
+		}
+		require.NoError(t, pause(engine, vmm.Options{Tags: []string{"t"}, SaveAll: true}))
+		require.EqualValues(t, live, hostBytes(t, engine))
+		require.NoError(t, resume(engine, name("t")))
+		requireFilled(t, a, int(live), 1)
+	}
+}
+
 // Host memory that is prepared for what is live serves the pause; files keep all.
 func TestLivePreparedAndMoved(t *testing.T) {
 	sim, _, engine := simulated(t, 1)

@@ -104,7 +104,7 @@ func (e *Engine) statsOf(d *device) stats.Device {
 				}
 			}
 			if s.state == active && s.backup == BackupNone && s.pausable() {
-				ts.PauseWithoutContents += s.length()
+				ts.PauseWithoutContents += s.length() - s.dead.Bytes()
 			}
 			if s.state == active && s.backup == BackupHost && (s.contents == nil || s.contents.Host() == 0) {
 				if !s.sparse { // else only the pause finds out
