@@ -3,7 +3,7 @@
 TMS_SGLANG=1 makes sglang's `TorchMemorySaverAdapter` a `Saver`. Where torch_memory_saver has
 `register_hook_mode` (its pull request 79), hook_mode "tms" is one too, which sglang's argument
 --memory-saver-hook-mode (its pull request 32976) names. TMS_SGLANG_KEPT=1 keeps weights in a set
-(tms._sglang_loader).
+(tms._sglang_loader). An idle engine shares its GPU without its cache (tms._sglang_share).
 
 What this module uses of sglang was read in 0.5.16, 0.5.17 and 0.5.23;
 tests/engines/test_sglang_plugin.py compares the names and signatures with the installed sglang.
@@ -22,7 +22,7 @@ from ._arguments import Backup, switched_on
 from ._attached import attached
 from ._control import pause, resume
 from ._cuda_graph import cuda_graph as capture
-from ._errors import NotSupportedError
+from ._errors import NotPreloadedError, NotSupportedError
 from ._region import disable, region
 from ._subprocess import configure_subprocess
 
@@ -46,6 +46,9 @@ def register() -> None:
         around[f"{_ADAPTERS}.TorchMemorySaverAdapter.create"] = _create
     if switched_on("TMS_SGLANG_KEPT"):
         around.update(importlib.import_module("tms._sglang_loader").hooks())
+    if switched_on("TMS_SHARE"):
+        with contextlib.suppress(NotPreloadedError):
+            around.update(importlib.import_module("tms._sglang_share").hooks())
     if around:
         hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
         for target, hook in around.items():

@@ -175,6 +175,24 @@ def test_beside_the_library_of_torch_memory_saver(sglang: Sglang, tmp_path: Path
     assert "or another library. Preload " in done.stderr
 
 
+OF_ENGINES = {  # what else tms._sglang_share uses
+    "srt/disaggregation/utils.py": ['NULL = "null"'],
+    "srt/managers/scheduler.py": [
+        "self.ps = ParallelState(",
+        "self.disaggregation_mode = DisaggregationMode(",
+        "self.enable_hisparse = ",
+        "self.tree_cache = ",
+        "self.token_to_kv_pool_allocator = ",
+        "self.session_controller = SessionController(",
+    ],
+    "srt/mem_cache/allocator/base.py": ["def get_kvcache(self):"],
+    "srt/mem_cache/chunk_cache.py": ["class ChunkCache("],
+    "srt/mem_cache/memory_pool.py": [f"self.{name}_buffer = [" for name in ("k", "v", "kv")],
+    "srt/mem_cache/radix_cache.py": ["class RadixCache("],
+    "srt/session/session_controller.py": ["self.sessions: Dict[str, Session] = {}"],
+}
+
+
 def test_like_the_sglang_that_is_installed() -> None:
     """Names and signatures match sglang's files; SGLANG_SOURCES may name another folder of them."""
     named = os.environ.get("SGLANG_SOURCES")
@@ -191,6 +209,13 @@ def test_like_the_sglang_that_is_installed() -> None:
         there = methods(root / file, name)
         for method, found in methods(FAKE / "sglang" / file, name).items():
             assert found == there[method], f"{name}.{method}"
+    scheduler = "srt/managers/scheduler.py"
+    theirs = methods(root / scheduler, "Scheduler")
+    for name in ("on_idle", "process_input_requests", "is_fully_idle", "flush_cache"):
+        assert methods(FAKE / "sglang" / scheduler, "Scheduler")[name] == theirs[name], name
+    for file, words in OF_ENGINES.items():
+        for each in words:
+            assert each in (root / file).read_text(), f"{each} in {file}"
     ours = methods(PYMODULE / "tms" / "_sglang.py", "Saver")
     public = set(methods(root / adapter, "TorchMemorySaverAdapter")) - {"create", "check_validity"}
     assert public <= {*ours, "enabled"}, "sglang's adapter can do more"

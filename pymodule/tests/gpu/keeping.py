@@ -72,9 +72,21 @@ class Engine(Follower):
         self.process.wait()
 
 
-def start(name: str, folder: Path, *options: str, cache: float, kept: bool = False) -> Engine:
-    """`tms run` starts it, with so many GiB of cache; `kept`: its weights are in a set."""
+def start(
+    name: str,
+    folder: Path,
+    *options: str,
+    cache: float,
+    kept: bool = False,
+    prefixes: bool = False,
+) -> Engine:
+    """`tms run` starts it, with so many GiB of cache; `kept`: its weights are in a set.
+
+    `prefixes`: it keeps them in the cache for later requests.
+    """
     arguments: list[object] = [folder, "--cache-gib", cache]
+    if prefixes:
+        arguments.append("--prefixes")
     variables = {"PYTHONPATH": f"{PYMODULE}:{HERE}:{os.environ.get('PYTHONPATH', '')}"}
     if name == "vllm":
         arguments.append("tms" if kept else "auto")

@@ -1,6 +1,6 @@
 """An sglang engine that says its first tokens and then serves on, until it is killed.
 
-    python sglang_kept_driver.py FOLDER [--saver] [--cache-gib N]
+    python sglang_kept_driver.py FOLDER [--saver] [--cache-gib N] [--prefixes]
 
 FOLDER has the checkpoint. Each line on stdout is one answer, as JSON; the first has the tokens, and
 the seconds of the model's load. Then it answers lines on stdin: "tokens" or "ask", "release",
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--saver", action="store_true", help="memory can be released")
     parser.add_argument("--cache-gib", type=int, help="of the KV cache")
+    parser.add_argument("--prefixes", action="store_true", help="are kept in the cache")
     asked = parser.parse_args()
     loading = Path(tempfile.mkdtemp(), "loading")
     offline(**{LOADING: str(loading)})
@@ -54,6 +55,7 @@ def main() -> None:
         mem_fraction_static=0.8,
         max_total_tokens=asked.cache_gib and (asked.cache_gib << 30) // llama.TOKEN,
         cuda_graph_bs_decode=[1],
+        disable_radix_cache=not asked.prefixes,
         enable_memory_saver=asked.saver,
         enable_weights_cpu_backup=asked.saver,
     )

@@ -1,6 +1,7 @@
 """A vLLM engine that says its first tokens and then serves on, until it is killed.
 
-    python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON] [--cache-gib N]
+    python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON]
+        [--cache-gib N] [--prefixes]
 
 FOLDER has the checkpoint. Each line on stdout is one JSON object; the first has the tokens, and the
 seconds of the model's load. Then it answers lines on stdin: "tokens", "ask", "sleep LEVEL", "wake",
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--sleep", action="store_true", help="sleep mode, by tms")
     parser.add_argument("--extra", type=json.loads, default={}, help="for the loader")
     parser.add_argument("--cache-gib", type=int, help="of the KV cache")
+    parser.add_argument("--prefixes", action="store_true", help="are kept in the cache")
     asked = parser.parse_args()
     offline(
         VLLM_NO_USAGE_STATS="1",
@@ -51,7 +53,7 @@ def main() -> None:
         max_model_len=2048,
         max_num_batched_tokens=2048,
         max_num_seqs=4,
-        enable_prefix_caching=False,
+        enable_prefix_caching=asked.prefixes,
         generation_config="vllm",
         worker_extension_cls="vllm_driver.Probe",
         compilation_config={

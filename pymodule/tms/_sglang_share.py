@@ -1,0 +1,46 @@
+"""sglang (0.5.17) under `tms run --share`: while it is fully idle, a pause drops the KV cache."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from ._library import load
+from ._share_cache import Cache
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_ALONE = ("RadixCache", "ChunkCache")  # others keep blocks for sessions, or outside, too
+
+
+def hooks() -> dict[str, Callable[..., Any]]:
+    """What goes around which function. NotPreloadedError: libtms.so is not in this process."""
+    load()
+    return {f"{_SCHEDULER}.process_input_requests": _process, f"{_SCHEDULER}.on_idle": _idle}
+
+
+def _process(original: Callable[..., Any], scheduler: Any, requests: Any) -> Any:
+    if "_tms_cache" not in vars(scheduler):
+        scheduler._tms_cache = _cache_of(scheduler)
+    if requests and scheduler._tms_cache:
+        scheduler._tms_cache.used()
+    return original(scheduler, requests)
+
+
+def _idle(original: Callable[..., Any], scheduler: Any) -> Any:
+    cache = vars(scheduler).get("_tms_cache")  # none without _process, which makes it count again
+    if cache and scheduler.is_fully_idle() and not scheduler.session_controller.sessions:
+        cache.unused()
+    return original(scheduler)
+
+
+def _cache_of(scheduler: Any) -> Cache | None:
+    """The KV cache of a scheduler of one rank, if nobody else reads it."""
+    try:
+        ranks, tree = scheduler.ps, type(scheduler.tree_cache).__name__
+        apart = scheduler.enable_hisparse or scheduler.disaggregation_mode.value != "null"
+        if ranks.tp_size > 1 or ranks.pp_size > 1 or apart or tree not in _ALONE:
+            return None
+        pool = vars(scheduler.token_to_kv_pool_allocator.get_kvcache())
+    except AttributeError:  # another version
+        return None
+    names = ("k_buffer", "v_buffer", "kv_buffer")  # the rest of a pool is kept
+    return Cache(lambda: [pool.get(name) or [] for name in names], scheduler.flush_cache)

@@ -1,0 +1,49 @@
+"""An engine's KV cache under `tms run --share`: a pause drops it while it is unused."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Callable
+
+from ._control import stats
+from ._library import load
+
+
+class Cache:
+    """The `tensors()` of a cache that nobody else reads; `forget()` is called if they were lost."""
+
+    def __init__(self, tensors: Callable[[], Any], forget: Callable[[], Any]) -> None:
+        self._tensors, self._forget = tensors, forget
+        self._unused: tuple[int, list[Any]] | None = None  # moves before, storages
+
+    def unused(self) -> None:
+        """The next pause keeps no contents."""
+        if self._unused is None:
+            self._unused = _moves(), _storages(self._tensors())
+            _mark(self._unused[1], live=False)
+
+    def used(self) -> None:
+        """A request may come: contents count again, and those lost meanwhile are forgotten."""
+        if self._unused is not None:
+            (moves, storages), self._unused = self._unused, None
+            _mark(storages, live=True)
+            if moves != _moves():
+                self._forget()
+
+
+def _mark(storages: list[Any], *, live: bool) -> None:
+    """Says whether there are contents. What is paused refuses: its pause ended the mark."""
+    for part in storages:
+        whole = (ctypes.c_size_t * 2)(0, part.nbytes())  # a tms_range
+        load().c.tms_live(part.data_ptr(), part.nbytes(), whole, int(live))
+
+
+def _storages(tensors: Any) -> list[Any]:
+    if hasattr(tensors, "untyped_storage"):
+        return [tensors.untyped_storage()]
+    return [part for each in tensors for part in _storages(each)]
+
+
+def _moves() -> int:
+    """How often something was paused or resumed."""
+    return sum(d["pauses"]["count"] + d["resumes"]["count"] for d in stats()["devices"])
