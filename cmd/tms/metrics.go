@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -23,14 +22,6 @@ const (
 	scrapesAtOnce = 4 // more are refused
 	headerTime    = 5 * time.Second
 )
-
-// frontPage answers browsers, and checks whether something listens.
-const frontPage = `<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>tms metrics</title>
-<h1>tms metrics</h1>
-<p>Prometheus reads <a href="metrics">/metrics</a>: what tms ps shows of all processes, at each scrape.</p>
-</html>
-`
 
 func metricsCommand() *cobra.Command {
 	var listen string
@@ -68,10 +59,6 @@ func serveMetrics(listener net.Listener) error {
 	paths := http.NewServeMux()
 	paths.Handle("GET /metrics", promhttp.HandlerFor(registry,
 		promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
-	paths.HandleFunc("GET /{$}", func(to http.ResponseWriter, _ *http.Request) {
-		to.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_, _ = io.WriteString(to, frontPage)
-	})
 	server := &http.Server{Handler: paths, ReadHeaderTimeout: headerTime}
 	ctx, _ := interruptible()
 	context.AfterFunc(ctx, func() { _ = server.Close() })
