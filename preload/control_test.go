@@ -403,10 +403,10 @@ func TestClientsVanish(t *testing.T) {
 	h.eventually(nonePaused)
 	require.Equal(t, "ok", h.do("check"))
 
-	kept := pauseOf("")
-	kept.Keep = true
-	pauser(kept).Close()
-	c := pauser(pauseOf("")) // which finds nothing to pause, and undoes nothing
+	c := pauser(pauseOf(""))
+	well(t, c, control.Request{Op: control.Keep})
+	c.Close()
+	c = pauser(pauseOf("")) // which finds nothing to pause, and undoes nothing
 	c.Close()
 	time.Sleep(50 * time.Millisecond)
 	require.Equal(t, bothPaused, h.paused())
@@ -536,7 +536,6 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{`{"version":1,"op":"pause","tag":"a\u0000b"}` + "\n", []string{"is no tag"}, false},
 		{"\r\n\n{ \n\xff\xfe\n[[[[\nnull 1\n",
 			[]string{"not understood", "not even UTF-8", "not understood", "more behind it"}, false},
-		{`{"version":1,"op":"cancel","id":7}` + "\n", []string{"nothing to withdraw"}, false},
 		{`{"version":1,"op":"keep"}` + "\n", []string{""}, false},
 		{long + "\n", []string{"longer than"}, true},
 		{long + long + long + long, []string{"longer than"}, true},
@@ -607,14 +606,14 @@ func TestManyClients(t *testing.T) {
 	h.ends()
 }
 
-// A request in the queue is withdrawn by cancel; one that has begun is not. The connection takes other requests
-// meanwhile.
-func TestCancel(t *testing.T) {
-	t.Run("of the request", func(t *testing.T) { cancel(t, 600) })
-	t.Run("of the process", func(t *testing.T) { cancel(t, 0, "TMS_RESUME_WAIT=600") })
+// A client that goes withdraws its request in the queue, and ends its wait for memory. Meanwhile the process answers a
+// status.
+func TestWithdrawn(t *testing.T) {
+	t.Run("of the request", func(t *testing.T) { withdrawn(t, 600) })
+	t.Run("of the process", func(t *testing.T) { withdrawn(t, 0, "TMS_RESUME_WAIT=600") })
 }
 
-func cancel(t *testing.T, wait float64, environment ...string) {
+func withdrawn(t *testing.T, wait float64, environment ...string) {
 	h := onlyControlled(t, environment...)
 	holder := h.dial()
 	well(t, holder, pauseOf(""))
@@ -639,19 +638,9 @@ func cancel(t *testing.T, wait float64, environment ...string) {
 	send(t, queued, control.Request{Op: control.Status, ID: 3})
 	reply = next()
 	require.True(t, reply.OK && reply.ID == 3)
-	send(t, queued, control.Request{Op: control.Cancel, ID: 4})
-	reply = next()
-	require.EqualValues(t, 1, reply.ID)
-	require.Contains(t, reply.Error, "withdrawn before it began")
-	reply = next()
-	require.True(t, reply.OK && reply.ID == 4)
-
-	send(t, waiting, control.Request{ID: 2, Op: control.Cancel})
-	require.NoError(t, waiting.CloseWrite())
-	got := replies(t, waiting)
-	require.Len(t, got, 2)
-	require.True(t, got[0].OK && got[0].ID == 2)
-	require.Equal(t, 2, got[1].Code)
+	queued.Close()
+	waiting.Close()
+	h.does("")
 	require.Equal(t, bothPaused, h.paused())
 	h.do("unhog")
 	holder.Close()

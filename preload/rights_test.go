@@ -42,8 +42,6 @@ var holdThreads = control.Request{Op: control.Pause, Hold: true}
 // Whatever others do, a client that holds the threads up keeps doing so, until it releases them itself or leaves.
 func TestAHoldIsItsClients(t *testing.T) {
 	h := working(t)
-	kept := gated(control.Pause, "")
-	kept.Keep = true
 	for name, others := range map[string][]control.Request{
 		"nothing":         nil,
 		"resume":          {gated(control.Resume, "")},
@@ -53,7 +51,6 @@ func TestAHoldIsItsClients(t *testing.T) {
 		"pause":           {gated(control.Pause, "")},
 		"pause and undo":  {gated(control.Pause, ""), {Op: control.Undo}},
 		"pause and keep":  {gated(control.Pause, ""), {Op: control.Keep}, gated(control.Resume, "")},
-		"kept pause":      {kept, gated(control.Resume, "")},
 		"hold":            {holdThreads},
 		"hold and undo":   {holdThreads, {Op: control.Undo}},
 		"hold and pause":  {holdThreads, gated(control.Pause, ""), gated(control.Resume, "")},
@@ -227,7 +224,7 @@ func behave(h *steered, r *rand.Rand, keeps bool) {
 			request = holdThreads
 			request.Timeout = &timeout
 		case control.Pause:
-			request.Timeout, request.Keep = &timeout, keeps && r.IntN(5) == 0
+			request.Timeout = &timeout
 			if r.IntN(4) == 0 {
 				request.Idle = &idle
 			}

@@ -38,7 +38,7 @@ var unsanitized = map[string]string{
 }
 
 // ofGo are the tests of Go by way of C that other tests try: sanitizers see C alone. The soak runs them all.
-const ofGo = "^Test(Pool|PoolUnderAProgramThatKnowsNone|ManyTags|RequestsThatAreRefused|ManyClients|Cancel|Exports|" +
+const ofGo = "^Test(Pool|PoolUnderAProgramThatKnowsNone|ManyTags|RequestsThatAreRefused|ManyClients|Withdrawn|Exports|" +
 	"ControlDirectory|ControlOfOthers|ControlIsRobust|AHold.*|APauseIsItsClients|ClientsAtRandom|Socket.*|" +
 	"AnAnswerThatIsLate|PausedWhileItWorks|HeaderDeclaresEveryExport|StackOfOurC|ClosedAndOpenedAgain|Faulthandler)$"
 

@@ -30,9 +30,9 @@ func TestSocketGoes(t *testing.T) {
 			h := controlled(t, reaching(t))
 			h.do("work")
 			pause := gated(control.Pause, "")
-			pause.Keep = true
 			before := h.dial()
 			well(t, before, pause)
+			well(t, before, control.Request{Op: control.Keep})
 			for range 2 { // and once more
 				goes(t, filepath.Dir(directory), filepath.Join(directory, control.Name(h.pid())))
 				h.listens()

@@ -269,6 +269,6 @@ func TestJobsOf(t *testing.T) {
 	} {
 		require.Equal(t, names, strings.Join(jobsOf(sleeping(t, environment...)), " "))
 	}
-	_, err := control.ParseRequest([]byte(`{"version":1,"op":"pause","hold":true,"keep":true}`))
-	require.ErrorContains(t, err, "takes no keep")
+	_, err := control.ParseRequest([]byte(`{"version":1,"op":"pause","hold":true,"idle":1}`))
+	require.ErrorContains(t, err, "takes no everything, idle")
 }

@@ -2,7 +2,7 @@
 // Unix socket: a line of JSON for each request, and one for each reply. Package server answers and package client asks.
 // Nothing in this package keeps a descriptor but LockDirectory, and only that and Search wait.
 //
-// A client has at most one request in progress that changes something; status and cancel may come meanwhile. What comes
+// A client has at most one request in progress that changes something; a status may come meanwhile. What comes
 // behind an await is read once that is answered. Requests that change something are carried out one after another,
 // whichever client they come from. What a client has paused is resumed when its connection ends, unless it or another
 // client has asked to keep it; a request that has not begun is then withdrawn (package rights says which client is
@@ -45,7 +45,6 @@ const (
 	Pause  = "pause"  // gives the memory of a tag, or of all, back to the device
 	Resume = "resume" // takes the memory again
 	Keep   = "keep"   // what this client has paused stays paused when it goes
-	Cancel = "cancel" // withdraws this client's request that has not begun, or waits for memory
 	Undo   = "undo"   // resumes what this client has paused and not kept, unless another has too; and ends its hold
 	Await  = "await"  // answers when a thread waits for the resume, or nothing holds threads up; else NotReady, in time
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
@@ -78,8 +77,8 @@ const ofSets = "share import set name device bytes before tensors"
 
 // takes has the fields that each operation takes, by their names in JSON.
 var takes = map[string]string{
-	Status: "", Keep: "", Cancel: "", Hand: "", Await: "wait", Undo: "wait yield", Resume: "tag wait everything",
-	Pause: "tag timeout idle force hold lease keep everything to discard save_all toward yield nccl",
+	Status: "", Keep: "", Hand: "", Await: "wait", Undo: "wait yield", Resume: "tag wait everything",
+	Pause: "tag timeout idle force hold lease everything to discard save_all toward yield nccl",
 	Move:  "tag everything to", Record: "file", Align: "lease wait targets", Lend: "share import",
 	Returned: "share import", Put: ofSets + " to", Seal: ofSets, Open: ofSets, Close: ofSets, List: ofSets, Drop: ofSets,
 }
@@ -119,7 +118,6 @@ type Request struct {
 	// Lease, for a hold or an align: the process ends it, and the connection, when it has not heard from this client
 	// for so many seconds, for instance because the client is stopped. 0: never.
 	Lease float64 `json:"lease,omitempty"`
-	Keep  bool    `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
 	// Wait is how many seconds a resume keeps trying while memory is short, an undo waits for memory of other processes
 	// (0: as long as usual), an await waits, or an align waits for its targets. An align answers earlier if they are
 	// reached, or if somebody is held back.
@@ -387,7 +385,7 @@ func wrongVersion(version int) error {
 func (r *Request) check() error {
 	fields, known := takes[r.Op]
 	if !known {
-		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, "+
+		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, undo, await, "+
 			"move, record and align", r.Op)
 	}
 	allowed, request := strings.Fields("version id op "+fields), reflect.ValueOf(r).Elem()
@@ -406,12 +404,12 @@ func (r *Request) check() error {
 		return errors.New("only a pause of everything, or with nccl, takes toward")
 	case r.Op == Move && r.To == "" || r.To != "" && r.To != ToDisk && (r.Op == Pause || r.To != ToHost):
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
-	case r.Discard && r.SaveAll || r.Yield && (r.Keep || r.Everything):
-		return errors.New("discard excludes save_all, and yield excludes keep and everything")
+	case r.Discard && r.SaveAll || r.Yield && r.Everything:
+		return errors.New("discard excludes save_all, and yield excludes everything")
 	case r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0):
 		return errors.New("only the pause after a hold takes together, and until says when it ends")
-	case r.Hold && (r.Keep || r.Everything || r.Idle != nil || r.Toward != nil || r.Yield):
-		return errors.New("a hold comes before a pause, and takes no keep, everything, idle, toward or yield")
+	case r.Hold && (r.Everything || r.Idle != nil || r.Toward != nil || r.Yield):
+		return errors.New("a hold comes before a pause, and takes no everything, idle, toward or yield")
 	case r.Targets != nil && len(r.Targets) == 0:
 		return errors.New("targets are at least one")
 	case r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)):

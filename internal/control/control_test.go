@@ -22,10 +22,10 @@ func FuzzParseRequest(f *testing.F) {
 	tag, timeout := "weights", 2.5
 	for _, r := range []control.Request{
 		{Version: 1, Op: control.Status},
-		{Version: 1, ID: 1 << 63, Op: control.Pause, Tag: &tag, Timeout: &timeout, Force: true, Keep: true},
+		{Version: 1, ID: 1 << 63, Op: control.Pause, Tag: &tag, Timeout: &timeout, Force: true},
 		{Version: 1, Op: control.Pause, Idle: &timeout}, {Version: 1, Op: control.Await, Wait: 1},
 		{Version: 1, Op: control.Resume, Tag: &tag, Wait: 60}, {Version: 1, Op: control.Keep},
-		{Version: 2, Op: control.Cancel}, {Version: 1, Op: control.Lend, Share: 1 << 63, Import: 2},
+		{Version: 2, Op: control.Keep}, {Version: 1, Op: control.Lend, Share: 1 << 63, Import: 2},
 		{Version: 1, Op: control.Record, File: "/tmp/file"}, {Version: 1, Op: control.Record},
 		{Version: 1, Op: control.Align, Wait: 0.01, Lease: 60, Targets: map[string]uint64{"c0ffee:0:1": 7}},
 	} {
@@ -46,7 +46,7 @@ func FuzzParseRequest(f *testing.F) {
 			return
 		}
 		require.Equal(t, control.Version, r.Version)
-		require.Contains(t, []string{control.Status, control.Pause, control.Resume, control.Keep, control.Cancel,
+		require.Contains(t, []string{control.Status, control.Pause, control.Resume, control.Keep,
 			control.Undo, control.Await, control.Move, control.Record, control.Align, control.Lend, control.Returned,
 			control.Hand}, r.Op)
 		for _, seconds := range []float64{r.Wait, r.Lease, r.TimeoutSeconds(), max(0, r.IdleSeconds())} {

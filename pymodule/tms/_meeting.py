@@ -193,7 +193,6 @@ class _Call:
 
     def __init__(self, meeting: Meeting, doing: str, timeout: float) -> None:
         self.doing = doing
-        self.agreed: Any = None
         self._meeting = meeting
         self._timeout = timeout
         self.restart()
@@ -210,8 +209,8 @@ class _Call:
         merged: Callable[[list[dict[str, Any]]], dict[str, Any]],
         judged: Callable[[dict[str, Any]], list[Failure]],
     ) -> list[Failure]:
-        """All ranks' decision on a phase: why it failed, or nothing. `agreed` has all of it."""
-        self.agreed = decision = self._decided(phase, vote, merged, judged)
+        """All ranks' decision on a phase: why it failed, or nothing."""
+        decision = self._decided(phase, vote, merged, judged)
         if phase == 2:  # all have come to this call
             self._meeting.remove_before(self.number)
         return _failures(decision)

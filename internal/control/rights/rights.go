@@ -61,15 +61,11 @@ func with[C comparable](wanting []C, c C) []C {
 }
 
 // Paused notes that a client's pause of a tag, nil for all, is done: the client then also wants what others have taken.
-// keep: it stays paused when all clients have gone.
-func (r *Rights[C]) Paused(c C, keep bool, tag *string) {
+func (r *Rights[C]) Paused(c C, tag *string) {
 	for name, wanting := range r.paused {
 		if tag == nil || *tag == name {
 			r.paused[name] = with(wanting, c)
 		}
-	}
-	if keep {
-		r.Resumed(tag) // for everything that is known here
 	}
 }
 

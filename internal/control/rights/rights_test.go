@@ -31,9 +31,8 @@ type request struct {
 	op     string // "": nothing
 	client int    // -1: the client has left
 	tag    int    // tags means all
-	keep   bool
-	had    bool // the pause or undo began with a hold, to be released when it is done
-	undoes set  // tags
+	had    bool   // the pause or undo began with a hold, to be released when it is done
+	undoes set    // tags
 }
 
 // world is everything besides the Rights; all of it is compared.
@@ -195,7 +194,6 @@ func (s *state) steps() (found []*state, moves []move) {
 		begin(request{op: "align", client: c})
 		for _, tag := range []int{0, 1, tags} {
 			begin(request{op: "pause", client: c, tag: tag})
-			begin(request{op: "pause", client: c, tag: tag, keep: true})
 			begin(request{op: "resume", client: c, tag: tag})
 		}
 	}
@@ -275,12 +273,10 @@ func (s *state) endings(add func(move, func(*state))) {
 				}
 			}
 			if n.rights.Took(client(r.client), took); ok {
-				n.rights.Paused(client(r.client), r.keep, named(r.tag))
+				n.rights.Paused(client(r.client), named(r.tag))
 			}
 			for t := range tags {
-				if covers(r.tag, t) && ok && r.keep {
-					n.kept[t], n.wants[t] = true, 0
-				} else if covers(r.tag, t) && !n.kept[t] && r.client >= 0 &&
+				if covers(r.tag, t) && !n.kept[t] && r.client >= 0 &&
 					(ok || slices.Contains(took, tagNames[t])) {
 					n.wants[t] = n.wants[t].with(r.client)
 				}

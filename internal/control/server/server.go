@@ -317,8 +317,6 @@ func (s *Server) act(c *connection, r control.Request) error {
 	case control.Await:
 		c.status, c.statusID, c.awaits = gateAwaited, r.ID, time.Now().Add(control.Seconds(r.Wait))
 		return nil
-	case control.Cancel:
-		return s.cancel(c, r.ID)
 	case control.Lend:
 		return s.lend(c, r)
 	case control.Returned:
@@ -335,7 +333,7 @@ func (s *Server) act(c *connection, r control.Request) error {
 		return fmt.Errorf("only the keeper answers a %s", r.Op)
 	}
 	if c.task != nil {
-		return fmt.Errorf("the %s before is not done yet; send cancel to withdraw it", c.task.Request.Op)
+		return fmt.Errorf("the %s before is not done yet", c.task.Request.Op)
 	}
 	if r.Op == control.Record && (r.File == "") != (c.recording > 0) {
 		return errors.New("a client has one recording at a time, which it ends by a record without a file")
@@ -358,21 +356,6 @@ func (s *Server) act(c *connection, r control.Request) error {
 		c.task.Tag = &name
 	}
 	s.queue = append(s.queue, c.task)
-	return nil
-}
-
-func (s *Server) cancel(c *connection, id uint64) error {
-	switch {
-	case c.task == nil:
-		return errors.New("there is nothing to withdraw")
-	case c.task != s.running:
-		s.withdraw(c)
-	case c.task.Request.Op == control.Resume: // it may wait for memory
-		c.task.withdrawn.Store(true)
-	default:
-		return fmt.Errorf("the %s has begun and is carried through", c.task.Request.Op)
-	}
-	c.answer(control.Reply{ID: id, OK: true})
 	return nil
 }
 
@@ -415,13 +398,6 @@ func (s *Server) ownGlance(now time.Time) time.Duration {
 	return max(ownFirst, min(now.Sub(s.yielded)/1000, ownLast))
 }
 
-// withdraw takes a client's request out of the queue.
-func (s *Server) withdraw(c *connection) {
-	s.queue = slices.DeleteFunc(s.queue, func(t *Task) bool { return t == c.task })
-	c.refuse(c.task.Request.ID, errors.New("withdrawn before it began; nothing has changed"))
-	c.task = nil
-}
-
 // release takes back at once what nobody is responsible for any longer.
 func (s *Server) release(r rights.Released) {
 	if r.Hold {
@@ -453,7 +429,7 @@ func (s *Server) leave() {
 			c.task.lets, c.task.client = s.rights.Pauses(c), nil
 			c.task.withdrawn.Store(true)
 		} else if c.task != nil {
-			s.withdraw(c)
+			s.queue = slices.DeleteFunc(s.queue, func(t *Task) bool { return t == c.task })
 		}
 		if c.recording > 0 {
 			s.process.EndRecording(c.recording)
@@ -602,7 +578,7 @@ func (s *Server) collect() {
 	case op == control.Pause:
 		s.rights.Took(t.client, outcome.Took)
 		if reply.OK {
-			s.rights.Paused(t.client, t.Request.Keep, t.Tag)
+			s.rights.Paused(t.client, t.Tag)
 		}
 		if t.client == nil {
 			s.release(rights.Released{Due: outcome.Took})

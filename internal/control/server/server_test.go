@@ -251,9 +251,8 @@ func TestClientVanishes(t *testing.T) {
 		f := serve(t)
 		f.pausing("weights")
 		c := dial(t)
-		kept := pause
-		kept.Keep = true
-		require.True(t, do(t, c, kept).OK)
+		require.True(t, do(t, c, pause).OK)
+		require.True(t, do(t, c, control.Request{Op: control.Keep}).OK)
 		c.Close()
 		require.True(t, do(t, dial(t), control.Request{Op: control.Resume}).OK)
 		for _, task := range now(f, &f.tasks) {
@@ -442,7 +441,7 @@ func TestAnswersAtOnce(t *testing.T) {
 func TestRequestsThatAreRefused(t *testing.T) {
 	serve(t)
 	c := dial(t)
-	for _, r := range []control.Request{{Op: "fly"}, {Op: control.Cancel}, {Op: control.Hand}, {Op: control.Record}} {
+	for _, r := range []control.Request{{Op: "fly"}, {Op: control.Hand}, {Op: control.Record}} {
 		reply := do(t, c, r)
 		require.False(t, reply.OK)
 		require.Equal(t, 1, reply.Code)
