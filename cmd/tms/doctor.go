@@ -53,7 +53,6 @@ program's loader (ld.so), to ask it.`,
 	flags := command.Flags()
 	flags.IntVar(&target.PID, "pid", 0, "`PID` of a running process to examine")
 	completesBy(command, "pid", completeProcesses)
-	flags.StringVar(&target.Library, "library", "", "`FILE` of libtms.so (default: see docs/cli.md)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object")
 	return command
 }

@@ -234,7 +234,7 @@ func TestText(t *testing.T) {
 	stdout, _, _ = execute(t, nil, []string{"doctor", "--json", program})
 	for _, name := range strings.Fields(`can_interpose driver loaded cuda_version error devices ordinal memory_bytes vmm
 		granularity_bytes host address_space_limit_bytes library path machine program script
-		loader libtms pid preloaded cudart linkage sure sign libraries major findings severity id what do`) {
+		loader libtms pid preloaded cudart linkage libraries major findings severity id what do`) {
 		require.Contains(t, stdout, `"`+name+`":`)
 	}
 
@@ -363,24 +363,22 @@ func TestStaticRuntime(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		flags []string
-		sure  string
+		sign  string // "": none
 	}{
-		"in the symbol table":       {nil, "certain"},
-		"exported":                  {[]string{"-DVISIBLE=", "-rdynamic", "-s"}, "certain"},
-		"stripped, with GPU code":   {[]string{"-DSEGMENT", "-s"}, "likely"},
-		"stripped, with texts":      {[]string{"-DTEXTS", "-s"}, "likely"},
+		"in the symbol table":       {nil, "one of its own functions"},
+		"exported":                  {[]string{"-DVISIBLE=", "-rdynamic", "-s"}, "exports a cudaMalloc"},
+		"stripped, with GPU code":   {[]string{"-DSEGMENT", "-s"}, "GPU code"},
+		"stripped, with texts":      {[]string{"-DTEXTS", "-s"}, "texts"},
 		"stripped, nothing to see ": {[]string{"-s"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := examine(t, []string{compile(t, "own", "own", c.flags...)})
-			require.Equal(t, c.sure, r.Program.Cudart.Sure)
-			if c.sure == "" {
+			if c.sign == "" {
 				require.Equal(t, "none", r.Program.Cudart.Linkage)
 				return
 			}
 			require.Equal(t, "static", r.Program.Cudart.Linkage)
-			require.NotEmpty(t, r.Program.Cudart.Sign)
-			r.says(t, "error cudart", "-cudart shared").lacks(t, "program")
+			r.says(t, "error cudart", c.sign).says(t, "error cudart", "-cudart shared").lacks(t, "program")
 		})
 	}
 
@@ -508,7 +506,7 @@ func TestNamesOfTheWheel(t *testing.T) {
 		filepath.Join(dropin, name))
 	other, program := compile(t, "other", "libother.so"), usual(t)
 
-	require.Equal(t, library, examine(t, []string{"--library", name}).with(t).Library.Path)
+	require.Equal(t, library, examine(t, nil, "TMS_LIBRARY="+name).with(t).Library.Path)
 	require.Equal(t, library, examine(t, []string{program}, "TMS_LIBRARY=", "LD_PRELOAD="+name).with(t).Library.Path)
 	examine(t, []string{program}, "LD_PRELOAD="+name+":"+other).says(t, "warning interposer", "does not see")
 	examine(t, []string{program}, "LD_PRELOAD="+other+":"+name).says(t, "warning interposer", "passes on")
@@ -519,7 +517,7 @@ func TestNamesOfTheWheel(t *testing.T) {
 	examine(t, start(t, program, "LD_PRELOAD="+name+":"+other)).says(t, "warning interposer", "does not see")
 
 	require.NoError(t, os.Remove(library))
-	_, stderr, code := execute(t, nil, []string{"doctor", "--library", name})
+	_, stderr, code := execute(t, nil, []string{"doctor"}, "TMS_LIBRARY="+name)
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, library+" is no file")
 }
@@ -533,13 +531,13 @@ func TestLibraryNeedsNewerGlibc(t *testing.T) {
 		"-Wl,-soname,libc.so.6,--version-script="+versions)
 	needs := library(t, "libtms.so", "int from_the_future(void); int cudaMalloc(void) { return from_the_future(); }",
 		"-nostdlib", libc)
-	examine(t, []string{usual(t), "--library", needs}).says(t, "error glibc", "GLIBC_9.99")
+	examine(t, []string{usual(t)}, "TMS_LIBRARY="+needs).says(t, "error glibc", "GLIBC_9.99")
 }
 
 func TestWrongLibrary(t *testing.T) {
 	t.Parallel()
-	examine(t, []string{"--library", library(t, "libtms.so", "")}).with(t, "error library")
-	examine(t, []string{"--library", "doctor_test.go"}).with(t, "error library")
+	examine(t, nil, "TMS_LIBRARY="+library(t, "libtms.so", "")).with(t, "error library")
+	examine(t, nil, "TMS_LIBRARY=doctor_test.go").with(t, "error library")
 }
 
 func TestEnvironment(t *testing.T) {

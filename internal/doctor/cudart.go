@@ -12,8 +12,6 @@ import (
 // Cudart describes the program's CUDA runtime.
 type Cudart struct {
 	Linkage   string          `json:"linkage"` // shared, static, both; none: it may still load one at run time
-	Sure      string          `json:"sure"`    // for static: certain or likely
-	Sign      string          `json:"sign"`    // for static: why
 	Libraries []cudartLibrary `json:"libraries"`
 }
 
@@ -34,7 +32,7 @@ func (r *Report) examineCudart(main *image) {
 			p.Cudart.Libraries = append(p.Cudart.Libraries, library)
 			majors[library.Major] = true
 			r.examineMajor(library)
-		} else if n > 0 && i.staticCudart(16<<20).sure != "" {
+		} else if n > 0 && i.staticCudart(16<<20).sign != "" {
 			inside = append(inside, i.base())
 		}
 	}
@@ -42,17 +40,16 @@ func (r *Report) examineCudart(main *image) {
 	if !main.isCudart() {
 		static = main.staticCudart(1 << 40)
 	}
-	p.Cudart.Sure, p.Cudart.Sign = static.sure, static.sign
 	shared := len(p.Cudart.Libraries) > 0
 	switch {
-	case static.sure != "" && shared && !static.wins:
+	case static.sign != "" && shared && !static.wins:
 		p.Cudart.Linkage = "both"
-		r.add(Warning, "cudart", fmt.Sprintf("%s %s has a CUDA runtime linked statically besides a shared one (%s): "+
-			"its own allocations cannot be seen", main.path, adverb(static.sure), static.sign), staticAdvice)
-	case static.sure != "":
+		r.add(Warning, "cudart", fmt.Sprintf("%s seems to have a CUDA runtime linked statically besides a shared one "+
+			"(%s): its own allocations cannot be seen", main.path, static.sign), staticAdvice)
+	case static.sign != "":
 		p.Cudart.Linkage = "static"
-		r.add(Error, "cudart", fmt.Sprintf("%s %s has the CUDA runtime linked statically: %s", main.path,
-			adverb(static.sure), static.sign), staticAdvice)
+		r.add(Error, "cudart", fmt.Sprintf("%s seems to have the CUDA runtime linked statically: %s", main.path,
+			static.sign), staticAdvice)
 	case shared:
 		p.Cudart.Linkage = "shared"
 		r.add(OK, "cudart", "it uses a shared libcudart", "")
@@ -78,13 +75,6 @@ func (r *Report) examineCudart(main *image) {
 }
 
 const staticAdvice = "link it with nvcc -cudart shared (CMake: CUDA_RUNTIME_LIBRARY Shared)"
-
-func adverb(sure string) string {
-	if sure == certain {
-		return "certainly"
-	}
-	return "very likely"
-}
 
 // majorOf reads the number after libcudart.so.; the soname is surer than the file's name.
 func majorOf(i *image) int {
@@ -113,15 +103,9 @@ func (r *Report) examineMajor(library cudartLibrary) {
 
 // evidence says why a file seems to contain the CUDA runtime.
 type evidence struct {
-	sure string // certain, likely, or "": it seems to contain none
-	sign string
-	wins bool // over every other runtime in the process
+	sign string // "": it seems to contain none
+	wins bool   // over every other runtime in the process
 }
-
-const (
-	certain = "certain"
-	likely  = "likely"
-)
 
 // Two texts of every libcudart, 12 and 13, that no other code should contain together: the name of its shared memory,
 // and its error for an old driver.
@@ -139,14 +123,14 @@ func (i *image) staticCudart(limit uint64) evidence {
 	defer f.Close()
 	if i.definesMalloc {
 		if i.program {
-			return evidence{certain, "it exports a cudaMalloc, which comes before any preloaded one", true}
+			return evidence{"it exports a cudaMalloc, which comes before any preloaded one", true}
 		}
 		return evidence{} // a library's comes after the preloaded ones
 	}
 	symbols, _ := f.Symbols()
 	for _, s := range symbols {
 		if s.Name == "cudaMalloc" && elf.ST_TYPE(s.Info) == elf.STT_FUNC && s.Section != elf.SHN_UNDEF {
-			return evidence{certain, "cudaMalloc is one of its own functions", false}
+			return evidence{"cudaMalloc is one of its own functions", false}
 		}
 	}
 	if i.importsCudart {
@@ -154,10 +138,10 @@ func (i *image) staticCudart(limit uint64) evidence {
 	}
 	// nvcc's code registers this section with a CUDA runtime; it imports none.
 	if f.Section(".nvFatBinSegment") != nil {
-		return evidence{likely, "it has GPU code made by nvcc and imports no CUDA runtime", false}
+		return evidence{"it has GPU code made by nvcc and imports no CUDA runtime", false}
 	}
 	if hasRuntimeTexts(f, limit) {
-		return evidence{likely, "it contains texts of the CUDA runtime and imports none", false}
+		return evidence{"it contains texts of the CUDA runtime and imports none", false}
 	}
 	return evidence{}
 }

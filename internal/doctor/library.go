@@ -42,12 +42,9 @@ func (i *image) standsFor(path string) string {
 	return ""
 }
 
-// findLibrary looks for libtms.so at the given path, in the process, in TMS_LIBRARY (as the Python package does), in
-// this command's own LD_PRELOAD, and beside this command.
-func (r *Report) findLibrary(given string, p *process) error {
-	if given != "" {
-		return r.openLibrary(given, given)
-	}
+// findLibrary looks for libtms.so in the process, in TMS_LIBRARY (as the Python package does), in this command's own
+// LD_PRELOAD, and beside this command.
+func (r *Report) findLibrary(p *process) error {
 	if p != nil && p.library != nil {
 		if !p.library.deleted {
 			return r.openLibrary(p.library.path, p.file(p.library.path))
@@ -72,7 +69,7 @@ func (r *Report) findLibrary(given string, p *process) error {
 		}
 	}
 	r.add(Warning, "library", "libtms.so was not found, so whether it fits the program is not known",
-		"build it with scripts/build.sh; name it with --library or TMS_LIBRARY")
+		"build it with scripts/build.sh; name it in TMS_LIBRARY")
 	return nil
 }
 

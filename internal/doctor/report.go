@@ -16,7 +16,6 @@ import (
 type Target struct {
 	Program string // a path, or a name to search for in PATH; "" for none
 	PID     int    // 0 for none
-	Library string // libtms.so; "" to look for it
 }
 
 // Report has all findings. Its JSON form is the interface of `tms doctor --json`.
@@ -69,7 +68,7 @@ func Examine(target Target) (*Report, error) {
 			return nil, err
 		}
 	}
-	if err = r.findLibrary(target.Library, process); err != nil {
+	if err = r.findLibrary(process); err != nil {
 		return nil, err
 	}
 
