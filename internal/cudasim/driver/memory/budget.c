@@ -11,6 +11,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -187,15 +188,22 @@ static void sweep(void)
 		closedir(listing);
 }
 
-// Returns false if the folder cannot be used: errno says why.
+// Returns false if the folder cannot be used: errno says why. Threads of a command that restores several processes call
+// it at once, so what is known is not written again.
 static bool find_location(void)
 {
+	static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
+	struct location found = {0};
 	struct stat status, namespace;
-	snprintf(location.folder, sizeof location.folder, "/dev/shm/cudasim-%u", geteuid());
-	if (stat("/proc/self/ns/pid", &namespace) || (mkdir(location.folder, 0700) && errno != EEXIST) ||
-	    lstat(location.folder, &status))
+	snprintf(found.folder, sizeof found.folder, "/dev/shm/cudasim-%u", geteuid());
+	if (stat("/proc/self/ns/pid", &namespace) || (mkdir(found.folder, 0700) && errno != EEXIST) ||
+	    lstat(found.folder, &status))
 		return false;
-	snprintf(location.suffix, sizeof location.suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
+	snprintf(found.suffix, sizeof found.suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
+	pthread_mutex_lock(&finding);
+	if (memcmp(&found, &location, sizeof found))
+		location = found;
+	pthread_mutex_unlock(&finding);
 	errno = EPERM;
 	return S_ISDIR(status.st_mode) && status.st_uid == geteuid() && !(status.st_mode & 077);
 }
