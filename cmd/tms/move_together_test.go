@@ -111,6 +111,9 @@ func TestProcessesThatShareMemoryMoveTogether(t *testing.T) {
 	s.importer.do("calm")
 	s.share()
 	s.importer.do("return")
+	require.Eventually(t, func() bool { // the exporter hears of that a moment later
+		return len(parsed[[]process](t, succeeds(t, "ps", s.number(), "--json"))[0].Sharers) == 0
+	}, time.Minute, time.Millisecond)
 	succeeds(t, "move", s.number(), "--to", "1")
 	s.do("check")
 }
