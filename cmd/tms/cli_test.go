@@ -111,7 +111,7 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		"run --limit much -- a": "--limit much",
 		"run --host-limit 1G a": "give --share, too",
 
-		"metrics --listen foo": "tms: --listen foo: missing port in address; give an address and a free port, " +
+		"metrics --listen foo": "tms: --listen foo: address foo: missing port in address; give an address and a free port, " +
 			"such as 127.0.0.1:9400\n",
 
 		"record":     "name one process by its number",

@@ -240,7 +240,7 @@ func TestText(t *testing.T) {
 
 	stdout, _, code = execute(t, nil, []string{"doctor"}, "CUDASIM_DEVICES=0")
 	require.Equal(t, 1, code)
-	require.Regexp(t, `\nA program on this machine cannot be interposed: 1 error\.\n$`, stdout)
+	require.Regexp(t, `\nA program on this machine cannot be interposed\.\n$`, stdout)
 }
 
 func TestNoDriver(t *testing.T) {
@@ -640,7 +640,7 @@ func TestProcessWithoutItsLibrary(t *testing.T) {
 	examine(t, process).says(t, "warning replaced", "was replaced")
 
 	require.NoError(t, os.Remove(library))
-	examine(t, process).says(t, "warning replaced", "was deleted")
+	examine(t, process).says(t, "warning replaced", "or deleted")
 
 	process = start(t, program, "LD_PRELOAD="+library) // the loader says that there is no such file, and goes on
 	examine(t, process).says(t, "error loaded", "tms doctor PROGRAM")

@@ -46,11 +46,7 @@ func (p pausing) say(o outcome) string {
 		text += "; " + o.NCCL
 	}
 	if o.Stays != "" {
-		text += "; the rest"
-		if o.LeftBytes > 0 {
-			text += ", " + readable.Bytes(o.LeftBytes) + ","
-		}
-		text += " stays: " + o.Stays
+		text += "; the rest stays: " + o.Stays
 	}
 	if o.DriverSeconds > 0 {
 		text += fmt.Sprintf("; the rest by the driver in %.2f s", o.DriverSeconds)

@@ -49,11 +49,6 @@ func addJob(command *cobra.Command, job *string) {
 	completesBy(command, "job", completeJobs)
 }
 
-// onlyAJob accepts no arguments, and no --job without a name.
-func onlyAJob(command *cobra.Command, arguments []string) error {
-	return cmp.Or(notEmpty(command, "job", "all"), noArguments(command, arguments))
-}
-
 // ofJob lists the processes of a launch that listen.
 func ofJob(job string) (found []int, err error) {
 	pids, err := client.List()
@@ -299,7 +294,6 @@ func (j *job) takeRest(ctx context.Context) error {
 	if why != "" {
 		for _, r := range j.ranks {
 			r.Stays = cmp.Or(strings.TrimSuffix(r.Stays, otherwise), "the driver takes all ranks or none, and "+why)
-			r.LeftBytes = leftOf(r.PID)
 		}
 		return nil
 	}
@@ -340,19 +334,6 @@ func (j *job) checkpoint(ctx context.Context) error {
 		return r.undone(cmp.Or(r.err, err), asBefore)
 	})
 	return err
-}
-
-// leftOf returns what NVML says that a process has on all devices; 0: it does not know the process.
-func leftOf(pid int) (bytes uint64) {
-	shown, err := gpus()
-	if namespace, _ := os.Readlink("/proc/self/ns/pid"); err != nil || namespace != initialNamespace {
-		return 0
-	}
-	for _, gpu := range shown {
-		used, _ := usedBy(pid, gpu)
-		bytes += used
-	}
-	return bytes
 }
 
 // hold holds up the threads of all ranks, so that no device has work left: all are between the same two collectives. It

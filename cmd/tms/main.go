@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/signal"
 	"strings"
@@ -114,17 +113,6 @@ func plainly(err error) error {
 		why = errors.New("give a number, such as 1")
 	}
 	return fmt.Errorf("--%s %s: %w", flag.Name, invalid.GetValue(), why)
-}
-
-// bare returns the system's own error, without the call and the path at which it failed: the caller names those.
-func bare(err error) error {
-	if number, ok := errors.AsType[syscall.Errno](err); ok {
-		return number
-	}
-	if address, ok := errors.AsType[*net.AddrError](err); ok {
-		return errors.New(address.Err)
-	}
-	return err
 }
 
 // interruptible returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. Only again gives the signals their

@@ -36,9 +36,11 @@ Anybody who can reach the address can read it, commands included.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
 			listener, err := net.Listen("tcp", listen)
+			if failed, ok := errors.AsType[*net.OpError](err); ok {
+				err = failed.Err // without the address, which comes before
+			}
 			if err != nil {
-				return fmt.Errorf("--listen %s: %w; give an address and a free port, such as 127.0.0.1:9400", listen,
-					bare(err))
+				return fmt.Errorf("--listen %s: %w; give an address and a free port, such as 127.0.0.1:9400", listen, err)
 			}
 			if _, err := fmt.Fprintf(command.OutOrStdout(), "http://%s/metrics\n", listener.Addr()); err != nil {
 				return err

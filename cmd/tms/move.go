@@ -117,7 +117,7 @@ each, and restores it there. GPUs have the numbers that nvidia-smi shows.`,
 				text := fmt.Sprintf("moved %v in %.2f s (pause %.2f, checkpoint %.2f, restore %.2f, resume %.2f)",
 					o.Move.Legs, o.Seconds, o.Move.Pause, o.Move.Checkpoint, o.Move.Restore, o.Move.Resume)
 				if len(o.Move.With) > 0 {
-					text += fmt.Sprintf(", together with %s", strings.Trim(fmt.Sprint(o.Move.With), "[]"))
+					text += fmt.Sprintf(", together with %s", numbers(o.Move.With))
 				}
 				if o.MovedBytes > 0 {
 					text += fmt.Sprintf("; %s of contents from GPU to GPU", readable.Bytes(o.MovedBytes))

@@ -45,9 +45,9 @@ func (m *moving) ready(ctx context.Context, j *job) (out, ends bool, err error) 
 		if r.at == checkpoint.Running && !r.state.Stats.Everything {
 			return nil
 		}
-		o := resuming{request: control.Request{Op: control.Resume, Everything: true}}.resume(ctx, r.PID)
-		if !o.OK {
-			return &refusal{words: o.Error, code: o.Code}
+		request := control.Request{Op: control.Resume, Everything: true}
+		if err = (resuming{request: request}).resume(ctx, r.PID).failure(); err != nil {
+			return err
 		}
 		r.state, err = r.Status(ctx, answerTime)
 		return err

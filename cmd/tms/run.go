@@ -95,7 +95,7 @@ func runCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := simulated.prepare(command, libraries[0]); err != nil {
+			if err := simulated.set(command, libraries[0], set); err != nil {
 				return err
 			}
 			set["LD_PRELOAD"] = strings.Join(libraries, ":")

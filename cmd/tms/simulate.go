@@ -31,9 +31,9 @@ func (s *simulation) add(command *cobra.Command) {
 	completes(command, "memory")
 }
 
-// prepare sets this process's environment, which the program inherits, so that it and its children use the simulator
-// beside libtms.so's folder. Its programs share devices with all that have the same CUDASIM_SHARED.
-func (s *simulation) prepare(command *cobra.Command, library string) error {
+// set adds the program's variables, so that it and its children use the simulator beside libtms.so's folder. They share
+// devices with all programs that have the same CUDASIM_SHARED.
+func (s *simulation) set(command *cobra.Command, library string, variables map[string]string) error {
 	devices, memory := command.Flags().Changed("devices"), command.Flags().Changed("memory")
 	switch {
 	case !s.on && (devices || memory):
@@ -51,23 +51,15 @@ func (s *simulation) prepare(command *cobra.Command, library string) error {
 	if _, err := os.Stat(filepath.Join(folder, "libcuda.so.1")); err != nil {
 		return fmt.Errorf("the simulator is not in %s: run scripts/build.sh, or install the wheel", folder)
 	}
-	set := map[string]string{"LD_LIBRARY_PATH": folder}
-	if inherited := os.Getenv("LD_LIBRARY_PATH"); inherited != "" {
-		set["LD_LIBRARY_PATH"] += ":" + inherited
-	}
+	variables["LD_LIBRARY_PATH"] = joined([]string{folder, os.Getenv("LD_LIBRARY_PATH")})
 	if devices {
-		set["CUDASIM_DEVICES"] = strconv.Itoa(s.devices)
+		variables["CUDASIM_DEVICES"] = strconv.Itoa(s.devices)
 	}
 	if memory {
-		set["CUDASIM_MEMORY"] = strconv.FormatUint(size, 10)
+		variables["CUDASIM_MEMORY"] = strconv.FormatUint(size, 10)
 	}
 	if _, named := os.LookupEnv("CUDASIM_SHARED"); !named {
-		set["CUDASIM_SHARED"] = "tms"
-	}
-	for name, value := range set {
-		if err := os.Setenv(name, value); err != nil {
-			return err
-		}
+		variables["CUDASIM_SHARED"] = "tms"
 	}
 	return nil
 }

@@ -37,13 +37,11 @@ type outcome struct {
 	// What a pause has moved (--to), and how long the driver took (--everything, and a resume that undid it).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
-	NCCL          string  `json:"nccl,omitempty"` // for --everything, and its resume: what became of NCCL's memory
-	Note          string  `json:"note,omitempty"` // that nothing was ever allocated with the tag
-	// For --job with --everything: why the driver has not taken the rest, and how much that is according to NVML.
-	Stays     string `json:"stays,omitempty"`
-	LeftBytes uint64 `json:"left_bytes,omitempty"`
-	Tries     int    `json:"tries,omitempty"` // for a job's pause: tries until all stood between the same collectives
-	Move      *moved `json:"move,omitempty"`
+	NCCL          string  `json:"nccl,omitempty"`  // for --everything, and its resume: what became of NCCL's memory
+	Note          string  `json:"note,omitempty"`  // that nothing was ever allocated with the tag
+	Stays         string  `json:"stays,omitempty"` // for --job with --everything: why the driver has not taken the rest
+	Tries         int     `json:"tries,omitempty"` // for a job's pause: tries until all stood between the same collectives
+	Move          *moved  `json:"move,omitempty"`
 
 	unreachable bool
 }

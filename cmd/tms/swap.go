@@ -14,9 +14,6 @@ import (
 	"tms/vmm/cuda"
 )
 
-// swapSlice is a part of a wait for memory, between checks whether the command is interrupted.
-const swapSlice = 500 * time.Millisecond
-
 // swapping is one swap. OUT's pause is kept only when IN is resumed: until then OUT itself undoes it when the
 // connection ends.
 type swapping struct {
@@ -128,7 +125,7 @@ func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome,
 		left := time.Until(until)
 		request := s.request(control.Resume)
 		if wait > 0 {
-			request.Wait = max(time.Millisecond, min(left, swapSlice)).Seconds()
+			request.Wait = max(time.Millisecond, min(left, awaitSlice)).Seconds()
 		}
 		if state.Stats.Everything {
 			o = resuming{request, false}.resume(context.Background(), o.PID)

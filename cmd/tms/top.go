@@ -27,10 +27,10 @@ func topCommand() *cobra.Command {
 pause and resume. Keys: up and down select, p pauses, r resumes, h has the rest.`,
 		Example: `  tms top
   tms top --job 127.0.0.1:29500`,
-		Args:              onlyAJob,
+		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
-			if err := screenful(os.Stdin, os.Stdout); err != nil {
+			if err := cmp.Or(notEmpty(command, "job", "all"), screenful(os.Stdin, os.Stdout)); err != nil {
 				return err
 			}
 			ctx, _ := interruptible()
@@ -214,5 +214,5 @@ func (o outcome) failure() error {
 	if o.OK {
 		return nil
 	}
-	return errors.New(o.Error)
+	return &refusal{words: o.Error, code: o.Code}
 }

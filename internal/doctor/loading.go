@@ -28,11 +28,7 @@ func (r *Report) examineLoading(main *image) bool {
 	}
 	base := filepath.Base(main.loader)
 	if !strings.HasPrefix(base, "ld-linux") && !strings.HasPrefix(base, "ld64.so") {
-		what := "another C library's"
-		if strings.HasPrefix(base, "ld-musl") {
-			what = "musl's"
-		}
-		r.add(Error, "libc", fmt.Sprintf("its loader is %s (%s); libtms.so and CUDA need glibc", what, main.loader),
+		r.add(Error, "libc", "its loader is "+main.loader+"; libtms.so and CUDA need glibc",
 			"use a build of the program for glibc (in containers: an image that is not Alpine)")
 		return false
 	}

@@ -37,15 +37,6 @@ func (p *Program) preloads(file func(string) string) (preloads []*image) {
 	return preloads
 }
 
-// examples names the first few.
-func examples(functions []string) string {
-	slices.Sort(functions)
-	if len(functions) > 2 {
-		return fmt.Sprintf("%s and %d more of CUDA's functions", functions[0], len(functions)-1)
-	}
-	return strings.Join(functions, " and ")
-}
-
 // examinePreloads looks for other libraries that interpose CUDA's functions; preloads are in the loader's order.
 func (r *Report) examinePreloads(preloads []*image) {
 	position := slices.IndexFunc(preloads, (*image).isOurs)
@@ -57,7 +48,7 @@ func (r *Report) examinePreloads(preloads []*image) {
 		case i.isOurs() || i.named("libtms_reach.so") || i.named("libcuda.so") || len(i.definesCUDA) == 0:
 		case !i.definesMalloc:
 			r.add(Warning, "interposer", fmt.Sprintf("%s is preloaded too and defines %s: what it does with memory "+
-				"made in regions is not known", i.path, examples(i.definesCUDA)), "preload only one of them")
+				"made in regions is not known", i.path, i.definesCUDA[0]), "preload only one of them")
 		case i.isCudart() && n < position && position < len(preloads):
 			r.add(Error, "preload", fmt.Sprintf("%s is preloaded before libtms.so, so the program calls its cudaMalloc",
 				i.path), "put libtms.so first in LD_PRELOAD")

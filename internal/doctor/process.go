@@ -148,11 +148,7 @@ func (r *Report) examineLibraryIn(p *process) {
 			r.preloadAdvice())
 	}
 	if p.library != nil && p.library.deleted {
-		what := "deleted"
-		if exists(p.proc("root") + p.library.path) {
-			what = "replaced"
-		}
-		r.add(Warning, "replaced", fmt.Sprintf("%s was %s since the process started, which goes on with the old one; "+
-			"its children take what is there now", p.library.path, what), "restart the process")
+		r.add(Warning, "replaced", p.library.path+" was replaced or deleted since the process started, which goes on "+
+			"with the old one; its children take what is there now", "restart the process")
 	}
 }

@@ -102,11 +102,6 @@ func lookUp(name string) (string, error) {
 	if !info.Mode().IsRegular() {
 		return "", fmt.Errorf("%s is not a file; give the path of a program", path)
 	}
-	if file, err := os.Open(path); err != nil {
-		return "", fmt.Errorf("%w; run this as a user who may read it", err)
-	} else {
-		file.Close()
-	}
 	return filepath.Abs(path)
 }
 
@@ -169,18 +164,14 @@ func (r *Report) examineProgram(main *image, env environment) {
 
 // examineMissing returns false if a libcudart is among the missing libraries.
 func (r *Report) examineMissing(missing []string) bool {
-	var others []string
-	for _, name := range missing {
-		if !strings.HasPrefix(name, "libcudart.so") {
-			others = append(others, name)
-			continue
-		}
-		r.add(Error, "cudart", fmt.Sprintf("it needs %s, which the loader would not find", name),
-			"put the folder that has it into LD_LIBRARY_PATH")
+	runtime := slices.ContainsFunc(missing, func(name string) bool { return strings.HasPrefix(name, "libcudart.so") })
+	severity, id := Warning, "libraries"
+	if runtime {
+		severity, id = Error, "cudart"
 	}
-	if len(others) > 0 {
-		r.add(Warning, "libraries", "the loader would not find "+strings.Join(others, ", ")+", which it needs",
+	if len(missing) > 0 {
+		r.add(severity, id, "the loader would not find "+strings.Join(missing, ", ")+", which it needs",
 			"put the folders that have them into LD_LIBRARY_PATH, as when the program is started")
 	}
-	return len(others) == len(missing)
+	return !runtime
 }

@@ -146,14 +146,10 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Program != nil {
 		what = "The program"
 	}
-	if r.CanInterpose {
-		_, err := fmt.Fprintf(w, "\n%s can be interposed.\n", what)
-		return err
+	can := "can"
+	if !r.CanInterpose {
+		can = "cannot"
 	}
-	n, plural := r.errors(), "s"
-	if n == 1 {
-		plural = ""
-	}
-	_, err := fmt.Fprintf(w, "\n%s cannot be interposed: %d error%s.\n", what, n, plural)
+	_, err := fmt.Fprintf(w, "\n%s %s be interposed.\n", what, can)
 	return err
 }
