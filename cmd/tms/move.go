@@ -365,16 +365,12 @@ func (m *moving) gather(ctx context.Context, pid int) (*job, error) {
 			j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})
 		}
 	}
-	err := ctx.Err()
-	if err == nil {
-		err = j.each(func(r *jobRank) (err error) {
-			if r.Conn, r.state, err = reach(ctx, r.PID); err == nil {
-				err = j.complete(r.state)
-			}
-			return err
-		})
-	}
-	return j, err
+	return j, j.each(func(r *jobRank) (err error) {
+		if r.Conn, r.state, err = reach(ctx, r.PID); err == nil {
+			err = j.complete(r.state)
+		}
+		return err
+	})
 }
 
 // complete refuses to move a process without one that shares its memory.
