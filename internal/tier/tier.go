@@ -107,14 +107,18 @@ func (m *mover) close() { _ = m.driver.DevicePrimaryCtxRelease(m.device) }
 
 // copy makes the other set.
 func (m *mover) copy(set control.KeptSet, manifest int, to string) (control.KeptSet, error) {
-	made, errs := make([]*os.File, len(set.Chunks)), make([]error, len(set.Chunks))
+	made := make([]*os.File, len(set.Chunks))
+	errs := make([]error, min(len(set.Chunks), runtime.GOMAXPROCS(0))) // for the system gives and copies memory slowly
 	var workers sync.WaitGroup
 	var next atomic.Int32
-	for range min(len(set.Chunks), runtime.GOMAXPROCS(0)) { // for the system gives and copies host memory slowly
+	for n := range errs {
 		workers.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(set.Chunks); i = int(next.Add(1)) - 1 {
-				made[i], errs[i] = m.copyChunk(set.Chunks[i], set.Place, to)
-			}
+			errs[n] = m.work(func(w worker) (err error) {
+				for i := int(next.Add(1)) - 1; err == nil && i < len(made); i = int(next.Add(1)) - 1 {
+					made[i], err = m.copyChunk(w, set.Chunks[i], set.Place, to)
+				}
+				return err
+			})
 		})
 	}
 	workers.Wait()
@@ -151,7 +155,7 @@ func lent(chunk control.KeptChunk) (*os.File, error) {
 }
 
 // copyChunk makes a chunk's copy. The file is the memory's descriptor, on the device, too.
-func (m *mover) copyChunk(chunk control.KeptChunk, from, to string) (made *os.File, err error) {
+func (m *mover) copyChunk(w worker, chunk control.KeptChunk, from, to string) (made *os.File, err error) {
 	source, err := lent(chunk)
 	if err != nil {
 		return nil, err
@@ -173,13 +177,14 @@ func (m *mover) copyChunk(chunk control.KeptChunk, from, to string) (made *os.Fi
 	switch {
 	case err != nil:
 	case handle == 0:
-		err = copyPieces(made, source, chunk.Bytes, make([]byte, pieceSize))
+		err = w.copy(made, source, chunk.Bytes)
 	default:
-		err = m.onDevice(handle, chunk.Bytes, func(device deviceMemory, buffer []byte) error {
+		err = m.driver.Mapped(handle, chunk.Bytes, int(m.device), func(address uintptr) error {
+			device := deviceMemory{m.driver, w.stream, address}
 			if to == Device {
-				return copyPieces(device, source, chunk.Bytes, buffer)
+				return w.copy(device, source, chunk.Bytes)
 			}
-			return copyPieces(made, device, chunk.Bytes, buffer)
+			return w.copy(made, device, chunk.Bytes)
 		})
 	}
 	if err != nil {
@@ -192,11 +197,32 @@ func (m *mover) copyChunk(chunk control.KeptChunk, from, to string) (made *os.Fi
 // pieceSize is what one read and one write copy: many pages, and little pinned memory.
 const pieceSize = 8 << 20
 
-// copyPieces copies through a buffer. A file is read and written, not mapped and pinned: the system has memory that
-// outlives a process in small pages only, and mapping and pinning each costs more than copying it.
-func copyPieces(to io.WriterAt, from io.ReaderAt, size uint64, buffer []byte) error {
-	for offset := uint64(0); offset < size; offset += uint64(len(buffer)) {
-		piece := buffer[:min(uint64(len(buffer)), size-offset)]
+// worker is what one thread copies with.
+type worker struct {
+	stream cuda.Stream
+	buffer []byte // pinned where a device is one end
+}
+
+// work makes a worker for the time of a call.
+func (m *mover) work(do func(worker) error) error {
+	if m.driver == nil {
+		return do(worker{buffer: make([]byte, pieceSize)})
+	}
+	return m.driver.OnStream(m.context, func(stream cuda.Stream) error {
+		buffer, err := m.driver.MemHostAlloc(pieceSize)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = m.driver.MemFreeHost(buffer) }()
+		return do(worker{stream, unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&buffer))), pieceSize)})
+	})
+}
+
+// copy copies piece by piece. A file is read and written, not mapped and pinned: the system has memory that outlives a
+// process in small pages only, and mapping and pinning each costs more than copying it.
+func (w worker) copy(to io.WriterAt, from io.ReaderAt, size uint64) error {
+	for offset := uint64(0); offset < size; offset += pieceSize {
+		piece := w.buffer[:min(pieceSize, size-offset)]
 		if _, err := from.ReadAt(piece, int64(offset)); err != nil {
 			return err
 		}
@@ -205,22 +231,6 @@ func copyPieces(to io.WriterAt, from io.ReaderAt, size uint64, buffer []byte) er
 		}
 	}
 	return nil
-}
-
-// onDevice maps a handle for the time of a call, which also gets a buffer of pinned memory.
-func (m *mover) onDevice(handle cuda.Handle, size uint64, use func(deviceMemory, []byte) error) error {
-	d := m.driver
-	return d.Mapped(handle, size, int(m.device), func(address uintptr) error {
-		return d.OnStream(m.context, func(stream cuda.Stream) error {
-			buffer, err := d.MemHostAlloc(pieceSize)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = d.MemFreeHost(buffer) }()
-			pinned := unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&buffer))), pieceSize)
-			return use(deviceMemory{d, stream, address}, pinned)
-		})
-	})
 }
 
 // deviceMemory reads and writes mapped memory of a device.

@@ -30,7 +30,13 @@ func Verify(name string) (set control.KeptSet, changes []checksum.Change, err er
 		hash := func(chunk control.KeptChunk, keys *digest.Keys) (sums []digest.Sum, err error) {
 			open := lent
 			if set.Place != Device {
-				open = func(chunk control.KeptChunk) (*os.File, error) { return m.copyChunk(chunk, set.Place, Device) }
+				open = func(chunk control.KeptChunk) (memory *os.File, err error) {
+					err = m.work(func(w worker) (err error) {
+						memory, err = m.copyChunk(w, chunk, set.Place, Device)
+						return err
+					})
+					return memory, err
+				}
 			}
 			memory, err := open(chunk)
 			if errors.Is(err, cuda.OutOfMemory) {

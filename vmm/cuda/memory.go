@@ -158,7 +158,7 @@ const handleTypeFile = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 // MemExport is cuMemExportToShareableHandle, as a file descriptor, which the caller closes.
 func (d *Driver) MemExport(handle Handle) (descriptor int, err error) {
-	var made int32
+	made := int32(-1) // stays so after an error: 0 is the caller's standard input
 	err = d.call("cuMemExportToShareableHandle", uintptr(unsafe.Pointer(&made)), uintptr(handle), handleTypeFile, 0)
 	return int(made), err
 }
