@@ -206,7 +206,7 @@ func (m *moving) returned(j *job, cause error, out bool) error {
 	})
 }
 
-// takeAgain has a process checkpointed, from whatever step of its return.
+// takeAgain checkpoints a process again, from whatever step of its return.
 func (m *moving) takeAgain(r *jobRank) error {
 	ctx := context.Background()
 	at, err := r.driver.State(r.PID)

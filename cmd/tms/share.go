@@ -26,7 +26,7 @@ import (
 
 const (
 	soonest, latest = 10 * time.Millisecond, 250 * time.Millisecond // between looks at the processes
-	firstLook       = share.Grace + time.Millisecond                // the next one then finds who has no work any more
+	firstLook       = share.Grace + time.Millisecond                // the next one then finds those that have become idle
 	idleWithin      = 100 * time.Millisecond                        // for what a process without work may still compute
 	dyingTime       = time.Second                                   // in which the driver frees a dead process's memory
 	triesMost       = 10                                            // to pause what gives nothing

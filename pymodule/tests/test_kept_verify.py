@@ -1,4 +1,4 @@
-"""Sets whose contents have changed are found."""
+"""A verification finds sets whose contents have changed."""
 
 from __future__ import annotations
 

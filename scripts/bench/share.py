@@ -356,4 +356,7 @@ if __name__ == "__main__":
     parser.add_argument("--trainings", type=int, default=3)
     parser.add_argument("--beside", action="store_true")
     parser.add_argument("--whole", action="store_true")
-    sys.exit(main(parser.parse_args()))
+    options = parser.parse_args()
+    if options.trainings < 2 or options.size < 2 * GIB or not options.seconds > 0:
+        parser.error("give two trainings or more, 2 GiB or more to each, and some time")
+    sys.exit(main(options))

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Another thread that has done what it was handed wakes the socket's thread by a word of memory (futex): a descriptor of
-// the process is none of that thread's. To Go, both are system calls like poll, so the thread keeps its goroutine.
+// Another thread that has done what it was handed wakes the socket's thread by a word of memory (futex), because the two
+// threads have no descriptor in common. To Go, both are system calls like poll, so the thread keeps its goroutine.
 
 const private = 128 // FUTEX_PRIVATE_FLAG
 
