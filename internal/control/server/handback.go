@@ -1,26 +1,32 @@
 package server
 
 import (
+	"math"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// Another thread that has done what it was handed wakes the socket's thread by a word of memory (futex), because the two
-// threads have no descriptor in common. To Go, both are system calls like poll, so the thread keeps its goroutine.
+// Other threads wake the socket's thread by a word of memory (futex), because they have no descriptor in common with it.
+// To Go, both are system calls like poll, so the thread keeps its goroutine. While the thread waits for the word, another
+// process's request waits for its next look; one of the process itself does not (Ask), or a move of many parts would
+// wait for each.
 
 const private = 128 // FUTEX_PRIVATE_FLAG
 
-func (s *Server) handsBack() {
-	s.handback.Store(1)
-	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&s.handback)), 1|private /* FUTEX_WAKE */, 1)
+// calls counts what other threads have handed back, and what they have asked.
+var calls atomic.Uint32
+
+func wake() {
+	calls.Add(1)
+	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&calls)), 1|private /* FUTEX_WAKE */, math.MaxInt32)
 }
 
-// awaitHandback waits for that, up to so many milliseconds. What is handed back later ends the next wait.
-func (s *Server) awaitHandback(milliseconds int) {
+// awaitCall waits until there were more calls, up to so many milliseconds.
+func awaitCall(before uint32, milliseconds int) {
 	within := unix.NsecToTimespec(int64(milliseconds) * int64(time.Millisecond))
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&s.handback)), 0|private /* FUTEX_WAIT */, 0,
-		uintptr(unsafe.Pointer(&within)), 0, 0)
-	s.handback.Store(0)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&calls)), 0|private, /* FUTEX_WAIT */
+		uintptr(before), uintptr(unsafe.Pointer(&within)), 0, 0)
 }

@@ -40,6 +40,9 @@ func Ask(directories Directories, pid int, r control.Request,
 	if err = Send(socket, r, descriptor, 0); err != nil {
 		return reply, -1, err
 	}
+	if pid == unix.Getpid() {
+		wake()
+	}
 	line, came, err := Receive(socket) // a connection that ends before it is read is given up
 	if err == nil {
 		err = json.Unmarshal(line, &reply)

@@ -74,12 +74,13 @@ type Server struct {
 	wakes   bool        // another thread is in Process.Wake
 	wakeAt  time.Time   // when to try that again
 
-	handback atomic.Uint32           // 1: another thread has stored something below
-	done     atomic.Pointer[Outcome] // of running
-	status   atomic.Pointer[control.Reply]
-	lent     atomic.Pointer[control.Reply] // of lending, which goes with the descriptor
-	unlent   atomic.Pointer[control.Reply] // of lending, without a descriptor
-	woken    atomic.Pointer[error]         // of Process.Wake
+	seen uint32 // calls
+
+	done   atomic.Pointer[Outcome] // of running
+	status atomic.Pointer[control.Reply]
+	lent   atomic.Pointer[control.Reply] // of lending, which goes with the descriptor
+	unlent atomic.Pointer[control.Reply] // of lending, without a descriptor
+	woken  atomic.Pointer[error]         // of Process.Wake
 }
 
 // New returns the server of a process, which does not listen yet.
@@ -109,9 +110,10 @@ func (s *Server) loop() error {
 		}
 		timeout := s.timeout(now)
 		if s.lending == nil && (s.running != nil || s.asking) {
-			s.awaitHandback(timeout) // no descriptor shows the end of that
+			awaitCall(s.seen, timeout) // no descriptor shows the end of that
 			timeout = 0
 		}
+		s.seen = calls.Load() // before what they are about is looked at
 		if _, err := unix.Poll(events, timeout); err != nil {
 			if !errors.Is(err, unix.EINTR) { // the host may allow itself fewer descriptors than these
 				time.Sleep(backOff)
@@ -280,6 +282,8 @@ func (s *Server) accept(now time.Time) {
 			c.seated = s.seats()
 			s.clients = append(s.clients, c)
 			s.retryAt = time.Time{} // it has made room, perhaps
+			c.read()                // the call for it may be over
+			s.hear(c, now)
 			continue
 		}
 		c.write(now)
@@ -484,7 +488,7 @@ func (s *Server) begin(now time.Time) {
 			failed(&outcome.Reply, err)
 		}
 		s.done.Store(outcome)
-		s.handsBack()
+		wake()
 	})
 }
 
@@ -527,7 +531,7 @@ func (s *Server) ask(now time.Time) {
 			failed(reply, err)
 		}
 		s.status.Store(reply)
-		s.handsBack()
+		wake()
 	})
 }
 

@@ -437,6 +437,27 @@ func TestAnswersAtOnce(t *testing.T) {
 	}
 }
 
+// What the process asks itself meanwhile is answered at once, too.
+func TestAnswersItselfAtOnce(t *testing.T) {
+	f := serve(t, func(s *server.Server) { s.Glance(time.Hour) })
+	file, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer file.Close()
+	f.performs(func(*server.Task, *server.Outcome) error {
+		for range 100 {
+			put := control.Request{Op: control.Put, Share: 5}
+			require.NoError(t, server.AskSelf(f.Directories, put, int(file.Fd())))
+			reply, came, err := server.Ask(f.Directories, os.Getpid(), control.Request{Op: control.Lend, Share: 5}, -1)
+			require.NoError(t, err)
+			require.True(t, reply.OK)
+			require.NoError(t, unix.Close(came))
+			require.NoError(t, server.AskSelf(f.Directories, control.Request{Op: control.Close, Share: 5}, -1))
+		}
+		return nil
+	})
+	require.True(t, do(t, dial(t), pause).OK)
+}
+
 // A client whose requests are refused can go on.
 func TestRequestsThatAreRefused(t *testing.T) {
 	serve(t)
