@@ -85,6 +85,12 @@ HIDDEN int share_want(size_t bytes, int device, bool resumes)
 
 HIDDEN void share_leave(void)
 {
+	if (share_wanted.since) {
+		int64_t now = nanoseconds();
+		__atomic_store_n(&share_wanted.waited, share_wanted.waited + now - share_wanted.since, __ATOMIC_RELEASE);
+		if (!share_wanted.resumes)
+			__atomic_store_n(&share_wanted.grew, now, __ATOMIC_RELEASE);
+	}
 	__atomic_store_n(&share_wanted.since, 0, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&asking);
 }

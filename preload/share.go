@@ -38,15 +38,34 @@ func sharing(of *control.Share) *control.Share {
 	of.Priority, of.AtLeast = float64(C.region_config.share_priority), float64(C.region_config.share_at_least)
 	of.HostLimit = uint64(C.region_config.share_host_limit)
 	of.Disk = C.region_process.disk_backup_dir != nil
+	of.Grew = -1
+	if grew := atomic.LoadInt64((*int64)(&C.share_wanted.grew)); grew != 0 {
+		of.Grew = monotonic(grew).Seconds()
+	}
 	if since := atomic.LoadInt64((*int64)(&C.share_wanted.since)); since != 0 {
-		var now unix.Timespec
-		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-		of.Waited = max(of.Waited, time.Duration(now.Nano()-since).Seconds())
+		of.Waited = max(of.Waited, monotonic(since).Seconds())
 		of.UUID = uuidOf(int(C.share_wanted.device))
 		of.Resumes = bool(C.share_wanted.resumes)
 		of.Bytes = atomic.LoadUint64((*uint64)(&C.share_wanted.bytes))
 	}
 	return of
+}
+
+// monotonic returns the time since a moment of CLOCK_MONOTONIC, in nanoseconds.
+func monotonic(since int64) time.Duration {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return time.Duration(now.Nano() - since)
+}
+
+// Waits counts the wait in progress, too. One that ends meanwhile may count twice for a moment.
+func (thisProcess) Waits() time.Duration {
+	since := atomic.LoadInt64((*int64)(&C.share_wanted.since))
+	waited := time.Duration(atomic.LoadInt64((*int64)(&C.share_wanted.waited)))
+	if since != 0 {
+		waited += monotonic(since)
+	}
+	return waited
 }
 
 // uuidOf returns a device's UUID, "" if the driver does not tell. The process need not have a context there yet.

@@ -205,7 +205,9 @@ HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, c
 /* share.c: what a process of tms run --share does when device memory is short. */
 enum { SHORT_OF_MEMORY = -1 }; /* the code of an allocation that others can make room for */
 struct share_wanted { /* by a thread that waits for an allocation, or a resume; Go reads it, too */
-	int64_t since; /* CLOCK_MONOTONIC, in ns; 0: none waits */
+	int64_t since;	/* CLOCK_MONOTONIC, in ns; 0: none waits */
+	int64_t waited; /* ns of all waits that are over */
+	int64_t grew;	/* when the last one for an allocation was over; 0: there was none */
 	uint64_t bytes;
 	int device;
 	bool resumes; /* the bytes are paused */

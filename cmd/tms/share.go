@@ -314,6 +314,7 @@ func (r *roomFor) sharers(uuid string, found []process) (device share.Device, al
 		}
 		_, refused := r.refused[p.PID]
 		one := share.Process{ID: p.PID, Priority: p.Share.Priority, Ran: control.Seconds(p.Share.Ran),
+			Grew:    control.Seconds(p.Share.Grew),
 			AtLeast: control.Seconds(p.Share.AtLeast), Away: control.Seconds(p.Share.Away), Pinned: refused || !p.Gated,
 			Busy: p.Stats.Capturing || p.Stats.Everything || p.Doing != "" || time.Now().Before(r.busy[p.PID]),
 			Need: needsOf(p.ProcessState)[uuid], Waited: control.Seconds(p.Share.Waited)}

@@ -443,3 +443,25 @@ func TestShareAndKill(t *testing.T) {
 	close(over)
 	all.Wait()
 }
+
+// A turn lasts on while its program waits for more memory, and others can see when it last grew.
+func TestShareSeesGrowth(t *testing.T) {
+	start := sharesDevice(t)
+	one := start("--share --at-least 3600s", 60, 1, 1000000, 1)
+	one.has(t, 60<<20)
+	other := start("--share", 60, 2, 1000000, 1)
+	awaits := func(seen func(*control.Share) bool) (last *control.Share) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			state, err := status(other.Process.Pid, time.Minute)
+			last = state.Share
+			return err == nil && last != nil && seen(last)
+		}, time.Minute, time.Millisecond)
+		return last
+	}
+	first := awaits(func(s *control.Share) bool { return s.Waited > 0.1 }) // it may have waited a moment for the reserve
+	later := awaits(func(s *control.Share) bool { return s.Waited > first.Waited+0.2 })
+	require.InDelta(t, first.Ran, later.Ran, 0.01)
+	require.NoError(t, one.Process.Kill())
+	awaits(func(s *control.Share) bool { return s.Grew >= 0 && s.Waited < 0 && s.Ran > later.Ran })
+}

@@ -285,7 +285,8 @@ type ProcessState struct {
 type Share struct {
 	Priority float64 `json:"priority"`
 	AtLeast  float64 `json:"at_least_seconds"` // that it may run before others take its memory; negative: by its price
-	Ran      float64 `json:"ran_seconds"`      // since its memory came back, or since it began to listen
+	Ran      float64 `json:"ran_seconds"`      // since its memory came back, or it began to listen, without waits for more
+	Grew     float64 `json:"grew_seconds"`     // since its last wait for an allocation was over; negative: there was none
 	// Away is the time in seconds between the last pause with Yield and the call that wanted the memory back; negative:
 	// there was none.
 	Away float64 `json:"away_seconds"`

@@ -1,9 +1,10 @@
 // Package share decides which processes make room on a device for one that needs memory. It is the policy alone: what
 // is known of the processes goes in, and what to pause, or how long to wait, comes out.
 //
-// A process that waits comes before those of lower priority, and among its equals the one that has waited longest comes
-// first. Once it has waited as long as all others together may run, it comes before any priority. A process is
-// paused only when its turn is over, or while it has no work or waits itself. So each wait has a bound: see Shares.
+// A process that waits comes before those of lower priority. Among its equals, what grows in its turn comes first, then
+// what has waited longest. Once it has waited as long as all others together may run, it comes before any priority. A
+// process is paused only when its turn is over, or while it has no work or waits itself. So each wait has a bound: see
+// Shares.
 package share
 
 import (
@@ -36,7 +37,8 @@ type Process struct {
 	Priority float64
 	Tags     []Tag
 	Idle     time.Duration // since it had work
-	Ran      time.Duration // since its memory last came back, or since it began
+	Ran      time.Duration // since its memory last came back, or since it began, without waits for more
+	Grew     time.Duration // since its last wait for more ended; 0: there was none
 	AtLeast  time.Duration // its turn; negative: by the price of a swap
 	Price    time.Duration // of its pause and resume, as measured; 0: not measured
 	Away     time.Duration // between its last pause and the call that wanted the memory back; negative: none did
@@ -102,6 +104,14 @@ func (p *Process) due() time.Duration {
 	return max(0, p.Turn()-p.Ran)
 }
 
+// grown returns the bytes that a process in its turn has, if it needs more; 0: its turn is over, or has not begun.
+func (p *Process) grown() uint64 {
+	if p.Ran >= p.Turn() {
+		return 0
+	}
+	return p.Held()
+}
+
 // Shares returns how long all others together may run, and all swap once: a process waits no longer, or twice as long
 // where priorities differ. Kernels that run longer than a turn, and captures, come on top.
 func Shares(all []Process, id int) (sum time.Duration) {
@@ -126,9 +136,7 @@ func Decide(device Device, all []Process, id int) Decision {
 			waiting[i].Priority = math.Inf(1)
 		}
 	}
-	slices.SortFunc(waiting, func(x, y Process) int {
-		return cmp.Or(cmp.Compare(y.Priority, x.Priority), cmp.Compare(y.Waited, x.Waited), cmp.Compare(x.ID, y.ID))
-	})
+	slices.SortFunc(waiting, Process.before)
 	at := slices.IndexFunc(waiting, func(p Process) bool { return p.ID == id })
 	own := waiting[at]
 	d := plan(device, all, own)
@@ -138,14 +146,30 @@ func Decide(device Device, all []Process, id int) Decision {
 	takes := d.Wait > 0 || len(d.Pause) > 0 // memory from others
 	var first []int
 	for _, w := range waiting[:at] {
-		if theirs := plan(device, all, w); !theirs.Never && theirs.Wait != unknown && (takes || delays(device, all, own, w, theirs)) {
+		theirs := plan(device, all, w)
+		if theirs.Never || theirs.Wait == unknown {
+			continue
+		}
+		if grows := w.grown() > 0 && theirs.Wait == 0; takes || grows || delays(device, all, own, w, theirs) {
 			first = append(first, w.ID)
+		}
+	}
+	for _, p := range all {
+		if p.Need == 0 && p.Grew > 0 && p.Grew < p.price() && own.before(p) > 0 {
+			first, d.Wait = append(first, p.ID), max(d.Wait, p.price()-p.Grew)
 		}
 	}
 	if len(first) > 0 {
 		return Decision{Wait: max(d.Wait, Grace), For: first}
 	}
 	return d
+}
+
+// before compares what comes first. A process that grows in its turn comes before those that wait longer, and the one
+// that has most before its like: where several grow at once, each would otherwise be paused in the middle of that.
+func (p Process) before(o Process) int {
+	return cmp.Or(cmp.Compare(o.Priority, p.Priority), cmp.Compare(o.grown(), p.grown()), cmp.Compare(o.Waited, p.Waited),
+		cmp.Compare(p.ID, o.ID))
 }
 
 // delays reports whether w, which is ahead of a process and has this plan, waits longer if that goes on.

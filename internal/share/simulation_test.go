@@ -19,12 +19,16 @@ const gib = 1 << 30
 type program struct {
 	share.Process
 	bytes     uint64
-	price     time.Duration   // of a pause and a resume, half each
+	holds     uint64          // of them so far, on the device or paused
+	grows     uint64          // bytes that it takes at a time, one tick after the other, before it works
+	price     time.Duration   // of a pause and a resume of all bytes, half each
 	work      []time.Duration // pieces
 	gaps      []time.Duration // before each piece: without work
 	closed    bool            // a gap begins when the piece before is done, else at the program's start
 	resident  bool
 	began     time.Duration // since when it is resident
+	ran       time.Duration // since then, without waits for more memory
+	grew      time.Duration // when it last got more for which it had waited
 	wants     time.Duration // when its next piece comes
 	done      time.Duration // of its current piece
 	pausedAt  time.Duration
@@ -36,6 +40,14 @@ type program struct {
 }
 
 func (p *program) has() bool { return len(p.work) > 0 }
+
+// wantsMore reports whether it is on the device and needs more memory there.
+func (p *program) wantsMore() bool { return p.resident && p.holds < p.bytes }
+
+// half is the time that a pause takes, or a resume.
+func (p *program) half() time.Duration {
+	return time.Duration(float64(p.price/2) * float64(p.holds) / float64(p.bytes))
+}
 
 // device is one simulated device; tick is the resolution.
 type device struct {
@@ -54,7 +66,7 @@ func (d *device) free() uint64 {
 	free := d.total
 	for _, p := range d.programs {
 		if p.resident || p == d.coming {
-			free -= p.bytes
+			free -= p.holds
 		}
 	}
 	return free
@@ -65,14 +77,22 @@ func (d *device) view() (all []share.Process) {
 	for _, p := range d.programs {
 		v := p.Process
 		if p.resident {
-			v.Tags = []share.Tag{{Name: "all", Bytes: p.bytes}}
-			v.Ran, v.Idle = d.now-p.began, d.now-p.worked
+			v.Tags = []share.Tag{{Name: "all", Bytes: p.holds}}
+			v.Ran, v.Idle = p.ran, d.now-p.worked
+			if p.grew > 0 && d.now >= p.grew {
+				v.Grew = d.now - p.grew + 1
+			}
+			if p.wantsMore() {
+				v.Need, v.Waited = p.grows, d.now-p.worked
+			}
 		} else if p.has() && d.now >= p.wants && p != d.coming {
-			v.Need, v.Waited = p.bytes, d.now-p.wants
+			v.Need, v.Waited = max(p.holds, p.grows), d.now-p.wants
 		}
-		v.Price = p.price
+		if v.Price = 2 * p.half(); p.swaps == 0 && p.grows > 0 {
+			v.Price = 0
+		}
 		if p == d.coming {
-			v.Tags, v.Busy = []share.Tag{{Name: "all", Bytes: p.bytes}}, true
+			v.Tags, v.Busy, v.Need = []share.Tag{{Name: "all", Bytes: p.holds}}, true, 0
 		}
 		all = append(all, v)
 	}
@@ -89,9 +109,13 @@ func (d *device) of(id int) *program {
 // bySharing is the policy itself.
 func bySharing(d *device) (*program, []*program) {
 	all := d.view()
-	for _, p := range all {
+	for i := range all { // who asks first changes
+		p := all[(i+int(d.now/tick))%len(all)]
 		if p.Need == 0 {
 			continue
+		}
+		if one := d.of(p.ID); (one.resident || one.holds == 0) && d.free() >= p.Need {
+			return one, nil // an allocation that succeeds asks nobody
 		}
 		decision := share.Decide(share.Device{Free: d.free()}, all, p.ID)
 		if decision.Never || decision.Wait > 0 {
@@ -150,13 +174,20 @@ func (d *device) run(by decide) time.Duration {
 func (d *device) step(by decide) (more bool) {
 	if d.coming != nil && d.now >= d.swapEnd {
 		p := d.coming
-		p.resident, p.began, p.worked = true, d.now, d.now
-		d.coming = nil
+		if !p.resident {
+			p.resident, p.began, p.ran, p.holds = true, d.now, 0, max(p.holds, p.grows)
+		} else {
+			p.holds += p.grows
+		}
+		p.worked, d.coming = d.now, nil
 	}
 	working := false
 	for _, p := range d.programs {
 		more = more || p.has()
-		if !p.resident || !p.has() || d.now < p.wants {
+		if !p.wantsMore() {
+			p.ran += tick
+		}
+		if !p.resident || !p.has() || d.now < p.wants || p.wantsMore() || p == d.coming {
 			continue
 		}
 		if !p.firstWait {
@@ -183,18 +214,24 @@ func (d *device) step(by decide) (more bool) {
 	}
 	if d.coming == nil {
 		if in, out := by(d); in != nil {
-			cost := in.price / 2
+			cost := time.Duration(0)
+			if !in.resident {
+				cost = in.half()
+			}
 			for _, o := range out {
-				o.resident, o.pausedAt = false, d.now
-				o.swaps++
-				cost += o.price / 2
-				if o.has() && o.done > 0 {
+				if o.has() && (o.done > 0 || o.wantsMore()) {
 					o.wants = d.now // its next call waits
 					o.firstWait = false
 				}
+				o.resident, o.pausedAt = false, d.now
+				o.swaps++
+				cost += o.half()
 			}
 			if in.swaps > 0 {
 				in.Away = max(0, in.wants-in.pausedAt)
+			}
+			if in.resident && len(out) > 0 {
+				in.grew = d.now + cost
 			}
 			d.coming, d.swapEnd = in, d.now+cost
 			d.swapping += cost
@@ -205,7 +242,7 @@ func (d *device) step(by decide) (more bool) {
 
 func trainings(n int, bytes uint64, work, price time.Duration) (made []*program) {
 	for i := range n {
-		p := &program{bytes: bytes, price: price, work: []time.Duration{work}, closed: true}
+		p := &program{bytes: bytes, holds: bytes, price: price, work: []time.Duration{work}, closed: true}
 		p.ID, p.AtLeast, p.Away = i+1, -1, -1
 		made = append(made, p)
 	}
@@ -215,7 +252,7 @@ func trainings(n int, bytes uint64, work, price time.Duration) (made []*program)
 // servers have requests at random.
 func servers(random *rand.Rand, n, requests int, bytes uint64, work, gap, price time.Duration) (made []*program) {
 	for i := range n {
-		p := &program{bytes: bytes, price: price, wants: time.Duration(random.ExpFloat64() * float64(gap))}
+		p := &program{bytes: bytes, holds: bytes, price: price, wants: time.Duration(random.ExpFloat64() * float64(gap))}
 		p.ID, p.AtLeast, p.Away = i+1, -1, -1
 		for range requests {
 			p.work = append(p.work, work)
@@ -263,6 +300,29 @@ func TestTrainings(t *testing.T) {
 		took = r.run(byAge(time.Second, robin))
 		t.Logf("%d trainings: lost %.3f, longest wait %v; round robin of 1 s: lost %.3f", n, lost,
 			longestWait(d.programs), float64(took-alone)/float64(alone))
+	}
+}
+
+// Trainings that all take their memory in small steps at the same time: each is paused once after its turn, and those
+// that have the least memory when it runs out once before.
+func TestGrowth(t *testing.T) {
+	for _, total := range []uint64{99 * gib, 138 * gib} {
+		d := &device{total: total, programs: trainings(5, 60*gib, 80*time.Second, 4500*time.Millisecond)}
+		for _, p := range d.programs {
+			p.holds, p.grows = 0, gib/4
+		}
+		alone := work(d.programs)
+		for d.step(bySharing) && d.now < 2*alone {
+			d.now += tick
+		}
+		took := d.now
+		swaps := 0
+		for _, p := range d.programs {
+			swaps += p.swaps
+		}
+		t.Logf("%d GiB: lost %.3f, %d swaps", total/gib, (took-alone).Seconds()/alone.Seconds(), swaps)
+		require.LessOrEqual(t, swaps, 10)
+		require.Less(t, (took-alone).Seconds()/alone.Seconds(), 0.1)
 	}
 }
 
@@ -323,6 +383,11 @@ func TestBound(t *testing.T) {
 		for i := range 2 + random.IntN(4) {
 			p := trainings(1, uint64(20+random.IntN(110))*gib, 0, time.Duration(100+random.IntN(900))*time.Millisecond)[0]
 			p.ID, p.Priority = i+1, float64(random.IntN(3))
+			if random.IntN(2) == 0 {
+				p.grows = p.bytes / uint64(1+random.IntN(20))
+				p.bytes = p.bytes / p.grows * p.grows
+				p.holds, p.price = p.bytes, share.Estimate(p.bytes)
+			}
 			for range 1 + random.IntN(8) {
 				p.work = append(p.work, time.Duration(random.IntN(20000))*time.Millisecond+tick)
 				p.gaps = append(p.gaps, time.Duration(random.IntN(3)*random.IntN(3000))*time.Millisecond)
@@ -332,9 +397,18 @@ func TestBound(t *testing.T) {
 		d := &device{total: 141 * gib, programs: all}
 		bounds := map[int]time.Duration{}
 		for _, p := range all {
-			bounds[p.ID] = share.Shares(d.view(), p.ID)
+			view := d.view()
+			for i := range view {
+				view[i].Price = all[i].price
+			}
+			bounds[p.ID] = share.Shares(view, p.ID)
 			if slices.ContainsFunc(all, func(q *program) bool { return q.Priority != p.Priority }) {
 				bounds[p.ID] *= 2
+			}
+		}
+		for _, p := range all {
+			if p.grows > 0 {
+				p.holds = 0
 			}
 		}
 		d.run(bySharing)

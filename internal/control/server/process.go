@@ -3,6 +3,7 @@ package server
 import (
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"tms/internal/control"
 	"tms/internal/control/rights"
@@ -46,6 +47,8 @@ type Process interface {
 	Look()
 	// Awaited reports whether a thread waits at the gate, or the gate is open.
 	Awaited() bool
+	// Waits returns for how long threads have waited for device memory so far, all together.
+	Waits() time.Duration
 	// Unalign ends what an align began.
 	Unalign()
 	// EndRecording ends a client's recording, if it still runs.

@@ -65,14 +65,15 @@ type Server struct {
 	lending *lend  // the one that another thread works on
 	numbers uint64 // of lends so far
 
-	own     *connection // stands for the process, which wants paused what was paused with Yield; never among clients
-	ran     time.Time   // since when it has had all of that
-	yields  bool        // something is so paused
-	yielded time.Time   // when the last such pause was done
-	awaited time.Time   // since when a thread has waited for the memory; zero: none does
-	away    float64     // seconds between the last two before; negative: there were none
-	wakes   bool        // another thread is in Process.Wake
-	wakeAt  time.Time   // when to try that again
+	own     *connection   // stands for the process, which wants paused what was paused with Yield; never among clients
+	ran     time.Time     // since when it has had all of that
+	waits   time.Duration // Process.Waits then
+	yields  bool          // something is so paused
+	yielded time.Time     // when the last such pause was done
+	awaited time.Time     // since when a thread has waited for the memory; zero: none does
+	away    float64       // seconds between the last two before; negative: there were none
+	wakes   bool          // another thread is in Process.Wake
+	wakeAt  time.Time     // when to try that again
 
 	seen uint32 // calls
 
@@ -368,7 +369,7 @@ func (s *Server) act(c *connection, r control.Request) error {
 func (s *Server) glance(now time.Time) {
 	yields, every := s.rights.Has(s.own), gateGlance
 	if s.yields && !yields { // it has its memory again, or another client has taken that over
-		s.ran, s.awaited = now, time.Time{}
+		s.ran, s.waits, s.awaited = now, s.process.Waits(), time.Time{}
 	}
 	s.yields = yields
 	own := yields && s.running == nil // else the gate may be open, or shut, for what is not done yet

@@ -35,6 +35,7 @@ type fake struct {
 	logged                             []error
 	woken                              func() error // nil: nothing was paused with Yield
 	awaited                            func() bool  // nil: a thread always waits
+	waits                              time.Duration
 }
 
 func serve(t *testing.T, prepare ...func(*server.Server)) *fake {
@@ -114,9 +115,10 @@ func (f *fake) Awaited() (come bool) {
 	awaited := now(f, &f.awaited)
 	return awaited == nil || awaited()
 }
-func (f *fake) Look()            {}
-func (f *fake) Unalign()         { f.with(func() { f.unaligns++ }) }
-func (f *fake) EndRecording(int) { f.with(func() { f.abandoned++ }) }
+func (f *fake) Look()                {}
+func (f *fake) Waits() time.Duration { return now(f, &f.waits) }
+func (f *fake) Unalign()             { f.with(func() { f.unaligns++ }) }
+func (f *fake) EndRecording(int)     { f.with(func() { f.abandoned++ }) }
 
 // pausing makes pauses take these tags, and undos resume what is due.
 func (f *fake) pausing(tags ...string) {

@@ -37,7 +37,8 @@ func (s *Server) woke(err error) {
 
 // share returns what the server itself knows of sharing.
 func (s *Server) share(now time.Time) *control.Share {
-	of := &control.Share{Ran: now.Sub(s.ran).Seconds(), Away: s.away, Waited: -1, Yielded: []string{}}
+	ran := now.Sub(s.ran) - (s.process.Waits() - s.waits)
+	of := &control.Share{Ran: max(0, ran.Seconds()), Away: s.away, Waited: -1, Yielded: []string{}}
 	if !s.awaited.IsZero() {
 		of.Waited = now.Sub(s.awaited).Seconds()
 	}

@@ -1,0 +1,9 @@
+package share
+
+import "time"
+
+// Estimate is what a swap of so many bytes is taken to cost before it was measured.
+func Estimate(bytes uint64) time.Duration {
+	p := Process{Tags: []Tag{{Bytes: bytes}}}
+	return p.price()
+}
