@@ -145,17 +145,20 @@ func Decide(device Device, all []Process, id int) Decision {
 	}
 	takes := d.Wait > 0 || len(d.Pause) > 0 // memory from others
 	var first []int
+	// What grows may need as much again as it has.
+	short := func(p Process) bool { return device.Free < own.Need+p.Held() }
 	for _, w := range waiting[:at] {
 		theirs := plan(device, all, w)
 		if theirs.Never || theirs.Wait == unknown {
 			continue
 		}
-		if grows := w.grown() > 0 && theirs.Wait == 0; takes || grows || delays(device, all, own, w, theirs) {
+		grows := w.grown() > 0 && theirs.Wait == 0 && short(w)
+		if takes || grows || delays(device, all, own, w, theirs) {
 			first = append(first, w.ID)
 		}
 	}
 	for _, p := range all {
-		if p.Need == 0 && p.Grew > 0 && p.Grew < p.price() && own.before(p) > 0 {
+		if p.Need == 0 && p.Grew > 0 && p.Grew < p.price() && short(p) && own.before(p) > 0 {
 			first, d.Wait = append(first, p.ID), max(d.Wait, p.price()-p.Grew)
 		}
 	}
