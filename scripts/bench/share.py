@@ -12,6 +12,9 @@ steps there are. After (4 N + 1) times SECONDS what still runs is ended, and aft
 SECONDS this; with --beside after (2 N + 2) times. Prints the time lost beyond one after another, or
 what failed and where, and last, JSON; fails if one way did.
 
+Each training's own time is told as soon as it has ended. Contents go to host memory: on a virtual
+machine that has just started, the first pauses take several times as long as later ones.
+
 On two H200, in nine minutes: scripts/bench.sh share 60 45 --trainings 5 --beside --whole
 """
 
@@ -122,6 +125,7 @@ class Program:
 
     def said(self) -> dict[str, Any]:
         said: dict[str, Any] = json.loads(self.line())
+        print(f"  {self.words}: {said['end'] - said['begin']:.1f} s", flush=True)
         return said
 
 
