@@ -76,6 +76,7 @@ type Server struct {
 	wakeAt  time.Time     // when to try that again
 
 	seen uint32 // calls
+	came bool   // a client, of which nothing was read yet
 
 	done   atomic.Pointer[Outcome] // of running
 	status atomic.Pointer[control.Reply]
@@ -111,10 +112,12 @@ func (s *Server) loop() error {
 		}
 		timeout := s.timeout(now)
 		if s.lending == nil && (s.running != nil || s.asking) {
-			awaitCall(s.seen, timeout) // no descriptor shows the end of that
+			if !s.came { // else the call may have been about its request
+				awaitCall(s.seen, timeout) // no descriptor shows the end of that
+			}
 			timeout = 0
 		}
-		s.seen = calls.Load() // before what they are about is looked at
+		s.came, s.seen = false, calls.Load() // before what they are about is looked at
 		if _, err := unix.Poll(events, timeout); err != nil {
 			if !errors.Is(err, unix.EINTR) { // the host may allow itself fewer descriptors than these
 				time.Sleep(backOff)
@@ -283,8 +286,7 @@ func (s *Server) accept(now time.Time) {
 			c.seated = s.seats()
 			s.clients = append(s.clients, c)
 			s.retryAt = time.Time{} // it has made room, perhaps
-			c.read()                // the call for it may be over
-			s.hear(c, now)
+			s.came = true
 			continue
 		}
 		c.write(now)
