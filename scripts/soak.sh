@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # The long runs: every failure of every call, random operations against a model, fuzzing, cycles by the
 # hundred thousand, a host of threads and forks, gated pauses beside submitting threads, chaos: random operations
-# with failures and limits; processes swapped, and woken from idleness, by the command, clients that do anything; and in full what scripts/test.sh
-# does in part. Hours; run scripts/build.sh first.
-#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host] [gate] [chaos] [swap] [idle] [clients] [tests]     (all, unless some are named)
+# with failures and limits; processes swapped, and woken from idleness, by the command; programs that share a device,
+# killed at random; clients that do anything; and in full what scripts/test.sh does in part. Hours; run
+# scripts/build.sh first.
+#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host] [gate] [chaos] [swap] [idle] [share] [clients] [tests]
+#                   (all, unless some are named)
 # SEED, OPERATIONS (1000000; the host makes a 20th of them), CYCLES (100000), FUZZTIME (10m, for each target),
-# GATE_PAUSES (10000), CHAOS_SECONDS (600, for each of seven runs), SWAPS and IDLE_ROUNDS (1000),
+# GATE_PAUSES (10000), CHAOS_SECONDS (600, for each of seven runs), SWAPS and IDLE_ROUNDS (1000), SHARE_KILLS (100000),
 # CLIENTS_SECONDS (600) may be set.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
@@ -24,7 +26,7 @@ engine() { # test pattern
 	go test -count=1 -v -timeout 12h -run "$1" ./vmm
 }
 
-for part in "${@:-sweep model fuzz cycles host gate chaos swap idle clients tests}"; do
+for part in "${@:-sweep model fuzz cycles host gate chaos swap idle share clients tests}"; do
 	for what in $part; do
 		echo "== $what"
 		case $what in
@@ -62,6 +64,7 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle clients test
 			;;
 		idle) TMS_IDLE_ROUNDS=${IDLE_ROUNDS:-1000} go test -count=1 -v -timeout 3h -run '^TestIdle' ./cmd/tms ;;
 		swap) TMS_SWAPS=${SWAPS:-1000} go test -count=1 -v -timeout 3h -run '^TestSwap' ./cmd/tms ;;
+		share) TESTS_SHARE_KILLS=${SHARE_KILLS:-100000} go test -count=1 -v -timeout 12h -run '^TestShareAndKill$' ./cmd/tms ;;
 		clients) TMS_CLIENTS_SECONDS=${CLIENTS_SECONDS:-600} go test -count=1 -v -timeout 3h -run '^TestClientsAtRandom$' ./preload ;;
 		tests)
 			TESTS_FULL=1 go test -count=1 -timeout 3h ./preload ./cmd/tms
