@@ -109,7 +109,7 @@ func (d *device) of(id int) *program {
 // bySharing is the policy itself.
 func bySharing(d *device) (*program, []*program) {
 	all := d.view()
-	for i := range all { // who asks first changes
+	for i := range all { // a different one asks first each time
 		p := all[(i+int(d.now/tick))%len(all)]
 		if p.Need == 0 {
 			continue
@@ -303,8 +303,8 @@ func TestTrainings(t *testing.T) {
 	}
 }
 
-// Trainings that all take their memory in small steps at the same time: each is paused once after its turn, and those
-// that have the least memory when it runs out once before.
+// Trainings that all take their memory in small steps at the same time: each is paused once after its turn, and some once
+// before that, while they grow.
 func TestGrowth(t *testing.T) {
 	for _, total := range []uint64{99 * gib, 138 * gib} {
 		d := &device{total: total, programs: trainings(5, 60*gib, 80*time.Second, 4500*time.Millisecond)}

@@ -76,7 +76,7 @@ type Server struct {
 	wakeAt  time.Time     // when to try that again
 
 	seen uint32 // calls
-	came bool   // a client, of which nothing was read yet
+	came bool   // a client has, and the server has not read its request yet
 
 	done   atomic.Pointer[Outcome] // of running
 	status atomic.Pointer[control.Reply]
@@ -112,12 +112,12 @@ func (s *Server) loop() error {
 		}
 		timeout := s.timeout(now)
 		if s.lending == nil && (s.running != nil || s.asking) {
-			if !s.came { // else the call may have been about its request
+			if !s.came { // its request may have come with the last call
 				awaitCall(s.seen, timeout) // no descriptor shows the end of that
 			}
 			timeout = 0
 		}
-		s.came, s.seen = false, calls.Load() // before what they are about is looked at
+		s.came, s.seen = false, calls.Load() // before the looks below, so a later call ends the next wait
 		if _, err := unix.Poll(events, timeout); err != nil {
 			if !errors.Is(err, unix.EINTR) { // the host may allow itself fewer descriptors than these
 				time.Sleep(backOff)
