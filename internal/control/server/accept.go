@@ -1,0 +1,55 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+)
+
+var errCrowded = fmt.Errorf("%d clients are connected already; try again when one has gone", control.MaxClients)
+
+// seats reports whether there is a seat for one more client, which may then ask for anything.
+func (s *Server) seats() bool {
+	taken := 0
+	for _, c := range s.clients {
+		if c.seated {
+			taken++
+		}
+	}
+	return taken < control.MaxClients
+}
+
+// accept takes new clients: those of the same user, and root.
+func (s *Server) accept(now time.Time) {
+	for {
+		descriptor, _, err := unix.Accept4(s.socket.Descriptor, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		if err != nil {
+			switch err {
+			case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
+				s.full = now.Add(backOff)
+			case unix.EINTR, unix.ECONNABORTED:
+				continue
+			}
+			return
+		}
+		c := &connection{descriptor: descriptor, passed: -1}
+		peer, err := unix.GetsockoptUcred(descriptor, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		switch {
+		case err != nil || int(peer.Uid) != unix.Geteuid() && peer.Uid != 0:
+			c.fail(errors.New("the process is another user's"))
+		default:
+			c.pid, c.since = int(peer.Pid), now
+			c.seated = s.seats()
+			s.clients = append(s.clients, c)
+			s.retryAt = time.Time{} // it has made room, perhaps
+			s.came = true
+			continue
+		}
+		c.write(now)
+		_ = unix.Close(descriptor)
+	}
+}
