@@ -69,7 +69,7 @@ static const struct variable {
 	{"TMS_TRACE", NULL, NULL, ""},
 	{"TMS_ACCOUNT", take_bool, &region_config.account, BOOLEAN},
 	{"TMS_SHARE", take_bool, &region_config.share, BOOLEAN},
-	{"TMS_SHARE_PRIORITY", take_number, &region_config.share_priority, "a number; using 0"},
+	{"TMS_SHARE_PRIORITY", take_number, &region_config.share_priority, "a finite number; using 0"},
 	{"TMS_SHARE_AT_LEAST", take_seconds, (void *)&region_config.share_at_least,
 	 "a time such as 30, 30s, 5m or 1h; using a tenth for swaps"},
 	{"TMS_SHARE_HOST_BYTES", take_bytes, &region_config.share_host_limit, "a number of bytes; using no limit"},
@@ -163,7 +163,7 @@ AT_LOAD static bool take_number(const char *value, void *to)
 {
 	char *end;
 	double number = strtod(value, &end);
-	if (*end || number != number)
+	if (*end || number - number != 0) /* not finite: JSON has no such number */
 		return false;
 	*(double *)to = number;
 	return true;

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -151,6 +152,9 @@ func (s *sharedRun) set(command *cobra.Command, variables map[string]string) err
 	atLeast := command.Flags().Changed("at-least")
 	if !s.on && (atLeast || command.Flags().Changed("priority") || command.Flags().Changed("host-limit")) {
 		return errors.New("--priority, --at-least and --host-limit say how a program shares: give --share, too")
+	}
+	if math.IsNaN(s.priority) || math.IsInf(s.priority, 0) {
+		return fmt.Errorf("--priority %v: give a number, such as 1", s.priority)
 	}
 	if s.on {
 		variables["TMS_SHARE"] = "1"

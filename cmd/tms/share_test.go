@@ -467,3 +467,18 @@ func TestShareSeesGrowth(t *testing.T) {
 	require.NoError(t, one.Process.Kill())
 	awaits(func(s *control.Share) bool { return s.Grew >= 0 && s.Waited < 0 && s.Ran > later.Ran })
 }
+
+// A priority that is no finite number is refused: nobody could say it in JSON.
+func TestSharePriorityIsFinite(t *testing.T) {
+	t.Setenv("TMS_LIBRARY", built(t, "lib", "libtms.so"))
+	for _, words := range []string{"nan", "inf", "-inf"} {
+		_, errors, code := command(t, "run", "--share", "--priority="+words, "--", "true")
+		require.Equal(t, 2, code)
+		require.Contains(t, errors, "give a number, such as 1")
+	}
+	sharesDevice(t)
+	one := startSharing(t, "TMS_SHARE_PRIORITY=inf")
+	state, err := status(one.Process.Pid, time.Minute)
+	require.NoError(t, err)
+	require.Zero(t, state.Share.Priority)
+}
