@@ -114,8 +114,8 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 // totals are a device's.
 type totals struct{ pauses, resumes stats.Total }
 
-// count adds a pause or resume, which err ended, to the totals of its devices.
-func (e *Engine) count(batches []*batch, err error, which func(*totals) *stats.Total) {
+// count adds a pause or resume, which began at start and ended with err, to the totals of its devices.
+func (e *Engine) count(batches []*batch, start time.Time, err error, which func(*totals) *stats.Total) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, b := range batches {
@@ -127,6 +127,7 @@ func (e *Engine) count(batches []*batch, err error, which func(*totals) *stats.T
 		if err == nil {
 			t.Count++
 			t.ContentsBytes += b.progress.done.Load()
+			t.Seconds += time.Since(start).Seconds()
 		}
 	}
 }

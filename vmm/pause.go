@@ -81,7 +81,7 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 		func(batches []*batch) error {
 			freed, taken, err = e.pause(batches, o)
 			if !theirs {
-				e.count(batches, err, func(t *totals) *stats.Total { return &t.pauses })
+				e.count(batches, start, err, func(t *totals) *stats.Total { return &t.pauses })
 			}
 			return err
 		},

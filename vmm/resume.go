@@ -70,7 +70,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 			bytes := e.gather(batches, o.ExtentBytes)
 			if err = e.resume(batches, o); err == nil {
 				mapped = bytes
-				e.count(batches, nil, func(t *totals) *stats.Total { return &t.resumes })
+				e.count(batches, start, nil, func(t *totals) *stats.Total { return &t.resumes })
 			}
 			return err
 		},

@@ -75,9 +75,11 @@ var counters = map[string]string{
 	"pauses_total":                "Pauses of memory of the device that succeeded.",
 	"pause_bytes_total":           "Device memory that pauses have given back.",
 	"pause_contents_bytes_total":  "Contents that pauses have saved.",
+	"pause_seconds_total":         "Time that pauses of memory of the device took.",
 	"resumes_total":               "Resumes of memory of the device that succeeded.",
 	"resume_bytes_total":          "Device memory that resumes have taken again.",
 	"resume_contents_bytes_total": "Contents that resumes have brought back.",
+	"resume_seconds_total":        "Time that resumes of memory of the device took.",
 }
 
 // gauges has the other metrics but one, with their labels besides those that each has: pid, container and pod.
@@ -182,6 +184,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 				send(prometheus.CounterValue, verb+"s_total", float64(total.Count), device)
 				send(prometheus.CounterValue, verb+"_bytes_total", float64(total.Bytes), device)
 				send(prometheus.CounterValue, verb+"_contents_bytes_total", float64(total.ContentsBytes), device)
+				send(prometheus.CounterValue, verb+"_seconds_total", total.Seconds, device)
 			}
 			for _, t := range d.Tags {
 				collectTag(t, func(name string, value float64, labels ...string) {

@@ -94,6 +94,8 @@ func TestMetrics(t *testing.T) {
 	}
 	require.Equal(t, []float64{0, 0, 0, 0, 0, 0}, totals(one))
 	require.Equal(t, []float64{1, 64 * mib, 48 * mib, 0, 0, 0}, totals(other))
+	require.Positive(t, s.values("tms_pause_seconds_total", other, "device=0")[0])
+	require.Zero(t, s.values("tms_resume_seconds_total", other, "device=0")[0])
 
 	succeeds(t, "swap", small.number(), large.number())
 	stop(t, small.Process)

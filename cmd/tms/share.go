@@ -314,7 +314,7 @@ func (r *roomFor) sharers(uuid string, found []process) (device share.Device, al
 		}
 		_, refused := r.refused[p.PID]
 		one := share.Process{ID: p.PID, Priority: p.Share.Priority, Ran: control.Seconds(p.Share.Ran),
-			Grew:    control.Seconds(p.Share.Grew),
+			Grew: control.Seconds(p.Share.Grew), Grows: p.Share.Waited >= 0 && !p.Share.Resumes,
 			AtLeast: control.Seconds(p.Share.AtLeast), Away: control.Seconds(p.Share.Away), Pinned: refused || !p.Gated,
 			Busy: p.Stats.Capturing || p.Stats.Everything || p.Doing != "" || time.Now().Before(r.busy[p.PID]),
 			Need: needsOf(p.ProcessState)[uuid], Waited: control.Seconds(p.Share.Waited)}
@@ -323,9 +323,10 @@ func (r *roomFor) sharers(uuid string, found []process) (device share.Device, al
 		}
 		for _, tag := range seen.Tags {
 			one.Tags = append(one.Tags, share.Tag{Name: tag.Tag, Bytes: tag.PhysicalBytes})
-			if tag.LastPauseSeconds > 0 && tag.LastResumeSeconds > 0 {
-				one.Price = max(one.Price, control.Seconds(tag.LastPauseSeconds+tag.LastResumeSeconds))
-			}
+		}
+		if out, back := seen.Pauses, seen.Resumes; out.Bytes > 0 && back.Bytes > 0 {
+			each := out.Seconds/float64(out.Bytes) + back.Seconds/float64(back.Bytes)
+			one.Price = control.Seconds(each * float64(one.Held()+one.Need))
 		}
 		all = append(all, one)
 	}

@@ -2,9 +2,9 @@
 // is known of the processes goes in, and what to pause, or how long to wait, comes out.
 //
 // A process that waits comes before those of lower priority. Among its equals, what grows in its turn comes first, then
-// what has waited longest. Once it has waited as long as all others together may run, it comes before any priority. A
-// process is paused only when its turn is over, or while it has no work or waits itself. So each wait has a bound: see
-// Shares.
+// what has waited longest. Once it has waited as long as all others together may run, it counts as one of the highest
+// priority. A process is paused only when its turn is over, or while it has no work or waits itself. So each wait has a
+// bound: see Shares.
 package share
 
 import (
@@ -40,11 +40,12 @@ type Process struct {
 	Ran      time.Duration // since its memory last came back, or since it began, without waits for more
 	Grew     time.Duration // since its last wait for more ended; 0: there was none
 	AtLeast  time.Duration // its turn; negative: by the price of a swap
-	Price    time.Duration // of its pause and resume, as measured; 0: not measured
+	Price    time.Duration // of a pause and resume of what it has and needs, as measured; 0: not measured
 	Away     time.Duration // between its last pause and the call that wanted the memory back; negative: none did
 	Pinned   bool          // it cannot be paused
 	Busy     bool          // it cannot be paused at this moment
 	Need     uint64        // bytes that it waits for; 0: it does not wait
+	Grows    bool          // it has not had all of them before
 	Waited   time.Duration
 }
 
@@ -74,12 +75,12 @@ func (p *Process) Held() (bytes uint64) {
 	return bytes
 }
 
-// price returns what it costs to pause a process and to resume it.
+// price returns what it costs to pause a process and to resume it, with what it waits for.
 func (p *Process) price() time.Duration {
 	if p.Price > 0 {
 		return p.Price
 	}
-	return leastPrice + time.Duration(float64(p.Held())/bytesPerSecond*float64(time.Second))
+	return leastPrice + time.Duration(float64(p.Held()+p.Need)/bytesPerSecond*float64(time.Second))
 }
 
 // Turn returns how long a process with work may run before others take its memory.
@@ -130,10 +131,14 @@ type Device struct {
 
 // Decide says what comes next for the process id, which has a Need.
 func Decide(device Device, all []Process, id int) Decision {
+	highest := math.Inf(-1)
+	for _, p := range all {
+		highest = max(highest, p.Priority)
+	}
 	waiting := slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Need == 0 })
 	for i, p := range waiting {
 		if p.Waited > Shares(all, p.ID) { // overdue
-			waiting[i].Priority = math.Inf(1)
+			waiting[i].Priority = highest
 		}
 	}
 	slices.SortFunc(waiting, Process.before)
@@ -145,8 +150,8 @@ func Decide(device Device, all []Process, id int) Decision {
 	}
 	takes := d.Wait > 0 || len(d.Pause) > 0 // memory from others
 	var first []int
-	// What grows may need as much again as it has.
-	short := func(p Process) bool { return device.Free < own.Need+p.Held() }
+	// What grows may need as much again as it has, and nobody knows what two need.
+	short := func(p Process) bool { return own.Grows || device.Free < own.Need+p.Held() }
 	for _, w := range waiting[:at] {
 		theirs := plan(device, all, w)
 		if theirs.Never || theirs.Wait == unknown {

@@ -88,8 +88,9 @@ func (d *device) view() (all []share.Process) {
 		} else if p.has() && d.now >= p.wants && p != d.coming {
 			v.Need, v.Waited = max(p.holds, p.grows), d.now-p.wants
 		}
-		if v.Price = 2 * p.half(); p.swaps == 0 && p.grows > 0 {
-			v.Price = 0
+		v.Grows = p.holds < p.bytes
+		if p.swaps > 0 || p.grows == 0 {
+			v.Price = time.Duration(float64(p.price) * float64(max(p.holds, p.grows)) / float64(p.bytes))
 		}
 		if p == d.coming {
 			v.Tags, v.Busy, v.Need = []share.Tag{{Name: "all", Bytes: p.holds}}, true, 0
@@ -303,11 +304,13 @@ func TestTrainings(t *testing.T) {
 	}
 }
 
-// Trainings that all take their memory in small steps at the same time: each is paused once after its turn, and some once
-// before that, while they grow.
+// Trainings that all take their memory in small steps at the same time: each is paused once after each turn, and once
+// before that, while it grows.
 func TestGrowth(t *testing.T) {
-	for _, total := range []uint64{99 * gib, 138 * gib} {
-		d := &device{total: total, programs: trainings(5, 60*gib, 80*time.Second, 4500*time.Millisecond)}
+	for i := range 9 {
+		total := []uint64{77 * gib, 99 * gib, 138 * gib}[i%3]
+		price := []time.Duration{1200, 2700, 4500}[i/3] * time.Millisecond
+		d := &device{total: total, programs: trainings(5, 60*gib, 80*time.Second, price)}
 		for _, p := range d.programs {
 			p.holds, p.grows = 0, gib/4
 		}
@@ -320,8 +323,9 @@ func TestGrowth(t *testing.T) {
 		for _, p := range d.programs {
 			swaps += p.swaps
 		}
-		t.Logf("%d GiB: lost %.3f, %d swaps", total/gib, (took-alone).Seconds()/alone.Seconds(), swaps)
-		require.LessOrEqual(t, swaps, 10)
+		t.Logf("%d GiB, %v: lost %.3f, %d swaps", total/gib, price, (took-alone).Seconds()/alone.Seconds(), swaps)
+		turns := int(80 * time.Second / (12 * price))
+		require.LessOrEqual(t, swaps, 5*(turns+1))
 		require.Less(t, (took-alone).Seconds()/alone.Seconds(), 0.1)
 	}
 }

@@ -76,6 +76,8 @@ class TotalStats(TypedDict):
     """Device memory given back, or taken again."""
     contents_bytes: int
     """Contents saved, or brought back."""
+    seconds: float
+    """What those that succeeded took."""
 
 
 class DeviceStats(TypedDict):

@@ -44,9 +44,10 @@ func Reserve(total uint64) uint64 { return min(1<<30, total/16) }
 
 // Total sums up the pauses or the resumes of a device's memory.
 type Total struct {
-	Count         uint64 `json:"count"`          // those that succeeded
-	Bytes         uint64 `json:"bytes"`          // of device memory given back, or taken again
-	ContentsBytes uint64 `json:"contents_bytes"` // of contents saved, or brought back
+	Count         uint64  `json:"count"`          // those that succeeded
+	Bytes         uint64  `json:"bytes"`          // of device memory given back, or taken again
+	ContentsBytes uint64  `json:"contents_bytes"` // of contents saved, or brought back
+	Seconds       float64 `json:"seconds"`        // that those that succeeded took
 }
 
 // Tag is one tag's part of Device.
