@@ -74,7 +74,11 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 		return set, cuda.Refuse(cuda.OperatingSystem, "it needs %s of host memory, and %s are available; --to disk "+
 			"needs none", readable.Bytes(set.Bytes), readable.Bytes(free))
 	}
-	m := mover{directory: directory}
+	m := mover{directory: directory, memory: -1}
+	if to == control.ToHost {
+		m.memory = hugePages()
+		defer func() { _ = unix.Close(m.memory) }()
+	}
 	if set.Place == Device || to == Device {
 		if err = m.open(set.Device); err != nil {
 			return set, err
@@ -87,6 +91,7 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 // mover copies chunks.
 type mover struct {
 	directory string
+	memory    int          // of files in host memory; -1: none
 	driver    *cuda.Driver // nil: none of it is on a device
 	device    cuda.Device
 	context   cuda.Context
@@ -168,7 +173,7 @@ func (m *mover) copyChunk(w worker, chunk control.KeptChunk, from, to string) (m
 			descriptor, err = m.driver.MemExport(handle)
 			made = os.NewFile(uintptr(descriptor), "the copy")
 		}
-	} else if made, err = newFile(to, m.directory, int64(chunk.Bytes)); err == nil && from == Device {
+	} else if made, err = m.newFile(to, int64(chunk.Bytes)); err == nil && from == Device {
 		handle, err = m.driver.MemImport(int(source.Fd()))
 	}
 	if handle != 0 {
@@ -218,8 +223,8 @@ func (m *mover) work(do func(worker) error) error {
 	})
 }
 
-// copy copies piece by piece. A file is read and written, not mapped and pinned: the system has memory that outlives a
-// process in small pages only, and mapping and pinning each costs more than copying it.
+// copy copies piece by piece. A file is read and written, not mapped and pinned: where the system has memory that
+// outlives a process in small pages only, mapping and pinning each costs more than copying it.
 func (w worker) copy(to io.WriterAt, from io.ReaderAt, size uint64) error {
 	for offset := uint64(0); offset < size; offset += pieceSize {
 		piece := w.buffer[:min(pieceSize, size-offset)]
@@ -253,17 +258,17 @@ func (m deviceMemory) WriteAt(host []byte, offset int64) (int, error) {
 }
 
 // newFile returns an empty file. A disk's has its room already, so that a full disk is known before copying starts.
-func newFile(to, directory string, size int64) (file *os.File, err error) {
+func (m *mover) newFile(to string, size int64) (file *os.File, err error) {
 	if to == control.ToHost {
 		var descriptor int
-		descriptor, err = unix.MemfdCreate("tms-set", unix.MFD_CLOEXEC)
+		descriptor, err = memoryFile(m.memory)
 		file = os.NewFile(uintptr(descriptor), "the copy")
-	} else if file, err = os.CreateTemp(directory, "tms-set-"); err == nil {
+	} else if file, err = os.CreateTemp(m.directory, "tms-set-"); err == nil {
 		err = cmp.Or(os.Remove(file.Name()), unix.Fallocate(int(file.Fd()), 0, 0, size))
 	}
 	if err != nil {
 		_ = file.Close()
-		return nil, cuda.Refuse(cuda.OperatingSystem, "a copy cannot be made (--to %s, %s): %w", to, directory, err)
+		return nil, cuda.Refuse(cuda.OperatingSystem, "a copy cannot be made (--to %s, %s): %w", to, m.directory, err)
 	}
 	return file, nil
 }

@@ -1,0 +1,33 @@
+package tier
+
+import "golang.org/x/sys/unix"
+
+// hugePages returns a directory whose files have huge pages. Nobody else sees it, and it lasts as long as its files.
+// -1: the process may not mount, as without root, so memory files have the pages of shmem_enabled. (fsopen, fsmount)
+func hugePages() (directory int) {
+	context, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1
+	}
+	defer func() { _ = unix.Close(context) }()
+	for _, option := range [][2]string{{"huge", "always"}, {"size", "0"}, {"mode", "700"}} { // 0: no limit
+		if unix.FsconfigSetString(context, option[0], option[1]) != nil {
+			return -1
+		}
+	}
+	if unix.FsconfigCreate(context) != nil {
+		return -1
+	}
+	if directory, err = unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0); err != nil {
+		return -1
+	}
+	return directory
+}
+
+// memoryFile returns the descriptor of a file in host memory.
+func memoryFile(directory int) (int, error) {
+	if file, err := unix.Openat(directory, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600); err == nil {
+		return file, nil
+	}
+	return unix.MemfdCreate("tms-set", unix.MFD_CLOEXEC)
+}
