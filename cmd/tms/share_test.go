@@ -436,6 +436,9 @@ func TestShareAndKill(t *testing.T) {
 				if done++; !running[pid] {
 					helpers++
 				}
+				if done%10000 == 0 { // for the soak, which takes hours
+					t.Logf("%d killed", done)
+				}
 			}
 		}
 		mutex.Unlock()

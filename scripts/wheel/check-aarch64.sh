@@ -39,8 +39,10 @@ if [ ! -x "$root/usr/bin/python3" ]; then
 fi
 
 say "wheel"
-rm -rf build/wheel/*_aarch64.whl "$work/site"
-scripts/wheel.sh aarch64
+require_python
+rm -rf "$work/wheel" "$work/site" # of its own: tests read the other wheels meanwhile
+TMS_WHEEL_MACHINE=aarch64 build/venv/bin/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation \
+	-w "$work/wheel" ./pymodule
 
 sim=$work/site/tms/sim
 
@@ -51,7 +53,7 @@ emulated() { "${emulator[@]}" "$@"; }
 
 say "install"
 build/venv/bin/python -m pip install -q --disable-pip-version-check --target "$work/site" --no-index --no-deps --only-binary=:all: \
-	--platform "$(basename build/wheel/*_aarch64.whl .whl | sed 's/.*-//')" build/wheel/*_aarch64.whl
+	--platform "$(basename "$work"/wheel/*.whl .whl | sed 's/.*-//')" "$work"/wheel/*.whl
 
 say "every name interposes"
 "$cc" -o "$work/linked" pymodule/tests/dropin/linked.c "-L$sim" -l:libcudart.so.13
@@ -68,4 +70,4 @@ report=$(emulated -E LD_PRELOAD="$library" "${python[@]}" "$work/site/tms/exampl
 for fact in address_kept restored freed lent; do
 	grep -q "\"$fact\": true" <<<"$report" || { echo "not so on aarch64: $fact" >&2; exit 1; }
 done
-say "done: $(basename build/wheel/*_aarch64.whl) works on $(emulated "${python[@]}" -c 'import platform; print(platform.machine())')"
+say "done: $(basename "$work"/wheel/*.whl) works on $(emulated "${python[@]}" -c 'import platform; print(platform.machine())')"
