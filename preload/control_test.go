@@ -334,15 +334,14 @@ func TestPausedWhileItWorks(t *testing.T) {
 	h.ends()
 }
 
-// The library sees whether there is work, and whether a thread waits for the resume.
+// The library sees whether there is work. Paused with Yield, it resumes itself at the next call, and else not.
 func TestPausedWhileItIsIdle(t *testing.T) {
 	h := onlyControlled(t, reaching(t))
 	c := h.dial()
-	await := control.Request{Op: control.Await, Wait: 0.1}
-	well(t, c, await)
+	yield := false
 	pause := func(idle float64) control.Reply {
 		r := gated(control.Pause, "")
-		r.Idle = &idle
+		r.Idle, r.Yield = &idle, yield
 		return request(t, c, r)
 	}
 	reply := pause(3600)
@@ -366,22 +365,22 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 	require.Greater(t, *h.state().IdleSeconds, max(before, 0.3))
 	require.Equal(t, bothPaused, h.paused())
 
-	reply = request(t, c, await)
-	require.Equal(t, 600, reply.Code)
-	require.Equal(t, "no thread waits for the resume", reply.Error)
 	checked := make(chan string)
 	go func() { checked <- h.do("check") }()
-	await.Wait = 60
-	well(t, c, await)
-	well(t, c, await) // it still waits
+	select {
+	case said := <-checked:
+		require.Fail(t, "it has not waited", said)
+	case <-time.After(300 * time.Millisecond):
+	}
 	well(t, c, resumeOf(""))
 	require.Equal(t, "ok", <-checked)
+	yield = true
 	require.True(t, pause(0).OK, "idle or not")
-	leaving := h.connect() // before it is answered
-	send(t, leaving, control.Request{Op: control.Await, Wait: 600})
-	require.NoError(t, leaving.Close())
-	well(t, c, resumeOf(""))
-	well(t, c, await)
+	require.Equal(t, bothPaused, h.paused())
+	c.Close()
+	require.Equal(t, bothPaused, h.paused())
+	require.Equal(t, "ok", h.do("check"))
+	require.False(t, h.state().HeldUp)
 	h.ends()
 
 	h = controlled(t)
@@ -389,6 +388,8 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 	idle := 1.0
 	unknown := control.Request{Op: control.Pause, Idle: &idle, Force: true}
 	require.Equal(t, 801, request(t, h.dial(), unknown).Code, "without a gate it is not known")
+	nobody := control.Request{Op: control.Pause, Yield: true, Force: true}
+	require.Equal(t, 801, request(t, h.dial(), nobody).Code, "without a gate no call would wait for it")
 }
 
 // What a client has paused stays paused as long as the client is there, unless it says otherwise.

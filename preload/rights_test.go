@@ -209,7 +209,7 @@ func behave(h *steered, r *rand.Rand, keeps bool) {
 	defer c.Close()
 	for range 2 + r.IntN(10) {
 		ops := []string{control.Pause, control.Pause, "hold", "hold", control.Resume, control.Undo, control.Align,
-			control.Status, control.Await}
+			control.Status}
 		if keeps {
 			ops = append(ops, control.Keep)
 		}
@@ -226,9 +226,9 @@ func behave(h *steered, r *rand.Rand, keeps bool) {
 		case control.Pause:
 			request.Timeout = &timeout
 			if r.IntN(4) == 0 {
-				request.Idle = &idle
+				request.Idle, request.Yield = &idle, true
 			}
-		case control.Resume, control.Await:
+		case control.Resume:
 			request.Wait = float64(r.IntN(2)) / 10
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

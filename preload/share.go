@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/control/server"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
@@ -137,6 +138,9 @@ func (thisProcess) Look() {
 }
 
 func (thisProcess) Wake() error {
+	if !bool(C.region_config.share) {
+		return server.ErrAlone
+	}
 	runtime.LockOSThread() // whose last error it is
 	defer runtime.UnlockOSThread()
 	if code := C.share_make_room(); code != 0 {

@@ -38,7 +38,7 @@ func TestSocketGoes(t *testing.T) {
 				h.listens()
 			}
 			require.Equal(t, bothPaused["weights"], h.paused()["weights"])
-			request(t, before, control.Request{Op: control.Await}) // a connected client stays connected
+			request(t, before, control.Request{Op: control.Status}) // a connected client stays connected
 			well(t, h.dial(), resumeOf(""))
 			h.goesOn()
 			h.do("calm")

@@ -114,7 +114,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	default:
 		before, suspended := e.Recorded(), nccl.suspended.Load()
 		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
-		options.SaveAll = t.Request.SaveAll || t.Request.Yield
+		options.SaveAll = t.Request.SaveAll
 		options.Toward = t.Request.Toward
 		bytes, err = t.pause(e, options, func() error {
 			options := options
@@ -251,9 +251,6 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	request := &t.Request
 	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
-	if request.Yield && !bool(C.region_config.share) {
-		return 0, cuda.Refuse(cuda.NotSupported, "the process does not share its devices (tms run --share)")
-	}
 	if words == nil {
 		how := gating{hold: request.Hold, force: force, idle: control.Seconds(request.IdleSeconds()),
 			yields: request.Yield}
@@ -271,7 +268,7 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	if request.Hold && force { // the caller knows that no thread need be stopped
 		return 0, nil
 	}
-	if !force || request.Idle != nil { // without a gate nothing shows whether the program has work
+	if !force || request.Idle != nil || request.Yield { // without a gate nothing shows whether the program has work
 		return 0, cuda.Refuse(cuda.NotSupported, "%s; or force the pause, while it is known that the program does "+
 			"nothing on the device", C.GoString(words))
 	}

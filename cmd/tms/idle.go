@@ -20,8 +20,6 @@ const (
 	shortestIdle = 50 * time.Millisecond
 	rarestLook   = 5 * time.Second        // at whether a process is idle; more often where --after is short
 	idlePatience = 100 * time.Millisecond // with devices that have work left, while calls wait
-	awaitSlice   = 500 * time.Millisecond // a part of a wait, between checks whether the command is interrupted
-	undoPatience = 30 * time.Second       // when the command is interrupted
 )
 
 // idling is what all watches share.
@@ -80,7 +78,7 @@ func (s *idling) run(command *cobra.Command, pids []int) error {
 type watch struct {
 	*idling
 	pid     int
-	process *client.Conn // when it ends, the process resumes what was paused over it
+	process *client.Conn
 	say     func(format string, arguments ...any)
 }
 
@@ -105,10 +103,11 @@ func (w *watch) begin(ctx context.Context) error {
 	return err
 }
 
-// attend pauses the process whenever that is due, until the command is interrupted.
+// attend pauses the process whenever that is due, until the command is interrupted. The process resumes itself.
 func (w *watch) attend(ctx context.Context) error {
 	rarest := min(max(w.after.Duration/10, shortestIdle), rarestLook)
 	tryAt := time.Time{} // nothing is paused before
+	paused := false
 	for {
 		state, err := w.process.Status(ctx, longest) // a stopped process answers when it goes on
 		if ctx.Err() != nil {
@@ -120,17 +119,16 @@ func (w *watch) attend(ctx context.Context) error {
 		look := rarest
 		switch idle := control.Seconds(*state.IdleSeconds); {
 		case state.Doing != "":
-		case state.HeldUp || state.Stats.Everything: // by somebody else
+		case state.HeldUp || state.Stats.Everything:
 			look = min(look, time.Second)
+		case paused:
+			paused, look = false, 0
+			w.say("called, and resumed")
 		case time.Now().Before(tryAt):
 		case idle < w.after.Duration:
 			look = min(look, max(w.after.Duration-idle, shortestIdle))
 		default:
-			paused, err := w.pause(ctx)
-			if paused {
-				err = w.rest(ctx)
-			}
-			if err != nil && ctx.Err() == nil || paused && ctx.Err() != nil {
+			if paused, err = w.pause(ctx); err != nil && ctx.Err() == nil {
 				return err
 			}
 			if !paused {
@@ -148,8 +146,8 @@ func (w *watch) attend(ctx context.Context) error {
 // pause returns false if the process goes on, because it has work or nothing to give.
 func (w *watch) pause(ctx context.Context) (bool, error) {
 	request := w.request(control.Pause)
-	request.Idle, request.Timeout = new(w.after.Seconds()), new(idlePatience.Seconds())
-	reply, err := w.process.Do(ctx, request) // interrupted, it is undone
+	request.Yield, request.Idle, request.Timeout = true, new(w.after.Seconds()), new(idlePatience.Seconds())
+	reply, err := w.process.Do(ctx, request)
 	if err != nil {
 		return false, err
 	}
@@ -167,61 +165,4 @@ func (w *watch) pause(ctx context.Context) (bool, error) {
 	}
 	w.say("not paused: %v; it is tried again", failure(reply, nil))
 	return false, nil
-}
-
-// rest ends when the process has been resumed.
-func (w *watch) rest(ctx context.Context) error {
-	for {
-		reply, err := w.process.Do(context.Background(), control.Request{Op: control.Await, Wait: awaitSlice.Seconds()})
-		if err != nil {
-			return err
-		}
-		if reply.OK {
-			break
-		}
-		if reply.Code != int(cuda.NotReady) {
-			return failure(reply, nil)
-		}
-		if ctx.Err() != nil {
-			return w.undo()
-		}
-	}
-	came := time.Now()
-	request := w.request(control.Resume)
-	request.Wait = awaitSlice.Seconds()
-	for short := false; ; short = true {
-		reply, err := w.process.Do(context.Background(), request)
-		if err != nil {
-			return err
-		}
-		if reply.OK {
-			w.say("called, and resumed after %.2f s: %s in %.2f s", time.Since(came).Seconds(),
-				readable.Bytes(reply.Bytes), reply.Seconds)
-			return nil
-		}
-		if reply.Code != int(cuda.OutOfMemory) {
-			return failure(reply, nil)
-		}
-		if ctx.Err() != nil {
-			return w.undo()
-		}
-		if !short {
-			w.say("called, and waits for memory: %s", reply.Error)
-		}
-	}
-}
-
-// undo resumes what is paused.
-func (w *watch) undo() error {
-	limited, cancel := context.WithTimeout(context.Background(), undoPatience)
-	defer cancel()
-	reply, err := w.process.Do(limited, control.Request{Op: control.Undo})
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = errors.New("it does not answer (stopped?)")
-	}
-	if err = failure(reply, err); err != nil {
-		return fmt.Errorf("still paused, because it cannot be resumed (%w); it tries again by itself", err)
-	}
-	w.say("resumed, %s in %.2f s", readable.Bytes(reply.Bytes), reply.Seconds)
-	return nil
 }

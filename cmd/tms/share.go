@@ -250,7 +250,7 @@ func (r *roomFor) pause(part share.Part, to string) bool {
 		tags[i] = &part.Tags[i]
 	}
 	for _, tag := range tags {
-		request := control.Request{Op: control.Pause, Tag: tag, Yield: true, To: to}
+		request := control.Request{Op: control.Pause, Tag: tag, SaveAll: true, Yield: true, To: to}
 		if part.Idle {
 			request.Idle, request.Timeout = new(share.Grace.Seconds()), new(idleWithin.Seconds())
 		}

@@ -14,6 +14,8 @@ import (
 	"tms/vmm/cuda"
 )
 
+const awaitSlice = 500 * time.Millisecond // a part of a wait, between checks whether the command is interrupted
+
 // swapping is one swap. OUT's pause is kept only when IN is resumed: until then OUT itself undoes it when the
 // connection ends.
 type swapping struct {

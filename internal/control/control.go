@@ -2,9 +2,8 @@
 // Unix socket: a line of JSON for each request, and one for each reply. Package server answers and package client asks.
 // Nothing in this package keeps a descriptor but LockDirectory, and only that and Search wait.
 //
-// A client has at most one request in progress that changes something; a status may come meanwhile. What comes
-// behind an await is read once that is answered. Requests that change something are carried out one after another,
-// whichever client they come from. What a client has paused is resumed when its connection ends, unless it or another
+// A client has at most one request in progress that changes something; a status may come meanwhile. Requests that
+// change something are carried out one after another, whichever client they come from. What a client has paused is resumed when its connection ends, unless it or another
 // client has asked to keep it; a request that has not begun is then withdrawn (package rights says which client is
 // responsible for what). A client that shuts down its side of the connection for writing still gets the replies that
 // are due.
@@ -46,7 +45,6 @@ const (
 	Resume = "resume" // takes the memory again
 	Keep   = "keep"   // what this client has paused stays paused when it goes
 	Undo   = "undo"   // resumes what this client has paused and not kept, unless another has too; and ends its hold
-	Await  = "await"  // answers when a thread waits for the resume, or nothing holds threads up; else NotReady, in time
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
 	// Between processes of which one has the other's memory mapped; see vmm.Processes. None of these waits for a pause.
 	Lend     = "lend"     // answers with the descriptor of memory (SCM_RIGHTS)
@@ -77,7 +75,7 @@ const ofSets = "share import set name device bytes before tensors"
 
 // takes has the fields that each operation takes, by their names in JSON.
 var takes = map[string]string{
-	Status: "", Keep: "", Hand: "", Await: "wait", Undo: "wait yield", Resume: "tag wait everything",
+	Status: "", Keep: "", Hand: "", Undo: "wait yield", Resume: "tag wait everything",
 	Pause: "tag timeout idle force hold lease everything to discard save_all toward yield nccl",
 	Move:  "tag everything to", Record: "file", Align: "lease wait targets", Lend: "share import",
 	Returned: "share import", Put: ofSets + " to", Seal: ofSets, Open: ofSets, Close: ofSets, List: ofSets, Drop: ofSets,
@@ -119,7 +117,7 @@ type Request struct {
 	// for so many seconds, for instance because the client is stopped. 0: never.
 	Lease float64 `json:"lease,omitempty"`
 	// Wait is how many seconds a resume keeps trying while memory is short, an undo waits for memory of other processes
-	// (0: as long as usual), an await waits, or an align waits for its targets. An align answers earlier if they are
+	// (0: as long as usual), or an align waits for its targets. An align answers earlier if they are
 	// reached, or if somebody is held back.
 	Wait float64 `json:"wait,omitempty"`
 	// Everything, for a pause without a tag: the client will take the rest by the driver's checkpoint. The process
@@ -132,7 +130,7 @@ type Request struct {
 	To      string `json:"to,omitempty"`
 	Discard bool   `json:"discard,omitempty"` // for a pause: contents are given up, whatever backup they have
 	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
-	// pause. A pause with Yield always does that.
+	// pause.
 	SaveAll bool `json:"save_all,omitempty"`
 	// Toward, for a pause of everything or with NCCL, says to which devices the process will move.
 	Toward stats.Destinations `json:"toward,omitempty"`
@@ -386,7 +384,7 @@ func wrongVersion(version int) error {
 func (r *Request) check() error {
 	fields, known := takes[r.Op]
 	if !known {
-		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, undo, await, "+
+		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, undo, "+
 			"move, record and align", r.Op)
 	}
 	allowed, request := strings.Fields("version id op "+fields), reflect.ValueOf(r).Elem()

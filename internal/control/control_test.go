@@ -23,7 +23,7 @@ func FuzzParseRequest(f *testing.F) {
 	for _, r := range []control.Request{
 		{Version: 1, Op: control.Status},
 		{Version: 1, ID: 1 << 63, Op: control.Pause, Tag: &tag, Timeout: &timeout, Force: true},
-		{Version: 1, Op: control.Pause, Idle: &timeout}, {Version: 1, Op: control.Await, Wait: 1},
+		{Version: 1, Op: control.Pause, Idle: &timeout}, {Version: 1, Op: control.Undo, Wait: 1},
 		{Version: 1, Op: control.Resume, Tag: &tag, Wait: 60}, {Version: 1, Op: control.Keep},
 		{Version: 2, Op: control.Keep}, {Version: 1, Op: control.Lend, Share: 1 << 63, Import: 2},
 		{Version: 1, Op: control.Record, File: "/tmp/file"}, {Version: 1, Op: control.Record},
@@ -47,7 +47,7 @@ func FuzzParseRequest(f *testing.F) {
 		}
 		require.Equal(t, control.Version, r.Version)
 		require.Contains(t, []string{control.Status, control.Pause, control.Resume, control.Keep,
-			control.Undo, control.Await, control.Move, control.Record, control.Align, control.Lend, control.Returned,
+			control.Undo, control.Move, control.Record, control.Align, control.Lend, control.Returned,
 			control.Hand}, r.Op)
 		for _, seconds := range []float64{r.Wait, r.Lease, r.TimeoutSeconds(), max(0, r.IdleSeconds())} {
 			require.True(t, seconds >= 0 && seconds <= control.MaxSeconds)

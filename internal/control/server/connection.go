@@ -27,7 +27,6 @@ type connection struct {
 	task       *Task
 	status     uint8 // one of the below
 	statusID   uint64
-	awaits     time.Time     // of gateAwaited: how long
 	lease      time.Duration // how long it may stay silent while it holds threads up; 0: forever
 	recording  int           // the one that it has asked for and not ended; 0: none
 }
@@ -37,7 +36,6 @@ const (
 	noStatus uint8 = iota
 	statusWanted
 	statusAsked
-	gateAwaited
 	lendAwaited
 )
 

@@ -30,7 +30,7 @@ type Process interface {
 	Lend(share uint64, to Importer) (descriptor int, reply control.Reply, err error)
 	// Returned notes that an importer no longer has memory.
 	Returned(share uint64, by Importer)
-	// Wake undoes what was paused with Yield, and has others make room for that. It may wait for them.
+	// Wake undoes what was paused with Yield, and has others make room for that. It may wait for them. Errors: ErrAlone.
 	Wake() error
 
 	// Hand makes another thread, with the process's descriptors, do work and then call done with its error. A panic

@@ -33,8 +33,7 @@ const (
 	firstGlance    = time.Millisecond // between looks at clients while another thread works; then a 32nd of its time
 	lastGlance     = 20 * time.Millisecond
 	backOff        = 100 * time.Millisecond // when the kernel has no room
-	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, for a client
-	ownFirst       = 2 * time.Millisecond   // and for the process itself; then a thousandth of the time that it is paused
+	ownFirst       = 2 * time.Millisecond   // between looks at the gate; then a thousandth of the time that it is paused
 	ownLast        = 10 * time.Millisecond
 	commandMost    = 512 // bytes of the command that a status has
 )
@@ -179,9 +178,6 @@ func (s *Server) timeout(now time.Time) int {
 		if c.gone || s.ready(c) {
 			return 0
 		}
-		if c.status == gateAwaited {
-			until(s.glanced.Add(gateGlance))
-		}
 		if len(c.out) > 0 {
 			until(c.written.Add(clientPatience))
 		}
@@ -277,9 +273,6 @@ func (s *Server) act(c *connection, r control.Request) error {
 	case control.Status:
 		c.status, c.statusID = statusWanted, r.ID
 		return nil
-	case control.Await:
-		c.status, c.statusID, c.awaits = gateAwaited, r.ID, time.Now().Add(control.Seconds(r.Wait))
-		return nil
 	case control.Lend:
 		return s.lend(c, r)
 	case control.Returned:
@@ -322,38 +315,20 @@ func (s *Server) act(c *connection, r control.Request) error {
 	return nil
 }
 
-// glance answers the clients that wait until a thread waits at the gate. It polls, because threads that gave notice
-// would pay for that at every call.
+// glance looks whether a thread waits for what was yielded. It polls, because threads that gave notice would pay for that
+// at every call.
 func (s *Server) glance(now time.Time) {
-	yields, every := s.rights.Has(s.own), gateGlance
+	yields := s.rights.Has(s.own)
 	if s.yields && !yields { // it has its memory again, or another client has taken that over
 		s.ran, s.waits, s.awaited = now, s.process.Waits(), time.Time{}
 	}
 	s.yields = yields
-	own := yields && s.running == nil // else the gate may be open, or shut, for what is not done yet
-	if own {
-		every = s.ownGlance(now)
-	}
-	if now.Sub(s.glanced) < every || !own && !slices.ContainsFunc(s.clients,
-		func(c *connection) bool { return c.status == gateAwaited }) {
+	// While a task runs, the gate may be open, or shut, for what is not done yet.
+	if !yields || s.running != nil || now.Sub(s.glanced) < s.ownGlance(now) {
 		return
 	}
-	s.glanced = now
-	come := s.process.Awaited()
-	if own && come {
+	if s.glanced = now; s.process.Awaited() {
 		s.wake(now)
-	}
-	for _, c := range s.clients {
-		if c.status != gateAwaited {
-			continue
-		}
-		if come {
-			c.status = noStatus
-			c.answer(control.Reply{ID: c.statusID, OK: true})
-		} else if now.After(c.awaits) {
-			c.status = noStatus
-			c.answer(control.Reply{ID: c.statusID, Code: int(cuda.NotReady), Error: "no thread waits for the resume"})
-		}
 	}
 }
 
@@ -554,8 +529,7 @@ func (s *Server) collect() {
 		}
 		if t.client == nil && !reply.OK {
 			if !s.retried {
-				s.process.Log(errors.New("the client that paused this process has gone, and the process cannot be " +
-					"resumed yet: " + reply.Error))
+				s.process.Log(errors.New("what was paused of this process cannot be resumed yet: " + reply.Error))
 			}
 			s.retried, s.retryAt = true, time.Now().Add(RetryEvery)
 		}

@@ -572,7 +572,7 @@ func TestYieldAgain(t *testing.T) {
 	go func() { done <- do(t, c, undo).OK }()
 	<-begun
 	f.with(func() { waits = true }) // the gate opens
-	require.True(t, do(t, dial(t), control.Request{Op: control.Await, Wait: 60}).OK)
+	require.True(t, do(t, dial(t), control.Request{Op: control.Status}).OK)
 	goOn <- true
 	require.True(t, <-done)
 	require.False(t, waited())

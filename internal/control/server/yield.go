@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -9,7 +10,10 @@ import (
 	"tms/vmm/stats"
 )
 
-// What a pause with Yield took: the process itself wants it back when one of its threads waits (tms run --share).
+// What a pause with Yield took: the process itself wants it back when one of its threads waits.
+
+// ErrAlone is what Process.Wake returns where no other process makes room.
+var ErrAlone = errors.New("no other process makes room")
 
 // wake has the process take back what it has yielded, because a thread waits for that.
 func (s *Server) wake(now time.Time) {
@@ -24,13 +28,15 @@ func (s *Server) wake(now time.Time) {
 
 // woke ends a wake, which err ended.
 func (s *Server) woke(err error) {
-	if s.wakes = false; err != nil {
+	s.wakes = false
+	alone := errors.Is(err, ErrAlone)
+	if err != nil && !alone {
 		if s.wakeAt.Before(s.awaited) {
 			s.process.Log(fmt.Errorf("a thread waits for device memory: %w", err))
 		}
 		s.wakeAt = time.Now().Add(RetryEvery)
 	}
-	if cuda.Code(err) == int(cuda.OperatingSystem) { // nobody makes room: it takes what others leave
+	if alone || cuda.Code(err) == int(cuda.OperatingSystem) { // nobody makes room: it takes what others leave
 		s.release(s.rights.Leave(s.own))
 	}
 }
