@@ -533,7 +533,6 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{`{"version":1,"op":"resume","wait":-1}` + "\n", []string{"wait is -1"}, false},
 		{`{"version":1,"op":"pause","idle":-1}` + "\n", []string{"idle is -1"}, false},
 		{`{"version":1,"op":"resume","idle":0}` + "\n", []string{"resume takes no idle"}, false},
-		{`{"version":1,"op":"await"}` + "\n", []string{""}, false}, // nothing is held up
 		{`{"version":1,"op":"pause","tag":"a\u0000b"}` + "\n", []string{"is no tag"}, false},
 		{"\r\n\n{ \n\xff\xfe\n[[[[\nnull 1\n",
 			[]string{"not understood", "not even UTF-8", "not understood", "more behind it"}, false},
