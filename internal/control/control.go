@@ -3,10 +3,10 @@
 // Nothing in this package keeps a descriptor but LockDirectory, and only that and Search wait.
 //
 // A client has at most one request in progress that changes something; a status may come meanwhile. Requests that
-// change something are carried out one after another, whichever client they come from. What a client has paused is resumed when its connection ends, unless it or another
-// client has asked to keep it; a request that has not begun is then withdrawn (package rights says which client is
-// responsible for what). A client that shuts down its side of the connection for writing still gets the replies that
-// are due.
+// change something are carried out one after another, whichever client they come from. What a client has paused is
+// resumed when its connection ends, unless it or another client has asked to keep it; a request that has not begun is
+// then withdrawn (package rights says which client is responsible for what). A client that shuts down its side of the
+// connection for writing still gets the replies that are due.
 package control
 
 import (

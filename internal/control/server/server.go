@@ -315,8 +315,8 @@ func (s *Server) act(c *connection, r control.Request) error {
 	return nil
 }
 
-// glance looks whether a thread waits for what was yielded. It polls, because threads that gave notice would pay for that
-// at every call.
+// glance looks whether a thread waits for what was yielded. It polls, because threads that gave notice would pay for
+// that at every call.
 func (s *Server) glance(now time.Time) {
 	yields := s.rights.Has(s.own)
 	if s.yields && !yields { // it has its memory again, or another client has taken that over
