@@ -18,7 +18,8 @@ func hugePages() (directory int) {
 	if unix.FsconfigCreate(context) != nil {
 		return -1
 	}
-	if directory, err = unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0); err != nil {
+	attributes := unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+	if directory, err = unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, attributes); err != nil {
 		return -1
 	}
 	return directory

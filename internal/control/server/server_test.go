@@ -590,6 +590,11 @@ func TestYieldThatEnds(t *testing.T) {
 			f.with(func() { f.woken = func() error { return cuda.Refuse(cuda.OperatingSystem, "no command") } })
 			f.undone(t, "weights")
 		},
+		"it shares with nobody": func(f *fake, _ *client.Conn) {
+			f.with(func() { f.woken = func() error { return server.ErrAlone } })
+			f.undone(t, "weights")
+			f.with(func() { require.Len(t, f.logged, 1, "of the error before") })
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := serve(t)
