@@ -268,7 +268,10 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	if request.Hold && force { // the caller knows that no thread need be stopped
 		return 0, nil
 	}
-	if !force || request.Idle != nil || request.Yield { // without a gate nothing shows whether the program has work
+	if request.Idle != nil || request.Yield { // nothing shows whether the program has work, or waits
+		return 0, cuda.Refuse(cuda.NotSupported, "%s", C.GoString(words))
+	}
+	if !force {
 		return 0, cuda.Refuse(cuda.NotSupported, "%s; or force the pause, while it is known that the program does "+
 			"nothing on the device", C.GoString(words))
 	}
