@@ -166,7 +166,7 @@ func TestIdle(t *testing.T) {
 	require.Regexp(t, one.number()+`: has ended\n$`, watch.said())
 }
 
-// When it is killed or interrupted, the next call resumes the process, as soon as there is memory.
+// When tms idle is killed or interrupted, the next call resumes the process, as soon as there is memory.
 func TestIdleIsKilled(t *testing.T) {
 	start := sharing(t, "44M")
 	one := start()

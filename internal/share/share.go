@@ -131,10 +131,7 @@ type Device struct {
 
 // Decide says what comes next for the process id, which has a Need.
 func Decide(device Device, all []Process, id int) Decision {
-	highest := math.Inf(-1)
-	for _, p := range all {
-		highest = max(highest, p.Priority)
-	}
+	highest := slices.MaxFunc(all, func(x, y Process) int { return cmp.Compare(x.Priority, y.Priority) }).Priority
 	waiting := slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Need == 0 })
 	for i, p := range waiting {
 		if p.Waited > Shares(all, p.ID) { // overdue

@@ -307,9 +307,9 @@ func TestTrainings(t *testing.T) {
 // Trainings that all take their memory in small steps at the same time: each is paused once after each turn, and once
 // before that, while it grows.
 func TestGrowth(t *testing.T) {
-	for i := range 6 {
+	for i, price := range []time.Duration{1200, 1200, 2700, 2700, 4500, 4500} {
 		total := []uint64{77 * gib, 138 * gib}[i%2]
-		price := []time.Duration{1200, 2700, 4500}[i/2] * time.Millisecond
+		price *= time.Millisecond
 		d := &device{total: total, programs: trainings(5, 60*gib, 80*time.Second, price)}
 		for _, p := range d.programs {
 			p.holds, p.grows = 0, gib/4

@@ -2,8 +2,8 @@ package tier
 
 import "golang.org/x/sys/unix"
 
-// hugePages returns a directory whose files have huge pages. Nobody else sees it, and it lasts as long as its files.
-// -1: the process may not mount, as without root, so memory files have the pages of shmem_enabled. (fsopen, fsmount)
+// hugePages mounts a tmpfs of huge pages and returns the descriptor of its directory. No path leads there, and the
+// kernel drops it with its last file. -1: the process may not mount, as without root. (fsopen, fsmount)
 func hugePages() (directory int) {
 	context, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -25,7 +25,8 @@ func hugePages() (directory int) {
 	return directory
 }
 
-// memoryFile returns the descriptor of a file in host memory.
+// memoryFile returns the descriptor of a file in host memory, in that directory. Without one, shmem_enabled says which
+// pages it has. (memfd_create)
 func memoryFile(directory int) (int, error) {
 	if file, err := unix.Openat(directory, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600); err == nil {
 		return file, nil

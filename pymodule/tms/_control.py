@@ -77,7 +77,7 @@ class TotalStats(TypedDict):
     contents_bytes: int
     """Contents saved, or brought back."""
     seconds: float
-    """What those that succeeded took."""
+    """The time of those that succeeded."""
 
 
 class DeviceStats(TypedDict):

@@ -47,7 +47,7 @@ type Total struct {
 	Count         uint64  `json:"count"`          // those that succeeded
 	Bytes         uint64  `json:"bytes"`          // of device memory given back, or taken again
 	ContentsBytes uint64  `json:"contents_bytes"` // of contents saved, or brought back
-	Seconds       float64 `json:"seconds"`        // that those that succeeded took
+	Seconds       float64 `json:"seconds"`        // of those that succeeded
 }
 
 // Tag is one tag's part of Device.
