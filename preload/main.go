@@ -73,6 +73,7 @@ func start() (*vmm.Engine, error) {
 	made.WhenUngated(openGate)
 	made.Processes(processes{})
 	made.Descriptors(descriptors{})
+	made.Extents(extents{})
 	made.Shareable(bool(C.ipc_shares()))
 	made.CheckInvariants(bool(C.region_config.invariants))
 	programPools = newProgramPools(made)

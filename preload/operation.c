@@ -129,6 +129,7 @@ HIDDEN int operation_transition(int kind, const char *const *tags, const char *c
 		.force = kind == OPERATION_PAUSE_GATED && region_config.pause_force,
 	};
 	operation_settings(&operation, getenv("TMPDIR"));
+	control_load();
 	return run(&operation);
 }
 

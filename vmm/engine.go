@@ -125,6 +125,9 @@ func (e *Engine) Shareable(on bool) { e.shareable = on }
 // Descriptors sets what keeps the descriptors of contents for Options.Toward. Call it before anything else.
 func (e *Engine) Descriptors(kept peer.Descriptors) { e.peer.Descriptors = kept }
 
+// Extents sets where contents for host memory go as long as there is room. Call it before anything else.
+func (e *Engine) Extents(extents peer.Extents) { e.peer.Extents = extents }
+
 // NotePool notes for the statistics that a pool of this library has taken bytes of a device's memory from CUDA itself,
 // or has given them back if bytes is negative.
 func (e *Engine) NotePool(ordinal int, bytes int64) {

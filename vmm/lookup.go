@@ -3,18 +3,22 @@ package vmm
 import (
 	"fmt"
 
+	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
 )
 
-// BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is
-// none now. Errors: ErrInvalidAddress when the range does not lie in one live segment.
+// BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is none now. From
+// reserved host memory it first moves the copies of the tag to the process's own. Errors: ErrInvalidAddress when the
+// range does not lie in one live segment; of Move.
 func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	a := e.around(address)
-	for a.segment != nil && a.segment.owner == aTransition {
-		e.settled.Wait()
-		a = e.around(address)
+	a := e.settledAround(address)
+	if s := a.segment; s != nil && s.state == paused && s.current && peer.IsReserved(s.contents) {
+		if err := e.unlocked(func() error { return e.own(s.tag.name) }); err != nil {
+			return 0, err
+		}
+		a = e.settledAround(address)
 	}
 	s := a.segment
 	if s == nil {
@@ -27,6 +31,16 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 		return 0, nil
 	}
 	return s.contents.Host() + address - s.address, nil
+}
+
+// settledAround is around, once no transition owns the segment.
+func (e *Engine) settledAround(address uintptr) allocation {
+	a := e.around(address)
+	for a.segment != nil && a.segment.owner == aTransition {
+		e.settled.Wait()
+		a = e.around(address)
+	}
+	return a
 }
 
 // around returns the live allocation that an address lies in or just behind; without a segment there is none. The

@@ -5,36 +5,47 @@ import (
 	"time"
 
 	"tms/vmm/backup"
+	"tms/vmm/backup/peer"
 )
 
 // Move moves the contents of paused segments with the tags from host memory to files, or from there back to pinned host
 // memory, and returns how many bytes that was. The segments stay paused. Contents of BackupDisk stay in files, those in
-// the memory of another device stay there, and those that have only parts of a segment stay in host memory. When Move
-// returns, the contents' former place is free.
+// the memory of another device or in reserved host memory stay there, and so do those that have only parts of a
+// segment. When Move returns, the contents' former place is free.
 //
 // It is a transaction: after an error all contents are where they were. Errors: backup.ErrHostMemory, disk.ErrFailed,
 // disk.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to host memory; cuMemHostUnregister)
 func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("move", &o, &moved, &err)()
-	if to != BackupHost && to != BackupDisk {
+	from := backup.Store(e.host)
+	switch to {
+	case BackupHost:
+		from = e.disk
+	case BackupDisk:
+	default:
 		return 0, fmt.Errorf("move: contents can go to host memory or to disk")
 	}
 	var old discarded
-	if moved, err = e.move(o, to, &old); err != nil {
+	if moved, err = e.move(o, from, to, &old); err != nil {
 		return 0, fmt.Errorf("move: %w", err)
 	}
 	old.await(o.spent)
 	return moved, nil
 }
 
-func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, err error) {
-	from := backup.Store(e.host)
-	if to == BackupHost {
-		from = e.disk
-	}
+// own moves the contents of a tag from reserved host memory, which has no address here, to the process's own.
+func (e *Engine) own(tag string) (err error) {
+	o, moved := Options{Tags: []string{tag}}, uint64(0)
+	defer e.observed("move", &o, &moved, &err)()
+	moved, err = e.move(o, e.peer, BackupHost, &discarded{})
+	return err
+}
+
+func (e *Engine) move(o Options, from backup.Store, to BackupKind, old *discarded) (moved uint64, err error) {
 	wanted := func(s *segment) bool {
 		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
+			(from != e.peer || peer.IsReserved(s.contents)) &&
 			(to == BackupDisk && s.contents.Host() != 0 || to == BackupHost && s.backup != BackupDisk)
 	}
 	err = e.transact("move", &o, wanted, func(batches []*batch) error {
@@ -92,7 +103,11 @@ func (e *Engine) moveBatch(b *batch, to BackupKind) error {
 	if to == BackupDisk {
 		copies, err = e.disk.Take(b.job, contents)
 	} else if copies, err = e.host.Save(b.job, b.items[to]); err == nil {
-		if err = e.disk.Give(b.job, contents, copies); err != nil {
+		give := e.disk.Give
+		if contents[0].Store() == e.peer {
+			give = e.peer.Give
+		}
+		if err = give(b.job, contents, copies); err != nil {
 			for _, c := range copies {
 				c.Discard()
 			}

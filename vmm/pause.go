@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"tms/vmm/backup"
+	"tms/vmm/backup/peer"
 	"tms/vmm/stats"
 )
 
@@ -188,7 +189,7 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	there := o.Toward[b.device.uuid]
 	target, reached := b.device.near[there.Device]
 	e.mu.Unlock()
-	room := there.Room
+	room, reserved := there.Room, uint64(0)
 	if b.job.Portable = reached; reached { // sparse ones get the room that is left: they cost the host least
 		inTurn, err := e.roomInTurn(b, o, there.Room, target)
 		if err != nil {
@@ -198,6 +199,8 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		sparse := func(s *segment) bool { return s.sparse }
 		dense := func(s *segment) bool { return !s.sparse }
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
+	} else if e.peer.Extents != nil && !o.RetainBackup {
+		reserved = e.peer.Extents.Free(b.job.HostNode())
 	}
 	for _, s := range segments {
 		kind := o.backupOf(s)
@@ -219,6 +222,10 @@ func (e *Engine) plan(b *batch, o *Options) error {
 			item.Kept = nil
 		} else if !item.Sparse && s.incremental && s.current && s.sums != nil && sums[s] != nil {
 			item.Parts = blocks(s.length(), func(i int) bool { return s.sums[i] != sums[s][i] })
+		}
+		if kind == BackupHost && s.contents == nil && !item.Sparse && !s.incremental && s.length() <= reserved {
+			kind, item.Target = BackupPeer, peer.Reserved
+			reserved -= s.length()
 		}
 		total += backup.Ranges(item.Parts).Bytes()
 		b.items[kind], b.saving[kind] = append(b.items[kind], item), append(b.saving[kind], s)

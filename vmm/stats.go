@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"tms/vmm/backup/peer"
 	"tms/vmm/stats"
 )
 
@@ -117,10 +118,10 @@ func (e *Engine) statsOf(d *device) stats.Device {
 			if s.contents != nil {
 				bytes := s.contents.Bytes()
 				ts.BackupBytes += bytes
-				switch s.contents.Store() {
-				case e.host:
+				switch store := s.contents.Store(); {
+				case store == e.host, peer.IsReserved(s.contents):
 					ts.HostBytes += bytes
-				case e.disk:
+				case store == e.disk:
 					ts.DiskBytes += bytes
 				}
 			}

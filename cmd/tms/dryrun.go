@@ -13,6 +13,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
+	"tms/internal/keeper"
 	"tms/internal/readable"
 )
 
@@ -136,6 +137,10 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 	machine, group := hostmemory.Machine(), hostmemory.Group(strconv.Itoa(made.PID))
 	if min(machine, group) < math.MaxUint64 {
 		available := min(machine-min(machine, p.host), group)
+		reply, _, _ := keeper.Ask(control.Request{Op: control.Take}, -1)
+		for _, reserved := range reply.Reserved {
+			available += reserved
+		}
 		made.HostAvailableBytes = &available
 		if available < made.HostBytes {
 			made.Error = fmt.Sprintf("it does not fit: %s of host memory are available and %s are needed for "+

@@ -99,7 +99,7 @@ a later one of its name is listed until its last user goes.`,
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array")
-	command.AddCommand(keptDropCommand(), keptDemoteCommand(), keptPromoteCommand(), keptVerifyCommand())
+	command.AddCommand(keptDropCommand(), keptDemoteCommand(), keptPromoteCommand(), keptReserveCommand(), keptVerifyCommand())
 	return command
 }
 

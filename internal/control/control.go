@@ -68,17 +68,22 @@ const (
 	Close = "close" // ends an open, or gives up a set that is not complete
 	List  = "list"  // answers with all sets
 	Drop  = "drop"  // takes a set's name away; its memory goes when nobody uses it
+	// Extents of reserved host memory (cuda.HostExtent) go from process to process: Take answers with one of a NUMA
+	// node, which is the asker's, and with Bytes 0 says only how much is free. Give gives one.
+	Take = "take"
+	Give = "give"
 )
 
 // ofSets are the fields of requests to the keeper.
-const ofSets = "share import set name device bytes before tensors"
+const ofSets = "share import set name device bytes before tensors node"
 
 // takes has the fields that each operation takes, by their names in JSON.
 var takes = map[string]string{
 	Status: "", Keep: "", Hand: "", Undo: "wait yield", Resume: "tag wait everything",
 	Pause: "tag timeout idle force hold lease everything to discard save_all toward yield nccl",
 	Move:  "tag everything to", Record: "file", Align: "lease wait targets", Lend: "share import",
-	Returned: "share import", Put: ofSets + " to", Seal: ofSets, Open: ofSets, Close: ofSets, List: ofSets, Drop: ofSets,
+	Returned: "share import", Put: ofSets + " to joins", Seal: ofSets, Open: ofSets, Close: ofSets, List: ofSets,
+	Drop: ofSets, Take: ofSets, Give: ofSets,
 }
 
 // OfKeeper reports whether only the keeper answers a request.
@@ -151,6 +156,8 @@ type Request struct {
 	Device string `json:"device,omitempty"`
 	Bytes  uint64 `json:"bytes,omitempty"`  // of a put
 	Before int    `json:"before,omitempty"` // for a put or seal: how many chunks the set has so far
+	Node   *int   `json:"node,omitempty"`   // of an extent, for a put, take or give
+	Joins  bool   `json:"joins,omitempty"`  // for a put: it is one more extent of the last chunk
 	// Tensors, for a seal, is how many the set has.
 	Tensors int `json:"tensors,omitempty"`
 	// Targets, for an align, are by the names of sequences. Other sequences are not held back.
@@ -232,6 +239,8 @@ type Reply struct {
 	Alignment     *Alignment      `json:"alignment,omitempty"` // of an align
 	Process       json.RawMessage `json:"process,omitempty"`   // of a status: a ProcessState
 	Sets          []KeptSet       `json:"sets,omitempty"`      // of an open or list
+	// Reserved is for a take or list: bytes of host memory that are free, by NUMA node.
+	Reserved map[int]uint64 `json:"reserved,omitempty"`
 }
 
 // KeptSet is memory that the keeper holds.
@@ -253,6 +262,9 @@ type KeptSet struct {
 type KeptChunk struct {
 	ID    uint64 `json:"id"`
 	Bytes uint64 `json:"bytes"`
+	// Node says that the chunk is in extents of reserved host memory, of that NUMA node: this one, and More.
+	Node *int     `json:"node,omitempty"`
+	More []uint64 `json:"more,omitempty"`
 }
 
 // ProcessState is what a process says about itself.

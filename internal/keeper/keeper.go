@@ -1,10 +1,14 @@
 // Package keeper is the process that holds memory no process owns: named sets of descriptors of device memory, each
-// with a manifest that only its users read. It calls no CUDA and copies nothing. Each user has one, at a socket beside
-// those of the user's processes (package control); the first process that needs it starts it (Start).
+// with a manifest that only its users read, and reserved host memory. It calls no CUDA and copies nothing. Each user has
+// one, at a socket beside those of the user's processes (package control); the first process that needs it starts it
+// (Start).
 //
 // A set has a maker, which is filling it, until it is sealed. Then it has a name, and users, which may have it mapped
 // or paused. A later set takes over the name, and a drop takes it away: the keeper then closes the set when nobody uses
 // it any longer. Processes that have ended count no more.
+//
+// Reserved host memory is extents. A process that takes one is its only owner, until it gives it back. What a process
+// had that ended goes to the system, not to others: its device may still write there.
 //
 // A keeper that was killed is followed by another, which asks all processes that listen what they have attached.
 package keeper
@@ -48,10 +52,13 @@ type Keeper struct {
 	mu   sync.Mutex
 	sets map[uint64]*set
 	lost map[string]bool // names of sets of an earlier keeper
+	free map[int][]int   // descriptors of reserved extents, by NUMA node
 }
 
 // New returns a keeper without sets.
-func New() *Keeper { return &Keeper{sets: map[uint64]*set{}, lost: map[string]bool{}} }
+func New() *Keeper {
+	return &Keeper{sets: map[uint64]*set{}, lost: map[string]bool{}, free: map[int][]int{}}
+}
 
 // answer carries out a request. given is the descriptor that came with it, or -1; answer takes it over if it sets it to
 // -1. The caller closes the descriptor that answer returns, unless that is -1. Errors: a refusal.
@@ -79,7 +86,12 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 			err = errors.New("no descriptor came with the request")
 		case r.Op == control.Put:
 			k.sets[r.Set] = s
-			s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Share, Bytes: r.Bytes})
+			if last := len(s.Chunks) - 1; r.Joins && last >= 0 {
+				s.Chunks[last].More = append(s.Chunks[last].More, r.Share)
+				s.Chunks[last].Bytes += r.Bytes
+			} else {
+				s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Share, Bytes: r.Bytes, Node: r.Node})
+			}
 			s.Bytes += r.Bytes
 			s.descriptors[r.Share], *given = *given, -1
 		default:
@@ -122,8 +134,8 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		err = cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
 		for _, s := range k.sets {
 			for _, c := range s.Chunks {
-				if c.ID == r.Share {
-					descriptor, err = duplicate(s.descriptors[c.ID])
+				if c.ID == r.Share || slices.Contains(c.More, r.Share) {
+					descriptor, err = duplicate(s.descriptors[r.Share])
 					reply.Bytes, reply.Extent, reply.Device = c.Bytes, c.Bytes, s.Device
 				}
 			}
@@ -134,7 +146,24 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		} else if s != nil && s.users[from] > 0 {
 			s.users[from]--
 		}
+	case control.Give:
+		if r.Node == nil || *given < 0 {
+			return reply, -1, errors.New("a give needs a node, and a descriptor")
+		}
+		k.free[*r.Node], *given = append(k.free[*r.Node], *given), -1
+	case control.Take:
+		reply.Reserved = k.reserved()
+		if r.Bytes == 0 {
+			break
+		}
+		if r.Node == nil || reply.Reserved[*r.Node] == 0 {
+			err = cuda.Refuse(cuda.OutOfMemory, "no reserved host memory is free")
+			break
+		}
+		extents := k.free[*r.Node]
+		descriptor, k.free[*r.Node] = extents[len(extents)-1], extents[:len(extents)-1]
 	case control.List:
+		reply.Reserved = k.reserved()
 		for _, s := range k.sets {
 			reply.Sets = append(reply.Sets, s.told())
 		}
@@ -145,6 +174,15 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		err = fmt.Errorf("the keeper answers no %s", r.Op)
 	}
 	return reply, descriptor, err
+}
+
+// reserved returns the bytes of host memory that are free.
+func (k *Keeper) reserved() map[int]uint64 {
+	free := map[int]uint64{}
+	for node, extents := range k.free {
+		free[node] = uint64(len(extents)) * cuda.HostExtent
+	}
+	return free
 }
 
 // InUse returns an error if a set is on its device and processes but one have it open: it cannot be moved then.
@@ -189,6 +227,14 @@ func (k *Keeper) sweep() {
 		}
 		if s.Sealed == 0 && process.Ended(s.maker.pid, s.maker.start) || s.Replaced && len(s.users) == 0 {
 			delete(k.sets, id)
+			for _, c := range s.Chunks {
+				for _, extent := range append(c.More, c.ID) {
+					if c.Node != nil {
+						k.free[*c.Node] = append(k.free[*c.Node], s.descriptors[extent])
+						delete(s.descriptors, extent)
+					}
+				}
+			}
 			go s.close() // that may take seconds for host memory and files, and others ask meanwhile
 		}
 	}

@@ -238,6 +238,45 @@ input()
 }
 
 // What clients send or leave out harms nobody else, and leaves no descriptor open.
+// An extent has one owner at any time: who took it, the keeper, or a set that the keeper has.
+func TestReservedMemory(t *testing.T) {
+	serving(t)
+	zero, one, extents := 0, 1, func() map[int]uint64 { return asked(t, control.Request{Op: control.List}).Reserved }
+	take := control.Request{Op: control.Take, Node: &one, Bytes: cuda.HostExtent}
+	require.Contains(t, asked(t, control.Request{Op: control.Give, Node: &one}).Error, "needs a node, and a descriptor")
+	require.Contains(t, asked(t, control.Request{Op: control.Give}, "x").Error, "needs a node, and a descriptor")
+	require.EqualValues(t, cuda.OutOfMemory, asked(t, take).Code)
+	for _, contents := range []string{"a", "b"} {
+		require.True(t, asked(t, control.Request{Op: control.Give, Node: &one}, contents).OK)
+	}
+	require.Equal(t, map[int]uint64{1: 2 * cuda.HostExtent}, asked(t, control.Request{Op: control.Take}).Reserved)
+	require.Equal(t, map[int]uint64{1: 2 * cuda.HostExtent}, extents())
+	take.Node = &zero
+	require.EqualValues(t, cuda.OutOfMemory, asked(t, take).Code)
+	take.Node = &one
+	for _, contents := range []string{"b", "a"} {
+		reply, came := exchange(t, take)
+		require.True(t, reply.OK)
+		require.Equal(t, contents, came)
+	}
+	require.EqualValues(t, cuda.OutOfMemory, asked(t, take).Code)
+
+	put := control.Request{Op: control.Put, Set: 5, Name: "set", Device: "GPU", To: control.ToHost, Share: 51,
+		Bytes: cuda.HostExtent, Node: &one}
+	require.True(t, asked(t, put, "first").OK)
+	put.Share, put.Before, put.Bytes, put.Joins = 52, 1, 7, true
+	require.True(t, asked(t, put, "more").OK)
+	reply := asked(t, control.Request{Op: control.Seal, Set: 5, Before: 1}, "manifest")
+	require.Equal(t, []control.KeptChunk{{ID: 51, Bytes: cuda.HostExtent + 7, Node: &one, More: []uint64{52}}},
+		reply.Sets[0].Chunks)
+	_, came := exchange(t, control.Request{Op: control.Lend, Share: 52})
+	require.Equal(t, "more", came)
+	require.Zero(t, extents()[1])
+	require.True(t, asked(t, control.Request{Op: control.Close, Set: 5}).OK)
+	require.True(t, asked(t, control.Request{Op: control.Drop, Name: "set"}).OK)
+	require.EqualValues(t, 2*cuda.HostExtent, extents()[1])
+}
+
 func TestClientsThatMisbehave(t *testing.T) {
 	place := serving(t)
 	path := filepath.Join(place, "tms", "keeper.sock")

@@ -17,10 +17,10 @@ import (
 const (
 	patience = 5 * time.Second // with a client that neither ends its line nor reads its reply
 	look     = time.Second / 2 // between looks for processes that have ended, and for the socket's file
-	idleTime = time.Minute     // after which a keeper that was started at need, and has no set, ends
+	idleTime = time.Minute     // after which a keeper that was started at need, and has nothing, ends
 )
 
-// Serve answers until the context ends, or with idle until there has been no set for a while. Errors:
+// Serve answers until the context ends, or with idle until there has been nothing for a while. Errors:
 // server.ErrAnswered; why there can be no socket.
 func (k *Keeper) Serve(ctx context.Context, idle bool) error {
 	socket, err := server.Listen(directories, control.Keeper, patience)
@@ -40,7 +40,7 @@ func (k *Keeper) Serve(ctx context.Context, idle bool) error {
 			time.Sleep(10 * time.Millisecond)
 		}
 		k.mu.Lock()
-		if k.sweep(); len(k.sets) > 0 {
+		if k.sweep(); len(k.sets)+len(k.free) > 0 {
 			used = time.Now()
 		} else if idle && time.Since(used) > idleTime {
 			return nil // still locked, so that nobody is told of a set that ends with this process

@@ -70,29 +70,63 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 	if err = keeper.InUse(set, os.Getpid()); err != nil {
 		return set, err
 	}
-	if free := min(hostmemory.Machine(), hostmemory.Group("self")); to == control.ToHost && free < set.Bytes {
-		return set, cuda.Refuse(cuda.OperatingSystem, "it needs %s of host memory, and %s are available; --to disk "+
-			"needs none", readable.Bytes(set.Bytes), readable.Bytes(free))
-	}
 	m := mover{directory: directory, memory: -1}
-	if to == control.ToHost {
-		m.memory = hugePages()
-		defer func() { _ = unix.Close(m.memory) }()
-	}
-	if set.Place == Device || to == Device {
+	if isMapped(set) || to == Device {
 		if err = m.open(set.Device); err != nil {
 			return set, err
 		}
 		defer m.close()
 	}
-	return m.copy(set, manifest, to)
+	made := make([]end, len(set.Chunks))
+	defer func() {
+		for _, e := range made {
+			e.close()
+		}
+	}()
+	taken := to == control.ToHost && m.take(set, made)
+	m.direct = isMapped(set) && (taken || to == Device)
+	if to == control.ToHost && !taken {
+		if free := min(hostmemory.Machine(), hostmemory.Group("self")); free < set.Bytes {
+			return set, cuda.Refuse(cuda.OperatingSystem, "it needs %s of host memory, and %s are available; --to disk "+
+				"needs none", readable.Bytes(set.Bytes), readable.Bytes(free))
+		}
+		m.memory = hugePages()
+		defer func() { _ = unix.Close(m.memory) }()
+	}
+	if err = m.copy(set, made, to); err != nil {
+		return set, err
+	}
+	return put(set, manifest, made, to)
+}
+
+// isMapped reports whether a set is memory that the driver maps, not files.
+func isMapped(set control.KeptSet) bool {
+	return set.Place == Device || len(set.Chunks) > 0 && set.Chunks[0].Node != nil
+}
+
+// end is one end of a chunk's copy.
+type end struct {
+	files []*os.File
+	each  uint64 // bytes of the memory that each is the descriptor of; 0: it is one file
+	node  *int   // they are extents, and this process's
+}
+
+// close gives extents back.
+func (e *end) close() {
+	for _, file := range e.files {
+		if e.node != nil {
+			_, _, _ = keeper.Ask(control.Request{Op: control.Give, Node: e.node}, int(file.Fd()))
+		}
+		_ = file.Close()
+	}
 }
 
 // mover copies chunks.
 type mover struct {
 	directory string
 	memory    int          // of files in host memory; -1: none
-	driver    *cuda.Driver // nil: none of it is on a device
+	driver    *cuda.Driver // nil: none of it is mapped
+	direct    bool         // both ends are mapped
 	device    cuda.Device
 	context   cuda.Context
 }
@@ -110,37 +144,66 @@ func (m *mover) open(uuid string) (err error) {
 
 func (m *mover) close() { _ = m.driver.DevicePrimaryCtxRelease(m.device) }
 
-// copy makes the other set.
-func (m *mover) copy(set control.KeptSet, manifest int, to string) (control.KeptSet, error) {
-	made := make([]*os.File, len(set.Chunks))
-	errs := make([]error, min(len(set.Chunks), runtime.GOMAXPROCS(0))) // for the system gives and copies memory slowly
+// take takes extents of reserved host memory for all chunks, and reports whether there are enough.
+func (m *mover) take(set control.KeptSet, made []end) bool {
+	if m.driver == nil {
+		return false
+	}
+	node, err := m.driver.HostNode(m.device)
+	if err != nil { // a driver before CUDA 12.2
+		return false
+	}
+	for i, chunk := range set.Chunks {
+		for room := uint64(0); room < chunk.Bytes; room += cuda.HostExtent {
+			_, extent, err := keeper.Ask(control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}, -1)
+			if err != nil {
+				for j := range made {
+					made[j].close()
+					made[j] = end{}
+				}
+				return false
+			}
+			made[i].files = append(made[i].files, os.NewFile(uintptr(extent), "the copy"))
+		}
+		made[i].each, made[i].node = cuda.HostExtent, &node
+	}
+	return true
+}
+
+// copy copies the chunks to ends, which it makes unless they were taken.
+func (m *mover) copy(set control.KeptSet, made []end, to string) error {
+	errs := make([]error, min(len(made), runtime.GOMAXPROCS(0))) // for the system gives and copies memory slowly
 	var workers sync.WaitGroup
 	var next atomic.Int32
 	for n := range errs {
 		workers.Go(func() {
 			errs[n] = m.work(func(w worker) (err error) {
 				for i := int(next.Add(1)) - 1; err == nil && i < len(made); i = int(next.Add(1)) - 1 {
-					made[i], err = m.copyChunk(w, set.Chunks[i], set.Place, to)
+					err = m.copyChunk(w, set.Chunks[i], set.Place, &made[i], to)
 				}
 				return err
 			})
 		})
 	}
 	workers.Wait()
-	defer func() {
-		for _, file := range made {
-			_ = file.Close() // nil: it failed
-		}
-	}()
-	if err := cmp.Or(errs...); err != nil {
-		return set, err
-	}
+	return cmp.Or(errs...)
+}
+
+// put gives the keeper the copy of a set.
+func put(set control.KeptSet, manifest int, made []end, to string) (control.KeptSet, error) {
 	id := max(1, rand.Uint64())
-	for i, chunk := range set.Chunks {
-		_, _, err := keeper.Ask(control.Request{Op: control.Put, Set: id, Name: set.Name, Device: set.Device,
-			Share: max(1, rand.Uint64()), Bytes: chunk.Bytes, Before: i, To: to}, int(made[i].Fd()))
-		if err != nil {
-			return set, err
+	for i := range made {
+		each, node := cmp.Or(made[i].each, set.Chunks[i].Bytes), made[i].node
+		made[i].node = nil // the keeper has what it was given; an extent must not be given twice
+		for n, file := range made[i].files {
+			request := control.Request{Op: control.Put, Set: id, Name: set.Name, Device: set.Device, To: to, Before: i,
+				Share: max(1, rand.Uint64()), Bytes: min(each, set.Chunks[i].Bytes-uint64(n)*each), Node: node}
+			if request.Joins = n > 0; request.Joins {
+				request.Before++
+			}
+			if _, _, err := keeper.Ask(request, int(file.Fd())); err != nil {
+				return set, err
+			}
 		}
 	}
 	reply, _, err := keeper.Ask(control.Request{Op: control.Seal, Set: id, Before: len(made), Share: set.ID,
@@ -153,50 +216,59 @@ func (m *mover) copy(set control.KeptSet, manifest int, to string) (control.Kept
 	return reply.Sets[0], nil
 }
 
-// lent returns the keeper's descriptor of a chunk.
-func lent(chunk control.KeptChunk) (*os.File, error) {
-	_, descriptor, err := keeper.Ask(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
-	return os.NewFile(uintptr(descriptor), "the set"), err
+// lent returns the keeper's descriptors of a chunk.
+func lent(chunk control.KeptChunk, place string) (source end, err error) {
+	if place == Device {
+		source.each = chunk.Bytes
+	} else if chunk.Node != nil {
+		source.each = cuda.HostExtent
+	}
+	for _, id := range append([]uint64{chunk.ID}, chunk.More...) {
+		_, descriptor, failed := keeper.Ask(control.Request{Op: control.Lend, Share: id}, -1)
+		source.files = append(source.files, os.NewFile(uintptr(descriptor), "the set"))
+		err = cmp.Or(err, failed)
+	}
+	return source, err
 }
 
-// copyChunk makes a chunk's copy. The file is the memory's descriptor, on the device, too.
-func (m *mover) copyChunk(w worker, chunk control.KeptChunk, from, to string) (made *os.File, err error) {
-	source, err := lent(chunk)
-	if err != nil {
-		return nil, err
+// copyChunk copies a chunk, to an end that it makes unless that was taken.
+func (m *mover) copyChunk(w worker, chunk control.KeptChunk, place string, made *end, to string) error {
+	source, err := lent(chunk, place)
+	defer source.close()
+	if err == nil && made.files == nil {
+		*made, err = m.make(to, chunk.Bytes)
 	}
-	defer func() { _ = source.Close() }()
-	var handle cuda.Handle
-	if to == Device {
-		if handle, err = m.driver.MemCreateWith(chunk.Bytes, m.driver.Exportable(int(m.device))); err == nil {
-			var descriptor int
-			descriptor, err = m.driver.MemExport(handle)
-			made = os.NewFile(uintptr(descriptor), "the copy")
+	if err != nil {
+		return err
+	}
+	return m.reach(w, source, func(from memory) error {
+		return m.reach(w, *made, func(to memory) error { return w.copy(to, from, chunk.Bytes) })
+	})
+}
+
+// memory is a file, or mapped.
+type memory interface {
+	io.ReaderAt
+	io.WriterAt
+}
+
+// reach makes an end readable and writable for the time of a call.
+func (m *mover) reach(w worker, e end, use func(memory) error) error {
+	if e.each == 0 {
+		return use(e.files[0])
+	}
+	var handles []cuda.Handle
+	for _, file := range e.files {
+		handle, err := m.driver.MemImport(int(file.Fd()))
+		if err != nil {
+			return err
 		}
-	} else if made, err = m.newFile(to, int64(chunk.Bytes)); err == nil && from == Device {
-		handle, err = m.driver.MemImport(int(source.Fd()))
-	}
-	if handle != 0 {
 		defer func() { _ = m.driver.MemRelease(handle) }()
+		handles = append(handles, handle)
 	}
-	switch {
-	case err != nil:
-	case handle == 0:
-		err = w.copy(made, source, chunk.Bytes)
-	default:
-		err = m.driver.Mapped(handle, chunk.Bytes, int(m.device), func(address uintptr) error {
-			device := deviceMemory{m.driver, w.stream, address}
-			if to == Device {
-				return w.copy(device, source, chunk.Bytes)
-			}
-			return w.copy(made, device, chunk.Bytes)
-		})
-	}
-	if err != nil {
-		_ = made.Close()
-		return nil, err
-	}
-	return made, nil
+	return m.driver.Mapped(handles, e.each, int(m.device), func(address uintptr) error {
+		return use(mapped{m.driver, w.stream, address})
+	})
 }
 
 // pieceSize is what one read and one write copy: many pages, and little pinned memory.
@@ -204,8 +276,9 @@ const pieceSize = 8 << 20
 
 // worker is what one thread copies with.
 type worker struct {
+	driver *cuda.Driver
 	stream cuda.Stream
-	buffer []byte // pinned where a device is one end
+	buffer []byte // for pieces between a file and another end; pinned where that is mapped
 }
 
 // work makes a worker for the time of a call.
@@ -214,18 +287,26 @@ func (m *mover) work(do func(worker) error) error {
 		return do(worker{buffer: make([]byte, pieceSize)})
 	}
 	return m.driver.OnStream(m.context, func(stream cuda.Stream) error {
+		if m.direct {
+			return do(worker{driver: m.driver, stream: stream})
+		}
 		buffer, err := m.driver.MemHostAlloc(pieceSize)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = m.driver.MemFreeHost(buffer) }()
-		return do(worker{stream, unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&buffer))), pieceSize)})
+		return do(worker{m.driver, stream, unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&buffer))), pieceSize)})
 	})
 }
 
-// copy copies piece by piece. A file is read and written, not mapped and pinned: where the system has memory that
-// outlives a process in small pages only, mapping and pinning each costs more than copying it.
-func (w worker) copy(to io.WriterAt, from io.ReaderAt, size uint64) error {
+// copy copies what is mapped at both ends at once, and else piece by piece. A file is read and written, not mapped and
+// pinned: that costs more than copying it.
+func (w worker) copy(to, from memory, size uint64) error {
+	target, both := to.(mapped)
+	if source, also := from.(mapped); both && also {
+		err := w.driver.MemcpyDtoDAsync(target.address, source.address, size, w.stream)
+		return cmp.Or(err, w.driver.StreamSynchronize(w.stream))
+	}
 	for offset := uint64(0); offset < size; offset += pieceSize {
 		piece := w.buffer[:min(pieceSize, size-offset)]
 		if _, err := from.ReadAt(piece, int64(offset)); err != nil {
@@ -238,23 +319,33 @@ func (w worker) copy(to io.WriterAt, from io.ReaderAt, size uint64) error {
 	return nil
 }
 
-// deviceMemory reads and writes mapped memory of a device.
-type deviceMemory struct {
+// mapped is mapped memory, of a device or of the host.
+type mapped struct {
 	driver  *cuda.Driver
 	stream  cuda.Stream
 	address uintptr
 }
 
-func (m deviceMemory) ReadAt(host []byte, offset int64) (int, error) {
+func (m mapped) ReadAt(host []byte, offset int64) (int, error) {
 	err := m.driver.MemcpyDtoHAsync(uintptr(unsafe.Pointer(&host[0])), m.address+uintptr(offset), uint64(len(host)),
 		m.stream)
 	return len(host), cmp.Or(err, m.driver.StreamSynchronize(m.stream))
 }
 
-func (m deviceMemory) WriteAt(host []byte, offset int64) (int, error) {
+func (m mapped) WriteAt(host []byte, offset int64) (int, error) {
 	err := m.driver.MemcpyHtoDAsync(m.address+uintptr(offset), uintptr(unsafe.Pointer(&host[0])), uint64(len(host)),
 		m.stream)
 	return len(host), cmp.Or(err, m.driver.StreamSynchronize(m.stream))
+}
+
+// make makes memory on the device, or an empty file.
+func (m *mover) make(to string, size uint64) (made end, err error) {
+	if to != Device {
+		file, err := m.newFile(to, int64(size))
+		return end{files: []*os.File{file}}, err
+	}
+	descriptor, err := m.driver.MemCreateFile(size, m.driver.Exportable(int(m.device)))
+	return end{files: []*os.File{os.NewFile(uintptr(descriptor), "the copy")}, each: size}, err
 }
 
 // newFile returns an empty file. A disk's has its room already, so that a full disk is known before copying starts.

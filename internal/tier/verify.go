@@ -3,7 +3,6 @@ package tier
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"tms/internal/checksum"
 	"tms/internal/control"
@@ -28,25 +27,20 @@ func Verify(name string) (set control.KeptSet, changes []checksum.Change, err er
 		hasher := digest.New(m.driver)
 		defer hasher.Forget(m.context)
 		hash := func(chunk control.KeptChunk, keys *digest.Keys) (sums []digest.Sum, err error) {
-			open := lent
-			if set.Place != Device {
-				open = func(chunk control.KeptChunk) (memory *os.File, err error) {
-					err = m.work(func(w worker) (err error) {
-						memory, err = m.copyChunk(w, chunk, set.Place, Device)
-						return err
-					})
-					return memory, err
-				}
+			var memory end
+			if set.Place == Device {
+				memory, err = lent(chunk, Device)
+			} else {
+				err = m.work(func(w worker) error { return m.copyChunk(w, chunk, set.Place, &memory, Device) })
 			}
-			memory, err := open(chunk)
+			defer memory.close()
 			if errors.Is(err, cuda.OutOfMemory) {
 				err = fmt.Errorf("its device has no room for %s of it: %w", readable.Bytes(chunk.Bytes), err)
 			}
 			if err != nil {
 				return nil, err
 			}
-			defer func() { _ = memory.Close() }()
-			return hasher.SumsOf(m.context, int(m.device), int(memory.Fd()), chunk.Bytes, keys)
+			return hasher.SumsOf(m.context, int(m.device), int(memory.files[0].Fd()), chunk.Bytes, keys)
 		}
 		changes, err = file.Verify(set.Chunks, hash)
 		return set, err

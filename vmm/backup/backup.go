@@ -33,7 +33,7 @@ type Item struct {
 	Room   uint64
 	// Parts are what of the span is to be copied: all of it, or what has changed since Kept was saved.
 	Parts []Range
-	// Target is the ordinal of the device that a Peer is to keep it on; -1: any.
+	// Target is the ordinal of the device that a Peer is to keep it on; -1: any; or peer.Reserved.
 	Target int
 }
 
@@ -58,6 +58,9 @@ type Job struct {
 	// job.
 	Copied func(bytes uint64)
 }
+
+// HostNode returns Node, or the first one if that is unknown.
+func (j Job) HostNode() int { return max(0, j.Node) }
 
 // Report calls Copied with bytes that have been copied.
 func (j Job) Report(bytes uint64) {

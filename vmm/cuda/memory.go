@@ -11,8 +11,11 @@ type Location struct {
 	ID   int32
 }
 
-// LocationDevice is CU_MEM_LOCATION_TYPE_DEVICE.
-const LocationDevice = 1
+// CUmemLocationType.
+const (
+	LocationDevice   = 1
+	locationHostNUMA = 3
+)
 
 // AllocationProp is a CUmemAllocationProp.
 type AllocationProp struct {
@@ -46,6 +49,20 @@ func PinnedOn(device int) AllocationProp {
 		kind:     allocationPinned,
 		location: Location{Kind: LocationDevice, ID: int32(device)},
 	}
+}
+
+// HostExtent is how many bytes an extent of host memory has that processes pass on.
+const HostExtent = 256 << 20
+
+// HostExtentOn asks for an extent of host memory on a NUMA node, which any process can map by its descriptor. (CUDA 12.2)
+func HostExtentOn(node int) AllocationProp {
+	return AllocationProp{kind: allocationPinned, location: Location{Kind: locationHostNUMA, ID: int32(node)}}.AsFile()
+}
+
+// HostNode returns the NUMA node of the host memory nearest to a device, or the first if that is unknown.
+func (d *Driver) HostNode(device Device) (int, error) {
+	node, err := d.DeviceAttribute(AttributeHostNUMAID, device)
+	return max(0, node), err
 }
 
 // MemGetInfo is cuMemGetInfo for the calling thread's context, in bytes.
@@ -136,19 +153,23 @@ func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc
 		uintptr(len(descs)))
 }
 
-// Mapped maps a whole handle at an address of its own for the time of a call, which waits for the work that it gives the
-// device. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
-func (d *Driver) Mapped(handle Handle, size uint64, device int, use func(address uintptr) error) error {
-	address, err := d.MemAddressReserve(size, 0)
+// Mapped maps whole handles, of size bytes each, one after the other at addresses of their own for the time of a call,
+// which waits for the work that it gives the device. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
+func (d *Driver) Mapped(handles []Handle, size uint64, device int, use func(address uintptr) error) error {
+	all := uint64(len(handles)) * size
+	address, err := d.MemAddressReserve(all, 0)
 	if err != nil {
 		return err
 	}
-	defer d.End("addresses", func() error { return d.MemAddressFree(address, size) })
-	if err = d.MemMap(address, size, handle); err != nil {
-		return err
+	defer d.End("addresses", func() error { return d.MemAddressFree(address, all) })
+	for i, handle := range handles {
+		at := address + uintptr(i)*uintptr(size)
+		if err = d.MemMap(at, size, handle); err != nil {
+			return err
+		}
+		defer d.End("mapping", func() error { return d.MemUnmap(at, size) })
 	}
-	defer d.End("mapping", func() error { return d.MemUnmap(address, size) })
-	if err = d.MemSetAccess(address, size, device); err != nil {
+	if err = d.MemSetAccess(address, all, device); err != nil {
 		return err
 	}
 	return use(address)
@@ -161,6 +182,17 @@ func (d *Driver) MemExport(handle Handle) (descriptor int, err error) {
 	made := int32(-1) // stays so after an error: 0 is the caller's standard input
 	err = d.call("cuMemExportToShareableHandle", uintptr(unsafe.Pointer(&made)), uintptr(handle), handleTypeFile, 0)
 	return int(made), err
+}
+
+// MemCreateFile creates memory that only a file descriptor holds, which the caller closes. (cuMemCreate,
+// cuMemExportToShareableHandle, cuMemRelease)
+func (d *Driver) MemCreateFile(size uint64, prop AllocationProp) (descriptor int, err error) {
+	handle, err := d.MemCreateWith(size, prop)
+	if err != nil {
+		return -1, err
+	}
+	defer d.End("handle", func() error { return d.MemRelease(handle) })
+	return d.MemExport(handle)
 }
 
 // MemImport is cuMemImportFromShareableHandle of a file descriptor, which stays the caller's.

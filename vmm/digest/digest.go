@@ -150,7 +150,7 @@ func (h *Hasher) SumsOf(context cuda.Context, ordinal, descriptor int, bytes uin
 		return nil, err
 	}
 	defer h.driver.End("device memory", func() error { return h.driver.MemRelease(handle) })
-	err = h.driver.Mapped(handle, bytes, ordinal, func(address uintptr) error {
+	err = h.driver.Mapped([]cuda.Handle{handle}, bytes, ordinal, func(address uintptr) error {
 		all, err := h.sums(context, keys, []Span{{address, bytes}})
 		if err == nil {
 			sums = all[0]

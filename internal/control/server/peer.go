@@ -27,7 +27,13 @@ const maxLine = 16 << 20
 // Ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came, or -1.
 func Ask(directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
-	connect := func() (int, error) { return find(directories, pid, answerWithin) }
+	return AskWithin(answerWithin, directories, pid, r, descriptor)
+}
+
+// AskWithin is Ask of a process that may take so long to answer.
+func AskWithin(patience time.Duration, directories Directories, pid int, r control.Request,
+	descriptor int) (reply control.Reply, came int, err error) {
+	connect := func() (int, error) { return find(directories, pid, patience) }
 	socket, err := connect()
 	if err != nil && pid != control.Keeper { // keepers of all users have one name
 		socket, err = control.Search(pid, connect)
@@ -47,7 +53,7 @@ func Ask(directories Directories, pid int, r control.Request,
 	if err == nil {
 		err = json.Unmarshal(line, &reply)
 	} else if errors.Is(err, unix.EAGAIN) {
-		err = cuda.Refuse(cuda.Timeout, "no answer within %v (stopped?)", answerWithin)
+		err = cuda.Refuse(cuda.Timeout, "no answer within %v (stopped?)", patience)
 	}
 	return reply, came, err
 }

@@ -305,6 +305,33 @@ STARTED(retained_handles_are_counted)
 	GIVES(1, cuMemRelease(handle));
 }
 
+STARTED(host_memory_by_handle)
+{
+	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+				    .location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}};
+	CUmemGenericAllocationHandle handle;
+	OK(cuMemCreate(&handle, 128 * MIB, &prop, 0)); // CUDASIM_MEMORY=64M
+	CHECK(cudasim_stat("used:0") == 0);
+	CUdeviceptr at = reserve(128 * MIB), device;
+	place(at, 128 * MIB, handle);
+	OK(cuMemAlloc_v2(&device, GRANULE));
+	OK(cuMemsetD8_v2(device, 7, GRANULE));
+	OK(cuMemcpyDtoD_v2(at + 100 * MIB, device, GRANULE));
+	int fd;
+	OK(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	OK(cuMemUnmap(at, 128 * MIB));
+	OK(cuMemRelease(handle));
+	OK(cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	close(fd);
+	place(at, 128 * MIB, handle);
+	OK(cuMemsetD8_v2(device, 0, GRANULE));
+	OK(cuMemcpyDtoD_v2(device, at + 100 * MIB, GRANULE));
+	CHECK(*bytes(device) == 7 && bytes(device)[GRANULE - 1] == 7);
+	prop.location.id = 1;
+	GIVES(101, cuMemCreate(&handle, GRANULE, &prop, 0));
+}
+
 STARTED(out_of_memory_and_recovery)
 { // CUDASIM_MEMORY=64M
 	CUmemAllocationProp prop = device_memory(0);

@@ -9,7 +9,8 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// Store keeps contents in free memory of other GPUs, where the copy engine of the source device writes and reads them.
+// Store keeps contents in free memory of other GPUs, or in reserved host memory, where the copy engine of the source
+// device writes and reads them.
 // That needs no context on the other GPU, which would cost half a GiB there for every process, and a tenth of a second.
 //
 // The other GPU keeps at least 256 MiB, and 2% of its memory, free.
@@ -24,7 +25,8 @@ type Store struct {
 
 	warned sync.Map // by reason
 
-	Descriptors Descriptors // of portable memory
+	Descriptors Descriptors // of portable and of reserved memory
+	Extents     Extents
 
 	mu   sync.Mutex
 	held map[int]uint64 // bytes by device
@@ -35,6 +37,16 @@ type Descriptors interface {
 	Keep(descriptor int) (number uint64, err error) // of a copy; never 0. After an error, drop the number
 	Copy(number uint64) (descriptor int, err error) // which the caller closes
 	Drop(number uint64) error                       // if there is one of that number
+}
+
+// Reserved is the Target of an item for reserved host memory.
+const Reserved = -2
+
+// Extents is host memory that processes pass on, in extents of cuda.HostExtent bytes, each with a descriptor.
+type Extents interface {
+	Free(node int) (bytes uint64)              // of a NUMA node
+	Take(node int) (descriptor int, err error) // which the caller closes
+	Give(node, descriptor int)
 }
 
 // New returns a store of other devices' memory. Contents without a place there go to host; warn gets the reason in one

@@ -25,7 +25,10 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 	}
 	for _, target := range targets {
 		left := wanted[target]
-		devices, err := p.reachable(job.Device, target)
+		devices, err := []int{Reserved}, error(nil)
+		if target != Reserved {
+			devices, err = p.reachable(job.Device, target)
+		}
 		if err != nil {
 			p.note(err.Error())
 			continue
@@ -33,7 +36,7 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 		var reasons []string
 		for _, device := range devices {
 			var r *peerRange
-			if r, left, err = p.take(device, job.Portable, items, left); r != nil {
+			if r, left, err = p.take(job, device, items, left); r != nil {
 				taken = append(taken, r)
 			}
 			if len(left) == 0 {
@@ -45,7 +48,7 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 				reasons = append(reasons, fmt.Sprintf("device %d: %v", device, err))
 			}
 		}
-		if len(left) > 0 {
+		if len(left) > 0 && target != Reserved { // else processes have taken it at once
 			for _, reason := range reasons {
 				p.note(reason)
 			}
@@ -92,37 +95,40 @@ func (p *Store) reachable(source, target int) ([]int, error) {
 }
 
 // take gives as many of the wanted items a place on a device as there is room for. It returns which are left, and why.
-func (p *Store) take(device int, portable bool, items []backup.Item, wanted []int) (r *peerRange, left []int,
+func (p *Store) take(job backup.Job, device int, items []backup.Item, wanted []int) (r *peerRange, left []int,
 	err error) {
-	total, err := p.driver.DeviceTotalMem(cuda.Device(device))
-	if err != nil {
-		return nil, wanted, err
-	}
-	granularity, err := p.driver.MemGetAllocationGranularity(device)
-	if err != nil {
-		return nil, wanted, err
-	}
-	whole := func(bytes uint64) uint64 { return (bytes + granularity - 1) / granularity * granularity }
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.garbage.Drain() // discarded memory may be what is missing
-	if !portable {    // else the caller has seen to it
-		// The reserve is held while memory is taken, so it is what stays free.
-		reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(max(256<<20, total/50))}
-		if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
+	r = &peerRange{device: device, node: job.HostNode(), chunk: cuda.HostExtent}
+	granularity := r.chunk
+	if device != Reserved {
+		total, err := p.driver.DeviceTotalMem(cuda.Device(device))
+		if err == nil {
+			granularity, err = p.driver.MemGetAllocationGranularity(device)
+		}
+		if err != nil {
 			return nil, wanted, err
 		}
-		defer p.discard(reserve)
+		r.chunk = p.chunkOn(total)
+		if !job.Portable { // else the caller has seen to it
+			// The reserve is held while memory is taken, so it is what stays free.
+			size := (max(256<<20, total/50) + granularity - 1) / granularity * granularity
+			reserve := &peerChunk{in: &peerRange{live: 1}, size: size}
+			if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
+				return nil, wanted, err
+			}
+			defer p.discard(reserve)
+		}
 	}
-
-	r = &peerRange{device: device, chunk: p.chunkOn(total)}
 	var need, room, used uint64
 	for _, i := range wanted {
 		need += items[i].Size
 	}
 	for room < need {
-		chunk := &peerChunk{in: r, size: min(r.chunk, whole(need-room)), held: true}
-		if err = p.create(chunk, portable); err != nil {
+		whole := (need - room + granularity - 1) / granularity * granularity
+		chunk := &peerChunk{in: r, size: min(r.chunk, whole), held: true}
+		if err = p.create(chunk, job.Portable); err != nil {
 			break
 		}
 		r.chunks, r.live, room = append(r.chunks, chunk), r.live+1, room+chunk.size

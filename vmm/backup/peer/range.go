@@ -14,7 +14,8 @@ import (
 // peerRange is memory of one device, taken by one Save: chunks at consecutive addresses, so that a span may lie across
 // several, while each is mapped and given back on its own.
 type peerRange struct {
-	device  int
+	device  int     // or Reserved
+	node    int     // of reserved memory
 	base    uintptr // 0: no addresses
 	size    uint64
 	chunk   uint64       // bytes of a chunk, at most
@@ -62,10 +63,16 @@ func (c *peerContents) Discard() {
 	}
 }
 
-// Portable reports whether descriptors alone keep the memory of contents.
+// Portable reports whether descriptors alone keep contents in the memory of a device.
 func Portable(contents backup.Contents) bool {
 	c, own := contents.(*peerContents)
-	return own && c.chunks()[0].kept != 0
+	return own && c.in.device != Reserved && c.chunks()[0].kept != 0
+}
+
+// IsReserved reports whether contents are in reserved host memory.
+func IsReserved(contents backup.Contents) bool {
+	c, own := contents.(*peerContents)
+	return own && c.in.device == Reserved
 }
 
 func (c *peerContents) Await(until time.Time) {
@@ -83,22 +90,43 @@ func (c *peerContents) chunks() []*peerChunk {
 
 // create takes a chunk's memory; portable: with a descriptor.
 func (p *Store) create(c *peerChunk, portable bool) (err error) {
-	prop := cuda.PinnedOn(c.in.device)
-	if portable {
-		prop = prop.AsFile()
+	descriptor := -1
+	if c.in.device == Reserved {
+		if descriptor, err = p.Extents.Take(c.in.node); err != nil {
+			return err
+		}
+	} else {
+		prop := cuda.PinnedOn(c.in.device)
+		if portable {
+			prop = prop.AsFile()
+		}
+		if c.handle, err = p.driver.MemCreateWith(c.size, prop); err != nil || !portable {
+			return err
+		}
+		descriptor, err = p.driver.MemExport(c.handle)
 	}
-	if c.handle, err = p.driver.MemCreateWith(c.size, prop); err != nil || !portable {
-		return err
-	}
-	descriptor, err := p.driver.MemExport(c.handle)
 	if err == nil {
 		c.kept, err = p.Descriptors.Keep(descriptor)
-		_ = unix.Close(descriptor)
 	}
 	if err != nil {
+		if c.in.device == Reserved {
+			p.Extents.Give(c.in.node, descriptor)
+		}
 		p.garbage.Add(c.size, func() error { return cmp.Or(p.unmap(c), p.Descriptors.Drop(c.kept)) })
 	}
+	_ = unix.Close(descriptor)
 	return err
+}
+
+// drop gives up a chunk that only its descriptor keeps.
+func (p *Store) drop(c *peerChunk) error {
+	if c.in.device == Reserved {
+		if descriptor, err := p.Descriptors.Copy(c.kept); err == nil {
+			p.Extents.Give(c.in.node, descriptor)
+			_ = unix.Close(descriptor)
+		}
+	}
+	return p.Descriptors.Drop(c.kept)
 }
 
 // attach maps the chunk for the device that copies.
@@ -166,7 +194,7 @@ func (p *Store) release(c *peerChunk) error {
 		return err
 	}
 	if c.kept != 0 {
-		if err := p.Descriptors.Drop(c.kept); err != nil {
+		if err := p.drop(c); err != nil {
 			return err
 		}
 		c.kept = 0

@@ -47,7 +47,11 @@ typedef enum {
 	CU_MEM_HANDLE_TYPE_NONE = 0,
 	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
 } CUmemAllocationHandleType;
-typedef enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST = 2 } CUmemLocationType;
+typedef enum {
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_LOCATION_TYPE_HOST = 2,
+	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
+} CUmemLocationType;
 
 typedef struct {
 	CUmemLocationType type;

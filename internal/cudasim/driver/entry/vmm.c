@@ -46,9 +46,10 @@ static CUresult check_prop(const CUmemAllocationProp *prop)
 {
 	if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-		return CUDA_ERROR_NOT_SUPPORTED; // host memory by handle is not simulated
-	if (!device_valid(prop->location.id))
+	bool host = prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+	if (!host && prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (host ? prop->location.id : !device_valid(prop->location.id)) // there is one node
 		return CUDA_ERROR_INVALID_DEVICE;
 	if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_NOT_SUPPORTED;
@@ -76,6 +77,20 @@ static CUresult allocation_new(struct block *block, CUmemGenericAllocationHandle
 	return CUDA_SUCCESS;
 }
 
+// Memory of the host is no device's, and outlives its maker.
+static CUresult host_block(uint64_t size, struct block **block)
+{
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+	int fd = memfd_create("cudasim-host", MFD_CLOEXEC);
+	if (fd >= 0 && !ftruncate(fd, (off_t)size))
+		result = block_adopt(fd, 0, size, block);
+	if (fd >= 0)
+		close(fd);
+	if (result == CUDA_SUCCESS)
+		(*block)->host = true;
+	return result;
+}
+
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
 			 unsigned long long flags)
 {
@@ -83,7 +98,8 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const 
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(check_prop(prop));
 	struct block *block;
-	TRY(block_new(prop->location.id, size, &block));
+	TRY(prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? block_new(prop->location.id, size, &block)
+							       : host_block(size, &block));
 	block->prop = *prop;
 	return allocation_new(block, handle);
 }
@@ -229,7 +245,7 @@ static bool protect(uint64_t address, uint64_t end)
 static bool owned_or_peer(uint64_t address, uint64_t end, CUdevice device)
 {
 	EACH_MAPPING(mapping, address, end)
-		if (mapping->block->device != device && !peers(device, mapping->block->device))
+		if (!mapping->block->host && mapping->block->device != device && !peers(device, mapping->block->device))
 			return false;
 	return true;
 }
@@ -303,6 +319,7 @@ struct export {
 	struct exported block;
 };
 #define MAGIC "cudasim"
+#define HOST -1 // instead of a device
 
 static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
 			 unsigned long long flags)
@@ -318,7 +335,7 @@ static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 	int fd = block_outlive(block);
 	off_t at = fd < 0 ? 0 : (off_t)block->size;
 	if (fd >= 0)
-		export.block = (struct exported){.fd = -1, .device = block->device, .size = block->size};
+		export.block = (struct exported){.fd = -1, .device = block->host ? HOST : block->device, .size = block->size};
 	else if (block->outlives || (fd = memfd_create("cudasim-export", MFD_CLOEXEC)) < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	if (pwrite(fd, &export, sizeof export, at) != sizeof export) {
@@ -339,18 +356,24 @@ static CUresult import(CUmemGenericAllocationHandle *handle, void *shareable, CU
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!handle || fstat(fd, &status) || status.st_size < (off_t)sizeof export ||
 	    pread(fd, &export, sizeof export, status.st_size - (off_t)sizeof export) != sizeof export ||
-	    memcmp(export.magic, MAGIC, sizeof MAGIC) || !device_valid(export.block.device))
+	    memcmp(export.magic, MAGIC, sizeof MAGIC))
+		return CUDA_ERROR_INVALID_VALUE;
+	bool host = export.block.device == HOST;
+	if (!host && !device_valid(export.block.device))
 		return CUDA_ERROR_INVALID_VALUE;
 	struct block *block = block_of(export.block.id);
 	if (export.block.process == getpid())
 		return block ? retain(block, handle) : CUDA_ERROR_INVALID_VALUE;
 	if (!export.block.process)
-		TRY(block_adopt(fd, export.block.device, export.block.size, &block));
+		TRY(block_adopt(fd, host ? 0 : export.block.device, export.block.size, &block));
 	else
 		TRY(block_import(&export.block, &block));
 	block->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 					    .location = {CU_MEM_LOCATION_TYPE_DEVICE, block->device}};
+	block->host = host;
+	if (host)
+		block->prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
 	block->imported = true;
 	TRY(allocation_new(block, handle));
 	block_shared(block);

@@ -18,6 +18,7 @@ struct block {
 	bool shown; // mapped, now or earlier
 	bool outlives; // foreign_fd alone is the memory
 	bool imported; // from a descriptor of another process, or of memory that outlives its maker
+	bool host; // memory of the host, by cuMemCreate; device is 0
 	uint64_t multicast;   // bytes of a multicast object, which has no memory; 0: none
 	struct block *member; // what is bound to it
 };

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/readable"
+	"tms/internal/tier"
+)
+
+func keptReserveCommand() *cobra.Command {
+	var device int
+	command := &cobra.Command{
+		Use:   "reserve [BYTES]",
+		Short: "Make host memory ready for paused processes and demoted sets",
+		Long: `Makes as much host memory ready as is named, beside what is in use already. It
+belongs to no process: the pauses of all the user's processes and the
+demotions of sets put contents there, without first making and pinning memory,
+and give it back when they are done. What a process had that was killed goes to
+the system; reserve again then. Less than before frees memory, 0 all. Without a
+number it says how much is free.`,
+		Example: `  tms kept reserve 64G
+  tms kept reserve 64G --device 4     # on the NUMA node of another GPU`,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(command *cobra.Command, arguments []string) (err error) {
+			if len(arguments) > 1 {
+				return errors.New("say how much, once: tms kept reserve 64G")
+			}
+			bytes := uint64(tier.Unchanged)
+			if len(arguments) > 0 && arguments[0] == "0" {
+				bytes = 0
+			} else if len(arguments) > 0 {
+				bytes, err = sizeOf("BYTES", arguments[0])
+			}
+			if err == nil {
+				err = startKeeper()
+			}
+			if err != nil {
+				return err
+			}
+			free, err := tier.Reserve(bytes, device)
+			if err == nil || free > 0 {
+				fmt.Fprintf(command.OutOrStdout(), "%s of host memory are reserved and free\n", readable.Bytes(free))
+			}
+			return err
+		},
+	}
+	command.Flags().IntVar(&device, "device", 0, "the GPU, by its number, that the memory is to be near")
+	completes(command, "device")
+	return command
+}

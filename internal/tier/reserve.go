@@ -1,0 +1,55 @@
+package tier
+
+import (
+	"math"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/hostmemory"
+	"tms/internal/keeper"
+	"tms/internal/readable"
+	"tms/vmm/cuda"
+)
+
+// Unchanged is for Reserve, which then says only how large it is.
+const Unchanged = math.MaxUint64
+
+// Reserve makes the host memory that is reserved and free on the NUMA node of a device as large as bytes, in whole
+// extents, and returns how large it is then. Errors: why it is not; *cuda.Error. (cuMemCreate)
+func Reserve(bytes uint64, device int) (free uint64, err error) {
+	driver, err := cuda.Open("libcuda.so.1")
+	if err != nil {
+		return 0, err
+	}
+	node, err := driver.HostNode(cuda.Device(device))
+	if err != nil {
+		return 0, err
+	}
+	reply, _, err := keeper.Ask(control.Request{Op: control.Take}, -1)
+	if free = reply.Reserved[node]; bytes == Unchanged {
+		return free, err
+	}
+	if available := hostmemory.Machine(); err == nil && bytes > free && bytes-free > available {
+		err = cuda.Refuse(cuda.OperatingSystem, "%s are available", readable.Bytes(available))
+	}
+	for ; err == nil && free < bytes; free += cuda.HostExtent {
+		var extent int
+		if extent, err = driver.MemCreateFile(cuda.HostExtent, cuda.HostExtentOn(node)); err == nil {
+			_, _, err = keeper.Ask(control.Request{Op: control.Give, Node: &node}, extent)
+			_ = unix.Close(extent)
+		}
+		if err != nil {
+			return free, err
+		}
+	}
+	for ; err == nil && free >= bytes+cuda.HostExtent; free -= cuda.HostExtent {
+		var extent int
+		if _, extent, err = keeper.Ask(control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent},
+			-1); err != nil {
+			return free, err
+		}
+		_ = unix.Close(extent)
+	}
+	return free, err
+}

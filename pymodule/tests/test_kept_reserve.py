@@ -1,0 +1,213 @@
+"""Host memory that belongs to no process: contents of pauses and demoted sets go there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import publishing
+import pytest
+from publishing import INTACT, REACH, House, MiB, Program, large, until
+
+house = publishing.house
+EXTENT = 256 * MiB
+SIZE = 40 * MiB
+
+
+def free(house: House) -> int:
+    """How many extents are reserved and free."""
+    words = house.move("reserve").split()
+    assert words[2:] == ["of", "host", "memory", "are", "reserved", "and", "free"], words
+    return round(float(words[0]) * {"bytes": 1, "MiB": MiB, "GiB": 1024 * MiB}[words[1]]) // EXTENT
+
+
+def owner(house: House, **variables: str) -> Program:
+    """A program with pausable memory that is not all alike."""
+    program = house.program(**variables)
+    program.does(
+        "with tms.region('mine', backup='host'):\n"
+        f"    pointers = [cuda.malloc({SIZE}) for _ in range(3)]\n"
+        "for i, pointer in enumerate(pointers):\n"
+        f"    cuda.write(pointer, bytes([i + 1]) * {SIZE})\n"
+    )
+    return program
+
+
+WHOLE = f"all(cuda.read(p, {SIZE}) == bytes([i + 1]) * {SIZE} for i, p in enumerate(pointers))"
+
+
+def test_pauses_pass_it_on(house: House) -> None:
+    programs = [owner(house), owner(house, LD_PRELOAD=REACH)]
+    assert free(house) == 0
+    assert "512.00 MiB" in house.move("reserve", "300M")
+    before = programs[0].free()
+    for program in programs * 2:
+        pinned = program.run("cuda.calls('cuMemHostRegister')")
+        program.run("tms.pause()")
+        assert program.free() == before + 3 * SIZE and free(house) == 1
+        assert program.run("cuda.calls('cuMemHostRegister')") == pinned
+        program.run("tms.resume()")
+        assert program.run(WHOLE)
+        until(lambda: free(house) == 2)
+    pid = str(programs[1].process.pid)
+    for arguments in (["pause", pid], ["pause", pid, "--everything"]):
+        assert house.command(*arguments).returncode == 0
+        assert free(house) == 1
+        assert house.command("resume", pid).returncode == 0
+        assert programs[1].run(WHOLE)
+        until(lambda: free(house) == 2)
+    assert "0 bytes" in house.move("reserve", "0") and free(house) == 0
+
+
+def test_what_finds_no_room_there(house: House) -> None:
+    """It waits in the process's own memory."""
+    program = owner(house, CUDASIM_MEMORY="1G")
+    house.move("reserve", "256M")
+    program.does(f"with tms.region('more', backup='host'): more = cuda.malloc({140 * MiB})")
+    program.does(f"cuda.write(more, b'm' * {140 * MiB})")
+    for again in range(2):
+        program.run("tms.pause()")
+        assert free(house) == 0
+        assert program.run("cuda.calls('cuMemHostRegister')") == again + 1
+        program.run("tms.resume()")
+        assert program.run(WHOLE) and program.run(f"cuda.read(more, {140 * MiB}) == b'm' * {140 * MiB}")
+        until(lambda: free(house) == 1)
+
+
+def test_a_pointer_to_contents(house: House) -> None:
+    """Reserved memory has no address in the process, so the tag's contents move to its own."""
+    program = owner(house)
+    house.move("reserve", "256M")
+    program.does(
+        "find = load().c.tms_get_cpu_backup_pointer\n"
+        "find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint64]\n"
+    )
+    assert program.run(f"find(pointers[1], {SIZE})") is None
+    program.run("tms.pause()")
+    assert free(house) == 0
+    program.does("cuda.fail('cuMemcpyDtoDAsync_v2', 1, 2)")
+    assert program.run(f"find(pointers[1], {SIZE})") is None and free(house) == 0
+    assert program.run(f"ctypes.string_at(find(pointers[1], {SIZE}), {SIZE}) == b'\\2' * {SIZE}")
+    assert program.run("ctypes.string_at(find(pointers[2], 1), 5) == b'\\3' * 5")
+    until(lambda: free(house) == 1)
+    program.run("tms.resume()")
+    assert program.run(WHOLE)
+
+
+def test_copies_that_are_to_stay(house: House) -> None:
+    """Retained and incremental copies are the process's own."""
+    program = owner(house, TMS_RETAIN_CPU_BACKUP="1")
+    house.move("reserve", "256M")
+    program.run("tms.pause()")
+    assert free(house) == 1
+    program.run("tms.resume()")
+    assert program.run(WHOLE)
+
+
+def test_a_process_that_is_killed(house: House) -> None:
+    """Its extents go to the system, since its device may still write them, and nobody else's do."""
+    dies, lives = owner(house), owner(house)
+    house.move("reserve", "768M")
+    dies.run("tms.pause()")
+    lives.run("tms.pause()")
+    assert free(house) == 1
+    dies.kill()
+    lives.run("tms.resume()")
+    until(lambda: free(house) == 2)
+    assert lives.run(WHOLE)
+    assert "768.00 MiB" in house.move("reserve", "768M")
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_without_a_keeper(house: House, stopped: bool) -> None:
+    """A pause and a resume need none, nor do they wait for one that is stopped."""
+    program = owner(house)
+    house.move("reserve", "512M")
+    program.run("tms.pause()")
+    keeper = house.keeper()
+    os.kill(keeper, signal.SIGSTOP) if stopped else house.kill_keeper()
+    for _ in range(2):
+        program.run("tms.resume()")
+        assert program.run(WHOLE)
+        program.run("tms.pause()")
+    assert program.run("cuda.calls('cuMemHostRegister')") > 0
+    if stopped:
+        os.kill(keeper, signal.SIGCONT)
+        until(lambda: free(house) == 2)
+    else:
+        assert house.keeper() == 0
+    program.run("tms.resume()")
+    assert program.run(WHOLE)
+
+
+def test_calls_that_fail(house: House) -> None:
+    """What the driver refuses, the pause or resume undoes or reports, and nothing is lost."""
+    program = owner(house)
+    house.move("reserve", "512M")
+    functions = ("cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemcpyDtoDAsync_v2")
+    for function in functions:
+        for step in ("pause", "resume"):
+            program.does(f"cuda.fail({function!r}, 1, 2)")
+            refused = str(program.run(f"tms.{step}()"))
+            program.does("cuda.forget_failures()")
+            if "Error" in refused:
+                assert isinstance(program.run(f"tms.{step}()"), int)
+        assert program.run(WHOLE), function
+        until(lambda: free(house) == 2)
+
+
+def test_sets_go_there_and_come_back(house: House) -> None:
+    user = large(house)
+    before = user.free()
+    house.move("reserve", "4G")
+    for place in ("host", "disk", "host"):
+        house.move("demote", "set", "--to", place)
+        [one] = house.sets()
+        assert one["bytes"] == 12 * MiB and user.free() == before + 12 * MiB
+        used = 16 - free(house)
+        assert used == (len(one["chunks"]) if place == "host" else 0)
+        assert "12.00 MiB are as published" in house.move("verify", "set")
+        house.move("promote", "set")
+        until(lambda: free(house) == 16)
+    user.does("attached()")
+    assert user.run(INTACT)
+    user.does("del tensors")
+    house.move("demote", "set")
+    house.move("demote", "set", "--to", "disk")
+    until(lambda: free(house) == 16)
+    house.move("promote", "set")
+    house.move("reserve", "256M")  # too little for all chunks
+    house.move("demote", "set")
+    assert free(house) == 1
+    house.move("drop", "set")
+    assert user.free() == before + 12 * MiB
+
+
+@pytest.mark.parametrize("function", ["cuMemImportFromShareableHandle", "cuMemcpyDtoDAsync_v2"])
+def test_moves_that_are_killed_or_fail(house: House, function: str) -> None:
+    user = large(house)
+    before = user.free()
+    house.move("reserve", "4G")
+    for words, place in ((["demote", "set"], ""), (["promote", "set"], "host")):
+        for how in ("2", "kill"):
+            ended = house.command("kept", *words, CUDASIM_FAIL=f"{function}:2:{how}")
+            assert ended.returncode == (1 if how == "2" else -signal.SIGKILL)
+            assert [one["place"] for one in house.sets()] == [place]
+            until(lambda place=place: user.free() == before + (12 * MiB if place else 0))
+            if how == "2" and not place:
+                assert free(house) == 16
+        house.move("reserve", "4G")
+        house.move(*words)
+    until(lambda: free(house) == 16 + len(house.sets()[0]["chunks"]))
+    user.does("attached()")
+    assert user.run(INTACT)
+
+
+def test_words_that_are_wrong(house: House) -> None:
+    for arguments in (["much"], ["-1G"], ["1G", "2G"], ["1G", "--device", "-1"]):
+        refused = house.command("kept", "reserve", *arguments)
+        assert refused.returncode != 0 and refused.stderr, arguments
+    refused = house.command("kept", "reserve", "900T")
+    assert refused.returncode == 2 and "available" in refused.stderr
+    assert json.loads(house.move("--json")) == []
