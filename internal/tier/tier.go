@@ -172,11 +172,15 @@ func (m *mover) take(set control.KeptSet, made []end) bool {
 
 // copy copies the chunks to ends, which it makes unless they were taken.
 func (m *mover) copy(set control.KeptSet, made []end, to string) error {
-	errs := make([]error, min(len(made), runtime.GOMAXPROCS(0))) // for the system gives and copies memory slowly
-	var workers sync.WaitGroup
+	workers := runtime.GOMAXPROCS(0) // for the system gives and copies memory slowly
+	if m.direct {
+		workers = 3 // the device copies; one maps meanwhile
+	}
+	errs := make([]error, min(len(made), workers))
+	var running sync.WaitGroup
 	var next atomic.Int32
 	for n := range errs {
-		workers.Go(func() {
+		running.Go(func() {
 			errs[n] = m.work(func(w worker) (err error) {
 				for i := int(next.Add(1)) - 1; err == nil && i < len(made); i = int(next.Add(1)) - 1 {
 					err = m.copyChunk(w, set.Chunks[i], set.Place, &made[i], to)
@@ -185,7 +189,7 @@ func (m *mover) copy(set control.KeptSet, made []end, to string) error {
 			})
 		})
 	}
-	workers.Wait()
+	running.Wait()
 	return cmp.Or(errs...)
 }
 
