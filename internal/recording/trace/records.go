@@ -239,45 +239,36 @@ func (l *Live) Apply(r Record, made func(Record), freed func(block Record, strea
 	}
 }
 
-// allocations calls f for each block that was made, freed or refused. It leaves out memory in which
-// the program's own allocator places blocks, because that could not be replayed. Errors: ErrMalformed, the reader's.
-func (r *Records) allocations(f func(action Action, block Record, stream uint64)) error {
-	live := NewLive()
-	for {
-		record, ok, err := r.Next()
-		switch {
-		case !ok || err != nil:
-			return err
-		case (record.Kind == Made || record.Kind == Freed) && record.Flags&FlagMapped != 0:
-		case record.Kind == Refused:
-			f(Failure, record, record.Stream)
-		default:
-			live.Apply(record, func(b Record) { f(Allocate, b, b.Stream) },
-				func(b Record, stream uint64) { f(Free, b, stream) })
-		}
-	}
-}
-
-// readRecords makes a Trace of a file of records.
+// readRecords makes a Trace of a file of records. It leaves out memory in which the program's own allocator places
+// blocks, because that could not be replayed.
 func readRecords(name string, from io.Reader) (*Trace, error) {
 	records, err := NewRecords(name, from)
 	if err != nil {
 		return nil, err
 	}
-	t := &Trace{Name: name}
+	t, live := &Trace{Name: name}, NewLive()
 	numbers := map[uint64]uint32{} // of live blocks, by address
-	err = records.allocations(func(action Action, b Record, stream uint64) {
-		if action == Allocate {
-			t.Blocks++
-			numbers[b.Address] = uint32(t.Blocks)
-		}
-		t.Events = append(t.Events, Event{action, numbers[b.Address], b.Size, stream})
-		if action == Free {
-			delete(numbers, b.Address)
-		}
-	})
-	if err != nil {
-		return nil, err
+	made := func(b Record) {
+		t.Blocks++
+		numbers[b.Address] = uint32(t.Blocks)
+		t.Events = append(t.Events, Event{Allocate, numbers[b.Address], b.Size, b.Stream})
 	}
-	return t, nil
+	freed := func(b Record, stream uint64) {
+		t.Events = append(t.Events, Event{Free, numbers[b.Address], b.Size, stream})
+		delete(numbers, b.Address)
+	}
+	for {
+		record, ok, err := records.Next()
+		switch {
+		case err != nil:
+			return nil, err
+		case !ok:
+			return t, nil
+		case (record.Kind == Made || record.Kind == Freed) && record.Flags&FlagMapped != 0:
+		case record.Kind == Refused:
+			t.Events = append(t.Events, Event{Action: Failure, Size: record.Size, Stream: record.Stream})
+		default:
+			live.Apply(record, made, freed)
+		}
+	}
 }
