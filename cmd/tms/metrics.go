@@ -70,20 +70,9 @@ func serveMetrics(listener net.Listener) error {
 	return nil
 }
 
-// counters are of a process and a device, and never decrease while the process lives.
-var counters = map[string]string{
-	"pauses_total":                "Pauses of memory of the device that succeeded.",
-	"pause_bytes_total":           "Device memory that pauses have given back.",
-	"pause_contents_bytes_total":  "Contents that pauses have saved.",
-	"pause_seconds_total":         "Time that pauses of memory of the device took.",
-	"resumes_total":               "Resumes of memory of the device that succeeded.",
-	"resume_bytes_total":          "Device memory that resumes have taken again.",
-	"resume_contents_bytes_total": "Contents that resumes have brought back.",
-	"resume_seconds_total":        "Time that resumes of memory of the device took.",
-}
-
-// gauges has the other metrics but one, with their labels besides those that each has: pid, container and pod.
-var gauges = map[string]struct{ labels, help string }{
+// metrics has all metrics but one, with their labels besides those that each has: pid, container and pod. Those whose
+// names end in _total are counters, and never decrease while the process lives.
+var metrics = map[string]struct{ labels, help string }{
 	"process_up": {"", "Whether the process has answered."},
 	"process_info": {"command version",
 		"1, with the command of the process and the version of its library."},
@@ -116,6 +105,14 @@ var gauges = map[string]struct{ labels, help string }{
 	"tag_paused_timestamp_seconds":     {"device tag", "When the last pause was done, of what is paused now."},
 	"tag_last_pause_duration_seconds":  {"device tag", "How long the last pause took; 0: there was none."},
 	"tag_last_resume_duration_seconds": {"device tag", "How long the last resume took; 0: there was none."},
+	"pauses_total":                     {"device", "Pauses of memory of the device that succeeded."},
+	"pause_bytes_total":                {"device", "Device memory that pauses have given back."},
+	"pause_contents_bytes_total":       {"device", "Contents that pauses have saved."},
+	"pause_seconds_total":              {"device", "Time that pauses of memory of the device took."},
+	"resumes_total":                    {"device", "Resumes of memory of the device that succeeded."},
+	"resume_bytes_total":               {"device", "Device memory that resumes have taken again."},
+	"resume_contents_bytes_total":      {"device", "Contents that resumes have brought back."},
+	"resume_seconds_total":             {"device", "Time that resumes of memory of the device took."},
 }
 
 // collector asks all processes at each scrape.
@@ -127,15 +124,9 @@ type collector struct {
 func newCollector() *collector {
 	c := &collector{map[string]*prometheus.Desc{}, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "tms_unanswered_total", Help: "How often a process did not answer a scrape."})}
-	describe := func(name, help, more string) {
-		labels := append([]string{"pid", "container", "pod"}, strings.Fields(more)...)
-		c.described[name] = prometheus.NewDesc("tms_"+name, help, labels, nil)
-	}
-	for name, g := range gauges {
-		describe(name, g.help, g.labels)
-	}
-	for name, help := range counters {
-		describe(name, help, "device")
+	for name, m := range metrics {
+		labels := append([]string{"pid", "container", "pod"}, strings.Fields(m.labels)...)
+		c.described[name] = prometheus.NewDesc("tms_"+name, m.help, labels, nil)
 	}
 	return c
 }
