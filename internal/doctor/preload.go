@@ -4,19 +4,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
 
+var comment = regexp.MustCompile(`#.*`)
+
 func preloadFile(path string) []string {
 	text, _ := os.ReadFile(path)
-	var entries []string
-	for line := range strings.SplitSeq(string(text), "\n") {
-		line, _, _ = strings.Cut(line, "#")
-		entries = append(entries, strings.FieldsFunc(line,
-			func(c rune) bool { return c == ' ' || c == '\t' || c == ':' })...)
-	}
-	return entries
+	return strings.FieldsFunc(comment.ReplaceAllString(string(text), ""),
+		func(c rune) bool { return strings.ContainsRune(" \t\n:", c) })
 }
 
 // preloads returns the program's files that its LD_PRELOAD names, in that order. file returns where to open each. A
