@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 )
 
@@ -117,23 +116,13 @@ func (i *image) named(library string) bool {
 func (i *image) isCudart() bool { return i.named("libcudart.so") }
 
 // architecture returns what a program and a preloaded library must share.
-func (i *image) architecture() string { return architecture(i.class, i.machine) }
-
-func architecture(class elf.Class, machine elf.Machine) string {
-	name := strings.ToLower(strings.TrimPrefix(machine.String(), "EM_"))
+func (i *image) architecture() string {
+	name := strings.ToLower(strings.TrimPrefix(i.machine.String(), "EM_"))
 	switch {
-	case class == elf.ELFCLASS32 && machine == elf.EM_X86_64:
+	case i.class == elf.ELFCLASS32 && i.machine == elf.EM_X86_64:
 		return "x32"
-	case class == elf.ELFCLASS32:
+	case i.class == elf.ELFCLASS32:
 		return name + " (32 bit)"
 	}
 	return name
-}
-
-// ownArchitecture returns the architecture of this command, which is built together with libtms.so.
-func ownArchitecture() string {
-	if runtime.GOARCH == "arm64" {
-		return architecture(elf.ELFCLASS64, elf.EM_AARCH64)
-	}
-	return architecture(elf.ELFCLASS64, elf.EM_X86_64)
 }

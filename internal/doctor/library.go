@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 )
@@ -98,10 +99,13 @@ func (r *Report) openLibrary(path, file string) error {
 }
 
 func (r *Report) libraryArchitecture() string {
-	if r.Library != nil {
+	switch {
+	case r.Library != nil:
 		return r.Library.Machine
+	case runtime.GOARCH == "arm64": // as this command, which is built together with libtms.so
+		return "aarch64"
 	}
-	return ownArchitecture()
+	return "x86_64"
 }
 
 // preloadAdvice returns the beginning of a command that preloads the library.
