@@ -10,7 +10,7 @@ import (
 )
 
 func doctorCommand() *cobra.Command {
-	var target doctor.Target
+	var pid int
 	var asJSON bool
 	command := &cobra.Command{
 		Use:   "doctor [PROGRAM | --pid PID]",
@@ -22,20 +22,21 @@ program's loader (ld.so), to ask it.`,
   tms doctor python3
   tms doctor --pid 4242 --json`,
 		RunE: func(command *cobra.Command, arguments []string) error {
+			program := ""
 			switch {
 			case len(arguments) > 1:
 				return fmt.Errorf("too many arguments: give one program, without its arguments (tms doctor %s)",
 					arguments[0])
 			case len(arguments) == 1 && command.Flags().Changed("pid"):
 				return errors.New("give a program or --pid, not both")
-			case command.Flags().Changed("pid") && target.PID <= 0:
-				return fmt.Errorf("--pid %d: give the number of a running process", target.PID)
+			case command.Flags().Changed("pid") && pid <= 0:
+				return fmt.Errorf("--pid %d: give the number of a running process", pid)
 			case len(arguments) == 1 && arguments[0] == "":
 				return errors.New("the program's name is empty: give its path")
 			case len(arguments) == 1:
-				target.Program = arguments[0]
+				program = arguments[0]
 			}
-			report, err := doctor.Examine(target)
+			report, err := doctor.Examine(pid, program)
 			if err != nil {
 				return err
 			}
@@ -51,7 +52,7 @@ program's loader (ld.so), to ask it.`,
 		},
 	}
 	flags := command.Flags()
-	flags.IntVar(&target.PID, "pid", 0, "`PID` of a running process to examine")
+	flags.IntVar(&pid, "pid", 0, "`PID` of a running process to examine")
 	completesBy(command, "pid", completeProcesses)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object")
 	return command

@@ -12,12 +12,6 @@ import (
 	"tms/internal/readable"
 )
 
-// Target is what to examine: the machine, and a program or a process if it names one.
-type Target struct {
-	Program string // a path, or a name to search for in PATH; "" for none
-	PID     int    // 0 for none
-}
-
 // Report has all findings. Its JSON form is the interface of `tms doctor --json`.
 type Report struct {
 	CanInterpose bool      `json:"can_interpose"` // no finding is an error
@@ -50,21 +44,22 @@ type Finding struct {
 	Do       string   `json:"do"`
 }
 
-// Examine returns an error if there is nothing to report on: no such program, process or library.
-func Examine(target Target) (*Report, error) {
+// Examine examines the machine, and a process (0: none) or a program (a path, or a name to search for in PATH; "":
+// none). It returns an error if there is nothing to report on: no such program, process or library.
+func Examine(pid int, program string) (*Report, error) {
 	r := &Report{Devices: []Device{}, Findings: []Finding{}}
 	env := parseEnvironment(os.Environ())
 	var process *process
 	var main *image
 	var err error
 	switch {
-	case target.PID != 0:
-		if process, err = openProcess(target.PID); err != nil {
+	case pid != 0:
+		if process, err = openProcess(pid); err != nil {
 			return nil, err
 		}
 		env = process.environment
-	case target.Program != "":
-		if r.Program, main, err = openProgram(target.Program); err != nil {
+	case program != "":
+		if r.Program, main, err = openProgram(program); err != nil {
 			return nil, err
 		}
 	}
