@@ -9,6 +9,7 @@ _TEXT, _BOOL, _CODE = ctypes.c_char_p, ctypes.c_bool, ctypes.c_int
 _TEXTS = ctypes.POINTER(_TEXT)
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _HANDLE, _OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+_SIZE, _SIZES = ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)
 
 
 class _GraphPool(ctypes.Structure):
@@ -43,24 +44,17 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_resume": (_CODE, _TEXT),
     "tms_resume_tags": (_CODE, _TEXTS, ctypes.c_double),
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
-    "tms_live": (_CODE, _HANDLE, ctypes.c_size_t, _HANDLE, ctypes.c_size_t),
+    "tms_live": (_CODE, _HANDLE, _SIZE, _HANDLE, _SIZE),
     "tms_prepare": (_CODE, _TEXT, _BOOL),
     "tms_last_bytes": (ctypes.c_uint64,),
     "tms_trim": (_CODE,),
     "tms_kept_create": (_CODE, _OUT, _TEXT, ctypes.c_int),
-    "tms_kept_add": (_CODE, _HANDLE, ctypes.c_size_t, _OUT),
-    "tms_kept_seal": (_CODE, _HANDLE, _TEXT, ctypes.c_size_t),
+    "tms_kept_add": (_CODE, _HANDLE, _SIZE, _OUT),
+    "tms_kept_seal": (_CODE, _HANDLE, _TEXT, _SIZE),
     "tms_kept_open": (_CODE, _OUT, _TEXT),
-    "tms_kept_manifest": (_CODE, _HANDLE, _TEXT, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
+    "tms_kept_manifest": (_CODE, _HANDLE, _TEXT, _SIZE, _SIZES),
     "tms_kept_attach": (_CODE, _HANDLE),
-    "tms_kept_chunk": (
-        _CODE,
-        _HANDLE,
-        ctypes.c_size_t,
-        _OUT,
-        ctypes.POINTER(ctypes.c_size_t),
-        ctypes.POINTER(ctypes.c_int),
-    ),
+    "tms_kept_chunk": (_CODE, _HANDLE, _SIZE, _OUT, _SIZES, ctypes.POINTER(ctypes.c_int)),
     "tms_kept_close": (_CODE, _HANDLE),
     "tms_serve": (_CODE,),
     "tms_pause_everything": (_CODE, ctypes.c_double),
@@ -73,11 +67,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_torch_malloc": (_HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
     "tms_torch_free": (None, _HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
     "tms_pool_create": (_CODE, _OUT, _TEXT, _TEXT, ctypes.c_int),
-    "tms_pool_malloc": (_CODE, _HANDLE, _OUT, ctypes.c_size_t, _HANDLE),
+    "tms_pool_malloc": (_CODE, _HANDLE, _OUT, _SIZE, _HANDLE),
     "tms_pool_free": (_CODE, _HANDLE, _HANDLE),
     "tms_pool_record_stream": (_CODE, _HANDLE, _HANDLE, _HANDLE),
-    "tms_pool_trim": (_CODE, _HANDLE, ctypes.POINTER(ctypes.c_size_t)),
-    "tms_pool_stats_json": (ctypes.c_size_t, _HANDLE, _TEXT, ctypes.c_size_t),
+    "tms_pool_trim": (_CODE, _HANDLE, _SIZES),
+    "tms_pool_stats_json": (_SIZE, _HANDLE, _TEXT, _SIZE),
     "tms_pool_reset_peak_stats": (_CODE, _HANDLE),
     "tms_pool_destroy": (_CODE, _HANDLE),
     "tms_torch_pool_use": (_CODE, _TEXT, _TEXT),
@@ -91,10 +85,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_torch_pool_begin_allocate_to_pool": (None, ctypes.c_int, _GraphPool, _HANDLE),
     "tms_torch_pool_end_allocate_to_pool": (None, ctypes.c_int, _GraphPool),
     "tms_torch_pool_release_pool": (None, ctypes.c_int, _GraphPool),
-    "tms_torch_pool_stats_json": (ctypes.c_size_t, _TEXT, ctypes.c_size_t),
+    "tms_torch_pool_stats_json": (_SIZE, _TEXT, _SIZE),
     "tms_torch_pool_reset_peak_stats": (_CODE,),
     "tms_last_error": (_TEXT,),
-    "tms_stats_json": (ctypes.c_size_t, _TEXT, ctypes.c_size_t),
+    "tms_stats_json": (_SIZE, _TEXT, _SIZE),
     "tms_version": (_TEXT,),
 }
 """The result of each function of tms.h, then its arguments."""
