@@ -279,9 +279,12 @@ def resume_within(library: Library, tags: list[str] | None, wait: float, others:
         others: seconds that other processes have to resume memory that is open here.
     """
     start, pause, mapped, part, released = time.monotonic(), _FIRST_RETRY, 0, 0.0, False
+    what, function, given = f"resuming {named(tags)}", library.c.tms_resume_within, None
+    if tags is not None:
+        function, given = library.c.tms_resume_tags, texts(tags)
     while True:
         try:
-            return mapped + library.resume(tags, part)
+            return mapped + library.operate(what, function, given, part)
         except OutOfMemoryError:
             # While the driver has the rest of the process, PyTorch's CUDA calls would wait.
             if not released and not library.stats["everything"]:

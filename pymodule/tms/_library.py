@@ -133,17 +133,6 @@ class Library:
         """
         return self.operate(f"pausing {named(tag)}", self.c.tms_pause_within, encoded(tag), within)
 
-    def resume(self, tags: list[str] | None, within: float) -> int:
-        """Calls tms_resume_tags and returns the bytes that it mapped.
-
-        Args:
-            within: seconds to wait for memory, in which no signal handler of Python's runs.
-        """
-        what = f"resuming {named(tags)}"
-        if tags is None:
-            return self.operate(what, self.c.tms_resume_within, None, within)
-        return self.operate(what, self.c.tms_resume_tags, texts(tags), within)
-
     def operate(self, doing: str, function: Callable[..., int], *arguments: Any) -> int:
         """Calls a function, if there is a driver to work on, and returns `last_bytes`.
 
