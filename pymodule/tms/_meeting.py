@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 from ._errors import TmsError
 from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, refusals
@@ -62,7 +62,7 @@ class Meeting:
             call = _Call(self, doing(part.operation, part.tag, self._ranks()), timeout)
             with call.told(1, 2):  # others cannot finish what they decide meanwhile, either
                 self.introduce()
-                refused = call.agree(1, part.check(), merged, refusals)
+                refused = call.agree(1, part.check())
             if refused:
                 with contextlib.suppress(TmsError):
                     part.take_back()
@@ -73,13 +73,13 @@ class Meeting:
         done, state = 0, "all are as before"
         interrupted: BaseException | None = None
         try:
-            vote: dict[str, Any] = {"failures": []}
+            vote = part.vote()
             try:
                 done = part.do()
             except Exception as own:
                 vote["failures"] = [failure(self.name, own)]
             call.restart()  # the work is not counted
-            failures = call.agree(2, vote, _joined, _failures)
+            failures = call.agree(2, vote)
         except StoreLost as lost:
             failures = [failure(self.name, lost)]
             state = "this rank is as before, and so are those that had not heard that all was done"
@@ -202,20 +202,14 @@ class _Call:
         """Starts counting the time anew."""
         self._until = time.monotonic() + self._timeout
 
-    def agree(
-        self,
-        phase: int,
-        vote: dict[str, Any],
-        merged: Callable[[list[dict[str, Any]]], dict[str, Any]],
-        judged: Callable[[dict[str, Any]], list[Failure]],
-    ) -> list[Failure]:
+    def agree(self, phase: int, vote: dict[str, Any]) -> list[Failure]:
         """All ranks' decision on a phase: why it failed, or nothing."""
-        decision = self._decided(phase, vote, merged, judged)
+        decision = self._decided(phase, vote)
         if phase == 2:  # all have come to this call
             self._meeting.remove_before(self.number)
-        return _failures(decision)
+        return [Failure(*each) for each in decision["failures"]]
 
-    def _decided(self, phase: int, vote: dict[str, Any], merged: Any, judged: Any) -> Any:
+    def _decided(self, phase: int, vote: dict[str, Any]) -> Any:
         meeting, key = self._meeting, self._key(phase)
         others = [f"{key}/{rank}" for rank in meeting.heard(meeting.rank)]
         if others:
@@ -223,7 +217,7 @@ class _Call:
                 return meeting.settle(key, {"failures": self._late(key)})
             vote = merged([vote, *meeting.read(others)])
         if meeting.rank == 0:
-            return meeting.settle(key, {**vote, "failures": judged(vote)})
+            return meeting.settle(key, {**vote, "failures": refusals(vote)})
         meeting.write(f"{key}/{meeting.rank}", vote)
         if phase == 2:  # there is nothing else to do meanwhile
             meeting.remove_before(self.number)
@@ -272,11 +266,3 @@ class _Call:
 
 
 _UNKNOWN = [[-1, "", "it is not known what came of it", 0]]
-
-
-def _joined(votes: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"failures": [each for vote in votes for each in vote["failures"]]}
-
-
-def _failures(vote: dict[str, Any]) -> list[Failure]:
-    return [Failure(*each) for each in vote["failures"]]

@@ -59,10 +59,14 @@ class Part:
     _undo: list[str | None] = dataclasses.field(default_factory=list, init=False)
     """Tags of which `do` has changed something that no other caller had changed."""
 
+    def vote(self) -> dict[str, Any]:
+        """What this rank says while it knows of nothing against it; see `merged`."""
+        asks = [self.operation, self.tag, self.rank]
+        return {"asks": asks, "needs": {}, "failures": []}
+
     def check(self) -> dict[str, Any]:
-        """Whether this rank can do it, and what it needs of its machine; see `merged`."""
-        vote: dict[str, Any] = {"asks": [self.operation, self.tag, self.rank], "needs": {}}
-        vote["failures"] = []
+        """Whether this rank can do it, and what it needs of its machine."""
+        vote = self.vote()
         try:
             vote["needs"] = self._needs()
         except Exception as error:
@@ -194,7 +198,7 @@ def merged(votes: list[dict[str, Any]]) -> dict[str, Any]:
     """The votes of several ranks as one vote."""
     needs: dict[str, Any] = {}
     for vote in votes:
-        for key, (what, host, ranks, need, available) in vote.get("needs", {}).items():
+        for key, (what, host, ranks, need, available) in vote["needs"].items():
             if key in needs:
                 _, _, others, sum_, least = needs[key]
                 ranks, need, available = others + ranks, sum_ + need, min(least, available)
