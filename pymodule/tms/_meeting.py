@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import socket
 import threading
@@ -48,7 +49,7 @@ class Meeting:
         self.store = store
         self.rank = rank
         self.names = names
-        self._number = 0
+        self.numbers = itertools.count(1)  # of calls
         self._written: list[str] = []
         self._lock = threading.Lock()
 
@@ -59,9 +60,10 @@ class Meeting:
             GroupError: on every rank, with the same text; everything is as before.
         """
         with self._lock:
-            call = _Call(self, doing(part.operation, part.tag, self._ranks()), timeout)
+            call = _Call(self, doing(part.operation, part.tag, len(self.names), "rank"), timeout)
             with call.told(1, 2):  # others cannot finish what they decide meanwhile, either
-                self.introduce()
+                if call.number == 1:
+                    self.ask("set", f"host/{self.rank}", socket.gethostname())
                 refused = call.agree(1, part.check())
             if refused:
                 with contextlib.suppress(TmsError):
@@ -106,16 +108,6 @@ class Meeting:
                 with contextlib.suppress(StoreLost):
                     self.ask("delete_key", key)
         self._written = kept
-
-    def begin(self) -> int:
-        """The number of the next call."""
-        self._number += 1
-        return self._number
-
-    def introduce(self) -> None:
-        """Says in its first call where this rank runs."""
-        if self._number == 1:
-            self.ask("set", f"host/{self.rank}", socket.gethostname())
 
     @property
     def name(self) -> int:
@@ -180,9 +172,6 @@ class Meeting:
         key = f"host/{rank}"
         return bytes(self.ask("get", key)).decode() if self.there(key) else ""
 
-    def _ranks(self) -> str:
-        return f"{len(self.names)} ranks" if len(self.names) > 1 else "1 rank"
-
 
 _LEAST = 0.001
 _ABSENT = "it has not answered in time: it has ended, is stuck, or did not make this call"
@@ -196,7 +185,7 @@ class _Call:
         self._meeting = meeting
         self._timeout = timeout
         self.restart()
-        self.number = meeting.begin()  # last: from here on, others learn what ends the call
+        self.number = next(meeting.numbers)  # last: from here on, others learn what ends the call
 
     def restart(self) -> None:
         """Starts counting the time anew."""

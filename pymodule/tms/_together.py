@@ -269,10 +269,11 @@ def check_timeout(timeout: float) -> float:
     return timeout
 
 
-def doing(operation: str, tag: str | None, ranks: str) -> str:
+def doing(operation: str, tag: str | None, count: int, noun: str) -> str:
     """What is being done, as text."""
     what = "all tags" if tag is None else f"tag {tag!r}"
-    return f"{operation.removesuffix('e')}ing {what} on {ranks}"
+    many = "s" if count > 1 else ""
+    return f"{operation.removesuffix('e')}ing {what} on {count} {noun}{many}"
 
 
 def _text(tag: str | None) -> str:

@@ -172,8 +172,7 @@ class _Calls:
         self._number = uuid.uuid4().hex
         self._hosts: dict[int, str] = {}
         self._gone: set[int] = set()
-        many = f"{len(actors)} actors" if len(actors) > 1 else "1 actor"
-        self._doing = doing(operation, tag, many)
+        self._doing = doing(operation, tag, len(actors), "actor")
 
     def transact(self) -> int:
         try:
