@@ -377,21 +377,17 @@ func (j *job) hold(ctx context.Context) error {
 		if !all || sure && held { // if none was idle, all still have work
 			alignments--
 		}
-		switch {
-		case late && time.Now().Before(until):
-			if failed := j.goOn(ctx); failed != nil {
-				return failed
-			}
-		case late:
+		if !late || !time.Now().Before(until) {
 			for _, r := range j.ranks {
-				if r.err != nil {
+				if late && r.err != nil {
 					r.err = fmt.Errorf("in %d tries the ranks never stood between the same collectives: %w", j.tries,
 						r.err)
 				}
 			}
 			return j.undo(err)
-		default:
-			return j.undo(err)
+		}
+		if failed := j.goOn(ctx); failed != nil {
+			return failed
 		}
 		if held { // if one had so little to do, the others most likely wait for it
 			try += try / 8
