@@ -144,16 +144,14 @@ func measure(found []process, shown []nvml.Device) {
 	for i := range found {
 		p := &found[i]
 		for _, gpu := range shown {
-			known := slices.ContainsFunc(p.Bytes, func(d deviceBytes) bool { return d.UUID == gpu.UUID })
+			at := slices.IndexFunc(p.Bytes, func(d deviceBytes) bool { return d.UUID == gpu.UUID })
 			_, used := usedBy(p.here, gpu)
-			if !known && namespace == initialNamespace && p.Error == "" && used {
+			if at < 0 && namespace == initialNamespace && p.Error == "" && used {
+				at = len(p.Bytes)
 				p.Bytes = append(p.Bytes, deviceBytes{Device: -1, UUID: gpu.UUID, Parts: []part{}})
 			}
-		}
-		for j := range p.Bytes {
-			d := &p.Bytes[j]
-			if k := slices.IndexFunc(shown, func(gpu nvml.Device) bool { return gpu.UUID == d.UUID }); k >= 0 {
-				d.measure(shown[k], p.here, ours[d.UUID] == 1, namespace == initialNamespace)
+			if at >= 0 {
+				p.Bytes[at].measure(gpu, p.here, ours[gpu.UUID] == 1, namespace == initialNamespace)
 			}
 		}
 	}
