@@ -155,9 +155,6 @@ func (l *listing) show(to, aside io.Writer) error {
 		measure(found, shown)
 	}
 	if l.asJSON {
-		if found == nil {
-			found = []process{}
-		}
 		return cmp.Or(writeJSON(to, found), missing)
 	}
 	text := page{width: columns(to)}
