@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -83,13 +84,10 @@ type seen struct {
 func (w *watched) Look() top.Look {
 	var found []nvml.Device
 	var err error
-	asked := make(chan struct{})
-	go func() {
-		defer close(asked)
-		found, err = w.devices(time.Second)
-	}()
+	var asked sync.WaitGroup
+	asked.Go(func() { found, err = w.devices(time.Second) })
 	processes := statuses(time.Second)
-	<-asked
+	asked.Wait()
 	look := top.Look{At: time.Now(), Devices: overview(processes, found)}
 	if err != nil {
 		look.Note = err.Error()
