@@ -233,11 +233,8 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 		r.request.Everything = err == nil || errors.Is(err, checkpoint.ErrNoCUDA)
 	}
 	unknown := errors.Is(err, checkpoint.ErrUnsupported) || errors.Is(err, checkpoint.ErrNoCUDA)
-	if err != nil && (!unknown || r.driverOnly) {
+	if r.driverOnly || err != nil && !unknown {
 		return ended(o, err)
-	}
-	if r.driverOnly {
-		return ended(o, nil)
 	}
 	if unreachable != nil {
 		return ended(o, unreachable)
@@ -275,8 +272,7 @@ func failure(reply control.Reply, err error) error {
 
 // ask sends a request, and returns only a refusal.
 func ask(ctx context.Context, process *client.Conn, request control.Request) error {
-	reply, err := process.Do(ctx, request)
-	return failure(reply, err)
+	return failure(process.Do(ctx, request))
 }
 
 // ended returns the outcome with an error, or without one.
