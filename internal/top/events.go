@@ -14,7 +14,6 @@ import (
 type event struct {
 	at      time.Time
 	pid     int
-	command string
 	what    string // "paused" or "resumed"
 	tags    []string
 	bytes   uint64
@@ -34,7 +33,7 @@ func changes(before, now Process, at time.Time) (found []event) {
 		})
 		if i < 0 {
 			i = len(found)
-			found = append(found, event{at: at, pid: now.PID, command: now.Command, what: what, seconds: seconds})
+			found = append(found, event{at: at, pid: now.PID, what: what, seconds: seconds})
 		}
 		e := &found[i]
 		e.bytes += bytes
