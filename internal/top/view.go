@@ -185,10 +185,10 @@ func (m *model) deviceLines(most int) []string {
 	return lines
 }
 
-// columns are the widths of the rows' columns. A column of width 0 is left out.
+// columns are the widths of those of the rows' columns that vary, in cells, and which are left out.
 type columns struct {
-	name, bar                 int
-	live, held, backup, state int
+	name, bar int  // bar 0: left out
+	all       bool // also LIVE and BACKUP
 }
 
 const (
@@ -197,10 +197,9 @@ const (
 )
 
 func (m *model) columns() columns {
-	c := columns{held: numberWidth, state: stateWidth}
-	left := m.width - 2 - pidWidth - 1 - c.held - 1 - c.state - 1
-	if m.width >= 72 {
-		c.live, c.backup = numberWidth, numberWidth
+	c := columns{all: m.width >= 72}
+	left := m.width - 2 - pidWidth - 1 - numberWidth - 1 - stateWidth - 1
+	if c.all {
 		left -= 2 * (numberWidth + 1)
 	}
 	c.name = max(1, left)
@@ -211,20 +210,20 @@ func (m *model) columns() columns {
 	return c
 }
 
-func (c columns) line(m *model, first, name, bar, live, held, backup, state string) string {
-	line := m.fit(first, -pidWidth) + " " + m.fit(name, c.name)
+// line returns what is before a row's bar, and what is after it.
+func (c columns) line(m *model, first, name, live, held, backup, state string) (before, after string) {
+	before = m.fit(first, -pidWidth) + " " + m.fit(name, c.name)
 	if c.bar > 0 {
-		line += " " + bar
+		before += " "
 	}
-	for _, cell := range []struct {
-		width int
-		text  string
-	}{{c.live, live}, {c.held, held}, {c.backup, backup}} {
-		if cell.width > 0 {
-			line += " " + m.fit(cell.text, -cell.width)
-		}
+	numbers := []string{held}
+	if c.all {
+		numbers = []string{live, held, backup}
 	}
-	return line + " " + m.fit(state, c.state)
+	for _, number := range numbers {
+		after += " " + m.fit(number, -numberWidth)
+	}
+	return before, after + " " + m.fit(state, stateWidth)
 }
 
 // rowLines returns exactly so many lines, with the selected row among them.
@@ -244,7 +243,8 @@ func (m *model) rowLines(height int) []string {
 	if len(rows) > room {
 		head = fmt.Sprintf("%d-%d of %d", first+1, min(first+room, len(rows)), len(rows))
 	}
-	lines := []string{faint.Render("  " + c.line(m, "PID", head, m.fit("last "+since(c.bar), c.bar), "LIVE", "HELD", "BACKUP", "STATE"))}
+	before, after := c.line(m, "PID", head, "LIVE", "HELD", "BACKUP", "STATE")
+	lines := []string{faint.Render("  " + before + m.fit("last "+since(c.bar), c.bar) + after)}
 	for i := first; i < min(first+room, len(rows)); i++ {
 		lines = append(lines, m.rowLine(c, rows[i], whole))
 	}
@@ -288,13 +288,9 @@ func (m *model) rowLine(c columns, r row, whole uint64) string {
 	if r.tag == nil {
 		bar = m.over(green, r.key, c.bar, whole)
 	}
-	line := cursor + c.line(m, first, name, "\x00", readable.Short(tag.Live), readable.Short(tag.Held),
+	before, after := c.line(m, first, name, readable.Short(tag.Live), readable.Short(tag.Held),
 		readable.Short(tag.Backup), state)
-	before, after, found := strings.Cut(line, "\x00")
-	if !found {
-		return style.Render(line)
-	}
-	return style.Render(before) + bar + style.Render(after)
+	return style.Render(cursor+before) + bar + style.Render(after)
 }
 
 // brief returns the command, without the folder of its program.
