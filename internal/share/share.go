@@ -191,15 +191,6 @@ func delays(device Device, all []Process, own, w Process, theirs Decision) bool 
 
 // plan says what comes next for a process if no other waits: with the reserve, or else without.
 func plan(device Device, all []Process, own Process) Decision {
-	d := keeping(device, all, own)
-	if d.Never && device.Reserve > 0 {
-		d = keeping(Device{Free: device.Free}, all, own)
-	}
-	return d
-}
-
-// keeping is plan with the reserve.
-func keeping(device Device, all []Process, own Process) Decision {
 	need := own.Need + device.Reserve
 	if device.Free >= need {
 		return Decision{}
@@ -215,7 +206,10 @@ func keeping(device Device, all []Process, own Process) Decision {
 			}
 		}
 	}
-	if held < missing {
+	switch {
+	case held < missing && device.Reserve > 0:
+		return plan(Device{Free: device.Free}, all, own)
+	case held < missing:
 		return Decision{Never: true}
 	}
 	slices.SortStableFunc(others, func(x, y Process) int { return cmp.Compare(x.due(), y.due()) })
@@ -304,13 +298,11 @@ func parts(chosen []unit) (found []Part) {
 			i = len(found)
 			found = append(found, Part{ID: u.of.ID, Idle: !u.work && u.of.Need == 0})
 		}
-		found[i].Tags = append(found[i].Tags, u.tag.Name)
-	}
-	for i := range found {
-		of := chosen[slices.IndexFunc(chosen, func(u unit) bool { return u.of.ID == found[i].ID })].of
-		if !slices.ContainsFunc(of.Tags, func(t Tag) bool { return t.Bytes > 0 && !slices.Contains(found[i].Tags, t.Name) }) {
-			found[i].Tags = nil
+		tags := append(found[i].Tags, u.tag.Name)
+		if !slices.ContainsFunc(u.of.Tags, func(t Tag) bool { return t.Bytes > 0 && !slices.Contains(tags, t.Name) }) {
+			tags = nil // all
 		}
+		found[i].Tags = tags
 	}
 	return found
 }
