@@ -190,7 +190,7 @@ class _Calls:
         if failures:
             for rank in range(len(self._actors)):
                 self._ask(rank, _take_back)
-            raise self._error(failures, "all that live are as before")
+            raise error(self._doing, failures, "all that live are as before", self._name)
         try:
             done = self._all(_do)
         except BaseException:
@@ -198,7 +198,7 @@ class _Calls:
             raise
         failures = [each for each in done if isinstance(each, Failure)]
         if failures:
-            raise self._error(failures, self._take_back())
+            raise error(self._doing, failures, self._take_back(), self._name)
         return sum(each for each in done if not isinstance(each, Failure))
 
     def _take_back(self) -> str:
@@ -236,31 +236,23 @@ class _Calls:
             why = f"it has not answered within {self._timeout:g} s: it is in a method, or stuck"
             return Failure(rank, self._hosts.get(rank, ""), why, TIMEOUT)
         try:
-            answer = self._ray.get(reference)
+            return self._ray.get(reference)
         except Exception as own:
             return self._failure(rank, own)
-        return Failure(*answer["failure"]) if "failure" in answer else answer["value"]
 
     def _failure(self, rank: int, own: Exception) -> Failure:
-        host = self._hosts.get(rank, "")
+        what = "it cannot be asked"
         if isinstance(own, self._ray.exceptions.RayActorError):
             self._gone.add(rank)
-            return Failure(rank, host, f"it has died, or cannot be reached: {_line(own)}", 0)
-        return Failure(rank, host, f"it cannot be asked: {_line(own)}", 0)
-
-    def _error(self, failures: list[Failure], state: str) -> GroupError:
-        return error(self._doing, failures, state, self._name)
+            what = "it has died, or cannot be reached"
+        line = " ".join(str(own).split())[:600].rstrip(".")  # Ray's text has many
+        return Failure(rank, self._hosts.get(rank, ""), f"{what}: {line}", 0)
 
     def _name(self, rank: int) -> str:
         return f"actor {rank} {self._actors[rank]!r}"
 
 
-def _line(own: Exception) -> str:
-    """Ray's text, which has many lines."""
-    return " ".join(str(own).split())[:600].rstrip(".")
-
-
-# This runs in the process of an actor.
+# This runs in the process of an actor, and returns what is done, or a `Failure`.
 
 _parts: dict[str, Part] = {}
 """Those of the calls in progress, perhaps of several callers, by their numbers."""
@@ -272,25 +264,25 @@ def _check(
     import socket
 
     part = _parts[number] = Part(operation, tag, rank, timeout)
-    return {"value": {**part.check(), "host": socket.gethostname()}}
+    return {**part.check(), "host": socket.gethostname()}
 
 
-def _do(actor: Any, number: str, rank: int) -> dict[str, Any]:
+def _do(actor: Any, number: str, rank: int) -> int | Failure:
     try:
         if number not in _parts:
             raise RuntimeError("the actor was started anew after it had said that it can")
-        return {"value": _parts[number].do()}
+        return _parts[number].do()
     except Exception as own:
-        return {"failure": failure(rank, own)}
+        return failure(rank, own)
 
 
-def _take_back(actor: Any, number: str, rank: int) -> dict[str, Any]:
+def _take_back(actor: Any, number: str, rank: int) -> Failure | None:
     try:
         if number in _parts:
             _parts[number].take_back()
-        return {"value": 0}
     except Exception as own:
-        return {"failure": failure(rank, own)}
+        return failure(rank, own)
+    return None
 
 
 def _end(actor: Any, number: str, rank: int) -> None:
