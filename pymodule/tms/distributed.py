@@ -111,13 +111,11 @@ def _meeting(group: Any) -> Meeting:
     # A group that is made anew over the same store finds the keys of the one before, so the numbers
     # of its calls go on.
     place = (_place(store), str(group.group_name), *names)
-    found = _meetings.get(place)
-    if found is None:
+    if place not in _meetings:
         prefix = f"tms/{group.group_name}/{zlib.crc32(repr(names).encode())}"
         own = _own(store, names[rank])
-        found = Meeting(distributed.PrefixStore(prefix, own), rank, names)
-        _meetings[place] = found
-    return found
+        _meetings[place] = Meeting(distributed.PrefixStore(prefix, own), rank, names)
+    return _meetings[place]
 
 
 def _own(store: Any, name: int) -> Any:
