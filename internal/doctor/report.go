@@ -76,22 +76,16 @@ func Examine(pid int, program string) (*Report, error) {
 		r.examineProgram(main, env)
 	}
 	r.examineEnvironment(env)
-	r.addFinding(os.Getenv("_TMS_DOCTOR_FINDING"))
-
+	var found Finding // that the Python package made before it started this command, if it did
+	if json.Unmarshal([]byte(os.Getenv("_TMS_DOCTOR_FINDING")), &found) == nil {
+		r.Findings = append(r.Findings, found)
+	}
 	r.CanInterpose = r.errors() == 0
 	return r, nil
 }
 
 func (r *Report) add(severity Severity, id, what, do string) {
 	r.Findings = append(r.Findings, Finding{severity, id, what, do})
-}
-
-// addFinding adds a finding that the Python package made before it started this command; "": it made none.
-func (r *Report) addFinding(text string) {
-	var found Finding
-	if json.Unmarshal([]byte(text), &found) == nil {
-		r.Findings = append(r.Findings, found)
-	}
 }
 
 func (r *Report) errors() (n int) {
