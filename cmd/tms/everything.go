@@ -107,19 +107,17 @@ func (r *jobRank) pause(ctx context.Context, p pausing) (err error) {
 
 // free reports whether a process can be checkpointed; done: it is checkpointed already.
 func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
-	if driver, err = checkpoint.Open(); err != nil {
-		return nil, false, fmt.Errorf("%w%s", err, otherwise)
+	var state checkpoint.State
+	if driver, err = checkpoint.Open(); err == nil {
+		state, err = driver.State(pid)
 	}
-	state, err := driver.State(pid)
 	switch {
 	case err != nil:
 		return nil, false, fmt.Errorf("%w%s", err, otherwise)
-	case state == checkpoint.Checkpointed:
-		return driver, true, nil
-	case state != checkpoint.Running:
+	case state != checkpoint.Running && state != checkpoint.Checkpointed:
 		return nil, false, fmt.Errorf("the driver has it %v already; tms resume %d lets it go on", state, pid)
 	}
-	return driver, false, nil
+	return driver, state == checkpoint.Checkpointed, nil
 }
 
 // checkpoint makes the driver checkpoint a process that is locked.
