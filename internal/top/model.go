@@ -25,7 +25,7 @@ type model struct {
 	past          map[key]history
 	events        []event
 
-	order    order
+	order    int // of orderings
 	filter   string
 	typing   bool // the filter
 	help     bool
@@ -58,28 +58,16 @@ func newModel(source Source, settings Settings) *model {
 	return &model{source: source, settings: settings, width: 80, height: 24, under: map[int]string{}}
 }
 
-// order is what rows are sorted by.
-type order int
-
-const (
-	byHeld order = iota
-	byPaused
-	byPID
-	byCommand
-	orders
-)
-
-var orderings = [orders]struct {
+// orderings are what rows can be sorted by.
+var orderings = []struct {
 	name    string
 	compare func(x, y Process) int
 }{
-	byHeld:    {"most held", func(x, y Process) int { return cmp.Compare(y.sum().Held, x.sum().Held) }},
-	byPaused:  {"longest paused", func(x, y Process) int { return x.pausedSince().Compare(y.pausedSince()) }},
-	byPID:     {"number", func(x, y Process) int { return cmp.Compare(x.PID, y.PID) }},
-	byCommand: {"command", func(x, y Process) int { return cmp.Compare(x.Command, y.Command) }},
+	{"most held", func(x, y Process) int { return cmp.Compare(y.sum().Held, x.sum().Held) }},
+	{"longest paused", func(x, y Process) int { return x.pausedSince().Compare(y.pausedSince()) }},
+	{"number", func(x, y Process) int { return cmp.Compare(x.PID, y.PID) }},
+	{"command", func(x, y Process) int { return cmp.Compare(x.Command, y.Command) }},
 }
-
-func (o order) String() string { return orderings[o].name }
 
 // sum returns everything that a process has, with a text for its state.
 func (p *Process) sum() (all Tag) {
@@ -257,7 +245,7 @@ func (m *model) press(pressed tea.KeyPressMsg) tea.Cmd {
 	case "r":
 		return m.tell(steer{})
 	case "s":
-		m.order = (m.order + 1) % orders
+		m.order = (m.order + 1) % len(orderings)
 		m.sort()
 	case "/":
 		m.typing = true

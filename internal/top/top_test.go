@@ -328,14 +328,14 @@ func TestSorting(t *testing.T) {
 	}
 	for name, want := range map[string][]int{"most held": {4711, 815, 99}, "longest paused": {815, 99, 4711},
 		"number": {99, 815, 4711}, "command": {99, 4711, 815}} {
-		for v.order.String() != name {
+		for orderings[v.order].name != name {
 			v.press("s")
 		}
 		require.Equal(t, want, order(), name)
 		v.shows("sorted by " + name)
 		require.Equal(t, 4711, v.selected.pid, "what is selected stays so, wherever it is")
 	}
-	for v.order != byPID {
+	for orderings[v.order].name != "number" {
 		v.press("s")
 	}
 	v.press("home")

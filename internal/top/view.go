@@ -123,7 +123,8 @@ func (m *model) lines() []string {
 func (m *model) title() string {
 	text := "tms top"
 	if m.seen {
-		text += fmt.Sprintf("  %d processes, sorted by %s", len(m.look.Processes), m.order)
+		text += fmt.Sprintf("  %d processes, sorted by %s", len(m.look.Processes),
+			orderings[m.order].name)
 	}
 	if m.filter != "" || m.typing {
 		text += fmt.Sprintf(", with %q", m.filter)
@@ -400,8 +401,7 @@ func (m *model) helpLines() []string {
 		{"up, down", "select; so do page up and down, home, end"},
 		{"p", "pause, as tms pause does; never by force"},
 		{"r", "resume, as tms resume does"},
-		{"s", "sort by " + byHeld.String() + ", " + byPaused.String() + ", " + byPID.String() + " or " +
-			byCommand.String()},
+		{"s", "sort by most held, longest paused, number or command"},
 		{"/", "filter by number, command or tag; esc: all"},
 		{"ctrl+z", "stop; fg goes on"},
 		{"q", "quit; what is under way is interrupted"},
