@@ -55,7 +55,12 @@ func (ob *observer) step(p pool.Pool, i int, e trace.Event) {
 		return
 	}
 	b := observed{made, e.Size}
-	ob.begin(b, i)
+	ob.requested += b.requested
+	ob.live += b.Size
+	if ob.live > ob.peakLive {
+		ob.peakLive, ob.peak = ob.live, i
+		ob.result.Internal = share(ob.live-ob.requested, ob.live)
+	}
 	if e.Action == trace.Allocate {
 		ob.at[e.Block] = b
 	} else {
@@ -71,15 +76,6 @@ func (ob *observer) free(p pool.Pool, b observed) bool {
 	ob.requested -= b.requested
 	ob.live -= b.Size
 	return true
-}
-
-func (ob *observer) begin(b observed, i int) {
-	ob.requested += b.requested
-	ob.live += b.Size
-	if ob.live > ob.peakLive {
-		ob.peakLive, ob.peak = ob.live, i
-		ob.result.Internal = share(ob.live-ob.requested, ob.live)
-	}
 }
 
 // sample looks at the state after an operation. Reserved mostly stays at its peak for long. Of the operations there,
