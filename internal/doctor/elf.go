@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -85,27 +86,22 @@ func (i *image) readSymbols(f *elf.File) {
 	for _, s := range symbols {
 		switch {
 		case s.Section != elf.SHN_UNDEF:
-			if isCUDAFunction(s.Name) {
+			if cudaFunction.MatchString(s.Name) {
 				i.definesCUDA = append(i.definesCUDA, s.Name)
 			}
 			i.definesMalloc = i.definesMalloc || s.Name == "cudaMalloc"
 		case s.Name == "dlopen":
 			i.importsDlopen = true
-		case strings.HasPrefix(s.Name, "__cudaRegister") || isRuntimeFunction(s.Name):
+		case strings.HasPrefix(s.Name, "__cudaRegister") || runtimeFunction.MatchString(s.Name):
 			i.importsCudart = true
 		}
 	}
 }
 
-// isRuntimeFunction reports whether a name is like cudaMalloc: "cuda" and a capital.
-func isRuntimeFunction(name string) bool {
-	return len(name) > 4 && name[:4] == "cuda" && name[4] >= 'A' && name[4] <= 'Z'
-}
-
-// isCUDAFunction reports whether a name is the runtime's or the driver's: "cuda" or "cu" and a capital.
-func isCUDAFunction(name string) bool {
-	return isRuntimeFunction(name) || len(name) > 2 && name[:2] == "cu" && name[2] >= 'A' && name[2] <= 'Z'
-}
+var (
+	runtimeFunction = regexp.MustCompile("^cuda[A-Z]") // such as cudaMalloc
+	cudaFunction    = regexp.MustCompile("^cu(da)?[A-Z]")
+)
 
 func (i *image) base() string { return filepath.Base(i.path) }
 
