@@ -37,11 +37,7 @@ func (d *duration) String() string {
 	if d.Duration == 0 {
 		return "0"
 	}
-	text := d.Duration.String()
-	if strings.HasSuffix(text, "m0s") {
-		return strings.TrimSuffix(text, "0s")
-	}
-	return text
+	return strings.Replace(d.Duration.String(), "m0s", "m", 1)
 }
 
 func (d *duration) Type() string { return "duration" }
