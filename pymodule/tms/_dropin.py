@@ -30,17 +30,11 @@ def _examine() -> tuple[str, str, str]:
     if spec is None or spec.origin is None:  # nothing, or a folder without __init__.py
         folders = ", ".join(spec.submodule_search_locations or []) if spec else ""
         if genuine:
-            return (
-                "warning",
-                f"cannot import {_NAME} {genuine.version}: its files are gone",
-                _again(genuine),
-            )
+            what = f"cannot import {_NAME} {genuine.version}: its files are gone"
+            return "warning", what, _again(genuine)
         if folders:
-            return (
-                "warning",
-                f"imports nothing of {folders}, which has no __init__.py",
-                f"remove {folders}",
-            )
+            what = f"imports nothing of {folders}, which has no __init__.py"
+            return "warning", what, f"remove {folders}"
         if switch:
             what = f"finds no {_NAME}, although {_SWITCH} is installed"
             return "warning", what, _again(switch, f"libtms=={version}")
