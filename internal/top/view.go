@@ -121,17 +121,14 @@ func (m *model) lines() []string {
 }
 
 func (m *model) title() string {
-	text := "tms top"
+	text, clock := "tms top", ""
 	if m.seen {
+		clock = " " + m.look.At.Format(time.TimeOnly)
 		text += fmt.Sprintf("  %d processes, sorted by %s", len(m.look.Processes),
 			orderings[m.order].name)
 	}
 	if m.filter != "" || m.typing {
 		text += fmt.Sprintf(", with %q", m.filter)
-	}
-	clock := ""
-	if m.seen {
-		clock = " " + m.look.At.Format(time.TimeOnly)
 	}
 	return bold.Render(m.fit(text, m.width-len(clock))) + clock
 }
