@@ -28,8 +28,11 @@ func (r *Report) examineAddressSpace(p *process) {
 	if p != nil {
 		self = strconv.Itoa(p.pid)
 	}
-	limit := addressSpaceLimit(self)
-	r.Host.AddressSpaceLimitBytes = limit
+	text, _ := os.ReadFile("/proc/" + self + "/limits")
+	if found := regexp.MustCompile(`(?m)^Max address space\s+(\d+)`).FindSubmatch(text); found != nil { // the soft limit
+		r.Host.AddressSpaceLimitBytes, _ = strconv.ParseUint(string(found[1]), 10, 64)
+	}
+	limit := r.Host.AddressSpaceLimitBytes
 	if limit != 0 && limit < addressSpaceAmple {
 		severity, why := Warning, "when it is used up, a thread's first call of the driver ends the program"
 		if limit < addressSpaceNeeded {
@@ -39,13 +42,4 @@ func (r *Report) examineAddressSpace(p *process) {
 			fmt.Sprintf("the address space is limited to %s; %s", readable.Short(limit), why),
 			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
 	}
-}
-
-// addressSpaceLimit returns a process's soft limit in bytes; 0: there is none.
-func addressSpaceLimit(process string) (limit uint64) {
-	text, _ := os.ReadFile("/proc/" + process + "/limits")
-	if found := regexp.MustCompile(`(?m)^Max address space\s+(\d+)`).FindSubmatch(text); found != nil {
-		limit, _ = strconv.ParseUint(string(found[1]), 10, 64)
-	}
-	return limit
 }
