@@ -81,6 +81,8 @@ class TorchMemorySaver:
     with hook_mode "torch" and expandable_segments:True.
     """
 
+    enabled = True
+
     def __init__(self) -> None:
         self._hook_mode = "preload"
         self._impl: Any = None
@@ -174,11 +176,6 @@ class TorchMemorySaver:
         """`tms.resume`; None or "": all tags."""
         self._initialized()
         tms.resume(tag or None)
-
-    @property
-    def enabled(self) -> bool:
-        """True."""
-        return True
 
     @property
     def hook_mode(self) -> str:
