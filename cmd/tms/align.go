@@ -45,7 +45,10 @@ func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err e
 		if errors.Is(a.failed, client.ErrUnreachable) {
 			err = a.failed
 		} else if !all {
-			_ = j.each(func(r *jobRank) error { return r.ask(ctx, control.Request{Op: control.Undo}, 0, nil) })
+			_ = j.each(func(r *jobRank) error {
+				_, err := r.ask(ctx, control.Request{Op: control.Undo}, 0)
+				return err
+			})
 		}
 	}()
 	if !a.ask(ctx, 0) {
@@ -86,8 +89,7 @@ func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 		return false
 	}
 	a.failed = a.each(func(r *jobRank) error {
-		var reply control.Reply
-		err := r.ask(ctx, request, within, &reply)
+		reply, err := r.ask(ctx, request, within)
 		r.alignment = reply.Alignment
 		return err
 	})

@@ -98,32 +98,17 @@ type jobRank struct {
 }
 
 // ask sends a request that takes no longer than within. A process that is stopped never answers; one that is only late,
-// on a busy machine, has until the lease of the ranks ends. Errors: those of Do; the reply's. The reply may be nil.
-func (r *jobRank) ask(ctx context.Context, request control.Request, within time.Duration, reply *control.Reply) error {
+// on a busy machine, has until the lease of the ranks ends. Errors: those of Do; the reply's.
+func (r *jobRank) ask(ctx context.Context, request control.Request, within time.Duration) (control.Reply, error) {
 	within += answerTime
 	most := max(within, control.Seconds(cmp.Or(request.Lease, leastLease)))
 	limited, stop := context.WithTimeout(ctx, most)
 	defer stop()
-	go func() {
-		for wait := within; ; wait = answerTime {
-			select {
-			case <-limited.Done():
-				return
-			case <-time.After(wait):
-				if r.Stopped() {
-					stop()
-				}
-			}
-		}
-	}()
-	answer, err := r.Do(limited, request)
-	if err != nil && ctx.Err() == nil && errors.Is(err, limited.Err()) {
+	reply, err := whileRunning(limited, r.Conn, request, within, answerTime)
+	if err != nil && ctx.Err() == nil && !errors.Is(err, client.ErrUnreachable) {
 		err = client.Unreachable("it does not answer (stopped?)")
 	}
-	if reply != nil {
-		*reply = answer
-	}
-	return failure(answer, err)
+	return reply, failure(reply, err)
 }
 
 // job is a job that is being paused, or processes that move together.
@@ -361,8 +346,7 @@ func (j *job) hold(ctx context.Context) error {
 			hold.NCCL = &control.NCCL{}
 		}
 		err := j.each(func(r *jobRank) error {
-			var reply control.Reply
-			err := r.ask(ctx, hold, most, &reply)
+			reply, err := r.ask(ctx, hold, most)
 			r.communicators = reply.Communicators
 			return err
 		})

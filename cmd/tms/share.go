@@ -155,7 +155,8 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 			return false, wait, err
 		}
 	}
-	reply, err := whileRunning(r.process, control.Request{Op: control.Undo, Yield: true})
+	resume := control.Request{Op: control.Undo, Yield: true}
+	reply, err := whileRunning(context.Background(), r.process, resume, latest, latest) // devices are locked meanwhile
 	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
 		return false, soonest, nil // a process that does not share has taken it, or one that grows
 	}
@@ -254,7 +255,7 @@ func (r *roomFor) pause(part share.Part, to string) bool {
 		if part.Idle {
 			request.Idle, request.Timeout = new(share.Grace.Seconds()), new(idleWithin.Seconds())
 		}
-		reply, err := whileRunning(process, request)
+		reply, err := whileRunning(context.Background(), process, request, latest, latest)
 		switch {
 		case err != nil:
 		case reply.OK && reply.Bytes > 0:
@@ -281,15 +282,21 @@ func (r *roomFor) keeps(pid int, why string) {
 	r.busy[pid] = time.Now().Add(idleWithin)
 }
 
-// whileRunning sends a request, and withdraws it if the process is stopped: devices are locked meanwhile. What a pause
-// takes all the same belongs to the process.
-func whileRunning(process *client.Conn, request control.Request) (control.Reply, error) {
-	ctx, stop := context.WithCancel(context.Background())
+// whileRunning sends a request, and withdraws it if the process is found to be stopped: it looks after a time, and then
+// again and again. What a pause takes all the same belongs to the process.
+func whileRunning(ctx context.Context, process *client.Conn, request control.Request,
+	after, again time.Duration) (control.Reply, error) {
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
-		for ctx.Err() == nil {
-			if time.Sleep(latest); process.Stopped() {
-				stop()
+		for wait := after; ; wait = again {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+				if process.Stopped() {
+					stop()
+				}
 			}
 		}
 	}()
