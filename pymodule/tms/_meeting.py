@@ -48,6 +48,7 @@ class Meeting:
     def __init__(self, store: Any, rank: int, names: list[int]) -> None:
         self.store = store
         self.rank = rank
+        self.name = names[rank]
         self.names = names
         self.numbers = itertools.count(1)  # of calls
         self._written: list[str] = []
@@ -108,10 +109,6 @@ class Meeting:
                 with contextlib.suppress(StoreLost):
                     self.ask("delete_key", key)
         self._written = kept
-
-    @property
-    def name(self) -> int:
-        return self.names[self.rank]
 
     def write(self, key: str, value: Any) -> None:
         self._written.append(key)
