@@ -38,10 +38,8 @@ func completeProcesses(_ *cobra.Command, given []string, _ string) (found []stri
 func completeTags(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
 	pids, _ := processes(given)
 	for _, p := range statuses(completionTime, pids...) {
-		for _, d := range p.Stats.Devices {
-			for _, tag := range d.Tags {
-				found = append(found, readable.Printable(tag.Tag))
-			}
+		for _, tag := range tagsOf(p.ProcessState) {
+			found = append(found, readable.Printable(tag.Tag))
 		}
 	}
 	return distinct(found), cobra.ShellCompDirectiveNoFileComp

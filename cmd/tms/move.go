@@ -217,11 +217,9 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 			need[d.UUID], used[d.UUID] = max(d.UsedBytes, d.NamedBytes), d.UsedBytes
 		}
 	}
-	for _, d := range state.Stats.Devices {
-		for _, tag := range d.Tags {
-			if state.Stats.Everything { // a resume takes what is paused
-				need[d.UUID] += tag.PausedBytes
-			}
+	for d, tag := range tagsOf(state) {
+		if state.Stats.Everything { // a resume takes what is paused
+			need[d.UUID] += tag.PausedBytes
 		}
 	}
 	var on []nvml.Device

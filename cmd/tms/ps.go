@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"os"
 	"regexp"
@@ -87,12 +88,23 @@ func (p *process) title() string {
 	return readable.Printable(p.Command)
 }
 
+// tagsOf yields the tags of a process, each with its device.
+func tagsOf(state control.ProcessState) iter.Seq2[stats.Device, stats.Tag] {
+	return func(yield func(stats.Device, stats.Tag) bool) {
+		for _, d := range state.Stats.Devices {
+			for _, tag := range d.Tags {
+				if !yield(d, tag) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // held returns the bytes of device memory that a pause of the process would free.
 func (p *process) held() (bytes uint64) {
-	for _, d := range p.Stats.Devices {
-		for _, tag := range d.Tags {
-			bytes += tag.PhysicalBytes
-		}
+	for _, tag := range tagsOf(p.ProcessState) {
+		bytes += tag.PhysicalBytes
 	}
 	return bytes
 }
@@ -264,12 +276,10 @@ func writeProcesses(text *page, found []process, now time.Time) {
 func say(to *page, p process, words string, of func(stats.Tag) uint64) {
 	var all uint64
 	var names []string
-	for _, d := range p.Stats.Devices {
-		for _, tag := range d.Tags {
-			if bytes, name := of(tag), readable.Printable(tag.Tag); bytes > 0 {
-				all += bytes
-				names = append(slices.DeleteFunc(names, func(known string) bool { return known == name }), name)
-			}
+	for _, tag := range tagsOf(p.ProcessState) {
+		if bytes, name := of(tag), readable.Printable(tag.Tag); bytes > 0 {
+			all += bytes
+			names = append(slices.DeleteFunc(names, func(known string) bool { return known == name }), name)
 		}
 	}
 	if all > 0 {
@@ -282,11 +292,9 @@ func rows(p process, now time.Time) (table [][]string) {
 	if p.Error != "" {
 		return [][]string{{pid, readable.Printable(p.Error)}}
 	}
-	for _, d := range p.Stats.Devices {
-		for _, tag := range d.Tags {
-			table = append(table, []string{pid, command, fmt.Sprint(d.Device), readable.Printable(tag.Tag),
-				readable.Short(tag.LiveBytes), readable.Short(tag.PhysicalBytes), stateOf(p, d, tag, now), backup(tag)})
-		}
+	for d, tag := range tagsOf(p.ProcessState) {
+		table = append(table, []string{pid, command, fmt.Sprint(d.Device), readable.Printable(tag.Tag),
+			readable.Short(tag.LiveBytes), readable.Short(tag.PhysicalBytes), stateOf(p, d, tag, now), backup(tag)})
 	}
 	if table == nil {
 		table = [][]string{{pid, command, "-", "-", "0", "0", "-", "0"}}

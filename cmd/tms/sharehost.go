@@ -60,10 +60,8 @@ func hostRoom(of process, found []process) uint64 {
 		if p.Share.HostLimit > 0 {
 			limit = min(limit, p.Share.HostLimit)
 		}
-		for _, d := range p.Stats.Devices {
-			for _, tag := range d.Tags {
-				used += tag.HostBytes
-			}
+		for _, tag := range tagsOf(p.ProcessState) {
+			used += tag.HostBytes
 		}
 	}
 	limit -= min(limit, used)
@@ -82,11 +80,9 @@ func (r *roomFor) budget(parts []share.Part, found []process, to map[int]string)
 			return false // it does not answer now
 		}
 		var needed uint64
-		for _, d := range found[at].Stats.Devices {
-			for _, tag := range d.Tags {
-				if part.Tags == nil || slices.Contains(part.Tags, tag.Tag) {
-					needed += tag.PauseHostBytes + tag.PauseWithoutContents
-				}
+		for _, tag := range tagsOf(found[at].ProcessState) {
+			if part.Tags == nil || slices.Contains(part.Tags, tag.Tag) {
+				needed += tag.PauseHostBytes + tag.PauseWithoutContents
 			}
 		}
 		room := hostRoom(found[at], found)

@@ -181,18 +181,16 @@ func asSeen(processes []process, ours func(uuid string) uint64) (devices []top.D
 
 func shown(p process, now time.Time) top.Process {
 	one := top.Process{PID: p.PID, Container: p.short(), Command: p.Command, Error: p.Error}
-	for _, d := range p.Stats.Devices {
-		for _, t := range d.Tags {
-			tag := top.Tag{Device: d.Device, Name: t.Tag, State: stateOf(p, d, t, now), Live: t.LiveBytes,
-				Held: t.PhysicalBytes, Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes,
-				LastPause: t.LastPauseSeconds, LastResume: t.LastResumeSeconds,
-				PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t),
-				Unkept: t.WithoutContents, Unbacked: t.PauseWithoutContents}
-			if d.Progress != nil {
-				tag.Done, tag.Total = d.Progress.Done, d.Progress.Total
-			}
-			one.Tags = append(one.Tags, tag)
+	for d, t := range tagsOf(p.ProcessState) {
+		tag := top.Tag{Device: d.Device, Name: t.Tag, State: stateOf(p, d, t, now), Live: t.LiveBytes,
+			Held: t.PhysicalBytes, Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes,
+			LastPause: t.LastPauseSeconds, LastResume: t.LastResumeSeconds,
+			PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t),
+			Unkept: t.WithoutContents, Unbacked: t.PauseWithoutContents}
+		if d.Progress != nil {
+			tag.Done, tag.Total = d.Progress.Done, d.Progress.Total
 		}
+		one.Tags = append(one.Tags, tag)
 	}
 	return one
 }
