@@ -171,11 +171,8 @@ func (m *moving) wanted(gpus, on []nvml.Device) (named []bool, to []int, err err
 	for _, pair := range pairs {
 		name, other, _ := strings.Cut(pair, "=")
 		old, err := find(gpus, name)
-		if err != nil {
-			return nil, nil, err
-		}
-		new, err := find(gpus, other)
-		if err != nil {
+		new, failed := find(gpus, other)
+		if err = cmp.Or(err, failed); err != nil {
 			return nil, nil, err
 		}
 		at := slices.Index(to, new)
