@@ -291,8 +291,7 @@ func (j *job) checkpoint(ctx context.Context) error {
 	timeout := max(leastTry, control.Seconds(j.request.TimeoutSeconds()))
 	asked := j.request
 	asked.Timeout = new(timeout.Seconds())
-	err := j.each(func(r *jobRank) error {
-		var err error
+	err := j.each(func(r *jobRank) (err error) {
 		if !j.alone { // else it was asked for everything at once
 			err = ask(ctx, r.Conn, asked)
 		}
