@@ -28,12 +28,11 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 			if len(paths) == 0 {
 				return errors.New("give a trace, such as tms record writes; see tms report --help")
 			}
-			var write func(io.Writer) error
+			write := reporting.WritePage
 			switch format {
 			case "html":
-				write = func(to io.Writer) error { return reporting.WritePage(to, paths) }
 			case "perfetto":
-				write = func(to io.Writer) error { return reporting.WritePerfetto(to, paths) }
+				write = reporting.WritePerfetto
 			default:
 				return fmt.Errorf("--format %s: the formats are html and perfetto", format)
 			}
@@ -46,13 +45,11 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 					return fmt.Errorf("%s is a trace, and would be lost: name another file with -o", file)
 				}
 			}
-			if err := writeFile(file, write); err != nil {
-				return err
-			}
-			if !named {
+			err := writeFile(file, func(to io.Writer) error { return write(to, paths) })
+			if err == nil && !named {
 				fmt.Fprintf(command.OutOrStdout(), "wrote %s\n", file)
 			}
-			return nil
+			return err
 		},
 	}
 	command.Flags().StringVarP(&file, "output", "o", "",
