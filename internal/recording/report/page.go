@@ -93,9 +93,9 @@ func writePage(to io.Writer, processes []*process, most, blocks int) error {
 
 	// The numbers, in the order in which the page's script reads them.
 	var data bytes.Buffer
-	number := func(value float64) { _ = binary.Write(&data, binary.LittleEndian, value) }
+	numbers := func(values ...float64) { _ = binary.Write(&data, binary.LittleEndian, values) }
 	for _, bound := range c {
-		number(seconds(bound))
+		numbers(seconds(bound))
 	}
 	sums := func(steps []step, count int) {
 		for metric := range metrics {
@@ -115,11 +115,8 @@ func writePage(to io.Writer, processes []*process, most, blocks int) error {
 		m := p.newMap(zero, end, blocks)
 		data.Write(m.part)
 		for _, b := range m.shown {
-			number(float64(m.place(b.address)))
-			number(float64(b.size))
-			number(seconds(b.from))
-			number(seconds(min(b.to, end)))
-			number(float64(b.series))
+			numbers(float64(m.place(b.address)), float64(b.size), seconds(b.from), seconds(min(b.to, end)),
+				float64(b.series))
 		}
 		s.Processes = append(s.Processes, p.show(zero, m))
 	}
