@@ -222,17 +222,12 @@ def _torch_with_cuda() -> Any:
     return sys.modules["torch"] if available is not None and available() else None
 
 
-def _local() -> Any:
-    # gevent's has one for each greenlet; here the thread counts, as for CUDA.
-    monkey = sys.modules.get("gevent.monkey")
-    return monkey.get_original("threading", "local") if monkey else threading.local
+_gevent: Any = sys.modules.get("gevent.monkey")
+thread_local: Any = _gevent.get_original("threading", "local") if _gevent else threading.local
+"""One for each thread of the operating system, as CUDA has; gevent's has one for each greenlet."""
 
 
-thread_local = _local()
-"""threading.local, one for each thread of the operating system."""
-
-
-class _Thread(thread_local):  # type: ignore[misc, valid-type]
+class _Thread(thread_local):  # type: ignore[misc]
     """What serves the current thread, innermost last."""
 
     def __init__(self) -> None:
