@@ -68,7 +68,7 @@ func (p *planning) run(command *cobra.Command, op string, pids ...int) {
 		connection, state, err := reach(context.Background(), pid)
 		o := ended(outcome{PID: pid}, err)
 		if made.Error = o.Error; err == nil {
-			if p.before == nil || p.before(&made, connection, state) {
+			if p.before == nil || p.before(&made) {
 				p.plan(&made, state)
 			}
 			connection.Close()

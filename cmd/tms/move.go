@@ -15,7 +15,6 @@ import (
 
 	"tms/internal/checkpoint"
 	"tms/internal/control"
-	"tms/internal/control/client"
 	"tms/internal/nvml"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
@@ -288,7 +287,7 @@ func (r *jobRank) halfway() bool {
 }
 
 // begin begins a plan with where a process would go, and reports whether it would.
-func (m *moving) begin(made *plan, _ *client.Conn, _ control.ProcessState) bool {
+func (m *moving) begin(made *plan) bool {
 	made.Op = control.Move
 	if m.known[made.PID] == nil {
 		j, err := m.gather(context.Background(), made.PID)

@@ -63,7 +63,7 @@ type steering struct {
 	dryRun bool
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
 	tag    string
-	before func(*plan, *client.Conn, control.ProcessState) bool // begins each process's plan; false: that is all
+	before func(*plan) bool // begins each process's plan; false: that is all
 }
 
 func (s *steering) add(command *cobra.Command) {
