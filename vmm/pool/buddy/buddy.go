@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"tms/internal/readable"
 	"tms/vmm/pool"
@@ -29,8 +30,7 @@ type Pool struct {
 	largest  uint64                 // bytes of the largest block
 	exact    bool
 	tree     tree
-	roots    []root   // by slot
-	vacant   []uint32 // slots of roots given back
+	roots    []root // by slot
 }
 
 type root struct {
@@ -109,12 +109,9 @@ func (p *Pool) grow() error {
 	if err != nil {
 		return err
 	}
-	var slot uint32
-	if last := len(p.vacant) - 1; last >= 0 {
-		slot = p.vacant[last]
-		p.vacant = p.vacant[:last]
-	} else {
-		slot = uint32(len(p.roots))
+	slot := slices.IndexFunc(p.roots, func(r root) bool { return r.base == 0 })
+	if slot < 0 {
+		slot = len(p.roots)
 		p.roots = append(p.roots, root{})
 		p.tree.grow(uint64(len(p.roots)))
 	}
@@ -155,7 +152,6 @@ func (p *Pool) trim() (freed uint64, err error) {
 		freed += p.capacity
 		p.tree.withdraw(uint64(slot)<<p.height, p.units)
 		*r = root{}
-		p.vacant = append(p.vacant, uint32(slot))
 	}
 	return freed, err
 }
