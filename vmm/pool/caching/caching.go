@@ -94,7 +94,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	return p, nil
 }
 
-// malloc is pool.Pool.Malloc. Its pool.ErrOutOfMemory is an *outOfMemoryError.
+// malloc is pool.Pool.Malloc. Its pool.ErrOutOfMemory is that of outOfMemory.
 func (p *Pool) malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	block, err := p.allocate(size, stream)
 	if err != nil {

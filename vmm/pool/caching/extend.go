@@ -83,18 +83,9 @@ func (p *Pool) memory() (free, total uint64, err error) {
 	return p.total - min(p.total, p.reserved()), p.total, nil
 }
 
-// outOfMemoryError says what the pool and the device held when memory ran out. It wraps pool.ErrOutOfMemory.
-type outOfMemoryError struct {
-	text  string
-	Cause error // of the last attempt
-}
-
-func (e *outOfMemoryError) Error() string { return e.text }
-
-func (e *outOfMemoryError) Unwrap() []error { return []error{pool.ErrOutOfMemory, e.Cause} }
-
 // outOfMemory describes the state after the pool gave back all that it could, in PyTorch's words and order, and what
-// the caller can do about it. tried is the size of the segment that found no room.
+// the caller can do about it. tried is the size of the segment that found no room. The error wraps pool.ErrOutOfMemory
+// and the cause.
 func (p *Pool) outOfMemory(tried uint64, cause error) error {
 	known, unused, fraction := "unknown", "unknown", ""
 	free, total, err := p.memory()
@@ -117,9 +108,8 @@ func (p *Pool) outOfMemory(tried uint64, cause error) error {
 	case reserved-allocated >= tried:
 		advice = "More is reserved than allocated: max_split_size= may avoid fragmentation"
 	}
-	text := fmt.Sprintf("CUDA out of memory. Tried to allocate %s (GPU %d; %s total capacity; "+
-		"%s already allocated; %s free; %s%s reserved in total by the pool). %s",
+	return fmt.Errorf("CUDA out of memory. Tried to allocate %s (GPU %d; %s total capacity; "+
+		"%s already allocated; %s free; %s%s reserved in total by the pool). %s%.0w%.0w",
 		readable.Bytes(tried), p.device, known, readable.Bytes(allocated), unused, fraction,
-		readable.Bytes(reserved), advice)
-	return &outOfMemoryError{text, cause}
+		readable.Bytes(reserved), advice, pool.ErrOutOfMemory, cause)
 }

@@ -215,9 +215,8 @@ func (r *replay) do(line string) (answer string) {
 	case "m":
 		var block pool.Block
 		block, err = r.Malloc(uint64(b), pool.Stream(c))
-		var short *outOfMemoryError
-		if errors.As(err, &short) {
-			facts, _, _ := strings.Cut(short.Error(), " in total")
+		if errors.Is(err, pool.ErrOutOfMemory) {
+			facts, _, _ := strings.Cut(err.Error(), " in total")
 			return facts
 		}
 		r.addresses[a] = block.Address

@@ -122,11 +122,12 @@ func TestOutOfMemoryText(t *testing.T) {
 	b.malloc(mib+512, 0)
 	b.device.held += 30 * mib // somebody else's
 	_, err := b.Malloc(1000*mib-1, 0)
-	var short *outOfMemoryError
-	require.ErrorAs(t, err, &short)
+	require.ErrorIs(t, err, pool.ErrOutOfMemory)
 	require.Equal(t, "CUDA out of memory. Tried to allocate 1000.00 MiB (GPU 3; 100.00 MiB total capacity; 1.00 MiB "+
-		"already allocated; 50.00 MiB free; 20.00 MiB reserved in total by the pool). Ask for less", short.Error())
-	require.ErrorContains(t, short.Cause, "a segment of 1000.00 MiB")
+		"already allocated; 50.00 MiB free; 20.00 MiB reserved in total by the pool). Ask for less", err.Error())
+	var causes interface{ Unwrap() []error }
+	require.ErrorAs(t, err, &causes)
+	require.ErrorContains(t, causes.Unwrap()[1], "a segment of 1000.00 MiB")
 
 	for options, facts := range map[string]string{
 		"":            "(GPU 0; unknown total capacity; 0 bytes already allocated; unknown free; ",

@@ -57,8 +57,7 @@ func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State
 func (h *Host) Allocate(size uint64) (uintptr, error) {
 	address, err := h.Plain.Allocate(size)
 	if errors.Is(err, pool.ErrOutOfMemory) {
-		text := fmt.Sprintf("%v: a segment of %s of host memory", pool.ErrOutOfMemory, readable.Bytes(size))
-		err = &shortage{text, err}
+		err = fmt.Errorf("%w: a segment of %s of host memory%.0w", pool.ErrOutOfMemory, readable.Bytes(size), err)
 	}
 	return address, err
 }
