@@ -34,19 +34,6 @@ type pair struct {
 	value uint32
 }
 
-// rank returns the number of keys below one.
-func (n run) rank(key uint64) int {
-	low, high := 0, len(n)
-	for low < high {
-		if middle := int(uint(low+high) / 2); n[middle].key < key {
-			low = middle + 1
-		} else {
-			high = middle
-		}
-	}
-	return low
-}
-
 // Entry is a key of the set, with its value.
 type Entry struct {
 	Key          uint64
@@ -69,7 +56,8 @@ func find(runs []run, key uint64) (r, at int) {
 	if len(runs) > 1 {
 		r = sort.Search(len(runs)-1, func(i int) bool { return runs[i+1][0].key > key })
 	}
-	return r, runs[r].rank(key)
+	n := runs[r]
+	return r, sort.Search(len(n), func(i int) bool { return n[i].key >= key })
 }
 
 // Insert adds a key, which must not be in the set.
