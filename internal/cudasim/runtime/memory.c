@@ -1,4 +1,4 @@
-// Device and host memory, arrays, pools, pointer attributes.
+// Device and host memory, pools, pointer attributes.
 #include <string.h>
 
 #include "runtime.h"
@@ -23,18 +23,6 @@ static int cuboid(struct cudaPitchedPtr *made, struct cudaExtent extent)
 		return cudaErrorInvalidValue;
 	*made = (struct cudaPitchedPtr){.xsize = extent.width, .ysize = extent.height};
 	return pitched(&made->ptr, &made->pitch, extent.width, rows);
-}
-
-// Programs can only allocate and free an array, so it is its memory's address.
-static int array_new(cudaArray_t *made, const struct cudaChannelFormatDesc *format, struct cudaExtent extent)
-{
-	if (!made || !format || !extent.width)
-		return cudaErrorInvalidValue;
-	size_t element = (size_t)(format->x + format->y + format->z + format->w) / 8;
-	size_t rows = (extent.height ? extent.height : 1) * (extent.depth ? extent.depth : 1), size;
-	if (!element || __builtin_mul_overflow(extent.width * element, rows, &size))
-		return cudaErrorInvalidValue;
-	return cu.cuMemAlloc_v2((CUdeviceptr *)made, size);
 }
 
 static int attributes_of(struct cudaPointerAttributes *attributes, const void *pointer)
@@ -67,13 +55,6 @@ PASS(ready, cudaFree, (void *pointer), pointer ? cu.cuMemFree_v2((CUdeviceptr)po
 PASS(ready, cudaMallocPitch, (void **pointer, size_t *pitch, size_t width, size_t height),
      pitched(pointer, pitch, width, height))
 PASS(ready, cudaMalloc3D, (struct cudaPitchedPtr *made, struct cudaExtent extent), cuboid(made, extent))
-PASS(ready, cudaMallocArray,
-     (cudaArray_t *array, const struct cudaChannelFormatDesc *format, size_t width, size_t height, unsigned flags),
-     ((void)flags, array_new(array, format, (struct cudaExtent){width, height, 0})))
-PASS(ready, cudaMalloc3DArray,
-     (cudaArray_t *array, const struct cudaChannelFormatDesc *format, struct cudaExtent extent, unsigned flags),
-     ((void)flags, array_new(array, format, extent)))
-PASS(ready, cudaFreeArray, (cudaArray_t array), array ? cu.cuMemFree_v2((CUdeviceptr)array) : CUDA_SUCCESS)
 PASS(ready, cudaMallocManaged, (void **pointer, size_t size, unsigned flags),
      cu.cuMemAllocManaged((CUdeviceptr *)pointer, size, flags))
 PASS_PTSZ(ready, cudaMallocAsync, (void **pointer, size_t size, cudaStream_t stream),

@@ -26,7 +26,6 @@ typedef CUgraphNode cudaGraphNode_t;
 typedef CUgraphEdgeData cudaGraphEdgeData;
 typedef CUmemoryPool cudaMemPool_t;
 typedef CUhostFn cudaHostFn_t;
-typedef struct cudaArray *cudaArray_t;
 
 enum cudaMemcpyKind {
 	cudaMemcpyHostToHost = 0,
@@ -59,10 +58,6 @@ struct cudaPitchedPtr {
 
 struct cudaExtent {
 	size_t width, height, depth;
-};
-
-struct cudaChannelFormatDesc {
-	int x, y, z, w, f;
 };
 
 typedef CUipcMemHandle cudaIpcMemHandle_t;

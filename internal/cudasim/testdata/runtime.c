@@ -11,8 +11,6 @@ cudaError_t cudaFreeAsync(void *, cudaStream_t);
 cudaError_t cudaMallocFromPoolAsync(void **, size_t, cudaMemPool_t, cudaStream_t);
 cudaError_t cudaMallocPitch(void **, size_t *, size_t, size_t);
 cudaError_t cudaMalloc3D(struct cudaPitchedPtr *, struct cudaExtent);
-cudaError_t cudaMallocArray(cudaArray_t *, const struct cudaChannelFormatDesc *, size_t, size_t, unsigned);
-cudaError_t cudaFreeArray(cudaArray_t);
 cudaError_t cudaMallocManaged(void **, size_t, unsigned);
 cudaError_t cudaMallocHost(void **, size_t);
 cudaError_t cudaFreeHost(void *);
@@ -120,9 +118,6 @@ CASE(memory)
 	struct cudaPitchedPtr pitched;
 	OK(cudaMalloc3D(&pitched, (struct cudaExtent){100, 4, 2}));
 	CHECK(pitched.pitch == 512 && pitched.xsize == 100 && pitched.ysize == 4);
-	cudaArray_t array;
-	OK(cudaMallocArray(&array, &(struct cudaChannelFormatDesc){32, 0, 0, 0, 2}, 64, 64, 0));
-	OK(cudaFreeArray(array));
 	GIVES(1, cudaMallocManaged((void **)&at, 100, 0));
 	OK(cudaMallocManaged((void **)&at, 100, 1));
 	at[99] = 7;
