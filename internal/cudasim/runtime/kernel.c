@@ -35,26 +35,13 @@ EXPORT cudaError_t cudaLaunchKernel_ptsz(void)
 	return result(cudaErrorNotSupported);
 }
 
-static _Thread_local struct {
-	dim3 grid, block;
-	size_t shared;
-	cudaStream_t stream;
-} configuration;
-
-EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream)
+// Comes before a launch, which the program leaves out where this refuses.
+EXPORT unsigned __cudaPushCallConfiguration(void)
 {
-	configuration.grid = grid;
-	configuration.block = block;
-	configuration.shared = shared;
-	configuration.stream = stream;
-	return 0;
+	return result(cudaErrorNotSupported);
 }
 
-EXPORT cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream)
+EXPORT cudaError_t __cudaPopCallConfiguration(void)
 {
-	*grid = configuration.grid;
-	*block = configuration.block;
-	*shared = configuration.shared;
-	*(cudaStream_t *)stream = configuration.stream;
-	return cudaSuccess;
+	return result(cudaErrorNotSupported);
 }

@@ -62,10 +62,6 @@ struct cudaExtent {
 
 typedef CUipcMemHandle cudaIpcMemHandle_t;
 
-typedef struct {
-	unsigned x, y, z;
-} dim3;
-
 // The fields that device.c fills have their names; the others are arrays between them.
 struct cudaDeviceProp {
 	char name[256];

@@ -63,6 +63,7 @@ cudaError_t cudaEventQuery(cudaEvent_t);
 cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t, void *);
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
+unsigned __cudaPushCallConfiguration(void); // a compiler's code for a launch begins with this
 const char *cudaGetErrorName(cudaError_t);
 const char *cudaGetErrorString(cudaError_t);
 cudaError_t cudaRuntimeGetVersion(int *);
@@ -134,6 +135,7 @@ CASE(errors)
 	CHECK(cudaPeekAtLastError() == cudaErrorMemoryAllocation);
 	OK(cudaMalloc(&at, 1)); // success does not clear it
 	CHECK(cudaGetLastError() == cudaErrorMemoryAllocation && cudaGetLastError() == cudaSuccess);
+	CHECK(__cudaPushCallConfiguration() == cudaErrorNotSupported && cudaGetLastError() == cudaErrorNotSupported);
 	CHECK(!strcmp(cudaGetErrorName(cudaErrorMemoryAllocation), "cudaErrorMemoryAllocation"));
 	CHECK(!strcmp(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory"));
 	cudasim_fail("cuMemAlloc", 1, 2);
