@@ -17,7 +17,6 @@ enum {
 	NVML_ERROR_UNINITIALIZED = 1,
 	NVML_ERROR_INVALID_ARGUMENT = 2,
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
-	NVML_ERROR_UNKNOWN = 999,
 };
 
 typedef struct device *nvmlDevice_t; // its index, and 1

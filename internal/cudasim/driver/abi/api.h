@@ -40,8 +40,7 @@
 	X(2020, ANY, cuDriverGetVersion, , (int *version), GIVES(version, DRIVER_VERSION)) \
 	X(2000, INIT, cuDeviceGet, , (CUdevice *device, int ordinal), DEVICE_GIVES(ordinal, device, ordinal)) \
 	X(2000, INIT, cuDeviceGetCount, , (int *count), GIVES(count, sim.settings.device_count)) \
-	X(2000, INIT, cuDeviceGetName, , (char *name, int length, CUdevice device), \
-	  text(name, length, device, "%s", device_name(place(device)).text)) \
+	X(2000, INIT, cuDeviceGetName, , (char *name, int length, CUdevice device), name_of(name, length, device)) \
 	X(9020, INIT, cuDeviceGetUuid, , (CUuuid *uuid, CUdevice device), uuid_of(uuid, device)) \
 	X(11040, INIT, cuDeviceGetUuid, _v2, (CUuuid *uuid, CUdevice device), uuid_of(uuid, device)) \
 	X(3020, INIT, cuDeviceTotalMem, _v2, (size_t *bytes, CUdevice device), \

@@ -1,5 +1,4 @@
 // The driver itself and its devices: start, names, attributes, error codes.
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,26 +26,17 @@ static CUresult init(unsigned flags)
 #define DEVICE_GIVES(device, pointer, value) \
 	((pointer) && !device_valid(device) ? CUDA_ERROR_INVALID_DEVICE : GIVES(pointer, value))
 
-static __attribute__((format(printf, 4, 5))) CUresult text(char *text, int length, CUdevice device, const char *format,
-							   ...)
+static CUresult name_of(char *name, int length, CUdevice device)
 {
-	TRY(device_check(device, length > 0 ? text : NULL));
-	va_list arguments;
-	va_start(arguments, format);
-	vsnprintf(text, (size_t)length, format, arguments);
-	va_end(arguments);
+	TRY(device_check(device, length > 0 ? name : NULL));
+	snprintf(name, (size_t)length, "%s", device_name(process_place(device)).text);
 	return CUDA_SUCCESS;
-}
-
-static int place(CUdevice device)
-{
-	return device_valid(device) ? process_place(device) : device;
 }
 
 static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 {
 	TRY(device_check(device, uuid));
-	uuid_write(uuid, place(device));
+	uuid_write(uuid, process_place(device));
 	return CUDA_SUCCESS;
 }
 
