@@ -31,8 +31,7 @@ static void keep_budget(void)
 	int code = budget && *budget ? start((char *[]){NULL, "kept", "demote", "--start", NULL},
 					     "no other set is demoted for TMS_KEPT_BUDGET")
 				     : SUCCESS;
-	if (code != SUCCESS)
-		error_log_failure("tms_kept_seal", code);
+	error_log_failure("tms_kept_seal", code);
 }
 
 static int begin(int kind, tms_kept **set, const char *name, int device)

@@ -212,12 +212,6 @@ EXPORT void *tms_torch_pool_malloc_or_throw(ssize_t size, int device, void *stre
 	return NULL;
 }
 
-static void log_failure(const char *function, int code)
-{
-	if (code != SUCCESS)
-		error_log_failure(function, code);
-}
-
 EXPORT void tms_torch_pool_free(void *address, ssize_t size, int device, void *stream)
 {
 	(void)size;
@@ -227,32 +221,32 @@ EXPORT void tms_torch_pool_free(void *address, ssize_t size, int device, void *s
 	trace_free(address, stream);
 	int code = IN_GO(tmsTorchPoolFree((uintptr_t)address));
 	trace_freed(code, address);
-	log_failure(__func__, code);
+	error_log_failure(__func__, code);
 }
 
 /* Starts Go now, so that the first allocation need not wait for it. */
 EXPORT void tms_torch_pool_init(int devices)
 {
 	(void)devices;
-	log_failure(__func__, go_start());
+	error_log_failure(__func__, go_start());
 }
 
 EXPORT void tms_torch_pool_record_stream(void *address, void *stream)
 {
 	if (address)
-		log_failure(__func__, IN_GO(tmsTorchPoolRecordStream((uintptr_t)address, (uintptr_t)stream)));
+		error_log_failure(__func__, IN_GO(tmsTorchPoolRecordStream((uintptr_t)address, (uintptr_t)stream)));
 }
 
 EXPORT void tms_torch_pool_begin_allocate_to_pool(int device, struct tms_torch_pool_id id, void *filter)
 {
 	(void)filter;
-	log_failure(__func__, IN_GO(tmsTorchPoolBegin(device, id.first, id.second)));
+	error_log_failure(__func__, IN_GO(tmsTorchPoolBegin(device, id.first, id.second)));
 }
 
 #define LOGS_FAILURE(name, parameters, call)                                                       \
 	EXPORT void name parameters                                                                \
 	{                                                                                          \
-		log_failure(__func__, IN_GO(call));                                                \
+		error_log_failure(__func__, IN_GO(call));                                          \
 	}
 LOGS_FAILURE(tms_torch_pool_reset, (void), tmsTorchPoolReset())
 LOGS_FAILURE(tms_torch_pool_memory_fraction, (double fraction, int device),

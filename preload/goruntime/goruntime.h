@@ -50,7 +50,7 @@ HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_prefix(const char *words); /* put before its text */
 HIDDEN void error_log(const char *text); /* one line on stderr */
-HIDDEN void error_log_failure(const char *function, int code); /* the last failure, in a line */
+HIDDEN void error_log_failure(const char *function, int code); /* the last failure, in a line; not for SUCCESS */
 
 /* enter.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
 HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));

@@ -106,7 +106,8 @@ HIDDEN void error_log(const char *message)
 
 HIDDEN void error_log_failure(const char *function, int code)
 {
-	log_line("tms: %s: %s (cudaError %d)\n", function, tms_last_error(), code);
+	if (code != SUCCESS)
+		log_line("tms: %s: %s (cudaError %d)\n", function, tms_last_error(), code);
 }
 
 EXPORT const char *tms_last_error(void)

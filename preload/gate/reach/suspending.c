@@ -159,22 +159,19 @@ static void *carry_out(void *rank)
 
 static bool start_thread(struct communicator *c, bool suspend, uint32_t number)
 {
-	pthread_attr_t detached;
 	pthread_t thread;
 	struct rank *rank = malloc(sizeof *rank);
-	if (!rank || pthread_attr_init(&detached) != 0) {
-		free(rank);
+	if (!rank)
 		return false;
-	}
 	*rank = (struct rank){c, number, suspend};
-	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	sigset_t all, before;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	bool made = pthread_create(&thread, &detached, carry_out, rank) == 0;
+	bool made = pthread_create(&thread, NULL, carry_out, rank) == 0;
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&detached);
-	if (!made)
+	if (made)
+		pthread_detach(thread);
+	else
 		free(rank);
 	return made;
 }
