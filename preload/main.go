@@ -122,11 +122,6 @@ func enter(f func(*vmm.Engine) error) error {
 	})
 }
 
-// words is goruntime.Terminated, for C.
-func words(text string) *C.char {
-	return (*C.char)(unsafe.Pointer(goruntime.Terminated(text)))
-}
-
 // marshalled returns a value as malloc'ed JSON, nil when there is no memory.
 func marshalled(value any) (*C.char, error) {
 	text, err := json.Marshal(value)
@@ -139,7 +134,7 @@ func marshalled(value any) (*C.char, error) {
 // report returns the code for err, whose text becomes the calling thread's last error.
 func report(err error) C.int {
 	if err != nil {
-		C.error_set(words(err.Error()))
+		C.error_set((*C.char)(goruntime.Terminated(err.Error())))
 	}
 	return C.int(cuda.Code(err))
 }
@@ -366,7 +361,7 @@ func tmsOperation(operation *C.struct_operation) {
 		if err != nil {
 			text = err.Error()
 		}
-		C.operation_finish(operation, C.int(cuda.Code(err)), words(text), C.uint64_t(bytes))
+		C.operation_finish(operation, C.int(cuda.Code(err)), (*C.char)(goruntime.Terminated(text)), C.uint64_t(bytes))
 	}()
 	// The goroutine waits on this thread's P, and the thread goes on in C: nobody would run it for milliseconds while
 	// other threads keep their Ps busy. Yielding gives the P to a thread that runs it.

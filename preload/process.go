@@ -145,7 +145,7 @@ func (thisProcess) Log(err error) {
 }
 
 func (thisProcess) Bound(path string, device, inode uint64) {
-	C.control_bound(words(path), C.dev_t(device), C.ino_t(inode))
+	C.control_bound((*C.char)(goruntime.Terminated(path)), C.dev_t(device), C.ino_t(inode))
 }
 
 func (thisProcess) SetPending(now bool) { C.everything_set_pending(C.bool(now)) }

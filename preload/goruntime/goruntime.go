@@ -49,11 +49,11 @@ func Hand(work func()) {
 }
 
 // Log writes a line on the host's stderr, if descriptor 2 still is that.
-func Log(line string) { C.error_log((*C.char)(unsafe.Pointer(Terminated(line)))) }
+func Log(line string) { C.error_log((*C.char)(Terminated(line))) }
 
 // Terminated returns a text with C's zero byte, for the duration of a call. C.CString would end the process when there
 // is no memory.
-func Terminated(text string) *byte { return &append([]byte(text), 0)[0] }
+func Terminated(text string) unsafe.Pointer { return unsafe.Pointer(&append([]byte(text), 0)[0]) }
 
 //export tmsAwake
 func tmsAwake() {}

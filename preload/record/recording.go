@@ -14,7 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"tms/preload/goruntime"
 	"tms/vmm"
@@ -118,7 +117,7 @@ func Allocation(a vmm.Allocation, earlier bool) {
 
 // Start records to a file for somebody outside, beginning with the allocations that exist.
 func Start(file string) error {
-	if words := C.trace_start(terminated(file)); words != nil {
+	if words := C.trace_start((*C.char)(goruntime.Terminated(file))); words != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))
 	}
 	if e := engine.Load(); e != nil {
@@ -137,8 +136,5 @@ func Stop(which int) error {
 	return nil
 }
 
-// terminated is goruntime.Terminated, for C.
-func terminated(text string) *C.char { return (*C.char)(unsafe.Pointer(goruntime.Terminated(text))) }
-
 // interned returns a text that lives as long as the process; nil: no memory.
-func interned(text string) *C.char { return C.region_intern(terminated(text)) }
+func interned(text string) *C.char { return C.region_intern((*C.char)(goruntime.Terminated(text))) }
