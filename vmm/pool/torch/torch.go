@@ -247,20 +247,15 @@ type Stats struct {
 	Stats  pool.Stats `json:"stats"`
 }
 
-// tag returns the tag in a pool's statistics, nil for memory that is not pausable.
-func (e entry) tag() *string {
-	if !e.Pausable {
-		return nil
-	}
-	tag := stats.TagText(e.Request.Tag)
-	return &tag
-}
-
 // Stats lists the pools in the order in which they were made; never nil.
 func (p *Pools) Stats() []Stats {
 	all := []Stats{}
 	for _, e := range p.made() {
-		all = append(all, Stats{Device: e.Device, Tag: e.tag(), Stats: e.pool.Stats()})
+		of := Stats{Device: e.Device, Stats: e.pool.Stats()}
+		if e.Pausable {
+			of.Tag = new(stats.TagText(e.Request.Tag))
+		}
+		all = append(all, of)
 	}
 	return all
 }
