@@ -33,11 +33,7 @@ static int allocate(void *allocation)
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
 	struct allocation of = {NULL, size, device, region_get()};
-	if (unlikely(region_config.share))
-		share_begin();
-	int code = allocate(&of);
-	if (unlikely(code == SHORT_OF_MEMORY))
-		code = share_allocate(device, size, allocate, &of);
+	int code = share_allocate(device, size, allocate, &of);
 	if (code == SUCCESS)
 		*pointer = of.address;
 	return code;

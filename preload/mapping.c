@@ -47,11 +47,7 @@ static int create_once(void *creation)
 static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
 	struct creation of = {0, size, prop, region_get()};
-	if (unlikely(region_config.share))
-		share_begin();
-	int code = create_once(&of);
-	if (unlikely(code == SHORT_OF_MEMORY))
-		code = share_allocate(prop->location, size, create_once, &of);
+	int code = share_allocate(prop->location, size, create_once, &of);
 	if (code == SUCCESS) {
 		handles_track();
 		*handle = of.number;

@@ -95,7 +95,8 @@ HIDDEN void share_leave(void)
 	pthread_mutex_unlock(&asking);
 }
 
-HIDDEN void share_begin(void)
+/* Before the first allocation: others must see what the process has. */
+static void begin(void)
 {
 	static _Atomic bool begun;
 	if (!atomic_load(&begun) && !capturing()) {
@@ -109,7 +110,7 @@ static bool make_room(int device, size_t bytes)
 {
 	if (device < 0 && forward_cuCtxGetDevice(&device) != SUCCESS)
 		return false;
-	share_begin();
+	begin();
 	share_enter();
 	int code = share_want(bytes ? bytes : 1, device, false); /* and the reserve */
 	share_leave();
@@ -128,8 +129,13 @@ EXPORT bool (*tms_room(void))(int, size_t)
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with)
 {
 	enum { GRANULE = 2 << 20, MORE_MOST = 16 };
-	share_enter();
+	if (unlikely(region_config.share))
+		begin();
 	int code = allocate(with);
+	if (likely(code != SHORT_OF_MEMORY))
+		return code;
+	share_enter();
+	code = allocate(with);
 	fills = true;
 	size_t margin = __atomic_load_n(&region_process.margin_bytes, __ATOMIC_RELAXED);
 	for (size_t made = 0, more = 0; code == SHORT_OF_MEMORY && made < ROOMS_MOST; made++) {

@@ -213,8 +213,7 @@ struct share_wanted { /* by a thread that waits for an allocation, or a resume; 
 	bool resumes; /* the bytes are paused */
 };
 extern struct share_wanted share_wanted HIDDEN;
-HIDDEN void share_begin(void); /* before the first allocation: others must see what the process has */
-/* Calls allocate while it returns SHORT_OF_MEMORY, and has other processes make room meanwhile. */
+/* Calls allocate, and has other processes make room as long as it returns SHORT_OF_MEMORY. */
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with);
 /* The same in parts: share_want has room made, and keeps it for the process until share_leave. */
 HIDDEN void share_enter(void);
