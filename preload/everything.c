@@ -93,11 +93,10 @@ HIDDEN int everything_restore(double wait)
 	if (!everything_asked() || go_now() != GO_AWAKE) /* a child lacks the parent's CUDA, and other functions say so */
 		return SUCCESS;
 	char process[16], seconds[32];
-	uint64_t none;
 	snprintf(process, sizeof process, "%d", (int)getpid());
 	snprintf(seconds, sizeof seconds, "%.17g", wait);
 	char *arguments[] = {NULL, "resume", process, "--driver", "--wait", seconds, "--report", NULL};
-	int code = checkpointed(arguments, &none);
+	int code = checkpointed(arguments, NULL);
 	if (code != SUCCESS)
 		return code;
 	if (everything_pending())

@@ -149,7 +149,8 @@ static int exchange(struct exchange *with, char *arguments[], uint64_t *bytes, c
 			   *with->words ? ": " : "", with->words);
 		return HELPER_ENDED;
 	}
-	*bytes = count;
+	if (bytes)
+		*bytes = count;
 	if (code != SUCCESS)
 		error_set(with->words[read] ? with->words + read + 1 : "");
 	return code;

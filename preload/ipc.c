@@ -55,8 +55,7 @@ static int open_ours(void **pointer, const struct forward_ipc *handle, int (*dev
 static int close_ours(uintptr_t pointer)
 {
 	struct operation operation = {.kind = OPERATION_CLOSE, .ipc = {.id = pointer}};
-	uint64_t none;
-	return operation_apart(&operation, &none);
+	return operation_apart(&operation, NULL);
 }
 
 /* The driver's pointers are numbers; current: the device of memory that is opened. */

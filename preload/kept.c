@@ -8,8 +8,7 @@
 
 static int start(char *arguments[], const char *without)
 {
-	uint64_t none;
-	int code = helper_run(arguments, &none, without, "try again");
+	int code = helper_run(arguments, NULL, without, "try again");
 	return code == HELPER_ENDED ? ERROR_OPERATING_SYSTEM : code;
 }
 
@@ -81,10 +80,9 @@ EXPORT int tms_kept_add(tms_kept *set, size_t size, void **address)
 
 EXPORT int tms_kept_seal(tms_kept *set, const void *manifest, size_t size)
 {
-	uint64_t none;
 	if (!manifest && size)
 		return error_fail(ERROR_INVALID_VALUE, "the manifest is NULL");
-	int code = on(OPERATION_KEPT_SEAL, set, manifest, size, &none);
+	int code = on(OPERATION_KEPT_SEAL, set, manifest, size, NULL);
 	if (code == SUCCESS)
 		keep_budget();
 	return code;
@@ -97,9 +95,8 @@ EXPORT int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_
 
 EXPORT int tms_kept_attach(tms_kept *set)
 {
-	uint64_t none;
 	gate_before_allocation();
-	return on(OPERATION_KEPT_ATTACH, set, NULL, 0, &none);
+	return on(OPERATION_KEPT_ATTACH, set, NULL, 0, NULL);
 }
 
 EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device)
@@ -109,6 +106,5 @@ EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *s
 
 EXPORT int tms_kept_close(tms_kept *set)
 {
-	uint64_t none;
-	return on(OPERATION_KEPT_CLOSE, set, NULL, 0, &none);
+	return on(OPERATION_KEPT_CLOSE, set, NULL, 0, NULL);
 }

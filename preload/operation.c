@@ -93,7 +93,8 @@ HIDDEN int operation_apart(const struct operation *asked, uint64_t *result)
 {
 	uint64_t last = last_bytes;
 	int code = run(asked);
-	*result = last_bytes;
+	if (result)
+		*result = last_bytes;
 	last_bytes = last;
 	return code;
 }

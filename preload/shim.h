@@ -153,7 +153,7 @@ HIDDEN int operation_transition(int kind, const char *const *tags, const char *c
 #define ONE_TAG(tag) ((tag) ? (const char *const[]){(tag), NULL} : NULL)
 HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
 HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
-HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* leaves tms_last_bytes as it is */
+HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* result: or NULL; leaves last_bytes */
 /* Imports another process's memory. While that is paused there it waits, as long as the gate stops this process too. */
 HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
@@ -198,7 +198,7 @@ HIDDEN int kept_promote(const char *name); /* brings a set back to its device (i
 
 /* helper.c: runs the command tms with these arguments behind the first, which becomes its name. With --report the
  * command writes a line "CODE BYTES", then a text. HELPER_ENDED: it has not. without and then: what follows if it cannot
- * be started, and what does if it has ended early, for tms_last_error. */
+ * be started, and what does if it has ended early, for tms_last_error. bytes: or NULL. */
 enum { HELPER_ENDED = -1 };
 HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, const char *then);
 
