@@ -262,7 +262,7 @@ func TestEnvironment(t *testing.T) {
 		{[]string{"TMS_INIT_ENABLE=maybe"}, "0 0 0 0 0 pinned 0 default", []string{"TMS_INIT_ENABLE=maybe"}},
 		{[]string{"TMS_INIT_ENABLE=1", "TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_EXTENT_BYTES=-3"},
 			"1 0 0 0 0 pinned 0 default", []string{"TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_EXTENT_BYTES=-3"}},
-		{[]string{"TMS_HOST_POOL_BYTES=2GB"}, "0 0 0 0 0 pinned 0 default", []string{"TMS_HOST_POOL_BYTES=2GB"}},
+		{[]string{"TMS_LIMIT_BYTES=2GB"}, "0 0 0 0 0 pinned 0 default", []string{"TMS_LIMIT_BYTES=2GB"}},
 		{[]string{"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_ENABLE_DISK_BACKUP=1"}, "0 1 0 0 0 pinned 0 default",
 			[]string{"TMS_INIT_ENABLE_DISK_BACKUP=1"}},
 		{[]string{"TMS_INIT_ENABLE_PEER_BACKUP=1"}, "0 0 0 1 0 pinned 0 default", nil},

@@ -276,7 +276,6 @@ func optionsOf(operation *C.struct_operation) vmm.Options {
 	return vmm.Options{
 		RetainBackup: bool(operation.retain_cpu_backup),
 		Capturing:    state().Capturing,
-		PoolBytes:    uint64(C.region_config.host_pool_bytes),
 		DiskDir:      C.GoString(operation.disk_dir),
 		DiskSetting:  C.GoString(operation.disk_setting),
 		ExtentBytes:  uint64(C.region_config.extent_bytes),

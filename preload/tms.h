@@ -171,8 +171,8 @@ int tms_live(const void *address, size_t size, const tms_range *ranges, size_t c
  * and a failure is one line on stderr; a pause meanwhile waits for it. */
 int tms_prepare(const char *tag, bool wait);
 
-/* Gives back host memory that no paused segment needs: prepared, retained, or kept under TMS_HOST_POOL_BYTES. Returns
- * when the operating system has it. */
+/* Gives back host memory that no paused segment needs: prepared or retained. Returns when the operating system has
+ * it. */
 int tms_trim(void);
 
 /* A cudaMalloc in a region that would leave less than this many bytes free on its device fails

@@ -54,7 +54,6 @@ static const struct variable {
 	{"TMS_INIT_CPU_BACKUP_BACKEND", region_parse_backend, &region_defaults.mmap, "pinned or mmap; using pinned"},
 	{"TMS_INIT_POOL", take_text, &region_config.pool, ""},
 	{"TMS_RETAIN_CPU_BACKUP", take_bool, (void *)&region_process.retain_cpu_backup, BOOLEAN},
-	{"TMS_HOST_POOL_BYTES", take_bytes, &region_config.host_pool_bytes, "a number of bytes; using 0"},
 	{"TMS_DISK_BACKUP_DIR", take_text, &region_config.disk_backup_dir, ""},
 	{"TMS_DISK_BACKUP_CHUNK_MB", NULL, NULL, ""},
 	{"TMS_EXTENT_BYTES", take_bytes, &region_config.extent_bytes, "a number of bytes; using 83886080"},

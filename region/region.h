@@ -42,7 +42,6 @@ static inline bool region_active(void)
 
 /* Settings of the process that stay as they were at its start. */
 struct region_config {
-	uint64_t host_pool_bytes;
 	uint64_t extent_bytes;
 	const char *disk_backup_dir; /* NULL: unset; interned */
 	const char *pool;	     /* a kind of pool for allocations, ":" and its options; NULL: none */

@@ -9,7 +9,7 @@ import (
 func FuzzEngine(f *testing.F) {
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, bytes []byte) {
-		if _, wrong := attempt(t, dir, modelFaults(bytes), func(s *scene) { s.play(bytes) }); wrong != "" {
+		if _, wrong := attempt(t, dir, modelFaults(bytes), func(s *scene) { s.play(bytes, newExtents(t, 2)) }); wrong != "" {
 			_ = os.RemoveAll(dir)
 			_ = os.MkdirAll(dir, 0o700)
 			t.Fatal(wrong)

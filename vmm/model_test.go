@@ -39,11 +39,12 @@ func (p *program) next() int {
 type model struct {
 	*scene
 	program
-	retain, verify, pool bool
-	serial               uint64
-	operations           int
-	other                *vmm.Engine // as if of another process, which opens memory of the first
-	held                 sync.Map    // numbers under which it has some of that
+	retain, verify bool
+	reserved       *extents
+	serial         uint64
+	operations     int
+	other          *vmm.Engine // as if of another process, which opens memory of the first
+	held           sync.Map    // numbers under which it has some of that
 }
 
 // The other engine's processes: there is only one.
@@ -67,8 +68,11 @@ func (m *model) Gone(vmm.Importer) bool { return false }
 const modelMemory = 4 << 20 // a device's, when it is to be short
 
 // play makes the operations of a program, checks each against what is expected, and frees everything at the end.
-func (s *scene) play(bytes []byte) {
-	m := &model{scene: s, program: program{bytes: bytes, at: 1}}
+func (s *scene) play(bytes []byte, reserved *extents) {
+	m := &model{scene: s, program: program{bytes: bytes, at: 1}, reserved: reserved}
+	reserved.off.Store(false)
+	s.engine.Extents(reserved)
+	s.engine.Descriptors(&descriptors{of: map[uint64]int{}})
 	s.engine.Shareable(true)
 	s.engine.Processes(m)
 	m.other = vmm.New(s.driver, func(uintptr, uint64) error { s.arenas++; return nil })
@@ -193,7 +197,7 @@ func (m *model) step() {
 		case 1:
 			m.verify = !m.verify
 		case 2:
-			m.pool = !m.pool
+			m.reserved.off.Store(!m.reserved.off.Load())
 		}
 	}
 	for len(m.warned) > 0 {
@@ -344,9 +348,6 @@ func (m *model) copy(from, to *piece) {
 func (m *model) transition(name, tag string, operation func(*vmm.Engine, vmm.Options) error) {
 	o := m.options(tag)
 	o.RetainBackup, o.Verify = m.retain, m.verify
-	if m.pool {
-		o.PoolBytes = 1 << 20
-	}
 	o.SaveAll = name == "pause" && m.serial%3 == 0
 	concerned := func(p *piece) bool { return tag == "" || p.request.Tag == tag }
 	loses := func(p *piece) bool { return name == "discard" || p.request.Backup == vmm.BackupNone && !o.SaveAll }
@@ -431,11 +432,12 @@ func (m *model) backupPointer(p *piece) {
 	if p == nil {
 		return
 	}
-	host, err := m.engine.BackupPointer(p.address, p.request.Size)
-	if m.last = err; err != nil {
-		m.fail("operation %d: no backup pointer", m.operations)
-	}
-	if host != 0 && p.paused && !p.lost && p.request.Size >= 8 && *wordAt(host) != p.seed*1_000_003 {
+	var host uintptr
+	err := m.try("a pointer to a backup", func() (err error) {
+		host, err = m.engine.BackupPointer(p.address, p.request.Size)
+		return err
+	})
+	if err == nil && host != 0 && p.paused && !p.lost && p.request.Size >= 8 && *wordAt(host) != p.seed*1_000_003 {
 		m.fail("operation %d: the host copy of %#x is another's", m.operations, p.address)
 	}
 }
@@ -447,6 +449,7 @@ func TestModel(t *testing.T) {
 	seed := uint64(hermetic.Number(t, "TMS_MODEL_SEED", 1))
 	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(seed, 0))
+	reserved := newExtents(t, 2)
 	programs, fired := 0, 0
 	for left := modelOperations(t); left > 0; left -= 200 {
 		bytes := make([]byte, 900)
@@ -455,7 +458,7 @@ func TestModel(t *testing.T) {
 		}
 		f := modelFaults(bytes)
 		programs++
-		if _, wrong := attempt(t, dir, f, func(s *scene) { s.play(bytes) }); wrong != "" {
+		if _, wrong := attempt(t, dir, f, func(s *scene) { s.play(bytes, reserved) }); wrong != "" {
 			path := keep(t, bytes)
 			t.Fatalf("program %d of seed %d, kept as %s: %s", programs, seed, path, wrong)
 		}

@@ -75,8 +75,8 @@ func (e *Engine) prepare(tags []string) error {
 	return nil
 }
 
-// Trim gives back host memory that no paused segment needs: pinned ahead, kept for the next pause, retained after a
-// resume. It returns when the operating system has it.
+// Trim gives back host memory that no paused segment needs: pinned ahead, or retained after a resume. It returns when
+// the operating system has it.
 func (e *Engine) Trim() {
 	defer e.auditQuietly()
 	e.takeTurn()

@@ -99,20 +99,14 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 		}
 		return err
 	}
-	room := o.PoolBytes
 	for _, b := range batches {
 		for _, s := range b.segments {
 			if s.outcome.state == active { // makeRoom
 				continue
 			}
 			s.outcome.state = active
-			switch {
-			case s.contents == nil ||
-				(o.RetainBackup || s.incremental) && s.contents.Store() == e.host && s.backup != BackupNone:
-			case s.contents.Store() == e.host && s.contents.Bytes() <= room:
-				room -= s.contents.Bytes()
-				s.outcome.current, s.outcome.sums = false, nil
-			default:
+			retained := (o.RetainBackup || s.incremental) && s.contents != nil && s.contents.Store() == e.host
+			if s.contents != nil && !(retained && s.backup != BackupNone) {
 				o.discarded.add(s.contents, s.prompt)
 				s.contents.Discard()
 				s.outcome.kept = kept{}

@@ -20,7 +20,6 @@ type Options struct {
 	SaveAll      bool               // a pause saves in host memory what has no backup
 	ToDisk       bool               // a pause saves in files what would take new host memory
 	Toward       stats.Destinations // a pause saves there what has room, out of the driver's checkpoint's reach
-	PoolBytes    uint64             // without retaining: keep so many bytes of pinned host memory for the next pause
 	DiskDir      string             // where a pause puts files
 	DiskSetting  string             // where the directory comes from, for error texts; "": it is the default
 	Verify       bool               // compare contents after a resume with those before the pause

@@ -70,7 +70,7 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 	if err = keeper.InUse(set, os.Getpid()); err != nil {
 		return set, err
 	}
-	m := mover{directory: directory, memory: -1}
+	m := mover{directory: directory}
 	if isMapped(set) || to == Device {
 		if err = m.open(set.Device); err != nil {
 			return set, err
@@ -84,15 +84,11 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 		}
 	}()
 	taken := to == control.ToHost && m.take(set, made)
-	m.direct = isMapped(set) && (taken || to == Device)
-	if to == control.ToHost && !taken {
-		if free := min(hostmemory.Machine(), hostmemory.Group("self")); free < set.Bytes {
-			return set, cuda.Refuse(cuda.OperatingSystem, "it needs %s of host memory, and %s are available; --to disk "+
-				"needs none", readable.Bytes(set.Bytes), readable.Bytes(free))
-		}
-		m.memory = hugePages()
-		defer func() { _ = unix.Close(m.memory) }()
+	if free := min(hostmemory.Machine(), hostmemory.Group("self")); to == control.ToHost && !taken && free < set.Bytes {
+		return set, cuda.Refuse(cuda.OperatingSystem, "it needs %s of host memory, and %s are available; --to disk needs "+
+			"none", readable.Bytes(set.Bytes), readable.Bytes(free))
 	}
+	m.direct = isMapped(set) && (taken || to == Device)
 	if err = m.copy(set, made, to); err != nil {
 		return set, err
 	}
@@ -124,7 +120,6 @@ func (e *end) close() {
 // mover copies chunks.
 type mover struct {
 	directory string
-	memory    int          // of files in host memory; -1: none
 	driver    *cuda.Driver // nil: none of it is mapped
 	direct    bool         // both ends are mapped
 	device    cuda.Device
@@ -356,7 +351,7 @@ func (m *mover) make(to string, size uint64) (made end, err error) {
 func (m *mover) newFile(to string, size int64) (file *os.File, err error) {
 	if to == control.ToHost {
 		var descriptor int
-		descriptor, err = memoryFile(m.memory)
+		descriptor, err = unix.MemfdCreate("tms-set", unix.MFD_CLOEXEC)
 		file = os.NewFile(uintptr(descriptor), "the copy")
 	} else if file, err = os.CreateTemp(m.directory, "tms-set-"); err == nil {
 		err = cmp.Or(os.Remove(file.Name()), unix.Fallocate(int(file.Fd()), 0, 0, size))

@@ -33,28 +33,6 @@ def test_prepare_needs_memory() -> None:
     cuda.free(pointer)
 
 
-def test_pool_is_kept_up_to_its_cap() -> None:
-    """TMS_HOST_POOL_BYTES: that much pinned memory outlives a resume, and serves the next pause."""
-    out = children.output(
-        """
-        import cuda, tms
-        pointers = []
-        for i in range(4):
-            with tms.region(backup="host"):
-                pointers.append(cuda.malloc(8 << 20))
-        tms.pause()
-        tms.resume()
-        first = cuda.calls("cuMemHostRegister")
-        tms.pause()
-        tms.resume()
-        (tag,) = tms.stats()["devices"][0]["tags"]
-        print(cuda.calls("cuMemHostRegister") - first, tag["backup_bytes"])
-        """,
-        TMS_HOST_POOL_BYTES=str(64 * MiB),
-    )
-    assert out == f"0 {32 * MiB}\n"
-
-
 def test_disk(tmp_path: Path) -> None:
     contents = os.urandom(SIZE)
     tms.set_disk_backup_dir(tmp_path / "new")

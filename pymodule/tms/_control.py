@@ -416,8 +416,8 @@ def serve() -> None:
 def trim() -> None:
     """Gives back the host memory that no paused memory needs.
 
-    That is what `prepare` pinned, what stays after a resume (TMS_RETAIN_CPU_BACKUP), and what is
-    kept for the next pause (TMS_HOST_POOL_BYTES). Returns when the operating system has it back.
+    That is what `prepare` pinned, and what stays after a resume (TMS_RETAIN_CPU_BACKUP). Returns
+    when the operating system has it back.
 
     Raises:
         ForkedError, NotPreloadedError, TmsError: as for `pause`.

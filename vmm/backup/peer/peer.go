@@ -58,7 +58,7 @@ func New(driver *cuda.Driver, host backup.Store, warn func(string)) *Store {
 
 func (p *Store) note(reason string) {
 	if _, told := p.warned.LoadOrStore(reason, true); !told {
-		p.warn("peer backup: " + reason + "; contents wait in host memory instead")
+		p.warn("contents: " + reason + "; they wait in the process's own host memory instead")
 	}
 }
 

@@ -242,8 +242,8 @@ func TestFallsBackWithANote(t *testing.T) {
 			for range 3 {
 				kept = p.save(p.jobs[0], backuptest.Items(spans, kept, c.target))
 				require.Len(t, p.notes, 1)
-				require.True(t, strings.HasPrefix(p.notes[0], "peer backup: "+c.note), p.notes[0])
-				require.Contains(t, p.notes[0], "; contents wait in host memory instead")
+				require.True(t, strings.HasPrefix(p.notes[0], "contents: "+c.note), p.notes[0])
+				require.Contains(t, p.notes[0], "; they wait in the process's own host memory instead")
 				_, host := p.where(kept)
 				require.Equal(t, 2, host)
 				p.requireBack(p.jobs[0], spans, kept, 1)
@@ -266,7 +266,7 @@ func TestTakesWhatThereIsRoomFor(t *testing.T) {
 	require.Equal(t, []int{2, 2}, []int{peer, host}, "10 and 4 MiB in a chunk of 16")
 	require.Same(t, p.peer, contents[0].Store())
 	require.Same(t, p.peer, contents[2].Store())
-	require.Equal(t, []string{"peer backup: device 1 has no room; contents wait in host memory instead"}, p.notes)
+	require.Equal(t, []string{"contents: device 1 has no room; they wait in the process's own host memory instead"}, p.notes)
 	require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve))
 
 	// The mixed contents are overwritten where they are.
@@ -442,7 +442,7 @@ func TestPortableContentsAreMappedForCopiesAlone(t *testing.T) {
 	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 	_, host := p.where(contents)
 	require.Equal(t, 3, host)
-	require.Equal(t, []string{"peer backup: device 1: too many open files; contents wait in host memory instead"},
+	require.Equal(t, []string{"contents: device 1: too many open files; they wait in the process's own host memory instead"},
 		p.notes)
 	backuptest.Discard(contents)
 }

@@ -42,19 +42,27 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 			if len(left) == 0 {
 				break
 			}
-			if errors.Is(err, cuda.OutOfMemory) {
-				reasons = append(reasons, fmt.Sprintf("device %d has no room", device))
-			} else {
-				reasons = append(reasons, fmt.Sprintf("device %d: %v", device, err))
+			switch {
+			case !errors.Is(err, cuda.OutOfMemory):
+				reasons = append(reasons, fmt.Sprintf("%s: %v", named(device), err))
+			case device != Reserved: // where processes may take what is free at once
+				reasons = append(reasons, fmt.Sprintf("%s has no room", named(device)))
 			}
 		}
-		if len(left) > 0 && target != Reserved { // else processes have taken it at once
+		if len(left) > 0 {
 			for _, reason := range reasons {
 				p.note(reason)
 			}
 		}
 	}
 	return taken
+}
+
+func named(device int) string {
+	if device == Reserved {
+		return "reserved host memory"
+	}
+	return fmt.Sprintf("device %d", device)
 }
 
 // reachable lists the devices that may keep contents of source. For target -1 the next ordinal comes first, so that

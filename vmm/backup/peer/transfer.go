@@ -23,7 +23,7 @@ func (p *Store) fill(c *copying.Stream, source int, r *peerRange, items []backup
 	}
 	for k, chunk := range r.chunks {
 		if err := p.attach(chunk, source); err != nil {
-			p.note(fmt.Sprintf("device %d: %v", r.device, err))
+			p.note(fmt.Sprintf("%s: %v", named(r.device), err))
 			r.refused = true
 			return nil
 		}

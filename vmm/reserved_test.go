@@ -1,0 +1,125 @@
+package vmm_test
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/cudasim"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// extents is a peer.Extents.
+type extents struct {
+	sync.Mutex
+	free []int
+	off  atomic.Bool // none is said to be free
+}
+
+// newExtents makes so many, which outlive simulators.
+func newExtents(t *testing.T, count int) *extents {
+	t.Helper()
+	path, err := cudasim.Library()
+	require.NoError(t, err)
+	driver, err := cuda.Open(path)
+	require.NoError(t, err)
+	x := &extents{}
+	for range count {
+		descriptor, err := driver.MemCreateFile(cuda.HostExtent, cuda.HostExtentOn(0))
+		require.NoError(t, err)
+		x.free = append(x.free, descriptor)
+	}
+	t.Cleanup(func() {
+		require.Len(t, x.free, count)
+		for _, descriptor := range x.free {
+			require.NoError(t, unix.Close(descriptor))
+		}
+	})
+	return x
+}
+
+func (x *extents) Free(int) uint64 {
+	x.Lock()
+	defer x.Unlock()
+	if x.off.Load() {
+		return 0
+	}
+	return uint64(len(x.free)) * cuda.HostExtent
+}
+
+func (x *extents) Take(int) (int, error) {
+	x.Lock()
+	defer x.Unlock()
+	last := len(x.free) - 1
+	if last < 0 {
+		return -1, cuda.Refuse(cuda.OutOfMemory, "none is free")
+	}
+	descriptor := x.free[last]
+	x.free = x.free[:last]
+	return descriptor, nil
+}
+
+func (x *extents) Give(_, descriptor int) {
+	x.Lock()
+	defer x.Unlock()
+	if again, err := unix.FcntlInt(uintptr(descriptor), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+		x.free = append(x.free, again)
+	}
+}
+
+// Wherever a pause, a resume or a look at contents in reserved memory fails, nothing is lost, and it comes back.
+func TestSweepReserved(t *testing.T) {
+	reserved := newExtents(t, 2)
+	sweep(t, func(s *scene) {
+		kept := &descriptors{of: map[uint64]int{}}
+		s.engine.Descriptors(kept)
+		s.engine.Extents(reserved)
+		for i := range 8 {
+			r := kinds[i%4]
+			r.Size, r.Tag = 20*kib*uint64(i+1), string(rune('a'+i%2))
+			s.malloc(r)
+			s.context, _ = s.driver.CtxGetCurrent()
+		}
+		s.pause("a")
+		s.pause("")
+		for _, p := range s.all {
+			s.do("look at contents", func() error {
+				_, err := s.engine.BackupPointer(p.address, p.request.Size)
+				return err
+			})
+		}
+		s.resume("a")
+		s.pause("a")
+		s.free(func(i int) bool { return i%3 == 1 })
+		s.resume("")
+		s.end()
+		if len(kept.of) > 0 || reserved.Free(0) != 2*cuda.HostExtent {
+			s.fail("%d descriptors are left over, and %d bytes reserved", len(kept.of), reserved.Free(0))
+		}
+	}, 50, fullSweep())
+}
+
+// Contents that cannot be kept by a descriptor wait in the process's own memory.
+func TestNoDescriptorForReservedMemory(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	reserved, kept := newExtents(t, 1), &descriptors{of: map[uint64]int{}, full: true}
+	engine.Descriptors(kept)
+	engine.Extents(reserved)
+	const size = 4 * mib
+	a := malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	fill(a, size, 1)
+	for _, kept.full = range []bool{true, false} {
+		pins := sim.Stat("calls:cuMemHostRegister_v2")
+		require.NoError(t, pause(engine, name("t")))
+		require.Equal(t, kept.full, sim.Stat("calls:cuMemHostRegister_v2") > pins)
+		require.Equal(t, kept.full, reserved.Free(0) > 0)
+		require.EqualValues(t, size, engine.Recorded().Devices[0].Tags[0].HostBytes)
+		require.NoError(t, resume(engine, name("t")))
+		requireFilled(t, a, size, 1)
+		engine.Drain()
+	}
+}
