@@ -151,7 +151,7 @@ func TestLibrariesLookLikeTheRealOnes(t *testing.T) {
 		{"libcuda.so.1", "",
 			[]string{"cuInit", "cuMemAlloc_v2", "cuMemMap", "cuGetProcAddress_v2", "cuMemcpyHtoDAsync_v2_ptsz"}},
 		{"libcudart.so.12", "libcudart.so.12", []string{"cudaMalloc", "cudaFree", "cudaGetDeviceProperties_v2",
-			"cudaStreamGetCaptureInfo_v3", "cudaMemcpy_ptds"}},
+			"cudaStreamIsCapturing_ptsz", "cudaMemcpy_ptds"}},
 		{"libcudart.so.13", "libcudart.so.13", []string{"cudaMalloc", "cudaFree", "cudaGetDeviceProperties",
 			"cudaMallocAsync_ptsz", "cudaGetDriverEntryPointByVersion"}},
 	} {

@@ -12,17 +12,6 @@ PASS_PTSZ(ready, cudaStreamBeginCaptureToGraph,
 PASS_PTSZ(ready, cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t *graph), cu.cuStreamEndCapture(stream, graph))
 PASS_PTSZ(ready, cudaStreamIsCapturing, (cudaStream_t stream, CUstreamCaptureStatus *status),
 	  cu.cuStreamIsCapturing(stream, status))
-#if CUDART_MAJOR < 13
-PASS_PTSZ(ready, cudaStreamGetCaptureInfo,
-	  (cudaStream_t stream, CUstreamCaptureStatus *status, unsigned long long *id),
-	  cu.cuStreamGetCaptureInfo_v3(stream, status, (uint64_t *)id, NULL, NULL, NULL, NULL))
-PASS_PTSZ(ready, cudaStreamGetCaptureInfo_v3,
-#else
-PASS_PTSZ(ready, cudaStreamGetCaptureInfo,
-#endif
-	  (cudaStream_t stream, CUstreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
-	   const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges, size_t *count),
-	  cu.cuStreamGetCaptureInfo_v3(stream, status, (uint64_t *)id, graph, dependencies, edges, count))
 PASS(driver_start, cudaGraphCreate, (cudaGraph_t *graph, unsigned flags), cu.cuGraphCreate(graph, flags))
 PASS(ready, cudaGraphInstantiate, (cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags),
      cu.cuGraphInstantiateWithFlags(exec, graph, flags))

@@ -253,15 +253,7 @@
 	  ((void)edges, begin_to_graph(MINE(stream), graph, dependencies, count, mode))) \
 	S(10000, INIT, cuStreamEndCapture, , (CUstream stream, CUgraph *graph), end(MINE(stream), graph)) \
 	S(10000, INIT, cuStreamIsCapturing, , (CUstream stream, CUstreamCaptureStatus *status), \
-	  info(MINE(stream), status, NULL, NULL, NULL, NULL, NULL)) \
-	X(10010, INIT, cuStreamGetCaptureInfo, , (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id), \
-	  info(stream, status, id, NULL, NULL, NULL, NULL)) \
-	S(11030, INIT, cuStreamGetCaptureInfo, _v2, (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, \
-	  CUgraph *graph, const CUgraphNode **dependencies, size_t *count), \
-	  info(MINE(stream), status, id, graph, dependencies, NULL, count)) \
-	S(12030, INIT, cuStreamGetCaptureInfo, _v3, (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, \
-	  CUgraph *graph, const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count), \
-	  info(MINE(stream), status, id, graph, dependencies, edges, count)) \
+	  is_capturing(MINE(stream), status)) \
 	X(10010, INIT, cuThreadExchangeStreamCaptureMode, , (CUstreamCaptureMode *mode), exchange_mode(mode))
 
 #define GRAPH_FUNCTIONS(X, S) \

@@ -33,7 +33,7 @@ struct simulator {
 	bool initialized, forked;
 	unsigned epoch; // counts cudasim_reset: thread-local state from before is void
 	struct settings settings;
-	uint64_t next_id; // of mappings and captures
+	uint64_t next_id; // of mappings
 	struct tree objects;
 	struct statistics statistics;
 };

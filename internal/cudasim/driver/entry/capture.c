@@ -49,37 +49,17 @@ static CUresult end(CUstream handle, CUgraph *graph)
 	return result;
 }
 
-static CUstreamCaptureStatus status_of(const struct stream *stream)
-{
-	if (!stream->capture)
-		return CU_STREAM_CAPTURE_STATUS_NONE;
-	return stream->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-					    : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-}
-
-// Nodes are not simulated: there are no dependencies to report.
-static CUresult info(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph,
-		     const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count)
+static CUresult is_capturing(CUstream handle, CUstreamCaptureStatus *status)
 {
 	struct stream *stream;
-	if (dependencies)
-		*dependencies = NULL;
-	if (edges)
-		*edges = NULL;
-	if (count)
-		*count = 0;
 	TRY(stream_resolve(handle, &stream));
 	if (!status)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (stream->legacy)
 		TRY(capture_forbids_legacy(stream->context));
-	*status = status_of(stream);
-	if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
-		return CUDA_SUCCESS;
-	if (id)
-		*id = stream->capture->id;
-	if (graph)
-		*graph = object_handle(stream->capture->graph);
+	*status = !stream->capture		 ? CU_STREAM_CAPTURE_STATUS_NONE
+		  : stream->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+						 : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 	return CUDA_SUCCESS;
 }
 

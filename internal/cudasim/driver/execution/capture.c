@@ -139,8 +139,7 @@ CUresult capture_begin(struct stream *stream, struct graph *graph, CUstreamCaptu
 		free(capture);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	*capture = (struct capture){.id = ++sim.next_id,
-				    .mode = mode,
+	*capture = (struct capture){.mode = mode,
 				    .thread = thread_id(),
 				    .origin = stream,
 				    .graph = graph,

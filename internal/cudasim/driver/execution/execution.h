@@ -81,7 +81,6 @@ struct operation {
 };
 
 struct capture {
-	uint64_t id;
 	CUstreamCaptureMode mode;
 	int thread;
 	struct stream *origin;
