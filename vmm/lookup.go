@@ -10,15 +10,13 @@ import (
 // BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is none now. From
 // reserved host memory it first moves the copies of the tag to the process's own. Errors: ErrInvalidAddress when the
 // range does not lie in one live segment; of Move.
-func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
+func (e *Engine) BackupPointer(address uintptr, size uint64) (pointer uintptr, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	a := e.settledAround(address)
-	if s := a.segment; s != nil && s.state == paused && s.current && peer.IsReserved(s.contents) {
-		if err := e.unlocked(func() error { return e.own(s.tag.name) }); err != nil {
-			return 0, err
-		}
-		a = e.settledAround(address)
+	a := e.around(address)
+	for a.segment != nil && a.segment.owner == aTransition {
+		e.settled.Wait()
+		a = e.around(address)
 	}
 	s := a.segment
 	if s == nil {
@@ -27,20 +25,20 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	if offset := uint64(address - a.address()); offset > a.size() || size > a.size()-offset {
 		return 0, fmt.Errorf("%w: %#x + %d bytes reaches past the end of its segment", ErrInvalidAddress, address, size)
 	}
+	if s.state == paused && s.current && peer.IsReserved(s.contents) {
+		err = e.unlocked(func() error {
+			moved, err := e.own(s.tag.name)
+			if moved > 0 {
+				pointer, err = e.BackupPointer(address, size)
+			}
+			return err
+		})
+		return pointer, err
+	}
 	if s.contents == nil || !s.current || s.contents.Host() == 0 {
 		return 0, nil
 	}
 	return s.contents.Host() + address - s.address, nil
-}
-
-// settledAround is around, once no transition owns the segment.
-func (e *Engine) settledAround(address uintptr) allocation {
-	a := e.around(address)
-	for a.segment != nil && a.segment.owner == aTransition {
-		e.settled.Wait()
-		a = e.around(address)
-	}
-	return a
 }
 
 // around returns the live allocation that an address lies in or just behind; without a segment there is none. The

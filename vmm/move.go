@@ -35,11 +35,10 @@ func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 }
 
 // own moves the contents of a tag from reserved host memory, which has no address here, to the process's own.
-func (e *Engine) own(tag string) (err error) {
-	o, moved := Options{Tags: []string{tag}}, uint64(0)
+func (e *Engine) own(tag string) (moved uint64, err error) {
+	o := Options{Tags: []string{tag}}
 	defer e.observed("move", &o, &moved, &err)()
-	moved, err = e.move(o, e.peer, BackupHost, &discarded{})
-	return err
+	return e.move(o, e.peer, BackupHost, &discarded{})
 }
 
 func (e *Engine) move(o Options, from backup.Store, to BackupKind, old *discarded) (moved uint64, err error) {

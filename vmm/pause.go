@@ -200,7 +200,7 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		dense := func(s *segment) bool { return !s.sparse }
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
 	} else if e.peer.Extents != nil && !o.RetainBackup {
-		reserved = e.peer.Extents.Free(b.job.HostNode())
+		reserved = e.peer.Extents.Free(max(0, b.job.Node)) // 0 where it is unknown
 	}
 	for _, s := range segments {
 		kind := o.backupOf(s)

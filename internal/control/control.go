@@ -239,7 +239,7 @@ type Reply struct {
 	Alignment     *Alignment      `json:"alignment,omitempty"` // of an align
 	Process       json.RawMessage `json:"process,omitempty"`   // of a status: a ProcessState
 	Sets          []KeptSet       `json:"sets,omitempty"`      // of an open or list
-	// Reserved is for a take or list: bytes of host memory that are free, by NUMA node.
+	// Reserved is for a take: bytes of host memory that are free, by NUMA node.
 	Reserved map[int]uint64 `json:"reserved,omitempty"`
 }
 

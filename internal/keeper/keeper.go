@@ -152,18 +152,20 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		}
 		k.free[*r.Node], *given = append(k.free[*r.Node], *given), -1
 	case control.Take:
-		reply.Reserved = k.reserved()
+		reply.Reserved = map[int]uint64{}
+		for node, extents := range k.free {
+			reply.Reserved[node] = uint64(len(extents)) * cuda.HostExtent
+		}
 		if r.Bytes == 0 {
 			break
 		}
-		if r.Node == nil || reply.Reserved[*r.Node] == 0 {
+		if r.Node == nil || len(k.free[*r.Node]) == 0 {
 			err = cuda.Refuse(cuda.OutOfMemory, "no reserved host memory is free")
 			break
 		}
 		extents := k.free[*r.Node]
 		descriptor, k.free[*r.Node] = extents[len(extents)-1], extents[:len(extents)-1]
 	case control.List:
-		reply.Reserved = k.reserved()
 		for _, s := range k.sets {
 			reply.Sets = append(reply.Sets, s.told())
 		}
@@ -174,15 +176,6 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		err = fmt.Errorf("the keeper answers no %s", r.Op)
 	}
 	return reply, descriptor, err
-}
-
-// reserved returns the bytes of host memory that are free.
-func (k *Keeper) reserved() map[int]uint64 {
-	free := map[int]uint64{}
-	for node, extents := range k.free {
-		free[node] = uint64(len(extents)) * cuda.HostExtent
-	}
-	return free
 }
 
 // InUse returns an error if a set is on its device and processes but one have it open: it cannot be moved then.

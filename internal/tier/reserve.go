@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"cmp"
 	"math"
 
 	"golang.org/x/sys/unix"
@@ -33,23 +34,21 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 	if available := hostmemory.Machine(); err == nil && bytes > free && bytes-free > available {
 		err = cuda.Refuse(cuda.OperatingSystem, "%s are available", readable.Bytes(available))
 	}
-	for ; err == nil && free < bytes; free += cuda.HostExtent {
-		var extent int
+	var extent int
+	for err == nil && free < bytes {
 		if extent, err = driver.MemCreateFile(cuda.HostExtent, cuda.HostExtentOn(node)); err == nil {
 			_, _, err = keeper.Ask(control.Request{Op: control.Give, Node: &node}, extent)
-			_ = unix.Close(extent)
+			err = cmp.Or(err, unix.Close(extent))
 		}
-		if err != nil {
-			return free, err
+		if err == nil {
+			free += cuda.HostExtent
 		}
 	}
-	for ; err == nil && free >= bytes+cuda.HostExtent; free -= cuda.HostExtent {
-		var extent int
-		if _, extent, err = keeper.Ask(control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent},
-			-1); err != nil {
-			return free, err
+	take := control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
+	for err == nil && free >= bytes+cuda.HostExtent {
+		if _, extent, err = keeper.Ask(take, -1); err == nil {
+			free, err = free-cuda.HostExtent, unix.Close(extent)
 		}
-		_ = unix.Close(extent)
 	}
 	return free, err
 }

@@ -59,9 +59,6 @@ type Job struct {
 	Copied func(bytes uint64)
 }
 
-// HostNode returns Node, or the first one if that is unknown.
-func (j Job) HostNode() int { return max(0, j.Node) }
-
 // Report calls Copied with bytes that have been copied.
 func (j Job) Report(bytes uint64) {
 	if j.Copied != nil {

@@ -15,6 +15,7 @@ const (
 	InvalidValue             Result = 1
 	OutOfMemory              Result = 2
 	NotInitialized           Result = 3
+	Deinitialized            Result = 4 // its process is ending
 	NoDevice                 Result = 100
 	InvalidContext           Result = 201
 	FileNotFound             Result = 301

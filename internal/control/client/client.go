@@ -22,6 +22,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/process"
 	"tms/internal/readable"
+	"tms/vmm/cuda"
 )
 
 // ErrUnreachable: the process cannot be asked. No process has this number, or it is another user's, does not listen, or
@@ -267,6 +268,8 @@ func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.
 		return state, Unreachable("it does not answer (stopped?)")
 	case err != nil:
 		return state, err
+	case reply.Code == int(cuda.Deinitialized):
+		return state, Unreachable("it is ending")
 	case !reply.OK:
 		return state, errors.New(reply.Error)
 	}

@@ -85,6 +85,20 @@ func TestRepliesThatAreNone(t *testing.T) {
 	require.ErrorContains(t, err, "does not answer")
 }
 
+// A driver that has shut down refuses what a status asks: the process is about to end.
+func TestAProcessThatIsEnding(t *testing.T) {
+	listener := listen(t, place(t), os.Getpid())
+	go func() {
+		connection, err := listener.Accept()
+		if err == nil {
+			_, _ = connection.Write([]byte(`{"version":1,"id":1,"ok":false,"code":4,"error":"unknown error (4)"}` + "\n"))
+		}
+	}()
+	_, err := dial(t, os.Getpid()).Status(context.Background(), time.Minute)
+	require.ErrorIs(t, err, client.ErrUnreachable)
+	require.ErrorContains(t, err, "it is ending")
+}
+
 // A caller gets a reply only while the connection lives: requests over a connection that a context closes are undone.
 func TestContextsThatEndWithTheReply(t *testing.T) {
 	listener := listen(t, place(t), os.Getpid())

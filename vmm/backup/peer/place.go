@@ -25,10 +25,7 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 	}
 	for _, target := range targets {
 		left := wanted[target]
-		devices, err := []int{Reserved}, error(nil)
-		if target != Reserved {
-			devices, err = p.reachable(job.Device, target)
-		}
+		devices, err := p.reachable(job.Device, target)
 		if err != nil {
 			p.note(err.Error())
 			continue
@@ -69,7 +66,10 @@ func named(device int) string {
 // processes with a device each begin with different ones. (Asking which has the most free memory would take a context
 // on each.)
 func (p *Store) reachable(source, target int) ([]int, error) {
-	if target == source {
+	switch target {
+	case Reserved:
+		return []int{Reserved}, nil
+	case source:
 		return nil, fmt.Errorf("device %d is the device to free", source)
 	}
 	candidates := []int{target}
@@ -108,7 +108,7 @@ func (p *Store) take(job backup.Job, device int, items []backup.Item, wanted []i
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.garbage.Drain() // discarded memory may be what is missing
-	r = &peerRange{device: device, node: job.HostNode(), chunk: cuda.HostExtent}
+	r = &peerRange{device: device, node: max(0, job.Node), chunk: cuda.HostExtent}
 	granularity := r.chunk
 	if device != Reserved {
 		total, err := p.driver.DeviceTotalMem(cuda.Device(device))
