@@ -149,6 +149,7 @@ func (m *mover) take(set control.KeptSet, made []end) bool {
 		return false
 	}
 	for i, chunk := range set.Chunks {
+		made[i].each, made[i].node = cuda.HostExtent, &node
 		for room := uint64(0); room < chunk.Bytes; room += cuda.HostExtent {
 			_, extent, err := keeper.Ask(control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}, -1)
 			if err != nil {
@@ -160,7 +161,6 @@ func (m *mover) take(set control.KeptSet, made []end) bool {
 			}
 			made[i].files = append(made[i].files, os.NewFile(uintptr(extent), "the copy"))
 		}
-		made[i].each, made[i].node = cuda.HostExtent, &node
 	}
 	return true
 }

@@ -184,6 +184,23 @@ def test_sets_go_there_and_come_back(house: House) -> None:
     assert user.free() == before + 12 * MiB
 
 
+def test_a_chunk_in_several_extents(house: House) -> None:
+    maker = house.program(CUDASIM_MEMORY="2G")
+    maker.does(f"published('set', 5, {300 * MiB})")
+    for reserved, used in ("256M", 0), ("768M", 2):
+        house.move("reserve", reserved)
+        before = free(house)
+        house.move("demote", "set")
+        [one] = house.sets()
+        assert before - free(house) == used and one["bytes"] == 300 * MiB
+        assert [len(chunk.get("more", [])) + 1 for chunk in one["chunks"]] == [max(1, used)]
+        assert "300.00 MiB are as published" in house.move("verify", "set")
+        maker.does("attached()")
+        assert maker.run(f"tensors['a'].bytes() == bytes([5]) * {300 * MiB}")
+        maker.does("del tensors")
+        until(lambda before=before: free(house) == before and house.sets()[0]["users"] == [])
+
+
 @pytest.mark.parametrize("function", ["cuMemImportFromShareableHandle", "cuMemcpyDtoDAsync_v2"])
 def test_moves_that_are_killed_or_fail(house: House, function: str) -> None:
     user = large(house)
