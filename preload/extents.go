@@ -4,8 +4,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tms/internal/control"
 	"tms/internal/control/server"
 	"tms/vmm/cuda"
@@ -43,9 +41,6 @@ func (x extents) Free(node int) uint64 {
 
 func (x extents) Take(node int) (descriptor int, err error) {
 	_, descriptor, err = x.ask(control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}, -1)
-	if err != nil {
-		_ = unix.Close(descriptor) // -1: none came
-	}
 	return descriptor, err
 }
 

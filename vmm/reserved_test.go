@@ -15,6 +15,7 @@ import (
 
 // extents is a peer.Extents.
 type extents struct {
+	t *testing.T
 	sync.Mutex
 	free []int
 	off  atomic.Bool // none is said to be free
@@ -23,23 +24,27 @@ type extents struct {
 // newExtents makes so many, which outlive simulators.
 func newExtents(t *testing.T, count int) *extents {
 	t.Helper()
-	path, err := cudasim.Library()
-	require.NoError(t, err)
-	driver, err := cuda.Open(path)
-	require.NoError(t, err)
-	x := &extents{}
-	for range count {
-		descriptor, err := driver.MemCreateFile(cuda.HostExtent, cuda.HostExtentOn(0))
-		require.NoError(t, err)
-		x.free = append(x.free, descriptor)
-	}
+	x := &extents{t: t}
+	x.fill(count)
 	t.Cleanup(func() {
-		require.Len(t, x.free, count)
 		for _, descriptor := range x.free {
 			require.NoError(t, unix.Close(descriptor))
 		}
 	})
 	return x
+}
+
+// fill makes what is missing.
+func (x *extents) fill(count int) {
+	path, err := cudasim.Library()
+	require.NoError(x.t, err)
+	driver, err := cuda.Open(path)
+	require.NoError(x.t, err)
+	for len(x.free) < count {
+		descriptor, err := driver.MemCreateFile(cuda.HostExtent, cuda.HostExtentOn(0))
+		require.NoError(x.t, err)
+		x.free = append(x.free, descriptor)
+	}
 }
 
 func (x *extents) Free(int) uint64 {
@@ -97,9 +102,11 @@ func TestSweepReserved(t *testing.T) {
 		s.free(func(i int) bool { return i%3 == 1 })
 		s.resume("")
 		s.end()
-		if len(kept.of) > 0 || reserved.Free(0) != 2*cuda.HostExtent {
-			s.fail("%d descriptors are left over, and %d bytes reserved", len(kept.of), reserved.Free(0))
+		lost := 2 - len(reserved.free)
+		if len(kept.of) > 0 || lost > len(s.faults.list()) { // what cannot be imported is not passed on
+			s.fail("%d descriptors are left over, and %d extents are lost", len(kept.of), lost)
 		}
+		reserved.fill(2)
 	}, 50, fullSweep())
 }
 

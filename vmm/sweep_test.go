@@ -81,6 +81,7 @@ var silences = []struct {
 		"that it cannot be set back: the thread is stopped by captures less than it asked for"},
 	{"cuMemUnmap cuMemRelease", "peer.(*Store).detach", nil, "a second try follows, then one at the contents' end"},
 	{"cuMemRelease", "(*extent).drop", nil, "a second try follows, then one at each Retry"},
+	{"cuMemRelease", "peer.(*Store).create", nil, "the same"},
 	{"cuMemUnmap cuMemAddressFree", "(*extent).aside", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
 	{"", "(*Engine).grantMissing < (*Engine).malloc", nil,

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"cmp"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -39,6 +40,7 @@ type peerChunk struct {
 	mapped   bool
 	held     bool // it counts in Store.held
 	released bool
+	strange  bool         // its descriptor may not be what was taken: others must not have it
 	kept     uint64       // the number of its descriptor; 0: it is not portable
 	contents atomic.Int64 // that reach into it
 }
@@ -88,45 +90,43 @@ func (c *peerContents) chunks() []*peerChunk {
 	return c.in.chunks[c.offset/c.in.chunk : (c.offset+c.size-1)/c.in.chunk+1]
 }
 
-// create takes a chunk's memory; portable: with a descriptor.
+// create takes a chunk's memory; portable: as a descriptor.
 func (p *Store) create(c *peerChunk, portable bool) (err error) {
 	descriptor := -1
-	if c.in.device == Reserved {
-		if descriptor, err = p.Extents.Take(c.in.node); err != nil {
-			return err
-		}
-	} else {
-		prop := cuda.PinnedOn(c.in.device)
-		if portable {
-			prop = prop.AsFile()
-		}
-		if c.handle, err = p.driver.MemCreateWith(c.size, prop); err != nil || !portable {
-			return err
-		}
-		descriptor, err = p.driver.MemExport(c.handle)
-	}
-	if err == nil {
-		c.kept, err = p.Descriptors.Keep(descriptor)
+	switch {
+	case c.in.device == Reserved:
+		descriptor, err = p.Extents.Take(c.in.node)
+	case portable:
+		descriptor, err = p.driver.MemCreateFile(c.size, cuda.PinnedOn(c.in.device).AsFile())
+	default:
+		c.handle, err = p.driver.MemCreate(c.size, c.in.device)
+		return err
 	}
 	if err != nil {
+		return err
+	}
+	if c.kept, err = p.Descriptors.Keep(descriptor); err != nil {
 		if c.in.device == Reserved {
 			p.Extents.Give(c.in.node, descriptor)
 		}
-		p.garbage.Add(c.size, func() error { return cmp.Or(p.unmap(c), p.Descriptors.Drop(c.kept)) })
+		p.garbage.Add(c.size, func() error { return p.Descriptors.Drop(c.kept) })
 	}
 	_ = unix.Close(descriptor)
 	return err
 }
 
-// drop gives up a chunk that only its descriptor keeps.
+// drop gives up a chunk that only its descriptor keeps. What fails is tried again, and an extent must not be given twice.
 func (p *Store) drop(c *peerChunk) error {
-	if c.in.device == Reserved {
-		if descriptor, err := p.Descriptors.Copy(c.kept); err == nil {
-			p.Extents.Give(c.in.node, descriptor)
-			_ = unix.Close(descriptor)
-		}
+	descriptor := -1 // there is none
+	if c.in.device == Reserved && !c.strange {
+		descriptor, _ = p.Descriptors.Copy(c.kept)
 	}
-	return p.Descriptors.Drop(c.kept)
+	err := p.Descriptors.Drop(c.kept)
+	if descriptor >= 0 && err == nil {
+		p.Extents.Give(c.in.node, descriptor)
+	}
+	_ = unix.Close(descriptor)
+	return err
 }
 
 // attach maps the chunk for the device that copies.
@@ -138,6 +138,7 @@ func (p *Store) attach(c *peerChunk, source int) error {
 			_ = unix.Close(descriptor)
 		}
 		if err != nil {
+			c.strange = !errors.Is(err, cuda.OutOfMemory)
 			return err
 		}
 	}
