@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import children
 import cuda
 import pytest
 from cuda import MiB

@@ -71,7 +71,8 @@ def test_what_finds_no_room_there(house: House) -> None:
         assert free(house) == 0
         assert program.run("cuda.calls('cuMemHostRegister')") == again + 1
         program.run("tms.resume()")
-        assert program.run(WHOLE) and program.run(f"cuda.read(more, {140 * MiB}) == b'm' * {140 * MiB}")
+        assert program.run(WHOLE)
+        assert program.run(f"cuda.read(more, {140 * MiB}) == b'm' * {140 * MiB}")
         until(lambda: free(house) == 1)
 
 
@@ -145,8 +146,12 @@ def test_calls_that_fail(house: House) -> None:
     """What the driver refuses, the pause or resume undoes or reports, and nothing is lost."""
     program = owner(house)
     house.move("reserve", "512M")
-    functions = ("cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemcpyDtoDAsync_v2")
-    for function in functions:
+    for function in (
+        "cuMemImportFromShareableHandle",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemcpyDtoDAsync_v2",
+    ):
         for step in ("pause", "resume"):
             program.does(f"cuda.fail({function!r}, 1, 2)")
             refused = str(program.run(f"tms.{step}()"))
