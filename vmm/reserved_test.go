@@ -130,3 +130,30 @@ func TestNoDescriptorForReservedMemory(t *testing.T) {
 		engine.Drain()
 	}
 }
+
+// Two devices count on the same extent: one gets it, and nobody is told of that.
+func TestTwoDevicesWantOneExtent(t *testing.T) {
+	sim, _, engine := simulated(t, 2)
+	reserved := newExtents(t, 1)
+	engine.Descriptors(&descriptors{of: map[uint64]int{}})
+	engine.Extents(reserved)
+	engine.Warn(func(line string) { t.Error(line) })
+	const size = 4 * mib
+	var all []uintptr
+	for device := range 2 {
+		all = append(all, malloc(t, engine, vmm.Request{Size: size, Device: device, Tag: "t", Backup: vmm.BackupHost}))
+		fill(all[device], size, uint64(device))
+	}
+	for range 3 {
+		pins := sim.Stat("calls:cuMemHostRegister_v2")
+		require.NoError(t, pause(engine, name("t")))
+		require.Equal(t, pins+1, sim.Stat("calls:cuMemHostRegister_v2"))
+		require.Zero(t, reserved.Free(0))
+		require.NoError(t, resume(engine, name("t")))
+		for device, a := range all {
+			requireFilled(t, a, size, uint64(device))
+		}
+		engine.Drain()
+		require.EqualValues(t, cuda.HostExtent, reserved.Free(0))
+	}
+}

@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"errors"
 	"fmt"
 
 	"tms/vmm/backup"
@@ -40,7 +39,7 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 				break
 			}
 			switch {
-			case !errors.Is(err, cuda.OutOfMemory):
+			case cuda.Code(err) != int(cuda.OutOfMemory):
 				reasons = append(reasons, fmt.Sprintf("%s: %v", named(device), err))
 			case device != Reserved: // where processes may take what is free at once
 				reasons = append(reasons, fmt.Sprintf("%s has no room", named(device)))
