@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"tms/vmm/backup"
@@ -189,7 +190,10 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	there := o.Toward[b.device.uuid]
 	target, reached := b.device.near[there.Device]
 	e.mu.Unlock()
-	room, reserved := there.Room, uint64(0)
+	room, used := there.Room, uint64(0)
+	mayUse := e.peer.Extents != nil && !o.RetainBackup && !reached
+	// Not before something wants it: the process shows itself to others then. Node 0 where it is unknown.
+	reserved := sync.OnceValue(func() uint64 { return e.peer.Extents.Free(max(0, b.job.Node)) })
 	if b.job.Portable = reached; reached { // sparse ones get the room that is left: they cost the host least
 		inTurn, err := e.roomInTurn(b, o, there.Room, target)
 		if err != nil {
@@ -199,8 +203,6 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		sparse := func(s *segment) bool { return s.sparse }
 		dense := func(s *segment) bool { return !s.sparse }
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
-	} else if e.peer.Extents != nil && !o.RetainBackup {
-		reserved = e.peer.Extents.Free(max(0, b.job.Node)) // 0 where it is unknown
 	}
 	for _, s := range segments {
 		kind := o.backupOf(s)
@@ -223,9 +225,10 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		} else if !item.Sparse && s.incremental && s.current && s.sums != nil && sums[s] != nil {
 			item.Parts = blocks(s.length(), func(i int) bool { return s.sums[i] != sums[s][i] })
 		}
-		if kind == BackupHost && s.contents == nil && !item.Sparse && !s.incremental && s.length() <= reserved {
+		if mayUse && kind == BackupHost && s.contents == nil && !item.Sparse && !s.incremental &&
+			used+s.length() <= reserved() {
 			kind, item.Target = BackupPeer, peer.Reserved
-			reserved -= s.length()
+			used += s.length()
 		}
 		total += backup.Ranges(item.Parts).Bytes()
 		b.items[kind], b.saving[kind] = append(b.items[kind], item), append(b.saving[kind], s)
