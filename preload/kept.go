@@ -49,8 +49,8 @@ var kept = struct {
 	last uint64
 }{sets: map[uint64]*keptSet{}}
 
-// attaching is held, shared, while kept memory is mapped. A pause of everything holds it until no more can be: the
-// driver's checkpoint would lose a process that has such memory mapped.
+// attaching is held, shared, while kept memory is mapped, or reserved memory for a pointer to a backup. A pause of
+// everything holds it until no more can be: the driver's checkpoint would lose a process that has such memory mapped.
 var attaching sync.RWMutex
 
 var errKeptAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")

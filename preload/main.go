@@ -390,7 +390,9 @@ func tmsPrepare(tag *C.char) C.int {
 func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 	var host uintptr
 	report(enter(func(e *vmm.Engine) (err error) {
-		host, err = e.BackupPointer(uintptr(address), uint64(size))
+		attaching.RLock() // reserved memory is, while it is copied
+		defer attaching.RUnlock()
+		host, err = e.BackupPointer(uintptr(address), uint64(size), bool(C.everything_asked()))
 		if err == nil && host == 0 {
 			err = fmt.Errorf("%#x has no host copy now: a pause makes one of segments with a cpu backup, and a resume "+
 				"gives it up unless it is retained", uintptr(address))

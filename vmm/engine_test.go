@@ -362,7 +362,7 @@ func TestManyThreads(t *testing.T) {
 					t.Errorf("malloc: %v", err)
 					return
 				}
-				_, _ = engine.BackupPointer(a, 1)
+				_, _ = engine.BackupPointer(a, 1, false)
 				if err := engine.Free(a, false); err != nil {
 					t.Errorf("free: %v", err)
 				}
@@ -539,7 +539,7 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 	a := malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	fill(a, size, 1)
 	require.NoError(t, pause(engine, o))
-	copy, err := engine.BackupPointer(a, size)
+	copy, err := engine.BackupPointer(a, size, false)
 	require.NoError(t, err)
 	writeAt(copy+5*mib, ^bytesAt(copy+5*mib, 1)[0])
 	err = resume(engine, o)

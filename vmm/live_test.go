@@ -279,7 +279,7 @@ func TestLivePreparedAndMoved(t *testing.T) {
 	require.NoError(t, pause(engine, o))
 	require.Equal(t, pins, sim.Stat("calls:cuMemHostRegister_v2"))
 	require.EqualValues(t, 4*mib, hostBytes(t, engine))
-	pointer, err := engine.BackupPointer(a, 8)
+	pointer, err := engine.BackupPointer(a, 8, false)
 	require.NoError(t, err)
 	require.Zero(t, pointer, "there is no whole copy")
 	moved, err := engine.Move(o, vmm.BackupDisk)

@@ -8,9 +8,9 @@ import (
 )
 
 // BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is none now. From
-// reserved host memory it first moves the copies of the tag to the process's own. Errors: ErrInvalidAddress when the
-// range does not lie in one live segment; of Move.
-func (e *Engine) BackupPointer(address uintptr, size uint64) (pointer uintptr, err error) {
+// reserved host memory it first moves the copies of the tag to the process's own, or refuses if asleep: calls of the
+// driver would wait. Errors: ErrInvalidAddress when the range does not lie in one live segment; of Move; *cuda.Refusal.
+func (e *Engine) BackupPointer(address uintptr, size uint64, asleep bool) (pointer uintptr, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a := e.around(address)
@@ -26,10 +26,14 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (pointer uintptr, e
 		return 0, fmt.Errorf("%w: %#x + %d bytes reaches past the end of its segment", ErrInvalidAddress, address, size)
 	}
 	if s.state == paused && s.current && peer.IsReserved(s.contents) {
+		if asleep {
+			return 0, cuda.Refuse(cuda.NotSupported, "%#x: the copy is in reserved host memory, which has no address "+
+				"while everything of this process is paused; resume it first", address)
+		}
 		err = e.unlocked(func() error {
 			moved, err := e.own(s.tag.name)
 			if moved > 0 {
-				pointer, err = e.BackupPointer(address, size)
+				pointer, err = e.BackupPointer(address, size, false)
 			}
 			return err
 		})

@@ -434,7 +434,7 @@ func (m *model) backupPointer(p *piece) {
 	}
 	var host uintptr
 	err := m.try("a pointer to a backup", func() (err error) {
-		host, err = m.engine.BackupPointer(p.address, p.request.Size)
+		host, err = m.engine.BackupPointer(p.address, p.request.Size, false)
 		return err
 	})
 	if err == nil && host != 0 && p.paused && !p.lost && p.request.Size >= 8 && *wordAt(host) != p.seed*1_000_003 {

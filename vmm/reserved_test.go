@@ -93,7 +93,7 @@ func TestSweepReserved(t *testing.T) {
 		s.pause("")
 		for _, p := range s.all {
 			s.do("look at contents", func() error {
-				_, err := s.engine.BackupPointer(p.address, p.request.Size)
+				_, err := s.engine.BackupPointer(p.address, p.request.Size, false)
 				return err
 			})
 		}

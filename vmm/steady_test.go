@@ -126,7 +126,7 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	s.engine.Drain()
 	require.Less(t, time.Since(start), 10*time.Minute)
 	// Contents in host memory can still be read: only the device is gone.
-	host, err := s.engine.BackupPointer(b, 1)
+	host, err := s.engine.BackupPointer(b, 1, false)
 	require.NoError(t, err)
 	require.NotZero(t, *(*uintptr)(unsafe.Pointer(&host)))
 	s.engine.Reset(0)

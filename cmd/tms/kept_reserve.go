@@ -15,12 +15,12 @@ func keptReserveCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "reserve [BYTES]",
 		Short: "Make host memory ready for paused processes and demoted sets",
-		Long: `Makes as much host memory ready as is named, beside what is in use already. It
-belongs to no process: the pauses of all the user's processes and the
-demotions of sets put contents there, without first making and pinning memory,
-and give it back when they are done. What a process had that was killed goes to
-the system; reserve again then. Less than before frees memory, 0 all. Without a
-number it says how much is free.`,
+		Long: `Makes host memory so that BYTES are free, beside what is in use. It belongs to
+no process: the pauses of all your programs and the demotions of sets put
+contents there, and give it back afterwards. They need not make and pin memory
+themselves. The system gets what a killed process has used; reserve again then.
+A smaller number frees memory, and 0 frees all. Without a number, the command
+says how much is free.`,
 		Example: `  tms kept reserve 64G
   tms kept reserve 64G --device 4     # on the NUMA node of another GPU`,
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -7,8 +7,8 @@
 // or paused. A later set takes over the name, and a drop takes it away: the keeper then closes the set when nobody uses
 // it any longer. Processes that have ended count no more.
 //
-// Reserved host memory is extents. A process that takes one is its only owner, until it gives it back. What a process
-// had that ended goes to the system, not to others: its device may still write there.
+// Reserved host memory is extents. A process that takes one is its only owner, until it gives it back. When a process
+// ends, the system gets its extents, and no other process does: its device may still write there.
 //
 // A keeper that was killed is followed by another, which asks all processes that listen what they have attached.
 package keeper

@@ -32,16 +32,16 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 		return free, err
 	}
 	if available := hostmemory.Machine(); err == nil && bytes > free && bytes-free > available {
-		err = cuda.Refuse(cuda.OperatingSystem, "%s are available", readable.Bytes(available))
+		err = cuda.Refuse(cuda.OperatingSystem, "it needs %s more of host memory, and %s are available",
+			readable.Bytes(bytes-free), readable.Bytes(available))
 	}
 	var extent int
 	for err == nil && free < bytes {
 		if extent, err = driver.MemCreateFile(cuda.HostExtent, cuda.HostExtentOn(node)); err == nil {
 			_, _, err = keeper.Ask(control.Request{Op: control.Give, Node: &node}, extent)
-			err = cmp.Or(err, unix.Close(extent))
-		}
-		if err == nil {
-			free += cuda.HostExtent
+			if err = cmp.Or(err, unix.Close(extent)); err == nil {
+				free += cuda.HostExtent
+			}
 		}
 	}
 	take := control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}

@@ -144,10 +144,7 @@ func (m *mover) take(set control.KeptSet, made []end) bool {
 	if m.driver == nil {
 		return false
 	}
-	node, err := m.driver.HostNode(m.device)
-	if err != nil { // a driver before CUDA 12.2
-		return false
-	}
+	node, _ := m.driver.HostNode(m.device) // a driver before CUDA 12.2 does not know, and nothing is reserved then
 	for i, chunk := range set.Chunks {
 		made[i].each, made[i].node = cuda.HostExtent, &node
 		for room := uint64(0); room < chunk.Bytes; room += cuda.HostExtent {
@@ -195,11 +192,9 @@ func put(set control.KeptSet, manifest int, made []end, to string) (control.Kept
 		each, node := cmp.Or(made[i].each, set.Chunks[i].Bytes), made[i].node
 		made[i].node = nil // the keeper has what it was given; an extent must not be given twice
 		for n, file := range made[i].files {
-			request := control.Request{Op: control.Put, Set: id, Name: set.Name, Device: set.Device, To: to, Before: i,
-				Share: max(1, rand.Uint64()), Bytes: min(each, set.Chunks[i].Bytes-uint64(n)*each), Node: node}
-			if request.Joins = n > 0; request.Joins {
-				request.Before++
-			}
+			request := control.Request{Op: control.Put, Set: id, Name: set.Name, Device: set.Device, To: to,
+				Before: i + min(n, 1), Joins: n > 0, Share: max(1, rand.Uint64()),
+				Bytes: min(each, set.Chunks[i].Bytes-uint64(n)*each), Node: node}
 			if _, _, err := keeper.Ask(request, int(file.Fd())); err != nil {
 				return set, err
 			}

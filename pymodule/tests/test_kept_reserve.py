@@ -97,6 +97,32 @@ def test_a_pointer_to_contents(house: House) -> None:
     assert program.run("whole()")
 
 
+def test_a_pointer_while_everything_is_paused(house: House) -> None:
+    """Calls of the driver would wait for the resume, and so would the program."""
+    program = owner(house)
+    house.move("reserve", "256M")
+    program.does(
+        "find = load().c.tms_get_cpu_backup_pointer\n"
+        "find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint64]\n"
+    )
+    program.run("tms.pause(everything=True)")
+    assert program.run("find(pointers[1], 1)") is None
+    assert "is in reserved host memory" in program.run("load().last_error")
+    program.run("tms.resume()")
+    assert program.run("whole()")
+
+
+def test_a_process_without_contents(house: House) -> None:
+    """It takes nothing, and does not listen for that."""
+    program = owner(house)
+    house.move("reserve", "256M")
+    program.does("for pointer in pointers: cuda.free(pointer)\npointers = []")
+    program.does("with tms.region('none'): cuda.malloc(1 << 20)")
+    program.run("tms.pause()")
+    assert free(house) == 1
+    assert house.command("ps", str(program.process.pid)).returncode != 0
+
+
 def test_copies_that_are_to_stay(house: House) -> None:
     """Retained and incremental copies are the process's own."""
     program = owner(house, TMS_RETAIN_CPU_BACKUP="1")

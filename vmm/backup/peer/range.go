@@ -138,7 +138,7 @@ func (p *Store) attach(c *peerChunk, source int) error {
 			_ = unix.Close(descriptor)
 		}
 		if err != nil {
-			c.strange = !errors.Is(err, cuda.OutOfMemory)
+			c.strange = c.strange || !errors.Is(err, cuda.OutOfMemory)
 			return err
 		}
 	}
