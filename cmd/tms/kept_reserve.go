@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -24,10 +23,8 @@ says how much is free.`,
 		Example: `  tms kept reserve 64G
   tms kept reserve 64G --device 4     # on the NUMA node of another GPU`,
 		ValidArgsFunction: cobra.NoFileCompletions,
+		Args:              cobra.MaximumNArgs(1),
 		RunE: func(command *cobra.Command, arguments []string) (err error) {
-			if len(arguments) > 1 {
-				return errors.New("say how much, once: tms kept reserve 64G")
-			}
 			bytes := uint64(tier.Unchanged)
 			if len(arguments) > 0 && arguments[0] == "0" {
 				bytes = 0
