@@ -307,6 +307,55 @@ func TestPausedFromOutside(t *testing.T) {
 	h.ends(says)
 }
 
+// What the program said of live bytes ends with the next pause from outside, also where that is refused before the
+// engine hears of it: the program may have other contents by the pause after that.
+func TestRefusedPauseEndsWhatIsLive(t *testing.T) {
+	h := onlyControlled(t, reaching(t))
+	pause := gated(control.Pause, "")
+	refused := func(change func(*control.Request)) func() {
+		return func() {
+			r := pause
+			change(&r)
+			c := h.dial()
+			defer c.Close()
+			require.NotZero(t, request(t, c, r).Code)
+		}
+	}
+	for name, try := range map[string]func(){
+		"during a capture": func() {
+			h.do("capture")
+			refused(func(r *control.Request) { r.Timeout = new(0.05) })()
+			h.do("captured")
+		},
+		"not idle": refused(func(r *control.Request) { r.Idle = new(3600.0) }),
+		"a hold that is refused": func() {
+			h.do("capture")
+			refused(func(r *control.Request) { r.Hold, r.Timeout = true, new(0.05) })()
+			h.do("captured")
+		},
+		"a hold whose pause never comes": func() {
+			c := h.dial()
+			hold := pause
+			hold.Hold = true
+			well(t, c, hold)
+			well(t, c, control.Request{Op: control.Undo})
+		},
+		"everything, with a multicast object": func() {
+			h.do("multicast")
+			refused(func(r *control.Request) { r.Everything = true })()
+		},
+	} {
+		require.Equal(t, "ok", h.do("dead"))
+		try()
+		c := h.dial()
+		well(t, c, pause)
+		well(t, c, resumeOf(""))
+		c.Close()
+		require.Equal(t, "ok", h.do("check"), name)
+	}
+	h.ends()
+}
+
 // Threads that go on giving the device work are held up where they can be, and find everything as it was.
 func TestPausedWhileItWorks(t *testing.T) {
 	h := onlyControlled(t, reaching(t))

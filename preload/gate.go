@@ -271,9 +271,11 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	return bytes, err
 }
 
-// LetGo ends one hold, on a thread other than the control socket's. The gate opens if nothing else keeps it shut.
+// LetGo ends one hold, on a thread other than the control socket's. The gate opens if nothing else keeps it shut. What
+// the program has said of live bytes ends with it: the pause that the hold was for has been, or is not to come.
 func (thisProcess) LetGo() {
 	_ = goruntime.Run(func() error {
+		engine.Load().ForgetLive(nil)
 		gate.Lock()
 		gate.held--
 		gate.Unlock()

@@ -68,6 +68,8 @@ static int run(const struct operation *asked)
 	int now = atomic_fetch_add(&running, 1) + 1;
 	if (unlikely(now > OPERATIONS_AT_START && !threads_reserve(1, now))) {
 		atomic_fetch_sub(&running, 1);
+		if (asked->kind != OPERATION_RESUME)
+			tmsLive(NULL, 0, NULL, 0); /* a pause ends what is live, even if it fails */
 		go_leave(&saved);
 		free(operation);
 		return error_fail(ERROR_OPERATING_SYSTEM,

@@ -39,6 +39,9 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 	case control.Align:
 		reply.Alignment, err = t.align()
 	default:
+		if t.Request.Op == control.Pause {
+			defer func() { t.forgetLive(err) }()
+		}
 		if t.Request.Everything && t.Request.Op == control.Pause {
 			attaching.Lock()
 			defer attaching.Unlock()
@@ -70,6 +73,14 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 		reply.Host, reply.HostAvailable = short.Needed, short.Available
 	}
 	return err
+}
+
+// forgetLive ends what the program has said of live bytes, even where a pause was refused before the engine heard of
+// it. A hold that succeeds is followed by a pause, or else by LetGo.
+func (t *task) forgetLive(err error) {
+	if e := engine.Load(); e != nil && (err != nil || !t.Request.Hold) {
+		e.ForgetLive(tagsOf(t.Tag))
+	}
 }
 
 // tagsOf returns a request's tag, nil for all, in the form of the engine's options.

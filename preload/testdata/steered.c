@@ -347,6 +347,8 @@ static const char *run(char *line, char *const *argv)
 		answer_number(stats_say("\"everything\":true"));
 	} else if (strcmp(word, "check") == 0)
 		CHECK(filled(weights, WEIGHTS * MIB, 1));
+	else if (strcmp(word, "dead") == 0) /* the weights are, for the next pause */
+		EXPECT(tms_live(weights, WEIGHTS * MIB, NULL, 0), 0);
 	else if (strcmp(word, "fill") == 0) /* the cache, which has no backup */
 		fill(cache, CACHE * MIB, 2);
 	else if (strcmp(word, "filled") == 0)
