@@ -76,8 +76,8 @@ func blockOf(size uint64, block int) backup.Range {
 }
 
 // verify compares blocks of resumed segments, if all of the block comes back, with the sums taken before the pause.
-func (e *Engine) verify(b *batch) error {
-	restored := filter(b.segments, func(s *segment) bool { return s.contents != nil && s.current && s.sums != nil })
+func (e *Engine) verify(b *batch, resumed []*segment) error {
+	restored := filter(resumed, func(s *segment) bool { return s.contents != nil && s.current && s.sums != nil })
 	now, err := e.hash(b, restored, true)
 	if err != nil {
 		return err

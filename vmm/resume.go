@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -145,7 +146,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			err = e.fill(b, 0, zeroed)
 		}
 		if err == nil && o.Verify {
-			err = e.verify(b)
+			err = e.verify(b, filter(b.segments, func(s *segment) bool { return s.outcome.state != active }))
 		}
 		if err == nil && o.Poison {
 			err = e.poison(b)
@@ -155,7 +156,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 	for _, x := range slices.Concat(filter(b.extents, (*extent).waitsHere), filter(b.extents, elsewhere)) {
 		err := x.create()
 		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 {
-			if err = e.makeRoom(b, loaders); err == nil {
+			if err = e.makeRoom(b, o, loaders); err == nil {
 				err = x.create()
 			}
 		}
@@ -206,8 +207,8 @@ func (x *extent) waitsHere() bool {
 }
 
 // makeRoom lets go of contents that are back and have waited in memory of the same device: too little is free for
-// both. Their segments stay active whatever becomes of the others.
-func (e *Engine) makeRoom(b *batch, loaders map[backup.Store]backup.Loader) error {
+// both. Their segments stay active whatever becomes of the others, so they are verified first.
+func (e *Engine) makeRoom(b *batch, o Options, loaders map[backup.Store]backup.Loader) error {
 	err := loaders[e.peer].Wait()
 	delete(loaders, e.peer)
 	of := map[*segment]bool{}
@@ -223,6 +224,9 @@ func (e *Engine) makeRoom(b *batch, loaders map[backup.Store]backup.Loader) erro
 			}
 			return zeroed(s)
 		})
+	}
+	if err == nil && o.Verify {
+		err = e.verify(b, slices.Collect(maps.Keys(of)))
 	}
 	if err != nil {
 		return err

@@ -97,6 +97,50 @@ func TestSomeContentsAreBack(t *testing.T) {
 	}
 }
 
+// Contents that return in turn are verified before their only copy goes: what is wrong stays paused with that copy, and
+// what is right can come back once the copy is mended.
+func TestVerifiedInTurn(t *testing.T) {
+	t.Setenv("CUDASIM_SHARED", fmt.Sprint("verified-", os.Getpid()))
+	sim, driver, engine := simulated(t, 2)
+	kept := &descriptors{of: map[uint64]int{}}
+	engine.Descriptors(kept)
+	const size, count, word = 8 * mib, 6, "damaged!"
+	var all []uintptr
+	for i := range uint64(count) {
+		all = append(all, malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost}))
+		fill(all[i], size, i)
+	}
+	held, err := engine.Stats()
+	require.NoError(t, err)
+	o := name("t")
+	o.Verify = true
+	o.Toward = stats.Destinations{held.Devices[0].UUID: {Device: held.Devices[0].Peers[0], Room: 1 << 30}}
+	require.NoError(t, pause(engine, o))
+	hog, err := driver.MemCreate(sim.Stat("free:0")-3*size, 0) // room for three
+	require.NoError(t, err)
+	whole := map[uint64][]byte{} // by number
+	for number, descriptor := range kept.of {
+		whole[number] = make([]byte, len(word))
+		_, err := unix.Pread(descriptor, whole[number], 4096)
+		require.NoError(t, err)
+		_, err = unix.Pwrite(descriptor, []byte(word), 4096)
+		require.NoError(t, err)
+	}
+	require.ErrorIs(t, resume(engine, o), vmm.ErrContents)
+	require.NoError(t, driver.MemRelease(hog))
+	require.ErrorIs(t, resume(engine, o), vmm.ErrContents)
+	for number, descriptor := range kept.of {
+		_, err := unix.Pwrite(descriptor, whole[number], 4096)
+		require.NoError(t, err)
+	}
+	require.NoError(t, resume(engine, o))
+	engine.Drain()
+	require.Empty(t, kept.of)
+	for i, a := range all {
+		requireFilled(t, a, size, uint64(i))
+	}
+}
+
 // descriptors is a peer.Descriptors.
 type descriptors struct {
 	sync.Mutex
