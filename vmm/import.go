@@ -276,8 +276,9 @@ type fetched struct {
 	err  error
 }
 
-// fetchImports asks a process for its segments that are paused here, with nothing claimed or locked. Of a tag that is
-// still paused there it asks for one segment, and for all only in the last try.
+// fetchImports asks a process for its segments that are paused here, with nothing claimed or locked: also for those
+// that an error left held, because another pause may release these at any moment. Of a tag that is still paused there
+// it asks for one segment, and for all only in the last try.
 func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetched {
 	got := map[*segment]*fetched{}
 	var asked []*segment
@@ -290,9 +291,7 @@ func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetc
 		if s.isUserMapped() {
 			got[s].room = s.userMapped.size
 		}
-		if s.extent == nil { // else it is held
-			asked = append(asked, s)
-		}
+		asked = append(asked, s)
 	}
 	e.mu.Unlock()
 	var silent error
@@ -330,6 +329,9 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 				s := b.segments[n]
 				f := got[s]
 				err := f.err
+				if x.step > none { // it is held
+					err = nil
+				}
 				if err == nil {
 					x.borrow(&f.borrowed)
 					err = x.attach()

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/cudasim"
+	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
@@ -110,6 +111,58 @@ func TestKeptMemoryThatIsLost(t *testing.T) {
 }
 
 // A driver call that fails leaves no memory behind, and what could be written can still be.
+// asked is a holder that calls back when it is asked for memory.
+type asked struct {
+	holder
+	callback func()
+}
+
+func (a *asked) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
+	a.callback()
+	return a.holder.Fetch(share, number)
+}
+
+// A resume finds an import whose memory the driver would not take back at the pause. While the resume asks for others,
+// a second pause has that memory taken back, so the resume must ask for it, too.
+func TestKeptMemoryIsReleasedMeanwhile(t *testing.T) {
+	_, _, e, h := keeping(t)
+	var all []uintptr
+	for id := range uint64(3) {
+		descriptor, bytes, err := e.MakeKept(0, 3)
+		require.NoError(t, err)
+		h[id] = vmm.Lent{Descriptor: descriptor, Extent: bytes, Size: bytes, Device: "GPU"}
+		a, err := e.Attach(0, id, "t", false)
+		require.NoError(t, err)
+		*wordAt(a) = id
+		all = append(all, a)
+	}
+	releases := 0
+	failpoint.Set(func(call string) error {
+		if call == "cuMemRelease" {
+			releases++
+		}
+		if call == "cuMemMap" || call == "cuMemRelease" && releases == 1 {
+			return cuda.Unknown
+		}
+		return nil
+	})
+	require.Error(t, pause(e, vmm.Options{})) // and it cannot map again what it has unmapped
+	failpoint.Set(nil)
+	paused := 0
+	e.Processes(&asked{h, func() {
+		if paused++; paused == 1 {
+			require.NoError(t, pause(e, vmm.Options{}))
+		}
+	}})
+	require.NoError(t, resume(e, vmm.Options{}))
+	require.Positive(t, paused)
+	for id, a := range all {
+		require.EqualValues(t, id, *wordAt(a))
+		require.NoError(t, e.Close(a, false))
+	}
+	e.Drain()
+}
+
 func TestKeptMemoryWhereTheDriverFails(t *testing.T) {
 	sim, _, e, _ := keeping(t)
 	handles := sim.Stat("handles")
