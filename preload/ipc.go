@@ -95,11 +95,16 @@ func (processes) Return(share vmm.Share, number uint64) error {
 
 func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	lend := control.Request{ID: 1, Op: control.Lend, Share: share.ID, Import: number}
-	reply, descriptor, err := ask(share, lend, -1)
-	if share.PID == vmm.Keeper && errors.Is(err, vmm.ErrShareGone) { // this process was stopped when a new one asked
-		if own, came, _ := server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1); came >= 0 {
-			reply, descriptor, err = own, came, nil
-		}
+	var reply control.Reply
+	var err error
+	descriptor := -1
+	if share.PID == vmm.Keeper && isHeld(share.ID) { // the keeper may be stopped, or new and without this memory
+		reply, descriptor, _ = server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
+	}
+	if descriptor < 0 {
+		reply, descriptor, err = ask(share, lend, -1)
+	} else if !server.Answers(thisProcess{}.Directories, control.Keeper) { // another is to have the set when this one ends
+		_ = helped(func() C.int { return C.keeper_start() })
 	}
 	if err == nil && descriptor < 0 {
 		err = errors.New("the memory did not come with the answer: no room for a descriptor?")

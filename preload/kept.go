@@ -223,7 +223,7 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 	var python struct{ Tensors map[string]json.RawMessage }
 	_ = json.Unmarshal(manifest, &python) // a C program writes what it likes
 	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID, Before: len(s.Chunks),
-		Tensors: len(python.Tensors)}, file)
+		Tensors: len(python.Tensors), Confirm: true}, file)
 	if err == nil {
 		use(s.ID)
 		hold(s.ID, 0, file)
@@ -248,7 +248,7 @@ func fileOf(contents []byte) (descriptor int, err error) {
 }
 
 func openKept(name, tag string) (uint64, error) {
-	reply, descriptor, err := askKeeper(control.Request{Op: control.Open, Name: name}, -1)
+	reply, descriptor, err := askKeeper(control.Request{Op: control.Open, Name: name, Confirm: true}, -1)
 	if err == nil && reply.Sets[0].Place != "" {
 		_ = unix.Close(descriptor)
 		(&keptSet{KeptSet: reply.Sets[0]}).letGo()
@@ -350,6 +350,13 @@ func use(id uint64) {
 		holdings.of[id] = &holding{}
 	}
 	holdings.of[id].uses++
+}
+
+// isHeld reports whether the socket's thread has a descriptor, perhaps.
+func isHeld(id uint64) bool {
+	holdings.Lock()
+	defer holdings.Unlock()
+	return holdings.of[id] != nil && holdings.of[id].held
 }
 
 // hold keeps a descriptor of what is in use, unless one is kept.

@@ -36,7 +36,7 @@ have attached. Sets that no program has attached then are lost.`,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if !start {
 				ctx, _ := interruptible()
-				return keeper.New().Serve(ctx, idle)
+				return keeper.New().Serve(ctx, idle, func(text string) { fmt.Fprintln(command.ErrOrStderr(), "tms:", text) })
 			}
 			return answerLibrary(command, startKeeper())
 		},

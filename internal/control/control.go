@@ -75,7 +75,7 @@ const (
 )
 
 // ofSets are the fields of requests to the keeper.
-const ofSets = "share import set name device bytes before tensors node"
+const ofSets = "share import set name device bytes before tensors node confirm"
 
 // takes has the fields that each operation takes, by their names in JSON.
 var takes = map[string]string{
@@ -158,6 +158,9 @@ type Request struct {
 	Before int    `json:"before,omitempty"` // for a put or seal: how many chunks the set has so far
 	Node   *int   `json:"node,omitempty"`   // of an extent, for a put, take or give
 	Joins  bool   `json:"joins,omitempty"`  // for a put: it is one more extent of the last chunk
+	// Confirm, for a seal, open or take: the client sends an empty line once it has the reply and what came with it.
+	// Else the keeper undoes the use that the request has begun: the client has given up, or it has ended.
+	Confirm bool `json:"confirm,omitempty"`
 	// Tensors, for a seal, is how many the set has.
 	Tensors int `json:"tensors,omitempty"`
 	// Targets, for an align, are by the names of sequences. Other sequences are not held back.

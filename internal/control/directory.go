@@ -129,6 +129,15 @@ func PID(name string) (int, bool) {
 // Lost reports whether a process listens on a socket that is no longer in its directory, or is about to listen, as far
 // as the caller's network namespace shows that. Such a process can be found soon after Look. (/proc/net/unix)
 func Lost(pid int) bool {
+	return lost(func(path string) bool { return filepath.Base(path) == Name(pid) })
+}
+
+// LostKeeper is Lost for the keeper that had its socket in a directory.
+func LostKeeper(directory string) bool {
+	return lost(func(path string) bool { return path == filepath.Join(directory, Name(Keeper)) })
+}
+
+func lost(ours func(path string) bool) bool {
 	const flags, state, listens, unconnected = 3, 5, "00010000", "01" // __SO_ACCEPTCON, SS_UNCONNECTED
 	sockets, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
@@ -137,7 +146,7 @@ func Lost(pid int) bool {
 	for line := range strings.Lines(string(sockets)) {
 		about, path, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " /")
 		fields := strings.Fields(about)
-		if filepath.Base(path) != Name(pid) || len(fields) <= state || fields[state] != unconnected {
+		if !ours("/"+path) || len(fields) <= state || fields[state] != unconnected {
 			continue
 		}
 		var found unix.Stat_t

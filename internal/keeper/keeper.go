@@ -41,6 +41,7 @@ type set struct {
 	descriptors map[uint64]int // by chunk, and that of the manifest by the set's own number
 	maker       owner          // of a set that is not complete
 	users       map[owner]int  // how often each has it open
+	copied      bool           // a copy has taken the name over, and with it the manifest
 }
 
 func newSet(of control.KeptSet) *set {
@@ -49,72 +50,55 @@ func newSet(of control.KeptSet) *set {
 
 // Keeper has all sets.
 type Keeper struct {
-	mu   sync.Mutex
-	sets map[uint64]*set
-	lost map[string]bool // names of sets of an earlier keeper
-	free map[int][]int   // descriptors of reserved extents, by NUMA node
+	mu     sync.Mutex
+	sets   map[uint64]*set
+	chunks map[uint64]chunk          // by their numbers
+	named  map[string]*set           // the complete set that has a name now
+	owners map[owner]map[uint64]bool // the sets that each process makes or has open
+	lost   map[string]bool           // names of sets of an earlier keeper
+	free   map[int][]int             // descriptors of reserved extents, by NUMA node
+	lent   map[owner]int             // how many extents each process has taken
+	held   int                       // descriptors
+	most   int                       // of them
+	limit  int                       // of all descriptors of this process
+}
+
+// chunk is one of a set's chunks.
+type chunk struct {
+	of    *set
+	index int
 }
 
 // New returns a keeper without sets.
 func New() *Keeper {
-	return &Keeper{sets: map[uint64]*set{}, lost: map[string]bool{}, free: map[int][]int{}}
+	limit := openLimit()
+	return &Keeper{sets: map[uint64]*set{}, chunks: map[uint64]chunk{}, named: map[string]*set{},
+		owners: map[owner]map[uint64]bool{}, lost: map[string]bool{}, free: map[int][]int{}, lent: map[owner]int{},
+		most: descriptorsWithin(limit), limit: limit}
 }
 
 // answer carries out a request. given is the descriptor that came with it, or -1; answer takes it over if it sets it to
-// -1. The caller closes the descriptor that answer returns, unless that is -1. Errors: a refusal.
-func (k *Keeper) answer(from owner, r control.Request, given *int) (reply control.Reply, descriptor int, err error) {
+// -1. The caller closes the descriptor that answer returns, unless that is -1, and calls undo, unless that is nil, if
+// the client has not got the reply. Errors: a refusal.
+func (k *Keeper) answer(from owner, r control.Request, given *int) (reply control.Reply, descriptor int, undo func(),
+	err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if r.Op != control.Lend { // there is one for each chunk
-		k.sweep()
-		defer k.sweep()
-	}
-	s, descriptor := k.sets[r.Set], -1
+	descriptor = -1
 	switch r.Op {
-	case control.Put, control.Seal:
-		if r.Op == control.Put && s == nil && r.Before == 0 {
-			s = newSet(control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device, Place: r.To})
-			s.maker = from
-		}
-		switch {
-		case s == nil || s.Sealed != 0 || s.maker != from || r.Before != len(s.Chunks):
-			err = cuda.Refuse(cuda.SymbolNotFound, "it does not have what this set had so far (was the keeper killed "+
-				"meanwhile?); publish it again")
-		case s.Name == "" || len(s.Name) > 255:
-			err = cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to 255 bytes")
-		case *given < 0:
-			err = errors.New("no descriptor came with the request")
-		case r.Op == control.Put:
-			k.sets[r.Set] = s
-			if last := len(s.Chunks) - 1; r.Joins && last >= 0 {
-				s.Chunks[last].More = append(s.Chunks[last].More, r.Share)
-				s.Chunks[last].Bytes += r.Bytes
-			} else {
-				s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Share, Bytes: r.Bytes, Node: r.Node})
-			}
-			s.Bytes += r.Bytes
-			s.descriptors[r.Share], *given = *given, -1
-		default:
-			sealed, before := time.Now().UnixNano(), k.named(s.Name)
-			if r.Share != 0 {
-				if before == nil || before.ID != r.Share {
-					err = cuda.Refuse(cuda.NotReady, "another process has replaced or dropped the set meanwhile")
-				} else {
-					err = InUse(before.told(), from.pid)
-				}
-				if err != nil {
-					break
-				}
-			}
-			if before != nil { // the clock may have been set back
-				sealed = max(sealed, before.Sealed+1)
-			}
-			s.descriptors[s.ID], *given = *given, -1
-			s.Sealed, s.Used, s.Tensors, s.maker, s.users[from] = sealed, sealed, r.Tensors, owner{}, 1
+	case control.Put:
+		err = k.put(from, r, given)
+	case control.Seal:
+		k.sweep()
+		var s *set
+		if s, err = k.seal(from, r, given); err == nil {
+			undo = func() { k.unuse(s, from) }
 			reply.Sets = []control.KeptSet{s.told()}
 		}
 	case control.Open, control.Drop:
-		switch s = k.named(r.Name); {
+		k.sweep()
+		s := k.named[r.Name]
+		switch {
 		case s == nil && k.lost[r.Name]:
 			err = cuda.Refuse(cuda.SymbolNotFound, "the set was lost with a keeper that was killed, because no "+
 				"process had it attached")
@@ -122,50 +106,47 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 			err = cuda.Refuse(cuda.SymbolNotFound, "there is no complete set of that name")
 		case r.Op == control.Drop:
 			s.Replaced = true
-			delete(k.lost, r.Name)
 			reply.Sets = []control.KeptSet{s.told()}
+			k.replace(s)
 		default:
 			if descriptor, err = duplicate(s.descriptors[s.ID]); err == nil {
 				s.users[from]++
+				k.own(from, s)
+				undo = func() { k.unuse(s, from) }
 				reply.Sets = []control.KeptSet{s.told()}
 			}
 		}
 	case control.Lend:
-		err = cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
-		for _, s := range k.sets {
-			for _, c := range s.Chunks {
-				if c.ID == r.Share || slices.Contains(c.More, r.Share) {
-					descriptor, err = duplicate(s.descriptors[r.Share])
-					reply.Bytes, reply.Extent, reply.Device = c.Bytes, c.Bytes, s.Device
-				}
-			}
+		c, has := k.chunks[r.Share]
+		if !has {
+			err = cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
+			break
 		}
+		descriptor, err = duplicate(c.of.descriptors[r.Share])
+		reply.Bytes, reply.Device = c.of.Chunks[c.index].Bytes, c.of.Device
+		reply.Extent = reply.Bytes
 	case control.Close:
-		if s != nil && s.Sealed == 0 && s.maker == from {
-			s.maker = owner{}
-		} else if s != nil && s.users[from] > 0 {
-			s.users[from]--
+		if s := k.sets[r.Set]; s != nil {
+			k.unuse(s, from)
 		}
 	case control.Give:
 		if r.Node == nil || *given < 0 {
-			return reply, -1, errors.New("a give needs a node, and a descriptor")
+			err = errors.New("a give needs a node, and a descriptor")
+		} else if err = k.room(); err == nil {
+			k.returned(from)
+			k.give(*r.Node, *given)
+			*given = -1
 		}
-		k.free[*r.Node], *given = append(k.free[*r.Node], *given), -1
 	case control.Take:
+		if descriptor, err = k.take(from, r); descriptor >= 0 {
+			undo = func() { k.takeBack(from, *r.Node, descriptor) }
+		}
 		reply.Reserved = map[int]uint64{}
 		for node, extents := range k.free {
 			reply.Reserved[node] = uint64(len(extents)) * cuda.HostExtent
 		}
-		if r.Bytes == 0 {
-			break
-		}
-		if r.Node == nil || len(k.free[*r.Node]) == 0 {
-			err = cuda.Refuse(cuda.OutOfMemory, "no reserved host memory is free")
-			break
-		}
-		extents := k.free[*r.Node]
-		descriptor, k.free[*r.Node] = extents[len(extents)-1], extents[:len(extents)-1]
 	case control.List:
+		k.sweep()
 		for _, s := range k.sets {
 			reply.Sets = append(reply.Sets, s.told())
 		}
@@ -175,7 +156,158 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 	default:
 		err = fmt.Errorf("the keeper answers no %s", r.Op)
 	}
-	return reply, descriptor, err
+	return reply, descriptor, undo, err
+}
+
+// put adds a chunk to a set that is being made, or begins one.
+func (k *Keeper) put(from owner, r control.Request, given *int) error {
+	s := k.sets[r.Set]
+	if s == nil && r.Before == 0 {
+		s = newSet(control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device, Place: r.To})
+		s.maker = from
+	}
+	if err := k.makes(s, from, r, *given); err != nil {
+		return err
+	}
+	if err := k.room(); err != nil {
+		return err
+	}
+	k.sets[r.Set] = s
+	k.own(from, s)
+	if last := len(s.Chunks) - 1; r.Joins && last >= 0 {
+		s.Chunks[last].More = append(s.Chunks[last].More, r.Share)
+		s.Chunks[last].Bytes += r.Bytes
+	} else {
+		s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Share, Bytes: r.Bytes, Node: r.Node})
+	}
+	s.Bytes += r.Bytes
+	k.chunks[r.Share] = chunk{s, len(s.Chunks) - 1}
+	if r.Node != nil {
+		k.returned(from)
+	}
+	s.descriptors[r.Share], *given = *given, -1
+	k.held++
+	return nil
+}
+
+// makes returns why a process cannot go on with a set.
+func (k *Keeper) makes(s *set, from owner, r control.Request, given int) error {
+	switch {
+	case s == nil || s.Sealed != 0 || s.maker != from || r.Before != len(s.Chunks):
+		return cuda.Refuse(cuda.SymbolNotFound, "it does not have what this set had so far (was the keeper killed "+
+			"meanwhile?); publish it again")
+	case s.Name == "" || len(s.Name) > 255:
+		return cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to 255 bytes")
+	case given < 0:
+		return errors.New("no descriptor came with the request")
+	}
+	return nil
+}
+
+// seal completes a set, which takes over its name.
+func (k *Keeper) seal(from owner, r control.Request, given *int) (*set, error) {
+	s := k.sets[r.Set]
+	if err := k.makes(s, from, r, *given); err != nil {
+		return nil, err
+	}
+	sealed, before := time.Now().UnixNano(), k.named[s.Name]
+	if r.Share != 0 {
+		if before == nil || before.ID != r.Share {
+			return nil, cuda.Refuse(cuda.NotReady, "another process has replaced or dropped the set meanwhile")
+		}
+		if err := InUse(before.told(), from.pid); err != nil {
+			return nil, err
+		}
+	}
+	if err := k.room(); err != nil {
+		return nil, err
+	}
+	if before != nil { // the clock may have been set back
+		sealed = max(sealed, before.Sealed+1)
+		before.copied = r.Share != 0
+	}
+	s.descriptors[s.ID], *given = *given, -1
+	k.held++
+	s.Sealed, s.Used, s.Tensors, s.maker, s.users[from] = sealed, sealed, r.Tensors, owner{}, 1
+	k.replace(before)
+	k.named[s.Name] = s
+	delete(k.lost, s.Name)
+	return s, nil
+}
+
+// replace takes its name from a set, if that is not nil. Processes that have it open keep its manifest, and by that the
+// next keeper learns that it has no name: no process may open the manifest's file any longer. (fchmod)
+func (k *Keeper) replace(s *set) {
+	if s == nil {
+		return
+	}
+	s.Replaced = true
+	if k.named[s.Name] == s {
+		delete(k.named, s.Name)
+	}
+	if !s.copied { // else the copy has the same manifest
+		_ = unix.Fchmod(s.descriptors[s.ID], 0)
+	}
+	k.closeUnused(s)
+}
+
+// own notes that a process makes a set or has it open.
+func (k *Keeper) own(by owner, s *set) {
+	if k.owners[by] == nil {
+		k.owners[by] = map[uint64]bool{}
+	}
+	k.owners[by][s.ID] = true
+}
+
+// unuse ends one use of a set. Its maker gives up a set that is not complete.
+func (k *Keeper) unuse(s *set, by owner) {
+	if s.users[by] > 1 {
+		s.users[by]--
+	} else if s.users[by] == 1 || s.maker == by {
+		k.disown(s, by)
+	}
+}
+
+// disown ends all uses by a process.
+func (k *Keeper) disown(s *set, by owner) {
+	if s.maker == by {
+		s.maker = owner{}
+	}
+	if s.users[by] > 0 {
+		delete(s.users, by)
+		s.Used = time.Now().UnixNano()
+	}
+	if delete(k.owners[by], s.ID); len(k.owners[by]) == 0 {
+		delete(k.owners, by)
+	}
+	k.closeUnused(s)
+}
+
+// closeUnused closes a set that no process can use any longer.
+func (k *Keeper) closeUnused(s *set) {
+	if k.sets[s.ID] != s || s.Sealed == 0 && s.maker != (owner{}) || s.Sealed != 0 && (!s.Replaced || len(s.users) > 0) {
+		return
+	}
+	delete(k.sets, s.ID)
+	for _, c := range s.Chunks {
+		for _, extent := range append(c.More, c.ID) {
+			delete(k.chunks, extent)
+			if c.Node != nil {
+				k.held--
+				k.give(*c.Node, s.descriptors[extent])
+				delete(s.descriptors, extent)
+			}
+		}
+	}
+	go k.close(s) // that may take seconds for host memory and files, and others ask meanwhile
+}
+
+// close closes what a set has, of which the keeper knows no longer.
+func (k *Keeper) close(s *set) {
+	closed := s.close()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.held -= closed
 }
 
 // InUse returns an error if a set is on its device and processes but one have it open: it cannot be moved then.
@@ -199,45 +331,34 @@ func (s *set) told() control.KeptSet {
 	return told
 }
 
-// named returns the complete set that has a name now: the last one; nil: none has.
-func (k *Keeper) named(name string) (found *set) {
-	for _, s := range k.sets {
-		if s.Name == name && !s.Replaced && s.Sealed != 0 && (found == nil || s.Sealed > found.Sealed) {
-			found = s
-		}
-	}
-	return found
-}
-
-// sweep takes the names of sets that have a successor, and closes those that nobody can use any longer.
+// sweep forgets processes that have ended, with what they made or had open.
 func (k *Keeper) sweep() {
-	for id, s := range k.sets {
-		s.Replaced = s.Sealed != 0 && s != k.named(s.Name)
-		before := len(s.users)
-		maps.DeleteFunc(s.users, func(u owner, count int) bool { return count == 0 || process.Ended(u.pid, u.start) })
-		if len(s.users) < before {
-			s.Used = time.Now().UnixNano()
-		}
-		if s.Sealed == 0 && process.Ended(s.maker.pid, s.maker.start) || s.Replaced && len(s.users) == 0 {
-			delete(k.sets, id)
-			for _, c := range s.Chunks {
-				for _, extent := range append(c.More, c.ID) {
-					if c.Node != nil {
-						k.free[*c.Node] = append(k.free[*c.Node], s.descriptors[extent])
-						delete(s.descriptors, extent)
-					}
-				}
+	for by, sets := range k.owners {
+		if process.Ended(by.pid, by.start) {
+			for id := range maps.Clone(sets) {
+				k.disown(k.sets[id], by)
 			}
-			go s.close() // that may take seconds for host memory and files, and others ask meanwhile
 		}
 	}
+	maps.DeleteFunc(k.lent, func(by owner, _ int) bool { return process.Ended(by.pid, by.start) })
 }
 
-func (s *set) close() {
+// empty reports whether nothing is lost with the keeper.
+func (k *Keeper) empty() bool {
+	extents := len(k.lent)
+	for _, free := range k.free {
+		extents += len(free)
+	}
+	return len(k.sets)+extents == 0
+}
+
+func (s *set) close() (closed int) {
 	for _, descriptor := range s.descriptors {
 		_ = unix.Close(descriptor)
 	}
+	closed = len(s.descriptors)
 	clear(s.descriptors)
+	return closed
 }
 
 // ownerOf returns a process that lives.

@@ -36,7 +36,7 @@ func serving(t *testing.T) (place string) {
 	t.Setenv("TMPDIR", place)
 	ctx, end := context.WithCancel(context.Background())
 	ended := make(chan error)
-	go func() { ended <- keeper.New().Serve(ctx, false) }()
+	go func() { ended <- keeper.New().Serve(ctx, false, nil) }()
 	t.Cleanup(func() {
 		end()
 		require.NoError(t, <-ended)
@@ -276,6 +276,72 @@ func TestReservedMemory(t *testing.T) {
 	require.EqualValues(t, 2*cuda.HostExtent, extents()[1])
 }
 
+// The keeper takes back what a request has begun whose client did not get the reply.
+func TestClientsThatGiveUp(t *testing.T) {
+	place := serving(t)
+	node := 0
+	make1(t, 10, "a", "chunk")
+	require.True(t, sealed(t, 10, "manifest").OK)
+	require.True(t, asked(t, control.Request{Op: control.Close, Set: 10}).OK)
+	require.True(t, asked(t, control.Request{Op: control.Give, Node: &node}, "extent").OK)
+	held := func() (extents uint64, users []int) {
+		return asked(t, control.Request{Op: control.Take}).Reserved[0] / cuda.HostExtent,
+			asked(t, control.Request{Op: control.List}).Sets[0].Users
+	}
+	ask := func(line string, confirms bool) {
+		connection, err := net.Dial("unix", filepath.Join(place, "tms", "keeper.sock"))
+		require.NoError(t, err)
+		defer connection.Close()
+		_, err = connection.Write([]byte(line + "\n"))
+		require.NoError(t, err)
+		_, err = connection.Read(make([]byte, 1)) // the reply has come, and nothing says that it was read
+		require.NoError(t, err)
+		if confirms {
+			_, err = connection.Write([]byte("\n"))
+			require.NoError(t, err)
+		}
+	}
+	open := `{"version":1,"op":"open","name":"a","confirm":true}`
+	take := fmt.Sprintf(`{"version":1,"op":"take","node":0,"bytes":%d,"confirm":true}`, cuda.HostExtent)
+	for range 3 {
+		ask(open, false)
+		ask(take, false)
+	}
+	require.Eventually(t, func() bool {
+		extents, users := held()
+		return extents == 1 && len(users) == 0
+	}, time.Minute, time.Millisecond)
+	ask(open, true)
+	ask(take, true)
+	require.Eventually(t, func() bool {
+		extents, users := held()
+		return extents == 0 && len(users) == 1
+	}, time.Minute, time.Millisecond)
+}
+
+// A keeper that can hold no more refuses that, and goes on to answer.
+func TestTheLimitOfDescriptors(t *testing.T) {
+	var before unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	few := unix.Rlimit{Cur: uint64(2*descriptors(t) + 100), Max: before.Max} // earlier tests' keepers have some
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
+	t.Cleanup(func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) })
+	serving(t)
+	refused := control.Reply{OK: true}
+	node, given := 0, 0
+	for ; given < 500 && refused.OK; given++ {
+		refused = asked(t, control.Request{Op: control.Give, Node: &node}, "extent")
+	}
+	require.Contains(t, refused.Error, "its limit allows no more (ulimit -n "+fmt.Sprint(few.Cur))
+	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 10, Name: "a", Share: 11, Bytes: 1}, "x").Error,
+		"its limit allows no more")
+	for range 100 {
+		require.EqualValues(t, given-1, asked(t, control.Request{Op: control.Take}).Reserved[0]/cuda.HostExtent)
+	}
+	require.True(t, asked(t, control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}).OK)
+	require.True(t, asked(t, control.Request{Op: control.Give, Node: &node}, "extent").OK)
+}
+
 func TestClientsThatMisbehave(t *testing.T) {
 	place := serving(t)
 	path := filepath.Join(place, "tms", "keeper.sock")
@@ -305,7 +371,7 @@ func TestClientsThatMisbehave(t *testing.T) {
 func TestOneKeeper(t *testing.T) {
 	place := serving(t)
 	make1(t, 10, "a", "chunk")
-	require.ErrorIs(t, keeper.New().Serve(context.Background(), false), server.ErrAnswered)
+	require.ErrorIs(t, keeper.New().Serve(context.Background(), true, nil), server.ErrAnswered)
 
 	// It comes back when its directory is removed, with what it has, and keeps no socket that nobody can reach.
 	before := descriptors(t)

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/control/server"
@@ -28,6 +30,7 @@ func (k *Keeper) recover(ctx context.Context) {
 				k.sets[has.ID] = s
 			}
 			s.users[user]++
+			k.own(user, s)
 			if len(s.descriptors) == 0 {
 				s.fetch(pid)
 			}
@@ -37,9 +40,31 @@ func (k *Keeper) recover(ctx context.Context) {
 		if len(s.descriptors) == 0 {
 			k.lost[s.Name] = true
 			delete(k.sets, id)
+			continue
+		}
+		k.held += len(s.descriptors)
+		for index, c := range s.Chunks {
+			k.chunks[c.ID] = chunk{s, index}
+		}
+	}
+	for _, s := range k.sets {
+		switch last := k.named[s.Name]; {
+		case !s.hasName():
+			s.Replaced = true
+		case last == nil || last.Sealed < s.Sealed:
+			k.named[s.Name] = s
+			k.replace(last)
+		default:
+			k.replace(s)
 		}
 	}
 	k.sweep()
+}
+
+// hasName reports whether the keeper before had taken no name from the set (replace).
+func (s *set) hasName() bool {
+	var manifest unix.Stat_t
+	return unix.Fstat(s.descriptors[s.ID], &manifest) == nil && manifest.Mode&0o777 != 0
 }
 
 // askAll asks all processes at once which sets they have open.
@@ -73,7 +98,7 @@ func (s *set) fetch(pid int) {
 			control.Request{Op: control.Lend, Share: each.ID}, -1)
 		s.descriptors[each.ID] = descriptor
 		if err != nil || descriptor < 0 {
-			s.close()
+			_ = s.close()
 			return
 		}
 	}

@@ -20,31 +20,35 @@ const (
 	idleTime = time.Minute     // after which a keeper that was started at need, and has nothing, ends
 )
 
-// Serve answers until the context ends, or with idle until there has been nothing for a while. Errors:
-// server.ErrAnswered; why there can be no socket.
-func (k *Keeper) Serve(ctx context.Context, idle bool) error {
+// Serve answers until the context ends, or with idle until there has been nothing for a while. Without idle it waits for
+// the end of a keeper that answers already. Errors: server.ErrAnswered, with idle; why there can be no socket.
+func (k *Keeper) Serve(ctx context.Context, idle bool, say func(string)) error {
 	socket, err := server.Listen(directories, control.Keeper, patience)
+	for told := false; errors.Is(err, server.ErrAnswered) && !idle && ctx.Err() == nil; told = true {
+		if !told {
+			say("a keeper runs already, perhaps one that a program has started; this one takes over when that ends")
+		}
+		time.Sleep(look)
+		socket, err = server.Listen(directories, control.Keeper, patience)
+	}
 	if err != nil {
 		return err
 	}
 	k.recover(ctx) // requests that come meanwhile wait
+	seats := make(chan struct{}, clientsWithin(k.limit))
 	for used := time.Now(); ctx.Err() == nil; {
 		events := []unix.PollFd{{Fd: int32(socket.Descriptor), Events: unix.POLLIN}}
 		_, _ = unix.Poll(events, int(look.Milliseconds()))
-		client, _, err := unix.Accept4(socket.Descriptor, unix.SOCK_CLOEXEC)
-		if err == nil {
-			go k.attend(client)
+		if events[0].Revents != 0 && k.seat(&socket, seats) {
 			continue
 		}
-		if !errors.Is(err, unix.EAGAIN) { // no descriptor is left, perhaps
-			time.Sleep(10 * time.Millisecond)
-		}
 		k.mu.Lock()
-		if k.sweep(); len(k.sets)+len(k.free) > 0 {
+		if k.sweep(); !k.empty() {
 			used = time.Now()
 		} else if idle && time.Since(used) > idleTime {
 			return nil // still locked, so that nobody is told of a set that ends with this process
 		}
+		empty := k.empty()
 		k.mu.Unlock()
 		if !socket.Lost() {
 			continue
@@ -52,11 +56,33 @@ func (k *Keeper) Serve(ctx context.Context, idle bool) error {
 		if again, err := server.Listen(directories, control.Keeper, 0); err == nil {
 			_ = unix.Close(socket.Descriptor)
 			socket = again
-		} else if errors.Is(err, server.ErrAnswered) {
+		} else if errors.Is(err, server.ErrAnswered) && empty {
 			return err
 		}
 	}
 	return unix.Close(socket.Descriptor) // the next keeper replaces the socket's file
+}
+
+// seat answers the next client, and reports whether there was one.
+func (k *Keeper) seat(socket *server.Socket, seats chan struct{}) bool {
+	select {
+	case seats <- struct{}{}:
+	case <-time.After(look):
+		return false
+	}
+	client, _, err := unix.Accept4(socket.Descriptor, unix.SOCK_CLOEXEC)
+	if err != nil {
+		<-seats
+		if !errors.Is(err, unix.EAGAIN) { // no descriptor is left, perhaps
+			time.Sleep(10 * time.Millisecond)
+		}
+		return false
+	}
+	go func() {
+		defer func() { <-seats }()
+		k.attend(client)
+	}()
+	return true
 }
 
 // attend answers a client's request.
@@ -74,15 +100,25 @@ func (k *Keeper) attend(client int) {
 		return
 	}
 	var reply control.Reply
+	var undo func()
 	request, failed := control.ParseRequest(line)
 	if err = errors.Join(err, hidden, failed); err == nil {
-		reply, descriptor, err = k.answer(from, request, &given)
+		reply, descriptor, undo, err = k.answer(from, request, &given)
 	}
 	reply.Version, reply.ID, reply.OK = control.Version, request.ID, err == nil
 	if err != nil {
 		reply.Code, reply.Error = cuda.Code(err), err.Error()
 	}
-	_ = server.Send(client, reply, descriptor, 0)
+	if server.Send(client, reply, descriptor, 0) == nil && (!request.Confirm || !reply.OK || server.Confirmed(client)) {
+		return
+	}
+	if undo != nil {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if undo(); request.Op == control.Take {
+			descriptor = -1
+		}
+	}
 }
 
 // peerOf returns the process that has connected, which is this user's or root's.

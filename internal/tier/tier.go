@@ -41,7 +41,7 @@ func Move(name, to, directory string) (control.KeptSet, error) {
 
 // opened opens a set for the time of a call.
 func opened(name string, use func(control.KeptSet, int) (control.KeptSet, error)) (control.KeptSet, error) {
-	reply, manifest, err := keeper.Ask(control.Request{Op: control.Open, Name: name}, -1)
+	reply, manifest, err := keeper.Ask(control.Request{Op: control.Open, Name: name, Confirm: true}, -1)
 	if err != nil {
 		return control.KeptSet{}, err
 	}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -288,6 +289,59 @@ def test_a_user_that_a_new_keeper_did_not_hear(house: House) -> None:
     assert "no complete set" in other.run("tms.kept('set').attach()")
 
 
+def test_a_set_without_its_name_stays_so_under_the_next_keeper(house: House) -> None:
+    engine, trainer, late = house.program(), house.program(), house.program()
+    trainer.does("published('set', 1); published('dropped', 7)")
+    engine.does("attached('dropped'); other = tensors; attached()")
+    assert "dropped" in house.command("kept", "drop", "dropped").stdout
+    trainer.does("published('set', 2)")
+    house.kill_keeper()
+    assert [one["replaced"] for one in house.sets()] == [True, True]
+    for name in ("set", "dropped"):
+        assert "no complete set" in late.run(f"tms.kept({name!r}).attach()")
+    trainer.does("published('set', 3)")
+    late.does("attached()")
+    house.kill_keeper()  # which learns of both
+    trainer.does("attached()")
+    assert [trainer.run("value()"), engine.run("value()")] == [3, 1]
+    engine.does("del tensors, other")
+    until(lambda: len(house.sets()) == 1)
+
+
+def test_a_keeper_that_was_stopped_counts_no_user_that_gave_up(house: House) -> None:
+    maker, user = house.program(), house.program()
+    maker.does("published('set', 3)")
+    os.kill(house.keeper(), signal.SIGSTOP)
+    assert "does not answer" in user.run("tms.kept('set').__enter__().complete")
+    os.kill(house.keeper(), signal.SIGCONT)
+    until(lambda: house.sets()[0]["users"] == [])
+
+
+def test_a_keeper_whose_directory_is_removed(house: House) -> None:
+    """The next command finds it, with what it has, and starts no other."""
+    maker = house.program()
+    maker.does("published('set', 3)")
+    maker.kill()
+    keeper = house.keeper()
+    shutil.rmtree(house.place / "tms")
+    assert [one["name"] for one in house.sets()] == ["set"]
+    assert house.keeper() == keeper
+
+
+def test_a_second_keeper_waits_for_its_turn(house: House) -> None:
+    user = house.program()
+    user.does("published('set', 3); attached()")
+    first = house.keeper()
+    second = house.start("keeper")
+    assert second.stderr is not None and "takes over when that ends" in second.stderr.readline()
+    house.kill_keeper()
+    until(lambda: house.keeper() not in (0, first))
+    assert house.keeper() == second.pid
+    assert [one["users"] for one in house.sets()] == [[user.process.pid]]
+    second.terminate()
+    assert second.wait(HANGS) == 0
+
+
 def test_a_program_that_closes_its_descriptors(house: House) -> None:
     user, other = house.program(), house.program()
     user.does("published('set', 3); attached()")
@@ -384,12 +438,12 @@ def test_a_keeper_that_cannot_be_started_or_is_stopped(house: House) -> None:
     os.kill(keeper, signal.SIGSTOP)
     try:
         other.tell(json.dumps("attached()"))
-        assert "the keeper does not answer" in user.run("tms.resume()")
+        user.run("tms.resume()")  # by descriptors of its own
+        assert user.run("value()") == 3
         assert "the keeper does not answer" in json.loads(other.answer())
     finally:
         os.kill(keeper, signal.SIGCONT)
-    user.run("tms.resume()")
-    assert user.run("value()") == 3 and house.keeper() == keeper
+    assert house.keeper() == keeper
 
 
 def test_a_set_lies_on_its_device(house: House) -> None:

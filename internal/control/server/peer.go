@@ -33,29 +33,87 @@ func Ask(directories Directories, pid int, r control.Request,
 // AskWithin is Ask of a process that may take so long to answer.
 func AskWithin(patience time.Duration, directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
+	came = -1
+	err = exchange(patience, directories, pid, r, descriptor, func(answered control.Reply, descriptor int) error {
+		reply, came = answered, descriptor
+		return nil
+	})
+	if err != nil && came >= 0 {
+		_ = unix.Close(came)
+		came = -1
+	}
+	return reply, came, err
+}
+
+// TakeWithin asks the keeper for a descriptor, which is this process's once keep has a copy of it.
+func TakeWithin(patience time.Duration, directories Directories, r control.Request, keep func(descriptor int) error) error {
+	r.Confirm = true
+	return exchange(patience, directories, control.Keeper, r, -1, func(reply control.Reply, came int) error {
+		switch {
+		case !reply.OK:
+			return cuda.Refuse(cuda.Result(reply.Code), "%s", reply.Error)
+		case came < 0:
+			return cuda.Refuse(cuda.OperatingSystem, "there is no room for a descriptor (ulimit -n)")
+		}
+		defer func() { _ = unix.Close(came) }()
+		return keep(came)
+	})
+}
+
+// exchange sends a request, with a descriptor unless that is -1, and has use look at the reply and take the descriptor
+// that came, or -1. What the request asks to confirm is confirmed after that.
+func exchange(patience time.Duration, directories Directories, pid int, r control.Request, descriptor int,
+	use func(control.Reply, int) error) error {
 	connect := func() (int, error) { return find(directories, pid, patience) }
 	socket, err := connect()
 	if err != nil && pid != control.Keeper { // keepers of all users have one name
 		socket, err = control.Search(pid, connect)
 	}
 	if err != nil {
-		return reply, -1, err
+		return err
 	}
 	defer func() { _ = unix.Close(socket) }()
 	r.Version = control.Version
 	if err = Send(socket, r, descriptor, 0); err != nil {
-		return reply, -1, err
+		return err
 	}
 	if pid == unix.Getpid() {
 		wake()
 	}
 	line, came, err := Receive(socket) // a connection that ends before it is read is given up
-	if err == nil {
-		err = json.Unmarshal(line, &reply)
-	} else if errors.Is(err, unix.EAGAIN) {
+	if errors.Is(err, unix.EAGAIN) {
 		err = cuda.Refuse(cuda.Timeout, "no answer within %v (stopped?)", patience)
 	}
-	return reply, came, err
+	var reply control.Reply
+	if err == nil {
+		err = json.Unmarshal(line, &reply)
+	}
+	if err != nil {
+		_ = unix.Close(came)
+		return err
+	}
+	if err = use(reply, came); err == nil && r.Confirm && reply.OK {
+		err = again(func() error { return unix.Sendmsg(socket, []byte("\n"), nil, nil, unix.MSG_NOSIGNAL) })
+	}
+	return err
+}
+
+// Confirmed waits until a client has confirmed that it got a reply, and reports whether it has. It has not if it is
+// late: nothing that it sends later arrives.
+func Confirmed(client int) bool {
+	var line [1]byte
+	read := func(flags int) (n int) {
+		_ = again(func() (err error) {
+			n, _, err = unix.Recvfrom(client, line[:], flags)
+			return err
+		})
+		return n
+	}
+	if read(0) > 0 {
+		return true
+	}
+	_ = unix.Shutdown(client, unix.SHUT_RD)
+	return read(unix.MSG_DONTWAIT) > 0
 }
 
 // AskSelf sends the process's own socket a request, with a descriptor unless that is -1.
@@ -79,6 +137,13 @@ func Tell(directories Directories, pid int, r control.Request) error {
 	defer func() { _ = unix.Close(socket) }()
 	r.Version = control.Version
 	return Send(socket, r, -1, unix.MSG_DONTWAIT)
+}
+
+// Answers reports whether a process, or the keeper, listens.
+func Answers(directories Directories, pid int) bool {
+	socket, err := find(directories, pid, 0)
+	_ = unix.Close(socket) // -1: there is none
+	return err == nil
 }
 
 // Send sends a request or reply, with a descriptor unless that is -1.

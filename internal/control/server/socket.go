@@ -92,6 +92,10 @@ func Listen(directories Directories, pid int, patience time.Duration) (Socket, e
 	var refused []error
 	runtimeDir, temporary := directories()
 	for _, directory := range control.Directories(runtimeDir, temporary, user) {
+		for start := time.Now(); pid == control.Keeper && control.LostKeeper(directory) &&
+			time.Since(start) < min(patience, control.Look); {
+			time.Sleep(10 * time.Millisecond) // it makes the directory again, and comes back with its sets
+		}
 		err := control.MakeDirectory(directory, user)
 		if err == nil {
 			var socket Socket

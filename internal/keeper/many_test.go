@@ -1,0 +1,43 @@
+package keeper
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+)
+
+// What a request costs hardly grows with the number of sets: with each looking at all pairs of sets, these took minutes.
+func TestManySets(t *testing.T) {
+	k, last := New(), uint64(1<<30)
+	k.most = 1 << 30
+	self, err := ownerOf(os.Getpid())
+	require.NoError(t, err)
+	ask := func(r control.Request) control.Reply {
+		last++
+		given := int(last) // the number of no descriptor: closing it fails
+		reply, _, _, err := k.answer(self, r, &given)
+		require.NoError(t, err)
+		return reply
+	}
+	start := time.Now()
+	const sets = 3000
+	for id := uint64(1); id <= sets; id++ {
+		ask(control.Request{Op: control.Put, Set: id, Name: fmt.Sprint("set ", id), Share: sets + id, Bytes: 1})
+		ask(control.Request{Op: control.Seal, Set: id, Before: 1})
+	}
+	require.Len(t, ask(control.Request{Op: control.List}).Sets, sets)
+	for id := uint64(1); id <= sets; id++ {
+		ask(control.Request{Op: control.Drop, Name: fmt.Sprint("set ", id)})
+		ask(control.Request{Op: control.Close, Set: id})
+	}
+	require.Less(t, time.Since(start), time.Minute)
+	require.Empty(t, k.sets)
+	require.Empty(t, k.chunks)
+	require.Empty(t, k.owners)
+	require.True(t, k.empty())
+}

@@ -1,0 +1,48 @@
+package keeper
+
+import (
+	"math"
+
+	"golang.org/x/sys/unix"
+
+	"tms/vmm/cuda"
+)
+
+// A keeper at its limit of descriptors must still be able to answer, or only its end, which loses the sets, would help.
+// So it holds only as many as leave room for clients that are connected.
+
+const (
+	clients      = 64 // answered at once, if the limit allows
+	fewClients   = 4
+	perClient    = 4  // its connection, a descriptor that it sends, one for it, and a look at the process
+	foundations  = 16 // the socket, Go's own, the standard streams
+	fewForHolder = 8
+)
+
+// openLimit returns how many descriptors this process can have. (getrlimit)
+func openLimit() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > math.MaxInt32 {
+		return math.MaxInt32
+	}
+	return int(limit.Cur)
+}
+
+// clientsWithin returns how many clients are answered at once.
+func clientsWithin(limit int) int {
+	return max(fewClients, min(clients, (limit-foundations)/4/perClient))
+}
+
+// descriptorsWithin returns how many descriptors the keeper may hold.
+func descriptorsWithin(limit int) int {
+	return max(fewForHolder, limit-foundations-perClient*clientsWithin(limit))
+}
+
+// room returns an error if the keeper can hold no descriptor more.
+func (k *Keeper) room() error {
+	if k.held < k.most {
+		return nil
+	}
+	return cuda.Refuse(cuda.OperatingSystem, "it holds %d descriptors, and its limit allows no more (ulimit -n %d): drop "+
+		"sets, reserve less, or start tms keeper with a higher limit", k.held, k.limit)
+}
