@@ -224,7 +224,7 @@ func TestTooLittleHostMemory(t *testing.T) {
 
 func TestCrashBelongsToTheHost(t *testing.T) {
 	for how, signal := range map[string]syscall.Signal{
-		"fault": syscall.SIGSEGV, "sent": syscall.SIGSEGV, "abort": syscall.SIGABRT,
+		"fault": syscall.SIGSEGV, "sent": syscall.SIGSEGV, "restored": syscall.SIGSEGV, "abort": syscall.SIGABRT,
 	} {
 		run(t, compile(t, "dispositions", majors[1]), []string{how}).diedOf(t, signal)
 	}

@@ -16,14 +16,24 @@ static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE};
 enum { FAULTS = sizeof faults / sizeof *faults };
 
 static struct sigaction go_action[FAULTS];
-static struct sigaction host_action[FAULTS]; /* while a handler is armed; read and written under the lock */
+/* What the kernel would have if ours were not there: of use only where the kernel has ours. It is written under the lock,
+ * and never by a child of vfork, which has dispositions of its own but the parent's memory. */
+static struct sigaction host_action[FAULTS];
+static struct fork_mark arming; /* of the process that has armed */
 HIDDEN _Atomic unsigned handlers_armed;
 HIDDEN handlers_take *_Atomic handlers_taker;
+
+/* Functions of the C library that return the handler that was set before; ssignal and bsd_signal are names of signal,
+ * sysv_signal of __sysv_signal. */
+#define SETTERS(X) X(signal) X(__sysv_signal) X(sigset)
 
 /* What the functions below interpose. */
 static struct {
 	__typeof__(sigaction) *sigaction;
-	__typeof__(signal) *signal, *sysv_signal;
+#define X(name) sighandler_t (*name)(int signal, sighandler_t handler);
+	SETTERS(X)
+#undef X
+	int (*sigignore)(int signal), (*siginterrupt)(int signal, int interrupt);
 } next;
 
 HIDDEN void handlers_find(void)
@@ -31,14 +41,23 @@ HIDDEN void handlers_find(void)
 	static atomic_bool found;
 	if (likely(atomic_load_explicit(&found, memory_order_acquire)))
 		return;
-	next.sigaction = (__typeof__(sigaction) *)forward_next("sigaction");
-	next.signal = (__typeof__(signal) *)forward_next("signal");
-	next.sysv_signal = (__typeof__(signal) *)forward_next("__sysv_signal");
+#define X(name) next.name = (__typeof__(next.name))forward_next(#name);
+	X(sigaction)
+	SETTERS(X)
+	X(sigignore)
+	X(siginterrupt)
+#undef X
 	atomic_store_explicit(&found, true, memory_order_release);
 }
 
+/* Reports whether this is a child of vfork: its memory is that of the process that has armed. */
+static bool borrows(void)
+{
+	return fork_other_process(&arming) && !(atomic_load(&arming.page) && fork_happened(&arming));
+}
+
 /* A lock that is held with every signal blocked, because a handler may take it too. It has the number of the process
- * that holds it, so a child that was forked meanwhile takes it over. */
+ * that holds it, so a child that was forked at that time takes it over. */
 static _Atomic pid_t holder;
 
 static void lock(sigset_t *saved)
@@ -48,7 +67,7 @@ static void lock(sigset_t *saved)
 	pthread_sigmask(SIG_SETMASK, &all, saved);
 	pid_t mine = getpid(), held = 0;
 	while (!atomic_compare_exchange_strong(&holder, &held, mine)) {
-		if (held == mine) {
+		if (held == mine || borrows()) {
 			nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
 			held = 0;
 		}
@@ -89,7 +108,9 @@ static bool in_go(uintptr_t pc)
 	return pc >= (uintptr_t)gotext_start && pc < (uintptr_t)gotext_end;
 }
 
-/* A fault happens anew when its instruction runs again, with the host's action in place. A signal that somebody sent,
+static void on_fault(int signal, siginfo_t *info, void *context);
+
+/* A fault happens again when its instruction runs again, with the host's action in place. A signal that somebody sent,
  * or that reports damaged memory nobody touched, must be sent again. It goes to this thread: any other that does not
  * block it could be one of Go's, on whose stacks no handler of the host's fits. */
 static void send_again(int signal, siginfo_t *info, ucontext_t *context)
@@ -132,6 +153,21 @@ static bool on_its_stack(int i, ucontext_t *context)
 	return true;
 }
 
+/* Puts the host's action in place of ours. The kernel says which one is there: another thread may have been faster, and a
+ * child of vfork has changed only its own. */
+static void give_back(int i)
+{
+	struct sigaction now;
+	sigset_t saved;
+	lock(&saved);
+	next.sigaction(faults[i], NULL, &now);
+	if (now.sa_sigaction == on_fault)
+		next.sigaction(faults[i], &host_action[i], NULL);
+	if (!borrows())
+		atomic_fetch_and(&handlers_armed, ~(1u << i));
+	unlock(&saved);
+}
+
 static bool taken(const void *address)
 {
 	handlers_take *take = atomic_load(&handlers_taker);
@@ -155,13 +191,7 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 		errno = error;
 		return;
 	}
-	sigset_t saved;
-	lock(&saved);
-	if (atomic_load(&handlers_armed) & 1u << i) {
-		next.sigaction(signal, &host_action[i], NULL);
-		atomic_fetch_and(&handlers_armed, ~(1u << i));
-	}
-	unlock(&saved);
+	give_back(i);
 	if (!happened)
 		send_again(signal, info, context);
 	errno = error;
@@ -186,8 +216,12 @@ HIDDEN void handlers_arm(void)
 	static const struct sigaction ours = {
 		.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART, .sa_mask = {{-1ul}}};
 	handlers_find();
+	if (borrows())
+		return;
 	sigset_t saved;
 	lock(&saved);
+	if (!atomic_load(&arming.process) || fork_happened(&arming))
+		fork_mark_set(&arming);
 	for (int i = 0; i < FAULTS; i++) {
 		struct sigaction now;
 		next.sigaction(faults[i], NULL, &now);
@@ -224,9 +258,11 @@ static bool passed_on(int signal)
 	return likely(fault_number(signal) < 0 || (atomic_load(&go_state) == GO_ASLEEP && !atomic_load(&handlers_taker)));
 }
 
-/* The host's action has replaced ours; handlers_arm takes it from there. */
-static void replaced_by_host(int i)
+/* The host has set an action; handlers_arm takes it from there. Under the lock. */
+static void set_by_host(int i)
 {
+	if (borrows())
+		return;
 	next.sigaction(faults[i], NULL, &host_action[i]);
 	atomic_fetch_and(&handlers_armed, ~(1u << i));
 }
@@ -245,15 +281,22 @@ EXPORT int sigaction(int signal, const struct sigaction *action, struct sigactio
 	if (code == 0 && was.sa_sigaction == on_fault)
 		was = host_action[i];
 	if (code == 0 && action)
-		replaced_by_host(i);
+		set_by_host(i);
 	unlock(&saved);
 	if (code == 0 && old)
 		*old = was;
 	return code;
 }
 
-static sighandler_t set_handler(__typeof__(signal) *set, int signal, sighandler_t handler)
+EXPORT int __sigaction(int signal, const struct sigaction *action, struct sigaction *old)
 {
+	return sigaction(signal, action, old);
+}
+
+static sighandler_t set_handler(sighandler_t (*set)(int, sighandler_t), int signal, sighandler_t handler)
+{
+	if (passed_on(signal))
+		return set(signal, handler);
 	int i = fault_number(signal);
 	sigset_t saved;
 	lock(&saved);
@@ -261,19 +304,66 @@ static sighandler_t set_handler(__typeof__(signal) *set, int signal, sighandler_
 	if ((void *)was == (void *)on_fault)
 		was = host_action[i].sa_handler;
 	if (was != SIG_ERR)
-		replaced_by_host(i);
+		set_by_host(i);
 	unlock(&saved);
 	return was;
 }
 
 EXPORT sighandler_t signal(int signal, sighandler_t handler)
 {
-	return passed_on(signal) ? next.signal(signal, handler) : set_handler(next.signal, signal, handler);
+	handlers_find();
+	return set_handler(next.signal, signal, handler);
 }
+
+#define ALSO(name, of) EXPORT sighandler_t name(int, sighandler_t) __attribute__((alias(#of), nothrow, leaf))
+ALSO(ssignal, signal);
+ALSO(bsd_signal, signal);
 
 /* signal, in a program that is compiled for the System V standard. */
 EXPORT sighandler_t __sysv_signal(int signal, sighandler_t handler)
 {
-	return passed_on(signal) ? next.sysv_signal(signal, handler)
-				 : set_handler(next.sysv_signal, signal, handler);
+	handlers_find();
+	return set_handler(next.__sysv_signal, signal, handler);
+}
+
+ALSO(sysv_signal, __sysv_signal);
+
+/* For functions that look at the thread's mask, or read an action and set it again. They run without the lock, which
+ * blocks signals, so the host's action is put in place first. */
+#define ON_THE_HOSTS_OWN(signal, call)                                                             \
+	({                                                                                         \
+		bool concerns_ = !passed_on(signal);                                               \
+		if (concerns_)                                                                     \
+			give_back(fault_number(signal));                                           \
+		__typeof__(call) result_ = (call);                                                 \
+		if (concerns_)                                                                     \
+			host_has_set(fault_number(signal));                                        \
+		result_;                                                                           \
+	})
+
+static void host_has_set(int i)
+{
+	struct sigaction now;
+	sigset_t saved;
+	lock(&saved);
+	next.sigaction(faults[i], NULL, &now);
+	if (now.sa_sigaction != on_fault) /* else another thread has armed since */
+		set_by_host(i);
+	unlock(&saved);
+}
+
+EXPORT sighandler_t sigset(int signal, sighandler_t handler)
+{
+	sighandler_t was = ON_THE_HOSTS_OWN(signal, next.sigset(signal, handler));
+	return (void *)was == (void *)on_fault ? host_action[fault_number(signal)].sa_handler : was;
+}
+
+EXPORT int sigignore(int signal)
+{
+	return ON_THE_HOSTS_OWN(signal, next.sigignore(signal));
+}
+
+EXPORT int siginterrupt(int signal, int interrupt)
+{
+	return ON_THE_HOSTS_OWN(signal, next.siginterrupt(signal, interrupt));
 }

@@ -241,6 +241,68 @@ static void in_children(void)
 	join(thread);
 }
 
+/* A child of vfork, with the parent's memory, sets every signal to its default before it executes a program, as CPython's
+ * subprocess does. The parent's handlers stay. */
+static void in_a_child_of_vfork(void)
+{
+	set(SIGSEGV, recover_with_information, 0);
+	handled = 0;
+	for (int i = 0; i < 4; i++) {
+		if (i % 2)
+			use();
+		pid_t child = vfork();
+		if (child == 0) {
+			for (int signal = 1; signal < SIGRTMIN; signal++)
+				sigaction(signal, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+			execl("/bin/true", "true", NULL);
+			_exit(1);
+		}
+		EXPECT(code_of(child), 0);
+		is_set(SIGSEGV, recover_with_information, SA_SIGINFO);
+		fault();
+		EXPECT(handled, i + 1);
+	}
+}
+
+/* The C library's other functions for it, some of which are deprecated. */
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+typedef void handler(int signal);
+handler *bsd_signal(int, handler *), *ssignal(int, handler *), *sysv_signal(int, handler *), *sigset(int, handler *);
+handler *__sysv_signal(int, handler *);
+int __sigaction(int, const struct sigaction *, struct sigaction *);
+
+static handler *(*const setters[])(int, handler *) = {signal, bsd_signal, ssignal, sysv_signal, __sysv_signal, sigset};
+enum { SETTERS = sizeof setters / sizeof *setters };
+
+static void by_other_functions(void)
+{
+	struct sigaction now;
+	EXPECT(sigaction(SIGFPE, &(struct sigaction){.sa_handler = SIG_DFL}, NULL), 0);
+	for (int i = 0; i < 2 * SETTERS; i++) {
+		use();
+		CHECK(setters[i % SETTERS](SIGFPE, other) == SIG_DFL);
+		use();
+		EXPECT(__sigaction(SIGFPE, NULL, &now), 0);
+		CHECK(now.sa_handler == other);
+		use();
+		CHECK(setters[(i + i / SETTERS) % SETTERS](SIGFPE, SIG_DFL) == other);
+	}
+	use();
+	CHECK(signal(SIGFPE, other) == SIG_DFL);
+	is_set(SIGFPE, other, SA_RESTART);
+	use();
+	EXPECT(siginterrupt(SIGFPE, 1), 0);
+	is_set(SIGFPE, other, 0);
+	use();
+	EXPECT(sigignore(SIGFPE), 0);
+	is_set(SIGFPE, SIG_IGN, 0);
+	use();
+	CHECK(sigset(SIGFPE, SIG_DFL) == SIG_IGN);
+	CHECK(sigset(SIGFPE, (handler *)2) == SIG_DFL); /* SIG_HOLD, which only blocks the signal */
+	use();
+	CHECK(sigset(SIGFPE, SIG_DFL) == (handler *)2);
+}
+
 /* One thread starts the library while another sets handlers: each stays set. */
 static _Atomic bool go, started;
 
@@ -286,6 +348,10 @@ static void crash(const char *how)
 		abort();
 	if (strcmp(how, "sent") == 0)
 		raise(SIGSEGV);
+	for (int i = 0; strcmp(how, "restored") == 0 && i < SETTERS; i++) {
+		setters[i](SIGSEGV, setters[(i + 1) % SETTERS](SIGSEGV, other));
+		use();
+	}
 	*(volatile char *)paused = 1;
 }
 
@@ -306,6 +372,8 @@ int main(int argc, char **argv)
 	sent_signals();
 	sent_while_blocked();
 	in_children();
+	in_a_child_of_vfork();
+	by_other_functions();
 	once_only();
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cudaFree(paused), 0);
