@@ -219,8 +219,8 @@ func (e *Engine) drop(a allocation) error {
 		for s.slab != nil && s.owner == aTransition && s.slab.Live == 1 {
 			e.settled.Wait()
 		}
-		if s.slab == nil {
-			return nil // meanwhile
+		if s.slab == nil || s.owner == aFree && s.slab.Live == 1 {
+			return nil // meanwhile, or takes it at this moment
 		}
 		if s.slab.Live > 1 {
 			s.slab.Free(a.offset)

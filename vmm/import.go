@@ -175,8 +175,9 @@ func (e *Engine) importAs(ordinal int, share Share, offset uint64, tag string, r
 			lent.Device, err)
 	}
 	s.extent = x
-	s.span.Enter(s)
-	t.add(s)
+	if err := e.enter(s); err != nil {
+		return 0, fmt.Errorf("memory of %v: %w", share, err)
+	}
 	e.sharing.imports[i.key(s)] = s
 	address = s.address + uintptr(i.offset+offset)
 	i.opened[address] = 1

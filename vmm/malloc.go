@@ -71,8 +71,16 @@ func (e *Engine) mallocSmall(r Request) (uintptr, bool) {
 }
 
 // obtain makes memory of a device. It tries again when memory was short while frees that callers believe done were
-// pending. doing names the purpose in errors.
+// pending, and when the device was reset. doing names the purpose in errors.
 func (e *Engine) obtain(r Request, doing string, take func(*device) error) error {
+	for {
+		if err := e.tryObtain(r, doing, take); !errors.Is(err, errReset) {
+			return err
+		}
+	}
+}
+
+func (e *Engine) tryObtain(r Request, doing string, take func(*device) error) error {
 	e.mu.Lock()
 	d, err := e.device(r.Device)
 	if err != nil {
@@ -127,8 +135,9 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	}
 	_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
 	s.state, s.size, s.policy, s.slab, s.dead = active, r.Size, p, nil, nil
-	s.span.Enter(s)
-	t.add(s)
+	if err := e.enter(s); err != nil {
+		return 0, err
+	}
 	if s.incremental || s.sparse {
 		e.loadHasher(d)
 	}

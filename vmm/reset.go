@@ -1,5 +1,7 @@
 package vmm
 
+import "tms/vmm/cuda"
+
 // Reset drops all of a device's memory and contents before its primary context is reset. The addresses stay reserved,
 // and the device can be used again. (cudaDeviceReset)
 func (e *Engine) Reset(ordinal int) {
@@ -17,8 +19,18 @@ func (e *Engine) Reset(ordinal int) {
 	})
 	e.transition.Lock()
 	defer e.transition.Unlock()
+	e.dropDevice(d)
+	e.hasher.Forget(d.context)
+	e.driver.Reclaim.Drain() // unpinning needs the context
+	e.driver.Reclaim.Forget(uintptr(d.context))
+}
+
+// dropDevice forgets a device, and drops all of its memory. Calls that are making memory of it find that out: see
+// current.
+func (e *Engine) dropDevice(d *device) {
 	e.mu.Lock()
-	delete(e.devices, ordinal)
+	defer e.mu.Unlock()
+	delete(e.devices, d.ordinal)
 	var segments, mapped []*segment
 	for _, t := range d.tags {
 		for _, s := range t.segments {
@@ -32,17 +44,55 @@ func (e *Engine) Reset(ordinal int) {
 		}
 	}
 	for _, s := range segments {
-		a := allocation{segment: s}
-		if err := e.drop(a); err != nil {
-			e.putOff(pendingFree{allocation: a, stage: refused, why: refusedPrefix + err.Error()})
-		}
+		e.dropOrPutOff(s)
 	}
 	for _, s := range mapped {
 		e.dropAtReset(s)
 	}
 	e.tellUngated()
-	e.mu.Unlock()
-	e.hasher.Forget(d.context)
-	e.driver.Reclaim.Drain() // unpinning needs the context
-	e.driver.Reclaim.Forget(uintptr(d.context))
+}
+
+// dropOrPutOff ends a segment that the caller has marked as being freed; what the driver refuses is done later. The
+// caller holds e.mu, which is released for driver calls.
+func (e *Engine) dropOrPutOff(s *segment) {
+	a := allocation{segment: s}
+	if err := e.drop(a); err != nil {
+		e.putOff(pendingFree{allocation: a, stage: refused, why: refusedPrefix + err.Error()})
+	}
+}
+
+// errReset: the device was reset while memory of it was being made, so nothing would find that memory.
+var errReset = cuda.Refuse(cuda.NotReady, "the device was reset meanwhile; call again")
+
+// current returns errReset for a device that a reset has dropped. The caller holds e.mu.
+func (e *Engine) current(d *device) error {
+	if e.devices[d.ordinal] != d {
+		return errReset
+	}
+	return nil
+}
+
+// enter adds a new segment to its tag, where others find it, unless its device was reset meanwhile: enter then ends it.
+// The caller holds e.mu, which is released for driver calls.
+func (e *Engine) enter(s *segment) error {
+	s.span.Enter(s)
+	s.tag.add(s)
+	err := e.current(s.device)
+	if err != nil {
+		s.owner = aFree
+		e.dropOrPutOff(s)
+	}
+	return err
+}
+
+// relocate gives user-mapped memory that is in no tag, and whose device was reset since it was made, to that device's
+// successor. The caller holds e.mu.
+func (e *Engine) relocate(s *segment) {
+	d, err := e.device(s.device.ordinal)
+	if err != nil || d == s.device {
+		return // without the device there are no pauses either
+	}
+	if s.device = d; s.extent != nil {
+		s.extent.device = d
+	}
 }

@@ -91,6 +91,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, address, compareAddress)
 	e.userMapped.mapped = slices.Insert(e.userMapped.mapped, at, s)
 	if !s.inTag() { // what is paused, or of another process, is
+		e.relocate(s)
 		s.device.tag(s.tag.name).add(s)
 	}
 	return nil

@@ -51,13 +51,18 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 	defer e.audit(&err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	d, err := e.device(ordinal)
+	before, err := e.device(ordinal)
 	if err != nil {
 		return 0, err
 	}
 	i := &imported{engine: e, share: share}
 	b, err := i.open()
 	if err != nil {
+		return 0, err
+	}
+	d, err := e.device(ordinal) // once more: a reset may have come meanwhile
+	if err != nil {
+		_ = e.unlocked(func() error { i.end(before, b); return nil })
 		return 0, err
 	}
 	lent := b.lent
