@@ -30,9 +30,6 @@ func (d *device) newTag(name string) *tag {
 }
 
 func (t *tag) add(s *segment) {
-	if s.gated {
-		s.device.gated++
-	}
 	s.tag, s.index = t, len(t.segments)
 	t.segments = append(t.segments, s)
 }
@@ -42,6 +39,7 @@ func (s *segment) inTag() bool { return s.index < len(s.tag.segments) && s.tag.s
 
 func (t *tag) remove(s *segment) {
 	if s.gated {
+		s.gated = false // it may become slack, and serve an allocation later
 		s.device.gated--
 	}
 	t.segments = removeAt(t.segments, s.index)
