@@ -364,6 +364,41 @@ func TestLiveOfSlack(t *testing.T) {
 	requireFilled(t, a, 4*mib, 1)
 }
 
+// Host memory goes with the contents that it was for, though they were saved together with others that stay.
+func TestHostMemoryOfWhatStays(t *testing.T) {
+	sim, _, e := simulatedWith(t, 1, "16G")
+	const count, each = 32, 2 * mib
+	pinned := func() uint64 {
+		e.Drain()
+		return sim.Stat("registered_bytes")
+	}
+	r := vmm.Request{Size: each, Tag: "t", Backup: vmm.BackupHost, Incremental: true}
+	var stay []uintptr
+	for i := range 4 {
+		all := mallocs(t, e, count, r)
+		fill(all[i%count], each, uint64(i))
+		cycle(t, e, vmm.Options{})
+		stay = append(stay, all[i%count])
+		frees(t, e, all[:i%count]...)
+		frees(t, e, all[i%count+1:]...)
+		require.Less(t, pinned(), 2*uint64(len(stay))*each+33*mib, "after %d pauses", i)
+	}
+	cycle(t, e, vmm.Options{})
+	require.Less(t, pinned(), (2*uint64(len(stay))+1)*each)
+	for i, a := range stay {
+		requireFilled(t, a, each, uint64(i))
+	}
+	frees(t, e, stay...)
+	require.Less(t, pinned(), uint64(mib), "the content hash has some")
+
+	r.Incremental = false
+	all := mallocs(t, e, 2*count, r)
+	require.NoError(t, pause(e, vmm.Options{}))
+	require.GreaterOrEqual(t, pinned(), uint64(2*count*each))
+	frees(t, e, all[1:]...)
+	require.Less(t, pinned(), uint64(33*mib))
+}
+
 // What is retained of less than is live now does not count as room: the pause is refused before anything is taken.
 func TestHostMemoryOfWhatGrows(t *testing.T) {
 	available := min(hostmemory.Machine(), hostmemory.Group("self"))

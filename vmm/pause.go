@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tms/vmm/backup"
+	"tms/vmm/backup/host"
 	"tms/vmm/backup/peer"
 	"tms/vmm/stats"
 )
@@ -205,6 +206,11 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
 	}
 	for _, s := range segments {
+		if s.contents != nil && host.Scattered(s.contents) { // what is on the device is all that counts
+			e.mu.Lock()
+			s.discard()
+			e.mu.Unlock()
+		}
 		kind := o.backupOf(s)
 		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
 		if reached && s.contents == nil && kind != BackupDisk {

@@ -57,10 +57,16 @@ func TestHostRoundTrip(t *testing.T) {
 	require.NoError(t, backuptest.Load(job, spans, kept))
 	require.Equal(t, old, backuptest.Bytes(spans[1])[:32*mib], "as it was saved before")
 
-	// The buffer goes with the last contents in it.
-	backuptest.Discard(kept[1:])
+	// Each registration goes with the last contents in it.
+	backuptest.Discard(kept[1:3])
+	kept[1].Await(time.Time{})
+	kept[2].Await(time.Time{})
 	driver.Reclaim.Drain()
-	require.EqualValues(t, 104*mib, sim.Stat("registered_bytes"))
+	require.EqualValues(t, (104-36)*mib, sim.Stat("registered_bytes"))
+	kept[3].Discard()
+	kept[3].Await(time.Time{})
+	require.EqualValues(t, 2*mib, sim.Stat("registered_bytes"))
+	require.False(t, host.Scattered(kept[0]), "it has all of one")
 	kept[0].Discard()
 	kept[0].Await(time.Time{})
 	require.Zero(t, sim.Stat("registered_bytes"))

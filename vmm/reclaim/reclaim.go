@@ -183,8 +183,8 @@ func (k *Kind) Drain() {
 	}
 }
 
-// large is the least size of a thing whose pace depends on the bytes, not on the calls.
-const large = 64 << 20
+// large is the least size of a thing whose pace depends on the bytes, not on the calls: a registration of host memory.
+const large = 32 << 20
 
 // Await waits until all things added before are given back, or refused, but not beyond until; the zero Time sets no
 // limit. It does not wait at all where, at the better pace of the last two, that would take twice the time.

@@ -35,7 +35,7 @@ func New(driver *cuda.Driver) *Store {
 // buffer is pinned memory that contents live in.
 type buffer struct {
 	*pinned.Buffer
-	references atomic.Int64 // contents that live here
+	live []atomic.Int64 // bytes of pages that contents use, by registration
 }
 
 // hostContents is a span's place in a buffer: inside one registration, or for more than maxRegistration bytes at the
@@ -60,15 +60,42 @@ func (c *hostContents) Host() uintptr {
 }
 func (c *hostContents) base() uintptr { return c.buffer.Base + uintptr(c.offset) }
 func (c *hostContents) Discard() {
-	if c.buffer != nil && c.buffer.references.Add(-1) == 0 {
-		c.buffer.Discard(c.host.garbage)
-	}
+	c.each(func(registration int, bytes uint64) {
+		if c.buffer.live[registration].Add(-int64(bytes)) == 0 {
+			c.buffer.DiscardRegistration(registration, c.host.garbage)
+		}
+	})
 }
 
 func (c *hostContents) Await(until time.Time) {
-	if c.buffer != nil && c.buffer.references.Load() == 0 {
+	gone := c.buffer != nil
+	c.each(func(registration int, _ uint64) { gone = gone && c.buffer.live[registration].Load() == 0 })
+	if gone {
 		c.host.garbage.Await(until)
 	}
+}
+
+// each calls use with the registrations that the contents lie in, and how many bytes of pages they use there.
+func (c *hostContents) each(use func(registration int, bytes uint64)) {
+	for left, i := pinned.WholePages(c.size), c.registration; c.buffer != nil && left > 0; i++ {
+		bytes := min(left, maxRegistration)
+		use(i, bytes)
+		left -= bytes
+	}
+}
+
+// Scattered reports whether contents hold more than twice their share of pinned memory, because others beside them have
+// gone: saved once more, without these as Kept, they take no more than they need.
+func Scattered(contents backup.Contents) (scattered bool) {
+	c, ok := contents.(*hostContents)
+	if !ok {
+		return false
+	}
+	c.each(func(registration int, _ uint64) {
+		live, size := uint64(c.buffer.live[registration].Load()), c.buffer.Registrations[registration].Size
+		scattered = scattered || 2*live < size
+	})
+	return scattered
 }
 
 // copies lists the copies between parts of a span and its place: the host side of each lies in one registration,
@@ -179,11 +206,11 @@ func (h *Store) place(job backup.Job, items []backup.Item) (contents []backup.Co
 	if err != nil {
 		return nil, nil, err
 	}
-	fresh = &buffer{Buffer: memory}
+	fresh = &buffer{Buffer: memory, live: make([]atomic.Int64, len(sizes))}
 	for _, c := range placed {
 		c.buffer = fresh
+		c.each(func(registration int, bytes uint64) { fresh.live[registration].Add(int64(bytes)) })
 	}
-	fresh.references.Store(int64(len(placed)))
 	return contents, fresh, nil
 }
 

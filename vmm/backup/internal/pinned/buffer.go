@@ -16,9 +16,9 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// Buffer is one mapping of host memory, pinned registration by registration. The driver refuses a copy that
-// reaches from one into the next, and users copy from retained contents themselves: so a registration holds
-// whole spans wherever it can.
+// Buffer is one mapping of host memory, pinned and given back registration by registration. The driver refuses a copy
+// that reaches from one into the next, and users copy from retained contents themselves: so a registration holds whole
+// spans wherever it can.
 type Buffer struct {
 	Base          uintptr // of the first registration, aligned to a huge page
 	Size          uint64  // of all registrations
@@ -27,7 +27,7 @@ type Buffer struct {
 	driver  *cuda.Driver
 	context cuda.Context
 	budget  *backup.Budget
-	mapping []byte
+	mapping []byte // without the registrations that were discarded
 }
 
 // Registration is a part that is registered by one call.
@@ -35,6 +35,7 @@ type Registration struct {
 	Offset, Size uint64 // from Base; multiples of a huge page
 
 	registered bool
+	unmapped   bool
 	untouched  atomic.Int64 // its Pieces that are still to be touched
 }
 
@@ -143,9 +144,19 @@ func (b *Buffer) Register(i int) error {
 	return nil
 }
 
-// Discard unpins and unmaps it in the background. (cuMemHostUnregister)
+// Discard unpins and unmaps it in the background, except for the registrations that were discarded before.
+// (cuMemHostUnregister)
 func (b *Buffer) Discard(garbage *reclaim.Kind) {
-	garbage.Add(b.Size, func() error { return b.driver.With(b.context, b.unpin) })
+	for i := range b.Registrations {
+		b.DiscardRegistration(i, garbage)
+	}
+}
+
+// DiscardRegistration is Discard of a single registration, once. Nothing may be copied from or to it any longer.
+func (b *Buffer) DiscardRegistration(i int, garbage *reclaim.Kind) {
+	garbage.Add(b.Registrations[i].Size, func() error {
+		return b.driver.With(b.context, func() error { return b.unpin(i) })
+	})
 }
 
 // gap is the pause between two unpinnings. The driver holds a lock while it unpins. If we took that again at once,
@@ -154,40 +165,54 @@ func (b *Buffer) Discard(garbage *reclaim.Kind) {
 const gap = 100 * time.Microsecond
 
 // unpin can be called again after an error.
-func (b *Buffer) unpin() error {
-	for i := range b.Registrations {
-		r := &b.Registrations[i]
-		if !r.registered {
-			continue
-		}
+func (b *Buffer) unpin(i int) error {
+	r := &b.Registrations[i]
+	if r.registered {
 		if err := b.driver.MemHostUnregister(b.Base + uintptr(r.Offset)); err != nil {
 			return err
 		}
 		r.registered = false
 		time.Sleep(gap)
 	}
-	if b.mapping == nil {
+	if r.unmapped {
 		return nil
 	}
-	err := munmap(b.mapping)
+	err := munmap(b.around(i))
 	if err == nil {
-		b.mapping = nil
-		b.budget.Give(b.Size)
+		r.unmapped = true
+		b.budget.Give(r.Size)
 	}
 	return err
+}
+
+// around returns a registration with what lies before the first, or behind the last.
+func (b *Buffer) around(i int) []byte {
+	first := uint64(b.Base - uintptr(unsafe.Pointer(&b.mapping[0])))
+	begin, end := first+b.Registrations[i].Offset, first+b.Registrations[i].Offset+b.Registrations[i].Size
+	if i == 0 {
+		begin = 0
+	}
+	if i == len(b.Registrations)-1 {
+		end = uint64(len(b.mapping))
+	}
+	return b.mapping[begin:end]
 }
 
 func mmap(size int) ([]byte, error) {
 	if err := failpoint.Err("mmap"); err != nil {
 		return nil, err
 	}
-	return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+	memory, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*byte)(memory), size), nil
 }
 
 func munmap(memory []byte) error {
 	if err := failpoint.Err("munmap"); err != nil {
 		return err
 	}
-	return unix.Munmap(memory)
+	return unix.MunmapPtr(unsafe.Pointer(&memory[0]), uintptr(len(memory)))
 }

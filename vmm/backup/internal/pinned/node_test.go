@@ -25,5 +25,5 @@ func TestHostMemoryPrefersTheNodeOfTheDevice(t *testing.T) {
 	}
 	require.EqualValues(t, preferred, mode)
 	require.EqualValues(t, 1, mask[0])
-	require.NoError(t, unix.Munmap(fresh.mapping))
+	require.NoError(t, munmap(fresh.mapping))
 }
