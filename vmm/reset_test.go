@@ -82,7 +82,7 @@ func TestSlackBesideAReset(t *testing.T) {
 	cycle(t, e, vmm.Options{ExtentBytes: 64 * mib})
 	frees(t, e, all[1])
 	malloc(t, e, vmm.Request{Size: 2 * mib, Tag: "t", Device: 1}) // and device 1 comes into use
-	malloc(t, e, vmm.Request{Size: 2 * mib, Tag: "other"}) // which device 0 finds out
+	malloc(t, e, vmm.Request{Size: 2 * mib, Tag: "other"})        // which device 0 finds out
 	var reset sync.WaitGroup
 	var once sync.Once
 	end := at("cuMemSetAccess", func() error { // of the slack, for device 1
