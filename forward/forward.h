@@ -3,6 +3,8 @@
 #ifndef TMS_FORWARD_H
 #define TMS_FORWARD_H
 
+#include "table.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -29,32 +31,16 @@ struct forward_ipc {
 	X(cudaMallocFromPoolAsync##suffix, 4, void **, size_t, void *, void *) \
 	X(cudaFreeAsync##suffix, 2, void *, void *) \
 	X(cudaStreamIsCapturing##suffix, 2, void *, int *) \
-	X(cudaStreamBeginCapture##suffix, 2, void *, int) \
-	X(cudaStreamBeginCaptureToGraph##suffix, 6, void *, void *, const void *, const void *, size_t, int) \
-	X(cudaStreamEndCapture##suffix, 2, void *, void **) \
 	N(11020, cuMemAllocAsync##suffix, 3, uintptr_t *, size_t, void *) \
 	N(11020, cuMemAllocFromPoolAsync##suffix, 4, uintptr_t *, size_t, void *, void *) \
 	N(11020, cuMemFreeAsync##suffix, 2, uintptr_t, void *) \
 	X(cuStreamIsCapturing##suffix, 2, void *, int *) \
-	N(10010, cuStreamBeginCapture_v2##suffix, 2, void *, int) \
-	N(12030, cuStreamBeginCaptureToGraph##suffix, 6, void *, void *, const void *, const void *, size_t, int) \
-	N(10000, cuStreamEndCapture##suffix, 2, void *, void **) \
 	X(cudaGetDriverEntryPoint##suffix, 4, const char *, void **, unsigned long long, int *) \
 	X(cudaGetDriverEntryPointByVersion##suffix, 5, const char *, void **, unsigned, unsigned long long, int *)
 
-/* Functions after whose success the driver's checkpoint may lose the process (everything.c). */
-#define FORWARD_OBSTACLES(X, N) \
-	X(cudaMallocManaged, 3, void **, size_t, unsigned) \
-	N(6000, cuMemAllocManaged, 3, uintptr_t *, size_t, unsigned) \
-	N(12010, cuMulticastCreate, 2, uint64_t *, const void *) \
-	X(cudaMemPoolExportToShareableHandle, 4, void *, void *, int, unsigned) \
-	X(cudaMemPoolImportFromShareableHandle, 4, void **, void *, int, unsigned) \
-	N(11020, cuMemPoolExportToShareableHandle, 4, void *, void *, int, unsigned long long) \
-	N(11020, cuMemPoolImportFromShareableHandle, 4, void **, void *, int, unsigned long long)
-
 /* X(name, how many parameters, their types). Every function returns cudaError_t or CUresult, passed on as int.
  * N(since, name, ...): this library stands in front of it, and a program that asks CUDA for it by name gets this
- * library's; since is the first CUDA version that has it. */
+ * library's; since is the first CUDA version that has it. Of the functions of table.h every parameter is a word. */
 #define FORWARD_FUNCTIONS(X, N) \
 	X(cudaMalloc, 2, void **, size_t) \
 	X(cudaMallocPitch, 4, void **, size_t *, size_t, size_t) \
@@ -114,6 +100,8 @@ struct forward_ipc {
 	X(cudaStreamDestroy, 1, void *) \
 	N(4010, cuIpcGetMemHandle, 2, void *, uintptr_t) \
 	FORWARD_OBSTACLES(X, N) \
+	FORWARD_CAPTURES(X, N) \
+	FORWARD_CAPTURE_ENDS(X, N) \
 	FORWARD_STREAM_FUNCTIONS(X, N, ) \
 	FORWARD_STREAM_FUNCTIONS(X, N, _ptsz)
 

@@ -5,8 +5,10 @@
 #include "_cgo_export.h"
 #include "forward.h"
 #include "gate/reach/gate.h"
+#include "words.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 HIDDEN int captures; /* slots that are not FREE */
@@ -97,10 +99,10 @@ static int began(struct entry entry, void *stream, int code)
 }
 
 /* A capture can end by failing, and a failed end can leave it going: the driver knows. */
-static int ended(struct entry entry, int (*is_capturing)(void *, int *), void *stream, int code)
+static int ended(struct entry entry, void *stream, int code)
 {
 	int status = 0;
-	if (code == SUCCESS || !entry.slot || is_capturing(stream, &status) != SUCCESS || status == 0)
+	if (code == SUCCESS || !entry.slot || forward_cuStreamIsCapturing(stream, &status) != SUCCESS || status == 0)
 		leave(entry);
 	return code;
 }
@@ -141,40 +143,38 @@ static void await_let(void)
 		nanosleep(&(struct timespec){.tv_nsec = EACH}, NULL);
 }
 
-/* A capture has its entry before it begins, so that a thread that asks meanwhile finds it. */
-#define CAPTURING(stream, plain)                                                                \
-	({                                                                                         \
-		static const struct gate_call call_ = {.name = __func__, .kind = CAPTURE};         \
-		struct gate_mark *mark_ = gate_enter_capture(&call_, stream);                      \
-		struct entry entry_ = enter();                                                     \
-		await_let();                                                                       \
-		int code_ = entry_.slot ? began(entry_, stream, plain) : no_memory();              \
-		gate_leave_capture(mark_);                                                         \
-		code_;                                                                             \
-	})
+/* The stream that a function means by its first argument. */
+static void *meant(const char *function, uintptr_t stream)
+{
+	return strstr(function, "_ptsz") ? own_stream((void *)stream) : (void *)stream;
+}
 
-/* version: what follows the name of the first function; own: the stream that the suffix means. */
-#define CAPTURES(api, version, suffix, own)                                                        \
-	EXPORT int api##BeginCapture##version##suffix(void *stream, int mode)                      \
+/* A capture has its entry before it begins, so that a thread that asks at that moment finds it. */
+#define CAPTURES(symbol, count, ...)                                                                 \
+	EXPORT int symbol(PARAMETERS_##count(__VA_ARGS__))                                           \
 	{                                                                                          \
-		return CAPTURING(own, forward_##api##BeginCapture##version##suffix(stream, mode)); \
-	}                                                                                          \
-	EXPORT int api##BeginCaptureToGraph##suffix(void *stream, void *graph, const void *dependencies, \
-						    const void *edges, size_t count, int mode)     \
-	{                                                                                          \
-		return CAPTURING(own, forward_##api##BeginCaptureToGraph##suffix(stream, graph, dependencies, edges, \
-										 count, mode));    \
-	}                                                                                          \
-	EXPORT int api##EndCapture##suffix(void *stream, void **graph)                             \
-	{                                                                                          \
-		struct entry entry = find(own);                                                    \
-		return ended(entry, forward_##api##IsCapturing##suffix, stream,                    \
-			     forward_##api##EndCapture##suffix(stream, graph));                    \
+		static const struct gate_call call = {.name = #symbol, .kind = CAPTURE};             \
+		void *stream = meant(#symbol, a);                                                    \
+		struct gate_mark *mark = gate_enter_capture(&call, stream);                        \
+		struct entry entry = enter();                                                      \
+		await_let();                                                                       \
+		int code = entry.slot ? began(entry, stream, forward_##symbol(PASS_##count)) : no_memory(); \
+		gate_leave_capture(mark);                                                          \
+		return code;                                                                       \
 	}
-CAPTURES(cudaStream, , , stream)
-CAPTURES(cudaStream, , _ptsz, own_stream(stream))
-CAPTURES(cuStream, _v2, , stream)
-CAPTURES(cuStream, _v2, _ptsz, own_stream(stream))
+#define N(since, ...) CAPTURES(__VA_ARGS__)
+FORWARD_CAPTURES(CAPTURES, N)
+#undef N
+
+#define ENDS(name, count, ...)                                                                     \
+	EXPORT int name(PARAMETERS_##count(__VA_ARGS__))                                           \
+	{                                                                                          \
+		void *stream = meant(#name, a);                                                    \
+		struct entry entry = find(stream);                                                 \
+		return ended(entry, stream, forward_##name(PASS_##count));                         \
+	}
+#define N(since, ...) ENDS(__VA_ARGS__)
+FORWARD_CAPTURE_ENDS(ENDS, N)
 
 /* Destroying a stream ends its capture. */
 #define DESTROYS(name)                                                                             \

@@ -326,6 +326,36 @@ static void context_destroyed(void)
 	EXPECT(tms_pause(NULL), 0);
 }
 
+/* Every way to begin a capture counts, and every way to end it. */
+static void each_beginning(void)
+{
+	int (*oldest)(void *) = (int (*)(void *))look_up("cu", "StreamBeginCapture");
+	int (*to_cig)(void *, void *) = (int (*)(void *, void *))look_up("cu", "StreamBeginCaptureToCig");
+	int (*from_cig)(void *) = (int (*)(void *))look_up("cu", "StreamEndCaptureToCig");
+	int (*again)(void *, int, void *, void *, void *) =
+		(int (*)(void *, int, void *, void *, void *))look_up("cu", "StreamBeginRecaptureToGraph");
+	void *stream = new_stream(), *graph = NULL;
+	for (int way = 0; way < 3; way++) {
+		void *memory = pausable(2 * MIB, "captured", false);
+		long long handles = sim_stat("handles");
+		EXPECT(way == 0 ? oldest(stream) : way == 1 ? to_cig(stream, &graph) : again(stream, 0, graph, NULL, NULL), 0);
+		EXPECT(tms_pause(NULL), REFUSED);
+		EXPECT(cudaFree(memory), 0);
+		EXPECT(sim_stat("handles"), handles);
+		if (way == 1)
+			EXPECT(from_cig(stream), 0);
+		else
+			EXPECT(cuda.end(stream, &graph), 0);
+		EXPECT(sim_stat("handles"), handles - 1);
+		if (way == 0) {
+			EXPECT(cudaGraphDestroy(graph), 0);
+			EXPECT(cudaGraphCreate(&graph, 0), 0);
+		}
+	}
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume(NULL), 0);
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -336,6 +366,7 @@ int main(int argc, char **argv)
 	captures_beside_resumes();
 	CHECK(pausable(2 * MIB, "kept", true)); /* gives a pause something to do */
 	free_while_beginning();
+	each_beginning();
 	ends_that_fail();
 	several_at_once();
 	destroyed();

@@ -11,15 +11,14 @@
 enum { NOT_FOUND = 302, NO_MEMORY = 2, TRIES = 3 }; /* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY */
 
 enum {
-#define X(symbol, words, stream, kind, since) AT_##symbol,
+#define X(symbol, ...) AT_##symbol,
 	GATED_CALLS(X)
 #undef X
 		CALLS
 };
 static struct gate_call calls[CALLS];
 
-#define GATED_KIND(kind) ((kind) == LAUNCH || (kind) == ALLOCATE ? WORK : (kind))
-#define NOT_HELD(kind) ((kind) == LEND || (kind) > POLL)
+#define NOT_HELD(kind) ((kind) == LEND || (kind) == PASS)
 
 /* Calls that may be made again take the whole way, because the short one keeps no arguments. */
 static void *keep(struct gate_call *call, void *real)
@@ -40,20 +39,17 @@ static void *real_of(struct gate_call *call)
 	return real;
 }
 
-/* An argument by its number, 0 where there are fewer. Not for the short way, because it reads them all. */
-#define ARGUMENT(words, number) (((const uintptr_t[11]){PASS_##words})[number])
-
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* Reports whether a call that found too little memory is worth another try, because other processes have made room
  * since. Nobody may wait for them in the middle of another call, which keeps this process from making room itself. */
-static bool makes_room(enum gate_kind kind, uintptr_t argument, uintptr_t second)
+static bool makes_room(enum gate_room of, uintptr_t argument)
 {
 	const struct gate_mark *mine = gate_mine;
 	make_room *room = reach_room();
 	if (!room || (mine && atomic_load_explicit(&mine->inside, memory_order_relaxed) != OUT) || nccl_is_inside())
 		return false;
-	return room(kind == CONTEXT ? (int)argument : -1, kind == TAKE ? argument : kind == ALLOCATE ? second : 0);
+	return room(of == DEVICE ? (int)argument : -1, of == BYTES ? argument : 0);
 }
 
 /* The ways in and out for a kind, which is known at compile time. The mark is NULL where the short way in does not
@@ -89,7 +85,7 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 
 /* Each argument is passed on as the word that it came as. The whole way through the gate is a function of its own with
  * the same parameters, so that the short one can jump there and need not save the arguments. */
-#define GATED(symbol, words, stream, kind, since)                                                          \
+#define GATED(symbol, words, stream, kind, room, argument, since)                                          \
 	static __attribute__((noinline, cold)) int slowly_##symbol(WORDS_##words)                          \
 	{                                                                                                  \
 		struct gate_call *call = &calls[AT_##symbol];                                              \
@@ -97,13 +93,12 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		if (!real)                                                                                 \
 			return NOT_FOUND;                                                                  \
 		for (int tries = 1;; tries++) {                                                            \
-			struct gate_poll way = enter(GATED_KIND(kind), call, stream);                  \
+			struct gate_poll way = enter(kind, call, stream);                                  \
 			if (way.mark == NO_MARK)                                                           \
 				return NO_MEMORY;                                                          \
 			int code = real(PASS_##words);                                                     \
-			leave(GATED_KIND(kind), way);                                                      \
-			if (kind <= POLL || code != NO_MEMORY || tries == TRIES ||                         \
-			    !makes_room(kind, stream, ARGUMENT(words, 1)))                                 \
+			leave(kind, way);                                                                  \
+			if (room == NEVER || code != NO_MEMORY || tries == TRIES || !makes_room(room, argument)) \
 				return code;                                                               \
 		}                                                                                          \
 	}                                                                                                  \
@@ -113,21 +108,21 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		int (*real)(WORDS_##words) =                                                               \
 			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
 		struct gate_poll way;                                                                      \
-		if (unlikely(!real) || unlikely(!(way = try(GATED_KIND(kind), call, stream)).mark)) \
+		if (unlikely(!real) || unlikely(!(way = try(kind, call, stream)).mark))                    \
 			return slowly_##symbol(PASS_##words);                                              \
 		int code = real(PASS_##words);                                                             \
-		leave(GATED_KIND(kind), way);                                                              \
+		leave(kind, way);                                                                          \
 		return code;                                                                               \
 	}
 GATED_CALLS(GATED)
 
 static struct gate_call calls[CALLS] = {
-#define X(symbol, words, stream, kind, since) {#symbol, GATED_KIND(kind), kind > POLL, NULL, NULL},
+#define X(symbol, words, stream, kind, room, argument, since) {#symbol, kind, room != NEVER, NULL, NULL},
 	GATED_CALLS(X)
 #undef X
 };
 static const struct named names[] = {
-#define X(symbol, words, stream, kind, since) {#symbol, since, (void *)symbol},
+#define X(symbol, words, stream, kind, room, argument, since) {#symbol, since, (void *)symbol},
 	GATED_CALLS(X)
 #undef X
 };

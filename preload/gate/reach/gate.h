@@ -8,7 +8,7 @@
 
 #include <stdatomic.h>
 
-enum gate_kind { WORK, CAPTURE, LEND, POLL, LAUNCH, ALLOCATE, TAKE, CONTEXT }; /* calls.h */
+enum gate_kind { WORK, CAPTURE, LEND, POLL, PASS }; /* calls.h */
 
 /* A function of the driver. */
 struct gate_call {

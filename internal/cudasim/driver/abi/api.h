@@ -246,11 +246,18 @@
 	  void **extra), launch(config, own, function, parameters, extra))
 
 #define CAPTURE_FUNCTIONS(X, S) \
+	S(10000, INIT, cuStreamBeginCapture, , (CUstream stream), \
+	  begin(MINE(stream), NULL, CU_STREAM_CAPTURE_MODE_GLOBAL)) \
 	S(10010, INIT, cuStreamBeginCapture, _v2, (CUstream stream, CUstreamCaptureMode mode), \
 	  begin(MINE(stream), NULL, mode)) \
 	S(12030, INIT, cuStreamBeginCaptureToGraph, , (CUstream stream, CUgraph graph, \
 	  const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode), \
 	  ((void)edges, begin_to_graph(MINE(stream), graph, dependencies, count, mode))) \
+	S(13010, INIT, cuStreamBeginCaptureToCig, , (CUstream stream, void *params), \
+	  params ? begin(MINE(stream), NULL, CU_STREAM_CAPTURE_MODE_GLOBAL) : CUDA_ERROR_INVALID_VALUE) \
+	S(13010, INIT, cuStreamEndCaptureToCig, , (CUstream stream), end_to_cig(MINE(stream))) \
+	S(13030, INIT, cuStreamBeginRecaptureToGraph, , (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, \
+	  void *callback, void *data), ((void)callback, (void)data, begin_to_graph(MINE(stream), graph, NULL, 0, mode))) \
 	S(10000, INIT, cuStreamEndCapture, , (CUstream stream, CUgraph *graph), end(MINE(stream), graph)) \
 	S(10000, INIT, cuStreamIsCapturing, , (CUstream stream, CUstreamCaptureStatus *status), \
 	  is_capturing(MINE(stream), status)) \

@@ -49,6 +49,15 @@ static CUresult end(CUstream handle, CUgraph *graph)
 	return result;
 }
 
+// The graph is the graphics API's.
+static CUresult end_to_cig(CUstream stream)
+{
+	CUgraph graph;
+	TRY(end(stream, &graph));
+	graph_delete(object_find(graph, GRAPH));
+	return CUDA_SUCCESS;
+}
+
 static CUresult is_capturing(CUstream handle, CUstreamCaptureStatus *status)
 {
 	struct stream *stream;
