@@ -68,6 +68,7 @@ struct forward_ipc {
 	N(4010, cuIpcCloseMemHandle, 1, uintptr_t) \
 	X(cudaIpcCloseMemHandle, 1, void *) \
 	N(3020, cuMemGetAddressRange_v2, 3, uintptr_t *, size_t *, uintptr_t) \
+	N(10020, cuMemGetAccess, 3, unsigned long long *, const void *, uintptr_t) \
 	N(4000, cuPointerGetAttribute, 3, void *, int, uintptr_t) \
 	N(7000, cuPointerGetAttributes, 4, unsigned, const int *, void **, uintptr_t) \
 	N(11000, cuMemRetainAllocationHandle, 2, uint64_t *, void *) \

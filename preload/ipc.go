@@ -50,17 +50,6 @@ func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 	}))
 }
 
-// tmsRangeOf fills in where the allocation around an address begins, and its size; 0: there is none.
-//
-//export tmsRangeOf
-func tmsRangeOf(address C.uintptr_t, base *C.uintptr_t, size *C.size_t) {
-	_ = enter(func(e *vmm.Engine) error {
-		begins, bytes := e.RangeOf(uintptr(address))
-		*base, *size = C.uintptr_t(begins), C.size_t(bytes)
-		return nil
-	})
-}
-
 // importMemory opens a handle that ipc.c made, for a device.
 func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) {
 	handle := &operation.ipc

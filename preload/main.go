@@ -222,18 +222,6 @@ func tmsFreeAfter(address, stream unsafe.Pointer) C.int {
 	}))
 }
 
-// tmsDeviceOf returns the device of the live segment around an address, -1 if there is none.
-//
-//export tmsDeviceOf
-func tmsDeviceOf(address unsafe.Pointer) C.int {
-	device := -1
-	_ = enter(func(e *vmm.Engine) error {
-		device = e.DeviceOf(uintptr(address))
-		return nil
-	})
-	return C.int(device)
-}
-
 //export tmsReset
 func tmsReset(device C.int) {
 	_ = enter(func(e *vmm.Engine) error {

@@ -82,7 +82,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 		bool counts_ = false;                                                              \
 		if (unlikely(atomic_load_explicit(&handles_watched, memory_order_acquire))) {      \
 			if (atomic_load_explicit(&handles_tracked, memory_order_acquire)) {        \
-				answer_ = IN_GO(ours);                                             \
+				answer_ = MUST_BE_ACTIVE(IN_GO(ours));                             \
 				trace_changed();                                                   \
 			}                                                                          \
 			counts_ = atomic_load(&shared_watched);                                    \
@@ -116,13 +116,6 @@ EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 			  forward_cuMemRetainAllocationHandle(handle, address), shared_retain(handle, address));
 }
 
-/* What mapping_use does with the driver's handle. */
-struct mapping_use {
-	void *out;
-	int type; /* of an export; 0: it returns the properties */
-	unsigned long long flags;
-};
-
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
 {
 	if (use->type == 0)
@@ -138,9 +131,18 @@ static int exported(int code, uint64_t handle, uintptr_t address, size_t size)
 	return code;
 }
 
-EXPORT int cuMemGetHandleForAddressRange(void *to, uintptr_t address, size_t size, int type, unsigned long long flags)
+static int handle_of_range(void *to, uintptr_t address, size_t size, int type, unsigned long long flags)
 {
 	int code = forward_cuMemGetHandleForAddressRange(to, address, size, type, flags);
+	if (code == SUCCESS || !query_is_paused(address))
+		return code;
+	error_set("the memory is paused, so nobody can have a handle of it: resume it first");
+	return MEMORY_IS_PAUSED;
+}
+
+EXPORT int cuMemGetHandleForAddressRange(void *to, uintptr_t address, size_t size, int type, unsigned long long flags)
+{
+	int code = MUST_BE_ACTIVE(handle_of_range(to, address, size, type, flags));
 	return exported(obstacle_note(__func__, code), 0, address, size);
 }
 
@@ -167,7 +169,7 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 		uint64_t theirs = memory;                                                          \
 		int code_ = NOT_OURS;                                                              \
 		if (unlikely(atomic_load_explicit(&handles_tracked, memory_order_acquire)))        \
-			code_ = IN_GO(tmsMemLend(&theirs));                                        \
+			code_ = MUST_BE_ACTIVE(IN_GO(tmsMemLend(&theirs)));                        \
 		bool lent_ = code_ == SUCCESS;                                                     \
 		if (lent_ || code_ == NOT_OURS)                                                    \
 			code_ = (bind);                                                            \

@@ -14,12 +14,16 @@ import (
 	"tms/vmm/cuda"
 )
 
-// reportMapping is report, and NOT_OURS where the driver is to be called.
+// reportMapping is report, but NOT_OURS where the driver is to be called, and MEMORY_IS_PAUSED.
 func reportMapping(err error) C.int {
 	if errors.Is(err, vmm.ErrNotOurs) {
 		return C.NOT_OURS
 	}
-	return report(err)
+	code := report(err)
+	if errors.Is(err, vmm.ErrMemoryPaused) {
+		return C.MEMORY_IS_PAUSED
+	}
+	return code
 }
 
 //export tmsMemCreate
@@ -90,15 +94,21 @@ func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
 	}))
 }
 
+// tmsMemUse calls mapping_use. Of paused memory it answers for the driver what the memory's properties are.
+//
 //export tmsMemUse
 func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
-		return e.MemUse(cuda.Handle(handle), bool(lend), func(real cuda.Handle) error {
+		err := e.MemUse(cuda.Handle(handle), bool(lend), func(real cuda.Handle) error {
 			if code := C.mapping_use(use, C.uint64_t(real)); code != 0 {
 				return cuda.Result(code)
 			}
 			return nil
 		})
+		if errors.Is(err, vmm.ErrMemoryPaused) && use._type == 0 && use.out != nil {
+			*(*cuda.AllocationProp)(use.out), err = e.PropOf(cuda.Handle(handle))
+		}
+		return err
 	}))
 }
 

@@ -1,8 +1,11 @@
-/* query has what programs ask CUDA about addresses: the attributes of our memory and where it begins, even while it is
- * paused. */
+/* query has what programs ask CUDA about addresses. The driver knows only mappings: it knows nothing of memory that is
+ * paused, and one mapping may hold several allocations. A program may ask at any time, so it gets the answer for active
+ * memory, even while the memory is paused. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
+
+#include <string.h>
 
 /* The part of cudaPointerAttributes that 12 and 13 have in common. */
 struct attributes {
@@ -11,78 +14,177 @@ struct attributes {
 	void *device_pointer;
 	void *host_pointer;
 };
+
+/* CUpointer_attribute. */
+enum {
+	CONTEXT = 1,
+	MEMORY_TYPE,
+	DEVICE_POINTER,
+	HOST_POINTER,
+	P2P_TOKENS,
+	SYNC_MEMOPS,
+	BUFFER_ID,
+	IS_MANAGED,
+	DEVICE_ORDINAL,
+	IS_LEGACY_IPC_CAPABLE,
+	RANGE_START,
+	RANGE_SIZE,
+	MAPPED,
+	ALLOWED_HANDLE_TYPES,
+	IS_GPU_DIRECT_RDMA_CAPABLE,
+	ACCESS_FLAGS,
+	MEMPOOL_HANDLE,
+	MAPPING_SIZE,
+	MAPPING_BASE,
+	MEMORY_BLOCK_ID,
+	IS_HW_DECOMPRESS_CAPABLE,
+};
 enum { MEMORY_TYPE_DEVICE = 2 };
 
-/* CUDA knows active mappings of the program's own too, and nothing of paused ones. */
-static bool is_paused_mapping(int code, const struct attributes *attributes)
+/* Whether memory of ours may lie at an address. Where the program maps it itself, that is any address. */
+static inline bool may_be_ours(uintptr_t address)
 {
-	return unlikely(atomic_load(&handles_tracked)) && (code != SUCCESS || attributes->type == 0);
+	return unlikely(arena_contains((const void *)address)) ||
+	       unlikely(atomic_load_explicit(&handles_tracked, memory_order_relaxed));
 }
 
-/* An active segment is device memory to CUDA too. A paused one is nothing to it: no memory is
- * mapped there; but the address is still the allocation's, and on the same device. */
-EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
+static bool find_for(uintptr_t address, int device, struct memory_at *memory)
 {
-	int code = forward_cudaPointerGetAttributes(attributes, pointer);
-	if (!attributes || (likely(!arena_contains(pointer)) && !is_paused_mapping(code, attributes)))
-		return code;
+	int code = NOT_OURS;
+	return may_be_ours(address) && IN_GO((code = tmsMemoryAt(address, device, memory), SUCCESS)) == SUCCESS &&
+	       code == SUCCESS;
+}
+
+static bool find(uintptr_t address, struct memory_at *memory)
+{
 	int device = -1;
-	(void)IN_GO((device = tmsDeviceOf((void *)pointer), SUCCESS));
-	if (device < 0)
-		return code;
-	*(struct attributes *)attributes =
-		(struct attributes){MEMORY_TYPE_DEVICE, device, (void *)pointer, NULL};
-	return SUCCESS;
+	(void)forward_cuCtxGetDevice(&device); /* without a context no device has access */
+	return find_for(address, device, memory);
 }
 
-/* Where the allocation begins, as for memory of cudaMalloc: the driver knows only mappings, which may hold several.
- * Programs ask this before they share memory with another process. false: there is none. */
-static bool range_of(uintptr_t address, uintptr_t *base, size_t *size)
+/* Reports whether the driver knows memory at an address: it answers some questions about addresses alone, too. */
+static bool is_mapped(uintptr_t address)
 {
-	*base = 0;
-	if (unlikely(arena_contains((void *)address)))
-		(void)IN_GO((tmsRangeOf(address, base, size), SUCCESS));
-	return *base != 0;
+	uint64_t pointer;
+	return forward_cuPointerGetAttribute(&pointer, DEVICE_POINTER, address) == SUCCESS;
 }
 
-EXPORT int cuMemGetAddressRange_v2(uintptr_t *base, size_t *size, uintptr_t address)
+HIDDEN bool query_is_paused(uintptr_t address)
 {
-	uintptr_t begins;
-	size_t bytes;
-	if (likely(!range_of(address, &begins, &bytes)))
-		return forward_cuMemGetAddressRange_v2(base, size, address);
-	if (base)
-		*base = begins;
+	struct memory_at memory;
+	return may_be_ours(address) && !is_mapped(address) && find(address, &memory);
+}
+
+/* What the driver answers of mapped memory, and how many bytes the answer has; 0: it answers that there is none. */
+static size_t attribute_of(const struct memory_at *memory, int attribute, uintptr_t address, uint64_t *value)
+{
+	*value = 0;
+	switch (attribute) {
+	case MEMORY_TYPE: return *value = MEMORY_TYPE_DEVICE, sizeof(int);
+	case DEVICE_POINTER: return *value = address, 8;
+	case DEVICE_ORDINAL: return *value = (uint64_t)memory->device, sizeof(int);
+	case RANGE_START: return *value = memory->base, 8;
+	case RANGE_SIZE: return *value = memory->size, 8;
+	case MAPPED: return *value = true, 1;
+	case ALLOWED_HANDLE_TYPES: return *value = memory->handle_types, 8;
+	case IS_GPU_DIRECT_RDMA_CAPABLE: return *value = memory->rdma, 1;
+	case ACCESS_FLAGS: return *value = memory->access, sizeof(int);
+	case MAPPING_BASE: return *value = memory->mapping, 8;
+	case MAPPING_SIZE: return *value = memory->mapping_size, 8;
+	case BUFFER_ID:
+	case MEMORY_BLOCK_ID: return *value = memory->id, 8;
+	case CONTEXT: /* memory by handle belongs to none */
+	case MEMPOOL_HANDLE: return 8;
+	case SYNC_MEMOPS:
+	case IS_MANAGED:
+	case IS_LEGACY_IPC_CAPABLE:
+	case IS_HW_DECOMPRESS_CAPABLE: return 1;
+	default: return 0;
+	}
+}
+
+static bool answer(const struct memory_at *memory, int attribute, uintptr_t address, void *data)
+{
+	uint64_t value;
+	size_t size = data ? attribute_of(memory, attribute, address, &value) : 0;
 	if (size)
-		*size = bytes;
-	return SUCCESS;
+		memcpy(data, &value, size);
+	return size;
 }
-
-enum { ATTRIBUTE_RANGE_START = 11, ATTRIBUTE_RANGE_SIZE = 12 };
 
 static bool of_range(int attribute)
 {
-	return attribute == ATTRIBUTE_RANGE_START || attribute == ATTRIBUTE_RANGE_SIZE;
+	return attribute == RANGE_START || attribute == RANGE_SIZE;
+}
+
+EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
+{
+	struct memory_at memory;
+	struct attributes *at = attributes;
+	int code = forward_cudaPointerGetAttributes(attributes, pointer);
+	if (!at || likely(!may_be_ours((uintptr_t)pointer)) || (code == SUCCESS && at->type != 0) ||
+	    !find((uintptr_t)pointer, &memory))
+		return code;
+	*at = (struct attributes){MEMORY_TYPE_DEVICE, memory.device, (void *)pointer, NULL};
+	return SUCCESS;
+}
+
+/* Programs ask this before they share memory with another process. */
+EXPORT int cuMemGetAddressRange_v2(uintptr_t *base, size_t *size, uintptr_t address)
+{
+	struct memory_at memory;
+	bool ours = arena_contains((void *)address);
+	int code = likely(!ours) ? forward_cuMemGetAddressRange_v2(base, size, address) : SUCCESS;
+	if ((!ours && code == SUCCESS) || !find(address, &memory))
+		return ours ? forward_cuMemGetAddressRange_v2(base, size, address) : code;
+	if (base)
+		*base = memory.base;
+	if (size)
+		*size = memory.size;
+	return SUCCESS;
 }
 
 EXPORT int cuPointerGetAttribute(void *data, int attribute, uintptr_t address)
 {
-	uintptr_t begins;
-	size_t bytes;
-	if (likely(!of_range(attribute)) || !data || !range_of(address, &begins, &bytes))
+	struct memory_at memory;
+	if (likely(!may_be_ours(address)))
 		return forward_cuPointerGetAttribute(data, attribute, address);
-	*(uint64_t *)data = attribute == ATTRIBUTE_RANGE_START ? begins : bytes;
-	return SUCCESS;
+	bool by_us = of_range(attribute) && arena_contains((const void *)address);
+	int code = by_us ? SUCCESS : forward_cuPointerGetAttribute(data, attribute, address);
+	bool is_known = !by_us && code == SUCCESS && (attribute == DEVICE_POINTER || is_mapped(address));
+	if (!is_known && find(address, &memory) && answer(&memory, attribute, address, data))
+		return SUCCESS;
+	return by_us ? forward_cuPointerGetAttribute(data, attribute, address) : code;
 }
 
+/* The driver's answer is 0, and success, where it knows nothing of an address. */
 EXPORT int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, uintptr_t address)
 {
+	struct memory_at memory;
 	int code = forward_cuPointerGetAttributes(count, attributes, data, address);
-	uintptr_t begins;
-	size_t bytes;
-	if (code == SUCCESS && unlikely(arena_contains((void *)address)) && range_of(address, &begins, &bytes))
-		for (unsigned i = 0; i < count; i++)
-			if (of_range(attributes[i]))
-				*(uint64_t *)data[i] = attributes[i] == ATTRIBUTE_RANGE_START ? begins : bytes;
+	if (code != SUCCESS || likely(!may_be_ours(address)))
+		return code;
+	bool mapped = is_mapped(address), in_arena = arena_contains((const void *)address);
+	if ((mapped && !in_arena) || !find(address, &memory))
+		return code;
+	for (unsigned i = 0; i < count; i++)
+		if (!mapped || of_range(attributes[i]))
+			(void)answer(&memory, attributes[i], address, data[i]);
 	return code;
+}
+
+struct location {
+	int type, id;
+};
+enum { LOCATION_DEVICE = 1 };
+
+EXPORT int cuMemGetAccess(unsigned long long *flags, const void *location, uintptr_t address)
+{
+	struct memory_at memory;
+	const struct location *of = location;
+	int code = forward_cuMemGetAccess(flags, location, address);
+	if (code == SUCCESS || !flags || !of || of->type != LOCATION_DEVICE || !find_for(address, of->id, &memory))
+		return code;
+	*flags = memory.access;
+	return SUCCESS;
 }

@@ -36,9 +36,40 @@ HIDDEN int current_device(int *device); /* a code, and an error's text */
 HIDDEN int current_device_of_driver(int *device); /* of the thread's context; without one, the runtime's */
 HIDDEN int pausable_free(void *pointer);
 
+/* query.c: what CUDA says of memory while it is active. */
+struct memory_at {
+	uintptr_t base, mapping; /* the allocation, and the granules around it */
+	size_t size, mapping_size;
+	uint64_t id, handle_types, access;
+	int device;
+	bool rdma;
+};
+
 /* mapping.c: memory that the program makes and maps itself. */
-enum { NOT_OURS = -1 };
-struct mapping_use;
+enum { NOT_OURS = -1, MEMORY_IS_PAUSED = -2 /* for MUST_BE_ACTIVE */ };
+/* Makes a call that returns MEMORY_IS_PAUSED, or the code that the program gets. While the gate stops the program, the
+ * thread waits as at the gate. The call is made again then, and once more where memory may have come back in between. */
+#define MUST_BE_ACTIVE(call)                                                                       \
+	({                                                                                         \
+		int active_;                                                                       \
+		for (int tries_ = 0; (active_ = (call)) == MEMORY_IS_PAUSED; tries_++) {           \
+			if (gate_is_shut()) {                                                      \
+				gate_wait();                                                       \
+				tries_ = 0;                                                        \
+			} else if (tries_ > 0) {                                                   \
+				active_ = ERROR_NOT_SUPPORTED;                                     \
+				break;                                                             \
+			}                                                                          \
+		}                                                                                  \
+		active_;                                                                           \
+	})
+HIDDEN bool query_is_paused(uintptr_t address); /* query.c */
+/* What mapping_use does with the driver's handle. */
+struct mapping_use {
+	void *out;
+	int type; /* of an export; 0: it returns the properties */
+	unsigned long long flags;
+};
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
 
 HIDDEN bool ipc_shares(void); /* other processes can have pausable memory */

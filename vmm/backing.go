@@ -22,16 +22,21 @@ func (b backing) isOwn() bool        { return b == backing{} }
 func (b backing) isUserMapped() bool { return b.userMapped != nil }
 func (b backing) isImported() bool   { return b.imported != nil }
 
+// prop returns the properties of the engine's own memory on a device that cannot be exported.
+func (d *device) prop() cuda.AllocationProp {
+	if d.rdma {
+		return cuda.PinnedOn(d.ordinal).ForRDMA()
+	}
+	return cuda.PinnedOn(d.ordinal)
+}
+
 // create makes the memory of an extent. (cuMemCreate)
 func (b backing) create(x *extent) (cuda.Handle, error) {
 	if f := b.userMapped; f != nil {
 		return x.device.driver.MemCreateWith(f.size, f.prop)
 	}
 	d := x.device
-	prop := cuda.PinnedOn(d.ordinal)
-	if d.rdma {
-		prop = prop.ForRDMA()
-	}
+	prop := d.prop()
 	if !d.shareable.Load() {
 		return d.driver.MemCreateWith(x.size, prop)
 	}

@@ -158,8 +158,10 @@ func TestSmallAllocationsShareGranules(t *testing.T) {
 	for i, a := range addresses[1:] {
 		requireFilled(t, a, 4096, uint64(i+1))
 	}
-	require.Equal(t, -1, engine.DeviceOf(addresses[0]))
-	require.Equal(t, 0, engine.DeviceOf(addresses[1]+4095))
+	_, ok := engine.MemoryAt(addresses[0])
+	require.False(t, ok)
+	_, ok = engine.MemoryAt(addresses[1] + 4095)
+	require.True(t, ok)
 	for _, a := range append(addresses[1:], more...) {
 		require.NoError(t, engine.Free(a, false))
 		require.ErrorIs(t, engine.Free(a, false), vmm.ErrInvalidAddress)
@@ -208,7 +210,8 @@ func TestSmallFreeFails(t *testing.T) {
 				break
 			}
 			require.ErrorIs(t, err, cuda.Unknown)
-			require.Equal(t, 0, engine.DeviceOf(a))
+			_, ok := engine.MemoryAt(a)
+			require.True(t, ok)
 			requireFilled(t, a, 512, uint64(i))
 			cycle(t, engine, name("t"))
 			requireFilled(t, a, 512, uint64(i))

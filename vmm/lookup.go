@@ -68,17 +68,6 @@ func (e *Engine) around(address uintptr) allocation {
 	return allocation{segment: s, small: true, offset: offset}
 }
 
-// DeviceOf returns the ordinal of the device that holds a live segment at, or around, an address. It returns -1 where
-// there is none, and for another process's memory while it is mapped or lost: CUDA knows about that.
-func (e *Engine) DeviceOf(address uintptr) int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if s := e.around(address).segment; s != nil && (!s.isImported() || s.is(paused) && !s.imported.lost) {
-		return s.device.ordinal
-	}
-	return -1
-}
-
 // RangeOf returns where the live allocation around an address begins, and its size in bytes; 0: there is none.
 func (e *Engine) RangeOf(address uintptr) (base uintptr, size uint64) {
 	e.mu.Lock()

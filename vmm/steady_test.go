@@ -130,5 +130,6 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	require.NoError(t, err)
 	require.NotZero(t, *(*uintptr)(unsafe.Pointer(&host)))
 	s.engine.Reset(0)
-	require.Equal(t, -1, s.engine.DeviceOf(a))
+	_, ok := s.engine.MemoryAt(a)
+	require.False(t, ok)
 }

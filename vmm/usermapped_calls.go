@@ -12,6 +12,9 @@ import (
 // come to the engine first, because only the engine knows what is paused.
 var ErrNotOurs = errors.New("no memory of a region")
 
+// ErrMemoryPaused means that a call needs memory that is paused.
+var ErrMemoryPaused = errors.New("the memory is paused")
+
 // MemCreate is cuMemCreate in a region: memory as prop says, under a handle of ours. r.Size is in bytes.
 // Errors: ErrMargin, ErrLimit, *cuda.Error. (cuMemCreate)
 func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
@@ -213,7 +216,7 @@ func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
 	case s.lost() != nil:
 		return nil, s.lost()
 	case s.state == paused:
-		return nil, fmt.Errorf("the memory is paused; resume tag %q first%.0w", s.tag.name, cuda.NotSupported)
+		return nil, fmt.Errorf("%w; resume tag %q first%.0w", ErrMemoryPaused, s.tag.name, cuda.NotSupported)
 	}
 	return s, nil
 }

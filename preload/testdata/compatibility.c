@@ -313,6 +313,17 @@ int main(int argc, char **argv)
 			CHECK(base == (uintptr_t)second);
 		}
 		puts(in ? "the allocation" : "forwarded");
+	} else if (starts(name, "cuMemGetAccess")) {
+		unsigned long long flags = 0;
+		int (*f)(unsigned long long *, const struct access *, uintptr_t) =
+			(int (*)(unsigned long long *, const struct access *, uintptr_t))function(name);
+		for (int paused = 0; paused <= in; paused++) {
+			if (paused)
+				EXPECT(tms_pause(NULL), 0);
+			int code = f(&flags, &readwrite, (uintptr_t)pointer + 100);
+			CHECK(!in || (code == 0 && flags == 3)); /* plain memory has no access of this kind */
+		}
+		puts(in ? "the allocation" : "forwarded");
 	} else if (strstr(name, "PointerGetAttributes")) {
 		int (*f)(attributes *, const void *) = (int (*)(attributes *, const void *))function(name);
 		for (int paused = 0; paused <= in; paused++) {

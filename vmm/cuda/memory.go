@@ -11,6 +11,9 @@ type Location struct {
 	ID   int32
 }
 
+// OnDevice is the place of a device's memory.
+func OnDevice(device int) Location { return Location{Kind: LocationDevice, ID: int32(device)} }
+
 // CUmemLocationType.
 const (
 	LocationDevice   = 1
@@ -47,7 +50,7 @@ const (
 func PinnedOn(device int) AllocationProp {
 	return AllocationProp{
 		kind:     allocationPinned,
-		location: Location{Kind: LocationDevice, ID: int32(device)},
+		location: OnDevice(device),
 	}
 }
 
@@ -116,6 +119,12 @@ func (d *Driver) Exportable(device int) AllocationProp {
 	}
 	return PinnedOn(device).AsFile()
 }
+
+// HandleTypes returns the kinds of handles by which the memory can be exported (CUmemAllocationHandleType).
+func (p AllocationProp) HandleTypes() int32 { return p.requestedHandleTypes }
+
+// IsForRDMA reports whether GPUDirect RDMA can use the memory.
+func (p AllocationProp) IsForRDMA() bool { return p.gpuDirectRDMACapable != 0 }
 
 // IsFile reports whether the memory can be exported as a file descriptor.
 func (p AllocationProp) IsFile() bool { return p.requestedHandleTypes&handleTypeFile != 0 }

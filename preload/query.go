@@ -1,0 +1,29 @@
+package main
+
+// #include "shim.h"
+import "C"
+
+import "tms/vmm"
+
+// tmsMemoryAt fills in what CUDA says of the memory around an address while it is active; device is the one whose
+// access is asked for. NOT_OURS: there is none of ours.
+//
+//export tmsMemoryAt
+func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) C.int {
+	code := C.int(C.NOT_OURS)
+	_ = enter(func(e *vmm.Engine) error {
+		m, ok := e.MemoryAt(uintptr(address))
+		if !ok {
+			return nil
+		}
+		code = C.SUCCESS
+		*memory = C.struct_memory_at{
+			device: C.int(m.Device), base: C.uintptr_t(m.Base), size: C.size_t(m.Size),
+			mapping: C.uintptr_t(m.Mapping), mapping_size: C.size_t(m.MappingSize), id: C.uint64_t(m.ID),
+			handle_types: C.uint64_t(m.Prop.HandleTypes()), rdma: C.bool(m.Prop.IsForRDMA()),
+			access: C.uint64_t(m.Access(int(device))),
+		}
+		return nil
+	})
+	return code
+}

@@ -1,0 +1,72 @@
+package vmm
+
+import (
+	"slices"
+
+	"tms/vmm/cuda"
+)
+
+// Memory is what CUDA says of an address while its memory is active.
+type Memory struct {
+	Device int
+	// Base and Size are the allocation's.
+	Base uintptr
+	Size uint64
+	// Mapping and MappingSize are those of the granules around it.
+	Mapping     uintptr
+	MappingSize uint64
+	Prop        cuda.AllocationProp
+	// ID is the same as long as the memory is.
+	ID     uint64
+	access []cuda.AccessDesc
+}
+
+// Access returns the flags of a device's access (cuda.AccessReadWrite, ...), 0 for none.
+func (m Memory) Access(device int) int32 {
+	for _, a := range m.access {
+		if a.Location == cuda.OnDevice(device) {
+			return a.Flags
+		}
+	}
+	return 0
+}
+
+// bufferID stands at the top of numbers that CUDA does not give out.
+const bufferID = 1 << 63
+
+// MemoryAt describes the live allocation around an address, active or not: the driver knows nothing of an address
+// where no memory is mapped, but a program may ask it at any time. false: there is no memory, or a lost import.
+func (e *Engine) MemoryAt(address uintptr) (m Memory, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a := e.around(address)
+	s := a.segment
+	if s == nil || s.isImported() && s.imported.lost {
+		return Memory{}, false
+	}
+	m = Memory{Device: s.device.ordinal, Base: a.address(), Size: a.size(), Mapping: s.address,
+		MappingSize: s.length(), ID: bufferID | uint64(s.address)}
+	if f := s.userMapped; f != nil {
+		m.Prop, m.access = f.prop, slices.Clone(f.access)
+		return m, true
+	}
+	if m.Prop = s.device.prop(); s.device.shareable.Load() {
+		m.Prop = m.Prop.AsFile()
+	}
+	for _, user := range s.device.users() {
+		m.access = append(m.access, cuda.AccessDesc{Location: cuda.OnDevice(user), Flags: cuda.AccessReadWrite})
+	}
+	return m, true
+}
+
+// PropOf returns the properties with which the memory behind one of our handles was made. Errors: ErrNotOurs,
+// cuda.InvalidValue.
+func (e *Engine) PropOf(handle cuda.Handle) (cuda.AllocationProp, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, err := e.byHandle(handle)
+	if err != nil {
+		return cuda.AllocationProp{}, err
+	}
+	return s.userMapped.prop, nil
+}
