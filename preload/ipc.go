@@ -50,6 +50,10 @@ func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 	}))
 }
 
+// errShareStopped: a pause from outside keeps the process that has the memory at the gate. Whoever made the pause ends
+// it, so others can wait for the memory as its own threads do.
+var errShareStopped = fmt.Errorf("%w, whose program is stopped; resume it there first", vmm.ErrSharePaused)
+
 // importMemory opens a handle that ipc.c made, for a device.
 func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) {
 	handle := &operation.ipc
@@ -130,6 +134,8 @@ func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, de
 		err = fmt.Errorf("it was lost with a keeper that was killed: %w", vmm.ErrShareGone)
 	case reply.Code == int(cuda.InvalidHandle):
 		err = fmt.Errorf("it was freed: %w", vmm.ErrShareGone)
+	case reply.Code == int(cuda.NotReady) && reply.Stopped:
+		err = errShareStopped
 	case reply.Code == int(cuda.NotReady):
 		err = fmt.Errorf("%w; resume it there first", vmm.ErrSharePaused)
 	case !reply.OK:

@@ -29,7 +29,7 @@ func together(t *testing.T, program string, parts []string, environment ...strin
 func TestMemoryOfOtherProcesses(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		t.Run(cudart, func(t *testing.T) {
-			together(t, compileWithDriver(t, "ipc", cudart), []string{"mutual", "lone", "unseen", "unheard", "lost",
+			together(t, compileWithDriver(t, "ipc", cudart), []string{"mutual", "lone", "exporter stopped", "unseen", "unheard", "lost",
 				"main_ends", "freed", "killed", "importer_dies", "alone", "beside stopped", "crowd"}, reaching(t))
 		})
 	}

@@ -348,7 +348,11 @@ func tmsOperation(operation *C.struct_operation) {
 		if err != nil {
 			text = err.Error()
 		}
-		C.operation_finish(operation, C.int(cuda.Code(err)), (*C.char)(goruntime.Terminated(text)), C.uint64_t(bytes))
+		code := C.int(cuda.Code(err))
+		if errors.Is(err, errShareStopped) {
+			code = C.SHARE_STOPPED
+		}
+		C.operation_finish(operation, code, (*C.char)(goruntime.Terminated(text)), C.uint64_t(bytes))
 	}()
 	// The goroutine waits on this thread's P, and the thread goes on in C: nobody would run it for milliseconds while
 	// other threads keep their Ps busy. Yielding gives the P to a thread that runs it.

@@ -101,19 +101,26 @@ HIDDEN int operation_apart(const struct operation *asked, uint64_t *result)
 	return code;
 }
 
+/* The exporter's threads would wait as long for their own memory. Without a gate that stops either process, an exporter
+ * that has paused itself may wait for this process, so the program is told. */
 HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result)
 {
-	enum { NOT_READY = 600, TRIES = 1000, BETWEEN = 10000 /* microseconds */ };
+	enum { NOT_READY = 600, TRIES = 1000, BETWEEN = 10000, BETWEEN_MOST = 160000 /* microseconds */ };
 	struct operation asked = {.kind = kind, .ipc = *handle};
 	int code = device(&asked.device);
 	if (code != SUCCESS)
 		return code;
 	control_load();
 	bool held = gate_is_shut();
+	useconds_t between = BETWEEN;
 	code = operation_apart(&asked, result);
-	for (int tries = 0; code == NOT_READY && (held = held || gate_is_shut()) && tries < TRIES; tries++) {
+	for (int tries = 0; code == SHARE_STOPPED || (code == NOT_READY && (held = held || gate_is_shut()) && tries < TRIES);) {
 		gate_wait();
-		usleep(BETWEEN); /* the others are being resumed too, or about to be */
+		usleep(between); /* the others are being resumed too, or about to be */
+		if (code == SHARE_STOPPED && between < BETWEEN_MOST)
+			between *= 2;
+		else if (code == NOT_READY)
+			tries++, between = BETWEEN;
 		code = operation_apart(&asked, result);
 	}
 	return code;

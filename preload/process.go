@@ -118,10 +118,15 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 	if e == nil {
 		return -1, reply, vmm.ErrShareGone
 	}
+	// Read first: a pause that has ended since has not left the program stopped.
+	stopped := control.Reply{Stopped: bool(C.gate_is_shut())}
 	if C.everything_asked() {
-		return -1, reply, vmm.ErrSharePaused
+		return -1, stopped, vmm.ErrSharePaused
 	}
 	lent, err := e.Export(share, vmm.Importer(to))
+	if err != nil {
+		return -1, stopped, err
+	}
 	return lent.Descriptor, control.Reply{Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset,
 		Tag: stats.TagText(lent.Tag), Device: lent.Device}, err
 }

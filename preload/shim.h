@@ -185,7 +185,8 @@ HIDDEN int operation_transition(int kind, const char *const *tags, const char *c
 HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
 HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* result: or NULL; leaves last_bytes */
-/* Imports another process's memory. While that is paused there it waits, as long as the gate stops this process too. */
+enum { SHARE_STOPPED = -3 }; /* the code of an import: the memory is paused, and the gate stops its process */
+/* Imports another process's memory. While the gate stops that process or this one, it waits. */
 HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 

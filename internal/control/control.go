@@ -213,17 +213,19 @@ type Sequence struct {
 
 // Reply answers one request.
 type Reply struct {
-	Version int     `json:"version"`
-	ID      uint64  `json:"id,omitempty"`
-	OK      bool    `json:"ok"`
-	Code    int     `json:"code"` // a cudaError_t number; never 0 for a failure
-	Error   string  `json:"error,omitempty"`
-	Bytes   uint64  `json:"bytes"`            // of device memory that were freed, or taken, or are lent
-	Extent  uint64  `json:"extent,omitempty"` // bytes of the memory that comes, of which the lent are a part
-	Offset  uint64  `json:"offset,omitempty"` // and where in it those begin
-	Tag     string  `json:"tag,omitempty"`    // of what is lent, as stats.TagText writes it
-	Device  string  `json:"device,omitempty"` // and its UUID
-	Seconds float64 `json:"seconds"`          // that it took
+	Version int    `json:"version"`
+	ID      uint64 `json:"id,omitempty"`
+	OK      bool   `json:"ok"`
+	Code    int    `json:"code"` // a cudaError_t number; never 0 for a failure
+	Error   string `json:"error,omitempty"`
+	Bytes   uint64 `json:"bytes"`            // of device memory that were freed, or taken, or are lent
+	Extent  uint64 `json:"extent,omitempty"` // bytes of the memory that comes, of which the lent are a part
+	Offset  uint64 `json:"offset,omitempty"` // and where in it those begin
+	Tag     string `json:"tag,omitempty"`    // of what is lent, as stats.TagText writes it
+	Device  string `json:"device,omitempty"` // and its UUID
+	// Stopped is for memory that is not lent: the program is stopped at the gate, so others decide when it is back.
+	Stopped bool    `json:"stopped,omitempty"`
+	Seconds float64 `json:"seconds"` // that it took
 	// WithoutContents is for a pause: how many of Bytes have no backup, so that their contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
 	// Moved is for a pause to disk, or before a move: bytes of contents that went to files, or to the destination,

@@ -295,6 +295,19 @@ static inline bool stats_say(const char *words)
 	return found;
 }
 
+/* Reports whether a thread sleeps in a system call. */
+static inline bool in_call(pid_t thread, int number)
+{
+	char path[64];
+	int is = -1;
+	snprintf(path, sizeof path, "/proc/self/task/%d/syscall", thread);
+	FILE *file = fopen(path, "r");
+	bool read = file && fscanf(file, "%d", &is) == 1;
+	if (file)
+		fclose(file);
+	return read && is == number;
+}
+
 static inline void start(pthread_t *thread, void *(*run)(void *), void *argument)
 {
 	EXPECT(pthread_create(thread, NULL, run, argument), 0);

@@ -152,6 +152,43 @@ static void lone(void)
 	close_all(b);
 }
 
+static _Atomic pid_t opener;
+
+static void *open_it(void *handle)
+{
+	void *memory = NULL;
+	opener = (pid_t)syscall(SYS_gettid);
+	EXPECT(cudaIpcOpenMemHandle(&memory, *(struct handle *)handle, LAZY), 0);
+	return memory;
+}
+
+/* A handle is opened while its exporter is paused from outside: the consumer waits as the exporter does. */
+static void exporter_stopped(void)
+{
+	struct handle handle;
+	if (rank == 0) {
+		char *memory = kept_memory(SIZE, "t", 3);
+		handle = handle_of(memory);
+		EXPECT(tms_pause_gated("t", 60), 0);
+		tell(channel, &handle, sizeof handle);
+		meet(); /* the other one waits */
+		EXPECT(tms_resume("t"), 0);
+		meet();
+	} else {
+		pthread_t thread;
+		void *memory = NULL;
+		hear(channel, &handle, sizeof handle);
+		start(&thread, open_it, &handle);
+		AWAIT(opener && in_call(opener, SYS_clock_nanosleep));
+		PAUSE_AND_RESUME(NULL); /* it can be paused itself */
+		meet();
+		EXPECT(pthread_join(thread, &memory), 0);
+		CHECK(filled(memory, SIZE, 3));
+		EXPECT(cudaIpcCloseMemHandle(memory), 0);
+		meet();
+	}
+}
+
 /* The owner of the memory frees it, or ends. */
 static void gone(void)
 {
@@ -531,7 +568,7 @@ static void beside_nccl(void)
 
 static void as_rank(void)
 {
-	CHECK(RUN_PART(what, {"mutual", mutual}, {"lone", lone}, {"lost", lost}, {"main_ends", main_ends},
+	CHECK(RUN_PART(what, {"mutual", mutual}, {"lone", lone}, {"exporter stopped", exporter_stopped}, {"lost", lost}, {"main_ends", main_ends},
 		       {"unheard", unheard}, {"unseen", unseen}, {"freed", gone}, {"killed", gone},
 		       {"importer_dies", importer_dies}));
 }

@@ -192,18 +192,6 @@ static int bind(struct caller *caller)
 	return cuMulticastBindMem(caller->object, 0, caller->handle, 0, SIZE, 0);
 }
 
-static bool sleeps_at_the_gate(const struct caller *caller)
-{
-	char path[64], call[16] = "";
-	snprintf(path, sizeof path, "/proc/self/task/%d/syscall", caller->number);
-	FILE *file = caller->number ? fopen(path, "r") : NULL;
-	if (!file)
-		return false;
-	int read = fscanf(file, "%15s", call);
-	fclose(file);
-	return read == 1 && atoi(call) == SYS_futex;
-}
-
 /* What needs the memory itself: refused with words where the program has paused it, and else it waits. */
 static void needs_memory(int (*call)(struct caller *))
 {
@@ -223,7 +211,7 @@ static void needs_memory(int (*call)(struct caller *))
 
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	start(&caller.thread, be_caller, &caller);
-	AWAIT(sleeps_at_the_gate(&caller) || caller.done);
+	AWAIT((caller.number && in_call(caller.number, SYS_futex)) || caller.done);
 	CHECK(!caller.done);
 	EXPECT(tms_resume(NULL), 0);
 	join(caller.thread);

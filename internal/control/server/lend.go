@@ -57,9 +57,11 @@ func (s *Server) beginLend(now time.Time) {
 		s.lending, s.handed = next, now
 		number, share, to := next.number, next.share, next.to
 		var offered *control.Reply
+		refused := &control.Reply{}
 		s.process.Hand(func() error {
 			descriptor, reply, err := s.process.Lend(share, to)
 			if err != nil {
+				refused.Stopped = reply.Stopped
 				return err
 			}
 			defer func() { _ = unix.Close(descriptor) }()
@@ -75,7 +77,7 @@ func (s *Server) beginLend(now time.Time) {
 			if offered != nil {
 				s.giveUp(share, to)
 			}
-			s.unlent.Store(failed(&control.Reply{}, err))
+			s.unlent.Store(failed(refused, err))
 		})
 	}
 }
