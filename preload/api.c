@@ -254,6 +254,14 @@ EXPORT int tms_resume_tags(const char *const *tags, double seconds)
 	return resume_within(tags ? tags : no_tags, seconds);
 }
 
+EXPORT uint64_t tms_paused_by(const char *tag)
+{
+	uint64_t last = 0;
+	if (tag && go_now() == GO_AWAKE)
+		(void)IN_GO((last = tmsPausedBy((char *)tag), SUCCESS));
+	return last;
+}
+
 EXPORT int tms_live(const void *address, size_t size, const tms_range *ranges, size_t count)
 {
 	if (!ranges && count > 0)

@@ -32,6 +32,12 @@ HIDDEN void everything_set_pending(bool now)
 	atomic_store(&pending, now);
 }
 
+HIDDEN int everything_refuse(void)
+{
+	return error_fail(ERROR_NOT_SUPPORTED, "everything of this process is paused, the driver's part too: its CUDA "
+					       "calls wait. Resume it first");
+}
+
 HIDDEN bool everything_driver_has(void)
 {
 	enum { RUNNING = 0 }; /* a CUprocessState; a process may ask for its own, even while its other calls wait */

@@ -359,6 +359,17 @@ func tmsOperation(operation *C.struct_operation) {
 	runtime.Gosched()
 }
 
+//export tmsPausedBy
+func tmsPausedBy(tag *C.char) (last C.uint64_t) {
+	if e := engine.Load(); e != nil {
+		_ = goruntime.Run(func() error {
+			last = C.uint64_t(e.PausedBy(C.GoString(tag)))
+			return nil
+		})
+	}
+	return last
+}
+
 // tmsPrepare starts a preparation in the background, before any later call.
 //
 //export tmsPrepare

@@ -30,6 +30,13 @@ EXPORT bool tms_is_pausable(uintptr_t address)
 	return arena_contains((const void *)address) || atomic_load(&handles_tracked);
 }
 
+static _Atomic bool maps_memory;
+
+EXPORT bool tms_maps_memory(void)
+{
+	return atomic_load(&maps_memory);
+}
+
 struct creation {
 	uint64_t number;
 	size_t size;
@@ -63,6 +70,8 @@ static int device_of(const struct prop *prop)
 EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned long long flags)
 {
 	const void *caller = __builtin_return_address(0);
+	if (unlikely(!atomic_load(&maps_memory)))
+		atomic_store(&maps_memory, true);
 	if (unlikely(region_active()) && TAKING_FOR(caller) && handle && !flags && can_be_paused(prop))
 		return create(handle, size, prop);
 	int code = forward_cuMemCreate(handle, size, prop, flags), device = device_of(prop);

@@ -126,11 +126,23 @@ HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*dev
 	return code;
 }
 
+/* While everything is paused, driver calls wait for a resume that this very thread may be about to make. What is paused
+ * is left alone by a pause, and a preparation is for active memory. */
+static int while_everything_is_paused(int kind, const char *const *tags)
+{
+	bool discards = kind == OPERATION_DISCARD && (!tags || tags[0]);
+	if (!everything_pending() && kind != OPERATION_TRIM && !discards)
+		return SUCCESS;
+	return everything_refuse();
+}
+
 HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait)
 {
 	last_bytes = 0;
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS; /* nothing pausable was ever made */
+	if (unlikely(everything_asked()) && kind != OPERATION_RESUME && go_now() == GO_AWAKE)
+		return while_everything_is_paused(kind, tags);
 	struct operation operation = {
 		.kind = kind,
 		.tags = tags,

@@ -50,6 +50,8 @@ EXPORT int tms_pool_create(tms_pool **pool, const char *kind, const char *option
 	int code = SUCCESS;
 	if (!pool || !kind)
 		return error_fail(ERROR_INVALID_VALUE, "a pool to fill in and a kind are needed");
+	if (everything_asked() && go_now() == GO_AWAKE)
+		return everything_refuse();
 	if (device < 0)
 		code = current_device(&device);
 	if (code != SUCCESS)

@@ -218,6 +218,7 @@ HIDDEN const char *shared_obstacle(void); /* a function by which present memory 
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: driver calls may wait */
 HIDDEN void everything_set(bool now);
 HIDDEN bool everything_pending(void); /* a client is making one, and will keep or undo it */
+HIDDEN int everything_refuse(void);   /* fails a call of the program that would wait for the resume */
 HIDDEN void everything_set_pending(bool now);
 HIDDEN bool everything_driver_has(void);     /* the driver holds the process locked or checkpointed */
 /* Notes a call that succeeded, after which the driver's checkpoint may lose the process. Returns the code. */

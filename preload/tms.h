@@ -151,6 +151,14 @@ int tms_resume_tags(const char *const *tags, double seconds);
  * not come back in time, but this process's own memory is resumed. */
 int tms_pause_within(const char *tag, double seconds);
 
+/* Returns a number of the pause that last took memory of a tag, higher than those of all pauses before; 0: none of the
+ * tag is paused. What a sub-allocator kept of the tag before that pause is paused, and must not be handed out. */
+uint64_t tms_paused_by(const char *tag);
+
+/* Returns whether the program has made memory by handle (cuMemCreate) to map it itself, as PyTorch does for expandable
+ * segments. */
+bool tms_maps_memory(void);
+
 /* Says which of size bytes at an address have contents that the next pause is to keep: these ranges, in any order, in
  * bytes from the address. The pause copies and keeps exactly these. The other bytes are unspecified after the resume,
  * as in fresh memory. The call counts for the next pause of the memory alone, even one that fails: so say it before

@@ -54,6 +54,8 @@ type Engine struct {
 	userMapped userMappings
 	sharing    sharing
 
+	pauses uint64 // transitions so far, which PausedBy counts by
+
 	gating bool // something is paused, or was when whenUngated was last called, by a pause that was gated
 
 	waitingAside atomic.Bool // a thread is in awaitContextAside

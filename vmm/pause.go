@@ -56,6 +56,24 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	return freed, nil
 }
 
+// PausedBy returns a number of the pause that last took memory of a tag, higher than those of all pauses before; 0: none
+// of the tag is paused. A sub-allocator that keeps freed memory asks, because what it kept before that pause is paused.
+func (e *Engine) PausedBy(name string) (last uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, d := range e.devices {
+		t := d.tags[name]
+		if t == nil || t.pausedBy == 0 {
+			continue
+		}
+		if !slices.ContainsFunc(t.segments, func(s *segment) bool { return s.state == paused }) {
+			t.pausedBy = 0 // the next call need not look
+		}
+		last = max(last, t.pausedBy)
+	}
+	return last
+}
+
 // pausePart pauses the memory of other processes, or this one's own. It returns how many bytes that freed, and which
 // segments lost their memory, even after an error.
 func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segment, err error) {

@@ -22,6 +22,7 @@ type tag struct {
 	lastPause   float64               // seconds
 	lastResume  float64
 	pausedSince float64 // seconds since 1970
+	pausedBy    uint64  // see PausedBy
 }
 
 func (d *device) newTag(name string) *tag {

@@ -187,6 +187,7 @@ func filter[T any](list []T, keep func(T) bool) (picked []T) {
 func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.pauses++
 	for _, b := range batches {
 		d := b.device
 		if len(*d.peers.Load()) > 0 {
@@ -196,6 +197,9 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 		for _, s := range b.segments {
 			if s.gated {
 				d.gated--
+			}
+			if s.state == active && s.outcome.state == paused {
+				s.tag.pausedBy = e.pauses
 			}
 			s.gated = s.outcome.state == paused && !s.outcome.lost && (s.gated || gated && s.state == active)
 			if s.gated {

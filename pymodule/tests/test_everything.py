@@ -103,3 +103,27 @@ def test_without_the_gate_it_says_once_that_no_thread_may_poll() -> None:
     result = children.run(ALLOCATE + code)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("none may ask until the resume") == 1
+
+
+def test_calls_while_everything_is_paused_return() -> None:
+    """Their driver calls would wait for the resume, which the same thread makes."""
+    code = """
+    with tms.region("cache"):
+        cuda.malloc(8 << 20)
+    tms.pause(everything=True, timeout=600)
+    assert tms.pause() == tms.pause("weights") == tms.pause(["weights"]) == 0
+    tms.prepare("weights", wait=True)
+    tms.prepare()
+    for call in (
+        lambda: tms.pause(discard=True),
+        lambda: tms.pause("weights", discard=True),
+        lambda: tms.pause(["weights", "cache"], discard=["cache"]),
+        lambda: tms.pool("caching"),
+        tms.trim,
+    ):
+        with raises(tms.TmsError, "everything of this process is paused", "Resume it first"):
+            call()
+    tms.resume()
+    assert cuda.read(pointer, 8) == b"contents"
+    """
+    children.output(ALLOCATE + code)

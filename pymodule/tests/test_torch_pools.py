@@ -213,6 +213,13 @@ def test_a_pytorch_without_what_is_needed(name: str, model: Model) -> None:
     assert not load().active
 
 
+@pytest.fixture
+def expandable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that has made memory by handle."""
+    monkeypatch.setattr(load().c, "tms_maps_memory", lambda: True)
+
+
+@pytest.mark.usefixtures("expandable")
 @pytest.mark.parametrize("key", ["segment_pool_id", "is_expandable", "active_size", "total_size"])
 def test_a_pytorch_that_says_less_of_segments(key: str, model: Model) -> None:
     with tms.region("weights"):
@@ -306,6 +313,7 @@ def test_empty_cache(model: Model) -> None:
     assert not any(model.torch.cuda._memory.uses.values())
 
 
+@pytest.mark.usefixtures("expandable")
 def test_empty_cache_with_expandable_segments(model: Model) -> None:
     """A pool of theirs can't be retired while it holds a tensor, in whatever order."""
 
@@ -365,3 +373,145 @@ def test_resume_gives_back_what_pytorch_caches(model: Model) -> None:
     assert cached == []
     assert cuda.read(pointer, 7) == b"weights"
     cuda.free(pointer)
+
+
+def test_a_region_while_its_tag_is_paused(model: Model) -> None:
+    """What the pool from before has cached is paused."""
+    with tms.region("weights"), tms.region("cache"):
+        made = model.torch.full((2 << 20,), 1, dtype=model.torch.uint8, device="cuda")
+    with tms.region("cache"):
+        before = model.serving()
+    tms.pause("cache")
+    served = []
+    for _ in range(2):
+        with tms.region("cache"):
+            served.append(model.serving())
+            new = model.torch.full((2 << 20,), 2, dtype=model.torch.uint8, device="cuda")
+    assert before not in served and len({*served}) == 1
+    with tms.region("weights"):
+        tms.pause("weights")  # it has none
+    tms.pause("cache")  # now that pool's memory is paused, too
+    with tms.region("cache"):
+        assert model.serving() not in (before, *served)
+    tms.resume("cache")
+    with tms.region("cache"):
+        assert model.serving() == before
+    model.torch.cuda.empty_cache()  # one pool of those has been given up
+    del made, new
+
+
+def test_a_pause_within_a_region_of_its_tag(model: Model) -> None:
+    with tms.region("cache"):
+        made = model.torch.full((2 << 20,), 1, dtype=model.torch.uint8, device="cuda")
+        before = model.serving()
+        tms.pause("cache")
+        assert model.serving() not in (None, before)
+        with tms.disable():
+            assert model.serving() is None
+        tms.resume("cache")
+    with tms.region("cache"):
+        assert model.serving() == before
+    del made
+
+
+@pytest.mark.usefixtures("all_pausable")
+def test_a_pause_where_everything_is_pausable(model: Model) -> None:
+    """Outside all regions the default pool's cache is paused."""
+    torch = model.torch
+    made = torch.full((2 << 20,), 1, dtype=torch.uint8, device="cuda")
+    assert model.serving() is None
+    tms.pause()
+    beside = model.serving()
+    assert beside is not None
+    with tms.region("weights"):
+        assert model.serving() not in (None, beside)
+    assert model.serving() == beside
+    served: list[Id | None] = []
+    empty_cache = torch.cuda.empty_cache
+    torch.cuda.empty_cache = lambda: (served.append(model.serving()), empty_cache())
+    tms.empty_cache()
+    assert served == [None] and model.serving() == beside
+    tms.resume()
+    assert model.serving() is None
+    del made
+
+
+def test_a_pool_of_the_programs_own_is_as_outside_regions(model: Model) -> None:
+    """It serves other tensors later."""
+    cuda = model.torch.cuda
+    own = cuda.MemPool()
+    with tms.region("cache"):
+        with pytest.warns(RuntimeWarning, match="MemPool takes from the device is not pausable"):
+            used = cuda.use_mem_pool(own)
+            used.__enter__()
+        assert not load().active
+        with tms.region("within"):
+            assert model.serving() == own.id and not load().active
+        used.__exit__(None, None, None)
+        assert load().active
+    with cuda.use_mem_pool(own), tms.region("cache"):
+        assert model.serving() == own.id and not load().active
+
+
+def test_a_pool_that_dies_while_a_region_is_entered_waits(model: Model) -> None:
+    """Its end would abort the process."""
+    died: list[bool] = []
+
+    class Memory:
+        def __del__(self) -> None:
+            died.append(any(model.torch.cuda._memory.listed.values()))
+
+    with tms.region("cache"):
+        own = model.torch.cuda.MemPool()
+        own.memory = Memory()
+        del own
+        with tms.region("within"):
+            pass
+        assert not died
+    assert died == [False]
+    own = model.torch.cuda.MemPool()
+    own.memory = Memory()
+    del own
+    assert died == [False, False]
+
+
+def test_leaving_asks_for_no_snapshot(model: Model) -> None:
+    """A snapshot takes as long as there are tensors, and matters only to expandable segments."""
+
+    def never() -> None:
+        raise AssertionError("a snapshot")
+
+    model.torch.cuda.memory_snapshot = never
+    with tms.region("cache"):
+        pass
+    pools = _torch.region_pools()
+    assert pools is not None
+    ((pool,),) = pools.known().values()
+    _torch.dispose(pool)
+    tms.empty_cache()
+
+
+def test_allocators_of_pools_that_need_a_context(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch 2.6 and 2.7 pass over a pool's own allocator without one."""
+    monkeypatch.setattr(_torch, "_allocator", object())
+    model.torch.cuda.MemPoolContext = object
+    with pytest.raises(tms.NotSupportedError, match="2.8 or later"):
+        tms.region("weights").__enter__()
+    assert model.serving() is None
+
+
+def test_an_allocator_of_pools_serves_every_device(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A MemPool has its allocator on one device only."""
+    allocator = object()
+    monkeypatch.setattr(_torch, "_allocator", allocator)
+    with tms.region("weights"):
+        served = [model.serving(device) for device in range(2)]
+    assert len({*served}) == 2
+    memory = model.torch.cuda._memory
+    assert [memory.allocators[each] for each in served] == [allocator, allocator]
+    with tms.region("weights"):
+        assert [model.serving(device) for device in range(2)] == served

@@ -205,10 +205,14 @@ def pause(
     if tags is not None:
         kept = [each for each in tags if each not in (lost or ())]
         what = f"pausing {named(tags)}"
-        return library.operate(what, library.c.tms_pause_tags, texts(kept), texts(lost or []))
-    if discard:
-        return library.operate("discarding all tags", library.c.tms_discard, None)
-    return library.operate("pausing all tags", library.c.tms_pause, None)
+        freed = library.operate(what, library.c.tms_pause_tags, texts(kept), texts(lost or []))
+    elif discard:
+        freed = library.operate("discarding all tags", library.c.tms_discard, None)
+    else:
+        freed = library.operate("pausing all tags", library.c.tms_pause, None)
+    if freed:
+        _torch.look_again()
+    return freed
 
 
 def resume(
@@ -246,7 +250,9 @@ def resume(
         wait = default_wait(library)
     if not wait >= 0:
         raise ValueError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
-    return resume_within(library, tags, wait, _OTHERS)
+    mapped = resume_within(library, tags, wait, _OTHERS)
+    _torch.look_again()
+    return mapped
 
 
 def configure(*, resume_wait: float | None = None) -> None:

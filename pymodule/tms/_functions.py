@@ -44,6 +44,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_resume": (_CODE, _TEXT),
     "tms_resume_tags": (_CODE, _TEXTS, ctypes.c_double),
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
+    "tms_paused_by": (ctypes.c_uint64, _TEXT),
+    "tms_maps_memory": (_BOOL,),
     "tms_live": (_CODE, _HANDLE, _SIZE, _HANDLE, _SIZE),
     "tms_prepare": (_CODE, _TEXT, _BOOL),
     "tms_last_bytes": (ctypes.c_uint64,),

@@ -190,7 +190,8 @@ def allocator(kind: str, **options: Option) -> ThreadScope:
     def route(library: Library) -> _torch.Route:
         made = _plug(library, _pytorch(), "tms_torch_pool_malloc", kind, options)
         settings = (library.tag, library.backup, library.incremental)
-        return _torch.enter_own(("allocator", settings if library.active else None), made)
+        tag = library.tag if library.active else None
+        return _torch.enter_own(("allocator", settings if tag else None), made, tag)
 
     return ThreadScope(f"tms.allocator({kind!r})", route)
 

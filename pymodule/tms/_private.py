@@ -48,7 +48,14 @@ class Segment(NamedTuple):
     expandable: bool
 
 
-def segments(torch: Any) -> list[Segment]:
+def segments_of(torch: Any, pool: Any) -> list[Segment]:
+    """The segments of a torch.cuda.MemPool, or all where PyTorch cannot tell those alone."""
+    if hasattr(pool, "snapshot") and "include_traces" in pool.snapshot.__code__.co_varnames:
+        return segments(torch, pool.snapshot(include_traces=False))
+    return segments(torch)
+
+
+def segments(torch: Any, snapshot: Any = None) -> list[Segment]:
     """All segments that exist. (torch.cuda.memory_snapshot)
 
     Raises:
@@ -62,7 +69,7 @@ def segments(torch: Any) -> list[Segment]:
                 entry["active_size"],
                 entry["is_expandable"],
             )
-            for entry in torch.cuda.memory_snapshot()
+            for entry in (torch.cuda.memory_snapshot() if snapshot is None else snapshot)
         ]
     except KeyError as error:
         raise _missing(torch, f"{error.args[0]} in torch.cuda.memory_snapshot()") from None

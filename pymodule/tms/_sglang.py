@@ -17,12 +17,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from . import _torch
 from ._arguments import Backup, switched_on
 from ._attached import attached
 from ._control import pause, resume
 from ._cuda_graph import cuda_graph as capture
 from ._errors import NotPreloadedError, NotSupportedError
+from ._expandable import without_expandable_segments
 from ._region import disable, region
 from ._subprocess import configure_subprocess
 
@@ -101,7 +101,7 @@ class Saver:
         backup: Backup = "host" if enable_cpu_backup else "disk" if enable_disk_backup else None
         with contextlib.ExitStack() as stack:
             if not library.interposes:
-                stack.enter_context(_torch.without_expandable_segments(sys.modules["torch"]))
+                stack.enter_context(without_expandable_segments(sys.modules["torch"]))
             stack.enter_context(region(tag, backup))
             yield
 

@@ -2,54 +2,45 @@
 
 The allocator splits segments that it once got from cudaMalloc into tensors, and keeps the
 segments of freed tensors for later ones. Left alone it would put a region's tensors into ordinary
-segments, and ordinary tensors into a region's. A `torch.cuda.MemPool` keeps segments apart. How
-the allocator treats pools (c10/cuda/CUDACachingAllocator.cpp) decides the rest:
+segments, and ordinary tensors into a region's. A `torch.cuda.MemPool` keeps segments apart
+(_region_pools.py). Beside that:
 
-- A list per device holds (pool, filter) pairs; an allocation goes to a pool whose filter accepts
-  it. Versions differ in which of several that is (the first begun, later the last), so at most one
-  of ours is on the list for a thread: an inner region takes the outer one's pool off the list.
-- A pool can be on the list once. So two threads in the same region at the same time get a pool
-  each; a pool that nobody uses serves the next thread.
-- A pool exists per device, under one id, as long as its use count there is not 0. The MemPool
-  object counts on the device on which it was made; on the others the first use is kept. At 0,
-  torch.cuda.empty_cache() releases the free segments in the pool, which can no longer be used.
-- With expandable_segments:True a pool without an allocator of its own has segments that PyTorch
-  maps chunk by chunk (`try_allocate_expandable_block`). PyTorch destroys the pool when as many
-  stretches have been unmapped as were mapped, whatever is left in it, so such a pool's use count
-  goes to 0 only when nothing in it is in use.
+- An inner region takes the outer one's pool off PyTorch's list.
+- What a pool keeps of freed tensors is paused with its tag. So a region that is entered while its
+  tag is paused gets another pool, and so does a thread that pauses the tag that it is in.
 - A graph capture has its own entry on the list. It is left alone, because blocks freed during a
   capture must not go to anyone but that graph.
+- The program's own MemPools are left alone, too (_own_pools.py).
+
+What is to serve a thread is decided by what it has entered, and brought about by `_settle`, which
+can be interrupted anywhere, and made again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import os
-import re
 import sys
 import threading
-import warnings
-from collections.abc import Iterator
-from typing import Any, Callable, Optional
+from typing import Any
 
+from . import _own_pools
 from ._errors import NotSupportedError
+from ._expandable import refuse_expandable_segments
 from ._library import load
-from ._private import private, segments, set_settings, settings
-
-PoolKey = Optional[tuple[object, ...]]
-"""What a region's memory has in common, its tag first; None: memory that is not pausable."""
-
-_Route = Callable[[int, tuple[int, int]], None]
+from ._private import segments
+from ._region_pools import Pool, PoolKey, Pools
 
 
 @dataclasses.dataclass(eq=False)
 class Route:
     """What serves a thread's CUDA tensors from `enter` to `leave`, unless another came since."""
 
-    pool: _Pool | None
+    pool: Pool | None = None
     """None: PyTorch's default pool."""
+    tag: bytes | None = None
+    """Of the pool's memory; None: it is not pausable."""
+    allocator: object = None
 
 
 def enter(key: PoolKey) -> Route | None:
@@ -66,19 +57,24 @@ def enter(key: PoolKey) -> Route | None:
         return None
     if not library.interposes:
         refuse_expandable_segments()
-    pools = _pools_of(torch)
-    if not _thread.routes:  # outside all regions, the default pool holds what the thread's own do
-        _thread.plain_by_default = not (library.interposes and library.active)
-    ordinary = key is None and _thread.plain_by_default
-    return _serve_from(None if ordinary else pools.take(key))
+    pools, mine = _pools_of(torch), _thread.served
+    if not mine.routes:  # outside all regions, the default pool holds what the thread's own do
+        mine.plain_by_default = not (library.interposes and library.active)
+    if key is None and mine.plain_by_default:
+        return _serve_from(Route())
+    tag = str(key[0]).encode(errors="surrogateescape") if key else None
+    route = Route(tag=tag, allocator=_allocator if key else None)
+    route.pool = _pool_for(pools, mine, route, key)
+    return _serve_from(route)
 
 
-def enter_own(key: tuple[object, ...], allocator: object) -> Route:
+def enter_own(key: tuple[object, ...], allocator: object, tag: bytes | None) -> Route:
     """Serves this thread's CUDA tensors from a pool with an allocator of its own, until `leave`.
 
     Args:
         key: what the memory has in common; the same for the same allocator only.
         allocator: what `torch.cuda.MemPool` takes as one.
+        tag: of the memory; None: it is not pausable.
 
     Raises:
         NotSupportedError: there is no CUDA device for PyTorch, or no memory pools.
@@ -88,54 +84,89 @@ def enter_own(key: tuple[object, ...], allocator: object) -> Route:
         raise NotSupportedError("PyTorch has no CUDA device here, so there is no memory to serve.")
     if not load().interposes:
         refuse_expandable_segments()
-    return _serve_from(_pools_of(torch).take(key, allocator))
+    route = Route(tag=tag, allocator=allocator)
+    route.pool = _pool_for(_pools_of(torch), _thread.served, route, key)
+    return _serve_from(route)
+
+
+def _pool_for(pools: Pools, mine: _Served, route: Route, key: PoolKey) -> Pool:
+    by = 0 if route.tag is None else load().c.tms_paused_by(route.tag)
+    return pools.take(key, mine, route.allocator, by)
 
 
 def set_aside() -> Route | None:
     """Takes the pool of the region that this thread is in off PyTorch's list, until `leave`."""
-    return _serve_from(None) if _thread.routes else None
+    return _serve_from(Route()) if _thread.routes else None
 
 
 def leave(route: Route | None) -> None:
     """Undoes `enter`, `enter_own` or `set_aside`, in any order, on the same thread."""
+    mine = _thread.served
     if route is None:
         return
-    routes = _thread.routes
-    served = routes[-1] is route
-    if served and route.pool:
-        route.pool.end()
-    routes.remove(route)
-    if served and routes and routes[-1].pool:
-        routes[-1].pool.begin()
-    if route.pool:
-        _give_back(route.pool)
+    if route in mine.routes:
+        mine.routes.remove(route)
+    _settle(mine)  # even if an interruption has come before this
 
 
-def _serve_from(pool: _Pool | None) -> Route:
-    outer = _thread.routes[-1].pool if _thread.routes else None
-    if outer:
-        outer.end()
+def busy() -> bool:
+    """Whether this is a finalizer that interrupts a change of the thread's pool."""
+    return bool(_thread.served.busy)
+
+
+def depth() -> int:
+    """How many routes this thread is in."""
+    return len(_thread.routes)
+
+
+def leave_since(depth: int) -> None:
+    """Undoes what came since `depth` was that, and what an interruption has left undone."""
+    mine = _thread.served
+    del mine.routes[depth:]
+    _settle(mine)
+
+
+def look_again() -> None:
+    """For a thread that has paused or resumed something: what it would be served may be paused."""
+    torch, library = _torch_with_cuda(), load()
+    if torch is None or _serves_all or not torch.cuda.is_initialized():
+        return
+    if _pools is None and not (library.interposes and library.active):
+        return
+    with contextlib.suppress(NotSupportedError):  # there are no pools, and so no regions
+        _pools_of(torch)
+        _settle(_thread.served)
+
+
+def _serve_from(route: Route) -> Route:
+    mine = _thread.served
+    mine.routes.append(route)
     try:
-        if pool:
-            pool.begin()
-    except BaseException:
-        if outer:
-            outer.begin()
-        if pool:
-            _give_back(pool)
+        _settle(mine)
+    except Exception:
+        leave(route)
         raise
-    route = Route(pool)
-    _thread.routes.append(route)
     return route
 
 
-def _give_back(pool: _Pool) -> None:
-    if _pools is not None and pool not in _entered_pools():
-        _pools.give_back(pool)
+def _settle(mine: _Served) -> None:
+    """Puts the pool that is to serve the thread on PyTorch's list, and takes another off it.
 
-
-def _entered_pools() -> list[_Pool]:
-    return [route.pool for route in _thread.routes if route.pool]
+    After an interruption, the next call goes on from there.
+    """
+    if _pools is None or mine.busy:
+        return
+    wanted = mine.wanted(_pools)
+    if mine.listed is not None and mine.listed is not wanted:
+        mine.take_off()
+    for pool in _pools.owned(mine):
+        if pool not in mine.pools():
+            _pools.give_back(pool, mine)
+    if wanted is not None:
+        mine.listed = wanted
+        wanted.begin(mine.busy)
+    else:
+        _own_pools.let_go()
 
 
 _serves_all = False
@@ -147,7 +178,7 @@ def serve_all() -> None:
     _serves_all = True
 
 
-def region_pools() -> _Pools | None:
+def region_pools() -> Pools | None:
     """The pools of all regions; None where there is no PyTorch that uses CUDA."""
     torch = _torch_with_cuda()
     return None if torch is None else _pools_of(torch)
@@ -167,18 +198,20 @@ def bytes_of_regions() -> int:
     """Device memory that the pools of pausable regions hold, in use or cached."""
     if _pools is None:
         return 0
-    ids = {pool.memory.id for key, pools in _pools.known().items() if key for pool in pools}
+    ids = {
+        id_ for key, pools in _pools.known().items() if key for pool in pools for id_ in pool.ids
+    }
     return sum(segment.total for segment in segments(sys.modules["torch"]) if segment.pool in ids)
 
 
-def dispose(pool: _Pool) -> None:
+def dispose(pool: Pool) -> None:
     """Gives free memory in `pool` back to the device, and the rest once it is freed.
 
     torch.cuda.empty_cache() does so from here on.
     """
-    if _pools is not None and pool not in _entered_pools():
+    if _pools is not None and pool not in _thread.served.pools():
         _pools.drop(pool)
-        sys.modules["torch"].cuda.empty_cache()
+        _empty_cache()
 
 
 def allocate_with(allocator: object) -> None:
@@ -190,6 +223,18 @@ def allocate_with(allocator: object) -> None:
     _allocator = allocator
 
 
+def adopt(key: PoolKey, memory: Any) -> None:
+    """Makes the caller's MemPool the one that serves regions of `key`.
+
+    Raises:
+        RuntimeError: PyTorch has no CUDA device.
+    """
+    pools = region_pools()
+    if pools is None:
+        raise RuntimeError("PyTorch has no CUDA device, and so no memory pools")
+    pools.adopt(key, memory, _allocator)
+
+
 def release_cache() -> bool:
     """Gives memory that PyTorch only caches back to the devices, that of regions included.
 
@@ -199,8 +244,19 @@ def release_cache() -> bool:
         return False
     if _pools is not None:
         _pools.retire_idle()
-    sys.modules["torch"].cuda.empty_cache()
+    _empty_cache()
     return True
+
+
+def _empty_cache() -> None:
+    """torch.cuda.empty_cache(), which gives nothing back while a pool is on PyTorch's list."""
+    mine = _thread.served
+    if mine.listed is not None and not mine.routes:
+        mine.take_off()
+    try:
+        sys.modules["torch"].cuda.empty_cache()
+    finally:
+        _settle(mine)
 
 
 def works() -> bool:
@@ -227,245 +283,92 @@ thread_local: Any = _gevent.get_original("threading", "local") if _gevent else t
 """One for each thread of the operating system, as CUDA has; gevent's has one for each greenlet."""
 
 
-class _Thread(thread_local):  # type: ignore[misc]
-    """What serves the current thread, innermost last."""
+class _Served:
+    """What serves one thread."""
 
     def __init__(self) -> None:
-        self.routes: list[Route] = []
+        self.routes: list[Route] = []  # the innermost last
         self.plain_by_default = True
+        self.listed: Pool | None = None
+        """The pool that is on PyTorch's list for the thread, or about to be."""
+        self.busy: list[None] = []
+        """Not empty while PyTorch's list is being changed, as a finalizer may find it."""
+        self.beside: Route | None = None
+        """Outside all regions, where everything is pausable: instead of the default pool, while
+        what that has cached is paused."""
+
+    def pools(self) -> list[Pool]:
+        routes = [*self.routes] + ([self.beside] if self.beside else [])
+        return [route.pool for route in routes if route.pool]
+
+    def wanted(self, pools: Pools) -> Pool | None:
+        """The pool that is to serve the thread; None: the default one, or a graph's."""
+        if not self.routes:
+            self.beside = self._beside(pools)
+        route = self.routes[-1] if self.routes else self.beside
+        if route is None or route.pool is None:
+            return None
+        by = 0 if route.tag is None else load().c.tms_paused_by(route.tag)
+        if not route.pool.usable(by):
+            route.pool = pools.take(route.pool.key, self, route.allocator, by)
+        return route.pool
+
+    def _beside(self, pools: Pools) -> Route | None:
+        library = load()
+        if not (library.interposes and library.active) or library.excluded:
+            return None
+        tag = library.tag
+        by = library.c.tms_paused_by(tag)
+        if not by or sys.modules["torch"].cuda.is_current_stream_capturing():
+            return None
+        if self.beside is not None and self.beside.tag == tag:
+            return self.beside
+        return Route(pools.take((tag, "beside the default pool"), self, None, by), tag)
+
+    def take_off(self) -> None:
+        """Takes the thread's pool off PyTorch's list."""
+        pool = self.listed
+        if pool is not None and not self.busy:
+            pool.end(self.busy)
+            self.listed = None
+
+
+class _AtEnd:
+    """Ends with its thread, whose number another thread may get: PyTorch tells threads by that."""
+
+    def __init__(self, served: _Served) -> None:
+        self._served = served
+
+    def __del__(self) -> None:
+        if _pools is None or sys.is_finalizing():
+            return
+        self._served.take_off()
+        for pool in _pools.owned(self._served):
+            _pools.give_back(pool, self._served)
+        _own_pools.let_go()
+
+
+class _Thread(thread_local):  # type: ignore[misc]
+    """The current thread's."""
+
+    def __init__(self) -> None:
+        self.served = _Served()
+        self.routes = self.served.routes
+        self._at_end = _AtEnd(self.served)
 
 
 _thread = _Thread()
 
-
-class _Functions:
-    """PyTorch's functions that put a pool on the list of a device and take it off again."""
-
-    def __init__(self, torch: Any) -> None:
-        per_thread = hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
-        begin, end = (
-            ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool")
-            if per_thread
-            else ("_cuda_beginAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
-        )
-        self.begin: _Route = private(torch, f"_C.{begin}")
-        self.end: _Route = private(torch, f"_C.{end}")
-        self.release: _Route = private(torch, "_C._cuda_releasePool")
-        if not per_thread:
-            warnings.warn(
-                f"PyTorch {torch.__version__} has no memory pools per thread: while a thread is "
-                "in a region, the CUDA tensors of other threads go into its pool too. "
-                "PyTorch 2.8 and later keep them apart.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-
 _allocator: object = None
 """What the pools of regions get their memory from; None: cudaMalloc."""
 
-
-class _Pool:
-    """A torch.cuda.MemPool, used on all devices.
-
-    Args:
-        memory: the MemPool, made on the current device.
-    """
-
-    def __init__(self, key: PoolKey, torch: Any, functions: _Functions, memory: Any) -> None:
-        # Never destroyed: the destructor frees device memory and aborts the process if any thread
-        # is in a region then, which can't be ruled out when the interpreter shuts down.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-        self.key = key
-        self.memory = memory
-        self.dropped = False
-        self._id: tuple[int, int] = memory.id
-        self._functions = functions
-        self._devices = range(torch.cuda.device_count())
-        self._counted_on = {torch.cuda.current_device()}
-
-    def begin(self) -> None:
-        """From here on this thread's allocations come from this pool, on every device."""
-        for device in self._devices:
-            self._functions.begin(device, self._id)
-
-    def end(self) -> None:
-        """Undoes `begin`."""
-        for device in self._devices:
-            self._functions.end(device, self._id)
-            if device in self._counted_on:
-                self._functions.release(device, self._id)
-            self._counted_on.add(device)
-
-    def retirable(self, in_use: set[tuple[int, int]]) -> bool:
-        """Whether `retire` is safe; `in_use` is from `_expandable_in_use`."""
-        return self._id not in in_use
-
-    def retire(self) -> None:
-        """Takes the use count to 0: free memory in the pool is ordinary cache from here on."""
-        for device in self._counted_on:
-            self._functions.release(device, self._id)
+_pools: Pools | None = None
 
 
-class _Pools:
-    """The pools of all regions."""
-
-    def __init__(self, torch: Any) -> None:
-        _refuse_what_cannot_be_paused(torch)
-        torch.cuda.init()
-        self._torch = torch
-        self._functions = _Functions(torch)
-        self._lock = threading.Lock()
-        self._idle: dict[PoolKey, list[_Pool]] = {}
-        self._known: dict[PoolKey, list[_Pool]] = {}
-
-    def take(self, key: PoolKey, allocator: object = None) -> _Pool:
-        """A pool of `key` that no other thread is in; the thread's own if it has entered one."""
-        for own in _entered_pools():
-            if own.key == key:
-                return own
-        with self._lock:
-            idle = self._idle.get(key)
-            if idle:
-                return idle.pop()
-            allocator = allocator or (_allocator if key is not None else None)
-            make = self._torch.cuda.MemPool
-            memory = make(allocator) if allocator else make()
-            pool = _Pool(key, self._torch, self._functions, memory)
-            self._known.setdefault(key, []).append(pool)
-            return pool
-
-    def give_back(self, pool: _Pool) -> None:
-        """Lets other threads take `pool`."""
-        with self._lock:
-            if pool.dropped and pool.retirable(_expandable_in_use(self._torch)):
-                pool.retire()
-                return
-            if pool.dropped:
-                pool.dropped = False
-                self._known.setdefault(pool.key, []).append(pool)
-            self._idle.setdefault(pool.key, []).append(pool)
-
-    def retire_idle(self) -> None:
-        """Retires the pools that no thread is in; the next region gets a new pool."""
-        in_use = _expandable_in_use(self._torch)
-        with self._lock:
-            for key, pools in self._idle.items():
-                for pool in [pool for pool in pools if pool.retirable(in_use)]:
-                    pool.retire()
-                    pools.remove(pool)
-                    self._known[key].remove(pool)
-
-    def known(self) -> dict[PoolKey, list[_Pool]]:
-        """The pools that are not retired, by key, the oldest first."""
-        with self._lock:
-            return {key: list(pools) for key, pools in self._known.items() if pools}
-
-    def drop(self, pool: _Pool) -> None:
-        """Retires `pool`, at once or when the thread in it leaves it."""
-        with self._lock:
-            if pool not in self._known.get(pool.key, ()):
-                return  # retired meanwhile
-            idle = self._idle.get(pool.key, [])
-            if pool in idle and not pool.retirable(_expandable_in_use(self._torch)):
-                return
-            self._known[pool.key].remove(pool)
-            pool.dropped = True
-            if pool in idle:
-                idle.remove(pool)
-                pool.retire()
-
-    def adopt(self, key: PoolKey, memory: Any) -> None:
-        """Makes the caller's MemPool the one that serves regions of `key`."""
-        pool = _Pool(key, self._torch, self._functions, memory)
-        with self._lock:
-            self._known.setdefault(key, []).append(pool)
-            self._idle.setdefault(key, []).append(pool)
-
-
-def _expandable_in_use(torch: Any) -> set[tuple[int, int]]:
-    """The pools with expandable segments in which something is allocated."""
-    return {segment.pool for segment in segments(torch) if segment.expandable and segment.active}
-
-
-_pools: _Pools | None = None
-_pools_lock = threading.Lock()
-
-
-def _pools_of(torch: Any) -> _Pools:
+def _pools_of(torch: Any) -> Pools:
     global _pools
-    with _pools_lock:
-        if _pools is None:
-            _pools = _Pools(torch)
-        return _pools
-
-
-def refuse_expandable_segments() -> None:
-    """Raises NotSupportedError where PyTorch maps its memory itself and nothing is interposed.
-
-    Regions then use pools with an allocator of their own, where most versions of PyTorch refuse
-    expandable segments (c10/cuda/CUDACachingAllocator.cpp, `alloc_block`).
-    """
-    if _without.depth:
-        return
-    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        text = os.environ.get(variable, "")
-        if _EXPANDABLE.search(text):
-            raise NotSupportedError(
-                f"{variable} is {text!r}: expandable_segments is not supported with hook_mode "
-                "'torch', because then PyTorch maps its memory itself. Start the process with "
-                "LD_PRELOAD and hook_mode 'preload', or without expandable_segments:True.",
-            )
-
-
-class _Without:
-    """How many callers are in `without_expandable_segments`, and the settings before them."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.depth = 0
-        self.before = ""
-
-
-_without = _Without()
-
-
-@contextlib.contextmanager
-def without_expandable_segments(torch: Any) -> Iterator[None]:
-    """PyTorch's expandable_segments setting is off in the body, for the whole process.
-
-    What is mapped already stays as it is. PyTorch takes its settings as one text and resets those
-    that it does not name, so all of them are restored afterwards.
-    """
-    with _without.lock:
-        if not _without.depth:
-            _without.before = settings(torch)
-            if _EXPANDABLE.search(_without.before):
-                set_settings(torch, _EXPANDABLE.sub(r"\1False", _without.before))
-        _without.depth += 1
-    try:
-        yield
-    finally:
-        with _without.lock:
-            _without.depth -= 1
-            if not _without.depth and _EXPANDABLE.search(_without.before):
-                set_settings(torch, _without.before)
-
-
-_EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)(?:True|1)\b", re.IGNORECASE)
-
-
-def _refuse_what_cannot_be_paused(torch: Any) -> None:
-    if not hasattr(torch.cuda, "MemPool"):
-        raise NotSupportedError(
-            f"PyTorch {torch.__version__} has no memory pools to keep pausable and ordinary "
-            "tensors apart. Use PyTorch 2.6 or later."
-        )
-    backend = torch.cuda.get_allocator_backend()
-    if backend != "native":
-        raise NotSupportedError(
-            f"PyTorch's CUDA allocator is {backend!r}, which has no memory pools to keep pausable "
-            "and ordinary tensors apart. Use the native one: start the process without a "
-            "'backend:' in PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, and without "
-            "torch.cuda.memory.change_current_allocator()."
-        )
+    if _pools is None:
+        made = Pools(torch)
+        _own_pools.watch(torch)
+        _pools = _pools or made  # another thread's, or an interrupted one's
+    return _pools

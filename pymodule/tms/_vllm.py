@@ -27,6 +27,7 @@ from ._arguments import switched_on
 from ._attached import attached
 from ._control import TagStats, pause, resume, stats, trim
 from ._errors import NotPreloadedError, NotSupportedError
+from ._expandable import without_expandable_segments
 from ._region import pausable
 from ._scope import ThreadScope
 
@@ -160,12 +161,12 @@ class Allocator:
         name = PREFIX + tag
         pool = ThreadScope(
             f"use_memory_pool({name!r})",
-            lambda library: _torch.enter_own(("vllm", name), self._pluggable),
+            lambda library: _torch.enter_own(("vllm", name), self._pluggable, name.encode()),
             # Not active: what NCCL or cuBLAS take meanwhile for themselves must not be discarded.
             lambda library: {**pausable(name, "host", incremental=True), "active": False},
             disposes=True,
         )
-        with _torch.without_expandable_segments(self._torch), pool:
+        with without_expandable_segments(self._torch), pool:
             yield
 
     default_tag = "default"

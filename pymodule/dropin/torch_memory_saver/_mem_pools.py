@@ -7,6 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from tms import _torch
+from tms._region_pools import Pool
 
 Key = tuple[str, bool, bool, str, int]
 """(tag, cpu backup, disk backup, cpu backup's backend or "", device)."""
@@ -32,11 +33,8 @@ class MemPools(MutableMapping[Key, Any]):
         return self._pools()[key][0].memory
 
     def __setitem__(self, key: Key, pool: Any) -> None:
-        pools = _torch.region_pools()
-        if pools is None:
-            raise RuntimeError("PyTorch has no CUDA device, and so no memory pools")
         self.pop(key, None)
-        pools.adopt(key, pool)
+        _torch.adopt(key, pool)
 
     def __delitem__(self, key: Key) -> None:
         pools = _torch.region_pools()
@@ -50,7 +48,7 @@ class MemPools(MutableMapping[Key, Any]):
     def __len__(self) -> int:
         return len(self._pools())
 
-    def _pools(self) -> dict[Key, list[_torch._Pool]]:
+    def _pools(self) -> dict[Key, list[Pool]]:
         pools = _torch.region_pools()
         known = pools.known() if pools else {}
         # Regions of tms itself have other keys.

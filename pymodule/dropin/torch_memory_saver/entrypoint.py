@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 import tms
 from tms import _cuda_graph, _torch
 from tms._arguments import Backup, check_tag
+from tms._expandable import refuse_expandable_segments
 from tms._library import Library, attach, load
 from tms._region import pausable
 from tms._scope import Scope, ThreadScope
@@ -274,7 +275,7 @@ class _TorchMemorySaverImpl:
         self._hook_util = HookUtilBase.create(hook_mode)
         path = self._hook_util.get_path_binary()
         if path is not None:
-            _torch.refuse_expandable_segments()
+            refuse_expandable_segments()
         self._binary_wrapper = BinaryWrapper(path)
         self._library = load() if path is None else attach(self._binary_wrapper.cdll)
         if hook_mode == "torch":
@@ -290,7 +291,8 @@ class _TorchMemorySaverImpl:
     ) -> ThreadScope:
         """The calling thread's settings for the body, without a pool."""
         settings = _settings(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        return ThreadScope(f"torch_memory_saver.region({tag!r})", lambda library: None, settings)
+        name = f"torch_memory_saver.region({tag!r})"
+        return ThreadScope(name, lambda library: None, settings, any_pool=True)
 
 
 register_hook_mode("preload", _TorchMemorySaverImpl)

@@ -31,6 +31,12 @@ __all__ = [
 ]
 
 
+def _maybe_exchange_device(device: int) -> int:
+    before = _memory._device
+    _memory._device = device  # as where the device has no context yet
+    return before
+
+
 def device_count() -> int:
     return int(os.environ["CUDASIM_DEVICES"])
 

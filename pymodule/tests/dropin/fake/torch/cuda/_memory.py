@@ -92,12 +92,14 @@ def release(device: int, identity: Id) -> None:
 
 @contextlib.contextmanager
 def use_mem_pool(pool: MemPool) -> Iterator[None]:
+    from . import memory
+
     device = _device
-    begin(device, pool.id)
+    memory._cuda_beginAllocateCurrentThreadToPool(device, pool.id)
     try:
         yield
     finally:
-        end(device, pool.id)
+        memory._cuda_endAllocateToPool(device, pool.id)
         release(device, pool.id)
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from . import _memory
 
+_cuda_beginAllocateCurrentThreadToPool = _memory.begin
+_cuda_endAllocateToPool = _memory.end
 _MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 

@@ -1,0 +1,38 @@
+package vmm_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm"
+)
+
+// A sub-allocator learns whether what it has cached of a tag is paused, and since which pause.
+func TestPausedBy(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	a := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "t"})
+	malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "other"})
+	require.Zero(t, engine.PausedBy("t"))
+	require.Zero(t, engine.PausedBy("never"))
+	require.NoError(t, pause(engine, vmm.Options{Tags: []string{"t"}}))
+	first := engine.PausedBy("t")
+	require.NotZero(t, first)
+	require.Zero(t, engine.PausedBy("other"))
+
+	require.NoError(t, pause(engine, vmm.Options{Tags: []string{"t"}}))
+	require.Equal(t, first, engine.PausedBy("t"), "nothing of it was paused again")
+	b := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "t"})
+	require.Equal(t, first, engine.PausedBy("t"))
+	require.NoError(t, pause(engine, vmm.Options{}))
+	second := engine.PausedBy("t")
+	require.Greater(t, second, first)
+	require.Equal(t, second, engine.PausedBy("other"))
+
+	require.NoError(t, resume(engine, vmm.Options{Tags: []string{"other"}}))
+	require.Zero(t, engine.PausedBy("other"))
+	require.NoError(t, engine.Free(a, false))
+	require.Equal(t, second, engine.PausedBy("t"))
+	require.NoError(t, engine.Free(b, false))
+	require.Zero(t, engine.PausedBy("t"), "all of it is freed")
+}
