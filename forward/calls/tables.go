@@ -16,6 +16,7 @@ func Tables(functions []Function) []File {
 	return []File{
 		{"preload/gate/reach/table.h", fmt.Sprintf(head, "calls.h explains the\n * rows.") + gated(functions)},
 		{"forward/table.h", fmt.Sprintf(head, "forward.h explains\n * the rows.") + forwarded(functions)},
+		{"preload/testdata/rows.h", fmt.Sprintf(head, "calls.c explains the\n * rows.") + tested(functions)},
 	}
 }
 
@@ -26,15 +27,8 @@ func ofDriver(f Function) bool { return f.Header == "cuda.h" }
 func gated(functions []Function) string {
 	var rows []string
 	for _, f := range functions {
-		kind, room, argument := holds(f), "NEVER", "0"
-		switch {
-		case f.Is("allocates"):
-			room, argument = "BYTES", "b"
-		case f.Is("takes") && slices.Contains(f.Types, "CUdevice"):
-			room, argument = "DEVICE", letter(f, "CUdevice")
-		case f.Is("takes", "launches", "names"):
-			room = "SOME"
-		}
+		kind := holds(f)
+		room, argument := makesRoom(f)
 		if !ofDriver(f) || kind == "PASS" && room == "NEVER" {
 			continue
 		}
@@ -42,6 +36,47 @@ func gated(functions []Function) string {
 			kind, room, argument, f.Since))
 	}
 	return list("GATED_CALLS(X)", rows)
+}
+
+// tested lists the functions that the test calls in one way: with words that are addresses of paused memory. Left out are
+// those with more words than C macros have here, and with arguments that are no words.
+func tested(functions []Function) string {
+	var rows []string
+	for _, f := range functions {
+		if !ofDriver(f) || len(f.Types) == 0 || len(f.Types) > wordsMost || slices.ContainsFunc(f.Types, noWord) ||
+			f.Is("finds") {
+			continue
+		}
+		room, argument := makesRoom(f)
+		where := map[string]string{"WORK": "WAITS", "CAPTURE": "WAITS"}[holds(f)]
+		switch {
+		case f.Is("asks", "shares", "lends", "maps", "frees", "pausable", "contexts"):
+			where = "OURS"
+		case where == "":
+			where = "PASSES"
+		}
+		rows = append(rows, fmt.Sprintf("X(%s, %d, %s, %s, %s)", f.Symbol, len(f.Types), where, room, argument))
+	}
+	return list("ROWS(X)", rows)
+}
+
+const wordsMost = 11
+
+func noWord(kind string) bool {
+	return kind == "CUipcMemHandle" || kind == "CUipcEventHandle" || kind == "float" || kind == "double"
+}
+
+// makesRoom says where a call that found too little memory has others make room, as calls.h does.
+func makesRoom(f Function) (room, argument string) {
+	switch {
+	case f.Is("allocates"):
+		return "BYTES", "b"
+	case f.Is("takes") && slices.Contains(f.Types, "CUdevice"):
+		return "DEVICE", letter(f, "CUdevice")
+	case f.Is("takes", "launches", "names"):
+		return "SOME", "0"
+	}
+	return "NEVER", "0"
 }
 
 func holds(f Function) string {

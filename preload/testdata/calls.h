@@ -1,0 +1,22 @@
+/* calls is what calls.c and the driver in front of the simulator (checking.c) share. */
+#ifndef CALLS_H
+#define CALLS_H
+
+#include "rows.h"
+
+#include "../../forward/words.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum { WORDS_MOST = 11, NO_MEMORY = 2, UNTOUCHED = 36, NOT_MAPPED = 1, CHANGED = 37 };
+
+/* What a thread expects of the next function of the driver that is called on it. */
+struct watched {
+	const char *name;
+	uintptr_t words[WORDS_MOST], address; /* where memory must be mapped; 0: it need not */
+	int codes[2];			      /* of the first call and the next ones, if all is right */
+	_Atomic int calls;
+};
+
+#endif
