@@ -143,7 +143,7 @@ func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) 
 		findPlaces(e)
 		stats.Stats, err = e.Stats()
 	}
-	if available := min(hostmemory.Machine(), hostmemory.Group("self")); available < math.MaxUint64 {
+	if available := hostmemory.Available("self", ledger.Promised()); available < math.MaxUint64 {
 		stats.HostAvailableBytes = &available
 	}
 	var operation C.struct_operation

@@ -4,8 +4,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tms/internal/control"
 	"tms/internal/control/server"
+	"tms/internal/hostmemory"
 	"tms/vmm/cuda"
 )
 
@@ -48,3 +51,9 @@ func (x extents) Take(node int) (descriptor int, err error) {
 func (x extents) Give(node, descriptor int) {
 	_, _, _ = x.ask(control.Request{Op: control.Give, Node: &node}, descriptor)
 }
+
+// ledger is where this process promises the host memory that it is about to take.
+var ledger = &hostmemory.Ledger{Directory: func() (string, error) {
+	runtime, temporary := thisProcess{}.Directories()
+	return control.CommonDirectory(runtime, temporary, unix.Geteuid())
+}}

@@ -74,6 +74,7 @@ func start() (*vmm.Engine, error) {
 	made.Processes(processes{})
 	made.Descriptors(descriptors{})
 	made.Extents(extents{})
+	made.Ledger(ledger)
 	made.Shareable(bool(C.ipc_shares()))
 	made.CheckInvariants(bool(C.region_config.invariants))
 	programPools = newProgramPools(made)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"tms/internal/guard"
+	"tms/internal/hostmemory"
 	"tms/vmm/backup/disk"
 	"tms/vmm/backup/host"
 	"tms/vmm/backup/peer"
@@ -29,6 +30,7 @@ type Engine struct {
 	waits           sync.Map // the tags of resumes that wait for memory, or did so until they failed
 
 	shareable bool
+	ledger    *hostmemory.Ledger
 
 	whenUngated func()           // called with mu held
 	observe     func(Transition) // called with no lock held
@@ -129,6 +131,9 @@ func (e *Engine) Descriptors(kept peer.Descriptors) { e.peer.Descriptors = kept 
 
 // Extents sets where contents for host memory go as long as there is room. Call it before anything else.
 func (e *Engine) Extents(extents peer.Extents) { e.peer.Extents = extents }
+
+// Ledger sets where transitions promise the host memory that they are about to take. Call it before anything else.
+func (e *Engine) Ledger(l *hostmemory.Ledger) { e.ledger = l }
 
 // NotePool notes for the statistics that a pool of this library has taken bytes of a device's memory from CUDA itself,
 // or has given them back if bytes is negative.

@@ -48,7 +48,10 @@ func (e *Engine) prepare(tags []string) error {
 		if len(items) == 0 {
 			continue
 		}
-		contents, err := e.host.Save(d.job(), items)
+		job := d.job()
+		job.Budget = &backup.Budget{Ledger: e.ledger}
+		contents, err := e.host.Save(job, items)
+		job.Budget.End()
 		e.mu.Lock()
 		for i := range contents {
 			if s := segments[i]; wants(s) && s.backupSpan() == items[i].Span { // it may have been freed, and used again

@@ -68,7 +68,7 @@ func TestPrepareBesideFrees(t *testing.T) {
 // All devices share the host memory and save side by side: if it does not suffice for all together, the pause is
 // refused before any of it is taken.
 func TestHostMemoryOfAllDevices(t *testing.T) {
-	available := min(hostmemory.Machine(), hostmemory.Group("self"))
+	available := hostmemory.Available("self", nil)
 	if available == math.MaxUint64 {
 		t.Skip("this machine does not say how much memory it has")
 	}

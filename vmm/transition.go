@@ -82,6 +82,7 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 		b.device.progress.Store(b.progress)
 	}
 	err := guard.Call(func() error { return work(batches) })
+	batches[0].job.Budget.End() // all have the same
 	if err != nil {
 		done = func(*tag) {}
 	}
@@ -121,7 +122,7 @@ func (e *Engine) begin(tags []string, wanted func(*segment) bool) (batches []*ba
 			e.settled.Wait()
 		}
 	}
-	budget := &backup.Budget{}
+	budget := &backup.Budget{Ledger: e.ledger}
 	for d, segments := range found {
 		slices.SortFunc(segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
 		b := &batch{device: d, segments: segments, job: d.job(), progress: &progress{}}

@@ -13,7 +13,6 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
-	"tms/internal/keeper"
 	"tms/internal/readable"
 )
 
@@ -53,12 +52,14 @@ type planning struct {
 	force    bool
 	plans    []plan
 	outcomes []outcome
-	host     uint64           // taken by pauses
-	freed    map[string]int64 // by UUID; below 0: taken
+	host     []hostmemory.Promised // what others are about to take, and what earlier pauses would
+	reserved uint64                // host memory that is free of what is reserved
+	freed    map[string]int64      // by UUID; below 0: taken
 }
 
 func (s steering) planning(force bool) *planning {
-	return &planning{steering: s, force: force, plans: []plan{}, freed: map[string]int64{}}
+	return &planning{steering: s, force: force, plans: []plan{}, host: ledger.Promised(), reserved: reservedFree(),
+		freed: map[string]int64{}}
 }
 
 // run prints the plan of each process.
@@ -134,20 +135,20 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 	if resume || made.Bytes == 0 {
 		return
 	}
-	machine, group := hostmemory.Machine(), hostmemory.Group(strconv.Itoa(made.PID))
-	if min(machine, group) < math.MaxUint64 {
-		available := min(machine-min(machine, p.host), group)
-		reply, _, _ := keeper.Ask(control.Request{Op: control.Take}, -1)
-		for _, reserved := range reply.Reserved {
-			available += reserved
-		}
+	available := hostmemory.Available(strconv.Itoa(made.PID), p.host)
+	if available < math.MaxUint64 {
+		available += p.reserved
 		made.HostAvailableBytes = &available
 		if available < made.HostBytes {
 			made.Error = fmt.Sprintf("it does not fit: %s of host memory are available and %s are needed for "+
 				"contents (%s)", readable.Bytes(available), readable.Bytes(made.HostBytes), waysOut)
 		}
 	}
-	p.host += made.HostBytes
+	if made.Error == "" {
+		fromReserve := min(made.HostBytes, p.reserved)
+		p.host = append(p.host, hostmemory.Promised{PID: made.PID, Bytes: made.HostBytes - fromReserve})
+		p.reserved -= min(p.reserved, wholeExtents(fromReserve))
+	}
 	if !state.Gated && !p.force {
 		made.Error = "its threads cannot be stopped: tms run did not start it, so it takes --force"
 	}

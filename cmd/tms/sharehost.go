@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"time"
 
 	"tms/internal/control"
+	"tms/internal/hostmemory"
 	"tms/internal/readable"
 	"tms/internal/share"
 )
@@ -47,11 +49,17 @@ func tight(found []process) bool {
 			}
 		}
 	}
-	return slices.ContainsFunc(found, func(p process) bool { return p.Share != nil && hostRoom(p, found) < total })
+	return slices.ContainsFunc(found, func(p process) bool { return p.Share != nil && newHostRoom(found).of(p) < total })
 }
 
-// hostRoom returns how many bytes of a process's contents find room in host memory.
-func hostRoom(of process, found []process) uint64 {
+// hostRoom is host memory for contents, as several processes take it one after another.
+type hostRoom struct {
+	limit    uint64 // of what they may still take together (--host-limit)
+	taken    []hostmemory.Promised
+	reserved uint64
+}
+
+func newHostRoom(found []process) *hostRoom {
 	limit, used := uint64(math.MaxUint64), uint64(0)
 	for _, p := range found {
 		if p.Share == nil {
@@ -64,16 +72,32 @@ func hostRoom(of process, found []process) uint64 {
 			used += tag.HostBytes
 		}
 	}
-	limit -= min(limit, used)
-	if available := of.Stats.HostAvailableBytes; available != nil {
-		limit = min(limit, *available)
+	return &hostRoom{limit: limit - min(limit, used), taken: ledger.Promised(), reserved: reservedFree()}
+}
+
+// of returns how many bytes of a process's contents find room.
+func (h *hostRoom) of(p process) uint64 {
+	available := hostmemory.Available(strconv.Itoa(p.here), h.taken)
+	if said := p.Stats.HostAvailableBytes; said != nil { // it may be in a container
+		available = min(available, *said)
 	}
-	return limit
+	if available < math.MaxUint64 {
+		available += h.reserved
+	}
+	return min(h.limit, available)
+}
+
+// take notes what contents of a process would take.
+func (h *hostRoom) take(p process, bytes uint64) {
+	fromReserve := min(bytes, h.reserved)
+	h.limit -= min(h.limit, bytes)
+	h.reserved -= min(h.reserved, wholeExtents(fromReserve))
+	h.taken = append(h.taken, hostmemory.Promised{PID: p.here, Bytes: bytes - fromReserve})
 }
 
 // budget says where contents go for which host memory has no room. false: a process may not put them elsewhere.
 func (r *roomFor) budget(parts []share.Part, found []process, to map[int]string) bool {
-	var taken uint64
+	host := newHostRoom(found)
 	for _, part := range parts {
 		at := slices.IndexFunc(found, func(p process) bool { return p.PID == part.ID && p.Share != nil })
 		if at < 0 {
@@ -85,13 +109,12 @@ func (r *roomFor) budget(parts []share.Part, found []process, to map[int]string)
 				needed += tag.PauseHostBytes + tag.PauseWithoutContents
 			}
 		}
-		room := hostRoom(found[at], found)
-		room -= min(room, taken)
+		room := host.of(found[at])
 		switch {
 		case found[at].Share.Disk && (needed > room || r.kept[part.ID] > 0): // only a pause finds out what sparse ones need
 			to[part.ID] = control.ToDisk
 		case needed <= room:
-			taken += needed
+			host.take(found[at], needed)
 		default:
 			r.keeps(part.ID, fmt.Sprintf("its contents need %s of host memory, and there is room for %s",
 				readable.Bytes(needed), readable.Bytes(room)))

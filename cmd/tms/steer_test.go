@@ -439,7 +439,7 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 
 // A pause whose contents find no host memory changes nothing, and says how much they take and what can be done.
 func TestHostMemoryIsShort(t *testing.T) {
-	available := min(hostmemory.Machine(), hostmemory.Group("self"))
+	available := hostmemory.Available("self", nil)
 	if available == math.MaxUint64 {
 		t.Skip("this machine does not say how much memory it has")
 	}

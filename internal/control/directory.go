@@ -43,6 +43,14 @@ func AllDirectories(runtime, temporary string, uid int) (found []string) {
 	return found
 }
 
+// CommonDirectory returns a directory that all of a user's processes have in common, also those with other variables,
+// but those of a user who wants to be apart. (mkdir)
+func CommonDirectory(runtime, temporary string, uid int) (string, error) {
+	all := AllDirectories(runtime, temporary, uid)
+	directory := all[len(all)-1]
+	return directory, MakeDirectory(directory, uid)
+}
+
 // MakeDirectory makes a directory for sockets of the user, or says why it cannot be one. (mkdir)
 func MakeDirectory(directory string, uid int) error {
 	parent := filepath.Dir(directory)

@@ -10,14 +10,23 @@ import (
 	"strings"
 )
 
-// Machine returns the bytes that this machine has available; math.MaxUint64: that is unknown, or the machine gets as
-// many as it needs.
-func Machine() uint64 { return machineAvailable("/proc/meminfo") }
+// Machine returns the bytes that this machine has available when processes take what they have promised; math.MaxUint64:
+// that is unknown, or the machine gets as many as it needs.
+func Machine(promised []Promised) uint64 {
+	available := machineAvailable("/proc/meminfo")
+	for _, p := range promised {
+		if available < math.MaxUint64 {
+			available -= min(available, p.Bytes)
+		}
+	}
+	return available
+}
 
-// Group returns how many bytes the control groups of a process ("self", or a number) leave it; math.MaxUint64: no
-// limit.
-func Group(process string) uint64 {
-	return groupAvailable(filepath.Join("/proc", process, "cgroup"), "/sys/fs/cgroup")
+// Available returns how many bytes the machine and the control groups of a process ("self", or a number) leave it, when
+// others take what they have promised; math.MaxUint64: no limit. A promise counts for the groups that its process is in,
+// and for all where that is not known.
+func Available(process string, promised []Promised) uint64 {
+	return min(Machine(promised), groupAvailable("/proc", process, "/sys/fs/cgroup", promised))
 }
 
 // machineAvailable returns MemAvailable and SwapFree of /proc/meminfo together.
@@ -55,44 +64,84 @@ func growing() bool {
 
 // groupVersion is what the files of the memory controller are called.
 type groupVersion struct {
-	mount        string // below where control groups are mounted
-	limit, used  string
+	mount        string   // below where control groups are mounted
+	limits       []string // the least counts
+	used         string
+	both, inUse  string // limit and use of memory and swap together
 	inactiveFile string // in memory.stat: the page cache that the group, and those below it, can drop
 }
 
+// A group above memory.high is slowed down until it hardly runs.
 var (
-	groupV1 = groupVersion{"memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
-	groupV2 = groupVersion{"", "memory.max", "memory.current", "inactive_file"}
+	groupV1 = groupVersion{"memory", []string{"memory.limit_in_bytes"}, "memory.usage_in_bytes",
+		"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "total_inactive_file"}
+	groupV2 = groupVersion{"", []string{"memory.max", "memory.high"}, "memory.current", "", "", "inactive_file"}
 )
 
-// groupAvailable returns the bytes that the control groups of the process leave.
-func groupAvailable(membership, root string) uint64 {
-	available := uint64(math.MaxUint64)
+// memberships returns the control groups of the memory controllers that a process is in, by the controllers' mounts.
+func memberships(membership string) map[string]string {
+	found := map[string]string{}
 	text, _ := os.ReadFile(membership)
 	for line := range strings.SplitSeq(string(text), "\n") {
 		fields := strings.SplitN(line, ":", 3) // hierarchy, controllers, path
 		switch {
 		case len(fields) < 3:
 		case fields[0] == "0" && fields[1] == "":
-			available = min(available, groupV2.available(root, fields[2]))
+			found[groupV2.mount] = fields[2]
 		case slices.Contains(strings.Split(fields[1], ","), "memory"):
-			available = min(available, groupV1.available(root, fields[2]))
+			found[groupV1.mount] = fields[2]
+		}
+	}
+	return found
+}
+
+// groupAvailable returns the bytes that the control groups of the process leave.
+func groupAvailable(proc, process, root string, promised []Promised) uint64 {
+	available := uint64(math.MaxUint64)
+	in := memberships(filepath.Join(proc, process, "cgroup"))
+	for _, v := range []groupVersion{groupV1, groupV2} {
+		if path, is := in[v.mount]; is {
+			available = min(available, v.available(root, path, func(group string) (bytes uint64) {
+				for _, p := range promised {
+					if of, known := pathsOf(p.PID, proc)[v.mount]; !known || isWithin(of, group) {
+						bytes += p.Bytes
+					}
+				}
+				return bytes
+			}))
 		}
 	}
 	return available
 }
 
-// available returns the bytes that the groups from path to the root leave. In a container the path may be the host's,
-// while the mount begins at the container's own group.
-func (v groupVersion) available(root, path string) uint64 {
+// isWithin reports whether a group is another, or below it.
+func isWithin(group, other string) bool {
+	return group == other || other == "/" || strings.HasPrefix(group, other+"/")
+}
+
+// available returns the bytes that the groups from path to the root leave beside what is promised in each. In a container
+// the path may be the host's, while the mount begins at the container's own group.
+func (v groupVersion) available(root, path string, promised func(group string) uint64) uint64 {
 	available := uint64(math.MaxUint64)
 	for ; ; path = filepath.Dir(path) {
 		directory := filepath.Join(root, v.mount, path)
-		limit, limited := number(filepath.Join(directory, v.limit))
-		used, known := number(filepath.Join(directory, v.used))
-		if limited && known {
-			left := limit - min(limit, used)
-			available = min(available, left+value(filepath.Join(directory, "memory.stat"), v.inactiveFile))
+		left, limited := uint64(math.MaxUint64), false
+		bound := func(limit, used string) {
+			most, has := number(filepath.Join(directory, limit))
+			now, known := number(filepath.Join(directory, used))
+			if has && known {
+				left, limited = min(left, most-min(most, now)), true
+			}
+		}
+		for _, limit := range v.limits {
+			bound(limit, v.used)
+		}
+		if v.both != "" {
+			bound(v.both, v.inUse)
+		}
+		if limited {
+			left += value(filepath.Join(directory, "memory.stat"), v.inactiveFile)
+			available = min(available, left-min(left, promised(path)))
 		}
 		if path == "/" || path == "." {
 			return available

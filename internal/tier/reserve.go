@@ -31,7 +31,7 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 	if free = reply.Reserved[node]; bytes == Unchanged {
 		return free, err
 	}
-	if available := hostmemory.Machine(); err == nil && bytes > free && bytes-free > available {
+	if available := hostmemory.Machine(ledger.Promised()); err == nil && bytes > free && bytes-free > available {
 		err = cuda.Refuse(cuda.OperatingSystem, "it needs %s more of host memory, and %s are available",
 			readable.Bytes(bytes-free), readable.Bytes(available))
 	}

@@ -84,9 +84,15 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 		}
 	}()
 	taken := to == control.ToHost && m.take(set, made)
-	if free := min(hostmemory.Machine(), hostmemory.Group("self")); to == control.ToHost && !taken && free < set.Bytes {
-		return set, cuda.Refuse(cuda.OperatingSystem, "it needs %s of host memory, and %s are available; --to disk needs "+
-			"none", readable.Bytes(set.Bytes), readable.Bytes(free))
+	if inMemory := to == control.ToDisk && isInMemory(directory); inMemory || to == control.ToHost && !taken {
+		promise, free := ledger.Promise(set.Bytes)
+		if promise == nil {
+			return set, cuda.Refuse(cuda.OperatingSystem, "it needs %s of host memory%s, and %s are available%s",
+				readable.Bytes(set.Bytes), map[bool]string{true: ", which " + directory + " is"}[inMemory],
+				readable.Bytes(free), map[bool]string{false: "; --to disk needs none"}[inMemory])
+		}
+		defer promise.End()
+		m.promise = promise
 	}
 	m.direct = isMapped(set) && (taken || to == Device)
 	if err = m.copy(set, made, to); err != nil {
@@ -120,8 +126,9 @@ func (e *end) close() {
 // mover copies chunks.
 type mover struct {
 	directory string
-	driver    *cuda.Driver // nil: none of it is mapped
-	direct    bool         // both ends are mapped
+	driver    *cuda.Driver        // nil: none of it is mapped
+	direct    bool                // both ends are mapped
+	promise   *hostmemory.Promise // of what files in memory take; nil: there are none
 	device    cuda.Device
 	context   cuda.Context
 }
@@ -175,7 +182,9 @@ func (m *mover) copy(set control.KeptSet, made []end, to string) error {
 		running.Go(func() {
 			errs[n] = m.work(func(w worker) (err error) {
 				for i := int(next.Add(1)) - 1; err == nil && i < len(made); i = int(next.Add(1)) - 1 {
-					err = m.copyChunk(w, set.Chunks[i], set.Place, &made[i], to)
+					if err = m.copyChunk(w, set.Chunks[i], set.Place, &made[i], to); m.promise != nil {
+						m.promise.Touched(set.Chunks[i].Bytes)
+					}
 				}
 				return err
 			})
@@ -348,8 +357,10 @@ func (m *mover) newFile(to string, size int64) (file *os.File, err error) {
 		var descriptor int
 		descriptor, err = unix.MemfdCreate("tms-set", unix.MFD_CLOEXEC)
 		file = os.NewFile(uintptr(descriptor), "the copy")
-	} else if file, err = os.CreateTemp(m.directory, "tms-set-"); err == nil {
-		err = cmp.Or(os.Remove(file.Name()), unix.Fallocate(int(file.Fd()), 0, 0, size))
+	} else if err = os.MkdirAll(m.directory, 0o700); err == nil {
+		if file, err = os.CreateTemp(m.directory, "tms-set-"); err == nil {
+			err = cmp.Or(os.Remove(file.Name()), allocate(file, size))
+		}
 	}
 	if err != nil {
 		_ = file.Close()

@@ -10,12 +10,14 @@ import (
 
 // Budget is the host memory that one transition may take for all its devices, which work side by side. The system
 // counts memory only once it is touched, and touching more than there is makes the kernel kill a process, most likely
-// this one. The zero value reads what the machine and the control group have at its first use; a nil one reads it each
-// time.
+// this one. So a budget promises in a ledger, which other processes see, what the transition is about to touch. A nil
+// one looks each time at what there is.
 type Budget struct {
-	mu    sync.Mutex
-	asked bool
-	left  uint64 // bytes
+	Ledger *hostmemory.Ledger // nil: there is none
+
+	mu       sync.Mutex
+	promises []*hostmemory.Promise
+	left     uint64 // bytes that are promised, and not taken yet
 }
 
 // Shortage is the ErrHostMemory of a backup that needs more than there is, in bytes.
@@ -35,34 +37,54 @@ func NoHostMemory(cause error) error {
 		"memory of another device, or make what may go without a backup", ErrHostMemory, cause)
 }
 
-// Check fails where less than so many bytes are left. Errors: *Shortage.
-func (b *Budget) Check(bytes uint64) error { return b.take(bytes, 0) }
-
-// Take is Check, and then takes the bytes. Errors: *Shortage.
-func (b *Budget) Take(bytes uint64) error { return b.take(bytes, bytes) }
-
-func (b *Budget) take(need, taken uint64) error {
+// Check promises that the transition will take so many bytes. Errors: *Shortage.
+func (b *Budget) Check(bytes uint64) error {
 	if b == nil {
 		b = &Budget{}
+		defer b.End()
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.asked {
-		b.asked, b.left = true, min(hostmemory.Machine(), hostmemory.Group("self"))
+	if bytes <= b.left {
+		return nil
 	}
-	if need > b.left {
-		return &Shortage{need, b.left}
+	promise, available := b.Ledger.Promise(bytes - b.left)
+	if promise == nil {
+		return &Shortage{bytes, b.left + available}
 	}
-	b.left -= taken
+	b.promises, b.left = append(b.promises, promise), bytes
 	return nil
 }
 
-// Give gives bytes back that were taken.
-func (b *Budget) Give(bytes uint64) {
+// Take takes bytes, promised or not. Errors: *Shortage.
+func (b *Budget) Take(bytes uint64) error {
+	if err := b.Check(bytes); err != nil || b == nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left -= min(b.left, bytes) // devices that take beside one another have been checked together
+	return nil
+}
+
+// Touched notes that the system counts so many of the bytes from now on.
+func (b *Budget) Touched(bytes uint64) {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.left += bytes
+	for _, promise := range b.promises {
+		bytes -= promise.Touched(bytes)
+	}
+}
+
+// End ends the promises.
+func (b *Budget) End() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, promise := range b.promises {
+		promise.End()
+	}
+	b.promises, b.left = nil, 0
 }

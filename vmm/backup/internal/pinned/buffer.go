@@ -67,7 +67,6 @@ func New(driver *cuda.Driver, job backup.Job, sizes ...uint64) (*Buffer, error) 
 	}
 	mapping, err := mmap(int(b.Size + hugePage))
 	if err != nil {
-		job.Budget.Give(b.Size)
 		if errors.Is(err, unix.EAGAIN) { // mappings would be locked, and that is limited
 			err = fmt.Errorf("%w: raise ulimit -l, since the process locks its memory (mlockall)", err)
 		}
@@ -130,6 +129,7 @@ func (b *Buffer) Touch(p Piece) (complete bool) {
 	for at := 0; at < len(memory); at += smallPage {
 		memory[at] = 0
 	}
+	b.budget.Touched(p.size)
 	return b.Registrations[p.Registration].untouched.Add(-1) == 0
 }
 
@@ -180,7 +180,6 @@ func (b *Buffer) unpin(i int) error {
 	err := munmap(b.around(i))
 	if err == nil {
 		r.unmapped = true
-		b.budget.Give(r.Size)
 	}
 	return err
 }
