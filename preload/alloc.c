@@ -19,8 +19,9 @@ static int allocate(void *allocation)
 	struct allocation *of = allocation;
 	void *context = NULL;
 	struct visit saved;
-	gate_before_allocation();
-	int code = go_enter(&saved);
+	int code = gate_before_allocation();
+	if (code == SUCCESS)
+		code = go_enter(&saved);
 	if (code == SUCCESS) {
 		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
 			context = NULL; /* the engine gets the error again, with a text */

@@ -314,6 +314,7 @@ func openGate() {
 	if gate.shut {
 		C.gate_set(C.GATE_OPEN)
 		gate.shut = false
+		leaveSignals()
 	}
 }
 
@@ -341,8 +342,12 @@ func setGate(state C.enum_gate_state) error {
 	defer gate.Unlock()
 	if errno := C.gate_set(state); errno != 0 {
 		gate.shut = false
+		leaveSignals()
 		return unsupported("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads "+
 			"cannot be stopped: %v", unix.Errno(errno))
+	}
+	if !gate.shut {
+		watchSignals()
 	}
 	gate.shut = true
 	return nil

@@ -71,8 +71,9 @@ EXPORT int tms_kept_add(tms_kept *set, size_t size, void **address)
 	uint64_t made = 0;
 	if (!address)
 		return error_fail(ERROR_INVALID_VALUE, "the address to fill in is NULL");
-	gate_before_allocation();
-	int code = on(OPERATION_KEPT_ADD, set, NULL, size, &made);
+	int code = gate_before_allocation();
+	if (code == SUCCESS)
+		code = on(OPERATION_KEPT_ADD, set, NULL, size, &made);
 	if (code == SUCCESS)
 		*address = (void *)(uintptr_t)made;
 	return code;
@@ -95,8 +96,8 @@ EXPORT int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_
 
 EXPORT int tms_kept_attach(tms_kept *set)
 {
-	gate_before_allocation();
-	return on(OPERATION_KEPT_ATTACH, set, NULL, 0, NULL);
+	int code = gate_before_allocation();
+	return code == SUCCESS ? on(OPERATION_KEPT_ATTACH, set, NULL, 0, NULL) : code;
 }
 
 EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device)

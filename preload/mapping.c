@@ -47,8 +47,10 @@ struct creation {
 static int create_once(void *creation)
 {
 	struct creation *of = creation;
-	gate_before_allocation();
-	return IN_GO(tmsMemCreate(&of->number, of->size, (void *)of->prop, of->prop->location, &of->settings));
+	int code = gate_before_allocation();
+	if (code == SUCCESS)
+		code = IN_GO(tmsMemCreate(&of->number, of->size, (void *)of->prop, of->prop->location, &of->settings));
+	return code;
 }
 
 static int create(uint64_t *handle, size_t size, const struct prop *prop)

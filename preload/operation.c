@@ -115,7 +115,9 @@ HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*dev
 	useconds_t between = BETWEEN;
 	code = operation_apart(&asked, result);
 	for (int tries = 0; code == SHARE_STOPPED || (code == NOT_READY && (held = held || gate_is_shut()) && tries < TRIES);) {
-		gate_wait();
+		int waited = gate_wait();
+		if (waited != SUCCESS)
+			return waited;
 		usleep(between); /* the others are being resumed too, or about to be */
 		if (code == SHARE_STOPPED && between < BETWEEN_MOST)
 			between *= 2;

@@ -67,8 +67,9 @@ EXPORT int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *st
 	uintptr_t made = 0;
 	if (!address)
 		return error_fail(ERROR_INVALID_VALUE, "the address to fill in is NULL");
-	gate_before_allocation(); /* even where the pool has free memory: a pause may have to take it first */
-	int code = IN_GO(tmsPoolMalloc((uintptr_t)pool, &made, size, (uintptr_t)stream));
+	int code = gate_before_allocation(); /* even where the pool has free memory: a pause may have to take it first */
+	if (code == SUCCESS)
+		code = IN_GO(tmsPoolMalloc((uintptr_t)pool, &made, size, (uintptr_t)stream));
 	trace_pool_malloc(code, (void *)made, size, stream, pool);
 	if (code == SUCCESS)
 		*address = (void *)made;

@@ -149,6 +149,19 @@ func (thisProcess) Log(err error) {
 	}
 }
 
+// Kept tells a user at the terminal why the program stands still.
+func (thisProcess) Kept() {
+	if !bool(C.gate_is_shut()) {
+		return
+	}
+	go func() {
+		if bool(C.error_on_terminal()) {
+			goruntime.Log(fmt.Sprintf("this program is paused: its threads wait before their next CUDA call. "+
+				"tms resume %d continues it; Ctrl-C resumes and interrupts it", os.Getpid()))
+		}
+	}()
+}
+
 func (thisProcess) Bound(path string, device, inode uint64) {
 	C.control_bound((*C.char)(goruntime.Terminated(path)), C.dev_t(device), C.ino_t(inode))
 }

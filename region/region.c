@@ -10,7 +10,8 @@ __thread struct region_thread region_thread
 	__attribute__((tls_model("initial-exec"), visibility("hidden")));
 HIDDEN struct region_settings region_defaults = {.tag = "default"};
 HIDDEN struct region_config region_config = {.extent_bytes = 80 << 20 /* four of PyTorch's blocks */, .shareable = -1,
-						.share_at_least = -1};
+						.share_at_least = -1,
+						.signal_wait = 5};
 HIDDEN struct region_process region_process;
 
 /* Names are never freed, so the lists only grow and need no lock, which fork could leave held. A program may name each

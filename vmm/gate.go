@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"tms/internal/backoff"
@@ -22,6 +23,22 @@ func (e *Engine) Gated() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.gating
+}
+
+// GatedTags lists the tags of which gated pauses keep something paused. It is never nil.
+func (e *Engine) GatedTags() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	names := []string{}
+	for _, d := range e.devices {
+		for name, t := range d.tags {
+			if slices.ContainsFunc(t.segments, func(s *segment) bool { return s.gated }) &&
+				!slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }
 
 // tellUngated is called after anything that may have ended the last gated pause. The caller holds e.mu.

@@ -48,17 +48,28 @@ HIDDEN void gate_hold_allocations(void)
 	atomic_store(&holds_allocations, true);
 }
 
-HIDDEN void gate_before_allocation(void)
+/* A thread that is not let in leaves with NULL, too, but then the gate still is shut. */
+static int wait_until_open(const struct gate_call *call)
+{
+	gate_leave_capture(gate_enter_capture(call, NULL));
+	if (!gate_is_shut() || !gate_refuses())
+		return SUCCESS;
+	return error_fail(ERROR_ILLEGAL_STATE, "this process is paused and was told to end, and its memory cannot come "
+					       "back now; tms resume %d brings it back", (int)getpid());
+}
+
+HIDDEN int gate_before_allocation(void)
 {
 	static const struct gate_call call = {.name = "an allocation", .kind = WORK};
 	if (unlikely(atomic_load_explicit(&holds_allocations, memory_order_relaxed)))
-		gate_leave_capture(gate_enter_capture(&call, NULL));
+		return wait_until_open(&call);
+	return SUCCESS;
 }
 
-HIDDEN void gate_wait(void)
+HIDDEN int gate_wait(void)
 {
 	static const struct gate_call call = {.name = "an import", .kind = WORK};
-	gate_leave_capture(gate_enter_capture(&call, NULL));
+	return wait_until_open(&call);
 }
 
 /* The kernel may have given an ended thread's number to a thread of another process, so the question names both. */

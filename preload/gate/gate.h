@@ -18,8 +18,8 @@ HIDDEN int gate_set(enum gate_state state);		 /* an errno */
 HIDDEN bool gate_is_shut(void);
 HIDDEN bool gate_has_worked(void);	  /* a thread gave the device work since the last call of this, or waits for it */
 HIDDEN void gate_hold_allocations(void);  /* until it opens */
-HIDDEN void gate_before_allocation(void); /* waits until allocations are no longer held */
-HIDDEN void gate_wait(void);		  /* until it is open */
+HIDDEN int gate_before_allocation(void);  /* waits until allocations are no longer held; a code */
+HIDDEN int gate_wait(void);		  /* until it is open; a code */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
 HIDDEN bool gate_inside(struct gate_user *user); /* a thread in any call, even one that polls; false: none */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a loaded library starts work by itself */

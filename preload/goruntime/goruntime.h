@@ -50,6 +50,7 @@ HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_prefix(const char *words); /* put before its text */
 HIDDEN void error_log(const char *text); /* one line on stderr */
+HIDDEN bool error_on_terminal(void); /* lines on stderr go to one */
 HIDDEN void error_log_failure(const char *function, int code); /* the last failure, in a line; not for SUCCESS */
 
 /* enter.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
@@ -153,6 +154,11 @@ extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose han
 enum { HANDLERS_BUS = 2, HANDLERS_ALL = 7 };
 HIDDEN void handlers_arm(void);
 HIDDEN void handlers_find(void); /* the functions behind ours: before a lock that the loader's may not come below */
+/* Notes SIGINT, SIGTERM and, if hangup, SIGHUP, which ask the program to end, before its handlers get them, each until it
+ * has come. handlers_end_came returns one that has come since the last call, 0: none. */
+HIDDEN void handlers_watch_ends(bool hangup);
+HIDDEN void handlers_leave_ends(void);
+HIDDEN int handlers_end_came(void);
 /* Takes a SIGBUS in memory that the library itself has mapped, in a handler, so that the instruction can go on. NULL
  * until it is set. */
 typedef bool handlers_take(const void *address);

@@ -1,7 +1,7 @@
 /* handlers leaves the host's signals alone. The Go runtime cannot install a handler (scripts/build.sh gives it a
- * sigaction of its own). For the faults that it turns into a panic the handler is ours; sigaction and signal below let
- * the host set and read its actions as if ours were not there. When a signal is the host's, the host's action is put
- * back and the signal comes again. */
+ * sigaction of its own). For the faults that it turns into a panic the handler is ours, and while the program is paused
+ * for the signals that ask it to end; sigaction and signal below let the host set and read its actions as if ours were
+ * not there. When a signal is the host's, the host's action is put back and the signal comes again. */
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "forward.h"
@@ -12,13 +12,13 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE};
-enum { FAULTS = sizeof faults / sizeof *faults };
+static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGINT, SIGTERM, SIGHUP};
+enum { FAULTS = 3, SIGNALS = sizeof signals / sizeof *signals }; /* the faults come first */
 
 static struct sigaction go_action[FAULTS];
 /* What the kernel would have if ours were not there: of use only where the kernel has ours. It is written under the lock,
  * and never by a child of vfork, which has dispositions of its own but the parent's memory. */
-static struct sigaction host_action[FAULTS];
+static struct sigaction host_action[SIGNALS];
 static struct fork_mark arming; /* of the process that has armed */
 HIDDEN _Atomic unsigned handlers_armed;
 HIDDEN handlers_take *_Atomic handlers_taker;
@@ -80,10 +80,10 @@ static void unlock(const sigset_t *saved)
 	pthread_sigmask(SIG_SETMASK, saved, NULL);
 }
 
-static int fault_number(int signal)
+static int number_of(int signal)
 {
-	for (int i = 0; i < FAULTS; i++)
-		if (faults[i] == signal)
+	for (int i = 0; i < SIGNALS; i++)
+		if (signals[i] == signal)
 			return i;
 	return -1;
 }
@@ -109,6 +109,12 @@ static bool in_go(uintptr_t pc)
 }
 
 static void on_fault(int signal, siginfo_t *info, void *context);
+static void on_end(int signal, siginfo_t *info, void *context);
+
+static bool is_ours(const struct sigaction *action)
+{
+	return action->sa_sigaction == on_fault || action->sa_sigaction == on_end;
+}
 
 /* A fault happens again when its instruction runs again, with the host's action in place. A signal that somebody sent,
  * or that reports damaged memory nobody touched, must be sent again. It goes to this thread: any other that does not
@@ -147,25 +153,32 @@ static bool on_its_stack(int i, ucontext_t *context)
 	}
 	if (visit && (uintptr_t)visit - (uintptr_t)stack->ss_sp < stack->ss_size) {
 		/* This overwrote the frame of a host's handler on that stack. */
-		next.sigaction(faults[i], &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+		next.sigaction(signals[i], &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
 		return false;
 	}
 	return true;
 }
 
+/* The next entry into Go sets our handler again. Under the lock. */
+static void disarm(int i)
+{
+	if (i < FAULTS && !borrows())
+		atomic_fetch_and(&handlers_armed, ~(1u << i));
+}
+
 /* Puts the host's action in place of ours. The kernel says which one is there: another thread may have been faster, and a
- * child of vfork has changed only its own. */
-static void give_back(int i)
+ * child of vfork has changed only its own. Returns that one. */
+static struct sigaction give_back(int i)
 {
 	struct sigaction now;
 	sigset_t saved;
 	lock(&saved);
-	next.sigaction(faults[i], NULL, &now);
-	if (now.sa_sigaction == on_fault)
-		next.sigaction(faults[i], &host_action[i], NULL);
-	if (!borrows())
-		atomic_fetch_and(&handlers_armed, ~(1u << i));
+	next.sigaction(signals[i], NULL, &now);
+	if (is_ours(&now))
+		next.sigaction(signals[i], &host_action[i], NULL);
+	disarm(i);
 	unlock(&saved);
+	return now;
 }
 
 static bool taken(const void *address)
@@ -176,7 +189,7 @@ static bool taken(const void *address)
 
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
-	int i = fault_number(signal);
+	int i = number_of(signal);
 	bool happened = info->si_code > 0 && !(signal == SIGBUS && info->si_code == BUS_MCEERR_AO);
 	if (happened && signal == SIGBUS && taken(info->si_addr))
 		return;
@@ -197,13 +210,40 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 	errno = error;
 }
 
+static _Atomic unsigned ends_came; /* a bit for each signal that did, 1 << its number */
+
+HIDDEN int handlers_end_came(void)
+{
+	unsigned came = atomic_exchange(&ends_came, 0);
+	return came ? __builtin_ctz(came) : 0;
+}
+
+/* Nothing shows afterwards that a handler of the program's has run, so ours runs before it. Where ours is no longer in
+ * place, another thread has put the program's back; or an action that was set past us has ours as the previous one, and
+ * passes the signal on. A child has the handler, too, and perhaps the memory, but nobody waits for its end. */
+static void on_end(int signal, siginfo_t *info, void *context)
+{
+	const int i = number_of(signal), error = errno;
+	if (!fork_other_process(&arming))
+		atomic_fetch_or(&ends_came, 1u << signal);
+	const struct sigaction now = give_back(i), host = host_action[i];
+	errno = error;
+	if (is_ours(&now) || now.sa_sigaction == host.sa_sigaction)
+		send_again(signal, info, context);
+	else if (host.sa_flags & SA_SIGINFO)
+		host.sa_sigaction(signal, info, context);
+	else if (host.sa_handler != SIG_DFL && host.sa_handler != SIG_IGN)
+		host.sa_handler(signal);
+	errno = error;
+}
+
 /* Reports whether our handler may replace the one in place: sigaction below must know that one when the host asks.
  * Another was set past us, by system call, and may hold ours to pass on to. An ignored signal stays ignored, because an
  * executed program inherits that. */
 static bool replaceable(int i, const struct sigaction *now)
 {
-	static bool replaced[FAULTS];
-	if (now->sa_handler == SIG_IGN || now->sa_sigaction == on_fault)
+	static bool replaced[SIGNALS];
+	if (now->sa_handler == SIG_IGN || is_ours(now))
 		return false;
 	bool known = !replaced[i] || now->sa_handler == SIG_DFL || now->sa_sigaction == host_action[i].sa_sigaction;
 	replaced[i] = true;
@@ -224,14 +264,42 @@ HIDDEN void handlers_arm(void)
 		fork_mark_set(&arming);
 	for (int i = 0; i < FAULTS; i++) {
 		struct sigaction now;
-		next.sigaction(faults[i], NULL, &now);
+		next.sigaction(signals[i], NULL, &now);
 		/* Go has none while it is asleep, or in a test binary, which has its own. */
-		bool wanted = go_action[i].sa_sigaction || (faults[i] == SIGBUS && atomic_load(&handlers_taker));
+		bool wanted = go_action[i].sa_sigaction || (signals[i] == SIGBUS && atomic_load(&handlers_taker));
 		if (wanted && replaceable(i, &now))
-			next.sigaction(faults[i], &ours, &host_action[i]); /* as it is at this moment */
+			next.sigaction(signals[i], &ours, &host_action[i]); /* as it is at this moment */
 	}
 	atomic_store(&handlers_armed, HANDLERS_ALL);
 	unlock(&saved);
+}
+
+/* Where the program has no handler, the kernel ends it, or it ignores the signal: both without us. Ours has the flags of
+ * the program's, so that a system call that it interrupts goes on, or not, as it would without us. */
+HIDDEN void handlers_watch_ends(bool hangup)
+{
+	handlers_arm(); /* finds the functions, and marks the process */
+	sigset_t saved;
+	lock(&saved);
+	for (int i = FAULTS; i < SIGNALS; i++) {
+		struct sigaction now;
+		next.sigaction(signals[i], NULL, &now);
+		if ((signals[i] == SIGHUP && !hangup) || now.sa_handler == SIG_DFL || !replaceable(i, &now))
+			continue;
+		host_action[i] = now;
+		now.sa_flags = (now.sa_flags & (SA_ONSTACK | SA_RESTART)) | SA_SIGINFO;
+		now.sa_sigaction = on_end;
+		sigfillset(&now.sa_mask);
+		next.sigaction(signals[i], &now, &host_action[i]); /* as it is at this moment */
+	}
+	unlock(&saved);
+}
+
+HIDDEN void handlers_leave_ends(void)
+{
+	for (int i = FAULTS; i < SIGNALS; i++)
+		give_back(i);
+	atomic_store(&ends_came, 0);
 }
 
 /* The Go runtime calls this for sigaction. While it starts, it sees nothing but defaults, and all that it sets is
@@ -242,8 +310,8 @@ HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct s
 		handlers_find();
 		return next.sigaction(signal, action, old);
 	}
-	int i = fault_number(signal);
-	if (action && i >= 0)
+	int i = number_of(signal);
+	if (action && i >= 0 && i < FAULTS)
 		go_action[i] = *action;
 	if (old)
 		*old = (struct sigaction){.sa_handler = SIG_DFL};
@@ -255,7 +323,7 @@ HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct s
 static bool passed_on(int signal)
 {
 	handlers_find();
-	return likely(fault_number(signal) < 0 || (atomic_load(&go_state) == GO_ASLEEP && !atomic_load(&handlers_taker)));
+	return likely(number_of(signal) < 0 || (atomic_load(&go_state) == GO_ASLEEP && !atomic_load(&handlers_taker)));
 }
 
 /* The host has set an action; handlers_arm takes it from there. Under the lock. */
@@ -263,22 +331,22 @@ static void set_by_host(int i)
 {
 	if (borrows())
 		return;
-	next.sigaction(faults[i], NULL, &host_action[i]);
-	atomic_fetch_and(&handlers_armed, ~(1u << i));
+	next.sigaction(signals[i], NULL, &host_action[i]);
+	disarm(i);
 }
 
 EXPORT int sigaction(int signal, const struct sigaction *action, struct sigaction *old)
 {
 	if (passed_on(signal))
 		return next.sigaction(signal, action, old);
-	int i = fault_number(signal);
+	int i = number_of(signal);
 	struct sigaction wanted, was;
 	if (action)
 		wanted = *action; /* a bad pointer faults here, while faults are not blocked */
 	sigset_t saved;
 	lock(&saved);
 	int code = next.sigaction(signal, action ? &wanted : NULL, &was);
-	if (code == 0 && was.sa_sigaction == on_fault)
+	if (code == 0 && is_ours(&was))
 		was = host_action[i];
 	if (code == 0 && action)
 		set_by_host(i);
@@ -297,11 +365,11 @@ static sighandler_t set_handler(sighandler_t (*set)(int, sighandler_t), int sign
 {
 	if (passed_on(signal))
 		return set(signal, handler);
-	int i = fault_number(signal);
+	int i = number_of(signal);
 	sigset_t saved;
 	lock(&saved);
 	sighandler_t was = set(signal, handler);
-	if ((void *)was == (void *)on_fault)
+	if (is_ours(&(struct sigaction){.sa_handler = was}))
 		was = host_action[i].sa_handler;
 	if (was != SIG_ERR)
 		set_by_host(i);
@@ -334,10 +402,10 @@ ALSO(sysv_signal, __sysv_signal);
 	({                                                                                         \
 		bool concerns_ = !passed_on(signal);                                               \
 		if (concerns_)                                                                     \
-			give_back(fault_number(signal));                                           \
+			give_back(number_of(signal));                                           \
 		__typeof__(call) result_ = (call);                                                 \
 		if (concerns_)                                                                     \
-			host_has_set(fault_number(signal));                                        \
+			host_has_set(number_of(signal));                                        \
 		result_;                                                                           \
 	})
 
@@ -346,8 +414,8 @@ static void host_has_set(int i)
 	struct sigaction now;
 	sigset_t saved;
 	lock(&saved);
-	next.sigaction(faults[i], NULL, &now);
-	if (now.sa_sigaction != on_fault) /* else another thread has armed since */
+	next.sigaction(signals[i], NULL, &now);
+	if (!is_ours(&now)) /* else another thread has armed since */
 		set_by_host(i);
 	unlock(&saved);
 }
@@ -355,7 +423,7 @@ static void host_has_set(int i)
 EXPORT sighandler_t sigset(int signal, sighandler_t handler)
 {
 	sighandler_t was = ON_THE_HOSTS_OWN(signal, next.sigset(signal, handler));
-	return (void *)was == (void *)on_fault ? host_action[fault_number(signal)].sa_handler : was;
+	return is_ours(&(struct sigaction){.sa_handler = was}) ? host_action[number_of(signal)].sa_handler : was;
 }
 
 EXPORT int sigignore(int signal)

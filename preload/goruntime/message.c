@@ -53,6 +53,11 @@ OUT_OF_LINE bool is_stderr(void)
 	       (S_ISREG(file.st_mode) && fcntl(STDERR_FILENO, F_GETFL) & O_APPEND);
 }
 
+HIDDEN bool error_on_terminal(void)
+{
+	return is_stderr() && isatty(STDERR_FILENO);
+}
+
 HIDDEN void error_set(const char *message)
 {
 	struct thread *mine = thread_mine();

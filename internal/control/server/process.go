@@ -39,6 +39,8 @@ type Process interface {
 	// Log writes a line on the host's stderr, from another thread, because descriptor 2 is a different file on this
 	// one.
 	Log(error)
+	// Kept notes that a client keeps the process paused and leaves.
+	Kept()
 	// Bound notes the socket's file, which the process removes at its end.
 	Bound(path string, device, inode uint64)
 	// SetPending notes whether a client is pausing everything.

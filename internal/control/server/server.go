@@ -302,6 +302,7 @@ func (s *Server) act(c *connection, r control.Request) error {
 	}
 	if r.Op == control.Keep {
 		s.release(s.rights.Keep(c))
+		s.process.Kept()
 		s.settle()
 		c.answer(control.Reply{ID: r.ID, OK: true})
 		return nil

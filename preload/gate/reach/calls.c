@@ -8,7 +8,8 @@
 #include "../../../forward/symbols.h"
 #include "../../../forward/words.h"
 
-enum { NOT_FOUND = 302, NO_MEMORY = 2, TRIES = 3 }; /* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY */
+/* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY, ILLEGAL_STATE */
+enum { NOT_FOUND = 302, NO_MEMORY = 2, PAUSED = 401, TRIES = 3 };
 
 enum {
 #define X(symbol, ...) AT_##symbol,
@@ -96,6 +97,8 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 			struct gate_poll way = enter(kind, call, stream);                                  \
 			if (way.mark == NO_MARK)                                                           \
 				return NO_MEMORY;                                                          \
+			if (way.mark == REFUSED)                                                           \
+				return PAUSED;                                                             \
 			int code = real(PASS_##words);                                                     \
 			leave(kind, way);                                                                  \
 			if (room == NEVER || code != NO_MEMORY || tries == TRIES || !makes_room(room, argument)) \

@@ -44,7 +44,9 @@ struct gate_registration {
 #define GATE_ASKED(X) \
 	X(const char *, not_gated, (void), ()) /* a function in use that bypasses it; NULL: none */ \
 	X(bool, polls, (const char *symbol), (symbol)) /* such calls wait only for the driver's checkpoint */ \
-	X(bool, is_waited_for, (void), ()) /* a thread waits for another state */
+	X(bool, is_waited_for, (void), ()) /* a thread waits for another state */ \
+	X(void, refuse, (bool on), (on)) /* calls that would wait fail, until the gate opens */ \
+	X(bool, refuses, (void), ())
 
 /* And about NCCL: X(returns, name, parameters, arguments). One caller at a time holds
  * and begins, and one aligns ranks. Some functions go through entries, from *cursor 0 on, and return false at the

@@ -120,12 +120,37 @@ static bool is_open(uint32_t state, enum gate_kind kind)
 	return passes[state][kind] || is_child();
 }
 
+static _Atomic uint32_t changes; /* of the state, of refuses, and of NCCL's hold */
+static _Atomic bool refuses;	 /* calls that would wait fail instead */
+
+HIDDEN uint32_t gate_change(void)
+{
+	return atomic_load_explicit(&changes, memory_order_acquire);
+}
+
 /* A bare system call, because a cancelled thread must not end here, in the middle of a call of the program's. */
-static void wait_while(uint32_t state)
+HIDDEN void gate_wait_for_change(uint32_t seen)
 {
 	int error = errno;
-	syscall(SYS_futex, &gate_state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
+	syscall(SYS_futex, &changes, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 	errno = error;
+}
+
+HIDDEN void gate_changed(void)
+{
+	atomic_fetch_add(&changes, 1);
+	syscall(SYS_futex, &changes, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+HIDDEN bool gate_refuses(void)
+{
+	return atomic_load_explicit(&refuses, memory_order_relaxed) && !is_child();
+}
+
+HIDDEN void gate_refuse(bool on)
+{
+	atomic_store(&refuses, on);
+	gate_changed();
 }
 
 static _Atomic bool saw_capture; /* all captures come by gate_enter */
@@ -147,6 +172,7 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 	if (was == INSIDE)
 		return NULL;
 	for (;;) {
+		uint32_t seen = gate_change();
 		atomic_store_explicit(&mine->call, call, memory_order_relaxed);
 		atomic_store_explicit(&mine->stream, stream, memory_order_relaxed);
 		atomic_store_explicit(&mine->inside, TRYING, memory_order_relaxed);
@@ -155,7 +181,11 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 		if (is_open(state, call->kind))
 			break;
 		atomic_store_explicit(&mine->inside, OUT, memory_order_release);
-		wait_while(state);
+		if (was == OUT && gate_refuses())
+			return REFUSED;
+		/* A handler is never refused above a thread that wrote TRYING: that thread may have read "open", and would
+		 * go on while the gate is closed. */
+		gate_wait_for_change(seen);
 	}
 	if (was != OUT)
 		return NULL; /* a handler: TRYING stays, as the thread that it interrupted wrote it */
@@ -173,13 +203,16 @@ HIDDEN struct gate_poll gate_enter_poll(const struct gate_call *call)
 		return poll;
 	poll.outer = atomic_load_explicit(&poll.mark->polling, memory_order_relaxed);
 	for (;;) {
+		uint32_t seen = gate_change();
 		atomic_store_explicit(&poll.mark->polling, call, memory_order_relaxed);
 		atomic_signal_fence(memory_order_seq_cst);
 		uint32_t state = atomic_load_explicit(&gate_state, memory_order_relaxed);
 		if (is_open(state, POLL) || atomic_load_explicit(&poll.mark->inside, memory_order_relaxed) == INSIDE)
 			return poll;
 		atomic_store_explicit(&poll.mark->polling, NULL, memory_order_release);
-		wait_while(state);
+		if (!poll.outer && gate_refuses()) /* else the outer poll may go on while the gate is closed */
+			return (struct gate_poll){REFUSED, NULL};
+		gate_wait_for_change(seen);
 	}
 }
 
@@ -206,8 +239,10 @@ static int set(enum gate_state state, const volatile char *byte)
 		atomic_store(&registered, true);
 	}
 	bool stricter = state > atomic_exchange(&gate_state, state);
+	if (state == GATE_OPEN)
+		atomic_store(&refuses, false);
 	if (!stricter || syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0) == 0) {
-		syscall(SYS_futex, &gate_state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+		gate_changed();
 		return 0;
 	}
 	int error = errno;
@@ -231,14 +266,14 @@ static struct gate_mark *next(const struct gate_mark *mark)
  * again. */
 HIDDEN bool gate_is_waited_for(void)
 {
-	return syscall(SYS_futex, &gate_state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) > 0;
+	return syscall(SYS_futex, &changes, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) > 0;
 }
 
-/* Without a mark the call itself, below, is refused. */
+/* Without a mark, or at a gate that refuses, the call itself, below, fails. */
 static struct gate_mark *enter(const struct gate_call *call, uintptr_t stream)
 {
 	struct gate_mark *mark = gate_enter(call, stream);
-	return mark == NO_MARK ? NULL : mark;
+	return mark == NO_MARK || mark == REFUSED ? NULL : mark;
 }
 
 EXPORT const struct gate tms_reach_gate = {

@@ -91,19 +91,20 @@ static __thread struct {
 	bool filled;
 } mine __attribute__((tls_model("initial-exec")));
 static _Atomic int inside;
-static _Atomic uint32_t held; /* nobody may enter */
+static _Atomic bool held; /* nobody may enter */
 static _Atomic pid_t holder;  /* the process for which that is so */
 
-HIDDEN void nccl_step_in(void)
+HIDDEN bool nccl_step_in(bool may_fail)
 {
 	for (;;) {
+		uint32_t seen = gate_change();
 		atomic_fetch_add(&inside, 1);
 		if (likely(!atomic_load(&held)) || atomic_load(&holder) != (pid_t)syscall(SYS_getpid))
-			return;
+			return true;
 		atomic_fetch_sub(&inside, 1);
-		int error = errno;
-		syscall(SYS_futex, &held, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
-		errno = error;
+		if (may_fail && gate_refuses())
+			return false;
+		gate_wait_for_change(seen);
 	}
 }
 
@@ -116,10 +117,13 @@ HIDDEN bool nccl_step_out(void)
 	return out;
 }
 
-static void enter(void)
+/* false: everything is paused, and calls are refused. */
+static bool enter(void)
 {
-	if (!mine.calls++ && !mine.groups)
-		nccl_step_in();
+	if (!mine.calls && !mine.groups && unlikely(!nccl_step_in(true)))
+		return false;
+	mine.calls++;
+	return true;
 }
 
 static void leave(bool fills)
@@ -174,9 +178,8 @@ static int ended(int code, bool launches)
  * functions. */
 #define ENTERED(which, symbol, does)                                                                       \
 	struct library *library = which;                                                                   \
-	if (unlikely(!library || !library->real[AT_##symbol]))                                             \
+	if (unlikely(!library || !library->real[AT_##symbol]) || unlikely(!enter()))                       \
 		return SYSTEM_ERROR;                                                                       \
-	enter();                                                                                           \
 	int answer = does;                                                                                 \
 	leave(AT_##symbol != AT_ncclGroupStart);                                                           \
 	return answer;
@@ -240,7 +243,7 @@ HIDDEN void nccl_hold(bool on)
 	atomic_store(&holder, (pid_t)syscall(SYS_getpid));
 	atomic_store(&held, on);
 	if (!on)
-		syscall(SYS_futex, &held, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+		gate_changed();
 }
 
 HIDDEN bool nccl_is_used(void)

@@ -118,9 +118,10 @@ HIDDEN int nccl_version(const struct library *library); /* as 22907; 0: unknown 
 HIDDEN bool nccl_is_inside(void); /* the calling thread is */
 HIDDEN bool nccl_is_outermost(void); /* the calling thread's call is not one that NCCL makes itself */
 HIDDEN bool nccl_in_group(void);
-/* Around a wait of a thread that has begun nothing: it is not inside meanwhile. false: it stays inside. */
+/* Around a wait of a thread that has begun nothing: it is not inside meanwhile. step_out returns false if the thread
+ * stays inside, step_in if it may fail and the gate refuses calls. */
 HIDDEN bool nccl_step_out(void);
-HIDDEN void nccl_step_in(void);
+HIDDEN bool nccl_step_in(bool may_fail);
 
 /* Communicators and registrations, each in a place of its own that is taken and left without a lock. What is made
  * inside a group gets its name when the group ends; NCCL then writes it where the program wants it. */

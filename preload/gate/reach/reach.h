@@ -38,10 +38,15 @@ extern __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-ex
 extern _Atomic uint32_t gate_state HIDDEN;
 
 /* The whole way in. NULL: the thread is inside already. gate_leave must follow, except on NO_MARK, which a thread
- * without memory for a mark gets. */
+ * without memory for a mark gets, and on REFUSED (gate_refuse). */
 #define NO_MARK ((struct gate_mark *)1)
+#define REFUSED ((struct gate_mark *)2)
 HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream);
 HIDDEN bool gate_saw_capture(void); /* one has begun at some time */
+/* What a waiter sleeps on: it asks for the change, looks at what it waits for, and sleeps until the next change. */
+HIDDEN uint32_t gate_change(void);
+HIDDEN void gate_wait_for_change(uint32_t seen);
+HIDDEN void gate_changed(void);
 HIDDEN struct gate_mark *gate_pass(const struct gate_call *call); /* NULL: no memory for a mark */
 
 /* The short way in; NULL: the whole way is needed. */

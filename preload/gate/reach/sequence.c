@@ -105,7 +105,7 @@ static bool pass(struct sequence *s, const struct communicator *c, const void *c
 		const bool out = nccl_step_out();
 		syscall(SYS_futex, &number, FUTEX_WAIT_PRIVATE, now, NULL, NULL, 0);
 		if (out)
-			nccl_step_in();
+			nccl_step_in(false);
 		errno = error;
 		if (comm_find(comm) != c)
 			return false;

@@ -1,0 +1,144 @@
+package main
+
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/preload/goruntime"
+	"tms/vmm/cuda"
+)
+
+// A signal that asks a paused program to end (SIGINT, SIGTERM, and SIGHUP where it has a terminal) would get no answer:
+// the thread that would act on it waits at the gate, and a handler of Python's only leaves a note for that thread. So the
+// process resumes itself, or, where memory does not suffice, makes the waiting calls fail. goruntime/handlers.c sees the
+// signals, and their handlers run as ever.
+
+const (
+	signalLook = 100 * time.Millisecond // between looks whether a signal has come
+	signalTry  = 250 * time.Millisecond // between tries to resume
+)
+
+// signalsLeft is closed when the gate opens; nil: it is open. The gate's holder has it.
+var signalsLeft chan struct{}
+
+// watchSignals begins as the gate shuts. Before that the program acts on its signals itself.
+func watchSignals() {
+	hangup := hasTerminal()
+	C.handlers_watch_ends(C.bool(hangup))
+	left := make(chan struct{})
+	signalsLeft = left
+	go func() { _ = goruntime.Run(func() error { awaitSignals(left, hangup); return nil }) }()
+}
+
+// leaveSignals ends that.
+func leaveSignals() {
+	if signalsLeft != nil {
+		close(signalsLeft)
+		signalsLeft = nil
+		C.handlers_leave_ends()
+	}
+}
+
+// hasTerminal reports whether a terminal controls the process. Others use SIGHUP to have a program read its files again.
+func hasTerminal() bool {
+	terminal, err := unix.Open("/dev/tty", unix.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err == nil {
+		_ = unix.Close(terminal)
+	}
+	return err == nil
+}
+
+// sleep reports whether the gate is still shut after a time.
+func sleep(left <-chan struct{}, duration time.Duration) bool {
+	select {
+	case <-left:
+	case <-time.After(duration):
+	}
+	select {
+	case <-left:
+		return false
+	default:
+		return true
+	}
+}
+
+func awaitSignals(left <-chan struct{}, hangup bool) {
+	for sleep(left, signalLook) {
+		if signal := C.handlers_end_came(); signal != 0 {
+			answerSignal(unix.SignalName(unix.Signal(signal)), left)
+		}
+		gate.Lock()
+		if signalsLeft == left {
+			C.handlers_watch_ends(C.bool(hangup)) // the next one, and handlers that the program has set since
+		}
+		gate.Unlock()
+	}
+}
+
+// answerSignal returns when the gate is open, or refuses calls. It tries once more after the time is up, because the
+// process may have been stopped meanwhile.
+func answerSignal(name string, left <-chan struct{}) {
+	goruntime.Log(name + " came while this program is paused, so it is being resumed, and can end")
+	until := time.Now().Add(time.Duration(float64(C.region_config.signal_wait) * float64(time.Second)))
+	for last := false; ; last = !time.Now().Before(until) {
+		err := resumeForSignal(max(0, time.Until(until)))
+		if !sleep(left, 0) {
+			return
+		}
+		if last {
+			refuseCalls(name, err, left)
+			return
+		}
+		if !sleep(left, max(0, min(signalTry, time.Until(until)))) {
+			return
+		}
+	}
+}
+
+// resumeForSignal resumes what gated pauses have taken, without asking other processes for memory. Memory that the program
+// has paused itself stays so.
+func resumeForSignal(wait time.Duration) error {
+	if bool(C.everything_asked()) {
+		runtime.LockOSThread() // whose last error it is
+		defer runtime.UnlockOSThread()
+		if code := C.everything_restore(C.double(wait.Seconds())); code != 0 {
+			return cuda.Refuse(cuda.Result(code), "%s", C.GoString(C.tms_last_error()))
+		}
+	}
+	e := engine.Load()
+	if e == nil {
+		return nil
+	}
+	var operation C.struct_operation
+	C.operation_settings(&operation, C.control_environment.temporary)
+	options := optionsOf(&operation)
+	options.Tags, options.Wait = e.GatedTags(), min(wait, signalTry)
+	_, err := resumeGated(e, options)
+	return err
+}
+
+// refuseCalls makes the program's waiting calls fail until the gate opens.
+func refuseCalls(name string, err error, left <-chan struct{}) {
+	if err == nil {
+		err = errors.New("a tms command, or a rank in another process, holds its threads")
+	}
+	gate.Lock()
+	refuses := signalsLeft == left
+	if refuses {
+		C.gate_refuse(true)
+	}
+	gate.Unlock()
+	if refuses {
+		goruntime.Log(fmt.Sprintf("after %s this program cannot be resumed within TMS_SIGNAL_WAIT: %v. Its CUDA calls "+
+			"that wait fail with %d (illegal state) from now on, so that it can end; if it goes on, tms resume %d brings "+
+			"its memory back", name, err, C.ERROR_ILLEGAL_STATE, os.Getpid()))
+	}
+}
