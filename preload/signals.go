@@ -77,7 +77,7 @@ func awaitSignals(left <-chan struct{}, hangup bool) {
 		}
 		gate.Lock()
 		if signalsLeft == left {
-			C.handlers_watch_ends(C.bool(hangup)) // the next one, and handlers that the program has set since
+			C.handlers_watch_ends(C.bool(hangup)) // the next one
 		}
 		gate.Unlock()
 	}

@@ -274,29 +274,38 @@ HIDDEN void handlers_arm(void)
 	unlock(&saved);
 }
 
+static _Atomic unsigned ends_watched; /* a bit for each, 1 << its index */
+
 /* Where the program has no handler, the kernel ends it, or it ignores the signal: both without us. Ours has the flags of
- * the program's, so that a system call that it interrupts goes on, or not, as it would without us. */
+ * the program's, so that a system call that it interrupts goes on, or not, as it would without us. Under the lock. */
+static void watch_end(int i)
+{
+	struct sigaction now;
+	next.sigaction(signals[i], NULL, &now);
+	if (!(atomic_load(&ends_watched) & 1u << i) || now.sa_handler == SIG_DFL || !replaceable(i, &now))
+		return;
+	now.sa_flags = (now.sa_flags & (SA_ONSTACK | SA_RESTART)) | SA_SIGINFO;
+	now.sa_sigaction = on_end;
+	sigfillset(&now.sa_mask);
+	next.sigaction(signals[i], &now, &host_action[i]); /* as it is at this moment */
+}
+
 HIDDEN void handlers_watch_ends(bool hangup)
 {
 	handlers_arm(); /* finds the functions, and marks the process */
 	sigset_t saved;
 	lock(&saved);
 	for (int i = FAULTS; i < SIGNALS; i++) {
-		struct sigaction now;
-		next.sigaction(signals[i], NULL, &now);
-		if ((signals[i] == SIGHUP && !hangup) || now.sa_handler == SIG_DFL || !replaceable(i, &now))
-			continue;
-		host_action[i] = now;
-		now.sa_flags = (now.sa_flags & (SA_ONSTACK | SA_RESTART)) | SA_SIGINFO;
-		now.sa_sigaction = on_end;
-		sigfillset(&now.sa_mask);
-		next.sigaction(signals[i], &now, &host_action[i]); /* as it is at this moment */
+		if (signals[i] != SIGHUP || hangup)
+			atomic_fetch_or(&ends_watched, 1u << i);
+		watch_end(i);
 	}
 	unlock(&saved);
 }
 
 HIDDEN void handlers_leave_ends(void)
 {
+	atomic_store(&ends_watched, 0);
 	for (int i = FAULTS; i < SIGNALS; i++)
 		give_back(i);
 	atomic_store(&ends_came, 0);
@@ -326,13 +335,15 @@ static bool passed_on(int signal)
 	return likely(number_of(signal) < 0 || (atomic_load(&go_state) == GO_ASLEEP && !atomic_load(&handlers_taker)));
 }
 
-/* The host has set an action; handlers_arm takes it from there. Under the lock. */
+/* The host has set an action; handlers_arm and watch_end take it from there. Under the lock. */
 static void set_by_host(int i)
 {
 	if (borrows())
 		return;
 	next.sigaction(signals[i], NULL, &host_action[i]);
 	disarm(i);
+	if (i >= FAULTS)
+		watch_end(i);
 }
 
 EXPORT int sigaction(int signal, const struct sigaction *action, struct sigaction *old)
