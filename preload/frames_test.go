@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // callGraph is what gcc knows of calls in our C: each function's share of the stack, and the functions that it calls.
@@ -88,6 +90,7 @@ func readGraph(t *testing.T, g *callGraph, file, headers, folder string) {
 // A host's coroutines and threads may have small stacks: what our C uses before Go's own stack and before CUDA is
 // little. Here all C is compiled with warnings as errors.
 func TestStackOfOurC(t *testing.T) {
+	hermetic.Thorough(t)
 	const most = 2 << 10 // bytes
 	if sanitized {
 		t.Skip("a sanitizer makes frames larger")

@@ -5,11 +5,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+
+	"tms/internal/hermetic"
 )
 
 // Tries each limit at some values, or at thirty (TMS_SWEEP=full, scripts/soak.sh), before the library starts and in the
 // middle of use. The host gets codes and goes on, and memory keeps its contents.
 func TestNoLimitEndsTheProcess(t *testing.T) {
+	hermetic.Thorough(t)
 	program := compile(t, "bounds", majors[1])
 	for _, limit := range []struct {
 		what          string
@@ -41,10 +44,12 @@ func TestNothingIsLeftInTheProcess(t *testing.T) {
 }
 
 func TestBookkeepingIsFull(t *testing.T) {
+	hermetic.Thorough(t)
 	run(t, compile(t, "limits", majors[1]), []string{"bookkeeping"}, "CUDASIM_MEMORY=64G").succeeded(t)
 }
 
 func TestCrowd(t *testing.T) {
+	hermetic.Thorough(t)
 	program := compile(t, "storm", majors[1])
 	for range often(2, 1) { // some threads meet while another extends
 		run(t, program, []string{"crowd"}, reaching(t), "CUDASIM_MEMORY=16G", "TMS_INIT_ENABLE=1",

@@ -25,6 +25,15 @@ require_build_folder() {
 	}
 }
 
+# require_preloadable: LD_PRELOAD can name what is built in this checkout.
+require_preloadable() {
+	case $(pwd -P) in *[[:space:]:]*)
+		echo "LD_PRELOAD takes no path with a space or a colon, such as $(pwd -P): test a checkout elsewhere." >&2
+		exit 1
+		;;
+	esac
+}
+
 # require_go also goes to the repository by a path that Go's tools understand: they split flags at spaces and quotes.
 require_go() {
 	local found
@@ -99,8 +108,10 @@ require_command() {
 		missing "$1, for a test (Debian, Ubuntu: apt-get install ${*:2})."
 }
 
-# require_python makes build/venv with the tools that pymodule's "dev" extra names, anew if it is only half there.
+# require_python [EXTRA] makes build/venv with the tools that this extra of pymodule names: test for its tests, dev (if
+# none is given) for linters, too. It makes one again that is only half there.
 require_python() {
+	local extra=${1:-dev}
 	require_build_folder
 	if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null &&
 		! { ! command -v python3 >/dev/null 2>&1 && apt_install python3 python3-venv; }; then
@@ -112,11 +123,11 @@ require_python() {
 			{ apt_install python3-venv && python3 -m venv --clear build/venv; } ||
 			{ rm -rf build/venv && missing "Python's venv module (Debian, Ubuntu: apt-get install python3-venv)."; }
 	fi
-	if [ ! build/venv/installed -nt pymodule/pyproject.toml ]; then
+	if [ ! build/venv/installed-$extra -nt pymodule/pyproject.toml ]; then
 		echo "== Python tools"
-		build/venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -e 'pymodule[dev]' ||
-			missing "packages of pymodule's \"dev\" extra: pip, above, says why."
-		touch build/venv/installed
+		build/venv/bin/python -m pip install -q --no-compile --disable-pip-version-check -e "pymodule[$extra]" ||
+			missing "packages of pymodule's \"$extra\" extra: pip, above, says why."
+		touch build/venv/installed-$extra
 	fi
 }
 

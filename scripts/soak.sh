@@ -2,7 +2,7 @@
 # The long runs: every failure of every call, random operations against a model, fuzzing, cycles by the
 # hundred thousand, a host of threads and forks, gated pauses beside submitting threads, chaos: random operations
 # with failures and limits; processes swapped, and woken from idleness, by the command; programs that share a device,
-# killed at random; clients that do anything; and in full what scripts/test.sh does in part. Hours; run
+# killed at random; clients that do anything; and in full what scripts/check.sh does in part. Hours; run
 # scripts/build.sh first.
 #   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host] [gate] [chaos] [swap] [idle] [share] [clients] [tests]
 #                   (all, unless some are named)

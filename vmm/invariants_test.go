@@ -12,9 +12,7 @@ import (
 // Every kind of contradiction is found, and an operation returns it.
 func TestInvariants(t *testing.T) {
 	t.Setenv("CUDASIM_DEVICES", "1")
-	sim, err := cudasim.Load()
-	require.NoError(t, err)
-	sim.Reset()
+	sim := cudasim.Start(t)
 	driver, err := cuda.Open(sim.Path)
 	require.NoError(t, err)
 	e := New(driver, func(uintptr, uint64) error { return nil })

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 
 	"tms/vmm/cuda"
@@ -123,6 +124,8 @@ func (e *Engine) admit(d *device, current cuda.Context) error {
 	if current == d.context {
 		return nil
 	}
+	runtime.LockOSThread() // the calls ask about one thread
+	defer runtime.UnlockOSThread()
 	context, err := e.driver.CtxGetCurrent()
 	switch {
 	case err != nil || context == d.context:

@@ -21,6 +21,7 @@ import (
 
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
+	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
@@ -267,9 +268,7 @@ func newScene(t *testing.T, dir string, f *faults) *scene {
 		t.Setenv("CUDASIM_MEMORY", fmt.Sprint(f.memory))
 	}
 	t.Setenv("CUDASIM_GRANULARITY", fmt.Sprint(sceneGranularity))
-	sim, err := cudasim.Load()
-	require.NoError(t, err)
-	sim.Reset()
+	sim := cudasim.Start(t)
 	driver, err := cuda.Open(sim.Path)
 	require.NoError(t, err)
 	s := &scene{t: t, sim: sim, driver: driver, faults: f, dir: dir, warned: make(chan string, 1000)}
@@ -694,7 +693,7 @@ func sweep(t *testing.T, scenario func(*scene), least int, all bool) {
 	}
 	swept, failures, quiet := 0, 0, map[string]int{}
 	every := 1
-	if testing.Short() {
+	if testing.Short() || hermetic.Quick {
 		every, least = 20, least/20
 	}
 	for i := 0; i < len(points); i += every {
@@ -759,7 +758,7 @@ func TestSweepPairs(t *testing.T) {
 				continue
 			}
 			firsts[c] = true
-			if testing.Short() && len(firsts)%20 != 0 {
+			if (testing.Short() || hermetic.Quick) && len(firsts)%20 != 0 {
 				continue
 			}
 			for second := first + 1; ; second += stride() {

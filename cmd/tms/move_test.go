@@ -174,6 +174,7 @@ func eachCall(try func(call string) (made bool)) (tried int) {
 
 // Whichever call of the driver fails, the process goes on where it was.
 func TestAFailedMove(t *testing.T) {
+	hermetic.Thorough(t)
 	m := startMobile(t)
 	tried := eachCall(func(call string) bool {
 		t.Setenv("CUDASIM_FAIL", call+":999")
@@ -219,6 +220,7 @@ func TestAResumeThatFailsThere(t *testing.T) {
 
 // Whichever call of the driver fails in the process, it goes on, where it was or where it goes, with what it had.
 func TestAMoveThatFailsInTheProcess(t *testing.T) {
+	hermetic.Thorough(t)
 	m := startMobile(t)
 	tried, back, at := 0, 0, 0
 	for _, call := range []string{"cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap",
@@ -300,6 +302,7 @@ func TestAChildHoldsNoneOfTheContents(t *testing.T) {
 
 // Wherever the command dies, the next move does all of it, and a resume makes the process go on where it then is.
 func TestAMoveThatDies(t *testing.T) {
+	hermetic.Thorough(t)
 	m := startMobile(t)
 	at := 0
 	for _, next := range []string{"move", "resume"} {

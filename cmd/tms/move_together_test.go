@@ -120,6 +120,7 @@ func TestProcessesThatShareMemoryMoveTogether(t *testing.T) {
 
 // Whichever call of the driver fails, or wherever the command dies, both go on, in one place.
 func TestAFailedMoveOfTwo(t *testing.T) {
+	hermetic.Thorough(t)
 	s := startSharers(t)
 	for _, how := range []string{":999", ":kill"} {
 		try := func(call string) bool {

@@ -430,6 +430,7 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 
 // Whatever ends or fails while ranks are suspended together, the living ones go on.
 func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
+	hermetic.Thorough(t)
 	pause := []string{"pause", "--job", "spread", "--everything"}
 	t.Run("the command", func(t *testing.T) {
 		ranks := startSpread(t)

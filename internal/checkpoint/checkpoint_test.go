@@ -23,10 +23,7 @@ func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 // open loads the simulator as the driver of this process.
 func open(t *testing.T) (*Driver, *cudasim.Sim) {
 	t.Helper()
-	sim, err := cudasim.Load() // the loader finds it again by its name
-	require.NoError(t, err)
-	sim.Reset()
-	t.Cleanup(sim.Reset)
+	sim := cudasim.Start(t)
 	driver, err := Open()
 	require.NoError(t, err)
 	return driver, sim

@@ -10,7 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
+	"testing"
 
 	"github.com/ebitengine/purego"
 
@@ -55,6 +57,20 @@ type Sim struct {
 	ClearFailures func()
 	FailuresFired func() uint64
 	Reset         func()
+}
+
+// Start gives a test the simulator as a new process finds it, and a thread of its own: the current context belongs to the
+// thread, so what the test makes current is no other test's. The thread ends with the test.
+func Start(t testing.TB) *Sim {
+	t.Helper()
+	runtime.LockOSThread()
+	sim, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sim.Reset()
+	t.Cleanup(sim.Reset)
+	return sim
 }
 
 // Load loads the simulator into this process.

@@ -13,13 +13,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
 // Main runs the tests, after what prepares them, and returns their exit code. XDG_RUNTIME_DIR and TMPDIR are folders of
-// this process alone, so its processes meet nobody else's. Its children do not ignore the signals that it itself was
-// started to ignore, as happens in the background of a script.
+// this process alone, so its processes meet no other's. A process that is still there a minute after the last test is a
+// failure. Its children do not ignore the signals that it itself was started to ignore, as happens in the background of
+// a script.
 func Main(m *testing.M, prepare ...func() error) int {
 	meeting, err := os.MkdirTemp("/tmp", "tms-test-") // whatever TMPDIR is, because a socket's path must be short
 	if err != nil {
@@ -51,12 +53,28 @@ func Main(m *testing.M, prepare ...func() error) int {
 			return failed(err)
 		}
 	}
-	return m.Run()
+	code := m.Run()
+	if err := allEnded(meeting, time.Minute); err != nil {
+		return max(code, failed(err))
+	}
+	return code
 }
 
 func failed(err error) int {
 	fmt.Fprintln(os.Stderr, err)
 	return 1
+}
+
+// Quick is for scripts/test.sh, which tells in a few minutes whether the product works: a test that repeats one
+// behaviour at many places tries some of them, or is left to scripts/check.sh.
+var Quick = os.Getenv("TESTS_QUICK") == "1"
+
+// Thorough skips a test under scripts/test.sh. It is for what takes many seconds of processor time.
+func Thorough(t testing.TB) {
+	t.Helper()
+	if Quick {
+		t.Skip("scripts/check.sh runs it")
+	}
 }
 
 // Full is for the soak: repeated tests run as often, and for as long, as is worth a machine of its own.
@@ -82,7 +100,7 @@ func Number(t testing.TB, variable string, usual int) int {
 }
 
 // Program finds a program by any of its names. A test is skipped if its program is missing, except under
-// scripts/test.sh, which installs what is missing.
+// scripts/check.sh, which installs what is missing.
 func Program(t testing.TB, names ...string) string {
 	t.Helper()
 	for _, name := range names {
@@ -98,9 +116,9 @@ func Program(t testing.TB, names ...string) string {
 func Missing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("TESTS_COMPLETE") == "1" {
-		t.Fatalf("%s is missing, which scripts/test.sh installs", what)
+		t.Fatalf("%s is missing, which scripts/check.sh installs", what)
 	}
-	t.Skipf("%s is missing: scripts/test.sh installs it", what)
+	t.Skipf("%s is missing: scripts/check.sh installs it", what)
 }
 
 // Root is the folder of the module: the working directory, or one above it.

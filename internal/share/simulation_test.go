@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
 	"tms/internal/share"
 )
 
@@ -283,6 +284,7 @@ func longestWait(programs []*program) (most time.Duration) {
 // Trainings that always have work take a tenth more than one after another at most, however long they are, and nobody
 // waits longer than the others may run. Less than the best slices of round robin and LRU without turns.
 func TestTrainings(t *testing.T) {
+	hermetic.Thorough(t)
 	for i, n := range []int{2, 3, 5, 5} {
 		make := func() *device {
 			length := []time.Duration{time.Minute, 10 * time.Minute}[i/3]
@@ -307,6 +309,7 @@ func TestTrainings(t *testing.T) {
 // Trainings that all take their memory in small steps at the same time: each is paused once after each turn, and once
 // before that, while it grows.
 func TestGrowth(t *testing.T) {
+	hermetic.Thorough(t)
 	for i, price := range []time.Duration{1200, 1200, 2700, 2700, 4500, 4500} {
 		total := []uint64{77 * gib, 138 * gib}[i%2]
 		price *= time.Millisecond
@@ -341,6 +344,7 @@ func TestNeverIdle(t *testing.T) {
 
 // Servers that answer now and then: an idle one gives way at once.
 func TestServers(t *testing.T) {
+	hermetic.Thorough(t)
 	const price = 650 * time.Millisecond
 	for _, gap := range []time.Duration{20 * time.Second, 5 * time.Second} {
 		results := map[string]time.Duration{}
@@ -381,6 +385,7 @@ func TestGaps(t *testing.T) {
 
 // No wait is longer than its bound, whatever the sizes, prices and priorities are.
 func TestBound(t *testing.T) {
+	hermetic.Thorough(t)
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		var all []*program

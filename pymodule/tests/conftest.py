@@ -44,6 +44,14 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("TESTS_QUICK") == "1":
+        skip = pytest.mark.skip(reason="scripts/check.sh runs it")
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                item.add_marker(skip)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if not own():

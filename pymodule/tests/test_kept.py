@@ -359,6 +359,7 @@ def test_a_program_that_closes_its_descriptors(house: House) -> None:
     until(lambda: other.free() == before + 2 * MiB)
 
 
+@pytest.mark.thorough
 def test_two_hundred_cycles_leave_nothing(house: House) -> None:
     user = house.program()
     user.does("published('set', 1); attached()")

@@ -57,6 +57,7 @@ def test_what_is_open_is_not_demoted(house: House) -> None:
     assert "host or disk" in house.command("kept", "demote", "set", "--to", "moon").stderr
 
 
+@pytest.mark.thorough
 def test_many_open_what_is_demoted(house: House) -> None:
     """One of them brings it back: there is no room for two."""
     programs = [large(house), *(house.program() for _ in range(4))]
@@ -121,6 +122,7 @@ def test_a_promotion_that_is_killed(house: House, function: str) -> None:
     assert user.run(INTACT)
 
 
+@pytest.mark.thorough
 def test_moves_that_are_killed_at_any_time(house: House) -> None:
     user = large(house)
     before = user.free()

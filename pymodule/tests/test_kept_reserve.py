@@ -147,6 +147,7 @@ def test_a_process_that_is_killed(house: House) -> None:
     assert "768.00 MiB" in house.move("reserve", "768M")
 
 
+@pytest.mark.thorough
 def test_many_pause_at_once_and_some_are_killed(house: House) -> None:
     """No two ever have one extent: each finds its own contents."""
     programs = [owner(house, CUDASIM_MEMORY="1G") for _ in range(2)]
@@ -192,6 +193,7 @@ def test_without_a_keeper(house: House, stopped: bool) -> None:
     assert program.run("whole()")
 
 
+@pytest.mark.thorough
 def test_calls_that_fail(house: House) -> None:
     """What the driver refuses, the pause or resume undoes or reports, and nothing is lost."""
     program = owner(house)
@@ -239,6 +241,7 @@ def test_sets_go_there_and_come_back(house: House) -> None:
     assert user.free() == before + 12 * MiB
 
 
+@pytest.mark.thorough
 def test_a_chunk_in_several_extents(house: House) -> None:
     maker = house.program(CUDASIM_MEMORY="2G")
     maker.does(f"published('set', 5, {300 * MiB})")

@@ -20,6 +20,7 @@ import tms.ray
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.cluster_utils")
+pytestmark = pytest.mark.thorough
 
 HOST = socket.gethostname()
 MiB = 1 << 20

@@ -60,7 +60,7 @@ def test_help_of_python_scripts(script: Path) -> None:
     assert done.stdout.splitlines()[0] in script.read_text()
 
 
-@pytest.mark.parametrize("name", ["build", "demo", "generate-kernels", "test", "wheel"])
+@pytest.mark.parametrize("name", ["build", "check", "demo", "generate-kernels", "test", "wheel"])
 def test_unknown_arguments_are_refused(name: str) -> None:
     done = run(f"scripts/{name}.sh --unknown")
     assert done.returncode == 2
@@ -71,7 +71,7 @@ def test_tests_refuse_a_path_that_cannot_be_preloaded(copy: Path) -> None:
     """The script and pytest report it at once."""
     shutil.copytree(PYMODULE / "tests", copy / "pymodule" / "tests")
     pytest_ = f"cd pymodule; {sys.executable} -m pytest tests/test_stats.py"
-    for command in ("scripts/test.sh", pytest_):
+    for command in ("scripts/test.sh", "scripts/check.sh", pytest_):
         done = run(command, cwd=copy)
         assert done.returncode != 0
         assert f"LD_PRELOAD takes no path with a space or a colon, such as {copy}" in done.stderr
@@ -171,6 +171,7 @@ def test_folder_of_another_user(copy: Path, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.thorough
 def test_half_made_environment_is_made_anew(copy: Path) -> None:
     command = [sys.executable, "-m", "venv", "--without-pip", copy / "build" / "venv"]
     subprocess.run(command, check=True)

@@ -14,9 +14,7 @@ import (
 // open returns a driver of the simulator, with a context current.
 func open(t *testing.T) *Driver {
 	t.Helper()
-	sim, err := cudasim.Load()
-	require.NoError(t, err)
-	sim.Reset()
+	sim := cudasim.Start(t)
 	driver, err := Open(sim.Path)
 	require.NoError(t, err)
 	device, err := driver.DeviceGet(0)
@@ -24,7 +22,6 @@ func open(t *testing.T) *Driver {
 	context, err := driver.DevicePrimaryCtxRetain(device)
 	require.NoError(t, err)
 	require.NoError(t, driver.CtxSetCurrent(context))
-	t.Cleanup(sim.Reset)
 	return driver
 }
 

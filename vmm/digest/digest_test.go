@@ -19,11 +19,7 @@ func open(t testing.TB) (*cuda.Driver, cuda.Context) {
 	t.Helper()
 	path := os.Getenv("TMS_TEST_DRIVER")
 	if path == "" {
-		sim, err := cudasim.Load()
-		require.NoError(t, err)
-		sim.Reset()
-		path, err = cudasim.Library()
-		require.NoError(t, err)
+		path = cudasim.Start(t).Path
 	}
 	driver, err := cuda.Open(path)
 	require.NoError(t, err)

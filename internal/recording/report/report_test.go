@@ -143,6 +143,7 @@ func requireSums(t *testing.T, c *contents, r *recording, series int) {
 }
 
 func TestPageOfAMillionEvents(t *testing.T) {
+	hermetic.Thorough(t)
 	if testing.Short() {
 		t.Skip("-short is for the race detector, and there is one thread")
 	}

@@ -82,6 +82,7 @@ def test_rollout() -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_picture(tmp_path: Path) -> None:
     """It is drawn from a run, as the one in the README was."""
     picture = tmp_path / "memory.svg"

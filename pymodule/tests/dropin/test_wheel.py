@@ -33,6 +33,9 @@ LIBRARIES = ("libtms.so", "libtms_reach.so")
 SIMULATOR = ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")
 
 
+pytestmark = pytest.mark.thorough
+
+
 @pytest.fixture(scope="module")
 def wheels() -> tuple[Path, Path]:
     """libtms's, and the one that makes torch_memory_saver its own."""

@@ -33,13 +33,10 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	runtime.LockOSThread() // it has a context current
 	t.Setenv("CUDASIM_MEMORY", "64M")
-	sim, err := cudasim.Load()
-	require.NoError(t, err)
-	sim.Reset()
-	t.Cleanup(sim.Reset)
+	sim := cudasim.Start(t)
 	w := &world{t: t, sim: sim}
+	var err error
 	w.driver, err = cuda.Open(sim.Path)
 	require.NoError(t, err)
 	w.engine = vmm.New(w.driver, func(uintptr, uint64) error { return nil })

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# What scripts/test.sh leaves out because it takes long: the tests with every place at which a call can fail, those that
+# need a browser, Prometheus, tmux, musl or other mallocs, the C under sanitizers, what has threads under the race
+# detector, the aarch64 wheel, and the linters. Half an hour on two cores. Its parts run one after the other.
+#   scripts/check.sh [lint] [go] [python] [sanitized] [race] [aarch64]      (all, unless some are named)
+#
+# As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
+# tmux, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell, and for the aarch64 wheel
+# gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user. Otherwise, and with TMS_NO_INSTALL=1, it names what is missing
+# and stops. Into build/ it fetches Python packages and, where apt-get has it, Prometheus.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/require.sh
+for part; do
+	case $part in lint | go | python | sanitized | race | aarch64) ;; *) refuse "$@" ;; esac
+done
+require_preloadable
+require_go
+require_cc
+require_sanitizers
+export TESTS_COMPLETE=1 # no Go test is skipped for want of a program
+export GOFLAGS="$GOFLAGS -trimpath"
+
+say() { printf '\n== %s\n' "$*"; }
+
+tests() { go test -vet=off -count=1 -timeout 60m "$@"; }
+
+check_lint() {
+	unformatted=$(gofmt -l cmd forward internal preload region scripts vmm version.go)
+	[ -z "$unformatted" ] || { echo "gofmt would change: $unformatted" >&2; return 1; }
+	go vet ./...
+	go tool staticcheck ./...
+	for command in "check" "format --check"; do
+		build/venv/bin/ruff $command pymodule
+		build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/picture scripts/picture.py scripts/torch-versions docs/examples
+	done
+	(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m mypy ../docs/examples/{rollout,standby}.py ../scripts/picture.py && ../build/venv/bin/python -m pyright)
+	scripts/generate-kernels.sh --check
+}
+
+check_go() { # it compiles all C with warnings as errors, too
+	require_command c++ g++
+	require_command musl-gcc musl-tools
+	require_command tmux tmux # a terminal for tms top
+	require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
+	require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
+	require_browser
+	require_prometheus
+	tests ./...
+}
+
+check_python() {
+	build/venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder pymodule/tests
+}
+
+check_sanitized() {
+	scripts/build.sh --sanitized
+	TMS_TEST_BUILD=build/sanitized tests ./preload
+	# The simulator is loaded into the tests' own process: the sanitizer comes first, faults and stacks are Go's.
+	TMS_TEST_BUILD=build/sanitized tests -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
+ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_sigaltstack=0" ./internal/cudasim
+}
+
+check_race() { # what has threads of its own; the soak has all packages
+	tests -short -race ./vmm ./vmm/backup/... ./vmm/reclaim ./vmm/pool/bfc ./vmm/pool/lifetime ./vmm/pool/program \
+		./vmm/pool/torch ./internal/control/client ./internal/control/server ./internal/top
+}
+
+check_aarch64() {
+	scripts/wheel/check-aarch64.sh || [ $? = 77 ] # 77: what it needs of Debian's packages cannot be had here
+}
+
+require_python dev
+scripts/build.sh
+for part in "${@:-lint go python sanitized race aarch64}"; do
+	for name in $part; do
+		say "$name"
+		check_$name
+	done
+done
+say "all checks passed"
