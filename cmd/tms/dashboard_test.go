@@ -21,7 +21,7 @@ import (
 	"tms/internal/hermetic"
 )
 
-// prometheusProgram finds a program of Prometheus: an installed one, or the one that scripts/test.sh has fetched.
+// prometheusProgram finds a program of Prometheus: an installed one, or the one that scripts/check.sh has fetched.
 func prometheusProgram(t *testing.T, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {

@@ -37,7 +37,7 @@ type browser struct {
 	loaded  []string
 }
 
-// names are the names that distributions give it. scripts/test.sh installs the first.
+// names are the names that distributions give it. scripts/check.sh installs the first.
 var names = []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"}
 
 func startBrowser(t *testing.T) *browser {
