@@ -82,7 +82,10 @@ struct forward_ipc {
 	N(3020, cuMemAlloc_v2, 2, uintptr_t *, size_t) \
 	N(3020, cuMemAllocPitch_v2, 5, uintptr_t *, size_t *, size_t, size_t, unsigned) \
 	N(3020, cuMemFree_v2, 1, uintptr_t) \
+	N(6000, cuPointerSetAttribute, 3, const void *, int, uintptr_t) \
 	X(cuCtxGetDevice, 1, int *) \
+	X(cuCtxGetFlags, 1, unsigned *) \
+	X(cuCtxSetFlags, 1, unsigned) \
 	X(cuCtxGetCurrent, 1, void **) \
 	N(3020, cuCtxCreate_v2, 3, void **, unsigned, int) \
 	N(11040, cuCtxCreate_v3, 5, void **, void *, int, unsigned, int) \

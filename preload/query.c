@@ -75,6 +75,20 @@ HIDDEN bool query_is_paused(uintptr_t address)
 	return may_be_ours(address) && !is_mapped(address) && find(address, &memory);
 }
 
+/* The context that memory of cudaMalloc would belong to. Mapped memory belongs to none to the driver. UCX takes such
+ * memory, if it can have no handle of it, for managed memory. */
+static uintptr_t context_of(const struct memory_at *memory)
+{
+	void *context = NULL;
+	unsigned flags;
+	int active = 0;
+	if (!memory->own || forward_cuDevicePrimaryCtxGetState(memory->device, &flags, &active) != SUCCESS || !active ||
+	    forward_cuDevicePrimaryCtxRetain(&context, memory->device) != SUCCESS)
+		return 0;
+	(void)forward_cuDevicePrimaryCtxRelease_v2(memory->device);
+	return (uintptr_t)context;
+}
+
 /* What the driver answers of mapped memory, and how many bytes the answer has; 0: it answers that there is none. */
 static size_t attribute_of(const struct memory_at *memory, int attribute, uintptr_t address, uint64_t *value)
 {
@@ -85,20 +99,20 @@ static size_t attribute_of(const struct memory_at *memory, int attribute, uintpt
 	case DEVICE_ORDINAL: return *value = (uint64_t)memory->device, sizeof(int);
 	case RANGE_START: return *value = memory->base, 8;
 	case RANGE_SIZE: return *value = memory->size, 8;
-	case MAPPED: return *value = true, 1;
+	case MAPPED: return *value = true, sizeof(int);
 	case ALLOWED_HANDLE_TYPES: return *value = memory->handle_types, 8;
-	case IS_GPU_DIRECT_RDMA_CAPABLE: return *value = memory->rdma, 1;
+	case IS_GPU_DIRECT_RDMA_CAPABLE: return *value = memory->rdma, sizeof(int);
+	case IS_LEGACY_IPC_CAPABLE: return *value = memory->ipc, sizeof(int);
 	case ACCESS_FLAGS: return *value = memory->access, sizeof(int);
 	case MAPPING_BASE: return *value = memory->mapping, 8;
 	case MAPPING_SIZE: return *value = memory->mapping_size, 8;
 	case BUFFER_ID:
 	case MEMORY_BLOCK_ID: return *value = memory->id, 8;
-	case CONTEXT: /* memory by handle belongs to none */
+	case CONTEXT: return *value = context_of(memory), 8;
 	case MEMPOOL_HANDLE: return 8;
 	case SYNC_MEMOPS:
 	case IS_MANAGED:
-	case IS_LEGACY_IPC_CAPABLE:
-	case IS_HW_DECOMPRESS_CAPABLE: return 1;
+	case IS_HW_DECOMPRESS_CAPABLE: return sizeof(int);
 	default: return 0;
 	}
 }
@@ -112,9 +126,12 @@ static bool answer(const struct memory_at *memory, int attribute, uintptr_t addr
 	return size;
 }
 
-static bool of_range(int attribute)
+/* What the driver answers otherwise of active memory in an arena. It is one mapping to the driver, and memory of
+ * cudaMalloc to the program. */
+static bool by_us(int attribute)
 {
-	return attribute == RANGE_START || attribute == RANGE_SIZE;
+	return attribute == RANGE_START || attribute == RANGE_SIZE || attribute == CONTEXT ||
+	       attribute == IS_LEGACY_IPC_CAPABLE;
 }
 
 EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
@@ -149,12 +166,12 @@ EXPORT int cuPointerGetAttribute(void *data, int attribute, uintptr_t address)
 	struct memory_at memory;
 	if (likely(!may_be_ours(address)))
 		return forward_cuPointerGetAttribute(data, attribute, address);
-	bool by_us = of_range(attribute) && arena_contains((const void *)address);
-	int code = by_us ? SUCCESS : forward_cuPointerGetAttribute(data, attribute, address);
-	bool is_known = !by_us && code == SUCCESS && (attribute == DEVICE_POINTER || is_mapped(address));
+	bool ours = by_us(attribute) && arena_contains((const void *)address);
+	int code = ours ? SUCCESS : forward_cuPointerGetAttribute(data, attribute, address);
+	bool is_known = !ours && code == SUCCESS && (attribute == DEVICE_POINTER || is_mapped(address));
 	if (!is_known && find(address, &memory) && answer(&memory, attribute, address, data))
 		return SUCCESS;
-	return by_us ? forward_cuPointerGetAttribute(data, attribute, address) : code;
+	return ours ? forward_cuPointerGetAttribute(data, attribute, address) : code;
 }
 
 /* The driver's answer is 0, and success, where it knows nothing of an address. */
@@ -168,9 +185,34 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *attributes, void **
 	if ((mapped && !in_arena) || !find(address, &memory))
 		return code;
 	for (unsigned i = 0; i < count; i++)
-		if (!mapped || of_range(attributes[i]))
+		if (!mapped || by_us(attributes[i]))
 			(void)answer(&memory, attributes[i], address, data[i]);
 	return code;
+}
+
+/* The driver refuses SYNC_MEMOPS for memory by handle. The flag of the context does more, for all memory, and UCX sets
+ * that where it can. */
+static int synchronize_operations(void)
+{
+	enum { CTX_SYNC_MEMOPS = 0x80 };
+	unsigned flags = 0;
+	int code = forward_cuCtxGetFlags(&flags);
+	return code == SUCCESS ? forward_cuCtxSetFlags(flags | CTX_SYNC_MEMOPS) : code;
+}
+
+EXPORT int cuPointerSetAttribute(const void *value, int attribute, uintptr_t address)
+{
+	struct memory_at memory;
+	int code = forward_cuPointerSetAttribute(value, attribute, address);
+	if (likely(code == SUCCESS) || !may_be_ours(address) || !find(address, &memory))
+		return code;
+	if (!is_mapped(address))
+		return error_fail(ERROR_NOT_SUPPORTED, "the memory is paused: resume it before its attributes are set");
+	if (code != ERROR_NOT_SUPPORTED || attribute != SYNC_MEMOPS || !value)
+		return code;
+	if (*(const unsigned *)value == 0)
+		return SUCCESS; /* as it is */
+	return synchronize_operations() == SUCCESS ? SUCCESS : code;
 }
 
 struct location {

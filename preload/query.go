@@ -21,7 +21,9 @@ func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) 
 			device: C.int(m.Device), base: C.uintptr_t(m.Base), size: C.size_t(m.Size),
 			mapping: C.uintptr_t(m.Mapping), mapping_size: C.size_t(m.MappingSize), id: C.uint64_t(m.ID),
 			handle_types: C.uint64_t(m.Prop.HandleTypes()), rdma: C.bool(m.Prop.IsForRDMA()),
-			access: C.uint64_t(m.Access(int(device))),
+			access: C.uint64_t(m.Access(int(device))), own: C.bool(m.Own),
+			// As tmsShare: of a pool's segment only the whole.
+			ipc: C.bool(m.Shareable && (programPools == nil || m.Base == uintptr(address))),
 		}
 		return nil
 	})

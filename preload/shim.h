@@ -43,6 +43,8 @@ struct memory_at {
 	uint64_t id, handle_types, access;
 	int device;
 	bool rdma;
+	bool own; /* the engine made it, as for cudaMalloc */
+	bool ipc; /* cudaIpcGetMemHandle makes a handle of it */
 };
 
 /* mapping.c: memory that the program makes and maps itself. */

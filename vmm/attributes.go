@@ -17,8 +17,10 @@ type Memory struct {
 	MappingSize uint64
 	Prop        cuda.AllocationProp
 	// ID is the same as long as the memory is.
-	ID     uint64
-	access []cuda.AccessDesc
+	ID uint64
+	// Own is for memory that the engine has made, as cudaMalloc would; Shareable for what Share can name.
+	Own, Shareable bool
+	access         []cuda.AccessDesc
 }
 
 // Access returns the flags of a device's access (cuda.AccessReadWrite, ...), 0 for none.
@@ -50,6 +52,8 @@ func (e *Engine) MemoryAt(address uintptr) (m Memory, ok bool) {
 		m.Prop, m.access = f.prop, slices.Clone(f.access)
 		return m, true
 	}
+	m.Own = s.isOwn()
+	m.Shareable = m.Own && e.shareable && !s.plain()
 	if m.Prop = s.device.prop(); s.device.shareable.Load() {
 		m.Prop = m.Prop.AsFile()
 	}

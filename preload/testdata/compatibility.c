@@ -313,6 +313,11 @@ int main(int argc, char **argv)
 			CHECK(base == (uintptr_t)second);
 		}
 		puts(in ? "the allocation" : "forwarded");
+	} else if (starts(name, "cuPointerSetAttribute")) {
+		enum { SYNC_MEMOPS = 6 };
+		int (*f)(const void *, int, uintptr_t) = (int (*)(const void *, int, uintptr_t))function(name);
+		EXPECT(f(&(unsigned){1}, SYNC_MEMOPS, (uintptr_t)pointer + 100), 0);
+		puts(in ? "works" : "forwarded");
 	} else if (starts(name, "cuMemGetAccess")) {
 		unsigned long long flags = 0;
 		int (*f)(unsigned long long *, const struct access *, uintptr_t) =

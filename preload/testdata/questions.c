@@ -1,8 +1,10 @@
-/* What a program asks CUDA about memory has one answer, whether or not the memory is paused. arguments: the part; with a
+/* What a program asks CUDA about memory has one answer, whether or not the memory is paused. argument: the part; with a
  * gate, and TMS_SHAREABLE=1 where memory is shared by descriptors. */
 #include "mapping.h"
 
 int cuCtxGetDevice(int *);
+int cuCtxGetFlags(unsigned *);
+int cuPointerSetAttribute(const void *, int, uintptr_t);
 int cuDeviceGetDefaultMemPool(void **, int);
 int cuMemGetAccess(unsigned long long *, const struct access *, uintptr_t);
 int cuMemPoolGetAttribute(void *, int, void *);
@@ -131,6 +133,34 @@ static void attributes(void)
 	EXPECT(nothing.codes[MEMORY_TYPE], 1);
 }
 
+/* What UCX, NIXL, NCCL and GDRCopy ask: the memory is as that of cudaMalloc, of which there is a handle where
+ * cudaIpcGetMemHandle makes one. */
+static void communication(void)
+{
+	enum { CONTEXT = 1, SYNC_MEMOPS = 6, IPC_CAPABLE = 10, CTX_SYNC_MEMOPS = 0x80 };
+	bool shared = getenv("TMS_SHAREABLE") && !strcmp(getenv("TMS_SHAREABLE"), "ipc");
+	void *context = NULL, *current = NULL;
+	unsigned is_capable = ~0u, on = 1, off = 0, flags = 0;
+	struct handle handle;
+	uintptr_t memory = (uintptr_t)pausable(SIZE, "t", true);
+	EXPECT(cuCtxGetCurrent(&current), 0);
+	EXPECT(cuPointerGetAttribute(&context, CONTEXT, memory), 0);
+	CHECK(context && context == current);
+	EXPECT(cuPointerGetAttribute(&is_capable, IPC_CAPABLE, memory), 0);
+	EXPECT(cudaIpcGetMemHandle(&handle, (void *)memory), is_capable ? 0 : NOT_SUPPORTED);
+	EXPECT(is_capable, shared);
+	EXPECT(cuPointerSetAttribute(&off, SYNC_MEMOPS, memory), 0);
+	EXPECT(cuCtxGetFlags(&flags), 0);
+	CHECK(!(flags & CTX_SYNC_MEMOPS));
+	EXPECT(cuPointerSetAttribute(&on, SYNC_MEMOPS, memory), 0);
+	EXPECT(cuCtxGetFlags(&flags), 0);
+	CHECK(flags & CTX_SYNC_MEMOPS);
+	EXPECT(tms_pause(NULL), 0);
+	FAILS(cuPointerSetAttribute(&on, SYNC_MEMOPS, memory), NOT_SUPPORTED, "paused");
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cuPointerSetAttribute(&on, SYNC_MEMOPS, (uintptr_t)&on), 1);
+}
+
 /* A pool's attributes and a handle's properties. */
 static void handles(void)
 {
@@ -254,7 +284,7 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	EXPECT(cudaFree(NULL), 0);
-	CHECK(RUN_PART(argv[1], {"attributes", attributes}, {"handles", handles}, {"lent", lent},
-		       {"lent by range", lent_by_range}, {"bound", bound}, {"ipc", ipc}));
+	CHECK(RUN_PART(argv[1], {"attributes", attributes}, {"communication", communication}, {"handles", handles},
+		       {"lent", lent}, {"lent by range", lent_by_range}, {"bound", bound}, {"ipc", ipc}));
 	return 0;
 }

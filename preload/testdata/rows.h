@@ -542,7 +542,7 @@
 	X(cuParamSetv, 4, PASSES, NEVER, 0) \
 	X(cuPointerGetAttribute, 3, OURS, NEVER, 0) \
 	X(cuPointerGetAttributes, 4, OURS, NEVER, 0) \
-	X(cuPointerSetAttribute, 3, WAITS, SOME, 0) \
+	X(cuPointerSetAttribute, 3, OURS, SOME, 0) \
 	X(cuSignalExternalSemaphoresAsync, 4, WAITS, NEVER, 0) \
 	X(cuSignalExternalSemaphoresAsync_ptsz, 4, WAITS, NEVER, 0) \
 	X(cuStreamAddCallback, 4, WAITS, NEVER, 0) \

@@ -67,6 +67,8 @@
 	  enterable(context) ? push((uint64_t)context) : CUDA_ERROR_INVALID_CONTEXT) \
 	X(4000, INIT, cuCtxPopCurrent, _v2, (CUcontext *context), pop(context)) \
 	X(2000, INIT, cuCtxGetDevice, , (CUdevice *device), device_of_current(device)) \
+	X(7000, CTX, cuCtxGetFlags, , (unsigned *flags), GIVES(flags, current_context()->flags)) \
+	X(12010, CTX, cuCtxSetFlags, , (unsigned flags), ((void)(current_context()->flags = flags), CUDA_SUCCESS)) \
 	X(2000, CTX, cuCtxSynchronize, , (void), synchronize()) \
 	X(4000, CTX, cuCtxEnablePeerAccess, , (CUcontext peer, unsigned flags), enable_peer(peer, flags))
 
@@ -130,6 +132,8 @@
 	  attribute_at(data, attribute, address)) \
 	X(7000, INIT, cuPointerGetAttributes, , (unsigned count, CUpointer_attribute *attributes, void **data, \
 	  CUdeviceptr address), attributes_at(count, attributes, data, address)) \
+	X(6000, INIT, cuPointerSetAttribute, , (const void *value, CUpointer_attribute attribute, CUdeviceptr address), \
+	  set_attribute_at(value, attribute, address)) \
 	X(4010, CTX, cuIpcGetMemHandle, , (CUipcMemHandle *handle, CUdeviceptr address), ipc_export(handle, address)) \
 	X(11000, CTX, cuIpcOpenMemHandle, _v2, (CUdeviceptr *address, CUipcMemHandle handle, unsigned flags), \
 	  ipc_open(address, handle, flags)) \

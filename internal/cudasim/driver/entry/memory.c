@@ -86,12 +86,12 @@ static size_t attribute_size(CUpointer_attribute attribute)
 	case 5: return 0; // the driver's P2P tokens
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return 4;
-	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: // UCX and NCCL leave the rest of an int as it was, so these are ints, too
 	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
 	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
 	case CU_POINTER_ATTRIBUTE_MAPPED:
-	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return 1;
+	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return 4;
 	default: return attribute <= CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID ? 8 : 0;
 	}
 }
@@ -179,6 +179,15 @@ static CUresult attributes_at(unsigned count, CUpointer_attribute *attributes, v
 		memcpy(data[i], &value, attribute_size(attributes[i]));
 	}
 	return CUDA_SUCCESS;
+}
+
+// Memory from handles has no such flag (seen with UCX, its issue 9895).
+static CUresult set_attribute_at(const void *value, CUpointer_attribute attribute, CUdeviceptr address)
+{
+	struct mapping *mapping = mapping_at(address);
+	if (!value || !mapping || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+		return CUDA_ERROR_INVALID_VALUE;
+	return mapping->context ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 static CUresult ipc_export(CUipcMemHandle *handle, CUdeviceptr address)

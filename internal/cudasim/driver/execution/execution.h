@@ -8,6 +8,7 @@
 struct context {
 	struct object object;
 	int device;
+	unsigned flags; // as cuCtxSetFlags set them; they change nothing here
 	CUresult sticky; // the error that killed the context; every later call returns it
 	uint32_t peers;
 	struct stream *legacy;
