@@ -97,8 +97,18 @@ struct forward_ipc {
 	N(11000, cuDevicePrimaryCtxRelease_v2, 1, int) \
 	X(cuDevicePrimaryCtxGetState, 3, int, unsigned *, int *) \
 	X(cuDeviceGetMemPool, 2, void **, int) \
+	X(cuDeviceGetDefaultMemPool, 2, void **, int) \
+	X(cuDeviceGetCount, 1, int *) \
+	N(11020, cuMemPoolCreate, 2, void **, const void *) \
+	X(cudaMemPoolCreate, 2, void **, const void *) \
 	N(11020, cuMemPoolDestroy, 1, void *) \
 	X(cudaMemPoolDestroy, 1, void *) \
+	N(11020, cuMemPoolSetAttribute, 3, void *, int, void *) \
+	X(cudaMemPoolSetAttribute, 3, void *, int, void *) \
+	N(11020, cuMemPoolGetAttribute, 3, void *, int, void *) \
+	X(cudaMemPoolGetAttribute, 3, void *, int, void *) \
+	N(11020, cuMemPoolTrimTo, 2, void *, size_t) \
+	X(cudaMemPoolTrimTo, 2, void *, size_t) \
 	X(cuStreamGetCtx, 2, void *, void **) \
 	N(4000, cuStreamDestroy_v2, 1, void *) \
 	X(cudaStreamDestroy, 1, void *) \

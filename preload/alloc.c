@@ -12,6 +12,8 @@ struct allocation {
 	size_t size;
 	int device;
 	struct region_settings settings;
+	bool ordered; /* for use in the order of a stream: */
+	void *stream;
 };
 
 static int allocate(void *allocation)
@@ -25,19 +27,28 @@ static int allocate(void *allocation)
 	if (code == SUCCESS) {
 		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
 			context = NULL; /* the engine gets the error again, with a text */
-		code = tmsMalloc(&of->address, of->size, of->device, context, &of->settings);
+		code = tmsMalloc(&of->address, of->size, of->device, context, &of->settings, of->ordered, of->stream);
 		go_leave(&saved);
 	}
 	return code;
 }
 
+static int pausable_malloc_as(void **pointer, struct allocation *of)
+{
+	int code = share_allocate(of->device, of->size, allocate, of);
+	if (code == SUCCESS)
+		*pointer = of->address;
+	return code;
+}
+
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
-	struct allocation of = {NULL, size, device, region_get()};
-	int code = share_allocate(device, size, allocate, &of);
-	if (code == SUCCESS)
-		*pointer = of.address;
-	return code;
+	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, region_get(), false, NULL});
+}
+
+HIDDEN int pausable_malloc_ordered(void **pointer, size_t size, int device, void *stream)
+{
+	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, region_get(), true, stream});
 }
 
 HIDDEN int current_device(int *device)
@@ -168,6 +179,12 @@ EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent e
 			      forward_cudaMalloc3D(pitched, extent), pausable_malloc_3d(pitched, extent));
 }
 
+static int driver_device(int *device)
+{
+	int code = forward_cuCtxGetDevice(device);
+	return code == SUCCESS ? code : error_fail(code, "cuCtxGetDevice failed with %d", code);
+}
+
 static int pausable_driver_malloc(uintptr_t *pointer, size_t size)
 {
 	int device = 0;
@@ -175,10 +192,9 @@ static int pausable_driver_malloc(uintptr_t *pointer, size_t size)
 	/* The driver, unlike the runtime, takes neither zero bytes nor a thread without a context. */
 	if (!pointer || size == 0)
 		return error_fail(ERROR_INVALID_VALUE, "a pointer to fill in and a size are needed");
-	int code = forward_cuCtxGetDevice(&device);
-	if (code != SUCCESS)
-		return error_fail(code, "cuCtxGetDevice failed with %d", code);
-	code = pausable_malloc(&address, size, device);
+	int code = driver_device(&device);
+	if (code == SUCCESS)
+		code = pausable_malloc(&address, size, device);
 	if (code == SUCCESS)
 		*pointer = (uintptr_t)address;
 	return code;
@@ -211,26 +227,61 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 			      pausable_driver_pitch(pointer, pitch, width, height, element));
 }
 
-/* Stream-ordered: memory made in a region is there at once, which every order allows. During a capture the graph owns
- * the stream's allocations, so they stay CUDA's. */
-#define ORDERED(stream_id, is_capturing, pool, plain, ours)                                        \
-	ALLOCATING(pointer, size, stream_id, TAKING() && !is_captured(is_capturing, stream), plain, ours, \
-		   account_pool(pool, __builtin_return_address(0)), (void)0)
+/* Stream-ordered. During a capture the graph owns the stream's allocations, so they stay CUDA's. */
+#define ORDERED(stream_id, is_capturing, pool, is_current, plain, ours)                            \
+	({                                                                                         \
+		int device_ = -1;                                                                  \
+		ALLOCATING(pointer, size, stream_id,                                               \
+			   TAKING() && !is_captured(is_capturing, stream) &&                       \
+				   ordered_takes(pool, is_current, &device_),                      \
+			   plain, ours(pointer, size, device_, stream_id),                         \
+			   account_pool(pool, __builtin_return_address(0)), (void)0);              \
+	})
+
+/* The memory of a stream is its device's, whichever is current. */
+static int device_of(void *stream, int *device, int (*current)(int *))
+{
+	void *its = NULL, *own = NULL;
+	if ((uintptr_t)stream <= (uintptr_t)PER_THREAD_STREAM || forward_cuStreamGetCtx(stream, &its) != SUCCESS ||
+	    forward_cuCtxGetCurrent(&own) != SUCCESS || its == own)
+		return current(device);
+	return IN_GO(tmsDeviceOfContext(its, device)) == SUCCESS ? SUCCESS : current(device);
+}
+
+static int ordered_malloc(void **pointer, size_t size, int device, void *stream)
+{
+	if (!pointer)
+		return error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL");
+	int code = device < 0 ? device_of(stream, &device, current_device) : SUCCESS;
+	return code == SUCCESS ? pausable_malloc_ordered(pointer, size, device, stream) : code;
+}
+
+static int ordered_driver_malloc(uintptr_t *pointer, size_t size, int device, void *stream)
+{
+	void *address = NULL;
+	if (!pointer || size == 0)
+		return error_fail(ERROR_INVALID_VALUE, "a pointer to fill in and a size are needed");
+	int code = device < 0 ? device_of(stream, &device, driver_device) : SUCCESS;
+	if (code == SUCCESS)
+		code = pausable_malloc_ordered(&address, size, device, stream);
+	if (code == SUCCESS)
+		*pointer = (uintptr_t)address;
+	return code;
+}
 
 /* own: the stream that the suffix means. */
 #define ALLOCATES_ORDERED(api, suffix, type, is_capturing, own, ours)                              \
 	EXPORT int api##Async##suffix(type *pointer, size_t size, void *stream)                    \
 	{                                                                                          \
-		return ORDERED(own, forward_##is_capturing##suffix, NULL,                          \
-			       forward_##api##Async##suffix(pointer, size, stream), ours(pointer, size)); \
+		return ORDERED(own, forward_##is_capturing##suffix, NULL, true,                    \
+			       forward_##api##Async##suffix(pointer, size, stream), ours);         \
 	}                                                                                          \
 	EXPORT int api##FromPoolAsync##suffix(type *pointer, size_t size, void *pool, void *stream) \
 	{                                                                                          \
-		return ORDERED(own, forward_##is_capturing##suffix, pool,                          \
-			       forward_##api##FromPoolAsync##suffix(pointer, size, pool, stream),  \
-			       ours(pointer, size));                                               \
+		return ORDERED(own, forward_##is_capturing##suffix, pool, false,                   \
+			       forward_##api##FromPoolAsync##suffix(pointer, size, pool, stream), ours); \
 	}
-ALLOCATES_ORDERED(cudaMalloc, , void *, cudaStreamIsCapturing, stream, pausable_malloc_here)
-ALLOCATES_ORDERED(cudaMalloc, _ptsz, void *, cudaStreamIsCapturing, own_stream(stream), pausable_malloc_here)
-ALLOCATES_ORDERED(cuMemAlloc, , uintptr_t, cuStreamIsCapturing, stream, pausable_driver_malloc)
-ALLOCATES_ORDERED(cuMemAlloc, _ptsz, uintptr_t, cuStreamIsCapturing, own_stream(stream), pausable_driver_malloc)
+ALLOCATES_ORDERED(cudaMalloc, , void *, cudaStreamIsCapturing, stream, ordered_malloc)
+ALLOCATES_ORDERED(cudaMalloc, _ptsz, void *, cudaStreamIsCapturing, own_stream(stream), ordered_malloc)
+ALLOCATES_ORDERED(cuMemAlloc, , uintptr_t, cuStreamIsCapturing, stream, ordered_driver_malloc)
+ALLOCATES_ORDERED(cuMemAlloc, _ptsz, uintptr_t, cuStreamIsCapturing, own_stream(stream), ordered_driver_malloc)

@@ -122,6 +122,11 @@ EXPORT int cuCtxDestroy_v2(void *context)
 		if (mine > CHANGING && atomic_compare_exchange_strong(&contexts[i].context, &mine, CHANGING))
 			found = &contexts[i];
 	}
+	if (found && segments_exist()) {
+		atomic_store(&found->context, (uintptr_t)context); /* the engine waits for it once more */
+		(void)IN_GO((tmsFreeContext(context), SUCCESS));
+		atomic_store(&found->context, CHANGING);
+	}
 	while (found && atomic_load(&found->users) > 0)
 		sched_yield();
 	int code = forward_cuCtxDestroy_v2(context);

@@ -186,7 +186,7 @@ func state() source.State {
 
 //export tmsMalloc
 func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer,
-	settings *C.struct_region_settings) C.int {
+	settings *C.struct_region_settings, ordered C.bool, stream unsafe.Pointer) C.int {
 	return reportAllocation(enter(func(e *vmm.Engine) error {
 		if programPools != nil {
 			return poolMalloc(e, address, size, device, context, settings)
@@ -197,6 +197,10 @@ func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context uns
 		}
 		request.Size = uint64(size)
 		request.Context = cuda.Context(uintptr(context))
+		if ordered {
+			request.Ordered, request.Stream = true, cuda.Stream(uintptr(stream))
+			request.Keep = atomic.LoadUint64((*uint64)(unsafe.Pointer(&C.ordered_keep[device&(C.ORDERED_DEVICES-1)])))
+		}
 		made, err := e.Malloc(request)
 		*(*uintptr)(unsafe.Pointer(address)) = made
 		return err

@@ -32,6 +32,8 @@ static inline bool arena_contains(const void *address)
 
 /* alloc.c, free.c: allocating and freeing pausable memory. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
+/* The same for use in the order of a stream. device: -1: the current one, or the stream's. */
+HIDDEN int pausable_malloc_ordered(void **pointer, size_t size, int device, void *stream);
 HIDDEN int current_device(int *device); /* a code, and an error's text */
 HIDDEN int current_device_of_driver(int *device); /* of the thread's context; without one, the runtime's */
 HIDDEN int pausable_free(void *pointer);
@@ -133,6 +135,12 @@ static inline void *own_stream(void *stream)
 {
 	return stream ? stream : PER_THREAD_STREAM;
 }
+
+/* ordered.c: CUDA's pools. Reports whether pausable memory takes the place of a pool's, or of the current pool's, and of
+ * which device. -1: of the stream's. */
+HIDDEN bool ordered_takes(void *pool, bool is_current, int *device);
+#define ORDERED_DEVICES 64
+extern uint64_t ordered_keep[ORDERED_DEVICES] HIDDEN; /* release thresholds, by device; Go reads them */
 
 /* operation.c: pause, resume, and other long operations. */
 enum operation_kind {

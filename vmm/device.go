@@ -28,7 +28,14 @@ type device struct {
 	looking     sync.Mutex            // held while that is looked up:
 	access      atomic.Pointer[[]int] // which of the peers are used
 	pools       int64                 // bytes that NotePool has noted
+	has         uint64                // bytes that the process has, or that a resume would take
+	making      uint64                // that the driver is being asked for
+	margins     sync.Mutex            // held from a look at what is free until the memory is taken
+	ordered     ordered               // memory for stream order
+	unused      []cuda.Event          // that no line needs any longer
 	made        uint64                // pending frees so far
+	progressing int                   // pending frees in progress
+	wanting     int                   // callers for whom its memory is short
 	waiting     bool                  // a thread waits for its contexts, for pending frees
 	hashing     bool                  // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool           // the hash has been used
@@ -121,6 +128,7 @@ func (d *device) tag(name string) *tag {
 func (d *device) retire(t *tag) {
 	if t.ranges.Empty() && len(t.segments) == 0 && d.tags[t.name] == t {
 		delete(d.tags, t.name)
+		d.dropLines(t)
 	}
 }
 

@@ -45,8 +45,7 @@ type Engine struct {
 	settled   sync.Cond // a pause, resume or preparation, or the loading of a kernel, has ended
 	devices   map[int]*device
 	space     *space.Space[segment]
-	pending   []*pendingFree
-	reaping   bool               // a thread makes the frees that are due
+	pending   pendingFrees
 	loading   int                // kernels of the content hash
 	preparing int                // preparations that were asked for and are not done
 	names     map[string]bool    // tags that were ever used
@@ -83,6 +82,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		observe:     func(Transition) {},
 
 		devices:    map[int]*device{},
+		pending:    pendingFrees{lines: map[*line]bool{}, wake: make(chan struct{}, 1)},
 		names:      map[string]bool{},
 		unknown:    map[[2]string]bool{},
 		totals:     map[int]*totals{},

@@ -1,6 +1,9 @@
 package vmm
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // PausedAt reports whether the allocation at an address is paused, or lost its memory in a free that got half way. That
 // memory may still be mapped after two failures.
@@ -22,7 +25,15 @@ func (e *Engine) ImportedBytes() (bytes uint64) {
 // Drain waits for the background work, most of which gives back device and host memory.
 func (e *Engine) Drain() {
 	e.mu.Lock()
-	e.finish(slices.Clone(e.pending))
+	for {
+		e.pollAll()
+		frees := e.pending.of(slices.Collect(maps.Values(e.devices)))
+		e.finish(slices.DeleteFunc(frees, func(f *pendingFree) bool { return f.stage == onStream }))
+		e.giveBackIdle(func(*device, *pendingFree) (uint64, bool) { return 0, true })
+		if e.pending.at[due].length == 0 && len(e.pending.lines) == 0 {
+			break
+		}
+	}
 	for e.loading > 0 {
 		e.settled.Wait()
 	}

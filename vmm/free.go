@@ -50,34 +50,30 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 	return e.free(a)
 }
 
-// FreeAfter ends an allocation once the stream has done the work that it holds now, as cudaFreeAsync does. The caller
-// waits for none of that work, only for a transition that is working on the segment; a thread of the engine polls the
-// stream. The stream must not be in a capture. Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
-// (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
-func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
-	defer e.audit(&err)
-	var event cuda.Event
-	d := e.using(address)
-	if d != nil {
-		// Before the claim, so that an error leaves nothing claimed.
-		if event, err = d.mark(stream); err != nil {
-			return err
+// FreeContext frees what was allocated in a context that the program is about to destroy, as CUDA does: programs leave that
+// to it. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+func (e *Engine) FreeContext(context cuda.Context, capturing bool) {
+	var all []uintptr
+	e.mu.Lock()
+	for _, segments := range e.matching(nil, func(s *segment) bool { return s.isOwn() && s.context == context }) {
+		for _, s := range segments {
+			if s.slab == nil {
+				all = append(all, s.address)
+			} else {
+				s.slab.Each(func(offset uintptr, _ uint64) { all = append(all, s.address+offset) })
+			}
 		}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	a, err := e.claim(address)
-	if err == nil && d != nil && a.segment.mapped() {
-		e.putOff(pendingFree{allocation: a, stage: onStream, why: streamBehind, event: event})
-		return nil
+	e.mu.Unlock()
+	if len(all) == 0 {
+		return
 	}
-	if d != nil {
-		_ = e.unlocked(func() error { e.driver.DropEvent(event); return nil })
+	if !capturing {
+		capturing = errors.Is(e.Quiesce(all[0]), ErrCapturing)
 	}
-	if err != nil {
-		return err
+	for _, address := range all {
+		_ = e.FreeIdle(address, capturing) // what another thread frees, or the driver refuses, is left to them
 	}
-	return e.free(a)
 }
 
 // Quiesce waits until the devices have done the work they hold now, as Free does before it frees the memory at an
@@ -159,6 +155,9 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 			e.settled.Wait()
 			continue
 		}
+		if s.ordered {
+			s.device.ordered.use(-int64(a.size()))
+		}
 		if a.small {
 			s.slab.SetFreeing(a.offset, true)
 		} else {
@@ -194,6 +193,9 @@ func (a allocation) size() uint64 {
 
 // reinstate makes an allocation live again after its free has failed.
 func (a allocation) reinstate() {
+	if a.segment.ordered && (!a.small || a.segment.slab != nil) {
+		a.segment.device.ordered.use(int64(a.size()))
+	}
 	switch {
 	case !a.small:
 		a.segment.reinstate()

@@ -214,9 +214,9 @@ func (i *inspection) ofGranules() {
 // ofPending checks the frees that their callers believe done.
 func (i *inspection) ofPending() {
 	seen := map[allocation]bool{}
-	for _, f := range i.pending {
+	for f := range i.pending.all() {
 		a := f.allocation
-		if f.stage == due || f.stage == made { // it may be in progress
+		if f.stage == due { // it may be in progress
 			continue
 		}
 		gone := !a.small && a.segment.owner != aFree

@@ -55,8 +55,9 @@ func TestInvariants(t *testing.T) {
 		},
 		"listed": func() func() { small.listed = false; return func() { small.listed = true } },
 		"deferred": func() func() {
-			e.pending = append(e.pending, &pendingFree{allocation: allocation{segment: s}})
-			return func() { e.pending = nil }
+			f := &pendingFree{allocation: allocation{segment: s}}
+			e.pending.at[unwaited].insert(f, nil)
+			return func() { e.pending.at[unwaited].remove(f) }
 		},
 	} {
 		require.NoError(t, e.inspect(), "before %s", name)

@@ -28,6 +28,10 @@ type Request struct {
 	Capturing   bool         // a stream of the process is being captured
 	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
 	Room        *space.Room  // addresses of a pool, where its segments are to lie side by side; nil: any of the tag's
+	Ordered     bool         // the memory is used in the order of a stream (cudaMallocAsync), whose freed memory may serve:
+	Stream      cuda.Stream
+	Keep        uint64 // the release threshold: bytes for stream order that stay mapped though nobody uses them
+	order       order  // of it
 }
 
 // Malloc makes an active segment, or for less than a granule a part of one, on the calling thread, and returns its
@@ -39,14 +43,17 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	if r.Size == 0 {
 		return 0, nil
 	}
-	if address, ok := e.mallocSmall(r); ok {
+	if r.Ordered {
+		r.order = e.orderOf(r.Stream)
+	}
+	if address, ok := e.mallocSmall(&r); ok {
 		return address, nil
 	}
-	err = e.obtain(r, "allocating", func(d *device) error {
+	err = e.obtain(&r, "allocating", func(d *device, short bool) error {
 		if r.Size > d.total {
 			return fmt.Errorf("%w, %s", ErrTooLarge, readable.Bytes(d.total))
 		}
-		address, err = e.malloc(d, r)
+		address, err = e.malloc(d, &r, short)
 		return err
 	})
 	if err != nil {
@@ -56,7 +63,7 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 }
 
 // mallocSmall serves a request from its tag's memory, for a thread in the device's primary context.
-func (e *Engine) mallocSmall(r Request) (uintptr, bool) {
+func (e *Engine) mallocSmall(r *Request) (uintptr, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	d := e.devices[r.Device]
@@ -67,12 +74,27 @@ func (e *Engine) mallocSmall(r Request) (uintptr, bool) {
 	if t == nil {
 		return 0, false
 	}
-	return t.mallocSmall(r.policy(), r.Size)
+	return e.mallocFromTag(d, t, r)
+}
+
+// mallocFromTag serves a small request from memory that its tag has. The caller holds e.mu.
+func (e *Engine) mallocFromTag(d *device, t *tag, r *Request) (address uintptr, ok bool) {
+	if r.Ordered {
+		address, ok = t.takeSmall(e, r)
+	}
+	if !ok {
+		address, ok = t.mallocSmall(r.policyOn(d), r.Size)
+	}
+	if ok && r.Ordered {
+		d.ordered.use(int64(r.Size))
+		d.ordered.keep = r.Keep
+	}
+	return address, ok
 }
 
 // obtain makes memory of a device. It tries again when memory was short while frees that callers believe done were
 // pending, and when the device was reset. doing names the purpose in errors.
-func (e *Engine) obtain(r Request, doing string, take func(*device) error) error {
+func (e *Engine) obtain(r *Request, doing string, take func(d *device, short bool) error) error {
 	for {
 		if err := e.tryObtain(r, doing, take); !errors.Is(err, errReset) {
 			return err
@@ -80,7 +102,7 @@ func (e *Engine) obtain(r Request, doing string, take func(*device) error) error
 	}
 }
 
-func (e *Engine) tryObtain(r Request, doing string, take func(*device) error) error {
+func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short bool) error) error {
 	e.mu.Lock()
 	d, err := e.device(r.Device)
 	if err != nil {
@@ -92,13 +114,11 @@ func (e *Engine) tryObtain(r Request, doing string, take func(*device) error) er
 	if err := e.admit(d, r.Context); err != nil {
 		return err
 	}
-	short := func() bool { return !r.Capturing && errors.Is(err, cuda.OutOfMemory) }
-	err = take(d)
-	if short() && e.renew() > 0 {
-		err = take(d)
+	if err = take(d, false); isShort(err) && r.Ordered {
+		err = take(d, true)
 	}
-	for short() && e.awaitFree(d, &made) {
-		err = take(d)
+	if isShort(err) && !r.Capturing {
+		err = e.await(d, take, &made, err)
 	}
 	if err != nil {
 		return fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
@@ -106,40 +126,67 @@ func (e *Engine) tryObtain(r Request, doing string, take func(*device) error) er
 	return nil
 }
 
-func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
-	p := r.policy()
+// await takes memory that was short, with err, as frees are made.
+func (e *Engine) await(d *device, take func(d *device, short bool) error, made *uint64, err error) error {
+	defer e.want(d)()
+	if e.renew() > 0 {
+		err = take(d, true)
+	}
+	for isShort(err) && e.awaitFree(d, made) {
+		err = take(d, true)
+	}
+	return err
+}
+
+// isShort reports whether an allocation may succeed once other memory of the process is free.
+func isShort(err error) bool {
+	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, ErrMargin) || errors.Is(err, ErrLimit)
+}
+
+func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
 	inSlab := r.Size < d.granularity
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := d.tag(r.Tag)
 	if inSlab {
-		if address, ok := t.mallocSmall(p, r.Size); ok {
+		if address, ok := e.mallocFromTag(d, t, r); ok {
 			return address, nil
 		}
 	}
 	e.names[r.Tag] = true
-	s := t.takeSlack(granules, r.Room)
+	var s *segment
+	if r.Ordered && (short || !inSlab) {
+		if s = e.takeFreed(t, r, granules, short); s == nil && len(e.pending.lines) > 0 {
+			e.pollAll() // costs less than new memory
+			t = d.tag(r.Tag)
+			s = e.takeFreed(t, r, granules, short)
+		}
+		t = d.tag(r.Tag)
+	}
+	if s == nil {
+		s = t.takeSlack(granules, r.Room)
+	}
 	if s == nil {
 		var err error
 		if s, err = e.newSegment(d, t, granules, inSlab, r.Room); err != nil {
 			return 0, err
 		}
-		x := newExtent(s)
-		err = e.unlocked(func() error { return e.makeOrUndo(x, r) })
-		if err != nil {
-			e.abandon(s, x, err)
+		if err = e.makeWithin(d, s, r); err != nil {
 			return 0, err
 		}
-		s.extent = x
 	}
 	_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
-	s.state, s.size, s.policy, s.slab, s.dead = active, r.Size, p, nil, nil
+	s.state, s.size, s.policy, s.slab, s.dead = active, r.Size, r.policyOn(d), nil, nil
 	if err := e.enter(s); err != nil {
 		return 0, err
 	}
 	if s.incremental || s.sparse {
 		e.loadHasher(d)
+	}
+	if r.Ordered {
+		d.ordered.use(int64(r.Size))
+		d.ordered.keep = r.Keep
 	}
 	if !inSlab {
 		return s.address, nil
@@ -148,6 +195,34 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	t.listSlab(s)
 	offset, _ := s.slab.Allocate(r.Size)
 	return s.address + offset, nil
+}
+
+// makeWithin makes memory for a segment, within the limit. The caller holds e.mu, which is released for driver calls.
+func (e *Engine) makeWithin(d *device, s *segment, r *Request) error {
+	size := s.length()
+	if err := d.reserve(size, r.Limit); err != nil {
+		s.vacate()
+		return err
+	}
+	x := newExtent(s)
+	err := e.unlocked(func() error { return e.makeOrUndo(x, *r) })
+	d.making -= size
+	if err != nil {
+		e.abandon(s, x, err)
+		return err
+	}
+	s.extent = x
+	return nil
+}
+
+// reserve notes memory that is about to be made, if the limit leaves room for it; 0: there is none. The caller takes it
+// from making when the memory counts in has, or could not be made. The caller holds the engine's lock.
+func (d *device) reserve(size, limit uint64) error {
+	if has := d.has + d.making; limit > 0 && has+size > limit {
+		return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
+	}
+	d.making += size
+	return nil
 }
 
 // newSegment finds addresses for a segment of a tag; inSlab: for one that small allocations are to share. The
@@ -194,40 +269,28 @@ func (e *Engine) makeOrUndo(x *extent, r Request) error {
 	})
 }
 
-// withinMargin takes whole granules of a device's memory if that leaves the margin and keeps the limit, even while a
-// stream is being captured.
+// withinMargin takes whole granules of a device's memory if that leaves the margin, even while a stream is being
+// captured. One thread at a time looks and takes.
 func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 	if r.Capturing {
 		r.Capturing = false
 		return e.driver.Relaxed(func() error { return e.withinMargin(d, r, take) })
 	}
-	size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
-	if r.Limit > 0 {
-		if has := e.has(d); has+size > r.Limit {
-			return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(r.Limit))
-		}
-	}
 	if r.Reserve {
 		r.Margin = max(r.Margin, stats.Reserve(d.total))
 	}
-	if r.Margin > 0 {
-		free, err := d.freeBytes()
-		if err != nil {
-			return err
-		}
-		if free < size || free-size < r.Margin {
-			return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
-		}
+	if r.Margin == 0 {
+		return take()
+	}
+	d.margins.Lock()
+	defer d.margins.Unlock()
+	size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
+	free, err := d.freeBytes()
+	if err != nil {
+		return err
+	}
+	if free < size || free-size < r.Margin {
+		return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
 	}
 	return take()
-}
-
-// has returns the bytes of a device that the process has, and those that a resume would take.
-func (e *Engine) has(d *device) (bytes uint64) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, t := range e.statsOf(d).Tags {
-		bytes += t.PhysicalBytes + t.PausedBytes
-	}
-	return bytes
 }

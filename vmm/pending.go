@@ -2,42 +2,125 @@ package vmm
 
 import (
 	"errors"
+	"iter"
 	"slices"
 	"time"
 
 	"tms/internal/backoff"
 	"tms/internal/guard"
-	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )
 
 // pendingFree is a free that its caller believes done, and that is still to come.
 type pendingFree struct {
 	allocation
-	stage stage
-	why   string     // the free still waits, for statistics
-	event cuda.Event // of onStream: recorded in the stream at the free
+	stage      stage
+	why        string       // the free still waits, for statistics
+	next, prev *pendingFree // in list
+	list       *freeList    // nil: none
+	freedInOrder
 }
 
 // stage is how far a pending free is:
 //
 //	unwaited --renew-->  onDevices --awaitDevices--> due --reap--> made
-//	                     onStream  -----reap-------> due --reap--> refused --renew--> due
+//	                     onStream ---reached--> idle ---> due --reap--> refused --renew--> due
+//	                        |                    |
+//	                        +------> taken <-----+    by an allocation in stream order (ordered.go)
 type stage int
 
 const (
 	unwaited  stage = iota // a capture forbids waiting for the devices, or the wait failed
 	onDevices              // a thread waits until the devices have finished with it
-	onStream               // its stream has not reached it
-	due                    // nothing uses the memory any longer
+	onStream               // its stream has not reached it, as far as is known
+	idle                   // its stream has reached it; the memory is there for allocations in stream order
+	due                    // it is to be made now
 	refused                // by the driver
 	made
+	taken // the memory is in use again
+	stages
 )
 
-// inProgress reports whether a free will be made without a further call.
-func (f *pendingFree) inProgress() bool {
-	return f.stage == onDevices || f.stage == onStream || f.stage == due
+// freeList is a list of pending frees, the oldest first.
+type freeList struct {
+	first, last *pendingFree
+	length      int
 }
+
+// insert puts a free before another of the list; nil: at the end.
+func (l *freeList) insert(f, before *pendingFree) {
+	f.list, f.next = l, before
+	if before == nil {
+		f.prev, l.last = l.last, f
+	} else {
+		f.prev, before.prev = before.prev, f
+	}
+	if f.prev == nil {
+		l.first = f
+	} else {
+		f.prev.next = f
+	}
+	l.length++
+}
+
+func (l *freeList) remove(f *pendingFree) {
+	if f.prev == nil {
+		l.first = f.next
+	} else {
+		f.prev.next = f.next
+	}
+	if f.next == nil {
+		l.last = f.prev
+	} else {
+		f.next.prev = f.prev
+	}
+	f.list, f.next, f.prev = nil, nil, nil
+	l.length--
+}
+
+// pendingFrees has the pending frees by their stage; those on a stream are in its line.
+type pendingFrees struct {
+	at      [stages]freeList
+	lines   map[*line]bool // that are not empty
+	plain   int            // frees in them whose memory cannot be used again
+	left    uint64         // frees that have left a stage in which they were in progress
+	reaping bool           // a thread makes the frees that are due, and looks after lines and idle memory
+	wanting int            // callers for whom memory is short: streams are then polled at once
+	wake    chan struct{}  // ends the pause of that thread
+}
+
+// all goes through the pending frees, which must not change meanwhile.
+func (p *pendingFrees) all() iter.Seq[*pendingFree] {
+	return func(yield func(*pendingFree) bool) {
+		for i := range p.at {
+			for f := p.at[i].first; f != nil; f = f.next {
+				if !yield(f) {
+					return
+				}
+			}
+		}
+		for l := range p.lines {
+			for f := l.waiting.first; f != nil; f = f.next {
+				if !yield(f) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// of lists the pending frees of some devices.
+func (p *pendingFrees) of(devices []*device) (frees []*pendingFree) {
+	for f := range p.all() {
+		if slices.Contains(devices, f.segment.device) {
+			frees = append(frees, f)
+		}
+	}
+	return frees
+}
+
+// inProgress reports whether a free will be made without a further call.
+func (s stage) inProgress() bool { return s == onDevices || s == onStream || s == due }
 
 const (
 	captured      = "a stream was being captured"
@@ -56,7 +139,38 @@ const patience = time.Second
 
 // putOff frees a claimed allocation later. The caller holds e.mu.
 func (e *Engine) putOff(f pendingFree) {
-	e.pending = append(e.pending, &f)
+	stage := f.stage
+	f.stage = made
+	e.advance(&f, stage, f.why)
+}
+
+// advance puts a free into another stage. The caller holds e.mu.
+func (e *Engine) advance(f *pendingFree, to stage, why string) {
+	d := f.segment.device
+	if f.stage.inProgress() {
+		e.pending.left++
+		d.progressing--
+	}
+	if f.list != nil {
+		f.list.remove(f)
+		e.leaveShelf(f)
+	}
+	if f.stage, f.why = to, why; to.inProgress() {
+		d.progressing++
+	}
+	switch to {
+	case made:
+		d.made++
+	case taken:
+	case onStream:
+		f.line.waiting.insert(f, nil)
+		e.enterShelf(f)
+	default:
+		e.pending.at[to].insert(f, nil)
+		if to == idle {
+			e.enterShelf(f)
+		}
+	}
 	e.startReaping()
 }
 
@@ -67,7 +181,8 @@ func (e *Engine) FreeDeferred() {
 	e.renew()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for e.awaitAny(func(f *pendingFree) bool { return f.stage == onDevices || f.stage == due }) {
+	p := &e.pending
+	for e.awaitProgress(func() bool { return p.at[onDevices].length+p.at[due].length > 0 }) {
 	}
 }
 
@@ -76,19 +191,18 @@ func (e *Engine) renew() (back int) {
 	back = e.driver.Reclaim.Retry()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, f := range e.pending {
-		switch f.stage {
-		case refused:
-			f.stage = due
-		case unwaited:
-			f.stage, f.why = onDevices, inUse
-			if d := f.segment.device; !d.waiting {
-				d.waiting = true
-				go func() { _ = guard.Call(func() error { return e.awaitDevices(d) }) }()
-			}
+	p := &e.pending
+	for n := p.at[refused].length; n > 0; n-- {
+		e.advance(p.at[refused].first, due, "it is about to be made")
+	}
+	for n := p.at[unwaited].length; n > 0; n-- {
+		f := p.at[unwaited].first
+		e.advance(f, onDevices, inUse)
+		if d := f.segment.device; !d.waiting {
+			d.waiting = true
+			go func() { _ = guard.Call(func() error { return e.awaitDevices(d) }) }()
 		}
 	}
-	e.startReaping()
 	return back
 }
 
@@ -99,7 +213,12 @@ func (e *Engine) awaitDevices(d *device) error {
 	defer e.mu.Unlock()
 	defer func() { d.waiting = false }()
 	for {
-		frees := filter(e.pending, func(f *pendingFree) bool { return f.stage == onDevices && f.segment.device == d })
+		var frees []*pendingFree
+		for f := e.pending.at[onDevices].first; f != nil; f = f.next {
+			if f.segment.device == d {
+				frees = append(frees, f)
+			}
+		}
 		if len(frees) == 0 {
 			return nil
 		}
@@ -111,25 +230,31 @@ func (e *Engine) awaitDevices(d *device) error {
 func (e *Engine) waited(frees []*pendingFree, err error) {
 	for _, f := range frees {
 		switch {
-		case f.stage == onStream || f.stage == made: // reap makes it, or has made it
+		case f.stage == made || f.stage == taken || f.stage == due || f.stage == refused:
 		case err == nil:
-			f.stage = due
+			e.advance(f, due, "it is about to be made")
+		case f.stage == onStream || f.stage == idle: // its stream decides
 		case errors.Is(err, ErrCapturing):
-			f.stage, f.why = unwaited, captured
+			e.advance(f, unwaited, captured)
 		default:
-			f.stage, f.why = unwaited, refusedPrefix+err.Error()
+			e.advance(f, unwaited, refusedPrefix+err.Error())
 		}
 	}
-	e.startReaping()
 	e.settled.Broadcast()
 }
 
-func reapable(f *pendingFree) bool { return f.stage == due || f.stage == onStream }
-
-// startReaping starts a thread for the frees that are due, or wait for streams. The caller holds e.mu.
+// startReaping starts a thread for the frees that are due, or wait for streams, or wakes it. The caller holds e.mu.
 func (e *Engine) startReaping() {
-	if !e.reaping && slices.ContainsFunc(e.pending, reapable) {
-		e.reaping = true
+	p := &e.pending
+	if p.reaping {
+		if p.at[due].length == 1 {
+			select {
+			case p.wake <- struct{}{}:
+			default: // it has been told
+			}
+		}
+	} else if p.at[due].length > 0 || e.looks() {
+		p.reaping = true
 		go func() { _ = guard.Call(e.reap) }()
 	}
 }
@@ -138,65 +263,82 @@ func (e *Engine) startReaping() {
 func (e *Engine) reap() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	defer func() { e.reaping = false }()
-	first := backoff.Backoff{Next: firstLook, Most: time.Millisecond}
-	for wait := first; slices.ContainsFunc(e.pending, reapable); {
-		for _, f := range filter(e.pending, reapable) {
-			if e.makePending(f) {
-				wait = first
-				e.settled.Broadcast()
-			}
+	p := &e.pending
+	defer func() { p.reaping = false }()
+	wait := backoff.Backoff{Next: firstLook, Most: time.Millisecond}
+	for p.at[due].length > 0 || e.looks() {
+		before := p.left
+		e.look()
+		for n := p.at[due].length; n > 0 && p.at[due].first != nil; n-- {
+			e.makePending(p.at[due].first)
 		}
-		e.pending = slices.DeleteFunc(e.pending, func(f *pendingFree) bool { return f.stage == made })
-		_ = e.unlocked(func() error { wait.Sleep(time.Time{}); return nil })
+		if p.left != before {
+			wait.Next = firstLook
+			e.settled.Broadcast()
+		}
+		if p.at[due].length > 0 {
+			continue
+		}
+		pause := keptIdle
+		if p.wanting > 0 {
+			pause = wait.Next
+			wait.Next = min(2*wait.Next, wait.Most)
+		}
+		if !e.looks() {
+			break
+		}
+		_ = e.unlocked(func() error { p.await(pause); return nil })
 	}
 	return nil
 }
 
-// makePending makes a free, unless its stream has not reached it, and reports whether anything changed.
-func (e *Engine) makePending(f *pendingFree) bool {
-	if f.stage == onStream {
-		err := e.unlocked(func() error {
-			return e.driver.With(f.segment.device.context, func() error { return e.driver.EventQuery(f.event) })
-		})
-		if errors.Is(err, cuda.NotReady) {
-			return false
-		}
-		_ = e.unlocked(func() error { e.driver.DropEvent(f.event); return nil })
-		if err != nil {
-			f.stage, f.why = unwaited, refusedPrefix+err.Error()
-			return true
-		}
-		f.stage = due
+// wakeReaper has the thread that reaps look now. The caller holds e.mu.
+func (e *Engine) wakeReaper() {
+	select {
+	case e.pending.wake <- struct{}{}:
+	default: // it has been told
 	}
-	f.why = "it is being made"
-	if err := guard.Call(func() error { return e.drop(f.allocation) }); err != nil {
-		f.stage, f.why = refused, refusedPrefix+err.Error()
-	} else {
-		f.stage = made
-		f.segment.device.made++
-	}
-	return true
+	e.startReaping()
 }
 
-// awaitAny waits until meant no longer picks one of the frees that it picks now. It returns false where it picks none,
-// or where none was made for too long. The caller holds e.mu.
-func (e *Engine) awaitAny(meant func(*pendingFree) bool) bool {
-	before := filter(e.pending, meant)
-	for start := time.Now(); len(before) > 0 && time.Since(start) < patience; {
+// await pauses the thread that reaps, until somebody wakes it.
+func (p *pendingFrees) await(pause time.Duration) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-p.wake:
+	}
+}
+
+// makePending makes a free that is due.
+func (e *Engine) makePending(f *pendingFree) {
+	f.why = "it is being made"
+	if err := guard.Call(func() error { return e.drop(f.allocation) }); err != nil {
+		e.advance(f, refused, refusedPrefix+err.Error())
+	} else {
+		e.advance(f, made, "")
+	}
+}
+
+// awaitProgress waits while there are frees left, until one of those in progress is, or is no longer. It returns false
+// where none is left, or all stayed as they are for too long. The caller holds e.mu.
+func (e *Engine) awaitProgress(left func() bool) bool {
+	before := e.pending.left
+	for start := time.Now(); left() && time.Since(start) < patience; {
 		_ = e.unlocked(func() error { time.Sleep(250 * time.Microsecond); return nil })
-		if slices.ContainsFunc(before, func(f *pendingFree) bool { return !meant(f) }) {
+		if e.pending.left != before {
 			return true
 		}
 	}
 	return false
 }
 
-// awaitFree waits, as awaitAny does, until a device has made more frees than it had, and reports whether it has.
+// awaitFree waits, as awaitProgress does, until a device has made more frees than it had, and reports whether it has.
 func (e *Engine) awaitFree(d *device, were *uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for d.made == *were && e.awaitAny(func(f *pendingFree) bool { return f.segment.device == d && f.inProgress() }) {
+	for d.made == *were && e.awaitProgress(func() bool { return d.made == *were && d.progressing > 0 }) {
 	}
 	more := d.made != *were
 	*were = d.made
@@ -206,7 +348,7 @@ func (e *Engine) awaitFree(d *device, were *uint64) bool {
 // finish waits until frees are made, or put off once more. They must not depend on the caller, which holds e.mu.
 func (e *Engine) finish(frees []*pendingFree) {
 	for _, f := range frees {
-		for f.inProgress() {
+		for f.stage.inProgress() {
 			e.settled.Wait()
 		}
 	}
@@ -215,7 +357,7 @@ func (e *Engine) finish(frees []*pendingFree) {
 // freeQuiesced makes the pending frees of some devices once quiesce has waited for these devices.
 func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 	e.mu.Lock()
-	frees := filter(e.pending, func(f *pendingFree) bool { return slices.Contains(devices, f.segment.device) })
+	frees := e.pending.of(devices)
 	e.mu.Unlock()
 	if err := quiesce(); err != nil {
 		return err
@@ -229,8 +371,8 @@ func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 
 // waitingFrees describes the pending frees for statistics. The caller holds e.mu.
 func (e *Engine) waitingFrees() (list []stats.Waiting) {
-	for _, f := range e.pending {
-		if f.stage != made && (!f.small || f.segment.slab != nil) {
+	for f := range e.pending.all() {
+		if f.stage != idle && (!f.small || f.segment.slab != nil) {
 			list = stats.Count(list, "free", f.why, f.size())
 		}
 	}

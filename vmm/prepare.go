@@ -90,6 +90,14 @@ func (e *Engine) Trim() {
 			s.discard()
 		}
 	}
+	e.pollAll()
+	e.giveBackIdle(func(*device, *pendingFree) (uint64, bool) { return 0, true })
+	for _, d := range e.devices {
+		for _, t := range d.tags {
+			d.dropLines(t)
+		}
+	}
+	e.dropUnused()
 	e.mu.Unlock()
 	for _, d := range e.known() {
 		if d.hashed.Load() {

@@ -49,6 +49,7 @@ func (e *Engine) dropDevice(d *device) {
 	for _, s := range mapped {
 		e.dropAtReset(s)
 	}
+	e.waited(e.pending.of([]*device{d}), nil) // the work that they wait for ends with the context
 	e.tellUngated()
 }
 
@@ -91,6 +92,10 @@ func (e *Engine) relocate(s *segment) {
 	d, err := e.device(s.device.ordinal)
 	if err != nil || d == s.device {
 		return // without the device there are no pauses either
+	}
+	if !s.isImported() {
+		s.device.has -= s.userMapped.size
+		d.has += s.userMapped.size
 	}
 	if s.device = d; s.extent != nil {
 		s.extent.device = d

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"tms/vmm/backup"
+	"tms/vmm/cuda"
 	"tms/vmm/digest"
 	"tms/vmm/small"
 	"tms/vmm/space"
@@ -61,16 +62,28 @@ func (s *segment) mapped() bool {
 // policy is what becomes of a segment's contents while it is paused.
 type policy struct {
 	backup      BackupKind
-	incremental bool // the next pause copies only what has changed
-	sparse      bool // a pause keeps no blocks of zeros
-	target      int  // of BackupPeer: the ordinal of the device; -1: any
-	prompt      bool // discarded contents are waited for
+	incremental bool         // the next pause copies only what has changed
+	sparse      bool         // a pause keeps no blocks of zeros
+	target      int          // of BackupPeer: the ordinal of the device; -1: any
+	prompt      bool         // discarded contents are waited for
+	ordered     bool         // allocated in stream order: so are all that share the segment
+	context     cuda.Context // of the program's own, in which it was allocated; 0: the primary one
 }
 
 func (r Request) policy() policy {
-	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Backup == BackupSparse, r.Target, r.Prompt}
+	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Backup == BackupSparse, r.Target, r.Prompt,
+		r.Ordered, 0}
 	if p.sparse {
 		p.backup = BackupHost
+	}
+	return p
+}
+
+// policyOn is policy for memory that the engine makes: unlike a pool's, it goes with the context it was allocated in.
+func (r *Request) policyOn(d *device) policy {
+	p := r.policy()
+	if r.Context != d.context && !r.Ordered {
+		p.context = r.Context
 	}
 	return p
 }

@@ -86,7 +86,9 @@ func (e *Engine) statsOf(d *device) stats.Device {
 				continue
 			}
 			live := s.size
-			if s.slab == nil {
+			if s.slab == nil && s.ordered && s.owner == aFree {
+				live = 0 // it was freed, and is there for the next allocation
+			} else if s.slab == nil {
 				ts.Segments++
 			} else {
 				ts.Segments += s.slab.Live

@@ -19,6 +19,8 @@ type tag struct {
 	ranges      *space.Ranges[segment]
 	slack       map[uint32][]*segment // by granules
 	slabs       map[policy][]*segment // with room for more small allocations, as far as is known
+	lines       map[order]*line       // frees in the order of streams
+	idle        shelf                 // those that their streams have reached
 	lastPause   float64               // seconds
 	lastResume  float64
 	pausedSince float64 // seconds since 1970
@@ -27,10 +29,12 @@ type tag struct {
 
 func (d *device) newTag(name string) *tag {
 	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
-	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[policy][]*segment{}}
+	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[policy][]*segment{},
+		lines: map[order]*line{}, idle: newShelf()}
 }
 
 func (t *tag) add(s *segment) {
+	s.device.count(s, int64(s.length()))
 	s.tag, s.index = t, len(t.segments)
 	t.segments = append(t.segments, s)
 }
@@ -43,6 +47,7 @@ func (t *tag) remove(s *segment) {
 		s.gated = false // it may become slack, and serve an allocation later
 		s.device.gated--
 	}
+	s.device.count(s, -int64(s.length()))
 	t.segments = removeAt(t.segments, s.index)
 }
 
@@ -67,12 +72,14 @@ func (t *tag) addSlack(s *segment) {
 func (t *tag) listSlack(s *segment) {
 	granules := s.span.Granules()
 	list := t.slack[granules]
-	s.state, s.owner, s.index = slack, nobody, len(list)
+	s.state, s.owner, s.policy, s.index = slack, nobody, policy{}, len(list)
+	s.device.count(s, int64(s.length()))
 	t.slack[granules] = append(list, s)
 }
 
 func (t *tag) removeSlack(s *segment) {
 	granules := s.span.Granules()
+	s.device.count(s, -int64(s.length()))
 	t.slack[granules] = removeAt(t.slack[granules], s.index)
 }
 

@@ -19,7 +19,7 @@ type userMapped struct {
 	references int               // to the handle; a mapping keeps the memory without any
 	mapped     bool              // as the program sees it: also while paused
 	access     []cuda.AccessDesc // of the mapping, one for each location
-	lent       int               // how often others got the memory itself, which cannot be replaced then
+	lent       int               // others got the memory itself, or it has more addresses: it cannot be replaced then
 }
 
 // userMappings is what the engine knows of user-mapped memory.
@@ -27,6 +27,13 @@ type userMappings struct {
 	made   uint64
 	known  map[cuda.Handle]*segment
 	mapped []*segment // by address
+	again  []again    // further mappings of what is mapped already, by address
+}
+
+// again is a further mapping of memory.
+type again struct {
+	address uintptr
+	of      *segment
 }
 
 // handlePrefix stands at the top of our handles: the driver's are addresses or small numbers.
@@ -99,6 +106,9 @@ func (e *Engine) releaseUnused(s *segment, release func() error) error {
 		s.tag.remove(s)
 		s.device.retire(s.tag)
 		e.tellUngated()
+	}
+	if !s.isImported() {
+		s.device.has -= s.userMapped.size
 	}
 	e.sharing.forget(s)
 	s.discard()

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,10 +21,19 @@ var ErrMemoryPaused = errors.New("the memory is paused")
 func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
 	s := &segment{size: r.Size, policy: r.policy()}
 	s.userMapped = &userMapped{size: r.Size, prop: prop, references: 1}
-	if err := e.obtain(r, "creating", func(d *device) error {
+	if err := e.obtain(&r, "creating", func(d *device, _ bool) error {
 		s.device = d
 		s.extent = newExtent(s)
-		return e.withinMargin(d, r, s.extent.create)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if err := d.reserve(r.Size, r.Limit); err != nil {
+			return err
+		}
+		err := e.unlocked(func() error { return e.withinMargin(d, r, s.extent.create) })
+		if d.making -= r.Size; err == nil {
+			d.has += r.Size
+		}
+		return err
 	}); err != nil {
 		return 0, err
 	}
@@ -72,7 +82,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	case s.lost() != nil:
 		return s.lost()
 	case s.userMapped.mapped:
-		return fmt.Errorf("a handle made in a region cannot be mapped twice%.0w", cuda.NotSupported)
+		return e.mapAgain(s, address, size)
 	case s.state == paused && e.devices[s.device.ordinal] != s.device:
 		return fmt.Errorf("the memory went with a reset of device %d%.0w", s.device.ordinal, cuda.InvalidValue)
 	case s.state == paused && size != s.size:
@@ -100,6 +110,30 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	return nil
 }
 
+// mapAgain maps memory at one more address, as for a ring buffer or a page that many tensors share. Pauses leave the memory
+// alone for as long as it has several addresses. The caller holds e.mu, which is released for the driver call.
+func (e *Engine) mapAgain(s *segment, address uintptr, size uint64) error {
+	if s.state == paused || s.isImported() {
+		return fmt.Errorf("paused memory, or memory of another process, cannot be mapped twice%.0w", cuda.NotSupported)
+	}
+	x := s.extent
+	err := e.engage([]*extent{x}, func() error { return s.device.driver.MemMap(address, size, x.handle) })
+	if err == nil {
+		at, _ := e.mappedAgain(address, size)
+		e.userMapped.again = slices.Insert(e.userMapped.again, at, again{address, s})
+		s.userMapped.lent++
+	}
+	return err
+}
+
+// mappedAgain returns where in userMapped.again the further mappings of a range are. The caller holds e.mu.
+func (e *Engine) mappedAgain(address uintptr, size uint64) (from, to int) {
+	at := func(a again, address uintptr) int { return cmp.Compare(a.address, address) }
+	from, _ = slices.BinarySearchFunc(e.userMapped.again, address, at)
+	to, _ = slices.BinarySearchFunc(e.userMapped.again, address+uintptr(size), at)
+	return from, to
+}
+
 // MemUnmap is cuMemUnmap of whole mappings. For paused ones it drops the record. A release that the driver refuses is
 // made later. Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
 func (e *Engine) MemUnmap(address uintptr, size uint64) error {
@@ -107,10 +141,20 @@ func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 	defer e.mu.Unlock()
 	// A release unlocks e.mu, so all mappings are noted before it: no pause may find one that the driver has unmapped.
 	var unmapped []*segment
+	from, to := e.mappedAgain(address, size)
 	err := e.eachPart(address, size, (*cuda.Driver).MemUnmap, func(s *segment) {
 		e.unmapped(s)
 		unmapped = append(unmapped, s)
 	})
+	if to > from && errors.Is(err, ErrNotOurs) {
+		err = e.unlocked(func() error { return e.driver.MemUnmap(address, size) })
+	}
+	if from, to = e.mappedAgain(address, size); err == nil && to > from {
+		for _, a := range e.userMapped.again[from:to] {
+			a.of.userMapped.lent--
+		}
+		e.userMapped.again = slices.Delete(e.userMapped.again, from, to)
+	}
 	for _, s := range unmapped {
 		_ = e.releaseUnused(s, func() error { s.extent.drop(); return nil })
 	}

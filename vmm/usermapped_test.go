@@ -230,7 +230,6 @@ func TestUserMappedThatStays(t *testing.T) {
 	require.EqualValues(t, 1, sim.Stat("handles"))
 	requireFilled(t, m.at(1), chunk, 1)
 	require.NoError(t, resume(engine, vmm.Options{}))
-	require.ErrorIs(t, engine.MemMap(m.at(2), chunk, 0, lent, 0), cuda.NotSupported) // mapped already
 	require.ErrorIs(t, engine.Free(m.at(1), false), vmm.ErrInvalidAddress)
 
 	// Released first, unmapped later.
@@ -419,5 +418,34 @@ func TestUserMappedReleasedLate(t *testing.T) {
 	end()
 	engine.FreeDeferred()
 	require.Zero(t, sim.Stat("handles"))
+	m.end()
+}
+
+// One handle at several addresses is one memory. Pauses leave it alone until it has one address again.
+func TestUserMappedAtSeveralAddresses(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	m := newMapper(t, driver, engine, weights)
+	handle := m.create(0)
+	m.open(0, 1)
+	for n := 1; n < 4; n++ {
+		require.NoError(t, engine.MemMap(m.at(n), chunk, 0, handle, 0))
+		require.ErrorIs(t, engine.MemSetAccess(m.at(n), chunk, onDevice0), vmm.ErrNotOurs)
+		require.NoError(t, driver.MemSetAccessOf(m.at(n), chunk, onDevice0))
+	}
+	fill(m.at(0), chunk, 7)
+	requireFilled(t, m.at(3), chunk, 7)
+	require.NoError(t, pause(engine, vmm.Options{}))
+	require.EqualValues(t, chunk, sim.Stat("used:0"))
+	requireFilled(t, m.at(2), chunk, 7)
+	require.NoError(t, engine.MemUnmap(m.at(1), 3*chunk))
+	require.NoError(t, pause(engine, vmm.Options{}))
+	require.Zero(t, sim.Stat("used:0"))
+	require.ErrorIs(t, engine.MemMap(m.at(1), chunk, 0, handle, 0), cuda.NotSupported)
+	require.NoError(t, resume(engine, vmm.Options{}))
+	requireFilled(t, m.at(0), chunk, 7)
+	require.NoError(t, engine.MemMap(m.at(1), chunk, 0, handle, 0))
+	require.NoError(t, engine.MemUnmap(m.at(0), 2*chunk))
+	require.NoError(t, engine.MemRelease(handle))
+	require.Zero(t, sim.Stat("used:0"))
 	m.end()
 }

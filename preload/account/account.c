@@ -233,15 +233,11 @@ HIDDEN void account_device_resets(int device)
 	take_pools(NULL, device);
 }
 
-#define DESTROYS(symbol)                                                                           \
-	EXPORT int symbol(void *pool)                                                              \
-	{                                                                                          \
-		if (unlikely(account_on) && pool)                                                  \
-			take_pools(pool, 0);                                                       \
-		return forward_##symbol(pool);                                                     \
-	}
-DESTROYS(cudaMemPoolDestroy)
-DESTROYS(cuMemPoolDestroy)
+HIDDEN void account_pool_gone(const void *pool)
+{
+	if (unlikely(account_on) && pool)
+		take_pools(pool, 0);
+}
 
 /* ---- what account.go reads */
 

@@ -55,6 +55,7 @@ HIDDEN struct block account_free(const void *address);				  /* before the free *
 HIDDEN void account_unfree(struct block block);					  /* after a free that failed */
 /* Call these after a context was destroyed, and before a device is reset. */
 HIDDEN void account_context_gone(const void *context);
+HIDDEN void account_pool_gone(const void *pool); /* it is about to be destroyed */
 HIDDEN void account_device_resets(int device);
 /* For memory by handle, which has an owner before it is counted. NULL: it is not counted. */
 HIDDEN struct account_owner *account_owner_of(const void *caller, int device);

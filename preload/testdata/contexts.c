@@ -83,12 +83,20 @@ int main(int argc, char **argv)
 	} else if (!strcmp(what, "destroyed")) {
 		void *first = own_context();
 		uintptr_t address = in_region(0);
-		EXPECT(cuCtxDestroy_v2(first), 0);
+		uintptr_t small = 0, stays = 0;
+		IN_REGION(EXPECT(cuMemAlloc_v2(&small, 1000), 0));
+		busy(address);
+		void *second = own_context();
+		IN_REGION(EXPECT(cuMemAlloc_v2(&stays, 1000), 0));
+		EXPECT(cuCtxDestroy_v2(first), 0); /* which frees what was allocated there, when its work is done */
+		EXPECT(sim_stat("handles"), 1);
+		EXPECT(cuMemFree_v2(address), 1);
+		EXPECT(cuMemFree_v2(stays), 0);
+		EXPECT(cuCtxDestroy_v2(second), 0);
 		for (int i = 0; i < 3000; i++) /* entries are reused */
 			EXPECT(cuCtxDestroy_v2(own_context()), 0);
 		PAUSE_AND_RESUME(NULL);
 		own_context();
-		EXPECT(cuMemFree_v2(address), 0);
 		EXPECT(sim_stat("handles"), 0);
 	} else if (!strcmp(what, "reaches")) {
 		/* A context of the program's on another device reaches memory that exists, and memory that is made

@@ -68,6 +68,17 @@ func (d *Driver) StreamGetCtx(stream Stream) (context Context, err error) {
 	return context, err
 }
 
+// StreamGetID is cuStreamGetId: a number that no other stream of the process ever has.
+func (d *Driver) StreamGetID(stream Stream) (id uint64, err error) {
+	err = d.call("cuStreamGetId", uintptr(stream), uintptr(unsafe.Pointer(&id)))
+	return id, err
+}
+
+// StreamWaitEvent is cuStreamWaitEvent: what the stream is given from now on waits for the event.
+func (d *Driver) StreamWaitEvent(stream Stream, event Event) error {
+	return d.call("cuStreamWaitEvent", uintptr(stream), uintptr(event), 0)
+}
+
 // EventCreate is cuEventCreate with BLOCKING_SYNC and DISABLE_TIMING.
 func (d *Driver) EventCreate() (event Event, err error) {
 	err = d.call("cuEventCreate", uintptr(unsafe.Pointer(&event)), eventBlockingWithoutTiming)

@@ -34,6 +34,7 @@ var required = strings.Fields(`
 // not _v2, which for a part of a GPU returns the part's.
 var optional = strings.Fields(`
 	cuLibraryLoadData cuLibraryGetKernel cuKernelGetFunction cuLaunchKernel cuMemsetD32Async
+	cuStreamGetId cuStreamWaitEvent
 	cuCtxRecordEvent cuDeviceGetUuid cuMemExportToShareableHandle cuMemImportFromShareableHandle
 	cuDeviceGetDefaultMemPool cuMemPoolGetAttribute cuDeviceGetGraphMemAttribute
 	cuCheckpointProcessGetState cuCheckpointProcessLock cuCheckpointProcessCheckpoint

@@ -102,6 +102,19 @@ func (s *Slab) Free(offset uintptr) {
 	s.Bytes -= size
 }
 
+// Reuse makes the allocation at an offset, which is marked as being freed, live again for size bytes. Round of that
+// size is the same.
+func (s *Slab) Reuse(offset uintptr, size uint64) {
+	first := int(offset / unit)
+	g := &s.groups[first/perGroup]
+	s.Bytes += size - s.size(first)
+	g.spare[first%perGroup] = uint16(uint64(unitsOf(size))*unit - size)
+	g.freeing &^= 1 << (first % perGroup)
+}
+
+// Round returns how many bytes an allocation of that size takes of a slab.
+func Round(size uint64) uint64 { return uint64(unitsOf(size)) * unit }
+
 // Each calls f with each allocation that is not marked as being freed.
 func (s *Slab) Each(f func(offset uintptr, size uint64)) {
 	for n := range s.groups {

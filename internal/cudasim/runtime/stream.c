@@ -9,6 +9,7 @@ PASS(ready, cudaStreamCreate, (cudaStream_t *stream), cu.cuStreamCreate(stream, 
 PASS(ready, cudaStreamDestroy, (cudaStream_t stream), cu.cuStreamDestroy_v2(stream))
 PASS_PTSZ(ready, cudaStreamSynchronize, (cudaStream_t stream), cu.cuStreamSynchronize(stream))
 PASS_PTSZ(ready, cudaStreamQuery, (cudaStream_t stream), cu.cuStreamQuery(stream))
+PASS_PTSZ(ready, cudaStreamGetId, (cudaStream_t stream, unsigned long long *id), cu.cuStreamGetId(stream, id))
 PASS_PTSZ(ready, cudaStreamWaitEvent, (cudaStream_t stream, cudaEvent_t event, unsigned flags),
 	  cu.cuStreamWaitEvent(stream, event, flags))
 PASS_PTSZ(ready, cudaLaunchHostFunc, (cudaStream_t stream, cudaHostFn_t function, void *data),

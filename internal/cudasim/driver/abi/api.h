@@ -216,6 +216,7 @@
 	X(4000, INIT, cuStreamDestroy, _v2, (CUstream stream), destroy(stream)) \
 	S(2000, INIT, cuStreamSynchronize, , (CUstream stream), stream_wait(MINE(stream))) \
 	S(2000, INIT, cuStreamQuery, , (CUstream stream), query(MINE(stream))) \
+	S(12000, INIT, cuStreamGetId, , (CUstream stream, unsigned long long *id), id_of(MINE(stream), id)) \
 	X(9020, INIT, cuStreamGetCtx, , (CUstream stream, CUcontext *context), context_of(stream, context)) \
 	S(10000, INIT, cuLaunchHostFunc, , (CUstream stream, CUhostFn function, void *data), \
 	  launch_host(MINE(stream), function, data))

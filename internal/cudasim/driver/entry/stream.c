@@ -10,6 +10,7 @@ static CUresult create(CUstream *handle, unsigned flags)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	stream->context = current_context();
 	stream->flags = flags;
+	stream->id = stream_new_id();
 	*handle = object_handle(stream);
 	return CUDA_SUCCESS;
 }
@@ -30,6 +31,13 @@ static CUresult context_of(CUstream handle, CUcontext *context)
 	struct stream *stream;
 	TRY(stream_resolve(handle, &stream));
 	return GIVES(context, object_handle(stream->context));
+}
+
+static CUresult id_of(CUstream handle, unsigned long long *id)
+{
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	return GIVES(id, stream->id);
 }
 
 static CUresult resolve_to_wait(CUstream handle, struct stream **stream)

@@ -20,6 +20,7 @@ struct context {
 struct stream {
 	struct object object;
 	struct context *context;
+	uint64_t id; // no other stream of the process ever has it
 	unsigned flags;
 	bool legacy;
 	int thread; // the thread that has it as its default stream, else 0
@@ -30,6 +31,8 @@ struct stream {
 	uint64_t captured; // operations it brought to the capture
 	bool unjoined;	   // the origin has not waited for the last of them
 };
+
+uint64_t stream_new_id(void);
 
 struct event {
 	struct object object;

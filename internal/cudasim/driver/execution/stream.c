@@ -3,6 +3,12 @@
 
 #include "execution/execution.h"
 
+uint64_t stream_new_id(void)
+{
+	static uint64_t last;
+	return ++last;
+}
+
 struct stream *stream_default(struct context *context)
 {
 	struct stream *stream = calloc(1, sizeof *stream);
@@ -11,6 +17,7 @@ struct stream *stream_default(struct context *context)
 	stream->object.type = STREAM;
 	stream->object.node.key = (uint64_t)CU_STREAM_LEGACY;
 	stream->context = context;
+	stream->id = stream_new_id();
 	stream->legacy = true;
 	return stream;
 }

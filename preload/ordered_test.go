@@ -1,0 +1,8 @@
+package main
+
+import "testing"
+
+func TestStreamOrderedMemory(t *testing.T) {
+	each(t, compile(t, "ordered", majors[1]), alone("ahead", "pools", "current", "attributes", "device"),
+		"CUDASIM_DEVICES=2", "CUDASIM_MEMORY=1G")
+}

@@ -1,0 +1,173 @@
+/* Stream-ordered memory. Called as: ordered ahead|pools|current|attributes|device|context */
+#include "host.h"
+
+struct props { /* cudaMemPoolProps */
+	int type, handle_types, location_type, location;
+	void *win32;
+	size_t most;
+	unsigned char rest[64];
+};
+int cudaMemPoolCreate(void **, const struct props *);
+int cudaMemPoolDestroy(void *);
+int cudaMemPoolSetAttribute(void *, int, void *);
+int cudaMemPoolGetAttribute(void *, int, void *);
+int cudaMemPoolTrimTo(void *, size_t);
+int cudaDeviceGetDefaultMemPool(void **, int);
+int cudaDeviceSetMemPool(int, void *);
+int cudaPointerGetAttributes(void *, const void *);
+int cudaMallocFromPoolAsync(void **, size_t, void *, void *);
+enum { THRESHOLD = 4, RESERVED, RESERVED_HIGH, USED, USED_HIGH };
+
+static void *stream;
+static sem_t reached;
+
+static void wait_for_it(void *unused)
+{
+	(void)unused;
+	while (sem_wait(&reached))
+		;
+}
+
+static uint64_t attribute(void *pool, int which)
+{
+	uint64_t value = 0;
+	EXPECT(cudaMemPoolGetAttribute(pool, which, &value), 0);
+	return value;
+}
+
+/* Six tenths of the device, again and again, and the stream has done nothing yet. */
+static void ahead(void)
+{
+	void *first = NULL, *again = NULL;
+	const size_t size = free_bytes() / 10 * 6;
+	EXPECT(cudaMallocAsync(&first, size, stream), 0);
+	EXPECT(cudaLaunchHostFunc(stream, wait_for_it, NULL), 0);
+	for (int i = 0; i < 10; i++) {
+		EXPECT(cudaFreeAsync(first, stream), 0);
+		EXPECT(cudaMallocAsync(&again, size, stream), 0);
+		CHECK(again == first);
+	}
+	EXPECT(sim_stat("calls:cuMemCreate"), 1);
+	EXPECT(cudaFreeAsync(first, stream), 0);
+	sem_post(&reached);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	becomes("handles", 0); /* the default pool keeps nothing */
+}
+
+static bool is_pausable_from(void *pool)
+{
+	void *pointer = NULL;
+	uint64_t handles = sim_stat("handles");
+	EXPECT(pool ? cudaMallocFromPoolAsync(&pointer, 8 * MIB, pool, stream) : cudaMallocAsync(&pointer, 8 * MIB, stream), 0);
+	bool ours = sim_stat("handles") > handles;
+	EXPECT(cudaFreeAsync(pointer, stream), 0);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	becomes("handles", handles);
+	return ours;
+}
+
+/* Memory that must be more than a device's own comes from its pool. */
+static void pools(void)
+{
+	void *plain = NULL, *shared = NULL, *standard = NULL, *bounded = NULL;
+	EXPECT(cudaDeviceGetDefaultMemPool(&standard, 0), 0);
+	EXPECT(cudaMemPoolCreate(&plain, &(struct props){1, 0, 1, 0, NULL, 0, {0}}), 0);
+	EXPECT(cudaMemPoolCreate(&shared, &(struct props){1, POSIX_FD, 1, 0, NULL, 0, {0}}), 0);
+	EXPECT(cudaMemPoolCreate(&bounded, &(struct props){1, 0, 1, 0, NULL, 64 * MIB, {0}}), 0);
+	CHECK(is_pausable_from(standard));
+	CHECK(is_pausable_from(plain));
+	CHECK(!is_pausable_from(shared));
+	CHECK(!is_pausable_from(bounded));
+	EXPECT(cudaMemPoolDestroy(plain), 0);
+	EXPECT(cudaMemPoolDestroy(shared), 0);
+}
+
+/* What cudaMallocAsync uses is the current pool. */
+static void current(void)
+{
+	void *shared = NULL, *standard = NULL;
+	EXPECT(cudaMemPoolCreate(&shared, &(struct props){1, POSIX_FD, 1, 0, NULL, 0, {0}}), 0);
+	EXPECT(cudaDeviceGetDefaultMemPool(&standard, 0), 0);
+	CHECK(is_pausable_from(NULL));
+	EXPECT(cudaDeviceSetMemPool(0, shared), 0);
+	CHECK(!is_pausable_from(NULL));
+	EXPECT(cudaDeviceSetMemPool(0, standard), 0);
+	CHECK(is_pausable_from(NULL));
+}
+
+/* A pool tells of pausable memory as of its own, and keeps what its threshold says. */
+static void attributes(void)
+{
+	void *pool = NULL, *pointer = NULL;
+	uint64_t keep = UINT64_MAX, none = 0;
+	EXPECT(cudaDeviceGetDefaultMemPool(&pool, 0), 0);
+	EXPECT(attribute(pool, USED), 0);
+	EXPECT(cudaMemPoolSetAttribute(pool, THRESHOLD, &keep), 0);
+	EXPECT(cudaMallocAsync(&pointer, 8 * MIB, stream), 0);
+	EXPECT(attribute(pool, USED), 8 * MIB);
+	EXPECT(cudaFreeAsync(pointer, stream), 0);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	EXPECT(attribute(pool, USED), 0);
+	EXPECT(attribute(pool, RESERVED), 8 * MIB);
+	EXPECT(attribute(pool, USED_HIGH), 8 * MIB);
+	EXPECT(cudaMemPoolSetAttribute(pool, USED_HIGH, &none), 0);
+	EXPECT(attribute(pool, USED_HIGH), 0);
+	EXPECT(cudaMemPoolTrimTo(pool, 0), 0);
+	EXPECT(attribute(pool, RESERVED), 0);
+	EXPECT(attribute(pool, RESERVED_HIGH), 8 * MIB);
+	EXPECT(sim_stat("handles"), 0);
+	/* A pause takes what nobody uses. */
+	EXPECT(cudaMallocAsync(&pointer, 8 * MIB, stream), 0);
+	EXPECT(cudaFreeAsync(pointer, stream), 0);
+	EXPECT(tms_pause(NULL), 0);
+	becomes("handles", 0);
+	EXPECT(tms_resume(NULL), 0);
+}
+
+static int device_of(const void *pointer)
+{
+	struct {
+		int type, device;
+		void *device_pointer, *host_pointer;
+		long reserved[8];
+	} of = {0};
+	EXPECT(cudaPointerGetAttributes(&of, pointer), 0);
+	return of.device;
+}
+
+/* Memory is on the device of the pool, or of the stream. */
+static void device(void)
+{
+	void *pool = NULL, *from_pool = NULL, *from_stream = NULL, *there = NULL;
+	EXPECT(cudaSetDevice(1), 0);
+	EXPECT(cudaStreamCreate(&there), 0);
+	EXPECT(cudaSetDevice(0), 0);
+	EXPECT(cudaMemPoolCreate(&pool, &(struct props){1, 0, 1, 1, NULL, 0, {0}}), 0);
+	EXPECT(cudaMallocFromPoolAsync(&from_pool, 8 * MIB, pool, stream), 0);
+	EXPECT(device_of(from_pool), 1);
+	EXPECT(cudaMallocAsync(&from_stream, 8 * MIB, there), 0);
+	EXPECT(device_of(from_stream), 1);
+	EXPECT(cudaFreeAsync(from_stream, there), 0);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	sem_init(&reached, 0, 0);
+	EXPECT(cudaSetDevice(0), 0);
+	EXPECT(cudaStreamCreate(&stream), 0);
+	tms_set_interesting_region(true);
+	if (!strcmp(argv[1], "ahead"))
+		ahead();
+	else if (!strcmp(argv[1], "pools"))
+		pools();
+	else if (!strcmp(argv[1], "current"))
+		current();
+	else if (!strcmp(argv[1], "attributes"))
+		attributes();
+	else if (!strcmp(argv[1], "device"))
+		device();
+	else
+		return 2;
+	return 0;
+}

@@ -1,0 +1,543 @@
+package vmm
+
+import (
+	"errors"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"tms/vmm/cuda"
+	"tms/vmm/small"
+)
+
+// Memory that is freed in stream order (cudaFreeAsync) stays mapped for a while. The next allocation of the same stream
+// may have it at once, because what that stream does next comes after all that used the memory before; other streams may
+// have it once the stream has reached the free. So a step that frees and allocates the same sizes costs no driver call
+// that maps memory. A pause, a shortage of memory, and cuMemPoolTrimTo take what nobody uses.
+
+// keptIdle is how long memory that nobody uses stays mapped beyond the release threshold of its pool. To map memory
+// takes a fiftieth of that, so a program that allocates more rarely does not notice.
+const keptIdle = 10 * time.Millisecond
+
+// order names a stream. No other stream ever has the same, even after it was destroyed.
+type order struct {
+	stream  uint64       // cuStreamGetId, or the handle where the driver has no numbers
+	context cuda.Context // of a default stream, which is a different one in each
+	reused  bool         // it is a handle, which the driver may give to another stream
+}
+
+// defaultStreams are below this: 0, cudaStreamLegacy and cudaStreamPerThread.
+const defaultStreams cuda.Stream = 3
+
+// orderOf names a stream. (cuStreamGetId)
+func (e *Engine) orderOf(stream cuda.Stream) (o order) {
+	id, err := e.driver.StreamGetID(stream)
+	if o.stream = id; err != nil {
+		o = order{stream: uint64(stream), reused: true}
+	}
+	if stream < defaultStreams {
+		o.context, _ = e.driver.CtxGetCurrent()
+	}
+	return o
+}
+
+// freedInOrder is what a free has by a stream.
+type freedInOrder struct {
+	line  *line
+	mark  *mark
+	since time.Time // it is idle
+	shape shape
+	index int // in its shelf's list for that
+}
+
+// mark is an event behind the work that a stream had at a free.
+type mark struct {
+	event cuda.Event
+	users int // frees, and a query
+}
+
+// line has the frees of a tag that wait for one stream, in its order, and events to use again.
+type line struct {
+	device  *device
+	tag     *tag
+	order   order
+	waiting freeList
+	shelf
+	spare []cuda.Event
+}
+
+const (
+	sparesMost = 64
+	linesMost  = 256 // of a tag, empty ones included
+)
+
+// lineOf returns the line of a stream. The caller holds e.mu.
+func (d *device) lineOf(t *tag, o order) *line {
+	l := t.lines[o]
+	if l == nil {
+		if len(t.lines) >= linesMost {
+			d.dropLines(t)
+		}
+		l = &line{device: d, tag: t, order: o, shelf: newShelf()}
+		t.lines[o] = l
+	}
+	return l
+}
+
+// dropLines forgets the empty lines of a tag.
+func (d *device) dropLines(t *tag) {
+	for o, l := range t.lines {
+		if l.waiting.length == 0 {
+			delete(t.lines, o)
+			d.unused = append(d.unused, l.spare...)
+			l.spare = nil
+		}
+	}
+}
+
+// unmark gives up a use of a mark of a line. The caller holds e.mu.
+func (l *line) unmark(m *mark) {
+	if m.users--; m.users > 0 {
+		return
+	}
+	if len(l.spare) < sparesMost && l.tag.lines[l.order] == l {
+		l.spare = append(l.spare, m.event)
+	} else {
+		l.device.unused = append(l.device.unused, m.event)
+	}
+}
+
+// dropUnused destroys events that no line uses again. The caller holds e.mu, which is released for driver calls.
+func (e *Engine) dropUnused() {
+	for _, d := range e.devices {
+		events := d.unused
+		if d.unused = nil; len(events) == 0 {
+			continue
+		}
+		_ = e.unlocked(func() error {
+			for _, event := range events {
+				e.driver.DropEvent(event)
+			}
+			return nil
+		})
+	}
+}
+
+// ordered counts a device's memory for stream order, in bytes: what cuMemPoolGetAttribute tells of a pool.
+type ordered struct {
+	used, usedHigh         uint64 // allocations
+	reserved, reservedHigh uint64 // their segments, and what was freed and is kept
+	keep                   uint64 // the release threshold
+}
+
+func (o *ordered) use(bytes int64) {
+	o.used += uint64(bytes)
+	o.usedHigh = max(o.usedHigh, o.used)
+}
+
+// OrderedBytes returns how many bytes of a device serve stream order: reserved, the most reserved, used, the most used.
+func (e *Engine) OrderedBytes(ordinal int) (bytes [4]uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if d := e.devices[ordinal]; d != nil {
+		o := d.ordered
+		bytes = [4]uint64{o.reserved, o.reservedHigh, o.used, o.usedHigh}
+	}
+	return bytes
+}
+
+// ResetOrderedHigh makes the most used, or else the most reserved, what there is now.
+func (e *Engine) ResetOrderedHigh(ordinal int, used bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if d := e.devices[ordinal]; d != nil && used {
+		d.ordered.usedHigh = d.ordered.used
+	} else if d != nil {
+		d.ordered.reservedHigh = d.ordered.reserved
+	}
+}
+
+// count notes a segment's memory. The caller holds the engine's lock.
+func (d *device) count(s *segment, bytes int64) {
+	if !s.isOwn() {
+		return
+	}
+	d.has += uint64(bytes)
+	if s.ordered {
+		d.ordered.reserved += uint64(bytes)
+		d.ordered.reservedHigh = max(d.ordered.reservedHigh, d.ordered.reserved)
+	}
+}
+
+// shape is what can replace a freed allocation: memory of the same size, and for a part of a slab of the same policy.
+type shape struct {
+	bytes uint64 // whole granules, or units of a slab
+	policy
+}
+
+// shelf finds freed memory by its size.
+type shelf struct {
+	by    map[shape][]*pendingFree
+	sizes []uint64 // of whole segments, ascending
+}
+
+func newShelf() shelf { return shelf{by: map[shape][]*pendingFree{}} }
+
+func (s *shelf) put(f *pendingFree) {
+	list := s.by[f.shape]
+	if len(list) == 0 && !f.small {
+		at, _ := slices.BinarySearch(s.sizes, f.shape.bytes)
+		s.sizes = slices.Insert(s.sizes, at, f.shape.bytes)
+	}
+	f.index = len(list)
+	s.by[f.shape] = append(list, f)
+}
+
+func (s *shelf) take(f *pendingFree) {
+	list := s.by[f.shape]
+	last := len(list) - 1
+	list[f.index], list[last].index = list[last], f.index
+	list[last] = nil
+	if last > 0 {
+		s.by[f.shape] = list[:last]
+		return
+	}
+	delete(s.by, f.shape)
+	if at, found := slices.BinarySearch(s.sizes, f.shape.bytes); found && !f.small {
+		s.sizes = slices.Delete(s.sizes, at, at+1)
+	}
+}
+
+// find returns freed memory that can be used now, of a size from least to most bytes for whole segments, and of exactly
+// that fit for others. The latest is the likeliest to be in the device's cache.
+func (s *shelf) find(wanted shape, small bool, most uint64) *pendingFree {
+	if small {
+		return usable(s.by[wanted])
+	}
+	for at, _ := slices.BinarySearch(s.sizes, wanted.bytes); at < len(s.sizes) && s.sizes[at] <= most; at++ {
+		if f := usable(s.by[shape{bytes: s.sizes[at]}]); f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// usable returns the last of a few frees whose memory no other thread works on.
+func usable(list []*pendingFree) *pendingFree {
+	for i := len(list) - 1; i >= 0 && i >= len(list)-smallTries; i-- {
+		s := list[i].segment
+		x := s.extent
+		if x != nil && x.owner == nobody && x.step == accessible && s.state == active &&
+			(s.owner == aFree) != list[i].small {
+			return list[i]
+		}
+	}
+	return nil
+}
+
+// enterShelf and leaveShelf keep the shelves while a free is onStream or idle. The caller holds e.mu.
+func (e *Engine) enterShelf(f *pendingFree) {
+	if f.stage == idle {
+		f.since = time.Now()
+		f.segment.tag.idle.put(f)
+		return
+	}
+	e.pending.lines[f.line] = true
+	if f.reusable() {
+		f.line.put(f)
+	} else {
+		e.pending.plain++
+	}
+}
+
+// leaveShelf is called for a free that is still at the stage, and in no list.
+func (e *Engine) leaveShelf(f *pendingFree) {
+	if f.stage == idle {
+		f.segment.tag.idle.take(f)
+	}
+	if f.stage != onStream {
+		return
+	}
+	if f.reusable() {
+		f.line.take(f)
+	} else {
+		e.pending.plain--
+	}
+	if f.line.waiting.length == 0 {
+		delete(e.pending.lines, f.line)
+	}
+	f.line.unmark(f.mark)
+	f.mark = nil
+}
+
+// reusable reports whether the memory of a free can serve allocations in stream order. It cannot where others have, or
+// may ask for, the memory itself.
+func (f *pendingFree) reusable() bool { return f.shape.bytes > 0 }
+
+func shapeOf(a allocation) shape {
+	s := a.segment
+	x := s.extent
+	if !s.ordered || s.shared != 0 || x == nil || x.named || x.exported || len(x.lent) > 0 {
+		return shape{}
+	}
+	if a.small {
+		return shape{small.Round(s.slab.Size(a.offset)), s.policy}
+	}
+	return shape{bytes: s.length()}
+}
+
+// FreeAfter ends an allocation once the stream has done the work that it holds now, as cudaFreeAsync does. The caller
+// waits for none of that work, only for a transition that is working on the segment; a thread of the engine polls the
+// stream. The stream must not be in a capture. Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
+// (cuStreamGetId, cuEventRecord, cuStreamGetCtx, cuEventQuery, cuMemUnmap, cuMemRelease)
+func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
+	defer e.audit(&err)
+	o := e.orderOf(stream)
+	l, event := e.lineAt(address, o)
+	if l != nil {
+		// Before the claim, so that an error leaves nothing claimed.
+		if event, err = l.device.record(stream, event); err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a, err := e.claim(address)
+	if l != nil && err == nil && a.segment.mapped() {
+		if l.tag != a.segment.tag { // it was freed and allocated meanwhile
+			l = a.segment.device.lineOf(a.segment.tag, o)
+		}
+		e.putOff(pendingFree{allocation: a, stage: onStream, why: streamBehind,
+			freedInOrder: freedInOrder{line: l, mark: &mark{event, 1}, shape: shapeOf(a)}})
+		return nil
+	}
+	if l != nil {
+		l.unmark(&mark{event, 1})
+	}
+	if err != nil {
+		return err
+	}
+	return e.free(a)
+}
+
+// lineAt returns the line for a free of the live allocation at an address, and an event of it to use again, or 0; nil:
+// nobody can be using the memory.
+func (e *Engine) lineAt(address uintptr, o order) (*line, cuda.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.around(address).segment
+	if s == nil || !s.mapped() {
+		return nil, 0
+	}
+	l := s.device.lineOf(s.tag, o)
+	if len(l.spare) == 0 {
+		return l, 0
+	}
+	event := l.spare[len(l.spare)-1]
+	l.spare = l.spare[:len(l.spare)-1]
+	return l, event
+}
+
+// record is mark with an event of the same stream, if there is one. (cuEventRecord)
+func (d *device) record(stream cuda.Stream, event cuda.Event) (cuda.Event, error) {
+	if event != 0 {
+		if d.driver.EventRecord(event, stream) == nil {
+			return event, nil
+		}
+		d.driver.DropEvent(event)
+	}
+	return d.mark(stream)
+}
+
+// looks reports whether streams are to be polled, or idle memory is to be given back in a while. The caller holds e.mu.
+func (e *Engine) looks() bool {
+	p := &e.pending
+	if len(p.lines) == 0 && p.at[idle].length == 0 {
+		return false
+	}
+	if p.plain > 0 {
+		return true
+	}
+	for _, d := range e.devices {
+		if d.wanting > 0 || d.ordered.reserved > d.ordered.keep {
+			return true
+		}
+	}
+	return false
+}
+
+// look finds out what streams have reached, and decides which idle memory is to be given back. The caller holds e.mu,
+// which is released for driver calls.
+func (e *Engine) look() {
+	e.pollAll()
+	e.dropUnused()
+	since := time.Now().Add(-keptIdle)
+	e.giveBackIdle(func(d *device, f *pendingFree) (keep uint64, may bool) {
+		if d.wanting > 0 {
+			return 0, true
+		}
+		return d.ordered.keep, f.since.Before(since)
+	})
+}
+
+// giveBackIdle makes the frees of idle memory that may be made, down to so many bytes of each device's memory for stream
+// order. The caller holds e.mu.
+func (e *Engine) giveBackIdle(keeps func(*device, *pendingFree) (keep uint64, may bool)) {
+	given := map[*device]uint64{}
+	for f := e.pending.at[idle].first; f != nil; {
+		next, d := f.next, f.segment.device
+		if keep, may := keeps(d, f); may && d.ordered.reserved-min(given[d], d.ordered.reserved) > keep {
+			given[d] += f.shape.bytes
+			e.advance(f, due, "it is about to be made")
+		}
+		f = next
+	}
+}
+
+// TrimOrdered gives back memory of a device that was freed in stream order and is not in use, until keep bytes are left
+// for stream order. (cuMemPoolTrimTo)
+func (e *Engine) TrimOrdered(ordinal int, keep uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pollAll()
+	e.giveBackIdle(func(d *device, _ *pendingFree) (uint64, bool) { return keep, d.ordinal == ordinal })
+	for e.pending.at[due].length > 0 {
+		e.settled.Wait()
+	}
+}
+
+// pollAll notes what streams have reached. The caller holds e.mu, which is released for driver calls.
+func (e *Engine) pollAll() {
+	for _, l := range slices.Collect(maps.Keys(e.pending.lines)) {
+		for f := l.waiting.first; f != nil; f = l.waiting.first {
+			if !e.poll(f) {
+				break
+			}
+		}
+	}
+}
+
+// poll asks whether a stream has reached the first free of its line, and reports whether anything has changed.
+func (e *Engine) poll(f *pendingFree) bool {
+	l, m := f.line, f.mark
+	m.users++
+	err := e.unlocked(func() error {
+		return e.driver.With(l.device.context, func() error { return e.driver.EventQuery(m.event) })
+	})
+	defer l.unmark(m)
+	switch {
+	case f.mark != m: // meanwhile
+	case errors.Is(err, cuda.NotReady):
+		return false
+	case err != nil:
+		e.advance(f, unwaited, refusedPrefix+err.Error())
+	case f.reusable() && l.device.wanting == 0:
+		e.advance(f, idle, "")
+	default:
+		e.advance(f, due, "it is about to be made")
+	}
+	return true
+}
+
+// want has streams polled at once, and gives back what is idle, until the function that it returns is called.
+func (e *Engine) want(d *device) (end func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d.wanting++
+	e.pending.wanting++
+	e.giveBackIdle(func(of *device, _ *pendingFree) (uint64, bool) { return 0, of == d })
+	e.wakeReaper()
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		d.wanting--
+		e.pending.wanting--
+	}
+}
+
+// takeFreed returns freed memory of a tag for an allocation in stream order; nil: there is none. Where memory is short it
+// may be a part of a larger piece, or still wait for another stream, for which the allocation's own then waits. The
+// caller holds e.mu, which is released for a driver call. (cuStreamWaitEvent)
+func (e *Engine) takeFreed(t *tag, r *Request, granules uint32, short bool) *segment {
+	wanted := shape{bytes: uint64(granules) * e.devices[r.Device].granularity}
+	most := wanted.bytes + wanted.bytes/8
+	if short {
+		most = math.MaxUint64
+	}
+	if l := t.lines[r.order]; l != nil && !r.order.reused {
+		if f := l.find(wanted, false, most); f != nil {
+			return e.takeBack(f, granules, short)
+		}
+	}
+	if f := t.idle.find(wanted, false, most); f != nil {
+		return e.takeBack(f, granules, short)
+	}
+	if !short {
+		return nil
+	}
+	for _, l := range t.lines {
+		f := l.find(wanted, false, most)
+		if f == nil {
+			continue
+		}
+		m := f.mark
+		m.users++
+		err := e.unlocked(func() error { return e.driver.StreamWaitEvent(r.Stream, m.event) })
+		l.unmark(m)
+		if err == nil && usable([]*pendingFree{f}) == f && (f.stage == onStream || f.stage == idle) {
+			return e.takeBack(f, granules, short)
+		}
+		return nil // the map may have changed
+	}
+	return nil
+}
+
+// takeBack takes the memory of a free for another allocation, as takeSlack does. part: what is more than the granules
+// stays free. The caller holds e.mu.
+func (e *Engine) takeBack(f *pendingFree, granules uint32, part bool) *segment {
+	s, stage, why, behind := f.segment, f.stage, f.why, f.freedInOrder
+	if m := behind.mark; m != nil {
+		m.users++
+		defer behind.line.unmark(m)
+	}
+	e.advance(f, taken, "")
+	e.forget(s)
+	s.owner = nobody
+	if !part || s.span.Granules() <= granules {
+		return s
+	}
+	x := s.extent
+	rest := &segment{device: s.device, extent: x, span: s.span.Split(granules), policy: s.policy, owner: aFree}
+	rest.address, rest.size = rest.span.Address(), rest.length()
+	at, _ := slices.BinarySearchFunc(x.segments, s.address, compareAddress)
+	x.segments = slices.Insert(x.segments, at+1, rest)
+	x.live++
+	rest.span.Enter(rest)
+	s.tag.add(rest)
+	if behind.mark != nil {
+		behind.mark.users++
+	}
+	behind.shape = shape{bytes: rest.size}
+	e.putOff(pendingFree{allocation: allocation{segment: rest}, stage: stage, why: why, freedInOrder: behind})
+	return s
+}
+
+// takeSmall returns where a small allocation was freed that a new one in stream order may replace. The caller holds e.mu.
+func (t *tag) takeSmall(e *Engine, r *Request) (uintptr, bool) {
+	wanted := shape{small.Round(r.Size), r.policy()}
+	var f *pendingFree
+	if l := t.lines[r.order]; l != nil && !r.order.reused {
+		f = l.find(wanted, true, 0)
+	}
+	if f == nil {
+		f = t.idle.find(wanted, true, 0)
+	}
+	if f == nil {
+		return 0, false
+	}
+	s, offset := f.segment, f.offset
+	e.advance(f, taken, "")
+	s.slab.Reuse(offset, r.Size)
+	return s.address + offset, true
+}
