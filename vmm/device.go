@@ -41,7 +41,8 @@ type device struct {
 	hashed      atomic.Bool           // the hash has been used
 	streamed    atomic.Bool           // the driver has had to make streams
 	progress    atomic.Pointer[progress]
-	gated       int // segments that are paused by a gated pause
+	gated       int    // segments that are paused by a gated pause
+	shared      uint64 // bytes of extents that several segments share, or have shared
 }
 
 func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {

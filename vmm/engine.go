@@ -24,6 +24,7 @@ type Engine struct {
 	peer            *peer.Store
 	hasher          *digest.Hasher
 	contexts        Contexts
+	compactor       Compactor
 	withoutCaptures func(f func() error) error
 	warn            func(string)
 	holders         func(uuid string) string
@@ -73,8 +74,10 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		hasher:   digest.New(driver),
 		space:    space.New[segment](driver, announce),
 		contexts: func(int, func(cuda.Context) error) error { return nil },
-		warn:     func(string) {},
-		holders:  func(string) string { return "" },
+
+		compactor: noCompactor{},
+		warn:      func(string) {},
+		holders:   func(string) string { return "" },
 
 		withoutCaptures: func(f func() error) error { return f() },
 

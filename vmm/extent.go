@@ -13,6 +13,7 @@ type extent struct {
 	size     uint64
 	segments []*segment // by address; those in slack are free, but cannot be released alone
 	live     int        // segments that are not in slack
+	shared   bool       // device.shared counts it
 	owner    owner
 	step     step
 	backing
@@ -136,6 +137,10 @@ func (e *Engine) dissolve(x *extent) {
 	if len(x.lent) > 0 {
 		e.sharing.forgetImporters(x.lent...)
 		x.lent = nil
+	}
+	if x.shared {
+		x.shared = false
+		x.device.shared -= x.size
 	}
 	for _, s := range x.segments {
 		s.extent = nil

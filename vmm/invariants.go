@@ -55,7 +55,7 @@ func (e *Engine) inspect() error {
 		defer e.transition.Unlock()
 	}
 	for _, d := range e.devices {
-		gated := 0
+		gated, shared := 0, uint64(0)
 		for name, t := range d.tags {
 			i.where = fmt.Sprintf("device %d, tag %q: ", d.ordinal, name)
 			i.ofTag(d, t)
@@ -65,7 +65,15 @@ func (e *Engine) inspect() error {
 				}
 			}
 		}
+		for x := range i.extents {
+			if x.device == d && x.shared {
+				shared += x.size
+			}
+		}
 		i.where = fmt.Sprintf("device %d: ", d.ordinal)
+		if shared != d.shared {
+			i.note(fmt.Errorf("%d bytes in shared extents, noted are %d", shared, d.shared))
+		}
 		if gated != d.gated {
 			i.note(fmt.Errorf("%d paused through the gate, noted are %d", gated, d.gated))
 		}

@@ -35,7 +35,7 @@ func tagStats(t *testing.T, engine *vmm.Engine, tag string) stats.Tag {
 }
 
 func TestResumeSharesExtents(t *testing.T) {
-	sim, _, engine := simulated(t, 1)
+	sim, _, engine := simulatedWith(t, 1, "4G")
 	// Two tags by turns: neighbours still belong to one tag.
 	var mine []uintptr
 	for i := range 20 {
@@ -83,6 +83,7 @@ func TestResumeSharesExtents(t *testing.T) {
 // refused with a text that names the slack, and nothing live is touched for it.
 func TestSlack(t *testing.T) {
 	sim, _, engine := simulatedWith(t, 1, "256M")
+	engine.Compactor(unable{}) // it never can when it comes to that
 	all := filled(t, engine, 32, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	cycle(t, engine, shared("t")) // in extents of 16 MiB
 	malloc(t, engine, vmm.Request{Size: 116 * mib, Tag: "filler"})

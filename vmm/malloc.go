@@ -93,7 +93,7 @@ func (e *Engine) mallocFromTag(d *device, t *tag, r *Request) (address uintptr, 
 }
 
 // obtain makes memory of a device. It tries again when memory was short while frees that callers believe done were
-// pending, and when the device was reset. doing names the purpose in errors.
+// pending, when slack can be given back, and when the device was reset. doing names the purpose in errors.
 func (e *Engine) obtain(r *Request, doing string, take func(d *device, short bool) error) error {
 	for {
 		if err := e.tryObtain(r, doing, take); !errors.Is(err, errReset) {
@@ -119,6 +119,9 @@ func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short 
 	}
 	if isShort(err) && !r.Capturing {
 		err = e.await(d, take, &made, err)
+	}
+	if isShort(err) && !r.Capturing && e.MakeRoom(r.Device) {
+		err = take(d, true)
 	}
 	if err != nil {
 		return fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))

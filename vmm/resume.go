@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -36,6 +37,9 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	for {
 		o.discarded = &discarded{start: time.Now()}
 		mapped, err = e.tryResume(o)
+		if short := (*shortage)(nil); errors.As(err, &short) && e.MakeRoom(short.device.ordinal) {
+			mapped, err = e.tryResume(o)
+		}
 		if errors.Is(err, cuda.OutOfMemory) {
 			if o.Wait > 0 && !o.waits {
 				e.noteWait(&o, err)
@@ -277,12 +281,54 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 			}
 			b.extents = append(b.extents, x)
 		}
+		if !e.compactor.Able() {
+			b.extents = b.device.bound(b.extents)
+		}
 		for _, x := range b.extents {
 			b.moved += x.size
 		}
 		bytes += b.moved
 	}
 	return bytes
+}
+
+// sharedPart: without a gate, at most this part of a device's memory lies in extents that segments share, so no more
+// than that can ever be slack.
+const sharedPart = 16
+
+// bound divides extents that have no memory yet where a device would else have too much in shared ones. It keeps those
+// that save the most handles by the byte. The caller holds the engine's lock.
+func (d *device) bound(extents []*extent) (bounded []*extent) {
+	shared := filter(extents, func(x *extent) bool { return x.step == none && len(x.segments) > 1 })
+	slices.SortStableFunc(shared, func(x, y *extent) int {
+		return cmp.Compare(x.size/uint64(len(x.segments)-1), y.size/uint64(len(y.segments)-1))
+	})
+	left := d.total/sharedPart - min(d.total/sharedPart, d.shared)
+	allowed := map[*extent]uint64{}
+	for _, x := range shared {
+		allowed[x] = min(x.size, left)
+		left -= allowed[x]
+	}
+	for _, x := range extents {
+		limit, divided := allowed[x]
+		if !divided || limit == x.size {
+			bounded = append(bounded, x)
+			continue
+		}
+		for n, s := range x.segments {
+			if last := len(bounded) - 1; n > 0 && bounded[last].size+s.length() <= limit {
+				bounded[last].add(s)
+				continue
+			}
+			if n > 0 && len(bounded[len(bounded)-1].segments) > 1 {
+				limit = 0 // that was the part that is shared
+			}
+			one := newExtent(s)
+			one.owner = aTransition
+			bounded = append(bounded, one)
+		}
+	}
+	return bounded
 }
 
 // follows reports whether a segment can share an extent with the one before it. Slack can later be joined only within

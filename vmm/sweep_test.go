@@ -85,6 +85,7 @@ var silences = []struct {
 	{"cuMemRelease", "peer.(*Store).create", nil, "the same"},
 	{"cuMemUnmap cuMemAddressFree", "(*extent).aside", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
+	{"cuMemCreate", "(*Engine).replace", cuda.OutOfMemory, "what it was for goes through host memory"},
 	{"", "(*Engine).grantMissing < (*Engine).malloc", nil,
 		"devices that came into use meanwhile are told by the next grant"},
 	{"cuCtxPopCurrent_v2", "", nil, "the thread gets its context back in another way"},

@@ -227,6 +227,10 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			for _, s := range x.segments {
 				s.extent = x
 			}
+			if len(x.segments) > 1 && !x.shared {
+				x.shared = true
+				d.shared += x.size
+			}
 		}
 	}
 	e.tellUngated()

@@ -1,0 +1,318 @@
+package vmm
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"tms/internal/backoff"
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+)
+
+// Compactor lets the engine move live memory: it stops the program's threads at the gate, waits until the devices are
+// idle, calls Compact, and lets the threads go on.
+type Compactor interface {
+	// Able reports whether that can be done in this process.
+	Able() bool
+	// Compact does it for a device; the caller holds no lock.
+	Compact(ordinal int) error
+}
+
+type noCompactor struct{}
+
+func (noCompactor) Able() bool        { return false }
+func (noCompactor) Compact(int) error { return nil }
+
+// Compactor sets what lets the engine move live memory. Call it before anything else.
+func (e *Engine) Compactor(c Compactor) { e.compactor = c }
+
+// MakeRoom gives the slack of a device back if it can, and reports whether any was given back: then a caller that found
+// too little memory tries again.
+func (e *Engine) MakeRoom(ordinal int) bool {
+	if !e.compactor.Able() {
+		return false
+	}
+	e.mu.Lock()
+	d := e.devices[ordinal]
+	before, after := uint64(0), uint64(0)
+	if d != nil {
+		before = d.compactable()
+	}
+	e.mu.Unlock()
+	if before == 0 {
+		return false
+	}
+	_ = e.compactor.Compact(ordinal) // the caller's own error says more
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	after = d.compactable()
+	return after < before
+}
+
+// compactable returns how many bytes of slack Compact could give back. The caller holds the engine's lock.
+func (d *device) compactable() (bytes uint64) {
+	for _, t := range d.tags {
+		for _, list := range t.slack {
+			for _, s := range list {
+				if s.extent.compactable() {
+					bytes += s.length()
+				}
+			}
+		}
+	}
+	return bytes
+}
+
+// compactable reports whether an extent has slack that a compaction can give back: all else in it is active, and nobody
+// but this process has the memory mapped or registered. The caller holds the engine's lock.
+func (x *extent) compactable() bool {
+	if x.live == len(x.segments) || !x.isOwn() || x.exported || len(x.lent) > 0 {
+		return false
+	}
+	return !slices.ContainsFunc(x.segments, func(s *segment) bool {
+		return s.state != slack && (!s.is(active) || s.shared != 0)
+	})
+}
+
+// Compact gives back the slack of a device: what is live in an extent with slack is copied to new extents without any,
+// which are then mapped in its place. Until then nothing is given up, so an error leaves all active. Only where too
+// little is free for the copies of an extent, they wait in host memory, and if others take the memory in that
+// moment, or the driver refuses twice, its segments are paused with their contents, as by a gated pause; Compact then
+// tries for a while to resume them.
+//
+// The caller has closed the gate, and the devices are idle. Errors: cuda.OutOfMemory, backup.ErrHostMemory, *cuda.Error.
+// (cuMemCreate, cuMemAddressReserve, cuMemMap, cuMemSetAccess, cuMemcpyDtoDAsync, cuMemUnmap, cuMemRelease)
+func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
+	defer e.audit(&err)
+	o := &Options{Gated: true, spent: &spent{}, discarded: &discarded{}}
+	left := map[*segment]bool{} // paused
+	wanted := func(s *segment) bool {
+		return s.device.ordinal == ordinal && s.is(active) && s.extent != nil &&
+			(s.extent.owner == aCall || s.extent.compactable())
+	}
+	err = e.transact("compact", o, wanted, func(batches []*batch) (err error) {
+		for _, b := range batches {
+			freed, err = e.compact(b)
+			for _, s := range b.segments {
+				if s.outcome.state == paused {
+					left[s] = true
+				}
+			}
+		}
+		return err
+	}, func(*tag) {})
+	retry := backoff.Backoff{Next: time.Millisecond, Most: 50 * time.Millisecond}
+	for until := time.Now().Add(patience); len(left) > 0; {
+		back := e.transact("resume", o, func(s *segment) bool { return left[s] && s.is(paused) },
+			func(batches []*batch) error {
+				e.gather(batches, 0)
+				return e.resume(batches, *o)
+			}, func(*tag) {})
+		if back == nil || !retry.Sleep(until) {
+			return freed, cmp.Or(back, err)
+		}
+	}
+	return freed, err
+}
+
+// compact is the work of the transaction.
+func (e *Engine) compact(b *batch) (freed uint64, err error) {
+	e.refreshUsers(b.device)
+	bytes := func(x *extent) (live uint64) {
+		for _, s := range x.segments {
+			if s.state != slack {
+				live += s.length()
+			}
+		}
+		return live
+	}
+	extents := filter(b.extents, func(x *extent) bool { return x.live < len(x.segments) })
+	slices.SortStableFunc(extents, func(x, y *extent) int { return cmp.Compare(bytes(x), bytes(y)) })
+	for _, x := range extents { // what the first give back is room for the copies of the next
+		parts := x.withoutSlack()
+		err = e.replace(b, x, parts)
+		if errors.Is(err, cuda.OutOfMemory) {
+			err = e.replaceThroughHost(b, x, parts)
+		}
+		if x.step == none {
+			freed += x.size - bytes(x)
+		}
+		if err != nil {
+			return freed, err
+		}
+	}
+	return freed, nil
+}
+
+// withoutSlack plans extents for what is live in an extent, one for neighbours.
+func (x *extent) withoutSlack() (parts []*extent) {
+	for n, s := range x.segments {
+		switch {
+		case s.state == slack:
+		case n > 0 && x.segments[n-1].state != slack:
+			parts[len(parts)-1].add(s)
+		default:
+			part := newExtent(s)
+			part.owner = aTransition
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+// replace copies an extent to its parts, and maps these in its place.
+func (e *Engine) replace(b *batch, x *extent, parts []*extent) (err error) {
+	for _, part := range parts {
+		if err = part.create(); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = e.copyAside(b, parts)
+	}
+	if err == nil {
+		err = x.detach()
+	}
+	if err != nil {
+		for _, part := range parts {
+			part.drop()
+		}
+		return err
+	}
+	if err = attachAll(parts); err == nil {
+		x.drop()
+		b.extents = append(b.extents, parts...)
+		return nil
+	}
+	stuck := false
+	for _, part := range parts {
+		stuck = part.detach() != nil || stuck
+	}
+	if !stuck {
+		for _, part := range parts {
+			part.drop()
+		}
+		if x.attach() == nil {
+			return err
+		}
+		_ = x.undo()
+	} else { // the parts are complete, but not all are mapped
+		x.drop()
+		for _, part := range parts {
+			part.step = min(part.step, mapped)
+		}
+		b.extents = append(b.extents, parts...)
+	}
+	for _, s := range x.segments {
+		if s.state != slack {
+			s.pauseUnsaved()
+		}
+	}
+	return err
+}
+
+func attachAll(parts []*extent) error {
+	for _, part := range parts {
+		if err := part.attach(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pauseUnsaved makes paused the outcome of a segment whose extent still has what it holds: older contents that are kept
+// must not come back in its place.
+func (s *segment) pauseUnsaved() {
+	s.outcome.state, s.outcome.current, s.outcome.sums = paused, false, nil
+}
+
+// copyAside copies what is live to parts that are not mapped yet. (cuMemcpyDtoDAsync)
+func (e *Engine) copyAside(b *batch, parts []*extent) error {
+	var ends []func() // of mappings, once the copies are done
+	defer func() {
+		for _, end := range ends {
+			end()
+		}
+	}()
+	return e.driver.OnStream(b.device.context, func(stream cuda.Stream) error {
+		for _, part := range parts {
+			address, end, err := part.aside()
+			if err != nil {
+				return err
+			}
+			ends = append(ends, end)
+			if err := e.driver.MemcpyDtoDAsync(address, part.address, part.size, stream); err != nil {
+				return err
+			}
+		}
+		return e.driver.StreamSynchronize(stream)
+	})
+}
+
+// replaceThroughHost is replace where too little memory is free for the copies: they wait in host memory while the
+// extent is given back.
+func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error {
+	segments := filter(x.segments, func(s *segment) bool { return s.state != slack })
+	items := make([]backup.Item, len(segments))
+	for i, s := range segments {
+		items[i] = backup.Item{Span: s.backupSpan(), Parts: s.all()}
+	}
+	if err := e.host.Check(b.job.Budget, items); err != nil {
+		return err
+	}
+	saved, err := e.host.Save(b.job, items)
+	if err != nil {
+		return err
+	}
+	given := false // the extent was
+	defer func() {
+		for i, s := range segments {
+			if given && s.outcome.state == paused {
+				if s.contents != nil {
+					s.contents.Discard()
+				}
+				s.outcome.kept = kept{contents: saved[i], current: true}
+			} else {
+				saved[i].Discard()
+			}
+		}
+	}()
+	if err := x.detach(); err != nil {
+		return err
+	}
+	if err := x.release(); err != nil {
+		if x.attach() != nil {
+			_ = x.undo()
+			for _, s := range segments {
+				s.pauseUnsaved()
+			}
+		}
+		return err
+	}
+	given = true
+	err = func() error {
+		for _, part := range parts {
+			if err := part.make(); err != nil {
+				return err
+			}
+		}
+		loader := e.host.Load(b.job)
+		for i, s := range segments {
+			loader.Add(s.backupSpan(), saved[i])
+		}
+		return loader.Wait()
+	}()
+	b.extents = append(b.extents, parts...)
+	if err != nil {
+		for _, part := range parts {
+			_ = part.unmake()
+			part.step = min(part.step, mapped)
+		}
+		for _, s := range segments {
+			s.outcome.state = paused
+		}
+	}
+	return err
+}

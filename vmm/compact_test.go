@@ -1,0 +1,247 @@
+package vmm_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/internal/failpoint"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// stopped is a Compactor of a program that does nothing on the devices by itself.
+type stopped struct{ *vmm.Engine }
+
+func (stopped) Able() bool { return true }
+func (s stopped) Compact(ordinal int) error {
+	_, err := s.Engine.Compact(ordinal)
+	return err
+}
+
+// unable is a Compactor whose gate does not close when it is asked to.
+type unable struct{}
+
+func (unable) Able() bool        { return true }
+func (unable) Compact(int) error { return cuda.Refuse(cuda.Timeout, "a thread is in a long call") }
+
+// These tests have granules of 64 KiB in place of 2 MiB, and all else in proportion: memory is touched here.
+const granule = 64 * kib
+
+// scaled returns an engine on a device of 512 granules, where 80 MiB are 40.
+func scaled(t *testing.T) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {
+	t.Helper()
+	t.Setenv("CUDASIM_GRANULARITY", fmt.Sprint(granule))
+	sim, driver, e := simulatedWith(t, 1, fmt.Sprint(512*granule))
+	e.CheckInvariants(true)
+	return sim, driver, e
+}
+
+// eighty is what extents have by default, in these granules.
+var eighty = vmm.Options{ExtentBytes: 40 * granule}
+
+// Without a gate, what a resume puts into shared extents is bounded: a sixteenth of the device. So a program that frees
+// what it only caches, and asks again, finds all but that.
+func TestStrandedIsBounded(t *testing.T) {
+	for _, granules := range []uint64{1, 3, 10, 17} {
+		t.Run(fmt.Sprint(granules), func(t *testing.T) {
+			sim, _, e := scaled(t)
+			const total = 512 * granule
+			size := granules * granule
+			all := mallocs(t, e, int(400/granules), vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+			cycle(t, e, eighty)
+			cycle(t, e, eighty)
+			live := uint64(0)
+			for i, a := range all {
+				if i%4 == 0 {
+					live += size
+				} else {
+					frees(t, e, a)
+				}
+			}
+			slack := tagStats(t, e, "t").SlackBytes
+			require.LessOrEqual(t, slack, uint64(total/16))
+			if granules <= 10 {
+				require.Less(t, sim.Stat("handles"), uint64(len(all)))
+			}
+			malloc(t, e, vmm.Request{Size: total - live - total/16, Tag: "u"})
+		})
+	}
+}
+
+// The bound counts what other tags have in shared extents already, and those that save the most come first.
+func TestSmallOnesShareFirst(t *testing.T) {
+	sim, _, e := scaled(t) // 32 granules may be shared
+	mallocs(t, e, 10, vmm.Request{Size: 10 * granule, Tag: "large"})
+	mallocs(t, e, 16, vmm.Request{Size: granule, Tag: "small"})
+	cycle(t, e, eighty)
+	require.EqualValues(t, 10+1, sim.Stat("handles"), "16 granules are left, less than two large ones")
+	mallocs(t, e, 30, vmm.Request{Size: granule, Tag: "others"})
+	cycle(t, e, vmm.Options{Tags: []string{"others"}, ExtentBytes: eighty.ExtentBytes})
+	require.EqualValues(t, 10+1+1+14, sim.Stat("handles"), "16 of 30")
+}
+
+// With a gate, what is live moves out of extents with slack when memory runs out, also for a resume, and keeps its
+// address and what it holds.
+func TestCompact(t *testing.T) {
+	sim, _, e := scaled(t)
+	e.Compactor(stopped{e})
+	const size = 4 * granule
+	kinds := []vmm.Request{{Backup: vmm.BackupHost, Incremental: true}, {Backup: vmm.BackupSparse}, {}}
+	var all []uintptr
+	for i := range 120 {
+		r := kinds[i%len(kinds)]
+		r.Size, r.Tag = size, "t"
+		all = append(all, malloc(t, e, r))
+	}
+	small := malloc(t, e, vmm.Request{Size: 700, Tag: "t"})
+	cycle(t, e, eighty)
+	require.Less(t, sim.Stat("handles"), uint64(20))
+	var live []uintptr
+	for i, a := range all {
+		if i%4 == 1 {
+			live = append(live, a)
+			fill(a, size, uint64(len(live)))
+		} else {
+			frees(t, e, a)
+		}
+	}
+	*wordAt(small) = 7
+	require.EqualValues(t, 90*size, tagStats(t, e, "t").SlackBytes-(granule-700))
+	intact := func() {
+		t.Helper()
+		for i, a := range live {
+			requireFilled(t, a, size, uint64(i+1))
+		}
+		require.EqualValues(t, 7, *wordAt(small))
+	}
+	big := malloc(t, e, vmm.Request{Size: (512 - 30*4 - 1) * granule, Tag: "u", Backup: vmm.BackupHost})
+	require.Zero(t, sim.Stat("free:0"))
+	require.False(t, e.Gated())
+	intact()
+
+	// Now the slack is in the way of a resume.
+	require.NoError(t, pause(e, name("u")))
+	o := name("t")
+	o.ExtentBytes, o.SaveAll = eighty.ExtentBytes, true
+	more := mallocs(t, e, 60, vmm.Request{Size: size, Tag: "t"})
+	cycle(t, e, o)
+	frees(t, e, more...)
+	require.Positive(t, tagStats(t, e, "t").SlackBytes)
+	require.NoError(t, resume(e, name("u")))
+	intact()
+	require.NoError(t, e.Free(big, false))
+}
+
+// A stranger finds the memory that a compaction gives back, though the engine was not asked to allocate.
+func TestMakeRoom(t *testing.T) {
+	_, driver, e := scaled(t)
+	require.False(t, e.MakeRoom(0))
+	e.Compactor(stopped{e})
+	all := mallocs(t, e, 20, vmm.Request{Size: 4 * granule, Tag: "t"})
+	cycle(t, e, eighty)
+	require.False(t, e.MakeRoom(0), "there is no slack")
+	frees(t, e, all[1:]...)
+	require.True(t, e.MakeRoom(0))
+	require.False(t, e.MakeRoom(0))
+	hog, err := driver.MemCreate((512-4)*granule, 0)
+	require.NoError(t, err)
+	require.NoError(t, driver.MemRelease(hog))
+}
+
+// Where not a single copy finds room, one extent goes through host memory. If another process then takes the memory,
+// its segments wait, as after a pause, with what they hold.
+func TestCompactThroughTheHost(t *testing.T) {
+	for name, taken := range map[string]bool{"room": false, "no room": true} {
+		t.Run(name, func(t *testing.T) { throughTheHost(t, taken) })
+	}
+}
+
+func throughTheHost(t *testing.T, taken bool) {
+	const size = 4 * granule
+	sim, driver, e := scaled(t)
+	e.Compactor(stopped{e})
+	all := filled(t, e, 40, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
+	cycle(t, e, eighty)
+	hog, err := driver.MemCreate(sim.Stat("free:0"), 0)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, driver.MemRelease(hog)) }()
+	for i, a := range all {
+		if i%2 == 1 {
+			frees(t, e, a)
+		} else {
+			fill(a, size, uint64(i)+100)
+		}
+	}
+	var thief cuda.Handle
+	released := false
+	failpoint.Set(func(call string) error {
+		released = released || call == "cuMemRelease"
+		if taken && released && call == "cuMemCreate" {
+			failpoint.Set(nil)
+			thief, err = driver.MemCreate(sim.Stat("free:0"), 0)
+			require.NoError(t, err)
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	big, err := e.Malloc(vmm.Request{Size: 70 * granule, Tag: "u"})
+	if taken {
+		require.Error(t, err)
+		require.True(t, e.Gated())
+		require.Positive(t, tagStats(t, e, "t").PausedBytes)
+		require.NoError(t, driver.MemRelease(thief))
+		require.NoError(t, resume(e, eighty))
+	} else {
+		require.NoError(t, err)
+		require.NoError(t, e.Free(big, false))
+	}
+	require.False(t, e.Gated())
+	for i, a := range all {
+		if i%2 == 0 {
+			requireFilled(t, a, size, uint64(i)+100)
+		}
+	}
+}
+
+// Each call of a compaction fails: what lives keeps its contents, and is active or can be resumed.
+func TestSweepCompact(t *testing.T) { sweep(t, (*scene).compact, 20, fullSweep()) }
+
+func (s *scene) compact() {
+	s.engine.Compactor(stopped{s.engine})
+	allocate := func() {
+		for i := range 8 {
+			s.malloc(vmm.Request{Size: sceneGranularity, Tag: "a", Backup: vmm.BackupHost, Incremental: i%3 == 0})
+			s.context, _ = s.driver.CtxGetCurrent()
+		}
+	}
+	allocate()
+	for _, through := range []bool{false, true} { // host memory
+		s.pause("a")
+		s.resume("a")
+		s.free(func(i int) bool { return i%3 == 1 })
+		for i, p := range s.all {
+			p.fill(uint64(500 + i))
+		}
+		var hog cuda.Handle
+		if through {
+			s.do("hog", func() (err error) { hog, err = s.driver.MemCreate(s.sim.Stat("free:0"), 0); return err })
+		}
+		s.do("compact", func() error {
+			_, err := s.engine.Compact(0)
+			if err != nil && s.engine.Gated() {
+				err = errors.Join(err, resume(s.engine, s.options("a")))
+			}
+			return err
+		})
+		s.check("compacted", true)
+		if hog != 0 {
+			s.do("no hog", func() error { return s.driver.MemRelease(hog) })
+		}
+		allocate()
+	}
+	s.end()
+}
