@@ -47,6 +47,7 @@ type gating struct {
 	yields bool          // hold allocations too: control.Request.Yield
 	force  bool          // pause even where the gate cannot hold all work
 	undo   func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
+	other  func() error  // what is done in place of a pause
 	nccl   *suspension   // suspend NCCL first, where it can be; nil: do not
 }
 
@@ -162,6 +163,9 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 			how.nccl.apart = apartNCCL()
 		}
 		return 0, nil
+	}
+	if how.other != nil {
+		return 0, how.other()
 	}
 	if held {
 		if err := suspendNCCL(deadline, timeout, how.nccl.together); err != nil {

@@ -71,6 +71,7 @@ func start() (*vmm.Engine, error) {
 	made.Contexts(eachContext)
 	made.WithoutCaptures(withoutCaptures)
 	made.WhenUngated(openGate)
+	made.Compactor(compactor{made})
 	made.Processes(processes{})
 	made.Descriptors(descriptors{})
 	made.Extents(extents{})

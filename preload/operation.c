@@ -39,6 +39,20 @@ HIDDEN void operation_settings(struct operation *operation, const char *temporar
 
 static _Atomic int running; /* operations */
 
+HIDDEN bool operation_has_threads(void)
+{
+	int now = atomic_fetch_add(&running, 1) + 1;
+	if (likely(now <= OPERATIONS_AT_START || threads_reserve(1, now)))
+		return true;
+	atomic_fetch_sub(&running, 1);
+	return false;
+}
+
+HIDDEN void operation_leave_threads(void)
+{
+	atomic_fetch_sub(&running, 1);
+}
+
 static void release(struct operation *operation)
 {
 	if (atomic_fetch_sub(&operation->users, 1) != 1)
@@ -65,9 +79,7 @@ static int run(const struct operation *asked)
 		free(operation);
 		return code;
 	}
-	int now = atomic_fetch_add(&running, 1) + 1;
-	if (unlikely(now > OPERATIONS_AT_START && !threads_reserve(1, now))) {
-		atomic_fetch_sub(&running, 1);
+	if (unlikely(!operation_has_threads())) {
 		if (asked->kind != OPERATION_RESUME)
 			tmsLive(NULL, 0, NULL, 0); /* a pause ends what is live, even if it fails */
 		go_leave(&saved);
@@ -75,7 +87,7 @@ static int run(const struct operation *asked)
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "%d pauses and resumes at once need more threads than the process can make; raise "
 				  "ulimit -u or the pids limit, or call again when others have ended; nothing has changed",
-				  now);
+				  atomic_load(&running) + 1);
 	}
 	sem_init(&operation->done, 0, 0);
 	atomic_store(&operation->users, 2);
@@ -162,7 +174,7 @@ HIDDEN void operation_finish(struct operation *operation, int code, const char *
 	operation->bytes = bytes;
 	operation->code = code;
 	snprintf(operation->error, THREAD_TEXT_SIZE, "%s", error);
-	atomic_fetch_sub(&running, 1);
+	operation_leave_threads();
 	sem_post(&operation->done);
 	release(operation);
 }

@@ -3,6 +3,7 @@
  * others leave it the memory that was made free for it. */
 #define _GNU_SOURCE
 #include "shim.h"
+#include "_cgo_export.h"
 #include "forward.h"
 
 #include <pthread.h>
@@ -110,6 +111,9 @@ static bool make_room(int device, size_t bytes)
 {
 	if (device < 0 && forward_cuCtxGetDevice(&device) != SUCCESS)
 		return false;
+	bool made = false;
+	if (go_now() == GO_AWAKE && IN_GO((made = tmsMakeRoom(device), SUCCESS)) == SUCCESS && made)
+		return true; /* of the process's own slack */
 	begin();
 	share_enter();
 	int code = share_want(bytes ? bytes : 1, device, false); /* and the reserve */

@@ -193,6 +193,8 @@ HIDDEN void operation_settings(struct operation *operation, const char *temporar
 HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait);
 #define ONE_TAG(tag) ((tag) ? (const char *const[]){(tag), NULL} : NULL)
 HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
+HIDDEN bool operation_has_threads(void);	/* for one more operation; its end calls operation_leave_threads */
+HIDDEN void operation_leave_threads(void);
 HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* result: or NULL; leaves last_bytes */
 enum { SHARE_STOPPED = -3 }; /* the code of an import: the memory is paused, and the gate stops its process */

@@ -1,0 +1,50 @@
+package main
+
+// #include "shim.h"
+import "C"
+
+import (
+	"time"
+
+	"tms/preload/goruntime"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// compactor is a vmm.Compactor: the gate gives the moment in which live memory can be moved.
+type compactor struct{ engine *vmm.Engine }
+
+// compactWithin is how long an allocation that finds no memory waits for that moment. A program without it ends, most
+// likely, for lack of memory.
+const compactWithin = 10 * time.Second
+
+func (compactor) Able() bool { return C.gate_unusable() == nil }
+
+func (c compactor) Compact(ordinal int) error {
+	if state().Capturing || bool(C.everything_asked()) {
+		return cuda.Refuse(cuda.NotReady, "memory cannot be moved now")
+	}
+	if !C.operation_has_threads() {
+		return cuda.Refuse(cuda.OperatingSystem, "the process cannot make more threads")
+	}
+	defer C.operation_leave_threads()
+	_, err := pauseGated(c.engine, vmm.Options{}, compactWithin, gating{idle: notIdle, other: func() error {
+		_, err := c.engine.Compact(ordinal)
+		return err
+	}})
+	return err
+}
+
+// tmsMakeRoom gives slack of a device back for a call that went to CUDA and found too little memory, and reports
+// whether there was any.
+//
+//export tmsMakeRoom
+func tmsMakeRoom(device C.int) (made C.bool) {
+	_ = goruntime.Run(func() error {
+		if e := engine.Load(); e != nil {
+			made = C.bool(e.MakeRoom(int(device)))
+		}
+		return nil
+	})
+	return made
+}
