@@ -38,7 +38,7 @@ func (e *Engine) MakeRoom(ordinal int) bool {
 	d := e.devices[ordinal]
 	before, after := uint64(0), uint64(0)
 	if d != nil {
-		before = d.compactable()
+		before = e.compactable(d)
 	}
 	e.mu.Unlock()
 	if before == 0 {
@@ -47,16 +47,16 @@ func (e *Engine) MakeRoom(ordinal int) bool {
 	_ = e.compactor.Compact(ordinal) // the caller's own error says more
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	after = d.compactable()
+	after = e.compactable(d)
 	return after < before
 }
 
-// compactable returns how many bytes of slack Compact could give back. The caller holds the engine's lock.
-func (d *device) compactable() (bytes uint64) {
+// compactable returns how many bytes of a device's slack Compact could give back. The caller holds e.mu.
+func (e *Engine) compactable(d *device) (bytes uint64) {
 	for _, t := range d.tags {
 		for _, list := range t.slack {
 			for _, s := range list {
-				if s.extent.compactable() {
+				if e.canCompact(s.extent) {
 					bytes += s.length()
 				}
 			}
@@ -65,14 +65,14 @@ func (d *device) compactable() (bytes uint64) {
 	return bytes
 }
 
-// compactable reports whether an extent has slack that a compaction can give back: all else in it is active, and nobody
-// but this process has the memory mapped or registered. The caller holds the engine's lock.
-func (x *extent) compactable() bool {
-	if x.live == len(x.segments) || !x.isOwn() || x.exported || len(x.lent) > 0 {
+// canCompact reports whether an extent has slack that a compaction can give back: all else in it is active, and no
+// other process has it mapped. The caller holds e.mu.
+func (e *Engine) canCompact(x *extent) bool {
+	if x.live == len(x.segments) || !x.isOwn() || x.exported || slices.ContainsFunc(x.lent, e.sharing.hasImporters) {
 		return false
 	}
 	return !slices.ContainsFunc(x.segments, func(s *segment) bool {
-		return s.state != slack && (!s.is(active) || s.shared != 0)
+		return s.state != slack && (!s.is(active) || s.shared != 0 && e.sharing.hasImporters(s.shared))
 	})
 }
 
@@ -90,7 +90,7 @@ func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
 	left := map[*segment]bool{} // paused
 	wanted := func(s *segment) bool {
 		return s.device.ordinal == ordinal && s.is(active) && s.extent != nil &&
-			(s.extent.owner == aCall || s.extent.compactable())
+			(s.extent.owner == aCall || e.canCompact(s.extent))
 	}
 	err = e.transact("compact", o, wanted, func(batches []*batch) (err error) {
 		for _, b := range batches {
@@ -146,12 +146,12 @@ func (e *Engine) compact(b *batch) (freed uint64, err error) {
 	return freed, nil
 }
 
-// withoutSlack plans extents for what is live in an extent, one for neighbours.
+// withoutSlack plans extents for what is live in an extent, one for neighbours, as a resume does (follows).
 func (x *extent) withoutSlack() (parts []*extent) {
 	for n, s := range x.segments {
 		switch {
 		case s.state == slack:
-		case n > 0 && x.segments[n-1].state != slack:
+		case n > 0 && x.segments[n-1].state != slack && s.shared == 0 && x.segments[n-1].shared == 0:
 			parts[len(parts)-1].add(s)
 		default:
 			part := newExtent(s)

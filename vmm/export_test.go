@@ -40,3 +40,13 @@ func (e *Engine) Drain() {
 	e.mu.Unlock()
 	e.driver.Reclaim.Drain()
 }
+
+// Compactable returns how many bytes of a device's slack a compaction could give back.
+func (e *Engine) Compactable(ordinal int) uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if d := e.devices[ordinal]; d != nil {
+		return e.compactable(d)
+	}
+	return 0
+}

@@ -75,6 +75,9 @@ func (s *scene) play(bytes []byte, reserved *extents) {
 	s.engine.Descriptors(&descriptors{of: map[uint64]int{}})
 	s.engine.Shareable(true)
 	s.engine.Processes(m)
+	if hasGate(bytes) {
+		s.engine.Compactor(stopped{s.engine})
+	}
 	m.other = vmm.New(s.driver, func(uintptr, uint64) error { s.arenas++; return nil })
 	m.other.Processes(m)
 	m.other.CheckInvariants(true)
@@ -107,6 +110,9 @@ func modelFaults(bytes []byte) *faults {
 
 // short reports whether the devices have so little memory that allocations fail.
 func short(bytes []byte) bool { return len(bytes) > 0 && bytes[0]%2 == 1 }
+
+// hasGate reports whether the program has a gate, so that memory can be moved.
+func hasGate(bytes []byte) bool { return len(bytes) > 0 && bytes[0]/2%2 == 1 }
 
 func (f *faults) drop() {
 	f.mu.Lock()
@@ -241,7 +247,11 @@ func (m *model) malloc() {
 		r.Size = uint64(1+m.next()%8) * sceneGranularity
 	}
 	var address uintptr
+	fired := m.firedSoFar()
 	if m.try("malloc", func() (err error) { address, err = m.engine.Malloc(r); return err }) != nil {
+		if m.firedSoFar() == fired {
+			m.couldNot(r)
+		}
 		return
 	}
 	for _, p := range m.all {
@@ -256,6 +266,18 @@ func (m *model) malloc() {
 	p := &piece{address: address, request: r}
 	p.fill(m.serial)
 	m.all = append(m.all, p)
+}
+
+// couldNot checks that an allocation that failed would have failed in an engine without pauses, too. With a gate no
+// slack may be left. Without one it may, up to a sixteenth of the device, and the program itself has freed what it
+// caches.
+func (m *model) couldNot(r vmm.Request) {
+	free, slack := m.sim.Stat(fmt.Sprint("free:", r.Device)), m.engine.Compactable(r.Device)
+	need := (r.Size + sceneGranularity - 1) / sceneGranularity * sceneGranularity
+	if hasGate(m.bytes) && slack > 0 || slack > modelMemory/16 || free >= need {
+		m.fail("operation %d: %d bytes cannot be had, though %d are free and %d are slack", m.operations, r.Size, free,
+			slack)
+	}
 }
 
 func (m *model) free(index int, operation func(*piece) error) {

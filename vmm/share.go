@@ -175,6 +175,13 @@ func (e *Engine) Returned(id uint64, pid int, number uint64) {
 	e.sharing.drop(id, func(i Importer) bool { return i.PID == pid && i.Number == number })
 }
 
+// hasImporters reports whether a name has importers, some of which may have ended.
+func (s *sharing) hasImporters(id uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.importers[id]) > 0
+}
+
 // drop forgets importers. The caller holds mu.
 func (s *sharing) drop(id uint64, which func(Importer) bool) {
 	left := slices.DeleteFunc(s.importers[id], which)
