@@ -6,7 +6,7 @@ import "testing"
 func TestQuestionsWhilePaused(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		each(t, compileWithDriver(t, "questions", cudart), alone("attributes", "communication", "handles", "lent", "bound",
-			"ipc"), reaching(t), "TMS_SHAREABLE=ipc")
+			"ipc", "beside", "reset"), reaching(t), "TMS_SHAREABLE=ipc")
 	}
 	program := compileWithDriver(t, "questions", majors[1])
 	each(t, program, alone("communication"))

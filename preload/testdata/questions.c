@@ -4,6 +4,11 @@
 
 int cuCtxGetDevice(int *);
 int cuCtxGetFlags(unsigned *);
+int cuDevicePrimaryCtxReset_v2(int);
+int cuMemFreeHost(void *);
+int cuMemHostAlloc(void **, size_t, unsigned);
+int cuMemHostRegister_v2(void *, size_t, unsigned);
+int cuMemHostUnregister(void *);
 int cuPointerSetAttribute(const void *, int, uintptr_t);
 int cuDeviceGetDefaultMemPool(void **, int);
 int cuMemGetAccess(unsigned long long *, const struct access *, uintptr_t);
@@ -280,11 +285,86 @@ static void ipc(void)
 	}
 }
 
+static char from[4096], to[4096];
+
+static int copy_on_host(struct caller *caller)
+{
+	enum { HOST_TO_HOST = 0 };
+	(void)caller;
+	return cudaMemcpy(to, from, sizeof to, HOST_TO_HOST);
+}
+
+/* What needs no paused memory: host memory and what is free. Copies between host buffers wait as all copies do. */
+static void beside(void)
+{
+	static char registered[65536] __attribute__((aligned(4096)));
+	struct caller caller = {.call = copy_on_host};
+	(void)pausable(SIZE, "t", true);
+	for (int gated = 0; gated < 2; gated++) {
+		void *host = NULL;
+		size_t before = free_bytes();
+		memset(from, 1 + gated, sizeof from);
+		EXPECT(gated ? tms_pause_gated(NULL, PATIENCE) : tms_pause(NULL), 0);
+		EXPECT(free_bytes() - before, SIZE);
+		EXPECT(cuMemHostRegister_v2(registered, sizeof registered, 0), 0);
+		EXPECT(cuMemHostUnregister(registered), 0);
+		EXPECT(cuMemHostAlloc(&host, 4096, 0), 0);
+		EXPECT(cuMemFreeHost(host), 0);
+		if (gated) {
+			start(&caller.thread, be_caller, &caller);
+			AWAIT((caller.number && in_call(caller.number, SYS_futex)) || caller.done);
+			CHECK(!caller.done && memcmp(from, to, sizeof to) != 0);
+		} else {
+			EXPECT(copy_on_host(NULL), 0);
+		}
+		EXPECT(tms_resume(NULL), 0);
+		if (gated) {
+			join(caller.thread);
+			EXPECT(caller.code, 0);
+		}
+		CHECK(memcmp(from, to, sizeof to) == 0);
+	}
+}
+
+static int fill_again(struct caller *caller)
+{
+	return cuMemsetD32_v2(caller->address, 1, 1);
+}
+
+/* A reset ends paused memory too, and with it the pause: threads that waited for the memory find that it is gone. */
+static void reset(void)
+{
+	for (int way = 0; way < 4; way++) {
+		bool gated = way & 1;
+		struct caller caller = {.call = fill_again, .address = (uintptr_t)pausable(SIZE, "t", true)};
+		EXPECT(gated ? tms_pause_gated(NULL, PATIENCE) : tms_pause(NULL), 0);
+		if (gated) {
+			start(&caller.thread, be_caller, &caller);
+			AWAIT((caller.number && in_call(caller.number, SYS_futex)) || caller.done);
+			CHECK(!caller.done);
+		}
+		EXPECT(way & 2 ? cuDevicePrimaryCtxReset_v2(0) : cudaDeviceReset(), 0);
+		if (gated) {
+			join(caller.thread);
+			CHECK(caller.code != 0);
+		}
+		EXPECT(tms_resume(NULL), 0);
+		EXPECT(cudaFree(NULL), 0);
+		EXPECT(sim_stat("handles"), 0);
+		void *memory = kept_memory(SIZE, "t", 7);
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(tms_resume(NULL), 0);
+		CHECK(filled(memory, SIZE, 7));
+		EXPECT(cudaFree(memory), 0);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	EXPECT(cudaFree(NULL), 0);
 	CHECK(RUN_PART(argv[1], {"attributes", attributes}, {"communication", communication}, {"handles", handles},
-		       {"lent", lent}, {"lent by range", lent_by_range}, {"bound", bound}, {"ipc", ipc}));
+		       {"lent", lent}, {"lent by range", lent_by_range}, {"bound", bound}, {"ipc", ipc},
+		       {"beside", beside}, {"reset", reset}));
 	return 0;
 }
