@@ -1,7 +1,8 @@
-"""Writes forward/calls/functions.txt: the functions that the headers of CUDA and NVML declare, by version.
+"""Writes forward/calls/functions.txt: the functions of the headers of CUDA and NVML, by version.
 
-It downloads NVIDIA's wheels with those headers, and needs a C preprocessor. Tests read the list and download nothing:
-run this when a new CUDA has come out, then give each new function a class in forward/calls/classes.txt.
+It downloads NVIDIA's wheels with those headers, and needs a C preprocessor. Tests read the list and
+download nothing. Run this when a new CUDA has come out, give each new function a class in
+forward/calls/classes.txt, and run `go generate ./forward/calls`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,25 @@ HEADERS = ["cuda.h", "cudaProfiler.h", "cuda_runtime_api.h", "cuda_profiler_api.
 # cuda_runtime_api.h includes this one, which comes with the compiler's wheel.
 HOST_DEFINES = "".join(
     f"#define {name}\n"
-    for name in ["__host__", "__device__", "__cudart_builtin__", "__device_builtin__", "CUDARTAPI", "CUDARTAPI_CDECL",
-                 "__device_builtin_texture_type__", "__device_builtin_surface_type__", "__forceinline__",
-                 "__builtin_align__(n)", "__align__(n)", "__specialization_static", "__CUDACC_VER_MAJOR__ 0"]
-)  # fmt: skip
-FUNCTION = re.compile(r"(?:\w+[\s*]+)+?((?:cu[A-Z]|cuda[A-Z]|nvml[A-Z])\w*)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)$")
+    for name in [
+        "__host__",
+        "__device__",
+        "__cudart_builtin__",
+        "__device_builtin__",
+        "CUDARTAPI",
+        "CUDARTAPI_CDECL",
+        "__device_builtin_texture_type__",
+        "__device_builtin_surface_type__",
+        "__forceinline__",
+        "__builtin_align__(n)",
+        "__align__(n)",
+        "__specialization_static",
+        "__CUDACC_VER_MAJOR__ 0",
+    ]
+)
+FUNCTION = re.compile(
+    r"(?:\w+[\s*]+)+?((?:cu[A-Z]|cuda[A-Z]|nvml[A-Z])\w*)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)$"
+)
 TYPEDEF = re.compile(r"\bPFN_(cu\w+?)_v(\d+)(_pts[zd]|_ptds)?\)")
 SUFFIX = re.compile(r"(_v(\d+))?(_ptsz|_ptds)?$")
 
@@ -32,11 +47,27 @@ SUFFIX = re.compile(r"(_v(\d+))?(_ptsz|_ptds)?$")
 def download(wheel: str, version: str, folder: pathlib.Path) -> None:
     name = f"{wheel}-cu12" if version.startswith("12") else wheel
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
-         "--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64",
-         "--platform", "manylinux_2_17_x86_64", "--dest", str(folder), f"{name}=={version}.*" if version else name],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--platform",
+            "manylinux2014_x86_64",
+            "--platform",
+            "manylinux1_x86_64",
+            "--platform",
+            "manylinux_2_17_x86_64",
+            "--dest",
+            str(folder),
+            f"{name}=={version}.*" if version else name,
+        ],
         check=True,
-    )  # fmt: skip
+    )
     for path in folder.glob("*.whl"):
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
@@ -50,11 +81,20 @@ def headers_of(version: str, folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def declared(header: pathlib.Path, folders: list[pathlib.Path]) -> dict[str, str]:
-    """The symbols of a header, old versions and those for per-thread streams included, and their parameters' types."""
+    """The symbols of a header, with old versions and per-thread streams, and parameters' types."""
     text = subprocess.run(
-        ["cc", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", *(f"-I{folder}" for folder in folders), str(header)],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        [
+            "cc",
+            "-E",
+            "-P",
+            "-D__CUDA_API_VERSION_INTERNAL",
+            *(f"-I{folder}" for folder in folders),
+            str(header),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     found = {}
     for statement in re.split(r"[;{}]", text):
         statement = re.sub(r"__attribute__\s*\(\(.*?\)\)", "", statement)
@@ -91,13 +131,15 @@ def numbers(typedefs: pathlib.Path) -> dict[tuple[str, str], set[int]]:
 
 
 def since_of(symbols: set[str], brought: dict[tuple[str, str], set[int]]) -> dict[str, int]:
-    """The first CUDA version of each symbol: the oldest version of a name has no suffix, the next one _v2."""
+    """The first CUDA version of each symbol: the oldest of a name has no suffix, the next _v2."""
     families: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for symbol in symbols:
         match = SUFFIX.search(symbol)
         assert match
-        families.setdefault((symbol[: match.start()], match[3] or ""), []).append((int(match[2] or 1), symbol))
-    since = {}
+        families.setdefault((symbol[: match.start()], match[3] or ""), []).append(
+            (int(match[2] or 1), symbol)
+        )
+    since: dict[str, int] = {}
     for family, members in families.items():
         versions = sorted(brought.get(family, set()))
         if len(versions) == len(members):
@@ -124,15 +166,19 @@ def main() -> None:
                 for family, found in numbers(headers[typedefs]).items():
                     brought.setdefault(family, set()).update(found)
             for header in HEADERS:
-                for symbol, types in declared(headers[header], [headers["cuda.h"].parent, stub]).items():
-                    if any(symbol in lists.get(other, {}) for other in HEADERS[: HEADERS.index(header)]):
+                for symbol, types in declared(
+                    headers[header], [headers["cuda.h"].parent, stub]
+                ).items():
+                    before = HEADERS[: HEADERS.index(header)]
+                    if any(symbol in lists.get(other, {}) for other in before):
                         continue  # a header includes others
                     lists.setdefault(header, {})[symbol] = types
                     seen.setdefault(symbol, []).append(name)
     since = since_of(set().union(*lists.values()), brought)
     lines = [
-        "# Generated by scripts/list-functions.py, which says how. Each line: a symbol; the CUDA version that brought it,",
-        "# where the headers tell; the first and the last of the headers below that declare it; its parameters' types.",
+        "# Generated by scripts/list-functions.py. Each line: a symbol; the CUDA version that",
+        "# brought it, where the headers tell; the first and the last of the headers below that",
+        "# declare it; its parameters' types.",
         f"# headers: {' '.join(names)}",
     ]
     for header in HEADERS:

@@ -155,6 +155,7 @@ CASES = {
     "static cudart": Case(static_runtime),
     "driver": Case(driver),
     "triton": Case(with_module("triton", "with_triton.py"), seconds=60),
+    "graphs": Case(python("with_graphs.py"), seconds=60),
     "numba": Case(with_module("numba.cuda.np.arrayobj", "with_numba.py"), seconds=60),
 }
 
