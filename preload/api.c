@@ -262,6 +262,24 @@ EXPORT uint64_t tms_paused_by(const char *tag)
 	return last;
 }
 
+EXPORT uint64_t tms_transitions(void)
+{
+	uint64_t count = 0;
+	if (go_now() == GO_AWAKE)
+		(void)IN_GO((count = tmsTransitions(), SUCCESS));
+	return count;
+}
+
+EXPORT int tms_pause_since(uint64_t transition)
+{
+	return operation_undo(OPERATION_PAUSE, transition, -1);
+}
+
+EXPORT int tms_resume_since(uint64_t transition)
+{
+	return operation_undo(OPERATION_RESUME, transition, -1);
+}
+
 EXPORT int tms_live(const void *address, size_t size, const tms_range *ranges, size_t count)
 {
 	if (!ranges && count > 0)

@@ -277,6 +277,7 @@ func optionsOf(operation *C.struct_operation) vmm.Options {
 		Verify:       bool(C.region_config.verify),
 		Poison:       bool(C.region_config.poison),
 		Importers:    pauseWait,
+		Since:        uint64(operation.since),
 	}
 }
 
@@ -363,6 +364,17 @@ func tmsOperation(operation *C.struct_operation) {
 	// The goroutine waits on this thread's P, and the thread goes on in C: nobody would run it for milliseconds while
 	// other threads keep their Ps busy. Yielding gives the P to a thread that runs it.
 	runtime.Gosched()
+}
+
+//export tmsTransitions
+func tmsTransitions() (count C.uint64_t) {
+	if e := engine.Load(); e != nil {
+		_ = goruntime.Run(func() error {
+			count = C.uint64_t(e.Transitions())
+			return nil
+		})
+	}
+	return count
 }
 
 //export tmsPausedBy

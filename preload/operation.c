@@ -150,7 +150,7 @@ static int while_everything_is_paused(int kind, const char *const *tags)
 	return everything_refuse();
 }
 
-HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait)
+static int transition(int kind, const char *const *tags, const char *const *keep, double wait, uint64_t since)
 {
 	last_bytes = 0;
 	if (go_now() == GO_ASLEEP)
@@ -162,11 +162,22 @@ HIDDEN int operation_transition(int kind, const char *const *tags, const char *c
 		.tags = tags,
 		.keep = keep,
 		.wait = wait,
+		.since = since,
 		.force = kind == OPERATION_PAUSE_GATED && region_config.pause_force,
 	};
 	operation_settings(&operation, getenv("TMPDIR"));
 	control_load();
 	return run(&operation);
+}
+
+HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait)
+{
+	return transition(kind, tags, keep, wait, 0);
+}
+
+HIDDEN int operation_undo(int kind, uint64_t since, double wait)
+{
+	return transition(kind, NULL, NULL, wait, since);
 }
 
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes)

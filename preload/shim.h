@@ -175,6 +175,7 @@ struct operation {
 	int kind;
 	const char *const *tags; /* up to a NULL; NULL: all */
 	const char *const *keep; /* of a discard: more tags, whose contents are saved; or NULL */
+	uint64_t since;		 /* only what transitions after that have paused or resumed; 0: all */
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
 	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers (or < 0) */
@@ -191,6 +192,7 @@ struct operation {
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);
 /* The lists are operation's; ONE_TAG makes one of a tag or NULL. */
 HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait);
+HIDDEN int operation_undo(int kind, uint64_t since, double wait); /* of all tags */
 #define ONE_TAG(tag) ((tag) ? (const char *const[]){(tag), NULL} : NULL)
 HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
 HIDDEN bool operation_has_threads(void);	/* for one more operation; its end calls operation_leave_threads */

@@ -155,6 +155,13 @@ int tms_pause_within(const char *tag, double seconds);
  * tag is paused. What a sub-allocator kept of the tag before that pause is paused, and must not be handed out. */
 uint64_t tms_paused_by(const char *tag);
 
+/* How a program takes back a pause or resume that other processes did not make, whatever else was paused before:
+ * tms_transitions returns how many there have been in this process, the other two pause what resumes since then have
+ * brought back, and resume what pauses since then have taken. */
+uint64_t tms_transitions(void);
+int tms_pause_since(uint64_t transition);
+int tms_resume_since(uint64_t transition);
+
 /* Returns whether the program has made memory by handle (cuMemCreate) to map it itself, as PyTorch does for expandable
  * segments. */
 bool tms_maps_memory(void);

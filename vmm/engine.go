@@ -56,7 +56,7 @@ type Engine struct {
 	userMapped userMappings
 	sharing    sharing
 
-	pauses uint64 // transitions so far, which PausedBy counts by
+	ended uint64 // transitions so far, by which segments and tags know their last
 
 	gating bool // something is paused, or was when whenUngated was last called, by a pause that was gated
 

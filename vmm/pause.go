@@ -56,6 +56,16 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	return freed, nil
 }
 
+// Transitions returns how many pauses, resumes and moves there have been; see Options.Since.
+func (e *Engine) Transitions() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ended
+}
+
+// means reports whether a segment is not too old; see Since.
+func (o *Options) means(s *segment) bool { return o.Since == 0 || s.changed > o.Since }
+
 // PausedBy returns a number of the pause that last took memory of a tag, higher than those of all pauses before; 0: none
 // of the tag is paused. A sub-allocator that keeps freed memory asks, because what it kept before that pause is paused.
 func (e *Engine) PausedBy(name string) (last uint64) {
@@ -79,7 +89,7 @@ func (e *Engine) PausedBy(name string) (last uint64) {
 func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segment, err error) {
 	start := time.Now()
 	wanted := func(s *segment) bool {
-		return s.isImported() == theirs && (s.pausable() || s.is(paused) && s.extent != nil)
+		return s.isImported() == theirs && o.means(s) && (s.pausable() || s.is(paused) && s.extent != nil)
 	}
 	// The devices finish here what was submitted before the call, while this thread holds nothing that another thread
 	// of the host may need for that. A kernel launched during a pause must not use the tag's memory.

@@ -51,7 +51,8 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 		}
 		if err == nil {
 			e.waits.Delete(o.what())
-			err = e.resumeImports(o, o.Importers, e.choose(o.Tags, (*segment).isImported))
+			theirs := e.choose(o.Tags, func(s *segment) bool { return s.isImported() && o.means(s) })
+			err = e.resumeImports(o, o.Importers, theirs)
 		}
 		if err != nil {
 			return mapped, fmt.Errorf("resume: %w", err)
@@ -70,7 +71,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	start := time.Now()
 	e.FreeDeferred()
 	o.spent.waited += time.Since(start)
-	err = e.transact("resume", &o, func(s *segment) bool { return s.is(paused) && !s.isImported() },
+	err = e.transact("resume", &o, func(s *segment) bool { return s.is(paused) && !s.isImported() && o.means(s) },
 		func(batches []*batch) (err error) {
 			bytes := e.gather(batches, o.ExtentBytes)
 			if err = e.resume(batches, o); err == nil {

@@ -30,6 +30,7 @@ type Options struct {
 	Gated        bool               // the gate is closed: nobody can give the devices work; see WhenUngated
 	Importers    time.Duration      // how long a pause waits for others to unmap memory, and a resume for theirs
 	Unseen       bool               // the program does not know of a resume, so that waits for memory alone: see discarded
+	Since        uint64             // only what transitions after that have paused or resumed; 0: all
 	Asked        time.Time          // when the caller began to wait for the program before a pause; or zero
 	discarded    *discarded         // by a resume, or a pause with Discard
 	spent        *spent
@@ -188,7 +189,7 @@ func filter[T any](list []T, keep func(T) bool) (picked []T) {
 func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.pauses++
+	e.ended++
 	for _, b := range batches {
 		d := b.device
 		if len(*d.peers.Load()) > 0 {
@@ -199,8 +200,11 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			if s.gated {
 				d.gated--
 			}
+			if s.state != s.outcome.state {
+				s.changed = e.ended
+			}
 			if s.state == active && s.outcome.state == paused {
-				s.tag.pausedBy = e.pauses
+				s.tag.pausedBy = e.ended
 			}
 			s.gated = s.outcome.state == paused && !s.outcome.lost && (s.gated || gated && s.state == active)
 			if s.gated {

@@ -20,7 +20,7 @@ from typing import Any, Callable, NamedTuple
 from . import _control, _torch
 from ._arguments import check_tags
 from ._errors import GroupError, NotSupportedError, TmsError, account
-from ._library import load
+from ._library import load, named
 
 TIMEOUT, CAPTURED, NO_MEMORY, REFUSED = 909, 900, 2, 304
 """cudaError_t numbers."""
@@ -56,8 +56,8 @@ class Part:
     tag: str | None
     rank: int
     timeout: float
-    _undo: list[str | None] = dataclasses.field(default_factory=list, init=False)
-    """Tags of which `do` has changed something that no other caller had changed."""
+    _since: int | None = dataclasses.field(default=None, init=False)
+    """tms_transitions before `do`; None: it has not been called."""
 
     def vote(self) -> dict[str, Any]:
         """What this rank says while it knows of nothing against it; see `merged`."""
@@ -75,18 +75,23 @@ class Part:
 
     def do(self) -> int:
         """Does it; returns the bytes of device memory that were freed, or mapped, here."""
-        self._undo = self._changing()
+        self._since = load().c.tms_transitions()
         within = _SHARE * self.timeout  # for ranks that have memory of this one open
         if self.operation == "pause":
             return load().pause(self.tag, within)
         return _control.resume_within(load(), check_tags(self.tag), 0, within)
 
     def take_back(self) -> None:
-        """Undoes what `do` has done, if it has done anything."""
+        """Undoes what `do` has done, if it has done anything: what was so before stays so."""
+        library = load()
         if self.operation == "pause":  # what tms.live has said counts for this pause
-            load().c.tms_live(None, 0, None, 0)
-        for tag in self._undo:
-            (_control.resume if self.operation == "pause" else _control.pause)(tag)
+            library.c.tms_live(None, 0, None, 0)
+        if self._since is None:
+            return
+        what = f"taking back the {self.operation} of {named(self.tag)}"
+        undo = library.c.tms_resume_since if self.operation == "pause" else library.c.tms_pause_since
+        library.operate(what, undo, self._since)
+        _torch.look_again()
 
     def _needs(self) -> dict[str, Any]:
         load()
@@ -128,12 +133,6 @@ class Part:
         if self.operation == "pause":
             return entry["physical_bytes"] + entry["imported_bytes"]
         return entry["paused_bytes"] + entry["imported_paused_bytes"]
-
-    def _changing(self) -> list[str | None]:
-        entries = self._entries(_control.stats())
-        changing = {_control.name_of(entry) for _, entry in entries if self._has(entry)}
-        whole = self.tag is None and changing == {_control.name_of(entry) for _, entry in entries}
-        return [None] if changing and whole else [*sorted(changing)]
 
     def _check_devices(self, stats: _control.Stats) -> None:
         """Waits as long as `configure` says, but leaves the others time to hear of a failure."""
