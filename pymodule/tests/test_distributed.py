@@ -261,7 +261,7 @@ def have_said(ranks: Ranks, early: list[int]) -> None:
     before = ranks.server.num_keys()
     for rank in early:
         ranks.tell(rank, "together.pause('weights', timeout=600)")
-    while ranks.server.num_keys() < before + len(early):
+    while ranks.server.num_keys() < before + len(early) + 1:  # and what they ask for
         time.sleep(0.01)
 
 
@@ -313,6 +313,101 @@ def test_one_that_comes_late(known: bool) -> None:
                 ranks.one(2, "together.pause(timeout=1)")
             assert str(caught.value) == str(before[0])
         as_before(ranks)
+
+
+def test_a_call_that_one_rank_does_not_make() -> None:
+    """As where its own code raises before it. The others' call fails; the next ones are whole."""
+    with Ranks(2) as ranks:
+        ranks.all(ALLOCATE)
+        ranks.all(MEET)
+        ranks.living = [0]
+        same_error(ranks.all("together.pause('weights', timeout=0.5)"), "rank 1 on ", "in time")
+        ranks.living = [0, 1]
+        ranks.tell(0, "together.pause('weights', timeout=600)")
+        while not ranks.one(
+            1, "_meeting_of = [*together._meetings.values()][0][1]\n_meeting_of.there('3/asks')"
+        ):
+            time.sleep(0.01)
+        ranks.tell(1, "together.pause('weights', timeout=600)")
+        assert [ranks.outcome(rank) for rank in (0, 1)] == [8 * MiB] * 2
+        assert ranks.all("together.resume('weights', timeout=600)") == [8 * MiB] * 2
+        as_before(ranks)
+
+
+def test_ranks_that_are_one_call_apart_meet_again() -> None:
+    with Ranks(2) as ranks:
+        ranks.all(ALLOCATE)
+        ranks.tell(0, "together.pause('weights', timeout=600)")
+        ranks.tell(1, "together.resume('weights', timeout=600)")
+        for rank in (0, 1):
+            same_error([ranks.outcome(rank)], "rank 1: it asks for resume('weights')")
+        ranks.tell(0, "together.resume('weights', timeout=600)")
+        ranks.tell(1, "together.pause('weights', timeout=600)")
+        same_error([ranks.outcome(1)], "rank 1: it asks for")
+        ranks.one(1, "together.resume('weights', timeout=600)")
+        assert ranks.outcome(0) == 0
+        as_before(ranks)
+
+
+def test_a_resume_that_is_taken_back_loses_nothing() -> None:
+    """Memory of the tag that was active before stays so, with its contents."""
+    with Ranks(2) as ranks:
+        ranks.all(
+            "with tms.region('cache'): first = cuda.malloc(8 << 20)\n"
+            "tms.pause('cache')\n"
+            "with tms.region('cache'): second = cuda.malloc(8 << 20)\n"
+            "cuda.write(second, b'contents')"
+        )
+        ranks.one(1, "cuda.fail('cuMemCreate', 1, 2)")
+        same_error(ranks.all("together.resume('cache', timeout=600)"), "rank 1 on ")
+        assert ranks.all("cuda.read(second, 8) == b'contents'") == [True] * 2
+        assert ranks.all(HELD) == [8 * MiB] * 2
+        assert ranks.all("together.resume('cache', timeout=600)") == [8 * MiB] * 2
+
+
+def test_a_group_that_is_made_again() -> None:
+    """Over another store, at the same address as under torchrun, or over the same one."""
+    with Ranks(2) as ranks:
+        ranks.all(ALLOCATE)
+        for again in (
+            "store = _meeting_store()",
+            "store = dist.TCPStore(store.host, store.port)",
+            "store = dist.PrefixStore('again', store)",
+        ):
+            assert ranks.all("together.pause('weights', timeout=600)") == [8 * MiB] * 2
+            assert ranks.all("together.resume('weights', timeout=600)") == [8 * MiB] * 2
+            ranks.all(
+                "from torch.distributed import distributed_c10d\n"
+                "store = distributed_c10d._get_default_store()\n"
+                "_meeting_store = lambda: store\n"
+                "while hasattr(store, 'underlying_store'): store = store.underlying_store\n"
+                f"{again}\n"
+                "dist.destroy_process_group()\n"
+                f"dist.init_process_group('gloo', store=store, rank=rank, world_size=2)"
+            )
+        assert ranks.all("together.pause('weights', timeout=600)") == [8 * MiB] * 2
+        ranks.all("together.resume('weights', timeout=600)")
+        as_before(ranks)
+
+
+def test_workers_of_vllm_sleep_together() -> None:
+    """vLLM schedules for all workers of an engine: no one sleeps if one of them cannot."""
+    with Ranks(4) as ranks:
+        ranks.all(ALLOCATE)
+        ranks.all(
+            "import sys, types\n"
+            "from tms import _vllm\n"
+            "sys.modules['torch.distributed'] = dist\n"
+            "allocator = types.SimpleNamespace(workers=2)\n"
+            "sleep = lambda: _vllm.Allocator._together(allocator, ['weights', 'cache'], ['cache'])"
+        )
+        ranks.living = [2, 3]  # the other two are another engine
+        ranks.one(3, "cuda.fail('cuMemHostRegister', 1, 2)")
+        same_error(ranks.all("sleep()"), "rank 3 on ")
+        assert ranks.all(HELD) == [12 * MiB] * 2
+        assert ranks.all("sleep()") == [12 * MiB] * 2
+        assert ranks.all("tms.resume()") == [12 * MiB] * 2
+        assert ranks.all(CONTENTS) == [True] * 2
 
 
 def test_one_that_is_stopped() -> None:

@@ -7,6 +7,12 @@ log n steps. The decision is one key that is written once (compare_set): a rank 
 before there is a decision writes that the phase failed, and all later ranks, even rank 0, read
 that. So all that can reach the store get the same answer, whichever rank dies.
 
+The store has the number of the next call, which ranks raise when a call is decided. A rank that has
+missed calls joins those who wait, if they ask for the same as it does. Otherwise it may be late,
+and its call fails as the first of those did. Where ranks have come one call apart, so that they ask
+for different things twice, those that do not ask as rank 0 does fail, and the others wait for their
+next call.
+
 Keys of a call are removed when the next call has been decided: by then all ranks have come to that.
 """
 
@@ -14,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
 import json
 import socket
 import threading
@@ -50,7 +55,8 @@ class Meeting:
         self.rank = rank
         self.name = names[rank]
         self.names = names
-        self.numbers = itertools.count(1)  # of calls
+        self._last = 0  # the number of the last call; 0: there was none
+        self._apart = False  # in it, ranks asked for different things
         self._written: list[str] = []
         self._lock = threading.Lock()
 
@@ -60,17 +66,54 @@ class Meeting:
         Raises:
             GroupError: on every rank, with the same text; everything is as before.
         """
+        what, until = (
+            doing(part.operation, part.tag, len(self.names), "rank"),
+            time.monotonic() + timeout,
+        )
         with self._lock:
-            call = _Call(self, doing(part.operation, part.tag, len(self.names), "rank"), timeout)
-            with call.told(1, 2):  # others cannot finish what they decide meanwhile, either
-                if call.number == 1:
-                    self.ask("set", f"host/{self.rank}", socket.gethostname())
-                refused = call.agree(1, part.check())
-            if refused:
+            while True:
+                with self._call(what, part, max(_LEAST, until - time.monotonic())) as call:
+                    with call.told(1, 2):  # others cannot finish what they decide meanwhile, either
+                        refused = call.agree(1, part.check())
+                    if not refused:
+                        self._apart = False
+                        return self._do(call, part)
+                apart, self._apart = self._apart, call.apart
+                if apart and call.with_first and time.monotonic() < until:
+                    continue
                 with contextlib.suppress(TmsError):
                     part.take_back()
-                raise error(call.doing, refused, "all are as before")
-            return self._do(call, part)
+                raise error(what, refused, "all are as before")
+
+    @contextlib.contextmanager
+    def _call(self, what: str, part: Part, timeout: float) -> Iterator[_Call]:
+        """The next call; its number is the last one's, plus those of the calls that were missed."""
+        asks = json.dumps([part.operation, part.tag])
+        try:
+            number = int(self.ask("compare_set", "next", "", "1"))
+            if self._last == 0 or number <= self._last:  # the store is new
+                self.ask("set", f"host/{self.rank}", socket.gethostname())
+                self._last, self._written = min(self._last, number - 1), []
+            if number > self._last + 1 and not self._waited_for(number, asks):
+                self._last += 1
+                missed = _Call(self, what, timeout, self._last, asks)
+                raise error(what, missed.outcome(), "all are as before")
+            self._last = number
+            self.ask("compare_set", f"{number}/asks", "", asks)
+            self._written.append(f"{number}/asks")
+        except StoreLost as lost:
+            raise error(what, [failure(self.name, lost)], "this rank is as before") from lost
+        call = _Call(self, what, timeout, number, asks)
+        try:
+            yield call
+        finally:
+            with contextlib.suppress(StoreLost):
+                self.ask("compare_set", "next", str(number), str(number + 1))
+
+    def _waited_for(self, number: int, asks: str) -> bool:
+        """Whether a rank is in the call with that number, and asks for the same."""
+        key = f"{number}/asks"
+        return self.there(key) and bytes(self.ask("get", key)).decode() == asks
 
     def _do(self, call: _Call, part: Part) -> int:
         done, state = 0, "all are as before"
@@ -177,12 +220,19 @@ _ABSENT = "it has not answered in time: it has ended, is stuck, or did not make 
 class _Call:
     """One call that all ranks make."""
 
-    def __init__(self, meeting: Meeting, doing: str, timeout: float) -> None:
+    def __init__(
+        self, meeting: Meeting, doing: str, timeout: float, number: int, asks: str
+    ) -> None:
         self.doing = doing
+        self.apart = False
+        """Ranks asked for different things."""
+        self.with_first = True
+        """This rank asked as rank 0 did."""
+        self._asks = json.loads(asks)
         self._meeting = meeting
         self._timeout = timeout
         self.restart()
-        self.number = next(meeting.numbers)  # last: from here on, others learn what ends the call
+        self.number = number
 
     def restart(self) -> None:
         """Starts counting the time anew."""
@@ -191,6 +241,8 @@ class _Call:
     def agree(self, phase: int, vote: dict[str, Any]) -> list[Failure]:
         """All ranks' decision on a phase: why it failed, or nothing."""
         decision = self._decided(phase, vote)
+        self.apart = decision.get("apart", False)
+        self.with_first = decision.get("asks", self._asks)[:2] == self._asks
         if phase == 2:  # all have come to this call
             self._meeting.remove_before(self.number)
         return [Failure(*each) for each in decision["failures"]]
@@ -210,6 +262,11 @@ class _Call:
         decided = meeting.wait([key], self._until)
         # This is also the cheapest way to read it: one message, where a get takes two.
         return meeting.settle(key, {"failures": [] if decided else self._late(key)})
+
+    def outcome(self) -> list[Failure]:
+        """How a call was decided that this rank did not come to."""
+        found = self._meeting.settle(self._key(1), {"failures": _UNKNOWN})["failures"]
+        return [Failure(*each) for each in found or _UNKNOWN]
 
     def went_well(self, phase: int) -> bool:
         """Whether all ranks have decided that. False where it cannot be known."""

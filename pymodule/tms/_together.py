@@ -56,6 +56,10 @@ class Part:
     tag: str | None
     rank: int
     timeout: float
+    tags: list[str] | None = None
+    """In place of `tag`: several."""
+    lost: list[str] = dataclasses.field(default_factory=list)
+    """Of a pause: those of `tags` whose contents are not kept."""
     _since: int | None = dataclasses.field(default=None, init=False)
     """tms_transitions before `do`; None: it has not been called."""
 
@@ -77,6 +81,8 @@ class Part:
         """Does it; returns the bytes of device memory that were freed, or mapped, here."""
         self._since = load().c.tms_transitions()
         within = _SHARE * self.timeout  # for ranks that have memory of this one open
+        if self.tags is not None:
+            return _control.pause(self.tags, discard=self.lost)
         if self.operation == "pause":
             return load().pause(self.tag, within)
         return _control.resume_within(load(), check_tags(self.tag), 0, within)
@@ -89,7 +95,9 @@ class Part:
         if self._since is None:
             return
         what = f"taking back the {self.operation} of {named(self.tag)}"
-        undo = library.c.tms_resume_since if self.operation == "pause" else library.c.tms_pause_since
+        undo = (
+            library.c.tms_resume_since if self.operation == "pause" else library.c.tms_pause_since
+        )
         library.operate(what, undo, self._since)
         _torch.look_again()
 
@@ -107,6 +115,7 @@ class Part:
         self._wait_for_devices({device for device, entry in entries if self._has(entry)})
         found: dict[str, Any] = {}
         machine, host = _machine(), socket.gethostname()
+        entries = [each for each in entries if _control.name_of(each[1]) not in self.lost]
         memory = sum(entry["pause_host_bytes"] for _, entry in entries)
         available = stats["host_available_bytes"]
         if memory and available is not None:
@@ -125,8 +134,13 @@ class Part:
             (device["device"], entry)
             for device in stats["devices"]
             for entry in device["tags"]
-            if self.tag is None or _control.name_of(entry) == self.tag
+            if self._means(_control.name_of(entry))
         ]
+
+    def _means(self, name: str) -> bool:
+        if self.tags is not None:
+            return name in self.tags
+        return self.tag is None or name == self.tag
 
     def _has(self, entry: _control.TagStats) -> int:
         """Bytes that the operation changes."""
@@ -202,8 +216,14 @@ def merged(votes: list[dict[str, Any]]) -> dict[str, Any]:
                 _, _, others, sum_, least = needs[key]
                 ranks, need, available = others + ranks, sum_ + need, min(least, available)
             needs[key] = [what, host, ranks, need, available]
-    failures = [each for vote in votes for each in vote["failures"]] + _differences(votes)
-    return {"asks": votes[0]["asks"], "needs": needs, "failures": failures[:_MOST_KEPT]}
+    different = _differences(votes)
+    failures = [each for vote in votes for each in vote["failures"]] + different
+    return {
+        "asks": votes[0]["asks"],
+        "needs": needs,
+        "failures": failures[:_MOST_KEPT],
+        "apart": bool(different) or any(vote.get("apart", False) for vote in votes),
+    }
 
 
 def _differences(votes: list[dict[str, Any]]) -> list[Failure]:

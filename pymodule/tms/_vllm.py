@@ -30,6 +30,8 @@ from ._errors import NotPreloadedError, NotSupportedError
 from ._expandable import without_expandable_segments
 from ._region import pausable
 from ._scope import ThreadScope
+from ._together import Part
+from .distributed import meeting_of
 
 NAME = "tms"
 """The backend's name, as in `vllm serve --sleep-mode-backend tms`."""
@@ -48,6 +50,9 @@ _REFUSED = {
     "transaction; `tms pause PID --everything` takes that memory too",
 }
 """Settings of vLLM 0.33.0 that tms does not go with, and why."""
+
+_TIMEOUT = 60.0
+"""Seconds for the other workers to come to a sleep."""
 
 _logger = logging.getLogger("vllm.tms")  # below vLLM's own, so that it is shown like vLLM's
 
@@ -88,6 +93,11 @@ def _choosing(init: Any) -> Any:
     def chosen(self: Any, *arguments: Any, **named: Any) -> None:
         init(self, *arguments, **named)
         _choose(self.vllm_config.model_config)
+        cumem = sys.modules.get("vllm.device_allocator.cumem")
+        allocator = cumem and cumem.CuMemAllocator.instance
+        if isinstance(allocator, Allocator):
+            parallel = getattr(self.vllm_config, "parallel_config", None)
+            allocator.workers = getattr(parallel, "world_size", 1)
         if self.vllm_config.load_config.load_format == NAME:
             loader: Any = importlib.import_module("tms._vllm_loader")
             loader.config = self.vllm_config
@@ -147,6 +157,8 @@ class Allocator:
         _, self._pluggable = attached()
         self._torch = importlib.import_module("torch")
         self._tags: list[str] = []
+        self.workers = 1
+        """Of the engine, which sleep together."""
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
@@ -180,14 +192,15 @@ class Allocator:
 
         Raises:
             BackupError: host memory is too short for the contents. After this or any other error
-                everything is as before, with its contents.
+                everything is as before, with its contents, on all workers of the engine.
+            GroupError: likewise, where there are several workers.
         """
         begun = time.perf_counter()
         kept = {self.default_tag} if offload_tags is None else set(_names(offload_tags))
         tags = self._present()
         lost = [tag for tag in tags if tag not in kept]
         own = {found["tag"] for found in _found() if found["live_bytes"]}  # not only of a set
-        freed = pause(_prefixed(tags), discard=_prefixed(lost))
+        freed = self._together(_prefixed(tags), _prefixed(lost))
         done = time.perf_counter()
         gc.collect()
         self._torch.cuda.empty_cache()
@@ -199,6 +212,17 @@ class Allocator:
             ", ".join(tag for tag in lost if PREFIX + tag in own) or "no tag",
             time.perf_counter() - done,
         )
+
+    def _together(self, tags: list[str], lost: list[str]) -> int:
+        """Pauses the tags on all workers of this engine, or on none: vLLM schedules for all."""
+        distributed: Any = sys.modules.get("torch.distributed")
+        if self.workers < 2 or distributed is None or not distributed.is_initialized():
+            return pause(tags, discard=lost)
+        own = distributed.get_rank()
+        first = own - own % self.workers  # other engines of a data-parallel group come beside
+        meeting = meeting_of("vllm", own - first, [*range(first, first + self.workers)])
+        part = Part("pause", None, own, _TIMEOUT, tags=tags, lost=lost)
+        return meeting.transact(part, _TIMEOUT)
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
         """Frees the memory of tags and loses their contents. What sleeps already stays as it is."""

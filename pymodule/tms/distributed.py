@@ -92,7 +92,8 @@ def _transact(operation: str, tag: str | None, group: Any, timeout: float) -> in
     return meeting.transact(Part(operation, tag, meeting.name, timeout), timeout)
 
 
-_meetings: dict[tuple[object, ...], Meeting] = {}
+_meetings: dict[tuple[object, ...], tuple[object, Meeting]] = {}
+"""With the store that the group had: a group may be made anew over another one."""
 
 
 def _meeting(group: Any) -> Meeting:
@@ -104,18 +105,35 @@ def _meeting(group: Any) -> Meeting:
     if rank < 0:
         raise ValueError("this process is not in the group, and only its ranks can make the call")
     names = [int(name) for name in distributed.get_process_group_ranks(group)]
+    return meeting_of(str(group.group_name), rank, names)
+
+
+def meeting_of(label: str, rank: int, names: list[int]) -> Meeting:
+    """Where some ranks of the default group meet.
+
+    Args:
+        label: the same on all of them; other ranks, and other purposes, have others.
+        rank: this process's place among them.
+        names: their numbers in the default group.
+
+    Raises:
+        NotSupportedError: the default group has no store.
+    """
+    distributed = module("torch.distributed", "tms.distributed")
     torch = module("torch", "tms.distributed")
     store = private(torch, "distributed.distributed_c10d._get_default_store")()
     if store is None:
         raise NotSupportedError("the process group has no store to meet over: use gloo or nccl")
-    # A group that is made anew over the same store finds the keys of the one before, so the numbers
-    # of its calls go on.
-    place = (_place(store), str(group.group_name), *names)
-    if place not in _meetings:
-        prefix = f"tms/{group.group_name}/{zlib.crc32(repr(names).encode())}"
-        own = _own(store, names[rank])
-        _meetings[place] = Meeting(distributed.PrefixStore(prefix, own), rank, names)
-    return _meetings[place]
+    place = (label, *names)
+    known, meeting = _meetings.get(place, (None, None))
+    if meeting is None or known is not store:
+        prefix = f"tms/{label}/{zlib.crc32(repr(names).encode())}"
+        own = distributed.PrefixStore(prefix, _own(store, names[rank]))
+        if meeting is None:
+            meeting = Meeting(own, rank, names)
+        meeting.store = own  # a new group may have the same store, and so its calls
+        _meetings[place] = store, meeting
+    return meeting
 
 
 def _own(store: Any, name: int) -> Any:
@@ -126,10 +144,3 @@ def _own(store: Any, name: int) -> Any:
     except RuntimeError as lost:
         why = StoreLost(f"the group's store does not answer ({lost})")
         raise error("meeting", [failure(name, why)], "nothing was changed") from lost
-
-
-def _place(store: Any) -> tuple[object, ...]:
-    """Tells stores apart, however often they are wrapped."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return tuple(getattr(store, name, None) for name in ("host", "port", "path"))

@@ -171,7 +171,8 @@ def new_group(ranks: list[int]) -> ProcessGroup:
     return ProcessGroup(str(_made), ranks, group.WORLD.rank)
 
 
-def get_rank(of: ProcessGroup) -> int:
+def get_rank(of: ProcessGroup | None = None) -> int:
+    of = of or group.WORLD
     return of.ranks.index(of.rank) if of.rank in of.ranks else -1
 
 
