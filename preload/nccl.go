@@ -314,9 +314,9 @@ func ncclShares() (words string) {
 	return words
 }
 
-// refuseRegistered returns an error if a pause of a tag, nil for all, would take memory that NCCL has registered: NCCL
-// and network cards would go on using the old physical memory after a resume. It warns of memory that NCCL may have
-// registered.
+// refuseRegistered returns an error if a pause of a tag, nil for all, would take memory that is registered with NCCL, a
+// network card or GPUDirect Storage: those would go on using the old physical memory after a resume. It warns of memory
+// that NCCL may have registered.
 func refuseRegistered(e *vmm.Engine, tags []string) error {
 	if bool(C.ipc_shares()) && bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
 		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered " +
@@ -326,12 +326,15 @@ func refuseRegistered(e *vmm.Engine, tags []string) error {
 	var cursor C.size_t
 	var r C.struct_gate_registration
 	for C.nccl_look_at_memory(&cursor, &r) {
+		with := ncclVersion(r.version)
+		if r.with != nil {
+			with = C.GoString(r.with)
+		}
 		switch {
 		case uint64(r.size) == math.MaxUint64:
 			return cuda.Refuse(cuda.NotSupported, "more pausable memory was registered with %s by %s than there is "+
 				"room to note, and a registration does not survive a pause: register fewer and larger pieces, or "+
-				"exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)", ncclVersion(r.version),
-				C.GoString(r.call))
+				"exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)", with, C.GoString(r.call))
 		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tags, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
 			nccl.warned.Store(true)
@@ -343,7 +346,7 @@ func refuseRegistered(e *vmm.Engine, tags []string) error {
 			return cuda.Refuse(cuda.NotSupported, "the memory at %#x is registered with %s by %s, and a registration "+
 				"does not survive a pause: call %s first, or exclude the memory from what is pausable "+
 				"(TMS_PAUSE_FORCE=1 pauses anyway)",
-				uintptr(r.address), ncclVersion(r.version), C.GoString(r.call), C.GoString(r.undone_by))
+				uintptr(r.address), with, C.GoString(r.call), C.GoString(r.undone_by))
 		}
 	}
 	return nil

@@ -17,9 +17,9 @@ import (
 )
 
 // A signal that asks a paused program to end (SIGINT, SIGTERM, and SIGHUP where it has a terminal) would get no answer:
-// the thread that would act on it waits at the gate, and a handler of Python's only leaves a note for that thread. So the
-// process resumes itself, or, where memory does not suffice, makes the waiting calls fail. goruntime/handlers.c sees the
-// signals, and their handlers run as ever.
+// the thread that would act on it waits at the gate, and a handler of Python's only leaves a note for that thread. So
+// the process resumes itself, or, where memory does not suffice, makes the waiting calls fail. goruntime/handlers.c sees
+// the signals, and their handlers run as ever.
 
 const (
 	signalLook = 100 * time.Millisecond // between looks whether a signal has come
@@ -47,7 +47,7 @@ func leaveSignals() {
 	}
 }
 
-// hasTerminal reports whether a terminal controls the process. Others use SIGHUP to have a program read its files again.
+// hasTerminal reports whether a terminal controls the process. Elsewhere SIGHUP asks a program to read its files again.
 func hasTerminal() bool {
 	terminal, err := unix.Open("/dev/tty", unix.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err == nil {
@@ -103,8 +103,8 @@ func answerSignal(name string, left <-chan struct{}) {
 	}
 }
 
-// resumeForSignal resumes what gated pauses have taken, without asking other processes for memory. Memory that the program
-// has paused itself stays so.
+// resumeForSignal resumes what gated pauses have taken, without asking other processes for memory. Memory that the
+// program has paused itself stays so.
 func resumeForSignal(wait time.Duration) error {
 	if bool(C.everything_asked()) {
 		runtime.LockOSThread() // whose last error it is

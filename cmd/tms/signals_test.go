@@ -210,8 +210,8 @@ func TestCallsThatAreRefusedWorkAfterAResume(t *testing.T) {
 	require.Equal(t, "0", e.do("failing"))
 }
 
-// A user at the terminal sees why the program stands still; Ctrl-C resumes and interrupts it, and so does the end of the
-// terminal.
+// A user at the terminal sees why the program stands still; Ctrl-C resumes and interrupts it, and so does the end of
+// the terminal.
 func TestATerminalSaysThatItsProgramIsPaused(t *testing.T) {
 	for _, hangs := range []bool{false, true} {
 		t.Run(fmt.Sprint("hangs up ", hangs), func(t *testing.T) {

@@ -154,8 +154,8 @@ extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose han
 enum { HANDLERS_BUS = 2, HANDLERS_ALL = 7 };
 HIDDEN void handlers_arm(void);
 HIDDEN void handlers_find(void); /* the functions behind ours: before a lock that the loader's may not come below */
-/* Notes SIGINT, SIGTERM and, if hangup, SIGHUP, which ask the program to end, before its handlers get them, each until it
- * has come. handlers_end_came returns one that has come since the last call, 0: none. */
+/* Notes SIGINT, SIGTERM and, if hangup, SIGHUP, which ask the program to end, before its handlers get them, each until
+ * it has come. handlers_end_came returns one that has come since the last call, 0: none. */
 HIDDEN void handlers_watch_ends(bool hangup);
 HIDDEN void handlers_leave_ends(void);
 HIDDEN int handlers_end_came(void);

@@ -166,8 +166,8 @@ static void disarm(int i)
 		atomic_fetch_and(&handlers_armed, ~(1u << i));
 }
 
-/* Puts the host's action in place of ours. The kernel says which one is there: another thread may have been faster, and a
- * child of vfork has changed only its own. Returns that one. */
+/* Puts the host's action in place of ours. The kernel says which one is there: another thread may have been faster, and
+ * a child of vfork has changed only its own. Returns that one. */
 static struct sigaction give_back(int i)
 {
 	struct sigaction now;

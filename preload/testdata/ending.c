@@ -1,5 +1,5 @@
-/* A program that others pause and then ask to end by a signal (cmd/tms/signals_test.go). The arguments say how it ends; the
- * lines of its standard input ask what it sees of its signals. */
+/* A program that others pause and then ask to end by a signal (cmd/tms/signals_test.go). The argument says how it ends;
+ * the lines of its standard input ask what it sees of its signals. */
 #include "host.h"
 
 enum { SIZE = 8 * MIB, PAUSED = 401 };

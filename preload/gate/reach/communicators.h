@@ -32,10 +32,11 @@ struct gate_sequence {
 	bool wanted;	 /* somebody waits for more */
 };
 
-/* Memory that is registered with a communicator, or may be: it was used in a CUDA graph. */
+/* Memory that is registered with a device or a communicator, or may be: it was used in a CUDA graph. */
 struct gate_registration {
 	uintptr_t address;
 	size_t size; /* SIZE_MAX: there is more than could be noted */
+	const char *with; /* NULL: NCCL, of the version */
 	const char *call, *undone_by; /* NULL: it was used */
 	int version;
 };

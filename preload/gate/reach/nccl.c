@@ -27,12 +27,6 @@ static const char *const names[SYMBOLS] = {
 enum { LIBRARIES = 4, FILLING = 1 };
 static struct library libraries[LIBRARIES];
 
-static uintptr_t base_of(const void *address)
-{
-	Dl_info info;
-	return dladdr(address, &info) ? (uintptr_t)info.dli_fbase : 0;
-}
-
 /* Returns the library that a function lies in. NULL: it has none, or there are too many. */
 static struct library *library_of(void *function)
 {
@@ -58,8 +52,6 @@ static struct library *library_of(void *function)
 
 static const char library_name[] = "libnccl";
 
-/* The function that a caller would be bound to without us: in the program's own libraries, else in those that the
- * caller needs (loaded with RTLD_LOCAL), else in any NCCL that is loaded. */
 static struct library *bound_to(const void *caller, const char *name)
 {
 	static _Atomic uint64_t known[64]; /* callers, with the number of their library below */
@@ -68,17 +60,7 @@ static struct library *bound_to(const void *caller, const char *name)
 	uint64_t was = atomic_load_explicit(entry, memory_order_relaxed);
 	if (likely(was >> 2 == (uintptr_t)caller))
 		return &libraries[was & 3];
-	void *found = reach_next(name);
-	Dl_info info;
-	if (!found && dladdr(caller, &info) && info.dli_fname)
-		found = in_loaded(info.dli_fname, name, atomic_load(&reach_dlsym)); /* library_of keeps it */
-	if (!found || base_of(found) == base_of(names)) {
-		char *path = malloc(PATH_MAX); /* the thread's stack may be small */
-		if (path && dl_iterate_phdr(note_path, &(struct loaded){library_name, 0, path}))
-			found = in_loaded(path, name, atomic_load(&reach_dlsym));
-		free(path);
-	}
-	struct library *library = library_of(found);
+	struct library *library = library_of(reach_bound(caller, name, library_name)); /* which keeps it */
 	if (library)
 		atomic_store(entry, (uint64_t)(uintptr_t)caller << 2 | (uint64_t)(library - libraries));
 	return library;

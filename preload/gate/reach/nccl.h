@@ -191,7 +191,14 @@ HIDDEN void comm_goes(void *comm);
 HIDDEN void comm_group_ended(bool good, bool done);
 HIDDEN int comm_here(const struct communicator *c); /* how many ranks of the same clique are here, this one included */
 
-/* registrations.c: notes what a call with this result has done, and returns the result. */
+/* registrations.c: notes memory of the device that a library, which is not NCCL, uses from now on under a handle. */
+struct registrar {
+	const char *with, *call, *undone_by; /* with: NULL: NCCL */
+};
+HIDDEN void memory_noted(const struct registrar *by, uintptr_t address, size_t size, void *handle);
+HIDDEN void memory_forgotten(const char *with, void *handle);
+
+/* The same for NCCL: notes what a call with this result has done, and returns the result. */
 HIDDEN int memory_registered(int code, struct library *library, void *comm, void *memory, size_t size, void **where,
 			     bool window);
 HIDDEN int memory_deregistered(int code, void *comm, void *handle);

@@ -1,19 +1,22 @@
-/* libtms_reach.so stands in front of dlsym, for programs whose CUDA calls the loader does not bind: a
+/* libtms_reach.so stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. If
  * libtms.so has a function of that name (tms_driver_function), the answer is that function. nccl.c answers for
- * functions of NCCL. Every other call goes on to the next dlsym, even that of another interposing library, by a jump:
- * RTLD_NEXT and RTLD_DEFAULT depend on the caller, which dlsym knows by the return address. calls.c has the calls that
- * pass the gate. */
+ * functions of NCCL, rdma.c for those that register memory elsewhere, which NCCL takes by dlvsym. Every other call goes
+ * on to the next dlsym, even that of another interposing library, by a jump: RTLD_NEXT and RTLD_DEFAULT depend on the
+ * caller, which dlsym knows by the return address. calls.c has the calls that pass the gate. */
 #define _GNU_SOURCE
 #include "reach.h"
 #include "../../../forward/symbols.h"
+
+#include <stdlib.h>
 
 typedef void *answer(const char *name, void *theirs, const void *caller);
 typedef bool is_pausable(uintptr_t address);
 typedef make_room *find_room(void);
 
-/* Read by the entry below. */
+/* Read by the entries below. */
 HIDDEN reach_find *_Atomic reach_dlsym;
+HIDDEN reach_find_version *_Atomic reach_dlvsym;
 static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
 static is_pausable *pausable;
 static find_room *room;
@@ -26,6 +29,7 @@ extern const char reach_entry_dlsym[] HIDDEN;
 struct search {
 	bool past_us, behind, behind_other; /* libtms.so; another library with a dlsym */
 	reach_find *dlsym, *c_dlsym;
+	reach_find_version *dlvsym;
 	answer *answer;
 	is_pausable *pausable;
 	find_room *room;
@@ -54,6 +58,8 @@ static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search
 	}
 	if (!search->dlsym)
 		search->dlsym = (reach_find *)mine;
+	if (!search->dlvsym) /* not every library with a dlsym has one */
+		search->dlvsym = (reach_find_version *)defined(&symbols, "dlvsym");
 	if (!search->c_dlsym)
 		search->c_dlsym = (reach_find *)c_dlsym(&symbols);
 	return search->c_dlsym && search->answer;
@@ -67,6 +73,13 @@ static int look_into(struct dl_phdr_info *info, size_t size, void *search)
 
 /* The loader's list for debuggers, which musl lacks. */
 extern struct r_debug _r_debug __attribute__((weak));
+
+/* For a C library without dlvsym. */
+static void *none(void *handle, const char *name, const char *version)
+{
+	(void)handle, (void)name, (void)version;
+	return NULL;
+}
 
 /* At the first call, or when the library is loaded: while there is one thread. A sanitizer's start calls dlsym before
  * the functions that it interposes work (dl_iterate_phdr, strcmp), so the loader's list is read without a call. */
@@ -88,6 +101,7 @@ __attribute__((constructor)) static void load(void)
 	pausable = search.pausable;
 	room = search.room;
 	atomic_store(&ours, search.answer);
+	atomic_store(&reach_dlvsym, search.dlvsym ? search.dlvsym : none);
 	atomic_store(&reach_dlsym, search.dlsym);
 }
 
@@ -101,6 +115,19 @@ static inline bool of_nccl(void *handle, const char *name)
 {
 	return name && name[0] == 'n' && name[1] == 'c' && name[2] == 'c' && name[3] == 'l' && handle != RTLD_DEFAULT &&
 	       handle != RTLD_NEXT;
+}
+
+static inline bool of_rdma(void *handle, const char *name)
+{
+	static const char prefixes[][5] = {"ibv_", "cuFi", "gdr_"};
+	for (int i = 0; name && handle != RTLD_DEFAULT && handle != RTLD_NEXT && i < 3; i++) {
+		int same = 0;
+		while (same < 4 && name[same] == prefixes[i][same])
+			same++;
+		if (same == 4)
+			return true;
+	}
+	return false;
 }
 
 HIDDEN bool reach_is_pausable(uintptr_t address)
@@ -145,7 +172,7 @@ static void *chosen(void *handle, const char *name, void *theirs, const void *ca
 	return is_of_driver(drivers) ? calls_entry(name, theirs) : NULL;
 }
 
-/* The entry calls this first. NULL: go on to the next dlsym. */
+/* The entries call these first. NULL: go on to the next dlsym. */
 HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
@@ -154,36 +181,78 @@ HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 		void *theirs = reach_dlsym(handle, name);
 		return theirs ? nccl_entry(name, theirs) : NULL;
 	}
+	if (of_rdma(handle, name))
+		return rdma_entry(name, reach_dlsym(handle, name));
 	if (!of_driver(handle, name))
 		return NULL;
 	return chosen(handle, name, reach_dlsym(handle, name), caller);
 }
 
+/* The first version of libibverbs has other structures, and no memory of a GPU. */
+HIDDEN void *reach_answer_version(void *handle, const char *name, const char *version)
+{
+	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
+		load();
+	if (!of_rdma(handle, name) || !version || equal(version, "IBVERBS_1.0"))
+		return NULL;
+	return rdma_entry(name, reach_dlvsym(handle, name, version));
+}
+
+HIDDEN void *reach_bound(const void *caller, const char *name, const char *library)
+{
+	void *found = reach_next(name);
+	Dl_info info;
+	if (!found && dladdr(caller, &info) && info.dli_fname)
+		found = in_loaded(info.dli_fname, name, atomic_load(&reach_dlsym));
+	if (!found || reach_is_here(found)) {
+		char *path = malloc(PATH_MAX); /* the thread's stack may be small */
+		found = NULL;
+		if (path && dl_iterate_phdr(note_path, &(struct loaded){library, 0, path}))
+			found = in_loaded(path, name, atomic_load(&reach_dlsym));
+		free(path);
+	}
+	return found;
+}
+
+HIDDEN bool reach_is_here(const void *function)
+{
+	Dl_info its, mine;
+	return dladdr(function, &its) && dladdr(reach_entry_dlsym, &mine) && its.dli_fbase == mine.dli_fbase;
+}
+
+#define CHOICE(name) CHOICE_##name
+#define CHOICE_dlsym
+#define CHOICE_dlvsym "_version"
 #if defined(__x86_64__)
 /* Three pushes and the return address keep the stack aligned to 16 bytes. */
-__asm__(".text\n.globl dlsym\n.type dlsym,@function\n.globl reach_entry_dlsym\n.hidden reach_entry_dlsym\n"
-	"dlsym:\nreach_entry_dlsym:\n"
-	"	endbr64\n"
-	"	push %rdi\n	push %rsi\n	push %rdx\n"
-	"	mov 24(%rsp), %rdx\n"
-	"	call reach_answer\n"
-	"	pop %rdx\n	pop %rsi\n	pop %rdi\n"
-	"	test %rax, %rax\n	jnz 1f\n"
-	"	jmp *reach_dlsym(%rip)\n"
-	"1:	ret\n.size dlsym, .-dlsym\n");
+#define ENTRY(name, caller)                                                                                \
+	__asm__(".text\n.globl " #name "\n.type " #name ",@function\n"                                      \
+		".globl reach_entry_" #name "\n.hidden reach_entry_" #name "\n"                           \
+		#name ":\nreach_entry_" #name ":\n"                                                       \
+		"	endbr64\n"                                                                         \
+		"	push %rdi\n	push %rsi\n	push %rdx\n"                                       \
+		caller "	call reach_answer" CHOICE(name) "\n"                                       \
+		"	pop %rdx\n	pop %rsi\n	pop %rdi\n"                                        \
+		"	test %rax, %rax\n	jnz 1f\n"                                                  \
+		"	jmp *reach_" #name "(%rip)\n"                                                      \
+		"1:	ret\n.size " #name ", .-" #name "\n")
+ENTRY(dlsym, "	mov 24(%rsp), %rdx\n");
 #elif defined(__aarch64__)
-__asm__(".text\n.globl dlsym\n.type dlsym,%function\n.globl reach_entry_dlsym\n.hidden reach_entry_dlsym\n"
-	"dlsym:\nreach_entry_dlsym:\n"
-	"	hint #34\n"
-	"	stp x29, x30, [sp, #-48]!\n	mov x29, sp\n"
-	"	stp x0, x1, [sp, #16]\n	str x2, [sp, #32]\n"
-	"	mov x2, x30\n"
-	"	bl reach_answer\n"
-	"	mov x16, x0\n"
-	"	ldr x2, [sp, #32]\n	ldp x0, x1, [sp, #16]\n	ldp x29, x30, [sp], #48\n"
-	"	cbnz x16, 1f\n"
-	"	adrp x16, reach_dlsym\n	ldr x16, [x16, #:lo12:reach_dlsym]\n	br x16\n"
-	"1:	mov x0, x16\n	ret\n.size dlsym, .-dlsym\n");
+#define ENTRY(name, caller)                                                                                \
+	__asm__(".text\n.globl " #name "\n.type " #name ",%function\n"                                      \
+		".globl reach_entry_" #name "\n.hidden reach_entry_" #name "\n"                           \
+		#name ":\nreach_entry_" #name ":\n"                                                       \
+		"	hint #34\n"                                                                        \
+		"	stp x29, x30, [sp, #-48]!\n	mov x29, sp\n"                                     \
+		"	stp x0, x1, [sp, #16]\n	str x2, [sp, #32]\n"                                       \
+		caller "	bl reach_answer" CHOICE(name) "\n"                                         \
+		"	mov x16, x0\n"                                                                     \
+		"	ldr x2, [sp, #32]\n	ldp x0, x1, [sp, #16]\n	ldp x29, x30, [sp], #48\n"         \
+		"	cbnz x16, 1f\n"                                                                    \
+		"	adrp x16, reach_" #name "\n	ldr x16, [x16, #:lo12:reach_" #name "]\n	br x16\n"  \
+		"1:	mov x0, x16\n	ret\n.size " #name ", .-" #name "\n")
+ENTRY(dlsym, "	mov x2, x30\n");
 #else
-#error "write the entry for this processor"
+#error "write the two entries for this processor"
 #endif
+ENTRY(dlvsym, "");

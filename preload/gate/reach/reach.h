@@ -12,8 +12,14 @@
 /* reach.c: what dlsym would answer if this library were not there. */
 typedef void *reach_find(void *handle, const char *name);
 extern reach_find *_Atomic reach_dlsym HIDDEN;
+typedef void *reach_find_version(void *handle, const char *name, const char *version);
+extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
+/* The function that a caller would be bound to without us: in the program's own libraries, else in those that the
+ * caller needs (loaded with RTLD_LOCAL), else in a loaded library whose name begins so; or NULL. */
+HIDDEN void *reach_bound(const void *caller, const char *name, const char *library);
+HIDDEN bool reach_is_here(const void *function); /* it is one of this library's */
 HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
 /* NULL in a process that does not share its devices. Else it has other processes make room on a device (-1: the current
  * one) for so many bytes (0: not known), which may take as long as their turns. false: they do not. */
@@ -23,6 +29,9 @@ HIDDEN const char *reach_misplaced(void); /* what is wrong with this library's p
 
 /* calls.c: what the gate stands in front of. */
 HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for a function of the driver, or NULL */
+
+/* rdma.c */
+HIDDEN void *rdma_entry(const char *symbol, void *theirs); /* ours for a function that registers memory, or NULL */
 
 /* nccl.c */
 HIDDEN void *nccl_entry(const char *symbol, void *theirs); /* ours for a function of an NCCL, or NULL */

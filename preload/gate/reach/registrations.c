@@ -1,5 +1,6 @@
-/* registrations notes the memory that the program registered with NCCL, and what NCCL may have registered by itself:
- * the buffers of collectives captured into CUDA graphs. nccl.c reports both; libtms.so queries them (gate.h). */
+/* registrations notes the memory that the program registered with NCCL, a network card or GPUDirect Storage, and what
+ * NCCL may have registered by itself: the buffers of collectives captured into CUDA graphs. nccl.c and rdma.c report
+ * them; libtms.so queries them (gate.h). */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -14,29 +15,65 @@ static struct registration {
 	struct library *library;
 	uintptr_t address;
 	size_t size;
-	bool window;
+	const struct registrar *by;
 } registrations[4096];
 static _Atomic size_t registrations_used; /* how many are looked at */
-static _Atomic(struct library *) unnoted;  /* there was no place for a registration of this */
+/* There was no place for a registration by this, of this NCCL. */
+static _Atomic(const struct registrar *) unnoted;
+static _Atomic(struct library *) unnoted_library;
 TAKE(registration)
+
+static const struct registrar by_communicator = {NULL, "ncclCommRegister", "ncclCommDeregister"},
+			      by_window = {NULL, "ncclCommWindowRegister", "ncclCommWindowDeregister"};
+
+static struct registration *take_for(const struct registrar *by, struct library *library, uintptr_t address,
+				     size_t size)
+{
+	struct registration *r = take_registration();
+	if (!r) {
+		atomic_store(&unnoted_library, library);
+		atomic_store(&unnoted, by);
+		return NULL;
+	}
+	r->by = by, r->library = library, r->address = address, r->size = size;
+	return r;
+}
+
+static bool is_pausable(uintptr_t address, size_t size)
+{
+	return size && (reach_is_pausable(address) || reach_is_pausable(address + size - 1));
+}
+
+HIDDEN void memory_noted(const struct registrar *by, uintptr_t address, size_t size, void *handle)
+{
+	if (!is_pausable(address, size))
+		return;
+	memory_forgotten(by->with, handle); /* one library's function may call another */
+	struct registration *r = take_for(by, NULL, address, size);
+	if (!r)
+		return;
+	r->comm = (void *)by->with, r->handle = handle, r->where = NULL;
+	atomic_store(&r->state, LIVE);
+}
+
+HIDDEN void memory_forgotten(const char *with, void *handle)
+{
+	memory_deregistered(DONE, (void *)with, handle);
+}
 
 HIDDEN int memory_registered(int code, struct library *library, void *comm, void *memory, size_t size, void **where,
 			     bool window)
 {
 	const uintptr_t address = (uintptr_t)memory;
-	if (code != DONE || !nccl_is_outermost() || !where ||
-	    !(reach_is_pausable(address) || reach_is_pausable(address + size - 1)))
+	if (code != DONE || !nccl_is_outermost() || !where || !is_pausable(address, size))
 		return code;
 	bool later = window && nccl_in_group();
 	if (!later && !*where)
 		return code; /* NCCL has decided not to register it */
-	struct registration *r = take_registration();
-	if (!r) {
-		atomic_store(&unnoted, library);
+	struct registration *r = take_for(window ? &by_window : &by_communicator, library, address, size);
+	if (!r)
 		return code;
-	}
 	r->comm = comm, r->where = where, r->handle = later ? NULL : *where, r->thread = (pid_t)syscall(SYS_gettid);
-	r->library = library, r->address = address, r->size = size, r->window = window;
 	atomic_store(&r->state, later ? WAITING : LIVE);
 	return code;
 }
@@ -114,9 +151,10 @@ HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to)
 		*to = (struct gate_registration){
 			.address = r->address,
 			.size = r->size,
-			.call = r->window ? "ncclCommWindowRegister" : "ncclCommRegister",
-			.undone_by = r->window ? "ncclCommWindowDeregister" : "ncclCommDeregister",
-			.version = nccl_version(r->library),
+			.with = r->by->with,
+			.call = r->by->call,
+			.undone_by = r->by->undone_by,
+			.version = r->library ? nccl_version(r->library) : 0,
 		};
 		(*cursor)++;
 		return true;
@@ -131,11 +169,12 @@ HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to)
 		(*cursor)++;
 		return true;
 	}
-	struct library *library = atomic_load(&unnoted);
-	if (!library || *cursor > REGISTRATIONS + BUFFERS)
+	const struct registrar *by = atomic_load(&unnoted);
+	struct library *library = atomic_load(&unnoted_library);
+	if (!by || *cursor > REGISTRATIONS + BUFFERS)
 		return false;
-	*to = (struct gate_registration){.size = SIZE_MAX, .call = "ncclCommRegister", .undone_by = "ncclCommDeregister",
-					 .version = nccl_version(library)};
+	*to = (struct gate_registration){.size = SIZE_MAX, .with = by->with, .call = by->call, .undone_by = by->undone_by,
+					 .version = library ? nccl_version(library) : 0};
 	(*cursor)++;
 	return true;
 }
