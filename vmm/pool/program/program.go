@@ -45,26 +45,31 @@ type Pools struct {
 	capturing func() bool
 	pools     *torch.Pools
 
-	mu       sync.Mutex      // never held during other calls
-	live     map[uintptr]int // blocks: ordinals of devices, by address
-	segments map[uintptr]int // likewise
-	ordered  []freed         // by cudaFreeAsync, the oldest first
-	deferred []freed         // while a stream was being captured
+	mu       sync.Mutex              // never held during other calls
+	live     map[uintptr]block       // by address
+	segments map[uintptr]int         // ordinals of devices, by address
+	ordered  map[cuda.Stream][]freed // by cudaFreeAsync, the oldest of each stream first
+	deferred []freed                 // while a stream was being captured
+}
+
+type block struct {
+	device int
+	pool   pool.Pool
 }
 
 // freed is a block on its way back to its pool.
 type freed struct {
 	address uintptr
-	device  int
-	stream  cuda.Stream
-	event   cuda.Event // 0: the work is done
+	block
+	event cuda.Event // 0: the work is done
 }
 
 // New returns no pools yet. source makes a pool's source; capturing reports whether a stream of the process is being
 // captured. Errors: pool.ErrOption for an unknown kind, or its options.
 func New(kind, options string, engine Engine, source func(torch.Memory) (lifetime.Source, error),
 	capturing func() bool) (*Pools, error) {
-	p := &Pools{engine: engine, capturing: capturing, live: map[uintptr]int{}, segments: map[uintptr]int{}}
+	p := &Pools{engine: engine, capturing: capturing, live: map[uintptr]block{}, segments: map[uintptr]int{},
+		ordered: map[cuda.Stream][]freed{}}
 	p.pools = torch.New(func(m torch.Memory) (pool.DeviceSource, error) {
 		from, err := source(m)
 		return &segments{from, p}, err
@@ -85,7 +90,7 @@ type segments struct {
 func (s *segments) Allocate(size uint64) (uintptr, error) {
 	address, err := s.Source.Allocate(size)
 	if err == nil {
-		s.of.enter(s.of.segments, address, s.Ordinal())
+		enter(s.of, s.of.segments, address, s.Ordinal())
 	}
 	return address, err
 }
@@ -104,14 +109,18 @@ func (s *segments) Free(address uintptr, _ uint64) error {
 // cudaFreeAsync freed, and what other pools do not need. Errors: those of pool.Pool.Malloc.
 func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
 	p.settle()
-	made, err := p.pools.Malloc(m, size, anyStream)
+	of, err := p.pools.Of(m)
+	if err != nil {
+		return 0, err
+	}
+	made, err := of.Malloc(size, anyStream)
 	for errors.Is(err, pool.ErrOutOfMemory) && !p.capturing() && p.recover() {
-		made, err = p.pools.Malloc(m, size, anyStream)
+		made, err = of.Malloc(size, anyStream)
 	}
 	if err != nil || made.Address == 0 {
 		return 0, err
 	}
-	p.enter(p.live, made.Address, m.Device)
+	enter(p, p.live, made.Address, block{m.Device, of})
 	return made.Address, nil
 }
 
@@ -131,34 +140,28 @@ func (p *Pools) recover() bool {
 
 // claim removes a block from those that can be freed; false: none begins at the address. Errors: pool.ErrInvalidAddress
 // if only a segment of a pool begins there.
-func (p *Pools) claim(address uintptr) (device int, ours bool, err error) {
+func (p *Pools) claim(address uintptr) (b block, ours bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if device, ours = p.live[address]; ours {
+	if b, ours = p.live[address]; ours {
 		delete(p.live, address)
 	} else if _, held := p.segments[address]; held {
 		err = fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
 	}
-	return device, ours, err
+	return b, ours, err
 }
 
-func (p *Pools) enter(list map[uintptr]int, address uintptr, device int) {
+func enter[T any](p *Pools, list map[uintptr]T, address uintptr, as T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list[address] = device
-}
-
-func (p *Pools) putOff(list *[]freed, f freed) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	*list = append(*list, f)
+	list[address] = as
 }
 
 // Free gives a block back after the devices have finished their present work. An address that is no block's goes to the
 // engine. During a capture the free waits. Errors: pool.ErrInvalidAddress, those of vmm.Engine.Free, or the source's,
 // after which the memory is still there.
 func (p *Pools) Free(address uintptr) error {
-	device, ours, err := p.claim(address)
+	b, ours, err := p.claim(address)
 	if err != nil {
 		return err
 	}
@@ -169,16 +172,18 @@ func (p *Pools) Free(address uintptr) error {
 	case !capturing:
 		err = p.engine.Quiesce(address)
 		if err == nil {
-			err = p.pools.Free(address)
+			err = b.pool.Free(address)
 		}
 		capturing = errors.Is(err, vmm.ErrCapturing) // a capture that nobody saw begin
 	}
 	if capturing {
-		p.putOff(&p.deferred, freed{address: address, device: device})
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.deferred = append(p.deferred, freed{address: address, block: b})
 		return nil
 	}
 	if err != nil {
-		p.enter(p.live, address, device)
+		enter(p, p.live, address, b)
 	}
 	return err
 }
@@ -187,7 +192,7 @@ func (p *Pools) Free(address uintptr) error {
 // that is no block's goes to the engine. The stream must not be in a capture. Errors: as Free, and those of
 // vmm.Engine.FreeAfter.
 func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
-	device, ours, err := p.claim(address)
+	b, ours, err := p.claim(address)
 	if err != nil {
 		return err
 	}
@@ -196,44 +201,49 @@ func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
 	}
 	event, err := p.engine.Mark(address, stream)
 	if err != nil {
-		p.enter(p.live, address, device)
+		enter(p, p.live, address, b)
 		return err
 	}
-	p.putOff(&p.ordered, freed{address, device, stream, event})
+	p.mu.Lock()
+	p.ordered[stream] = append(p.ordered[stream], freed{address, b, event})
+	p.mu.Unlock()
 	p.settle()
 	return nil
 }
 
-// settle gives back the blocks whose streams reached their frees, and returns whether any did and how many are left.
+// settle gives back the blocks whose streams reached their frees, and returns whether any did and how many are left. It
+// asks each stream about the first of those that it has not reached.
 func (p *Pools) settle() (back bool, left int) {
 	p.mu.Lock()
-	if len(p.ordered) == 0 || p.capturing() { // a capture forbids queries
-		left = len(p.ordered)
-		p.mu.Unlock()
-		return false, left
-	}
-	list := p.ordered
-	p.ordered = nil
-	p.mu.Unlock()
-	var kept []freed
-	behind := map[cuda.Stream]bool{} // streams whose later frees are not done either
-	for _, f := range list {
-		if f.event != 0 && (behind[f.stream] || !p.engine.IsDone(f.event)) {
-			behind[f.stream] = true
-			kept = append(kept, f)
-			continue
-		}
-		f.event = 0
-		if p.pools.Free(f.address) != nil {
-			kept = append(kept, f) // the source refused; a later call asks again
-			continue
-		}
-		back = true
-	}
-	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ordered = append(kept, p.ordered...)
-	return back, len(p.ordered)
+	if !p.capturing() { // a capture forbids queries
+		for _, stream := range slices.Collect(maps.Keys(p.ordered)) {
+			list := p.ordered[stream]
+			delete(p.ordered, stream) // others may settle meanwhile
+			for len(list) > 0 && p.isBack(&list[0]) {
+				list, back = list[1:], true
+			}
+			if list = append(list, p.ordered[stream]...); len(list) > 0 {
+				p.ordered[stream] = list
+			}
+		}
+	}
+	for _, list := range p.ordered {
+		left += len(list)
+	}
+	return back, left
+}
+
+// isBack gives a block back once its stream has reached its free, and reports whether it has; a later call asks again.
+// The caller holds p.mu, which is released meanwhile.
+func (p *Pools) isBack(f *freed) bool {
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	if f.event != 0 && !p.engine.IsDone(f.event) {
+		return false
+	}
+	f.event = 0
+	return f.pool.Free(f.address) == nil
 }
 
 // FreeDeferred makes the frees that waited for captures, after the last of these.
@@ -243,7 +253,7 @@ func (p *Pools) FreeDeferred() {
 	p.deferred = nil
 	p.mu.Unlock()
 	for _, f := range list {
-		p.enter(p.live, f.address, f.device)
+		enter(p, p.live, f.address, f.block)
 		_ = p.Free(f.address) // after an error the block is live
 	}
 }
@@ -253,11 +263,13 @@ func (p *Pools) Reset(device int) {
 	p.pools.Forget(device)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	isGone := func(_ uintptr, of int) bool { return of == device }
-	maps.DeleteFunc(p.live, isGone)
-	maps.DeleteFunc(p.segments, isGone)
-	p.ordered = slices.DeleteFunc(p.ordered, func(f freed) bool { return f.device == device })
-	p.deferred = slices.DeleteFunc(p.deferred, func(f freed) bool { return f.device == device })
+	isGone := func(f freed) bool { return f.device == device }
+	maps.DeleteFunc(p.live, func(_ uintptr, b block) bool { return b.device == device })
+	maps.DeleteFunc(p.segments, func(_ uintptr, of int) bool { return of == device })
+	for stream, list := range p.ordered {
+		p.ordered[stream] = slices.DeleteFunc(list, isGone)
+	}
+	p.deferred = slices.DeleteFunc(p.deferred, isGone)
 }
 
 func (p *Pools) Stats() []torch.Stats { return p.pools.Stats() }

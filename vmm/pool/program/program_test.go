@@ -51,6 +51,7 @@ type engine struct {
 
 	mu     sync.Mutex
 	events []*atomic.Bool
+	asked  int // whether one is done
 }
 
 func (e *engine) Quiesce(uintptr) error {
@@ -74,6 +75,7 @@ func (e *engine) Mark(_ uintptr, stream cuda.Stream) (cuda.Event, error) {
 func (e *engine) IsDone(event cuda.Event) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.asked++
 	return e.events[event-1].Load()
 }
 
@@ -212,4 +214,28 @@ func TestManyThreads(t *testing.T) {
 		require.NoError(t, p.Free(malloc(t, p)))
 		require.Zero(t, p.Stats()[0].Stats.Blocks, kind)
 	}
+}
+
+// A stream is asked about one of the frees that wait for it, however many there are.
+func TestAStreamIsAskedOnce(t *testing.T) {
+	p, e := newPools(t, "caching")
+	var all []uintptr
+	for range 1000 {
+		a, err := p.Malloc(torch.Memory{Pausable: true}, 512)
+		require.NoError(t, err)
+		all = append(all, a)
+	}
+	for i, a := range all {
+		before := e.asked
+		require.NoError(t, p.FreeAfter(a, cuda.Stream(2+i%2)))
+		require.LessOrEqual(t, e.asked-before, 2)
+	}
+	before := e.asked
+	_, err := p.Malloc(torch.Memory{Pausable: true}, 512)
+	require.NoError(t, err)
+	require.Equal(t, 2, e.asked-before)
+	e.open()
+	_, err = p.Malloc(torch.Memory{Pausable: true}, 512)
+	require.NoError(t, err)
+	require.Equal(t, uint64(2), p.Stats()[0].Stats.Blocks)
 }

@@ -87,8 +87,8 @@ func fresh(from pool.Source, kind, options string) (pool.Pool, error) {
 	return kinds.New(kind, from, parsed)
 }
 
-// of returns the pool of a kind of memory, made at the first call.
-func (p *Pools) of(m Memory) (streams.Streamed, error) {
+// Of returns the pool of a kind of memory, made at the first call. Errors: ErrNotChosen, or the source's.
+func (p *Pools) Of(m Memory) (streams.Streamed, error) {
 	m.Request.Size, m.Request.Margin, m.Request.Context, m.Request.Capturing = 0, 0, 0, false
 	p.mu.RLock()
 	known := p.byMemory[m]
@@ -140,7 +140,7 @@ func (p *Pools) make(m Memory) (streams.Streamed, error) {
 
 // Malloc is pool.Pool.Malloc from the pool of this memory. Errors: also ErrNotChosen, or the source's.
 func (p *Pools) Malloc(m Memory, size uint64, stream pool.Stream) (pool.Block, error) {
-	of, err := p.of(m)
+	of, err := p.Of(m)
 	if err != nil {
 		return pool.Block{}, err
 	}
