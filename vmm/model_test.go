@@ -238,7 +238,11 @@ func (m *model) try(name string, operation func() error) error {
 func (m *model) malloc() {
 	r := kinds[m.next()%len(kinds)]
 	r.Device, r.Tag = m.next()%2, m.tag()
-	switch scale := m.next(); scale % 4 {
+	scale := m.next()
+	if r.Ordered = scale&4 != 0; scale&8 != 0 {
+		r.Keep = 1 << 40
+	}
+	switch scale % 4 {
 	case 0:
 		r.Size = uint64(1 + m.next()*8)
 	case 1:

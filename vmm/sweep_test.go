@@ -95,6 +95,9 @@ var silences = []struct {
 	{"", "loadHasher", nil, "the next pause loads it"},
 	{"", "(*Engine).reap", nil, "the caller was told that it is done: tried again by the next pause, or FreeDeferred"},
 	{"", "(*Engine).awaitDevices", nil, "the same"},
+	{"cuStreamGetId", "", nil, "the stream's freed memory serves it once the stream has reached the free"},
+	{"cuEventRecord", "(*device).record", nil, "tried again with another event"},
+	{"", "(*Engine).pollAll < (*Engine).malloc", nil, "the free waits on; the allocation gets new memory"},
 	{"cuDeviceGetAttribute", "newDevice", nil, "older drivers do not know the question"},
 	{"cuDeviceGetUuid", "", nil, "the device has none to show"},
 	{"", "(*Engine).quiesce", cuda.IllegalAddress, "in another device's context: what it was given has ended with it"},
@@ -488,9 +491,24 @@ func (s *scene) everything() {
 		s.do("free after", func() error { return s.engine.FreeAfter(p.address, 0) })
 		s.all = s.all[:last]
 	}
+	s.inOrder()
 	s.do("prepare", func() error { return s.engine.Prepare([]string{"a"})() })
 	s.do("stats", func() error { _, err := s.engine.Stats(); return err })
 	s.end()
+}
+
+// inOrder allocates and frees in the order of a stream.
+func (s *scene) inOrder() {
+	for _, size := range []uint64{3 * sceneGranularity, 3 * sceneGranularity, 300, 300} {
+		r := vmm.Request{Size: size, Tag: "a", Ordered: true, Context: s.context}
+		last := len(s.all)
+		if s.malloc(r); len(s.all) > last {
+			p := s.all[last]
+			p.lost = true
+			s.do("free in order", func() error { return s.engine.FreeAfter(p.address, 0) })
+			s.all = s.all[:last]
+		}
+	}
 }
 
 // attempt plays a scenario with failures planned; "" when nothing is wrong.
