@@ -1,6 +1,6 @@
-/* ordered has what stream-ordered allocation asks of CUDA's memory pools. Pausable memory takes the place of a pool whose
- * memory is only the device's own: of a default one, and of one that the program makes so. Host memory, managed memory
- * and memory for other processes stay CUDA's. A pool of ours still exists in CUDA, where it keeps its settings. */
+/* ordered has what stream-ordered allocation asks of CUDA's memory pools. Pausable memory takes the place of a pool
+ * that is plain device memory: of a default one, and of one that the program makes so. Host memory, managed memory and
+ * memory for other processes stay CUDA's. A pool that is replaced still exists in CUDA, where it keeps its settings. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -115,7 +115,8 @@ HIDDEN bool ordered_takes(void *pool, bool is_current, int *device)
 	if (is_current && likely(!atomic_load_explicit(&others, memory_order_relaxed)))
 		return true;
 	int current = 0;
-	if (is_current && (forward_cuCtxGetDevice(&current) != SUCCESS || forward_cuDeviceGetMemPool(&pool, current) != SUCCESS))
+	if (is_current && (forward_cuCtxGetDevice(&current) != SUCCESS ||
+			   forward_cuDeviceGetMemPool(&pool, current) != SUCCESS))
 		return true; /* the allocation finds out why */
 	struct known *found = ours(pool);
 	if (found && !is_current)

@@ -50,8 +50,8 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 	return e.free(a)
 }
 
-// FreeContext frees what was allocated in a context that the program is about to destroy, as CUDA does: programs leave that
-// to it. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+// FreeContext frees what was allocated in a context that the program is about to destroy, as CUDA does: programs leave
+// that to it. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeContext(context cuda.Context, capturing bool) {
 	var all []uintptr
 	e.mu.Lock()

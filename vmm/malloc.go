@@ -28,7 +28,7 @@ type Request struct {
 	Capturing   bool         // a stream of the process is being captured
 	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
 	Room        *space.Room  // addresses of a pool, where its segments are to lie side by side; nil: any of the tag's
-	Ordered     bool         // the memory is used in the order of a stream (cudaMallocAsync), whose freed memory may serve:
+	Ordered     bool         // the memory is used in the order of a stream, as cudaMallocAsync's is:
 	Stream      cuda.Stream
 	Keep        uint64 // the release threshold: bytes for stream order that stay mapped though nobody uses them
 	order       order  // of it

@@ -12,19 +12,19 @@ import (
 )
 
 // Memory that is freed in stream order (cudaFreeAsync) stays mapped for a while. The next allocation of the same stream
-// may have it at once, because what that stream does next comes after all that used the memory before; other streams may
-// have it once the stream has reached the free. So a step that frees and allocates the same sizes costs no driver call
-// that maps memory. A pause, a shortage of memory, and cuMemPoolTrimTo take what nobody uses.
+// may have it at once, because what that stream does next comes after all that used the memory before. Other streams may
+// have it once the stream has reached the free. So a step that frees and allocates the same sizes maps no memory. A
+// pause, a shortage of memory, and cuMemPoolTrimTo take what is not used.
 
 // keptIdle is how long memory that nobody uses stays mapped beyond the release threshold of its pool. To map memory
 // takes a fiftieth of that, so a program that allocates more rarely does not notice.
 const keptIdle = 10 * time.Millisecond
 
-// order names a stream. No other stream ever has the same, even after it was destroyed.
+// order names a stream: no other ever has the same, even after it was destroyed, unless it is reused.
 type order struct {
-	stream  uint64       // cuStreamGetId, or the handle where the driver has no numbers
+	stream  uint64       // cuStreamGetId, or the handle where that is not to be had
 	context cuda.Context // of a default stream, which is a different one in each
-	reused  bool         // it is a handle, which the driver may give to another stream
+	reused  bool         // it is a handle, which other streams may have: after this one, or in other contexts
 }
 
 // defaultStreams are below this: 0, cudaStreamLegacy and cudaStreamPerThread.
@@ -33,11 +33,11 @@ const defaultStreams cuda.Stream = 3
 // orderOf names a stream. (cuStreamGetId)
 func (e *Engine) orderOf(stream cuda.Stream) (o order) {
 	id, err := e.driver.StreamGetID(stream)
-	if o.stream = id; err != nil {
-		o = order{stream: uint64(stream), reused: true}
+	if o.stream = id; err == nil && stream < defaultStreams {
+		o.context, err = e.driver.CtxGetCurrent()
 	}
-	if stream < defaultStreams {
-		o.context, _ = e.driver.CtxGetCurrent()
+	if err != nil {
+		o = order{stream: uint64(stream), reused: true}
 	}
 	return o
 }
@@ -381,8 +381,8 @@ func (e *Engine) look() {
 	})
 }
 
-// giveBackIdle makes the frees of idle memory that may be made, down to so many bytes of each device's memory for stream
-// order. The caller holds e.mu.
+// giveBackIdle makes the frees of idle memory that may be made, down to so many bytes of each device's memory for
+// stream order. The caller holds e.mu.
 func (e *Engine) giveBackIdle(keeps func(*device, *pendingFree) (keep uint64, may bool)) {
 	given := map[*device]uint64{}
 	for f := e.pending.at[idle].first; f != nil; {
@@ -456,8 +456,8 @@ func (e *Engine) want(d *device) (end func()) {
 	}
 }
 
-// takeFreed returns freed memory of a tag for an allocation in stream order; nil: there is none. Where memory is short it
-// may be a part of a larger piece, or still wait for another stream, for which the allocation's own then waits. The
+// takeFreed returns freed memory of a tag for an allocation in stream order; nil: there is none. Where memory is short
+// it may be a part of a larger piece, or still wait for another stream, for which the allocation's own then waits. The
 // caller holds e.mu, which is released for a driver call. (cuStreamWaitEvent)
 func (e *Engine) takeFreed(t *tag, r *Request, granules uint32, short bool) *segment {
 	wanted := shape{bytes: uint64(granules) * e.devices[r.Device].granularity}
@@ -523,7 +523,8 @@ func (e *Engine) takeBack(f *pendingFree, granules uint32, part bool) *segment {
 	return s
 }
 
-// takeSmall returns where a small allocation was freed that a new one in stream order may replace. The caller holds e.mu.
+// takeSmall returns where a small allocation was freed that a new one in stream order may replace. The caller holds
+// e.mu.
 func (t *tag) takeSmall(e *Engine, r *Request) (uintptr, bool) {
 	wanted := shape{small.Round(r.Size), r.policy()}
 	var f *pendingFree

@@ -110,8 +110,8 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	return nil
 }
 
-// mapAgain maps memory at one more address, as for a ring buffer or a page that many tensors share. Pauses leave the memory
-// alone for as long as it has several addresses. The caller holds e.mu, which is released for the driver call.
+// mapAgain maps memory at one more address, as for a ring buffer or a page that many tensors share. Pauses leave the
+// memory alone for as long as it has several addresses. The caller holds e.mu, which is released for the driver call.
 func (e *Engine) mapAgain(s *segment, address uintptr, size uint64) error {
 	if s.state == paused || s.isImported() {
 		return fmt.Errorf("paused memory, or memory of another process, cannot be mapped twice%.0w", cuda.NotSupported)
