@@ -37,6 +37,7 @@ __attribute__((constructor)) static void at_load(void)
 	go_load();
 	region_load_environment();
 	trace_load();
+	caller_load();
 	account_load();
 	trace_turned(trace_is_on());
 	leave_environment();

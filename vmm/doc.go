@@ -17,7 +17,8 @@
 //	batch         transition.go  a device's part of a transition
 //	outcome       segment.go     what becomes of a segment at the end
 //	context       quiesce.go     whose work a pause waits for
-//	pending free  pending.go     unwaited, on devices, on a stream, due, refused, made
+//	pending free  pending.go     unwaited, on devices, on a stream, idle, due, refused, made, taken
+//	line          ordered.go     the pending frees of a stream, whose next allocation may take one
 //	share         share.go       a segment that other processes may map: open, or closed by a pause
 //	import        import.go      such a segment of another process: mapped, paused, lost
 //	kept          kept.go        memory that the keeper holds; every process imports it, its maker too

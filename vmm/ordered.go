@@ -12,7 +12,7 @@ import (
 )
 
 // Memory that is freed in stream order (cudaFreeAsync) stays mapped for a while. The next allocation of the same stream
-// may have it at once, because what that stream does next comes after all that used the memory before. Other streams may
+// may have it at once, because what that stream does next comes after all that used the memory before. Others may
 // have it once the stream has reached the free. So a step that frees and allocates the same sizes maps no memory. A
 // pause, a shortage of memory, and cuMemPoolTrimTo take what is not used.
 

@@ -7,6 +7,7 @@
 /* caller.c: the base name of the file that a call comes from, "" for the program; false: none. And whether TMS_EXCLUDE
  * names that library. */
 enum { CALLER_NAME_SIZE = 256 };
+HIDDEN void caller_load(void); /* at load */
 HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE]);
 HIDDEN bool excluded_caller(const void *address);
 
