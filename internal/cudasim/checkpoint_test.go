@@ -77,15 +77,17 @@ func TestCheckpointsInAnotherState(t *testing.T) {
 	other.does(pid, "unlock", "checkpoint=401", "restore=401", "unlock=401")
 }
 
+// As driver 580 does: the first restore that finds too little memory is the last, whatever is free afterwards.
 func TestARestoreWithoutMemory(t *testing.T) {
-	_, other, pid := pair(t)
+	target, other, pid := pair(t)
 	other.does(pid, "lock", "checkpoint")
 	other.does(25*mib, "allocate")
-	other.does(pid, "restore=2", "state=0 2", "unlock=401")
+	other.does(pid, "restore=2", "state=0 2", "unlock=401", "restore=304")
 	other.does(0, "free")
-	other.does(pid, "restore")
-	other.requireFree(24)
-	other.does(pid, "unlock")
+	other.does(pid, "restore=304", "restore=304", "state=0 2", "unlock=401")
+	other.requireFree(64)
+	target.kill()
+	other.does(pid, "state=1 -1")
 }
 
 func TestARestoreOnAnotherDevice(t *testing.T) {
@@ -125,10 +127,12 @@ func TestARestoreOnADeviceThatIsFull(t *testing.T) {
 	target.does(40*mib, "allocate")
 	target.does(42, "fill")
 	pid := target.cmd.Process.Pid
-	other.does(pid, "lock", "checkpoint", "reverse=2", "state=0 2")
+	other.does(pid, "lock", "checkpoint")
 	first.does(0, "free")
 	other.does(pid, "reverse", "unlock")
 	target.does(0, "value=0 42", "place=1")
+	other.does(40*mib, "allocate") // where the target was, and would go back to
+	other.does(pid, "lock", "checkpoint", "reverse=2", "restore=304", "reverse=304", "state=0 2")
 }
 
 func TestARestoreOnAnotherModel(t *testing.T) {
@@ -219,10 +223,16 @@ func TestPlannedFailuresOfACheckpoint(t *testing.T) {
 	target.does(mib, "allocate")
 	pid := target.cmd.Process.Pid
 	other := g.start("CUDASIM_FAIL=cuCheckpointProcessLock:1:600,cuCheckpointProcessCheckpoint:1:2," +
-		"cuCheckpointProcessRestore:1:2,cuCheckpointProcessUnlock:1:999,cuCheckpointProcessGetState:1:801")
+		"cuCheckpointProcessRestore:1:999,cuCheckpointProcessUnlock:1:999,cuCheckpointProcessGetState:1:801")
 	other.does(pid, "state=801 -1", "lock=600", "state=0 0", "lock", "state=0 1", "checkpoint=2", "state=0 1",
 		"checkpoint",
-		"state=0 2", "restore=2", "state=0 2", "restore", "state=0 1", "unlock=999", "state=0 1", "unlock", "state=0 0")
+		"state=0 2", "restore=999", "state=0 2", "restore", "state=0 1", "unlock=999", "state=0 1", "unlock", "state=0 0")
+}
+
+func TestAPlannedLackOfMemoryLosesTheProcess(t *testing.T) {
+	target, other, pid := pair(t, "CUDASIM_FAIL=cuCheckpointProcessRestore:1:2")
+	other.does(pid, "lock", "checkpoint", "restore=2", "restore=304")
+	target.kill()
 }
 
 // A process killed before a step has done the steps before it, and no more.

@@ -72,7 +72,7 @@ type Library struct {
 // some drivers 535, _v3 has a longer record.
 var required = strings.Fields(`
 	nvmlInit_v2 nvmlShutdown nvmlErrorString nvmlDeviceGetCount_v2 nvmlDeviceGetHandleByIndex_v2 nvmlDeviceGetUUID
-	nvmlDeviceGetName nvmlDeviceGetMemoryInfo nvmlDeviceGetComputeRunningProcesses_v2
+	nvmlDeviceGetName nvmlDeviceGetMemoryInfo nvmlDeviceGetComputeRunningProcesses_v2 nvmlSystemGetDriverVersion
 `)
 
 const newerMemoryInfo = "nvmlDeviceGetMemoryInfo_v2" // since driver 510
@@ -99,9 +99,23 @@ func Open() (*Library, error) {
 // Close gives back what Open took, such as descriptors; the library stays loaded. (nvmlShutdown)
 func (l *Library) Close() { _ = l.call("nvmlShutdown") }
 
+// DriverVersion returns the version of the driver, such as "580.159.04". (nvmlSystemGetDriverVersion)
+func (l *Library) DriverVersion() (string, error) {
+	var version [textLength]byte
+	err := l.call("nvmlSystemGetDriverVersion", uintptr(unsafe.Pointer(&version[0])), textLength)
+	return text(version), err
+}
+
 // Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says. It leaves out a device that does not
 // answer. Errors: NVML's, joined, also where a device does not tell its processes.
-func (l *Library) Devices() ([]Device, error) {
+func (l *Library) Devices() ([]Device, error) { return l.look(l.list) }
+
+// Memory is Devices without the processes, for a caller that must be quick.
+func (l *Library) Memory() ([]Device, error) {
+	return l.look(func(uintptr) ([]Process, error) { return nil, nil })
+}
+
+func (l *Library) look(list func(handle uintptr) ([]Process, error)) ([]Device, error) {
 	var count uint32
 	if err := l.call("nvmlDeviceGetCount_v2", uintptr(unsafe.Pointer(&count))); err != nil {
 		return nil, err
@@ -112,7 +126,7 @@ func (l *Library) Devices() ([]Device, error) {
 		device := Device{Index: index}
 		handle, err := l.describe(&device)
 		if err == nil {
-			device.Processes, err = l.list(handle)
+			device.Processes, err = list(handle)
 			found = append(found, device)
 		}
 		if err != nil {

@@ -128,6 +128,16 @@ func TestWhatEachProcessHas(t *testing.T) {
 			[]Process{has(one, 0), has(other, 0)}},
 	}, found)
 
+	version, err := l.DriverVersion()
+	require.NoError(t, err)
+	require.Equal(t, "580.159.04", version)
+	memory, err := l.Memory()
+	require.NoError(t, err)
+	for i := range memory {
+		memory[i].Processes = found[i].Processes
+	}
+	require.Equal(t, found, memory)
+
 	delete(l.address, newerMemoryInfo) // like an older driver
 	require.Equal(t, found, devices(t, l))
 
@@ -142,8 +152,12 @@ func TestWhatEachProcessHas(t *testing.T) {
 	for _, step := range []string{"restore", "unlock"} {
 		require.Equal(t, "0", one.do(step, other.Process.Pid))
 	}
+	require.Equal(t, "0", one.do("outlive", 4*mib)) // a descriptor holds it, and no process has it
+	require.Equal(t, []Process{has(one, 0), has(other, 8)}, devices(t, l)[0].Processes)
+	require.Equal(t, uint64(12*mib), devices(t, l)[0].UsedBytes)
 	one.end()
 	require.Equal(t, []Process{has(other, 8)}, devices(t, l)[0].Processes)
+	require.Equal(t, uint64(8*mib), devices(t, l)[0].UsedBytes)
 }
 
 // More processes than there is room for at first, and devices that nobody uses.

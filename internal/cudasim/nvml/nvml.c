@@ -3,9 +3,13 @@
 // no CUDA. It shows the processes with this process's CUDASIM_SHARED. Without one it shows the processes that share
 // with nobody, as if they shared one set of devices, which can then be more than full.
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/process.h"
 
@@ -68,6 +72,35 @@ static void see(struct process_page *page, int device, nvmlProcessInfo_v2_t *lis
 	seen->count++;
 }
 
+// Returns how much of a device is memory that outlives its makers: each piece is a file, locked as long as a process holds it
+// (memory/budget.c).
+static uint64_t outliving(int device)
+{
+	char folder[64], name[sizeof sim.settings.shared + 32];
+	struct stat namespace;
+	uint64_t held = 0;
+	if (!*sim.settings.shared || stat("/proc/self/ns/pid", &namespace))
+		return 0;
+	snprintf(folder, sizeof folder, "/dev/shm/cudasim-%u", geteuid());
+	int length = snprintf(name, sizeof name, "%s.%lu.", sim.settings.shared, (unsigned long)namespace.st_ino);
+	DIR *listing = opendir(folder);
+	for (struct dirent *entry; listing && (entry = readdir(listing));) {
+		int whose = -1;
+		unsigned long long size = 0;
+		if (strncmp(entry->d_name, name, (size_t)length) ||
+		    sscanf(entry->d_name + length, "%*u.%d.%llu.", &whose, &size) != 2 || whose != device)
+			continue;
+		int fd = openat(dirfd(listing), entry->d_name, O_RDONLY | O_CLOEXEC);
+		if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB))
+			held += size;
+		if (fd >= 0)
+			close(fd);
+	}
+	if (listing)
+		closedir(listing);
+	return held;
+}
+
 // Looks at each process that this one may read. There are as many devices as the processes have, and as large; if there
 // are no processes, those of the environment.
 static struct seen look(int device, nvmlProcessInfo_v2_t *list, unsigned room)
@@ -86,6 +119,7 @@ static struct seen look(int device, nvmlProcessInfo_v2_t *list, unsigned room)
 		closedir(listing);
 	if (!seen.device_count)
 		seen = (struct seen){.device_count = sim.settings.device_count, .memory = sim.settings.memory};
+	seen.held += outliving(device);
 	return seen;
 }
 
@@ -127,6 +161,18 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 	case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
 	}
 	return "Unknown Error";
+}
+
+// CUDASIM_DRIVER, or the version of the driver that the simulator was compared with.
+EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *text, unsigned length)
+{
+	const char *version = getenv("CUDASIM_DRIVER");
+	if (!initialized)
+		return NVML_ERROR_UNINITIALIZED;
+	if (!text)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	int written = snprintf(text, length, "%s", version && *version ? version : "580.159.04");
+	return (unsigned)written < length ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)

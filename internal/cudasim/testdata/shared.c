@@ -121,6 +121,18 @@ static int restore_reversed(int process, int without)
 	return (int)cuCheckpointProcessRestore(process, &arguments);
 }
 
+// Makes memory that only an open descriptor holds.
+static int outlive(size_t size)
+{
+	CUmemAllocationProp prop = device_memory(0);
+	CUmemGenericAllocationHandle handle;
+	int fd;
+	prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	OK(cuMemCreate(&handle, size, &prop, 0));
+	OK(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	return (int)cuMemRelease(handle);
+}
+
 // What a command answers if that is one number.
 static int obey(const char *command, unsigned long number)
 {
@@ -133,6 +145,8 @@ static int obey(const char *command, unsigned long number)
 		return join_and_leave((int)number);
 	if (IS("allocate"))
 		return take(number);
+	if (IS("outlive"))
+		return outlive(number);
 	if (IS("fill"))
 		return (int)cuMemsetD8_v2(held[0], (unsigned char)number, sizes[0]);
 	if (IS("export"))

@@ -70,6 +70,7 @@ void process_withdraw(void)
 		return;
 	atomic_store(&own->initialized, 0);
 	atomic_store(&own->shares, 0);
+	atomic_store(&own->lost, 0);
 	memcpy(own->shared, sim.settings.shared, sizeof own->shared);
 }
 

@@ -14,6 +14,7 @@ struct process_page {
 	_Atomic uint32_t state; // CUprocessState, or LOCKING; waiting calls sleep on it
 	_Atomic uint32_t inside; // calls that the process is in; the locking process sleeps on it
 	_Atomic uint32_t shares; // pieces of memory shared with other processes, which can't be checkpointed
+	_Atomic uint32_t lost; // a restore found too little memory: no other one brings the process back
 	_Atomic uint64_t deadline; // for LOCKING, CLOCK_MONOTONIC in ns; 0: none
 	char shared[65]; // CUDASIM_SHARED
 	int devices;

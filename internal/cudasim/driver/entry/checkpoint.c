@@ -102,7 +102,8 @@ static CUresult follow(const struct process_page *page, const CUcheckpointRestor
 	return CUDA_SUCCESS;
 }
 
-// Without pairs, it restores to the devices that the process had.
+// Without pairs, it restores to the devices that the process had. As driver 580 does, it loses a process for which there is
+// too little memory: that restore answers 2, and all later ones 304.
 static CUresult restore(int pid, const CUcheckpointRestoreArgs *args)
 {
 	struct process_page *page;
@@ -117,10 +118,14 @@ static CUresult restore(int pid, const CUcheckpointRestoreArgs *args)
 		result = CUDA_ERROR_NOT_INITIALIZED;
 	else if (process_state(page) != CU_PROCESS_STATE_CHECKPOINTED)
 		result = CUDA_ERROR_ILLEGAL_STATE;
+	else if (atomic_load(&page->lost))
+		result = CUDA_ERROR_OPERATING_SYSTEM;
 	else if (args && args->gpuPairs)
 		result = follow(page, args, places);
 	if (result == CUDA_SUCCESS)
 		result = budget_lend(page->process, page->shared, places);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		atomic_store(&page->lost, 1);
 	for (int i = 0; i < MAX_DEVICES && result == CUDA_SUCCESS; i++)
 		atomic_store(&page->places[i], places[i]);
 	if (result == CUDA_SUCCESS)
@@ -129,11 +134,23 @@ static CUresult restore(int pid, const CUcheckpointRestoreArgs *args)
 	return result;
 }
 
+// A planned failure of a restore for lack of memory loses the process as a real one does.
+static CUresult planned(enum driver_function function, int pid, CUresult result)
+{
+	struct process_page *page;
+	if (function == FN_cuCheckpointProcessRestore && result == CUDA_ERROR_OUT_OF_MEMORY &&
+	    process_find(pid, &page) == CUDA_SUCCESS) {
+		atomic_store(&page->lost, 1);
+		process_release(page);
+	}
+	return result;
+}
+
 // As DEFINE, without sim.lock: this process's calls must be able to take it while they are being locked.
 #define DEFINE_UNLOCKED(since, needs, name, version, parameters, ...) \
 	CUresult name parameters \
 	{ \
-		TRY(gate_enter(FN_##name)); \
+		TRY(planned(FN_##name, pid, gate_enter(FN_##name))); \
 		gate_leave(NULL); \
 		return __VA_ARGS__; \
 	}
