@@ -24,6 +24,9 @@ import (
 // wait, or kill it.
 func (t *task) everything() error {
 	if C.everything_asked() && t.Request.Op != control.Undo { // of its own: see there
+		if part := driversPart.Load(); part != nil && part.Lost != "" {
+			return cuda.Refuse(cuda.OperatingSystem, "%s", part.Lost)
+		}
 		if !t.Request.Everything {
 			return cuda.Refuse(cuda.IllegalState, "everything of this process is paused, the driver's part too: "+
 				"its CUDA calls wait. tms resume brings it back")
@@ -83,6 +86,9 @@ func notCheckpointed() error {
 // Otherwise the call would wait at the gate until the resume, and so would every status; but a resume asks for one.
 var askingDriver sync.RWMutex
 
+// driversPart is what the driver has, as the last client of a pause of everything has noted; nil: it has not, yet.
+var driversPart atomic.Pointer[control.Driver]
+
 // Of the last pause of everything: the devices on which the process then was, and whether it has not looked since where
 // they are.
 var (
@@ -93,6 +99,7 @@ var (
 func beginEverything() {
 	askingDriver.Lock()
 	defer askingDriver.Unlock()
+	driversPart.Store(nil)
 	if e := engine.Load(); e != nil {
 		devicesBefore = account.Devices(driver)
 		unlooked.Store(true)

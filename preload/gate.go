@@ -262,6 +262,27 @@ func beenIdle(idle time.Duration) error {
 
 // resumeGated is Resume. As after any resume, the gate opens if nothing is left that a gated pause has paused.
 func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+	bytes, err = resumeMemory(e, options)
+	if failed := ungate(e); err == nil {
+		err = failed
+	}
+	return bytes, err
+}
+
+// resumeInTurn is resumeGated for a client that keeps all others from taking memory meanwhile: it leaves NCCL's memory
+// that ranks in other processes must take at the same moment. Errors: NotReady then.
+func resumeInTurn(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+	if communicators(func(c *C.struct_gate_communicator) bool { return isSuspended(c) && isSpread(c) }) == 0 {
+		return resumeGated(e, options)
+	}
+	if bytes, err = resumeMemory(e, options); err == nil {
+		err = cuda.Refuse(cuda.NotReady, "NCCL takes its memory again with ranks in other processes")
+	}
+	return bytes, err
+}
+
+// resumeMemory does the engine's part.
+func resumeMemory(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	if !C.everything_asked() { // the process has already undone the driver's part
 		releasePolls()
 		findPlaces(e)
@@ -269,9 +290,6 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	nccl.resuming.Add(1)
 	bytes, err = e.Resume(options)
 	nccl.resuming.Add(-1)
-	if failed := ungate(e); err == nil {
-		err = failed
-	}
 	return bytes, err
 }
 

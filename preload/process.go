@@ -109,6 +109,9 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 	if C.everything_asked() {
 		state.Devices = append(state.Devices, devicesBefore...)
 	}
+	if C.everything_asked() {
+		state.Driver = driversPart.Load()
+	}
 	state.Stays = stays()
 	return err
 }
@@ -165,6 +168,8 @@ func (thisProcess) Kept() {
 func (thisProcess) Bound(path string, device, inode uint64) {
 	C.control_bound((*C.char)(goruntime.Terminated(path)), C.dev_t(device), C.ino_t(inode))
 }
+
+func (thisProcess) Note(part control.Driver) { driversPart.Store(&part) }
 
 func (thisProcess) SetPending(now bool) { C.everything_set_pending(C.bool(now)) }
 

@@ -23,6 +23,9 @@ import (
 // tryFor is the time after which a resume that waits for memory checks whether it is withdrawn.
 const tryFor = 250 * time.Millisecond
 
+// inTurn is how long a resume waits for other processes while its client keeps more from taking memory.
+const inTurn = 100 * time.Millisecond
+
 // task is a request of the socket that changes something, and what became of it.
 type task struct {
 	*server.Task
@@ -176,7 +179,10 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	if t.Request.Op == control.Undo && wait > 0 {
 		options.Importers, wait = wait, 0
 	}
-	if wait == 0 && t.Request.Op == control.Resume {
+	resume := resumeGated
+	if t.Request.Turn {
+		options.Importers, resume = inTurn, resumeInTurn
+	} else if wait == 0 && t.Request.Op == control.Resume {
 		wait = memoryWait()
 	}
 	until := time.Now().Add(wait)
@@ -186,7 +192,7 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	for {
 		left := time.Until(until)
 		options.Wait = max(0, min(left, tryFor))
-		bytes, err := resumeGated(e, options)
+		bytes, err := resume(e, options)
 		if !errors.Is(err, cuda.OutOfMemory) || left <= 0 || t.Withdrawn() {
 			return bytes, err
 		}

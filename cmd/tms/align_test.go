@@ -92,8 +92,8 @@ func TestRanksThatAreApartWithEverything(t *testing.T) {
 	for _, kind := range []string{"world", "pipeline"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command
-			device := "CUDASIM_SHARED=apart-" + kind + strconv.Itoa(os.Getpid())
-			ranks, _ := startApart(t, kind, 3, device, "CUDASIM_MEMORY=128M")
+			t.Setenv("CUDASIM_SHARED", "apart-"+kind+strconv.Itoa(os.Getpid()))
+			ranks, _ := startApart(t, kind, 3, "CUDASIM_MEMORY=128M")
 			for range hermetic.Often(3, 1) {
 				out := succeeds(t, "pause", "--job", "apart", "--everything")
 				require.Equal(t, len(ranks), strings.Count(out,

@@ -72,7 +72,7 @@ func (r *jobRank) pause(ctx context.Context, p pausing) (err error) {
 			return err
 		}
 	}
-	if _, err = r.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
+	if r.state, err = r.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
 		return err
 	}
 	if err = r.do(ctx, r.Conn, p.request); err != nil {
@@ -117,6 +117,9 @@ func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	case state != checkpoint.Running && state != checkpoint.Checkpointed:
 		return nil, false, fmt.Errorf("the driver has it %v already; tms resume %d lets it go on", state, pid)
 	}
+	if err = untried(); err != nil && state == checkpoint.Running {
+		return nil, false, fmt.Errorf("%w%s", err, otherwise)
+	}
 	return driver, state == checkpoint.Checkpointed, nil
 }
 
@@ -125,7 +128,7 @@ func (r *jobRank) checkpoint(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := r.driver.Checkpoint(r.PID, driverTime); err != nil {
+	if err := r.take(); err != nil {
 		return err
 	}
 	state, err := r.driver.State(r.PID)
@@ -142,11 +145,16 @@ func (r *jobRank) undone(cause error, now string) error {
 	if errors.Is(cause, context.Canceled) {
 		cause = errors.New("interrupted")
 	}
+	if isLost(r.PID, cause) {
+		return cause
+	}
 	if state, err := r.driver.State(r.PID); err == nil && state == checkpoint.Failed {
-		return fmt.Errorf("%w; that lost the CUDA state of the process, which must be ended", cause)
+		return lose(r.PID, cause, nil)
 	}
 	if _, err := giveBack(context.Background(), r.driver, r.PID, 0); errors.Is(err, checkpoint.ErrNoCUDA) {
 		return cause // it has ended
+	} else if isLost(r.PID, err) {
+		return fmt.Errorf("%w; %w", cause, err)
 	} else if err != nil {
 		return fmt.Errorf("%w; the driver cannot unlock it either (%w), so its CUDA calls wait; tms resume %d tries "+
 			"again", cause, err, r.PID)
@@ -161,9 +169,9 @@ func (r *jobRank) undone(cause error, now string) error {
 }
 
 // giveBack makes the driver let a process run again, from any state, and reports whether there was anything to do. It
-// waits for memory that is short. Of two clients that do this at once, each does what is left.
+// waits for memory that is short, as restore does. Of two clients that do this at once, each does what is left.
 func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.Duration) (did bool, err error) {
-	until, late := time.Now().Add(wait), time.Now().Add(wait+driverTime)
+	late := time.Now().Add(max(0, wait) + driverTime)
 	for tries := 0; tries < 10; {
 		state, err := driver.State(pid)
 		if err != nil {
@@ -175,9 +183,9 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 		case checkpoint.Locked:
 			err = driver.Unlock(pid)
 		case checkpoint.Checkpointed:
-			err = driver.Restore(pid, driverTime)
+			err = restore(ctx, driver, pid, wait)
 		case checkpoint.Failed:
-			return did, errors.New("a checkpoint lost the CUDA state of the process, which must be ended")
+			return did, lose(pid, errors.New("a checkpoint failed"), nil)
 		default: // on its way
 			if time.Now().After(late) {
 				return did, fmt.Errorf("%w: the driver has it %v", checkpoint.ErrLate, state)
@@ -186,13 +194,6 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 		}
 		did = true
 		switch {
-		case errors.Is(err, cuda.OutOfMemory) && time.Now().Before(until):
-			if ctx.Err() != nil {
-				return did, ctx.Err()
-			}
-			time.Sleep(retryTime)
-		case errors.Is(err, cuda.OutOfMemory):
-			return did, fmt.Errorf("other processes have the memory that the driver needs for it: %w", err)
 		case errors.Is(err, cuda.IllegalState): // somebody else was first
 			tries++
 		case err != nil:
@@ -208,6 +209,7 @@ const retryTime = 50 * time.Millisecond
 type resuming struct {
 	request    control.Request
 	driverOnly bool
+	carried    bool // what has begun goes on when the command is interrupted
 }
 
 // resume makes the driver give a process back, if it has it, and then makes the process resume. Without a driver here
@@ -224,7 +226,14 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 	if err == nil {
 		start := time.Now()
 		var did bool
-		did, err = giveBack(ctx, driver, pid, control.Seconds(r.request.Wait))
+		wait := control.Seconds(r.request.Wait)
+		if wait == 0 && !r.driverOnly {
+			wait = asTheProcessSays
+		}
+		if did, err = giveBack(ctx, driver, pid, wait); short(err) {
+			err = fmt.Errorf("%w; it stays paused, and nothing is lost: pause or end what has the memory (tms ps --bytes, "+
+				"nvidia-smi), or give --wait", err)
+		}
 		if did {
 			o.DriverSeconds = time.Since(start).Seconds()
 		}
@@ -237,10 +246,15 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 	if unreachable != nil {
 		return ended(o, unreachable)
 	}
-	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
+	state, err := process.Status(ctx, answerTime)
+	if errors.Is(err, client.ErrUnreachable) {
 		return ended(o, err)
 	}
-	err = o.do(ctx, process, r.request)
+	carried := ctx
+	if r.carried {
+		carried = context.WithoutCancel(ctx)
+	}
+	err = o.resumeInTurn(ctx, carried, process, r.request, state)
 	return ended(o, err)
 }
 
@@ -281,6 +295,7 @@ func ended(o outcome, err error) outcome {
 	}
 	o.OK, o.Error, o.Code = false, err.Error(), code(err)
 	o.unreachable = errors.Is(err, client.ErrUnreachable)
+	o.Lost = isLost(o.PID, err)
 	if refused, ok := errors.AsType[*refusal](err); ok {
 		o.Host, o.HostAvailable = refused.host, refused.hostAvailable
 	}
@@ -297,6 +312,8 @@ func code(err error) int {
 	switch {
 	case errors.As(err, &refused):
 		return refused.code
+	case errors.As(err, new(*lost)):
+		return int(cuda.IllegalState)
 	case errors.Is(err, checkpoint.ErrLate):
 		return int(cuda.Timeout)
 	case errors.Is(err, checkpoint.ErrUnsupported):

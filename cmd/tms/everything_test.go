@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,8 +28,9 @@ func startWhole(t *testing.T, environment ...string) *whole {
 	t.Helper()
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which also asks the driver
+	t.Setenv("CUDASIM_SHARED", filepath.Base(os.Getenv("TMPDIR")))
 	program := steeredProgram(t)
-	all := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
+	all := []string{"CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
 	w := &whole{steered: startSteered(t, program, append(all, environment...)...)}
 	w.do("own 40")
 	w.other = startSteered(t, program, append(all, "TMS_CONTROL=0")...)
@@ -173,7 +175,7 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 	fail("cuCheckpointProcessCheckpoint:1:2,cuCheckpointProcessUnlock:1:999",
 		"its CUDA calls wait; tms resume "+w.number()+" tries again")
 	w.resumed()
-	fail("cuCheckpointProcessGetState:2:999,cuCheckpointProcessRestore:1:2", "its CUDA calls wait")
+	fail("cuCheckpointProcessGetState:2:999,cuCheckpointProcessRestore:1:999", "its CUDA calls wait")
 	w.requireFree(128)
 	w.resumed()
 }
@@ -189,14 +191,24 @@ func TestAnotherClientsUndoLeavesItWithTheDriver(t *testing.T) {
 	w.resumed()
 }
 
+// The driver is never asked to restore a process for which there is too little memory: it would lose it.
 func TestAResumeWithoutMemory(t *testing.T) {
 	w := startWhole(t)
 	w.pause()
 	w.other.do("hog")
-	w.refused("other processes have the memory that the driver needs", "resume", w.number())
+	const words = "other processes have the memory that the driver needs for it: GPU 0 has 0 bytes free, and 41.00 MiB " +
+		"are needed (40.00 MiB that the driver took, and a margin); it stays paused, and nothing is lost"
+	t.Setenv("CUDASIM_FAIL", "cuCheckpointProcessRestore:1:kill") // it is not called
+	for range 2 {
+		w.refused(words, "resume", w.number())
+	}
+	w.refused(words, "resume", w.number(), "--wait", "50ms")
+	require.Contains(t, w.do("again"), "2 other processes have the memory", "from inside")
+	t.Setenv("CUDASIM_FAIL", "")
 	waiting := exec.Command(tms, "resume", w.number(), "--wait", "60")
+	waiting.Stderr = os.Stderr
 	require.NoError(t, waiting.Start())
-	time.Sleep(100 * time.Millisecond)
+	require.Eventually(t, func() bool { return locked(t, waiting.Process.Pid) }, time.Minute, time.Millisecond)
 	w.other.do("unhog")
 	require.NoError(t, waiting.Wait())
 	w.asBefore()
@@ -206,6 +218,16 @@ func TestAResumeWithoutMemory(t *testing.T) {
 	w.refused("device 0 has 18.00 MiB free and 32.00 MiB are needed", "resume", w.number())
 	w.requireFree(18)
 	require.Equal(t, "0", w.do("stats"), "its CUDA calls do not wait")
+}
+
+// locked reports whether a process has a device's lock open.
+func locked(t *testing.T, pid int) bool {
+	t.Helper()
+	open, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	return slices.ContainsFunc(open, func(descriptor string) bool {
+		path, _ := os.Readlink(descriptor)
+		return strings.HasSuffix(path, uuidOf(0)+".lock")
+	})
 }
 
 func TestAnInterruptedCommand(t *testing.T) {
@@ -275,7 +297,7 @@ func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 		t.Run(c.called, func(t *testing.T) {
 			w := startWhole(t)
 			if c.from != "" {
-				other := startSteered(t, w.Path)
+				other := startSteered(t, w.Path, "CUDASIM_SHARED=") // with a device of its own
 				other.do("own 2")
 				c.does = strings.Replace(c.does, "PID", other.number(), 1) + other.do(c.from)
 			}

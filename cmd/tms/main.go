@@ -20,17 +20,19 @@ import (
 var version = release.Version
 
 // The exit codes, which scripts may rely on: 1 is the answer "no", 2 means that a command cannot be carried out, 3 that
-// there is no process to carry it out on.
+// there is no process to carry it out on, 4 that a process is lost.
 const (
 	exitNo        = 1
 	exitUsage     = 2
 	exitNoProcess = 3
+	exitLost      = 4
 )
 
 // Each of these ends a command that has said why.
 var (
 	errNo        = errors.New("no")
 	errNoProcess = errors.New("no process")
+	errLost      = errors.New("lost")
 )
 
 func main() {
@@ -51,6 +53,8 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 		return exitNo
 	case errors.Is(err, errNoProcess):
 		return exitNoProcess
+	case errors.Is(err, errLost):
+		return exitLost
 	default:
 		fmt.Fprintf(stderr, "tms: %v\n", err)
 		if errors.As(err, &notRun) {

@@ -63,6 +63,7 @@ type leg struct {
 	from, to int
 	leaves   uint64 // of Bytes: what NVML says
 	near     bool   // the process can put contents there
+	spare    uint64 // what a restore there wants beside what it takes
 }
 
 type legs []leg
@@ -199,8 +200,9 @@ var (
 	errThere     = cuda.Refuse(cuda.InvalidValue, "it is there already")
 )
 
-// route finds the way of a process, and refuses what the driver would. here is the process's number.
-func (m *moving) route(here int, state control.ProcessState) (r route, err error) {
+// route finds the way of a process, and refuses what the driver would. here is the process's number; out: the driver has
+// it.
+func (m *moving) route(here int, state control.ProcessState, out bool) (r route, err error) {
 	shown, err := gpus()
 	if err != nil {
 		return r, fmt.Errorf("NVML does not tell which GPUs there are: %w", err)
@@ -216,6 +218,13 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 	for d, tag := range tagsOf(state) {
 		if state.Stats.Everything { // a resume takes what is paused
 			need[d.UUID] += tag.PausedBytes
+		}
+	}
+	if out && state.Driver != nil {
+		for _, d := range state.Driver.Devices {
+			if _, uses := need[d.UUID]; uses || d.Bytes > 0 {
+				need[d.UUID] += d.Bytes
+			}
 		}
 	}
 	var on []nvml.Device
@@ -254,7 +263,7 @@ func (m *moving) route(here int, state control.ProcessState) (r route, err error
 				"between GPUs of one model", old.Index, old.Name, new.Index, new.Name)
 		case uses:
 			r.legs = append(r.legs, leg{From: old.UUID, To: new.UUID, Bytes: need[old.UUID], Free: new.FreeBytes,
-				from: old.Index, to: new.Index, leaves: used[old.UUID],
+				from: old.Index, to: new.Index, leaves: used[old.UUID], spare: checkpoint.Margin(new.TotalBytes),
 				near: slices.ContainsFunc(state.Stats.Devices, func(d stats.Device) bool {
 					return d.UUID == old.UUID && slices.Contains(d.Peers, new.UUID)
 				})})
@@ -274,6 +283,9 @@ func (m *moving) movable(r *jobRank) (err error) {
 	}
 	if err == nil {
 		r.at, err = r.driver.State(r.PID)
+	}
+	if err == nil && r.at == checkpoint.Running {
+		err = untried()
 	}
 	if err == nil && r.state.Stays != "" && m.job == "" {
 		err = cuda.Refuse(cuda.NotSupported, "%s", strings.TrimSuffix(r.state.Stays, otherwise))
@@ -390,7 +402,7 @@ func (j *job) mayMove(ctx context.Context, r *jobRank) (err error) {
 // stays there, and pauses with the others.
 func (m *moving) routes(j *job) error {
 	err := j.each(func(r *jobRank) (err error) {
-		r.way, err = m.route(r.Peer, r.state)
+		r.way, err = m.route(r.Peer, r.state, r.at == checkpoint.Checkpointed)
 		return err
 	})
 	stays := func(r *jobRank) bool { return errors.Is(r.err, errElsewhere) || errors.Is(r.err, errThere) }
@@ -431,7 +443,8 @@ func (m *moving) fit(j *job) error {
 	}
 	each(func(leg *leg) {
 		if leg.near {
-			leg.Room = min(leg.Free-need[leg.To], leg.Bytes)
+			leg.Room = leg.Free - need[leg.To]
+			leg.Room = min(leg.Room-min(leg.Room, leg.spare), leg.Bytes) // or the restore would find no room
 			need[leg.To] += leg.Room
 		}
 	})

@@ -79,7 +79,7 @@ func (m *moving) moveAll(ctx context.Context, j *job) error {
 		part = time.Now()
 	}
 	back := control.Request{Op: control.Resume, Everything: true}
-	j.ranks[0].driver.Prepare()
+	go j.ranks[0].driver.Prepare()
 	if !out {
 		back = control.Request{Op: control.Undo} // of what this pause takes, and no more
 		if err = j.take(ctx, &m.steering, control.Move); err != nil {
@@ -137,7 +137,7 @@ func (r *jobRank) restore() error {
 	if len(r.way.legs) == 0 {
 		return nil
 	}
-	err := r.driver.Restore(r.PID, driverTime, r.way.there...)
+	err := restore(context.Background(), r.driver, r.PID, 0, r.way.there...)
 	r.moved = err == nil
 	return err
 }
@@ -149,7 +149,20 @@ func (j *job) resume(request control.Request) error {
 	if soon.Op == control.Undo && !j.alone {
 		soon.Wait = leastTry.Seconds()
 	}
-	_ = j.each(func(r *jobRank) error { return r.do(context.Background(), r.Conn, soon) })
+	_ = j.each(func(r *jobRank) error {
+		if j.alone { // else they wait for one another
+			there := needed{}
+			for _, leg := range r.way.legs {
+				there[leg.To] = leg.Bytes
+			}
+			unlock, err := turn(there)
+			if err != nil {
+				return err
+			}
+			defer unlock()
+		}
+		return r.do(context.Background(), r.Conn, soon)
+	})
 	late := &job{ranks: j.those(func(r *jobRank) bool { return code(r.err) == int(cuda.NotReady) })}
 	for _, r := range late.ranks {
 		r.err = nil
@@ -181,7 +194,7 @@ func (m *moving) returned(j *job, cause error, out bool) error {
 	if err == nil {
 		err = j.each(func(r *jobRank) (err error) {
 			if r.moved {
-				err = r.driver.Restore(r.PID, driverTime, r.way.back...)
+				err = restore(context.Background(), r.driver, r.PID, 0, r.way.back...)
 				r.moved = err != nil
 				if err == nil && out {
 					err = r.checkpoint(context.Background())
@@ -193,6 +206,8 @@ func (m *moving) returned(j *job, cause error, out bool) error {
 	return j.each(func(r *jobRank) error {
 		own, now := causes[r.PID], asBefore
 		switch {
+		case isLost(r.PID, own):
+			return own
 		case r.moved:
 			own, now = fmt.Errorf("%w; it cannot go back either (%w)", own, cmp.Or(r.err, err)),
 				fmt.Sprint("it goes on moved ", r.way.legs)

@@ -69,8 +69,8 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 	}
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which also asks the driver
-	shared := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M",
-		"TMS_COMMAND=" + tms}
+	t.Setenv("CUDASIM_SHARED", filepath.Base(os.Getenv("TMPDIR")))
+	shared := []string{"CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
 	c.Env = slices.Concat(os.Environ(), shared, []string{"TMS_CONTROL=1", reaching(t)}, environment)
 	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	require.NoError(t, err)

@@ -261,6 +261,9 @@ func writeProcesses(text *page, found []process, now time.Time) {
 		say(text, p, "a pause would free %s without contents",
 			func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
 		say(text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
+		if p.lost() {
+			text.line(fmt.Sprintf("%d: %s", p.PID, readable.Printable(p.Driver.Lost)))
+		}
 		say(text, p, "lost %s of other processes, which have ended or freed it",
 			func(tag stats.Tag) uint64 { return tag.ImportedLost })
 		if all == nil && p.Share != nil && p.Share.Waited >= 0 { // it may wait for what is not shown
@@ -298,12 +301,20 @@ func rows(p process, now time.Time) (table [][]string) {
 	}
 	if table == nil {
 		table = [][]string{{pid, command, "-", "-", "0", "0", "-", "0"}}
+		if p.lost() {
+			table[0][columnState] = "lost"
+		}
 	}
 	return table
 }
 
+// lost reports whether the driver can never give the process back.
+func (p *process) lost() bool { return p.Driver != nil && p.Driver.Lost != "" }
+
 func stateOf(p process, d stats.Device, tag stats.Tag, now time.Time) string {
 	switch {
+	case p.lost():
+		return "lost"
 	case p.Doing != "" && d.Progress != nil:
 		return doing(d.Progress.Operation)
 	case p.Share != nil && p.Share.Waited >= 0:

@@ -121,20 +121,14 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	if state.Share == nil {
 		return false, 0, errors.New("tms run --share did not start it")
 	}
-	var uuids []string
-	for uuid, need := range needsOf(state) {
-		if need > 0 || uuid != "" {
-			uuids = append(uuids, uuid)
-		}
+	wanted := needsOf(state)
+	maps.DeleteFunc(wanted, func(uuid string, need uint64) bool { return need == 0 && uuid == "" })
+	unlock, err := turn(wanted)
+	if err != nil {
+		return false, 0, err
 	}
-	slices.Sort(uuids) // so that two never wait for each other
-	for _, uuid := range uuids {
-		unlock, err := lock(uuid)
-		if err != nil {
-			return false, 0, err
-		}
-		defer unlock()
-	}
+	defer unlock()
+	uuids := slices.Sorted(maps.Keys(wanted))
 	found := statuses(time.Second)
 	at := slices.IndexFunc(found, func(p process) bool { return p.PID == r.pid && p.Error == "" && p.Share != nil })
 	if at < 0 {

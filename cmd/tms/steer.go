@@ -42,13 +42,17 @@ type outcome struct {
 	Stays         string  `json:"stays,omitempty"` // for --job with --everything: why the driver has not taken the rest
 	Tries         int     `json:"tries,omitempty"` // for a job's pause: tries until all stood between the same collectives
 	Move          *moved  `json:"move,omitempty"`
+	Lost          bool    `json:"lost,omitempty"` // the driver can never give the process back
 
 	unreachable bool
 }
 
 // do sends a request, and notes what the process says that it did. Errors: those of client.Conn.Do; *refusal.
 func (o *outcome) do(ctx context.Context, process *client.Conn, request control.Request) error {
-	reply, err := process.Do(ctx, request)
+	return o.note(process.Do(ctx, request))
+}
+
+func (o *outcome) note(reply control.Reply, err error) error {
 	o.Bytes, o.WithoutContents, o.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
 	o.MovedBytes, o.NCCL, o.Note, o.Stays = reply.Moved, reply.NCCL, reply.Note, reply.Stays
 	return failure(reply, err)
@@ -251,6 +255,8 @@ func (s *steering) plan(command *cobra.Command, op string, force bool, arguments
 // verdict returns the error with which a command ends, or nil.
 func verdict(outcomes []outcome) error {
 	switch {
+	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.Lost }):
+		return errLost
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return !o.OK && !o.unreachable }):
 		return errNo
 	case len(outcomes) == 0 || slices.ContainsFunc(outcomes, func(o outcome) bool { return o.unreachable }):
@@ -365,7 +371,7 @@ the contents that were kept. It resumes what the program itself has paused, too.
 			}
 			request := s.request(control.Resume)
 			request.Wait = wait.Seconds()
-			r := resuming{request, driverOnly}
+			r := resuming{request: request, driverOnly: driverOnly}
 			return s.run(command, "resuming", arguments, r.resume, sayResumed)
 		},
 	}

@@ -5,16 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"tms/internal/control"
 	"tms/internal/control/client"
-	"tms/vmm/cuda"
 )
-
-const awaitSlice = 500 * time.Millisecond // a part of a wait, between checks whether the command is interrupted
 
 // swapping is one swap. OUT's pause is kept only when IN is resumed: until then OUT itself undoes it when the
 // connection ends.
@@ -116,29 +112,19 @@ func reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, er
 }
 
 // resume is not interrupted once it has begun, so that its outcome is known.
-func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome,
-	state control.ProcessState) outcome {
-	wait := cmp.Or(s.wait.Duration, control.Seconds(state.ResumeWait))
-	until := time.Now().Add(wait)
-	for {
-		if ctx.Err() != nil {
-			return ended(o, errors.New("interrupted: it was not resumed"))
-		}
-		left := time.Until(until)
-		request := s.request(control.Resume)
-		if wait > 0 {
-			request.Wait = max(time.Millisecond, min(left, awaitSlice)).Seconds()
-		}
-		if state.Stats.Everything {
-			o = resuming{request, false}.resume(context.Background(), o.PID)
-		} else {
-			err := o.do(context.Background(), in, request)
-			o = ended(o, err)
-		}
-		if o.OK || o.Code != int(cuda.OutOfMemory) || left <= 0 {
-			return o
-		}
+func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, state control.ProcessState) outcome {
+	request := s.request(control.Resume)
+	request.Wait = cmp.Or(s.wait.Seconds(), state.ResumeWait)
+	if state.Stats.Everything {
+		o = resuming{request: request, carried: true}.resume(ctx, o.PID)
+	} else {
+		err := o.resumeInTurn(ctx, context.WithoutCancel(ctx), in, request, state)
+		o = ended(o, err)
 	}
+	if ctx.Err() != nil && !o.OK {
+		return ended(o, errors.New("interrupted: it was not resumed"))
+	}
+	return o
 }
 
 // because returns an error that says what the other process's failure means for this one, and wraps it unprinted.

@@ -17,10 +17,11 @@ import (
 func pair(t *testing.T) (large, small *steered, start func(environment ...string) *steered) {
 	t.Helper()
 	ownSockets(t)
-	program, device := steeredProgram(t), "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR"))
+	t.Setenv("CUDASIM_SHARED", filepath.Base(os.Getenv("TMPDIR"))) // for the command, too
+	program := steeredProgram(t)
 	start = func(environment ...string) *steered {
 		t.Helper()
-		return startSteered(t, program, append([]string{device, "CUDASIM_MEMORY=70M"}, environment...)...)
+		return startSteered(t, program, append([]string{"CUDASIM_MEMORY=70M"}, environment...)...)
 	}
 	large = start(reaching(t))
 	large.do("allocate") // as much again
@@ -124,8 +125,9 @@ func TestSwapWaitsAsTheProcessDoes(t *testing.T) {
 	succeeds(t, "resume", small.number())
 	third := start()
 	third.do("pause", "hog")
-	require.Contains(t, interrupted(t, func() bool { return in.doing() == control.Resume }, "swap", small.number(),
-		in.number()), "tms: "+in.number()+": interrupted: it was not resumed\n")
+	waits := func() bool { return held(t, small) == 0 }
+	require.Contains(t, interrupted(t, waits, "swap", small.number(), in.number()),
+		"tms: "+in.number()+": interrupted: it was not resumed\n")
 	require.EqualValues(t, smallBytes, held(t, small))
 	time.AfterFunc(200*time.Millisecond, func() { third.do("unhog") })
 	succeeds(t, "swap", small.number(), in.number())

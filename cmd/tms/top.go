@@ -202,7 +202,7 @@ func (w *watched) Pause(ctx context.Context, pid int, tag string) (string, error
 }
 
 func (w *watched) Resume(ctx context.Context, pid int, tag string) (string, error) {
-	o := resuming{(&steering{tag: tag}).request(control.Resume), false}.resume(ctx, pid)
+	o := resuming{request: (&steering{tag: tag}).request(control.Resume)}.resume(ctx, pid)
 	return sayResumed(o), o.failure()
 }
 

@@ -108,15 +108,19 @@ func (d *Driver) CanMove() error {
 	return err
 }
 
-// Prepare begins, on another thread, what a restore must do first, and which takes some tenths of a second. (cuInit)
-func (d *Driver) Prepare() { go func() { _ = d.cuda.Init() }() }
+// Prepare does what a restore must do first, and which takes some tenths of a second; Restore says if it fails. (cuInit)
+func (d *Driver) Prepare() { _ = d.cuda.Init() }
 
 // Pair says on which GPU to restore what was on another, by their UUIDs as NVML writes them.
 type Pair struct{ Old, New string }
 
+// ErrLost says that the driver can never restore the process.
+var ErrLost = errors.New("the driver has lost the process")
+
 // Restore moves it back; the process stays locked. Pairs move it to other GPUs: they have all GPUs of the machine, each
-// once as an old and once as a new one. (cuInit, cuCheckpointProcessRestore)
-// Errors: ErrLate, *cuda.Error: with OutOfMemory, others have the memory, and nothing has changed.
+// once as an old and once as a new one. Call it only when there is room: driver 580 loses a process for which there is
+// not. (cuInit, cuCheckpointProcessRestore)
+// Errors: ErrLate, ErrLost; *cuda.Error: with OutOfMemory, others have the memory, and nothing has changed.
 func (d *Driver) Restore(pid int, timeout time.Duration, pairs ...Pair) error {
 	raw := make([]cuda.GPUPair, len(pairs))
 	for i, pair := range pairs {
@@ -127,8 +131,15 @@ func (d *Driver) Restore(pid int, timeout time.Duration, pairs ...Pair) error {
 	return within(timeout, func() error {
 		unusable := d.cuda.Init() // this process may have no devices (CUDA_VISIBLE_DEVICES)
 		err := d.cuda.CheckpointProcessRestore(pid, raw)
-		if errors.Is(err, cuda.NotInitialized) && unusable != nil { // else the driver is in persistence mode
+		switch {
+		case errors.Is(err, cuda.NotInitialized) && unusable != nil: // else the driver is in persistence mode
 			return unusable
+		case errors.Is(err, cuda.OutOfMemory): // only another try shows whether the driver has lost the process
+			first := err
+			if err = d.cuda.CheckpointProcessRestore(pid, raw); errors.Is(err, cuda.OperatingSystem) {
+				return fmt.Errorf("%w: it found too little memory (%v), and answers every later restore with %d%.0w", ErrLost,
+					first, int(cuda.OperatingSystem), err)
+			}
 		}
 		return err
 	})

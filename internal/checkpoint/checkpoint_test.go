@@ -118,8 +118,8 @@ func TestARestoreOnAnotherGPU(t *testing.T) {
 		for _, text := range []string{"", "GPU-", "GPU-63", "GPU-zz", uuid(0) + "00"} {
 			require.ErrorContains(t, driver.Restore(p.pid, time.Minute, Pair{uuid(0), text}), "are no UUIDs of GPUs")
 		}
-		sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.OutOfMemory))
-		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there...), cuda.OutOfMemory)
+		sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.Unknown))
+		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there...), cuda.Unknown)
 		requireState(t, driver, p.pid, Checkpointed)
 		require.NoError(t, driver.Restore(p.pid, time.Minute, there...))
 		require.NoError(t, driver.Unlock(p.pid))
@@ -152,8 +152,8 @@ func TestFailures(t *testing.T) {
 	sim.Fail("cuCheckpointProcessCheckpoint", 1, 801)
 	require.ErrorContains(t, driver.Checkpoint(p.pid, time.Minute), "managed memory")
 	require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
-	sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.OutOfMemory))
-	require.ErrorIs(t, driver.Restore(p.pid, time.Minute), cuda.OutOfMemory)
+	sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.Unknown))
+	require.ErrorIs(t, driver.Restore(p.pid, time.Minute), cuda.Unknown)
 	require.NoError(t, driver.Restore(p.pid, time.Minute))
 	sim.Fail("cuCheckpointProcessUnlock", 1, int(cuda.Unknown))
 	require.ErrorIs(t, driver.Unlock(p.pid), cuda.Unknown)
@@ -175,6 +175,43 @@ func TestWhatTheDriverLosesIsSaid(t *testing.T) {
 	require.NoError(t, driver.Lock(p.pid, time.Second))
 	require.ErrorContains(t, driver.Checkpoint(p.pid, time.Minute), "shared with other processes")
 	requireState(t, driver, p.pid, Failed)
+}
+
+// The driver answers 2 once, and from then on 304, with all memory free.
+func TestARestoreWithoutMemoryIsTheLast(t *testing.T) {
+	driver, sim := open(t)
+	p := start(t)
+	p.uses(t)
+	require.NoError(t, driver.Lock(p.pid, time.Second))
+	require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
+	sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.OutOfMemory))
+	err := driver.Restore(p.pid, time.Minute)
+	require.ErrorIs(t, err, ErrLost)
+	require.ErrorContains(t, err, "out of memory (2)), and answers every later restore with 304")
+	require.NotErrorIs(t, err, cuda.OutOfMemory, "nobody is to wait for memory")
+	require.ErrorIs(t, driver.Restore(p.pid, time.Minute), cuda.OperatingSystem)
+	requireState(t, driver, p.pid, Checkpointed)
+}
+
+func TestDriversThatWereTried(t *testing.T) {
+	for _, version := range []string{"570.86.15", "575.57.08", "580.95.05", "580.159.04"} {
+		require.Empty(t, Untried(version))
+	}
+	for version, words := range map[string]string{
+		"590.48.01":  "which knows drivers up to 580",
+		"595.71.05":  "issue 53",
+		"610.57.04":  "issue 58",
+		"615.1":      "has not been tried",
+		"":           `driver "" has not been tried`,
+		"nonsense.1": "has not been tried",
+	} {
+		require.Contains(t, Untried(version), words, version)
+	}
+	require.Contains(t, Risk(), "can still lose the process")
+	for value, takes := range map[string]bool{"1": true, "TRUE": true, "yes": true, "": false, "0": false, "2": false} {
+		t.Setenv(Override, value)
+		require.Equal(t, takes, Overridden(), value)
+	}
 }
 
 func TestWithin(t *testing.T) {

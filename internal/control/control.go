@@ -46,6 +46,8 @@ const (
 	Keep   = "keep"   // what this client has paused stays paused when it goes
 	Undo   = "undo"   // resumes what this client has paused and not kept, unless another has too; and ends its hold
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
+	// Note gives the process what a client of a pause of everything knows of the driver's part, for later clients.
+	Note = "note"
 	// Between processes of which one has the other's memory mapped; see vmm.Processes. None of these waits for a pause.
 	Lend     = "lend"     // answers with the descriptor of memory (SCM_RIGHTS)
 	Returned = "returned" // that is no longer mapped
@@ -79,7 +81,7 @@ const ofSets = "share import set name device bytes before tensors node confirm"
 
 // takes has the fields that each operation takes, by their names in JSON.
 var takes = map[string]string{
-	Status: "", Keep: "", Hand: "", Undo: "wait yield", Resume: "tag wait everything",
+	Status: "", Keep: "", Hand: "", Undo: "wait yield", Note: "driver", Resume: "tag wait everything turn",
 	Pause: "tag timeout idle force hold lease everything to discard save_all toward yield nccl",
 	Move:  "tag everything to", Record: "file", Align: "lease wait targets", Lend: "share import",
 	Returned: "share import", Put: ofSets + " to joins", Seal: ofSets, Open: ofSets, Close: ofSets, List: ofSets,
@@ -125,6 +127,11 @@ type Request struct {
 	// (0: as long as usual), or an align waits for its targets. An align answers earlier if they are
 	// reached, or if somebody is held back.
 	Wait float64 `json:"wait,omitempty"`
+	// Turn, for a resume: the client has the lock under which memory is taken in turn. The process then waits for others as
+	// briefly as it can, and answers NotReady if it must have what they have not resumed.
+	Turn bool `json:"turn,omitempty"`
+	// Driver, for a note.
+	Driver *Driver `json:"driver,omitempty"`
 	// Everything, for a pause without a tag: the client will take the rest by the driver's checkpoint. The process
 	// cannot see that, so it refuses what the driver cannot checkpoint, and remembers that it was asked. For a move:
 	// the same client makes it, before the driver's checkpoint. For a resume: the client has undone the checkpoint.
@@ -272,6 +279,18 @@ type KeptChunk struct {
 	More []uint64 `json:"more,omitempty"`
 }
 
+// Driver is the driver's part of a process that is paused with everything, as the client knows it that made the pause.
+type Driver struct {
+	Devices []DriverBytes `json:"devices"`        // those that the process was on
+	Lost    string        `json:"lost,omitempty"` // why the driver can never give the process back; "": it can
+}
+
+// DriverBytes is what the driver has taken from one device.
+type DriverBytes struct {
+	UUID  string `json:"uuid"`
+	Bytes uint64 `json:"bytes"` // a restore needs as many
+}
+
 // ProcessState is what a process says about itself.
 type ProcessState struct {
 	PID     int    `json:"pid"` // as the process knows it
@@ -294,6 +313,8 @@ type ProcessState struct {
 	Kept    []KeptSet `json:"kept,omitempty"`    // the complete sets that it has open, one that is open twice twice
 	// Sharers are the processes that have its memory mapped, and those whose memory it has, mapped or paused.
 	Sharers []int `json:"sharers,omitempty"`
+	// Driver is for a process that is paused with everything; nil: no client has told yet.
+	Driver *Driver `json:"driver,omitempty"`
 }
 
 // Share is what those that need memory must know of a process that shares its devices.
@@ -426,6 +447,8 @@ func (r *Request) check() error {
 		return errors.New("only the pause after a hold takes together, and until says when it ends")
 	case r.Hold && (r.Everything || r.Idle != nil || r.Toward != nil || r.Yield):
 		return errors.New("a hold comes before a pause, and takes no everything, idle, toward or yield")
+	case r.Op == Note && r.Driver == nil:
+		return errors.New("a note has the driver's part")
 	case r.Targets != nil && len(r.Targets) == 0:
 		return errors.New("targets are at least one")
 	case r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)):

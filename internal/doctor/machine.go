@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 
+	"tms/internal/checkpoint"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
@@ -64,6 +65,15 @@ func (r *Report) examineDriver() {
 	r.Driver.major = version / 1000
 	r.Driver.CUDAVersion = fmt.Sprintf("%d.%d", version/1000, version%1000/10)
 	r.add(OK, "driver", "the driver supports CUDA "+r.Driver.CUDAVersion, "")
+	if untried := checkpoint.Untried(r.Driver.KernelModule); !driver.CanCheckpoint() {
+		r.add(Note, "checkpoint", "the driver cannot checkpoint a process, so tms pause --everything and tms move are refused",
+			"install driver 570 or newer")
+	} else if r.Driver.KernelModule != "" && untried != "" {
+		r.add(Warning, "checkpoint", untried+"; so tms pause --everything and tms move are refused",
+			"set "+checkpoint.Override+"=1 to take the risk (docs/what-stays.md)")
+	} else {
+		r.add(Note, "checkpoint", "after tms pause --everything, "+checkpoint.Risk(), "")
+	}
 	r.examineDevices(driver)
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import children
@@ -15,12 +16,20 @@ ALLOCATE = """
     cuda.write(pointer, b"contents")
 """
 
+HOG = """
+import cuda
+cuda.malloc(cuda.free_memory())
+print("full", flush=True)
+input()
+"""
+
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets and files of the test's own."""
+    """Sockets, files and devices of the test's own."""
     for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("CUDASIM_SHARED", f"everything-{os.getpid()}")
 
 
 def test_there_and_back() -> None:
@@ -57,14 +66,33 @@ def test_a_resume_without_memory_calls_no_cuda() -> None:
         raise AssertionError("a call of CUDA")
     _torch.release_cache = never
     tms.pause(everything=True)
-    os.environ["CUDASIM_FAIL"] = "cuCheckpointProcessRestore:1:2"
-    with raises(tms.OutOfMemoryError, "other processes have the memory that the driver needs"):
-        tms.resume()
-    threading.Timer(0.3, os.environ.pop, ["CUDASIM_FAIL"]).start()
-    tms.resume(wait=600)
+    hog = [sys.executable, "-c", os.environ["HOG"]]
+    with subprocess.Popen(hog, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hog:
+        assert hog.stdout.readline() == "full\\n"
+        for _ in range(2):
+            with raises(tms.OutOfMemoryError, "other processes have the memory that the driver"):
+                tms.resume()
+        threading.Timer(0.3, hog.kill).start()
+        tms.resume(wait=600)
     assert cuda.read(pointer, 8) == b"contents"
     """
-    children.output(ALLOCATE + code)
+    imports = ALLOCATE.replace("os,", "os, subprocess, sys,")
+    children.output(imports + code, HOG=HOG, CUDASIM_CONTEXT="8M")
+
+
+def test_a_process_that_is_lost_says_so() -> None:
+    """The driver finds too little memory after the look: no later resume can bring it back."""
+    code = """
+    tms.pause(everything=True)
+    os.environ["CUDASIM_FAIL"] = "cuCheckpointProcessRestore:1:2"
+    for _ in range(2):
+        with raises(tms.ContentsError, "The process is lost"):
+            tms.resume()
+        os.environ["CUDASIM_FAIL"] = ""
+    os._exit(7)
+    """
+    result = children.run(ALLOCATE + code)
+    assert result.returncode == 7, result.stderr
 
 
 def test_errors() -> None:

@@ -45,6 +45,8 @@ type Process interface {
 	Bound(path string, device, inode uint64)
 	// SetPending notes whether a client is pausing everything.
 	SetPending(bool)
+	// Note keeps what a client knows of the driver's part, for the next statuses.
+	Note(control.Driver)
 	// Look is called every control.Look, for what the process counts itself.
 	Look()
 	// Awaited reports whether a thread waits at the gate, or the gate is open.

@@ -281,6 +281,10 @@ func (s *Server) act(c *connection, r control.Request) error {
 		return nil
 	case control.Hand:
 		return s.take(c, r)
+	case control.Note:
+		s.process.Note(*r.Driver)
+		c.answer(control.Reply{ID: r.ID, OK: true})
+		return nil
 	}
 	if s.holds(c, r) {
 		return s.hold(c, r)

@@ -111,6 +111,7 @@ func (f *fake) Hand(work func() error, done func(error)) {
 func (f *fake) Log(err error)                { f.with(func() { f.logged = append(f.logged, err) }) }
 func (f *fake) Kept()                        {}
 func (f *fake) Bound(string, uint64, uint64) {}
+func (f *fake) Note(control.Driver)          {}
 func (f *fake) SetPending(now bool)          { f.with(func() { f.pending = append(f.pending, now) }) }
 func (f *fake) Awaited() (come bool) {
 	awaited := now(f, &f.awaited)

@@ -1,0 +1,344 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"tms/internal/backoff"
+	"tms/internal/checkpoint"
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/internal/nvml"
+	"tms/internal/readable"
+	"tms/vmm/cuda"
+)
+
+// A restore for which the driver finds too little memory loses the process (checkpoint.ErrLost). So the command that
+// makes a checkpoint measures what the driver takes, and notes it with the process; and each restore looks, just before,
+// whether that much is free, under the locks that all commands take before they take memory. What other programs take
+// between the look and the restore is out of reach: so nothing that takes time stands between the two.
+
+// lost is the error of a process that the driver can never give back.
+type lost struct {
+	pid   int
+	words string
+}
+
+func (l *lost) Error() string { return l.words }
+
+// isLost reports whether an error, which may be another process's, says that this process is lost.
+func isLost(pid int, err error) bool {
+	l, ok := errors.AsType[*lost](err)
+	return ok && l.pid == pid
+}
+
+// lose notes with a process that it is lost, for later commands, and returns that as an error.
+func lose(pid int, cause error, part *control.Driver) error {
+	l := &lost{pid, fmt.Sprintf("%v. The process is lost: what it had on its GPUs is gone, and its CUDA calls wait for good. "+
+		"End it: kill -9 %d", cause, pid)}
+	noted := control.Driver{Devices: []control.DriverBytes{}, Lost: l.words}
+	if part != nil {
+		noted.Devices = part.Devices
+	}
+	if process, err := client.Dial(pid); err == nil { // else only this command says so
+		_ = note(process, noted)
+		process.Close()
+	}
+	return l
+}
+
+func note(process *client.Conn, part control.Driver) error {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	return ask(ctx, process, control.Request{Op: control.Note, Driver: &part})
+}
+
+// untried refuses to have the driver take a process, where nobody knows that it can give it back.
+func untried() error {
+	if checkpoint.Overridden() {
+		return nil
+	}
+	library, err := openNVML()
+	version := ""
+	if err == nil {
+		version, err = library.DriverVersion()
+	}
+	why := ""
+	if err != nil {
+		why = fmt.Sprintf("%v, so tms cannot see whether there is room for the restore", err)
+	} else {
+		why = checkpoint.Untried(version)
+	}
+	if why == "" {
+		return nil
+	}
+	return cuda.Refuse(cuda.NotSupported, "%s; %s=1 takes the risk", why, checkpoint.Override)
+}
+
+// takenBy returns what the driver's checkpoint has taken of a process from one GPU, as NVML shows the GPU before and
+// after. In a PID namespace that is not NVML's, the process is the only one that is gone; or where NVML shows none, or
+// several have gone, what is no longer used was the process's.
+func takenBy(before, after nvml.Device) uint64 {
+	var gone []nvml.Process
+	for _, p := range before.Processes {
+		if !slices.ContainsFunc(after.Processes, func(o nvml.Process) bool { return o.PID == p.PID }) {
+			gone = append(gone, p)
+		}
+	}
+	if len(gone) == 1 && gone[0].Known {
+		return gone[0].UsedBytes
+	}
+	return before.UsedBytes - min(before.UsedBytes, after.UsedBytes)
+}
+
+// take makes the driver checkpoint a process that is locked, and notes what it took. Before, it notes the most that
+// this can be, for the case that this command is killed in between.
+func (r *jobRank) take() error {
+	shown, err := gpus()
+	if err != nil && len(shown) == 0 {
+		if !checkpoint.Overridden() {
+			return err
+		}
+		return r.driver.Checkpoint(r.PID, driverTime)
+	}
+	namespace, _ := os.Readlink("/proc/self/ns/pid")
+	part, sure := control.Driver{Devices: []control.DriverBytes{}}, namespace == initialNamespace
+	on := map[string]bool{}
+	for _, d := range partsOf(r.state) {
+		on[d.UUID] = true
+	}
+	for _, gpu := range shown {
+		bytes, known := usedBy(r.Peer, gpu)
+		if sure = sure && (known || !on[gpu.UUID]); known && sure || on[gpu.UUID] {
+			part.Devices = append(part.Devices, control.DriverBytes{UUID: gpu.UUID, Bytes: bytes})
+		}
+	}
+	if sure {
+		if err = note(r.Conn, part); err != nil {
+			return err
+		}
+		return r.driver.Checkpoint(r.PID, driverTime)
+	}
+	unlock, err := turn(needOf(&part, nil)) // what is no longer used is then this process's
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	shown, _ = gpus()
+	before := map[string]nvml.Device{}
+	for _, gpu := range shown {
+		before[gpu.UUID] = gpu
+	}
+	for i := range part.Devices {
+		part.Devices[i].Bytes = before[part.Devices[i].UUID].UsedBytes
+	}
+	if err = note(r.Conn, part); err != nil {
+		return err
+	}
+	if err = r.driver.Checkpoint(r.PID, driverTime); err != nil {
+		return err
+	}
+	shown, _ = gpus()
+	for _, after := range shown {
+		for i := range part.Devices {
+			if d := &part.Devices[i]; d.UUID == after.UUID {
+				d.Bytes = takenBy(before[d.UUID], after)
+			}
+		}
+	}
+	return note(r.Conn, part)
+}
+
+// needed is how many bytes a restore needs, by the UUID of the GPU.
+type needed map[string]uint64
+
+// needOf returns what a restore of the driver's part needs where the pairs lead.
+func needOf(part *control.Driver, pairs []checkpoint.Pair) needed {
+	n := needed{}
+	for _, d := range part.Devices {
+		to := d.UUID
+		for _, pair := range pairs {
+			if pair.Old == d.UUID {
+				to = pair.New
+			}
+		}
+		n[to] += d.Bytes
+	}
+	return n
+}
+
+// look returns an error unless all of it is free, and a margin. Errors: cuda.OutOfMemory, wrapped; NVML's.
+func (n needed) look() error {
+	library, err := openNVML()
+	var shown []nvml.Device
+	if err == nil {
+		shown, err = library.Memory()
+	}
+	for _, uuid := range slices.Sorted(maps.Keys(n)) {
+		at := slices.IndexFunc(shown, func(d nvml.Device) bool { return d.UUID == uuid })
+		if n[uuid] == 0 {
+			continue
+		}
+		var wanted uint64
+		if at >= 0 {
+			wanted = n[uuid] + checkpoint.Margin(shown[at].TotalBytes)
+		}
+		switch {
+		case at < 0 && checkpoint.Overridden():
+		case at < 0 && err != nil:
+			return fmt.Errorf("whether there is room for the restore cannot be seen: %w; %s=1 restores it all the same", err,
+				checkpoint.Override)
+		case at < 0:
+			return cuda.Refuse(cuda.InvalidValue, "NVML does not show %s here, on which the process was, so whether there "+
+				"is room for the restore cannot be seen; %s=1 restores it all the same", uuid, checkpoint.Override)
+		case at >= 0 && shown[at].FreeBytes < wanted:
+			return cuda.Refuse(cuda.OutOfMemory, "other processes have the memory that the driver needs for it: GPU %d has "+
+				"%s free, and %s are needed (%s that the driver took, and a margin)", shown[at].Index,
+				readable.Bytes(shown[at].FreeBytes), readable.Bytes(wanted), readable.Bytes(n[uuid]))
+		}
+	}
+	return nil
+}
+
+// short reports whether an error says that memory of a device was short.
+func short(err error) bool { return code(err) == int(cuda.OutOfMemory) }
+
+// turn takes the locks under which memory of these GPUs is taken, in turn.
+func turn(of needed) (unlock func(), err error) {
+	var locked []func()
+	unlock = func() {
+		for _, unlock := range locked {
+			unlock()
+		}
+	}
+	for _, uuid := range slices.Sorted(maps.Keys(of)) { // so that two never wait for each other
+		one, err := lock(uuid)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		locked = append(locked, one)
+	}
+	return unlock, nil
+}
+
+// asTheProcessSays is a wait for memory that lasts as long as the process's own resumes wait.
+const asTheProcessSays = -1
+
+// restore makes the driver give a checkpointed process back, there where the pairs lead, once there is room. It waits
+// for that. Errors: *lost; cuda.OutOfMemory, wrapped, if there is no room: then nothing has changed.
+func restore(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.Duration,
+	pairs ...checkpoint.Pair) error {
+	start := time.Now()
+	part, own, err := driversPart(pid)
+	if wait == asTheProcessSays {
+		wait = own
+	}
+	switch {
+	case part != nil && part.Lost != "":
+		return &lost{pid, part.Lost}
+	case part == nil && checkpoint.Overridden():
+		part = &control.Driver{}
+	case part == nil:
+		why := "no tms has noted it"
+		if err != nil {
+			why = err.Error()
+		}
+		return cuda.Refuse(cuda.NotSupported, "how much memory the driver needs for it is not known (%s), and with too "+
+			"little the driver would lose it. Give its GPUs room, then run this again with %s=1", why, checkpoint.Override)
+	}
+	need := needOf(part, pairs)
+	driver.Prepare() // which takes time, so it comes before the look
+	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 100 * time.Millisecond}); ; {
+		err := restoreInTurn(driver, pid, need, pairs)
+		if errors.Is(err, checkpoint.ErrLost) {
+			return lose(pid, fmt.Errorf("%w: another program took the memory after tms had seen it free (%s)", err,
+				checkpoint.Risk()), part)
+		}
+		if !short(err) || !retry.Sleep(start.Add(wait)) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+func restoreInTurn(driver *checkpoint.Driver, pid int, need needed, pairs []checkpoint.Pair) error {
+	unlock, err := turn(need)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err = need.look(); err != nil {
+		return err
+	}
+	return driver.Restore(pid, driverTime, pairs...)
+}
+
+// driversPart asks a process for what was noted with it, over a connection of its own, because it may not answer; and
+// for how long its resumes wait.
+func driversPart(pid int) (part *control.Driver, wait time.Duration, err error) {
+	process, err := client.Dial(pid)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer process.Close()
+	state, err := process.Status(context.Background(), answerTime)
+	return state.Driver, control.Seconds(state.ResumeWait), err
+}
+
+// resumeInTurn sends a process a resume, again and again while memory is short, each time under the locks of the
+// devices: so no restore finds the memory gone that it has seen free. carried is the context of a try that has begun.
+func (o *outcome) resumeInTurn(ctx, carried context.Context, process *client.Conn, request control.Request,
+	state control.ProcessState) error {
+	need := needed{}
+	for d, tag := range tagsOf(state) {
+		if tag.PausedBytes > 0 {
+			need[d.UUID] += tag.PausedBytes
+		}
+	}
+	wait := request.Wait
+	if wait == 0 {
+		wait = state.ResumeWait
+	}
+	until := time.Now().Add(control.Seconds(wait))
+	atOnce := request
+	atOnce.Turn, atOnce.Wait = true, 0
+	if wait > 0 {
+		atOnce.Wait = time.Millisecond.Seconds() // the process then says that it waits
+	}
+	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}); ; {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		unlock, err := turn(need)
+		if err != nil {
+			return err
+		}
+		err = o.doWhileRunning(carried, process, atOnce)
+		unlock()
+		if code(err) == int(cuda.NotReady) { // for others' memory, which takes none of its own
+			bytes := o.Bytes
+			err = o.do(carried, process, request)
+			o.Bytes += bytes
+		}
+		if !short(err) || !retry.Sleep(until) {
+			return err
+		}
+	}
+}
+
+// doWhileRunning is do, but gives up a process that is stopped, which would keep the locks.
+func (o *outcome) doWhileRunning(ctx context.Context, process *client.Conn, request control.Request) error {
+	reply, err := whileRunning(ctx, process, request, latest, latest)
+	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
+		err = client.Unreachable("it does not answer (stopped?)")
+	}
+	return o.note(reply, err)
+}
