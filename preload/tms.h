@@ -5,7 +5,8 @@
  *   0 success; 1 invalid value; 2 out of device memory; 3 used in a child after fork;
  *   100 no usable driver or device; 304 the operating system refused (host memory, threads, files);
  *   301 contents are lost: the file of a disk backup is gone, cut or unreadable (see tms_resume);
- *   401 contents differ after a resume or before an attach (TMS_VERIFY);
+ *   401 contents differ after a resume or before an attach (TMS_VERIFY), or the driver has lost the process for good
+ *   (tms_pause_everything);
  *   500 the keeper has no such set;
  *   801 not supported; 900 a stream is being captured; 999 an internal error (a defect: report it);
  *   any other: the CUDA driver's.
@@ -109,7 +110,10 @@ int tms_pause_gated(const char *tag, double timeout);
  *
  * timeout is in seconds, for the program's threads and the work on the devices to finish. After an error everything is
  * as before, or tms_last_error says what is not. 909: it took too long. 801: the driver cannot do it, or would lose the
- * process: managed memory, multicast, memory shared with other processes, a part of a GPU (MIG). */
+ * process: managed memory, multicast, memory shared with other processes, a part of a GPU (MIG).
+ *
+ * The resume finds room for the driver's part first, or returns 2, and everything stays paused. If another program takes
+ * that room in the same moment, the driver loses the process: 401, also from every later resume. */
 int tms_pause_everything(double timeout);
 
 /* Makes the process listen on a Unix socket, as TMS_CONTROL=1 does, for tms ps, tms pause and tms resume of the same
