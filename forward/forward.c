@@ -1,4 +1,6 @@
-/* forward.c finds the functions: behind this library, or in any libcudart or libcuda that is loaded. */
+/* forward finds the functions: behind this library, or in any libcudart or libcuda that is loaded. It finds all of them
+ * at the first call of one. A later first call could come while another thread is inside dlopen, which waits for it or,
+ * at the gate, for a resume. */
 #define _GNU_SOURCE
 #include "forward.h"
 #include "symbols.h"
@@ -9,69 +11,280 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* The C library's own dlsym. Another library may be preloaded that defines one too, and RTLD_NEXT there means what
- * stands behind that library. */
+/* The C library's own dlsym and dlvsym. Another library may be preloaded that defines them too, and RTLD_NEXT there
+ * means what stands behind that library. */
+typedef void *find_version(void *handle, const char *name, const char *version);
+static find_function *_Atomic find;
+static find_version *_Atomic versioned; /* NULL: it has none */
+
 static int look_for_dlsym(struct dl_phdr_info *info, size_t size, void *found)
 {
 	(void)size;
+	(void)found;
 	struct symbols symbols;
-	if (read_symbols(info->dlpi_addr, dynamic_of(info), &symbols))
-		*(void **)found = c_dlsym(&symbols);
-	return *(void **)found != NULL;
+	if (!read_symbols(info->dlpi_addr, dynamic_of(info), &symbols) || !c_dlsym(&symbols))
+		return 0;
+	atomic_store(&versioned, (find_version *)defined(&symbols, "dlvsym"));
+	atomic_store(&find, (find_function *)c_dlsym(&symbols));
+	return 1;
 }
-
-static find_function *_Atomic found_at_load;
 
 /* At load, because in a child of fork dl_iterate_phdr may wait forever for a lock that another thread of the parent
  * held. */
 __attribute__((constructor, section(".text.startup"))) static void load(void)
 {
-	void *found = NULL;
-	dl_iterate_phdr(look_for_dlsym, &found);
-	atomic_store(&found_at_load, found ? (find_function *)found : dlsym);
+	if (!dl_iterate_phdr(look_for_dlsym, NULL))
+		atomic_store(&find, dlsym);
 }
 
 /* Another library's constructor may come before ours. */
-static find_function *find_in(void)
+static find_function *find_function_of_c(void)
 {
-	if (!atomic_load_explicit(&found_at_load, memory_order_relaxed))
+	if (!atomic_load_explicit(&find, memory_order_relaxed))
 		load();
-	return atomic_load_explicit(&found_at_load, memory_order_relaxed);
+	return atomic_load_explicit(&find, memory_order_relaxed);
 }
 
 HIDDEN void *forward_next(const char *name)
 {
-	void *found = find_in()(RTLD_NEXT, name); /* no tail call: this library asks */
+	void *found = find_function_of_c()(RTLD_NEXT, name); /* no tail call: this library asks */
 	return found;
 }
 
-/* Python loads extensions with RTLD_LOCAL: their libcudart is in no scope that RTLD_NEXT sees. */
-static void *find_local(const char *name)
+/* version: of the library's functions, where that matters; or NULL. */
+static void *find_in(void *library, const char *name, const char *version)
 {
-	const char *library = strncmp(name, "cuda", 4) == 0 ? "libcudart.so" : "libcuda.so";
+	find_version *of_version = atomic_load_explicit(&versioned, memory_order_relaxed);
+	return version && of_version ? of_version(library, name, version) : find_function_of_c()(library, name);
+}
+
+/* Python loads extensions with RTLD_LOCAL: their libcudart is in no scope that RTLD_NEXT sees. Returns a handle to be
+ * closed of the first loaded library of this name that has the function, or NULL. */
+static void *open_loaded(const char *library, const char *name, const char *version)
+{
 	char *path = malloc(PATH_MAX); /* the thread's stack may be small */
-	void *found = NULL;
-	for (int i = 0; path && !found && dl_iterate_phdr(note_path, &(struct loaded){library, i, path}); i++)
-		found = in_loaded(path, name, find_in());
+	void *opened = NULL;
+	for (int i = 0; path && !opened && dl_iterate_phdr(note_path, &(struct loaded){library, i, path}); i++) {
+		opened = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+		if (opened && !find_in(opened, name, version)) {
+			dlclose(opened);
+			opened = NULL;
+		}
+	}
 	free(path);
-	return found;
+	return opened;
+}
+
+static void close_loaded(void *library)
+{
+	if (library)
+		dlclose(library); /* which cannot unload it */
 }
 
 HIDDEN void *forward_find(const char *name)
 {
 	void *found = forward_next(name);
-	return found ? found : find_local(name);
+	void *library = found ? NULL : open_loaded(strncmp(name, "cuda", 4) == 0 ? "libcudart" : "libcuda", name, NULL);
+	if (library)
+		found = find_in(library, name, NULL);
+	close_loaded(library);
+	return found;
 }
 
+/* A function that no library has, after its library was found. */
+static int absent(void)
+{
+	return FORWARD_MISSING;
+}
+
+/* The driver's functions. Those that a library in front of it defines may be there earlier than the driver. */
 #define X(name, count, ...)                                                                        \
 	static int first_##name(PARAMETERS_##count(__VA_ARGS__))                                   \
 	{                                                                                          \
-		int (*found)(__VA_ARGS__) = (int (*)(__VA_ARGS__))kept(forward_find(#name));       \
-		if (!found)                                                                        \
-			return FORWARD_MISSING;                                                    \
-		atomic_store_explicit(&forward_##name, found, memory_order_relaxed);               \
-		return found(PASS_##count);                                                        \
+		resolve_driver();                                                          \
+		int (*found)(__VA_ARGS__) = atomic_load(&forward_##name);                          \
+		return found == first_##name ? FORWARD_MISSING : found(PASS_##count);              \
 	}                                                                                          \
 	HIDDEN int (*_Atomic forward_##name)(__VA_ARGS__) = first_##name;
 #define N(since, ...) X(__VA_ARGS__)
-FORWARD_FUNCTIONS(X, N)
+static void resolve_driver(void);
+FORWARD_DRIVER(X, N)
+#undef X
+
+static void resolve_driver(void)
+{
+	static atomic_bool done;
+	if (atomic_load(&done))
+		return;
+	void *library = open_loaded("libcuda", "cuInit", NULL);
+	struct range last = {0};
+#define X(name, count, ...)                                                                        \
+	if (atomic_load(&forward_##name) == first_##name) {                                        \
+		void *found = forward_next(#name);                                                 \
+		if (!found && library && !(found = find_in(library, #name, NULL)))                 \
+			found = (void *)absent;                                                    \
+		if (found)                                                                         \
+			atomic_store(&forward_##name, (int (*)(__VA_ARGS__))kept_with(found, &last)); \
+	}
+	FORWARD_DRIVER(X, N)
+#undef X
+	dlerror(); /* which the program would take for its own */
+	if (library)
+		atomic_store(&done, true);
+	close_loaded(library);
+}
+
+/* The runtime's. */
+HIDDEN __thread struct forward_caller forward_caller __attribute__((tls_model("initial-exec")));
+HIDDEN _Atomic _Bool forward_has_older;
+
+enum {
+#define X(name, ...) AT_##name,
+	FORWARD_RUNTIME(X) FORWARD_RUNTIME_ASKED(X)
+#undef X
+		RUNTIME
+};
+
+static const char *const version_of[FORWARD_MAJORS] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"};
+
+static void forward_set_newest(void);
+
+static void *_Atomic *const by_major[RUNTIME] = {
+#define X(name, ...) (void *_Atomic *)forward_by_major_##name,
+	FORWARD_RUNTIME(X) FORWARD_RUNTIME_ASKED(X)
+#undef X
+};
+static void *_Atomic *const newest[RUNTIME] = {
+#define X(name, ...) (void *_Atomic *)&forward_##name,
+	FORWARD_RUNTIME(X) FORWARD_RUNTIME_ASKED(X)
+#undef X
+};
+static const char *const runtime_names[RUNTIME] = {
+#define X(name, ...) #name,
+	FORWARD_RUNTIME(X) FORWARD_RUNTIME_ASKED(X)
+#undef X
+};
+static _Atomic bool resolved[FORWARD_MAJORS];
+
+/* Returns the function that a caller of the version is bound to in the order of the program's libraries, or NULL: that of
+ * a library in front of CUDA's, which has no versions, or that of the libcudart. */
+static void *in_order(const char *name, const char *version)
+{
+	void *found = forward_next(name);
+	for (enum forward_major major = FORWARD_NEWEST; found && major < FORWARD_MAJORS; major++)
+		if (found == find_in(RTLD_NEXT, name, version_of[major]))
+			return find_in(RTLD_NEXT, name, version);
+	return found;
+}
+
+/* Reports whether the major's library is loaded; its functions are found then. */
+static bool resolve_runtime(enum forward_major major)
+{
+	if (atomic_load(&resolved[major]))
+		return true;
+	const char *version = version_of[major];
+	bool global = find_in(RTLD_NEXT, "cudaRuntimeGetVersion", version) != NULL;
+	void *library = global ? NULL : open_loaded("libcudart", "cudaRuntimeGetVersion", version);
+	struct range last = {0};
+	for (int i = 0; (global || library) && i < RUNTIME; i++) {
+		void *found = in_order(runtime_names[i], version);
+		if (!found && library)
+			found = find_in(library, runtime_names[i], version);
+		atomic_store(&by_major[i][major], found ? kept_with(found, &last) : (void *)absent);
+	}
+	dlerror();
+	if (global || library)
+		atomic_store(&resolved[major], true);
+	close_loaded(library);
+	return global || library;
+}
+
+static int count_loaded(struct dl_phdr_info *info, size_t size, void *count)
+{
+	(void)size;
+	*(unsigned long long *)count = info->dlpi_adds;
+	return 1;
+}
+
+/* Where the newest major is not loaded, its callers get another; and its own as soon as that is. */
+static void *newest_or_other(int at)
+{
+	static _Atomic unsigned long long looked;
+	unsigned long long loaded = 0;
+	dl_iterate_phdr(count_loaded, &loaded);
+	if (atomic_load(&looked) != loaded) {
+		if (resolve_runtime(FORWARD_NEWEST)) {
+			forward_set_newest();
+			return atomic_load(&by_major[at][FORWARD_NEWEST]);
+		}
+		atomic_store(&looked, loaded);
+	}
+	for (enum forward_major major = FORWARD_NEWEST + 1; major < FORWARD_MAJORS; major++)
+		if (resolve_runtime(major))
+			return atomic_load(&by_major[at][major]);
+	void *found = kept(forward_find(runtime_names[at]));
+	dlerror();
+	return found;
+}
+
+static void *runtime_function(int at, enum forward_major major)
+{
+	if (major == FORWARD_NEWEST)
+		return newest_or_other(at);
+	return resolve_runtime(major) ? atomic_load(&by_major[at][major]) : NULL;
+}
+
+#define FIRST(major, name, count, ...)                                                             \
+	static int first_of_##major##_##name(PARAMETERS_##count(__VA_ARGS__))                      \
+	{                                                                                          \
+		int (*found)(__VA_ARGS__) = (int (*)(__VA_ARGS__))runtime_function(AT_##name, major); \
+		int code = found ? found(PASS_##count) : FORWARD_MISSING;                          \
+		resolve_driver(); /* which libcudart has loaded by now */                          \
+		return code;                                                                       \
+	}
+#define X(name, count, ...)                                                                        \
+	FIRST(FORWARD_NEWEST, name, count, __VA_ARGS__)                                            \
+	FIRST(FORWARD_12, name, count, __VA_ARGS__)                                                \
+	FIRST(FORWARD_11, name, count, __VA_ARGS__)                                                \
+	HIDDEN int (*_Atomic forward_by_major_##name[FORWARD_MAJORS])(__VA_ARGS__) = {             \
+		first_of_FORWARD_NEWEST_##name, first_of_FORWARD_12_##name, first_of_FORWARD_11_##name}; \
+	static int of_caller_##name(PARAMETERS_##count(__VA_ARGS__))                               \
+	{                                                                                          \
+		return forward_by_major_##name[forward_caller.major](PASS_##count);                \
+	}                                                                                          \
+	HIDDEN int (*_Atomic forward_##name)(__VA_ARGS__) = of_caller_##name;
+FORWARD_RUNTIME(X)
+FORWARD_RUNTIME_ASKED(X)
+#undef X
+static void *const of_caller[RUNTIME] = {
+#define X(name, ...) (void *)of_caller_##name,
+	FORWARD_RUNTIME(X) FORWARD_RUNTIME_ASKED(X)
+#undef X
+};
+
+/* While no caller of an older major has been seen, the newest's functions are called without a look at the caller. The
+ * thread that sees one and the thread that is here both write first and read then, so one of them sees the other. */
+static void forward_set_newest(void)
+{
+	for (int i = 0; i < RUNTIME; i++) {
+		atomic_store(newest[i], atomic_load(&by_major[i][FORWARD_NEWEST]));
+		if (atomic_load(&forward_has_older))
+			atomic_store(newest[i], of_caller[i]);
+	}
+}
+
+HIDDEN void forward_see_older(void)
+{
+	atomic_store(&forward_has_older, true);
+	for (int i = 0; i < RUNTIME; i++)
+		atomic_store(newest[i], of_caller[i]);
+}
+
+HIDDEN void forward_resolve(void)
+{
+	resolve_driver();
+	if (resolve_runtime(FORWARD_NEWEST))
+		forward_set_newest();
+	for (enum forward_major major = FORWARD_NEWEST + 1; major < FORWARD_MAJORS; major++)
+		resolve_runtime(major);
+}

@@ -26,29 +26,60 @@ struct forward_ipc {
 
 /* Functions that CUDA has a second time, with _ptsz behind the name, for programs compiled with --default-stream
  * per-thread: for those, stream 0 means the thread's own. */
-#define FORWARD_STREAM_FUNCTIONS(X, N, suffix) \
+#define FORWARD_RUNTIME_STREAM(X, suffix) \
 	X(cudaMallocAsync##suffix, 3, void **, size_t, void *) \
 	X(cudaMallocFromPoolAsync##suffix, 4, void **, size_t, void *, void *) \
 	X(cudaFreeAsync##suffix, 2, void *, void *) \
-	X(cudaStreamIsCapturing##suffix, 2, void *, int *) \
+	X(cudaGetDriverEntryPoint##suffix, 4, const char *, void **, unsigned long long, int *) \
+	X(cudaGetDriverEntryPointByVersion##suffix, 5, const char *, void **, unsigned, unsigned long long, int *)
+#define FORWARD_DRIVER_STREAM(X, N, suffix) \
 	N(11020, cuMemAllocAsync##suffix, 3, uintptr_t *, size_t, void *) \
 	N(11020, cuMemAllocFromPoolAsync##suffix, 4, uintptr_t *, size_t, void *, void *) \
 	N(11020, cuMemFreeAsync##suffix, 2, uintptr_t, void *) \
-	X(cuStreamIsCapturing##suffix, 2, void *, int *) \
-	X(cudaGetDriverEntryPoint##suffix, 4, const char *, void **, unsigned long long, int *) \
-	X(cudaGetDriverEntryPointByVersion##suffix, 5, const char *, void **, unsigned, unsigned long long, int *)
+	X(cuStreamIsCapturing##suffix, 2, void *, int *)
 
-/* X(name, how many parameters, their types). Every function returns cudaError_t or CUresult, passed on as int.
- * N(since, name, ...): this library stands in front of it, and a program that asks CUDA for it by name gets this
- * library's; since is the first CUDA version that has it. Of the functions of table.h every parameter is a word. */
-#define FORWARD_FUNCTIONS(X, N) \
+/* X(name, how many parameters, their types). Every function returns cudaError_t or CUresult, passed on as int. In
+ * table.h, where every parameter is a word, X has the runtime's functions and N the driver's.
+ *
+ * The runtime's functions that this library stands in front of. */
+#define FORWARD_NONE(...)
+#define FORWARD_RUNTIME(X) \
 	X(cudaMalloc, 2, void **, size_t) \
 	X(cudaMallocPitch, 4, void **, size_t *, size_t, size_t) \
 	X(cudaMalloc3D, 2, struct forward_pitched *, struct forward_extent) \
 	X(cudaFree, 1, void *) \
+	X(cudaSetDevice, 1, int) \
+	X(cudaIpcOpenMemHandle, 3, void **, struct forward_ipc, unsigned) \
+	X(cudaIpcCloseMemHandle, 1, void *) \
+	X(cudaGetLastError, 0, void) \
+	X(cudaPeekAtLastError, 0, void) \
+	X(cudaDeviceEnablePeerAccess, 2, int, unsigned) \
+	X(cudaDeviceReset, 0, void) \
+	X(cudaPointerGetAttributes, 2, void *, const void *) \
+	X(cudaIpcGetMemHandle, 2, void *, void *) \
+	X(cudaMemPoolCreate, 2, void **, const void *) \
+	X(cudaMemPoolDestroy, 1, void *) \
+	X(cudaMemPoolSetAttribute, 3, void *, int, void *) \
+	X(cudaMemPoolGetAttribute, 3, void *, int, void *) \
+	X(cudaMemPoolTrimTo, 2, void *, size_t) \
+	X(cudaStreamDestroy, 1, void *) \
+	FORWARD_OBSTACLES(X, FORWARD_NONE) \
+	FORWARD_CAPTURES(X, FORWARD_NONE) \
+	FORWARD_CAPTURE_ENDS(X, FORWARD_NONE) \
+	FORWARD_RUNTIME_STREAM(X, ) \
+	FORWARD_RUNTIME_STREAM(X, _ptsz)
+
+/* And those that it calls itself alone. */
+#define FORWARD_RUNTIME_ASKED(X) \
 	X(cudaGetDevice, 1, int *) \
 	X(cudaRuntimeGetVersion, 1, int *) \
-	X(cudaSetDevice, 1, int) \
+	X(cudaStreamIsCapturing, 2, void *, int *) \
+	X(cudaStreamIsCapturing_ptsz, 2, void *, int *)
+
+/* The driver's. N(since, name, ...): this library stands in front of it, and a program that asks CUDA for it by name
+ * gets this library's; since is the first CUDA version that has it. */
+#define FORWARD_DRIVER(X, N) \
+	X(cuCheckpointProcessGetState, 2, int, int *) \
 	N(10020, cuMemCreate, 4, uint64_t *, size_t, const void *, unsigned long long) \
 	N(10020, cuMemRelease, 1, uint64_t) \
 	N(10020, cuMemMap, 5, uintptr_t, size_t, size_t, uint64_t, unsigned long long) \
@@ -64,9 +95,7 @@ struct forward_ipc {
 	N(12010, cuMulticastBindMem, 6, uint64_t, size_t, uint64_t, size_t, size_t, unsigned long long) \
 	N(13010, cuMulticastBindMem_v2, 7, uint64_t, int, size_t, uint64_t, size_t, size_t, unsigned long long) \
 	N(11000, cuIpcOpenMemHandle_v2, 3, uintptr_t *, struct forward_ipc, unsigned) \
-	X(cudaIpcOpenMemHandle, 3, void **, struct forward_ipc, unsigned) \
 	N(4010, cuIpcCloseMemHandle, 1, uintptr_t) \
-	X(cudaIpcCloseMemHandle, 1, void *) \
 	N(3020, cuMemGetAddressRange_v2, 3, uintptr_t *, size_t *, uintptr_t) \
 	N(10020, cuMemGetAccess, 3, unsigned long long *, const void *, uintptr_t) \
 	N(4000, cuPointerGetAttribute, 3, void *, int, uintptr_t) \
@@ -74,11 +103,6 @@ struct forward_ipc {
 	N(11000, cuMemRetainAllocationHandle, 2, uint64_t *, void *) \
 	N(11030, cuGetProcAddress, 4, const char *, void **, int, uint64_t) \
 	N(12000, cuGetProcAddress_v2, 5, const char *, void **, int, uint64_t, int *) \
-	X(cudaGetLastError, 0, void) \
-	X(cudaDeviceEnablePeerAccess, 2, int, unsigned) \
-	X(cudaDeviceReset, 0, void) \
-	X(cudaPointerGetAttributes, 2, void *, const void *) \
-	X(cudaIpcGetMemHandle, 2, void *, void *) \
 	N(3020, cuMemAlloc_v2, 2, uintptr_t *, size_t) \
 	N(3020, cuMemAllocPitch_v2, 5, uintptr_t *, size_t *, size_t, size_t, unsigned) \
 	N(3020, cuMemFree_v2, 1, uintptr_t) \
@@ -100,32 +124,55 @@ struct forward_ipc {
 	X(cuDeviceGetDefaultMemPool, 2, void **, int) \
 	X(cuDeviceGetCount, 1, int *) \
 	N(11020, cuMemPoolCreate, 2, void **, const void *) \
-	X(cudaMemPoolCreate, 2, void **, const void *) \
 	N(11020, cuMemPoolDestroy, 1, void *) \
-	X(cudaMemPoolDestroy, 1, void *) \
 	N(11020, cuMemPoolSetAttribute, 3, void *, int, void *) \
-	X(cudaMemPoolSetAttribute, 3, void *, int, void *) \
 	N(11020, cuMemPoolGetAttribute, 3, void *, int, void *) \
-	X(cudaMemPoolGetAttribute, 3, void *, int, void *) \
 	N(11020, cuMemPoolTrimTo, 2, void *, size_t) \
-	X(cudaMemPoolTrimTo, 2, void *, size_t) \
 	X(cuStreamGetCtx, 2, void *, void **) \
 	N(4000, cuStreamDestroy_v2, 1, void *) \
-	X(cudaStreamDestroy, 1, void *) \
 	N(4010, cuIpcGetMemHandle, 2, void *, uintptr_t) \
-	FORWARD_OBSTACLES(X, N) \
-	FORWARD_CAPTURES(X, N) \
-	FORWARD_CAPTURE_ENDS(X, N) \
-	FORWARD_STREAM_FUNCTIONS(X, N, ) \
-	FORWARD_STREAM_FUNCTIONS(X, N, _ptsz)
+	FORWARD_OBSTACLES(FORWARD_NONE, N) \
+	FORWARD_CAPTURES(FORWARD_NONE, N) \
+	FORWARD_CAPTURE_ENDS(FORWARD_NONE, N) \
+	FORWARD_DRIVER_STREAM(X, N, ) \
+	FORWARD_DRIVER_STREAM(X, N, _ptsz)
 
-/* forward_cudaMalloc(pointer, size) and so on call the host's own function. The pointers start at a stub that looks the
- * function up; a lookup that finds nothing is made again at the next call: libcudart may be loaded in between. */
+#define FORWARD_FUNCTIONS(X, N) \
+	FORWARD_RUNTIME(X) \
+	FORWARD_RUNTIME_ASKED(X) \
+	FORWARD_DRIVER(X, N)
+
+/* forward_cudaMalloc(pointer, size) and so on call the host's own function. The pointers start at a stub that looks all
+ * functions up, because the loader's lock may not be free at a later call; while no library has them, each call looks
+ * again: libcudart may be loaded in between. */
 #define X(name, count, ...) extern int (*_Atomic forward_##name)(__VA_ARGS__) __attribute__((visibility("hidden")));
 #define N(since, ...) X(__VA_ARGS__)
 FORWARD_FUNCTIONS(X, N)
 #undef X
 #undef N
+
+/* Looks all functions up that can be found now. */
+void forward_resolve(void);
+
+/* The libraries of a process may be bound to several majors of libcudart, whose structures and states differ. The
+ * loader binds each to the version that it names: this library has its functions in the newest version, which is also
+ * that of callers that name none, and in these (older.c). */
+enum forward_major { FORWARD_NEWEST, FORWARD_12, FORWARD_11, FORWARD_MAJORS };
+/* The major that this thread's call of the runtime came by, and for an older one, who called. */
+struct forward_caller {
+	enum forward_major major;
+	const void *address;
+};
+extern __thread struct forward_caller forward_caller __attribute__((tls_model("initial-exec"), visibility("hidden")));
+/* A caller of an older major has been seen: before the first such call. */
+extern _Atomic _Bool forward_has_older __attribute__((visibility("hidden")));
+void forward_see_older(void);
+/* Of a major; for a pass-through without regard to forward_caller. */
+#define X(name, count, ...) \
+	extern int (*_Atomic forward_by_major_##name[FORWARD_MAJORS])(__VA_ARGS__) __attribute__((visibility("hidden")));
+FORWARD_RUNTIME(X)
+FORWARD_RUNTIME_ASKED(X)
+#undef X
 
 /* A function that the next library in line defines; or NULL. */
 void *forward_next(const char *name);

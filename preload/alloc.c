@@ -83,6 +83,12 @@ static int pausable_malloc_here(void **pointer, size_t size)
 	return code == SUCCESS ? pausable_malloc(pointer, size, device) : code;
 }
 
+/* For functions of the runtime. */
+static int runtime_malloc(void **pointer, size_t size)
+{
+	return runtime_result(pausable_malloc_here(pointer, size));
+}
+
 /* An allocation function's body: plain outside regions, ours in them. It also keeps the trace and the account where
  * somebody asked for these; before and after surround plain. */
 #define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, after)                   \
@@ -110,20 +116,20 @@ static int pausable_malloc_here(void **pointer, size_t size)
 	ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), plain, ours, (void)0,                  \
 		   account_malloc(*(void **)(pointer), bytes, caller))
 #define ALLOCATING_ONE(pointer, size, bytes, plain, ours)                                          \
-	ALLOCATING_FOR(__builtin_return_address(0), pointer, size, bytes, plain, ours)
+	ALLOCATING_FOR(CALLER(), pointer, size, bytes, plain, ours)
 
 /* A function of its own, so that a call that is passed on needs no frame. */
 OUT_OF_LINE int watched_cudaMalloc(void **pointer, size_t size, const void *caller)
 {
 	return ALLOCATING_FOR(caller, pointer, size, size, forward_cudaMalloc(pointer, size),
-			      pausable_malloc_here(pointer, size));
+			      runtime_malloc(pointer, size));
 }
 
 HOT EXPORT int cudaMalloc(void **pointer, size_t size)
 {
 	if (likely(!region_active() && !cuda_is_watched()))
 		return forward_cudaMalloc(pointer, size);
-	return watched_cudaMalloc(pointer, size, __builtin_return_address(0));
+	return watched_cudaMalloc(pointer, size, CALLER());
 }
 
 /* Rows start at multiples of this, as CUDA's do on every current device. */
@@ -155,7 +161,7 @@ EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t h
 {
 	return ALLOCATING_ONE(pointer, width * height, *pitch * height,
 			      forward_cudaMallocPitch(pointer, pitch, width, height),
-			      pausable_malloc_pitch(pointer, pitch, width, height));
+			      runtime_result(pausable_malloc_pitch(pointer, pitch, width, height)));
 }
 
 static int pausable_malloc_3d(struct forward_pitched *pitched, struct forward_extent extent)
@@ -176,7 +182,8 @@ EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent e
 {
 	size_t size = extent.width * extent.height * extent.depth;
 	return ALLOCATING_ONE(&pitched->pointer, size, pitched->pitch * extent.height * extent.depth,
-			      forward_cudaMalloc3D(pitched, extent), pausable_malloc_3d(pitched, extent));
+			      forward_cudaMalloc3D(pitched, extent),
+			      runtime_result(pausable_malloc_3d(pitched, extent)));
 }
 
 static int driver_device(int *device)
@@ -235,7 +242,7 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 			   TAKING() && !is_captured(is_capturing, stream) &&                       \
 				   ordered_takes(pool, is_current, &device_),                      \
 			   plain, ours(pointer, size, device_, stream_id),                         \
-			   account_pool(pool, __builtin_return_address(0)), (void)0);              \
+			   account_pool(pool, CALLER()), (void)0);              \
 	})
 
 /* The memory of a stream is its device's, whichever is current. */
@@ -251,9 +258,9 @@ static int device_of(void *stream, int *device, int (*current)(int *))
 static int ordered_malloc(void **pointer, size_t size, int device, void *stream)
 {
 	if (!pointer)
-		return error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL");
+		return runtime_result(error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL"));
 	int code = device < 0 ? device_of(stream, &device, current_device) : SUCCESS;
-	return code == SUCCESS ? pausable_malloc_ordered(pointer, size, device, stream) : code;
+	return runtime_result(code == SUCCESS ? pausable_malloc_ordered(pointer, size, device, stream) : code);
 }
 
 static int ordered_driver_malloc(uintptr_t *pointer, size_t size, int device, void *stream)

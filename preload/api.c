@@ -288,7 +288,14 @@ EXPORT int tms_live(const void *address, size_t size, const tms_range *ranges, s
 		return SUCCESS;
 	if (address && !arena_contains(address) && !atomic_load(&handles_tracked))
 		return error_fail(ERROR_INVALID_VALUE, "%p is in no region", address);
-	return IN_GO(tmsLive((void *)address, size, (size_t *)ranges, count));
+	size_t *copy = count ? calloc(count, 2 * sizeof *copy) : NULL; /* what the program has may lie behind a barrier */
+	if (count && !copy)
+		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory for %zu ranges", count);
+	if (count)
+		memcpy(copy, ranges, count * 2 * sizeof *copy);
+	int code = IN_GO(tmsLive((void *)address, size, copy, count));
+	free(copy);
+	return code;
 }
 
 EXPORT int tms_prepare(const char *tag, bool wait)

@@ -158,7 +158,8 @@ static void *meant(const char *function, uintptr_t stream)
 		struct gate_mark *mark = gate_enter_capture(&call, stream);                        \
 		struct entry entry = enter();                                                      \
 		await_let();                                                                       \
-		int code = entry.slot ? began(entry, stream, forward_##symbol(PASS_##count)) : no_memory(); \
+		int code = entry.slot ? began(entry, stream, forward_##symbol(PASS_##count))    \
+					: RESULT_OF_ANY(#symbol, no_memory());             \
 		gate_leave_capture(mark);                                                          \
 		return code;                                                                       \
 	}

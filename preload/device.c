@@ -37,14 +37,14 @@ EXPORT int cudaSetDevice(int device)
 	return code;
 }
 
-#define GRANTS(symbol, type)                                                                       \
+#define GRANTS(api, symbol, type)                                                                 \
 	EXPORT int symbol(type peer, unsigned flags)                                               \
 	{                                                                                          \
 		int code = forward_##symbol(peer, flags);                                          \
-		return code == SUCCESS && segments_exist() ? grant() : code;                       \
+		return code == SUCCESS && segments_exist() ? RESULT_OF(api, grant()) : code;       \
 	}
-GRANTS(cudaDeviceEnablePeerAccess, int)
-GRANTS(cuCtxEnablePeerAccess, void *)
+GRANTS(cuda, cudaDeviceEnablePeerAccess, int)
+GRANTS(cu, cuCtxEnablePeerAccess, void *)
 
 /* Contexts that the program makes itself, so that a pause can wait for what they run. Contexts made by functions that
  * were found with dlsym are unknown, so memory is refused in them.

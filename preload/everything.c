@@ -41,9 +41,8 @@ HIDDEN int everything_refuse(void)
 HIDDEN bool everything_driver_has(void)
 {
 	enum { RUNNING = 0 }; /* a CUprocessState; a process may ask for its own, even while its other calls wait */
-	int (*state_of)(int, int *) = (int (*)(int, int *))forward_find("cuCheckpointProcessGetState");
 	int state = RUNNING;
-	return state_of && state_of(getpid(), &state) == SUCCESS && state != RUNNING;
+	return forward_cuCheckpointProcessGetState(getpid(), &state) == SUCCESS && state != RUNNING;
 }
 
 /* One of the calls after which the driver may lose the process (NVIDIA's notes on cuda-checkpoint), or the process may
@@ -80,6 +79,14 @@ static int checkpointed(char *arguments[], uint64_t *bytes)
 	return code == HELPER_ENDED ? ERROR_OPERATING_SYSTEM : code;
 }
 
+/* For the command, which reads a decimal point, whatever the program's locale has in its place. */
+enum { SECONDS_SIZE = 32 };
+static void write_seconds(char text[SECONDS_SIZE], double seconds)
+{
+	const double most = 1e9, nanosecond = 1e-9;
+	snprintf(text, SECONDS_SIZE, "%.0fe-9", (seconds < most ? seconds : most) / nanosecond);
+}
+
 HIDDEN int everything_pause(double timeout, uint64_t *bytes)
 {
 	if (!(timeout >= 0))
@@ -87,9 +94,9 @@ HIDDEN int everything_pause(double timeout, uint64_t *bytes)
 	int code = operation_serve();
 	if (code != SUCCESS)
 		return code;
-	char process[16], seconds[32];
+	char process[16], seconds[SECONDS_SIZE];
 	snprintf(process, sizeof process, "%d", (int)getpid());
-	snprintf(seconds, sizeof seconds, "%.17g", timeout);
+	write_seconds(seconds, timeout);
 	char *arguments[] = {NULL, "pause", process, "--everything", "--force", "--timeout", seconds, "--report", NULL};
 	return checkpointed(arguments, bytes);
 }
@@ -98,9 +105,9 @@ HIDDEN int everything_restore(double wait)
 {
 	if (!everything_asked() || go_now() != GO_AWAKE) /* a child lacks the parent's CUDA, and other functions say so */
 		return SUCCESS;
-	char process[16], seconds[32];
+	char process[16], seconds[SECONDS_SIZE];
 	snprintf(process, sizeof process, "%d", (int)getpid());
-	snprintf(seconds, sizeof seconds, "%.17g", wait);
+	write_seconds(seconds, wait);
 	char *arguments[] = {NULL, "resume", process, "--driver", "--wait", seconds, "--report", NULL};
 	int code = checkpointed(arguments, NULL);
 	if (code != SUCCESS)

@@ -29,7 +29,7 @@ static inline bool watches(const void *pointer)
 OUT_OF_LINE int watched_cudaFree(void *pointer)
 {
 	return WATCHED(pointer, TRACE_SAME_STREAM, forward_cudaFree(pointer),
-		       pausable_free(pointer));
+		       runtime_result(pausable_free(pointer)));
 }
 
 HOT EXPORT int cudaFree(void *pointer)
@@ -58,18 +58,19 @@ static int free_after(void *pointer, void *stream, bool captured)
 }
 
 /* own: the stream that the suffix means. */
-#define FREES_ORDERED(name, suffix, type, is_capturing, own)                                       \
+#define FREES_ORDERED(api, name, suffix, type, is_capturing, own)                                       \
 	OUT_OF_LINE int watched_##name##suffix(type pointer, void *stream)                         \
 	{                                                                                          \
 		return WATCHED((void *)pointer, own, forward_##name##suffix(pointer, stream),      \
-			       free_after((void *)pointer, own, is_captured(forward_##is_capturing##suffix, stream))); \
+			       RESULT_OF(api, free_after((void *)pointer, own,                     \
+							 is_captured(forward_##is_capturing##suffix, stream)))); \
 	}                                                                                          \
 	EXPORT int name##suffix(type pointer, void *stream)                                        \
 	{                                                                                          \
 		return watches((void *)pointer) ? watched_##name##suffix(pointer, stream)          \
 						: forward_##name##suffix(pointer, stream);         \
 	}
-FREES_ORDERED(cudaFreeAsync, , void *, cudaStreamIsCapturing, stream)
-FREES_ORDERED(cudaFreeAsync, _ptsz, void *, cudaStreamIsCapturing, own_stream(stream))
-FREES_ORDERED(cuMemFreeAsync, , uintptr_t, cuStreamIsCapturing, stream)
-FREES_ORDERED(cuMemFreeAsync, _ptsz, uintptr_t, cuStreamIsCapturing, own_stream(stream))
+FREES_ORDERED(cuda, cudaFreeAsync, , void *, cudaStreamIsCapturing, stream)
+FREES_ORDERED(cuda, cudaFreeAsync, _ptsz, void *, cudaStreamIsCapturing, own_stream(stream))
+FREES_ORDERED(cu, cuMemFreeAsync, , uintptr_t, cuStreamIsCapturing, stream)
+FREES_ORDERED(cu, cuMemFreeAsync, _ptsz, uintptr_t, cuStreamIsCapturing, own_stream(stream))

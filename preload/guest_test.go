@@ -21,10 +21,10 @@ import (
 // few ever use it.
 
 // shared compiles testdata/NAME.c into a shared library.
-func shared(t *testing.T, name string) string {
+func shared(t *testing.T, name string, more ...string) string {
 	t.Helper()
-	return hermetic.Compile(t, name+".so", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror",
-		filepath.Join("testdata", name+".c"), "-ldl")
+	return hermetic.Compile(t, name+".so", append(more, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror",
+		filepath.Join("testdata", name+".c"), "-ldl")...)
 }
 
 func field(t *testing.T, text, name string) int {
@@ -237,8 +237,13 @@ func TestOtherInterposers(t *testing.T) {
 func TestOtherDlsym(t *testing.T) {
 	program := compileWithDriver(t, "hooked", majors[1])
 	tms, reach, hook := built(t, "lib", "libtms.so"), built(t, "lib", "libtms_reach.so"), shared(t, "dlsymhook")
-	for where, libraries := range map[string][]string{"behind": {tms, reach, hook}, "before": {hook, tms, reach}} {
+	old := shared(t, "dlsymhook", "-Wl,--hash-style=sysv") // which has no table of the newer kind
+	for _, libraries := range [][]string{{tms, reach, hook}, {hook, tms, reach}, {old, tms, reach}} {
 		preload := "LD_PRELOAD=" + strings.Join(libraries, ":")
+		where := "behind"
+		if libraries[0] != tms {
+			where = "before"
+		}
 		t.Run(where, func(t *testing.T) {
 			run(t, program, []string{where}, preload).succeeded(t)
 			const script = "import ctypes, ssl; print(ctypes.CDLL(None).abs(-42))"
@@ -290,6 +295,75 @@ func TestLibcudartOfEveryKind(t *testing.T) {
 		{"local", twelve}, {"local", thirteen}, {"local", twelve, thirteen},
 		{"global", twelve}, {"global", thirteen}, {"global", twelve, thirteen},
 	})
+}
+
+// versioned compiles testdata/versioned.c against the first of some libraries, found in a folder.
+func versioned(t *testing.T, folder, cudart string, size int) string {
+	t.Helper()
+	return hermetic.Compile(t, "versioned.so", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror",
+		fmt.Sprint("-DSIZE=", size), "testdata/versioned.c", "-L"+folder, "-l:"+cudart, "-Wl,-rpath,"+folder,
+		"-Wl,--unresolved-symbols=ignore-in-object-files")
+}
+
+// Each library's calls go to the libcudart that it is linked with, whichever was there first.
+func TestEachLibraryHasItsOwnLibcudart(t *testing.T) {
+	program := compile(t, "versions", "")
+	twelve, thirteen := versioned(t, built(t, "sim"), majors[0], 24), versioned(t, built(t, "sim"), majors[1], 88)
+	for _, preload := range []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so"), reaching(t)} {
+		for name, libraries := range map[string][]string{"12": {twelve}, "13": {thirteen}, "12, 13": {twelve, thirteen},
+			"13, 12": {thirteen, twelve}} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				run(t, program, libraries, preload).succeeded(t)
+			})
+		}
+	}
+}
+
+// auditwheel renames a libcudart that it copies into a wheel.
+func TestRenamedLibcudart(t *testing.T) {
+	for _, name := range []string{"libcudart-1f2e3d4c.so.12", "libcudart.1f2e3d4c.so.12"} {
+		cudart := hermetic.Compile(t, name, "-shared", "-fPIC", "-O1", "-Wl,-soname,"+name,
+			"-Wl,--version-script=../internal/cudasim/runtime/libcudart.12.map", "testdata/renamed.c")
+		library := versioned(t, filepath.Dir(cudart), name, 24)
+		run(t, compile(t, "alone", ""), []string{library}).succeeded(t)
+	}
+}
+
+// A thread that waits for a resume, or that a constructor waits for, may be a thread with the loader's lock.
+func TestLoaderIsNotNeeded(t *testing.T) {
+	library := shared(t, "constructor")
+	for _, cudart := range eachMajor() {
+		program := compile(t, "loader", cudart, "-l:libcuda.so.1", "-rdynamic")
+		each(t, program, [][]string{{"dlopen", library}, {"callback", library}, {"calls", library}}, reaching(t))
+		run(t, program, []string{"calls", library}).succeeded(t)
+	}
+}
+
+func TestCancelledInTheFirstAllocation(t *testing.T) {
+	run(t, compile(t, "cancelled", majors[1]), nil).succeeded(t)
+}
+
+func TestLargeThreadLocalData(t *testing.T) {
+	run(t, compile(t, "threadlocal", majors[1]), nil).succeeded(t)
+}
+
+func TestArgumentsBehindABarrier(t *testing.T) {
+	run(t, compileWithDriver(t, "barrier", majors[1]), nil).succeeded(t)
+}
+
+func TestDecimalComma(t *testing.T) {
+	folder := t.TempDir()
+	source := filepath.Join(folder, "source")
+	require.NoError(t, os.WriteFile(source, []byte("comment_char %\nescape_char /\nLC_NUMERIC\ndecimal_point \",\"\n"+
+		"thousands_sep \".\"\ngrouping 3;3\nEND LC_NUMERIC\n"), 0o600))
+	output, err := exec.Command("localedef", "-c", "-i", source, "--no-archive", filepath.Join(folder, "comma")).
+		CombinedOutput()
+	if _, made := os.Stat(filepath.Join(folder, "comma", "LC_NUMERIC")); made != nil { // -c ends with 1 after warnings
+		t.Logf("%v: %s", err, output)
+		hermetic.Missing(t, "localedef")
+	}
+	run(t, compile(t, "comma", majors[1]), nil, reaching(t), "LOCPATH="+folder).succeeded(t)
 }
 
 // A crash of Python code after use is reported by faulthandler and dies by its own signal.

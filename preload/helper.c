@@ -14,19 +14,31 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Found before anything can be paused: a thread that waits for a resume may have the loader's lock. */
+static const char *self;
+static int (*close_from)(posix_spawn_file_actions_t *, int);
+
+HIDDEN void helper_prepare(void)
+{
+	Dl_info info;
+	if (dladdr((void *)helper_prepare, &info))
+		self = info.dli_fname;
+	close_from = (int (*)(posix_spawn_file_actions_t *, int))dlsym(RTLD_DEFAULT,
+									"posix_spawn_file_actions_addclosefrom_np");
+}
+
 /* The command: what TMS_COMMAND names; where the wheel, or scripts/build.sh, puts it; or on the path. */
 static const char *command(char path[4096])
 {
 	const char *named = getenv("TMS_COMMAND");
 	if (named && *named)
 		return named;
-	Dl_info self;
-	if (dladdr((void *)command, &self) && self.dli_fname) {
-		const char *slash = strrchr(self.dli_fname, '/');
-		int length = slash ? (int)(slash - self.dli_fname) : 0;
+	if (self) {
+		const char *slash = strrchr(self, '/');
+		int length = slash ? (int)(slash - self) : 0;
 		static const char *const beside[] = {"../bin/tms", "tms"};
 		for (size_t i = 0; slash && i < sizeof beside / sizeof *beside; i++) {
-			int written = snprintf(path, 4096, "%.*s/%s", length, self.dli_fname, beside[i]);
+			int written = snprintf(path, 4096, "%.*s/%s", length, self, beside[i]);
 			if (written < 4096 && access(path, X_OK) == 0)
 				return path;
 		}
@@ -71,13 +83,10 @@ static int start_helper(pid_t *helper, char *const arguments[], char *const envi
 {
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attributes;
-	sigset_t all, none;
-	sigfillset(&all);
-	sigemptyset(&none);
+	sigset_t signals; /* one: the stack may be small */
+	sigfillset(&signals);
 	posix_spawn_file_actions_init(&actions); /* neither fails, in glibc or musl */
 	posix_spawnattr_init(&attributes);
-	int (*close_from)(posix_spawn_file_actions_t *, int) = (int (*)(posix_spawn_file_actions_t *, int))dlsym(
-		RTLD_DEFAULT, "posix_spawn_file_actions_addclosefrom_np");
 	int error = posix_spawn_file_actions_adddup2(&actions, out, 1);
 	if (!error)
 		error = posix_spawn_file_actions_adddup2(&actions, out, 2);
@@ -85,8 +94,9 @@ static int start_helper(pid_t *helper, char *const arguments[], char *const envi
 		error = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
 	if (!error && close_from)
 		error = close_from(&actions, 3);
-	posix_spawnattr_setsigdefault(&attributes, &all);
-	posix_spawnattr_setsigmask(&attributes, &none);
+	posix_spawnattr_setsigdefault(&attributes, &signals);
+	sigemptyset(&signals);
+	posix_spawnattr_setsigmask(&attributes, &signals);
 	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
 	if (!error)
 		error = posix_spawnp(helper, arguments[0], &actions, &attributes, arguments, environment);

@@ -63,19 +63,20 @@ static int close_ours(uintptr_t pointer)
 	EXPORT int api##IpcGetMemHandle(void *handle, type pointer)                                \
 	{                                                                                          \
 		if (unlikely(arena_contains((void *)pointer)))                                     \
-			return share(handle, (uintptr_t)pointer);                                  \
+			return RESULT_OF(api, share(handle, (uintptr_t)pointer));                  \
 		return obstacle_note(__func__, forward_##api##IpcGetMemHandle(handle, pointer));   \
 	}                                                                                          \
 	EXPORT int api##IpcOpenMemHandle##version(type *pointer, struct forward_ipc handle, unsigned flags) \
 	{                                                                                          \
 		if (is_ours(&handle))                                                              \
-			return open_ours((void **)pointer, &handle, current);                      \
+			return RESULT_OF(api, open_ours((void **)pointer, &handle, current));      \
 		return obstacle_note(__func__, forward_##api##IpcOpenMemHandle##version(pointer, handle, flags)); \
 	}                                                                                          \
 	EXPORT int api##IpcCloseMemHandle(type pointer)                                            \
 	{                                                                                          \
-		return unlikely(arena_contains((void *)pointer)) ? close_ours((uintptr_t)pointer)  \
-								 : forward_##api##IpcCloseMemHandle(pointer); \
+		return unlikely(arena_contains((void *)pointer))                                   \
+			       ? RESULT_OF(api, close_ours((uintptr_t)pointer))                    \
+			       : forward_##api##IpcCloseMemHandle(pointer);                        \
 	}
 SHARES(cuda, , void *, current_device)
 SHARES(cu, _v2, uintptr_t, current_device_of_driver)

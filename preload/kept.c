@@ -91,7 +91,11 @@ EXPORT int tms_kept_seal(tms_kept *set, const void *manifest, size_t size)
 
 EXPORT int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_t *size)
 {
-	return IN_GO(tmsKeptManifest((uintptr_t)set, buffer, capacity, size));
+	size_t bytes = 0;
+	int code = IN_GO(tmsKeptManifest((uintptr_t)set, buffer, capacity, &bytes));
+	if (code == SUCCESS && size)
+		*size = bytes;
+	return code;
 }
 
 EXPORT int tms_kept_attach(tms_kept *set)
@@ -102,7 +106,19 @@ EXPORT int tms_kept_attach(tms_kept *set)
 
 EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device)
 {
-	return IN_GO(tmsKeptChunk((uintptr_t)set, index, (uintptr_t *)address, size, device));
+	uintptr_t base = 0;
+	size_t bytes = 0;
+	int ordinal = 0;
+	int code = IN_GO(tmsKeptChunk((uintptr_t)set, index, &base, &bytes, &ordinal));
+	if (code != SUCCESS)
+		return code;
+	if (address)
+		*address = (void *)base;
+	if (size)
+		*size = bytes;
+	if (device)
+		*device = ordinal;
+	return SUCCESS;
 }
 
 EXPORT int tms_kept_close(tms_kept *set)

@@ -9,6 +9,7 @@
 
 HIDDEN void go_awake(void)
 {
+	helper_prepare();
 	if (!region_config.control)
 		return;
 	control_load();

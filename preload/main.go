@@ -59,6 +59,7 @@ func start() (*vmm.Engine, error) {
 		return nil, err
 	}
 	driver = opened
+	C.forward_resolve() // while nothing is paused: a thread that waits for a resume may have the loader's lock
 	made := vmm.New(driver, func(base uintptr, size uint64) error {
 		if C.arena_add(C.uintptr_t(base), C.size_t(size)) != 0 {
 			return fmt.Errorf("pausable memory lies in %d address reservations already, and no more can be noted: %w",

@@ -6,6 +6,9 @@
 #include "_cgo_export.h"
 #include "forward.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 /* The beginning of CUmemAllocationProp. */
 struct prop {
 	int type, handle_types;
@@ -55,8 +58,9 @@ static int create_once(void *creation)
 
 static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
-	struct creation of = {0, size, prop, region_get()};
-	int code = share_allocate(prop->location, size, create_once, &of);
+	const struct prop wanted = *prop;
+	struct creation of = {0, size, &wanted, region_get()};
+	int code = share_allocate(wanted.location, size, create_once, &of);
 	if (code == SUCCESS) {
 		handles_track();
 		*handle = of.number;
@@ -86,14 +90,19 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	return code;
 }
 
-/* The engine's answer; the driver's for memory of no region. */
-#define TRACKED_OR(ours, plain, counted)                                                           \
+/* What the program points to is read and written outside Go: it may lie behind a barrier of the program's, a page that
+ * the program's own handler opens at the first fault.
+ *
+ * The engine's answer; the driver's for memory of no region. */
+#define TRACKED_OR(ours, plain, counted) TRACKED_OR_BY(IN_GO(ours), plain, counted)
+#define TRACKED_BY(ours, plain) TRACKED_OR_BY(ours, plain, plain)
+#define TRACKED_OR_BY(ours, plain, counted)                                                          \
 	({                                                                                         \
 		int answer_ = NOT_OURS;                                                            \
 		bool counts_ = false;                                                              \
 		if (unlikely(atomic_load_explicit(&handles_watched, memory_order_acquire))) {      \
 			if (atomic_load_explicit(&handles_tracked, memory_order_acquire)) {        \
-				answer_ = MUST_BE_ACTIVE(IN_GO(ours));                             \
+				answer_ = MUST_BE_ACTIVE(ours);                                    \
 				trace_changed();                                                   \
 			}                                                                          \
 			counts_ = atomic_load(&shared_watched);                                    \
@@ -111,10 +120,40 @@ TRACKS(cuMemRelease, (uint64_t handle), (handle), tmsMemRelease(handle), shared_
 TRACKS(cuMemMap, (uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags),
        (address, size, offset, handle, flags), tmsMemMap(address, size, offset, handle, flags), shared_map)
 TRACKS(cuMemUnmap, (uintptr_t address, size_t size), (address, size), tmsMemUnmap(address, size), shared_unmap)
-TRACKS(cuMemSetAccess, (uintptr_t address, size_t size, const void *access, size_t count),
-       (address, size, access, count), tmsMemSetAccess(address, size, (void *)access, count), forward_cuMemSetAccess)
+
+struct access { /* CUmemAccessDesc */
+	int location_type, location, flags;
+};
+
+static int set_access(uintptr_t address, size_t size, const struct access *access, size_t count)
+{
+	struct access few[8], *copy = count <= sizeof few / sizeof *few ? few : calloc(count, sizeof *copy);
+	if (!copy)
+		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory for %zu descriptions of access", count);
+	if (access)
+		memcpy(copy, access, count * sizeof *copy);
+	int code = IN_GO(tmsMemSetAccess(address, size, access ? copy : NULL, count));
+	if (copy != few)
+		free(copy);
+	return code;
+}
+
+EXPORT int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count)
+{
+	return TRACKED_BY(set_access(address, size, access, count), forward_cuMemSetAccess(address, size, access, count));
+}
+
 TRACKS(cuMemAddressFree, (uintptr_t address, size_t size), (address, size), tmsMemAddressFree(address, size),
        forward_cuMemAddressFree)
+
+static int retain(uint64_t *handle, uintptr_t address)
+{
+	uint64_t retained = 0;
+	int code = handle ? IN_GO(tmsMemRetain(&retained, address)) : ERROR_INVALID_VALUE;
+	if (code == SUCCESS)
+		*handle = retained;
+	return code;
+}
 
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 {
@@ -123,8 +162,8 @@ EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 		return error_fail(ERROR_NOT_SUPPORTED,
 				  "the program can have a handle of pausable memory under TMS_SHAREABLE=1 only: set "
 				  "that, share the memory by cudaIpcGetMemHandle, or allocate it outside regions");
-	return TRACKED_OR(handle ? tmsMemRetain(handle, (uintptr_t)address) : ERROR_INVALID_VALUE,
-			  forward_cuMemRetainAllocationHandle(handle, address), shared_retain(handle, address));
+	return TRACKED_OR_BY(retain(handle, (uintptr_t)address), forward_cuMemRetainAllocationHandle(handle, address),
+			     shared_retain(handle, address));
 }
 
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
@@ -167,10 +206,20 @@ EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int ty
 		       exported(shared_export(shareable, handle, type, flags), handle, 0, 0));
 }
 
+static int properties(void *prop, uint64_t handle)
+{
+	struct prop found;
+	struct mapping_use use = {.out = &found};
+	int code = IN_GO(tmsMemUse(handle, false, &use));
+	if (code == SUCCESS)
+		*(struct prop *)prop = found;
+	return code;
+}
+
 EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 {
-	struct mapping_use use = {.out = prop};
-	return TRACKED(tmsMemUse(handle, false, &use), forward_cuMemGetAllocationPropertiesFromHandle(prop, handle));
+	return TRACKED_BY(prop ? properties(prop, handle) : NOT_OURS,
+			  forward_cuMemGetAllocationPropertiesFromHandle(prop, handle));
 }
 
 /* A pause leaves memory alone that a multicast object writes to, because it cannot be replaced. The driver waits in

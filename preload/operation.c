@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* What the thread's last operation freed, or mapped. */
 static __thread uint64_t last_bytes __attribute__((tls_model("initial-exec")));
@@ -140,6 +141,14 @@ HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*dev
 	return code;
 }
 
+/* Another thread reads the tags, on which a handler of the program's cannot open them: they may lie behind a barrier of
+ * the program's. */
+static void touch(const char *const *tags)
+{
+	for (; tags && *tags; tags++)
+		(void)*(const volatile char *)*tags, (void)*(volatile char *)(*tags + strlen(*tags));
+}
+
 /* While everything is paused, driver calls wait for a resume that this very thread may be about to make. What is paused
  * is left alone by a pause, and a preparation is for active memory. */
 static int while_everything_is_paused(int kind, const char *const *tags)
@@ -155,6 +164,8 @@ static int transition(int kind, const char *const *tags, const char *const *keep
 	last_bytes = 0;
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS; /* nothing pausable was ever made */
+	touch(tags);
+	touch(keep);
 	if (unlikely(everything_asked()) && kind != OPERATION_RESUME && go_now() == GO_AWAKE)
 		return while_everything_is_paused(kind, tags);
 	struct operation operation = {

@@ -142,6 +142,8 @@ EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
 	if (!at || likely(!may_be_ours((uintptr_t)pointer)) || (code == SUCCESS && at->type != 0) ||
 	    !find((uintptr_t)pointer, &memory))
 		return code;
+	if (code != SUCCESS)
+		forward_cudaGetLastError(); /* the program sees no failure */
 	*at = (struct attributes){MEMORY_TYPE_DEVICE, memory.device, (void *)pointer, NULL};
 	return SUCCESS;
 }

@@ -4,6 +4,7 @@
 #define TMS_SHIM_H
 
 #include "account/account.h"
+#include "forward.h"
 #include "gate/gate.h"
 #include "goruntime/goruntime.h"
 #include "record/record.h"
@@ -93,10 +94,21 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 		code_;                                                                             \
 	})
 
+/* Who called the surrounding exported function. */
+#define CALLER() (unlikely(forward_caller.major) ? forward_caller.address : __builtin_return_address(0))
+
 /* True if the surrounding allocation function makes pausable memory. */
-#define TAKING() TAKING_FOR(__builtin_return_address(0))
+#define TAKING() TAKING_FOR(CALLER())
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
+
+/* lasterror.c: notes the result of a function of the runtime that was not passed on to CUDA, and returns it. The driver's
+ * functions have no last error; api is what both begin with. */
+HIDDEN int runtime_result(int code);
+#define RESULT_OF(api, code) RESULT_OF_##api(code)
+#define RESULT_OF_cuda(code) runtime_result(code)
+#define RESULT_OF_cu(code) (code)
+#define RESULT_OF_ANY(name, code) (__builtin_strncmp(name, "cuda", 4) == 0 ? runtime_result(code) : (code))
 
 /* load.c: true if a recording or the account looks at what CUDA gives. */
 extern _Atomic bool cuda_watched HIDDEN;
@@ -247,6 +259,7 @@ HIDDEN int kept_promote(const char *name); /* brings a set back to its device (i
  * command writes a line "CODE BYTES", then a text. HELPER_ENDED: it has not. without and then: what follows if it cannot
  * be started, and what does if it has ended early, for tms_last_error. bytes: or NULL. */
 enum { HELPER_ENDED = -1 };
+HIDDEN void helper_prepare(void); /* before the first */
 HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, const char *then);
 
 /* share.c: what a process of tms run --share does when device memory is short. */

@@ -4,6 +4,7 @@
 #include "region.h"
 
 #include <errno.h>
+#include <locale.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -161,10 +162,18 @@ AT_LOAD static bool take_bytes(const char *value, void *to)
 	return true;
 }
 
+/* As strtod with a decimal point, whatever the program's locale has in its place: it may be set before this library is
+ * loaded. */
+AT_LOAD static double read_number(const char *text, char **end)
+{
+	locale_t point = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* allocates nothing for "C" */
+	return point ? strtod_l(text, end, point) : strtod(text, end);
+}
+
 AT_LOAD static bool take_number(const char *value, void *to)
 {
 	char *end;
-	double number = strtod(value, &end);
+	double number = read_number(value, &end);
 	if (*end || number - number != 0) /* not finite: JSON has no such number */
 		return false;
 	*(double *)to = number;
@@ -177,7 +186,7 @@ AT_LOAD static bool take_seconds(const char *value, void *to)
 	static const char units[] = "smh";
 	static const double seconds[] = {1, 60, 3600};
 	char *unit;
-	double number = strtod(value, &unit);
+	double number = read_number(value, &unit);
 	const char *known = *unit ? strchr(units, *unit) : units;
 	if (unit == value || !known || (*unit && unit[1]) || !(number >= 0 && number < 1e9))
 		return false;

@@ -88,7 +88,7 @@ version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pymodule/tms/_version.py)
 export CGO_CFLAGS="-g $optimize ${sanitizers[*]} '-DTMS_VERSION=\"$version\"' -DTMS_HEADERS=$(cat region/*.h forward/*.h preload/*/*.h preload/gate/reach/*.h | cksum | tr -dc 0-9)"
 wrapped=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create
 GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
-	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=$wrapped'" \
+	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,-Bsymbolic-functions -Wl,--wrap=$wrapped'" \
 	-o $out/lib/libtms.so.new ./preload
 go run ./scripts/deferrelocations $out/lib/libtms.so.new
 mkdir -p $out/_reach

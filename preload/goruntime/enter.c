@@ -245,6 +245,7 @@ static void enter(struct visit *visit, struct thread *mine)
 	sigdelset(&but_faults, SIGBUS);
 	sigdelset(&but_faults, SIGFPE);
 	pthread_sigmask(SIG_SETMASK, &but_faults, &visit->mask);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &visit->cancellation);
 	visit->has_faulted = unlikely(!mine->known_to_go) && sigaltstack(&mine->faults, &visit->stack) == 0;
 	visit->outer = mine->visit;
 	mine->visit = visit;
@@ -256,6 +257,7 @@ HIDDEN void go_leave(struct visit *visit)
 	if (unlikely(visit->has_faulted))
 		sigaltstack(&visit->stack, NULL);
 	pthread_sigmask(SIG_SETMASK, &visit->mask, NULL);
+	pthread_setcancelstate(visit->cancellation, NULL);
 }
 
 HIDDEN int go_start(void)

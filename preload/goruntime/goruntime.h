@@ -109,6 +109,7 @@ struct visit {
 	sigset_t mask;
 	stack_t stack;	  /* the thread's own, restored at the end */
 	bool has_faulted; /* or may: our stack is in its place */
+	int cancellation; /* off in a visit: a cancelled thread would end in the middle of Go, or of its start */
 };
 HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
 HIDDEN void go_leave(struct visit *visit);

@@ -68,7 +68,8 @@ static void lock(sigset_t *saved)
 	pid_t mine = getpid(), held = 0;
 	while (!atomic_compare_exchange_strong(&holder, &held, mine)) {
 		if (held == mine || borrows()) {
-			nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+			/* Not by nanosleep, where the thread may be cancelled. */
+			syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = 20000}, NULL);
 			held = 0;
 		}
 	}

@@ -87,15 +87,9 @@ HIDDEN void error_prefix(const char *words)
 	mine->text[THREAD_TEXT_SIZE - 1] = 0;
 }
 
-__attribute__((format(printf, 1, 2))) static void log_line(const char *format, ...)
+/* length: of the thread's line, as snprintf has it. */
+static void write_line(struct thread *mine, int length)
 {
-	struct thread *mine = thread_mine();
-	if (!mine)
-		return;
-	va_list arguments;
-	va_start(arguments, format);
-	int length = vsnprintf(mine->line, sizeof mine->line, format, arguments);
-	va_end(arguments);
 	if (length >= (int)sizeof mine->line) {
 		length = sizeof mine->line - 1;
 		mine->line[length - 1] = '\n';
@@ -106,13 +100,17 @@ __attribute__((format(printf, 1, 2))) static void log_line(const char *format, .
 
 HIDDEN void error_log(const char *message)
 {
-	log_line("tms: %s\n", message);
+	struct thread *mine = thread_mine();
+	if (mine)
+		write_line(mine, snprintf(mine->line, sizeof mine->line, "tms: %s\n", message));
 }
 
 HIDDEN void error_log_failure(const char *function, int code)
 {
-	if (code != SUCCESS)
-		log_line("tms: %s: %s (cudaError %d)\n", function, tms_last_error(), code);
+	struct thread *mine = code == SUCCESS ? NULL : thread_mine();
+	if (mine)
+		write_line(mine, snprintf(mine->line, sizeof mine->line, "tms: %s: %s (cudaError %d)\n", function,
+					  tms_last_error(), code));
 }
 
 EXPORT const char *tms_last_error(void)

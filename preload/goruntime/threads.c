@@ -4,6 +4,7 @@
 #include "goruntime.h"
 #include "forward.h"
 
+#include <link.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -145,10 +146,26 @@ static void *wait_for_work(void *stack_low)
 	return NULL;
 }
 
+static int add_thread_local(struct dl_phdr_info *info, size_t size, void *sum)
+{
+	(void)size;
+	for (int i = 0; i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_TLS)
+			*(size_t *)sum += info->dlpi_phdr[i].p_memsz + info->dlpi_phdr[i].p_align;
+	return 0;
+}
+
+/* glibc puts what the program and its libraries have thread-local on the stack. How much is fixed at the process's
+ * start: later libraries find room in what it has kept for them, or have memory of their own. */
 static size_t stack_size(void)
 {
-	size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	return (STACK_SIZE + (size_t)sysconf(_SC_THREAD_STACK_MIN) + page - 1) & ~(page - 1);
+	static size_t found; /* under the lock */
+	size_t page = (size_t)sysconf(_SC_PAGESIZE), local = 0;
+	if (!found) {
+		dl_iterate_phdr(add_thread_local, &local);
+		found = (STACK_SIZE + local + (size_t)sysconf(_SC_THREAD_STACK_MIN) + page - 1) & ~(page - 1);
+	}
+	return found;
 }
 
 /* On a stack of ours: one from glibc's cache, if a thread was using it when the process forked, hangs the child's next

@@ -310,7 +310,7 @@ static void put_command(void)
 
 OUT_OF_LINE bool take_file(int number)
 {
-	struct stat found;
+	static struct stat found; /* not on the stack, which may be small; lock is held */
 	if (fstat(number, &found) != 0 || !S_ISREG(found.st_mode)) {
 		stop("cannot be recorded to", "it is no plain file");
 		return false;
@@ -357,7 +357,7 @@ static void open_file(void)
 	if (!taken)
 		return;
 	time_t now = time(NULL);
-	static struct tm local; /* not on the stack, which may be small; lock is held */
+	static struct tm local; /* likewise not on the stack */
 	static struct header header;
 	header = (struct header){
 		.magic = "TMSTRACE",

@@ -12,7 +12,7 @@ static void open_fault_signals(bool open)
 	EXPECT(pthread_sigmask(open ? SIG_UNBLOCK : SIG_BLOCK, &all, NULL), 0);
 }
 
-static const struct access *const bad[] = {(void *)16, (void *)0x123456789000, (void *)-4096};
+static const char *const bad[] = {(void *)16, (void *)0x123456789000, (void *)-4096};
 
 enum { BLOCKED = 1, WITH_A_STACK = 2, DISARMED = 4 };
 
@@ -28,7 +28,7 @@ static void *fault(void *how)
 		EXPECT(sigaltstack(&before, NULL), 0);
 	open_fault_signals(!blocked);
 	for (int i = 0; i < 3; i++) {
-		FAILS(cuMemSetAccess(address, 2 * MIB, bad[i], 1), PANIC, "internal error");
+		FAILS(tms_prepare(bad[i], false), PANIC, "internal error");
 		EXPECT(sigaltstack(NULL, &now), 0);
 		EXPECT(now.ss_flags, stack ? flags : SS_DISABLE);
 		CHECK(now.ss_sp == stack);
@@ -50,7 +50,7 @@ static void *fault(void *how)
 static void on_signal(int signal)
 {
 	(void)signal;
-	cuMemSetAccess(address, 2 * MIB, bad[0], 1);
+	tms_prepare(bad[0], false);
 	_exit(0); /* must not be reached: the fault landed where this handler keeps its state */
 }
 

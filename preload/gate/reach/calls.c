@@ -32,12 +32,28 @@ static void *keep(struct gate_call *call, void *real)
 	return real;
 }
 
+/* Looks all functions up that can be found now: at a later first call the loader's lock may not be free. */
+static void resolve(void)
+{
+	static _Atomic bool done;
+	struct range last = {0};
+	if (atomic_load(&done))
+		return;
+	bool is_loaded = reach_in_driver("cuInit") != NULL;
+	for (struct gate_call *call = calls; call < calls + CALLS; call++) {
+		void *real = atomic_load(&call->found) ? NULL : reach_look(call->name);
+		if (real)
+			keep(call, kept_with(real, &last));
+	}
+	dlerror(); /* which the program would take for its own */
+	atomic_store(&done, is_loaded);
+}
+
 static void *real_of(struct gate_call *call)
 {
-	void *real = atomic_load_explicit(&call->found, memory_order_relaxed);
-	if (!real && (real = reach_next(call->name)))
-		real = keep(call, real);
-	return real;
+	if (unlikely(!atomic_load_explicit(&call->found, memory_order_relaxed)))
+		resolve();
+	return atomic_load_explicit(&call->found, memory_order_relaxed);
 }
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))

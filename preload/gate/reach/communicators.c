@@ -94,6 +94,7 @@ HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t c
 	struct communicator *c = take_communicator();
 	if (!c)
 		return code;
+	suspending_find_driver();
 	c->where = where, c->thread = (pid_t)syscall(SYS_gettid), c->library = library, c->clique = clique;
 	c->ranks = ranks, c->rank = rank, c->blocking = blocking && code == DONE, c->children = 0;
 	atomic_store(&c->phase, RUNNING);

@@ -222,4 +222,7 @@ HIDDEN void sequence_captured(void); /* an operation was, into a graph */
 GATE_NCCL(X)
 #undef X
 
+/* suspending.c: before a communicator can be suspended. */
+HIDDEN void suspending_find_driver(void);
+
 #endif

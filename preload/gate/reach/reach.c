@@ -153,13 +153,18 @@ HIDDEN void *reach_in_driver(const char *symbol)
 	return atomic_load(&driver) ? atomic_load(&reach_dlsym)(atomic_load(&driver), symbol) : NULL;
 }
 
-HIDDEN void *reach_next(const char *name)
+HIDDEN void *reach_look(const char *name)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
 		load();
 	/* Called as this library, so without a jump: another one's dlsym would look behind itself. */
 	void *found = c_library(RTLD_NEXT, name);
-	return found ? kept(found) : reach_in_driver(name);
+	return found ? found : reach_in_driver(name);
+}
+
+HIDDEN void *reach_next(const char *name)
+{
+	return kept(reach_look(name));
 }
 
 /* theirs: the next dlsym's answer, which may be a function of that dlsym's library in front of the driver's. */

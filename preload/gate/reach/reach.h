@@ -15,6 +15,7 @@ extern reach_find *_Atomic reach_dlsym HIDDEN;
 typedef void *reach_find_version(void *handle, const char *name, const char *version);
 extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
+HIDDEN void *reach_look(const char *name); /* the same, of a library that may be closed */
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
 /* The function that a caller would be bound to without us: in the program's own libraries, else in those that the
  * caller needs (loaded with RTLD_LOCAL), else in a loaded library whose name begins so; or NULL. */

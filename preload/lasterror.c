@@ -1,0 +1,36 @@
+/* lasterror has the thread's last error, as cudaGetLastError tells it: CUDA's runtime notes its own failures, and this the
+ * failures of functions that were not passed on to it. */
+#include "shim.h"
+
+/* Later than CUDA's own last error. */
+static __thread int last[FORWARD_MAJORS] __attribute__((tls_model("initial-exec")));
+
+HIDDEN int runtime_result(int code)
+{
+	if (unlikely(code != SUCCESS)) {
+		forward_cudaGetLastError(); /* an earlier error gives way, unless it is one that stays */
+		last[forward_caller.major] = code;
+	}
+	return code;
+}
+
+/* CUDA's is there only if it came later, or stays. */
+static int later(int cudas, int ours)
+{
+	return cudas != SUCCESS && cudas != FORWARD_MISSING ? cudas : ours;
+}
+
+HOT EXPORT int cudaPeekAtLastError(void)
+{
+	int ours = last[forward_caller.major];
+	return likely(ours == SUCCESS) ? forward_cudaPeekAtLastError() : later(forward_cudaPeekAtLastError(), ours);
+}
+
+HOT EXPORT int cudaGetLastError(void)
+{
+	int ours = last[forward_caller.major];
+	if (likely(ours == SUCCESS))
+		return forward_cudaGetLastError();
+	last[forward_caller.major] = SUCCESS;
+	return later(forward_cudaGetLastError(), ours);
+}
