@@ -76,7 +76,16 @@ def command(stranger: Stranger, folder: Path) -> list[str | Path] | str:
             return "there is no nvcc here"
         program = folder / source.stem
         built(
-            nvcc, "-cudart", "shared", "-O2", "-arch=sm_90", "-o", program, source, loaded_driver()
+            nvcc,
+            "-cudart",
+            "shared",
+            "-O2",
+            "-arch=sm_90",
+            "-o",
+            program,
+            source,
+            "-Xlinker",
+            loaded_driver(),
         )
         return [program]
     if stranger.needs:
