@@ -216,6 +216,9 @@ enum { SHARE_STOPPED = -3 }; /* the code of an import: the memory is paused, and
 HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 
+/* pytorch.c */
+HIDDEN void pytorch_empty_cache(double seconds); /* waits so long at most */
+
 /* control.c: the socket through which others steer the process. */
 struct control_environment {
 	const char *runtime_dir, *temporary; /* XDG_RUNTIME_DIR and TMPDIR; NULL: unset; interned */

@@ -278,7 +278,11 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 		if request.Everything {
 			how.undo = undo
 		}
-		bytes, err := pauseGated(e, options, control.Seconds(request.TimeoutSeconds()), how)
+		timeout := control.Seconds(request.TimeoutSeconds())
+		if how.idle < 0 && !how.yields { // else it would count as work, or a thread may wait for memory with the lock
+			emptyTorchCache(e, options, timeout)
+		}
+		bytes, err := pauseGated(e, options, timeout, how)
 		t.Held = err == nil && request.Hold
 		return bytes, err
 	}

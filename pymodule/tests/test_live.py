@@ -46,6 +46,10 @@ class Mask:
         return self.mask
 
 
+class bool_(int):
+    """A bool as numpy's, which is none of Python's."""
+
+
 SIZE = 16 * MiB
 
 
@@ -76,6 +80,7 @@ ROWS = 4 * MiB  # of a tensor with four
         ((SIZE,), [], 0, []),
         ((4, ROWS), [True, False, True, True], 0, [(0, ROWS), (2 * ROWS, 2 * ROWS)]),
         ((4, ROWS), Mask([False, True]), 0, [(2 * ROWS, 2 * ROWS)]),
+        ((4, ROWS), [bool_(0), bool_(1)], 0, [(2 * ROWS, 2 * ROWS)]),
         (
             (4, 8, ROWS // 8),
             [False, False, True, False],

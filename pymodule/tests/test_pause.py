@@ -141,6 +141,24 @@ def test_paused_brings_back_what_the_body_has_paused() -> None:
     cuda.free(inside)
 
 
+def test_paused_brings_all_back_or_nothing() -> None:
+    """Even where something was paused before, so that not all tags are resumed."""
+    made = []
+    for tag, size in (("old", 2), ("a", 60), ("b", 60)):
+        with tms.region(tag, backup="host"):
+            made.append(cuda.malloc(size * MiB))
+    tms.pause("old")
+    hog = 0
+    with pytest.raises(tms.OutOfMemoryError), tms.paused():
+        hog = cuda.malloc(cuda.free_memory() - 80 * MiB)  # room for one of the two
+    paused = {entry["tag"]: entry["paused_bytes"] // MiB for entry in tags.entries()}
+    assert paused["a"] == paused["b"] == 60
+    cuda.free(hog)
+    tms.resume()
+    for pointer in made:
+        cuda.free(pointer)
+
+
 def test_paused_beside_a_tag_that_is_no_text() -> None:
     """As a program in C may have: its own name resumes it."""
     pointers = []
@@ -324,6 +342,8 @@ def test_no_time_to_wait() -> None:
     for seconds in (-1, float("nan")):
         with pytest.raises(ValueError, match="resume_wait must be a number of seconds"):
             tms.configure(resume_wait=seconds)
+    with pytest.raises(TypeError, match="resume_wait must be a number of seconds"):
+        tms.configure(resume_wait="3")  # type: ignore[arg-type]
     tms.configure()
     done = children.python("-c", "import tms\nwith tms.region(): pass", TMS_RESUME_WAIT="1.5x")
     assert "TMS_RESUME_WAIT=1.5x is not understood; it takes a time such as 30" in done.stderr

@@ -287,7 +287,7 @@ def test_allocator(model: Model) -> None:
         assert model.serving() is outside
     with tms.allocator("caching"):
         assert model.serving() is outside
-    assert model.pools().count(outside) == 1
+    assert model.pools().count(outside) == 2  # one for each device
     with tms.region("outer"), tms.allocator("caching"):
         block = model.serving().malloc(MiB, 0, None)
         assert model.pools().count(outside) == 2  # a MemPool of the region's
@@ -300,3 +300,13 @@ def test_allocator(model: Model) -> None:
     sys.modules["torch"].cuda.is_available = lambda: False
     with pytest.raises(tms.NotSupportedError, match="no CUDA device"):
         tms.allocator("caching").__enter__()
+
+
+def test_numbers_that_are_no_sizes_and_no_addresses() -> None:
+    with tms.pool("caching") as pool:
+        for size in (-1, 1 << 64, (1 << 64) + 4096):
+            with pytest.raises(ValueError, match="size must be 0 or more, and below 2"):
+                pool.malloc(size)
+        for address in (-1, 1 << 64):
+            with pytest.raises(ValueError, match="address must be what malloc returned"):
+                pool.free(address)

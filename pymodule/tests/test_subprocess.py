@@ -41,6 +41,18 @@ def test_environment(before: str | None, within: str, monkeypatch: pytest.Monkey
     assert os.environ.get("LD_PRELOAD") == before
 
 
+def test_bodies_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in two threads; a body is not left without the library, nor the program with it."""
+    monkeypatch.setenv("LD_PRELOAD", "/other.so")
+    first, second = tms.configure_subprocess(), tms.configure_subprocess()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["LD_PRELOAD"] == f"{PATH}:/other.so"
+    second.__exit__(None, None, None)
+    assert os.environ["LD_PRELOAD"] == "/other.so"
+
+
 def test_path_that_ld_preload_cannot_express(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

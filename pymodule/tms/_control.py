@@ -265,10 +265,12 @@ def configure(*, resume_wait: float | None = None) -> None:
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.
-        ValueError: resume_wait is no number of seconds.
+        TypeError, ValueError: resume_wait is no number of seconds.
     """
     if resume_wait is None:
         return
+    if not isinstance(resume_wait, (int, float)):
+        raise TypeError(f"resume_wait must be a number of seconds, not {resume_wait!r}")
     if load().c.tms_set_resume_wait(resume_wait):
         raise ValueError(f"resume_wait must be a number of seconds, 0 or more, not {resume_wait!r}")
 
@@ -350,9 +352,11 @@ def paused(tag: str | None = None) -> Scope:
     def leave(before: set[str] | None) -> None:
         if before is None:
             return
-        tags: set[str | None] = {*(_paused_tags() or ())} if before and tag is None else {tag}
-        for each in tags - before:
-            resume(each)
+        if not before:
+            resume(tag)
+            return
+        tags = (_paused_tags() or set()) if tag is None else {tag}
+        resume(sorted(tags - before))
 
     return Between(f"tms.paused({'' if tag is None else repr(tag)})", enter, leave)
 

@@ -57,6 +57,7 @@ def live(tensors: Any, parts: Live, *, dim: int = 0) -> None:
 
 def _ranges(tensor: Any, given: list[Any], dim: int) -> Iterator[tuple[int, int]]:
     """The offset and size in bytes of each pair, or of each run of blocks that a mask keeps."""
+    given = [bool(each) if type(each).__name__ in ("bool", "bool_") else each for each in given]
     if not all(isinstance(each, bool) for each in given):
         for offset, size in given:
             inside = 0 <= offset <= tensor.nbytes and 0 <= size <= tensor.nbytes - offset

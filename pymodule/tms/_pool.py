@@ -68,10 +68,10 @@ class Pool:
             OutOfMemoryError: neither the pool nor the device has room; the message names a pool's
                 option that would help, if there is one.
             TmsError: the pool is closed.
-            ValueError: `size` is negative.
+            ValueError: `size` is negative, or no number of 64 bits.
         """
-        if size < 0:
-            raise ValueError(f"size must be 0 or more, not {size}")
+        if not 0 <= size < 1 << 64:
+            raise ValueError(f"size must be 0 or more, and below 2**64, not {size}")
         address = ctypes.c_void_p()
         code = self._library.c.tms_pool_malloc(self._handle, ctypes.byref(address), size, stream)
         self._check(code, f"allocating {size} bytes from a pool of kind {self.kind!r}")
@@ -82,7 +82,10 @@ class Pool:
 
         Raises:
             TmsError: it is not the address of a live allocation of this pool.
+            ValueError: it is no address.
         """
+        if not 0 <= address < 1 << 64:
+            raise ValueError(f"address must be what malloc returned, not {address}")
         self._check(self._library.c.tms_pool_free(self._handle, address), f"freeing {address:#x}")
 
     def record_stream(self, address: int, stream: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 
 from ._errors import TmsError
@@ -43,13 +44,30 @@ def preloading(locate: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def change_env(key: str, value: str) -> Iterator[None]:
-    """Sets os.environ[key] to `value` in the body, and restores it afterwards."""
-    before = os.environ.get(key)
-    os.environ[key] = value
+    """Sets os.environ[key] to `value` in the body, and restores it when no other body is left.
+
+    Bodies may overlap, in several threads: the variable has the value of the one that was entered
+    last among those that are not left yet, and in the end what it had before the first.
+    """
+    mine: list[str | None] = [value]
+    with _changing:
+        entered = _entered.setdefault(key, [[os.environ.get(key)]])
+        entered.append(mine)
+        os.environ[key] = value
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = before
+        with _changing:
+            entered.remove(mine)  # or one that is equal
+            (now,) = entered[-1]
+            if now is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = now
+            if len(entered) == 1:
+                del _entered[key]
+
+
+_changing = threading.RLock()
+_entered: dict[str, list[list[str | None]]] = {}
+"""By variable: its value before, then those of the bodies that are not left yet."""

@@ -1,0 +1,130 @@
+/* pytorch has PyTorch's allocator give memory back that it only caches, before a pause would save it. The program need
+ * not cooperate: a thread of its own calls what torch.cuda.empty_cache() calls, once Python lets it. */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* Python's functions, in their stable interface. */
+#define FUNCTIONS(X)                                                                               \
+	X(int, Py_IsInitialized, (void))                                                           \
+	X(int, PyGILState_Ensure, (void))                                                          \
+	X(void, PyGILState_Release, (int))                                                         \
+	X(void *, PyImport_GetModuleDict, (void))                                                  \
+	X(void *, PyDict_GetItemString, (void *, const char *))                                    \
+	X(void *, PyObject_GetAttrString, (void *, const char *))                                  \
+	X(void *, PyObject_CallObject, (void *, void *))                                           \
+	X(void, Py_DecRef, (void *))                                                               \
+	X(void, PyErr_Clear, (void))
+
+struct python {
+#define X(type, name, parameters) type(*name) parameters;
+	FUNCTIONS(X)
+#undef X
+};
+
+static bool find(struct python *python)
+{
+#define X(type, name, parameters)                                                                  \
+	python->name = (type(*) parameters)dlsym(RTLD_DEFAULT, #name);                             \
+	if (!python->name)                                                                         \
+		return false;
+	FUNCTIONS(X)
+#undef X
+	return python->Py_IsInitialized();
+}
+
+/* With Python's lock held. */
+static void empty(const struct python *python)
+{
+	void *module = python->PyDict_GetItemString(python->PyImport_GetModuleDict(), "torch._C");
+	void *function = module ? python->PyObject_GetAttrString(module, "_cuda_emptyCache") : NULL;
+	void *result = function ? python->PyObject_CallObject(function, NULL) : NULL;
+	if (result)
+		python->Py_DecRef(result);
+	else
+		python->PyErr_Clear();
+	if (function)
+		python->Py_DecRef(function);
+}
+
+struct emptying {
+	sem_t done;
+	_Atomic bool claimed; /* by the thread, to empty the cache, or by the caller, to give up */
+	_Atomic int users;
+};
+
+static void release(struct emptying *of)
+{
+	if (atomic_fetch_sub(&of->users, 1) != 1)
+		return;
+	sem_destroy(&of->done);
+	free(of);
+}
+
+static _Atomic bool busy; /* a thread may be waiting for Python still */
+
+static void *run(void *argument)
+{
+	struct emptying *of = argument;
+	struct python python;
+	if (find(&python)) {
+		int state = python.PyGILState_Ensure(); /* may wait as long as the program likes */
+		if (!atomic_exchange(&of->claimed, true))
+			empty(&python);
+		python.PyGILState_Release(state);
+	}
+	atomic_store(&busy, false);
+	sem_post(&of->done);
+	release(of);
+	return NULL;
+}
+
+static bool start(struct emptying *of)
+{
+	sigset_t all, before;
+	pthread_attr_t attributes;
+	pthread_t thread;
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	bool started = pthread_create(&thread, &attributes, run, of) == 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attributes);
+	return started;
+}
+
+HIDDEN void pytorch_empty_cache(double seconds)
+{
+	if (atomic_exchange(&busy, true))
+		return;
+	struct emptying *of = calloc(1, sizeof *of);
+	if (!of || sem_init(&of->done, 0, 0) != 0) {
+		free(of);
+		atomic_store(&busy, false);
+		return;
+	}
+	atomic_store(&of->users, 2);
+	if (!start(of)) {
+		atomic_store(&of->users, 1);
+		release(of);
+		atomic_store(&busy, false);
+		return;
+	}
+	struct timespec until;
+	clock_gettime(CLOCK_REALTIME, &until);
+	double end = (double)until.tv_sec + (double)until.tv_nsec / 1e9 + seconds;
+	until.tv_sec = (time_t)end;
+	until.tv_nsec = (long)((end - (double)until.tv_sec) * 1e9);
+	while (sem_timedwait(&of->done, &until) != 0 && errno == EINTR)
+		;
+	atomic_store(&of->claimed, true);
+	release(of);
+}

@@ -1,0 +1,107 @@
+"""A pause by pid does not save what PyTorch only caches: PyTorch gives it back first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from reaching import undisturbed
+from simulator import BUILD, HANGS, PYMODULE
+
+MiB = 1 << 20
+
+PROGRAM = """
+import ctypes, sys, types
+import cuda, tms
+cached, live = [cuda.malloc(32 << 20)], cuda.malloc(8 << 20)
+cuda.write(live, b"contents")
+torch = types.ModuleType("torch._C")
+def empty():
+    while cached:
+        cuda.free(cached.pop())
+torch._cuda_emptyCache = empty
+sys.modules["torch._C"] = torch
+before = sys.argv[1:] and exec(sys.argv[1])
+print("ready", flush=True)
+for line in sys.stdin:
+    print(eval(line), flush=True)
+"""
+
+
+def tms(*arguments: str) -> str:
+    command = [str(BUILD / "bin" / "tms"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=undisturbed(), timeout=HANGS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Program:
+    def __init__(self, more: str) -> None:
+        command = [str(BUILD / "bin" / "tms"), "run", "--", sys.executable, "-c", PROGRAM, more]
+        paths = f"{PYMODULE}:{PYMODULE / 'tests'}"
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**undisturbed(), "PYTHONPATH": paths},
+        )
+        assert self.process.stdout and self.process.stdout.readline() == "ready\n"
+
+    def ask(self, code: str) -> str:
+        assert self.process.stdin and self.process.stdout
+        print(code, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline().strip()
+
+    def saved(self) -> int:
+        """MiB of contents that a pause saves."""
+        pid = str(self.process.pid)
+        tms("pause", pid)
+        bytes_ = self.ask("sum(t['host_bytes'] for d in tms.stats()['devices'] for t in d['tags'])")
+        tms("resume", pid)
+        return int(bytes_) // MiB
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> Iterator[Program]:
+    made = Program(getattr(request, "param", ""))
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def test_the_cache_is_given_back(program: Program) -> None:
+    assert program.saved() == 8
+    assert program.ask("cuda.read(live, 8), cached") == "(b'contents', [])"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def empty(): raise RuntimeError('no')\ntorch._cuda_emptyCache = empty",
+        "del sys.modules['torch._C']",
+        "del torch._cuda_emptyCache",
+    ],
+    indirect=True,
+)
+def test_where_it_cannot_be_the_pause_saves_it(program: Program) -> None:
+    assert program.saved() == 40
+    assert program.ask("cuda.read(live, 8), len(cached)") == "(b'contents', 1)"
+
+
+HOLD = "hold = lambda: ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)"
+
+
+@pytest.mark.parametrize("program", [HOLD], indirect=True)
+def test_a_thread_that_keeps_pythons_lock_does_not_hold_the_pause_up(program: Program) -> None:
+    """And the cache is not emptied later, when nothing expects it."""
+    assert program.process.stdin and program.process.stdout
+    print("print('holds', flush=True) or hold()", file=program.process.stdin, flush=True)
+    assert program.process.stdout.readline() == "holds\n"
+    tms("pause", str(program.process.pid))
+    tms("resume", str(program.process.pid))
+    print(file=program.process.stdin, flush=True)
+    assert program.process.stdout.readline() == "1\n"
+    assert program.ask("cuda.read(live, 8), len(cached)") == "(b'contents', 1)"
