@@ -19,37 +19,57 @@ type extents struct{}
 // silent is when the keeper last did not answer.
 var silent atomic.Pointer[time.Time]
 
-func (extents) ask(r control.Request, given int) (reply control.Reply, came int, err error) {
-	if last := silent.Load(); last != nil && time.Since(*last) < time.Second {
-		return reply, -1, cuda.Refuse(cuda.Timeout, "the keeper does not answer")
-	}
-	reply, came, err = server.AskWithin(100*time.Millisecond, thisProcess{}.Directories, control.Keeper, r, given)
+// answerTime is how long a pause waits for the keeper, and silentTime for how long after that it does not ask again.
+const (
+	answerTime = 100 * time.Millisecond
+	silentTime = time.Second
+)
+
+var errSilent = cuda.Refuse(cuda.Timeout, "the keeper does not answer")
+
+func (extents) isSilent() bool {
+	last := silent.Load()
+	return last != nil && time.Since(*last) < silentTime
+}
+
+// note notes whether the keeper has answered in time.
+func (extents) note(err error) {
 	if now := time.Now(); cuda.Code(err) == int(cuda.Timeout) {
 		silent.Store(&now)
 	}
-	if err == nil && (!reply.OK || r.Bytes > 0 && came < 0) {
-		err = cuda.Refuse(cuda.OutOfMemory, "the keeper gives none: %s", reply.Error)
-	}
-	return reply, came, err
 }
 
 // Free: the process listens from then on, because its socket's thread keeps the descriptors.
 func (x extents) Free(node int) uint64 {
-	reply, _, err := x.ask(control.Request{Op: control.Take}, -1)
+	if x.isSilent() {
+		return 0
+	}
+	reply, _, err := server.AskWithin(answerTime, thisProcess{}.Directories, control.Keeper,
+		control.Request{Op: control.Take}, -1)
+	x.note(err)
 	if err != nil || reply.Reserved[node] == 0 || socket.Serve() != nil {
 		return 0
 	}
 	return reply.Reserved[node]
 }
 
-func (x extents) Take(node int) (descriptor int, err error) {
-	_, descriptor, err = x.ask(control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}, -1)
-	return descriptor, err
+// Take: the extent is this process's once the socket's thread has it. Else the keeper takes it back.
+func (x extents) Take(node int) (number uint64, err error) {
+	if x.isSilent() {
+		return 0, errSilent
+	}
+	take := control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
+	err = server.TakeWithin(answerTime, thisProcess{}.Directories, take, func(descriptor int) (err error) {
+		number, err = descriptors{}.Keep(descriptor)
+		return err
+	})
+	x.note(err)
+	return number, err
 }
 
-// Give: without the keeper, the extent goes back to the system.
-func (x extents) Give(node, descriptor int) {
-	_, _, _ = x.ask(control.Request{Op: control.Give, Node: &node}, descriptor)
+// Give hands the extent to the keeper, however late that takes it. Without a keeper, it goes back to the system.
+func (extents) Give(node int, number uint64) error {
+	return server.AskSelf(thisProcess{}.Directories, control.Request{Op: control.Give, Share: number, Node: &node}, -1)
 }
 
 // ledger is where this process promises the host memory that it is about to take.

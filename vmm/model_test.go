@@ -71,8 +71,7 @@ const modelMemory = 4 << 20 // a device's, when it is to be short
 func (s *scene) play(bytes []byte, reserved *extents) {
 	m := &model{scene: s, program: program{bytes: bytes, at: 1}, reserved: reserved}
 	reserved.off.Store(false)
-	s.engine.Extents(reserved)
-	s.engine.Descriptors(&descriptors{of: map[uint64]int{}})
+	reserved.serve(s.engine, &descriptors{of: map[uint64]int{}})
 	s.engine.Shareable(true)
 	s.engine.Processes(m)
 	if hasGate(bytes) {

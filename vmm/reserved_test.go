@@ -19,6 +19,14 @@ type extents struct {
 	sync.Mutex
 	free []int
 	off  atomic.Bool // none is said to be free
+	kept *descriptors
+}
+
+// serve has an engine use the extents, and a keeper of their descriptors.
+func (x *extents) serve(engine *vmm.Engine, kept *descriptors) {
+	x.kept = kept
+	engine.Descriptors(kept)
+	engine.Extents(x)
 }
 
 // newExtents makes so many, which outlive simulators.
@@ -56,24 +64,29 @@ func (x *extents) Free(int) uint64 {
 	return uint64(len(x.free)) * cuda.HostExtent
 }
 
-func (x *extents) Take(int) (int, error) {
+func (x *extents) Take(int) (uint64, error) {
 	x.Lock()
 	defer x.Unlock()
 	last := len(x.free) - 1
 	if last < 0 {
-		return -1, cuda.Refuse(cuda.OutOfMemory, "none is free")
+		return 0, cuda.Refuse(cuda.OutOfMemory, "none is free")
 	}
 	descriptor := x.free[last]
-	x.free = x.free[:last]
-	return descriptor, nil
+	number, err := x.kept.Keep(descriptor)
+	if err == nil {
+		x.free = x.free[:last]
+		err = unix.Close(descriptor)
+	}
+	return number, err
 }
 
-func (x *extents) Give(_, descriptor int) {
+func (x *extents) Give(_ int, number uint64) error {
 	x.Lock()
 	defer x.Unlock()
-	if again, err := unix.FcntlInt(uintptr(descriptor), unix.F_DUPFD_CLOEXEC, 0); err == nil {
-		x.free = append(x.free, again)
+	if descriptor, err := x.kept.Copy(number); err == nil {
+		x.free = append(x.free, descriptor)
 	}
+	return x.kept.Drop(number)
 }
 
 // Wherever a pause, a resume or a look at contents in reserved memory fails, nothing is lost, and it comes back.
@@ -81,8 +94,7 @@ func TestSweepReserved(t *testing.T) {
 	reserved := newExtents(t, 2)
 	sweep(t, func(s *scene) {
 		kept := &descriptors{of: map[uint64]int{}}
-		s.engine.Descriptors(kept)
-		s.engine.Extents(reserved)
+		reserved.serve(s.engine, kept)
 		for i := range 8 {
 			r := kinds[i%4]
 			r.Size, r.Tag = 20*kib*uint64(i+1), string(rune('a'+i%2))
@@ -114,8 +126,7 @@ func TestSweepReserved(t *testing.T) {
 func TestNoDescriptorForReservedMemory(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	reserved, kept := newExtents(t, 1), &descriptors{of: map[uint64]int{}, full: true}
-	engine.Descriptors(kept)
-	engine.Extents(reserved)
+	reserved.serve(engine, kept)
 	const size = 4 * mib
 	a := malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	fill(a, size, 1)
@@ -135,8 +146,7 @@ func TestNoDescriptorForReservedMemory(t *testing.T) {
 func TestTwoDevicesWantOneExtent(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
 	reserved := newExtents(t, 1)
-	engine.Descriptors(&descriptors{of: map[uint64]int{}})
-	engine.Extents(reserved)
+	reserved.serve(engine, &descriptors{of: map[uint64]int{}})
 	engine.Warn(func(line string) { t.Error(line) })
 	const size = 4 * mib
 	var all []uintptr

@@ -41,3 +41,23 @@ func TestManySets(t *testing.T) {
 	require.Empty(t, k.owners)
 	require.True(t, k.empty())
 }
+
+// A keeper that has no reserved memory, and of which no process has any, may end.
+func TestWhatAKeeperStaysFor(t *testing.T) {
+	k, node, given := New(), 0, 1<<30
+	self, err := ownerOf(os.Getpid())
+	require.NoError(t, err)
+	_, _, _, err = k.answer(self, control.Request{Op: control.Give, Node: &node}, &given)
+	require.NoError(t, err)
+	require.False(t, k.empty(), "it has an extent")
+	_, _, undo, err := k.answer(self, control.Request{Op: control.Take, Node: &node, Bytes: 1}, &given)
+	require.NoError(t, err)
+	require.False(t, k.empty(), "a process has it, and will give it back")
+	undo()
+	require.False(t, k.empty(), "it came back")
+	_, _, _, err = k.answer(owner{self.pid, self.start + 1}, control.Request{Op: control.Take, Node: &node, Bytes: 1}, &given)
+	require.NoError(t, err)
+	k.sweep()
+	require.True(t, k.empty(), "the process has ended")
+	require.Zero(t, k.held)
+}

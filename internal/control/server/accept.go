@@ -23,10 +23,10 @@ func (s *Server) seats() bool {
 	return taken < control.MaxClients
 }
 
-// accept takes new clients: those of the same user, and root.
-func (s *Server) accept(now time.Time) {
+// accept takes new clients of a socket: those of the same user, and root.
+func (s *Server) accept(socket int, now time.Time) {
 	for {
-		descriptor, _, err := unix.Accept4(s.socket.Descriptor, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		descriptor, _, err := unix.Accept4(socket, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		if err != nil {
 			switch err {
 			case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
@@ -41,6 +41,8 @@ func (s *Server) accept(now time.Time) {
 		switch {
 		case err != nil || int(peer.Uid) != unix.Geteuid() && peer.Uid != 0:
 			c.fail(errors.New("the process is another user's"))
+		case socket == s.aside && int(peer.Pid) != unix.Getpid():
+			c.fail(errors.New("this address is the process's own"))
 		default:
 			c.pid, c.since = int(peer.Pid), now
 			c.seated = s.seats()

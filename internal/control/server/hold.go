@@ -17,12 +17,15 @@ type held struct {
 	bytes      uint64
 }
 
-// holds reports whether the process tells itself to keep a descriptor, or to close it.
+// holds reports whether the process tells itself to keep a descriptor, to close it, or to give it to the keeper.
 func (s *Server) holds(c *connection, r control.Request) bool {
-	return c.pid == unix.Getpid() && (r.Op == control.Put || r.Op == control.Close)
+	return c.pid == unix.Getpid() && (r.Op == control.Put || r.Op == control.Close || r.Op == control.Give)
 }
 
 func (s *Server) hold(c *connection, r control.Request) error {
+	if r.Op == control.Give {
+		return s.give(c, r)
+	}
 	if r.Op == control.Put && c.passed < 0 {
 		return errors.New("there is no room for a descriptor (ulimit -n)")
 	}

@@ -27,11 +27,19 @@ const maxLine = 16 << 20
 // Ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came, or -1.
 func Ask(directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
-	return AskWithin(answerWithin, directories, pid, r, descriptor)
+	if pid == unix.Getpid() {
+		return askSelf(directories, r, descriptor)
+	}
+	return ask(answerWithin, directories, pid, r, descriptor)
 }
 
-// AskWithin is Ask of a process that may take so long to answer.
+// AskWithin is Ask of another process, which may take so long to answer.
 func AskWithin(patience time.Duration, directories Directories, pid int, r control.Request,
+	descriptor int) (reply control.Reply, came int, err error) {
+	return ask(patience, directories, pid, r, descriptor)
+}
+
+func ask(patience time.Duration, directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
 	came = -1
 	err = exchange(patience, directories, pid, r, descriptor, func(answered control.Reply, descriptor int) error {
@@ -65,8 +73,14 @@ func TakeWithin(patience time.Duration, directories Directories, r control.Reque
 func exchange(patience time.Duration, directories Directories, pid int, r control.Request, descriptor int,
 	use func(control.Reply, int) error) error {
 	connect := func() (int, error) { return find(directories, pid, patience) }
-	socket, err := connect()
-	if err != nil && pid != control.Keeper { // keepers of all users have one name
+	socket, err := -1, error(unix.ENOENT)
+	if pid == unix.Getpid() {
+		socket, err = findOwn(directories)
+	}
+	if err != nil && !errors.Is(err, unix.EMFILE) {
+		socket, err = connect()
+	}
+	if err != nil && pid != control.Keeper && !errors.Is(err, unix.EMFILE) { // keepers of all users have one name
 		socket, err = control.Search(pid, connect)
 	}
 	if err != nil {
@@ -187,13 +201,20 @@ func Receive(socket int) (line []byte, descriptor int, err error) {
 func find(directories Directories, pid int, patience time.Duration) (socket int, err error) {
 	user := unix.Geteuid()
 	err = fs.ErrNotExist
+	note := func(failed error) { // it is perhaps where it cannot be reached now
+		if absent(err) || !absent(failed) {
+			err = failed
+		}
+	}
 	runtimeDir, temporary := directories()
 	for _, directory := range control.AllDirectories(runtimeDir, temporary, user) {
-		if control.CheckDirectory(directory, user) != nil {
+		if refused := control.CheckDirectory(directory, user); refused != nil {
+			note(refused)
 			continue
 		}
-		var found int
-		if found, err = connect(directory, pid, patience); err != nil {
+		found, failed := connect(directory, pid, patience)
+		if failed != nil {
+			note(failed)
 			continue
 		}
 		peer, err := unix.GetsockoptUcred(found, unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -203,10 +224,15 @@ func find(directories Directories, pid int, patience time.Duration) (socket int,
 		_ = unix.Close(found)
 	}
 	if pid == control.Keeper {
-		return -1, cuda.Refuse(cuda.NotSupported, "the keeper has no socket that could be found (%v)", err)
+		return -1, cuda.Refuse(cuda.NotSupported, "the keeper has no socket that could be found (%w)", err)
 	}
-	return -1, cuda.Refuse(cuda.NotSupported, "process %d has no control socket that could be found (%v): it must be "+
+	return -1, cuda.Refuse(cuda.NotSupported, "process %d has no control socket that could be found (%w): it must be "+
 		"of the same user and container, and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err)
+}
+
+// absent reports whether a connection failed because no process listens.
+func absent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED)
 }
 
 func connect(directory string, pid int, patience time.Duration) (int, error) {
@@ -215,6 +241,10 @@ func connect(directory string, pid int, patience time.Duration) (int, error) {
 		return -1, err
 	}
 	defer func() { _ = unix.Close(descriptor) }()
+	return connectTo(&unix.SockaddrUnix{Name: control.Address(directory, descriptor, pid)}, patience)
+}
+
+func connectTo(address unix.Sockaddr, patience time.Duration) (int, error) {
 	kind := unix.SOCK_STREAM | unix.SOCK_CLOEXEC
 	if patience == 0 {
 		kind |= unix.SOCK_NONBLOCK
@@ -224,7 +254,6 @@ func connect(directory string, pid int, patience time.Duration) (int, error) {
 		return -1, err
 	}
 	err = Limit(socket, patience)
-	address := &unix.SockaddrUnix{Name: control.Address(directory, descriptor, pid)}
 	for start := time.Now(); err == nil; time.Sleep(time.Millisecond) {
 		err = again(func() error { return unix.Connect(socket, address) })
 		if !errors.Is(err, unix.EAGAIN) || time.Since(start) >= patience { // EAGAIN: too many at once

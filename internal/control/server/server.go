@@ -61,8 +61,12 @@ type Server struct {
 	glanced time.Time // at the gate
 	lends   []*lend   // requested
 	held    map[uint64]held
-	lending *lend  // the one that another thread works on
-	numbers uint64 // of lends so far
+	lending *lend // the one that another thread works on
+	gives   []extent
+	keeper  int       // the connection on which the first of them was sent; -1: it was not
+	giveAt  time.Time // when to try that again
+	aside   int       // the socket at the second address; -1: there is none
+	numbers uint64    // of lends so far
 
 	own     *connection   // stands for the process, which wants paused what was paused with Yield; never among clients
 	ran     time.Time     // since when it has had all of that
@@ -86,7 +90,7 @@ type Server struct {
 
 // New returns the server of a process, which does not listen yet.
 func New(process Process) *Server {
-	return &Server{process: process, looks: firstGlance, held: map[uint64]held{}, own: &connection{descriptor: -1},
+	return &Server{process: process, looks: firstGlance, held: map[uint64]held{}, own: &connection{descriptor: -1}, keeper: -1, aside: -1,
 		ran: time.Now(), away: -1}
 }
 
@@ -109,6 +113,9 @@ func (s *Server) loop() error {
 			}
 			events = append(events, event)
 		}
+		events = append(events, unix.PollFd{Fd: int32(s.aside), Events: unix.POLLIN},
+			unix.PollFd{Fd: int32(s.keeper), Events: unix.POLLIN})
+		aside, keeper := len(events)-2, len(events)-1
 		timeout := s.timeout(now)
 		if s.lending == nil && (s.running != nil || s.asking) {
 			if !s.came { // its request may have come with the last call
@@ -137,8 +144,15 @@ func (s *Server) loop() error {
 		}
 		s.glance(now)
 		if events[0].Revents != 0 {
-			s.accept(now)
+			s.accept(s.socket.Descriptor, now)
 		}
+		if events[aside].Revents != 0 {
+			s.accept(s.aside, now)
+		}
+		if events[keeper].Revents != 0 {
+			s.heardFromKeeper(now)
+		}
+		s.giveNext(now)
 		s.look(now)
 		s.leave()
 		s.begin(now)
@@ -162,6 +176,9 @@ func (s *Server) timeout(now time.Time) int {
 	}
 	if now.Before(s.full) {
 		until(s.full)
+	}
+	if len(s.gives) > 0 && s.keeper < 0 {
+		until(s.giveAt)
 	}
 	if s.wakes {
 		until(now.Add(ownLast))

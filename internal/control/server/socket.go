@@ -69,6 +69,7 @@ func (s *Server) listen(patience time.Duration) error {
 	socket, err := Listen(s.process.Directories, unix.Getpid(), patience)
 	if err == nil {
 		s.socket, s.looked = socket, time.Now()
+		s.listenAside()
 		s.process.Bound(socket.path, socket.made.Dev, socket.made.Ino)
 	}
 	return err
@@ -164,7 +165,7 @@ func (s *Server) look(now time.Time) {
 	if !s.socket.Lost() {
 		return
 	}
-	s.accept(now) // clients that came before it was gone
+	s.accept(s.socket.Descriptor, now) // clients that came before it was gone
 	if before := s.socket.Descriptor; s.listen(0) == nil {
 		_ = unix.Close(before)
 	}

@@ -44,9 +44,9 @@ const Reserved = -2
 
 // Extents is host memory that processes pass on, in extents of cuda.HostExtent bytes, each with a descriptor.
 type Extents interface {
-	Free(node int) (bytes uint64)              // of a NUMA node
-	Take(node int) (descriptor int, err error) // which the caller closes
-	Give(node, descriptor int)
+	Free(node int) (bytes uint64)             // of a NUMA node
+	Take(node int) (number uint64, err error) // kept by Descriptors. After an error, drop the number unless it is 0
+	Give(node int, number uint64) error       // what Descriptors keeps. After an error it can be called again
 }
 
 // New returns a store of other devices' memory. Contents without a place there go to host; warn gets the reason in one

@@ -95,7 +95,10 @@ func (p *Store) create(c *peerChunk, portable bool) (err error) {
 	descriptor := -1
 	switch {
 	case c.in.device == Reserved:
-		descriptor, err = p.Extents.Take(c.in.node)
+		if c.kept, err = p.Extents.Take(c.in.node); err != nil && c.kept != 0 {
+			p.garbage.Add(c.size, func() error { return p.Descriptors.Drop(c.kept) })
+		}
+		return err
 	case portable:
 		descriptor, err = p.driver.MemCreateFile(c.size, cuda.PinnedOn(c.in.device).AsFile())
 	default:
@@ -106,9 +109,6 @@ func (p *Store) create(c *peerChunk, portable bool) (err error) {
 		return err
 	}
 	if c.kept, err = p.Descriptors.Keep(descriptor); err != nil {
-		if c.in.device == Reserved {
-			p.Extents.Give(c.in.node, descriptor)
-		}
 		p.garbage.Add(c.size, func() error { return p.Descriptors.Drop(c.kept) })
 	}
 	_ = unix.Close(descriptor)
@@ -117,16 +117,10 @@ func (p *Store) create(c *peerChunk, portable bool) (err error) {
 
 // drop gives up a chunk that only its descriptor keeps. What fails is tried again, and an extent must not be given twice.
 func (p *Store) drop(c *peerChunk) error {
-	descriptor := -1 // there is none
 	if c.in.device == Reserved && !c.strange {
-		descriptor, _ = p.Descriptors.Copy(c.kept)
+		return p.Extents.Give(c.in.node, c.kept)
 	}
-	err := p.Descriptors.Drop(c.kept)
-	if descriptor >= 0 && err == nil {
-		p.Extents.Give(c.in.node, descriptor)
-	}
-	_ = unix.Close(descriptor)
-	return err
+	return p.Descriptors.Drop(c.kept)
 }
 
 // attach maps the chunk for the device that copies.

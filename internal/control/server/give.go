@@ -1,0 +1,77 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+)
+
+// Extents of reserved host memory go back to the keeper one after another, however long it takes to answer. The keeper has
+// an extent once it answers; if it closes the connection without an answer, it has not. So none is given twice.
+
+// giveAgain is the time between tries to reach a keeper that is busy or cannot be reached.
+const giveAgain = 100 * time.Millisecond
+
+// extent is one that the keeper is to get.
+type extent struct {
+	node, descriptor int
+}
+
+// give queues what is held under a number. An extent of an unknown number was queued before.
+func (s *Server) give(c *connection, r control.Request) error {
+	if r.Node == nil {
+		return errors.New("a give needs a node")
+	}
+	if h, has := s.held[r.Share]; has {
+		delete(s.held, r.Share)
+		s.gives = append(s.gives, extent{*r.Node, h.descriptor})
+	}
+	c.answer(control.Reply{ID: r.ID, OK: true})
+	return nil
+}
+
+// giveNext sends the first extent of the queue. Without a keeper, all go back to the system.
+func (s *Server) giveNext(now time.Time) {
+	for len(s.gives) > 0 && s.keeper < 0 && !now.Before(s.giveAt) {
+		socket, err := find(s.process.Directories, control.Keeper, 0)
+		if err == nil {
+			first := s.gives[0]
+			give := control.Request{Version: control.Version, Op: control.Give, Node: &first.node}
+			if err = Send(socket, give, first.descriptor, unix.MSG_DONTWAIT); err == nil {
+				s.keeper = socket
+				return
+			}
+			_ = unix.Close(socket)
+		}
+		if absent(err) {
+			s.given()
+			continue
+		}
+		s.giveAt = now.Add(giveAgain)
+	}
+}
+
+// heardFromKeeper reads the keeper's answer.
+func (s *Server) heardFromKeeper(now time.Time) {
+	buffer := make([]byte, 4096)
+	n, err := unix.Read(s.keeper, buffer)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return
+	}
+	_ = unix.Close(s.keeper)
+	s.keeper = -1
+	if err == nil && n > 0 && json.Valid(buffer[:n]) { // or it refuses it
+		s.given()
+		return
+	}
+	s.giveAt = now.Add(giveAgain)
+}
+
+func (s *Server) given() {
+	_ = unix.Close(s.gives[0].descriptor)
+	s.gives = s.gives[1:]
+}
