@@ -10,6 +10,7 @@
 //	backing       backing.go     where its memory comes from: own, user-mapped, imported
 //	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
 //	slack         tag.go         what is free in an extent that others still use
+//	compaction    compact.go     a transition that gives slack back, behind the gate
 //	contents      segment.go     kept: where they wait, and whether they are current
 //	parts         live.go        what of a segment has contents worth keeping: live, no block of zeros
 //	discarded     discarded.go   contents given up: the system has them back, or not yet
