@@ -128,12 +128,12 @@ func (i *inspection) ofTag(d *device, t *tag) {
 			i.must(i.segmentAt(s.address) == nil, s.address, "slack that can be found")
 		}
 	}
-	for p, list := range t.slabs {
-		listed := map[*segment]bool{}
-		for _, s := range list {
-			i.must(!listed[s] && s.tag == t && s.slab != nil && s.listed && s.policy == p, s.address,
-				"wrongly listed as having room")
-			listed[s] = true
+	for p, of := range t.slabs {
+		for shelf, list := range of {
+			for place, s := range list {
+				i.must(s.tag == t && s.slab != nil && s.listed && s.shelf == shelf && s.place == place && s.policy == p,
+					s.address, "wrongly listed as having room")
+			}
 		}
 	}
 	// An allocation in progress has a span, but no listed segment yet.

@@ -33,7 +33,9 @@ type segment struct {
 	owner   owner
 	extent  *extent     // its memory; nil: none
 	slab    *small.Slab // the small allocations in it; nil: it is one allocation
-	listed  bool        // in its tag's list of slabs with room
+	listed  bool        // in one of its tag's lists of slabs with room:
+	shelf   int         // which, and
+	place   int         // where
 	backing             // user-mapped memory has no span, imported memory has nothing kept
 	shared  uint64      // its name for other processes; 0: it has none
 	kept

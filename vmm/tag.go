@@ -18,7 +18,7 @@ type tag struct {
 	segments    []*segment
 	ranges      *space.Ranges[segment]
 	slack       map[uint32][]*segment // by granules
-	slabs       map[policy][]*segment // with room for more small allocations, as far as is known
+	slabs       map[policy]*slabs     // with room for more small allocations, as far as is known
 	lines       map[order]*line       // frees in the order of streams
 	idle        shelf                 // those that their streams have reached
 	lastPause   float64               // seconds
@@ -29,7 +29,7 @@ type tag struct {
 
 func (d *device) newTag(name string) *tag {
 	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
-	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[policy][]*segment{},
+	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[policy]*slabs{},
 		lines: map[order]*line{}, idle: newShelf()}
 }
 

@@ -15,6 +15,7 @@ type Slab struct {
 	groups []group
 	units  int
 	from   int // the groups before this one are full
+	most   int // no run of free units is longer
 }
 
 // group is 64 units, a bit each, the lowest first.
@@ -25,15 +26,17 @@ type group struct {
 	spare   [perGroup]uint16 // by first units: bytes of the last unit that were not asked for
 }
 
-// unit is the alignment of small allocations; cudaMalloc promises 256.
-const unit = 512
+// Unit is the alignment of small allocations; cudaMalloc promises 256.
+const Unit = 512
+
+const unit = Unit
 
 const perGroup = 64
 
 // New returns a slab of so many bytes with nothing in it.
 func New(granularity uint64) *Slab {
 	units := int(granularity / unit)
-	s := &Slab{groups: make([]group, (units+perGroup-1)/perGroup), units: units}
+	s := &Slab{groups: make([]group, (units+perGroup-1)/perGroup), units: units, most: units}
 	s.each(units, len(s.groups)*perGroup-units, func(g *group, mask uint64) { g.used |= mask }) // not there
 	return s
 }
@@ -43,8 +46,12 @@ func unitsOf(size uint64) int { return int((size + unit - 1) / unit) }
 // Allocate takes the lowest room for size bytes and returns its offset; false: there is none.
 func (s *Slab) Allocate(size uint64) (offset uintptr, ok bool) {
 	units := unitsOf(size)
+	if units > s.most {
+		return 0, false
+	}
 	first := s.search(units)
 	if first < 0 {
+		s.most = units - 1
 		return 0, false
 	}
 	s.each(first, units, func(g *group, mask uint64) { g.used |= mask })
@@ -100,6 +107,37 @@ func (s *Slab) Free(offset uintptr) {
 	s.from = min(s.from, first/perGroup)
 	s.Live--
 	s.Bytes -= size
+	s.most = max(s.most, s.run(first))
+}
+
+// Most returns a number of bytes; an allocation of more finds no room, and one of fewer most likely does.
+func (s *Slab) Most() uint64 { return uint64(s.most) * unit }
+
+// run returns how many free units there are around one of them.
+func (s *Slab) run(at int) (units int) {
+	for n, word := at/perGroup, s.groups[at/perGroup].used>>(at%perGroup); ; word = s.groups[n].used {
+		left := perGroup
+		if n == at/perGroup {
+			left -= at % perGroup
+		}
+		free := min(bits.TrailingZeros64(word), left)
+		units += free
+		if n++; free < left || n == len(s.groups) {
+			break
+		}
+	}
+	for n, word := at/perGroup, s.groups[at/perGroup].used<<(perGroup-1-at%perGroup)<<1; ; word = s.groups[n].used {
+		left := perGroup
+		if n == at/perGroup {
+			left = at % perGroup
+		}
+		free := min(bits.LeadingZeros64(word), left)
+		units += free
+		if n--; free < left || n < 0 {
+			break
+		}
+	}
+	return units
 }
 
 // Reuse makes the allocation at an offset, which is marked as being freed, live again for size bytes. Round of that
@@ -190,7 +228,7 @@ func (s *Slab) each(first, count int, do func(g *group, mask uint64)) {
 
 // Check looks for a contradiction in the records.
 func (s *Slab) Check() error {
-	live, bytes, end := 0, uint64(0), 0
+	live, bytes, end, run := 0, uint64(0), 0, 0
 	for u := range s.units {
 		g, bit := &s.groups[u/perGroup], uint64(1)<<(u%perGroup)
 		if g.starts&bit != 0 {
@@ -204,6 +242,12 @@ func (s *Slab) Check() error {
 			return fmt.Errorf("unit %d is in use: %v", u, used)
 		case !used && u/perGroup < s.from:
 			return fmt.Errorf("unit %d is free, where all is full", u)
+		}
+		if run++; g.used&bit != 0 {
+			run = 0
+		}
+		if run > s.most {
+			return fmt.Errorf("%d free units end at %d, and no run is said to have more than %d", run, u, s.most)
 		}
 	}
 	if live != s.Live || bytes != s.Bytes {
