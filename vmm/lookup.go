@@ -109,17 +109,29 @@ func (e *Engine) segmentAt(address uintptr) *segment {
 func (e *Engine) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	changing := func(s *segment) bool { return s.extent != nil && s.extent.owner != nobody }
-	for len(e.matching(nil, changing)) > 0 { // its handle, too; that ends without the program
-		e.settled.Wait()
+	note := func(s *segment) {
+		if x := s.extent; x != nil && x.step >= created && !s.isImported() &&
+			(x.handle == handle || x.address < address+uintptr(size) && address < x.address+uintptr(x.size)) {
+			x.exported = true
+		}
 	}
-	for _, segments := range e.matching(nil, func(s *segment) bool {
-		x := s.extent
-		return x != nil && x.step >= created && !s.isImported() &&
-			(x.handle == handle || x.address < address+uintptr(size) && address < x.address+uintptr(x.size))
-	}) {
-		for _, s := range segments {
-			s.extent.exported = true
+	changes := func(s *segment) bool { return s.owner == aTransition || s.extent != nil && s.extent.owner != nobody }
+	changing := map[*segment]bool{} // at this moment: its handle may change, too
+	e.matching(nil, func(s *segment) bool {
+		if changes(s) {
+			changing[s] = true
+		} else {
+			note(s)
+		}
+		return false
+	})
+	for len(changing) > 0 { // that ends without the program
+		e.settled.Wait()
+		for s := range changing {
+			if !changes(s) {
+				delete(changing, s)
+				note(s)
+			}
 		}
 	}
 }
