@@ -3,6 +3,8 @@ package vmm
 import (
 	"maps"
 	"slices"
+
+	"tms/vmm/cuda"
 )
 
 // PausedAt reports whether the allocation at an address is paused, or lost its memory in a free that got half way. That
@@ -49,4 +51,19 @@ func (e *Engine) Compactable(ordinal int) uint64 {
 		return e.compactable(d)
 	}
 	return 0
+}
+
+// Driver returns the engine's.
+func (e *Engine) Driver() *cuda.Driver { return e.driver }
+
+// LentNames returns how many names of freed segments the extents remember.
+func (e *Engine) LentNames() (count int) {
+	seen := map[*extent]bool{}
+	for _, s := range e.choose(nil, func(s *segment) bool { return s.extent != nil }) {
+		if !seen[s.extent] {
+			seen[s.extent] = true
+			count += len(s.extent.lent)
+		}
+	}
+	return count
 }

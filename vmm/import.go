@@ -97,14 +97,25 @@ func (i *imported) tell(number uint64) {
 	notices := e.driver.Reclaim.Kind("notice to another process")
 	notices.Add(0, func() error {
 		err := e.sharing.processes.Return(share, number)
-		if err != nil {
-			time.AfterFunc(noticeAgain, notices.Retry)
+		if err == nil {
+			e.sharing.noticeWait.Store(int64(noticeAgain))
+		} else if wait := e.sharing.noticeWait.Load(); e.sharing.noticing.CompareAndSwap(false, true) {
+			// One timer for all, however many are refused: a stopped process may take none for long.
+			e.sharing.noticeWait.Store(min(2*max(wait, int64(noticeAgain)), int64(noticeLast)))
+			time.AfterFunc(time.Duration(max(wait, int64(noticeAgain))), func() {
+				e.sharing.noticing.Store(false)
+				notices.Retry()
+			})
 		}
 		return err
 	})
 }
 
-const noticeAgain = 100 * time.Millisecond
+// A refused notice is tried again after the first time, then after twice as long, up to the last.
+const (
+	noticeAgain = 100 * time.Millisecond
+	noticeLast  = time.Second
+)
 
 // end gives back memory that is mapped nowhere.
 func (i *imported) end(d *device, b borrowed) {
@@ -159,7 +170,7 @@ func (e *Engine) importAs(ordinal int, share Share, offset uint64, tag string, r
 	}
 	tag = cmp.Or(tag, lent.Tag)
 	t := d.tag(tag)
-	e.names[tag] = true
+	e.noteName(tag)
 	s, err := e.newSegment(d, t, uint32(lent.Extent/d.granularity), false, nil)
 	if err != nil {
 		_ = e.unlocked(drop)

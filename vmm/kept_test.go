@@ -1,9 +1,12 @@
 package vmm_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -161,6 +164,42 @@ func TestKeptMemoryIsReleasedMeanwhile(t *testing.T) {
 		require.NoError(t, e.Close(a, false))
 	}
 	e.Drain()
+}
+
+// refusing is a holder that takes no notices until it is open.
+type refusing struct {
+	holder
+	tries *atomic.Int64
+	open  *atomic.Bool
+}
+
+func (r refusing) Return(vmm.Share, uint64) error {
+	r.tries.Add(1)
+	if r.open.Load() {
+		return nil
+	}
+	return errors.New("the backlog is full")
+}
+
+// Notices that a stopped process does not take are tried again all together, so they take no more processor time the
+// more there are, and they arrive when the process goes on.
+func TestRefusedNotices(t *testing.T) {
+	_, _, e, h := keeping(t)
+	const count = 200
+	var tries atomic.Int64
+	var open atomic.Bool
+	e.Processes(refusing{h, &tries, &open})
+	for range count {
+		a, err := e.Attach(0, 7, "t", false)
+		require.NoError(t, err)
+		require.NoError(t, e.Close(a, false))
+	}
+	require.Eventually(t, func() bool { return tries.Load() >= 2*count }, time.Minute, time.Millisecond)
+	begin, before := time.Now(), tries.Load()
+	require.Eventually(t, func() bool { return tries.Load() >= before+count }, time.Minute, time.Millisecond)
+	require.Greater(t, time.Since(begin), 50*time.Millisecond, "one try of each")
+	open.Store(true)
+	require.Eventually(t, func() bool { return len(e.Recorded().Waiting) == 0 }, time.Minute, time.Millisecond)
 }
 
 func TestKeptMemoryWhereTheDriverFails(t *testing.T) {

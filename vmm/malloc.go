@@ -157,7 +157,7 @@ func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
 			return address, nil
 		}
 	}
-	e.names[r.Tag] = true
+	e.noteName(r.Tag)
 	var s *segment
 	if r.Ordered && (short || !inSlab) {
 		if s = e.takeFreed(t, r, granules, short); s == nil && len(e.pending.lines) > 0 {

@@ -135,7 +135,16 @@ func (e *Engine) count(batches []*batch, start time.Time, err error, which func(
 const (
 	namesTold   = 8  // how many tags a warning names
 	unknownTold = 16 // how many unknown tags it warns of
+
+	namesMost = 10000 // that are remembered: a program may use a new tag for each of its steps
 )
+
+// noteName remembers a tag for Unknown. The caller holds e.mu.
+func (e *Engine) noteName(tag string) {
+	if len(e.names) <= namesMost {
+		e.names[tag] = true
+	}
+}
 
 // warnUnknown warns, once per operation and name, of a tag that is Unknown.
 func (e *Engine) warnUnknown(operation, name string) {
@@ -152,11 +161,11 @@ func (e *Engine) warnUnknown(operation, name string) {
 }
 
 // Unknown returns words about a tag with which nothing was ever allocated, most likely because it is misspelt; "" for
-// any other.
+// any other, and where there were too many tags to remember.
 func (e *Engine) Unknown(name string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.names[name] {
+	if e.names[name] || len(e.names) > namesMost {
 		return ""
 	}
 	known := slices.Sorted(maps.Keys(e.names))

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"tms/internal/backoff"
@@ -76,6 +77,9 @@ type sharing struct {
 	closing []*Options // the pauses in progress: nobody gets memory of their tags
 	imports map[importKey]*segment
 	opening map[importKey]bool // by an Import in progress
+
+	noticing   atomic.Bool  // a timer is set for the refused notices
+	noticeWait atomic.Int64 // nanoseconds until the next one
 
 	// mu is for the thread that serves other processes, which must not wait: code that holds mu does nothing else.
 	mu        sync.Mutex
@@ -239,8 +243,8 @@ func (e *Engine) Sharers() (pids []int) {
 func (s *sharing) forget(freed *segment) {
 	if freed.shared != 0 {
 		delete(s.shares, freed.shared)
-		if freed.extent != nil && !freed.isUserMapped() {
-			freed.extent.lent = append(freed.extent.lent, freed.shared)
+		if freed.extent != nil && !freed.isUserMapped() { // nobody gets it any more; it is remembered while some have it
+			freed.extent.lent = filter(append(freed.extent.lent, freed.shared), s.hasImporters)
 		} else {
 			s.forgetImporters(freed.shared)
 		}

@@ -424,6 +424,24 @@ func failing(t *testing.T, made func(*testing.T) *pair, function string, seed in
 }
 
 // A device whose memory cannot be shared has memory all the same; a caller that would share it gets an error.
+// An extent remembers the names of freed segments only as long as another process has them.
+func TestNamesAreForgotten(t *testing.T) {
+	_, _, e := shareable(t)
+	meet(e, beside(t, e.Driver()))
+	r := vmm.Request{Size: shareSize, Tag: "t"}
+	all := mallocs(t, e, 4, r)
+	cycle(t, e, vmm.Options{ExtentBytes: 4 * shareSize})
+	frees(t, e, all[1])
+	for range 100 {
+		a, err := e.Malloc(r)
+		require.NoError(t, err)
+		_, _, _, err = e.Share(a)
+		require.NoError(t, err)
+		require.NoError(t, e.FreeIdle(a, false))
+	}
+	require.Zero(t, e.LentNames())
+}
+
 func TestNotToBeShared(t *testing.T) {
 	for call, fail := range map[string]func(*cudasim.Sim){
 		"a device without it": func(sim *cudasim.Sim) { sim.Fail("cuDeviceGetAttribute", 3, int(cuda.InvalidValue)) },

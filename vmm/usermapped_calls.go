@@ -40,7 +40,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s.tag = s.device.newTag(r.Tag)
-	e.names[r.Tag] = true
+	e.noteName(r.Tag)
 	if s.incremental || s.sparse {
 		e.loadHasher(s.device)
 	}

@@ -75,7 +75,7 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 			cuda.InvalidValue)
 	}
 	s.extent = x
-	e.names[lent.Tag] = true
+	e.noteName(lent.Tag)
 	d.tag(lent.Tag).add(s)
 	e.assignHandle(s)
 	e.sharing.imports[i.key(s)] = s

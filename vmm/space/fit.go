@@ -8,9 +8,9 @@ import (
 // fit hands out blocks of granules and merges those that are given back. Free blocks are in lists by size (segregated
 // fit: Knuth, "The Art of Computer Programming" 2.5, and Wilson and others, "Dynamic Storage Allocation", 1995).
 type fit struct {
-	head *block     // the first by address
-	full uint32     // bit c: bins[c] has a block
-	bins [32]*block // free blocks of 1<<c granules and more, up to twice that
+	head *block   // the first by address
+	full []uint64 // bit c%64 of word c/64: bins[c] has a block
+	bins []*block // free blocks; see bin
 }
 
 // block is a range of granules, in use or free.
@@ -22,12 +22,27 @@ type block struct {
 }
 
 func newFit(granules uint32) *fit {
-	t := &fit{head: &block{count: granules}}
+	bins := bin(granules) + 1
+	t := &fit{head: &block{count: granules}, full: make([]uint64, (bins+63)/64), bins: make([]*block, bins)}
 	t.insert(t.head)
 	return t
 }
 
-func bin(count uint32) int { return bits.Len32(count) - 1 }
+// Counts up to exact have a bin each, so that however many blocks are too small, none of them is looked at. Larger ones
+// are few; they have perOctave bins from each power of two to the next.
+const (
+	exact     = 64
+	perOctave = 16
+)
+
+func bin(count uint32) int {
+	if count <= exact {
+		return int(count)
+	}
+	octave := bits.Len32(count) - 1
+	part := count>>(octave-4) - perOctave // the next four bits
+	return exact + 1 + (octave-6)*perOctave + int(part)
+}
 
 func (t *fit) insert(b *block) {
 	c := bin(b.count)
@@ -36,7 +51,7 @@ func (t *fit) insert(b *block) {
 		b.binNext.binBefore = b
 	}
 	t.bins[c] = b
-	t.full |= 1 << c
+	t.full[c/64] |= 1 << (c % 64)
 }
 
 func (t *fit) remove(b *block) {
@@ -50,8 +65,22 @@ func (t *fit) remove(b *block) {
 	}
 	c := bin(b.count)
 	if t.bins[c] = b.binNext; b.binNext == nil {
-		t.full &^= 1 << c
+		t.full[c/64] &^= 1 << (c % 64)
 	}
+}
+
+// from returns the first block of the first bin with any, from bin c on.
+func (t *fit) from(c int) *block {
+	for word := c / 64; word < len(t.full); word++ {
+		full := t.full[word]
+		if word == c/64 {
+			full = full >> (c % 64) << (c % 64)
+		}
+		if full != 0 {
+			return t.bins[word*64+bits.TrailingZeros64(full)]
+		}
+	}
+	return nil
 }
 
 const looks = 64 // at blocks of a count's own bin, before a larger one is split
@@ -59,13 +88,16 @@ const looks = 64 // at blocks of a count's own bin, before a larger one is split
 // search returns a free block of at least count granules, nil if there is none.
 func (t *fit) search(count uint32) *block {
 	c := bin(count)
+	if c >= len(t.bins) {
+		return nil
+	}
+	larger := t.from(c + 1) // of these each is large enough
 	b := t.bins[c]
-	larger := t.full >> (c + 1) << (c + 1) // in these bins each block is large enough
-	for n := 0; b != nil && b.count < count && (n < looks || larger == 0); n++ {
+	for n := 0; b != nil && b.count < count && (n < looks || larger == nil); n++ {
 		b = b.binNext
 	}
-	if larger != 0 && (b == nil || b.count < count) {
-		b = t.bins[bits.TrailingZeros32(larger)]
+	if b == nil || b.count < count {
+		return larger
 	}
 	return b
 }

@@ -63,6 +63,24 @@ func longest(owner []*block) (most uint32) {
 	return most
 }
 
+// A search does not look at blocks that are too small, however many there are, and a larger count is in no earlier bin.
+func TestBins(t *testing.T) {
+	for count := uint32(1); count < 1<<22; count += 1 + count/64 {
+		require.LessOrEqual(t, bin(count), bin(count+1))
+	}
+	parts := newFit(3000)
+	var all []*block
+	for range 1000 {
+		all = append(all, parts.allocate(2), parts.allocate(1))
+	}
+	for i := 0; i < len(all); i += 2 {
+		parts.release(all[i])
+	}
+	require.Nil(t, parts.bins[bin(3)])
+	require.Nil(t, parts.search(3))
+	require.NotNil(t, parts.search(2))
+}
+
 func FuzzFit(f *testing.F) {
 	f.Fuzz(func(t *testing.T, bytes []byte) { play(t, 512, 256, bytes) })
 }
