@@ -211,6 +211,7 @@ func TestMachine(t *testing.T) {
 	require.Equal(t, built(t, "lib", "libtms.so"), r.Library.Path)
 	require.Nil(t, r.Program)
 	r.find(t, "ok", "vmm")
+	r.find(t, "note", "checkpoint")
 	r.lacks(t, "nccl-graphs")
 
 	r = examine(t, nil, "TMS_LIBRARY=").with(t, "warning library")

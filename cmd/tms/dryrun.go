@@ -86,6 +86,10 @@ func (p *planning) run(command *cobra.Command, op string, pids ...int) {
 
 func (p *planning) plan(made *plan, state control.ProcessState) {
 	resume := made.Op == control.Resume
+	if state.Driver != nil && state.Driver.Lost != "" {
+		made.Error = state.Driver.Lost
+		return
+	}
 	for _, d := range state.Stats.Devices {
 		part, host := planDevice{Device: d.Device, Tags: []planTag{}}, uint64(0)
 		for _, tag := range d.Tags {

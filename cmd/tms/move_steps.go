@@ -155,7 +155,7 @@ func (j *job) resume(request control.Request) error {
 			for _, leg := range r.way.legs {
 				there[leg.To] = leg.Bytes
 			}
-			unlock, err := turn(there)
+			unlock, err := turn(context.Background(), there)
 			if err != nil {
 				return err
 			}

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/signal"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tms/internal/backoff"
 	"tms/internal/checkpoint"
@@ -124,7 +127,7 @@ func (r *jobRank) take() error {
 		}
 		return r.driver.Checkpoint(r.PID, driverTime)
 	}
-	unlock, err := turn(needOf(&part, nil)) // what is no longer used is then this process's
+	unlock, err := turn(context.Background(), needOf(&part, nil)) // what is no longer used is then this process's
 	if err != nil {
 		return err
 	}
@@ -208,8 +211,33 @@ func (n needed) look() error {
 // short reports whether an error says that memory of a device was short.
 func short(err error) bool { return code(err) == int(cuda.OutOfMemory) }
 
-// turn takes the locks under which memory of these GPUs is taken, in turn.
-func turn(of needed) (unlock func(), err error) {
+// turn takes the locks under which memory of these GPUs is taken, in turn. It waits for them until ctx ends. A terminal can
+// no longer stop this command, because others would wait for it.
+func turn(ctx context.Context, of needed) (unlock func(), err error) {
+	signal.Ignore(unix.SIGTSTP)
+	type locks struct {
+		unlock func()
+		err    error
+	}
+	taken := make(chan locks, 1)
+	go func() {
+		unlock, err := lockAll(of)
+		taken <- locks{unlock, err}
+	}()
+	select {
+	case l := <-taken:
+		return l.unlock, l.err
+	case <-ctx.Done():
+		go func() {
+			if l := <-taken; l.err == nil {
+				l.unlock()
+			}
+		}()
+		return nil, ctx.Err()
+	}
+}
+
+func lockAll(of needed) (unlock func(), err error) {
 	var locked []func()
 	unlock = func() {
 		for _, unlock := range locked {
@@ -245,7 +273,7 @@ func restore(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.
 	case part == nil && checkpoint.Overridden():
 		part = &control.Driver{}
 	case part == nil:
-		why := "no tms has noted it"
+		why := "no tms that paused it has noted it"
 		if err != nil {
 			why = err.Error()
 		}
@@ -255,7 +283,7 @@ func restore(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.
 	need := needOf(part, pairs)
 	driver.Prepare() // which takes time, so it comes before the look
 	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 100 * time.Millisecond}); ; {
-		err := restoreInTurn(driver, pid, need, pairs)
+		err := restoreInTurn(ctx, driver, pid, need, pairs)
 		if errors.Is(err, checkpoint.ErrLost) {
 			return lose(pid, fmt.Errorf("%w: another program took the memory after tms had seen it free (%s)", err,
 				checkpoint.Risk()), part)
@@ -269,8 +297,9 @@ func restore(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.
 	}
 }
 
-func restoreInTurn(driver *checkpoint.Driver, pid int, need needed, pairs []checkpoint.Pair) error {
-	unlock, err := turn(need)
+func restoreInTurn(ctx context.Context, driver *checkpoint.Driver, pid int, need needed,
+	pairs []checkpoint.Pair) error {
+	unlock, err := turn(ctx, need)
 	if err != nil {
 		return err
 	}
@@ -317,7 +346,7 @@ func (o *outcome) resumeInTurn(ctx, carried context.Context, process *client.Con
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		unlock, err := turn(need)
+		unlock, err := turn(ctx, need)
 		if err != nil {
 			return err
 		}

@@ -3,11 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/checkpoint"
 	"tms/internal/control"
@@ -36,6 +38,7 @@ func TestAProcessThatIsLost(t *testing.T) {
 	require.True(t, outcomes[0].Lost && !outcomes[0].OK)
 	require.Equal(t, 401, outcomes[0].Code)
 	w.refused(words, "pause", w.number(), "--force")
+	w.refused(words, "resume", w.number(), "--dry-run")
 	require.Contains(t, w.do("again"), "401 "+words)
 
 	listed := succeeds(t, "ps")
@@ -133,6 +136,24 @@ func TestRestoresBesideANeighbourThatTmsSteers(t *testing.T) {
 	succeeds(t, "resume", neighbour.number())
 	neighbour.do("check")
 	succeeds(t, "pause", neighbour.number())
+	w.resumed()
+}
+
+// A command that waits for another's turn can be interrupted.
+func TestAWaitForATurnIsInterrupted(t *testing.T) {
+	w := startWhole(t)
+	w.pause()
+	unlock, err := lock(uuidOf(0))
+	require.NoError(t, err)
+	defer unlock()
+	c := exec.Command(tms, "resume", w.number())
+	require.NoError(t, c.Start())
+	require.Eventually(t, func() bool { return locked(t, c.Process.Pid) }, time.Minute, time.Millisecond)
+	require.NoError(t, c.Process.Signal(unix.SIGTSTP)) // others may wait for it
+	require.NoError(t, c.Process.Signal(os.Interrupt))
+	require.Error(t, c.Wait())
+	require.Equal(t, exitNo, c.ProcessState.ExitCode())
+	unlock()
 	w.resumed()
 }
 

@@ -123,7 +123,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	}
 	wanted := needsOf(state)
 	maps.DeleteFunc(wanted, func(uuid string, need uint64) bool { return need == 0 && uuid == "" })
-	unlock, err := turn(wanted)
+	unlock, err := turn(context.Background(), wanted)
 	if err != nil {
 		return false, 0, err
 	}
