@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -351,11 +353,49 @@ func holds(e *vmm.Engine) error {
 		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by "+
 			"themselves, which cannot be stopped (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(&library[0]))
 	}
+	if driver := elsewhere(); driver != "" {
+		return unsupported("%s is loaded in a namespace of its own (dlmopen), where its calls cannot be stopped "+
+			"(TMS_PAUSE_FORCE=1 pauses anyway)", driver)
+	}
 	if address := e.Exported(); address != 0 {
 		return unsupported("the memory at %#x was exported, and its importers cannot be stopped "+
 			"(TMS_PAUSE_FORCE=1 pauses anyway)", address)
 	}
 	return nil
+}
+
+// namespaces is what the last look for a driver in another namespace found. Only a load can change that.
+var namespaces struct {
+	sync.Mutex
+	loads  C.uint64_t
+	driver string
+}
+
+// elsewhere returns the path of a driver whose code is mapped, but not as a library that the loader shows to libtms.so:
+// dlmopen has opened it in a namespace of its own. "": there is none.
+func elsewhere() string {
+	namespaces.Lock()
+	defer namespaces.Unlock()
+	loads := C.gate_loads()
+	if loads == namespaces.loads {
+		return namespaces.driver
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return ""
+	}
+	namespaces.loads, namespaces.driver = loads, ""
+	for line := range strings.Lines(string(maps)) {
+		fields := strings.Fields(line)
+		if len(fields) < 6 || !strings.HasPrefix(filepath.Base(fields[5]), "libcuda.so") || fields[1][2] != 'x' {
+			continue
+		}
+		start, _, _ := strings.Cut(fields[0], "-")
+		if address, err := strconv.ParseUint(start, 16, 64); err == nil && !C.gate_knows(C.uintptr_t(address)) {
+			namespaces.driver = fields[5]
+		}
+	}
+	return namespaces.driver
 }
 
 // setGate shuts the gate, or changes which calls it holds.

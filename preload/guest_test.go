@@ -352,6 +352,27 @@ func TestArgumentsBehindABarrier(t *testing.T) {
 	run(t, compileWithDriver(t, "barrier", majors[1]), nil).succeeded(t)
 }
 
+func TestDriverInANamespaceOfItsOwn(t *testing.T) {
+	library := versioned(t, built(t, "sim"), majors[1], 88)
+	run(t, compile(t, "namespace", majors[1]), []string{library}, reaching(t)).succeeded(t)
+}
+
+func TestLockedMemory(t *testing.T) {
+	if o := run(t, compile(t, "locked", majors[1]), nil); o.state.ExitCode() != 77 {
+		o.succeeded(t)
+	}
+}
+
+func TestExitWhilePaused(t *testing.T) {
+	for _, how := range []string{"exit", "quick_exit"} {
+		folder := t.TempDir()
+		run(t, compile(t, "exits", majors[1]), []string{how, folder}).succeeded(t)
+		left, err := os.ReadDir(folder)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}
+
 func TestDecimalComma(t *testing.T) {
 	folder := t.TempDir()
 	source := filepath.Join(folder, "source")

@@ -1,5 +1,5 @@
-/* lasterror has the thread's last error, as cudaGetLastError tells it: CUDA's runtime notes its own failures, and this the
- * failures of functions that were not passed on to it. */
+/* lasterror has the thread's last error, as cudaGetLastError tells it: CUDA's runtime notes its own failures, and this
+ * file the failures of functions that were not passed on to it. */
 #include "shim.h"
 
 /* Later than CUDA's own last error. */

@@ -1,5 +1,5 @@
-/* older has the runtime's functions for libraries that are bound to an older libcudart than the newest: the loader binds
- * them here by the version that they name (exports.map). Each notes whom it answers, so that CUDA's function is that of
+/* older has the runtime's functions for libraries that are bound to an older libcudart than the newest: the loader
+ * binds them here by the version that they name (exports.map). Each notes its caller, so that CUDA's function is that of
  * the caller's libcudart, and calls the function for the newest. Those that programs call most have a short way. */
 #define _GNU_SOURCE
 #include "shim.h"

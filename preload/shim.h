@@ -102,8 +102,8 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
-/* lasterror.c: notes the result of a function of the runtime that was not passed on to CUDA, and returns it. The driver's
- * functions have no last error; api is what both begin with. */
+/* lasterror.c: notes the result of a function of the runtime that was not passed on to CUDA, and returns it. The
+ * driver's functions have no last error; api is what both begin with. */
 HIDDEN int runtime_result(int code);
 #define RESULT_OF(api, code) RESULT_OF_##api(code)
 #define RESULT_OF_cuda(code) runtime_result(code)
@@ -264,6 +264,9 @@ HIDDEN int kept_promote(const char *name); /* brings a set back to its device (i
 enum { HELPER_ENDED = -1 };
 HIDDEN void helper_prepare(void); /* before the first */
 HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, const char *then);
+
+/* leftovers.c: a folder in which the process has files whose names begin so. One call at a time. */
+HIDDEN void leftovers_note(const char *path, const char *prefix);
 
 /* share.c: what a process of tms run --share does when device memory is short. */
 enum { SHORT_OF_MEMORY = -1 }; /* the code of an allocation that others can make room for */

@@ -135,6 +135,10 @@ func (e *Engine) Descriptors(kept peer.Descriptors) { e.peer.Descriptors = kept 
 // Extents sets where contents for host memory go as long as there is room. Call it before anything else.
 func (e *Engine) Extents(extents peer.Extents) { e.peer.Extents = extents }
 
+// Files sets what is told of each folder with contents, and how the names of this process's files begin there. Call it
+// before anything else.
+func (e *Engine) Files(noted func(folder, prefix string)) { e.disk.Noted = noted }
+
 // Ledger sets where transitions promise the host memory that they are about to take. Call it before anything else.
 func (e *Engine) Ledger(l *hostmemory.Ledger) { e.ledger = l }
 

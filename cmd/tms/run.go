@@ -100,6 +100,8 @@ func runCommand() *cobra.Command {
 				return err
 			}
 			set["LD_PRELOAD"] = strings.Join(libraries, ":")
+			// AddressSanitizer refuses to start behind another library, unless it is told not to look.
+			set["ASAN_OPTIONS"] = strings.TrimSuffix("verify_asan_link_order=0:"+os.Getenv("ASAN_OPTIONS"), ":")
 			set["TMS_EXCLUDE"] = joined(append(notTaken, strings.Split(os.Getenv("TMS_EXCLUDE"), ":")...))
 			path, err := exec.LookPath(arguments[0])
 			if err != nil {

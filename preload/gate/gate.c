@@ -182,6 +182,25 @@ HIDDEN bool gate_self_starting(char *name, size_t size)
 	return dl_iterate_phdr(look_at, &(struct sought){self_starting, name, size}) != 0;
 }
 
+HIDDEN bool gate_knows(uintptr_t address)
+{
+	return range_around((const void *)address).end != 0;
+}
+
+static int count_loads(struct dl_phdr_info *info, size_t size, void *count)
+{
+	(void)size;
+	*(uint64_t *)count = info->dlpi_adds;
+	return 1;
+}
+
+HIDDEN uint64_t gate_loads(void)
+{
+	uint64_t count = 0;
+	dl_iterate_phdr(count_loads, &count);
+	return count;
+}
+
 HIDDEN bool nccl_is_unseen(void)
 {
 	static const char *const nccl[] = {"libnccl", NULL};

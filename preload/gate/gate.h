@@ -23,6 +23,8 @@ HIDDEN int gate_wait(void);		  /* until it is open; a code */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
 HIDDEN bool gate_inside(struct gate_user *user); /* a thread in any call, even one that polls; false: none */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a loaded library starts work by itself */
+HIDDEN bool gate_knows(uintptr_t address); /* it lies in a library of the program's own namespace (dlmopen) */
+HIDDEN uint64_t gate_loads(void);	     /* how many libraries were ever loaded, in all namespaces */
 HIDDEN bool nccl_is_unseen(void); /* NCCL may register shareable memory unseen, and use it after a pause */
 
 /* What libtms_reach.so sees (reach/communicators.h). Without that library these do nothing. */

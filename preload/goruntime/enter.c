@@ -86,9 +86,8 @@ static void prepare(void)
 HIDDEN struct thread *thread_new(void)
 {
 	pthread_once(&once, prepare);
-	char *base = mmap(NULL, thread_size, PROT_READ | PROT_WRITE,
-			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-	if (base == MAP_FAILED)
+	char *base = memory_map(NULL, thread_size, PROT_READ | PROT_WRITE);
+	if (!base)
 		return NULL;
 	struct thread *mine = (struct thread *)(base + thread_size) - 1; /* above the stack, which grows away from it */
 	mine->faults = (stack_t){.ss_sp = base, .ss_size = (size_t)((char *)mine - base)};

@@ -133,6 +133,7 @@ HIDDEN size_t memory_at_start(void); /* bytes */
 HIDDEN bool memory_spare(int mappings); /* reports whether so many could be made now, and 16 MiB written */
 extern int memory_short HIDDEN; /* too little is left; room.go reads it too */
 extern uint64_t memory_bound HIDDEN; /* the most bytes of the heap */
+HIDDEN void *memory_map(void *hint, size_t size, int protection); /* of the kernel's, not locked; NULL: there is none */
 HIDDEN void memory_extend(void); /* as far as the limits let us */
 
 /* threads.c: the threads of the Go runtime, made before Go asks for them. */

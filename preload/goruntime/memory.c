@@ -30,10 +30,22 @@ static const struct {
 HIDDEN int memory_short;
 HIDDEN uint64_t memory_bound;
 
+/* Under mlockall(MCL_FUTURE) the kernel would fill memory that can be used from the start, and keep it. */
+HIDDEN void *memory_map(void *hint, size_t size, int protection)
+{
+	void *got = mmap(hint, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (got == MAP_FAILED)
+		return NULL;
+	munlock(got, size);
+	if (protection == PROT_NONE || mprotect(got, size, protection) == 0)
+		return got;
+	munmap(got, size);
+	return NULL;
+}
+
 static uintptr_t map(uintptr_t hint, size_t size, int protection)
 {
-	void *got = mmap((void *)hint, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	return got == MAP_FAILED ? 0 : (uintptr_t)got;
+	return (uintptr_t)memory_map((void *)hint, size, protection);
 }
 
 static bool stock(struct stock *s, uintptr_t base, size_t size)

@@ -175,10 +175,12 @@ static bool make(void)
 	size_t guard = (size_t)sysconf(_SC_PAGESIZE), size = stack_size();
 	if (made == THREADS_MAX)
 		return false;
-	char *stack = mmap(NULL, guard + size, PROT_READ | PROT_WRITE,
-			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-	if (stack == MAP_FAILED)
+	char *stack = memory_map(NULL, guard + size, PROT_NONE);
+	if (!stack || mprotect(stack + guard, size, PROT_READ | PROT_WRITE) != 0) {
+		if (stack)
+			munmap(stack, guard + size);
 		return false;
+	}
 	pthread_attr_t attributes;
 	pthread_attr_init(&attributes);
 	pthread_attr_setstack(&attributes, stack + guard, size);
@@ -189,8 +191,7 @@ static bool make(void)
 	sigaddset(&faults, SIGFPE);
 	pthread_sigmask(SIG_BLOCK, &faults, &mask);
 	memcpy(stack + guard, &mask, sizeof mask);
-	bool ok = mprotect(stack, guard, PROT_NONE) == 0 &&
-		  pthread_create(&threads[made].id, &attributes, wait_for_work, stack + guard) == 0;
+	bool ok = pthread_create(&threads[made].id, &attributes, wait_for_work, stack + guard) == 0;
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
 	pthread_attr_destroy(&attributes);
 	if (!ok) {

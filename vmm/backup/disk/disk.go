@@ -33,6 +33,9 @@ type Store struct {
 	current     *directory
 	chunkSize   uint64 // bytes of one read or write, at most stagingSize
 
+	// Noted is told of each folder, and how the names of this process's files begin there. One call at a time.
+	Noted func(folder, prefix string)
+
 	staging *reclaim.Kind // buffers
 	removed *reclaim.Kind // files
 }
@@ -81,6 +84,9 @@ func (d *Store) use(made *directory) {
 		removeLeftovers(made.path)
 		known = made
 		d.directories[made.path] = made
+		if self, err := self(); err == nil && d.Noted != nil {
+			d.Noted(made.path, self.String()+"-")
+		}
 	}
 	known.setting.Store(made.setting.Load())
 	d.current = known
