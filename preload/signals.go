@@ -47,13 +47,15 @@ func leaveSignals() {
 	}
 }
 
-// hasTerminal reports whether a terminal controls the process. Elsewhere SIGHUP asks a program to read its files again.
+// hasTerminal reports whether the process is at the terminal that controls it. Elsewhere SIGHUP asks a program to read
+// its files again. It opens nothing, because the program may close any descriptor.
 func hasTerminal() bool {
-	terminal, err := unix.Open("/dev/tty", unix.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err == nil {
-		_ = unix.Close(terminal)
+	for descriptor := range 3 {
+		if _, err := unix.IoctlGetInt(descriptor, unix.TIOCGSID); err == nil { // only of the controlling one
+			return true
+		}
 	}
-	return err == nil
+	return false
 }
 
 // sleep reports whether the gate is still shut after a time.

@@ -10,24 +10,23 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-/* As write, but a pipe that nobody reads is an error, not a signal that ends the host. */
+/* As write, but a pipe that nobody reads is an error, not a signal that ends the host. The sets are the kernel's, of 8
+ * bytes, because the thread's stack may be small. */
 static ssize_t descriptor_write(int number, const char *text, size_t length)
 {
-	sigset_t pipe, saved;
-	sigemptyset(&pipe);
-	sigpending(&pipe);
-	bool pending = sigismember(&pipe, SIGPIPE);
-	sigemptyset(&pipe);
-	sigaddset(&pipe, SIGPIPE);
-	pthread_sigmask(SIG_BLOCK, &pipe, &saved);
+	const uint64_t pipe = 1ull << (SIGPIPE - 1);
+	uint64_t pending = 0, saved = 0;
+	syscall(SYS_rt_sigpending, &pending, sizeof pending);
+	syscall(SYS_rt_sigprocmask, SIG_BLOCK, &pipe, &saved, sizeof saved);
 	ssize_t written = write(number, text, length);
 	int error = errno;
-	if (written < 0 && error == EPIPE && !pending)
-		sigtimedwait(&pipe, NULL, &(struct timespec){0, 0});
-	pthread_sigmask(SIG_SETMASK, &saved, NULL);
+	if (written < 0 && error == EPIPE && !(pending & pipe))
+		syscall(SYS_rt_sigtimedwait, &pipe, NULL, &(struct timespec){0, 0}, sizeof pipe);
+	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &saved, NULL, sizeof saved);
 	errno = error;
 	return written;
 }
