@@ -1,4 +1,7 @@
-"""A PyTorch program under `tms run`, paused from outside and told to end, as Ctrl-C, Kubernetes and systemd do."""
+"""A PyTorch program under `tms run` is paused from outside, and then told to end.
+
+Ctrl-C, Kubernetes and systemd do that by these signals.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,13 @@ except KeyboardInterrupt:
 
 @contextmanager
 def program(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    command = [TMS, "run", "--", sys.executable, "-c", PROGRAM, *arguments]
+    command = [str(TMS), "run", "--", sys.executable, "-c", PROGRAM, *arguments]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=unpreloaded(**variables)
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=unpreloaded(**variables),
     ) as child:
         try:
             assert child.stdout and child.stdout.readline() == "ready\n"
@@ -89,6 +96,4 @@ def test_a_paused_program_ends_without_its_memory() -> None:
         torch.cuda.empty_cache()
         assert "SIGTERM came while this program is paused" in words
         assert f"tms resume {child.pid} brings its memory back" in words
-        assert child.returncode is not None and child.returncode >= 0, (child.returncode, out, words)
-
-
+        assert child.returncode >= 0, (child.returncode, out, words)
