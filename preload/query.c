@@ -5,6 +5,7 @@
 #include "_cgo_export.h"
 #include "forward.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* The part of cudaPointerAttributes that 12 and 13 have in common. */
@@ -231,4 +232,21 @@ EXPORT int cuMemGetAccess(unsigned long long *flags, const void *location, uintp
 		return code;
 	*flags = memory.access;
 	return SUCCESS;
+}
+
+/* For libtms_reach.so: the driver has refused the arguments of a call. A program that has paused memory itself gets the
+ * driver's bare code, so a line says once what is the likely reason. */
+EXPORT void tms_refused(const char *call)
+{
+	static atomic_flag told = ATOMIC_FLAG_INIT;
+	char tag[64] = "", line[256];
+	int code = NOT_OURS;
+	if (go_now() != GO_AWAKE || gate_is_shut() ||
+	    IN_GO((code = tmsPausedTag(tag, sizeof tag), SUCCESS)) != SUCCESS || code != SUCCESS ||
+	    atomic_flag_test_and_set(&told))
+		return;
+	snprintf(line, sizeof line,
+		 "%s was refused (1) while tag \"%s\" is paused: resume memory before calls that name its addresses (said once)",
+		 call, tag);
+	error_log(line);
 }

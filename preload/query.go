@@ -3,7 +3,12 @@ package main
 // #include "shim.h"
 import "C"
 
-import "tms/vmm"
+import (
+	"unsafe"
+
+	"tms/vmm"
+	"tms/vmm/stats"
+)
 
 // tmsMemoryAt fills in what CUDA says of the memory around an address while it is active; device is the one whose
 // access is asked for. NOT_OURS: there is none of ours.
@@ -24,6 +29,22 @@ func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) 
 			access: C.uint64_t(m.Access(int(device))), own: C.bool(m.Own),
 			// As tmsShare: of a pool's segment only the whole.
 			ipc: C.bool(m.Shareable && (programPools == nil || m.Base == uintptr(address))),
+		}
+		return nil
+	})
+	return code
+}
+
+// tmsPausedTag fills in a tag of which memory is paused, shortened to the room. NOT_OURS: there is none.
+//
+//export tmsPausedTag
+func tmsPausedTag(tag *C.char, room C.size_t) C.int {
+	code := C.int(C.NOT_OURS)
+	_ = enter(func(e *vmm.Engine) error {
+		if name, ok := e.PausedTag(); ok {
+			to := unsafe.Slice((*byte)(unsafe.Pointer(tag)), int(room))
+			to[copy(to[:room-1], stats.TagText(name))] = 0
+			code = C.SUCCESS
 		}
 		return nil
 	})

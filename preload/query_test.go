@@ -1,6 +1,10 @@
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
 
 // What a program asks about memory, or needs it for, while it is paused.
 func TestQuestionsWhilePaused(t *testing.T) {
@@ -11,4 +15,7 @@ func TestQuestionsWhilePaused(t *testing.T) {
 	program := compileWithDriver(t, "questions", majors[1])
 	each(t, program, alone("communication"))
 	each(t, program, alone("lent by range"), reaching(t)+" "+shared(t, "dmabuf"))
+	o := run(t, program, []string{"refused"}, reaching(t)).succeeded(t)
+	require.Equal(t, "paused\ntms: cuMemsetD32_v2 was refused (1) while tag \"t\" is paused: resume memory before calls "+
+		"that name its addresses (said once)\n", o.stderr)
 }

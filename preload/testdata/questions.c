@@ -326,6 +326,19 @@ static void beside(void)
 	}
 }
 
+/* The driver refuses paused memory with a bare code, and one line says why. */
+static void refused(void)
+{
+	uintptr_t memory = (uintptr_t)pausable(SIZE, "t", true);
+	EXPECT(cuMemsetD32_v2(0, 1, 1), 1); /* for another reason */
+	EXPECT(tms_pause(NULL), 0);
+	fprintf(stderr, "paused\n");
+	for (int i = 0; i < 2; i++)
+		EXPECT(cuMemsetD32_v2(memory, 1, 1), 1);
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cuMemsetD32_v2(memory, 1, 1), 0);
+}
+
 static int fill_again(struct caller *caller)
 {
 	return cuMemsetD32_v2(caller->address, 1, 1);
@@ -365,6 +378,6 @@ int main(int argc, char **argv)
 	EXPECT(cudaFree(NULL), 0);
 	CHECK(RUN_PART(argv[1], {"attributes", attributes}, {"communication", communication}, {"handles", handles},
 		       {"lent", lent}, {"lent by range", lent_by_range}, {"bound", bound}, {"ipc", ipc},
-		       {"beside", beside}, {"reset", reset}));
+		       {"beside", beside}, {"reset", reset}, {"refused", refused}));
 	return 0;
 }

@@ -371,17 +371,17 @@
 	X(cuMemMap, 5, OURS, SOME, 0) \
 	X(cuMemMapArrayAsync, 3, WAITS, NEVER, 0) \
 	X(cuMemMapArrayAsync_ptsz, 3, WAITS, NEVER, 0) \
-	X(cuMemPoolCreate, 2, PASSES, SOME, 0) \
+	X(cuMemPoolCreate, 2, OURS, SOME, 0) \
 	X(cuMemPoolDestroy, 1, OURS, NEVER, 0) \
 	X(cuMemPoolExportPointer, 2, PASSES, NEVER, 0) \
 	X(cuMemPoolExportToShareableHandle, 4, PASSES, NEVER, 0) \
 	X(cuMemPoolGetAccess, 3, PASSES, NEVER, 0) \
-	X(cuMemPoolGetAttribute, 3, PASSES, NEVER, 0) \
+	X(cuMemPoolGetAttribute, 3, OURS, NEVER, 0) \
 	X(cuMemPoolImportFromShareableHandle, 4, PASSES, SOME, 0) \
 	X(cuMemPoolImportPointer, 3, PASSES, NEVER, 0) \
 	X(cuMemPoolSetAccess, 3, PASSES, SOME, 0) \
-	X(cuMemPoolSetAttribute, 3, PASSES, NEVER, 0) \
-	X(cuMemPoolTrimTo, 2, PASSES, NEVER, 0) \
+	X(cuMemPoolSetAttribute, 3, OURS, NEVER, 0) \
+	X(cuMemPoolTrimTo, 2, OURS, NEVER, 0) \
 	X(cuMemPrefetchAsync, 4, WAITS, NEVER, 0) \
 	X(cuMemPrefetchAsync_ptsz, 4, WAITS, NEVER, 0) \
 	X(cuMemPrefetchAsync_v2, 5, WAITS, NEVER, 0) \

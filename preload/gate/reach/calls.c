@@ -8,8 +8,8 @@
 #include "../../../forward/symbols.h"
 #include "../../../forward/words.h"
 
-/* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY, ILLEGAL_STATE */
-enum { NOT_FOUND = 302, NO_MEMORY = 2, PAUSED = 401, TRIES = 3 };
+/* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY, ILLEGAL_STATE, INVALID_VALUE */
+enum { NOT_FOUND = 302, NO_MEMORY = 2, PAUSED = 401, INVALID = 1, TRIES = 3 };
 
 enum {
 #define X(symbol, ...) AT_##symbol,
@@ -92,12 +92,14 @@ ALWAYS_INLINE struct gate_poll enter(enum gate_kind kind, const struct gate_call
 	return poll.mark ? poll : (struct gate_poll){NO_MARK, NULL};
 }
 
-ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
+ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way, const struct gate_call *call, int code)
 {
 	if (kind == POLL)
 		gate_leave_poll(way);
 	else if (!NOT_HELD(kind))
 		gate_leave(way.mark);
+	if (kind == WORK && unlikely(code == INVALID))
+		reach_refused(call->name);
 }
 
 /* Each argument is passed on as the word that it came as. The whole way through the gate is a function of its own with
@@ -116,7 +118,7 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 			if (way.mark == REFUSED)                                                           \
 				return PAUSED;                                                             \
 			int code = real(PASS_##words);                                                     \
-			leave(kind, way);                                                                  \
+			leave(kind, way, call, code);                                                      \
 			if (room == NEVER || code != NO_MEMORY || tries == TRIES || !makes_room(room, argument)) \
 				return code;                                                               \
 		}                                                                                          \
@@ -130,7 +132,7 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		if (unlikely(!real) || unlikely(!(way = try(kind, call, stream)).mark))                    \
 			return slowly_##symbol(PASS_##words);                                              \
 		int code = real(PASS_##words);                                                             \
-		leave(kind, way);                                                                          \
+		leave(kind, way, call, code);                                                              \
 		return code;                                                                               \
 	}
 GATED_CALLS(GATED)

@@ -20,6 +20,7 @@ HIDDEN reach_find_version *_Atomic reach_dlvsym;
 static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
 static is_pausable *pausable;
 static find_room *room;
+static tell_refused *refused;
 static reach_find *c_library; /* its dlsym: the next one, unless another library stands between */
 static const char *misplaced;
 
@@ -33,6 +34,7 @@ struct search {
 	answer *answer;
 	is_pausable *pausable;
 	find_room *room;
+	tell_refused *refused;
 };
 
 /* Reports whether everything has been found. */
@@ -45,6 +47,7 @@ static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search
 		search->answer = (answer *)defined(&symbols, "tms_driver_function");
 		search->pausable = (is_pausable *)defined(&symbols, "tms_is_pausable");
 		search->room = (find_room *)defined(&symbols, "tms_room");
+		search->refused = (tell_refused *)defined(&symbols, "tms_refused");
 		search->behind = search->answer && !search->past_us;
 	}
 	const char *mine = defined(&symbols, "dlsym");
@@ -100,6 +103,7 @@ __attribute__((constructor)) static void load(void)
 	c_library = search.c_dlsym ? search.c_dlsym : search.dlsym;
 	pausable = search.pausable;
 	room = search.room;
+	refused = search.refused;
 	atomic_store(&ours, search.answer);
 	atomic_store(&reach_dlvsym, search.dlvsym ? search.dlvsym : none);
 	atomic_store(&reach_dlsym, search.dlsym);
@@ -138,6 +142,12 @@ HIDDEN bool reach_is_pausable(uintptr_t address)
 HIDDEN make_room *reach_room(void)
 {
 	return room ? room() : NULL;
+}
+
+HIDDEN __attribute__((cold)) void reach_refused(const char *call)
+{
+	if (refused)
+		refused(call);
 }
 
 HIDDEN const char *reach_misplaced(void)

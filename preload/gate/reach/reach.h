@@ -26,6 +26,9 @@ HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
  * one) for so many bytes (0: not known), which may take as long as their turns. false: they do not. */
 typedef bool make_room(int device, size_t bytes);
 HIDDEN make_room *reach_room(void);
+/* The driver has refused a call's arguments: libtms.so says so where memory that the program has paused is why. */
+typedef void tell_refused(const char *call);
+HIDDEN void reach_refused(const char *call);
 HIDDEN const char *reach_misplaced(void); /* what is wrong with this library's place among the others; or NULL */
 
 /* calls.c: what the gate stands in front of. */
