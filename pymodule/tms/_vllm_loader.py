@@ -168,6 +168,18 @@ def _refuse(model: Any, model_config: Any, *_: Any, **__: Any) -> None:
     raise NotSupportedError(_READ_ONLY)
 
 
+def _sparing_sets(zero: Any) -> Any:
+    """vLLM's zero_weights, with which a worker resets its weights."""
+
+    @functools.wraps(zero)
+    def zeroed(model: Any, *arguments: Any, **named: Any) -> Any:
+        if getattr(model.load_weights, "func", None) is _refuse:
+            raise NotSupportedError(_READ_ONLY)
+        return zero(model, *arguments, **named)
+
+    return zeroed
+
+
 def _making_room(request: Any) -> Any:
     """vLLM's request_memory, for versions that know nothing of weights on the device."""
 
@@ -185,6 +197,8 @@ config: Any = None
 """Of this process's worker."""
 
 register_model_loader(NAME)(Loader)
+worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
+if hasattr(worker, "zero_weights"):
+    worker.zero_weights = _sparing_sets(worker.zero_weights)
 if not hasattr(BaseModelLoader, "get_external_weight_memory"):
-    worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
     worker.request_memory = _making_room(worker.request_memory)
