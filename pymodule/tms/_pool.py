@@ -186,7 +186,7 @@ def allocator(kind: str, **options: Option) -> ThreadScope:
 
     Raises:
         NotSupportedError: there is no CUDA device for PyTorch, or its allocator has no memory pools
-            (PyTorch before 2.6, or after `use_allocator`).
+            (PyTorch before 2.8, or after `use_allocator`).
         TmsError, NotPreloadedError, ImportError: as for `use_allocator`.
     """
 

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Runs PyTorch itself on the simulator: tensors, pools and copies, but no kernels. It installs PyTorch 2.14.1 from PyPI
+# (5.5 GB of disk) into build/torch-simulator, unless TORCH_PYTHON names a Python that has it, and makes stubs of
+# what PyTorch's libraries want of libcudart and the simulator lacks.
+#     scripts/torch-simulator.sh               the tests in pymodule/tests/pytorch
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ -e build/lib/libtms.so ] && [ -e build/sim/libcuda.so.1 ] || scripts/build.sh
+
+place=build/torch-simulator
+mkdir -p "$place"
+python=${TORCH_PYTHON:-$place/bin/python}
+if [ ! -x "$python" ]; then
+	python3 -m venv "$place"
+	"$python" -m pip install -q --disable-pip-version-check --no-cache-dir torch==2.14.1 numpy
+fi
+libraries=$("$python" -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch").origin))')/lib
+{
+	echo 'int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -1, 0; }'
+	comm -23 \
+		<(nm -D --undefined-only "$libraries"/*.so 2>/dev/null | sed -En 's/.* U (_*cuda[A-Za-z0-9_]+).*/\1/p' | sort -u) \
+		<(nm -D --defined-only build/sim/libcudart.so.13 | sed -E 's/.* ([^@]+).*/\1/' | sort -u) |
+		grep -v '^cudaDeviceGetStreamPriorityRange$' | sed 's/.*/int &(void) { return 0; }/'
+} >"$place/stubs.c"
+gcc -shared -fPIC -o "$place/stubs.so" "$place/stubs.c"
+TESTS_PYTORCH="$python" TESTS_STUBS="$PWD/$place/stubs.so" \
+	build/venv/bin/python -m pytest -q pymodule/tests/pytorch
