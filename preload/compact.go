@@ -6,6 +6,8 @@ import "C"
 import (
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -23,6 +25,11 @@ func (compactor) Able() bool { return C.gate_unusable() == nil }
 func (c compactor) Compact(ordinal int) error {
 	if state().Capturing || bool(C.everything_asked()) {
 		return cuda.Refuse(cuda.NotReady, "memory cannot be moved now")
+	}
+	for user := range gateUsers {
+		if user.works && int(user.thread) == unix.Gettid() { // it would wait for itself
+			return cuda.Refuse(cuda.NotReady, "the thread is in a call that gives a device work")
+		}
 	}
 	if !C.operation_has_threads() {
 		return cuda.Refuse(cuda.OperatingSystem, "the process cannot make more threads")
