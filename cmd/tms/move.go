@@ -63,7 +63,7 @@ type leg struct {
 	from, to int
 	leaves   uint64 // of Bytes: what NVML says
 	near     bool   // the process can put contents there
-	spare    uint64 // what a restore there wants beside what it takes
+	spare    uint64 // what a restore there wants beside all that the process takes
 }
 
 type legs []leg
@@ -215,9 +215,12 @@ func (m *moving) route(here int, state control.ProcessState, out bool) (r route,
 			need[d.UUID], used[d.UUID] = max(d.UsedBytes, d.NamedBytes), d.UsedBytes
 		}
 	}
+	later := map[string]uint64{} // what comes after the restore
 	for d, tag := range tagsOf(state) {
+		later[d.UUID] += tag.PhysicalBytes
 		if state.Stats.Everything { // a resume takes what is paused
 			need[d.UUID] += tag.PausedBytes
+			later[d.UUID] += tag.PausedBytes
 		}
 	}
 	if out && state.Driver != nil {
@@ -263,7 +266,8 @@ func (m *moving) route(here int, state control.ProcessState, out bool) (r route,
 				"between GPUs of one model", old.Index, old.Name, new.Index, new.Name)
 		case uses:
 			r.legs = append(r.legs, leg{From: old.UUID, To: new.UUID, Bytes: need[old.UUID], Free: new.FreeBytes,
-				from: old.Index, to: new.Index, leaves: used[old.UUID], spare: checkpoint.Margin(new.TotalBytes),
+				from: old.Index, to: new.Index, leaves: used[old.UUID],
+				spare: max(checkpoint.Margin(new.TotalBytes), later[old.UUID]) - later[old.UUID],
 				near: slices.ContainsFunc(state.Stats.Devices, func(d stats.Device) bool {
 					return d.UUID == old.UUID && slices.Contains(d.Peers, new.UUID)
 				})})

@@ -138,7 +138,7 @@ func TestAMoveThereAndBack(t *testing.T) {
 	require.Zero(t, outcomes[0].WithoutContents, "the program is not told, so its cache comes along")
 	done := outcomes[0].Move
 	require.Equal(t, legs{{From: uuidOf(1), To: uuidOf(0), Bytes: 76 << 20, Free: 128 << 20,
-		Room: 51 << 20}}, done.Legs) // all but a margin for the restore
+		Room: 52 << 20}}, done.Legs)
 	require.EqualValues(t, 36<<20, outcomes[0].MovedBytes)
 	require.Positive(t, min(done.Pause, done.Checkpoint, done.Restore, done.Resume))
 	require.InDelta(t, outcomes[0].Seconds, done.Pause+done.Checkpoint+done.Restore+done.Resume, outcomes[0].Seconds)

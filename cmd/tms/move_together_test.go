@@ -93,7 +93,7 @@ func TestProcessesThatShareMemoryMoveTogether(t *testing.T) {
 		require.Equal(t, []int{outcomes[1-i].PID}, o.Move.With)
 		require.Equal(t, uuidOf(1), o.Move.Legs[0].To)
 	}
-	require.EqualValues(t, 128-exporterHas-importerHas-1, // the room beside both and a margin, for the contents of both
+	require.EqualValues(t, 128-exporterHas-importerHas, // the room beside both, for the contents of both
 		(outcomes[0].Move.Legs[0].Room+outcomes[1].Move.Legs[0].Room)>>20)
 	require.True(t, s.areOn(1))
 	s.share()
