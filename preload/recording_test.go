@@ -149,7 +149,10 @@ func TestRecordedFromOutside(t *testing.T) {
 	descriptors := h.do("descriptors")
 	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
 	c := h.dial()
+	own := filepath.Join(t.TempDir(), "own")
+	require.NoError(t, os.WriteFile(own, []byte("the user's own file\n"), 0o600))
 	for file, words := range map[string]string{
+		own:           "it is no recording, and would be lost",
 		"relative":    "by its path from the root",
 		"/dev/full":   "it is no plain file",
 		"/none/there": "No such file or directory",
@@ -159,6 +162,9 @@ func TestRecordedFromOutside(t *testing.T) {
 		require.False(t, reply.OK)
 		require.Contains(t, reply.Error, words)
 	}
+	text, err := os.ReadFile(own)
+	require.NoError(t, err)
+	require.Equal(t, "the user's own file\n", string(text))
 	well(t, c, recordTo(first))
 	require.Equal(t, descriptors, h.do("descriptors"))
 	other := h.dial()

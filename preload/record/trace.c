@@ -37,6 +37,8 @@ enum { POPULATE_WRITE = 23 }; /* of Linux 5.14; without it each page is a fault 
 enum kind { NONE, ALLOCATE, FREE, FAILURE, UNFREE, POOL_DESTROYED, TEXT, BEGIN, END, FIGURES };
 enum { FLAG_PAUSABLE = 1, FLAG_EARLIER = 2, FLAG_STREAM = 4, FLAG_BLOCK = 8, FLAG_MAPPED = 16 };
 enum { TEXT_TAG, TEXT_COMMAND };
+#define MAGIC "TMSTRACE" /* how each recording begins */
+
 struct header {
 	char magic[8];
 	uint32_t version, process;
@@ -319,6 +321,12 @@ OUT_OF_LINE bool take_file(int number)
 		stop("another process records to it; a %p in the name gives each its own", strerror(errno));
 		return false;
 	}
+	char begin[sizeof(((struct header *)0)->magic)] = ""; /* TMS_TRACE names what the program's own user wants replaced */
+	if (from_outside && found.st_size > 0 &&
+	    (pread(number, begin, sizeof begin, 0) < 0 || memcmp(begin, MAGIC, sizeof begin) != 0)) {
+		stop("cannot be recorded to", "it is no recording, and would be lost; name another file");
+		return false;
+	}
 	device = found.st_dev;
 	inode = found.st_ino;
 	char link[32];
@@ -360,7 +368,7 @@ static void open_file(void)
 	static struct tm local; /* likewise not on the stack */
 	static struct header header;
 	header = (struct header){
-		.magic = "TMSTRACE",
+		.magic = MAGIC,
 		.version = 1,
 		.process = (uint32_t)getpid(),
 		.monotonic = nanoseconds(CLOCK_MONOTONIC),

@@ -592,6 +592,18 @@ func TestYieldThatEnds(t *testing.T) {
 			f.with(func() { f.woken = func() error { return cuda.Refuse(cuda.OperatingSystem, "no command") } })
 			f.undone(t, "weights")
 		},
+		"the command cannot be started for a while": func(f *fake, _ *client.Conn) {
+			f.with(func() { f.woken = func() error { return cuda.Refuse(cuda.OperatingSystem, "no descriptor") } })
+			refused, tries := make(chan bool), 0
+			f.performs(func(t *server.Task, _ *server.Outcome) error {
+				if tries++; tries == 2 {
+					close(refused)
+				}
+				return cuda.OutOfMemory
+			})
+			<-refused // nothing is free, and it tries again
+			f.pausing("weights")
+		},
 		"it shares with nobody": func(f *fake, _ *client.Conn) {
 			f.with(func() { f.woken = func() error { return server.ErrAlone } })
 			f.undone(t, "weights")
