@@ -55,9 +55,9 @@ def region(
     - a region tensor that is freed goes back to its pool's cache, not to the device; a later
       tensor of the same region can reuse it, a pause takes it along, and a resume brings it back.
       torch.cuda.empty_cache() passes over it; `tms.empty_cache` gives it back to the device;
-    - a region that is entered while its tag is paused gets another pool, and so does the thread that
-      pauses the tag that it is in, or everything under TMS_INIT_ENABLE; other threads that allocate
-      then need a region or `disable` of their own;
+    - a region that is entered while its tag is paused gets another pool, and so does the thread
+      that pauses the tag that it is in, or everything under TMS_INIT_ENABLE; other threads that
+      allocate then need a region or `disable` of their own;
     - a `torch.cuda.MemPool` of the program's own is as outside all regions, also in a region, and a
       region within torch.cuda.use_mem_pool does nothing: a warning says so once;
     - while any thread is inside a region, torch.cuda.empty_cache() releases nothing, and PyTorch
