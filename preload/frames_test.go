@@ -29,7 +29,7 @@ type callGraph struct {
 const anyFunction = "__indirect_call" // gcc's name for a call by a pointer
 
 // pointers are the function pointers whose functions are known; "" stands for one of the C library's.
-var pointers = map[string]string{"forward_next": "", "find_local": "", "handlers_arm": "", "start_helper": "",
+var pointers = map[string]string{"forward_next": "", "find_in": "", "handlers_arm": "", "start_helper": "",
 	"region_report_environment": "error_log",
 	"region_load_environment":   "../region/environment.c:take_debug"}
 

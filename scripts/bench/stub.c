@@ -4,6 +4,7 @@
 int cudaMalloc(void **pointer, size_t size);
 int cudaFree(void *pointer);
 int cudaDeviceSynchronize(void);
+int cudaRuntimeGetVersion(int *version);
 
 int cudaMalloc(void **pointer, size_t size)
 {
@@ -21,5 +22,12 @@ int cudaFree(void *pointer)
 
 int cudaDeviceSynchronize(void)
 {
+	return 0;
+}
+
+/* By this function libtms.so knows a libcudart. */
+int cudaRuntimeGetVersion(int *version)
+{
+	*version = 13000;
 	return 0;
 }
