@@ -123,6 +123,8 @@ struct forward_ipc {
 	X(cuDeviceGetMemPool, 2, void **, int) \
 	X(cuDeviceGetDefaultMemPool, 2, void **, int) \
 	X(cuDeviceGetCount, 1, int *) \
+	N(3020, cuMemGetInfo_v2, 2, size_t *, size_t *) \
+	X(cudaMemGetInfo, 2, size_t *, size_t *) \
 	N(11020, cuMemPoolCreate, 2, void **, const void *) \
 	N(11020, cuMemPoolDestroy, 1, void *) \
 	N(11020, cuMemPoolSetAttribute, 3, void *, int, void *) \

@@ -48,6 +48,8 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 
 HIDDEN int pausable_malloc_ordered(void **pointer, size_t size, int device, void *stream)
 {
+	if (unlikely(!atomic_load_explicit(&ordered_used, memory_order_relaxed)))
+		atomic_store(&ordered_used, true);
 	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, region_get(), true, stream});
 }
 

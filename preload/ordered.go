@@ -50,6 +50,14 @@ func tmsOrderedResetHigh(device C.int, used C.bool) {
 	})
 }
 
+//export tmsOrderedSettle
+func tmsOrderedSettle() {
+	_ = enter(func(e *vmm.Engine) error {
+		e.SettleOrdered()
+		return nil
+	})
+}
+
 //export tmsOrderedTrim
 func tmsOrderedTrim(device C.int, least C.size_t) {
 	_ = enter(func(e *vmm.Engine) error {

@@ -3,6 +3,6 @@ package main
 import "testing"
 
 func TestStreamOrderedMemory(t *testing.T) {
-	each(t, compile(t, "ordered", majors[1]), alone("ahead", "pools", "current", "attributes", "device"),
+	each(t, compile(t, "ordered", majors[1]), alone("ahead", "steps", "pools", "current", "attributes", "device"),
 		"CUDASIM_DEVICES=2", "CUDASIM_MEMORY=1G")
 }

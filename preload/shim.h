@@ -152,6 +152,7 @@ static inline void *own_stream(void *stream)
  * which device. -1: of the stream's. */
 HIDDEN bool ordered_takes(void *pool, bool is_current, int *device);
 #define ORDERED_DEVICES 64
+extern _Atomic bool ordered_used HIDDEN; /* some memory was allocated in the order of a stream */
 extern uint64_t ordered_keep[ORDERED_DEVICES] HIDDEN; /* release thresholds, by device; Go reads them */
 
 /* operation.c: pause, resume, and other long operations. */

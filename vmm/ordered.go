@@ -398,12 +398,23 @@ func (e *Engine) giveBackIdle(keeps func(*device, *pendingFree) (keep uint64, ma
 // TrimOrdered gives back memory of a device that was freed in stream order and is not in use, until keep bytes are left
 // for stream order. (cuMemPoolTrimTo)
 func (e *Engine) TrimOrdered(ordinal int, keep uint64) {
+	e.settle(func(d *device, _ *pendingFree) (uint64, bool) { return keep, d.ordinal == ordinal })
+}
+
+// SettleOrdered gives back what is idle beyond the release thresholds, so that a question for free memory finds it.
+func (e *Engine) SettleOrdered() {
+	e.settle(func(d *device, _ *pendingFree) (uint64, bool) { return d.ordered.keep, true })
+}
+
+func (e *Engine) settle(keeps func(*device, *pendingFree) (keep uint64, may bool)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if len(e.pending.lines) == 0 && e.pending.at[idle].length == 0 {
+		return
+	}
 	e.pollAll()
-	e.giveBackIdle(func(d *device, _ *pendingFree) (uint64, bool) { return keep, d.ordinal == ordinal })
-	for e.pending.at[due].length > 0 {
-		e.settled.Wait()
+	e.giveBackIdle(keeps)
+	for e.awaitProgress(func() bool { return e.pending.at[due].length > 0 }) {
 	}
 }
 

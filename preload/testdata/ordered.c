@@ -1,4 +1,4 @@
-/* Stream-ordered memory. Called as: ordered ahead|pools|current|attributes|device|context */
+/* Stream-ordered memory. Called as: ordered ahead|steps|pools|current|attributes|device|context */
 #include "host.h"
 
 struct props { /* cudaMemPoolProps */
@@ -51,7 +51,27 @@ static void ahead(void)
 	EXPECT(cudaFreeAsync(first, stream), 0);
 	sem_post(&reached);
 	EXPECT(cudaStreamSynchronize(stream), 0);
-	becomes("handles", 0); /* the default pool keeps nothing */
+	CHECK(free_bytes() > size); /* the default pool keeps nothing */
+	EXPECT(sim_stat("handles"), 0);
+}
+
+/* Steps of equal sizes ask the driver for no memory, and for few events. */
+static void steps(void)
+{
+	uint64_t keep = UINT64_MAX;
+	void *pool = NULL, *p[8];
+	EXPECT(cudaDeviceGetDefaultMemPool(&pool, 0), 0);
+	EXPECT(cudaMemPoolSetAttribute(pool, THRESHOLD, &keep), 0);
+	for (int step = 0; step < 1000; step++) {
+		for (int i = 0; i < 8; i++)
+			EXPECT(cudaMallocAsync(&p[i], (size_t)(i % 3 + 1) << (i % 2 ? 16 : 23), stream), 0);
+		for (int i = 0; i < 8; i++)
+			EXPECT(cudaFreeAsync(p[i], stream), 0);
+	}
+	CHECK(sim_stat("calls:cuMemCreate") <= 8);
+	EXPECT(sim_stat("calls:cuMemUnmap"), 0);
+	CHECK(sim_stat("calls:cuEventCreate") <= 16);
+	CHECK(sim_stat("calls:cuEventQuery") <= 100);
 }
 
 static bool is_pausable_from(void *pool)
@@ -159,6 +179,8 @@ int main(int argc, char **argv)
 	tms_set_interesting_region(true);
 	if (!strcmp(argv[1], "ahead"))
 		ahead();
+	else if (!strcmp(argv[1], "steps"))
+		steps();
 	else if (!strcmp(argv[1], "pools"))
 		pools();
 	else if (!strcmp(argv[1], "current"))
