@@ -44,6 +44,7 @@ struct forward_ipc {
  * The runtime's functions that this library stands in front of. */
 #define FORWARD_NONE(...)
 #define FORWARD_RUNTIME(X) \
+	X(cudaMemGetInfo, 2, size_t *, size_t *) \
 	X(cudaMalloc, 2, void **, size_t) \
 	X(cudaMallocPitch, 4, void **, size_t *, size_t, size_t) \
 	X(cudaMalloc3D, 2, struct forward_pitched *, struct forward_extent) \
@@ -124,7 +125,6 @@ struct forward_ipc {
 	X(cuDeviceGetDefaultMemPool, 2, void **, int) \
 	X(cuDeviceGetCount, 1, int *) \
 	N(3020, cuMemGetInfo_v2, 2, size_t *, size_t *) \
-	X(cudaMemGetInfo, 2, size_t *, size_t *) \
 	N(11020, cuMemPoolCreate, 2, void **, const void *) \
 	N(11020, cuMemPoolDestroy, 1, void *) \
 	N(11020, cuMemPoolSetAttribute, 3, void *, int, void *) \

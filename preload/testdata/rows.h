@@ -356,8 +356,8 @@
 	X(cuMemGetAllocationPropertiesFromHandle, 2, OURS, NEVER, 0) \
 	X(cuMemGetDefaultMemPool, 3, PASSES, NEVER, 0) \
 	X(cuMemGetHandleForAddressRange, 5, OURS, NEVER, 0) \
-	X(cuMemGetInfo, 2, PASSES, NEVER, 0) \
-	X(cuMemGetInfo_v2, 2, PASSES, NEVER, 0) \
+	X(cuMemGetInfo, 2, OURS, NEVER, 0) \
+	X(cuMemGetInfo_v2, 2, OURS, NEVER, 0) \
 	X(cuMemGetLocationInfo, 5, PASSES, NEVER, 0) \
 	X(cuMemGetMemPool, 3, PASSES, NEVER, 0) \
 	X(cuMemHostAlloc, 3, PASSES, NEVER, 0) \
