@@ -196,14 +196,17 @@ EXPORT int cuMemGetHandleForAddressRange(void *to, uintptr_t address, size_t siz
 	return exported(obstacle_note(__func__, code), 0, address, size);
 }
 
-EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)
+OUT_OF_LINE int export_by_driver(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
 	struct mapping_use use = {shareable, type, flags};
-	int code = token_export(shareable, handle, type, flags);
-	if (code != NOT_OURS)
-		return code;
-	return TRACKED(type ? obstacle_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,
+	return TRACKED(type ? obstacle_note("cuMemExportToShareableHandle", tmsMemUse(handle, true, &use)) : NOT_OURS,
 		       exported(shared_export(shareable, handle, type, flags), handle, 0, 0));
+}
+
+EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)
+{
+	int code = token_export(shareable, handle, type, flags);
+	return code != NOT_OURS ? code : export_by_driver(shareable, handle, type, flags);
 }
 
 static int properties(void *prop, uint64_t handle)

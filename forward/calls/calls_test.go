@@ -103,7 +103,7 @@ func TestForwardedFunctions(t *testing.T) {
 	exported := strings.Fields(string(exports))
 	for _, f := range functions {
 		ours := f.Is("captures", "ends", "lends", "obstructs", "shares", "asks", "maps", "frees", "pausable", "pools",
-			"contexts", "finds")
+			"contexts", "errors", "finds")
 		if slices.Contains(exported, f.Symbol) {
 			require.True(t, ours, "libtms.so exports %s, and classes.txt says of it: %v", f.Symbol, f.Classes)
 		} else if ours {
