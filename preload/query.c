@@ -172,8 +172,12 @@ EXPORT int cuPointerGetAttribute(void *data, int attribute, uintptr_t address)
 	bool ours = by_us(attribute) && arena_contains((const void *)address);
 	int code = ours ? SUCCESS : forward_cuPointerGetAttribute(data, attribute, address);
 	bool is_known = !ours && code == SUCCESS && (attribute == DEVICE_POINTER || is_mapped(address));
-	if (!is_known && find(address, &memory) && answer(&memory, attribute, address, data))
-		return SUCCESS;
+	if (!is_known && find(address, &memory)) {
+		if (answer(&memory, attribute, address, data))
+			return SUCCESS;
+		if (attribute == HOST_POINTER && data)
+			*(void **)data = NULL; /* as the driver does where it refuses */
+	}
 	return ours ? forward_cuPointerGetAttribute(data, attribute, address) : code;
 }
 

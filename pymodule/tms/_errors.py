@@ -49,7 +49,8 @@ class ContentsError(TmsError):
 
     Its file is gone, cut or unreadable (backup="disk", code 301), or, with TMS_VERIFY=1, it
     differs from what it was (code 401). After `pause(everything=True)`: the driver has lost the
-    process, which must be ended (code 401). `Kept.attach` raises it for a set that has changed, too.
+    process, which must be ended (code 401). `Kept.attach` raises it for a set that has changed,
+    too.
     """
 
 

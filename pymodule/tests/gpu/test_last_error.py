@@ -14,7 +14,7 @@ OUT_OF_MEMORY, SUCCESS = 2, 0
 
 
 def test_last_error(tag: str) -> None:
-    """A program that asks cudaGetLastError sees a cudaMalloc that failed, once, and a sound one leaves no error."""
+    """cudaGetLastError tells of a cudaMalloc that failed, once, and a sound one leaves no error."""
     torch.cuda.init()
     cuda = ctypes.CDLL(None)  # libtms.so is preloaded: these are its functions
     pointer = ctypes.c_void_p()

@@ -8,9 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-import children
 import pytest
-from device import torch_on_gpu
+from device import output, torch_on_gpu
 from simulator import BUILD
 
 torch = torch_on_gpu()
@@ -120,7 +119,7 @@ assert cost < 0.01
 @pytest.mark.parametrize("name", [*PROGRAMS, *EVERYWHERE])
 def test_pools(name: str) -> None:
     code = {**PROGRAMS, **EVERYWHERE}[name]
-    print(children.output(PRELUDE + code, **(ALL if name in EVERYWHERE else {})))
+    print(output(PRELUDE + code, **(ALL if name in EVERYWHERE else {})))
 
 
 CACHES = """

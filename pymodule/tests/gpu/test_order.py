@@ -1,4 +1,4 @@
-"""Stream-ordered memory of an unchanged program under `tms run`, beside the same program without."""
+"""Stream-ordered memory of an unchanged program under `tms run`, beside a run without."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_a_pair_costs_little(program: Path, capsys: pytest.CaptureFixture[str]) 
     plain, ours = ([float(word) for word in text.split()] for text in beside(program, "pairs"))
     ratios = [o / p for o, p in zip(ours, plain)]
     with capsys.disabled():
-        print(f"\n    a pair, small and large: {ours} us, without tms {plain}: {ratios}", flush=True)
+        print(
+            f"\n    a pair, small and large: {ours} us, without tms {plain}: {ratios}", flush=True
+        )
     assert max(ratios) <= MOST
 
 

