@@ -207,7 +207,7 @@ func (e *Engine) replace(b *batch, x *extent, parts []*extent) (err error) {
 	}
 	for _, s := range x.segments {
 		if s.state != slack {
-			s.pauseUnsaved()
+			s.pauseHeld()
 		}
 	}
 	return err
@@ -222,10 +222,10 @@ func attachAll(parts []*extent) error {
 	return nil
 }
 
-// pauseUnsaved makes paused the outcome of a segment whose extent still has what it holds: older contents that are kept
-// must not come back in its place.
-func (s *segment) pauseUnsaved() {
-	s.outcome.state, s.outcome.current, s.outcome.sums = paused, false, nil
+// pauseHeld makes paused the outcome of a segment whose extent alone has what it holds: neither older contents nor a
+// poison must come back in its place.
+func (s *segment) pauseHeld() {
+	s.outcome.state, s.outcome.current, s.outcome.sums, s.outcome.held = paused, false, nil, true
 }
 
 // copyAside copies what is live to parts that are not mapped yet. (cuMemcpyDtoDAsync)
@@ -286,7 +286,7 @@ func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error 
 		if x.attach() != nil {
 			_ = x.undo()
 			for _, s := range segments {
-				s.pauseUnsaved()
+				s.pauseHeld()
 			}
 		}
 		return err

@@ -245,3 +245,80 @@ func (s *scene) compact() {
 	}
 	s.end()
 }
+
+// Where the driver refuses twice in a compaction, memory that nothing maps has the only copy of contents. Neither a
+// resume with poison nor a pause loses it.
+func TestCompactHoldsContents(t *testing.T) {
+	for _, next := range []string{"resume", "pause"} {
+		t.Run(next, func(t *testing.T) {
+			const size = 4 * granule
+			_, _, e := scaled(t)
+			e.Compactor(stopped{e})
+			kinds := []vmm.Request{{Backup: vmm.BackupHost, Incremental: true}, {Backup: vmm.BackupSparse}, {}}
+			var all []uintptr
+			for i := range 9 {
+				r := kinds[i%len(kinds)]
+				r.Size, r.Tag = size, "t"
+				all = append(all, malloc(t, e, r))
+			}
+			o := vmm.Options{ExtentBytes: eighty.ExtentBytes, SaveAll: true, RetainBackup: true, Poison: true}
+			cycle(t, e, o)
+			frees(t, e, all[4])
+			all = append(all[:4], all[5:]...)
+			for i, a := range all {
+				fill(a, size, uint64(i))
+			}
+			maps := 0
+			end := at("cuMemMap", func() error {
+				if maps++; maps > 2 { // those of the copies
+					return cuda.Unknown
+				}
+				return nil
+			})
+			defer end()
+			_, err := e.Compact(0)
+			require.Error(t, err)
+			require.True(t, e.Gated())
+			if next == "pause" {
+				require.Error(t, pause(e, o))
+				end()
+				require.NoError(t, pause(e, o))
+			}
+			end()
+			require.NoError(t, resume(e, o))
+			require.False(t, e.Gated())
+			requireAll(t, all, size)
+		})
+	}
+}
+
+// The same after a pause that the driver refuses, and does not let undo.
+func TestRefusedPauseHoldsContents(t *testing.T) {
+	_, _, e := scaled(t)
+	all := filled(t, e, 2, vmm.Request{Size: granule, Tag: "t", Backup: vmm.BackupHost})
+	cycle(t, e, vmm.Options{RetainBackup: true})
+	for i, a := range all {
+		fill(a, granule, uint64(i)+2)
+	}
+	unmapped := false
+	failpoint.Set(func(call string) error {
+		switch refused := unmapped; call {
+		case "cuMemUnmap":
+			unmapped = true
+			fallthrough
+		case "cuMemMap":
+			if refused {
+				return cuda.Unknown
+			}
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	o := vmm.Options{Discard: true, Poison: true}
+	require.Error(t, pause(e, o))
+	failpoint.Set(nil)
+	require.NoError(t, resume(e, o))
+	for i, a := range all {
+		requireFilled(t, a, granule, uint64(i)+2)
+	}
+}

@@ -100,6 +100,8 @@ func (s *segment) all() backup.Ranges { return backup.Ranges{{Size: s.length()}}
 // back returns what a resume brings back of a segment, and what it does not.
 func (s *segment) back() parts {
 	switch {
+	case s.held:
+		return parts{}
 	case s.contents == nil || !s.current:
 		return parts{lost: s.all()}
 	case s.parts == nil:

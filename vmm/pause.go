@@ -41,6 +41,9 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	if err == nil {
 		err = e.awaitImporters(&o)
 	}
+	if err == nil {
+		err = e.resumeHeld(&o)
+	}
 	var own []*segment
 	if err == nil {
 		freed, own, err = e.pausePart(&o, false)
@@ -143,7 +146,7 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*segment, first error) {
 	err := e.saveAll(batches, o)
 	if err == nil {
-		err = unmap(batches)
+		err = unmap(batches, o)
 	}
 	if err != nil {
 		dropSaved(batches)
@@ -152,6 +155,7 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 	for _, b := range batches {
 		for _, s := range b.segments {
 			if s.outcome.state = paused; s.state == paused {
+				s.outcome.held = false
 				continue
 			}
 			taken = append(taken, s)
@@ -173,6 +177,19 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 		}
 	}
 	return freed, taken, first
+}
+
+// resumeHeld makes active again what a failed transition left paused in memory that alone has the contents, where a
+// pause would save those: it can then save them like all others, before it gives the memory back.
+func (e *Engine) resumeHeld(o *Options) error {
+	saves := func(s *segment) bool { return s.held && o.backupOf(s) != BackupNone }
+	wanted := func(s *segment) bool {
+		return s.is(paused) && s.extent != nil && slices.ContainsFunc(s.extent.segments, saves)
+	}
+	return e.transact("resume", o, wanted, func(batches []*batch) error {
+		e.gather(batches, 0)
+		return e.resume(batches, *o)
+	}, func(*tag) {})
 }
 
 // discards reports whether a pause loses a segment's contents although it has a backup.
@@ -344,7 +361,7 @@ func dropSaved(batches []*batch) {
 
 // unmap detaches all extents, or after an error maps those again that it had detached. What the driver does not map
 // again stays paused, with its memory held, so nothing is lost.
-func unmap(batches []*batch) error {
+func unmap(batches []*batch, o *Options) error {
 	var undo []*extent
 	for _, b := range batches {
 		for _, x := range b.extents {
@@ -353,7 +370,9 @@ func unmap(batches []*batch) error {
 				for _, u := range undo {
 					if u.attach() != nil {
 						for _, s := range u.segments {
-							s.outcome.state = paused
+							if s.outcome.state = paused; s.state == active && o.backupOf(s) == BackupNone {
+								s.pauseHeld()
+							}
 						}
 					}
 				}

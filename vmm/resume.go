@@ -110,7 +110,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 			if s.outcome.state == active { // makeRoom
 				continue
 			}
-			s.outcome.state = active
+			s.outcome.state, s.outcome.held = active, false
 			retained := (o.RetainBackup || s.incremental) && s.contents != nil && s.contents.Store() == e.host
 			if s.contents != nil && !(retained && s.backup != BackupNone) {
 				o.discarded.add(s.contents, s.prompt)

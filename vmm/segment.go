@@ -97,6 +97,7 @@ type kept struct {
 	current  bool            // contents are those of its last pause
 	sums     []digest.Sum    // of that, block by block; nil: not known
 	parts    *parts          // what contents have of it; nil: all
+	held     bool            // it is paused, and its extent alone has what it holds; not current
 }
 
 func (s *segment) discard() {
