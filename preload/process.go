@@ -82,6 +82,8 @@ func (thisProcess) Directories() (runtime, temporary string) {
 	return C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary)
 }
 
+func (thisProcess) AnyNamespace() bool { return bool(C.region_config.control_any_namespace) }
+
 func (thisProcess) State(state *control.ProcessState) (err error) {
 	askingDriver.RLock()
 	defer askingDriver.RUnlock()

@@ -69,6 +69,7 @@ static const struct variable {
 	{"TMS_DRIVER_CHECKPOINT", NULL, NULL, ""},
 	{"TMS_KEPT_BUDGET", NULL, NULL, ""},
 	{"TMS_CONTROL", take_bool, &region_config.control, BOOLEAN},
+	{"TMS_CONTROL_ANY_NAMESPACE", take_bool, &region_config.control_any_namespace, BOOLEAN},
 	{"TMS_TRACE", NULL, NULL, ""},
 	{"TMS_ACCOUNT", take_bool, &region_config.account, BOOLEAN},
 	{"TMS_SHARE", take_bool, &region_config.share, BOOLEAN},

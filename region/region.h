@@ -51,6 +51,7 @@ struct region_config {
 	bool exportable; /* the program can also export it itself */
 	bool nccl_registers; /* NCCL_GRAPH_REGISTER is not 0 */
 	bool control; /* TMS_CONTROL */
+	bool control_any_namespace; /* TMS_CONTROL_ANY_NAMESPACE */
 	bool poison;	 /* TMS_DEBUG */
 	bool invariants; /* TMS_DEBUG */
 	bool pause_force;

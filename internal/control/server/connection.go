@@ -13,8 +13,9 @@ import (
 // connection is one client.
 type connection struct {
 	descriptor int
-	pid        int // of the client, as this process sees it; 0: it cannot see it
-	passed     int // a descriptor that it has sent; -1: none
+	pid        int  // of the client, as this process sees it; 0: it cannot see it
+	passed     int  // a descriptor that it has sent; -1: none
+	trusted    bool // its PID namespace was found to allow more than a status
 	lent       *lend
 	seated     bool      // one of MaxClients; the others may only send what processes that share memory say
 	in         []byte    // not yet a whole line, or more than is read for now

@@ -18,6 +18,8 @@ type Process interface {
 	OwnTable() error
 	// Directories returns XDG_RUNTIME_DIR and TMPDIR.
 	Directories() (runtime, temporary string)
+	// AnyNamespace reports whether clients in all PID namespaces may ask for everything.
+	AnyNamespace() bool
 	// Perform carries out a task. What it notes in the outcome counts even if it fails or panics.
 	Perform(*Task, *Outcome) error
 	// LetGo ends one hold.

@@ -286,6 +286,9 @@ func (s *Server) request(c *connection, line []byte) {
 
 // act answers, now or when what the request asks for is done. Errors: a refusal.
 func (s *Server) act(c *connection, r control.Request) error {
+	if err := s.allowed(c, r); err != nil {
+		return err
+	}
 	switch r.Op {
 	case control.Status:
 		c.status, c.statusID = statusWanted, r.ID

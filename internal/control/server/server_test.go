@@ -26,6 +26,7 @@ import (
 type fake struct {
 	mu                                 sync.Mutex
 	temporary                          string
+	anyNamespace                       bool
 	perform                            func(*server.Task, *server.Outcome) error
 	state, returned, letGo             func()
 	lend                               func() (int, control.Reply, error)
@@ -76,6 +77,10 @@ func (f *fake) OwnTable() error { return nil }
 func (f *fake) Directories() (runtime, temporary string) {
 	f.with(func() { temporary = f.temporary })
 	return "", temporary
+}
+func (f *fake) AnyNamespace() (any bool) {
+	f.with(func() { any = f.anyNamespace })
+	return any
 }
 func (f *fake) Perform(t *server.Task, o *server.Outcome) error {
 	var perform func(*server.Task, *server.Outcome) error

@@ -1,0 +1,63 @@
+package server
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/process"
+)
+
+// A process in a container may share no more than a directory with this one, to read what it reports. So a client whose
+// PID namespace is neither this process's own nor around it may ask for the status alone.
+
+var errForeign = errors.New("only a status may be asked for from another PID namespace (another container): run tms " +
+	"where the process runs, or start the process with TMS_CONTROL_ANY_NAMESPACE=1")
+
+// pidfdGetNamespace is PIDFD_GET_PID_NAMESPACE of Linux 6.11.
+const pidfdGetNamespace = 0xff05
+
+// allowed refuses what a client may not ask for from its PID namespace.
+func (s *Server) allowed(c *connection, r control.Request) error {
+	if r.Op == control.Status || c.trusted {
+		return nil
+	}
+	if c.trusted = c.pid == unix.Getpid() || s.process.AnyNamespace() || c.isAround(); !c.trusted {
+		return errForeign
+	}
+	return nil
+}
+
+// isAround reports whether this process has a number in the client's PID namespace. An older kernel, or a user
+// namespace between the two, shows only whether the client is in this process's own. (ioctl_nsfs(2))
+func (c *connection) isAround() bool {
+	if namespace, err := c.namespace(); err == nil {
+		defer func() { _ = unix.Close(namespace) }()
+		number, _, failed := unix.Syscall(unix.SYS_IOCTL, uintptr(namespace), unix.NS_GET_PID_IN_PIDNS,
+			uintptr(unix.Getpid()))
+		if failed == 0 || failed == unix.ESRCH {
+			return failed == 0 && number > 0
+		}
+	}
+	return c.pid > 0 && isBeside(c.pid)
+}
+
+// namespace opens the client's PID namespace.
+func (c *connection) namespace() (int, error) {
+	handle, err := unix.GetsockoptInt(c.descriptor, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(handle) }()
+	return unix.IoctlRetInt(handle, pidfdGetNamespace)
+}
+
+// isBeside reports whether a process that has a number here has it in this process's own PID namespace, as /proc shows
+// even where the process is root's.
+func isBeside(pid int) bool {
+	self, _ := os.Readlink("/proc/self") // which may be another namespace's /proc
+	own := process.Numbers(unix.Getpid())
+	return len(own) == 1 && own[0] == self && len(process.Numbers(pid)) == 1
+}
