@@ -83,10 +83,13 @@ func CheckDirectory(directory string, uid int) error {
 		return fmt.Errorf("%s belongs to user %d, not to %d: sockets in it could be anybody's", directory, found.Uid,
 			uid)
 	case found.Mode&0o077 != 0:
-		return fmt.Errorf("%s can be entered by other users (mode %#o); chmod 700 it", directory, found.Mode&0o777)
+		return fmt.Errorf("%s %w (mode %#o); chmod 700 it", directory, ErrOpen, found.Mode&0o777)
 	}
 	return nil
 }
+
+// ErrOpen: a directory of this user is not used until its mode is changed.
+var ErrOpen = errors.New("can be entered by other users")
 
 // LockDirectory opens a directory and takes its lock, or gives up after patience. Whoever makes or removes a socket
 // there holds it. (flock)

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"errors"
 	"fmt"
 	"os/exec"
 	"syscall"
@@ -16,7 +17,8 @@ const startTime = 20 * time.Second
 
 // Start starts a keeper with a command, unless one runs, and returns when one answers. (setsid: it outlives a terminal)
 func Start(command ...string) error {
-	if _, _, err := Ask(control.Request{Op: control.List}, -1); err == nil || cuda.Code(err) == int(cuda.Timeout) {
+	_, _, err := Ask(control.Request{Op: control.List}, -1)
+	if err == nil || cuda.Code(err) == int(cuda.Timeout) || errors.Is(err, control.ErrOpen) { // where one may run
 		return err
 	}
 	keeper := exec.Command(command[0], command[1:]...)
