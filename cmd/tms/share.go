@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"os/signal"
 	"slices"
 	"strings"
@@ -124,8 +123,8 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	wanted := needsOf(state)
 	maps.DeleteFunc(wanted, func(uuid string, need uint64) bool { return need == 0 && uuid == "" })
 	unlock, err := turn(context.Background(), wanted)
-	if err != nil {
-		return false, 0, err
+	if err != nil { // the allocation fails
+		return false, 0, fmt.Errorf("%w%.0w", err, cuda.OutOfMemory)
 	}
 	defer unlock()
 	uuids := slices.Sorted(maps.Keys(wanted))
@@ -397,32 +396,4 @@ func inWords(d share.Decision) string {
 		words = append(words, fmt.Sprintf("%s of %d", what, part.ID))
 	}
 	return "a pause of " + strings.Join(words, "; ") + " makes room"
-}
-
-// lock takes the lock under which room is made on a device, by its UUID, or in host memory: in all directories in which
-// processes find one another, because each may have its socket in another. It ends with this process. (flock)
-func lock(name string) (unlock func(), err error) {
-	user := os.Geteuid()
-	directories := control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user)
-	slices.Sort(directories) // so that two never wait for each other
-	var files []*os.File
-	for _, directory := range directories {
-		var file *os.File
-		if err = control.MakeDirectory(directory, user); err == nil {
-			file, err = os.OpenFile(directory+"/"+strings.ReplaceAll(name, "/", "")+".lock", os.O_RDWR|os.O_CREATE, 0o600)
-		}
-		if err == nil {
-			files = append(files, file)
-			for unix.Flock(int(file.Fd()), unix.LOCK_EX) == unix.EINTR {
-			}
-		}
-	}
-	if len(files) == 0 {
-		return nil, fmt.Errorf("the lock of %s cannot be taken: %w", name, err)
-	}
-	return func() {
-		for _, file := range files {
-			_ = file.Close()
-		}
-	}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
 	"tms/internal/share"
+	"tms/vmm/cuda"
 )
 
 // Contents of all that share wait in the host memory of one machine, whatever their devices. A pause takes it bit by
@@ -23,7 +24,7 @@ func (r *roomFor) pauseAll(parts []share.Part, found []process) (done bool, err 
 	if len(parts) > 0 && tight(found) {
 		unlock, err := lock("host")
 		if err != nil {
-			return false, err
+			return false, fmt.Errorf("%w%.0w", err, cuda.OutOfMemory)
 		}
 		defer unlock()
 		if !r.budget(parts, statuses(time.Second), to) {

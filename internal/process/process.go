@@ -31,12 +31,6 @@ func Ended(pid int, start uint64) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
 }
 
-// Stopped reports whether a process is stopped by a signal or by a tracer. (proc_pid_stat(5))
-func Stopped(pid int) bool {
-	fields, err := stat(pid)
-	return err == nil && (fields[0] == "T" || fields[0] == "t")
-}
-
 // Numbers returns a process's numbers in the PID namespaces from that of /proc down to its own; none where that is not
 // known. (NSpid in proc_pid_status(5))
 func Numbers(pid int) []string {

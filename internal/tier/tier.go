@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/hostmemory"
 	"tms/internal/keeper"
+	"tms/internal/process"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
@@ -56,7 +58,7 @@ var errChanged = errors.New("another process has moved, replaced or opened the s
 // move is Move of a set that is open. One process at a time moves it, and has locked its manifest meanwhile (fcntl: all
 // have one open file).
 func move(set control.KeptSet, manifest int, to, directory string) (control.KeptSet, error) {
-	err := unix.FcntlFlock(uintptr(manifest), unix.F_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK})
+	err := lock(set.Name, manifest)
 	reply, _, failed := keeper.Ask(control.Request{Op: control.List}, -1)
 	if err = cmp.Or(err, failed); err != nil {
 		return set, err
@@ -100,6 +102,29 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 	}
 	return put(set, manifest, made, to)
 }
+
+// lock locks a set's manifest, unless its holder is stopped for too long.
+func lock(name string, manifest int) error {
+	var holders process.Watch
+	for {
+		wanted := unix.Flock_t{Type: unix.F_WRLCK}
+		err := unix.FcntlFlock(uintptr(manifest), unix.F_SETLK, &wanted)
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+			return err
+		}
+		found := unix.Flock_t{Type: unix.F_WRLCK}
+		if err = unix.FcntlFlock(uintptr(manifest), unix.F_GETLK, &found); err != nil {
+			return err
+		}
+		if holder := int(found.Pid); found.Type != unix.F_UNLCK && holders.Exhausted(holder) {
+			return cuda.Refuse(cuda.Timeout, "%w", process.Held("set "+name, holder))
+		}
+		time.Sleep(lockEvery)
+	}
+}
+
+// lockEvery is the time between two looks for the lock of a set, which others move for longer.
+const lockEvery = 10 * time.Millisecond
 
 // isMapped reports whether a set is memory that the driver maps, not files.
 func isMapped(set control.KeptSet) bool {
