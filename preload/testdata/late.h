@@ -1,5 +1,6 @@
 /* suspending.c records late that a communicator is suspended: once the file LATE is there. */
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -13,7 +14,7 @@ static inline void come_late(int said)
 #define atomic_store(object, value) \
 	({ \
 		__auto_type value_ = (value); \
-		come_late((int)value_); \
+		come_late((int)(intptr_t)value_); \
 		atomic_store_explicit(object, value_, memory_order_seq_cst); \
 	})
 #undef atomic_compare_exchange_strong
