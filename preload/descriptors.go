@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 
 	"golang.org/x/sys/unix"
@@ -10,10 +11,13 @@ import (
 	"tms/internal/control/server"
 )
 
-// descriptors is a peer.Descriptors: the thread of the process's own socket keeps them (server/hold.go).
+// descriptors is a backup.Descriptors: the thread of the process's own socket keeps them (server/hold.go).
 type descriptors struct{}
 
 func (descriptors) Keep(descriptor int) (number uint64, err error) {
+	if err = socket.Hold(); err != nil {
+		return 0, err
+	}
 	number = max(1, rand.Uint64())
 	put := control.Request{Op: control.Put, Share: number}
 	return number, server.AskSelf(thisProcess{}.Directories, put, descriptor)
@@ -21,9 +25,11 @@ func (descriptors) Keep(descriptor int) (number uint64, err error) {
 
 func (descriptors) Copy(number uint64) (descriptor int, err error) {
 	lend := control.Request{Op: control.Lend, Share: number}
-	_, descriptor, err = server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
-	if err == nil && descriptor < 0 {
-		err = errors.New("there is no room for a descriptor (ulimit -n)")
+	reply, descriptor, err := server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
+	if err == nil && !reply.OK {
+		err = errors.New(reply.Error)
+	} else if err == nil && descriptor < 0 {
+		err = fmt.Errorf("there is no room for a descriptor: %w", unix.EMFILE)
 	}
 	return descriptor, err
 }

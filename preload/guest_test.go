@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/hermetic"
 )
@@ -363,13 +364,33 @@ func TestLockedMemory(t *testing.T) {
 	}
 }
 
-func TestExitWhilePaused(t *testing.T) {
-	for _, how := range []string{"exit", "quick_exit"} {
-		folder := t.TempDir()
-		run(t, compile(t, "exits", majors[1]), []string{how, folder}).succeeded(t)
-		left, err := os.ReadDir(folder)
-		require.NoError(t, err)
-		require.Empty(t, left)
+// Whatever ends a paused process, the directory is empty and its file system has the space back; contents in host memory
+// are the process's alone, and go with it.
+func TestEndWhilePaused(t *testing.T) {
+	free := func(folder string) (blocks uint64) {
+		var stat unix.Statfs_t
+		require.NoError(t, unix.Statfs(folder, &stat))
+		return stat.Bfree
+	}
+	for _, contents := range []string{"disk", "host"} {
+		for _, how := range []string{"exit", "quick_exit", "kill"} {
+			folder := t.TempDir()
+			mounted := unix.Mount("none", folder, "tmpfs", 0, "size=64m") == nil // needs a privilege
+			before := free(folder)
+			o := run(t, compile(t, "exits", majors[1]), []string{contents, how, folder})
+			if how == "kill" {
+				o.diedOf(t, syscall.SIGKILL)
+			} else {
+				o.succeeded(t)
+			}
+			left, err := os.ReadDir(folder)
+			require.NoError(t, err)
+			require.Empty(t, left)
+			if mounted {
+				require.Equal(t, before, free(folder))
+				require.NoError(t, unix.Unmount(folder, 0))
+			}
+		}
 	}
 }
 

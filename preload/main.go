@@ -75,9 +75,6 @@ func start() (*vmm.Engine, error) {
 	made.Compactor(compactor{made})
 	made.Processes(processes{})
 	made.Descriptors(descriptors{})
-	made.Files(func(folder, prefix string) {
-		C.leftovers_note((*C.char)(goruntime.Terminated(folder)), (*C.char)(goruntime.Terminated(prefix)))
-	})
 	made.Extents(extents{})
 	made.Ledger(ledger)
 	made.Shareable(bool(C.ipc_shares()))

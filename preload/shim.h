@@ -266,9 +266,6 @@ enum { HELPER_ENDED = -1 };
 HIDDEN void helper_prepare(void); /* before the first */
 HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, const char *then);
 
-/* leftovers.c: a folder in which the process has files whose names begin so. One call at a time. */
-HIDDEN void leftovers_note(const char *path, const char *prefix);
-
 /* share.c: what a process of tms run --share does when device memory is short. */
 enum { SHORT_OF_MEMORY = -1 }; /* the code of an allocation that others can make room for */
 struct share_wanted { /* by a thread that waits for an allocation, or a resume; Go reads it, too */

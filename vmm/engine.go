@@ -8,6 +8,7 @@ import (
 
 	"tms/internal/guard"
 	"tms/internal/hostmemory"
+	"tms/vmm/backup"
 	"tms/vmm/backup/disk"
 	"tms/vmm/backup/host"
 	"tms/vmm/backup/peer"
@@ -129,15 +130,14 @@ func (e *Engine) device(ordinal int) (*device, error) {
 // Options.ExtentBytes.
 func (e *Engine) Shareable(on bool) { e.shareable = on }
 
-// Descriptors sets what keeps the descriptors of contents for Options.Toward. Call it before anything else.
-func (e *Engine) Descriptors(kept peer.Descriptors) { e.peer.Descriptors = kept }
+// Descriptors sets what keeps the descriptors of files with contents, and of contents for Options.Toward. Call it before
+// anything else.
+func (e *Engine) Descriptors(kept backup.Descriptors) {
+	e.disk.Descriptors, e.peer.Descriptors = kept, kept
+}
 
 // Extents sets where contents for host memory go as long as there is room. Call it before anything else.
 func (e *Engine) Extents(extents peer.Extents) { e.peer.Extents = extents }
-
-// Files sets what is told of each folder with contents, and how the names of this process's files begin there. Call it
-// before anything else.
-func (e *Engine) Files(noted func(folder, prefix string)) { e.disk.Noted = noted }
 
 // Ledger sets where transitions promise the host memory that they are about to take. Call it before anything else.
 func (e *Engine) Ledger(l *hostmemory.Ledger) { e.ledger = l }

@@ -42,9 +42,11 @@ var plausible = map[string][]error{
 	"fstat":           {unix.EIO},
 	"fallocate":       {unix.ENOSPC, unix.EOPNOTSUPP},
 	"ftruncate":       {unix.EIO},
+	"punch":           {unix.EOPNOTSUPP},
 	"pwrite":          {unix.EIO, unix.ENOSPC, unix.EINTR},
 	"pread":           {unix.EIO, unix.EINTR},
 	"sync_file_range": {unix.EIO, unix.ENOSYS},
+	"O_TMPFILE":       {unix.EOPNOTSUPP},
 	"unlink":          {unix.EIO},
 }
 
@@ -107,6 +109,8 @@ var silences = []struct {
 	{"", "refreshUsers", nil, "the next grant asks again"},
 	{"cuMemAddressReserve", "(*Space[...]).reserve", nil, "a smaller arena follows"},
 	{"fallocate", "", unix.EOPNOTSUPP, "ftruncate follows"},
+	{"punch", "", unix.EOPNOTSUPP, "the space comes back with the last section"},
+	{"O_TMPFILE", "", unix.EOPNOTSUPP, "the file has a name until it is open"},
 	{"sync_file_range", "", unix.ENOSYS, "fdatasync follows"},
 	{"", "", unix.EINTR, "the call is made again"},
 }
@@ -452,8 +456,8 @@ func (s *scene) end() {
 	if s.faults.mapped != 0 {
 		s.fail("%d mappings of host memory are left over", s.faults.mapped)
 	}
-	if files, _ := filepath.Glob(filepath.Join(s.dir, "*")); len(files) != 0 {
-		s.fail("files are left over: %v", files)
+	if names, _ := filepath.Glob(filepath.Join(s.dir, "*")); len(names) != 0 {
+		s.fail("files are left over: %v", names)
 	}
 	if open := openFiles(s.t); !slices.Equal(open, s.open) {
 		s.fail("descriptors are left open: %v, were %v", open, s.open)

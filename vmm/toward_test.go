@@ -141,7 +141,7 @@ func TestVerifiedInTurn(t *testing.T) {
 	}
 }
 
-// descriptors is a peer.Descriptors.
+// descriptors is a backup.Descriptors.
 type descriptors struct {
 	sync.Mutex
 	of   map[uint64]int

@@ -429,11 +429,7 @@ func TestFromInsideWithoutACommand(t *testing.T) {
 func TestContentsMoveToDisk(t *testing.T) {
 	directory := t.TempDir()
 	w := startWhole(t, "TMS_DISK_BACKUP_DIR="+directory)
-	files := func() int {
-		found, err := filepath.Glob(filepath.Join(directory, "*.bak"))
-		require.NoError(t, err)
-		return len(found)
-	}
+	files := func() int { return filesOf(t, w.Process.Pid, directory) }
 	for _, everything := range []bool{false, true} {
 		arguments := []string{"pause", w.number(), "--force", "--to", "disk"}
 		if everything {
@@ -462,6 +458,22 @@ func TestContentsMoveToDisk(t *testing.T) {
 	w.resumed()
 	w.refused("not a directory", "pause", w.number(), "--force", "--to", "disk", "--everything")
 	w.asBefore()
+}
+
+// filesOf counts the files in a directory that threads of a process have open, and checks that none has a name.
+func filesOf(t *testing.T, pid int, directory string) (count int) {
+	t.Helper()
+	names, err := os.ReadDir(directory)
+	require.NoError(t, err)
+	require.Empty(t, names)
+	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/fd/*", pid))
+	require.NoError(t, err)
+	for _, descriptor := range open {
+		if target, _ := os.Readlink(descriptor); strings.HasPrefix(target, directory+"/") {
+			count++
+		}
+	}
+	return count
 }
 
 // A program's threads give the device work, ask it all the time whether it is done, or free memory, for which the

@@ -1,4 +1,4 @@
-/* Backups on disk. Called as: disk contents|closed|damaged DIRECTORY, or: disk unwritable DIRECTORY WORDS [set] */
+/* Backups on disk. Called as: disk contents|closed|alone DIRECTORY, or: disk unwritable DIRECTORY WORDS [set] */
 #include "host.h"
 
 static const char *directory, *words;
@@ -13,28 +13,16 @@ static void *on_disk(size_t size, const char *tag, unsigned seed)
 	return segment;
 }
 
-static int files(bool private)
+/* Counts the files in the directory that threads have open. Each thread but the one that keeps them has the process's
+ * table. */
+static int files(void)
 {
-	DIR *opened = opendir(directory);
-	CHECK(opened);
-	int count = 0;
-	for (struct dirent *entry; (entry = readdir(opened));) {
-		if (entry->d_name[0] == '.')
-			continue;
-		struct stat status;
-		char path[4096];
-		snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
-		EXPECT(stat(path, &status), 0);
-		if (private)
-			EXPECT(status.st_mode & 0777, 0600);
-		count++;
-	}
-	closedir(opened);
-	return count;
+	EXPECT(names_in(directory), 0);
+	return files_of_threads(directory);
 }
 
-/* Contents on disk come back bit for bit; meanwhile each paused segment has one private file, and afterwards there is
- * none. A directory that cannot be used is an error before anything is lost. */
+/* Contents on disk come back bit for bit; while they are paused, one file that has no name keeps them, and afterwards
+ * there is none. A directory that cannot be used is an error before anything is lost. */
 static void contents(void)
 {
 	enum { COUNT = 4 };
@@ -47,14 +35,14 @@ static void contents(void)
 	for (int cycle = 0; cycle < 5; cycle++) {
 		EXPECT(tms_pause(NULL), 0);
 		EXPECT(free_bytes(), before);
-		EXPECT(files(true), COUNT);
+		EXPECT(files(), 1);
 		CHECK(!tms_get_cpu_backup_pointer(segment[0], 4));
 		EXPECT(tms_resume("odd"), 0);
 		EXPECT(tms_trim(), 0); /* waits for a slow file system */
-		EXPECT(files(true), COUNT / 2);
+		EXPECT(files(), 1); /* has the others */
 		EXPECT(tms_resume(NULL), 0);
 		EXPECT(tms_trim(), 0);
-		EXPECT(files(true), 0);
+		EXPECT(files(), 0);
 		for (unsigned i = 0; i < COUNT; i++)
 			CHECK(filled(segment[i], (i + 1) * 3 * MIB, i));
 		CHECK(filled(host, MIB, 99));
@@ -72,23 +60,20 @@ static void contents(void)
 		EXPECT(cudaFree(segment[i]), 0); /* while paused: the files go */
 	EXPECT(cudaFree(host), 0);
 	EXPECT(tms_trim(), 0);
-	EXPECT(files(true), 0);
+	EXPECT(files(), 0);
 	EXPECT(free_bytes(), before);
 }
 
 enum { MOST = 64, BYTES = 4096 };
 
-static void expect_locks(int expected)
+static void expect_no_file(void)
 {
-	int locks = 0;
 	for (int fd = 3; fd < MOST; fd++) {
 		if (is_device(fd))
 			continue;
 		const char *what = target_of(fd);
-		CHECK(!strstr(what, "event") && !strstr(what, ".bak"));
-		locks += strcmp(what, directory) == 0;
+		CHECK(!strstr(what, "event") && !strstr(what, directory));
 	}
-	EXPECT(locks, expected);
 }
 
 /* Closes all descriptors, and gives their numbers to files of the host's. */
@@ -125,8 +110,8 @@ static void close_own(const char *path, const bool mine[MOST])
 	}
 }
 
-/* Between calls the library has no descriptor but the lock on a directory with files in it. A host that closes all it
- * finds, and uses the numbers for its own files, loses nothing. */
+/* Between calls the program has no descriptor of a file with contents. A host that closes all it finds, and uses the
+ * numbers for its own files, loses nothing. */
 static void closed(void)
 {
 	char own[4096], block[BYTES];
@@ -145,13 +130,13 @@ static void closed(void)
 		fill(disk, 8 * MIB, 10 + cycle);
 		fill(more, 4 * MIB, 20 + cycle);
 		EXPECT(tms_pause("host"), 0);
-		expect_locks(0);
 		EXPECT(tms_pause("disk"), 0);
-		expect_locks(1);
+		expect_no_file();
 		if (replaced)
 			replace_descriptors(own, mine);
 		EXPECT(tms_pause("more"), 0);
-		expect_locks(replaced ? 0 : 1); /* the new lock's number is above those looked at */
+		if (!replaced)
+			expect_no_file();
 		EXPECT(tms_resume(NULL), 0);
 		CHECK(filled(host, 8 * MIB, cycle));
 		CHECK(filled(disk, 8 * MIB, 10 + cycle));
@@ -159,100 +144,30 @@ static void closed(void)
 		if (replaced)
 			close_own(own, mine);
 		EXPECT(tms_trim(), 0); /* waits for work in the background */
-		expect_locks(0);
+		expect_no_file();
 	}
 	EXPECT(cudaFree(host), 0);
 	EXPECT(cudaFree(disk), 0);
 	EXPECT(cudaFree(more), 0);
 }
 
-static char file[4096]; /* of the segment paused last */
-
-static void find_file(void)
+/* Contents need no path: the directory is gone, and the process has become another user. */
+static void alone(void)
 {
-	DIR *opened = opendir(directory);
-	CHECK(opened);
-	file[0] = 0;
-	for (struct dirent *entry; (entry = readdir(opened));) {
-		if (!strstr(entry->d_name, ".bak"))
-			continue;
-		CHECK(!file[0]);
-		snprintf(file, sizeof file, "%s/%s", directory, entry->d_name);
-	}
-	CHECK(file[0]);
-	closedir(opened);
-}
-
-static void delete(void)
-{
-	EXPECT(unlink(file), 0);
-}
-
-static void cut(void)
-{
-	EXPECT(truncate(file, 3 * MIB), 0);
-}
-
-static void replace(void)
-{
-	EXPECT(unlink(file), 0);
-	int fd = open(file, O_CREAT | O_WRONLY, 0600);
-	CHECK(fd >= 0);
-	EXPECT(ftruncate(fd, 4 * MIB), 0);
-	close(fd);
-}
-
-static void make_unreadable(void)
-{
-	if (geteuid() == 0) /* as servers do: afterwards only the owner's files can be read */
+	char below[4096];
+	snprintf(below, sizeof below, "%s/below", directory);
+	tms_set_disk_backup_dir(below);
+	void *segment = on_disk(4 * MIB, "t", 7);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(rmdir(below), 0);
+	if (geteuid() == 0) /* as servers do: afterwards only the owner's files could be opened */
 		EXPECT(setresuid(65534, 65534, 65534), 0);
-	else
-		EXPECT(chmod(file, 0), 0);
-}
-
-static const struct {
-	const char *words;
-	void (*happens)(void);
-} damages[] = {
-	{"deleted", delete},
-	{"cut to 3145728 of 4194304 bytes", cut},
-	{"another has its name", replace},
-	{"permission denied", make_unreadable}, /* last, because it cannot be undone */
-};
-
-/* Files that are changed: the contents are lost, and the error says whose and why; everything else can be resumed, and
- * the memory freed. */
-static void damaged(void)
-{
-	tms_set_disk_backup_dir(directory);
-	void *other = kept_memory(4 * MIB, "other", 99);
-	size_t before = free_bytes();
-	for (unsigned i = 0; i < sizeof damages / sizeof *damages; i++) {
-		void *segment = on_disk(4 * MIB, "precious", i);
-		EXPECT(tms_pause(NULL), 0);
-		find_file();
-		damages[i].happens();
-		for (int tries = 0; tries < 2; tries++) {
-			EXPECT(tms_resume(tries ? NULL : "precious"), 301);
-			const char *error = tms_last_error();
-			CHECK(strstr(error, "contents are lost"));
-			CHECK(strstr(error, "tag \"precious\""));
-			CHECK(strstr(error, file));
-			CHECK(strstr(error, damages[i].words));
-			CHECK(strstr(error, "free the memory"));
-			CHECK(!strstr(error, "Nothing is lost") && !strstr(error, "free host memory"));
-		}
-		EXPECT(tms_resume("other"), 0);
-		CHECK(filled(other, 4 * MIB, 99));
-		EXPECT(cudaFree(segment), 0);
-		EXPECT(tms_resume(NULL), 0);
-		EXPECT(free_bytes(), before);
-		if (damages[i].happens == replace) { /* another's file stays */
-			struct stat status;
-			EXPECT(stat(file, &status), 0);
-			EXPECT(unlink(file), 0);
-		}
-	}
+	EXPECT(prctl(PR_SET_DUMPABLE, 1), 0); /* /proc shows the process to itself */
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(segment, 4 * MIB, 7));
+	EXPECT(tms_trim(), 0);
+	EXPECT(files(), 0);
+	EXPECT(cudaFree(segment), 0);
 }
 
 /* A directory that cannot be used: nothing is lost, and the error names the setting that the directory came from, which
@@ -281,7 +196,7 @@ int main(int argc, char **argv)
 	directory = argv[2];
 	words = argv[3];
 	set = argc > 4;
-	CHECK(RUN_PART(argv[1], {"contents", contents}, {"closed", closed}, {"damaged", damaged},
+	CHECK(RUN_PART(argv[1], {"contents", contents}, {"closed", closed}, {"alone", alone},
 		       {"unwritable", unwritable}));
 	return 0;
 }

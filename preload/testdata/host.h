@@ -395,6 +395,42 @@ static inline bool is_device(int fd)
 	return strstr(target_of(fd), "cudasim");
 }
 
+/* Counts the names in a directory. */
+static inline int names_in(const char *directory)
+{
+	int count = 0;
+	DIR *opened = opendir(directory);
+	for (struct dirent *entry; opened && (entry = readdir(opened));)
+		count += entry->d_name[0] != '.';
+	if (opened)
+		closedir(opened);
+	return count;
+}
+
+/* Counts the files of a directory that threads of this process have open: one that all have counts with each. */
+static inline int files_of_threads(const char *directory)
+{
+	int count = 0;
+	DIR *threads = opendir("/proc/self/task");
+	CHECK(threads);
+	for (struct dirent *thread; (thread = readdir(threads));) {
+		char path[640], target[4096];
+		snprintf(path, sizeof path, "/proc/self/task/%s/fd", thread->d_name);
+		DIR *opened = thread->d_name[0] == '.' ? NULL : opendir(path);
+		for (struct dirent *entry; opened && (entry = readdir(opened));) {
+			snprintf(path, sizeof path, "/proc/self/task/%s/fd/%s", thread->d_name, entry->d_name);
+			ssize_t length = readlink(path, target, sizeof target - 1);
+			target[length > 0 ? length : 0] = 0;
+			size_t prefix = strlen(directory);
+			count += strncmp(target, directory, prefix) == 0 && target[prefix] == '/';
+		}
+		if (opened)
+			closedir(opened);
+	}
+	closedir(threads);
+	return count;
+}
+
 /* The kernel filters the system calls of this thread, and of its children, from now on. */
 static inline void filter_calls(struct sock_filter *filter, size_t length)
 {

@@ -26,7 +26,7 @@ func (s *Server) hold(c *connection, r control.Request) error {
 	if r.Op == control.Give {
 		return s.give(c, r)
 	}
-	if r.Op == control.Put && c.passed < 0 {
+	if r.Op == control.Put && (c.passed < 0 || !leavesRoom(c.passed)) {
 		return errors.New("there is no room for a descriptor (ulimit -n)")
 	}
 	if before, has := s.held[r.Share]; has {
@@ -38,6 +38,13 @@ func (s *Server) hold(c *connection, r control.Request) error {
 	}
 	c.answer(control.Reply{ID: r.ID, OK: true})
 	return nil
+}
+
+// leavesRoom reports whether a new descriptor leaves numbers for clients: one must come to have memory resumed.
+func leavesRoom(descriptor int) bool {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	return err != nil || uint64(descriptor) < limit.Cur-min(limit.Cur/2, 2*control.MaxClients)
 }
 
 // lendHeld answers with a copy of a descriptor that is kept.

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/vmm/cuda"
 )
 
 // A process reaches its own socket's thread by a second address, which the kernel has made up (an abstract one), because
@@ -20,14 +21,14 @@ func keyOf(directories Directories) [2]string {
 	return [2]string{runtime, temporary}
 }
 
-// listenAside makes the second address, once. Without it, the process finds itself as others do. (bind, without a path)
-func (s *Server) listenAside() {
+// listenAside makes the second address, once. (bind, without a path) Errors: a refusal.
+func (s *Server) listenAside() error {
 	if s.aside >= 0 {
-		return
+		return nil
 	}
 	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return
+		return cuda.Refuse(cuda.OperatingSystem, "a socket cannot be made: %w", err)
 	}
 	var address unix.Sockaddr
 	if err = unix.Bind(socket, &unix.SockaddrUnix{}); err == nil {
@@ -37,10 +38,11 @@ func (s *Server) listenAside() {
 	}
 	if err != nil {
 		_ = unix.Close(socket)
-		return
+		return cuda.Refuse(cuda.OperatingSystem, "a socket of the process's own cannot be made: %w", err)
 	}
 	s.aside = socket
 	ownAddresses.Store(keyOf(s.process.Directories), address)
+	return nil
 }
 
 // findOwn connects to the second address of this process. Another process may have it in another network namespace.

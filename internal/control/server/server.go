@@ -44,8 +44,9 @@ type Server struct {
 	looks   time.Duration // firstGlance
 
 	starting sync.Mutex
-	asked    chan chan error // the thread waits here until it is to listen; nil: there is no thread
-	listens  bool
+	asked    chan start // what the thread is to do; nil: there is no thread
+	holding  bool       // the process can reach the thread
+	listens  bool       // others can, too
 
 	socket  Socket
 	looked  time.Time // when the server last checked that it is still there
@@ -90,14 +91,19 @@ type Server struct {
 
 // New returns the server of a process, which does not listen yet.
 func New(process Process) *Server {
-	return &Server{process: process, looks: firstGlance, held: map[uint64]held{}, own: &connection{descriptor: -1}, keeper: -1, aside: -1,
-		ran: time.Now(), away: -1}
+	return &Server{process: process, looks: firstGlance, held: map[uint64]held{}, own: &connection{descriptor: -1},
+		socket: Socket{Descriptor: -1}, keeper: -1, aside: -1, ran: time.Now(), away: -1}
 }
 
 // loop serves until an unexpected error, and keeps the server's state then.
 func (s *Server) loop() error {
 	events := make([]unix.PollFd, 0, control.MaxClients+1)
 	for {
+		select {
+		case asks := <-s.asked:
+			_ = s.begun(asks)
+		default:
+		}
 		now := time.Now()
 		events = append(events[:0], unix.PollFd{Fd: int32(s.socket.Descriptor), Events: unix.POLLIN})
 		if now.Before(s.full) {

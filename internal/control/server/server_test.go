@@ -404,6 +404,58 @@ func TestKeptDescriptors(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 }
 
+// The thread keeps descriptors of a process that others cannot reach, and later lets others in.
+func TestHeldBeforeOthersCanCome(t *testing.T) {
+	f := &fake{temporary: filepath.Join(t.TempDir(), "file")}
+	require.NoError(t, os.WriteFile(f.temporary, nil, 0o600)) // no directory can be made below it
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", f.temporary)
+	serves := server.New(f)
+	for range 2 {
+		require.NoError(t, serves.Hold())
+	}
+	require.False(t, server.Answers(f.Directories, os.Getpid()))
+	put := control.Request{Op: control.Put, Share: 5}
+	require.NoError(t, server.AskSelf(f.Directories, put, 0))
+	require.Error(t, serves.Serve())
+	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.Request{Op: control.Lend, Share: 5}, -1)
+	require.NoError(t, err)
+	require.True(t, reply.OK)
+	require.NoError(t, unix.Close(came))
+	require.NoError(t, os.Remove(f.temporary))
+	require.NoError(t, os.Mkdir(f.temporary, 0o700))
+	require.NoError(t, serves.Serve())
+	require.True(t, server.Answers(f.Directories, os.Getpid()))
+	require.NoError(t, serves.Hold())
+	require.NoError(t, server.AskSelf(f.Directories, control.Request{Op: control.Close, Share: 5}, -1))
+	f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
+}
+
+// Descriptors that are kept leave numbers for clients, of which one must come to resume the process.
+func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
+	f := serve(t)
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 200, Max: limit.Max}))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	kept := uint64(0)
+	for ; kept < 200; kept++ {
+		err := server.AskSelf(f.Directories, control.Request{Op: control.Put, Share: 100 + kept}, 0)
+		if err != nil {
+			require.ErrorContains(t, err, "no room for a descriptor")
+			break
+		}
+	}
+	require.Greater(t, kept, uint64(100))
+	c := dial(t)
+	reply, err := c.Do(context.Background(), control.Request{Op: control.Status})
+	require.NoError(t, err)
+	require.True(t, reply.OK)
+	for share := range kept + 1 {
+		require.NoError(t, server.AskSelf(f.Directories, control.Request{Op: control.Close, Share: 100 + share}, -1))
+	}
+}
+
 // An undo of everything itself decides whether everything is pending; another client's end changes nothing meanwhile.
 func TestUndoBesideAnothersEnd(t *testing.T) {
 	f := serve(t)

@@ -16,18 +16,30 @@ import (
 
 // The socket's thread, and the socket's place in a directory.
 
+// start is what the thread is asked for: to listen to others, or to the process alone.
+type start struct {
+	others bool
+	answer chan error
+}
+
 // Serve returns once the process listens. Errors: a refusal; a later call tries again.
-func (s *Server) Serve() error {
+func (s *Server) Serve() error { return s.start(true) }
+
+// Hold returns once the process can have the thread keep its descriptors, whether or not others reach the thread.
+// Errors: a refusal; a later call tries again.
+func (s *Server) Hold() error { return s.start(false) }
+
+func (s *Server) start(others bool) error {
 	s.starting.Lock()
 	defer s.starting.Unlock()
-	if s.listens {
+	if s.listens || s.holding && !others {
 		return nil
 	}
 	if s.asked == nil {
 		if err := s.process.Reserve(); err != nil {
 			return err
 		}
-		asked := make(chan chan error)
+		asked := make(chan start, 1)
 		began := make(chan error, 1)
 		s.process.Hand(func() error { return s.thread(began, asked) }, func(err error) { began <- err })
 		if err := <-began; err != nil {
@@ -35,24 +47,28 @@ func (s *Server) Serve() error {
 		}
 		s.asked = asked
 	}
-	answer := make(chan error)
-	s.asked <- answer
-	err := <-answer
-	s.listens = err == nil
+	asks := start{others, make(chan error, 1)}
+	s.asked <- asks
+	if s.holding { // it looks there after each request
+		_ = AskSelf(s.process.Directories, control.Request{Op: control.Close}, -1)
+	}
+	err := <-asks.answer
+	if err == nil {
+		s.listens, s.holding = s.listens || others, true
+	}
 	return err
 }
 
 // thread never returns once it has its own table: other goroutines would run on the thread.
-func (s *Server) thread(began chan<- error, asked <-chan chan error) error {
+func (s *Server) thread(began chan<- error, asked <-chan start) error {
 	runtime.LockOSThread()
 	if err := s.process.OwnTable(); err != nil {
 		runtime.UnlockOSThread()
 		return err
 	}
 	began <- nil
-	for answer := range asked {
-		err := guard.Call(func() error { return s.listen(clientPatience) })
-		answer <- err
+	for asks := range asked {
+		err := s.begun(asks)
 		for err == nil {
 			s.process.Log(guard.Call(s.loop)) // only a panic ends it
 			for _, c := range s.clients {
@@ -64,12 +80,24 @@ func (s *Server) thread(began chan<- error, asked <-chan chan error) error {
 	return nil
 }
 
+// begun does what the thread was asked for.
+func (s *Server) begun(asks start) error {
+	err := guard.Call(func() error {
+		if asks.others {
+			return s.listen(clientPatience)
+		}
+		return s.listenAside()
+	})
+	asks.answer <- err
+	return err
+}
+
 // listen makes the socket, and waits up to patience for a directory's lock. Errors: a refusal.
 func (s *Server) listen(patience time.Duration) error {
 	socket, err := Listen(s.process.Directories, unix.Getpid(), patience)
 	if err == nil {
 		s.socket, s.looked = socket, time.Now()
-		s.listenAside()
+		_ = s.listenAside() // without it, the process finds itself as others do
 		s.process.Bound(socket.path, socket.made.Dev, socket.made.Ino)
 	}
 	return err
@@ -162,7 +190,7 @@ func (s *Server) look(now time.Time) {
 	}
 	s.looked = now
 	s.process.Look()
-	if !s.socket.Lost() {
+	if s.socket.path == "" || !s.socket.Lost() {
 		return
 	}
 	s.accept(s.socket.Descriptor, now) // clients that came before it was gone

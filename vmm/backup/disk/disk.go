@@ -1,9 +1,10 @@
 package disk
 
 import (
-	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,28 +17,26 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// ErrFailed says that a file of the disk backup, or its directory, could not be made, written or
-// opened; the text names the path and what to do, the cause is wrapped (an errno, where there is one).
+// ErrFailed says that a file of the disk backup, or its directory, could not be made, kept, written or
+// opened; the text names the directory and what to do, the cause is wrapped (an errno, where there is one).
 // After a Save nothing was saved. After a Load the files are as they were: nothing is lost.
 var ErrFailed = cuda.Refuse(cuda.OperatingSystem, "the disk backup failed")
 
-// Store keeps contents in files, one for each span, which others can see and only their owner can
-// read: tms-<pid>-<start>-<n>.bak. A file lives until its Discard; the next process that uses the directory removes
-// those of a killed process. Nothing is synced, because contents need not outlive the process.
+// Store keeps contents in sections of files that have no name, and that others cannot open. A file lasts until the
+// Discard of its last contents, or the process's end. Nothing is synced, because contents do not outlive the process.
 type Store struct {
+	// Descriptors keeps the files.
+	Descriptors backup.Descriptors
+
 	driver *cuda.Driver
 	warn   func(string)
 
-	mu          sync.Mutex
-	directories map[string]*directory // by absolute path; each has been cleaned
-	current     *directory
-	chunkSize   uint64 // bytes of one read or write, at most stagingSize
-
-	// Noted is told of each folder, and how the names of this process's files begin there. One call at a time.
-	Noted func(folder, prefix string)
+	mu        sync.Mutex
+	current   *directory
+	chunkSize uint64 // bytes of one read or write, at most stagingSize
 
 	staging *reclaim.Kind // buffers
-	removed *reclaim.Kind // files
+	removed *reclaim.Kind // sections of files
 }
 
 // tmpfsWarned belongs to the process, not to a Store: one line in a log is enough.
@@ -47,9 +46,9 @@ var tmpfsWarned atomic.Bool
 // with a line for the user's log.
 func New(driver *cuda.Driver, warn func(string)) *Store {
 	return &Store{
+		Descriptors: &backup.OwnTable{},
 		driver:      driver,
 		warn:        warn,
-		directories: map[string]*directory{},
 		chunkSize:   stagingSize,
 		staging:     driver.Reclaim.Kind("staging memory"),
 		removed:     driver.Reclaim.Kind("file"),
@@ -57,18 +56,20 @@ func New(driver *cuda.Driver, warn func(string)) *Store {
 }
 
 // Configure says where the next Save puts its files. A missing directory is made, for its owner only. setting says
-// where the path came from, for error texts: the name of a function or variable, "" for a default. The first use of a
-// directory removes the files that dead processes left there. Errors: ErrFailed.
+// where the path came from, for error texts: the name of a function or variable, "" for a default.
+// Errors: ErrFailed.
 func (d *Store) Configure(path, setting string) error {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
-		return newDirectory(path, setting).failed("finding", path, err)
+		return (&directory{path, setting}).failed("finding", err)
 	}
-	made := newDirectory(absolute, setting)
+	made := &directory{absolute, setting}
 	if err := made.make(); err != nil {
 		return err
 	}
-	d.use(made)
+	d.mu.Lock()
+	d.current = made
+	d.mu.Unlock()
 	if inMemory(absolute) && !tmpfsWarned.Swap(true) {
 		d.warn(fmt.Sprintf("disk backup: %s is a file system in memory (tmpfs), so a backup there takes host memory; "+
 			"%s", absolute, made.elsewhere(" on a disk")))
@@ -76,36 +77,20 @@ func (d *Store) Configure(path, setting string) error {
 	return nil
 }
 
-func (d *Store) use(made *directory) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	known := d.directories[made.path]
-	if known == nil {
-		removeLeftovers(made.path)
-		known = made
-		d.directories[made.path] = made
-		if self, err := self(); err == nil && d.Noted != nil {
-			d.Noted(made.path, self.String()+"-")
-		}
-	}
-	known.setting.Store(made.setting.Load())
-	d.current = known
-}
-
-// diskContents is a span's file.
+// diskContents is what a section has.
 type diskContents struct {
 	disk *Store
 	size uint64
 
-	mu   sync.Mutex
-	file *diskFile // nil once discarded
+	mu sync.Mutex
+	in *section // nil once discarded
 }
 
 func (c *diskContents) Store() backup.Store { return c.disk }
 func (c *diskContents) Bytes() uint64       { return c.size }
 func (c *diskContents) Host() uintptr       { return 0 }
 
-// Discard removes the file; its space is free before the next Save needs it.
+// Discard gives the section up; its space is free before the next Save needs it.
 func (c *diskContents) Discard() { c.replace(nil) }
 
 func (c *diskContents) Await(until time.Time) {
@@ -114,28 +99,28 @@ func (c *diskContents) Await(until time.Time) {
 	}
 }
 
-func (c *diskContents) current() *diskFile {
+func (c *diskContents) current() *section {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.file
+	return c.in
 }
 
-// replace removes the file that the contents were in, unless it is file itself.
-func (c *diskContents) replace(file *diskFile) {
+// replace gives up the section that the contents were in, unless it is in itself.
+func (c *diskContents) replace(in *section) {
 	c.mu.Lock()
-	old := c.file
-	c.file = file
+	old := c.in
+	c.in = in
 	c.mu.Unlock()
-	if old != nil && old != file {
+	if old != nil && old != in {
 		c.disk.remove(old)
 	}
 }
 
-// Save is backup.Store's Save. Space for all of it is reserved before anything is copied. A kept file is
-// overwritten in place; where that is impossible (it is gone, is not the one that was made, or another directory was
-// configured since), its contents go to a new one. A file is always written whole.
+// Save is backup.Store's Save. Space for all of it is reserved before anything is copied. A kept section is overwritten
+// in place; where another directory was configured since, its contents go to a new file. A section is always written
+// whole.
 func (d *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
-	return d.save(items, d.transfer(job, unix.O_WRONLY, false))
+	return d.save(items, d.transfer(job, true, false))
 }
 
 // Take writes copies that are in host memory to files, without a driver call. Each source has all of its span at Host,
@@ -145,7 +130,7 @@ func (d *Store) Take(job backup.Job, sources []backup.Contents) ([]backup.Conten
 	for i, source := range sources {
 		items[i].Span = backup.Span{Address: source.Host(), Size: source.Bytes()}
 	}
-	return d.save(items, d.transfer(job, unix.O_WRONLY, true))
+	return d.save(items, d.transfer(job, true, true))
 }
 
 func (d *Store) save(items []backup.Item, saving *transfer) (_ []backup.Contents, err error) {
@@ -155,23 +140,16 @@ func (d *Store) save(items []backup.Item, saving *transfer) (_ []backup.Contents
 	if where == nil {
 		return nil, fmt.Errorf("%w: no directory is configured", ErrFailed)
 	}
-	if err := where.hold(); err != nil {
-		return nil, err
-	}
-	defer where.drop()
-
-	files := make([]*diskFile, len(items))
+	sections := make([]*section, len(items))
 	for i, item := range items {
-		if files[i], err = reusable(item.Kept, where, item.Size); err != nil {
-			return nil, err
-		}
+		sections[i] = reusable(item.Kept, where, item.Size)
 	}
-	fresh, err := d.create(where, files, items)
+	fresh, err := d.create(where, sections, items)
 	if err != nil {
 		return nil, err
 	}
 	for i, item := range items {
-		saving.add(item.Span, files[i])
+		saving.add(item.Span, sections[i])
 	}
 	if err := saving.Wait(); err != nil {
 		d.remove(fresh...)
@@ -183,17 +161,17 @@ func (d *Store) save(items []backup.Item, saving *transfer) (_ []backup.Contents
 		if !ok {
 			c = &diskContents{disk: d, size: item.Size}
 		}
-		c.replace(files[i])
+		c.replace(sections[i])
 		contents[i] = c
 	}
 	return contents, nil
 }
 
-// create makes the missing files of items, with space for them, or none.
-func (d *Store) create(where *directory, files []*diskFile, items []backup.Item) (fresh []*diskFile, err error) {
+// create makes the missing sections of items, with space for them, or none.
+func (d *Store) create(where *directory, sections []*section, items []backup.Item) (fresh []*section, err error) {
 	var needed uint64
 	for i, item := range items {
-		if files[i] == nil {
+		if sections[i] == nil {
 			needed += item.Size
 		}
 	}
@@ -205,58 +183,78 @@ func (d *Store) create(where *directory, files []*diskFile, items []backup.Item)
 	if err := where.enough(needed); err != nil {
 		return nil, err
 	}
+	// Several, because ext4 lets one request at a time write to new parts of a file; few, because each takes a
+	// descriptor.
+	files := make([]*diskFile, min(inFlight, 1+needed/filePart))
+	var made []*diskFile
+	most := largestFile()
 	for i, item := range items {
-		if files[i] != nil {
+		if sections[i] != nil {
 			continue
 		}
-		if files[i], err = where.create(item.Size, d.removed); err != nil {
+		file := &files[len(fresh)%len(files)]
+		if *file == nil || (*file).size+item.Size > most {
+			*file = &diskFile{directory: where}
+			made = append(made, *file)
+		}
+		sections[i] = (*file).add(item.Size)
+		fresh = append(fresh, sections[i])
+	}
+	for n, file := range made {
+		if err = file.create(d.Descriptors); err != nil {
+			fresh = slices.DeleteFunc(fresh, func(s *section) bool { return !slices.Contains(made[:n], s.file) })
 			d.remove(fresh...)
 			return nil, err
 		}
-		fresh = append(fresh, files[i])
 	}
 	return fresh, nil
+}
+
+// filePart is how much a pause writes to one file before it takes another.
+const filePart = 64 << 20
+
+// largestFile returns how large a file of the process may become (ulimit -f).
+func largestFile() uint64 {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) != nil {
+		return math.MaxUint64
+	}
+	return limit.Cur
 }
 
 // Give reads contents of this store into the host memory of targets; each has the right size, and a Host like the
 // sources of Take. Errors: a *Lost, as of a Load; the files stay as they are.
 func (d *Store) Give(job backup.Job, contents, targets []backup.Contents) error {
-	reading := d.transfer(job, unix.O_RDONLY, true)
+	reading := d.transfer(job, false, true)
 	for i, c := range contents {
 		reading.Add(backup.Span{Address: targets[i].Host(), Size: c.Bytes()}, c)
 	}
 	return reading.Wait()
 }
 
-// reusable returns the file of kept contents with its space reserved, nil if a new one is needed.
-func reusable(kept backup.Contents, where *directory, size uint64) (*diskFile, error) {
+// reusable returns the section of kept contents, nil if a new one is needed.
+func reusable(kept backup.Contents, where *directory, size uint64) *section {
 	c, ok := kept.(*diskContents)
 	if !ok {
-		return nil, nil
+		return nil
 	}
-	file := c.current()
-	if file == nil || file.directory != where || file.size != size {
-		return nil, nil
+	in := c.current()
+	if in == nil || in.file.directory.path != where.path || in.size != size {
+		return nil
 	}
-	fd, _, err := file.open(unix.O_WRONLY, 0)
-	if errors.Is(err, errChanged) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, where.failed("opening", file.path, err)
-	}
-	defer file.identity.close(fd)
-	return file, file.reserve(fd)
+	return in
 }
 
-// Load is backup.Store's Load. Errors: a *Lost where a file is not the one that Save made, is shorter, or
-// cannot be read.
-func (d *Store) Load(job backup.Job) backup.Loader { return d.transfer(job, unix.O_RDONLY, false) }
+// Load is backup.Store's Load. Errors: a *Lost where a file cannot be read.
+func (d *Store) Load(job backup.Job) backup.Loader { return d.transfer(job, false, false) }
 
-// remove removes files in the background.
-func (d *Store) remove(files ...*diskFile) {
-	for _, f := range files {
-		d.removed.Add(f.size, f.unlink)
+// remove gives sections up, whose space comes back in the background.
+func (d *Store) remove(sections ...*section) {
+	for _, s := range sections {
+		s.leave()
+	}
+	for _, s := range sections {
+		d.removed.Add(s.size, func() error { return s.free(d.Descriptors) })
 	}
 }
 

@@ -7,9 +7,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,7 +24,6 @@ import (
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
 	"tms/internal/hermetic"
-	"tms/internal/process"
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
@@ -60,28 +59,38 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-// clean asserts that nothing is held but files, and without files no descriptor either.
+// clean asserts that nothing is held but so many files, and that no name is in the directory.
 func (b *bench) clean(files int) {
 	b.t.Helper()
 	b.driver.Reclaim.Drain()
 	require.Len(b.t, b.files(), files)
 	require.Zero(b.t, b.sim.Stat("registered_bytes"), "staging memory left over")
 	require.Zero(b.t, b.sim.Stat("streams"), "streams left over")
-	descriptors, err := os.ReadDir("/proc/self/fd")
+	names, err := filepath.Glob(filepath.Join(b.path, "tms-*"))
 	require.NoError(b.t, err)
-	for _, fd := range descriptors {
-		target, _ := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
-		require.NotContains(b.t, target, ".bak", "left open")
-		if files == 0 {
-			require.NotEqual(b.t, b.path, target, "left open")
-		}
-	}
+	require.Empty(b.t, names)
 }
 
-func (b *bench) files() []string {
+// files returns the files in the directory that the process has open.
+func (b *bench) files() []unix.Stat_t {
 	b.t.Helper()
-	files, err := filepath.Glob(filepath.Join(b.path, "tms-*.bak"))
-	require.NoError(b.t, err)
+	return filesIn(b.t, b.path)
+}
+
+func filesIn(t testing.TB, path string) (files []unix.Stat_t) {
+	t.Helper()
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, fd := range descriptors {
+		target, _ := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
+		if strings.HasPrefix(target, path+"/") {
+			var stat unix.Stat_t
+			number, err := strconv.Atoi(fd.Name())
+			require.NoError(t, err)
+			require.NoError(t, unix.Fstat(number, &stat))
+			files = append(files, stat)
+		}
+	}
 	return files
 }
 
@@ -143,14 +152,14 @@ func TestRoundTrip(t *testing.T) {
 			var contents []backup.Contents
 			for cycle := range uint64(3) {
 				backuptest.Fill(spans, cycle)
-				previous := b.files()
+				previous := inodes(b.files())
 				contents = b.save(spans, contents)
 				if cycle > 0 {
-					require.Equal(t, previous, b.files(), "overwritten in place")
+					require.Equal(t, previous, inodes(b.files()), "overwritten in place")
 				}
 				b.requireBack(t, spans, contents, cycle)
 				b.requireBack(t, spans, contents, cycle)
-				b.clean(len(spans))
+				b.clean(1)
 			}
 			for i, c := range contents {
 				require.Equal(t, spans[i].Size, c.Bytes())
@@ -160,6 +169,13 @@ func TestRoundTrip(t *testing.T) {
 			contents[0].Discard() // harmless
 		})
 	}
+}
+
+func inodes(files []unix.Stat_t) (numbers []uint64) {
+	for _, f := range files {
+		numbers = append(numbers, f.Ino)
+	}
+	return numbers
 }
 
 // inHost is contents in ordinary memory of this process.
@@ -193,7 +209,7 @@ func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
 	calls := b.sim.Stat("calls:cuMemcpyDtoHAsync") + b.sim.Stat("calls:cuMemHostRegister")
 	taken, err := b.disk.Take(b.job, sources)
 	require.NoError(t, err)
-	b.clean(len(sizes))
+	b.clean(1)
 	require.NoError(t, b.disk.Give(b.job, taken, targets))
 	for i := range sizes {
 		require.Equal(t, uint64(sizes[i]), taken[i].Bytes())
@@ -206,13 +222,14 @@ func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
 	for i, span := range spans {
 		require.True(t, bytes.Equal(sources[i].(inHost).memory, backuptest.Bytes(span)))
 	}
-	require.NoError(t, os.Truncate(b.files()[0], 1))
+	end := failing("pread", 1, 1, unix.EIO)
 	err = b.disk.Give(b.job, taken, targets)
+	end()
 	require.ErrorIs(t, err, ErrContentsLost)
 	backuptest.Discard(taken)
 	b.clean(0)
 	for _, call := range []string{"open", "fallocate", "pwrite"} {
-		end := failing(call, 2, 2, unix.EIO)
+		end := failing(call, 1, 1, unix.EIO)
 		_, err = b.disk.Take(b.job, sources)
 		end()
 		require.ErrorIs(t, err, ErrFailed, call)
@@ -231,38 +248,64 @@ func TestKeepsSomeAndAddsOthers(t *testing.T) {
 	b.requireBack(t, spans, both, 2)
 }
 
-func TestFilesAreVisiblePrivateAndGone(t *testing.T) {
-	b := newBench(t)
-	old := unix.Umask(0o277)
-	contents := b.save(b.spans(2*mib, 4*mib), nil)
-	unix.Umask(old)
-	files := b.files()
-	require.Len(t, files, 2)
-	for i, file := range files {
-		info, err := os.Stat(file)
-		require.NoError(t, err)
-		require.Equal(t, os.FileMode(0o600), info.Mode())
-		require.Equal(t, int64(2*mib*(i+1)), info.Size())
-		require.Regexp(t, fmt.Sprintf(`/tms-%d-\d+\.[0-9a-f]{8}-\d+\.bak$`, os.Getpid()), file)
+// A file has no name, and others cannot read it; discarded parts of it leave the disk.
+func TestFilesHaveNoName(t *testing.T) {
+	for _, unnamed := range []bool{true, false} { // false: the file system makes none without a name
+		b := newBench(t)
+		if !unnamed {
+			defer failing("O_TMPFILE", 1, math.MaxInt64, unix.EOPNOTSUPP)()
+		}
+		contents := b.save(b.spans(2*mib, 4*mib), nil)
+		b.clean(1)
+		file := b.files()[0]
+		require.Zero(t, file.Nlink)
+		require.Equal(t, uint32(0o600), file.Mode&0o777)
+		require.InDelta(t, 6*mib/512, file.Blocks, 64)
+		contents[0].Discard()
+		contents[0].Await(time.Time{})
+		require.InDelta(t, 4*mib/512, b.files()[0].Blocks, 64)
+		contents[1].Discard()
+		contents[1].Await(time.Time{})
+		require.Empty(t, b.files())
+		b.clean(0)
 	}
-	contents[0].Discard()
-	contents[0].Await(time.Time{})
-	require.Len(t, b.files(), 1)
-	contents[1].Discard()
-	contents[1].Await(time.Time{})
-	require.Empty(t, b.files())
-	entries, err := os.ReadDir(b.path)
+}
+
+// A child that was forked during a transfer has the file open, and keeps nothing of it on the disk.
+func TestDiscardedContentsTakeNoSpaceThoughOthersHaveThem(t *testing.T) {
+	b := newBench(t)
+	contents := b.save(b.spans(2*mib), nil)
+	held, err := b.disk.Descriptors.Copy(contents[0].(*diskContents).in.file.kept)
 	require.NoError(t, err)
-	require.Empty(t, entries)
+	backuptest.Discard(contents)
+	b.driver.Reclaim.Drain()
+	require.Zero(t, b.files()[0].Blocks)
+	require.NoError(t, unix.Close(held))
+}
+
+// A large pause has several files, which are written side by side; none is larger than the process may make.
+func TestLargePausesHaveSeveralFiles(t *testing.T) {
+	b := newBench(t)
+	spans := b.spans(slices.Repeat([]uint64{16 * mib}, 12)...)
+	backuptest.Fill(spans, 1)
+	contents := b.save(spans, nil)
+	b.clean(4)
+	b.requireBack(t, spans, contents, 1)
+	backuptest.Discard(contents)
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &limit))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 40 * mib, Max: limit.Max}))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &limit)) }()
+	contents = b.save(spans, nil)
+	b.clean(8)
+	b.requireBack(t, spans, contents, 1)
 }
 
 func TestUsageIsConstant(t *testing.T) {
 	b := newBench(t)
 	usage := func() (blocks int64) {
 		for _, file := range b.files() {
-			var stat unix.Stat_t
-			require.NoError(t, unix.Stat(file, &stat))
-			blocks += stat.Blocks
+			blocks += file.Blocks
 		}
 		return blocks
 	}
@@ -281,7 +324,7 @@ func TestUsageIsConstant(t *testing.T) {
 	}
 }
 
-func TestManyFilesNeedFewDescriptors(t *testing.T) {
+func TestManySpansNeedFewDescriptors(t *testing.T) {
 	b := newBench(t)
 	descriptors, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
@@ -328,7 +371,7 @@ func TestDriverFails(t *testing.T) {
 		}
 	}
 	var contents []backup.Contents
-	each(2, func() (err error) {
+	each(1, func() (err error) {
 		contents, err = b.trySave(spans, nil)
 		return err
 	}, func(err error) {
@@ -336,71 +379,119 @@ func TestDriverFails(t *testing.T) {
 			require.Nil(t, contents)
 		}
 		backuptest.Discard(contents)
-		b.clean(2)
+		b.clean(1)
 	})
-	each(2, func() error {
+	each(1, func() error {
 		_, err := b.trySave(spans, saved)
 		return err
-	}, func(error) { b.clean(2) })
+	}, func(error) { b.clean(1) })
 	b.save(spans, saved)
-	each(2, func() error { return b.load(spans, saved) }, func(error) {
-		b.clean(2)
+	each(1, func() error { return b.load(spans, saved) }, func(error) {
+		b.clean(1)
 		b.requireBack(t, spans, saved, 7)
 	})
 	t.Logf("%d failure points", points)
 	require.Greater(t, points, 30)
 }
 
-func TestDamageIsNoticed(t *testing.T) {
+// A disk that fails loses contents, which a later read may bring back; other spans come back.
+func TestDiskFails(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2*mib, 4*mib, 2*mib)
 	backuptest.Fill(spans, 3)
 	contents := b.save(spans, nil)
-	file := contents[1].(*diskContents).file.path
-	moved := filepath.Join(b.path, "moved")
-	for _, damage := range []struct {
-		words string
-		does  func() error // once the file is moved away
-	}{
-		{"is not the file that was saved: another has its name",
-			func() error { return os.WriteFile(file, make([]byte, 4*mib), 0o600) }},
-		{"another has its name", func() error { return os.Symlink(moved, file) }},
-		{"another has its name", func() error { return unix.Mkfifo(file, 0o600) }},
-		{"is not the file that was saved: it was deleted or moved (no such file", func() error { return nil }},
-		{"is not the file that was saved: it was cut to 3145728 of 4194304 bytes",
-			func() error { return errors.Join(os.Truncate(moved, 3*mib), os.Rename(moved, file)) }},
+	in := contents[1].(*diskContents).in
+	for words, fails := range map[string]func(fd int) func(){
+		"input/output error": func(int) func() { return failing("pread", 1, math.MaxInt64, unix.EIO) },
+		"unexpected EOF": func(fd int) func() { // another process may cut it, by /proc
+			require.NoError(t, unix.Ftruncate(fd, int64(in.offset+3*mib)))
+			return func() {}
+		},
 	} {
-		require.NoError(t, os.Rename(file, moved))
-		require.NoError(t, damage.does())
-		backuptest.Wipe(spans)
-		err := b.load(spans, contents)
+		var end func()
+		require.NoError(t, in.file.opened(b.disk.Descriptors, func(fd int) error {
+			end = fails(fd)
+			return nil
+		}))
+		err := b.load(spans[1:2], contents[1:2])
+		end()
 		var lost *Lost
-		require.ErrorAs(t, err, &lost, damage.words)
+		require.ErrorAs(t, err, &lost)
 		require.ErrorIs(t, err, ErrContentsLost)
 		require.NotErrorIs(t, err, ErrFailed)
-		require.Equal(t, file, lost.Path)
+		require.Equal(t, b.path, lost.Directory)
 		require.Less(t, uint64(lost.Address-spans[1].Address), spans[1].Size)
-		require.ErrorContains(t, err, "contents are lost: "+file+" is")
-		require.ErrorContains(t, err, damage.words)
+		require.ErrorContains(t, err, "contents are lost unless their file in "+b.path+" can be read again ("+words)
 		require.NotContains(t, err.Error(), "TMS_DISK_BACKUP_DIR")
-		require.NoError(t, b.load([]backup.Span{spans[0], spans[2]}, []backup.Contents{contents[0], contents[2]}))
-		_ = os.Rename(moved, file) // the last is there already
-		b.clean(3)
-		if !strings.Contains(damage.words, "cut") {
-			b.requireBack(t, spans, contents, 3)
+		require.NoError(t, b.load(spans[:1], contents[:1]))
+		b.clean(1)
+		contents = b.save(spans, contents) // makes everything good
+		b.requireBack(t, spans, contents, 3)
+	}
+}
+
+// unreachable fails calls of the thread that keeps descriptors.
+type unreachable struct {
+	backup.OwnTable
+	keep, copy, drop error
+}
+
+func (u *unreachable) Keep(descriptor int) (uint64, error) {
+	if u.keep != nil {
+		return 0, u.keep
+	}
+	return u.OwnTable.Keep(descriptor)
+}
+
+func (u *unreachable) Copy(number uint64) (int, error) {
+	if u.copy != nil {
+		return -1, u.copy
+	}
+	return u.OwnTable.Copy(number)
+}
+
+func (u *unreachable) Drop(number uint64) error {
+	if u.drop != nil {
+		return u.drop
+	}
+	return u.OwnTable.Drop(number)
+}
+
+// Where files cannot be kept, or reached for a while, nothing is lost, and space comes back later.
+func TestFilesCannotBeKept(t *testing.T) {
+	b := newBench(t)
+	thread := &unreachable{}
+	b.disk.Descriptors = thread
+	spans := b.spans(2*mib, 4*mib)
+	backuptest.Fill(spans, 3)
+	for _, fails := range []*error{&thread.keep, &thread.copy} {
+		for _, cause := range []error{unix.EMFILE, errors.New("busy")} {
+			*fails = cause
+			_, err := b.trySave(spans, nil)
+			*fails = nil
+			require.ErrorIs(t, err, ErrFailed)
+			require.ErrorIs(t, err, cause)
+			words := "call again, or have contents wait in host memory"
+			if cause == unix.EMFILE {
+				words = "raise the limit of open files (ulimit -n)"
+			}
+			require.ErrorContains(t, err, words)
+			b.driver.Reclaim.Retry()
+			b.clean(0)
 		}
 	}
-	// The next save makes everything good, and leaves alone what is not its own.
-	backuptest.Fill(spans, 4)
-	b.save(spans, contents)
-	require.NoError(t, os.Remove(file))
-	require.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
-	b.save(spans, contents)
-	b.requireBack(t, spans, contents, 4)
-	mine, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, "mine", string(mine))
-	require.NoError(t, os.Remove(file))
+	contents := b.save(spans, nil)
+	thread.copy = errors.New("busy")
+	err := b.load(spans, contents)
+	require.ErrorIs(t, err, ErrFailed)
+	require.NotErrorIs(t, err, ErrContentsLost)
+	thread.copy = nil
+	b.requireBack(t, spans, contents, 3)
+	thread.drop = errors.New("busy")
+	backuptest.Discard(contents)
+	b.clean(1)
+	thread.drop = nil
+	b.clean(0)
 }
 
 func TestMovesToAnotherDirectory(t *testing.T) {
@@ -423,12 +514,11 @@ func TestMovesToAnotherDirectory(t *testing.T) {
 	b.save(spans, contents)
 	b.driver.Reclaim.Drain()
 	require.Empty(t, b.files())
+	require.Len(t, filesIn(t, other), 1)
 	b.requireBack(t, spans, contents, 1)
 	backuptest.Discard(contents)
 	b.driver.Reclaim.Drain()
-	entries, err := os.ReadDir(other)
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	require.Empty(t, filesIn(t, other))
 }
 
 func TestDirectoryIsRelative(t *testing.T) {
@@ -437,11 +527,10 @@ func TestDirectoryIsRelative(t *testing.T) {
 	t.Chdir(b.path)
 	require.NoError(t, b.disk.Configure("below/it", "TMS_DISK_BACKUP_DIR"))
 	contents := b.save(spans, nil)
-	require.NoError(t, os.Chdir("/"))
 	require.NoError(t, b.load(spans, contents))
-	files, err := filepath.Glob(filepath.Join(b.path, "below", "it", "*.bak"))
-	require.NoError(t, err)
-	require.Len(t, files, 1)
+	require.Len(t, filesIn(t, filepath.Join(b.path, "below", "it")), 1)
+	require.NoError(t, os.RemoveAll("below"), "a file needs no directory")
+	require.NoError(t, b.load(spans, contents))
 }
 
 func TestDirectoryCannotBeUsed(t *testing.T) {
@@ -501,8 +590,9 @@ func TestIsSmall(t *testing.T) {
 	b.requireBack(t, spans[:2], kept, 5)
 
 	// Space that looked free is gone when it is to be reserved.
-	file, err := b.disk.current.create(1<<40, b.disk.removed)
-	require.Nil(t, file)
+	file := &diskFile{directory: b.disk.current}
+	file.add(1 << 40)
+	err = file.create(b.disk.Descriptors)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "reserving")
 }
@@ -522,73 +612,6 @@ func TestWarnsOfMemoryOnce(t *testing.T) {
 	require.Contains(t, lines[0], "TMS_DISK_BACKUP_DIR")
 }
 
-func TestLeftovers(t *testing.T) {
-	dead := exec.Command("true")
-	require.NoError(t, dead.Run())
-	zombie := exec.Command("true")
-	require.NoError(t, zombie.Start())
-	defer func() { _ = zombie.Wait() }()
-	var zombieStart uint64
-	require.Eventually(t, func() bool {
-		start, gone, err := process.Started(zombie.Process.Pid)
-		zombieStart = start
-		return err == nil && gone
-	}, time.Minute, time.Millisecond)
-	parent := os.Getppid()
-	parentStart, _, err := process.Started(parent)
-	require.NoError(t, err)
-	me, err := self()
-	require.NoError(t, err)
-	boot := me.boot
-	unseen := owner{pid: dead.Process.Pid, start: 77, boot: boot}       // in another PID namespace
-	hidden := owner{pid: dead.Process.Pid, start: 78, boot: "00000000"} // in one that does not see the boot's ID
-
-	path := t.TempDir()
-	gone := []string{
-		owner{dead.Process.Pid, 5, boot}.name(1),
-		owner{parent, parentStart + 1, boot}.name(1),
-		owner{zombie.Process.Pid, zombieStart, boot}.name(1),
-		owner{parent, parentStart, "0badb007"}.name(3), // before the machine started again
-		me.name(1 << 40), // before an exec
-	}
-	stay := []string{
-		owner{parent, parentStart, boot}.name(1),
-		me.name(serial.Add(1)),
-		unseen.name(1), hidden.name(1),
-		"tms-1-2-3.bak", "tms--1-5." + boot + "-1.bak", "tms-099999999-5." + boot + "-1.bak",
-		strings.TrimSuffix(gone[0], ".bak"), gone[0] + ".bak", "x" + gone[0], "other",
-	}
-	link := owner{dead.Process.Pid, 6, boot}.name(1)
-	for _, name := range append(append([]string{}, gone...), stay...) {
-		require.NoError(t, os.WriteFile(filepath.Join(path, name), []byte(name), 0o600))
-	}
-	require.NoError(t, os.Symlink("other", filepath.Join(path, link)))
-	lock, err := os.Open(path)
-	require.NoError(t, err)
-	defer lock.Close()
-	require.NoError(t, unseen.lock(int(lock.Fd())))
-	require.NoError(t, hidden.lock(int(lock.Fd())))
-
-	d := New(new(cuda.Driver), silent)
-	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR"))
-	exists := func(name string) bool {
-		_, err := os.Lstat(filepath.Join(path, name))
-		return err == nil
-	}
-	for _, name := range gone {
-		require.False(t, exists(name), name)
-	}
-	for _, name := range append(stay, link) {
-		require.True(t, exists(name), name)
-	}
-	// Only at the first use; later it would be wasteful.
-	require.NoError(t, lock.Close())
-	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR"))
-	require.True(t, exists(unseen.name(1)))
-	require.NoError(t, New(new(cuda.Driver), silent).Configure(path, "TMS_DISK_BACKUP_DIR"))
-	require.False(t, exists(unseen.name(1)))
-}
-
 func TestDiscardsFromManyThreads(t *testing.T) {
 	b := newBench(t)
 	span := b.spans(2 * mib)[0]
@@ -606,92 +629,44 @@ func TestDiscardsFromManyThreads(t *testing.T) {
 	b.clean(0)
 }
 
-// A process that had no descriptor when it first looked up its own identity can do so later: under half a name others
-// would take it for dead, or it them.
-func TestOwnerIsKnownOnceThereIsADescriptor(t *testing.T) {
-	want, err := self()
-	require.NoError(t, err)
-	myself.known = false
-	defer func() { myself.owner, myself.known = want, true }()
-	var limit unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	none := unix.Rlimit{Cur: 0, Max: limit.Max}
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
-	_, err = self()
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	require.ErrorIs(t, err, unix.EMFILE)
-	got, err := self()
-	require.NoError(t, err)
-	require.Equal(t, want, got)
-}
-
-func TestOwnerIsLockedWhileItHasFiles(t *testing.T) {
-	b := newBench(t)
-	other, err := os.Open(b.path)
-	require.NoError(t, err)
-	defer other.Close()
-	me, err := self()
-	require.NoError(t, err)
-	locked := func() bool { return me.locked(int(other.Fd())) }
-	require.False(t, locked())
-	contents := b.save(b.spans(2*mib, 2*mib), nil)
-	require.True(t, locked())
-	// A host that closes all descriptors releases the lock; the next save takes it again, and closes no file that has
-	// the number by now.
-	lock := contents[0].(*diskContents).file.directory.lock
-	hosts, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	require.NoError(t, err)
-	require.NoError(t, unix.Dup3(hosts, lock, unix.O_CLOEXEC))
-	require.False(t, locked())
-	more := b.save(b.spans(2*mib), nil)
-	require.True(t, locked())
-	backuptest.Discard(more)
-	b.driver.Reclaim.Drain()
-	_, err = unix.Write(lock, []byte("still the host's"))
-	require.NoError(t, err)
-	require.NoError(t, unix.Close(lock))
-	require.NoError(t, unix.Close(hosts))
-
-	contents[0].Discard()
-	b.driver.Reclaim.Drain()
-	require.True(t, locked())
-	contents[1].Discard()
-	b.driver.Reclaim.Drain()
-	require.False(t, locked())
-	require.NoError(t, other.Close()) // before clean looks for it
-}
-
 func TestWithoutDirectIO(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
 	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
-	file := contents[0].(*diskContents).file
+	file := contents[0].(*diskContents).in.file
+	direct := file.direct.Load()
 	buffer := make([]byte, mib)
-
+	open := &openFile{file: file, descriptors: b.disk.Descriptors, fd: -1, chunks: 1}
+	if direct && !inMemory(b.path) { // memory has no blocks: any offset will do
+		// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
+		require.NoError(t, open.read(buffer, 1))
+		require.Equal(t, backuptest.Bytes(spans[0])[1:mib+1], buffer)
+		require.False(t, file.direct.Load())
+	}
 	// Buffered: writing and reading leave nothing in the page cache.
-	fd, err := unix.Open(file.path, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	require.NoError(t, err)
-	open := &openFile{file: file, mode: unix.O_RDWR, fd: fd, chunks: 1}
+	file.direct.Store(false)
 	require.NoError(t, open.write(backuptest.Bytes(spans[0])[:mib], 0))
 	require.NoError(t, open.read(buffer, 0))
 	require.Equal(t, backuptest.Bytes(spans[0])[:mib], buffer)
 	open.done()
-
-	// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
-	fd, direct, err := file.open(unix.O_RDONLY, file.size)
-	require.NoError(t, err)
-	if !direct || inMemory(b.path) { // memory has no blocks: any offset will do
-		closeFile(fd)
-		backuptest.Discard(contents)
-		t.Skip("no O_DIRECT here")
+	backuptest.Discard(contents)
+	b.clean(0)
+	if direct { // a file system that refuses it at once
+		refused := 0
+		failpoint.Set(func(call string) error {
+			if call == "open" {
+				if refused++; refused == 1 {
+					return unix.EINVAL
+				}
+			}
+			return nil
+		})
+		contents = b.save(spans, nil)
+		failpoint.Set(nil)
+		require.False(t, contents[0].(*diskContents).in.file.direct.Load())
+		b.requireBack(t, spans, contents, 1)
 	}
-	open = &openFile{file: file, fd: fd, chunks: 1}
-	open.direct.Store(true)
-	require.NoError(t, open.read(buffer, 1))
-	require.Equal(t, backuptest.Bytes(spans[0])[1:mib+1], buffer)
-	require.False(t, open.direct.Load())
-	open.done()
 }
 
 // The host closes descriptors in the middle of a transfer, and has files of its own at the numbers.
@@ -700,7 +675,7 @@ func TestFileIsOpenedAgain(t *testing.T) {
 	spans := b.spans(2 * mib)
 	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
-	file := contents[0].(*diskContents).file
+	file := contents[0].(*diskContents).in.file
 	other := filepath.Join(t.TempDir(), "other")
 	require.NoError(t, os.WriteFile(other, []byte("the host's"), 0o600))
 	hosts, err := unix.Open(other, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -709,10 +684,10 @@ func TestFileIsOpenedAgain(t *testing.T) {
 	for i := range half {
 		half[i] = backuptest.Bytes(spans[0])[i*mib : (i+1)*mib]
 	}
-	for _, mode := range []int{unix.O_WRONLY, unix.O_RDONLY} {
-		open := &openFile{file: file, mode: mode, fd: -1, chunks: 2}
+	for _, reads := range []bool{false, true} {
+		open := &openFile{file: file, descriptors: b.disk.Descriptors, fd: -1, chunks: 2}
 		move := open.write
-		if mode == unix.O_RDONLY {
+		if reads {
 			backuptest.Wipe(spans)
 			move = open.read
 		}
@@ -805,26 +780,14 @@ func BenchmarkDisk(b *testing.B) {
 	}
 }
 
-// A file that could not be completed, and that the system refuses to remove for a while, is removed once the system
-// allows it.
+// Nothing stays of a file that could not be completed.
 func TestUnmadeFilesGo(t *testing.T) {
-	for fails, nth := range map[string]int{"fallocate": 1, "fstat": 2} { // the first fstat is of the directory
+	for _, fails := range []string{"open", "fstat", "fallocate"} {
 		b := newBench(t)
-		calls := 0
-		failpoint.Set(func(call string) error {
-			if call == fails {
-				calls++
-			}
-			if call == "unlink" || call == fails && calls == nth {
-				return unix.EIO
-			}
-			return nil
-		})
+		end := failing(fails, 1, 1, unix.EIO)
 		_, err := b.trySave(b.spans(2*mib), nil)
+		end()
 		require.ErrorIs(t, err, ErrFailed)
-		b.driver.Reclaim.Drain()
-		require.Len(t, b.files(), 1, fails)
-		failpoint.Set(nil)
 		b.clean(0)
 	}
 }

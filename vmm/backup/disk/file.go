@@ -4,141 +4,159 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
-	"tms/vmm/reclaim"
+	"tms/vmm/backup"
 )
 
 // O_DIRECT wants addresses, offsets and sizes that are multiples of blockSize; no disk has larger blocks.
 const blockSize = 4096
 
-// diskFile is a file that has space reserved for a span. No descriptor stays open while it waits.
+// diskFile is a file without a name. Descriptors keep it: the process has none of it open while it waits.
 type diskFile struct {
 	directory *directory
-	path      string
-	size      uint64
-	identity  identity
-	owner     int // user ID of its maker
+	kept      uint64 // the number by which it is kept
+	device    uint64
+	inode     uint64      // it is no other file's as long as this one is kept
+	direct    atomic.Bool // the page cache is bypassed
+
+	mu       sync.Mutex
+	size     uint64
+	sections int // that have contents
+	gone     bool
 }
 
-// create makes a file of size bytes that only its owner can read. A file that cannot be completed is removed as
-// garbage.
-func (d *directory) create(size uint64, garbage *reclaim.Kind) (*diskFile, error) {
-	self, err := self()
-	if err != nil {
-		return nil, d.failed("looking up this process for", d.path, err)
-	}
-	var path string
-	var fd int
-	for {
-		path = filepath.Join(d.path, self.nextName())
-		fd, err = openFD(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
-		// This process left it before an exec, or it is somebody else's file.
-		if err != unix.EEXIST {
-			break
-		}
-	}
-	if err != nil {
-		return nil, d.failed("creating", path, err)
-	}
-	err = unix.Fchmod(fd, 0o600) // the umask may have cleared more bits
-	var status status
-	if err == nil {
-		status, err = statusOf(fd, "")
-	}
-	if err != nil {
-		closeFile(fd)
-		garbage.Add(0, func() error { return unlink(path) })
-		return nil, d.failed("creating", path, err)
-	}
-	f := &diskFile{directory: d, path: path, size: size, identity: status.identity, owner: status.owner}
-	defer f.identity.close(fd)
-	if err = d.hold(); err != nil {
-		garbage.Add(0, func() error { return unlink(path) })
-		return nil, err
-	}
-	if err = f.reserve(fd); err != nil {
-		garbage.Add(size, f.unlink)
-		return nil, err
-	}
-	return f, nil
+// section is the part of a file that is reserved for a span.
+type section struct {
+	file         *diskFile
+	offset, size uint64
 }
 
-// reserve takes the space of the whole file, so that a full disk is known before copying starts.
-func (f *diskFile) reserve(fd int) error {
-	err := error(unix.EINTR)
-	for errors.Is(err, unix.EINTR) {
-		err = fallible("fallocate", func() error { return unix.Fallocate(fd, 0, 0, int64(f.size)) })
+// add adds a section to a file that is not made yet.
+func (f *diskFile) add(size uint64) *section {
+	s := &section{file: f, offset: f.size, size: size}
+	f.size += (size + blockSize - 1) / blockSize * blockSize
+	f.sections++
+	return s
+}
+
+// create makes the file with space for its sections, so that a full disk is known before copying starts.
+func (f *diskFile) create(descriptors backup.Descriptors) error {
+	fd, direct, err := f.directory.open()
+	if err != nil {
+		return f.directory.failed("making a file in", err)
 	}
+	f.direct.Store(direct)
+	var stat unix.Stat_t
+	if err = fallible("fstat", func() error { return unix.Fstat(fd, &stat) }); err != nil {
+		_ = unix.Close(fd)
+		return f.directory.failed("making a file in", err)
+	}
+	f.device, f.inode = uint64(stat.Dev), stat.Ino
+	defer f.close(fd)
+	whole := section{file: f, size: f.size}
+	if err = whole.reserve(fd); err != nil {
+		return err
+	}
+	if f.kept, err = descriptors.Keep(fd); err != nil {
+		_ = descriptors.Drop(f.kept)
+		return f.directory.unkept("kept", err)
+	}
+	return nil
+}
+
+// has reports whether a descriptor is the file: the host may have closed it, and opened another file with its number.
+func (f *diskFile) has(fd int) bool {
+	var stat unix.Stat_t
+	return fd >= 0 && unix.Fstat(fd, &stat) == nil && uint64(stat.Dev) == f.device && stat.Ino == f.inode
+}
+
+// close closes a descriptor of the file, and none of another's.
+func (f *diskFile) close(fd int) {
+	if f.has(fd) {
+		_ = unix.Close(fd)
+	}
+}
+
+// opened opens the file for the time of a call.
+func (f *diskFile) opened(descriptors backup.Descriptors, use func(fd int) error) error {
+	fd, err := descriptors.Copy(f.kept)
+	if err != nil {
+		return f.directory.unkept("opened", err)
+	}
+	defer f.close(fd)
+	return use(fd)
+}
+
+// reserve takes the space of the section.
+func (s *section) reserve(fd int) error {
+	err := s.fallocate("fallocate", fd, 0)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-		err = fallible("ftruncate", func() error { return unix.Ftruncate(fd, int64(f.size)) })
+		err = ftruncate(fd, int64(s.file.size))
 	}
 	if err != nil {
-		return f.directory.failed(fmt.Sprintf("reserving %d MiB for", f.size>>20), f.path, err)
+		return s.file.directory.failed(fmt.Sprintf("reserving %d MiB in", s.size>>20), err)
 	}
 	return nil
 }
 
-// open opens the file if it is still the one that was made and has at least size bytes. It bypasses the page cache
-// where the file system allows that. A FIFO in its place must not make it wait.
-func (f *diskFile) open(mode int, size uint64) (fd int, direct bool, err error) {
-	flags := mode | unix.O_NOFOLLOW | unix.O_NONBLOCK
-	fd, err = openFD(f.path, flags|unix.O_DIRECT, 0)
-	direct = err == nil
-	if err == unix.EINVAL {
-		fd, err = openFD(f.path, flags, 0)
+// fallocate is the system call for the section, which a test fails by a name.
+func (s *section) fallocate(name string, fd int, mode uint32) (err error) {
+	err = unix.EINTR
+	for errors.Is(err, unix.EINTR) {
+		err = fallible(name, func() error { return unix.Fallocate(fd, mode, int64(s.offset), int64(s.size)) })
 	}
-	switch err {
-	case nil:
-	case unix.ENOENT, unix.ENOTDIR:
-		return -1, false, fmt.Errorf("%w: it was deleted or moved (%w)", errChanged, err)
-	case unix.ELOOP, unix.ENXIO, unix.EISDIR:
-		return -1, false, fmt.Errorf("%w: another has its name (%w)", errChanged, err)
-	default:
-		return -1, false, err
-	}
-	status, err := statusOf(fd, "")
-	switch {
-	case err != nil:
-	case status.identity != f.identity || !status.regular:
-		err = fmt.Errorf("%w: another has its name", errChanged)
-	case uint64(status.size) < size:
-		err = fmt.Errorf("%w: it was cut to %d of %d bytes", errChanged, status.size, size)
-	}
-	if err != nil {
-		closeFile(fd)
-		return -1, false, err
-	}
-	return fd, direct, nil
+	return err
 }
 
-// unlink takes the file's name away, unless another file has it, and releases the directory. After an error it can be
-// called again.
-func (f *diskFile) unlink() error {
-	if status, err := statusOf(unix.AT_FDCWD, f.path); err == nil && status.identity == f.identity {
-		if err := unlink(f.path); err != nil && err != unix.ENOENT {
-			return err
+// leave takes the contents out of the section, whose space is given back by free.
+func (s *section) leave() {
+	s.file.mu.Lock()
+	defer s.file.mu.Unlock()
+	s.file.sections--
+}
+
+// free gives the space of a section that was left back: that of the whole file with the last. The file is cut first,
+// because a child that was forked during a transfer may have it open, and so that the thread that keeps it never waits
+// for the disk. After an error it can be called again.
+func (s *section) free(descriptors backup.Descriptors) error {
+	f := s.file
+	f.mu.Lock()
+	last, gone := f.sections == 0, f.gone
+	f.mu.Unlock()
+	if gone {
+		return nil
+	}
+	if err := f.opened(descriptors, func(fd int) error {
+		if last {
+			return ftruncate(fd, 0)
 		}
+		// Where a file system has no holes, the space comes back with the last section.
+		_ = s.fallocate("punch", fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE)
+		return nil
+	}); err != nil || !last {
+		return err
 	}
-	f.directory.drop()
+	if err := descriptors.Drop(f.kept); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.gone = true
+	f.mu.Unlock()
 	return nil
 }
 
-func closeFile(fd int) { _ = unix.Close(fd) }
-
-// openFile is a file that a transfer's workers share, open from its first chunk to its last.
+// openFile is a file that a transfer's workers share. It is open as long as there are chunks of it.
 type openFile struct {
-	file *diskFile
-	mode int
+	file        *diskFile
+	descriptors backup.Descriptors
 
 	mu     sync.Mutex
 	fd     int // -1: not open
 	chunks int // still to do
-	direct atomic.Bool
 }
 
 // descriptor opens the file at first need, and again when the host has closed the descriptor meanwhile: the number may
@@ -146,16 +164,21 @@ type openFile struct {
 func (o *openFile) descriptor() (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.file.identity.has(o.fd) {
+	if o.file.has(o.fd) {
 		return o.fd, nil
 	}
-	fd, direct, err := o.file.open(o.mode, o.file.size)
+	fd, err := o.descriptors.Copy(o.file.kept)
 	if err != nil {
-		return -1, err
+		return -1, o.file.directory.unkept("opened", err)
 	}
 	o.fd = fd
-	o.direct.Store(direct)
 	return fd, nil
+}
+
+func (o *openFile) begin() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.chunks++
 }
 
 func (o *openFile) done() {
@@ -171,14 +194,14 @@ func (o *openFile) done() {
 func (o *openFile) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.file.identity.close(o.fd)
+	o.file.close(o.fd)
 	o.fd = -1
 }
 
 // write writes all of buffer at offset.
 func (o *openFile) write(buffer []byte, offset int64) error {
 	fd, err := o.each(pwrite, buffer, offset, io.ErrShortWrite)
-	if err != nil || o.direct.Load() {
+	if err != nil || o.file.direct.Load() {
 		return err
 	}
 	// Dirty pages cannot be dropped, so they are written now, and their errors show here.
@@ -194,14 +217,14 @@ func (o *openFile) write(buffer []byte, offset int64) error {
 
 // read fills buffer from offset.
 func (o *openFile) read(buffer []byte, offset int64) error {
-	fd, err := o.each(pread, buffer, offset, fmt.Errorf("%w: it was cut", errChanged))
-	if err == nil && !o.direct.Load() {
+	fd, err := o.each(pread, buffer, offset, io.ErrUnexpectedEOF)
+	if err == nil && !o.file.direct.Load() {
 		forget(fd, buffer, offset)
 	}
 	return err
 }
 
-// forget drops pages from the page cache: nobody reads them twice, and the host needs its memory.
+// forget drops pages from the page cache: they are not read twice, and the host needs its memory.
 func forget(fd int, buffer []byte, offset int64) {
 	_ = unix.Fadvise(fd, offset, int64(len(buffer)), unix.FADV_DONTNEED)
 }
@@ -217,7 +240,7 @@ func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, 
 		n, err := f(fd, buffer[done:], offset+int64(done))
 		switch {
 		case err == unix.EINTR:
-		case err == unix.EINVAL && o.direct.Swap(false):
+		case err == unix.EINVAL && o.file.direct.Swap(false):
 			// The file system accepted O_DIRECT at open, but does not support it.
 			flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 			if err == nil {

@@ -26,6 +26,10 @@ func openFD(path string, flags int, mode uint32) (int, error) {
 	}
 }
 
+func ftruncate(fd int, size int64) error {
+	return fallible("ftruncate", func() error { return unix.Ftruncate(fd, size) })
+}
+
 func pwrite(fd int, buffer []byte, offset int64) (int, error) {
 	if err := failpoint.Err("pwrite"); err != nil {
 		return -1, err

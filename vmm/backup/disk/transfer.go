@@ -1,11 +1,10 @@
 package disk
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"tms/internal/guard"
 	"tms/vmm/backup"
@@ -35,49 +34,52 @@ type chunk struct {
 type transfer struct {
 	disk     *Store
 	job      backup.Job
-	mode     int  // of the files: O_WRONLY, or O_RDONLY
+	writes   bool // files, or it reads them
 	hostOnly bool // the memory is the host's: nothing is staged, and the driver is not called
 
 	mu      sync.Mutex
 	changed sync.Cond
 	chunks  []chunk
-	files   []*openFile
+	files   map[*diskFile]*openFile
 	ended   bool // no more chunks come
 	err     error
 	workers int
 	running sync.WaitGroup
 }
 
-func (d *Store) transfer(job backup.Job, mode int, hostOnly bool) *transfer {
-	t := &transfer{disk: d, job: job, mode: mode, hostOnly: hostOnly}
+func (d *Store) transfer(job backup.Job, writes, hostOnly bool) *transfer {
+	t := &transfer{disk: d, job: job, writes: writes, hostOnly: hostOnly, files: map[*diskFile]*openFile{}}
 	t.changed.L = &t.mu
 	return t
 }
 
 // Add is backup.Loader's Add.
 func (t *transfer) Add(span backup.Span, contents backup.Contents) {
-	file := contents.(*diskContents).current()
-	if file == nil {
+	section := contents.(*diskContents).current()
+	if section == nil {
 		t.fail(fmt.Errorf("%w: the contents of %#x were discarded", ErrFailed, span.Address))
 		return
 	}
-	t.add(span, file)
+	t.add(span, section)
 }
 
-// add hands a span and its file to the workers.
-func (t *transfer) add(span backup.Span, file *diskFile) {
+// add hands a span and its section to the workers.
+func (t *transfer) add(span backup.Span, in *section) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	open := &openFile{file: file, mode: t.mode, fd: -1}
-	t.files = append(t.files, open)
+	open := t.files[in.file]
+	if open == nil {
+		open = &openFile{file: in.file, descriptors: t.disk.Descriptors, fd: -1}
+		t.files[in.file] = open
+	}
 	for offset := uint64(0); offset < span.Size; offset += t.disk.chunkSize {
 		t.chunks = append(t.chunks, chunk{
 			open:   open,
-			offset: offset,
+			offset: in.offset + offset,
 			memory: span.Address + uintptr(offset),
 			size:   min(t.disk.chunkSize, span.Size-offset),
 		})
-		open.chunks++
+		open.begin()
 		if t.workers < inFlight {
 			t.workers++
 			t.running.Add(1)
@@ -130,7 +132,7 @@ func (t *transfer) work() {
 	defer t.running.Done()
 	var staging *pinned.Buffer
 	way := t.load
-	if t.mode == unix.O_WRONLY {
+	if t.writes {
 		way = t.save
 	}
 	move := func(stream cuda.Stream) error {
@@ -174,7 +176,6 @@ func (c chunk) inHost(staging *pinned.Buffer) []byte {
 }
 
 func (t *transfer) save(stream cuda.Stream, staging *pinned.Buffer, c chunk) error {
-	file := c.open.file
 	if !t.hostOnly {
 		if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, c.memory, c.size, stream); err != nil {
 			return fmt.Errorf("copying device memory to the host: %w", err)
@@ -182,17 +183,18 @@ func (t *transfer) save(stream cuda.Stream, staging *pinned.Buffer, c chunk) err
 	}
 	// While the device copies.
 	if _, err := c.open.descriptor(); err != nil {
-		return file.directory.failed("opening", file.path, err)
+		return err
 	}
 	if !t.hostOnly {
 		if err := t.disk.driver.StreamSynchronize(stream); err != nil {
 			return fmt.Errorf("copying device memory to the host: %w", err)
 		}
 	}
-	if err := c.open.write(c.inHost(staging), int64(c.offset)); err != nil {
-		return file.directory.failed("writing", file.path, err)
+	err := c.open.write(c.inHost(staging), int64(c.offset))
+	if err == nil || errors.Is(err, ErrFailed) {
+		return err
 	}
-	return nil
+	return c.open.file.directory.failed("writing a file in", err)
 }
 
 func (t *transfer) load(stream cuda.Stream, staging *pinned.Buffer, c chunk) error {

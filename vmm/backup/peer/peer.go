@@ -25,18 +25,11 @@ type Store struct {
 
 	warned sync.Map // by reason
 
-	Descriptors Descriptors // of portable and of reserved memory
+	Descriptors backup.Descriptors // of portable and of reserved memory
 	Extents     Extents
 
 	mu   sync.Mutex
 	held map[int]uint64 // bytes by device
-}
-
-// Descriptors keeps descriptors where neither the program nor a child has them.
-type Descriptors interface {
-	Keep(descriptor int) (number uint64, err error) // of a copy; never 0. After an error, drop the number
-	Copy(number uint64) (descriptor int, err error) // which the caller closes
-	Drop(number uint64) error                       // if there is one of that number
 }
 
 // Reserved is the Target of an item for reserved host memory.

@@ -477,7 +477,7 @@ func (p *peers) failing(spans []backup.Span, call string, nth int) bool {
 	return fired
 }
 
-// descriptors is a Descriptors.
+// descriptors is a backup.Descriptors.
 type descriptors struct {
 	sync.Mutex
 	of   map[uint64]int
