@@ -193,7 +193,11 @@ func TestDiskBackup(t *testing.T) {
 }
 
 func TestContentsNeedNoPath(t *testing.T) {
-	run(t, compile(t, "disk", majors[1]), []string{"alone", t.TempDir()}).succeeded(t)
+	run(t, compile(t, "disk", majors[1]), []string{"alone", t.TempDir()}, "TMPDIR="+t.TempDir()).succeeded(t)
+}
+
+func TestFilesCannotBeKept(t *testing.T) {
+	run(t, compile(t, "disk", majors[1]), []string{"unkept", t.TempDir()}).succeeded(t)
 }
 
 func TestDiskDirectoryCannotBeUsed(t *testing.T) {

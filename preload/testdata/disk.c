@@ -1,5 +1,7 @@
-/* Backups on disk. Called as: disk contents|closed|alone DIRECTORY, or: disk unwritable DIRECTORY WORDS [set] */
+/* Backups on disk. Called as: disk contents|closed|alone|unkept DIRECTORY, or: disk unwritable DIRECTORY WORDS [set] */
 #include "host.h"
+
+#include <stddef.h>
 
 static const char *directory, *words;
 static bool set;
@@ -151,7 +153,8 @@ static void closed(void)
 	EXPECT(cudaFree(more), 0);
 }
 
-/* Contents need no path: the directory is gone, and the process has become another user. */
+/* Contents need no path: their directory is gone, others can reach the process now, it looks for sockets elsewhere, and
+ * it has become another user. */
 static void alone(void)
 {
 	char below[4096];
@@ -160,6 +163,8 @@ static void alone(void)
 	void *segment = on_disk(4 * MIB, "t", 7);
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(rmdir(below), 0);
+	EXPECT(tms_serve(), 0);
+	EXPECT(setenv("TMPDIR", below, 1), 0);
 	if (geteuid() == 0) /* as servers do: afterwards only the owner's files could be opened */
 		EXPECT(setresuid(65534, 65534, 65534), 0);
 	EXPECT(prctl(PR_SET_DUMPABLE, 1), 0); /* /proc shows the process to itself */
@@ -168,6 +173,30 @@ static void alone(void)
 	EXPECT(tms_trim(), 0);
 	EXPECT(files(), 0);
 	EXPECT(cudaFree(segment), 0);
+}
+
+/* A sandbox allows no socket, so no thread can keep files: nothing is lost, and another backup does. */
+static void unkept(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EACCES),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	filter_calls(filter, sizeof filter / sizeof *filter);
+	tms_set_disk_backup_dir(directory);
+	void *segment = on_disk(4 * MIB, "t", 7), *other = kept_memory(4 * MIB, "other", 8);
+	for (int tries = 0; tries < 2; tries++) {
+		FAILS(tms_pause("t"), 304, "cannot be kept: a socket cannot be made: permission denied; call again, or have "
+					   "contents wait in host memory");
+		CHECK(filled(segment, 4 * MIB, 7));
+	}
+	PAUSE_AND_RESUME("other");
+	CHECK(filled(other, 4 * MIB, 8));
+	EXPECT(files(), 0);
+	EXPECT(cudaFree(segment), 0);
+	EXPECT(cudaFree(other), 0);
 }
 
 /* A directory that cannot be used: nothing is lost, and the error names the setting that the directory came from, which
@@ -196,7 +225,7 @@ int main(int argc, char **argv)
 	directory = argv[2];
 	words = argv[3];
 	set = argc > 4;
-	CHECK(RUN_PART(argv[1], {"contents", contents}, {"closed", closed}, {"alone", alone},
+	CHECK(RUN_PART(argv[1], {"contents", contents}, {"closed", closed}, {"alone", alone}, {"unkept", unkept},
 		       {"unwritable", unwritable}));
 	return 0;
 }

@@ -13,8 +13,25 @@ import (
 // A process reaches its own socket's thread by a second address, which the kernel has made up (an abstract one), because
 // contents are not to depend on what becomes of a directory: its mode, its file system, or that it is there at all.
 
-// ownAddresses has the address by the directories of the process, of which tests have several.
+// ownAddresses has the address by the directories of the process. Tests have several of both; a program may change its
+// directories, but not the address.
 var ownAddresses sync.Map
+
+// ownAddress returns the address by the directories, or else the only one that there is.
+func ownAddress(directories Directories) (unix.Sockaddr, bool) {
+	if address, has := ownAddresses.Load(keyOf(directories)); has {
+		return address.(unix.Sockaddr), true
+	}
+	var all []unix.Sockaddr
+	ownAddresses.Range(func(_, address any) bool {
+		all = append(all, address.(unix.Sockaddr))
+		return true
+	})
+	if len(all) != 1 {
+		return nil, false
+	}
+	return all[0], true
+}
 
 func keyOf(directories Directories) [2]string {
 	runtime, temporary := directories()
@@ -47,11 +64,11 @@ func (s *Server) listenAside() error {
 
 // findOwn connects to the second address of this process. Another process may have it in another network namespace.
 func findOwn(directories Directories) (socket int, err error) {
-	address, has := ownAddresses.Load(keyOf(directories))
+	address, has := ownAddress(directories)
 	if !has {
 		return -1, unix.ENOENT
 	}
-	if socket, err = connectTo(address.(unix.Sockaddr), answerWithin); err != nil {
+	if socket, err = connectTo(address, answerWithin); err != nil {
 		return -1, err
 	}
 	peer, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)

@@ -431,6 +431,24 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 	f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
 }
 
+// A pause or resume that the thread has handed on needs the thread for its files.
+func TestDescriptorsAreKeptForTheTaskThatRuns(t *testing.T) {
+	f := serve(t)
+	f.performs(func(*server.Task, *server.Outcome) (err error) {
+		for _, op := range []string{control.Put, control.Lend, control.Close} {
+			descriptor := -1
+			if op == control.Put {
+				descriptor = 0
+			}
+			err = errors.Join(err, server.AskSelf(f.Directories, control.Request{Op: op, Share: 5}, descriptor))
+		}
+		return err
+	})
+	reply, err := dial(t).Do(context.Background(), all)
+	require.NoError(t, err)
+	require.True(t, reply.OK, reply.Error)
+}
+
 // Descriptors that are kept leave numbers for clients, of which one must come to resume the process.
 func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
 	f := serve(t)
