@@ -70,9 +70,9 @@ bool tms_get_enable_incremental_backup(void);
 void tms_set_cpu_backup_backend(const char *backend);
 const char *tms_get_cpu_backup_backend(void);
 
-/* Directory of disk backups, for the process; NULL or "": TMPDIR, or /tmp. The library keeps no file open while a
- * segment is paused. So resume before the process gives up its user (setuid): after that it can neither read nor remove
- * the file. (The next process of the old user that uses the directory removes it.) */
+/* Directory of disk backups, for the process; NULL or "": TMPDIR, or /tmp. Files have no name there, and end with the
+ * process. A thread of the library keeps them, in a table of descriptors of its own; where it cannot start, a pause fails
+ * with 304. */
 void tms_set_disk_backup_dir(const char *path);
 
 /* Pause releases the physical memory of every active segment with this tag, NULL: of all, on all devices; resume maps

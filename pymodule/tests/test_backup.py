@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def test_prepare_needs_memory() -> None:
     cuda.free(pointer)
 
 
+def kept_in(directory: Path) -> list[os.stat_result]:
+    """Files without a name in a directory, which a thread of this process keeps."""
+    found = []
+    for descriptor in Path("/proc/self/task").glob("*/fd/*"):
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(descriptor).startswith(f"{directory}/"):
+                found.append(descriptor.stat())
+    return found
+
+
 def test_disk(tmp_path: Path) -> None:
     contents = os.urandom(SIZE)
     tms.set_disk_backup_dir(tmp_path / "new")
@@ -42,11 +53,13 @@ def test_disk(tmp_path: Path) -> None:
     for _ in range(3):
         tms.pause("disk")
         assert cuda.free_memory() >= before + SIZE
-        (file,) = (tmp_path / "new").iterdir()
-        assert file.stat().st_mode & 0o777 == 0o600
+        (kept,) = kept_in(tmp_path / "new")
+        assert kept.st_size >= SIZE and kept.st_mode & 0o777 == 0o600
+        assert list((tmp_path / "new").iterdir()) == []
         tms.resume("disk")
         assert cuda.read(pointer, SIZE) == contents
-        assert list((tmp_path / "new").iterdir()) == []
+        tms.trim()
+        assert kept_in(tmp_path / "new") == []
     file = tmp_path / "file"
     file.touch()
     tms.set_disk_backup_dir(file)

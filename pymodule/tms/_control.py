@@ -439,9 +439,8 @@ def trim() -> None:
 def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
     """Says where the files of backup="disk" go from the next pause on, for the whole process.
 
-    A missing directory is made. On a tmpfs the files take memory, and a line on stderr says so. The
-    next pause removes files that a killed process left there. A process that changes its user
-    (setuid) while memory is paused cannot read its earlier files, so resume first.
+    A missing directory is made. On a tmpfs the files take memory, and a line on stderr says so.
+    Files have no name, and end with the process, however it ends.
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.
