@@ -36,7 +36,7 @@ func (s *Server) hold(c *connection, r control.Request) error {
 	if r.Op == control.Put {
 		s.held[r.Share], c.passed = held{c.passed, r.Bytes}, -1
 	}
-	c.answer(control.Reply{ID: r.ID, OK: true})
+	c.answer(control.Reply{ID: r.ID, OK: true, Bytes: uint64(len(s.held))}) // how many are kept
 	return nil
 }
 

@@ -18,19 +18,16 @@ import (
 var ownAddresses sync.Map
 
 // ownAddress returns the address by the directories, or else the only one that there is.
-func ownAddress(directories Directories) (unix.Sockaddr, bool) {
-	if address, has := ownAddresses.Load(keyOf(directories)); has {
-		return address.(unix.Sockaddr), true
+func ownAddress(directories Directories) (name string, has bool) {
+	if found, has := ownAddresses.Load(keyOf(directories)); has {
+		return found.(string), true
 	}
-	var all []unix.Sockaddr
-	ownAddresses.Range(func(_, address any) bool {
-		all = append(all, address.(unix.Sockaddr))
+	count := 0
+	ownAddresses.Range(func(_, found any) bool {
+		name, count = found.(string), count+1
 		return true
 	})
-	if len(all) != 1 {
-		return nil, false
-	}
-	return all[0], true
+	return name, count == 1
 }
 
 func keyOf(directories Directories) [2]string {
@@ -47,10 +44,10 @@ func (s *Server) listenAside() error {
 	if err != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "a socket cannot be made: %w", err)
 	}
-	var address unix.Sockaddr
+	var name string
 	if err = unix.Bind(socket, &unix.SockaddrUnix{}); err == nil {
 		if err = unix.Listen(socket, unix.SOMAXCONN); err == nil {
-			address, err = unix.Getsockname(socket)
+			name, err = nameOf(socket)
 		}
 	}
 	if err != nil {
@@ -58,17 +55,30 @@ func (s *Server) listenAside() error {
 		return cuda.Refuse(cuda.OperatingSystem, "a socket of the process's own cannot be made: %w", err)
 	}
 	s.aside = socket
-	ownAddresses.Store(keyOf(s.process.Directories), address)
+	ownAddresses.Store(keyOf(s.process.Directories), name)
 	return nil
+}
+
+// nameOf returns a socket's address, which connect writes into: so each call makes its own of the name.
+func nameOf(socket int) (string, error) {
+	address, err := unix.Getsockname(socket)
+	if err != nil {
+		return "", err
+	}
+	bound, ok := address.(*unix.SockaddrUnix)
+	if !ok {
+		return "", unix.EAFNOSUPPORT
+	}
+	return bound.Name, nil
 }
 
 // findOwn connects to the second address of this process. Another process may have it in another network namespace.
 func findOwn(directories Directories) (socket int, err error) {
-	address, has := ownAddress(directories)
+	name, has := ownAddress(directories)
 	if !has {
 		return -1, unix.ENOENT
 	}
-	if socket, err = connectTo(address, answerWithin); err != nil {
+	if socket, err = connectTo(&unix.SockaddrUnix{Name: name}, answerWithin); err != nil {
 		return -1, err
 	}
 	peer, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -142,6 +152,8 @@ func askSelf(directories Directories, r control.Request, descriptor int) (reply 
 	}
 	if r.Op == control.Put && err == nil {
 		spareSome()
+	} else if r.Op == control.Close && err == nil && reply.OK && reply.Bytes == 0 { // nothing is kept any longer
+		useSpares()
 	}
 	return reply, came, err
 }
