@@ -3,6 +3,7 @@ package main
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,17 +40,24 @@ func completeTags(_ *cobra.Command, given []string, _ string) (found []string, _
 	pids, _ := processes(given)
 	for _, p := range statuses(completionTime, pids...) {
 		for _, tag := range tagsOf(p.ProcessState) {
-			found = append(found, readable.Printable(tag.Tag))
+			found = append(found, tag.Tag)
 		}
 	}
-	return distinct(found), cobra.ShellCompDirectiveNoFileComp
+	return distinct(completable(found)), cobra.ShellCompDirectiveNoFileComp
 }
 
 func completeJobs(*cobra.Command, []string, string) (found []string, _ cobra.ShellCompDirective) {
 	for _, p := range statuses(completionTime) {
 		for _, job := range p.Jobs {
-			found = append(found, readable.Printable(job))
+			found = append(found, job)
 		}
 	}
-	return distinct(found), cobra.ShellCompDirectiveNoFileComp
+	return distinct(completable(found)), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completable leaves out names that a terminal or a shell could take for more than a name: other programs have chosen them.
+func completable(names []string) []string {
+	return slices.DeleteFunc(names, func(name string) bool {
+		return readable.Printable(name) != name || strings.ContainsAny(name, "$`\\\"'")
+	})
 }

@@ -56,3 +56,8 @@ func TestCompletion(t *testing.T) {
 		require.Contains(t, succeeds(t, "completion", shell), "__complete")
 	}
 }
+
+func TestCompletable(t *testing.T) {
+	given := []string{"qwen3-8b", "evil\x1b[31mname", "one\ntwo", "$(touch x)", "`touch x`", "it's", "a b", "größer"}
+	require.Equal(t, []string{"qwen3-8b", "a b", "größer"}, completable(given))
+}

@@ -135,7 +135,7 @@ func completeSets(*cobra.Command, []string, string) (names []string, _ cobra.She
 	for _, s := range reply.Sets {
 		names = append(names, s.Name)
 	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+	return completable(names), cobra.ShellCompDirectiveNoFileComp
 }
 
 func keptDropCommand() *cobra.Command {

@@ -117,7 +117,8 @@ func keepBudget(promoted string) error {
 	names, err := tier.Excess(budget, promoted)
 	for _, name := range names {
 		if _, failed := moveSet(name, control.ToHost); failed != nil {
-			err = errors.Join(err, fmt.Errorf("TMS_KEPT_BUDGET: %s stays on the device: %w", name, failed))
+			err = errors.Join(err, fmt.Errorf("TMS_KEPT_BUDGET: %s stays on the device: %w", readable.Printable(name),
+				failed))
 		}
 	}
 	return err

@@ -37,7 +37,12 @@ says how much is free.`,
 			if err != nil {
 				return err
 			}
+			unlock, err := lock("reserve") // two at once would both make what is missing
+			if err != nil {
+				return err
+			}
 			free, err := tier.Reserve(bytes, device)
+			unlock()
 			if err == nil || free > 0 {
 				fmt.Fprintf(command.OutOrStdout(), "%s of host memory are reserved and free\n", readable.Bytes(free))
 			}

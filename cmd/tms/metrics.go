@@ -15,12 +15,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/control"
+	"tms/internal/readable"
 	"tms/vmm/stats"
 )
 
 const (
 	scrapesAtOnce = 4 // more are refused
 	headerTime    = 5 * time.Second
+	readTime      = 10 * time.Second // for a scrape and its reader, as Prometheus gives it by default
+	idleTime      = time.Minute      // between two scrapes of a connection
+	tagsMost      = 1000             // of a device of a process
+	commandMost   = 1000             // characters
 )
 
 func metricsCommand() *cobra.Command {
@@ -61,7 +66,8 @@ func serveMetrics(listener net.Listener) error {
 	paths := http.NewServeMux()
 	paths.Handle("GET /metrics", promhttp.HandlerFor(registry,
 		promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
-	server := &http.Server{Handler: paths, ReadHeaderTimeout: headerTime}
+	server := &http.Server{Handler: paths, ReadHeaderTimeout: headerTime, WriteTimeout: readTime,
+		IdleTimeout: idleTime}
 	ctx, _ := interruptible()
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -142,9 +148,15 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	found := statuses(time.Second)
 	shown, _ := gpus() // without NVML there is no figure for everything
 	measure(found, shown)
+	sent := map[string]bool{} // a process that names something twice must not end the scrape
 	for _, p := range found {
 		send := func(kind prometheus.ValueType, name string, value float64, labels ...string) {
 			labels = append([]string{strconv.Itoa(p.PID), p.Container, p.Pod}, labels...)
+			key := name + "\xff" + strings.Join(labels, "\xff")
+			if sent[key] {
+				return
+			}
+			sent[key] = true
 			to <- prometheus.MustNewConstMetric(c.described[name], kind, value, labels...)
 		}
 		gauge := func(name string, value float64, labels ...string) {
@@ -155,7 +167,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 			c.unanswered.Inc()
 			continue
 		}
-		gauge("process_info", 1, p.Command, p.Stats.Version)
+		gauge("process_info", 1, readable.Cut(p.Command, commandMost), p.Stats.Version)
 		gauge("process_busy", one(p.Doing != ""))
 		gauge("process_held_up", one(p.HeldUp))
 		if p.IdleSeconds != nil {
@@ -177,7 +189,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 				send(prometheus.CounterValue, verb+"_contents_bytes_total", float64(total.ContentsBytes), device)
 				send(prometheus.CounterValue, verb+"_seconds_total", total.Seconds, device)
 			}
-			for _, t := range d.Tags {
+			for _, t := range d.Tags[:min(len(d.Tags), tagsMost)] {
 				collectTag(t, func(name string, value float64, labels ...string) {
 					gauge("tag_"+name, value, append([]string{device, t.Tag}, labels...)...)
 				})

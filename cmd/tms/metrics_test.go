@@ -118,3 +118,16 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, server.Process.Signal(os.Interrupt))
 	require.NoError(t, server.Wait())
 }
+
+// A process that says much, and the same twice, does not keep others from being scraped.
+func TestMetricsOfAProcessThatRepeatsItself(t *testing.T) {
+	ownSockets(t)
+	repeats, other := answering(t, "repeats").number(), answering(t, "agrees").number()
+	_, address := serving(t)
+	s := scrape(t, address)
+	for s.values("tms_process_up", "pid="+repeats)[0]+s.values("tms_process_up", "pid="+other)[0] < 2 {
+		s = scrape(t, address) // each has a second to answer
+	}
+	require.Equal(t, []float64{1}, s.values("tms_tag_live_bytes", "pid="+other))
+	require.LessOrEqual(t, len(s.values("tms_tag_live_bytes", "pid="+repeats)), tagsMost)
+}

@@ -292,7 +292,8 @@ func (m *moving) movable(r *jobRank) (err error) {
 		err = untried()
 	}
 	if err == nil && r.state.Stays != "" && m.job == "" {
-		err = cuda.Refuse(cuda.NotSupported, "%s", strings.TrimSuffix(r.state.Stays, otherwise))
+		err = cuda.Refuse(cuda.NotSupported, "%s",
+			readable.Printable(strings.TrimSuffix(r.state.Stays, otherwise)))
 	}
 	return err
 }
@@ -397,7 +398,7 @@ func (j *job) complete(state control.ProcessState) error {
 // mayMove refuses what only shows when a process has paused.
 func (j *job) mayMove(ctx context.Context, r *jobRank) (err error) {
 	if r.state, err = r.Status(ctx, answerTime); err == nil && r.state.Stays != "" {
-		err = cuda.Refuse(cuda.NotSupported, "%s", r.state.Stays)
+		err = cuda.Refuse(cuda.NotSupported, "%s", readable.Printable(r.state.Stays))
 	}
 	return cmp.Or(err, j.complete(r.state))
 }

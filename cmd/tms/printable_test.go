@@ -80,9 +80,15 @@ func rudely(manner string) func(control.Request) control.Reply {
 	if manner == "works" {
 		doing = obeyed
 	}
-	state := ownState(control.ProcessState{Command: obeyed, Doing: doing, IdleSeconds: &idle,
+	tags := []stats.Tag{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}
+	if manner == "repeats" {
+		for i := range 50_000 {
+			tags = append(tags, tags[0], stats.Tag{Tag: strconv.Itoa(i)})
+		}
+	}
+	state := ownState(control.ProcessState{Command: obeyed, Doing: doing, IdleSeconds: &idle, Stays: obeyed,
 		Stats: control.Stats{Version: obeyed, Stats: stats.Stats{Devices: []stats.Device{{UUID: obeyed, Progress: part,
-			Tags: []stats.Tag{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}}}}},
+			Tags: tags}}}},
 		Devices: []control.Device{{UUID: obeyed}},
 		Account: &control.Account{Others: []control.Other{{Library: obeyed, Kind: obeyed, Bytes: 1}}}})
 	return func(r control.Request) control.Reply {

@@ -70,7 +70,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 	failed := func(outError, inError error) []outcome {
 		return []outcome{ended(out, outError), ended(in, inError)}
 	}
-	leaving, _, err := reach(ctx, outPID)
+	leaving, before, err := reach(ctx, outPID)
 	if err != nil {
 		return failed(err, because(err, "left as it was: %d cannot be paused", outPID))
 	}
@@ -93,10 +93,23 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 		} else {
 			out.Error, out.Code, out.unreachable = fmt.Sprintf("resumed again: %d could not be", inPID), in.Code,
 				in.unreachable
+			if state, err := leaving.Status(context.Background(), answerTime); err == nil && pausedOf(state) > pausedOf(before) {
+				out.Error = fmt.Sprintf("still paused, because another client keeps it so: %d could not be resumed",
+					inPID)
+			}
 		}
 		return []outcome{out, in}
 	}
 	return []outcome{ended(out, ask(context.Background(), leaving, control.Request{Op: control.Keep})), in}
+}
+
+func pausedOf(state control.ProcessState) (bytes uint64) {
+	for _, d := range state.Stats.Devices {
+		for _, tag := range d.Tags {
+			bytes += tag.PausedBytes
+		}
+	}
+	return bytes
 }
 
 func reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, error) {

@@ -84,6 +84,22 @@ func TestSwap(t *testing.T) {
 		"tms: "+large.number()+": interrupted: it was not resumed\n")
 	require.EqualValues(t, smallBytes, held(t, small))
 
+	// Another client pauses OUT meanwhile.
+	paused := false
+	pausing := func() bool {
+		if !paused && resuming() {
+			_, _, code := command(t, "pause", small.number())
+			paused = code == 0
+		}
+		return paused
+	}
+	require.Contains(t, interrupted(t, pausing, "swap", small.number(), large.number(), "--wait", "600"),
+		"tms: "+small.number()+": still paused, because another client keeps it so: "+large.number()+" could not be "+
+			"resumed\n")
+	require.Zero(t, held(t, small))
+	succeeds(t, "resume", small.number())
+	require.EqualValues(t, smallBytes, held(t, small))
+
 	// The wait ends well.
 	go func() {
 		time.Sleep(200 * time.Millisecond)

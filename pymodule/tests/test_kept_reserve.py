@@ -242,6 +242,14 @@ def test_contents_need_no_directory_and_no_free_descriptor(house: House) -> None
             until(lambda: free(house) == 1)
 
 
+def test_two_reserve_at_once(house: House) -> None:
+    house.command("kept")
+    both = [house.start("kept", "reserve", "1G") for _ in range(2)]
+    for one in both:
+        assert "1.00 GiB" in one.communicate()[0]
+    assert free(house) == 4
+
+
 @pytest.mark.thorough
 def test_calls_that_fail(house: House) -> None:
     """What the driver refuses, the pause or resume undoes or reports, and nothing is lost."""
