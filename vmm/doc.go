@@ -63,8 +63,9 @@
 // They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns; mu,
 // over all records, those of space and small included; then mu of sharing, whose holder does nothing else, and the
 // locks inside backup, cuda, digest and reclaim, which call nobody above. mu is never held over a driver call, except
-// those of newDevice and the reservation of an arena. A worker on extents that does not hold mu owns them, and their
-// segments where it changes those; others wait for settled. Nobody holds any of these locks while waiting for anything
-// of the program's: its streams and contexts (quiesce), its callbacks (track), other processes that have its memory
-// mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
+// those of newDevice and the reservation of an arena; a transition lets others have it after every few hundred segments
+// (pace). A worker on extents that does not hold mu owns them, and their segments where it changes those; others wait
+// for settled. Nobody holds any of these locks while waiting for anything of the program's: its streams and contexts
+// (quiesce), its callbacks (track), other processes that have its memory mapped (awaitImporters), what pending frees
+// wait for (reap, awaitDevices).
 package vmm

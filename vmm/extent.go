@@ -143,8 +143,10 @@ func (e *Engine) dissolve(x *extent) {
 		x.device.shared -= x.size
 	}
 	for _, s := range x.segments {
-		s.extent = nil
-		if s.state == slack {
+		if s.extent != x { // a compaction has put another in its place
+			continue
+		}
+		if s.extent = nil; s.state == slack {
 			s.tag.removeSlack(s)
 			s.vacate()
 		}

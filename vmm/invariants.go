@@ -195,6 +195,9 @@ func (i *inspection) ofExtent(x *extent, of *segment) {
 			size, offset)
 		return
 	}
+	if x.owner == aTransition && slices.ContainsFunc(x.segments, func(s *segment) bool { return s.extent != x }) {
+		return // others have its place: a compaction is about to end it
+	}
 	live, size := 0, uint64(0)
 	for _, s := range x.segments {
 		i.must(s.extent == x, s.address, "in the list of another extent")

@@ -74,11 +74,11 @@ func (e *Engine) across(address uintptr, size uint64) (segments []*segment, err 
 func (e *Engine) ForgetLive(tags []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.matching(tags, func(s *segment) bool {
+	e.visit(tags, func(_ *device, s *segment) int {
 		if s.owner != aTransition { // else its end forgets it
 			s.dead = nil
 		}
-		return false
+		return 1
 	})
 }
 

@@ -114,9 +114,16 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	// The devices finish here what was submitted before the call, while this thread holds nothing that another thread
 	// of the host may need for that. A kernel launched during a pause must not use the tag's memory.
 	goes := func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }
+	going := map[*device]bool{}
 	e.mu.Lock()
-	devices := slices.Collect(maps.Keys(e.matching(o.Tags, goes)))
+	e.visit(o.Tags, func(d *device, s *segment) int {
+		if !going[d] && goes(s) {
+			going[d] = true
+		}
+		return 1
+	})
 	e.mu.Unlock()
+	devices := slices.Collect(maps.Keys(going))
 	if theirs && len(devices) == 0 {
 		return 0, nil, nil
 	}

@@ -262,12 +262,13 @@ func (b *batch) named(err error) error {
 // gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. It returns the
 // size of all extents.
 func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	var p pace
 	for _, b := range batches {
 		b.extents = nil
 		var x *extent // the last
+		e.mu.Lock()
 		for n, s := range b.segments {
+			p.yield(e, 1)
 			switch {
 			case x != nil && s.extent == x:
 				continue
@@ -282,8 +283,10 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 			}
 			b.extents = append(b.extents, x)
 		}
+		shared := b.device.shared
+		e.mu.Unlock()
 		if !e.compactor.Able() {
-			b.extents = b.device.bound(b.extents)
+			b.extents = e.bound(b.device, b.extents, shared)
 		}
 		for _, x := range b.extents {
 			b.moved += x.size
@@ -298,19 +301,23 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 const sharedPart = 16
 
 // bound divides extents that have no memory yet where a device would else have too much in shared ones. It keeps those
-// that save the most handles by the byte. The caller holds the engine's lock.
-func (d *device) bound(extents []*extent) (bounded []*extent) {
+// that save the most handles by the byte. has: the bytes that are in shared ones already.
+func (e *Engine) bound(d *device, extents []*extent, has uint64) (bounded []*extent) {
 	shared := filter(extents, func(x *extent) bool { return x.step == none && len(x.segments) > 1 })
 	slices.SortStableFunc(shared, func(x, y *extent) int {
 		return cmp.Compare(x.size/uint64(len(x.segments)-1), y.size/uint64(len(y.segments)-1))
 	})
-	left := d.total/sharedPart - min(d.total/sharedPart, d.shared)
+	left := d.total/sharedPart - min(d.total/sharedPart, has)
 	allowed := map[*extent]uint64{}
 	for _, x := range shared {
 		allowed[x] = min(x.size, left)
 		left -= allowed[x]
 	}
+	var p pace
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	for _, x := range extents {
+		p.yield(e, len(x.segments))
 		limit, divided := allowed[x]
 		if !divided || limit == x.size {
 			bounded = append(bounded, x)

@@ -295,7 +295,7 @@ func (e *Engine) awaitImporters(o *Options) error {
 	var ids []uint64
 	e.mu.Lock()
 	seen := map[*extent]bool{}
-	e.matching(o.Tags, func(s *segment) bool {
+	e.visit(o.Tags, func(_ *device, s *segment) int {
 		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
 			seen[s.extent] = true
 			ids = append(ids, s.extent.lent...)
@@ -305,7 +305,7 @@ func (e *Engine) awaitImporters(o *Options) error {
 				}
 			}
 		}
-		return false
+		return 1
 	})
 	e.mu.Unlock()
 	for wait := (backoff.Backoff{Next: firstLook, Most: 2 * time.Millisecond}); len(ids) > 0; {

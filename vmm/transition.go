@@ -107,46 +107,112 @@ func (e *Engine) takeTurn() {
 
 // begin makes a transition the owner of segments and their extents, and returns them by device. Others may read a
 // segment's state under the lock meanwhile, so outcome has what becomes of it. begin waits for others' driver calls on
-// the same extents: none of those waits for the device.
+// the same extents: those wait neither for the device nor for a segment that begin has claimed.
 func (e *Engine) begin(tags []string, wanted func(*segment) bool) (batches []*batch) {
+	found := map[*device]*batch{}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	var found map[*device][]*segment
-	for busy := true; busy; {
-		busy = false
-		found = e.matching(tags, func(s *segment) bool {
-			meant := wanted(s)
-			busy = busy || meant && s.extent != nil && s.extent.owner != nobody
-			return meant
-		})
-		if busy {
+	e.visit(tags, func(d *device, s *segment) int {
+		for s.extent != nil && s.extent.owner != nobody && s.extent.owner != aTransition && s.inTag() && wanted(s) {
 			e.settled.Wait()
 		}
-	}
+		if s.owner == aTransition || !s.inTag() || !wanted(s) {
+			return 1
+		}
+		b := found[d]
+		if b == nil {
+			b = &batch{device: d, job: d.job(), progress: &progress{}}
+			found[d] = b
+		}
+		return b.claim(s, wanted)
+	})
+	e.mu.Unlock()
 	budget := &backup.Budget{Ledger: e.ledger}
-	for d, segments := range found {
-		slices.SortFunc(segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
-		b := &batch{device: d, segments: segments, job: d.job(), progress: &progress{}}
-		b.job.Budget = budget // of all batches together
-		b.job.Copied = func(bytes uint64) { b.progress.done.Add(bytes) }
-		for _, s := range segments {
-			s.owner, s.outcome = aTransition, outcome{state: s.state, kept: s.kept}
-			if x := s.extent; x != nil && x.owner == nobody {
-				x.owner = aTransition
-				b.extents = append(b.extents, x)
+	for _, b := range found {
+		slices.SortFunc(b.segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
+		var last *extent
+		for _, s := range b.segments {
+			if s.extent != nil && s.extent != last {
+				last = s.extent
+				b.extents = append(b.extents, last)
 			}
 		}
+		b.job.Budget = budget // of all batches together
+		b.job.Copied = func(bytes uint64) { b.progress.done.Add(bytes) }
 		batches = append(batches, b)
 	}
 	slices.SortFunc(batches, func(x, y *batch) int { return x.device.ordinal - y.device.ordinal })
 	return batches
 }
 
+// claim makes the transition the owner of a segment, of its extent, and of all that is wanted in that, and returns how
+// many segments it has looked at. Nothing in the extent can be left for later: once others have the lock, slack in it
+// may have become a segment behind those that begin has yet to visit. The caller holds the engine's lock.
+func (b *batch) claim(s *segment, wanted func(*segment) bool) int {
+	segments := []*segment{s}
+	if x := s.extent; x != nil && x.owner == nobody {
+		segments = filter(x.segments, func(s *segment) bool { return s.state != slack && wanted(s) })
+		x.owner = aTransition
+	}
+	for _, s := range segments {
+		s.owner, s.outcome = aTransition, outcome{state: s.state, kept: s.kept}
+	}
+	b.segments = append(b.segments, segments...)
+	return len(segments)
+}
+
 // choose is matching for callers that do not hold e.mu, and claim nothing: the segments may go at any time.
-func (e *Engine) choose(tags []string, wanted func(*segment) bool) []*segment {
+func (e *Engine) choose(tags []string, wanted func(*segment) bool) (found []*segment) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.Concat(slices.Collect(maps.Values(e.matching(tags, wanted)))...)
+	seen := map[*segment]bool{}
+	e.visit(tags, func(_ *device, s *segment) int {
+		if wanted(s) && !seen[s] {
+			seen[s] = true
+			found = append(found, s)
+		}
+		return 1
+	})
+	return found
+}
+
+// stride is how many segments are walked through before others get e.mu: a program has hundreds of thousands, and its
+// allocations wait for e.mu.
+var stride = 256
+
+// pace counts what was walked through since others could have e.mu.
+type pace int
+
+// yield notes that so many segments were walked through, and may let others have e.mu. The caller holds e.mu.
+func (p *pace) yield(e *Engine, segments int) {
+	if *p += pace(segments); int(*p) >= stride {
+		*p = 0
+		e.mu.Unlock()
+		e.auditQuietly()
+		e.mu.Lock()
+	}
+}
+
+// visit calls f with the segments that have the tags (nil: every tag); f returns how many segments it has looked at.
+// The caller holds e.mu, which is released at times. So f may miss what is made or goes after visit has begun, and may
+// get a segment twice. It gets all others: a list is walked from its end, and its last replaces one that goes.
+func (e *Engine) visit(tags []string, f func(*device, *segment) int) {
+	var p pace
+	for _, d := range slices.Collect(maps.Values(e.devices)) {
+		var list []*tag
+		if tags == nil {
+			list = slices.Collect(maps.Values(d.tags))
+		}
+		for i, name := range tags {
+			if t := d.tags[name]; t != nil && !slices.Contains(tags[:i], name) {
+				list = append(list, t)
+			}
+		}
+		for _, t := range list {
+			for i := len(t.segments) - 1; i >= 0; i = min(i, len(t.segments)) - 1 {
+				p.yield(e, f(d, t.segments[i]))
+			}
+		}
+	}
 }
 
 // matching lists the segments with the tags (nil: every tag) that are wanted, by device. The caller holds e.mu.
@@ -186,14 +252,36 @@ func filter[T any](list []T, keep func(T) bool) (picked []T) {
 
 // end makes the outcome of each segment its state, calls done with each tag, and wakes what waits for the transition.
 // gated: the gate holds the program's threads from what was paused.
+//
+// Others get e.mu meanwhile. So an extent that has memory is given to others before its segments, which may be used at
+// once, and an extent without memory after them: until then their frees wait.
 func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ended++
+	var p pace
 	for _, b := range batches {
 		d := b.device
-		if len(*d.peers.Load()) > 0 {
+		reached := len(*d.peers.Load()) > 0
+		if reached {
 			e.grantLate(b)
+		}
+		for _, x := range b.extents {
+			if x.step == none {
+				continue
+			}
+			x.owner = nobody
+			for _, s := range x.segments {
+				s.extent = x
+			}
+			if len(x.segments) > 1 && !x.shared {
+				x.shared = true
+				d.shared += x.size
+			}
+			if reached {
+				_ = e.grantMissing(x) // to devices that came into use after grantLate
+			}
+			p.yield(e, len(x.segments))
 		}
 		tags := map[*tag]bool{}
 		for _, s := range b.segments {
@@ -221,19 +309,13 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			if s.isUserMapped() {
 				e.leaveUnmapped(s)
 			}
+			p.yield(e, 1)
 		}
 		for _, x := range b.extents {
-			x.owner = nobody
-			if x.step == none {
+			if x.owner == aTransition {
+				x.owner = nobody
 				e.dissolve(x)
-				continue
-			}
-			for _, s := range x.segments {
-				s.extent = x
-			}
-			if len(x.segments) > 1 && !x.shared {
-				x.shared = true
-				d.shared += x.size
+				p.yield(e, len(x.segments))
 			}
 		}
 	}
