@@ -82,7 +82,7 @@ func rudely(manner string) func(control.Request) control.Reply {
 	}
 	tags := []stats.Tag{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}
 	if manner == "repeats" {
-		for i := range 50_000 {
+		for i := range tagsMost {
 			tags = append(tags, tags[0], stats.Tag{Tag: strconv.Itoa(i)})
 		}
 	}
