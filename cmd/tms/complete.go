@@ -48,9 +48,7 @@ func completeTags(_ *cobra.Command, given []string, _ string) (found []string, _
 
 func completeJobs(*cobra.Command, []string, string) (found []string, _ cobra.ShellCompDirective) {
 	for _, p := range statuses(completionTime) {
-		for _, job := range p.Jobs {
-			found = append(found, job)
-		}
+		found = append(found, p.Jobs...)
 	}
 	return distinct(completable(found)), cobra.ShellCompDirectiveNoFileComp
 }
