@@ -124,6 +124,7 @@ struct forward_ipc {
 	X(cuDeviceGetMemPool, 2, void **, int) \
 	X(cuDeviceGetDefaultMemPool, 2, void **, int) \
 	X(cuDeviceGetCount, 1, int *) \
+	X(cuDeviceGetAttribute, 3, int *, int, int) \
 	N(3020, cuMemGetInfo_v2, 2, size_t *, size_t *) \
 	N(11020, cuMemPoolCreate, 2, void **, const void *) \
 	N(11020, cuMemPoolDestroy, 1, void *) \

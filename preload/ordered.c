@@ -71,12 +71,25 @@ static void keep(int device)
 	__atomic_store_n(&ordered_keep[device], most, __ATOMIC_RELAXED);
 }
 
+/* RMM asks for this on every device. It means something only to a device with an engine for it. */
+enum { USAGE_DECOMPRESSION = 2, DECOMPRESSION_ALGORITHMS = 136 };
+
+static bool is_plain(unsigned usage, int device)
+{
+	int algorithms = 0;
+	if (usage != USAGE_DECOMPRESSION)
+		return usage == 0;
+	int code = forward_cuDeviceGetAttribute(&algorithms, DECOMPRESSION_ALGORITHMS, device);
+	return code != SUCCESS || algorithms == 0; /* an older driver does not know the attribute */
+}
+
 static int created(int code, void *const *pool, const struct props *props)
 {
 	if (code != SUCCESS)
 		return code;
 	bool ours = props->type == TYPE_PINNED && props->handle_types == 0 && props->location_type == LOCATION_DEVICE &&
-		    props->location < ORDERED_DEVICES && props->most == 0 && props->usage == 0;
+		    props->location < ORDERED_DEVICES && props->most == 0 &&
+		    is_plain(props->usage, props->location);
 	if (!ours)
 		atomic_store(&others, true);
 	(void)note(*pool, ours ? props->location : -1);

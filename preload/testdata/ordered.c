@@ -89,17 +89,20 @@ static bool is_pausable_from(void *pool)
 /* Memory that must be more than a device's own comes from its pool. */
 static void pools(void)
 {
-	void *plain = NULL, *shared = NULL, *standard = NULL, *bounded = NULL;
+	void *plain = NULL, *shared = NULL, *standard = NULL, *bounded = NULL, *decompressing = NULL;
 	EXPECT(cudaDeviceGetDefaultMemPool(&standard, 0), 0);
 	EXPECT(cudaMemPoolCreate(&plain, &(struct props){1, 0, 1, 0, NULL, 0, {0}}), 0);
 	EXPECT(cudaMemPoolCreate(&shared, &(struct props){1, POSIX_FD, 1, 0, NULL, 0, {0}}), 0);
 	EXPECT(cudaMemPoolCreate(&bounded, &(struct props){1, 0, 1, 0, NULL, 64 * MIB, {0}}), 0);
+	EXPECT(cudaMemPoolCreate(&decompressing, &(struct props){1, 0, 1, 0, NULL, 0, {2}}), 0);
 	CHECK(is_pausable_from(standard));
 	CHECK(is_pausable_from(plain));
+	CHECK(is_pausable_from(decompressing)); /* the device has no engine for that */
 	CHECK(!is_pausable_from(shared));
 	CHECK(!is_pausable_from(bounded));
 	EXPECT(cudaMemPoolDestroy(plain), 0);
 	EXPECT(cudaMemPoolDestroy(shared), 0);
+	EXPECT(cudaMemPoolDestroy(decompressing), 0);
 }
 
 /* What cudaMallocAsync uses is the current pool. */
