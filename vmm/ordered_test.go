@@ -17,13 +17,12 @@ import (
 
 // inOrder is an engine with streams that stay busy until they are told otherwise.
 type inOrder struct {
-	t       *testing.T
-	sim     *cudasim.Sim
-	driver  *cuda.Driver
-	engine  *vmm.Engine
-	busy    atomic.Bool
-	queries atomic.Int64
-	calls   sync.Map // of the driver, by name: how many
+	t      *testing.T
+	sim    *cudasim.Sim
+	driver *cuda.Driver
+	engine *vmm.Engine
+	busy   atomic.Bool
+	calls  sync.Map // of the driver, by name: how many
 }
 
 func newInOrder(t *testing.T) *inOrder {
