@@ -37,6 +37,7 @@ func TestNoLimitEndsTheProcess(t *testing.T) {
 }
 
 func TestNothingIsLeftInTheProcess(t *testing.T) {
+	hermetic.Thorough(t)
 	program := compile(t, "presence", majors[1])
 	run(t, program, []string{"features", t.TempDir()}, "CUDASIM_DEVICES=2",
 		"TMS_TRACE="+filepath.Join(t.TempDir(), "trace.csv")).succeeded(t)

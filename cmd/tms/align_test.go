@@ -108,6 +108,7 @@ func TestRanksThatAreApartWithEverything(t *testing.T) {
 
 // Whenever a command ends, what it leaves holds no rank back; nor does a rank that ends.
 func TestAlignmentsThatEnd(t *testing.T) {
+	hermetic.Thorough(t)
 	t.Run("the command", func(t *testing.T) {
 		ranks, _ := startApart(t, "grid", 4)
 		moments := hermetic.Often(40, 6)
@@ -150,6 +151,7 @@ func TestAlignmentsThatEnd(t *testing.T) {
 // Others wait for a slow rank, but not for a stopped one. A busy machine may wake or stop the rank at the wrong moment;
 // then the test tries once more.
 func TestARankThatIsFarBehind(t *testing.T) {
+	hermetic.Thorough(t)
 	ranks, _ := startApart(t, "world", 3)
 	for tries := 2; tries > 1; {
 		ranks[1].do("sleep")

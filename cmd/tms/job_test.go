@@ -139,6 +139,7 @@ func TestJob(t *testing.T) {
 
 // If one rank cannot be paused, or ends, the others are as before, and run on.
 func TestJobIsNotPaused(t *testing.T) {
+	hermetic.Thorough(t)
 	ownSockets(t)
 	ranks := startJob(t, 3, "CUDASIM_FAIL=cuMemUnmap:1:999", "MASTER_ADDR=here", "MASTER_PORT=29500")
 	pause := []string{"pause", "--job", "here:29500", "--timeout", "60"}

@@ -526,6 +526,7 @@ func TestCommunicatorsAreMovedSuspended(t *testing.T) {
 
 // Commands that move a process at the same time disturb one another, but the process goes on, all of it in one place.
 func TestMovesAtTheSameTime(t *testing.T) {
+	hermetic.Thorough(t)
 	m := startMobile(t)
 	m.do("work")
 	for range hermetic.Often(30, 8) {

@@ -408,6 +408,7 @@ func TestRanksOnOtherDevices(t *testing.T) {
 
 // A resume of one rank does not wait for the others, but its program does.
 func TestRanksAreResumedOneByOne(t *testing.T) {
+	hermetic.Thorough(t)
 	ranks := startSpread(t)
 	spread(t, "pause", "--everything")
 	require.Contains(t, succeeds(t, "resume", ranks[0].number()),

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/hermetic"
 	"tms/vmm/stats"
 )
 
@@ -47,6 +48,7 @@ func slowly() func(control.Request) control.Reply {
 }
 
 func TestProgress(t *testing.T) {
+	hermetic.Thorough(t)
 	ownSockets(t)
 	start := func() *steered { return answering(t, "slow") }
 	pid := start().number()

@@ -384,6 +384,7 @@ func kin(parents map[int]bool) (found []int) {
 
 // If one is killed, the others go on to their ends. TESTS_SHARE_KILLS sets how often.
 func TestShareAndKill(t *testing.T) {
+	hermetic.Thorough(t)
 	start := sharesDevice(t)
 	const rounds = 3000
 	kills := hermetic.Number(t, "TESTS_SHARE_KILLS", hermetic.Often(30, 12))

@@ -239,7 +239,6 @@ def test_contents_need_no_directory_and_no_free_descriptor(house: House) -> None
         )
         if harm == "chmod":
             (house.place / "tms").chmod(0o700)
-            until(lambda: free(house) == 1)
 
 
 def test_two_reserve_at_once(house: House) -> None:

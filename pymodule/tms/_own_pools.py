@@ -2,8 +2,9 @@
 
 Such a pool outlives the regions that it is used in, and serves tensors of none, too. So what it
 takes from the device is as outside all regions, and a region that is entered while it serves does
-nothing. PyTorch's Python code begins and ends pools by functions of `torch._C`, which this module
-replaces; `torch.cuda.use_mem_pool` calls them by names of torch.cuda.memory.
+nothing. `torch.cuda.use_mem_pool` begins and ends pools by functions of `torch._C` that it calls by
+names of torch.cuda.memory, which this module replaces. The graphs of torch.compile use pools, too,
+by the names of `torch._C`: a graph's memory belongs to the region in which it was captured.
 
 A MemPool that nothing refers to any longer empties itself, and aborts the process if any pool is
 on PyTorch's list then (release_cached_blocks, in 2.11). So while a region has one there, MemPools
@@ -51,13 +52,9 @@ def watch(torch: Any) -> None:
     told = {"begin": lambda identity: begun(identity), "end": lambda identity: ended(identity)}
     for kind, names in _NAMES.items():
         for name in names:
-            function = getattr(torch._C, name, None)
-            if function is None or original(function) is not function:
-                continue
-            replacement = _telling(function, told[kind])
-            for module in (torch._C, getattr(torch.cuda, "memory", None)):
-                if getattr(module, name, None) is function:
-                    setattr(module, name, replacement)
+            function = getattr(torch.cuda.memory, name, None)
+            if function is not None and original(function) is function:
+                setattr(torch.cuda.memory, name, _telling(function, told[kind]))
     pools = torch.cuda.MemPool
     before = getattr(pools, "__del__", None)
     if original(before) is before:

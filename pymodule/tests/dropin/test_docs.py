@@ -186,7 +186,7 @@ def test_tests_that_are_named_exist() -> None:
         for document in DOCUMENTS
         for name in re.findall(r"`((?:Test|Fuzz)[A-Z]\w+)`", document.read_text())
     }
-    folders = ("cmd", "internal", "preload", "vmm")
+    folders = ("cmd", "forward", "internal", "preload", "vmm")
     sources = [source for folder in folders for source in ROOT.glob(f"{folder}/**/*_test.go")]
     text = "\n".join(source.read_text() for source in sources)
     assert named and not named - set(re.findall(r"func ((?:Test|Fuzz)\w+)\(", text))
