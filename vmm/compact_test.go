@@ -3,6 +3,8 @@ package vmm_test
 import (
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -177,13 +179,19 @@ func throughTheHost(t *testing.T, taken bool) {
 		}
 	}
 	var thief cuda.Handle
-	released := false
-	failpoint.Set(func(call string) error {
-		released = released || call == "cuMemRelease"
-		if taken && released && call == "cuMemCreate" {
-			failpoint.Set(nil)
-			thief, err = driver.MemCreate(sim.Stat("free:0"), 0)
-			require.NoError(t, err)
+	var released atomic.Bool
+	var steal sync.Once
+	failpoint.Set(func(call string) error { // background work calls, too
+		if call == "cuMemRelease" {
+			released.Store(true)
+		}
+		if taken && released.Load() && call == "cuMemCreate" {
+			steal.Do(func() {
+				failpoint.Set(nil)
+				made, err := driver.MemCreate(sim.Stat("free:0"), 0)
+				require.NoError(t, err)
+				thief = made
+			})
 		}
 		return nil
 	})

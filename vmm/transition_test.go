@@ -32,11 +32,14 @@ func TestOthersDuringTransitions(t *testing.T) {
 		workers.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(worker), 0))
 			var mine []uintptr
-			for over := false; !over || len(mine) > 0; {
+			for over := false; ; {
 				select {
 				case <-stop:
 					over = true
 				default:
+				}
+				if over && len(mine) == 0 {
+					return
 				}
 				if n := len(mine); over || n > 20 || n > 0 && random.IntN(2) == 0 {
 					at := random.IntN(n)
