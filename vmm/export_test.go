@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"maps"
+	"runtime"
 	"slices"
 
 	"tms/vmm/cuda"
@@ -35,6 +36,9 @@ func (e *Engine) Drain() {
 		if e.pending.at[due].length == 0 && len(e.pending.lines) == 0 {
 			break
 		}
+		e.mu.Unlock() // the reaper may be asking a stream, and needs it to go on
+		runtime.Gosched()
+		e.mu.Lock()
 	}
 	for e.loading > 0 {
 		e.settled.Wait()

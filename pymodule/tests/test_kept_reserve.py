@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 
@@ -210,35 +209,6 @@ def test_a_keeper_that_is_slow_gets_all_back(house: House) -> None:
     finally:
         os.kill(keeper, signal.SIGCONT)
     until(lambda: free(house) == 2)
-
-
-def test_contents_need_no_directory_and_no_free_descriptor(house: House) -> None:
-    program = owner(house)
-    program.does("published('set', 3); attached()")
-    house.move("reserve", "256M")
-    (house.place / "tms").chmod(0o700)
-    for harm in ("chmod", "remove"):
-        program.run("tms.pause()")
-        assert program.free() > 0
-        if harm == "chmod":
-            (house.place / "tms").chmod(0o755)
-        else:
-            shutil.rmtree(house.place / "tms")
-        program.does(
-            "import resource\n"
-            "held, limits = [], resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-            "resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))\n"
-            "try:\n"
-            "    while True: held.append(os.open('/dev/null', 0))\n"
-            "except OSError: pass\n"
-        )
-        assert isinstance(program.run("tms.resume()"), int)
-        assert program.run("whole() and value() == 3")
-        program.does(
-            "resource.setrlimit(resource.RLIMIT_NOFILE, limits)\nfor one in held: os.close(one)"
-        )
-        if harm == "chmod":
-            (house.place / "tms").chmod(0o700)
 
 
 def test_two_reserve_at_once(house: House) -> None:
