@@ -61,7 +61,7 @@ func note(process *client.Conn, part control.Driver) error {
 	return ask(ctx, process, control.Request{Op: control.Note, Driver: &part})
 }
 
-// untried refuses to have the driver take a process, where nobody knows that it can give it back.
+// untried refuses the driver's checkpoint of a process on a driver whose restore has not been tried.
 func untried() error {
 	if checkpoint.Overridden() {
 		return nil

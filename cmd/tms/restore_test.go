@@ -185,7 +185,7 @@ func TestWhatACheckpointTook(t *testing.T) {
 		before, after nvml.Device
 		took          uint64
 	}{
-		{device(8, own, other), device(9, other), 5},    // others take memory meanwhile
+		{device(8, own, other), device(9, other), 5},    // others take memory while it waits
 		{device(8, own, other), device(2), 6},           // two have gone: the more of both
 		{device(8, hidden, other), device(2, other), 6}, // without a figure
 		{device(8), device(2), 6},                       // in a container NVML may show none

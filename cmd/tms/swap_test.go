@@ -84,7 +84,7 @@ func TestSwap(t *testing.T) {
 		"tms: "+large.number()+": interrupted: it was not resumed\n")
 	require.EqualValues(t, smallBytes, held(t, small))
 
-	// Another client pauses OUT meanwhile.
+	// Another client pauses OUT at the same time.
 	paused := false
 	pausing := func() bool {
 		if !paused && resuming() {
