@@ -136,3 +136,37 @@ func BenchmarkPause(b *testing.B) {
 		cycle(b, engine, vmm.Options{ExtentBytes: 64 << 20})
 	}
 }
+
+// BenchmarkPair allocates eight times in the order of a stream and frees there, as a training step does.
+func BenchmarkPair(b *testing.B) {
+	for name, size := range map[string]uint64{"small": 64 << 10, "large": 8 << 20} {
+		b.Run(name, func(b *testing.B) {
+			_, driver, engine := simulated(b, 1)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			malloc(b, engine, vmm.Request{Size: 1, Tag: "u"}) // makes a context current
+			context, _ := driver.CtxGetCurrent()
+			stream, err := driver.StreamCreate()
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { _ = driver.StreamDestroy(stream) })
+			var addresses [8]uintptr
+			for b.Loop() {
+				for i := range addresses {
+					addresses[i], err = engine.Malloc(vmm.Request{Size: size * uint64(i%3+1), Tag: "t", Context: context,
+						Ordered: true, Stream: stream, Keep: 1 << 40})
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+				for _, a := range addresses {
+					if err := engine.FreeAfter(a, stream); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(addresses)), "ns/pair")
+		})
+	}
+}

@@ -286,5 +286,7 @@ func (e *Engine) forget(s *segment) {
 	e.sharing.forget(s)
 	s.discard()
 	s.slab = nil
-	e.tellUngated()
+	if e.gating {
+		e.tellUngated()
+	}
 }

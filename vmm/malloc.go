@@ -86,8 +86,7 @@ func (e *Engine) mallocFromTag(d *device, t *tag, r *Request) (address uintptr, 
 		address, ok = t.mallocSmall(r.policyOn(d), r.Size)
 	}
 	if ok && r.Ordered {
-		d.ordered.use(int64(r.Size))
-		d.ordered.keep = r.Keep
+		e.serveOrdered(d, r)
 	}
 	return address, ok
 }
@@ -188,8 +187,7 @@ func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
 		e.loadHasher(d)
 	}
 	if r.Ordered {
-		d.ordered.use(int64(r.Size))
-		d.ordered.keep = r.Keep
+		e.serveOrdered(d, r)
 	}
 	if !inSlab {
 		return s.address, nil

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"math"
@@ -48,7 +49,8 @@ type freedInOrder struct {
 	mark  *mark
 	since time.Time // it is idle
 	shape shape
-	index int // in its shelf's list for that
+	bin   *bin // of a shelf, for that; nil: none
+	index int  // in it
 }
 
 // mark is an event behind the work that a stream had at a free.
@@ -64,7 +66,7 @@ type line struct {
 	order   order
 	waiting freeList
 	shelf
-	spare []cuda.Event
+	spare []*mark
 }
 
 const (
@@ -74,15 +76,23 @@ const (
 
 // lineOf returns the line of a stream. The caller holds e.mu.
 func (d *device) lineOf(t *tag, o order) *line {
-	l := t.lines[o]
+	l := t.line(o)
 	if l == nil {
 		if len(t.lines) >= linesMost {
 			d.dropLines(t)
 		}
-		l = &line{device: d, tag: t, order: o, shelf: newShelf()}
+		l = &line{device: d, tag: t, order: o}
 		t.lines[o] = l
 	}
 	return l
+}
+
+// line returns what lineOf has made; nil: it has not. Most often the line is the last that was looked for.
+func (t *tag) line(o order) *line {
+	if t.recent == nil || t.recent.order != o {
+		t.recent = t.lines[o]
+	}
+	return t.recent
 }
 
 // dropLines forgets the empty lines of a tag.
@@ -90,10 +100,13 @@ func (d *device) dropLines(t *tag) {
 	for o, l := range t.lines {
 		if l.waiting.length == 0 {
 			delete(t.lines, o)
-			d.unused = append(d.unused, l.spare...)
+			for _, m := range l.spare {
+				d.unused = append(d.unused, m.event)
+			}
 			l.spare = nil
 		}
 	}
+	t.recent = nil
 }
 
 // unmark gives up a use of a mark of a line. The caller holds e.mu.
@@ -101,8 +114,8 @@ func (l *line) unmark(m *mark) {
 	if m.users--; m.users > 0 {
 		return
 	}
-	if len(l.spare) < sparesMost && l.tag.lines[l.order] == l {
-		l.spare = append(l.spare, m.event)
+	if len(l.spare) < sparesMost && l.tag.line(l.order) == l {
+		l.spare = append(l.spare, m)
 	} else {
 		l.device.unused = append(l.device.unused, m.event)
 	}
@@ -134,6 +147,13 @@ type ordered struct {
 func (o *ordered) use(bytes int64) {
 	o.used += uint64(bytes)
 	o.usedHigh = max(o.usedHigh, o.used)
+}
+
+// serveOrdered notes an allocation in stream order. The caller holds e.mu.
+func (e *Engine) serveOrdered(d *device, r *Request) {
+	d.ordered.use(int64(r.Size))
+	d.ordered.keep = r.Keep
+	e.startReaping(d)
 }
 
 // OrderedBytes returns how many bytes of a device serve stream order: reserved, the most reserved, used, the most used.
@@ -170,53 +190,61 @@ func (d *device) count(s *segment, bytes int64) {
 	}
 }
 
-// shape is what can replace a freed allocation: memory of the same size, and for a part of a slab of the same policy.
+// shape is what can replace a freed allocation: memory of the same size, and for a part of a slab of the same policy,
+// which is never the zero one.
 type shape struct {
 	bytes uint64 // whole granules, or units of a slab
 	policy
 }
 
 // shelf finds freed memory by its size.
-type shelf struct {
-	by    map[shape][]*pendingFree
-	sizes []uint64 // of whole segments, ascending
+type shelf struct{ bins []*bin } // by size, ascending
+
+// bin has the freed memory of one shape.
+type bin struct {
+	shape
+	frees []*pendingFree
 }
 
-func newShelf() shelf { return shelf{by: map[shape][]*pendingFree{}} }
+// emptyMost is how many bins a shelf may have and still keep one that becomes empty: a program's next step frees memory
+// of the same shapes.
+const emptyMost = 16
+
+func compareBytes(b *bin, bytes uint64) int { return cmp.Compare(b.bytes, bytes) }
 
 func (s *shelf) put(f *pendingFree) {
-	list := s.by[f.shape]
-	if len(list) == 0 && !f.small {
-		at, _ := slices.BinarySearch(s.sizes, f.shape.bytes)
-		s.sizes = slices.Insert(s.sizes, at, f.shape.bytes)
+	at, _ := slices.BinarySearchFunc(s.bins, f.shape.bytes, compareBytes)
+	for at < len(s.bins) && s.bins[at].bytes == f.shape.bytes && s.bins[at].shape != f.shape {
+		at++
 	}
-	f.index = len(list)
-	s.by[f.shape] = append(list, f)
+	if at == len(s.bins) || s.bins[at].shape != f.shape {
+		s.bins = slices.Insert(s.bins, at, &bin{shape: f.shape})
+	}
+	f.bin = s.bins[at]
+	f.index = len(f.bin.frees)
+	f.bin.frees = append(f.bin.frees, f)
 }
 
 func (s *shelf) take(f *pendingFree) {
-	list := s.by[f.shape]
-	last := len(list) - 1
-	list[f.index], list[last].index = list[last], f.index
-	list[last] = nil
-	if last > 0 {
-		s.by[f.shape] = list[:last]
-		return
-	}
-	delete(s.by, f.shape)
-	if at, found := slices.BinarySearch(s.sizes, f.shape.bytes); found && !f.small {
-		s.sizes = slices.Delete(s.sizes, at, at+1)
+	b := f.bin
+	last := len(b.frees) - 1
+	b.frees[f.index], b.frees[last].index = b.frees[last], f.index
+	b.frees[last] = nil
+	b.frees = b.frees[:last]
+	if f.bin = nil; last == 0 && len(s.bins) > emptyMost {
+		s.bins = slices.DeleteFunc(s.bins, func(b *bin) bool { return len(b.frees) == 0 })
 	}
 }
 
-// find returns freed memory that can be used now, of a size from least to most bytes for whole segments, and of exactly
-// that fit for others. The latest is the likeliest to be in the device's cache.
-func (s *shelf) find(wanted shape, small bool, most uint64) *pendingFree {
-	if small {
-		return usable(s.by[wanted])
-	}
-	for at, _ := slices.BinarySearch(s.sizes, wanted.bytes); at < len(s.sizes) && s.sizes[at] <= most; at++ {
-		if f := usable(s.by[shape{bytes: s.sizes[at]}]); f != nil {
+// find returns freed memory that can be used now: of the wanted policy, and of a size from the wanted one to most bytes.
+// The latest is the likeliest to be in the device's cache.
+func (s *shelf) find(wanted shape, most uint64) *pendingFree {
+	at, _ := slices.BinarySearchFunc(s.bins, wanted.bytes, compareBytes)
+	for ; at < len(s.bins) && s.bins[at].bytes <= most; at++ {
+		if s.bins[at].policy != wanted.policy {
+			continue
+		}
+		if f := usable(s.bins[at].frees); f != nil {
 			return f
 		}
 	}
@@ -243,7 +271,9 @@ func (e *Engine) enterShelf(f *pendingFree) {
 		f.segment.tag.idle.put(f)
 		return
 	}
-	e.pending.lines[f.line] = true
+	if f.line.waiting.length == 1 {
+		e.pending.lines[f.line] = true
+	}
 	if f.reusable() {
 		f.line.put(f)
 	} else {
@@ -294,10 +324,10 @@ func shapeOf(a allocation) shape {
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
 	o := e.orderOf(stream)
-	l, event := e.lineAt(address, o)
+	l, m := e.lineAt(address, o)
 	if l != nil {
 		// Before the claim, so that an error leaves nothing claimed.
-		if event, err = l.device.record(stream, event); err != nil {
+		if m.event, err = l.device.record(stream, m.event); err != nil {
 			return err
 		}
 	}
@@ -309,11 +339,11 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 			l = a.segment.device.lineOf(a.segment.tag, o)
 		}
 		e.putOff(pendingFree{allocation: a, stage: onStream, why: streamBehind,
-			freedInOrder: freedInOrder{line: l, mark: &mark{event, 1}, shape: shapeOf(a)}})
+			freedInOrder: freedInOrder{line: l, mark: m, shape: shapeOf(a)}})
 		return nil
 	}
 	if l != nil {
-		l.unmark(&mark{event, 1})
+		l.unmark(m)
 	}
 	if err != nil {
 		return err
@@ -321,22 +351,23 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	return e.free(a)
 }
 
-// lineAt returns the line for a free of the live allocation at an address, and an event of it to use again, or 0; nil:
-// nobody can be using the memory.
-func (e *Engine) lineAt(address uintptr, o order) (*line, cuda.Event) {
+// lineAt returns the line for a free of the live allocation at an address, and a mark with an event of it to use again,
+// or 0; nil: nobody can be using the memory.
+func (e *Engine) lineAt(address uintptr, o order) (*line, *mark) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.around(address).segment
 	if s == nil || !s.mapped() {
-		return nil, 0
+		return nil, nil
 	}
 	l := s.device.lineOf(s.tag, o)
 	if len(l.spare) == 0 {
-		return l, 0
+		return l, &mark{users: 1}
 	}
-	event := l.spare[len(l.spare)-1]
+	m := l.spare[len(l.spare)-1]
 	l.spare = l.spare[:len(l.spare)-1]
-	return l, event
+	m.users = 1
+	return l, m
 }
 
 // record is mark with an event of the same stream, if there is one. (cuEventRecord)
@@ -352,19 +383,24 @@ func (d *device) record(stream cuda.Stream, event cuda.Event) (cuda.Event, error
 
 // looks reports whether streams are to be polled, or idle memory is to be given back in a while. The caller holds e.mu.
 func (e *Engine) looks() bool {
-	p := &e.pending
-	if len(p.lines) == 0 && p.at[idle].length == 0 {
-		return false
-	}
-	if p.plain > 0 {
+	if e.looksFor(nil) {
 		return true
 	}
 	for _, d := range e.devices {
-		if d.wanting > 0 || d.ordered.reserved > d.ordered.keep {
+		if e.looksFor(d) {
 			return true
 		}
 	}
 	return false
+}
+
+// looksFor is looks for the sake of one device, and of frees whose device may be forgotten by now.
+func (e *Engine) looksFor(d *device) bool {
+	p := &e.pending
+	if len(p.lines) == 0 && p.at[idle].length == 0 {
+		return false
+	}
+	return p.plain > 0 || d != nil && (d.wanting > 0 || d.ordered.reserved > d.ordered.keep)
 }
 
 // look finds out what streams have reached, and decides which idle memory is to be given back. The caller holds e.mu,
@@ -458,7 +494,7 @@ func (e *Engine) want(d *device) (end func()) {
 	d.wanting++
 	e.pending.wanting++
 	e.giveBackIdle(func(of *device, _ *pendingFree) (uint64, bool) { return 0, of == d })
-	e.wakeReaper()
+	e.wakeReaper(d)
 	return func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -476,19 +512,19 @@ func (e *Engine) takeFreed(t *tag, r *Request, granules uint32, short bool) *seg
 	if short {
 		most = math.MaxUint64
 	}
-	if l := t.lines[r.order]; l != nil && !r.order.reused {
-		if f := l.find(wanted, false, most); f != nil {
+	if l := t.line(r.order); l != nil && !r.order.reused {
+		if f := l.find(wanted, most); f != nil {
 			return e.takeBack(f, granules, short)
 		}
 	}
-	if f := t.idle.find(wanted, false, most); f != nil {
+	if f := t.idle.find(wanted, most); f != nil {
 		return e.takeBack(f, granules, short)
 	}
 	if !short {
 		return nil
 	}
 	for _, l := range t.lines {
-		f := l.find(wanted, false, most)
+		f := l.find(wanted, most)
 		if f == nil {
 			continue
 		}
@@ -539,11 +575,11 @@ func (e *Engine) takeBack(f *pendingFree, granules uint32, part bool) *segment {
 func (t *tag) takeSmall(e *Engine, r *Request) (uintptr, bool) {
 	wanted := shape{small.Round(r.Size), r.policy()}
 	var f *pendingFree
-	if l := t.lines[r.order]; l != nil && !r.order.reused {
-		f = l.find(wanted, true, 0)
+	if l := t.line(r.order); l != nil && !r.order.reused {
+		f = l.find(wanted, wanted.bytes)
 	}
 	if f == nil {
-		f = t.idle.find(wanted, true, 0)
+		f = t.idle.find(wanted, wanted.bytes)
 	}
 	if f == nil {
 		return 0, false

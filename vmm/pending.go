@@ -171,7 +171,7 @@ func (e *Engine) advance(f *pendingFree, to stage, why string) {
 			e.enterShelf(f)
 		}
 	}
-	e.startReaping()
+	e.startReaping(d)
 }
 
 // FreeDeferred makes the frees that a capture or a refusal by the driver has put off, and gives back what else the
@@ -243,8 +243,9 @@ func (e *Engine) waited(frees []*pendingFree, err error) {
 	e.settled.Broadcast()
 }
 
-// startReaping starts a thread for the frees that are due, or wait for streams, or wakes it. The caller holds e.mu.
-func (e *Engine) startReaping() {
+// startReaping starts a thread for the frees that are due, or wait for streams, or wakes it, after a change on a device.
+// The caller holds e.mu.
+func (e *Engine) startReaping(d *device) {
 	p := &e.pending
 	if p.reaping {
 		if p.at[due].length == 1 {
@@ -253,7 +254,7 @@ func (e *Engine) startReaping() {
 			default: // it has been told
 			}
 		}
-	} else if p.at[due].length > 0 || e.looks() {
+	} else if p.at[due].length > 0 || e.looksFor(d) {
 		p.reaping = true
 		go func() { _ = guard.Call(e.reap) }()
 	}
@@ -293,12 +294,12 @@ func (e *Engine) reap() error {
 }
 
 // wakeReaper has the thread that reaps look now. The caller holds e.mu.
-func (e *Engine) wakeReaper() {
+func (e *Engine) wakeReaper(d *device) {
 	select {
 	case e.pending.wake <- struct{}{}:
 	default: // it has been told
 	}
-	e.startReaping()
+	e.startReaping(d)
 }
 
 // await pauses the thread that reaps, until somebody wakes it.

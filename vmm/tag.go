@@ -20,6 +20,7 @@ type tag struct {
 	slack       map[uint32][]*segment // by granules
 	slabs       map[policy]*slabs     // with room for more small allocations, as far as is known
 	lines       map[order]*line       // frees in the order of streams
+	recent      *line                 // of lines, the last that was looked for; nil: none
 	idle        shelf                 // those that their streams have reached
 	lastPause   float64               // seconds
 	lastResume  float64
@@ -30,7 +31,7 @@ type tag struct {
 func (d *device) newTag(name string) *tag {
 	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
 	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[policy]*slabs{},
-		lines: map[order]*line{}, idle: newShelf()}
+		lines: map[order]*line{}}
 }
 
 func (t *tag) add(s *segment) {
