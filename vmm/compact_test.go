@@ -86,6 +86,17 @@ func TestSmallOnesShareFirst(t *testing.T) {
 	require.EqualValues(t, 10+1+1+14, sim.Stat("handles"), "16 of 30")
 }
 
+// Small segments share first where larger ones lie between them, too.
+func TestSmallOnesShareAmongLargeOnes(t *testing.T) {
+	sim, _, e := scaled(t) // 32 granules may be shared
+	for range 10 {
+		mallocs(t, e, 1, vmm.Request{Size: 30 * granule, Tag: "t"})
+		mallocs(t, e, 4, vmm.Request{Size: granule, Tag: "t"})
+	}
+	cycle(t, e, eighty)
+	require.EqualValues(t, 10+2*4+8, sim.Stat("handles"), "eight groups of four share")
+}
+
 // With a gate, what is live moves out of extents with slack when memory runs out, also for a resume, and keeps its
 // address and what it holds.
 func TestCompact(t *testing.T) {

@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -300,40 +299,59 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 // than that can ever be slack.
 const sharedPart = 16
 
-// bound divides extents that have no memory yet where a device would else have too much in shared ones. It keeps those
-// that save the most handles by the byte. has: the bytes that are in shared ones already.
+// bound divides extents that have no memory yet where a device would else have too much in shared ones. has: the bytes
+// that are in shared ones already.
+//
+// Each handle that is saved makes the bytes of a segment depend on its neighbours. So the smallest segments share first,
+// also where larger ones lie between them.
 func (e *Engine) bound(d *device, extents []*extent, has uint64) (bounded []*extent) {
-	shared := filter(extents, func(x *extent) bool { return x.step == none && len(x.segments) > 1 })
-	slices.SortStableFunc(shared, func(x, y *extent) int {
-		return cmp.Compare(x.size/uint64(len(x.segments)-1), y.size/uint64(len(y.segments)-1))
-	})
 	left := d.total/sharedPart - min(d.total/sharedPart, has)
-	allowed := map[*extent]uint64{}
-	for _, x := range shared {
-		allowed[x] = min(x.size, left)
-		left -= allowed[x]
+	var all []*segment          // of the extents that may be divided, one after the other
+	pairs := map[uint64][]int{} // of neighbours, by the size of the larger: where the second is in all
+	dividable := func(x *extent) bool { return x.step == none && len(x.segments) > 1 }
+	for _, x := range filter(extents, dividable) {
+		for n, s := range x.segments {
+			if n > 0 {
+				larger := max(x.segments[n-1].length(), s.length())
+				pairs[larger] = append(pairs[larger], len(all))
+			}
+			all = append(all, s)
+		}
+	}
+	shares, joined := make([]bool, len(all)), make([]bool, len(all)) // an extent; that of the one before
+	for _, size := range slices.Sorted(maps.Keys(pairs)) {
+		for _, at := range pairs[size] {
+			cost := uint64(0)
+			for _, i := range []int{at - 1, at} {
+				if !shares[i] {
+					cost += all[i].length()
+				}
+			}
+			if cost <= left {
+				left -= cost
+				shares[at-1], shares[at], joined[at] = true, true, true
+			}
+		}
 	}
 	var p pace
+	at := 0
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, x := range extents {
 		p.yield(e, len(x.segments))
-		limit, divided := allowed[x]
-		if !divided || limit == x.size {
+		if !dividable(x) {
 			bounded = append(bounded, x)
 			continue
 		}
-		for n, s := range x.segments {
-			if last := len(bounded) - 1; n > 0 && bounded[last].size+s.length() <= limit {
-				bounded[last].add(s)
-				continue
+		for range x.segments {
+			if joined[at] {
+				bounded[len(bounded)-1].add(all[at])
+			} else {
+				part := newExtent(all[at])
+				part.owner = aTransition
+				bounded = append(bounded, part)
 			}
-			if n > 0 && len(bounded[len(bounded)-1].segments) > 1 {
-				limit = 0 // that was the part that is shared
-			}
-			one := newExtent(s)
-			one.owner = aTransition
-			bounded = append(bounded, one)
+			at++
 		}
 	}
 	return bounded
