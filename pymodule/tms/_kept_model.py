@@ -321,16 +321,7 @@ def _with_memory(model: Any, earlier: dict[int, Any]) -> Any:
 
 
 def _memory(like: Any, strides: Any) -> Any:
-    """Ones, for scales must be positive; or zeros, for indices must be in their range.
-
-    Matrices of one shape differ: vLLM ties an lm_head to the embeddings that are equal to it.
-    """
+    """Ones, for scales must be positive; or zeros, for indices must be in their range."""
     made = torch.empty(span(like.shape, strides), dtype=like.dtype, device=_device())
-    number = _numbers[like.shape] = (_numbers.get(like.shape, 0) + 1) % 4
-    matrix = len(like.shape) > 1 and like.numel() > 1
-    made.fill_((1 + number if matrix else 1) if like.dtype.is_floating_point else 0)
+    made.fill_(1 if like.dtype.is_floating_point else 0)
     return made.as_strided(like.shape, strides).data  # a view would keep `made` for good
-
-
-_numbers: dict[Any, int] = {}
-"""By shape, of the last that `_memory` made: all types of numbers have 1 to 4."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import vllm
-from vllm.model_executor.model_loader import get_model_loader, register_model_loader
+from vllm.model_executor.model_loader import get_model_loader, register_model_loader, utils
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
@@ -97,7 +97,7 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
                 self._name_of(vllm_config, model_config),
                 loaded=functools.partial(self._inner.load_model, **arguments),
                 make=make,
-                process=lambda model: process_weights_after_loading(model, model_config, device),
+                process=functools.partial(_prepare, model_config=model_config, device=device),
                 copy=self._copy,
                 sleeps=vllm_config.model_config.enable_sleep_mode,
                 option="--load-format tms",
@@ -160,6 +160,25 @@ _COPY = (
     "can be written."
 )
 _READ_ONLY = f"Weights of --load-format tms are shared and cannot be written; {_COPY}"
+
+
+def _prepare(model: Any, model_config: Any, device: Any) -> None:
+    """vLLM's work on a model of a set, in which stand-ins are in the place of weights.
+
+    vLLM 0.33.0 ties an lm_head to the embeddings if their weights are equal. Stand-ins do not tell,
+    and what the publisher has tied shares its memory in the set.
+    """
+    tie = getattr(utils, _TIE, None)
+    if tie:
+        setattr(utils, _TIE, lambda model, model_config: None)
+    try:
+        process_weights_after_loading(model, model_config, device)
+    finally:
+        if tie:
+            setattr(utils, _TIE, tie)
+
+
+_TIE = "maybe_retie_word_embeddings"
 
 
 def _refuse(model: Any, model_config: Any, *_: Any, **__: Any) -> None:

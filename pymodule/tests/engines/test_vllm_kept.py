@@ -34,8 +34,8 @@ class LoadConfig:
     model_loader_extra_config: dict = dataclasses.field(default_factory=dict)
     device: object = None
 
-def config(extra=(), rank=0, wide=False, strays=False, **more):
-    hf = SimpleNamespace(architectures=["Llama"], wide=wide, strays=strays)
+def config(extra=(), rank=0, wide=False, strays=False, own_head=None, **more):
+    hf = SimpleNamespace(architectures=["Llama"], wide=wide, strays=strays, own_head=own_head)
     hf.to_dict = lambda: {"hidden_size": 5}
     model = dict(model="folder/llama", revision=None, hf_config=hf, dtype="bfloat16")
     model.update(quantization=None, enable_sleep_mode=False, sleep_mode_backend="cumem")
@@ -171,6 +171,41 @@ def test_what_is_shared_cannot_be_written(engines: Engines) -> None:
             f"{loader}.get_all_weights(None, model)"
         )
         engine.kill()
+
+
+@pytest.mark.parametrize("own_head", [0, 4], ids=["equal", "another"])
+def test_a_head_of_the_checkpoints_own(engines: Engines, own_head: int) -> None:
+    """vLLM 0.33.0 ties it to the embeddings if it is equal, and warns if it is not."""
+    both = "[model._parameters[name].bytes()[0] for name in ('embedding', 'head')]"
+    one = "len({model._parameters[name].data_ptr() for name in ('embedding', 'head')})"
+    first = engines.process()
+    first.does(f"start(own_head={own_head})")
+    loaded = first.run(f"[{both}, {one}]")
+    assert loaded[0] == [3, 3 + own_head]
+    first.kill()
+    for copy in (False, True):
+        engine = engines.process()
+        engine.does(f"start({{'copy': {copy}}}, own_head={own_head})")
+        assert engine.run("model_loader.read") == []
+        assert engine.run(f"[{both}, {one}]") == loaded
+        assert engine.run("getattr(model_loader.utils, 'retied', [])") == []  # no stand-ins
+        engine.kill()
+
+
+@pytest.mark.parametrize("engines", ["0.33.0"], indirect=True)
+def test_a_reset_spares_what_is_shared(engines: Engines) -> None:
+    for _ in range(2):
+        engine = engines.process()
+        engine.does("start()")
+        loaded = engine.run("contents()")
+        refused = engine.run("worker.reset_weights()")
+        assert "NotSupportedError" in refused and '{"copy": true}' in refused
+        assert engine.run("contents()") == loaded
+        engine.kill()
+    engine = engines.process()
+    engine.does("start({'copy': True})")
+    engine.does("worker.reset_weights()")
+    assert engine.run("model._parameters['embedding'].bytes()[0]") == 0
 
 
 def test_copies_can_be_written(engines: Engines, house: House) -> None:
@@ -340,6 +375,10 @@ def test_like_the_vllm_that_is_installed() -> None:
     assert '"record_metadata_for_reloading"' in reload
     utils = (real / loaders / "utils.py").read_text()
     assert "in model.named_modules():" in utils, "the loop that stand-ins are for"
+    if (real / loaders / "weight_tying.py").exists():
+        assert "    maybe_retie_word_embeddings(model, model_config)\n" in utils
+    if "def reset_weights" in worker:
+        assert "        zero_weights(self.model_runner.get_model())\n" in worker
     torch_utils = (real / "utils" / "torch_utils.py").read_text()
     assert "def set_default_torch_dtype(" in torch_utils
 

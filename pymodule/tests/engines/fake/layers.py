@@ -55,6 +55,9 @@ class Model(torch.nn.Module):
             self._modules[str(number)] = Layer() if number else Attention()
         self._parameters["embedding"] = torch.nn.Parameter(torch.empty(WIDTH))
         self._parameters["head"] = self._parameters["embedding"]
+        self._own_head = getattr(config, "own_head", None)
+        if self._own_head is not None:
+            self._parameters["head"] = torch.nn.Parameter(torch.empty(WIDTH))
         self._modules["0"].impl = [self._parameters["embedding"]]
         if config.wide:
             self._parameters["more"] = torch.nn.Parameter(torch.empty(1))
@@ -64,4 +67,6 @@ class Model(torch.nn.Module):
         for value, module in enumerate(self.modules()):
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 tensor.fill_(first + value)
+        if self._own_head is not None:
+            self._parameters["head"].fill_(first + self._own_head)
         self.flag = True

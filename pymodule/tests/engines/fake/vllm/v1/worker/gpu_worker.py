@@ -23,6 +23,13 @@ def request_memory(init_snapshot: Any, cache_config: Any, external_weight_memory
     return wanted - external_weight_memory
 
 
+if __version__ != "0.26.0":
+
+    def zero_weights(model: Any) -> None:
+        for _, weight in model.named_parameters(remove_duplicate=False):
+            weight.fill_(0)
+
+
 class Worker(WorkerBase):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -38,9 +45,13 @@ class Worker(WorkerBase):
 
     def load_checkpoint(self) -> Any:
         """The model of fake model_executor; `load_model` makes plain weights."""
-        return self._loader().load_model(
+        self.model = self._loader().load_model(
             vllm_config=self.vllm_config, model_config=self.model_config
         )
+        return self.model
+
+    def reset_weights(self) -> None:
+        zero_weights(self.model)
 
     def _loader(self) -> Any:
         from vllm.model_executor.model_loader import get_model_loader
