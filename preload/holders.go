@@ -5,13 +5,39 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"tms/internal/nvml"
 	"tms/internal/readable"
+	"tms/preload/goruntime"
 )
 
-// holders names the processes that hold the most memory of a device, by the driver's numbers.
+// holdersLimit is how long a resume waits for their names.
+const holdersLimit = time.Second
+
+var holdersAsked atomic.Bool // and NVML has not answered
+
+// holders names the processes that hold the most memory of a device, by the driver's numbers. NVML is loaded first, and
+// the loader's lock may be with a thread that waits for this very resume: then it names none.
 func holders(uuid string) string {
+	if holdersAsked.Swap(true) {
+		return ""
+	}
+	named := make(chan string, 1)
+	goruntime.Hand(func() {
+		defer holdersAsked.Store(false)
+		_ = goruntime.Run(func() error { named <- askHolders(uuid); return nil })
+	})
+	select {
+	case words := <-named:
+		return words
+	case <-time.After(holdersLimit):
+		return ""
+	}
+}
+
+func askHolders(uuid string) string {
 	library, err := nvml.Open()
 	if err != nil {
 		return ""

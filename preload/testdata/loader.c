@@ -1,6 +1,7 @@
 /* While a thread has the loader's lock, others need no answer of the loader's: no pause and resume of a program whose
  * thread waits at the gate in a library's constructor, or in a callback of dl_iterate_phdr, and no first call of one of
- * CUDA's functions, which the constructor waits for. Called as: loader dlopen|callback|calls LIBRARY */
+ * CUDA's functions, which the constructor waits for. Nor does a resume that finds too little memory at first. Called as:
+ * loader dlopen|callback|calls LIBRARY */
 #include "host.h"
 
 #include <link.h>
@@ -70,6 +71,7 @@ static void *is_opened(void)
 {
 	pthread_t thread;
 	void *kept = kept_memory(MIB, "kept", 5);
+	void (*fail)(const char *, int, int) = (void (*)(const char *, int, int))simulator("cudasim_fail");
 	start(&thread, opens, NULL);
 	AWAIT(atomic_load(&inside));
 	for (int i = 0; i < 3; i++) {
@@ -79,6 +81,9 @@ static void *is_opened(void)
 		CHECK(stats_say("\"everything\":true"));
 		EXPECT(tms_resume(NULL), 0);
 	}
+	EXPECT(tms_pause_gated(NULL, 30), 0);
+	fail("cuMemCreate", 1, 2);
+	EXPECT(tms_resume_within(NULL, 30), 0);
 	atomic_store(&done, true);
 	join(thread);
 	return kept;
