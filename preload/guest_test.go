@@ -140,6 +140,12 @@ func TestLoadingInASandbox(t *testing.T) {
 	run(t, program, []string{"strict", "/bin/true"}).succeeded(t)
 }
 
+// A sandbox may answer system calls in a handler, also those of the library.
+func TestEmulatedSystemCalls(t *testing.T) {
+	program := compile(t, "emulated", majors[1])
+	each(t, program, [][]string{{"thread", t.TempDir()}, {"alternate", t.TempDir()}})
+}
+
 // musl's loader accepts the library in programs that do not use it.
 func TestMusl(t *testing.T) {
 	program, compiler := filepath.Join(t.TempDir(), "hello"), hermetic.Program(t, "musl-gcc")

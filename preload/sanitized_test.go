@@ -27,6 +27,7 @@ var unsanitized = map[string]string{
 	"TestUnusedCostsLittle":                   "it measures time and memory",
 	"TestPrograms":                            "as TestLimits, and it compares stderr",
 	"TestLoadingInASandbox":                   "the sanitizers make system calls of their own",
+	"TestEmulatedSystemCalls":                 "as TestLoadingInASandbox",
 	"TestMusl":                                "there is no AddressSanitizer for musl",
 	"TestOtherMallocs":                        "AddressSanitizer is a malloc of its own",
 	"TestNoLimitEndsTheProcess":               "as TestLimits",

@@ -33,16 +33,21 @@ require_cc
 
 say() { printf '== %s\n' "$*"; }
 
-# The runtime is compiled from copies of two of its files (docs/rationale.md, "Signals" and "Descriptors").
+# The runtime is compiled from copies of four of its files (docs/rationale.md, "Signals" and "Descriptors").
 #
 # It unblocks SIGCHLD and SIGPROF in every thread it touches, so a host that waits for them with sigtimedwait or
 # signalfd would lose them. A library has no use for either: the copy of that one table lacks the flag.
 #
 # Its poller makes an epoll and an eventfd at the first timer, of the scavenger's too, and a host that closes all
 # descriptors would take them away. The one that it has for systems without a poller waits on a futex.
+#
+# It makes system calls on a goroutine's stack of a few KiB, where a sandbox's handler for SIGSYS does not fit, and some
+# with all signals blocked, where the kernel ends the process instead. The copies make them on the thread's own stack,
+# and never block SIGSYS.
 overlay() {
-	local runtime table poller stub
-	runtime=$GOROOT/src/runtime
+	local runtime table poller stub calls masks
+	runtime=$GOROOT/src/runtime calls=$GOROOT/src/syscall/syscall_linux.go
+	masks=$runtime/os_linux_generic.go
 	table=$runtime/sigtab_linux_generic.go poller=$runtime/netpoll_epoll.go stub=$runtime/netpoll_stub.go
 	sed -E '/SIGCHLD|SIGPROF/s/ \+ _SigUnblock//' "$table" >build/_overlay/sigtab.go
 	if [ "$(grep -cE '[+] _SigUnblock.*(SIGCHLD|SIGPROF)' "$table")" != 2 ]; then
@@ -68,8 +73,27 @@ overlay() {
 
 		func netpollarm(pd *pollDesc, mode int) {}
 	GO
-	printf '{"Replace":{"%s":"%s","%s":"%s"}}\n' "$table" "$PWD/build/_overlay/sigtab.go" \
-		"$poller" "$PWD/build/_overlay/netpoll.go" >build/_overlay/overlay.json
+	sed -E 's/^\tr1, r2, errno = (linux\.Syscall6\(.*\))$/\tsystemstack(func() { r1, r2, errno = \1 })/' "$calls" \
+		>build/_overlay/syscall.go
+	if [ "$(grep -c 'linux\.Syscall6(' "$calls")/$(grep -c '^.systemstack(.*linux\.Syscall6(' build/_overlay/syscall.go)" != 1/1 ]; then
+		echo "build: $calls is not as expected: RawSyscall6 alone should call Syscall6" >&2
+		exit 1
+	fi
+	cat >>build/_overlay/syscall.go <<-'GO'
+
+		//go:linkname systemstack runtime.systemstack
+		//go:noescape
+		func systemstack(call func())
+	GO
+	sed 's/^var sigset_all = sigset{^uint32(0), ^uint32(0)}$/var sigset_all = sigset{^uint32(1 << (_SIGSYS - 1)), ^uint32(0)}/' \
+		"$masks" >build/_overlay/masks.go
+	if ! grep -q '_SIGSYS' build/_overlay/masks.go; then
+		echo "build: $masks is not as expected: sigset_all should have two words, full" >&2
+		exit 1
+	fi
+	printf '{"Replace":{"%s":"%s","%s":"%s","%s":"%s","%s":"%s"}}\n' "$table" "$PWD/build/_overlay/sigtab.go" \
+		"$poller" "$PWD/build/_overlay/netpoll.go" "$calls" "$PWD/build/_overlay/syscall.go" \
+		"$masks" "$PWD/build/_overlay/masks.go" >build/_overlay/overlay.json
 }
 
 scripts/build-sim.sh $out/sim "${sanitizers[@]}" & # while Go compiles and links

@@ -233,17 +233,19 @@ static int start_if_possible(void)
 	return code;
 }
 
-/* All signals are blocked except the faults that Go turns into a panic, which the exports catch: the kernel kills a
- * process for a blocked fault. Faults land on the thread's stack for them, which on_fault puts in place at the first
- * one; Go must see it in place when it first meets the thread. */
+/* All signals are blocked except those for which the kernel kills a process that blocks them. Faults Go turns into a
+ * panic, which the exports catch. They land on the thread's stack for them, which on_fault puts in place at the first
+ * one; Go must see it in place when it first meets the thread. A sandbox answers system calls in a handler for SIGSYS,
+ * which runs where it would in the host (scripts/build.sh). */
 static void enter(struct visit *visit, struct thread *mine)
 {
-	sigset_t but_faults;
-	sigfillset(&but_faults);
-	sigdelset(&but_faults, SIGSEGV);
-	sigdelset(&but_faults, SIGBUS);
-	sigdelset(&but_faults, SIGFPE);
-	pthread_sigmask(SIG_SETMASK, &but_faults, &visit->mask);
+	sigset_t blocked;
+	sigfillset(&blocked);
+	sigdelset(&blocked, SIGSEGV);
+	sigdelset(&blocked, SIGBUS);
+	sigdelset(&blocked, SIGFPE);
+	sigdelset(&blocked, SIGSYS);
+	pthread_sigmask(SIG_SETMASK, &blocked, &visit->mask);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &visit->cancellation);
 	visit->has_faulted = unlikely(!mine->known_to_go) && sigaltstack(&mine->faults, &visit->stack) == 0;
 	visit->outer = mine->visit;

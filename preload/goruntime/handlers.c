@@ -56,14 +56,16 @@ static bool borrows(void)
 	return fork_other_process(&arming) && !(atomic_load(&arming.page) && fork_happened(&arming));
 }
 
-/* A lock that is held with every signal blocked, because a handler may take it too. It has the number of the process
- * that holds it, so a child that was forked at that time takes it over. */
+/* A lock that is held with signals blocked, because a handler may take it too. (A sandbox answers system calls in its
+ * handler for SIGSYS; blocked, that would end the process.) The lock has the number of the process that holds it, so a
+ * child that was forked at that time takes it over. */
 static _Atomic pid_t holder;
 
 static void lock(sigset_t *saved)
 {
 	sigset_t all;
 	sigfillset(&all);
+	sigdelset(&all, SIGSYS);
 	pthread_sigmask(SIG_SETMASK, &all, saved);
 	pid_t mine = getpid(), held = 0;
 	while (!atomic_compare_exchange_strong(&holder, &held, mine)) {
