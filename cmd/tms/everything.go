@@ -142,30 +142,63 @@ const asBefore = "it goes on as before"
 
 // undone takes back everything that was done, and says what came of that: now is what is then so.
 func (r *jobRank) undone(cause error, now string) error {
-	if errors.Is(cause, context.Canceled) {
-		cause = errors.New("interrupted")
+	alone := &job{ranks: []*jobRank{r}}
+	return alone.undone(func(*jobRank) (string, error) { return now, cause })
+}
+
+// undone takes back everything that was done to ranks, and notes in each what came of that. how returns what is
+// then so ("": it is left as it is), and why. Errors: that of the first rank that has one.
+func (j *job) undone(how func(*jobRank) (now string, cause error)) error {
+	cause, now := map[*jobRank]error{}, map[*jobRank]string{}
+	for _, r := range j.ranks {
+		now[r], cause[r] = how(r)
 	}
-	if isLost(r.PID, cause) {
+	ended := j.each(func(r *jobRank) error {
+		if now[r] == "" {
+			return cause[r]
+		}
+		return r.unlocked(cause[r])
+	})
+	paused := &job{ranks: j.those(func(r *jobRank) bool { return r.err == nil })}
+	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
+	defer cancel()
+	paused.undoInTurn(ctx, func(r *jobRank, reply control.Reply, err error) error {
+		if err = failure(reply, err); err != nil {
+			return fmt.Errorf("%w; it stays paused without the driver's part, because it cannot be resumed (%w); tms "+
+				"resume %d tries again", undoneBecause(cause[r]), err, r.PID)
+		}
+		return fmt.Errorf("%w; %s", undoneBecause(cause[r]), now[r])
+	})
+	return cmp.Or(ended, j.failed())
+}
+
+// unlocked makes the driver let a process go on, as part of an undo. Errors: what is so if the undo ends with that.
+func (r *jobRank) unlocked(cause error) error {
+	if cause = undoneBecause(cause); isLost(r.PID, cause) {
 		return cause
 	}
 	if state, err := r.driver.State(r.PID); err == nil && state == checkpoint.Failed {
 		return lose(r.PID, cause, nil)
 	}
-	if _, err := giveBack(context.Background(), r.driver, r.PID, 0); errors.Is(err, checkpoint.ErrNoCUDA) {
+	_, err := giveBack(context.Background(), r.driver, r.PID, 0)
+	switch {
+	case errors.Is(err, checkpoint.ErrNoCUDA):
 		return cause // it has ended
-	} else if isLost(r.PID, err) {
+	case isLost(r.PID, err):
 		return fmt.Errorf("%w; %w", cause, err)
-	} else if err != nil {
+	case err != nil:
 		return fmt.Errorf("%w; the driver cannot unlock it either (%w), so its CUDA calls wait; tms resume %d tries "+
 			"again", cause, err, r.PID)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
-	defer cancel()
-	if err := ask(ctx, r.Conn, control.Request{Op: control.Undo}); err != nil {
-		return fmt.Errorf("%w; it stays paused without the driver's part, because it cannot be resumed (%w); tms "+
-			"resume %d tries again", cause, err, r.PID)
+	return nil
+}
+
+// undoneBecause is a cause in words for users.
+func undoneBecause(cause error) error {
+	if errors.Is(cause, context.Canceled) {
+		return errors.New("interrupted")
 	}
-	return fmt.Errorf("%w; %s", cause, now)
+	return cause
 }
 
 // giveBack makes the driver let a process run again, from any state, and reports whether there was anything to do. It

@@ -313,9 +313,9 @@ func (j *job) checkpoint(ctx context.Context) error {
 		}
 		return nil
 	}
-	_ = j.each(func(r *jobRank) error {
+	_ = j.undone(func(r *jobRank) (string, error) {
 		r.Bytes, r.NCCL = 0, ""
-		return r.undone(cmp.Or(r.err, err), asBefore)
+		return asBefore, cmp.Or(r.err, err)
 	})
 	return err
 }
@@ -404,9 +404,12 @@ func (j *job) goOn(ctx context.Context) error {
 // undo puts every rank back as it was, and returns the cause; a rank that is not says so. It does all ranks at once,
 // because NCCL's are resumed together.
 func (j *job) undo(cause error) error {
-	_ = j.each(func(r *jobRank) error {
-		own := r.err
-		reply, err := r.Do(context.Background(), control.Request{Op: control.Undo})
+	own, paused := map[*jobRank]error{}, false
+	for _, r := range j.ranks {
+		own[r], paused = r.err, paused || r.Bytes > 0
+	}
+	did := func(r *jobRank, reply control.Reply, err error) error {
+		own := own[r]
 		if err = failure(reply, err); err != nil && !errors.Is(err, client.ErrUnreachable) {
 			own = fmt.Errorf("it cannot be resumed (%w) and tries again by itself; the other ranks are as before: %w",
 				err, cause)
@@ -415,6 +418,14 @@ func (j *job) undo(cause error) error {
 		}
 		r.Bytes, r.NCCL, r.Stays = 0, "", ""
 		return own
+	}
+	if paused {
+		j.undoInTurn(context.Background(), did)
+		return cause
+	}
+	_ = j.each(func(r *jobRank) error { // it takes no memory, so it waits for no lock
+		reply, err := r.Do(context.Background(), control.Request{Op: control.Undo})
+		return did(r, reply, err)
 	})
 	return cause
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"tms/internal/backoff"
 	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/vmm/cuda"
@@ -142,27 +143,29 @@ func (r *jobRank) restore() error {
 	return err
 }
 
-// resume makes all resume. After an undo, one that waits for the memory of another gives up soon and is asked again, so
-// that it does not wait for one that has failed.
+// resume makes all resume. One that waits for the memory of another gives up soon and is asked again without the locks,
+// so that it does not wait for one that has failed. One that is short of memory tries for as long as its resumes wait.
 func (j *job) resume(request control.Request) error {
-	soon := request
-	if soon.Op == control.Undo && !j.alone {
-		soon.Wait = leastTry.Seconds()
+	soon, wait := request, 0.0
+	for _, r := range j.ranks {
+		wait = max(wait, r.state.ResumeWait)
 	}
-	_ = j.each(func(r *jobRank) error {
-		if j.alone { // else they wait for one another
-			there := needed{}
-			for _, leg := range r.way.legs {
-				there[leg.To] = leg.Bytes
-			}
-			unlock, err := turn(context.Background(), there)
-			if err != nil {
-				return err
-			}
-			defer unlock()
+	if soon.Op == control.Undo {
+		soon.Wait = leastTry.Seconds()
+	} else if soon.Turn = true; wait > 0 {
+		soon.Wait = time.Millisecond.Seconds() // the process then says that it waits
+	}
+	until := time.Now().Add(control.Seconds(wait))
+	left := j.ranks
+	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}); ; {
+		takeAgain(left, func() {
+			_ = (&job{ranks: left}).each(func(r *jobRank) error { return r.do(context.Background(), r.Conn, soon) })
+		})
+		left = j.those(func(r *jobRank) bool { return short(r.err) })
+		if len(left) == 0 || soon.Op == control.Undo || !retry.Sleep(until) {
+			break
 		}
-		return r.do(context.Background(), r.Conn, soon)
-	})
+	}
 	late := &job{ranks: j.those(func(r *jobRank) bool { return code(r.err) == int(cuda.NotReady) })}
 	for _, r := range late.ranks {
 		r.err = nil
@@ -203,21 +206,22 @@ func (m *moving) returned(j *job, cause error, out bool) error {
 			return err
 		})
 	}
-	return j.each(func(r *jobRank) error {
-		own, now := causes[r.PID], asBefore
+	return j.undone(func(r *jobRank) (now string, cause error) {
+		own := causes[r.PID]
+		now = asBefore
 		switch {
 		case isLost(r.PID, own):
-			return own
+			return "", own
 		case r.moved:
 			own, now = fmt.Errorf("%w; it cannot go back either (%w)", own, cmp.Or(r.err, err)),
 				fmt.Sprint("it goes on moved ", r.way.legs)
 			if out {
-				return r.notResumed(own)
+				return "", r.notResumed(own)
 			}
 		case out:
-			return fmt.Errorf("%w; it stays paused", own)
+			return "", fmt.Errorf("%w; it stays paused", own)
 		}
-		return r.undone(own, now)
+		return now, own
 	})
 }
 

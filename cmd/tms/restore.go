@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -255,6 +256,69 @@ func lockAll(of needed) (unlock func(), err error) {
 	return unlock, nil
 }
 
+// takeAgain has processes do what takes memory, under the locks of the devices where they have some. Once one of them is
+// stopped the locks end, because others would wait for it. An undo or the end of a move is never left out: where the locks
+// cannot be had, it is made without.
+func takeAgain(ranks []*jobRank, do func()) {
+	of := needed{}
+	for _, r := range ranks {
+		for d := range tagsOf(r.state) {
+			of[d.UUID] = 0
+		}
+		for _, leg := range r.way.legs {
+			of[leg.From], of[leg.To] = 0, 0
+		}
+	}
+	unlock, err := turn(context.Background(), of)
+	if err != nil {
+		do()
+		return
+	}
+	unlock = sync.OnceFunc(unlock)
+	defer unlock()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(latest):
+				if slices.ContainsFunc(ranks, func(r *jobRank) bool { return r.Stopped() }) {
+					unlock()
+					return
+				}
+			}
+		}
+	}()
+	do()
+}
+
+// undoInTurn sends ranks an undo, all at once. One that waits for the memory of another process gives up soon, and is
+// asked again when it no longer has the locks.
+func (j *job) undoInTurn(ctx context.Context, did func(*jobRank, control.Reply, error) error) {
+	undo := control.Request{Op: control.Undo, Wait: leastTry.Seconds()}
+	var mutex sync.Mutex
+	late := &job{}
+	takeAgain(j.those(func(r *jobRank) bool { return r.Conn != nil }), func() {
+		_ = j.each(func(r *jobRank) error {
+			reply, err := r.Do(ctx, undo)
+			if err == nil && reply.Code == int(cuda.NotReady) {
+				mutex.Lock()
+				defer mutex.Unlock()
+				late.ranks = append(late.ranks, r)
+				return nil
+			}
+			return did(r, reply, err)
+		})
+	})
+	undo.Wait = 0
+	_ = late.each(func(r *jobRank) error {
+		reply, err := r.Do(ctx, undo)
+		return did(r, reply, err)
+	})
+}
+
 // asTheProcessSays is a wait for memory that lasts as long as the process's own resumes wait.
 const asTheProcessSays = -1
 
@@ -299,15 +363,19 @@ func restore(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.
 
 func restoreInTurn(ctx context.Context, driver *checkpoint.Driver, pid int, need needed,
 	pairs []checkpoint.Pair) error {
-	unlock, err := turn(ctx, need)
+	room, err := checkpoint.Look(func() (func(), error) { return turn(ctx, need) }, func() error {
+		if state, err := driver.State(pid); err != nil {
+			return err
+		} else if state != checkpoint.Checkpointed { // whose turn came before has given it back, and so the room is taken
+			return cuda.Refuse(cuda.IllegalState, "the driver has it %v by now: another command was first", state)
+		}
+		return need.look()
+	})
 	if err != nil {
 		return err
 	}
-	defer unlock()
-	if err = need.look(); err != nil {
-		return err
-	}
-	return driver.Restore(pid, driverTime, pairs...)
+	defer room.End()
+	return driver.Restore(room, pid, driverTime, pairs...)
 }
 
 // driversPart asks a process for what was noted with it, over a connection of its own, because it may not answer; and

@@ -87,7 +87,10 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 		return failed(err, because(err, "left as it was: %d was not paused", outPID))
 	}
 	if in = s.resume(ctx, coming, in, state); !in.OK {
-		if err = ask(context.Background(), leaving, control.Request{Op: control.Undo}); err != nil {
+		back := &jobRank{Conn: leaving, state: before}
+		(&job{ranks: []*jobRank{back}}).undoInTurn(context.Background(),
+			func(_ *jobRank, reply control.Reply, err error) error { return failure(reply, err) })
+		if err = back.err; err != nil {
 			out = ended(out, fmt.Errorf("still paused, because it cannot be resumed (%w); it tries again by itself",
 				err))
 		} else {

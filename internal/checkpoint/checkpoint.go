@@ -117,11 +117,14 @@ type Pair struct{ Old, New string }
 // ErrLost says that the driver can never restore the process.
 var ErrLost = errors.New("the driver has lost the process")
 
-// Restore moves it back; the process stays locked. Pairs move it to other GPUs: they have all GPUs of the machine, each
-// once as an old and once as a new one. Call it only when there is room: driver 580 loses a process for which there is
-// not. (cuInit, cuCheckpointProcessRestore)
+// Restore moves it back into the room that a look has found, because driver 580 loses a process for which there is none;
+// the process stays locked. Pairs move it to other GPUs: they have all GPUs of the machine, each once as an old and once
+// as a new one. (cuInit, cuCheckpointProcessRestore)
 // Errors: ErrLate, ErrLost; *cuda.Error: with OutOfMemory, others have the memory, and nothing has changed.
-func (d *Driver) Restore(pid int, timeout time.Duration, pairs ...Pair) error {
+func (d *Driver) Restore(room *Room, pid int, timeout time.Duration, pairs ...Pair) error {
+	if err := room.check(); err != nil {
+		return err
+	}
 	raw := make([]cuda.GPUPair, len(pairs))
 	for i, pair := range pairs {
 		if !decode(pair.Old, &raw[i].Old) || !decode(pair.New, &raw[i].New) {

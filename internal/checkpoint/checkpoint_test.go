@@ -78,6 +78,36 @@ func requireState(t *testing.T, driver *Driver, pid int, want State) {
 	require.Equal(t, want, state)
 }
 
+// room is what a look would have found.
+func room(t *testing.T) *Room {
+	t.Helper()
+	found, err := Look(func() (func(), error) { return func() {}, nil }, func() error { return nil })
+	require.NoError(t, err)
+	return found
+}
+
+// No restore is made but in the room that a look has found, while the locks are held.
+func TestARestoreTakesALook(t *testing.T) {
+	driver, sim := open(t)
+	sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.Unknown)) // it is not called
+	locked := 0
+	lock := func() (func(), error) { locked++; return func() { locked-- }, nil }
+	_, err := Look(func() (func(), error) { return nil, cuda.Timeout }, func() error { panic("without the lock") })
+	require.ErrorIs(t, err, cuda.Timeout)
+	none, err := Look(lock, func() error { require.Equal(t, 1, locked); return cuda.OutOfMemory })
+	require.ErrorIs(t, err, cuda.OutOfMemory)
+	require.Zero(t, locked)
+	ended, err := Look(lock, func() error { return nil })
+	require.NoError(t, err)
+	require.Equal(t, 1, locked)
+	ended.End()
+	ended.End()
+	require.Zero(t, locked)
+	for _, room := range []*Room{none, ended, {}} {
+		require.ErrorContains(t, driver.Restore(room, 1, time.Minute), "nothing has looked whether there is room")
+	}
+}
+
 func TestThereAndBack(t *testing.T) {
 	driver, sim := open(t)
 	p := start(t)
@@ -91,7 +121,7 @@ func TestThereAndBack(t *testing.T) {
 		require.ErrorIs(t, driver.Lock(p.pid, time.Second), cuda.IllegalState)
 		require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
 		requireState(t, driver, p.pid, Checkpointed)
-		require.NoError(t, driver.Restore(p.pid, time.Minute))
+		require.NoError(t, driver.Restore(room(t), p.pid, time.Minute))
 		requireState(t, driver, p.pid, Locked)
 		require.NoError(t, driver.Unlock(p.pid))
 		require.Equal(t, "0 7", p.do("value", 0))
@@ -113,15 +143,15 @@ func TestARestoreOnAnotherGPU(t *testing.T) {
 	for _, place := range []string{"2", "0"} {
 		require.NoError(t, driver.Lock(p.pid, time.Second))
 		require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
-		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there[:2]...), cuda.InvalidValue)
-		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there[0], there[0], there[1]), cuda.InvalidValue)
+		require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute, there[:2]...), cuda.InvalidValue)
+		require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute, there[0], there[0], there[1]), cuda.InvalidValue)
 		for _, text := range []string{"", "GPU-", "GPU-63", "GPU-zz", uuid(0) + "00"} {
-			require.ErrorContains(t, driver.Restore(p.pid, time.Minute, Pair{uuid(0), text}), "are no UUIDs of GPUs")
+			require.ErrorContains(t, driver.Restore(room(t), p.pid, time.Minute, Pair{uuid(0), text}), "are no UUIDs of GPUs")
 		}
 		sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.Unknown))
-		require.ErrorIs(t, driver.Restore(p.pid, time.Minute, there...), cuda.Unknown)
+		require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute, there...), cuda.Unknown)
 		requireState(t, driver, p.pid, Checkpointed)
-		require.NoError(t, driver.Restore(p.pid, time.Minute, there...))
+		require.NoError(t, driver.Restore(room(t), p.pid, time.Minute, there...))
 		require.NoError(t, driver.Unlock(p.pid))
 		require.Equal(t, place, p.do("place", 0))
 		require.Equal(t, "1", p.do("place", 1))
@@ -148,13 +178,13 @@ func TestFailures(t *testing.T) {
 	p.uses(t)
 	require.NoError(t, driver.Lock(p.pid, time.Second))
 	sim.Fail("cuInit", 1, int(cuda.NoDevice))
-	require.ErrorIs(t, driver.Restore(p.pid, time.Minute), cuda.NoDevice)
+	require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute), cuda.NoDevice)
 	sim.Fail("cuCheckpointProcessCheckpoint", 1, 801)
 	require.ErrorContains(t, driver.Checkpoint(p.pid, time.Minute), "managed memory")
 	require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
 	sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.Unknown))
-	require.ErrorIs(t, driver.Restore(p.pid, time.Minute), cuda.Unknown)
-	require.NoError(t, driver.Restore(p.pid, time.Minute))
+	require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute), cuda.Unknown)
+	require.NoError(t, driver.Restore(room(t), p.pid, time.Minute))
 	sim.Fail("cuCheckpointProcessUnlock", 1, int(cuda.Unknown))
 	require.ErrorIs(t, driver.Unlock(p.pid), cuda.Unknown)
 	require.NoError(t, driver.Unlock(p.pid))
@@ -185,11 +215,11 @@ func TestARestoreWithoutMemoryIsTheLast(t *testing.T) {
 	require.NoError(t, driver.Lock(p.pid, time.Second))
 	require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
 	sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.OutOfMemory))
-	err := driver.Restore(p.pid, time.Minute)
+	err := driver.Restore(room(t), p.pid, time.Minute)
 	require.ErrorIs(t, err, ErrLost)
 	require.ErrorContains(t, err, "out of memory (2)), and answers every later restore with 304")
 	require.NotErrorIs(t, err, cuda.OutOfMemory, "nobody is to wait for memory")
-	require.ErrorIs(t, driver.Restore(p.pid, time.Minute), cuda.OperatingSystem)
+	require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute), cuda.OperatingSystem)
 	requireState(t, driver, p.pid, Checkpointed)
 }
 
