@@ -132,6 +132,8 @@ struct forward_ipc {
 	N(11020, cuMemPoolGetAttribute, 3, void *, int, void *) \
 	N(11020, cuMemPoolTrimTo, 2, void *, size_t) \
 	X(cuStreamGetCtx, 2, void *, void **) \
+	X(cuStreamGetId, 2, void *, unsigned long long *) \
+	X(cuEventRecord, 2, void *, void *) \
 	N(4000, cuStreamDestroy_v2, 1, void *) \
 	N(4010, cuIpcGetMemHandle, 2, void *, uintptr_t) \
 	FORWARD_OBSTACLES(FORWARD_NONE, N) \

@@ -12,8 +12,7 @@ struct allocation {
 	size_t size;
 	int device;
 	struct region_settings settings;
-	bool ordered; /* for use in the order of a stream: */
-	void *stream;
+	struct repeat_request *ordered; /* for use in the order of a stream; or NULL */
 };
 
 static int allocate(void *allocation)
@@ -27,7 +26,7 @@ static int allocate(void *allocation)
 	if (code == SUCCESS) {
 		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
 			context = NULL; /* the engine gets the error again, with a text */
-		code = tmsMalloc(&of->address, of->size, of->device, context, &of->settings, of->ordered, of->stream);
+		code = tmsMalloc(&of->address, of->size, of->device, context, &of->settings, of->ordered);
 		go_leave(&saved);
 	}
 	return code;
@@ -43,14 +42,16 @@ static int pausable_malloc_as(void **pointer, struct allocation *of)
 
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
-	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, region_get(), false, NULL});
+	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, region_get(), NULL});
 }
 
-HIDDEN int pausable_malloc_ordered(void **pointer, size_t size, int device, void *stream)
+/* device: the one that the request means. */
+static int malloc_ordered(void **pointer, int device, struct repeat_request *request)
 {
 	if (unlikely(!atomic_load_explicit(&ordered_used, memory_order_relaxed)))
 		atomic_store(&ordered_used, true);
-	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, region_get(), true, stream});
+	return pausable_malloc_as(pointer,
+				  &(struct allocation){NULL, request->size, device, request->settings, request});
 }
 
 HIDDEN int current_device(int *device)
@@ -257,12 +258,24 @@ static int device_of(void *stream, int *device, int (*current)(int *))
 	return IN_GO(tmsDeviceOfContext(its, device)) == SUCCESS ? SUCCESS : current(device);
 }
 
+/* current: finds the device of a request that names none. */
+static int repeat_or_malloc(void **pointer, size_t size, int device, void *stream, int (*current)(int *))
+{
+	struct repeat_request request = {size, stream, NULL, region_get(), device};
+	void *repeated = repeat_malloc(&request);
+	if (repeated) {
+		*pointer = repeated;
+		return SUCCESS;
+	}
+	int code = device < 0 ? device_of(stream, &device, current) : SUCCESS;
+	return code == SUCCESS ? malloc_ordered(pointer, device, &request) : code;
+}
+
 static int ordered_malloc(void **pointer, size_t size, int device, void *stream)
 {
 	if (!pointer)
 		return runtime_result(error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL"));
-	int code = device < 0 ? device_of(stream, &device, current_device) : SUCCESS;
-	return runtime_result(code == SUCCESS ? pausable_malloc_ordered(pointer, size, device, stream) : code);
+	return runtime_result(repeat_or_malloc(pointer, size, device, stream, current_device));
 }
 
 static int ordered_driver_malloc(uintptr_t *pointer, size_t size, int device, void *stream)
@@ -270,9 +283,7 @@ static int ordered_driver_malloc(uintptr_t *pointer, size_t size, int device, vo
 	void *address = NULL;
 	if (!pointer || size == 0)
 		return error_fail(ERROR_INVALID_VALUE, "a pointer to fill in and a size are needed");
-	int code = device < 0 ? device_of(stream, &device, driver_device) : SUCCESS;
-	if (code == SUCCESS)
-		code = pausable_malloc_ordered(&address, size, device, stream);
+	int code = repeat_or_malloc(&address, size, device, stream, driver_device);
 	if (code == SUCCESS)
 		*pointer = (uintptr_t)address;
 	return code;

@@ -54,7 +54,7 @@ static int free_after(void *pointer, void *stream, bool captured)
 	if (captured)
 		return error_fail(ERROR_NOT_SUPPORTED, "pausable memory cannot be freed by a captured stream; free it "
 						       "outside the capture");
-	return IN_GO(tmsFreeAfter(pointer, stream));
+	return repeat_free(pointer, stream) ? SUCCESS : IN_GO(tmsFreeAfter(pointer, stream));
 }
 
 /* own: the stream that the suffix means. */

@@ -75,6 +75,7 @@ func start() (*vmm.Engine, error) {
 	made.Compactor(compactor{made})
 	made.Processes(processes{})
 	made.Descriptors(descriptors{})
+	made.Offers(offers{})
 	made.Extents(extents{})
 	made.Ledger(ledger)
 	made.Shareable(bool(C.ipc_shares()))
@@ -188,7 +189,7 @@ func state() source.State {
 
 //export tmsMalloc
 func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer,
-	settings *C.struct_region_settings, ordered C.bool, stream unsafe.Pointer) C.int {
+	settings *C.struct_region_settings, ordered *C.struct_repeat_request) C.int {
 	return reportAllocation(enter(func(e *vmm.Engine) error {
 		if programPools != nil {
 			return poolMalloc(e, address, size, device, context, settings)
@@ -199,8 +200,11 @@ func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context uns
 		}
 		request.Size = uint64(size)
 		request.Context = cuda.Context(uintptr(context))
-		if ordered {
-			request.Ordered, request.Stream = true, cuda.Stream(uintptr(stream))
+		if ordered != nil {
+			request.Ordered, request.Stream = true, cuda.Stream(uintptr(ordered.stream))
+			if ordered.context != nil {
+				request.Repeated = repeated{ordered}
+			}
 			request.Keep = atomic.LoadUint64((*uint64)(unsafe.Pointer(&C.ordered_keep[device&(C.ORDERED_DEVICES-1)])))
 		}
 		made, err := e.Malloc(request)

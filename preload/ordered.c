@@ -163,6 +163,8 @@ static int set(int code, void *pool, int attribute, const uint64_t *value)
 	if (found && attribute == THRESHOLD) {
 		atomic_store(&found->threshold, *value);
 		keep(found->device);
+		if (go_now() == GO_AWAKE)
+			(void)IN_GO((tmsOrderedSettle(), SUCCESS)); /* the next allocation tells the engine */
 	} else if (found && go_now() == GO_AWAKE) {
 		(void)IN_GO((tmsOrderedResetHigh(found->device, attribute == USED_HIGH), SUCCESS));
 	}

@@ -33,8 +33,6 @@ static inline bool arena_contains(const void *address)
 
 /* alloc.c, free.c: allocating and freeing pausable memory. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
-/* The same for use in the order of a stream. device: -1: the current one, or the stream's. */
-HIDDEN int pausable_malloc_ordered(void **pointer, size_t size, int device, void *stream);
 HIDDEN int current_device(int *device); /* a code, and an error's text */
 HIDDEN int current_device_of_driver(int *device); /* of the thread's context; without one, the runtime's */
 HIDDEN int pausable_free(void *pointer);
@@ -154,6 +152,20 @@ HIDDEN bool ordered_takes(void *pool, bool is_current, int *device);
 #define ORDERED_DEVICES 64
 extern _Atomic bool ordered_used HIDDEN; /* some memory was allocated in the order of a stream */
 extern uint64_t ordered_keep[ORDERED_DEVICES] HIDDEN; /* release thresholds, by device; Go reads them */
+
+/* repeat.c: allocations and frees of a program's steps, which need not enter Go. */
+struct repeat_request { /* what an allocation has in common with one whose memory it may have */
+	size_t size;
+	void *stream, *context;
+	struct region_settings settings;
+	int device; /* as ordered_takes names it */
+};
+HIDDEN void *repeat_malloc(struct repeat_request *request); /* fills in the context; NULL: the engine is asked */
+HIDDEN bool repeat_free(void *pointer, void *stream);	    /* false: the same */
+/* For the engine, which holds its lock. */
+enum repeat_taken { REPEAT_LIVE, REPEAT_FREED, REPEAT_KEPT, REPEAT_LATER };
+HIDDEN int repeat_offer(const struct repeat_request *request, uintptr_t address, uint64_t stream_id, uintptr_t event);
+HIDDEN int repeat_take(int offer, bool if_freed);
 
 /* operation.c: pause, resume, and other long operations. */
 enum operation_kind {

@@ -33,6 +33,7 @@ type Engine struct {
 
 	shareable bool
 	ledger    *hostmemory.Ledger
+	offersAt  Offers
 
 	whenUngated func()           // called with mu held
 	observe     func(Transition) // called with no lock held
@@ -43,16 +44,17 @@ type Engine struct {
 	transition sync.Mutex // of pauses, resumes, moves, preparations and resets
 
 	// mu guards everything below. The package comment says when it is held.
-	mu        sync.Mutex
+	mu        lock
 	settled   sync.Cond // a pause, resume or preparation, or the loading of a kernel, has ended
 	devices   map[int]*device
 	space     *space.Space[segment]
 	pending   pendingFrees
-	loading   int                // kernels of the content hash
-	preparing int                // preparations that were asked for and are not done
-	names     map[string]bool    // tags that were ever used
-	unknown   map[[2]string]bool // operations and names that were warned of
-	totals    map[int]*totals    // by device; a reset does not set them back
+	offers    map[uintptr]offered // by the allocation's address
+	loading   int                 // kernels of the content hash
+	preparing int                 // preparations that were asked for and are not done
+	names     map[string]bool     // tags that were ever used
+	unknown   map[[2]string]bool  // operations and names that were warned of
+	totals    map[int]*totals     // by device; a reset does not set them back
 
 	userMapped userMappings
 	sharing    sharing
@@ -86,6 +88,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		observe:     func(Transition) {},
 
 		devices:    map[int]*device{},
+		offers:     map[uintptr]offered{},
 		pending:    pendingFrees{lines: map[*line]bool{}, wake: make(chan struct{}, 1)},
 		names:      map[string]bool{},
 		unknown:    map[[2]string]bool{},
@@ -96,6 +99,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 	}
 	told := func(line string) { e.warn(line) }
 	e.disk, e.peer = disk.New(driver, told), peer.New(driver, e.host, told)
+	e.mu.locked = func() { e.takeOffers(false) }
 	e.settled.L = &e.mu
 	return e
 }

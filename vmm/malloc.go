@@ -30,8 +30,9 @@ type Request struct {
 	Room        *space.Room  // addresses of a pool, where its segments are to lie side by side; nil: any of the tag's
 	Ordered     bool         // the memory is used in the order of a stream, as cudaMallocAsync's is:
 	Stream      cuda.Stream
-	Keep        uint64 // the release threshold: bytes for stream order that stay mapped though nobody uses them
-	order       order  // of it
+	Keep        uint64   // the release threshold: bytes for stream order that stay mapped though nobody uses them
+	Repeated    Repeated // nil: the memory is not offered
+	order       order    // of it
 }
 
 // Malloc makes an active segment, or for less than a granule a part of one, on the calling thread, and returns its
@@ -64,7 +65,7 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 
 // mallocSmall serves a request from its tag's memory, for a thread in the device's primary context.
 func (e *Engine) mallocSmall(r *Request) (uintptr, bool) {
-	e.mu.Lock()
+	e.lockFor(r)
 	defer e.mu.Unlock()
 	d := e.devices[r.Device]
 	if d == nil || r.Size >= d.granularity || r.Context != d.context {
@@ -86,7 +87,7 @@ func (e *Engine) mallocFromTag(d *device, t *tag, r *Request) (address uintptr, 
 		address, ok = t.mallocSmall(r.policyOn(d), r.Size)
 	}
 	if ok && r.Ordered {
-		e.serveOrdered(d, r)
+		e.serveOrdered(d, r, address)
 	}
 	return address, ok
 }
@@ -102,7 +103,7 @@ func (e *Engine) obtain(r *Request, doing string, take func(d *device, short boo
 }
 
 func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short bool) error) error {
-	e.mu.Lock()
+	e.lockFor(r)
 	d, err := e.device(r.Device)
 	if err != nil {
 		e.mu.Unlock()
@@ -148,7 +149,7 @@ func isShort(err error) bool {
 func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
 	inSlab := r.Size < d.granularity
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
-	e.mu.Lock()
+	e.lockFor(r)
 	defer e.mu.Unlock()
 	t := d.tag(r.Tag)
 	if inSlab {
@@ -186,16 +187,17 @@ func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
 	if s.incremental || s.sparse {
 		e.loadHasher(d)
 	}
+	address := s.address
+	if inSlab {
+		s.slab = small.New(d.granularity)
+		t.listSlab(s)
+		offset, _ := s.slab.Allocate(r.Size)
+		address += offset
+	}
 	if r.Ordered {
-		e.serveOrdered(d, r)
+		e.serveOrdered(d, r, address)
 	}
-	if !inSlab {
-		return s.address, nil
-	}
-	s.slab = small.New(d.granularity)
-	t.listSlab(s)
-	offset, _ := s.slab.Allocate(r.Size)
-	return s.address + offset, nil
+	return address, nil
 }
 
 // makeWithin makes memory for a segment, within the limit. The caller holds e.mu, which is released for driver calls.

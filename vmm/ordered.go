@@ -150,9 +150,10 @@ func (o *ordered) use(bytes int64) {
 }
 
 // serveOrdered notes an allocation in stream order. The caller holds e.mu.
-func (e *Engine) serveOrdered(d *device, r *Request) {
+func (e *Engine) serveOrdered(d *device, r *Request, address uintptr) {
 	d.ordered.use(int64(r.Size))
 	d.ordered.keep = r.Keep
+	e.offer(r, address)
 	e.startReaping(d)
 }
 
@@ -331,15 +332,11 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 			return err
 		}
 	}
-	e.mu.Lock()
+	e.mu.Mutex.Lock()
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
 	if l != nil && err == nil && a.segment.mapped() {
-		if l.tag != a.segment.tag { // it was freed and allocated meanwhile
-			l = a.segment.device.lineOf(a.segment.tag, o)
-		}
-		e.putOff(pendingFree{allocation: a, stage: onStream, why: streamBehind,
-			freedInOrder: freedInOrder{line: l, mark: m, shape: shapeOf(a)}})
+		e.putOffOnStream(a, l, m)
 		return nil
 	}
 	if l != nil {
@@ -351,11 +348,21 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	return e.free(a)
 }
 
+// putOffOnStream frees a claimed allocation once the stream of a line has reached a mark. The caller holds e.mu.
+func (e *Engine) putOffOnStream(a allocation, l *line, m *mark) {
+	if l.tag != a.segment.tag || l.tag.line(l.order) != l { // it was freed and allocated meanwhile, or the line dropped
+		l = a.segment.device.lineOf(a.segment.tag, l.order)
+	}
+	e.putOff(pendingFree{allocation: a, stage: onStream, why: streamBehind,
+		freedInOrder: freedInOrder{line: l, mark: m, shape: shapeOf(a)}})
+}
+
 // lineAt returns the line for a free of the live allocation at an address, and a mark with an event of it to use again,
 // or 0; nil: nobody can be using the memory.
 func (e *Engine) lineAt(address uintptr, o order) (*line, *mark) {
-	e.mu.Lock()
+	e.mu.Mutex.Lock()
 	defer e.mu.Unlock()
+	e.takeOffer(address, false)
 	s := e.around(address).segment
 	if s == nil || !s.mapped() {
 		return nil, nil
@@ -397,7 +404,7 @@ func (e *Engine) looks() bool {
 // looksFor is looks for the sake of one device, and of frees whose device may be forgotten by now.
 func (e *Engine) looksFor(d *device) bool {
 	p := &e.pending
-	if len(p.lines) == 0 && p.at[idle].length == 0 {
+	if len(p.lines) == 0 && p.at[idle].length == 0 && len(e.offers) == 0 {
 		return false
 	}
 	return p.plain > 0 || d != nil && (d.wanting > 0 || d.ordered.reserved > d.ordered.keep)

@@ -1,5 +1,7 @@
-/* Stream-ordered memory. Called as: ordered ahead|steps|pools|current|attributes|device|context */
+/* Stream-ordered memory. Called as:
+ * ordered ahead|steps|repeats|turns|child|pools|current|attributes|device */
 #include "host.h"
+#include <sys/wait.h>
 
 struct props { /* cudaMemPoolProps */
 	int type, handle_types, location_type, location;
@@ -72,6 +74,142 @@ static void steps(void)
 	EXPECT(sim_stat("calls:cuMemUnmap"), 0);
 	CHECK(sim_stat("calls:cuEventCreate") <= 16);
 	CHECK(sim_stat("calls:cuEventQuery") <= 100);
+}
+
+/* A step that repeats another asks the driver for the stream's number, twice a pair, and for an event's record. */
+static void repeats(void)
+{
+	static const char *const once[] = {"calls:cuStreamGetId", "calls:cuEventRecord", "calls:cuStreamGetCtx",
+					   "calls:cuMemCreate", "calls:cuEventQuery"};
+	enum { STEPS = 1000, EACH = 8, KINDS = sizeof once / sizeof *once };
+	uint64_t keep = UINT64_MAX, before[KINDS];
+	void *pool = NULL, *p[EACH], *other = NULL, *same = NULL;
+	EXPECT(cudaDeviceGetDefaultMemPool(&pool, 0), 0);
+	EXPECT(cudaMemPoolSetAttribute(pool, THRESHOLD, &keep), 0);
+	for (int step = -2; step < STEPS; step++) {
+		for (int i = 0; step == 0 && i < KINDS; i++)
+			before[i] = sim_stat(once[i]);
+		for (int i = 0; i < EACH; i++)
+			EXPECT(cudaMallocAsync(&p[i], (size_t)(i % 3 + 1) << (i % 2 ? 16 : 23), stream), 0);
+		for (int i = 0; i < EACH; i++)
+			EXPECT(cudaFreeAsync(p[i], stream), 0);
+	}
+	EXPECT(sim_stat(once[0]) - before[0], 2 * STEPS * EACH);
+	EXPECT(sim_stat(once[1]) - before[1], STEPS * EACH);
+	for (int i = 2; i < KINDS; i++)
+		EXPECT(sim_stat(once[i]) - before[i], 0);
+	/* What is free is so to all who ask, to a free of another kind, and to another stream, tag or size. */
+	EXPECT(attribute(pool, USED), 0);
+	EXPECT(cudaMallocAsync(&p[0], 8 * MIB, stream), 0);
+	EXPECT(cudaFreeAsync(p[0], stream), 0);
+	EXPECT(cudaFreeAsync(p[0], stream), 1);
+	EXPECT(cudaMallocAsync(&p[0], 8 * MIB, stream), 0);
+	EXPECT(cudaFreeAsync(p[0], stream), 0);
+	EXPECT(cudaFree(p[0]), 1);
+	EXPECT(cudaStreamCreate(&other), 0);
+	for (int i = 0; i < 3; i++) {
+		EXPECT(cudaMallocAsync(&p[i], 8 * MIB, stream), 0);
+		EXPECT(cudaFreeAsync(p[i], i == 1 ? other : stream), 0);
+	}
+	EXPECT(cudaLaunchHostFunc(stream, wait_for_it, NULL), 0);
+	EXPECT(cudaMallocAsync(&p[0], 8 * MIB, stream), 0);
+	EXPECT(cudaFreeAsync(p[0], stream), 0);
+	tms_set_current_tag("another");
+	EXPECT(cudaMallocAsync(&same, 8 * MIB, stream), 0);
+	CHECK(same != p[0]);
+	tms_set_current_tag(NULL);
+	EXPECT(cudaMallocAsync(&same, 8 * MIB, stream), 0);
+	CHECK(same == p[0]);
+	/* Memory that is paused serves nobody, and a free finds it. */
+	EXPECT(cudaMallocAsync(&p[1], 8 * MIB, stream), 0);
+	EXPECT(cudaFreeAsync(p[1], stream), 0);
+	sem_post(&reached);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(cudaMallocAsync(&p[2], 8 * MIB, stream), 0);
+	fill(p[2], 8 * MIB, 3);
+	EXPECT(cudaFreeAsync(same, stream), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(p[2], 8 * MIB, 3));
+	EXPECT(cudaFreeAsync(p[2], stream), 0);
+}
+
+/* In turns: threads that use memory, and one that pauses it. They allocate and free at any time. */
+static pthread_rwlock_t in_use = PTHREAD_RWLOCK_INITIALIZER;
+static atomic_int at_work;
+static void *left[64];
+
+static void *work_in_turns(void *number)
+{
+	enum { EACH = 4 };
+	void *mine = NULL, *p[EACH];
+	EXPECT(cudaSetDevice(0), 0);
+	EXPECT(cudaStreamCreate(&mine), 0);
+	tms_set_interesting_region(true);
+	tms_set_enable_cpu_backup(true);
+	for (int round = 0; round < 1000; round++) {
+		for (int i = 0; i < EACH; i++) {
+			EXPECT(cudaMallocAsync(&p[i], i % 2 ? 4096 : 2 * MIB, mine), 0);
+			pthread_rwlock_rdlock(&in_use);
+			*(uint64_t *)p[i] = (uintptr_t)number << 32 | (unsigned)round << 8 | (unsigned)i;
+			pthread_rwlock_unlock(&in_use);
+		}
+		for (int i = 0; i < EACH; i++) {
+			pthread_rwlock_rdlock(&in_use);
+			CHECK(*(uint64_t *)p[i] == ((uintptr_t)number << 32 | (unsigned)round << 8 | (unsigned)i));
+			pthread_rwlock_unlock(&in_use);
+			if (i == 1 && round % 7 == 0) { /* another thread frees it */
+				void *other = __atomic_exchange_n(&left[round % 64], p[i], __ATOMIC_SEQ_CST);
+				if (other)
+					EXPECT(cudaFreeAsync(other, mine), 0);
+			} else {
+				EXPECT(cudaFreeAsync(p[i], mine), 0);
+			}
+		}
+	}
+	at_work--;
+	return NULL;
+}
+
+static void turns(void)
+{
+	pthread_t thread[3];
+	at_work = 3;
+	for (int i = 0; i < 3; i++)
+		CHECK(pthread_create(&thread[i], NULL, work_in_turns, (void *)(uintptr_t)(i + 1)) == 0);
+	for (int cycle = 0; at_work > 0 || cycle < 3; cycle++) {
+		pthread_rwlock_wrlock(&in_use);
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(tms_resume(NULL), 0);
+		pthread_rwlock_unlock(&in_use);
+		sched_yield();
+	}
+	for (int i = 0; i < 3; i++)
+		pthread_join(thread[i], NULL);
+	for (int i = 0; i < 64; i++)
+		if (left[i])
+			EXPECT(cudaFreeAsync(left[i], stream), 0);
+	EXPECT(cudaDeviceSynchronize(), 0);
+	becomes("handles", 0);
+}
+
+/* After a fork the child gets errors. */
+static void child(void)
+{
+	void *p = NULL;
+	int status = 0;
+	for (int i = 0; i < 3; i++) {
+		EXPECT(cudaMallocAsync(&p, 8 * MIB, stream), 0);
+		EXPECT(cudaFreeAsync(p, stream), 0);
+	}
+	void *live = NULL;
+	EXPECT(cudaMallocAsync(&live, 8 * MIB, stream), 0);
+	EXPECT(cudaMallocAsync(&p, 8 * MIB, stream), 0);
+	EXPECT(cudaFreeAsync(p, stream), 0);
+	pid_t forked = fork();
+	if (forked == 0)
+		_exit(cudaFreeAsync(live, stream) == 3 && cudaMallocAsync(&p, 8 * MIB, stream) == 3 ? 0 : 1);
+	CHECK(waitpid(forked, &status, 0) == forked && status == 0);
+	EXPECT(cudaFreeAsync(live, stream), 0);
 }
 
 static bool is_pausable_from(void *pool)
@@ -184,6 +322,12 @@ int main(int argc, char **argv)
 		ahead();
 	else if (!strcmp(argv[1], "steps"))
 		steps();
+	else if (!strcmp(argv[1], "repeats"))
+		repeats();
+	else if (!strcmp(argv[1], "turns"))
+		turns();
+	else if (!strcmp(argv[1], "child"))
+		child();
 	else if (!strcmp(argv[1], "pools"))
 		pools();
 	else if (!strcmp(argv[1], "current"))
