@@ -111,7 +111,7 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 
 // ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came with it,
 // or -1. If the keeper is asked and does not run, ask starts it. Errors: vmm.ErrShareGone, even if the process has
-// ended, and vmm.ErrSharePaused.
+// ended or ends as it is asked, and vmm.ErrSharePaused.
 func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, descriptor int, err error) {
 	if share.PID != vmm.Keeper && process.Ended(share.PID, share.Start) {
 		return reply, -1, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
@@ -124,6 +124,8 @@ func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, de
 		reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
 	}
 	switch {
+	case share.PID != vmm.Keeper && err != nil && process.Ending(share.PID, share.Start):
+		err = fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
 	case share.PID == vmm.Keeper && err != nil:
 		err = fmt.Errorf("the keeper does not answer: %w%.0w", err, vmm.ErrSilent)
 	case cuda.Code(err) == int(cuda.NotSupported): // it cannot be connected to; it may be about to end

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,6 +33,36 @@ func Ended(pid int, start uint64) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
 }
 
+// Ending reports whether a process that started then has ended or is about to: none of its threads comes back from the
+// kernel. Its descriptors are closed then, while it does not count as ended yet.
+func Ending(pid int, start uint64) bool {
+	if Ended(pid, start) {
+		return true
+	}
+	const exiting = 0x4 // PF_EXITING (include/linux/sched.h)
+	threads := threadsOf(pid)
+	for _, thread := range threads {
+		fields, err := statIn(thread)
+		if err == nil {
+			flags, _ := strconv.ParseUint(fields[6], 10, 64)
+			if flags&exiting == 0 {
+				return false
+			}
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return false
+		}
+	}
+	// One of them may have made a thread that was not seen. It would be seen now.
+	return len(threads) > 0 && !slices.ContainsFunc(threadsOf(pid), func(thread string) bool {
+		return !slices.Contains(threads, thread)
+	})
+}
+
+func threadsOf(pid int) []string {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/[0-9]*", pid))
+	return threads
+}
+
 // Numbers returns a process's numbers in the PID namespaces from that of /proc down to its own; none where that is not
 // known. (NSpid in proc_pid_status(5))
 func Numbers(pid int) []string {
@@ -40,9 +72,11 @@ func Numbers(pid int) []string {
 	return strings.Fields(line)
 }
 
-// stat returns the fields of /proc/PID/stat from the third on, at least 20 of them.
-func stat(pid int) ([]string, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func stat(pid int) ([]string, error) { return statIn(fmt.Sprintf("/proc/%d", pid)) }
+
+// statIn returns the fields of a process's or thread's stat from the third on, at least 20 of them.
+func statIn(folder string) ([]string, error) {
+	stat, err := os.ReadFile(folder + "/stat")
 	if errors.Is(err, unix.ESRCH) {
 		err = fs.ErrNotExist // it ended while we read
 	}
@@ -52,7 +86,7 @@ func stat(pid int) ([]string, error) {
 	// Field 2, the name, may have spaces and parentheses in it. What follows starts with field 3.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	if len(fields) < 20 {
-		return nil, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+		return nil, fmt.Errorf("%s/stat has %d fields", folder, len(fields))
 	}
 	return fields, nil
 }
