@@ -31,6 +31,9 @@ class Group:
     def leave(self, size: int) -> None:
         self._limit.write_text(str(int(self._used.read_text()) + size))
 
+    def take(self, program: Program) -> None:
+        self.place.joinpath("cgroup.procs").write_text(str(program.process.pid))
+
     def inside(self) -> list[str]:
         """The words before a command's that put it into the group."""
         return ["sh", "-c", f'echo $$ > {self.place}/cgroup.procs; exec "$@"', "sh"]
@@ -49,9 +52,9 @@ def group() -> Iterator[Group]:
 
 
 def programs(house: House, group: Group, **variables: str) -> list[Program]:
+    """They enter the group with their memory, so a pause gives the group none of the device's back."""
     made = [
         house.program(
-            *group.inside(),
             LD_PRELOAD=REACH,
             TMS_CONTROL="1",
             CUDASIM_MEMORY="1G",
@@ -65,6 +68,7 @@ def programs(house: House, group: Group, **variables: str) -> list[Program]:
         program.does(f"with tms.region('m', backup='host'): a = cuda.malloc({EACH})")
         program.does(f"cuda.write(a, bytes([{value + 1}]) * {EACH})")
         program.does("import gc; gc.collect(); ctypes.CDLL(None).malloc_trim(0)")
+        group.take(program)
     group.leave(EACH + EACH // 2)
     return made
 
