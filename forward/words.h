@@ -13,6 +13,8 @@
 #define PARAMETERS_5(A, B, C, D, E) A a, B b, C c, D d, E e
 #define PARAMETERS_6(A, B, C, D, E, F) A a, B b, C c, D d, E e, F f
 #define PARAMETERS_7(A, B, C, D, E, F, G) A a, B b, C c, D d, E e, F f, G g
+#define PARAMETERS_8(A, B, C, D, E, F, G, H) A a, B b, C c, D d, E e, F f, G g, H h
+#define PARAMETERS_9(A, B, C, D, E, F, G, H, I) A a, B b, C c, D d, E e, F f, G g, H h, I i
 
 /* Parameters on the stack are volatile, so that they are read when the call is made: in registers, which must be saved
  * first, they would cost more than the gate. */

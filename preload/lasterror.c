@@ -20,17 +20,28 @@ static int later(int cudas, int ours)
 	return cudas != SUCCESS && cudas != FORWARD_MISSING ? cudas : ours;
 }
 
+/* Without libtms_reach.so this is the first that libtms.so hears of most calls, and a program asks for the last error
+ * where it gives up. */
+static int explained(int code)
+{
+	if (code == ERROR_INVALID_VALUE && gate_unusable())
+		query_explain_refused("a CUDA call");
+	return code;
+}
+
 HOT EXPORT int cudaPeekAtLastError(void)
 {
 	int ours = last[forward_caller.major];
-	return likely(ours == SUCCESS) ? forward_cudaPeekAtLastError() : later(forward_cudaPeekAtLastError(), ours);
+	if (likely(ours == SUCCESS && !copies_are_checked()))
+		return forward_cudaPeekAtLastError();
+	return ours == SUCCESS ? explained(forward_cudaPeekAtLastError()) : later(forward_cudaPeekAtLastError(), ours);
 }
 
 HOT EXPORT int cudaGetLastError(void)
 {
 	int ours = last[forward_caller.major];
-	if (likely(ours == SUCCESS))
+	if (likely(ours == SUCCESS && !copies_are_checked()))
 		return forward_cudaGetLastError();
 	last[forward_caller.major] = SUCCESS;
-	return later(forward_cudaGetLastError(), ours);
+	return ours == SUCCESS ? explained(forward_cudaGetLastError()) : later(forward_cudaGetLastError(), ours);
 }

@@ -72,6 +72,7 @@ func start() (*vmm.Engine, error) {
 	made.Contexts(eachContext)
 	made.WithoutCaptures(withoutCaptures)
 	made.WhenUngated(openGate)
+	made.WhenExposed(exposed)
 	made.Compactor(compactor{made})
 	made.Processes(processes{})
 	made.Descriptors(descriptors{})

@@ -24,6 +24,10 @@ static inline __attribute__((always_inline)) bool passes(int function, const voi
 		return !region_active() && !cuda_is_watched();
 	case AT_cudaFree:
 		return !arena_contains(first) && !cuda_is_watched();
+#define X(name, ...) case AT_##name:
+		FORWARD_COPIES(X, FORWARD_NONE)
+#undef X
+		return !copies_are_checked();
 	default:
 		return false;
 	}
@@ -45,6 +49,9 @@ static inline struct forward_caller come_by(enum forward_major major, const void
 #define FIRST_4 FIRST_1
 #define FIRST_5 FIRST_1
 #define FIRST_6 FIRST_1
+#define FIRST_7 FIRST_1
+#define FIRST_8 FIRST_1
+#define FIRST_9 FIRST_1
 
 /* The function NAME@libcudart.so.VERSION; its name here stays in this library. */
 #define OLDER(major, version, name, count, ...)                                                    \

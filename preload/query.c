@@ -42,13 +42,6 @@ enum {
 };
 enum { MEMORY_TYPE_DEVICE = 2 };
 
-/* Whether memory of ours may lie at an address. Where the program maps it itself, that is any address. */
-static inline bool may_be_ours(uintptr_t address)
-{
-	return unlikely(arena_contains((const void *)address)) ||
-	       unlikely(atomic_load_explicit(&handles_tracked, memory_order_relaxed));
-}
-
 static bool find_for(uintptr_t address, int device, struct memory_at *memory)
 {
 	int code = NOT_OURS;
@@ -238,19 +231,33 @@ EXPORT int cuMemGetAccess(unsigned long long *flags, const void *location, uintp
 	return SUCCESS;
 }
 
-/* For libtms_reach.so: the driver has refused the arguments of a call. A program that has paused memory itself gets the
- * driver's bare code, so a line says once what is the likely reason. */
-EXPORT void tms_refused(const char *call)
+/* Once, because a program may go on making the same call. */
+HIDDEN void query_log_refused(void)
 {
 	static atomic_flag told = ATOMIC_FLAG_INIT;
-	char tag[64] = "", line[256];
-	int code = NOT_OURS;
-	if (go_now() != GO_AWAKE || gate_is_shut() ||
-	    IN_GO((code = tmsPausedTag(tag, sizeof tag), SUCCESS)) != SUCCESS || code != SUCCESS ||
-	    atomic_flag_test_and_set(&told))
+	char line[256];
+	if (atomic_flag_test_and_set(&told))
 		return;
-	snprintf(line, sizeof line,
-		 "%s was refused (1) while tag \"%s\" is paused: resume memory before calls that name its addresses (said once)",
-		 call, tag);
+	snprintf(line, sizeof line, "%s (said once)", tms_last_error());
 	error_log(line);
+}
+
+/* CUDA has refused the arguments of a call, and says no more than that. */
+HIDDEN void query_explain_refused(const char *call)
+{
+	char tag[64] = "";
+	int code = NOT_OURS;
+	if (!copies_are_checked() || go_now() != GO_AWAKE || gate_is_shut() ||
+	    IN_GO((code = tmsPausedTag(tag, sizeof tag), SUCCESS)) != SUCCESS || code != SUCCESS)
+		return;
+	(void)error_fail(ERROR_INVALID_VALUE,
+			 "%s was refused (1) while tag \"%s\" is paused: resume memory before calls that name its addresses",
+			 call, tag);
+	query_log_refused();
+}
+
+/* For libtms_reach.so. */
+EXPORT void tms_refused(const char *call)
+{
+	query_explain_refused(call);
 }

@@ -4,6 +4,7 @@ package main
 import "C"
 
 import (
+	"sync/atomic"
 	"unsafe"
 
 	"tms/vmm"
@@ -35,6 +36,36 @@ func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) 
 	return code
 }
 
+// tmsExposed fills in the tag of the memory at an address, shortened to the room, if it is paused and no gate holds the
+// program from it. NOT_OURS: it is not.
+//
+//export tmsExposed
+func tmsExposed(address C.uintptr_t, tag *C.char, room C.size_t) C.int {
+	code := C.int(C.NOT_OURS)
+	_ = enter(func(e *vmm.Engine) error {
+		if name, ok := e.Exposed(uintptr(address)); ok {
+			fillTag(tag, room, name)
+			code = C.SUCCESS
+		}
+		return nil
+	})
+	return code
+}
+
+func fillTag(tag *C.char, room C.size_t, name string) {
+	to := unsafe.Slice((*byte)(unsafe.Pointer(tag)), int(room))
+	to[copy(to[:room-1], stats.TagText(name))] = 0
+}
+
+// exposed has C look for exposed memory in copies, or not.
+func exposed(now bool) {
+	var checked uint32
+	if now {
+		checked = 1
+	}
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&C.copies_checked)), checked)
+}
+
 // tmsPausedTag fills in a tag of which memory is paused, shortened to the room. NOT_OURS: there is none.
 //
 //export tmsPausedTag
@@ -42,8 +73,7 @@ func tmsPausedTag(tag *C.char, room C.size_t) C.int {
 	code := C.int(C.NOT_OURS)
 	_ = enter(func(e *vmm.Engine) error {
 		if name, ok := e.PausedTag(); ok {
-			to := unsafe.Slice((*byte)(unsafe.Pointer(tag)), int(room))
-			to[copy(to[:room-1], stats.TagText(name))] = 0
+			fillTag(tag, room, name)
 			code = C.SUCCESS
 		}
 		return nil

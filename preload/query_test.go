@@ -15,7 +15,9 @@ func TestQuestionsWhilePaused(t *testing.T) {
 	program := compileWithDriver(t, "questions", majors[1])
 	each(t, program, alone("communication"))
 	each(t, program, alone("lent by range"), reaching(t)+" "+shared(t, "dmabuf"))
-	o := run(t, program, []string{"refused"}, reaching(t)).succeeded(t)
-	require.Equal(t, "paused\ntms: cuMemsetD32_v2 was refused (1) while tag \"t\" is paused: resume memory before calls "+
-		"that name its addresses (said once)\n", o.stderr)
+	for call, preloaded := range map[string][]string{"a CUDA call": nil, "cuLaunchHostFunc": {reaching(t)}} {
+		o := run(t, program, []string{"refused"}, preloaded...).succeeded(t)
+		require.Equal(t, "paused\ntms: "+call+" was refused (1) while tag \"t\" is paused: resume memory before calls "+
+			"that name its addresses (said once)\n", o.stderr)
+	}
 }

@@ -66,7 +66,10 @@ enum { NOT_OURS = -1, MEMORY_IS_PAUSED = -2 /* for MUST_BE_ACTIVE */ };
 		}                                                                                  \
 		active_;                                                                           \
 	})
-HIDDEN bool query_is_paused(uintptr_t address); /* query.c */
+/* query.c */
+HIDDEN bool query_is_paused(uintptr_t address);
+HIDDEN void query_explain_refused(const char *call); /* sets the thread's text, where paused memory is the likely reason */
+HIDDEN void query_log_refused(void); /* a line with that text */
 /* What mapping_use does with the driver's handle. */
 struct mapping_use {
 	void *out;
@@ -99,6 +102,13 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 #define TAKING() TAKING_FOR(CALLER())
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
+
+/* copies.c: some memory is paused that no gate holds the program from (vmm/exposed.go). Go sets it. */
+extern uint32_t copies_checked HIDDEN;
+static inline bool copies_are_checked(void)
+{
+	return unlikely(__atomic_load_n(&copies_checked, __ATOMIC_RELAXED) != 0);
+}
 
 /* lasterror.c: notes the result of a function of the runtime that was not passed on to CUDA, and returns it. The
  * driver's functions have no last error; api is what both begin with. */
@@ -246,6 +256,12 @@ extern double tms_get_resume_wait(void);
 extern _Atomic bool shared_watched HIDDEN; /* there was some */
 extern _Atomic bool handles_tracked HIDDEN; /* some memory by handle is pausable */
 extern _Atomic bool handles_watched HIDDEN; /* handles_tracked or shared_watched */
+/* Whether memory of ours may lie at an address. Where the program maps it itself, that is any address. */
+static inline bool may_be_ours(uintptr_t address)
+{
+	return unlikely(arena_contains((const void *)address)) ||
+	       unlikely(atomic_load_explicit(&handles_tracked, memory_order_relaxed));
+}
 HIDDEN void handles_track(void);
 HIDDEN void shared_created(uint64_t handle, size_t size, struct account_owner *owner);
 HIDDEN int shared_import(uint64_t *handle, void *shareable, int type);

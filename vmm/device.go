@@ -42,6 +42,7 @@ type device struct {
 	streamed    atomic.Bool           // the driver has had to make streams
 	progress    atomic.Pointer[progress]
 	gated       int    // segments that are paused by a gated pause
+	exposed     int    // segments that are paused by another
 	shared      uint64 // bytes of extents that several segments share, or have shared
 }
 

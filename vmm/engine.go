@@ -36,6 +36,7 @@ type Engine struct {
 	offersAt  Offers
 
 	whenUngated func()           // called with mu held
+	whenExposed func(bool)       // likewise
 	observe     func(Transition) // called with no lock held
 	transitions atomic.Uint64    // so far, also those that failed
 
@@ -61,7 +62,8 @@ type Engine struct {
 
 	ended uint64 // transitions so far, by which segments and tags know their last
 
-	gating bool // something is paused, or was when whenUngated was last called, by a pause that was gated
+	gating   bool // something is paused, or was when whenUngated was last called, by a pause that was gated
+	exposing bool // as whenExposed was last told
 
 	waitingAside atomic.Bool // a thread is in awaitContextAside
 
@@ -85,6 +87,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		withoutCaptures: func(f func() error) error { return f() },
 
 		whenUngated: func() {},
+		whenExposed: func(bool) {},
 		observe:     func(Transition) {},
 
 		devices:    map[int]*device{},

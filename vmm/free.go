@@ -286,7 +286,7 @@ func (e *Engine) forget(s *segment) {
 	e.sharing.forget(s)
 	s.discard()
 	s.slab = nil
-	if e.gating {
-		e.tellUngated()
+	if e.gating || e.exposing {
+		e.tellPaused()
 	}
 }

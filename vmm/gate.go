@@ -41,14 +41,20 @@ func (e *Engine) GatedTags() []string {
 	return names
 }
 
-// tellUngated is called after anything that may have ended the last gated pause. The caller holds e.mu.
-func (e *Engine) tellUngated() {
-	count := 0
+// tellPaused is called after anything that may have ended the last gated pause, or changed whether something is exposed.
+// The caller holds e.mu.
+func (e *Engine) tellPaused() {
+	gated, exposed := 0, 0
 	for _, d := range e.devices {
-		count += d.gated
+		gated += d.gated
+		exposed += d.exposed
 	}
-	if was := e.gating; was != (count > 0) {
-		if e.gating = count > 0; was {
+	if was := e.exposing; was != (exposed > 0) {
+		e.exposing = !was
+		e.whenExposed(e.exposing)
+	}
+	if was := e.gating; was != (gated > 0) {
+		if e.gating = gated > 0; was {
 			e.whenUngated()
 		}
 	}

@@ -55,13 +55,16 @@ func (e *Engine) inspect() error {
 		defer e.transition.Unlock()
 	}
 	for _, d := range e.devices {
-		gated, shared := 0, uint64(0)
+		gated, exposed, shared := 0, 0, uint64(0)
 		for name, t := range d.tags {
 			i.where = fmt.Sprintf("device %d, tag %q: ", d.ordinal, name)
 			i.ofTag(d, t)
 			for _, s := range t.segments {
 				if s.gated {
 					gated++
+				}
+				if s.exposed {
+					exposed++
 				}
 			}
 		}
@@ -76,6 +79,9 @@ func (e *Engine) inspect() error {
 		}
 		if gated != d.gated {
 			i.note(fmt.Errorf("%d paused through the gate, noted are %d", gated, d.gated))
+		}
+		if exposed != d.exposed {
+			i.note(fmt.Errorf("%d paused without the gate, noted are %d", exposed, d.exposed))
 		}
 	}
 	i.where = ""
@@ -163,6 +169,8 @@ func (i *inspection) ofSegment(d *device, s *segment) {
 	amiss := s.state == active && step < accessible && !s.isUserMapped() || s.state == paused && step == accessible
 	i.must(s.owner != nobody || !amiss, s.address, "in state %d, and its memory at step %d", s.state, step)
 	i.must(!s.gated || s.state == paused, s.address, "in state %d, and noted as paused through the gate", s.state)
+	i.must(!s.exposed || s.state == paused && !s.gated, s.address, "in state %d, and noted as paused without the gate",
+		s.state)
 }
 
 // ofUserMapped checks that memory which a program mapped is known as such.

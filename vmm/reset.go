@@ -50,7 +50,7 @@ func (e *Engine) dropDevice(d *device) {
 		e.dropAtReset(s)
 	}
 	e.waited(e.pending.of([]*device{d}), nil) // the work that they wait for ends with the context
-	e.tellUngated()
+	e.tellPaused()
 }
 
 // dropOrPutOff ends a segment that the caller has marked as being freed; what the driver refuses is done later. The

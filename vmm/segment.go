@@ -41,6 +41,7 @@ type segment struct {
 	kept
 	dead    backup.Ranges // bytes that the next pause need not keep; see Live
 	gated   bool          // a gated pause has paused it
+	exposed bool          // another pause has: the program may use its addresses
 	changed uint64        // the transition that paused or resumed it last
 	outcome outcome       // of the transition that works on it
 }

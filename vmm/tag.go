@@ -48,6 +48,7 @@ func (t *tag) remove(s *segment) {
 		s.gated = false // it may become slack, and serve an allocation later
 		s.device.gated--
 	}
+	s.expose(false)
 	s.device.count(s, -int64(s.length()))
 	t.segments = removeAt(t.segments, s.index)
 }

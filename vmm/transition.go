@@ -298,6 +298,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			if s.gated {
 				d.gated++
 			}
+			s.expose(s.outcome.state == paused && !s.gated)
 			s.owner, s.state, s.kept, s.dead = nobody, s.outcome.state, s.outcome.kept, nil
 			if s.outcome.lost {
 				s.imported.lost = true
@@ -319,7 +320,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			}
 		}
 	}
-	e.tellUngated()
+	e.tellPaused()
 	e.settled.Broadcast()
 }
 

@@ -105,7 +105,7 @@ func (e *Engine) releaseUnused(s *segment, release func() error) error {
 	if s.inTag() {
 		s.tag.remove(s)
 		s.device.retire(s.tag)
-		e.tellUngated()
+		e.tellPaused()
 	}
 	if !s.isImported() {
 		s.device.has -= s.userMapped.size

@@ -131,13 +131,21 @@ func load(functionsText, classesText string) ([]Function, error) {
 		f := &functions[i]
 		f.Classes = whole[f.Name]
 		matched[f.Name] = true
-		var by []string
-		for pattern, names := range patterns {
-			if ok, _ := path.Match(pattern, f.Name); ok && f.Classes == nil {
-				by = append(by, pattern)
-				matched[pattern] = true
-				f.Classes = names
+		var by []string // the longest patterns
+		for pattern := range patterns {
+			if ok, _ := path.Match(pattern, f.Name); !ok || whole[f.Name] != nil {
+				continue
 			}
+			if len(by) > 0 && len(pattern) > len(by[0]) {
+				by = nil
+			}
+			if len(by) == 0 || len(pattern) == len(by[0]) {
+				by = append(by, pattern)
+			}
+		}
+		for _, pattern := range by {
+			f.Classes = patterns[pattern]
+			matched[pattern] = true
 		}
 		switch {
 		case len(by) > 1:

@@ -118,8 +118,63 @@ func forwarded(functions []Function) string {
 		}
 		return rows
 	}
+	copies, addresses := copying(functions)
 	return list("FORWARD_OBSTACLES(X, N)", of("obstructs")) + list("FORWARD_CAPTURES(X, N)", of("captures")) +
-		list("FORWARD_CAPTURE_ENDS(X, N)", of("ends"))
+		list("FORWARD_CAPTURE_ENDS(X, N)", of("ends")) + list("FORWARD_COPIES(X, N)", copies) +
+		list("COPIES(X)", addresses)
+}
+
+// copying lists the functions that copy: as those above, and how preload/copies.c finds the addresses in their
+// arguments.
+func copying(functions []Function) (rows, addresses []string) {
+	for _, f := range functions {
+		found, ok := addressesOf(f)
+		if !ok {
+			continue
+		}
+		count := len(f.Types)
+		if strings.Contains(f.Symbol, "BatchAsync") && !ofDriver(f) {
+			count++ // in CUDA 12 they have one more, before the last, under the same name
+		}
+		words := strings.Repeat(", uintptr_t", count)
+		if ofDriver(f) {
+			rows = append(rows, fmt.Sprintf("N(%d, %s, %d%s)", f.Since, f.Symbol, count, words))
+		} else {
+			rows = append(rows, fmt.Sprintf("X(%s, %d%s)", f.Symbol, count, words))
+		}
+		addresses = append(addresses, fmt.Sprintf("X(%s, %d, %s)", f.Symbol, count, found))
+	}
+	return rows, addresses
+}
+
+// addressesOf returns an expression for the addresses among the arguments of a function that copies; false: libtms.so
+// cannot find any.
+func addressesOf(f Function) (expression string, ok bool) {
+	finds := map[string]string{
+		"CUdeviceptr": "AT(%s)", "void*": "AT(%s)", "const void*": "AT(%s)",
+		"CUdeviceptr*": "LIST(%s, d)", "void*const*": "LIST(%s, d)", "const void*const*": "LIST(%s, d)",
+		"const CUDA_MEMCPY2D*": "ROWS(%s)", "const CUDA_MEMCPY3D*": "LAYERS(%s)", "const CUDA_MEMCPY3D_PEER*": "LAYERS(%s)",
+		"const cudaMemcpy3DParms*": "PITCHED(%s)", "const cudaMemcpy3DPeerParms*": "PITCHED_PEER(%s)",
+		"CUDA_MEMCPY3D_BATCH_OP*": "OPERATIONS(%s, 1)", "cudaMemcpy3DBatchOp*": "OPERATIONS(%s, 1)",
+		"CUgraphNodeParams*": "NODE(%s)", "cudaGraphNodeParams*": "RUNTIME_NODE(%s)",
+	}
+	if !f.Is("copies") || f.Symbol == "cudaGraphAddNode" {
+		return "", false
+	}
+	var all []string
+	for i, kind := range f.Types {
+		if strings.HasSuffix(strings.TrimSuffix(kind, "*"), "_v1") || kind == "cudaPitchedPtr" {
+			return "", false
+		}
+		if find, ok := finds[kind]; ok {
+			all = append(all, fmt.Sprintf(find, string(rune('a'+i))))
+		}
+	}
+	expression = strings.Join(all, " ?: ")
+	if f.Types[0] == "size_t" { // how many operations there are
+		expression = strings.Replace(expression, ", 1)", ", a)", 1)
+	}
+	return expression, expression != ""
 }
 
 func list(name string, rows []string) string {

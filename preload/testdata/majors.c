@@ -15,7 +15,7 @@ int main(int argc, char **argv)
 	IN_REGION(FAILS(allocate(&pointer, 10), 302, "libcudart"));
 	for (int i = 2; i < argc; i++) {
 		void *library = dlopen(argv[i], RTLD_NOW | (local ? RTLD_LOCAL : RTLD_GLOBAL));
-		CHECK(library && !dlsym(RTLD_DEFAULT, "cudaMemset") == local);
+		CHECK(library && !dlsym(RTLD_DEFAULT, "cudaStreamCreate") == local);
 		__typeof__(cudaMemcpy) *copy = dlsym(library, "cudaMemcpy");
 		EXPECT(allocate(&pointer, 100), 0);
 		tms_set_interesting_region(true);

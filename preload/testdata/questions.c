@@ -2,6 +2,7 @@
  * gate, and TMS_SHAREABLE=1 where memory is shared by descriptors. */
 #include "mapping.h"
 
+int cudaGetLastError(void);
 int cuCtxGetDevice(int *);
 int cuCtxGetFlags(unsigned *);
 int cuDevicePrimaryCtxReset_v2(int);
@@ -326,17 +327,31 @@ static void beside(void)
 	}
 }
 
-/* The driver refuses paused memory with a bare code, and one line says why. */
+static void nothing(void *unused)
+{
+	(void)unused;
+}
+
+/* The driver refuses paused memory with a bare code, here in a call whose arguments are not looked at. The last error
+ * of the thread says why, as soon as libtms.so hears of it, and so does one line. */
 static void refused(void)
 {
-	uintptr_t memory = (uintptr_t)pausable(SIZE, "t", true);
-	EXPECT(cuMemsetD32_v2(0, 1, 1), 1); /* for another reason */
-	EXPECT(tms_pause(NULL), 0);
-	fprintf(stderr, "paused\n");
-	for (int i = 0; i < 2; i++)
-		EXPECT(cuMemsetD32_v2(memory, 1, 1), 1);
+	for (int paused = 0; paused < 2; paused++) {
+		pausable(SIZE, "t", true);
+		if (paused)
+			EXPECT(tms_pause(NULL), 0);
+		fprintf(stderr, paused ? "paused\n" : "");
+		for (int i = 0; i < 2; i++) {
+			sim_fail("cuLaunchHostFunc", 1, 1);
+			EXPECT(cudaLaunchHostFunc(NULL, nothing, NULL), 1);
+			EXPECT(cudaGetLastError(), 1);
+			EXPECT(cudaGetLastError(), 0);
+			EXPECT(strstr(tms_last_error(), "was refused (1) while tag \"t\" is paused: resume memory before "
+							"calls that name its addresses") != NULL,
+			       paused);
+		}
+	}
 	EXPECT(tms_resume(NULL), 0);
-	EXPECT(cuMemsetD32_v2(memory, 1, 1), 0);
 }
 
 static int fill_again(struct caller *caller)

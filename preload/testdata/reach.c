@@ -165,7 +165,8 @@ int main(int argc, char **argv)
 		EXPECT(cudaGetDriverEntryPoint("cuLaunchKernel", &entries[1], 0, NULL), 0);
 		passes_the_gate("entry point", (memset_function *)entries[0], (launch_function *)entries[1]);
 		passes_the_gate("the runtime's", runtime_memset, cuLaunchKernel);
-		is_of(by_name(find, "cuMemsetD32", 12000, 0), "libtms_reach.so");
+		is_of(by_name(find, "cuLaunchKernel", 12000, 0), "libtms_reach.so");
+		is_of(by_name(find, "cuMemsetD32", 12000, 0), "libtms.so");
 		CHECK(by_name(find, "cuMemsetD32", 12000, 2) == dlsym(RTLD_DEFAULT, "cuMemsetD32_v2_ptds"));
 		CHECK(by_name(find, "cuLaunchKernelEx", 12000, 2) == dlsym(RTLD_DEFAULT, "cuLaunchKernelEx_ptsz"));
 		is_of(by_name(find, "cuStreamBeginCapture", 12000, 0), "libtms.so");

@@ -199,7 +199,7 @@
 	S(4000, INIT, cuMemcpyPeerAsync, , (CUdeviceptr target, CUcontext target_context, CUdeviceptr source, \
 	  CUcontext source_context, size_t size, CUstream stream), \
 	  later(copy_peer(target, target_context, source, source_context, size), ON_DEVICE, MINE(stream))) \
-	X(3020, CTX, cuMemcpy2D, _v2, (const CUDA_MEMCPY2D *copy), now(copy_2d(copy), ANY_DIRECTION, own)) \
+	X(3020, CTX, cuMemcpy2D, _v2, (const CUDA_MEMCPY2D *copy), now(copy_2d(copy), direction_2d(copy), own)) \
 	T(3020, CTX, cuMemsetD8, _v2, (CUdeviceptr target, unsigned char value, size_t count), \
 	  now(fill(target, value, 1, count), ANY_DIRECTION, own)) \
 	T(3020, CTX, cuMemsetD32, _v2, (CUdeviceptr target, unsigned value, size_t count), \

@@ -34,6 +34,13 @@ static bool is_pageable(enum place place, const struct rows *rows)
 	return place != PLACE_DEVICE && !host_pinned(rows->address, rows_size(rows));
 }
 
+// The driver takes unmapped addresses for host memory, unless the call says that they are the device's; so it faults.
+static void fault_unless(bool on_device, enum place place, uint64_t address)
+{
+	if (place == PLACE_UNMAPPED && !on_device)
+		(void)*(const volatile char *)address;
+}
+
 static CUresult check_copy(const struct operation *operation, enum direction direction, bool *pageable)
 {
 	const struct rows *to = &operation->to, *from = &operation->copy.from;
@@ -43,6 +50,8 @@ static CUresult check_copy(const struct operation *operation, enum direction dir
 	enum place source = memory_place(copy_reach(operation->copy.from_device), from->address, rows_size(from), false);
 	if (target == PLACE_FORBIDDEN || source == PLACE_FORBIDDEN || !to->address || !from->address)
 		return CUDA_ERROR_INVALID_VALUE;
+	fault_unless(direction & TO_DEVICE, target, to->address);
+	fault_unless(direction & FROM_DEVICE, source, from->address);
 	bool to_pageable = is_pageable(target, to), from_pageable = is_pageable(source, from);
 	if ((direction & TO_DEVICE && to_pageable) || (direction & FROM_DEVICE && from_pageable))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -155,6 +164,16 @@ static struct request copy_2d(const CUDA_MEMCPY2D *parameters)
 	source += parameters->srcY * source_pitch + parameters->srcXInBytes;
 	return copy_rows((struct rows){target, target_pitch, width, height},
 			 (struct rows){source, source_pitch, width, height});
+}
+
+static enum direction direction_2d(const CUDA_MEMCPY2D *parameters)
+{
+	enum direction direction = ANY_DIRECTION;
+	if (parameters && parameters->dstMemoryType == CU_MEMORYTYPE_DEVICE)
+		direction |= TO_DEVICE;
+	if (parameters && parameters->srcMemoryType == CU_MEMORYTYPE_DEVICE)
+		direction |= FROM_DEVICE;
+	return direction;
 }
 
 COPY_FUNCTIONS(DEFINE, DEFINE_PTDS, DEFINE_PTSZ)

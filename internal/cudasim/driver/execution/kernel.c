@@ -11,7 +11,7 @@ static bool reachable(const struct context *context, uint64_t address, uint64_t 
 	enum place place = memory_place(kernel_reach(context), address, size, write);
 	if (place == PLACE_HOST)
 		return host_pinned(address, size);
-	if (place == PLACE_FORBIDDEN)
+	if (place != PLACE_DEVICE)
 		return false;
 	for (uint64_t at = address; at < address + size;) {
 		struct mapping *mapping = mapping_at(at);

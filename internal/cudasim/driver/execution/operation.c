@@ -14,7 +14,7 @@ static bool touchable(struct reach reach, const struct rows *rows, bool write)
 	enum place place = memory_place(reach, rows->address, size, write);
 	if (place == PLACE_DEVICE && write)
 		memory_populate(rows->address, size);
-	return place != PLACE_FORBIDDEN;
+	return place == PLACE_HOST || place == PLACE_DEVICE;
 }
 
 static void fill(char *row, uint64_t width, uint32_t value, uint32_t element)

@@ -87,10 +87,10 @@ enum place memory_place(struct reach reach, uint64_t address, uint64_t size, boo
 	}
 	if (at >= end)
 		return PLACE_DEVICE;
-	if (at > address || in_ranges(&memory.reservations, address, size) ||
-	    in_ranges(&memory.heaps, address, size))
+	if (at > address)
 		return PLACE_FORBIDDEN;
-	return PLACE_HOST;
+	bool reserved = in_ranges(&memory.reservations, address, size) || in_ranges(&memory.heaps, address, size);
+	return reserved ? PLACE_UNMAPPED : PLACE_HOST;
 }
 
 // Makes all pages at once for a write: several times faster than fault by fault.

@@ -133,7 +133,7 @@ struct reach {
 	uint32_t devices;
 };
 struct reach copy_reach(int device); // copies are staged where there is no peer access
-enum place { PLACE_HOST, PLACE_DEVICE, PLACE_FORBIDDEN };
+enum place { PLACE_HOST, PLACE_DEVICE, PLACE_FORBIDDEN, PLACE_UNMAPPED /* reserved, and nothing is there */ };
 enum place memory_place(struct reach reach, uint64_t address, uint64_t size, bool write);
 void memory_populate(uint64_t address, uint64_t size);
 

@@ -1,0 +1,46 @@
+package vmm_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm"
+)
+
+// Memory is exposed while a pause keeps it that no gate holds the program from, however that ends.
+func TestExposed(t *testing.T) {
+	_, _, e := simulated(t, 1)
+	e.CheckInvariants(true)
+	var told []bool
+	e.WhenExposed(func(exposed bool) { told = append(told, exposed) })
+	exposed := func(address uintptr, tag string) {
+		t.Helper()
+		name, ok := e.Exposed(address)
+		require.Equal(t, tag, name)
+		require.Equal(t, tag != "", ok)
+	}
+	one := malloc(t, e, vmm.Request{Size: 2 * mib, Tag: "one"})
+	other := malloc(t, e, vmm.Request{Size: 2 * mib, Tag: "other"})
+	require.NoError(t, pause(e, vmm.Options{Tags: []string{"one"}}))
+	exposed(one, "one")
+	exposed(one+2*mib-1, "one")
+	exposed(other, "")
+	require.NoError(t, pause(e, vmm.Options{Gated: true}))
+	exposed(one, "one")
+	exposed(other, "")
+	require.NoError(t, resume(e, vmm.Options{}))
+	exposed(one, "")
+	require.Equal(t, []bool{true, false}, told)
+
+	require.NoError(t, pause(e, vmm.Options{}))
+	frees(t, e, one)
+	exposed(other, "other")
+	frees(t, e, other)
+	exposed(other, "")
+	one = malloc(t, e, vmm.Request{Size: 2 * mib, Tag: "one"})
+	exposed(one, "")
+	require.NoError(t, pause(e, vmm.Options{}))
+	e.Reset(0)
+	require.Equal(t, []bool{true, false, true, false, true, false}, told)
+}
