@@ -111,11 +111,15 @@ static void resolve_driver(void);
 FORWARD_DRIVER(X, N)
 #undef X
 
+HIDDEN void (*forward_at_first_call)(void);
+
 static void resolve_driver(void)
 {
-	static atomic_bool done;
+	static atomic_bool done, begun;
 	if (atomic_load(&done))
 		return;
+	if (forward_at_first_call && !atomic_exchange(&begun, true))
+		forward_at_first_call();
 	void *library = open_loaded("libcuda", "cuInit", NULL);
 	struct range last = {0};
 #define X(name, count, ...)                                                                        \
@@ -280,11 +284,54 @@ HIDDEN void forward_see_older(void)
 		atomic_store(newest[i], of_caller[i]);
 }
 
+static int is_of_major(struct dl_phdr_info *info, size_t size, void *version)
+{
+	(void)size;
+	const char *file = file_of(info->dlpi_name);
+	return is_library(file, "libcudart") && strstr(file, strchr(version, '.')) != NULL;
+}
+
+/* Reports whether a libcudart of that version is loaded: without it there is no need to ask the loader. */
+static bool has_major(enum forward_major major)
+{
+	return dl_iterate_phdr(is_of_major, (void *)version_of[major]);
+}
+
 HIDDEN void forward_resolve(void)
 {
 	resolve_driver();
-	if (resolve_runtime(FORWARD_NEWEST))
+	if (has_major(FORWARD_NEWEST) && resolve_runtime(FORWARD_NEWEST))
 		forward_set_newest();
 	for (enum forward_major major = FORWARD_NEWEST + 1; major < FORWARD_MAJORS; major++)
-		resolve_runtime(major);
+		if (has_major(major))
+			resolve_runtime(major);
+}
+
+struct driver {
+	struct symbols symbols;
+	bool found, hooked;
+};
+
+static int look_for_driver(struct dl_phdr_info *info, size_t size, void *data)
+{
+	(void)size;
+	struct driver *driver = data;
+	struct symbols symbols;
+	const char *file = file_of(info->dlpi_name);
+	if (!read_symbols(info->dlpi_addr, dynamic_of(info), &symbols))
+		return 0;
+	if (!driver->found && is_library(file, "libcuda") && defined(&symbols, "cuInit")) {
+		driver->symbols = symbols;
+		driver->found = true;
+	}
+	driver->hooked |= strcmp(file, "libtms_reach.so") != 0 && defined(&symbols, "dlsym") && !c_dlsym(&symbols);
+	return 0;
+}
+
+HIDDEN void *forward_in_driver(const char *name)
+{
+	static struct driver driver; /* which stays loaded */
+	if (!driver.found)
+		dl_iterate_phdr(look_for_driver, &driver);
+	return driver.found && !driver.hooked ? defined(&driver.symbols, name) : NULL;
 }

@@ -20,11 +20,15 @@ static int (*close_from)(posix_spawn_file_actions_t *, int);
 
 HIDDEN void helper_prepare(void)
 {
+	static atomic_bool done;
 	Dl_info info;
+	if (atomic_load(&done))
+		return;
 	if (dladdr((void *)helper_prepare, &info))
 		self = info.dli_fname;
 	close_from = (int (*)(posix_spawn_file_actions_t *, int))dlsym(RTLD_DEFAULT,
 									"posix_spawn_file_actions_addclosefrom_np");
+	atomic_store(&done, true);
 }
 
 /* The command: what TMS_COMMAND names; where the wheel, or scripts/build.sh, puts it; or on the path. */

@@ -3,9 +3,17 @@
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
+#include "forward.h"
 #include "symbols.h"
 
 #include <stdlib.h>
+
+/* A later call may come from a thread for which a library's constructor waits, with the loader's lock. */
+static void ask_loader(void)
+{
+	handlers_find();
+	helper_prepare();
+}
 
 HIDDEN void go_awake(void)
 {
@@ -36,6 +44,7 @@ AT_LOAD static void leave_environment(void)
 __attribute__((constructor)) static void at_load(void)
 {
 	go_load();
+	forward_at_first_call = ask_loader;
 	region_load_environment();
 	trace_load();
 	caller_load();

@@ -50,7 +50,7 @@ func start() (*vmm.Engine, error) {
 	if made := engine.Load(); made != nil {
 		return made, nil
 	}
-	opened, err := cuda.Open("libcuda.so.1")
+	opened, err := openDriver()
 	if err != nil {
 		var failed *cuda.Error
 		if !errors.As(err, &failed) {
@@ -85,6 +85,18 @@ func start() (*vmm.Engine, error) {
 	record.Watch(made)
 	engine.Store(made)
 	return made, nil
+}
+
+// openDriver does not wait for the loader's lock where CUDA is in use: a library's constructor may wait, with that lock,
+// for the thread that comes here.
+func openDriver() (*cuda.Driver, error) {
+	find := func(name string) uintptr {
+		return uintptr(C.forward_in_driver((*C.char)(goruntime.Terminated(name))))
+	}
+	if find("cuInit") == 0 {
+		return cuda.Open("libcuda.so.1")
+	}
+	return cuda.OpenLoaded(find)
 }
 
 // eachContext is a vmm.Contexts.

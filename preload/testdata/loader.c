@@ -1,7 +1,7 @@
 /* While a thread has the loader's lock, others need no answer of the loader's: no pause and resume of a program whose
  * thread waits at the gate in a library's constructor, or in a callback of dl_iterate_phdr, and no first call of one of
- * CUDA's functions, which the constructor waits for. Nor does a resume that finds too little memory at first. Called as:
- * loader dlopen|callback|calls LIBRARY */
+ * CUDA's functions, which the constructor waits for. Nor does a resume that finds too little memory at first, nor the
+ * first allocation in a region once CUDA is in use. Called as: loader dlopen|callback|calls|region|alone LIBRARY */
 #include "host.h"
 
 #include <link.h>
@@ -12,7 +12,7 @@ int cuMemcpyDtoH_v2(void *, uintptr_t, size_t);
 int cuStreamCreate(void **, unsigned);
 
 static void *memory;
-static const char *library;
+static const char *library, *part;
 static atomic_bool inside, done;
 
 static void *first_calls(void *unused)
@@ -33,6 +33,20 @@ static void *first_calls(void *unused)
 	return unused;
 }
 
+static void *first_in_a_region(void *unused)
+{
+	for (int i = 0; i < 3; i++) {
+		void *kept = kept_memory(MIB, "kept", 6);
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(tms_resume(NULL), 0);
+		EXPECT(cudaFree(kept), 0);
+	}
+	EXPECT(tms_serve(), 0);
+	EXPECT(tms_pause_everything(30), 0);
+	EXPECT(tms_resume(NULL), 0);
+	return unused;
+}
+
 static void give_work(void)
 {
 	atomic_store(&inside, true);
@@ -44,6 +58,10 @@ void in_constructor(void)
 {
 	if (tms_get_interesting_region())
 		on_a_thread(first_calls, NULL);
+	else if (strcmp(part, "region") == 0)
+		on_a_thread(first_in_a_region, NULL);
+	else if (strcmp(part, "alone") == 0)
+		first_in_a_region(NULL);
 	else
 		give_work();
 }
@@ -109,8 +127,17 @@ static void *is_iterated(void)
 int main(int argc, char **argv)
 {
 	CHECK(argc == 3);
-	library = argv[2];
+	part = argv[1], library = argv[2];
 	alarm(60);
+	if (strcmp(part, "alone") == 0) { /* CUDA is not in use yet */
+		CHECK(dlopen(library, RTLD_NOW));
+		return 0;
+	}
+	if (strcmp(part, "region") == 0) {
+		EXPECT(cudaMalloc(&memory, 4096), 0);
+		CHECK(dlopen(library, RTLD_NOW));
+		return 0;
+	}
 	if (strcmp(argv[1], "calls") == 0) {
 		EXPECT(cudaMalloc(&memory, 4096), 0);
 		char byte;

@@ -56,6 +56,14 @@ func Open(path string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	return d.open()
+}
+
+// OpenLoaded is Open for a driver that is in the process already. find returns the address of a function, or 0; unlike
+// the loader's own search, it may need no lock of the loader's.
+func OpenLoaded(find func(name string) uintptr) (*Driver, error) { return bind(find).open() }
+
+func (d *Driver) open() (*Driver, error) {
 	for _, name := range required {
 		if d.address[name] == 0 {
 			return nil, fmt.Errorf("the CUDA driver is too old (it has no %s; 11.2 or newer is needed)", name)
@@ -73,11 +81,18 @@ func Load(path string) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the CUDA driver cannot be loaded: %w", err)
 	}
+	return bind(func(name string) uintptr {
+		address, _ := purego.Dlsym(library, name)
+		return address
+	}), nil
+}
+
+func bind(find func(name string) uintptr) *Driver {
 	d := &Driver{address: map[string]uintptr{}}
 	for _, name := range slices.Concat(required, optional) {
-		d.address[name], _ = purego.Dlsym(library, name)
+		d.address[name] = find(name)
 	}
-	return d, nil
+	return d
 }
 
 func (d *Driver) Init() error { return d.call("cuInit", 0) }
