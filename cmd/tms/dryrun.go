@@ -11,8 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/internal/hostmemory"
+	"tms/internal/nvml"
 	"tms/internal/readable"
 )
 
@@ -28,8 +30,10 @@ type plan struct {
 	// For a pause to host memory: the bytes that it needs, and the bytes available; nil: unknown, or no limit.
 	HostBytes          uint64  `json:"host_bytes"`
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
-	Legs               legs    `json:"gpus,omitempty"`  // for a move
-	Error              string  `json:"error,omitempty"` // why it would not be done
+	Legs               legs    `json:"gpus,omitempty"` // for a move
+	// Driver is what the driver must give back before a resume, by GPU.
+	Driver []planDriver `json:"driver,omitempty"`
+	Error  string       `json:"error,omitempty"` // why it would not be done
 }
 
 // planDevice is a device's part of a plan.
@@ -38,6 +42,16 @@ type planDevice struct {
 	Bytes  uint64    `json:"bytes"`
 	Free   *uint64   `json:"free_bytes"` // for a resume: what is free for it; nil: not known
 	Tags   []planTag `json:"tags"`
+}
+
+// planDriver is what a restore looks for on a GPU, and who else is about to take memory there.
+type planDriver struct {
+	GPU    int     `json:"gpu"` // as NVML counts; -1: it does not show it
+	UUID   string  `json:"uuid"`
+	Bytes  uint64  `json:"bytes"` // that the driver took
+	Margin uint64  `json:"margin_bytes"`
+	Free   *uint64 `json:"free_bytes"` // nil: not known
+	Asking []int   `json:"asking"`     // processes of tms that have the GPU's lock or wait for it
 }
 
 type planTag struct {
@@ -55,6 +69,7 @@ type planning struct {
 	host     []hostmemory.Promised // what others are about to take, and what earlier pauses would
 	reserved uint64                // host memory that is free of what is reserved
 	freed    map[string]int64      // by UUID; below 0: taken
+	shown    []nvml.Device         // once a process needs that
 }
 
 func (s steering) planning(force bool) *planning {
@@ -90,6 +105,9 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 		made.Error = state.Driver.Lost
 		return
 	}
+	if resume && state.Stats.Everything {
+		p.planDriver(made, state)
+	}
 	for _, d := range state.Stats.Devices {
 		part, host := planDevice{Device: d.Device, Tags: []planTag{}}, uint64(0)
 		for _, tag := range d.Tags {
@@ -121,10 +139,9 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 		made.HostBytes += host
 		gpu := cmp.Or(d.UUID, strconv.Itoa(d.Device))
 		if resume {
-			if !state.Stats.Everything { // else the driver cannot be asked
-				free := uint64(max(0, int64(d.FreeBytes)+p.freed[gpu]))
+			if free, known := p.freeOn(gpu, d.FreeBytes, state.Stats.Everything); known {
 				part.Free = &free
-				if free < part.Bytes {
+				if free < part.Bytes && made.Error == "" {
 					made.Error = fmt.Sprintf("it does not fit: device %d would have %s free and %s are needed",
 						d.Device, readable.Bytes(free), readable.Bytes(part.Bytes))
 				}
@@ -158,6 +175,64 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 	}
 }
 
+// freeOn returns what is free on a GPU after the plans so far. While the driver has the process, it cannot ask.
+func (p *planning) freeOn(gpu string, seen uint64, everything bool) (free uint64, known bool) {
+	if everything {
+		at := slices.IndexFunc(p.shown, func(d nvml.Device) bool { return d.UUID == gpu })
+		if at < 0 {
+			return 0, false
+		}
+		seen = p.shown[at].FreeBytes
+	}
+	return uint64(max(0, int64(seen)+p.freed[gpu])), true
+}
+
+// planDriver plans the driver's part of a resume, as restore looks for it.
+func (p *planning) planDriver(made *plan, state control.ProcessState) {
+	if p.shown == nil {
+		p.shown, _ = gpus()
+	}
+	if state.Driver == nil {
+		if !checkpoint.Overridden() {
+			made.Error = notNoted("no tms that paused it has noted it")
+		}
+		return
+	}
+	for _, d := range state.Driver.Devices {
+		part := planDriver{GPU: -1, UUID: d.UUID, Bytes: d.Bytes, Asking: []int{}}
+		if d.Bytes == 0 {
+			continue
+		}
+		if free, known := p.freeOn(d.UUID, 0, true); known {
+			at := slices.IndexFunc(p.shown, func(shown nvml.Device) bool { return shown.UUID == d.UUID })
+			part.GPU, part.Free, part.Margin = p.shown[at].Index, &free, checkpoint.Margin(p.shown[at].TotalBytes)
+			if wanted := part.Bytes + part.Margin; free < wanted && made.Error == "" {
+				made.Error = fmt.Sprintf("it does not fit: GPU %d would have %s free and the driver needs %s", part.GPU,
+					readable.Bytes(free), readable.Bytes(wanted))
+			}
+		} else if !checkpoint.Overridden() && made.Error == "" {
+			made.Error = fmt.Sprintf("NVML does not show %s here, so whether there is room for the restore cannot be seen",
+				d.UUID)
+		}
+		part.Asking = append(part.Asking, lockersOf(d.UUID)...)
+		p.freed[d.UUID] -= int64(d.Bytes)
+		made.Driver = append(made.Driver, part)
+	}
+}
+
+func (d *planDriver) text(pid int) string {
+	text := fmt.Sprintf("%d: the driver would first take %s of ", pid, readable.Bytes(d.Bytes))
+	if d.Free == nil {
+		return text + d.UUID + ", which NVML does not show\n"
+	}
+	text += fmt.Sprintf("GPU %d, and wants a margin of %s; %s free", d.GPU, readable.Bytes(d.Margin),
+		readable.Bytes(*d.Free))
+	if len(d.Asking) > 0 {
+		text += "; its lock is wanted by " + strings.Trim(fmt.Sprint(d.Asking), "[]")
+	}
+	return text + "\n"
+}
+
 func (m *plan) text() string {
 	var text strings.Builder
 	verb, done := "free", "pause"
@@ -166,8 +241,11 @@ func (m *plan) text() string {
 	} else if m.Op == control.Move {
 		done = "move"
 	}
-	if m.Bytes == 0 && len(m.Legs) == 0 && m.Error == "" {
+	if m.Bytes == 0 && len(m.Legs) == 0 && len(m.Driver) == 0 && m.Error == "" {
 		return fmt.Sprintf("%d: nothing to %s\n", m.PID, done)
+	}
+	for _, d := range m.Driver {
+		text.WriteString(d.text(m.PID))
 	}
 	var lost []string
 	for _, d := range m.Devices {
@@ -184,7 +262,7 @@ func (m *plan) text() string {
 		if d.Free != nil {
 			fmt.Fprintf(&text, "; %s free", readable.Bytes(*d.Free))
 		} else if m.Op == control.Resume {
-			text.WriteString("; what is free is not known while the driver has the process")
+			text.WriteString("; what is free is not known: NVML does not show the GPU")
 		}
 		text.WriteByte('\n')
 	}

@@ -1,8 +1,13 @@
 package main
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,24 +20,39 @@ import (
 )
 
 // lock takes the lock under which room is made on a device, by its UUID, or in host memory: in all directories in which
-// processes find one another, because each may have its socket in another. It ends with this process. (flock) Errors:
-// that there is no directory; the holder, which is stopped.
+// processes find one another, because each may have its socket in another. Root takes it in those of all users, so that
+// its commands and theirs take turns. It ends with this process. (flock) Errors: that there is no directory; the holder,
+// which is stopped.
 func lock(name string) (unlock func(), err error) {
-	user := os.Geteuid()
-	directories := control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user)
-	slices.Sort(directories) // so that two never wait for each other
+	runtime, temporary, user := os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid()
+	owners := map[string]int{}
+	if user == 0 {
+		owners = control.OthersDirectories(runtime, temporary, user)
+	}
+	for _, directory := range control.AllDirectories(runtime, temporary, user) {
+		owners[directory] = user
+	}
 	var files []*os.File
+	own := 0
 	unlock = func() {
 		for _, file := range files {
 			_ = file.Close()
 		}
 	}
-	for _, directory := range directories {
+	for _, directory := range slices.Sorted(maps.Keys(owners)) { // so that two never wait for each other
+		owner := owners[directory]
 		var file *os.File
-		if err = control.MakeDirectory(directory, user); err == nil {
-			file, err = os.OpenFile(directory+"/"+strings.ReplaceAll(name, "/", "")+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+		var failed error
+		if owner == user {
+			failed = control.MakeDirectory(directory, user)
 		}
-		if err != nil {
+		if failed == nil {
+			file, failed = openLock(directory, lockName(name), owner)
+		}
+		if failed != nil {
+			if owner == user {
+				err = failed
+			}
 			continue
 		}
 		if stopped := lockFile(file, "the lock of "+name); stopped != nil {
@@ -40,11 +60,44 @@ func lock(name string) (unlock func(), err error) {
 			return nil, stopped
 		}
 		files = append(files, file)
+		if owner == user {
+			own++
+		}
 	}
-	if len(files) == 0 {
+	if own == 0 {
+		unlock()
 		return nil, fmt.Errorf("the lock of %s cannot be taken: %w", name, err)
 	}
 	return unlock, nil
+}
+
+// openLock opens a file that can be locked, even where root makes it for its owner. That owner may replace the directory
+// or the file at any moment.
+func openLock(directory, name string, owner int) (*os.File, error) {
+	const safely = unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+	failed := func(err error) (*os.File, error) {
+		return nil, &fs.PathError{Op: "open", Path: filepath.Join(directory, name), Err: err}
+	}
+	folder, err := unix.Open(directory, safely|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { _ = unix.Close(folder) }()
+	var found unix.Stat_t
+	if err = unix.Fstat(folder, &found); err != nil || found.Uid != uint32(owner) {
+		return failed(cmp.Or(err, error(unix.EPERM)))
+	}
+	descriptor, err := unix.Openat(folder, name, safely, 0)
+	if errors.Is(err, unix.ENOENT) {
+		descriptor, err = unix.Openat(folder, name, safely|unix.O_CREAT, 0o644)
+		if err == nil && owner != os.Geteuid() {
+			_ = unix.Fchown(descriptor, owner, -1)
+		}
+	}
+	if err != nil {
+		return failed(err)
+	}
+	return os.NewFile(uintptr(descriptor), name), nil
 }
 
 // lockFile locks a file, and closes it if its holder is stopped for too long.
@@ -72,20 +125,54 @@ func lockFile(file *os.File, what string) error {
 	}
 }
 
-// holderOf returns the process that has locked a file; 0: it cannot be seen. (proc_locks(5))
+// holderOf returns the process that has locked a file; 0: it cannot be seen.
 func holderOf(file *os.File) int {
+	holder, _ := lockers(file)
+	return holder
+}
+
+// lockers returns the process that has locked a file (0: it cannot be seen), and those that wait for it. (proc_locks(5))
+func lockers(file *os.File) (holder int, waiting []int) {
 	var found unix.Stat_t
 	if unix.Fstat(int(file.Fd()), &found) != nil {
-		return 0
+		return 0, nil
 	}
 	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(uint64(found.Dev)), unix.Minor(uint64(found.Dev)), found.Ino)
 	locks, _ := os.ReadFile("/proc/locks")
 	for line := range strings.Lines(string(locks)) {
 		fields := strings.Fields(line) // "1: FLOCK  ADVISORY  WRITE 7 fe:00:9 0 EOF"; the one that waits has "1: ->"
-		if len(fields) > 5 && fields[1] == "FLOCK" && fields[5] == inode {
-			holder, _ := strconv.Atoi(fields[4])
-			return holder
+		waits := len(fields) > 1 && fields[1] == "->"
+		if waits {
+			fields = fields[1:]
+		}
+		if len(fields) <= 5 || fields[1] != "FLOCK" || fields[5] != inode {
+			continue
+		}
+		pid, _ := strconv.Atoi(fields[4])
+		if waits {
+			waiting = append(waiting, pid)
+		} else {
+			holder = pid
 		}
 	}
-	return 0
+	return holder, waiting
 }
+
+// lockersOf returns the processes that have a lock of this user's or wait for it, as far as they are seen here.
+func lockersOf(name string) (found []int) {
+	for _, directory := range control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid()) {
+		file, err := os.Open(filepath.Join(directory, lockName(name)))
+		if err != nil {
+			continue
+		}
+		holder, waiting := lockers(file)
+		found = append(found, max(0, holder))
+		for _, pid := range waiting {
+			found = append(found, max(0, pid))
+		}
+		_ = file.Close()
+	}
+	return distinct(found)
+}
+
+func lockName(of string) string { return strings.ReplaceAll(of, "/", "") + ".lock" }

@@ -83,6 +83,7 @@ var metrics = map[string]struct{ labels, help string }{
 	"process_info": {"command version",
 		"1, with the command of the process and the version of its library."},
 	"process_busy":    {"", "Whether the process does what it was asked from outside, such as a pause."},
+	"process_lost":    {"", "Whether the driver can never give the process back: end it."},
 	"process_held_up": {"", "Whether threads of the process that give a device work wait for a resume."},
 	"process_memory_wait_seconds": {"",
 		"For how long a thread of the process has waited for device memory, for processes of tms run --share; 0: none does."},
@@ -170,6 +171,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 		gauge("process_info", 1, readable.Cut(p.Command, commandMost), p.Stats.Version)
 		gauge("process_busy", one(p.Doing != ""))
 		gauge("process_held_up", one(p.HeldUp))
+		gauge("process_lost", one(p.lost()))
 		if p.IdleSeconds != nil {
 			gauge("process_idle_seconds", *p.IdleSeconds)
 		}

@@ -341,8 +341,7 @@ func restore(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.
 		if err != nil {
 			why = err.Error()
 		}
-		return cuda.Refuse(cuda.NotSupported, "how much memory the driver needs for it is not known (%s), and with too "+
-			"little the driver would lose it. Give its GPUs room, then run this again with %s=1", why, checkpoint.Override)
+		return cuda.Refuse(cuda.NotSupported, "%s", notNoted(why))
 	}
 	need := needOf(part, pairs)
 	driver.Prepare() // which takes time, so it comes before the look
@@ -361,13 +360,19 @@ func restore(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.
 	}
 }
 
+// notNoted says what a user can do about a restore whose need is not known.
+func notNoted(why string) string {
+	return fmt.Sprintf("how much memory the driver needs for it is not known (%s), and with too little the driver would "+
+		"lose it. Give its GPUs room, then run this again with %s=1", why, checkpoint.Override)
+}
+
 func restoreInTurn(ctx context.Context, driver *checkpoint.Driver, pid int, need needed,
 	pairs []checkpoint.Pair) error {
 	room, err := checkpoint.Look(func() (func(), error) { return turn(ctx, need) }, func() error {
 		if state, err := driver.State(pid); err != nil {
 			return err
 		} else if state != checkpoint.Checkpointed { // whose turn came before has given it back, and so the room is taken
-			return cuda.Refuse(cuda.IllegalState, "the driver has it %v by now: another command was first", state)
+			return fmt.Errorf("the driver has it %v by now, because another command was first%.0w", state, cuda.IllegalState)
 		}
 		return need.look()
 	})

@@ -48,6 +48,11 @@ func TestAProcessThatIsLost(t *testing.T) {
 	require.Contains(t, states[0].Driver.Lost, words)
 	require.Equal(t, []control.DriverBytes{{UUID: uuidOf(0), Bytes: 40 << 20}}, states[0].Driver.Devices)
 	w.requireFree(128)
+	_, address := serving(t)
+	requireLost := func(s scraped) bool {
+		return s.values("tms_process_up")[0] == 1 && s.values("tms_process_lost", "pid="+w.number())[0] == 1
+	}
+	require.Eventually(t, func() bool { return requireLost(scrape(t, address)) }, time.Minute, time.Millisecond)
 }
 
 // A checkpoint that the driver does not survive is told in the same way.

@@ -43,6 +43,27 @@ func AllDirectories(runtime, temporary string, uid int) (found []string) {
 	return found
 }
 
+// OthersDirectories returns the directories of other users' processes that there are, and whose each is.
+func OthersDirectories(runtime, temporary string, uid int) map[string]int {
+	found := map[string]int{}
+	for _, pattern := range AllDirectories("", temporary, uid) {
+		base := strings.TrimSuffix(pattern, "/tms")
+		entries, _ := os.ReadDir(filepath.Dir(base))
+		for _, entry := range entries {
+			user, err := strconv.Atoi(strings.TrimPrefix(entry.Name(), "tms-"))
+			if err != nil || user == uid {
+				continue
+			}
+			for _, directory := range AllDirectories(runtime, temporary, user) {
+				if CheckDirectory(directory, user) == nil {
+					found[directory] = user
+				}
+			}
+		}
+	}
+	return found
+}
+
 // CommonDirectory returns a directory that all of a user's processes have in common, also those with other variables,
 // but those of a user who wants to be apart. (mkdir)
 func CommonDirectory(runtime, temporary string, uid int) (string, error) {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/hermetic"
 	"tms/internal/process"
 )
 
@@ -39,22 +40,14 @@ func TestLockOfAStoppedHolder(t *testing.T) {
 	defer func() { _ = file.Close() }()
 	holder := exec.Command(os.Args[0], "-test.run=^TestHoldsALock$")
 	holder.Env = append(os.Environ(), lockVariable+"="+file.Name())
-	input, err := holder.StdinPipe()
-	require.NoError(t, err)
-	output, err := holder.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, holder.Start())
-	_, err = output.Read(make([]byte, 1))
-	require.NoError(t, err)
+	held := hermetic.Hold(t, holder)
 
-	require.NoError(t, holder.Process.Signal(unix.SIGSTOP))
+	held.Signal(unix.SIGSTOP)
 	require.ErrorContains(t, lock("weights", int(file.Fd())), "set weights is held by process")
 
-	require.NoError(t, holder.Process.Signal(unix.SIGCONT))
+	held.Signal(unix.SIGCONT)
 	taken := make(chan error)
 	go func() { taken <- lock("weights", int(file.Fd())) }() // it is waited for
-	require.NoError(t, input.Close())
+	held.End()
 	require.NoError(t, <-taken)
-	_, _ = io.Copy(io.Discard, output)
-	require.NoError(t, holder.Wait())
 }
