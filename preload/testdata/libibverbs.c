@@ -1,4 +1,5 @@
-/* A small libibverbs, with the versions of its functions, libcufile and libgdrapi: they count what is registered. */
+/* A small libibverbs, with the versions of its functions, libmlx5, libcufile, libgdrapi and a part of
+ * libcuda: they count what is registered. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -55,6 +56,52 @@ struct ibv_mr *ibv_reg_dmabuf_mr(void *pd, uint64_t offset, size_t length, uint6
 	return made((void *)iova, length);
 }
 
+struct attributes {
+	size_t length;
+	int access;
+	uint64_t mask, iova;
+	void *address;
+	int fd;
+	uint64_t offset;
+	void *hints;
+};
+
+struct ibv_mr *ibv_reg_mr_ex(void *pd, struct attributes *in)
+{
+	(void)pd;
+	return made(in->address ? in->address : (void *)in->iova, in->length);
+}
+
+struct ibv_mr *mlx5dv_reg_dmabuf_mr(void *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access, int own)
+{
+	(void)pd, (void)offset, (void)fd, (void)access, (void)own;
+	return made((void *)iova, length);
+}
+
+struct ibv_mr *mlx5dv_devx_umem_reg(void *context, void *address, size_t size, uint32_t access)
+{
+	(void)context, (void)access;
+	return made(address, size);
+}
+
+struct umem {
+	void *address;
+	size_t size;
+};
+
+struct ibv_mr *mlx5dv_devx_umem_reg_ex(void *context, struct umem *in)
+{
+	(void)context;
+	return made(in->address, in->size);
+}
+
+int mlx5dv_devx_umem_dereg(struct ibv_mr *umem)
+{
+	free(umem);
+	registered--;
+	return 0;
+}
+
 int ibv_rereg_mr(struct ibv_mr *mr, int flags, void *pd, void *address, size_t length, int access)
 {
 	(void)pd, (void)access;
@@ -94,6 +141,50 @@ long cuFileRead(void *file, void *base, size_t size, long file_offset, long offs
 {
 	(void)file_offset;
 	return cudaMemcpy((char *)base + offset, file, size, 1) == 0 ? (long)size : -1;
+}
+
+struct event {
+	void *cookie;
+	int status;
+	size_t bytes;
+};
+
+CUfileError_t cuFileBatchIOSubmit(void *batch, unsigned count, void *parts, unsigned flags)
+{
+	(void)batch, (void)count, (void)parts, (void)flags;
+	return (CUfileError_t){0, 0};
+}
+
+/* What the test says has ended. */
+CUfileError_t cuFileBatchIOGetStatus(void *batch, unsigned least, unsigned *count, struct event *events, void *timeout)
+{
+	(void)batch, (void)events, (void)timeout;
+	*count = least;
+	return (CUfileError_t){0, 0};
+}
+
+void cuFileBatchIODestroy(void *batch)
+{
+	(void)batch;
+}
+
+int cuLogicalEndpointBindAddr(uint32_t endpoint, int device, uint64_t offset, void *address, uint64_t size,
+			      unsigned long long flags)
+{
+	(void)endpoint, (void)device, (void)offset, (void)address, (void)size;
+	return flags ? 1 : 0;
+}
+
+int cuLogicalEndpointUnbind(uint32_t endpoint, int device, uint64_t offset, uint64_t size)
+{
+	(void)endpoint, (void)device, (void)offset, (void)size;
+	return 0;
+}
+
+int cuLogicalEndpointDestroy(uint32_t endpoint)
+{
+	(void)endpoint;
+	return 0;
 }
 
 typedef struct {

@@ -15,11 +15,54 @@ typedef struct {
 	unsigned long h;
 } pinned;
 
+struct attributes { /* ibv_mr_init_attr */
+	size_t length;
+	int access;
+	uint64_t mask, iova;
+	void *address;
+	int fd;
+	uint64_t offset;
+	void *hints;
+};
+struct umem { /* mlx5dv_devx_umem_in */
+	void *address;
+	size_t size;
+	unsigned access;
+	uint64_t pages, mask;
+	int fd;
+};
+struct transfer { /* CUfileIOParams_t */
+	int mode;
+	void *base;
+	long file_offset, offset;
+	size_t size;
+	void *file;
+	int operation;
+	void *cookie;
+};
+struct event { /* CUfileIOEvents_t */
+	void *cookie;
+	int status;
+	size_t bytes;
+};
+
 #define RDMA(X)                                                                                            \
 	X(ibv_reg_mr, "IBVERBS_1.1", struct mr *, (void *, void *, size_t, int))                           \
 	X(ibv_reg_mr_iova, "IBVERBS_1.7", struct mr *, (void *, void *, size_t, uint64_t, int))            \
 	X(ibv_reg_mr_iova2, "IBVERBS_1.8", struct mr *, (void *, void *, size_t, uint64_t, unsigned))      \
 	X(ibv_reg_dmabuf_mr, "IBVERBS_1.12", struct mr *, (void *, uint64_t, size_t, uint64_t, int, int))  \
+	X(ibv_reg_mr_ex, "IBVERBS_1.15", struct mr *, (void *, struct attributes *))                       \
+	X(mlx5dv_reg_dmabuf_mr, NULL, struct mr *, (void *, uint64_t, size_t, uint64_t, int, int, int))    \
+	X(mlx5dv_devx_umem_reg, NULL, struct mr *, (void *, void *, size_t, uint32_t))                     \
+	X(mlx5dv_devx_umem_reg_ex, NULL, struct mr *, (void *, struct umem *))                             \
+	X(mlx5dv_devx_umem_dereg, NULL, int, (struct mr *))                                                \
+	X(cuFileBatchIOSubmit, NULL, file_error, (void *, unsigned, struct transfer *, unsigned))              \
+	X(cuFileBatchIOGetStatus, NULL, file_error, (void *, unsigned, unsigned *, struct event *, void *)) \
+	X(cuFileBatchIODestroy, NULL, void, (void *))                                                      \
+	X(cuLogicalEndpointBindAddr, NULL, int,                                                            \
+	  (uint32_t, int, uint64_t, void *, uint64_t, unsigned long long))                                 \
+	X(cuLogicalEndpointUnbind, NULL, int, (uint32_t, int, uint64_t, uint64_t))                         \
+	X(cuLogicalEndpointDestroy, NULL, int, (uint32_t))                                                 \
 	X(ibv_rereg_mr, "IBVERBS_1.1", int, (struct mr *, int, void *, void *, size_t, int))               \
 	X(ibv_dereg_mr, "IBVERBS_1.1", int, (struct mr *))                                                 \
 	X(cuFileBufRegister, NULL, file_error, (const void *, size_t, int))                                \
@@ -68,6 +111,7 @@ static struct library find(const char *how, const char *path)
 
 static char *memory;
 static void *ordinary;
+static const struct library *used;
 
 /* A pause of what is registered is refused; of the rest it is not. */
 static void refused(const char *with, const char *call, const char *undone_by)
@@ -124,7 +168,54 @@ static void with_library(const struct library *l)
 	EXPECT(l->rdma_registered(), 0);
 }
 
-static const struct library *used;
+/* Registrations by a description, those of one card's own library, and work that goes on after its call. */
+static void in_other_ways(const struct library *l)
+{
+	const uint64_t at = (uintptr_t)memory;
+	struct attributes by_address = {.length = MIB, .address = memory + MIB}, by_descriptor = {.length = MIB, .iova = at};
+	struct mr *mr = l->ibv_reg_mr_ex(NULL, &by_address);
+	refused("a network card", "ibv_reg_mr_ex", "ibv_dereg_mr");
+	EXPECT(l->ibv_dereg_mr(mr), 0);
+	mr = l->ibv_reg_mr_ex(NULL, &by_descriptor);
+	refused("a network card", "ibv_reg_mr_ex", "ibv_dereg_mr");
+	EXPECT(l->ibv_dereg_mr(mr), 0);
+	mr = l->mlx5dv_reg_dmabuf_mr(NULL, 0, MIB, at, 5, 0, 0);
+	refused("a network card", "mlx5dv_reg_dmabuf_mr", "ibv_dereg_mr");
+	EXPECT(l->ibv_dereg_mr(mr), 0);
+	mr = l->mlx5dv_devx_umem_reg(NULL, memory, MIB, 0);
+	refused("a network card", "mlx5dv_devx_umem_reg", "mlx5dv_devx_umem_dereg");
+	EXPECT(l->mlx5dv_devx_umem_dereg(mr), 0);
+	mr = l->mlx5dv_devx_umem_reg_ex(NULL, &(struct umem){.address = memory, .size = MIB});
+	refused("a network card", "mlx5dv_devx_umem_reg_ex", "mlx5dv_devx_umem_dereg");
+	EXPECT(l->mlx5dv_devx_umem_dereg(mr), 0);
+	allowed();
+
+	void *batch = &used;
+	struct transfer parts[3] = {{.base = ordinary, .size = 1}, {.base = memory, .size = 8}, {.base = memory, .size = 8}};
+	struct event events[2] = {{.status = 0x10}, {.status = 2}}; /* complete, pending */
+	unsigned count = 0;
+	EXPECT(l->cuFileBatchIOSubmit(batch, 3, parts, 0).err, 0);
+	EXPECT(l->cuFileBatchIOGetStatus(batch, 2, &count, events, NULL).err, 0);
+	refused("GPUDirect Storage", "cuFileBatchIOSubmit", "cuFileBatchIOGetStatus");
+	EXPECT(l->cuFileBatchIOGetStatus(batch, 1, &count, events, NULL).err, 0);
+	allowed();
+	EXPECT(l->cuFileBatchIOSubmit(batch, 3, parts, 0).err, 0);
+	refused("GPUDirect Storage", "cuFileBatchIOSubmit", "cuFileBatchIOGetStatus");
+	l->cuFileBatchIODestroy(batch);
+	allowed();
+
+	EXPECT(l->cuLogicalEndpointBindAddr(7, 0, 0, memory, MIB, 1), 1);
+	allowed();
+	for (int destroys = 0; destroys < 2; destroys++) {
+		for (uint64_t i = 0; i < 2; i++)
+			EXPECT(l->cuLogicalEndpointBindAddr(7, 0, i * MIB, memory + i * MIB, MIB, 0), 0);
+		EXPECT(l->cuLogicalEndpointUnbind(7, 0, 0, MIB), 0);
+		refused("a logical endpoint", "cuLogicalEndpointBindAddr", "cuLogicalEndpointUnbind");
+		EXPECT(destroys ? l->cuLogicalEndpointDestroy(7) : l->cuLogicalEndpointUnbind(7, 0, MIB, MIB), 0);
+		allowed();
+	}
+}
+
 static struct mr *late;
 static long copied;
 static _Atomic bool begins, done;
@@ -171,8 +262,10 @@ int main(int argc, char **argv)
 	do
 		libraries[count] = find(argv[1], argv[2 + count]);
 	while (++count < 2 && 2 + count < argc);
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < count; i++) {
 		with_library(&libraries[i]);
+		in_other_ways(&libraries[i]);
+	}
 	if (count == 2) { /* each has its own */
 		struct mr *mr = libraries[0].ibv_reg_mr(NULL, memory, MIB, 0);
 		EXPECT(libraries[0].rdma_registered(), 1);

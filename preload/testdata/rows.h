@@ -305,17 +305,14 @@
 	X(cuLinkCreate_v2, 4, PASSES, NEVER, 0) \
 	X(cuLinkDestroy, 1, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointAddDevice, 2, PASSES, NEVER, 0) \
-	X(cuLogicalEndpointBindAddr, 6, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointBindMem, 7, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointCreate, 2, PASSES, NEVER, 0) \
-	X(cuLogicalEndpointDestroy, 1, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointExport, 3, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointGetLimits, 3, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointIdRelease, 2, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointIdReserve, 2, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointImport, 3, PASSES, NEVER, 0) \
 	X(cuLogicalEndpointQuery, 3, PASSES, NEVER, 0) \
-	X(cuLogicalEndpointUnbind, 4, PASSES, NEVER, 0) \
 	X(cuLogsCurrent, 2, PASSES, NEVER, 0) \
 	X(cuLogsDumpToFile, 3, PASSES, NEVER, 0) \
 	X(cuLogsDumpToMemory, 4, PASSES, NEVER, 0) \

@@ -283,6 +283,9 @@ static int answered(int code, const char *name, void **function, int version, ui
 {
 	if (code != 0 || !name || strncmp(name, "cu", 2) != 0 || !function || !*function)
 		return code;
+	void *registers = strncmp(name, "cuLogicalEndpoint", 17) == 0 ? rdma_entry(name, *function) : NULL;
+	if (registers)
+		*function = registers;
 	bool is_newer = false;
 	const struct named *named = named_by(names, CALLS, name, version, flags & PER_THREAD, *function, theirs_of,
 					     reach_in_driver, &is_newer);

@@ -197,6 +197,8 @@ struct registrar {
 };
 HIDDEN void memory_noted(const struct registrar *by, uintptr_t address, size_t size, void *handle);
 HIDDEN void memory_forgotten(const char *with, void *handle);
+/* The same with handles that mean something within another one alone, and may be there several times. */
+HIDDEN void memory_noted_of(void *of, const struct registrar *by, uintptr_t address, size_t size, void *handle);
 
 /* The same for NCCL: notes what a call with this result has done, and returns the result. */
 HIDDEN int memory_registered(int code, struct library *library, void *comm, void *memory, size_t size, void **where,

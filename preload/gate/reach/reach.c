@@ -123,8 +123,8 @@ static inline bool of_nccl(void *handle, const char *name)
 
 static inline bool of_rdma(void *handle, const char *name)
 {
-	static const char prefixes[][5] = {"ibv_", "cuFi", "gdr_"};
-	for (int i = 0; name && handle != RTLD_DEFAULT && handle != RTLD_NEXT && i < 3; i++) {
+	static const char prefixes[][5] = {"ibv_", "mlx5", "cuFi", "cuLo", "gdr_"};
+	for (int i = 0; name && handle != RTLD_DEFAULT && handle != RTLD_NEXT && i < 5; i++) {
 		int same = 0;
 		while (same < 4 && name[same] == prefixes[i][same])
 			same++;

@@ -49,10 +49,15 @@ HIDDEN void memory_noted(const struct registrar *by, uintptr_t address, size_t s
 	if (!is_pausable(address, size))
 		return;
 	memory_forgotten(by->with, handle); /* one library's function may call another */
-	struct registration *r = take_for(by, NULL, address, size);
+	memory_noted_of((void *)by->with, by, address, size, handle);
+}
+
+HIDDEN void memory_noted_of(void *of, const struct registrar *by, uintptr_t address, size_t size, void *handle)
+{
+	struct registration *r = is_pausable(address, size) ? take_for(by, NULL, address, size) : NULL;
 	if (!r)
 		return;
-	r->comm = (void *)by->with, r->handle = handle, r->where = NULL;
+	r->comm = of, r->handle = handle, r->where = NULL;
 	atomic_store(&r->state, LIVE);
 }
 
