@@ -13,7 +13,7 @@ HIDDEN uint32_t copies_checked;
 enum { ON_HOST = 1, IN_ARRAY = 3, BY_POINTER = 1, IS_COPY = 1 };
 
 /* What follows returns an address of such memory, or 0. */
-static uintptr_t at(uintptr_t address)
+HIDDEN uintptr_t copies_exposed(uintptr_t address)
 {
 	int code = NOT_OURS;
 	char tag[1];
@@ -26,7 +26,7 @@ static uintptr_t in_list(const uintptr_t *addresses, size_t count)
 {
 	uintptr_t found = 0;
 	for (size_t i = 0; addresses && i < count && !found; i++)
-		found = at(addresses[i]);
+		found = copies_exposed(addresses[i]);
 	return found;
 }
 
@@ -48,7 +48,7 @@ struct layer_side {
 
 static uintptr_t of_side(int type, uintptr_t host, uintptr_t device)
 {
-	return type == IN_ARRAY ? 0 : at(type == ON_HOST ? host : device);
+	return type == IN_ARRAY ? 0 : copies_exposed(type == ON_HOST ? host : device);
 }
 
 static uintptr_t in_rows(const struct row_side *side)
@@ -80,7 +80,7 @@ struct peer_side {
 
 static uintptr_t of_pitched(const struct pitched_side *side)
 {
-	return side->array ? 0 : at((uintptr_t)side->memory.pointer);
+	return side->array ? 0 : copies_exposed((uintptr_t)side->memory.pointer);
 }
 
 static uintptr_t in_pitched(const struct pitched_side *side)
@@ -107,7 +107,7 @@ struct copy_operation {
 
 static uintptr_t of_operand(const struct operand *operand)
 {
-	return operand->type == BY_POINTER ? at(operand->address) : 0;
+	return operand->type == BY_POINTER ? copies_exposed(operand->address) : 0;
 }
 
 static uintptr_t in_operations(const struct copy_operation *of, size_t count)
@@ -149,7 +149,7 @@ static int refuse(const char *call, uintptr_t address)
 	return ERROR_INVALID_VALUE;
 }
 
-#define AT(address) at((uintptr_t)(address))
+#define AT(address) copies_exposed((uintptr_t)(address))
 #define LIST(addresses, count) in_list((const uintptr_t *)(addresses), count)
 #define ROWS(copy) in_rows((const struct row_side *)(copy))
 #define LAYERS(copy) in_layers((const struct layer_side *)(copy))

@@ -206,7 +206,8 @@ EXPORT int cuPointerSetAttribute(const void *value, int attribute, uintptr_t add
 	int code = forward_cuPointerSetAttribute(value, attribute, address);
 	if (likely(code == SUCCESS) || !may_be_ours(address) || !find(address, &memory))
 		return code;
-	if (!is_mapped(address))
+	/* The gate has held the call, but the next pause from outside may have come since. */
+	if (copies_are_checked() && copies_exposed(address))
 		return error_fail(ERROR_NOT_SUPPORTED, "the memory is paused: resume it before its attributes are set");
 	if (code != ERROR_NOT_SUPPORTED || attribute != SYNC_MEMOPS || !value)
 		return code;

@@ -109,6 +109,7 @@ static inline bool copies_are_checked(void)
 {
 	return unlikely(__atomic_load_n(&copies_checked, __ATOMIC_RELAXED) != 0);
 }
+HIDDEN uintptr_t copies_exposed(uintptr_t address); /* 0: nothing like that is there */
 
 /* lasterror.c: notes the result of a function of the runtime that was not passed on to CUDA, and returns it. The
  * driver's functions have no last error; api is what both begin with. */
