@@ -51,6 +51,7 @@ type gating struct {
 	undo   func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
 	other  func() error  // what is done in place of a pause
 	nccl   *suspension   // suspend NCCL first, where it can be; nil: do not
+	before func()        // is called while no stream is captured, and the other calls still go on; or nil
 }
 
 // refuse returns the error of a gated pause that has changed nothing.
@@ -149,7 +150,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 	if how.hold && how.nccl != nil && !held && communicators(anyOf) > 0 {
 		return 0, late("threads are inside NCCL, and have not come out")
 	}
-	if err := shutGate(deadline, timeout); err != nil {
+	if deadline, err = shutGate(deadline, timeout, how.before); err != nil {
 		return 0, err
 	}
 	if err := beenIdle(how.idle); err != nil {
@@ -416,29 +417,37 @@ func setGate(state C.enum_gate_state) error {
 }
 
 // shutGate shuts the gate, and returns when no thread is in a call that gives a device work and no stream is captured.
-func shutGate(deadline time.Time, timeout time.Duration) error {
+// It returns the deadline, later by the time that before took.
+func shutGate(deadline time.Time, timeout time.Duration, before func()) (time.Time, error) {
 	gate.Lock()
 	shut := gate.shut
 	gate.Unlock()
 	for !shut { // otherwise an earlier gated pause has shut it
 		// A thread that captures a stream makes more calls to end the capture; no other may begin one.
 		if err := setGate(C.GATE_NO_CAPTURES); err != nil {
-			return err
+			return deadline, err
 		}
-		if !poll(deadline, func() bool { return !state().Capturing }) {
-			return late("a stream is being captured into a CUDA graph, and that has not ended within %v", timeout)
+		if !poll(deadline, func() bool { return !beginsCapture() && !state().Capturing }) {
+			return deadline, late("a stream is being captured into a CUDA graph, and that has not ended within %v",
+				timeout)
+		}
+		if before != nil {
+			begun := time.Now()
+			before()
+			deadline = deadline.Add(time.Since(begun))
 		}
 		if err := setGate(C.GATE_CLOSED); err != nil {
-			return err
+			return deadline, err
 		}
 		var inside *gateUser
 		if !poll(deadline, func() bool { inside = nobodyInside(); return inside == nil }) {
-			return late("thread %s has not come back from %s within %v", inside.name(), inside.function(), timeout)
+			return deadline, late("thread %s has not come back from %s within %v", inside.name(), inside.function(),
+				timeout)
 		}
 		// A thread that had passed the gate may have begun a capture since.
 		shut = !state().Capturing
 	}
-	return nil
+	return deadline, nil
 }
 
 // poll asks until the answer is yes, and reports whether that was before the deadline.
@@ -470,6 +479,16 @@ func nobodyInside() *gateUser {
 		}
 	}
 	return nil
+}
+
+// beginsCapture reports whether a thread had passed the gate to begin a capture, and that has not begun yet.
+func beginsCapture() bool {
+	for user := range gateUsers {
+		if user.works && user.captures && user.lives {
+			return true
+		}
+	}
+	return false
 }
 
 // function returns the name of the call.

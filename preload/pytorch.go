@@ -16,10 +16,10 @@ import (
 const emptyLimit = time.Second
 
 // emptyTorchCache has PyTorch give back what it only caches, if a pause of the tags would save contents. It is called
-// while the gate is open, because a thread that waits there may hold the allocator's lock, and not while a stream is
-// being captured. A capture of PyTorch cannot begin meanwhile: it takes the same lock.
+// while no stream is being captured or can begin to be, and before the gate closes: a thread that waits there may hold
+// the allocator's lock.
 func emptyTorchCache(e *vmm.Engine, options vmm.Options, timeout time.Duration) {
-	if options.Discard || state().Capturing || e.Gated() || bool(C.gate_is_shut()) {
+	if options.Discard {
 		return
 	}
 	means := func(tag stats.Tag) bool {

@@ -280,7 +280,7 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 		}
 		timeout := control.Seconds(request.TimeoutSeconds())
 		if how.idle < 0 && !how.yields { // else it would count as work, or a thread may wait for memory with the lock
-			emptyTorchCache(e, options, timeout)
+			how.before = sync.OnceFunc(func() { emptyTorchCache(e, options, timeout) })
 		}
 		bytes, err := pauseGated(e, options, timeout, how)
 		t.Held = err == nil && request.Hold

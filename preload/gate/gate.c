@@ -118,6 +118,7 @@ HIDDEN bool gate_look(const void **cursor, struct gate_user *user)
 			.call = call->name,
 			.stream = atomic_load(&mark->stream),
 			.works = inside == TRYING || inside == INSIDE,
+			.captures = call->kind == CAPTURE,
 		};
 		user->lives = atomic_load(&mark->taken) && lives(user->thread);
 		return true;

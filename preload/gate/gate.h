@@ -10,6 +10,7 @@ struct gate_user { /* a thread, and the call that it is in or made last */
 	pid_t thread;
 	bool lives;
 	bool works; /* it gives the device work now */
+	bool captures; /* by beginning to capture a stream */
 	const char *call;
 	uintptr_t stream;
 };

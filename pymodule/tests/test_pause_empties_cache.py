@@ -91,6 +91,37 @@ def test_where_it_cannot_be_the_pause_saves_it(program: Program) -> None:
     assert program.ask("cuda.read(live, 8), len(cached)") == "(b'contents', 1)"
 
 
+CAPTURE = """
+import os, threading, time
+driver = ctypes.CDLL(None)
+stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+cuda.check(driver.cuStreamCreate(ctypes.byref(stream), 1))
+go, begun, states = threading.Event(), threading.Event(), []
+def capture():
+    go.wait()
+    cuda.check(driver.cuStreamBeginCapture_v2(stream, 0))
+    begun.set()
+    cuda.check(driver.cuStreamEndCapture(stream, ctypes.byref(graph)))
+capturing = threading.Thread(target=capture)
+capturing.start()
+def empty():
+    go.set()
+    stat = f"/proc/self/task/{capturing.native_id}/stat"
+    while not begun.is_set() and states[-20:] != ["S"] * 20:
+        time.sleep(0.005)
+        states.append(open(stat).read().rsplit(") ", 1)[1][0])
+    if not begun.is_set():
+        emptied()
+emptied, torch._cuda_emptyCache = torch._cuda_emptyCache, empty
+"""
+
+
+@pytest.mark.parametrize("program", [CAPTURE], indirect=True)
+def test_no_capture_begins_while_the_cache_is_emptied(program: Program) -> None:
+    assert program.saved() == 8
+    assert program.ask("capturing.join() or begun.is_set()") == "True"
+
+
 HOLD = "hold = lambda: ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)"
 
 
