@@ -17,11 +17,36 @@ if [ ! -x "$python" ]; then
 fi
 libraries=$("$python" -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch").origin))')/lib
 {
-	echo 'int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -1, 0; }'
+	cat <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -1, 0; }
+int cudaStreamIsCapturing(void *, int *);
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id)
+{
+	if (id)
+		*id = 1;
+	return cudaStreamIsCapturing(stream, status);
+}
+static int lacks(void) { return 801; }
+int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags,
+				     int *found)
+{
+	int (*real)(const char *, void **, unsigned, unsigned long long, int *) = dlsym(RTLD_NEXT, __func__);
+	int code = real(name, function, version, flags, found);
+	if (code == 0 && *function == NULL) {
+		*function = lacks;
+		if (found)
+			*found = 0;
+	}
+	return code;
+}
+END
 	comm -23 \
 		<(nm -D --undefined-only "$libraries"/*.so 2>/dev/null | sed -En 's/.* U (_*cuda[A-Za-z0-9_]+).*/\1/p' | sort -u) \
 		<(nm -D --defined-only build/sim/libcudart.so.13 | sed -E 's/.* ([^@]+).*/\1/' | sort -u) |
-		grep -v '^cudaDeviceGetStreamPriorityRange$' | sed 's/.*/int &(void) { return 0; }/'
+		grep -vxE 'cudaDeviceGetStreamPriorityRange|cudaStreamGetCaptureInfo' | sed 's/.*/int &(void) { return 0; }/'
 } >"$place/stubs.c"
 gcc -shared -fPIC -o "$place/stubs.so" "$place/stubs.c"
 TESTS_PYTORCH="$python" TESTS_STUBS="$PWD/$place/stubs.so" \

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
+from caches import KINDS, saves
 from simulator import BUILD, DROPIN, HANGS, PYMODULE
 
 if "TESTS_PYTORCH" not in os.environ:
@@ -26,17 +28,21 @@ def held():
 """
 
 
+SIMULATOR = {
+    "LD_LIBRARY_PATH": str(BUILD / "sim"),
+    "CUDASIM_DEVICES": "2",
+    "CUDASIM_MEMORY": str(2 << 30),
+}
+LIBRARIES = [os.environ["TESTS_STUBS"], str(BUILD / "sim" / "libcudart.so.13")]
+
+
 def output(code: str, preloaded: bool = True, **variables: str) -> str:
-    libraries = [BUILD / "sim" / "libcudart.so.13", os.environ["TESTS_STUBS"]]
-    if preloaded:
-        libraries.insert(0, BUILD / "lib" / "libtms.so")
+    ours = [str(BUILD / "lib" / "libtms.so")] if preloaded else []
     environment = {
         **os.environ,
-        "LD_PRELOAD": ":".join(map(str, libraries)),
-        "LD_LIBRARY_PATH": str(BUILD / "sim"),
+        "LD_PRELOAD": ":".join(ours + LIBRARIES),
         "PYTHONPATH": f"{PYMODULE}:{DROPIN}",
-        "CUDASIM_DEVICES": "2",
-        "CUDASIM_MEMORY": str(2 << 30),
+        **SIMULATOR,
         **variables,
     }
     done = subprocess.run(
@@ -172,3 +178,15 @@ def leave():
 assert min(leave() for _ in range(20)) < 0.005  # a snapshot takes 0.03 s and more
 """
     output(code, TMS_INIT_ENABLE="1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pause_by_pid_of_what_is_cached(kind: str, tmp_path: Path) -> None:
+    saves(
+        kind,
+        os.environ["TESTS_PYTORCH"],
+        tmp_path,
+        LD_PRELOAD=":".join(LIBRARIES),
+        PYTHONWARNINGS="ignore",
+        **SIMULATOR,
+    )
