@@ -47,6 +47,21 @@ func (e *Engine) Drain() {
 	e.driver.Reclaim.Drain()
 }
 
+// TieWaiting ties the frees that wait for the end of a capture into a loop without an end, until
+// the function that it returns is called.
+func (e *Engine) TieWaiting() (untie func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	first := e.pending.at[unwaited].first
+	next := first.next
+	first.next = first
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		first.next = next
+	}
+}
+
 // Compactable returns how many bytes of a device's slack a compaction could give back.
 func (e *Engine) Compactable(ordinal int) uint64 {
 	e.mu.Lock()
