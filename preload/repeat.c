@@ -4,7 +4,7 @@
  * The engine takes offers back whenever it needs to know.
  *
  * There is no lock, which a fork, a signal's handler or a stopped thread could hold: each step is one exchange of an
- * offer's state, and whoever comes too late goes to the engine. */
+ * offer's state, and a thread that comes too late goes to the engine. */
 #include "shim.h"
 #include "forward.h"
 

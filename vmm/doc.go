@@ -20,6 +20,7 @@
 //	context       quiesce.go     whose work a pause waits for
 //	pending free  pending.go     unwaited, on devices, on a stream, idle, due, refused, made, taken
 //	line          ordered.go     the pending frees of a stream, whose next allocation may take one
+//	offer         repeat.go      an allocation that the program may free, and have again, without the engine
 //	share         share.go       a segment that other processes may map: open, or closed by a pause
 //	import        import.go      such a segment of another process: mapped, paused, lost
 //	kept          kept.go        memory that the keeper holds; every process imports it, its maker too
@@ -64,8 +65,8 @@
 // over all records, those of space and small included; then mu of sharing, whose holder does nothing else, and the
 // locks inside backup, cuda, digest and reclaim, which call nobody above. mu is never held over a driver call, except
 // those of newDevice and the reservation of an arena; a transition lets others have it after every few hundred segments
-// (pace). A worker on extents that does not hold mu owns them, and their segments where it changes those; others wait
-// for settled. Nobody holds any of these locks while waiting for anything of the program's: its streams and contexts
-// (quiesce), its callbacks (track), other processes that have its memory mapped (awaitImporters), what pending frees
-// wait for (reap, awaitDevices).
+// (pace). To lock mu takes all offers back, except in an allocation or a free in stream order. A worker on extents that
+// does not hold mu owns them, and their segments where it changes those; others wait for settled. Nobody holds any of
+// these locks while waiting for anything of the program's: its streams and contexts (quiesce), its callbacks (track),
+// other processes that have its memory mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
 package vmm

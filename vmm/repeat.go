@@ -9,8 +9,8 @@ import (
 // A program that runs in steps frees memory in the order of a stream and allocates as much there at once. Its own
 // threads can do both without the engine: an allocation is offered to them with the event that a free records. What
 // they do with an offer the engine finds out when it takes the offer back. Until then the allocation is live to the
-// engine, though it may be free. So whoever locks mu takes all offers back, and finds the truth in the records; only
-// allocations and frees in stream order leave the offers where they are (lock.Mutex).
+// engine, though it may be free. So to lock mu takes all offers back, and the records are true. Allocations and frees in
+// stream order alone leave the offers where they are (lock.Mutex).
 
 // Taken is what has become of an offer.
 type Taken int
@@ -25,7 +25,7 @@ const (
 
 // Offers is where threads of the program find offers.
 type Offers interface {
-	// Take takes an offer back; ifFreed: only if the allocation is free. It waits for nobody.
+	// Take takes an offer back; ifFreed: only if the allocation is free. It never waits.
 	Take(offer int, ifFreed bool) Taken
 }
 
@@ -66,7 +66,7 @@ func (l *lock) TryLock() bool {
 	return locked
 }
 
-// lockFor locks mu for an allocation, which other memory's offers do not concern. The caller then unlocks mu.
+// lockFor locks mu for an allocation, which the offers of live memory do not concern. The caller unlocks mu.
 func (e *Engine) lockFor(r *Request) {
 	e.mu.Mutex.Lock()
 	if r.Ordered {

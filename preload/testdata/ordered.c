@@ -120,7 +120,7 @@ static void repeats(void)
 	tms_set_current_tag(NULL);
 	EXPECT(cudaMallocAsync(&same, 8 * MIB, stream), 0);
 	CHECK(same == p[0]);
-	/* Memory that is paused serves nobody, and a free finds it. */
+	/* Paused memory serves no allocation, and a free finds it. */
 	EXPECT(cudaMallocAsync(&p[1], 8 * MIB, stream), 0);
 	EXPECT(cudaFreeAsync(p[1], stream), 0);
 	sem_post(&reached);
