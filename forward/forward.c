@@ -335,3 +335,109 @@ HIDDEN void *forward_in_driver(const char *name)
 		dl_iterate_phdr(look_for_driver, &driver);
 	return driver.found && !driver.hooked ? defined(&driver.symbols, name) : NULL;
 }
+
+/* Libraries that have asked for the last error. An entry is complete before the count says that it is there, and stays;
+ * a library that comes to the addresses of another, unloaded one is taken for it. */
+enum { LIBRARIES = 256 };
+static struct library {
+	struct range range;
+	const char *needed; /* its libcudart, or NULL */
+	struct forward_copy copy;
+} libraries[LIBRARIES];
+static _Atomic int known;
+static atomic_flag noting = ATOMIC_FLAG_INIT;
+static __thread const struct library *latest __attribute__((tls_model("initial-exec")));
+
+static int look_at_caller(struct dl_phdr_info *info, size_t size, void *data)
+{
+	struct library *library = data;
+	if (!look_around(info, size, &library->range))
+		return 0;
+	const ElfW(Dyn) *entry = dynamic_of(info);
+	struct symbols symbols;
+	if (!read_symbols(info->dlpi_addr, entry, &symbols))
+		return 1;
+	for (; entry->d_tag != DT_NULL && !library->needed; entry++)
+		if (entry->d_tag == DT_NEEDED && is_library(symbols.names + entry->d_un.d_val, "libcudart"))
+			library->needed = symbols.names + entry->d_un.d_val;
+	return 1;
+}
+
+static int look_for_copy(struct dl_phdr_info *info, size_t size, void *data)
+{
+	(void)size;
+	struct library *library = data;
+	struct symbols symbols;
+	if (strcmp(file_of(info->dlpi_name), library->needed) != 0 ||
+	    !read_symbols(info->dlpi_addr, dynamic_of(info), &symbols))
+		return 0;
+	library->copy.get = (int (*)(void))defined(&symbols, "cudaGetLastError");
+	library->copy.peek = (int (*)(void))defined(&symbols, "cudaPeekAtLastError");
+	return 1;
+}
+
+struct bound {
+	struct range range;
+	bool copy;
+};
+
+static int look_whether_copy(struct dl_phdr_info *info, size_t size, void *data)
+{
+	struct bound *bound = data;
+	if (!look_around(info, size, &bound->range))
+		return 0;
+	bound->copy = is_library(file_of(info->dlpi_name), "libcudart");
+	return 1;
+}
+
+/* Where calls go to a library in front of CUDA's, or to the caller's own, there is nothing to tell apart. */
+static bool goes_elsewhere(const struct forward_copy *copy)
+{
+	struct bound bound = {.range.address = (uintptr_t)atomic_load(
+				      &forward_by_major_cudaGetLastError[forward_caller.major])};
+	dl_iterate_phdr(look_whether_copy, &bound);
+	return bound.copy && !within((const void *)copy->get, &bound.range);
+}
+
+static const struct library *note(const void *caller)
+{
+	int at = atomic_load(&known);
+	if (at == LIBRARIES || atomic_flag_test_and_set(&noting))
+		return NULL;
+	struct library *library = &libraries[at = atomic_load(&known)];
+	if (at == LIBRARIES) {
+		atomic_flag_clear(&noting);
+		return NULL;
+	}
+	*library = (struct library){.range.address = (uintptr_t)caller};
+	dl_iterate_phdr(look_at_caller, library);
+	if (library->needed)
+		dl_iterate_phdr(look_for_copy, library);
+	if (!library->copy.get || !library->copy.peek || !goes_elsewhere(&library->copy))
+		library->copy.get = NULL;
+	kept((void *)library->copy.get);
+	bool found = library->range.end != 0;
+	if (found)
+		atomic_store(&known, at + 1);
+	atomic_flag_clear(&noting);
+	return found ? library : NULL;
+}
+
+static const struct library *library_of(const void *caller)
+{
+	for (int i = 0; i < atomic_load_explicit(&known, memory_order_acquire); i++)
+		if (within(caller, &libraries[i].range))
+			return &libraries[i];
+	return note(caller);
+}
+
+HIDDEN const struct forward_copy *forward_copy_of(const void *caller)
+{
+	const struct library *library = latest;
+	if (library && within(caller, &library->range))
+		return library->copy.get ? &library->copy : NULL;
+	if (!atomic_load_explicit(&resolved[forward_caller.major], memory_order_acquire))
+		return NULL;
+	library = latest = library_of(caller);
+	return library && library->copy.get ? &library->copy : NULL;
+}

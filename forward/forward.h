@@ -179,6 +179,13 @@ extern __thread struct forward_caller forward_caller __attribute__((tls_model("i
 /* A caller of an older major has been seen: before the first such call. */
 extern _Atomic _Bool forward_has_older __attribute__((visibility("hidden")));
 void forward_see_older(void);
+/* The last error of another copy of the same major of libcudart than calls go to: auditwheel renames the copy that it puts
+ * into a wheel. What does not come through this library, such as the launch of a kernel, fails there. */
+struct forward_copy {
+	int (*get)(void), (*peek)(void);
+};
+/* The copy that the caller's library is bound to; NULL: calls go there. */
+const struct forward_copy *forward_copy_of(const void *caller);
 /* Of a major; for a pass-through without regard to forward_caller. */
 #define X(name, count, ...) \
 	extern int (*_Atomic forward_by_major_##name[FORWARD_MAJORS])(__VA_ARGS__) __attribute__((visibility("hidden")));

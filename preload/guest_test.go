@@ -337,6 +337,20 @@ func TestRenamedLibcudart(t *testing.T) {
 	}
 }
 
+// A library that is bound to a copy hears of the errors there, whichever copy other calls go to.
+func TestTwoCopiesOfALibcudart(t *testing.T) {
+	const name = "libcudart-1f2e3d4c.so.12"
+	folder := t.TempDir()
+	copied := filepath.Join(folder, "libcudart-2a3b4c5d.so.12")
+	cudart := hermetic.Compile(t, name, "-shared", "-fPIC", "-O1", "-Wl,-soname,"+name,
+		"-Wl,--version-script=../internal/cudasim/runtime/libcudart.12.map", "testdata/renamed.c")
+	other := hermetic.Compile(t, filepath.Base(copied), "-shared", "-fPIC", "-O1", "-Wl,-soname,"+filepath.Base(copied),
+		"-Wl,--version-script=../internal/cudasim/runtime/libcudart.12.map", "testdata/renamed.c")
+	one := versioned(t, filepath.Dir(cudart), name, 24)
+	two := versioned(t, filepath.Dir(other), filepath.Base(copied), 24)
+	run(t, compile(t, "copies", ""), []string{one, "98", two, "98"}).succeeded(t)
+}
+
 // A thread that waits for a resume, or that a constructor waits for, may be a thread with the loader's lock.
 func TestLoaderIsNotNeeded(t *testing.T) {
 	library := shared(t, "constructor")

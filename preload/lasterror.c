@@ -29,8 +29,19 @@ static int explained(int code)
 	return code;
 }
 
+/* Before that, an error of the caller's own copy of libcudart. Its other calls fail in the copy to which calls go, so
+ * that copy's error is the next. */
+static inline int of_copy(const void *caller, bool peek)
+{
+	const struct forward_copy *copy = forward_copy_of(caller);
+	return likely(!copy) ? SUCCESS : peek ? copy->peek() : copy->get();
+}
+
 HOT EXPORT int cudaPeekAtLastError(void)
 {
+	int of_callers = of_copy(CALLER(), true);
+	if (unlikely(of_callers != SUCCESS))
+		return of_callers;
 	int ours = last[forward_caller.major];
 	if (likely(ours == SUCCESS && !copies_are_checked()))
 		return forward_cudaPeekAtLastError();
@@ -39,6 +50,9 @@ HOT EXPORT int cudaPeekAtLastError(void)
 
 HOT EXPORT int cudaGetLastError(void)
 {
+	int of_callers = of_copy(CALLER(), false);
+	if (unlikely(of_callers != SUCCESS))
+		return of_callers;
 	int ours = last[forward_caller.major];
 	if (likely(ours == SUCCESS && !copies_are_checked()))
 		return forward_cudaGetLastError();

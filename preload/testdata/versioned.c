@@ -35,6 +35,14 @@ int release(void *pointer)
 	return code;
 }
 
+int cudaLaunchKernel(void);
+
+int launch(void)
+{
+	int code = cudaLaunchKernel();
+	return code;
+}
+
 int last(int peek)
 {
 	return peek ? cudaPeekAtLastError() : cudaGetLastError();
