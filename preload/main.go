@@ -93,10 +93,12 @@ func openDriver() (*cuda.Driver, error) {
 	find := func(name string) uintptr {
 		return uintptr(C.forward_in_driver((*C.char)(goruntime.Terminated(name))))
 	}
-	if find("cuInit") == 0 {
-		return cuda.Open("libcuda.so.1")
+	if find("cuInit") != 0 {
+		if opened, err := cuda.OpenLoaded(find); err == nil {
+			return opened, nil
+		} // a library in the driver's place may leave functions to one that it needs
 	}
-	return cuda.OpenLoaded(find)
+	return cuda.Open("libcuda.so.1")
 }
 
 // eachContext is a vmm.Contexts.
