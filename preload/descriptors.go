@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"math/rand/v2"
 
 	"golang.org/x/sys/unix"
@@ -28,11 +27,11 @@ func (descriptors) Copy(number uint64) (descriptor int, err error) {
 	reply, descriptor, err := server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
 	if err == nil && !reply.OK {
 		err = errors.New(reply.Error)
-	} else if err == nil && descriptor < 0 {
-		err = fmt.Errorf("there is no room for a descriptor: %w", unix.EMFILE)
 	}
 	return descriptor, err
 }
+
+func (descriptors) Close(descriptor int) { server.CloseOwn(descriptor) }
 
 func (descriptors) Drop(number uint64) error {
 	return server.AskSelf(thisProcess{}.Directories, control.Request{Op: control.Close, Share: number}, -1)

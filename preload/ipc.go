@@ -77,6 +77,8 @@ type processes struct{}
 
 func (processes) Gone(i vmm.Importer) bool { return process.Ended(i.PID, i.Start) }
 
+func (processes) Close(descriptor int) { server.CloseOwn(descriptor) }
+
 // Return sends the notice without waiting for an answer: a stopped process reads it when it goes on.
 func (processes) Return(share vmm.Share, number uint64) error {
 	if share.PID == vmm.Keeper || process.Ended(share.PID, share.Start) {
@@ -92,12 +94,13 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	var err error
 	descriptor := -1
 	if share.PID == vmm.Keeper && isHeld(share.ID) { // the keeper may be stopped, or new and without this memory
-		reply, descriptor, _ = server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
+		if server.Ended(thisProcess{}.Directories, control.Keeper) { // another is to have the set when this process ends
+			_ = helped(func() C.int { return C.keeper_start() })
+		}
+		reply, descriptor, err = server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
 	}
-	if descriptor < 0 {
+	if descriptor < 0 && !errors.Is(err, unix.EMFILE) {
 		reply, descriptor, err = ask(share, lend, -1)
-	} else if !server.Answers(thisProcess{}.Directories, control.Keeper) { // another is to have the set when this one ends
-		_ = helped(func() C.int { return C.keeper_start() })
 	}
 	if err == nil && descriptor < 0 {
 		err = errors.New("the memory did not come with the answer: no room for a descriptor?")
@@ -117,7 +120,7 @@ func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, de
 		return reply, -1, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
 	}
 	reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
-	if share.PID == vmm.Keeper && err != nil && cuda.Code(err) != int(cuda.Timeout) {
+	if share.PID == vmm.Keeper && err != nil && cuda.Code(err) != int(cuda.Timeout) && !errors.Is(err, unix.EMFILE) {
 		if err = helped(func() C.int { return C.keeper_start() }); err != nil {
 			return reply, -1, err
 		}

@@ -7,8 +7,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tms/internal/backoff"
 	"tms/internal/guard"
 	"tms/vmm/cuda"
@@ -74,7 +72,7 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	} else {
 		handle, err = i.engine.driver.MemImport(lent.Descriptor)
 	}
-	_ = unix.Close(lent.Descriptor)
+	i.engine.sharing.processes.Close(lent.Descriptor)
 	if err != nil {
 		i.tell(number)
 		return b, fmt.Errorf("memory of %v on device %s: %w", i.share, lent.Device, err)

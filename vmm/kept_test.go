@@ -21,6 +21,8 @@ import (
 // holder keeps descriptors, by their ids, as the keeper does (pymodule/tests/test_kept.py has the keeper itself).
 type holder map[uint64]vmm.Lent
 
+func (h holder) Close(descriptor int) { _ = unix.Close(descriptor) }
+
 func (h holder) Fetch(share vmm.Share, _ uint64) (vmm.Lent, error) {
 	lent, has := h[share.ID]
 	if !has || share.PID != vmm.Keeper {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/cudasim"
 	"tms/internal/hermetic"
@@ -27,6 +28,8 @@ type neighbour struct {
 	lost    atomic.Bool   // finds the memory of the others gone
 	stopped chan struct{} // the first does not answer until it is closed; nil: it does
 }
+
+func (n *neighbour) Close(descriptor int) { _ = unix.Close(descriptor) }
 
 func (n *neighbour) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	if n.lost.Load() {

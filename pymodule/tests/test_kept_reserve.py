@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -209,6 +210,45 @@ def test_a_keeper_that_is_slow_gets_all_back(house: House) -> None:
     finally:
         os.kill(keeper, signal.SIGCONT)
     until(lambda: free(house) == 2)
+
+
+FULL = """
+import resource
+held, limits = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+try:
+    while True: held.append(os.open('/dev/null', 0))
+except OSError: pass
+"""
+ROOM = "resource.setrlimit(resource.RLIMIT_NOFILE, limits)\nfor one in held: os.close(one)"
+
+
+def test_contents_need_no_directory_and_no_free_descriptor(house: House) -> None:
+    """A process keeps its own: sets, reserved memory. Reserved memory goes back when the keeper can be reached again."""
+    program = owner(house)
+    program.does("published('set', 3); attached()")
+    house.move("reserve", "512M")
+    sockets = house.place / "tms"
+    keeper = house.keeper()
+    for harm in ("chmod", "stop", "remove"):
+        program.run("tms.pause()")
+        assert free(house) == 1
+        if harm == "chmod":
+            sockets.chmod(0o755)
+        elif harm == "stop":
+            os.kill(keeper, signal.SIGSTOP)
+        else:
+            shutil.rmtree(sockets)
+        program.does(FULL)
+        assert isinstance(program.run("tms.resume()"), int), harm
+        assert program.run("whole() and value() == 3")
+        if harm == "stop":
+            os.kill(keeper, signal.SIGCONT)
+        elif harm == "chmod":
+            sockets.chmod(0o700)
+        until(lambda: house.keeper() == keeper)
+        until(lambda: free(house) == 2)
+        program.does(ROOM)
 
 
 def test_two_reserve_at_once(house: House) -> None:

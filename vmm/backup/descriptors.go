@@ -10,7 +10,8 @@ import (
 // Descriptors keeps descriptors where neither the program nor a child has them.
 type Descriptors interface {
 	Keep(descriptor int) (number uint64, err error) // of a copy; never 0. After an error, drop the number
-	Copy(number uint64) (descriptor int, err error) // which the caller closes
+	Copy(number uint64) (descriptor int, err error) // for the caller
+	Close(descriptor int)                           // of Copy
 	Drop(number uint64) error                       // if there is one of that number
 }
 
@@ -48,6 +49,9 @@ func (t *OwnTable) Copy(number uint64) (descriptor int, err error) {
 	}
 	return unix.FcntlInt(uintptr(kept), unix.F_DUPFD_CLOEXEC, 0)
 }
+
+// Close closes a copy. (close)
+func (t *OwnTable) Close(descriptor int) { _ = unix.Close(descriptor) }
 
 // Drop closes a descriptor that is kept. (close)
 func (t *OwnTable) Drop(number uint64) error {

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,8 +14,10 @@ import (
 // Extents of reserved host memory go back to the keeper one after another, however long it takes to answer. The keeper has
 // an extent once it answers; if it closes the connection without an answer, it has not. So none is given twice.
 
-// giveAgain is the time between tries to reach a keeper that is busy or cannot be reached.
-const giveAgain = 100 * time.Millisecond
+const (
+	giveAgain = 100 * time.Millisecond // between tries to reach a keeper that is busy or cannot be reached
+	givesUp   = 10 * time.Second       // without a socket; a keeper whose directory was removed soon makes another one
+)
 
 // extent is one that the keeper is to get.
 type extent struct {
@@ -34,7 +37,7 @@ func (s *Server) give(c *connection, r control.Request) error {
 	return nil
 }
 
-// giveNext sends the first extent of the queue. Without a keeper, all go back to the system.
+// giveNext sends the first extent of the queue. Once the keeper has ended, all go back to the system.
 func (s *Server) giveNext(now time.Time) {
 	for len(s.gives) > 0 && s.keeper < 0 && !now.Before(s.giveAt) {
 		socket, err := find(s.process.Directories, control.Keeper, 0)
@@ -42,12 +45,17 @@ func (s *Server) giveNext(now time.Time) {
 			first := s.gives[0]
 			give := control.Request{Version: control.Version, Op: control.Give, Node: &first.node}
 			if err = Send(socket, give, first.descriptor, unix.MSG_DONTWAIT); err == nil {
-				s.keeper = socket
+				s.keeper, s.unfound = socket, time.Time{}
 				return
 			}
 			_ = unix.Close(socket)
 		}
-		if absent(err) {
+		if none := errors.Is(err, fs.ErrNotExist); !none {
+			s.unfound = time.Time{}
+		} else if s.unfound.IsZero() {
+			s.unfound = now
+		}
+		if errors.Is(err, unix.ECONNREFUSED) || !s.unfound.IsZero() && now.Sub(s.unfound) > givesUp {
 			s.given()
 			continue
 		}

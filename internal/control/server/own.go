@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -89,71 +90,148 @@ func findOwn(directories Directories) (socket int, err error) {
 	return -1, errors.New("another process has the address")
 }
 
-// spares are numbers of the process's own table, for what must come back even if the program has used up all others:
-// a connection, and the descriptor that comes. The program may close them, and use the numbers: then they are not ours.
+// spares are numbers of the process's own table, for what must come back even if the program has used up all others: a
+// connection, the descriptor that comes, and one for the driver. All name one empty file, by which they are told from
+// what the program may have opened since with the same number. One of them is never given up, so that each number that
+// was used can become a spare again without being free in between.
 var spares struct {
 	sync.Mutex
-	of [spareCount]spare
+	of          [spareCount]int // 0: there is none
+	device, ino uint64          // of the file
 }
 
-const spareCount = 3
+const (
+	spareCount = 6
+	spareTime  = time.Second / 4 // for another thread to give back the number that it has taken
+)
 
-type spare struct {
-	number      int // 0: there is none
-	device, ino uint64
-}
-
-// spareSome makes the spare numbers that are missing, as far as there is room. (memfd_create)
+// spareSome makes the spare numbers that are missing, as far as there is room. (memfd_create, fcntl)
 func spareSome() {
 	spares.Lock()
 	defer spares.Unlock()
 	for i := range spares.of {
-		s := &spares.of[i]
-		if s.isOurs() {
+		if isSpare(spares.of[i]) {
 			continue
 		}
-		*s = spare{}
-		number, err := unix.MemfdCreate("tms-spare", unix.MFD_CLOEXEC)
-		var made unix.Stat_t
-		if err != nil || number == 0 || unix.Fstat(number, &made) != nil {
+		spares.of[i] = 0
+		from := anySpare()
+		if from == 0 {
+			from, _ = unix.MemfdCreate("tms-spare", unix.MFD_CLOEXEC)
+			var made unix.Stat_t
+			if from < 0 || unix.Fstat(from, &made) != nil {
+				return
+			}
+			spares.device, spares.ino = uint64(made.Dev), made.Ino
+			if from > 0 { // else it is the program's standard input
+				spares.of[i] = from
+				continue
+			}
+		}
+		number, err := unix.FcntlInt(uintptr(from), unix.F_DUPFD_CLOEXEC, 1)
+		if from == 0 {
+			_ = unix.Close(from)
+		}
+		if err != nil {
 			return
 		}
-		*s = spare{number, uint64(made.Dev), made.Ino}
+		spares.of[i] = number
 	}
 }
 
-func (s *spare) isOurs() bool {
+// isSpare reports whether a number still names the file. The caller holds the lock, as does that of anySpare.
+func isSpare(number int) bool {
 	var found unix.Stat_t
-	return s.number > 0 && unix.Fstat(s.number, &found) == nil && uint64(found.Dev) == s.device && found.Ino == s.ino
+	return number > 0 && unix.Fstat(number, &found) == nil && uint64(found.Dev) == spares.device && found.Ino == spares.ino
 }
 
-// useSpares gives the numbers up, and reports whether there were any.
-func useSpares() (some bool) {
+// anySpare returns a spare number; 0: there is none.
+func anySpare() int {
+	for _, number := range spares.of {
+		if isSpare(number) {
+			return number
+		}
+	}
+	return 0
+}
+
+// useSpares makes so many numbers free, or as many as there are beside the last, and reports whether there were any.
+func useSpares(count int) (some bool) {
 	spares.Lock()
 	defer spares.Unlock()
-	for i := range spares.of {
-		if s := &spares.of[i]; s.isOurs() {
-			some = unix.Close(s.number) == nil || some
+	last := anySpare()
+	for i, number := range spares.of {
+		if count > 0 && number != last && isSpare(number) {
+			spares.of[i] = 0
+			some = unix.Close(number) == nil || some
+			count--
 		}
-		spares.of[i] = spare{}
 	}
 	return some
 }
 
-// askSelf asks the process's own socket, and returns the reply and the
-// descriptor that came, or -1.
+// dropSpares makes all free.
+func dropSpares() {
+	spares.Lock()
+	defer spares.Unlock()
+	for i, number := range spares.of {
+		if isSpare(number) {
+			_ = unix.Close(number)
+		}
+		spares.of[i] = 0
+	}
+}
+
+// closeOwn closes a descriptor, whose number becomes a spare if one is missing, and reports whether it has. (dup3)
+func closeOwn(descriptor int) bool {
+	spares.Lock()
+	defer spares.Unlock()
+	if from := anySpare(); from > 0 && descriptor > 0 {
+		for i, number := range spares.of {
+			if !isSpare(number) && unix.Dup3(from, descriptor, unix.O_CLOEXEC) == nil {
+				spares.of[i] = descriptor
+				return true
+			}
+		}
+	}
+	_ = unix.Close(descriptor)
+	return false
+}
+
+// CloseOwn closes a descriptor that came from the process itself, or none: -1.
+func CloseOwn(descriptor int) {
+	if descriptor >= 0 && closeOwn(descriptor) {
+		spareSome() // the one that the driver had
+	}
+}
+
+// askSelf asks the process's own socket, and returns the reply and the descriptor that came, or -1.
 func askSelf(directories Directories, r control.Request, descriptor int) (reply control.Reply, came int, err error) {
-	for {
+	scarce, needs := false, 1 // a connection
+	if r.Op == control.Lend {
+		needs = 2
+	}
+	for start := time.Now(); ; {
 		reply, came, err = ask(answerWithin, directories, unix.Getpid(), r, descriptor)
 		full := errors.Is(err, unix.EMFILE) || err == nil && reply.OK && came < 0 && r.Op == control.Lend
-		if !full || !useSpares() {
+		if full && err == nil {
+			err = cuda.Refuse(cuda.OperatingSystem, "there is no room for a descriptor (ulimit -n): %w", unix.EMFILE)
+		}
+		if !full || time.Since(start) > spareTime {
 			break
 		}
+		if !useSpares(needs) {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		scarce = true
+	}
+	if scarce && came >= 0 {
+		useSpares(1) // for the driver
 	}
 	if r.Op == control.Put && err == nil {
 		spareSome()
 	} else if r.Op == control.Close && err == nil && reply.OK && reply.Bytes == 0 { // nothing is kept any longer
-		useSpares()
+		dropSpares()
 	}
 	return reply, came, err
 }

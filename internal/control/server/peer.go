@@ -86,7 +86,11 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(socket) }()
+	if pid == unix.Getpid() {
+		defer closeOwn(socket)
+	} else {
+		defer func() { _ = unix.Close(socket) }()
+	}
 	r.Version = control.Version
 	if err = Send(socket, r, descriptor, 0); err != nil {
 		return err
@@ -133,9 +137,7 @@ func Confirmed(client int) bool {
 // AskSelf sends the process's own socket a request, with a descriptor unless that is -1.
 func AskSelf(directories Directories, r control.Request, descriptor int) error {
 	reply, came, err := Ask(directories, unix.Getpid(), r, descriptor)
-	if came >= 0 {
-		_ = unix.Close(came)
-	}
+	CloseOwn(came)
 	if err == nil && !reply.OK {
 		err = errors.New(reply.Error)
 	}
@@ -158,6 +160,13 @@ func Answers(directories Directories, pid int) bool {
 	socket, err := find(directories, pid, 0)
 	_ = unix.Close(socket) // -1: there is none
 	return err == nil
+}
+
+// Ended reports whether a process, or the keeper, has left its socket behind.
+func Ended(directories Directories, pid int) bool {
+	socket, err := find(directories, pid, 0)
+	_ = unix.Close(socket) // -1: there is none
+	return errors.Is(err, unix.ECONNREFUSED)
 }
 
 // Send sends a request or reply, with a descriptor unless that is -1.
@@ -202,7 +211,7 @@ func find(directories Directories, pid int, patience time.Duration) (socket int,
 	user := unix.Geteuid()
 	err = fs.ErrNotExist
 	note := func(failed error) { // it is perhaps where it cannot be reached now
-		if absent(err) || !absent(failed) {
+		if errors.Is(err, fs.ErrNotExist) || !absent(failed) {
 			err = failed
 		}
 	}

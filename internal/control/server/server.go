@@ -66,6 +66,7 @@ type Server struct {
 	gives   []extent
 	keeper  int       // the connection on which the first of them was sent; -1: it was not
 	giveAt  time.Time // when to try that again
+	unfound time.Time // since when the keeper has had no socket; zero: it has one, or that is unknown
 	aside   int       // the socket at the second address; -1: there is none
 	numbers uint64    // of lends so far
 

@@ -56,7 +56,7 @@ func (f *diskFile) create(descriptors backup.Descriptors) error {
 		return f.directory.failed("making a file in", err)
 	}
 	f.device, f.inode = uint64(stat.Dev), stat.Ino
-	defer f.close(fd)
+	defer f.close(fd, descriptors)
 	whole := section{file: f, size: f.size}
 	if err = whole.reserve(fd); err != nil {
 		return err
@@ -74,10 +74,10 @@ func (f *diskFile) has(fd int) bool {
 	return fd >= 0 && unix.Fstat(fd, &stat) == nil && uint64(stat.Dev) == f.device && stat.Ino == f.inode
 }
 
-// close closes a descriptor of the file, and none of another's.
-func (f *diskFile) close(fd int) {
+// close closes a copy of the file's descriptor, and none of another's.
+func (f *diskFile) close(fd int, descriptors backup.Descriptors) {
 	if f.has(fd) {
-		_ = unix.Close(fd)
+		descriptors.Close(fd)
 	}
 }
 
@@ -87,7 +87,7 @@ func (f *diskFile) opened(descriptors backup.Descriptors, use func(fd int) error
 	if err != nil {
 		return f.directory.unkept("opened", err)
 	}
-	defer f.close(fd)
+	defer f.close(fd, descriptors)
 	return use(fd)
 }
 
@@ -194,7 +194,7 @@ func (o *openFile) done() {
 func (o *openFile) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.file.close(o.fd)
+	o.file.close(o.fd, o.descriptors)
 	o.fd = -1
 }
 

@@ -501,6 +501,8 @@ func (d *descriptors) Copy(number uint64) (int, error) {
 	return unix.Dup(d.of[number])
 }
 
+func (d *descriptors) Close(descriptor int) { _ = unix.Close(descriptor) }
+
 func (d *descriptors) Drop(number uint64) error {
 	d.Lock()
 	defer d.Unlock()

@@ -127,10 +127,11 @@ func (p *Store) drop(c *peerChunk) error {
 func (p *Store) attach(c *peerChunk, source int) error {
 	if c.handle == 0 {
 		descriptor, err := p.Descriptors.Copy(c.kept)
-		if err == nil {
-			c.handle, err = p.driver.MemImport(descriptor)
-			_ = unix.Close(descriptor)
+		if err != nil {
+			return err
 		}
+		c.handle, err = p.driver.MemImport(descriptor)
+		p.Descriptors.Close(descriptor)
 		if err != nil {
 			c.strange = c.strange || !errors.Is(err, cuda.OutOfMemory)
 			return err

@@ -365,7 +365,7 @@ static CUresult import(CUmemGenericAllocationHandle *handle, void *shareable, CU
 	if (export.block.process == getpid())
 		return block ? retain(block, handle) : CUDA_ERROR_INVALID_VALUE;
 	if (!export.block.process)
-		TRY(block_adopt(fd, host ? 0 : export.block.device, export.block.size, &block));
+		TRY(block_view(fd, host ? 0 : export.block.device, export.block.size, &block));
 	else
 		TRY(block_import(&export.block, &block));
 	block->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -115,6 +115,20 @@ CUresult block_adopt(int descriptor, int device, uint64_t size, struct block **b
 	return CUDA_SUCCESS;
 }
 
+CUresult block_view(int descriptor, int device, uint64_t size, struct block **block)
+{
+	void *view = mmap(NULL, size, PROT_NONE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+	if (view == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*block = calloc(1, sizeof **block);
+	if (!*block) {
+		munmap(view, size);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	**block = (struct block){.device = device, .size = size, .references = 1, .foreign_fd = -1, .view = view};
+	return CUDA_SUCCESS;
+}
+
 void block_shared(struct block *block)
 {
 	if (!block->shared)
@@ -131,7 +145,9 @@ void block_release(struct block *block)
 	if (block->member)
 		block_release(block->member);
 	struct device *device = &memory.devices[block->device];
-	if (block->foreign_fd >= 0) {
+	if (block->view) {
+		munmap(block->view, block->size);
+	} else if (block->foreign_fd >= 0) {
 		close(block->foreign_fd); // the exporting process accounts for it
 	} else {
 		fallocate(device->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)block->offset,

@@ -4,14 +4,23 @@
 
 #include "memory/memory.h"
 
+// Old size 0 makes a second mapping of the same memory.
+static bool show(uint64_t address, uint64_t size, int protection, const struct block *block)
+{
+	void *at = (void *)address;
+	if (block->view)
+		return mremap(block->view, 0, size, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED &&
+		       !mprotect(at, size, protection);
+	int fd = block->foreign_fd >= 0 ? block->foreign_fd : memory.devices[block->device].fd;
+	return mmap(at, size, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, (off_t)block->offset) != MAP_FAILED;
+}
+
 CUresult mapping_new(uint64_t address, uint64_t size, int protection, struct block *block, struct mapping **result)
 {
 	struct mapping *mapping = calloc(1, sizeof *mapping);
 	if (!mapping)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	int fd = block->foreign_fd >= 0 ? block->foreign_fd : memory.devices[block->device].fd;
-	const int flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED;
-	if (mmap((void *)address, size, protection, flags, fd, (off_t)block->offset) == MAP_FAILED) {
+	if (!show(address, size, protection, block)) {
 		free(mapping);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -13,7 +13,8 @@ struct block {
 	int references; // a handle, each mapping
 	struct allocation *handle;
 	CUmemAllocationProp prop;
-	int foreign_fd; // imported from another process: its memfd; outlives: the memory's file; else -1
+	int foreign_fd; // opened from another process: its memfd; outlives: the memory's file; else -1
+	void *view;	// imported: all of it, without access, since a process has no descriptor of what it imports
 	bool shared; // exported or imported
 	bool shown; // mapped, now or earlier
 	bool outlives; // foreign_fd alone is the memory
@@ -114,6 +115,7 @@ struct exported block_export(const struct block *block, uint64_t id);
 CUresult block_import(const struct exported *from, struct block **block);
 int block_outlive(struct block *block); // for a descriptor: memory that needs no process. -1: it cannot
 CUresult block_adopt(int descriptor, int device, uint64_t size, struct block **block); // from such a descriptor
+CUresult block_view(int descriptor, int device, uint64_t size, struct block **block); // without one of its own
 void block_shared(struct block *block); // notes that other processes share it, until its release
 void block_release(struct block *block);
 
