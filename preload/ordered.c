@@ -157,9 +157,15 @@ DESTROYS(cuMemPoolDestroy)
 
 enum { THRESHOLD = 4, RESERVED, RESERVED_HIGH, USED, USED_HIGH };
 
+/* The runtime asks the driver, which may lead back to these: the outer call alone adds what is pausable. */
+static struct known *asked(int code, void *pool)
+{
+	return code == SUCCESS && !alloc_below ? ours(pool) : NULL;
+}
+
 static int set(int code, void *pool, int attribute, const uint64_t *value)
 {
-	struct known *found = code == SUCCESS && attribute >= THRESHOLD ? ours(pool) : NULL;
+	struct known *found = attribute >= THRESHOLD ? asked(code, pool) : NULL;
 	if (found && attribute == THRESHOLD) {
 		atomic_store(&found->threshold, *value);
 		keep(found->device);
@@ -175,7 +181,7 @@ static int set(int code, void *pool, int attribute, const uint64_t *value)
 static int get(int code, void *pool, int attribute, uint64_t *value)
 {
 	uint64_t bytes[4] = {0};
-	struct known *found = code == SUCCESS && attribute >= RESERVED && attribute <= USED_HIGH ? ours(pool) : NULL;
+	struct known *found = attribute >= RESERVED && attribute <= USED_HIGH ? asked(code, pool) : NULL;
 	if (found && go_now() == GO_AWAKE) {
 		(void)IN_GO((tmsOrderedBytes(found->device, bytes), SUCCESS));
 		*value += bytes[attribute - RESERVED];
@@ -185,7 +191,7 @@ static int get(int code, void *pool, int attribute, uint64_t *value)
 
 static int trim(int code, void *pool, size_t least)
 {
-	struct known *found = code == SUCCESS && go_now() == GO_AWAKE ? ours(pool) : NULL;
+	struct known *found = go_now() == GO_AWAKE ? asked(code, pool) : NULL;
 	if (found)
 		(void)IN_GO((tmsOrderedTrim(found->device, least), SUCCESS));
 	return code;
@@ -194,15 +200,15 @@ static int trim(int code, void *pool, size_t least)
 #define POOLS(api)                                                                                 \
 	EXPORT int api##MemPoolSetAttribute(void *pool, int attribute, void *value)                \
 	{                                                                                          \
-		return set(forward_##api##MemPoolSetAttribute(pool, attribute, value), pool, attribute, value); \
+		return set(BELOW(forward_##api##MemPoolSetAttribute(pool, attribute, value)), pool, attribute, value); \
 	}                                                                                          \
 	EXPORT int api##MemPoolGetAttribute(void *pool, int attribute, void *value)                \
 	{                                                                                          \
-		return get(forward_##api##MemPoolGetAttribute(pool, attribute, value), pool, attribute, value); \
+		return get(BELOW(forward_##api##MemPoolGetAttribute(pool, attribute, value)), pool, attribute, value); \
 	}                                                                                          \
 	EXPORT int api##MemPoolTrimTo(void *pool, size_t least)                                    \
 	{                                                                                          \
-		return trim(forward_##api##MemPoolTrimTo(pool, least), pool, least);               \
+		return trim(BELOW(forward_##api##MemPoolTrimTo(pool, least)), pool, least);        \
 	}
 POOLS(cuda)
 POOLS(cu)
