@@ -20,7 +20,7 @@ require_go
 require_cc
 require_sanitizers
 export TESTS_COMPLETE=1 # no Go test is skipped for want of a program
-export GOFLAGS="$GOFLAGS -trimpath"
+export GOFLAGS="$GOFLAGS -trimpath -tags=netgo,osusergo"
 
 say() { printf '\n== %s\n' "$*"; }
 

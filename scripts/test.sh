@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds everything and passes the tests of Go, C and Python: programs with the library preloaded over the simulator.
-# It tells in some minutes whether the product works. Its parts run one after the other, so that it takes no more of the
-# machine than its processors. scripts/check.sh has the rest: every place at which a call can fail, the race detector,
+# It tells in some minutes whether the product works. The tests of Go and of Python run beside one another, because they
+# wait more than they compute. scripts/check.sh has the rest: every place at which a call can fail, the race detector,
 # the sanitizers, the linters, aarch64; scripts/soak.sh repeats.
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, python3,
@@ -16,15 +16,22 @@ require_preloadable
 require_go
 require_cc
 export TESTS_QUICK=1
-# What is compiled here is the same in every checkout, so that another one's is found in Go's cache.
-export GOFLAGS="$GOFLAGS -trimpath"
+# What is compiled here is the same in every checkout, so that another one's is found in Go's cache. By the tags, the
+# tests and the command tms, which has no C, are made of the same packages.
+export GOFLAGS="$GOFLAGS -trimpath -tags=netgo,osusergo"
 
 say() { printf '\n== %s\n' "$*"; }
 
 require_python test
 scripts/build.sh
-say "Go and C"
-go test -vet=off -count=1 -timeout 30m ./... # more than the ten minutes that are Go's limit, for a busy machine
+say "Go, C and Python"
+failed=0
+build/venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder pymodule/tests >build/_python.log 2>&1 &
+python=$!
+trap 'kill $python 2>/dev/null || true; rm -rf "${plain:-}"' EXIT
+go test -vet=off -count=1 -timeout 30m ./... || failed=1 # more than the ten minutes that are Go's limit, for a busy machine
 say "Python"
-build/venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder pymodule/tests
+wait $python || failed=1
+cat build/_python.log
+[ $failed = 0 ] || exit 1
 say "all tests passed"

@@ -62,7 +62,7 @@ func TestRanksThatAreApart(t *testing.T) {
 	for kind, count := range map[string]int{"world": 3, "crossed": 3, "grid": 4, "pipeline": 3, "waiting": 3} {
 		t.Run(kind, func(t *testing.T) {
 			ranks, _ := startApart(t, kind, count)
-			tries := pauseApart(t, ranks, hermetic.Often(8, 3), "--timeout", "300")
+			tries := pauseApart(t, ranks, hermetic.Often(8, 2), "--timeout", "300")
 			for slices.Min(tries) > 2 && len(tries) < 50 {
 				tries = append(tries, pauseApart(t, ranks, 1, "--timeout", "300")...)
 			}

@@ -27,7 +27,9 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	os.Exit(inHalves(m, func() error {
 		tms = filepath.Join(os.TempDir(), "tms")
-		if output, err := exec.Command("go", "build", "-o", tms, ".").CombinedOutput(); err != nil {
+		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", tms, ".") // as scripts/build.sh does
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if output, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, output)
 		}
 		return nil

@@ -118,7 +118,7 @@ func TestStatusBesidePausesOfEverything(t *testing.T) {
 		}
 		ended <- failed
 	}()
-	for range hermetic.Often(200, 20) {
+	for range hermetic.Often(200, 6) {
 		succeeds(t, "pause", w.number(), "--everything")
 		w.resumed()
 	}
@@ -485,7 +485,7 @@ func TestEverythingOfAProgramThatWorks(t *testing.T) {
 		t.Run(does, func(t *testing.T) {
 			s := startSteered(t, steeredProgram(t), reaching(t))
 			s.do(does)
-			for range hermetic.Often(20, 6) {
+			for range hermetic.Often(20, 3) {
 				s.advances("cycles")
 				succeeds(t, "pause", s.number(), "--everything")
 				if does != "churn" { // a freed piece may serve the next allocation without the driver

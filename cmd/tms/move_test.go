@@ -150,7 +150,7 @@ func TestAProgramThatWorksIsMoved(t *testing.T) {
 		t.Run(does, func(t *testing.T) {
 			m := startMobile(t)
 			m.do(does)
-			for i := range hermetic.Often(12, 4) {
+			for i := range hermetic.Often(12, 3) {
 				m.advances("cycles")
 				m.move([]string{"1", "2", "0"}[i%3])
 			}

@@ -265,7 +265,9 @@ def have_said(ranks: Ranks, early: list[int]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("victim", "fan"), [(0, 8), (2, 8), (2, 1)])
+@pytest.mark.parametrize(
+    ("victim", "fan"), [(0, 8), pytest.param(2, 8, marks=pytest.mark.thorough), (2, 1)]
+)
 @pytest.mark.parametrize("when", DEATHS)
 def test_a_rank_is_killed(when: str, victim: int, fan: int) -> None:
     """When time is up, the others come back to one state, and name the missing one."""
