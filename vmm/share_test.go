@@ -240,7 +240,7 @@ func TestPausedTogether(t *testing.T) {
 			require.EqualValues(t, shareSize, stats.Devices[0].Tags[0].ImportedPaused)
 			require.EqualValues(t, segments*shareSize, stats.Devices[0].Tags[0].BackupBytes, "each saves its own alone")
 			require.EqualValues(t, segments*shareSize, stats.Devices[0].Tags[0].PausedBytes)
-			require.Equal(t, [2]error{}, p.resume(10*time.Second))
+			require.Equal(t, [2]error{}, p.resume(time.Minute))
 			p.requireFilled(2 * cycle)
 			require.EqualValues(t, shareSize, p.engines[0].ImportedBytes())
 			require.EqualValues(t, 2*segments, p.sim.Stat("handles"), "what is shared stands alone")
@@ -262,8 +262,8 @@ func TestOpenedRange(t *testing.T) {
 				require.ErrorIs(t, e.Close(outside, false), vmm.ErrInvalidAddress)
 			}
 		}
-		require.Equal(t, [2]error{}, p.pause(10*time.Second))
-		require.Equal(t, [2]error{}, p.resume(10*time.Second))
+		require.Equal(t, [2]error{}, p.pause(time.Minute))
+		require.Equal(t, [2]error{}, p.resume(time.Minute))
 	}
 }
 
@@ -286,7 +286,7 @@ func TestSharedIsFreed(t *testing.T) {
 	require.NoError(t, second.Close(again, false))
 	require.ErrorIs(t, pause(first, inExtents(10*time.Millisecond)), vmm.ErrImported)
 	for cycle := range 2 {
-		require.Equal(t, [2]error{}, p.pause(10*time.Second))
+		require.Equal(t, [2]error{}, p.pause(time.Minute))
 		require.Zero(t, p.sim.Stat("handles"))
 		errs := p.resume(10 * time.Second)
 		require.NoError(t, errs[0])
@@ -365,7 +365,7 @@ func TestOpenedMeanwhile(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.Zero(t, p.sim.Stat("handles"))
-		require.Equal(t, [2]error{}, p.resume(10*time.Second))
+		require.Equal(t, [2]error{}, p.resume(time.Minute))
 		p.requireFilled(1)
 	}
 	close(stop)
@@ -381,7 +381,7 @@ func TestPausesCross(t *testing.T) {
 			for _, err := range p.pause(time.Duration(cycle%4) * time.Millisecond) {
 				require.True(t, err == nil || errors.Is(err, vmm.ErrImported), "%v", err)
 			}
-			require.Equal(t, [2]error{}, p.resume(10*time.Second))
+			require.Equal(t, [2]error{}, p.resume(time.Minute))
 			p.requireFilled(2 * cycle)
 		}
 	})
@@ -415,11 +415,11 @@ func failing(t *testing.T, made func(*testing.T) *pair, function string, seed in
 				more = p.sim.FailuresFired() > before
 			}
 			p.sim.ClearFailures()
-			require.Equal(t, [2]error{}, p.resume(10*time.Second))
+			require.Equal(t, [2]error{}, p.resume(time.Minute))
 			p.requireFilled(uint64(10 * seed))
-			require.Equal(t, [2]error{}, p.pause(10*time.Second))
+			require.Equal(t, [2]error{}, p.pause(time.Minute))
 			require.Zero(t, p.sim.Stat("handles"))
-			require.Equal(t, [2]error{}, p.resume(10*time.Second))
+			require.Equal(t, [2]error{}, p.resume(time.Minute))
 			p.requireFilled(uint64(10 * seed))
 			require.True(t, more || nth > 1, "it is never called")
 		}) && more
@@ -499,11 +499,11 @@ func TestLostWhilePaused(t *testing.T) {
 		require.Equal(t, [2]error{}, errs)
 		p.neighbours[1].lost.Store(true)
 
-		err := resume(importer, inExtents(10*time.Second))
+		err := resume(importer, inExtents(time.Minute))
 		require.ErrorIs(t, err, vmm.ErrShareGone)
 		require.EqualValues(t, 1, opened.Load())
 		require.False(t, importer.Gated())
-		require.NoError(t, resume(importer, inExtents(10*time.Second)), "it was said")
+		require.NoError(t, resume(importer, inExtents(time.Minute)), "it was said")
 		stats := tagStats(t, importer, "t")
 		require.EqualValues(t, shareSize, stats.ImportedLost)
 		require.Zero(t, stats.ImportedPaused+stats.ImportedBytes)
@@ -522,8 +522,8 @@ func TestLostWhilePaused(t *testing.T) {
 			require.NoError(t, importer.MemRelease(handle))
 			p.other[1] = 0
 		}
-		require.Equal(t, [2]error{}, p.pause(10*time.Second))
-		require.Equal(t, [2]error{}, p.resume(10*time.Second))
+		require.Equal(t, [2]error{}, p.pause(time.Minute))
+		require.Equal(t, [2]error{}, p.resume(time.Minute))
 	})
 }
 
@@ -539,7 +539,7 @@ func TestOneRefusal(t *testing.T) {
 	require.ErrorIs(t, err, cuda.NotSupported)
 	require.NoError(t, first.Free(plain, false))
 
-	require.Equal(t, [2]error{}, p.pause(10*time.Second))
+	require.Equal(t, [2]error{}, p.pause(time.Minute))
 	require.ErrorIs(t, resume(p.engines[1], vmm.Options{}), vmm.ErrSharePaused) // its own is back
 	refused := false
 	for call := 1; call <= 3 && !refused; call++ { // one of them makes shared memory
@@ -551,7 +551,7 @@ func TestOneRefusal(t *testing.T) {
 		p.sim.ClearFailures()
 	}
 	require.True(t, refused)
-	require.Equal(t, [2]error{}, p.resume(10*time.Second))
+	require.Equal(t, [2]error{}, p.resume(time.Minute))
 	p.requireFilled(1)
 }
 

@@ -230,7 +230,7 @@ func TestImportedHandleBesideOneThatIsGone(t *testing.T) {
 	require.NoError(t, pause(s.engine, briefly))
 	require.NoError(t, s.engine.MemRelease(freed))
 	done := make(chan error)
-	go func() { done <- resume(s.importer, vmm.Options{Importers: 10 * time.Second}) }()
+	go func() { done <- resume(s.importer, vmm.Options{Importers: time.Minute}) }()
 	select {
 	case err := <-done:
 		require.Fail(t, "it has not waited", "%v", err)

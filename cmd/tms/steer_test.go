@@ -286,7 +286,7 @@ func TestSteering(t *testing.T) {
 		time.Sleep(200 * time.Millisecond)
 		one.do("unhog")
 	}()
-	out = succeeds(t, "resume", "--all", "--wait", "30")
+	out = succeeds(t, "resume", "--all", "--wait", "60")
 	require.Regexp(t, "(?m)^"+first+`: resumed, 32\.00 MiB in \d+\.\d\d s$`, out)
 	require.Regexp(t, "(?m)^"+second+`: nothing to resume$`, out)
 	require.Equal(t, "ok", one.do("check"))

@@ -116,9 +116,9 @@ func TestThereAndBack(t *testing.T) {
 	p.uses(t)
 	for range 3 {
 		requireState(t, driver, p.pid, Running)
-		require.NoError(t, driver.Lock(p.pid, time.Second))
+		require.NoError(t, driver.Lock(p.pid, time.Minute))
 		requireState(t, driver, p.pid, Locked)
-		require.ErrorIs(t, driver.Lock(p.pid, time.Second), cuda.IllegalState)
+		require.ErrorIs(t, driver.Lock(p.pid, time.Minute), cuda.IllegalState)
 		require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
 		requireState(t, driver, p.pid, Checkpointed)
 		require.NoError(t, driver.Restore(room(t), p.pid, time.Minute))
@@ -141,7 +141,7 @@ func TestARestoreOnAnotherGPU(t *testing.T) {
 	p.uses(t)
 	there := []Pair{{uuid(0), uuid(2)}, {uuid(1), uuid(1)}, {uuid(2), uuid(0)}}
 	for _, place := range []string{"2", "0"} {
-		require.NoError(t, driver.Lock(p.pid, time.Second))
+		require.NoError(t, driver.Lock(p.pid, time.Minute))
 		require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
 		require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute, there[:2]...), cuda.InvalidValue)
 		require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute, there[0], there[0], there[1]), cuda.InvalidValue)
@@ -176,7 +176,7 @@ func TestFailures(t *testing.T) {
 	driver, sim := open(t)
 	p := start(t)
 	p.uses(t)
-	require.NoError(t, driver.Lock(p.pid, time.Second))
+	require.NoError(t, driver.Lock(p.pid, time.Minute))
 	sim.Fail("cuInit", 1, int(cuda.NoDevice))
 	require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute), cuda.NoDevice)
 	sim.Fail("cuCheckpointProcessCheckpoint", 1, 801)
@@ -202,7 +202,7 @@ func TestWhatTheDriverLosesIsSaid(t *testing.T) {
 	p := start(t)
 	p.uses(t)
 	require.Equal(t, "0", p.do("export", 0))
-	require.NoError(t, driver.Lock(p.pid, time.Second))
+	require.NoError(t, driver.Lock(p.pid, time.Minute))
 	require.ErrorContains(t, driver.Checkpoint(p.pid, time.Minute), "shared with other processes")
 	requireState(t, driver, p.pid, Failed)
 }
@@ -212,7 +212,7 @@ func TestARestoreWithoutMemoryIsTheLast(t *testing.T) {
 	driver, sim := open(t)
 	p := start(t)
 	p.uses(t)
-	require.NoError(t, driver.Lock(p.pid, time.Second))
+	require.NoError(t, driver.Lock(p.pid, time.Minute))
 	require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
 	sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.OutOfMemory))
 	err := driver.Restore(room(t), p.pid, time.Minute)

@@ -2,8 +2,10 @@ package cudasim
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -256,9 +258,12 @@ func TestTheFolderOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can become another user")
 	}
-	user := 20_000 + os.Getpid()%40_000 // unlike that of another run of the tests
-	folder := fmt.Sprintf("/dev/shm/cudasim-%d", user)
-	require.NoError(t, os.Mkdir(folder, 0o700))
+	user, folder := 20_000, ""
+	for made := fs.ErrExist; errors.Is(made, fs.ErrExist); { // another run of the tests may have, or have left, its folder
+		user++
+		folder = fmt.Sprintf("/dev/shm/cudasim-%d", user)
+		made = os.Mkdir(folder, 0o700)
+	}
 	t.Cleanup(func() { os.Remove(folder) })
 	binary := readable(t, compile(t, "shared", 0))
 	out, complaints, err := obeys(binary, user, "start 0\n", append(environment(t), "CUDASIM_SHARED=name")...)

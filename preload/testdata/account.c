@@ -30,7 +30,7 @@ static void make_children(void)
 		pid_t child = i % 2 ? fork() : _Fork();
 		if (child == 0) {
 			void *pointer = NULL;
-			alarm(30);
+			alarm(120);
 			_exit((i % 2 && cudaMalloc(&pointer, MIB) == 0) || cudaFree(first) == 0);
 		}
 		EXPECT(code_of(child), 0);

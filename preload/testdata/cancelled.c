@@ -22,7 +22,7 @@ int main(void)
 {
 	pthread_t thread;
 	void *result = NULL;
-	alarm(60);
+	alarm(120);
 	EXPECT(cudaFree(NULL), 0);
 	start(&thread, doomed, NULL);
 	EXPECT(pthread_join(thread, &result), 0);

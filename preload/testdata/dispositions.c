@@ -230,7 +230,7 @@ static void in_children(void)
 	for (int i = 0; i < 500; i++) {
 		pid_t child = _Fork();
 		if (child == 0) {
-			alarm(20);
+			alarm(120);
 			set(SIGSEGV, recover_with_information, 0);
 			is_set(SIGSEGV, recover_with_information, SA_SIGINFO);
 			_exit(0);

@@ -13,7 +13,7 @@ static void every_call(void *ours, bool usable)
 	void *pointer = NULL, *graph = NULL, *stream = NULL;
 	char handle[64], attributes[128];
 	size_t pitch = 0;
-	alarm(30);
+	alarm(120);
 	int code = tms_pause(NULL);
 	CHECK(code == (usable ? 0 : 3));
 	CHECK(tms_resume(NULL) == code);
@@ -104,7 +104,7 @@ static pid_t raw_fork(void)
 static void few_calls(void *ours)
 {
 	void *pointer = NULL;
-	alarm(30);
+	alarm(120);
 	FAILS(tms_pause(NULL), 3, "fork");
 	EXPECT(tms_resume(NULL), 3);
 	EXPECT(cudaFree(ours), 3);
@@ -182,7 +182,7 @@ static void fork_while_starting(int index)
 		usleep((unsigned)((index * 37 + i * 91) % 400));
 		pid_t pid = fork();
 		if (pid == 0) {
-			alarm(30);
+			alarm(120);
 			void *pointer = NULL;
 			tms_set_interesting_region(true);
 			int code = cudaMalloc(&pointer, 100);

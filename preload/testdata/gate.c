@@ -444,7 +444,7 @@ static void forked(void)
 	for (int how = 0; how < 2; how++) {
 		pid_t child = how ? (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
 		if (child == 0) {
-			alarm(10);
+			alarm(120);
 			fill_words(memory); /* whatever the driver returns */
 			cuStreamBeginCapture_v2(stream, 2);
 			_exit(0);

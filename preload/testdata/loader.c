@@ -128,7 +128,7 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 3);
 	part = argv[1], library = argv[2];
-	alarm(60);
+	alarm(120);
 	if (strcmp(part, "alone") == 0) { /* CUDA is not in use yet */
 		CHECK(dlopen(library, RTLD_NOW));
 		return 0;

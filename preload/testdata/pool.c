@@ -297,7 +297,7 @@ static void in_a_child(void)
 	EXPECT(tms_pool_malloc(pool, &block, MIB, NULL), 0);
 	pid_t child = fork();
 	if (child == 0) {
-		alarm(30);
+		alarm(120);
 		EXPECT(tms_pool_malloc(pool, &block, 1, NULL), 3);
 		EXPECT(tms_pool_free(pool, block), 3);
 		EXPECT(tms_pool_trim(pool, NULL), 3);

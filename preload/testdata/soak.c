@@ -80,7 +80,7 @@ static void fork_a_child(void *ours)
 	pid_t pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		alarm(60);
+		alarm(120);
 		CHECK(tms_pause(NULL) == 3);
 		CHECK(cudaFree(ours) != 0);
 		_exit(0);

@@ -52,7 +52,7 @@ def group() -> Iterator[Group]:
 
 
 def programs(house: House, group: Group, **variables: str) -> list[Program]:
-    """They enter the group with their memory, so a pause gives the group none of the device's back."""
+    """They enter the group with their memory, so a pause gives it none of the device's back."""
     made = [
         house.program(
             LD_PRELOAD=REACH,

@@ -274,7 +274,7 @@ static void wait_until_entered(int count)
 
 static void put_gate(CUstream stream)
 {
-	alarm(20); // a wait that should not wait for the gate would never end
+	alarm(120); // a wait that should not wait for the gate would never end
 	OK(cuLaunchHostFunc(stream, wait_at_gate, NULL));
 }
 
@@ -531,7 +531,7 @@ STARTED(gates_over_fork_and_reset)
 	wait_until_entered(1);
 	pid_t child = fork();
 	if (!child) {
-		alarm(20);
+		alarm(120);
 		GIVES(3, cuStreamQuery(gated));
 		GIVES(3, cuCtxSynchronize());
 		_exit(0);
