@@ -48,6 +48,9 @@ func Main(m *testing.M, prepare ...func() error) int {
 			return failed(err)
 		}
 	}
+	if err := os.Unsetenv("TMS_NO_INSTALL"); err != nil { // is the scripts', and the library would warn of it
+		return failed(err)
+	}
 	for _, do := range prepare {
 		if err := do(); err != nil {
 			return failed(err)

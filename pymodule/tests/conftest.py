@@ -29,6 +29,7 @@ def apart() -> None:
     files = tempfile.mkdtemp(prefix="tms-test-", dir=beside)
     os.environ[OWN] = f"{os.getpid()}:{meeting}:{files}"
     os.environ.update({"XDG_RUNTIME_DIR": meeting, "TMPDIR": files})
+    os.environ.pop("TMS_NO_INSTALL", None)  # is the scripts', and the library would warn of it
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
