@@ -12,7 +12,7 @@
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
 #   scripts/bench.sh handles [GIB]      what the driver charges for each handle, call by call
 #   scripts/bench.sh ownerless [GIB]    what becomes of device memory after its maker has ended
-#   scripts/bench.sh restore [SECONDS]  restores by the driver beside a program that takes all memory, begun in four ways
+#   scripts/bench.sh restore [SECONDS]  restores by the driver beside a program that takes all memory, begun in five ways
 #   scripts/bench.sh share [GIB] [SECONDS] [--trainings N] [--beside] [--whole]  trainings that share a GPU by
 #                                       themselves; on two H200: share 60 45 --trainings 5 --beside --whole
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory

@@ -1,9 +1,9 @@
-"""Restores by the driver beside a program that takes all free memory, begun in four ways.
+"""Restores by the driver beside a program that takes all free memory, begun in five ways.
 
     scripts/bench.sh restore [SECONDS]
 
 A restore that finds too little memory loses the process, and another program can take the memory
-between the look and the driver's own allocation. Four ways to begin a restore take turns at
+between the look and the driver's own allocation. Five ways to begin a restore take turns at
 random, each beside the same storm (pymodule/tests/gpu/programs/room.py):
 
 - look: as soon as NVML shows enough free memory;
@@ -11,6 +11,9 @@ random, each beside the same storm (pymodule/tests/gpu/programs/room.py):
 - settle: the same, but it is given back when others have taken the rest, or after a second;
 - late: it is given back in the restore, half as late as the driver took memory in the calm. tms may
   not do that: no driver says when it takes memory, and too late loses the process.
+
+- drip: as look, but some more memory is held in the restore, and given back piece by piece once
+  others have taken all that is free, for what the driver takes late.
 
 Before, without a storm: what holding costs, and when a restore takes its memory (the window in
 which it can be lost). Nothing else may use the GPU, the first of CUDA_VISIBLE_DEVICES. Tables are
@@ -41,7 +44,8 @@ MiB = 1 << 20
 MARGIN = 64 * MiB  # as tms wants, beside what a restore needs
 PROGRAMS = int(os.environ.get("ROOM_PROGRAMS", "24"))
 LONGEST = os.environ.get("ROOM_STORM", "0.3")  # seconds
-WAYS = ("look", "hold", "settle", "late")
+WAYS = tuple(os.environ.get("ROOM_WAYS", "look hold settle late drip").split())
+DRIP, PIECE, LEAST = 16, 2 * MiB, 8 * MiB  # held pieces; one is given back when less is free
 INDEX = int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
 OUT_OF_MEMORY = 2
 
@@ -69,6 +73,11 @@ class Device:
         self.memory.version = ctypes.sizeof(Memory) | 2 << 24
         assert self.nvml.nvmlInit_v2() == 0
         assert self.nvml.nvmlDeviceGetHandleByIndex_v2(INDEX, byref(self.handle)) == 0
+
+    def name(self) -> str:
+        name = ctypes.create_string_buffer(96)
+        assert self.nvml.nvmlDeviceGetName(self.handle, name, len(name)) == 0
+        return name.value.decode()
 
     def free(self) -> int:
         assert self.nvml.nvmlDeviceGetMemoryInfo_v2(self.handle, byref(self.memory)) == 0
@@ -152,6 +161,28 @@ def held(size: int) -> int:
     return -int(code) if code else descriptor.value
 
 
+class Drip(threading.Thread):
+    """Holds memory that no restore needs, and sees to it that the driver finds some to the end."""
+
+    def __init__(self, pieces: list[int]) -> None:
+        super().__init__(daemon=True)
+        self.pieces, self.device, self.ends, self.given = pieces, Device(), False, 0
+
+    def run(self) -> None:
+        while not self.ends and self.pieces:
+            if self.device.free() < LEAST:
+                os.close(self.pieces.pop())
+                self.given += 1
+            else:
+                time.sleep(0.0005)
+
+    def end(self) -> None:
+        self.ends = True
+        self.join()
+        for piece in self.pieces:
+            os.close(piece)
+
+
 def rounded(need: int) -> int:
     """With the margin, in whole granules."""
     return (need + MARGIN) // (2 * MiB) * 2 * MiB
@@ -165,7 +196,7 @@ def cost(device: Device, size: int) -> None:
     """Prints what it takes to hold memory, and makes the context that it needs."""
     before, begin = device.free(), time.perf_counter()
     assert driver.cuInit(0) == 0
-    print(f"\ncuInit: {milliseconds(begin)}")
+    print(f"\n{device.name()}\ncuInit: {milliseconds(begin)}")
     descriptor = held(size)
     print(f"cuMemCreate without a context: {'works' if descriptor >= 0 else -descriptor}")
     if descriptor >= 0:
@@ -251,13 +282,13 @@ class Storm:
         self.device, self.need, self.delay, self.until = device, need, delay, until
         self.storm = Program(0).up()
         self.made, self.lost = dict.fromkeys(WAYS, 0), dict.fromkeys(WAYS, 0)
-        self.unmade, self.waits = 0, {way: list[float]() for way in WAYS}
+        self.unmade, self.given, self.waits = 0, 0, {way: list[float]() for way in WAYS}
 
     def wait(self, way: str) -> int:
         """Waits until a restore may begin; returns what is to be closed then."""
         while time.monotonic() < self.until:
-            if way == "look":
-                if self.device.free() >= self.need + MARGIN:
+            if way in ("look", "drip"):
+                if self.device.free() >= self.need + MARGIN + DRIP * PIECE * (way == "drip"):
                     return -1
             else:
                 memory = held(rounded(self.need))
@@ -279,6 +310,9 @@ class Storm:
         if memory == -2:
             return False
         self.waits[way].append(time.monotonic() - begin)
+        pieces = [held(PIECE) for _ in range(DRIP)] if way == "drip" else []
+        drip = Drip([piece for piece in pieces if piece >= 0])
+        drip.start()
         later = threading.Timer(self.delay, os.close, (memory,))
         if way == "late":
             later.start()
@@ -287,6 +321,8 @@ class Storm:
         code = driver.cuCheckpointProcessRestore(program.pid, None)
         if way == "late":
             later.join()
+        drip.end()
+        self.given += drip.given
         self.made[way] += 1
         self.lost[way] += code == OUT_OF_MEMORY
         if code not in (0, OUT_OF_MEMORY):
@@ -327,7 +363,7 @@ class Storm:
         for way in WAYS:
             waited = statistics.median(self.waits[way] or [0])
             print(f"| {way} | {self.made[way]} | {self.lost[way]} | {waited:.2f} |")
-        print(f"{self.unmade} not checkpointed", flush=True)
+        print(f"{self.unmade} not checkpointed; {self.given} pieces dripped", flush=True)
 
 
 def main() -> None:
