@@ -41,9 +41,10 @@ type device struct {
 	hashed      atomic.Bool           // the hash has been used
 	streamed    atomic.Bool           // the driver has had to make streams
 	progress    atomic.Pointer[progress]
-	gated       int    // segments that are paused by a gated pause
-	exposed     int    // segments that are paused by another
-	shared      uint64 // bytes of extents that several segments share, or have shared
+	gated       int               // segments that are paused by a gated pause
+	exposed     int               // segments that are paused by another
+	shared      uint64            // bytes of extents that several segments share, or have shared
+	woken       map[*segment]bool // slabs that wakeSlab has made active, and whose contents are still kept
 }
 
 func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
@@ -58,7 +59,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if supported == 0 {
 		return nil, fmt.Errorf("device %d has no virtual memory management%.0w", ordinal, cuda.NotSupported)
 	}
-	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}}
+	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}, woken: map[*segment]bool{}}
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the attribute
 	files, err := driver.DeviceAttribute(cuda.AttributeHandleTypeFileSupported, handle)

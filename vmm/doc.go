@@ -61,8 +61,8 @@
 //
 // # Locks
 //
-// They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns; mu,
-// over all records, those of space and small included; then mu of sharing, whose holder does nothing else, and the
+// They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns, and for
+// which an allocation does not wait (wakeSlab); mu, over all records, those of space and small included; then mu of sharing, whose holder does nothing else, and the
 // locks inside backup, cuda, digest and reclaim, which call nobody above. mu is never held over a driver call, except
 // those of newDevice and the reservation of an arena; a transition lets others have it after every few hundred segments
 // (pace). To lock mu takes all offers back, except in an allocation or a free in stream order. A worker on extents that

@@ -134,10 +134,11 @@ func (i *inspection) ofTag(d *device, t *tag) {
 			i.must(i.segmentAt(s.address) == nil, s.address, "slack that can be found")
 		}
 	}
-	for p, of := range t.slabs {
+	for kind, of := range t.slabs {
 		for shelf, list := range of {
 			for place, s := range list {
-				i.must(s.tag == t && s.slab != nil && s.listed && s.shelf == shelf && s.place == place && s.policy == p,
+				i.must(s.tag == t && s.slab != nil && s.among == of && s.shelf == shelf && s.place == place &&
+					kind == slabKind{s.policy, s.state == paused},
 					s.address, "wrongly listed as having room")
 			}
 		}

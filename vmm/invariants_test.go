@@ -53,7 +53,7 @@ func TestInvariants(t *testing.T) {
 			offset, _ := other.Allocate(1)
 			return func() { other.Free(offset) }
 		},
-		"listed": func() func() { small.listed = false; return func() { small.listed = true } },
+		"listed": func() func() { among := small.among; small.among = nil; return func() { small.among = among } },
 		"deferred": func() func() {
 			f := &pendingFree{allocation: allocation{segment: s}}
 			e.pending.at[unwaited].insert(f, nil)

@@ -152,7 +152,7 @@ func TestSmallAllocationsShareGranules(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrInvalidAddress)
 	require.NoError(t, engine.Free(addresses[0], false), "while paused")
 	require.ErrorIs(t, engine.Free(addresses[1]+512, false), vmm.ErrInvalidAddress)
-	// Meanwhile others are made, in granules of their own: they are active.
+	// Others that are made while the tag is paused are active.
 	more := mallocs(t, engine, 3, vmm.Request{Size: 100, Tag: "small", Backup: vmm.BackupHost})
 	fill(more[0], 100, 1)
 	require.NoError(t, resume(engine, shared("small")))

@@ -153,7 +153,12 @@ func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
 	defer e.mu.Unlock()
 	t := d.tag(r.Tag)
 	if inSlab {
-		if address, ok := e.mallocFromTag(d, t, r); ok {
+		address, ok := e.mallocFromTag(d, t, r)
+		if !ok && e.wakeSlab(d, t, r) {
+			t = d.tag(r.Tag)
+			address, ok = e.mallocFromTag(d, t, r)
+		}
+		if ok {
 			return address, nil
 		}
 	}

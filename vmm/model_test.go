@@ -268,6 +268,17 @@ func (m *model) malloc() {
 		m.fail("new memory at %#x cannot be read", address)
 	}
 	m.serial++
+	for _, p := range m.all { // a small one may have brought back a granule that others share
+		if small := r.Size < sceneGranularity && p.request.Size < sceneGranularity; small && p.paused &&
+			p.request.Device == r.Device && p.request.Tag == r.Tag && !m.engine.PausedAt(p.address) {
+			p.paused = false
+			if p.lost {
+				m.serial++
+				p.fill(m.serial)
+			}
+		}
+	}
+	m.serial++
 	p := &piece{address: address, request: r}
 	p.fill(m.serial)
 	m.all = append(m.all, p)

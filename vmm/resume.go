@@ -80,6 +80,9 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 			return err
 		},
 		func(t *tag) { t.lastResume = time.Since(start).Seconds() })
+	if err == nil {
+		e.dropWoken(&o)
+	}
 	return mapped, err
 }
 
@@ -110,8 +113,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 				continue
 			}
 			s.outcome.state, s.outcome.held = active, false
-			retained := (o.RetainBackup || s.incremental) && s.contents != nil && s.contents.Store() == e.host
-			if s.contents != nil && !(retained && s.backup != BackupNone) {
+			if s.contents != nil && !e.retains(s, &o) {
 				o.discarded.add(s.contents, s.prompt)
 				s.contents.Discard()
 				s.outcome.kept = kept{}
@@ -119,6 +121,11 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 		}
 	}
 	return nil
+}
+
+// retains reports whether a resume keeps the contents of a segment that has some.
+func (e *Engine) retains(s *segment, o *Options) bool {
+	return (o.RetainBackup || s.incremental) && s.contents.Store() == e.host && s.backup != BackupNone
 }
 
 // restore gives a device's segments their memory. The contents of each begin to come back as soon as it is mapped,

@@ -33,9 +33,9 @@ type segment struct {
 	owner   owner
 	extent  *extent     // its memory; nil: none
 	slab    *small.Slab // the small allocations in it; nil: it is one allocation
-	listed  bool        // in one of its tag's lists of slabs with room:
-	shelf   int         // which, and
-	place   int         // where
+	among   *slabs      // where its tag lists it as a slab with room; nil: nowhere
+	shelf   int         // in which list of these, and
+	place   int         // where in that
 	backing             // user-mapped memory has no span, imported memory has nothing kept
 	shared  uint64      // its name for other processes; 0: it has none
 	kept

@@ -6,7 +6,13 @@ import (
 	"tms/vmm/small"
 )
 
-// slabs are the slabs of a tag and policy that may have room, by the logarithm of their longest run of free units as far
+// slabKind is what an allocation asks of a slab.
+type slabKind struct {
+	policy
+	paused bool
+}
+
+// slabs are the slabs of a tag and kind that may have room, by the logarithm of their longest run of free units as far
 // as that is known: so an allocation finds one that has room for it, though many have less.
 type slabs [32][]*segment
 
@@ -19,14 +25,14 @@ func shelfOf(bytes uint64) int { return bits.Len64(bytes/small.Unit) - 1 }
 
 // mallocSmall serves a request from a slab of its tag that has room. The caller holds e.mu.
 func (t *tag) mallocSmall(p policy, size uint64) (uintptr, bool) {
-	of := t.slabs[p]
+	of := t.slabs[slabKind{policy: p}]
 	if of == nil {
 		return 0, false
 	}
 	for shelf := max(0, shelfOf(size+small.Unit-1)); shelf < len(of); shelf++ {
 		for tries, i := 0, len(of[shelf])-1; i >= 0 && tries < smallTries; tries, i = tries+1, i-1 {
 			s := of[shelf][i]
-			if s.owner != nobody || s.state != active {
+			if s.owner != nobody {
 				continue
 			}
 			if offset, ok := s.slab.Allocate(size); ok {
@@ -38,34 +44,50 @@ func (t *tag) mallocSmall(p policy, size uint64) (uintptr, bool) {
 	return 0, false
 }
 
-// listSlab notes how much room a slab has.
+// pausedSlab returns a paused slab that most likely has room for an allocation, and no memory; nil: there is none.
+func (t *tag) pausedSlab(p policy, size uint64) *segment {
+	of := t.slabs[slabKind{p, true}]
+	if of == nil {
+		return nil
+	}
+	for _, list := range of[max(0, shelfOf(size+small.Unit-1)):] {
+		for i := len(list) - 1; i >= max(0, len(list)-smallTries); i-- {
+			if s := list[i]; s.owner == nobody && s.extent == nil && !s.gated && s.slab.Most() >= size {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// listSlab notes how much room a slab has, and whether it is paused.
 func (t *tag) listSlab(s *segment) {
-	shelf := shelfOf(s.slab.Most())
-	if s.listed && s.shelf == shelf {
+	kind, shelf := slabKind{s.policy, s.state == paused}, shelfOf(s.slab.Most())
+	if s.among != nil && s.among == t.slabs[kind] && s.shelf == shelf {
 		return
 	}
 	t.unlistSlab(s)
 	if shelf < 0 {
 		return
 	}
-	of := t.slabs[s.policy]
+	of := t.slabs[kind]
 	if of == nil {
 		of = new(slabs)
-		t.slabs[s.policy] = of
+		t.slabs[kind] = of
 	}
-	s.listed, s.shelf, s.place = true, shelf, len(of[shelf])
+	s.among, s.shelf, s.place = of, shelf, len(of[shelf])
 	of[shelf] = append(of[shelf], s)
 }
 
 // unlistSlab drops a slab from its list: it is about to go, or is full.
 func (t *tag) unlistSlab(s *segment) {
-	if !s.listed {
+	if s.among == nil {
 		return
 	}
-	list := t.slabs[s.policy][s.shelf]
+	list := s.among[s.shelf]
 	last := len(list) - 1
 	list[s.place], list[last].place = list[last], s.place
 	list[last] = nil
-	t.slabs[s.policy][s.shelf] = list[:last]
-	s.listed = false
+	s.among[s.shelf] = list[:last]
+	s.among = nil
 }

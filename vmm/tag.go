@@ -18,7 +18,7 @@ type tag struct {
 	segments    []*segment
 	ranges      *space.Ranges[segment]
 	slack       map[uint32][]*segment // by granules
-	slabs       map[policy]*slabs     // with room for more small allocations, as far as is known
+	slabs       map[slabKind]*slabs   // with room for more small allocations, as far as is known
 	lines       map[order]*line       // frees in the order of streams
 	recent      *line                 // of lines, the last that was looked for; nil: none
 	idle        shelf                 // those that their streams have reached
@@ -30,7 +30,7 @@ type tag struct {
 
 func (d *device) newTag(name string) *tag {
 	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
-	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[policy]*slabs{},
+	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[slabKind]*slabs{},
 		lines: map[order]*line{}}
 }
 
@@ -49,6 +49,7 @@ func (t *tag) remove(s *segment) {
 		s.device.gated--
 	}
 	s.expose(false)
+	delete(s.device.woken, s)
 	s.device.count(s, -int64(s.length()))
 	t.segments = removeAt(t.segments, s.index)
 }

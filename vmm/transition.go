@@ -73,8 +73,17 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 	start := time.Now()
 	e.takeTurn()
 	defer e.transition.Unlock()
-	batches := e.begin(o.Tags, wanted)
-	o.spent.waited += time.Since(start)
+	return e.transactInTurn(operation, o, func() []*batch {
+		batches := e.begin(o.Tags, wanted)
+		o.spent.waited += time.Since(start)
+		return batches
+	}, work, done)
+}
+
+// transactInTurn is transact for a caller that has its turn, on the segments that begin claims.
+func (e *Engine) transactInTurn(operation string, o *Options, begin func() []*batch, work func([]*batch) error,
+	done func(*tag)) error {
+	batches := begin()
 	if len(batches) == 0 {
 		return nil
 	}
@@ -120,12 +129,19 @@ func (e *Engine) begin(tags []string, wanted func(*segment) bool) (batches []*ba
 		}
 		b := found[d]
 		if b == nil {
-			b = &batch{device: d, job: d.job(), progress: &progress{}}
+			b = d.newBatch()
 			found[d] = b
 		}
 		return b.claim(s, wanted)
 	})
 	e.mu.Unlock()
+	return e.batches(found)
+}
+
+func (d *device) newBatch() *batch { return &batch{device: d, job: d.job(), progress: &progress{}} }
+
+// batches completes what begin has claimed.
+func (e *Engine) batches(found map[*device]*batch) (batches []*batch) {
 	budget := &backup.Budget{Ledger: e.ledger}
 	for _, b := range found {
 		slices.SortFunc(b.segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
@@ -306,6 +322,9 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			if !tags[s.tag] {
 				tags[s.tag] = true
 				done(s.tag)
+			}
+			if s.slab != nil {
+				s.tag.listSlab(s)
 			}
 			if s.isUserMapped() {
 				e.leaveUnmapped(s)

@@ -1,0 +1,77 @@
+package vmm
+
+import "slices"
+
+// A small allocation that is made while its tag is paused needs active memory. A slab of its own for each pause would
+// take a granule for good where hundreds of such allocations fit into one. So the engine makes a paused slab with room
+// active again, which takes a granule, too, but leaves none behind.
+
+// wakeSlab makes a paused slab with room for a request active, and reports whether it has. It waits for no other
+// transition: the caller then takes a slab of its own, as after an error. The caller holds e.mu, which is released
+// meanwhile. (cuMemCreate, cuMemMap, cuMemSetAccess)
+func (e *Engine) wakeSlab(d *device, t *tag, r *Request) bool {
+	s := t.pausedSlab(r.policyOn(d), r.Size)
+	if s == nil || r.Capturing || e.preparing > 0 {
+		return false
+	}
+	woken := false
+	_ = e.unlocked(func() error {
+		return e.withinMargin(d, *r, func() (err error) {
+			if !e.transition.TryLock() {
+				return nil
+			}
+			defer e.transition.Unlock()
+			woken, err = e.wake(s)
+			return err
+		})
+	})
+	return woken
+}
+
+// wake is a resume of one slab, by a thread whose turn it is. What is kept of the slab stays where it is until the tag is
+// resumed: the program may read it there (BackupPointer).
+func (e *Engine) wake(s *segment) (woken bool, err error) {
+	o := &Options{RetainBackup: true, Verify: true, spent: &spent{}, discarded: &discarded{}}
+	wanted := func(of *segment) bool {
+		return of == s && s.is(paused) && s.slab != nil && s.extent == nil && !s.gated && s.inTag()
+	}
+	begin := func() []*batch {
+		found := map[*device]*batch{}
+		e.mu.Lock()
+		if s.owner == nobody && wanted(s) {
+			found[s.device] = s.device.newBatch()
+			found[s.device].claim(s, wanted)
+		}
+		e.mu.Unlock()
+		return e.batches(found)
+	}
+	err = e.transactInTurn("resume", o, begin, func(batches []*batch) error {
+		e.gather(batches, 0)
+		err := e.resume(batches, *o)
+		woken = err == nil
+		return err
+	}, func(*tag) {
+		if s.contents != nil {
+			s.device.woken[s] = true
+		}
+	})
+	return woken, err
+}
+
+// dropWoken gives up, after a resume, what is kept of slabs that wakeSlab has made active before it.
+func (e *Engine) dropWoken(o *Options) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, d := range e.devices {
+		for s := range d.woken {
+			if s.owner != nobody || s.state != active || o.Tags != nil && !slices.Contains(o.Tags, s.tag.name) {
+				continue
+			}
+			delete(d.woken, s)
+			if s.contents != nil && s.current && !e.retains(s, o) {
+				o.discarded.add(s.contents, s.prompt)
+				s.discard()
+			}
+		}
+	}
+}
