@@ -64,13 +64,14 @@ func (e *Engine) Grant() (err error) {
 			continue
 		}
 		e.refreshUsers(d)
+		var p pace
+		chosen := e.choose(nil, func(s *segment) bool { return s.device == d && s.extent != nil })
 		e.mu.Lock()
-		var extents []*extent
-		for _, s := range e.matching(nil, func(s *segment) bool { return s.extent != nil })[d] {
-			extents = append(extents, s.extent)
-		}
-		for _, x := range extents {
-			err = cmp.Or(err, e.grantMissing(x))
+		for _, s := range chosen {
+			if s.extent != nil {
+				err = cmp.Or(err, e.grantMissing(s.extent))
+			}
+			p.yield(e, 1)
 		}
 		e.mu.Unlock()
 	}
@@ -93,22 +94,24 @@ func (e *Engine) grantMissing(x *extent) error {
 // grantLate gives the extents of a transition the access that Grant could not give them. The caller holds e.mu, which
 // is released for driver calls.
 func (e *Engine) grantLate(b *batch) {
-	for {
-		stale := filter(b.extents, (*extent).stale)
-		if len(stale) == 0 {
-			return
-		}
-		if err := e.unlocked(func() (first error) {
-			for _, x := range stale {
-				first = cmp.Or(first, x.grant(x))
+	err := e.unlocked(func() error { // the extents are the transition's
+		for {
+			stale := filter(b.extents, (*extent).stale)
+			if len(stale) == 0 {
+				return nil
 			}
-			return first
-		}); err != nil {
-			line := fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal,
-				err)
-			_ = e.unlocked(func() error { e.warn(line); return nil })
-			return
+			for _, x := range stale {
+				if err := x.grant(x); err != nil {
+					return err
+				}
+			}
 		}
+	})
+	if err != nil {
+		_ = e.unlocked(func() error {
+			e.warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err))
+			return nil
+		})
 	}
 }
 

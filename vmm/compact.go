@@ -34,31 +34,32 @@ func (e *Engine) MakeRoom(ordinal int) bool {
 	if !e.compactor.Able() {
 		return false
 	}
-	e.mu.Lock()
-	d := e.devices[ordinal]
-	before, after := uint64(0), uint64(0)
-	if d != nil {
-		before = e.compactable(d)
-	}
-	e.mu.Unlock()
+	before := e.compactable(ordinal)
 	if before == 0 {
 		return false
 	}
 	_ = e.compactor.Compact(ordinal) // the caller's own error says more
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	after = e.compactable(d)
-	return after < before
+	return e.compactable(ordinal) < before
 }
 
-// compactable returns how many bytes of a device's slack Compact could give back. The caller holds e.mu.
-func (e *Engine) compactable(d *device) (bytes uint64) {
+// compactable returns how many bytes of a device's slack Compact could give back.
+func (e *Engine) compactable(ordinal int) (bytes uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d := e.devices[ordinal]
+	if d == nil {
+		return 0
+	}
+	var p pace
 	for _, t := range d.tags {
-		for _, list := range t.slack {
-			for _, s := range list {
+		p.yield(e, 1)
+		for granules := range t.slack {
+			for i := len(t.slack[granules]) - 1; i >= 0; i = min(i, len(t.slack[granules])) - 1 {
+				s := t.slack[granules][i]
 				if e.canCompact(s.extent) {
 					bytes += s.length()
 				}
+				p.yield(e, len(s.extent.segments))
 			}
 		}
 	}

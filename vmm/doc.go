@@ -61,12 +61,14 @@
 //
 // # Locks
 //
-// They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns, and for
-// which an allocation does not wait (wakeSlab); mu, over all records, those of space and small included; then mu of sharing, whose holder does nothing else, and the
-// locks inside backup, cuda, digest and reclaim, which call nobody above. mu is never held over a driver call, except
-// those of newDevice and the reservation of an arena; a transition lets others have it after every few hundred segments
-// (pace). To lock mu takes all offers back, except in an allocation or a free in stream order. A worker on extents that
-// does not hold mu owns them, and their segments where it changes those; others wait for settled. Nobody holds any of
-// these locks while waiting for anything of the program's: its streams and contexts (quiesce), its callbacks (track),
-// other processes that have its memory mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
+// They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns, and
+// for which an allocation does not wait (wakeSlab); counting, of one look at all for the statistics; mu, over all records,
+// those of space and small included; then mu of sharing, whose holder does nothing else, and the locks inside backup,
+// cuda, digest and reclaim, which call nobody above. mu is never held over a driver call, except those of newDevice and
+// the reservation of an arena. Whatever goes through segments, tags or pending frees lets others have mu after every
+// few hundred (pace), and bears that they change the records in between. To lock mu takes all offers back, except in an
+// allocation or a free in stream order. A worker on extents that does not hold mu owns
+// them, and their segments where it changes those; others wait for settled. Nobody holds any of these locks while
+// waiting for anything of the program's: its streams and contexts (quiesce), its callbacks (track), other processes
+// that have its memory mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
 package vmm

@@ -42,6 +42,9 @@ type Engine struct {
 
 	cannotHash sync.Once // for its warning
 
+	counting sync.Mutex // of one look at all for the statistics, before mu
+	counted  uint64     // such looks so far, guarded by it
+
 	transition sync.Mutex // of pauses, resumes, moves, preparations and resets
 
 	// mu guards everything below. The package comment says when it is held.

@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"maps"
 	"runtime"
 	"slices"
 
@@ -30,7 +29,7 @@ func (e *Engine) Drain() {
 	e.mu.Lock()
 	for {
 		e.pollAll()
-		frees := e.pending.of(slices.Collect(maps.Values(e.devices)))
+		frees := e.pendingOf(func(d *device) bool { return e.devices[d.ordinal] == d })
 		e.finish(slices.DeleteFunc(frees, func(f *pendingFree) bool { return f.stage == onStream }))
 		e.giveBackIdle(func(*device, *pendingFree) (uint64, bool) { return 0, true })
 		if e.pending.at[due].length == 0 && len(e.pending.lines) == 0 {
@@ -64,12 +63,7 @@ func (e *Engine) TieWaiting() (untie func()) {
 
 // Compactable returns how many bytes of a device's slack a compaction could give back.
 func (e *Engine) Compactable(ordinal int) uint64 {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if d := e.devices[ordinal]; d != nil {
-		return e.compactable(d)
-	}
-	return 0
+	return e.compactable(ordinal)
 }
 
 // Driver returns the engine's.
@@ -85,6 +79,25 @@ func (e *Engine) LentNames() (count int) {
 		}
 	}
 	return count
+}
+
+// Stride sets how many segments are walked through at once, and returns what it was.
+func Stride(segments int) (before int) {
+	before, stride = stride, segments
+	return before
+}
+
+// WatchLock sets the function that is called when the engine's lock is taken, and when it is let go.
+func WatchLock(watch func(taken bool)) { lockWatched = watch }
+
+// Names returns how many tags, lines, pending frees and known things the engine remembers.
+func (e *Engine) Names() (count int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, d := range e.devices {
+		count += len(d.tags)
+	}
+	return count + len(e.names)
 }
 
 // Transitions of these tests are interrupted at every other segment.

@@ -53,16 +53,21 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 // FreeContext frees what was allocated in a context that the program is about to destroy, as CUDA does: programs leave
 // that to it. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeContext(context cuda.Context, capturing bool) {
+	wanted := func(s *segment) bool { return s.isOwn() && s.context == context }
+	chosen := e.choose(nil, wanted)
 	var all []uintptr
+	var p pace
 	e.mu.Lock()
-	for _, segments := range e.matching(nil, func(s *segment) bool { return s.isOwn() && s.context == context }) {
-		for _, s := range segments {
-			if s.slab == nil {
-				all = append(all, s.address)
-			} else {
-				s.slab.Each(func(offset uintptr, _ uint64) { all = append(all, s.address+offset) })
-			}
+	for _, s := range chosen {
+		switch {
+		case !s.inTag() || !wanted(s):
+		case s.slab == nil:
+			all = append(all, s.address)
+		default:
+			s.slab.Each(func(offset uintptr, _ uint64) { all = append(all, s.address+offset) })
+			p.yield(e, s.slab.Live)
 		}
+		p.yield(e, 1)
 	}
 	e.mu.Unlock()
 	if len(all) == 0 {
@@ -206,7 +211,7 @@ func (a allocation) reinstate() {
 
 func (s *segment) reinstate() {
 	if s.owner = nobody; s.extent == nil || s.extent.step < accessible {
-		s.state = paused // it was paused before, or a pause of others in its extent has taken the memory
+		s.become(paused) // it was paused before, or a pause of others in its extent has taken the memory
 	}
 }
 

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -29,16 +30,16 @@ func (e *Engine) Gated() bool {
 func (e *Engine) GatedTags() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	names := []string{}
-	for _, d := range e.devices {
+	names := map[string]bool{}
+	var p pace
+	for _, d := range slices.Collect(maps.Values(e.devices)) {
 		for name, t := range d.tags {
-			if slices.ContainsFunc(t.segments, func(s *segment) bool { return s.gated }) &&
-				!slices.Contains(names, name) {
-				names = append(names, name)
+			if p.yield(e, 1); t.gated > 0 {
+				names[name] = true
 			}
 		}
 	}
-	return names
+	return slices.AppendSeq([]string{}, maps.Keys(names))
 }
 
 // tellPaused is called after anything that may have ended the last gated pause, or changed whether something is exposed.

@@ -83,9 +83,12 @@ func (e *Engine) RangeOf(address uintptr) (base uintptr, size uint64) {
 func (e *Engine) Holds(tags []string, address uintptr, size uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.matching(tags, func(s *segment) bool {
-		return s.state == active && s.address < address+uintptr(size) && address < s.address+uintptr(s.size)
-	})) > 0
+	holds := false
+	e.visit(tags, func(_ *device, s *segment) int {
+		holds = holds || s.state == active && s.address < address+uintptr(size) && address < s.address+uintptr(s.size)
+		return 1
+	})
+	return holds
 }
 
 // OneReservation reports whether two addresses of segments lie in one reservation (cuMemAddressReserve): mappings
@@ -117,17 +120,19 @@ func (e *Engine) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
 	}
 	changes := func(s *segment) bool { return s.owner == aTransition || s.extent != nil && s.extent.owner != nobody }
 	changing := map[*segment]bool{} // at this moment: its handle may change, too
-	e.matching(nil, func(s *segment) bool {
+	e.visit(nil, func(_ *device, s *segment) int {
 		if changes(s) {
 			changing[s] = true
 		} else {
 			note(s)
 		}
-		return false
+		return 1
 	})
+	var p pace
 	for len(changing) > 0 { // that ends without the program
 		e.settled.Wait()
 		for s := range changing {
+			p.yield(e, 1)
 			if !changes(s) {
 				delete(changing, s)
 				note(s)

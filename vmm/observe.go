@@ -41,27 +41,33 @@ type Allocation struct {
 
 // Allocations calls f with each allocation. It holds no lock meanwhile, so some may have been freed by then.
 func (e *Engine) Allocations(f func(Allocation)) {
-	var all []Allocation
-	e.mu.Lock()
-	for _, d := range e.devices {
-		for _, t := range d.tags {
-			for _, s := range t.segments {
-				if s.owner == aFree || s.isImported() || s.address == 0 { // 0: it was unmapped while paused
-					continue
-				}
-				if s.slab == nil {
-					all = append(all, Allocation{s.address, s.size, d.ordinal, t.name, s.isUserMapped()})
-					continue
-				}
-				s.slab.Each(func(offset uintptr, size uint64) {
-					all = append(all, Allocation{s.address + offset, size, d.ordinal, t.name, false})
-				})
-			}
+	all := [][]Allocation{nil}
+	add := func(a Allocation) {
+		last := &all[len(all)-1]
+		if *last = append(*last, a); len(*last) == 1024 { // one list for all would be copied as it grows
+			all = append(all, nil)
 		}
 	}
+	seen := map[*segment]bool{}
+	e.mu.Lock()
+	e.visit(nil, func(d *device, s *segment) int {
+		if seen[s] || s.owner == aFree || s.isImported() || s.address == 0 { // 0: it was unmapped while paused
+			return 1
+		}
+		if seen[s] = true; s.slab == nil {
+			add(Allocation{s.address, s.size, d.ordinal, s.tag.name, s.isUserMapped()})
+			return 1
+		}
+		s.slab.Each(func(offset uintptr, size uint64) {
+			add(Allocation{s.address + offset, size, d.ordinal, s.tag.name, false})
+		})
+		return s.slab.Live
+	})
 	e.mu.Unlock()
-	for _, a := range all {
-		f(a)
+	for _, list := range all {
+		for _, a := range list {
+			f(a)
+		}
 	}
 }
 
@@ -164,11 +170,16 @@ func (e *Engine) warnUnknown(operation, name string) {
 // any other, and where there were too many tags to remember.
 func (e *Engine) Unknown(name string) string {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.names[name] || len(e.names) > namesMost {
+	unknown := !e.names[name] && len(e.names) <= namesMost
+	var known []string
+	if unknown {
+		known = slices.Collect(maps.Keys(e.names))
+	}
+	e.mu.Unlock()
+	if !unknown {
 		return ""
 	}
-	known := slices.Sorted(maps.Keys(e.names))
+	slices.Sort(known)
 	var quoted []string
 	for _, n := range known[:min(len(known), namesTold)] {
 		quoted = append(quoted, fmt.Sprintf("%.80q", n))

@@ -3,7 +3,6 @@ package vmm
 import (
 	"cmp"
 	"errors"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -428,14 +427,14 @@ func (e *Engine) look() {
 // stream order. The caller holds e.mu.
 func (e *Engine) giveBackIdle(keeps func(*device, *pendingFree) (keep uint64, may bool)) {
 	given := map[*device]uint64{}
-	for f := e.pending.at[idle].first; f != nil; {
-		next, d := f.next, f.segment.device
+	var p pace
+	e.pending.at[idle].visit(e, &p, func(f *pendingFree) {
+		d := f.segment.device
 		if keep, may := keeps(d, f); may && d.ordered.reserved-min(given[d], d.ordered.reserved) > keep {
 			given[d] += f.shape.bytes
 			e.advance(f, due, "it is about to be made")
 		}
-		f = next
-	}
+	})
 }
 
 // TrimOrdered gives back memory of a device that was freed in stream order and is not in use, until keep bytes are left
@@ -463,7 +462,7 @@ func (e *Engine) settle(keeps func(*device, *pendingFree) (keep uint64, may bool
 
 // pollAll notes what streams have reached. The caller holds e.mu, which is released for driver calls.
 func (e *Engine) pollAll() {
-	for _, l := range slices.Collect(maps.Keys(e.pending.lines)) {
+	for l := range e.pending.lines { // a map may change while it is gone through
 		for f := l.waiting.first; f != nil; f = l.waiting.first {
 			if !e.poll(f) {
 				break

@@ -76,27 +76,20 @@ func (e *Engine) PausedBy(name string) (last uint64) {
 	defer e.mu.Unlock()
 	for _, d := range e.devices {
 		if t := d.tags[name]; t != nil {
-			last = max(last, t.lastPausedBy())
+			last = max(last, t.pausedBy)
 		}
 	}
 	return last
-}
-
-// lastPausedBy is PausedBy on one device. The caller holds the engine's lock.
-func (t *tag) lastPausedBy() uint64 {
-	if t.pausedBy != 0 && !slices.ContainsFunc(t.segments, func(s *segment) bool { return s.state == paused }) {
-		t.pausedBy = 0 // the next call need not look
-	}
-	return t.pausedBy
 }
 
 // PausedTag returns a tag of which memory is paused, the first by its name; false: nothing is paused.
 func (e *Engine) PausedTag() (name string, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, d := range e.devices {
+	var p pace
+	for _, d := range slices.Collect(maps.Values(e.devices)) {
 		for _, t := range d.tags {
-			if t.lastPausedBy() != 0 && (!ok || t.name < name) {
+			if p.yield(e, 1); t.pausedBy != 0 && (!ok || t.name < name) {
 				name, ok = t.name, true
 			}
 		}

@@ -18,6 +18,7 @@ type pendingFree struct {
 	why        string       // the free still waits, for statistics
 	next, prev *pendingFree // in list
 	list       *freeList    // nil: none
+	place      uint64       // in it: no other has had the same
 	freedInOrder
 }
 
@@ -45,11 +46,13 @@ const (
 type freeList struct {
 	first, last *pendingFree
 	length      int
+	entered     uint64 // frees so far
 }
 
 // insert puts a free before another of the list; nil: at the end.
 func (l *freeList) insert(f, before *pendingFree) {
-	f.list, f.next = l, before
+	l.entered++
+	f.list, f.next, f.place = l, before, l.entered
 	if before == nil {
 		f.prev, l.last = l.last, f
 	} else {
@@ -109,14 +112,39 @@ func (p *pendingFrees) all() iter.Seq[*pendingFree] {
 	}
 }
 
-// of lists the pending frees of some devices.
-func (p *pendingFrees) of(devices []*device) (frees []*pendingFree) {
-	for f := range p.all() {
-		if slices.Contains(devices, f.segment.device) {
+// pendingOf lists the pending frees of devices, some of them twice if others work on them. The caller holds e.mu, which
+// is released at times.
+func (e *Engine) pendingOf(of func(*device) bool) (frees []*pendingFree) {
+	var p pace
+	add := func(f *pendingFree) {
+		if of(f.segment.device) {
 			frees = append(frees, f)
 		}
 	}
+	for l := range e.pending.lines {
+		p.yield(e, 1)
+		l.waiting.visit(e, &p, add)
+	}
+	for _, at := range []stage{unwaited, onDevices, idle, refused, due} { // a free goes on in this order, or is put off
+		e.pending.at[at].visit(e, &p, add)
+	}
 	return frees
+}
+
+// visit calls f, which may take it out of the list, with each free of a list. The caller holds e.mu, which is released
+// at times: visit begins again if it has lost its place.
+func (l *freeList) visit(e *Engine, p *pace, f func(*pendingFree)) {
+	for at := l.first; at != nil; {
+		next, place := at.next, uint64(0)
+		if next != nil {
+			place = next.place
+		}
+		f(at)
+		if p.yield(e, 1) && next != nil && (next.list != l || next.place != place) {
+			next = l.first
+		}
+		at = next
+	}
 }
 
 // inProgress reports whether a free will be made without a further call.
@@ -192,11 +220,17 @@ func (e *Engine) renew() (back int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := &e.pending
-	for n := p.at[refused].length; n > 0; n-- {
+	var walked pace
+	for n := p.at[refused].length; n > 0 && p.at[refused].first != nil; n-- {
+		walked.yield(e, 1)
 		e.advance(p.at[refused].first, due, "it is about to be made")
 	}
 	for n := p.at[unwaited].length; n > 0; n-- {
+		walked.yield(e, 1)
 		f := p.at[unwaited].first
+		if f == nil {
+			break
+		}
 		e.advance(f, onDevices, inUse)
 		if d := f.segment.device; !d.waiting {
 			d.waiting = true
@@ -214,11 +248,12 @@ func (e *Engine) awaitDevices(d *device) error {
 	defer func() { d.waiting = false }()
 	for {
 		var frees []*pendingFree
-		for f := e.pending.at[onDevices].first; f != nil; f = f.next {
+		var p pace
+		e.pending.at[onDevices].visit(e, &p, func(f *pendingFree) {
 			if f.segment.device == d {
 				frees = append(frees, f)
 			}
-		}
+		})
 		if len(frees) == 0 {
 			return nil
 		}
@@ -228,7 +263,9 @@ func (e *Engine) awaitDevices(d *device) error {
 
 // waited notes that the devices have finished with frees, or why that is unknown. The caller holds e.mu.
 func (e *Engine) waited(frees []*pendingFree, err error) {
+	var p pace
 	for _, f := range frees {
+		p.yield(e, 1)
 		switch {
 		case f.stage == made || f.stage == taken || f.stage == due || f.stage == refused:
 		case err == nil:
@@ -348,7 +385,9 @@ func (e *Engine) awaitFree(d *device, were *uint64) bool {
 
 // finish waits until frees are made, or put off once more. They must not depend on the caller, which holds e.mu.
 func (e *Engine) finish(frees []*pendingFree) {
+	var p pace
 	for _, f := range frees {
+		p.yield(e, 1)
 		for f.stage.inProgress() {
 			e.settled.Wait()
 		}
@@ -358,7 +397,7 @@ func (e *Engine) finish(frees []*pendingFree) {
 // freeQuiesced makes the pending frees of some devices once quiesce has waited for these devices.
 func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 	e.mu.Lock()
-	frees := e.pending.of(devices)
+	frees := e.pendingOf(func(d *device) bool { return slices.Contains(devices, d) })
 	e.mu.Unlock()
 	if err := quiesce(); err != nil {
 		return err
@@ -370,10 +409,14 @@ func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 	return nil
 }
 
-// waitingFrees describes the pending frees for statistics. The caller holds e.mu.
+// waitingFrees describes the pending frees for statistics. The caller holds e.mu, which is released at times.
 func (e *Engine) waitingFrees() (list []stats.Waiting) {
-	for f := range e.pending.all() {
-		if f.stage != idle && (!f.small || f.segment.slab != nil) {
+	seen := map[*pendingFree]bool{}
+	var p pace
+	for _, f := range e.pendingOf(func(*device) bool { return true }) {
+		p.yield(e, 1)
+		if f.stage != idle && f.list != nil && !seen[f] && (!f.small || f.segment.slab != nil) {
+			seen[f] = true
 			list = stats.Count(list, "free", f.why, f.size())
 		}
 	}

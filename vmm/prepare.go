@@ -35,9 +35,15 @@ func (e *Engine) prepare(tags []string) error {
 	var prepared []*segment
 	for _, d := range e.known() {
 		var items []backup.Item // without a part to copy
+		var segments []*segment
+		var p pace
+		chosen := e.choose(tags, func(s *segment) bool { return s.device == d && wants(s) })
 		e.mu.Lock()
-		segments := e.matching(tags, wants)[d]
-		for _, s := range segments {
+		for _, s := range chosen {
+			if p.yield(e, 1); !wants(s) || !s.inTag() {
+				continue
+			}
+			segments = append(segments, s)
 			item := backup.Item{Span: s.backupSpan()}
 			if s.dead != nil {
 				item.Sparse, item.Room = true, s.all().Without(s.dead).Bytes()
@@ -54,6 +60,7 @@ func (e *Engine) prepare(tags []string) error {
 		job.Budget.End()
 		e.mu.Lock()
 		for i := range contents {
+			p.yield(e, 1)
 			if s := segments[i]; wants(s) && s.backupSpan() == items[i].Span { // it may have been freed, and used again
 				if s.contents = contents[i]; items[i].Sparse {
 					s.parts = &parts{}
@@ -65,7 +72,7 @@ func (e *Engine) prepare(tags []string) error {
 		}
 		if err != nil {
 			for _, s := range prepared {
-				if s.is(active) {
+				if p.yield(e, 1); s.is(active) {
 					s.discard()
 				}
 			}
@@ -84,16 +91,19 @@ func (e *Engine) Trim() {
 	defer e.auditQuietly()
 	e.takeTurn()
 	defer e.transition.Unlock()
+	var p pace
 	e.mu.Lock()
-	for _, segments := range e.matching(nil, func(s *segment) bool { return s.is(active) }) {
-		for _, s := range segments {
+	e.visit(nil, func(_ *device, s *segment) int {
+		if s.is(active) {
 			s.discard()
 		}
-	}
+		return 1
+	})
 	e.pollAll()
 	e.giveBackIdle(func(*device, *pendingFree) (uint64, bool) { return 0, true })
 	for _, d := range e.devices {
 		for _, t := range d.tags {
+			p.yield(e, 1+len(t.lines))
 			d.dropLines(t)
 		}
 	}

@@ -2,11 +2,13 @@ package vmm_test
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/space"
@@ -193,4 +195,44 @@ func TestTagsComeAndGo(t *testing.T) {
 	m.unmap(0, 1, handle)
 	require.Empty(t, tagNames(t, engine))
 	m.end()
+}
+
+// Tags that come and go leave nothing behind, however many there are: a program may use a new one for each step.
+func TestManyTagsComeAndGo(t *testing.T) {
+	hermetic.Thorough(t)
+	const tags = 100000
+	_, _, e := simulated(t, 1)
+	heap := func() uint64 {
+		e.Drain()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	half := func(from int) {
+		for i := from; i < from+tags/2; i++ {
+			r := vmm.Request{Size: 512, Tag: fmt.Sprint("step ", i), Backup: vmm.BackupHost}
+			a, err := e.Malloc(r)
+			require.NoError(t, err)
+			switch i % 64 {
+			case 0:
+				cycle(t, e, name(r.Tag))
+				require.Zero(t, e.PausedBy(r.Tag))
+			case 1:
+				require.NoError(t, e.Prepare([]string{r.Tag})())
+			case 2:
+				require.NoError(t, resume(e, name("misspelt "+r.Tag)))
+			}
+			if i%64 == 3 {
+				require.NoError(t, e.FreeAfter(a, 0))
+			} else {
+				require.NoError(t, e.FreeIdle(a, false))
+			}
+		}
+	}
+	half(0)
+	before := heap()
+	half(tags / 2)
+	require.Less(t, int64(heap()-before), int64(tags/2*16), "bytes")
+	require.Empty(t, tagNames(t, e))
 }

@@ -53,22 +53,40 @@ type lock struct {
 	locked func()
 }
 
+// lockWatched is called by the thread that holds a lock, when it has taken the lock and when it is about to let it go.
+// Tests alone set it.
+var lockWatched func(taken bool)
+
+func watchLock(taken bool) {
+	if lockWatched != nil {
+		lockWatched(taken)
+	}
+}
+
 func (l *lock) Lock() {
 	l.Mutex.Lock()
+	watchLock(true)
 	l.locked()
 }
 
 func (l *lock) TryLock() bool {
 	locked := l.Mutex.TryLock()
 	if locked {
+		watchLock(true)
 		l.locked()
 	}
 	return locked
 }
 
+func (l *lock) Unlock() {
+	watchLock(false)
+	l.Mutex.Unlock()
+}
+
 // lockFor locks mu for an allocation, which the offers of live memory do not concern. The caller unlocks mu.
 func (e *Engine) lockFor(r *Request) {
 	e.mu.Mutex.Lock()
+	watchLock(true)
 	if r.Ordered {
 		e.takeOffers(true)
 	}

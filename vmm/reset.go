@@ -1,6 +1,10 @@
 package vmm
 
-import "tms/vmm/cuda"
+import (
+	"slices"
+
+	"tms/vmm/cuda"
+)
 
 // Reset drops all of a device's memory and contents before its primary context is reset. The addresses stay reserved,
 // and the device can be used again. (cudaDeviceReset)
@@ -32,8 +36,9 @@ func (e *Engine) dropDevice(d *device) {
 	defer e.mu.Unlock()
 	delete(e.devices, d.ordinal)
 	var segments, mapped []*segment
+	var p pace
 	for _, t := range d.tags {
-		for _, s := range t.segments {
+		t.visit(e, &p, func(s *segment) int {
 			switch {
 			case s.isUserMapped():
 				mapped = append(mapped, s)
@@ -41,15 +46,19 @@ func (e *Engine) dropDevice(d *device) {
 				s.owner = aFree
 				segments = append(segments, s)
 			}
-		}
+			return 1
+		})
 	}
 	for _, s := range segments {
+		p.yield(e, 1)
 		e.dropOrPutOff(s)
 	}
+	slices.Reverse(mapped) // as they were made
 	for _, s := range mapped {
 		e.dropAtReset(s)
 	}
-	e.waited(e.pending.of([]*device{d}), nil) // the work that they wait for ends with the context
+	// The work that they wait for ends with the context.
+	e.waited(e.pendingOf(func(of *device) bool { return of == d }), nil)
 	e.tellPaused()
 }
 

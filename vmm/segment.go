@@ -43,6 +43,7 @@ type segment struct {
 	gated   bool          // a gated pause has paused it
 	exposed bool          // another pause has: the program may use its addresses
 	changed uint64        // the transition that paused or resumed it last
+	counted uint64        // the look for the statistics that has counted it last
 	outcome outcome       // of the transition that works on it
 }
 

@@ -7,37 +7,63 @@ import (
 	"slices"
 	"time"
 
+	"tms/internal/guard"
 	"tms/vmm/backup/peer"
 	"tms/vmm/stats"
 )
 
 // KnownStats is Stats without a driver call, which would wait while the process is checkpointed. Errors: a thread that
 // waits in the driver holds the records.
-func (e *Engine) KnownStats() (stats.Stats, error) {
-	for until := time.Now().Add(time.Second); !e.mu.TryLock(); time.Sleep(time.Millisecond) {
+func (e *Engine) KnownStats() (held stats.Stats, err error) {
+	until := time.Now().Add(time.Second)
+	silent := errors.New("the statistics cannot be read: a thread waits in the driver, as all of the process's CUDA calls " +
+		"do until everything of it is resumed")
+	for ; !e.counting.TryLock(); time.Sleep(time.Millisecond) { // another call may still wait for such a thread
 		if time.Now().After(until) {
-			return stats.Stats{}, errors.New("the statistics cannot be read: a thread waits in the driver, as all " +
-				"of the process's CUDA calls do until everything of it is resumed")
+			return held, silent
 		}
 	}
-	defer e.mu.Unlock()
-	held, _ := e.recorded()
-	return held, nil
+	type look struct {
+		stats.Stats
+		error
+	}
+	done, begun := make(chan look, 1), make(chan bool)
+	go func() {
+		defer e.counting.Unlock()
+		var held stats.Stats
+		e.mu.Lock()
+		e.mu.Unlock() //nolint:staticcheck // nobody waits in the driver with it
+		close(begun)
+		err := guard.Call(func() error { held, _ = e.recorded(); return nil })
+		done <- look{held, err}
+	}()
+	select {
+	case <-begun: // many tags may take a while
+	case <-time.After(time.Until(until)):
+		return held, silent
+	}
+	select {
+	case l := <-done:
+		return l.Stats, l.error
+	case <-time.After(10 * time.Second):
+		return held, silent
+	}
 }
 
 // Recorded is Stats as far as the engine's records go, without a driver call.
 func (e *Engine) Recorded() stats.Stats {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.counting.Lock()
+	defer e.counting.Unlock()
 	held, _ := e.recorded()
 	return held
 }
 
-// Stats reads the statistics. A segment that a pause or resume works on counts as before it.
+// Stats reads the statistics. A segment that a pause or resume works on counts as before it. While the program allocates
+// and frees, the figures of segments come from different moments.
 func (e *Engine) Stats() (stats.Stats, error) {
-	e.mu.Lock()
+	e.counting.Lock()
 	held, devices := e.recorded()
-	e.mu.Unlock()
+	e.counting.Unlock()
 	for i, d := range devices {
 		var err error
 		own := &held.Devices[i]
@@ -53,8 +79,11 @@ func (e *Engine) Stats() (stats.Stats, error) {
 	return held, nil
 }
 
-// recorded returns what the records say. The caller holds e.mu.
+// recorded returns what the records say. The caller holds e.counting.
 func (e *Engine) recorded() (stats.Stats, []*device) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.counted++
 	held := stats.Stats{Devices: []stats.Device{}}
 	devices := slices.SortedFunc(maps.Values(e.devices), func(x, y *device) int { return x.ordinal - y.ordinal })
 	for _, d := range devices {
@@ -64,7 +93,7 @@ func (e *Engine) recorded() (stats.Stats, []*device) {
 	return held, devices
 }
 
-// statsOf returns what the records say about a device. The caller holds e.mu.
+// statsOf returns what the records say about a device. The caller holds e.mu, which is released at times.
 func (e *Engine) statsOf(d *device) stats.Device {
 	of := stats.Device{Device: d.ordinal, UUID: d.uuid, TotalBytes: d.total, Tags: []stats.Tag{},
 		Peers:    append([]string{}, slices.Sorted(maps.Keys(d.near))...),
@@ -72,9 +101,16 @@ func (e *Engine) statsOf(d *device) stats.Device {
 	if t := e.totals[d.ordinal]; t != nil {
 		of.Pauses, of.Resumes = t.pauses, t.resumes
 	}
+	var p pace
+	var tags []*stats.Tag
 	for _, t := range d.tags {
-		ts := stats.Tag{Tag: stats.TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
-		for _, s := range t.segments {
+		p.yield(e, 1)
+		ts := &stats.Tag{Tag: stats.TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
+		t.visit(e, &p, func(s *segment) int {
+			if s.counted == e.counted {
+				return 1
+			}
+			s.counted = e.counted
 			if s.isImported() {
 				if s.state == active {
 					ts.ImportedBytes += s.imported.size
@@ -83,7 +119,7 @@ func (e *Engine) statsOf(d *device) stats.Device {
 				} else {
 					ts.ImportedPaused += s.imported.size
 				}
-				continue
+				return 1
 			}
 			live := s.size
 			if s.slab == nil && s.ordered && s.owner == aFree {
@@ -127,7 +163,8 @@ func (e *Engine) statsOf(d *device) stats.Device {
 					ts.DiskBytes += bytes
 				}
 			}
-		}
+			return 1
+		})
 		if ts.PausedBytes+ts.ImportedPaused > 0 {
 			ts.PausedSince = t.pausedSince
 		}
@@ -135,8 +172,14 @@ func (e *Engine) statsOf(d *device) stats.Device {
 		ts.SlackBytes += bytes
 		ts.PhysicalBytes += bytes
 		of.SlackBytes += bytes
-		of.Tags = append(of.Tags, ts)
+		tags = append(tags, ts)
 	}
-	slices.SortFunc(of.Tags, func(x, y stats.Tag) int { return cmp.Compare(x.Tag, y.Tag) })
+	_ = e.unlocked(func() error { // there may be many
+		for _, ts := range tags {
+			of.Tags = append(of.Tags, *ts)
+		}
+		slices.SortFunc(of.Tags, func(x, y stats.Tag) int { return cmp.Compare(x.Tag, y.Tag) })
+		return nil
+	})
 	return of
 }

@@ -25,7 +25,10 @@ type tag struct {
 	lastPause   float64               // seconds
 	lastResume  float64
 	pausedSince float64 // seconds since 1970
-	pausedBy    uint64  // see PausedBy
+	pausedBy    uint64  // see PausedBy; 0: nothing is paused
+	paused      int     // segments that are
+	gated       int     // segments that are paused by a gated pause
+	granules    uint64  // of all slack
 }
 
 func (d *device) newTag(name string) *tag {
@@ -37,7 +40,28 @@ func (d *device) newTag(name string) *tag {
 func (t *tag) add(s *segment) {
 	s.device.count(s, int64(s.length()))
 	s.tag, s.index = t, len(t.segments)
+	if s.state == paused {
+		t.paused++
+	}
 	t.segments = append(t.segments, s)
+}
+
+// become changes the state of a segment. The caller holds the engine's lock.
+func (s *segment) become(state state) {
+	if s.inTag() && s.state != state {
+		if state == paused {
+			s.tag.paused++
+		} else if s.state == paused {
+			s.tag.lessPaused()
+		}
+	}
+	s.state = state
+}
+
+func (t *tag) lessPaused() {
+	if t.paused--; t.paused == 0 {
+		t.pausedBy = 0
+	}
 }
 
 // inTag reports whether a segment is among those of its tag.
@@ -47,6 +71,10 @@ func (t *tag) remove(s *segment) {
 	if s.gated {
 		s.gated = false // it may become slack, and serve an allocation later
 		s.device.gated--
+		t.gated--
+	}
+	if s.state == paused {
+		t.lessPaused()
 	}
 	s.expose(false)
 	delete(s.device.woken, s)
@@ -78,20 +106,20 @@ func (t *tag) listSlack(s *segment) {
 	s.state, s.owner, s.policy, s.index = slack, nobody, policy{}, len(list)
 	s.device.count(s, int64(s.length()))
 	t.slack[granules] = append(list, s)
+	t.granules += uint64(granules)
 }
 
 func (t *tag) removeSlack(s *segment) {
 	granules := s.span.Granules()
 	s.device.count(s, -int64(s.length()))
 	t.slack[granules] = removeAt(t.slack[granules], s.index)
+	t.granules -= uint64(granules)
+	if len(t.slack[granules]) == 0 {
+		delete(t.slack, granules)
+	}
 }
 
-func (t *tag) slackBytes(granularity uint64) (bytes uint64) {
-	for granules, list := range t.slack {
-		bytes += uint64(granules) * uint64(len(list)) * granularity
-	}
-	return bytes
-}
+func (t *tag) slackBytes(granularity uint64) uint64 { return t.granules * granularity }
 
 // takeSlack returns a segment of that many granules that already has its memory, split from the smallest slack in the
 // room that is large enough; nil if there is none.
@@ -133,7 +161,9 @@ func (e *Engine) slackNote(d *device, err error) string {
 	defer e.mu.Unlock()
 	var held uint64
 	var names []string
+	var p pace
 	for name, t := range d.tags {
+		p.yield(e, 1)
 		if slack := t.slackBytes(d.granularity); slack > 0 {
 			held += slack
 			names = append(names, strconv.Quote(name))

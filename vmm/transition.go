@@ -176,7 +176,8 @@ func (b *batch) claim(s *segment, wanted func(*segment) bool) int {
 	return len(segments)
 }
 
-// choose is matching for callers that do not hold e.mu, and claim nothing: the segments may go at any time.
+// choose lists the segments with the tags (nil: every tag) that are wanted. It claims nothing: they may go, or become
+// something else, at any time.
 func (e *Engine) choose(tags []string, wanted func(*segment) bool) (found []*segment) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -198,62 +199,45 @@ var stride = 256
 // pace counts what was walked through since others could have e.mu.
 type pace int
 
-// yield notes that so many segments were walked through, and may let others have e.mu. The caller holds e.mu.
-func (p *pace) yield(e *Engine, segments int) {
-	if *p += pace(segments); int(*p) >= stride {
-		*p = 0
-		e.mu.Unlock()
-		e.auditQuietly()
-		e.mu.Lock()
+// yield notes that so many segments were walked through, and may let others have e.mu: it then returns true. The caller
+// holds e.mu.
+func (p *pace) yield(e *Engine, segments int) bool {
+	if *p += pace(segments); int(*p) < stride {
+		return false
 	}
+	*p = 0
+	e.mu.Unlock()
+	e.auditQuietly()
+	e.mu.Lock()
+	return true
 }
 
 // visit calls f with the segments that have the tags (nil: every tag); f returns how many segments it has looked at.
 // The caller holds e.mu, which is released at times. So f may miss what is made or goes after visit has begun, and may
-// get a segment twice. It gets all others: a list is walked from its end, and its last replaces one that goes.
+// get a segment twice.
 func (e *Engine) visit(tags []string, f func(*device, *segment) int) {
 	var p pace
 	for _, d := range slices.Collect(maps.Values(e.devices)) {
-		var list []*tag
 		if tags == nil {
-			list = slices.Collect(maps.Values(d.tags))
+			for _, t := range d.tags { // a map may change while it is gone through
+				p.yield(e, 1)
+				t.visit(e, &p, func(s *segment) int { return f(d, s) })
+			}
 		}
 		for i, name := range tags {
 			if t := d.tags[name]; t != nil && !slices.Contains(tags[:i], name) {
-				list = append(list, t)
-			}
-		}
-		for _, t := range list {
-			for i := len(t.segments) - 1; i >= 0; i = min(i, len(t.segments)) - 1 {
-				p.yield(e, f(d, t.segments[i]))
+				t.visit(e, &p, func(s *segment) int { return f(d, s) })
 			}
 		}
 	}
 }
 
-// matching lists the segments with the tags (nil: every tag) that are wanted, by device. The caller holds e.mu.
-func (e *Engine) matching(tags []string, wanted func(*segment) bool) map[*device][]*segment {
-	found := map[*device][]*segment{}
-	for _, d := range e.devices {
-		list := func(t *tag) {
-			for _, s := range t.segments {
-				if wanted(s) {
-					found[d] = append(found[d], s)
-				}
-			}
-		}
-		if tags == nil {
-			for _, t := range d.tags {
-				list(t)
-			}
-		}
-		for i, name := range tags {
-			if t := d.tags[name]; t != nil && !slices.Contains(tags[:i], name) {
-				list(t)
-			}
-		}
+// visit is Engine.visit of one tag. It gets all others, because it walks its list from the end, and the last of the list
+// replaces one that goes.
+func (t *tag) visit(e *Engine, p *pace, f func(*segment) int) {
+	for i := len(t.segments) - 1; i >= 0; i = min(i, len(t.segments)) - 1 {
+		p.yield(e, f(t.segments[i]))
 	}
-	return found
 }
 
 // filter lists what keep picks of a list.
@@ -303,6 +287,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 		for _, s := range b.segments {
 			if s.gated {
 				d.gated--
+				s.tag.gated--
 			}
 			if s.state != s.outcome.state {
 				s.changed = e.ended
@@ -313,9 +298,11 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			s.gated = s.outcome.state == paused && !s.outcome.lost && (s.gated || gated && s.state == active)
 			if s.gated {
 				d.gated++
+				s.tag.gated++
 			}
 			s.expose(s.outcome.state == paused && !s.gated)
-			s.owner, s.state, s.kept, s.dead = nobody, s.outcome.state, s.outcome.kept, nil
+			s.become(s.outcome.state)
+			s.owner, s.kept, s.dead = nobody, s.outcome.kept, nil
 			if s.outcome.lost {
 				s.imported.lost = true
 			}

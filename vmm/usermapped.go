@@ -64,18 +64,18 @@ func (s *segment) settled() bool {
 	return s.owner == nobody && (s.extent == nil || s.extent.owner == nobody)
 }
 
-// unmapped notes that a mapping has gone; the caller then calls releaseUnused. The caller holds e.mu.
-func (e *Engine) unmapped(s *segment) {
-	if x := s.extent; x != nil {
-		x.step = min(x.step, created)
+// unmapped notes that mappings side by side have gone; the caller then calls releaseUnused. The caller holds e.mu.
+func (e *Engine) unmapped(segments []*segment) {
+	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, segments[0].address, compareAddress)
+	e.userMapped.mapped = slices.Delete(e.userMapped.mapped, at, at+len(segments))
+	for _, s := range segments {
+		if s.address = 0; s.extent != nil {
+			s.extent.step = min(s.extent.step, created)
+			s.extent.address = 0
+		}
+		s.userMapped.mapped, s.userMapped.access = false, nil
+		e.leaveUnmapped(s)
 	}
-	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, s.address, compareAddress)
-	e.userMapped.mapped = slices.Delete(e.userMapped.mapped, at, at+1)
-	if s.address = 0; s.extent != nil {
-		s.extent.address = 0
-	}
-	s.userMapped.mapped, s.userMapped.access = false, nil
-	e.leaveUnmapped(s)
 }
 
 // leaveUnmapped takes user-mapped memory that is active, and not mapped, out of its tag: no pause can save its
@@ -124,7 +124,7 @@ func (e *Engine) dropAtReset(s *segment) {
 	if x := s.extent; x == nil || e.engage([]*extent{x}, x.unmake) == nil {
 		s.extent = nil
 	}
-	s.state = paused
+	s.become(paused)
 	s.discard()
 }
 
@@ -163,11 +163,11 @@ func (f *userMapped) noteAccess(descs []cuda.AccessDesc) {
 }
 
 // eachPart goes through a range that has user-mapped memory in it. The driver does what concerns its own mappings, as
-// many at a time as lie between paused ones; then eachPart calls note for the user-mapped ones among them. For paused
-// ones it only calls note, which must not release e.mu. An error leaves the parts before it done. The caller holds
-// e.mu, which is released for driver calls.
+// many at a time as lie between paused ones, up to stride; then eachPart calls note with the user-mapped ones among
+// them, which lie side by side. For paused ones it only calls note, which must not release e.mu. An error leaves the
+// parts before it done. The caller holds e.mu, which is released for driver calls.
 func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, uintptr, uint64) error,
-	note func(*segment)) error {
+	note func([]*segment)) error {
 	if e.overlapping(address, size) == nil {
 		return ErrNotOurs
 	}
@@ -191,8 +191,8 @@ func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, ui
 				return err
 			}
 		}
-		for _, s := range segments {
-			note(s)
+		if segments != nil {
+			note(segments)
 		}
 		address = upTo
 	}
@@ -208,6 +208,8 @@ again:
 		switch {
 		case s == nil:
 			return end, segments
+		case len(segments) >= stride:
+			return at, segments
 		case !s.settled():
 			e.settled.Wait()
 			goto again

@@ -142,9 +142,9 @@ func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 	// A release unlocks e.mu, so all mappings are noted before it: no pause may find one that the driver has unmapped.
 	var unmapped []*segment
 	from, to := e.mappedAgain(address, size)
-	err := e.eachPart(address, size, (*cuda.Driver).MemUnmap, func(s *segment) {
-		e.unmapped(s)
-		unmapped = append(unmapped, s)
+	err := e.eachPart(address, size, (*cuda.Driver).MemUnmap, func(part []*segment) {
+		e.unmapped(part)
+		unmapped = append(unmapped, part...)
 	})
 	if to > from && errors.Is(err, ErrNotOurs) {
 		err = e.unlocked(func() error { return e.driver.MemUnmap(address, size) })
@@ -175,11 +175,13 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	set := func(d *cuda.Driver, address uintptr, size uint64) error {
 		return d.MemSetAccessOf(address, size, descs)
 	}
-	return e.eachPart(address, size, set, func(s *segment) {
-		s.userMapped.noteAccess(descs)
-		if x := s.extent; x != nil && x.step >= mapped {
-			if x.step = mapped; s.accessible() {
-				x.step = accessible
+	return e.eachPart(address, size, set, func(part []*segment) {
+		for _, s := range part {
+			s.userMapped.noteAccess(descs)
+			if x := s.extent; x != nil && x.step >= mapped {
+				if x.step = mapped; s.accessible() {
+					x.step = accessible
+				}
 			}
 		}
 	})

@@ -1,6 +1,9 @@
 package vmm
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // A small allocation that is made while its tag is paused needs active memory. A slab of its own for each pause would
 // take a granule for good where hundreds of such allocations fit into one. So the engine makes a paused slab with room
@@ -28,8 +31,8 @@ func (e *Engine) wakeSlab(d *device, t *tag, r *Request) bool {
 	return woken
 }
 
-// wake is a resume of one slab, by a thread whose turn it is. What is kept of the slab stays where it is until the tag is
-// resumed: the program may read it there (BackupPointer).
+// wake is a resume of one slab, by a thread whose turn it is. What is kept of the slab stays where it is until the tag
+// is resumed: the program may read it there (BackupPointer).
 func (e *Engine) wake(s *segment) (woken bool, err error) {
 	o := &Options{RetainBackup: true, Verify: true, spent: &spent{}, discarded: &discarded{}}
 	wanted := func(of *segment) bool {
@@ -62,9 +65,10 @@ func (e *Engine) wake(s *segment) (woken bool, err error) {
 func (e *Engine) dropWoken(o *Options) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, d := range e.devices {
+	var p pace
+	for _, d := range slices.Collect(maps.Values(e.devices)) {
 		for s := range d.woken {
-			if s.owner != nobody || s.state != active || o.Tags != nil && !slices.Contains(o.Tags, s.tag.name) {
+			if p.yield(e, 1); s.owner != nobody || s.state != active || o.Tags != nil && !slices.Contains(o.Tags, s.tag.name) {
 				continue
 			}
 			delete(d.woken, s)

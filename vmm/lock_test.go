@@ -1,0 +1,169 @@
+package vmm_test
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/hermetic"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// held is for how long the engine's lock has been held at once, as processor time of the thread that had it: other
+// programs on the machine add nothing to that.
+type held struct {
+	thread  int
+	taken   time.Duration
+	longest time.Duration
+	where   []uintptr
+}
+
+func threadTime() time.Duration {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now)
+	return time.Duration(now.Nano())
+}
+
+// watch is called under the lock.
+func (h *held) watch(taken bool) {
+	if taken {
+		h.thread, h.taken = unix.Gettid(), threadTime()
+		return
+	}
+	took := threadTime() - h.taken
+	if unix.Gettid() != h.thread || took <= h.longest {
+		return
+	}
+	h.longest = took
+	h.where = make([]uintptr, 16)
+	h.where = h.where[:runtime.Callers(3, h.where)]
+}
+
+func (h *held) String() string {
+	var names []string
+	frames := runtime.CallersFrames(h.where)
+	for {
+		frame, more := frames.Next()
+		names = append(names, fmt.Sprint(frame.Function[strings.LastIndex(frame.Function, "/")+1:], ":", frame.Line))
+		if !more {
+			return fmt.Sprint(h.longest, " in ", strings.Join(names, " < "))
+		}
+	}
+}
+
+// However much memory a program has, no operation holds the engine's lock for long: everything that goes through
+// segments, tags or pending frees lets others have it in between.
+func TestTheLockIsNeverHeldForLong(t *testing.T) {
+	segments, most := 4000, 1500*time.Microsecond
+	if !hermetic.Quick {
+		segments, most = 40000, 5*time.Millisecond
+	}
+	if testing.Short() {
+		most *= 20 // the race detector
+	}
+	_, driver, e := simulatedWith(t, 1, "2T")
+	defer vmm.Stride(vmm.Stride(256))
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a thread that allocates helps to collect
+	r := vmm.Request{Size: 2 * mib, Tag: "t"}
+	malloc(t, e, r) // which finds out what the device is
+	h := &held{}
+	vmm.WatchLock(h.watch)
+	defer vmm.WatchLock(nil)
+	measure := func(name string, operation func() error) {
+		t.Helper()
+		h.longest = 0
+		require.NoError(t, operation(), name)
+		if h.longest > most/10 {
+			t.Log(name, h)
+		}
+		require.Less(t, h.longest, most, "%s: %v", name, h)
+		runtime.GC()
+	}
+	measureAll := func() {
+		t.Helper()
+		for name, operation := range map[string]func(){
+			"statistics":     func() { e.Recorded() },
+			"allocations":    func() { e.Allocations(func(vmm.Allocation) {}) },
+			"export":         func() { e.NoteExport(0, 1, 1) },
+			"exported":       func() { e.Exported() },
+			"holds":          func() { e.Holds(nil, 0, 1) },
+			"paused by":      func() { e.PausedBy("t") },
+			"paused tag":     func() { e.PausedTag() },
+			"gated":          func() { e.GatedTags() },
+			"context":        func() { e.FreeContext(12345, false) },
+			"live":           func() { e.ForgetLive(nil) },
+			"sharers":        func() { e.Sharers() },
+			"slack":          func() { e.Compactable(0) },
+			"ordered":        e.SettleOrdered,
+			"trim ordered":   func() { e.TrimOrdered(0, 0) },
+			"deferred":       e.FreeDeferred,
+			"trim":           e.Trim,
+			"unknown":        func() { e.Unknown("unknown") },
+			"a small one":    func() { frees(t, e, malloc(t, e, vmm.Request{Size: 1, Tag: "small"})) },
+			"a large one":    func() { frees(t, e, malloc(t, e, r)) },
+			"memory at":      func() { e.MemoryAt(1) },
+			"known":          func() { _, err := e.KnownStats(); require.NoError(t, err) },
+			"what is driven": func() { _, err := e.Stats(); require.NoError(t, err) },
+		} {
+			measure(name, func() error { operation(); return nil })
+		}
+		measure("grant", e.Grant)
+		measure("prepare", func() error { return e.Prepare(nil)() })
+	}
+	var all []uintptr
+	measure("malloc", func() error { all = mallocs(t, e, segments, r); return nil })
+	measureAll()
+	measure("pause", func() error { return pause(e, vmm.Options{Gated: true}) })
+	measureAll()
+	measure("resume", func() error { return resume(e, vmm.Options{ExtentBytes: 80 * mib}) })
+	for i := 1; i < len(all); i += 2 { // slack, in part
+		frees(t, e, all[i])
+	}
+	measureAll()
+	measure("frees in a capture", func() error {
+		for i := 0; i < len(all); i += 2 {
+			require.NoError(t, e.Free(all[i], true))
+		}
+		return nil
+	})
+	measureAll()
+	measure("pause", func() error { return pause(e, vmm.Options{}) })
+	measure("resume", func() error { return resume(e, vmm.Options{}) })
+	measure("malloc in tags of their own", func() error {
+		for i := range segments {
+			_, err := e.Malloc(vmm.Request{Size: 1, Tag: fmt.Sprint("tag", i)})
+			require.NoError(t, err)
+		}
+		return nil
+	})
+	measureAll()
+	measure("pause of many tags", func() error { return pause(e, vmm.Options{}) })
+	measure("resume of many tags", func() error { return resume(e, vmm.Options{}) })
+	measure("reset", func() error { e.Reset(0); return nil })
+
+	malloc(t, e, r)
+	base, err := driver.MemAddressReserve(uint64(segments)*2*mib, 0)
+	require.NoError(t, err)
+	measure("map", func() error {
+		for i := range segments {
+			handle, err := e.MemCreate(vmm.Request{Size: 2 * mib, Tag: "t"}, cuda.PinnedOn(0))
+			require.NoError(t, err)
+			require.NoError(t, e.MemMap(base+uintptr(i)*2*mib, 2*mib, 0, handle, 0))
+			require.NoError(t, e.MemRelease(handle))
+		}
+		return nil
+	})
+	measure("access", func() error { return e.MemSetAccess(base, uint64(segments)*2*mib, onDevice0) })
+	measureAll()
+	measure("pause", func() error { return pause(e, vmm.Options{}) })
+	measure("resume", func() error { return resume(e, vmm.Options{}) })
+	measure("unmap", func() error { return e.MemUnmap(base, uint64(segments)*2*mib) })
+	require.NoError(t, driver.MemAddressFree(base, uint64(segments)*2*mib))
+}
