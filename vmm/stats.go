@@ -31,8 +31,7 @@ func (e *Engine) KnownStats() (held stats.Stats, err error) {
 	go func() {
 		defer e.counting.Unlock()
 		var held stats.Stats
-		e.mu.Lock()
-		e.mu.Unlock() //nolint:staticcheck // nobody waits in the driver with it
+		e.known() // waits while such a thread has the lock
 		close(begun)
 		err := guard.Call(func() error { held, _ = e.recorded(); return nil })
 		done <- look{held, err}
