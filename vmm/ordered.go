@@ -331,7 +331,7 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 			return err
 		}
 	}
-	e.mu.Mutex.Lock()
+	e.mu.lockAlone()
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
 	if l != nil && err == nil && a.segment.mapped() {
@@ -359,7 +359,7 @@ func (e *Engine) putOffOnStream(a allocation, l *line, m *mark) {
 // lineAt returns the line for a free of the live allocation at an address, and a mark with an event of it to use again,
 // or 0; nil: nobody can be using the memory.
 func (e *Engine) lineAt(address uintptr, o order) (*line, *mark) {
-	e.mu.Mutex.Lock()
+	e.mu.lockAlone()
 	defer e.mu.Unlock()
 	e.takeOffer(address, false)
 	s := e.around(address).segment

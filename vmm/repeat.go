@@ -10,7 +10,7 @@ import (
 // threads can do both without the engine: an allocation is offered to them with the event that a free records. What
 // they do with an offer the engine finds out when it takes the offer back. Until then the allocation is live to the
 // engine, though it may be free. So to lock mu takes all offers back, and the records are true. Allocations and frees in
-// stream order alone leave the offers where they are (lock.Mutex).
+// stream order alone leave the offers where they are (lockAlone).
 
 // Taken is what has become of an offer.
 type Taken int
@@ -47,7 +47,7 @@ type offered struct {
 // Offers sets where offers are. Call it before anything else.
 func (e *Engine) Offers(at Offers) { e.offersAt = at }
 
-// lock is the engine's lock. Its Mutex alone leaves the offers where they are.
+// lock is the engine's lock.
 type lock struct {
 	sync.Mutex
 	locked func()
@@ -69,6 +69,12 @@ func (l *lock) Lock() {
 	l.locked()
 }
 
+// lockAlone leaves the offers where they are.
+func (l *lock) lockAlone() {
+	l.Mutex.Lock()
+	watchLock(true)
+}
+
 func (l *lock) TryLock() bool {
 	locked := l.Mutex.TryLock()
 	if locked {
@@ -85,8 +91,7 @@ func (l *lock) Unlock() {
 
 // lockFor locks mu for an allocation, which the offers of live memory do not concern. The caller unlocks mu.
 func (e *Engine) lockFor(r *Request) {
-	e.mu.Mutex.Lock()
-	watchLock(true)
+	e.mu.lockAlone()
 	if r.Ordered {
 		e.takeOffers(true)
 	}
