@@ -224,7 +224,7 @@ ROOM = "resource.setrlimit(resource.RLIMIT_NOFILE, limits)\nfor one in held: os.
 
 
 def test_contents_need_no_directory_and_no_free_descriptor(house: House) -> None:
-    """A process keeps its own: sets, reserved memory. Reserved memory goes back when the keeper can be reached again."""
+    """A process keeps its own; reserved memory goes back once the keeper can be reached."""
     program = owner(house)
     program.does("published('set', 3); attached()")
     house.move("reserve", "512M")
