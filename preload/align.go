@@ -23,9 +23,9 @@ func (t *task) align() (*control.Alignment, error) {
 		return nil, cuda.Refuse(cuda.NotSupported, "%s", C.GoString(words))
 	}
 	gate.Lock()
-	shut := gate.shut
+	closed := gate.closed
 	gate.Unlock()
-	if shut {
+	if closed {
 		return nil, cuda.Refuse(cuda.NotReady, "the program's threads are stopped already, for another pause")
 	}
 	if t.Request.Targets == nil {

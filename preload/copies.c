@@ -166,7 +166,7 @@ static int refuse(const char *call, uintptr_t address)
 	{                                                                                                  \
 		uintptr_t address = found;                                                                 \
 		int code = SUCCESS;                                                                        \
-		if (address && gate_is_shut() && (code = gate_wait()) == SUCCESS)                          \
+		if (address && gate_is_closed() && (code = gate_wait()) == SUCCESS)                       \
 			address = found;                                                                   \
 		if (address && code == SUCCESS)                                                            \
 			code = refuse(#symbol, address);                                                   \

@@ -27,15 +27,15 @@ import (
 )
 
 // gate stops the program's threads at a safepoint: before their next call that gives a device work
-// (gate/reach/gate.c). A gated pause shuts it; it opens when that pause fails, or when nothing is left that gated
+// (gate/reach/gate.c). A gated pause closes it. It opens when that pause fails, or when nothing is left that gated
 // pauses have paused.
 var gate struct {
 	sync.Mutex      // its holder changes the state, and never waits
 	pausing    bool // a gated pause is in progress
-	shut       bool
-	worked     time.Time  // when a device was last seen to get work; zero: no look has found any
+	closed     bool
+	worked     time.Time  // when a device was last seen to get work; zero if no look has found any
 	checkpoint bool       // the gate stops calls that poll, too, for the driver's checkpoint
-	held       int        // clients that keep it shut and have paused nothing yet (control.Request.Hold)
+	held       int        // clients that keep it closed and have paused nothing yet (control.Request.Hold)
 	turn       sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
 }
 
@@ -44,13 +44,13 @@ const notIdle time.Duration = -1
 
 // gating has what a gated pause is asked for besides the engine's options.
 type gating struct {
-	idle   time.Duration // the least time since a device last got work; notIdle: any
-	hold   bool          // shut the gate and pause nothing: control.Request.Hold
+	idle   time.Duration // the least time since a device last got work, or notIdle for any time
+	hold   bool          // close the gate and pause nothing: control.Request.Hold
 	yields bool          // hold allocations too: control.Request.Yield
 	force  bool          // pause even where the gate cannot hold all work
 	undo   func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
 	other  func() error  // what is done in place of a pause
-	nccl   *suspension   // suspend NCCL first, where it can be; nil: do not
+	nccl   *suspension   // asks to suspend NCCL first, where that is possible; may be nil
 	before func()        // is called while no stream is captured, and the other calls still go on; or nil
 }
 
@@ -99,7 +99,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how g
 // letRun is the longest time that the program runs between two moments.
 const letRun = 50 * time.Millisecond
 
-// pauseAtOnce shuts the gate, waits until no thread is past it and the devices are idle, and pauses. A failure opens
+// pauseAtOnce closes the gate, waits until no thread is past it and the devices are idle, and pauses. A failure opens
 // the gate again, and counts as work for an idle pause. It runs on a thread of this library, and calls nothing of the
 // program's but NCCL. Errors name timeout.
 func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration,
@@ -127,7 +127,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 		C.gate_hold_allocations() // others may have the memory by then
 	}
 	gate.Unlock()
-	stays := false // shut
+	stays := false // closed
 	defer func() {
 		gate.Lock()
 		if gate.pausing = false; stays {
@@ -150,7 +150,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 	if how.hold && how.nccl != nil && !held && communicators(anyOf) > 0 {
 		return 0, late("threads are inside NCCL, and have not come out")
 	}
-	if deadline, err = shutGate(deadline, timeout, how.before); err != nil {
+	if deadline, err = closeGate(deadline, timeout, how.before); err != nil {
 		return 0, err
 	}
 	if err := beenIdle(how.idle); err != nil {
@@ -181,7 +181,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 		how.nccl.outcome = tellNCCL(held)
 	}
 	if err == nil && how.undo != nil {
-		beginEverything() // otherwise a resume by the program itself could let them go meanwhile
+		beginEverything() // or a resume by the program itself could let these calls go on before the checkpoint
 		if err = holdPolls(deadline); err != nil {
 			C.everything_set(false)
 			failed := how.undo()
@@ -227,7 +227,7 @@ func releasePolls() {
 
 // suspension has the parameters and the results of a pause that suspends NCCL.
 type suspension struct {
-	together *control.NCCL // the ranks that other processes pause now; nil: none
+	together *control.NCCL // the ranks that other processes pause now; may be nil
 	apart    []control.Communicator
 	outcome  string // what became of NCCL's memory
 }
@@ -272,8 +272,8 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	return bytes, err
 }
 
-// resumeInTurn is resumeGated for a client that keeps all others from taking memory meanwhile: it leaves NCCL's memory
-// that ranks in other processes must take at the same moment. Errors: NotReady then.
+// resumeInTurn is resumeGated for a client that keeps all others from taking memory until it returns. NCCL's memory
+// stays suspended if ranks in other processes must take it at the same moment. Errors: then also NotReady.
 func resumeInTurn(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	if communicators(func(c *C.struct_gate_communicator) bool { return isSuspended(c) && isSpread(c) }) == 0 {
 		return resumeGated(e, options)
@@ -296,8 +296,8 @@ func resumeMemory(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) 
 	return bytes, err
 }
 
-// LetGo ends one hold, on a thread other than the control socket's. The gate opens if nothing else keeps it shut. What
-// the program has said of live bytes ends with it: the pause that the hold was for has been, or is not to come.
+// LetGo ends one hold, on a thread other than the control socket's. The gate opens if nothing else keeps it closed. It
+// also forgets what the program has said of live bytes: the pause that the hold was for is over, or will not come.
 func (thisProcess) LetGo() {
 	_ = goruntime.Run(func() error {
 		engine.Load().ForgetLive(nil)
@@ -322,7 +322,7 @@ func ungate(e *vmm.Engine) error {
 	return err
 }
 
-// openGate opens the gate, unless a gated pause is at work or a client holds it shut.
+// openGate opens the gate, unless a gated pause is at work or a client holds it closed.
 func openGate() {
 	gate.Lock()
 	defer gate.Unlock()
@@ -336,9 +336,9 @@ func openGate() {
 		return
 	}
 	C.nccl_hold(false)
-	if gate.shut {
+	if gate.closed {
 		C.gate_set(C.GATE_OPEN)
-		gate.shut = false
+		gate.closed = false
 		leaveSignals()
 	}
 }
@@ -373,7 +373,7 @@ var namespaces struct {
 }
 
 // elsewhere returns the path of a driver whose code is mapped, but not as a library that the loader shows to libtms.so:
-// dlmopen has opened it in a namespace of its own. "": there is none.
+// dlmopen has opened it in a namespace of its own. It returns "" if there is none.
 func elsewhere() string {
 	namespaces.Lock()
 	defer namespaces.Unlock()
@@ -399,30 +399,30 @@ func elsewhere() string {
 	return namespaces.driver
 }
 
-// setGate shuts the gate, or changes which calls it holds.
+// setGate closes the gate, or changes which calls a closed gate stops.
 func setGate(state C.enum_gate_state) error {
 	gate.Lock()
 	defer gate.Unlock()
 	if errno := C.gate_set(state); errno != 0 {
-		gate.shut = false
+		gate.closed = false
 		leaveSignals()
 		return unsupported("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads "+
 			"cannot be stopped: %v", unix.Errno(errno))
 	}
-	if !gate.shut {
+	if !gate.closed {
 		watchSignals()
 	}
-	gate.shut = true
+	gate.closed = true
 	return nil
 }
 
-// shutGate shuts the gate, and returns when no thread is in a call that gives a device work and no stream is captured.
+// closeGate closes the gate, and waits until no thread is in a call that gives a device work and no stream is captured.
 // It returns the deadline, later by the time that before took.
-func shutGate(deadline time.Time, timeout time.Duration, before func()) (time.Time, error) {
+func closeGate(deadline time.Time, timeout time.Duration, before func()) (time.Time, error) {
 	gate.Lock()
-	shut := gate.shut
+	closed := gate.closed
 	gate.Unlock()
-	for !shut { // otherwise an earlier gated pause has shut it
+	for !closed { // otherwise an earlier gated pause has closed it
 		// A thread that captures a stream makes more calls to end the capture; no other may begin one.
 		if err := setGate(C.GATE_NO_CAPTURES); err != nil {
 			return deadline, err
@@ -440,12 +440,12 @@ func shutGate(deadline time.Time, timeout time.Duration, before func()) (time.Ti
 			return deadline, err
 		}
 		var inside *gateUser
-		if !poll(deadline, func() bool { inside = nobodyInside(); return inside == nil }) {
+		if !poll(deadline, func() bool { inside = findInside(); return inside == nil }) {
 			return deadline, late("thread %s has not come back from %s within %v", inside.name(), inside.function(),
 				timeout)
 		}
 		// A thread that had passed the gate may have begun a capture since.
-		shut = !state().Capturing
+		closed = !state().Capturing
 	}
 	return deadline, nil
 }
@@ -471,8 +471,8 @@ func gateUsers(look func(gateUser) bool) {
 	}
 }
 
-// nobodyInside returns a thread that gives a device work now; nil: there is none.
-func nobodyInside() *gateUser {
+// findInside returns a thread that gives a device work now, or nil.
+func findInside() *gateUser {
 	for user := range gateUsers {
 		if user.works && user.lives {
 			return &user

@@ -161,7 +161,7 @@ func counted(communicators int) string {
 }
 
 // resumeNCCL makes NCCL take its memory again, before the gate opens. NCCL needs the ranks in other processes: if they
-// are not resumed soon, resumeNCCL returns, and the gate stays shut until they are. Errors: cuda.Refusal, after which
+// are not resumed soon, resumeNCCL returns, and the gate stays closed until they are. Errors: cuda.Refusal, after which
 // it is not tried again.
 func resumeNCCL() error {
 	deadline := time.Now().Add(ncclResumes)

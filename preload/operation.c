@@ -124,10 +124,10 @@ HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*dev
 	if (code != SUCCESS)
 		return code;
 	control_load();
-	bool held = gate_is_shut();
+	bool held = gate_is_closed();
 	useconds_t between = BETWEEN;
 	code = operation_apart(&asked, result);
-	for (int tries = 0; code == SHARE_STOPPED || (code == NOT_READY && (held = held || gate_is_shut()) && tries < TRIES);) {
+	for (int tries = 0; code == SHARE_STOPPED || (code == NOT_READY && (held = held || gate_is_closed()) && tries < TRIES);) {
 		int waited = gate_wait();
 		if (waited != SUCCESS)
 			return waited;

@@ -89,7 +89,7 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 	defer askingDriver.RUnlock()
 	if state.Gated = C.gate_unusable() == nil; state.Gated {
 		idle := idleFor().Seconds()
-		state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle
+		state.HeldUp, state.IdleSeconds = bool(C.gate_is_closed()), &idle
 	}
 	state.ResumeWait = memoryWait().Seconds()
 	state.Stats.Version, state.Stats.Devices = C.GoString(C.tms_version()), []stats.Device{}
@@ -124,7 +124,7 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 		return -1, reply, vmm.ErrShareGone
 	}
 	// Read first: a pause that has ended since has not left the program stopped.
-	stopped := control.Reply{Stopped: bool(C.gate_is_shut())}
+	stopped := control.Reply{Stopped: bool(C.gate_is_closed())}
 	if C.everything_asked() {
 		return -1, stopped, vmm.ErrSharePaused
 	}
@@ -156,7 +156,7 @@ func (thisProcess) Log(err error) {
 
 // Kept tells a user at the terminal why the program stands still.
 func (thisProcess) Kept() {
-	if !bool(C.gate_is_shut()) {
+	if !bool(C.gate_is_closed()) {
 		return
 	}
 	go func() {
@@ -175,7 +175,7 @@ func (thisProcess) Note(part control.Driver) { driversPart.Store(&part) }
 
 func (thisProcess) SetPending(now bool) { C.everything_set_pending(C.bool(now)) }
 
-func (thisProcess) Awaited() bool { return !bool(C.gate_is_shut()) || bool(C.gate_is_waited_for()) }
+func (thisProcess) Awaited() bool { return !bool(C.gate_is_closed()) || bool(C.gate_is_waited_for()) }
 
 func (thisProcess) Unalign() { C.nccl_release() }
 

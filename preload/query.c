@@ -248,7 +248,7 @@ HIDDEN void query_explain_refused(const char *call)
 {
 	char tag[64] = "";
 	int code = NOT_OURS;
-	if (!copies_are_checked() || go_now() != GO_AWAKE || gate_is_shut() ||
+	if (!copies_are_checked() || go_now() != GO_AWAKE || gate_is_closed() ||
 	    IN_GO((code = tmsPausedTag(tag, sizeof tag), SUCCESS)) != SUCCESS || code != SUCCESS)
 		return;
 	(void)error_fail(ERROR_INVALID_VALUE,

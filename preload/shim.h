@@ -56,7 +56,7 @@ enum { NOT_OURS = -1, MEMORY_IS_PAUSED = -2 /* for MUST_BE_ACTIVE */ };
 	({                                                                                         \
 		int active_;                                                                       \
 		for (int tries_ = 0; (active_ = (call)) == MEMORY_IS_PAUSED; tries_++) {           \
-			if (gate_is_shut()) {                                                      \
+			if (gate_is_closed()) {                                                      \
 				gate_wait();                                                       \
 				tries_ = 0;                                                        \
 			} else if (tries_ > 0) {                                                   \

@@ -29,7 +29,7 @@ const (
 // signalsLeft is closed when the gate opens; nil: it is open. The gate's holder has it.
 var signalsLeft chan struct{}
 
-// watchSignals begins as the gate shuts. Before that the program acts on its signals itself.
+// watchSignals begins when the gate closes. Before that the program acts on its signals itself.
 func watchSignals() {
 	hangup := hasTerminal()
 	C.handlers_watch_ends(C.bool(hangup))
@@ -58,7 +58,7 @@ func hasTerminal() bool {
 	return false
 }
 
-// sleep reports whether the gate is still shut after a time.
+// sleep reports whether the gate is still closed after a time.
 func sleep(left <-chan struct{}, duration time.Duration) bool {
 	select {
 	case <-left:

@@ -23,21 +23,21 @@ HIDDEN const char *gate_unusable(void)
 	return tms_reach_gate.unusable();
 }
 
-static _Atomic bool shut;
+static _Atomic bool closed;
 static _Atomic bool holds_allocations;
 
-HIDDEN bool gate_is_shut(void)
+HIDDEN bool gate_is_closed(void)
 {
-	return atomic_load_explicit(&shut, memory_order_relaxed);
+	return atomic_load_explicit(&closed, memory_order_relaxed);
 }
 
 HIDDEN int gate_set(enum gate_state state)
 {
 	if (state != GATE_OPEN)
-		atomic_store(&shut, true);
+		atomic_store(&closed, true);
 	int error = tms_reach_gate.set(state, atomic_load(&go_process.page));
 	if (state == GATE_OPEN || error != 0) {
-		atomic_store(&shut, false);
+		atomic_store(&closed, false);
 		atomic_store(&holds_allocations, false);
 	}
 	return error;
@@ -48,11 +48,11 @@ HIDDEN void gate_hold_allocations(void)
 	atomic_store(&holds_allocations, true);
 }
 
-/* A thread that is not let in leaves with NULL, too, but then the gate still is shut. */
+/* A thread that is not let in leaves with NULL, too, but then the gate is still closed. */
 static int wait_until_open(const struct gate_call *call)
 {
 	gate_leave_capture(gate_enter_capture(call, NULL));
-	if (!gate_is_shut() || !gate_refuses())
+	if (!gate_is_closed() || !gate_refuses())
 		return SUCCESS;
 	return error_fail(ERROR_ILLEGAL_STATE, "this process is paused and was told to end, and its memory cannot come "
 					       "back now; tms resume %d brings it back", (int)getpid());

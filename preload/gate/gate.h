@@ -16,7 +16,7 @@ struct gate_user { /* a thread, and the call that it is in or made last */
 };
 HIDDEN const char *gate_unusable(void); /* why there is no gate; NULL: there is one */
 HIDDEN int gate_set(enum gate_state state);		 /* an errno */
-HIDDEN bool gate_is_shut(void);
+HIDDEN bool gate_is_closed(void);
 HIDDEN bool gate_has_worked(void);	  /* a thread gave the device work since the last call of this, or waits for it */
 HIDDEN void gate_hold_allocations(void);  /* until it opens */
 HIDDEN int gate_before_allocation(void);  /* waits until allocations are no longer held; a code */

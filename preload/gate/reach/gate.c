@@ -216,7 +216,7 @@ HIDDEN struct gate_poll gate_enter_poll(const struct gate_call *call)
 	}
 }
 
-/* For a thread of this library, which is let in while the gate is shut for everybody else. */
+/* For a thread of this library, which is let in while the gate is closed to all other threads. */
 HIDDEN struct gate_mark *gate_pass(const struct gate_call *call)
 {
 	struct gate_mark *mine = gate_mine ? gate_mine : mine_new();

@@ -24,16 +24,16 @@ type Pool struct {
 	gate *gate
 }
 
-// gate is a source that gives nothing once it is shut. A pool calls its source under its own lock, so its Destroy gives
+// gate is a source that gives nothing once it is closed. A pool calls its source under its own lock, so its Destroy gives
 // back all that other threads took before, and no thread takes anything afterwards.
 type gate struct {
 	Source
-	shut atomic.Bool
+	closed atomic.Bool
 }
 
 // Allocate is pool.Source.Allocate. Errors: also pool.ErrDestroyed.
 func (g *gate) Allocate(size uint64) (uintptr, error) {
-	if g.shut.Load() {
+	if g.closed.Load() {
 		return 0, pool.ErrDestroyed
 	}
 	return g.Source.Allocate(size)
@@ -51,11 +51,11 @@ func New(source Source, fresh func(pool.Source) (pool.Pool, error)) (*Pool, erro
 
 // Use calls f with the pool. Errors: those of f; pool.ErrDestroyed if the pool ended before or meanwhile.
 func (p *Pool) Use(f func(pool.Pool) error) error {
-	if p.gate.shut.Load() {
+	if p.gate.closed.Load() {
 		return pool.ErrDestroyed
 	}
 	err := f(p.pool)
-	if err != nil && p.gate.shut.Load() {
+	if err != nil && p.gate.closed.Load() {
 		return pool.ErrDestroyed
 	}
 	return err
@@ -65,7 +65,7 @@ func (p *Pool) Use(f func(pool.Pool) error) error {
 // those wait for each other. Errors: the source's, after which the pool is empty and keeps what the source refused;
 // pool.ErrDestroyed if another thread was first.
 func (p *Pool) Destroy() error {
-	if p.gate.shut.Swap(true) {
+	if p.gate.closed.Swap(true) {
 		return pool.ErrDestroyed
 	}
 	err := p.pool.Destroy()
@@ -73,7 +73,7 @@ func (p *Pool) Destroy() error {
 		err = p.gate.Close() // the pool is empty, so nobody calls the source
 	}
 	if err != nil {
-		p.gate.shut.Store(false)
+		p.gate.closed.Store(false)
 	}
 	return err
 }
