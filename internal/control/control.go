@@ -243,7 +243,8 @@ type Reply struct {
 	Host          uint64 `json:"host_bytes,omitempty"`
 	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
 	NCCL          string `json:"nccl,omitempty"` // for a pause that suspends NCCL, or the resume: what became of NCCL
-	Note          string `json:"note,omitempty"` // that nothing was ever allocated with the tag
+	// Note says that nothing was ever allocated with the tag, or that a pause has taken over what was yielded.
+	Note string `json:"note,omitempty"`
 	// Stays is for a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
 	Stays string `json:"stays,omitempty"`
 	// Communicators are for a hold before a pause with NCCL.

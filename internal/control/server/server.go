@@ -546,6 +546,9 @@ func (s *Server) collect() {
 		s.rights.Took(s.own, outcome.Took)
 		s.yielded = time.Now()
 	case op == control.Pause:
+		if reply.OK && t.client != nil && reply.Note == "" {
+			reply.Note = s.takesOver(t.Tag)
+		}
 		s.rights.Took(t.client, outcome.Took)
 		if reply.OK {
 			s.rights.Paused(t.client, t.Tag)

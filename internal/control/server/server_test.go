@@ -581,8 +581,11 @@ func TestYield(t *testing.T) {
 	one := pause
 	one.Tag = new("weights")
 	f.pausing("weights")
-	require.True(t, do(t, other, one).OK)
+	reply := do(t, other, one)
+	require.True(t, reply.OK)
+	require.Contains(t, reply.Note, "now stays so until a resume")
 	require.Equal(t, []string{"cache"}, shared().Yielded, "another wants the weights paused, too")
+	require.Empty(t, do(t, other, one).Note)
 	require.Empty(t, woken)
 
 	f.with(func() { waits = true })

@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"tms/internal/control"
@@ -44,6 +45,16 @@ func (s *Server) woke(err error) {
 		undo.withdrawn.Store(true)
 		s.queue = append(s.queue, undo)
 	}
+}
+
+// takesOver returns what to tell a client whose pause of a tag, nil for all, finds memory that only the process itself
+// wants paused: from then on that does not come back at the next call. "": there is none.
+func (s *Server) takesOver(tag *string) string {
+	yielded := s.rights.Alone(s.own)
+	if len(yielded) == 0 || tag != nil && !slices.Contains(yielded, *tag) {
+		return ""
+	}
+	return "it was paused until the program's next call (tms idle or --share), and now stays so until a resume"
 }
 
 // share returns what the server itself knows of sharing.
