@@ -11,7 +11,7 @@ struct allocation {
 	void *address;
 	size_t size;
 	int device;
-	struct region_settings settings;
+	const struct region_settings *settings;
 	struct repeat_request *ordered; /* for use in the order of a stream; or NULL */
 };
 
@@ -26,7 +26,7 @@ static int allocate(void *allocation)
 	if (code == SUCCESS) {
 		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
 			context = NULL; /* the engine gets the error again, with a text */
-		code = tmsMalloc(&of->address, of->size, of->device, context, &of->settings, of->ordered);
+		code = tmsMalloc(&of->address, of->size, of->device, context, of->settings, of->ordered);
 		go_leave(&saved);
 	}
 	return code;
@@ -42,7 +42,8 @@ static int pausable_malloc_as(void **pointer, struct allocation *of)
 
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
-	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, region_get(), NULL});
+	struct region_settings settings = region_get();
+	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, &settings, NULL});
 }
 
 /* device: the one that the request means. */
@@ -51,7 +52,7 @@ static int malloc_ordered(void **pointer, int device, struct repeat_request *req
 	if (unlikely(!atomic_load_explicit(&ordered_used, memory_order_relaxed)))
 		atomic_store(&ordered_used, true);
 	return pausable_malloc_as(pointer,
-				  &(struct allocation){NULL, request->size, device, request->settings, request});
+				  &(struct allocation){NULL, request->size, device, &request->settings, request});
 }
 
 HIDDEN int current_device(int *device)
@@ -249,7 +250,7 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 	})
 
 /* The memory of a stream is its device's, whichever is current. */
-static int device_of(void *stream, int *device, int (*current)(int *))
+OUT_OF_LINE int device_of(void *stream, int *device, int (*current)(int *))
 {
 	void *its = NULL, *own = NULL;
 	if ((uintptr_t)stream <= (uintptr_t)PER_THREAD_STREAM || forward_cuStreamGetCtx(stream, &its) != SUCCESS ||
