@@ -115,7 +115,11 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	options.Tags = tagsOf(t.Tag)
 	switch t.Request.Op {
 	case control.Resume:
-		return t.resume(e, options)
+		mapped := e.ImportedBytes()
+		bytes, err = t.resume(e, options)
+		now := e.ImportedBytes()
+		t.Reply.Imported = now - min(mapped, now)
+		return bytes, err
 	case control.Undo:
 		options.Unseen = t.Request.Yield // its threads wait for their memory alone
 		return t.undo(e, options, t.Due)
@@ -136,12 +140,12 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 			return err
 		})
 		after := e.Recorded()
-		imported := func(tag stats.Tag) uint64 { return tag.ImportedBytes }
-		if bytes > 0 || more(after, before, imported) > 0 {
+		t.Reply.Imported = more(after, before, func(tag stats.Tag) uint64 { return tag.ImportedBytes })
+		if bytes > 0 || t.Reply.Imported > 0 {
 			t.Took = taken(before, after, t.Tag)
 		}
 		if err != nil && t.Tag == nil && e.Gated() { // what still holds its memory does not count as paused
-			t.Took = tagsWith(before, activeOf)
+			t.Took = tagsWith(before, stats.Tag.AllActive)
 		}
 		t.Reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		if options.Toward != nil {
@@ -225,7 +229,7 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 		did(failed, tags...)
 	}
 	others := func(name string) bool { return !slices.Contains(tags, name) }
-	if len(tags) > 1 && !slices.ContainsFunc(tagsWith(e.Recorded(), pausedOf), others) {
+	if len(tags) > 1 && !slices.ContainsFunc(tagsWith(e.Recorded(), stats.Tag.AllPaused), others) {
 		one(nil, tags...)
 		return bytes, err
 	}
@@ -241,14 +245,11 @@ func taken(before, after stats.Stats, tag *string) (names []string) {
 	if tag != nil {
 		return tagsOf(tag)
 	}
-	was, active := tagsWith(before, pausedOf), tagsWith(before, activeOf)
-	return slices.DeleteFunc(tagsWith(after, pausedOf), func(name string) bool {
+	was, active := tagsWith(before, stats.Tag.AllPaused), tagsWith(before, stats.Tag.AllActive)
+	return slices.DeleteFunc(tagsWith(after, stats.Tag.AllPaused), func(name string) bool {
 		return slices.Contains(was, name) && !slices.Contains(active, name)
 	})
 }
-
-func pausedOf(t stats.Tag) uint64 { return t.PausedBytes + t.ImportedPaused }
-func activeOf(t stats.Tag) uint64 { return t.PhysicalBytes + t.ImportedBytes }
 
 // tagsWith lists the tags with any such bytes.
 func tagsWith(held stats.Stats, bytes func(stats.Tag) uint64) (names []string) {

@@ -16,14 +16,6 @@ func (e *Engine) PausedAt(address uintptr) bool {
 	return s != nil && s.state == paused
 }
 
-// ImportedBytes returns how many bytes of other processes' memory are mapped.
-func (e *Engine) ImportedBytes() (bytes uint64) {
-	for _, s := range e.choose(nil, func(s *segment) bool { return s.isImported() && s.is(active) }) {
-		bytes += s.imported.size
-	}
-	return bytes
-}
-
 // Drain waits for the background work, most of which gives back device and host memory.
 func (e *Engine) Drain() {
 	e.mu.Lock()

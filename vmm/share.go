@@ -240,6 +240,18 @@ func (e *Engine) Sharers() (pids []int) {
 	return slices.Compact(pids)
 }
 
+// ImportedBytes returns how many bytes of other processes' memory are mapped.
+func (e *Engine) ImportedBytes() (bytes uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.sharing.imports {
+		if s.is(active) {
+			bytes += s.imported.size
+		}
+	}
+	return bytes
+}
+
 // forget drops the name of a freed segment. An importer has its whole extent mapped, and stays listed until that goes.
 // The caller holds the engine's lock.
 func (s *sharing) forget(freed *segment) {

@@ -164,7 +164,7 @@ func (e *Engine) statsOf(d *device) stats.Device {
 			}
 			return 1
 		})
-		if ts.PausedBytes+ts.ImportedPaused > 0 {
+		if ts.AllPaused() > 0 {
 			ts.PausedSince = t.pausedSince
 		}
 		bytes := t.slackBytes(d.granularity)

@@ -25,6 +25,8 @@ type plan struct {
 	Fits    bool         `json:"fits"`
 	Bytes   uint64       `json:"bytes"` // of device memory, freed or taken
 	Devices []planDevice `json:"devices"`
+	// Imported is memory of sets and other processes, which is only unmapped, or mapped again.
+	Imported uint64 `json:"imported_bytes"`
 	// WithoutContents is how much of Bytes has no backup: its contents would be gone, or for a resume are gone.
 	WithoutContents uint64 `json:"without_contents_bytes"`
 	// For a pause to host memory: the bytes that it needs, and the bytes available; nil: unknown, or no limit.
@@ -111,11 +113,15 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 	for _, d := range state.Stats.Devices {
 		part, host := planDevice{Device: d.Device, Tags: []planTag{}}, uint64(0)
 		for _, tag := range d.Tags {
-			bytes, lost := tag.PhysicalBytes, tag.PauseWithoutContents
+			bytes, imported, lost := tag.PhysicalBytes, tag.ImportedBytes, tag.PauseWithoutContents
 			if resume {
-				bytes, lost = tag.PausedBytes, tag.WithoutContents
+				bytes, imported, lost = tag.PausedBytes, tag.ImportedPaused, tag.WithoutContents
 			}
-			if p.tag != "" && p.tag != tag.Tag || bytes == 0 {
+			if p.tag != "" && p.tag != tag.Tag {
+				continue
+			}
+			made.Imported += imported
+			if bytes == 0 {
 				continue
 			}
 			if !resume {
@@ -153,7 +159,7 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 		made.Bytes += part.Bytes
 		made.Devices = append(made.Devices, part)
 	}
-	if resume || made.Bytes == 0 {
+	if resume || made.Bytes+made.Imported == 0 {
 		return
 	}
 	available := hostmemory.Available(strconv.Itoa(made.PID), p.host)
@@ -235,13 +241,13 @@ func (d *planDriver) text(pid int) string {
 
 func (m *plan) text() string {
 	var text strings.Builder
-	verb, done := "free", "pause"
+	verb, done, others := "free", "pause", "unmap"
 	if m.Op == control.Resume {
-		verb, done = "take", "resume"
+		verb, done, others = "take", "resume", "map"
 	} else if m.Op == control.Move {
 		done = "move"
 	}
-	if m.Bytes == 0 && len(m.Legs) == 0 && len(m.Driver) == 0 && m.Error == "" {
+	if m.Bytes+m.Imported == 0 && len(m.Legs) == 0 && len(m.Driver) == 0 && m.Error == "" {
 		return fmt.Sprintf("%d: nothing to %s\n", m.PID, done)
 	}
 	for _, d := range m.Driver {
@@ -265,6 +271,9 @@ func (m *plan) text() string {
 			text.WriteString("; what is free is not known: NVML does not show the GPU")
 		}
 		text.WriteByte('\n')
+	}
+	if m.Imported > 0 {
+		fmt.Fprintf(&text, "%d: would %s "+ofOthers+"\n", m.PID, others, readable.Bytes(m.Imported))
 	}
 	for _, leg := range m.Legs {
 		how := ""

@@ -35,8 +35,8 @@ type pausing struct {
 
 func (p pausing) say(o outcome) string {
 	text := o.nothing("pause")
-	if o.Bytes > 0 {
-		text = fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds) +
+	if o.changed() {
+		text = fmt.Sprintf("paused, %s in %.2f s", o.bytes("freed", "unmapped"), o.Seconds) +
 			without(", ", o.WithoutContents)
 	}
 	if o.MovedBytes > 0 {

@@ -12,7 +12,6 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
-	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -153,11 +152,12 @@ func (w *watch) pause(ctx context.Context) (bool, error) {
 	}
 	switch {
 	case reply.OK:
-		if reply.Bytes > 0 {
-			w.say("paused, %s freed in %.2f s%s", readable.Bytes(reply.Bytes), reply.Seconds,
-				without(", ", reply.WithoutContents))
+		var o outcome
+		_ = o.note(reply, nil)
+		if o.changed() {
+			w.say("%s", pausing{}.say(o))
 		}
-		return reply.Bytes > 0, nil
+		return o.changed(), nil
 	case reply.Code == int(cuda.NotReady) || reply.Code == int(cuda.Timeout):
 		return false, nil
 	case reply.Code == int(cuda.NotSupported):

@@ -314,7 +314,7 @@ func (j *job) checkpoint(ctx context.Context) error {
 		return nil
 	}
 	_ = j.undone(func(r *jobRank) (string, error) {
-		r.Bytes, r.NCCL = 0, ""
+		r.Bytes, r.Imported, r.NCCL = 0, 0, ""
 		return asBefore, cmp.Or(r.err, err)
 	})
 	return err
@@ -406,7 +406,7 @@ func (j *job) goOn(ctx context.Context) error {
 func (j *job) undo(cause error) error {
 	own, paused := map[*jobRank]error{}, false
 	for _, r := range j.ranks {
-		own[r], paused = r.err, paused || r.Bytes > 0
+		own[r], paused = r.err, paused || r.changed()
 	}
 	did := func(r *jobRank, reply control.Reply, err error) error {
 		own := own[r]
@@ -416,7 +416,7 @@ func (j *job) undo(cause error) error {
 		} else if err == nil && reply.NCCL != "" {
 			own = fmt.Errorf("%w; %s", cmp.Or(own, cause), reply.NCCL)
 		}
-		r.Bytes, r.NCCL, r.Stays = 0, "", ""
+		r.Bytes, r.Imported, r.NCCL, r.Stays = 0, 0, "", ""
 		return own
 	}
 	if paused {

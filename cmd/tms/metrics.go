@@ -230,10 +230,10 @@ func collectTag(t stats.Tag, gauge func(string, float64, ...string)) {
 	gauge("without_contents_bytes", float64(t.PauseWithoutContents), "active")
 	gauge("without_contents_bytes", float64(t.WithoutContents), "paused")
 	gauge("segments", float64(t.Segments))
-	gauge("state", one(t.PausedBytes == 0), "active")
-	gauge("state", one(t.PausedBytes > 0 && t.PhysicalBytes > 0), "partly")
-	gauge("state", one(t.PausedBytes > 0 && t.PhysicalBytes == 0), "paused")
-	if t.PausedBytes > 0 {
+	gauge("state", one(t.AllPaused() == 0), "active")
+	gauge("state", one(t.AllPaused() > 0 && t.AllActive() > 0), "partly")
+	gauge("state", one(t.AllPaused() > 0 && t.AllActive() == 0), "paused")
+	if t.AllPaused() > 0 {
 		gauge("paused_timestamp_seconds", t.PausedSince)
 	}
 	gauge("last_pause_duration_seconds", t.LastPauseSeconds)

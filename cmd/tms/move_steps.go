@@ -174,9 +174,9 @@ func (j *job) resume(request control.Request) error {
 		return err
 	}
 	return late.each(func(r *jobRank) error {
-		bytes := r.Bytes
+		before := r.outcome
 		err := r.do(context.Background(), r.Conn, request)
-		r.Bytes += bytes
+		r.Bytes, r.Imported = r.Bytes+before.Bytes, r.Imported+before.Imported
 		return err
 	})
 }

@@ -319,14 +319,14 @@ func stateOf(p process, d stats.Device, tag stats.Tag, now time.Time) string {
 		return doing(d.Progress.Operation)
 	case p.Share != nil && p.Share.Waited >= 0:
 		return "waits " + readable.Age(control.Seconds(p.Share.Waited))
-	case tag.PausedBytes == 0:
+	case tag.AllPaused() == 0:
 		return "active"
 	}
 	word := "paused"
 	if p.Stats.Everything {
 		word = "out" // the driver has the rest
 	}
-	if tag.PhysicalBytes > 0 {
+	if tag.AllActive() > 0 {
 		word = "partly"
 	}
 	return word + " " + readable.Age(now.Sub(time.UnixMilli(int64(tag.PausedSince*1000))))

@@ -426,9 +426,9 @@ func (o *outcome) resumeInTurn(ctx, carried context.Context, process *client.Con
 		err = o.doWhileRunning(carried, process, atOnce)
 		unlock()
 		if code(err) == int(cuda.NotReady) { // for others' memory, which takes none of its own
-			bytes := o.Bytes
+			before := *o
 			err = o.do(carried, process, request)
-			o.Bytes += bytes
+			o.Bytes, o.Imported = o.Bytes+before.Bytes, o.Imported+before.Imported
 		}
 		if !short(err) || !retry.Sleep(until) {
 			return err

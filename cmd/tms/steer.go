@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,8 @@ type outcome struct {
 	Error   string  `json:"error,omitempty"`
 	// For a pause: how many of Bytes have no backup, so that their contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
+	// Of sets and other processes, that were unmapped, or mapped again: they are not in Bytes.
+	Imported uint64 `json:"imported_bytes,omitempty"`
 	// For a refusal for lack of host memory: the bytes needed, and the bytes available.
 	Host          uint64 `json:"host_bytes,omitempty"`
 	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
@@ -54,7 +57,7 @@ func (o *outcome) do(ctx context.Context, process *client.Conn, request control.
 
 func (o *outcome) note(reply control.Reply, err error) error {
 	o.Bytes, o.WithoutContents, o.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
-	o.MovedBytes, o.NCCL, o.Note, o.Stays = reply.Moved, reply.NCCL, reply.Note, reply.Stays
+	o.Imported, o.MovedBytes, o.NCCL, o.Note, o.Stays = reply.Imported, reply.Moved, reply.NCCL, reply.Note, reply.Stays
 	return failure(reply, err)
 }
 
@@ -340,10 +343,28 @@ func (o outcome) nothing(to string) string {
 	return "nothing to " + to + ": " + o.Note
 }
 
+// changed reports whether a pause has taken memory from the process, or a resume has given some back.
+func (o outcome) changed() bool { return o.Bytes+o.Imported > 0 }
+
+// bytes says how much that was, and what became of the process's own memory and of others'.
+func (o outcome) bytes(own, others string) string {
+	var words []string
+	if o.Bytes > 0 {
+		words = append(words, strings.TrimSpace(readable.Bytes(o.Bytes)+" "+own))
+	}
+	if o.Imported > 0 {
+		words = append(words, fmt.Sprintf(ofOthers+" %s", readable.Bytes(o.Imported), others))
+	}
+	return strings.Join(words, " and ")
+}
+
+// ofOthers is how memory is told that the process did not allocate.
+const ofOthers = "%s of sets and other processes"
+
 func sayResumed(o outcome) string {
 	text := o.nothing("resume")
-	if o.Bytes > 0 {
-		text = fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
+	if o.changed() {
+		text = fmt.Sprintf("resumed, %s in %.2f s", o.bytes("", "mapped"), o.Seconds)
 	}
 	if o.DriverSeconds > 0 {
 		text += fmt.Sprintf("; the driver's part in %.2f s", o.DriverSeconds)

@@ -109,7 +109,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 func pausedOf(state control.ProcessState) (bytes uint64) {
 	for _, d := range state.Stats.Devices {
 		for _, tag := range d.Tags {
-			bytes += tag.PausedBytes
+			bytes += tag.AllPaused()
 		}
 	}
 	return bytes

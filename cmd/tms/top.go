@@ -184,7 +184,7 @@ func shown(p process, now time.Time) top.Process {
 	for d, t := range tagsOf(p.ProcessState) {
 		tag := top.Tag{Device: d.Device, Name: t.Tag, State: stateOf(p, d, t, now), Live: t.LiveBytes,
 			Held: t.PhysicalBytes, Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes,
-			LastPause: t.LastPauseSeconds, LastResume: t.LastResumeSeconds,
+			Mapped: t.ImportedBytes, Unmapped: t.ImportedPaused, LastPause: t.LastPauseSeconds, LastResume: t.LastResumeSeconds,
 			PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t),
 			Unkept: t.WithoutContents, Unbacked: t.PauseWithoutContents}
 		if d.Progress != nil {

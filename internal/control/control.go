@@ -225,11 +225,13 @@ type Reply struct {
 	OK      bool   `json:"ok"`
 	Code    int    `json:"code"` // a cudaError_t number; never 0 for a failure
 	Error   string `json:"error,omitempty"`
-	Bytes   uint64 `json:"bytes"`            // of device memory that were freed, or taken, or are lent
-	Extent  uint64 `json:"extent,omitempty"` // bytes of the memory that comes, of which the lent are a part
-	Offset  uint64 `json:"offset,omitempty"` // and where in it those begin
-	Tag     string `json:"tag,omitempty"`    // of what is lent, as stats.TagText writes it
-	Device  string `json:"device,omitempty"` // and its UUID
+	Bytes   uint64 `json:"bytes"` // of device memory that were freed, or taken, or are lent
+	// Imported is for a pause or resume: bytes of sets and other processes that it has unmapped, or mapped again.
+	Imported uint64 `json:"imported_bytes,omitempty"`
+	Extent   uint64 `json:"extent,omitempty"` // bytes of the memory that comes, of which the lent are a part
+	Offset   uint64 `json:"offset,omitempty"` // and where in it those begin
+	Tag      string `json:"tag,omitempty"`    // of what is lent, as stats.TagText writes it
+	Device   string `json:"device,omitempty"` // and its UUID
 	// Stopped is for memory that is not lent: the program is stopped at the gate, so others decide when it is back.
 	Stopped bool    `json:"stopped,omitempty"`
 	Seconds float64 `json:"seconds"` // that it took

@@ -50,7 +50,7 @@ func changes(before, now Process, at time.Time) (found []event) {
 		}
 		was := before.Tags[i]
 		paused, resumed := tag.LastPause != was.LastPause, tag.LastResume != was.LastResume
-		if paused && resumed && tag.Paused > 0 { // it was resumed first
+		if paused && resumed && tag.isPaused() { // it was resumed first
 			add("resumed", tag.Name, was.Paused, 0, tag.LastResume)
 			was, resumed = Tag{}, false
 		}

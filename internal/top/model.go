@@ -76,6 +76,8 @@ func (p *Process) sum() (all Tag) {
 		all.Live += t.Live
 		all.Held += t.Held
 		all.Paused += t.Paused
+		all.Mapped += t.Mapped
+		all.Unmapped += t.Unmapped
 		all.Slack += t.Slack
 		all.Backup += t.Backup
 		all.Unkept += t.Unkept
@@ -91,9 +93,9 @@ func (p *Process) sum() (all Tag) {
 		all.State = working
 	case len(p.Tags) == 0:
 		all.State = "-"
-	case all.Paused == 0:
+	case !all.isPaused():
 		all.State = "active"
-	case all.Held == 0:
+	case all.Held+all.Mapped == 0:
 		all.State = "paused"
 	default:
 		all.State = "partly"
@@ -104,13 +106,16 @@ func (p *Process) sum() (all Tag) {
 // working reports whether the tag's device is in the middle of a pause, resume or move.
 func (t *Tag) working() bool { return strings.HasSuffix(t.State, "ing") }
 
+// isPaused reports whether some of the tag's memory is paused.
+func (t *Tag) isPaused() bool { return t.Paused+t.Unmapped > 0 }
+
 // forever stands for the time of a pause where nothing is paused.
 var forever = time.Unix(1<<40, 0)
 
 func (p *Process) pausedSince() time.Time {
 	first := forever
 	for _, t := range p.Tags {
-		if t.Paused > 0 && t.PausedSince.Before(first) {
+		if t.isPaused() && t.PausedSince.Before(first) {
 			first = t.PausedSince
 		}
 	}

@@ -45,6 +45,7 @@ type Tag struct {
 	State  string // as text, of eleven characters at most
 
 	Live, Held, Paused, Slack, Backup uint64
+	Mapped, Unmapped                  uint64 // of sets and other processes: now, and while it is paused
 	Where                             string // of the backup: host, disk, peer, mixed; "": there is none
 	Unkept, Unbacked                  uint64 // the part of Paused without contents; and what a pause would free without
 

@@ -272,7 +272,7 @@ func (m *model) rowLine(c columns, r row, whole uint64) string {
 	switch {
 	case r.process.Error != "":
 		style = red
-	case tag.Paused > 0 || tag.working():
+	case tag.isPaused() || tag.working():
 		style = blue
 	case r.tag == nil:
 		style = bold

@@ -161,6 +161,34 @@ def test_programs_of_tms_run_are_paused_from_outside(house: House) -> None:
     assert user.run("value()") == 3
 
 
+def test_the_command_counts_memory_of_sets(house: House) -> None:
+    """A program may have no pausable memory but that, and waits at the gate for it."""
+    maker, user = house.program(), house.program(LD_PRELOAD=REACH)
+    maker.does("published('set', 3)")
+    user.does("attached()")
+    pid = str(user.process.pid)
+
+    def state() -> str:
+        return house.command("ps", pid).stdout.splitlines()[1].split("default")[1].split()[2]
+
+    def says(*arguments: str) -> str:
+        done = house.command(*arguments, pid)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.removeprefix(f"{pid}: ").rstrip("\n")
+
+    of_sets = "2.00 MiB of sets and other processes"
+    assert says("resume") == says("resume", "--dry-run") == "nothing to resume"
+    for _ in range(2):
+        assert says("pause", "--dry-run") == f"would unmap {of_sets}"
+        assert state() == "active"
+        assert says("pause").startswith(f"paused, {of_sets} unmapped in ")
+        assert says("pause") == says("pause", "--dry-run") == "nothing to pause"
+        assert state() == "paused"
+        assert says("resume", "--dry-run") == f"would map {of_sets}"
+        assert says("resume").startswith(f"resumed, {of_sets} mapped in ")
+    assert state() == "active" and user.run("value()") == 3
+
+
 @pytest.mark.parametrize("killed", [True, False])
 def test_what_is_not_complete_goes_with_its_maker(house: House, killed: bool) -> None:
     user = house.program()

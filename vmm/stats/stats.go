@@ -73,6 +73,12 @@ type Tag struct {
 	LastResumeSeconds    float64 `json:"last_resume_seconds"`
 }
 
+// AllPaused returns how many bytes pausing has taken from the program: its own, and those of other processes.
+func (t Tag) AllPaused() uint64 { return t.PausedBytes + t.ImportedPaused }
+
+// AllActive returns how many bytes a pause would take.
+func (t Tag) AllActive() uint64 { return t.PhysicalBytes + t.ImportedBytes }
+
 // Progress is how far a pause or resume has come with the contents of a device.
 type Progress struct {
 	Device    int    `json:"-"`
