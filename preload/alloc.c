@@ -11,7 +11,7 @@ struct allocation {
 	void *address;
 	size_t size;
 	int device;
-	const struct region_settings *settings;
+	struct region_settings *settings;
 	struct repeat_request *ordered; /* for use in the order of a stream; or NULL */
 };
 
