@@ -19,7 +19,8 @@ type extents struct{}
 // silent is when the keeper last did not answer.
 var silent atomic.Pointer[time.Time]
 
-// answerTime is how long a pause waits for the keeper, and silentTime for how long after that it does not ask again.
+// answerTime is how long a pause waits for a keeper that is stopped, and silentTime for how long after a keeper did not
+// answer it does not ask again.
 const (
 	answerTime = 100 * time.Millisecond
 	silentTime = time.Second

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/process"
 	"tms/vmm/cuda"
 )
 
@@ -18,7 +19,7 @@ import (
 // Directories returns XDG_RUNTIME_DIR and TMPDIR, as the process has them.
 type Directories = func() (runtime, temporary string)
 
-// answerWithin is how long another process may take to answer.
+// answerWithin is how long another process that runs may take to answer.
 const answerWithin = 5 * time.Second
 
 // maxLine is the most bytes of a line, which may list the chunks of many sets.
@@ -33,7 +34,7 @@ func Ask(directories Directories, pid int, r control.Request,
 	return ask(answerWithin, directories, pid, r, descriptor)
 }
 
-// AskWithin is Ask of another process, which may take so long to answer.
+// AskWithin is Ask of another process, which gets so long to answer if it is stopped then.
 func AskWithin(patience time.Duration, directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
 	return ask(patience, directories, pid, r, descriptor)
@@ -95,12 +96,15 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 	if err = Send(socket, r, descriptor, 0); err != nil {
 		return err
 	}
+	begun := time.Now()
 	if pid == unix.Getpid() {
 		wake()
+	} else {
+		await(socket, begun, patience)
 	}
 	line, came, err := Receive(socket) // a connection that ends before it is read is given up
 	if errors.Is(err, unix.EAGAIN) {
-		err = cuda.Refuse(cuda.Timeout, "no answer within %v (stopped?)", patience)
+		err = cuda.Refuse(cuda.Timeout, "no answer within %v (stopped?)", time.Since(begun).Round(time.Millisecond))
 	}
 	var reply control.Reply
 	if err == nil {
@@ -114,6 +118,22 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 		err = again(func() error { return unix.Sendmsg(socket, []byte("\n"), nil, nil, unix.MSG_NOSIGNAL) })
 	}
 	return err
+}
+
+// await waits until something comes, or the peer is found to be stopped after patience, or answerWithin has passed: a
+// peer that only waits for the processor does answer.
+func await(socket int, begun time.Time, patience time.Duration) {
+	events := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}}
+	for {
+		ready, err := unix.Poll(events, int(patience.Milliseconds()))
+		if ready > 0 || err != nil && !errors.Is(err, unix.EINTR) || time.Since(begun) >= answerWithin {
+			return
+		}
+		peer, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil || peer.Pid <= 0 || time.Since(begun) >= patience && process.Stopped(int(peer.Pid)) {
+			return
+		}
+	}
 }
 
 // Confirmed waits until a client has confirmed that it got a reply, and reports whether it has. It has not if it is

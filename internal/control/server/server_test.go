@@ -327,6 +327,28 @@ func TestPanicAfterAPauseOfEverything(t *testing.T) {
 	f.undone(t, rights.Rest)
 }
 
+// A peer that runs may take longer to answer than a stopped one may.
+func TestAPeerThatIsSlow(t *testing.T) {
+	f := serve(t)
+	keeper, err := server.Listen(f.Directories, control.Keeper, time.Minute)
+	require.NoError(t, err)
+	defer unix.Close(keeper.Descriptor)
+	go func() {
+		client, _, err := unix.Accept4(keeper.Descriptor, unix.SOCK_CLOEXEC)
+		if err != nil {
+			return
+		}
+		defer unix.Close(client)
+		_, _, _ = server.Receive(client)
+		time.Sleep(20 * time.Millisecond)
+		_ = server.Send(client, control.Reply{OK: true, Bytes: 7}, -1, 0)
+	}()
+	reply, _, err := server.AskWithin(time.Millisecond, f.Directories, control.Keeper,
+		control.Request{Op: control.Take}, -1)
+	require.NoError(t, err)
+	require.EqualValues(t, 7, reply.Bytes)
+}
+
 // Memory is lent with its descriptor. While one lend fails or panics, others wait, and are then done.
 func TestLends(t *testing.T) {
 	f := serve(t)
