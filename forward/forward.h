@@ -184,7 +184,7 @@ void forward_see_older(void);
 struct forward_copy {
 	int (*get)(void), (*peek)(void);
 };
-/* The copy that the caller's library is bound to; NULL: calls go there. */
+/* Returns the copy to which the caller's library is bound, or NULL if calls go to that copy already. */
 const struct forward_copy *forward_copy_of(const void *caller);
 /* Of a major; for a pass-through without regard to forward_caller. */
 #define X(name, count, ...) \

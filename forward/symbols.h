@@ -176,7 +176,7 @@ static inline bool is_of_driver(const void *function)
 	return dladdr(function, &info) && info.dli_fname && strncmp(file_of(info.dli_fname), "libcuda.so", 10) == 0;
 }
 
-/* The addresses of the library that a function lies in; none: no library. */
+/* The addresses of the library that a function lies in. They are empty if it lies in no library. */
 struct range {
 	uintptr_t start, end;
 	uintptr_t address;

@@ -29,7 +29,7 @@ static void complain(const char *variable, const char *value, const char *expect
 		complaints[complaint_count++] = (struct complaint){variable, value, expected};
 }
 
-/* Each parses a value that is not empty; false: it does not understand it, and leaves *to as it was. */
+/* Each parses a value that is not empty, and reports whether it is valid. An invalid value leaves *to as it was. */
 typedef bool take(const char *value, void *to);
 static take take_bool, take_backup, take_text, take_bytes, take_number, take_seconds, take_debug, take_shareable;
 
@@ -38,7 +38,7 @@ static bool no_inherit;
 #define BOOLEAN "one of 1, 0, true, false, yes, no; using 0"
 #define ONE_KIND "one of 1, 0, true, false, yes, no, and 0 while the backup of another kind is set; using 0"
 
-/* In the order of reading. Others read those without a function, or nobody does. */
+/* In the order of reading. Variables without a function are read elsewhere, or not at all. */
 static const struct variable {
 	const char *name;
 	take *take;
@@ -112,7 +112,7 @@ AT_LOAD static void environment_names(void)
 	}
 }
 
-/* Returns 1 or 0; -1: it is neither. */
+/* Returns 1 or 0, or -1 for any other text. */
 AT_LOAD static int parse_bool(const char *value)
 {
 	static const char *const yes[] = {"1", "true", "yes"}, *const no[] = {"0", "false", "no"};
@@ -252,7 +252,7 @@ AT_LOAD static void load(void)
 AT_LOAD HIDDEN void region_load_environment(void)
 {
 	/* Not pthread_once, which makes a system call: a sandbox may kill the process for that at load. */
-	static _Atomic int state; /* 1: loading; 2: loaded */
+	static _Atomic int state; /* 1 while loading, then 2 */
 	int before = 0;
 	if (atomic_load_explicit(&state, memory_order_acquire) == 2)
 		return;

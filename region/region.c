@@ -46,7 +46,7 @@ HIDDEN const char *region_intern(const char *text)
 	fresh->next = head;
 	while (!atomic_compare_exchange_weak_explicit(list, &fresh->next, fresh,
 						      memory_order_acq_rel, memory_order_acquire)) {
-		/* Others added names meanwhile: ours may be among them. */
+		/* Other threads have added names: this one may be among them. */
 		for (struct name *n = fresh->next; n && n != head; n = n->next)
 			if (strcmp(n->text, text) == 0) {
 				free(fresh);

@@ -44,8 +44,8 @@ static inline bool region_active(void)
 struct region_config {
 	uint64_t extent_bytes;
 	const char *disk_backup_dir; /* NULL: unset; interned */
-	const char *pool;	     /* a kind of pool for allocations, ":" and its options; NULL: none */
-	const char *exclude;	     /* names of libraries, ":" between them; NULL: none */
+	const char *pool;	     /* a kind of pool for allocations, ":" and its options, or NULL */
+	const char *exclude;	     /* names of libraries with ":" between them, or NULL */
 	bool verify;
 	signed char shareable; /* TMS_SHAREABLE: other processes can open memory of a region; below 0: not set */
 	bool exportable; /* the program can also export it itself */
@@ -104,7 +104,7 @@ bool region_set_tag(const char *tag);
 /* A copy of text that lives as long as the process; equal texts give the same pointer. NULL: no memory. */
 const char *region_intern(const char *text);
 
-/* "pinned" or "mmap" (any case); false: no such backend. */
+/* Parses "pinned" or "mmap" in any case, and reports whether text is one of them. */
 bool region_parse_backend(const char *text, void *mmap);
 
 #endif

@@ -80,7 +80,7 @@ func (e *Engine) Grant() (err error) {
 
 // grantMissing gives an extent the access that it lacks, unless a transition owns the extent and so gives it at its
 // end. It first waits for a driver call on the extent, which may give access only to the devices known when it began.
-// The caller holds e.mu, which is released meanwhile.
+// The caller holds e.mu, which is released for driver calls.
 func (e *Engine) grantMissing(x *extent) error {
 	for x.owner == aCall {
 		e.settled.Wait()

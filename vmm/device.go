@@ -23,7 +23,7 @@ type device struct {
 	space       *space.Space[segment]
 	uuid        string                // "": the driver does not report it
 	near        map[string]int        // the peers, by UUID
-	node        atomic.Int64          // NUMA node of the nearest host memory; -1: unknown
+	node        atomic.Int64          // NUMA node of the nearest host memory, or -1
 	peers       atomic.Pointer[[]int] // devices that could have access to its memory
 	looking     sync.Mutex            // held while that is looked up:
 	access      atomic.Pointer[[]int] // which of the peers are used
@@ -98,8 +98,8 @@ func (d *device) findPlace() (uuid string, near map[string]int) {
 	return uuid, near
 }
 
-// FindPlaces finds out anew which GPUs the devices are: call it when the driver may have moved the process. A call that
-// fails loses what it would have found.
+// FindPlaces finds out again which GPUs the devices are: call it when the driver may have moved the process. A call
+// that fails loses what it would have found.
 func (e *Engine) FindPlaces() {
 	for _, d := range e.known() {
 		uuid, near := d.findPlace()
@@ -135,7 +135,7 @@ func (d *device) retire(t *tag) {
 	}
 }
 
-// streams is the number of streams that a pause or resume uses at once, plus some that the program may make meanwhile.
+// streams is the number of streams that a pause or resume uses at once, plus some that the program may make then.
 const streams = 16
 
 // haveStreams makes the driver take the device memory that streams need, which the driver then keeps. It runs at the

@@ -28,7 +28,7 @@ func (e *Engine) loadHasher(d *device) {
 }
 
 // hash returns the sums of all segments with verify, else of the incremental and sparse ones of which more than a block
-// has contents worth keeping, or nil when nobody needs any. A driver that cannot hash makes every pause a full one.
+// has contents worth keeping, or nil if no segment needs sums. A driver that cannot hash makes every pause a full one.
 func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
 	hashed := filter(segments, func(s *segment) bool {
 		saves := s.dead == nil || s.length() > s.dead.Bytes()+digest.BlockSize
@@ -59,7 +59,7 @@ func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment]
 	return of, nil
 }
 
-// blocks lists those blocks of so many bytes that are wanted, and joins neighbours.
+// blocks lists the wanted blocks of a size in bytes, and joins neighbours.
 func blocks(size uint64, wanted func(block int) bool) backup.Ranges {
 	var list []backup.Range
 	for i := 0; uint64(i)*digest.BlockSize < size; i++ {

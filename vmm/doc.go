@@ -24,7 +24,7 @@
 //	share         share.go       a segment that other processes may map: open, or closed by a pause
 //	import        import.go      such a segment of another process: mapped, paused, lost
 //	kept          kept.go        memory that the keeper holds; every process imports it, its maker too
-//	gate          gate.go        nobody gives the devices work until all is back
+//	gate          gate.go        keeps the program from giving devices work until all is back
 //
 // A segment is one cudaMalloc, or a slab: a granule that allocations below the granularity share. Its addresses
 // are a span of an arena, a large reservation of its device that the engine keeps for good. A store of package backup
@@ -32,13 +32,13 @@
 //
 // # Files
 //
-// Most are named for a noun or an operation. Beside those, engine.go and device.go have what the engine is made of, and
-// what it knows of a GPU; lookup.go what is at an address; slabs.go which slabs have room; access.go which devices have
-// access; usermapped*.go memory that the program maps itself with the driver's calls; poison.go the filling of what is
-// lost; observe.go what a transition did; invariants.go the records, checked against each other.
+// Most are named for a noun or an operation. The others: engine.go has the engine's fields, and device.go those of a
+// GPU; lookup.go finds what is at an address; slabs.go finds slabs with room; access.go gives devices access;
+// usermapped*.go has memory that the program maps itself with the driver's calls; poison.go fills memory whose contents
+// are lost; observe.go reports what a transition did; invariants.go checks the records against each other.
 //
-// The packages below know nothing of this one: space (addresses), small (slabs), backup (contents: host, disk,
-// peer), digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).
+// The packages below know nothing of this one: space (addresses), small (slabs), backup (contents: host, disk, peer),
+// digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).
 //
 // # The life of a segment
 //
@@ -62,13 +62,13 @@
 // # Locks
 //
 // They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns, and
-// for which an allocation does not wait (wakeSlab); counting, of one look at all for the statistics; mu, over all records,
-// those of space and small included; then mu of sharing, whose holder does nothing else, and the locks inside backup,
-// cuda, digest and reclaim, which call nobody above. mu is never held over a driver call, except those of newDevice and
-// the reservation of an arena. Whatever goes through segments, tags or pending frees lets others have mu after every
-// few hundred (pace), and bears that they change the records in between. To lock mu takes all offers back, except in an
-// allocation or a free in stream order. A worker on extents that does not hold mu owns
-// them, and their segments where it changes those; others wait for settled. Nobody holds any of these locks while
-// waiting for anything of the program's: its streams and contexts (quiesce), its callbacks (track), other processes
-// that have its memory mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
+// for which an allocation does not wait (wakeSlab); counting, of one look at all for the statistics; mu, over all
+// records, those of space and small included; then mu of sharing, whose holder does nothing else, and the locks inside
+// backup, cuda, digest and reclaim, which call no package above. mu is never held over a driver call, except those of
+// newDevice and the reservation of an arena. A walk through segments, tags or pending frees lets others have mu after
+// every few hundred (pace), and bears that they change the records in between. To lock mu takes all offers back, except
+// in an allocation or a free in stream order. A worker on extents that does not hold mu owns them, and their segments
+// where it changes those; others wait for settled. Release every lock before waiting for the program or for another
+// process: for streams and contexts (quiesce), callbacks (track), processes that have the memory mapped
+// (awaitImporters), and the work before pending frees (reap, awaitDevices).
 package vmm

@@ -153,8 +153,8 @@ func (e *Engine) dissolve(x *extent) {
 	}
 }
 
-// engage makes a driver call on extents while nobody else works on them. The caller holds e.mu, which is released
-// meanwhile.
+// engage makes a driver call on extents, and owns them during the call. The caller holds e.mu, which is released for
+// the call.
 func (e *Engine) engage(extents []*extent, call func() error) error {
 	for _, x := range extents {
 		x.owner = aCall

@@ -82,7 +82,7 @@ func (e *Engine) FreeContext(context cuda.Context, capturing bool) {
 }
 
 // Quiesce waits until the devices have done the work they hold now, as Free does before it frees the memory at an
-// address. It does not wait for memory that nobody can be using. Errors: ErrCapturing, *cuda.Error. (cuCtxSynchronize)
+// address. It does not wait for memory that cannot be in use. Errors: ErrCapturing, *cuda.Error. (cuCtxSynchronize)
 func (e *Engine) Quiesce(address uintptr) error {
 	d := e.using(address)
 	if d == nil {
@@ -91,8 +91,8 @@ func (e *Engine) Quiesce(address uintptr) error {
 	return e.quiesce(d)
 }
 
-// Mark returns an event behind a stream's work that may use the memory at an address; 0 for memory that nobody can be
-// using. IsDone destroys the event. Errors: *cuda.Error. (cuStreamGetCtx, cuEventRecord)
+// Mark returns an event behind a stream's work that may use the memory at an address; or 0 for memory that cannot be in
+// use. IsDone destroys the event. Errors: *cuda.Error. (cuStreamGetCtx, cuEventRecord)
 func (e *Engine) Mark(address uintptr, stream cuda.Stream) (cuda.Event, error) {
 	d := e.using(address)
 	if d == nil {
@@ -112,8 +112,8 @@ func (e *Engine) IsDone(event cuda.Event) bool {
 	return true
 }
 
-// using returns the device of the live allocation at an address, if it may be in use; nil: nobody can be using it. It
-// claims nothing: the devices' work may depend on a thread that frees something else, or pauses.
+// using returns the device of the live allocation at an address, or nil if the allocation cannot be in use. It claims
+// nothing: the devices' work may depend on a thread that frees something else, or pauses.
 func (e *Engine) using(address uintptr) *device {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -204,7 +204,7 @@ func (a allocation) reinstate() {
 	switch {
 	case !a.small:
 		a.segment.reinstate()
-	case a.segment.slab != nil: // no reset of the device took all of it meanwhile
+	case a.segment.slab != nil: // no reset of the device has taken all of it
 		a.segment.slab.SetFreeing(a.offset, false)
 	}
 }
@@ -227,7 +227,7 @@ func (e *Engine) drop(a allocation) error {
 			e.settled.Wait()
 		}
 		if s.slab == nil || s.owner == aFree && s.slab.Live == 1 {
-			return nil // meanwhile, or takes it at this moment
+			return nil // a reset took it during the wait, or takes it now
 		}
 		if s.slab.Live > 1 {
 			s.slab.Free(a.offset)

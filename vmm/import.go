@@ -17,7 +17,7 @@ import (
 type imported struct {
 	engine *Engine
 	share  Share
-	number uint64          // by which its process knows that it is held here; 0: it is not held
+	number uint64          // by which its process knows that it is held here, else 0
 	offset uint64          // where it begins in the segment's addresses: before it lies what shared its extent at first
 	size   uint64          // in bytes
 	opened map[uintptr]int // addresses that the program got, and how often
@@ -30,7 +30,7 @@ type imported struct {
 type importKey struct {
 	share   Share
 	ordinal int
-	handle  cuda.Handle // of one of several ImportHandle calls; 0: of Import
+	handle  cuda.Handle // of one of several ImportHandle calls, or 0 for Import
 }
 
 func (i *imported) key(s *segment) importKey {
@@ -80,7 +80,7 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	return borrowed{handle, lent, number}, nil
 }
 
-// open is fetch for memory that the engine does not know yet. The caller holds e.mu, which is released meanwhile.
+// open is fetch for memory that the engine does not know yet. The caller holds e.mu, which is released for the request.
 func (i *imported) open() (b borrowed, err error) {
 	err = i.engine.unlocked(func() (err error) { b, err = i.fetch(0); return err })
 	if err == nil {
@@ -368,7 +368,7 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 	for _, line := range lines {
 		e.warn(line)
 	}
-	for s, f := range got { // that was closed meanwhile, or resumed by another
+	for s, f := range got { // no longer needed: its segment was closed, or another has resumed it
 		if f.handle != 0 {
 			(&imported{engine: e, share: s.imported.share}).end(s.device, f.borrowed)
 		}

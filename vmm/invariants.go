@@ -162,7 +162,7 @@ func (i *inspection) ofSegment(d *device, s *segment) {
 			i.extents[x] = true
 			i.ofExtent(x, s)
 		}
-		if x.owner != nobody { // its step is not ours to read
+		if x.owner != nobody { // only the owner reads its step
 			return
 		}
 		step = x.step

@@ -82,7 +82,8 @@ func (e *Engine) ForgetLive(tags []string) {
 	})
 }
 
-// worthKeeping returns what a pause to host memory keeps of the segment, given its sums if there are any; nil: all.
+// worthKeeping returns the parts of the segment that a pause to host memory keeps, given its sums if there are any, or
+// nil if the pause keeps all.
 func (s *segment) worthKeeping(sums []digest.Sum) *parts {
 	p := &parts{lost: s.dead}
 	if s.sparse && sums != nil {

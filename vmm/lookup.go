@@ -68,7 +68,7 @@ func (e *Engine) around(address uintptr) allocation {
 	return allocation{segment: s, small: true, offset: offset}
 }
 
-// RangeOf returns where the live allocation around an address begins, and its size in bytes; 0: there is none.
+// RangeOf returns where the live allocation around an address begins, and its size in bytes, or 0 if there is none.
 func (e *Engine) RangeOf(address uintptr) (base uintptr, size uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -141,7 +141,7 @@ func (e *Engine) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
 	}
 }
 
-// Exported returns the address of a segment whose memory the program has exported; 0: there is none.
+// Exported returns the address of a segment whose memory the program has exported, or 0 if there is none.
 func (e *Engine) Exported() uintptr {
 	for _, s := range e.choose(nil, func(s *segment) bool { return s.extent != nil && s.extent.exported }) {
 		return s.address

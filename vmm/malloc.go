@@ -20,18 +20,18 @@ type Request struct {
 	// Incremental, of BackupHost: the next pauses copy only blocks whose contents have changed, so the
 	// host copy is kept from one to the next.
 	Incremental bool
-	Target      int          // of BackupPeer: the ordinal of the device that keeps contents; -1: any
-	Margin      uint64       // bytes of device memory that must stay free; 0: no margin
+	Target      int          // of BackupPeer: the ordinal of the device that keeps contents, or -1 for any
+	Margin      uint64       // bytes of device memory that must stay free
 	Reserve     bool         // stats.Reserve must stay free, too
-	Context     cuda.Context // current in the calling thread; 0: none, or not known
-	Limit       uint64       // bytes that the process may have of the device, paused or not; 0: no limit
+	Context     cuda.Context // current in the calling thread, or 0 if there is none or it is unknown
+	Limit       uint64       // bytes that the process may have of the device, paused or not, or 0 for no limit
 	Capturing   bool         // a stream of the process is being captured
 	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
-	Room        *space.Room  // addresses of a pool, where its segments are to lie side by side; nil: any of the tag's
+	Room        *space.Room  // addresses of a pool, where its segments lie side by side, or nil for any of the tag's
 	Ordered     bool         // the memory is used in the order of a stream, as cudaMallocAsync's is:
 	Stream      cuda.Stream
-	Keep        uint64   // the release threshold: bytes for stream order that stay mapped though nobody uses them
-	Repeated    Repeated // nil: the memory is not offered
+	Keep        uint64   // the release threshold: unused bytes for stream order that stay mapped
+	Repeated    Repeated // nil if the memory is not offered
 	order       order    // of it
 }
 
@@ -223,8 +223,8 @@ func (e *Engine) makeWithin(d *device, s *segment, r *Request) error {
 	return nil
 }
 
-// reserve notes memory that is about to be made, if the limit leaves room for it; 0: there is none. The caller takes it
-// from making when the memory counts in has, or could not be made. The caller holds the engine's lock.
+// reserve notes memory that is about to be made, if the limit leaves room for it. A limit of 0 is no limit. The caller
+// takes it from making when the memory counts in has, or could not be made. The caller holds the engine's lock.
 func (d *device) reserve(size, limit uint64) error {
 	if has := d.has + d.making; limit > 0 && has+size > limit {
 		return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
@@ -233,7 +233,7 @@ func (d *device) reserve(size, limit uint64) error {
 	return nil
 }
 
-// newSegment finds addresses for a segment of a tag; inSlab: for one that small allocations are to share. The
+// newSegment finds addresses for a segment of a tag. With inSlab, small allocations are to share the segment. The
 // caller holds e.mu.
 func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool, room *space.Room) (*segment, error) {
 	span, err := t.ranges.Allocate(granules, inSlab, room)

@@ -16,8 +16,8 @@ import (
 // have it once the stream has reached the free. So a step that frees and allocates the same sizes maps no memory. A
 // pause, a shortage of memory, and cuMemPoolTrimTo take what is not used.
 
-// keptIdle is how long memory that nobody uses stays mapped beyond the release threshold of its pool. To map memory
-// takes a fiftieth of that, so a program that allocates more rarely does not notice.
+// keptIdle is how long unused memory stays mapped beyond the release threshold of its pool. To map memory takes a
+// fiftieth of that, so a program that allocates more rarely does not notice.
 const keptIdle = 10 * time.Millisecond
 
 // order names a stream: no other ever has the same, even after it was destroyed, unless it is reused.
@@ -48,8 +48,8 @@ type freedInOrder struct {
 	mark  *mark
 	since time.Time // it is idle
 	shape shape
-	bin   *bin // of a shelf, for that; nil: none
-	index int  // in it
+	bin   *bin // of a shelf, or nil
+	index int  // in the bin
 }
 
 // mark is an event behind the work that a stream had at a free.
@@ -86,7 +86,7 @@ func (d *device) lineOf(t *tag, o order) *line {
 	return l
 }
 
-// line returns what lineOf has made; nil: it has not. Most often the line is the last that was looked for.
+// line returns the line that lineOf has made, or nil if there is none. Most often it is the last that was looked for.
 func (t *tag) line(o order) *line {
 	if t.recent == nil || t.recent.order != o {
 		t.recent = t.lines[o]
@@ -349,15 +349,16 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 
 // putOffOnStream frees a claimed allocation once the stream of a line has reached a mark. The caller holds e.mu.
 func (e *Engine) putOffOnStream(a allocation, l *line, m *mark) {
-	if l.tag != a.segment.tag || l.tag.line(l.order) != l { // it was freed and allocated meanwhile, or the line dropped
+	// Since the look, it was freed and allocated, or the line dropped
+	if l.tag != a.segment.tag || l.tag.line(l.order) != l {
 		l = a.segment.device.lineOf(a.segment.tag, l.order)
 	}
 	e.putOff(pendingFree{allocation: a, stage: onStream, why: streamBehind,
 		freedInOrder: freedInOrder{line: l, mark: m, shape: shapeOf(a)}})
 }
 
-// lineAt returns the line for a free of the live allocation at an address, and a mark with an event of it to use again,
-// or 0; nil: nobody can be using the memory.
+// lineAt returns the line for a free of the live allocation at an address, and a mark, which has an event of the line
+// to use again, or 0. It returns nil if the memory cannot be in use.
 func (e *Engine) lineAt(address uintptr, o order) (*line, *mark) {
 	e.mu.lockAlone()
 	defer e.mu.Unlock()
@@ -423,8 +424,8 @@ func (e *Engine) look() {
 	})
 }
 
-// giveBackIdle makes the frees of idle memory that may be made, down to so many bytes of each device's memory for
-// stream order. The caller holds e.mu.
+// giveBackIdle makes the frees of idle memory that may be made, until keep bytes of a device's memory for stream order
+// are left. The caller holds e.mu.
 func (e *Engine) giveBackIdle(keeps func(*device, *pendingFree) (keep uint64, may bool)) {
 	given := map[*device]uint64{}
 	var p pace
@@ -480,7 +481,7 @@ func (e *Engine) poll(f *pendingFree) bool {
 	})
 	defer l.unmark(m)
 	switch {
-	case f.mark != m: // meanwhile
+	case f.mark != m: // another look has moved it on during the query
 	case errors.Is(err, cuda.NotReady):
 		return false
 	case err != nil:
@@ -509,9 +510,9 @@ func (e *Engine) want(d *device) (end func()) {
 	}
 }
 
-// takeFreed returns freed memory of a tag for an allocation in stream order; nil: there is none. Where memory is short
-// it may be a part of a larger piece, or still wait for another stream, for which the allocation's own then waits. The
-// caller holds e.mu, which is released for a driver call. (cuStreamWaitEvent)
+// takeFreed returns freed memory of a tag for an allocation in stream order, or nil if there is none. Where memory is
+// short, the memory may be a part of a larger piece. It may also still wait for another stream, for which the
+// allocation's own stream then waits. The caller holds e.mu, which is released for a driver call. (cuStreamWaitEvent)
 func (e *Engine) takeFreed(t *tag, r *Request, granules uint32, short bool) *segment {
 	wanted := shape{bytes: uint64(granules) * e.devices[r.Device].granularity}
 	most := wanted.bytes + wanted.bytes/8

@@ -69,8 +69,9 @@ func (e *Engine) Transitions() uint64 {
 // means reports whether a segment is not too old; see Since.
 func (o *Options) means(s *segment) bool { return o.Since == 0 || s.changed > o.Since }
 
-// PausedBy returns a number of the pause that last took memory of a tag, higher than those of all pauses before; 0: none
-// of the tag is paused. A sub-allocator that keeps freed memory asks, because what it kept before that pause is paused.
+// PausedBy returns the number of the pause that last took memory of a tag, or 0 if no memory of the tag is paused.
+// Later pauses have higher numbers. A sub-allocator that keeps freed memory asks, because memory that it kept before
+// that pause is paused.
 func (e *Engine) PausedBy(name string) (last uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -82,7 +83,7 @@ func (e *Engine) PausedBy(name string) (last uint64) {
 	return last
 }
 
-// PausedTag returns a tag of which memory is paused, the first by its name; false: nothing is paused.
+// PausedTag returns the first tag by its name of which memory is paused, and reports whether there is one.
 func (e *Engine) PausedTag() (name string, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -339,7 +340,7 @@ func (e *Engine) save(b *batch) error {
 func (s *segment) replaced() bool { return s.contents != nil && s.outcome.contents != s.contents }
 
 // dropSaved discards what a failed pause saved. It keeps what was kept from before, and the contents of a segment that
-// is paused all the same because it could not be mapped again.
+// could not be mapped again, and so is paused.
 func dropSaved(batches []*batch) {
 	for _, b := range batches {
 		for _, s := range b.segments {

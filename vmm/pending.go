@@ -49,7 +49,7 @@ type freeList struct {
 	entered     uint64 // frees so far
 }
 
-// insert puts a free before another of the list; nil: at the end.
+// insert puts a free before another of the list, or at the end if that is nil.
 func (l *freeList) insert(f, before *pendingFree) {
 	l.entered++
 	f.list, f.next, f.place = l, before, l.entered
@@ -92,7 +92,7 @@ type pendingFrees struct {
 	wake    chan struct{}  // ends the pause of that thread
 }
 
-// all goes through the pending frees, which must not change meanwhile.
+// all goes through the pending frees, which must not change during the walk.
 func (p *pendingFrees) all() iter.Seq[*pendingFree] {
 	return func(yield func(*pendingFree) bool) {
 		for i := range p.at {
@@ -241,7 +241,7 @@ func (e *Engine) renew() (back int) {
 }
 
 // awaitDevices waits for the devices on behalf of a device's frees, until no free needs it. The program decides how
-// long that takes, so nobody waits for it without bound.
+// long that takes, so no caller waits for its end without bound.
 func (e *Engine) awaitDevices(d *device) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

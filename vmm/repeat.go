@@ -25,15 +25,15 @@ const (
 
 // Offers is where threads of the program find offers.
 type Offers interface {
-	// Take takes an offer back; ifFreed: only if the allocation is free. It never waits.
+	// Take takes an offer back; with ifFreed, only if the allocation is free. It never waits.
 	Take(offer int, ifFreed bool) Taken
 }
 
 // Repeated is a request that the program is likely to make again.
 type Repeated interface {
 	// Offer offers its allocation to a free in the order of its stream, and to the next such request there. The event
-	// is of that stream. It returns the number by which Take knows the offer; false: there is no room. It is called
-	// with the engine's lock held.
+	// belongs to that stream. Offer returns the number by which Take knows the offer, and reports whether there was
+	// room for it. It is called with the engine's lock held.
 	Offer(address uintptr, streamID uint64, event cuda.Event) (offer int, ok bool)
 }
 
@@ -119,7 +119,8 @@ func (e *Engine) offer(r *Request, address uintptr) {
 	}
 }
 
-// takeOffers takes the offers back; ifFreed: of what the program has freed. The caller holds e.mu.
+// takeOffers takes the offers back; with ifFreed, only those of allocations that the program has freed. The caller
+// holds e.mu.
 func (e *Engine) takeOffers(ifFreed bool) {
 	for address := range e.offers {
 		e.takeOffer(address, ifFreed)

@@ -17,7 +17,7 @@ func (e *Engine) Reset(ordinal int) {
 		return
 	}
 	_ = e.freeQuiesced([]*device{d}, func() error {
-		// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
+		// Work in flight dies with the context; a device that cannot be waited for is still reset.
 		_ = e.quiesce(d)
 		return nil
 	})
@@ -71,8 +71,8 @@ func (e *Engine) dropOrPutOff(s *segment) {
 	}
 }
 
-// errReset: the device was reset while memory of it was being made, so nothing would find that memory.
-var errReset = cuda.Refuse(cuda.NotReady, "the device was reset meanwhile; call again")
+// errReset is for a device that was reset while memory of it was being made. No call would find that memory.
+var errReset = cuda.Refuse(cuda.NotReady, "the device was reset during the call; call again")
 
 // current returns errReset for a device that a reset has dropped. The caller holds e.mu.
 func (e *Engine) current(d *device) error {
@@ -82,8 +82,8 @@ func (e *Engine) current(d *device) error {
 	return nil
 }
 
-// enter adds a new segment to its tag, where others find it, unless its device was reset meanwhile: enter then ends it.
-// The caller holds e.mu, which is released for driver calls.
+// enter adds a new segment to its tag, where others find it, unless its device was reset since. Then enter ends it. The
+// caller holds e.mu, which is released for driver calls.
 func (e *Engine) enter(s *segment) error {
 	s.span.Enter(s)
 	s.tag.add(s)

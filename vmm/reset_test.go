@@ -107,7 +107,7 @@ func TestOpenedBesideAReset(t *testing.T) {
 	_, _, e, _ := keeping(t)
 	besideAReset(t, e, "cuMemSetAccess", func() {
 		_, err := e.Attach(0, 7, "t", false)
-		require.ErrorContains(t, err, "the device was reset meanwhile; call again")
+		require.ErrorContains(t, err, "the device was reset during the call; call again")
 	})
 	a, err := e.Attach(0, 7, "t", false)
 	require.NoError(t, err)

@@ -24,9 +24,9 @@ import (
 // their segment, and of those resumed with it, until the program frees it.
 //
 // Host memory of contents that are not kept is back when Resume returns, unless that takes long: see discarded. Resume
-// waits up to Options.Wait for device memory that is short, and says so once. It holds nothing meanwhile. Errors:
-// ErrCapturing, ErrContents, disk.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the memory.
-// (cuMemCreate, cuMemMap, cuMemSetAccess)
+// waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait.
+// Errors: ErrCapturing, ErrContents, disk.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the
+// memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("resume", &o, &mapped, &err)()
@@ -153,7 +153,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			}
 		}
 		if err == nil {
-			// The driver clears fresh memory, but nobody promises that.
+			// The driver clears fresh memory, but no document promises that.
 			err = e.fill(b, 0, zeroed)
 		}
 		if err == nil && o.Verify {
@@ -217,8 +217,8 @@ func (x *extent) waitsHere() bool {
 	return !slices.ContainsFunc(x.segments, func(s *segment) bool { return s.contents == nil || !peer.Portable(s.contents) })
 }
 
-// makeRoom lets go of contents that are back and have waited in memory of the same device: too little is free for
-// both. Their segments stay active whatever becomes of the others, so they are verified first.
+// makeRoom lets go of contents that are back and have waited in memory of the same device: too little is free for both.
+// Their segments stay active even if the resume of others fails, so they are verified first.
 func (e *Engine) makeRoom(b *batch, o Options, loaders map[backup.Store]backup.Loader) error {
 	err := loaders[e.peer].Wait()
 	delete(loaders, e.peer)

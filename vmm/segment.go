@@ -31,13 +31,13 @@ type segment struct {
 	policy
 	state   state
 	owner   owner
-	extent  *extent     // its memory; nil: none
-	slab    *small.Slab // the small allocations in it; nil: it is one allocation
-	among   *slabs      // where its tag lists it as a slab with room; nil: nowhere
-	shelf   int         // in which list of these, and
-	place   int         // where in that
+	extent  *extent     // its memory, or nil
+	slab    *small.Slab // the small allocations in it, or nil if it is one allocation
+	among   *slabs      // the tag's lists that have it as a slab with room, or nil
+	shelf   int         // the list of these that has it
+	place   int         // its place in that list
 	backing             // user-mapped memory has no span, imported memory has nothing kept
-	shared  uint64      // its name for other processes; 0: it has none
+	shared  uint64      // its name for other processes, or 0
 	kept
 	dead    backup.Ranges // bytes that the next pause need not keep; see Live
 	gated   bool          // a gated pause has paused it
@@ -69,10 +69,10 @@ type policy struct {
 	backup      BackupKind
 	incremental bool         // the next pause copies only what has changed
 	sparse      bool         // a pause keeps no blocks of zeros
-	target      int          // of BackupPeer: the ordinal of the device; -1: any
+	target      int          // of BackupPeer: the ordinal of the device, or -1 for any
 	prompt      bool         // discarded contents are waited for
 	ordered     bool         // allocated in stream order: so are all that share the segment
-	context     cuda.Context // of the program's own, in which it was allocated; 0: the primary one
+	context     cuda.Context // of the program's own, in which it was allocated, or 0 for the primary one
 }
 
 func (r Request) policy() policy {
@@ -95,10 +95,10 @@ func (r *Request) policyOn(d *device) policy {
 
 // kept is where a segment's contents are, or can be, kept.
 type kept struct {
-	contents backup.Contents // nil: nowhere
+	contents backup.Contents // nil if they are not kept
 	current  bool            // contents are those of its last pause
-	sums     []digest.Sum    // of that, block by block; nil: not known
-	parts    *parts          // what contents have of it; nil: all
+	sums     []digest.Sum    // of that, block by block, or nil if not known
+	parts    *parts          // what contents have of it, or nil for all
 	held     bool            // it is paused, and its extent alone has what it holds; not current
 }
 

@@ -26,7 +26,7 @@ type neighbour struct {
 	others  []*vmm.Engine
 	deaf    atomic.Bool   // does not receive returns
 	lost    atomic.Bool   // finds the memory of the others gone
-	stopped chan struct{} // the first does not answer until it is closed; nil: it does
+	stopped chan struct{} // unless nil, the first does not answer until it is closed
 }
 
 func (n *neighbour) Close(descriptor int) { _ = unix.Close(descriptor) }
@@ -68,7 +68,7 @@ type pair struct {
 	neighbours []*neighbour
 	own, other [2]uintptr
 	shares     [2]vmm.Share  // of other, where Import opens it
-	beside     [2][2]uintptr // of the size of own, before and behind it; 0: there is none
+	beside     [2][2]uintptr // of the size of own, before and behind it, or 0
 }
 
 // inExtents makes a resume give neighbours common extents, those of a pair one.

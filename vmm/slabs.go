@@ -20,7 +20,7 @@ type slabs [32][]*segment
 // looks at those that have more, and then begins another slab.
 const smallTries = 4
 
-// shelfOf returns where slabs with runs of so many bytes are; 0 bytes: nowhere.
+// shelfOf returns the shelf of slabs whose longest free run has that size, or -1 for 0 bytes.
 func shelfOf(bytes uint64) int { return bits.Len64(bytes/small.Unit) - 1 }
 
 // mallocSmall serves a request from a slab of its tag that has room. The caller holds e.mu.

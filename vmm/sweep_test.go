@@ -145,7 +145,7 @@ type faults struct {
 	with   error
 	fired  []call
 	mapped int // mmap less munmap
-	memory int // of a device, in bytes; 0: plenty
+	memory int // of a device, in bytes, or 0 for plenty
 }
 
 // ways caches what way has returned, by program counters: finding the functions' names would take a third of a sweep.
@@ -335,7 +335,8 @@ func (p *piece) intact() bool {
 	return true
 }
 
-// check looks at the contents of everything that is active; exact: and whether it is where it should be.
+// check looks at the contents of everything that is active. With exact, it also looks whether each thing is where it
+// should be.
 func (s *scene) check(when string, exact bool) {
 	for _, p := range s.all {
 		paused := s.engine.PausedAt(p.address)
@@ -694,7 +695,7 @@ func TestSweepTogether(t *testing.T) { sweep(t, (*scene).together, 100, true) }
 // The same for memory that a program maps itself.
 func TestSweepUserMapped(t *testing.T) { sweep(t, (*scene).userMapped, 20, fullSweep()) }
 
-// sweep fails each call of a scenario that has its own stack; all: each call.
+// sweep fails each call of a scenario that has its own stack, or with all every call.
 func sweep(t *testing.T, scenario func(*scene), least int, all bool) {
 	dir := t.TempDir()
 	if _, wrong := attempt(t, dir, &faults{}, scenario); wrong != "" { // what is done once in a process is behind us

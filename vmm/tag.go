@@ -20,7 +20,7 @@ type tag struct {
 	slack       map[uint32][]*segment // by granules
 	slabs       map[slabKind]*slabs   // with room for more small allocations, as far as is known
 	lines       map[order]*line       // frees in the order of streams
-	recent      *line                 // of lines, the last that was looked for; nil: none
+	recent      *line                 // of lines, the last that was looked for, or nil
 	idle        shelf                 // those that their streams have reached
 	lastPause   float64               // seconds
 	lastResume  float64

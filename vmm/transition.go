@@ -21,16 +21,16 @@ type Options struct {
 	ToDisk       bool               // a pause saves in files what would take new host memory
 	Toward       stats.Destinations // a pause saves there what has room, out of the driver's checkpoint's reach
 	DiskDir      string             // where a pause puts files
-	DiskSetting  string             // where the directory comes from, for error texts; "": it is the default
+	DiskSetting  string             // where the directory comes from, for error texts, or "" for the default
 	Verify       bool               // compare contents after a resume with those before the pause
-	ExtentBytes  uint64             // a resume gives neighbours common extents up to this size; 0: one each
+	ExtentBytes  uint64             // a resume gives neighbours common extents up to this size, or with 0 one each
 	Wait         time.Duration      // how long a resume waits for memory that is short
 	Poison       bool               // fill memory that a resume brings back without contents with NaNs
 	Capturing    bool               // a stream of the process is being captured
-	Gated        bool               // the gate is closed: nobody can give the devices work; see WhenUngated
+	Gated        bool               // the gate is closed, so the program cannot give devices work; see WhenUngated
 	Importers    time.Duration      // how long a pause waits for others to unmap memory, and a resume for theirs
 	Unseen       bool               // the program does not know of a resume, so that waits for memory alone: see discarded
-	Since        uint64             // only what transitions after that have paused or resumed; 0: all
+	Since        uint64             // only what transitions after that have paused or resumed, or 0 for all
 	Asked        time.Time          // when the caller began to wait for the program before a pause; or zero
 	discarded    *discarded         // by a resume, or a pause with Discard
 	spent        *spent
@@ -114,9 +114,9 @@ func (e *Engine) takeTurn() {
 	e.transition.Lock()
 }
 
-// begin makes a transition the owner of segments and their extents, and returns them by device. Others may read a
-// segment's state under the lock meanwhile, so outcome has what becomes of it. begin waits for others' driver calls on
-// the same extents: those wait neither for the device nor for a segment that begin has claimed.
+// begin makes a transition the owner of segments and their extents, and returns them by device. During the transition
+// others may read a segment's state under the lock, so outcome has the state that it will get. begin waits for others'
+// driver calls on the same extents: those wait neither for the device nor for a segment that begin has claimed.
 func (e *Engine) begin(tags []string, wanted func(*segment) bool) (batches []*batch) {
 	found := map[*device]*batch{}
 	e.mu.Lock()
@@ -199,8 +199,8 @@ var stride = 256
 // pace counts what was walked through since others could have e.mu.
 type pace int
 
-// yield notes that so many segments were walked through, and may let others have e.mu: it then returns true. The caller
-// holds e.mu.
+// yield notes that segments were walked through, and reports whether it has let others have e.mu. The caller holds
+// e.mu.
 func (p *pace) yield(e *Engine, segments int) bool {
 	if *p += pace(segments); int(*p) < stride {
 		return false
@@ -251,10 +251,10 @@ func filter[T any](list []T, keep func(T) bool) (picked []T) {
 }
 
 // end makes the outcome of each segment its state, calls done with each tag, and wakes what waits for the transition.
-// gated: the gate holds the program's threads from what was paused.
+// With gated, the gate holds the program's threads from what was paused.
 //
-// Others get e.mu meanwhile. So an extent that has memory is given to others before its segments, which may be used at
-// once, and an extent without memory after them: until then their frees wait.
+// Others get e.mu at times before end returns. So an extent that has memory is given to others before its segments,
+// which may be used at once, and an extent without memory after them: until then their frees wait.
 func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

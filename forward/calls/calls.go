@@ -26,7 +26,7 @@ type Function struct {
 	// Name is the symbol without a version and without _ptsz or _ptds.
 	Name   string
 	Header string
-	// Since is the CUDA version that brought it, as 12040 for 12.4; 0: the headers do not say.
+	// Since is the CUDA version that brought it, as 12040 for 12.4, or 0 if the headers do not say.
 	Since int
 	// First and Last are the headers' versions that declare it.
 	First, Last string

@@ -147,8 +147,8 @@ func copying(functions []Function) (rows, addresses []string) {
 	return rows, addresses
 }
 
-// addressesOf returns an expression for the addresses among the arguments of a function that copies; false: libtms.so
-// cannot find any.
+// addressesOf returns an expression for the addresses among the arguments of a function that copies, and reports
+// whether libtms.so can find them.
 func addressesOf(f Function) (expression string, ok bool) {
 	finds := map[string]string{
 		"CUdeviceptr": "AT(%s)", "void*": "AT(%s)", "const void*": "AT(%s)",

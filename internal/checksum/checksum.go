@@ -33,7 +33,7 @@ type Change struct {
 	Chunk   int      `json:"chunk"`
 	Offset  uint64   `json:"offset"`
 	Bytes   uint64   `json:"bytes"`
-	Tensors []string `json:"tensors"` // that have bytes there; none: the manifest is not of the Python package
+	Tensors []string `json:"tensors"` // with bytes there; empty unless the Python package made the manifest
 }
 
 // Seal hashes chunks, and returns the file of their set.

@@ -2,11 +2,11 @@
 // Unix socket: a line of JSON for each request, and one for each reply. Package server answers and package client asks.
 // Nothing in this package keeps a descriptor but LockDirectory, and only that and Search wait.
 //
-// A client has at most one request in progress that changes something; a status may come meanwhile. Requests that
-// change something are carried out one after another, whichever client they come from. What a client has paused is
-// resumed when its connection ends, unless it or another client has asked to keep it; a request that has not begun is
-// then withdrawn (package rights says which client is responsible for what). A client that shuts down its side of the
-// connection for writing still gets the replies that are due.
+// A client has at most one request in progress that changes something, and may ask for a status during that time.
+// Requests that change something are carried out one after another, whichever client they come from. What a client has
+// paused is resumed when its connection ends, unless it or another client has asked to keep it; a request that has not
+// begun is then withdrawn (package rights says which client is responsible for what). A client that shuts down its side
+// of the connection for writing still gets the replies that are due.
 package control
 
 import (
@@ -69,7 +69,7 @@ const (
 	Open  = "open"  // answers with a set and the descriptor of its manifest, and counts this process as a user
 	Close = "close" // ends an open, or gives up a set that is not complete
 	List  = "list"  // answers with all sets
-	Drop  = "drop"  // takes a set's name away; its memory goes when nobody uses it
+	Drop  = "drop"  // takes a set's name away; its memory goes when no process uses it
 	// Extents of reserved host memory (cuda.HostExtent) go from process to process: Take answers with one of a NUMA
 	// node, which is the asker's, and with Bytes 0 says only how much is free. Give gives one.
 	Take = "take"
@@ -110,22 +110,22 @@ type Request struct {
 	Version int     `json:"version"`
 	ID      uint64  `json:"id,omitempty"` // comes back in the reply
 	Op      string  `json:"op"`
-	Tag     *string `json:"tag,omitempty"` // as stats.TagText writes it; nil: all
+	Tag     *string `json:"tag,omitempty"` // as stats.TagText writes it, or nil for all tags
 	// Timeout is how many seconds a pause may wait for the program to come to a point where it can be paused.
 	Timeout *float64 `json:"timeout,omitempty"`
-	// Idle refuses a pause unless no device was given work for so many seconds (code NotReady, or Timeout if a device
+	// Idle refuses a pause if a device was given work in the last Idle seconds (code NotReady, or Timeout if a device
 	// goes on working). Until the resume such a pause holds up allocations, too.
 	Idle  *float64 `json:"idle,omitempty"`
-	Force bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
+	Force bool     `json:"force,omitempty"` // pause although the program's threads cannot be held during the pause
 	// Hold, for a pause: nothing is paused yet, but when the reply comes the program's threads are held up and its
 	// devices are idle. That lasts until this client pauses, undoes or goes, whatever others do.
 	Hold bool `json:"hold,omitempty"`
-	// Lease, for a hold or an align: the process ends it, and the connection, when it has not heard from this client
-	// for so many seconds, for instance because the client is stopped. 0: never.
+	// Lease, for a hold or an align: the process ends the hold or align, and the connection, after Lease seconds
+	// without a line from this client, for instance because the client is stopped. With 0 it never does.
 	Lease float64 `json:"lease,omitempty"`
 	// Wait is how many seconds a resume keeps trying while memory is short, an undo waits for memory of other processes
-	// (0: as long as usual), or an align waits for its targets. An align answers earlier if they are
-	// reached, or if somebody is held back.
+	// (0: as long as usual), or an align waits for its targets. An align answers earlier if they are reached, or if a
+	// thread is held back.
 	Wait float64 `json:"wait,omitempty"`
 	// Turn, for a resume: the client has the lock under which memory is taken in turn. The process then waits for others as
 	// briefly as it can, and answers NotReady if it must have what they have not resumed.
@@ -146,8 +146,8 @@ type Request struct {
 	SaveAll bool `json:"save_all,omitempty"`
 	// Toward, for a pause of everything or with NCCL, says to which devices the process will move.
 	Toward stats.Destinations `json:"toward,omitempty"`
-	// Yield, for a pause: the process itself undoes it when one of its threads waits, whatever becomes of this client
-	// (ProcessState.Share). For an undo: of what was so paused, and nobody else wants paused.
+	// Yield, for a pause: the process itself undoes it when one of its threads waits, even if this client is gone
+	// (ProcessState.Share). For an undo: only what was so paused, and no other client wants paused, is resumed.
 	Yield bool `json:"yield,omitempty"`
 	// NCCL, for a pause without a tag: what NCCL holds is given back, too. For a hold: the reply names the
 	// communicators for which that needs other processes.
@@ -184,7 +184,7 @@ type NCCL struct {
 	Until float64 `json:"until,omitempty"`
 }
 
-// Wait returns how long from now other ranks may wait for this one; 0: they do not.
+// Wait returns how long from now other ranks may wait for this rank, or 0 if they do not wait.
 func (n *NCCL) Wait() time.Duration {
 	if n == nil || len(n.Together) == 0 {
 		return 0
@@ -263,7 +263,7 @@ type KeptSet struct {
 	ID       uint64      `json:"id"`
 	Name     string      `json:"name"`
 	Device   string      `json:"device"` // its UUID
-	Sealed   int64       `json:"sealed"` // when, in nanoseconds since 1970; 0: it is not complete
+	Sealed   int64       `json:"sealed"` // when, in nanoseconds since 1970, or 0 while it is not complete
 	Chunks   []KeptChunk `json:"chunks"`
 	Place    string      `json:"place"`    // of its contents: "": the device; ToHost, ToDisk
 	Bytes    uint64      `json:"bytes"`    // on its device
@@ -316,29 +316,33 @@ type ProcessState struct {
 	Kept    []KeptSet `json:"kept,omitempty"`    // the complete sets that it has open, one that is open twice twice
 	// Sharers are the processes that have its memory mapped, and those whose memory it has, mapped or paused.
 	Sharers []int `json:"sharers,omitempty"`
-	// Driver is for a process that is paused with everything; nil: no client has told yet.
+	// Driver is for a process that is paused with everything. It is nil until a client has sent a note.
 	Driver *Driver `json:"driver,omitempty"`
 }
 
 // Share is what those that need memory must know of a process that shares its devices.
 type Share struct {
 	Priority float64 `json:"priority"`
-	AtLeast  float64 `json:"at_least_seconds"` // that it may run before others take its memory; negative: by its price
-	Ran      float64 `json:"ran_seconds"`      // since its memory came back, or it began to listen, without waits for more
-	Grew     float64 `json:"grew_seconds"`     // since its last wait for an allocation was over; negative: there was none
-	// Away is the time in seconds between the last pause with Yield and the call that wanted the memory back; negative:
-	// there was none.
+	// AtLeast is how long the process may run before others take its memory, or negative for a multiple of the price of
+	// a swap.
+	AtLeast float64 `json:"at_least_seconds"`
+	Ran     float64 `json:"ran_seconds"` // since its memory came back, or it began to listen, without waits for more
+	// Grew is how long ago the last wait for an allocation ended, or negative before the first such wait.
+	Grew float64 `json:"grew_seconds"`
+	// Away is the time in seconds between the last pause with Yield and the call that wanted the memory back, or
+	// negative before there was such a call.
 	Away float64 `json:"away_seconds"`
 	// Yielded lists the tags that the process resumes when one of its threads waits, as stats.TagText writes them.
 	Yielded []string `json:"yielded"`
-	// Waited is for how long a thread has waited for memory; negative: none does. Bytes are what it wants to allocate on
-	// the device, besides what was yielded; or Resumes, of what is paused there.
+	// Waited is for how many seconds a thread has waited for memory, or negative if no thread waits. Bytes is what the
+	// thread wants to allocate on the device, besides what was yielded. With Resumes, it is paused memory that the
+	// thread wants to resume there.
 	Waited  float64 `json:"waited_seconds"`
 	UUID    string  `json:"uuid"` // the device's, which may not be among those of Stats yet
 	Bytes   uint64  `json:"bytes"`
 	Resumes bool    `json:"resumes"`
-	// HostLimit is how much host memory contents of all that share may take together; 0: what there is. Disk: those of
-	// this process may go to files beyond that.
+	// HostLimit is how much host memory the contents of all processes that share may take together, or 0 for all that
+	// the machine has. Disk allows this process to save contents in files beyond the limit.
 	HostLimit uint64 `json:"host_limit_bytes"`
 	Disk      bool   `json:"disk"`
 }
@@ -348,12 +352,13 @@ type Stats struct {
 	Version string `json:"version"`
 	Started bool   `json:"started"`
 	stats.Stats
-	// Everything reports whether everything was paused for the driver's checkpoint. The driver is not asked meanwhile:
-	// free_bytes, backup_bytes and untracked_bytes of the devices are then 0.
+	// Everything reports whether everything was paused for the driver's checkpoint. The driver is not asked during that
+	// time, so the devices' free_bytes, backup_bytes and untracked_bytes are 0.
 	Everything bool `json:"everything"`
 	// Capturing reports whether a stream is being captured into a CUDA graph, so that nothing can be paused or resumed.
 	Capturing bool `json:"capturing"`
-	// HostAvailableBytes is the host memory that the machine and the control group leave; nil: not known, or no limit.
+	// HostAvailableBytes is the host memory that the machine and the control group leave, or nil if that is unknown or
+	// unlimited.
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
 	// DiskDirectory is where the next pause puts files; it may not be there yet.
 	DiskDirectory string `json:"disk_directory"`

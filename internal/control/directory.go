@@ -151,7 +151,7 @@ func Name(pid int) string {
 	return strconv.Itoa(pid) + ".sock"
 }
 
-// PID returns the process whose socket has this name; false: it is no socket's name.
+// PID returns the process whose socket has this name, and reports whether it is the name of a socket.
 func PID(name string) (int, bool) {
 	number, ok := strings.CutSuffix(name, ".sock")
 	pid, err := strconv.Atoi(number)

@@ -171,7 +171,7 @@ func TestANameThatCannotBeOne(t *testing.T) {
 	for _, name := range []string{"a/b", strings.Repeat("x", 65)} {
 		stderr := run(t, compile(t, "vmm", 0), "unmapped_memory_faults", "CUDASIM_SHARED="+name)
 		require.Equal(t, "cudasim: CUDASIM_SHARED="+name+
-			" is not a name of up to 64 characters without /; sharing with nobody\n", stderr)
+			" is not a name of up to 64 characters without /; sharing with no process\n", stderr)
 	}
 	longest := newGroupNamed(g, strings.Repeat("x", 64-len(g.name)-1))
 	one, other := longest.start(), longest.start()

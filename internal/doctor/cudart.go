@@ -11,7 +11,8 @@ import (
 
 // Cudart describes the program's CUDA runtime.
 type Cudart struct {
-	Linkage   string          `json:"linkage"` // shared, static, both; none: it may still load one at run time
+	// Shared, static, both or none; with none it may still load one at run time
+	Linkage   string          `json:"linkage"`
 	Libraries []cudartLibrary `json:"libraries"`
 }
 

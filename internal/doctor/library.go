@@ -84,7 +84,7 @@ func (r *Report) openLibrary(path, file string) error {
 	}
 	found, err := openImage(path, file)
 	if err != nil {
-		r.add(Error, "library", fmt.Sprintf("%s cannot be used: %v", path, err), "build it anew with scripts/build.sh")
+		r.add(Error, "library", fmt.Sprintf("%s cannot be used: %v", path, err), "build it again with scripts/build.sh")
 		return nil
 	}
 	if real := found.standsFor(path); real != "" {

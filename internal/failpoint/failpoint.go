@@ -16,7 +16,7 @@ func Set(f func(call string) error) {
 	function.Store(&f)
 }
 
-// Err returns the error with which a call must fail; nil: make the call.
+// Err returns the error with which a call must fail, or nil if the call is to be made.
 func Err(call string) error {
 	f := function.Load()
 	if f == nil {

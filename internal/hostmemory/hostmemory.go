@@ -38,7 +38,7 @@ func machineAvailable(meminfo string) uint64 {
 	return available
 }
 
-// value returns the number on the line of a file that begins with a name; 0: there is none.
+// value returns the number on the line of a file that begins with a name, or 0 if no line does.
 func value(path, name string) uint64 {
 	text, _ := os.ReadFile(path)
 	for line := range strings.Lines(string(text)) {

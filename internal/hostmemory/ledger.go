@@ -29,7 +29,7 @@ type Promised struct {
 const (
 	page     = 4096        // of which the file has a byte for each
 	window   = 1 << 40     // bytes of the file for each process, in the order of their numbers
-	deskTime = time.Second // for another process to look and to promise; it may be stopped meanwhile
+	deskTime = time.Second // for another process, which may be stopped, to look and to promise
 )
 
 // Promise is what is locked of a ledger.
@@ -39,7 +39,7 @@ type Promise struct {
 	start, end int64 // of the bytes locked
 }
 
-// Promise promises that this process will touch so many bytes. nil: only that many are available.
+// Promise promises that this process will touch the bytes. It returns nil if fewer are available, and how many are.
 func (l *Ledger) Promise(bytes uint64) (promise *Promise, available uint64) {
 	file, err := l.open()
 	if err != nil {
@@ -88,7 +88,7 @@ func (l *Ledger) open() (int, error) {
 	return unix.Open(filepath.Join(directory, "hostmemory"), unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 }
 
-// Touched takes so many bytes off a promise, and returns how many it had.
+// Touched takes bytes off a promise, and returns how many of them it had.
 func (p *Promise) Touched(bytes uint64) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -142,7 +142,7 @@ func promisedIn(file int) (found []Promised) {
 	return found
 }
 
-// pathsOf returns the control groups of a process, by hierarchy; none: that is not known.
+// pathsOf returns the control groups of a process, by hierarchy, or none if they are unknown.
 func pathsOf(process int, proc string) map[string]string {
 	return memberships(filepath.Join(proc, strconv.Itoa(process), "cgroup"))
 }

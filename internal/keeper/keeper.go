@@ -4,8 +4,8 @@
 // (Start).
 //
 // A set has a maker, which is filling it, until it is sealed. Then it has a name, and users, which may have it mapped
-// or paused. A later set takes over the name, and a drop takes it away: the keeper then closes the set when nobody uses
-// it any longer. Processes that have ended count no more.
+// or paused. A later set takes over the name, and a drop takes it away: the keeper then closes the set when no process
+// uses it any longer. Processes that have ended count no more.
 //
 // Reserved host memory is extents. A process that takes one is its only owner, until it gives it back. When a process
 // ends, the system gets its extents, and no other process does: its device may still write there.
@@ -194,8 +194,8 @@ func (k *Keeper) put(from owner, r control.Request, given *int) error {
 func (k *Keeper) makes(s *set, from owner, r control.Request, given int) error {
 	switch {
 	case s == nil || s.Sealed != 0 || s.maker != from || r.Before != len(s.Chunks):
-		return cuda.Refuse(cuda.SymbolNotFound, "it does not have what this set had so far (was the keeper killed "+
-			"meanwhile?); publish it again")
+		return cuda.Refuse(cuda.SymbolNotFound, "it does not have what this set had so far (was the "+
+			"keeper killed?); publish it again")
 	case s.Name == "" || len(s.Name) > 255:
 		return cuda.Refuse(cuda.InvalidValue, "a set has a name of 1 to 255 bytes")
 	case given < 0:
@@ -213,7 +213,7 @@ func (k *Keeper) seal(from owner, r control.Request, given *int) (*set, error) {
 	sealed, before := time.Now().UnixNano(), k.named[s.Name]
 	if r.Share != 0 {
 		if before == nil || before.ID != r.Share {
-			return nil, cuda.Refuse(cuda.NotReady, "another process has replaced or dropped the set meanwhile")
+			return nil, cuda.Refuse(cuda.NotReady, "another process has just replaced or dropped the set")
 		}
 		if err := InUse(before.told(), from.pid); err != nil {
 			return nil, err
@@ -299,7 +299,7 @@ func (k *Keeper) closeUnused(s *set) {
 			}
 		}
 	}
-	go k.close(s) // that may take seconds for host memory and files, and others ask meanwhile
+	go k.close(s) // in the background: it may take seconds for host memory and files, and other processes must not wait
 }
 
 // close closes what a set has, of which the keeper knows no longer.

@@ -228,11 +228,11 @@ input()
 	require.Contains(t, refused.Error, fmt.Sprintf("process %d has it open", other.Process.Pid))
 	require.NoError(t, in.Close())
 	_ = other.Wait()
-	require.Contains(t, copyOf(30, 20).Error, "replaced or dropped the set meanwhile")
+	require.Contains(t, copyOf(30, 20).Error, "just replaced or dropped the set")
 	require.True(t, copyOf(40, 10).OK)
 	reply, _ := exchange(t, control.Request{Op: control.Open, Name: "a"})
 	require.Equal(t, []any{uint64(40), control.ToHost}, []any{reply.Sets[0].ID, reply.Sets[0].Place})
-	require.Contains(t, copyOf(50, 10).Error, "replaced or dropped the set meanwhile")
+	require.Contains(t, copyOf(50, 10).Error, "just replaced or dropped the set")
 	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 60, Name: "b", Share: 61, Bytes: 5, To: "moon"},
 		"x").Error, "no place for contents")
 }

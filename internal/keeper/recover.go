@@ -22,7 +22,7 @@ func (k *Keeper) recover(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for pid, sets := range askAll(ctx) {
-		user, _ := ownerOf(pid) // one that has ended meanwhile does not count
+		user, _ := ownerOf(pid) // a process that has ended since does not count
 		for _, has := range sets {
 			s := k.sets[has.ID]
 			if s == nil {

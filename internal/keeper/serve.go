@@ -34,7 +34,7 @@ func (k *Keeper) Serve(ctx context.Context, idle bool, say func(string)) error {
 	if err != nil {
 		return err
 	}
-	k.recover(ctx) // requests that come meanwhile wait
+	k.recover(ctx) // requests wait until this is done
 	seats := make(chan struct{}, clientsWithin(k.limit))
 	for used := time.Now(); ctx.Err() == nil; {
 		events := []unix.PollFd{{Fd: int32(socket.Descriptor), Events: unix.POLLIN}}
@@ -46,7 +46,7 @@ func (k *Keeper) Serve(ctx context.Context, idle bool, say func(string)) error {
 		if k.sweep(); !k.empty() {
 			used = time.Now()
 		} else if idle && time.Since(used) > idleTime {
-			return nil // still locked, so that nobody is told of a set that ends with this process
+			return nil // still locked, so that no process is told of a set that ends with this one
 		}
 		empty := k.empty()
 		k.mu.Unlock()

@@ -60,7 +60,7 @@ const (
 	insufficientSize = result(7)  // NVML_ERROR_INSUFFICIENT_SIZE
 	notAvailable     = ^uint64(0) // NVML_VALUE_NOT_AVAILABLE
 	textLength       = 96         // of any name and UUID
-	fewProcesses     = 8          // room for so many at first, and for so many more that appear meanwhile
+	fewProcesses     = 8          // room at first, and room for more that appear between two calls
 )
 
 // Library is NVML, loaded and initialised. Several goroutines may use it.

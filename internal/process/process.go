@@ -15,8 +15,9 @@ import (
 )
 
 // Started returns when a process started, in clock ticks since boot, which distinguishes it from another that gets its
-// number later. zombie: all of it has ended and nobody has waited for it yet; a process of which only the main thread
-// has ended lives. (proc_pid_stat(5)) Errors: fs.ErrNotExist when there is no such process.
+// number later. It reports whether the process is a zombie: all of its threads have ended, and its parent has not
+// waited for it yet. A process lives while any of its threads does. (proc_pid_stat(5)) Errors: fs.ErrNotExist when
+// there is no such process.
 func Started(pid int) (start uint64, zombie bool, err error) {
 	fields, err := stat(pid)
 	if err != nil {

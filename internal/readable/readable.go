@@ -82,7 +82,7 @@ func JSON(text []byte) []byte {
 	return printable
 }
 
-// Cut shortens text to so many characters.
+// Cut shortens text to a width in characters.
 func Cut(text string, width int) string {
 	if characters := []rune(text); len(characters) > width {
 		return string(characters[:width-1]) + "…"

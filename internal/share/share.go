@@ -1,10 +1,10 @@
 // Package share decides which processes make room on a device for one that needs memory. It is the policy alone: what
 // is known of the processes goes in, and what to pause, or how long to wait, comes out.
 //
-// A process that waits comes before those of lower priority. Among its equals, what grows in its turn comes first, then
-// what has waited longest. Once it has waited as long as all others together may run, it counts as one of the highest
-// priority. A process is paused only when its turn is over, or while it has no work or waits itself. So each wait has a
-// bound: see Shares.
+// A process that waits comes before those of lower priority. Among processes of the same priority, those that grow
+// during their turn come first, then those that have waited longest. Once it has waited as long as all others together
+// may run, it counts as one of the highest priority. A process is paused only when its turn is over, or while it has no
+// work or waits itself. So each wait has a bound: see Shares.
 package share
 
 import (
@@ -38,13 +38,13 @@ type Process struct {
 	Tags     []Tag
 	Idle     time.Duration // since it had work
 	Ran      time.Duration // since its memory last came back, or since it began, without waits for more
-	Grew     time.Duration // since its last wait for more ended; 0: there was none
-	AtLeast  time.Duration // its turn; negative: by the price of a swap
-	Price    time.Duration // of a pause and resume of what it has and needs, as measured; 0: not measured
-	Away     time.Duration // between its last pause and the call that wanted the memory back; negative: none did
+	Grew     time.Duration // since its last wait for more ended, or 0 before the first
+	AtLeast  time.Duration // its turn, or negative for a multiple of the price of a swap
+	Price    time.Duration // of a pause and resume of what it has and needs, or 0 if it was not measured
+	Away     time.Duration // from its last pause to the call that wanted the memory back, or negative
 	Pinned   bool          // it cannot be paused
 	Busy     bool          // it cannot be paused at this moment
-	Need     uint64        // bytes that it waits for; 0: it does not wait
+	Need     uint64        // bytes that it waits for, or 0
 	Grows    bool          // it has not had all of them before
 	Waited   time.Duration
 }
@@ -59,9 +59,9 @@ type Part struct {
 // Decision says what comes next for a process that needs memory.
 type Decision struct {
 	Never bool          // there will never be enough
-	Wait  time.Duration // ask again, in so long at the latest; 0: go on
+	Wait  time.Duration // the longest time until the next question, or 0 to go on
 	For   []int         // whom it waits for
-	Pause []Part        // so that there is enough; none: there is
+	Pause []Part        // to pause first; empty if there is enough
 }
 
 // unknown is a wait whose end depends on what a program does.
@@ -105,7 +105,7 @@ func (p *Process) due() time.Duration {
 	return max(0, p.Turn()-p.Ran)
 }
 
-// grown returns the bytes that a process in its turn has, if it needs more; 0: its turn is over, or has not begun.
+// grown returns the bytes of a process during its turn, or 0 if the turn is over or has not begun.
 func (p *Process) grown() uint64 {
 	if p.Ran >= p.Turn() {
 		return 0
@@ -147,7 +147,7 @@ func Decide(device Device, all []Process, id int) Decision {
 	}
 	takes := d.Wait > 0 || len(d.Pause) > 0 // memory from others
 	var first []int
-	// What grows may need as much again as it has, and nobody knows what two need.
+	// A process that grows may need as much again as it has. What two growing processes need is unknown.
 	short := func(p Process) bool { return own.Grows || device.Free < own.Need+p.Held() }
 	for _, w := range waiting[:at] {
 		theirs := plan(device, all, w)
@@ -170,8 +170,8 @@ func Decide(device Device, all []Process, id int) Decision {
 	return d
 }
 
-// before compares what comes first. A process that grows in its turn comes before those that wait longer, and the one
-// that has most before its like: where several grow at once, each would otherwise be paused in the middle of that.
+// before compares what comes first. A process that is still growing during its turn goes first. If several grow, the
+// one with the most memory goes first. Otherwise each of them would be paused while it grows.
 func (p Process) before(o Process) int {
 	return cmp.Or(cmp.Compare(o.Priority, p.Priority), cmp.Compare(o.grown(), p.grown()), cmp.Compare(o.Waited, p.Waited),
 		cmp.Compare(p.ID, o.ID))

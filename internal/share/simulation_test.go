@@ -101,7 +101,7 @@ func (d *device) view() (all []share.Process) {
 	return all
 }
 
-// decide chooses who comes, and who goes for that; nil: nobody now.
+// decide chooses the process that comes, or nil if none comes now, and the processes that go for it.
 type decide func(d *device) (in *program, out []*program)
 
 func (d *device) of(id int) *program {

@@ -8,8 +8,8 @@ import (
 	"tms/internal/keeper"
 )
 
-// Excess names the sets to demote so that sets take at most so many bytes of each device: of those that no process has
-// open, the least recently used. If promoted is a name, there is room for that set then, too.
+// Excess names the sets to demote so that sets keep to the budget, in bytes of each device. It chooses the least
+// recently used of the sets that no process has open. If promoted is a name, it also makes room for that set.
 func Excess(budget uint64, promoted string) (names []string, err error) {
 	reply, _, err := keeper.Ask(control.Request{Op: control.List}, -1)
 	slices.SortFunc(reply.Sets, func(a, b control.KeptSet) int { return cmp.Compare(a.Used, b.Used) })

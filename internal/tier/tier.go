@@ -53,9 +53,9 @@ func opened(name string, use func(control.KeptSet, int) (control.KeptSet, error)
 	return set, cmp.Or(err, failed)
 }
 
-var errChanged = errors.New("another process has moved, replaced or opened the set meanwhile")
+var errChanged = errors.New("another process has just moved, replaced or opened the set")
 
-// move is Move of a set that is open. One process at a time moves it, and has locked its manifest meanwhile (fcntl: all
+// move is Move of a set that is open. One process at a time moves it, and locks its manifest for that time (fcntl: all
 // have one open file).
 func move(set control.KeptSet, manifest int, to, directory string) (control.KeptSet, error) {
 	err := lock(set.Name, manifest)
@@ -134,7 +134,7 @@ func isMapped(set control.KeptSet) bool {
 // end is one end of a chunk's copy.
 type end struct {
 	files []*os.File
-	each  uint64 // bytes of the memory that each is the descriptor of; 0: it is one file
+	each  uint64 // bytes of memory behind each descriptor, or 0 for one file
 	node  *int   // they are extents, and this process's
 }
 
@@ -151,9 +151,9 @@ func (e *end) close() {
 // mover copies chunks.
 type mover struct {
 	directory string
-	driver    *cuda.Driver        // nil: none of it is mapped
+	driver    *cuda.Driver        // nil if no end is mapped
 	direct    bool                // both ends are mapped
-	promise   *hostmemory.Promise // of what files in memory take; nil: there are none
+	promise   *hostmemory.Promise // of the memory that files in memory take, or nil without such files
 	device    cuda.Device
 	context   cuda.Context
 }
@@ -198,7 +198,7 @@ func (m *mover) take(set control.KeptSet, made []end) bool {
 func (m *mover) copy(set control.KeptSet, made []end, to string) error {
 	workers := runtime.GOMAXPROCS(0) // for the system gives and copies memory slowly
 	if m.direct {
-		workers = 3 // the device copies; one maps meanwhile
+		workers = 3 // the device copies for one while another maps
 	}
 	errs := make([]error, min(len(made), workers))
 	var running sync.WaitGroup

@@ -24,8 +24,8 @@ type event struct {
 // sameOperation is the most, in seconds, by which the times of one operation differ between its tags.
 const sameOperation = 1e-3
 
-// changes are the pauses and resumes of a process between two looks. One that another undid between the looks is shown
-// without its bytes, which nobody knows.
+// changes are the pauses and resumes of a process between two looks. A pause or resume that another undid between the
+// looks is shown without bytes, because these are unknown.
 func changes(before, now Process, at time.Time) (found []event) {
 	add := func(what string, tag string, bytes, unkept uint64, seconds float64) {
 		i := slices.IndexFunc(found, func(e event) bool {

@@ -59,7 +59,7 @@ const (
 	asciiHeights = "_,-=+*%#"
 )
 
-// over draws a row's last so many spans, out of a whole.
+// over draws a row's last spans, one in each column, as parts of a whole.
 func (m *model) over(style lipgloss.Style, k key, width int, whole uint64) string {
 	heights, point := []rune(heights), "·"
 	if m.settings.ASCII {
@@ -82,5 +82,5 @@ func (m *model) over(style lipgloss.Style, k key, width int, whole uint64) strin
 	return style.Render(strings.Join(text, ""))
 }
 
-// since names the time that so many bars stand for.
+// since names the time that a width of bars stands for.
 func since(width int) string { return readable.Age(time.Duration(width) * spanned) }

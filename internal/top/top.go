@@ -61,7 +61,7 @@ type Tag struct {
 type Device struct {
 	Label              string
 	Total              uint64
-	Ours, Others, Free uint64 // of processes that listen; of everything else; of nobody
+	Ours, Others, Free uint64 // of processes that listen; of everything else; in use by nothing
 }
 
 // Settings are the terminal's.

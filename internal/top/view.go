@@ -136,7 +136,7 @@ func (m *model) title() string {
 // numberWidth is the width of a number of bytes.
 const numberWidth = 8
 
-// deviceLines returns at most so many lines.
+// deviceLines returns the lines of the devices, and not more than most.
 func (m *model) deviceLines(most int) []string {
 	label, numbers := 16, 4
 	if m.width < 80 {
@@ -224,7 +224,7 @@ func (c columns) line(m *model, first, name, live, held, backup, state string) (
 	return before, after + " " + m.fit(state, stateWidth)
 }
 
-// rowLines returns exactly so many lines, with the selected row among them.
+// rowLines returns height lines, with the selected row among them.
 func (m *model) rowLines(height int) []string {
 	if height <= 0 {
 		return nil
@@ -301,7 +301,7 @@ func (p *Process) brief() string {
 	return text
 }
 
-// eventLines returns the last lines, at most so many.
+// eventLines returns the last lines of the events, and not more than height.
 func (m *model) eventLines(height int) (lines []string) {
 	for _, e := range m.events[max(0, len(m.events)-height):] {
 		lines = append(lines, m.fit(e.String(), m.width))

@@ -33,7 +33,7 @@ type Item struct {
 	Room   uint64
 	// Parts are what of the span is to be copied: all of it, or what has changed since Kept was saved.
 	Parts []Range
-	// Target is the ordinal of the device that a Peer is to keep it on; -1: any; or peer.Reserved.
+	// Target is the ordinal of the device on which a Peer is to keep the contents, -1 for any device, or peer.Reserved.
 	Target int
 }
 
@@ -49,7 +49,7 @@ func (i Item) Needs() uint64 {
 type Job struct {
 	Device  int // ordinal
 	Context cuda.Context
-	Node    int     // NUMA node of the host memory nearest to it; -1: unknown
+	Node    int     // NUMA node of the host memory nearest to it, or -1
 	Budget  *Budget // of host memory
 	// Portable, for a Peer's Save: the memory stays where it is when the driver checkpoints the process. The caller has
 	// made sure that enough stays free there.

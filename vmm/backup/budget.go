@@ -37,7 +37,7 @@ func NoHostMemory(cause error) error {
 		"memory of another device, or make what may go without a backup", ErrHostMemory, cause)
 }
 
-// Check promises that the transition will take so many bytes. Errors: *Shortage.
+// Check promises that the transition will take the bytes. Errors: *Shortage.
 func (b *Budget) Check(bytes uint64) error {
 	if b == nil {
 		b = &Budget{}
@@ -67,7 +67,7 @@ func (b *Budget) Take(bytes uint64) error {
 	return nil
 }
 
-// Touched notes that the system counts so many of the bytes from now on.
+// Touched notes that from now on the system counts that number of the bytes.
 func (b *Budget) Touched(bytes uint64) {
 	if b == nil {
 		return

@@ -5,5 +5,5 @@
 //
 // The stores share what is in internal: pinned (buffers of registered host memory), copying (copies on a stream,
 // reported as they are done). What they give back goes through package reclaim, in the background, since the caller may
-// hold the engine's lock. Stores call nobody above.
+// hold the engine's lock. Stores call no package above.
 package backup

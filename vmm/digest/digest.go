@@ -141,8 +141,8 @@ func (h *Hasher) Sums(context cuda.Context, spans []Span) (sums [][]Sum, err err
 	return h.sums(context, &h.keys, spans)
 }
 
-// SumsOf hashes memory that nobody writes, by its descriptor, through a mapping on a device that ends with the call.
-// (cuMemImportFromShareableHandle, cuMemMap, cuLaunchKernel)
+// SumsOf hashes memory by its descriptor, through a mapping on a device that ends with the call. No process may write
+// the memory during the call. (cuMemImportFromShareableHandle, cuMemMap, cuLaunchKernel)
 func (h *Hasher) SumsOf(context cuda.Context, ordinal, descriptor int, bytes uint64, keys *Keys) (sums []Sum,
 	err error) {
 	handle, err := h.driver.MemImport(descriptor)

@@ -132,7 +132,8 @@ func (o *Options) Text(key, otherwise string) string {
 	return take(o, key, otherwise, func(text string) (string, string) { return text, "" })
 }
 
-// Err returns an ErrOption for the first setting that was malformed or, once all were read, those that nobody took.
+// Err returns an ErrOption for the first setting that was malformed or, once all options were read, for the settings
+// that none of them took.
 func (o *Options) Err() error {
 	if o == nil {
 		return nil

@@ -32,7 +32,7 @@ type Kind struct {
 	queued      []item // for a thread of the queue
 	now         item   // that the thread is releasing, since begun
 	begun       time.Time
-	paces       [2]float64 // seconds per byte that the last large ones took; 0: not known yet
+	paces       [2]float64 // seconds per byte that the last large ones took, or 0 if not known yet
 	refused     []item
 	added, done uint64    // how many ever entered queued, and left it again
 	threads     int       // in the middle of a release
@@ -62,8 +62,8 @@ func (q *Queue) Kind(what string) *Kind {
 	return k
 }
 
-// Add releases a thing of so many bytes in the background, one of a kind at a time. It never waits. After an error the
-// queue calls release again at the next Retry.
+// Add releases a thing in the background, one of a kind at a time. It never waits. After an error the queue calls
+// release again at the next Retry.
 func (k *Kind) Add(bytes uint64, release func() error) {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -96,7 +96,7 @@ func (k *Kind) empty() {
 }
 
 // release releases a thing and reports whether that succeeded; else the thing is among the refused. The caller holds
-// the queue's lock, which is released meanwhile.
+// the queue's lock, which is released for the call.
 func (k *Kind) release(i item) bool {
 	k.queue.mu.Unlock()
 	i.err = guard.Call(i.release)
@@ -135,7 +135,7 @@ func (q *Queue) Forget(owner uintptr) {
 func (q *Queue) Retry() (done int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, k := range q.kinds { // a kind that is added meanwhile has just been tried
+	for _, k := range q.kinds { // a kind that is added now has just been tried
 		done += k.retry()
 	}
 	return done

@@ -33,7 +33,7 @@ const unit = Unit
 
 const perGroup = 64
 
-// New returns a slab of so many bytes with nothing in it.
+// New returns an empty slab of granularity bytes.
 func New(granularity uint64) *Slab {
 	units := int(granularity / unit)
 	s := &Slab{groups: make([]group, (units+perGroup-1)/perGroup), units: units, most: units}
@@ -43,7 +43,7 @@ func New(granularity uint64) *Slab {
 
 func unitsOf(size uint64) int { return int((size + unit - 1) / unit) }
 
-// Allocate takes the lowest room for size bytes and returns its offset; false: there is none.
+// Allocate takes the lowest room for size bytes, returns its offset, and reports whether there was room.
 func (s *Slab) Allocate(size uint64) (offset uintptr, ok bool) {
 	units := unitsOf(size)
 	if units > s.most {
@@ -63,7 +63,7 @@ func (s *Slab) Allocate(size uint64) (offset uintptr, ok bool) {
 	return uintptr(first) * unit, true
 }
 
-// search returns the lowest unit with room for so many from there on, -1 if there is none.
+// search returns the lowest unit at which that number of units is free, or -1 if there is none.
 func (s *Slab) search(units int) int {
 	for s.from < len(s.groups) && s.groups[s.from].used == ^uint64(0) {
 		s.from++
@@ -163,7 +163,7 @@ func (s *Slab) Each(f func(offset uintptr, size uint64)) {
 	}
 }
 
-// Find returns where the allocation around an offset begins; false: there is none.
+// Find returns where the allocation around an offset begins, and reports whether there is one.
 func (s *Slab) Find(offset uintptr) (begin uintptr, ok bool) {
 	u := int(offset / unit)
 	n := u / perGroup

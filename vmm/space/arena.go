@@ -42,7 +42,7 @@ func (a *arena[T]) owner(address uintptr) *T {
 	return l[granule%leafGranules]
 }
 
-// enter records that so many granules have an owner, or with nil that they have none.
+// enter records that count granules from the first on have an owner, or with nil that they have none.
 func (a *arena[T]) enter(first, count uint32, owner *T) {
 	for g := first; g < first+count; g++ {
 		l := &a.leaves[g/leafGranules]

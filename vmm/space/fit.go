@@ -148,7 +148,7 @@ func (t *fit) join(b, next *block) {
 	}
 }
 
-// check walks the blocks of so many granules, of which so many are in use.
+// check walks the blocks. Together they must have the granules, of which used are in use.
 func (t *fit) check(granules, used uint32, owned func(*block) bool) error {
 	at, count := uint32(0), uint32(0)
 	for b := t.head; b != nil; b = b.next {

@@ -47,8 +47,8 @@ func (r *Ranges[T]) Empty() bool { return len(r.list) == 0 }
 // Holds reports whether a span is one of the tag's.
 func (r *Ranges[T]) Holds(s Span[T]) bool { return s.in.of == r }
 
-// Allocate finds so many granules, in the room unless that is nil; small: a single granule that small allocations are
-// to share. Errors: the driver's, when no addresses are left.
+// Allocate finds granules, in the room unless that is nil. With small, it is a single granule that small allocations
+// are to share. Errors: the driver's, when no addresses are left.
 func (r *Ranges[T]) Allocate(granules uint32, small bool, room *Room) (Span[T], error) {
 	for _, in := range r.list {
 		if in.room != room {

@@ -17,7 +17,7 @@ func (s Span[T]) Address() uintptr {
 // first returns the first granule of the span, counted in the arena.
 func (s Span[T]) first() uint32 { return s.in.block.start + s.block.start }
 
-// Enter records that the span has an owner, which Find then returns; nil: that it has none.
+// Enter records the span's owner, which Find then returns, or with nil that it has none.
 func (s Span[T]) Enter(owner *T) { s.in.arena.enter(s.first(), s.block.count, owner) }
 
 // In reports whether the span lies in a room, nil: in none.
@@ -26,7 +26,7 @@ func (s Span[T]) In(room *Room) bool { return s.in.room == room }
 // SameRange reports whether two spans lie in one range: only those can be joined.
 func (s Span[T]) SameRange(other Span[T]) bool { return s.in == other.in }
 
-// Split shortens the span to so many granules and returns the rest.
+// Split shortens the span to granules, and returns the rest.
 func (s Span[T]) Split(granules uint32) (rest Span[T]) {
 	return Span[T]{s.in, s.in.blocks.split(s.block, granules)}
 }

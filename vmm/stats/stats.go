@@ -38,7 +38,7 @@ type Device struct {
 	Resumes Total `json:"resumes"`
 }
 
-// Reserve returns how many bytes of a device of so many stay free where processes that share it can make room for that:
+// Reserve returns how many of a device's total bytes stay free where processes that share it can make room for that:
 // for memory that is not pausable, such as a context (about 0.5 GiB) and the code that the driver loads with a kernel.
 func Reserve(total uint64) uint64 { return min(1<<30, total/16) }
 
@@ -68,7 +68,8 @@ type Tag struct {
 	ImportedBytes        uint64  `json:"imported_bytes"`               // of other processes, in no figure above
 	ImportedPaused       uint64  `json:"imported_paused_bytes"`        // and unmapped by pausing
 	ImportedLost         uint64  `json:"imported_lost_bytes"`          // and gone while it was
-	PausedSince          float64 `json:"paused_since"`                 // in seconds since 1970; 0: nothing is paused
+	// In seconds since 1970, or 0 if nothing is paused
+	PausedSince          float64 `json:"paused_since"`
 	LastPauseSeconds     float64 `json:"last_pause_seconds"`
 	LastResumeSeconds    float64 `json:"last_resume_seconds"`
 }

@@ -46,7 +46,7 @@ const maxReply = 256 << 20
 
 // Conn is a connection to a process. One goroutine uses it at a time.
 type Conn struct {
-	Peer       int // the number of the process here; 0: it has none
+	Peer       int // the number of the process here, or 0 if it has none
 	connection net.Conn
 	replies    *bufio.Reader
 	id         uint64
@@ -57,7 +57,7 @@ func directories(user int) []string {
 }
 
 // List returns the processes of this user that listen, by number, and removes the sockets of dead ones. Errors: those
-// of directories that cannot be read; the processes in the others are returned all the same.
+// of directories that cannot be read. It still returns the processes in the other directories.
 func List() ([]int, error) {
 	var found []int
 	var failed []error
@@ -217,7 +217,8 @@ func (c *Conn) Do(ctx context.Context, request control.Request) (control.Reply, 
 	c.id++
 	request.Version, request.ID = control.Version, c.id
 	stop := context.AfterFunc(ctx, c.Close)
-	_, failed := c.connection.Write(control.Line(request)) // a process that turns clients away answers all the same
+	// After a failure, too, a process that turns clients away has sent an answer
+	_, failed := c.connection.Write(control.Line(request))
 	reply, err := c.reply()
 	switch {
 	case !stop(): // closed, or about to be, even where the reply has come

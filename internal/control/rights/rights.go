@@ -11,23 +11,23 @@ import "slices"
 // memory, and what the driver takes after it.
 const Rest = "\x00"
 
-// Rights are the rights of all clients C of a process; the zero C is a client that has gone. In the zero value nobody
-// has any.
+// Rights are the rights of all clients C of a process. The zero C is a client that has gone. In the zero value no
+// client has any rights.
 type Rights[C comparable] struct {
 	holders []C            // clients that hold up the threads, once each
 	aligns  C              // the client for which threads are held back before collectives
-	paused  map[string][]C // the clients for which a tag is paused and not kept; none: it is to be resumed
+	paused  map[string][]C // the clients for which a tag is paused and not kept; without any, it is to be resumed
 }
 
-// Released is what no client is responsible for any longer.
-type Released struct {
+// Orphaned lists what the process must take back.
+type Orphaned struct {
 	Hold  bool     // a hold that the process has to end
 	Align bool     // threads are no longer to be held back
 	Due   []string // tags that are to be resumed, the Rest first
 }
 
-// Held notes that a client's hold has begun. false: the hold is to be ended, because the client has gone or already has
-// one.
+// Held notes that a client's hold has begun, and reports whether it may go on. It must end if the client has gone or
+// already has a hold.
 func (r *Rights[C]) Held(c C) bool {
 	if c == *new(C) || slices.Contains(r.holders, c) {
 		return false
@@ -36,7 +36,8 @@ func (r *Rights[C]) Held(c C) bool {
 	return true
 }
 
-// Pauses ends the client's hold as its pause begins. true: there was one, and it is to be ended when the pause is done.
+// Pauses ends the client's hold as its pause begins, and reports whether there was a hold. The caller ends that hold in
+// the process when the pause is done.
 func (r *Rights[C]) Pauses(c C) bool {
 	before := len(r.holders)
 	r.holders = slices.DeleteFunc(r.holders, func(h C) bool { return h == c })
@@ -78,7 +79,7 @@ func (r *Rights[C]) Resumed(tag *string) {
 	}
 }
 
-// Align gives a client the right to hold threads back; false: another client has it.
+// Align gives a client the right to hold threads back, unless another client has it, and reports whether it did.
 func (r *Rights[C]) Align(c C) bool {
 	if r.aligns != *new(C) && r.aligns != c {
 		return false
@@ -87,38 +88,38 @@ func (r *Rights[C]) Align(c C) bool {
 	return true
 }
 
-// Keep ends the client's responsibility for what it has paused, and everybody else's for that.
-func (r *Rights[C]) Keep(c C) Released {
+// Keep ends the responsibility of all clients for what this client has paused.
+func (r *Rights[C]) Keep(c C) Orphaned {
 	for name, wanting := range r.paused {
 		if slices.Contains(wanting, c) {
 			delete(r.paused, name)
 		}
 	}
-	return Released{Align: r.unalign(c)}
+	return Orphaned{Align: r.unalign(c)}
 }
 
 // Undo ends the client's part in what others also want paused. What it alone wants is due, and stays its own until it
 // is resumed, because an undo may fail.
-func (r *Rights[C]) Undo(c C) Released {
-	released := Released{Hold: r.Pauses(c), Align: r.unalign(c)}
+func (r *Rights[C]) Undo(c C) Orphaned {
+	orphaned := Orphaned{Hold: r.Pauses(c), Align: r.unalign(c)}
 	for name, wanting := range r.paused {
 		if i := slices.Index(wanting, c); i >= 0 && len(wanting) > 1 {
 			r.paused[name] = slices.Delete(wanting, i, i+1)
 		} else if i >= 0 {
-			released.Due = append(released.Due, name)
+			orphaned.Due = append(orphaned.Due, name)
 		}
 	}
-	slices.Sort(released.Due)
-	return released
+	slices.Sort(orphaned.Due)
+	return orphaned
 }
 
 // Leave takes all rights of a client that has gone.
-func (r *Rights[C]) Leave(c C) Released {
-	released := r.Undo(c)
-	for _, name := range released.Due {
+func (r *Rights[C]) Leave(c C) Orphaned {
+	orphaned := r.Undo(c)
+	for _, name := range orphaned.Due {
 		r.paused[name] = nil
 	}
-	return released
+	return orphaned
 }
 
 // Alone lists the tags that only this client wants paused.

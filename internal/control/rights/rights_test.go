@@ -117,7 +117,7 @@ func (s *state) key(order [clients]int) key {
 }
 
 // release does what a client's end requires; an align in progress is released when it is done.
-func (s *state) release(r Released) {
+func (s *state) release(r Orphaned) {
 	if r.Hold {
 		s.holds--
 	}
@@ -218,10 +218,10 @@ func (s *state) begin() {
 		due = s.rights.Due()
 	case r.op == "undo":
 		s.holding, s.aligning = s.holding.less(r.client), s.aligning.less(r.client)
-		released := s.rights.Undo(client(r.client))
-		r.had, due = released.Hold, released.Due
-		released.Hold = false
-		s.release(released)
+		orphaned := s.rights.Undo(client(r.client))
+		r.had, due = orphaned.Hold, orphaned.Due
+		orphaned.Hold = false
+		s.release(orphaned)
 		for t := range tags {
 			if !slices.Contains(due, tagNames[t]) {
 				s.wants[t] = s.wants[t].less(r.client)

@@ -13,8 +13,8 @@ import (
 // connection is one client.
 type connection struct {
 	descriptor int
-	pid        int  // of the client, as this process sees it; 0: it cannot see it
-	passed     int  // a descriptor that it has sent; -1: none
+	pid        int  // of the client, or 0 if this process cannot see the client
+	passed     int  // a descriptor that it has sent, or -1
 	trusted    bool // its PID namespace was found to allow more than a status
 	lent       *lend
 	seated     bool      // one of MaxClients; the others may only send what processes that share memory say
@@ -28,8 +28,8 @@ type connection struct {
 	task       *Task
 	status     uint8 // one of the below
 	statusID   uint64
-	lease      time.Duration // how long it may stay silent while it holds threads up; 0: forever
-	recording  int           // the one that it has asked for and not ended; 0: none
+	lease      time.Duration // how long it may stay silent while it holds threads up, or 0 for no limit
+	recording  int           // the number of the recording that it has begun and not ended, or 0
 }
 
 // What has become of a client's request for a status, for a thread at the gate, or for memory.

@@ -24,7 +24,7 @@ func wake() {
 	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&calls)), 1|private /* FUTEX_WAKE */, math.MaxInt32)
 }
 
-// awaitCall waits until there were more calls, up to so many milliseconds.
+// awaitCall waits until there were more calls, for the given milliseconds at most.
 func awaitCall(before uint32, milliseconds int) {
 	within := unix.NsecToTimespec(int64(milliseconds) * int64(time.Millisecond))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&calls)), 0|private, /* FUTEX_WAIT */

@@ -11,7 +11,7 @@ import (
 // What the socket's thread keeps for the next keeper: its table of descriptors is its own, so the program cannot close
 // these, no child has them, and they take no number from the program.
 
-// held is a descriptor, of so many bytes of memory.
+// held is a descriptor of memory, and the bytes of that memory.
 type held struct {
 	descriptor int
 	bytes      uint64

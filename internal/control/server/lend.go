@@ -24,7 +24,7 @@ type lend struct {
 	share  uint64
 	to     Importer
 	waits  bool // the client still waits
-	passed int  // the descriptor, until it has been sent; -1: none
+	passed int  // the descriptor to send, or -1
 }
 
 // lend queues a request for memory.
@@ -103,7 +103,7 @@ func (s *Server) take(c *connection, r control.Request) error {
 	return nil
 }
 
-// answerLend ends the request that another thread was working on; descriptor -1: it was refused.
+// answerLend ends the request on which another thread was working. The descriptor of a refused request is -1.
 func (s *Server) answerLend(reply *control.Reply, descriptor int) {
 	l := s.lending
 	s.lending = nil
@@ -125,7 +125,7 @@ func (s *Server) drop(l *lend) {
 	}
 }
 
-// giveUp makes the process forget an importer. A panic there stops nobody else.
+// giveUp makes the process forget an importer. A panic there stops no other client.
 func (s *Server) giveUp(share uint64, to Importer) {
 	if err := guard.Call(func() error { s.process.Returned(share, to); return nil }); err != nil {
 		s.process.Log(err)

@@ -144,7 +144,7 @@ func isSpare(number int) bool {
 	return number > 0 && unix.Fstat(number, &found) == nil && uint64(found.Dev) == spares.device && found.Ino == spares.ino
 }
 
-// anySpare returns a spare number; 0: there is none.
+// anySpare returns a spare number, or 0 if there is none.
 func anySpare() int {
 	for _, number := range spares.of {
 		if isSpare(number) {
@@ -154,7 +154,7 @@ func anySpare() int {
 	return 0
 }
 
-// useSpares makes so many numbers free, or as many as there are beside the last, and reports whether there were any.
+// useSpares makes up to count numbers free, but never the last, and reports whether it freed any.
 func useSpares(count int) (some bool) {
 	spares.Lock()
 	defer spares.Unlock()

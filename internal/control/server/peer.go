@@ -226,7 +226,7 @@ func Receive(socket int) (line []byte, descriptor int, err error) {
 }
 
 // find connects to the control socket of a process, whichever directory has it. It waits up to patience for the process
-// to accept, and later sends and receives wait no longer; 0: none waits.
+// to accept, and later sends and receives wait no longer. With patience 0 none of them waits.
 func find(directories Directories, pid int, patience time.Duration) (socket int, err error) {
 	user := unix.Geteuid()
 	err = fs.ErrNotExist
@@ -297,7 +297,7 @@ func connectTo(address unix.Sockaddr, patience time.Duration) (int, error) {
 	return socket, nil
 }
 
-// Limit bounds the time that sends and receives wait; 0: no bound.
+// Limit bounds the time that sends and receives wait. A patience of 0 means no bound.
 func Limit(socket int, patience time.Duration) error {
 	limit := unix.NsecToTimeval(patience.Nanoseconds())
 	return errors.Join(unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
@@ -313,7 +313,7 @@ func again(call func() error) error {
 	}
 }
 
-// rightsIn returns the descriptor that came with a message; -1: none did.
+// rightsIn returns the descriptor that came with a message, or -1 if none came.
 func rightsIn(rights []byte) int {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil || len(messages) == 0 {

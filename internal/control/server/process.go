@@ -76,8 +76,7 @@ type Task struct {
 // Withdrawn reports whether a wait for memory, or for other ranks, must end.
 func (t *Task) Withdrawn() bool { return t.withdrawn.Load() }
 
-// settles reports whether the task itself decides whether everything is pending, so that nobody else may do so
-// meanwhile.
+// settles reports whether the task itself decides whether everything is pending. Until it is done, nothing else may.
 func (t *Task) settles() bool { return t.Request.Everything || slices.Contains(t.Due, rights.Rest) }
 
 // Outcome is what a task has done.

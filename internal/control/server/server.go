@@ -44,7 +44,7 @@ type Server struct {
 	looks   time.Duration // firstGlance
 
 	starting sync.Mutex
-	asked    chan start // what the thread is to do; nil: there is no thread
+	asked    chan start // what the thread is to do, or nil if there is no thread
 	holding  bool       // the process can reach the thread
 	listens  bool       // others can, too
 
@@ -64,10 +64,10 @@ type Server struct {
 	held    map[uint64]held
 	lending *lend // the one that another thread works on
 	gives   []extent
-	keeper  int       // the connection on which the first of them was sent; -1: it was not
+	keeper  int       // the connection on which the first of gives was sent, or -1 if it was not sent
 	giveAt  time.Time // when to try that again
-	unfound time.Time // since when the keeper has had no socket; zero: it has one, or that is unknown
-	aside   int       // the socket at the second address; -1: there is none
+	unfound time.Time // since when the keeper has had no socket, or zero if it may have one
+	aside   int       // the socket at the second address, or -1
 	numbers uint64    // of lends so far
 
 	own     *connection   // stands for the process, which wants paused what was paused with Yield; never among clients
@@ -75,8 +75,8 @@ type Server struct {
 	waits   time.Duration // Process.Waits then
 	yields  bool          // something is so paused
 	yielded time.Time     // when the last such pause was done
-	awaited time.Time     // since when a thread has waited for the memory; zero: none does
-	away    float64       // seconds between the last two before; negative: there were none
+	awaited time.Time     // since when a thread has waited for the memory, or zero if no thread waits
+	away    float64       // seconds from the last yielded to the last awaited, or negative before the first
 	wakes   bool          // another thread is in Process.Wake
 	wakeAt  time.Time     // when to try that again
 
@@ -368,8 +368,8 @@ func (s *Server) ownGlance(now time.Time) time.Duration {
 	return max(ownFirst, min(now.Sub(s.yielded)/1000, ownLast))
 }
 
-// release takes back at once what nobody is responsible for any longer.
-func (s *Server) release(r rights.Released) {
+// release makes the process take back at once what a client has left.
+func (s *Server) release(r rights.Orphaned) {
 	if r.Hold {
 		s.process.Hand(func() error { s.process.LetGo(); return nil }, func(error) {})
 	}
@@ -442,9 +442,9 @@ func (s *Server) begin(now time.Time) {
 		if t.Request.Yield {
 			of = s.own
 		}
-		released := s.rights.Undo(of)
-		t.lets, t.Due = released.Hold, released.Due
-		s.release(rights.Released{Align: released.Align})
+		orphaned := s.rights.Undo(of)
+		t.lets, t.Due = orphaned.Hold, orphaned.Due
+		s.release(rights.Orphaned{Align: orphaned.Align})
 	}
 	s.running, s.handed = t, now
 	outcome := &Outcome{}
@@ -463,7 +463,7 @@ func (s *Server) perform(t *Task, outcome *Outcome) error {
 	if t.lets && t.Request.Op == control.Undo {
 		s.process.LetGo()
 	} else if t.lets {
-		defer s.process.LetGo() // the pause itself stops the threads meanwhile
+		defer s.process.LetGo() // until then the pause itself stops the threads
 	}
 	return s.process.Perform(t, outcome)
 }
@@ -501,7 +501,7 @@ func (s *Server) ask(now time.Time) {
 	})
 }
 
-// command reads the command line anew, because the process may have changed it (setproctitle).
+// command reads the command line each time, because the process may have changed it (setproctitle).
 func command() string {
 	text, _ := os.ReadFile("/proc/thread-self/cmdline")
 	text = text[:min(len(text), commandMost)]
@@ -539,9 +539,9 @@ func (s *Server) collect() {
 	case op == control.Record && t.client == nil && outcome.Recording > 0:
 		s.process.EndRecording(outcome.Recording)
 	case op == control.Align && t.client == nil:
-		s.release(rights.Released{Align: true})
+		s.release(rights.Orphaned{Align: true})
 	case outcome.Held:
-		s.release(rights.Released{Hold: !s.rights.Held(t.client)})
+		s.release(rights.Orphaned{Hold: !s.rights.Held(t.client)})
 	case op == control.Pause && t.Request.Yield:
 		s.rights.Took(s.own, outcome.Took)
 		s.yielded = time.Now()
@@ -554,7 +554,7 @@ func (s *Server) collect() {
 			s.rights.Paused(t.client, t.Tag)
 		}
 		if t.client == nil {
-			s.release(rights.Released{Due: outcome.Took})
+			s.release(rights.Orphaned{Due: outcome.Took})
 		}
 	case op == control.Resume && reply.OK:
 		s.rights.Resumed(t.Tag)

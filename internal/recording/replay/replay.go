@@ -17,7 +17,7 @@ import (
 type Options struct {
 	Kind     string
 	Settings []string // of the pool, each k=v
-	Limit    uint64   // the most bytes that the pool may hold; 0: no limit
+	Limit    uint64   // the most bytes that the pool may hold, or 0 for no limit
 }
 
 // Result is the outcome of a trace. Sizes are in bytes.

@@ -34,13 +34,14 @@ type Kind uint8
 const (
 	Made          Kind = iota + 1 // Address, Size, Stream, Pool: a block. Tag: of the region, if it is pausable
 	Freed                         // Address; Stream, if FlagStream; Size, if FlagMapped: all that is mapped there
-	Refused                       // Size, Stream; Other: the error code
+	Refused                       // Size, Stream, and in Other the error code
 	Unfreed                       // Address: the thread's last Freed failed
 	PoolDestroyed                 // Pool: all of its blocks are freed
 	Text                          // of Size bytes, in as many whole records behind it: a Tag's name, or what Other says
 	Begin                         // Flags: an Operation, on Tag, 0: on all. Thread: its number
-	End                           // the same; Device: the error code. Address: nanoseconds that it took, of them Pool
-	// for waiting and Other for contents. Size: bytes of device memory; Stream: of contents
+	// The same, and in Device the error code. Address: nanoseconds that it took, of them Pool
+	End
+	// for waiting and Other for contents. Size: bytes of device memory. Stream: those of contents
 	Figures // of Tag on Device, bytes: Address live, Size physical, Stream in host memory, Pool in files, Other peers
 )
 
@@ -129,7 +130,7 @@ func OpenRecords(path string) (*Records, io.Closer, error) {
 	return r, file, nil
 }
 
-// Next returns the next record; false: there are no more. Errors: ErrMalformed, or the reader's.
+// Next returns the next record, and reports whether there was another. Errors: ErrMalformed, or the reader's.
 func (r *Records) Next() (Record, bool, error) {
 	for {
 		record, ok, err := r.raw()

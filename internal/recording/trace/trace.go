@@ -23,7 +23,7 @@ const (
 // Event is one line of a trace, as far as a replay needs it.
 type Event struct {
 	Action Action
-	Block  uint32 // the number of an allocate, from 1 on, or of the one that a free ends; 0: pointer 0
+	Block  uint32 // the number of an allocate, from 1 on, which its free has too; 0 for a null pointer
 	Size   uint64 // bytes asked for; for a free, those of its allocate
 	Stream uint64
 }

@@ -159,8 +159,8 @@ type openFile struct {
 	chunks int // still to do
 }
 
-// descriptor opens the file at first need, and again when the host has closed the descriptor meanwhile: the number may
-// by now stand for a file of the host's.
+// descriptor opens the file at first need, and again if the host has closed the descriptor: the number may by now stand
+// for a file of the host's.
 func (o *openFile) descriptor() (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -41,7 +41,7 @@ type peerChunk struct {
 	held     bool // it counts in Store.held
 	released bool
 	strange  bool         // its descriptor may not be what was taken: others must not have it
-	kept     uint64       // the number of its descriptor; 0: it is not portable
+	kept     uint64       // the number of its descriptor, or 0 if it is not portable
 	contents atomic.Int64 // that reach into it
 }
 
@@ -90,7 +90,7 @@ func (c *peerContents) chunks() []*peerChunk {
 	return c.in.chunks[c.offset/c.in.chunk : (c.offset+c.size-1)/c.in.chunk+1]
 }
 
-// create takes a chunk's memory; portable: as a descriptor.
+// create takes a chunk's memory, as a descriptor if it is portable.
 func (p *Store) create(c *peerChunk, portable bool) (err error) {
 	descriptor := -1
 	switch {

@@ -49,7 +49,7 @@ func (p *Store) Give(job backup.Job, contents, targets []backup.Contents) error 
 	return l.Wait()
 }
 
-// loader is a Loader that maps contents meanwhile.
+// loader is a Loader that maps contents until it is done.
 type loader struct {
 	backup.Loader
 	peer     *Store

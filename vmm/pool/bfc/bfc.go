@@ -25,8 +25,8 @@ const (
 type Pool struct {
 	ledger.Base
 	table  chunks.BestFit
-	joined func(below, above uintptr) bool // whether regions that touch are joined; nil: never
-	memory pool.Memory                     // nil: the source does not know
+	joined func(below, above uintptr) bool // whether regions that touch are joined; nil if they never are
+	memory pool.Memory                     // nil if the source does not know
 
 	limit   uint64 // bytes that may be reserved
 	given   bool   // set by memory_limit, not by the device
@@ -43,9 +43,9 @@ type Pool struct {
 //
 //	memory_limit            bytes the pool may reserve, rounded down to 256 (the device's memory; none if the source
 //	                        does not know that)
-//	allow_growth            true: regions of 2 MiB and doubling; false: one of memory_limit at the first need (true)
+//	allow_growth            regions of 2 MiB and doubling, in place of one of memory_limit at the first need (true)
 //	garbage_collection      give idle regions back if that makes room for a larger one (false)
-//	fragmentation_fraction  a block may be too large by this part of memory_limit; 0: by 128 MiB (0)
+//	fragmentation_fraction  a block may be too large by this part of memory_limit, or with 0 by 128 MiB (0)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {

@@ -20,16 +20,16 @@ type Pool struct {
 	ledger.Base
 	table  chunks.Table[state]
 	source pool.Source // of the table
-	events pool.Events // nil: the source has none
+	events pool.Events // nil if the source has none
 
 	maxSplit  uint64
 	divisions divisions
-	threshold float64 // of garbage collection; 0: none
+	threshold float64 // of garbage collection, or 0
 	total     uint64
 	device    int
 
 	smallPool, largePool blockPool
-	lists                []*freeList // of all pools; nil: the number is not in use
+	lists                []*freeList // of all pools, or nil where the number is not in use
 
 	multistream.Graphs[*graphPool]
 	uses multistream.Uses[handle]
@@ -43,10 +43,10 @@ type Pool struct {
 // New returns a pool over source, which may also be a pool.Memory or a pool.Events. Options:
 //
 //	max_split_size=none               blocks from here on are not split, nor for smaller requests; over 20, whole MiB
-//	roundup_power2_divisions=none     sizes are rounded up to one of so many steps between powers of
-//	                                  two: a power of two for all sizes, or for each interval one,
-//	                                  [256:1,512:2,1024:4,>:8], the intervals' starts in MiB
-//	garbage_collection_threshold=0    the part below 1 of a memory fraction above which old blocks go back; 0: never
+//	roundup_power2_divisions=none     sizes are rounded up to one of N steps between powers of
+//	                                  two: N is a power of two for all sizes, or one for each of
+//	                                  [256:1,512:2,1024:4,>:8], intervals by their start in MiB
+//	garbage_collection_threshold=0    the part of a memory fraction, below 1, above which old blocks go back (0 never)
 //	memory_fraction=none              as SetMemoryFraction
 //	total=0                           the device's memory in bytes, for a source that does not know it
 //	device=0                          the ordinal in out of memory errors (the source's Ordinal, if it has one)
@@ -128,7 +128,7 @@ func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 	return made, nil
 }
 
-// fit takes the smallest free block that a request of the size may use; none: there is none.
+// fit takes the smallest free block that a request of the size may use, and returns none if there is no such block.
 func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	if p.collecting() {
 		from.clock++

@@ -75,7 +75,8 @@ func (p *Pool) SetMemoryFraction(fraction float64) error {
 	return nil
 }
 
-// memory returns the device's free and total memory; 0: unknown. Under total=, what the pool does not hold is free.
+// memory returns the device's free and total memory, or 0 if they are unknown. Under total=, what the pool does not
+// hold is free.
 func (p *Pool) memory() (free, total uint64, err error) {
 	if m, ok := p.source.(pool.Memory); ok {
 		return m.Memory()

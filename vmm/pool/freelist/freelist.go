@@ -21,7 +21,7 @@ type Pool struct {
 	capacity uint64                 // of a buffer, in bytes
 	lists    map[uint64]*[]freed    // by size; the block freed last is reused first
 	buffers  []buffer               // by number
-	current  int                    // the buffer that new blocks are cut from; -1: none
+	current  int                    // the buffer from which new blocks are cut, or -1
 	blocks   uint64                 // bytes of all blocks, live and freed
 	lost     uint64                 // bytes of the ends of buffers that are not current
 }

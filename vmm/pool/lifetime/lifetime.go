@@ -1,5 +1,5 @@
 // Package lifetime ends a pool for good while other threads may be using it. A malloc after the end would make the pool
-// ask its source again, for memory that nobody could give back.
+// ask its source again, for memory that could never be given back.
 package lifetime
 
 import (
@@ -49,7 +49,7 @@ func New(source Source, fresh func(pool.Source) (pool.Pool, error)) (*Pool, erro
 	return &Pool{made, g}, nil
 }
 
-// Use calls f with the pool. Errors: those of f; pool.ErrDestroyed if the pool ended before or meanwhile.
+// Use calls f with the pool. Errors: those of f; pool.ErrDestroyed if the pool ended before or during the call.
 func (p *Pool) Use(f func(pool.Pool) error) error {
 	if p.gate.closed.Load() {
 		return pool.ErrDestroyed
@@ -70,7 +70,7 @@ func (p *Pool) Destroy() error {
 	}
 	err := p.pool.Destroy()
 	if err == nil {
-		err = p.gate.Close() // the pool is empty, so nobody calls the source
+		err = p.gate.Close() // the pool is empty, so no thread calls the source
 	}
 	if err != nil {
 		p.gate.closed.Store(false)

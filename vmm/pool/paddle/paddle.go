@@ -142,7 +142,7 @@ func (p *Pool) end() {
 	p.table.End()
 }
 
-// Detail is what the kind counts beyond pool.Stats. Used and free are of refills, as Paddle's totals are.
+// Detail is what the kind counts beyond pool.Stats. Used and Free count refills, as Paddle's totals do.
 type Detail struct {
 	Used        uint64 `json:"used_bytes"`
 	Free        uint64 `json:"free_bytes"`

@@ -80,8 +80,8 @@ func New(kind, options string, engine Engine, source func(torch.Memory) (lifetim
 	return p, nil
 }
 
-// segments is a source that notes its segments. No block in a segment is in use when it goes back, so nobody waits for
-// the device under a pool's lock.
+// segments is a source that notes its segments. No block in a segment is in use when the segment goes back, so no
+// thread waits for the device under a pool's lock.
 type segments struct {
 	lifetime.Source
 	of *Pools
@@ -138,8 +138,8 @@ func (p *Pools) recover() bool {
 	return false
 }
 
-// claim removes a block from those that can be freed; false: none begins at the address. Errors: pool.ErrInvalidAddress
-// if only a segment of a pool begins there.
+// claim removes a block from those that can be freed, and reports whether a block begins at the address. Errors:
+// pool.ErrInvalidAddress if only a segment of a pool begins there.
 func (p *Pools) claim(address uintptr) (b block, ours bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -174,7 +174,7 @@ func (p *Pools) Free(address uintptr) error {
 		if err == nil {
 			err = b.pool.Free(address)
 		}
-		capturing = errors.Is(err, vmm.ErrCapturing) // a capture that nobody saw begin
+		capturing = errors.Is(err, vmm.ErrCapturing) // a capture whose begin the pools did not see
 	}
 	if capturing {
 		p.mu.Lock()
@@ -219,7 +219,7 @@ func (p *Pools) settle() (back bool, left int) {
 	if !p.capturing() { // a capture forbids queries
 		for _, stream := range slices.Collect(maps.Keys(p.ordered)) {
 			list := p.ordered[stream]
-			delete(p.ordered, stream) // others may settle meanwhile
+			delete(p.ordered, stream) // others may settle while isBack releases p.mu
 			for len(list) > 0 && p.isBack(&list[0]) {
 				list, back = list[1:], true
 			}
@@ -235,7 +235,7 @@ func (p *Pools) settle() (back bool, left int) {
 }
 
 // isBack gives a block back once its stream has reached its free, and reports whether it has; a later call asks again.
-// The caller holds p.mu, which is released meanwhile.
+// The caller holds p.mu, which is released for the call.
 func (p *Pools) isBack(f *freed) bool {
 	p.mu.Unlock()
 	defer p.mu.Lock()

@@ -10,11 +10,11 @@ import (
 // State is what a source needs to know of the process at each call.
 type State struct {
 	Capturing bool   // a stream is being captured
-	Margin    uint64 // bytes of device memory that must stay free; 0: no margin
+	Margin    uint64 // bytes of device memory that must stay free
 }
 
-// Segments is a pool.DeviceSource of pausable segments: its memory is paused and resumed with its tag. Blocks keep
-// their addresses meanwhile, free ones too, and a block allocated while the tag is paused is usable after the resume.
+// Segments is a pool.DeviceSource of pausable segments: its memory is paused and resumed with its tag. Blocks, free
+// ones too, keep their addresses over a pause. A block allocated while the tag is paused is usable after the resume.
 type Segments struct {
 	device
 	engine  *vmm.Engine

@@ -31,7 +31,7 @@ func (s *shared) stats() pool.Stats {
 type part struct {
 	*shared
 	room *pool.Room
-	kept map[uint64][]uintptr // addresses by size; nil: the pool is a stream's
+	kept map[uint64][]uintptr // addresses by size; nil for a stream's pool
 }
 
 // Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.

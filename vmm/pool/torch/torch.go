@@ -193,7 +193,7 @@ func (p *Pools) Trim() (freed uint64, failed error) {
 	return freed, failed
 }
 
-// on calls f for the pools of a device, and then after if no call failed. Meanwhile nobody can make a pool.
+// on calls f for the pools of a device, and then after if no call failed. No pool can be made until it returns.
 func (p *Pools) on(device int, f func(streams.Streamed) error, after func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -28,7 +28,7 @@ void *object_new_at(enum object_type type, size_t size, uint64_t handle);
 uint64_t object_new_handle(void);
 void object_delete(struct object *object);
 void *object_find(const void *handle, enum object_type type);
-// Returns the next object of a type, from *cursor 0 on; NULL: there are no more. The caller may delete it.
+// Returns the next object of a type, from *cursor 0 on, or NULL after the last. The caller may delete it.
 void *object_next(enum object_type type, uint64_t *cursor);
 void *object_handle(const void *object);
 

@@ -17,7 +17,7 @@
 #define MEMFD "cudasim-process"
 
 static struct process_page *own; // NULL: calls never wait
-static const volatile char *taken; // a page that nobody can read
+static const volatile char *taken; // a page without read access
 
 // Returns when the word is woken, when it is not the value, or after 20 ms: nothing reports that the process that would
 // change it has died.

@@ -15,7 +15,7 @@ struct process_page {
 	_Atomic uint32_t inside; // calls that the process is in; the locking process sleeps on it
 	_Atomic uint32_t shares; // pieces of memory shared with other processes, which can't be checkpointed
 	_Atomic uint32_t lost; // a restore found too little memory: no other one brings the process back
-	_Atomic uint64_t deadline; // for LOCKING, CLOCK_MONOTONIC in ns; 0: none
+	_Atomic uint64_t deadline; // for LOCKING, CLOCK_MONOTONIC in ns, or 0 for no deadline
 	char shared[65]; // CUDASIM_SHARED
 	int devices;
 	uint64_t memory; // of each device
@@ -31,7 +31,7 @@ void process_forget(void); // in a forked child
 void process_shares(int more); // pieces of memory, or fewer
 void process_holds(int device, uint64_t bytes);
 int process_place(int device);
-// Before each call: waits while the process is locked; false: the process has failed. If *inside is set, call
+// Before each call: waits while the process is locked, and returns false if it has failed. If *inside is set, call
 // process_leave after the call.
 bool process_enter(bool *inside);
 CUprocessState process_pass(bool *inside); // the same, but does not wait; returns the state

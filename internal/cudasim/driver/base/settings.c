@@ -50,7 +50,7 @@ void settings_read(void)
 	*sim.settings.shared = 0;
 	if (length >= sizeof sim.settings.shared || (length && strchr(shared, '/')))
 		sim_complain("CUDASIM_SHARED=%s is not a name of up to 64 characters without /; "
-			     "sharing with nobody",
+			     "sharing with no process",
 			     shared);
 	else if (length)
 		memcpy(sim.settings.shared, shared, length + 1);

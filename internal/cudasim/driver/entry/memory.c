@@ -102,7 +102,7 @@ static bool reserved(uint64_t address)
 	return range && address - range->node.key < range->size;
 }
 
-// Writes the attribute's value; false: the pointer has none.
+// Writes the attribute's value, and reports whether the pointer has the attribute.
 static bool attribute_of(uint64_t address, CUpointer_attribute attribute, uint64_t *value)
 {
 	struct mapping *mapping = mapping_at(address);

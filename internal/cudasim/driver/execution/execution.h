@@ -120,7 +120,7 @@ CUresult queue_push(struct stream *stream, const struct operation *operation, ui
 // Some of the operations issued so far: those that match one of these. Streams and contexts are only compared, because
 // they may be gone when a host function returns.
 struct target {
-	uint64_t until; // the last one that counts; 0: all do
+	uint64_t until; // the last that counts, or 0 if all count
 	const struct stream *stream, *legacy;
 	const struct context *context, *blocking; // all its streams, its blocking streams
 	int device, freed;			  // number + 1: all of the device, its frees
@@ -137,7 +137,7 @@ void queue_poison(uint64_t address, uint64_t size); // memory was unmapped under
 void queue_drop(const struct stream *stream); // NULL: all
 
 // --- copies and fills (operation.c)
-uint64_t rows_size(const struct rows *rows); // from the first byte to the last; 0: there is none
+uint64_t rows_size(const struct rows *rows); // from the first byte to the last, or 0 if the rows are empty
 bool operation_execute(struct context *context, const struct operation *operation); // false: a fault
 
 // --- kernels (kernel.c)

@@ -1,7 +1,8 @@
 // Asynchronous operations wait here, in the order of issue, until something waits for them. Then only the needed ones
 // run: the stream's own, what its events wait for, and what the legacy default stream ties together. Order and moment
 // are deterministic, so a missing synchronization always shows. Only host functions take time. One runs on the thread
-// that waits, or on its own if none does; the lock is free meanwhile, and work that is not ordered behind it goes on.
+// that waits, or on its own if none does; the lock is free during the function, and work that is not ordered behind it
+// goes on.
 #include <stdlib.h>
 
 #include "execution/execution.h"
@@ -45,7 +46,7 @@ void queue_drop(const struct stream *stream)
 		if (!queued->running)
 			free(queued);
 	}
-	pthread_cond_broadcast(&returned); // nobody needs them any longer
+	pthread_cond_broadcast(&returned); // the operations that threads waited for are gone
 }
 
 static bool full(const struct stream *stream)

@@ -4,7 +4,7 @@
 
 #include "memory/memory.h"
 
-// A process may have only so many VMAs (vm.max_map_count), and at that limit the kernel refuses even a call that would
+// The number of VMAs of a process is limited (vm.max_map_count). At the limit the kernel refuses even a call that would
 // leave fewer. The simulator keeps a few spare VMAs, and gives them up at the limit.
 static char *ballast;
 enum { BALLAST = 8 };

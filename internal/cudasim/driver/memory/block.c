@@ -75,7 +75,7 @@ CUresult block_import(const struct exported *from, struct block **block)
 	return CUDA_SUCCESS;
 }
 
-// Another open file of the same memory, locked as budget.c asks; -1: none.
+// Opens the file of the memory once more, locked as budget.c asks. Returns -1 if that fails.
 static int opened_again(int fd)
 {
 	char path[32];

@@ -7,7 +7,7 @@
 // start removes one that killed processes left.
 //
 // Memory that outlives its maker is a file beside that one. Each holder of a descriptor holds a lock on it (flock), so
-// the memory is free when nobody does, and the next look removes the file.
+// the memory is free when the last lock ends, and the next look removes the file.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -73,8 +73,8 @@ static bool drop_dead(struct segment *of, int fd)
 	return left;
 }
 
-// Returns the file's segment, locked, and its descriptor; NULL: errno says why. Removing the file takes the lock, so a
-// file that still has its name keeps it. make: waits for the lock, and makes the file if there is none.
+// Returns the file's segment, locked, and its descriptor; or NULL, and errno says why. Removing the file takes the
+// lock, so a file that still has its name keeps it. make: waits for the lock, and makes the file if there is none.
 static struct segment *attach(const char *path, bool make, int *fd)
 {
 	for (;;) {

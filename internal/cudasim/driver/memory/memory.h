@@ -13,14 +13,14 @@ struct block {
 	int references; // a handle, each mapping
 	struct allocation *handle;
 	CUmemAllocationProp prop;
-	int foreign_fd; // opened from another process: its memfd; outlives: the memory's file; else -1
+	int foreign_fd; // the memfd of another process, or with outlives the memory's file, else -1
 	void *view;	// imported: all of it, without access, since a process has no descriptor of what it imports
 	bool shared; // exported or imported
 	bool shown; // mapped, now or earlier
 	bool outlives; // foreign_fd alone is the memory
 	bool imported; // from a descriptor of another process, or of memory that outlives its maker
 	bool host; // memory of the host, by cuMemCreate; device is 0
-	uint64_t multicast;   // bytes of a multicast object, which has no memory; 0: none
+	uint64_t multicast;   // bytes of a multicast object, which has no memory, else 0
 	struct block *member; // what is bound to it
 };
 
@@ -99,7 +99,7 @@ void budget_forget(void); // in a forked child: the member is its parent's
 bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
 uint64_t budget_free(int device);
-int budget_outlive(int device, uint64_t size); // a file for memory that was taken, locked; -1: it cannot be
+int budget_outlive(int device, uint64_t size); // a locked file for memory that was taken, or -1
 // Lends another process's memory, by its number and CUDASIM_SHARED, to others, or claims it again at these places
 // (NULL: lends). CUDA_ERROR_OUT_OF_MEMORY: others have it.
 CUresult budget_lend(int process, const char *shared, const int *places);

@@ -16,8 +16,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Simulate returns the simulator, reset, with so many devices of so much memory ("4G"), its driver, and a job for
-// each device.
+// Simulate returns the simulator, reset, its driver, and a job for each of its devices, which have the memory ("4G").
 func Simulate(t testing.TB, devices int, memory string) (*cudasim.Sim, *cuda.Driver, []backup.Job) {
 	t.Helper()
 	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))

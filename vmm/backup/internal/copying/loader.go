@@ -7,7 +7,7 @@ import (
 )
 
 // loader is the backup.Loader of contents that copies bring back. It makes the copies in the order in which they are
-// added, on a thread and a stream of its own, so that the driver can map memory meanwhile.
+// added, on a thread and a stream of its own, while the driver maps more memory.
 type loader[C backup.Contents] struct {
 	jobs chan Copy
 	list func(C, backup.Span, ...backup.Range) []Copy

@@ -16,7 +16,7 @@ type Copy struct {
 }
 
 // Cut lists the copies between parts of a span and its kept contents, which begin at kept; each copy stays within one
-// piece. A piece has so many bytes, and kept lies so far into the pieces (into).
+// piece. A piece has the given bytes, and kept lies at the offset into from the start of the pieces.
 func Cut(span backup.Span, kept uintptr, into, bytes uint64, parts []backup.Range) []Copy {
 	var copies []Copy
 	for _, part := range parts {

@@ -18,7 +18,7 @@ type Chunk[T any] struct {
 	Own            T // the kind's own data
 	Address        uintptr
 	Size           uint64
-	Requested      uint64 // bytes that the caller of a taken chunk asked for; 0: free
+	Requested      uint64 // bytes that the caller of a taken chunk asked for, or 0 for a free chunk
 	Previous, Next Handle // neighbours in the segment, None at its ends; for a dropped one, the next dropped
 }
 

@@ -11,7 +11,7 @@ import (
 type Segment struct {
 	Address uintptr
 	Size    uint64
-	First   Handle // the chunk at its start: joining keeps the lower handle; None: joined to the segment below
+	First   Handle // the chunk at its start, whose handle joining keeps, or None once joined to the segment below
 }
 
 func (s Segment) end() uintptr { return s.Address + uintptr(s.Size) }
@@ -145,7 +145,7 @@ func (t *Table[T]) GiveBack(forget, list func(Handle)) (bytes uint64, err error)
 	return bytes, err
 }
 
-// cut takes a segment out of the free chunk that covers it, and returns the chunk above; None: there is none.
+// cut takes a segment out of the free chunk that covers it, and returns the chunk above, or None.
 func (t *Table[T]) cut(h Handle, s Segment, list func(Handle)) Handle {
 	if c := t.chunks[h]; c.Address < s.Address {
 		below := h

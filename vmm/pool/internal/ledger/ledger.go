@@ -71,7 +71,7 @@ type Hooks struct {
 	Free   func(address uintptr) error                               // nor is the address
 	Trim   func() (uint64, error)                                    // gives idle segments back
 	End    func()                                                    // before a last Trim: ends all live blocks
-	Detail func() any                                                // Stats.Detail; nil: there is none
+	Detail func() any                                                // Stats.Detail; nil without one
 }
 
 func (b *Base) Hook(account *Account, hooks Hooks) { b.account, b.hooks = account, hooks }

@@ -17,7 +17,7 @@ type Uses[B comparable] struct {
 	pending  map[B]int           // events of a freed block that are not done
 	queues   []queue[B]          // of events, one for each stream, so that none waits for another stream
 	deferred []B                 // freed during a capture, after which their events are recorded
-	done     []B                 // nobody uses them
+	done     []B                 // no stream uses them
 }
 
 // queue holds a stream's events, the oldest first.
@@ -87,8 +87,8 @@ func (u *Uses[B]) record(block B) error {
 	return nil
 }
 
-// Settle hands the blocks that nobody uses any longer to give; with wait it first waits until that is true of all
-// blocks. A block that give refuses stays for the next time. Errors: those of events, and of give.
+// Settle hands the blocks that no stream uses any longer to give. With wait, it first waits until no stream uses any of
+// them. A block that give refuses stays for the next time. Errors: those of events, and of give.
 func (u *Uses[B]) Settle(wait bool, give func(B) error) (failed error) {
 	for len(u.deferred) > 0 {
 		if failed = u.record(u.deferred[0]); failed != nil {

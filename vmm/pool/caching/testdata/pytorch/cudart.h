@@ -10,7 +10,7 @@ extern "C" {
 
 void cudart_capacity(size_t bytes);                                /* of the device; before first use */
 void cudart_complete(uintptr_t stream);                            /* its work is done */
-void cudart_capture(uintptr_t stream, unsigned long long capture); /* it is captured; 0: no longer */
+void cudart_capture(uintptr_t stream, unsigned long long capture); /* the id of its capture, or 0 at the end */
 
 #ifdef __cplusplus
 }
