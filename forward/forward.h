@@ -162,8 +162,8 @@ FORWARD_FUNCTIONS(X, N)
 void forward_resolve(void);
 /* Runs once, at the first call of CUDA: for what has to ask the loader while its lock is free. Set at load. */
 extern void (*forward_at_first_call)(void) __attribute__((visibility("hidden")));
-/* What dlsym answers for the loaded libcuda, without the loader's lock. NULL: the library is not loaded, or has no such
- * function, or dlsym may be another library's. For one thread at a time. */
+/* Returns what dlsym answers for the loaded libcuda, without the loader's lock. Returns NULL if the library is not
+ * loaded, or has no such function, or dlsym may be another library's. For one thread at a time. */
 void *forward_in_driver(const char *name);
 
 /* The libraries of a process may be bound to several majors of libcudart, whose structures and states differ. The

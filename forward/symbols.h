@@ -122,7 +122,7 @@ static inline const ElfW(Dyn) *dynamic_of(const struct dl_phdr_info *info)
 	return NULL;
 }
 
-/* The C library's own dlsym: another library that defines one has no dlerror. NULL: it is another library. */
+/* Returns the C library's own dlsym, or NULL for another library: one that defines dlsym has no dlerror. */
 static inline void *c_dlsym(const struct symbols *symbols)
 {
 	return defined(symbols, "dlerror") ? defined(symbols, "dlsym") : NULL;

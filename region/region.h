@@ -101,7 +101,8 @@ bool region_wanted(void);
 /* NULL or "" means the default. Returns false when there is no memory to keep the name. */
 bool region_set_tag(const char *tag);
 
-/* A copy of text that lives as long as the process; equal texts give the same pointer. NULL: no memory. */
+/* Returns a copy of text that lives as long as the process, or NULL without memory. Equal texts give the same
+ * pointer. */
 const char *region_intern(const char *text);
 
 /* Parses "pinned" or "mmap" in any case, and reports whether text is one of them. */

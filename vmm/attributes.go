@@ -36,8 +36,9 @@ func (m Memory) Access(device int) int32 {
 // bufferID stands at the top of numbers that CUDA does not give out.
 const bufferID = 1 << 63
 
-// MemoryAt describes the live allocation around an address, active or not: the driver knows nothing of an address
-// where no memory is mapped, but a program may ask it at any time. false: there is no memory, or a lost import.
+// MemoryAt describes the live allocation around an address, active or not: the driver knows nothing of an address where
+// no memory is mapped, but a program may ask it at any time. It reports whether there is memory that is not a lost
+// import.
 func (e *Engine) MemoryAt(address uintptr) (m Memory, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

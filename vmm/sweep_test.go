@@ -68,12 +68,12 @@ func errorsOf(call string) []error {
 	return list
 }
 
-// silences are the failures that need not be reported, because the purpose of the call is reached all the same, or is
-// tried again later. None of them may leak anything or lose contents.
+// silences are the failures that need not be reported, because the purpose of the call is reached anyway, or is tried
+// again later. None of them may leak anything or lose contents.
 var silences = []struct {
-	calls string // "": all
-	in    string // a function on the way to the call; "": any
-	err   error  // nil: any
+	calls string // "" stands for all
+	in    string // a function on the way to the call, or "" for any
+	err   error  // nil stands for any
 	why   string
 }{
 	{"cuStreamDestroy_v2 cuEventDestroy_v2", "", nil, "a second try follows"},
@@ -89,7 +89,7 @@ var silences = []struct {
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
 	{"cuMemCreate", "(*Engine).replace", cuda.OutOfMemory, "what it was for goes through host memory"},
 	{"", "(*Engine).grantMissing < (*Engine).malloc", nil,
-		"devices that came into use meanwhile are told by the next grant"},
+		"devices that have come into use since are told by the next grant"},
 	{"cuCtxPopCurrent_v2", "", nil, "the thread gets its context back in another way"},
 	{"", "reclaim.(*Kind).empty", nil, "tried again by the next Retry"},
 	{"", "digest.(*buffer).release", nil, "a second try follows, then one at each Retry"},
@@ -154,7 +154,7 @@ var ways struct {
 	known map[[64]uintptr]string
 }
 
-// way names the engine's functions on the way to a call; "": there are none.
+// way names the engine's functions on the way to a call, or returns "" if there are none.
 func way(pcs *[64]uintptr, depth int) string {
 	ways.Lock()
 	defer ways.Unlock()
@@ -385,7 +385,7 @@ func (s *scene) malloc(r vmm.Request) {
 	})
 }
 
-// options are those of a transition of tags; "": of every tag.
+// options returns the options of a transition of tags, where "" stands for every tag.
 func (s *scene) options(tags ...string) vmm.Options {
 	o := vmm.Options{DiskDir: s.dir, ExtentBytes: 8 * sceneGranularity}
 	if tags[0] != "" {

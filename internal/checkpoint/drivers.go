@@ -52,7 +52,7 @@ var known = map[int]string{
 	610: "on 610.57.04 the driver's lock ended a process with SIGSEGV (NVIDIA/cuda-checkpoint, issue 58)",
 }
 
-// Untried returns why a driver's checkpoint is not used by itself, for its version as NVML reports it; "": it is.
+// Untried returns why a driver's checkpoint is not used by itself, for its version as NVML reports it, or "" if it is.
 func Untried(version string) string {
 	first, _, _ := strings.Cut(version, ".")
 	major, err := strconv.Atoi(first)

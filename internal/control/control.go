@@ -152,7 +152,7 @@ type Request struct {
 	// NCCL, for a pause without a tag: what NCCL holds is given back, too. For a hold: the reply names the
 	// communicators for which that needs other processes.
 	NCCL *NCCL `json:"nccl,omitempty"`
-	// File, for a record, is an absolute path, as the process sees files; "": the recording ends.
+	// File, for a record, is an absolute path, as the process sees files, or "" to end the recording.
 	File string `json:"file,omitempty"`
 	// Share and Import, for a lend or returned, say which memory, and for which import of the asking process.
 	Share  uint64 `json:"share,omitempty"`
@@ -247,7 +247,7 @@ type Reply struct {
 	NCCL          string `json:"nccl,omitempty"` // for a pause that suspends NCCL, or the resume: what became of NCCL
 	// Note says that nothing was ever allocated with the tag, or that a pause has taken over what was yielded.
 	Note string `json:"note,omitempty"`
-	// Stays is for a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
+	// Stays is for a pause with NCCL: why the driver cannot take the rest of the process, or "" if it can.
 	Stays string `json:"stays,omitempty"`
 	// Communicators are for a hold before a pause with NCCL.
 	Communicators []Communicator  `json:"communicators,omitempty"`
@@ -265,9 +265,9 @@ type KeptSet struct {
 	Device   string      `json:"device"` // its UUID
 	Sealed   int64       `json:"sealed"` // when, in nanoseconds since 1970, or 0 while it is not complete
 	Chunks   []KeptChunk `json:"chunks"`
-	Place    string      `json:"place"`    // of its contents: "": the device; ToHost, ToDisk
+	Place    string      `json:"place"`    // of its contents: ToHost, ToDisk, or "" for the device
 	Bytes    uint64      `json:"bytes"`    // on its device
-	Tensors  int         `json:"tensors"`  // 0: its manifest is not of the Python package
+	Tensors  int         `json:"tensors"`  // 0 unless the Python package made its manifest
 	Used     int64       `json:"used"`     // when it was sealed or a user last went, as Sealed
 	Replaced bool        `json:"replaced"` // it was dropped or replaced, and a process still uses it
 	Users    []int       `json:"users"`    // processes
@@ -285,7 +285,7 @@ type KeptChunk struct {
 // Driver is the driver's part of a process that is paused with everything, as the client knows it that made the pause.
 type Driver struct {
 	Devices []DriverBytes `json:"devices"`        // those that the process was on
-	Lost    string        `json:"lost,omitempty"` // why the driver can never give the process back; "": it can
+	Lost    string        `json:"lost,omitempty"` // why the driver can never give the process back, or "" if it can
 }
 
 // DriverBytes is what the driver has taken from one device.
@@ -302,7 +302,7 @@ type ProcessState struct {
 	Gated   bool   `json:"gated"`   // its threads can be held during a pause
 	HeldUp  bool   `json:"held_up"` // and those that give a device work are held now
 	// IdleSeconds is for how long no thread has given a device work, as far as known: each status looks, and counts
-	// work since the last look as given now. nil: that cannot be seen.
+	// work since the last look as given now. It is nil where no look is possible.
 	IdleSeconds *float64 `json:"idle_seconds"`
 	// ResumeWait is how many seconds a resume waits for memory, if it names no time itself (TMS_RESUME_WAIT).
 	ResumeWait float64 `json:"resume_wait_seconds"`
@@ -311,8 +311,8 @@ type ProcessState struct {
 	// on which it had one.
 	Devices []Device  `json:"devices"`
 	Stays   string    `json:"stays,omitempty"`   // why it cannot be moved to another GPU, as far as it knows
-	Account *Account  `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
-	Share   *Share    `json:"share,omitempty"`   // nil: the process does not share (TMS_SHARE)
+	Account *Account  `json:"account,omitempty"` // nil unless the process was asked to keep one (TMS_ACCOUNT)
+	Share   *Share    `json:"share,omitempty"`   // nil unless the process shares (TMS_SHARE)
 	Kept    []KeptSet `json:"kept,omitempty"`    // the complete sets that it has open, one that is open twice twice
 	// Sharers are the processes that have its memory mapped, and those whose memory it has, mapped or paused.
 	Sharers []int `json:"sharers,omitempty"`
@@ -362,15 +362,15 @@ type Stats struct {
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
 	// DiskDirectory is where the next pause puts files; it may not be there yet.
 	DiskDirectory string `json:"disk_directory"`
-	// Pools has the statistics of the pools that serve the program under TMS_INIT_POOL: a list of torch.Stats. nil:
-	// none do.
+	// Pools has the statistics of the pools that serve the program under TMS_INIT_POOL: a list of torch.Stats, or nil
+	// without such pools.
 	Pools any `json:"pools"`
 }
 
 // Device is one of a process's devices.
 type Device struct {
 	Device int    `json:"device"` // its ordinal in the process
-	UUID   string `json:"uuid"`   // as NVML has it, "GPU-…"; "": the driver does not report it
+	UUID   string `json:"uuid"`   // as NVML has it, "GPU-…", or "" if the driver does not report it
 }
 
 // Account is the device memory of a process that is not pausable, as far as the process got it by functions that
@@ -392,7 +392,7 @@ const (
 type Other struct {
 	Device int `json:"device"`
 	// Library is the name of the file, without folders, that asked for it; for a pool, of the first that took memory
-	// from it; "": not known, as for a device's graphs.
+	// from it. It is "" if the library is not known, as for a device's graphs.
 	Library string `json:"library"`
 	Kind    string `json:"kind"`  // one of the above
 	Bytes   uint64 `json:"bytes"` // of device memory

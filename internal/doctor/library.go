@@ -32,7 +32,7 @@ func isOurs(path, file string) bool {
 	return isLibrary(path) || err == nil && i.isOurs()
 }
 
-// standsFor returns the libtms.so that the loader takes in place of this file at path; "": none.
+// standsFor returns the libtms.so that the loader takes in place of this file at path, or "" if it takes this file.
 func (i *image) standsFor(path string) string {
 	for _, filter := range i.filters {
 		if isLibrary(filter) && !isLibrary(path) {

@@ -17,7 +17,7 @@ import (
 type Driver struct {
 	Loaded       bool   `json:"loaded"`
 	CUDAVersion  string `json:"cuda_version"`  // the newest CUDA it supports: "13.0"
-	KernelModule string `json:"kernel_module"` // "580.95.05"; "": unknown
+	KernelModule string `json:"kernel_module"` // "580.95.05", or "" if unknown
 	Error        string `json:"error"`
 
 	major int

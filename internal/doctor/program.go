@@ -105,7 +105,8 @@ func lookUp(name string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// interpreterOf reads a script's first line; "": it is no script. It looks through env, which many scripts use.
+// interpreterOf returns the interpreter in a script's first line, or "" if the file is no script. It looks through env,
+// which many scripts use.
 func interpreterOf(path string) (interpreter string, err error) {
 	file, err := os.Open(path)
 	if err != nil {

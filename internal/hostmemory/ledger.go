@@ -15,7 +15,7 @@ import (
 // which each locks as many bytes as it is about to touch, and unlocks what it has touched. The bytes begin at a place
 // that says which process it is. The kernel ends the locks of a process that ends. (fcntl, F_OFD_SETLK)
 
-// Ledger is what processes have promised to take. nil: this process looks at itself alone.
+// Ledger is what processes have promised to take. With a nil Ledger this process looks at itself alone.
 type Ledger struct {
 	Directory func() (string, error) // where the file is
 }
@@ -35,7 +35,7 @@ const (
 // Promise is what is locked of a ledger.
 type Promise struct {
 	mu         sync.Mutex
-	file       int   // -1: the ledger cannot be used
+	file       int   // -1 if the ledger cannot be used
 	start, end int64 // of the bytes locked
 }
 

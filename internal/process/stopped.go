@@ -57,7 +57,7 @@ type Watch struct {
 	since  time.Time
 }
 
-// Exhausted reports whether the holder has been found stopped at each look for Patience. 0: it is not known.
+// Exhausted reports whether the holder has been found stopped at each look for Patience. An unknown holder is 0.
 func (w *Watch) Exhausted(holder int) bool {
 	if holder <= 0 || !Stopped(holder) {
 		*w = Watch{}

@@ -26,15 +26,15 @@ type Look struct {
 	At        time.Time
 	Processes []Process
 	Devices   []Device
-	Note      string // what to know about the devices' figures; "": nothing
+	Note      string // what to know about the devices' figures
 }
 
 // Process is a process that listens.
 type Process struct {
 	PID       int
-	Container string // the first digits of the number of its pod or container; "": it is in none
+	Container string // the first digits of the number of its pod or container, or ""
 	Command   string
-	Error     string // why it has not answered this time; "": it has
+	Error     string // why it has not answered this time, or "" if it has
 	Tags      []Tag
 }
 
@@ -46,14 +46,14 @@ type Tag struct {
 
 	Live, Held, Paused, Slack, Backup uint64
 	Mapped, Unmapped                  uint64 // of sets and other processes: now, and while it is paused
-	Where                             string // of the backup: host, disk, peer, mixed; "": there is none
+	Where                             string // of the backup: host, disk, peer, mixed, or ""
 	Unkept, Unbacked                  uint64 // the part of Paused without contents; and what a pause would free without
 
-	// Seconds of the last pause and resume; a different figure means another pause. 0: there was none.
+	// Seconds of the last pause and resume; a different figure means another pause. They are 0 before the first.
 	LastPause, LastResume float64
 	PausedSince           time.Time // of what is paused
 
-	// Done and Total of the contents that a pause or resume is copying on the device, in bytes; 0 of 0: none.
+	// Done and Total of the contents that a pause or resume is copying on the device, in bytes, or 0 of 0.
 	Done, Total uint64
 }
 

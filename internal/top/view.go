@@ -357,7 +357,7 @@ func (r row) detail() string {
 	return text
 }
 
-// without says how much is paused without contents, or would be by the pause key; "": none.
+// without says how much is paused without contents, or would be by the pause key. It is "" if nothing is.
 func (t *Tag) without() (text string) {
 	if t.Unkept > 0 {
 		text += ", " + readable.Short(t.Unkept) + " without contents"

@@ -36,7 +36,7 @@ type Refusal struct {
 	Size           uint64 // bytes asked for
 	Live, Reserved uint64 // bytes of live blocks, and of the source's segments
 	Cause          error
-	Advice         string // for ErrOutOfMemory and ErrTooLarge; "": the cause has its own
+	Advice         string // for ErrOutOfMemory and ErrTooLarge, or "" if the cause has its own
 }
 
 func (r *Refusal) Error() string {

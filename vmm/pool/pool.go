@@ -57,7 +57,7 @@ type Stats struct {
 	SourceFrees    uint64 `json:"source_frees"`
 	SourceFailures uint64 `json:"source_failures"`
 
-	// Detail is what only this kind counts; it marshals to a JSON object. nil: nothing.
+	// Detail is what only this kind counts. It marshals to a JSON object, or is nil.
 	Detail any `json:"detail,omitempty"`
 }
 

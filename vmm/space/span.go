@@ -20,7 +20,7 @@ func (s Span[T]) first() uint32 { return s.in.block.start + s.block.start }
 // Enter records the span's owner, which Find then returns, or with nil that it has none.
 func (s Span[T]) Enter(owner *T) { s.in.arena.enter(s.first(), s.block.count, owner) }
 
-// In reports whether the span lies in a room, nil: in none.
+// In reports whether the span lies in a room, or with nil in no room.
 func (s Span[T]) In(room *Room) bool { return s.in.room == room }
 
 // SameRange reports whether two spans lie in one range: only those can be joined.

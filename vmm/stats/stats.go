@@ -20,7 +20,7 @@ type Stats struct {
 // Device is one device's part of Stats.
 type Device struct {
 	Device     int    `json:"device"`
-	UUID       string `json:"uuid"` // as NVML has it, "GPU-…"; "": the driver does not report it
+	UUID       string `json:"uuid"` // as NVML has it, "GPU-…", or "" if the driver does not report it
 	TotalBytes uint64 `json:"total_bytes"`
 	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
 	// What uses memory: live allocations, slack, pools of this library that took theirs from cudaMalloc, contents of
@@ -68,8 +68,7 @@ type Tag struct {
 	ImportedBytes        uint64  `json:"imported_bytes"`               // of other processes, in no figure above
 	ImportedPaused       uint64  `json:"imported_paused_bytes"`        // and unmapped by pausing
 	ImportedLost         uint64  `json:"imported_lost_bytes"`          // and gone while it was
-	// In seconds since 1970, or 0 if nothing is paused
-	PausedSince          float64 `json:"paused_since"`
+	PausedSince          float64 `json:"paused_since"`                 // seconds since 1970, or 0 if none is paused
 	LastPauseSeconds     float64 `json:"last_pause_seconds"`
 	LastResumeSeconds    float64 `json:"last_resume_seconds"`
 }

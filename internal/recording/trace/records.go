@@ -38,10 +38,10 @@ const (
 	Unfreed                       // Address: the thread's last Freed failed
 	PoolDestroyed                 // Pool: all of its blocks are freed
 	Text                          // of Size bytes, in as many whole records behind it: a Tag's name, or what Other says
-	Begin                         // Flags: an Operation, on Tag, 0: on all. Thread: its number
-	// The same, and in Device the error code. Address: nanoseconds that it took, of them Pool
+	Begin                         // Flags: an Operation, on Tag, or with 0 on all. Thread: its number
+	// End has the fields of Begin, the error code in Device, and in Address the nanoseconds that the operation took: Pool
+	// of them for waiting, and Other for contents. Size is bytes of device memory, and Stream bytes of contents.
 	End
-	// for waiting and Other for contents. Size: bytes of device memory. Stream: those of contents
 	Figures // of Tag on Device, bytes: Address live, Size physical, Stream in host memory, Pool in files, Other peers
 )
 
@@ -173,7 +173,7 @@ func (r *Records) raw() (Record, bool, error) {
 	return record, true, nil
 }
 
-// TagName returns the name of a record's tag; "": it has none.
+// TagName returns the name of a record's tag, or "" if it has none.
 func (r *Records) TagName(record Record) string { return r.tags[record.Tag] }
 
 // At returns the time of a record, in the zone of the process.

@@ -15,7 +15,7 @@ import (
 // directory is where files are made.
 type directory struct {
 	path    string
-	setting string // what named it; "": it is the default
+	setting string // what named it, or "" for the default
 }
 
 // make makes what is missing of the path, and checks that files can be made there.

@@ -14,10 +14,10 @@ type Traits struct {
 	Kind string
 	// Alignment divides the address of every block, for a source that aligns segments to 512.
 	Alignment uint64
-	// Largest is the largest size it serves, in bytes; a larger one gets ErrTooLarge. 0: no size is too large.
+	// Largest is the largest size it serves, in bytes, or 0 if no size is too large. A larger size gets ErrTooLarge.
 	Largest uint64
 	// Direct is the size in bytes from which on a block is a segment of its own, which its free gives back to the
-	// source. 0: no block is.
+	// source. It is 0 if no block is.
 	Direct uint64
 	// StreamOrdered: without a Trim between, memory freed on one stream is not reused on another.
 	StreamOrdered bool

@@ -25,7 +25,7 @@ struct process_page {
 
 enum { LOCKING = 64 }; // a query reports running, but new calls already wait
 
-bool process_publish(uint64_t memory); // of each device; at cuInit. false: it can't be
+bool process_publish(uint64_t memory); // of each device; at cuInit. Reports whether it could
 void process_withdraw(void); // at a reset
 void process_forget(void); // in a forked child
 void process_shares(int more); // pieces of memory, or fewer

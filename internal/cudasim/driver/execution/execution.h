@@ -168,7 +168,7 @@ struct function { // the kernel in one context
 };
 CUresult function_of(struct kernel *kernel, struct context *context, struct function **function);
 CUresult function_load(struct kernel *kernel, struct context *context); // before a launch
-// kernel: NULL: any.
+// A NULL kernel stands for any.
 struct function *function_find(const struct kernel *kernel, const struct context *context);
 void functions_forget(const struct context *context);
 

@@ -72,7 +72,7 @@ struct device {
 	uint64_t next_offset;
 	uint64_t heap, heap_end;    // addresses for cuMemAlloc not handed out yet
 	struct tree free_addresses; // stacks of freed cuMemAlloc ranges, keyed by size
-	struct pool *pool, *current; // the default one; the one for cuMemAllocAsync, NULL: the default
+	struct pool *pool, *current; // the default; the pool for cuMemAllocAsync, or NULL for the default
 };
 
 enum { PAGE = 4096 }; // of the host; cuMemAlloc counts in them
@@ -113,7 +113,7 @@ struct exported {
 };
 struct exported block_export(const struct block *block, uint64_t id);
 CUresult block_import(const struct exported *from, struct block **block);
-int block_outlive(struct block *block); // for a descriptor: memory that needs no process. -1: it cannot
+int block_outlive(struct block *block); // for a descriptor: memory that needs no process, or -1
 CUresult block_adopt(int descriptor, int device, uint64_t size, struct block **block); // from such a descriptor
 CUresult block_view(int descriptor, int device, uint64_t size, struct block **block); // without one of its own
 void block_shared(struct block *block); // notes that other processes share it, until its release
