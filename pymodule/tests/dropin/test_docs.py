@@ -179,19 +179,6 @@ def test_error_codes() -> None:
     assert seen > _STICKY
 
 
-def test_tests_that_are_named_exist() -> None:
-    """For its claims the rationale names the tests that fail once a claim no longer holds."""
-    named = {
-        name
-        for document in DOCUMENTS
-        for name in re.findall(r"`((?:Test|Fuzz)[A-Z]\w+)`", document.read_text())
-    }
-    folders = ("cmd", "forward", "internal", "preload", "vmm")
-    sources = [source for folder in folders for source in ROOT.glob(f"{folder}/**/*_test.go")]
-    text = "\n".join(source.read_text() for source in sources)
-    assert named and not named - set(re.findall(r"func ((?:Test|Fuzz)\w+)\(", text))
-
-
 def anchors(document: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -206,12 +193,3 @@ def test_links(document: Path) -> None:
         target = (document.parent / name).resolve() if name else document
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
-
-
-def test_scripts_that_are_named_exist() -> None:
-    for document in DOCUMENTS:
-        for path in re.findall(
-            r"`((?:scripts|preload|vmm|pymodule|internal|docs)/[\w./-]+)[` ]", document.read_text()
-        ):
-            found = (ROOT / path).exists() or list(ROOT.glob(path + ".*"))
-            assert found, f"{document.relative_to(ROOT)} names {path}"
