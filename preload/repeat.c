@@ -100,14 +100,17 @@ HIDDEN void *repeat_malloc(struct repeat_request *request)
 	return NULL;
 }
 
+/* A stream that the program has made is known by its handle: should the handle be another stream's by now, the free is in
+ * the order of that one, whose event it records, and nobody allocates on the first any more. A default stream is another
+ * in each context. */
 static bool is_stream_of(const struct offer *of, void *stream)
 {
 	unsigned long long stream_id = 0;
 	void *context = NULL;
-	return GET(of->stream) == stream && forward_cuStreamGetId(stream, &stream_id) == SUCCESS &&
-	       GET(of->stream_id) == stream_id &&
-	       ((uintptr_t)stream > (uintptr_t)PER_THREAD_STREAM ||
-		(forward_cuCtxGetCurrent(&context) == SUCCESS && GET(of->context) == context));
+	if (GET(of->stream) != stream || (uintptr_t)stream > (uintptr_t)PER_THREAD_STREAM)
+		return GET(of->stream) == stream;
+	return forward_cuStreamGetId(stream, &stream_id) == SUCCESS && GET(of->stream_id) == stream_id &&
+	       forward_cuCtxGetCurrent(&context) == SUCCESS && GET(of->context) == context;
 }
 
 HIDDEN bool repeat_free(void *pointer, void *stream)
