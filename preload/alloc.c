@@ -115,7 +115,7 @@ static int runtime_malloc(void **pointer, size_t size)
 		made_;                                                                             \
 	})
 
-/* An allocation with memory of its own; bytes: its size. */
+/* An allocation that has memory of its own. The account counts bytes for it. */
 #define ALLOCATING_FOR(caller, pointer, size, bytes, plain, ours)                                  \
 	ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), plain, ours, (void)0,                  \
 		   account_malloc(*(void **)(pointer), bytes, caller))

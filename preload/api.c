@@ -224,7 +224,7 @@ EXPORT int tms_pause_everything(double timeout)
 	return code;
 }
 
-/* tags: NULL: all; seconds: less than 0: tms_set_resume_wait's. */
+/* NULL tags are all tags. Seconds below 0 are those of tms_set_resume_wait. */
 static int resume(const char *const *tags, double seconds)
 {
 	/* any driver call would wait for that */

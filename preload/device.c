@@ -49,8 +49,8 @@ GRANTS(cu, cuCtxEnablePeerAccess, void *)
 /* Contexts that the program makes itself, so that a pause can wait for what they run. Contexts made by functions that
  * were found with dlsym are unknown, so memory is refused in them.
  *
- * A table without a lock, which a fork could leave held. A context is used only while it is acquired, and is
- * destroyed only when nobody uses it. */
+ * The table has no lock, which a fork could leave held. A thread uses a context only while it has acquired it, and a
+ * context is destroyed only when no thread uses it. */
 enum { CONTEXTS_MAX = 1024, CHANGING = 1 };
 static struct known {
 	_Atomic uintptr_t context; /* 0: free; CHANGING */

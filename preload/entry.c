@@ -65,7 +65,8 @@ FINDS(cuGetProcAddress_v2, (const char *name, void **function, int version, uint
 FINDS_BY_RUNTIME(, flags)
 FINDS_BY_RUNTIME(_ptsz, flags & LEGACY ? 0 : PER_THREAD)
 
-/* Returns our function, which dlsym is to return to caller in place of theirs of that name; NULL: there is none. */
+/* Returns this library's function for dlsym to return to caller in place of theirs, or NULL if there is none of that
+ * name. */
 EXPORT void *tms_driver_function(const char *name, void *theirs, const void *caller)
 {
 	/* This library uses the driver's own functions, which pass no gate. Only its calls that poll go through the

@@ -82,11 +82,12 @@ func notCheckpointed() error {
 	return err
 }
 
-// askingDriver is held, shared, while the driver is asked for figures. A pause of everything begins when nobody asks.
-// Otherwise the call would wait at the gate until the resume, and so would every status; but a resume asks for one.
+// askingDriver is held, shared, while a thread asks the driver for figures, and a pause of everything waits for that.
+// Otherwise such a call would wait at the gate until the resume. Each status would wait for the call, and a resume asks
+// for a status.
 var askingDriver sync.RWMutex
 
-// driversPart is what the driver has, as the last client of a pause of everything has noted; nil: it has not, yet.
+// driversPart is what the driver has, as noted by the client of the last pause of everything, or nil before that.
 var driversPart atomic.Pointer[control.Driver]
 
 // Of the last pause of everything: the devices on which the process then was, and whether it has not looked since where

@@ -1,4 +1,4 @@
-/* free has the functions that free: addresses of ours go to the engine, all others to CUDA. */
+/* free has the functions that free memory. They pass pausable memory to the engine, and everything else to CUDA. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"

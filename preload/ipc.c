@@ -1,7 +1,7 @@
-/* ipc has CUDA's functions for memory that processes share by handles of 64 bytes. For memory of ours the handle is
- * ours too: it says which process to ask, and for what. ipc.go asks, internal/control/server answers; a process
- * without this library cannot open such a handle. All other handles are CUDA's own, and an obstacle to the driver's
- * checkpoint; memory of ours is gone when all is paused. */
+/* ipc has CUDA's functions for memory that processes share by handles of 64 bytes. A handle of pausable memory is made
+ * by this library, and says which process to ask, and for what: ipc.go asks, and internal/control/server answers. A
+ * process without this library cannot open such a handle. All other handles are CUDA's own, and an obstacle to the
+ * driver's checkpoint. Pausable memory is no obstacle, because it is gone when everything is paused. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -58,7 +58,7 @@ static int close_ours(uintptr_t pointer)
 	return operation_apart(&operation, NULL);
 }
 
-/* The driver's pointers are numbers; current: the device of memory that is opened. */
+/* The driver's pointers are numbers. current finds the device on which memory is opened. */
 #define SHARES(api, version, type, current)                                                        \
 	EXPORT int api##IpcGetMemHandle(void *handle, type pointer)                                \
 	{                                                                                          \

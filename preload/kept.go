@@ -36,11 +36,11 @@ var _ = [1]struct{}{}[vmm.Keeper-control.Keeper]
 type keptSet struct {
 	control.KeptSet
 	mu      sync.Mutex // held during an operation
-	ordinal int        // of its device; -1: this process does not see that
+	ordinal int        // its device's, or -1 if this process does not see the device
 	tag     string
 	// Guarded by the lock of the table, as are Chunks and Sealed.
 	file      checksum.File
-	addresses []uintptr // where the chunks are mapped; none: they are not
+	addresses []uintptr // where the chunks are mapped; empty while they are not
 }
 
 var kept = struct {
@@ -87,7 +87,7 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 		}
-		if s == nil || s != keptBy(handle) { // another thread has closed it meanwhile
+		if s == nil || s != keptBy(handle) { // another thread closed it while this one waited for the lock
 			return 0, errNoKept
 		}
 		making := kind == C.OPERATION_KEPT_ADD || kind == C.OPERATION_KEPT_SEAL
@@ -277,7 +277,8 @@ func (s *keptSet) letGo() {
 	_ = server.Tell(thisProcess{}.Directories, control.Keeper, control.Request{Op: control.Close, Set: s.ID})
 }
 
-// hashing returns what hashes chunks, through mappings of its own: a pause may take the program's meanwhile.
+// hashing returns a function that hashes chunks. It maps the chunks itself, because a pause may take the program's
+// mappings at any time.
 func (s *keptSet) hashing(e *vmm.Engine) checksum.Hash {
 	return func(chunk control.KeptChunk, keys *digest.Keys) ([]digest.Sum, error) {
 		_, descriptor, err := askKeeper(control.Request{Op: control.Lend, Share: chunk.ID}, -1)

@@ -186,7 +186,7 @@ static int handle_of_range(void *to, uintptr_t address, size_t size, int type, u
 	int code = forward_cuMemGetHandleForAddressRange(to, address, size, type, flags);
 	if (code == SUCCESS || !query_is_paused(address))
 		return code;
-	error_set("the memory is paused, so nobody can have a handle of it: resume it first");
+	error_set("the memory is paused, so it cannot have a handle: resume it first");
 	return MEMORY_IS_PAUSED;
 }
 
@@ -249,7 +249,7 @@ static int refuse_binding(void)
 			  "to write where it was before a pause: allocate it outside regions");
 }
 
-/* Returns a handle that the caller releases; 0: no handle of ours is there. */
+/* Returns the handle of the pausable memory at an address, which the caller releases, or 0 if there is none. */
 static uint64_t mapped_at(uintptr_t address)
 {
 	uint64_t handle = 0;

@@ -125,7 +125,7 @@ func tmsMemExported(handle C.uint64_t, address C.uintptr_t, size C.size_t) {
 // bound is set once a line has said what multicast does to pauses.
 var bound atomic.Bool
 
-// tmsMemLend puts the driver's handle in place of one of ours, for a multicast object.
+// tmsMemLend replaces a handle of this library by the driver's, for a multicast object.
 //
 //export tmsMemLend
 func tmsMemLend(handle *C.uint64_t) C.int {

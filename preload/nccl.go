@@ -92,8 +92,8 @@ func holdNCCL(deadline time.Time) bool {
 	return false
 }
 
-// apartNCCL names the communicators that can be suspended here if they are suspended in other processes, too. Nobody is
-// inside NCCL.
+// apartNCCL names the communicators that can be suspended here if they are suspended in other processes, too. Call it
+// while no thread is inside NCCL.
 func apartNCCL() (found []control.Communicator) {
 	eachCommunicator(true, func(c *C.struct_gate_communicator) {
 		name := cliqueName(c.clique)
@@ -340,7 +340,7 @@ func refuseRegistered(e *vmm.Engine, tags []string) error {
 			nccl.warned.Store(true)
 			goruntime.Log(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered "+
 				"it there, which does not survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the "+
-				"start, or capture it anew after a resume",
+				"start, or capture it again after a resume",
 				ncclVersion(r.version), uintptr(r.address), C.GoString(r.call)))
 		default:
 			return cuda.Refuse(cuda.NotSupported, "the memory at %#x is registered with %s by %s, and a registration "+

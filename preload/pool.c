@@ -106,7 +106,7 @@ EXPORT int tms_pool_destroy(tms_pool *pool)
 	return code;
 }
 
-/* Writes a text that Go returns malloc'ed; 0: there is none. */
+/* Writes a text that Go returns malloc'ed, and frees it. Its value is the text's length, or 0 without a text. */
 #define GIVE(of, buffer, capacity)                                                                 \
 	({                                                                                         \
 		char *text_ = NULL;                                                                \
@@ -153,8 +153,8 @@ EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream
 
 typedef void torch_fail(const char *function, const char *file, uint32_t line, const char *message);
 
-/* Reports whether PyTorch is in the process. *fail is its c10::detail::torchCheckFail, which raises a c10::Error and
- * has a C signature; NULL: this PyTorch has none. */
+/* Reports whether PyTorch is in the process. *fail becomes its c10::detail::torchCheckFail, which raises a c10::Error
+ * and has a C signature, or NULL if this PyTorch has none. */
 static bool find_torch(torch_fail **fail)
 {
 	void *library = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);

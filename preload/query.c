@@ -83,7 +83,8 @@ static uintptr_t context_of(const struct memory_at *memory)
 	return (uintptr_t)context;
 }
 
-/* What the driver answers of mapped memory, and how many bytes the answer has; 0: it answers that there is none. */
+/* Stores the driver's answer for mapped memory, and returns how many bytes the answer has, or 0 for an attribute that
+ * such memory does not have. */
 static size_t attribute_of(const struct memory_at *memory, int attribute, uintptr_t address, uint64_t *value)
 {
 	*value = 0;

@@ -11,8 +11,8 @@ import (
 	"tms/vmm/stats"
 )
 
-// tmsMemoryAt fills in what CUDA says of the memory around an address while it is active; device is the one whose
-// access is asked for. NOT_OURS: there is none of ours.
+// tmsMemoryAt fills in what CUDA says of the memory around an address while it is active, and how device may access it.
+// It returns NOT_OURS if there is no pausable memory.
 //
 //export tmsMemoryAt
 func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) C.int {

@@ -1,6 +1,6 @@
 /* share has what a process of tms run --share does when device memory is short: it runs the command tms share, which
- * makes others give way, and tries again. What it waits for can be seen at its control socket (control.Share), so that
- * others leave it the memory that was made free for it. */
+ * makes other processes give way, and tries again. The process publishes its request (control.Share), so other
+ * processes do not take memory freed for it. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -20,7 +20,7 @@ enum { STARTS_MOST = 10, ROOMS_MOST = 64 };
 
 /* The allocation may take the reserve, too. */
 static __thread bool fills __attribute__((tls_model("initial-exec")));
-static _Atomic int64_t unkept; /* until then nobody is asked for the reserve, because nobody had one */
+static _Atomic int64_t unkept; /* until then the reserve is not asked for, because no process could give one */
 
 static int64_t nanoseconds(void)
 {
@@ -102,7 +102,7 @@ static void begin(void)
 	static _Atomic bool begun;
 	if (!atomic_load(&begun) && !capturing()) {
 		atomic_store(&begun, true);
-		(void)operation_serve(); /* or nobody asks it for memory, and TMS_CONTROL says why on stderr */
+		(void)operation_serve(); /* if this fails, no process asks it for memory; a line on stderr says why */
 	}
 }
 
@@ -113,7 +113,7 @@ static bool make_room(int device, size_t bytes)
 		return false;
 	bool made = false;
 	if (go_now() == GO_AWAKE && IN_GO((made = tmsMakeRoom(device), SUCCESS)) == SUCCESS && made)
-		return true; /* of the process's own slack */
+		return true; /* from the process's own slack */
 	begin();
 	share_enter();
 	int code = share_want(bytes ? bytes : 1, device, false); /* and the reserve */
@@ -121,7 +121,7 @@ static bool make_room(int device, size_t bytes)
 	return code == SUCCESS;
 }
 
-/* libtms_reach.so asks for this. NULL: the process does not share its devices. */
+/* libtms_reach.so asks for this. Returns NULL if the process does not share its devices. */
 EXPORT bool (*tms_room(void))(int, size_t)
 {
 	region_load_environment();
@@ -150,7 +150,7 @@ HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void
 		if (room != ERROR_MEMORY_ALLOCATION)
 			code = allocate(with);
 		if (room != ERROR_MEMORY_ALLOCATION && room != SUCCESS)
-			break; /* nobody makes room: it takes what others leave */
+			break; /* no process can be asked to make room, so this one has only what others leave free */
 		more = room == SUCCESS ? (more + 1) % MORE_MOST : 0;
 	}
 	fills = false;

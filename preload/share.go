@@ -31,7 +31,7 @@ func reportAllocation(err error) C.int {
 	return code
 }
 
-// sharing completes what the server knows of it; nil: the process does not share.
+// sharing completes the server's part of a status, or returns nil if the process does not share.
 func sharing(of *control.Share) *control.Share {
 	if !C.region_config.share {
 		return nil
@@ -59,7 +59,7 @@ func monotonic(since int64) time.Duration {
 	return time.Duration(now.Nano() - since)
 }
 
-// Waits counts the wait in progress, too. One that ends meanwhile may count twice for a moment.
+// Waits includes the wait in progress. A wait that ends during the call may count twice for a moment.
 func (thisProcess) Waits() time.Duration {
 	since := atomic.LoadInt64((*int64)(&C.share_wanted.since))
 	waited := time.Duration(atomic.LoadInt64((*int64)(&C.share_wanted.waited)))

@@ -73,7 +73,7 @@ HIDDEN void query_log_refused(void); /* a line with that text */
 /* What mapping_use does with the driver's handle. */
 struct mapping_use {
 	void *out;
-	int type; /* of an export; 0: it returns the properties */
+	int type; /* an export's, or 0 to get the properties */
 	unsigned long long flags;
 };
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
@@ -83,8 +83,8 @@ HIDDEN bool ipc_shares(void); /* other processes can have pausable memory */
 /* token.c: memory exported by descriptor. Returns the driver's codes, or NOT_OURS. */
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 
-/* True inside a CUDA call that libtms_reach.so may lead back to another function of ours. What the outer one left to
- * CUDA, the inner one leaves too. */
+/* True inside a CUDA call that libtms_reach.so may lead back to another function of this library. If the outer function
+ * has left a call to CUDA, the inner one does so, too. */
 extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDDEN;
 #define BELOW(call)                                                                                \
 	({                                                                                         \
@@ -139,7 +139,7 @@ static inline bool capturing(void)
 }
 
 HIDDEN void captures_forget(const void *context); /* one that is gone */
-/* Keeps captures from beginning until captures_let, which must follow soon; false: there is one already. */
+/* Keeps captures from beginning until captures_let, which must follow soon. Returns false if one is in progress. */
 HIDDEN bool captures_hold(void);
 HIDDEN void captures_let(void);
 
@@ -171,8 +171,9 @@ struct repeat_request { /* what an allocation has in common with one whose memor
 	struct region_settings settings;
 	int device; /* as ordered_takes names it */
 };
-HIDDEN void *repeat_malloc(struct repeat_request *request); /* fills in the context; NULL: the engine is asked */
-HIDDEN bool repeat_free(void *pointer, void *stream);	    /* false: the same */
+/* Fills in the context, and returns NULL if the engine must allocate. repeat_free returns false if it must free. */
+HIDDEN void *repeat_malloc(struct repeat_request *request);
+HIDDEN bool repeat_free(void *pointer, void *stream);
 /* For the engine, which holds its lock. */
 enum repeat_taken { REPEAT_LIVE, REPEAT_FREED, REPEAT_KEPT, REPEAT_LATER };
 HIDDEN int repeat_offer(const struct repeat_request *request, uintptr_t address, uint64_t stream_id, uintptr_t event);
@@ -199,7 +200,7 @@ enum operation_kind {
 	OPERATION_KEPT_ATTACH,
 	OPERATION_KEPT_CLOSE,
 };
-/* ipc.c: what cudaIpcGetMemHandle returns for memory of ours, and what token.c's files contain. */
+/* ipc.c: what cudaIpcGetMemHandle returns for pausable memory, and what token.c's files contain. */
 struct ipc_handle {
 	char magic[8];
 	uint32_t pid, unused;
@@ -209,9 +210,9 @@ struct ipc_handle {
 };
 struct operation {
 	int kind;
-	const char *const *tags; /* up to a NULL; NULL: all */
+	const char *const *tags; /* ended by NULL; or NULL for all */
 	const char *const *keep; /* of a discard: more tags, whose contents are saved; or NULL */
-	uint64_t since;		 /* only what transitions after that have paused or resumed; 0: all */
+	uint64_t since;		 /* only what later transitions have paused or resumed; 0 for all */
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
 	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers (or < 0) */
@@ -245,7 +246,7 @@ HIDDEN void pytorch_empty_cache(double seconds); /* waits so long at most */
 
 /* control.c: the socket through which others steer the process. */
 struct control_environment {
-	const char *runtime_dir, *temporary; /* XDG_RUNTIME_DIR and TMPDIR; NULL: unset; interned */
+	const char *runtime_dir, *temporary; /* XDG_RUNTIME_DIR and TMPDIR, interned, or NULL if unset */
 };
 extern struct control_environment control_environment HIDDEN;
 HIDDEN void control_load(void);
@@ -257,7 +258,7 @@ extern double tms_get_resume_wait(void);
 extern _Atomic bool shared_watched HIDDEN; /* there was some */
 extern _Atomic bool handles_tracked HIDDEN; /* some memory by handle is pausable */
 extern _Atomic bool handles_watched HIDDEN; /* handles_tracked or shared_watched */
-/* Whether memory of ours may lie at an address. Where the program maps it itself, that is any address. */
+/* Reports whether pausable memory may lie at an address. Where the program maps it itself, that is any address. */
 static inline bool may_be_ours(uintptr_t address)
 {
 	return unlikely(arena_contains((const void *)address)) ||
@@ -271,7 +272,7 @@ HIDDEN int shared_retain(uint64_t *handle, void *address);
 HIDDEN int shared_release(uint64_t handle);
 HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags);
 HIDDEN int shared_unmap(uintptr_t address, size_t size);
-HIDDEN const char *shared_obstacle(void); /* a function by which present memory is shared; NULL: none is */
+HIDDEN const char *shared_obstacle(void); /* a function by which present memory is shared, or NULL */
 
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: driver calls may wait */
@@ -282,7 +283,7 @@ HIDDEN void everything_set_pending(bool now);
 HIDDEN bool everything_driver_has(void);     /* the driver holds the process locked or checkpointed */
 /* Notes a call that succeeded, after which the driver's checkpoint may lose the process. Returns the code. */
 HIDDEN int obstacle_note(const char *call, int code);
-HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: there is none */
+HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed, or NULL */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
 HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/keeper) */
@@ -298,9 +299,9 @@ HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, c
 /* share.c: what a process of tms run --share does when device memory is short. */
 enum { SHORT_OF_MEMORY = -1 }; /* the code of an allocation that others can make room for */
 struct share_wanted { /* by a thread that waits for an allocation, or a resume; Go reads it, too */
-	int64_t since;	/* CLOCK_MONOTONIC, in ns; 0: none waits */
+	int64_t since;	/* CLOCK_MONOTONIC, in ns, or 0 if no thread waits */
 	int64_t waited; /* ns of all waits that are over */
-	int64_t grew;	/* when the last one for an allocation was over; 0: there was none */
+	int64_t grew;	/* when the last one for an allocation was over, or 0 */
 	uint64_t bytes;
 	int device;
 	bool resumes; /* the bytes are paused */

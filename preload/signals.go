@@ -26,7 +26,7 @@ const (
 	signalTry  = 250 * time.Millisecond // between tries to resume
 )
 
-// signalsLeft is closed when the gate opens; nil: it is open. The gate's holder has it.
+// signalsLeft is closed when the gate opens, and nil while it is open. The gate's lock guards it.
 var signalsLeft chan struct{}
 
 // watchSignals begins when the gate closes. Before that the program acts on its signals itself.
@@ -38,7 +38,7 @@ func watchSignals() {
 	go func() { _ = goruntime.Run(func() error { awaitSignals(left, hangup); return nil }) }()
 }
 
-// leaveSignals ends that.
+// leaveSignals ends what watchSignals began.
 func leaveSignals() {
 	if signalsLeft != nil {
 		close(signalsLeft)
@@ -85,8 +85,8 @@ func awaitSignals(left <-chan struct{}, hangup bool) {
 	}
 }
 
-// answerSignal returns when the gate is open, or refuses calls. It tries once more after the time is up, because the
-// process may have been stopped meanwhile.
+// answerSignal resumes the program, or makes its calls fail, and returns when the gate is open or refuses calls. It
+// tries once more after the time is up, because the process may have been stopped for most of it.
 func answerSignal(name string, left <-chan struct{}) {
 	goruntime.Log(name + " came while this program is paused, so it is being resumed, and can end")
 	until := time.Now().Add(time.Duration(float64(C.region_config.signal_wait) * float64(time.Second)))

@@ -190,7 +190,7 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 		wait = memoryWait()
 	}
 	until := time.Now().Add(wait)
-	if t.Withdrawn() { // nobody waits for it, and the server tries again
+	if t.Withdrawn() { // its client is gone, and the server tries again
 		options.Importers = server.RetryEvery
 	}
 	for {
@@ -263,8 +263,8 @@ func tagsWith(held stats.Stats, bytes func(stats.Tag) uint64) (names []string) {
 	return names
 }
 
-// pause stops the program's threads meanwhile if it can; a forced pause goes on even if it cannot stop them all. undo
-// resumes what the pause took.
+// pause pauses, with the program's threads stopped if possible. A forced pause goes on even if it cannot stop them all.
+// undo resumes what the pause took.
 func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uint64, error) {
 	request := &t.Request
 	force := request.Force || bool(C.region_config.pause_force)

@@ -89,7 +89,7 @@ int tms_resume(const char *tag);
 /* Pauses as tms_pause does, while the program goes on giving its devices work. The library stops threads at a
  * safepoint, before their next launch, copy, fill, or other call that gives a device work. It waits for the work that
  * they have submitted, and lets them go on when everything that gated pauses have paused is resumed or freed. It also
- * waits for streams that are being captured, and no thread begins a capture meanwhile. Threads still allocate, free and
+ * waits for streams that are being captured, and keeps threads from beginning a capture. They still allocate, free and
  * synchronize. The call needs libtms_reach.so, preloaded behind libtms.so (tms run does that). The waiting threads keep
  * their locks, such as Python's GIL, so the thread that resumes must need none of those.
  *
@@ -99,7 +99,7 @@ int tms_resume(const char *tag);
  * call that did not finish, or the streams to which threads gave work last. 801: there is no gate, the kernel has no
  * membarrier, or the gate could not stop all work. It cannot with NVSHMEM, with pausable memory that was exported or is
  * registered with NCCL (then for any pause), or with a function of the driver that this library does not know.
- * TMS_PAUSE_FORCE=1 in the environment pauses all the same. */
+ * TMS_PAUSE_FORCE=1 in the environment pauses anyway. */
 int tms_pause_gated(const char *tag, double timeout);
 
 /* Pauses all tags, as tms_pause_gated if there is a gate and as tms_pause otherwise. Then the driver takes the rest of
@@ -130,9 +130,9 @@ int tms_discard(const char *tag);
  * resume mapped; 0 if there was nothing to do. */
 uint64_t tms_last_bytes(void);
 
-/* As tms_resume, but while device memory is short it waits up to this time until others have given some up. It holds
- * nothing meanwhile. One line on stderr says which processes hold how much. After that time the call fails, and can be
- * repeated. */
+/* As tms_resume, but while device memory is short the call waits up to this time for other processes to free some. It
+ * takes no memory during the wait. One line on stderr says which processes have how much. After that time the call
+ * fails, and can be repeated. */
 int tms_resume_within(const char *tag, double seconds);
 
 /* How many seconds tms_resume and every other resume that names no time of its own waits for memory. The default is
@@ -155,8 +155,8 @@ int tms_resume_tags(const char *const *tags, double seconds);
  * not come back in time, but this process's own memory is resumed. */
 int tms_pause_within(const char *tag, double seconds);
 
-/* Returns a number of the pause that last took memory of a tag, higher than those of all pauses before; 0: none of the
- * tag is paused. What a sub-allocator kept of the tag before that pause is paused, and must not be handed out. */
+/* Returns the number of the pause that last took memory of a tag, or 0 if none of the tag is paused. Later pauses have
+ * higher numbers. What a sub-allocator kept of the tag before that pause is paused, and must not be handed out. */
 uint64_t tms_paused_by(const char *tag);
 
 /* How a program takes back a pause or resume that other processes did not make, whatever else was paused before:
@@ -186,8 +186,8 @@ typedef struct tms_range {
 int tms_live(const void *address, size_t size, const tms_range *ranges, size_t count);
 
 /* Pins host memory ahead for the active segments with this tag, NULL: for all, that have a host backup: their next
- * pause then runs at the speed of the link. Without wait the call returns at once, pinning goes on in the background,
- * and a failure is one line on stderr; a pause meanwhile waits for it. */
+ * pause then runs at the speed of the link. Without wait the call returns at once, and pinning goes on in the
+ * background. A pause waits until that has ended. A failure is one line on stderr. */
 int tms_prepare(const char *tag, bool wait);
 
 /* Gives back host memory that no paused segment needs: prepared or retained. Returns when the operating system has
@@ -214,10 +214,10 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream);
 
 /* Pools: sub-allocators that split a few segments into many allocations. kind is "naive", "freelist", "buddy", "slab",
  * "caching", "bfc" or "paddle"; options are that kind's settings, k=v separated by commas, NULL for none (vmm/pool/KIND
- * documents them). A pool created in a region takes pausable segments with the region's tag and backup: it is paused
- * with its tag, and memory allocated meanwhile is usable after the resume. A pool created outside takes CUDA's own
- * memory. With the option memory=pinned or memory=host it takes host memory, which is never paused. device -1 is the
- * current one.
+ * documents them). A pool created in a region takes pausable segments with the region's tag and backup. It is paused
+ * with its tag, and memory that is allocated during the pause is usable after the resume. A pool created outside takes
+ * CUDA's own memory. With the option memory=pinned or memory=host it takes host memory, which is never paused. device
+ * -1 is the current one.
  *
  * "caching" orders reuse by stream. Pools of other kinds ignore streams: free only memory that the device no longer
  * uses. Codes are as above: 1 also for an unknown kind, option, pool or address; 2 if neither the pool nor the device
@@ -237,7 +237,7 @@ int tms_pool_record_stream(tms_pool *pool, void *address, void *stream);
 /* Gives back every segment in which nothing is live, and stores the bytes in *released, unless NULL. */
 int tms_pool_trim(tms_pool *pool, size_t *released);
 
-/* Writes the pool's statistics as JSON, like tms_stats_json; 0: there is no such pool. */
+/* Writes the pool's statistics as JSON, like tms_stats_json. Returns 0 if there is no such pool. */
 size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
 
 /* Sets the peaks in the statistics to the current values (torch.cuda.reset_peak_memory_stats). */
@@ -310,7 +310,8 @@ int tms_kept_add(tms_kept *set, size_t size, void **address);
  * TMS_VERIFY, and makes the set complete. */
 int tms_kept_seal(tms_kept *set, const void *manifest, size_t size);
 
-/* Brings a set back to its device that was demoted (tms kept demote); 2: there is no room. */
+/* Opens a set, and first brings it back to its device if it was demoted (tms kept demote). Returns 2 if there is no
+ * room. */
 int tms_kept_open(tms_kept **set, const char *name);
 
 /* Copies at most capacity bytes of the manifest, and stores its size. buffer and size may be NULL. */

@@ -18,7 +18,7 @@ import (
 
 // deviceBytes is what one process has on one device, by name.
 type deviceBytes struct {
-	Device int    `json:"device"` // as the process numbers it; -1: it has not named it
+	Device int    `json:"device"` // the process's number of it, or -1 if the process has not named it
 	UUID   string `json:"uuid"`
 	Name   string `json:"name"` // of the GPU; "": NVML does not show it
 	// UsedBytes is everything that the process has there, according to Source; 0 without one.
@@ -118,8 +118,8 @@ func detailsOf(tag stats.Tag) string {
 // openNVML opens NVML once: that takes a second where no process uses a device.
 var openNVML = sync.OnceValues(nvml.Open)
 
-// gpus returns the GPUs that NVML shows. Errors: nvml.ErrUnavailable, wrapped; for GPUs that cannot be asked, with the
-// others returned all the same.
+// gpus returns the GPUs that NVML shows. Errors: nvml.ErrUnavailable, wrapped; an error for GPUs that do not answer,
+// beside which gpus returns the other GPUs.
 func gpus() ([]nvml.Device, error) {
 	library, err := openNVML()
 	if err != nil {
@@ -157,7 +157,7 @@ func measure(found []process, shown []nvml.Device) {
 	}
 }
 
-// usedBy returns what NVML says that a process has on a GPU; false: it has no figure.
+// usedBy returns how much NVML says that a process has on a GPU, and whether NVML has a figure.
 func usedBy(pid int, gpu nvml.Device) (bytes uint64, known bool) {
 	for _, p := range gpu.Processes {
 		if p.PID == pid && p.Known {
@@ -167,9 +167,9 @@ func usedBy(pid int, gpu nvml.Device) (bytes uint64, known bool) {
 	return bytes, known
 }
 
-// measure takes the figure that is the process's. alone: tms knows no other process there; same: NVML and tms know
-// processes by the same numbers. Otherwise a number may be another process's, which shows if that has less than this
-// one says.
+// measure takes the process's figure. alone says that tms knows no other process on the GPU, same that NVML and tms
+// know processes by the same numbers. Without same, the number may belong to another process. A figure that is smaller
+// than the bytes that the process names gives such a mistake away.
 func (d *deviceBytes) measure(gpu nvml.Device, pid int, alone, same bool) {
 	d.Name = gpu.Name
 	used, known := usedBy(pid, gpu)
@@ -218,7 +218,7 @@ func (d *deviceBytes) write(to *page, p process) {
 	to.line("  " + device + ": " + map[string]string{
 		fromNVML:   readable.Short(d.UsedBytes) + " by NVML",
 		fromAlone:  readable.Short(d.UsedBytes) + " by NVML, of the only process there",
-		fromDevice: readable.Short(d.UsedBytes) + " used of it, on which NVML shows nobody",
+		fromDevice: readable.Short(d.UsedBytes) + " used of it, on which NVML shows no process",
 		fromNobody: "NVML has no figure for the process",
 	}[d.Source])
 	rest := "context, modules and other"

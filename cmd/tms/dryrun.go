@@ -29,7 +29,7 @@ type plan struct {
 	Imported uint64 `json:"imported_bytes"`
 	// WithoutContents is how much of Bytes has no backup: its contents would be gone, or for a resume are gone.
 	WithoutContents uint64 `json:"without_contents_bytes"`
-	// For a pause to host memory: the bytes that it needs, and the bytes available; nil: unknown, or no limit.
+	// For a pause to host memory: the bytes that it needs, and the bytes available, nil if unknown or without limit.
 	HostBytes          uint64  `json:"host_bytes"`
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
 	Legs               legs    `json:"gpus,omitempty"` // for a move
@@ -42,13 +42,13 @@ type plan struct {
 type planDevice struct {
 	Device int       `json:"device"`
 	Bytes  uint64    `json:"bytes"`
-	Free   *uint64   `json:"free_bytes"` // for a resume: what is free for it; nil: not known
+	Free   *uint64   `json:"free_bytes"` // for a resume: how much is free for it, or nil if unknown
 	Tags   []planTag `json:"tags"`
 }
 
 // planDriver is what a restore looks for on a GPU, and who else is about to take memory there.
 type planDriver struct {
-	GPU    int     `json:"gpu"` // as NVML counts; -1: it does not show it
+	GPU    int     `json:"gpu"` // NVML's number, or -1 if NVML does not show the GPU
 	UUID   string  `json:"uuid"`
 	Bytes  uint64  `json:"bytes"` // that the driver took
 	Margin uint64  `json:"margin_bytes"`

@@ -105,7 +105,7 @@ func (r *jobRank) pause(ctx context.Context, p pausing) (err error) {
 	return err
 }
 
-// free reports whether a process can be checkpointed; done: it is checkpointed already.
+// free returns the driver if it can checkpoint a process, and whether the process is checkpointed already.
 func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	var state checkpoint.State
 	if driver, err = checkpoint.Open(); err == nil {
@@ -245,8 +245,8 @@ type resuming struct {
 	carried    bool // what has begun goes on when the command is interrupted
 }
 
-// resume makes the driver give a process back, if it has it, and then makes the process resume. Without a driver here
-// the process is asked all the same: it knows whether there is something that only a driver can undo.
+// resume makes the driver give a process back, if the driver has it, and then makes the process resume. Without a
+// driver here resume still asks the process, which knows whether something is left that only a driver can undo.
 func (r resuming) resume(ctx context.Context, pid int) outcome {
 	o := outcome{PID: pid}
 	process, unreachable := client.Dial(pid) // asks whose number this is, before the driver gets it

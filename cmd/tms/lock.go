@@ -125,13 +125,14 @@ func lockFile(file *os.File, what string) error {
 	}
 }
 
-// holderOf returns the process that has locked a file; 0: it cannot be seen.
+// holderOf returns the process that has locked a file, or 0 if that process cannot be seen.
 func holderOf(file *os.File) int {
 	holder, _ := lockers(file)
 	return holder
 }
 
-// lockers returns the process that has locked a file (0: it cannot be seen), and those that wait for it. (proc_locks(5))
+// lockers returns the process that has locked a file, or 0 if it cannot be seen, and the processes that wait for the
+// lock. (proc_locks(5))
 func lockers(file *os.File) (holder int, waiting []int) {
 	var found unix.Stat_t
 	if unix.Fstat(int(file.Fd()), &found) != nil {

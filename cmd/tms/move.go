@@ -200,8 +200,8 @@ var (
 	errThere     = cuda.Refuse(cuda.InvalidValue, "it is there already")
 )
 
-// route finds the way of a process, and refuses what the driver would. here is the process's number; out: the driver has
-// it.
+// route finds which GPUs a process moves to, and refuses a way that the driver would refuse. here is the process's
+// number in this namespace, and out says that the driver has the process.
 func (m *moving) route(here int, state control.ProcessState, out bool) (r route, err error) {
 	shown, err := gpus()
 	if err != nil {

@@ -13,8 +13,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// move moves one process and those that move with it, after those before them, so that host memory need hold the
-// contents of only these.
+// move moves a group of processes. Groups move one after another, so host memory holds one group's contents.
 func (m *moving) move(ctx context.Context, pid int) outcome {
 	m.turn.Lock()
 	defer m.turn.Unlock()
@@ -30,7 +29,8 @@ func (m *moving) move(ctx context.Context, pid int) outcome {
 	return ended(m.known[pid].outcome, m.known[pid].err)
 }
 
-// ready completes or undoes what other commands have begun, and reports whether all are paused with everything.
+// ready completes or undoes what other commands have begun. out says whether all are paused with everything, and ends
+// whether another command was killed in the middle of a move.
 func (m *moving) ready(ctx context.Context, j *job) (out, ends bool, err error) {
 	if err = j.each(m.movable); err != nil {
 		return false, false, err
@@ -82,7 +82,7 @@ func (m *moving) moveAll(ctx context.Context, j *job) error {
 	back := control.Request{Op: control.Resume, Everything: true}
 	go j.ranks[0].driver.Prepare()
 	if !out {
-		back = control.Request{Op: control.Undo} // of what this pause takes, and no more
+		back = control.Request{Op: control.Undo} // resumes only what this pause takes
 		if err = j.take(ctx, &m.steering, control.Move); err != nil {
 			return err
 		}
@@ -143,8 +143,9 @@ func (r *jobRank) restore() error {
 	return err
 }
 
-// resume makes all resume. One that waits for the memory of another gives up soon and is asked again without the locks,
-// so that it does not wait for one that has failed. One that is short of memory tries for as long as its resumes wait.
+// resume makes all processes resume. A process that waits for another process's memory gives up soon, and is asked
+// again after the locks are released. Otherwise it might wait for a process that has failed. A process that is short of
+// memory keeps trying for as long as its resumes wait.
 func (j *job) resume(request control.Request) error {
 	soon, wait := request, 0.0
 	for _, r := range j.ranks {
@@ -181,13 +182,13 @@ func (j *job) resume(request control.Request) error {
 	})
 }
 
-// notResumed says what is so when a process that was paused before has been moved, and no more.
+// notResumed adds to an error that a process, paused before, was moved and stays paused.
 func (r *jobRank) notResumed(cause error) error {
 	return fmt.Errorf("%w; it was moved %v, and tms resume %d tries again", cause, r.way.legs, r.PID)
 }
 
-// returned takes processes that cannot all go on where they went back to where they were, and says what came of that.
-// out: there they stay paused with everything, as they were.
+// returned moves all processes back to where they were, if they cannot all go on where they went. It returns each
+// process's outcome as an error. With out the processes were paused with everything before, and stay so.
 func (m *moving) returned(j *job, cause error, out bool) error {
 	causes := map[int]error{}
 	for _, r := range j.ranks {
@@ -225,7 +226,7 @@ func (m *moving) returned(j *job, cause error, out bool) error {
 	})
 }
 
-// takeAgain checkpoints a process again, from whatever step of its return.
+// takeAgain checkpoints a process again, whichever step of its return it has reached.
 func (m *moving) takeAgain(r *jobRank) error {
 	ctx := context.Background()
 	at, err := r.driver.State(r.PID)

@@ -595,8 +595,8 @@ func TestCollectivesInGraphsAreWarnedOf(t *testing.T) {
 		require.Equal(t, test.warned, strings.Count(c.said(), words), c.said())
 		if test.warned > 0 {
 			require.Regexp(t, "in a CUDA graph, by ncclAllReduce, and has perhaps registered it there, which does not "+
-				"survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it anew "+
-				"after a resume", c.said())
+				"survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it "+
+				"again after a resume", c.said())
 		}
 	}
 }

@@ -32,7 +32,7 @@ type process struct {
 	control.ProcessState
 	container
 	Jobs   []string      `json:"jobs,omitempty"` // the launches that it belongs to
-	here   int           // its number in this PID namespace; 0: it has none
+	here   int           // its number in this PID namespace, or 0
 	absent bool          // it has ended, or does not listen
 	Error  string        `json:"error,omitempty"`
 	Bytes  []deviceBytes `json:"bytes,omitempty"` // where they are asked for

@@ -195,11 +195,11 @@ func (n needed) look() error {
 		switch {
 		case at < 0 && checkpoint.Overridden():
 		case at < 0 && err != nil:
-			return fmt.Errorf("whether there is room for the restore cannot be seen: %w; %s=1 restores it all the same", err,
+			return fmt.Errorf("whether there is room for the restore cannot be seen: %w; %s=1 restores it anyway", err,
 				checkpoint.Override)
 		case at < 0:
 			return cuda.Refuse(cuda.InvalidValue, "NVML does not show %s here, on which the process was, so whether there "+
-				"is room for the restore cannot be seen; %s=1 restores it all the same", uuid, checkpoint.Override)
+				"is room for the restore cannot be seen; %s=1 restores it anyway", uuid, checkpoint.Override)
 		case at >= 0 && shown[at].FreeBytes < wanted:
 			return cuda.Refuse(cuda.OutOfMemory, "other processes have the memory that the driver needs for it: GPU %d has "+
 				"%s free, and %s are needed (%s that the driver took, and a margin)", shown[at].Index,

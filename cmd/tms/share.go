@@ -31,17 +31,18 @@ const (
 	triesMost       = 10                                            // to pause what gives nothing
 )
 
-// roomFor is one tms share: it makes room for what a process waits for. It may be killed at any moment. What it has
-// paused by then comes back by itself (control.Request.Yield), and the process starts another.
+// roomFor is one tms share, which makes room for the memory that a process waits for. It may be killed at any moment.
+// The processes that it has paused then resume by themselves (control.Request.Yield), and the waiting process starts
+// another tms share.
 type roomFor struct {
 	pid     int
 	process *client.Conn
 	refused map[int]string    // processes that cannot be paused, and why
-	busy    map[int]time.Time // those that cannot before then
-	kept    map[int]int       // how often they kept their memory for what may pass
-	silent  bool              // some that listen do not answer
-	reserve uint64            // bytes that nobody can make stay free
-	never   time.Time         // since when there would never be enough; zero: there would
+	busy    map[int]time.Time // processes that cannot be paused before this time
+	kept    map[int]int       // how often processes kept their memory for a reason that may pass
+	silent  bool              // some processes that listen do not answer
+	reserve uint64            // bytes of the reserve that no pause can keep free
+	never   time.Time         // since when there would never be enough room, or zero if there would be
 }
 
 func shareCommand() *cobra.Command {
@@ -110,8 +111,8 @@ func (r *roomFor) make() error {
 }
 
 // step does what comes next under the locks of the devices that the process needs, and returns when to look again.
-// Nobody resumes what was yielded without these locks, and nobody resumes what no thread waits for: it would take the
-// room that is being made for others.
+// Yielded memory is resumed only under these locks, and only if a thread waits for it. Otherwise the resume would take
+// the room that is being made for other processes.
 func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	state, err := r.process.Status(context.Background(), longest) // a stopped process answers when it goes on
 	if err != nil {
@@ -134,7 +135,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 		return false, soonest, nil // it does not answer now
 	}
 	if found[at].Share.Waited < 0 {
-		return true, 0, nil // it has the memory, or nobody wants it
+		return true, 0, nil // the process has the memory, or no longer wants it
 	}
 	r.silent = slices.ContainsFunc(found, func(p process) bool { return p.Error != "" && !p.absent })
 	for uuid, need := range needsOf(found[at].ProcessState) {
@@ -149,14 +150,14 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 		}
 	}
 	resume := control.Request{Op: control.Undo, Yield: true}
-	reply, err := whileRunning(context.Background(), r.process, resume, latest, latest) // devices are locked meanwhile
+	reply, err := whileRunning(context.Background(), r.process, resume, latest, latest) // while the devices are locked
 	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
 		return false, soonest, nil // a process that does not share has taken it, or one that grows
 	}
 	return true, 0, failure(reply, err)
 }
 
-// makeOn makes room on one device; false: not yet.
+// makeOn makes room on one device, and reports whether there is enough. If not, it returns when to look again.
 func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Duration, err error) {
 	device, all := r.sharers(uuid, found)
 	at := slices.IndexFunc(all, func(p share.Process) bool { return p.ID == r.pid })
@@ -178,8 +179,8 @@ func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Du
 	return ready, soonest, err
 }
 
-// refuse says why there is no room. Where memory that nobody accounts for would make room, that must have been so for a
-// while: it may be a dead process's.
+// refuse returns an error that says why there is no room, or nil while that may change. Memory that no process
+// accounts for may belong to a dead process, so refuse waits a while for the driver to free it.
 func (r *roomFor) refuse(need, free, unexplained uint64, all []share.Process) error {
 	var lent uint64
 	for _, p := range all {
@@ -275,8 +276,9 @@ func (r *roomFor) keeps(pid int, why string) {
 	r.busy[pid] = time.Now().Add(idleWithin)
 }
 
-// whileRunning sends a request, and withdraws it if the process is found to be stopped: it looks after a time, and then
-// again and again. What a pause takes all the same belongs to the process.
+// whileRunning sends a request, and withdraws it if it finds the process stopped. It looks first when the time after
+// has passed, and then each time again has passed. A withdrawn pause that takes memory nevertheless leaves it to the
+// process to bring the memory back.
 func whileRunning(ctx context.Context, process *client.Conn, request control.Request,
 	after, again time.Duration) (control.Reply, error) {
 	ctx, stop := context.WithCancel(ctx)

@@ -70,7 +70,7 @@ type steering struct {
 	dryRun bool
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
 	tag    string
-	before func(*plan) bool // begins each process's plan; false: that is all
+	before func(*plan) bool // begins each process's plan, and returns false to stop there
 }
 
 func (s *steering) add(command *cobra.Command) {
@@ -191,7 +191,7 @@ func (s *steering) named(command *cobra.Command, arguments []string) ([]int, err
 	return pids, err
 }
 
-// run asks all processes at once, and reports each when it is done. verb is what they do meanwhile.
+// run asks all processes at once, and reports each when it is done. verb describes a process in progress.
 func (s *steering) run(command *cobra.Command, verb string, arguments []string, ask func(context.Context, int) outcome,
 	say func(outcome) string) error {
 	pids, err := s.named(command, arguments)
@@ -286,7 +286,7 @@ func pauseCommand() *cobra.Command {
 		Short: "Return the GPU memory of running processes to the device",
 		Long: `Returns the pausable GPU memory of processes to the device; addresses in it stay
 valid. A program started by tms run waits at its next CUDA call until the
-resume; any other takes --force, and must leave the GPU alone meanwhile.`,
+resume. Any other takes --force, and must not use the GPU while it is paused.`,
 		Example: `  tms pause 12345
   tms pause --all --tag weights
   tms pause --job 127.0.0.1:29500

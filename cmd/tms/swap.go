@@ -83,7 +83,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 
 	request := s.request(control.Pause)
 	request.Timeout, request.Force = new(s.timeout.Seconds()), s.force
-	if err = out.do(ctx, leaving, request); err != nil { // the end of the connection undoes what is paused all the same
+	if err = out.do(ctx, leaving, request); err != nil { // the end of the connection resumes what it has paused
 		return failed(err, because(err, "left as it was: %d was not paused", outPID))
 	}
 	if in = s.resume(ctx, coming, in, state); !in.OK {

@@ -72,7 +72,7 @@ func utf8Locale() bool {
 type watched struct {
 	job    string // "": all
 	last   seen
-	asking chan seen // gets NVML's answer; nil: it is not being asked
+	asking chan seen // gets NVML's answer, or is nil while NVML is not being asked
 }
 
 // seen is an answer of NVML.

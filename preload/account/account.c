@@ -48,8 +48,8 @@ static bool begin(void)
 	return true;
 }
 
-/* Returns the library's name, interned; NULL: no memory. Do not call it with the lock held, because it asks the
- * loader. */
+/* Returns the library's name, interned, or NULL if memory is short. Do not call it with the lock held, because it asks
+ * the loader. */
 static const char *library_of(const void *caller)
 {
 	char name[CALLER_NAME_SIZE];
@@ -209,7 +209,7 @@ HIDDEN void account_pool(void *pool, const void *caller)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Takes out a pool, or with NULL those of a device, and waits until nobody asks for their sizes. */
+/* Takes out a pool, or with NULL all pools of a device, and waits until no thread is asking for their sizes. */
 static void take_pools(const void *pool, int device)
 {
 	if (!begin())

@@ -41,8 +41,8 @@ func Devices(driver *cuda.Driver) []control.Device {
 	return found
 }
 
-// Of returns what CUDA itself has given to each library (account.c), or nil where nobody asked for that. It asks the
-// driver about the devices' pools and graphs.
+// Of returns what CUDA itself has given to each library (account.c), or nil without TMS_ACCOUNT. It asks the driver
+// about the devices' pools and graphs.
 func Of(driver *cuda.Driver, devices []control.Device) *control.Account {
 	if !C.account_on {
 		return nil

@@ -4,8 +4,8 @@
 
 #include "../goruntime/goruntime.h"
 
-/* caller.c: the base name of the file that a call comes from, "" for the program; false: none. And whether TMS_EXCLUDE
- * names that library. */
+/* caller.c. caller_library finds the base name of the file that a call comes from, "" for the program, and returns
+ * false if there is no such file. excluded_caller reports whether TMS_EXCLUDE names that library. */
 enum { CALLER_NAME_SIZE = 256 };
 HIDDEN void caller_load(void); /* at load */
 HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE]);
@@ -14,7 +14,7 @@ HIDDEN bool excluded_caller(const void *address);
 /* table.c: the blocks of account.c and preload/shared.c by address. */
 struct account_owner;
 struct block {
-	const void *address; /* or the memory's handle; NULL: none */
+	const void *address; /* or the memory's handle; NULL in a free slot */
 	size_t size;
 	union {
 		struct account_owner *owner; /* NULL: not counted */
@@ -32,8 +32,9 @@ struct table {
 	size_t slot_count, live;
 };
 enum { BLOCKS_MAX = 1 << 19 }; /* in one table */
-HIDDEN struct block *table_find(const struct table *table, const void *address); /* valid until a change; NULL: none */
-HIDDEN bool table_put(struct table *table, struct block block); /* replaces one at its address; false: no memory */
+HIDDEN struct block *table_find(const struct table *table, const void *address); /* or NULL; valid until a change */
+/* Replaces a block at the same address. Returns false if memory is short. */
+HIDDEN bool table_put(struct table *table, struct block block);
 HIDDEN struct block table_take(struct table *table, const void *address); /* with address NULL: there was none */
 HIDDEN void table_clear(struct table *table);
 
@@ -62,7 +63,8 @@ HIDDEN void account_device_resets(int device);
 HIDDEN struct account_owner *account_owner_of(const void *caller, int device);
 HIDDEN void account_add(const struct block *block, bool has_room);
 HIDDEN void account_subtract(const struct block *block);
-HIDDEN void account_pool(void *pool, const void *caller); /* before it gives memory; NULL: the device's current pool */
+/* Call this before the pool gives memory. A pool of NULL is the device's current pool. */
+HIDDEN void account_pool(void *pool, const void *caller);
 /* All, and how many allocations found no room. Between begin and end none of the listed pools is destroyed. */
 HIDDEN size_t account_owners(struct account_owner out[ACCOUNT_OWNERS_MAX], uint64_t *not_counted);
 HIDDEN size_t account_pools_begin(struct account_pool out[ACCOUNT_POOLS_MAX]);

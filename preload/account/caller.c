@@ -1,5 +1,5 @@
 /* caller finds the library that called a function, by its return address: for TMS_EXCLUDE, which makes a library's
- * allocations never pausable, and for account.c. It looks anew each time, because a table would have to know of every
+ * allocations never pausable, and for account.c. It looks each time, because a table would have to know of every
  * dlclose. The C library has such a table (_dl_find_object, since glibc 2.35), which takes no lock; without it, a look
  * takes microseconds where there are many libraries. */
 #define _GNU_SOURCE

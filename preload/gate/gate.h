@@ -14,15 +14,15 @@ struct gate_user { /* a thread, and the call that it is in or made last */
 	const char *call;
 	uintptr_t stream;
 };
-HIDDEN const char *gate_unusable(void); /* why there is no gate; NULL: there is one */
+HIDDEN const char *gate_unusable(void); /* why there is no gate, or NULL if there is one */
 HIDDEN int gate_set(enum gate_state state);		 /* an errno */
 HIDDEN bool gate_is_closed(void);
 HIDDEN bool gate_has_worked(void);	  /* a thread gave the device work since the last call of this, or waits for it */
 HIDDEN void gate_hold_allocations(void);  /* until it opens */
 HIDDEN int gate_before_allocation(void);  /* waits until allocations are no longer held; a code */
 HIDDEN int gate_wait(void);		  /* until it is open; a code */
-HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
-HIDDEN bool gate_inside(struct gate_user *user); /* a thread in any call, even one that polls; false: none */
+HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor is NULL at first; false at the end */
+HIDDEN bool gate_inside(struct gate_user *user); /* finds a thread in any call, even one that polls */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a loaded library starts work by itself */
 HIDDEN bool gate_knows(uintptr_t address); /* it lies in a library of the program's own namespace (dlmopen) */
 HIDDEN uint64_t gate_loads(void);	     /* how many libraries were ever loaded, in all namespaces */

@@ -68,7 +68,7 @@ static size_t thread_size;
  * when something does fault. */
 enum { STACK_SIZE = 128 << 10 };
 
-/* A destructor of the host's may call us later; the thread's data is then made anew. */
+/* A destructor of the host may call this library later, which then makes the thread's data again. */
 static void forget(void *mine)
 {
 	thread_known = NULL;

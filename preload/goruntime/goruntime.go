@@ -1,6 +1,6 @@
-// Package goruntime wakes the Go runtime inside a host that knows nothing of it, and keeps it from harming the host:
-// its start at first need, its threads and memory, the host's signals (C), and what Go code does there when a thread of
-// the host, or one of ours, begins it.
+// Package goruntime wakes the Go runtime inside a host that knows nothing of it, and keeps it from harming the host. It
+// has the runtime's start at first need, its threads and memory, and the host's signals (C), and it runs Go code for
+// threads of the host and of this library.
 package goruntime
 
 /*
@@ -22,8 +22,8 @@ import (
 
 var panicked sync.Once
 
-// Run runs f with room on the stack for a fault. A panic becomes an error, because nothing of ours may unwind into the
-// host, and the first one is logged.
+// Run runs f with room on the stack for a fault. A panic becomes an error, because a panic must not unwind into the
+// host. Run logs the first one.
 func Run(f func() error) error {
 	grow(false)
 	err := guard.Call(f)

@@ -35,7 +35,7 @@ enum { THREAD_TEXT_SIZE = 1024 };
 struct thread {
 	char text[THREAD_TEXT_SIZE], line[THREAD_TEXT_SIZE]; /* of its last line on stderr */
 	stack_t faults;
-	struct visit *visit; /* the innermost; NULL: not in Go */
+	struct visit *visit; /* the innermost, or NULL outside Go */
 	bool known_to_go;    /* Go has noted where its faults land */
 };
 extern __thread struct thread *thread_known __attribute__((tls_model("initial-exec"))) HIDDEN;
@@ -127,13 +127,13 @@ HIDDEN void go_leave(struct visit *visit);
 	})
 
 /* memory.c: the memory of the Go runtime, reserved before Go asks for it. */
-HIDDEN bool memory_reserve(void); /* for its start; false: there is no room, and nothing is held */
+HIDDEN bool memory_reserve(void); /* for its start; returns false, and reserves nothing, if there is no room */
 HIDDEN void memory_release(void); /* before it has started */
 HIDDEN size_t memory_at_start(void); /* bytes */
-HIDDEN bool memory_spare(int mappings); /* reports whether so many could be made now, and 16 MiB written */
+HIDDEN bool memory_spare(int mappings); /* reports whether there is room for these, and for 16 MiB of contents */
 extern int memory_short HIDDEN; /* too little is left; room.go reads it too */
 extern uint64_t memory_bound HIDDEN; /* the most bytes of the heap */
-HIDDEN void *memory_map(void *hint, size_t size, int protection); /* of the kernel's, not locked; NULL: there is none */
+HIDDEN void *memory_map(void *hint, size_t size, int protection); /* the kernel's memory, not locked, or NULL */
 HIDDEN void memory_extend(void); /* as far as the limits let us */
 
 /* threads.c: the threads of the Go runtime, made before Go asks for them. */
@@ -144,7 +144,7 @@ enum {
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
 	THREADS_OF_CONTROL = 5,	 /* the socket's and its requests': an operation, which waits on two, a status, memory */
 };
-HIDDEN bool threads_reserve(int devices, int operations); /* reports whether the threads for so many are there now */
+HIDDEN bool threads_reserve(int devices, int operations); /* reports whether there now are threads for these */
 HIDDEN bool threads_reserve_control(int more); /* and those for the control socket, and more; stays so */
 HIDDEN void threads_release(void);	 /* ends them, while none works */
 extern __thread bool threads_is_ours __attribute__((tls_model("initial-exec"))) HIDDEN; /* this one is */

@@ -119,9 +119,9 @@ static bool is_ours(const struct sigaction *action)
 	return action->sa_sigaction == on_fault || action->sa_sigaction == on_end;
 }
 
-/* A fault happens again when its instruction runs again, with the host's action in place. A signal that somebody sent,
- * or that reports damaged memory nobody touched, must be sent again. It goes to this thread: any other that does not
- * block it could be one of Go's, on whose stacks no handler of the host's fits. */
+/* A fault happens again when its instruction runs again, with the host's action in place. A signal that a process sent,
+ * or that reports damaged memory that no instruction touched, must be sent again. It goes to this thread: another
+ * thread that does not block it could be one of Go's, whose stacks are too small for the host's handlers. */
 static void send_again(int signal, siginfo_t *info, ucontext_t *context)
 {
 	if (thread_known && thread_known->visit)
@@ -141,9 +141,9 @@ static void hand_over(int signal, siginfo_t *info)
 enum { AUTODISARM = (int)(1u << 31) }; /* SS_AUTODISARM: in a handler there is no alternate stack; Go wants one */
 
 /* The first fault of a visit comes on the stack that the thread had. The thread's own alternate stack is good enough
- * for Go; a goroutine's has room for this much. There the fault happens anew with our stack in place, which the kernel
- * sees to as this handler returns. (On an alternate stack it does not: that is in use until the handler has
- * returned.) */
+ * for Go. A goroutine's stack has room for this handler; there the fault happens again with this library's stack in
+ * place, which the kernel installs when the handler returns. (On an alternate stack it does not: that is in use until
+ * the handler has returned.) */
 static bool on_its_stack(int i, ucontext_t *context)
 {
 	struct visit *visit = thread_known ? thread_known->visit : NULL;
@@ -169,8 +169,8 @@ static void disarm(int i)
 		atomic_fetch_and(&handlers_armed, ~(1u << i));
 }
 
-/* Puts the host's action in place of ours. The kernel says which one is there: another thread may have been faster, and
- * a child of vfork has changed only its own. Returns that one. */
+/* Replaces this library's action by the host's, and returns the action that was in place. The kernel says which that
+ * was: another thread may have been faster, and a child of vfork has changed only its own. */
 static struct sigaction give_back(int i)
 {
 	struct sigaction now;
@@ -223,7 +223,7 @@ HIDDEN int handlers_end_came(void)
 
 /* Nothing shows afterwards that a handler of the program's has run, so ours runs before it. Where ours is no longer in
  * place, another thread has put the program's back; or an action that was set past us has ours as the previous one, and
- * passes the signal on. A child has the handler, too, and perhaps the memory, but nobody waits for its end. */
+ * passes the signal on. A child has the handler, too, and perhaps the memory, but its signals do not count here. */
 static void on_end(int signal, siginfo_t *info, void *context)
 {
 	const int i = number_of(signal), error = errno;
@@ -330,8 +330,8 @@ HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct s
 	return 0;
 }
 
-/* Reports whether a call is no concern of ours. While Go is asleep none is our concern, unless the library takes faults
- * itself. */
+/* Reports whether a call does not concern this library. While Go is asleep no call does, unless the library takes
+ * faults itself. */
 static bool passed_on(int signal)
 {
 	handlers_find();

@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* As write, but a pipe that nobody reads is an error, not a signal that ends the host. The sets are the kernel's, of 8
- * bytes, because the thread's stack may be small. */
+/* As write, but a pipe without a reader gives an error, not a signal that ends the host. The sets are the kernel's, of
+ * 8 bytes, because the thread's stack may be small. */
 static ssize_t descriptor_write(int number, const char *text, size_t length)
 {
 	const uint64_t pipe = 1ull << (SIGPIPE - 1);

@@ -168,8 +168,8 @@ static size_t stack_size(void)
 	return found;
 }
 
-/* On a stack of ours: one from glibc's cache, if a thread was using it when the process forked, hangs the child's next
- * dlopen. */
+/* Makes a thread on a stack of this library. A stack from glibc's cache that was in use when the process forked hangs
+ * the child's next dlopen. */
 static bool make(void)
 {
 	size_t guard = (size_t)sysconf(_SC_PAGESIZE), size = stack_size();

@@ -10,7 +10,7 @@ HIDDEN void trace_load(void);
 HIDDEN void trace_turned(bool on); /* the library's own: recording begins, or has ended, also in a forked child */
 HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream, bool pausable);
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
-/* A free is recorded before it happens, while nobody else can get the address, and taken back if it fails. */
+/* A free is recorded before it happens, while no other thread can get the address, and taken back if it fails. */
 #define TRACE_SAME_STREAM ((void *)-1) /* the allocation's */
 HIDDEN void trace_free(const void *address, const void *stream);
 HIDDEN void trace_freed(int code, const void *address);
@@ -24,7 +24,7 @@ static inline bool trace_is_on(void)
 	return atomic_load_explicit(&trace_on, memory_order_relaxed);
 }
 
-/* What recording.go passes on. Tags are interned; NULL: all, or none. */
+/* What recording.go passes on. Tags are interned. A NULL tag is all tags, or none. */
 enum trace_kind { TRACE_PAUSE = 1, TRACE_RESUME, TRACE_MOVE, TRACE_WAIT };
 struct trace_operation {
 	uint32_t number; /* not 0; the same at the begin and at the end, on whichever thread */

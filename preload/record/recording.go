@@ -24,7 +24,7 @@ import (
 // What is recorded of the engine, besides the allocations that trace.c sees: pauses, resumes and moves, and the figures
 // of each tag around them, and now and then while the program allocates.
 
-// engine is the one whose memory is recorded; nil: there is none yet.
+// engine is the one whose memory is recorded, or nil before there is one.
 var engine atomic.Pointer[vmm.Engine]
 
 // Watch makes recordings include what the engine does.
@@ -136,5 +136,5 @@ func Stop(which int) error {
 	return nil
 }
 
-// interned returns a text that lives as long as the process; nil: no memory.
+// interned returns a copy of a text that lives as long as the process, or nil if memory is short.
 func interned(text string) *C.char { return C.region_intern((*C.char)(goruntime.Terminated(text))) }

@@ -9,8 +9,8 @@
  * handles the fault and puts other memory there.
  *
  * No descriptor is kept: the host may close any, and get the number for a file of its own. Each window opens the file
- * by its name again and compares the inode. A mapping that nobody touches holds the file's lock against a second
- * process.
+ * by its name again and compares the inode. A second mapping, which is never read or written, holds the file's lock
+ * against another process.
  *
  * A forked child has neither mapping. It writes a file of its own if the name has %p in it, and nothing otherwise. */
 #define _GNU_SOURCE
@@ -59,7 +59,7 @@ _Static_assert(sizeof(struct header) == 64 && sizeof(struct record) == 64, "as i
 enum { WINDOW = 1 << 20, TOUCHED = 64 << 10, TAGS = 256, TEXT_MOST = 512 };
 
 HIDDEN _Atomic bool trace_on;
-static const char *pattern; /* TMS_TRACE; NULL: unset */
+static const char *pattern; /* TMS_TRACE, or NULL */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fork_mark process; /* the one that opened the trace; a child that no handler prepared records nothing */
 static __thread pid_t thread __attribute__((tls_model("initial-exec")));
@@ -105,7 +105,7 @@ static int opened(const char *name, int flags)
 	return number;
 }
 
-/* Opens the file again; -1: by now its name leads to another file, or to none. */
+/* Opens the file again. Returns -1 if its name now leads to another file, or to none. */
 static int reopened(void)
 {
 	struct stat found;
@@ -245,7 +245,7 @@ static uint64_t nanoseconds(clockid_t clock)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Returns room in the window; NULL: the recording has stopped. */
+/* Returns room in the window, or NULL if the recording has stopped. */
 static char *room(size_t bytes)
 {
 	if (unlikely(filled + bytes > WINDOW || !atomic_load_explicit(&window, memory_order_relaxed)) && !next_window())
@@ -365,7 +365,7 @@ static void open_file(void)
 	if (!taken)
 		return;
 	time_t now = time(NULL);
-	static struct tm local; /* likewise not on the stack */
+	static struct tm local; /* static, because the stack may be small */
 	static struct header header;
 	header = (struct header){
 		.magic = MAGIC,

@@ -59,7 +59,8 @@ static void *real_of(struct gate_call *call)
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* Reports whether a call that found too little memory is worth another try, because other processes have made room
- * since. Nobody may wait for them in the middle of another call, which keeps this process from making room itself. */
+ * since. In the middle of another call the thread may not wait for them, because the process could then not make room
+ * itself. */
 static bool makes_room(enum gate_room of, uintptr_t argument)
 {
 	const struct gate_mark *mine = gate_mine;
@@ -175,7 +176,7 @@ static char unknown[64];
 static atomic_flag unknown_taken = ATOMIC_FLAG_INIT;
 static _Atomic bool unknown_set;
 
-/* version: of CUDA; 0: the name is a symbol. */
+/* Notes a function of this name and CUDA version. With version 0 the name is a symbol. */
 static void note_unknown(const char *name, int version)
 {
 	if (atomic_flag_test_and_set(&unknown_taken))
@@ -210,7 +211,7 @@ HIDDEN void *calls_entry(const char *symbol, void *theirs)
 	return NULL;
 }
 
-/* No function of ours sees what the loader binds, but the libraries say what they refer to. */
+/* The loader binds calls without asking this library, but each library lists the symbols that it refers to. */
 struct bound {
 	unsigned long long looked_at; /* how many libraries had ever been loaded */
 	bool all;		      /* of these */

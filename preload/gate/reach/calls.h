@@ -12,8 +12,12 @@
  * LEND     nothing here: it is in the list so that a newer version of it is noticed. libtms.so notes the call.
  * PASS     nothing.
  *
- * The room says whether a call is made again where it found too little memory and others made room for it: NEVER, for
- * SOME memory on the current device, for so many BYTES there, or for some on another DEVICE.
+ * The room says whether a call that found too little memory is made again once other processes have made room:
+ *
+ * NEVER    it is not.
+ * SOME     it is, for some memory on the current device.
+ * BYTES    it is, for the argument's bytes on the current device.
+ * DEVICE   it is, for some memory on the argument's device.
  *
  * Not in the list are functions of cudaGL.h, cudaEGL.h and cudaVDPAU.h, whose memory is not the program's to pause. */
 #ifndef REACH_CALLS_H

@@ -12,15 +12,15 @@
 enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_CHECKPOINT };
 
 struct gate_communicator {
-	int version;	      /* of its NCCL, as 22907; 0: unknown */
+	int version;	      /* of its NCCL, such as 22907, or 0 if unknown */
 	bool suspended, busy; /* by begin; or begin has not returned */
 	bool lost;	      /* it was suspended, and could not be resumed */
 	int code;	      /* of a suspend or resume that has failed, an ncclResult_t; else 0 */
-	const char *obstacle; /* why it cannot be suspended; NULL: it can, or is */
+	const char *obstacle; /* why it cannot be suspended, or NULL if it can be or is suspended */
 	bool apart;	      /* some of its ranks are in other processes, and nothing else prevents it */
 	uint64_t clique;      /* the same for all ranks, and for no other communicator of several processes */
 	int ranks, here;      /* all, and those in this process */
-	uint64_t total, suspendable; /* bytes, as ncclCommMemStats has them; 0: unknown */
+	uint64_t total, suspendable; /* bytes, from ncclCommMemStats, or 0 if unknown */
 };
 
 /* What the ranks of a communicator count alike: its collectives (from and to are -1), or what one rank sends
@@ -29,7 +29,7 @@ struct gate_sequence {
 	uint64_t clique;
 	int ranks, from, to;
 	uint64_t number; /* how many have begun here; or in a target, how many may begin */
-	bool wanted;	 /* somebody waits for more */
+	bool wanted;	 /* a thread waits to begin another one */
 };
 
 /* Memory that is registered with a device or a communicator, or may be: it was used in a CUDA graph. */
@@ -43,7 +43,7 @@ struct gate_registration {
 
 /* What libtms.so asks libtms_reach.so about the gate: X(returns, name, parameters, arguments). */
 #define GATE_ASKED(X) \
-	X(const char *, not_gated, (void), ()) /* a function in use that bypasses it; NULL: none */ \
+	X(const char *, not_gated, (void), ()) /* a function in use that bypasses the gate, or NULL */ \
 	X(bool, polls, (const char *symbol), (symbol)) /* such calls wait only for the driver's checkpoint */ \
 	X(bool, is_waited_for, (void), ()) /* a thread waits for another state */ \
 	X(void, refuse, (bool on), (on)) /* calls that would wait fail, until the gate opens */ \
@@ -54,22 +54,22 @@ struct gate_registration {
  * end. */
 #define GATE_NCCL(X) \
 	X(void, hold, (bool on), (on)) /* threads wait before they enter NCCL */ \
-	X(bool, is_used, (void), ()) /* somebody is inside, or in the middle of a group */ \
-	/* ask: NCCL is asked too, while nobody is inside. */ \
+	X(bool, is_used, (void), ()) /* a thread is inside, or in the middle of a group */ \
+	/* With ask it asks NCCL too: use that only while no thread is inside. */ \
 	X(bool, look, (size_t *cursor, bool ask, struct gate_communicator *to), (cursor, ask, to)) \
 	X(bool, look_at_memory, (size_t *cursor, struct gate_registration *to), (cursor, to)) \
 	/* The ranks of this clique are being suspended in all processes at once, so the next begin suspends them here; \
 	 * 0: no clique, from now on. */ \
 	X(void, together, (uint64_t clique), (clique)) \
-	/* Suspends all that can be, or resumes all that it has suspended; false: there were no threads for that, \
-	 * and nothing has begun. Only while nobody is inside. */ \
+	/* Suspends all that can be, or resumes all that it has suspended. Returns false if there were no threads for \
+	 * that; then nothing has begun. Call it only while no thread is inside. */ \
 	X(bool, begin, (bool suspend), (suspend)) \
 	X(bool, is_busy, (void), ()) /* that is in progress */ \
 	X(void, give_up, (void), ()) /* resumes at once what is suspended late */ \
 	X(bool, sequences, (size_t *cursor, struct gate_sequence *to), (cursor, to)) /* each rank's own */ \
 	X(bool, is_launching, (void), ()) /* some begun operations are not launched */ \
 	X(bool, has_captured, (void), ()) /* operations, into graphs: those are not counted */ \
-	X(void, freeze, (void), ()) /* nobody begins one more */ \
+	X(void, freeze, (void), ()) /* no thread begins another one */ \
 	/* Instead: no more than these. Others have no limit, except pairs of a communicator whose collectives are \
 	 * named: theirs is 0. */ \
 	X(void, limit, (const struct gate_sequence *targets, size_t count), (targets, count)) \

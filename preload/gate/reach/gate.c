@@ -194,8 +194,8 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 	return mine;
 }
 
-/* A signal handler that waits here keeps its thread from the poll that it has interrupted, so nobody need wait for that
- * poll meanwhile. A poll inside another call is part of that call. */
+/* A signal handler that waits here keeps its thread from the poll that it has interrupted, so the driver's checkpoint
+ * need not wait for that poll. A poll inside another call is part of that call. */
 HIDDEN struct gate_poll gate_enter_poll(const struct gate_call *call)
 {
 	struct gate_poll poll = {gate_mine ? gate_mine : mine_new(), NULL};

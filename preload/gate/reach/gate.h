@@ -15,11 +15,12 @@ struct gate_call {
 	const char *name;
 	enum gate_kind kind;
 	bool again; /* where it found too little memory, if others make room */
-	_Atomic(void *) real; /* the one behind it; NULL: not looked for yet, or each call goes the whole way */
-	_Atomic(void *) found; /* the same; NULL: not looked for yet */
+	_Atomic(void *) real; /* the driver's function, or NULL while not found or while calls go the whole way */
+	_Atomic(void *) found; /* the same function, or NULL only while not found */
 };
 
-/* What a mark says of its thread. TRYING: it looks at the gate; INSIDE: its call has begun, or is about to. */
+/* What a mark says of its thread. At TRYING the thread looks at the gate. At INSIDE its call has begun or is about to
+ * begin. */
 enum { OUT, TRYING, INSIDE };
 
 /* What a thread shows of itself. Other threads write only two things here: taken; and the lowest bit of call, which
@@ -41,7 +42,7 @@ struct gate_nccl { /* nccl.c */
 
 struct gate {
 	GATE_ASKED(X)
-	const char *(*unusable)(void); /* why there is no gate; NULL: there is one */
+	const char *(*unusable)(void); /* why there is no gate, or NULL if there is one */
 	/* Returns 0, or the errno that keeps the gate from closing. alive: a byte that is 0 in a child, or NULL. A
 	 * thread that is past the gate when this returns has a visible mark. An error leaves the gate open; holding
 	 * less cannot fail. */

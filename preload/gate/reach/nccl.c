@@ -66,15 +66,15 @@ static struct library *bound_to(const void *caller, const char *name)
 	return library;
 }
 
-/* Whether this thread is inside NCCL. calls: nested, as NCCL calls itself; groups: begun and not ended; filled: not
- * empty. */
+/* Whether this thread is inside NCCL. */
 static __thread struct {
-	unsigned calls, groups;
-	bool filled;
+	unsigned calls;	 /* nested calls, because NCCL calls itself */
+	unsigned groups; /* begun and not ended */
+	bool filled;	 /* the group has an operation */
 } mine __attribute__((tls_model("initial-exec")));
-static _Atomic int inside;
-static _Atomic bool held; /* nobody may enter */
-static _Atomic pid_t holder;  /* the process for which that is so */
+static _Atomic int inside; /* threads */
+static _Atomic bool held; /* no thread of the holder may enter */
+static _Atomic pid_t holder;
 
 HIDDEN bool nccl_step_in(bool may_fail)
 {

@@ -3,10 +3,10 @@
  * the interposed functions (nccl.h of 2.31; older versions lack some):
  *
  *   X(symbol, parameters, arguments, before, result)
- *                                       what nccl.c does before the call of a library, and makes of its code
+ *       before: run first. result: the value returned, given code.
  *   Y(symbol, how many arguments, which of them (a, b ...) are the communicator and the stream, its sequence)
- *                                       functions that use a communicator, counted meanwhile: buffers come first; of
- *                                       SENT and RECEIVED the other rank is the fourth
+ *       Functions that use a communicator, which counts as used during the call. Buffers come first. The fourth
+ *       argument of SENT and RECEIVED is the other rank.
  *
  * Newer functions, and those that only ask (ncclCommGetAsyncError, ncclCommCount), are not interposed. */
 #ifndef REACH_NCCL_H
@@ -114,12 +114,12 @@ typedef int stats_function(void *, int, uint64_t *);
 #define REAL(library, symbol, type) ((type *)(library)->real[AT_##symbol])
 
 /* nccl.c */
-HIDDEN int nccl_version(const struct library *library); /* as 22907; 0: unknown */
+HIDDEN int nccl_version(const struct library *library); /* such as 22907, or 0 if unknown */
 HIDDEN bool nccl_is_inside(void); /* the calling thread is */
 HIDDEN bool nccl_is_outermost(void); /* the calling thread's call is not one that NCCL makes itself */
 HIDDEN bool nccl_in_group(void);
-/* Around a wait of a thread that has begun nothing: it is not inside meanwhile. step_out returns false if the thread
- * stays inside, step_in if it may fail and the gate refuses calls. */
+/* Call these around a wait of a thread that has begun nothing, so that it does not count as inside during the wait.
+ * step_out returns false if the thread stays inside, step_in if it may fail and the gate refuses calls. */
 HIDDEN bool nccl_step_out(void);
 HIDDEN bool nccl_step_in(bool may_fail);
 
@@ -149,7 +149,7 @@ struct sequence {
 	_Atomic uint64_t begun;	 /* how many here */
 	_Atomic uint64_t target; /* a thread that would begin more waits */
 	_Atomic uint32_t told;	 /* the last targets that named it */
-	_Atomic uint32_t wanted; /* the last targets at which somebody waited */
+	_Atomic uint32_t wanted; /* the last targets at which a thread waited */
 };
 struct pair { /* with one other rank */
 	struct sequence sent, received;
@@ -164,7 +164,7 @@ struct communicator {
 	void *comm, **where;
 	pid_t thread; /* whose group it is */
 	struct library *library;
-	uint64_t clique; /* the same for all ranks; 0: not known */
+	uint64_t clique; /* the same for all ranks, or 0 if not known */
 	int ranks;
 	int rank; /* below 0: not known */
 	bool blocking;
@@ -213,7 +213,8 @@ HIDDEN bool memory_captured(struct library *library, const char *call, uintptr_t
 /* sequence.c: around an operation, which is not launched if it is not good; at the end of the thread's outermost
  * group. */
 HIDDEN void sequence_start(struct communicator *c); /* a new one */
-/* *of: NULL if it is not counted. false: another thread destroyed the communicator while this one waited. */
+/* *of is NULL if the operation is not counted. Returns false if another thread destroyed the communicator while this
+ * one waited. */
 HIDDEN bool sequence_begin(void *comm, enum counted counted, int peer, struct sequence **of);
 HIDDEN void sequence_ended(struct sequence *s, bool good);
 HIDDEN void sequence_group_ended(bool launched);

@@ -17,7 +17,7 @@ typedef make_room *find_room(void);
 /* Read by the entries below. */
 HIDDEN reach_find *_Atomic reach_dlsym;
 HIDDEN reach_find_version *_Atomic reach_dlvsym;
-static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
+static answer *_Atomic ours; /* libtms.so's, or NULL if that is not loaded */
 static is_pausable *pausable;
 static find_room *room;
 static tell_refused *refused;

@@ -22,8 +22,9 @@ HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
 HIDDEN void *reach_bound(const void *caller, const char *name, const char *library);
 HIDDEN bool reach_is_here(const void *function); /* it is one of this library's */
 HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
-/* NULL in a process that does not share its devices. Else it has other processes make room on a device (-1: the current
- * one) for so many bytes (0: not known), which may take as long as their turns. false: they do not. */
+/* Asks other processes to make room for bytes on a device, and reports whether they have, which may take as long as
+ * their turns. Device -1 is the current one, and 0 bytes are an unknown number. reach_room returns NULL in a process
+ * that does not share its devices. */
 typedef bool make_room(int device, size_t bytes);
 HIDDEN make_room *reach_room(void);
 /* The driver has refused a call's arguments: libtms.so says so where memory that the program has paused is why. */
@@ -62,7 +63,7 @@ HIDDEN void gate_wait_for_change(uint32_t seen);
 HIDDEN void gate_changed(void);
 HIDDEN struct gate_mark *gate_pass(const struct gate_call *call); /* NULL: no memory for a mark */
 
-/* The short way in; NULL: the whole way is needed. */
+/* The short way in. Returns NULL if the whole way is needed. */
 static inline __attribute__((always_inline)) struct gate_mark *gate_try(const struct gate_call *call, uintptr_t stream)
 {
 	struct gate_mark *mine = gate_mine;

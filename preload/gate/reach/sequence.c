@@ -7,8 +7,8 @@
  * the graph, nor one-sided operations (ncclPutSignal).
  *
  * A thread that waits has begun nothing. It is not inside NCCL, unless its group has something in it already: a group
- * passes as one, with its first operation. Targets hold only while a command aligns ranks, in no child, and for no
- * sequence that the last targets did not name: a thread never waits for a target that nobody set.
+ * passes as one, with its first operation. Targets hold only while a command aligns ranks, only in the process where
+ * they were set, and only for the sequences that the last targets named.
  *
  * An operation counts first and looks for a target then; the setter of targets sets them first and looks at the
  * numbers then. So it sees each operation that has passed. */
@@ -23,13 +23,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static _Atomic pid_t process;	/* in which there are targets; 0: none */
+static _Atomic pid_t process;	/* the one that has targets, or 0 */
 static _Atomic uint32_t number; /* of these targets; threads that wait sleep on it */
 static _Atomic int launching;	/* operations and groups that have begun and are not launched yet */
 static _Atomic bool captured;
 
 static _Atomic uint64_t groups;
-static __thread uint64_t group __attribute__((tls_model("initial-exec"))); /* that has begun; 0: none */
+static __thread uint64_t group __attribute__((tls_model("initial-exec"))); /* the one that has begun, or 0 */
 
 /* A communicator's pairs are made when it first needs them, and stay with its place, because others may be reading
  * them. Those that are too few for the next communicator there are leaked. */
@@ -89,7 +89,8 @@ static bool has_target(const struct sequence *s, uint32_t now)
 	return atomic_load(&process) == (pid_t)syscall(SYS_getpid) && (int32_t)(atomic_load(&s->told) - now) >= 0;
 }
 
-/* false: the communicator has gone meanwhile. */
+/* Counts an operation, and waits while the target forbids it. Returns false if the communicator was destroyed during
+ * the wait. */
 static bool pass(struct sequence *s, const struct communicator *c, const void *comm)
 {
 	for (;;) {
@@ -139,7 +140,7 @@ HIDDEN void sequence_ended(struct sequence *s, bool good)
 		atomic_fetch_sub(&launching, 1);
 }
 
-/* If a group was not launched, nobody knows what the other ranks did with theirs. */
+/* If a group was not launched, this process does not know what the other ranks did with their groups. */
 HIDDEN void sequence_group_ended(bool launched)
 {
 	if (!group)
@@ -234,7 +235,7 @@ HIDDEN void nccl_freeze(void)
 	atomic_store(&process, (pid_t)syscall(SYS_getpid));
 }
 
-/* The sequence of a communicator that a target names; NULL: none. */
+/* Returns the sequence of a communicator that a target names, or NULL. */
 static struct sequence *named(struct communicator *c, const struct gate_sequence *t)
 {
 	if (!is_seen(c) || c->clique != t->clique)

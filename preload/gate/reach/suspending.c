@@ -26,7 +26,7 @@ static uint64_t stat_of(const struct communicator *c, int stat)
 
 static const char elsewhere[] = "ncclCommSuspend waits for all ranks, and some are in other processes";
 
-/* Returns why a communicator cannot be suspended, or NULL. With ask it asks NCCL too, while nobody is inside. */
+/* Returns why a communicator cannot be suspended, or NULL. With ask it asks NCCL too, so no thread may be inside. */
 static const char *obstacle(const struct communicator *c, bool ask)
 {
 	if (!REAL(c->library, ncclCommSuspend, suspend_function) || !REAL(c->library, ncclCommResume, resume_function))
@@ -157,11 +157,11 @@ static void *carry_out(void *rank)
 	atomic_store(&c->code, code);
 	if (!job.suspend || code != DONE) {
 		atomic_store(&c->phase, code != DONE && !job.suspend ? LOST : RUNNING);
-	} else if (!atomic_compare_exchange_strong(&c->phase, &phase, SUSPENDED)) { /* given up: nobody would resume it */
+	} else if (!atomic_compare_exchange_strong(&c->phase, &phase, SUSPENDED)) { /* its caller no longer waits */
 		atomic_store(&c->code, code = call_nccl(c, false));
 		atomic_store(&c->phase, code != DONE ? LOST : RUNNING);
 	}
-	if (!c->comm) /* destroyed meanwhile: see comm_goes */
+	if (!c->comm) /* destroyed during the call: see comm_goes */
 		atomic_store(&c->state, FREE);
 	return NULL;
 }
