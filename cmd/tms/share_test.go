@@ -363,6 +363,31 @@ func TestShareAndResume(t *testing.T) {
 		"processes do not make room for this one; name the command in TMS_COMMAND")
 }
 
+// A program that cannot start tms share for a while gets its memory back once it can, though the others stay idle.
+func TestShareIsStartedAgain(t *testing.T) {
+	sharesDevice(t)
+	missing := filepath.Join(t.TempDir(), "tms")
+	said, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	require.NoError(t, err)
+	defer func() { _ = said.Close() }()
+	command := exec.Command(steeredProgram(t))
+	command.Env = append(os.Environ(), reaching(t), "LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=100M",
+		"CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")), "TMS_CONTROL=1", "TMS_SHARE=1", "TMS_COMMAND="+missing)
+	command.Stderr = said
+	lender, other := startToListen(t, command), startSharing(t)
+	require.Equal(t, "ok", other.do("more 60"))
+	require.Zero(t, held(t, lender))
+	checked := make(chan string)
+	go func() { checked <- lender.do("check") }()
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(said.Name())
+		return err == nil && strings.Contains(string(text), missing+" cannot be started")
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, os.Symlink(tms, missing))
+	require.Equal(t, "ok", <-checked)
+	require.Equal(t, "ok", other.do("check"))
+}
+
 // kin lists the processes of this user whose parent is one of these: a program starts tms share and nothing else.
 func kin(parents map[int]bool) (found []int) {
 	entries, _ := os.ReadDir("/proc")
