@@ -2,6 +2,7 @@
  * not cooperate: a thread of its own calls what torch.cuda.empty_cache() calls, once Python lets it. */
 #define _GNU_SOURCE
 #include "shim.h"
+#include "forward.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -54,6 +55,17 @@ static void empty(const struct python *python)
 		python->Py_DecRef(function);
 }
 
+/* Makes a device current that has a context. PyTorch waits for events and frees memory of all devices, and a thread that
+ * has chosen none would get a context on device 0. */
+static bool choose_device(void)
+{
+	unsigned flags = 0;
+	for (int device = 0, active = 0; forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS; device++)
+		if (active)
+			return forward_cudaSetDevice(device) == SUCCESS;
+	return false;
+}
+
 struct emptying {
 	sem_t done;
 	_Atomic bool claimed; /* by the thread, to empty the cache, or by the caller, to give up */
@@ -74,7 +86,7 @@ static void *run(void *argument)
 {
 	struct emptying *of = argument;
 	struct python python;
-	if (find(&python)) {
+	if (find(&python) && choose_device()) { /* it may wait at the gate, so Python's lock comes after that */
 		int state = python.PyGILState_Ensure(); /* may wait as long as the program likes */
 		if (!atomic_exchange(&of->claimed, true))
 			empty(&python);

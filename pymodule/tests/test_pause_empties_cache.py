@@ -15,10 +15,12 @@ MiB = 1 << 20
 PROGRAM = """
 import ctypes, sys, types
 import cuda, tms
+cuda.set_device(int(sys.argv[2]))
 cached, live = [cuda.malloc(32 << 20)], cuda.malloc(8 << 20)
 cuda.write(live, b"contents")
 torch = types.ModuleType("torch._C")
 def empty():
+    cuda.free_memory()  # needs a context, as a wait for an event does
     while cached:
         cuda.free(cached.pop())
 torch._cuda_emptyCache = empty
@@ -38,15 +40,15 @@ def tms(*arguments: str) -> str:
 
 
 class Program:
-    def __init__(self, more: str) -> None:
-        command = [str(BUILD / "bin" / "tms"), "run", "--", sys.executable, "-c", PROGRAM, more]
+    def __init__(self, more: str, device: int) -> None:
+        run = [str(BUILD / "bin" / "tms"), "run", "--"]
         paths = f"{PYMODULE}:{PYMODULE / 'tests'}"
         self.process = subprocess.Popen(
-            command,
+            [*run, sys.executable, "-c", PROGRAM, more, str(device)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**undisturbed(), "PYTHONPATH": paths},
+            env={**undisturbed(), "PYTHONPATH": paths, "CUDASIM_DEVICES": "2"},
         )
         assert self.process.stdout and self.process.stdout.readline() == "ready\n"
 
@@ -66,7 +68,8 @@ class Program:
 
 @pytest.fixture
 def program(request: pytest.FixtureRequest) -> Iterator[Program]:
-    made = Program(getattr(request, "param", ""))
+    param = getattr(request, "param", "")
+    made = Program(*param) if isinstance(param, tuple) else Program(param, 0)
     yield made
     made.process.kill()
     made.process.wait()
@@ -75,6 +78,23 @@ def program(request: pytest.FixtureRequest) -> Iterator[Program]:
 def test_the_cache_is_given_back(program: Program) -> None:
     assert program.saved() == 8
     assert program.ask("cuda.read(live, 8), cached") == "(b'contents', [])"
+
+
+CONTEXTS = """
+def contexts():
+    active = (ctypes.c_int * 2)()
+    for device in range(2):
+        flags, state = ctypes.c_uint(), ctypes.byref(active, device * 4)
+        cuda.check(cuda._driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), state))
+    return list(active)
+"""
+
+
+@pytest.mark.parametrize("program", [(CONTEXTS, 1)], indirect=True)
+def test_a_device_that_is_not_used_gets_no_context(program: Program) -> None:
+    assert program.ask("contexts()") == "[0, 1]"
+    assert program.saved() == 8
+    assert program.ask("contexts()") == "[0, 1]"
 
 
 @pytest.mark.parametrize(
