@@ -74,8 +74,8 @@ func BenchmarkLookup(b *testing.B) {
 	}
 }
 
-// BenchmarkFree frees some of a million, and makes as many anew off the clock. Beside the whole it gives what
-// remains without the driver's calls.
+// BenchmarkFree frees some of a million, and makes as many again off the clock. It reports the whole time, and the time
+// without the driver's calls.
 func BenchmarkFree(b *testing.B) {
 	for _, order := range orders {
 		b.Run(order.name, func(b *testing.B) {

@@ -136,7 +136,7 @@ func requireFilled(t *testing.T, address uintptr, size int, seed uint64) {
 	}
 }
 
-// filled makes so many allocations, each with contents by its place.
+// filled makes allocations, each with contents by its place.
 func filled(t *testing.T, engine *vmm.Engine, count int, r vmm.Request) []uintptr {
 	t.Helper()
 	all := mallocs(t, engine, count, r)
@@ -467,7 +467,7 @@ func TestDiscard(t *testing.T) {
 		fill(a, size, uint64(10+i))
 	}
 
-	// The incremental one's copy is gone with the discarding, and made anew by the pause after that.
+	// Discarding takes the copy of the incremental memory, and the next pause makes another.
 	o := name("t")
 	o.DiskDir = t.TempDir()
 	require.NoError(t, pause(engine, o))

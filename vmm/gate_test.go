@@ -8,8 +8,8 @@ import (
 	"tms/vmm"
 )
 
-// A gated pause is over when nothing is left that it has paused, also if the driver kept the memory of what was freed
-// meanwhile, and that memory serves an allocation afterwards.
+// A gated pause is over when nothing is left that it has paused, also if the driver kept the memory of an allocation
+// that was freed during the pause, and that memory serves a later allocation.
 func TestGatedSlack(t *testing.T) {
 	sim, _, e := simulated(t, 1)
 	e.CheckInvariants(true)

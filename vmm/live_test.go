@@ -234,7 +234,7 @@ func TestLiveIsRefused(t *testing.T) {
 	for _, kind := range []vmm.BackupKind{vmm.BackupDisk, vmm.BackupPeer} {
 		other := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "other", Backup: kind, Target: -1})
 		fill(other, 4*mib, 7)
-		require.NoError(t, engine.Live(other, 4*mib, nil)) // all the same, all is kept
+		require.NoError(t, engine.Live(other, 4*mib, nil)) // without effect: all is kept
 		cycle(t, engine, vmm.Options{Tags: []string{"other"}, DiskDir: t.TempDir()})
 		requireFilled(t, other, 4*mib, 7)
 		require.NoError(t, engine.Free(other, false))

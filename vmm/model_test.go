@@ -221,7 +221,7 @@ func (m *model) firedSoFar() int {
 	return fired
 }
 
-// try makes an operation. It may fail if a call was made to fail meanwhile, or for lack of memory.
+// try makes an operation. It may fail if a call in it was made to fail, or for lack of memory.
 func (m *model) try(name string, operation func() error) error {
 	fired := m.firedSoFar()
 	err := operation()

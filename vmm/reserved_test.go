@@ -29,7 +29,7 @@ func (x *extents) serve(engine *vmm.Engine, kept *descriptors) {
 	engine.Extents(x)
 }
 
-// newExtents makes so many, which outlive simulators.
+// newExtents makes count extents, which outlive simulators.
 func newExtents(t *testing.T, count int) *extents {
 	t.Helper()
 	x := &extents{t: t}
@@ -142,7 +142,7 @@ func TestNoDescriptorForReservedMemory(t *testing.T) {
 	}
 }
 
-// Two devices count on the same extent: one gets it, and nobody is told of that.
+// Two devices count on the same extent. One gets it, and no warning says so.
 func TestTwoDevicesWantOneExtent(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
 	reserved := newExtents(t, 1)

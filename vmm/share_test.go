@@ -426,8 +426,8 @@ func failing(t *testing.T, made func(*testing.T) *pair, function string, seed in
 	}
 }
 
-// A device whose memory cannot be shared has memory all the same; a caller that would share it gets an error.
-// An extent remembers the names of freed segments only as long as another process has them.
+// A device whose memory cannot be shared still has memory. A caller that would share it gets an error. An extent
+// remembers the names of freed segments only as long as another process has them.
 func TestNamesAreForgotten(t *testing.T) {
 	_, _, e := shareable(t)
 	meet(e, beside(t, e.Driver()))
@@ -481,7 +481,7 @@ func TestReturnedLater(t *testing.T) {
 		})
 		require.ErrorIs(t, errs[0], vmm.ErrImported)
 		require.NoError(t, errs[1])
-		p.neighbours[1].deaf.Store(false) // nobody calls the importer
+		p.neighbours[1].deaf.Store(false) // the engine does not call the importer
 		require.NoError(t, pause(p.engines[0], vmm.Options{Importers: 10 * time.Second}))
 		require.Equal(t, [2]error{}, p.resume(time.Second))
 		p.requireFilled(1)

@@ -71,7 +71,7 @@ func mapped(t *testing.T, devices int, r vmm.Request) (*cudasim.Sim, *vmm.Engine
 	return sim, engine, newMapper(t, driver, engine, r)
 }
 
-// fill makes the first so many chunks, with contents by their place.
+// fill makes the first count chunks, with contents by their place.
 func (m *mapper) fill(count int) (handles []cuda.Handle) {
 	for n := range count {
 		handles = append(handles, m.create(n))
@@ -405,8 +405,8 @@ func TestUserMappedAndMargin(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Memory that the driver refuses to release, when its last mapping goes and nobody has its handle any longer, is
-// released later.
+// Memory that the driver refuses to release, when its last mapping goes after the release of its handle, is released
+// later.
 func TestUserMappedReleasedLate(t *testing.T) {
 	sim, engine, m := mapped(t, 1, vmm.Request{})
 	require.NoError(t, engine.MemRelease(m.create(0)))

@@ -10,8 +10,8 @@ import (
 // active again, which takes a granule, too, but leaves none behind.
 
 // wakeSlab makes a paused slab with room for a request active, and reports whether it has. It waits for no other
-// transition: the caller then takes a slab of its own, as after an error. The caller holds e.mu, which is released
-// meanwhile. (cuMemCreate, cuMemMap, cuMemSetAccess)
+// transition: the caller then takes a slab of its own, as after an error. The caller holds e.mu, which is released for
+// the call. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) wakeSlab(d *device, t *tag, r *Request) bool {
 	s := t.pausedSlab(r.policyOn(d), r.Size)
 	if s == nil || r.Capturing || e.preparing > 0 {

@@ -218,7 +218,7 @@ func TestARestoreWithoutMemoryIsTheLast(t *testing.T) {
 	err := driver.Restore(room(t), p.pid, time.Minute)
 	require.ErrorIs(t, err, ErrLost)
 	require.ErrorContains(t, err, "out of memory (2)), and answers every later restore with 304")
-	require.NotErrorIs(t, err, cuda.OutOfMemory, "nobody is to wait for memory")
+	require.NotErrorIs(t, err, cuda.OutOfMemory, "callers must not wait for memory")
 	require.ErrorIs(t, driver.Restore(room(t), p.pid, time.Minute), cuda.OperatingSystem)
 	requireState(t, driver, p.pid, Checkpointed)
 }

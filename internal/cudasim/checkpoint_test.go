@@ -146,7 +146,7 @@ func TestALockWaitsForCallsInside(t *testing.T) {
 	other.does(100, "timeout")
 	target.does(0, "busy")
 	other.does(pid, "lock=600", "state=0 0")
-	target.does(0, "value=0 42") // what came meanwhile goes on
+	target.does(0, "value=0 42") // a call that came during the lock goes on
 	other.does(60_000, "timeout")
 	locked := other.waits("lock", pid)
 	target.calm()
@@ -250,7 +250,7 @@ func TestPlannedDeaths(t *testing.T) {
 	}
 }
 
-// A process that ends while it is checkpointed leaves nothing, and meanwhile its calls never return.
+// A process that ends while it is checkpointed leaves nothing. Until then its calls never return.
 func TestACheckpointedProcessIsKilled(t *testing.T) {
 	target, other, pid := pair(t)
 	other.does(pid, "lock", "checkpoint")

@@ -134,7 +134,7 @@ func TestProcessesShareADevice(t *testing.T) {
 	require.Equal(t, "2", one.do("allocate", 1))
 	one.does(0, "free")
 	other.requireFree(48)
-	other.does(0, "reset") // frees what it had, and shares with nobody until cuInit
+	other.does(0, "reset") // frees what it had, and does not share until cuInit
 	one.requireFree(64)
 	other.does(0, "start")
 	other.does(64*mib, "allocate")

@@ -199,7 +199,7 @@ func TestOneNameForTwo(t *testing.T) {
 	require.Equal(t, 8, replaced)
 }
 
-// A copy takes over the name only from the set that it was made of, and only if nobody else has that open.
+// A copy takes over the name only from its original, and only if no other process has the original open.
 func TestACopyOfASet(t *testing.T) {
 	place := serving(t)
 	make1(t, 10, "a", "chunk")
@@ -237,8 +237,8 @@ input()
 		"x").Error, "no place for contents")
 }
 
-// What clients send or leave out harms nobody else, and leaves no descriptor open.
-// An extent has one owner at any time: who took it, the keeper, or a set that the keeper has.
+// What a client sends or leaves out harms no other client, and leaves no descriptor open. An extent has one owner at
+// any time: who took it, the keeper, or a set that the keeper has.
 func TestReservedMemory(t *testing.T) {
 	serving(t)
 	zero, one, extents := 0, 1, func() map[int]uint64 { return asked(t, control.Request{Op: control.Take}).Reserved }
@@ -373,7 +373,7 @@ func TestOneKeeper(t *testing.T) {
 	make1(t, 10, "a", "chunk")
 	require.ErrorIs(t, keeper.New().Serve(context.Background(), true, nil), server.ErrAnswered)
 
-	// It comes back when its directory is removed, with what it has, and keeps no socket that nobody can reach.
+	// It comes back when its directory is removed, with what it has, and keeps no socket that is out of reach.
 	before := descriptors(t)
 	for range 3 {
 		require.NoError(t, os.RemoveAll(filepath.Join(place, "tms")))

@@ -160,7 +160,7 @@ func TestWhatEachProcessHas(t *testing.T) {
 	require.Equal(t, uint64(8*mib), devices(t, l)[0].UsedBytes)
 }
 
-// More processes than there is room for at first, and devices that nobody uses.
+// More processes than there is room for at first, and devices without a process.
 func TestManyProcessesAndNone(t *testing.T) {
 	const count = 2*fewProcesses + 1
 	all := users(t, count, "CUDASIM_MEMORY=64M")

@@ -2,7 +2,7 @@ package share
 
 import "time"
 
-// Estimate is what a swap of so many bytes is taken to cost before it was measured.
+// Estimate is what a swap of bytes is taken to cost before it was measured.
 func Estimate(bytes uint64) time.Duration {
 	p := Process{Tags: []Tag{{Bytes: bytes}}}
 	return p.price()

@@ -58,7 +58,7 @@ type device struct {
 	swapping time.Duration // spent so far, one swap at a time
 	swapEnd  time.Duration
 	coming   *program
-	idle     time.Duration // nobody worked although somebody could have
+	idle     time.Duration // no program worked although one could have
 }
 
 const tick = 5 * time.Millisecond
@@ -117,7 +117,7 @@ func bySharing(d *device) (*program, []*program) {
 			continue
 		}
 		if one := d.of(p.ID); (one.resident || one.holds == 0) && d.free() >= p.Need {
-			return one, nil // an allocation that succeeds asks nobody
+			return one, nil // an allocation that succeeds asks no other
 		}
 		decision := share.Decide(share.Device{Free: d.free()}, all, p.ID)
 		if decision.Never || decision.Wait > 0 {
@@ -281,8 +281,9 @@ func longestWait(programs []*program) (most time.Duration) {
 	return most
 }
 
-// Trainings that always have work take a tenth more than one after another at most, however long they are, and nobody
-// waits longer than the others may run. Less than the best slices of round robin and LRU without turns.
+// Trainings that always have work take at most a tenth more time than one after another, however long they are. No
+// training waits longer than the others may run. They take less time than with the best slices of round robin, and than
+// with LRU without turns.
 func TestTrainings(t *testing.T) {
 	hermetic.Thorough(t)
 	for i, n := range []int{2, 3, 5, 5} {

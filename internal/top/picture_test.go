@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var writePicture = flag.Bool("write-top", false, "draw docs/top.svg anew, from the screen")
+var writePicture = flag.Bool("write-top", false, "draw docs/top.svg again, from the screen")
 
 // The picture's colours for a terminal's numbers, which are all that the program itself names.
 var palette = map[int]string{1: "#f7768e", 2: "#9ece6a", 3: "#e0af68", 4: "#7aa2f7"}
@@ -184,7 +184,7 @@ func TestPicture(t *testing.T) {
 	}
 	written, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, string(written), picture, "docs/top.svg is not what the screen looks like; draw it anew: "+
+	require.Equal(t, string(written), picture, "docs/top.svg is not what the screen looks like; draw it again: "+
 		"go test ./internal/top -run TestPicture -write-top")
 	_, err = draw("\x1b[38;5;200mx", 80, 1)
 	require.ErrorContains(t, err, "no way to draw")

@@ -207,7 +207,7 @@ func TestHelp(t *testing.T) {
 	require.Equal(t, screen, v.plain())
 }
 
-// The bars over time are the mean of four looks each, of the last spans of time, and a gap where nobody looked.
+// The bars over time are the mean of four looks each, of the last spans of time, and a gap where there was no look.
 func TestHistory(t *testing.T) {
 	look := func(second float64, held, used uint64) Look {
 		l := aMoment()
@@ -354,7 +354,7 @@ func TestFiltering(t *testing.T) {
 	require.NotContains(t, v.plain(), "4711")
 	v.press("q", "p")
 	v.shows("no process has that in its number, command or tags")
-	require.Empty(t, v.source.calls, "keys are letters meanwhile")
+	require.Empty(t, v.source.calls, "keys are letters while it is typed")
 	v.press("backspace", "backspace", "enter")
 	v.shows(`with "Scr"`)
 	v.press("esc")
@@ -408,7 +408,7 @@ func TestEvents(t *testing.T) {
 		"there and back": {one, process(tag("a", 0, 1, 2)), []string{"paused a in 1.00 s", "resumed a in 2.00 s"}},
 		"back and there": {process(tag("a", 2*gib, 1, 1)), process(tag("a", gib, 2, 2)),
 			[]string{"resumed a: 2.00 GiB in 2.00 s, 1.1 GB/s", "paused a: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
-		"freed meanwhile":  {process(tag("a", 3*gib, 1, 0)), process(), nil},
+		"freed since":      {process(tag("a", 3*gib, 1, 0)), process(), nil},
 		"new, and paused":  {process(), process(tag("a", 3*gib, 1, 0)), nil},
 		"freed, in part":   {process(tag("a", 3*gib, 1, 0)), process(tag("a", gib, 1, 0)), nil},
 		"another device's": {one, process(Tag{Name: "a", Device: 1, Paused: gib, LastPause: 1}), nil},

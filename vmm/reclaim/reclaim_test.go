@@ -80,7 +80,7 @@ func TestNotWaitedForInVain(t *testing.T) {
 	require.True(t, released.Load())
 }
 
-// Refused things hold nobody up, show in the statistics, and are tried again on request.
+// Refused things hold up no other thing, show in the statistics, and are tried again on request.
 func TestRefused(t *testing.T) {
 	var queue reclaim.Queue
 	kind := queue.Kind("memory")

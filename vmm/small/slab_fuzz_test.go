@@ -67,7 +67,7 @@ func FuzzSlab(f *testing.F) {
 	})
 }
 
-// lowest is the first of so many free units in a row, -1 if there are none.
+// lowest is the first unit of the lowest row of count free units, or -1 if there is no such row.
 func lowest(owner []int, count int) int {
 	run := 0
 	for u, of := range owner {

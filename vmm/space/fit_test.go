@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// play takes and gives back ranges of up to most of so many granules, as bytes say, and keeps track of each granule's
-// owner.
+// play takes and gives back ranges in a space of granules, none longer than most, as bytes say, and notes each
+// granule's owner.
 func play(t *testing.T, granules, most uint32, bytes []byte) {
 	parts := newFit(granules)
 	owner := make([]*block, granules)
@@ -51,7 +51,7 @@ func play(t *testing.T, granules, most uint32, bytes []byte) {
 	require.NotNil(t, parts.allocate(granules), "everything came back as one")
 }
 
-// longest is the most granules in a row that nobody has.
+// longest is the most granules in a row without an owner.
 func longest(owner []*block) (most uint32) {
 	run := uint32(0)
 	for _, s := range owner {

@@ -113,7 +113,7 @@ func TestRooms(t *testing.T) {
 	require.NoError(t, r.Check(nobody))
 }
 
-// Every address of a span leads to its owner, of each device, and to nobody once it is released.
+// Every address of a span leads to its owner, of each device, and to none once it is released.
 func TestFind(t *testing.T) {
 	b := newBench()
 	var all []*owner

@@ -9,8 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A process has two tags, and three clients that make every request in any order, as package server allows: one request
-// at a time is carried out, and clients keep and vanish meanwhile. The test visits every state that can be reached.
+// A process has two tags, and three clients that make every request in any order, as package server allows: the process
+// carries out one request at a time, and clients may keep or vanish during it. The test visits every state that can be
+// reached.
 
 const (
 	clients = 3
@@ -332,18 +333,18 @@ func (s *state) wrong() string {
 		return "holds are not those of the clients that hold"
 	}
 	if c := s.rights.aligns; c > 0 && s.aligning != set(0).with(c-1) || c == 0 && s.aligning != 0 {
-		return "who aligns is another"
+		return "another client aligns"
 	}
 	if s.held && s.aligning == 0 && s.running.op != "align" {
-		return "threads are held back for nobody"
+		return "threads are held back for no client"
 	}
 	for t, name := range tagNames {
 		wanting, known := s.rights.paused[name]
 		switch {
 		case members(wanting)&^s.alive != 0:
-			return "one that has gone has rights"
+			return "a client that has gone has rights"
 		case s.paused[t] && !s.kept[t] && !known:
-			return "paused, and nobody is responsible"
+			return "paused, and no client is responsible"
 		case s.paused[t] && !s.kept[t] && s.wants[t]&^members(wanting) != 0:
 			return "a client's pause is not known any more"
 		}

@@ -496,7 +496,8 @@ func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
 	}
 }
 
-// An undo of everything itself decides whether everything is pending; another client's end changes nothing meanwhile.
+// An undo of everything itself decides whether everything is pending; another client's end changes nothing until it is
+// done.
 func TestUndoBesideAnothersEnd(t *testing.T) {
 	f := serve(t)
 	f.pausing("weights", rights.Rest)
@@ -538,7 +539,7 @@ func TestAnswersAtOnce(t *testing.T) {
 	}
 }
 
-// What the process asks itself meanwhile is answered at once, too.
+// A request of the process to itself is then answered at once, too.
 func TestAnswersItselfAtOnce(t *testing.T) {
 	f := serve(t, func(s *server.Server) { s.Glance(time.Hour) })
 	file, err := os.Open(os.DevNull)
@@ -688,7 +689,7 @@ func TestYieldThatEnds(t *testing.T) {
 			require.True(t, do(t, c, pause).OK)
 			require.True(t, do(t, c, control.Request{Op: control.Keep}).OK)
 		},
-		"nobody makes room": func(f *fake, _ *client.Conn) {
+		"no process makes room": func(f *fake, _ *client.Conn) {
 			f.with(func() { f.woken = func() error { return cuda.Refuse(cuda.OperatingSystem, "no command") } })
 			f.undone(t, "weights")
 		},
@@ -704,7 +705,7 @@ func TestYieldThatEnds(t *testing.T) {
 			<-refused // nothing is free, and it tries again
 			f.pausing("weights")
 		},
-		"it shares with nobody": func(f *fake, _ *client.Conn) {
+		"it shares with no process": func(f *fake, _ *client.Conn) {
 			f.with(func() { f.woken = func() error { return server.ErrAlone } })
 			f.undone(t, "weights")
 			f.with(func() { require.Len(t, f.logged, 1, "of the error before") })
@@ -759,5 +760,5 @@ func TestYieldAndAClientThatVanishes(t *testing.T) {
 		state, err := other.Status(context.Background(), time.Minute)
 		return err == nil && slices.Equal(state.Share.Yielded, []string{"weights"})
 	}, time.Minute, time.Millisecond)
-	require.Len(t, now(f, &f.tasks), 1, "nobody has undone it")
+	require.Len(t, now(f, &f.tasks), 1, "no client has undone it")
 }

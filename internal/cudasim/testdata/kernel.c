@@ -99,7 +99,7 @@ STARTED(graphs_replay_launches)
 	OK(cuStreamEndCapture(stream, &graph));
 	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
 	for (int round = 1; round < 4; round++) {
-		OK(cuMemUnmap(memory, GRANULE)); // mapping it anew before the graph's launch is fine
+		OK(cuMemUnmap(memory, GRANULE)); // mapping it again before the graph's launch is fine
 		back(memory, GRANULE);
 		memset(bytes(memory), round, 4096);
 		OK(cuGraphLaunch(exec, stream));

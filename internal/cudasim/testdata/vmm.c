@@ -83,7 +83,7 @@ STARTED(address_is_kept)
 	for (int i = 0; i < 3; i++) {
 		back(at + 5 * GRANULE, GRANULE);
 		OK(cuMemUnmap(at + 5 * GRANULE, GRANULE));
-		// Meanwhile nobody else gets addresses of the range.
+		// A mapping of the host gets no addresses of the range.
 		char *other = mmap(NULL, 32 * GRANULE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		CHECK((CUdeviceptr)other + 32 * GRANULE <= at || (CUdeviceptr)other >= at + 64 * GRANULE);
 	}

@@ -24,7 +24,7 @@ import (
 	"tms/internal/recording/report"
 )
 
-var writePicture = flag.Bool("write-picture", false, "write docs/report.png and docs/rl-step.png anew")
+var writePicture = flag.Bool("write-picture", false, "write docs/report.png and docs/rl-step.png again")
 
 // browser is a headless Chromium, driven over pipes by its DevTools protocol.
 type browser struct {

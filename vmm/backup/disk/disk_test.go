@@ -59,7 +59,7 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-// clean asserts that nothing is held but so many files, and that no name is in the directory.
+// clean asserts that only that number of files is held, and that no name is in the directory.
 func (b *bench) clean(files int) {
 	b.t.Helper()
 	b.driver.Reclaim.Drain()

@@ -158,7 +158,7 @@ func (b bench) free(addresses ...uintptr) {
 	}
 }
 
-// trim gives back so many bytes.
+// trim asserts that a Trim gives back that number of bytes.
 func (b bench) trim(bytes uint64, why ...any) {
 	b.t.Helper()
 	released, err := b.Trim()

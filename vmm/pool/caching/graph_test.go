@@ -50,7 +50,7 @@ func TestGraphPool(t *testing.T) {
 	require.ErrorIs(t, b.BeginAllocateToPool(first, nil), pool.ErrGraphPool)
 	b.free(inside)
 	b.malloc(5*mib, 7)
-	require.Equal(t, uint64(40*mib), b.Stats().Reserved, "nobody allocates from a released pool")
+	require.Equal(t, uint64(40*mib), b.Stats().Reserved, "no allocation comes from a released pool")
 	b.trim(20 * mib)
 	require.Empty(t, b.Private())
 	require.NoError(t, b.BeginAllocateToPool(first, nil), "the id is free again")

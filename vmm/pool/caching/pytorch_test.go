@@ -24,7 +24,7 @@ import (
 // compares as many more sequences as -rounds says.
 var (
 	oracle = flag.String("oracle", "", "the program that testdata/pytorch/build.sh makes")
-	update = flag.Bool("update", false, "with -oracle, write the recorded answers anew")
+	update = flag.Bool("update", false, "with -oracle, write the recorded answers again")
 	rounds = flag.Int("rounds", 10, "with -oracle, how many further sequences to compare")
 )
 

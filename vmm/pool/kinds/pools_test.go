@@ -31,7 +31,7 @@ type made struct {
 	source *Source // of newPool
 }
 
-// newPool makes a pool over a source of so many bytes. Its segments do not coalesce.
+// newPool makes a pool over a source with a capacity in bytes. Its segments do not coalesce.
 func newPool(t *testing.T, kind string, capacity uint64, settings string) *made {
 	t.Helper()
 	source := NewSource(capacity)
@@ -60,7 +60,7 @@ func (m *made) malloc(size uint64) pool.Block {
 	return block
 }
 
-// mallocs makes so many blocks of a size.
+// mallocs makes count blocks of a size.
 func (m *made) mallocs(count int, size uint64) (blocks []pool.Block) {
 	m.t.Helper()
 	for range count {

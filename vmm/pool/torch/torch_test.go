@@ -169,7 +169,7 @@ func TestTrim(t *testing.T) {
 	freed, err := p.Trim()
 	require.ErrorIs(t, err, refusal)
 	require.NotZero(t, freed)
-	require.Zero(t, m.sources[plain(1)].Held(), "the others are trimmed all the same")
+	require.Zero(t, m.sources[plain(1)].Held(), "the others are still trimmed")
 	m.sources[plain(0)].refuseFree = nil
 	trim(t, p)
 	require.Zero(t, m.sources[plain(0)].Held())
@@ -194,8 +194,8 @@ func TestMemoryFraction(t *testing.T) {
 	}
 }
 
-// Memory that is allocated during a capture belongs to the graph until that is gone, even in pools that are made
-// meanwhile.
+// Memory that is allocated during a capture belongs to the graph until that is gone, even in pools that are made during
+// the capture.
 func TestGraphs(t *testing.T) {
 	for _, kind := range []string{"caching", "naive"} {
 		p, m := newPools(t, kind)
