@@ -437,8 +437,8 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 	idle := 1.0
 	unknown := control.Request{Op: control.Pause, Idle: &idle, Force: true}
 	require.Equal(t, 801, request(t, h.dial(), unknown).Code, "without a gate it is not known")
-	nobody := control.Request{Op: control.Pause, Yield: true, Force: true}
-	require.Equal(t, 801, request(t, h.dial(), nobody).Code, "without a gate no call would wait for it")
+	yielding := control.Request{Op: control.Pause, Yield: true, Force: true}
+	require.Equal(t, 801, request(t, h.dial(), yielding).Code, "without a gate no call would wait for it")
 }
 
 // What a client has paused stays paused as long as the client is there, unless it says otherwise.
@@ -655,8 +655,8 @@ func TestManyClients(t *testing.T) {
 	h.ends()
 }
 
-// A client that goes withdraws its request in the queue, and ends its wait for memory. Meanwhile the process answers a
-// status.
+// A client that goes withdraws its request in the queue, and ends its wait for memory. While it waits, the process
+// answers a status.
 func TestWithdrawn(t *testing.T) {
 	t.Run("of the request", func(t *testing.T) { withdrawn(t, 600) })
 	t.Run("of the process", func(t *testing.T) { withdrawn(t, 0, "TMS_RESUME_WAIT=600") })

@@ -38,7 +38,7 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 	run(t, program, []string{"not shared"}, reaching(t), "TMS_SHAREABLE=0").succeeded(t)
 }
 
-// An answer that nobody waits for any longer does no harm, neither to the thread that gives it nor to the next process
+// An answer to a process that no longer waits does no harm, neither to the thread that gives it nor to the next process
 // that asks.
 func TestAnAnswerThatIsLate(t *testing.T) {
 	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants",

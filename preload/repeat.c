@@ -100,8 +100,8 @@ HIDDEN void *repeat_malloc(struct repeat_request *request)
 	return NULL;
 }
 
-/* A stream that the program has made is known by its handle: should the handle be another stream's by now, the free is in
- * the order of that one, whose event it records, and nobody allocates on the first any more. A default stream is another
+/* A stream that the program has made is known by its handle. If the handle belongs to another stream by now, the free
+ * is in the order of that stream, whose event it records, and the first stream is gone. A default stream is another one
  * in each context. */
 static bool is_stream_of(const struct offer *of, void *stream)
 {

@@ -136,7 +136,7 @@ func TestAPauseIsItsClients(t *testing.T) {
 	h.eventually(cachePaused)
 	other.Close()
 
-	// A client that has resumed and paused anew does not lose that pause when the previous pauser ends.
+	// A client that has resumed and paused again does not lose that pause when the previous pauser ends.
 	well(t, h.dial(), resumeOf(""))
 	one, other = h.dial(), h.dial()
 	well(t, one, pauseOf(""))

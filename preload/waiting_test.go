@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What the library waits for, and what it holds meanwhile.
+// What the library waits for, and what it holds during the wait.
 
 func TestSlackStays(t *testing.T) {
 	each(t, compileWithDriver(t, "slack", majors[0]), alone("runtime", "driver"))

@@ -75,7 +75,7 @@ def _terminal() -> IO[str]:
         try:
             return open("/dev/tty", "w")
         except OSError:
-            pass  # nobody watches
+            pass  # there is no terminal
     return open(os.devnull, "w")
 
 

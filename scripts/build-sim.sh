@@ -13,7 +13,7 @@ flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=
 	"${@:2}")
 mkdir -p "$out"
 
-# Built aside and moved into place, so that nobody loads a half-written library.
+# Built aside and moved into place, so that no program loads a half-written library.
 staging=$(mktemp -d "$out/.build.XXXXXX")
 trap 'rm -rf "$staging"' EXIT
 

@@ -123,7 +123,8 @@ for file in $parts; do # reach.c is called before a sanitizer has started
 done
 ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
 	-o $out/lib/libtms_reach.so.new $(printf "$out/_reach/%s.o " $parts)
-# Whole or not at all, for they may be mapped somewhere, and at one time: a program that starts meanwhile loads both.
+# Move whole files, because the old ones may be mapped, and both at one time, so that a program that starts now finds a
+# matching pair.
 mv $out/lib/libtms.so.new $out/lib/libtms.so
 mv $out/lib/libtms_reach.so.new $out/lib/libtms_reach.so
 cp preload/tms.h $out/lib/tms.h.new

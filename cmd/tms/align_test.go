@@ -299,8 +299,8 @@ func TestAlign(t *testing.T) {
 	c.advances("cycles")
 	c.do("calm")
 
-	// A communicator that is destroyed meanwhile, as by a watchdog, is no longer used.
-	begun = map[string]uint64{name: other.align(nil).Sequences[0].Begun} // to stop anew may let one more begin
+	// A communicator that is destroyed while a thread waits, as by a watchdog, is no longer used.
+	begun = map[string]uint64{name: other.align(nil).Sequences[0].Begun} // another stop may let one more begin
 	c.do("late")
 	other.until(name, begun)
 	c.do("destroy 1")

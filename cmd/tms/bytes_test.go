@@ -119,7 +119,7 @@ func TestWhoseFigureItIs(t *testing.T) {
 		{gpu(has(pid, 700), has(41, 100)), true, true, 700, 200, fromNVML},
 		{gpu(has(pid, 700), has(41, 100)), false, false, 700, 200, fromNVML},
 		{gpu(has(pid, 300), has(pid, 400)), false, true, 700, 200, fromNVML}, // on two parts of the device
-		{gpu(has(pid, 400)), true, true, 400, 0, fromNVML},                   // memory comes and goes meanwhile
+		{gpu(has(pid, 400)), true, true, 400, 0, fromNVML},                   // memory came and went between
 		{gpu(has(pid, 400)), true, false, 0, 0, fromNobody},                  // another process's, with this number
 		{gpu(nvml.Process{PID: pid}), true, true, 0, 0, fromNobody},
 		{gpu(has(7, 700)), true, false, 700, 200, fromAlone},

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var writeCLI = flag.Bool("write-cli", false, "write the help of the commands into docs/cli.md anew")
+var writeCLI = flag.Bool("write-cli", false, "write the help of the commands into docs/cli.md")
 
 // The help of a command fits a terminal, and docs/cli.md quotes it in the command's section.
 func TestHelp(t *testing.T) {

@@ -88,7 +88,7 @@ func TestContainers(t *testing.T) {
 		}
 	}
 	listed, paused := `(?m)^ *`+there+` .* weights .* active`, "^"+there+": paused, 32.00 MiB freed in"
-	const nobody = "^tms: no process of this user listens"
+	const noProcess = "^tms: no process of this user listens"
 	elsewhere := "^tms: " + there + ": the process that listens by that number has it in another PID namespace " +
 		`\(a container\): run tms there\n$`
 
@@ -100,8 +100,8 @@ func TestContainers(t *testing.T) {
 	says(0, paused)(c.beside(shared, sidecar, "pause", "--all"))
 	says(0, "^"+there+": resumed, 32.00 MiB")(c.beside(shared, sidecar, "resume", "--all"))
 	require.Equal(t, "ok", c.do("check"))
-	// Without the volume it finds nobody, and without the PID namespace it can only look.
-	says(0, nobody)(c.beside("", sidecar, "ps"))
+	// Without the volume it finds no process, and without the PID namespace it can only look.
+	says(0, noProcess)(c.beside("", sidecar, "ps"))
 	says(exitNoProcess, "^tms: "+there+": it does not listen: ")(c.beside("", sidecar, "pause", there))
 	says(0, listed)(c.beside(shared, nil, "ps"))
 	says(exitNoProcess, elsewhere)(c.beside(shared, nil, "pause", there))

@@ -55,10 +55,10 @@ func TestDryRun(t *testing.T) {
 
 	succeeds(t, "swap", other, one) // makes room
 	third := start()
-	const nobody = "999999999: there is no such process"
-	require.Contains(t, fails(t, exitNo, nobody, "pause", "--dry-run", third.number(), "999999999"),
+	const missing = "999999999: there is no such process"
+	require.Contains(t, fails(t, exitNo, missing, "pause", "--dry-run", third.number(), "999999999"),
 		third.number()+": its threads cannot be stopped")
-	fails(t, exitNoProcess, nobody, "swap", "--dry-run", "--force", third.number(), "999999999")
+	fails(t, exitNoProcess, missing, "swap", "--dry-run", "--force", third.number(), "999999999")
 }
 
 // While the driver has a process, a dry run says what the look before the restore would say.

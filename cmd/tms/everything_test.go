@@ -389,7 +389,7 @@ func TestAPauseOfEverythingEndsByItsClient(t *testing.T) {
 	w.refused(words, "resume", w.number())
 	w.refused(words, "pause", w.number(), "--everything")
 	require.Contains(t, w.do("again"), "401 a command is pausing everything of this process at this moment")
-	w.requireFree(88) // our part; nobody has asked the driver yet
+	w.requireFree(88) // the library's part is done; the driver has not been asked yet
 	c.Close()
 	require.Eventually(t, func() bool { return w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 	w.asBefore()
@@ -491,7 +491,7 @@ func TestEverythingOfAProgramThatWorks(t *testing.T) {
 				if does != "churn" { // a freed piece may serve the next allocation without the driver
 					before := s.do("cycles")
 					time.Sleep(10 * time.Millisecond)
-					require.Equal(t, before, s.do("cycles"), "nobody works meanwhile")
+					require.Equal(t, before, s.do("cycles"), "no thread works while the program is paused")
 				}
 				succeeds(t, "resume", s.number())
 			}

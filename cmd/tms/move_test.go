@@ -76,7 +76,7 @@ func allOn(device int) (mebibytes [3]int) {
 	return mebibytes
 }
 
-// leaves waits until so many MiB of each device are free: on a busy machine some are given back after the command's end.
+// leaves waits until each device has these MiB free. On a busy machine some are given back after the command's end.
 func (m *mobile) leaves(mebibytes [3]int) {
 	m.t.Helper()
 	var free [3]int
@@ -290,7 +290,7 @@ func TestContentsReturnInTurn(t *testing.T) {
 	hog.do("check")
 }
 
-// A child that a thread forks meanwhile does not keep the memory.
+// A child that a thread forks during the move does not keep the memory.
 func TestAChildHoldsNoneOfTheContents(t *testing.T) {
 	m := startMobile(t)
 	dies(t, "Restore:1", "move", m.number(), "--to", "1")
@@ -487,7 +487,7 @@ func stopped(t *testing.T, s *steered) {
 	_ = s.Wait()
 }
 
-// NCCL finds its ways anew if it was suspended. Otherwise only a communicator of one rank is moved, which has none.
+// NCCL looks for its ways again if it was suspended. Otherwise only a communicator of one rank, without ways, is moved.
 func TestCommunicatorsAreMovedSuspended(t *testing.T) {
 	const words = " is not suspended, so NCCL would keep the ways between its old GPUs"
 	for _, test := range []struct{ name, version, make, environment, says, refuses string }{

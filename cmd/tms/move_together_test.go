@@ -168,7 +168,7 @@ func TestOneOfTwoCannotResumeThere(t *testing.T) {
 				succeeds(t, s.both("move", "--to", "0")...)
 			} else {
 				require.Equal(t, 2, strings.Count(stderr, "; it goes on as before\n"), stderr)
-				require.NotContains(t, stderr, " 30 s", "nobody waits for memory that does not come")
+				require.NotContains(t, stderr, " 30 s", "no process waits for memory that does not come")
 				back++
 			}
 			if none {

@@ -260,7 +260,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 		c.pause()
 		before := c.do("cycles")
 		time.Sleep(10 * time.Millisecond)
-		require.Equal(t, before, c.do("cycles"), "nobody works meanwhile")
+		require.Equal(t, before, c.do("cycles"), "no thread works while the program is paused")
 		succeeds(t, "resume", c.number())
 		require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
 	}

@@ -62,7 +62,7 @@ func TestProgress(t *testing.T) {
 	one, silent := start().number(), start().Process.Pid
 	_, told, _ = command(t, "pause", "--all")
 	require.Contains(t, told, "tms: pausing 3 processes ")
-	go func() { // because nobody else asks
+	go func() { // because no other client asks
 		for range 3 {
 			time.Sleep(lineEvery)
 			_, _ = status(silent, time.Minute)

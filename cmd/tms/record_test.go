@@ -99,7 +99,7 @@ func TestRecord(t *testing.T) {
 	require.NoError(t, os.Rename(plain, path))
 	succeeds(t, "replay", "--pool", "bfc", path)
 
-	// For a given time; with a process that ends meanwhile; and without a process.
+	// For a given time; with a process that ends during the recording; and without a process.
 	start := time.Now()
 	require.Contains(t, succeeds(t, "record", pid, "-o", path, "--for", "300ms"), pid+": recorded, ")
 	require.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)

@@ -62,7 +62,7 @@ func (s *runningSharer) ends(t *testing.T) string {
 	return lines[len(lines)-1]
 }
 
-// has waits until the program has so many bytes of the device.
+// has waits until the program has these bytes of the device.
 func (s *runningSharer) has(t *testing.T, bytes uint64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -95,7 +95,7 @@ func TestShareStepByStep(t *testing.T) {
 	}
 }
 
-// overhead makes contexts, and kernels' code, take so many MiB of a device that programs share.
+// overhead makes contexts and kernels' code take these MiB of a device that programs share.
 func overhead(t *testing.T, context, code int) {
 	t.Helper()
 	t.Setenv("CUDASIM_CONTEXT", fmt.Sprint(context<<20))
@@ -193,8 +193,8 @@ func TestShareDoesNotRefuseForAMoment(t *testing.T) {
 	require.ErrorIs(t, look(silent, true), cuda.OutOfMemory)
 }
 
-// What was yielded and nobody waits for is not resumed: it would take the room that is made for others.
-func TestShareLeavesWhatNobodyWaitsFor(t *testing.T) {
+// Yielded memory that no thread waits for is not resumed: it would take the room that is made for others.
+func TestShareLeavesMemoryThatNoThreadWaitsFor(t *testing.T) {
 	sharesDevice(t)
 	one := startSharing(t)
 	process, err := client.Dial(one.Process.Pid)
@@ -300,7 +300,7 @@ func TestShareTakesLittle(t *testing.T) {
 	require.NoError(t, other.Process.Kill())
 	require.Equal(t, "ok", one.do("check"))
 	one.comesTo(32 << 20)
-	require.Equal(t, "ok", one.do("filled"), "nobody told it, so what has no backup comes back, too")
+	require.Equal(t, "ok", one.do("filled"), "no client told it, so what has no backup comes back, too")
 }
 
 // tms ps and tms metrics show that a program waits, and for which.
@@ -497,7 +497,7 @@ func TestShareSeesGrowth(t *testing.T) {
 	awaits(func(s *control.Share) bool { return s.Grew >= 0 && s.Waited < 0 && s.Ran > later.Ran })
 }
 
-// A priority that is no finite number is refused: nobody could say it in JSON.
+// A priority that is no finite number is refused: JSON has no word for it.
 func TestSharePriorityIsFinite(t *testing.T) {
 	t.Setenv("TMS_LIBRARY", built(t, "lib", "libtms.so"))
 	for _, words := range []string{"nan", "inf", "-inf"} {

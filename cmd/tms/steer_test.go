@@ -425,8 +425,8 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	} {
 		fails(t, exitNoProcess, words, arguments...)
 	}
-	const nobody = "tms: no process of this user listens\n"
-	require.Equal(t, nobody, fails(t, exitNoProcess, nobody, "pause", "--job", "here:1", "--force"))
+	const noProcess = "tms: no process of this user listens\n"
+	require.Equal(t, noProcess, fails(t, exitNoProcess, noProcess, "pause", "--job", "here:1", "--force"))
 	require.Equal(t, free, other.do("free"), "its CUDA calls do not wait")
 	contained.do("check")
 

@@ -1,4 +1,4 @@
-/* Coroutines on stacks of 16 KiB allocate, use and free from the very first call on, and are switched meanwhile. */
+/* Coroutines on stacks of 16 KiB allocate, use and free from the very first call on, and switch between these calls. */
 #include "host.h"
 
 #include <ucontext.h>

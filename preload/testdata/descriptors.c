@@ -57,7 +57,7 @@ static void stderr_is_a_pipe(void)
 	printf("%s", text);
 }
 
-/* Nobody reads the pipe: then the message is lost, not the host. */
+/* The pipe has no reader. The message is lost, but the host lives on. */
 static void stderr_is_a_broken_pipe(void)
 {
 	int ends[2];

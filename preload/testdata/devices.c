@@ -52,7 +52,7 @@ static void reaches(void *segment)
 }
 
 /* A device whose context has ended, and that is used again, can reach the other device's segments as before: the
- * earlier ones and those made meanwhile. */
+ * earlier segments and those made without the context. */
 static void used_again(void)
 {
 	EXPECT(cudaSetDevice(0), 0);

@@ -24,7 +24,7 @@ int main(int argc, char **argv)
 	EXPECT(held(), 4 * MIB);
 	EXPECT(cudaFree(pointer), 0);
 
-	/* Excluded in this region, and in one entered meanwhile. */
+	/* Excluded in this region, and in a region that is entered while it is excluded. */
 	tms_set_excluded(true);
 	CHECK(tms_get_excluded() && tms_get_interesting_region());
 	for (int i = 0; i < 2; i++) {

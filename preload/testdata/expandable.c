@@ -179,7 +179,7 @@ static void while_captured(void)
 	discard(&s);
 }
 
-/* Memory that others may hold stays, because what a resume makes anew is not what they hold. */
+/* Memory that other processes may have mapped stays, because a resume makes new memory, which they would not have. */
 static void shared_with_others(void)
 {
 	struct segment s;

@@ -653,7 +653,7 @@ static void exported(void)
 		return;
 	}
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0); /* a handle alone gives memory to nobody */
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0); /* a handle alone gives memory to no process */
 	EXPECT(cuMemRelease(handle), 0);
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
@@ -705,7 +705,7 @@ static void lent_before(void)
 	says("was exported, and its importers cannot be stopped");
 	EXPECT(cudaFree(memory), 0);
 	goes_and_comes_back();
-	pausable(SIZE, "t", true); /* at the freed addresses, given to nobody */
+	pausable(SIZE, "t", true); /* at the freed addresses, and not exported */
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 }
 

@@ -139,7 +139,7 @@ static void *be_submitter(void *argument)
 	return NULL;
 }
 
-/* A cancelled thread has no memory of its own, because nobody would free it. */
+/* A cancelled thread has no memory of its own, because no thread would free it. */
 static uintptr_t common;
 static void *common_stream;
 

@@ -276,7 +276,7 @@ static inline void *pausable(size_t size, const char *tag, bool backup)
 /* Returns what such a function writes, to be freed. */
 static inline char *text_of(size_t (*write)(char *, size_t))
 {
-	size_t room = write(NULL, 0) + 4096; /* it may have grown meanwhile */
+	size_t room = write(NULL, 0) + 4096; /* because the text may grow */
 	char *text = malloc(room);
 	CHECK(text && write(text, room) < room);
 	return text;
@@ -438,8 +438,8 @@ static inline void filter_calls(struct sock_filter *filter, size_t length)
 	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 }
 
-/* Of a program with several parts, the one of this name runs: RUN_PART(argv[1], {"name", function}, ...); false: there
- * is none. */
+/* Runs the part of a program that has this name, as RUN_PART(argv[1], {"name", function}, ...), and reports whether
+ * there is one. */
 struct part {
 	const char *name;
 	void (*run)(void);

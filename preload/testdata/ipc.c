@@ -403,7 +403,7 @@ static void crowd(void)
 		pause();
 }
 
-/* Another process's memory is gone while this process is held up: it goes on all the same. */
+/* Another process's memory goes away while this process is held up. This process still goes on. */
 static _Atomic unsigned worked;
 static void *work(void *own)
 {

@@ -277,7 +277,7 @@ static void attributes(void)
 	EXPECT(attribute(pool, RESERVED), 0);
 	EXPECT(attribute(pool, RESERVED_HIGH), 8 * MIB);
 	EXPECT(sim_stat("handles"), 0);
-	/* A pause takes what nobody uses. */
+	/* A pause takes blocks that are not in use. */
 	EXPECT(cudaMallocAsync(&pointer, 8 * MIB, stream), 0);
 	EXPECT(cudaFreeAsync(pointer, stream), 0);
 	EXPECT(tms_pause(NULL), 0);

@@ -37,7 +37,7 @@ struct answers {
 	unsigned long long flags;
 };
 
-/* CUDA numbers mappings anew when memory comes back, and the granules around an allocation may be others then. */
+/* CUDA gives mappings new numbers when memory comes back, and the granules around an allocation may be others then. */
 static bool may_change(int attribute)
 {
 	return attribute == BUFFER_ID || attribute == MEMORY_BLOCK_ID || attribute == MAPPING_SIZE ||
@@ -127,7 +127,7 @@ static void attributes(void)
 	uintptr_t own = mapped(made(&exportable));
 	leave();
 	asked_around_pauses(own + 100);
-	/* What is no memory has no answer of ours. */
+	/* The library does not answer for an address without memory. */
 	struct answers nothing = ask(own + SIZE);
 	EXPECT(nothing.codes[MEMORY_TYPE], 1);
 	int host = 0;

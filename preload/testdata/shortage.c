@@ -85,7 +85,7 @@ int main(void)
 	EXPECT(resumed, 0);
 	CHECK(filled(kept, KEPT, 1));
 
-	/* Nobody gives memory back in time. */
+	/* No process gives memory back in time. */
 	EXPECT(tms_pause("w"), 0);
 	other('h');
 	EXPECT(tms_set_resume_wait(0.05), 0);

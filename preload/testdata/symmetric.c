@@ -262,7 +262,7 @@ static void moved(void)
 	CHECK((uintptr_t)block.base != first);
 	CHECK(filled(block.base, BUFFER, 1));
 	EXPECT(cu.cuMemAddressFree(first, BLOCK), 0);
-	/* It can be retained like any handle of ours; another import gives another handle. */
+	/* It can be retained like any handle of this library. Another import gives another handle. */
 	EXPECT(cu.cuMemRetainAllocationHandle(&again, block.base + 100), 0);
 	CHECK(again == block.handle);
 	EXPECT(cu.cuMemRelease(again), 0);
@@ -531,7 +531,8 @@ static void devices(void)
 	drop_block(&other);
 }
 
-/* Under tms run memory exported by a descriptor of ours is no obstacle, because its importer unmaps it first. */
+/* Under tms run, memory that the library has exported by descriptor is no obstacle, because its importer unmaps it
+ * first. */
 static void gated(void)
 {
 	fetch(from_the_driver);

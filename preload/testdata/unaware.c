@@ -84,7 +84,7 @@ static void refusals(void)
 	CHECK(strlen(tms_last_error()) > 10);
 }
 
-/* A free waits for the devices. A stream-ordered free does not, and nobody gets the block until the stream has come to
+/* A free waits for the devices. A stream-ordered free does not, and the block stays in use until the stream has come to
  * the free; an allocation that finds no other memory waits for that. */
 static void order(void)
 {

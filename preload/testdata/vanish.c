@@ -95,7 +95,7 @@ int main(int argc, char **argv)
 		cancelled();
 	else
 		jumped();
-	/* A pause that nobody waits for any longer has no place in the order: it may come after the next call. */
+	/* A pause whose caller no longer waits has no place in the order: it may come after the next call. */
 	for (int i = 0; i < 100; i++) {
 		EXPECT(tms_resume("vanish"), 0);
 		usleep(10000);

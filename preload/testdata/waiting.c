@@ -1,10 +1,10 @@
-/* What the library waits for, and what it holds meanwhile. Called as: waiting PART */
+/* What the library waits for, and what it holds during the wait. Called as: waiting PART */
 #include "host.h"
 
 static const char *what; /* the part */
 
-/* A stream that waits for a host thread (a gate) holds up only threads that wait for that stream: meanwhile the library
- * holds no lock. */
+/* A stream that waits for a host thread (a gate) holds up only threads that wait for that stream, because the library
+ * holds no lock while it waits. */
 static sem_t gate;
 
 static _Atomic int paused;
@@ -67,7 +67,7 @@ static void gated(void)
 		pointer = pausable(500 * MIB, "u", false);
 		sem_post(&gate);
 	} else {
-		/* A pause waits for the stream; the thread that will open it uses the library meanwhile. */
+		/* A pause waits for the stream. The thread that will open it uses the library during the wait. */
 		void *mine = pausable(4 * MIB, "t", true), *others = pausable(4 * MIB, "u", true);
 		EXPECT(tms_pause("u"), 0);
 		fill(mine, 4 * MIB, 1);

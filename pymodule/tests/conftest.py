@@ -1,4 +1,4 @@
-"""Runs the tests under libtms.so over the simulator, by starting pytest anew with a preload.
+"""Runs the tests under libtms.so over the simulator, by starting pytest again with a preload.
 
 A pytest that was already started with libtms.so preloaded is left as it is: the tests in gpu/ are
 run so, on a real device.

@@ -296,7 +296,7 @@ def test_a_killed_keeper_is_followed_by_another(house: House) -> None:
     third.run("tms.resume()")
     assert third.run("value()") == 4
     third.does("del tensors; opened = tms.kept('set').__enter__()")
-    house.kill_keeper()  # and nobody has attached it
+    house.kill_keeper()  # while no process has attached the set
     assert house.sets() == []
     assert "lost" in third.run("opened.attach()")
     assert "lost" in third.run("tms.kept('set').attach()")

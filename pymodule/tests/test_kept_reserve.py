@@ -135,7 +135,7 @@ def test_copies_that_are_to_stay(house: House) -> None:
 
 
 def test_a_process_that_is_killed(house: House) -> None:
-    """Its extents go to the system, since its device may still write them, and nobody else's do."""
+    """Only its extents go to the system, since its device may still write them."""
     dies, lives = owner(house), owner(house)
     house.move("reserve", "768M")
     dies.run("tms.pause()")

@@ -272,7 +272,7 @@ t.Part.do = do
 
 
 def test_two_callers(groups: Any, tmp_path: Path) -> None:
-    """Each undoes what it has done, and no more, whatever the other does meanwhile."""
+    """Each undoes only what it has done, whatever the other does at the same time."""
     trainers, (shared, failing) = groups
 
     def start(method: str, function: str) -> tuple[Any, Path]:

@@ -45,7 +45,7 @@ def check_backup(backup: object) -> Backup:
         return cast(Backup, backup)
     raise ValueError(
         f"backup must be None (a pause loses contents), 'host' (host memory keeps them), "
-        f"'sparse' (likewise, without blocks of zeros), 'disk' (files), 'peer' (another GPU) or "
+        f"'sparse' (host memory, without blocks of zeros), 'disk' (files), 'peer' (another GPU) or "
         f"'peer:N' (GPU number N), not {backup!r}"
     )
 

@@ -128,8 +128,8 @@ class Stats(TypedDict):
     waiting: list[WaitingStats]
     """Given up, and not back with the driver or the system yet."""
     everything: bool
-    """Whether everything was paused for the driver's checkpoint (pause(everything=True)). It is not
-    asked meanwhile: free_bytes, backup_bytes and untracked_bytes of the devices are 0."""
+    """Whether everything was paused for the driver's checkpoint (pause(everything=True)). Then the
+    driver is not asked, and free_bytes, backup_bytes and untracked_bytes of the devices are 0."""
     capturing: bool
     """Whether a stream is being captured into a CUDA graph: pause and resume are refused."""
     host_available_bytes: int | None
@@ -394,8 +394,8 @@ def prepare(tag: str | None = None, *, wait: bool = False) -> None:
 
     Args:
         tag: as given to `region`; None: all tags, on all devices.
-        wait: return when it is done. Otherwise it goes on in the background, a pause that comes
-            meanwhile waits for it, and a failure is one line on stderr.
+        wait: return when it is done. Otherwise it goes on in the background. A pause waits until
+            that has ended. A failure is one line on stderr.
 
     Raises:
         BackupError: with wait: host memory is too short. Nothing is held then.

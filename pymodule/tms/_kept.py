@@ -117,9 +117,9 @@ class Kept:
                 device twice. All must be on one CUDA device.
 
         Raises:
-            OutOfMemoryError: the device has no room. A module's tensors are valid all the same.
+            OutOfMemoryError: the device has no room. A module's tensors are still valid.
             ValueError: a tensor is not on the one CUDA device, or has no plain memory.
-            TmsError: the keeper was killed meanwhile, or another of its errors.
+            TmsError: the keeper was killed during the call, or another of its errors.
         """
         torch = importlib.import_module("torch")
         replaces = isinstance(source, torch.nn.Module)

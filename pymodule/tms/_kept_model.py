@@ -73,7 +73,7 @@ def load(
             return model.eval(), not copy
         try:
             _publish(found, model, earlier, copy)
-        except Exception as why:  # the model is whole all the same
+        except Exception as why:  # the model is still whole
             words = f"The model could not be published as {name!r}: {why}."
             if sleeps and not copy:
                 raise NotSupportedError(f"{words} Leave out {option}.") from why

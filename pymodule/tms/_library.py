@@ -163,7 +163,7 @@ def read(function: Callable[..., int], *arguments: Any) -> str:
         length = function(*arguments, buffer, room)
         if length < room:
             return buffer.value.decode()
-        room = 1 + length  # the text may grow meanwhile
+        room = 1 + length  # which may be too little again, because the text may grow
 
 
 _loaded: Library | None = None

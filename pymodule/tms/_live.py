@@ -28,9 +28,9 @@ def live(tensors: Any, parts: Live, *, dim: int = 0) -> None:
     Args:
         tensors: a contiguous CUDA tensor, or a sequence of them, such as the layers of a cache; the
             same parts of each are live.
-        parts: a mask, of bools: True keeps one of so many equal blocks along `dim`, whose size it
-            must divide. Or pairs (offset, size) in bytes of a tensor, in any order. A tensor or an
-            array of bools is a mask, too.
+        parts: a mask, which is a list, a tensor or an array of bools. It splits `dim`, whose size
+            it must divide, into equal blocks, and True keeps a block. Or pairs (offset, size) in
+            bytes of a tensor, in any order.
         dim: of a mask, the dimension of blocks.
 
     Raises:

@@ -73,7 +73,8 @@ class Meeting:
         with self._lock:
             while True:
                 with self._call(what, part, max(_LEAST, until - time.monotonic())) as call:
-                    with call.told(1, 2):  # others cannot finish what they decide meanwhile, either
+                    # Phase 2 fails too, so that a rank that has passed phase 1 does not finish.
+                    with call.told(1, 2):
                         refused = call.agree(1, part.check())
                     if not refused:
                         self._apart = False
@@ -235,7 +236,7 @@ class _Call:
         self.number = number
 
     def restart(self) -> None:
-        """Starts counting the time anew."""
+        """Starts the timeout again."""
         self._until = time.monotonic() + self._timeout
 
     def agree(self, phase: int, vote: dict[str, Any]) -> list[Failure]:
@@ -257,7 +258,7 @@ class _Call:
         if meeting.rank == 0:
             return meeting.settle(key, {**vote, "failures": refusals(vote)})
         meeting.write(f"{key}/{meeting.rank}", vote)
-        if phase == 2:  # there is nothing else to do meanwhile
+        if phase == 2:  # a good moment, because this rank only waits
             meeting.remove_before(self.number)
         decided = meeting.wait([key], self._until)
         # This is also the cheapest way to read it: one message, where a get takes two.

@@ -30,11 +30,11 @@ def region(
         tag: a name under which `pause` and `resume` find the memory. Not empty, no NUL.
         backup: None: a pause loses the contents, and the memory reads as fresh memory
             (unspecified bytes) after the resume. "host": a pause copies them to host memory, as
-            many bytes as were allocated, and the resume copies them back. "sparse": likewise, but
+            many bytes as were allocated, and the resume copies them back. "sparse": as "host", but
             the GPU finds the blocks of 2 MiB that are zero by their hash: they take no host memory,
             and the resume fills them with zeros. "disk": as "host", but to
             files that only this user can read, one for each paused allocation, in the directory
-            that TMS_DISK_BACKUP_DIR or `set_disk_backup_dir` names. "peer": likewise to the
+            that TMS_DISK_BACKUP_DIR or `set_disk_backup_dir` names. "peer": as "host", but to the
             free memory of other GPUs, "peer:N": of GPU N, over NVLink where there is some; contents
             without peer access or room there go to host memory, and a line on stderr says so.
         incremental: with backup="host": the host copy is kept after a resume, and the next pause
@@ -65,7 +65,7 @@ def region(
       entering a region if memory is short (c10/cuda/CUDACachingAllocator.cpp,
       `release_cached_blocks`);
     - while the current stream is being captured into a CUDA graph, the graph's own pool serves it,
-      and the memory that this takes from the device meanwhile is pausable;
+      and the memory that the pool takes from the device during the capture is pausable;
     - with expandable_segments:True PyTorch maps memory itself, with driver functions that
       libtms.so hands it; what it maps for a region's pool belongs to the region. Memory of tensors
       that were sent to another process is paused together with that process (TMS_SHAREABLE=1), or

@@ -4,9 +4,9 @@ How PyTorch's allocator treats pools (c10/cuda/CUDACachingAllocator.cpp):
 
 - A list per device holds (pool, filter) pairs; an allocation goes to a pool whose filter accepts
   it. Versions differ in which of several that is (the first begun, later the last), so at most one
-  of ours is on the list for a thread.
+  pool of this module is on the list for a thread.
 - A pool can be on the list once. So two threads in the same region at the same time get a pool
-  each; a pool that nobody uses serves the next thread.
+  each. A pool that no thread uses serves the next thread.
 - A pool exists per device, under one id, as long as its use count there is not 0. The MemPool
   object counts on the device on which it was made, and only there has the pool an allocator of its
   own; on the others the first use is kept. At 0, torch.cuda.empty_cache() releases the free
@@ -120,7 +120,7 @@ class Pool:
         """From here on this thread's allocations come from this pool, on every device.
 
         Args:
-            busy: has something in it meanwhile, because a finalizer can run in between.
+            busy: has something in it during the call, because a finalizer can run in between.
         """
         listed.add(self)
         begun = map(

@@ -87,8 +87,8 @@ class ThreadScope(Scope):
     stacks, so what was entered later keeps holding, and then gives way to what held before the
     first.
 
-    A signal handler may raise at any point, as Ctrl-C does. Then the scope is entered or left
-    wholly all the same.
+    A signal handler may raise at any point, as Ctrl-C does. The scope is still entered or left
+    wholly then.
     """
 
     name: str

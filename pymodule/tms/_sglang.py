@@ -84,7 +84,7 @@ class Saver:
         enable_disk_backup: bool = False,
         cpu_backup_backend: str | None = None,
     ) -> Iterator[None]:
-        """`tms.region`. Without a preload, expandable_segments is off meanwhile.
+        """`tms.region`. Without a preload, expandable_segments is off during the body.
 
         Raises:
             NotSupportedError: `cpu_backup_backend` differs from TMS_INIT_CPU_BACKUP_BACKEND.

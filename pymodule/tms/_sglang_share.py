@@ -33,7 +33,7 @@ def _idle(original: Callable[..., Any], scheduler: Any) -> Any:
 
 
 def _cache_of(scheduler: Any) -> Cache | None:
-    """The KV cache of a scheduler of one rank, if nobody else reads it."""
+    """The KV cache of a scheduler of one rank, if only this scheduler reads it."""
     try:
         ranks, tree = scheduler.ps, type(scheduler.tree_cache).__name__
         apart = scheduler.enable_hisparse or scheduler.disaggregation_mode.value != "null"

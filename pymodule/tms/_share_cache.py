@@ -10,7 +10,7 @@ from ._library import load
 
 
 class Cache:
-    """The `tensors()` of a cache that nobody else reads; `forget()` is called if they were lost."""
+    """The `tensors()` of a cache with one reader, which `forget()` tells that they were lost."""
 
     def __init__(self, tensors: Callable[[], Any], forget: Callable[[], Any]) -> None:
         self._tensors, self._forget = tensors, forget
@@ -23,7 +23,7 @@ class Cache:
             _mark(self._unused[1], live=False)
 
     def used(self) -> None:
-        """A request may come: contents count again, and those lost meanwhile are forgotten."""
+        """A request may come. Contents count again, and if a pause has lost them, forgets them."""
         if self._unused is not None:
             (moves, storages), self._unused = self._unused, None
             _mark(storages, live=True)

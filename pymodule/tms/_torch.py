@@ -173,7 +173,7 @@ _serves_all = False
 
 
 def serve_all() -> None:
-    """Says that PyTorch's allocator is one of ours, which looks at regions by itself."""
+    """Says that PyTorch's allocator belongs to libtms.so, which looks at regions by itself."""
     global _serves_all
     _serves_all = True
 

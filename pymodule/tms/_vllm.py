@@ -164,8 +164,9 @@ class Allocator:
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
         """Serves this thread's CUDA tensors from memory with a tag, for the body. Nests.
 
-        After the body, free memory of it goes back to the device. expandable_segments is off in
-        PyTorch's settings meanwhile, for the whole process, as with vLLM's own allocator.
+        After the body, free memory of it goes back to the device. During the body
+        expandable_segments is off in PyTorch's settings, for the whole process, as with vLLM's own
+        allocator.
         """
         tag = self.default_tag if tag is None else tag
         if tag not in self._tags:
@@ -174,7 +175,7 @@ class Allocator:
         pool = ThreadScope(
             f"use_memory_pool({name!r})",
             lambda library: _torch.enter_own(("vllm", name), self._pluggable, name.encode()),
-            # Not active: what NCCL or cuBLAS take meanwhile for themselves must not be discarded.
+            # Not active, because memory that NCCL or cuBLAS take in the body must not be discarded.
             lambda library: {**pausable(name, "host", incremental=True), "active": False},
             disposes=True,
         )
@@ -193,7 +194,7 @@ class Allocator:
         Raises:
             BackupError: host memory is too short for the contents. After this or any other error
                 everything is as before, with its contents, on all workers of the engine.
-            GroupError: likewise, where there are several workers.
+            GroupError: the same as BackupError, where there are several workers.
         """
         begun = time.perf_counter()
         kept = {self.default_tag} if offload_tags is None else set(_names(offload_tags))

@@ -36,7 +36,7 @@ def _telling(step: Any) -> Any:
 
 
 def _cache_of(core: Any) -> Cache | None:
-    """The KV cache of an engine, if its worker is in this process and nobody else reads it."""
+    """The KV cache of an engine, if its worker is in this process and is the only reader."""
     worker: Any = getattr(core.model_executor, "driver_worker", None)
     manager: Any = getattr(core.scheduler, "kv_cache_manager", None)
     if not worker or not manager or core.vllm_config.kv_transfer_config is not None:

@@ -93,7 +93,7 @@ def _transact(operation: str, tag: str | None, group: Any, timeout: float) -> in
 
 
 _meetings: dict[tuple[object, ...], tuple[object, Meeting]] = {}
-"""With the store that the group had: a group may be made anew over another one."""
+"""With the store that the group had, because a group may be made again over another store."""
 
 
 def _meeting(group: Any) -> Meeting:

@@ -109,7 +109,7 @@ def lend(
 
     Args:
         from_: the actors whose memory is given up, such as rollout servers.
-        to: the actors that use the GPUs meanwhile, such as trainers.
+        to: the actors that use the GPUs in the body, such as trainers.
         tag: the tag in both; None: all tags.
         timeout: as for `pause`, for each step.
 
@@ -270,7 +270,7 @@ def _check(
 def _do(actor: Any, number: str, rank: int) -> int | Failure:
     try:
         if number not in _parts:
-            raise RuntimeError("the actor was started anew after it had said that it can")
+            raise RuntimeError("the actor was started again after it had said that it can")
         return _parts[number].do()
     except Exception as own:
         return failure(rank, own)

@@ -22,7 +22,7 @@ from typing import Any, Callable
 import usage  # noqa: F401
 
 ROUNDS = 5
-IDLE = 0.5  # seconds paused; the driver scrubs freed memory meanwhile, or else while resuming
+IDLE = 0.5  # seconds paused, in which the driver scrubs freed memory; else it does so in the resume
 LAYERS, HIDDEN, MLP, HEADS_KV, VOCABULARY = 32, 4096, 14336, 1024, 128256
 SHAPES = [(VOCABULARY, HIDDEN), (VOCABULARY, HIDDEN)] + LAYERS * [
     (HIDDEN, HIDDEN),

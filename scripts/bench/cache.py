@@ -64,7 +64,7 @@ def case(name: str, block: int, size: int, percent: float) -> dict[str, float]:
             tms.prepare("cache", wait=True)
         pauses.append(timed(lambda: tms.pause("cache")))
         kept = tms.stats()["devices"][0]["tags"][0]["host_bytes"]
-        time.sleep(0.5)  # the driver scrubs freed memory meanwhile, or else while resuming
+        time.sleep(0.5)  # else the driver scrubs freed memory during the resume
         resumes.append(timed(lambda: tms.resume("cache")))
         assert all(
             torch.equal(cache[u], b) for u, b in zip(used.split(1 << 14), before.split(1 << 14))

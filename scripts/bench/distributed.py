@@ -67,7 +67,7 @@ def computed(process: int) -> float:
 def rank(
     number: int, count: int, port: int, server: int, rounds: int, own: Any, results: Any
 ) -> None:
-    """One of so many."""
+    """One of `count` ranks."""
     import torch.distributed as dist
 
     raise_priority()

@@ -52,7 +52,7 @@ static void query(void *stream)
 /* The median of batches: what else runs on the machine does not count. */
 static inline __attribute__((always_inline)) double price(void (*call)(void *), void *argument, int count)
 {
-	enum { BATCH = 500 }; /* the driver has room for so many */
+	enum { BATCH = 500 }; /* calls for which the driver has room */
 	int batches = count / BATCH;
 	double *spent = malloc((size_t)batches * sizeof *spent);
 	if (!spent)

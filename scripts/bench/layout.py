@@ -95,7 +95,7 @@ def cycles(bench: Bench) -> dict[str, dict[str, tuple[float, float]]]:
 
 def mallocs(bench: Bench) -> dict[str, list[float]]:
     table = {}
-    print("cudaMalloc, cudaFree in microseconds, MiB held meanwhile")
+    print("cudaMalloc, cudaFree in microseconds, MiB held in between")
     for name, count, size in (
         ("2 MiB", 500, 2 * MiB),
         ("20 MiB", 500, 20 * MiB),
@@ -144,7 +144,7 @@ def pausing(bench: Bench) -> dict[str, list[float]]:
     """
     table = {}
     print("A pause of 2 GiB in 1024 segments beside threads of 4 KiB pairs: milliseconds")
-    print("                         pause    resume   slowest call of the threads meanwhile")
+    print("                         pause    resume   slowest call of the threads during these")
     kinds = (("counting", 0, 0), ("outside", 4096, 0), ("region", 4096, 1))
     for threads in (8, 32):
         for name, size, in_region in kinds:

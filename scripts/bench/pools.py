@@ -126,7 +126,7 @@ def flatness(points: list[dict[str, Any]]) -> None:
         found = curves(points, pattern)
         counts = sorted(next(iter(found.values())))
         first, last = counts[0], counts[-1]
-        print(f"ns for a pair of free and malloc of {title}, with so many live")
+        print(f"ns for a pair of free and malloc of {title}, by number of live blocks")
         heads = [f"{count:,}" for count in counts] + ["last/first", "last-first"]
         heads += ["of the floor's"] if FLOOR in found else []
         print(f"{'':<10}" + "".join(f"{head:>15}" for head in heads))

@@ -42,7 +42,7 @@ GIB = 1 << 30
 
 
 def train(seed: int, size: int, seconds: float, steps: int) -> dict[str, Any]:
-    """Steps until the time is over, or so many; returns when it began and ended, and its losses."""
+    """Trains for `seconds`, or for `steps` if not 0; returns its begin, its end and its losses."""
     import torch
 
     input()  # it may begin

@@ -40,7 +40,7 @@ fi
 
 say "wheel"
 require_python
-rm -rf "$work/wheel" "$work/site" # of its own: tests read the other wheels meanwhile
+rm -rf "$work/wheel" "$work/site" # its own folders, because tests may be reading the other wheels
 TMS_WHEEL_MACHINE=aarch64 build/venv/bin/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation \
 	-w "$work/wheel" ./pymodule
 

@@ -46,7 +46,7 @@ class BinaryWrapper:
         cpu_backup_backend: str | None = None,
         enable_disk_backup: bool = False,
     ) -> None:
-        """Sets the calling thread's settings, until they are set anew; backend None: unchanged.
+        """Sets the calling thread's settings, until they are set again. None keeps the backend.
 
         Raises:
             ValueError: both backups were asked for; nothing is set.

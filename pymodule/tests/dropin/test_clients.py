@@ -25,7 +25,7 @@ def test_client(client: str, name: str) -> None:
     result = run(str(HERE / "clients" / f"{client}.py"), preloaded=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout == f"{name} done\n"
-    # sglang pauses and resumes tags that it may not have; each warns once of a tag nobody has used.
+    # sglang pauses and resumes tags that it may not have. Each call warns once of an unused tag.
     told = 'nothing was ever allocated with tag "nothing has this tag"; tags so far: '
     said = [f"tms: {call}: {told}" for call in ("pause", "resume") if client == "sglang"]
     lines = result.stderr.splitlines()

@@ -225,7 +225,7 @@ def test_expandable_segments(variable: str) -> None:
 
 
 def test_set_config() -> None:
-    """The inner wrapper sets the thread's settings at once, until they are set anew."""
+    """The inner wrapper sets the thread's settings at once, until they are set again."""
     output(
         f"""
 {PRELUDE}

@@ -66,7 +66,7 @@ def test_contents(wheel: Path) -> None:
     files = zipfile.ZipFile(wheel)
     names = set(files.namelist())
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"tms"}  # nobody else's name
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"tms"}  # only its own
     assert {f"{DROPIN}/{name}" for name in ALIASES} < names
     assert {f"tms/lib/{name}" for name in LIBRARIES} < names
     assert {"tms/py.typed", f"{DROPIN}/torch_memory_saver/py.typed"} <= names

@@ -322,7 +322,7 @@ def test_a_sleep_of_several_tags(worker: Worker) -> None:
             assert holds(worker.weights, 3) and holds(kept[0], 5) and holds(kept[1], 6)
     assert failures >= 6
 
-    # What slept before it sleeps on; and where others have taken the room meanwhile, that is told.
+    # What slept before still sleeps. If others have taken the room by then, the error says so.
     worker.sleep()
     worker.wake_up(["kv_cache"])
     cuda.fail("cuMemUnmap", 3, 999)
@@ -412,7 +412,7 @@ def test_tags_of_vllm_0_33(worker: Worker) -> None:
         assert holds(worker.weights, 3 if level == 1 else 0)
         worker.wake_up(["kv_cache"])
         worker.weights.fill_(3)
-    worker.discard(("kv_cache", "nobody's"))
+    worker.discard(("kv_cache", "unknown"))
     assert initial - free() == 2 * SIZE and worker.backend.state() == "SUSPENDED"
     worker.sleep()  # what is discarded already stays so
     worker.discard(("weights",))  # and what sleeps keeps its contents
@@ -420,7 +420,7 @@ def test_tags_of_vllm_0_33(worker: Worker) -> None:
     worker.wake_up()
     assert worker.backend.state() == "RUNNING" and holds(worker.weights, 3)
     held = initial - free()
-    worker.discard(("nobody's",))
+    worker.discard(("unknown",))
     assert initial - free() == held and worker.backend.state() == "RUNNING"
     """
     worker.output(code, FAKE_VLLM="0.33.0")
@@ -430,7 +430,7 @@ def test_loading_on_a_full_device(worker: Worker) -> None:
     """Weights that are replaced one by one, by larger ones, take no second copy's room.
 
     PyTorch gives free segments of the pool back when memory runs out (max_split_size_mb, which vLLM
-    sets meanwhile), and asks again. So an allocation that fails must leave the next one to succeed.
+    sets while it loads), and asks again. So after a failed allocation the next one must succeed.
     """
     worker.output(
         """

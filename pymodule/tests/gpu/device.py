@@ -60,7 +60,7 @@ def used() -> dict[str, int]:
 
 
 def full(value: float, size: int, device: int = 0) -> Any:
-    """A tensor of so many bytes."""
+    """A tensor of `size` bytes."""
     import torch
 
     return torch.full((size,), value, dtype=torch.uint8, device=f"cuda:{device}")

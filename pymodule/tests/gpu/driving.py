@@ -42,7 +42,7 @@ def sglang_engine(**settings: Any) -> Any:
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "enable_memory_saver": True,
-        "disable_radix_cache": True,  # everything is computed anew each time
+        "disable_radix_cache": True,  # everything is computed each time
         "max_running_requests": 16,
         "cuda_graph_bs_decode": [1, 2, 4],
         "disable_prefill_cuda_graph": True,

@@ -28,7 +28,7 @@ def with_programs() -> dict[str, str]:
 def started(
     count: int, program: list[str], *arguments: str, **variables: str
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Runs Python's `program`, with the rank and the arguments, in each of so many processes."""
+    """Runs Python's `program`, with the rank and the arguments, in each of `count` processes."""
     processes = [
         subprocess.Popen(
             [sys.executable, *program, str(rank), *arguments],
@@ -47,7 +47,7 @@ def started(
 
 
 def last_line(process: subprocess.Popen[str], within: float = 300) -> str:
-    """What it prints last; it must succeed, within so many seconds."""
+    """What it prints last; it must succeed, `within` this number of seconds."""
     out, _ = process.communicate(timeout=within)
     assert process.returncode == 0, out
     return out.splitlines()[-1]

@@ -80,9 +80,9 @@ def start(
     kept: bool = False,
     prefixes: bool = False,
 ) -> Engine:
-    """`tms run` starts it, with so many GiB of cache; `kept`: its weights are in a set.
+    """`tms run` starts it, with `cache` GiB of cache, and if `kept` with its weights in a set.
 
-    `prefixes`: it keeps them in the cache for later requests.
+    With `prefixes` it keeps prefixes in the cache for later requests.
     """
     arguments: list[object] = [folder, "--cache-gib", cache]
     if prefixes:
@@ -118,7 +118,7 @@ def checkpoint(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def without_weights(model: Path) -> Iterator[None]:
-    """Meanwhile the checkpoint has zeros for weights, and its file looks as before."""
+    """In the body the checkpoint has zeros for weights, and its file looks as before."""
     file = model.resolve() / "model.safetensors"
     aside = model.resolve().with_suffix(".aside")
     state = file.stat()

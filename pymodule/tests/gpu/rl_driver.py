@@ -1,8 +1,8 @@
 """A trainer and an sglang engine take turns on one GPU, each with (nearly) all of it.
 
 Each round the engine generates and gives its memory up, the trainer takes its own back and makes a
-step, hands the new weights over by CUDA IPC, layer by layer, and gives its memory up again. All by
-torch_memory_saver's interface, so that the one of that package can be in the place of ours:
+step, hands the new weights over by CUDA IPC, layer by layer, and gives its memory up again. Both
+use torch_memory_saver's interface, so that this can also run with that package's own library:
 
     PYTHONPATH=$PWD python rl_driver.py --rounds 20 --tokens 830000
 

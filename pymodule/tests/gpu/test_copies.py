@@ -56,7 +56,7 @@ def test_copies_of_paused_memory(tag: str) -> None:
 
 
 def test_graph_of_paused_memory(tag: str) -> None:
-    """CUDA may refuse a graph of paused memory, with words; a graph works when its memory is back."""
+    """CUDA may refuse a graph of paused memory, and says so. It works when the memory is back."""
     try:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
     except TypeError:

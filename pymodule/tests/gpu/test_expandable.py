@@ -19,7 +19,7 @@ VARIABLES = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
 PRELUDE = """
 import gc, json, torch
 MiB = 1 << 20
-SLACK = 48 * MiB  # what PyTorch rounds up, and kernels that are loaded meanwhile
+SLACK = 48 * MiB  # what PyTorch rounds up, and kernels that the test loads
 def free():
     torch.cuda.synchronize()
     return torch.cuda.mem_get_info()[0]

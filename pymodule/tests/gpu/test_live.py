@@ -43,7 +43,7 @@ def test_live(tag: str, kind: tms.Backup) -> None:
 
 
 def test_sparse(tag: str) -> None:
-    """Zeros come back where other tensors have used the memory meanwhile."""
+    """Zeros come back where other tensors have used the memory during the pause."""
     with tms.region(tag, backup="sparse"):
         cache = torch.zeros(1024, MiB, dtype=torch.uint8, device="cuda")
     cache[[5, 100, 101, 1023]] = 9

@@ -84,5 +84,5 @@ def test_paused_segments_do_not_count_as_used(tag: str) -> None:
         assert int(tensor[-1]) == number
         tms.pause(f"{tag} {number}")
     del tensors, tensor
-    tms.resume()  # finds too little memory, then that nobody needs any
+    tms.resume()  # finds too little memory, then that none is needed
     assert torch.cuda.mem_get_info()[0] > size

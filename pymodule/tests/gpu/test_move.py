@@ -1,4 +1,4 @@
-"""Programs that know nothing of tms, under `tms run`, moved to another GPU and back meanwhile.
+"""Programs that know nothing of tms, under `tms run`, moved to another GPU and back as they run.
 
 Each is compared with an undisturbed run of as many steps, bit for bit, and leaves nothing on the
 GPU that it comes from. TMS_TEST_MOVES (10) is how often each moves, there and back in turn,
@@ -178,7 +178,7 @@ def test_two_that_share_memory(by: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_much_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    """Torch with graphs and streams, beside so many GiB of contents, which the end sums up."""
+    """Torch with graphs and streams, beside TMS_TEST_MOVE_GIB of contents, summed up at the end."""
     done, size = there_and_back(TRAINING, ("--filler", str(GIB << 30)), {})
     assert size >= GIB << 30
     for way in done:  # with room for them, all contents go there directly

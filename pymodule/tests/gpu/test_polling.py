@@ -4,7 +4,7 @@ The driver's checkpoint removes pages that such calls read, and the calls do not
 without the gate about every fourth JAX process dies of it (docs/what-stays.md). Each program runs
 under `tms run`, loses all of its part of the GPU by `tms pause --everything` many times, and ends
 with the results of an undisturbed run, bit for bit. TMS_TEST_EVERYTHING (6) is how often; a program
-in JAX is started anew after 20 times. All run side by side.
+in JAX is started again after 20 times. All run side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reaching import PROGRAMS, Times, equal, started, steer
 torch = torch_on_gpu()
 
 CYCLES = int(os.environ.get("TMS_TEST_EVERYTHING", "6"))
-ANEW = 20  # cycles of one process of JAX
+RESTART = 20  # cycles of one process of JAX
 SECONDS = 60 + 15 * CYCLES
 WAIT = 60.0
 
@@ -58,7 +58,7 @@ def lose_everything(case: Case, command: list[str | Path], environment: dict[str
     """Runs the program as often as the number of cycles takes, and compares each run."""
     times = Times()
     moments = random.Random(case.program)
-    anew = ANEW if case.program.endswith("jax.py") else case.cycles
+    most = RESTART if case.program.endswith("jax.py") else case.cycles
     while len(times.out) < case.cycles:
         with started(
             command,
@@ -69,7 +69,7 @@ def lose_everything(case: Case, command: list[str | Path], environment: dict[str
             environment=environment,
         ) as program:
             program.ready()
-            for _ in range(min(anew, case.cycles - len(times.out))):
+            for _ in range(min(most, case.cycles - len(times.out))):
                 time.sleep(moments.uniform(0, 0.2))
                 program.check()
                 out = steer(program, "pause", "--everything", "--timeout", str(WAIT), seconds=WAIT)

@@ -43,7 +43,7 @@ NAMES = {
     20: "MEMORY_BLOCK_ID",
     21: "IS_HW_DECOMPRESS_CAPABLE",
 }
-# CUDA numbers memory anew at a resume, and the mapping may be a larger one.
+# CUDA gives memory new numbers at a resume, and the mapping may be a larger one.
 CHANGE = {7, 18, 19, 20}
 CONTEXT, SYNC_MEMOPS = 1, 6
 CTX_SYNC_MEMOPS = 0x80

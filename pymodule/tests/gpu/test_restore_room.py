@@ -117,7 +117,7 @@ def free_now() -> int:
 def restored_with(
     place: dict[str, str], ballast: Program, kind: tuple[str, ...], more: int
 ) -> dict[str, Any]:
-    """Whether the driver alone restores a new program with so many MiB beside NVML's figure."""
+    """Whether the driver alone restores a new program with `more` MiB beside NVML's figure."""
     program = Program(place, *kind)
     try:
         if kind[0] != "-c":

@@ -112,7 +112,7 @@ def keeper() -> int:
 
 
 def until_free(size: int) -> None:
-    """Waits until the device has about so many bytes free."""
+    """Waits until the device has about `size` bytes free."""
     start = time.monotonic()
     while free_memory() < size - SLACK:
         assert time.monotonic() - start < 60, (free_memory() / MiB, size / MiB)

@@ -2,7 +2,7 @@
 
 They know nothing of one another: `tms run --share` alone makes room, and the plugin lets an engine
 without requests give way without its cache. An answer from a prefix that is cached may differ from
-one that is computed anew, and both are right; one from a cache that was lost is neither.
+one that is computed again, and both are right; one from a cache that was lost is neither.
 
 First one client asks, which shows what a switch takes and of what parts; then several ask at once.
 With -s the seconds are printed. As for the other tests here, libtms.so is in LD_PRELOAD, or

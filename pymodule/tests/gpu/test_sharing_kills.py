@@ -128,7 +128,7 @@ def test_whoever_is_killed(program: Path) -> None:
             kills[killed] += 1
         shared.over.set()
         for run in runs:
-            run.result(timeout=120)  # nobody stays paused
+            run.result(timeout=120)  # no engine stays paused
         took = time.monotonic() - began
         assert not shared.failures, "\n".join(shared.failures)
         until_free(free)

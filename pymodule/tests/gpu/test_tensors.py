@@ -14,7 +14,7 @@ import tms
 torch = torch_on_gpu()
 
 SIZE = 512 * MiB
-SLACK = 32 * MiB  # what else may come and go on the device meanwhile
+SLACK = 32 * MiB  # what else may come and go on the device during the test
 
 
 def random(size: int = SIZE) -> torch.Tensor:

@@ -76,7 +76,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     processes = {}
     for name in filter(lambda run: not missing(run), ASKED):
         arguments, variables = RUNS[name]
-        processes[name] = subprocess.Popen(  # they import meanwhile
+        processes[name] = subprocess.Popen(  # they import at the same time
             [sys.executable, str(HERE / "vllm_driver.py"), *arguments]
             + ["--cache-gib", str(CACHE), "--after", str(folder / name)],
             env={**inherited, **variables, "PYTHONPATH": ":".join(filter(None, paths))},

@@ -148,7 +148,7 @@ LAYER, LAYERS = 128 << 20, 64
 def load(backend: str, copies: float) -> dict[str, Any]:
     """Weights replaced layer by layer with slightly larger ones, as some quantizations do.
 
-    There is room for so many copies of them, and no engine. Returns what `peak` found, and the
+    There is room for `copies` copies of them, and no engine. Returns what `peak` found, and the
     error, if there is one.
     """
     import torch
@@ -204,7 +204,7 @@ class Engine:
             kv_cache_memory_bytes=int(asked.cache_gib * 2**30),
             max_model_len=2048,
             max_num_seqs=16,
-            enable_prefix_caching=False,  # everything is computed anew each time
+            enable_prefix_caching=False,  # everything is computed each time
             generation_config="vllm",
             worker_extension_cls="vllm_driver.Probe",
             compilation_config={

@@ -38,7 +38,7 @@ type record struct {
 	_              [40]byte
 }
 
-// newFloor makes one for so many live blocks.
+// newFloor makes a floor for live blocks.
 func newFloor(live int) *floor {
 	free := live/4 + 1
 	f := &floor{

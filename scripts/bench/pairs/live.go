@@ -27,10 +27,10 @@ type block struct {
 	size    uint64
 }
 
-// fill fills an empty pool with so many blocks and replaces as many of them as it takes to make it steady.
-// Pairs will go to the first among of them, picked by chance: few of them show what grows in the pool, all
-// of them also what the processor's caches miss. The malloc asks for another size than the free gave, or
-// with keep for the same, so that the block that was freed is the one that fits. Errors: the pool's.
+// fill fills an empty pool with count blocks, and replaces blocks until the pool is steady. Pairs will go to the first
+// among blocks, picked by chance. Few blocks show what grows in the pool; all of them also show what the processor's
+// caches miss. The malloc asks for another size than the free gave, or with keep for the same size, so that the freed
+// block is the one that fits. Errors: the pool's.
 func fill(p measured, count, among int, keep bool) (*live, error) {
 	l := &live{pool: p, random: rand.New(rand.NewPCG(1, 2)), blocks: make([]block, count), among: among}
 	for i := range l.blocks {
@@ -51,8 +51,7 @@ func (l *live) malloc(i int, size uint64) error {
 	return err
 }
 
-// time returns the time of a pair of free and malloc, in nanoseconds, over so many pairs.
-// Errors: the pool's.
+// time returns the mean time of count pairs of free and malloc, in nanoseconds. Errors: the pool's.
 func (l *live) time(count int) (float64, error) {
 	begin := time.Now()
 	for range count {

@@ -31,7 +31,7 @@ type point struct {
 
 const ofFloor = "floor" // in the place of a kind
 
-// measure measures among so many live blocks at most, in rounds of count pairs.
+// measure measures with up to most live blocks, in rounds of count pairs.
 func measure(out io.Writer, most, count int) error {
 	lines := json.NewEncoder(out)
 	for live := 1000; live <= most; live *= 10 {

@@ -1,4 +1,4 @@
-"""Tensors of so many bytes with contents, a little of which changes now and then."""
+"""Tensors of a given size, whose contents change a little now and then."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def bits(parts: Iterable[torch.Tensor]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--region", action="store_true", help="one region around all of it")
-    parser.add_argument("--pause", type=int, default=0, help="after every so many parts of a step")
+    parser.add_argument("--pause", type=int, default=0, help="after every N parts of a step")
     asked = parser.parse_args()
     region: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if asked.region:
