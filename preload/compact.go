@@ -14,15 +14,16 @@ import (
 )
 
 // compactor is a vmm.Compactor: the gate gives the moment in which live memory can be moved.
-type compactor struct{ engine *vmm.Engine }
+type compactor struct{}
 
 // compactWithin is how long an allocation that finds no memory waits for that moment. A program without it ends, most
 // likely, for lack of memory.
 const compactWithin = 10 * time.Second
 
-func (compactor) Able() bool { return C.gate_unusable() == nil }
+func (compactor) CanCompact() bool { return C.gate_unusable() == nil }
 
-func (c compactor) Compact(ordinal int) error {
+func (compactor) Compact(ordinal int) error {
+	e := engine.Load() // whose caller has it
 	if state().Capturing || bool(C.everything_asked()) {
 		return cuda.Refuse(cuda.NotReady, "memory cannot be moved now")
 	}
@@ -35,8 +36,8 @@ func (c compactor) Compact(ordinal int) error {
 		return cuda.Refuse(cuda.OperatingSystem, "the process cannot make more threads")
 	}
 	defer C.operation_leave_threads()
-	_, err := pauseGated(c.engine, vmm.Options{}, compactWithin, gating{idle: notIdle, other: func() error {
-		_, err := c.engine.Compact(ordinal)
+	_, err := pauseGated(e, vmm.Options{}, compactWithin, gating{idle: notIdle, other: func() error {
+		_, err := e.Compact(ordinal)
 		return err
 	}})
 	return err

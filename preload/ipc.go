@@ -77,7 +77,7 @@ type processes struct{}
 
 func (processes) Gone(i vmm.Importer) bool { return process.Ended(i.PID, i.Start) }
 
-func (processes) Close(descriptor int) { server.CloseOwn(descriptor) }
+func (processes) CloseDescriptor(descriptor int) { server.CloseOwn(descriptor) }
 
 // Return sends the notice without waiting for an answer: a stopped process reads it when it goes on.
 func (processes) Return(share vmm.Share, number uint64) error {

@@ -60,27 +60,10 @@ func start() (*vmm.Engine, error) {
 	}
 	driver = opened
 	C.forward_resolve() // while nothing is paused: a thread that waits for a resume may have the loader's lock
-	made := vmm.New(driver, func(base uintptr, size uint64) error {
-		if C.arena_add(C.uintptr_t(base), C.size_t(size)) != 0 {
-			return fmt.Errorf("pausable memory lies in %d address reservations already, and no more can be noted: %w",
-				C.ARENAS_MAX, cuda.OutOfMemory)
-		}
-		return nil
+	made := vmm.New(driver, host{}, vmm.Settings{
+		Shareable:  bool(C.ipc_shares()),
+		Invariants: bool(C.region_config.invariants),
 	})
-	made.Warn(goruntime.Log)
-	made.Holders(holders)
-	made.Contexts(eachContext)
-	made.WithoutCaptures(withoutCaptures)
-	made.WhenUngated(openGate)
-	made.WhenExposed(exposed)
-	made.Compactor(compactor{made})
-	made.Processes(processes{})
-	made.Descriptors(descriptors{})
-	made.Offers(offers{})
-	made.Extents(extents{})
-	made.Ledger(ledger)
-	made.Shareable(bool(C.ipc_shares()))
-	made.CheckInvariants(bool(C.region_config.invariants))
 	programPools = newProgramPools(made)
 	record.Watch(made)
 	engine.Store(made)
@@ -99,35 +82,6 @@ func openDriver() (*cuda.Driver, error) {
 		} // a library in the driver's place may leave functions to one that it needs
 	}
 	return cuda.Open("libcuda.so.1")
-}
-
-// eachContext is a vmm.Contexts.
-func eachContext(ordinal int, use func(cuda.Context) error) error {
-	slots := atomic.LoadInt32((*int32)(unsafe.Pointer(&C.context_slots)))
-	for slot := range C.int(slots) {
-		context := C.context_acquire(slot, C.int(ordinal))
-		if context == 0 {
-			continue
-		}
-		if err := useContext(slot, cuda.Context(context), use); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// useContext releases the slot even when use panics, because a thread that destroys the context waits for that.
-func useContext(slot C.int, context cuda.Context, use func(cuda.Context) error) error {
-	defer C.context_release(slot)
-	return use(context)
-}
-
-func withoutCaptures(f func() error) error {
-	if !C.captures_hold() {
-		return cuda.StreamCaptureUnsupported
-	}
-	defer C.captures_let()
-	return f()
 }
 
 // enter is goruntime.Run for what needs the engine.

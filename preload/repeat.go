@@ -18,7 +18,7 @@ var (
 	_ = [1]struct{}{}[C.REPEAT_LATER-vmm.TakenLater]
 )
 
-func (offers) Take(offer int, ifFreed bool) vmm.Taken {
+func (offers) TakeOffer(offer int, ifFreed bool) vmm.Taken {
 	return vmm.Taken(C.repeat_take(C.int(offer), C.bool(ifFreed)))
 }
 

@@ -26,7 +26,7 @@ func (e *Engine) refreshUsers(d *device) {
 	for _, peer := range *d.peers.Load() {
 		used, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer))
 		if used = used && err == nil; !used {
-			_ = e.contexts(peer, func(cuda.Context) error {
+			_ = e.process.Contexts(peer, func(cuda.Context) error {
 				used = true
 				return nil
 			})
@@ -109,7 +109,7 @@ func (e *Engine) grantLate(b *batch) {
 	})
 	if err != nil {
 		_ = e.unlocked(func() error {
-			e.warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err))
+			e.process.Warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err))
 			return nil
 		})
 	}

@@ -14,31 +14,23 @@ import (
 // Compactor lets the engine move live memory: it stops the program's threads at the gate, waits until the devices are
 // idle, calls Compact, and lets the threads go on.
 type Compactor interface {
-	// Able reports whether that can be done in this process.
-	Able() bool
-	// Compact does it for a device; the caller holds no lock.
+	// CanCompact reports whether that can be done in this process.
+	CanCompact() bool
+	// Compact does it for a device.
 	Compact(ordinal int) error
 }
-
-type noCompactor struct{}
-
-func (noCompactor) Able() bool        { return false }
-func (noCompactor) Compact(int) error { return nil }
-
-// Compactor sets what lets the engine move live memory. Call it before anything else.
-func (e *Engine) Compactor(c Compactor) { e.compactor = c }
 
 // MakeRoom gives the slack of a device back if it can, and reports whether any was given back: then a caller that found
 // too little memory tries again.
 func (e *Engine) MakeRoom(ordinal int) bool {
-	if !e.compactor.Able() {
+	if !e.process.CanCompact() {
 		return false
 	}
 	before := e.compactable(ordinal)
 	if before == 0 {
 		return false
 	}
-	_ = e.compactor.Compact(ordinal) // the caller's own error says more
+	_ = e.process.Compact(ordinal) // the caller's own error says more
 	return e.compactable(ordinal) < before
 }
 

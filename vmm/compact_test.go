@@ -18,7 +18,7 @@ import (
 // stopped is a Compactor of a program that does nothing on the devices by itself.
 type stopped struct{ *vmm.Engine }
 
-func (stopped) Able() bool { return true }
+func (stopped) CanCompact() bool { return true }
 func (s stopped) Compact(ordinal int) error {
 	_, err := s.Engine.Compact(ordinal)
 	return err
@@ -27,7 +27,7 @@ func (s stopped) Compact(ordinal int) error {
 // unable is a Compactor whose gate does not close when it is asked to.
 type unable struct{}
 
-func (unable) Able() bool        { return true }
+func (unable) CanCompact() bool  { return true }
 func (unable) Compact(int) error { return cuda.Refuse(cuda.Timeout, "a thread is in a long call") }
 
 // These tests have granules of 64 KiB in place of 2 MiB, and all else in proportion: memory is touched here.
@@ -101,7 +101,7 @@ func TestSmallOnesShareAmongLargeOnes(t *testing.T) {
 // address and what it holds.
 func TestCompact(t *testing.T) {
 	sim, _, e := scaled(t)
-	e.Compactor(stopped{e})
+	vmm.HostOf(e).SetCompactor(stopped{e})
 	const size = 4 * granule
 	kinds := []vmm.Request{{Backup: vmm.BackupHost, Incremental: true}, {Backup: vmm.BackupSparse}, {}}
 	var all []uintptr
@@ -153,7 +153,7 @@ func TestCompact(t *testing.T) {
 func TestMakeRoom(t *testing.T) {
 	_, driver, e := scaled(t)
 	require.False(t, e.MakeRoom(0))
-	e.Compactor(stopped{e})
+	vmm.HostOf(e).SetCompactor(stopped{e})
 	all := mallocs(t, e, 20, vmm.Request{Size: 4 * granule, Tag: "t"})
 	cycle(t, e, eighty)
 	require.False(t, e.MakeRoom(0), "there is no slack")
@@ -176,7 +176,7 @@ func TestCompactThroughTheHost(t *testing.T) {
 func throughTheHost(t *testing.T, taken bool) {
 	const size = 4 * granule
 	sim, driver, e := scaled(t)
-	e.Compactor(stopped{e})
+	vmm.HostOf(e).SetCompactor(stopped{e})
 	all := filled(t, e, 40, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
 	cycle(t, e, eighty)
 	hog, err := driver.MemCreate(sim.Stat("free:0"), 0)
@@ -230,7 +230,7 @@ func throughTheHost(t *testing.T, taken bool) {
 func TestSweepCompact(t *testing.T) { sweep(t, (*scene).compact, 20, fullSweep()) }
 
 func (s *scene) compact() {
-	s.engine.Compactor(stopped{s.engine})
+	vmm.HostOf(s.engine).SetCompactor(stopped{s.engine})
 	allocate := func() {
 		for i := range 8 {
 			s.malloc(vmm.Request{Size: sceneGranularity, Tag: "a", Backup: vmm.BackupHost, Incremental: i%3 == 0})
@@ -272,7 +272,7 @@ func TestCompactHoldsContents(t *testing.T) {
 		t.Run(next, func(t *testing.T) {
 			const size = 4 * granule
 			_, _, e := scaled(t)
-			e.Compactor(stopped{e})
+			vmm.HostOf(e).SetCompactor(stopped{e})
 			kinds := []vmm.Request{{Backup: vmm.BackupHost, Incremental: true}, {Backup: vmm.BackupSparse}, {}}
 			var all []uintptr
 			for i := range 9 {

@@ -45,7 +45,7 @@ func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment]
 	sums, err := e.hasher.Sums(b.device.context, spans)
 	if errors.Is(err, cuda.NotSupported) && !verify {
 		e.cannotHash.Do(func() {
-			e.warn(fmt.Sprintf("incremental or sparse backup: every pause copies everything: %v", err))
+			e.process.Warn(fmt.Sprintf("incremental or sparse backup: every pause copies everything: %v", err))
 		})
 		return nil, nil
 	}

@@ -46,7 +46,7 @@ func simulatedWith(t testing.TB, devices int, memory string) (*cudasim.Sim, *cud
 	sim := cudasim.Start(t)
 	driver, err := cuda.Open(sim.Path)
 	require.NoError(t, err)
-	engine := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	engine := vmm.NewOn(driver)
 	t.Cleanup(func() {
 		engine.Trim()
 		engine.Drain()
@@ -512,7 +512,7 @@ func TestIncrementalAfterAFailedPause(t *testing.T) {
 func TestIncrementalOnADriverThatCannotHash(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	var notes []string
-	engine.Warn(func(line string) { notes = append(notes, line) })
+	vmm.HostOf(engine).SetWarn(func(line string) { notes = append(notes, line) })
 	a := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
 	fill(a, 4*mib, 1)
 	for range 2 {

@@ -4,8 +4,118 @@ import (
 	"runtime"
 	"slices"
 
+	"tms/vmm/backup"
+	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
 )
+
+// TestHost is a Host of which a test replaces what it is about, also while the engine lives.
+type TestHost struct {
+	Solitary
+	compactor Compactor
+	processes Processes
+	warn      func(string)
+	holders   func(string) string
+	announce  func(base uintptr, size uint64) error
+	ungated   func()
+	exposed   func(bool)
+	offers    Offers
+}
+
+// NewOn returns an engine with a TestHost.
+func NewOn(driver *cuda.Driver) *Engine { return New(driver, &TestHost{}, Settings{}) }
+
+// HostOf returns the TestHost of an engine.
+func HostOf(e *Engine) *TestHost { return e.process.(*TestHost) }
+
+// SetCompactor has memory moved by c.
+func (h *TestHost) SetCompactor(c Compactor) { h.compactor = c }
+
+// SetProcesses has other processes reached by p.
+func (h *TestHost) SetProcesses(p Processes) { h.processes = p }
+
+// SetWarn has lines of the log passed to warn.
+func (h *TestHost) SetWarn(warn func(string)) { h.warn = warn }
+
+// SetHolders has holders named by name.
+func (h *TestHost) SetHolders(name func(uuid string) string) { h.holders = name }
+
+// SetAnnounce has arenas announced to announce.
+func (h *TestHost) SetAnnounce(announce func(base uintptr, size uint64) error) { h.announce = announce }
+
+// SetUngated has call called when nothing of a gated pause is left.
+func (h *TestHost) SetUngated(call func()) { h.ungated = call }
+
+// SetExposed has call called when memory becomes exposed, or is no longer.
+func (h *TestHost) SetExposed(call func(bool)) { h.exposed = call }
+
+// SetOffers has offers made at a place.
+func (h *TestHost) SetOffers(at Offers) { h.offers = at }
+
+func (h *TestHost) CanCompact() bool { return h.compactor != nil && h.compactor.CanCompact() }
+
+func (h *TestHost) Compact(ordinal int) error { return h.compactor.Compact(ordinal) }
+
+func (h *TestHost) Fetch(share Share, number uint64) (Lent, error) {
+	return h.processes.Fetch(share, number)
+}
+
+func (h *TestHost) CloseDescriptor(descriptor int) { h.processes.CloseDescriptor(descriptor) }
+
+func (h *TestHost) Return(share Share, number uint64) error { return h.processes.Return(share, number) }
+
+func (h *TestHost) Gone(importer Importer) bool { return h.processes.Gone(importer) }
+
+func (h *TestHost) Warn(line string) {
+	if h.warn != nil {
+		h.warn(line)
+	}
+}
+
+func (h *TestHost) Holders(uuid string) string {
+	if h.holders == nil {
+		return ""
+	}
+	return h.holders(uuid)
+}
+
+func (h *TestHost) Announce(base uintptr, size uint64) error {
+	if h.announce == nil {
+		return nil
+	}
+	return h.announce(base, size)
+}
+
+func (h *TestHost) Ungated() {
+	if h.ungated != nil {
+		h.ungated()
+	}
+}
+
+func (h *TestHost) Exposed(now bool) {
+	if h.exposed != nil {
+		h.exposed(now)
+	}
+}
+
+func (h *TestHost) TakeOffer(offer int, ifFreed bool) Taken {
+	if h.offers == nil {
+		return TakenLive
+	}
+	return h.offers.TakeOffer(offer, ifFreed)
+}
+
+// UseDescriptors has the stores keep descriptors in another place from now on.
+func (e *Engine) UseDescriptors(d backup.Descriptors) { e.disk.Descriptors, e.peer.Descriptors = d, d }
+
+// UseReserved has contents go to reserved memory from now on.
+func (e *Engine) UseReserved(extents peer.Extents) { e.peer.Extents = extents }
+
+// Shareable is Settings.Shareable for what is done from now on.
+func (e *Engine) Shareable(on bool) { e.shareable = on }
+
+// CheckInvariants is Settings.Invariants for what is done from now on.
+func (e *Engine) CheckInvariants(on bool) { e.checking.Store(on) }
 
 // PausedAt reports whether the allocation at an address is paused, or lost its memory in a free that got half way. That
 // memory may still be mapped after two failures.

@@ -3,10 +3,6 @@ package vmm
 // Memory is exposed while a pause that is not gated keeps it: nothing holds the program from a call that names the
 // addresses, where nothing is mapped.
 
-// WhenExposed sets the function that is called, with a lock held, when something is exposed and nothing was, and the
-// reverse. Call it before anything else.
-func (e *Engine) WhenExposed(call func(exposed bool)) { e.whenExposed = call }
-
 // Exposed returns the tag of the memory at an address, if that is exposed.
 func (e *Engine) Exposed(address uintptr) (name string, ok bool) {
 	e.mu.Lock()

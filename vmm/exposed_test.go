@@ -13,7 +13,7 @@ func TestExposed(t *testing.T) {
 	_, _, e := simulated(t, 1)
 	e.CheckInvariants(true)
 	var told []bool
-	e.WhenExposed(func(exposed bool) { told = append(told, exposed) })
+	vmm.HostOf(e).SetExposed(func(exposed bool) { told = append(told, exposed) })
 	exposed := func(address uintptr, tag string) {
 		t.Helper()
 		name, ok := e.Exposed(address)

@@ -15,10 +15,6 @@ import (
 // engine waits for the work that they have submitted, and the threads go on when all memory is back. The engine knows
 // neither the threads nor what holds them.
 
-// WhenUngated sets the function that is called, with a lock held, when nothing is left that a gated pause
-// (Options.Gated) has paused: all of it was resumed or freed, or went with a reset. Call it before anything else.
-func (e *Engine) WhenUngated(call func()) { e.whenUngated = call }
-
 // Gated reports whether a gated pause still keeps anything paused.
 func (e *Engine) Gated() bool {
 	e.mu.Lock()
@@ -52,11 +48,11 @@ func (e *Engine) tellPaused() {
 	}
 	if was := e.exposing; was != (exposed > 0) {
 		e.exposing = !was
-		e.whenExposed(e.exposing)
+		e.process.Exposed(e.exposing)
 	}
 	if was := e.gating; was != (gated > 0) {
 		if e.gating = gated > 0; was {
-			e.whenUngated()
+			e.process.Ungated()
 		}
 	}
 }

@@ -14,7 +14,7 @@ func TestGatedSlack(t *testing.T) {
 	sim, _, e := simulated(t, 1)
 	e.CheckInvariants(true)
 	ungated := 0
-	e.WhenUngated(func() { ungated++ })
+	vmm.HostOf(e).SetUngated(func() { ungated++ })
 	r := vmm.Request{Size: 2 * mib, Tag: "t"}
 	all := mallocs(t, e, 3, r)
 	o := vmm.Options{ExtentBytes: 64 * mib}

@@ -53,7 +53,7 @@ type borrowed struct {
 // (cuMemImportFromShareableHandle)
 func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	number := max(1, rand.Uint64())
-	lent, err := i.engine.sharing.processes.Fetch(i.share, number)
+	lent, err := i.engine.process.Fetch(i.share, number)
 	if err != nil {
 		if !errors.Is(err, ErrShareGone) && !errors.Is(err, ErrSharePaused) {
 			i.tell(number)
@@ -72,7 +72,7 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	} else {
 		handle, err = i.engine.driver.MemImport(lent.Descriptor)
 	}
-	i.engine.sharing.processes.Close(lent.Descriptor)
+	i.engine.process.CloseDescriptor(lent.Descriptor)
 	if err != nil {
 		i.tell(number)
 		return b, fmt.Errorf("memory of %v on device %s: %w", i.share, lent.Device, err)
@@ -94,7 +94,7 @@ func (i *imported) tell(number uint64) {
 	e, share := i.engine, i.share
 	notices := e.driver.Reclaim.Kind("notice to another process")
 	notices.Add(0, func() error {
-		err := e.sharing.processes.Return(share, number)
+		err := e.process.Return(share, number)
 		if err == nil {
 			e.sharing.noticeWait.Store(int64(noticeAgain))
 		} else if wait := e.sharing.noticeWait.Load(); e.sharing.noticing.CompareAndSwap(false, true) {
@@ -366,7 +366,7 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 		return nil
 	}, func(*tag) {})
 	for _, line := range lines {
-		e.warn(line)
+		e.process.Warn(line)
 	}
 	for s, f := range got { // no longer needed: its segment was closed, or another has resumed it
 		if f.handle != 0 {

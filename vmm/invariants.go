@@ -8,14 +8,9 @@ import (
 	"tms/vmm/space"
 )
 
-// ErrInvariant: the engine's own records contradict each other (CheckInvariants). That is a defect of this library;
+// ErrInvariant: the engine's own records contradict each other (Settings.Invariants). That is a defect of this library;
 // please report it.
 var ErrInvariant = errors.New("the engine contradicts itself")
-
-// CheckInvariants turns on, or off, a check of the engine's records at the end of every operation. An operation
-// returns what the check finds as ErrInvariant, or warns of it where it returns no error. A check takes time in
-// proportion to the records, so it is for finding defects.
-func (e *Engine) CheckInvariants(on bool) { e.checking.Store(on) }
 
 // audit, deferred by an operation, adds what check finds to the operation's error.
 func (e *Engine) audit(err *error) {
@@ -31,7 +26,7 @@ func (e *Engine) audit(err *error) {
 func (e *Engine) auditQuietly() {
 	var err error
 	if e.audit(&err); err != nil {
-		e.warn(err.Error())
+		e.process.Warn(err.Error())
 	}
 }
 

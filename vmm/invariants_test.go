@@ -15,7 +15,7 @@ func TestInvariants(t *testing.T) {
 	sim := cudasim.Start(t)
 	driver, err := cuda.Open(sim.Path)
 	require.NoError(t, err)
-	e := New(driver, func(uintptr, uint64) error { return nil })
+	e := NewOn(driver)
 	e.CheckInvariants(true)
 	const granule = 2 << 20
 	var addresses []uintptr
@@ -67,7 +67,7 @@ func TestInvariants(t *testing.T) {
 		repair()
 	}
 	var warned string
-	e.Warn(func(line string) { warned = line })
+	HostOf(e).SetWarn(func(line string) { warned = line })
 	s.extent.live++
 	e.Trim()
 	require.Contains(t, warned, ErrInvariant.Error())

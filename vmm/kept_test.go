@@ -21,7 +21,7 @@ import (
 // holder keeps descriptors, by their ids, as the keeper does (pymodule/tests/test_kept.py has the keeper itself).
 type holder map[uint64]vmm.Lent
 
-func (h holder) Close(descriptor int) { _ = unix.Close(descriptor) }
+func (h holder) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
 
 func (h holder) Fetch(share vmm.Share, _ uint64) (vmm.Lent, error) {
 	lent, has := h[share.ID]
@@ -46,7 +46,7 @@ func keeping(t *testing.T) (*cudasim.Sim, *cuda.Driver, *vmm.Engine, holder) {
 	require.NoError(t, err)
 	require.EqualValues(t, shareSize, bytes)
 	h := holder{7: {Descriptor: descriptor, Extent: bytes, Size: bytes, Device: "GPU"}}
-	e.Processes(h)
+	vmm.HostOf(e).SetProcesses(h)
 	t.Cleanup(func() {
 		for _, lent := range h {
 			_ = unix.Close(lent.Descriptor)
@@ -155,7 +155,7 @@ func TestKeptMemoryIsReleasedMeanwhile(t *testing.T) {
 	failpoint.Set(nil)
 	e.Drain() // what still tells of returns knows the processes of before
 	paused := 0
-	e.Processes(&asked{h, func() {
+	vmm.HostOf(e).SetProcesses(&asked{h, func() {
 		if paused++; paused == 1 {
 			require.NoError(t, pause(e, vmm.Options{}))
 		}
@@ -191,7 +191,7 @@ func TestRefusedNotices(t *testing.T) {
 	const count = 200
 	var tries atomic.Int64
 	var open atomic.Bool
-	e.Processes(refusing{h, &tries, &open})
+	vmm.HostOf(e).SetProcesses(refusing{h, &tries, &open})
 	for range count {
 		a, err := e.Attach(0, 7, "t", false)
 		require.NoError(t, err)
@@ -242,7 +242,7 @@ func TestKeptMemoryIsHashed(t *testing.T) {
 		require.NoError(t, err)
 		return all
 	}
-	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	second := vmm.NewOn(driver)
 	defer second.Trim()
 	require.Equal(t, []digest.Sum{{}}, sums(e), "of zeros")
 	_, err := unix.Pwrite(h[7].Descriptor, []byte{1}, int64(bytes)-1)

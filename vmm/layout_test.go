@@ -83,7 +83,7 @@ func TestResumeSharesExtents(t *testing.T) {
 // refused with a text that names the slack, and nothing live is touched for it.
 func TestSlack(t *testing.T) {
 	sim, _, engine := simulatedWith(t, 1, "256M")
-	engine.Compactor(unable{}) // it never can when it comes to that
+	vmm.HostOf(engine).SetCompactor(unable{}) // it never can when it comes to that
 	all := filled(t, engine, 32, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	cycle(t, engine, shared("t")) // in extents of 16 MiB
 	malloc(t, engine, vmm.Request{Size: 116 * mib, Tag: "filler"})
@@ -314,7 +314,7 @@ func TestStatsNameWhatHoldsMemory(t *testing.T) {
 func TestUnknownTagIsToldOnce(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	var told []string
-	engine.Warn(func(line string) { told = append(told, line) })
+	vmm.HostOf(engine).SetWarn(func(line string) { told = append(told, line) })
 	a := malloc(t, engine, vmm.Request{Size: mib, Tag: "weights"})
 	b := malloc(t, engine, vmm.Request{Size: mib, Tag: "cache"})
 	for range 2 {

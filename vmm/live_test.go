@@ -79,7 +79,7 @@ func TestSparse(t *testing.T) {
 
 	// A driver that cannot hash keeps all.
 	var notes []string
-	engine.Warn(func(line string) { notes = append(notes, line) })
+	vmm.HostOf(engine).SetWarn(func(line string) { notes = append(notes, line) })
 	sim.Fail("cuLaunchKernel", 1, int(cuda.NotSupported))
 	clear(bytesAt(a, size))
 	require.NoError(t, pause(engine, name("t")))

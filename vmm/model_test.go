@@ -49,7 +49,7 @@ type model struct {
 
 // The other engine's processes: there is only one.
 
-func (m *model) Close(descriptor int) { _ = unix.Close(descriptor) }
+func (m *model) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
 
 func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	lent, err := m.engine.Export(share.ID, vmm.Importer{Number: number})
@@ -75,12 +75,13 @@ func (s *scene) play(bytes []byte, reserved *extents) {
 	reserved.off.Store(false)
 	reserved.serve(s.engine, &descriptors{of: map[uint64]int{}})
 	s.engine.Shareable(true)
-	s.engine.Processes(m)
+	vmm.HostOf(s.engine).SetProcesses(m)
 	if hasGate(bytes) {
-		s.engine.Compactor(stopped{s.engine})
+		vmm.HostOf(s.engine).SetCompactor(stopped{s.engine})
 	}
-	m.other = vmm.New(s.driver, func(uintptr, uint64) error { s.arenas++; return nil })
-	m.other.Processes(m)
+	m.other = vmm.NewOn(s.driver)
+	vmm.HostOf(m.other).SetAnnounce(func(uintptr, uint64) error { s.arenas++; return nil })
+	vmm.HostOf(m.other).SetProcesses(m)
 	m.other.CheckInvariants(true)
 	for m.at < len(m.bytes) && m.operations < 400 {
 		m.operations++

@@ -26,10 +26,6 @@ type Transition struct {
 	Took, Waited, Copying time.Duration
 }
 
-// Observe sets the function that is called when a transition begins and when it ends, on the transition's thread, with
-// no lock of the engine held. Call it before anything else.
-func (e *Engine) Observe(observe func(Transition)) { e.observe = observe }
-
 // Allocation is memory that the program has: a segment, or one of the small allocations that share a segment.
 type Allocation struct {
 	Address uintptr
@@ -109,10 +105,10 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 		e.warnUnknown(operation, tag)
 	}
 	number := e.transitions.Add(1)
-	e.observe(Transition{Number: number, Operation: operation, Tags: o.Tags})
+	e.process.Observe(Transition{Number: number, Operation: operation, Tags: o.Tags})
 	return func() {
 		s := o.spent
-		e.observe(Transition{Number: number, Operation: operation, Tags: o.Tags, Over: true, Err: *err, Bytes: *bytes,
+		e.process.Observe(Transition{Number: number, Operation: operation, Tags: o.Tags, Over: true, Err: *err, Bytes: *bytes,
 			Copied: s.copied, Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
 	}
 }
@@ -162,7 +158,7 @@ func (e *Engine) warnUnknown(operation, name string) {
 	}
 	e.mu.Unlock()
 	if warn {
-		e.warn(operation + ": " + words)
+		e.process.Warn(operation + ": " + words)
 	}
 }
 

@@ -17,7 +17,7 @@ func TestPanicsWithoutTheLock(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_, driver, engine := simulated(t, 2)
-	engine.Warn(func(string) {})
+	vmm.HostOf(engine).SetWarn(func(string) {})
 	defer failpoint.Set(nil)
 	kept := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
 	fill(kept, 4*mib, 1)

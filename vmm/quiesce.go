@@ -39,7 +39,7 @@ func (e *Engine) eachContext(use func(ordinal int, context cuda.Context) error) 
 	for ordinal := 0; ordinal < count && err == nil; ordinal++ {
 		of := func(context cuda.Context) error { return use(ordinal, context) }
 		if err = e.withPrimary(ordinal, of); err == nil {
-			err = e.contexts(ordinal, of)
+			err = e.process.Contexts(ordinal, of)
 		}
 	}
 	return err
@@ -90,21 +90,11 @@ func (e *Engine) recordWork(context cuda.Context) (event cuda.Event, err error) 
 	if event, err = e.driver.EventCreate(); err != nil {
 		return 0, err
 	}
-	if err = e.withoutCaptures(func() error { return e.driver.CtxRecordEvent(context, event) }); err != nil {
+	if err = e.process.WithoutCaptures(func() error { return e.driver.CtxRecordEvent(context, event) }); err != nil {
 		e.driver.DropEvent(event)
 	}
 	return event, err
 }
-
-// WithoutCaptures sets the function that calls a short function f while no stream is being captured, and holds up
-// threads that would begin a capture; during a capture it returns cuda.StreamCaptureUnsupported instead. Call it before
-// anything else.
-func (e *Engine) WithoutCaptures(call func(f func() error) error) { e.withoutCaptures = call }
-
-// Contexts calls use for each context that the program itself has made on a device, one at a time, and keeps the
-// program from destroying that context meanwhile. It stops at the first error of use. The primary context is not among
-// them.
-type Contexts func(ordinal int, use func(cuda.Context) error) error
 
 // Admit refuses, as Malloc does, a caller in a context that the engine could not wait for; current is that context, 0
 // if it is not known. Errors: ErrContext, *cuda.Error. (cuCtxGetCurrent, cuCtxSetCurrent)
@@ -145,7 +135,7 @@ func (e *Engine) admit(d *device, current cuda.Context) error {
 	if err := e.withPrimary(ordinal, look); err != nil || known {
 		return err
 	}
-	if err := e.contexts(ordinal, look); err != nil || known {
+	if err := e.process.Contexts(ordinal, look); err != nil || known {
 		return err
 	}
 	return ErrContext

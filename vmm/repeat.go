@@ -15,7 +15,7 @@ import (
 // Taken is what has become of an offer.
 type Taken int
 
-// What Offers.Take finds.
+// What Offers.TakeOffer finds.
 const (
 	TakenLive  Taken = iota // the allocation is live, and the offer over
 	TakenFreed              // the allocation is free once its stream has reached the event, and the offer is over
@@ -25,14 +25,14 @@ const (
 
 // Offers is where threads of the program find offers.
 type Offers interface {
-	// Take takes an offer back; with ifFreed, only if the allocation is free. It never waits.
-	Take(offer int, ifFreed bool) Taken
+	// TakeOffer takes an offer back; with ifFreed, only if the allocation is free. It never waits.
+	TakeOffer(offer int, ifFreed bool) Taken
 }
 
 // Repeated is a request that the program is likely to make again.
 type Repeated interface {
 	// Offer offers its allocation to a free in the order of its stream, and to the next such request there. The event
-	// belongs to that stream. Offer returns the number by which Take knows the offer, and reports whether there was
+	// belongs to that stream. Offer returns the number by which TakeOffer knows the offer, and reports whether there was
 	// room for it. It is called with the engine's lock held.
 	Offer(address uintptr, streamID uint64, event cuda.Event) (offer int, ok bool)
 }
@@ -43,9 +43,6 @@ type offered struct {
 	line   *line
 	mark   *mark
 }
-
-// Offers sets where offers are. Call it before anything else.
-func (e *Engine) Offers(at Offers) { e.offersAt = at }
 
 // lock is the engine's lock.
 type lock struct {
@@ -133,7 +130,7 @@ func (e *Engine) takeOffer(address uintptr, ifFreed bool) {
 	if !found {
 		return
 	}
-	taken := e.offersAt.Take(o.number, ifFreed)
+	taken := e.process.TakeOffer(o.number, ifFreed)
 	if taken == TakenKept || taken == TakenLater {
 		return
 	}

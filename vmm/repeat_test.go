@@ -26,7 +26,7 @@ func (b *bids) Offer(address uintptr, _ uint64, event cuda.Event) (int, bool) {
 	return len(b.offers) - 1, true
 }
 
-func (b *bids) Take(offer int, ifFreed bool) vmm.Taken {
+func (b *bids) TakeOffer(offer int, ifFreed bool) vmm.Taken {
 	o := b.offers[offer]
 	if o.state == vmm.TakenLive && ifFreed {
 		return vmm.TakenKept
@@ -40,7 +40,7 @@ func offered(t *testing.T) (o *inOrder, stream cuda.Stream, b *bids, last *bid, 
 	o = newInOrder(t)
 	o.engine.CheckInvariants(false) // which takes all offers back
 	b = &bids{}
-	o.engine.Offers(b)
+	vmm.HostOf(o.engine).SetOffers(b)
 	o.malloc(1, 0) // makes a context current
 	stream = o.stream()
 	malloc = func() uintptr {

@@ -25,8 +25,8 @@ type extents struct {
 // serve has an engine use the extents, and a keeper of their descriptors.
 func (x *extents) serve(engine *vmm.Engine, kept *descriptors) {
 	x.kept = kept
-	engine.Descriptors(kept)
-	engine.Extents(x)
+	engine.UseDescriptors(kept)
+	engine.UseReserved(x)
 }
 
 // newExtents makes count extents, which outlive simulators.
@@ -147,7 +147,7 @@ func TestTwoDevicesWantOneExtent(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
 	reserved := newExtents(t, 1)
 	reserved.serve(engine, &descriptors{of: map[uint64]int{}})
-	engine.Warn(func(line string) { t.Error(line) })
+	vmm.HostOf(engine).SetWarn(func(line string) { t.Error(line) })
 	const size = 4 * mib
 	var all []uintptr
 	for device := range 2 {

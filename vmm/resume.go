@@ -291,7 +291,7 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 		}
 		shared := b.device.shared
 		e.mu.Unlock()
-		if !e.compactor.Able() {
+		if !e.process.CanCompact() {
 			b.extents = e.bound(b.device, b.extents, shared)
 		}
 		for _, x := range b.extents {

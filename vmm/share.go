@@ -62,8 +62,8 @@ type Processes interface {
 	// Fetch asks for the memory, under a number that the caller chooses. Errors: ErrShareGone, ErrSharePaused; after
 	// any other error, such as ErrSilent, the other process may still hold the memory for the number.
 	Fetch(share Share, number uint64) (Lent, error)
-	// Close closes a descriptor of Fetch.
-	Close(descriptor int)
+	// CloseDescriptor closes a descriptor of Fetch.
+	CloseDescriptor(descriptor int)
 	// Return gives notice that the memory is no longer mapped under the number, and waits for nothing. An error means
 	// that the notice could not be sent.
 	Return(share Share, number uint64) error
@@ -73,7 +73,6 @@ type Processes interface {
 
 // sharing is what the engine knows of memory that processes share.
 type sharing struct {
-	processes Processes
 	// Guarded by the engine's lock.
 	shares  map[uint64]*segment
 	closing []*Options // the pauses in progress: nobody gets memory of their tags
@@ -93,9 +92,6 @@ func (s *sharing) closed(tag string) bool {
 	closes := func(o *Options) bool { return o.Tags == nil || slices.Contains(o.Tags, tag) }
 	return slices.ContainsFunc(s.closing, closes)
 }
-
-// Processes sets how to speak to other processes. Call it before anything else.
-func (e *Engine) Processes(p Processes) { e.sharing.processes = p }
 
 // Share names the segment of an allocation for other processes. It returns the segment's id, the offset at which the
 // allocation begins in it, and the segment's size in bytes. Errors: ErrInvalidAddress, ErrNotShareable,
@@ -197,7 +193,7 @@ func (s *sharing) drop(id uint64, which func(Importer) bool) {
 }
 
 // left lists the living processes that have one of the segments.
-func (s *sharing) left(ids []uint64) (pids []int) {
+func (s *sharing) left(processes Processes, ids []uint64) (pids []int) {
 	known := map[Importer]bool{} // whether it has ended, by all but the number
 	for _, id := range ids {
 		s.mu.Lock()
@@ -207,7 +203,7 @@ func (s *sharing) left(ids []uint64) (pids []int) {
 		for _, i := range asked {
 			process := Importer{PID: i.PID, Start: i.Start}
 			if _, asked := known[process]; !asked {
-				known[process] = s.processes.Gone(process)
+				known[process] = processes.Gone(process)
 			}
 			if gone[i] = known[process]; !gone[i] {
 				pids = append(pids, i.PID)
@@ -228,7 +224,7 @@ func (e *Engine) Sharers() (pids []int) {
 	s.mu.Lock()
 	ids := slices.Collect(maps.Keys(s.importers))
 	s.mu.Unlock()
-	pids = s.left(ids)
+	pids = s.left(e.process, ids)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for key, segment := range s.imports {
@@ -323,7 +319,7 @@ func (e *Engine) awaitImporters(o *Options) error {
 	})
 	e.mu.Unlock()
 	for wait := (backoff.Backoff{Next: firstLook, Most: 2 * time.Millisecond}); len(ids) > 0; {
-		left := e.sharing.left(ids)
+		left := e.sharing.left(e.process, ids)
 		if len(left) == 0 {
 			break
 		}

@@ -29,7 +29,7 @@ type neighbour struct {
 	stopped chan struct{} // unless nil, the first does not answer until it is closed
 }
 
-func (n *neighbour) Close(descriptor int) { _ = unix.Close(descriptor) }
+func (n *neighbour) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
 
 func (n *neighbour) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	if n.lost.Load() {
@@ -87,7 +87,7 @@ var pairs = map[string]func(*testing.T) *pair{"allocated": newPair, "mapped by t
 
 // beside returns another engine on a driver, as if of another process.
 func beside(t *testing.T, driver *cuda.Driver) *vmm.Engine {
-	e := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	e := vmm.NewOn(driver)
 	t.Cleanup(func() {
 		e.Trim()
 		e.Drain()
@@ -99,7 +99,7 @@ func beside(t *testing.T, driver *cuda.Driver) *vmm.Engine {
 func meet(engines ...*vmm.Engine) (neighbours []*neighbour) {
 	for i, e := range engines {
 		neighbours = append(neighbours, &neighbour{self: i, others: engines})
-		e.Processes(neighbours[i])
+		vmm.HostOf(e).SetProcesses(neighbours[i])
 		e.Shareable(true)
 		e.CheckInvariants(true)
 	}
@@ -493,7 +493,7 @@ func TestLostWhilePaused(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *pair) {
 		importer := p.engines[1]
 		var opened atomic.Int64
-		importer.WhenUngated(func() { opened.Add(1) })
+		vmm.HostOf(importer).SetUngated(func() { opened.Add(1) })
 		gated := vmm.Options{Gated: true, Importers: 10 * time.Second}
 		errs := p.both(func(_ int, e *vmm.Engine) error { return pause(e, gated) })
 		require.Equal(t, [2]error{}, errs)

@@ -40,10 +40,6 @@ func (e *Engine) shortageOf(b *batch, cause error) error {
 		b.device.ordinal, readable.Bytes(free), readable.Bytes(need), e.slackNote(b.device, cause), cause), b.device}
 }
 
-// Holders sets the function that names the holders of the memory of the device with a UUID, to follow a line of the log; "":
-// nobody knows. It is called with no lock held. Call Holders before anything else.
-func (e *Engine) Holders(holders func(uuid string) string) { e.holders = holders }
-
 // noteWait logs that a resume waits, and the holders of the memory: once, until a resume of the same tags succeeds, because
 // a caller may wait in parts.
 func (e *Engine) noteWait(o *Options, cause error) {
@@ -53,9 +49,9 @@ func (e *Engine) noteWait(o *Options, cause error) {
 	}
 	holders := ""
 	if short := (*shortage)(nil); errors.As(cause, &short) {
-		holders = e.holders(short.device.uuid)
+		holders = e.process.Holders(short.device.uuid)
 	}
-	e.warn(fmt.Sprintf("the resume of %s waits for memory: %v%s", o.what(), cause, holders))
+	e.process.Warn(fmt.Sprintf("the resume of %s waits for memory: %v%s", o.what(), cause, holders))
 }
 
 // what names the tags of a resume.

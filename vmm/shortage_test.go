@@ -15,8 +15,8 @@ import (
 func TestAResumeWaitsWithoutMemory(t *testing.T) {
 	sim, driver, engine := simulatedWith(t, 1, "64M")
 	lines := make(chan string, 10)
-	engine.Warn(func(line string) { lines <- line })
-	engine.Holders(func(uuid string) string { return "; held by " + uuid[:4] })
+	vmm.HostOf(engine).SetWarn(func(line string) { lines <- line })
+	vmm.HostOf(engine).SetHolders(func(uuid string) string { return "; held by " + uuid[:4] })
 	address, err := engine.Malloc(vmm.Request{Size: 40 * mib, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, err)
 	*wordAt(address) = 7

@@ -280,8 +280,9 @@ func newScene(t *testing.T, dir string, f *faults) *scene {
 	driver, err := cuda.Open(sim.Path)
 	require.NoError(t, err)
 	s := &scene{t: t, sim: sim, driver: driver, faults: f, dir: dir, warned: make(chan string, 1000)}
-	s.engine = vmm.New(driver, func(uintptr, uint64) error { s.arenas++; return nil })
-	s.engine.Warn(func(line string) {
+	s.engine = vmm.NewOn(driver)
+	vmm.HostOf(s.engine).SetAnnounce(func(uintptr, uint64) error { s.arenas++; return nil })
+	vmm.HostOf(s.engine).SetWarn(func(line string) {
 		select {
 		case s.warned <- line:
 		default: // there are enough
@@ -595,7 +596,7 @@ func (s *scene) userMapped() {
 // toward is a scenario of memory on two devices, whose contents wait with each other.
 func (s *scene) toward() {
 	kept := &descriptors{of: map[uint64]int{}}
-	s.engine.Descriptors(kept)
+	s.engine.UseDescriptors(kept)
 	s.inTurn = true
 	for i := range 10 {
 		r := kinds[i%5]

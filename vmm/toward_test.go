@@ -20,7 +20,7 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("toward-", os.Getpid()))
 	sim, _, engine := simulated(t, 2)
 	kept := &descriptors{of: map[uint64]int{}}
-	engine.Descriptors(kept)
+	engine.UseDescriptors(kept)
 	const size = 8 * mib
 	var all []uintptr
 	for i, r := range []vmm.Request{{Backup: vmm.BackupHost}, {Backup: vmm.BackupHost, Incremental: true},
@@ -65,7 +65,7 @@ func TestSomeContentsAreBack(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("turns-", os.Getpid()))
 	sim, driver, engine := simulated(t, 2)
 	kept := &descriptors{of: map[uint64]int{}}
-	engine.Descriptors(kept)
+	engine.UseDescriptors(kept)
 	const size, count = 8 * mib, 6
 	var all []uintptr
 	for i := range uint64(count) {
@@ -103,7 +103,7 @@ func TestVerifiedInTurn(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("verified-", os.Getpid()))
 	sim, driver, engine := simulated(t, 2)
 	kept := &descriptors{of: map[uint64]int{}}
-	engine.Descriptors(kept)
+	engine.UseDescriptors(kept)
 	const size, count, word = 8 * mib, 6, "damaged!"
 	var all []uintptr
 	for i := range uint64(count) {

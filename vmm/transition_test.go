@@ -14,9 +14,9 @@ import (
 // is wholly in the transition, or wholly out of it.
 func TestOthersDuringTransitions(t *testing.T) {
 	_, _, e := scaled(t)
-	e.Compactor(stopped{e})
+	vmm.HostOf(e).SetCompactor(stopped{e})
 	var warned sync.Map
-	e.Warn(func(line string) { warned.Store(line, true) })
+	vmm.HostOf(e).SetWarn(func(line string) { warned.Store(line, true) })
 	request := func(i int) vmm.Request {
 		kinds := []vmm.BackupKind{vmm.BackupHost, vmm.BackupSparse, vmm.BackupNone}
 		return vmm.Request{Size: []uint64{granule, 2 * granule, 3 * granule, 700}[i%4], Tag: "t", Backup: kinds[i%3]}

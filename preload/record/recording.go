@@ -27,11 +27,8 @@ import (
 // engine is the one whose memory is recorded, or nil before there is one.
 var engine atomic.Pointer[vmm.Engine]
 
-// Watch makes recordings include what the engine does.
-func Watch(e *vmm.Engine) {
-	engine.Store(e)
-	e.Observe(transition)
-}
+// Watch makes recordings include the engine's figures.
+func Watch(e *vmm.Engine) { engine.Store(e) }
 
 type figuresOf struct {
 	device int
@@ -51,7 +48,8 @@ const (
 	figuresShare = 100
 )
 
-func transition(t vmm.Transition) {
+// Transition writes what the engine does.
+func Transition(t vmm.Transition) {
 	if !C.trace_is_on() {
 		return
 	}

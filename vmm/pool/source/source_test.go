@@ -39,7 +39,7 @@ func newWorld(t *testing.T) *world {
 	var err error
 	w.driver, err = cuda.Open(sim.Path)
 	require.NoError(t, err)
-	w.engine = vmm.New(w.driver, func(uintptr, uint64) error { return nil })
+	w.engine = vmm.New(w.driver, &vmm.Solitary{}, vmm.Settings{})
 	purego.RegisterLibFunc(&w.malloc, sim.Handle, "cuMemAlloc_v2")
 	purego.RegisterLibFunc(&w.free, sim.Handle, "cuMemFree_v2")
 	device, err := w.driver.DeviceGet(0)
