@@ -117,10 +117,10 @@ type Pair struct{ Old, New string }
 // ErrLost says that the driver can never restore the process.
 var ErrLost = errors.New("the driver has lost the process")
 
-// Restore moves it back into the room that a look has found, because driver 580 loses a process for which there is none;
-// the process stays locked. Pairs move it to other GPUs: they have all GPUs of the machine, each once as an old and once
-// as a new one. (cuInit, cuCheckpointProcessRestore)
-// Errors: ErrLate, ErrLost; *cuda.Error: with OutOfMemory, others have the memory, and nothing has changed.
+// Restore moves it back into the room that a look has found, because driver 580 loses a process without room. The
+// process stays locked. Pairs move it to other GPUs: they have all GPUs of the machine, each once as an old and once as
+// a new GPU. (cuInit, cuCheckpointProcessRestore) Errors: ErrLate, ErrLost; *cuda.Error: with OutOfMemory, others have
+// the memory, and nothing has changed.
 func (d *Driver) Restore(room *Room, pid int, timeout time.Duration, pairs ...Pair) error {
 	if err := room.check(); err != nil {
 		return err
@@ -174,7 +174,7 @@ func within(timeout time.Duration, call func() error) error {
 	}
 }
 
-// within is the same for a call that may need cuInit.
+// within is the function of that name, for a call that may need cuInit.
 func (d *Driver) within(timeout time.Duration, call func() error) error {
 	return within(timeout, func() error { return d.initialized(call) })
 }

@@ -12,14 +12,14 @@ import (
 // pymodule/tests/gpu/test_restore_room.py prints it).
 const margin = 64 << 20
 
-// Margin returns how much that is on a GPU with so much memory. A small GPU has small contexts.
+// Margin returns the margin on a GPU, by its memory. A small GPU has small contexts.
 func Margin(total uint64) uint64 { return min(margin, total/128) }
 
-// trial is what came of restores, each made after the look, beside a program that takes all free memory of the GPU and
-// gives it back, at random. pymodule/tests/gpu/test_restore_room.py counts it.
+// trial counts restores, each made after the look, beside a program that takes all free memory of the GPU and gives it
+// back at random. pymodule/tests/gpu/test_restore_room.py counts it.
 type trial struct {
 	driver, gpu    string
-	restores, lost int // no restores: it was not counted yet
+	restores, lost int // no restores if it was not counted yet
 }
 
 var hostile = trial{driver: "580.159.04", gpu: "H200", restores: 170, lost: 43}

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Machine returns the bytes that this machine has available when processes take what they have promised; math.MaxUint64:
-// that is unknown, or the machine gets as many as it needs.
+// Machine returns the bytes that this machine has available when processes take what they have promised. It returns
+// math.MaxUint64 if the bytes are unknown, or the machine gets as many as it needs.
 func Machine(promised []Promised) uint64 {
 	available := machineAvailable("/proc/meminfo")
 	for _, p := range promised {
@@ -23,8 +23,8 @@ func Machine(promised []Promised) uint64 {
 }
 
 // Available returns how many bytes the machine and the control groups of a process ("self", or a number) leave it, when
-// others take what they have promised; math.MaxUint64: no limit. A promise counts for the groups that its process is in,
-// and for all where that is not known.
+// others take what they have promised, or math.MaxUint64 without a limit. A promise counts for the groups that its
+// process is in, and for all where that is not known.
 func Available(process string, promised []Promised) uint64 {
 	return min(Machine(promised), groupAvailable("/proc", process, "/sys/fs/cgroup", promised))
 }

@@ -114,7 +114,7 @@ func lock(file int, kind int16, start, length int64) error {
 	return unix.FcntlFlock(uintptr(file), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: start, Len: length})
 }
 
-// lockedIn returns some lock of others within a part of a file; end 0: there is none. (F_OFD_GETLK)
+// lockedIn returns some lock of others within a part of a file, or an end of 0 if there is none. (F_OFD_GETLK)
 func lockedIn(file int, from, to int64) (start, end int64, err error) {
 	found := unix.Flock_t{Type: unix.F_WRLCK, Start: from, Len: to - from}
 	if err = unix.FcntlFlock(uintptr(file), unix.F_OFD_GETLK, &found); err != nil || found.Type == unix.F_UNLCK {

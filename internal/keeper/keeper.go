@@ -235,8 +235,8 @@ func (k *Keeper) seal(from owner, r control.Request, given *int) (*set, error) {
 	return s, nil
 }
 
-// replace takes its name from a set, if that is not nil. Processes that have it open keep its manifest, and by that the
-// next keeper learns that it has no name: no process may open the manifest's file any longer. (fchmod)
+// replace takes its name from a set, unless the set is nil. Processes that have the set open keep its manifest. The
+// manifest's file can no longer be opened, which tells the next keeper that the set has no name. (fchmod)
 func (k *Keeper) replace(s *set) {
 	if s == nil {
 		return
@@ -302,7 +302,7 @@ func (k *Keeper) closeUnused(s *set) {
 	go k.close(s) // in the background: it may take seconds for host memory and files, and other processes must not wait
 }
 
-// close closes what a set has, of which the keeper knows no longer.
+// close closes the descriptors of a set that the keeper has forgotten.
 func (k *Keeper) close(s *set) {
 	closed := s.close()
 	k.mu.Lock()
@@ -310,7 +310,8 @@ func (k *Keeper) close(s *set) {
 	k.held -= closed
 }
 
-// InUse returns an error if a set is on its device and processes but one have it open: it cannot be moved then.
+// InUse returns an error if a set is on its device and processes other than one have it open. The set cannot be moved
+// then.
 func InUse(s control.KeptSet, one int) error {
 	others := slices.DeleteFunc(slices.Clone(s.Users), func(pid int) bool { return pid == one })
 	if s.Place != "" || len(others) == 0 {
@@ -320,7 +321,7 @@ func InUse(s control.KeptSet, one int) error {
 		strings.Trim(fmt.Sprint(others), "[]"))
 }
 
-// told is what others are told of a set.
+// told returns what the keeper tells clients of a set.
 func (s *set) told() control.KeptSet {
 	told := s.KeptSet
 	told.Chunks, told.Users = slices.Clone(s.Chunks), []int{}
@@ -331,7 +332,7 @@ func (s *set) told() control.KeptSet {
 	return told
 }
 
-// sweep forgets processes that have ended, with what they made or had open.
+// sweep forgets processes that have ended, and ends their uses of sets.
 func (k *Keeper) sweep() {
 	for by, sets := range k.owners {
 		if process.Ended(by.pid, by.start) {
@@ -361,7 +362,7 @@ func (s *set) close() (closed int) {
 	return closed
 }
 
-// ownerOf returns a process that lives.
+// ownerOf returns a process by its number.
 func ownerOf(pid int) (owner, error) {
 	start, _, err := process.Started(pid)
 	return owner{pid, start}, err

@@ -8,8 +8,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A keeper at its limit of descriptors must still be able to answer, or only its end, which loses the sets, would help.
-// So it holds only as many as leave room for clients that are connected.
+// A keeper at its limit of descriptors must still be able to answer. Otherwise only its end would help, and that loses
+// the sets. So it holds only as many descriptors as leave room for the connections of clients.
 
 const (
 	clients      = 64 // answered at once, if the limit allows

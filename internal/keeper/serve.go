@@ -73,7 +73,7 @@ func (k *Keeper) seat(socket *server.Socket, seats chan struct{}) bool {
 	client, _, err := unix.Accept4(socket.Descriptor, unix.SOCK_CLOEXEC)
 	if err != nil {
 		<-seats
-		if !errors.Is(err, unix.EAGAIN) { // no descriptor is left, perhaps
+		if !errors.Is(err, unix.EAGAIN) { // perhaps no descriptor is left
 			time.Sleep(10 * time.Millisecond)
 		}
 		return false

@@ -53,7 +53,7 @@ func Ending(pid int, start uint64) bool {
 			return false
 		}
 	}
-	// One of them may have made a thread that was not seen. It would be seen now.
+	// One of them may have made a thread that was not seen. The next look sees that thread.
 	return len(threads) > 0 && !slices.ContainsFunc(threadsOf(pid), func(thread string) bool {
 		return !slices.Contains(threads, thread)
 	})

@@ -1,5 +1,5 @@
-// Package share decides which processes make room on a device for one that needs memory. It is the policy alone: what
-// is known of the processes goes in, and what to pause, or how long to wait, comes out.
+// Package share decides which processes make room on a device for one that needs memory. It is the policy alone. Its
+// input is what is known of the processes, and its output is what to pause, or how long to wait.
 //
 // A process that waits comes before those of lower priority. Among processes of the same priority, those that grow
 // during their turn come first, then those that have waited longest. Once it has waited as long as all others together
@@ -17,10 +17,10 @@ import (
 const (
 	// Grace is how long a process must have had no work to be paused before its turn is over.
 	Grace = 20 * time.Millisecond
-	// runs is how many times the price of a swap a turn lasts. Swaps add a twelfth to programs that always have work; with
-	// what comes on top (the first of all turns, the waits for calls to end) that stays below a tenth.
+	// runs is how many times the price of a swap a turn lasts. Swaps add a twelfth to the time of programs that always
+	// have work. With the first of all turns, and the waits for calls to end, they still add less than a tenth.
 	runs = 12
-	// What a swap is taken to cost that was not measured yet: contents go out and come back.
+	// An unmeasured swap is taken to cost this: contents go out and come back.
 	leastPrice     = 50 * time.Millisecond
 	bytesPerSecond = 16 << 30
 )
@@ -45,7 +45,7 @@ type Process struct {
 	Pinned   bool          // it cannot be paused
 	Busy     bool          // it cannot be paused at this moment
 	Need     uint64        // bytes that it waits for, or 0
-	Grows    bool          // it has not had all of them before
+	Grows    bool          // it has not had that many bytes before
 	Waited   time.Duration
 }
 
@@ -60,7 +60,7 @@ type Part struct {
 type Decision struct {
 	Never bool          // there will never be enough
 	Wait  time.Duration // the longest time until the next question, or 0 to go on
-	For   []int         // whom it waits for
+	For   []int         // the processes that it waits for
 	Pause []Part        // to pause first; empty if there is enough
 }
 
@@ -91,8 +91,8 @@ func (p *Process) Turn() time.Duration {
 	return runs * p.price()
 }
 
-// idle reports whether a process may be paused because it has no work. If it wanted its memory back at once the last
-// time, that was a gap in its work, and it must have none for longer.
+// idle reports whether a process may be paused because it has no work. If the process wanted its memory back soon after
+// the last pause, that was a gap in its work, and it must now be without work for longer.
 func (p *Process) idle() bool {
 	return p.Idle >= Grace && (p.Away < 0 || p.Away >= p.price()/2) || p.Idle >= max(Grace, p.price())
 }
@@ -113,8 +113,9 @@ func (p *Process) grown() uint64 {
 	return p.Held()
 }
 
-// Shares returns how long all others together may run, and all swap once: a process waits no longer, or twice as long
-// where priorities differ. Kernels that run longer than a turn, and captures, come on top.
+// Shares returns the time in which all other processes take their turns, and every process swaps once. A process waits
+// no longer than that, or than twice that where priorities differ. Kernels that run longer than a turn, and captures,
+// come on top.
 func Shares(all []Process, id int) (sum time.Duration) {
 	for _, p := range all {
 		if sum += p.price(); p.ID != id {
@@ -177,7 +178,7 @@ func (p Process) before(o Process) int {
 		cmp.Compare(p.ID, o.ID))
 }
 
-// delays reports whether w, which is ahead of a process and has this plan, waits longer if that goes on.
+// delays reports whether w, which is ahead of own and has the plan theirs, waits longer if own goes on.
 func delays(device Device, all []Process, own, w Process, theirs Decision) bool {
 	running := own
 	running.Tags = append(slices.Clone(own.Tags), Tag{Bytes: own.Need})
@@ -189,7 +190,7 @@ func delays(device Device, all []Process, own, w Process, theirs Decision) bool 
 	return later.Never || later.Wait > theirs.Wait
 }
 
-// plan says what comes next for a process if no other waits: with the reserve, or else without.
+// plan says what comes next for a process if no other waits. It leaves the reserve free if it can.
 func plan(device Device, all []Process, own Process) Decision {
 	need := own.Need + device.Reserve
 	if device.Free >= need {
@@ -247,8 +248,9 @@ type unit struct {
 	over time.Duration // how long its turn has been over
 }
 
-// choose returns the least costly parts of others, those that are due, with enough bytes: first of those without work,
-// then of lower priorities. A swap costs less the longer its process has had no work, because that will go on as long.
+// choose returns the least costly parts of other processes that are due, with enough bytes: first of processes without
+// work, then of lower priorities. A swap costs less the longer its process has had no work, because the process will be
+// without work as long again.
 func choose(missing uint64, others []Process) []Part {
 	var units []unit
 	for i := range others {
@@ -271,7 +273,7 @@ func choose(missing uint64, others []Process) []Part {
 			return map[bool]int{true: 1, false: -1}[x.work]
 		case x.of.Priority != y.of.Priority:
 			return cmp.Compare(x.of.Priority, y.of.Priority)
-		case x.work && x.of != y.of: // each that is stopped loses its work
+		case x.work && x.of != y.of: // each process that is stopped loses its work
 			return cmp.Or(cmp.Compare(y.over, x.over), cmp.Compare(x.of.ID, y.of.ID))
 		}
 		return cmp.Compare(x.cost, y.cost)

@@ -1,5 +1,6 @@
 // Package tier copies a set of the keeper to host memory, to disk, or back to its device. The copy is another set,
-// which takes over the name when it is complete (package keeper): what ends before that leaves the set where it was.
+// which takes over the name when it is complete (package keeper). A copy that ends before that leaves the set where it
+// was.
 package tier
 
 import (
@@ -135,7 +136,7 @@ func isMapped(set control.KeptSet) bool {
 type end struct {
 	files []*os.File
 	each  uint64 // bytes of memory behind each descriptor, or 0 for one file
-	node  *int   // they are extents, and this process's
+	node  *int   // not nil if they are extents, which belong to this process
 }
 
 // close gives extents back.
@@ -327,8 +328,8 @@ func (m *mover) work(do func(worker) error) error {
 	})
 }
 
-// copy copies what is mapped at both ends at once, and else piece by piece. A file is read and written, not mapped and
-// pinned: that costs more than copying it.
+// copy copies in one call if both ends are mapped, else piece by piece. It reads and writes files, because to map and
+// pin a file costs more than to copy it.
 func (w worker) copy(to, from memory, size uint64) error {
 	target, both := to.(mapped)
 	if source, also := from.(mapped); both && also {
@@ -376,7 +377,8 @@ func (m *mover) make(to string, size uint64) (made end, err error) {
 	return end{files: []*os.File{os.NewFile(uintptr(descriptor), "the copy")}, each: size}, err
 }
 
-// newFile returns an empty file. A disk's has its room already, so that a full disk is known before copying starts.
+// newFile returns an empty file. A file on disk has its room already, so that a full disk is known before copying
+// starts.
 func (m *mover) newFile(to string, size int64) (file *os.File, err error) {
 	if to == control.ToHost {
 		var descriptor int

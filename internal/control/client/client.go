@@ -139,9 +139,9 @@ func Dial(pid int) (*Conn, error) {
 	return connection, err
 }
 
-// Look is Dial, but also connects to a process that has the number in another PID namespace. What that says can be
-// read, but a client that changes something by the number means another process. It waits for a process that replaces
-// its socket.
+// Look is Dial, but also connects to a process that has the number in another PID namespace. A client may read what
+// that process says, but must not change it: here the number means another process. It waits for a process that
+// replaces its socket.
 func Look(pid int) (*Conn, error) {
 	return control.Search(pid, func() (*Conn, error) { return connect(pid) })
 }

@@ -11,15 +11,16 @@ import (
 	"tms/internal/control"
 )
 
-// Extents of reserved host memory go back to the keeper one after another, however long it takes to answer. The keeper has
-// an extent once it answers; if it closes the connection without an answer, it has not. So none is given twice.
+// Extents of reserved host memory go back to the keeper one after another, however long it takes to answer. The keeper
+// has an extent once it answers, and does not have it if it closes the connection without an answer. So no extent is
+// given twice.
 
 const (
 	giveAgain = 100 * time.Millisecond // between tries to reach a keeper that is busy or cannot be reached
-	givesUp   = 10 * time.Second       // without a socket; a keeper whose directory was removed soon makes another one
+	givesUp   = 10 * time.Second       // without a socket: a keeper whose directory was removed soon makes another
 )
 
-// extent is one that the keeper is to get.
+// extent is reserved host memory that the keeper is to get.
 type extent struct {
 	node, descriptor int
 }

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Other threads wake the socket's thread by a word of memory (futex), because they have no descriptor in common with it.
-// To Go, both are system calls like poll, so the thread keeps its goroutine. While the thread waits for the word, another
-// process's request waits for its next look; one of the process itself does not (Ask), or a move of many parts would
-// wait for each.
+// Other threads wake the socket's thread by a word of memory (futex), because they have no descriptor in common with
+// it. To Go, both are system calls like poll, so the thread keeps its goroutine. While the thread waits for the word, a
+// request of another process waits for the thread's next look. A request of this process wakes the thread (Ask):
+// otherwise a move of many parts would wait for each part.
 
 const private = 128 // FUTEX_PRIVATE_FLAG
 
-// calls counts what other threads have handed back, and what they have asked.
+// calls counts the results that other threads have handed back, and their requests.
 var calls atomic.Uint32
 
 func wake() {

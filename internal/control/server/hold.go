@@ -8,8 +8,8 @@ import (
 	"tms/internal/control"
 )
 
-// What the socket's thread keeps for the next keeper: its table of descriptors is its own, so the program cannot close
-// these, no child has them, and they take no number from the program.
+// The socket's thread keeps descriptors for the next keeper. It has a table of descriptors of its own, so the program
+// cannot close them, no child has them, and they take no number from the program.
 
 // held is a descriptor of memory, and the bytes of that memory.
 type held struct {
@@ -40,7 +40,7 @@ func (s *Server) hold(c *connection, r control.Request) error {
 	return nil
 }
 
-// leavesRoom reports whether a new descriptor leaves numbers for clients: one must come to have memory resumed.
+// leavesRoom reports whether a new descriptor leaves numbers for clients, because a client must come to resume memory.
 func leavesRoom(descriptor int) bool {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)

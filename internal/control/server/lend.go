@@ -12,9 +12,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// What the socket's thread does for other processes that have memory of this one open. The driver makes a descriptor of
-// memory in the process's table, but this thread's connections are in its own. So another thread makes the descriptor
-// and sends it to the process's own socket, and from there it goes on to the other process.
+// The socket's thread sends other processes the descriptors of this process's memory. The driver makes such a
+// descriptor in the process's table, but this thread has its connections in a table of its own. So another thread makes
+// the descriptor and sends it to the process's own socket, and the socket's thread passes it on to the other process.
 
 // lend is a request for memory.
 type lend struct {

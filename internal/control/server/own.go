@@ -11,8 +11,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A process reaches its own socket's thread by a second address, which the kernel has made up (an abstract one), because
-// contents are not to depend on what becomes of a directory: its mode, its file system, or that it is there at all.
+// A process reaches its own socket's thread by a second address, which the kernel has made up (an abstract one),
+// because contents must not depend on a directory: on its mode, on its file system, or on its existence.
 
 // ownAddresses has the address by the directories of the process. Tests have several of both; a program may change its
 // directories, but not the address.
@@ -90,13 +90,13 @@ func findOwn(directories Directories) (socket int, err error) {
 	return -1, errors.New("another process has the address")
 }
 
-// spares are numbers of the process's own table, for what must come back even if the program has used up all others: a
-// connection, the descriptor that comes, and one for the driver. All name one empty file, by which they are told from
-// what the program may have opened since with the same number. One of them is never given up, so that each number that
-// was used can become a spare again without being free in between.
+// spares are numbers of the process's own table. Contents can then come back even if the program has used up all other
+// numbers: they need a connection, the descriptor that comes, and one for the driver. All spares name one empty file,
+// so that a file which the program has opened under the same number is not taken for a spare. One spare is never given
+// up: with it, each number that was used becomes a spare again without being free in between.
 var spares struct {
 	sync.Mutex
-	of          [spareCount]int // 0: there is none
+	of          [spareCount]int // 0 where a spare is missing
 	device, ino uint64          // of the file
 }
 
@@ -169,7 +169,7 @@ func useSpares(count int) (some bool) {
 	return some
 }
 
-// dropSpares makes all free.
+// dropSpares makes all spare numbers free.
 func dropSpares() {
 	spares.Lock()
 	defer spares.Unlock()

@@ -14,7 +14,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// How a process asks another one of its user, or sends itself a descriptor; directories is its Process.Directories.
+// A process asks another process of its user, or sends itself a descriptor. directories is its Process.Directories.
 
 // Directories returns XDG_RUNTIME_DIR and TMPDIR, as the process has them.
 type Directories = func() (runtime, temporary string)
@@ -34,7 +34,7 @@ func Ask(directories Directories, pid int, r control.Request,
 	return ask(answerWithin, directories, pid, r, descriptor)
 }
 
-// AskWithin is Ask of another process, which gets so long to answer if it is stopped then.
+// AskWithin is Ask of another process. If that process is stopped, it has patience to answer.
 func AskWithin(patience time.Duration, directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
 	return ask(patience, directories, pid, r, descriptor)
@@ -136,8 +136,8 @@ func await(socket int, begun time.Time, patience time.Duration) {
 	}
 }
 
-// Confirmed waits until a client has confirmed that it got a reply, and reports whether it has. It has not if it is
-// late: nothing that it sends later arrives.
+// Confirmed waits until a client has confirmed that it got a reply, and reports whether it has. A late confirmation
+// does not count: nothing that the client sends later arrives.
 func Confirmed(client int) bool {
 	var line [1]byte
 	read := func(flags int) (n int) {

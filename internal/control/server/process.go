@@ -32,7 +32,8 @@ type Process interface {
 	Lend(share uint64, to Importer) (descriptor int, reply control.Reply, err error)
 	// Returned notes that an importer no longer has memory.
 	Returned(share uint64, by Importer)
-	// Wake undoes what was paused with Yield, and has others make room for that. It may wait for them. Errors: ErrAlone.
+	// Wake has other processes make room, and undoes what was paused with Yield. It may wait for them. Errors:
+	// ErrAlone.
 	Wake() error
 
 	// Hand makes another thread, with the process's descriptors, do work and then call done with its error. A panic
@@ -49,7 +50,7 @@ type Process interface {
 	SetPending(bool)
 	// Note keeps what a client knows of the driver's part, for the next statuses.
 	Note(control.Driver)
-	// Look is called every control.Look, for what the process counts itself.
+	// Look is called every control.Look. The process then brings its own counts up to date.
 	Look()
 	// Awaited reports whether a thread waits at the gate, or the gate is open.
 	Awaited() bool

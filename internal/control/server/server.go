@@ -347,11 +347,11 @@ func (s *Server) act(c *connection, r control.Request) error {
 	return nil
 }
 
-// glance looks whether a thread waits for what was yielded. It polls, because threads that gave notice would pay for
-// that at every call.
+// glance looks whether a thread waits for yielded memory. It polls, because a notice would cost threads time at every
+// call.
 func (s *Server) glance(now time.Time) {
 	yields := s.rights.Has(s.own)
-	if s.yields && !yields { // it has its memory again, or another client has taken that over
+	if s.yields && !yields { // the process has its memory again, or another client has taken the pause over
 		s.ran, s.waits, s.awaited = now, s.process.Waits(), time.Time{}
 	}
 	s.yields = yields

@@ -11,7 +11,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// What a pause with Yield took: the process itself wants it back when one of its threads waits.
+// A process takes back what a pause with Yield took, when one of its threads waits for it.
 
 // ErrAlone is what Process.Wake returns where no other process makes room.
 var ErrAlone = errors.New("no other process makes room")
@@ -47,8 +47,8 @@ func (s *Server) woke(err error) {
 	}
 }
 
-// takesOver returns what to tell a client whose pause of a tag, nil for all, finds memory that only the process itself
-// wants paused: from then on that does not come back at the next call. "": there is none.
+// takesOver returns a note for a client whose pause of a tag, nil for all, finds memory that only the process itself
+// wants paused. From then on that memory does not come back at the next call. Without such memory the note is "".
 func (s *Server) takesOver(tag *string) string {
 	yielded := s.rights.Alone(s.own)
 	if len(yielded) == 0 || tag != nil && !slices.Contains(yielded, *tag) {
