@@ -68,7 +68,8 @@ ELSEWHERE = {
     "weights_already_processed",
 }
 
-WORD = re.compile(r"[A-Za-z']+")
+WORD = re.compile(r"\w+|[.,;:!?()]")  # a phrase has no mark inside, but may go on in the next line
+SPACES = "  "  # neighbours of a phrase share none
 NAME = re.compile(r"[A-Za-z_]\w*")
 FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -89,7 +90,6 @@ COMMENT = {
         r'"(?:\\.|[^"\\\n])*"' r"|'(?:\\.|[^'\\\n])*'|`[^`]*`|(//[^\n]*|/\*.*?\*/)", re.DOTALL
     ),
 }
-COMMENT_MARK = r"(?://|\*|#)"
 
 
 class Entry(NamedTuple):
@@ -98,13 +98,6 @@ class Entry(NamedTuple):
     words: list[str]
     most: int  # occurrences, in comments and documents
     wanted: float  # in 10,000 words
-
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        """A phrase may go on in the next line of its comment."""
-        gap = rf"\s+(?:{COMMENT_MARK}\s*)?"
-        phrases = "|".join(gap.join(map(re.escape, word.split())) for word in self.words)
-        return re.compile(rf"\b(?:{phrases})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -208,13 +201,16 @@ class Tree:
         ]
 
     @cached_property
-    def prose(self) -> str:
-        """All that a sweep of words covers; the list itself is not part of it."""
+    def words(self) -> str:
+        """All words but those of the list itself, with two spaces between."""
         texts = (file.prose for file in self.files if not file.path.startswith(OLD_WORDS))
-        return LISTED.sub("", "\n".join(texts))
+        return SPACES.join(["", *WORD.findall(LISTED.sub("", "\n".join(texts)).lower()), ""])
 
     def uses(self) -> list[tuple[Entry, int]]:
-        return [(entry, len(entry.pattern.findall(self.prose))) for entry in self.entries()]
+        return [
+            (entry, sum(self.words.count(f" {SPACES.join(word.split())} ") for word in entry.words))
+            for entry in self.entries()
+        ]
 
     def overused(self) -> list[str]:
         return [
@@ -339,7 +335,7 @@ def figures(tree: Tree) -> Iterator[str]:
     yield f"words with several senses, code included: shut {shut} [0], kept {kept}"
     yield f"packages that are on no map: {len(tree.unmapped())} [0]"
 
-    total = max(1, len(WORD.findall(tree.prose)))
+    total = max(1, sum(word[0].isalpha() for word in tree.words.split()))
     yield "words in comments and documents, and how many in 10,000 words:"
     for entry, count in tree.uses():
         yield (
