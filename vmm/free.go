@@ -21,7 +21,7 @@ type allocation struct {
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	if !capturing {
 		err = e.Quiesce(address)
-		capturing = errors.Is(err, ErrCapturing) // the program began a capture that we did not see
+		capturing = errors.Is(err, ErrCapturing) // the program began a capture that the caller did not see
 	}
 	if err != nil && !capturing {
 		return fmt.Errorf("freeing %#x: %w", address, err)
@@ -50,8 +50,8 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 	return e.free(a)
 }
 
-// FreeContext frees what was allocated in a context that the program is about to destroy, as CUDA does: programs leave
-// that to it. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+// FreeContext frees the memory that was allocated in a context that the program is about to destroy. CUDA does so, and
+// programs rely on it. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeContext(context cuda.Context, capturing bool) {
 	wanted := func(s *segment) bool { return s.isOwn() && s.context == context }
 	chosen := e.choose(nil, wanted)
@@ -77,7 +77,7 @@ func (e *Engine) FreeContext(context cuda.Context, capturing bool) {
 		capturing = errors.Is(e.Quiesce(all[0]), ErrCapturing)
 	}
 	for _, address := range all {
-		_ = e.FreeIdle(address, capturing) // what another thread frees, or the driver refuses, is left to them
+		_ = e.FreeIdle(address, capturing) // an error leaves the memory to the thread that frees it, or to the driver
 	}
 }
 
@@ -91,7 +91,7 @@ func (e *Engine) Quiesce(address uintptr) error {
 	return e.quiesce(d)
 }
 
-// Mark returns an event behind a stream's work that may use the memory at an address; or 0 for memory that cannot be in
+// Mark returns an event behind a stream's work that may use the memory at an address, or 0 for memory that cannot be in
 // use. IsDone destroys the event. Errors: *cuda.Error. (cuStreamGetCtx, cuEventRecord)
 func (e *Engine) Mark(address uintptr, stream cuda.Stream) (cuda.Event, error) {
 	d := e.using(address)

@@ -60,9 +60,9 @@ func (e *Engine) tellPaused() {
 // errBusy: a device has not finished its work in time.
 var errBusy = errors.New("the devices have not finished the work that they were given")
 
-// AwaitIdle waits until all contexts of all devices have done their work, as long as nobody gives them more. It polls
-// instead of waiting in the driver, so that it can give up: it then returns the device that has not finished, else -1.
-// Errors: ErrCapturing, *cuda.Error. (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
+// AwaitIdle waits until all contexts of all devices have done their work, as long as the program gives them no more. It
+// polls instead of waiting in the driver, so that it can give up: it then returns the device that has not finished,
+// else -1. Errors: ErrCapturing, *cuda.Error. (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
 func (e *Engine) AwaitIdle(until time.Time) (busy int, err error) {
 	busy = -1
 	err = e.eachContext(func(ordinal int, context cuda.Context) error {

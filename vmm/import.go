@@ -18,7 +18,7 @@ type imported struct {
 	engine *Engine
 	share  Share
 	number uint64          // by which its process knows that it is held here, else 0
-	offset uint64          // where it begins in the segment's addresses: before it lies what shared its extent at first
+	offset uint64          // where it begins in the segment's addresses, behind what shared its extent at first
 	size   uint64          // in bytes
 	opened map[uintptr]int // addresses that the program got, and how often
 	// readOnly is for memory of the keeper that is complete.
@@ -26,7 +26,7 @@ type imported struct {
 	lost     bool // its process has ended, or freed it while it was paused here
 }
 
-// importKey tells imports apart.
+// importKey identifies an import.
 type importKey struct {
 	share   Share
 	ordinal int
@@ -128,7 +128,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	return e.importAs(ordinal, share, offset, "", false)
 }
 
-// importAs is Import; tag "": the tag that the memory has in its own process.
+// importAs is Import under a tag, or with "" under the tag that the memory has in its own process.
 func (e *Engine) importAs(ordinal int, share Share, offset uint64, tag string, readOnly bool) (address uintptr,
 	err error) {
 	defer e.audit(&err)
@@ -240,8 +240,7 @@ func (e *Engine) Close(address uintptr, capturing bool) (err error) {
 
 // resumeImports maps other processes' memory again, at the addresses that it had. It waits for a process that has not
 // resumed the memory yet, or does not answer, with nothing claimed or locked. Each process has a thread here, so a
-// stopped process delays only its own memory. Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all
-// the same.
+// stopped process delays only its own memory. Errors: ErrShareGone, ErrSharePaused, *cuda.Error. The rest is mapped.
 func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segment) (first error) {
 	start := time.Now()
 	defer func() { o.spent.waited += time.Since(start) }()
@@ -286,9 +285,9 @@ type fetched struct {
 	err  error
 }
 
-// fetchImports asks a process for its segments that are paused here, with nothing claimed or locked: also for those
-// that an error left held, because another pause may release these at any moment. Of a tag that is still paused there
-// it asks for one segment, and for all only in the last try.
+// fetchImports asks a process for its segments that are paused here, with nothing claimed or locked. It also asks for
+// segments that an error left held, because another pause may release these at any moment. If a tag is still paused
+// there, it asks for one segment of the tag, and only in the last try for all.
 func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetched {
 	got := map[*segment]*fetched{}
 	var asked []*segment

@@ -16,10 +16,10 @@ type parts struct {
 }
 
 // Live says which bytes of size bytes at an address have contents that the next pause is to keep; the others are
-// unspecified after the resume. The ranges may be in any order. It counts for that pause alone, whether that succeeds
-// or not, so that no byte is lost which the program uses later. It replaces what an earlier call said about the same
-// bytes. It makes a difference to memory whose contents go to host memory. Errors: cuda.InvalidValue where some of the
-// bytes are in no segment, or in a paused one, or a range is beyond them.
+// unspecified after the resume. The ranges may be in any order. It counts for that pause alone, even if the pause
+// fails, so that no byte is lost which the program uses later. It replaces what an earlier call said about the same
+// bytes. It affects only memory whose contents go to host memory. Errors: cuda.InvalidValue where some of the bytes are
+// in no segment, or in a paused one, or a range is beyond them.
 func (e *Engine) Live(address uintptr, size uint64, live []backup.Range) error {
 	for _, r := range live {
 		if r.Offset > size || r.Size > size-r.Offset {
@@ -98,7 +98,7 @@ func (s *segment) worthKeeping(sums []digest.Sum) *parts {
 
 func (s *segment) all() backup.Ranges { return backup.Ranges{{Size: s.length()}} }
 
-// back returns what a resume brings back of a segment, and what it does not.
+// back returns the parts of a segment that a resume brings back, and the parts that it does not.
 func (s *segment) back() parts {
 	switch {
 	case s.held:

@@ -36,7 +36,7 @@ type Request struct {
 }
 
 // Malloc makes an active segment, or for less than a granule a part of one, on the calling thread, and returns its
-// address; 0 for no bytes. Like cudaMalloc it leaves the device's primary context current in a thread that had none.
+// address, or 0 for no bytes. Like cudaMalloc it leaves the device's primary context current in a thread that had none.
 // Addresses are aligned to 512 bytes. Errors: ErrTooLarge, ErrMargin, ErrLimit, ErrContext, *cuda.Error. (cuMemCreate,
 // cuMemMap, cuMemSetAccess)
 func (e *Engine) Malloc(r Request) (address uintptr, err error) {

@@ -35,7 +35,7 @@ type Allocation struct {
 	Mapped  bool // by the program itself
 }
 
-// Allocations calls f with each allocation. It holds no lock meanwhile, so some may have been freed by then.
+// Allocations calls f with each allocation. It calls f without a lock, so some may have been freed by then.
 func (e *Engine) Allocations(f func(Allocation)) {
 	all := [][]Allocation{nil}
 	add := func(a Allocation) {
@@ -67,7 +67,8 @@ func (e *Engine) Allocations(f func(Allocation)) {
 	}
 }
 
-// MappedAt returns what the program itself has mapped at an address; false: nothing of the engine's.
+// MappedAt returns the memory that the program itself has mapped at an address, and reports whether the engine knows
+// it.
 func (e *Engine) MappedAt(address uintptr) (Allocation, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -12,17 +12,18 @@ import (
 )
 
 // Memory that is freed in stream order (cudaFreeAsync) stays mapped for a while. The next allocation of the same stream
-// may have it at once, because what that stream does next comes after all that used the memory before. Others may
-// have it once the stream has reached the free. So a step that frees and allocates the same sizes maps no memory. A
-// pause, a shortage of memory, and cuMemPoolTrimTo take what is not used.
+// may have it at once, because the stream's next work comes after all work that used the memory before. Others may have
+// it once the stream has reached the free. So a step that frees and allocates the same sizes maps no memory. A pause, a
+// shortage of memory, and cuMemPoolTrimTo take what is not used.
 
 // keptIdle is how long unused memory stays mapped beyond the release threshold of its pool. To map memory takes a
-// fiftieth of that, so a program that allocates more rarely does not notice.
+// fiftieth of that time, so a program that allocates more rarely does not notice.
 const keptIdle = 10 * time.Millisecond
 
-// order names a stream: no other ever has the same, even after it was destroyed, unless it is reused.
+// order names a stream. No other stream ever has the same order, even after the stream was destroyed, unless it is
+// reused.
 type order struct {
-	stream  uint64       // cuStreamGetId, or the handle where that is not to be had
+	stream  uint64       // cuStreamGetId, or the handle if the driver has no id
 	context cuda.Context // of a default stream, which is a different one in each
 	reused  bool         // it is a handle, which other streams may have: after this one, or in other contexts
 }
@@ -547,7 +548,7 @@ func (e *Engine) takeFreed(t *tag, r *Request, granules uint32, short bool) *seg
 	return nil
 }
 
-// takeBack takes the memory of a free for another allocation, as takeSlack does. part: what is more than the granules
+// takeBack takes the memory of a free for another allocation, as takeSlack does. With part, memory beyond the granules
 // stays free. The caller holds e.mu.
 func (e *Engine) takeBack(f *pendingFree, granules uint32, part bool) *segment {
 	s, stage, why, behind := f.segment, f.stage, f.why, f.freedInOrder

@@ -22,11 +22,11 @@ import (
 // steps leaves every segment active. An error in the last leaves them paused; memory that the driver did not release is
 // still held, and another Pause releases it.
 //
-// Where processes share memory there are two such transactions. The first unmaps other processes' memory and waits for
-// none of them; the second takes this process's own, once no other process has it mapped. Every process that pauses
-// does so, so two that have each other's memory mapped may pause in any order. If the second fails, the first is
-// undone, as far as the other processes let it. Errors: ErrCapturing, ErrImported, backup.ErrHostMemory, *cuda.Error.
-// (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+// Where processes share memory there are two such transactions. The first unmaps other processes' memory, and waits for
+// no other process. The second takes this process's own memory, once no other process has it mapped. Every pausing
+// process does so, so two processes that have each other's memory mapped may pause in any order. If the second fails,
+// the first is undone, as far as the other processes let it. Errors: ErrCapturing, ErrImported, backup.ErrHostMemory,
+// *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("pause", &o, &freed, &err)()
@@ -66,7 +66,7 @@ func (e *Engine) Transitions() uint64 {
 	return e.ended
 }
 
-// means reports whether a segment is not too old; see Since.
+// means reports whether the options mean a segment, by Since.
 func (o *Options) means(s *segment) bool { return o.Since == 0 || s.changed > o.Since }
 
 // PausedBy returns the number of the pause that last took memory of a tag, or 0 if no memory of the tag is paused.
@@ -105,8 +105,8 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	wanted := func(s *segment) bool {
 		return s.isImported() == theirs && o.means(s) && (s.pausable() || s.is(paused) && s.extent != nil)
 	}
-	// The devices finish here what was submitted before the call, while this thread holds nothing that another thread
-	// of the host may need for that. A kernel launched during a pause must not use the tag's memory.
+	// Here the devices finish the work that was submitted before the call. Another thread of the host may be needed for
+	// that, so this thread holds no lock. A kernel launched during a pause must not use the tag's memory.
 	goes := func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }
 	going := map[*device]bool{}
 	e.mu.Lock()
@@ -125,7 +125,7 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	if err := e.freeQuiesced(devices, func() error { return e.quiesce(devices...) }); err != nil {
 		return 0, nil, err
 	}
-	if !theirs { // else other processes wait for us
+	if !theirs { // else other processes wait for this one
 		e.FreeDeferred()
 	}
 	o.spent.waited += time.Since(start)
@@ -180,8 +180,8 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 	return freed, taken, first
 }
 
-// resumeHeld makes active again what a failed transition left paused in memory that alone has the contents, where a
-// pause would save those: it can then save them like all others, before it gives the memory back.
+// resumeHeld makes segments active again that a failed transition left paused, if their memory alone has the contents
+// and a pause would save these. The pause can then save them like all others, before it gives the memory back.
 func (e *Engine) resumeHeld(o *Options) error {
 	saves := func(s *segment) bool { return s.held && o.backupOf(s) != BackupNone }
 	wanted := func(s *segment) bool {
@@ -196,8 +196,8 @@ func (e *Engine) resumeHeld(o *Options) error {
 // discards reports whether a pause loses a segment's contents although it has a backup.
 func (o *Options) discards(s *segment) bool { return o.Discard && !slices.Contains(o.Keep, s.tag.name) }
 
-// backupOf returns where a pause saves a segment's contents, if it does. A segment that has host memory for them keeps
-// using it. Those of another process's memory are for that to save.
+// backupOf returns where a pause saves a segment's contents, if it does. A segment that has host memory for its
+// contents keeps using it. Another process saves the contents of its own memory.
 func (o *Options) backupOf(s *segment) BackupKind {
 	if o.discards(s) || s.isImported() {
 		return BackupNone
@@ -240,8 +240,7 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 	})
 }
 
-// plan chooses what is copied of a device's segments: what is worth keeping, or those of their blocks that are not kept
-// already.
+// plan chooses the parts of a device's segments to copy: contents worth keeping, without blocks that are kept already.
 func (e *Engine) plan(b *batch, o *Options) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
 	sums, err := e.hash(b, segments, o.Verify)
@@ -256,7 +255,7 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	e.mu.Unlock()
 	room, used := there.Room, uint64(0)
 	mayUse := e.peer.Extents != nil && !o.RetainBackup && !reached
-	// Not before something wants it: the process shows itself to others then. Node 0 where it is unknown.
+	// Only when a segment wants it, because the process then shows itself to others. An unknown node counts as 0.
 	reserved := sync.OnceValue(func() uint64 { return e.peer.Extents.Free(max(0, b.job.Node)) })
 	if b.job.Portable = reached; reached { // sparse ones get the room that is left: they cost the host least
 		inTurn, err := e.roomInTurn(b, o, there.Room, target)
@@ -269,7 +268,7 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
 	}
 	for _, s := range segments {
-		if s.contents != nil && host.Scattered(s.contents) { // what is on the device is all that counts
+		if s.contents != nil && host.Scattered(s.contents) { // the device has all that counts
 			e.mu.Lock()
 			s.discard()
 			e.mu.Unlock()
@@ -339,8 +338,8 @@ func (e *Engine) save(b *batch) error {
 // replaced reports whether a pause puts something else in the place of what was kept of a segment before.
 func (s *segment) replaced() bool { return s.contents != nil && s.outcome.contents != s.contents }
 
-// dropSaved discards what a failed pause saved. It keeps what was kept from before, and the contents of a segment that
-// could not be mapped again, and so is paused.
+// dropSaved discards what a failed pause saved. It keeps contents that were kept before, and the contents of a segment
+// that could not be mapped again, and so is paused.
 func dropSaved(batches []*batch) {
 	for _, b := range batches {
 		for _, s := range b.segments {
@@ -360,7 +359,7 @@ func dropSaved(batches []*batch) {
 	}
 }
 
-// unmap detaches all extents, or after an error maps those again that it had detached. What the driver does not map
+// unmap detaches all extents. After an error it maps the detached extents again. An extent that the driver does not map
 // again stays paused, with its memory held, so nothing is lost.
 func unmap(batches []*batch, o *Options) error {
 	var undo []*extent

@@ -17,8 +17,8 @@ type pendingFree struct {
 	stage      stage
 	why        string       // the free still waits, for statistics
 	next, prev *pendingFree // in list
-	list       *freeList    // nil: none
-	place      uint64       // in it: no other has had the same
+	list       *freeList    // the list that has it, or nil
+	place      uint64       // in the list: no other free has had the same
 	freedInOrder
 }
 
@@ -85,7 +85,7 @@ func (l *freeList) remove(f *pendingFree) {
 type pendingFrees struct {
 	at      [stages]freeList
 	lines   map[*line]bool // that are not empty
-	plain   int            // frees in them whose memory cannot be used again
+	plain   int            // frees in lines whose memory cannot be used again
 	left    uint64         // frees that have left a stage in which they were in progress
 	reaping bool           // a thread makes the frees that are due, and looks after lines and idle memory
 	wanting int            // callers for whom memory is short: streams are then polled at once
@@ -157,8 +157,8 @@ const (
 	refusedPrefix = "refused: "
 )
 
-// firstLook is too short to be noticed. Streams reach their frees in any order, and one that never does must not hold
-// up the others: so the engine polls them.
+// firstLook is too short to be noticed. Streams reach their frees in any order, and a stream that never does must not
+// hold up the others. So the engine polls the streams.
 const firstLook = 20 * time.Microsecond
 
 // patience is how long to wait for a program that runs ahead of its streams. It is bounded, because a stream may wait
@@ -202,9 +202,9 @@ func (e *Engine) advance(f *pendingFree, to stage, why string) {
 	e.startReaping(d)
 }
 
-// FreeDeferred makes the frees that a capture or a refusal by the driver has put off, and gives back what else the
-// driver has refused. It waits while at least one of them is made each second; the rest are made when the devices have
-// finished with them, or stay for the next time.
+// FreeDeferred makes the frees that a capture or a refusal by the driver has put off, and tries again to give back
+// other things that the driver has refused. It waits while at least one of these frees is made each second. The others
+// are made when the devices have finished with them, or stay for the next call.
 func (e *Engine) FreeDeferred() {
 	e.renew()
 	e.mu.Lock()
@@ -339,7 +339,7 @@ func (e *Engine) wakeReaper(d *device) {
 	e.startReaping(d)
 }
 
-// await pauses the thread that reaps, until somebody wakes it.
+// await pauses the reaping thread until another thread wakes it.
 func (p *pendingFrees) await(pause time.Duration) {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -359,8 +359,8 @@ func (e *Engine) makePending(f *pendingFree) {
 	}
 }
 
-// awaitProgress waits while there are frees left, until one of those in progress is, or is no longer. It returns false
-// where none is left, or all stayed as they are for too long. The caller holds e.mu.
+// awaitProgress waits while left reports frees, until a free in progress is made or put off. It returns false if no
+// free is left, or after patience without progress. The caller holds e.mu.
 func (e *Engine) awaitProgress(left func() bool) bool {
 	before := e.pending.left
 	for start := time.Now(); left() && time.Since(start) < patience; {

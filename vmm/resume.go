@@ -20,8 +20,8 @@ import (
 //
 // It is a transaction: create, map and refill all, then drop what was kept. After an error every segment is still
 // paused with its contents, and nothing new is held. (After a move to a device without room for contents and their
-// copies, an error leaves those active that were back.) Contents that cannot be read back from disk stop the resume of
-// their segment, and of those resumed with it, until the program frees it.
+// copies, an error leaves the segments active that were back.) Contents that cannot be read back from disk stop the
+// resume of their segment, and of all segments resumed with it, until the program frees that segment.
 //
 // Host memory of contents that are not kept is back when Resume returns, unless that takes long: see discarded. Resume
 // waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait.
@@ -123,7 +123,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 	return nil
 }
 
-// retains reports whether a resume keeps the contents of a segment that has some.
+// retains reports whether a resume keeps a segment's contents.
 func (e *Engine) retains(s *segment, o *Options) bool {
 	return (o.RetainBackup || s.incremental) && s.contents.Store() == e.host && s.backup != BackupNone
 }
@@ -217,8 +217,8 @@ func (x *extent) waitsHere() bool {
 	return !slices.ContainsFunc(x.segments, func(s *segment) bool { return s.contents == nil || !peer.Portable(s.contents) })
 }
 
-// makeRoom lets go of contents that are back and have waited in memory of the same device: too little is free for both.
-// Their segments stay active even if the resume of others fails, so they are verified first.
+// makeRoom lets go of contents that have waited in memory of the same device, and are back: too little is free for
+// both. Their segments stay active even if the resume of others fails, so they are verified first.
 func (e *Engine) makeRoom(b *batch, o Options, loaders map[backup.Store]backup.Loader) error {
 	err := loaders[e.peer].Wait()
 	delete(loaders, e.peer)
@@ -302,12 +302,12 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 	return bytes
 }
 
-// sharedPart: without a gate, at most this part of a device's memory lies in extents that segments share, so no more
-// than that can ever be slack.
+// sharedPart is the part of a device's memory that lies at most in extents that segments share, without a gate. So no
+// more than that can ever be slack.
 const sharedPart = 16
 
-// bound divides extents that have no memory yet where a device would else have too much in shared ones. has: the bytes
-// that are in shared ones already.
+// bound divides extents that have no memory yet, where a device would otherwise have too much memory in shared extents.
+// has is the bytes that are in shared extents already.
 //
 // Each handle that is saved makes the bytes of a segment depend on its neighbours. So the smallest segments share first,
 // also where larger ones lie between them.

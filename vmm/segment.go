@@ -20,7 +20,7 @@ const (
 	BackupPeer                     // in the memory of another device, or of the host where that is impossible
 )
 
-// segment is whole granules of a tag: what one cudaMalloc got, or what small ones share.
+// segment is whole granules of a tag, for one cudaMalloc or for the small ones that share them.
 type segment struct {
 	device  *device
 	span    space.Span[segment] // its addresses
@@ -64,7 +64,7 @@ func (s *segment) mapped() bool {
 	return s.extent != nil && (s.extent.owner != nobody || s.extent.step >= mapped)
 }
 
-// policy is what becomes of a segment's contents while it is paused.
+// policy says how a segment's contents are kept while it is paused.
 type policy struct {
 	backup      BackupKind
 	incremental bool         // the next pause copies only what has changed

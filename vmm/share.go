@@ -16,9 +16,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Memory that processes share: this file has what the exporting process does, import.go what the importing ones do.
-// The engine lists the importers of a segment until they give it back, or end. A pause first closes the segment to new
-// importers, and goes on when nobody has it mapped; importers unmap it in their own pauses, and never wait there.
+// Memory that processes share: this file has what the exporting process does, import.go what the importing ones do. The
+// engine lists the importers of a segment until they give it back, or end. A pause first closes the segment to new
+// importers, and goes on when no process has it mapped. Importers unmap it in their own pauses, and never wait there.
 //
 // The driver exports and maps whole extents. A resume gives an exported segment an extent of its own. An importer that
 // had mapped it with its neighbours keeps room for those, so that its addresses stay. Until then the importer can read
@@ -54,7 +54,7 @@ type Lent struct {
 	Offset     uint64 // where in it the segment begins
 	Size       uint64 // bytes of the segment
 	Tag        string // whose pause takes the memory
-	Device     string // its UUID; "": not known
+	Device     string // its UUID, or "" if not known
 }
 
 // Processes is how the engine speaks to other processes.
@@ -75,7 +75,7 @@ type Processes interface {
 type sharing struct {
 	// Guarded by the engine's lock.
 	shares  map[uint64]*segment
-	closing []*Options // the pauses in progress: nobody gets memory of their tags
+	closing []*Options // the pauses in progress: no process gets memory of their tags
 	imports map[importKey]*segment
 	opening map[importKey]bool // by an Import in progress
 
@@ -253,7 +253,7 @@ func (e *Engine) ImportedBytes() (bytes uint64) {
 func (s *sharing) forget(freed *segment) {
 	if freed.shared != 0 {
 		delete(s.shares, freed.shared)
-		if freed.extent != nil && !freed.isUserMapped() { // nobody gets it any more; it is remembered while some have it
+		if freed.extent != nil && !freed.isUserMapped() { // no process gets it any more; it stays listed for importers
 			freed.extent.lent = filter(append(freed.extent.lent, freed.shared), s.hasImporters)
 		} else {
 			s.forgetImporters(freed.shared)

@@ -25,8 +25,8 @@ type tag struct {
 	lastPause   float64               // seconds
 	lastResume  float64
 	pausedSince float64 // seconds since 1970
-	pausedBy    uint64  // see PausedBy; 0: nothing is paused
-	paused      int     // segments that are
+	pausedBy    uint64  // see PausedBy, or 0 if nothing is paused
+	paused      int     // segments that are paused
 	gated       int     // segments that are paused by a gated pause
 	granules    uint64  // of all slack
 }
@@ -152,7 +152,7 @@ func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
 	return best
 }
 
-// slackNote returns the text that tells, behind an out-of-memory error, how much slack there is.
+// slackNote returns the text behind an out-of-memory error that says how much slack there is.
 func (e *Engine) slackNote(d *device, err error) string {
 	if !errors.Is(err, cuda.OutOfMemory) {
 		return ""

@@ -13,7 +13,7 @@ import (
 
 // Options of a pause or resume.
 type Options struct {
-	Tags         []string           // nil: every tag
+	Tags         []string           // nil for every tag
 	RetainBackup bool               // keep host copies after resume
 	Discard      bool               // a pause saves no contents, and gives up those that earlier pauses kept
 	Keep         []string           // but of these tags it saves them
@@ -66,8 +66,8 @@ func (b *batch) span(s *segment) backup.Span {
 	return span
 }
 
-// transact is the frame of every transition: it takes its turn, claims the segments that are wanted, does the work on
-// them, and ends the transition whatever happens. After work that succeeds it calls done with each tag.
+// transact is the frame of every transition: it takes its turn, claims the wanted segments, does the work on them, and
+// always ends the transition. After work that succeeds it calls done with each tag.
 func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bool, work func([]*batch) error,
 	done func(*tag)) error {
 	start := time.Now()
@@ -160,9 +160,9 @@ func (e *Engine) batches(found map[*device]*batch) (batches []*batch) {
 	return batches
 }
 
-// claim makes the transition the owner of a segment, of its extent, and of all that is wanted in that, and returns how
-// many segments it has looked at. Nothing in the extent can be left for later: once others have the lock, slack in it
-// may have become a segment behind those that begin has yet to visit. The caller holds the engine's lock.
+// claim makes the transition the owner of a segment, of its extent, and of all wanted segments in the extent. It
+// returns how many segments it has looked at. Nothing in the extent can be left for later: once others have the lock,
+// slack in it may have become a segment behind those that begin has yet to visit. The caller holds the engine's lock.
 func (b *batch) claim(s *segment, wanted func(*segment) bool) int {
 	segments := []*segment{s}
 	if x := s.extent; x != nil && x.owner == nobody {
@@ -232,15 +232,15 @@ func (e *Engine) visit(tags []string, f func(*device, *segment) int) {
 	}
 }
 
-// visit is Engine.visit of one tag. It gets all others, because it walks its list from the end, and the last of the list
-// replaces one that goes.
+// visit is Engine.visit of one tag. It gets all other segments, because it walks the list from the end, and the last of
+// the list replaces a segment that goes.
 func (t *tag) visit(e *Engine, p *pace, f func(*segment) int) {
 	for i := len(t.segments) - 1; i >= 0; i = min(i, len(t.segments)) - 1 {
 		p.yield(e, f(t.segments[i]))
 	}
 }
 
-// filter lists what keep picks of a list.
+// filter lists the items of a list that keep picks.
 func filter[T any](list []T, keep func(T) bool) (picked []T) {
 	for _, one := range list {
 		if keep(one) {

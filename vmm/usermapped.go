@@ -10,10 +10,11 @@ import (
 
 // userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory, inside a
 // region, or got from another process (usermapped_share.go). It is a segment of its tag while it is mapped; its extent
-// is its own, made as the program asked for it. The program knows it by a handle of ours, because a resume puts a new
-// one of the driver's behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
+// is its own, made as the program asked for it. The program knows it by a handle of the engine's, because a resume puts
+// a new handle of the driver's behind it. Its addresses lie outside the arenas, in reservations that stay the
+// program's.
 type userMapped struct {
-	handle     cuda.Handle // ours
+	handle     cuda.Handle // the engine's
 	size       uint64      // of the memory; the mapping may be shorter
 	prop       cuda.AllocationProp
 	references int               // to the handle; a mapping keeps the memory without any
@@ -36,13 +37,13 @@ type again struct {
 	of      *segment
 }
 
-// handlePrefix stands at the top of our handles: the driver's are addresses or small numbers.
+// handlePrefix stands at the top of the engine's handles: the driver's are addresses or small numbers.
 const (
 	handlePrefix = 0x746d73
 	handleShift  = 40
 )
 
-// byHandle finds settled memory by a handle of ours that the program may use. The caller holds e.mu.
+// byHandle finds settled memory by a handle of the engine's that the program may use. The caller holds e.mu.
 func (e *Engine) byHandle(handle cuda.Handle) (*segment, error) {
 	if handle>>handleShift != handlePrefix {
 		return nil, ErrNotOurs

@@ -16,7 +16,7 @@ var ErrNotOurs = errors.New("no memory of a region")
 // ErrMemoryPaused means that a call needs memory that is paused.
 var ErrMemoryPaused = errors.New("the memory is paused")
 
-// MemCreate is cuMemCreate in a region: memory as prop says, under a handle of ours. r.Size is in bytes.
+// MemCreate is cuMemCreate in a region: memory as prop says, under a handle of the engine's. r.Size is in bytes.
 // Errors: ErrMargin, ErrLimit, *cuda.Error. (cuMemCreate)
 func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
 	s := &segment{size: r.Size, policy: r.policy()}
@@ -211,9 +211,9 @@ func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
 	return s.userMapped.handle, nil
 }
 
-// MemUse calls use with the driver's handle behind one of ours, and holds off pauses meanwhile. With lend, use gives
-// others the memory itself, so later pauses leave it as it is: those others could not get new memory. Errors:
-// ErrNotOurs, cuda.NotSupported while it is paused, that of use.
+// MemUse calls use with the driver's handle behind one of the engine's, and holds off pauses during the call. With
+// lend, use gives the memory itself away. Later pauses then leave it as it is, because its new users could not get
+// other memory. Errors: ErrNotOurs, cuda.NotSupported while it is paused, that of use.
 func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -228,8 +228,9 @@ func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) err
 	return err
 }
 
-// Lend is MemUse for what may wait for other processes: it returns the driver's handle behind one of ours, and pauses
-// leave the memory as it is until Unlend. Errors: ErrNotOurs, cuda.NotSupported while it is paused.
+// Lend is MemUse for calls that may wait for other processes: it returns the driver's handle behind one of the
+// engine's, and pauses leave the memory as it is until Unlend. Errors: ErrNotOurs, cuda.NotSupported while it is
+// paused.
 func (e *Engine) Lend(handle cuda.Handle) (cuda.Handle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -44,8 +44,8 @@ func (e *Engine) RetainShare(id uint64) (cuda.Handle, error) {
 	return s.userMapped.handle, nil
 }
 
-// ImportHandle takes another process's memory, for the program to map, under a new handle of ours. It belongs to the
-// tag that it has there, and to the device by which the program uses it: a pause waits for that device. Errors:
+// ImportHandle takes another process's memory, for the program to map, under a new handle of the engine's. It belongs
+// to the tag that it has there, and to the device by which the program uses it: a pause waits for that device. Errors:
 // ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemImportFromShareableHandle)
 func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err error) {
 	defer e.audit(&err)
@@ -60,7 +60,7 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 	if err != nil {
 		return 0, err
 	}
-	d, err := e.device(ordinal) // once more: a reset may have come meanwhile
+	d, err := e.device(ordinal) // once more: a reset may have come during open
 	if err != nil {
 		_ = e.unlocked(func() error { i.end(before, b); return nil })
 		return 0, err
