@@ -37,7 +37,7 @@ __attribute__((constructor, section(".text.startup"))) static void load(void)
 		atomic_store(&find, dlsym);
 }
 
-/* Another library's constructor may come before ours. */
+/* Another library's constructor may come before libtms.so's. */
 static find_function *find_function_of_c(void)
 {
 	if (!atomic_load_explicit(&find, memory_order_relaxed))

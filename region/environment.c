@@ -248,7 +248,7 @@ AT_LOAD static void load(void)
 	environment_names();
 }
 
-/* The defaults must be read before anything is set: a constructor of another library may run before ours. */
+/* The defaults must be read before anything is set: a constructor of another library may run before libtms.so's. */
 AT_LOAD HIDDEN void region_load_environment(void)
 {
 	/* Not pthread_once, which makes a system call: a sandbox may kill the process for that at load. */

@@ -41,13 +41,13 @@ type Host interface {
 	// are not known.
 	Holders(uuid string) string
 
-	// Ledger is where transitions promise the host memory that they are about to take; nil: nowhere.
+	// Ledger is where transitions promise the host memory that they are about to take, or nil.
 	Ledger() *hostmemory.Ledger
 
 	// Descriptors keeps the descriptors of files with contents, and of contents for Options.Toward.
 	Descriptors() backup.Descriptors
 
-	// Reserved is host memory for contents, used as long as there is room; nil: none.
+	// Reserved is host memory for contents, used as long as there is room, or nil.
 	Reserved() peer.Extents
 
 	Compactor

@@ -232,7 +232,7 @@ func TestKeptMemoryWhereTheDriverFails(t *testing.T) {
 	require.ErrorIs(t, e.Protect(address), vmm.ErrInvalidAddress)
 }
 
-// Kept memory is hashed by whoever has its descriptor, and a driver call that fails leaves nothing behind.
+// Any process with the descriptor of kept memory can hash it, and a driver call that fails leaves nothing behind.
 func TestKeptMemoryIsHashed(t *testing.T) {
 	sim, driver, e, h := keeping(t)
 	keys := digest.NewKeys()

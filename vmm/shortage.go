@@ -17,8 +17,8 @@ type shortage struct {
 
 func (s *shortage) Unwrap() error { return s.error }
 
-// shortageOf completes the error of a resume; nil: it has not tried yet, and shortageOf returns nil if it may succeed.
-// (cuMemGetInfo)
+// shortageOf completes the error of a resume. A resume that has not tried yet has the cause nil, and shortageOf returns
+// nil if it may succeed. (cuMemGetInfo)
 func (e *Engine) shortageOf(b *batch, cause error) error {
 	free, err := b.device.freeBytes()
 	if err != nil {

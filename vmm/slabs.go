@@ -44,7 +44,7 @@ func (t *tag) mallocSmall(p policy, size uint64) (uintptr, bool) {
 	return 0, false
 }
 
-// pausedSlab returns a paused slab that most likely has room for an allocation, and no memory; nil: there is none.
+// pausedSlab returns a paused slab that most likely has room for an allocation, and no memory, or nil if there is none.
 func (t *tag) pausedSlab(p policy, size uint64) *segment {
 	of := t.slabs[slabKind{p, true}]
 	if of == nil {

@@ -126,7 +126,7 @@ func TestThereAndBack(t *testing.T) {
 		require.NoError(t, driver.Unlock(p.pid))
 		require.Equal(t, "0 7", p.do("value", 0))
 	}
-	require.Zero(t, sim.Stat("contexts"), "whoever asks holds no device memory")
+	require.Zero(t, sim.Stat("contexts"), "the caller holds no device memory")
 }
 
 // uuid is that of the simulator's device of this number.

@@ -112,8 +112,8 @@ func CheckDirectory(directory string, uid int) error {
 // ErrOpen: a directory of this user is not used until its mode is changed.
 var ErrOpen = errors.New("can be entered by other users")
 
-// LockDirectory opens a directory and takes its lock, or gives up after patience. Whoever makes or removes a socket
-// there holds it. (flock)
+// LockDirectory opens a directory and takes its lock, or gives up after patience. A process that makes or removes a
+// socket there holds the lock. (flock)
 func LockDirectory(directory string, patience time.Duration) (int, error) {
 	descriptor, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -132,7 +132,7 @@ func bySharing(d *device) (*program, []*program) {
 	return nil, nil
 }
 
-// byAge pauses whoever comes first in an order as soon as anybody wants memory, after a slice.
+// byAge pauses the first program of an order as soon as another wants memory, after a slice.
 func byAge(slice time.Duration, age func(d *device, p *program) time.Duration) decide {
 	return func(d *device) (*program, []*program) {
 		var in *program

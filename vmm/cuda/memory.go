@@ -129,7 +129,7 @@ func (p AllocationProp) IsForRDMA() bool { return p.gpuDirectRDMACapable != 0 }
 // IsFile reports whether the memory can be exported as a file descriptor.
 func (p AllocationProp) IsFile() bool { return p.requestedHandleTypes&handleTypeFile != 0 }
 
-// MemCreateWith is cuMemCreate with properties that somebody else has chosen.
+// MemCreateWith is cuMemCreate with the given properties.
 func (d *Driver) MemCreateWith(size uint64, prop AllocationProp) (handle Handle, err error) {
 	err = d.call("cuMemCreate", uintptr(unsafe.Pointer(&handle)), uintptr(size), uintptr(unsafe.Pointer(&prop)), 0)
 	return handle, err

@@ -1,8 +1,8 @@
 package space
 
 // arena is one large address reservation of a device. Spans lie inside it, so two comparisons show whether a pointer is
-// ours, and a span needs no reservation of its own. The engine never frees it: somebody else could get its addresses,
-// and a thread that is looking one up would take it for ours.
+// the engine's, and a span needs no reservation of its own. The engine never frees it: other memory could get its
+// addresses, and a thread that is looking up an address would take it for the engine's.
 type arena[T any] struct {
 	base        uintptr
 	size        uint64

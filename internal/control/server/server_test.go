@@ -573,8 +573,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	require.True(t, do(t, c, undo).OK)
 }
 
-// What was paused with Yield stays so whoever leaves, until a thread waits for it. Then the process itself takes it
-// back, again and again until that succeeds, but not what others want paused.
+// Memory that was paused with Yield stays so whichever client leaves, until a thread waits for it. Then the process
+// itself takes it back, again and again until that succeeds, but not what others want paused.
 func TestYield(t *testing.T) {
 	f := serve(t)
 	f.pausing("cache", "weights")

@@ -218,7 +218,7 @@ CUresult process_lock(struct process_page *page, unsigned timeout_ms)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	atomic_store(&page->deadline, timeout_ms ? nanoseconds() + (uint64_t)timeout_ms * 1000000 : 0);
 	if (!process_move(page, CU_PROCESS_STATE_RUNNING, LOCKING))
-		return CUDA_ERROR_ILLEGAL_STATE; // somebody else was first
+		return CUDA_ERROR_ILLEGAL_STATE; // another caller was first
 	for (;;) {
 		uint32_t state = settled(page), inside = atomic_load(&page->inside);
 		if (state == CU_PROCESS_STATE_LOCKED)

@@ -62,7 +62,7 @@ void captures_forget_graph(struct graph *graph)
 	}
 }
 
-// The rules of cuThreadExchangeStreamCaptureMode: its own captures and everybody's global ones bind a thread in global
+// The rules of cuThreadExchangeStreamCaptureMode: its own captures and all global captures bind a thread in global
 // mode, its own bind one in thread-local mode, and none binds one in relaxed mode.
 CUresult capture_forbids_unsafe(void)
 {
