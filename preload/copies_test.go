@@ -6,7 +6,7 @@ import "testing"
 // memory.
 func TestCopiesOfPausedMemory(t *testing.T) {
 	for _, cudart := range eachMajor() {
-		program := compileWithDriver(t, "copies", cudart)
+		program := compileWithDriver(t, "paused_copies", cudart)
 		each(t, program, alone("refused", "passed"))
 		each(t, program, alone("refused", "passed", "held"), reaching(t))
 	}
