@@ -1,6 +1,7 @@
-/* A program that is linked to libtms.so and needs no LD_PRELOAD. -ltms comes before -lcudart:
+/* A program that is linked to libtms.so and needs no LD_PRELOAD. -ltms comes before -lcudart. libtms.so has all CUDA
+ * functions that the program calls, so a linker with --as-needed, some distributions' default, would omit libcudart:
  *
- *     gcc -Ibuild/lib linked.c -Lbuild/lib -ltms -L/usr/local/cuda/lib64 -lcudart
+ *     gcc -Ibuild/lib linked.c -Lbuild/lib -ltms -L/usr/local/cuda/lib64 -Wl,--no-as-needed -lcudart
  *
  * It prints how much memory a pause has freed, and that the contents came back. */
 #include <stdio.h>
