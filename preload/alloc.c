@@ -1,5 +1,5 @@
-/* alloc has the functions that allocate: outside regions CUDA's own memory, in regions the engine's. It records each
- * allocation where somebody asked for that (record/trace.c). mapping.c has memory that a program maps itself. */
+/* alloc has the functions that allocate: outside regions CUDA's own memory, in regions the engine's. While there is a
+ * recording, it records each allocation (record/trace.c). mapping.c has memory that a program maps itself. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -93,8 +93,8 @@ static int runtime_malloc(void **pointer, size_t size)
 	return runtime_result(pausable_malloc_here(pointer, size));
 }
 
-/* An allocation function's body: plain outside regions, ours in them. It also keeps the trace and the account where
- * somebody asked for these; before and after surround plain. */
+/* An allocation function's body, which is plain outside regions and ours in them. It also keeps the trace and the
+ * account, if they are on. before and after surround plain. */
 #define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, after)                   \
 	({                                                                                         \
 		int made_;                                                                         \

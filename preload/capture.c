@@ -27,7 +27,7 @@ static _Atomic(struct slot *) slots;
 
 /* An entry as it was found. If another thread has changed the slot since, it is left alone. */
 struct entry {
-	struct slot *slot; /* NULL: none */
+	struct slot *slot; /* or NULL */
 	uint64_t state;
 };
 

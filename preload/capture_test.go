@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// Captures by the names of both APIs, in the order of events that a library behind ours causes.
+// Captures by the names of both APIs, in the order of events that a library behind libtms.so causes.
 func TestCaptures(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		each(t, compile(t, "captures", cudart), alone("cuda", "cu"), "CUDASIM_DEVICES=2",

@@ -53,7 +53,7 @@ GRANTS(cu, cuCtxEnablePeerAccess, void *)
  * context is destroyed only when no thread uses it. */
 enum { CONTEXTS_MAX = 1024, CHANGING = 1 };
 static struct known {
-	_Atomic uintptr_t context; /* 0: free; CHANGING */
+	_Atomic uintptr_t context; /* 0 in a free slot, or CHANGING */
 	_Atomic int users;
 	int device;
 } contexts[CONTEXTS_MAX];

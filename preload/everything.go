@@ -115,9 +115,9 @@ func findPlaces(e *vmm.Engine) {
 	}
 }
 
-// stays returns why the process cannot be moved to another GPU; "": nothing is known that prevents it. A communicator
-// of NCCL keeps the ways between its ranks' GPUs unless it is suspended. While everything is paused, that alone is
-// asked. The caller holds askingDriver.
+// stays returns why the process cannot be moved to another GPU, or "" if nothing is known that prevents it. An NCCL
+// communicator keeps the ways between its ranks' GPUs unless it is suspended. While everything is paused, stays asks
+// only about communicators. The caller holds askingDriver.
 func stays() (words string) {
 	out := bool(C.everything_asked())
 	eachCommunicator(false, func(c *C.struct_gate_communicator) {

@@ -27,7 +27,7 @@ func TestGateHoldsNotAll(t *testing.T) {
 	each(t, program, [][]string{{"exported"}, {"sandboxed", "after one"}, {"library", library}}, reaching(t))
 	each(t, program, alone("exported", "lent before"), reaching(t), "TMS_SHAREABLE=1")
 	each(t, program, [][]string{{"exported", "forced"}}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1")
-	// The simulator has no cuMemGetHandleForAddressRange; a library behind ours has one.
+	// The simulator has no cuMemGetHandleForAddressRange, so a library behind libtms.so has one.
 	each(t, program, [][]string{{"lent before", "by range"}}, reaching(t)+" "+shared(t, "dmabuf"))
 }
 

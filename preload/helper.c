@@ -59,7 +59,7 @@ static bool is(const char *entry, const char *name)
 }
 
 /* Returns this process's environment, without the variables that would load its libraries there, and with the
- * directories of its socket, for which text has room. NULL: no memory. */
+ * directories of its socket, for which text has room, or NULL if memory is short. */
 static char **helper_environment(char text[2][4096])
 {
 	size_t count = 0, kept = 0;

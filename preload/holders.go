@@ -46,7 +46,7 @@ func askHolders(uuid string) string {
 	devices, _ := library.Devices()
 	var words []string
 	for _, d := range devices {
-		if d.UUID != uuid { // ours may be a part of it
+		if d.UUID != uuid {
 			continue
 		}
 		slices.SortFunc(d.Processes, func(x, y nvml.Process) int { return cmp.Compare(y.UsedBytes, x.UsedBytes) })

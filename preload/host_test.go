@@ -289,8 +289,8 @@ func TestEnvironment(t *testing.T) {
 	require.Empty(t, o.stderr)
 }
 
-// A library's constructor may run before ours: what it sets for its thread stays set, and what it does not set follows
-// the environment.
+// A library's constructor may run before that of libtms.so. Settings that it makes for its thread stay, and the others
+// follow the environment.
 func TestSettingsOfAnEarlierConstructor(t *testing.T) {
 	program, early, ours := compile(t, "environment", ""), shared(t, "early"), built(t, "lib", "libtms.so")
 	const usual = "1 1 0 0 0 mmap 0 default\n"

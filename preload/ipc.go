@@ -24,9 +24,9 @@ import (
 // process for the memory, over its control socket (internal/control/server). Descriptors stay open only while a call
 // lasts.
 
-// By default, a pause waits pauseWait for other processes to unmap this one's memory, and a resume waits resumeWait for
-// theirs to be back. Both cover the time by which ranks of a job that do the same are apart; a resume's includes the
-// contents.
+// By default, a pause waits pauseWait for other processes to unmap this process's memory, and a resume waits resumeWait
+// for their memory to be back. Ranks of a job that do the same do it at different times, which both cover. resumeWait
+// also covers the copy of the contents.
 const (
 	pauseWait  = 10 * time.Second
 	resumeWait = time.Minute

@@ -23,7 +23,7 @@ HIDDEN int kept_promote(const char *name)
 		     "it is to bring the set back to the device");
 }
 
-/* The set is there whatever becomes of others. */
+/* Demotes other sets for TMS_KEPT_BUDGET. A failure is only logged, because the new set is complete. */
 static void keep_budget(void)
 {
 	const char *budget = getenv("TMS_KEPT_BUDGET");

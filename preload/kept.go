@@ -400,7 +400,7 @@ func keptOpen() (sets []control.KeptSet) {
 	return sets
 }
 
-// keptAttached returns the name of a set that is mapped here; "": none is.
+// keptAttached returns the name of a set that is mapped here, or "".
 func keptAttached() string {
 	kept.Lock()
 	defer kept.Unlock()

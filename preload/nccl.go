@@ -259,7 +259,7 @@ func resumeNCCLLater() {
 	openGate()
 }
 
-// tellNCCL returns what became of NCCL's memory in a pause of everything; "": there is no NCCL.
+// tellNCCL returns what became of NCCL's memory in a pause of everything, or "" without NCCL.
 func tellNCCL(held bool) string {
 	type kind struct{ version, stays string }
 	var kinds []kind // in the order in which they were found
@@ -301,8 +301,8 @@ func tellNCCL(held bool) string {
 	return strings.Join(words, "; ")
 }
 
-// ncclShares returns a hint for errors: NCCL shares memory between ranks, and when it gives that back. "": there is no
-// NCCL.
+// ncclShares returns a hint for errors, or "" without NCCL. The hint says that NCCL shares memory between ranks, and
+// when it gives the memory back.
 func ncclShares() (words string) {
 	var together string
 	eachCommunicator(false, func(c *C.struct_gate_communicator) {

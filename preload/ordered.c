@@ -20,8 +20,8 @@ enum { TYPE_PINNED = 1, LOCATION_DEVICE = 1 };
 enum { POOLS_MAX = 256 };
 static char changing;
 static struct known {
-	_Atomic(const void *) pool; /* NULL: free; &changing */
-	int device;		    /* -1: CUDA's own */
+	_Atomic(const void *) pool; /* NULL in a free slot, or &changing */
+	int device;		    /* -1 for CUDA's own */
 	_Atomic uint64_t threshold;
 } pools[POOLS_MAX];
 static _Atomic int slots; /* how many of them were ever used */
@@ -105,7 +105,7 @@ static void destroyed(void *pool)
 		keep(found->device);
 }
 
-/* NULL: the pool is CUDA's own. */
+/* Returns NULL if the pool is CUDA's own. */
 static struct known *ours(void *pool)
 {
 	struct known *found = find(pool);

@@ -12,7 +12,7 @@
 
 #include <semaphore.h>
 
-/* arenas.c: the address ranges that are ours. Append-only, read without a lock. */
+/* arenas.c: the address ranges of pausable memory. The list only grows, and is read without a lock. */
 #define ARENAS_MAX 64
 struct arena_range {
 	uintptr_t base;
@@ -109,7 +109,7 @@ static inline bool copies_are_checked(void)
 {
 	return unlikely(__atomic_load_n(&copies_checked, __ATOMIC_RELAXED) != 0);
 }
-HIDDEN uintptr_t copies_exposed(uintptr_t address); /* 0: nothing like that is there */
+HIDDEN uintptr_t copies_exposed(uintptr_t address); /* 0 if nothing like that is there */
 
 /* lasterror.c: notes the result of a function of the runtime that was not passed on to CUDA, and returns it. The
  * driver's functions have no last error; api is what both begin with. */
@@ -128,7 +128,7 @@ static inline bool cuda_is_watched(void)
 
 /* device.c: the contexts that the program made, by slot. Release each context that acquire returns. */
 extern int context_slots HIDDEN;
-HIDDEN uintptr_t context_acquire(int slot, int device); /* 0: the slot has none of the device */
+HIDDEN uintptr_t context_acquire(int slot, int device); /* 0 if the slot has none of the device */
 HIDDEN void context_release(int slot);
 
 /* capture.c: the streams of this process that are being captured into graphs. */
@@ -157,8 +157,8 @@ static inline void *own_stream(void *stream)
 	return stream ? stream : PER_THREAD_STREAM;
 }
 
-/* ordered.c: CUDA's pools. Reports whether pausable memory takes the place of a pool's, or of the current pool's, and of
- * which device. -1: of the stream's. */
+/* ordered.c: CUDA's pools. Reports whether pausable memory takes the place of a pool's, or of the current pool's, and
+ * stores its device, or -1 for the stream's. */
 HIDDEN bool ordered_takes(void *pool, bool is_current, int *device);
 #define ORDERED_DEVICES 64
 extern _Atomic bool ordered_used HIDDEN; /* some memory was allocated in the order of a stream */
@@ -214,7 +214,7 @@ struct operation {
 	const char *const *keep; /* of a discard: more tags, whose contents are saved; or NULL */
 	uint64_t since;		 /* only what later transitions have paused or resumed; 0 for all */
 	bool retain_cpu_backup;
-	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
+	const char *disk_dir, *disk_setting; /* and the setting that named it, or "" for the default */
 	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers (or < 0) */
 	struct ipc_handle ipc; /* for an import; for a close, id is the address */
 	int device;	       /* for an import */
@@ -223,7 +223,7 @@ struct operation {
 	uint64_t bytes; /* of device memory that were freed or mapped; after an import, the address or the handle */
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
-	char error[]; /* "": none; of THREAD_TEXT_SIZE, except where it is only asked for */
+	char error[]; /* "" without one; of THREAD_TEXT_SIZE, except where it is only asked for */
 };
 /* Fills in the process's settings; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);

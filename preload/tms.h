@@ -39,7 +39,7 @@ void tms_set_current_tag(const char *tag);
 const char *tms_get_current_tag(void);
 
 /* Where contents of the calling thread's next segments wait while paused:
- *   "none", or NULL: nowhere, they are lost;
+ *   "none", or NULL: nowhere, so they are lost;
  *   "host": in host memory;
  *   "sparse": in host memory, but for blocks of 2 MiB that are zero, such as those of a cache that were never written:
  *   the device finds them by their hash, and the resume fills them with zeros;
@@ -70,15 +70,15 @@ bool tms_get_enable_incremental_backup(void);
 void tms_set_cpu_backup_backend(const char *backend);
 const char *tms_get_cpu_backup_backend(void);
 
-/* Directory of disk backups, for the process; NULL or "": TMPDIR, or /tmp. Files have no name there, and end with the
- * process. A thread of the library keeps them, in a table of descriptors of its own; where it cannot start, a pause fails
- * with 304. */
+/* Sets the process's directory of disk backups. NULL or "" is TMPDIR, or /tmp. Files have no name there, and end with
+ * the process. A thread of the library keeps them, in a table of descriptors of its own. If that thread cannot start, a
+ * pause fails with 304. */
 void tms_set_disk_backup_dir(const char *path);
 
-/* Pause releases the physical memory of every active segment with this tag, NULL: of all, on all devices; resume maps
- * it again. Addresses stay. Both do all or nothing: an error changes nothing, and the call can be repeated. There is
- * one exception: if the driver refuses to take memory back at the very end of a pause, all is paused, and another pause
- * releases the memory that is still held. No-ops succeed.
+/* Pause releases the physical memory of every active segment with this tag, or of all if it is NULL, on all devices.
+ * Resume maps it again. Addresses stay. Both do all or nothing: an error changes nothing, and the call can be repeated.
+ * There is one exception: if the driver refuses to take memory back at the very end of a pause, all is paused, and
+ * another pause releases the memory that is still held. No-ops succeed.
  *
  * 301 from a resume: contents on disk cannot be read back; tms_last_error names the tag, the address and the file.
  * Everything that the call was for stays paused. The same resume fails in the same way until that very file can be read
@@ -185,8 +185,8 @@ typedef struct tms_range {
 } tms_range;
 int tms_live(const void *address, size_t size, const tms_range *ranges, size_t count);
 
-/* Pins host memory ahead for the active segments with this tag, NULL: for all, that have a host backup: their next
- * pause then runs at the speed of the link. Without wait the call returns at once, and pinning goes on in the
+/* Pins host memory ahead for the active segments with this tag, or all if it is NULL, that have a host backup, so that
+ * their next pause runs at the speed of the link. Without wait the call returns at once, and pinning goes on in the
  * background. A pause waits until that has ended. A failure is one line on stderr. */
 int tms_prepare(const char *tag, bool wait);
 
@@ -203,12 +203,12 @@ void set_memory_margin_bytes(uint64_t bytes);
 void tms_set_retain_cpu_backup(bool on);
 bool tms_get_retain_cpu_backup(void);
 
-/* Returns the host copy of size bytes at a device address inside one segment, as of its last pause. NULL: there is none
- * (active and not retained, no backup, only parts kept, unknown address: tms_last_error says which). */
+/* Returns the host copy of size bytes at a device address inside one segment, as of its last pause, or NULL if there is
+ * none (active and not retained, no backup, only parts kept, unknown address: tms_last_error says which). */
 uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size);
 
 /* Allocation functions for torch.cuda.memory.CUDAPluggableAllocator: their memory is always pausable, with the calling
- * thread's tag and backup. NULL: out of memory. stream is a cudaStream_t. */
+ * thread's tag and backup. tms_torch_malloc returns NULL if memory is short. stream is a cudaStream_t. */
 void *tms_torch_malloc(ssize_t size, int device, void *stream);
 void tms_torch_free(void *address, ssize_t size, int device, void *stream);
 
@@ -287,15 +287,15 @@ size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
 int tms_torch_pool_reset_peak_stats(void);
 
 /* Sets of device memory that no process owns (docs/kept.md). A process makes a set chunk by chunk, fills it, and seals
- * it with a manifest, which is bytes of its own choice. From then on any process of the user can open and attach the set,
- * read-only, also when its maker has ended. The keeper holds it (tms keeper), which the first call starts; TMS_COMMAND
- * names the command. A set that is not sealed when its process ends, or closes it, is gone. A sealed set takes its name
- * over from an earlier one, which its users keep.
+ * it with a manifest of any bytes. From then on any process of the user can open and attach the set, read-only, also
+ * when its maker has ended. The keeper holds it (tms keeper), which the first call starts; TMS_COMMAND names the
+ * command. A set that is not sealed when its process ends, or closes it, is gone. A sealed set takes its name over from
+ * an earlier set, which its users keep.
  *
  * Attached memory has the calling thread's tag. A pause unmaps it, and a resume maps it again, without a copy. It
  * cannot be written: cudaMemcpy and cudaMemset return 1, and a kernel that does it ends the context (700).
  *
- * Codes are as above: 500 where no complete set has the name, or the keeper has no set like this any more. Any thread
+ * Codes are as above: 500 if no complete set has the name, or the keeper no longer has such a set. Any thread
  * may call; calls for one set take turns. An error changes nothing, except that a set that could not be given a chunk
  * (other than by 2) cannot be sealed. */
 typedef struct tms_kept tms_kept;
@@ -328,8 +328,8 @@ int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, in
 /* Waits for the device, unmaps the chunks and forgets the set. Afterwards set is no set any longer. */
 int tms_kept_close(tms_kept *set);
 
-/* Returns the text of the calling thread's last failure in this library; "": there was none. Valid until the thread's
- * next call to the library. */
+/* Returns the text of the calling thread's last failure in this library, or "". It is valid until the thread's next
+ * call to the library. */
 const char *tms_last_error(void);
 
 /* Writes statistics as JSON, at most capacity bytes with the terminating NUL, and returns the length of the whole text

@@ -36,9 +36,9 @@ type alignment struct {
 	failed  error
 }
 
-// align makes all ranks begin the same collectives, and wait before the next ones. all false: they have none in common,
-// cannot align or did not in time, or cannot be seen, and all go on. sure: there are no other collectives, in graphs.
-// Errors: client.ErrUnreachable, wrapped.
+// align makes all ranks begin the same collectives, and wait before the next ones. all is false, and all ranks go on,
+// if they have no collectives in common, could not align in time, or cannot be seen. sure says that there are no other
+// collectives, in graphs. Errors: client.ErrUnreachable, wrapped.
 func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err error) {
 	a := &alignment{job: j}
 	defer func() {
@@ -138,8 +138,8 @@ func (a *alignment) reached() bool {
 	return !slices.ContainsFunc(a.ranks, func(r *jobRank) bool { return !r.alignment.Reached })
 }
 
-// settle waits, where there are collectives in graphs, until all ranks are held back before others that they have in
-// common: then they have launched the same graphs, too. false: that did not happen soon enough.
+// settle waits, where there are collectives in graphs, until all ranks are held back before other collectives that they
+// have in common. Then they have launched the same graphs, too. It reports whether that happened soon enough.
 func (a *alignment) settle(ctx context.Context, until time.Time) bool {
 	if soon := time.Now().Add(firstTry); soon.Before(until) {
 		until = soon

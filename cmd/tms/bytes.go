@@ -20,7 +20,7 @@ import (
 type deviceBytes struct {
 	Device int    `json:"device"` // the process's number of it, or -1 if the process has not named it
 	UUID   string `json:"uuid"`
-	Name   string `json:"name"` // of the GPU; "": NVML does not show it
+	Name   string `json:"name"` // the GPU's, or "" if NVML does not show it
 	// UsedBytes is everything that the process has there, according to Source; 0 without one.
 	UsedBytes uint64 `json:"used_bytes"`
 	Source    string `json:"source"` // one of the below

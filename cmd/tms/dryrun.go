@@ -52,7 +52,7 @@ type planDriver struct {
 	UUID   string  `json:"uuid"`
 	Bytes  uint64  `json:"bytes"` // that the driver took
 	Margin uint64  `json:"margin_bytes"`
-	Free   *uint64 `json:"free_bytes"` // nil: not known
+	Free   *uint64 `json:"free_bytes"` // nil if not known
 	Asking []int   `json:"asking"`     // processes of tms that have the GPU's lock or wait for it
 }
 
@@ -70,7 +70,7 @@ type planning struct {
 	outcomes []outcome
 	host     []hostmemory.Promised // what others are about to take, and what earlier pauses would
 	reserved uint64                // host memory that is free of what is reserved
-	freed    map[string]int64      // by UUID; below 0: taken
+	freed    map[string]int64      // by UUID; negative if plans take more than they free
 	shown    []nvml.Device         // once a process needs that
 }
 

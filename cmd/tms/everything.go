@@ -30,7 +30,7 @@ const otherwise = "; without --everything, what is pausable can be paused"
 // pausing is what each process is asked.
 type pausing struct {
 	request control.Request
-	to      string // where contents go afterwards; "": they stay
+	to      string // where contents go afterwards, or "" if they stay
 }
 
 func (p pausing) say(o outcome) string {
@@ -227,7 +227,7 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 		}
 		did = true
 		switch {
-		case errors.Is(err, cuda.IllegalState): // somebody else was first
+		case errors.Is(err, cuda.IllegalState): // another process was first
 			tries++
 		case err != nil:
 			return did, err

@@ -32,7 +32,7 @@ func jobsOf(pid int) (jobs []string) {
 		name, value, _ := strings.Cut(entry, "=")
 		e[name] = value
 	}
-	// Of torchrun, whose default is "none"; of Open MPI; of Slurm; of whatever starts torch.distributed.
+	// The launch's name in torchrun (default "none"), Open MPI, Slurm, and any starter of torch.distributed.
 	jobs = append(jobs, strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none"))
 	if e["OMPI_COMM_WORLD_SIZE"] != "" {
 		jobs = append(jobs, e["PMIX_NAMESPACE"])
@@ -90,7 +90,7 @@ type jobRank struct {
 	state         control.ProcessState // before the pause
 	alignment     *control.Alignment
 	communicators []control.Communicator // with ranks in other processes
-	driver        *checkpoint.Driver     // nil: it cannot take the process
+	driver        *checkpoint.Driver     // nil if it cannot take the process
 	at            checkpoint.State       // before a move
 	way           route                  // of a move
 	moved         bool                   // the driver has restored it where that leads
@@ -176,7 +176,7 @@ func (j *job) failed() error {
 	return nil
 }
 
-// pause leaves every rank paused, or, with an error, as it was; a rank's own reason is in the rank.
+// pause pauses every rank, or returns an error and leaves every rank as it was. Each rank has its own reason.
 func (j *job) pause(ctx context.Context, s *steering) error {
 	err := j.each(func(r *jobRank) (err error) {
 		r.Conn, r.state, err = reach(ctx, r.PID)

@@ -18,7 +18,7 @@ type verified struct {
 	Bytes   uint64            `json:"bytes"`
 	Seconds float64           `json:"seconds"`
 	Changes []checksum.Change `json:"changes"`
-	Error   string            `json:"error"` // "": it is as it was published
+	Error   string            `json:"error"` // "" if it is as it was published
 }
 
 func keptVerifyCommand() *cobra.Command {

@@ -19,10 +19,10 @@ import (
 	numbering "tms/internal/process"
 )
 
-// lock takes the lock under which room is made on a device, by its UUID, or in host memory: in all directories in which
-// processes find one another, because each may have its socket in another. Root takes it in those of all users, so that
-// its commands and theirs take turns. It ends with this process. (flock) Errors: that there is no directory; the holder,
-// which is stopped.
+// lock takes the lock under which room is made on a device, by its UUID, or in host memory. It takes the lock in all
+// directories in which processes find one another, because each process may have its socket in another. Root takes it
+// in the directories of all users, so that commands of root and of users take turns. The lock ends with this process
+// (flock). Errors: there is no directory; the holder is stopped.
 func lock(name string) (unlock func(), err error) {
 	runtime, temporary, user := os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid()
 	owners := map[string]int{}

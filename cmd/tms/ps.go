@@ -67,12 +67,12 @@ func statuses(within time.Duration, pids ...int) []process {
 	return found
 }
 
-// ofLaunch keeps only the processes of a launch; "": all.
+// ofLaunch keeps only the processes of a launch, or all if job is "".
 func ofLaunch(job string, found []process) []process {
 	return slices.DeleteFunc(found, func(p process) bool { return job != "" && !slices.Contains(p.Jobs, job) })
 }
 
-// ofWhom names a launch; "": all.
+// ofWhom names a launch in words, or returns "" for all processes.
 func ofWhom(job string) string {
 	if job == "" {
 		return ""

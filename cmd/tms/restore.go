@@ -383,8 +383,8 @@ func restoreInTurn(ctx context.Context, driver *checkpoint.Driver, pid int, need
 	return driver.Restore(room, pid, driverTime, pairs...)
 }
 
-// driversPart asks a process for what was noted with it, over a connection of its own, because it may not answer; and
-// for how long its resumes wait.
+// driversPart asks a process what the driver has of it, as noted there, and how long its resumes wait. It uses a
+// separate connection, because the process may not answer.
 func driversPart(pid int) (part *control.Driver, wait time.Duration, err error) {
 	process, err := client.Dial(pid)
 	if err != nil {
@@ -425,7 +425,7 @@ func (o *outcome) resumeInTurn(ctx, carried context.Context, process *client.Con
 		}
 		err = o.doWhileRunning(carried, process, atOnce)
 		unlock()
-		if code(err) == int(cuda.NotReady) { // for others' memory, which takes none of its own
+		if code(err) == int(cuda.NotReady) { // waiting for other processes' memory takes none of this device's
 			before := *o
 			err = o.do(carried, process, request)
 			o.Bytes, o.Imported = o.Bytes+before.Bytes, o.Imported+before.Imported

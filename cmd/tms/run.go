@@ -21,7 +21,7 @@ import (
 
 // notTaken are libraries that hand buffers of their own to network cards and to other processes, from which a pause
 // would pull the memory away. The names are those in the wheels of NCCL 2.32, NVSHMEM 3.8, UCX 1.22 and NIXL 1.5: in
-// UCX, parts that libuct loads allocate. libucm_cuda is left out, because UCX leads everybody's cudaMalloc through it.
+// UCX, parts that libuct loads allocate. libucm_cuda is left out, because UCX leads every cudaMalloc through it.
 var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_gpunetio.so",
 	"nvshmem_transport_ibdevx.so",
 	"nvshmem_transport_ibgda.so", "nvshmem_transport_ibrc.so", "nvshmem_transport_libfabric.so", "libuct_cuda.so",

@@ -233,14 +233,15 @@ func unexplained(uuid string, found []process) (bytes uint64) {
 	return bytes - min(bytes, explained)
 }
 
-// pause returns false if the process keeps its memory. to is where contents go that would take host memory; "": there.
+// pause reports whether the process has given up its memory. Contents that would take host memory go to the place to,
+// or to host memory if it is "".
 func (r *roomFor) pause(part share.Part, to string) bool {
 	process, err := client.Dial(part.ID)
 	if err != nil {
 		return false
 	}
 	defer process.Close()
-	tags := make([]*string, max(1, len(part.Tags))) // nil: all
+	tags := make([]*string, max(1, len(part.Tags))) // one nil is all tags
 	for i := range part.Tags {
 		tags[i] = &part.Tags[i]
 	}

@@ -14,8 +14,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Contents of all that share wait in the host memory of one machine, whatever their devices. A pause takes it bit by
-// bit, so two that look at the same time would both see it free.
+// All processes that share keep their contents in the host memory of one machine, whatever their devices. A pause takes
+// it bit by bit, so two commands that look at the same time would both see it free.
 
 // pauseAll pauses the parts if there is room for the contents of all of them. Unless there is plenty, one command at a
 // time does so. It locks a device first, so two never wait for each other.
@@ -96,7 +96,8 @@ func (h *hostRoom) take(p process, bytes uint64) {
 	h.taken = append(h.taken, hostmemory.Promised{PID: p.here, Bytes: bytes - fromReserve})
 }
 
-// budget says where contents go for which host memory has no room. false: a process may not put them elsewhere.
+// budget notes in to where contents go for which host memory has no room. It returns false if a process may not put
+// them elsewhere.
 func (r *roomFor) budget(parts []share.Part, found []process, to map[int]string) bool {
 	host := newHostRoom(found)
 	for _, part := range parts {

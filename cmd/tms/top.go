@@ -70,7 +70,7 @@ func utf8Locale() bool {
 
 // watched is what top shows: processes as tms ps shows them, and devices as NVML does. Look alone changes it.
 type watched struct {
-	job    string // "": all
+	job    string // the launch that is shown, or "" for all processes
 	last   seen
 	asking chan seen // gets NVML's answer, or is nil while NVML is not being asked
 }

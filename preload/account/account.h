@@ -17,13 +17,13 @@ struct block {
 	const void *address; /* or the memory's handle; NULL in a free slot */
 	size_t size;
 	union {
-		struct account_owner *owner; /* NULL: not counted */
+		struct account_owner *owner; /* NULL if not counted */
 		uint64_t handle; /* that is mapped there */
 	};
 	union {
 		const void *context;
 		struct { /* for a handle */
-			uint32_t references, mappings : 30, shared : 2; /* 0: not with other processes */
+			uint32_t references, mappings : 30, shared : 2; /* 0 if no other process shares it */
 		};
 	};
 };
@@ -35,7 +35,7 @@ enum { BLOCKS_MAX = 1 << 19 }; /* in one table */
 HIDDEN struct block *table_find(const struct table *table, const void *address); /* or NULL; valid until a change */
 /* Replaces a block at the same address. Returns false if memory is short. */
 HIDDEN bool table_put(struct table *table, struct block block);
-HIDDEN struct block table_take(struct table *table, const void *address); /* with address NULL: there was none */
+HIDDEN struct block table_take(struct table *table, const void *address); /* its address is NULL if there was none */
 HIDDEN void table_clear(struct table *table);
 
 /* account.c, which does nothing without TMS_ACCOUNT. */
@@ -59,7 +59,7 @@ HIDDEN void account_unfree(struct block block);					  /* after a free that faile
 HIDDEN void account_context_gone(const void *context);
 HIDDEN void account_pool_gone(const void *pool); /* it is about to be destroyed */
 HIDDEN void account_device_resets(int device);
-/* For memory by handle, which has an owner before it is counted. NULL: it is not counted. */
+/* For memory by handle, which has an owner before it is counted. Returns NULL if the memory is not counted. */
 HIDDEN struct account_owner *account_owner_of(const void *caller, int device);
 HIDDEN void account_add(const struct block *block, bool has_room);
 HIDDEN void account_subtract(const struct block *block);

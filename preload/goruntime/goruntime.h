@@ -39,7 +39,7 @@ struct thread {
 	bool known_to_go;    /* Go has noted where its faults land */
 };
 extern __thread struct thread *thread_known __attribute__((tls_model("initial-exec"))) HIDDEN;
-HIDDEN struct thread *thread_new(void); /* NULL: no memory */
+HIDDEN struct thread *thread_new(void); /* NULL if memory is short */
 static inline struct thread *thread_mine(void)
 {
 	return likely(thread_known) ? thread_known : thread_new();
@@ -67,7 +67,7 @@ HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in
 	}
 struct fork_mark {
 	_Atomic(volatile char *) page; /* of one byte, 1 until the kernel empties it in a child; or NULL */
-	_Atomic pid_t process;	       /* 0: not set */
+	_Atomic pid_t process;	       /* 0 before it is set */
 };
 HIDDEN void fork_mark_set(struct fork_mark *mark);
 HIDDEN bool fork_other_process(struct fork_mark *mark);
@@ -152,12 +152,12 @@ HIDDEN void threads_run(void *(*run)(void *), void *argument);
 HIDDEN int threads_processors(void); /* for Go, called on one of them */
 
 /* handlers.c: signal dispositions once the Go runtime has started. */
-extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose handler is ours */
+extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault that this library handles */
 enum { HANDLERS_BUS = 2, HANDLERS_ALL = 7 };
 HIDDEN void handlers_arm(void);
-HIDDEN void handlers_find(void); /* the functions behind ours: before a lock that the loader's may not come below */
+HIDDEN void handlers_find(void); /* finds the next functions; call it before locks that exclude the loader's */
 /* Notes SIGINT, SIGTERM and, if hangup, SIGHUP, which ask the program to end, before its handlers get them, each until
- * it has come. handlers_end_came returns one that has come since the last call, 0: none. */
+ * it has come. handlers_end_came returns a signal that has come since the last call, or 0. */
 HIDDEN void handlers_watch_ends(bool hangup);
 HIDDEN void handlers_leave_ends(void);
 HIDDEN int handlers_end_came(void);

@@ -1,7 +1,8 @@
 /* handlers leaves the host's signals alone. The Go runtime cannot install a handler (scripts/build.sh gives it a
- * sigaction of its own). For the faults that it turns into a panic the handler is ours, and while the program is paused
- * for the signals that ask it to end; sigaction and signal below let the host set and read its actions as if ours were
- * not there. When a signal is the host's, the host's action is put back and the signal comes again. */
+ * sigaction of its own). This library installs handlers for the faults that Go turns into a panic, and, while the
+ * program is paused, for the signals that ask it to end. sigaction and signal below let the host set and read its
+ * actions as if these handlers were not there. If a signal is the host's, the handler puts the host's action back and
+ * makes the signal come again. */
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "forward.h"
@@ -16,8 +17,8 @@ static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGINT, SIGTERM, SIGHUP};
 enum { FAULTS = 3, SIGNALS = sizeof signals / sizeof *signals }; /* the faults come first */
 
 static struct sigaction go_action[FAULTS];
-/* What the kernel would have if ours were not there: of use only where the kernel has ours. It is written under the lock,
- * and never by a child of vfork, which has dispositions of its own but the parent's memory. */
+/* The host's actions, in use where the kernel has this library's. They are written under the lock, and never by a child
+ * of vfork, which has its own dispositions but the parent's memory. */
 static struct sigaction host_action[SIGNALS];
 static struct fork_mark arming; /* of the process that has armed */
 HIDDEN _Atomic unsigned handlers_armed;
@@ -221,9 +222,10 @@ HIDDEN int handlers_end_came(void)
 	return came ? __builtin_ctz(came) : 0;
 }
 
-/* Nothing shows afterwards that a handler of the program's has run, so ours runs before it. Where ours is no longer in
- * place, another thread has put the program's back; or an action that was set past us has ours as the previous one, and
- * passes the signal on. A child has the handler, too, and perhaps the memory, but its signals do not count here. */
+/* Nothing shows afterwards that the program's handler has run, so on_end runs before it. If on_end is no longer in
+ * place, another thread has put the program's action back, or an action that was set by system call has on_end as the
+ * previous one and passes the signal on. A child has the handler, too, and perhaps the memory, but its signals do not
+ * count here. */
 static void on_end(int signal, siginfo_t *info, void *context)
 {
 	const int i = number_of(signal), error = errno;
@@ -240,9 +242,9 @@ static void on_end(int signal, siginfo_t *info, void *context)
 	errno = error;
 }
 
-/* Reports whether our handler may replace the one in place: sigaction below must know that one when the host asks.
- * Another was set past us, by system call, and may hold ours to pass on to. An ignored signal stays ignored, because an
- * executed program inherits that. */
+/* Reports whether this library's handler may replace the one in place, which sigaction below must know when the host
+ * asks. Any other handler was set by system call, and may pass signals on to this library's. An ignored signal stays
+ * ignored, because an executed program inherits that. */
 static bool replaceable(int i, const struct sigaction *now)
 {
 	static bool replaced[SIGNALS];
@@ -279,8 +281,9 @@ HIDDEN void handlers_arm(void)
 
 static _Atomic unsigned ends_watched; /* a bit for each, 1 << its index */
 
-/* Where the program has no handler, the kernel ends it, or it ignores the signal: both without us. Ours has the flags of
- * the program's, so that a system call that it interrupts goes on, or not, as it would without us. Under the lock. */
+/* Without a handler of the program, the kernel ends the program or ignores the signal, and this library does nothing.
+ * Its handler has the flags of the program's, so that an interrupted system call goes on, or not, as it would without
+ * the library. Call this under the lock. */
 static void watch_end(int i)
 {
 	struct sigaction now;

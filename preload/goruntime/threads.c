@@ -110,8 +110,8 @@ static void call_driver(void)
 
 HIDDEN __thread bool threads_is_ours __attribute__((tls_model("initial-exec")));
 
-/* At the low end of its stack: the mask that the thread is to have. Until it counts as ours it blocks faults, because a
- * fault that somebody sends to the process would otherwise run the host's handler here. */
+/* The low end of the stack has the mask that the thread is to have. Until threads_is_ours is set the thread blocks
+ * faults, because a fault that is sent to the process would otherwise run the host's handler here. */
 static void *wait_for_work(void *stack_low)
 {
 	threads_is_ours = true;

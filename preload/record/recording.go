@@ -113,7 +113,7 @@ func Allocation(a vmm.Allocation, earlier bool) {
 		C.bool(earlier), C.bool(a.Mapped))
 }
 
-// Start records to a file for somebody outside, beginning with the allocations that exist.
+// Start records to a file for another process, beginning with the allocations that exist.
 func Start(file string) error {
 	if words := C.trace_start((*C.char)(goruntime.Terminated(file))); words != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))

@@ -5,8 +5,8 @@
  *
  * The first allocation creates the file: most processes that inherit the variable make none. Records are written
  * through a mapping, a window at a time, so they are in the file at once, whatever ends the process. fallocate reserves
- * the blocks of a window first, so a full disk is an error and not a fault. If somebody truncates the file, taken
- * handles the fault and puts other memory there.
+ * the blocks of a window first, so a full disk is an error and not a fault. If another process truncates the file,
+ * taken handles the fault and puts other memory there.
  *
  * No descriptor is kept: the host may close any, and get the number for a file of its own. Each window opens the file
  * by its name again and compares the inode. A second mapping, which is never read or written, holds the file's lock
@@ -49,7 +49,7 @@ struct header {
 struct record {
 	_Atomic uint8_t kind; /* written last */
 	uint8_t flags;
-	int16_t device; /* -1: not known */
+	int16_t device; /* -1 if not known */
 	uint32_t thread; /* for an operation: its number */
 	uint64_t time; /* nanoseconds, of CLOCK_MONOTONIC */
 	uint64_t address, size, stream, pool, tag, other;
@@ -72,7 +72,7 @@ static char path[PATH_MAX];   /* the same from the root, to open it again */
 static dev_t device;
 static ino_t inode;
 static void *lock_kept;	      /* the mapping that keeps the file's lock */
-static char *_Atomic window;  /* NULL: not yet mapped, at offset */
+static char *_Atomic window;  /* at offset, or NULL before it is mapped */
 static _Atomic bool lost;
 static off_t offset;	      /* of the window in the file */
 static size_t filled;	      /* bytes of the window */
@@ -81,7 +81,7 @@ static _Atomic uint64_t last;	 /* the time of the last record; read without lock
 static _Atomic uint64_t sampled; /* when recording.go is asked for figures again */
 static const char *named[TAGS]; /* some of the tags that the file names */
 static _Atomic int recordings; /* so far */
-static char complaint[512];   /* why it stopped; "": on request */
+static char complaint[512];   /* why it stopped, or "" if on request */
 
 extern void tmsTraceFigures(void); /* recording.go */
 static bool taken(const void *address);

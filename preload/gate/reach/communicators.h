@@ -36,8 +36,8 @@ struct gate_sequence {
 struct gate_registration {
 	uintptr_t address;
 	size_t size; /* SIZE_MAX: there is more than could be noted */
-	const char *with; /* NULL: NCCL, of the version */
-	const char *call, *undone_by; /* NULL: it was used */
+	const char *with; /* NULL for NCCL, whose version follows */
+	const char *call, *undone_by; /* undone_by is NULL if the memory was used in a graph */
 	int version;
 };
 
@@ -70,8 +70,8 @@ struct gate_registration {
 	X(bool, is_launching, (void), ()) /* some begun operations are not launched */ \
 	X(bool, has_captured, (void), ()) /* operations, into graphs: those are not counted */ \
 	X(void, freeze, (void), ()) /* no thread begins another one */ \
-	/* Instead: no more than these. Others have no limit, except pairs of a communicator whose collectives are \
-	 * named: theirs is 0. */ \
+	/* Limits the named sequences to these numbers. Others have no limit, except that a pair has the limit 0 if \
+	 * the collectives of its communicator are named. */ \
 	X(void, limit, (const struct gate_sequence *targets, size_t count), (targets, count)) \
 	X(void, release, (void), ()) /* all go on */
 

@@ -29,10 +29,10 @@ struct gate_mark {
 	_Alignas(64) _Atomic uint32_t inside;
 	_Atomic uint32_t thread; /* as gettid has it */
 	/* The last call's; they stay after the call, or the thread, has ended. */
-	_Atomic(const struct gate_call *) call; /* NULL: none yet */
+	_Atomic(const struct gate_call *) call; /* NULL before the first */
 	_Atomic uintptr_t stream; /* which may have been destroyed */
 	_Atomic bool taken; /* by a thread that lives */
-	_Atomic(const struct gate_call *) polling; /* NULL: the thread is in no call that polls */
+	_Atomic(const struct gate_call *) polling; /* NULL if the thread is in no call that polls */
 };
 
 #define X(returns, name, parameters, arguments) returns (*name) parameters;

@@ -62,9 +62,9 @@ static inline bool has_later(const struct named *first, size_t count, const stru
 	return in_driver(later) != NULL;
 }
 
-/* Finds the known function that CUDA has answered with: by its address, else by the version that was asked for. NULL:
- * there is none; *is_newer: CUDA's is newer than all known ones of the name. theirs returns a known function's address
- * in CUDA. */
+/* Finds the known function that CUDA has answered with, by its address or else by the version that was asked for, or
+ * returns NULL. *is_newer says that CUDA's function is newer than all known functions of the name. theirs returns a
+ * known function's address in CUDA. */
 static inline const struct named *named_by(const struct named *first, size_t count, const char *name, int version,
 					   bool per_thread, const void *answer, void *(*theirs)(size_t i),
 					   void *(*in_driver)(const char *symbol), bool *is_newer)

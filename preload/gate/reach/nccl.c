@@ -27,7 +27,7 @@ static const char *const names[SYMBOLS] = {
 enum { LIBRARIES = 4, FILLING = 1 };
 static struct library libraries[LIBRARIES];
 
-/* Returns the library that a function lies in. NULL: it has none, or there are too many. */
+/* Returns the library that a function lies in, or NULL if there is none or there are too many. */
 static struct library *library_of(void *function)
 {
 	Dl_info info;
@@ -99,7 +99,7 @@ HIDDEN bool nccl_step_out(void)
 	return out;
 }
 
-/* false: everything is paused, and calls are refused. */
+/* Returns false while everything is paused and calls are refused. */
 static bool enter(void)
 {
 	if (!mine.calls && !mine.groups && unlikely(!nccl_step_in(true)))

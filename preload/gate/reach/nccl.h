@@ -102,7 +102,7 @@ enum {
 
 /* An NCCL that is loaded. */
 struct library {
-	_Atomic uintptr_t base; /* 0: free */
+	_Atomic uintptr_t base; /* 0 in a free slot */
 	void *real[SYMBOLS];
 };
 
@@ -166,7 +166,7 @@ struct communicator {
 	struct library *library;
 	uint64_t clique; /* the same for all ranks, or 0 if not known */
 	int ranks;
-	int rank; /* below 0: not known */
+	int rank; /* negative if not known */
 	bool blocking;
 	uint32_t children; /* made from it, by all ranks in one order */
 	_Atomic int phase, code;
@@ -193,7 +193,7 @@ HIDDEN int comm_here(const struct communicator *c); /* how many ranks of the sam
 
 /* registrations.c: notes memory of the device that a library, which is not NCCL, uses from now on under a handle. */
 struct registrar {
-	const char *with, *call, *undone_by; /* with: NULL: NCCL */
+	const char *with, *call, *undone_by; /* with is NULL for NCCL */
 };
 HIDDEN void memory_noted(const struct registrar *by, uintptr_t address, size_t size, void *handle);
 HIDDEN void memory_forgotten(const char *with, void *handle);

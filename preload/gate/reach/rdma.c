@@ -1,11 +1,11 @@
 /* rdma interposes the functions by which a program lets a network card (libibverbs), a file system (libcufile) or the
  * processor (libgdrapi) reach memory of the GPU without CUDA. Such a registration names physical memory, which a pause
- * gives back, so libtms.so refuses to pause what is registered (registrations.c). cuFileRead and its kin are work like
- * any other of the gate's.
+ * gives back, so libtms.so refuses to pause what is registered (registrations.c). For the gate, cuFileRead and its kin
+ * are work.
  *
  * NCCL, UCX and NIXL open these libraries themselves, and take the functions by dlsym or dlvsym. For each library that
- * answers there, a function has an entry of its own. Where the loader binds a function, ours finds the library that the
- * caller would have been bound to. */
+ * answers there, a function has its own entry. If the loader has bound the function, its entry here finds the library
+ * that the caller would have been bound to. */
 #define _GNU_SOURCE
 #include "nccl.h"
 #include "../../../forward/symbols.h"
@@ -15,7 +15,7 @@
 
 enum { LIBRARIES = 4 };
 
-/* X(symbol, library, how many arguments, address and size of the memory that it is about (0, 0: none),
+/* X(symbol, library, how many arguments, address and size of the memory that it is about (0, 0 for none),
  *   what it returns where it is refused, what is noted of its result) */
 #define RDMA_CALLS(X) \
 	X(ibv_reg_mr, "libibverbs.so", 4, b, c, 0, made(AT_ibv_reg_mr, result, b, c)) \

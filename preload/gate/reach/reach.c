@@ -177,7 +177,7 @@ HIDDEN void *reach_next(const char *name)
 	return kept(reach_look(name));
 }
 
-/* theirs: the next dlsym's answer, which may be a function of that dlsym's library in front of the driver's. */
+/* theirs is the next dlsym's answer, which may be a function of that dlsym's library in front of the driver's. */
 static void *chosen(void *handle, const char *name, void *theirs, const void *caller)
 {
 	void *drivers = theirs && reach_dlsym != c_library ? c_library(handle, name) : theirs;
@@ -187,7 +187,7 @@ static void *chosen(void *handle, const char *name, void *theirs, const void *ca
 	return is_of_driver(drivers) ? calls_entry(name, theirs) : NULL;
 }
 
-/* The entries call these first. NULL: go on to the next dlsym. */
+/* The entries call these first, and go on to the next dlsym if they return NULL. */
 HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))

@@ -33,13 +33,13 @@ HIDDEN void reach_refused(const char *call);
 HIDDEN const char *reach_misplaced(void); /* what is wrong with this library's place among the others; or NULL */
 
 /* calls.c: what the gate stands in front of. */
-HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for a function of the driver, or NULL */
+HIDDEN void *calls_entry(const char *symbol, void *theirs); /* the entry for a function of the driver, or NULL */
 
 /* rdma.c */
-HIDDEN void *rdma_entry(const char *symbol, void *theirs); /* ours for a function that registers memory, or NULL */
+HIDDEN void *rdma_entry(const char *symbol, void *theirs); /* for a function that registers memory, or NULL */
 
 /* nccl.c */
-HIDDEN void *nccl_entry(const char *symbol, void *theirs); /* ours for a function of an NCCL, or NULL */
+HIDDEN void *nccl_entry(const char *symbol, void *theirs); /* for a function of an NCCL, or NULL */
 extern const struct gate_nccl nccl_gate HIDDEN;
 
 /* calls.c, gate.c: what libtms.so asks. */
@@ -51,8 +51,8 @@ GATE_ASKED(X)
 extern __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-exec"))) HIDDEN;
 extern _Atomic uint32_t gate_state HIDDEN;
 
-/* The whole way in. NULL: the thread is inside already. gate_leave must follow, except on NO_MARK, which a thread
- * without memory for a mark gets, and on REFUSED (gate_refuse). */
+/* The whole way in. Returns NULL if the thread is inside already, NO_MARK if there is no memory for a mark, and REFUSED
+ * if calls are refused (gate_refuse). gate_leave must follow, except on NO_MARK and REFUSED. */
 #define NO_MARK ((struct gate_mark *)1)
 #define REFUSED ((struct gate_mark *)2)
 HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream);
@@ -61,7 +61,7 @@ HIDDEN bool gate_saw_capture(void); /* one has begun at some time */
 HIDDEN uint32_t gate_change(void);
 HIDDEN void gate_wait_for_change(uint32_t seen);
 HIDDEN void gate_changed(void);
-HIDDEN struct gate_mark *gate_pass(const struct gate_call *call); /* NULL: no memory for a mark */
+HIDDEN struct gate_mark *gate_pass(const struct gate_call *call); /* NULL if there is no memory for a mark */
 
 /* The short way in. Returns NULL if the whole way is needed. */
 static inline __attribute__((always_inline)) struct gate_mark *gate_try(const struct gate_call *call, uintptr_t stream)
