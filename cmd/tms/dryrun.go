@@ -69,7 +69,7 @@ type planning struct {
 	plans    []plan
 	outcomes []outcome
 	host     []hostmemory.Promised // what others are about to take, and what earlier pauses would
-	reserved uint64                // host memory that is free of what is reserved
+	reserved byNode                // host memory that is reserved and free
 	freed    map[string]int64      // by UUID; negative if plans take more than they free
 	shown    []nvml.Device         // once a process needs that
 }
@@ -110,6 +110,7 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 	if resume && state.Stats.Everything {
 		p.planDriver(made, state)
 	}
+	needs := byNode{}
 	for _, d := range state.Stats.Devices {
 		part, host := planDevice{Device: d.Device, Tags: []planTag{}}, uint64(0)
 		for _, tag := range d.Tags {
@@ -142,7 +143,7 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 				host = 0
 			}
 		}
-		made.HostBytes += host
+		needs.add(d, host)
 		gpu := cmp.Or(d.UUID, strconv.Itoa(d.Device))
 		if resume {
 			if free, known := p.freeOn(gpu, d.FreeBytes, state.Stats.Everything); known {
@@ -159,12 +160,13 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 		made.Bytes += part.Bytes
 		made.Devices = append(made.Devices, part)
 	}
+	made.HostBytes = needs.sum()
 	if resume || made.Bytes+made.Imported == 0 {
 		return
 	}
 	available := hostmemory.Available(strconv.Itoa(made.PID), p.host)
 	if available < math.MaxUint64 {
-		available += p.reserved
+		available += p.reserved.serves(needs)
 		made.HostAvailableBytes = &available
 		if available < made.HostBytes {
 			made.Error = fmt.Sprintf("it does not fit: %s of host memory are available and %s are needed for "+
@@ -172,9 +174,8 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 		}
 	}
 	if made.Error == "" {
-		fromReserve := min(made.HostBytes, p.reserved)
-		p.host = append(p.host, hostmemory.Promised{PID: made.PID, Bytes: made.HostBytes - fromReserve})
-		p.reserved -= min(p.reserved, wholeExtents(fromReserve))
+		rest := made.HostBytes - p.reserved.serve(needs)
+		p.host = append(p.host, hostmemory.Promised{PID: made.PID, Bytes: rest})
 	}
 	if !state.Gated && !p.force {
 		made.Error = "its threads cannot be stopped: tms run did not start it, so it takes --force"

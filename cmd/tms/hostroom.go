@@ -1,12 +1,14 @@
 package main
 
 import (
+	"maps"
 	"os"
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
 	"tms/internal/keeper"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // ledger is where processes promise the host memory that they are about to take.
@@ -14,11 +16,43 @@ var ledger = &hostmemory.Ledger{Directory: func() (string, error) {
 	return control.CommonDirectory(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid())
 }}
 
-// reservedFree returns how much reserved host memory is free, on all NUMA nodes.
-func reservedFree() (bytes uint64) {
+// byNode is bytes of host memory by NUMA node: contents wait on the node of their device.
+type byNode map[int]uint64
+
+func (b byNode) add(d stats.Device, bytes uint64) {
+	if bytes > 0 {
+		b[max(0, d.Node)] += bytes // as a pause takes an unknown node for the first
+	}
+}
+
+func (b byNode) sum() (bytes uint64) {
+	for _, on := range b {
+		bytes += on
+	}
+	return bytes
+}
+
+// reservedFree returns how much reserved host memory is free.
+func reservedFree() byNode {
 	reply, _, _ := keeper.Ask(control.Request{Op: control.Take}, -1) // no keeper runs, perhaps
-	for _, free := range reply.Reserved {
-		bytes += free
+	free := byNode{}
+	maps.Copy(free, reply.Reserved)
+	return free
+}
+
+// serves returns how much of what contents need can come from reserved memory.
+func (b byNode) serves(needs byNode) (bytes uint64) {
+	for node, need := range needs {
+		bytes += min(need, b[node])
+	}
+	return bytes
+}
+
+// serve is serves, and takes that memory.
+func (b byNode) serve(needs byNode) (bytes uint64) {
+	bytes = b.serves(needs)
+	for node, need := range needs {
+		b[node] -= min(b[node], wholeExtents(min(need, b[node])))
 	}
 	return bytes
 }

@@ -41,23 +41,26 @@ func (r *roomFor) pauseAll(parts []share.Part, found []process) (done bool, err 
 
 // tight reports whether the contents of all devices together may find no room.
 func tight(found []process) bool {
-	var total uint64
+	all := byNode{}
 	devices := map[string]bool{}
 	for _, p := range found {
 		for _, d := range p.Stats.Devices {
 			if !devices[d.UUID] {
-				devices[d.UUID], total = true, total+d.TotalBytes
+				devices[d.UUID] = true
+				all.add(d, d.TotalBytes)
 			}
 		}
 	}
-	return slices.ContainsFunc(found, func(p process) bool { return p.Share != nil && newHostRoom(found).of(p) < total })
+	return slices.ContainsFunc(found, func(p process) bool {
+		return p.Share != nil && newHostRoom(found).of(p, all) < all.sum()
+	})
 }
 
 // hostRoom is host memory for contents, as several processes take it one after another.
 type hostRoom struct {
 	limit    uint64 // of what they may still take together (--host-limit)
 	taken    []hostmemory.Promised
-	reserved uint64
+	reserved byNode
 }
 
 func newHostRoom(found []process) *hostRoom {
@@ -76,24 +79,23 @@ func newHostRoom(found []process) *hostRoom {
 	return &hostRoom{limit: limit - min(limit, used), taken: ledger.Promised(), reserved: reservedFree()}
 }
 
-// of returns how many bytes of a process's contents find room.
-func (h *hostRoom) of(p process) uint64 {
+// of returns how many bytes of a process's contents, which need so much, find room.
+func (h *hostRoom) of(p process, needs byNode) uint64 {
 	available := hostmemory.Available(strconv.Itoa(p.here), h.taken)
 	if said := p.Stats.HostAvailableBytes; said != nil { // it may be in a container
 		available = min(available, *said)
 	}
 	if available < math.MaxUint64 {
-		available += h.reserved
+		available += h.reserved.serves(needs)
 	}
 	return min(h.limit, available)
 }
 
 // take notes what contents of a process would take.
-func (h *hostRoom) take(p process, bytes uint64) {
-	fromReserve := min(bytes, h.reserved)
-	h.limit -= min(h.limit, bytes)
-	h.reserved -= min(h.reserved, wholeExtents(fromReserve))
-	h.taken = append(h.taken, hostmemory.Promised{PID: p.here, Bytes: bytes - fromReserve})
+func (h *hostRoom) take(p process, needs byNode) {
+	h.limit -= min(h.limit, needs.sum())
+	rest := needs.sum() - h.reserved.serve(needs)
+	h.taken = append(h.taken, hostmemory.Promised{PID: p.here, Bytes: rest})
 }
 
 // budget notes in to where contents go for which host memory has no room. It returns false if a process may not put
@@ -105,18 +107,18 @@ func (r *roomFor) budget(parts []share.Part, found []process, to map[int]string)
 		if at < 0 {
 			return false // it does not answer now
 		}
-		var needed uint64
-		for _, tag := range tagsOf(found[at].ProcessState) {
+		needs := byNode{}
+		for d, tag := range tagsOf(found[at].ProcessState) {
 			if part.Tags == nil || slices.Contains(part.Tags, tag.Tag) {
-				needed += tag.PauseHostBytes + tag.PauseWithoutContents
+				needs.add(d, tag.PauseHostBytes+tag.PauseWithoutContents)
 			}
 		}
-		room := host.of(found[at])
+		needed, room := needs.sum(), host.of(found[at], needs)
 		switch {
 		case found[at].Share.Disk && (needed > room || r.kept[part.ID] > 0): // only a pause finds out what sparse ones need
 			to[part.ID] = control.ToDisk
 		case needed <= room:
-			host.take(found[at], needed)
+			host.take(found[at], needs)
 		default:
 			r.keeps(part.ID, fmt.Sprintf("its contents need %s of host memory, and there is room for %s",
 				readable.Bytes(needed), readable.Bytes(room)))

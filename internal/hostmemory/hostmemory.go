@@ -12,8 +12,10 @@ import (
 
 // Machine returns the bytes that this machine has available when processes take what they have promised. It returns
 // math.MaxUint64 if the bytes are unknown, or the machine gets as many as it needs.
-func Machine(promised []Promised) uint64 {
-	available := machineAvailable("/proc/meminfo")
+func Machine(promised []Promised) uint64 { return machine(math.MaxUint64, promised) }
+
+func machine(swap uint64, promised []Promised) uint64 {
+	available := machineAvailable("/proc/meminfo", swap)
 	for _, p := range promised {
 		if available < math.MaxUint64 {
 			available -= min(available, p.Bytes)
@@ -26,12 +28,13 @@ func Machine(promised []Promised) uint64 {
 // others take what they have promised, or math.MaxUint64 without a limit. A promise counts for the groups that its
 // process is in, and for all where that is not known.
 func Available(process string, promised []Promised) uint64 {
-	return min(Machine(promised), groupAvailable("/proc", process, "/sys/fs/cgroup", promised))
+	const proc, groups = "/proc", "/sys/fs/cgroup"
+	return min(machine(groupSwap(proc, process, groups), promised), groupAvailable(proc, process, groups, promised))
 }
 
-// machineAvailable returns MemAvailable and SwapFree of /proc/meminfo together.
-func machineAvailable(meminfo string) uint64 {
-	available := (value(meminfo, "MemAvailable:") + value(meminfo, "SwapFree:")) << 10
+// machineAvailable returns MemAvailable and SwapFree of /proc/meminfo together, the latter up to a limit.
+func machineAvailable(meminfo string, swap uint64) uint64 {
+	available := value(meminfo, "MemAvailable:")<<10 + min(swap, value(meminfo, "SwapFree:")<<10)
 	if available == 0 || growing() {
 		return math.MaxUint64
 	}
@@ -112,6 +115,25 @@ func groupAvailable(proc, process, root string, promised []Promised) uint64 {
 		}
 	}
 	return available
+}
+
+// groupSwap returns how many bytes the control groups of a process let into swap, or math.MaxUint64 without a limit.
+// Groups of version 1 limit memory and swap together, which groupAvailable knows. Swap adds nothing to what a group
+// leaves: contents are pinned, and no file tells how much of the group's other memory is pinned, too.
+func groupSwap(proc, process, root string) uint64 {
+	path, is := memberships(filepath.Join(proc, process, "cgroup"))[groupV2.mount]
+	left := uint64(math.MaxUint64)
+	for ; is; path = filepath.Dir(path) {
+		directory := filepath.Join(root, groupV2.mount, path)
+		now, _ := number(filepath.Join(directory, "memory.swap.current"))
+		for _, limit := range []string{"memory.swap.max", "memory.swap.high"} { // above the latter it hardly runs
+			if most, has := number(filepath.Join(directory, limit)); has {
+				left = min(left, most-min(most, now))
+			}
+		}
+		is = path != "/" && path != "."
+	}
+	return left
 }
 
 // isWithin reports whether a group is another, or below it.

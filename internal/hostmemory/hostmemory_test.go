@@ -26,9 +26,12 @@ func TestMachineAvailable(t *testing.T) {
 	}
 	dir := t.TempDir()
 	meminfo := write(t, dir+"/meminfo", "MemTotal: 999 kB\nMemAvailable:    1024 kB\nSwapFree:  1 kB\n")
-	require.Equal(t, uint64(1025<<10), machineAvailable(meminfo))
-	require.Equal(t, uint64(math.MaxUint64), machineAvailable(dir+"/none"))
-	require.Equal(t, uint64(math.MaxUint64), machineAvailable(write(t, dir+"/odd", "nothing\n")))
+	const most = uint64(math.MaxUint64)
+	require.Equal(t, uint64(1025<<10), machineAvailable(meminfo, most))
+	require.Equal(t, uint64(1024<<10+100), machineAvailable(meminfo, 100))
+	require.Equal(t, uint64(1024<<10), machineAvailable(meminfo, 0))
+	require.Equal(t, most, machineAvailable(dir+"/none", most))
+	require.Equal(t, most, machineAvailable(write(t, dir+"/odd", "nothing\n"), most))
 }
 
 // The tightest group on the way to the root counts.
@@ -97,6 +100,33 @@ func TestLimitsBelowTheLimit(t *testing.T) {
 	write(t, root+"/memory/a/memory.memsw.limit_in_bytes", "9500\n")
 	write(t, root+"/memory/a/memory.memsw.usage_in_bytes", "9000\n")
 	require.Equal(t, uint64(500), groupAvailable(dir, "self", root, nil))
+}
+
+// The swap of the machine counts as far as the process's groups may use it, and does not raise the limit of a group.
+func TestGroupSwap(t *testing.T) {
+	dir := t.TempDir()
+	root := filepath.Join(dir, "cgroup")
+	swap := func() uint64 { return groupSwap(dir, "self", root) }
+	require.EqualValues(t, uint64(math.MaxUint64), swap(), "of no known group")
+	write(t, dir+"/self/cgroup", "4:memory:/a\n")
+	write(t, root+"/memory.swap.max", "1\n")
+	require.EqualValues(t, uint64(math.MaxUint64), swap(), "of version 1")
+	write(t, dir+"/self/cgroup", "0::/pod/a\n")
+	write(t, root+"/memory.swap.max", "max\n")
+	write(t, root+"/pod/a/memory.swap.max", "max\n")
+	write(t, root+"/pod/a/memory.swap.current", "100\n")
+	require.EqualValues(t, uint64(math.MaxUint64), swap())
+	write(t, root+"/pod/memory.swap.max", "1000\n")
+	write(t, root+"/pod/memory.swap.current", "300\n")
+	require.EqualValues(t, 700, swap())
+	write(t, root+"/pod/a/memory.swap.high", "500\n")
+	require.EqualValues(t, 400, swap())
+	write(t, root+"/pod/a/memory.swap.max", "0\n")
+	require.EqualValues(t, 0, swap(), "as Kubernetes sets it")
+	write(t, root+"/pod/a/memory.max", "1000\n")
+	write(t, root+"/pod/a/memory.current", "900\n")
+	write(t, root+"/pod/a/memory.swap.max", "max\n")
+	require.EqualValues(t, 100, groupAvailable(dir, "self", root, nil))
 }
 
 // What processes have promised to take counts in the groups that they are in, and in those above.

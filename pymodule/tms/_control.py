@@ -86,6 +86,8 @@ class DeviceStats(TypedDict):
     device: int
     uuid: str
     """"GPU-…", as in NVML and nvidia-smi -L; "" if the driver does not report it."""
+    node: int
+    """The NUMA node of the nearest host memory; -1: the driver does not know it."""
     total_bytes: int
     free_bytes: int
     live_bytes: int

@@ -21,6 +21,7 @@ type Stats struct {
 type Device struct {
 	Device     int    `json:"device"`
 	UUID       string `json:"uuid"` // as NVML has it, "GPU-…", or "" if the driver does not report it
+	Node       int    `json:"node"` // the NUMA node of the nearest host memory; -1: unknown
 	TotalBytes uint64 `json:"total_bytes"`
 	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
 	// What uses memory: live allocations, slack, pools of this library that took theirs from cudaMalloc, contents of
