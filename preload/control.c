@@ -22,15 +22,23 @@ static struct {
 	dev_t device;
 	ino_t inode;
 	_Atomic bool bound;
+	_Atomic uid_t user;
 } socket_file;
 
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode)
 {
 	atomic_store(&socket_file.bound, false);
+	atomic_store(&socket_file.user, geteuid());
 	socket_file.device = device;
 	socket_file.inode = inode;
 	int length = snprintf(socket_file.path, sizeof socket_file.path, "%s", path);
 	atomic_store(&socket_file.bound, length < (int)sizeof socket_file.path);
+}
+
+HIDDEN bool control_found(uid_t *user)
+{
+	*user = atomic_load(&socket_file.user);
+	return geteuid() == *user || geteuid() == 0; /* root looks where every user's sockets are */
 }
 
 /* A child has the parent's path but not its socket. If a process ends otherwise, the next client removes its socket. */

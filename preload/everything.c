@@ -94,6 +94,13 @@ HIDDEN int everything_pause(double timeout, uint64_t *bytes)
 	int code = operation_serve();
 	if (code != SUCCESS)
 		return code;
+	uid_t user;
+	if (!control_found(&user))
+		return error_fail(ERROR_NOT_SUPPORTED,
+				  "the process listens as user %u and has become user %u, whose commands do not find it; "
+				  "nothing has changed. Have root run tms pause %d --everything, or change the user "
+				  "before the first pausable allocation",
+				  user, geteuid(), (int)getpid());
 	char process[16], seconds[SECONDS_SIZE];
 	snprintf(process, sizeof process, "%d", (int)getpid());
 	write_seconds(seconds, timeout);

@@ -251,6 +251,7 @@ struct control_environment {
 extern struct control_environment control_environment HIDDEN;
 HIDDEN void control_load(void);
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
+HIDDEN bool control_found(uid_t *user); /* commands of the process's user find it; user began to listen */
 extern const char *tms_version(void);
 extern double tms_get_resume_wait(void);
 

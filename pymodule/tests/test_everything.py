@@ -155,3 +155,20 @@ def test_calls_while_everything_is_paused_return() -> None:
     assert cuda.read(pointer, 8) == b"contents"
     """
     children.output(ALLOCATE + code)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_becomes_another_user() -> None:
+    """Its socket is the first user's, where the other's commands do not look."""
+    code = (
+        ALLOCATE
+        + """
+    tms.serve()
+    os.setgid(54321); os.setuid(54321)
+    with raises(tms.TmsError, "as user 0 and has become user 54321", "Have root run"):
+        tms.pause(everything=True)
+    assert tms.pause() == tms.resume() == 8 << 20
+    assert cuda.read(pointer, 8) == b"contents"
+    """
+    )
+    children.output(code)
