@@ -45,7 +45,7 @@ def beside(program: Path, what: str) -> tuple[str, str]:
 
 
 def test_a_pair_costs_little(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The best of five runs by turns: the processors of a virtual machine are not always as fast."""
+    """The best of five runs by turns: a virtual machine is not always as fast."""
     rounds = [beside(program, "pairs") for _ in range(5)]
     plain, ours = (
         [min(float(text.split()[size]) for text in texts) for size in range(2)]
