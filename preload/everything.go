@@ -72,7 +72,7 @@ func notCheckpointed() error {
 	if e == nil {
 		return nil
 	}
-	names, err := e.DeviceNames()
+	names, err := e.Records().DeviceNames()
 	for ordinal, name := range names {
 		if strings.Contains(name, " MIG ") {
 			return cuda.Refuse(cuda.NotSupported, "device %d is a part of a GPU (%s), which the driver cannot "+
@@ -146,10 +146,10 @@ func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) 
 	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()),
 		Capturing: state().Capturing}
 	if stats.Everything {
-		stats.Stats, err = e.KnownStats()
+		stats.Stats, err = e.Records().KnownStats()
 	} else {
 		findPlaces(e)
-		stats.Stats, err = e.Stats()
+		stats.Stats, err = e.Records().Stats()
 	}
 	if available := hostmemory.Available("self", ledger.Promised()); available < math.MaxUint64 {
 		stats.HostAvailableBytes = &available

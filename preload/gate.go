@@ -137,12 +137,12 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 			gate.worked = time.Now()
 		}
 		gate.Unlock()
-		if err != nil && !e.Gated() {
+		if err != nil && !e.Records().Gated() {
 			if failed := resumeNCCL(); failed != nil {
 				err = fmt.Errorf("%w; %w", err, failed)
 			}
 		}
-		if !e.Gated() && !nccl.suspended.Load() {
+		if !e.Records().Gated() && !nccl.suspended.Load() {
 			openGate()
 		}
 	}()
@@ -304,7 +304,7 @@ func (thisProcess) LetGo() {
 		gate.Lock()
 		gate.held--
 		gate.Unlock()
-		if !engine.Load().Gated() {
+		if !engine.Load().Records().Gated() {
 			openGate()
 		}
 		return nil
@@ -314,7 +314,7 @@ func (thisProcess) LetGo() {
 // ungate resumes NCCL and opens the gate, unless something is left that gated pauses have paused. Errors: of
 // resumeNCCL.
 func ungate(e *vmm.Engine) error {
-	if e.Gated() {
+	if e.Records().Gated() {
 		return nil
 	}
 	err := resumeNCCL()
@@ -358,7 +358,7 @@ func holds(e *vmm.Engine) error {
 		return unsupported("%s is loaded in a namespace of its own (dlmopen), where its calls cannot be stopped "+
 			"(TMS_PAUSE_FORCE=1 pauses anyway)", driver)
 	}
-	if address := e.Exported(); address != 0 {
+	if address := e.Shared().Exported(); address != 0 {
 		return unsupported("the memory at %#x was exported, and its importers cannot be stopped "+
 			"(TMS_PAUSE_FORCE=1 pauses anyway)", address)
 	}

@@ -35,11 +35,11 @@ const (
 //export tmsShare
 func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 	return report(enter(func(e *vmm.Engine) error {
-		if base, _ := e.RangeOf(uintptr(address)); programPools != nil && base != uintptr(address) {
+		if base, _ := e.Records().RangeOf(uintptr(address)); programPools != nil && base != uintptr(address) {
 			return cuda.Refuse(cuda.NotSupported, "memory of a pool (TMS_INIT_POOL) is shared with other processes "+
 				"only as the whole segment of the pool; allocate it outside regions")
 		}
-		id, offset, size, err := e.Share(uintptr(address))
+		id, offset, size, err := e.Shared().Name(uintptr(address))
 		if err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 	if err := goruntime.Ready(int(operation.device)); err != nil {
 		return 0, err
 	}
-	address, err := e.Import(int(operation.device), share, uint64(handle.offset))
+	address, err := e.Shared().Import(int(operation.device), share, uint64(handle.offset))
 	if err != nil {
 		err = fmt.Errorf("opening memory of process %d: %w", share.PID, err)
 	}

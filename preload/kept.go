@@ -148,7 +148,7 @@ func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 		return err
 	}
 	use(chunk.ID)
-	address, err := e.Attach(s.ordinal, chunk.ID, s.tag, s.Sealed != 0)
+	address, err := e.Shared().Attach(s.ordinal, chunk.ID, s.tag, s.Sealed != 0)
 	if err != nil {
 		unuse(chunk.ID)
 		return err
@@ -164,7 +164,7 @@ func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 // unmap unmaps all chunks, the last one first.
 func (s *keptSet) unmap(e *vmm.Engine) error {
 	for last := len(s.addresses) - 1; last >= 0; last-- {
-		if err := e.Close(s.addresses[last], state().Capturing); err != nil {
+		if err := e.Shared().Close(s.addresses[last], state().Capturing); err != nil {
 			return err
 		}
 		unuse(s.Chunks[last].ID)
@@ -180,7 +180,7 @@ func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
 	if size == 0 {
 		return 0, cuda.Refuse(cuda.InvalidValue, "a chunk has at least one byte")
 	}
-	descriptor, bytes, err := e.MakeKept(s.ordinal, size)
+	descriptor, bytes, err := e.Shared().MakeForSet(s.ordinal, size)
 	if err != nil {
 		return 0, err
 	}
@@ -200,7 +200,7 @@ func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
 // seal makes the set read-only here, and complete for all.
 func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 	for _, address := range s.addresses {
-		if err := e.Protect(address); err != nil {
+		if err := e.Shared().Protect(address); err != nil {
 			return err
 		}
 	}
@@ -286,7 +286,7 @@ func (s *keptSet) hashing(e *vmm.Engine) checksum.Hash {
 			return nil, err
 		}
 		defer func() { _ = unix.Close(descriptor) }()
-		return e.SumsOfKept(s.ordinal, descriptor, chunk.Bytes, keys)
+		return e.Shared().Sums(s.ordinal, descriptor, chunk.Bytes, keys)
 	}
 }
 

@@ -315,7 +315,7 @@ func tmsOperation(operation *C.struct_operation) {
 					bytes, err = importHandle(e, operation)
 					return err
 				case C.OPERATION_CLOSE:
-					return e.Close(uintptr(operation.ipc.id), state().Capturing)
+					return e.Shared().Close(uintptr(operation.ipc.id), state().Capturing)
 				case C.OPERATION_TRIM:
 					e.Trim()
 					return nil
@@ -344,7 +344,7 @@ func tmsOperation(operation *C.struct_operation) {
 func tmsTransitions() (count C.uint64_t) {
 	if e := engine.Load(); e != nil {
 		_ = goruntime.Run(func() error {
-			count = C.uint64_t(e.Transitions())
+			count = C.uint64_t(e.Records().Transitions())
 			return nil
 		})
 	}
@@ -355,7 +355,7 @@ func tmsTransitions() (count C.uint64_t) {
 func tmsPausedBy(tag *C.char) (last C.uint64_t) {
 	if e := engine.Load(); e != nil {
 		_ = goruntime.Run(func() error {
-			last = C.uint64_t(e.PausedBy(C.GoString(tag)))
+			last = C.uint64_t(e.Records().PausedBy(C.GoString(tag)))
 			return nil
 		})
 	}

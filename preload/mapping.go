@@ -35,7 +35,7 @@ func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device
 			return err
 		}
 		request.Size = uint64(size)
-		made, err := e.MemCreate(request, *(*cuda.AllocationProp)(prop))
+		made, err := e.UserMapped().Create(request, *(*cuda.AllocationProp)(prop))
 		*handle = C.uint64_t(made)
 		return err
 	}))
@@ -43,15 +43,15 @@ func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device
 
 //export tmsMemRelease
 func tmsMemRelease(handle C.uint64_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error { return e.MemRelease(cuda.Handle(handle)) }))
+	return reportMapping(enter(func(e *vmm.Engine) error { return e.UserMapped().Release(cuda.Handle(handle)) }))
 }
 
 //export tmsMemMap
 func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, flags C.ulonglong) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
-		err := e.MemMap(uintptr(address), uint64(size), uint64(offset), cuda.Handle(handle), uint64(flags))
+		err := e.UserMapped().Map(uintptr(address), uint64(size), uint64(offset), cuda.Handle(handle), uint64(flags))
 		if err == nil && bool(C.trace_is_on()) {
-			if mapped, ok := e.MappedAt(uintptr(address)); ok {
+			if mapped, ok := e.UserMapped().At(uintptr(address)); ok {
 				record.Allocation(mapped, false)
 			}
 		}
@@ -63,7 +63,7 @@ func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, fl
 func tmsMemUnmap(address C.uintptr_t, size C.size_t) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
 		C.trace_unmapped(address, size) // before others can get the addresses; readers ignore unknown ones
-		return e.MemUnmap(uintptr(address), uint64(size))
+		return e.UserMapped().Unmap(uintptr(address), uint64(size))
 	}))
 }
 
@@ -74,19 +74,21 @@ func tmsMemSetAccess(address C.uintptr_t, size C.size_t, access unsafe.Pointer, 
 		if access != nil {
 			descs = append(descs, unsafe.Slice((*cuda.AccessDesc)(access), int(count))...)
 		}
-		return e.MemSetAccess(uintptr(address), uint64(size), descs)
+		return e.UserMapped().SetAccess(uintptr(address), uint64(size), descs)
 	}))
 }
 
 //export tmsMemAddressFree
 func tmsMemAddressFree(address C.uintptr_t, size C.size_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error { return e.MemAddressFree(uintptr(address), uint64(size)) }))
+	return reportMapping(enter(func(e *vmm.Engine) error {
+		return e.UserMapped().AddressFree(uintptr(address), uint64(size))
+	}))
 }
 
 //export tmsMemRetain
 func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
-		number, err := e.MemRetain(uintptr(address))
+		number, err := e.UserMapped().Retain(uintptr(address))
 		if err == nil {
 			*handle = C.uint64_t(number)
 		}
@@ -99,14 +101,14 @@ func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
 //export tmsMemUse
 func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
-		err := e.MemUse(cuda.Handle(handle), bool(lend), func(real cuda.Handle) error {
+		err := e.UserMapped().Use(cuda.Handle(handle), bool(lend), func(real cuda.Handle) error {
 			if code := C.mapping_use(use, C.uint64_t(real)); code != 0 {
 				return cuda.Result(code)
 			}
 			return nil
 		})
 		if errors.Is(err, vmm.ErrMemoryPaused) && use._type == 0 && use.out != nil {
-			*(*cuda.AllocationProp)(use.out), err = e.PropOf(cuda.Handle(handle))
+			*(*cuda.AllocationProp)(use.out), err = e.UserMapped().PropOf(cuda.Handle(handle))
 		}
 		return err
 	}))
@@ -117,7 +119,7 @@ func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int 
 //export tmsMemExported
 func tmsMemExported(handle C.uint64_t, address C.uintptr_t, size C.size_t) {
 	_ = enter(func(e *vmm.Engine) error {
-		e.NoteExport(cuda.Handle(handle), uintptr(address), uint64(size))
+		e.Shared().NoteExport(cuda.Handle(handle), uintptr(address), uint64(size))
 		return nil
 	})
 }
@@ -130,7 +132,7 @@ var bound atomic.Bool
 //export tmsMemLend
 func tmsMemLend(handle *C.uint64_t) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
-		theirs, err := e.Lend(cuda.Handle(*handle))
+		theirs, err := e.UserMapped().Pin(cuda.Handle(*handle))
 		if err != nil {
 			return err
 		}
@@ -143,7 +145,7 @@ func tmsMemLend(handle *C.uint64_t) C.int {
 func tmsMemBound(handle C.uint64_t, worked C.bool) {
 	_ = enter(func(e *vmm.Engine) error {
 		if !worked {
-			e.Unlend(cuda.Handle(handle))
+			e.UserMapped().Unpin(cuda.Handle(handle))
 		} else if !bound.Swap(true) {
 			goruntime.Log("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's " +
 				"symmetric memory does without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")

@@ -246,7 +246,7 @@ func awaitNCCL(lost int) {
 	nccl.suspended.Store(false)
 	nccl.awaited.Store(false)
 	nccl.turn.Unlock()
-	if e := engine.Load(); e == nil || !e.Gated() {
+	if e := engine.Load(); e == nil || !e.Records().Gated() {
 		openGate()
 	}
 }
@@ -335,7 +335,7 @@ func refuseRegistered(e *vmm.Engine, tags []string) error {
 			return cuda.Refuse(cuda.NotSupported, "more pausable memory was registered with %s by %s than there is "+
 				"room to note, and a registration does not survive a pause: register fewer and larger pieces, or "+
 				"exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)", with, C.GoString(r.call))
-		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tags, uintptr(r.address), uint64(r.size)):
+		case r.undone_by == nil && nccl.warned.Load(), !e.Records().Holds(tags, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
 			nccl.warned.Store(true)
 			goruntime.Log(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered "+

@@ -34,7 +34,7 @@ func tmsFreeContext(context unsafe.Pointer) {
 //export tmsOrderedBytes
 func tmsOrderedBytes(device C.int, bytes *C.uint64_t) {
 	_ = enter(func(e *vmm.Engine) error {
-		of := e.OrderedBytes(int(device))
+		of := e.Ordered().Bytes(int(device))
 		for i, value := range of {
 			unsafe.Slice(bytes, len(of))[i] = C.uint64_t(value)
 		}
@@ -45,7 +45,7 @@ func tmsOrderedBytes(device C.int, bytes *C.uint64_t) {
 //export tmsOrderedResetHigh
 func tmsOrderedResetHigh(device C.int, used C.bool) {
 	_ = enter(func(e *vmm.Engine) error {
-		e.ResetOrderedHigh(int(device), bool(used))
+		e.Ordered().ResetHigh(int(device), bool(used))
 		return nil
 	})
 }
@@ -53,7 +53,7 @@ func tmsOrderedResetHigh(device C.int, used C.bool) {
 //export tmsOrderedSettle
 func tmsOrderedSettle() {
 	_ = enter(func(e *vmm.Engine) error {
-		e.SettleOrdered()
+		e.Ordered().Settle()
 		return nil
 	})
 }
@@ -61,7 +61,7 @@ func tmsOrderedSettle() {
 //export tmsOrderedTrim
 func tmsOrderedTrim(device C.int, least C.size_t) {
 	_ = enter(func(e *vmm.Engine) error {
-		e.TrimOrdered(int(device), uint64(least))
+		e.Ordered().Trim(int(device), uint64(least))
 		return nil
 	})
 }

@@ -98,7 +98,7 @@ func (thisProcess) State(state *control.ProcessState) (err error) {
 	if e != nil {
 		if err = goruntime.Room(); err == nil {
 			state.Stats, err = statsOf(e, C.control_environment.temporary)
-			state.Sharers = e.Sharers()
+			state.Sharers = e.Shared().Sharers()
 		}
 	}
 	state.Share = sharing(state.Share)
@@ -128,7 +128,7 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 	if C.everything_asked() {
 		return -1, stopped, vmm.ErrSharePaused
 	}
-	lent, err := e.Export(share, vmm.Importer(to))
+	lent, err := e.Shared().Export(share, vmm.Importer(to))
 	if err != nil {
 		return -1, stopped, err
 	}
@@ -138,7 +138,7 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 
 func (thisProcess) Returned(share uint64, by server.Importer) {
 	if e := engine.Load(); e != nil {
-		e.Returned(share, by.PID, by.Number)
+		e.Shared().Returned(share, by.PID, by.Number)
 	}
 }
 

@@ -33,7 +33,7 @@ func emptyTorchCache(e *vmm.Engine, options vmm.Options, timeout time.Duration) 
 		}
 		return means(tag) && kept > 0
 	}
-	for _, d := range e.Recorded().Devices {
+	for _, d := range e.Records().Recorded().Devices {
 		if slices.ContainsFunc(d.Tags, saves) {
 			C.pytorch_empty_cache(C.double(min(emptyLimit, timeout/4).Seconds()))
 			return

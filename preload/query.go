@@ -18,7 +18,7 @@ import (
 func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) C.int {
 	code := C.int(C.NOT_OURS)
 	_ = enter(func(e *vmm.Engine) error {
-		m, ok := e.MemoryAt(uintptr(address))
+		m, ok := e.Records().MemoryAt(uintptr(address))
 		if !ok {
 			return nil
 		}
@@ -72,7 +72,7 @@ func exposed(now bool) {
 func tmsPausedTag(tag *C.char, room C.size_t) C.int {
 	code := C.int(C.NOT_OURS)
 	_ = enter(func(e *vmm.Engine) error {
-		if name, ok := e.PausedTag(); ok {
+		if name, ok := e.Records().PausedTag(); ok {
 			fillTag(tag, room, name)
 			code = C.SUCCESS
 		}

@@ -115,7 +115,7 @@ const roomsMost = 64
 
 // lacking returns the device that has least room for what is paused of the tags there, and how much that is.
 func lacking(e *vmm.Engine, tags []string) (device int, paused uint64, err error) {
-	held, err := e.Stats()
+	held, err := e.Records().Stats()
 	least := int64(math.MaxInt64)
 	for _, d := range held.Devices {
 		var bytes uint64

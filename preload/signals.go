@@ -122,7 +122,7 @@ func resumeForSignal(wait time.Duration) error {
 	var operation C.struct_operation
 	C.operation_settings(&operation, C.control_environment.temporary)
 	options := optionsOf(&operation)
-	options.Tags, options.Wait = e.GatedTags(), min(wait, signalTry)
+	options.Tags, options.Wait = e.Records().GatedTags(), min(wait, signalTry)
 	_, err := resumeGated(e, options)
 	return err
 }

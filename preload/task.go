@@ -55,7 +55,7 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 		if e := engine.Load(); e != nil {
 			reply.Bytes, err = t.carryOut(e)
 			if t.Tag != nil && err == nil && reply.Bytes == 0 {
-				reply.Note = e.Unknown(*t.Tag)
+				reply.Note = e.Records().Unknown(*t.Tag)
 			}
 		}
 		if err == nil && t.Request.Everything && t.Request.Op == control.Pause {
@@ -130,21 +130,21 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		}
 		return e.Move(options, to)
 	default:
-		before, suspended := e.Recorded(), nccl.suspended.Load()
+		before, suspended := e.Records().Recorded(), nccl.suspended.Load()
 		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
 		options.SaveAll = t.Request.SaveAll
 		options.Toward = t.Request.Toward
 		bytes, err = t.pause(e, options, func() error {
 			options := options
-			_, err := t.undo(e, options, taken(before, e.Recorded(), t.Tag))
+			_, err := t.undo(e, options, taken(before, e.Records().Recorded(), t.Tag))
 			return err
 		})
-		after := e.Recorded()
+		after := e.Records().Recorded()
 		t.Reply.Imported = more(after, before, func(tag stats.Tag) uint64 { return tag.ImportedBytes })
 		if bytes > 0 || t.Reply.Imported > 0 {
 			t.Took = taken(before, after, t.Tag)
 		}
-		if err != nil && t.Tag == nil && e.Gated() { // what still holds its memory does not count as paused
+		if err != nil && t.Tag == nil && e.Records().Gated() { // what still holds its memory does not count as paused
 			t.Took = tagsWith(before, stats.Tag.AllActive)
 		}
 		t.Reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
@@ -229,7 +229,7 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 		did(failed, tags...)
 	}
 	others := func(name string) bool { return !slices.Contains(tags, name) }
-	if len(tags) > 1 && !slices.ContainsFunc(tagsWith(e.Recorded(), stats.Tag.AllPaused), others) {
+	if len(tags) > 1 && !slices.ContainsFunc(tagsWith(e.Records().Recorded(), stats.Tag.AllPaused), others) {
 		one(nil, tags...)
 		return bytes, err
 	}

@@ -24,7 +24,7 @@ import (
 //export tmsShareHandle
 func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
-		share, size, err := e.ShareHandle(cuda.Handle(handle))
+		share, size, err := e.UserMapped().Name(cuda.Handle(handle))
 		if errors.Is(err, vmm.ErrNotShareable) {
 			return vmm.ErrNotOurs
 		}
@@ -43,13 +43,13 @@ func importHandle(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 	token := &operation.ipc
 	share := vmm.Share{PID: int(token.pid), Start: uint64(token.start), ID: uint64(token.id)}
 	if share.PID == unix.Getpid() {
-		handle, err := e.RetainShare(share.ID)
+		handle, err := e.UserMapped().RetainNamed(share.ID)
 		return uint64(handle), err
 	}
 	if err := goruntime.Ready(int(operation.device)); err != nil {
 		return 0, err
 	}
-	handle, err := e.ImportHandle(int(operation.device), share)
+	handle, err := e.UserMapped().Import(int(operation.device), share)
 	if err != nil {
 		err = fmt.Errorf("importing memory of process %d: %w", share.PID, err)
 	}

@@ -109,7 +109,8 @@ func (e *Engine) grantLate(b *batch) {
 	})
 	if err != nil {
 		_ = e.unlocked(func() error {
-			e.process.Warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err))
+			e.process.Warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v",
+				b.device.ordinal, err))
 			return nil
 		})
 	}

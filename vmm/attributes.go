@@ -39,7 +39,8 @@ const bufferID = 1 << 63
 // MemoryAt describes the live allocation around an address, active or not: the driver knows nothing of an address where
 // no memory is mapped, but a program may ask it at any time. It reports whether there is memory that is not a lost
 // import.
-func (e *Engine) MemoryAt(address uintptr) (m Memory, ok bool) {
+func (r Records) MemoryAt(address uintptr) (m Memory, ok bool) {
+	e := r.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a := e.around(address)
@@ -66,7 +67,8 @@ func (e *Engine) MemoryAt(address uintptr) (m Memory, ok bool) {
 
 // PropOf returns the properties with which the memory behind one of our handles was made. Errors: ErrNotOurs,
 // cuda.InvalidValue.
-func (e *Engine) PropOf(handle cuda.Handle) (cuda.AllocationProp, error) {
+func (m UserMapped) PropOf(handle cuda.Handle) (cuda.AllocationProp, error) {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s, err := e.byHandle(handle)

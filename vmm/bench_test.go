@@ -65,7 +65,7 @@ func BenchmarkLookup(b *testing.B) {
 			engine, _, addresses := million(b)
 			inBatches(b, addresses, order.next, "ns/lookup", func(targets []uintptr) {
 				for _, a := range targets {
-					if base, _ := engine.RangeOf(a); base != a {
+					if base, _ := engine.Records().RangeOf(a); base != a {
 						b.Fatal()
 					}
 				}

@@ -133,7 +133,7 @@ func TestCompact(t *testing.T) {
 	}
 	big := malloc(t, e, vmm.Request{Size: (512 - 30*4 - 1) * granule, Tag: "u", Backup: vmm.BackupHost})
 	require.Zero(t, sim.Stat("free:0"))
-	require.False(t, e.Gated())
+	require.False(t, e.Records().Gated())
 	intact()
 
 	// Now the slack is in the way of a resume.
@@ -210,7 +210,7 @@ func throughTheHost(t *testing.T, taken bool) {
 	big, err := e.Malloc(vmm.Request{Size: 70 * granule, Tag: "u"})
 	if taken {
 		require.Error(t, err)
-		require.True(t, e.Gated())
+		require.True(t, e.Records().Gated())
 		require.Positive(t, tagStats(t, e, "t").PausedBytes)
 		require.NoError(t, driver.MemRelease(thief))
 		require.NoError(t, resume(e, eighty))
@@ -218,7 +218,7 @@ func throughTheHost(t *testing.T, taken bool) {
 		require.NoError(t, err)
 		require.NoError(t, e.Free(big, false))
 	}
-	require.False(t, e.Gated())
+	require.False(t, e.Records().Gated())
 	for i, a := range all {
 		if i%2 == 0 {
 			requireFilled(t, a, size, uint64(i)+100)
@@ -251,7 +251,7 @@ func (s *scene) compact() {
 		}
 		s.do("compact", func() error {
 			_, err := s.engine.Compact(0)
-			if err != nil && s.engine.Gated() {
+			if err != nil && s.engine.Records().Gated() {
 				err = errors.Join(err, resume(s.engine, s.options("a")))
 			}
 			return err
@@ -297,7 +297,7 @@ func TestCompactHoldsContents(t *testing.T) {
 			defer end()
 			_, err := e.Compact(0)
 			require.Error(t, err)
-			require.True(t, e.Gated())
+			require.True(t, e.Records().Gated())
 			if next == "pause" {
 				require.Error(t, pause(e, o))
 				end()
@@ -305,7 +305,7 @@ func TestCompactHoldsContents(t *testing.T) {
 			}
 			end()
 			require.NoError(t, resume(e, o))
-			require.False(t, e.Gated())
+			require.False(t, e.Records().Gated())
 			requireAll(t, all, size)
 		})
 	}

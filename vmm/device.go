@@ -162,7 +162,8 @@ func (d *device) haveStreams() {
 }
 
 // DeviceNames lists the names of all devices, by ordinal. (cuDeviceGetName)
-func (e *Engine) DeviceNames() ([]string, error) {
+func (r Records) DeviceNames() ([]string, error) {
+	e := r.engine
 	count, err := e.driver.DeviceCount()
 	names := make([]string, count)
 	for ordinal := range names {

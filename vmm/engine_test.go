@@ -186,13 +186,13 @@ func TestSaveAll(t *testing.T) {
 	for i, retain := range []bool{false, true} {
 		fill(none, 3*mib, uint64(i))
 		require.NoError(t, pause(engine, vmm.Options{SaveAll: true}))
-		held, err := engine.Stats()
+		held, err := engine.Records().Stats()
 		require.NoError(t, err)
 		require.Zero(t, held.Devices[0].Tags[0].WithoutContents)
 		require.NoError(t, resume(engine, vmm.Options{RetainBackup: retain}))
 		requireFilled(t, none, 3*mib, uint64(i))
 		require.NoError(t, pause(engine, vmm.Options{RetainBackup: retain}))
-		held, err = engine.Stats()
+		held, err = engine.Records().Stats()
 		require.NoError(t, err)
 		require.EqualValues(t, 4*mib, held.Devices[0].Tags[0].WithoutContents)
 		require.Zero(t, held.Devices[0].Tags[0].HostBytes)
@@ -205,7 +205,7 @@ func TestStatsAddUp(t *testing.T) {
 	malloc(t, engine, vmm.Request{Size: 3 * mib, Tag: "a", Backup: vmm.BackupHost})
 	malloc(t, engine, vmm.Request{Size: 1 * mib, Tag: "b"})
 	require.NoError(t, pause(engine, name("a")))
-	held, err := engine.Stats()
+	held, err := engine.Records().Stats()
 	require.NoError(t, err)
 	require.Len(t, held.Devices, 1)
 	require.Equal(t, uint64(1<<30), held.Devices[0].TotalBytes)
@@ -230,7 +230,7 @@ func TestStatsAddUp(t *testing.T) {
 // withoutContents returns, for each tag, what is paused without contents and what a pause would free without contents.
 func withoutContents(t *testing.T, engine *vmm.Engine) (of [2][2]uint64) {
 	t.Helper()
-	stats, err := engine.Stats()
+	stats, err := engine.Records().Stats()
 	require.NoError(t, err)
 	for i, tag := range stats.Devices[0].Tags {
 		of[i] = [2]uint64{tag.WithoutContents, tag.PauseWithoutContents}
@@ -372,7 +372,7 @@ func TestManyThreads(t *testing.T) {
 					if err := operation(engine, vmm.Options{Tags: tags[p : p+1], RetainBackup: p == 0}); err != nil {
 						t.Errorf("transition: %v", err)
 					}
-					if _, err := engine.Stats(); err != nil {
+					if _, err := engine.Records().Stats(); err != nil {
 						t.Errorf("stats: %v", err)
 					}
 					time.Sleep(50 * time.Microsecond) // the others are to have the processor too
@@ -393,7 +393,7 @@ func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 	const size = 16 * mib
 	copied := func() uint64 {
 		t.Helper()
-		held, err := engine.Stats()
+		held, err := engine.Records().Stats()
 		require.NoError(t, err)
 		return held.Devices[0].Pauses.ContentsBytes
 	}
@@ -555,14 +555,14 @@ func TestProgressInStats(t *testing.T) {
 	malloc(t, engine, vmm.Request{Size: 8 * mib, Tag: "t", Backup: vmm.BackupHost})
 	var during *stats.Progress
 	end := at("mmap", func() error { // of host memory, before the contents are copied
-		held, err := engine.Stats()
+		held, err := engine.Records().Stats()
 		during = held.Devices[0].Progress
 		return err
 	})
 	defer end()
 	require.NoError(t, pause(engine, name("t")))
 	require.Equal(t, &stats.Progress{Operation: "pause", Total: 8 * mib}, during)
-	held, err := engine.Stats()
+	held, err := engine.Records().Stats()
 	require.NoError(t, err)
 	require.Nil(t, held.Devices[0].Progress)
 }

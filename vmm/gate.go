@@ -16,14 +16,16 @@ import (
 // neither the threads nor what holds them.
 
 // Gated reports whether a gated pause still keeps anything paused.
-func (e *Engine) Gated() bool {
+func (r Records) Gated() bool {
+	e := r.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.gating
 }
 
 // GatedTags lists the tags of which gated pauses keep something paused. It is never nil.
-func (e *Engine) GatedTags() []string {
+func (r Records) GatedTags() []string {
+	e := r.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	names := map[string]bool{}

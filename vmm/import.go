@@ -124,7 +124,8 @@ func (i *imported) end(d *device, b borrowed) {
 // Import maps another process's segment for a device, and returns the address of offset in it, which is the same each
 // time while it stays open. Errors: ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemImportFromShareableHandle,
 // cuMemMap, cuMemSetAccess)
-func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintptr, err error) {
+func (h Shared) Import(ordinal int, share Share, offset uint64) (address uintptr, err error) {
+	e := h.engine
 	return e.importAs(ordinal, share, offset, "", false)
 }
 
@@ -196,7 +197,8 @@ func (e *Engine) importAs(ordinal int, share Share, offset uint64, tag string, r
 // Close ends one Import of an address. The last Close of a segment unmaps it when the devices have finished with it;
 // during a capture that is done later. Errors: ErrInvalidAddress, *cuda.Error; the import is then still there.
 // (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
-func (e *Engine) Close(address uintptr, capturing bool) (err error) {
+func (h Shared) Close(address uintptr, capturing bool) (err error) {
+	e := h.engine
 	defer e.audit(&err)
 	last := func() (s *segment, last bool, err error) {
 		s = e.segmentAt(address)

@@ -14,10 +14,11 @@ import (
 // Keeper stands for the keeper in place of a PID.
 const Keeper = -1
 
-// MakeKept makes memory on a device for the keeper, of at least size bytes. It returns the descriptor that alone holds
+// MakeForSet makes memory on a device for the keeper, of at least size bytes. It returns the descriptor that alone holds
 // it, which the caller closes, and its bytes. (cuMemCreate, cuMemExportToShareableHandle, cuMemRelease) Errors:
 // *cuda.Error.
-func (e *Engine) MakeKept(ordinal int, size uint64) (descriptor int, bytes uint64, err error) {
+func (h Shared) MakeForSet(ordinal int, size uint64) (descriptor int, bytes uint64, err error) {
+	e := h.engine
 	e.mu.Lock()
 	d, err := e.device(ordinal)
 	if err == nil {
@@ -40,9 +41,10 @@ func (e *Engine) MakeKept(ordinal int, size uint64) (descriptor int, bytes uint6
 	return descriptor, bytes, err
 }
 
-// SumsOfKept hashes complete memory of the keeper, by its descriptor, whether it is attached here, or paused, or not.
+// Sums hashes complete memory of the keeper, by its descriptor, whether it is attached here, or paused, or not.
 // Errors: *cuda.Error. (digest.Hasher.SumsOf)
-func (e *Engine) SumsOfKept(ordinal, descriptor int, bytes uint64, keys *digest.Keys) ([]digest.Sum, error) {
+func (h Shared) Sums(ordinal, descriptor int, bytes uint64, keys *digest.Keys) ([]digest.Sum, error) {
+	e := h.engine
 	e.mu.Lock()
 	d, err := e.device(ordinal)
 	e.mu.Unlock()
@@ -54,13 +56,15 @@ func (e *Engine) SumsOfKept(ordinal, descriptor int, bytes uint64, keys *digest.
 }
 
 // Attach imports memory of the keeper, with a tag. Errors: as Import. (cuMemSetAccess: CU_MEM_ACCESS_FLAGS_PROT_READ)
-func (e *Engine) Attach(ordinal int, id uint64, tag string, readOnly bool) (uintptr, error) {
+func (h Shared) Attach(ordinal int, id uint64, tag string, readOnly bool) (uintptr, error) {
+	e := h.engine
 	return e.importAs(ordinal, Share{PID: Keeper, ID: id}, 0, tag, readOnly)
 }
 
 // Protect makes an import of Attach read-only, when the devices have finished with it. Errors: ErrInvalidAddress,
 // ErrCapturing, *cuda.Error; it can then still be written. (cuCtxSynchronize, cuMemSetAccess)
-func (e *Engine) Protect(address uintptr) (err error) {
+func (h Shared) Protect(address uintptr) (err error) {
+	e := h.engine
 	defer e.audit(&err)
 	if err := e.Quiesce(address); err != nil {
 		return err

@@ -42,7 +42,7 @@ func keeping(t *testing.T) (*cudasim.Sim, *cuda.Driver, *vmm.Engine, holder) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprintf("kept-%d", os.Getpid())) // else memory does not outlive its maker
 	sim, driver, e := shareable(t)
 	e.CheckInvariants(true)
-	descriptor, bytes, err := e.MakeKept(0, 3)
+	descriptor, bytes, err := e.Shared().MakeForSet(0, 3)
 	require.NoError(t, err)
 	require.EqualValues(t, shareSize, bytes)
 	h := holder{7: {Descriptor: descriptor, Extent: bytes, Size: bytes, Device: "GPU"}}
@@ -67,10 +67,10 @@ func TestKeptMemory(t *testing.T) {
 			return driver.MemsetD32Async(address, 5, 1, stream)
 		})
 	}
-	address, err := e.Attach(0, 7, "weights", false)
+	address, err := e.Shared().Attach(0, 7, "weights", false)
 	require.NoError(t, err)
 	require.NoError(t, write(address))
-	require.NoError(t, e.Protect(address))
+	require.NoError(t, e.Shared().Protect(address))
 	for range 2 {
 		require.ErrorIs(t, write(address), cuda.InvalidValue)
 		freed, err := e.Pause(vmm.Options{Tags: []string{"weights"}})
@@ -79,9 +79,9 @@ func TestKeptMemory(t *testing.T) {
 		_, err = e.Resume(vmm.Options{})
 		require.NoError(t, err)
 	}
-	_, err = e.Export(7, vmm.Importer{})
+	_, err = e.Shared().Export(7, vmm.Importer{})
 	require.ErrorIs(t, err, vmm.ErrShareGone)
-	_, _, _, err = e.Share(address)
+	_, _, _, err = e.Shared().Name(address)
 	require.ErrorContains(t, err, "belongs to the keeper")
 	handle, err := driver.MemImport(h[7].Descriptor)
 	require.NoError(t, err)
@@ -92,12 +92,12 @@ func TestKeptMemory(t *testing.T) {
 	// A pause that waits for importers does not wait for the holder.
 	_, err = e.Pause(vmm.Options{})
 	require.NoError(t, err)
-	require.NoError(t, e.Close(address, false))
+	require.NoError(t, e.Shared().Close(address, false))
 }
 
 func TestKeptMemoryThatIsLost(t *testing.T) {
 	_, _, e, h := keeping(t)
-	address, err := e.Attach(0, 7, "weights", true)
+	address, err := e.Shared().Attach(0, 7, "weights", true)
 	require.NoError(t, err)
 	_, err = e.Pause(vmm.Options{})
 	require.NoError(t, err)
@@ -106,13 +106,13 @@ func TestKeptMemoryThatIsLost(t *testing.T) {
 	_, err = e.Resume(vmm.Options{})
 	require.ErrorIs(t, err, vmm.ErrShareGone)
 	require.ErrorContains(t, err, "close it (tms_kept_close)")
-	_, err = e.Attach(0, 7, "weights", true)
+	_, err = e.Shared().Attach(0, 7, "weights", true)
 	require.ErrorContains(t, err, "was the keeper's and is lost")
-	require.NoError(t, e.Close(address, false))
+	require.NoError(t, e.Shared().Close(address, false))
 	h[7] = lent
-	address, err = e.Attach(0, 7, "weights", true)
+	address, err = e.Shared().Attach(0, 7, "weights", true)
 	require.NoError(t, err)
-	require.NoError(t, e.Close(address, false))
+	require.NoError(t, e.Shared().Close(address, false))
 }
 
 // A driver call that fails leaves no memory behind, and what could be written can still be.
@@ -133,10 +133,10 @@ func TestKeptMemoryIsReleasedMeanwhile(t *testing.T) {
 	_, _, e, h := keeping(t)
 	var all []uintptr
 	for id := range uint64(3) {
-		descriptor, bytes, err := e.MakeKept(0, 3)
+		descriptor, bytes, err := e.Shared().MakeForSet(0, 3)
 		require.NoError(t, err)
 		h[id] = vmm.Lent{Descriptor: descriptor, Extent: bytes, Size: bytes, Device: "GPU"}
-		a, err := e.Attach(0, id, "t", false)
+		a, err := e.Shared().Attach(0, id, "t", false)
 		require.NoError(t, err)
 		*wordAt(a) = id
 		all = append(all, a)
@@ -164,7 +164,7 @@ func TestKeptMemoryIsReleasedMeanwhile(t *testing.T) {
 	require.Positive(t, paused)
 	for id, a := range all {
 		require.EqualValues(t, id, *wordAt(a))
-		require.NoError(t, e.Close(a, false))
+		require.NoError(t, e.Shared().Close(a, false))
 	}
 	e.Drain()
 }
@@ -193,16 +193,16 @@ func TestRefusedNotices(t *testing.T) {
 	var open atomic.Bool
 	vmm.HostOf(e).SetProcesses(refusing{h, &tries, &open})
 	for range count {
-		a, err := e.Attach(0, 7, "t", false)
+		a, err := e.Shared().Attach(0, 7, "t", false)
 		require.NoError(t, err)
-		require.NoError(t, e.Close(a, false))
+		require.NoError(t, e.Shared().Close(a, false))
 	}
 	require.Eventually(t, func() bool { return tries.Load() >= 2*count }, time.Minute, time.Millisecond)
 	begin, before := time.Now(), tries.Load()
 	require.Eventually(t, func() bool { return tries.Load() >= before+count }, time.Minute, time.Millisecond)
 	require.Greater(t, time.Since(begin), 50*time.Millisecond, "one try of each")
 	open.Store(true)
-	require.Eventually(t, func() bool { return len(e.Recorded().Waiting) == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(e.Records().Recorded().Waiting) == 0 }, time.Minute, time.Millisecond)
 }
 
 func TestKeptMemoryWhereTheDriverFails(t *testing.T) {
@@ -210,26 +210,26 @@ func TestKeptMemoryWhereTheDriverFails(t *testing.T) {
 	handles := sim.Stat("handles")
 	for _, call := range []string{"cuMemCreate", "cuMemExportToShareableHandle"} {
 		sim.Fail(call, 1, 2)
-		_, _, err := e.MakeKept(0, 1)
+		_, _, err := e.Shared().MakeForSet(0, 1)
 		require.ErrorIs(t, err, cuda.OutOfMemory, call)
 	}
 	for _, call := range []string{"cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"} {
 		sim.Fail(call, 1, 999)
-		_, err := e.Attach(0, 7, "weights", true)
+		_, err := e.Shared().Attach(0, 7, "weights", true)
 		require.ErrorIs(t, err, cuda.Unknown, call)
 	}
 	require.Equal(t, handles, sim.Stat("handles"))
-	address, err := e.Attach(0, 7, "weights", false)
+	address, err := e.Shared().Attach(0, 7, "weights", false)
 	require.NoError(t, err)
 	sim.Fail("cuMemSetAccess", 1, 999)
-	require.ErrorIs(t, e.Protect(address), cuda.Unknown)
+	require.ErrorIs(t, e.Shared().Protect(address), cuda.Unknown)
 	_, err = e.Pause(vmm.Options{})
 	require.NoError(t, err)
 	_, err = e.Resume(vmm.Options{})
 	require.NoError(t, err)
-	require.NoError(t, e.Protect(address))
-	require.NoError(t, e.Close(address, false))
-	require.ErrorIs(t, e.Protect(address), vmm.ErrInvalidAddress)
+	require.NoError(t, e.Shared().Protect(address))
+	require.NoError(t, e.Shared().Close(address, false))
+	require.ErrorIs(t, e.Shared().Protect(address), vmm.ErrInvalidAddress)
 }
 
 // Any process with the descriptor of kept memory can hash it, and a driver call that fails leaves nothing behind.
@@ -238,7 +238,7 @@ func TestKeptMemoryIsHashed(t *testing.T) {
 	keys := digest.NewKeys()
 	bytes := h[7].Size
 	sums := func(e *vmm.Engine) []digest.Sum {
-		all, err := e.SumsOfKept(0, h[7].Descriptor, bytes, &keys)
+		all, err := e.Shared().Sums(0, h[7].Descriptor, bytes, &keys)
 		require.NoError(t, err)
 		return all
 	}
@@ -249,7 +249,7 @@ func TestKeptMemoryIsHashed(t *testing.T) {
 	require.NoError(t, err)
 	before := sums(e)
 	require.NotEqual(t, []digest.Sum{{}}, before)
-	address, err := e.Attach(0, 7, "weights", true)
+	address, err := e.Shared().Attach(0, 7, "weights", true)
 	require.NoError(t, err)
 	for range 2 {
 		require.Equal(t, before, sums(e))
@@ -263,15 +263,15 @@ func TestKeptMemoryIsHashed(t *testing.T) {
 	for _, call := range []string{"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
 		"cuLaunchKernel", "cuStreamSynchronize"} {
 		sim.Fail(call, 1, 999)
-		_, err := e.SumsOfKept(0, h[7].Descriptor, bytes, &keys)
+		_, err := e.Shared().Sums(0, h[7].Descriptor, bytes, &keys)
 		require.ErrorIs(t, err, cuda.Unknown, call)
 		require.Equal(t, handles, sim.Stat("handles"), call)
 		require.Equal(t, reserved, sim.Stat("reservations"), call)
 	}
 	require.Equal(t, before, sums(e))
 	other := digest.NewKeys()
-	all, err := e.SumsOfKept(0, h[7].Descriptor, bytes, &other)
+	all, err := e.Shared().Sums(0, h[7].Descriptor, bytes, &other)
 	require.NoError(t, err)
 	require.NotEqual(t, before, all)
-	require.NoError(t, e.Close(address, false))
+	require.NoError(t, e.Shared().Close(address, false))
 }

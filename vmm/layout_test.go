@@ -21,7 +21,7 @@ func shared(tag string) vmm.Options {
 
 func tagStats(t *testing.T, engine *vmm.Engine, tag string) stats.Tag {
 	t.Helper()
-	held, err := engine.Stats()
+	held, err := engine.Records().Stats()
 	require.NoError(t, err)
 	for _, d := range held.Devices {
 		for _, ts := range d.Tags {
@@ -159,9 +159,9 @@ func TestSmallAllocationsShareGranules(t *testing.T) {
 	for i, a := range addresses[1:] {
 		requireFilled(t, a, 4096, uint64(i+1))
 	}
-	_, ok := engine.MemoryAt(addresses[0])
+	_, ok := engine.Records().MemoryAt(addresses[0])
 	require.False(t, ok)
-	_, ok = engine.MemoryAt(addresses[1] + 4095)
+	_, ok = engine.Records().MemoryAt(addresses[1] + 4095)
 	require.True(t, ok)
 	for _, a := range append(addresses[1:], more...) {
 		require.NoError(t, engine.Free(a, false))
@@ -211,7 +211,7 @@ func TestSmallFreeFails(t *testing.T) {
 				break
 			}
 			require.ErrorIs(t, err, cuda.Unknown)
-			_, ok := engine.MemoryAt(a)
+			_, ok := engine.Records().MemoryAt(a)
 			require.True(t, ok)
 			requireFilled(t, a, 512, uint64(i))
 			cycle(t, engine, name("t"))
@@ -291,7 +291,7 @@ func TestStatsNameWhatHoldsMemory(t *testing.T) {
 	engine.NotePool(1, 1*mib)
 	require.NoError(t, pause(engine, name("a")))
 	engine.Drain()
-	stats, err := engine.Stats()
+	stats, err := engine.Records().Stats()
 	require.NoError(t, err)
 	d := stats.Devices[1]
 	require.Equal(t, uint64(5*mib), d.LiveBytes)
@@ -303,7 +303,7 @@ func TestStatsNameWhatHoldsMemory(t *testing.T) {
 		d.LiveBytes+d.SlackBytes+d.PoolBytes+d.BackupBytes+d.UntrackedBytes)
 	require.NoError(t, resume(engine, name("a")))
 	engine.Drain()
-	stats, err = engine.Stats()
+	stats, err = engine.Records().Stats()
 	require.NoError(t, err)
 	require.Zero(t, stats.Devices[1].BackupBytes)
 	require.Equal(t, uint64(3*mib), stats.Devices[0].LiveBytes)

@@ -63,7 +63,7 @@ func TestALimitHoldsForAllThreads(t *testing.T) {
 		workers.Go(func() {
 			for range 3 {
 				if i%4 == 0 {
-					if handle, err := engine.MemCreate(r, cuda.PinnedOn(0)); err == nil {
+					if handle, err := engine.UserMapped().Create(r, cuda.PinnedOn(0)); err == nil {
 						mu.Lock()
 						handles = append(handles, handle)
 						mu.Unlock()
@@ -82,7 +82,7 @@ func TestALimitHoldsForAllThreads(t *testing.T) {
 	require.Len(t, append(make([]struct{}, len(all)), make([]struct{}, len(handles))...), limit/size)
 	frees(t, engine, all...)
 	for _, handle := range handles {
-		require.NoError(t, engine.MemRelease(handle))
+		require.NoError(t, engine.UserMapped().Release(handle))
 	}
 	for range limit / size { // all of it is back
 		malloc(t, engine, r)

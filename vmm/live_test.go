@@ -20,7 +20,7 @@ import (
 // hostBytes returns how many bytes of host memory hold contents.
 func hostBytes(t *testing.T, engine *vmm.Engine) uint64 {
 	t.Helper()
-	return engine.Recorded().Devices[0].Tags[0].HostBytes
+	return engine.Records().Recorded().Devices[0].Tags[0].HostBytes
 }
 
 var fresh = bytes.Repeat([]byte{0xff, 0x7f}, 1<<20) // as a resume with Poison fills it
@@ -40,7 +40,7 @@ func TestSparse(t *testing.T) {
 	for _, o := range []vmm.Options{{Verify: true}, {RetainBackup: true}, {RetainBackup: true, Poison: true},
 		{}} {
 		o.Tags = []string{"t"}
-		require.Zero(t, engine.Recorded().Devices[0].Tags[0].PauseHostBytes)
+		require.Zero(t, engine.Records().Recorded().Devices[0].Tags[0].PauseHostBytes)
 		pins := sim.Stat("calls:cuMemHostRegister_v2")
 		require.NoError(t, pause(engine, o))
 		require.EqualValues(t, 14*mib, hostBytes(t, engine))
@@ -190,7 +190,7 @@ func countsForOnePause(t *testing.T, call string) {
 	sim, _, engine := simulated(t, 1)
 	a := malloc(t, engine, vmm.Request{Size: 8 * mib, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, engine.Live(a, 8*mib, []backup.Range{{Size: 2 * mib}}))
-	require.EqualValues(t, 2*mib, engine.Recorded().Devices[0].Tags[0].PauseHostBytes)
+	require.EqualValues(t, 2*mib, engine.Records().Recorded().Devices[0].Tags[0].PauseHostBytes)
 	if call != "" {
 		sim.Fail(call, 1, int(cuda.Unknown))
 	}
@@ -204,7 +204,7 @@ func countsForOnePause(t *testing.T, call string) {
 	// The program goes on without a pause.
 	require.NoError(t, engine.Live(a, 8*mib, nil))
 	engine.ForgetLive([]string{"other"})
-	require.Zero(t, engine.Recorded().Devices[0].Tags[0].PauseHostBytes)
+	require.Zero(t, engine.Records().Recorded().Devices[0].Tags[0].PauseHostBytes)
 	engine.ForgetLive([]string{"t"})
 	cycle(t, engine, name("t"))
 	requireFilled(t, a, 8*mib, 1)
@@ -224,13 +224,13 @@ func TestLiveIsRefused(t *testing.T) {
 	low, high := min(all[0], all[1]), max(all[0], all[1])
 	require.Equal(t, low+4*mib, high)
 	require.NoError(t, engine.Live(low+3*mib, 2*mib, []backup.Range{{Offset: mib, Size: 1}}))
-	require.EqualValues(t, 6*mib+1, engine.Recorded().Devices[0].Tags[0].PauseHostBytes)
+	require.EqualValues(t, 6*mib+1, engine.Records().Recorded().Devices[0].Tags[0].PauseHostBytes)
 	for _, r := range []backup.Range{{Offset: 9, Size: 0}, {Offset: 1, Size: 8}, {Offset: 8, Size: 1 << 63}} {
 		require.Equal(t, 1, cuda.Code(engine.Live(low, 8, []backup.Range{r})))
 	}
 	require.ErrorContains(t, engine.Live(low, 9*mib, nil), "is in no region")
 	require.ErrorContains(t, engine.Live(low, ^uint64(0), nil), "is in no region")
-	require.EqualValues(t, 6*mib+1, engine.Recorded().Devices[0].Tags[0].PauseHostBytes, "nothing has changed")
+	require.EqualValues(t, 6*mib+1, engine.Records().Recorded().Devices[0].Tags[0].PauseHostBytes, "nothing has changed")
 	for _, kind := range []vmm.BackupKind{vmm.BackupDisk, vmm.BackupPeer} {
 		other := malloc(t, engine, vmm.Request{Size: 4 * mib, Tag: "other", Backup: kind, Target: -1})
 		fill(other, 4*mib, 7)
@@ -256,7 +256,7 @@ func TestLiveWithoutBackup(t *testing.T) {
 		fill(a, 8*mib, 1)
 		if live < 8*mib {
 			require.NoError(t, engine.Live(a, 8*mib, []backup.Range{{Size: live}}))
-			require.EqualValues(t, live, engine.Recorded().Devices[0].Tags[0].PauseWithoutContents)
+			require.EqualValues(t, live, engine.Records().Recorded().Devices[0].Tags[0].PauseWithoutContents)
 		}
 		require.NoError(t, pause(engine, vmm.Options{Tags: []string{"t"}, SaveAll: true}))
 		require.EqualValues(t, live, hostBytes(t, engine))

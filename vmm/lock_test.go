@@ -89,28 +89,28 @@ func TestTheLockIsNeverHeldForLong(t *testing.T) {
 	measureAll := func() {
 		t.Helper()
 		for name, operation := range map[string]func(){
-			"statistics":     func() { e.Recorded() },
-			"allocations":    func() { e.Allocations(func(vmm.Allocation) {}) },
-			"export":         func() { e.NoteExport(0, 1, 1) },
-			"exported":       func() { e.Exported() },
-			"holds":          func() { e.Holds(nil, 0, 1) },
-			"paused by":      func() { e.PausedBy("t") },
-			"paused tag":     func() { e.PausedTag() },
-			"gated":          func() { e.GatedTags() },
+			"statistics":     func() { e.Records().Recorded() },
+			"allocations":    func() { e.Records().Allocations(func(vmm.Allocation) {}) },
+			"export":         func() { e.Shared().NoteExport(0, 1, 1) },
+			"exported":       func() { e.Shared().Exported() },
+			"holds":          func() { e.Records().Holds(nil, 0, 1) },
+			"paused by":      func() { e.Records().PausedBy("t") },
+			"paused tag":     func() { e.Records().PausedTag() },
+			"gated":          func() { e.Records().GatedTags() },
 			"context":        func() { e.FreeContext(12345, false) },
 			"live":           func() { e.ForgetLive(nil) },
-			"sharers":        func() { e.Sharers() },
+			"sharers":        func() { e.Shared().Sharers() },
 			"slack":          func() { e.Compactable(0) },
-			"ordered":        e.SettleOrdered,
-			"trim ordered":   func() { e.TrimOrdered(0, 0) },
+			"ordered":        e.Ordered().Settle,
+			"trim ordered":   func() { e.Ordered().Trim(0, 0) },
 			"deferred":       e.FreeDeferred,
 			"trim":           e.Trim,
-			"unknown":        func() { e.Unknown("unknown") },
+			"unknown":        func() { e.Records().Unknown("unknown") },
 			"a small one":    func() { frees(t, e, malloc(t, e, vmm.Request{Size: 1, Tag: "small"})) },
 			"a large one":    func() { frees(t, e, malloc(t, e, r)) },
-			"memory at":      func() { e.MemoryAt(1) },
-			"known":          func() { _, err := e.KnownStats(); require.NoError(t, err) },
-			"what is driven": func() { _, err := e.Stats(); require.NoError(t, err) },
+			"memory at":      func() { e.Records().MemoryAt(1) },
+			"known":          func() { _, err := e.Records().KnownStats(); require.NoError(t, err) },
+			"what is driven": func() { _, err := e.Records().Stats(); require.NoError(t, err) },
 		} {
 			measure(name, func() error { operation(); return nil })
 		}
@@ -153,17 +153,17 @@ func TestTheLockIsNeverHeldForLong(t *testing.T) {
 	require.NoError(t, err)
 	measure("map", func() error {
 		for i := range segments {
-			handle, err := e.MemCreate(vmm.Request{Size: 2 * mib, Tag: "t"}, cuda.PinnedOn(0))
+			handle, err := e.UserMapped().Create(vmm.Request{Size: 2 * mib, Tag: "t"}, cuda.PinnedOn(0))
 			require.NoError(t, err)
-			require.NoError(t, e.MemMap(base+uintptr(i)*2*mib, 2*mib, 0, handle, 0))
-			require.NoError(t, e.MemRelease(handle))
+			require.NoError(t, e.UserMapped().Map(base+uintptr(i)*2*mib, 2*mib, 0, handle, 0))
+			require.NoError(t, e.UserMapped().Release(handle))
 		}
 		return nil
 	})
-	measure("access", func() error { return e.MemSetAccess(base, uint64(segments)*2*mib, onDevice0) })
+	measure("access", func() error { return e.UserMapped().SetAccess(base, uint64(segments)*2*mib, onDevice0) })
 	measureAll()
 	measure("pause", func() error { return pause(e, vmm.Options{}) })
 	measure("resume", func() error { return resume(e, vmm.Options{}) })
-	measure("unmap", func() error { return e.MemUnmap(base, uint64(segments)*2*mib) })
+	measure("unmap", func() error { return e.UserMapped().Unmap(base, uint64(segments)*2*mib) })
 	require.NoError(t, driver.MemAddressFree(base, uint64(segments)*2*mib))
 }

@@ -69,7 +69,8 @@ func (e *Engine) around(address uintptr) allocation {
 }
 
 // RangeOf returns where the live allocation around an address begins, and its size in bytes, or 0 if there is none.
-func (e *Engine) RangeOf(address uintptr) (base uintptr, size uint64) {
+func (r Records) RangeOf(address uintptr) (base uintptr, size uint64) {
+	e := r.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a := e.around(address)
@@ -80,7 +81,8 @@ func (e *Engine) RangeOf(address uintptr) (base uintptr, size uint64) {
 }
 
 // Holds reports whether a segment of the tags (nil: of any) that is not paused reaches into size bytes at an address.
-func (e *Engine) Holds(tags []string, address uintptr, size uint64) bool {
+func (r Records) Holds(tags []string, address uintptr, size uint64) bool {
+	e := r.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	holds := false
@@ -109,7 +111,8 @@ func (e *Engine) segmentAt(address uintptr) *segment {
 
 // NoteExport notes that the program has exported the memory behind a driver's handle, or at addresses. The number that
 // cuMemCreate gives a handle is the one that cuMemRetainAllocationHandle returns.
-func (e *Engine) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
+func (h Shared) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
+	e := h.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	note := func(s *segment) {
@@ -142,7 +145,8 @@ func (e *Engine) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
 }
 
 // Exported returns the address of a segment whose memory the program has exported, or 0 if there is none.
-func (e *Engine) Exported() uintptr {
+func (h Shared) Exported() uintptr {
+	e := h.engine
 	for _, s := range e.choose(nil, func(s *segment) bool { return s.extent != nil && s.extent.exported }) {
 		return s.address
 	}

@@ -44,8 +44,8 @@ func TestExportBesideBusyThreads(t *testing.T) {
 	for unmaps.Load() < 2 {
 		runtime.Gosched()
 	}
-	e.NoteExport(1, 0, 0)
+	e.Shared().NoteExport(1, 0, 0)
 	done.Store(true)
 	workers.Wait()
-	require.Zero(t, e.Exported())
+	require.Zero(t, e.Shared().Exported())
 }

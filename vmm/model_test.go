@@ -52,7 +52,7 @@ type model struct {
 func (m *model) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
 
 func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
-	lent, err := m.engine.Export(share.ID, vmm.Importer{Number: number})
+	lent, err := m.engine.Shared().Export(share.ID, vmm.Importer{Number: number})
 	if err == nil {
 		m.held.Store(number, true)
 	}
@@ -60,7 +60,7 @@ func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 }
 
 func (m *model) Return(share vmm.Share, number uint64) error {
-	m.engine.Returned(share.ID, 0, number)
+	m.engine.Shared().Returned(share.ID, 0, number)
 	m.held.Delete(number) // perhaps one that it was not given
 	return nil
 }
@@ -322,7 +322,7 @@ func (m *model) open(p *piece) {
 	if p == nil {
 		return
 	}
-	id, offset, _, err := m.engine.Share(p.address)
+	id, offset, _, err := m.engine.Shared().Name(p.address)
 	if errors.Is(err, cuda.NotSupported) {
 		return // a call that failed said that no memory is made so
 	}
@@ -332,7 +332,7 @@ func (m *model) open(p *piece) {
 	}
 	if p.paused {
 		_ = m.try("open what is paused", func() error {
-			_, err := m.other.Import(p.request.Device, vmm.Share{ID: id}, offset)
+			_, err := m.other.Shared().Import(p.request.Device, vmm.Share{ID: id}, offset)
 			if err == nil {
 				m.fail("operation %d: %#x is opened while it is paused", m.operations, p.address)
 			}
@@ -345,13 +345,13 @@ func (m *model) open(p *piece) {
 	}
 	seen := *p
 	if m.try("open", func() (err error) {
-		seen.address, err = m.other.Import(p.request.Device, vmm.Share{ID: id}, offset)
+		seen.address, err = m.other.Shared().Import(p.request.Device, vmm.Share{ID: id}, offset)
 		return err
 	}) == nil {
 		if !p.lost && !seen.intact() {
 			m.fail("operation %d: %#x is not what was opened at %#x", m.operations, p.address, seen.address)
 		}
-		for m.try("close", func() error { return m.other.Close(seen.address, false) }) != nil {
+		for m.try("close", func() error { return m.other.Shared().Close(seen.address, false) }) != nil {
 		}
 	}
 	holds := func() bool {
@@ -448,7 +448,7 @@ func (m *model) resync(fired int, concerned, loses func(*piece) bool) {
 }
 
 func (m *model) addUp() error {
-	stats, err := m.engine.Stats()
+	stats, err := m.engine.Records().Stats()
 	if err != nil {
 		return err
 	}
@@ -584,7 +584,7 @@ func TestModelThreads(t *testing.T) {
 	var chaos sync.WaitGroup
 	chaos.Go(func() {
 		for !done.Load() {
-			_, _ = s.engine.Stats()
+			_, _ = s.engine.Records().Stats()
 			_ = s.engine.Grant()
 			_ = s.engine.Prepare([]string{"a"})()
 			s.engine.Trim()

@@ -16,7 +16,7 @@ import (
 // kept returns what the tag "t" has in host memory, and what in files.
 func kept(t *testing.T, e *vmm.Engine) (hostAndDisk [2]uint64) {
 	t.Helper()
-	stats, err := e.Stats()
+	stats, err := e.Records().Stats()
 	require.NoError(t, err)
 	for _, d := range stats.Devices {
 		for _, tag := range d.Tags {
@@ -171,7 +171,7 @@ func TestMovesBesideFrees(t *testing.T) {
 			frees(t, engine, addresses[:8]...)
 		})
 		all.Go(func() {
-			_, err := engine.Stats()
+			_, err := engine.Records().Stats()
 			require.NoError(t, err)
 		})
 		all.Wait()

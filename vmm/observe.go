@@ -36,7 +36,8 @@ type Allocation struct {
 }
 
 // Allocations calls f with each allocation. It calls f without a lock, so some may have been freed by then.
-func (e *Engine) Allocations(f func(Allocation)) {
+func (r Records) Allocations(f func(Allocation)) {
+	e := r.engine
 	all := [][]Allocation{nil}
 	add := func(a Allocation) {
 		last := &all[len(all)-1]
@@ -67,9 +68,10 @@ func (e *Engine) Allocations(f func(Allocation)) {
 	}
 }
 
-// MappedAt returns the memory that the program itself has mapped at an address, and reports whether the engine knows
+// At returns the memory that the program itself has mapped at an address, and reports whether the engine knows
 // it.
-func (e *Engine) MappedAt(address uintptr) (Allocation, bool) {
+func (m UserMapped) At(address uintptr) (Allocation, bool) {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.overlapping(address, 1)
@@ -151,7 +153,7 @@ func (e *Engine) noteName(tag string) {
 
 // warnUnknown warns, once per operation and name, of a tag that is Unknown.
 func (e *Engine) warnUnknown(operation, name string) {
-	words := e.Unknown(name)
+	words := e.Records().Unknown(name)
 	e.mu.Lock()
 	warn := words != "" && !e.unknown[[2]string{operation, name}] && len(e.unknown) < unknownTold
 	if warn {
@@ -165,7 +167,8 @@ func (e *Engine) warnUnknown(operation, name string) {
 
 // Unknown returns words about a tag with which nothing was ever allocated, most likely because it is misspelt; "" for
 // any other, and where there were too many tags to remember.
-func (e *Engine) Unknown(name string) string {
+func (r Records) Unknown(name string) string {
+	e := r.engine
 	e.mu.Lock()
 	unknown := !e.names[name] && len(e.names) <= namesMost
 	var known []string

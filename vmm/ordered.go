@@ -157,8 +157,9 @@ func (e *Engine) serveOrdered(d *device, r *Request, address uintptr) {
 	e.startReaping(d)
 }
 
-// OrderedBytes returns how many bytes of a device serve stream order: reserved, the most reserved, used, the most used.
-func (e *Engine) OrderedBytes(ordinal int) (bytes [4]uint64) {
+// Bytes returns how many bytes of a device serve stream order: reserved, the most reserved, used, the most used.
+func (f Ordered) Bytes(ordinal int) (bytes [4]uint64) {
+	e := f.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if d := e.devices[ordinal]; d != nil {
@@ -168,8 +169,9 @@ func (e *Engine) OrderedBytes(ordinal int) (bytes [4]uint64) {
 	return bytes
 }
 
-// ResetOrderedHigh makes the most used, or else the most reserved, what there is now.
-func (e *Engine) ResetOrderedHigh(ordinal int, used bool) {
+// ResetHigh makes the most used, or else the most reserved, what there is now.
+func (f Ordered) ResetHigh(ordinal int, used bool) {
+	e := f.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if d := e.devices[ordinal]; d != nil && used {
@@ -439,14 +441,16 @@ func (e *Engine) giveBackIdle(keeps func(*device, *pendingFree) (keep uint64, ma
 	})
 }
 
-// TrimOrdered gives back memory of a device that was freed in stream order and is not in use, until keep bytes are left
+// Trim gives back memory of a device that was freed in stream order and is not in use, until keep bytes are left
 // for stream order. (cuMemPoolTrimTo)
-func (e *Engine) TrimOrdered(ordinal int, keep uint64) {
+func (f Ordered) Trim(ordinal int, keep uint64) {
+	e := f.engine
 	e.settle(func(d *device, _ *pendingFree) (uint64, bool) { return keep, d.ordinal == ordinal })
 }
 
-// SettleOrdered gives back what is idle beyond the release thresholds, so that a question for free memory finds it.
-func (e *Engine) SettleOrdered() {
+// Settle gives back what is idle beyond the release thresholds, so that a question for free memory finds it.
+func (f Ordered) Settle() {
+	e := f.engine
 	e.settle(func(d *device, _ *pendingFree) (uint64, bool) { return d.ordered.keep, true })
 }
 

@@ -92,7 +92,7 @@ func TestAStreamAllocatesWhatItHasFreed(t *testing.T) {
 		for range 20 {
 			o.free(a, stream)
 			require.ErrorIs(t, o.engine.FreeAfter(a, stream), vmm.ErrInvalidAddress)
-			base, _ := o.engine.RangeOf(a)
+			base, _ := o.engine.Records().RangeOf(a)
 			require.Zero(t, base, "freed")
 			require.Equal(t, a, o.malloc(size, stream))
 		}
@@ -153,7 +153,7 @@ func TestAShortAllocationTakesAPart(t *testing.T) {
 	o.busy.Store(false)
 	o.engine.Drain()
 	require.Zero(t, o.sim.Stat("handles"))
-	require.Equal(t, [4]uint64{0, 1024 * mib, 0, 1024 * mib}, o.engine.OrderedBytes(0))
+	require.Equal(t, [4]uint64{0, 1024 * mib, 0, 1024 * mib}, o.engine.Ordered().Bytes(0))
 }
 
 // Idle memory goes back after a while, down to the release threshold, and at a trim or a pause altogether.
@@ -163,7 +163,7 @@ func TestIdleMemoryGoesBack(t *testing.T) {
 	left := func(handles, bytes uint64) { // the engine counts a handle until after its release
 		t.Helper()
 		require.Eventually(t, func() bool {
-			return o.sim.Stat("handles") == handles && o.engine.OrderedBytes(0)[0] == bytes
+			return o.sim.Stat("handles") == handles && o.engine.Ordered().Bytes(0)[0] == bytes
 		}, time.Minute, time.Millisecond)
 	}
 	o.free(o.malloc(8*mib, 0), 0)
@@ -178,15 +178,15 @@ func TestIdleMemoryGoesBack(t *testing.T) {
 		left(2, 16*mib)
 	}
 	fill()
-	require.Equal(t, [4]uint64{16 * mib, 24 * mib, 0, 24 * mib}, o.engine.OrderedBytes(0))
-	held, err := o.engine.Stats()
+	require.Equal(t, [4]uint64{16 * mib, 24 * mib, 0, 24 * mib}, o.engine.Ordered().Bytes(0))
+	held, err := o.engine.Records().Stats()
 	require.NoError(t, err)
 	require.Equal(t, [2]uint64{0, 16 * mib}, [2]uint64{held.Devices[0].LiveBytes, held.Devices[0].SlackBytes})
-	o.engine.TrimOrdered(0, 10*mib)
+	o.engine.Ordered().Trim(0, 10*mib)
 	left(1, 8*mib)
-	o.engine.ResetOrderedHigh(0, true)
-	o.engine.ResetOrderedHigh(0, false)
-	require.Equal(t, [4]uint64{8 * mib, 8 * mib, 0, 0}, o.engine.OrderedBytes(0))
+	o.engine.Ordered().ResetHigh(0, true)
+	o.engine.Ordered().ResetHigh(0, false)
+	require.Equal(t, [4]uint64{8 * mib, 8 * mib, 0, 0}, o.engine.Ordered().Bytes(0))
 	fill()
 	o.malloc(4*mib, 0)
 	require.NoError(t, pause(o.engine, vmm.Options{Tags: []string{"t"}}))

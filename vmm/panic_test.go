@@ -44,8 +44,8 @@ func TestPanicsWithoutTheLock(t *testing.T) {
 	_, err := driver.DevicePrimaryCtxRetain(1) // it comes into use
 	require.NoError(t, err)
 	panics("cuMemSetAccess", engine.Grant)
-	panics("cuMemSetAccess", func() error { return engine.MemSetAccess(m.at(0), chunk, onDevice0) })
-	panics("cuMemUnmap", func() error { return engine.MemUnmap(m.at(0), chunk) })
+	panics("cuMemSetAccess", func() error { return engine.UserMapped().SetAccess(m.at(0), chunk, onDevice0) })
+	panics("cuMemUnmap", func() error { return engine.UserMapped().Unmap(m.at(0), chunk) })
 	panics("cuMemUnmap", func() error { return pause(engine, name("t")) })
 	require.NoError(t, pause(engine, name("t")))
 	panics("cuMemCreate", func() error { return resume(engine, name("t")) })
@@ -54,7 +54,7 @@ func TestPanicsWithoutTheLock(t *testing.T) {
 
 	m.unmap(0, 1, handle)
 	m.end()
-	require.ErrorIs(t, engine.MemSetAccess(kept, 4*mib, nil), vmm.ErrNotOurs)
+	require.ErrorIs(t, engine.UserMapped().SetAccess(kept, 4*mib, nil), vmm.ErrNotOurs)
 	require.NoError(t, engine.Free(kept, false))
 	// What an allocation had when it ended in this way is given back.
 	require.NoError(t, pause(engine, vmm.Options{}))

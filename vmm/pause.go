@@ -60,7 +60,8 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 }
 
 // Transitions returns how many pauses, resumes and moves there have been; see Options.Since.
-func (e *Engine) Transitions() uint64 {
+func (r Records) Transitions() uint64 {
+	e := r.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.ended
@@ -72,7 +73,8 @@ func (o *Options) means(s *segment) bool { return o.Since == 0 || s.changed > o.
 // PausedBy returns the number of the pause that last took memory of a tag, or 0 if no memory of the tag is paused.
 // Later pauses have higher numbers. A sub-allocator that keeps freed memory asks, because memory that it kept before
 // that pause is paused.
-func (e *Engine) PausedBy(name string) (last uint64) {
+func (r Records) PausedBy(name string) (last uint64) {
+	e := r.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, d := range e.devices {
@@ -84,7 +86,8 @@ func (e *Engine) PausedBy(name string) (last uint64) {
 }
 
 // PausedTag returns the first tag by its name of which memory is paused, and reports whether there is one.
-func (e *Engine) PausedTag() (name string, ok bool) {
+func (r Records) PausedTag() (name string, ok bool) {
+	e := r.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var p pace

@@ -148,7 +148,7 @@ func TestNoMoreReservations(t *testing.T) {
 // tagNames lists the tags that statistics show.
 func tagNames(t *testing.T, engine *vmm.Engine) (names []string) {
 	t.Helper()
-	stats, err := engine.Stats()
+	stats, err := engine.Records().Stats()
 	require.NoError(t, err)
 	for _, d := range stats.Devices {
 		for _, ts := range d.Tags {
@@ -181,11 +181,11 @@ func TestTagsComeAndGo(t *testing.T) {
 	// Memory that the program maps itself belongs to its tag while it is mapped, even when everything else of that tag
 	// is gone.
 	m := newMapper(t, driver, engine, vmm.Request{Tag: "a", Backup: vmm.BackupHost})
-	handle, err := engine.MemCreate(m.request, cuda.PinnedOn(0))
+	handle, err := engine.UserMapped().Create(m.request, cuda.PinnedOn(0))
 	require.NoError(t, err)
 	require.Empty(t, tagNames(t, engine))
 	frees(t, engine, malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "a"}))
-	require.NoError(t, engine.MemMap(m.at(0), chunk, 0, handle, 0))
+	require.NoError(t, engine.UserMapped().Map(m.at(0), chunk, 0, handle, 0))
 	m.open(0, 1)
 	fill(m.at(0), chunk, 1)
 	require.NoError(t, pause(engine, name("a")))
@@ -217,7 +217,7 @@ func TestManyTagsComeAndGo(t *testing.T) {
 			switch i % 64 {
 			case 0:
 				cycle(t, e, name(r.Tag))
-				require.Zero(t, e.PausedBy(r.Tag))
+				require.Zero(t, e.Records().PausedBy(r.Tag))
 			case 1:
 				require.NoError(t, e.Prepare([]string{r.Tag})())
 			case 2:

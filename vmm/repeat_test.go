@@ -63,10 +63,10 @@ func offered(t *testing.T) (o *inOrder, stream cuda.Stream, b *bids, last *bid, 
 func TestOffersAreTakenBack(t *testing.T) {
 	for name, ask := range map[string]func(o *inOrder, a uintptr){
 		"range": func(o *inOrder, a uintptr) {
-			base, _ := o.engine.RangeOf(a)
+			base, _ := o.engine.Records().RangeOf(a)
 			require.Zero(o.t, base)
 		},
-		"bytes": func(o *inOrder, _ uintptr) { require.EqualValues(o.t, 1, o.engine.OrderedBytes(0)[2]) },
+		"bytes": func(o *inOrder, _ uintptr) { require.EqualValues(o.t, 1, o.engine.Ordered().Bytes(0)[2]) },
 		"free":  func(o *inOrder, a uintptr) { require.ErrorIs(o.t, o.engine.Free(a, false), vmm.ErrInvalidAddress) },
 		"again": func(o *inOrder, a uintptr) { require.ErrorIs(o.t, o.engine.FreeAfter(a, 0), vmm.ErrInvalidAddress) },
 		"pause": func(o *inOrder, _ uintptr) {
@@ -78,7 +78,7 @@ func TestOffersAreTakenBack(t *testing.T) {
 			require.Zero(o.t, o.sim.Stat("handles"))
 		},
 		"stats": func(o *inOrder, _ uintptr) {
-			held, err := o.engine.KnownStats()
+			held, err := o.engine.Records().KnownStats()
 			require.NoError(o.t, err)
 			require.EqualValues(o.t, 1, held.Devices[0].LiveBytes)
 		},
@@ -109,7 +109,7 @@ func TestAnAllocationTakesFreedOffersOnly(t *testing.T) {
 	require.Equal(t, freed.address, malloc())
 	require.True(t, freed.over)
 	require.False(t, live.over)
-	require.EqualValues(t, 16*mib+1, o.engine.OrderedBytes(0)[3], "the most there ever was")
+	require.EqualValues(t, 16*mib+1, o.engine.Ordered().Bytes(0)[3], "the most there ever was")
 	o.free(live.address, stream)
 	require.True(t, live.over)
 	o.free(freed.address, stream)
@@ -120,7 +120,7 @@ func TestAnAllocationTakesFreedOffersOnly(t *testing.T) {
 func TestAnOfferThatAThreadIsTaking(t *testing.T) {
 	o, stream, b, last, malloc := offered(t)
 	last.state = vmm.TakenLater
-	base, _ := o.engine.RangeOf(last.address)
+	base, _ := o.engine.Records().RangeOf(last.address)
 	require.Equal(t, last.address, base, "it is live")
 	o.free(last.address, stream) // the thread, before its offer is seen to be over
 	require.Equal(t, last.address, malloc())

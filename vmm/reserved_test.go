@@ -135,7 +135,7 @@ func TestNoDescriptorForReservedMemory(t *testing.T) {
 		require.NoError(t, pause(engine, name("t")))
 		require.Equal(t, kept.full, sim.Stat("calls:cuMemHostRegister_v2") > pins)
 		require.Equal(t, kept.full, reserved.Free(0) > 0)
-		require.EqualValues(t, size, engine.Recorded().Devices[0].Tags[0].HostBytes)
+		require.EqualValues(t, size, engine.Records().Recorded().Devices[0].Tags[0].HostBytes)
 		require.NoError(t, resume(engine, name("t")))
 		requireFilled(t, a, size, 1)
 		engine.Drain()

@@ -45,11 +45,11 @@ func TestMadeBesideAReset(t *testing.T) {
 			address, err := driver.MemAddressReserve(size, 0)
 			require.NoError(t, err)
 			besideAReset(t, e, "cuMemCreate", func() {
-				handle, err := e.MemCreate(vmm.Request{Size: size, Tag: "t"}, cuda.PinnedOn(0))
+				handle, err := e.UserMapped().Create(vmm.Request{Size: size, Tag: "t"}, cuda.PinnedOn(0))
 				require.NoError(t, err)
-				require.NoError(t, e.MemMap(address, size, 0, handle, 0))
-				require.NoError(t, e.MemSetAccess(address, size, onDevice0))
-				require.NoError(t, e.MemRelease(handle))
+				require.NoError(t, e.UserMapped().Map(address, size, 0, handle, 0))
+				require.NoError(t, e.UserMapped().SetAccess(address, size, onDevice0))
+				require.NoError(t, e.UserMapped().Release(handle))
 			})
 			return address
 		},
@@ -65,7 +65,7 @@ func TestMadeBesideAReset(t *testing.T) {
 			require.Positive(t, freed)
 			require.NoError(t, resume(e, vmm.Options{}))
 			if name == "mapped by the program" {
-				require.NoError(t, e.MemUnmap(a, size))
+				require.NoError(t, e.UserMapped().Unmap(a, size))
 			} else {
 				require.NoError(t, e.Free(a, false))
 			}
@@ -88,7 +88,7 @@ func TestSlackBesideAReset(t *testing.T) {
 	end := at("cuMemSetAccess", func() error { // of the slack, for device 1
 		once.Do(func() {
 			reset.Go(func() { e.Reset(0) }) // it waits for this call
-			require.Eventually(t, func() bool { return len(e.Recorded().Devices) == 1 }, time.Minute, time.Microsecond)
+			require.Eventually(t, func() bool { return len(e.Records().Recorded().Devices) == 1 }, time.Minute, time.Microsecond)
 		})
 		return nil
 	})
@@ -106,14 +106,14 @@ func TestSlackBesideAReset(t *testing.T) {
 func TestOpenedBesideAReset(t *testing.T) {
 	_, _, e, _ := keeping(t)
 	besideAReset(t, e, "cuMemSetAccess", func() {
-		_, err := e.Attach(0, 7, "t", false)
+		_, err := e.Shared().Attach(0, 7, "t", false)
 		require.ErrorContains(t, err, "the device was reset during the call; call again")
 	})
-	a, err := e.Attach(0, 7, "t", false)
+	a, err := e.Shared().Attach(0, 7, "t", false)
 	require.NoError(t, err)
 	require.NoError(t, pause(e, vmm.Options{}))
 	require.NoError(t, resume(e, vmm.Options{}))
-	require.NoError(t, e.Close(a, false))
+	require.NoError(t, e.Shared().Close(a, false))
 }
 
 // The last free in a slab becomes due while a reset takes the slab: one of them ends it.

@@ -25,7 +25,7 @@ import (
 // and write the neighbours too, as with CUDA's own handles for the same 2 MiB; it belongs to the same user, who may
 // look at this process's memory anyway.
 
-// Share names a segment for other processes.
+// Name names a segment for other processes.
 type Share struct {
 	PID   int    // or Keeper
 	Start uint64 // of the process (process.Started): another process may have its PID by now
@@ -93,10 +93,11 @@ func (s *sharing) closed(tag string) bool {
 	return slices.ContainsFunc(s.closing, closes)
 }
 
-// Share names the segment of an allocation for other processes. It returns the segment's id, the offset at which the
+// Name names the segment of an allocation for other processes. It returns the segment's id, the offset at which the
 // allocation begins in it, and the segment's size in bytes. Errors: ErrInvalidAddress, ErrNotShareable,
 // cuda.NotSupported.
-func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
+func (h Shared) Name(address uintptr) (id, offset, size uint64, err error) {
+	e := h.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a := e.around(address)
@@ -136,7 +137,8 @@ func (s *sharing) name(of *segment) uint64 {
 
 // Export gives an importer a segment. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
 // (cuMemExportToShareableHandle)
-func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
+func (h Shared) Export(id uint64, to Importer) (lent Lent, err error) {
+	e := h.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for {
@@ -164,14 +166,15 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 			lent.Descriptor, err = e.driver.MemExport(s.extent.handle)
 			return err
 		}); err != nil {
-			e.Returned(id, to.PID, to.Number)
+			e.Shared().Returned(id, to.PID, to.Number)
 		}
 		return lent, err
 	}
 }
 
 // Returned notes that an importer no longer has a segment. It never waits.
-func (e *Engine) Returned(id uint64, pid int, number uint64) {
+func (h Shared) Returned(id uint64, pid int, number uint64) {
+	e := h.engine
 	e.sharing.mu.Lock()
 	defer e.sharing.mu.Unlock()
 	e.sharing.drop(id, func(i Importer) bool { return i.PID == pid && i.Number == number })
@@ -219,7 +222,8 @@ func (s *sharing) left(processes Processes, ids []uint64) (pids []int) {
 
 // Sharers lists the living processes that have memory of this one mapped, and those whose memory this one has, mapped
 // or paused, even if they have ended.
-func (e *Engine) Sharers() (pids []int) {
+func (h Shared) Sharers() (pids []int) {
+	e := h.engine
 	s := &e.sharing
 	s.mu.Lock()
 	ids := slices.Collect(maps.Keys(s.importers))

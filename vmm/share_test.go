@@ -38,14 +38,14 @@ func (n *neighbour) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	if share.PID == 0 && n.stopped != nil {
 		<-n.stopped
 	}
-	return n.others[share.PID].Export(share.ID, vmm.Importer{PID: n.self, Number: number})
+	return n.others[share.PID].Shared().Export(share.ID, vmm.Importer{PID: n.self, Number: number})
 }
 
 func (n *neighbour) Return(share vmm.Share, number uint64) error {
 	if n.deaf.Load() {
 		return errors.New("not heard")
 	}
-	n.others[share.PID].Returned(share.ID, n.self, number)
+	n.others[share.PID].Shared().Returned(share.ID, n.self, number)
 	return nil
 }
 
@@ -115,22 +115,22 @@ func newMappedPair(t *testing.T) *pair {
 	mapped := func(e *vmm.Engine, handle cuda.Handle) uintptr {
 		address, err := driver.MemAddressReserve(shareSize, 0)
 		require.NoError(t, err)
-		require.NoError(t, e.MemMap(address, shareSize, 0, handle, 0))
-		require.NoError(t, e.MemSetAccess(address, shareSize, onDevice0))
+		require.NoError(t, e.UserMapped().Map(address, shareSize, 0, handle, 0))
+		require.NoError(t, e.UserMapped().SetAccess(address, shareSize, onDevice0))
 		return address
 	}
 	for i, e := range p.engines {
 		var err error
 		request := vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost}
-		handles[i], err = e.MemCreate(request, cuda.PinnedOn(0).AsFile())
+		handles[i], err = e.UserMapped().Create(request, cuda.PinnedOn(0).AsFile())
 		require.NoError(t, err)
 		p.own[i] = mapped(e, handles[i])
 	}
 	for i, e := range p.engines {
-		share, size, err := p.engines[1-i].ShareHandle(handles[1-i])
+		share, size, err := p.engines[1-i].UserMapped().Name(handles[1-i])
 		require.NoError(t, err)
 		require.EqualValues(t, shareSize, size)
-		imports[i], err = e.ImportHandle(0, vmm.Share{PID: 1 - i, ID: share.ID})
+		imports[i], err = e.UserMapped().Import(0, vmm.Share{PID: 1 - i, ID: share.ID})
 		require.NoError(t, err)
 		p.other[i] = mapped(e, imports[i])
 	}
@@ -141,10 +141,10 @@ func newMappedPair(t *testing.T) *pair {
 				handle  cuda.Handle
 			}{{p.other[i], imports[i]}, {p.own[i], handles[i]}} {
 				if each.address != 0 {
-					require.NoError(t, e.MemUnmap(each.address, shareSize))
+					require.NoError(t, e.UserMapped().Unmap(each.address, shareSize))
 					require.NoError(t, driver.MemAddressFree(each.address, shareSize))
 				}
-				require.NoError(t, e.MemRelease(each.handle))
+				require.NoError(t, e.UserMapped().Release(each.handle))
 			}
 		}
 	})
@@ -163,16 +163,16 @@ func newPair(t *testing.T) *pair {
 	}
 	require.EqualValues(t, 2, sim.Stat("handles"))
 	for i, e := range p.engines {
-		id, offset, size, err := p.engines[1-i].Share(p.own[1-i])
+		id, offset, size, err := p.engines[1-i].Shared().Name(p.own[1-i])
 		require.NoError(t, err)
 		require.EqualValues(t, shareSize, size)
 		p.shares[i] = vmm.Share{PID: 1 - i, ID: id}
-		p.other[i], err = e.Import(0, p.shares[i], offset)
+		p.other[i], err = e.Shared().Import(0, p.shares[i], offset)
 		require.NoError(t, err)
 	}
 	t.Cleanup(func() {
 		for i, e := range p.engines {
-			require.NoError(t, e.Close(p.other[i], false))
+			require.NoError(t, e.Shared().Close(p.other[i], false))
 		}
 	})
 	return p
@@ -235,7 +235,7 @@ func TestPausedTogether(t *testing.T) {
 				return pause(e, o)
 			}))
 			require.Zero(t, p.sim.Stat("handles"))
-			stats, err := p.engines[0].Stats()
+			stats, err := p.engines[0].Records().Stats()
 			require.NoError(t, err)
 			require.EqualValues(t, shareSize, stats.Devices[0].Tags[0].ImportedPaused)
 			require.EqualValues(t, segments*shareSize, stats.Devices[0].Tags[0].BackupBytes, "each saves its own alone")
@@ -253,13 +253,13 @@ func TestOpenedRange(t *testing.T) {
 	p := newPair(t)
 	for range 2 {
 		for i, e := range p.engines {
-			base, size := e.RangeOf(p.other[i] + shareSize - 1)
+			base, size := e.Records().RangeOf(p.other[i] + shareSize - 1)
 			require.Equal(t, p.other[i], base)
 			require.EqualValues(t, shareSize, size)
 			for _, outside := range []uintptr{p.other[i] - 1, p.other[i] + shareSize} {
-				base, _ = e.RangeOf(outside)
+				base, _ = e.Records().RangeOf(outside)
 				require.Zero(t, base)
-				require.ErrorIs(t, e.Close(outside, false), vmm.ErrInvalidAddress)
+				require.ErrorIs(t, e.Shared().Close(outside, false), vmm.ErrInvalidAddress)
 			}
 		}
 		require.Equal(t, [2]error{}, p.pause(time.Minute))
@@ -278,12 +278,12 @@ func TestSharedIsFreed(t *testing.T) {
 	// Memory that takes its place is a different segment, and can be opened, too.
 	p.own[0] = malloc(t, first, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})
 	p.fill(3)
-	id, _, _, err := first.Share(p.own[0])
+	id, _, _, err := first.Shared().Name(p.own[0])
 	require.NoError(t, err)
-	again, err := second.Import(0, vmm.Share{ID: id}, 0)
+	again, err := second.Shared().Import(0, vmm.Share{ID: id}, 0)
 	require.NoError(t, err)
 	require.NotEqual(t, p.other[1], again)
-	require.NoError(t, second.Close(again, false))
+	require.NoError(t, second.Shared().Close(again, false))
 	require.ErrorIs(t, pause(first, inExtents(10*time.Millisecond)), vmm.ErrImported)
 	for cycle := range 2 {
 		require.Equal(t, [2]error{}, p.pause(time.Minute))
@@ -310,23 +310,23 @@ func TestSharedWhilePaused(t *testing.T) {
 	var opened [2]uintptr
 	var shares [2]vmm.Share
 	for i, n := range []int{3, 5} {
-		id, _, _, err := first.Share(all[n])
+		id, _, _, err := first.Shared().Name(all[n])
 		require.NoError(t, err)
 		shares[i].ID = id
-		_, err = second.Import(0, shares[i], 0)
+		_, err = second.Shared().Import(0, shares[i], 0)
 		require.ErrorIs(t, err, vmm.ErrSharePaused)
 	}
 	require.NoError(t, resume(first, inExtents(0)))
 	require.EqualValues(t, 5, sim.Stat("handles")) // 0 to 2, 3, 4, 5, 6 and 7
 	for i, n := range []int{3, 5} {
-		address, err := second.Import(0, shares[i], 0)
+		address, err := second.Shared().Import(0, shares[i], 0)
 		require.NoError(t, err)
 		opened[i] = address
 		requireFilled(t, address, shareSize, uint64(n))
 	}
 	require.ErrorIs(t, pause(first, inExtents(0)), vmm.ErrImported)
 	for i := range opened {
-		require.NoError(t, second.Close(opened[i], false))
+		require.NoError(t, second.Shared().Close(opened[i], false))
 	}
 	requireAll(t, all, shareSize)
 }
@@ -346,16 +346,16 @@ func TestOpenedMeanwhile(t *testing.T) {
 					return
 				default:
 				}
-				id, _, _, err := p.engines[1-i].Share(p.beside[1-i][n%2])
+				id, _, _, err := p.engines[1-i].Shared().Name(p.beside[1-i][n%2])
 				require.NoError(t, err)
-				address, err := e.Import(0, vmm.Share{PID: 1 - i, ID: id}, 0)
+				address, err := e.Shared().Import(0, vmm.Share{PID: 1 - i, ID: id}, 0)
 				if errors.Is(err, vmm.ErrSharePaused) {
 					time.Sleep(50 * time.Microsecond)
 					continue
 				}
 				require.NoError(t, err)
 				opened.Add(1)
-				require.NoError(t, e.Close(address, false))
+				require.NoError(t, e.Shared().Close(address, false))
 				time.Sleep(50 * time.Microsecond) // the pauses are to have the processor too
 			}
 		})
@@ -438,7 +438,7 @@ func TestNamesAreForgotten(t *testing.T) {
 	for range 100 {
 		a, err := e.Malloc(r)
 		require.NoError(t, err)
-		_, _, _, err = e.Share(a)
+		_, _, _, err = e.Shared().Name(a)
 		require.NoError(t, err)
 		require.NoError(t, e.FreeIdle(a, false))
 	}
@@ -457,7 +457,7 @@ func TestNotToBeShared(t *testing.T) {
 			all := mallocs(t, engine, 2, vmm.Request{Size: 2 * mib, Tag: "t"})
 			require.EqualValues(t, 1, sim.FailuresFired())
 			for _, address := range all {
-				_, _, _, err := engine.Share(address)
+				_, _, _, err := engine.Shared().Name(address)
 				require.ErrorIs(t, err, cuda.NotSupported)
 				require.ErrorContains(t, err,
 					"device 0, or its driver, makes no memory that can be mapped in other processes")
@@ -466,7 +466,7 @@ func TestNotToBeShared(t *testing.T) {
 	}
 	_, _, engine := simulated(t, 1)
 	address := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "t"})
-	_, _, _, err := engine.Share(address)
+	_, _, _, err := engine.Shared().Name(address)
 	require.ErrorIs(t, err, vmm.ErrNotShareable)
 }
 
@@ -502,24 +502,25 @@ func TestLostWhilePaused(t *testing.T) {
 		err := resume(importer, inExtents(time.Minute))
 		require.ErrorIs(t, err, vmm.ErrShareGone)
 		require.EqualValues(t, 1, opened.Load())
-		require.False(t, importer.Gated())
+		require.False(t, importer.Records().Gated())
 		require.NoError(t, resume(importer, inExtents(time.Minute)), "it was said")
 		stats := tagStats(t, importer, "t")
 		require.EqualValues(t, shareSize, stats.ImportedLost)
 		require.Zero(t, stats.ImportedPaused+stats.ImportedBytes)
-		_, ok := importer.MemoryAt(p.other[1])
+		_, ok := importer.Records().MemoryAt(p.other[1])
 		require.False(t, ok)
 		if p.shares[1].ID != 0 {
-			_, err = importer.Import(0, p.shares[1], 0)
+			_, err = importer.Shared().Import(0, p.shares[1], 0)
 			require.ErrorIs(t, err, vmm.ErrShareGone)
 		} else {
-			handle, err := importer.MemRetain(p.other[1])
+			handle, err := importer.UserMapped().Retain(p.other[1])
 			require.NoError(t, err)
-			require.ErrorIs(t, importer.MemUse(handle, false, func(cuda.Handle) error { return nil }), vmm.ErrShareGone)
-			require.ErrorIs(t, importer.MemSetAccess(p.other[1], shareSize, onDevice0), vmm.ErrShareGone)
-			require.NoError(t, importer.MemUnmap(p.other[1], shareSize))
-			require.ErrorIs(t, importer.MemMap(p.other[1], shareSize, 0, handle, 0), vmm.ErrShareGone)
-			require.NoError(t, importer.MemRelease(handle))
+			err = importer.UserMapped().Use(handle, false, func(cuda.Handle) error { return nil })
+			require.ErrorIs(t, err, vmm.ErrShareGone)
+			require.ErrorIs(t, importer.UserMapped().SetAccess(p.other[1], shareSize, onDevice0), vmm.ErrShareGone)
+			require.NoError(t, importer.UserMapped().Unmap(p.other[1], shareSize))
+			require.ErrorIs(t, importer.UserMapped().Map(p.other[1], shareSize, 0, handle, 0), vmm.ErrShareGone)
+			require.NoError(t, importer.UserMapped().Release(handle))
 			p.other[1] = 0
 		}
 		require.Equal(t, [2]error{}, p.pause(time.Minute))
@@ -535,7 +536,7 @@ func TestOneRefusal(t *testing.T) {
 	refusing := func() { p.sim.Fail("cuMemCreate", 1, int(cuda.NotSupported)) }
 	refusing()
 	plain := malloc(t, first, vmm.Request{Size: shareSize, Tag: "plain"})
-	_, _, _, err := first.Share(plain)
+	_, _, _, err := first.Shared().Name(plain)
 	require.ErrorIs(t, err, cuda.NotSupported)
 	require.NoError(t, first.Free(plain, false))
 
@@ -563,13 +564,13 @@ func TestOneIsStopped(t *testing.T) {
 	var other [2]uintptr
 	var shares [2]vmm.Share
 	for i := range 2 {
-		id, _, _, err := engines[i].Share(malloc(t, engines[i], vmm.Request{Size: shareSize, Tag: "t"}))
+		id, _, _, err := engines[i].Shared().Name(malloc(t, engines[i], vmm.Request{Size: shareSize, Tag: "t"}))
 		require.NoError(t, err)
 		shares[i] = vmm.Share{PID: i, ID: id}
 	}
 	for i := range 2 {
 		var err error
-		other[i], err = importer.Import(0, shares[i], 0)
+		other[i], err = importer.Shared().Import(0, shares[i], 0)
 		require.NoError(t, err)
 	}
 	require.NoError(t, pause(importer, vmm.Options{}))
@@ -584,18 +585,18 @@ func TestOneIsStopped(t *testing.T) {
 	malloc(t, importer, vmm.Request{Size: shareSize, Tag: "mine"})
 	cycle(t, importer, name("mine"))
 	go func() {
-		_, err := importer.Import(0, vmm.Share{ID: 1}, 0) // of the one that is stopped
+		_, err := importer.Shared().Import(0, vmm.Share{ID: 1}, 0) // of the one that is stopped
 		opened <- err
 	}()
-	again, err := importer.Import(0, shares[1], 0)
+	again, err := importer.Shared().Import(0, shares[1], 0)
 	require.NoError(t, err)
 	require.Equal(t, other[1], again)
-	require.NoError(t, importer.Close(again, false))
+	require.NoError(t, importer.Shared().Close(again, false))
 	importer.Trim()
 	goesOn()
 	require.NoError(t, <-resumed)
 	require.ErrorIs(t, <-opened, vmm.ErrShareGone)
 	for i := range 2 {
-		require.NoError(t, importer.Close(other[i], false))
+		require.NoError(t, importer.Shared().Close(other[i], false))
 	}
 }

@@ -14,7 +14,8 @@ import (
 
 // KnownStats is Stats without a driver call, which would wait while the process is checkpointed. Errors: a thread that
 // waits in the driver holds the records.
-func (e *Engine) KnownStats() (held stats.Stats, err error) {
+func (r Records) KnownStats() (held stats.Stats, err error) {
+	e := r.engine
 	until := time.Now().Add(time.Second)
 	silent := errors.New("the statistics cannot be read: a thread waits in the driver, as all of the process's CUDA calls " +
 		"do until everything of it is resumed")
@@ -50,7 +51,8 @@ func (e *Engine) KnownStats() (held stats.Stats, err error) {
 }
 
 // Recorded is Stats as far as the engine's records go, without a driver call.
-func (e *Engine) Recorded() stats.Stats {
+func (r Records) Recorded() stats.Stats {
+	e := r.engine
 	e.counting.Lock()
 	defer e.counting.Unlock()
 	held, _ := e.recorded()
@@ -59,7 +61,8 @@ func (e *Engine) Recorded() stats.Stats {
 
 // Stats reads the statistics. A segment that a pause or resume works on counts as before it. While the program allocates
 // and frees, the figures of segments come from different moments.
-func (e *Engine) Stats() (stats.Stats, error) {
+func (r Records) Stats() (stats.Stats, error) {
+	e := r.engine
 	e.counting.Lock()
 	held, devices := e.recorded()
 	e.counting.Unlock()

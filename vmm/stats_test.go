@@ -27,7 +27,7 @@ func TestStatsTellWhatIsRefused(t *testing.T) {
 	require.NoError(t, engine.Free(a, false))
 	for range 2 {
 		engine.Drain()
-		stats, err := engine.Stats()
+		stats, err := engine.Records().Stats()
 		require.NoError(t, err)
 		require.Len(t, stats.Waiting, 2)
 		for i, what := range []string{"device memory", "host memory"} {
@@ -40,7 +40,7 @@ func TestStatsTellWhatIsRefused(t *testing.T) {
 	failpoint.Set(nil)
 	require.NoError(t, pause(engine, nothing)) // of nothing
 	engine.Drain()
-	stats, err := engine.Stats()
+	stats, err := engine.Records().Stats()
 	require.NoError(t, err)
 	require.Empty(t, stats.Waiting)
 }
@@ -49,7 +49,7 @@ func TestStatsTellWhatIsRefused(t *testing.T) {
 func TestStatsCount(t *testing.T) {
 	_, _, engine := simulated(t, 2)
 	totals := func() (found [4]stats.Total) {
-		all, err := engine.Stats()
+		all, err := engine.Records().Stats()
 		require.NoError(t, err)
 		for _, d := range all.Devices {
 			found[2*d.Device], found[2*d.Device+1] = d.Pauses, d.Resumes
@@ -95,7 +95,7 @@ func TestStatsCount(t *testing.T) {
 func TestStatsTellOfPendingFrees(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	waiting := func() []stats.Waiting {
-		stats, err := engine.Stats()
+		stats, err := engine.Records().Stats()
 		require.NoError(t, err)
 		return stats.Waiting
 	}

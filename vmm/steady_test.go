@@ -130,6 +130,6 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	require.NoError(t, err)
 	require.NotZero(t, *(*uintptr)(unsafe.Pointer(&host)))
 	s.engine.Reset(0)
-	_, ok := s.engine.MemoryAt(a)
+	_, ok := s.engine.Records().MemoryAt(a)
 	require.False(t, ok)
 }

@@ -499,7 +499,7 @@ func (s *scene) everything() {
 	}
 	s.inOrder()
 	s.do("prepare", func() error { return s.engine.Prepare([]string{"a"})() })
-	s.do("stats", func() error { _, err := s.engine.Stats(); return err })
+	s.do("stats", func() error { _, err := s.engine.Records().Stats(); return err })
 	s.end()
 }
 
@@ -560,11 +560,11 @@ func (s *scene) userMapped() {
 		p := &piece{address: base + uintptr(n*size), request: r}
 		var handle cuda.Handle
 		s.do("create", func() (err error) {
-			handle, err = s.engine.MemCreate(r, cuda.PinnedOn(0))
+			handle, err = s.engine.UserMapped().Create(r, cuda.PinnedOn(0))
 			return err
 		})
-		s.do("map", func() error { return s.engine.MemMap(p.address, size, 0, handle, 0) })
-		s.do("set access", func() error { return s.engine.MemSetAccess(p.address, size, onDevice0) })
+		s.do("map", func() error { return s.engine.UserMapped().Map(p.address, size, 0, handle, 0) })
+		s.do("set access", func() error { return s.engine.UserMapped().SetAccess(p.address, size, onDevice0) })
 		p.fill(uint64(n + 1))
 		s.all, handles = append(s.all, p), append(handles, handle)
 	}
@@ -573,22 +573,22 @@ func (s *scene) userMapped() {
 	s.pause("b")
 	last := s.all[2]
 	s.all = s.all[:2]
-	s.do("unmap what is paused", func() error { return s.engine.MemUnmap(last.address, size) })
+	s.do("unmap what is paused", func() error { return s.engine.UserMapped().Unmap(last.address, size) })
 	s.resume("b")
-	s.do("map what has come back", func() error { return s.engine.MemMap(last.address, size, 0, handles[2], 0) })
-	s.do("set its access", func() error { return s.engine.MemSetAccess(last.address, size, onDevice0) })
+	s.do("map what has come back", func() error { return s.engine.UserMapped().Map(last.address, size, 0, handles[2], 0) })
+	s.do("set its access", func() error { return s.engine.UserMapped().SetAccess(last.address, size, onDevice0) })
 	last.paused, s.all = false, append(s.all, last)
 	s.pause("b")
 	s.all = s.all[:2]
-	s.do("unmap what is paused", func() error { return s.engine.MemUnmap(last.address, size) })
-	s.do("release it", func() error { return s.engine.MemRelease(handles[2]) })
-	s.do("release what is mapped", func() error { return s.engine.MemRelease(handles[0]) })
+	s.do("unmap what is paused", func() error { return s.engine.UserMapped().Unmap(last.address, size) })
+	s.do("release it", func() error { return s.engine.UserMapped().Release(handles[2]) })
+	s.do("release what is mapped", func() error { return s.engine.UserMapped().Release(handles[0]) })
 	left := s.all
 	s.all = nil
 	for _, p := range left {
-		s.do("unmap", func() error { return s.engine.MemUnmap(p.address, size) })
+		s.do("unmap", func() error { return s.engine.UserMapped().Unmap(p.address, size) })
 	}
-	s.do("release", func() error { return s.engine.MemRelease(handles[1]) })
+	s.do("release", func() error { return s.engine.UserMapped().Release(handles[1]) })
 	require.NoError(s.t, s.driver.MemAddressFree(base, 3*size))
 	s.end()
 }
@@ -606,7 +606,7 @@ func (s *scene) toward() {
 	}
 	o := s.options("")
 	o.Toward = stats.Destinations{}
-	held := s.engine.Recorded().Devices
+	held := s.engine.Records().Recorded().Devices
 	for i, d := range held {
 		o.Toward[d.UUID] = stats.Destination{Device: held[1-i].UUID, Room: 4 * sceneGranularity}
 	}

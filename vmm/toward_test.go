@@ -30,7 +30,7 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 		fill(a, size, uint64(i))
 		all = append(all, a)
 	}
-	held, err := engine.Stats()
+	held, err := engine.Records().Stats()
 	require.NoError(t, err)
 	own, peers := held.Devices[0].UUID, held.Devices[0].Peers
 	require.Len(t, peers, 1)
@@ -74,7 +74,7 @@ func TestSomeContentsAreBack(t *testing.T) {
 		fill(all[i], size-2*mib, i)
 		clear(bytesAt(all[i]+size-2*mib, 2*mib))
 	}
-	held, err := engine.Stats()
+	held, err := engine.Records().Stats()
 	require.NoError(t, err)
 	o := name("t")
 	o.Toward = stats.Destinations{held.Devices[0].UUID: {Device: held.Devices[0].Peers[0], Room: 1 << 30}}
@@ -82,7 +82,7 @@ func TestSomeContentsAreBack(t *testing.T) {
 	hog, err := driver.MemCreate(sim.Stat("free:0")-2*size, 0) // room for two
 	require.NoError(t, err)
 	require.ErrorIs(t, resume(engine, o), cuda.OutOfMemory)
-	held, err = engine.Stats()
+	held, err = engine.Records().Stats()
 	require.NoError(t, err)
 	require.EqualValues(t, 2*size, held.Devices[0].Tags[0].PhysicalBytes)
 	require.EqualValues(t, (count-2)*size, held.Devices[0].Tags[0].PausedBytes)
@@ -110,7 +110,7 @@ func TestVerifiedInTurn(t *testing.T) {
 		all = append(all, malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost}))
 		fill(all[i], size, i)
 	}
-	held, err := engine.Stats()
+	held, err := engine.Records().Stats()
 	require.NoError(t, err)
 	o := name("t")
 	o.Verify = true

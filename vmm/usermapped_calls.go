@@ -16,9 +16,10 @@ var ErrNotOurs = errors.New("no memory of a region")
 // ErrMemoryPaused means that a call needs memory that is paused.
 var ErrMemoryPaused = errors.New("the memory is paused")
 
-// MemCreate is cuMemCreate in a region: memory as prop says, under a handle of the engine's. r.Size is in bytes.
+// Create is cuMemCreate in a region: memory as prop says, under a handle of the engine's. r.Size is in bytes.
 // Errors: ErrMargin, ErrLimit, *cuda.Error. (cuMemCreate)
-func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
+func (m UserMapped) Create(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
+	e := m.engine
 	s := &segment{size: r.Size, policy: r.policy()}
 	s.userMapped = &userMapped{size: r.Size, prop: prop, references: 1}
 	if err := e.obtain(&r, "creating", func(d *device, _ bool) error {
@@ -48,9 +49,10 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	return s.userMapped.handle, nil
 }
 
-// MemRelease is cuMemRelease. Memory that is mapped stays until it is unmapped.
+// Release is cuMemRelease. Memory that is mapped stays until it is unmapped.
 // Errors: ErrNotOurs, *cuda.Error. (cuMemRelease)
-func (e *Engine) MemRelease(handle cuda.Handle) error {
+func (m UserMapped) Release(handle cuda.Handle) error {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s, err := e.byHandle(handle)
@@ -64,10 +66,11 @@ func (e *Engine) MemRelease(handle cuda.Handle) error {
 	return err
 }
 
-// MemMap is cuMemMap of size bytes. Paused memory stays paused and comes back at the new address. MemMap refuses a
+// Map is cuMemMap of size bytes. Paused memory stays paused and comes back at the new address. Map refuses a
 // driver's own handle where paused memory is, and leaves it to the driver elsewhere. Errors: ErrNotOurs,
 // cuda.InvalidValue, cuda.NotSupported, *cuda.Error. (cuMemMap)
-func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle, flags uint64) error {
+func (m UserMapped) Map(address uintptr, size, offset uint64, handle cuda.Handle, flags uint64) error {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s, err := e.byHandle(handle)
@@ -134,9 +137,10 @@ func (e *Engine) mappedAgain(address uintptr, size uint64) (from, to int) {
 	return from, to
 }
 
-// MemUnmap is cuMemUnmap of whole mappings. For paused ones it drops the record. A release that the driver refuses is
+// Unmap is cuMemUnmap of whole mappings. For paused ones it drops the record. A release that the driver refuses is
 // made later. Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
-func (e *Engine) MemUnmap(address uintptr, size uint64) error {
+func (m UserMapped) Unmap(address uintptr, size uint64) error {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	// A release unlocks e.mu, so all mappings are noted before it: no pause may find one that the driver has unmapped.
@@ -161,9 +165,10 @@ func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 	return err
 }
 
-// MemSetAccess is cuMemSetAccess, of whole mappings; paused ones get the access when they come back.
+// SetAccess is cuMemSetAccess, of whole mappings; paused ones get the access when they come back.
 // Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemSetAccess)
-func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessDesc) error {
+func (m UserMapped) SetAccess(address uintptr, size uint64, descs []cuda.AccessDesc) error {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(descs) == 0 && e.overlapping(address, size) != nil {
@@ -187,9 +192,10 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	})
 }
 
-// MemAddressFree refuses to free addresses where memory of a region is mapped, even if it is paused. Errors:
+// AddressFree refuses to free addresses where memory of a region is mapped, even if it is paused. Errors:
 // cuda.InvalidValue, else ErrNotOurs.
-func (e *Engine) MemAddressFree(address uintptr, size uint64) error {
+func (m UserMapped) AddressFree(address uintptr, size uint64) error {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if s := e.overlapping(address, size); s != nil {
@@ -198,9 +204,10 @@ func (e *Engine) MemAddressFree(address uintptr, size uint64) error {
 	return ErrNotOurs
 }
 
-// MemRetain is cuMemRetainAllocationHandle: our handle of the memory mapped around an address, once more.
+// Retain is cuMemRetainAllocationHandle: our handle of the memory mapped around an address, once more.
 // Errors: ErrNotOurs.
-func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
+func (m UserMapped) Retain(address uintptr) (cuda.Handle, error) {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.overlapping(address, 1)
@@ -211,10 +218,11 @@ func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
 	return s.userMapped.handle, nil
 }
 
-// MemUse calls use with the driver's handle behind one of the engine's, and holds off pauses during the call. With
+// Use calls use with the driver's handle behind one of the engine's, and holds off pauses during the call. With
 // lend, use gives the memory itself away. Later pauses then leave it as it is, because its new users could not get
 // other memory. Errors: ErrNotOurs, cuda.NotSupported while it is paused, that of use.
-func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) error) error {
+func (m UserMapped) Use(handle cuda.Handle, lend bool, use func(cuda.Handle) error) error {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s, err := e.usable(handle, lend)
@@ -228,10 +236,11 @@ func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) err
 	return err
 }
 
-// Lend is MemUse for calls that may wait for other processes: it returns the driver's handle behind one of the
+// Pin is Use for calls that may wait for other processes: it returns the driver's handle behind one of the
 // engine's, and pauses leave the memory as it is until Unlend. Errors: ErrNotOurs, cuda.NotSupported while it is
 // paused.
-func (e *Engine) Lend(handle cuda.Handle) (cuda.Handle, error) {
+func (m UserMapped) Pin(handle cuda.Handle) (cuda.Handle, error) {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s, err := e.usable(handle, true)
@@ -242,8 +251,9 @@ func (e *Engine) Lend(handle cuda.Handle) (cuda.Handle, error) {
 	return s.extent.handle, nil
 }
 
-// Unlend takes a Lend back.
-func (e *Engine) Unlend(handle cuda.Handle) {
+// Unpin takes a Lend back.
+func (m UserMapped) Unpin(handle cuda.Handle) {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if s := e.userMapped.known[handle]; s != nil {

@@ -10,10 +10,11 @@ import (
 // handle. The rest is as with segments of Malloc (share.go, import.go). But an import has memory even while it is not
 // mapped, and a pause gives that up, so the import belongs to its tag until the program releases it.
 
-// ShareHandle names the memory behind a handle of MemCreate, or of ImportHandle, for other processes, and returns its
+// Name names the memory behind a handle of Create, or of Import, for other processes, and returns its
 // size in bytes. Share.PID is 0 for this process's own. Errors: ErrNotOurs, ErrNotShareable: the memory, or the
 // engine, was not made for that.
-func (e *Engine) ShareHandle(handle cuda.Handle) (share Share, size uint64, err error) {
+func (m UserMapped) Name(handle cuda.Handle) (share Share, size uint64, err error) {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s, err := e.byHandle(handle)
@@ -28,8 +29,9 @@ func (e *Engine) ShareHandle(handle cuda.Handle) (share Share, size uint64, err 
 	return Share{ID: e.sharing.name(s)}, s.userMapped.size, nil
 }
 
-// RetainShare is ImportHandle of the process's own memory: its handle, once more. Errors: ErrShareGone.
-func (e *Engine) RetainShare(id uint64) (cuda.Handle, error) {
+// RetainNamed is Import of the process's own memory: its handle, once more. Errors: ErrShareGone.
+func (m UserMapped) RetainNamed(id uint64) (cuda.Handle, error) {
+	e := m.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.sharing.shares[id]
@@ -44,10 +46,11 @@ func (e *Engine) RetainShare(id uint64) (cuda.Handle, error) {
 	return s.userMapped.handle, nil
 }
 
-// ImportHandle takes another process's memory, for the program to map, under a new handle of the engine's. It belongs
+// Import takes another process's memory, for the program to map, under a new handle of the engine's. It belongs
 // to the tag that it has there, and to the device by which the program uses it: a pause waits for that device. Errors:
 // ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemImportFromShareableHandle)
-func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err error) {
+func (m UserMapped) Import(ordinal int, share Share) (made cuda.Handle, err error) {
+	e := m.engine
 	defer e.audit(&err)
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -40,25 +40,25 @@ func (m *mapper) at(n int) uintptr { return m.base + uintptr(n*chunk) }
 
 // create makes memory and maps it as chunk n, without access yet.
 func (m *mapper) create(n int) cuda.Handle {
-	handle, err := m.engine.MemCreate(m.request, cuda.PinnedOn(m.request.Device))
+	handle, err := m.engine.UserMapped().Create(m.request, cuda.PinnedOn(m.request.Device))
 	require.NoError(m.t, err)
-	require.NoError(m.t, m.engine.MemMap(m.at(n), chunk, 0, handle, 0))
+	require.NoError(m.t, m.engine.UserMapped().Map(m.at(n), chunk, 0, handle, 0))
 	return handle
 }
 
 func (m *mapper) open(from, to int) {
-	require.NoError(m.t, m.engine.MemSetAccess(m.at(from), uint64((to-from)*chunk), onDevice0))
+	require.NoError(m.t, m.engine.UserMapped().SetAccess(m.at(from), uint64((to-from)*chunk), onDevice0))
 }
 
 func (m *mapper) unmap(from, to int, handles ...cuda.Handle) {
-	require.NoError(m.t, m.engine.MemUnmap(m.at(from), uint64((to-from)*chunk)))
+	require.NoError(m.t, m.engine.UserMapped().Unmap(m.at(from), uint64((to-from)*chunk)))
 	for _, h := range handles {
-		require.NoError(m.t, m.engine.MemRelease(h))
+		require.NoError(m.t, m.engine.UserMapped().Release(h))
 	}
 }
 
 func (m *mapper) end() {
-	require.ErrorIs(m.t, m.engine.MemAddressFree(m.base, chunks*chunk), vmm.ErrNotOurs)
+	require.ErrorIs(m.t, m.engine.UserMapped().AddressFree(m.base, chunks*chunk), vmm.ErrNotOurs)
 	require.NoError(m.t, m.driver.MemAddressFree(m.base, chunks*chunk))
 }
 
@@ -122,7 +122,7 @@ func TestUserMappedWhilePaused(t *testing.T) {
 	require.NoError(t, pause(engine, vmm.Options{}))
 
 	m.unmap(1, 2, handles[1])
-	require.ErrorIs(t, engine.MemRelease(handles[1]), cuda.InvalidValue)
+	require.ErrorIs(t, engine.UserMapped().Release(handles[1]), cuda.InvalidValue)
 	handles[1] = m.create(1) // active, between paused ones
 	m.open(0, 4)
 	fill(m.at(1), chunk, 9)
@@ -131,22 +131,22 @@ func TestUserMappedWhilePaused(t *testing.T) {
 	// A mapping of the driver's own among them.
 	plain, err := driver.MemCreate(chunk, 0)
 	require.NoError(t, err)
-	require.ErrorIs(t, engine.MemMap(m.at(2), chunk, 0, plain, 0), cuda.InvalidValue)
-	require.ErrorIs(t, engine.MemMap(m.at(4), chunk, 0, plain, 0), vmm.ErrNotOurs)
+	require.ErrorIs(t, engine.UserMapped().Map(m.at(2), chunk, 0, plain, 0), cuda.InvalidValue)
+	require.ErrorIs(t, engine.UserMapped().Map(m.at(4), chunk, 0, plain, 0), vmm.ErrNotOurs)
 	require.NoError(t, driver.MemMap(m.at(4), chunk, plain))
 	m.open(0, 5)
 	fill(m.at(4), chunk, 10)
 
 	// Contents go with the memory to another address.
-	require.NoError(t, engine.MemUnmap(m.at(3), chunk))
-	require.NoError(t, engine.MemMap(m.at(6), chunk, 0, handles[3], 0))
+	require.NoError(t, engine.UserMapped().Unmap(m.at(3), chunk))
+	require.NoError(t, engine.UserMapped().Map(m.at(6), chunk, 0, handles[3], 0))
 	m.open(6, 7)
 
-	require.ErrorIs(t, engine.MemUnmap(m.at(0), chunk/2), cuda.InvalidValue)
-	require.ErrorIs(t, engine.MemUnmap(m.at(0)+mib, chunk), cuda.InvalidValue)
-	require.Error(t, engine.MemUnmap(m.at(5), 2*chunk)) // nothing is at 5
-	require.ErrorIs(t, engine.MemAddressFree(m.base, chunks*chunk), cuda.InvalidValue)
-	require.ErrorIs(t, engine.MemUse(handles[0], false, nil), cuda.NotSupported)
+	require.ErrorIs(t, engine.UserMapped().Unmap(m.at(0), chunk/2), cuda.InvalidValue)
+	require.ErrorIs(t, engine.UserMapped().Unmap(m.at(0)+mib, chunk), cuda.InvalidValue)
+	require.Error(t, engine.UserMapped().Unmap(m.at(5), 2*chunk)) // nothing is at 5
+	require.ErrorIs(t, engine.UserMapped().AddressFree(m.base, chunks*chunk), cuda.InvalidValue)
+	require.ErrorIs(t, engine.UserMapped().Use(handles[0], false, nil), cuda.NotSupported)
 
 	require.NoError(t, resume(engine, vmm.Options{}))
 	for n, seed := range map[int]uint64{0: 0, 1: 9, 2: 2, 4: 10, 6: 3} {
@@ -174,25 +174,25 @@ func TestUserMappedComesBackUnmapped(t *testing.T) {
 			require.NoError(t, pause(engine, o))
 			m.unmap(0, 2)
 			m.unmap(3, 4, handles[3])
-			require.NoError(t, engine.MemMap(m.at(1), chunk, 0, handles[1], 0))
+			require.NoError(t, engine.UserMapped().Map(m.at(1), chunk, 0, handles[1], 0))
 			none := []cuda.AccessDesc{{Location: onDevice0[0].Location}}
-			require.NoError(t, engine.MemSetAccess(m.at(2), chunk, none))
+			require.NoError(t, engine.UserMapped().SetAccess(m.at(2), chunk, none))
 			require.EqualValues(t, 3*chunk, tagStats(t, engine, "weights").PausedBytes)
 
 			if function != "" {
 				sim.Fail(function, 2, int(cuda.OutOfMemory))
 			}
 			for resume(engine, o) != nil {
-				require.True(t, engine.Gated())
+				require.True(t, engine.Records().Gated())
 				engine.FreeDeferred() // what else was refused
 				require.Zero(t, sim.Stat("handles"), function)
 				require.EqualValues(t, 1, sim.Stat("reservations"), function)
 			}
-			require.False(t, engine.Gated())
+			require.False(t, engine.Records().Gated())
 			engine.FreeDeferred()
 			require.EqualValues(t, 1, sim.Stat("reservations"), function)
-			require.NoError(t, engine.MemUse(handles[0], false, func(cuda.Handle) error { return nil }))
-			require.NoError(t, engine.MemMap(m.at(4), chunk, 0, handles[0], 0))
+			require.NoError(t, engine.UserMapped().Use(handles[0], false, func(cuda.Handle) error { return nil }))
+			require.NoError(t, engine.UserMapped().Map(m.at(4), chunk, 0, handles[0], 0))
 			m.open(4, 5)
 			m.open(1, 3)
 			for n, at := range []int{4, 1, 2} {
@@ -206,7 +206,7 @@ func TestUserMappedComesBackUnmapped(t *testing.T) {
 			require.Zero(t, sim.Stat("handles"))
 			m.unmap(1, 3, handles[1:3]...)
 			m.unmap(4, 5, handles[0]) // while it is paused: there is nothing left to come back
-			require.False(t, engine.Gated())
+			require.False(t, engine.Records().Gated())
 			require.NoError(t, resume(engine, o))
 			require.Zero(t, sim.Stat("handles"))
 			m.end()
@@ -218,8 +218,8 @@ func TestUserMappedThatStays(t *testing.T) {
 	sim, engine, m := mapped(t, 1, weights)
 	closed, lent := m.create(0), m.create(1)
 	m.open(1, 2)
-	require.NoError(t, engine.MemUse(lent, true, func(cuda.Handle) error { return nil }))
-	again, err := engine.MemRetain(m.at(1) + mib)
+	require.NoError(t, engine.UserMapped().Use(lent, true, func(cuda.Handle) error { return nil }))
+	again, err := engine.UserMapped().Retain(m.at(1) + mib)
 	require.NoError(t, err)
 	require.Equal(t, lent, again)
 	fill(m.at(1), chunk, 1)
@@ -233,9 +233,9 @@ func TestUserMappedThatStays(t *testing.T) {
 	require.ErrorIs(t, engine.Free(m.at(1), false), vmm.ErrInvalidAddress)
 
 	// Released first, unmapped later.
-	require.NoError(t, engine.MemRelease(lent))
-	require.NoError(t, engine.MemRelease(again))
-	require.ErrorIs(t, engine.MemRelease(lent), cuda.InvalidValue)
+	require.NoError(t, engine.UserMapped().Release(lent))
+	require.NoError(t, engine.UserMapped().Release(again))
+	require.ErrorIs(t, engine.UserMapped().Release(lent), cuda.InvalidValue)
 	requireFilled(t, m.at(1), chunk, 1)
 	m.unmap(0, 2, closed)
 	require.Zero(t, sim.Stat("handles"))
@@ -271,17 +271,17 @@ func TestUserMappedAndFailures(t *testing.T) {
 
 			// And those of the program itself.
 			sim.Fail(function, 1, int(cuda.OutOfMemory))
-			if handle, err := engine.MemCreate(m.request, cuda.PinnedOn(0)); err == nil {
-				for engine.MemMap(m.at(2), chunk, 0, handle, 0) != nil {
+			if handle, err := engine.UserMapped().Create(m.request, cuda.PinnedOn(0)); err == nil {
+				for engine.UserMapped().Map(m.at(2), chunk, 0, handle, 0) != nil {
 					require.Equal(t, "cuMemMap", function)
 				}
-				for engine.MemSetAccess(m.at(2), chunk, onDevice0) != nil {
+				for engine.UserMapped().SetAccess(m.at(2), chunk, onDevice0) != nil {
 					require.Equal(t, "cuMemSetAccess", function)
 				}
-				for engine.MemUnmap(m.at(2), chunk) != nil {
+				for engine.UserMapped().Unmap(m.at(2), chunk) != nil {
 					require.Equal(t, "cuMemUnmap", function)
 				}
-				for engine.MemRelease(handle) != nil {
+				for engine.UserMapped().Release(handle) != nil {
 					require.Equal(t, "cuMemRelease", function)
 				}
 			} else {
@@ -339,10 +339,10 @@ func TestUserMappedRangeBesidePause(t *testing.T) {
 	sim, engine, m := mapped(t, 1, weights)
 	engine.CheckInvariants(true)
 	for _, h := range m.fill(4) {
-		require.NoError(t, engine.MemRelease(h))
+		require.NoError(t, engine.UserMapped().Release(h))
 	}
 	sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
-	require.ErrorIs(t, engine.MemUnmap(m.at(0), 4*chunk), cuda.Unknown) // nothing has changed
+	require.ErrorIs(t, engine.UserMapped().Unmap(m.at(0), 4*chunk), cuda.Unknown) // nothing has changed
 	cycle(t, engine, name("weights"))
 	for n := range 4 {
 		requireFilled(t, m.at(n), chunk, uint64(n))
@@ -367,8 +367,8 @@ func TestUserMappedAndReset(t *testing.T) {
 	engine.Reset(0)
 	require.Zero(t, sim.Stat("handles"))
 	m.unmap(0, 2, handles[0])
-	require.ErrorIs(t, engine.MemMap(m.at(0), chunk, 0, handles[1], 0), cuda.InvalidValue)
-	require.NoError(t, engine.MemRelease(handles[1]))
+	require.ErrorIs(t, engine.UserMapped().Map(m.at(0), chunk, 0, handles[1], 0), cuda.InvalidValue)
+	require.NoError(t, engine.UserMapped().Release(handles[1]))
 	handles = m.fill(1)
 	cycle(t, engine, vmm.Options{})
 	requireFilled(t, m.at(0), chunk, 0)
@@ -397,11 +397,11 @@ func TestUserMappedAndMargin(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	r := weights
 	r.Size, r.Margin = chunk, sim.Stat("total:0")
-	_, err := engine.MemCreate(r, cuda.PinnedOn(0))
+	_, err := engine.UserMapped().Create(r, cuda.PinnedOn(0))
 	require.ErrorIs(t, err, vmm.ErrMargin)
 	r.Margin = 0
 	r.Device = 7
-	_, err = engine.MemCreate(r, cuda.PinnedOn(7))
+	_, err = engine.UserMapped().Create(r, cuda.PinnedOn(7))
 	require.Error(t, err)
 }
 
@@ -409,7 +409,7 @@ func TestUserMappedAndMargin(t *testing.T) {
 // later.
 func TestUserMappedReleasedLate(t *testing.T) {
 	sim, engine, m := mapped(t, 1, vmm.Request{})
-	require.NoError(t, engine.MemRelease(m.create(0)))
+	require.NoError(t, engine.UserMapped().Release(m.create(0)))
 	end := at("cuMemRelease", func() error { return cuda.Unknown })
 	defer end()
 	m.unmap(0, 1)
@@ -428,8 +428,8 @@ func TestUserMappedAtSeveralAddresses(t *testing.T) {
 	handle := m.create(0)
 	m.open(0, 1)
 	for n := 1; n < 4; n++ {
-		require.NoError(t, engine.MemMap(m.at(n), chunk, 0, handle, 0))
-		require.ErrorIs(t, engine.MemSetAccess(m.at(n), chunk, onDevice0), vmm.ErrNotOurs)
+		require.NoError(t, engine.UserMapped().Map(m.at(n), chunk, 0, handle, 0))
+		require.ErrorIs(t, engine.UserMapped().SetAccess(m.at(n), chunk, onDevice0), vmm.ErrNotOurs)
 		require.NoError(t, driver.MemSetAccessOf(m.at(n), chunk, onDevice0))
 	}
 	fill(m.at(0), chunk, 7)
@@ -437,15 +437,15 @@ func TestUserMappedAtSeveralAddresses(t *testing.T) {
 	require.NoError(t, pause(engine, vmm.Options{}))
 	require.EqualValues(t, chunk, sim.Stat("used:0"))
 	requireFilled(t, m.at(2), chunk, 7)
-	require.NoError(t, engine.MemUnmap(m.at(1), 3*chunk))
+	require.NoError(t, engine.UserMapped().Unmap(m.at(1), 3*chunk))
 	require.NoError(t, pause(engine, vmm.Options{}))
 	require.Zero(t, sim.Stat("used:0"))
-	require.ErrorIs(t, engine.MemMap(m.at(1), chunk, 0, handle, 0), cuda.NotSupported)
+	require.ErrorIs(t, engine.UserMapped().Map(m.at(1), chunk, 0, handle, 0), cuda.NotSupported)
 	require.NoError(t, resume(engine, vmm.Options{}))
 	requireFilled(t, m.at(0), chunk, 7)
-	require.NoError(t, engine.MemMap(m.at(1), chunk, 0, handle, 0))
-	require.NoError(t, engine.MemUnmap(m.at(0), 2*chunk))
-	require.NoError(t, engine.MemRelease(handle))
+	require.NoError(t, engine.UserMapped().Map(m.at(1), chunk, 0, handle, 0))
+	require.NoError(t, engine.UserMapped().Unmap(m.at(0), 2*chunk))
+	require.NoError(t, engine.UserMapped().Release(handle))
 	require.Zero(t, sim.Stat("used:0"))
 	m.end()
 }

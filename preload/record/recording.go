@@ -86,7 +86,7 @@ func writeFigures(e *vmm.Engine) {
 		figures.recording, figures.known = now, nil
 	}
 	known := map[figuresOf]C.struct_trace_figures{}
-	for _, d := range e.Recorded().Devices {
+	for _, d := range e.Records().Recorded().Devices {
 		for _, t := range d.Tags {
 			name := stats.TagName(t.Tag)
 			key := figuresOf{d.Device, name}
@@ -119,7 +119,7 @@ func Start(file string) error {
 		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))
 	}
 	if e := engine.Load(); e != nil {
-		e.Allocations(func(a vmm.Allocation) { Allocation(a, true) })
+		e.Records().Allocations(func(a vmm.Allocation) { Allocation(a, true) })
 		writeFigures(e)
 	}
 	return nil

@@ -323,7 +323,7 @@ func TestHostMemory(t *testing.T) {
 			require.ErrorIs(t, err, pool.ErrOutOfMemory)
 			require.ErrorContains(t, err, "of host memory")
 
-			stats, err := w.engine.Stats()
+			stats, err := w.engine.Records().Stats()
 			require.NoError(t, err)
 			for _, d := range stats.Devices {
 				require.Zero(t, d.PoolBytes, "that is of device memory")
