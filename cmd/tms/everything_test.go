@@ -15,6 +15,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/hermetic"
+	"tms/vmm/stats"
 )
 
 // whole is a process with 24 MiB of weights, 8 of cache and 40 that are not pausable, and another that sees how much of
@@ -43,6 +44,19 @@ func startWhole(t *testing.T, environment ...string) *whole {
 func (w *whole) requireFree(mebibytes int) {
 	w.t.Helper()
 	require.Equal(w.t, mebibytes, w.other.count("free"))
+}
+
+// comesBack waits until the process has resumed all of its memory itself, with its contents.
+func (w *whole) comesBack() {
+	w.t.Helper()
+	isPaused := func(t stats.Tag) bool { return t.PausedBytes > 0 }
+	require.Eventually(w.t, func() bool {
+		state, err := status(w.Process.Pid, time.Minute)
+		return err == nil && !slices.ContainsFunc(state.Stats.Devices, func(d stats.Device) bool {
+			return slices.ContainsFunc(d.Tags, isPaused)
+		})
+	}, time.Minute, 10*time.Millisecond)
+	w.comesToFree(56)
 }
 
 // comesToFree waits until others could have so much, and the process's calls go on.
@@ -133,7 +147,7 @@ func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
 	dies(t, "GetState:1", pause...)
 	w.asBefore()
 	dies(t, "Lock:1", pause...) // after our pause, which the process itself undoes
-	w.comesToFree(56)
+	w.comesBack()
 	w.do("check")
 	succeeds(t, "pause", w.number(), "--force") // it can be paused like others
 	w.resumed()
@@ -237,7 +251,7 @@ func TestAnInterruptedCommand(t *testing.T) {
 	require.Contains(t, interrupted(t, pausing, "pause", w.number(), "--everything", "--force"), "interrupted")
 	// The pause that had begun is completed, and then undone.
 	require.Eventually(t, func() bool { return w.doing() == "" }, time.Minute, time.Millisecond)
-	w.comesToFree(56)
+	w.comesBack()
 	w.asBefore()
 }
 
