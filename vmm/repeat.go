@@ -1,10 +1,6 @@
 package vmm
 
-import (
-	"sync"
-
-	"tms/vmm/cuda"
-)
+import "tms/vmm/cuda"
 
 // A program that runs in steps frees memory in the order of a stream and allocates as much there at once. Its own
 // threads can do both without the engine: an allocation is offered to them with the event that a free records. What
@@ -42,48 +38,6 @@ type offered struct {
 	number int
 	line   *line
 	mark   *mark
-}
-
-// lock is the engine's lock.
-type lock struct {
-	sync.Mutex
-	locked func()
-}
-
-// lockWatched is called by the thread that holds a lock, when it has taken the lock and when it is about to let it go.
-// Tests alone set it.
-var lockWatched func(taken bool)
-
-func watchLock(taken bool) {
-	if lockWatched != nil {
-		lockWatched(taken)
-	}
-}
-
-func (l *lock) Lock() {
-	l.Mutex.Lock()
-	watchLock(true)
-	l.locked()
-}
-
-// lockAlone leaves the offers where they are.
-func (l *lock) lockAlone() {
-	l.Mutex.Lock()
-	watchLock(true)
-}
-
-func (l *lock) TryLock() bool {
-	locked := l.Mutex.TryLock()
-	if locked {
-		watchLock(true)
-		l.locked()
-	}
-	return locked
-}
-
-func (l *lock) Unlock() {
-	watchLock(false)
-	l.Mutex.Unlock()
 }
 
 // lockFor locks mu for an allocation, which the offers of live memory do not concern. The caller unlocks mu.
