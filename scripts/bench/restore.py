@@ -44,12 +44,16 @@ MiB = 1 << 20
 MARGIN = 64 * MiB  # as tms wants, beside what a restore needs
 PROGRAMS = int(os.environ.get("ROOM_PROGRAMS", "24"))
 LONGEST = os.environ.get("ROOM_STORM", "0.3")  # seconds
-WAYS = tuple(os.environ.get("ROOM_WAYS", "look hold settle late drip").split())
+ALL_WAYS = ("look", "hold", "settle", "late", "drip")
+WAYS = tuple(os.environ.get("ROOM_WAYS", " ".join(ALL_WAYS)).split())
 DRIP, PIECE, LEAST = 16, 2 * MiB, 8 * MiB  # held pieces; one is given back when less is free
 INDEX = int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
 OUT_OF_MEMORY = 2
 
-driver = ctypes.CDLL("libcuda.so.1")
+try:
+    driver = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    sys.exit(f"restore: {error}; this benchmark needs a GPU")
 
 
 class Memory(ctypes.Structure):
@@ -367,7 +371,16 @@ class Storm:
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 120
+    try:
+        seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        sys.exit(f"restore: SECONDS is {sys.argv[1]!r}; it takes a number above 0")
+    if not WAYS or not set(WAYS) <= set(ALL_WAYS):
+        sys.exit(
+            f"restore: ROOM_WAYS is {' '.join(WAYS)!r}; it takes some of: {' '.join(ALL_WAYS)}"
+        )
     device = Device()
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         cost(device, 600 * MiB)
