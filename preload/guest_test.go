@@ -45,9 +45,11 @@ func TestUnusedCostsLittle(t *testing.T) {
 	without := run(t, "/bin/cat", look, "LD_PRELOAD="+noop)
 	with.succeeded(t)
 	without.succeeded(t)
-	more := field(t, with.stdout, "Rss") - field(t, without.stdout, "Rss")
-	t.Logf("resident memory over a library that does nothing: %d KiB", more)
-	require.LessOrEqual(t, more, 512)
+	// Resident pages of the file are no measure: the kernel maps as many around each touched one as its cache holds
+	// together. Anonymous memory is what each process pays for.
+	over := func(name string) int { return field(t, with.stdout, name) - field(t, without.stdout, name) }
+	t.Logf("over a library that does nothing: %d KiB anonymous, %d KiB resident", over("Anonymous"), over("Rss"))
+	require.LessOrEqual(t, over("Anonymous"), 128)
 	require.Equal(t, 1, field(t, with.stdout, "Threads"))
 	for _, mask := range []string{"SigCgt", "SigIgn", "SigBlk"} {
 		line := regexp.MustCompile(mask + `:\s+\S+`)
