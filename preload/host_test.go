@@ -162,7 +162,7 @@ func eachMajor() []string {
 	return majors[1:]
 }
 
-// Programs that need nothing but their arguments and environment; docs/rationale.md names tests of others.
+// Programs that need nothing but their arguments and environment; docs/design names tests of others.
 func TestHosts(t *testing.T) {
 	for _, h := range []struct{ host, environment string }{
 		{"edges", ""}, {"asleep", ""}, {"backup", ""}, {"storm own", ""}, {"storm one", ""}, {"incremental", ""},

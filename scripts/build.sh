@@ -33,7 +33,7 @@ require_cc
 
 say() { printf '== %s\n' "$*"; }
 
-# The runtime is compiled from copies of four of its files (docs/rationale.md, "Signals" and "Descriptors").
+# The runtime is compiled from copies of four of its files (docs/design/signals.md and start.md).
 #
 # It unblocks SIGCHLD and SIGPROF in every thread it touches, so a host that waits for them with sigtimedwait or
 # signalfd would lose them. A library has no use for either: the copy of that one table lacks the flag.

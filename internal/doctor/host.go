@@ -22,7 +22,7 @@ const addressSpaceNeeded = 16 << 30
 // allocator would reserve 64 MiB for each.
 const addressSpaceAmple = 64 << 30
 
-// examineAddressSpace: the other limits of docs/rationale.md ("Limits") end no program, and the library names them.
+// examineAddressSpace: the other limits of docs/design/limits.md end no program, and the library names them.
 func (r *Report) examineAddressSpace(p *process) {
 	self := "self"
 	if p != nil {

@@ -1,5 +1,5 @@
 /* enter lets threads of the host into Go, and out. It wakes the runtime at the first call that needs the engine, never
- * at load (docs/rationale.md, "The deferred start"), knows when a fork has left the runtime behind, and keeps each
+ * at load (docs/design/start.md), knows when a fork has left the runtime behind, and keeps each
  * thread's data. threads.c and memory.c have Go's own threads and memory, handlers.c has signals. */
 #define _GNU_SOURCE
 #include "goruntime.h"

@@ -1,6 +1,6 @@
 /* memory serves the Go runtime's requests for system memory. The runtime aborts the process when it gets none, so it
  * gets memory that was reserved before. Calls that enter Go reserve more first; there a refusal is a code (room.go).
- * See docs/rationale.md, "Limits". */
+ * See docs/design/limits.md. */
 #define _GNU_SOURCE
 #include "goruntime.h"
 

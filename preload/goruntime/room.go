@@ -18,7 +18,7 @@ import (
 )
 
 // The Go runtime ends the process when it finds no thread or no memory. So an allocation that the limits of the
-// process leave no room for is refused beforehand (docs/rationale.md, "Limits").
+// process leave no room for is refused beforehand (docs/design/limits.md).
 
 // devices has a bit for each device whose threads exist.
 var devices atomic.Uint64

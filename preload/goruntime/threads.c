@@ -1,5 +1,5 @@
 /* threads makes the Go runtime's threads. The runtime aborts the process when it cannot make one, so they are made
- * ahead and wait here. See docs/rationale.md, "Limits". */
+ * ahead and wait here. See docs/design/limits.md. */
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "forward.h"

@@ -1,7 +1,7 @@
 """Puts the torch_memory_saver of libtms on sys.path, before this environment's site-packages.
 
 Python calls this at each start, because of libtms_torch_memory_saver.pth, from 3.15 on .start. No
-file of another distribution is replaced: docs/rationale.md, "Two packages of one name", says why.
+file of another distribution is replaced: docs/design/packages.md says why.
 """
 
 import os

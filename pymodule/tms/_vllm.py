@@ -4,7 +4,7 @@ It also registers the load format "tms" (tms._vllm_loader) in workers that ask f
 engine without requests give way without its cache (tms._vllm_share).
 
 A worker asks the sleep-mode backend "tms" (tms._vllm_backend) to sleep and wake up, and `Allocator`
-takes the place of its `CuMemAllocator` (docs/rationale.md, "vLLM").
+takes the place of its `CuMemAllocator` (docs/design/engines.md).
 
 What this module uses of vLLM was read in 0.26.0 and 0.33.0; tests/engines/test_vllm_plugin.py
 compares the names and signatures with the installed vLLM.

@@ -1,7 +1,7 @@
 // Command deferrelocations edits libtms.so after linking: relocations of the Go data (section
 // .tms_godata) are taken from what the dynamic loader processes and left for enter.c to apply when
 // the Go runtime is first needed. A process that only inherits the library then touches none of
-// those pages. See docs/rationale.md, "The deferred start".
+// those pages. See docs/design/start.md.
 //
 // The relative relocations of .rela.dyn are put into a new order: those to keep, all others, those
 // to defer. DT_RELASZ and DT_RELACOUNT then end before the deferred ones, and the two words of

@@ -9,7 +9,7 @@
  *     sum = sum * r + k[0] * w[0] + ... + k[7] * w[7]
  *
  * and the digest of the block is the sum over t of sum_t * q^t. That is done twice, with independent
- * keys r, k, q. docs/rationale.md has the odds of a collision. */
+ * keys r, k, q. docs/design/digest.md has the odds of a collision. */
 #ifndef DIGEST_H
 #define DIGEST_H
 

@@ -1,5 +1,5 @@
 // Package server answers at the control socket of a process; package control has the protocol. One thread serves all
-// clients and waits for none of them, with a descriptor table of its own (docs/rationale.md, "Control"). So it hands
+// clients and waits for none of them, with a descriptor table of its own (docs/design/control.md). So it hands
 // what takes time, or opens descriptors for the process, to other threads, and looks at its clients now and then until
 // that is done. Package rights says what the process takes back when a client goes.
 package server

@@ -21,7 +21,7 @@ type Store struct {
 	garbage *reclaim.Kind // buffers whose last contents were discarded
 }
 
-// Measured on a host of 16 cores (docs/rationale.md): more registrars only wait for each other.
+// Measured on a host of 16 cores (docs/design/host-memory.md): more registrars only wait for each other.
 const (
 	maxRegistration = 4 << 30 // the most that is registered, and copied, at once
 	registrars      = 2       // threads that register

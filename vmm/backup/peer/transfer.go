@@ -8,7 +8,7 @@ import (
 	"tms/vmm/backup/internal/copying"
 )
 
-// A chunk is mapped during the copies to the one before it. docs/rationale.md has the speeds of other sizes. One stream
+// A chunk is mapped during the copies to the one before it. docs/design/devices.md has the speeds of other sizes. One stream
 // fills the link; more made no difference.
 const chunkSize = 256 << 20
 

@@ -40,7 +40,7 @@ type Registration struct {
 }
 
 // PieceSize is how much of a buffer a thread touches at a time. Measured on a host of 16 cores
-// (docs/rationale.md): smaller pieces cost more calls, larger ones leave threads idle at the ends.
+// (docs/design/host-memory.md): smaller pieces cost more calls, larger ones leave threads idle at the ends.
 const PieceSize = 32 << 20
 
 const (
@@ -123,7 +123,7 @@ func (b *Buffer) Pieces() []Piece {
 }
 
 // Touch makes pages exist, by writing to each, and reports whether their registration is complete with them.
-// madvise(MADV_POPULATE_WRITE) was slower (docs/rationale.md).
+// madvise(MADV_POPULATE_WRITE) was slower (docs/design/host-memory.md).
 func (b *Buffer) Touch(p Piece) (complete bool) {
 	memory := b.Bytes(p.offset, p.size)
 	for at := 0; at < len(memory); at += smallPage {
