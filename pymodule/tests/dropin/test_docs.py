@@ -16,7 +16,7 @@ from simulator import BUILD, HANGS, PYMODULE, environment
 
 ROOT = PYMODULE.parent
 EXAMPLES = ROOT / "docs" / "examples"
-DOCUMENTS = [ROOT / "README.md", PYMODULE / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", PYMODULE / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def test_readme_example() -> None:
