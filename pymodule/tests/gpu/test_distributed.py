@@ -1,7 +1,7 @@
 """tms.distributed on as many GPUs as there are, up to TMS_TEST_RANKS (8): figures, and training.
 
 TMS_TEST_RANK_GIB is the size of a GPU's contents (16). The figures are printed as JSON lines, for
-docs/benchmarks.md: by `pytest -s`, or in the log of scripts/gpu-test.sh.
+docs/measurements/ranks.md: by `pytest -s`, or in the log of scripts/gpu-test.sh.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import (
 	"tms/vmm/backup/internal/copying"
 )
 
-// A chunk is mapped during the copies to the one before it. docs/design/devices.md has the speeds of other sizes. One stream
-// fills the link; more made no difference.
+// A chunk is mapped during the copies to the chunk before it. One stream fills the link; more made no difference.
+// docs/design/devices.md has the speeds of other sizes.
 const chunkSize = 256 << 20
 
 // fill maps a range chunk by chunk, and makes each chunk's copies after it.
