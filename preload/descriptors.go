@@ -10,7 +10,7 @@ import (
 	"tms/internal/control/server"
 )
 
-// descriptors is a backup.Descriptors: the thread of the process's own socket keeps them (server/hold.go).
+// descriptors is a store.Descriptors: the thread of the process's own socket keeps them (server/hold.go).
 type descriptors struct{}
 
 func (descriptors) Keep(descriptor int) (number uint64, err error) {

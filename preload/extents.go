@@ -12,7 +12,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// extents is a peer.Extents: the keeper has them. It is not started for that, and a pause hardly waits for one that is
+// extents is a store.Reserve: the keeper has them. It is not started for that, and a pause hardly waits for one that is
 // stopped.
 type extents struct{}
 

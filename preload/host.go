@@ -12,9 +12,8 @@ import (
 	"tms/preload/goruntime"
 	"tms/preload/record"
 	"tms/vmm"
-	"tms/vmm/backup"
-	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // host is this process as the engine sees it, a vmm.Host.
@@ -82,7 +81,7 @@ func (host) Holders(uuid string) string { return holders(uuid) }
 func (host) Ledger() *hostmemory.Ledger { return ledger }
 
 // Descriptors are kept by the thread of the process's own socket.
-func (host) Descriptors() backup.Descriptors { return descriptors{} }
+func (host) Descriptors() store.Descriptors { return descriptors{} }
 
 // Reserved memory is the keeper's.
-func (host) Reserved() peer.Extents { return extents{} }
+func (host) Reserved() store.Reserve { return extents{} }

@@ -445,7 +445,7 @@ func withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
 //export tmsKeptManifest
 func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
 	return withKept(handle, func(s *keptSet) error {
-		store(size, C.size_t(len(s.file.Manifest)))
+		write(size, C.size_t(len(s.file.Manifest)))
 		if buffer != nil {
 			copy(unsafe.Slice((*byte)(buffer), capacity), s.file.Manifest)
 		}
@@ -460,15 +460,15 @@ func tmsKeptChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, byte
 			return cuda.Refuse(cuda.InvalidValue, "the set has %d chunks mapped here, and no number %d",
 				len(s.addresses), index)
 		}
-		store(address, C.uintptr_t(s.addresses[index]))
-		store(bytes, C.size_t(s.Chunks[index].Bytes))
-		store(device, C.int(s.ordinal))
+		write(address, C.uintptr_t(s.addresses[index]))
+		write(bytes, C.size_t(s.Chunks[index].Bytes))
+		write(device, C.int(s.ordinal))
 		return nil
 	})
 }
 
-// store writes where a C program wants it.
-func store[T any](to *T, value T) {
+// write writes where a C program wants it.
+func write[T any](to *T, value T) {
 	if to != nil {
 		*to = value
 	}

@@ -27,9 +27,9 @@ import (
 	"tms/preload/record"
 	_ "tms/region" // the C functions that hold the threads' settings
 	"tms/vmm"
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/pool/source"
+	"tms/vmm/store"
 )
 
 func main() {}
@@ -404,9 +404,9 @@ func tmsLive(address unsafe.Pointer, size C.size_t, ranges *C.size_t, count C.si
 			e.ForgetLive(nil)
 			return nil
 		}
-		live, pairs := make([]backup.Range, count), unsafe.Slice(ranges, 2*count)
+		live, pairs := make([]store.Range, count), unsafe.Slice(ranges, 2*count)
 		for i := range live {
-			live[i] = backup.Range{Offset: uint64(pairs[2*i]), Size: uint64(pairs[2*i+1])}
+			live[i] = store.Range{Offset: uint64(pairs[2*i]), Size: uint64(pairs[2*i+1])}
 		}
 		return e.Live(uintptr(address), uint64(size), live)
 	}))

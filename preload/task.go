@@ -15,9 +15,9 @@ import (
 	"tms/preload/goruntime"
 	"tms/preload/record"
 	"tms/vmm"
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
+	"tms/vmm/store"
 )
 
 // tryFor is the time after which a resume that waits for memory checks whether it is withdrawn.
@@ -71,7 +71,7 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 			reply.Stays = stays.Error()
 		}
 	}
-	var short *backup.Shortage
+	var short *store.Shortage
 	if errors.As(err, &short) {
 		reply.Host, reply.HostAvailable = short.Needed, short.Available
 	}

@@ -64,7 +64,7 @@ ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_si
 }
 
 check_race() { # what has threads of its own; the soak has all packages
-	tests -short -race ./vmm ./vmm/backup/... ./vmm/reclaim ./vmm/pool/bfc ./vmm/pool/lifetime ./vmm/pool/program \
+	tests -short -race ./vmm ./vmm/store ./vmm/reclaim ./vmm/pool/bfc ./vmm/pool/lifetime ./vmm/pool/program \
 		./vmm/pool/torch ./internal/control/client ./internal/control/server ./internal/top
 }
 

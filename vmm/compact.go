@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"tms/internal/backoff"
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // Compactor lets the engine move live memory: it stops the program's threads at the gate, waits until the devices are
@@ -75,7 +75,7 @@ func (e *Engine) canCompact(x *extent) bool {
 // moment, or the driver refuses twice, its segments are paused with their contents, as by a gated pause; Compact then
 // tries for a while to resume them.
 //
-// The caller has closed the gate, and the devices are idle. Errors: cuda.OutOfMemory, backup.ErrHostMemory, *cuda.Error.
+// The caller has closed the gate, and the devices are idle. Errors: cuda.OutOfMemory, store.ErrHostMemory, *cuda.Error.
 // (cuMemCreate, cuMemAddressReserve, cuMemMap, cuMemSetAccess, cuMemcpyDtoDAsync, cuMemUnmap, cuMemRelease)
 func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
 	defer e.audit(&err)
@@ -248,9 +248,9 @@ func (e *Engine) copyAside(b *batch, parts []*extent) error {
 // extent is given back.
 func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error {
 	segments := filter(x.segments, func(s *segment) bool { return s.state != slack })
-	items := make([]backup.Item, len(segments))
+	items := make([]store.Item, len(segments))
 	for i, s := range segments {
-		items[i] = backup.Item{Span: s.backupSpan(), Parts: s.all()}
+		items[i] = store.Item{Span: s.backupSpan(), Parts: s.all()}
 	}
 	if err := e.host.Check(b.job.Budget, items); err != nil {
 		return err

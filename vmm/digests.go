@@ -5,9 +5,9 @@ import (
 	"fmt"
 
 	"tms/internal/guard"
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
+	"tms/vmm/store"
 )
 
 // loadHasher compiles the kernel of the content hash in the background, so that no pause waits for it. The caller
@@ -60,19 +60,19 @@ func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment]
 }
 
 // blocks lists the wanted blocks of a size in bytes, and joins neighbours.
-func blocks(size uint64, wanted func(block int) bool) backup.Ranges {
-	var list []backup.Range
+func blocks(size uint64, wanted func(block int) bool) store.Ranges {
+	var list []store.Range
 	for i := 0; uint64(i)*digest.BlockSize < size; i++ {
 		if wanted(i) {
 			list = append(list, blockOf(size, i))
 		}
 	}
-	return backup.Union(list)
+	return store.Union(list)
 }
 
-func blockOf(size uint64, block int) backup.Range {
+func blockOf(size uint64, block int) store.Range {
 	offset := uint64(block) * digest.BlockSize
-	return backup.Range{Offset: offset, Size: min(digest.BlockSize, size-offset)}
+	return store.Range{Offset: offset, Size: min(digest.BlockSize, size-offset)}
 }
 
 // verify compares blocks of resumed segments, if all of the block comes back, with the sums taken before the pause.
@@ -84,7 +84,7 @@ func (e *Engine) verify(b *batch, resumed []*segment) error {
 	}
 	for _, s := range restored {
 		wrong := blocks(s.length(), func(i int) bool {
-			block := backup.Ranges{blockOf(s.length(), i)}
+			block := store.Ranges{blockOf(s.length(), i)}
 			return s.sums[i] != now[s][i] && block.Without(s.back().lost).Bytes() == block.Bytes()
 		})
 		if len(wrong) > 0 {

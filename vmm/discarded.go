@@ -3,7 +3,7 @@ package vmm
 import (
 	"time"
 
-	"tms/vmm/backup"
+	"tms/vmm/store"
 )
 
 // awaitTime is the least time that an operation may wait for what it has discarded; see discarded.await.
@@ -13,11 +13,11 @@ const awaitTime = 20 * time.Millisecond
 // and expect the system to have back the memory of contents that are not kept.
 type discarded struct {
 	start    time.Time // of the operation, or of its first discarding
-	contents []backup.Contents
+	contents []store.Contents
 	prompt   []bool // its segment waits for that however long it takes
 }
 
-func (d *discarded) add(contents backup.Contents, prompt bool) {
+func (d *discarded) add(contents store.Contents, prompt bool) {
 	if d.start.IsZero() {
 		d.start = time.Now()
 	}

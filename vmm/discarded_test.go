@@ -18,8 +18,8 @@ import (
 
 	"tms/internal/failpoint"
 	"tms/vmm"
-	"tms/vmm/backup/disk"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // residentBytes is the process's private memory that is in use.
@@ -233,7 +233,7 @@ func TestLostContents(t *testing.T) {
 	end := at("pread", func() error { return unix.EIO })
 	for range 3 {
 		err := resume(engine, o)
-		require.ErrorIs(t, err, disk.ErrContentsLost)
+		require.ErrorIs(t, err, store.ErrContentsLost)
 		require.Equal(t, 301, cuda.Code(err))
 		require.ErrorContains(t, err, o.DiskDir)
 		require.ErrorContains(t, err, fmt.Sprintf(`tag "precious", %d bytes at %#x`, 3*mib, lost))

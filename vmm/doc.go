@@ -27,7 +27,7 @@
 //	gate          gate.go        keeps the program from giving devices work until all is back
 //
 // A segment is one cudaMalloc, or a slab: a granule that allocations below the granularity share. Its addresses
-// are a span of an arena, a large reservation of its device that the engine keeps for good. A store of package backup
+// are a span of an arena, a large reservation of its device that the engine keeps for good. A Store of package store
 // keeps contents.
 //
 // # Files
@@ -37,7 +37,7 @@
 // usermapped*.go has memory that the program maps itself with the driver's calls; poison.go fills memory whose contents
 // are lost; observe.go reports what a transition did; invariants.go checks the records against each other.
 //
-// The packages below know nothing of this one: space (addresses), small (slabs), backup (contents: host, disk, peer),
+// The packages below know nothing of this one: space (addresses), small (slabs), store (contents),
 // digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).
 //
 // # The life of a segment
@@ -64,7 +64,7 @@
 // They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns, and
 // for which an allocation does not wait (wakeSlab); counting, of one look at all for the statistics; mu, over all
 // records, those of space and small included; then mu of sharing, whose holder does nothing else, and the locks inside
-// backup, cuda, digest and reclaim, which call no package above. mu is never held over a driver call, except those of
+// store, cuda, digest and reclaim, which call no package above. mu is never held over a driver call, except those of
 // newDevice and the reservation of an arena. A walk through segments, tags or pending frees lets others have mu after
 // every few hundred (pace), and bears that they change the records in between. To lock mu takes all offers back, except
 // in an allocation or a free in stream order. A worker on extents that does not hold mu owns them, and their segments

@@ -8,12 +8,10 @@ import (
 
 	"tms/internal/guard"
 	"tms/internal/hostmemory"
-	"tms/vmm/backup/disk"
-	"tms/vmm/backup/host"
-	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 	"tms/vmm/space"
+	"tms/vmm/store"
 )
 
 // Engine is safe for use by many threads.
@@ -21,9 +19,9 @@ type Engine struct {
 	driver    *cuda.Driver
 	process   Host
 	shareable bool
-	host      *host.Store
-	disk      *disk.Store
-	peer      *peer.Store
+	host      *store.Private
+	disk      *store.Disk
+	peer      *store.Peer
 	hasher    *digest.Hasher
 	ledger    *hostmemory.Ledger
 
@@ -69,7 +67,7 @@ func New(driver *cuda.Driver, process Host, settings Settings) *Engine {
 		driver:     driver,
 		process:    process,
 		shareable:  settings.Shareable,
-		host:       host.New(driver),
+		host:       store.NewPrivate(driver),
 		hasher:     digest.New(driver),
 		ledger:     process.Ledger(),
 		space:      space.New[segment](driver, process.Announce),
@@ -83,9 +81,9 @@ func New(driver *cuda.Driver, process Host, settings Settings) *Engine {
 		sharing: sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{},
 			opening: map[importKey]bool{}, importers: map[uint64][]Importer{}},
 	}
-	e.disk, e.peer = disk.New(driver, process.Warn), peer.New(driver, e.host, process.Warn)
+	e.disk, e.peer = store.NewDisk(driver, process.Warn), store.NewPeer(driver, e.host, process.Warn)
 	e.disk.Descriptors, e.peer.Descriptors = process.Descriptors(), process.Descriptors()
-	e.peer.Extents = process.Reserved()
+	e.peer.Reserve = process.Reserved()
 	e.mu.locked = func() { e.takeOffers(false) }
 	e.settled.L = &e.mu
 	e.checking.Store(settings.Invariants)

@@ -2,7 +2,7 @@ package vmm
 
 import "tms/vmm/cuda"
 
-// What the engine itself refuses. Driver failures are *cuda.Error, a lack of host memory is backup.ErrHostMemory; any
+// What the engine itself refuses. Driver failures are *cuda.Error, a lack of host memory is store.ErrHostMemory; any
 // of them may be wrapped.
 var (
 	// ErrInvalidAddress: the address is not the start of a live segment (never was, was freed, or

@@ -4,9 +4,8 @@ import (
 	"runtime"
 	"slices"
 
-	"tms/vmm/backup"
-	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // TestHost is a Host of which a test replaces what it is about, also while the engine lives.
@@ -106,10 +105,10 @@ func (h *TestHost) TakeOffer(offer int, ifFreed bool) Taken {
 }
 
 // UseDescriptors has the stores keep descriptors in another place from now on.
-func (e *Engine) UseDescriptors(d backup.Descriptors) { e.disk.Descriptors, e.peer.Descriptors = d, d }
+func (e *Engine) UseDescriptors(d store.Descriptors) { e.disk.Descriptors, e.peer.Descriptors = d, d }
 
 // UseReserved has contents go to reserved memory from now on.
-func (e *Engine) UseReserved(extents peer.Extents) { e.peer.Extents = extents }
+func (e *Engine) UseReserved(extents store.Reserve) { e.peer.Reserve = extents }
 
 // Shareable is Settings.Shareable for what is done from now on.
 func (e *Engine) Shareable(on bool) { e.shareable = on }

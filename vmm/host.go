@@ -2,9 +2,8 @@ package vmm
 
 import (
 	"tms/internal/hostmemory"
-	"tms/vmm/backup"
-	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // Host is the process that an engine lives in: all that the engine asks of it. The engine calls its methods on any
@@ -45,10 +44,10 @@ type Host interface {
 	Ledger() *hostmemory.Ledger
 
 	// Descriptors keeps the descriptors of files with contents, and of contents for Options.Toward.
-	Descriptors() backup.Descriptors
+	Descriptors() store.Descriptors
 
 	// Reserved is host memory for contents, used as long as there is room, or nil.
-	Reserved() peer.Extents
+	Reserved() store.Reserve
 
 	Compactor
 	Offers
@@ -57,7 +56,7 @@ type Host interface {
 
 // Solitary is the Host of a process without a gate, contexts of its own, neighbours, or a log. A Host can embed it and
 // say more. Its zero value is ready.
-type Solitary struct{ descriptors backup.OwnTable }
+type Solitary struct{ descriptors store.OwnTable }
 
 // Announce takes every range.
 func (*Solitary) Announce(uintptr, uint64) error { return nil }
@@ -87,10 +86,10 @@ func (*Solitary) Holders(string) string { return "" }
 func (*Solitary) Ledger() *hostmemory.Ledger { return nil }
 
 // Descriptors keeps them in the process's own table.
-func (s *Solitary) Descriptors() backup.Descriptors { return &s.descriptors }
+func (s *Solitary) Descriptors() store.Descriptors { return &s.descriptors }
 
 // Reserved has none.
-func (*Solitary) Reserved() peer.Extents { return nil }
+func (*Solitary) Reserved() store.Reserve { return nil }
 
 // CanCompact is false: nothing stops the program.
 func (*Solitary) CanCompact() bool { return false }

@@ -3,16 +3,16 @@ package vmm
 import (
 	"slices"
 
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
+	"tms/vmm/store"
 )
 
 // parts say what a backup has of a segment, and what becomes of the rest.
 type parts struct {
-	kept backup.Ranges // contents have these, one after the other
-	zero backup.Ranges // blocks of the content hash, which are filled with zeros again
-	lost backup.Ranges // unspecified after a resume
+	kept store.Ranges // contents have these, one after the other
+	zero store.Ranges // blocks of the content hash, which are filled with zeros again
+	lost store.Ranges // unspecified after a resume
 }
 
 // Live says which bytes of size bytes at an address have contents that the next pause is to keep; the others are
@@ -20,7 +20,7 @@ type parts struct {
 // fails, so that no byte is lost which the program uses later. It replaces what an earlier call said about the same
 // bytes. It affects only memory whose contents go to host memory. Errors: cuda.InvalidValue where some of the bytes are
 // in no segment, or in a paused one, or a range is beyond them.
-func (e *Engine) Live(address uintptr, size uint64, live []backup.Range) error {
+func (e *Engine) Live(address uintptr, size uint64, live []store.Range) error {
 	for _, r := range live {
 		if r.Offset > size || r.Size > size-r.Offset {
 			return cuda.Refuse(cuda.InvalidValue, "the live range of %d bytes at offset %d reaches past the %d bytes "+
@@ -33,18 +33,18 @@ func (e *Engine) Live(address uintptr, size uint64, live []backup.Range) error {
 	if err != nil {
 		return err
 	}
-	joined := backup.Union(live)
+	joined := store.Union(live)
 	for _, s := range segments {
 		if s.slab != nil || s.backup == BackupDisk || s.backup == BackupPeer {
 			continue // BackupNone counts: a pause with SaveAll saves it in host memory
 		}
 		begin, end := max(address, s.address), min(address+uintptr(size), s.address+uintptr(s.length()))
-		dead := backup.Ranges{{Offset: uint64(begin - address), Size: uint64(end - begin)}}.Without(joined)
+		dead := store.Ranges{{Offset: uint64(begin - address), Size: uint64(end - begin)}}.Without(joined)
 		for i := range dead {
 			dead[i].Offset -= uint64(s.address - address) // which may be below 0, and wrap
 		}
-		about := backup.Ranges{{Offset: uint64(begin - s.address), Size: uint64(end - begin)}}
-		s.dead = backup.Union(append(s.dead.Without(about), dead...))
+		about := store.Ranges{{Offset: uint64(begin - s.address), Size: uint64(end - begin)}}
+		s.dead = store.Union(append(s.dead.Without(about), dead...))
 	}
 	return nil
 }
@@ -96,7 +96,7 @@ func (s *segment) worthKeeping(sums []digest.Sum) *parts {
 	return p
 }
 
-func (s *segment) all() backup.Ranges { return backup.Ranges{{Size: s.length()}} }
+func (s *segment) all() store.Ranges { return store.Ranges{{Size: s.length()}} }
 
 // back returns the parts of a segment that a resume brings back, and the parts that it does not.
 func (s *segment) back() parts {
@@ -112,7 +112,7 @@ func (s *segment) back() parts {
 }
 
 // fill writes a word into ranges of each segment, as far as they have whole words. (cuMemsetD32Async)
-func (e *Engine) fill(b *batch, word uint32, of func(*segment) backup.Ranges) error {
+func (e *Engine) fill(b *batch, word uint32, of func(*segment) store.Ranges) error {
 	if !slices.ContainsFunc(b.segments, func(s *segment) bool { return of(s) != nil }) {
 		return nil
 	}

@@ -12,9 +12,9 @@ import (
 	"tms/internal/failpoint"
 	"tms/internal/hostmemory"
 	"tms/vmm"
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
+	"tms/vmm/store"
 )
 
 // hostBytes returns how many bytes of host memory hold contents.
@@ -124,11 +124,11 @@ func TestLive(t *testing.T) {
 		fill(a, size, 1)
 		wanted := bytes.Clone(bytesAt(a, size))
 		o := vmm.Options{Poison: true, Verify: true}
-		check := func(live ...backup.Range) {
+		check := func(live ...store.Range) {
 			t.Helper()
 			restored := bytesAt(a, size)
 			at := uint64(0)
-			for _, r := range append(live, backup.Range{Offset: size}) {
+			for _, r := range append(live, store.Range{Offset: size}) {
 				size := min(r.Offset-at, mib)
 				require.True(t, bytes.Equal(fresh[at%2:][:size], restored[at:][:size]))
 				at = r.Offset + r.Size
@@ -137,27 +137,27 @@ func TestLive(t *testing.T) {
 			copy(restored, wanted)
 		}
 		cycle(t, engine, o)
-		check(backup.Range{Size: size})
+		check(store.Range{Size: size})
 		for range 2 { // also over what an earlier one has kept
-			live := []backup.Range{{Offset: 9*mib + 4, Size: 3 * mib}, {Offset: mib - 8, Size: 100},
+			live := []store.Range{{Offset: 9*mib + 4, Size: 3 * mib}, {Offset: mib - 8, Size: 100},
 				{Offset: mib + 92, Size: 4}, {Offset: mib, Size: 8}, {Offset: 5, Size: 0}}
 			require.NoError(t, engine.Live(a, size, live))
 			require.NoError(t, pause(engine, o))
 			require.EqualValues(t, 3*mib+104, hostBytes(t, engine))
 			require.NoError(t, resume(engine, o))
-			check(backup.Range{Offset: mib - 8, Size: 104}, live[0])
+			check(store.Range{Offset: mib - 8, Size: 104}, live[0])
 		}
 		require.NoError(t, pause(engine, o)) // the next one keeps all
 		require.EqualValues(t, size, hostBytes(t, engine))
 		require.NoError(t, resume(engine, o))
-		check(backup.Range{Size: size})
+		check(store.Range{Size: size})
 
 		require.NoError(t, engine.Live(a, size, nil))
-		require.NoError(t, engine.Live(a+4*mib, 2*mib, []backup.Range{{Size: 2 * mib}})) // replaces this part
+		require.NoError(t, engine.Live(a+4*mib, 2*mib, []store.Range{{Size: 2 * mib}})) // replaces this part
 		require.NoError(t, pause(engine, o))
 		require.EqualValues(t, 2*mib, hostBytes(t, engine))
 		require.NoError(t, resume(engine, o))
-		check(backup.Range{Offset: 4 * mib, Size: 2 * mib})
+		check(store.Range{Offset: 4 * mib, Size: 2 * mib})
 		require.NoError(t, engine.Free(a, false))
 		engine.Trim()
 	}
@@ -171,7 +171,7 @@ func TestSparseAndLive(t *testing.T) {
 	fill(a, size, 1)
 	clear(bytesAt(a, 4*mib))
 	wanted := bytes.Clone(bytesAt(a, size))
-	require.NoError(t, engine.Live(a, size, []backup.Range{{Offset: mib, Size: 5 * mib}}))
+	require.NoError(t, engine.Live(a, size, []store.Range{{Offset: mib, Size: 5 * mib}}))
 	require.NoError(t, pause(engine, vmm.Options{Verify: true}))
 	require.EqualValues(t, 2*mib, hostBytes(t, engine))
 	require.NoError(t, resume(engine, vmm.Options{Verify: true, Poison: true}))
@@ -189,7 +189,7 @@ func TestLiveCountsForOnePause(t *testing.T) {
 func countsForOnePause(t *testing.T, call string) {
 	sim, _, engine := simulated(t, 1)
 	a := malloc(t, engine, vmm.Request{Size: 8 * mib, Tag: "t", Backup: vmm.BackupHost})
-	require.NoError(t, engine.Live(a, 8*mib, []backup.Range{{Size: 2 * mib}}))
+	require.NoError(t, engine.Live(a, 8*mib, []store.Range{{Size: 2 * mib}}))
 	require.EqualValues(t, 2*mib, engine.Records().Recorded().Devices[0].Tags[0].PauseHostBytes)
 	if call != "" {
 		sim.Fail(call, 1, int(cuda.Unknown))
@@ -223,10 +223,10 @@ func TestLiveIsRefused(t *testing.T) {
 	all := filled(t, engine, 2, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost}) // side by side
 	low, high := min(all[0], all[1]), max(all[0], all[1])
 	require.Equal(t, low+4*mib, high)
-	require.NoError(t, engine.Live(low+3*mib, 2*mib, []backup.Range{{Offset: mib, Size: 1}}))
+	require.NoError(t, engine.Live(low+3*mib, 2*mib, []store.Range{{Offset: mib, Size: 1}}))
 	require.EqualValues(t, 6*mib+1, engine.Records().Recorded().Devices[0].Tags[0].PauseHostBytes)
-	for _, r := range []backup.Range{{Offset: 9, Size: 0}, {Offset: 1, Size: 8}, {Offset: 8, Size: 1 << 63}} {
-		require.Equal(t, 1, cuda.Code(engine.Live(low, 8, []backup.Range{r})))
+	for _, r := range []store.Range{{Offset: 9, Size: 0}, {Offset: 1, Size: 8}, {Offset: 8, Size: 1 << 63}} {
+		require.Equal(t, 1, cuda.Code(engine.Live(low, 8, []store.Range{r})))
 	}
 	require.ErrorContains(t, engine.Live(low, 9*mib, nil), "is in no region")
 	require.ErrorContains(t, engine.Live(low, ^uint64(0), nil), "is in no region")
@@ -255,7 +255,7 @@ func TestLiveWithoutBackup(t *testing.T) {
 	for _, live := range []uint64{2 * mib, 8 * mib} { // said of one pause alone
 		fill(a, 8*mib, 1)
 		if live < 8*mib {
-			require.NoError(t, engine.Live(a, 8*mib, []backup.Range{{Size: live}}))
+			require.NoError(t, engine.Live(a, 8*mib, []store.Range{{Size: live}}))
 			require.EqualValues(t, live, engine.Records().Recorded().Devices[0].Tags[0].PauseWithoutContents)
 		}
 		require.NoError(t, pause(engine, vmm.Options{Tags: []string{"t"}, SaveAll: true}))
@@ -270,7 +270,7 @@ func TestLivePreparedAndMoved(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	a := malloc(t, engine, vmm.Request{Size: 40 * mib, Tag: "t", Backup: vmm.BackupHost})
 	fill(a, 40*mib, 1)
-	live := []backup.Range{{Offset: 2 * mib, Size: 4 * mib}}
+	live := []store.Range{{Offset: 2 * mib, Size: 4 * mib}}
 	require.NoError(t, engine.Live(a, 40*mib, live))
 	require.NoError(t, engine.Prepare(nil)())
 	require.EqualValues(t, 4*mib, hostBytes(t, engine))
@@ -328,7 +328,7 @@ func TestLiveGrows(t *testing.T) {
 		wanted := bytes.Clone(part)
 		say := func() {
 			if c.live < 80 { // else nothing is said, and all is live
-				require.NoError(t, engine.Live(a, 80*mib, []backup.Range{{Offset: 10 * mib, Size: c.live * mib}}))
+				require.NoError(t, engine.Live(a, 80*mib, []store.Range{{Offset: 10 * mib, Size: c.live * mib}}))
 			}
 		}
 		pins := sim.Stat("calls:cuMemHostRegister_v2")
@@ -410,7 +410,7 @@ func TestHostMemoryOfWhatGrows(t *testing.T) {
 	var addresses []uintptr
 	live := func(bytes uint64) {
 		for _, a := range addresses {
-			require.NoError(t, engine.Live(a, size, []backup.Range{{Size: bytes}}))
+			require.NoError(t, engine.Live(a, size, []store.Range{{Size: bytes}}))
 		}
 	}
 	for device := range 2 {
@@ -426,7 +426,7 @@ func TestHostMemoryOfWhatGrows(t *testing.T) {
 		return unix.ENOMEM // rather than have the kernel end the test
 	})
 	defer end()
-	var short *backup.Shortage
+	var short *store.Shortage
 	require.ErrorAs(t, pause(engine, name("t")), &short)
 	require.Zero(t, taken)
 	require.Equal(t, 2*(size-2*mib), short.Needed)

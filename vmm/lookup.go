@@ -3,8 +3,8 @@ package vmm
 import (
 	"fmt"
 
-	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is none now. From
@@ -25,7 +25,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64, asleep bool) (point
 	if offset := uint64(address - a.address()); offset > a.size() || size > a.size()-offset {
 		return 0, fmt.Errorf("%w: %#x + %d bytes reaches past the end of its segment", ErrInvalidAddress, address, size)
 	}
-	if s.state == paused && s.current && peer.IsReserved(s.contents) {
+	if s.state == paused && s.current && store.IsReserved(s.contents) {
 		if asleep {
 			return 0, cuda.Refuse(cuda.NotSupported, "%#x: the copy is in reserved host memory, which has no address "+
 				"while everything of this process is paused; resume it first", address)

@@ -4,8 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"tms/vmm/backup"
-	"tms/vmm/backup/peer"
+	"tms/vmm/store"
 )
 
 // Move moves the contents of paused segments with the tags from host memory to files, or from there back to pinned host
@@ -13,12 +12,12 @@ import (
 // the memory of another device or in reserved host memory stay there, and so do those that have only parts of a
 // segment. When Move returns, the contents' former place is free.
 //
-// It is a transaction: after an error all contents are where they were. Errors: backup.ErrHostMemory, disk.ErrFailed,
-// disk.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to host memory; cuMemHostUnregister)
+// It is a transaction: after an error all contents are where they were. Errors: store.ErrHostMemory, store.ErrDisk,
+// store.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to host memory; cuMemHostUnregister)
 func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("move", &o, &moved, &err)()
-	from := backup.Store(e.host)
+	from := store.Store(e.host)
 	switch to {
 	case BackupHost:
 		from = e.disk
@@ -41,10 +40,10 @@ func (e *Engine) own(tag string) (moved uint64, err error) {
 	return e.move(o, e.peer, BackupHost, &discarded{})
 }
 
-func (e *Engine) move(o Options, from backup.Store, to BackupKind, old *discarded) (moved uint64, err error) {
+func (e *Engine) move(o Options, from store.Store, to BackupKind, old *discarded) (moved uint64, err error) {
 	wanted := func(s *segment) bool {
 		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
-			(from != e.peer || peer.IsReserved(s.contents)) &&
+			(from != e.peer || store.IsReserved(s.contents)) &&
 			(to == BackupDisk && s.contents.Host() != 0 || to == BackupHost && s.backup != BackupDisk)
 	}
 	err = e.transact("move", &o, wanted, func(batches []*batch) error {
@@ -54,11 +53,11 @@ func (e *Engine) move(o Options, from backup.Store, to BackupKind, old *discarde
 				return err
 			}
 		}
-		var items []backup.Item // for host memory
+		var items []store.Item // for host memory
 		for _, b := range batches {
-			b.items = map[BackupKind][]backup.Item{}
+			b.items = map[BackupKind][]store.Item{}
 			for _, s := range b.segments {
-				b.items[to] = append(b.items[to], backup.Item{Span: s.backupSpan()})
+				b.items[to] = append(b.items[to], store.Item{Span: s.backupSpan()})
 			}
 			items = append(items, b.items[BackupHost]...)
 		}
@@ -90,14 +89,14 @@ func (e *Engine) move(o Options, from backup.Store, to BackupKind, old *discarde
 
 // moveBatch copies contents; the outcomes get the copies, and the segments keep what they have.
 func (e *Engine) moveBatch(b *batch, to BackupKind) error {
-	contents := make([]backup.Contents, len(b.segments))
+	contents := make([]store.Contents, len(b.segments))
 	total := uint64(0)
 	for i, s := range b.segments {
 		contents[i] = s.contents
 		total += s.contents.Bytes()
 	}
 	b.progress.total.Store(total)
-	var copies []backup.Contents
+	var copies []store.Contents
 	var err error
 	if to == BackupDisk {
 		copies, err = e.disk.Take(b.job, contents)

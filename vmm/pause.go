@@ -7,10 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"tms/vmm/backup"
-	"tms/vmm/backup/host"
-	"tms/vmm/backup/peer"
 	"tms/vmm/stats"
+	"tms/vmm/store"
 )
 
 // Pause releases the physical memory of every active segment with the tags, on all devices, after
@@ -25,7 +23,7 @@ import (
 // Where processes share memory there are two such transactions. The first unmaps other processes' memory, and waits for
 // no other process. The second takes this process's own memory, once no other process has it mapped. Every pausing
 // process does so, so two processes that have each other's memory mapped may pause in any order. If the second fails,
-// the first is undone, as far as the other processes let it. Errors: ErrCapturing, ErrImported, backup.ErrHostMemory,
+// the first is undone, as far as the other processes let it. Errors: ErrCapturing, ErrImported, store.ErrHostMemory,
 // *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
@@ -230,7 +228,7 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 	if err := parallel(batches, func(b *batch) error { return e.plan(b, o) }); err != nil {
 		return err
 	}
-	var items []backup.Item
+	var items []store.Item
 	for _, b := range batches {
 		items = append(items, b.items[BackupHost]...)
 	}
@@ -250,16 +248,16 @@ func (e *Engine) plan(b *batch, o *Options) error {
 	if err != nil {
 		return err
 	}
-	b.items, b.saving = map[BackupKind][]backup.Item{}, map[BackupKind][]*segment{}
+	b.items, b.saving = map[BackupKind][]store.Item{}, map[BackupKind][]*segment{}
 	var total uint64
 	e.mu.Lock()
 	there := o.Toward[b.device.uuid]
 	target, reached := b.device.near[there.Device]
 	e.mu.Unlock()
 	room, used := there.Room, uint64(0)
-	mayUse := e.peer.Extents != nil && !o.RetainBackup && !reached
+	mayUse := e.peer.Reserve != nil && !o.RetainBackup && !reached
 	// Only when a segment wants it, because the process then shows itself to others. An unknown node counts as 0.
-	reserved := sync.OnceValue(func() uint64 { return e.peer.Extents.Free(max(0, b.job.Node)) })
+	reserved := sync.OnceValue(func() uint64 { return e.peer.Reserve.Free(max(0, b.job.Node)) })
 	if b.job.Portable = reached; reached { // sparse ones get the room that is left: they cost the host least
 		inTurn, err := e.roomInTurn(b, o, there.Room, target)
 		if err != nil {
@@ -271,13 +269,13 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
 	}
 	for _, s := range segments {
-		if s.contents != nil && host.Scattered(s.contents) { // the device has all that counts
+		if s.contents != nil && store.Scattered(s.contents) { // the device has all that counts
 			e.mu.Lock()
 			s.discard()
 			e.mu.Unlock()
 		}
 		kind := o.backupOf(s)
-		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
+		item := store.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
 		if reached && s.contents == nil && kind != BackupDisk {
 			if kind = BackupHost; s.length() <= room {
 				kind, item.Target = BackupPeer, target
@@ -298,10 +296,10 @@ func (e *Engine) plan(b *batch, o *Options) error {
 		}
 		if mayUse && kind == BackupHost && s.contents == nil && !item.Sparse && !s.incremental &&
 			used+s.length() <= reserved() {
-			kind, item.Target = BackupPeer, peer.Reserved
+			kind, item.Target = BackupPeer, store.Reserved
 			used += s.length()
 		}
-		total += backup.Ranges(item.Parts).Bytes()
+		total += store.Ranges(item.Parts).Bytes()
 		b.items[kind], b.saving[kind] = append(b.items[kind], item), append(b.saving[kind], s)
 		s.outcome.kept = to
 	}
@@ -325,7 +323,7 @@ func (e *Engine) roomInTurn(b *batch, o *Options, beside uint64, target int) (ui
 
 // save copies what plan has chosen.
 func (e *Engine) save(b *batch) error {
-	stores := map[BackupKind]backup.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
+	stores := map[BackupKind]store.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
 	for kind, segments := range b.saving {
 		saved, err := stores[kind].Save(b.job, b.items[kind])
 		if err != nil {

@@ -3,13 +3,13 @@ package vmm
 import (
 	"fmt"
 
-	"tms/vmm/backup"
+	"tms/vmm/store"
 )
 
 // Prepare takes a turn to pin host memory for the active segments with the tags (nil: every tag) that have a host
 // backup, so that their next pause runs at the speed of the link. It returns at once; the caller must call finish, on
 // any thread, which does the work. A pause, resume or trim that comes after Prepare waits for it. Errors of finish:
-// backup.ErrHostMemory, *cuda.Error; nothing is then held. (cuMemHostRegister)
+// store.ErrHostMemory, *cuda.Error; nothing is then held. (cuMemHostRegister)
 func (e *Engine) Prepare(tags []string) (finish func() error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -34,7 +34,7 @@ func (e *Engine) prepare(tags []string) error {
 	}
 	var prepared []*segment
 	for _, d := range e.known() {
-		var items []backup.Item // without a part to copy
+		var items []store.Item // without a part to copy
 		var segments []*segment
 		var p pace
 		chosen := e.choose(tags, func(s *segment) bool { return s.device == d && wants(s) })
@@ -44,7 +44,7 @@ func (e *Engine) prepare(tags []string) error {
 				continue
 			}
 			segments = append(segments, s)
-			item := backup.Item{Span: s.backupSpan()}
+			item := store.Item{Span: s.backupSpan()}
 			if s.dead != nil {
 				item.Sparse, item.Room = true, s.all().Without(s.dead).Bytes()
 			}
@@ -55,7 +55,7 @@ func (e *Engine) prepare(tags []string) error {
 			continue
 		}
 		job := d.job()
-		job.Budget = &backup.Budget{Ledger: e.ledger}
+		job.Budget = &store.Budget{Ledger: e.ledger}
 		contents, err := e.host.Save(job, items)
 		job.Budget.End()
 		e.mu.Lock()

@@ -11,8 +11,8 @@ import (
 
 	"tms/internal/hostmemory"
 	"tms/vmm"
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // A Prepare that fails on one device keeps nothing for the others either, and can be made again.
@@ -28,7 +28,7 @@ func TestPrepareAllOrNothing(t *testing.T) {
 		}
 		return nil
 	})()
-	require.ErrorIs(t, engine.Prepare(nil)(), backup.ErrHostMemory)
+	require.ErrorIs(t, engine.Prepare(nil)(), store.ErrHostMemory)
 	engine.Drain()
 	require.Equal(t, 2, registered)
 	require.Zero(t, sim.Stat("registered_bytes"))
@@ -88,9 +88,9 @@ func TestHostMemoryOfAllDevices(t *testing.T) {
 	defer end()
 	err := pause(engine, name("t"))
 	require.Zero(t, taken.Load())
-	var short *backup.Shortage
+	var short *store.Shortage
 	require.True(t, errors.As(err, &short), "%v", err)
-	require.ErrorIs(t, err, backup.ErrHostMemory)
+	require.ErrorIs(t, err, store.ErrHostMemory)
 	require.Equal(t, 2*size, short.Needed)
 	require.Less(t, short.Available, short.Needed)
 	require.Zero(t, sim.Stat("registered_bytes"))

@@ -13,7 +13,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// extents is a peer.Extents.
+// extents is a store.Reserve.
 type extents struct {
 	t *testing.T
 	sync.Mutex

@@ -8,11 +8,9 @@ import (
 	"time"
 
 	"tms/internal/backoff"
-	"tms/vmm/backup"
-	"tms/vmm/backup/disk"
-	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
+	"tms/vmm/store"
 )
 
 // Resume gives every paused segment with the tags new memory at its old address, and its contents where they were kept,
@@ -25,7 +23,7 @@ import (
 //
 // Host memory of contents that are not kept is back when Resume returns, unless that takes long: see discarded. Resume
 // waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait.
-// Errors: ErrCapturing, ErrContents, disk.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the
+// Errors: ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the
 // memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
@@ -137,7 +135,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 		total += s.back().kept.Bytes()
 	}
 	b.progress.total.Store(total)
-	loaders := map[backup.Store]backup.Loader{}
+	loaders := map[store.Store]store.Loader{}
 	b.aside = map[*segment]uintptr{}
 	var ends []func() // of these mappings
 	defer func() {
@@ -205,7 +203,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 }
 
 // zeroed lists what a resume fills with zeros.
-func zeroed(s *segment) backup.Ranges {
+func zeroed(s *segment) store.Ranges {
 	if s.outcome.state == active { // makeRoom has
 		return nil
 	}
@@ -214,12 +212,14 @@ func zeroed(s *segment) backup.Ranges {
 
 // waitsHere reports whether all contents of a paused extent wait in memory that a move has put on its device.
 func (x *extent) waitsHere() bool {
-	return !slices.ContainsFunc(x.segments, func(s *segment) bool { return s.contents == nil || !peer.Portable(s.contents) })
+	return !slices.ContainsFunc(x.segments, func(s *segment) bool {
+		return s.contents == nil || !store.Portable(s.contents)
+	})
 }
 
 // makeRoom lets go of contents that have waited in memory of the same device, and are back: too little is free for
 // both. Their segments stay active even if the resume of others fails, so they are verified first.
-func (e *Engine) makeRoom(b *batch, o Options, loaders map[backup.Store]backup.Loader) error {
+func (e *Engine) makeRoom(b *batch, o Options, loaders map[store.Store]store.Loader) error {
 	err := loaders[e.peer].Wait()
 	delete(loaders, e.peer)
 	of := map[*segment]bool{}
@@ -229,7 +229,7 @@ func (e *Engine) makeRoom(b *batch, o Options, loaders map[backup.Store]backup.L
 		}
 	}
 	if err == nil {
-		err = e.fill(b, 0, func(s *segment) backup.Ranges {
+		err = e.fill(b, 0, func(s *segment) store.Ranges {
 			if !of[s] {
 				return nil
 			}
@@ -253,7 +253,7 @@ func (e *Engine) makeRoom(b *batch, o Options, loaders map[backup.Store]backup.L
 
 // named adds to an error about lost contents which segment they belong to.
 func (b *batch) named(err error) error {
-	lost, ok := errors.AsType[*disk.Lost](err)
+	lost, ok := errors.AsType[*store.Lost](err)
 	if !ok {
 		return err
 	}

@@ -1,11 +1,11 @@
 package vmm
 
 import (
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 	"tms/vmm/small"
 	"tms/vmm/space"
+	"tms/vmm/store"
 )
 
 // BackupKind says where a segment's contents wait while it is paused.
@@ -39,12 +39,12 @@ type segment struct {
 	backing             // user-mapped memory has no span, imported memory has nothing kept
 	shared  uint64      // its name for other processes, or 0
 	kept
-	dead    backup.Ranges // bytes that the next pause need not keep; see Live
-	gated   bool          // a gated pause has paused it
-	exposed bool          // another pause has: the program may use its addresses
-	changed uint64        // the transition that paused or resumed it last
-	counted uint64        // the look for the statistics that has counted it last
-	outcome outcome       // of the transition that works on it
+	dead    store.Ranges // bytes that the next pause need not keep; see Live
+	gated   bool         // a gated pause has paused it
+	exposed bool         // another pause has: the program may use its addresses
+	changed uint64       // the transition that paused or resumed it last
+	counted uint64       // the look for the statistics that has counted it last
+	outcome outcome      // of the transition that works on it
 }
 
 // length returns the size in bytes of its granules.
@@ -55,8 +55,8 @@ func (s *segment) length() uint64 {
 	return uint64(s.span.Granules()) * s.device.granularity
 }
 
-func (s *segment) backupSpan() backup.Span {
-	return backup.Span{Address: s.address, Size: s.length()}
+func (s *segment) backupSpan() store.Span {
+	return store.Span{Address: s.address, Size: s.length()}
 }
 
 // mapped reports whether the device may be using the segment. The caller holds the engine's lock.
@@ -95,11 +95,11 @@ func (r *Request) policyOn(d *device) policy {
 
 // kept is where a segment's contents are, or can be, kept.
 type kept struct {
-	contents backup.Contents // nil if they are not kept
-	current  bool            // contents are those of its last pause
-	sums     []digest.Sum    // of that, block by block, or nil if not known
-	parts    *parts          // what contents have of it, or nil for all
-	held     bool            // it is paused, and its extent alone has what it holds; not current
+	contents store.Contents // nil if they are not kept
+	current  bool           // contents are those of its last pause
+	sums     []digest.Sum   // of that, block by block, or nil if not known
+	parts    *parts         // what contents have of it, or nil for all
+	held     bool           // it is paused, and its extent alone has what it holds; not current
 }
 
 func (s *segment) discard() {

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"tms/internal/guard"
-	"tms/vmm/backup/peer"
 	"tms/vmm/stats"
+	"tms/vmm/store"
 )
 
 // KnownStats is Stats without a driver call, which would wait while the process is checkpointed. Errors: a thread that
@@ -159,10 +159,10 @@ func (e *Engine) statsOf(d *device) stats.Device {
 			if s.contents != nil {
 				bytes := s.contents.Bytes()
 				ts.BackupBytes += bytes
-				switch store := s.contents.Store(); {
-				case store == e.host, peer.IsReserved(s.contents):
+				switch in := s.contents.Store(); {
+				case in == e.host, store.IsReserved(s.contents):
 					ts.HostBytes += bytes
-				case store == e.disk:
+				case in == e.disk:
 					ts.DiskBytes += bytes
 				}
 			}

@@ -23,9 +23,9 @@ import (
 	"tms/internal/failpoint"
 	"tms/internal/hermetic"
 	"tms/vmm"
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
+	"tms/vmm/store"
 )
 
 // The sweep fails every call of a scenario that can fail, one at a time, and looks at what is left. By
@@ -659,7 +659,7 @@ func (s *scene) sparse() {
 	for range 2 {
 		s.do("live", func() error {
 			return s.engine.Live(live.address, 256*kib,
-				[]backup.Range{{Size: 64 * kib}, {Offset: 64 * kib, Size: 32 * kib}})
+				[]store.Range{{Size: 64 * kib}, {Offset: 64 * kib, Size: 32 * kib}})
 		})
 		s.pause("")
 		s.do("resume", func() error {

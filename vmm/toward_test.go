@@ -141,7 +141,7 @@ func TestVerifiedInTurn(t *testing.T) {
 	}
 }
 
-// descriptors is a backup.Descriptors.
+// descriptors is a store.Descriptors.
 type descriptors struct {
 	sync.Mutex
 	of   map[uint64]int

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"tms/internal/guard"
-	"tms/vmm/backup"
 	"tms/vmm/stats"
+	"tms/vmm/store"
 )
 
 // Options of a pause or resume.
@@ -43,22 +43,22 @@ type batch struct {
 	device   *device
 	segments []*segment // by address
 	extents  []*extent  // that they have, or get, by address
-	job      backup.Job // for a backup store
+	job      store.Job  // for a backup store
 	progress *progress
 	moved    uint64 // bytes of device memory that a pause gave back, or a resume took
 
-	aside  map[*segment]uintptr         // where a resume maps memory that its device cannot reach
-	back   []*extent                    // a resume brings their contents back from memory of the same device
-	items  map[BackupKind][]backup.Item // what a pause saves
-	saving map[BackupKind][]*segment    // of these, one by one
+	aside  map[*segment]uintptr        // where a resume maps memory that its device cannot reach
+	back   []*extent                   // a resume brings their contents back from memory of the same device
+	items  map[BackupKind][]store.Item // what a pause saves
+	saving map[BackupKind][]*segment   // of these, one by one
 }
 
-func (d *device) job() backup.Job {
-	return backup.Job{Device: d.ordinal, Context: d.context, Node: int(d.node.Load())}
+func (d *device) job() store.Job {
+	return store.Job{Device: d.ordinal, Context: d.context, Node: int(d.node.Load())}
 }
 
 // span returns where the device reaches a segment's contents.
-func (b *batch) span(s *segment) backup.Span {
+func (b *batch) span(s *segment) store.Span {
 	span := s.backupSpan()
 	if address, ok := b.aside[s]; ok {
 		span.Address = address
@@ -142,7 +142,7 @@ func (d *device) newBatch() *batch { return &batch{device: d, job: d.job(), prog
 
 // batches completes what begin has claimed.
 func (e *Engine) batches(found map[*device]*batch) (batches []*batch) {
-	budget := &backup.Budget{Ledger: e.ledger}
+	budget := &store.Budget{Ledger: e.ledger}
 	for _, b := range found {
 		slices.SortFunc(b.segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
 		var last *extent

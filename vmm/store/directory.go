@@ -1,0 +1,84 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/failpoint"
+)
+
+// directory is where files are made.
+type directory struct {
+	path    string
+	setting string // what named it, or "" for the default
+}
+
+// make makes what is missing of the path, and checks that files can be made there.
+func (d *directory) make() error {
+	if err := fallible("mkdir", func() error { return os.MkdirAll(d.path, 0o700) }); err != nil {
+		if failed, ok := errors.AsType[*os.PathError](err); ok {
+			err = failed.Err // its text repeats the path
+		}
+		return d.failed("making the directory", err)
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, d.path, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return d.failed("writing to the directory", err)
+	}
+	return nil
+}
+
+// inMemory reports whether files at path take memory.
+func inMemory(path string) bool {
+	var stat unix.Statfs_t
+	if unix.Statfs(path, &stat) != nil {
+		return false
+	}
+	return stat.Type == unix.TMPFS_MAGIC || stat.Type == unix.RAMFS_MAGIC
+}
+
+// open opens a new file that has no name, past the page cache where the file system allows that.
+func (d *directory) open() (fd int, direct bool, err error) {
+	if fd, err = d.openUnnamed(unix.O_DIRECT); err == unix.EINVAL {
+		fd, err = d.openUnnamed(0)
+		return fd, false, err
+	}
+	return fd, err == nil, err
+}
+
+// openUnnamed takes the name away from an empty file where the file system makes none without a name.
+func (d *directory) openUnnamed(flags int) (fd int, err error) {
+	flags |= unix.O_RDWR | unix.O_EXCL
+	if err = failpoint.Err("O_TMPFILE"); err == nil {
+		fd, err = openFD(d.path, flags|unix.O_TMPFILE, 0o600)
+	}
+	if err != unix.EOPNOTSUPP && err != unix.EISDIR { // EISDIR: the file system's driver is older than the flag
+		return fd, err
+	}
+	path := filepath.Join(d.path, fmt.Sprintf("tms-%d-%x", os.Getpid(), rand.Uint64()))
+	if fd, err = openFD(path, flags|unix.O_CREAT|unix.O_NOFOLLOW, 0o600); err != nil {
+		return -1, err
+	}
+	if err = unlink(path); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// enough checks that size bytes are free. Reserving them would show that too, but would leave others no space for a
+// moment.
+func (d *directory) enough(size uint64) error {
+	var stat unix.Statfs_t
+	if unix.Statfs(d.path, &stat) != nil || stat.Blocks == 0 {
+		return nil
+	}
+	if free := stat.Bavail * uint64(stat.Bsize); free < size {
+		return d.failed(fmt.Sprintf("reserving %d MiB, where %d MiB are free, in", size>>20, free>>20), unix.ENOSPC)
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+package store
+
+import (
+	"sync"
+
+	"tms/vmm/cuda"
+	"tms/vmm/reclaim"
+)
+
+// Peer keeps contents in free memory of other GPUs, or in reserved host memory, where the copy engine of the source
+// device writes and reads them.
+// That needs no context on the other GPU, which would cost half a GiB there for every process, and a tenth of a second.
+//
+// The other GPU keeps at least 256 MiB, and 2% of its memory, free.
+type Peer struct {
+	driver  *cuda.Driver
+	private Store
+	chunk   uint64     // bytes of a chunk, at most
+	taking  sync.Mutex // held while memory is taken
+
+	garbage *reclaim.Kind // chunks whose last contents were discarded
+	warn    func(string)
+
+	warned sync.Map // by reason
+
+	Descriptors Descriptors // of portable and of reserved memory
+	Reserve     Reserve
+
+	mu   sync.Mutex
+	held map[int]uint64 // bytes by device
+}
+
+// Reserved is the Target of an item for reserved host memory.
+const Reserved = -2
+
+// Reserve is host memory that processes pass on, in extents of cuda.HostExtent bytes, each with a descriptor.
+type Reserve interface {
+	Free(node int) (bytes uint64)             // of a NUMA node
+	Take(node int) (number uint64, err error) // kept by Descriptors. After an error, drop the number unless it is 0
+	Give(node int, number uint64) error       // what Descriptors keeps. After an error it can be called again
+}
+
+// NewPeer returns a store of other devices' memory. Contents without a place there go to private; warn gets the reason in
+// one line, once for every reason.
+func NewPeer(driver *cuda.Driver, private Store, warn func(string)) *Peer {
+	return &Peer{driver: driver, private: private, warn: warn, chunk: chunkSize,
+		garbage: driver.Reclaim.Kind("memory of another device"), held: map[int]uint64{}}
+}
+
+func (p *Peer) note(reason string) {
+	if _, told := p.warned.LoadOrStore(reason, true); !told {
+		p.warn("contents: " + reason + "; they wait in the process's own host memory instead")
+	}
+}
+
+// Save is Store's Save. Where memory cannot be obtained, its contents go to the host store; a copy that fails is
+// an error.
+func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
+	contents := make([]Contents, len(items))
+	var taken []*peerRange
+	var attached []*peerChunk
+	err := onCopyStream(p.driver, job, func(c *copyStream) error {
+		for i, item := range items {
+			kept, own := item.Kept.(*peerContents)
+			if !own {
+				continue
+			}
+			contents[i] = kept
+			if err := kept.attach(job.Device, &attached); err != nil {
+				return err
+			}
+			if err := c.toPeer(kept.copies(item.Span, item.Parts...)...); err != nil {
+				return err
+			}
+		}
+		taken = p.place(job, items)
+		for _, r := range taken {
+			if err := p.fill(c, job.Device, r, items); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, r := range taken {
+		if !r.refused {
+			attached = append(attached, r.chunks...)
+		}
+	}
+	if failed := p.detach(attached); err == nil {
+		err = failed
+	}
+	if err == nil {
+		for _, r := range taken {
+			if r.refused {
+				continue
+			}
+			for _, placed := range r.placed {
+				contents[placed.item] = placed.contents
+			}
+		}
+		err = p.saveToHost(job, items, contents)
+	}
+	for _, r := range taken {
+		if err != nil || r.refused {
+			p.discard(r.chunks...)
+		}
+	}
+	if job.Portable {
+		p.garbage.Drain() // the driver would take it
+	}
+	if err != nil {
+		return nil, err
+	}
+	return contents, nil
+}
+
+// discard releases chunks in the background.
+func (p *Peer) discard(chunks ...*peerChunk) {
+	for _, c := range chunks {
+		p.garbage.Add(c.size, func() error { return p.release(c) })
+	}
+}
+
+// saveToHost saves the items without contents so far, and without Kept ones here.
+func (p *Peer) saveToHost(job Job, items []Item, contents []Contents) error {
+	var rest []Item
+	var indices []int
+	for i, c := range contents {
+		if c == nil {
+			rest, indices = append(rest, items[i]), append(indices, i)
+		}
+	}
+	if len(rest) == 0 {
+		return nil
+	}
+	saved, err := p.private.Save(job, rest)
+	for n, c := range saved {
+		contents[indices[n]] = c
+	}
+	return err
+}

@@ -1,0 +1,56 @@
+package store
+
+import (
+	"golang.org/x/sys/unix"
+
+	"tms/internal/failpoint"
+)
+
+// fallible makes a system call whose failure matters, unless a test fails it by this name: see failpoint.
+func fallible(name string, call func() error) error {
+	if err := failpoint.Err(name); err != nil {
+		return err
+	}
+	return call()
+}
+
+func openFD(path string, flags int, mode uint32) (int, error) {
+	if err := failpoint.Err("open"); err != nil {
+		return -1, err
+	}
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, mode)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}
+
+func ftruncate(fd int, size int64) error {
+	return fallible("ftruncate", func() error { return unix.Ftruncate(fd, size) })
+}
+
+func pwrite(fd int, buffer []byte, offset int64) (int, error) {
+	if err := failpoint.Err("pwrite"); err != nil {
+		return -1, err
+	}
+	return unix.Pwrite(fd, buffer, offset)
+}
+
+func pread(fd int, buffer []byte, offset int64) (int, error) {
+	if err := failpoint.Err("pread"); err != nil {
+		return -1, err
+	}
+	return unix.Pread(fd, buffer, offset)
+}
+
+func syncFileRange(fd int, offset, size int64) error {
+	return fallible("sync_file_range", func() error {
+		return unix.SyncFileRange(fd, offset, size,
+			unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	})
+}
+
+func unlink(path string) error {
+	return fallible("unlink", func() error { return unix.Unlink(path) })
+}
