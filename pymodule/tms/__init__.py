@@ -12,52 +12,107 @@ and in the program:
     tms.resume("weights")  # the same addresses, the same contents
 """
 
-from ._arguments import Backup as Backup
+from ._arguments import Backup
 from ._control import (
-    DeviceStats as DeviceStats,
-    ProgressStats as ProgressStats,
-    Stats as Stats,
-    TagStats as TagStats,
-    TotalStats as TotalStats,
-    WaitingStats as WaitingStats,
-    configure as configure,
-    empty_cache as empty_cache,
-    last_error as last_error,
-    pause as pause,
-    paused as paused,
-    prepare as prepare,
-    resume as resume,
-    serve as serve,
-    set_disk_backup_dir as set_disk_backup_dir,
-    stats as stats,
-    trim as trim,
+    DeviceStats,
+    ProgressStats,
+    Stats,
+    TagStats,
+    TotalStats,
+    WaitingStats,
+    configure,
+    empty_cache,
+    last_error,
+    pause,
+    paused,
+    prepare,
+    resume,
+    serve,
+    set_disk_backup_dir,
+    stats,
+    trim,
 )
-from ._cuda_graph import cuda_graph as cuda_graph
+from ._cuda_graph import cuda_graph
 from ._errors import (
-    BackupError as BackupError,
-    CaptureError as CaptureError,
-    ContentsError as ContentsError,
-    ForkedError as ForkedError,
-    GroupError as GroupError,
-    LibraryNotFoundError as LibraryNotFoundError,
-    NotPreloadedError as NotPreloadedError,
-    NotSupportedError as NotSupportedError,
-    OutOfMemoryError as OutOfMemoryError,
-    TmsError as TmsError,
+    BackupError,
+    CaptureError,
+    ContentsError,
+    ForkedError,
+    GroupError,
+    LibraryNotFoundError,
+    NotPreloadedError,
+    NotSupportedError,
+    OutOfMemoryError,
+    TmsError,
 )
-from ._kept import Kept as Kept, kept as kept
-from ._library import library_path as library_path
-from ._live import live as live
+from ._kept import Kept, kept
+from ._library import library_path
+from ._live import live
 from ._pool import (
-    Pool as Pool,
-    allocator as allocator,
-    allocator_stats as allocator_stats,
-    pool as pool,
-    reset_allocator_peak_stats as reset_allocator_peak_stats,
-    use_allocator as use_allocator,
+    Pool,
+    allocator,
+    allocator_stats,
+    pool,
+    reset_allocator_peak_stats,
+    use_allocator,
 )
-from ._region import disable as disable, exclude as exclude, region as region
-from ._subprocess import configure_subprocess as configure_subprocess
-from ._version import version as version
+from ._region import disable, exclude, region
+from ._subprocess import configure_subprocess
+from ._version import version
 
 __version__ = version
+
+__all__ = [
+    "Backup",
+    "BackupError",
+    "CaptureError",
+    "ContentsError",
+    "DeviceStats",
+    "ForkedError",
+    "GroupError",
+    "Kept",
+    "LibraryNotFoundError",
+    "NotPreloadedError",
+    "NotSupportedError",
+    "OutOfMemoryError",
+    "Pool",
+    "ProgressStats",
+    "Stats",
+    "TagStats",
+    "TmsError",
+    "TotalStats",
+    "WaitingStats",
+    "__version__",
+    "allocator",
+    "allocator_stats",
+    "configure",
+    "configure_subprocess",
+    "cuda_graph",
+    "disable",
+    "empty_cache",
+    "exclude",
+    "kept",
+    "last_error",
+    "library_path",
+    "live",
+    "pause",
+    "paused",
+    "pool",
+    "prepare",
+    "region",
+    "reset_allocator_peak_stats",
+    "resume",
+    "serve",
+    "set_disk_backup_dir",
+    "stats",
+    "trim",
+    "use_allocator",
+    "version",
+]
+
+# A traceback and a pickle then name a class as the program does: tms.TmsError.
+for _name in __all__:
+    _public = globals()[_name]
+    if isinstance(_public, type):
+        _public.__module__ = __name__
+del _name, _public

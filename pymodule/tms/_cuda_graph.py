@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _torch
 from ._arguments import Backup
 from ._errors import NotSupportedError
 from ._library import load
 from ._region import region
-from ._scope import ThreadScope
+from ._scope import Scope, ThreadScope
+
+if TYPE_CHECKING:
+    import torch
 
 
 def cuda_graph(
-    cuda_graph: Any,
-    pool: Any = None,
-    stream: Any = None,
+    cuda_graph: torch.cuda.CUDAGraph,
+    pool: tuple[int, int] | None = None,
+    stream: torch.cuda.Stream | None = None,
     capture_error_mode: str = "global",
     *,
     tag: str = "default",
@@ -52,7 +55,7 @@ def cuda_graph(
 
 @contextlib.contextmanager
 def capture(
-    graph: Any, pool: Any, stream: Any, capture_error_mode: str, inside: ThreadScope
+    graph: Any, pool: Any, stream: Any, capture_error_mode: str, inside: Scope
 ) -> Iterator[None]:
     """`torch.cuda.graph` with `inside` in it. The graph's pool serves it, not a region's."""
     import torch

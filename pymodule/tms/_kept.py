@@ -8,10 +8,13 @@ import importlib
 import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._errors import NotSupportedError, TmsError, from_code
 from ._library import Library, load
+
+if TYPE_CHECKING:
+    import torch
 
 _FORMAT = 2
 _ALIGNMENT = 512  # as PyTorch's allocator gives it
@@ -76,7 +79,9 @@ class Kept:
     def __exit__(self, *exception: object) -> None:
         self._set = None
 
-    def attach(self, module: Any = None, *, copy: bool = False) -> dict[str, Any]:
+    def attach(
+        self, module: torch.nn.Module | None = None, *, copy: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Returns the set's tensors by name: on the device where they lie, with their strides.
 
         Tensors that shared memory when they were published share it here. Without `copy` all
@@ -104,7 +109,7 @@ class Kept:
             _assign(torch, module, tensors, frozen=not copy)
         return tensors
 
-    def publish(self, source: Any) -> None:
+    def publish(self, source: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         """Copies tensors into a new set of the name, which is complete when this returns.
 
         A set of the same name that is complete already is replaced: processes that have it keep it.

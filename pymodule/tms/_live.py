@@ -6,16 +6,27 @@ import ctypes
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from ._errors import from_code
 from ._library import load
+
+if TYPE_CHECKING:
+    import torch
 
 Live = Union[Sequence[bool], Sequence["tuple[int, int]"]]
 """A mask of equal blocks, or offsets and sizes in bytes."""
 
 
-def live(tensors: Any, parts: Live, *, dim: int = 0) -> None:
+class _Array(Protocol):
+    """A tensor, or an array of numpy."""
+
+    def tolist(self) -> Any: ...
+
+
+def live(
+    tensors: torch.Tensor | Sequence[torch.Tensor], parts: Live | _Array, *, dim: int = 0
+) -> None:
     """Says which parts of tensors the next pause is to keep; it copies and keeps exactly these.
 
     The other bytes are unspecified after the resume, as in fresh memory. This counts for the next
@@ -39,9 +50,10 @@ def live(tensors: Any, parts: Live, *, dim: int = 0) -> None:
         ValueError: a tensor is not contiguous, a mask does not divide it, or a pair is not in it.
     """
     library = load()
-    given: list[Any] = list(getattr(parts, "tolist", lambda: parts)())
+    given: list[Any] = list(parts.tolist() if hasattr(parts, "tolist") else parts)
     arrays: dict[tuple[int, ...], Any] = {}  # of layers that are alike
-    for tensor in [tensors] if hasattr(tensors, "data_ptr") else tensors:
+    each: list[Any] = [tensors] if hasattr(tensors, "data_ptr") else [*tensors]
+    for tensor in each:
         if not tensor.is_contiguous():
             raise ValueError("the tensor must be contiguous: its blocks must be pieces of memory")
         shape = (*tensor.shape, tensor.nbytes)

@@ -12,7 +12,7 @@ from . import _torch
 from ._errors import NotSupportedError, OutOfMemoryError, TmsError, from_code
 from ._library import Library, load, read
 from ._private import private, setter
-from ._scope import ThreadScope
+from ._scope import Scope, ThreadScope
 
 Option = Union[bool, int, float, str]
 """A setting of a kind of pool. A size is a number of bytes, or text such as "64MiB"."""
@@ -174,7 +174,7 @@ def use_allocator(kind: str, **options: Option) -> None:
     _torch.serve_all()
 
 
-def allocator(kind: str, **options: Option) -> ThreadScope:
+def allocator(kind: str, **options: Option) -> Scope:
     """Serves the CUDA tensors that this thread makes in the body from a pool.
 
     It is a context manager and a decorator, like `region`. PyTorch's own allocator still places

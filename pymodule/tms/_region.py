@@ -7,12 +7,12 @@ from typing import Any
 from . import _torch
 from ._arguments import Backup, check_backup, check_incremental, check_tag
 from ._library import Library
-from ._scope import ThreadScope
+from ._scope import Scope, ThreadScope
 
 
 def region(
     tag: str = "default", backup: Backup = None, *, incremental: bool | None = None
-) -> ThreadScope:
+) -> Scope:
     """Makes the device memory that this thread allocates in the body pausable.
 
     A context manager, and a decorator of functions, but not of `async def` and generators; the same
@@ -100,7 +100,7 @@ def pausable(tag: str, backup: Backup, *, incremental: bool) -> dict[str, Any]:
     }
 
 
-def disable() -> ThreadScope:
+def disable() -> Scope:
     """Makes the device memory that this thread allocates in the body ordinary, not pausable.
 
     A context manager, and a decorator, as `region`; for temporary memory inside a region. Outside
@@ -114,7 +114,7 @@ def disable() -> ThreadScope:
     )
 
 
-def exclude() -> ThreadScope:
+def exclude() -> Scope:
     """Takes this thread out of all regions for the body, even out of those that it enters there.
 
     A context manager, and a decorator, as `region`; for calls into libraries that must keep their

@@ -23,7 +23,7 @@ _LATER = {
 }
 
 
-class Scope(contextlib.ContextDecorator):
+class Scope(contextlib.ContextDecorator, contextlib.AbstractContextManager[None]):
     """A context manager that also decorates functions, but none whose body runs after the call."""
 
     name: str

@@ -15,7 +15,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ._arguments import Backup, switched_on
 from ._attached import attached
@@ -25,6 +25,9 @@ from ._errors import NotPreloadedError, NotSupportedError
 from ._expandable import without_expandable_segments
 from ._region import disable, region
 from ._subprocess import configure_subprocess
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "tms"
 """The name in --memory-saver-hook-mode and SGLANG_PLUGINS."""
@@ -107,9 +110,9 @@ class Saver:
 
     def cuda_graph(
         self,
-        cuda_graph: Any,
-        pool: Any = None,
-        stream: Any = None,
+        cuda_graph: torch.cuda.CUDAGraph,
+        pool: tuple[int, int] | None = None,
+        stream: torch.cuda.Stream | None = None,
         capture_error_mode: str = "global",
         tag: str = "default",
         enable_cpu_backup: bool = False,

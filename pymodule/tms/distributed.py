@@ -14,7 +14,7 @@ PyTorch; calling it does.
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._arguments import check_tag
 from ._errors import GroupError, NotSupportedError
@@ -23,12 +23,19 @@ from ._private import private
 from ._scope import Between, Scope
 from ._together import Part, check_timeout, error, failure, module
 
+if TYPE_CHECKING:
+    import torch.distributed
+
 __all__ = ["GroupError", "pause", "paused", "resume"]
 
 _TIMEOUT = 60.0
 
 
-def pause(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> int:
+def pause(
+    tag: str | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
+    timeout: float = _TIMEOUT,
+) -> int:
     """Pauses a tag on every rank of a group, or on none.
 
     First every rank checks that no stream is being captured and that the work on its devices ends,
@@ -54,7 +61,11 @@ def pause(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) 
     return _transact("pause", tag, group, timeout)
 
 
-def resume(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> int:
+def resume(
+    tag: str | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
+    timeout: float = _TIMEOUT,
+) -> int:
     """Resumes a tag on every rank of a group, or on none.
 
     First every rank checks that its devices have enough free memory, and for that gives back what
@@ -69,7 +80,11 @@ def resume(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT)
     return _transact("resume", tag, group, timeout)
 
 
-def paused(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> Scope:
+def paused(
+    tag: str | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
+    timeout: float = _TIMEOUT,
+) -> Scope:
     """Pauses a tag on every rank for the body and resumes it afterwards, even if the body raised.
 
     A context manager, and a decorator of functions. All ranks must enter it, and leave it.
