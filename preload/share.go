@@ -5,9 +5,7 @@ import "C"
 
 import (
 	"errors"
-	"math"
 	"runtime"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,7 +15,6 @@ import (
 	"tms/internal/control/server"
 	"tms/vmm"
 	"tms/vmm/cuda"
-	"tms/vmm/stats"
 )
 
 // The process's part in sharing its devices (TMS_SHARE): others may pause it, and it has others make room.
@@ -89,47 +86,25 @@ func resumeShared(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) 
 	if !C.region_config.share {
 		return resumeGated(e, options)
 	}
-	atOnce := options
-	atOnce.Wait = 0
-	if bytes, err = resumeGated(e, atOnce); !errors.Is(err, cuda.OutOfMemory) {
-		return bytes, err
-	}
-	runtime.LockOSThread() // which has C's lock
-	defer runtime.UnlockOSThread()
-	C.share_enter()
-	defer C.share_leave()
-	for range roomsMost {
-		device, paused, failed := lacking(e, options.Tags)
-		if failed != nil || C.share_want(C.size_t(paused), C.int(device), true) != 0 {
-			break
+	rooms := 0
+	defer func() {
+		if rooms > 0 {
+			C.share_leave()
+			runtime.UnlockOSThread()
 		}
-		if bytes, err = resumeGated(e, atOnce); !errors.Is(err, cuda.OutOfMemory) {
-			return bytes, err
+	}()
+	options.MakeRoom = func(ordinal int, bytes uint64) bool {
+		if rooms++; rooms == 1 {
+			runtime.LockOSThread() // which has C's lock
+			C.share_enter()
 		}
+		return rooms <= roomsMost && C.share_want(C.size_t(bytes), C.int(ordinal), true) == 0
 	}
 	return resumeGated(e, options)
 }
 
 // roomsMost bounds the tries of a resume for which room was made and then taken by others.
 const roomsMost = 64
-
-// lacking returns the device that has least room for what is paused of the tags there, and how much that is.
-func lacking(e *vmm.Engine, tags []string) (device int, paused uint64, err error) {
-	held, err := e.Records().Stats()
-	least := int64(math.MaxInt64)
-	for _, d := range held.Devices {
-		var bytes uint64
-		for _, t := range d.Tags {
-			if tags == nil || slices.Contains(tags, stats.TagName(t.Tag)) {
-				bytes += t.PausedBytes
-			}
-		}
-		if left := int64(d.FreeBytes) - int64(bytes); bytes > 0 && left < least {
-			least, device, paused = left, d.Device, bytes
-		}
-	}
-	return device, paused, err
-}
 
 func (thisProcess) Look() {
 	if C.region_config.share && C.gate_unusable() == nil {

@@ -86,12 +86,13 @@ func awaitSignals(left <-chan struct{}, hangup bool) {
 }
 
 // answerSignal resumes the program, or makes its calls fail, and returns when the gate is open or refuses calls. It
-// tries once more after the time is up, because the process may have been stopped for most of it.
+// tries once more after the time is up, because the process may have been stopped for most of it. A try waits for memory
+// until the gate is open.
 func answerSignal(name string, left <-chan struct{}) {
 	goruntime.Log(name + " came while this program is paused, so it is being resumed, and can end")
 	until := time.Now().Add(time.Duration(float64(C.region_config.signal_wait) * float64(time.Second)))
 	for last := false; ; last = !time.Now().Before(until) {
-		err := resumeForSignal(max(0, time.Until(until)))
+		err := resumeForSignal(max(0, time.Until(until)), left)
 		if !sleep(left, 0) {
 			return
 		}
@@ -107,7 +108,7 @@ func answerSignal(name string, left <-chan struct{}) {
 
 // resumeForSignal resumes what gated pauses have taken, without asking other processes for memory. Memory that the
 // program has paused itself stays so.
-func resumeForSignal(wait time.Duration) error {
+func resumeForSignal(wait time.Duration, left <-chan struct{}) error {
 	if bool(C.everything_asked()) {
 		runtime.LockOSThread() // whose last error it is
 		defer runtime.UnlockOSThread()
@@ -122,7 +123,7 @@ func resumeForSignal(wait time.Duration) error {
 	var operation C.struct_operation
 	C.operation_settings(&operation, C.control_environment.temporary)
 	options := optionsOf(&operation)
-	options.Tags, options.Wait = e.Records().GatedTags(), min(wait, signalTry)
+	options.Tags, options.Wait, options.Cancel = e.Records().GatedTags(), wait, left
 	_, err := resumeGated(e, options)
 	return err
 }

@@ -20,9 +20,6 @@ import (
 	"tms/vmm/store"
 )
 
-// tryFor is the time after which a resume that waits for memory checks whether it is withdrawn.
-const tryFor = 250 * time.Millisecond
-
 // inTurn is how long a resume waits for other processes while its client keeps more from taking memory.
 const inTurn = 100 * time.Millisecond
 
@@ -113,6 +110,9 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	C.operation_settings(&operation, C.control_environment.temporary)
 	options := optionsOf(&operation)
 	options.Tags = tagsOf(t.Tag)
+	if !t.Withdrawn() { // otherwise other ranks wait for this pause
+		options.Cancel = t.Cancel()
+	}
 	switch t.Request.Op {
 	case control.Resume:
 		mapped := e.ImportedBytes()
@@ -176,7 +176,7 @@ func (t *task) record() error {
 	return err
 }
 
-// resume tries again while memory is short, until it is withdrawn.
+// resume waits for memory that is short until the task is withdrawn. A client that has the turn to take memory retries.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	wait := control.Seconds(t.Request.Wait)
 	options.Importers = max(resumeWait, wait)
@@ -186,21 +186,14 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	resume := resumeGated
 	if t.Request.Turn {
 		options.Importers, resume = inTurn, resumeInTurn
+		options.Retried, options.Asked = wait > 0, t.Asked
 	} else if wait == 0 && t.Request.Op == control.Resume {
 		wait = memoryWait()
 	}
-	until := time.Now().Add(wait)
-	if t.Withdrawn() { // its client is gone, and the server tries again
-		options.Importers = server.RetryEvery
+	if options.Wait = wait; t.Withdrawn() { // its client is gone, and the server tries again
+		options.Wait, options.Importers, options.Cancel = 0, server.RetryEvery, nil
 	}
-	for {
-		left := time.Until(until)
-		options.Wait = max(0, min(left, tryFor))
-		bytes, err := resume(e, options)
-		if !errors.Is(err, cuda.OutOfMemory) || left <= 0 || t.Withdrawn() {
-			return bytes, err
-		}
-	}
+	return resume(e, options)
 }
 
 // undo resumes each tag that it can: all at once if nothing else is paused.

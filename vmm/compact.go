@@ -79,7 +79,7 @@ func (e *Engine) canCompact(x *extent) bool {
 // (cuMemCreate, cuMemAddressReserve, cuMemMap, cuMemSetAccess, cuMemcpyDtoDAsync, cuMemUnmap, cuMemRelease)
 func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
 	defer e.audit(&err)
-	o := &Options{Gated: true, spent: &spent{}, discarded: &discarded{}}
+	o := &operation{Options: Options{Gated: true}}
 	left := map[*segment]bool{} // paused
 	wanted := func(s *segment) bool {
 		return s.device.ordinal == ordinal && s.is(active) && s.extent != nil &&
@@ -101,7 +101,7 @@ func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
 		back := e.transact("resume", o, func(s *segment) bool { return left[s] && s.is(paused) },
 			func(batches []*batch) error {
 				e.gather(batches, 0)
-				return e.resume(batches, *o)
+				return e.resume(batches, o, false)
 			}, func(*tag) {})
 		if back == nil || !retry.Sleep(until) {
 			return freed, cmp.Or(back, err)

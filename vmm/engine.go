@@ -25,7 +25,6 @@ type Engine struct {
 	hasher    *digest.Hasher
 	ledger    *hostmemory.Ledger
 
-	waits       sync.Map      // the tags of resumes that wait for memory, or did so until they failed
 	transitions atomic.Uint64 // so far, also those that failed
 
 	cannotHash sync.Once // for its warning

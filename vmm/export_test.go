@@ -19,6 +19,7 @@ type TestHost struct {
 	ungated   func()
 	exposed   func(bool)
 	offers    Offers
+	observe   func(Transition)
 }
 
 // NewOn returns an engine with a TestHost.
@@ -47,6 +48,15 @@ func (h *TestHost) SetUngated(call func()) { h.ungated = call }
 
 // SetExposed has call called when memory becomes exposed, or is no longer.
 func (h *TestHost) SetExposed(call func(bool)) { h.exposed = call }
+
+// SetObserve has transitions reported to observe.
+func (h *TestHost) SetObserve(observe func(Transition)) { h.observe = observe }
+
+func (h *TestHost) Observe(of Transition) {
+	if h.observe != nil {
+		h.observe(of)
+	}
+}
 
 // SetOffers has offers made at a place.
 func (h *TestHost) SetOffers(at Offers) { h.offers = at }

@@ -243,7 +243,8 @@ func (h Shared) Close(address uintptr, capturing bool) (err error) {
 // resumeImports maps other processes' memory again, at the addresses that it had. It waits for a process that has not
 // resumed the memory yet, or does not answer, with nothing claimed or locked. Each process has a thread here, so a
 // stopped process delays only its own memory. Errors: ErrShareGone, ErrSharePaused, *cuda.Error. The rest is mapped.
-func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segment) (first error) {
+func (e *Engine) resumeImports(o *operation, wait time.Duration, cancel <-chan struct{},
+	segments []*segment) (first error) {
 	start := time.Now()
 	defer func() { o.spent.waited += time.Since(start) }()
 	of := map[Share][]*segment{} // by process: a Share without its ID
@@ -254,7 +255,7 @@ func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segmen
 	errs := make(chan error)
 	for _, segments := range of {
 		go func() {
-			errs <- guard.Call(func() error { return e.resumeImportsOf(o.Tags, start.Add(wait), segments) })
+			errs <- guard.Call(func() error { return e.resumeImportsOf(o.Tags, start.Add(wait), cancel, segments) })
 		}()
 	}
 	for range of {
@@ -266,10 +267,10 @@ func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segmen
 }
 
 // resumeImportsOf is resumeImports for one process's memory.
-func (e *Engine) resumeImportsOf(tags []string, until time.Time, segments []*segment) error {
+func (e *Engine) resumeImportsOf(tags []string, until time.Time, cancel <-chan struct{}, segments []*segment) error {
 	var gone error // of one try
-	for wait := (backoff.Backoff{Next: firstLook, Most: 8 * time.Millisecond}); ; wait.Sleep(until) {
-		last := !time.Now().Before(until)
+	wait := backoff.Backoff{Next: firstLook, Most: 8 * time.Millisecond}
+	for last := !time.Now().Before(until); ; last = !wait.SleepUnless(until, cancel) || !time.Now().Before(until) {
 		waits, err := e.tryResumeImports(tags, segments, last)
 		if errors.Is(err, ErrShareGone) {
 			gone = cmp.Or(gone, err)
@@ -331,7 +332,7 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 		return false, nil
 	}
 	var lines []string
-	o := &Options{Tags: tags, spent: &spent{}}
+	o := &operation{Options: Options{Tags: tags}}
 	wanted := func(s *segment) bool { return got[s] != nil && s.is(paused) && !s.imported.lost }
 	_ = e.transact("resume", o, wanted, func(batches []*batch) error {
 		e.gather(batches, 0)

@@ -14,9 +14,10 @@ import (
 //
 // It is a transaction: after an error all contents are where they were. Errors: store.ErrHostMemory, store.ErrDisk,
 // store.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to host memory; cuMemHostUnregister)
-func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
+func (e *Engine) Move(options Options, to BackupKind) (moved uint64, err error) {
 	defer e.audit(&err)
-	defer e.observed("move", &o, &moved, &err)()
+	o := e.begun("move", options)
+	defer e.over(o, &moved, &err)
 	from := store.Store(e.host)
 	switch to {
 	case BackupHost:
@@ -25,28 +26,27 @@ func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 	default:
 		return 0, fmt.Errorf("move: contents can go to host memory or to disk")
 	}
-	var old discarded
-	if moved, err = e.move(o, from, to, &old); err != nil {
+	if moved, err = e.move(o, from, to); err != nil {
 		return 0, fmt.Errorf("move: %w", err)
 	}
-	old.await(o.spent)
+	o.discarded.await(&o.spent)
 	return moved, nil
 }
 
 // own moves the contents of a tag from reserved host memory, which has no address here, to the process's own.
 func (e *Engine) own(tag string) (moved uint64, err error) {
-	o := Options{Tags: []string{tag}}
-	defer e.observed("move", &o, &moved, &err)()
-	return e.move(o, e.peer, BackupHost, &discarded{})
+	o := e.begun("move", Options{Tags: []string{tag}})
+	defer e.over(o, &moved, &err)
+	return e.move(o, e.peer, BackupHost)
 }
 
-func (e *Engine) move(o Options, from store.Store, to BackupKind, old *discarded) (moved uint64, err error) {
+func (e *Engine) move(o *operation, from store.Store, to BackupKind) (moved uint64, err error) {
 	wanted := func(s *segment) bool {
 		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
 			(from != e.peer || store.IsReserved(s.contents)) &&
 			(to == BackupDisk && s.contents.Host() != 0 || to == BackupHost && s.backup != BackupDisk)
 	}
-	err = e.transact("move", &o, wanted, func(batches []*batch) error {
+	err = e.transact("move", o, wanted, func(batches []*batch) error {
 		defer o.spent.copyingSince(time.Now())
 		if to == BackupDisk {
 			if err := e.disk.Configure(o.DiskDir, o.DiskSetting); err != nil {
@@ -78,7 +78,7 @@ func (e *Engine) move(o Options, from store.Store, to BackupKind, old *discarded
 		for _, b := range batches {
 			for _, s := range b.segments {
 				moved += s.contents.Bytes()
-				old.add(s.contents, true)
+				o.discarded.add(s.contents, true)
 				s.contents.Discard()
 			}
 		}

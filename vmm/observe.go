@@ -97,23 +97,25 @@ func (s *spent) copyingSince(start time.Time) {
 	s.copying = max(s.copying, time.Since(start))
 }
 
-// observed reports a transition when it begins and, by over, when it ends.
-func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *error) (over func()) {
+// begun reports that an operation begins. The caller reports its end by over.
+func (e *Engine) begun(name string, options Options) *operation {
 	start := time.Now()
-	o.spent = &spent{asked: start}
+	o := &operation{Options: options, name: name, number: e.transitions.Add(1), spent: spent{asked: start}}
 	if !o.Asked.IsZero() && o.Asked.Before(start) {
 		o.spent.asked, o.spent.waited = o.Asked, start.Sub(o.Asked)
 	}
 	for _, tag := range o.Tags {
-		e.warnUnknown(operation, tag)
+		e.warnUnknown(name, tag)
 	}
-	number := e.transitions.Add(1)
-	e.process.Observe(Transition{Number: number, Operation: operation, Tags: o.Tags})
-	return func() {
-		s := o.spent
-		e.process.Observe(Transition{Number: number, Operation: operation, Tags: o.Tags, Over: true, Err: *err, Bytes: *bytes,
-			Copied: s.copied, Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
-	}
+	e.process.Observe(Transition{Number: o.number, Operation: name, Tags: o.Tags})
+	return o
+}
+
+// over reports the end of an operation.
+func (e *Engine) over(o *operation, bytes *uint64, err *error) {
+	s := &o.spent
+	e.process.Observe(Transition{Number: o.number, Operation: o.name, Tags: o.Tags, Over: true, Err: *err, Bytes: *bytes,
+		Copied: s.copied, Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
 }
 
 // totals are a device's.

@@ -25,35 +25,35 @@ import (
 // process does so, so two processes that have each other's memory mapped may pause in any order. If the second fails,
 // the first is undone, as far as the other processes let it. Errors: ErrCapturing, ErrImported, store.ErrHostMemory,
 // *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
-func (e *Engine) Pause(o Options) (freed uint64, err error) {
+func (e *Engine) Pause(options Options) (freed uint64, err error) {
 	defer e.audit(&err)
-	defer e.observed("pause", &o, &freed, &err)()
+	o := e.begun("pause", options)
+	defer e.over(o, &freed, &err)
 	defer e.ForgetLive(o.Tags)
 	if o.Capturing {
 		return 0, fmt.Errorf("pause: %w", ErrCapturing)
 	}
-	o.discarded = &discarded{}
-	open := e.closeShares(&o)
+	open := e.closeShares(o)
 	defer open()
-	_, theirs, err := e.pausePart(&o, true)
+	_, theirs, err := e.pausePart(o, true)
 	if err == nil {
-		err = e.awaitImporters(&o)
+		err = e.awaitImporters(o)
 	}
 	if err == nil {
-		err = e.resumeHeld(&o)
+		err = e.resumeHeld(o)
 	}
 	var own []*segment
 	if err == nil {
-		freed, own, err = e.pausePart(&o, false)
+		freed, own, err = e.pausePart(o, false)
 	}
 	if err != nil && len(own) == 0 {
 		open()
-		err = e.remap(&o, theirs, err)
+		err = e.remap(o, theirs, err)
 	}
 	if err != nil {
 		return freed, fmt.Errorf("pause: %w", err)
 	}
-	o.discarded.await(o.spent)
+	o.discarded.await(&o.spent)
 	return freed, nil
 }
 
@@ -101,7 +101,7 @@ func (r Records) PausedTag() (name string, ok bool) {
 
 // pausePart pauses the memory of other processes, or this one's own. It returns how many bytes that freed, and which
 // segments lost their memory, even after an error.
-func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segment, err error) {
+func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*segment, err error) {
 	start := time.Now()
 	wanted := func(s *segment) bool {
 		return s.isImported() == theirs && o.means(s) && (s.pausable() || s.is(paused) && s.extent != nil)
@@ -145,7 +145,7 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 }
 
 // pause is the work of the transaction.
-func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*segment, first error) {
+func (e *Engine) pause(batches []*batch, o *operation) (freed uint64, taken []*segment, first error) {
 	err := e.saveAll(batches, o)
 	if err == nil {
 		err = unmap(batches, o)
@@ -183,14 +183,14 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 
 // resumeHeld makes segments active again that a failed transition left paused, if their memory alone has the contents
 // and a pause would save these. The pause can then save them like all others, before it gives the memory back.
-func (e *Engine) resumeHeld(o *Options) error {
+func (e *Engine) resumeHeld(o *operation) error {
 	saves := func(s *segment) bool { return s.held && o.backupOf(s) != BackupNone }
 	wanted := func(s *segment) bool {
 		return s.is(paused) && s.extent != nil && slices.ContainsFunc(s.extent.segments, saves)
 	}
 	return e.transact("resume", o, wanted, func(batches []*batch) error {
 		e.gather(batches, 0)
-		return e.resume(batches, *o)
+		return e.resume(batches, o, false)
 	}, func(*tag) {})
 }
 
@@ -215,7 +215,7 @@ func (o *Options) backupOf(s *segment) BackupKind {
 
 // saveAll copies the contents of the active segments that have a backup. Where there is no directory for files, or too
 // little host memory, it refuses before anything is copied.
-func (e *Engine) saveAll(batches []*batch, o *Options) error {
+func (e *Engine) saveAll(batches []*batch, o *operation) error {
 	toDisk := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }
 	for _, b := range batches {
 		if slices.ContainsFunc(b.segments, toDisk) {
@@ -242,7 +242,7 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 }
 
 // plan chooses the parts of a device's segments to copy: contents worth keeping, without blocks that are kept already.
-func (e *Engine) plan(b *batch, o *Options) error {
+func (e *Engine) plan(b *batch, o *operation) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
 	sums, err := e.hash(b, segments, o.Verify)
 	if err != nil {
@@ -309,7 +309,7 @@ func (e *Engine) plan(b *batch, o *Options) error {
 
 // roomInTurn returns how many bytes of contents can wait at a destination that has no room for them beside the process:
 // they return extent by extent, and each makes room for the next (makeRoom). beside is the room beside the process.
-func (e *Engine) roomInTurn(b *batch, o *Options, beside uint64, target int) (uint64, error) {
+func (e *Engine) roomInTurn(b *batch, o *operation, beside uint64, target int) (uint64, error) {
 	process, largest := uint64(0), uint64(0)
 	for _, s := range b.segments {
 		if s.state == active {
@@ -362,7 +362,7 @@ func dropSaved(batches []*batch) {
 
 // unmap detaches all extents. After an error it maps the detached extents again. An extent that the driver does not map
 // again stays paused, with its memory held, so nothing is lost.
-func unmap(batches []*batch, o *Options) error {
+func unmap(batches []*batch, o *operation) error {
 	var undo []*extent
 	for _, b := range batches {
 		for _, x := range b.extents {

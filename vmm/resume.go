@@ -22,56 +22,77 @@ import (
 // resume of their segment, and of all segments resumed with it, until the program frees that segment.
 //
 // Host memory of contents that are not kept is back when Resume returns, unless that takes long: see discarded. Resume
-// waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait.
+// waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait, and is
+// one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume: with
+// Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with Options.Asked.
 // Errors: ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the
 // memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
-func (e *Engine) Resume(o Options) (mapped uint64, err error) {
+func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	defer e.audit(&err)
-	defer e.observed("resume", &o, &mapped, &err)()
-	until := time.Now().Add(o.Wait)
-	_, o.waits = e.waits.Load(o.what())
-	retry := backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}
-	for {
-		o.discarded = &discarded{start: time.Now()}
-		mapped, err = e.tryResume(o)
-		if short := (*shortage)(nil); errors.As(err, &short) && e.MakeRoom(short.device.ordinal) {
-			mapped, err = e.tryResume(o)
-		}
-		if errors.Is(err, cuda.OutOfMemory) {
-			if o.Wait > 0 && !o.waits {
-				e.noteWait(&o, err)
+	waits := options.Retried && !options.Asked.IsZero()
+	if options.Retried && options.Wait > 0 && !options.Capturing {
+		options.Wait = 0
+		if err := e.lacking(&options); err != nil {
+			if !waits {
+				e.noteWait(&options, err)
 			}
-			if retry.Sleep(until) {
-				*o.spent = spent{asked: o.spent.asked, waited: time.Since(o.spent.asked)} // all of it was for memory
-				continue
-			}
+			return 0, fmt.Errorf("resume: %w", err)
 		}
-		if err == nil {
-			e.waits.Delete(o.what())
-			theirs := e.choose(o.Tags, func(s *segment) bool { return s.isImported() && o.means(s) })
-			err = e.resumeImports(o, o.Importers, theirs)
-		}
-		if err != nil {
-			return mapped, fmt.Errorf("resume: %w", err)
-		}
-		if !o.Unseen {
-			o.discarded.await(o.spent)
-		}
-		return mapped, nil
 	}
+	o := e.begun("resume", options)
+	defer e.over(o, &mapped, &err)
+	until := time.Now().Add(o.Wait)
+	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}); ; {
+		mapped, err = e.tryResume(o, waits)
+		short, is := errors.AsType[*shortage](err)
+		if is && e.MakeRoom(short.device.ordinal) {
+			mapped, err = e.tryResume(o, waits)
+			short, is = errors.AsType[*shortage](err)
+		}
+		if !is && !errors.Is(err, cuda.OutOfMemory) {
+			break
+		}
+		if !is || o.MakeRoom == nil || !o.MakeRoom(short.device.ordinal, short.lacks) {
+			if o.Wait > 0 && !waits {
+				waits = true
+				e.noteWait(&o.Options, err)
+			}
+			if !retry.SleepUnless(until, o.Cancel) {
+				break
+			}
+		}
+		o.spent = spent{asked: o.spent.asked, waited: time.Since(o.spent.asked)} // all of it was for memory
+	}
+	if err == nil {
+		theirs := e.choose(o.Tags, func(s *segment) bool { return s.isImported() && o.means(s) })
+		err = e.resumeImports(o, o.Importers, o.Cancel, theirs)
+	}
+	if err != nil {
+		return mapped, fmt.Errorf("resume: %w", err)
+	}
+	if !o.Unseen {
+		o.discarded.await(&o.spent)
+	}
+	return mapped, nil
 }
 
-func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
+// resumes reports whether a resume is to give a segment memory. That of other processes comes later.
+func (o *Options) resumes(s *segment) bool { return s.is(paused) && !s.isImported() && o.means(s) }
+
+// tryResume is one try. With looks it does not find out by trying whether there is too little memory, because the try
+// would take memory from others that does not suffice.
+func (e *Engine) tryResume(o *operation, looks bool) (mapped uint64, err error) {
 	if o.Capturing {
 		return 0, ErrCapturing
 	}
 	start := time.Now()
+	o.discarded = discarded{start: start}
 	e.FreeDeferred()
 	o.spent.waited += time.Since(start)
-	err = e.transact("resume", &o, func(s *segment) bool { return s.is(paused) && !s.isImported() && o.means(s) },
+	err = e.transact("resume", o, o.resumes,
 		func(batches []*batch) (err error) {
 			bytes := e.gather(batches, o.ExtentBytes)
-			if err = e.resume(batches, o); err == nil {
+			if err = e.resume(batches, o, looks); err == nil {
 				mapped = bytes
 				e.count(batches, start, nil, func(t *totals) *stats.Total { return &t.resumes })
 			}
@@ -79,14 +100,14 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 		},
 		func(t *tag) { t.lastResume = time.Since(start).Seconds() })
 	if err == nil {
-		e.dropWoken(&o)
+		e.dropWoken(o)
 	}
 	return mapped, err
 }
 
-func (e *Engine) resume(batches []*batch, o Options) error {
-	for _, b := range batches { // to find out by trying, it would take memory from others that is too little for itself
-		if o.waits && o.Wait > 0 {
+func (e *Engine) resume(batches []*batch, o *operation, looks bool) error {
+	for _, b := range batches {
+		if looks {
 			if err := e.shortageOf(b, nil); err != nil {
 				return err
 			}
@@ -111,7 +132,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 				continue
 			}
 			s.outcome.state, s.outcome.held = active, false
-			if s.contents != nil && !e.retains(s, &o) {
+			if s.contents != nil && !e.retains(s, o) {
 				o.discarded.add(s.contents, s.prompt)
 				s.contents.Discard()
 				s.outcome.kept = kept{}
@@ -122,13 +143,13 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 }
 
 // retains reports whether a resume keeps a segment's contents.
-func (e *Engine) retains(s *segment, o *Options) bool {
+func (e *Engine) retains(s *segment, o *operation) bool {
 	return (o.RetainBackup || s.incremental) && s.contents.Store() == e.host && s.backup != BackupNone
 }
 
 // restore gives a device's segments their memory. The contents of each begin to come back as soon as it is mapped,
 // while the driver still scrubs memory for the next.
-func (e *Engine) restore(b *batch, o Options) (err error) {
+func (e *Engine) restore(b *batch, o *operation) (err error) {
 	e.refreshUsers(b.device)
 	total := uint64(0)
 	for _, s := range b.segments {
@@ -219,7 +240,7 @@ func (x *extent) waitsHere() bool {
 
 // makeRoom lets go of contents that have waited in memory of the same device, and are back: too little is free for
 // both. Their segments stay active even if the resume of others fails, so they are verified first.
-func (e *Engine) makeRoom(b *batch, o Options, loaders map[store.Store]store.Loader) error {
+func (e *Engine) makeRoom(b *batch, o *operation, loaders map[store.Store]store.Loader) error {
 	err := loaders[e.peer].Wait()
 	delete(loaders, e.peer)
 	of := map[*segment]bool{}

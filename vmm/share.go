@@ -75,7 +75,7 @@ type Processes interface {
 type sharing struct {
 	// Guarded by the engine's lock.
 	shares  map[uint64]*segment
-	closing []*Options // the pauses in progress: no process gets memory of their tags
+	closing []*operation // the pauses in progress: no process gets memory of their tags
 	imports map[importKey]*segment
 	opening map[importKey]bool // by an Import in progress
 
@@ -89,7 +89,7 @@ type sharing struct {
 
 // closed reports whether a pause of the tag is in progress. The caller holds the engine's lock.
 func (s *sharing) closed(tag string) bool {
-	closes := func(o *Options) bool { return o.Tags == nil || slices.Contains(o.Tags, tag) }
+	closes := func(o *operation) bool { return o.Tags == nil || slices.Contains(o.Tags, tag) }
 	return slices.ContainsFunc(s.closing, closes)
 }
 
@@ -278,32 +278,32 @@ func (s *sharing) forgetImporters(ids ...uint64) {
 }
 
 // closeShares closes the segments of a pause to new importers, until the caller calls open.
-func (e *Engine) closeShares(o *Options) (open func()) {
+func (e *Engine) closeShares(o *operation) (open func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sharing.closing = append(e.sharing.closing, o)
 	return func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *Options) bool { return other == o })
+		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *operation) bool { return other == o })
 	}
 }
 
 // remap maps again the memory of other processes that a pause had unmapped before it failed, and returns why the pause
 // failed.
-func (e *Engine) remap(o *Options, theirs []*segment, failed error) error {
+func (e *Engine) remap(o *operation, theirs []*segment, failed error) error {
 	wait := soon // others have paused, and do not come back because of this one
 	if errors.Is(failed, ErrImported) {
 		wait = o.Importers // others are refused for the same reason, if later
 	}
-	if err := e.resumeImports(*o, wait, theirs); err != nil {
+	if err := e.resumeImports(o, wait, nil, theirs); err != nil {
 		return fmt.Errorf("%w; and memory of other processes is not mapped again, resume it: %v", failed, err)
 	}
 	return failed
 }
 
 // awaitImporters waits until no other process has an extent mapped that a pause is to take. Errors: ErrImported.
-func (e *Engine) awaitImporters(o *Options) error {
+func (e *Engine) awaitImporters(o *operation) error {
 	start := time.Now()
 	defer func() { o.spent.waited += time.Since(start) }()
 	var ids []uint64
@@ -327,7 +327,7 @@ func (e *Engine) awaitImporters(o *Options) error {
 		if len(left) == 0 {
 			break
 		}
-		if !wait.Sleep(start.Add(o.Importers)) {
+		if !wait.SleepUnless(start.Add(o.Importers), o.Cancel) {
 			var pids []string
 			for _, pid := range left {
 				pids = append(pids, strconv.Itoa(pid))

@@ -13,6 +13,7 @@ import (
 type shortage struct {
 	error
 	device *device
+	lacks  uint64 // bytes that the resume has yet to take of it
 }
 
 func (s *shortage) Unwrap() error { return s.error }
@@ -20,35 +21,64 @@ func (s *shortage) Unwrap() error { return s.error }
 // shortageOf completes the error of a resume. A resume that has not tried yet has the cause nil, and shortageOf returns
 // nil if it may succeed. (cuMemGetInfo)
 func (e *Engine) shortageOf(b *batch, cause error) error {
-	free, err := b.device.freeBytes()
-	if err != nil {
-		return cause
-	}
-	need := uint64(0)
+	held, need := uint64(0), uint64(0)
 	for _, x := range b.extents {
 		if x.step > none {
-			free += x.size
+			held += x.size
 		}
 		need += x.size
 	}
+	return e.shortageOn(b.device, held, need, cause)
+}
+
+// shortageOn is shortageOf where need bytes are to be active, for which the device's memory is held already in part.
+func (e *Engine) shortageOn(d *device, held, need uint64, cause error) error {
+	free, err := d.freeBytes()
+	if err != nil {
+		return cause
+	}
+	free += held
 	if cause == nil && free >= need {
 		return nil
 	} else if cause == nil {
 		cause = cuda.OutOfMemory
 	}
 	return &shortage{fmt.Errorf("device %d has %s free and %s are needed%s%.0w", // the figures say what the cause does
-		b.device.ordinal, readable.Bytes(free), readable.Bytes(need), e.slackNote(b.device, cause), cause), b.device}
+		d.ordinal, readable.Bytes(free), readable.Bytes(need), e.slackNote(d, cause), cause), d, need - held}
 }
 
-// noteWait logs that a resume waits, and the holders of the memory: once, until a resume of the same tags succeeds, because
-// a caller may wait in parts.
-func (e *Engine) noteWait(o *Options, cause error) {
-	o.waits = true
-	if _, told := e.waits.LoadOrStore(o.what(), true); told {
-		return
+// lacking returns a shortage if too little memory is free for a resume that has not begun, and none can be made free
+// here. (cuMemGetInfo)
+func (e *Engine) lacking(o *Options) error {
+	e.FreeDeferred()
+	held, need := map[*device]uint64{}, map[*device]uint64{}
+	chosen := e.choose(o.Tags, o.resumes)
+	var p pace
+	e.mu.Lock()
+	for _, s := range chosen {
+		need[s.device] += s.length()
+		if s.extent != nil && s.extent.step > none {
+			held[s.device] += s.length()
+		}
+		p.yield(e, 1)
 	}
+	e.mu.Unlock()
+	for d, bytes := range need {
+		err := e.shortageOn(d, held[d], bytes, nil)
+		if err != nil && e.MakeRoom(d.ordinal) {
+			err = e.shortageOn(d, held[d], bytes, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noteWait logs that a resume waits, and the holders of the memory.
+func (e *Engine) noteWait(o *Options, cause error) {
 	holders := ""
-	if short := (*shortage)(nil); errors.As(cause, &short) {
+	if short, is := errors.AsType[*shortage](cause); is {
 		holders = e.process.Holders(short.device.uuid)
 	}
 	e.process.Warn(fmt.Sprintf("the resume of %s waits for memory: %v%s", o.what(), cause, holders))

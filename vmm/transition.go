@@ -25,16 +25,28 @@ type Options struct {
 	Verify       bool               // compare contents after a resume with those before the pause
 	ExtentBytes  uint64             // a resume gives neighbours common extents up to this size, or with 0 one each
 	Wait         time.Duration      // how long a resume waits for memory that is short
+	Cancel       <-chan struct{}    // ends, when it is closed, each wait for memory and for other processes; or nil
+	MakeRoom     MakeRoom           // asks other processes for memory that a resume is short of; or nil
+	Retried      bool               // the caller asks again for a resume that is short of memory: see Engine.Resume
 	Poison       bool               // fill memory that a resume brings back without contents with NaNs
 	Capturing    bool               // a stream of the process is being captured
 	Gated        bool               // the gate is closed, so the program cannot give devices work; see Host.Ungated
 	Importers    time.Duration      // how long a pause waits for others to unmap memory, and a resume for theirs
 	Unseen       bool               // the program does not know of a resume, so that waits for memory alone: see discarded
 	Since        uint64             // only what transitions after that have paused or resumed, or 0 for all
-	Asked        time.Time          // when the caller began to wait for the program before a pause; or zero
-	discarded    *discarded         // by a resume, or a pause with Discard
-	spent        *spent
-	waits        bool // for memory: e.waits has it
+	Asked        time.Time          // when the caller began to wait, for the program or for memory; or zero
+}
+
+// MakeRoom asks for bytes of a device's memory, and reports whether a resume is to try again at once.
+type MakeRoom func(ordinal int, bytes uint64) bool
+
+// operation is a pause, resume, move or compaction in progress. It makes one transition after another until it is done.
+type operation struct {
+	Options
+	name      string
+	number    uint64 // as Transition has it
+	spent     spent
+	discarded discarded // contents that a resume, or a pause with Discard, gives up
 }
 
 // batch is a device's part in a transition. From begin to end its segments and extents belong to it, and others see
@@ -68,12 +80,12 @@ func (b *batch) span(s *segment) store.Span {
 
 // transact is the frame of every transition: it takes its turn, claims the wanted segments, does the work on them, and
 // always ends the transition. After work that succeeds it calls done with each tag.
-func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bool, work func([]*batch) error,
+func (e *Engine) transact(name string, o *operation, wanted func(*segment) bool, work func([]*batch) error,
 	done func(*tag)) error {
 	start := time.Now()
 	e.takeTurn()
 	defer e.transition.Unlock()
-	return e.transactInTurn(operation, o, func() []*batch {
+	return e.transactInTurn(name, o, func() []*batch {
 		batches := e.begin(o.Tags, wanted)
 		o.spent.waited += time.Since(start)
 		return batches
@@ -81,14 +93,14 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 }
 
 // transactInTurn is transact for a caller that has its turn, on the segments that begin claims.
-func (e *Engine) transactInTurn(operation string, o *Options, begin func() []*batch, work func([]*batch) error,
+func (e *Engine) transactInTurn(name string, o *operation, begin func() []*batch, work func([]*batch) error,
 	done func(*tag)) error {
 	batches := begin()
 	if len(batches) == 0 {
 		return nil
 	}
 	for _, b := range batches {
-		b.progress.operation = operation
+		b.progress.operation = name
 		b.device.progress.Store(b.progress)
 	}
 	err := guard.Call(func() error { return work(batches) })

@@ -34,7 +34,7 @@ func (e *Engine) wakeSlab(d *device, t *tag, r *Request) bool {
 // wake is a resume of one slab, by a thread whose turn it is. What is kept of the slab stays where it is until the tag
 // is resumed: the program may read it there (BackupPointer).
 func (e *Engine) wake(s *segment) (woken bool, err error) {
-	o := &Options{RetainBackup: true, Verify: true, spent: &spent{}, discarded: &discarded{}}
+	o := &operation{Options: Options{RetainBackup: true, Verify: true}}
 	wanted := func(of *segment) bool {
 		return of == s && s.is(paused) && s.slab != nil && s.extent == nil && !s.gated && s.inTag()
 	}
@@ -50,7 +50,7 @@ func (e *Engine) wake(s *segment) (woken bool, err error) {
 	}
 	err = e.transactInTurn("resume", o, begin, func(batches []*batch) error {
 		e.gather(batches, 0)
-		err := e.resume(batches, *o)
+		err := e.resume(batches, o, false)
 		woken = err == nil
 		return err
 	}, func(*tag) {
@@ -62,7 +62,7 @@ func (e *Engine) wake(s *segment) (woken bool, err error) {
 }
 
 // dropWoken gives up, after a resume, what is kept of slabs that wakeSlab has made active before it.
-func (e *Engine) dropWoken(o *Options) {
+func (e *Engine) dropWoken(o *operation) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var p pace

@@ -154,11 +154,14 @@ func (j *job) resume(request control.Request) error {
 	if soon.Op == control.Undo {
 		soon.Wait = leastTry.Seconds()
 	} else if soon.Turn = true; wait > 0 {
-		soon.Wait = time.Millisecond.Seconds() // the process then says that it waits
+		soon.Wait = time.Millisecond.Seconds() // the process then says that it waits, and all tries are one transition
 	}
 	until := time.Now().Add(control.Seconds(wait))
 	left := j.ranks
 	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}); ; {
+		if soon.Turn && !time.Now().Before(until) {
+			soon.Wait = 0 // the last try, so its failure is that of the whole wait
+		}
 		takeAgain(left, func() {
 			_ = (&job{ranks: left}).each(func(r *jobRank) error { return r.do(context.Background(), r.Conn, soon) })
 		})

@@ -112,3 +112,35 @@ func TestRecord(t *testing.T) {
 	require.Equal(t, exitNoProcess, recording.ProcessState.ExitCode())
 	fails(t, exitNoProcess, "there is no such process", "record", "999999999")
 }
+
+// A wait for memory is one resume in a report, with all its time, whether memory comes or not.
+func TestReportOfAWait(t *testing.T) {
+	large, small, _ := pair(t)
+	path := filepath.Join(t.TempDir(), "it.trace")
+	recording, _ := startRecording(t, large, path, nil)
+	waiting := exec.Command(tms, "resume", large.number(), "--wait", "600")
+	require.NoError(t, waiting.Start())
+	time.Sleep(1200 * time.Millisecond) // some tries
+	succeeds(t, "pause", small.number())
+	require.NoError(t, waiting.Wait())
+	succeeds(t, "pause", large.number())
+	succeeds(t, "resume", small.number())
+	_, _, code := once(t, "resume", large.number(), "--wait", "1.2")
+	require.Equal(t, exitNo, code)
+	require.NoError(t, recording.Process.Signal(syscall.SIGINT))
+	require.NoError(t, recording.Wait())
+	made := parsed[struct {
+		TraceEvents []struct {
+			Ph, Name string
+			Dur      float64 // us
+		}
+	}](t, succeeds(t, "report", path, "--format", "perfetto", "-o", "-"))
+	var resumes []string
+	for _, e := range made.TraceEvents {
+		if e.Ph == "X" && strings.HasPrefix(e.Name, "resume") {
+			resumes = append(resumes, e.Name)
+			require.Greater(t, e.Dur, 1e6)
+		}
+	}
+	require.Len(t, resumes, 2, "one that waited until it had memory, one that gave up")
+}

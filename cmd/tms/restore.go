@@ -413,7 +413,7 @@ func (o *outcome) resumeInTurn(ctx, carried context.Context, process *client.Con
 	atOnce := request
 	atOnce.Turn, atOnce.Wait = true, 0
 	if wait > 0 {
-		atOnce.Wait = time.Millisecond.Seconds() // the process then says that it waits
+		atOnce.Wait = time.Millisecond.Seconds() // the process then says that it waits, and all tries are one transition
 	}
 	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}); ; {
 		if ctx.Err() != nil {
@@ -422,6 +422,9 @@ func (o *outcome) resumeInTurn(ctx, carried context.Context, process *client.Con
 		unlock, err := turn(ctx, need)
 		if err != nil {
 			return err
+		}
+		if !time.Now().Before(until) {
+			atOnce.Wait = 0 // the last try, so its failure is that of the whole wait
 		}
 		err = o.doWhileRunning(carried, process, atOnce)
 		unlock()

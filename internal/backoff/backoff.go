@@ -7,12 +7,21 @@ import "time"
 type Backoff struct{ Next, Most time.Duration }
 
 // Sleep sleeps, but not beyond the deadline; the zero Time sets none. Past the deadline it returns false at once.
-func (b *Backoff) Sleep(deadline time.Time) bool {
+func (b *Backoff) Sleep(deadline time.Time) bool { return b.SleepUnless(deadline, nil) }
+
+// SleepUnless is Sleep, but returns false once cancel is closed.
+func (b *Backoff) SleepUnless(deadline time.Time, cancel <-chan struct{}) bool {
 	pause := b.Next
 	if !deadline.IsZero() {
 		pause = min(pause, time.Until(deadline))
 	}
-	time.Sleep(pause)
 	b.Next = min(2*b.Next, b.Most)
-	return pause > 0
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-cancel:
+		return false
+	case <-timer.C:
+		return pause > 0
+	}
 }

@@ -26,7 +26,8 @@ type connection struct {
 	closing    bool // the connection ends when the client has read its reply
 	gone       bool
 	task       *Task
-	status     uint8 // one of the below
+	asked      time.Time // when it first asked for the resume, in turn, that lacks memory; or zero
+	status     uint8     // one of the below
 	statusID   uint64
 	lease      time.Duration // how long it may stay silent while it holds threads up, or 0 for no limit
 	recording  int           // the number of the recording that it has begun and not ended, or 0

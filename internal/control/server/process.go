@@ -2,7 +2,6 @@ package server
 
 import (
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"tms/internal/control"
@@ -69,13 +68,32 @@ type Task struct {
 	Due       []string // what an undo resumes, the rest first
 	Recording int      // the one that a record ends
 
-	withdrawn atomic.Bool
-	client    *connection // nil: the client has gone
-	lets      bool        // it ends a hold
+	Asked time.Time // when the client first asked for the resume that it now retries; or zero
+
+	withdrawn chan struct{} // closed when the client goes, and for what the server does itself
+	client    *connection   // nil: the client has gone
+	lets      bool          // it ends a hold
 }
 
-// Withdrawn reports whether a wait for memory, or for other ranks, must end.
-func (t *Task) Withdrawn() bool { return t.withdrawn.Load() }
+// Cancel returns a channel that is closed when a wait for memory, or for other processes, must end.
+func (t *Task) Cancel() <-chan struct{} { return t.withdrawn }
+
+// Withdrawn reports whether Cancel is closed.
+func (t *Task) Withdrawn() bool {
+	select {
+	case <-t.withdrawn:
+		return true
+	default:
+		return false
+	}
+}
+
+// undoOf returns the server's own task of resuming tags, which waits for nothing.
+func undoOf(due []string) *Task {
+	t := &Task{Request: control.Request{Op: control.Undo}, Due: due, withdrawn: make(chan struct{})}
+	close(t.withdrawn)
+	return t
+}
 
 // settles reports whether the task itself decides whether everything is pending. Until it is done, nothing else may.
 func (t *Task) settles() bool { return t.Request.Everything || slices.Contains(t.Due, rights.Rest) }

@@ -338,7 +338,10 @@ func (s *Server) act(c *connection, r control.Request) error {
 		c.answer(control.Reply{ID: r.ID, OK: true})
 		return nil
 	}
-	c.task = &Task{client: c, Request: r, Recording: c.recording}
+	c.task = &Task{client: c, Request: r, Recording: c.recording, withdrawn: make(chan struct{})}
+	if r.Turn {
+		c.task.Asked = c.asked
+	}
 	if r.Tag != nil {
 		name := stats.TagName(*r.Tag)
 		c.task.Tag = &name
@@ -394,10 +397,10 @@ func (s *Server) leave() {
 		s.unlend(c)
 		if c.task != nil && c.task == s.running {
 			c.task.client = nil
-			c.task.withdrawn.Store(true)
+			close(c.task.withdrawn)
 		} else if c.task != nil && c.task.Request.NCCL.Wait() > 0 { // other ranks wait for this one: undo it later
 			c.task.lets, c.task.client = s.rights.Pauses(c), nil
-			c.task.withdrawn.Store(true)
+			close(c.task.withdrawn)
 		} else if c.task != nil {
 			s.queue = slices.DeleteFunc(s.queue, func(t *Task) bool { return t == c.task })
 		}
@@ -430,8 +433,7 @@ func (s *Server) begin(now time.Time) {
 		t = s.queue[0]
 		s.queue = slices.Delete(s.queue, 0, 1)
 	} else if due := s.rights.Due(); len(due) > 0 && !now.Before(s.retryAt) {
-		t = &Task{Request: control.Request{Op: control.Undo}, Due: due}
-		t.withdrawn.Store(true)
+		t = undoOf(due)
 	} else {
 		return
 	}
@@ -571,6 +573,11 @@ func (s *Server) collect() {
 	}
 	s.settle()
 	if t.client != nil {
+		if !t.Request.Turn || reply.Code != int(cuda.OutOfMemory) {
+			t.client.asked = time.Time{}
+		} else if t.client.asked.IsZero() {
+			t.client.asked = s.handed
+		}
 		t.client.task = nil
 		reply.ID = t.Request.ID
 		t.client.answer(*reply)

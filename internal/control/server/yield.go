@@ -41,9 +41,7 @@ func (s *Server) woke(err error) {
 		s.release(s.rights.Leave(s.own))
 	} else if due := s.rights.Alone(s.own); cuda.Code(err) == int(cuda.OperatingSystem) && len(due) > 0 {
 		// The command could not be started, perhaps for a moment: until it can, the process takes what others leave.
-		undo := &Task{Request: control.Request{Op: control.Undo}, Due: due}
-		undo.withdrawn.Store(true)
-		s.queue = append(s.queue, undo)
+		s.queue = append(s.queue, undoOf(due))
 	}
 }
 
