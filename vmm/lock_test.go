@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -59,7 +60,8 @@ func (h *held) String() string {
 }
 
 // However much memory a program has, no operation holds the engine's lock for long: everything that goes through
-// segments, tags or pending frees lets others have it in between.
+// segments, tags or pending frees lets others have it in between. Interrupts, and a machine that lends its processors,
+// add to the processor time of whatever thread they meet, so an operation is too slow if it is in each of three tries.
 func TestTheLockIsNeverHeldForLong(t *testing.T) {
 	segments, most := 4000, 1500*time.Microsecond
 	if !hermetic.Quick {
@@ -68,9 +70,27 @@ func TestTheLockIsNeverHeldForLong(t *testing.T) {
 	if testing.Short() {
 		most *= 20 // the race detector
 	}
-	_, driver, e := simulatedWith(t, 1, "2T")
 	defer vmm.Stride(vmm.Stride(256))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a thread that allocates helps to collect
+	var slow map[string]string
+	for try := range 3 {
+		t.Run(fmt.Sprint("Try", try), func(t *testing.T) {
+			found := holdLock(t, segments, most)
+			maps.DeleteFunc(found, func(name, _ string) bool { return try > 0 && slow[name] == "" })
+			slow = found
+		})
+		if len(slow) == 0 {
+			return
+		}
+	}
+	require.Empty(t, slow)
+}
+
+// holdLock runs every operation that takes the engine's lock. Returns where those held it that held it for most or
+// longer.
+func holdLock(t *testing.T, segments int, most time.Duration) (slow map[string]string) {
+	slow = map[string]string{}
+	_, driver, e := simulatedWith(t, 1, "2T")
 	r := vmm.Request{Size: 2 * mib, Tag: "t"}
 	malloc(t, e, r) // which finds out what the device is
 	h := &held{}
@@ -83,7 +103,9 @@ func TestTheLockIsNeverHeldForLong(t *testing.T) {
 		if h.longest > most/10 {
 			t.Log(name, h)
 		}
-		require.Less(t, h.longest, most, "%s: %v", name, h)
+		if h.longest >= most {
+			slow[name] = h.String()
+		}
 		runtime.GC()
 	}
 	measureAll := func() {
@@ -166,4 +188,5 @@ func TestTheLockIsNeverHeldForLong(t *testing.T) {
 	measure("resume", func() error { return resume(e, vmm.Options{}) })
 	measure("unmap", func() error { return e.UserMapped().Unmap(base, uint64(segments)*2*mib) })
 	require.NoError(t, driver.MemAddressFree(base, uint64(segments)*2*mib))
+	return slow
 }
