@@ -30,6 +30,9 @@ type Pool interface {
 	// Stats returns the counters and sizes so far.
 	Stats() Stats
 
+	// Snapshot lists the segments by address, with what every byte of them is used for. (torch.cuda.memory_snapshot)
+	Snapshot() []Segment
+
 	// ResetPeakStats sets the peaks to the current values. (torch.cuda.reset_peak_memory_stats)
 	ResetPeakStats()
 

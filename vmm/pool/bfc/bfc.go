@@ -72,7 +72,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	}
 	limit := p.limit
 	p.limit &^= granularity - 1
-	p.Hook(&p.table.Account, ledger.Hooks{Malloc: p.malloc, Free: p.table.Reclaim, Trim: p.trim, End: p.table.End,
+	p.Hook(&p.table, ledger.Hooks{Malloc: p.malloc, Free: p.table.Reclaim, Trim: p.trim, End: p.table.End,
 		Detail: func() any { return p.detail() }})
 	if s, ok := source.(pool.Coalescer); ok && s.Reserve(&pool.Room{Bytes: p.limit}) {
 		p.joined = s.Coalesces

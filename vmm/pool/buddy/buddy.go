@@ -71,7 +71,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p.height = bits.Len64(p.units - 1)
 	p.largest = p.unit << (bits.Len64(p.units) - 1)
 	p.tree = make(tree, p.height+1)
-	p.Hook(&p.ledger.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
+	p.Hook(p.ledger, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
 		End: func() { p.ledger.Empty(p.give) }, Detail: p.detail})
 	return p, nil
 }

@@ -84,7 +84,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p.uses = multistream.NewUses[handle](p.events)
 	p.Graphs = multistream.NewGraphs(&p.Mutex, newGraphPool)
 	p.smallPool.small = true
-	p.Hook(&p.table.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
+	p.Hook(&p.table, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
 		Detail: func() any { return p.detail() }})
 	if fraction >= 0 {
 		if err := p.SetMemoryFraction(fraction); err != nil {

@@ -274,11 +274,11 @@ func (r *replay) statistics() string {
 
 func (r *replay) snapshot() string {
 	var text []string
-	for _, s := range r.bench.snapshot() {
+	for _, s := range r.bench.Snapshot() {
 		text = append(text, fmt.Sprintf("%x %s %d %d %d %d %d %d", s.Address, s.Type, s.Stream, s.Size, s.Allocated,
 			s.Active, s.Requested, len(s.Blocks)))
 		for _, b := range s.Blocks {
-			state := map[string]string{"active_allocated": "a", "active_pending_free": "p", "inactive": "i"}[b.State]
+			state := map[pool.BlockState]string{pool.Allocated: "a", pool.PendingFree: "p", pool.Inactive: "i"}[b.State]
 			text = append(text, fmt.Sprint(b.Size)+state)
 		}
 	}

@@ -88,7 +88,7 @@ func TestGarbageCollection(t *testing.T) {
 	b.free(blocks[2])
 	b.malloc(110*mib, 0)
 	var held []uint64
-	for _, s := range b.snapshot() {
+	for _, s := range b.Snapshot() {
 		held = append(held, s.Size/mib)
 	}
 	require.Equal(t, []uint64{80, 100, 20, 110}, held, "those of at least the average age went")

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool"
 )
 
 func TestStatsAsJSON(t *testing.T) {
@@ -33,18 +35,18 @@ func TestSnapshot(t *testing.T) {
 	large, small := b.malloc(15*mib, 0), b.malloc(700, 3)
 	b.free(large)
 	b.malloc(12*mib, 0)
-	require.Equal(t, []segmentInfo{
-		{Device: 2, Address: large, Size: 16 * mib, Allocated: 12 * mib, Active: 12 * mib, Requested: 12 * mib,
-			Type: "large", Blocks: []blockInfo{
-				{Size: 12 * mib, Requested: 12 * mib, State: "active_allocated"},
-				{Size: 4 * mib, State: "inactive"},
+	require.Equal(t, []pool.Segment{
+		{Address: large, Size: 16 * mib, Allocated: 12 * mib, Active: 12 * mib, Requested: 12 * mib, Type: "large",
+			Blocks: []pool.SegmentBlock{
+				{Address: large, Size: 12 * mib, Requested: 12 * mib, State: pool.Allocated},
+				{Address: large + 12*mib, Size: 4 * mib, State: pool.Inactive},
 			}},
-		{Device: 2, Address: small, Size: 2 * mib, Allocated: 1024, Active: 1024, Requested: 700, Stream: 3,
-			Type: "small", Blocks: []blockInfo{
-				{Size: 1024, Requested: 700, State: "active_allocated"},
-				{Size: 2*mib - 1024, State: "inactive"},
+		{Address: small, Size: 2 * mib, Allocated: 1024, Active: 1024, Requested: 700, Stream: 3, Type: "small",
+			Blocks: []pool.SegmentBlock{
+				{Address: small, Size: 1024, Requested: 700, State: pool.Allocated},
+				{Address: small + 1024, Size: 2*mib - 1024, State: pool.Inactive},
 			}},
-	}, b.snapshot())
+	}, b.Snapshot())
 	b.malloc(10*mib, 0)
-	require.Equal(t, uint64(1), b.snapshot()[0].Blocks[1].Age, "one search since")
+	require.Equal(t, uint64(1), b.age(large+12*mib), "one search since")
 }

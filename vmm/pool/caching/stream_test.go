@@ -24,7 +24,7 @@ func TestRecordStream(t *testing.T) {
 	b := newBench(t, gib, "")
 	address := b.recordedBlock()
 	require.Len(t, b.device.events, 2)
-	require.Equal(t, "active_pending_free", b.snapshot()[0].Blocks[0].State)
+	require.Equal(t, pool.PendingFree, b.Snapshot()[0].Blocks[0].State)
 	require.Equal(t, int64(1), b.detail().Active.All.Current)
 	require.Zero(t, b.Stats().Live)
 	require.ErrorIs(t, b.RecordStream(address, 1), pool.ErrInvalidAddress, "freed already")

@@ -62,7 +62,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		lists:    map[uint64]*[]freed{},
 		current:  -1,
 	}
-	p.Hook(&p.ledger.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
+	p.Hook(p.ledger, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
 		End: func() { p.ledger.Empty(p.list) }, Detail: p.detail})
 	return p, nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"tms/vmm/pool"
@@ -21,7 +22,11 @@ type Checked struct {
 	want      pool.Stats // the model's; the source counts its part itself
 	got       pool.Stats // the pool's last
 	violation error
+	calls     int
 }
+
+// snapshotEach is how many calls there are between two looks at a snapshot, which has all blocks.
+const snapshotEach = 50
 
 // Check returns a Checked of an empty pool over its source.
 func Check(p pool.Pool, source *Source, traits Traits) *Checked {
@@ -207,5 +212,44 @@ func (c *Checked) compare(call string) {
 	want.SourceFailures, got.Detail = got.SourceFailures, nil
 	if want != got {
 		c.fail(call, "the statistics are\n%+v, not\n%+v", got, want)
+	}
+	if c.calls++; c.calls%snapshotEach == 0 {
+		c.compareSnapshot(call)
+	}
+}
+
+// compareSnapshot checks that a snapshot has every byte of the source's segments and every live block once.
+func (c *Checked) compareSnapshot(call string) {
+	var reserved uint64
+	var live []span
+	end := uintptr(0)
+	for _, s := range c.pool.Snapshot() {
+		if s.Address < end {
+			c.fail(call, "a snapshot is not in order at %#x", s.Address)
+		}
+		at, sums := s.Address, [3]uint64{}
+		for _, b := range s.Blocks {
+			if b.Address != at || b.Size == 0 || (b.State == pool.Inactive) != (b.Requested == 0) {
+				c.fail(call, "a snapshot has a block %+v at %#x", b, at)
+			}
+			at += uintptr(b.Size)
+			if b.State == pool.Inactive {
+				continue
+			}
+			live = append(live, span{uint64(b.Address), b.Size})
+			sums[0] += b.Size
+			sums[1] += b.Size
+			sums[2] += b.Requested
+			if b.Requested != c.requested[b.Address] {
+				c.fail(call, "a snapshot has %d bytes requested at %#x", b.Requested, b.Address)
+			}
+		}
+		if end = s.Address + uintptr(s.Size); at != end || sums != [3]uint64{s.Allocated, s.Active, s.Requested} {
+			c.fail(call, "a snapshot has a segment %+v", s)
+		}
+		reserved += s.Size
+	}
+	if reserved != c.source.reserved || !slices.Equal(live, c.live) {
+		c.fail(call, "a snapshot has %d bytes with blocks %v, not %d with %v", reserved, live, c.source.reserved, c.live)
 	}
 }

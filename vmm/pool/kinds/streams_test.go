@@ -94,6 +94,19 @@ func (p streamed) malloc(stream pool.Stream) uintptr {
 	return b.Address
 }
 
+// used returns the blocks in use that a snapshot has of a stream.
+func (p streamed) used(stream pool.Stream) map[uintptr]pool.BlockState {
+	used := map[uintptr]pool.BlockState{}
+	for _, s := range p.Snapshot() {
+		for _, b := range s.Blocks {
+			if s.Stream == stream && b.State != pool.Inactive {
+				used[b.Address] = b.State
+			}
+		}
+	}
+	return used
+}
+
 func TestMemoryOfOneStreamIsNotForAnother(t *testing.T) {
 	eachStreamed(t, func(t *testing.T, p streamed) {
 		first := p.malloc(1)
@@ -116,7 +129,9 @@ func TestABlockWaitsForTheStreamsThatUsedIt(t *testing.T) {
 		p.source.refuse = pool.ErrCapturing
 		require.ErrorIs(t, p.Free(first), pool.ErrCapturing)
 		p.source.refuse = nil
+		require.Equal(t, map[uintptr]pool.BlockState{first: pool.Allocated}, p.used(1))
 		require.NoError(t, p.Free(first), "it was still live")
+		require.Equal(t, map[uintptr]pool.BlockState{first: pool.PendingFree}, p.used(1))
 		require.ErrorIs(t, p.Free(first), pool.ErrInvalidAddress)
 		require.NotEqual(t, first, p.malloc(1), "stream 2 is not done")
 		p.source.busy[2] = false
@@ -170,6 +185,11 @@ func TestGraphs(t *testing.T) {
 		_, err = p.Trim()
 		require.NoError(t, err)
 		require.NotEmpty(t, p.source.held, "the graph may be replayed")
+		reserved := uint64(0)
+		for _, s := range p.Snapshot() {
+			reserved += s.Size
+		}
+		require.Equal(t, p.Stats().Reserved, reserved, "a snapshot has what is the graph's")
 		require.NotEqual(t, inside, p.malloc(5))
 
 		require.NoError(t, p.BeginAllocateToPool(id, captured), "another graph shares the pool")

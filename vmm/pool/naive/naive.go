@@ -25,7 +25,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{ledger: ledger.New[struct{}]("naive", source)}
-	p.Hook(&p.ledger.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim, End: p.end})
+	p.Hook(p.ledger, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim, End: p.end})
 	return p, nil
 }
 

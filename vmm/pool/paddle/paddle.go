@@ -55,7 +55,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: max_chunk=%d is less than min_chunk=%d", pool.ErrOption, p.maximum, p.minimum)
 	}
 	p.first, p.again = p.align(p.first), p.align(p.again)
-	p.Hook(&p.table.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.table.Trim, End: p.end,
+	p.Hook(&p.table, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.table.Trim, End: p.end,
 		Detail: p.detail})
 	return p, nil
 }

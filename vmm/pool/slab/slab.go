@@ -122,7 +122,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p.classes = classes(p.bound, page)
-	p.Hook(&p.ledger.Account, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim, End: p.end, Detail: p.detail})
+	p.Hook(p.ledger, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim, End: p.end, Detail: p.detail})
 	return p, nil
 }
 

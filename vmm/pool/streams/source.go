@@ -76,6 +76,19 @@ func (p *part) Reserve(room *pool.Room) bool {
 
 func (p *part) Coalesces(below, above uintptr) bool { return p.under.Coalesces(below, above) }
 
+// keptSegments lists what the graphs' pool gave back and the part keeps.
+func (p *part) keptSegments() []pool.Segment {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var idle []pool.Segment
+	for size, addresses := range p.kept {
+		for _, address := range addresses {
+			idle = append(idle, pool.Fill([]pool.Segment{{Address: address, Size: size, Type: "large"}}, nil)...)
+		}
+	}
+	return idle
+}
+
 // release gives back the kept segments. Those that the source refuses stay.
 func (p *part) release() (failed error) {
 	p.mu.Lock()

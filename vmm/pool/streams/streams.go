@@ -4,6 +4,7 @@
 package streams
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -195,6 +196,34 @@ func (p *Pool) Stats() pool.Stats {
 	stats.SourceFailures = own.SourceFailures
 	stats.Detail = detail{Streams: len(p.pools), Graphs: len(p.Private()), Waiting: p.uses.Held()}
 	return stats
+}
+
+// Snapshot is pool.Pool.Snapshot. A segment of graphs has stream 0.
+func (p *Pool) Snapshot() []pool.Segment {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []pool.Segment
+	add := func(beneath pool.Pool, stream pool.Stream) {
+		for _, s := range beneath.Snapshot() {
+			s.Stream = stream
+			for i, b := range s.Blocks {
+				if b.State == pool.Allocated && p.uses.IsHeld(owned{b.Address, beneath}) {
+					s.Blocks[i].State = pool.PendingFree
+					s.Allocated -= b.Size
+				}
+			}
+			all = append(all, s)
+		}
+	}
+	for stream, beneath := range p.pools {
+		add(beneath, stream)
+	}
+	for _, g := range p.Private() {
+		add(g.pool, 0)
+		all = append(all, g.part.keptSegments()...)
+	}
+	slices.SortFunc(all, func(a, b pool.Segment) int { return cmp.Compare(a.Address, b.Address) })
+	return all
 }
 
 func (p *Pool) ResetPeakStats() {

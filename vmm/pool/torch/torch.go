@@ -50,6 +50,13 @@ type entry struct {
 	pool streams.Streamed
 }
 
+func (e entry) tag() *string {
+	if !e.Pausable {
+		return nil
+	}
+	return new(stats.TagText(e.Request.Tag))
+}
+
 // New returns no pools yet. source makes a pool's source; captured reports whether a stream is being captured.
 func New(source func(Memory) (pool.DeviceSource, error), captured func(pool.Stream) bool) *Pools {
 	return &Pools{source: source, captured: captured, byMemory: map[Memory]streams.Streamed{},
@@ -251,11 +258,23 @@ type Stats struct {
 func (p *Pools) Stats() []Stats {
 	all := []Stats{}
 	for _, e := range p.made() {
-		of := Stats{Device: e.Device, Stats: e.pool.Stats()}
-		if e.Pausable {
-			of.Tag = new(stats.TagText(e.Request.Tag))
-		}
-		all = append(all, of)
+		all = append(all, Stats{Device: e.Device, Tag: e.tag(), Stats: e.pool.Stats()})
+	}
+	return all
+}
+
+// Snapshot has the segments of one pool.
+type Snapshot struct {
+	Device   int            `json:"device"`
+	Tag      *string        `json:"tag"` // nil: not pausable
+	Segments []pool.Segment `json:"segments"`
+}
+
+// Snapshots lists the pools as Stats does, with their segments; never nil.
+func (p *Pools) Snapshots() []Snapshot {
+	all := []Snapshot{}
+	for _, e := range p.made() {
+		all = append(all, Snapshot{Device: e.Device, Tag: e.tag(), Segments: e.pool.Snapshot()})
 	}
 	return all
 }

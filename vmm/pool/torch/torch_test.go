@@ -132,6 +132,10 @@ func TestAPoolForEachKindOfMemory(t *testing.T) {
 		tags = append(tags, tag)
 	}
 	require.Equal(t, []string{"none", "none", "t", "u", "t"}, tags)
+	for i, s := range p.Snapshots() {
+		require.Len(t, s.Segments, 2)
+		require.Equal(t, []any{p.Stats()[i].Device, p.Stats()[i].Tag}, []any{s.Device, s.Tag})
+	}
 }
 
 func TestASourceThatCannotBeMade(t *testing.T) {

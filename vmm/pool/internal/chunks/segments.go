@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"tms/vmm/pool"
 )
 
 // Segment is memory that the source gave in one call, or a region: several that touch and were joined. Chunks tile it.
@@ -27,6 +29,19 @@ func (t *Table[T]) Regions() []Segment {
 		regions = append(regions, s)
 	}
 	return regions
+}
+
+// Blocks lists the taken chunks as allocated blocks.
+func (t *Table[T]) Blocks() (list []pool.SegmentBlock) {
+	for _, s := range t.segments {
+		for h := s.First; h != None; h = t.chunks[h].Next {
+			if c := &t.chunks[h]; c.Taken() {
+				list = append(list, pool.SegmentBlock{Address: c.Address, Size: c.Size, Requested: c.Requested,
+					State: pool.Allocated})
+			}
+		}
+	}
+	return list
 }
 
 // Grow asks the source for a segment and returns it as one free chunk. Errors: the source's.

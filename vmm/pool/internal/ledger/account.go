@@ -3,18 +3,21 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"tms/vmm/pool"
 )
 
 // Account wraps a source and counts what a pool takes from it and hands out. It is a Source itself.
 type Account struct {
-	source pool.Source
-	stats  pool.Stats
+	source   pool.Source
+	stats    pool.Stats
+	segments map[uintptr]uint64 // sizes, by address
 }
 
 func NewAccount(kind string, source pool.Source) Account {
-	return Account{source: source, stats: pool.Stats{Kind: kind}}
+	return Account{source: source, stats: pool.Stats{Kind: kind}, segments: map[uintptr]uint64{}}
 }
 
 func (a *Account) Allocate(size uint64) (uintptr, error) {
@@ -25,6 +28,7 @@ func (a *Account) Allocate(size uint64) (uintptr, error) {
 	}
 	a.stats.SourceMallocs++
 	a.stats.Segments++
+	a.segments[address] = size
 	a.stats.Reserved += size
 	a.stats.PeakReserved = max(a.stats.PeakReserved, a.stats.Reserved)
 	return address, nil
@@ -37,6 +41,7 @@ func (a *Account) Free(address uintptr, size uint64) error {
 	}
 	a.stats.SourceFrees++
 	a.stats.Segments--
+	delete(a.segments, address)
 	a.stats.Reserved -= size
 	return nil
 }
@@ -86,3 +91,12 @@ func (a *Account) ResetPeakStats() {
 }
 
 func (a *Account) Stats() pool.Stats { return a.stats }
+
+// Segments lists the segments by address, without blocks.
+func (a *Account) Segments() []pool.Segment {
+	list := make([]pool.Segment, 0, len(a.segments))
+	for _, address := range slices.Sorted(maps.Keys(a.segments)) {
+		list = append(list, pool.Segment{Address: address, Size: a.segments[address], Type: "large"})
+	}
+	return list
+}

@@ -49,6 +49,16 @@ func (l *Ledger[T]) Remove(address uintptr) (Block[T], error) {
 	return b, nil
 }
 
+// Blocks lists the live blocks, in no order.
+func (l *Ledger[T]) Blocks() []pool.SegmentBlock {
+	list := make([]pool.SegmentBlock, 0, len(l.live))
+	for address, b := range l.live {
+		list = append(list, pool.SegmentBlock{Address: address, Size: b.Size, Requested: b.Requested,
+			State: pool.Allocated})
+	}
+	return list
+}
+
 // Empty ends all live blocks and hands each to drop.
 func (l *Ledger[T]) Empty(drop func(uintptr, Block[T])) {
 	for address, b := range l.live {
@@ -61,8 +71,16 @@ func (l *Ledger[T]) Empty(drop func(uintptr, Block[T])) {
 // Base has the lock, and those calls of pool.Pool in which kinds differ only by a hook. Every kind embeds it.
 type Base struct {
 	sync.Mutex
-	account *Account
-	hooks   Hooks
+	books Books
+	hooks Hooks
+}
+
+// Books are a Ledger, or a Table of package chunks.
+type Books interface {
+	Stats() pool.Stats
+	ResetPeakStats()
+	Segments() []pool.Segment
+	Blocks() []pool.SegmentBlock // in use, in no order
 }
 
 // Hooks are a kind's part of these calls, under the lock.
@@ -74,7 +92,7 @@ type Hooks struct {
 	Detail func() any                                                // Stats.Detail; nil without one
 }
 
-func (b *Base) Hook(account *Account, hooks Hooks) { b.account, b.hooks = account, hooks }
+func (b *Base) Hook(books Books, hooks Hooks) { b.books, b.hooks = books, hooks }
 
 func (b *Base) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size == 0 {
@@ -103,7 +121,7 @@ func (b *Base) Trim() (uint64, error) {
 func (b *Base) Stats() pool.Stats {
 	b.Lock()
 	defer b.Unlock()
-	stats := b.account.Stats()
+	stats := b.books.Stats()
 	if b.hooks.Detail != nil {
 		stats.Detail = b.hooks.Detail()
 	}
@@ -113,7 +131,14 @@ func (b *Base) Stats() pool.Stats {
 func (b *Base) ResetPeakStats() {
 	b.Lock()
 	defer b.Unlock()
-	b.account.ResetPeakStats()
+	b.books.ResetPeakStats()
+}
+
+// Snapshot is pool.Pool.Snapshot, for kinds that ignore streams.
+func (b *Base) Snapshot() []pool.Segment {
+	b.Lock()
+	defer b.Unlock()
+	return pool.Fill(b.books.Segments(), b.books.Blocks())
 }
 
 // Destroy is pool.Pool.Destroy. The next Trim or Destroy tries again what the source refuses.

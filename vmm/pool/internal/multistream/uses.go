@@ -46,6 +46,11 @@ func (u *Uses[B]) Any() bool { return len(u.streams) > 0 }
 // Held returns the number of freed blocks held back.
 func (u *Uses[B]) Held() int { return len(u.pending) + len(u.deferred) + len(u.done) }
 
+// IsHeld reports whether a block is freed and held back.
+func (u *Uses[B]) IsHeld(block B) bool {
+	return u.pending[block] > 0 || slices.Contains(u.deferred, block) || slices.Contains(u.done, block)
+}
+
 // Hold holds a freed block back until Settle hands it on, if other streams use it. During a capture, when CUDA forbids
 // events, it leaves recording them to the end. Errors: that of recording an event; the block is then still live.
 func (u *Uses[B]) Hold(block B, capturing bool) (held bool, err error) {
