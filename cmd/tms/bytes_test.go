@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/nvml"
 	"tms/internal/readable"
 	"tms/vmm/stats"
@@ -26,10 +27,10 @@ func onOneDevice(t *testing.T) {
 }
 
 // bytesOf returns what tms ps --bytes --json prints about a process on one device.
-func bytesOf(t *testing.T, s *steered) (deviceBytes, map[string]uint64) {
+func bytesOf(t *testing.T, s *steered) (fleet.DeviceBytes, map[string]uint64) {
 	t.Helper()
-	found := parsed[[]process](t, succeeds(t, "ps", "--bytes", "--json"))
-	i := slices.IndexFunc(found, func(p process) bool { return p.PID == s.Process.Pid })
+	found := parsed[[]fleet.Process](t, succeeds(t, "ps", "--bytes", "--json"))
+	i := slices.IndexFunc(found, func(p fleet.Process) bool { return p.PID == s.Process.Pid })
 	require.GreaterOrEqual(t, i, 0, "the process is not there: %v", found)
 	require.Len(t, found[i].Bytes, 1)
 	parts := map[string]uint64{}
@@ -51,7 +52,7 @@ func TestBytes(t *testing.T) {
 
 	all, parts := bytesOf(t, counted)
 	require.Equal(t, map[string]uint64{"allocations steered": 16, "tag weights": 24, "tag cache": 8}, parts)
-	require.Equal(t, fromNVML, all.Source)
+	require.Equal(t, fleet.FromNVML, all.Source)
 	require.Equal(t, []uint64{54 * mib, 48 * mib, 6 * mib}, []uint64{all.UsedBytes, all.NamedBytes, all.RestBytes})
 	all, parts = bytesOf(t, plain)
 	require.Equal(t, map[string]uint64{"tag weights": 24, "tag cache": 8}, parts)
@@ -103,41 +104,6 @@ func TestBytesWithoutNVML(t *testing.T) {
 	require.NotContains(t, out, "the difference")
 }
 
-// Which of NVML's figures belongs to a process, if process numbers are the driver's and if they may not be.
-func TestWhoseFigureItIs(t *testing.T) {
-	const pid = 40
-	has := func(pid int, used uint64) nvml.Process { return nvml.Process{PID: pid, UsedBytes: used, Known: true} }
-	gpu := func(processes ...nvml.Process) nvml.Device {
-		return nvml.Device{UUID: "GPU-1", Name: "GPU", UsedBytes: 900, Processes: processes}
-	}
-	for _, c := range []struct {
-		gpu         nvml.Device
-		alone, same bool
-		used, rest  uint64
-		source      string
-	}{
-		{gpu(has(pid, 700), has(41, 100)), true, true, 700, 200, fromNVML},
-		{gpu(has(pid, 700), has(41, 100)), false, false, 700, 200, fromNVML},
-		{gpu(has(pid, 300), has(pid, 400)), false, true, 700, 200, fromNVML}, // on two parts of the device
-		{gpu(has(pid, 400)), true, true, 400, 0, fromNVML},                   // memory came and went between
-		{gpu(has(pid, 400)), true, false, 0, 0, fromNobody},                  // another process's, with this number
-		{gpu(nvml.Process{PID: pid}), true, true, 0, 0, fromNobody},
-		{gpu(has(7, 700)), true, false, 700, 200, fromAlone},
-		{gpu(has(7, 400)), true, false, 0, 0, fromNobody},
-		{gpu(has(7, 700)), true, true, 0, 0, fromNobody},
-		{gpu(has(7, 700)), false, false, 0, 0, fromNobody},
-		{gpu(has(7, 700), has(8, 100)), true, false, 0, 0, fromNobody},
-		{gpu(), true, false, 900, 400, fromDevice},
-		{gpu(), true, true, 0, 0, fromNobody},
-		{gpu(), false, false, 0, 0, fromNobody},
-	} {
-		d := deviceBytes{UUID: "GPU-1", NamedBytes: 500}
-		d.measure(c.gpu, pid, c.alone, c.same)
-		require.Equal(t, deviceBytes{UUID: "GPU-1", Name: "GPU", NamedBytes: 500, UsedBytes: c.used, RestBytes: c.rest,
-			Source: c.source}, d, c)
-	}
-}
-
 // The output keeps to its width, and sends a terminal nothing but text.
 func TestTableOfBytes(t *testing.T) {
 	long := strings.Repeat("long", 30)
@@ -150,9 +116,9 @@ func TestTableOfBytes(t *testing.T) {
 			{Device: 0, Kind: control.Pool, Bytes: 3 << 20, Count: 1},
 			{Device: 0, Library: "libcublas.so.12", Kind: control.Pool, Bytes: 1 << 20},
 			{Device: 0, Kind: control.Graphs, Bytes: 4 << 20}}}}
-	found := []process{{ProcessState: state, here: 1},
+	found := []fleet.Process{{ProcessState: state, Here: 1},
 		{ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"}}
-	measure(found, []nvml.Device{
+	fleet.Measure(found, []nvml.Device{
 		{UUID: "GPU-1", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 62 << 20, Known: true}}},
 		{UUID: "GPU-2", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 500 << 20, Known: true}}}})
 	out := page{width: tableWidth}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/fleet"
 	"tms/internal/readable"
 )
 
@@ -27,7 +28,7 @@ func completesBy(command *cobra.Command, flag string, by cobra.CompletionFunc) {
 
 // completeProcesses completes the numbers of processes that listen, with their commands.
 func completeProcesses(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
-	for _, p := range statuses(completionTime) {
+	for _, p := range fleet.Ask(completionTime) {
 		if number := strconv.Itoa(p.PID); !slices.Contains(given, number) {
 			found = append(found, number+"\t"+readable.Printable(p.Command))
 		}
@@ -38,8 +39,8 @@ func completeProcesses(_ *cobra.Command, given []string, _ string) (found []stri
 // completeTags completes the tags of the processes that are named, or of all.
 func completeTags(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
 	pids, _ := processes(given)
-	for _, p := range statuses(completionTime, pids...) {
-		for _, tag := range tagsOf(p.ProcessState) {
+	for _, p := range fleet.Ask(completionTime, pids...) {
+		for _, tag := range p.Tags() {
 			found = append(found, tag.Tag)
 		}
 	}
@@ -47,7 +48,7 @@ func completeTags(_ *cobra.Command, given []string, _ string) (found []string, _
 }
 
 func completeJobs(*cobra.Command, []string, string) (found []string, _ cobra.ShellCompDirective) {
-	for _, p := range statuses(completionTime) {
+	for _, p := range fleet.Ask(completionTime) {
 		found = append(found, p.Jobs...)
 	}
 	return distinct(completable(found)), cobra.ShellCompDirectiveNoFileComp

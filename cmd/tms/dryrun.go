@@ -13,6 +13,7 @@ import (
 
 	"tms/internal/checkpoint"
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/hostmemory"
 	"tms/internal/nvml"
 	"tms/internal/readable"
@@ -197,7 +198,7 @@ func (p *planning) freeOn(gpu string, seen uint64, everything bool) (free uint64
 // planDriver plans the driver's part of a resume, as restore looks for it.
 func (p *planning) planDriver(made *plan, state control.ProcessState) {
 	if p.shown == nil {
-		p.shown, _ = gpus()
+		p.shown, _ = fleet.GPUs()
 	}
 	if state.Driver == nil {
 		if !checkpoint.Overridden() {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/hostmemory"
 	"tms/vmm/stats"
 )
@@ -40,7 +41,7 @@ func TestReservedMemoryServesItsNode(t *testing.T) {
 	require.Contains(t, pause(device(0, most)), tooMuch)
 
 	room := hostRoom{limit: math.MaxUint64, reserved: byNode{1: most}}
-	here := process{here: os.Getpid()}
+	here := fleet.Process{Here: os.Getpid()}
 	require.Less(t, room.of(here, byNode{0: most}), uint64(most))
 	require.GreaterOrEqual(t, room.of(here, byNode{1: most}), uint64(most))
 	room.take(here, byNode{1: most})

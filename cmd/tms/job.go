@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,32 +16,13 @@ import (
 	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/fleet"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
 // A job is the processes of one launch on this host, known by the variables that their launcher gave them
 // (/proc/PID/environ). Either all of them are paused or none.
-
-// jobsOf returns the launches that a process belongs to; none where its environment cannot be read.
-func jobsOf(pid int) (jobs []string) {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	e := map[string]string{}
-	for entry := range strings.SplitSeq(string(text), "\x00") {
-		name, value, _ := strings.Cut(entry, "=")
-		e[name] = value
-	}
-	// The launch's name in torchrun (default "none"), Open MPI, Slurm, and any starter of torch.distributed.
-	jobs = append(jobs, strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none"))
-	if e["OMPI_COMM_WORLD_SIZE"] != "" {
-		jobs = append(jobs, e["PMIX_NAMESPACE"])
-	}
-	jobs = append(jobs, e["SLURM_JOB_ID"])
-	if e["MASTER_ADDR"] != "" && e["MASTER_PORT"] != "" {
-		jobs = append(jobs, e["MASTER_ADDR"]+":"+e["MASTER_PORT"])
-	}
-	return distinct(jobs)
-}
 
 func addJob(command *cobra.Command, job *string) {
 	command.Flags().StringVar(job, "job", "", "the processes of one `LAUNCH` (see tms ps --json)")
@@ -59,7 +39,7 @@ func ofJob(job string) (found []int, err error) {
 			continue
 		}
 		connection.Close()
-		jobs := jobsOf(pid)
+		jobs := fleet.JobsOf(pid)
 		if slices.Contains(jobs, job) {
 			found = append(found, pid)
 		}
@@ -243,7 +223,7 @@ func (j *job) take(ctx context.Context, s *steering, op string) error {
 	return nil
 }
 
-// together lists the communicators whose ranks are all stopped here: those can be suspended, each in all processes at
+// together lists the communicators whose ranks are all stopped Here: those can be suspended, each in all processes at
 // once. A rank that gets there after half of the timeout finds that the others will not wait for it.
 func (j *job) together(timeout float64) *control.NCCL {
 	here, ranks := map[string]int{}, map[string]int{}

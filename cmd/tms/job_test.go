@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/fleet"
 	"tms/internal/hermetic"
 )
 
@@ -119,7 +119,7 @@ func TestJob(t *testing.T) {
 	}
 	t.Logf("%d tries, at most %d for one", tries, most)
 
-	states := parsed[[]process](t, succeeds(t, "ps", "--job", "lively", "--json"))
+	states := parsed[[]fleet.Process](t, succeeds(t, "ps", "--job", "lively", "--json"))
 	require.Len(t, states, count)
 	require.Equal(t, []string{"lively"}, states[0].Jobs)
 	_, words, _ := command(t, "ps", "--job", "dead")
@@ -242,34 +242,4 @@ func (s *steered) goesOn() {
 	s.t.Helper()
 	before := s.count("cycles")
 	require.Eventually(s.t, func() bool { return s.count("cycles") > before+3 }, time.Minute, time.Millisecond)
-}
-
-// sleeping starts a process with this environment alone, and returns once it has it.
-func sleeping(t *testing.T, environment ...string) (pid int) {
-	t.Helper()
-	path, err := exec.LookPath("sleep")
-	require.NoError(t, err)
-	c := exec.Command(path, "600")
-	c.Env = append(environment, "LAST=1")
-	s := startProgram(t, c)
-	require.Eventually(t, func() bool { // its environment appears a moment after its start
-		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", s.Process.Pid))
-		return strings.HasSuffix(string(text), "LAST=1\x00")
-	}, time.Minute, time.Millisecond)
-	return s.Process.Pid
-}
-
-func TestJobsOf(t *testing.T) {
-	for names, environment := range map[string][]string{
-		"run":     {"TORCHELASTIC_RUN_ID=run"},
-		"a:1":     {"TORCHELASTIC_RUN_ID=none", "MASTER_ADDR=a", "MASTER_PORT=1"},
-		"space@1": {"PMIX_NAMESPACE=space@1", "OMPI_COMM_WORLD_SIZE=2"},
-		"5":       {"SLURM_JOB_ID=5", "PMIX_NAMESPACE=other"},
-		"5 a:1":   {"SLURM_JOB_ID=5", "MASTER_ADDR=a", "MASTER_PORT=1"},
-		"":        {"MASTER_ADDR=a"},
-	} {
-		require.Equal(t, names, strings.Join(jobsOf(sleeping(t, environment...)), " "))
-	}
-	_, err := control.ParseRequest([]byte(`{"version":1,"op":"pause","hold":true,"idle":1}`))
-	require.ErrorContains(t, err, "takes no everything, idle")
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/readable"
 	"tms/vmm/stats"
 )
@@ -146,9 +147,9 @@ func (c *collector) Describe(to chan<- *prometheus.Desc) {
 }
 
 func (c *collector) Collect(to chan<- prometheus.Metric) {
-	found := statuses(time.Second)
-	shown, _ := gpus() // without NVML there is no figure for everything
-	measure(found, shown)
+	found := fleet.Ask(time.Second)
+	shown, _ := fleet.GPUs() // without NVML there is no figure for everything
+	fleet.Measure(found, shown)
 	sent := map[string]bool{} // a process that names something twice must not end the scrape
 	for _, p := range found {
 		send := func(kind prometheus.ValueType, name string, value float64, labels ...string) {
@@ -171,7 +172,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 		gauge("process_info", 1, readable.Cut(p.Command, commandMost), p.Stats.Version)
 		gauge("process_busy", one(p.Doing != ""))
 		gauge("process_held_up", one(p.HeldUp))
-		gauge("process_lost", one(p.lost()))
+		gauge("process_lost", one(p.Lost()))
 		if p.IdleSeconds != nil {
 			gauge("process_idle_seconds", *p.IdleSeconds)
 		}
@@ -203,7 +204,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 }
 
 // collectBytes adds what tms ps --bytes shows besides tags.
-func collectBytes(p process, gauge func(string, float64, ...string)) {
+func collectBytes(p fleet.Process, gauge func(string, float64, ...string)) {
 	for _, d := range p.Bytes {
 		device := strconv.Itoa(d.Device)
 		for _, part := range d.Parts {
@@ -212,7 +213,7 @@ func collectBytes(p process, gauge func(string, float64, ...string)) {
 				gauge("device_library_bytes", float64(part.Bytes), device, part.Name, part.Kind)
 			}
 		}
-		if d.Source != fromNobody {
+		if d.Source != fleet.Unmeasured {
 			gauge("device_process_bytes", float64(d.UsedBytes), device, d.UUID, d.Source)
 			gauge("device_unnamed_bytes", float64(d.RestBytes), device, d.UUID)
 		}
@@ -226,7 +227,7 @@ func collectTag(t stats.Tag, gauge func(string, float64, ...string)) {
 	gauge("slack_bytes", float64(t.SlackBytes))
 	gauge("backup_bytes", float64(t.HostBytes), "host")
 	gauge("backup_bytes", float64(t.DiskBytes), "disk")
-	gauge("backup_bytes", float64(t.BackupBytes-t.HostBytes-t.DiskBytes), "peer")
+	gauge("backup_bytes", float64(t.PeerBytes()), "peer")
 	gauge("without_contents_bytes", float64(t.PauseWithoutContents), "active")
 	gauge("without_contents_bytes", float64(t.WithoutContents), "paused")
 	gauge("segments", float64(t.Segments))

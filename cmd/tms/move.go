@@ -15,6 +15,7 @@ import (
 
 	"tms/internal/checkpoint"
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/nvml"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
@@ -203,12 +204,12 @@ var (
 // route finds which GPUs a process moves to, and refuses a way that the driver would refuse. here is the process's
 // number in this namespace, and out says that the driver has the process.
 func (m *moving) route(here int, state control.ProcessState, out bool) (r route, err error) {
-	shown, err := gpus()
+	shown, err := fleet.GPUs()
 	if err != nil {
 		return r, fmt.Errorf("NVML does not tell which GPUs there are: %w", err)
 	}
-	found := []process{{ProcessState: state, here: here}}
-	measure(found, shown)
+	found := []fleet.Process{{ProcessState: state, Here: here}}
+	fleet.Measure(found, shown)
 	need, used := map[string]uint64{}, map[string]uint64{}
 	for _, d := range found[0].Bytes {
 		if d.Device >= 0 || d.UsedBytes > 0 {
@@ -216,7 +217,7 @@ func (m *moving) route(here int, state control.ProcessState, out bool) (r route,
 		}
 	}
 	later := map[string]uint64{} // what comes after the restore
-	for d, tag := range tagsOf(state) {
+	for d, tag := range state.Tags() {
 		later[d.UUID] += tag.PhysicalBytes
 		if state.Stats.Everything { // a resume takes what is paused
 			need[d.UUID] += tag.PausedBytes
@@ -357,7 +358,7 @@ func (m *moving) know(j *job, err error) {
 func (m *moving) gather(ctx context.Context, pid int) (*job, error) {
 	if m.sharers == nil && len(m.pids) > 1 {
 		m.sharers = map[int][]int{}
-		for _, p := range statuses(answerTime, m.pids...) {
+		for _, p := range fleet.Ask(answerTime, m.pids...) {
 			for _, other := range p.Sharers { // only one of the two may know
 				m.sharers[p.PID], m.sharers[other] = append(m.sharers[p.PID], other), append(m.sharers[other], p.PID)
 			}

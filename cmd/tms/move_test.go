@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/fleet"
 	"tms/internal/hermetic"
 )
 
@@ -62,7 +63,7 @@ func uuidOf(device int) string {
 // at returns where the process says that its device 0 is.
 func (m *mobile) at() (uuid string) {
 	m.t.Helper()
-	states := parsed[[]process](m.t, succeeds(m.t, "ps", "--json", m.number()))
+	states := parsed[[]fleet.Process](m.t, succeeds(m.t, "ps", "--json", m.number()))
 	require.Len(m.t, states, 1)
 	require.NotEmpty(m.t, states[0].Devices)
 	require.Equal(m.t, states[0].Stats.Devices[0].UUID, states[0].Devices[0].UUID)
@@ -475,7 +476,7 @@ func TestAProgramOnTwoDevicesIsMoved(t *testing.T) {
 	succeeds(t, "move", m.number(), "--map", "0=2,2=0") // each has room only where the other was
 	m.leaves([3]int{112, 128, 56})
 	m.do("check")
-	states := parsed[[]process](t, succeeds(t, "ps", "--json"))
+	states := parsed[[]fleet.Process](t, succeeds(t, "ps", "--json"))
 	require.Equal(t, []string{uuidOf(2), uuidOf(0)}, []string{states[0].Stats.Devices[0].UUID,
 		states[0].Stats.Devices[1].UUID})
 }

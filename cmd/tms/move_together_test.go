@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/fleet"
 	"tms/internal/hermetic"
 )
 
@@ -112,7 +113,7 @@ func TestProcessesThatShareMemoryMoveTogether(t *testing.T) {
 	s.share()
 	s.importer.do("return")
 	require.Eventually(t, func() bool { // the exporter hears of that a moment later
-		return len(parsed[[]process](t, succeeds(t, "ps", s.number(), "--json"))[0].Sharers) == 0
+		return len(parsed[[]fleet.Process](t, succeeds(t, "ps", s.number(), "--json"))[0].Sharers) == 0
 	}, time.Minute, time.Millisecond)
 	succeeds(t, "move", s.number(), "--to", "1")
 	s.do("check")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/fleet"
 	"tms/internal/readable"
 )
 
@@ -114,21 +116,13 @@ func (p *progress) follow() {
 
 // text asks each process how far it has come.
 func (p *progress) text(pids []int) string {
-	var copied, total uint64
-	verb := p.verb
-	for _, asked := range statuses(lineEvery, pids...) {
-		for _, d := range asked.Stats.Devices {
-			if d.Progress != nil {
-				copied, total, verb = copied+d.Progress.Done, total+d.Progress.Total, doing(d.Progress.Operation)
-			}
-		}
-	}
+	verb, copied, total := fleet.Progress(fleet.Ask(lineEvery, pids...))
+	verb = cmp.Or(verb, p.verb)
 	text := fmt.Sprintf("%s %d", verb, pids[0])
 	if len(pids) > 1 {
 		text = fmt.Sprintf("%s %d processes", verb, len(pids))
 	}
 	if total > 0 {
-		copied = min(copied, total)
 		if p.bar {
 			full := int(copied * barWidth / total)
 			text += " [" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"

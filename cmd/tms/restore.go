@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"os/signal"
 	"slices"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/fleet"
 	"tms/internal/nvml"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
@@ -67,7 +67,7 @@ func untried() error {
 	if checkpoint.Overridden() {
 		return nil
 	}
-	library, err := openNVML()
+	library, err := fleet.NVML()
 	version := ""
 	if err == nil {
 		version, err = library.DriverVersion()
@@ -103,21 +103,20 @@ func takenBy(before, after nvml.Device) uint64 {
 // take makes the driver checkpoint a process that is locked, and notes what it took. Before, it notes the most that
 // this can be, for the case that this command is killed in between.
 func (r *jobRank) take() error {
-	shown, err := gpus()
+	shown, err := fleet.GPUs()
 	if err != nil && len(shown) == 0 {
 		if !checkpoint.Overridden() {
 			return err
 		}
 		return r.driver.Checkpoint(r.PID, driverTime)
 	}
-	namespace, _ := os.Readlink("/proc/self/ns/pid")
-	part, sure := control.Driver{Devices: []control.DriverBytes{}}, namespace == initialNamespace
+	part, sure := control.Driver{Devices: []control.DriverBytes{}}, fleet.SameNumbers()
 	on := map[string]bool{}
-	for _, d := range partsOf(r.state) {
+	for _, d := range fleet.PartsOf(r.state) {
 		on[d.UUID] = true
 	}
 	for _, gpu := range shown {
-		bytes, known := usedBy(r.Peer, gpu)
+		bytes, known := fleet.UsedBy(r.Peer, gpu)
 		if sure = sure && (known || !on[gpu.UUID]); known && sure || on[gpu.UUID] {
 			part.Devices = append(part.Devices, control.DriverBytes{UUID: gpu.UUID, Bytes: bytes})
 		}
@@ -133,7 +132,7 @@ func (r *jobRank) take() error {
 		return err
 	}
 	defer unlock()
-	shown, _ = gpus()
+	shown, _ = fleet.GPUs()
 	before := map[string]nvml.Device{}
 	for _, gpu := range shown {
 		before[gpu.UUID] = gpu
@@ -147,7 +146,7 @@ func (r *jobRank) take() error {
 	if err = r.driver.Checkpoint(r.PID, driverTime); err != nil {
 		return err
 	}
-	shown, _ = gpus()
+	shown, _ = fleet.GPUs()
 	for _, after := range shown {
 		for i := range part.Devices {
 			if d := &part.Devices[i]; d.UUID == after.UUID {
@@ -178,7 +177,7 @@ func needOf(part *control.Driver, pairs []checkpoint.Pair) needed {
 
 // look returns an error unless all of it is free, and a margin. Errors: cuda.OutOfMemory, wrapped; NVML's.
 func (n needed) look() error {
-	library, err := openNVML()
+	library, err := fleet.NVML()
 	var shown []nvml.Device
 	if err == nil {
 		shown, err = library.Memory()
@@ -262,7 +261,7 @@ func lockAll(of needed) (unlock func(), err error) {
 func takeAgain(ranks []*jobRank, do func()) {
 	of := needed{}
 	for _, r := range ranks {
-		for d := range tagsOf(r.state) {
+		for d := range r.state.Tags() {
 			of[d.UUID] = 0
 		}
 		for _, leg := range r.way.legs {
@@ -400,7 +399,7 @@ func driversPart(pid int) (part *control.Driver, wait time.Duration, err error) 
 func (o *outcome) resumeInTurn(ctx, carried context.Context, process *client.Conn, request control.Request,
 	state control.ProcessState) error {
 	need := needed{}
-	for d, tag := range tagsOf(state) {
+	for d, tag := range state.Tags() {
 		if tag.PausedBytes > 0 {
 			need[d.UUID] += tag.PausedBytes
 		}

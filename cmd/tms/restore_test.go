@@ -15,6 +15,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/cudasim"
+	"tms/internal/fleet"
 	"tms/internal/hermetic"
 	"tms/internal/nvml"
 )
@@ -44,7 +45,7 @@ func TestAProcessThatIsLost(t *testing.T) {
 	listed := succeeds(t, "ps")
 	require.Regexp(t, `(?m)^`+w.number()+` .* weights .* lost `, listed)
 	require.Contains(t, listed, w.number()+": "+words[:40])
-	states := parsed[[]process](t, succeeds(t, "ps", "--json", w.number()))
+	states := parsed[[]fleet.Process](t, succeeds(t, "ps", "--json", w.number()))
 	require.Contains(t, states[0].Driver.Lost, words)
 	require.Equal(t, []control.DriverBytes{{UUID: uuidOf(0), Bytes: 40 << 20}}, states[0].Driver.Devices)
 	w.requireFree(128)

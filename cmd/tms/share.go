@@ -17,6 +17,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/fleet"
 	"tms/internal/readable"
 	"tms/internal/share"
 	"tms/vmm/cuda"
@@ -82,7 +83,7 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 
 // explainTo says what comes next for a process, and does nothing.
 func explainTo(to io.Writer, pid int) error {
-	found := statuses(answerTime)
+	found := fleet.Ask(answerTime)
 	for _, p := range found {
 		if p.PID == pid && p.Error == "" && p.Share != nil {
 			words := cmp.Or(strings.Join(waitsOf(p, found), "; "), "waits for no memory")
@@ -129,15 +130,15 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	}
 	defer unlock()
 	uuids := slices.Sorted(maps.Keys(wanted))
-	found := statuses(time.Second)
-	at := slices.IndexFunc(found, func(p process) bool { return p.PID == r.pid && p.Error == "" && p.Share != nil })
+	found := fleet.Ask(time.Second)
+	at := slices.IndexFunc(found, func(p fleet.Process) bool { return p.PID == r.pid && p.Error == "" && p.Share != nil })
 	if at < 0 {
 		return false, soonest, nil // it does not answer now
 	}
 	if found[at].Share.Waited < 0 {
 		return true, 0, nil // the process has the memory, or no longer wants it
 	}
-	r.silent = slices.ContainsFunc(found, func(p process) bool { return p.Error != "" && !p.absent })
+	r.silent = slices.ContainsFunc(found, func(p fleet.Process) bool { return p.Error != "" && !p.Absent })
 	for uuid, need := range needsOf(found[at].ProcessState) {
 		if need > 0 && !slices.Contains(uuids, uuid) {
 			return false, soonest, nil
@@ -158,7 +159,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 }
 
 // makeOn makes room on one device, and reports whether there is enough. If not, it returns when to look again.
-func (r *roomFor) makeOn(uuid string, found []process) (ready bool, next time.Duration, err error) {
+func (r *roomFor) makeOn(uuid string, found []fleet.Process) (ready bool, next time.Duration, err error) {
 	device, all := r.sharers(uuid, found)
 	at := slices.IndexFunc(all, func(p share.Process) bool { return p.ID == r.pid })
 	if at < 0 || all[at].Need == 0 {
@@ -210,14 +211,14 @@ func (r *roomFor) refuse(need, free, unexplained uint64, all []share.Process) er
 }
 
 // moves reports whether a process is in the middle of a pause or resume on a device, which does not count yet.
-func moves(uuid string, found []process) bool {
-	return slices.ContainsFunc(found, func(p process) bool {
+func moves(uuid string, found []fleet.Process) bool {
+	return slices.ContainsFunc(found, func(p fleet.Process) bool {
 		return slices.ContainsFunc(p.Stats.Devices, func(d stats.Device) bool { return d.UUID == uuid && d.Progress != nil })
 	})
 }
 
 // unexplained returns the bytes of a device in use that no process here accounts for, beside some for their contexts.
-func unexplained(uuid string, found []process) (bytes uint64) {
+func unexplained(uuid string, found []fleet.Process) (bytes uint64) {
 	var explained uint64
 	for _, p := range found {
 		for _, d := range p.Stats.Devices {
@@ -301,7 +302,7 @@ func whileRunning(ctx context.Context, process *client.Conn, request control.Req
 
 // sharers returns what the policy must know of a device, and of the processes that share it. What is free is the least
 // that any process has seen since the lock was taken: the process itself may have no context there yet.
-func (r *roomFor) sharers(uuid string, found []process) (device share.Device, all []share.Process) {
+func (r *roomFor) sharers(uuid string, found []fleet.Process) (device share.Device, all []share.Process) {
 	seenBy := 0
 	for _, p := range found {
 		at := slices.IndexFunc(p.Stats.Devices, func(d stats.Device) bool { return d.UUID == uuid })
@@ -312,7 +313,7 @@ func (r *roomFor) sharers(uuid string, found []process) (device share.Device, al
 				device = share.Device{Free: seen.FreeBytes, Reserve: stats.Reserve(seen.TotalBytes)}
 			}
 		}
-		if p.Error != "" || p.Share == nil || p.here != p.PID || at < 0 && needsOf(p.ProcessState)[uuid] == 0 {
+		if p.Error != "" || p.Share == nil || p.Here != p.PID || at < 0 && needsOf(p.ProcessState)[uuid] == 0 {
 			continue
 		}
 		_, refused := r.refused[p.PID]
@@ -358,7 +359,7 @@ func needsOf(state control.ProcessState) map[string]uint64 {
 }
 
 // waitsOf says what a process waits for on each device, and for whom.
-func waitsOf(p process, found []process) (lines []string) {
+func waitsOf(p fleet.Process, found []fleet.Process) (lines []string) {
 	needs := needsOf(p.ProcessState)
 	for _, uuid := range slices.Sorted(maps.Keys(needs)) {
 		r := roomFor{pid: p.PID}

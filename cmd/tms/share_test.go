@@ -19,6 +19,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/fleet"
 	"tms/internal/hermetic"
 	"tms/internal/share"
 	"tms/vmm/cuda"
@@ -161,8 +162,8 @@ func TestShareRefuses(t *testing.T) {
 // Memory is short for good only if it is so without a break: not when a process does not answer for a moment, is in the
 // middle of a pause, or has grown since it answered.
 func TestShareDoesNotRefuseForAMoment(t *testing.T) {
-	sharer := func(pid int, bytes uint64) process {
-		return process{here: pid, ProcessState: control.ProcessState{PID: pid, Gated: true,
+	sharer := func(pid int, bytes uint64) fleet.Process {
+		return fleet.Process{Here: pid, ProcessState: control.ProcessState{PID: pid, Gated: true,
 			Share: &control.Share{AtLeast: 3600, Waited: -1},
 			Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{UUID: "GPU-1", TotalBytes: 30,
 				Tags: []stats.Tag{{Tag: "default", PhysicalBytes: bytes}}}}}}}}
@@ -174,12 +175,12 @@ func TestShareDoesNotRefuseForAMoment(t *testing.T) {
 	moving := sharer(3, 0)
 	moving.Stats.Devices[0].Progress = &stats.Progress{Operation: "resume"}
 	r := roomFor{pid: 1}
-	look := func(third process, silent bool) error {
+	look := func(third fleet.Process, silent bool) error {
 		r.silent = silent
 		if !r.never.IsZero() {
 			r.never = r.never.Add(-time.Hour)
 		}
-		ready, _, err := r.makeOn("GPU-1", []process{asks, one, third})
+		ready, _, err := r.makeOn("GPU-1", []fleet.Process{asks, one, third})
 		require.False(t, ready)
 		return err
 	}

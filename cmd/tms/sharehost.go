@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
 	"tms/internal/share"
@@ -19,7 +20,7 @@ import (
 
 // pauseAll pauses the parts if there is room for the contents of all of them. Unless there is plenty, one command at a
 // time does so. It locks a device first, so two never wait for each other.
-func (r *roomFor) pauseAll(parts []share.Part, found []process) (done bool, err error) {
+func (r *roomFor) pauseAll(parts []share.Part, found []fleet.Process) (done bool, err error) {
 	to := map[int]string{}
 	if len(parts) > 0 && tight(found) {
 		unlock, err := lock("host")
@@ -27,7 +28,7 @@ func (r *roomFor) pauseAll(parts []share.Part, found []process) (done bool, err 
 			return false, fmt.Errorf("%w%.0w", err, cuda.OutOfMemory)
 		}
 		defer unlock()
-		if !r.budget(parts, statuses(time.Second), to) {
+		if !r.budget(parts, fleet.Ask(time.Second), to) {
 			return false, nil
 		}
 	}
@@ -40,7 +41,7 @@ func (r *roomFor) pauseAll(parts []share.Part, found []process) (done bool, err 
 }
 
 // tight reports whether the contents of all devices together may find no room.
-func tight(found []process) bool {
+func tight(found []fleet.Process) bool {
 	all := byNode{}
 	devices := map[string]bool{}
 	for _, p := range found {
@@ -51,7 +52,7 @@ func tight(found []process) bool {
 			}
 		}
 	}
-	return slices.ContainsFunc(found, func(p process) bool {
+	return slices.ContainsFunc(found, func(p fleet.Process) bool {
 		return p.Share != nil && newHostRoom(found).of(p, all) < all.sum()
 	})
 }
@@ -63,7 +64,7 @@ type hostRoom struct {
 	reserved byNode
 }
 
-func newHostRoom(found []process) *hostRoom {
+func newHostRoom(found []fleet.Process) *hostRoom {
 	limit, used := uint64(math.MaxUint64), uint64(0)
 	for _, p := range found {
 		if p.Share == nil {
@@ -72,7 +73,7 @@ func newHostRoom(found []process) *hostRoom {
 		if p.Share.HostLimit > 0 {
 			limit = min(limit, p.Share.HostLimit)
 		}
-		for _, tag := range tagsOf(p.ProcessState) {
+		for _, tag := range p.Tags() {
 			used += tag.HostBytes
 		}
 	}
@@ -80,8 +81,8 @@ func newHostRoom(found []process) *hostRoom {
 }
 
 // of returns how many bytes of a process's contents, which need so much, find room.
-func (h *hostRoom) of(p process, needs byNode) uint64 {
-	available := hostmemory.Available(strconv.Itoa(p.here), h.taken)
+func (h *hostRoom) of(p fleet.Process, needs byNode) uint64 {
+	available := hostmemory.Available(strconv.Itoa(p.Here), h.taken)
 	if said := p.Stats.HostAvailableBytes; said != nil { // it may be in a container
 		available = min(available, *said)
 	}
@@ -92,23 +93,23 @@ func (h *hostRoom) of(p process, needs byNode) uint64 {
 }
 
 // take notes what contents of a process would take.
-func (h *hostRoom) take(p process, needs byNode) {
+func (h *hostRoom) take(p fleet.Process, needs byNode) {
 	h.limit -= min(h.limit, needs.sum())
 	rest := needs.sum() - h.reserved.serve(needs)
-	h.taken = append(h.taken, hostmemory.Promised{PID: p.here, Bytes: rest})
+	h.taken = append(h.taken, hostmemory.Promised{PID: p.Here, Bytes: rest})
 }
 
 // budget notes in to where contents go for which host memory has no room. It returns false if a process may not put
 // them elsewhere.
-func (r *roomFor) budget(parts []share.Part, found []process, to map[int]string) bool {
+func (r *roomFor) budget(parts []share.Part, found []fleet.Process, to map[int]string) bool {
 	host := newHostRoom(found)
 	for _, part := range parts {
-		at := slices.IndexFunc(found, func(p process) bool { return p.PID == part.ID && p.Share != nil })
+		at := slices.IndexFunc(found, func(p fleet.Process) bool { return p.PID == part.ID && p.Share != nil })
 		if at < 0 {
 			return false // it does not answer now
 		}
 		needs := byNode{}
-		for d, tag := range tagsOf(found[at].ProcessState) {
+		for d, tag := range found[at].Tags() {
 			if part.Tags == nil || slices.Contains(part.Tags, tag.Tag) {
 				needs.add(d, tag.PauseHostBytes+tag.PauseWithoutContents)
 			}

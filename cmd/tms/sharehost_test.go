@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/share"
 	"tms/vmm/stats"
 )
@@ -68,15 +69,15 @@ func TestShareBudgetsHostMemoryOnce(t *testing.T) {
 
 // The parts of one decision are budgeted together, and what does not fit goes to files where that is allowed.
 func TestBudget(t *testing.T) {
-	sharer := func(pid int, disk bool) process {
+	sharer := func(pid int, disk bool) fleet.Process {
 		tags := []stats.Tag{{Tag: "a", PauseHostBytes: 30, HostBytes: 5}, {Tag: "b", PauseWithoutContents: 10}}
-		return process{ProcessState: control.ProcessState{PID: pid, Share: &control.Share{HostLimit: 70, Disk: disk},
+		return fleet.Process{ProcessState: control.ProcessState{PID: pid, Share: &control.Share{HostLimit: 70, Disk: disk},
 			Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{UUID: "GPU-1", Tags: tags}}}}}}
 	}
 	r := roomFor{kept: map[int]int{}, busy: map[int]time.Time{}}
 	budget := func(disk bool, parts ...share.Part) (to map[int]string, enough bool) {
 		to = map[int]string{}
-		return to, r.budget(parts, []process{sharer(1, true), sharer(2, disk)}, to)
+		return to, r.budget(parts, []fleet.Process{sharer(1, true), sharer(2, disk)}, to)
 	}
 	to, enough := budget(false, share.Part{ID: 1, Tags: []string{"a"}}, share.Part{ID: 2, Tags: []string{"a"}})
 	require.True(t, enough)

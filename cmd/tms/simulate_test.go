@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"tms/internal/fleet"
 )
 
 // Programs started with --simulate see the same devices, in whose memory they take turns from outside; programs of
@@ -25,7 +26,7 @@ func TestSimulate(t *testing.T) {
 	}
 	free := func(s *steered) uint64 {
 		t.Helper()
-		return parsed[[]process](t, succeeds(t, "ps", "--json", s.number()))[0].Stats.Devices[0].FreeBytes
+		return parsed[[]fleet.Process](t, succeeds(t, "ps", "--json", s.number()))[0].Stats.Devices[0].FreeBytes
 	}
 	one, two, apart := start(group), start(group), start(group+"-apart")
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))

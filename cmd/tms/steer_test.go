@@ -22,6 +22,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/fleet"
 	"tms/internal/hermetic"
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
@@ -340,7 +341,7 @@ func TestAProcessThatDoesNotListen(t *testing.T) {
 func TestProcessTable(t *testing.T) {
 	now := time.Unix(2_000_000, 0)
 	long := strings.Repeat("long", 30)
-	boxed := container{Container: strings.Repeat("0123456789abcdef", 4)}
+	boxed := fleet.Cgroup{Container: strings.Repeat("0123456789abcdef", 4)}
 	tag := func(name string, physical, paused uint64, since time.Duration) stats.Tag {
 		return stats.Tag{Tag: name, LiveBytes: physical + paused, PhysicalBytes: physical, PausedBytes: paused,
 			PausedSince: float64(now.Add(-since).UnixMilli()) / 1000, BackupBytes: paused, HostBytes: paused}
@@ -351,11 +352,11 @@ func TestProcessTable(t *testing.T) {
 		{Device: 8, Tags: []stats.Tag{tag("a", 0, 1<<64-1, 4000*24*time.Hour)}},
 	}
 	out := page{width: tableWidth}
-	writeProcesses(&out, []process{
+	writeProcesses(&out, []fleet.Process{
 		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause,
 			Stats: control.Stats{Stats: stats.Stats{Devices: devices}}}},
 		{ProcessState: control.ProcessState{PID: 4194304, Command: long + "\n" + long}},
-		{ProcessState: control.ProcessState{PID: 13, Command: "boxed"}, container: boxed},
+		{ProcessState: control.ProcessState{PID: 13, Command: "boxed"}, Cgroup: boxed},
 		{ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"},
 	}, now)
 	require.Equal(t, `    PID COMMAND   DEVICE TAG            LIVE     HELD STATE               BACKUP
@@ -431,7 +432,7 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	contained.do("check")
 
 	// ps shows what the process says, with what its own entry in /proc says of it.
-	states := parsed[[]process](t, succeeds(t, "ps", "--json"))
+	states := parsed[[]fleet.Process](t, succeeds(t, "ps", "--json"))
 	require.Len(t, states, 1)
 	require.Empty(t, states[0].Error)
 	require.Equal(t, []string{"there:1"}, states[0].Jobs)

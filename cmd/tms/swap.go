@@ -96,7 +96,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 		} else {
 			out.Error, out.Code, out.unreachable = fmt.Sprintf("resumed again: %d could not be", inPID), in.Code,
 				in.unreachable
-			if state, err := leaving.Status(context.Background(), answerTime); err == nil && pausedOf(state) > pausedOf(before) {
+			if state, err := leaving.Status(context.Background(), answerTime); err == nil && state.Paused() > before.Paused() {
 				out.Error = fmt.Sprintf("still paused, because another client keeps it so: %d could not be resumed",
 					inPID)
 			}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/nvml"
 	"tms/internal/top"
 )
@@ -86,7 +87,7 @@ func (w *watched) Look() top.Look {
 	var err error
 	var asked sync.WaitGroup
 	asked.Go(func() { found, err = w.devices(time.Second) })
-	processes := statuses(time.Second)
+	processes := fleet.Ask(time.Second)
 	asked.Wait()
 	look := top.Look{At: time.Now(), Devices: overview(processes, found)}
 	if err != nil {
@@ -95,7 +96,7 @@ func (w *watched) Look() top.Look {
 			look.Note = "devices are shown as the processes see them: " + look.Note
 		}
 	}
-	for _, p := range ofLaunch(w.job, processes) {
+	for _, p := range fleet.OfJob(w.job, processes) {
 		look.Processes = append(look.Processes, shown(p, look.At))
 	}
 	return look
@@ -110,7 +111,7 @@ func (w *watched) devices(within time.Duration) ([]nvml.Device, error) {
 		asking := make(chan seen, 1)
 		w.asking = asking
 		go func() {
-			found, err := gpus()
+			found, err := fleet.GPUs()
 			asking <- seen{found, err}
 		}()
 	}
@@ -125,12 +126,12 @@ func (w *watched) devices(within time.Duration) ([]nvml.Device, error) {
 
 // overview returns whose memory is on each device. Ours is what NVML says about our processes, or where it does not,
 // what they say.
-func overview(processes []process, found []nvml.Device) (devices []top.Device) {
+func overview(processes []fleet.Process, found []nvml.Device) (devices []top.Device) {
 	processes = slices.Clone(processes)
 	for i := range processes {
 		processes[i].Error = "" // NVML knows a process that does not answer, too
 	}
-	measure(processes, found)
+	fleet.Measure(processes, found)
 	ours := func(uuid string) (bytes uint64) {
 		for _, p := range processes {
 			for _, d := range p.Bytes {
@@ -155,7 +156,7 @@ func overview(processes []process, found []nvml.Device) (devices []top.Device) {
 }
 
 // asSeen returns the devices as the processes see them.
-func asSeen(processes []process, ours func(uuid string) uint64) (devices []top.Device) {
+func asSeen(processes []fleet.Process, ours func(uuid string) uint64) (devices []top.Device) {
 	var known []string
 	for _, p := range processes {
 		for _, d := range p.Stats.Devices {
@@ -179,13 +180,13 @@ func asSeen(processes []process, ours func(uuid string) uint64) (devices []top.D
 	return devices
 }
 
-func shown(p process, now time.Time) top.Process {
-	one := top.Process{PID: p.PID, Container: p.short(), Command: p.Command, Error: p.Error}
-	for d, t := range tagsOf(p.ProcessState) {
-		tag := top.Tag{Device: d.Device, Name: t.Tag, State: stateOf(p, d, t, now), Live: t.LiveBytes,
+func shown(p fleet.Process, now time.Time) top.Process {
+	one := top.Process{PID: p.PID, Container: p.Short(), Command: p.Command, Error: p.Error}
+	for d, t := range p.Tags() {
+		tag := top.Tag{Device: d.Device, Name: t.Tag, State: p.Condition(d, t, now), Live: t.LiveBytes,
 			Held: t.PhysicalBytes, Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes,
 			Mapped: t.ImportedBytes, Unmapped: t.ImportedPaused, LastPause: t.LastPauseSeconds, LastResume: t.LastResumeSeconds,
-			PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t),
+			PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: fleet.Place(t),
 			Unkept: t.WithoutContents, Unbacked: t.PauseWithoutContents}
 		if d.Progress != nil {
 			tag.Done, tag.Total = d.Progress.Done, d.Progress.Total

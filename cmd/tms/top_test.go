@@ -17,6 +17,7 @@ import (
 	"tms/internal/hermetic"
 
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/nvml"
 	"tms/internal/top"
 	"tms/vmm/stats"
@@ -252,17 +253,17 @@ func TestTopNeedsATerminal(t *testing.T) {
 // How much of a device belongs to which process.
 func TestOverview(t *testing.T) {
 	const gib = 1 << 30
-	one := process{here: 1, ProcessState: control.ProcessState{PID: 1,
+	one := fleet.Process{Here: 1, ProcessState: control.ProcessState{PID: 1,
 		Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
 			{UUID: "GPU-a", TotalBytes: 80 * gib, FreeBytes: 50 * gib, PoolBytes: gib, BackupBytes: 2 * gib,
 				Tags: []stats.Tag{{PhysicalBytes: 3 * gib}, {PhysicalBytes: 4 * gib}}}}}}}}
-	silent := process{here: 2, ProcessState: control.ProcessState{PID: 2}, Error: "does not answer"}
-	gone := process{here: 3, ProcessState: control.ProcessState{PID: 3,
+	silent := fleet.Process{Here: 2, ProcessState: control.ProcessState{PID: 2}, Error: "does not answer"}
+	gone := fleet.Process{Here: 3, ProcessState: control.ProcessState{PID: 3,
 		Stats: control.Stats{Everything: true, Stats: stats.Stats{Devices: []stats.Device{
 			{Device: 4, UUID: "GPU-a", TotalBytes: 80 * gib}, {Device: 1, UUID: "GPU-b", TotalBytes: 40 * gib}}}}}}
-	all := []process{one, silent, gone}
+	all := []fleet.Process{one, silent, gone}
 	var silents uint64 // if process numbers are the driver's
-	if namespace, _ := os.Readlink("/proc/self/ns/pid"); namespace == initialNamespace {
+	if fleet.SameNumbers() {
 		silents = 5 * gib
 	}
 	device := nvml.Device{Index: 1, UUID: "GPU-a", Name: "NVIDIA H100", TotalBytes: 80 * gib, UsedBytes: 30 * gib,

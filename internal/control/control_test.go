@@ -62,6 +62,11 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
+func TestAHoldTakesNoIdle(t *testing.T) {
+	_, err := control.ParseRequest([]byte(`{"version":1,"op":"pause","hold":true,"idle":1}`))
+	require.ErrorContains(t, err, "takes no everything, idle")
+}
+
 func TestLine(t *testing.T) {
 	line := string(control.Line(control.Reply{Version: 1, ID: 3, OK: true, Process: json.RawMessage(`{"pid":1}`)}))
 	require.Equal(t, `{"version":1,"id":3,"ok":true,"code":0,"bytes":0,"seconds":0,"process":{"pid":1}}`+"\n", line)

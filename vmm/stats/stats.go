@@ -80,6 +80,9 @@ func (t Tag) AllPaused() uint64 { return t.PausedBytes + t.ImportedPaused }
 // AllActive returns how many bytes a pause would take.
 func (t Tag) AllActive() uint64 { return t.PhysicalBytes + t.ImportedBytes }
 
+// PeerBytes returns how many bytes of other devices hold contents.
+func (t Tag) PeerBytes() uint64 { return t.BackupBytes - t.HostBytes - t.DiskBytes }
+
 // Progress is how far a pause or resume has come with the contents of a device.
 type Progress struct {
 	Device    int    `json:"-"`
