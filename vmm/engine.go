@@ -80,9 +80,8 @@ func New(driver *cuda.Driver, process Host, settings Settings) *Engine {
 		sharing: sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{},
 			opening: map[importKey]bool{}, importers: map[uint64][]Importer{}},
 	}
-	e.disk, e.peer = store.NewDisk(driver, process.Warn), store.NewPeer(driver, e.host, process.Warn)
-	e.disk.Descriptors, e.peer.Descriptors = process.Descriptors(), process.Descriptors()
-	e.peer.Reserve = process.Reserved()
+	e.disk = store.NewDisk(driver, process.Descriptors(), process.Warn)
+	e.peer = store.NewPeer(driver, process.Descriptors(), process.Reserved(), e.host, process.Warn)
 	e.mu.locked = func() { e.takeOffers(false) }
 	e.settled.L = &e.mu
 	e.checking.Store(settings.Invariants)

@@ -101,11 +101,8 @@ func (e *Engine) moveBatch(b *batch, to BackupKind) error {
 	if to == BackupDisk {
 		copies, err = e.disk.Take(b.job, contents)
 	} else if copies, err = e.host.Save(b.job, b.items[to]); err == nil {
-		give := e.disk.Give
-		if contents[0].Store() == e.peer {
-			give = e.peer.Give
-		}
-		if err = give(b.job, contents, copies); err != nil {
+		from := contents[0].Store().(store.Held)
+		if err = from.Give(b.job, contents, copies); err != nil {
 			for _, c := range copies {
 				c.Discard()
 			}

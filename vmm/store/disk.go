@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,17 +13,15 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// ErrDisk says that a file of the disk backup, or its directory, could not be made, kept, written or
-// opened; the text names the directory and what to do, the cause is wrapped (an errno, where there is one).
-// After a Save nothing was saved. After a Load the files are as they were: nothing is lost.
+// ErrDisk says that a file of the disk backup, or its directory, could not be made, kept, written or opened; the text
+// names the directory and what to do, the cause is wrapped (an errno, where there is one). After a Save nothing was
+// saved. After a Load the files are as they were: nothing is lost.
 var ErrDisk = cuda.Refuse(cuda.OperatingSystem, "the disk backup failed")
 
-// Disk keeps contents in sections of files that have no name, and that others cannot open. A file lasts until the
-// Discard of its last contents, or the process's end. Nothing is synced, because contents do not outlive the process.
+// Disk keeps contents in files that have no name, and that others cannot open. A file lasts until the Discard of its
+// last contents, or the process's end. Nothing is synced, because contents do not outlive the process.
 type Disk struct {
-	// Descriptors keeps the files.
-	Descriptors Descriptors
-
+	holder
 	driver *cuda.Driver
 	warn   func(string)
 
@@ -34,22 +30,20 @@ type Disk struct {
 	chunkSize uint64 // bytes of one read or write, at most stagingSize
 
 	staging *reclaim.Kind // buffers
-	removed *reclaim.Kind // sections of files
 }
 
 // tmpfsWarned belongs to the process, not to a Disk: one line in a log is enough.
 var tmpfsWarned atomic.Bool
 
-// NewDisk returns a store of files. Configure it before the first Save. The store calls warn, at most once in a
-// process, with a line for the user's log.
-func NewDisk(driver *cuda.Driver, warn func(string)) *Disk {
+// NewDisk returns a store of files, which descriptors keeps. Configure it before the first Save. The store calls warn,
+// at most once in a process, with a line for the user's log.
+func NewDisk(driver *cuda.Driver, descriptors Descriptors, warn func(string)) *Disk {
 	return &Disk{
-		Descriptors: &OwnTable{},
-		driver:      driver,
-		warn:        warn,
-		chunkSize:   stagingSize,
-		staging:     driver.Reclaim.Kind("staging memory"),
-		removed:     driver.Reclaim.Kind("file"),
+		holder:    holder{descriptors, driver.Reclaim.Kind("file")},
+		driver:    driver,
+		warn:      warn,
+		chunkSize: stagingSize,
+		staging:   driver.Reclaim.Kind("staging memory"),
 	}
 }
 
@@ -75,48 +69,11 @@ func (d *Disk) Configure(path, setting string) error {
 	return nil
 }
 
-// diskContents is what a section has.
-type diskContents struct {
-	disk *Disk
-	size uint64
+// diskContents is contents in files.
+type diskContents = heldContents[*diskFile]
 
-	mu sync.Mutex
-	in *section // nil once discarded
-}
-
-func (c *diskContents) Store() Store  { return c.disk }
-func (c *diskContents) Bytes() uint64 { return c.size }
-func (c *diskContents) Host() uintptr { return 0 }
-
-// Discard gives the section up; its space is free before the next Save needs it.
-func (c *diskContents) Discard() { c.replace(nil) }
-
-func (c *diskContents) Await(until time.Time) {
-	if c.current() == nil {
-		c.disk.removed.Await(until)
-	}
-}
-
-func (c *diskContents) current() *section {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.in
-}
-
-// replace gives up the section that the contents were in, unless it is in itself.
-func (c *diskContents) replace(in *section) {
-	c.mu.Lock()
-	old := c.in
-	c.in = in
-	c.mu.Unlock()
-	if old != nil && old != in {
-		c.disk.remove(old)
-	}
-}
-
-// Save is Store's Save. Space for all of it is reserved before anything is copied. A kept section is overwritten
-// in place; where another directory was configured since, its contents go to a new file. A section is always written
-// whole.
+// Save is Store's Save. Space for all of it is reserved before anything is copied. Kept contents are overwritten in
+// place; where another directory was configured since, they go to new files. They are always written whole.
 func (d *Disk) Save(job Job, items []Item) ([]Contents, error) {
 	return d.save(items, d.transfer(job, true, false))
 }
@@ -138,71 +95,80 @@ func (d *Disk) save(items []Item, saving *transfer) (_ []Contents, err error) {
 	if where == nil {
 		return nil, fmt.Errorf("%w: no directory is configured", ErrDisk)
 	}
-	sections := make([]*section, len(items))
+	places := make([]place[*diskFile], len(items))
 	for i, item := range items {
-		sections[i] = reusable(item.Kept, where, item.Size)
+		places[i] = reusable(item.Kept, where, item.Size)
 	}
-	fresh, err := d.create(where, sections, items)
+	fresh, err := d.take(where, items, places)
 	if err != nil {
 		return nil, err
 	}
-	for i, item := range items {
-		saving.add(item.Span, sections[i])
-	}
+	saving.add(items, places)
 	if err := saving.Wait(); err != nil {
-		d.remove(fresh...)
+		for _, p := range fresh {
+			p.leave(d.garbage)
+		}
 		return nil, err
 	}
 	contents := make([]Contents, len(items))
 	for i, item := range items {
 		c, ok := item.Kept.(*diskContents)
 		if !ok {
-			c = &diskContents{disk: d, size: item.Size}
+			c = &diskContents{store: d, garbage: d.garbage, size: item.Size}
 		}
-		c.replace(sections[i])
+		c.move(places[i])
 		contents[i] = c
 	}
 	return contents, nil
 }
 
-// create makes the missing sections of items, with space for them, or none.
-func (d *Disk) create(where *directory, sections []*section, items []Item) (fresh []*section, err error) {
+// reusable returns the place of kept contents, or nowhere if they need a new one.
+func reusable(kept Contents, where *directory, size uint64) place[*diskFile] {
+	if c, ok := kept.(*diskContents); ok {
+		if p := c.place(); p.in != nil && p.size == size && p.first().directory.path == where.path {
+			return p
+		}
+	}
+	return place[*diskFile]{}
+}
+
+// take makes files with space for the items that are nowhere, and gives each a place there; or it makes none.
+func (d *Disk) take(where *directory, items []Item, places []place[*diskFile]) (fresh []place[*diskFile], err error) {
 	var needed uint64
 	for i, item := range items {
-		if sections[i] == nil {
-			needed += item.Size
+		if places[i].in == nil {
+			needed += wholeBlocks(item.Size)
 		}
 	}
 	if needed == 0 {
 		return nil, nil
 	}
 	// Even where there is room for both: the space that the backup takes is to stay the same.
-	d.removed.Drain()
+	d.garbage.Drain()
 	if err := where.enough(needed); err != nil {
 		return nil, err
 	}
 	// Several, because ext4 lets one request at a time write to new parts of a file; few, because each takes a
 	// descriptor.
-	files := make([]*diskFile, min(inFlight, 1+needed/filePart))
-	var made []*diskFile
-	most := largestFile()
-	for i, item := range items {
-		if sections[i] != nil {
-			continue
-		}
-		file := &files[len(fresh)%len(files)]
-		if *file == nil || (*file).size+item.Size > most {
-			*file = &diskFile{directory: where}
-			made = append(made, *file)
-		}
-		sections[i] = (*file).add(item.Size)
-		fresh = append(fresh, sections[i])
-	}
-	for n, file := range made {
-		if err = file.create(d.Descriptors); err != nil {
-			fresh = slices.DeleteFunc(fresh, func(s *section) bool { return !slices.Contains(made[:n], s.file) })
-			d.remove(fresh...)
+	count := min(inFlight, 1+needed/filePart)
+	r := &run[*diskFile]{each: min(wholeBlocks((needed+count-1)/count), largestFile())}
+	for left := needed; left > 0; left -= min(left, r.each) {
+		file := &diskFile{extent: extent{size: min(left, r.each)}, disk: d, directory: where}
+		if err := file.create(); err != nil {
+			for _, made := range r.extents {
+				d.garbage.Add(made.size, made.release)
+			}
 			return nil, err
+		}
+		r.extents = append(r.extents, file)
+	}
+	var used uint64
+	for i, item := range items {
+		if places[i].in == nil {
+			places[i] = place[*diskFile]{r, used, item.Size}
+			places[i].occupy()
+			fresh = append(fresh, places[i])
+			used += wholeBlocks(item.Size)
 		}
 	}
 	return fresh, nil
@@ -211,13 +177,15 @@ func (d *Disk) create(where *directory, sections []*section, items []Item) (fres
 // filePart is how much a pause writes to one file before it takes another.
 const filePart = 64 << 20
 
-// largestFile returns how large a file of the process may become (ulimit -f).
+func wholeBlocks(size uint64) uint64 { return (size + blockSize - 1) / blockSize * blockSize }
+
+// largestFile returns how large a file of the process may become (ulimit -f), in whole blocks.
 func largestFile() uint64 {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) != nil {
 		return math.MaxUint64
 	}
-	return limit.Cur
+	return max(limit.Cur/blockSize, 1) * blockSize
 }
 
 // Give reads contents of this store into the host memory of targets; each has the right size, and a Host like the
@@ -230,31 +198,8 @@ func (d *Disk) Give(job Job, contents, targets []Contents) error {
 	return reading.Wait()
 }
 
-// reusable returns the section of kept contents, nil if a new one is needed.
-func reusable(kept Contents, where *directory, size uint64) *section {
-	c, ok := kept.(*diskContents)
-	if !ok {
-		return nil
-	}
-	in := c.current()
-	if in == nil || in.file.directory.path != where.path || in.size != size {
-		return nil
-	}
-	return in
-}
-
 // Load is Store's Load. Errors: a *Lost where a file cannot be read.
 func (d *Disk) Load(job Job) Loader { return d.transfer(job, false, false) }
-
-// remove gives sections up, whose space comes back in the background.
-func (d *Disk) remove(sections ...*section) {
-	for _, s := range sections {
-		s.leave()
-	}
-	for _, s := range sections {
-		d.removed.Add(s.size, func() error { return s.free(d.Descriptors) })
-	}
-}
 
 // drop gives staging memory back.
 func (d *Disk) drop(staging *pinnedBuffer) {

@@ -42,7 +42,8 @@ func silent(string) {}
 func newDiskBench(t testing.TB) *diskBench {
 	t.Helper()
 	sim, driver, jobs := simulate(t, 1, "4G")
-	b := &diskBench{t: t, sim: sim, driver: driver, job: jobs[0], disk: NewDisk(driver, silent), path: t.TempDir()}
+	b := &diskBench{t: t, sim: sim, driver: driver, job: jobs[0], path: t.TempDir()}
+	b.disk = NewDisk(driver, &OwnTable{}, silent)
 	b.disk.chunkSize = mib
 	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR"))
 	t.Cleanup(func() {
@@ -230,17 +231,6 @@ func TestDiskHostMemoryIsTakenAndGivenBack(t *testing.T) {
 	}
 }
 
-func TestDiskKeepsSomeAndAddsOthers(t *testing.T) {
-	b := newDiskBench(t)
-	spans := b.spans(4*mib, 2*mib)
-	fill(spans, 1)
-	first := b.save(spans[:1], nil)
-	fill(spans, 2)
-	both := b.save(spans, []Contents{first[0], nil})
-	require.Same(t, first[0], both[0])
-	b.requireBack(t, spans, both, 2)
-}
-
 // A file has no name, and others cannot read it; discarded parts of it leave the disk.
 func TestDiskFilesHaveNoName(t *testing.T) {
 	for _, unnamed := range []bool{true, false} { // false: the file system makes none without a name
@@ -268,7 +258,7 @@ func TestDiskFilesHaveNoName(t *testing.T) {
 func TestDiskDiscardedContentsTakeNoSpaceThoughOthersHaveThem(t *testing.T) {
 	b := newDiskBench(t)
 	contents := b.save(b.spans(2*mib), nil)
-	held, err := b.disk.Descriptors.Copy(contents[0].(*diskContents).in.file.kept)
+	held, err := b.disk.Descriptors.Copy(contents[0].(*diskContents).first().number)
 	require.NoError(t, err)
 	discardAll(contents)
 	b.driver.Reclaim.Drain()
@@ -280,18 +270,24 @@ func TestDiskDiscardedContentsTakeNoSpaceThoughOthersHaveThem(t *testing.T) {
 func TestDiskLargePausesHaveSeveralFiles(t *testing.T) {
 	b := newDiskBench(t)
 	spans := b.spans(slices.Repeat([]uint64{16 * mib}, 12)...)
-	fill(spans, 1)
-	contents := b.save(spans, nil)
-	b.clean(4)
-	b.requireBack(t, spans, contents, 1)
-	discardAll(contents)
+	for _, pause := range [][]Span{spans, b.spans(192 * mib)} {
+		fill(pause, 1)
+		contents := b.save(pause, nil)
+		b.clean(4)
+		for _, file := range b.files() {
+			require.InDelta(t, 48*mib/512, file.Blocks, 64)
+		}
+		b.requireBack(t, pause, contents, 1)
+		discardAll(contents)
+	}
 	var limit unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &limit))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 40 * mib, Max: limit.Max}))
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &limit)) }()
-	contents = b.save(spans, nil)
-	b.clean(8)
-	b.requireBack(t, spans, contents, 1)
+	fill(spans, 2)
+	contents := b.save(spans, nil)
+	b.clean(5)
+	b.requireBack(t, spans, contents, 2)
 }
 
 func TestDiskUsageIsConstant(t *testing.T) {
@@ -333,76 +329,22 @@ func TestDiskManySpansNeedFewDescriptors(t *testing.T) {
 	b.requireBack(t, spans, contents, 1)
 }
 
-// TestDiskDriverFails fails every driver call of a save and of a load, one at a time.
-func TestDiskDriverFails(t *testing.T) {
-	calls := []string{"cuCtxPushCurrent", "cuCtxPopCurrent", "cuStreamCreate", "cuStreamSynchronize",
-		"cuStreamDestroy", "cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}
-	b := newDiskBench(t)
-	spans := b.spans(2*mib, 2*mib)
-	fill(spans, 7)
-	saved := b.save(spans, nil)
-	points := 0
-	each := func(files int, operation func() error, after func(error)) {
-		for _, call := range calls {
-			for nth := 1; ; nth++ {
-				fired := b.sim.FailuresFired()
-				b.sim.Fail(call, nth, 999)
-				err := operation()
-				if b.sim.FailuresFired() == fired {
-					b.sim.ClearFailures()
-					require.NoError(t, err)
-					after(err)
-					break
-				}
-				points++
-				if err != nil {
-					require.ErrorIs(t, err, cuda.Unknown, "%s %d", call, nth)
-					b.clean(files)
-				}
-				after(err)
-			}
-		}
-	}
-	var contents []Contents
-	each(1, func() (err error) {
-		contents, err = b.trySave(spans, nil)
-		return err
-	}, func(err error) {
-		if err != nil {
-			require.Nil(t, contents)
-		}
-		discardAll(contents)
-		b.clean(1)
-	})
-	each(1, func() error {
-		_, err := b.trySave(spans, saved)
-		return err
-	}, func(error) { b.clean(1) })
-	b.save(spans, saved)
-	each(1, func() error { return b.load(spans, saved) }, func(error) {
-		b.clean(1)
-		b.requireBack(t, spans, saved, 7)
-	})
-	t.Logf("%d failure points", points)
-	require.Greater(t, points, 30)
-}
-
 // A disk that fails loses contents, which a later read may bring back; other spans come back.
 func TestDiskDiskFails(t *testing.T) {
 	b := newDiskBench(t)
 	spans := b.spans(2*mib, 4*mib, 2*mib)
 	fill(spans, 3)
 	contents := b.save(spans, nil)
-	in := contents[1].(*diskContents).in
+	at := contents[1].(*diskContents).place()
 	for words, fails := range map[string]func(fd int) func(){
 		"input/output error": func(int) func() { return failing("pread", 1, math.MaxInt64, unix.EIO) },
 		"unexpected EOF": func(fd int) func() { // another process may cut it, by /proc
-			require.NoError(t, unix.Ftruncate(fd, int64(in.offset+3*mib)))
+			require.NoError(t, unix.Ftruncate(fd, int64(at.offset+3*mib)))
 			return func() {}
 		},
 	} {
 		var end func()
-		require.NoError(t, in.file.opened(b.disk.Descriptors, func(fd int) error {
+		require.NoError(t, at.first().opened(func(fd int) error {
 			end = fails(fd)
 			return nil
 		}))
@@ -541,7 +483,7 @@ func TestDiskDirectoryCannotBeUsed(t *testing.T) {
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "set TMS_DISK_BACKUP_DIR")
 	}
-	_, err := NewDisk(b.driver, silent).Save(b.job, nil)
+	_, err := NewDisk(b.driver, &OwnTable{}, silent).Save(b.job, nil)
 	require.ErrorIs(t, err, ErrDisk)
 }
 
@@ -583,9 +525,8 @@ func TestDiskIsSmall(t *testing.T) {
 	b.requireBack(t, spans[:2], kept, 5)
 
 	// Space that looked free is gone when it is to be reserved.
-	file := &diskFile{directory: b.disk.current}
-	file.add(1 << 40)
-	err = file.create(b.disk.Descriptors)
+	file := &diskFile{extent: extent{size: 1 << 40}, disk: b.disk, directory: b.disk.current}
+	err = file.create()
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "reserving")
 }
@@ -598,7 +539,7 @@ func TestDiskWarnsOfMemoryOnce(t *testing.T) {
 	b.disk.warn = func(line string) { lines = append(lines, line) }
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
-	other := NewDisk(b.driver, b.disk.warn)
+	other := NewDisk(b.driver, &OwnTable{}, b.disk.warn)
 	require.NoError(t, other.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	require.Len(t, lines, 1)
 	require.Contains(t, lines[0], path)
@@ -627,10 +568,10 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 	spans := b.spans(2 * mib)
 	fill(spans, 1)
 	contents := b.save(spans, nil)
-	file := contents[0].(*diskContents).in.file
+	file := contents[0].(*diskContents).first()
 	direct := file.direct.Load()
 	buffer := make([]byte, mib)
-	open := &openFile{file: file, descriptors: b.disk.Descriptors, fd: -1, chunks: 1}
+	open := &openFile{file: file, fd: -1, requests: 1}
 	if direct && !inMemory(b.path) { // memory has no blocks: any offset will do
 		// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
 		require.NoError(t, open.read(buffer, 1))
@@ -657,7 +598,7 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 		})
 		contents = b.save(spans, nil)
 		failpoint.Set(nil)
-		require.False(t, contents[0].(*diskContents).in.file.direct.Load())
+		require.False(t, contents[0].(*diskContents).first().direct.Load())
 		b.requireBack(t, spans, contents, 1)
 	}
 }
@@ -668,7 +609,7 @@ func TestDiskFileIsOpenedAgain(t *testing.T) {
 	spans := b.spans(2 * mib)
 	fill(spans, 1)
 	contents := b.save(spans, nil)
-	file := contents[0].(*diskContents).in.file
+	file := contents[0].(*diskContents).first()
 	other := filepath.Join(t.TempDir(), "other")
 	require.NoError(t, os.WriteFile(other, []byte("the host's"), 0o600))
 	hosts, err := unix.Open(other, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -678,7 +619,7 @@ func TestDiskFileIsOpenedAgain(t *testing.T) {
 		half[i] = memoryOf(spans[0])[i*mib : (i+1)*mib]
 	}
 	for _, reads := range []bool{false, true} {
-		open := &openFile{file: file, descriptors: b.disk.Descriptors, fd: -1, chunks: 2}
+		open := &openFile{file: file, fd: -1, requests: 2}
 		move := open.write
 		if reads {
 			wipe(spans)

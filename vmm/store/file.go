@@ -1,7 +1,6 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -13,36 +12,18 @@ import (
 // O_DIRECT wants addresses, offsets and sizes that are multiples of blockSize; no disk has larger blocks.
 const blockSize = 4096
 
-// diskFile is a file without a name. Descriptors keep it: the process has none of it open while it waits.
+// diskFile is a file without a name. Descriptors keeps it: the process has none of it open while it waits.
 type diskFile struct {
+	extent
+	disk      *Disk
 	directory *directory
-	kept      uint64 // the number by which it is kept
 	device    uint64
 	inode     uint64      // it is no other file's as long as this one is kept
 	direct    atomic.Bool // the page cache is bypassed
-
-	mu       sync.Mutex
-	size     uint64
-	sections int // that have contents
-	gone     bool
 }
 
-// section is the part of a file that is reserved for a span.
-type section struct {
-	file         *diskFile
-	offset, size uint64
-}
-
-// add adds a section to a file that is not made yet.
-func (f *diskFile) add(size uint64) *section {
-	s := &section{file: f, offset: f.size, size: size}
-	f.size += (size + blockSize - 1) / blockSize * blockSize
-	f.sections++
-	return s
-}
-
-// create makes the file with space for its sections, so that a full disk is known before copying starts.
-func (f *diskFile) create(descriptors Descriptors) error {
+// create makes the file, with its space, so that a full disk is known before copying starts.
+func (f *diskFile) create() error {
 	fd, direct, err := f.directory.open()
 	if err != nil {
 		return f.directory.failed("making a file in", err)
@@ -54,13 +35,11 @@ func (f *diskFile) create(descriptors Descriptors) error {
 		return f.directory.failed("making a file in", err)
 	}
 	f.device, f.inode = uint64(stat.Dev), stat.Ino
-	defer f.close(fd, descriptors)
-	whole := section{file: f, size: f.size}
-	if err = whole.reserve(fd); err != nil {
-		return err
+	defer f.close(fd)
+	if err := reserve(fd, f.size); err != nil {
+		return f.directory.failed(fmt.Sprintf("reserving %d MiB in", f.size>>20), err)
 	}
-	if f.kept, err = descriptors.Keep(fd); err != nil {
-		_ = descriptors.Drop(f.kept)
+	if err := f.disk.keep(&f.extent, fd); err != nil {
 		return f.directory.unkept("kept", err)
 	}
 	return nil
@@ -73,88 +52,58 @@ func (f *diskFile) has(fd int) bool {
 }
 
 // close closes a copy of the file's descriptor, and none of another's.
-func (f *diskFile) close(fd int, descriptors Descriptors) {
+func (f *diskFile) close(fd int) {
 	if f.has(fd) {
-		descriptors.Close(fd)
+		f.disk.Descriptors.Close(fd)
 	}
 }
 
 // opened opens the file for the time of a call.
-func (f *diskFile) opened(descriptors Descriptors, use func(fd int) error) error {
-	fd, err := descriptors.Copy(f.kept)
+func (f *diskFile) opened(use func(fd int) error) error {
+	fd, err := f.disk.Descriptors.Copy(f.number)
 	if err != nil {
 		return f.directory.unkept("opened", err)
 	}
-	defer f.close(fd, descriptors)
+	defer f.close(fd)
 	return use(fd)
 }
 
-// reserve takes the space of the section.
-func (s *section) reserve(fd int) error {
-	err := s.fallocate("fallocate", fd, 0)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-		err = ftruncate(fd, int64(s.file.size))
+// release cuts the file before it ends, because a child that was forked during a transfer may have it open, and so that
+// the thread that keeps it never waits for the disk.
+func (f *diskFile) release() error {
+	if f.number == 0 {
+		return nil
 	}
-	if err != nil {
-		return s.file.directory.failed(fmt.Sprintf("reserving %d MiB in", s.size>>20), err)
+	if err := f.opened(func(fd int) error { return ftruncate(fd, 0) }); err != nil {
+		return err
 	}
+	if err := f.disk.Descriptors.Drop(f.number); err != nil {
+		return err
+	}
+	f.number = 0
 	return nil
 }
 
-// fallocate is the system call for the section, which a test fails by a name.
-func (s *section) fallocate(name string, fd int, mode uint32) (err error) {
-	err = unix.EINTR
-	for errors.Is(err, unix.EINTR) {
-		err = fallible(name, func() error { return unix.Fallocate(fd, mode, int64(s.offset), int64(s.size)) })
-	}
-	return err
-}
-
-// leave takes the contents out of the section, whose space is given back by free.
-func (s *section) leave() {
-	s.file.mu.Lock()
-	defer s.file.mu.Unlock()
-	s.file.sections--
-}
-
-// free gives the space of a section that was left back: that of the whole file with the last. The file is cut first,
-// because a child that was forked during a transfer may have it open, and so that the thread that keeps it never waits
-// for the disk. After an error it can be called again.
-func (s *section) free(descriptors Descriptors) error {
-	f := s.file
-	f.mu.Lock()
-	last, gone := f.sections == 0, f.gone
-	f.mu.Unlock()
-	if gone {
-		return nil
-	}
-	if err := f.opened(descriptors, func(fd int) error {
-		if last {
-			return ftruncate(fd, 0)
+// trim makes a hole. Where a file system has none, the space comes back with the file.
+func (f *diskFile) trim(part Range) func() error {
+	return func() error {
+		if f.number == 0 {
+			return nil
 		}
-		// Where a file system has no holes, the space comes back with the last section.
-		_ = s.fallocate("punch", fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE)
-		return nil
-	}); err != nil || !last {
-		return err
+		return f.opened(func(fd int) error {
+			_ = fallocate("punch", fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, part)
+			return nil
+		})
 	}
-	if err := descriptors.Drop(f.kept); err != nil {
-		return err
-	}
-	f.mu.Lock()
-	f.gone = true
-	f.mu.Unlock()
-	return nil
 }
 
-// openFile is a file that a transfer's workers share. It is open as long as there are chunks of it.
+// openFile is a file that a transfer's workers share. It is open as long as there are requests for it.
 type openFile struct {
-	file        *diskFile
-	descriptors Descriptors
+	file *diskFile
 
-	mu     sync.Mutex
-	fd     int // -1: not open
-	chunks int // still to do
+	mu       sync.Mutex
+	fd       int // -1: not open
+	requests int // still to do
 }
 
 // descriptor opens the file at first need, and again if the host has closed the descriptor: the number may by now stand
@@ -165,7 +114,7 @@ func (o *openFile) descriptor() (int, error) {
 	if o.file.has(o.fd) {
 		return o.fd, nil
 	}
-	fd, err := o.descriptors.Copy(o.file.kept)
+	fd, err := o.file.disk.Descriptors.Copy(o.file.number)
 	if err != nil {
 		return -1, o.file.directory.unkept("opened", err)
 	}
@@ -176,13 +125,13 @@ func (o *openFile) descriptor() (int, error) {
 func (o *openFile) begin() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.chunks++
+	o.requests++
 }
 
 func (o *openFile) done() {
 	o.mu.Lock()
-	o.chunks--
-	last := o.chunks == 0
+	o.requests--
+	last := o.requests == 0
 	o.mu.Unlock()
 	if last {
 		o.close()
@@ -192,7 +141,7 @@ func (o *openFile) done() {
 func (o *openFile) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.file.close(o.fd, o.descriptors)
+	o.file.close(o.fd)
 	o.fd = -1
 }
 

@@ -48,7 +48,7 @@ func TestKilledInTheMiddleOfASave(t *testing.T) {
 // saveAndDie kills this process when a part of its contents is in a file.
 func saveAndDie(t *testing.T, directory string) {
 	_, driver, jobs := simulate(t, 1, "1G")
-	disk := NewDisk(driver, func(string) {})
+	disk := NewDisk(driver, &OwnTable{}, func(string) {})
 	disk.chunkSize = mib
 	require.NoError(t, disk.Configure(directory, ""))
 	if os.Getenv("UNNAMED") == "0" {

@@ -4,7 +4,6 @@ import (
 	"sync"
 
 	"tms/vmm/cuda"
-	"tms/vmm/reclaim"
 )
 
 // Peer keeps contents in free memory of other GPUs, or in reserved host memory, where the copy engine of the source
@@ -13,18 +12,17 @@ import (
 //
 // The other GPU keeps at least 256 MiB, and 2% of its memory, free.
 type Peer struct {
+	holder
 	driver  *cuda.Driver
 	private Store
 	chunk   uint64     // bytes of a chunk, at most
 	taking  sync.Mutex // held while memory is taken
 
-	garbage *reclaim.Kind // chunks whose last contents were discarded
-	warn    func(string)
+	warn func(string)
 
 	warned sync.Map // by reason
 
-	Descriptors Descriptors // of portable and of reserved memory
-	Reserve     Reserve
+	Reserve Reserve // or nil
 
 	mu   sync.Mutex
 	held map[int]uint64 // bytes by device
@@ -40,11 +38,12 @@ type Reserve interface {
 	Give(node int, number uint64) error       // what Descriptors keeps. After an error it can be called again
 }
 
-// NewPeer returns a store of other devices' memory. Contents without a place there go to private; warn gets the reason in
+// NewPeer returns a store of other devices' memory, and of reserved host memory unless reserve is nil. descriptors
+// keeps the memory that is portable or reserved. Contents without a place there go to private; warn gets the reason in
 // one line, once for every reason.
-func NewPeer(driver *cuda.Driver, private Store, warn func(string)) *Peer {
-	return &Peer{driver: driver, private: private, warn: warn, chunk: chunkSize,
-		garbage: driver.Reclaim.Kind("memory of another device"), held: map[int]uint64{}}
+func NewPeer(driver *cuda.Driver, descriptors Descriptors, reserve Reserve, private Store, warn func(string)) *Peer {
+	return &Peer{holder: holder{descriptors, driver.Reclaim.Kind("memory of another device")}, driver: driver,
+		Reserve: reserve, private: private, warn: warn, chunk: chunkSize, held: map[int]uint64{}}
 }
 
 func (p *Peer) note(reason string) {
@@ -66,10 +65,10 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 				continue
 			}
 			contents[i] = kept
-			if err := kept.attach(job.Device, &attached); err != nil {
+			if err := p.attachAll(kept.place(), job.Device, &attached); err != nil {
 				return err
 			}
-			if err := c.toPeer(kept.copies(item.Span, item.Parts...)...); err != nil {
+			if err := c.toPeer(copies(kept, item.Span, item.Parts...)...); err != nil {
 				return err
 			}
 		}
@@ -83,7 +82,7 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 	})
 	for _, r := range taken {
 		if !r.refused {
-			attached = append(attached, r.chunks...)
+			attached = append(attached, r.extents...)
 		}
 	}
 	if failed := p.detach(attached); err == nil {
@@ -102,7 +101,7 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 	}
 	for _, r := range taken {
 		if err != nil || r.refused {
-			p.discard(r.chunks...)
+			p.discard(r.extents...)
 		}
 	}
 	if job.Portable {
@@ -117,7 +116,7 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 // discard releases chunks in the background.
 func (p *Peer) discard(chunks ...*peerChunk) {
 	for _, c := range chunks {
-		p.garbage.Add(c.size, func() error { return p.release(c) })
+		p.garbage.Add(c.size, c.release)
 	}
 }
 

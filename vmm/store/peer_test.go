@@ -37,7 +37,7 @@ func newPeers(t *testing.T, devices int, memory string) *peers {
 	t.Helper()
 	sim, driver, jobs := simulate(t, devices, memory)
 	p := &peers{t: t, sim: sim, driver: driver, jobs: jobs, private: NewPrivate(driver)}
-	p.peer = NewPeer(driver, p.private, func(note string) { p.notes = append(p.notes, note) })
+	p.peer = NewPeer(driver, &OwnTable{}, nil, p.private, func(note string) { p.notes = append(p.notes, note) })
 	p.peer.chunk = testChunk
 	for ordinal := range jobs {
 		jobs[ordinal].Copied = func(bytes uint64) { p.copied.Add(bytes) }
@@ -115,44 +115,9 @@ func (p *peers) where(contents []Contents) (peer, host int) {
 }
 
 const (
-	reserve   = 256 * mib // on devices of up to 12.5 GiB
+	stayFree  = 256 * mib // on devices of up to 12.5 GiB
 	testChunk = 16 * mib  // so that chunks are many and the memory touched little
 )
-
-func TestPeerRoundTrip(t *testing.T) {
-	p := newPeers(t, 2, "2G")
-	job := p.jobs[0]
-	// The third reaches over three chunks.
-	spans := p.spans(0, 2*mib, 6*mib, 40*mib, 2*mib)
-	const total = 50 * mib
-	var kept []Contents
-	for _, target := range []int{1, -1} {
-		for cycle := range uint64(3) {
-			fill(spans, cycle)
-			p.copied.Store(0)
-			contents := p.save(job, itemsFor(spans, kept, target))
-			require.EqualValues(t, total, p.copied.Load())
-			require.EqualValues(t, total, p.sim.Stat("used:1"))
-			if kept != nil {
-				require.Equal(t, kept, contents, "overwritten in place")
-			}
-			kept = contents
-			p.requireBack(job, spans, kept, cycle)
-			require.EqualValues(t, 2*total, p.copied.Load())
-			p.requireBack(job, spans, kept, cycle) // contents stay valid
-		}
-		for i, c := range kept {
-			require.Equal(t, spans[i].Size, c.Bytes())
-			require.Zero(t, c.Host())
-			require.Same(t, p.peer, c.Store())
-		}
-		discardAll(kept)
-		p.clean()
-		kept = nil
-	}
-	require.Empty(t, p.notes)
-	require.Zero(t, p.sim.Stat("registered_bytes"))
-}
 
 func TestPeerNeedsNoContextThere(t *testing.T) {
 	p := newPeers(t, 2, "2G")
@@ -163,34 +128,6 @@ func TestPeerNeedsNoContextThere(t *testing.T) {
 		discardAll(p.save(p.jobs[0], itemsFor(spans, nil, 1)))
 		require.Equal(t, calls, p.sim.Stat("calls:"+name))
 	}
-}
-
-func TestPeerOverwritesWhatChanged(t *testing.T) {
-	p := newPeers(t, 2, "2G")
-	job := p.jobs[0]
-	spans := p.spans(0, 4*mib, 26*mib) // the second reaches into another testChunk
-	fill(spans, 1)
-	kept := p.save(job, itemsFor(spans, nil, 1))
-	fill(spans, 2)
-	items := itemsFor(spans, kept, 1)
-	items[0].Parts = nil // nothing of it
-	items[1].Parts = []Range{{Offset: 0, Size: 2 * mib}, {Offset: 10 * mib, Size: 4 * mib}}
-	p.copied.Store(0)
-	require.Equal(t, kept, p.save(job, items))
-	require.EqualValues(t, 6*mib, p.copied.Load())
-	require.NoError(t, loadAll(job, spans, kept))
-	first, second := memoryOf(spans[0]), memoryOf(spans[1])
-	fill(spans, 1)
-	old := [][]byte{append([]byte{}, first...), append([]byte{}, second...)}
-	fill(spans, 2)
-	changed := append([]byte{}, second...)
-	require.NoError(t, loadAll(job, spans, kept))
-	require.Equal(t, old[0], first)
-	require.Equal(t, changed[:2*mib], second[:2*mib])
-	require.Equal(t, old[1][2*mib:10*mib], second[2*mib:10*mib])
-	require.Equal(t, changed[10*mib:14*mib], second[10*mib:14*mib])
-	require.Equal(t, old[1][14*mib:], second[14*mib:])
-	discardAll(kept)
 }
 
 func TestPeerSharesChunks(t *testing.T) {
@@ -227,7 +164,7 @@ func TestPeerFallsBackWithANote(t *testing.T) {
 			t.Setenv("CUDASIM_PEERS", c.peers)
 			p := newPeers(t, c.devices, "1G")
 			if c.full {
-				p.occupy(1, reserve+2*mib)
+				p.occupy(1, stayFree+2*mib)
 			}
 			spans := p.spans(0, 4*mib, 6*mib)
 			fill(spans, 1)
@@ -251,7 +188,7 @@ func TestPeerFallsBackWithANote(t *testing.T) {
 func TestPeerTakesWhatThereIsRoomFor(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	job := p.jobs[0]
-	p.occupy(1, reserve+testChunk+6*mib)
+	p.occupy(1, stayFree+testChunk+6*mib)
 	spans := p.spans(0, 10*mib, 8*mib, 4*mib, 4*mib)
 	fill(spans, 1)
 	contents := p.save(job, itemsFor(spans, nil, 1))
@@ -261,7 +198,7 @@ func TestPeerTakesWhatThereIsRoomFor(t *testing.T) {
 	require.Same(t, p.peer, contents[2].Store())
 	require.Equal(t,
 		[]string{"contents: device 1 has no room; they wait in the process's own host memory instead"}, p.notes)
-	require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve))
+	require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(stayFree))
 
 	// The mixed contents are overwritten where they are.
 	fill(spans, 2)
@@ -273,7 +210,7 @@ func TestPeerTakesWhatThereIsRoomFor(t *testing.T) {
 
 func TestPeerGivesBackWhatNothingFitsInto(t *testing.T) {
 	p := newPeers(t, 2, "1G")
-	p.occupy(1, reserve+3*testChunk)
+	p.occupy(1, stayFree+3*testChunk)
 	spans := p.spans(0, 10*mib, 90*mib)
 	contents := p.save(p.jobs[0], itemsFor(spans, nil, 1))
 	peer, host := p.where(contents)
@@ -285,7 +222,7 @@ func TestPeerGivesBackWhatNothingFitsInto(t *testing.T) {
 // What was discarded is free for the next Save, even where the driver refused at first.
 func TestPeerFindsDiscardedMemoryAgain(t *testing.T) {
 	p := newPeers(t, 2, "1G")
-	p.occupy(1, reserve+2*testChunk)
+	p.occupy(1, stayFree+2*testChunk)
 	spans := p.spans(0, 2*testChunk)
 	for range 3 {
 		contents := p.save(p.jobs[0], itemsFor(spans, nil, 1))
@@ -294,7 +231,7 @@ func TestPeerFindsDiscardedMemoryAgain(t *testing.T) {
 		discardAll(contents)
 		contents[0].Await(time.Time{}) // does not have it try again
 		// One testChunk was refused, and tried again already if the other came later.
-		require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve+testChunk))
+		require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(stayFree+testChunk))
 	}
 	require.Empty(t, p.notes)
 }
@@ -302,7 +239,7 @@ func TestPeerFindsDiscardedMemoryAgain(t *testing.T) {
 func TestPeerSpreads(t *testing.T) {
 	p := newPeers(t, 4, "1G")
 	job := p.jobs[2]
-	p.occupy(3, reserve+testChunk) // the next of device 2
+	p.occupy(3, stayFree+testChunk) // the next of device 2
 	spans := p.spans(2, 6*mib, 6*mib, 6*mib, 6*mib)
 	fill(spans, 1)
 	free := p.sim.Stat("free:3")
@@ -364,36 +301,6 @@ func TestPeerOfEachOther(t *testing.T) {
 	require.Empty(t, p.notes)
 }
 
-// Every driver call fails once, at every place where it is made: a Save then returns correct contents, on the peer or
-// the host, or an error and nothing; a Load returns an error or restores the contents; nothing leaks.
-func TestPeerFailuresLeakNothing(t *testing.T) {
-	calls := []string{
-		"cuDeviceGetCount", "cuDeviceCanAccessPeer", "cuDeviceTotalMem", "cuMemGetAllocationGranularity",
-		"cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap", "cuMemUnmap",
-		"cuMemSetAccess", "cuMemcpyDtoDAsync", "cuStreamCreate", "cuStreamSynchronize", "cuStreamDestroy",
-		"cuCtxPushCurrent",
-	}
-	for _, portable := range []bool{false, true} {
-		if portable {
-			calls = append(calls, "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle")
-		}
-		for _, call := range calls {
-			t.Run(fmt.Sprint(call, portable), func(t *testing.T) {
-				p := newPortable(t)
-				p.jobs[0].Portable = portable
-				p.peer.chunk = 4 * mib
-				spans := p.spans(0, 2*mib, 4*mib, 2*mib) // two chunks
-				fired := true
-				for nth := 1; fired; nth++ {
-					fired = p.failing(spans, call, nth)
-				}
-				require.NotZero(t, p.sim.FailuresFired(), "never called")
-				require.Empty(t, p.descriptors.of)
-			})
-		}
-	}
-}
-
 // newPortable is two peers whose job is portable: what they keep lives by its descriptors.
 func newPortable(t *testing.T) *peers {
 	t.Helper()
@@ -440,36 +347,6 @@ func TestPeerPortableContentsAreMappedForCopiesAlone(t *testing.T) {
 		[]string{"contents: device 1: too many open files; they wait in the process's own host memory instead"},
 		p.notes)
 	discardAll(contents)
-}
-
-// failing goes through the life of contents while the nth of the calls fails, and reports whether it failed.
-func (p *peers) failing(spans []Span, call string, nth int) bool {
-	p.t.Helper()
-	before := p.sim.FailuresFired()
-	p.sim.Fail(call, nth, int(cuda.Unknown))
-	var kept []Contents
-	for cycle := range uint64(2) {
-		fill(spans, cycle)
-		contents, err := p.peer.Save(p.jobs[0], itemsFor(spans, kept, -1))
-		if err != nil {
-			require.ErrorIs(p.t, err, cuda.Unknown)
-			contents, err = p.peer.Save(p.jobs[0], itemsFor(spans, kept, -1))
-			require.NoError(p.t, err, "once more")
-		}
-		kept = contents
-		wipe(spans)
-		if err := loadAll(p.jobs[0], spans, kept); err != nil {
-			require.ErrorIs(p.t, err, cuda.Unknown)
-			require.NoError(p.t, loadAll(p.jobs[0], spans, kept), "once more")
-		}
-		requireFilled(p.t, spans, cycle)
-	}
-	discardAll(kept)
-	p.driver.Reclaim.Drain() // the driver may refuse
-	p.clean()
-	fired := p.sim.FailuresFired() > before
-	p.sim.ClearFailures()
-	return fired
 }
 
 // descriptors is a Descriptors.

@@ -11,14 +11,14 @@ const chunkSize = 256 << 20
 
 // fill maps a range chunk by chunk, and makes each chunk's copies after it.
 func (p *Peer) fill(c *copyStream, source int, r *peerRange, items []Item) error {
-	waiting := make([][]spanCopy, len(r.chunks))
+	waiting := make([][]spanCopy, len(r.extents))
 	for _, placed := range r.placed {
 		span := items[placed.item].Span
-		for _, j := range placed.contents.copies(span, Range{Offset: 0, Size: span.Size}) {
+		for _, j := range copies(placed.contents, span, Range{Offset: 0, Size: span.Size}) {
 			waiting[j.Piece] = append(waiting[j.Piece], j)
 		}
 	}
-	for k, chunk := range r.chunks {
+	for k, chunk := range r.extents {
 		if err := p.attach(chunk, source); err != nil {
 			p.note(fmt.Sprintf("%s: %v", named(r.device), err))
 			r.refused = true
@@ -33,7 +33,7 @@ func (p *Peer) fill(c *copyStream, source int, r *peerRange, items []Item) error
 
 // Load is Store's Load.
 func (p *Peer) Load(job Job) Loader {
-	return &peerLoader{Loader: newCopyLoader(p.driver, job, (*peerContents).copies, (*copyStream).fromPeer),
+	return &peerLoader{Loader: newCopyLoader(p.driver, job, copies, (*copyStream).fromPeer),
 		peer: p, source: job.Device}
 }
 
@@ -57,7 +57,7 @@ type peerLoader struct {
 
 func (l *peerLoader) Add(span Span, contents Contents) {
 	if l.err == nil {
-		l.err = contents.(*peerContents).attach(l.source, &l.attached)
+		l.err = l.peer.attachAll(contents.(*peerContents).place(), l.source, &l.attached)
 	}
 	if l.err == nil {
 		l.Loader.Add(span, contents)
@@ -72,6 +72,7 @@ func (l *peerLoader) Wait() error {
 }
 
 // copies lists the copies between parts of a span and its place, each to or from one chunk.
-func (c *peerContents) copies(span Span, parts ...Range) []spanCopy {
-	return cutCopies(span, c.in.base+uintptr(c.offset), c.offset, c.in.chunk, parts)
+func copies(c *peerContents, span Span, parts ...Range) []spanCopy {
+	at := c.place()
+	return cutCopies(span, at.first().in.base+uintptr(at.offset), at.offset, at.in.each, parts)
 }

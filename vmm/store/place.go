@@ -106,8 +106,8 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRan
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.garbage.Drain() // discarded memory may be what is missing
-	r = &peerRange{device: device, node: max(0, job.Node), chunk: cuda.HostExtent}
-	granularity := r.chunk
+	r = &peerRange{device: device, node: max(0, job.Node), run: run[*peerChunk]{each: cuda.HostExtent}}
+	granularity := r.each
 	if device != Reserved {
 		total, err := p.driver.DeviceTotalMem(cuda.Device(device))
 		if err == nil {
@@ -116,11 +116,11 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRan
 		if err != nil {
 			return nil, wanted, err
 		}
-		r.chunk = p.chunkOn(total)
+		r.each = p.chunkOn(total)
 		if !job.Portable { // else the caller has seen to it
 			// The reserve is held while memory is taken, so it is what stays free.
 			size := (max(256<<20, total/50) + granularity - 1) / granularity * granularity
-			reserve := &peerChunk{in: &peerRange{live: 1}, size: size}
+			reserve := &peerChunk{extent: extent{size: size}, peer: p, in: &peerRange{live: 1}}
 			if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
 				return nil, wanted, err
 			}
@@ -133,11 +133,11 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRan
 	}
 	for room < need {
 		whole := (need - room + granularity - 1) / granularity * granularity
-		chunk := &peerChunk{in: r, size: min(r.chunk, whole), held: true}
+		chunk := &peerChunk{extent: extent{size: min(r.each, whole)}, peer: p, in: r, held: true}
 		if err = p.create(chunk, job.Portable); err != nil {
 			break
 		}
-		r.chunks, r.live, room = append(r.chunks, chunk), r.live+1, room+chunk.size
+		r.extents, r.live, room = append(r.extents, chunk), r.live+1, room+chunk.size
 		p.hold(device, chunk.size)
 	}
 	for _, i := range wanted {
@@ -146,16 +146,18 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRan
 			left = append(left, i)
 			continue
 		}
-		r.placed = append(r.placed, placedItem{i, &peerContents{peer: p, in: r, offset: used, size: size}})
+		contents := &peerContents{store: p, garbage: p.garbage, size: size}
+		contents.at = place[*peerChunk]{&r.run, used, size}
+		r.placed = append(r.placed, placedItem{i, contents})
 		used += size
 	}
 	// Chunks that nothing fits into are given back, but not before the range has its addresses.
-	all, kept := r.chunks, int((used+r.chunk-1)/r.chunk)
-	if r.chunks = all[:kept]; kept == 0 {
+	all, kept := r.extents, int((used+r.each-1)/r.each)
+	if r.extents = all[:kept]; kept == 0 {
 		p.discard(all...)
 		return nil, left, err
 	}
-	for _, chunk := range r.chunks {
+	for _, chunk := range r.extents {
 		r.size += chunk.size
 	}
 	base, refused := p.driver.MemAddressReserve(r.size, 0)
@@ -165,13 +167,11 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRan
 	}
 	r.base = base
 	p.discard(all[kept:]...)
-	for k, chunk := range r.chunks {
-		chunk.address = base + uintptr(k)*uintptr(r.chunk)
+	for k, chunk := range r.extents {
+		chunk.address = base + uintptr(k)*uintptr(r.each)
 	}
 	for _, placed := range r.placed {
-		for _, chunk := range placed.contents.chunks() {
-			chunk.contents.Add(1)
-		}
+		placed.contents.at.occupy()
 	}
 	return r, left, err
 }

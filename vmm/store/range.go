@@ -3,8 +3,6 @@ package store
 import (
 	"cmp"
 	"errors"
-	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,13 +12,12 @@ import (
 // peerRange is memory of one device, taken by one Save: chunks at consecutive addresses, so that a span may lie across
 // several, while each is mapped and given back on its own.
 type peerRange struct {
+	run[*peerChunk]
 	device  int     // or Reserved
 	node    int     // of reserved memory
 	base    uintptr // 0: no addresses
 	size    uint64
-	chunk   uint64       // bytes of a chunk, at most
-	chunks  []*peerChunk // all of the same size but the last
-	live    int          // chunks not released; once some are discarded, only empty changes it
+	live    int // chunks not released; once some are discarded, only empty changes it
 	placed  []placedItem
 	refused bool // could not be mapped
 }
@@ -30,103 +27,68 @@ type placedItem struct {
 	contents *peerContents
 }
 
-// peerChunk is one handle of a range's memory.
+// peerChunk is one handle of a range's memory. Only a portable one, and one of reserved memory, has a descriptor.
 type peerChunk struct {
+	extent
+	peer     *Peer
 	in       *peerRange
 	address  uintptr
-	size     uint64
 	handle   cuda.Handle // 0: detached, or released
 	mapped   bool
 	held     bool // it counts in Peer.held
 	released bool
-	strange  bool         // its descriptor may not be what was taken: others must not have it
-	kept     uint64       // the number of its descriptor, or 0 if it is not portable
-	contents atomic.Int64 // that reach into it
+	strange  bool // its descriptor may not be what was taken: others must not have it
 }
 
-// peerContents is a span's place in a range.
-type peerContents struct {
-	peer   *Peer
-	in     *peerRange
-	offset uint64
-	size   uint64
-}
+// peerContents is contents in chunks.
+type peerContents = heldContents[*peerChunk]
 
-func (c *peerContents) Store() Store  { return c.peer }
-func (c *peerContents) Bytes() uint64 { return c.size }
-func (c *peerContents) Host() uintptr { return 0 }
-
-func (c *peerContents) Discard() {
-	for _, chunk := range c.chunks() {
-		if chunk.contents.Add(-1) == 0 {
-			c.peer.discard(chunk)
-		}
-	}
-}
+// trim: a chunk goes as a whole.
+func (c *peerChunk) trim(Range) func() error { return nil }
 
 // Portable reports whether descriptors alone keep contents in the memory of a device.
 func Portable(contents Contents) bool {
 	c, own := contents.(*peerContents)
-	return own && c.in.device != Reserved && c.chunks()[0].kept != 0
+	return own && c.first().in.device != Reserved && c.first().number != 0
 }
 
 // IsReserved reports whether contents are in reserved host memory.
 func IsReserved(contents Contents) bool {
 	c, own := contents.(*peerContents)
-	return own && c.in.device == Reserved
-}
-
-func (c *peerContents) Await(until time.Time) {
-	for _, chunk := range c.chunks() {
-		if chunk.contents.Load() == 0 {
-			c.peer.garbage.Await(until)
-			return
-		}
-	}
-}
-
-func (c *peerContents) chunks() []*peerChunk {
-	return c.in.chunks[c.offset/c.in.chunk : (c.offset+c.size-1)/c.in.chunk+1]
+	return own && c.first().in.device == Reserved
 }
 
 // create takes a chunk's memory, as a descriptor if it is portable.
 func (p *Peer) create(c *peerChunk, portable bool) (err error) {
-	descriptor := -1
 	switch {
 	case c.in.device == Reserved:
-		if c.kept, err = p.Reserve.Take(c.in.node); err != nil && c.kept != 0 {
-			p.garbage.Add(c.size, func() error { return p.Descriptors.Drop(c.kept) })
-		}
-		return err
+		return p.kept(&c.extent, func() (uint64, error) { return p.Reserve.Take(c.in.node) })
 	case portable:
-		descriptor, err = p.driver.MemCreateFile(c.size, cuda.PinnedOn(c.in.device).AsFile())
+		descriptor, err := p.driver.MemCreateFile(c.size, cuda.PinnedOn(c.in.device).AsFile())
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(descriptor) }()
+		return p.keep(&c.extent, descriptor)
 	default:
 		c.handle, err = p.driver.MemCreate(c.size, c.in.device)
 		return err
 	}
-	if err != nil {
-		return err
-	}
-	if c.kept, err = p.Descriptors.Keep(descriptor); err != nil {
-		p.garbage.Add(c.size, func() error { return p.Descriptors.Drop(c.kept) })
-	}
-	_ = unix.Close(descriptor)
-	return err
 }
 
 // drop gives up a chunk that only its descriptor keeps. What fails is tried again, and an extent must not be given
 // twice.
 func (p *Peer) drop(c *peerChunk) error {
 	if c.in.device == Reserved && !c.strange {
-		return p.Reserve.Give(c.in.node, c.kept)
+		return p.Reserve.Give(c.in.node, c.number)
 	}
-	return p.Descriptors.Drop(c.kept)
+	return p.Descriptors.Drop(c.number)
 }
 
 // attach maps the chunk for the device that copies.
 func (p *Peer) attach(c *peerChunk, source int) error {
 	if c.handle == 0 {
-		descriptor, err := p.Descriptors.Copy(c.kept)
+		descriptor, err := p.Descriptors.Copy(c.number)
 		if err != nil {
 			return err
 		}
@@ -144,23 +106,21 @@ func (p *Peer) attach(c *peerChunk, source int) error {
 	return p.driver.MemSetAccess(c.address, c.size, source)
 }
 
-// attach maps what descriptors keep, and adds it to a list.
-func (c *peerContents) attach(source int, attached *[]*peerChunk) error {
-	for _, chunk := range c.chunks() {
-		if chunk.kept != 0 && !chunk.mapped {
-			*attached = append(*attached, chunk)
-			if err := c.peer.attach(chunk, source); err != nil {
-				return err
-			}
+// attachAll maps what descriptors keep of a place, and adds it to a list.
+func (p *Peer) attachAll(at place[*peerChunk], source int, attached *[]*peerChunk) (err error) {
+	at.walk(func(c *peerChunk, _ Range, _ uint64) {
+		if err == nil && c.number != 0 && !c.mapped {
+			*attached = append(*attached, c)
+			err = p.attach(c, source)
 		}
-	}
-	return nil
+	})
+	return err
 }
 
 // detach unmaps what descriptors keep. Most refusals of the driver pass, so it tries twice.
 func (p *Peer) detach(chunks []*peerChunk) (first error) {
 	for _, c := range chunks {
-		if c.kept != 0 && p.unmap(c) != nil {
+		if c.number != 0 && p.unmap(c) != nil {
 			first = cmp.Or(p.unmap(c), first)
 		}
 	}
@@ -184,16 +144,17 @@ func (p *Peer) unmap(c *peerChunk) error {
 	return nil
 }
 
-// release gives a chunk back, and with the last of a range the addresses. After an error it can be called again.
-func (p *Peer) release(c *peerChunk) error {
+// release gives the chunk back, and with the last of a range the addresses.
+func (c *peerChunk) release() error {
+	p := c.peer
 	if err := p.unmap(c); err != nil {
 		return err
 	}
-	if c.kept != 0 {
+	if c.number != 0 {
 		if err := p.drop(c); err != nil {
 			return err
 		}
-		c.kept = 0
+		c.number = 0
 	}
 	if !c.released {
 		c.released = true

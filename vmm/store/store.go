@@ -91,6 +91,13 @@ type Store interface {
 	Load(job Job) Loader
 }
 
+// Held is a Store whose contents are behind descriptors, so that the host cannot read them where they are.
+type Held interface {
+	Store
+	// Give copies contents into the host memory of targets; each has the right size, and an address.
+	Give(job Job, contents, targets []Contents) error
+}
+
 // Loader restores spans while others are still being mapped.
 type Loader interface {
 	// Add starts restoring a span whose device memory is mapped; it may return before it is done.

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"errors"
+
 	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
@@ -28,6 +30,24 @@ func openFD(path string, flags int, mode uint32) (int, error) {
 
 func ftruncate(fd int, size int64) error {
 	return fallible("ftruncate", func() error { return unix.Ftruncate(fd, size) })
+}
+
+// reserve gives a file its space, where the file system can do that.
+func reserve(fd int, size uint64) error {
+	err := fallocate("fallocate", fd, 0, Range{Size: size})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		return ftruncate(fd, int64(size)) // a full disk is then found by the copy
+	}
+	return err
+}
+
+// fallocate is the system call, which a test fails by a name.
+func fallocate(name string, fd int, mode uint32, part Range) (err error) {
+	err = unix.EINTR
+	for errors.Is(err, unix.EINTR) {
+		err = fallible(name, func() error { return unix.Fallocate(fd, mode, int64(part.Offset), int64(part.Size)) })
+	}
+	return err
 }
 
 func pwrite(fd int, buffer []byte, offset int64) (int, error) {

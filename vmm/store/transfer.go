@@ -1,8 +1,10 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -20,29 +22,29 @@ const (
 	stagingSize = 32 << 20
 )
 
-// chunk is one request to the disk.
-type chunk struct {
+// request is one read or write of a part of a file.
+type request struct {
 	open   *openFile
 	offset uint64
 	memory uintptr // of the device, or of the host
 	size   uint64
 }
 
-// transfer moves chunks between memory and files; one that reads is a Loader.
+// transfer copies between memory and files; one that reads is a Loader.
 type transfer struct {
 	disk     *Disk
 	job      Job
 	writes   bool // files, or it reads them
 	hostOnly bool // the memory is the host's: nothing is staged, and the driver is not called
 
-	mu      sync.Mutex
-	changed sync.Cond
-	chunks  []chunk
-	files   map[*diskFile]*openFile
-	ended   bool // no more chunks come
-	err     error
-	workers int
-	running sync.WaitGroup
+	mu       sync.Mutex
+	changed  sync.Cond
+	requests []request
+	files    map[*diskFile]*openFile
+	ended    bool // no more requests come
+	err      error
+	workers  int
+	running  sync.WaitGroup
 }
 
 func (d *Disk) transfer(job Job, writes, hostOnly bool) *transfer {
@@ -53,36 +55,43 @@ func (d *Disk) transfer(job Job, writes, hostOnly bool) *transfer {
 
 // Add is Loader's Add.
 func (t *transfer) Add(span Span, contents Contents) {
-	section := contents.(*diskContents).current()
-	if section == nil {
+	at := contents.(*diskContents).place()
+	if at.in == nil {
 		t.fail(fmt.Errorf("%w: the contents of %#x were discarded", ErrDisk, span.Address))
 		return
 	}
-	t.add(span, section)
+	t.add([]Item{{Span: span}}, []place[*diskFile]{at})
 }
 
-// add hands a span and its section to the workers.
-func (t *transfer) add(span Span, in *section) {
+// add hands spans and their places to the workers, in an order that keeps all files busy.
+func (t *transfer) add(items []Item, places []place[*diskFile]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	open := t.files[in.file]
-	if open == nil {
-		open = &openFile{file: in.file, descriptors: t.disk.Descriptors, fd: -1}
-		t.files[in.file] = open
-	}
-	for offset := uint64(0); offset < span.Size; offset += t.disk.chunkSize {
-		t.chunks = append(t.chunks, chunk{
-			open:   open,
-			offset: in.offset + offset,
-			memory: span.Address + uintptr(offset),
-			size:   min(t.disk.chunkSize, span.Size-offset),
+	var added []request
+	for i, at := range places {
+		at.walk(func(file *diskFile, part Range, from uint64) {
+			open := t.files[file]
+			if open == nil {
+				open = &openFile{file: file, fd: -1}
+				t.files[file] = open
+			}
+			for done := uint64(0); done < part.Size; done += t.disk.chunkSize {
+				added = append(added, request{
+					open:   open,
+					offset: part.Offset + done,
+					memory: items[i].Address + uintptr(from+done),
+					size:   min(t.disk.chunkSize, part.Size-done),
+				})
+				open.begin()
+			}
 		})
-		open.begin()
-		if t.workers < inFlight {
-			t.workers++
-			t.running.Add(1)
-			go t.work()
-		}
+	}
+	slices.SortStableFunc(added, func(x, y request) int { return cmp.Compare(x.offset, y.offset) })
+	t.requests = append(t.requests, added...)
+	for range min(len(added), inFlight-t.workers) {
+		t.workers++
+		t.running.Add(1)
+		go t.work()
 	}
 	t.changed.Broadcast()
 }
@@ -97,7 +106,7 @@ func (t *transfer) fail(err error) {
 	t.changed.Broadcast()
 }
 
-// Wait returns when all chunks are done, or after an error when no worker runs any longer.
+// Wait returns when all requests are done, or after an error when no worker runs any longer.
 func (t *transfer) Wait() error {
 	t.mu.Lock()
 	t.ended = true
@@ -111,21 +120,21 @@ func (t *transfer) Wait() error {
 	return t.err
 }
 
-func (t *transfer) next() (chunk, bool) {
+func (t *transfer) next() (request, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for len(t.chunks) == 0 && !t.ended && t.err == nil {
+	for len(t.requests) == 0 && !t.ended && t.err == nil {
 		t.changed.Wait()
 	}
-	if len(t.chunks) == 0 || t.err != nil {
-		return chunk{}, false
+	if len(t.requests) == 0 || t.err != nil {
+		return request{}, false
 	}
-	c := t.chunks[0]
-	t.chunks = t.chunks[1:]
+	c := t.requests[0]
+	t.requests = t.requests[1:]
 	return c, true
 }
 
-// work moves chunks on a thread, and a stream of its own, until there are none.
+// work serves requests on a thread, and a stream of its own, until there are none.
 func (t *transfer) work() {
 	defer t.running.Done()
 	var staging *pinnedBuffer
@@ -165,15 +174,15 @@ func (t *transfer) work() {
 	}
 }
 
-// inHost returns where the host has a chunk: in staging, unless its memory is the host's.
-func (c chunk) inHost(staging *pinnedBuffer) []byte {
+// inHost returns where the host has a part: in staging, unless its memory is the host's.
+func (c request) inHost(staging *pinnedBuffer) []byte {
 	if staging != nil {
 		return staging.Bytes(0, c.size)
 	}
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&c.memory))), c.size)
 }
 
-func (t *transfer) save(stream cuda.Stream, staging *pinnedBuffer, c chunk) error {
+func (t *transfer) save(stream cuda.Stream, staging *pinnedBuffer, c request) error {
 	if !t.hostOnly {
 		if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, c.memory, c.size, stream); err != nil {
 			return fmt.Errorf("copying device memory to the host: %w", err)
@@ -195,7 +204,7 @@ func (t *transfer) save(stream cuda.Stream, staging *pinnedBuffer, c chunk) erro
 	return c.open.file.directory.failed("writing a file in", err)
 }
 
-func (t *transfer) load(stream cuda.Stream, staging *pinnedBuffer, c chunk) error {
+func (t *transfer) load(stream cuda.Stream, staging *pinnedBuffer, c request) error {
 	if err := c.open.read(c.inHost(staging), int64(c.offset)); err != nil {
 		return c.open.file.unreadable(c.memory, err)
 	}
