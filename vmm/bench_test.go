@@ -114,9 +114,10 @@ func BenchmarkFree(b *testing.B) {
 func BenchmarkSegment(b *testing.B) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	_, _, engine := simulated(b, 1)
+	_, driver, engine := simulated(b, 1)
 	r := vmm.Request{Size: 2 << 20, Tag: "t"}
-	malloc(b, engine, r)
+	malloc(b, engine, r) // makes a context current
+	r.Context, _ = driver.CtxGetCurrent()
 	for b.Loop() {
 		a, err := engine.Malloc(r)
 		if err == nil {

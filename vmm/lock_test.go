@@ -190,3 +190,27 @@ func holdLock(t *testing.T, segments int, most time.Duration) (slow map[string]s
 	require.NoError(t, driver.MemAddressFree(base, uint64(segments)*2*mib))
 	return slow
 }
+
+// An allocation takes the lock once for a block of a slab, and once more around the driver's calls.
+func TestAnAllocationTakesTheLockTwice(t *testing.T) {
+	_, driver, engine := simulated(t, 1)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for _, size := range []uint64{1 << 10, 4 << 20} {
+		first := malloc(t, engine, vmm.Request{Size: 1, Tag: "t"}) // makes a context current, and a slab
+		context, err := driver.CtxGetCurrent()
+		require.NoError(t, err)
+		taken := 0
+		vmm.WatchLock(func(now bool) {
+			if now {
+				taken++
+			}
+		})
+		address, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Context: context})
+		vmm.WatchLock(nil)
+		require.NoError(t, err)
+		require.Equal(t, map[bool]int{false: 1, true: 2}[size > 2<<20], taken)
+		require.NoError(t, engine.Free(address, false))
+		require.NoError(t, engine.Free(first, false))
+	}
+}

@@ -47,9 +47,6 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	if r.Ordered {
 		r.order = e.orderOf(r.Stream)
 	}
-	if address, ok := e.mallocSmall(&r); ok {
-		return address, nil
-	}
 	err = e.obtain(&r, "allocating", func(d *device, short bool) error {
 		if r.Size > d.total {
 			return fmt.Errorf("%w, %s", ErrTooLarge, readable.Bytes(d.total))
@@ -61,21 +58,6 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		return 0, err
 	}
 	return address, nil
-}
-
-// mallocSmall serves a request from its tag's memory, for a thread in the device's primary context.
-func (e *Engine) mallocSmall(r *Request) (uintptr, bool) {
-	e.lockFor(r)
-	defer e.mu.Unlock()
-	d := e.devices[r.Device]
-	if d == nil || r.Size >= d.granularity || r.Context != d.context {
-		return 0, false
-	}
-	t := d.tags[r.Tag]
-	if t == nil {
-		return 0, false
-	}
-	return e.mallocFromTag(d, t, r)
 }
 
 // mallocFromTag serves a small request from memory that its tag has. The caller holds e.mu.
@@ -92,8 +74,9 @@ func (e *Engine) mallocFromTag(d *device, t *tag, r *Request) (address uintptr, 
 	return address, ok
 }
 
-// obtain makes memory of a device. It tries again when memory was short while frees that callers believe done were
-// pending, when slack can be given back, and when the device was reset. doing names the purpose in errors.
+// obtain makes memory of a device, by take, which is called with e.mu and may release it. It tries again when memory was
+// short while frees that callers believe done were pending, when slack can be given back, and when the device was reset.
+// doing names the purpose in errors.
 func (e *Engine) obtain(r *Request, doing string, take func(d *device, short bool) error) error {
 	for {
 		if err := e.tryObtain(r, doing, take); !errors.Is(err, errReset) {
@@ -103,25 +86,24 @@ func (e *Engine) obtain(r *Request, doing string, take func(d *device, short boo
 }
 
 func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short bool) error) error {
-	e.lockFor(r)
-	d, err := e.device(r.Device)
-	if err != nil {
-		e.mu.Unlock()
+	var made uint64
+	d, err := e.obtainAtOnce(r, &made, take)
+	if d == nil {
 		return err
 	}
-	made := d.made
-	e.mu.Unlock()
-	if err := e.admit(d, r.Context); err != nil {
-		return err
+	again := func() error {
+		e.lockFor(r)
+		defer e.mu.Unlock()
+		return take(d, true)
 	}
-	if err = take(d, false); isShort(err) && r.Ordered {
-		err = take(d, true)
+	if isShort(err) && r.Ordered {
+		err = again()
 	}
 	if isShort(err) && !r.Capturing {
-		err = e.await(d, take, &made, err)
+		err = e.await(d, again, &made, err)
 	}
 	if isShort(err) && !r.Capturing && e.MakeRoom(r.Device) {
-		err = take(d, true)
+		err = again()
 	}
 	if err != nil {
 		return fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
@@ -129,14 +111,32 @@ func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short 
 	return nil
 }
 
+// obtainAtOnce is the first try. It returns no device where none can be asked for memory. The lock is taken only once
+// for a thread in the device's primary context.
+func (e *Engine) obtainAtOnce(r *Request, made *uint64, take func(d *device, short bool) error) (*device, error) {
+	e.lockFor(r)
+	defer e.mu.Unlock()
+	d, err := e.device(r.Device)
+	if err != nil {
+		return nil, err
+	}
+	*made = d.made
+	if r.Context != d.context {
+		if err := e.unlocked(func() error { return e.admit(d, r.Context) }); err != nil {
+			return nil, err
+		}
+	}
+	return d, take(d, false)
+}
+
 // await takes memory that was short, with err, as frees are made.
-func (e *Engine) await(d *device, take func(d *device, short bool) error, made *uint64, err error) error {
+func (e *Engine) await(d *device, take func() error, made *uint64, err error) error {
 	defer e.want(d)()
 	if e.renew() > 0 {
-		err = take(d, true)
+		err = take()
 	}
 	for isShort(err) && e.awaitFree(d, made) {
-		err = take(d, true)
+		err = take()
 	}
 	return err
 }
@@ -146,11 +146,11 @@ func isShort(err error) bool {
 	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, ErrMargin) || errors.Is(err, ErrLimit)
 }
 
+// malloc takes memory from the tag's slabs, from what was freed in the order of a stream or into slack, or else from the
+// driver. The caller holds e.mu, which is released for driver calls.
 func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
 	inSlab := r.Size < d.granularity
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
-	e.lockFor(r)
-	defer e.mu.Unlock()
 	t := d.tag(r.Tag)
 	if inSlab {
 		address, ok := e.mallocFromTag(d, t, r)

@@ -25,8 +25,6 @@ func (m UserMapped) Create(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if err := e.obtain(&r, "creating", func(d *device, _ bool) error {
 		s.device = d
 		s.extent = newExtent(s)
-		e.mu.Lock()
-		defer e.mu.Unlock()
 		if err := d.reserve(r.Size, r.Limit); err != nil {
 			return err
 		}
