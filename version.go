@@ -1,4 +1,5 @@
-// Package release knows the version of a release: that of libtms.so, of the command and of the Python distribution.
+// Package release knows the version of a release, that of libtms.so, of the command and of the Python distribution, and
+// where an installed command finds libtms.so.
 package release
 
 import (

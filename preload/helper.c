@@ -40,7 +40,8 @@ static const char *command(char path[4096])
 	if (self) {
 		const char *slash = strrchr(self, '/');
 		int length = slash ? (int)(slash - self) : 0;
-		static const char *const beside[] = {"../bin/tms", "tms"};
+		/* of scripts/build.sh; beside it; of pip install --target; of an environment, from its site-packages */
+		static const char *const beside[] = {"../bin/tms", "tms", "../../bin/tms", "../../../../../bin/tms"};
 		for (size_t i = 0; slash && i < sizeof beside / sizeof *beside; i++) {
 			int written = snprintf(path, 4096, "%.*s/%s", length, self, beside[i]);
 			if (written < 4096 && access(path, X_OK) == 0)

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ class Library(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":  # finds the checkout's build/
+            build_data["shared_scripts"][str(_editable(Path(self.root).parent))] = "tms"
             return
         script = Path(self.root).parent / "scripts" / "wheel" / "layout.sh"
         if not script.is_file():
@@ -37,12 +39,32 @@ class Library(BuildHookInterface[Any]):
         forced[str(Path(self.root) / "dropin" / "torch_memory_saver")] = (
             "tms/dropin/torch_memory_saver"
         )
-        for file in layout.rglob("*"):
+        for file in (layout / "tms").rglob("*"):
             if file.is_file():
                 forced[str(file)] = str(file.relative_to(layout))
+        build_data["shared_scripts"][str(layout / "bin" / "tms")] = "tms"
         materials = layout / "libtms.cdx.json"
         materials.write_text(json.dumps(_materials(layout, self.metadata.version), indent=1))
         build_data.setdefault("sbom_files", []).append(str(materials))
+
+
+def _editable(checkout: Path) -> Path:
+    """A script that runs the command which scripts/build.sh has built last in the checkout."""
+    script = checkout / "build" / "editable" / "tms"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    command = shlex.quote(str(checkout / "build" / "bin" / "tms"))
+    script.write_text(_EDITABLE.format(command=command))
+    script.chmod(0o755)
+    return script
+
+
+_EDITABLE = """\
+#!/bin/sh
+command={command}
+[ -x "$command" ] || {{ echo "tms: $command is not there: run scripts/build.sh" >&2; exit 1; }}
+[ ! -x "${{0%/*}}/python" ] || export _TMS_PYTHON="${{0%/*}}/python"
+exec "$command" "$@"
+"""
 
 
 def _built(script: Path, machine: str) -> tuple[Path, str]:
@@ -87,8 +109,8 @@ def _materials(layout: Path, version: str) -> dict[str, Any]:
         url = f"pkg:{purl}@{version}"
         found[url] = {"type": "library", "name": name, "version": version, "purl": url}
 
-    for binary in ("lib/libtms.so", "bin/tms"):
-        content = (layout / "tms" / binary).read_bytes()
+    for binary in ("tms/lib/libtms.so", "bin/tms"):
+        content = (layout / binary).read_bytes()
         for go in re.findall(rb"\xff Go buildinf:.{19}go([\d.]+)", content, re.DOTALL):
             add("stdlib", go.decode(), "golang/stdlib")
         for name, release in re.findall(rb"\ndep\t(\S+)\t(\S+)", content):

@@ -17,7 +17,7 @@ func doctorCommand() *cobra.Command {
 		Short: "Check whether libtms.so can interpose a program on this machine",
 		Long: `Checks whether libtms.so can interpose the CUDA memory of a program on this
 machine, and names what prevents it. It changes nothing, and starts only the
-program's loader (ld.so), to ask it.`,
+program's loader (ld.so) and, where pip installed tms, its Python, to ask them.`,
 		Example: `  tms doctor
   tms doctor python3
   tms doctor --pid 4242 --json`,
@@ -39,6 +39,9 @@ program's loader (ld.so), to ask it.`,
 			report, err := doctor.Examine(pid, program)
 			if err != nil {
 				return err
+			}
+			if found := dropinFinding(); found != nil {
+				report.Findings = append(report.Findings, *found)
 			}
 			if asJSON {
 				err = writeJSON(command.OutOrStdout(), report)

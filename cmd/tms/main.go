@@ -65,12 +65,15 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 }
 
 func rootCommand() *cobra.Command {
+	var pathAlone bool
 	root := &cobra.Command{
-		Use:           "tms",
-		Short:         "Pausable GPU memory",
+		Use:           "tms [--path]",
+		Short:         "Pausable GPU memory: tms says how to use libtms.so, tms --path where it is",
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+
+		DisableFlagsInUseLine: true,
 		Args: func(root *cobra.Command, arguments []string) error {
 			if len(arguments) > 0 {
 				meant := ""
@@ -81,11 +84,13 @@ func rootCommand() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(root *cobra.Command, _ []string) error { return root.Help() },
+		RunE: func(root *cobra.Command, _ []string) error { return showLibrary(root, pathAlone) },
 
 		SuggestionsMinimumDistance: 2,
 	}
 	root.SetVersionTemplate("tms {{.Version}}\n")
+	root.Flags().BoolVar(&pathAlone, "path", false, "print the path of libtms.so, for LD_PRELOAD")
+	_ = root.Flags().MarkHidden("path") // the help's first line names it
 	root.InitDefaultHelpFlag()
 	root.InitDefaultVersionFlag()
 	_ = root.Flags().MarkHidden("help") // the help's last line names it
@@ -93,9 +98,11 @@ func rootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
-	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
+	root.AddCommand(demoCommand(), runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
 		moveCommand(), idleCommand(), shareCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(),
 		replayCommand(), keptCommand(), keeperCommand())
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), // the overview leaves the command help out, too
+		`(or .IsAvailableCommand (eq .Name "help"))`, ".IsAvailableCommand"))
 	root.CompletionOptions.HiddenDefaultCmd = true // the overview has 25 lines, and docs/cli.md the rest
 	return root
 }

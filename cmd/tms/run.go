@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -211,32 +210,3 @@ func separates(r rune) bool { return r == ' ' || r == ':' || r == '\t' || r == '
 
 // joined returns each name once, with colons between the names.
 func joined(names []string) string { return strings.Join(distinct(names), ":") }
-
-// libraries returns the paths to preload: TMS_LIBRARY, or libtms.so in lib/ beside the folder of this command; and the
-// other library beside that.
-func libraries() ([]string, error) {
-	path := os.Getenv("TMS_LIBRARY")
-	if path == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, fmt.Errorf("libtms.so is looked for beside this command, whose own path is not known: %w", err)
-		}
-		path = filepath.Join(filepath.Dir(filepath.Dir(self)), "lib", "libtms.so")
-	}
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return nil, err
-	}
-	both := []string{path, filepath.Join(filepath.Dir(path), "libtms_reach.so")}
-	for _, file := range both {
-		if _, err := os.Stat(file); err != nil {
-			return nil, fmt.Errorf("%s is not there: run scripts/build.sh, or set TMS_LIBRARY to the path of "+
-				"libtms.so", file)
-		}
-		if strings.ContainsFunc(file, separates) {
-			return nil, fmt.Errorf("LD_PRELOAD takes no path with a space or a colon, such as %q: copy the folder "+
-				"elsewhere and set TMS_LIBRARY to libtms.so in it", file)
-		}
-	}
-	return both, nil
-}

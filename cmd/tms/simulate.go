@@ -47,11 +47,9 @@ func (s *simulation) set(command *cobra.Command, library string, variables map[s
 	if err != nil {
 		return err
 	}
-	folder := filepath.Join(filepath.Dir(filepath.Dir(library)), "sim")
-	if _, err := os.Stat(filepath.Join(folder, "libcuda.so.1")); err != nil {
-		return fmt.Errorf("the simulator is not in %s: run scripts/build.sh, or install the wheel", folder)
+	if err := simulated(library, variables); err != nil {
+		return err
 	}
-	variables["LD_LIBRARY_PATH"] = joined([]string{folder, os.Getenv("LD_LIBRARY_PATH")})
 	if devices {
 		variables["CUDASIM_DEVICES"] = strconv.Itoa(s.devices)
 	}
@@ -61,6 +59,16 @@ func (s *simulation) set(command *cobra.Command, library string, variables map[s
 	if _, named := os.LookupEnv("CUDASIM_SHARED"); !named {
 		variables["CUDASIM_SHARED"] = "tms"
 	}
+	return nil
+}
+
+// simulated adds the variable with which a program uses the simulator beside libtms.so's folder.
+func simulated(library string, variables map[string]string) error {
+	folder := filepath.Join(filepath.Dir(filepath.Dir(library)), "sim")
+	if !isFile(filepath.Join(folder, "libcuda.so.1")) {
+		return fmt.Errorf("the simulator is not in %s: run scripts/build.sh, or install the wheel", folder)
+	}
+	variables["LD_LIBRARY_PATH"] = joined([]string{folder, os.Getenv("LD_LIBRARY_PATH")})
 	return nil
 }
 

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+
+	release "tms"
 )
 
 // Library is the libtms.so that the process has or would preload.
@@ -25,6 +27,9 @@ func isLibrary(path string) bool {
 // isOurs also recognises the names that clients of torch_memory_saver look for: files in whose place the loader takes
 // libtms.so (scripts/wheel/alias.c).
 func (i *image) isOurs() bool { return isLibrary(i.path) || i.standsFor(i.path) != "" }
+
+// IsLibrary reports whether a file is libtms.so, under its own name or under one of those.
+func IsLibrary(path string) bool { return isOurs(path, path) }
 
 // isOurs reports the same of a file that a process sees at path and this command sees at file, if it can be read.
 func isOurs(path, file string) bool {
@@ -61,8 +66,7 @@ func (r *Report) findLibrary(p *process) error {
 	}
 	places := slices.DeleteFunc(env.preloads(), func(entry string) bool { return !isOurs(entry, entry) })
 	if self, err := os.Executable(); err == nil {
-		folder := filepath.Dir(self)
-		places = append(places, filepath.Join(folder, libraryName), filepath.Join(folder, "..", "lib", libraryName))
+		places = append(places, release.LibraryPaths(self)...)
 	}
 	for _, place := range places {
 		if exists(place) {

@@ -3,7 +3,6 @@
 package doctor
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -76,10 +75,6 @@ func Examine(pid int, program string) (*Report, error) {
 		r.examineProgram(main, env)
 	}
 	r.examineEnvironment(env)
-	var found Finding // that the Python package made before it started this command, if it did
-	if json.Unmarshal([]byte(os.Getenv("_TMS_DOCTOR_FINDING")), &found) == nil {
-		r.Findings = append(r.Findings, found)
-	}
 	r.CanInterpose = r.errors() == 0
 	return r, nil
 }

@@ -1,15 +1,18 @@
-"""python -m tms, finding the library, and a light import."""
+"""The command tms and python -m tms, what they find, and a light import."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import children
 import pytest
+from installed import checked
+from simulator import BUILD, PYMODULE
 
 import tms
 
@@ -43,12 +46,13 @@ def test_path_only() -> None:
     assert command("--path").stdout == tms.library_path() + "\n"
 
 
-def test_other_commands() -> None:
-    """The commands are those of build/bin/tms, with its output and exit codes."""
+def test_it_is_the_command() -> None:
+    """python -m tms has the commands of build/bin/tms, with its output and exit codes."""
     help = command("--help")
     assert help.returncode == 0
-    for name in ("tms --path", "tms demo", "doctor", "replay"):
-        assert f"  {name} " in help.stdout
+    for name in ("tms [--path]\n", "demo ", "doctor ", "replay "):
+        assert f"  {name}" in help.stdout
+    assert command("run", "printenv", "_TMS_PYTHON").returncode == 1  # no program inherits it
     assert command("--version").stdout == f"tms {tms.version}\n"
     unknown = command("unknown")
     assert (unknown.returncode, unknown.stderr) == (
@@ -76,7 +80,7 @@ def test_demo_of_a_library_that_cannot_be_preloaded(tmp_path: Path, name: str) -
     library.touch()
     done = command("demo", TMS_LIBRARY=str(library))
     assert done.returncode == 1
-    assert f"takes no path with a space or a colon, such as {str(library)!r}" in done.stderr
+    assert f'takes no path with a space or a colon, such as "{library}"' in done.stderr
 
 
 def test_library_is_missing() -> None:
@@ -105,6 +109,26 @@ def test_library_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         library.parent.mkdir(parents=True)
         library.write_bytes(b"")
         assert tms.library_path() == str(library)
+
+
+@pytest.mark.parametrize(
+    "site", ["lib/python3.12/site-packages", "lib64/python3.9/dist-packages", "."]
+)
+def test_layouts_of_installers(site: str, tmp_path: Path) -> None:
+    """A prefix, such as a virtual environment's, and the folder of pip install --target."""
+    package = tmp_path / site / "tms"
+    shutil.copytree(PYMODULE / "tms", package)
+    (package / "lib").symlink_to(BUILD / "lib")
+    program = tmp_path / "bin" / "tms"
+    program.parent.mkdir()
+    shutil.copy(BUILD / "bin" / "tms", program)
+    path = f"{package / 'lib' / 'libtms.so'}\n"
+    variables = {"PYTHONPATH": str(tmp_path / site)}
+    assert checked(program, "--path") == path
+    assert checked(sys.executable, "-m", "tms", "--path", **variables) == path
+    said = checked(program, "run", "printenv", "LD_PRELOAD")
+    assert said.split(":")[0] + "\n" == path
+    assert f"libtms.so  {path}" in checked(program, "doctor", "/bin/true")
 
 
 def test_import_is_light(tmp_path: Path) -> None:

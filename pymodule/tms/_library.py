@@ -34,23 +34,41 @@ def library_path() -> str:
         raise LibraryNotFoundError(
             f"TMS_LIBRARY names {named}, which is no file. Correct or unset the variable."
         )
-    return find("lib", "libtms.so")
+    return _first(
+        [_PACKAGE / "lib" / "libtms.so", _PACKAGE.parent.parent / "build" / "lib" / "libtms.so"],
+        ", or set TMS_LIBRARY to the file's path",
+    )
 
 
-def find(folder: str, name: str) -> str:
-    """The path of a file of the package, or of a source checkout's build.
+def command_path() -> str:
+    """The path of the command tms.
+
+    It is a source checkout's build/bin/tms, or where an installer puts the scripts of the package:
+    in bin/ beside it (pip install --target), or in bin/ of the prefix that has its site-packages (a
+    virtual environment, an environment of conda, ~/.local).
 
     Raises:
-        LibraryNotFoundError: it is in neither.
+        LibraryNotFoundError: it is in none of these places.
     """
-    candidates = [_PACKAGE / folder / name, _PACKAGE.parent.parent / "build" / folder / name]
-    for candidate in candidates:
-        if candidate.is_file():
-            return str(candidate)
-    places = " or ".join(str(candidate) for candidate in candidates)
+    site = _PACKAGE.parent
+    places = [site.parent / "build" / "bin" / "tms"]
+    if (_PACKAGE / "lib").is_dir():  # as in a wheel
+        places = [site / "bin" / "tms", site.parent.parent.parent / "bin" / "tms"]
+    return _first(places, ", or install the wheel again")
+
+
+def _first(places: list[Path], otherwise: str) -> str:
+    """The first of the places that is a file.
+
+    Raises:
+        LibraryNotFoundError: none of them is.
+    """
+    for place in places:
+        if place.is_file():
+            return str(place)
     raise LibraryNotFoundError(
-        f"{name} is not at {places}. In a source checkout run scripts/build.sh"
-        + (", or set TMS_LIBRARY to the file's path." if name == "libtms.so" else ".")
+        f"{places[0].name} is not at {' or '.join(map(str, places))}. In a source checkout run "
+        f"scripts/build.sh{otherwise}."
     )
 
 

@@ -64,7 +64,7 @@ done
 
 say "training"
 python=(-E PYTHONHOME="$root/usr" -E PYTHONPATH="$work/site" -E PYTHONDONTWRITEBYTECODE=1 "$root/usr/bin/python3")
-library=$(emulated "${python[@]}" -m tms --path)
+library=$(emulated "${python[@]}" -c 'import tms; print(tms.library_path())')
 report=$(emulated -E LD_PRELOAD="$library" "${python[@]}" "$work/site/tms/examples/train.py" --device simulator --only pausing \
 	--python "${emulator[*]} ${python[*]}")
 for fact in address_kept restored freed lent; do

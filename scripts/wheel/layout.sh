@@ -22,13 +22,14 @@ fi
 
 layout=build/wheel/$machine
 rm -rf "$layout"
-mkdir -p "$layout/tms/"{lib,bin,sim,dropin}
+mkdir -p "$layout/bin" "$layout/tms/"{lib,sim,dropin}
 cp $built/lib/libtms.so $built/lib/libtms_reach.so $built/lib/tms.h "$layout/tms/lib/"
-cp $built/bin/tms $built/bin/LICENSES "$layout/tms/bin/"
+cp $built/bin/tms "$layout/bin/"
+cp $built/bin/LICENSES "$layout/tms/"
 cp $built/sim/lib{cuda.so.1,cudart.so.12,cudart.so.13} "$layout/tms/sim/"
 "${cc%gcc}strip" "$layout"/tms/sim/*
 # Go's linker leaves these empty and of another type than their names say, at which auditwheel fails.
-"${cc%gcc}strip" --remove-section=.gnu.version{,_r} "$layout/tms/bin/tms"
+"${cc%gcc}strip" --remove-section=.gnu.version{,_r} "$layout/bin/tms"
 
 # The names under which clients of torch_memory_saver look for the library, beside the package of that name.
 variables=$(grep -aoE 'TMS_[A-Z_]+[A-Z]' "$layout/tms/lib/libtms.so" | sort -u | tr '\n' ' ')

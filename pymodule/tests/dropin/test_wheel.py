@@ -66,7 +66,11 @@ def test_contents(wheel: Path) -> None:
     files = zipfile.ZipFile(wheel)
     names = set(files.namelist())
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"tms"}  # only its own
+    assert {top for top in tops if not re.search(r"\.(dist-info|data)$", top)} == {
+        "tms"
+    }  # only its own
+    (program,) = [name for name in names if ".data/" in name]
+    assert program.endswith(".data/scripts/tms") and files.read(program).startswith(b"\x7fELF")
     assert {f"{DROPIN}/{name}" for name in ALIASES} < names
     assert {f"tms/lib/{name}" for name in LIBRARIES} < names
     assert {"tms/py.typed", f"{DROPIN}/torch_memory_saver/py.typed"} <= names
@@ -111,7 +115,7 @@ def test_materials(wheel: Path) -> None:
         *(f"pkg:golang/stdlib@{version}" for version in compilers),
         f"pkg:npm/uplot@{script.partition('uPlot (v')[2].partition(')')[0]}",
     }
-    heads = re.findall(r"^== (.*)$", files.read("tms/bin/LICENSES").decode(), re.MULTILINE)
+    heads = re.findall(r"^== (.*)$", files.read("tms/LICENSES").decode(), re.MULTILINE)
     assert {part["name"] for part in parts} == {*heads} - {"go"} | {"stdlib"}
 
 
@@ -140,6 +144,56 @@ def test_command(python: Path, site: Path) -> None:
     assert checked(tms, "run", "printenv", "LD_PRELOAD") == f"{preloaded}\n"
     simulator = checked(tms, "run", "--simulate", "printenv", "LD_LIBRARY_PATH")
     assert simulator.strip().split(":")[0] == str(site / "tms" / "sim")
+
+
+PAUSES = """
+import ctypes, tms
+ctypes.CDLL("libcudart.so.12").cudaMalloc(ctypes.byref(ctypes.c_void_p()), 1 << 20)
+tms.pause(everything=True)
+tms.resume()
+print(tms.library_path())
+"""
+
+
+@pytest.mark.parametrize("kind", ["venv", "target", "user", "prefix", "editable"])
+def test_each_kind_of_installation(kind: str, wheel: Path, tmp_path: Path) -> None:
+    """The command, Python and the library find each other. An environment of conda is a prefix."""
+    folder = tmp_path / kind
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    prefix = folder / "lib" / version / "site-packages"
+    base = os.path.realpath(sys.executable)
+    install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-compile"]
+    variables: dict[str, str] = {}
+    python, site = Path(base), prefix
+    if kind in ("venv", "editable"):
+        site = installed(folder)
+        python = python_of(site)
+        install[3:3] = ["--python", str(python)]
+    if kind == "target":
+        site = folder
+        variables = {"PYTHONPATH": str(site)}
+        install += ["--target", str(folder)]
+    elif kind == "user":
+        variables = {"PYTHONUSERBASE": str(folder)}
+        install[3:3] = ["--python", base]
+        install += ["--user", "--break-system-packages"]
+    elif kind == "prefix":
+        variables = {"PYTHONPATH": str(site)}
+        install += ["--ignore-installed", "--prefix", str(folder)]
+    if kind == "editable":
+        install += ["--no-build-isolation", "-e", str(PYMODULE)]
+        variables["PYTHONPATH"] = ":".join(path for path in sys.path if path.endswith("-packages"))
+    else:
+        install.append(str(wheel))
+    checked(*install, **variables)
+    lib = BUILD / "lib" if kind == "editable" else site / "tms" / "lib"
+    program, path = folder / "bin" / "tms", f"{lib / 'libtms.so'}\n"
+    assert checked(program, "--path") == path
+    assert checked(program, "run", "printenv", "LD_PRELOAD").startswith(path.strip())
+    assert checked(python, "-m", "tms", "--path", **variables) == path
+    preload = {"LD_PRELOAD": path.strip(), "LD_LIBRARY_PATH": str(BUILD / "sim")}
+    with_regions = {"TMS_INIT_ENABLE": "1", "PATH": "/nowhere"}
+    assert checked(python, "-c", PAUSES, **variables, **preload, **with_regions) == path
 
 
 def test_plugins_of_engines(python: Path) -> None:
