@@ -3,6 +3,7 @@ package tier
 import (
 	"cmp"
 	"math"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -12,6 +13,11 @@ import (
 	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
+
+// ledger is where processes promise the host memory that they are about to take.
+var ledger = &hostmemory.Ledger{Directory: func() (string, error) {
+	return control.CommonDirectory(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid())
+}}
 
 // Unchanged is for Reserve, which then says only how large it is.
 const Unchanged = math.MaxUint64

@@ -24,6 +24,7 @@ import (
 	"tms/internal/process"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // Device is the place of a set that programs can map, beside control.ToHost and control.ToDisk.
@@ -73,7 +74,12 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 	if err = keeper.InUse(set, os.Getpid()); err != nil {
 		return set, err
 	}
-	m := mover{directory: directory}
+	var m mover
+	if to == control.ToDisk {
+		if m.directory, err = store.NewDirectory(directory, "TMS_DISK_BACKUP_DIR"); err != nil {
+			return set, err
+		}
+	}
 	if isMapped(set) || to == Device {
 		if err = m.open(set.Device); err != nil {
 			return set, err
@@ -87,7 +93,7 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 		}
 	}()
 	taken := to == control.ToHost && m.take(set, made)
-	if inMemory := to == control.ToDisk && isInMemory(directory); inMemory || to == control.ToHost && !taken {
+	if inMemory := to == control.ToDisk && m.directory.InMemory(); inMemory || to == control.ToHost && !taken {
 		promise, free := ledger.Promise(set.Bytes)
 		if promise == nil {
 			return set, cuda.Refuse(cuda.OperatingSystem, "it needs %s of host memory%s, and %s are available%s",
@@ -151,7 +157,7 @@ func (e *end) close() {
 
 // mover copies chunks.
 type mover struct {
-	directory string
+	directory *store.Directory    // of a copy on disk
 	driver    *cuda.Driver        // nil if no end is mapped
 	direct    bool                // both ends are mapped
 	promise   *hostmemory.Promise // of the memory that files in memory take, or nil without such files
@@ -367,31 +373,22 @@ func (m mapped) WriteAt(host []byte, offset int64) (int, error) {
 	return len(host), cmp.Or(err, m.driver.StreamSynchronize(m.stream))
 }
 
-// make makes memory on the device, or an empty file.
+// make makes memory on the device, an empty file in memory, or one on disk that has its space.
 func (m *mover) make(to string, size uint64) (made end, err error) {
 	if to != Device {
-		file, err := m.newFile(to, int64(size))
-		return end{files: []*os.File{file}}, err
+		var file *os.File
+		if to == control.ToDisk {
+			file, err = m.directory.NewFile(size)
+		} else {
+			var descriptor int
+			descriptor, err = unix.MemfdCreate("tms-set", unix.MFD_CLOEXEC)
+			file = os.NewFile(uintptr(descriptor), "the copy")
+		}
+		if err != nil {
+			return end{}, cuda.Refuse(cuda.OperatingSystem, "a copy cannot be made (--to %s): %w", to, err)
+		}
+		return end{files: []*os.File{file}}, nil
 	}
 	descriptor, err := m.driver.MemCreateFile(size, m.driver.Exportable(int(m.device)))
 	return end{files: []*os.File{os.NewFile(uintptr(descriptor), "the copy")}, each: size}, err
-}
-
-// newFile returns an empty file. A file on disk has its room already, so that a full disk is known before copying
-// starts.
-func (m *mover) newFile(to string, size int64) (file *os.File, err error) {
-	if to == control.ToHost {
-		var descriptor int
-		descriptor, err = unix.MemfdCreate("tms-set", unix.MFD_CLOEXEC)
-		file = os.NewFile(uintptr(descriptor), "the copy")
-	} else if err = os.MkdirAll(m.directory, 0o700); err == nil {
-		if file, err = os.CreateTemp(m.directory, "tms-set-"); err == nil {
-			err = cmp.Or(os.Remove(file.Name()), allocate(file, size))
-		}
-	}
-	if err != nil {
-		_ = file.Close()
-		return nil, cuda.Refuse(cuda.OperatingSystem, "a copy cannot be made (--to %s, %s): %w", to, m.directory, err)
-	}
-	return file, nil
 }

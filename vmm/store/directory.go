@@ -12,14 +12,25 @@ import (
 	"tms/internal/failpoint"
 )
 
-// directory is where files are made.
-type directory struct {
+// Directory is where files without a name are made.
+type Directory struct {
 	path    string
 	setting string // what named it, or "" for the default
 }
 
-// make makes what is missing of the path, and checks that files can be made there.
-func (d *directory) make() error {
+// NewDirectory makes what is missing of a path, for its owner only, and checks that files can be made there. setting
+// says where the path came from, for error texts: the name of a function or variable, "" for a default. Errors:
+// ErrDisk.
+func NewDirectory(path, setting string) (*Directory, error) {
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return nil, (&Directory{path, setting}).failed("finding", err)
+	}
+	d := &Directory{absolute, setting}
+	return d, d.make()
+}
+
+func (d *Directory) make() error {
 	if err := fallible("mkdir", func() error { return os.MkdirAll(d.path, 0o700) }); err != nil {
 		if failed, ok := errors.AsType[*os.PathError](err); ok {
 			err = failed.Err // its text repeats the path
@@ -32,17 +43,42 @@ func (d *directory) make() error {
 	return nil
 }
 
-// inMemory reports whether files at path take memory.
-func inMemory(path string) bool {
+// InMemory reports whether the directory's files take host memory.
+func (d *Directory) InMemory() bool {
 	var stat unix.Statfs_t
-	if unix.Statfs(path, &stat) != nil {
+	if unix.Statfs(d.path, &stat) != nil {
 		return false
 	}
 	return stat.Type == unix.TMPFS_MAGIC || stat.Type == unix.RAMFS_MAGIC
 }
 
+// NewFile returns a file that has no name, with its space. It uses the page cache. Errors: ErrDisk.
+func (d *Directory) NewFile(size uint64) (*os.File, error) {
+	fd, err := d.openUnnamed(0)
+	if err != nil {
+		return nil, d.failed("making a file in", err)
+	}
+	if err := d.reserve(fd, size); err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), d.path), nil
+}
+
+// reserve gives a file its space, so that a full disk is known before copying starts.
+func (d *Directory) reserve(fd int, size uint64) error {
+	err := fallocate("fallocate", fd, 0, Range{Size: size})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		err = ftruncate(fd, int64(size)) // a full disk is then found by the copy
+	}
+	if err != nil {
+		return d.failed(fmt.Sprintf("reserving %d MiB in", size>>20), err)
+	}
+	return nil
+}
+
 // open opens a new file that has no name, past the page cache where the file system allows that.
-func (d *directory) open() (fd int, direct bool, err error) {
+func (d *Directory) open() (fd int, direct bool, err error) {
 	if fd, err = d.openUnnamed(unix.O_DIRECT); err == unix.EINVAL {
 		fd, err = d.openUnnamed(0)
 		return fd, false, err
@@ -51,7 +87,7 @@ func (d *directory) open() (fd int, direct bool, err error) {
 }
 
 // openUnnamed takes the name away from an empty file where the file system makes none without a name.
-func (d *directory) openUnnamed(flags int) (fd int, err error) {
+func (d *Directory) openUnnamed(flags int) (fd int, err error) {
 	flags |= unix.O_RDWR | unix.O_EXCL
 	if err = failpoint.Err("O_TMPFILE"); err == nil {
 		fd, err = openFD(d.path, flags|unix.O_TMPFILE, 0o600)
@@ -72,7 +108,7 @@ func (d *directory) openUnnamed(flags int) (fd int, err error) {
 
 // enough checks that size bytes are free. Reserving them would show that too, but would leave others no space for a
 // moment.
-func (d *directory) enough(size uint64) error {
+func (d *Directory) enough(size uint64) error {
 	var stat unix.Statfs_t
 	if unix.Statfs(d.path, &stat) != nil || stat.Blocks == 0 {
 		return nil

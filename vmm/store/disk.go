@@ -3,7 +3,6 @@ package store
 import (
 	"fmt"
 	"math"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 
@@ -26,7 +25,7 @@ type Disk struct {
 	warn   func(string)
 
 	mu        sync.Mutex
-	current   *directory
+	current   *Directory
 	chunkSize uint64 // bytes of one read or write, at most stagingSize
 
 	staging *reclaim.Kind // buffers
@@ -47,24 +46,18 @@ func NewDisk(driver *cuda.Driver, descriptors Descriptors, warn func(string)) *D
 	}
 }
 
-// Configure says where the next Save puts its files. A missing directory is made, for its owner only. setting says
-// where the path came from, for error texts: the name of a function or variable, "" for a default.
-// Errors: ErrDisk.
+// Configure says where the next Save puts its files: in a Directory, which it makes. Errors: ErrDisk.
 func (d *Disk) Configure(path, setting string) error {
-	absolute, err := filepath.Abs(path)
+	made, err := NewDirectory(path, setting)
 	if err != nil {
-		return (&directory{path, setting}).failed("finding", err)
-	}
-	made := &directory{absolute, setting}
-	if err := made.make(); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	d.current = made
 	d.mu.Unlock()
-	if inMemory(absolute) && !tmpfsWarned.Swap(true) {
+	if made.InMemory() && !tmpfsWarned.Swap(true) {
 		d.warn(fmt.Sprintf("disk backup: %s is a file system in memory (tmpfs), so a backup there takes host memory; "+
-			"%s", absolute, made.elsewhere(" on a disk")))
+			"%s", made.path, made.elsewhere(" on a disk")))
 	}
 	return nil
 }
@@ -123,7 +116,7 @@ func (d *Disk) save(items []Item, saving *transfer) (_ []Contents, err error) {
 }
 
 // reusable returns the place of kept contents, or nowhere if they need a new one.
-func reusable(kept Contents, where *directory, size uint64) place[*diskFile] {
+func reusable(kept Contents, where *Directory, size uint64) place[*diskFile] {
 	if c, ok := kept.(*diskContents); ok {
 		if p := c.place(); p.in != nil && p.size == size && p.first().directory.path == where.path {
 			return p
@@ -133,7 +126,7 @@ func reusable(kept Contents, where *directory, size uint64) place[*diskFile] {
 }
 
 // take makes files with space for the items that are nowhere, and gives each a place there; or it makes none.
-func (d *Disk) take(where *directory, items []Item, places []place[*diskFile]) (fresh []place[*diskFile], err error) {
+func (d *Disk) take(where *Directory, items []Item, places []place[*diskFile]) (fresh []place[*diskFile], err error) {
 	var needed uint64
 	for i, item := range items {
 		if places[i].in == nil {

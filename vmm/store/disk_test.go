@@ -572,7 +572,7 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 	direct := file.direct.Load()
 	buffer := make([]byte, mib)
 	open := &openFile{file: file, fd: -1, requests: 1}
-	if direct && !inMemory(b.path) { // memory has no blocks: any offset will do
+	if direct && !b.disk.current.InMemory() { // memory has no blocks: any offset will do
 		// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
 		require.NoError(t, open.read(buffer, 1))
 		require.Equal(t, memoryOf(spans[0])[1:mib+1], buffer)

@@ -36,7 +36,7 @@ func (f *diskFile) unreadable(address uintptr, cause error) error {
 }
 
 // unkept returns an ErrDisk of the thread that keeps files: what could not be done with one, and what can be done.
-func (d *directory) unkept(done string, cause error) error {
+func (d *Directory) unkept(done string, cause error) error {
 	advice := "call again, or have contents wait in host memory"
 	if errors.Is(cause, unix.EMFILE) || errors.Is(cause, unix.ENFILE) {
 		advice = d.advice(cause)
@@ -45,11 +45,11 @@ func (d *directory) unkept(done string, cause error) error {
 }
 
 // failed returns an ErrDisk that says what was being done to the directory, and what can be done.
-func (d *directory) failed(doing string, cause error) error {
+func (d *Directory) failed(doing string, cause error) error {
 	return fmt.Errorf("%w: %s %s: %w; %s", ErrDisk, doing, d.path, cause, d.advice(cause))
 }
 
-func (d *directory) advice(cause error) string {
+func (d *Directory) advice(cause error) string {
 	for _, known := range []struct {
 		cause error
 		words string
@@ -70,7 +70,7 @@ func (d *directory) advice(cause error) string {
 }
 
 // elsewhere returns the advice to use another directory, which like describes.
-func (d *directory) elsewhere(like string) string {
+func (d *Directory) elsewhere(like string) string {
 	switch d.setting {
 	case "TMS_DISK_BACKUP_DIR":
 		return "set TMS_DISK_BACKUP_DIR to a directory" + like

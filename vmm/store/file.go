@@ -16,13 +16,13 @@ const blockSize = 4096
 type diskFile struct {
 	extent
 	disk      *Disk
-	directory *directory
+	directory *Directory
 	device    uint64
 	inode     uint64      // it is no other file's as long as this one is kept
 	direct    atomic.Bool // the page cache is bypassed
 }
 
-// create makes the file, with its space, so that a full disk is known before copying starts.
+// create makes the file, with its space.
 func (f *diskFile) create() error {
 	fd, direct, err := f.directory.open()
 	if err != nil {
@@ -36,8 +36,8 @@ func (f *diskFile) create() error {
 	}
 	f.device, f.inode = uint64(stat.Dev), stat.Ino
 	defer f.close(fd)
-	if err := reserve(fd, f.size); err != nil {
-		return f.directory.failed(fmt.Sprintf("reserving %d MiB in", f.size>>20), err)
+	if err := f.directory.reserve(fd, f.size); err != nil {
+		return err
 	}
 	if err := f.disk.keep(&f.extent, fd); err != nil {
 		return f.directory.unkept("kept", err)

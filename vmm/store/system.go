@@ -32,15 +32,6 @@ func ftruncate(fd int, size int64) error {
 	return fallible("ftruncate", func() error { return unix.Ftruncate(fd, size) })
 }
 
-// reserve gives a file its space, where the file system can do that.
-func reserve(fd int, size uint64) error {
-	err := fallocate("fallocate", fd, 0, Range{Size: size})
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-		return ftruncate(fd, int64(size)) // a full disk is then found by the copy
-	}
-	return err
-}
-
 // fallocate is the system call, which a test fails by a name.
 func fallocate(name string, fd int, mode uint32, part Range) (err error) {
 	err = unix.EINTR
