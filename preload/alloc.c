@@ -46,7 +46,7 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 	return pausable_malloc_as(pointer, &(struct allocation){NULL, size, device, &settings, NULL});
 }
 
-/* device: the one that the request means. */
+/* The device is that of the request. */
 static int malloc_ordered(void **pointer, int device, struct repeat_request *request)
 {
 	if (unlikely(!atomic_load_explicit(&ordered_used, memory_order_relaxed)))

@@ -224,7 +224,7 @@ EXPORT int tms_pause_everything(double timeout)
 	return code;
 }
 
-/* NULL tags are all tags. Seconds below 0 are those of tms_set_resume_wait. */
+/* NULL tags are all tags. Seconds below 0 mean the wait that tms_set_resume_wait has set. */
 static int resume(const char *const *tags, double seconds)
 {
 	/* any driver call would wait for that */
@@ -288,7 +288,7 @@ EXPORT int tms_live(const void *address, size_t size, const tms_range *ranges, s
 		return SUCCESS;
 	if (address && !arena_contains(address) && !atomic_load(&handles_tracked))
 		return error_fail(ERROR_INVALID_VALUE, "%p is in no region", address);
-	size_t *copy = count ? calloc(count, 2 * sizeof *copy) : NULL; /* what the program has may lie behind a barrier */
+	size_t *copy = count ? calloc(count, 2 * sizeof *copy) : NULL; /* the array may lie behind a barrier */
 	if (count && !copy)
 		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory for %zu ranges", count);
 	if (count)

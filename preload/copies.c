@@ -1,7 +1,7 @@
-/* copies has the functions that copy or set memory. The driver takes an address that nothing is mapped at for host
- * memory, unless the call says that it is the device's, and the processor faults there. So while the program itself
- * keeps memory paused, its addresses are looked for among the arguments, and get the code that the driver has for
- * addresses of the device. What a gated pause has taken is not looked for: the gate holds the call. */
+/* copies has the functions that copy or set memory. The driver takes an address without a mapping for host memory,
+ * unless the call says that it is the device's, and the processor faults there. So while the program itself keeps
+ * memory paused, libtms.so looks for its addresses among the arguments, and returns the code that the driver has for
+ * addresses of the device. It does not look for memory of a gated pause, because the gate holds the call. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -12,7 +12,7 @@ HIDDEN uint32_t copies_checked;
 /* A CUmemorytype, a CUmemcpy3DOperandType and a CUgraphNodeType. */
 enum { ON_HOST = 1, IN_ARRAY = 3, BY_POINTER = 1, IS_COPY = 1 };
 
-/* What follows returns an address of such memory, or 0. */
+/* These functions return an address of such memory, or 0. */
 HIDDEN uintptr_t copies_exposed(uintptr_t address)
 {
 	int code = NOT_OURS;

@@ -1,5 +1,5 @@
-/* device follows what happens to devices and contexts: a device begins to use another's memory, contexts are made and
- * destroyed, devices are reset. capture.c has the captures that end with a context. */
+/* device follows what happens to devices and contexts: a device begins to use another device's memory, contexts are
+ * made and destroyed, devices are reset. capture.c has the captures that end with a context. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"

@@ -13,8 +13,8 @@ static inline bool watches(const void *pointer)
 	return unlikely(arena_contains(pointer) || cuda_is_watched());
 }
 
-/* What a function that frees does for watched memory. WATCHED needs a frame, so it is in a function of its own: other
- * frees are passed on without one. */
+/* Frees watched memory. WATCHED needs a stack frame, so it is in a function of its own: all other frees are passed on
+ * without a frame. */
 #define WATCHED(pointer, stream, plain, ours)                                                      \
 	({                                                                                         \
 		trace_free(pointer, stream);                                                       \

@@ -31,7 +31,8 @@ HIDDEN void helper_prepare(void)
 	atomic_store(&done, true);
 }
 
-/* The command: what TMS_COMMAND names; where the wheel, or scripts/build.sh, puts it; or on the path. */
+/* Returns the path of the command: TMS_COMMAND, else the place where the wheel or scripts/build.sh puts it, else a name
+ * to look for on the path. */
 static const char *command(char path[4096])
 {
 	const char *named = getenv("TMS_COMMAND");

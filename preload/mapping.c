@@ -90,10 +90,10 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	return code;
 }
 
-/* What the program points to is read and written outside Go: it may lie behind a barrier of the program's, a page that
- * the program's own handler opens at the first fault.
+/* Returns the engine's answer, or the driver's for memory of no region.
  *
- * The engine's answer; the driver's for memory of no region. */
+ * Memory that the program points to is read and written outside Go: it may lie behind a barrier of the program, which
+ * is a page that the program's own handler opens at the first fault. */
 #define TRACKED_OR(ours, plain, counted) TRACKED_OR_BY(IN_GO(ours), plain, counted)
 #define TRACKED_BY(ours, plain) TRACKED_OR_BY(ours, plain, plain)
 #define TRACKED_OR_BY(ours, plain, counted)                                                          \

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the thread's last operation freed, or mapped. */
+/* The bytes that the thread's last operation has freed or mapped. */
 static __thread uint64_t last_bytes __attribute__((tls_model("initial-exec")));
 
 EXPORT uint64_t tms_last_bytes(void)
@@ -149,8 +149,8 @@ static void touch(const char *const *tags)
 		(void)*(const volatile char *)*tags, (void)*(volatile char *)(*tags + strlen(*tags));
 }
 
-/* While everything is paused, driver calls wait for a resume that this very thread may be about to make. What is paused
- * is left alone by a pause, and a preparation is for active memory. */
+/* While everything is paused, driver calls wait for a resume that this very thread may be about to make. A pause leaves
+ * paused memory alone, and a preparation is for active memory, so neither has anything to do. */
 static int while_everything_is_paused(int kind, const char *const *tags)
 {
 	bool discards = kind == OPERATION_DISCARD && (!tags || tags[0]);

@@ -177,7 +177,7 @@ static int set(int code, void *pool, int attribute, const uint64_t *value)
 	return code;
 }
 
-/* What CUDA has in the pool, which graphs may use, and what is pausable. */
+/* Adds CUDA's own bytes in the pool, which graphs may use, and the pausable bytes. */
 static int get(int code, void *pool, int attribute, uint64_t *value)
 {
 	uint64_t bytes[4] = {0};

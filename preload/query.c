@@ -121,8 +121,8 @@ static bool answer(const struct memory_at *memory, int attribute, uintptr_t addr
 	return size;
 }
 
-/* What the driver answers otherwise of active memory in an arena. It is one mapping to the driver, and memory of
- * cudaMalloc to the program. */
+/* Reports whether the driver's answer for active memory in an arena would be wrong: it is one mapping to the driver,
+ * and memory of cudaMalloc to the program. */
 static bool by_us(int attribute)
 {
 	return attribute == RANGE_START || attribute == RANGE_SIZE || attribute == CONTEXT ||

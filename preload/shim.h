@@ -1,5 +1,5 @@
-/* shim is the C between the host's calls and the engine in Go. This header has what its files use from each other, and
- * what Go uses from them. */
+/* shim is the C between the host's calls and the engine in Go. This header declares the functions and types that its
+ * files use from each other, and that Go uses from them. */
 #ifndef TMS_SHIM_H
 #define TMS_SHIM_H
 
@@ -37,7 +37,7 @@ HIDDEN int current_device(int *device); /* a code, and an error's text */
 HIDDEN int current_device_of_driver(int *device); /* of the thread's context; without one, the runtime's */
 HIDDEN int pausable_free(void *pointer);
 
-/* query.c: what CUDA says of memory while it is active. */
+/* query.c: CUDA's answers for memory while it is active. */
 struct memory_at {
 	uintptr_t base, mapping; /* the allocation, and the granules around it */
 	size_t size, mapping_size;
@@ -70,7 +70,7 @@ enum { NOT_OURS = -1, MEMORY_IS_PAUSED = -2 /* for MUST_BE_ACTIVE */ };
 HIDDEN bool query_is_paused(uintptr_t address);
 HIDDEN void query_explain_refused(const char *call); /* sets the thread's text, where paused memory is the likely reason */
 HIDDEN void query_log_refused(void); /* a line with that text */
-/* What mapping_use does with the driver's handle. */
+/* The use that mapping_use makes of the driver's handle. */
 struct mapping_use {
 	void *out;
 	int type; /* an export's, or 0 to get the properties */
@@ -95,7 +95,7 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 		code_;                                                                             \
 	})
 
-/* Who called the surrounding exported function. */
+/* The return address in the caller of the surrounding exported function. */
 #define CALLER() (unlikely(forward_caller.major) ? forward_caller.address : __builtin_return_address(0))
 
 /* True if the surrounding allocation function makes pausable memory. */
@@ -150,7 +150,7 @@ static inline bool is_captured(int (*query)(void *, int *), void *stream)
 	return capturing() && query(stream, &status) == SUCCESS && status != 0;
 }
 
-/* What stream 0 means: the legacy stream, or for the _ptsz functions the thread's own. */
+/* Stream 0 means the legacy stream, or for the _ptsz functions the thread's own stream. */
 #define PER_THREAD_STREAM ((void *)2)
 static inline void *own_stream(void *stream)
 {
@@ -165,7 +165,7 @@ extern _Atomic bool ordered_used HIDDEN; /* some memory was allocated in the ord
 extern uint64_t ordered_keep[ORDERED_DEVICES] HIDDEN; /* release thresholds, by device; Go reads them */
 
 /* repeat.c: allocations and frees of a program's steps, which need not enter Go. */
-struct repeat_request { /* what an allocation has in common with one whose memory it may have */
+struct repeat_request { /* an allocation may have the memory of a free with the same request */
 	size_t size;
 	void *stream, *context;
 	struct region_settings settings;
@@ -200,7 +200,7 @@ enum operation_kind {
 	OPERATION_KEPT_ATTACH,
 	OPERATION_KEPT_CLOSE,
 };
-/* ipc.c: what cudaIpcGetMemHandle returns for pausable memory, and what token.c's files contain. */
+/* ipc.c: the handle that cudaIpcGetMemHandle returns for pausable memory; token.c's files contain it, too. */
 struct ipc_handle {
 	char magic[8];
 	uint32_t pid, unused;
@@ -234,7 +234,7 @@ HIDDEN int operation_undo(int kind, uint64_t since, double wait); /* of all tags
 HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
 HIDDEN bool operation_has_threads(void);	/* for one more operation; its end calls operation_leave_threads */
 HIDDEN void operation_leave_threads(void);
-HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
+HIDDEN void operation_result(uint64_t bytes);	/* for tms_last_bytes */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* result: or NULL; leaves last_bytes */
 enum { SHARE_STOPPED = -3 }; /* the code of an import: the memory is paused, and the gate stops its process */
 /* Imports another process's memory. While the gate stops that process or this one, it waits. */
@@ -291,13 +291,14 @@ HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/keeper
 HIDDEN int kept_promote(const char *name); /* brings a set back to its device (internal/tier) */
 
 /* helper.c: runs the command tms with these arguments behind the first, which becomes its name. With --report the
- * command writes a line "CODE BYTES", then a text. HELPER_ENDED: it has not. without and then: what follows if it cannot
- * be started, and what does if it has ended early, for tms_last_error. bytes: or NULL. */
+ * command writes a line "CODE BYTES", then a text. HELPER_ENDED means that it has ended without the line. For
+ * tms_last_error, without names the consequence if the command cannot be started, and then if it has ended early. bytes
+ * may be NULL. */
 enum { HELPER_ENDED = -1 };
 HIDDEN void helper_prepare(void); /* before the first */
 HIDDEN int helper_run(char *arguments[], uint64_t *bytes, const char *without, const char *then);
 
-/* share.c: what a process of tms run --share does when device memory is short. */
+/* share.c: how a process of tms run --share gets device memory when that is short. */
 enum { SHORT_OF_MEMORY = -1 }; /* the code of an allocation that others can make room for */
 struct share_wanted { /* by a thread that waits for an allocation, or a resume; Go reads it, too */
 	int64_t since;	/* CLOCK_MONOTONIC, in ns, or 0 if no thread waits */

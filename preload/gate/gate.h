@@ -28,7 +28,7 @@ HIDDEN bool gate_knows(uintptr_t address); /* it lies in a library of the progra
 HIDDEN uint64_t gate_loads(void);	     /* how many libraries were ever loaded, in all namespaces */
 HIDDEN bool nccl_is_unseen(void); /* NCCL may register shareable memory unseen, and use it after a pause */
 
-/* What libtms_reach.so sees (reach/communicators.h). Without that library these do nothing. */
+/* Asks libtms_reach.so (reach/communicators.h). Without that library these functions do nothing. */
 #define X(returns, name, parameters, arguments) HIDDEN returns gate_##name parameters;
 GATE_ASKED(X)
 #undef X

@@ -15,8 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What glibc's pthread_atfork, which is linked into each library, calls. musl has none, and the loader there
- * refuses a library that needs it. */
+/* glibc's pthread_atfork, which is linked into each library, calls this function. musl has no such function, and the
+ * loader there refuses a library that needs it. */
 extern int __register_atfork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void), void *library)
 	__attribute__((weak));
 extern void *__dso_handle HIDDEN;
@@ -78,7 +78,7 @@ static void forget(void *mine)
 static void prepare(void)
 {
 	if (pthread_key_create(&key, forget) != 0)
-		key = (pthread_key_t)-1; /* what ended threads had then leaks */
+		key = (pthread_key_t)-1; /* the memory of threads that end is leaked then */
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	thread_size = (STACK_SIZE + getauxval(AT_MINSIGSTKSZ) + sizeof(struct thread) + page - 1) & ~(page - 1);
 }
@@ -116,7 +116,7 @@ static const volatile struct {
 /* Go's start maps a few dozen pieces, and vm.max_map_count may leave room for none. */
 enum { MAPPINGS_NEEDED = 128 };
 
-/* What the dynamic loader would have done: all of them are relative. */
+/* Does the dynamic loader's work for the relocations that were put off, which are all relative. */
 static void relocate(void)
 {
 	uintptr_t base = (uintptr_t)__ehdr_start;

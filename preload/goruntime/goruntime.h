@@ -1,6 +1,6 @@
 /* goruntime wakes the Go runtime in a host that does not know of it, and keeps it from harming the host: its start, its
  * threads and memory, the host's signals, and the messages for the host. It knows no segments or pauses, and of regions
- * only what their settings get wrong. */
+ * only the errors in their settings. */
 #ifndef TMS_GORUNTIME_H
 #define TMS_GORUNTIME_H
 
@@ -140,7 +140,7 @@ HIDDEN void memory_extend(void); /* as far as the limits let us */
 enum {
 	PROCESSORS_MAX = 16,	 /* that run Go at a time: no transfer is faster with more */
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
-	THREADS_PER_DEVICE = 13, /* what a pause or resume waits on, 8 for files, 4 for the rest; and pending frees */
+	THREADS_PER_DEVICE = 13, /* a pause or resume waits on 8 for files and 4 for the rest; and pending frees */
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
 	THREADS_OF_CONTROL = 5,	 /* the socket's and its requests': an operation, which waits on two, a status, memory */
 };

@@ -28,7 +28,7 @@ HIDDEN handlers_take *_Atomic handlers_taker;
  * sysv_signal of __sysv_signal. */
 #define SETTERS(X) X(signal) X(__sysv_signal) X(sigset)
 
-/* What the functions below interpose. */
+/* The C library's functions, which the functions below interpose. */
 static struct {
 	__typeof__(sigaction) *sigaction;
 #define X(name) sighandler_t (*name)(int signal, sighandler_t handler);

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
-#define ARENA (64 * MIB) /* what Go's heap grows by and is aligned to */
+#define ARENA (64 * MIB) /* Go's heap grows by this size and is aligned to it */
 
-/* used: handed to Go. fresh: from here on nothing was ever written. */
+/* Memory below used is Go's; memory from fresh on was never written. */
 struct stock {
 	uintptr_t base, used, fresh, end;
 };
@@ -20,7 +20,7 @@ struct stock {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stock addresses; /* reserved: tables as large as an address space has room for, mostly never used */
 static struct stock heap;
-static struct stock other; /* what Go knows of the heap, and an index of 32 MiB */
+static struct stock other; /* Go's records of the heap, and an index of 32 MiB */
 static bool heap_asked;
 
 static const struct {
@@ -189,7 +189,7 @@ static uintptr_t take_heap(uintptr_t hint, size_t size)
 	return got ? got : ENOMEM;
 }
 
-/* Makes reserved pages of a table usable, and the next ones with them, so that these 64 KiB serve 32 GiB of heap. */
+/* Makes reserved pages of a table usable, and the next pages with them, so that 64 KiB serve 32 GiB of heap. */
 static uintptr_t use_addresses(uintptr_t base, size_t size)
 {
 	static struct {

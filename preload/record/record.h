@@ -24,7 +24,7 @@ static inline bool trace_is_on(void)
 	return atomic_load_explicit(&trace_on, memory_order_relaxed);
 }
 
-/* What recording.go passes on. Tags are interned. A NULL tag is all tags, or none. */
+/* An operation, as recording.go passes it on. Tags are interned. A NULL tag means all tags, or none. */
 enum trace_kind { TRACE_PAUSE = 1, TRACE_RESUME, TRACE_MOVE, TRACE_WAIT };
 struct trace_operation {
 	uint32_t number; /* not 0; the same at the begin and at the end, on whichever thread */

@@ -61,7 +61,7 @@ enum { WINDOW = 1 << 20, TOUCHED = 64 << 10, TAGS = 256, TEXT_MOST = 512 };
 HIDDEN _Atomic bool trace_on;
 static const char *pattern; /* TMS_TRACE, or NULL */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* the one that opened the trace; a child that no handler prepared records nothing */
+static struct fork_mark process; /* has opened the trace; a child that no handler prepared records nothing */
 static __thread pid_t thread __attribute__((tls_model("initial-exec")));
 
 /* lock guards everything below except window and lost, which taken also uses. */

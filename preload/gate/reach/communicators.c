@@ -1,5 +1,5 @@
-/* communicators lists NCCL's communicators, and finds those that are ranks of one clique: they have the same unique id,
- * or the same call made them from the same communicator. nccl.c reports them. Of NCCL's functions it calls only
+/* communicators lists NCCL's communicators, and finds the ranks of one clique: communicators with the same unique id,
+ * or that the same call made from the same communicator. nccl.c reports them. Of NCCL's functions it calls only
  * ncclCommCount and ncclCommUserRank. */
 #define _GNU_SOURCE
 #include "nccl.h"

@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Which calls wait at the gate; each state adds to those of the states before: none; calls that begin a capture; those
- * that give the device work; those that poll, while the driver has the process. */
+/* Says which calls wait at the gate. Each state adds calls to the state before: no calls, calls that begin a capture,
+ * calls that give the device work, and calls that poll, while the driver has the process. */
 enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_CHECKPOINT };
 
 struct gate_communicator {
@@ -19,12 +19,12 @@ struct gate_communicator {
 	const char *obstacle; /* why it cannot be suspended, or NULL if it can be or is suspended */
 	bool apart;	      /* some of its ranks are in other processes, and nothing else prevents it */
 	uint64_t clique;      /* the same for all ranks, and for no other communicator of several processes */
-	int ranks, here;      /* all, and those in this process */
+	int ranks, here;      /* all ranks, and the ranks in this process */
 	uint64_t total, suspendable; /* bytes, from ncclCommMemStats, or 0 if unknown */
 };
 
-/* What the ranks of a communicator count alike: its collectives (from and to are -1), or what one rank sends
- * another. */
+/* Operations that the ranks of a communicator count alike: its collectives (from and to are -1), or the sends from one
+ * rank to another. */
 struct gate_sequence {
 	uint64_t clique;
 	int ranks, from, to;
@@ -41,7 +41,7 @@ struct gate_registration {
 	int version;
 };
 
-/* What libtms.so asks libtms_reach.so about the gate: X(returns, name, parameters, arguments). */
+/* libtms.so asks libtms_reach.so these questions about the gate: X(returns, name, parameters, arguments). */
 #define GATE_ASKED(X) \
 	X(const char *, not_gated, (void), ()) /* a function in use that bypasses the gate, or NULL */ \
 	X(bool, polls, (const char *symbol), (symbol)) /* such calls wait only for the driver's checkpoint */ \

@@ -2,12 +2,12 @@
  * inside a call that gives the device work, and keeps other threads from entering one.
  *
  * A thread that wants to enter writes its mark, then reads the state. The closer writes the state, then reads the
- * marks. One of the two sees the other if both sides have a full barrier between their two steps. The thread has none,
- * because a barrier would cost more than all the rest. Instead the closer calls membarrier, which puts one into every
- * running thread of the process (another thread passes one when it runs again). The barrier comes before the thread
- * reads the state, and then the thread reads "closed", takes its mark back and sleeps; or it comes after that, and then
- * the closer sees the mark. So when the closer has seen every mark OUT after the barrier, each at a moment of its own,
- * no thread is inside. None enters until the gate opens.
+ * marks. At least one side sees the other if both have a full barrier between their two steps. The thread has none,
+ * because a barrier would cost more than all the rest. Instead the closer calls membarrier, which puts a barrier into
+ * every running thread of the process (a thread that does not run passes a barrier when it runs again). The barrier
+ * comes before the thread reads the state, and then the thread reads "closed", takes its mark back and sleeps; or it
+ * comes after that, and then the closer sees the mark. So when the closer has seen every mark OUT after the barrier,
+ * each at a moment of its own, no thread is inside. None enters until the gate opens.
  *
  * A signal handler may give the device work in the middle of this. If it finds INSIDE it passes: its thread was let in,
  * and the closer waits for it. If it finds TRYING it does not know the outcome. It passes the gate as the thread would
@@ -17,7 +17,7 @@
  * Calls that poll have a word of their own. They are no work: an ordinary pause neither waits for them nor holds them,
  * and the mark keeps what it says of the thread's last work. The same barrier is between that word and the state.
  *
- * Marks are never unmapped. A new thread takes the mark of a dead one; until then the mark names the last stream,
+ * Marks are never unmapped. A new thread takes the mark of a dead thread; until then the mark names the last stream,
  * for the text of a pause that is refused. A thread that ends inside a call (by cancellation) gives its mark back
  * through its key. If the thread ended too late for a key, the closer asks the kernel whether the thread lives. */
 #define _GNU_SOURCE
@@ -262,8 +262,7 @@ static struct gate_mark *next(const struct gate_mark *mark)
 	return NULL;
 }
 
-/* The kernel counts sleepers, without those that have died. The sleeper that this wakes looks at the state and sleeps
- * again. */
+/* The kernel counts sleepers, without dead ones. The woken sleeper looks at the state and sleeps again. */
 HIDDEN bool gate_is_waited_for(void)
 {
 	return syscall(SYS_futex, &changes, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) > 0;

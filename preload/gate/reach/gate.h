@@ -19,11 +19,10 @@ struct gate_call {
 	_Atomic(void *) found; /* the same function, or NULL only while not found */
 };
 
-/* What a mark says of its thread. At TRYING the thread looks at the gate. At INSIDE its call has begun or is about to
- * begin. */
+/* The states of a mark. At TRYING the thread looks at the gate. At INSIDE its call has begun or is about to begin. */
 enum { OUT, TRYING, INSIDE };
 
-/* What a thread shows of itself. Other threads write only two things here: taken; and the lowest bit of call, which
+/* A thread shows its state here. Other threads write only two things: taken, and the lowest bit of call, which
  * libtms.so sets when it has seen that call. */
 struct gate_mark {
 	_Alignas(64) _Atomic uint32_t inside;

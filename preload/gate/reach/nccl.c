@@ -156,8 +156,8 @@ static int ended(int code, bool launches)
 	return code;
 }
 
-/* The ways in: by the loader, and for each library the one that dlsym answers with. Not every library has all
- * functions. */
+/* Each function has an entry for the loader, and one for each library, which dlsym answers with. Some libraries lack
+ * some functions. */
 #define ENTERED(which, symbol, does)                                                                       \
 	struct library *library = which;                                                                   \
 	if (unlikely(!library || !library->real[AT_##symbol]) || unlikely(!enter()))                       \
@@ -218,7 +218,7 @@ HIDDEN void *nccl_entry(const char *symbol, void *theirs)
 	return NULL;
 }
 
-/* What libtms.so asks (gate.h). */
+/* The answers to libtms.so (gate.h). */
 
 HIDDEN void nccl_hold(bool on)
 {

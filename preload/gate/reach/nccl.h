@@ -8,7 +8,7 @@
  *       Functions that use a communicator, which counts as used during the call. Buffers come first. The fourth
  *       argument of SENT and RECEIVED is the other rank.
  *
- * Newer functions, and those that only ask (ncclCommGetAsyncError, ncclCommCount), are not interposed. */
+ * Newer functions, and functions that only ask (ncclCommGetAsyncError, ncclCommCount), are not interposed. */
 #ifndef REACH_NCCL_H
 #define REACH_NCCL_H
 
@@ -47,7 +47,7 @@ struct nccl_config {
 	  (void *parent, int *without, int count, void **comm, const struct nccl_config *config, int flags), \
 	  (parent, without, count, comm, config, flags), (void)0, \
 	  comm_made_of(code, library, parent, comm, ~0ull, config)) \
-	/* New ranks have no parent, so they cannot be told from those of other communicators. */ \
+	/* New ranks have no parent, so they cannot be told from ranks of other communicators. */ \
 	X(ncclCommGrow, \
 	  (void *parent, int ranks, const struct nccl_id *id, int rank, void **comm, \
 	   const struct nccl_config *config), \
@@ -123,8 +123,9 @@ HIDDEN bool nccl_in_group(void);
 HIDDEN bool nccl_step_out(void);
 HIDDEN bool nccl_step_in(bool may_fail);
 
-/* Communicators and registrations, each in a place of its own that is taken and left without a lock. What is made
- * inside a group gets its name when the group ends; NCCL then writes it where the program wants it. */
+/* Communicators and registrations have each a place of their own, which is taken and left without a lock. If they are
+ * made inside a group, they get their names when the group ends. NCCL then writes the names where the program wants
+ * them. */
 enum state { FREE, TAKEN, WAITING, LIVE };
 #define EACH(name, kind)                                                                                   \
 	(struct kind *name = kind##s; name < kind##s + atomic_load_explicit(&kind##s_used, memory_order_relaxed); name++)
@@ -220,7 +221,7 @@ HIDDEN void sequence_ended(struct sequence *s, bool good);
 HIDDEN void sequence_group_ended(bool launched);
 HIDDEN void sequence_captured(void); /* an operation was, into a graph */
 
-/* What libtms.so asks; each file has its part. */
+/* The answers to libtms.so; each file has some of them. */
 #define X(returns, name, parameters, arguments) HIDDEN returns nccl_##name parameters;
 GATE_NCCL(X)
 #undef X

@@ -1,8 +1,8 @@
 /* libtms_reach.so stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. If
  * libtms.so has a function of that name (tms_driver_function), the answer is that function. nccl.c answers for
- * functions of NCCL, rdma.c for those that register memory elsewhere, which NCCL takes by dlvsym. Every other call goes
- * on to the next dlsym, even that of another interposing library, by a jump: RTLD_NEXT and RTLD_DEFAULT depend on the
+ * functions of NCCL, rdma.c for functions that register memory elsewhere, which NCCL takes by dlvsym. Every other call
+ * jumps on to the next dlsym, which may belong to another interposing library: RTLD_NEXT and RTLD_DEFAULT depend on the
  * caller, which dlsym knows by the return address. calls.c has the calls that pass the gate. */
 #define _GNU_SOURCE
 #include "reach.h"

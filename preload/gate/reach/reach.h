@@ -9,7 +9,7 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-/* reach.c: what dlsym would answer if this library were not there. */
+/* reach.c: the answers of dlsym and dlvsym as if this library were not there. */
 typedef void *reach_find(void *handle, const char *name);
 extern reach_find *_Atomic reach_dlsym HIDDEN;
 typedef void *reach_find_version(void *handle, const char *name, const char *version);
@@ -17,8 +17,8 @@ extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
 HIDDEN void *reach_look(const char *name); /* the same, of a library that may be closed */
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
-/* The function that a caller would be bound to without us: in the program's own libraries, else in those that the
- * caller needs (loaded with RTLD_LOCAL), else in a loaded library whose name begins so; or NULL. */
+/* Returns the function that a caller would be bound to without this library: in the program's own libraries, else in
+ * libraries that the caller needs (loaded with RTLD_LOCAL), else in a loaded library whose name begins so; or NULL. */
 HIDDEN void *reach_bound(const void *caller, const char *name, const char *library);
 HIDDEN bool reach_is_here(const void *function); /* it is one of this library's */
 HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
@@ -30,9 +30,9 @@ HIDDEN make_room *reach_room(void);
 /* The driver has refused a call's arguments: libtms.so says so where memory that the program has paused is why. */
 typedef void tell_refused(const char *call);
 HIDDEN void reach_refused(const char *call);
-HIDDEN const char *reach_misplaced(void); /* what is wrong with this library's place among the others; or NULL */
+HIDDEN const char *reach_misplaced(void); /* why this library's place among the others is wrong, or NULL */
 
-/* calls.c: what the gate stands in front of. */
+/* calls.c: the functions that pass the gate. */
 HIDDEN void *calls_entry(const char *symbol, void *theirs); /* the entry for a function of the driver, or NULL */
 
 /* rdma.c */
@@ -42,7 +42,7 @@ HIDDEN void *rdma_entry(const char *symbol, void *theirs); /* for a function tha
 HIDDEN void *nccl_entry(const char *symbol, void *theirs); /* for a function of an NCCL, or NULL */
 extern const struct gate_nccl nccl_gate HIDDEN;
 
-/* calls.c, gate.c: what libtms.so asks. */
+/* calls.c, gate.c: the answers to libtms.so. */
 #define X(returns, name, parameters, arguments) HIDDEN returns gate_##name parameters;
 GATE_ASKED(X)
 #undef X
@@ -57,7 +57,7 @@ extern _Atomic uint32_t gate_state HIDDEN;
 #define REFUSED ((struct gate_mark *)2)
 HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream);
 HIDDEN bool gate_saw_capture(void); /* one has begun at some time */
-/* What a waiter sleeps on: it asks for the change, looks at what it waits for, and sleeps until the next change. */
+/* A waiter asks for the number of the last change, looks whether its wait is over, and sleeps until the next change. */
 HIDDEN uint32_t gate_change(void);
 HIDDEN void gate_wait_for_change(uint32_t seen);
 HIDDEN void gate_changed(void);

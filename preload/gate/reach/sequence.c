@@ -23,13 +23,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static _Atomic pid_t process;	/* the one that has targets, or 0 */
+static _Atomic pid_t process;	/* the process that has targets, or 0 */
 static _Atomic uint32_t number; /* of these targets; threads that wait sleep on it */
 static _Atomic int launching;	/* operations and groups that have begun and are not launched yet */
 static _Atomic bool captured;
 
 static _Atomic uint64_t groups;
-static __thread uint64_t group __attribute__((tls_model("initial-exec"))); /* the one that has begun, or 0 */
+static __thread uint64_t group __attribute__((tls_model("initial-exec"))); /* the group that has begun, or 0 */
 
 /* A communicator's pairs are made when it first needs them, and stay with its place, because others may be reading
  * them. Those that are too few for the next communicator there are leaked. */
@@ -83,7 +83,7 @@ static struct sequence *sequence_of(struct communicator *c, enum counted counted
 	return counted == SENT ? &pairs[peer].sent : &pairs[peer].received;
 }
 
-/* Reports whether these targets, or already the next ones, name the sequence. */
+/* Reports whether these targets, or the next targets already, name the sequence. */
 static bool has_target(const struct sequence *s, uint32_t now)
 {
 	return atomic_load(&process) == (pid_t)syscall(SYS_getpid) && (int32_t)(atomic_load(&s->told) - now) >= 0;
@@ -157,7 +157,7 @@ HIDDEN void sequence_captured(void)
 	atomic_store_explicit(&captured, true, memory_order_relaxed);
 }
 
-/* What libtms.so asks (gate.h). */
+/* The answers to libtms.so (gate.h). */
 
 static bool is_seen(const struct communicator *c)
 {
