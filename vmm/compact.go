@@ -45,9 +45,9 @@ func (e *Engine) compactable(ordinal int) (bytes uint64) {
 	var p pace
 	for _, t := range d.tags {
 		p.yield(e, 1)
-		for granules := range t.slack {
-			for i := len(t.slack[granules]) - 1; i >= 0; i = min(i, len(t.slack[granules])) - 1 {
-				s := t.slack[granules][i]
+		for kind := range t.slack {
+			for i := len(t.slack[kind]) - 1; i >= 0; i = min(i, len(t.slack[kind])) - 1 {
+				s := t.slack[kind][i]
 				if e.canCompact(s.extent) {
 					bytes += s.length()
 				}

@@ -33,7 +33,7 @@
 // # Files
 //
 // Most are named for a noun or an operation. The others: engine.go has the engine's fields, and device.go those of a
-// GPU; lookup.go finds what is at an address; slabs.go finds slabs with room; access.go gives devices access;
+// GPU; lookup.go finds what is at an address; byaddress.go keeps mappings in order; slabs.go finds slabs with room; access.go gives devices access;
 // usermapped*.go has memory that the program maps itself with the driver's calls; poison.go fills memory whose contents
 // are lost; observe.go reports what a transition did; invariants.go checks the records against each other.
 //

@@ -119,10 +119,16 @@ func (i *inspection) ofTag(d *device, t *tag) {
 			i.must(err == nil, s.address, "%w", err)
 		}
 	}
-	for granules, list := range t.slack {
+	sizes := 0
+	for _, inRoom := range t.slackSizes {
+		i.must(slices.IsSorted(inRoom), 0, "sizes of slack out of order")
+		sizes += len(inRoom)
+	}
+	i.must(sizes == len(t.slack), 0, "%d sizes of slack, noted are %d", len(t.slack), sizes)
+	for kind, list := range t.slack {
 		for n, s := range list {
 			i.ofSegment(d, s)
-			i.must(s.tag == t && s.index == n && s.span.Granules() == granules && t.ranges.Holds(s.span), s.address,
+			i.must(s.tag == t && s.index == n && s.slackKind() == kind && t.ranges.Holds(s.span), s.address,
 				"in a list of slack that is not its own")
 			i.must(s.state == slack && s.extent != nil && s.owner == nobody && s.slab == nil && s.contents == nil,
 				s.address, "slack in state %d, with extent %v, owner %d", s.state, s.extent != nil, s.owner)
@@ -171,8 +177,7 @@ func (i *inspection) ofSegment(d *device, s *segment) {
 
 // ofUserMapped checks that memory which a program mapped is known as such.
 func (i *inspection) ofUserMapped(s *segment) {
-	at, found := slices.BinarySearchFunc(i.userMapped.mapped, s.address, compareAddress)
-	listed := found && i.userMapped.mapped[at] == s
+	listed := i.userMapped.mapped.from(s.address) == s
 	i.must(listed == s.userMapped.mapped, s.address, "mapped by the program, and not listed as that, or the reverse")
 	i.must(s.userMapped.mapped || s.isImported() || s.state == paused, s.address, "not mapped")
 	i.must(i.userMapped.known[s.userMapped.handle] == s, s.address, "not known by its handle")

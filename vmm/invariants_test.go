@@ -33,7 +33,7 @@ func TestInvariants(t *testing.T) {
 	tag := e.devices[0].tags["t"]
 	s := e.segmentAt(addresses[1])
 	small := e.segmentAt(addresses[3])
-	free := tag.slack[1][0]
+	free := tag.slack[slackKind{granules: 1}][0]
 	for name, damage := range map[string]func() (repair func()){
 		"index":     func() func() { s.index++; return func() { s.index-- } },
 		"tag":       func() func() { s.tag = s.device.newTag("u"); return func() { s.tag = tag } },

@@ -43,8 +43,8 @@ func (e *Engine) Live(address uintptr, size uint64, live []store.Range) error {
 		for i := range dead {
 			dead[i].Offset -= uint64(s.address - address) // which may be below 0, and wrap
 		}
-		about := store.Ranges{{Offset: uint64(begin - s.address), Size: uint64(end - begin)}}
-		s.dead = store.Union(append(s.dead.Without(about), dead...))
+		about := store.Range{Offset: uint64(begin - s.address), Size: uint64(end - begin)}
+		s.dead = s.dead.Replace(about, dead)
 	}
 	return nil
 }

@@ -17,12 +17,13 @@ type tag struct {
 	name        string
 	segments    []*segment
 	ranges      *space.Ranges[segment]
-	slack       map[uint32][]*segment // by granules
-	slabs       map[slabKind]*slabs   // with room for more small allocations, as far as is known
-	lines       map[order]*line       // frees in the order of streams
-	recent      *line                 // of lines, the last that was looked for, or nil
-	idle        shelf                 // those that their streams have reached
-	lastPause   float64               // seconds
+	slack       map[slackKind][]*segment
+	slackSizes  map[*space.Room][]uint32 // in granules, in their order, of what slack has in a room, or in none
+	slabs       map[slabKind]*slabs      // with room for more small allocations, as far as is known
+	lines       map[order]*line          // frees in the order of streams
+	recent      *line                    // of lines, the last that was looked for, or nil
+	idle        shelf                    // those that their streams have reached
+	lastPause   float64                  // seconds
 	lastResume  float64
 	pausedSince float64 // seconds since 1970
 	pausedBy    uint64  // see PausedBy, or 0 if nothing is paused
@@ -33,9 +34,17 @@ type tag struct {
 
 func (d *device) newTag(name string) *tag {
 	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
-	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[slabKind]*slabs{},
-		lines: map[order]*line{}}
+	return &tag{name: name, ranges: ranges, slack: map[slackKind][]*segment{},
+		slackSizes: map[*space.Room][]uint32{}, slabs: map[slabKind]*slabs{}, lines: map[order]*line{}}
 }
+
+// slackKind is the slack that serves the same requests.
+type slackKind struct {
+	room     *space.Room
+	granules uint32
+}
+
+func (s *segment) slackKind() slackKind { return slackKind{s.span.Room(), s.span.Granules()} }
 
 func (t *tag) add(s *segment) {
 	s.device.count(s, int64(s.length()))
@@ -101,41 +110,63 @@ func (t *tag) addSlack(s *segment) {
 }
 
 func (t *tag) listSlack(s *segment) {
-	granules := s.span.Granules()
-	list := t.slack[granules]
+	kind := s.slackKind()
+	list := t.slack[kind]
+	if len(list) == 0 {
+		sizes := t.slackSizes[kind.room]
+		at, _ := slices.BinarySearch(sizes, kind.granules)
+		t.slackSizes[kind.room] = slices.Insert(sizes, at, kind.granules)
+	}
 	s.state, s.owner, s.policy, s.index = slack, nobody, policy{}, len(list)
 	s.device.count(s, int64(s.length()))
-	t.slack[granules] = append(list, s)
-	t.granules += uint64(granules)
+	t.slack[kind] = append(list, s)
+	t.granules += uint64(kind.granules)
 }
 
 func (t *tag) removeSlack(s *segment) {
-	granules := s.span.Granules()
+	kind := s.slackKind()
 	s.device.count(s, -int64(s.length()))
-	t.slack[granules] = removeAt(t.slack[granules], s.index)
-	t.granules -= uint64(granules)
-	if len(t.slack[granules]) == 0 {
-		delete(t.slack, granules)
+	t.slack[kind] = removeAt(t.slack[kind], s.index)
+	t.granules -= uint64(kind.granules)
+	if len(t.slack[kind]) > 0 {
+		return
+	}
+	delete(t.slack, kind)
+	sizes := t.slackSizes[kind.room]
+	at, _ := slices.BinarySearch(sizes, kind.granules)
+	if sizes = slices.Delete(sizes, at, at+1); len(sizes) == 0 {
+		delete(t.slackSizes, kind.room)
+	} else {
+		t.slackSizes[kind.room] = sizes
 	}
 }
 
 func (t *tag) slackBytes(granularity uint64) uint64 { return t.granules * granularity }
 
-// takeSlack returns a segment of that many granules that already has its memory, split from the smallest slack in the
-// room that is large enough; nil if there is none.
-func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
-	var best *segment
-	for count, list := range t.slack {
-		if count < granules || best != nil && count >= best.span.Granules() {
-			continue
-		}
-		for _, s := range list {
-			if s.extent.owner == nobody && s.extent.step == accessible && s.span.In(room) {
-				best = s
-				break
+// slackTries is at how much slack an allocation looks: a transition may own all of it.
+const slackTries = 64
+
+// usableSlack returns the smallest slack in the room that has its memory and at least as many granules.
+func (t *tag) usableSlack(granules uint32, room *space.Room) *segment {
+	sizes, tries := t.slackSizes[room], 0
+	at, _ := slices.BinarySearch(sizes, granules)
+	for _, size := range sizes[at:] {
+		for _, s := range t.slack[slackKind{room, size}] {
+			if s.extent.owner == nobody && s.extent.step == accessible {
+				return s
+			}
+			if tries++; tries == slackTries {
+				return nil
 			}
 		}
 	}
+	return nil
+}
+
+// takeSlack returns a segment of that many granules that already has its memory, split from the smallest slack in the
+// room that is large enough; nil if there is none.
+func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
+	best := t.usableSlack(granules, room)
 	if best == nil {
 		return nil
 	}

@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -27,8 +26,8 @@ type userMapped struct {
 type userMappings struct {
 	made   uint64
 	known  map[cuda.Handle]*segment
-	mapped []*segment // by address
-	again  []again    // further mappings of what is mapped already, by address
+	mapped byAddress
+	again  []again // further mappings of what is mapped already, by address
 }
 
 // again is a further mapping of memory.
@@ -67,9 +66,8 @@ func (s *segment) settled() bool {
 
 // unmapped notes that mappings side by side have gone; the caller then calls releaseUnused. The caller holds e.mu.
 func (e *Engine) unmapped(segments []*segment) {
-	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, segments[0].address, compareAddress)
-	e.userMapped.mapped = slices.Delete(e.userMapped.mapped, at, at+len(segments))
 	for _, s := range segments {
+		e.userMapped.mapped.remove(s)
 		if s.address = 0; s.extent != nil {
 			s.extent.step = min(s.extent.step, created)
 			s.extent.address = 0
@@ -231,15 +229,11 @@ func (s *segment) onDevice() bool { return s.extent != nil && s.extent.step >= m
 
 // overlapping returns the first mapping of user-mapped memory that reaches into a range, nil if none does.
 func (e *Engine) overlapping(address uintptr, size uint64) *segment {
-	list := e.userMapped.mapped
-	at, found := slices.BinarySearchFunc(list, address, compareAddress)
-	if !found && at > 0 && uint64(address-list[at-1].address) < list[at-1].size {
-		return list[at-1]
+	if before := e.userMapped.mapped.before(address); before != nil && uint64(address-before.address) < before.size {
+		return before
 	}
-	if at < len(list) && uint64(list[at].address-address) < size {
-		return list[at]
+	if next := e.userMapped.mapped.from(address); next != nil && uint64(next.address-address) < size {
+		return next
 	}
 	return nil
 }
-
-func compareAddress(s *segment, address uintptr) int { return cmp.Compare(s.address, address) }

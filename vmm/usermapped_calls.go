@@ -102,8 +102,7 @@ func (m UserMapped) Map(address uintptr, size, offset uint64, handle cuda.Handle
 	if x != nil {
 		x.address, x.size = address, size
 	}
-	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, address, compareAddress)
-	e.userMapped.mapped = slices.Insert(e.userMapped.mapped, at, s)
+	e.userMapped.mapped.insert(s)
 	if !s.inTag() { // what is paused, or of another process, is
 		e.relocate(s)
 		s.device.tag(s.tag.name).add(s)

@@ -3,6 +3,7 @@ package space
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -24,8 +25,8 @@ type Room struct {
 type Ranges[T any] struct {
 	space    *Space[T]
 	device   Device
-	list     []*addressRange[T]
-	granules uint32 // of all of them but rooms
+	of       map[*Room][]*addressRange[T] // by room; with nil those for all
+	granules uint32                       // of these
 }
 
 // addressRange is a part of an arena in which one tag has its spans.
@@ -39,10 +40,12 @@ type addressRange[T any] struct {
 }
 
 // NewRanges returns the ranges of a tag that has none.
-func (s *Space[T]) NewRanges(d Device) *Ranges[T] { return &Ranges[T]{space: s, device: d} }
+func (s *Space[T]) NewRanges(d Device) *Ranges[T] {
+	return &Ranges[T]{space: s, device: d, of: map[*Room][]*addressRange[T]{}}
+}
 
 // Empty reports whether the tag has no span.
-func (r *Ranges[T]) Empty() bool { return len(r.list) == 0 }
+func (r *Ranges[T]) Empty() bool { return len(r.of) == 0 }
 
 // Holds reports whether a span is one of the tag's.
 func (r *Ranges[T]) Holds(s Span[T]) bool { return s.in.of == r }
@@ -50,10 +53,7 @@ func (r *Ranges[T]) Holds(s Span[T]) bool { return s.in.of == r }
 // Allocate finds granules, in the room unless that is nil. With small, it is a single granule that small allocations
 // are to share. Errors: the driver's, when no addresses are left.
 func (r *Ranges[T]) Allocate(granules uint32, small bool, room *Room) (Span[T], error) {
-	for _, in := range r.list {
-		if in.room != room {
-			continue
-		}
+	for _, in := range r.of[room] {
 		if b := in.allocate(granules); b != nil {
 			return Span[T]{in, b}, nil
 		}
@@ -63,7 +63,7 @@ func (r *Ranges[T]) Allocate(granules uint32, small bool, room *Room) (Span[T], 
 		return Span[T]{}, err
 	}
 	in := &addressRange[T]{arena: arena, of: r, room: room, block: block, blocks: newFit(block.count)}
-	r.list = append(r.list, in)
+	r.of[room] = append(r.of[room], in)
 	r.count(in, block.count)
 	return Span[T]{in, in.allocate(granules)}, nil
 }
@@ -98,14 +98,19 @@ func (r *Ranges[T]) drop(in *addressRange[T]) {
 	r.count(in, -in.block.count)
 	in.arena.ranges.release(in.block)
 	in.of = nil
-	at := slices.Index(r.list, in)
-	r.list = slices.Delete(r.list, at, at+1)
+	list := r.of[in.room]
+	at := slices.Index(list, in)
+	if list = slices.Delete(list, at, at+1); len(list) == 0 {
+		delete(r.of, in.room)
+	} else {
+		r.of[in.room] = list
+	}
 }
 
 // Check looks for a contradiction in the records; owned reports whether a span has an owner.
 func (r *Ranges[T]) Check(owned func(Span[T]) bool) error {
 	granules := uint32(0)
-	for _, in := range r.list {
+	for _, in := range slices.Concat(slices.Collect(maps.Values(r.of))...) {
 		if in.of != r || in.used == 0 {
 			return errors.New("a range of another tag, or of nothing")
 		}

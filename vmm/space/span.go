@@ -20,8 +20,8 @@ func (s Span[T]) first() uint32 { return s.in.block.start + s.block.start }
 // Enter records the span's owner, which Find then returns, or with nil that it has none.
 func (s Span[T]) Enter(owner *T) { s.in.arena.enter(s.first(), s.block.count, owner) }
 
-// In reports whether the span lies in a room, or with nil in no room.
-func (s Span[T]) In(room *Room) bool { return s.in.room == room }
+// Room returns the room that the span lies in, or nil.
+func (s Span[T]) Room() *Room { return s.in.room }
 
 // SameRange reports whether two spans lie in one range: only those can be joined.
 func (s Span[T]) SameRange(other Span[T]) bool { return s.in == other.in }

@@ -48,5 +48,15 @@ func TestRanges(t *testing.T) {
 			wanted[i] = wanted[i] && !taken[i]
 		}
 		check(wanted, Union(a).Without(Union(b)))
+		if begin := random.Uint64N(size); len(b) > 0 {
+			whole := Range{Offset: begin, Size: random.Uint64N(size - begin + 1)}
+			wanted, others := set(a), Union(b).Without(Ranges{{0, begin}, {whole.end(), size}})
+			for i, in := range set(others) {
+				if uint64(i) >= begin && uint64(i) < whole.end() {
+					wanted[i] = in
+				}
+			}
+			check(wanted, Union(a).Replace(whole, others))
+		}
 	}
 }
