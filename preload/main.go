@@ -335,8 +335,8 @@ func tmsOperation(operation *C.struct_operation) {
 		}
 		C.operation_finish(operation, code, (*C.char)(goruntime.Terminated(text)), C.uint64_t(bytes))
 	}()
-	// The goroutine waits on this thread's P, and the thread goes on in C: nobody would run it for milliseconds while
-	// other threads keep their Ps busy. Yielding gives the P to a thread that runs it.
+	// The goroutine waits on this thread's P, and the thread goes on in C. While other threads keep their Ps busy, no
+	// thread would run it for milliseconds. Yielding gives the P to a thread that runs it.
 	runtime.Gosched()
 }
 

@@ -40,7 +40,7 @@ def trainer(steps: int) -> None:
         weights = tensor(2)
     with tms.region("optimizer", backup="host"):
         moments = tensor(4)
-    with tms.region("gradients"):  # made anew by each step: no backup
+    with tms.region("gradients"):  # each step makes new ones: no backup
         gradients = tensor(2)
     weights.fill_(0)
     moments.fill_(0)
@@ -60,7 +60,7 @@ def trainer(steps: int) -> None:
 
 
 def server() -> None:
-    with tms.region("rollout weights"):  # sent anew by the trainer each time: no backup
+    with tms.region("rollout weights"):  # the trainer sends them each time: no backup
         weights = tensor(2)
     with tms.region("kv cache"):
         cache = tensor(12)

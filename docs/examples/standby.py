@@ -106,7 +106,7 @@ def load(port: int) -> None:
             with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
                 connection.request("GET", f"/{number}")
                 square, engine = connection.getresponse().read().decode().split()
-        except (OSError, HTTPException):  # nobody listens, or the answer broke off
+        except (OSError, HTTPException):  # no server listens, or the answer broke off
             time.sleep(0.01)
             continue
         assert int(square) == number**2

@@ -23,7 +23,7 @@ static void *churn(void *number)
 }
 
 /* Children are made while threads allocate, with and without fork handlers (without them the simulator's locks stay as
- * they were): each is refused what it asks for, and ends. */
+ * they were). Each child's requests are refused, and it ends. */
 static void make_children(void)
 {
 	for (int i = 0; i < 20; i++) {

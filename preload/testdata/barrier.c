@@ -1,5 +1,5 @@
-/* What the program points to lies behind a barrier of the program's: a page that its handler of SIGSEGV opens at the
- * first fault, as copying collectors have them. */
+/* The program's arguments lie behind a barrier of its own: a page that its handler of SIGSEGV opens at the first fault,
+ * as copying collectors do. */
 #include "host.h"
 
 int cuMemGetAllocationPropertiesFromHandle(void *, uint64_t);

@@ -11,11 +11,11 @@
 
 enum { WORDS_MOST = 11, NO_MEMORY = 2, UNTOUCHED = 36, NOT_MAPPED = 1, CHANGED = 37 };
 
-/* What a thread expects of the next function of the driver that is called on it. */
+/* The expectations of a thread for the next function of the driver that is called on it. */
 struct watched {
 	const char *name;
 	uintptr_t words[WORDS_MOST], address; /* where memory must be mapped, or 0 if none need be */
-	int codes[2];			      /* of the first call and the next ones, if all is right */
+	int codes[2];			      /* of the first call and of later calls, if all is right */
 	_Atomic int calls;
 };
 

@@ -1,5 +1,5 @@
-/* Streams that are being captured: whatever becomes of a capture, pauses are refused and frees wait exactly as long as
- * the capture lasts. Called as: captures cuda|cu, with slowbegin.c behind libtms.so. */
+/* While a stream is captured, pauses are refused and frees wait, exactly as long as the capture lasts, however it ends.
+ * Called as: captures cuda|cu, with slowbegin.c behind libtms.so. */
 #include "host.h"
 
 int cudaStreamWaitEvent(void *, void *, unsigned);

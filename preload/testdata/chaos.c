@@ -93,7 +93,7 @@ static void raise_limits(void)
 		limit_to(RLIMIT_AS, RLIM_INFINITY);
 }
 
-/* Removes every obstacle, except those that other threads plan. */
+/* Removes every obstacle, except obstacles that other threads plan. */
 static void clear(void)
 {
 	sim_clear_failures();
@@ -340,7 +340,7 @@ static void use_a_pool(struct worker *w)
 		AGAIN(w, tms_pause(w->tag), 0);
 		are_paused(w);
 		if (AGAIN(w, tms_resume(w->tag), OUT_OF_MEMORY) != 0)
-			break; /* what the pool hands out now is paused */
+			break; /* the pool hands out paused memory now */
 		are_active(w);
 		if (p.kind != NONE)
 			compare_contents(w, &p);

@@ -1,6 +1,6 @@
-/* What could be allocated before a pause can be allocated after it. With a gate, slack is given back when memory runs
- * out, beside a thread that goes on working; without one, a sixteenth of the device may be slack. argument: with, or
- * without */
+/* After a pause, a program can allocate as much as before it. With a gate, slack is given back when memory runs out,
+ * beside a thread that goes on working. Without a gate, a sixteenth of the device may be slack. Called as: compaction
+ * with|without */
 #include "host.h"
 
 enum { COUNT = 40, EACH = 20, TOTAL = 1024, LIVE = COUNT / 4 * EACH }; /* MiB */

@@ -1,5 +1,6 @@
-/* Two copies of one major of libcudart in a process, each with a library that is bound to it. The errors of calls that do
- * not come through libtms.so are in the library's own copy, and those of other calls in the first copy: both are told.
+/* Two copies of one major of libcudart in a process, each with a library that is bound to it. Errors of calls that do
+ * not come through libtms.so are in the library's own copy, and errors of other calls in the first copy. Both are
+ * returned.
  * Called as: copies LIBRARY FAILS LIBRARY FAILS, FAILS being what a launch answers there */
 #include "host.h"
 

@@ -15,8 +15,7 @@ static void *on_disk(size_t size, const char *tag, unsigned seed)
 	return segment;
 }
 
-/* Counts the files in the directory that threads have open. Each thread but the one that keeps them has the process's
- * table. */
+/* Counts the files in the directory that threads have open. The thread that keeps files has a table of its own. */
 static int files(void)
 {
 	EXPECT(names_in(directory), 0);

@@ -1,5 +1,5 @@
-/* What the host sets for the signals of faults holds as if the library were not there: which handler is set, which was
- * before, on which stack it runs and how often. This holds also while the library starts. */
+/* The host's actions for the signals of faults hold as if the library were not there: the handler that is set, the
+ * handler before, the stack that it runs on, and how often it runs. This holds also while the library starts. */
 #include "host.h"
 
 #include <setjmp.h>
@@ -241,8 +241,8 @@ static void in_children(void)
 	join(thread);
 }
 
-/* A child of vfork, with the parent's memory, sets every signal to its default before it executes a program, as CPython's
- * subprocess does. The parent's handlers stay. */
+/* A child of vfork, with the parent's memory, sets every signal to its default before it executes a program, as
+ * CPython's subprocess does. The parent's handlers stay. */
 static void in_a_child_of_vfork(void)
 {
 	set(SIGSEGV, recover_with_information, 0);

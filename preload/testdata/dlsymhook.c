@@ -1,5 +1,5 @@
-/* Another library that interposes dlsym, as those that share out a GPU do, and a function of the driver for a caller
- * that asks for it by a handle. It has no dlvsym. */
+/* Another library that interposes dlsym, as libraries that share out a GPU do, and a function of the driver for
+ * a caller that asks for it by a handle. It has no dlvsym. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

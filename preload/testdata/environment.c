@@ -1,4 +1,4 @@
-/* Prints the settings of the thread that ran the constructors, and those of fresh threads, a line each. */
+/* Prints the settings of the thread that ran the constructors, and of fresh threads, a line for each. */
 #include "host.h"
 
 static void *show(void *unused)

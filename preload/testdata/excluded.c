@@ -1,5 +1,5 @@
-/* A region takes neither the allocations of an excluded thread nor those of a library listed in TMS_EXCLUDE. Called as:
- * excluded LIBRARY WHETHER-IT-IS-LISTED */
+/* A region takes no allocation of an excluded thread, or of a library listed in TMS_EXCLUDE. Called as: excluded
+ * LIBRARY WHETHER-IT-IS-LISTED */
 #include "host.h"
 
 static size_t held(void)

@@ -32,7 +32,7 @@ int main(int argc, char **argv)
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(names_in(argv[3]), 0);
 	EXPECT(files_of_threads(argv[3]), on_disk);
-	if (!on_disk) /* what is the process's alone ends with it */
+	if (!on_disk) /* memory of the process alone ends with it */
 		CHECK(memory_of_kind("Anonymous:") >= private + BYTES && memory_of_kind("Pss_Shmem:") <= shared);
 	pid_t child = fork();
 	if (child == 0) {

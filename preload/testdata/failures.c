@@ -81,7 +81,7 @@ int main(void)
 	sim_fail("cuMemUnmap", 1, 999);
 	EXPECT(cudaFree(segment[0]), 999);
 	CHECK(filled(segment[0], 3 * MIB, 0));
-	/* What is unmapped is gone: a refused release is made later, and is no error. */
+	/* Unmapped memory is gone: a refused release is made later, and is no error. */
 	size_t held = free_bytes();
 	sim_fail("cuMemRelease", 1, 999);
 	sim_fail("cuMemRelease", 2, 999);

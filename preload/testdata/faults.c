@@ -1,5 +1,5 @@
-/* A fault inside Go becomes an error code, in a thread's first call and in later ones, and what the thread does next
- * works. The fault here is a bad pointer of the program's own, which Go reads. */
+/* A fault inside Go becomes an error code, in a thread's first call and in later calls, and the thread goes on
+ * to work. The fault here is a bad pointer of the program's own, which Go reads. */
 #include "host.h"
 
 enum { PANIC = 999 };

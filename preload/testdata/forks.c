@@ -165,8 +165,8 @@ static void *first_use(void *unused)
 	return unused;
 }
 
-/* Each start has a parent of its own, which forks within its microseconds. What a child finds depends on the moment;
- * that its calls return does not. */
+/* Each start has a parent of its own, which forks within its microseconds. The state that a child finds depends on
+ * the moment, but its calls return in each. */
 static void fork_while_starting(int index)
 {
 	pid_t parent = fork();

@@ -539,7 +539,7 @@ static void tags(void)
 	held_up(&w);
 	EXPECT(tms_pause("own"), 0);
 	EXPECT(tms_resume("b"), 0);
-	ended(&w, 0); /* what the program itself has paused does not hold threads up */
+	ended(&w, 0); /* memory that the program itself has paused stops no thread */
 	is_open(b);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	give(&w, fill_words, a);

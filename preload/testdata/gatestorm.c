@@ -112,7 +112,7 @@ static void live(struct life *life)
 	void *stream = NULL, *context = NULL;
 	if (kind == 3)
 		EXPECT(cuCtxCreate_v2(&context, 0, 0), 0);
-	EXPECT(cuStreamCreate(&stream, kind == 2 || draw(r, 2)), 0); /* a capture forbids what waits for blocking ones */
+	EXPECT(cuStreamCreate(&stream, kind == 2 || draw(r, 2)), 0); /* a capture forbids waits for blocking streams */
 	unsigned sum = life->sum, length = 5 + draw(r, 20);
 	for (unsigned i = 0; i < length && !over; i++) {
 		if (kind == 1)

@@ -127,7 +127,7 @@ int cuStreamDestroy_v2(void *);
 int cuStreamEndCapture(void *, void **);
 int cuStreamSynchronize(void *);
 
-/* What the preloaded library has, with which the program itself is not linked, and perhaps neither with the driver. */
+/* The preloaded library's functions. The program is not linked with it, and perhaps not with the driver either. */
 __asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu_backup_backend, "
 	"tms_get_cpu_backup_pointer, tms_get_current_tag, tms_get_enable_cpu_backup, tms_get_enable_disk_backup, "
 	"tms_get_enable_incremental_backup, tms_get_excluded, "

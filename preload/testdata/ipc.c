@@ -82,7 +82,7 @@ static void mutual(void)
 	void *stream = NULL;
 	EXPECT(cudaStreamCreate(&stream), 0);
 	void *graph = captured_copy(stream, copy, b.other_big, SIZE);
-	size_t apart = sim_stat("handles") + 2; /* what is shared has an extent of its own, and parts its neighbours */
+	size_t apart = sim_stat("handles") + 2; /* shared memory has an extent of its own, which parts its neighbours */
 	int open_before = descriptors();
 	for (unsigned cycle = 0; cycle < (unsigned)often(100, 16); cycle++) {
 		write_all(b, cycle);
@@ -347,7 +347,7 @@ static void beside_stopped(void)
 	meet();
 	EXPECT(tms_trim(), 0);
 	meet();
-	EXPECT(tms_resume_within("t", 0), 909); /* what the stopped process owns does not come */
+	EXPECT(tms_resume_within("t", 0), 909); /* the stopped process's memory does not come */
 	CHECK(filled(opened_of[1], SIZE, 1));
 	EXPECT(kill(pids[0], SIGCONT), 0);
 	EXPECT(tms_resume("t"), 0);

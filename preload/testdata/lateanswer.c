@@ -1,5 +1,5 @@
-/* A process asks for another's memory through the exporter's control socket, whose thread a tracer holds at a chosen
- * call. While it is held, the thread that requested the memory gives up, or the process that asked dies. */
+/* A process asks for another process's memory through the exporter's control socket, whose thread a tracer holds at a
+ * chosen call. While it is held, the thread that requested the memory gives up, or the process that asked dies. */
 #include "pair.h"
 
 #include <sys/ptrace.h>

@@ -155,7 +155,7 @@ CUfileError_t cuFileBatchIOSubmit(void *batch, unsigned count, void *parts, unsi
 	return (CUfileError_t){0, 0};
 }
 
-/* What the test says has ended. */
+/* Returns the events that the test has ended. */
 CUfileError_t cuFileBatchIOGetStatus(void *batch, unsigned least, unsigned *count, struct event *events, void *timeout)
 {
 	(void)batch, (void)events, (void)timeout;

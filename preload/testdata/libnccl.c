@@ -1,7 +1,7 @@
 /* As much of NCCL as communicators need to be made, used, suspended and destroyed. A suspend frees memory of its own,
- * and its ranks wait for one another, those of other processes in the file FAKE_NCCL_SHARED, which is all zeros. If
- * that is larger than a page, operations on a stream wait there until the other ranks have launched theirs.
- * FAKE_NCCL=fail, hang: what a suspend does. With FAKE_NCCL_EXPORTS a rank exports memory, and imports what it has
+ * and its ranks wait for one another. Ranks of other processes wait in the file FAKE_NCCL_SHARED, which is all zeros.
+ * If the file is larger than a page, operations on a stream wait there until the other ranks have launched theirs. With
+ * FAKE_NCCL=fail or hang, a suspend fails or hangs. With FAKE_NCCL_EXPORTS a rank exports memory, and imports what it has
  * exported, until it is suspended. */
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-/* A program whose memory is locked uses pausable memory: what the library has reserved takes no memory. Ends with 77 where
+/* A program whose memory is locked uses pausable memory: the library's reserve takes no memory. Ends with 77 where
  * memory cannot be locked. */
 #include "host.h"
 

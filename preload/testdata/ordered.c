@@ -98,7 +98,7 @@ static void repeats(void)
 	EXPECT(sim_stat(once[1]) - before[1], STEPS * EACH);
 	for (int i = 2; i < KINDS; i++)
 		EXPECT(sim_stat(once[i]) - before[i], 0);
-	/* What is free is so to all who ask, to a free of another kind, and to another stream, tag or size. */
+	/* Free memory is free in statistics, to a free of another kind, and to another stream, tag or size. */
 	EXPECT(attribute(pool, USED), 0);
 	EXPECT(cudaMallocAsync(&p[0], 8 * MIB, stream), 0);
 	EXPECT(cudaFreeAsync(p[0], stream), 0);
@@ -243,7 +243,7 @@ static void pools(void)
 	EXPECT(cudaMemPoolDestroy(decompressing), 0);
 }
 
-/* What cudaMallocAsync uses is the current pool. */
+/* cudaMallocAsync uses the current pool. */
 static void current(void)
 {
 	void *shared = NULL, *standard = NULL;

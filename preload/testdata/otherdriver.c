@@ -1,4 +1,4 @@
-/* A driver that looks up functions other than those that it exports, and has one newer than the library. */
+/* A driver whose lookups return other functions than its exports. It has one that is newer than the library. */
 #include <stdint.h>
 #include <string.h>
 

@@ -78,8 +78,8 @@ static inline void no_more_descriptors_than(int count)
 	CHECK(descriptors() <= count);
 }
 
-/* Forks the two, before CUDA and before the library is needed. Both end well, but for the one that is killed (-1:
- * none). */
+/* Forks the two processes, before CUDA and before the library is needed. Both end well, except the process that is
+ * killed; killed is -1 if neither is. */
 static inline void in_two(void (*as_rank)(void), int killed)
 {
 	int ends[2];

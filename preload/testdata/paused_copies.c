@@ -77,7 +77,7 @@ _Static_assert(sizeof(struct pitched_copy) == 160 && sizeof(struct operation) ==
 
 static char host[64], *paused, *plain;
 
-/* The arguments that the table's words for a function mean; which: the one that is paused. */
+/* The arguments that the table's words for a function mean: the first address is paused, or the second. */
 static union argument {
 	struct rows_copy rows;
 	struct layers_copy layers;
@@ -205,7 +205,7 @@ static void refused(void)
 	EXPECT(tms_resume("t"), 0);
 }
 
-/* What is not paused is CUDA's, also where nothing else could tell it from what is. */
+/* Memory that is not paused goes to CUDA, also where only the address tells it from paused memory. */
 static void passed(void)
 {
 	EXPECT(tms_pause("t"), 0);

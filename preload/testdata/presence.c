@@ -1,10 +1,10 @@
-/* What the library leaves in the process once every feature has been used: the threads of its start, no descriptor, and
+/* Once every feature has been used, the library leaves in the process the threads of its start, no descriptor, and
  * nothing of the caller's processors and scheduling. Called as: presence features|pinned DIRECTORY */
 #include "host.h"
 
 #define PATH_SIZE 300
 
-/* How many descriptors there are, without the driver's and those that were there at first. */
+/* Counts the descriptors, without the driver's and without descriptors that were there at first. */
 static int held(void)
 {
 	static bool inherited[256], known;
@@ -88,7 +88,7 @@ static void features(const char *directory)
 	EXPECT(held(), 0); /* the trace keeps none */
 	int at_start = threads();
 	use(directory);
-	at_start += 5; /* the one that keeps files, and what it needs */
+	at_start += 5; /* the thread that keeps files, and the threads that it needs */
 	EXPECT(threads(), at_start);
 	EXPECT(held(), 0);
 	for (int fd = 3; fd < 256; fd++) /* as a daemon does */

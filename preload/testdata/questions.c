@@ -1,5 +1,5 @@
-/* What a program asks CUDA about memory has one answer, whether or not the memory is paused. argument: the part; with a
- * gate, and TMS_SHAREABLE=1 where memory is shared by descriptors. */
+/* CUDA's questions about memory have one answer, whether or not the memory is paused. The argument names the part. It
+ * runs with a gate, and with TMS_SHAREABLE=1 where memory is shared by descriptors. */
 #include "mapping.h"
 
 int cudaGetLastError(void);
@@ -52,7 +52,7 @@ static struct answers ask(uintptr_t address)
 	for (int i = 1; i < ATTRIBUTES; i++) {
 		a.codes[i] = cuPointerGetAttribute(&a.alone[i], i, address);
 		if (i == 5 || i > MEMORY_BLOCK_ID)
-			continue; /* cuPointerGetAttributes refuses those that it does not know */
+			continue; /* cuPointerGetAttributes refuses attributes that it does not know */
 		some[count] = i;
 		places[count++] = &a.together[i];
 		if (may_change(i))
@@ -139,8 +139,8 @@ static void attributes(void)
 	EXPECT(nothing.codes[MEMORY_TYPE], 1);
 }
 
-/* What UCX, NIXL, NCCL and GDRCopy ask: the memory is as that of cudaMalloc, of which there is a handle where
- * cudaIpcGetMemHandle makes one. */
+/* To UCX, NIXL, NCCL and GDRCopy the memory is as cudaMalloc's, and it has a handle where cudaIpcGetMemHandle makes
+ * one. */
 static void communication(void)
 {
 	enum { CONTEXT = 1, SYNC_MEMOPS = 6, IPC_CAPABLE = 10, CTX_SYNC_MEMOPS = 0x80 };
@@ -228,7 +228,7 @@ static int bind(struct caller *caller)
 	return cuMulticastBindMem(caller->object, 0, caller->handle, 0, SIZE, 0);
 }
 
-/* What needs the memory itself: refused with words where the program has paused it, and else it waits. */
+/* A call that needs the memory itself is refused with a text where the program has paused it. Elsewhere it waits. */
 static void needs_memory(int (*call)(struct caller *))
 {
 	struct multicast group = {1, SIZE, POSIX_FD, 0};
@@ -295,7 +295,7 @@ static int copy_on_host(struct caller *caller)
 	return cudaMemcpy(to, from, sizeof to, HOST_TO_HOST);
 }
 
-/* What needs no paused memory: host memory and what is free. Copies between host buffers wait as all copies do. */
+/* Calls about host memory and free memory need no paused memory. Copies between host buffers wait as all copies do. */
 static void beside(void)
 {
 	static char registered[65536] __attribute__((aligned(4096)));

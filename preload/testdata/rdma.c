@@ -168,7 +168,7 @@ static void with_library(const struct library *l)
 	EXPECT(l->rdma_registered(), 0);
 }
 
-/* Registrations by a description, those of one card's own library, and work that goes on after its call. */
+/* Registrations by a description and by one card's own library, and work that goes on after its call. */
 static void in_other_ways(const struct library *l)
 {
 	const uint64_t at = (uintptr_t)memory;

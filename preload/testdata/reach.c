@@ -1,5 +1,6 @@
 /* The ways in which a program finds the driver's functions: each leads to the library once, and gives memory that is
- * paused and comes back. What is not the driver's, or not asked for by a handle, is found as before. */
+ * paused and comes back. Functions that are not the driver's, or are not asked of a handle, are found as
+ * before. */
 #include "host.h"
 
 enum { TAKEN = 4 * MIB };

@@ -1,4 +1,4 @@
-/* What a trace must survive. Called as: recording CASE FILE [COUNT [KIB]], with TMS_TRACE=FILE unless a case says
+/* Cases that a trace must survive. Called as: recording CASE FILE [COUNT [KIB]], with TMS_TRACE=FILE unless a case says
  * otherwise. */
 #include "host.h"
 

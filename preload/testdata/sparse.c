@@ -1,4 +1,4 @@
-/* Memory of which a pause keeps parts: what is live, and no blocks of zeros. */
+/* A pause keeps parts of memory: the live parts, and no blocks of zeros. */
 #include "host.h"
 
 static bool all_zero(const void *device, size_t size)

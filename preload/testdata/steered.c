@@ -126,7 +126,7 @@ static int in_child(void)
 
 int cudaMallocManaged(void **, size_t, unsigned);
 
-static void *opened; /* what another has exported */
+static void *opened; /* another process's export */
 static int open_other(const char *hexadecimal)
 {
 	struct handle handle;
@@ -286,7 +286,7 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaIpcGetMemHandle(&handle, own), 0);
 		for (size_t i = 0; i < sizeof handle.bytes; i++)
 			sprintf(answer + 2 * i, "%02x", (unsigned char)handle.bytes[i]);
-	} else if (strcmp(word, "open") == 0) { /* what another has exported */
+	} else if (strcmp(word, "open") == 0) { /* another process's export */
 		unsigned char byte;
 		EXPECT(open_other(rest), 0);
 		EXPECT(cudaMemcpy(&byte, opened, 1, 2), 0);
@@ -294,7 +294,7 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaIpcCloseMemHandle(opened), 0);
 	} else if (strcmp(word, "borrow") == 0) { /* and keep it open, or fail */
 		answer_code(open_other(rest));
-	} else if (strcmp(word, "read") == 0) { /* what was borrowed */
+	} else if (strcmp(word, "read") == 0) { /* the borrowed memory */
 		unsigned char byte = 0;
 		int code = cudaMemcpy(&byte, opened, 1, 2);
 		snprintf(answer, sizeof answer, "%d %d", code, byte);

@@ -24,8 +24,8 @@ static void *reserve(size_t size)
 
 static int count; /* the second argument */
 
-/* A tag for each step: each takes a granule, and the cost of one does not grow with their number. Whatever else the
- * machine does only adds to a time, so the cheapest of many short series stands for a quarter of the steps. */
+/* A tag for each step: each takes a granule, and the cost of a step does not grow with their number. Other work of the
+ * machine only adds to a time, so the cheapest of many short series stands for a quarter of the steps. */
 static void many(void)
 {
 	enum { SERIES = 100 };

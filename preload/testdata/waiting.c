@@ -1,4 +1,4 @@
-/* What the library waits for, and what it holds during the wait. Called as: waiting PART */
+/* The library's waits, and the locks and memory that it holds during them. Called as: waiting PART */
 #include "host.h"
 
 static const char *what; /* the part */

@@ -83,7 +83,7 @@ func (o *owner) release() {
 	o.span.Release()
 }
 
-// nobody holds a span without an owner.
+// nobody is the check of spans without an owner.
 func nobody(Span[owner]) bool { return false }
 
 // The spans of a room are side by side however the tag and its other rooms grow, and its addresses are for it alone.

@@ -358,7 +358,7 @@ func (s *Server) glance(now time.Time) {
 		s.ran, s.waits, s.awaited = now, s.process.Waits(), time.Time{}
 	}
 	s.yields = yields
-	// While a task runs, the gate may be open, or shut, for what is not done yet.
+	// While a task runs, the gate may be open or closed for a step that is not done yet.
 	if !yields || s.running != nil || now.Sub(s.glanced) < s.ownGlance(now) {
 		return
 	}

@@ -108,7 +108,7 @@ func TestChoice(t *testing.T) {
 	require.ErrorIs(t, p.Use("", ""), torch.ErrChosen)
 }
 
-// Requests that differ only in what each allocation says are of one kind of memory.
+// Requests that differ only in what each allocation says have one kind of memory.
 func TestAPoolForEachKindOfMemory(t *testing.T) {
 	p, m := newPools(t, "naive")
 	kept := pausable(0, "t")

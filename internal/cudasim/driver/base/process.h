@@ -38,8 +38,8 @@ CUprocessState process_pass(bool *inside); // the same, but does not wait; retur
 void process_leave(void);
 void process_read_taken(void); // reads from a page that a checkpoint has taken away: SIGSEGV
 
-// Maps any process's page. CUDA_ERROR_INVALID_VALUE: there is no such process; CUDA_ERROR_NOT_INITIALIZED: it has not
-// called cuInit; CUDA_ERROR_NOT_PERMITTED: it is another user's.
+// Maps any process's page. Returns CUDA_ERROR_INVALID_VALUE if there is no such process, CUDA_ERROR_NOT_INITIALIZED if
+// it has not called cuInit, and CUDA_ERROR_NOT_PERMITTED if it belongs to another user.
 CUresult process_find(int process, struct process_page **page);
 void process_release(struct process_page *page);
 CUprocessState process_state(struct process_page *page);
