@@ -1,0 +1,152 @@
+package control_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/vmm/stats"
+)
+
+func pointer[T any](value T) *T { return &value }
+
+// requestLines has a request for each operation, as the files in testdata have them. A client in another language
+// writes these lines, so they change only with control.Version.
+var requestLines = []control.Request{
+	{Op: control.Status, ID: 1},
+	{Op: control.Pause, ID: 2, Tag: pointer("weights"), Timeout: pointer(2.5), Idle: pointer(0.5), Force: true,
+		To: control.ToDisk, SaveAll: true, Yield: true},
+	{Op: control.Pause, ID: 3, Hold: true, Lease: 60, NCCL: &control.NCCL{}},
+	{Op: control.Pause, ID: 4, Everything: true, Discard: true, Toward: stats.Destinations{"GPU-1": {Device: "GPU-2", Room: 1 << 30}},
+		NCCL: &control.NCCL{Together: []string{"c0ffee"}, Until: 1700000000.5}},
+	{Op: control.Resume, ID: 5, Tag: pointer("weights"), Wait: 60, Turn: true},
+	{Op: control.Resume, ID: 6, Everything: true},
+	{Op: control.Keep, ID: 7},
+	{Op: control.Undo, ID: 8, Wait: 1, Yield: true},
+	{Op: control.Move, ID: 9, Tag: pointer("cache"), To: control.ToDisk},
+	{Op: control.Note, ID: 10, Driver: &control.Driver{
+		Devices: []control.DriverBytes{{UUID: "GPU-1", Bytes: 1 << 30}}, Lost: "the GPU is gone"}},
+	{Op: control.Record, ID: 11, File: "/tmp/recording"},
+	{Op: control.Record, ID: 12},
+	{Op: control.Align, ID: 13, Lease: 60, Wait: 0.5, Targets: map[string]uint64{"c0ffee": 7}},
+	{Op: control.Lend, ID: 14, Share: 21, Import: 22},
+	{Op: control.Returned, ID: 15, Share: 21, Import: 22},
+	{Op: control.Hand, ID: 16},
+	{Op: control.Put, ID: 17, Set: 31, Name: "model", Device: "GPU-1", Share: 41, Bytes: 2 << 20, Before: 1,
+		Node: pointer(0), To: control.ToHost, Joins: true},
+	{Op: control.Seal, ID: 18, Set: 31, Before: 1, Share: 30, Tensors: 2, Confirm: true},
+	{Op: control.Open, ID: 19, Name: "model", Confirm: true},
+	{Op: control.Close, ID: 20, Set: 31},
+	{Op: control.List, ID: 21},
+	{Op: control.Drop, ID: 22, Name: "model"},
+	{Op: control.Take, ID: 23, Node: pointer(0), Bytes: 2 << 20, Confirm: true},
+	{Op: control.Give, ID: 24, Node: pointer(0)},
+}
+
+// replyLines has an answer to each request, by the ID of the request, and one refusal.
+func replyLines(t *testing.T) []control.Reply {
+	process, err := json.Marshal(control.ProcessState{
+		PID: 4711, Command: "python train.py", Gated: true, IdleSeconds: pointer(1.5), ResumeWait: 60,
+		Stats:   control.Stats{Version: "0.1", Started: true, HostAvailableBytes: pointer(uint64(1 << 34))},
+		Devices: []control.Device{{Device: 0, UUID: "GPU-1"}},
+	})
+	require.NoError(t, err)
+	sets := []control.KeptSet{{ID: 31, Name: "model", Device: "GPU-1", Sealed: 1700000000000000000,
+		Chunks: []control.KeptChunk{{ID: 41, Bytes: 2 << 20, Node: pointer(0), More: []uint64{42}}}, Place: control.ToHost,
+		Bytes: 4 << 20, Tensors: 2, Used: 1700000000000000000, Users: []int{4711}}}
+	replies := []control.Reply{
+		{ID: 1, OK: true, Process: process},
+		{ID: 2, OK: true, Bytes: 1 << 30, Imported: 1 << 20, Seconds: 0.25, WithoutContents: 1 << 21, Moved: 1 << 29,
+			Note: "nothing was ever allocated with the tag"},
+		{ID: 3, OK: true, Communicators: []control.Communicator{{Name: "c0ffee", Ranks: 2, Here: 1}}},
+		{ID: 4, OK: true, Bytes: 1 << 30, Seconds: 0.25, NCCL: "suspended", Stays: "NCCL has registered memory"},
+		{ID: 5, Code: 2, Error: "out of memory"},
+		{ID: 6, OK: true, Bytes: 1 << 30, Seconds: 0.25},
+		{ID: 7, OK: true},
+		{ID: 8, OK: true, Bytes: 1 << 30, Seconds: 0.25},
+		{ID: 9, Code: 2, Error: "host memory is short", Host: 1 << 30, HostAvailable: 1 << 29},
+		{ID: 10, OK: true},
+		{ID: 11, OK: true},
+		{ID: 12, OK: true, Seconds: 0.25},
+		{ID: 13, OK: true, Alignment: &control.Alignment{Reached: true, Captured: true,
+			Sequences: []control.Sequence{{Name: "c0ffee", Ranks: 2, Here: 1, Begun: 7, Wanted: true}}}},
+		{ID: 14, OK: true, Bytes: 1 << 20, Extent: 2 << 20, Offset: 1 << 20, Tag: "weights", Device: "GPU-1"},
+		{ID: 15, OK: true},
+		{ID: 16, OK: true},
+		{ID: 17, OK: true},
+		{ID: 18, OK: true},
+		{ID: 19, OK: true, Sets: sets},
+		{ID: 20, OK: true},
+		{ID: 21, OK: true, Sets: sets},
+		{ID: 22, OK: true},
+		{ID: 23, OK: true, Reserved: map[int]uint64{0: 4 << 20}},
+		{ID: 24, OK: true},
+		{ID: 14, Code: 600, Error: "the memory is paused", Stopped: true},
+	}
+	for i := range replies {
+		replies[i].Version = control.Version
+	}
+	return replies
+}
+
+// golden compares lines with a file of testdata, or writes that file if TMS_UPDATE_GOLDEN is set.
+func golden(t *testing.T, name string, lines [][]byte) {
+	path := filepath.Join("testdata", name)
+	if os.Getenv("TMS_UPDATE_GOLDEN") != "" {
+		require.NoError(t, os.WriteFile(path, bytes.Join(lines, nil), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(bytes.Join(lines, nil)))
+}
+
+// fieldsMissing returns the JSON fields of a struct that no line has.
+func fieldsMissing(t *testing.T, of reflect.Type, lines [][]byte) (missing []string) {
+	for i := range of.NumField() {
+		name, _, _ := strings.Cut(of.Field(i).Tag.Get("json"), ",")
+		if !slices.ContainsFunc(lines, func(line []byte) bool {
+			var fields map[string]json.RawMessage
+			require.NoError(t, json.Unmarshal(line, &fields))
+			return fields[name] != nil
+		}) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// The lines of each request stay as clients in other languages write them, and a process reads them as they were meant.
+func TestRequestLines(t *testing.T) {
+	var lines [][]byte
+	for _, request := range requestLines {
+		request.Version = control.Version
+		line := control.Line(request)
+		lines = append(lines, line)
+		parsed, err := control.ParseRequest(bytes.TrimSpace(line))
+		require.NoError(t, err, "%s", line)
+		require.Equal(t, request, parsed)
+	}
+	golden(t, "requests.jsonl", lines)
+	require.Empty(t, fieldsMissing(t, reflect.TypeFor[control.Request](), lines))
+}
+
+func TestReplyLines(t *testing.T) {
+	var lines [][]byte
+	for _, reply := range replyLines(t) {
+		line := control.Line(reply)
+		lines = append(lines, line)
+		var parsed control.Reply
+		require.NoError(t, json.Unmarshal(line, &parsed))
+		require.Equal(t, reply, parsed)
+	}
+	golden(t, "replies.jsonl", lines)
+	require.Empty(t, fieldsMissing(t, reflect.TypeFor[control.Reply](), lines))
+}
