@@ -18,16 +18,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/checksum"
 	"tms/internal/control"
 	"tms/internal/control/server"
+	"tms/internal/sets/checksum"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 )
 
-// Sets of memory that no process owns (tms_kept_*): the keeper (internal/keeper) holds them, vmm/kept.go makes and maps
+// Sets of memory that no process owns (tms_kept_*): the keeper (internal/sets) holds them, vmm/kept.go makes and maps
 // their memory.
 
 var _ = [1]struct{}{}[vmm.Keeper-control.Keeper]

@@ -287,8 +287,8 @@ HIDDEN int obstacle_note(const char *call, int code);
 HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed, or NULL */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
-HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/keeper) */
-HIDDEN int kept_promote(const char *name); /* brings a set back to its device (internal/tier) */
+HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/sets) */
+HIDDEN int kept_promote(const char *name); /* brings a set back to its device (internal/sets) */
 
 /* helper.c: runs the command tms with these arguments behind the first, which becomes its name. With --report the
  * command writes a line "CODE BYTES", then a text. HELPER_ENDED means that it has ended without the line. For

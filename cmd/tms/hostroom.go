@@ -6,7 +6,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
-	"tms/internal/keeper"
+	"tms/internal/sets"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )
@@ -34,7 +34,7 @@ func (b byNode) sum() (bytes uint64) {
 
 // reservedFree returns how much reserved host memory is free.
 func reservedFree() byNode {
-	reply, _, _ := keeper.Ask(control.Request{Op: control.Take}, -1) // no keeper runs, perhaps
+	reply, _, _ := sets.Ask(control.Request{Op: control.Take}, -1) // no keeper runs, perhaps
 	free := byNode{}
 	maps.Copy(free, reply.Reserved)
 	return free

@@ -11,9 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/control"
-	"tms/internal/keeper"
 	"tms/internal/readable"
-	"tms/internal/tier"
+	"tms/internal/sets"
 	"tms/vmm/cuda"
 )
 
@@ -36,7 +35,7 @@ have attached. Sets that no program has attached then are lost.`,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if !start {
 				ctx, _ := interruptible()
-				return keeper.New().Serve(ctx, idle, func(text string) { fmt.Fprintln(command.ErrOrStderr(), "tms:", text) })
+				return sets.NewKeeper().Serve(ctx, idle, func(text string) { fmt.Fprintln(command.ErrOrStderr(), "tms:", text) })
 			}
 			return answerLibrary(command, startKeeper())
 		},
@@ -63,7 +62,7 @@ func startKeeper() error {
 	if err != nil {
 		return err
 	}
-	return keeper.Start(self, "keeper", "--idle")
+	return sets.StartKeeper(self, "keeper", "--idle")
 }
 
 func keptCommand() *cobra.Command {
@@ -79,20 +78,20 @@ a later one of its name is listed until its last user goes.`,
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
-			sets, err := askKeeper(control.Request{Op: control.List})
+			listed, err := askKeeper(control.Request{Op: control.List})
 			if err != nil {
 				return err
 			}
 			if asJSON {
-				return writeJSON(command.OutOrStdout(), sets)
+				return writeJSON(command.OutOrStdout(), listed)
 			}
-			if len(sets) == 0 {
+			if len(listed) == 0 {
 				fmt.Fprintln(command.ErrOrStderr(), "tms: the keeper holds no sets; see tms kept --help")
 				return nil
 			}
 			table := tabwriter.NewWriter(command.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "NAME\tBYTES\tTENSORS\tDEVICE\tSTATE\tUSERS")
-			for _, s := range sets {
+			for _, s := range listed {
 				fmt.Fprintln(table, rowOf(s))
 			}
 			return table.Flush()
@@ -112,7 +111,7 @@ func rowOf(s control.KeptSet) string {
 		state = "replaced"
 	} else if s.Sealed == 0 {
 		state = "being made"
-	} else if s.Place != tier.Device {
+	} else if s.Place != sets.Device {
 		state = places[s.Place]
 	}
 	return strings.Join([]string{readable.Printable(s.Name), readable.Bytes(s.Bytes), tensors,
@@ -126,12 +125,12 @@ func askKeeper(r control.Request) ([]control.KeptSet, error) {
 	if err := startKeeper(); err != nil {
 		return nil, err
 	}
-	reply, _, err := keeper.Ask(r, -1)
+	reply, _, err := sets.Ask(r, -1)
 	return append([]control.KeptSet{}, reply.Sets...), err // for JSON, none is an empty list
 }
 
 func completeSets(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
-	reply, _, _ := keeper.Ask(control.Request{Op: control.List}, -1)
+	reply, _, _ := sets.Ask(control.Request{Op: control.List}, -1)
 	for _, s := range reply.Sets {
 		names = append(names, s.Name)
 	}
@@ -148,15 +147,15 @@ The memory of a set is free when no process has it open.`,
 		ValidArgsFunction: completeSets,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			return eachSet(command, arguments, func(name string) (string, error) {
-				sets, err := askKeeper(control.Request{Op: control.Drop, Name: name})
+				dropped, err := askKeeper(control.Request{Op: control.Drop, Name: name})
 				if err != nil {
 					return "", err
 				}
-				if users := sets[0].Users; len(users) > 0 {
+				if users := dropped[0].Users; len(users) > 0 {
 					return fmt.Sprintf("dropped; %s are free when process %s no longer uses it",
-						readable.Bytes(sets[0].Bytes), numbers(users)), nil
+						readable.Bytes(dropped[0].Bytes), numbers(users)), nil
 				}
-				return fmt.Sprintf("dropped, %s freed", readable.Bytes(sets[0].Bytes)), nil
+				return fmt.Sprintf("dropped, %s freed", readable.Bytes(dropped[0].Bytes)), nil
 			})
 		},
 	}

@@ -11,7 +11,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/readable"
-	"tms/internal/tier"
+	"tms/internal/sets"
 	"tms/vmm/cuda"
 )
 
@@ -45,7 +45,7 @@ when the keeper ends, as host memory is.`,
 			if until != "" {
 				bytes, err := sizeOf("--until", until)
 				if err == nil {
-					names, err = tier.Excess(bytes, "")
+					names, err = sets.Excess(bytes, "")
 				}
 				if err != nil || len(names) == 0 {
 					return err
@@ -74,9 +74,9 @@ published. Opening a set does this too.`,
 		ValidArgsFunction: completeSets,
 		RunE: func(command *cobra.Command, names []string) error {
 			if !start || len(names) == 0 {
-				return moveSets(command, names, tier.Device)
+				return moveSets(command, names, sets.Device)
 			}
-			_, err := moveSet(names[0], tier.Device)
+			_, err := moveSet(names[0], sets.Device)
 			return answerLibrary(command, err)
 		},
 	}
@@ -94,10 +94,10 @@ func moveSet(name, to string) (words string, err error) {
 		return "", err
 	}
 	begin := time.Now()
-	if to == tier.Device {
+	if to == sets.Device {
 		err = keepBudget(name)
 	}
-	set, failed := tier.Move(name, to, cmp.Or(os.Getenv("TMS_DISK_BACKUP_DIR"), os.TempDir()))
+	set, failed := sets.Move(name, to, cmp.Or(os.Getenv("TMS_DISK_BACKUP_DIR"), os.TempDir()))
 	if errors.Is(failed, cuda.OutOfMemory) {
 		failed = errors.Join(fmt.Errorf("its device has no room for %s: %w", readable.Bytes(set.Bytes), failed), err)
 	}
@@ -114,7 +114,7 @@ func keepBudget(promoted string) error {
 	if err != nil {
 		return err
 	}
-	names, err := tier.Excess(budget, promoted)
+	names, err := sets.Excess(budget, promoted)
 	for _, name := range names {
 		if _, failed := moveSet(name, control.ToHost); failed != nil {
 			err = errors.Join(err, fmt.Errorf("TMS_KEPT_BUDGET: %s stays on the device: %w", readable.Printable(name),
@@ -125,4 +125,4 @@ func keepBudget(promoted string) error {
 }
 
 var places = map[string]string{
-	tier.Device: "on the device", control.ToHost: "in host memory", control.ToDisk: "on disk"}
+	sets.Device: "on the device", control.ToHost: "in host memory", control.ToDisk: "on disk"}

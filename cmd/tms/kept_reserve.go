@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/readable"
-	"tms/internal/tier"
+	"tms/internal/sets"
 )
 
 func keptReserveCommand() *cobra.Command {
@@ -25,7 +25,7 @@ says how much is free.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Args:              cobra.MaximumNArgs(1),
 		RunE: func(command *cobra.Command, arguments []string) (err error) {
-			bytes := uint64(tier.Unchanged)
+			bytes := uint64(sets.Unchanged)
 			if len(arguments) > 0 && arguments[0] == "0" {
 				bytes = 0
 			} else if len(arguments) > 0 {
@@ -41,7 +41,7 @@ says how much is free.`,
 			if err != nil {
 				return err
 			}
-			free, err := tier.Reserve(bytes, device)
+			free, err := sets.Reserve(bytes, device)
 			unlock()
 			if err == nil || free > 0 {
 				fmt.Fprintf(command.OutOrStdout(), "%s of host memory are reserved and free\n", readable.Bytes(free))

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tms/internal/checksum"
 	"tms/internal/readable"
-	"tms/internal/tier"
+	"tms/internal/sets"
+	"tms/internal/sets/checksum"
 )
 
 // verified is what --json says of a set.
@@ -39,7 +39,7 @@ Of a demoted set, one chunk at a time goes to the device, which needs room.`,
 				err := startKeeper()
 				v := verified{Name: name, Changes: []checksum.Change{}}
 				if err == nil {
-					set, changes, failed := tier.Verify(name)
+					set, changes, failed := sets.Verify(name)
 					v.Bytes, v.Changes, err = set.Bytes, append(v.Changes, changes...), failed
 				}
 				if v.Seconds = time.Since(begin).Seconds(); err != nil {

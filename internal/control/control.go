@@ -59,7 +59,7 @@ const (
 	Align = "align"
 )
 
-// What the keeper is asked (package keeper), beside Lend. By put and close a process also tells itself which
+// What the keeper is asked (package sets), beside Lend. By put and close a process also tells itself which
 // descriptors to keep, for a lend to the next keeper.
 const (
 	Put = "put" // gives a set, which this process makes, one more chunk: its descriptor comes with the request

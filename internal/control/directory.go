@@ -140,7 +140,7 @@ func Answered(address string) bool {
 	return !errors.Is(unix.Connect(probe, &unix.SockaddrUnix{Name: address}), unix.ECONNREFUSED)
 }
 
-// Keeper stands for the keeper (package keeper) in place of a process's number: it is found by its socket's name.
+// Keeper stands for the keeper (package sets) in place of a process's number: it is found by its socket's name.
 const Keeper = -1
 
 // Name returns the name of a process's socket in its directory.

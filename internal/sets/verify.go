@@ -1,12 +1,12 @@
-package tier
+package sets
 
 import (
 	"errors"
 	"fmt"
 
-	"tms/internal/checksum"
 	"tms/internal/control"
 	"tms/internal/readable"
+	"tms/internal/sets/checksum"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 )

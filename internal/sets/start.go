@@ -1,4 +1,4 @@
-package keeper
+package sets
 
 import (
 	"errors"
@@ -15,8 +15,8 @@ import (
 // startTime is how long a keeper may take until it answers; it first asks processes what they have.
 const startTime = 20 * time.Second
 
-// Start starts a keeper with a command, unless one runs, and returns when one answers. (setsid: it outlives a terminal)
-func Start(command ...string) error {
+// StartKeeper starts a keeper with a command, unless one runs, and returns when one answers. (setsid: it outlives a terminal)
+func StartKeeper(command ...string) error {
 	_, _, err := Ask(control.Request{Op: control.List}, -1)
 	if err == nil || cuda.Code(err) == int(cuda.Timeout) || errors.Is(err, control.ErrOpen) { // where one may run
 		return err

@@ -1,4 +1,4 @@
-package keeper_test
+package sets_test
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/server"
 	"tms/internal/hermetic"
-	"tms/internal/keeper"
+	"tms/internal/sets"
 	"tms/vmm/cuda"
 )
 
@@ -36,7 +36,7 @@ func serving(t *testing.T) (place string) {
 	t.Setenv("TMPDIR", place)
 	ctx, end := context.WithCancel(context.Background())
 	ended := make(chan error)
-	go func() { ended <- keeper.New().Serve(ctx, false, nil) }()
+	go func() { ended <- sets.NewKeeper().Serve(ctx, false, nil) }()
 	t.Cleanup(func() {
 		end()
 		require.NoError(t, <-ended)
@@ -371,7 +371,7 @@ func TestClientsThatMisbehave(t *testing.T) {
 func TestOneKeeper(t *testing.T) {
 	place := serving(t)
 	make1(t, 10, "a", "chunk")
-	require.ErrorIs(t, keeper.New().Serve(context.Background(), true, nil), server.ErrAnswered)
+	require.ErrorIs(t, sets.NewKeeper().Serve(context.Background(), true, nil), server.ErrAnswered)
 
 	// It comes back when its directory is removed, with what it has, and keeps no socket that is out of reach.
 	before := descriptors(t)
@@ -393,8 +393,8 @@ func descriptors(t *testing.T) int {
 func TestStartSaysWhyNot(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	t.Setenv("TMPDIR", t.TempDir())
-	require.ErrorContains(t, keeper.Start("/nonexistent"), "the keeper cannot be started")
-	require.ErrorContains(t, keeper.Start("/bin/false"), "the keeper has no socket")
-	_, _, err := keeper.Ask(control.Request{Op: control.List}, -1)
+	require.ErrorContains(t, sets.StartKeeper("/nonexistent"), "the keeper cannot be started")
+	require.ErrorContains(t, sets.StartKeeper("/bin/false"), "the keeper has no socket")
+	_, _, err := sets.Ask(control.Request{Op: control.List}, -1)
 	require.True(t, errors.Is(err, cuda.NotSupported) || cuda.Code(err) == int(cuda.NotSupported), err)
 }

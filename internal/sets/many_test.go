@@ -1,4 +1,4 @@
-package keeper
+package sets
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 
 // What a request costs hardly grows with the number of sets: with each looking at all pairs of sets, these took minutes.
 func TestManySets(t *testing.T) {
-	k, last := New(), uint64(1<<30)
+	k, last := NewKeeper(), uint64(1<<30)
 	k.most = 1 << 30
 	self, err := ownerOf(os.Getpid())
 	require.NoError(t, err)
@@ -44,7 +44,7 @@ func TestManySets(t *testing.T) {
 
 // A keeper that has no reserved memory, and of which no process has any, may end.
 func TestWhatAKeeperStaysFor(t *testing.T) {
-	k, node, given := New(), 0, 1<<30
+	k, node, given := NewKeeper(), 0, 1<<30
 	self, err := ownerOf(os.Getpid())
 	require.NoError(t, err)
 	_, _, _, err = k.answer(self, control.Request{Op: control.Give, Node: &node}, &given)

@@ -1,4 +1,4 @@
-package keeper
+package sets
 
 import (
 	"tms/internal/control"

@@ -1,17 +1,4 @@
-// Package keeper is the process that holds memory no process owns: named sets of descriptors of device memory, each
-// with a manifest that only its users read, and reserved host memory. It calls no CUDA and copies nothing. Each user has
-// one, at a socket beside those of the user's processes (package control); the first process that needs it starts it
-// (Start).
-//
-// A set has a maker, which is filling it, until it is sealed. Then it has a name, and users, which may have it mapped
-// or paused. A later set takes over the name, and a drop takes it away: the keeper then closes the set when no process
-// uses it any longer. Processes that have ended count no more.
-//
-// Reserved host memory is extents. A process that takes one is its only owner, until it gives it back. When a process
-// ends, the system gets its extents, and no other process does: its device may still write there.
-//
-// A keeper that was killed is followed by another, which asks all processes that listen what they have attached.
-package keeper
+package sets
 
 import (
 	"cmp"
@@ -69,8 +56,8 @@ type chunk struct {
 	index int
 }
 
-// New returns a keeper without sets.
-func New() *Keeper {
+// NewKeeper returns a keeper without sets.
+func NewKeeper() *Keeper {
 	limit := openLimit()
 	return &Keeper{sets: map[uint64]*set{}, chunks: map[uint64]chunk{}, named: map[string]*set{},
 		owners: map[owner]map[uint64]bool{}, lost: map[string]bool{}, free: map[int][]int{}, lent: map[owner]int{},

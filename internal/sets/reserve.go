@@ -1,4 +1,4 @@
-package tier
+package sets
 
 import (
 	"cmp"
@@ -9,7 +9,6 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
-	"tms/internal/keeper"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
@@ -33,7 +32,7 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	reply, _, err := keeper.Ask(control.Request{Op: control.Take}, -1)
+	reply, _, err := Ask(control.Request{Op: control.Take}, -1)
 	if free = reply.Reserved[node]; bytes == Unchanged {
 		return free, err
 	}
@@ -44,7 +43,7 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 	var extent int
 	for err == nil && free < bytes {
 		if extent, err = driver.MemCreateFile(cuda.HostExtent, cuda.HostExtentOn(node)); err == nil {
-			_, _, err = keeper.Ask(control.Request{Op: control.Give, Node: &node}, extent)
+			_, _, err = Ask(control.Request{Op: control.Give, Node: &node}, extent)
 			if err = cmp.Or(err, unix.Close(extent)); err == nil {
 				free += cuda.HostExtent
 			}
@@ -52,7 +51,7 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 	}
 	take := control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
 	for err == nil && free >= bytes+cuda.HostExtent {
-		if _, extent, err = keeper.Ask(take, -1); err == nil {
+		if _, extent, err = Ask(take, -1); err == nil {
 			free, err = free-cuda.HostExtent, unix.Close(extent)
 		}
 	}
