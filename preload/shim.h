@@ -103,7 +103,7 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
-/* copies.c: some memory is paused that no gate holds the program from (vmm/exposed.go). Go sets it. */
+/* copies.c: some memory is paused that no gate holds the program from (Engine.Exposed). Go sets it. */
 extern uint32_t copies_checked HIDDEN;
 static inline bool copies_are_checked(void)
 {

@@ -109,15 +109,6 @@ func (e *Engine) FindPlaces() {
 	}
 }
 
-// freeBytes returns the device's own figure for free memory, in bytes.
-func (d *device) freeBytes() (bytes uint64, err error) {
-	err = d.driver.With(d.context, func() error {
-		bytes, _, err = d.driver.MemGetInfo()
-		return err
-	})
-	return bytes, err
-}
-
 func (d *device) tag(name string) *tag {
 	t := d.tags[name]
 	if t == nil {
@@ -125,14 +116,6 @@ func (d *device) tag(name string) *tag {
 		d.tags[name] = t
 	}
 	return t
-}
-
-// retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.
-func (d *device) retire(t *tag) {
-	if t.ranges.Empty() && len(t.segments) == 0 && d.tags[t.name] == t {
-		delete(d.tags, t.name)
-		d.dropLines(t)
-	}
 }
 
 // streams is the number of streams that a pause or resume uses at once, plus some that the program may make then.

@@ -7,14 +7,15 @@
 //
 //	tag           tag.go         segments of a device that pause and resume together
 //	segment       segment.go     whole granules of addresses: active, paused or slack; its owner works on it
-//	backing       backing.go     where its memory comes from: own, user-mapped, imported
+//	backing       extent.go      where its memory comes from: own, user-mapped, imported
 //	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
 //	slack         tag.go         what is free in an extent that others still use
 //	compaction    compact.go     a transition that gives slack back, behind the gate
 //	contents      segment.go     kept: where they wait, and whether they are current
-//	parts         live.go        what of a segment has contents worth keeping: live, no block of zeros
-//	discarded     discarded.go   contents given up: the system has them back, or not yet
-//	transition    transition.go  a pause, resume or move: its turn, begin, work, end
+//	parts         parts.go       what of a segment has contents worth keeping: live, no block of zeros
+//	discarded     operation.go   contents given up: the system has them back, or not yet
+//	operation     operation.go   a pause, resume, move or compaction: what it is asked for, how it spends its time
+//	transition    transition.go  a step of it, all or nothing: its turn, begin, work, end
 //	batch         transition.go  a device's part of a transition
 //	outcome       segment.go     what becomes of a segment at the end
 //	context       quiesce.go     whose work a pause waits for
@@ -33,9 +34,9 @@
 // # Files
 //
 // Most are named for a noun or an operation. The others: engine.go has the engine's fields, and device.go those of a
-// GPU; lookup.go finds what is at an address; byaddress.go keeps mappings in order; slabs.go finds slabs with room; access.go gives devices access;
-// usermapped*.go has memory that the program maps itself with the driver's calls; poison.go fills memory whose contents
-// are lost; observe.go reports what a transition did; invariants.go checks the records against each other.
+// GPU; lookup.go finds what is at an address, and says what there is; byaddress.go keeps mappings in order; slabs.go
+// finds slabs with room; access.go gives devices access; usermapped*.go has memory that the program maps itself with the
+// driver's calls; invariants.go checks the records against each other.
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), store (contents),
 // digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).

@@ -260,30 +260,6 @@ func (e *Engine) drop(a allocation) error {
 	return nil
 }
 
-// unmap ends an extent. Its contents are gone once it is unmapped, so a release that the driver refuses is made later,
-// and the caller need not know.
-func (x *extent) unmap() error {
-	if err := x.detach(); err != nil {
-		return err
-	}
-	x.drop()
-	return nil
-}
-
-// drop releases what an unmapped extent holds, later if the driver refuses.
-func (x *extent) drop() {
-	if driver, handle, from := x.device.driver, x.handle, x.backing; x.step == created {
-		driver.End("device memory", func() error {
-			err := driver.MemRelease(handle)
-			if err == nil {
-				from.giveBack()
-			}
-			return err
-		})
-	}
-	x.handle, x.step = 0, none
-}
-
 // forget takes a segment out of what lookups, pauses and resumes find.
 func (e *Engine) forget(s *segment) {
 	s.span.Enter(nil)

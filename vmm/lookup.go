@@ -2,6 +2,8 @@ package vmm
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"tms/vmm/cuda"
 	"tms/vmm/store"
@@ -151,4 +153,109 @@ func (h Shared) Exported() uintptr {
 		return s.address
 	}
 	return 0
+}
+
+// Allocation is memory that the program has: a segment, or one of the small allocations that share a segment.
+type Allocation struct {
+	Address uintptr
+	Size    uint64 // bytes
+	Device  int
+	Tag     string
+	Mapped  bool // by the program itself
+}
+
+// Allocations calls f with each allocation. It calls f without a lock, so some may have been freed by then.
+func (r Records) Allocations(f func(Allocation)) {
+	e := r.engine
+	all := [][]Allocation{nil}
+	add := func(a Allocation) {
+		last := &all[len(all)-1]
+		if *last = append(*last, a); len(*last) == 1024 { // one list for all would be copied as it grows
+			all = append(all, nil)
+		}
+	}
+	seen := map[*segment]bool{}
+	e.mu.Lock()
+	e.visit(nil, func(d *device, s *segment) int {
+		if seen[s] || s.owner == aFree || s.isImported() || s.address == 0 { // 0: it was unmapped while paused
+			return 1
+		}
+		if seen[s] = true; s.slab == nil {
+			add(Allocation{s.address, s.size, d.ordinal, s.tag.name, s.isUserMapped()})
+			return 1
+		}
+		s.slab.Each(func(offset uintptr, size uint64) {
+			add(Allocation{s.address + offset, size, d.ordinal, s.tag.name, false})
+		})
+		return s.slab.Live
+	})
+	e.mu.Unlock()
+	for _, list := range all {
+		for _, a := range list {
+			f(a)
+		}
+	}
+}
+
+// At returns the memory that the program itself has mapped at an address, and reports whether the engine knows
+// it.
+func (m UserMapped) At(address uintptr) (Allocation, bool) {
+	e := m.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.overlapping(address, 1)
+	if s == nil || s.isImported() {
+		return Allocation{}, false
+	}
+	return Allocation{s.address, s.size, s.device.ordinal, s.tag.name, true}, true
+}
+
+// Exposed returns the tag of the memory at an address, if that is exposed. Memory is exposed while a pause that is not gated
+// keeps it: nothing holds the program from a call that names the addresses, where nothing is mapped.
+func (e *Engine) Exposed(address uintptr) (name string, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.segmentAt(address); s != nil && s.exposed {
+		return s.tag.name, true
+	}
+	return "", false
+}
+
+// Transitions returns how many pauses, resumes and moves there have been; see Options.Since.
+func (r Records) Transitions() uint64 {
+	e := r.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ended
+}
+
+// PausedBy returns the number of the pause that last took memory of a tag, or 0 if no memory of the tag is paused.
+// Later pauses have higher numbers. A sub-allocator that keeps freed memory asks, because memory that it kept before
+// that pause is paused.
+func (r Records) PausedBy(name string) (last uint64) {
+	e := r.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, d := range e.devices {
+		if t := d.tags[name]; t != nil {
+			last = max(last, t.pausedBy)
+		}
+	}
+	return last
+}
+
+// PausedTag returns the first tag by its name of which memory is paused, and reports whether there is one.
+func (r Records) PausedTag() (name string, ok bool) {
+	e := r.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var p pace
+	for _, d := range slices.Collect(maps.Values(e.devices)) {
+		for _, t := range d.tags {
+			if p.yield(e, 1); t.pausedBy != 0 && (!ok || t.name < name) {
+				name, ok = t.name, true
+			}
+		}
+	}
+	return name, ok
 }

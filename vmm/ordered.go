@@ -181,18 +181,6 @@ func (f Ordered) ResetHigh(ordinal int, used bool) {
 	}
 }
 
-// count notes a segment's memory. The caller holds the engine's lock.
-func (d *device) count(s *segment, bytes int64) {
-	if !s.isOwn() {
-		return
-	}
-	d.has += uint64(bytes)
-	if s.ordered {
-		d.ordered.reserved += uint64(bytes)
-		d.ordered.reservedHigh = max(d.ordered.reservedHigh, d.ordered.reserved)
-	}
-}
-
 // shape is what can replace a freed allocation: memory of the same size, and for a part of a slab of the same policy,
 // which is never the zero one.
 type shape struct {
@@ -265,43 +253,6 @@ func usable(list []*pendingFree) *pendingFree {
 		}
 	}
 	return nil
-}
-
-// enterShelf and leaveShelf keep the shelves while a free is onStream or idle. The caller holds e.mu.
-func (e *Engine) enterShelf(f *pendingFree) {
-	if f.stage == idle {
-		f.since = time.Now()
-		f.segment.tag.idle.put(f)
-		return
-	}
-	if f.line.waiting.length == 1 {
-		e.pending.lines[f.line] = true
-	}
-	if f.reusable() {
-		f.line.put(f)
-	} else {
-		e.pending.plain++
-	}
-}
-
-// leaveShelf is called for a free that is still at the stage, and in no list.
-func (e *Engine) leaveShelf(f *pendingFree) {
-	if f.stage == idle {
-		f.segment.tag.idle.take(f)
-	}
-	if f.stage != onStream {
-		return
-	}
-	if f.reusable() {
-		f.line.take(f)
-	} else {
-		e.pending.plain--
-	}
-	if f.line.waiting.length == 0 {
-		delete(e.pending.lines, f.line)
-	}
-	f.line.unmark(f.mark)
-	f.mark = nil
 }
 
 // reusable reports whether the memory of a free can serve allocations in stream order. It cannot where others have, or
@@ -402,15 +353,6 @@ func (e *Engine) looks() bool {
 		}
 	}
 	return false
-}
-
-// looksFor is looks for the sake of one device, and of frees whose device may be forgotten by now.
-func (e *Engine) looksFor(d *device) bool {
-	p := &e.pending
-	if len(p.lines) == 0 && p.at[idle].length == 0 && len(e.offers) == 0 {
-		return false
-	}
-	return p.plain > 0 || d != nil && (d.wanting > 0 || d.ordered.reserved > d.ordered.keep)
 }
 
 // look finds out what streams have reached, and decides which idle memory is to be given back. The caller holds e.mu,

@@ -1,12 +1,16 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"tms/internal/backoff"
 	"tms/vmm/stats"
 	"tms/vmm/store"
 )
@@ -55,48 +59,6 @@ func (e *Engine) Pause(options Options) (freed uint64, err error) {
 	}
 	o.discarded.await(&o.spent)
 	return freed, nil
-}
-
-// Transitions returns how many pauses, resumes and moves there have been; see Options.Since.
-func (r Records) Transitions() uint64 {
-	e := r.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.ended
-}
-
-// means reports whether the options mean a segment, by Since.
-func (o *Options) means(s *segment) bool { return o.Since == 0 || s.changed > o.Since }
-
-// PausedBy returns the number of the pause that last took memory of a tag, or 0 if no memory of the tag is paused.
-// Later pauses have higher numbers. A sub-allocator that keeps freed memory asks, because memory that it kept before
-// that pause is paused.
-func (r Records) PausedBy(name string) (last uint64) {
-	e := r.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, d := range e.devices {
-		if t := d.tags[name]; t != nil {
-			last = max(last, t.pausedBy)
-		}
-	}
-	return last
-}
-
-// PausedTag returns the first tag by its name of which memory is paused, and reports whether there is one.
-func (r Records) PausedTag() (name string, ok bool) {
-	e := r.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var p pace
-	for _, d := range slices.Collect(maps.Values(e.devices)) {
-		for _, t := range d.tags {
-			if p.yield(e, 1); t.pausedBy != 0 && (!ok || t.name < name) {
-				name, ok = t.name, true
-			}
-		}
-	}
-	return name, ok
 }
 
 // pausePart pauses the memory of other processes, or this one's own. It returns how many bytes that freed, and which
@@ -386,3 +348,68 @@ func unmap(batches []*batch, o *operation) error {
 	}
 	return nil
 }
+
+// closeShares closes the segments of a pause to new importers, until the caller calls open.
+func (e *Engine) closeShares(o *operation) (open func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sharing.closing = append(e.sharing.closing, o)
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *operation) bool { return other == o })
+	}
+}
+
+// remap maps again the memory of other processes that a pause had unmapped before it failed, and returns why the pause
+// failed.
+func (e *Engine) remap(o *operation, theirs []*segment, failed error) error {
+	wait := soon // others have paused, and do not come back because of this one
+	if errors.Is(failed, ErrImported) {
+		wait = o.Importers // others are refused for the same reason, if later
+	}
+	if err := e.resumeImports(o, wait, nil, theirs); err != nil {
+		return fmt.Errorf("%w; and memory of other processes is not mapped again, resume it: %v", failed, err)
+	}
+	return failed
+}
+
+// awaitImporters waits until no other process has an extent mapped that a pause is to take. Errors: ErrImported.
+func (e *Engine) awaitImporters(o *operation) error {
+	start := time.Now()
+	defer func() { o.spent.waited += time.Since(start) }()
+	var ids []uint64
+	e.mu.Lock()
+	seen := map[*extent]bool{}
+	e.visit(o.Tags, func(_ *device, s *segment) int {
+		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
+			seen[s.extent] = true
+			ids = append(ids, s.extent.lent...)
+			for _, part := range s.extent.segments {
+				if part.shared != 0 {
+					ids = append(ids, part.shared)
+				}
+			}
+		}
+		return 1
+	})
+	e.mu.Unlock()
+	for wait := (backoff.Backoff{Next: firstLook, Most: 2 * time.Millisecond}); len(ids) > 0; {
+		left := e.sharing.left(e.process, ids)
+		if len(left) == 0 {
+			break
+		}
+		if !wait.SleepUnless(start.Add(o.Importers), o.Cancel) {
+			var pids []string
+			for _, pid := range left {
+				pids = append(pids, strconv.Itoa(pid))
+			}
+			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program "+
+				"(tms.distributed), or by tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "),
+				o.Importers)
+		}
+	}
+	return nil
+}
+
+const soon = 100 * time.Millisecond

@@ -422,3 +422,49 @@ func (e *Engine) waitingFrees() (list []stats.Waiting) {
 	}
 	return list
 }
+
+// enterShelf and leaveShelf keep the shelves while a free is onStream or idle. The caller holds e.mu.
+func (e *Engine) enterShelf(f *pendingFree) {
+	if f.stage == idle {
+		f.since = time.Now()
+		f.segment.tag.idle.put(f)
+		return
+	}
+	if f.line.waiting.length == 1 {
+		e.pending.lines[f.line] = true
+	}
+	if f.reusable() {
+		f.line.put(f)
+	} else {
+		e.pending.plain++
+	}
+}
+
+// leaveShelf is called for a free that is still at the stage, and in no list.
+func (e *Engine) leaveShelf(f *pendingFree) {
+	if f.stage == idle {
+		f.segment.tag.idle.take(f)
+	}
+	if f.stage != onStream {
+		return
+	}
+	if f.reusable() {
+		f.line.take(f)
+	} else {
+		e.pending.plain--
+	}
+	if f.line.waiting.length == 0 {
+		delete(e.pending.lines, f.line)
+	}
+	f.line.unmark(f.mark)
+	f.mark = nil
+}
+
+// looksFor is looks for the sake of one device, and of frees whose device may be forgotten by now.
+func (e *Engine) looksFor(d *device) bool {
+	p := &e.pending
+	if len(p.lines) == 0 && p.at[idle].length == 0 && len(e.offers) == 0 {
+		return false
+	}
+	return p.plain > 0 || d != nil && (d.wanting > 0 || d.ordered.reserved > d.ordered.keep)
+}

@@ -1,6 +1,9 @@
 package vmm
 
 import (
+	"fmt"
+	"slices"
+
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 	"tms/vmm/small"
@@ -135,3 +138,26 @@ const (
 
 // is reports whether a segment is in a state, and not about to be freed.
 func (s *segment) is(state state) bool { return s.state == state && s.owner != aFree }
+
+// pausable reports whether a pause has something to take from a segment. User-mapped memory stays as it is where its
+// device has no access, because its contents cannot be moved then, and where others hold the memory itself. Imported
+// memory has no contents to move.
+func (s *segment) pausable() bool {
+	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.lent == 0 && s.accessible())
+}
+
+// accessible reports whether the segment's device can read and write the memory, so that contents can be moved.
+func (s *segment) accessible() bool {
+	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
+	return !s.isUserMapped() ||
+		slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
+}
+
+// lost returns the error for imported memory that will not come back.
+func (s *segment) lost() error {
+	if !s.isImported() || !s.imported.lost {
+		return nil
+	}
+	return fmt.Errorf("the memory at %#x was %v's and is lost; close it (%s): %w", s.address,
+		s.imported.share, s.closedBy(), ErrShareGone)
+}

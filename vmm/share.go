@@ -1,18 +1,13 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
-	"tms/internal/backoff"
 	"tms/vmm/cuda"
 )
 
@@ -276,68 +271,3 @@ func (s *sharing) forgetImporters(ids ...uint64) {
 		delete(s.importers, id)
 	}
 }
-
-// closeShares closes the segments of a pause to new importers, until the caller calls open.
-func (e *Engine) closeShares(o *operation) (open func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.sharing.closing = append(e.sharing.closing, o)
-	return func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *operation) bool { return other == o })
-	}
-}
-
-// remap maps again the memory of other processes that a pause had unmapped before it failed, and returns why the pause
-// failed.
-func (e *Engine) remap(o *operation, theirs []*segment, failed error) error {
-	wait := soon // others have paused, and do not come back because of this one
-	if errors.Is(failed, ErrImported) {
-		wait = o.Importers // others are refused for the same reason, if later
-	}
-	if err := e.resumeImports(o, wait, nil, theirs); err != nil {
-		return fmt.Errorf("%w; and memory of other processes is not mapped again, resume it: %v", failed, err)
-	}
-	return failed
-}
-
-// awaitImporters waits until no other process has an extent mapped that a pause is to take. Errors: ErrImported.
-func (e *Engine) awaitImporters(o *operation) error {
-	start := time.Now()
-	defer func() { o.spent.waited += time.Since(start) }()
-	var ids []uint64
-	e.mu.Lock()
-	seen := map[*extent]bool{}
-	e.visit(o.Tags, func(_ *device, s *segment) int {
-		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
-			seen[s.extent] = true
-			ids = append(ids, s.extent.lent...)
-			for _, part := range s.extent.segments {
-				if part.shared != 0 {
-					ids = append(ids, part.shared)
-				}
-			}
-		}
-		return 1
-	})
-	e.mu.Unlock()
-	for wait := (backoff.Backoff{Next: firstLook, Most: 2 * time.Millisecond}); len(ids) > 0; {
-		left := e.sharing.left(e.process, ids)
-		if len(left) == 0 {
-			break
-		}
-		if !wait.SleepUnless(start.Add(o.Importers), o.Cancel) {
-			var pids []string
-			for _, pid := range left {
-				pids = append(pids, strconv.Itoa(pid))
-			}
-			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program "+
-				"(tms.distributed), or by tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "),
-				o.Importers)
-		}
-	}
-	return nil
-}
-
-const soon = 100 * time.Millisecond

@@ -3,6 +3,8 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 
 	"tms/internal/readable"
@@ -90,4 +92,38 @@ func (o *Options) what() string {
 		return "all tags"
 	}
 	return strings.Trim(fmt.Sprintf("%.80q", o.Tags), "[]")
+}
+
+// slackNote returns the text behind an out-of-memory error that says how much slack there is.
+func (e *Engine) slackNote(d *device, err error) string {
+	if !errors.Is(err, cuda.OutOfMemory) {
+		return ""
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var held uint64
+	var names []string
+	var p pace
+	for name, t := range d.tags {
+		p.yield(e, 1)
+		if slack := t.slackBytes(d.granularity); slack > 0 {
+			held += slack
+			names = append(names, strconv.Quote(name))
+		}
+	}
+	if held == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return fmt.Sprintf("; %s of device %d are slack, freed beside memory that is in use: the next pause of the tag "+
+		"gives it back (%s)", readable.Bytes(held), d.ordinal, strings.Join(names, ", "))
+}
+
+// freeBytes returns the device's own figure for free memory, in bytes.
+func (d *device) freeBytes() (bytes uint64, err error) {
+	err = d.driver.With(d.context, func() error {
+		bytes, _, err = d.driver.MemGetInfo()
+		return err
+	})
+	return bytes, err
 }

@@ -1,14 +1,8 @@
 package vmm
 
 import (
-	"errors"
-	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
-	"tms/internal/readable"
-	"tms/vmm/cuda"
 	"tms/vmm/space"
 )
 
@@ -70,6 +64,36 @@ func (s *segment) become(state state) {
 func (t *tag) lessPaused() {
 	if t.paused--; t.paused == 0 {
 		t.pausedBy = 0
+	}
+}
+
+// expose notes whether a segment is exposed. The caller holds the engine's lock.
+func (s *segment) expose(now bool) {
+	switch {
+	case now && !s.exposed:
+		s.device.exposed++
+	case !now && s.exposed:
+		s.device.exposed--
+	}
+	s.exposed = now
+}
+
+// tellPaused is called after anything that may have ended the last gated pause, or changed whether something is exposed.
+// The caller holds e.mu.
+func (e *Engine) tellPaused() {
+	gated, exposed := 0, 0
+	for _, d := range e.devices {
+		gated += d.gated
+		exposed += d.exposed
+	}
+	if was := e.exposing; was != (exposed > 0) {
+		e.exposing = !was
+		e.process.Exposed(e.exposing)
+	}
+	if was := e.gating; was != (gated > 0) {
+		if e.gating = gated > 0; was {
+			e.process.Ungated()
+		}
 	}
 }
 
@@ -183,35 +207,30 @@ func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
 	return best
 }
 
-// slackNote returns the text behind an out-of-memory error that says how much slack there is.
-func (e *Engine) slackNote(d *device, err error) string {
-	if !errors.Is(err, cuda.OutOfMemory) {
-		return ""
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var held uint64
-	var names []string
-	var p pace
-	for name, t := range d.tags {
-		p.yield(e, 1)
-		if slack := t.slackBytes(d.granularity); slack > 0 {
-			held += slack
-			names = append(names, strconv.Quote(name))
-		}
-	}
-	if held == 0 {
-		return ""
-	}
-	slices.Sort(names)
-	return fmt.Sprintf("; %s of device %d are slack, freed beside memory that is in use: the next pause of the tag "+
-		"gives it back (%s)", readable.Bytes(held), d.ordinal, strings.Join(names, ", "))
-}
-
 // removeAt takes a segment out of a list in which each knows its index.
 func removeAt(list []*segment, index int) []*segment {
 	last := list[len(list)-1]
 	list[index], last.index = last, index
 	list[len(list)-1] = nil
 	return list[:len(list)-1]
+}
+
+// count notes a segment's memory. The caller holds the engine's lock.
+func (d *device) count(s *segment, bytes int64) {
+	if !s.isOwn() {
+		return
+	}
+	d.has += uint64(bytes)
+	if s.ordered {
+		d.ordered.reserved += uint64(bytes)
+		d.ordered.reservedHigh = max(d.ordered.reservedHigh, d.ordered.reserved)
+	}
+}
+
+// retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.
+func (d *device) retire(t *tag) {
+	if t.ranges.Empty() && len(t.segments) == 0 && d.tags[t.name] == t {
+		delete(d.tags, t.name)
+		d.dropLines(t)
+	}
 }

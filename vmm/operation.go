@@ -9,7 +9,49 @@ import (
 	"time"
 
 	"tms/vmm/stats"
+	"tms/vmm/store"
 )
+
+// Options of a pause or resume.
+type Options struct {
+	Tags         []string           // nil for every tag
+	RetainBackup bool               // keep host copies after resume
+	Discard      bool               // a pause saves no contents, and gives up those that earlier pauses kept
+	Keep         []string           // but of these tags it saves them
+	SaveAll      bool               // a pause saves in host memory what has no backup
+	ToDisk       bool               // a pause saves in files what would take new host memory
+	Toward       stats.Destinations // a pause saves there what has room, out of the driver's checkpoint's reach
+	DiskDir      string             // where a pause puts files
+	DiskSetting  string             // where the directory comes from, for error texts, or "" for the default
+	Verify       bool               // compare contents after a resume with those before the pause
+	ExtentBytes  uint64             // a resume gives neighbours common extents up to this size, or with 0 one each
+	Wait         time.Duration      // how long a resume waits for memory that is short
+	Cancel       <-chan struct{}    // ends, when it is closed, each wait for memory and for other processes; or nil
+	MakeRoom     MakeRoom           // asks other processes for memory that a resume is short of; or nil
+	Retried      bool               // the caller asks again for a resume that is short of memory: see Engine.Resume
+	Poison       bool               // fill memory that a resume brings back without contents with NaNs
+	Capturing    bool               // a stream of the process is being captured
+	Gated        bool               // the gate is closed, so the program cannot give devices work; see Host.Ungated
+	Importers    time.Duration      // how long a pause waits for others to unmap memory, and a resume for theirs
+	Unseen       bool               // the program does not know of a resume, so that waits for memory alone: see discarded
+	Since        uint64             // only what transitions after that have paused or resumed, or 0 for all
+	Asked        time.Time          // when the caller began to wait, for the program or for memory; or zero
+}
+
+// means reports whether the options mean a segment, by Since.
+func (o *Options) means(s *segment) bool { return o.Since == 0 || s.changed > o.Since }
+
+// MakeRoom asks for bytes of a device's memory, and reports whether a resume is to try again at once.
+type MakeRoom func(ordinal int, bytes uint64) bool
+
+// operation is a pause, resume, move or compaction in progress. It makes one transition after another until it is done.
+type operation struct {
+	Options
+	name      string
+	number    uint64 // as Transition has it
+	spent     spent
+	discarded discarded // contents that a resume, or a pause with Discard, gives up
+}
 
 // Transition is what an observer of the engine learns about a pause, resume or move.
 type Transition struct {
@@ -24,61 +66,6 @@ type Transition struct {
 	// the program, the devices, other operations, memory, and discarded contents; Copying is the part spent on
 	// contents; the rest is the driver's work on mappings. Each counts the slowest device.
 	Took, Waited, Copying time.Duration
-}
-
-// Allocation is memory that the program has: a segment, or one of the small allocations that share a segment.
-type Allocation struct {
-	Address uintptr
-	Size    uint64 // bytes
-	Device  int
-	Tag     string
-	Mapped  bool // by the program itself
-}
-
-// Allocations calls f with each allocation. It calls f without a lock, so some may have been freed by then.
-func (r Records) Allocations(f func(Allocation)) {
-	e := r.engine
-	all := [][]Allocation{nil}
-	add := func(a Allocation) {
-		last := &all[len(all)-1]
-		if *last = append(*last, a); len(*last) == 1024 { // one list for all would be copied as it grows
-			all = append(all, nil)
-		}
-	}
-	seen := map[*segment]bool{}
-	e.mu.Lock()
-	e.visit(nil, func(d *device, s *segment) int {
-		if seen[s] || s.owner == aFree || s.isImported() || s.address == 0 { // 0: it was unmapped while paused
-			return 1
-		}
-		if seen[s] = true; s.slab == nil {
-			add(Allocation{s.address, s.size, d.ordinal, s.tag.name, s.isUserMapped()})
-			return 1
-		}
-		s.slab.Each(func(offset uintptr, size uint64) {
-			add(Allocation{s.address + offset, size, d.ordinal, s.tag.name, false})
-		})
-		return s.slab.Live
-	})
-	e.mu.Unlock()
-	for _, list := range all {
-		for _, a := range list {
-			f(a)
-		}
-	}
-}
-
-// At returns the memory that the program itself has mapped at an address, and reports whether the engine knows
-// it.
-func (m UserMapped) At(address uintptr) (Allocation, bool) {
-	e := m.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	s := e.overlapping(address, 1)
-	if s == nil || s.isImported() {
-		return Allocation{}, false
-	}
-	return Allocation{s.address, s.size, s.device.ordinal, s.tag.name, true}, true
 }
 
 // spent is how a transition has used its time.
@@ -135,6 +122,43 @@ func (e *Engine) count(batches []*batch, start time.Time, err error, which func(
 			t.Count++
 			t.ContentsBytes += b.progress.done.Load()
 			t.Seconds += time.Since(start).Seconds()
+		}
+	}
+}
+
+// awaitTime is the least time that an operation may wait for what it has discarded; see discarded.await.
+const awaitTime = 20 * time.Millisecond
+
+// discarded has the contents of segments that an operation gives up. Clients measure memory when the operation returns,
+// and expect the system to have back the memory of contents that are not kept.
+type discarded struct {
+	start    time.Time // of the operation, or of its first discarding
+	contents []store.Contents
+	prompt   []bool // its segment waits for that however long it takes
+}
+
+func (d *discarded) add(contents store.Contents, prompt bool) {
+	if d.start.IsZero() {
+		d.start = time.Now()
+	}
+	d.contents, d.prompt = append(d.contents, contents), append(d.prompt, prompt)
+}
+
+// await waits, with no lock held, until the system has back what was discarded: for prompt segments however long that
+// takes, for others a tenth of the operation's time but at least awaitTime. What is left is given back in the
+// background.
+func (d *discarded) await(spent *spent) {
+	if len(d.contents) == 0 {
+		return
+	}
+	now := time.Now()
+	defer func() { spent.waited += time.Since(now) }()
+	until := now.Add(max(awaitTime, now.Sub(d.start)/10))
+	for i, contents := range d.contents {
+		if d.prompt[i] {
+			contents.Await(time.Time{})
+		} else {
+			contents.Await(until)
 		}
 	}
 }
