@@ -71,7 +71,7 @@ struct forward_ipc {
 	FORWARD_RUNTIME_STREAM(X, ) \
 	FORWARD_RUNTIME_STREAM(X, _ptsz)
 
-/* And those that it calls itself alone. */
+/* Functions that only libtms.so itself calls. */
 #define FORWARD_RUNTIME_ASKED(X) \
 	X(cudaGetDevice, 1, int *) \
 	X(cudaRuntimeGetVersion, 1, int *) \
@@ -179,8 +179,8 @@ extern __thread struct forward_caller forward_caller __attribute__((tls_model("i
 /* A caller of an older major has been seen: before the first such call. */
 extern _Atomic _Bool forward_has_older __attribute__((visibility("hidden")));
 void forward_see_older(void);
-/* The last error of another copy of the same major of libcudart than calls go to: auditwheel renames the copy that it puts
- * into a wheel. What does not come through this library, such as the launch of a kernel, fails there. */
+/* The last error of another copy of the same major of libcudart than calls go to: auditwheel renames the copy that it
+ * puts into a wheel. Calls that do not come through this library, such as the launch of a kernel, fail there. */
 struct forward_copy {
 	int (*get)(void), (*peek)(void);
 };

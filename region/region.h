@@ -28,7 +28,7 @@ struct region_thread {
 	bool set;
 	/* Of active and wanted, each is true where it differs from the default. */
 	bool active;
-	bool wanted; /* what active would be without excluded */
+	bool wanted; /* the value of active without excluded */
 	bool excluded;
 };
 extern __thread struct region_thread region_thread
@@ -95,7 +95,7 @@ void region_set_active(bool on);
 /* While a thread is excluded its memory is not pausable, whatever regions it enters. */
 void region_set_excluded(bool on);
 
-/* What region_set_active last set, or the default. */
+/* The value that region_set_active last set, or the default. */
 bool region_wanted(void);
 
 /* NULL or "" means the default. Returns false when there is no memory to keep the name. */

@@ -46,7 +46,7 @@ func TestFunctionWithoutAClass(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What the libraries are built from is what the lists give.
+// The libraries are built from tables that agree with the lists.
 func TestTablesAreCurrent(t *testing.T) {
 	functions, err := Load()
 	require.NoError(t, err)
@@ -97,7 +97,7 @@ func TestForwardedFunctions(t *testing.T) {
 			require.Equal(t, f.Since, row.since, row.symbol)
 		}
 	}
-	// What a class says of libtms.so, libtms.so does.
+	// libtms.so does with each function what its class says.
 	exports, err := os.ReadFile(filepath.Join(root, "preload", "testdata", "exports.txt"))
 	require.NoError(t, err)
 	exported := strings.Fields(string(exports))

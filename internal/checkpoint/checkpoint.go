@@ -35,7 +35,7 @@ var (
 	ErrUnsupported = errors.New("the driver's checkpoint is not available")
 	// ErrNoCUDA says that the process does not use CUDA, or is not there.
 	ErrNoCUDA = errors.New("no process that uses CUDA")
-	// ErrLate says that the driver did not finish in time. What it has begun may still go on.
+	// ErrLate says that the driver did not finish in time. Its work may still go on.
 	ErrLate = errors.New("the driver did not finish in time")
 )
 
@@ -108,7 +108,8 @@ func (d *Driver) CanMove() error {
 	return err
 }
 
-// Prepare does what a restore must do first, and which takes some tenths of a second; Restore says if it fails. (cuInit)
+// Prepare does what a restore must do first, and which takes some tenths of a second; Restore says if it fails.
+// (cuInit)
 func (d *Driver) Prepare() { _ = d.cuda.Init() }
 
 // Pair says on which GPU to restore what was on another, by their UUIDs as NVML writes them.

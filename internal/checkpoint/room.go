@@ -6,7 +6,7 @@ import "tms/vmm/cuda"
 // gives one, and Restore takes nothing else: so no restore is made without the look or without the locks.
 type Room struct{ unlock func() }
 
-// Look takes the locks, and then looks. Errors: those of both; then nothing is locked.
+// Look takes the locks, and then looks. It returns the errors of both; then nothing is locked.
 func Look(lock func() (unlock func(), err error), look func() error) (*Room, error) {
 	unlock, err := lock()
 	if err != nil {

@@ -129,7 +129,7 @@ func TestGroupSwap(t *testing.T) {
 	require.EqualValues(t, 100, groupAvailable(dir, "self", root, nil))
 }
 
-// What processes have promised to take counts in the groups that they are in, and in those above.
+// Promises of processes count in the groups that the processes are in, and in the groups above.
 func TestPromisesCountInTheirGroups(t *testing.T) {
 	dir := t.TempDir()
 	root := filepath.Join(dir, "cgroup")

@@ -45,7 +45,7 @@ func TestALedger(t *testing.T) {
 	p.End()
 }
 
-// What one process promises, another finds, until the first has ended.
+// A process finds another process's promise until that process has ended.
 func TestTwoProcessesHaveOneLedger(t *testing.T) {
 	l := newLedger(t)
 	directory, _ := l.Directory()
@@ -87,7 +87,7 @@ func TestAStoppedLook(t *testing.T) {
 	require.NoError(t, unix.Close(file))
 }
 
-// What is more than there is is refused, with or without a file.
+// A promise of more memory than there is is refused, with or without a file.
 func TestTooMuchIsRefused(t *testing.T) {
 	if Available("self", nil) == math.MaxUint64 {
 		t.Skip("nothing limits the host memory here")

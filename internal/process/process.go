@@ -84,7 +84,7 @@ func statIn(folder string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Field 2, the name, may have spaces and parentheses in it. What follows starts with field 3.
+	// Field 2, the name, may have spaces and parentheses in it. The text after it starts with field 3.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	if len(fields) < 20 {
 		return nil, fmt.Errorf("%s/stat has %d fields", folder, len(fields))

@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A process that is killed closes its descriptors before it counts as ended. Whoever sees them closed finds it ending.
+// A process that is killed closes its descriptors before it counts as ended. A program that sees them closed finds it
+// ending.
 func TestEnding(t *testing.T) {
 	for range 20 {
 		read, write, err := os.Pipe()

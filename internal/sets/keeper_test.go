@@ -237,8 +237,8 @@ input()
 		"x").Error, "no place for contents")
 }
 
-// What a client sends or leaves out harms no other client, and leaves no descriptor open. An extent has one owner at
-// any time: who took it, the keeper, or a set that the keeper has.
+// Whatever a client sends or leaves out, no other client is harmed, and no descriptor stays open. An extent has one
+// owner at any time: the client that took it, the keeper, or a set that the keeper has.
 func TestReservedMemory(t *testing.T) {
 	serving(t)
 	zero, one, extents := 0, 1, func() map[int]uint64 { return asked(t, control.Request{Op: control.Take}).Reserved }

@@ -11,7 +11,8 @@ import (
 	"tms/internal/control"
 )
 
-// What a request costs hardly grows with the number of sets: with each looking at all pairs of sets, these took minutes.
+// The cost of a request hardly grows with the number of sets. When each looked at all pairs of sets, these took
+// minutes.
 func TestManySets(t *testing.T) {
 	k, last := NewKeeper(), uint64(1<<30)
 	k.most = 1 << 30

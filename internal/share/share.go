@@ -1,10 +1,10 @@
 // Package share decides which processes make room on a device for one that needs memory. It is the policy alone. Its
 // input is what is known of the processes, and its output is what to pause, or how long to wait.
 //
-// A process that waits comes before those of lower priority. Among processes of the same priority, those that grow
-// during their turn come first, then those that have waited longest. Once it has waited as long as all others together
-// may run, it counts as one of the highest priority. A process is paused only when its turn is over, or while it has no
-// work or waits itself. So each wait has a bound: see Shares.
+// A process that waits comes before processes of lower priority. Among processes of the same priority, processes that
+// grow during their turn come first, then the processes that have waited longest. Once it has waited as long as all
+// others together may run, it counts as one of the highest priority. A process is paused only when its turn is over, or
+// while it has no work or waits itself. So each wait has a bound: see Shares.
 package share
 
 import (
@@ -75,7 +75,7 @@ func (p *Process) Held() (bytes uint64) {
 	return bytes
 }
 
-// price returns what it costs to pause a process and to resume it, with what it waits for.
+// price returns the cost of pausing a process and of resuming it, with the memory that it waits for.
 func (p *Process) price() time.Duration {
 	if p.Price > 0 {
 		return p.Price
@@ -148,7 +148,7 @@ func Decide(device Device, all []Process, id int) Decision {
 	}
 	takes := d.Wait > 0 || len(d.Pause) > 0 // memory from others
 	var first []int
-	// A process that grows may need as much again as it has. What two growing processes need is unknown.
+	// A process that grows may need as much again as it has. The need of two growing processes is unknown.
 	short := func(p Process) bool { return own.Grows || device.Free < own.Need+p.Held() }
 	for _, w := range waiting[:at] {
 		theirs := plan(device, all, w)

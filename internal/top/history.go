@@ -36,7 +36,7 @@ func (h history) with(at time.Time, bytes uint64) history {
 	return h[max(0, len(h)-mostSamples):]
 }
 
-// remember notes what devices and processes have, and forgets those that have gone.
+// remember notes what devices and processes have, and forgets devices and processes that have gone.
 func (m *model) remember() {
 	past := map[key]history{}
 	for i := range m.look.Processes {

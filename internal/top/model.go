@@ -31,7 +31,7 @@ type model struct {
 	help     bool
 	selected key
 	line     int            // of the selected row, so that the selection stays near when the row has gone
-	under    map[int]string // what processes were asked to do and have not done yet
+	under    map[int]string // requests to processes that they have not carried out yet
 	message  string         // about what was asked, until the next key
 	failed   bool           // it reports a failure
 }
@@ -170,7 +170,7 @@ func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// take makes look the one that is shown.
+// take shows look from now on.
 func (m *model) take(look Look) {
 	for i := range look.Processes {
 		now := &look.Processes[i]
@@ -196,7 +196,7 @@ func (m *model) sort() {
 	m.keepSelected()
 }
 
-// keepSelected keeps the selection on an existing row: the same one, or else the one in its place.
+// keepSelected keeps the selection on an existing row: the same row, or else the row in its place.
 func (m *model) keepSelected() {
 	rows := m.rows()
 	if line := slices.IndexFunc(rows, func(r row) bool { return r.key == m.selected }); line >= 0 {

@@ -1,4 +1,4 @@
-// Package top is the live view of tms top: what it shows, and what its keys do. Source supplies what is shown, and
+// Package top is the live view of tms top: its screen and its keys. Source supplies the contents of the screen, and
 // pauses and resumes; bubbletea handles the terminal.
 package top
 
@@ -26,7 +26,7 @@ type Look struct {
 	At        time.Time
 	Processes []Process
 	Devices   []Device
-	Note      string // what to know about the devices' figures
+	Note      string // a remark about the devices' figures
 }
 
 // Process is a process that listens.
@@ -57,7 +57,7 @@ type Tag struct {
 	Done, Total uint64
 }
 
-// Device is a GPU, in bytes. What remains of Total is the driver's own.
+// Device is a GPU, in bytes. The rest of Total is the driver's own.
 type Device struct {
 	Label              string
 	Total              uint64

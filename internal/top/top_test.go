@@ -243,7 +243,7 @@ func TestHistory(t *testing.T) {
 	require.Empty(t, v.past, "what has gone is forgotten")
 }
 
-// Whatever the terminal's size and the processes' names, nothing is wider or longer than the terminal.
+// Nothing is wider or longer than the terminal, whatever the terminal's size and the processes' names are.
 func TestAllSizes(t *testing.T) {
 	look := aMoment()
 	look.Note = strings.Repeat("note ", 100)

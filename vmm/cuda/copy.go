@@ -74,7 +74,7 @@ func (d *Driver) StreamGetID(stream Stream) (id uint64, err error) {
 	return id, err
 }
 
-// StreamWaitEvent is cuStreamWaitEvent: what the stream is given from now on waits for the event.
+// StreamWaitEvent is cuStreamWaitEvent: later work of the stream waits for the event.
 func (d *Driver) StreamWaitEvent(stream Stream, event Event) error {
 	return d.call("cuStreamWaitEvent", uintptr(stream), uintptr(event), 0)
 }

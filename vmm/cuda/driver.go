@@ -30,8 +30,8 @@ var required = strings.Fields(`
 	cuEventCreate cuEventRecord cuEventQuery cuEventSynchronize cuEventDestroy_v2
 `)
 
-// optional are those that a driver may lack: calling one then returns an error that is NotSupported. cuDeviceGetUuid is
-// not _v2, which for a part of a GPU returns the part's.
+// optional are functions that a driver may lack: a call of one then returns an error that is NotSupported.
+// cuDeviceGetUuid is not _v2, which for a part of a GPU returns the part's.
 var optional = strings.Fields(`
 	cuLibraryLoadData cuLibraryGetKernel cuKernelGetFunction cuLaunchKernel cuMemsetD32Async
 	cuStreamGetId cuStreamWaitEvent

@@ -5,8 +5,7 @@ import (
 	"fmt"
 )
 
-// Result is a CUresult, the code that every driver function returns. The numbers are those of cuda.h; cudaError_t has
-// the same ones.
+// Result is a CUresult, the code that every driver function returns. cudaError_t has the same numbers.
 type Result int32
 
 // The results that this project acts on.

@@ -271,7 +271,7 @@ func (h *Hasher) take(n int) (*buffer, error) {
 }
 
 // release unpins and unmaps a buffer. It can be called again after its own error or its caller's, and unmaps nothing
-// twice: the addresses may be another's by then.
+// twice: the addresses may belong to another allocation by then.
 func (b *buffer) release() error {
 	if b.mapping == nil {
 		return nil

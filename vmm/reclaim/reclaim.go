@@ -32,7 +32,7 @@ type Kind struct {
 	queued      []item // for a thread of the queue
 	now         item   // that the thread is releasing, since begun
 	begun       time.Time
-	paces       [2]float64 // seconds per byte that the last large ones took, or 0 if not known yet
+	paces       [2]float64 // seconds per byte of the last large releases, or 0 if not known yet
 	refused     []item
 	added, done uint64    // how many ever entered queued, and left it again
 	threads     int       // in the middle of a release
@@ -44,7 +44,7 @@ type item struct {
 	owner   uintptr
 	release func() error
 	kept    bool  // by Keep
-	err     error // what it was refused with
+	err     error // the error of the refusal
 }
 
 // Kind returns the part for the things that what names.
@@ -130,8 +130,8 @@ func (q *Queue) Forget(owner uintptr) {
 	}
 }
 
-// Retry tries the refused things once more: those of Add in the background, those of Keep on the calling thread. It
-// returns how many of the latter succeeded.
+// Retry tries the refused releases once more: of Add in the background, of Keep on the calling thread. It returns how
+// many of the latter succeeded.
 func (q *Queue) Retry() (done int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -229,7 +229,7 @@ func (q *Queue) Waiting() []stats.Waiting {
 	for _, k := range q.kinds {
 		if n := int(k.added - k.done); n > 0 {
 			w := stats.Waiting{What: k.what, Why: "given back in the background", Count: n}
-			for _, i := range k.queued { // except the one that is being released
+			for _, i := range k.queued { // except the release that is under way
 				w.Bytes += i.bytes
 			}
 			list = append(list, w)

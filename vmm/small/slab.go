@@ -22,7 +22,7 @@ type Slab struct {
 type group struct {
 	used    uint64
 	starts  uint64           // first units of allocations
-	freeing uint64           // of those, the ones that are marked as being freed
+	freeing uint64           // of those, the units that are marked as being freed
 	spare   [perGroup]uint16 // by first units: bytes of the last unit that were not asked for
 }
 
@@ -86,7 +86,7 @@ func (s *Slab) search(units int) int {
 	return -1
 }
 
-// begins returns the bits at which runs of that many ones begin in a word.
+// begins returns the bits at which runs of that many set bits begin in a word.
 func begins(word uint64, length int) uint64 {
 	for have := 1; have < length && word != 0; {
 		step := min(have, length-have)
@@ -186,7 +186,7 @@ func (s *Slab) size(first int) uint64 {
 	n, bit := first/perGroup, first%perGroup
 	g := &s.groups[n]
 	spare := uint64(g.spare[bit])
-	// Its end is the next unit that is free, or another's first.
+	// Its end is the next unit that is free, or the first unit of another allocation.
 	end := (g.starts | ^g.used) >> bit >> 1
 	last := first + 1 + bits.TrailingZeros64(end)
 	for end == 0 {

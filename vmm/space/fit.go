@@ -5,7 +5,7 @@ import (
 	"math/bits"
 )
 
-// fit hands out blocks of granules and merges those that are given back. Free blocks are in lists by size (segregated
+// fit hands out blocks of granules and merges blocks that are given back. Free blocks are in lists by size (segregated
 // fit: Knuth, "The Art of Computer Programming" 2.5, and Wilson and others, "Dynamic Storage Allocation", 1995).
 type fit struct {
 	head *block   // the first by address
@@ -28,7 +28,7 @@ func newFit(granules uint32) *fit {
 	return t
 }
 
-// Counts up to exact have a bin each, so that however many blocks are too small, none of them is looked at. Larger ones
+// Counts up to exact have a bin each, so that no block that is too small is looked at. Larger counts
 // are few; they have perOctave bins from each power of two to the next.
 const (
 	exact     = 64

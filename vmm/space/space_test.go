@@ -194,7 +194,7 @@ func TestSplitAndJoin(t *testing.T) {
 	require.True(t, r.Empty())
 }
 
-// Arenas are few; where the driver refuses, smaller ones follow, and existing addresses are used to the last.
+// Arenas are few. Where the driver refuses, smaller arenas follow, and existing addresses are used to the last.
 func TestArenas(t *testing.T) {
 	b := newBench()
 	r := b.NewRanges(gpu(0))

@@ -21,7 +21,7 @@ type Stats struct {
 type Device struct {
 	Device     int    `json:"device"`
 	UUID       string `json:"uuid"` // as NVML has it, "GPU-…", or "" if the driver does not report it
-	Node       int    `json:"node"` // the NUMA node of the nearest host memory; -1: unknown
+	Node       int    `json:"node"` // the NUMA node of the nearest host memory, or -1 if unknown
 	TotalBytes uint64 `json:"total_bytes"`
 	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
 	// What uses memory: live allocations, slack, pools of this library that took theirs from cudaMalloc, contents of
@@ -59,7 +59,7 @@ type Tag struct {
 	PhysicalBytes        uint64  `json:"physical_bytes"`               // device memory held now
 	PausedBytes          uint64  `json:"paused_bytes"`                 // device memory given up by pausing
 	SlackBytes           uint64  `json:"slack_bytes"`                  // held beyond that: rounding, slack
-	BackupBytes          uint64  `json:"backup_bytes"`                 // what holds contents, wherever it is
+	BackupBytes          uint64  `json:"backup_bytes"`                 // memory and files that hold contents
 	HostBytes            uint64  `json:"host_bytes"`                   // of that: pinned host memory
 	DiskBytes            uint64  `json:"disk_bytes"`                   // of that: files
 	PauseHostBytes       uint64  `json:"pause_host_bytes"`             // host memory that a pause would add
@@ -74,7 +74,7 @@ type Tag struct {
 	LastResumeSeconds    float64 `json:"last_resume_seconds"`
 }
 
-// AllPaused returns how many bytes pausing has taken from the program: its own, and those of other processes.
+// AllPaused returns how many bytes pausing has taken from the program: its own, and other processes' bytes.
 func (t Tag) AllPaused() uint64 { return t.PausedBytes + t.ImportedPaused }
 
 // AllActive returns how many bytes a pause would take.

@@ -15,7 +15,7 @@ import (
 // begins with the file and the line.
 var ErrMalformed = errors.New("malformed trace")
 
-// longest is the most bytes of a line; real ones have less than a hundred.
+// longest is the most bytes of a line; real lines have less than a hundred.
 const longest = 4096
 
 // ReadFile reads a trace, and decompresses a file whose name ends in .gz. Errors: ErrMalformed, or the operating
