@@ -10,13 +10,12 @@
 //   - Private places all new spans of a Save in one fresh buffer. Many threads touch it, few pin it, **registration**
 //     by registration, and each registration is copied to as soon as it is pinned. A registration goes when the last
 //     contents in it are discarded.
-//   - Peer takes one **range** of each device that it uses: a run of **chunks**, a handle each, at consecutive
-//     addresses, which go with the last chunk. **Reserved** host memory is a device of that kind. What finds no room
-//     goes to Private. The driver's checkpoint takes what a process has mapped, so the memory of a portable Save, and
-//     reserved memory, is mapped only during a Save or a Load: otherwise descriptors alone keep it. Only such chunks
-//     have a descriptor.
-//   - Disk makes a run of **files** without a name, which end with the process, however it ends. A **transfer** copies
-//     to and from them through **staging** memory.
+//   - Peer takes one run of each device that it uses: **chunks**, a handle each, at consecutive addresses, which go
+//     with the last chunk. **Reserved** host memory is a device of that kind. What finds no room goes to Private. The
+//     driver's checkpoint takes what a process has mapped, so the memory of a portable Save, and reserved memory, is
+//     mapped only during a Save or a Load: otherwise descriptors alone keep it. Only such chunks have a descriptor.
+//   - Disk makes a run of **files** in a **Directory**. They have no name, and end with the process, however it ends. A
+//     **transfer** copies to and from them through **staging** memory.
 //
 // What the stores give back goes through package reclaim, in the background, since the caller may hold the engine's
 // lock. Stores call no package above.

@@ -35,6 +35,7 @@ type registration struct {
 
 	registered bool
 	unmapped   bool
+	live       atomic.Int64 // bytes of pages that contents of Private use
 	untouched  atomic.Int64 // its Pieces that are still to be touched
 }
 

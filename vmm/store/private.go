@@ -29,17 +29,11 @@ func NewPrivate(driver *cuda.Driver) *Private {
 	return &Private{driver: driver, garbage: driver.Reclaim.Kind("host memory")}
 }
 
-// buffer is pinned memory that contents live in.
-type buffer struct {
-	*pinnedBuffer
-	live []atomic.Int64 // bytes of pages that contents use, by registration
-}
-
 // privateContents is a span's place in a buffer: inside one registration, or for more than maxRegistration bytes at the
 // start of registrations of its own.
 type privateContents struct {
 	host         *Private
-	buffer       *buffer // nil: there is nothing to keep
+	buffer       *pinnedBuffer // nil: there is nothing to keep
 	offset       uint64
 	size         uint64
 	registration int // the first
@@ -58,7 +52,7 @@ func (c *privateContents) Host() uintptr {
 func (c *privateContents) base() uintptr { return c.buffer.Base + uintptr(c.offset) }
 func (c *privateContents) Discard() {
 	c.each(func(registration int, bytes uint64) {
-		if c.buffer.live[registration].Add(-int64(bytes)) == 0 {
+		if c.buffer.Registrations[registration].live.Add(-int64(bytes)) == 0 {
 			c.buffer.DiscardRegistration(registration, c.host.garbage)
 		}
 	})
@@ -66,7 +60,7 @@ func (c *privateContents) Discard() {
 
 func (c *privateContents) Await(until time.Time) {
 	gone := c.buffer != nil
-	c.each(func(registration int, _ uint64) { gone = gone && c.buffer.live[registration].Load() == 0 })
+	c.each(func(registration int, _ uint64) { gone = gone && c.buffer.Registrations[registration].live.Load() == 0 })
 	if gone {
 		c.host.garbage.Await(until)
 	}
@@ -89,8 +83,8 @@ func Scattered(contents Contents) (scattered bool) {
 		return false
 	}
 	c.each(func(registration int, _ uint64) {
-		live, size := uint64(c.buffer.live[registration].Load()), c.buffer.Registrations[registration].Size
-		scattered = scattered || 2*live < size
+		r := &c.buffer.Registrations[registration]
+		scattered = scattered || 2*uint64(r.live.Load()) < r.Size
 	})
 	return scattered
 }
@@ -158,7 +152,7 @@ func (h *Private) Check(budget *Budget, items []Item) error {
 }
 
 // place gives every item without kept Contents a place in one fresh buffer; nil if none needs it.
-func (h *Private) place(job Job, items []Item) (contents []Contents, fresh *buffer, err error) {
+func (h *Private) place(job Job, items []Item) (contents []Contents, fresh *pinnedBuffer, err error) {
 	contents = make([]Contents, len(items))
 	var placed []*privateContents
 	var sizes []uint64 // of registrations
@@ -199,21 +193,19 @@ func (h *Private) place(job Job, items []Item) (contents []Contents, fresh *buff
 	// Buffers that a resume has just discarded go first: giving back and taking at once costs more than one after the
 	// other, and needs twice the memory, perhaps pages that the machine has never used.
 	h.garbage.Drain()
-	memory, err := newPinned(h.driver, job, sizes...)
-	if err != nil {
+	if fresh, err = newPinned(h.driver, job, sizes...); err != nil {
 		return nil, nil, err
 	}
-	fresh = &buffer{pinnedBuffer: memory, live: make([]atomic.Int64, len(sizes))}
 	for _, c := range placed {
 		c.buffer = fresh
-		c.each(func(registration int, bytes uint64) { fresh.live[registration].Add(int64(bytes)) })
+		c.each(func(registration int, bytes uint64) { fresh.Registrations[registration].live.Add(int64(bytes)) })
 	}
 	return contents, fresh, nil
 }
 
 // copyAll makes the warm copies, and pins the registrations of a fresh buffer, each followed by its copies. It returns
 // the first error, once everything has stopped.
-func (h *Private) copyAll(job Job, fresh *buffer, cold [][]spanCopy, warm []spanCopy) error {
+func (h *Private) copyAll(job Job, fresh *pinnedBuffer, cold [][]spanCopy, warm []spanCopy) error {
 	var touched chan int
 	var touchers sync.WaitGroup
 	var failed atomic.Bool

@@ -8,8 +8,8 @@ import (
 
 // place takes memory for the items that have no Kept contents, on the devices that they ask for. Items without room
 // there are left to the host store.
-func (p *Peer) place(job Job, items []Item) []*peerRange {
-	var taken []*peerRange
+func (p *Peer) place(job Job, items []Item) []*peerRun {
+	var taken []*peerRun
 	var targets []int
 	wanted := map[int][]int{}
 	for i, item := range items {
@@ -30,7 +30,7 @@ func (p *Peer) place(job Job, items []Item) []*peerRange {
 		}
 		var reasons []string
 		for _, device := range devices {
-			var r *peerRange
+			var r *peerRun
 			if r, left, err = p.take(job, device, items, left); r != nil {
 				taken = append(taken, r)
 			}
@@ -101,12 +101,12 @@ func (p *Peer) reachable(source, target int) ([]int, error) {
 }
 
 // take gives as many of the wanted items a place on a device as there is room for. It returns which are left, and why.
-func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRange, left []int,
+func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRun, left []int,
 	err error) {
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.garbage.Drain() // discarded memory may be what is missing
-	r = &peerRange{device: device, node: max(0, job.Node), run: run[*peerChunk]{each: cuda.HostExtent}}
+	r = &peerRun{device: device, node: max(0, job.Node), run: run[*peerChunk]{each: cuda.HostExtent}}
 	granularity := r.each
 	if device != Reserved {
 		total, err := p.driver.DeviceTotalMem(cuda.Device(device))
@@ -120,7 +120,7 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRan
 		if !job.Portable { // else the caller has seen to it
 			// The reserve is held while memory is taken, so it is what stays free.
 			size := (max(256<<20, total/50) + granularity - 1) / granularity * granularity
-			reserve := &peerChunk{extent: extent{size: size}, peer: p, in: &peerRange{live: 1}}
+			reserve := &peerChunk{extent: extent{size: size}, peer: p, in: &peerRun{live: 1}}
 			if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
 				return nil, wanted, err
 			}
@@ -151,7 +151,7 @@ func (p *Peer) take(job Job, device int, items []Item, wanted []int) (r *peerRan
 		r.placed = append(r.placed, placedItem{i, contents})
 		used += size
 	}
-	// Chunks that nothing fits into are given back, but not before the range has its addresses.
+	// Chunks that nothing fits into are given back, but not before the run has its addresses.
 	all, kept := r.extents, int((used+r.each-1)/r.each)
 	if r.extents = all[:kept]; kept == 0 {
 		p.discard(all...)

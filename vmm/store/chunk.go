@@ -9,9 +9,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// peerRange is memory of one device, taken by one Save: chunks at consecutive addresses, so that a span may lie across
+// peerRun is memory of one device, taken by one Save: chunks at consecutive addresses, so that a span may lie across
 // several, while each is mapped and given back on its own.
-type peerRange struct {
+type peerRun struct {
 	run[*peerChunk]
 	device  int     // or Reserved
 	node    int     // of reserved memory
@@ -27,11 +27,11 @@ type placedItem struct {
 	contents *peerContents
 }
 
-// peerChunk is one handle of a range's memory. Only a portable one, and one of reserved memory, has a descriptor.
+// peerChunk is one handle of a run's memory. Only a portable one, and one of reserved memory, has a descriptor.
 type peerChunk struct {
 	extent
 	peer     *Peer
-	in       *peerRange
+	in       *peerRun
 	address  uintptr
 	handle   cuda.Handle // 0: detached, or released
 	mapped   bool
@@ -144,7 +144,7 @@ func (p *Peer) unmap(c *peerChunk) error {
 	return nil
 }
 
-// release gives the chunk back, and with the last of a range the addresses.
+// release gives the chunk back, and with the last of a run the addresses.
 func (c *peerChunk) release() error {
 	p := c.peer
 	if err := p.unmap(c); err != nil {
