@@ -88,7 +88,7 @@ func (processes) Return(share vmm.Share, number uint64) error {
 		control.Request{Op: control.Returned, Share: share.ID, Import: number})
 }
 
-func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
+func (processes) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 	lend := control.Request{ID: 1, Op: control.Lend, Share: share.ID, Import: number}
 	var reply control.Reply
 	var err error
@@ -108,7 +108,7 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	if err == nil && share.PID == vmm.Keeper {
 		hold(share.ID, reply.Bytes, descriptor)
 	}
-	return vmm.Lent{Descriptor: descriptor, Extent: reply.Extent, Offset: reply.Offset, Size: reply.Bytes,
+	return vmm.Export{Descriptor: descriptor, Extent: reply.Extent, Offset: reply.Offset, Size: reply.Bytes,
 		Tag: stats.TagName(reply.Tag), Device: reply.Device}, err
 }
 

@@ -27,7 +27,7 @@ import (
 	"tms/vmm/digest"
 )
 
-// Sets of memory that no process owns (tms_kept_*): the keeper (internal/sets) holds them, vmm/kept.go makes and maps
+// Sets of memory that no process owns (tms_kept_*): the keeper (internal/sets) holds them, vmm/set.go makes and maps
 // their memory.
 
 var _ = [1]struct{}{}[vmm.Keeper-control.Keeper]

@@ -272,8 +272,8 @@ func texts(list **C.char) []string {
 //export tmsOperation
 func tmsOperation(operation *C.struct_operation) {
 	options := optionsOf(operation)
-	options.Keep = texts(operation.keep)
-	options.Tags = append(texts(operation.tags), options.Keep...)
+	options.Except = texts(operation.keep)
+	options.Tags = append(texts(operation.tags), options.Except...)
 	kind, force := operation.kind, bool(operation.force)
 	ofKept := newKeptOperation(operation)
 	if kind == C.OPERATION_RESUME {

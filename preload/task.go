@@ -124,11 +124,10 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		options.Unseen = t.Request.Yield // its threads wait for their memory alone
 		return t.undo(e, options, t.Due)
 	case control.Move:
-		to := vmm.BackupHost
 		if t.Request.To == control.ToDisk {
-			to = vmm.BackupDisk
+			return e.Spill(options)
 		}
-		return e.Move(options, to)
+		return e.Fetch(options)
 	default:
 		before, suspended := e.Records().Recorded(), nccl.suspended.Load()
 		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard

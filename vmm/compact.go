@@ -61,7 +61,7 @@ func (e *Engine) compactable(ordinal int) (bytes uint64) {
 // canCompact reports whether an extent has slack that a compaction can give back: all else in it is active, and no
 // other process has it mapped. The caller holds e.mu.
 func (e *Engine) canCompact(x *extent) bool {
-	if x.live == len(x.segments) || !x.isOwn() || x.exported || slices.ContainsFunc(x.lent, e.sharing.hasImporters) {
+	if x.live == len(x.segments) || !x.isOwn() || x.exported || slices.ContainsFunc(x.exports, e.sharing.hasImporters) {
 		return false
 	}
 	return !slices.ContainsFunc(x.segments, func(s *segment) bool {
@@ -255,7 +255,7 @@ func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error 
 	if err := e.host.Check(b.job.Budget, items); err != nil {
 		return err
 	}
-	saved, err := e.host.Save(b.job, items)
+	copies, err := e.host.Save(b.job, items)
 	if err != nil {
 		return err
 	}
@@ -266,9 +266,9 @@ func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error 
 				if s.contents != nil {
 					s.contents.Discard()
 				}
-				s.outcome.kept = kept{contents: saved[i], current: true}
+				s.outcome.saved = saved{contents: copies[i], current: true}
 			} else {
-				saved[i].Discard()
+				copies[i].Discard()
 			}
 		}
 	}()
@@ -293,7 +293,7 @@ func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error 
 		}
 		loader := e.host.Load(b.job)
 		for i, s := range segments {
-			loader.Add(s.backupSpan(), saved[i])
+			loader.Add(s.backupSpan(), copies[i])
 		}
 		return loader.Wait()
 	}()

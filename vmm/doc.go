@@ -11,10 +11,10 @@
 //	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
 //	slack         tag.go         what is free in an extent that others still use
 //	compaction    compact.go     a transition that gives slack back, behind the gate
-//	contents      segment.go     kept: where they wait, and whether they are current
+//	contents      segment.go     saved: where they wait, and whether they are current
 //	parts         parts.go       what of a segment has contents worth keeping: live, no block of zeros
 //	discarded     operation.go   contents given up: the system has them back, or not yet
-//	operation     operation.go   a pause, resume, move or compaction: what it is asked for, how it spends its time
+//	operation     operation.go   a pause, resume, spill, fetch or compaction: what it is asked for, how it spends its time
 //	transition    transition.go  a step of it, all or nothing: its turn, begin, work, end
 //	batch         transition.go  a device's part of a transition
 //	outcome       segment.go     what becomes of a segment at the end
@@ -24,7 +24,7 @@
 //	offer         repeat.go      an allocation that the program may free, and have again, without the engine
 //	share         share.go       a segment that other processes may map: open, or closed by a pause
 //	import        import.go      such a segment of another process: mapped, paused, lost
-//	kept          kept.go        memory that the keeper holds; every process imports it, its maker too
+//	set           set.go         memory that the keeper holds; every process imports it, its maker too
 //	gate          gate.go        keeps the program from giving devices work until all is back
 //
 // A segment is one cudaMalloc, or a slab: a granule that allocations below the granularity share. Its addresses

@@ -65,7 +65,7 @@ func (h *TestHost) CanCompact() bool { return h.compactor != nil && h.compactor.
 
 func (h *TestHost) Compact(ordinal int) error { return h.compactor.Compact(ordinal) }
 
-func (h *TestHost) Fetch(share Share, number uint64) (Lent, error) {
+func (h *TestHost) Fetch(share Share, number uint64) (Export, error) {
 	return h.processes.Fetch(share, number)
 }
 
@@ -126,6 +126,14 @@ func (e *Engine) Shareable(on bool) { e.shareable = on }
 // CheckInvariants is Settings.Invariants for what is done from now on.
 func (e *Engine) CheckInvariants(on bool) { e.checking.Store(on) }
 
+// Move is Spill to BackupDisk, and else Fetch.
+func (e *Engine) Move(o Options, to BackupKind) (uint64, error) {
+	if to == BackupDisk {
+		return e.Spill(o)
+	}
+	return e.Fetch(o)
+}
+
 // PausedAt reports whether the allocation at an address is paused, or lost its memory in a free that got half way. That
 // memory may still be mapped after two failures.
 func (e *Engine) PausedAt(address uintptr) bool {
@@ -180,13 +188,13 @@ func (e *Engine) Compactable(ordinal int) uint64 {
 // Driver returns the engine's.
 func (e *Engine) Driver() *cuda.Driver { return e.driver }
 
-// LentNames returns how many names of freed segments the extents remember.
-func (e *Engine) LentNames() (count int) {
+// ExportNames returns how many names of freed segments the extents remember.
+func (e *Engine) ExportNames() (count int) {
 	seen := map[*extent]bool{}
 	for _, s := range e.choose(nil, func(s *segment) bool { return s.extent != nil }) {
 		if !seen[s.extent] {
 			seen[s.extent] = true
-			count += len(s.extent.lent)
+			count += len(s.extent.exports)
 		}
 	}
 	return count

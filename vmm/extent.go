@@ -24,7 +24,7 @@ type extent struct {
 	exported bool // by the program, as what the driver makes of it
 	handle   cuda.Handle
 	users    []int    // devices that have access
-	lent     []uint64 // names of freed segments that other processes may still have mapped (sharing.importers)
+	exports  []uint64 // names of freed segments that other processes may still have mapped (sharing.importers)
 }
 
 // step is how far an extent has come.
@@ -160,9 +160,9 @@ func (x *extent) undo() error {
 
 // dissolve separates the segments from an extent that no longer has memory; its slack is gone with the memory.
 func (e *Engine) dissolve(x *extent) {
-	if len(x.lent) > 0 {
-		e.sharing.forgetImporters(x.lent...)
-		x.lent = nil
+	if len(x.exports) > 0 {
+		e.sharing.forgetImporters(x.exports...)
+		x.exports = nil
 	}
 	if x.shared {
 		x.shared = false

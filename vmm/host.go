@@ -101,7 +101,7 @@ func (*Solitary) Compact(int) error { return nil }
 func (*Solitary) TakeOffer(int, bool) Taken { return TakenLive }
 
 // Fetch finds no process.
-func (*Solitary) Fetch(Share, uint64) (Lent, error) { return Lent{}, ErrShareGone }
+func (*Solitary) Fetch(Share, uint64) (Export, error) { return Export{}, ErrShareGone }
 
 // CloseDescriptor does nothing: there is none.
 func (*Solitary) CloseDescriptor(int) {}

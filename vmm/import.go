@@ -44,7 +44,7 @@ func (i *imported) key(s *segment) importKey {
 // borrowed is a handle to another process's memory.
 type borrowed struct {
 	handle cuda.Handle
-	lent   Lent
+	export Export
 	number uint64 // by which its process knows
 }
 
@@ -53,7 +53,7 @@ type borrowed struct {
 // (cuMemImportFromShareableHandle)
 func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	number := max(1, rand.Uint64())
-	lent, err := i.engine.process.Fetch(i.share, number)
+	export, err := i.engine.process.Fetch(i.share, number)
 	if err != nil {
 		if !errors.Is(err, ErrShareGone) && !errors.Is(err, ErrSharePaused) {
 			i.tell(number)
@@ -62,29 +62,29 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	}
 	offset, size := i.offset, i.size
 	if room == 0 {
-		offset, size, room = lent.Offset, lent.Size, lent.Extent
+		offset, size, room = export.Offset, export.Size, export.Extent
 	}
 	var handle cuda.Handle
-	if lent.Size == 0 || lent.Size != size || lent.Size > lent.Extent ||
-		lent.Offset > min(offset, lent.Extent-lent.Size) || lent.Extent > room-(offset-lent.Offset) {
+	if export.Size == 0 || export.Size != size || export.Size > export.Extent ||
+		export.Offset > min(offset, export.Extent-export.Size) || export.Extent > room-(offset-export.Offset) {
 		err = fmt.Errorf("the memory that came does not fit: %d bytes at %d of %d, to be at %d of %d bytes%.0w",
-			lent.Size, lent.Offset, lent.Extent, offset, room, cuda.InvalidValue)
+			export.Size, export.Offset, export.Extent, offset, room, cuda.InvalidValue)
 	} else {
-		handle, err = i.engine.driver.MemImport(lent.Descriptor)
+		handle, err = i.engine.driver.MemImport(export.Descriptor)
 	}
-	i.engine.process.CloseDescriptor(lent.Descriptor)
+	i.engine.process.CloseDescriptor(export.Descriptor)
 	if err != nil {
 		i.tell(number)
-		return b, fmt.Errorf("memory of %v on device %s: %w", i.share, lent.Device, err)
+		return b, fmt.Errorf("memory of %v on device %s: %w", i.share, export.Device, err)
 	}
-	return borrowed{handle, lent, number}, nil
+	return borrowed{handle, export, number}, nil
 }
 
 // open is fetch for memory that the engine does not know yet. The caller holds e.mu, which is released for the request.
 func (i *imported) open() (b borrowed, err error) {
 	err = i.engine.unlocked(func() (err error) { b, err = i.fetch(0); return err })
 	if err == nil {
-		i.number, i.offset, i.size = b.number, b.lent.Offset, b.lent.Size
+		i.number, i.offset, i.size = b.number, b.export.Offset, b.export.Size
 	}
 	return b, err
 }
@@ -161,28 +161,28 @@ func (e *Engine) importAs(ordinal int, share Share, offset uint64, tag string, r
 	if err != nil {
 		return 0, err
 	}
-	lent := b.lent
+	export := b.export
 	drop := func() error { i.end(d, b); return nil }
-	if lent.Extent%d.granularity != 0 || offset >= lent.Size {
+	if export.Extent%d.granularity != 0 || offset >= export.Size {
 		_ = e.unlocked(drop)
-		return 0, fmt.Errorf("%d of %d bytes of %v: %w", offset, lent.Extent, share, cuda.InvalidValue)
+		return 0, fmt.Errorf("%d of %d bytes of %v: %w", offset, export.Extent, share, cuda.InvalidValue)
 	}
-	tag = cmp.Or(tag, lent.Tag)
+	tag = cmp.Or(tag, export.Tag)
 	t := d.tag(tag)
 	e.noteName(tag)
-	s, err := e.newSegment(d, t, uint32(lent.Extent/d.granularity), false, nil)
+	s, err := e.newSegment(d, t, uint32(export.Extent/d.granularity), false, nil)
 	if err != nil {
 		_ = e.unlocked(drop)
 		return 0, err
 	}
-	s.size, s.imported = lent.Extent, i
+	s.size, s.imported = export.Extent, i
 	x := newExtent(s)
 	x.handle, x.step = b.handle, created
 	if err := e.unlocked(x.attach); err != nil {
 		_ = e.unlocked(x.unmake)
 		e.abandon(s, x, err)
 		return 0, fmt.Errorf("device %d cannot use memory of %v on device %s: %w", ordinal, share,
-			lent.Device, err)
+			export.Device, err)
 	}
 	s.extent = x
 	if err := e.enter(s); err != nil {
@@ -385,7 +385,7 @@ func (x *extent) borrow(b *borrowed) {
 	}
 	x.handle, x.step, x.imported.number = b.handle, created, b.number
 	if !x.isUserMapped() { // without the neighbours that it had, perhaps
-		x.address, x.size = x.segments[0].address+uintptr(x.imported.offset-b.lent.Offset), b.lent.Extent
+		x.address, x.size = x.segments[0].address+uintptr(x.imported.offset-b.export.Offset), b.export.Extent
 	}
 	b.handle = 0
 }

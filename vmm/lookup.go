@@ -33,7 +33,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64, asleep bool) (point
 				"while everything of this process is paused; resume it first", address)
 		}
 		err = e.unlocked(func() error {
-			moved, err := e.own(s.tag.name)
+			moved, err := e.fetchReserved(s.tag.name)
 			if moved > 0 {
 				pointer, err = e.BackupPointer(address, size, false)
 			}

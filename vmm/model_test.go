@@ -51,12 +51,12 @@ type model struct {
 
 func (m *model) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
 
-func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
-	lent, err := m.engine.Shared().Export(share.ID, vmm.Importer{Number: number})
+func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
+	export, err := m.engine.Shared().Export(share.ID, vmm.Importer{Number: number})
 	if err == nil {
 		m.held.Store(number, true)
 	}
-	return lent, err
+	return export, err
 }
 
 func (m *model) Return(share vmm.Share, number uint64) error {

@@ -17,7 +17,7 @@ type Options struct {
 	Tags         []string           // nil for every tag
 	RetainBackup bool               // keep host copies after resume
 	Discard      bool               // a pause saves no contents, and gives up those that earlier pauses kept
-	Keep         []string           // but of these tags it saves them
+	Except       []string           // but of these tags it saves them
 	SaveAll      bool               // a pause saves in host memory what has no backup
 	ToDisk       bool               // a pause saves in files what would take new host memory
 	Toward       stats.Destinations // a pause saves there what has room, out of the driver's checkpoint's reach

@@ -262,7 +262,7 @@ func (f *pendingFree) reusable() bool { return f.shape.bytes > 0 }
 func shapeOf(a allocation) shape {
 	s := a.segment
 	x := s.extent
-	if !s.ordered || s.shared != 0 || x == nil || x.named || x.exported || len(x.lent) > 0 {
+	if !s.ordered || s.shared != 0 || x == nil || x.named || x.exported || len(x.exports) > 0 {
 		return shape{}
 	}
 	if a.small {

@@ -13,9 +13,9 @@ import (
 
 // parts say what a backup has of a segment, and what becomes of the rest.
 type parts struct {
-	kept store.Ranges // contents have these, one after the other
-	zero store.Ranges // blocks of the content hash, which are filled with zeros again
-	lost store.Ranges // unspecified after a resume
+	saved store.Ranges // contents have these, one after the other
+	zero  store.Ranges // blocks of the content hash, which are filled with zeros again
+	lost  store.Ranges // unspecified after a resume
 }
 
 // Live says which bytes of size bytes at an address have contents that the next pause is to keep; the others are
@@ -95,7 +95,7 @@ func (s *segment) worthKeeping(sums []digest.Sum) *parts {
 	} else if s.dead == nil {
 		return nil
 	}
-	p.kept = s.all().Without(p.zero).Without(p.lost)
+	p.saved = s.all().Without(p.zero).Without(p.lost)
 	return p
 }
 
@@ -109,7 +109,7 @@ func (s *segment) back() parts {
 	case s.contents == nil || !s.current:
 		return parts{lost: s.all()}
 	case s.parts == nil:
-		return parts{kept: s.all()}
+		return parts{saved: s.all()}
 	}
 	return *s.parts
 }

@@ -124,7 +124,7 @@ func (e *Engine) pause(batches []*batch, o *operation) (freed uint64, taken []*s
 			}
 			taken = append(taken, s)
 			if o.discards(s) {
-				s.outcome.kept = kept{}
+				s.outcome.saved = saved{}
 			}
 			if s.replaced() {
 				o.discarded.add(s.contents, s.prompt)
@@ -157,7 +157,9 @@ func (e *Engine) resumeHeld(o *operation) error {
 }
 
 // discards reports whether a pause loses a segment's contents although it has a backup.
-func (o *Options) discards(s *segment) bool { return o.Discard && !slices.Contains(o.Keep, s.tag.name) }
+func (o *Options) discards(s *segment) bool {
+	return o.Discard && !slices.Contains(o.Except, s.tag.name)
+}
 
 // backupOf returns where a pause saves a segment's contents, if it does. A segment that has host memory for its
 // contents keeps using it. Another process saves the contents of its own memory.
@@ -244,12 +246,12 @@ func (e *Engine) plan(b *batch, o *operation) error {
 				room -= s.length()
 			}
 		}
-		to := kept{contents: s.contents, current: true, sums: sums[s]}
+		to := saved{contents: s.contents, current: true, sums: sums[s]}
 		if kind == BackupHost {
 			to.parts = s.worthKeeping(sums[s])
 		}
 		if item.Sparse = to.parts != nil; item.Sparse {
-			item.Parts = to.parts.kept
+			item.Parts = to.parts.saved
 		}
 		if item.Sparse != (s.parts != nil) || item.Sparse && s.contents.Bytes() < item.Needs() {
 			item.Kept = nil
@@ -263,7 +265,7 @@ func (e *Engine) plan(b *batch, o *operation) error {
 		}
 		total += store.Ranges(item.Parts).Bytes()
 		b.items[kind], b.saving[kind] = append(b.items[kind], item), append(b.saving[kind], s)
-		s.outcome.kept = to
+		s.outcome.saved = to
 	}
 	b.progress.total.Store(total)
 	return nil
@@ -315,7 +317,7 @@ func dropSaved(batches []*batch) {
 			if s.outcome.contents != s.contents {
 				s.outcome.contents.Discard()
 			}
-			s.outcome.kept = s.kept
+			s.outcome.saved = s.saved
 			// The failed pause may have overwritten part of what was kept.
 			s.outcome.current, s.outcome.sums = false, nil
 		}
@@ -384,7 +386,7 @@ func (e *Engine) awaitImporters(o *operation) error {
 	e.visit(o.Tags, func(_ *device, s *segment) int {
 		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
 			seen[s.extent] = true
-			ids = append(ids, s.extent.lent...)
+			ids = append(ids, s.extent.exports...)
 			for _, part := range s.extent.segments {
 				if part.shared != 0 {
 					ids = append(ids, part.shared)

@@ -135,7 +135,7 @@ func (e *Engine) resume(batches []*batch, o *operation, looks bool) error {
 			if s.contents != nil && !e.retains(s, o) {
 				o.discarded.add(s.contents, s.prompt)
 				s.contents.Discard()
-				s.outcome.kept = kept{}
+				s.outcome.saved = saved{}
 			}
 		}
 	}
@@ -153,7 +153,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	e.refreshUsers(b.device)
 	total := uint64(0)
 	for _, s := range b.segments {
-		total += s.back().kept.Bytes()
+		total += s.back().saved.Bytes()
 	}
 	b.progress.total.Store(total)
 	loaders := map[store.Store]store.Loader{}

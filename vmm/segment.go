@@ -41,7 +41,7 @@ type segment struct {
 	place   int         // its place in that list
 	backing             // user-mapped memory has no span, imported memory has nothing kept
 	shared  uint64      // its name for other processes, or 0
-	kept
+	saved
 	dead    store.Ranges // bytes that the next pause need not keep; see Live
 	gated   bool         // a gated pause has paused it
 	exposed bool         // another pause has: the program may use its addresses
@@ -96,9 +96,9 @@ func (r *Request) policyOn(d *device) policy {
 	return p
 }
 
-// kept is where a segment's contents are, or can be, kept.
-type kept struct {
-	contents store.Contents // nil if they are not kept
+// saved is where a segment's contents are, or can be, saved.
+type saved struct {
+	contents store.Contents // nil if they are not saved
 	current  bool           // contents are those of its last pause
 	sums     []digest.Sum   // of that, block by block, or nil if not known
 	parts    *parts         // what contents have of it, or nil for all
@@ -109,12 +109,12 @@ func (s *segment) discard() {
 	if s.contents != nil {
 		s.contents.Discard()
 	}
-	s.kept = kept{}
+	s.saved = saved{}
 }
 
 type outcome struct {
 	state state
-	kept
+	saved
 	lost bool // of an import
 }
 
@@ -143,7 +143,7 @@ func (s *segment) is(state state) bool { return s.state == state && s.owner != a
 // device has no access, because its contents cannot be moved then, and where others hold the memory itself. Imported
 // memory has no contents to move.
 func (s *segment) pausable() bool {
-	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.lent == 0 && s.accessible())
+	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.pinned == 0 && s.accessible())
 }
 
 // accessible reports whether the segment's device can read and write the memory, so that contents can be moved.

@@ -42,8 +42,8 @@ type Importer struct {
 	Number uint64 // which of its imports: random, so no later process with its PID has the same
 }
 
-// Lent is what an importer gets.
-type Lent struct {
+// Export is what an importer gets.
+type Export struct {
 	Descriptor int    // of the extent that the segment lies in; the caller has it closed
 	Extent     uint64 // bytes of the extent
 	Offset     uint64 // where in it the segment begins
@@ -56,7 +56,7 @@ type Lent struct {
 type Processes interface {
 	// Fetch asks for the memory, under a number that the caller chooses. Errors: ErrShareGone, ErrSharePaused; after
 	// any other error, such as ErrSilent, the other process may still hold the memory for the number.
-	Fetch(share Share, number uint64) (Lent, error)
+	Fetch(share Share, number uint64) (Export, error)
 	// CloseDescriptor closes a descriptor of Fetch.
 	CloseDescriptor(descriptor int)
 	// Return gives notice that the memory is no longer mapped under the number, and waits for nothing. An error means
@@ -132,7 +132,7 @@ func (s *sharing) name(of *segment) uint64 {
 
 // Export gives an importer a segment. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
 // (cuMemExportToShareableHandle)
-func (h Shared) Export(id uint64, to Importer) (lent Lent, err error) {
+func (h Shared) Export(id uint64, to Importer) (export Export, err error) {
 	e := h.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -140,30 +140,30 @@ func (h Shared) Export(id uint64, to Importer) (lent Lent, err error) {
 		s := e.sharing.shares[id]
 		switch {
 		case s == nil || s.owner == aFree:
-			return lent, ErrShareGone
+			return export, ErrShareGone
 		case s.state != active || s.owner == aTransition || e.sharing.closed(s.tag.name):
-			return lent, ErrSharePaused
+			return export, ErrSharePaused
 		case s.extent.owner != nobody:
 			e.settled.Wait()
 			continue
 		case s.extent.plain: // it was named while the extent was being made
-			return lent, s.errPlain()
+			return export, s.errPlain()
 		}
 		e.sharing.mu.Lock() // from now on a pause waits for it
 		e.sharing.importers[id] = append(e.sharing.importers[id], to)
 		e.sharing.mu.Unlock()
-		lent = Lent{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(),
+		export = Export{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(),
 			Tag: s.tag.name, Device: s.device.uuid}
 		if f := s.userMapped; f != nil { // the program may have mapped less, or nothing
-			lent.Extent, lent.Offset, lent.Size = f.size, 0, f.size
+			export.Extent, export.Offset, export.Size = f.size, 0, f.size
 		}
 		if err = e.engage([]*extent{s.extent}, func() (err error) {
-			lent.Descriptor, err = e.driver.MemExport(s.extent.handle)
+			export.Descriptor, err = e.driver.MemExport(s.extent.handle)
 			return err
 		}); err != nil {
 			e.Shared().Returned(id, to.PID, to.Number)
 		}
-		return lent, err
+		return export, err
 	}
 }
 
@@ -253,7 +253,7 @@ func (s *sharing) forget(freed *segment) {
 	if freed.shared != 0 {
 		delete(s.shares, freed.shared)
 		if freed.extent != nil && !freed.isUserMapped() { // no process gets it any more; it stays listed for importers
-			freed.extent.lent = filter(append(freed.extent.lent, freed.shared), s.hasImporters)
+			freed.extent.exports = filter(append(freed.extent.exports, freed.shared), s.hasImporters)
 		} else {
 			s.forgetImporters(freed.shared)
 		}

@@ -31,9 +31,9 @@ type neighbour struct {
 
 func (n *neighbour) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
 
-func (n *neighbour) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
+func (n *neighbour) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 	if n.lost.Load() {
-		return vmm.Lent{}, vmm.ErrShareGone
+		return vmm.Export{}, vmm.ErrShareGone
 	}
 	if share.PID == 0 && n.stopped != nil {
 		<-n.stopped
@@ -442,7 +442,7 @@ func TestNamesAreForgotten(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, e.FreeIdle(a, false))
 	}
-	require.Zero(t, e.LentNames())
+	require.Zero(t, e.ExportNames())
 }
 
 func TestNotToBeShared(t *testing.T) {

@@ -402,7 +402,7 @@ func (s *scene) pauseAs(o vmm.Options) {
 	for _, p := range s.all {
 		if tag := p.request.Tag; o.Tags == nil || slices.Contains(o.Tags, tag) {
 			p.lost = p.lost || p.request.Backup == vmm.BackupNone ||
-				o.Discard && !p.paused && !slices.Contains(o.Keep, tag)
+				o.Discard && !p.paused && !slices.Contains(o.Except, tag)
 			p.paused = true
 		}
 	}
@@ -633,7 +633,7 @@ func (s *scene) together() {
 	o := s.options("b", "c", "a", "b")
 	s.pauseAs(o)
 	s.resume("b", "a", "b")
-	o.Discard, o.Keep = true, []string{"a"}
+	o.Discard, o.Except = true, []string{"a"}
 	s.pauseAs(o) // c is paused already, and keeps what it has
 	s.resume("c", "a", "b")
 	s.pauseAs(o)

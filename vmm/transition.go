@@ -145,7 +145,7 @@ func (b *batch) claim(s *segment, wanted func(*segment) bool) int {
 		x.owner = aTransition
 	}
 	for _, s := range segments {
-		s.owner, s.outcome = aTransition, outcome{state: s.state, kept: s.kept}
+		s.owner, s.outcome = aTransition, outcome{state: s.state, saved: s.saved}
 	}
 	b.segments = append(b.segments, segments...)
 	return len(segments)
@@ -277,7 +277,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			}
 			s.expose(s.outcome.state == paused && !s.gated)
 			s.become(s.outcome.state)
-			s.owner, s.kept, s.dead = nobody, s.outcome.kept, nil
+			s.owner, s.saved, s.dead = nobody, s.outcome.saved, nil
 			if s.outcome.lost {
 				s.imported.lost = true
 			}

@@ -19,7 +19,7 @@ type userMapped struct {
 	references int               // to the handle; a mapping keeps the memory without any
 	mapped     bool              // as the program sees it: also while paused
 	access     []cuda.AccessDesc // of the mapping, one for each location
-	lent       int               // others got the memory itself, or it has more addresses: it cannot be replaced then
+	pinned     int               // others got the memory itself, or it has more addresses: it cannot be replaced then
 }
 
 // userMappings is what the engine knows of user-mapped memory.

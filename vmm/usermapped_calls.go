@@ -121,7 +121,7 @@ func (e *Engine) mapAgain(s *segment, address uintptr, size uint64) error {
 	if err == nil {
 		at, _ := e.mappedAgain(address, size)
 		e.userMapped.again = slices.Insert(e.userMapped.again, at, again{address, s})
-		s.userMapped.lent++
+		s.userMapped.pinned++
 	}
 	return err
 }
@@ -152,7 +152,7 @@ func (m UserMapped) Unmap(address uintptr, size uint64) error {
 	}
 	if from, to = e.mappedAgain(address, size); err == nil && to > from {
 		for _, a := range e.userMapped.again[from:to] {
-			a.of.userMapped.lent--
+			a.of.userMapped.pinned--
 		}
 		e.userMapped.again = slices.Delete(e.userMapped.again, from, to)
 	}
@@ -228,7 +228,7 @@ func (m UserMapped) Use(handle cuda.Handle, lend bool, use func(cuda.Handle) err
 	}
 	err = e.engage([]*extent{s.extent}, func() error { return use(s.extent.handle) })
 	if err == nil && lend {
-		s.userMapped.lent++
+		s.userMapped.pinned++
 	}
 	return err
 }
@@ -244,7 +244,7 @@ func (m UserMapped) Pin(handle cuda.Handle) (cuda.Handle, error) {
 	if err != nil {
 		return 0, err
 	}
-	s.userMapped.lent++
+	s.userMapped.pinned++
 	return s.extent.handle, nil
 }
 
@@ -254,7 +254,7 @@ func (m UserMapped) Unpin(handle cuda.Handle) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if s := e.userMapped.known[handle]; s != nil {
-		s.userMapped.lent--
+		s.userMapped.pinned--
 	}
 }
 

@@ -68,18 +68,18 @@ func (m UserMapped) Import(ordinal int, share Share) (made cuda.Handle, err erro
 		_ = e.unlocked(func() error { i.end(before, b); return nil })
 		return 0, err
 	}
-	lent := b.lent
-	s := &segment{size: lent.Size, device: d, backing: backing{&userMapped{size: lent.Size, references: 1}, i}}
+	export := b.export
+	s := &segment{size: export.Size, device: d, backing: backing{&userMapped{size: export.Size, references: 1}, i}}
 	x := newExtent(s)
 	x.handle, x.step = b.handle, created
-	if lent.Size%d.granularity != 0 || lent.Extent != lent.Size {
+	if export.Size%d.granularity != 0 || export.Extent != export.Size {
 		_ = e.unlocked(func() error { x.drop(); return nil })
-		return 0, fmt.Errorf("process %[2]d shares no whole granules, but %[1]d bytes%.0[3]w", lent.Size, share.PID,
+		return 0, fmt.Errorf("process %[2]d shares no whole granules, but %[1]d bytes%.0[3]w", export.Size, share.PID,
 			cuda.InvalidValue)
 	}
 	s.extent = x
-	e.noteName(lent.Tag)
-	d.tag(lent.Tag).add(s)
+	e.noteName(export.Tag)
+	d.tag(export.Tag).add(s)
 	e.assignHandle(s)
 	e.sharing.imports[i.key(s)] = s
 	return s.userMapped.handle, nil

@@ -7,40 +7,43 @@ import (
 	"tms/vmm/store"
 )
 
-// Move moves the contents of paused segments with the tags from host memory to files, or from there back to pinned host
-// memory, and returns how many bytes that was. The segments stay paused. Contents of BackupDisk stay in files, those in
-// the memory of another device or in reserved host memory stay there, and so do those that have only parts of a
-// segment. When Move returns, the contents' former place is free.
+// Spill moves the contents of paused segments with the tags from host memory to files, and returns how many bytes that
+// was. The segments stay paused. Contents in the memory of another device or in reserved host memory stay there, and so
+// do those that have only parts of a segment. When Spill returns, the contents' former place is free.
 //
 // It is a transaction: after an error all contents are where they were. Errors: store.ErrHostMemory, store.ErrDisk,
-// store.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to host memory; cuMemHostUnregister)
-func (e *Engine) Move(options Options, to BackupKind) (moved uint64, err error) {
+// store.ErrContentsLost, *cuda.Error. (cuMemHostUnregister)
+func (e *Engine) Spill(options Options) (spilled uint64, err error) {
+	return e.move(options, e.host, BackupDisk)
+}
+
+// Fetch moves contents from files back to pinned host memory, as Spill moves them there. Contents of BackupDisk stay in
+// files. (cuMemHostRegister)
+func (e *Engine) Fetch(options Options) (fetched uint64, err error) {
+	return e.move(options, e.disk, BackupHost)
+}
+
+// move is what an observer of Spill and of Fetch sees.
+func (e *Engine) move(options Options, from store.Store, to BackupKind) (moved uint64, err error) {
 	defer e.audit(&err)
 	o := e.begun("move", options)
 	defer e.over(o, &moved, &err)
-	from := store.Store(e.host)
-	switch to {
-	case BackupHost:
-		from = e.disk
-	case BackupDisk:
-	default:
-		return 0, fmt.Errorf("move: contents can go to host memory or to disk")
-	}
-	if moved, err = e.move(o, from, to); err != nil {
+	if moved, err = e.carry(o, from, to); err != nil {
 		return 0, fmt.Errorf("move: %w", err)
 	}
 	o.discarded.await(&o.spent)
 	return moved, nil
 }
 
-// own moves the contents of a tag from reserved host memory, which has no address here, to the process's own.
-func (e *Engine) own(tag string) (moved uint64, err error) {
+// fetchReserved moves the contents of a tag from reserved host memory, which has no address here, to the process's own.
+func (e *Engine) fetchReserved(tag string) (moved uint64, err error) {
 	o := e.begun("move", Options{Tags: []string{tag}})
 	defer e.over(o, &moved, &err)
-	return e.move(o, e.peer, BackupHost)
+	return e.carry(o, e.peer, BackupHost)
 }
 
-func (e *Engine) move(o *operation, from store.Store, to BackupKind) (moved uint64, err error) {
+// carry moves contents from a store to files or to host memory.
+func (e *Engine) carry(o *operation, from store.Store, to BackupKind) (moved uint64, err error) {
 	wanted := func(s *segment) bool {
 		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
 			(from != e.peer || store.IsReserved(s.contents)) &&
@@ -64,7 +67,7 @@ func (e *Engine) move(o *operation, from store.Store, to BackupKind) (moved uint
 		if err := e.host.Check(batches[0].job.Budget, items); err != nil {
 			return err
 		}
-		if err := parallel(batches, func(b *batch) error { return e.moveBatch(b, to) }); err != nil {
+		if err := parallel(batches, func(b *batch) error { return e.carryBatch(b, to) }); err != nil {
 			for _, b := range batches {
 				for _, s := range b.segments {
 					if s.outcome.contents != s.contents {
@@ -87,8 +90,8 @@ func (e *Engine) move(o *operation, from store.Store, to BackupKind) (moved uint
 	return moved, err
 }
 
-// moveBatch copies contents; the outcomes get the copies, and the segments keep what they have.
-func (e *Engine) moveBatch(b *batch, to BackupKind) error {
+// carryBatch copies contents; the outcomes get the copies, and the segments keep what they have.
+func (e *Engine) carryBatch(b *batch, to BackupKind) error {
 	contents := make([]store.Contents, len(b.segments))
 	total := uint64(0)
 	for i, s := range b.segments {

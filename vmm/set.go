@@ -8,7 +8,7 @@ import (
 	"tms/vmm/digest"
 )
 
-// Kept memory belongs to no process: the keeper, which has no CUDA, holds its descriptors. All processes import it from
+// The memory of a set belongs to no process: the keeper, which has no CUDA, holds its descriptors. All processes import it from
 // there, its maker too. So import.go maps and unmaps it; this file has the rest.
 
 // Keeper stands for the keeper in place of a PID.

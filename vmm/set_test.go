@@ -19,18 +19,18 @@ import (
 )
 
 // holder keeps descriptors, by their ids, as the keeper does (pymodule/tests/test_kept.py has the keeper itself).
-type holder map[uint64]vmm.Lent
+type holder map[uint64]vmm.Export
 
 func (h holder) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
 
-func (h holder) Fetch(share vmm.Share, _ uint64) (vmm.Lent, error) {
-	lent, has := h[share.ID]
+func (h holder) Fetch(share vmm.Share, _ uint64) (vmm.Export, error) {
+	export, has := h[share.ID]
 	if !has || share.PID != vmm.Keeper {
-		return lent, vmm.ErrShareGone
+		return export, vmm.ErrShareGone
 	}
 	var err error
-	lent.Descriptor, err = unix.FcntlInt(uintptr(lent.Descriptor), unix.F_DUPFD_CLOEXEC, 0)
-	return lent, err
+	export.Descriptor, err = unix.FcntlInt(uintptr(export.Descriptor), unix.F_DUPFD_CLOEXEC, 0)
+	return export, err
 }
 
 func (holder) Return(vmm.Share, uint64) error { return nil }
@@ -48,8 +48,8 @@ func keeping(t *testing.T) (*cudasim.Sim, *cuda.Driver, *vmm.Engine, holder) {
 	h := holder{7: {Descriptor: descriptor, Extent: bytes, Size: bytes, Device: "GPU"}}
 	vmm.HostOf(e).SetProcesses(h)
 	t.Cleanup(func() {
-		for _, lent := range h {
-			_ = unix.Close(lent.Descriptor)
+		for _, export := range h {
+			_ = unix.Close(export.Descriptor)
 		}
 	})
 	return sim, driver, e, h
@@ -101,7 +101,7 @@ func TestKeptMemoryThatIsLost(t *testing.T) {
 	require.NoError(t, err)
 	_, err = e.Pause(vmm.Options{})
 	require.NoError(t, err)
-	lent := h[7]
+	export := h[7]
 	delete(h, 7)
 	_, err = e.Resume(vmm.Options{})
 	require.ErrorIs(t, err, vmm.ErrShareGone)
@@ -109,7 +109,7 @@ func TestKeptMemoryThatIsLost(t *testing.T) {
 	_, err = e.Shared().Attach(0, 7, "weights", true)
 	require.ErrorContains(t, err, "was the keeper's and is lost")
 	require.NoError(t, e.Shared().Close(address, false))
-	h[7] = lent
+	h[7] = export
 	address, err = e.Shared().Attach(0, 7, "weights", true)
 	require.NoError(t, err)
 	require.NoError(t, e.Shared().Close(address, false))
@@ -122,7 +122,7 @@ type asked struct {
 	callback func()
 }
 
-func (a *asked) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
+func (a *asked) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 	a.callback()
 	return a.holder.Fetch(share, number)
 }
@@ -135,7 +135,7 @@ func TestKeptMemoryIsReleasedMeanwhile(t *testing.T) {
 	for id := range uint64(3) {
 		descriptor, bytes, err := e.Shared().MakeForSet(0, 3)
 		require.NoError(t, err)
-		h[id] = vmm.Lent{Descriptor: descriptor, Extent: bytes, Size: bytes, Device: "GPU"}
+		h[id] = vmm.Export{Descriptor: descriptor, Extent: bytes, Size: bytes, Device: "GPU"}
 		a, err := e.Shared().Attach(0, id, "t", false)
 		require.NoError(t, err)
 		*wordAt(a) = id
