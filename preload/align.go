@@ -15,7 +15,7 @@ import (
 
 // A consistent cut of NCCL's ranks: all have begun the same collectives before the gate stops them, so that no rank
 // waits on a device for one that stopped earlier. The gate holds back the ranks that are ahead (gate/reach/sequence.c);
-// the command sees all ranks, and tells each how far to go (cmd/tms/align.go).
+// the command sees all ranks, and tells each how far to go (internal/group/align.go).
 
 // align holds this process back as the request says, and returns how far it has come. Errors: cuda.Refusal.
 func (t *task) align() (*control.Alignment, error) {

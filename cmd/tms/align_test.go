@@ -17,6 +17,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/group"
 	"tms/internal/hermetic"
 )
 
@@ -41,7 +42,7 @@ func pauseApart(t *testing.T, ranks ranks, pauses int, more ...string) (tries []
 	t.Helper()
 	for range pauses {
 		start := time.Now()
-		outcomes := parsed[[]outcome](t, succeeds(t, append([]string{"pause", "--job", "apart", "--json"}, more...)...))
+		outcomes := parsed[[]group.Outcome](t, succeeds(t, append([]string{"pause", "--job", "apart", "--json"}, more...)...))
 		require.Len(t, outcomes, len(ranks))
 		for _, o := range outcomes {
 			require.EqualValues(t, apartBytes, o.Bytes)

@@ -1,13 +1,12 @@
 package main
 
 import (
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
-	"tms/vmm/stats"
+	"tms/internal/group"
 )
 
 // What a dry run prints comes true, and nothing is done before.
@@ -30,7 +29,7 @@ func TestDryRun(t *testing.T) {
 		"16.00 MiB of cache; 38.00 MiB free\n")
 
 	require.Contains(t, succeeds(t, "swap", "--dry-run", one, other), "; 70.00 MiB free\n")
-	plans := parsed[[]plan](t, succeeds(t, "swap", "--dry-run", "--json", one, other))
+	plans := parsed[[]group.Plan](t, succeeds(t, "swap", "--dry-run", "--json", one, other))
 	require.Len(t, plans, 2)
 	require.True(t, plans[0].Fits && plans[1].Fits)
 	require.Equal(t, []string{control.Pause, control.Resume}, []string{plans[0].Op, plans[1].Op})
@@ -40,10 +39,10 @@ func TestDryRun(t *testing.T) {
 		[]uint64{plans[0].WithoutContents, plans[1].WithoutContents})
 	require.Equal(t, uint64(8<<20), plans[0].Devices[0].Tags[0].WithoutContents)
 
-	outcomes := parsed[[]outcome](t, succeeds(t, "swap", "--json", one, other))
+	outcomes := parsed[[]group.Outcome](t, succeeds(t, "swap", "--json", one, other))
 	require.Equal(t, []uint64{plans[0].Bytes, plans[1].Bytes}, []uint64{outcomes[0].Bytes, outcomes[1].Bytes})
 	require.Equal(t, plans[0].WithoutContents, outcomes[0].WithoutContents)
-	state, err := status(small.Process.Pid, answerTime)
+	state, err := status(small.Process.Pid, group.AnswerTime)
 	require.NoError(t, err)
 	var host uint64
 	for _, tag := range state.Stats.Devices[0].Tags {
@@ -80,43 +79,9 @@ func TestDryRunOfTheDriversPart(t *testing.T) {
 	w.refused("it does not fit: GPU 0 would have 40.00 MiB free and the driver needs 41.00 MiB", "resume", "--dry-run", one)
 	stdout, _, code := command(t, "resume", "--dry-run", "--json", one)
 	require.Equal(t, exitNo, code)
-	plans := parsed[[]plan](t, stdout)
-	require.Equal(t, []planDriver{{GPU: 0, UUID: uuidOf(0), Bytes: 40 << 20, Margin: 1 << 20,
+	plans := parsed[[]group.Plan](t, stdout)
+	require.Equal(t, []group.PlanDriver{{GPU: 0, UUID: uuidOf(0), Bytes: 40 << 20, Margin: 1 << 20,
 		Free: new(uint64(40 << 20)), Asking: []int{}}}, plans[0].Driver)
 	require.False(t, plans[0].Fits)
 	w.requireFree(40)
-}
-
-// Each plan has what the earlier ones leave, on devices by their UUIDs, which a move changes.
-func TestPlans(t *testing.T) {
-	state := func(device int, tag stats.Tag) control.ProcessState {
-		uuid := "GPU-a" // of both processes, which number it otherwise
-		if device == 1 {
-			uuid = "GPU-b"
-		}
-		return control.ProcessState{Gated: true, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
-			{Device: device, UUID: uuid, FreeBytes: 10, Tags: []stats.Tag{tag}}}}}}
-	}
-	p := steering{}.planning(false)
-	make := func(pid int, op string, state control.ProcessState) plan {
-		made := plan{PID: pid, Op: op}
-		p.plan(&made, state)
-		return made
-	}
-	own, other := os.Getpid(), 999999999
-	require.Empty(t, make(own, control.Pause, state(3, stats.Tag{PhysicalBytes: 100})).Error)
-	require.Empty(t, make(other, control.Resume, state(0, stats.Tag{PausedBytes: 60})).Error)
-	require.Contains(t, make(own, control.Resume, state(3, stats.Tag{PausedBytes: 60})).Error,
-		"device 3 would have 50 bytes free and 60 bytes are needed")
-	require.Contains(t, make(own, control.Resume, state(1, stats.Tag{PausedBytes: 11})).Error,
-		"would have 10 bytes free")
-	made := make(own, control.Pause, state(0, stats.Tag{PhysicalBytes: 1, PauseHostBytes: 1 << 62}))
-	if made.HostAvailableBytes != nil { // otherwise this machine gets memory as it uses it
-		require.Contains(t, made.Error, "4.00 EiB are needed for contents")
-		most := *made.HostAvailableBytes / 2
-		first := make(own, control.Pause, state(0, stats.Tag{PhysicalBytes: 1, PauseHostBytes: most}))
-		require.Empty(t, first.Error, "what does not fit takes nothing")
-		second := make(own, control.Pause, state(0, stats.Tag{PhysicalBytes: 1, PauseHostBytes: 2 * most}))
-		require.Contains(t, second.Error, "it does not fit: ", "but what fits does")
-	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/group"
 	"tms/vmm/cuda"
 )
 
@@ -53,7 +54,7 @@ its next CUDA call resumes it. Programs of tms run --share need no such watch.`,
 func (s *idling) run(command *cobra.Command, pids []int) error {
 	ctx, again := interruptible()
 	context.AfterFunc(ctx, again) // a second signal ends the command
-	outcomes := make([]outcome, len(pids))
+	outcomes := make([]group.Outcome, len(pids))
 	var all sync.WaitGroup
 	for i, pid := range pids {
 		all.Go(func() {
@@ -65,8 +66,8 @@ func (s *idling) run(command *cobra.Command, pids []int) error {
 			err := w.begin(ctx)
 			s.telling.Lock()
 			defer s.telling.Unlock()
-			outcomes[i] = ended(outcome{PID: pid}, err)
-			outcomes[i].complain(command)
+			outcomes[i] = group.Ended(group.Outcome{PID: pid}, err)
+			complain(command, outcomes[i])
 		})
 	}
 	all.Wait()
@@ -82,7 +83,7 @@ type watch struct {
 }
 
 func (w *watch) begin(ctx context.Context) error {
-	process, state, err := reach(ctx, w.pid)
+	process, state, err := group.Reach(ctx, w.pid)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -152,17 +153,17 @@ func (w *watch) pause(ctx context.Context) (bool, error) {
 	}
 	switch {
 	case reply.OK:
-		var o outcome
-		_ = o.note(reply, nil)
-		if o.changed() {
-			w.say("%s", pausing{}.say(o))
+		var o group.Outcome
+		_ = o.Record(reply, nil)
+		if o.Changed() {
+			w.say("%s", sayPaused(o, ""))
 		}
-		return o.changed(), nil
+		return o.Changed(), nil
 	case reply.Code == int(cuda.NotReady) || reply.Code == int(cuda.Timeout):
 		return false, nil
 	case reply.Code == int(cuda.NotSupported):
-		return false, failure(reply, nil)
+		return false, group.Failure(reply, nil)
 	}
-	w.say("not paused: %v; it is tried again", failure(reply, nil))
+	w.say("not paused: %v; it is tried again", group.Failure(reply, nil))
 	return false, nil
 }

@@ -18,6 +18,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
+	"tms/internal/group"
 	"tms/internal/hermetic"
 )
 
@@ -105,7 +106,7 @@ func TestJob(t *testing.T) {
 	startJob(t, 1, "", "SLURM_JOB_ID=77", "TORCHELASTIC_RUN_ID=none")
 	tries, most := 0, 0
 	for round := 0; round < hermetic.Often(40, 2) || tries <= round; round++ { // until a collective was in the way
-		outcomes := parsed[[]outcome](t, succeeds(t, "pause", "--job", "lively", "--json", "--timeout", "60"))
+		outcomes := parsed[[]group.Outcome](t, succeeds(t, "pause", "--job", "lively", "--json", "--timeout", "60"))
 		require.Len(t, outcomes, count)
 		for _, o := range outcomes {
 			require.True(t, o.OK)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/group"
 	"tms/internal/readable"
 	"tms/internal/sets"
 )
@@ -37,7 +38,7 @@ says how much is free.`,
 			if err != nil {
 				return err
 			}
-			unlock, err := lock("reserve") // two at once would both make what is missing
+			unlock, err := group.Lock("reserve") // two at once would both make what is missing
 			if err != nil {
 				return err
 			}

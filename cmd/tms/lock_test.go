@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/group"
 	"tms/internal/hermetic"
 	numbering "tms/internal/process"
 )
@@ -19,7 +20,7 @@ import (
 // lockHeld starts a program that has the lock of a device.
 func lockHeld(t *testing.T, uuid string) *hermetic.Holder {
 	t.Helper()
-	unlock, err := lock(uuid) // which makes the file
+	unlock, err := group.Lock(uuid) // which makes the file
 	require.NoError(t, err)
 	unlock()
 	directory, err := control.CommonDirectory(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid())
@@ -45,7 +46,7 @@ func TestLockOfAStoppedHolder(t *testing.T) {
 
 	failed := make(chan error)
 	go func() {
-		_, err := lock("GPU-1")
+		_, err := group.Lock("GPU-1")
 		failed <- err
 	}()
 	select {
@@ -61,7 +62,7 @@ func TestLockOfAStoppedHolder(t *testing.T) {
 
 	holder.Signal(unix.SIGCONT)
 	holder.End()
-	unlock, err := lock("GPU-1")
+	unlock, err := group.Lock("GPU-1")
 	require.NoError(t, err)
 	unlock()
 }
@@ -84,7 +85,7 @@ func TestRootTakesTheLocksOfUsers(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "target")
 	require.NoError(t, os.Symlink(target, filepath.Join(made(4244), "GPU-1.lock")))
 	require.NoError(t, os.Mkdir(filepath.Join(os.Getenv("TMPDIR"), "tms-4245"), 0o700)) // is not its user's
-	unlock, err := lock("GPU-1")
+	unlock, err := group.Lock("GPU-1")
 	require.NoError(t, err)
 	require.False(t, canLock(t, file))
 	unlock()
@@ -102,7 +103,7 @@ func TestAResumeWithoutAPlaceForTheLock(t *testing.T) {
 	w.pause()
 	for _, directory := range control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid()) {
 		if _, err := os.Stat(directory); err == nil {
-			name := filepath.Join(directory, lockName(uuidOf(0)))
+			name := filepath.Join(directory, uuidOf(0)+".lock")
 			_ = os.Remove(name)
 			require.NoError(t, os.Symlink(name, name))
 			defer func() { _ = os.Remove(name) }()
@@ -114,7 +115,7 @@ func TestAResumeWithoutAPlaceForTheLock(t *testing.T) {
 	w.refused("the lock of "+uuidOf(0)+" cannot be taken: ", "resume", w.number())
 	w.requireFree(128)
 	for _, directory := range control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid()) {
-		_ = os.Remove(filepath.Join(directory, lockName(uuidOf(0))))
+		_ = os.Remove(filepath.Join(directory, uuidOf(0)+".lock"))
 	}
 	w.resumed()
 }
@@ -171,15 +172,13 @@ func TestAnUndoWaitsForItsTurn(t *testing.T) {
 // The locks end when a process that takes memory is stopped, because others would wait for it.
 func TestTheLocksOfAStoppedProcessEnd(t *testing.T) {
 	w := startWhole(t)
-	ranks := []*jobRank{{outcome: outcome{PID: w.Process.Pid}}}
-	var err error
-	ranks[0].Conn, ranks[0].state, err = reach(t.Context(), w.Process.Pid)
-	require.NoError(t, err)
-	defer ranks[0].Close()
+	one := group.Alone(w.Process.Pid)
+	require.NoError(t, one.Connect(t.Context()))
+	defer one.Close()
 	directory, err := control.CommonDirectory(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid())
 	require.NoError(t, err)
-	path := filepath.Join(directory, lockName(uuidOf(0)))
-	takeAgain(ranks, func() {
+	path := filepath.Join(directory, uuidOf(0)+".lock")
+	one.Locked(func() {
 		require.False(t, canLock(t, path))
 		stop(t, w.Process)
 		require.Eventually(t, func() bool { return canLock(t, path) }, time.Minute, time.Millisecond)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/fleet"
+	"tms/internal/group"
 	"tms/internal/hermetic"
 )
 
@@ -132,13 +133,13 @@ func TestAMoveThereAndBack(t *testing.T) {
 	require.Equal(t, []float64{76 << 20}, scrape(t, address).values("tms_device_process_bytes", "pid="+m.number(),
 		"device=0", "uuid="+uuidOf(1)))
 
-	outcomes := parsed[[]outcome](t, succeeds(t, "move", m.number(), "--to", "0", "--json"))
+	outcomes := parsed[[]group.Outcome](t, succeeds(t, "move", m.number(), "--to", "0", "--json"))
 	require.Len(t, outcomes, 1)
 	require.True(t, outcomes[0].OK)
 	require.EqualValues(t, 36<<20, outcomes[0].Bytes)
 	require.Zero(t, outcomes[0].WithoutContents, "the program is not told, so its cache comes along")
 	done := outcomes[0].Move
-	require.Equal(t, legs{{From: uuidOf(1), To: uuidOf(0), Bytes: 76 << 20, Free: 128 << 20,
+	require.Equal(t, group.Legs{{From: uuidOf(1), To: uuidOf(0), Bytes: 76 << 20, Free: 128 << 20,
 		Room: 52 << 20}}, done.Legs)
 	require.EqualValues(t, 36<<20, outcomes[0].MovedBytes)
 	require.Positive(t, min(done.Pause, done.Checkpoint, done.Restore, done.Resume))
@@ -420,7 +421,7 @@ func TestADryRunOfAMove(t *testing.T) {
 		succeeds(t, "move", m.number(), "--to", "1", "--dry-run"))
 	out, _, code := command(t, "move", "--all", "--from", "0", "--to", "1", "--dry-run", "--json")
 	require.Zero(t, code)
-	plans := parsed[[]plan](t, out)
+	plans := parsed[[]group.Plan](t, out)
 	require.Len(t, plans, 2)
 	var free []uint64
 	for _, p := range plans {

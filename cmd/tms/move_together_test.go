@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/fleet"
+	"tms/internal/group"
 	"tms/internal/hermetic"
 )
 
@@ -87,7 +88,7 @@ func TestProcessesThatShareMemoryMoveTogether(t *testing.T) {
 	stdout := succeeds(t, "move", "--all", "--from", "0", "--to", "1", "--dry-run")
 	require.Equal(t, 2, strings.Count(stdout, ": would move "), stdout)
 	stdout = succeeds(t, s.both("move", "--to", "1", "--json")...)
-	outcomes := parsed[[]outcome](t, stdout)
+	outcomes := parsed[[]group.Outcome](t, stdout)
 	require.Len(t, outcomes, 2)
 	for i, o := range outcomes {
 		require.True(t, o.OK)

@@ -12,7 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
 	"tms/internal/fleet"
+	"tms/internal/group"
 )
 
 // The process that holds most comes first, whatever its number.
@@ -23,7 +25,7 @@ func TestOrderOfProcesses(t *testing.T) {
 	require.Equal(t, small.Process.Pid, found[0].PID)
 
 	succeeds(t, "swap", small.number(), large.number())
-	require.Equal(t, large.Process.Pid, fleet.Ask(answerTime)[0].PID)
+	require.Equal(t, large.Process.Pid, fleet.Ask(group.AnswerTime)[0].PID)
 }
 
 // openTerminal opens a terminal of four lines.

@@ -12,6 +12,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/group"
 	"tms/internal/readable"
 )
 
@@ -53,7 +54,7 @@ Ctrl-C or for the time of --for. tms report and tms replay read the file.`,
 func record(command *cobra.Command, pid int, path string, lasting time.Duration) error {
 	failed := func(err error) error {
 		fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pid, err)
-		return verdict([]outcome{ended(outcome{}, err)})
+		return verdict([]group.Outcome{group.Ended(group.Outcome{}, err)})
 	}
 	ctx, _ := interruptible()
 	connection, err := client.Dial(pid)
@@ -62,7 +63,7 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 	}
 	defer connection.Close()
 	start := time.Now()
-	if err := ask(ctx, connection, control.Request{Op: control.Record, File: path}); err != nil {
+	if err := group.Ask(ctx, connection, control.Request{Op: control.Record, File: path}); err != nil {
 		return failed(err)
 	}
 	until := ctx
@@ -74,9 +75,9 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 		fmt.Fprintf(command.ErrOrStderr(), "recording %d to %s; Ctrl-C ends it\n", pid, path)
 	}
 	if err = lasts(until, connection); err == nil {
-		within, cancel := context.WithTimeout(context.Background(), answerTime)
+		within, cancel := context.WithTimeout(context.Background(), group.AnswerTime)
 		defer cancel()
-		err = ask(within, connection, control.Request{Op: control.Record})
+		err = group.Ask(within, connection, control.Request{Op: control.Record})
 	}
 	if err != nil {
 		return failed(fmt.Errorf("%w; what was recorded until then is in %s", err, path))
@@ -98,7 +99,7 @@ func lasts(ctx context.Context, connection *client.Conn) error {
 		case <-ctx.Done():
 			return nil
 		case <-next.C:
-			if _, err := connection.Status(context.Background(), answerTime); errors.Is(err, client.ErrUnreachable) {
+			if _, err := connection.Status(context.Background(), group.AnswerTime); errors.Is(err, client.ErrUnreachable) {
 				return err
 			}
 		}

@@ -16,8 +16,8 @@ import (
 	"tms/internal/control/client"
 	"tms/internal/cudasim"
 	"tms/internal/fleet"
+	"tms/internal/group"
 	"tms/internal/hermetic"
-	"tms/internal/nvml"
 )
 
 // Another program has taken the memory between the look and the restore. The process can then never come back, and every
@@ -35,7 +35,7 @@ func TestAProcessThatIsLost(t *testing.T) {
 	fails(t, exitLost, words, "resume", w.number(), "--wait", "60")
 	stdout, _, code := command(t, "resume", w.number(), "--json")
 	require.Equal(t, exitLost, code)
-	outcomes := parsed[[]outcome](t, stdout)
+	outcomes := parsed[[]group.Outcome](t, stdout)
 	require.True(t, outcomes[0].Lost && !outcomes[0].OK)
 	require.Equal(t, 401, outcomes[0].Code)
 	w.refused(words, "pause", w.number(), "--force")
@@ -86,10 +86,10 @@ func TestWhatTheDriverTookIsNotKnown(t *testing.T) {
 	require.NoError(t, err)
 	defer c.Close()
 	driver := driverHere(t)
-	require.NoError(t, ask(t.Context(), c, control.Request{Op: control.Pause, Everything: true, Force: true}))
+	require.NoError(t, group.Ask(t.Context(), c, control.Request{Op: control.Pause, Everything: true, Force: true}))
 	require.NoError(t, driver.Lock(w.Process.Pid, time.Minute))
 	require.NoError(t, driver.Checkpoint(w.Process.Pid, time.Minute))
-	require.NoError(t, ask(t.Context(), c, control.Request{Op: control.Keep}))
+	require.NoError(t, group.Ask(t.Context(), c, control.Request{Op: control.Keep}))
 	w.refused("how much memory the driver needs for it is not known", "resume", w.number())
 	state, err := driver.State(w.Process.Pid)
 	require.NoError(t, err)
@@ -149,7 +149,7 @@ func TestRestoresBesideANeighbourThatTmsSteers(t *testing.T) {
 func TestAWaitForATurnIsInterrupted(t *testing.T) {
 	w := startWhole(t)
 	w.pause()
-	unlock, err := lock(uuidOf(0))
+	unlock, err := group.Lock(uuidOf(0))
 	require.NoError(t, err)
 	defer unlock()
 	c := exec.Command(tms, "resume", w.number())
@@ -179,27 +179,4 @@ func TestAMoveLooksAtTheDestination(t *testing.T) {
 	m.move("2")
 	m.leaves([3]int{0, 0, 128 - everythingOfIt})
 	m.do("check")
-}
-
-func TestWhatACheckpointTook(t *testing.T) {
-	own, other, hidden := nvml.Process{PID: 7, UsedBytes: 5, Known: true}, nvml.Process{PID: 8, UsedBytes: 3, Known: true},
-		nvml.Process{PID: 9}
-	device := func(used uint64, processes ...nvml.Process) nvml.Device {
-		return nvml.Device{UsedBytes: used, Processes: processes}
-	}
-	for _, c := range []struct {
-		before, after nvml.Device
-		took          uint64
-	}{
-		{device(8, own, other), device(9, other), 5},    // others take memory while it waits
-		{device(8, own, other), device(2), 6},           // two have gone: the more of both
-		{device(8, hidden, other), device(2, other), 6}, // without a figure
-		{device(8), device(2), 6},                       // in a container NVML may show none
-		{device(8), device(9), 0},
-	} {
-		require.Equal(t, c.took, takenBy(c.before, c.after))
-	}
-	part := control.Driver{Devices: []control.DriverBytes{{UUID: "a", Bytes: 2}, {UUID: "b", Bytes: 3}}}
-	require.Equal(t, needed{"a": 2, "b": 3}, needOf(&part, nil))
-	require.Equal(t, needed{"b": 2, "a": 3}, needOf(&part, []checkpoint.Pair{{Old: "a", New: "b"}, {Old: "b", New: "a"}}))
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/group"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/program"
 )
@@ -209,4 +210,4 @@ func environment(own []string, set map[string]string) []string {
 func separates(r rune) bool { return r == ' ' || r == ':' || r == '\t' || r == '\n' }
 
 // joined returns each name once, with colons between the names.
-func joined(names []string) string { return strings.Join(distinct(names), ":") }
+func joined(names []string) string { return strings.Join(group.Distinct(names), ":") }

@@ -18,6 +18,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
+	"tms/internal/group"
 	"tms/internal/readable"
 	"tms/internal/share"
 	"tms/vmm/cuda"
@@ -66,13 +67,13 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 			}
 			signal.Ignore(unix.SIGTSTP) // which a terminal sends with the process: it may have locked a device
 			err = r.make()
-			o := ended(outcome{PID: r.pid}, err)
+			o := group.Ended(group.Outcome{PID: r.pid}, err)
 			if report {
 				fmt.Fprintf(command.OutOrStdout(), "%d %d\n%s", cuda.Code(err), r.reserve, o.Error)
 				return nil
 			}
-			o.complain(command)
-			return verdict([]outcome{o})
+			complain(command, o)
+			return verdict([]group.Outcome{o})
 		},
 	}
 	command.Flags().BoolVar(&explain, "explain", false, "only say what would be paused for it")
@@ -83,7 +84,7 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 
 // explainTo says what comes next for a process, and does nothing.
 func explainTo(to io.Writer, pid int) error {
-	found := fleet.Ask(answerTime)
+	found := fleet.Ask(group.AnswerTime)
 	for _, p := range found {
 		if p.PID == pid && p.Error == "" && p.Share != nil {
 			words := cmp.Or(strings.Join(waitsOf(p, found), "; "), "waits for no memory")
@@ -112,7 +113,7 @@ func (r *roomFor) make() error {
 }
 
 // step does what comes next under the locks of the devices that the process needs, and returns when to look again.
-// Yielded memory is resumed only under these locks, and only if a thread waits for it. Otherwise the resume would take
+// Yielded memory is resumed only under these locks, and only if a thread waits for it. withoutEverything the resume would take
 // the room that is being made for other processes.
 func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	state, err := r.process.Status(context.Background(), longest) // a stopped process answers when it goes on
@@ -124,7 +125,7 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 	}
 	wanted := needsOf(state)
 	maps.DeleteFunc(wanted, func(uuid string, need uint64) bool { return need == 0 && uuid == "" })
-	unlock, err := turn(context.Background(), wanted)
+	unlock, err := group.LockDevices(context.Background(), slices.Collect(maps.Keys(wanted)))
 	if err != nil { // the allocation fails
 		return false, 0, fmt.Errorf("%w%.0w", err, cuda.OutOfMemory)
 	}
@@ -151,11 +152,11 @@ func (r *roomFor) step() (done bool, next time.Duration, err error) {
 		}
 	}
 	resume := control.Request{Op: control.Undo, Yield: true}
-	reply, err := whileRunning(context.Background(), r.process, resume, latest, latest) // while the devices are locked
+	reply, err := group.WhileRunning(context.Background(), r.process, resume, latest, latest) // while the devices are locked
 	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
 		return false, soonest, nil // a process that does not share has taken it, or one that grows
 	}
-	return true, 0, failure(reply, err)
+	return true, 0, group.Failure(reply, err)
 }
 
 // makeOn makes room on one device, and reports whether there is enough. If not, it returns when to look again.
@@ -191,7 +192,7 @@ func (r *roomFor) refuse(need, free, unexplained uint64, all []share.Process) er
 	}
 	patience := time.Duration(0)
 	if r.silent {
-		patience = answerTime // they may have memory to lend
+		patience = group.AnswerTime // they may have memory to lend
 	} else if free+lent+unexplained >= need {
 		patience = dyingTime
 	}
@@ -251,7 +252,7 @@ func (r *roomFor) pause(part share.Part, to string) bool {
 		if part.Idle {
 			request.Idle, request.Timeout = new(share.Grace.Seconds()), new(idleWithin.Seconds())
 		}
-		reply, err := whileRunning(context.Background(), process, request, latest, latest)
+		reply, err := group.WhileRunning(context.Background(), process, request, latest, latest)
 		switch {
 		case err != nil:
 		case reply.OK && reply.Bytes > 0:
@@ -276,28 +277,6 @@ func (r *roomFor) keeps(pid int, why string) {
 		r.refused[pid] = why
 	}
 	r.busy[pid] = time.Now().Add(idleWithin)
-}
-
-// whileRunning sends a request, and withdraws it if it finds the process stopped. It looks first when the time after
-// has passed, and then each time again has passed. A withdrawn pause that takes memory nevertheless leaves it to the
-// process to bring the memory back.
-func whileRunning(ctx context.Context, process *client.Conn, request control.Request,
-	after, again time.Duration) (control.Reply, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	go func() {
-		for wait := after; ; wait = again {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(wait):
-				if process.Stopped() {
-					stop()
-				}
-			}
-		}
-	}()
-	return process.Do(ctx, request)
 }
 
 // sharers returns what the policy must know of a device, and of the processes that share it. What is free is the least

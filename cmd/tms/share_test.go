@@ -20,6 +20,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
+	"tms/internal/group"
 	"tms/internal/hermetic"
 	"tms/internal/share"
 	"tms/vmm/cuda"
@@ -202,7 +203,7 @@ func TestShareLeavesMemoryThatNoThreadWaitsFor(t *testing.T) {
 	require.NoError(t, err)
 	defer process.Close()
 	reply, err := process.Do(t.Context(), control.Request{Op: control.Pause, Yield: true})
-	require.NoError(t, failure(reply, err))
+	require.NoError(t, group.Failure(reply, err))
 	succeeds(t, "share", one.number())
 	require.Zero(t, held(t, one))
 	require.Equal(t, "ok", one.do("check"))
@@ -267,12 +268,12 @@ func TestShareAndStop(t *testing.T) {
 // Processes that find one another lock a device for one another, even with other directories of their own.
 func TestTheLockOfADevice(t *testing.T) {
 	ownSockets(t)
-	unlock, err := lock("GPU-1")
+	unlock, err := group.Lock("GPU-1")
 	require.NoError(t, err)
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	taken := make(chan string)
 	go func() {
-		unlock, err := lock("GPU-1")
+		unlock, err := group.Lock("GPU-1")
 		assert.NoError(t, err)
 		unlock()
 		close(taken)

@@ -2,14 +2,12 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"time"
 
 	"tms/internal/control"
 	"tms/internal/fleet"
-	"tms/internal/hostmemory"
+	"tms/internal/group"
 	"tms/internal/readable"
 	"tms/internal/share"
 	"tms/vmm/cuda"
@@ -23,7 +21,7 @@ import (
 func (r *roomFor) pauseAll(parts []share.Part, found []fleet.Process) (done bool, err error) {
 	to := map[int]string{}
 	if len(parts) > 0 && tight(found) {
-		unlock, err := lock("host")
+		unlock, err := group.Lock("host")
 		if err != nil {
 			return false, fmt.Errorf("%w%.0w", err, cuda.OutOfMemory)
 		}
@@ -42,84 +40,42 @@ func (r *roomFor) pauseAll(parts []share.Part, found []fleet.Process) (done bool
 
 // tight reports whether the contents of all devices together may find no room.
 func tight(found []fleet.Process) bool {
-	all := byNode{}
+	all := fleet.NodeBytes{}
 	devices := map[string]bool{}
 	for _, p := range found {
 		for _, d := range p.Stats.Devices {
 			if !devices[d.UUID] {
 				devices[d.UUID] = true
-				all.add(d, d.TotalBytes)
+				all.Add(d, d.TotalBytes)
 			}
 		}
 	}
 	return slices.ContainsFunc(found, func(p fleet.Process) bool {
-		return p.Share != nil && newHostRoom(found).of(p, all) < all.sum()
+		return p.Share != nil && fleet.NewHost(found).Available(&p, all) < all.Sum()
 	})
-}
-
-// hostRoom is host memory for contents, as several processes take it one after another.
-type hostRoom struct {
-	limit    uint64 // of what they may still take together (--host-limit)
-	taken    []hostmemory.Promised
-	reserved byNode
-}
-
-func newHostRoom(found []fleet.Process) *hostRoom {
-	limit, used := uint64(math.MaxUint64), uint64(0)
-	for _, p := range found {
-		if p.Share == nil {
-			continue
-		}
-		if p.Share.HostLimit > 0 {
-			limit = min(limit, p.Share.HostLimit)
-		}
-		for _, tag := range p.Tags() {
-			used += tag.HostBytes
-		}
-	}
-	return &hostRoom{limit: limit - min(limit, used), taken: ledger.Promised(), reserved: reservedFree()}
-}
-
-// of returns how many bytes of a process's contents, which need so much, find room.
-func (h *hostRoom) of(p fleet.Process, needs byNode) uint64 {
-	available := hostmemory.Available(strconv.Itoa(p.Here), h.taken)
-	if said := p.Stats.HostAvailableBytes; said != nil { // it may be in a container
-		available = min(available, *said)
-	}
-	if available < math.MaxUint64 {
-		available += h.reserved.serves(needs)
-	}
-	return min(h.limit, available)
-}
-
-// take notes what contents of a process would take.
-func (h *hostRoom) take(p fleet.Process, needs byNode) {
-	h.limit -= min(h.limit, needs.sum())
-	rest := needs.sum() - h.reserved.serve(needs)
-	h.taken = append(h.taken, hostmemory.Promised{PID: p.Here, Bytes: rest})
 }
 
 // budget notes in to where contents go for which host memory has no room. It returns false if a process may not put
 // them elsewhere.
 func (r *roomFor) budget(parts []share.Part, found []fleet.Process, to map[int]string) bool {
-	host := newHostRoom(found)
+	host := fleet.NewHost(found)
 	for _, part := range parts {
 		at := slices.IndexFunc(found, func(p fleet.Process) bool { return p.PID == part.ID && p.Share != nil })
 		if at < 0 {
 			return false // it does not answer now
 		}
-		needs := byNode{}
+		needs := fleet.NodeBytes{}
 		for d, tag := range found[at].Tags() {
 			if part.Tags == nil || slices.Contains(part.Tags, tag.Tag) {
-				needs.add(d, tag.PauseHostBytes+tag.PauseWithoutContents)
+				needs.Add(d, tag.PauseHostBytes+tag.PauseWithoutContents)
 			}
 		}
-		needed, room := needs.sum(), host.of(found[at], needs)
+		needed, room := needs.Sum(), host.Available(&found[at], needs)
 		switch {
 		case found[at].Share.Disk && (needed > room || r.kept[part.ID] > 0): // only a pause finds out what sparse ones need
 			to[part.ID] = control.ToDisk
 		case needed <= room:
-			host.take(found[at], needs)
+			host.Take(&found[at], needs)
 		default:
 			r.keeps(part.ID, fmt.Sprintf("its contents need %s of host memory, and there is room for %s",
 				readable.Bytes(needed), readable.Bytes(room)))

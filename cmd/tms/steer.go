@@ -16,61 +16,18 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/group"
 	"tms/internal/readable"
 )
-
-// answerTime is how long a process may take to report its state: one that is stopped never does.
-const answerTime = 5 * time.Second
-
-// outcome is what a command has achieved with one process.
-type outcome struct {
-	PID     int     `json:"pid"`
-	OK      bool    `json:"ok"`
-	Bytes   uint64  `json:"bytes"`
-	Seconds float64 `json:"seconds"`
-	Code    int     `json:"code"`
-	Error   string  `json:"error,omitempty"`
-	// For a pause: how many of Bytes have no backup, so that their contents are gone.
-	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
-	// Of sets and other processes, that were unmapped, or mapped again: they are not in Bytes.
-	Imported uint64 `json:"imported_bytes,omitempty"`
-	// For a refusal for lack of host memory: the bytes needed, and the bytes available.
-	Host          uint64 `json:"host_bytes,omitempty"`
-	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
-	// What a pause has moved (--to), and how long the driver took (--everything, and a resume that undid it).
-	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
-	DriverSeconds float64 `json:"driver_seconds,omitempty"`
-	NCCL          string  `json:"nccl,omitempty"`  // for --everything, and its resume: what became of NCCL's memory
-	Note          string  `json:"note,omitempty"`  // that nothing was ever allocated with the tag
-	Stays         string  `json:"stays,omitempty"` // for --job with --everything: why the driver has not taken the rest
-	Tries         int     `json:"tries,omitempty"` // for a job's pause: tries until all stood between the same collectives
-	Move          *moved  `json:"move,omitempty"`
-	Lost          bool    `json:"lost,omitempty"` // the driver can never give the process back
-
-	unreachable bool
-}
-
-// do sends a request, and notes what the process says that it did. Errors: those of client.Conn.Do; *refusal.
-func (o *outcome) do(ctx context.Context, process *client.Conn, request control.Request) error {
-	return o.note(process.Do(ctx, request))
-}
-
-func (o *outcome) note(reply control.Reply, err error) error {
-	o.Bytes, o.WithoutContents, o.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
-	o.Imported, o.MovedBytes, o.NCCL, o.Note, o.Stays = reply.Imported, reply.Moved, reply.NCCL, reply.Note, reply.Stays
-	return failure(reply, err)
-}
 
 // steering are the flags that pause and resume share.
 type steering struct {
 	all    bool
 	job    string // the processes of one launch
-	pids   []int  // those that the command is for, once that is known
 	asJSON bool
 	dryRun bool
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
 	tag    string
-	before func(*plan) bool // begins each process's plan, and returns false to stop there
 }
 
 func (s *steering) add(command *cobra.Command) {
@@ -133,6 +90,11 @@ func notEmpty(command *cobra.Command, flag, instead string) error {
 	return nil
 }
 
+func addJob(command *cobra.Command, job *string) {
+	command.Flags().StringVar(job, "job", "", "the processes of one `LAUNCH` (see tms ps --json)")
+	completesBy(command, "job", completeJobs)
+}
+
 func addTimeout(command *cobra.Command, timeout *duration, force *bool) {
 	addTime(command, timeout, "timeout", control.DefaultTimeout*time.Second, "`TIME` to wait for GPU work to end")
 	command.Flags().BoolVar(force, "force", false, "pause though its threads cannot be stopped")
@@ -151,18 +113,7 @@ func processes(arguments []string) (found []int, err error) {
 		}
 		found = append(found, pid)
 	}
-	return distinct(found), nil
-}
-
-// distinct returns each value once, and no zero value.
-func distinct[T comparable](values []T) (found []T) {
-	var zero T
-	for _, value := range values {
-		if value != zero && !slices.Contains(found, value) {
-			found = append(found, value)
-		}
-	}
-	return found
+	return group.Distinct(found), nil
 }
 
 func (s *steering) request(op string) control.Request {
@@ -180,26 +131,21 @@ func (s *steering) named(command *cobra.Command, arguments []string) ([]int, err
 		pids, err = client.List()
 	}
 	if s.job != "" {
-		if pids, err = ofJob(s.job); err != nil {
+		if pids, err = group.OfJob(s.job); err != nil {
 			return nil, err
 		}
 	}
-	s.pids = pids
 	if err == nil && len(pids) == 0 {
 		fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens")
 	}
 	return pids, err
 }
 
-// run asks all processes at once, and reports each when it is done. verb describes a process in progress.
-func (s *steering) run(command *cobra.Command, verb string, arguments []string, ask func(context.Context, int) outcome,
-	say func(outcome) string) error {
-	pids, err := s.named(command, arguments)
-	if err != nil {
-		return err
-	}
+// run asks these processes at once, and reports each when it is done. verb describes a process in progress.
+func (s *steering) run(command *cobra.Command, verb string, pids []int, ask func(context.Context, int) group.Outcome,
+	say func(group.Outcome) string) error {
 	ctx, _ := interruptible()
-	outcomes := make([]outcome, len(pids))
+	outcomes := make([]group.Outcome, len(pids))
 	going := s.progress(command.ErrOrStderr(), verb, pids...)
 	var all sync.WaitGroup
 	for i, pid := range pids {
@@ -220,22 +166,47 @@ func (s *steering) run(command *cobra.Command, verb string, arguments []string, 
 	return s.conclude(command, outcomes, outcomes)
 }
 
+// pause pauses these processes, each for itself or the whole job.
+func (s *steering) pause(command *cobra.Command, pids []int, request control.Request, to string) error {
+	say := func(o group.Outcome) string { return sayPaused(o, to) }
+	if s.job == "" {
+		return s.run(command, "pausing", pids, func(ctx context.Context, pid int) group.Outcome {
+			one := group.Alone(pid)
+			return one.Outcomes(one.Pause(ctx, request, to))[0]
+		}, say)
+	}
+	ctx, _ := interruptible()
+	job := group.Together(pids...)
+	going := s.progress(command.ErrOrStderr(), "pausing", pids...)
+	err := job.Pause(ctx, request, to)
+	going.end()
+	outcomes := job.Outcomes(err)
+	for _, o := range outcomes {
+		s.tell(command, o, say)
+	}
+	if !s.asJSON && err == nil && len(pids) > 0 {
+		fmt.Fprintf(command.OutOrStdout(), "all %d processes stood between the same collectives at try %d\n", len(pids),
+			job.Tries)
+	}
+	return s.conclude(command, outcomes, outcomes)
+}
+
 // tell says what came of a process; with JSON, only what failed.
-func (s *steering) tell(command *cobra.Command, o outcome, say func(outcome) string) {
-	if o.complain(command); o.OK && !s.asJSON {
+func (s *steering) tell(command *cobra.Command, o group.Outcome, say func(group.Outcome) string) {
+	if complain(command, o); o.OK && !s.asJSON {
 		fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, say(o))
 	}
 }
 
 // complain says why a command has failed with a process, if it has.
-func (o *outcome) complain(command *cobra.Command) {
+func complain(command *cobra.Command, o group.Outcome) {
 	if !o.OK {
 		fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", o.PID, o.Error)
 	}
 }
 
 // conclude writes the results, if as JSON, and returns the error with which the command ends.
-func (s *steering) conclude(command *cobra.Command, results any, outcomes []outcome) error {
+func (s *steering) conclude(command *cobra.Command, results any, outcomes []group.Outcome) error {
 	if s.asJSON {
 		if err := writeJSON(command.OutOrStdout(), results); err != nil {
 			return err
@@ -244,25 +215,14 @@ func (s *steering) conclude(command *cobra.Command, results any, outcomes []outc
 	return verdict(outcomes)
 }
 
-// plan prints what would happen to each process.
-func (s *steering) plan(command *cobra.Command, op string, force bool, arguments []string) error {
-	pids, err := s.named(command, arguments)
-	if err != nil {
-		return err
-	}
-	p := s.planning(force)
-	p.run(command, op, pids...)
-	return s.conclude(command, p.plans, p.outcomes)
-}
-
 // verdict returns the error with which a command ends, or nil.
-func verdict(outcomes []outcome) error {
+func verdict(outcomes []group.Outcome) error {
 	switch {
-	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.Lost }):
+	case slices.ContainsFunc(outcomes, func(o group.Outcome) bool { return o.Lost }):
 		return errLost
-	case slices.ContainsFunc(outcomes, func(o outcome) bool { return !o.OK && !o.unreachable }):
+	case slices.ContainsFunc(outcomes, func(o group.Outcome) bool { return !o.OK && !o.Unreachable }):
 		return errNo
-	case len(outcomes) == 0 || slices.ContainsFunc(outcomes, func(o outcome) bool { return o.unreachable }):
+	case len(outcomes) == 0 || slices.ContainsFunc(outcomes, func(o group.Outcome) bool { return o.Unreachable }):
 		return errNoProcess
 	}
 	return nil
@@ -301,21 +261,23 @@ resume. Any other takes --force, and must not use the GPU while it is paused.`,
 				return errors.New("--everything pauses a whole process: leave --tag out")
 			case s.dryRun && (everything || to != "" || discard):
 				return errors.New("--dry-run foretells a plain pause alone: leave --everything, --to and --discard out")
-			case s.dryRun:
-				return s.plan(command, control.Pause, force, arguments)
 			case s.job != "" && to != "":
 				return errors.New("--job cannot move contents: leave --to out, then pause the processes by number " +
 					"with --to")
 			}
-			p := pausing{request: s.request(control.Pause), to: to}
-			p.request.Timeout, p.request.Force, p.request.Everything = new(timeout.Seconds()), force, everything
-			if p.request.Discard = discard; to == control.ToDisk {
-				p.request.To = to
+			pids, err := s.named(command, arguments)
+			if err != nil {
+				return err
 			}
-			if s.job != "" {
-				return s.pauseJob(command, p.request)
+			if s.dryRun {
+				return s.plan(command, s.planning(force), control.Pause, pids)
 			}
-			return s.run(command, "pausing", arguments, p.pause, func(o outcome) string { return p.say(o) })
+			request := s.request(control.Pause)
+			request.Timeout, request.Force, request.Everything = new(timeout.Seconds()), force, everything
+			if request.Discard = discard; to == control.ToDisk {
+				request.To = to
+			}
+			return s.pause(command, pids, request, to)
 		},
 	}
 	s.add(command)
@@ -327,6 +289,27 @@ resume. Any other takes --force, and must not use the GPU while it is paused.`,
 	return command
 }
 
+func sayPaused(o group.Outcome, to string) string {
+	text := nothing(o, "pause")
+	if o.Changed() {
+		text = fmt.Sprintf("paused, %s in %.2f s", amounts(o, "freed", "unmapped"), o.Seconds) +
+			without(", ", o.WithoutContents)
+	}
+	if o.MovedBytes > 0 {
+		text += fmt.Sprintf("; %s moved to %s", readable.Bytes(o.MovedBytes), to)
+	}
+	if o.NCCL != "" {
+		text += "; " + o.NCCL
+	}
+	if o.Stays != "" {
+		text += "; the rest stays: " + o.Stays
+	}
+	if o.DriverSeconds > 0 {
+		text += fmt.Sprintf("; the rest by the driver in %.2f s", o.DriverSeconds)
+	}
+	return text
+}
+
 // without returns a text for bytes without a backup, behind the text before; "" for none.
 func without(before string, bytes uint64) string {
 	if bytes == 0 {
@@ -336,18 +319,15 @@ func without(before string, bytes uint64) string {
 }
 
 // nothing says that there was nothing to do, and why if that is known.
-func (o outcome) nothing(to string) string {
+func nothing(o group.Outcome, to string) string {
 	if o.Note == "" {
 		return "nothing to " + to
 	}
 	return "nothing to " + to + ": " + o.Note
 }
 
-// changed reports whether a pause has taken memory from the process, or a resume has given some back.
-func (o outcome) changed() bool { return o.Bytes+o.Imported > 0 }
-
-// bytes says how much that was, and what became of the process's own memory and of others'.
-func (o outcome) bytes(own, others string) string {
+// amounts says how much a pause or resume has changed, and what became of the process's own memory and of others'.
+func amounts(o group.Outcome, own, others string) string {
 	var words []string
 	if o.Bytes > 0 {
 		words = append(words, strings.TrimSpace(readable.Bytes(o.Bytes)+" "+own))
@@ -361,10 +341,10 @@ func (o outcome) bytes(own, others string) string {
 // ofOthers is how memory is told that the process did not allocate.
 const ofOthers = "%s of sets and other processes"
 
-func sayResumed(o outcome) string {
-	text := o.nothing("resume")
-	if o.changed() {
-		text = fmt.Sprintf("resumed, %s in %.2f s", o.bytes("", "mapped"), o.Seconds)
+func sayResumed(o group.Outcome) string {
+	text := nothing(o, "resume")
+	if o.Changed() {
+		text = fmt.Sprintf("resumed, %s in %.2f s", amounts(o, "", "mapped"), o.Seconds)
 	}
 	if o.DriverSeconds > 0 {
 		text += fmt.Sprintf("; the driver's part in %.2f s", o.DriverSeconds)
@@ -387,13 +367,16 @@ the contents that were kept. It resumes what the program itself has paused, too.
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if s.dryRun {
-				return s.plan(command, control.Resume, false, arguments)
+			pids, err := s.named(command, arguments)
+			if err != nil {
+				return err
 			}
-			request := s.request(control.Resume)
-			request.Wait = wait.Seconds()
-			r := resuming{request: request, driverOnly: driverOnly}
-			return s.run(command, "resuming", arguments, r.resume, sayResumed)
+			if s.dryRun {
+				return s.plan(command, s.planning(false), control.Resume, pids)
+			}
+			r := group.Resume{Request: s.request(control.Resume), DriverOnly: driverOnly}
+			r.Request.Wait = wait.Seconds()
+			return s.run(command, "resuming", pids, r.Do, sayResumed)
 		},
 	}
 	s.add(command)

@@ -23,6 +23,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
+	"tms/internal/group"
 	"tms/internal/hermetic"
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
@@ -251,7 +252,7 @@ func TestSteering(t *testing.T) {
 			succeeds(t, "pause", "--force", first, "--tag", "wieghts"))
 		require.Equal(t, first+": nothing to resume: "+unknown+"\n", succeeds(t, "resume", first, "--tag", "wieghts"))
 	}
-	require.Equal(t, unknown, parsed[[]outcome](t, succeeds(t, "resume", first, "--tag", "wieghts", "--json"))[0].Note)
+	require.Equal(t, unknown, parsed[[]group.Outcome](t, succeeds(t, "resume", first, "--tag", "wieghts", "--json"))[0].Note)
 
 	out, words, code = command(t, "ps")
 	require.Zero(t, code)
@@ -269,7 +270,7 @@ func TestSteering(t *testing.T) {
 	out, words, code = command(t, "pause", "--force", "--tag", "weights", "--json", second, "999999999")
 	require.Equal(t, exitNoProcess, code)
 	require.Equal(t, "tms: 999999999: there is no such process\n", words)
-	outcomes := parsed[[]outcome](t, out)
+	outcomes := parsed[[]group.Outcome](t, out)
 	require.Len(t, outcomes, 2)
 	require.True(t, outcomes[0].OK)
 	require.Equal(t, uint64(24<<20), outcomes[0].Bytes)
@@ -457,7 +458,7 @@ func TestHostMemoryIsShort(t *testing.T) {
 	require.Equal(t, "ok", s.do("check"), "it goes on")
 	out, words, _ = command(t, "pause", "--json", "--tag", "vast", s.number())
 	require.Regexp(t, figures, words)
-	outcomes := parsed[[]outcome](t, out)
+	outcomes := parsed[[]group.Outcome](t, out)
 	require.Equal(t, vast<<30, outcomes[0].Host)
 	require.Positive(t, outcomes[0].HostAvailable)
 	require.Less(t, outcomes[0].HostAvailable, outcomes[0].Host)

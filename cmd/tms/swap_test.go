@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/group"
 	"tms/internal/hermetic"
 )
 
@@ -69,7 +70,7 @@ func TestSwap(t *testing.T) {
 	require.Equal(t, exitNo, code)
 	require.Contains(t, errors_, "tms: "+small.number()+": resumed again: "+large.number()+" could not be\n")
 	require.Contains(t, errors_, "tms: "+large.number()+": resume: ")
-	outcomes := parsed[[]outcome](t, words)
+	outcomes := parsed[[]group.Outcome](t, words)
 	require.Len(t, outcomes, 2)
 	require.Equal(t, []int{small.Process.Pid, large.Process.Pid}, []int{outcomes[0].PID, outcomes[1].PID})
 	require.False(t, outcomes[0].OK || outcomes[1].OK)

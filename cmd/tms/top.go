@@ -16,6 +16,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/fleet"
+	"tms/internal/group"
 	"tms/internal/nvml"
 	"tms/internal/top"
 )
@@ -197,19 +198,12 @@ func shown(p fleet.Process, now time.Time) top.Process {
 }
 
 func (w *watched) Pause(ctx context.Context, pid int, tag string) (string, error) {
-	p := pausing{request: (&steering{tag: tag}).request(control.Pause)}
-	o := p.pause(ctx, pid)
-	return p.say(o), o.failure()
+	g := group.Alone(pid)
+	o := g.Outcomes(g.Pause(ctx, (&steering{tag: tag}).request(control.Pause), ""))[0]
+	return sayPaused(o, ""), o.Err()
 }
 
 func (w *watched) Resume(ctx context.Context, pid int, tag string) (string, error) {
-	o := resuming{request: (&steering{tag: tag}).request(control.Resume)}.resume(ctx, pid)
-	return sayResumed(o), o.failure()
-}
-
-func (o outcome) failure() error {
-	if o.OK {
-		return nil
-	}
-	return &refusal{words: o.Error, code: o.Code}
+	o := group.Resume{Request: (&steering{tag: tag}).request(control.Resume)}.Do(ctx, pid)
+	return sayResumed(o), o.Err()
 }

@@ -2,7 +2,7 @@
  * operations. It counts what the ranks of a communicator count alike: its collectives, and what one rank sends to
  * another. Each rank has a number for each such sequence: how many operations it has begun. A collective that only some
  * ranks have begun keeps devices from becoming idle. Where all ranks have the same numbers nothing is open. To bring
- * ranks there, cmd/tms/align.go sets targets: a thread that would begin an operation beyond a target waits, and the
+ * ranks there, internal/group/align.go sets targets: a thread that would begin an operation beyond a target waits, and the
  * other ranks catch up. Operations that are captured into a graph do not run and are not counted, nor are launches of
  * the graph, nor one-sided operations (ncclPutSignal).
  *

@@ -1,16 +1,19 @@
-package main
+package group
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,11 +22,11 @@ import (
 	numbering "tms/internal/process"
 )
 
-// lock takes the lock under which room is made on a device, by its UUID, or in host memory. It takes the lock in all
+// Lock takes the lock under which room is made on a device, by its UUID, or in host memory. It takes the lock in all
 // directories in which processes find one another, because each process may have its socket in another. Root takes it
 // in the directories of all users, so that commands of root and of users take turns. The lock ends with this process
 // (flock). Errors: there is no directory; the holder is stopped.
-func lock(name string) (unlock func(), err error) {
+func Lock(name string) (unlock func(), err error) {
 	runtime, temporary, user := os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid()
 	owners := map[string]int{}
 	if user == 0 {
@@ -71,8 +74,8 @@ func lock(name string) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// openLock opens a file that can be locked, even where root makes it for its owner. That owner may replace the directory
-// or the file at any moment.
+// openLock opens a file that can be locked, even where root makes it for its owner. That owner may replace the
+// directory or the file at any moment.
 func openLock(directory, name string, owner int) (*os.File, error) {
 	const safely = unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	failed := func(err error) (*os.File, error) {
@@ -159,8 +162,8 @@ func lockers(file *os.File) (holder int, waiting []int) {
 	return holder, waiting
 }
 
-// lockersOf returns the processes that have a lock of this user's or wait for it, as far as they are seen here.
-func lockersOf(name string) (found []int) {
+// Lockers returns the processes that have a lock of this user's or wait for it, as far as they are seen here.
+func Lockers(name string) (found []int) {
 	for _, directory := range control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), os.Geteuid()) {
 		file, err := os.Open(filepath.Join(directory, lockName(name)))
 		if err != nil {
@@ -173,7 +176,89 @@ func lockersOf(name string) (found []int) {
 		}
 		_ = file.Close()
 	}
-	return distinct(found)
+	return Distinct(found)
 }
 
 func lockName(of string) string { return strings.ReplaceAll(of, "/", "") + ".lock" }
+
+// LockDevices takes the locks under which memory of these GPUs is taken, and waits for them until ctx ends. A terminal
+// can no longer stop this command, because others would wait for it.
+func LockDevices(ctx context.Context, uuids []string) (unlock func(), err error) {
+	signal.Ignore(unix.SIGTSTP)
+	type locks struct {
+		unlock func()
+		err    error
+	}
+	taken := make(chan locks, 1)
+	go func() {
+		unlock, err := lockAll(uuids)
+		taken <- locks{unlock, err}
+	}()
+	select {
+	case l := <-taken:
+		return l.unlock, l.err
+	case <-ctx.Done():
+		go func() {
+			if l := <-taken; l.err == nil {
+				l.unlock()
+			}
+		}()
+		return nil, ctx.Err()
+	}
+}
+
+func lockAll(uuids []string) (unlock func(), err error) {
+	var locked []func()
+	unlock = func() {
+		for _, unlock := range locked {
+			unlock()
+		}
+	}
+	for _, uuid := range slices.Sorted(slices.Values(uuids)) { // so that two never wait for each other
+		one, err := Lock(uuid)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		locked = append(locked, one)
+	}
+	return unlock, nil
+}
+
+// Locked has the members do what takes memory, under the locks of the devices where they have some. Once one of them is
+// stopped the locks end, because others would wait for it. An undo or the end of a move is never left out: where the
+// locks cannot be had, it is made without.
+func (g *Group) Locked(do func()) {
+	of := needed{}
+	for _, m := range g.Members {
+		for d := range m.state.Tags() {
+			of[d.UUID] = 0
+		}
+		for _, leg := range m.way.legs {
+			of[leg.From], of[leg.To] = 0, 0
+		}
+	}
+	unlock, err := LockDevices(context.Background(), of.devices())
+	if err != nil {
+		do()
+		return
+	}
+	unlock = sync.OnceFunc(unlock)
+	defer unlock()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(lookEvery):
+				if slices.ContainsFunc(g.Members, func(m *Member) bool { return m.Stopped() }) {
+					unlock()
+					return
+				}
+			}
+		}
+	}()
+	do()
+}

@@ -1,4 +1,4 @@
-package main
+package group
 
 import (
 	"context"
@@ -31,7 +31,7 @@ const (
 
 // alignment is one attempt to align the ranks of a job, each of which has its last answer.
 type alignment struct {
-	*job
+	*Group
 	targets map[string]uint64
 	failed  error
 }
@@ -39,14 +39,14 @@ type alignment struct {
 // align makes all ranks begin the same collectives, and wait before the next ones. all is false, and all ranks go on,
 // if they have no collectives in common, could not align in time, or cannot be seen. sure says that there are no other
 // collectives, in graphs. Errors: client.ErrUnreachable, wrapped.
-func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err error) {
-	a := &alignment{job: j}
+func (g *Group) align(ctx context.Context, until time.Time) (all, sure bool, err error) {
+	a := &alignment{Group: g}
 	defer func() {
 		if errors.Is(a.failed, client.ErrUnreachable) {
 			err = a.failed
 		} else if !all {
-			_ = j.each(func(r *jobRank) error {
-				_, err := r.ask(ctx, control.Request{Op: control.Undo}, 0)
+			_ = g.each(func(m *Member) error {
+				_, err := m.ask(ctx, control.Request{Op: control.Undo}, 0)
 				return err
 			})
 		}
@@ -88,9 +88,9 @@ func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 	if len(control.Line(request)) > control.MaxLine {
 		return false
 	}
-	a.failed = a.each(func(r *jobRank) error {
-		reply, err := r.ask(ctx, request, within)
-		r.alignment = reply.Alignment
+	a.failed = a.each(func(m *Member) error {
+		reply, err := m.ask(ctx, request, within)
+		m.alignment = reply.Alignment
 		return err
 	})
 	return a.failed == nil
@@ -100,24 +100,24 @@ func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 // they want. A communicator with ranks elsewhere has no target.
 func (a *alignment) next(raise bool) map[string]uint64 {
 	here, ranks, next := map[string]int{}, map[string]int{}, map[string]uint64{}
-	for _, r := range a.ranks {
-		for _, s := range r.alignment.Sequences {
+	for _, m := range a.Members {
+		for _, s := range m.alignment.Sequences {
 			here[s.Name] += s.Here
 			ranks[s.Name] = s.Ranks
 		}
 	}
-	for _, r := range a.ranks {
-		for _, s := range r.alignment.Sequences {
+	for _, m := range a.Members {
+		for _, s := range m.alignment.Sequences {
 			communicator, _, _ := strings.Cut(s.Name, ":")
 			if here[communicator] == ranks[communicator] {
 				next[s.Name] = max(next[s.Name], s.Begun, a.targets[s.Name])
 			}
 		}
 	}
-	for _, r := range a.ranks {
-		for _, s := range r.alignment.Sequences {
+	for _, m := range a.Members {
+		for _, s := range m.alignment.Sequences {
 			target, is := next[s.Name]
-			if is && s.Wanted && target == a.targets[s.Name] && a.targets != nil && (raise || !r.alignment.Reached) {
+			if is && s.Wanted && target == a.targets[s.Name] && a.targets != nil && (raise || !m.alignment.Reached) {
 				next[s.Name]++
 			}
 		}
@@ -126,8 +126,8 @@ func (a *alignment) next(raise bool) map[string]uint64 {
 }
 
 func (a *alignment) begun() (sum uint64) {
-	for _, r := range a.ranks {
-		for _, s := range r.alignment.Sequences {
+	for _, m := range a.Members {
+		for _, s := range m.alignment.Sequences {
 			sum += s.Begun
 		}
 	}
@@ -135,7 +135,7 @@ func (a *alignment) begun() (sum uint64) {
 }
 
 func (a *alignment) reached() bool {
-	return !slices.ContainsFunc(a.ranks, func(r *jobRank) bool { return !r.alignment.Reached })
+	return !slices.ContainsFunc(a.Members, func(m *Member) bool { return !m.alignment.Reached })
 }
 
 // settle waits, where there are collectives in graphs, until all ranks are held back before other collectives that they
@@ -146,13 +146,13 @@ func (a *alignment) settle(ctx context.Context, until time.Time) bool {
 	}
 	for {
 		captured, waiting := false, 0
-		for _, r := range a.ranks {
-			captured = captured || r.alignment.Captured
-			if slices.ContainsFunc(r.alignment.Sequences, func(s control.Sequence) bool { return s.Wanted }) {
+		for _, m := range a.Members {
+			captured = captured || m.alignment.Captured
+			if slices.ContainsFunc(m.alignment.Sequences, func(s control.Sequence) bool { return s.Wanted }) {
 				waiting++
 			}
 		}
-		if !captured || waiting == len(a.ranks) {
+		if !captured || waiting == len(a.Members) {
 			return true
 		}
 		if time.Now().After(until) || !a.ask(ctx, 0) {
