@@ -19,6 +19,7 @@ import (
 	"tms/internal/fleet"
 	"tms/internal/nvml"
 	"tms/internal/readable"
+	"tms/internal/turns"
 	"tms/vmm/stats"
 )
 
@@ -190,7 +191,7 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		if all == nil && p.Share != nil && p.Share.Waited >= 0 { // it may wait for what is not shown
 			all = fleet.Ask(time.Second)
 		}
-		for _, words := range waitsOf(p, all) {
+		for _, words := range turns.Waits(p, all) {
 			text.line(fmt.Sprintf("%d: %s", p.PID, words))
 		}
 	}

@@ -19,12 +19,9 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
-	"tms/internal/fleet"
 	"tms/internal/group"
 	"tms/internal/hermetic"
-	"tms/internal/share"
-	"tms/vmm/cuda"
-	"tms/vmm/stats"
+	"tms/internal/turns"
 )
 
 // sharer is a running program of tms run --share.
@@ -160,41 +157,6 @@ func TestShareRefuses(t *testing.T) {
 		start("--share", 60, 1, 1, 0).ends(t))
 }
 
-// Memory is short for good only if it is so without a break: not when a process does not answer for a moment, is in the
-// middle of a pause, or has grown since it answered.
-func TestShareDoesNotRefuseForAMoment(t *testing.T) {
-	sharer := func(pid int, bytes uint64) fleet.Process {
-		return fleet.Process{Here: pid, ProcessState: control.ProcessState{PID: pid, Gated: true,
-			Share: &control.Share{AtLeast: 3600, Waited: -1},
-			Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{UUID: "GPU-1", TotalBytes: 30,
-				Tags: []stats.Tag{{Tag: "default", PhysicalBytes: bytes}}}}}}}}
-	}
-	asks, one, other := sharer(1, 0), sharer(2, 18), sharer(3, 10)
-	asks.Share.Waited, asks.Share.UUID, asks.Share.Bytes = 1, "GPU-1", 19
-	silent := other
-	silent.Error = "it does not answer"
-	moving := sharer(3, 0)
-	moving.Stats.Devices[0].Progress = &stats.Progress{Operation: "resume"}
-	r := roomFor{pid: 1}
-	look := func(third fleet.Process, silent bool) error {
-		r.silent = silent
-		if !r.never.IsZero() {
-			r.never = r.never.Add(-time.Hour)
-		}
-		ready, _, err := r.makeOn("GPU-1", []fleet.Process{asks, one, third})
-		require.False(t, ready)
-		return err
-	}
-	for range 3 {
-		require.NoError(t, look(silent, true))
-		require.NoError(t, look(other, false), "it waits for a turn")
-		require.NoError(t, look(sharer(3, 0), false), "what it has taken since does not count yet")
-		require.NoError(t, look(moving, false))
-	}
-	require.NoError(t, look(silent, true))
-	require.ErrorIs(t, look(silent, true), cuda.OutOfMemory)
-}
-
 // Yielded memory that no thread waits for is not resumed: it would take the room that is made for others.
 func TestShareLeavesMemoryThatNoThreadWaitsFor(t *testing.T) {
 	sharesDevice(t)
@@ -291,7 +253,7 @@ func TestShareTakesLittle(t *testing.T) {
 	for _, s := range []*steered{first, one} {
 		require.Eventually(t, func() bool {
 			state, err := status(s.Process.Pid, time.Minute)
-			return err == nil && state.IdleSeconds != nil && *state.IdleSeconds >= share.Grace.Seconds()
+			return err == nil && state.IdleSeconds != nil && *state.IdleSeconds >= turns.Grace.Seconds()
 		}, time.Minute, time.Millisecond)
 	}
 	other := start("--share", 36, 1, 1000000, 1)

@@ -1,4 +1,4 @@
-package share_test
+package turns_test
 
 import (
 	"cmp"
@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/hermetic"
-	"tms/internal/share"
+	"tms/internal/turns"
 )
 
 const gib = 1 << 30
 
 // program is a simulated program: it needs all of its memory for each piece of work.
 type program struct {
-	share.Process
+	turns.Process
 	bytes     uint64
 	holds     uint64          // of them so far, on the device or paused
 	grows     uint64          // bytes that it takes at a time, one tick after the other, before it works
@@ -74,11 +74,11 @@ func (d *device) free() uint64 {
 }
 
 // view is what the policy sees.
-func (d *device) view() (all []share.Process) {
+func (d *device) view() (all []turns.Process) {
 	for _, p := range d.programs {
 		v := p.Process
 		if p.resident {
-			v.Tags = []share.Tag{{Name: "all", Bytes: p.holds}}
+			v.Tags = []turns.Tag{{Name: "all", Bytes: p.holds}}
 			v.Ran, v.Idle = p.ran, d.now-p.worked
 			if p.grew > 0 && d.now >= p.grew {
 				v.Grew = d.now - p.grew + 1
@@ -94,7 +94,7 @@ func (d *device) view() (all []share.Process) {
 			v.Price = time.Duration(float64(p.price) * float64(max(p.holds, p.grows)) / float64(p.bytes))
 		}
 		if p == d.coming {
-			v.Tags, v.Busy, v.Need = []share.Tag{{Name: "all", Bytes: p.holds}}, true, 0
+			v.Tags, v.Busy, v.Need = []turns.Tag{{Name: "all", Bytes: p.holds}}, true, 0
 		}
 		all = append(all, v)
 	}
@@ -119,7 +119,7 @@ func bySharing(d *device) (*program, []*program) {
 		if one := d.of(p.ID); (one.resident || one.holds == 0) && d.free() >= p.Need {
 			return one, nil // an allocation that succeeds asks no other
 		}
-		decision := share.Decide(share.Device{Free: d.free()}, all, p.ID)
+		decision := turns.Decide(turns.Device{Free: d.free()}, all, p.ID)
 		if decision.Never || decision.Wait > 0 {
 			continue
 		}
@@ -293,7 +293,7 @@ func TestTrainings(t *testing.T) {
 		}
 		d := make()
 		alone := work(d.programs)
-		bound := share.Shares(d.view(), 1)
+		bound := turns.Shares(d.view(), 1)
 		took := d.run(bySharing)
 		lost := float64(took-alone) / float64(alone)
 		require.Less(t, lost, 0.1, "%d trainings", n)
@@ -363,7 +363,7 @@ func TestServers(t *testing.T) {
 			t.Logf("gap %v, %s: median wait %v, 99%% %v, longest %v; %.3f of the time in swaps", gap, name,
 				waits[len(waits)/2], waits[len(waits)*99/100], waits[len(waits)-1], d.swapping.Seconds()/d.now.Seconds())
 			if name == "sharing" && gap > 10*time.Second {
-				require.LessOrEqual(t, waits[len(waits)/2], price+share.Grace+2*tick)
+				require.LessOrEqual(t, waits[len(waits)/2], price+turns.Grace+2*tick)
 			}
 		}
 		require.LessOrEqual(t, results["sharing"], results["robin"])
@@ -396,7 +396,7 @@ func TestBound(t *testing.T) {
 			if random.IntN(2) == 0 {
 				p.grows = p.bytes / uint64(1+random.IntN(20))
 				p.bytes = p.bytes / p.grows * p.grows
-				p.holds, p.price = p.bytes, share.Estimate(p.bytes)
+				p.holds, p.price = p.bytes, turns.Estimate(p.bytes)
 			}
 			for range 1 + random.IntN(8) {
 				p.work = append(p.work, time.Duration(random.IntN(20000))*time.Millisecond+tick)
@@ -411,7 +411,7 @@ func TestBound(t *testing.T) {
 			for i := range view {
 				view[i].Price = all[i].price
 			}
-			bounds[p.ID] = share.Shares(view, p.ID)
+			bounds[p.ID] = turns.Shares(view, p.ID)
 			if slices.ContainsFunc(all, func(q *program) bool { return q.Priority != p.Priority }) {
 				bounds[p.ID] *= 2
 			}
@@ -423,7 +423,7 @@ func TestBound(t *testing.T) {
 		}
 		d.run(bySharing)
 		for _, p := range all {
-			require.LessOrEqual(t, slices.Max(p.waits), bounds[p.ID]+time.Duration(len(all))*(share.Grace+2*tick),
+			require.LessOrEqual(t, slices.Max(p.waits), bounds[p.ID]+time.Duration(len(all))*(turns.Grace+2*tick),
 				"seed %d, program %d", seed, p.ID)
 		}
 	}
@@ -434,17 +434,17 @@ func TestChoice(t *testing.T) {
 	worst := 1.0
 	for seed := range uint64(500) {
 		random := rand.New(rand.NewPCG(seed, 3))
-		asker := share.Process{ID: 1, Need: uint64(1+random.IntN(100)) * gib, Waited: time.Second, AtLeast: -1, Away: -1}
-		all := []share.Process{asker}
+		asker := turns.Process{ID: 1, Need: uint64(1+random.IntN(100)) * gib, Waited: time.Second, AtLeast: -1, Away: -1}
+		all := []turns.Process{asker}
 		for i := range 1 + random.IntN(5) {
-			p := share.Process{ID: i + 2, AtLeast: 0, Away: -1, Idle: time.Minute}
+			p := turns.Process{ID: i + 2, AtLeast: 0, Away: -1, Idle: time.Minute}
 			for tag := range 1 + random.IntN(2) {
-				p.Tags = append(p.Tags, share.Tag{Name: fmt.Sprint(tag), Bytes: uint64(1+random.IntN(40)) * gib})
+				p.Tags = append(p.Tags, turns.Tag{Name: fmt.Sprint(tag), Bytes: uint64(1+random.IntN(40)) * gib})
 			}
 			all = append(all, p)
 		}
 		free := uint64(random.IntN(20)) * gib
-		decision := share.Decide(share.Device{Free: free}, all, 1)
+		decision := turns.Decide(turns.Device{Free: free}, all, 1)
 		best, possible := cheapest(free, all)
 		require.Equal(t, !possible, decision.Never, "seed %d", seed)
 		if !possible {
@@ -468,8 +468,8 @@ func TestChoice(t *testing.T) {
 }
 
 // cheapest returns the least bytes that make room, over all choices of tags.
-func cheapest(free uint64, all []share.Process) (best uint64, possible bool) {
-	var tags []share.Tag
+func cheapest(free uint64, all []turns.Process) (best uint64, possible bool) {
+	var tags []turns.Tag
 	for _, p := range all[1:] {
 		tags = append(tags, p.Tags...)
 	}
@@ -489,18 +489,18 @@ func cheapest(free uint64, all []share.Process) (best uint64, possible bool) {
 
 // The reserve stays free where others can make room for that, and else does not keep a process from memory.
 func TestReserve(t *testing.T) {
-	device := share.Device{Free: 12 * gib, Reserve: gib}
-	asks := share.Process{ID: 1, Need: 12 * gib, AtLeast: -1}
-	other := share.Process{ID: 2, AtLeast: -1, Away: -1, Idle: time.Minute,
-		Tags: []share.Tag{{Name: "a", Bytes: gib / 2}, {Name: "b", Bytes: gib}}}
-	decide := func() share.Decision { return share.Decide(device, []share.Process{asks, other}, 1) }
-	require.Equal(t, share.Decision{Pause: []share.Part{{ID: 2, Tags: []string{"b"}, Idle: true}}}, decide())
+	device := turns.Device{Free: 12 * gib, Reserve: gib}
+	asks := turns.Process{ID: 1, Need: 12 * gib, AtLeast: -1}
+	other := turns.Process{ID: 2, AtLeast: -1, Away: -1, Idle: time.Minute,
+		Tags: []turns.Tag{{Name: "a", Bytes: gib / 2}, {Name: "b", Bytes: gib}}}
+	decide := func() turns.Decision { return turns.Decide(device, []turns.Process{asks, other}, 1) }
+	require.Equal(t, turns.Decision{Pause: []turns.Part{{ID: 2, Tags: []string{"b"}, Idle: true}}}, decide())
 	other.Idle = 0
 	require.Positive(t, decide().Wait)
 	other.Pinned = true
-	require.Equal(t, share.Decision{}, decide())
+	require.Equal(t, turns.Decision{}, decide())
 	other.Pinned, other.Tags, other.Idle = false, other.Tags[:1], time.Minute
-	require.Equal(t, share.Decision{}, decide(), "all of it is not enough")
+	require.Equal(t, turns.Decision{}, decide(), "all of it is not enough")
 	device.Free -= gib / 2
-	require.Equal(t, share.Decision{Pause: []share.Part{{ID: 2, Idle: true}}}, decide())
+	require.Equal(t, turns.Decision{Pause: []turns.Part{{ID: 2, Idle: true}}}, decide())
 }

@@ -1,24 +1,25 @@
-package main
+package turns
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	"tms/internal/control"
+	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
 	"tms/internal/readable"
-	"tms/internal/share"
 	"tms/vmm/cuda"
 )
 
-// All processes that share keep their contents in the host memory of one machine, whatever their devices. A pause takes
-// it bit by bit, so two commands that look at the same time would both see it free.
+// All processes that take turns keep their contents in the host memory of one machine, whatever their devices. A pause
+// takes it bit by bit, so two commands that look at the same time would both see it free.
 
 // pauseAll pauses the parts if there is room for the contents of all of them. Unless there is plenty, one command at a
 // time does so. It locks a device first, so two never wait for each other.
-func (r *roomFor) pauseAll(parts []share.Part, found []fleet.Process) (done bool, err error) {
+func (r *maker) pauseAll(parts []Part, found []fleet.Process) (done bool, err error) {
 	to := map[int]string{}
 	if len(parts) > 0 && tight(found) {
 		unlock, err := group.Lock("host")
@@ -57,7 +58,7 @@ func tight(found []fleet.Process) bool {
 
 // budget notes in to where contents go for which host memory has no room. It returns false if a process may not put
 // them elsewhere.
-func (r *roomFor) budget(parts []share.Part, found []fleet.Process, to map[int]string) bool {
+func (r *maker) budget(parts []Part, found []fleet.Process, to map[int]string) bool {
 	host := fleet.NewHost(found)
 	for _, part := range parts {
 		at := slices.IndexFunc(found, func(p fleet.Process) bool { return p.PID == part.ID && p.Share != nil })
@@ -83,4 +84,48 @@ func (r *roomFor) budget(parts []share.Part, found []fleet.Process, to map[int]s
 		}
 	}
 	return true
+}
+
+// pause reports whether the process has given up its memory. Contents that would take host memory go to the place to,
+// or to host memory if it is "".
+func (r *maker) pause(part Part, to string) bool {
+	process, err := client.Dial(part.ID)
+	if err != nil {
+		return false
+	}
+	defer process.Close()
+	tags := make([]*string, max(1, len(part.Tags))) // one nil is all tags
+	for i := range part.Tags {
+		tags[i] = &part.Tags[i]
+	}
+	for _, tag := range tags {
+		request := control.Request{Op: control.Pause, Tag: tag, SaveAll: true, Yield: true, To: to}
+		if part.Idle {
+			request.Idle, request.Timeout = new(Grace.Seconds()), new(idleWithin.Seconds())
+		}
+		reply, err := group.WhileRunning(context.Background(), process, request, latest, latest)
+		switch {
+		case err != nil:
+		case reply.OK && reply.Bytes > 0:
+			continue
+		case reply.OK: // another client has paused it, or it has nothing that a pause frees
+			r.keeps(part.ID, "a pause frees nothing")
+		case reply.Code == int(cuda.OperatingSystem): // the host or its disk is full
+			r.keeps(part.ID, reply.Error)
+		case reply.Code == int(cuda.NotSupported):
+			r.refused[part.ID] = reply.Error // for as long as this one waits
+		default: // its device works, or it captures
+			r.busy[part.ID] = time.Now().Add(idleWithin)
+		}
+		return false
+	}
+	return true
+}
+
+// keeps notes why a process keeps its memory. It counts as refused once that has not passed for a while.
+func (r *maker) keeps(pid int, why string) {
+	if r.kept[pid]++; r.kept[pid] > triesMost {
+		r.refused[pid] = why
+	}
+	r.busy[pid] = time.Now().Add(idleWithin)
 }

@@ -1,6 +1,8 @@
-package share
+package turns
 
-import "time"
+import (
+	"time"
+)
 
 // Estimate is what a swap of bytes is taken to cost before it was measured.
 func Estimate(bytes uint64) time.Duration {

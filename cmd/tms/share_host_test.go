@@ -3,14 +3,8 @@ package main
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"tms/internal/control"
-	"tms/internal/fleet"
-	"tms/internal/share"
-	"tms/vmm/stats"
 )
 
 // If host memory has no room for its contents, a program lends nothing, unless a directory for files is named.
@@ -65,29 +59,4 @@ func TestShareBudgetsHostMemoryOnce(t *testing.T) {
 			_ = s.Wait()
 		}
 	}
-}
-
-// The parts of one decision are budgeted together, and what does not fit goes to files where that is allowed.
-func TestBudget(t *testing.T) {
-	sharer := func(pid int, disk bool) fleet.Process {
-		tags := []stats.Tag{{Tag: "a", PauseHostBytes: 30, HostBytes: 5}, {Tag: "b", PauseWithoutContents: 10}}
-		return fleet.Process{ProcessState: control.ProcessState{PID: pid, Share: &control.Share{HostLimit: 70, Disk: disk},
-			Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{UUID: "GPU-1", Tags: tags}}}}}}
-	}
-	r := roomFor{kept: map[int]int{}, busy: map[int]time.Time{}}
-	budget := func(disk bool, parts ...share.Part) (to map[int]string, enough bool) {
-		to = map[int]string{}
-		return to, r.budget(parts, []fleet.Process{sharer(1, true), sharer(2, disk)}, to)
-	}
-	to, enough := budget(false, share.Part{ID: 1, Tags: []string{"a"}}, share.Part{ID: 2, Tags: []string{"a"}})
-	require.True(t, enough)
-	require.Empty(t, to)
-	_, enough = budget(false, share.Part{ID: 1}, share.Part{ID: 2})
-	require.False(t, enough)
-	to, enough = budget(true, share.Part{ID: 1}, share.Part{ID: 2})
-	require.True(t, enough)
-	require.Equal(t, map[int]string{2: control.ToDisk}, to)
-	r.keeps(1, "sparse contents found too little")
-	to, _ = budget(false, share.Part{ID: 1})
-	require.Equal(t, map[int]string{1: control.ToDisk}, to)
 }
