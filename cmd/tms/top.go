@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -90,7 +89,7 @@ func (w *watched) Look() top.Look {
 	asked.Go(func() { found, err = w.devices(time.Second) })
 	processes := fleet.Ask(time.Second)
 	asked.Wait()
-	look := top.Look{At: time.Now(), Devices: overview(processes, found)}
+	look := top.Look{At: time.Now(), Devices: fleet.Devices(processes, found)}
 	if err != nil {
 		look.Note = err.Error()
 		if len(found) == 0 {
@@ -123,62 +122,6 @@ func (w *watched) devices(within time.Duration) ([]nvml.Device, error) {
 	case <-time.After(within):
 		return w.last.devices, errors.New("NVML does not answer; devices are shown as they were")
 	}
-}
-
-// overview returns whose memory is on each device. Ours is what NVML says about our processes, or where it does not,
-// what they say.
-func overview(processes []fleet.Process, found []nvml.Device) (devices []top.Device) {
-	processes = slices.Clone(processes)
-	for i := range processes {
-		processes[i].Error = "" // NVML knows a process that does not answer, too
-	}
-	fleet.Measure(processes, found)
-	ours := func(uuid string) (bytes uint64) {
-		for _, p := range processes {
-			for _, d := range p.Bytes {
-				if d.UUID == uuid {
-					bytes += max(d.UsedBytes, d.NamedBytes)
-				}
-			}
-		}
-		return bytes
-	}
-	for _, d := range found {
-		one := top.Device{Label: fmt.Sprint(d.Index, " ", strings.TrimPrefix(d.Name, "NVIDIA ")), Total: d.TotalBytes,
-			Free: d.FreeBytes}
-		one.Ours = min(ours(d.UUID), d.UsedBytes)
-		one.Others = d.UsedBytes - one.Ours
-		devices = append(devices, one)
-	}
-	if len(found) == 0 {
-		devices = asSeen(processes, ours)
-	}
-	return devices
-}
-
-// asSeen returns the devices as the processes see them.
-func asSeen(processes []fleet.Process, ours func(uuid string) uint64) (devices []top.Device) {
-	var known []string
-	for _, p := range processes {
-		for _, d := range p.Stats.Devices {
-			i := slices.Index(known, d.UUID)
-			if i < 0 {
-				i = len(known)
-				known = append(known, d.UUID)
-				devices = append(devices, top.Device{Label: fmt.Sprint("dev ", d.Device), Total: d.TotalBytes})
-			}
-			if !p.Stats.Everything { // else the driver was not asked
-				devices[i].Free = d.FreeBytes
-			}
-		}
-	}
-	for i := range devices {
-		d := &devices[i]
-		d.Free = min(d.Free, d.Total)
-		d.Ours = min(ours(known[i]), d.Total-d.Free)
-		d.Others = d.Total - d.Free - d.Ours
-	}
-	return devices
 }
 
 func shown(p fleet.Process, now time.Time) top.Process {

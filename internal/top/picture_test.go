@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/fleet"
 )
 
 var writePicture = flag.Bool("write-top", false, "draw docs/top.svg again, from the screen")
@@ -159,7 +161,7 @@ func TestPicture(t *testing.T) {
 	look := func(second int, servers, trainers bool) Look {
 		l := Look{At: at.Add(time.Duration(second) * time.Second),
 			Processes: []Process{trainer(trainers), server(servers)},
-			Devices:   []Device{{Label: "0 H200", Total: 141 * gib, Ours: 2 * gib, Others: 4 * gib}}}
+			Devices:   []fleet.Device{{Label: "0 H200", Total: 141 * gib, Ours: 2 * gib, Others: 4 * gib}}}
 		d := &l.Devices[0]
 		for _, p := range l.Processes {
 			d.Ours += p.sum().Held

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+
+	"tms/internal/fleet"
 )
 
 // Source supplies what is shown, and pauses and resumes. Several calls may be in progress at once, but only one Look.
@@ -25,7 +27,7 @@ type Source interface {
 type Look struct {
 	At        time.Time
 	Processes []Process
-	Devices   []Device
+	Devices   []fleet.Device
 	Note      string // a remark about the devices' figures
 }
 
@@ -55,13 +57,6 @@ type Tag struct {
 
 	// Done and Total of the contents that a pause or resume is copying on the device, in bytes, or 0 of 0.
 	Done, Total uint64
-}
-
-// Device is a GPU, in bytes. The rest of Total is the driver's own.
-type Device struct {
-	Label              string
-	Total              uint64
-	Ours, Others, Free uint64 // of processes that listen; of everything else; in use by nothing
 }
 
 // Settings are the terminal's.

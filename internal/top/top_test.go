@@ -16,6 +16,7 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/fleet"
 	"tms/internal/hermetic"
 )
 
@@ -54,7 +55,7 @@ var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 func aMoment() Look {
 	return Look{
 		At: noon,
-		Devices: []Device{
+		Devices: []fleet.Device{
 			{Label: "0 H200", Total: 141 * gib, Ours: 96 * gib, Others: 12 * gib, Free: 33 * gib},
 			{Label: "1 H200", Total: 141 * gib, Free: 141 * gib},
 		},
@@ -251,7 +252,7 @@ func TestAllSizes(t *testing.T) {
 	look.Processes[0].Tags[0].Name = "größe" + strings.Repeat("字", 50)
 	look.Processes[1].Tags[0].State = "paused 40000d"
 	for range 20 {
-		look.Devices = append(look.Devices, Device{Label: strings.Repeat("字", 30), Total: 1})
+		look.Devices = append(look.Devices, fleet.Device{Label: strings.Repeat("字", 30), Total: 1})
 	}
 	widths := []int{1, 2, 10, 35, 36, 37, 38, 39, 40, 41, 55, 63, 64, 71, 72, 73, 79, 80, 81, 110, 200}
 	for _, settings := range []Settings{{}, {ASCII: true}} {

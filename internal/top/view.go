@@ -10,6 +10,7 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
+	"tms/internal/fleet"
 	"tms/internal/readable"
 )
 
@@ -65,7 +66,7 @@ func cells(bytes, whole uint64, width int) int {
 	return min(width, int(float64(bytes)/float64(whole)*float64(width)+0.5))
 }
 
-func ofDevice(d Device) []part {
+func ofDevice(d fleet.Device) []part {
 	return []part{{green, "█", "#", d.Ours}, {yellow, "▒", "+", d.Others}, {faint, "·", ".", d.Free}}
 }
 
@@ -147,7 +148,7 @@ func (m *model) deviceLines(most int) []string {
 		label, bar = label+min(20, bar-60), bar-min(20, bar-60)
 	}
 	legend := ""
-	for i, p := range ofDevice(Device{}) {
+	for i, p := range ofDevice(fleet.Device{}) {
 		legend += p.style.Render(m.glyph(p)) + faint.Render(" "+[]string{"ours  ", "others  ", "free"}[i])
 	}
 	head := faint.Render(m.fit("DEVICE", label)) + " " + m.fit(legend, bar)
@@ -402,7 +403,7 @@ func (m *model) helpLines() []string {
 		{"/", "filter by number, command or tag; esc: all"},
 		{"ctrl+z", "stop; fg goes on"},
 		{"q", "quit; what is under way is interrupted"},
-		{"DEVICE", legend(ofDevice(Device{}), "ours", "others", "free") + "; below it, over time"},
+		{"DEVICE", legend(ofDevice(fleet.Device{}), "ours", "others", "free") + "; below it, over time"},
 		{"COMMAND", "what the process held over time"},
 		{"TAG", legend(ofTag(Tag{}), "held", "contents kept", "not kept")},
 		{"LIVE", "allocated, active and paused"},
