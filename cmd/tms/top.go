@@ -96,9 +96,7 @@ func (w *watched) Look() top.Look {
 			look.Note = "devices are shown as the processes see them: " + look.Note
 		}
 	}
-	for _, p := range fleet.OfJob(w.job, processes) {
-		look.Processes = append(look.Processes, shown(p, look.At))
-	}
+	look.Processes = fleet.OfJob(w.job, processes)
 	return look
 }
 
@@ -122,22 +120,6 @@ func (w *watched) devices(within time.Duration) ([]nvml.Device, error) {
 	case <-time.After(within):
 		return w.last.devices, errors.New("NVML does not answer; devices are shown as they were")
 	}
-}
-
-func shown(p fleet.Process, now time.Time) top.Process {
-	one := top.Process{PID: p.PID, Container: p.Short(), Command: p.Command, Error: p.Error}
-	for d, t := range p.Tags() {
-		tag := top.Tag{Device: d.Device, Name: t.Tag, State: p.Condition(d, t, now), Live: t.LiveBytes,
-			Held: t.PhysicalBytes, Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes,
-			Mapped: t.ImportedBytes, Unmapped: t.ImportedPaused, LastPause: t.LastPauseSeconds, LastResume: t.LastResumeSeconds,
-			PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: fleet.Place(t),
-			Unkept: t.WithoutContents, Unbacked: t.PauseWithoutContents}
-		if d.Progress != nil {
-			tag.Done, tag.Total = d.Progress.Done, d.Progress.Total
-		}
-		one.Tags = append(one.Tags, tag)
-	}
-	return one
 }
 
 func (w *watched) Pause(ctx context.Context, pid int, tag string) (string, error) {

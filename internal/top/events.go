@@ -7,7 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"tms/internal/fleet"
 	"tms/internal/readable"
+	"tms/vmm/stats"
 )
 
 // event is a completed pause or resume, of all its tags.
@@ -26,7 +28,7 @@ const sameOperation = 1e-3
 
 // changes are the pauses and resumes of a process between two looks. A pause or resume that another undid between the
 // looks is shown without bytes, because these are unknown.
-func changes(before, now Process, at time.Time) (found []event) {
+func changes(before, now *fleet.Process, at time.Time) (found []event) {
 	add := func(what string, tag string, bytes, unkept uint64, seconds float64) {
 		i := slices.IndexFunc(found, func(e event) bool {
 			return e.what == what && math.Abs(e.seconds-seconds) < sameOperation
@@ -43,26 +45,35 @@ func changes(before, now Process, at time.Time) (found []event) {
 			e.tags = append(e.tags, tag)
 		}
 	}
-	for _, tag := range now.Tags {
-		i := slices.IndexFunc(before.Tags, func(t Tag) bool { return t.Device == tag.Device && t.Name == tag.Name })
-		if i < 0 {
+	for d, tag := range now.Tags() {
+		was, known := tagOf(before, d.Device, tag.Tag)
+		if !known {
 			continue
 		}
-		was := before.Tags[i]
-		paused, resumed := tag.LastPause != was.LastPause, tag.LastResume != was.LastResume
-		if paused && resumed && tag.isPaused() { // it was resumed first
-			add("resumed", tag.Name, was.Paused, 0, tag.LastResume)
-			was, resumed = Tag{}, false
+		paused, resumed := tag.LastPauseSeconds != was.LastPauseSeconds, tag.LastResumeSeconds != was.LastResumeSeconds
+		if paused && resumed && tag.AllPaused() > 0 { // it was resumed first
+			add("resumed", tag.Tag, was.PausedBytes, 0, tag.LastResumeSeconds)
+			was, resumed = stats.Tag{}, false
 		}
 		if paused {
-			add("paused", tag.Name, tag.Paused-min(was.Paused, tag.Paused), tag.Unkept-min(was.Unkept, tag.Unkept),
-				tag.LastPause)
+			add("paused", tag.Tag, tag.PausedBytes-min(was.PausedBytes, tag.PausedBytes),
+				tag.WithoutContents-min(was.WithoutContents, tag.WithoutContents), tag.LastPauseSeconds)
 		}
 		if resumed {
-			add("resumed", tag.Name, was.Paused-min(was.Paused, tag.Paused), 0, tag.LastResume)
+			add("resumed", tag.Tag, was.PausedBytes-min(was.PausedBytes, tag.PausedBytes), 0, tag.LastResumeSeconds)
 		}
 	}
 	return found
+}
+
+// tagOf returns a tag of a process, and whether the process has it.
+func tagOf(p *fleet.Process, device int, name string) (stats.Tag, bool) {
+	for d, tag := range p.Tags() {
+		if d.Device == device && tag.Tag == name {
+			return tag, true
+		}
+	}
+	return stats.Tag{}, false
 }
 
 func (e event) String() string {

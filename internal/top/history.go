@@ -43,7 +43,7 @@ func (m *model) remember() {
 		p := &m.look.Processes[i]
 		k := key{pid: p.PID, device: unseen}
 		if past[k] = m.past[k]; p.Error == "" {
-			past[k] = past[k].with(m.look.At, p.sum().Held)
+			past[k] = past[k].with(m.look.At, p.Held())
 		}
 	}
 	for i, d := range m.look.Devices {

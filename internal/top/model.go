@@ -10,6 +10,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"tms/internal/fleet"
 	"tms/internal/readable"
 )
 
@@ -50,8 +51,9 @@ type key struct {
 // row is a process, or one of its tags.
 type row struct {
 	key
-	process *Process
-	tag     *Tag // nil: it is the process
+	process *fleet.Process
+	figures figures
+	whole   bool // it is the process
 }
 
 func newModel(source Source, settings Settings) *model {
@@ -61,71 +63,18 @@ func newModel(source Source, settings Settings) *model {
 // orderings are what rows can be sorted by.
 var orderings = []struct {
 	name    string
-	compare func(x, y Process) int
+	compare func(x, y fleet.Process) int
 }{
-	{"most held", func(x, y Process) int { return cmp.Compare(y.sum().Held, x.sum().Held) }},
-	{"longest paused", func(x, y Process) int { return x.pausedSince().Compare(y.pausedSince()) }},
-	{"number", func(x, y Process) int { return cmp.Compare(x.PID, y.PID) }},
-	{"command", func(x, y Process) int { return cmp.Compare(x.Command, y.Command) }},
+	{"most held", func(x, y fleet.Process) int { return cmp.Compare(y.Held(), x.Held()) }},
+	{"longest paused", func(x, y fleet.Process) int { return pausedSince(&x).Compare(pausedSince(&y)) }},
+	{"number", func(x, y fleet.Process) int { return cmp.Compare(x.PID, y.PID) }},
+	{"command", func(x, y fleet.Process) int { return cmp.Compare(x.Command, y.Command) }},
 }
 
-// sum returns everything that a process has, with a text for its state.
-func (p *Process) sum() (all Tag) {
-	working := ""
-	for _, t := range p.Tags {
-		all.Live += t.Live
-		all.Held += t.Held
-		all.Paused += t.Paused
-		all.Mapped += t.Mapped
-		all.Unmapped += t.Unmapped
-		all.Slack += t.Slack
-		all.Backup += t.Backup
-		all.Unkept += t.Unkept
-		all.Unbacked += t.Unbacked
-		if t.Total > 0 || t.working() {
-			working = t.State
-		}
-	}
-	switch {
-	case p.Error != "":
-		all.State = "no answer"
-	case working != "":
-		all.State = working
-	case len(p.Tags) == 0:
-		all.State = "-"
-	case !all.isPaused():
-		all.State = "active"
-	case all.Held+all.Mapped == 0:
-		all.State = "paused"
-	default:
-		all.State = "partly"
-	}
-	return all
-}
-
-// working reports whether the tag's device is in the middle of a pause, resume or move.
-func (t *Tag) working() bool { return strings.HasSuffix(t.State, "ing") }
-
-// isPaused reports whether some of the tag's memory is paused.
-func (t *Tag) isPaused() bool { return t.Paused+t.Unmapped > 0 }
-
-// forever stands for the time of a pause where nothing is paused.
-var forever = time.Unix(1<<40, 0)
-
-func (p *Process) pausedSince() time.Time {
-	first := forever
-	for _, t := range p.Tags {
-		if t.isPaused() && t.PausedSince.Before(first) {
-			first = t.PausedSince
-		}
-	}
-	return first
-}
-
-func (p *Process) matches(filter string) bool {
-	text := fmt.Sprint(p.PID, " ", p.Container, " ", p.Command)
-	for _, t := range p.Tags {
-		text += " " + t.Name
+func matches(p *fleet.Process, filter string) bool {
+	text := fmt.Sprint(p.PID, " ", p.Short(), " ", p.Command)
+	for _, t := range p.Tags() {
+		text += " " + t.Tag
 	}
 	return strings.Contains(strings.ToLower(text), strings.ToLower(filter))
 }
@@ -134,13 +83,12 @@ func (p *Process) matches(filter string) bool {
 func (m *model) rows() (rows []row) {
 	for i := range m.look.Processes {
 		p := &m.look.Processes[i]
-		if !p.matches(m.filter) {
+		if !matches(p, m.filter) {
 			continue
 		}
-		rows = append(rows, row{key{p.PID, unseen, ""}, p, nil})
-		for j := range p.Tags {
-			t := &p.Tags[j]
-			rows = append(rows, row{key{p.PID, t.Device, t.Name}, p, t})
+		rows = append(rows, row{key{p.PID, unseen, ""}, p, sum(p, m.look.At), true})
+		for d, t := range p.Tags() {
+			rows = append(rows, row{key{p.PID, d.Device, t.Tag}, p, figuresOf(p, d, t, m.look.At), false})
 		}
 	}
 	return rows
@@ -174,13 +122,15 @@ func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 func (m *model) take(look Look) {
 	for i := range look.Processes {
 		now := &look.Processes[i]
-		was := slices.IndexFunc(m.look.Processes, func(p Process) bool { return p.PID == now.PID })
+		was := slices.IndexFunc(m.look.Processes, func(p fleet.Process) bool { return p.PID == now.PID })
 		switch {
 		case was < 0:
 		case now.Error != "":
-			now.Tags, now.Command = m.look.Processes[was].Tags, cmp.Or(now.Command, m.look.Processes[was].Command)
+			pid, command := now.PID, now.Command
+			now.ProcessState = m.look.Processes[was].ProcessState
+			now.PID, now.Command = pid, cmp.Or(command, now.Command)
 		default:
-			m.events = append(m.events, changes(m.look.Processes[was], *now, look.At)...)
+			m.events = append(m.events, changes(&m.look.Processes[was], now, look.At)...)
 		}
 	}
 	m.events = m.events[max(0, len(m.events)-mostEvents):]
@@ -190,7 +140,7 @@ func (m *model) take(look Look) {
 }
 
 func (m *model) sort() {
-	slices.SortFunc(m.look.Processes, func(x, y Process) int {
+	slices.SortFunc(m.look.Processes, func(x, y fleet.Process) int {
 		return cmp.Or(orderings[m.order].compare(x, y), cmp.Compare(x.PID, y.PID))
 	})
 	m.keepSelected()

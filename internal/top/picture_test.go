@@ -134,37 +134,37 @@ func draw(screen string, width, height int) (string, error) {
 // TestPicture keeps docs/top.svg equal to the screen, with made-up figures.
 func TestPicture(t *testing.T) {
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	trainer := func(paused bool) Process {
-		p := Process{PID: 4242, Command: "python train.py", Tags: []Tag{
-			{Name: "model", State: "active", Live: 15 * gib, Held: 15 * gib, Backup: 15 * gib, Where: "host"},
-			{Name: "optimizer", State: "active", Live: 30 * gib, Held: 30 * gib, Backup: 30 * gib, Where: "host"}}}
-		for i := range p.Tags {
-			if tag := &p.Tags[i]; paused {
-				tag.State, tag.Held, tag.Paused, tag.LastPause, tag.PausedSince = "paused 9s", 0, tag.Live, 1.62, at
+	trainer := func(paused bool) fleet.Process {
+		tags := []tag{
+			{Name: "model", Live: 15 * gib, Held: 15 * gib, Backup: 15 * gib, Where: "host"},
+			{Name: "optimizer", Live: 30 * gib, Held: 30 * gib, Backup: 30 * gib, Where: "host"}}
+		for i := range tags {
+			if tag := &tags[i]; paused {
+				tag.Held, tag.Paused, tag.LastPause, tag.PausedSince = 0, tag.Live, 1.62, at.Add(33*time.Second)
 			}
 		}
-		return p
+		return process(4242, "python train.py", tags...)
 	}
-	server := func(paused bool) Process {
-		p := Process{PID: 4711, Command: "python serve.py --port 8000", Tags: []Tag{
-			{Name: "weights", State: "active", Live: 48 * gib, Held: 48 * gib, Backup: 48 * gib, Where: "host",
-				LastPause: 1}, {Name: "kv_cache", State: "active", Live: 20 * gib, Held: 20 * gib, LastPause: 1}}}
-		if !paused {
-			p.Tags[0].LastResume, p.Tags[1].LastResume = 1.66, 1.66
-			return p
+	server := func(paused bool) fleet.Process {
+		tags := []tag{
+			{Name: "weights", Live: 48 * gib, Held: 48 * gib, Backup: 48 * gib, Where: "host", LastPause: 1},
+			{Name: "kv_cache", Live: 20 * gib, Held: 20 * gib, LastPause: 1}}
+		for i := range tags {
+			if tag := &tags[i]; paused {
+				tag.Held, tag.Paused = 0, tag.Live
+			} else {
+				tag.LastResume = 1.66
+			}
 		}
-		for i := range p.Tags {
-			p.Tags[i].Held, p.Tags[i].Paused = 0, p.Tags[i].Live
-		}
-		return p
+		return process(4711, "python serve.py --port 8000", tags...)
 	}
 	look := func(second int, servers, trainers bool) Look {
 		l := Look{At: at.Add(time.Duration(second) * time.Second),
-			Processes: []Process{trainer(trainers), server(servers)},
+			Processes: []fleet.Process{trainer(trainers), server(servers)},
 			Devices:   []fleet.Device{{Label: "0 H200", Total: 141 * gib, Ours: 2 * gib, Others: 4 * gib}}}
 		d := &l.Devices[0]
 		for _, p := range l.Processes {
-			d.Ours += p.sum().Held
+			d.Ours += p.Held()
 		}
 		d.Free = d.Total - d.Ours - d.Others
 		return l

@@ -26,37 +26,9 @@ type Source interface {
 // Look is what there was at one moment.
 type Look struct {
 	At        time.Time
-	Processes []Process
+	Processes []fleet.Process
 	Devices   []fleet.Device
 	Note      string // a remark about the devices' figures
-}
-
-// Process is a process that listens.
-type Process struct {
-	PID       int
-	Container string // the first digits of the number of its pod or container, or ""
-	Command   string
-	Error     string // why it has not answered this time, or "" if it has
-	Tags      []Tag
-}
-
-// Tag is what a process has in one tag on one device, in bytes.
-type Tag struct {
-	Device int // as the process numbers it
-	Name   string
-	State  string // as text, of eleven characters at most
-
-	Live, Held, Paused, Slack, Backup uint64
-	Mapped, Unmapped                  uint64 // of sets and other processes: now, and while it is paused
-	Where                             string // of the backup: host, disk, peer, mixed, or ""
-	Unkept, Unbacked                  uint64 // the part of Paused without contents; and what a pause would free without
-
-	// Seconds of the last pause and resume; a different figure means another pause. They are 0 before the first.
-	LastPause, LastResume float64
-	PausedSince           time.Time // of what is paused
-
-	// Done and Total of the contents that a pause or resume is copying on the device, in bytes, or 0 of 0.
-	Done, Total uint64
 }
 
 // Settings are the terminal's.

@@ -16,8 +16,10 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/control"
 	"tms/internal/fleet"
 	"tms/internal/hermetic"
+	"tms/vmm/stats"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
@@ -53,27 +55,29 @@ var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
 // aMoment returns a server that serves, a trainer that is half paused, and a process that does not answer.
 func aMoment() Look {
-	return Look{
+	look := Look{
 		At: noon,
 		Devices: []fleet.Device{
 			{Label: "0 H200", Total: 141 * gib, Ours: 96 * gib, Others: 12 * gib, Free: 33 * gib},
 			{Label: "1 H200", Total: 141 * gib, Free: 141 * gib},
 		},
-		Processes: []Process{
-			{PID: 4711, Command: "/usr/bin/python3 serve.py --port 8000", Tags: []Tag{
-				{Name: "weights", State: "active", Live: 60 * gib, Held: 60 * gib, Backup: 60 * gib, Where: "host"},
-				{Name: "cache", State: "active", Live: 30 * gib, Held: 30 * gib},
-			}},
-			{PID: 815, Container: "1a2b3c4d", Command: "python train.py", Tags: []Tag{
-				{Name: "model", State: "active", Live: 6 * gib, Held: 6 * gib},
-				{Name: "optimizer", State: "paused 5s", Live: 24 * gib, Paused: 24 * gib, Backup: 24 * gib,
+		Processes: []fleet.Process{
+			process(4711, "/usr/bin/python3 serve.py --port 8000",
+				tag{Name: "weights", Live: 60 * gib, Held: 60 * gib, Backup: 60 * gib, Where: "host"},
+				tag{Name: "cache", Live: 30 * gib, Held: 30 * gib},
+			),
+			process(815, "python train.py",
+				tag{Name: "model", Live: 6 * gib, Held: 6 * gib},
+				tag{Name: "optimizer", Live: 24 * gib, Paused: 24 * gib, Backup: 24 * gib,
 					Where: "disk", LastPause: 0.84, PausedSince: noon.Add(-5 * time.Second)},
-				{Device: 1, Name: "scratch", State: "paused 3m", Live: 8 * gib, Paused: 8 * gib, LastPause: 0.002,
+				tag{Device: 1, Name: "scratch", Live: 8 * gib, Paused: 8 * gib, LastPause: 0.002,
 					LastResume: 0.03, PausedSince: noon.Add(-3 * time.Minute)},
-			}},
-			{PID: 99, Error: "it does not answer (stopped?)"},
+			),
+			{ProcessState: control.ProcessState{PID: 99}, Error: "it does not answer (stopped?)"},
 		},
 	}
+	look.Processes[1].Cgroup.Container = "1a2b3c4d"
+	return look
 }
 
 type tester struct {
@@ -214,7 +218,7 @@ func TestHistory(t *testing.T) {
 		l := aMoment()
 		l.At = noon.Add(time.Duration(second * float64(time.Second)))
 		l.Processes, l.Devices = l.Processes[:1], l.Devices[:1]
-		l.Processes[0].Tags = []Tag{{Name: "a", State: "active", Live: 8 * gib, Held: held, Paused: 8*gib - held}}
+		l.Processes[0] = process(4711, l.Processes[0].Command, tag{Name: "a", Live: 8 * gib, Held: held, Paused: 8*gib - held})
 		l.Devices[0].Total, l.Devices[0].Free = 8*gib, 8*gib-used
 		return l
 	}
@@ -249,8 +253,8 @@ func TestAllSizes(t *testing.T) {
 	look := aMoment()
 	look.Note = strings.Repeat("note ", 100)
 	look.Processes[0].Command = "/bin/\x1b[2J\r\n字" + strings.Repeat("字", 100)
-	look.Processes[0].Tags[0].Name = "größe" + strings.Repeat("字", 50)
-	look.Processes[1].Tags[0].State = "paused 40000d"
+	look.Processes[0].Stats.Devices[0].Tags[0].Tag = "größe" + strings.Repeat("字", 50)
+	look.Processes[1].Stats.Devices[0].Tags[1].PausedSince = -3e9
 	for range 20 {
 		look.Devices = append(look.Devices, fleet.Device{Label: strings.Repeat("字", 30), Total: 1})
 	}
@@ -368,7 +372,8 @@ func TestFiltering(t *testing.T) {
 func TestNoAnswer(t *testing.T) {
 	v := start(t, aMoment(), Settings{})
 	v.source.look = aMoment()
-	v.source.look.Processes[0] = Process{PID: 4711, Error: "it does not answer (stopped?)"}
+	v.source.look.Processes[0] = fleet.Process{ProcessState: control.ProcessState{PID: 4711},
+		Error: "it does not answer (stopped?)"}
 	v.Update(v.ask())
 	v.shows("4711 python3 serve.py …            █ 90.0 GiB 90.0 GiB 60.0 GiB no answer")
 	v.shows("4711: it does not answer (stopped?)")
@@ -380,42 +385,40 @@ func TestNoAnswer(t *testing.T) {
 
 func TestWorking(t *testing.T) {
 	look := aMoment()
-	for i := range look.Processes[0].Tags {
-		look.Processes[0].Tags[i].State = "pausing"
-		look.Processes[0].Tags[i].Done, look.Processes[0].Tags[i].Total = 15*gib, 60*gib
-	}
+	look.Processes[0].Doing = "pause"
+	look.Processes[0].Stats.Devices[0].Progress = &stats.Progress{Operation: "pause", Done: 15 * gib, Total: 60 * gib}
 	v := start(t, look, Settings{})
 	v.shows("dev 0   cache            ████         30.0 GiB 30.0 GiB        0 pausing 25%")
 	v.shows("90.0 GiB 90.0 GiB 60.0 GiB pausing")
 }
 
 func TestEvents(t *testing.T) {
-	process := func(tags ...Tag) Process { return Process{PID: 815, Command: "python", Tags: tags} }
-	tag := func(name string, paused uint64, pause, resume float64) Tag {
-		return Tag{Name: name, Paused: paused, LastPause: pause, LastResume: resume}
+	python := func(tags ...tag) fleet.Process { return process(815, "python", tags...) }
+	with := func(name string, paused uint64, pause, resume float64) tag {
+		return tag{Name: name, Paused: paused, LastPause: pause, LastResume: resume}
 	}
-	one, both := process(tag("a", 0, 0, 0)), process(tag("a", 0, 0, 0), tag("b", 0, 0, 0))
+	one, both := python(with("a", 0, 0, 0)), python(with("a", 0, 0, 0), with("b", 0, 0, 0))
 	for name, c := range map[string]struct {
-		before, now Process
+		before, now fleet.Process
 		want        []string
 	}{
-		"nothing": {process(tag("a", 3*gib, 1, 1)), process(tag("a", 3*gib, 1, 1)), nil},
-		"one operation of two tags": {both, process(tag("a", 3*gib, 0.5, 0), tag("b", gib, 0.5001, 0)),
+		"nothing": {python(with("a", 3*gib, 1, 1)), python(with("a", 3*gib, 1, 1)), nil},
+		"one operation of two tags": {both, python(with("a", 3*gib, 0.5, 0), with("b", gib, 0.5001, 0)),
 			[]string{"paused a, b: 4.00 GiB in 0.50 s, 8.6 GB/s"}},
-		"two operations": {both, process(tag("a", 3*gib, 0.5, 0), tag("b", gib, 2, 0)),
+		"two operations": {both, python(with("a", 3*gib, 0.5, 0), with("b", gib, 2, 0)),
 			[]string{"paused a: 3.00 GiB in 0.50 s, 6.4 GB/s", "paused b: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
-		"a resume": {process(tag("a", 3*gib, 1, 0)), process(tag("a", 0, 1, 0.05)),
+		"a resume": {python(with("a", 3*gib, 1, 0)), python(with("a", 0, 1, 0.05)),
 			[]string{"resumed a: 3.00 GiB in 0.0500 s, 64.4 GB/s"}},
-		"there and back": {one, process(tag("a", 0, 1, 2)), []string{"paused a in 1.00 s", "resumed a in 2.00 s"}},
-		"back and there": {process(tag("a", 2*gib, 1, 1)), process(tag("a", gib, 2, 2)),
+		"there and back": {one, python(with("a", 0, 1, 2)), []string{"paused a in 1.00 s", "resumed a in 2.00 s"}},
+		"back and there": {python(with("a", 2*gib, 1, 1)), python(with("a", gib, 2, 2)),
 			[]string{"resumed a: 2.00 GiB in 2.00 s, 1.1 GB/s", "paused a: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
-		"freed since":      {process(tag("a", 3*gib, 1, 0)), process(), nil},
-		"new, and paused":  {process(), process(tag("a", 3*gib, 1, 0)), nil},
-		"freed, in part":   {process(tag("a", 3*gib, 1, 0)), process(tag("a", gib, 1, 0)), nil},
-		"another device's": {one, process(Tag{Name: "a", Device: 1, Paused: gib, LastPause: 1}), nil},
+		"freed since":      {python(with("a", 3*gib, 1, 0)), python(), nil},
+		"new, and paused":  {python(), python(with("a", 3*gib, 1, 0)), nil},
+		"freed, in part":   {python(with("a", 3*gib, 1, 0)), python(with("a", gib, 1, 0)), nil},
+		"another device's": {one, python(tag{Name: "a", Device: 1, Paused: gib, LastPause: 1}), nil},
 	} {
 		var texts []string
-		for _, e := range changes(c.before, c.now, noon) {
+		for _, e := range changes(&c.before, &c.now, noon) {
 			require.Contains(t, e.String(), "12:00:00     815 ")
 			texts = append(texts, strings.TrimPrefix(e.String(), "12:00:00     815 "))
 		}
@@ -425,7 +428,7 @@ func TestEvents(t *testing.T) {
 	v := start(t, aMoment(), Settings{})
 	for i := range 2 * mostEvents {
 		v.source.look = aMoment()
-		v.source.look.Processes[1].Tags[0] = tag("model", uint64(i+1)*mib, float64(i+1), 0)
+		v.source.look.Processes[1] = python(with("model", uint64(i+1)*mib, float64(i+1), 0))
 		v.Update(v.ask())
 	}
 	require.Len(t, v.events, mostEvents)

@@ -12,6 +12,7 @@ import (
 
 	"tms/internal/fleet"
 	"tms/internal/readable"
+	"tms/vmm/stats"
 )
 
 // Colours are the terminal's own sixteen, and say nothing that the characters do not say too.
@@ -70,9 +71,9 @@ func ofDevice(d fleet.Device) []part {
 	return []part{{green, "█", "#", d.Ours}, {yellow, "▒", "+", d.Others}, {faint, "·", ".", d.Free}}
 }
 
-func ofTag(t Tag) []part {
-	kept := min(t.Paused, t.Backup)
-	return []part{{green, "█", "#", t.Held}, {blue, "▒", "+", kept}, {faint, "░", "-", t.Paused - kept}}
+func ofTag(t stats.Tag) []part {
+	kept := min(t.PausedBytes, t.BackupBytes)
+	return []part{{green, "█", "#", t.PhysicalBytes}, {blue, "▒", "+", kept}, {faint, "░", "-", t.PausedBytes - kept}}
 }
 
 // fit makes text as wide as asked for: it cuts the text, or adds spaces behind it, or before it for a negative width.
@@ -233,8 +234,8 @@ func (m *model) rowLines(height int) []string {
 	c, rows := m.columns(), m.rows()
 	var whole uint64
 	for i := range m.look.Processes {
-		sum := m.look.Processes[i].sum()
-		whole = max(whole, sum.Held+sum.Paused)
+		all := sum(&m.look.Processes[i], m.look.At)
+		whole = max(whole, all.PhysicalBytes+all.PausedBytes)
 	}
 	room := height - 1
 	first := max(0, min(m.line-room/2, len(rows)-room))
@@ -261,21 +262,21 @@ func (m *model) rowLines(height int) []string {
 }
 
 func (m *model) rowLine(c columns, r row, whole uint64) string {
-	tag, first, name := r.process.sum(), fmt.Sprint(r.pid), readable.Printable(r.process.brief())
-	if r.tag != nil {
-		tag, first, name = *r.tag, fmt.Sprint("dev ", r.device), "  "+readable.Printable(r.key.tag)
+	f, first, name := r.figures, fmt.Sprint(r.pid), readable.Printable(brief(r.process))
+	if !r.whole {
+		first, name = fmt.Sprint("dev ", r.device), "  "+readable.Printable(r.tag)
 	}
-	state := tag.State
-	if tag.Total > 0 && tag.working() {
-		state += fmt.Sprintf(" %d%%", tag.Done*100/tag.Total)
+	state := f.state
+	if f.total > 0 && f.working() {
+		state += fmt.Sprintf(" %d%%", f.done*100/f.total)
 	}
 	style := lipgloss.NewStyle()
 	switch {
 	case r.process.Error != "":
 		style = red
-	case tag.isPaused() || tag.working():
+	case f.AllPaused() > 0 || f.working():
 		style = blue
-	case r.tag == nil:
+	case r.whole:
 		style = bold
 	}
 	cursor := "  "
@@ -283,21 +284,21 @@ func (m *model) rowLine(c columns, r row, whole uint64) string {
 		cursor, style = "> ", chosen
 	}
 	// The bar has colours of its own; a process's are over time.
-	bar := m.bar(c.bar, whole, ofTag(tag)...)
-	if r.tag == nil {
+	bar := m.bar(c.bar, whole, ofTag(f.Tag)...)
+	if r.whole {
 		bar = m.over(green, r.key, c.bar, whole)
 	}
-	before, after := c.line(m, first, name, readable.Short(tag.Live), readable.Short(tag.Held),
-		readable.Short(tag.Backup), state)
+	before, after := c.line(m, first, name, readable.Short(f.LiveBytes), readable.Short(f.PhysicalBytes),
+		readable.Short(f.BackupBytes), state)
 	return style.Render(cursor+before) + bar + style.Render(after)
 }
 
 // brief returns the command, without the folder of its program.
-func (p *Process) brief() string {
+func brief(p *fleet.Process) string {
 	program, arguments, _ := strings.Cut(p.Command, " ")
 	text := strings.TrimSpace(program[strings.LastIndexByte(program, '/')+1:] + " " + arguments)
-	if p.Container != "" {
-		text = p.Container + ": " + text
+	if short := p.Short(); short != "" {
+		text = short + ": " + text
 	}
 	return text
 }
@@ -337,34 +338,33 @@ func (r row) detail() string {
 	if r.process.Error != "" {
 		return fmt.Sprintf("%d: %s", r.pid, r.process.Error)
 	}
-	if r.tag == nil {
-		sum := r.process.sum()
-		return fmt.Sprintf("%d: held %s, paused %s, backup %s%s; %s", r.pid, readable.Short(sum.Held),
-			readable.Short(sum.Paused), readable.Short(sum.Backup), sum.without(), r.process.Command)
+	t := r.figures.Tag
+	if r.whole {
+		return fmt.Sprintf("%d: held %s, paused %s, backup %s%s; %s", r.pid, readable.Short(t.PhysicalBytes),
+			readable.Short(t.PausedBytes), readable.Short(t.BackupBytes), without(t), r.process.Command)
 	}
-	t := r.tag
-	text := fmt.Sprintf("%s: paused %s, slack %s, backup %s", t.Name, readable.Short(t.Paused), readable.Short(t.Slack),
-		readable.Short(t.Backup))
-	if t.Where != "" {
-		text += " " + t.Where
+	text := fmt.Sprintf("%s: paused %s, slack %s, backup %s", t.Tag, readable.Short(t.PausedBytes),
+		readable.Short(t.SlackBytes), readable.Short(t.BackupBytes))
+	if place := fleet.Place(t); place != "" {
+		text += " " + place
 	}
-	text += t.without()
-	if t.LastPause > 0 {
-		text += "; last pause " + seconds(t.LastPause)
+	text += without(t)
+	if t.LastPauseSeconds > 0 {
+		text += "; last pause " + seconds(t.LastPauseSeconds)
 	}
-	if t.LastResume > 0 {
-		text += "; last resume " + seconds(t.LastResume)
+	if t.LastResumeSeconds > 0 {
+		text += "; last resume " + seconds(t.LastResumeSeconds)
 	}
 	return text
 }
 
 // without says how much is paused without contents, or would be by the pause key. It is "" if nothing is.
-func (t *Tag) without() (text string) {
-	if t.Unkept > 0 {
-		text += ", " + readable.Short(t.Unkept) + " without contents"
+func without(t stats.Tag) (text string) {
+	if t.WithoutContents > 0 {
+		text += ", " + readable.Short(t.WithoutContents) + " without contents"
 	}
-	if t.Unbacked > 0 {
-		text += "; p frees " + readable.Short(t.Unbacked) + " without contents"
+	if t.PauseWithoutContents > 0 {
+		text += "; p frees " + readable.Short(t.PauseWithoutContents) + " without contents"
 	}
 	return text
 }
@@ -405,7 +405,7 @@ func (m *model) helpLines() []string {
 		{"q", "quit; what is under way is interrupted"},
 		{"DEVICE", legend(ofDevice(fleet.Device{}), "ours", "others", "free") + "; below it, over time"},
 		{"COMMAND", "what the process held over time"},
-		{"TAG", legend(ofTag(Tag{}), "held", "contents kept", "not kept")},
+		{"TAG", legend(ofTag(stats.Tag{}), "held", "contents kept", "not kept")},
 		{"LIVE", "allocated, active and paused"},
 		{"HELD", "device memory now"},
 		{"BACKUP", "what holds contents"},
