@@ -60,20 +60,6 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	return address, nil
 }
 
-// mallocFromTag serves a small request from memory that its tag has. The caller holds e.mu.
-func (e *Engine) mallocFromTag(d *device, t *tag, r *Request) (address uintptr, ok bool) {
-	if r.Ordered {
-		address, ok = t.takeSmall(e, r)
-	}
-	if !ok {
-		address, ok = t.mallocSmall(r.policyOn(d), r.Size)
-	}
-	if ok && r.Ordered {
-		e.serveOrdered(d, r, address)
-	}
-	return address, ok
-}
-
 // obtain makes memory of a device, by take, which is called with e.mu and may release it. It tries again when memory was
 // short while frees that callers believe done were pending, when slack can be given back, and when the device was reset.
 // doing names the purpose in errors.
@@ -129,6 +115,11 @@ func (e *Engine) obtainAtOnce(r *Request, made *uint64, take func(d *device, sho
 	return d, take(d, false)
 }
 
+// isShort reports whether an allocation may succeed once other memory of the process is free.
+func isShort(err error) bool {
+	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, ErrMargin) || errors.Is(err, ErrLimit)
+}
+
 // await takes memory that was short, with err, as frees are made.
 func (e *Engine) await(d *device, take func() error, made *uint64, err error) error {
 	defer e.want(d)()
@@ -139,11 +130,6 @@ func (e *Engine) await(d *device, take func() error, made *uint64, err error) er
 		err = take()
 	}
 	return err
-}
-
-// isShort reports whether an allocation may succeed once other memory of the process is free.
-func isShort(err error) bool {
-	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, ErrMargin) || errors.Is(err, ErrLimit)
 }
 
 // malloc takes memory from the tag's slabs, from what was freed in the order of a stream or into slack, or else from the
@@ -205,32 +191,18 @@ func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
 	return address, nil
 }
 
-// makeWithin makes memory for a segment, within the limit. The caller holds e.mu, which is released for driver calls.
-func (e *Engine) makeWithin(d *device, s *segment, r *Request) error {
-	size := s.length()
-	if err := d.reserve(size, r.Limit); err != nil {
-		s.vacate()
-		return err
+// mallocFromTag serves a small request from memory that its tag has. The caller holds e.mu.
+func (e *Engine) mallocFromTag(d *device, t *tag, r *Request) (address uintptr, ok bool) {
+	if r.Ordered {
+		address, ok = t.takeSmall(e, r)
 	}
-	x := newExtent(s)
-	err := e.unlocked(func() error { return e.makeOrUndo(x, *r) })
-	d.making -= size
-	if err != nil {
-		e.abandon(s, x, err)
-		return err
+	if !ok {
+		address, ok = t.mallocSmall(r.policyOn(d), r.Size)
 	}
-	s.extent = x
-	return nil
-}
-
-// reserve notes memory that is about to be made, if the limit leaves room for it. A limit of 0 is no limit. The caller
-// takes it from making when the memory counts in has, or could not be made. The caller holds the engine's lock.
-func (d *device) reserve(size, limit uint64) error {
-	if has := d.has + d.making; limit > 0 && has+size > limit {
-		return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
+	if ok && r.Ordered {
+		e.serveOrdered(d, r, address)
 	}
-	d.making += size
-	return nil
+	return address, ok
 }
 
 // newSegment finds addresses for a segment of a tag. With inSlab, small allocations are to share the segment. The
@@ -249,32 +221,45 @@ func (s *segment) vacate() {
 	s.device.retire(s.tag)
 }
 
-// abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.
-func (e *Engine) abandon(s *segment, x *extent, err error) {
-	if x.step == none {
+// makeWithin makes memory for a segment, within the limit and the margin, on the calling thread. After an error it leaves
+// nothing behind, if the driver allows that. The caller holds e.mu, which is released for driver calls.
+func (e *Engine) makeWithin(d *device, s *segment, r *Request) error {
+	size := s.length()
+	if err := d.reserve(size, r.Limit); err != nil {
 		s.vacate()
-		return
+		return err
 	}
-	s.state, s.owner, s.extent = paused, aFree, x
-	s.span.Enter(s)
-	s.tag.add(s)
-	e.putOff(pendingFree{allocation: allocation{segment: s}, stage: refused, why: refusedPrefix + err.Error()})
+	x := newExtent(s)
+	err := e.unlocked(func() error {
+		e.refreshUsers(d)
+		if r.Backup != BackupNone && !r.Capturing {
+			d.haveStreams()
+		}
+		return e.withinMargin(d, *r, func() error {
+			err := x.make()
+			if err != nil {
+				_ = x.unmake() // the cause is what the caller needs
+			}
+			return err
+		})
+	})
+	d.making -= size
+	if err != nil {
+		e.abandon(s, x, err)
+		return err
+	}
+	s.extent = x
+	return nil
 }
 
-// makeOrUndo makes an extent on the calling thread. After an error it leaves nothing behind, if the driver allows
-// that.
-func (e *Engine) makeOrUndo(x *extent, r Request) error {
-	e.refreshUsers(x.device)
-	if r.Backup != BackupNone && !r.Capturing {
-		x.device.haveStreams()
+// reserve notes memory that is about to be made, if the limit leaves room for it. A limit of 0 is no limit. The caller
+// takes it from making when the memory counts in has, or could not be made. The caller holds the engine's lock.
+func (d *device) reserve(size, limit uint64) error {
+	if has := d.has + d.making; limit > 0 && has+size > limit {
+		return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
 	}
-	return e.withinMargin(x.device, r, func() error {
-		err := x.make()
-		if err != nil {
-			_ = x.unmake() // the cause is what the caller needs
-		}
-		return err
-	})
+	d.making += size
+	return nil
 }
 
 // withinMargin takes whole granules of a device's memory if that leaves the margin, even while a stream is being
@@ -301,4 +286,16 @@ func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 		return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
 	}
 	return take()
+}
+
+// abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.
+func (e *Engine) abandon(s *segment, x *extent, err error) {
+	if x.step == none {
+		s.vacate()
+		return
+	}
+	s.state, s.owner, s.extent = paused, aFree, x
+	s.span.Enter(s)
+	s.tag.add(s)
+	e.putOff(pendingFree{allocation: allocation{segment: s}, stage: refused, why: refusedPrefix + err.Error()})
 }

@@ -61,6 +61,18 @@ func (e *Engine) Pause(options Options) (freed uint64, err error) {
 	return freed, nil
 }
 
+// closeShares closes the segments of a pause to new importers, until the caller calls open.
+func (e *Engine) closeShares(o *operation) (open func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sharing.closing = append(e.sharing.closing, o)
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *operation) bool { return other == o })
+	}
+}
+
 // pausePart pauses the memory of other processes, or this one's own. It returns how many bytes that freed, and which
 // segments lost their memory, even after an error.
 func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*segment, err error) {
@@ -143,40 +155,6 @@ func (e *Engine) pause(batches []*batch, o *operation) (freed uint64, taken []*s
 	return freed, taken, first
 }
 
-// resumeHeld makes segments active again that a failed transition left paused, if their memory alone has the contents
-// and a pause would save these. The pause can then save them like all others, before it gives the memory back.
-func (e *Engine) resumeHeld(o *operation) error {
-	saves := func(s *segment) bool { return s.held && o.backupOf(s) != BackupNone }
-	wanted := func(s *segment) bool {
-		return s.is(paused) && s.extent != nil && slices.ContainsFunc(s.extent.segments, saves)
-	}
-	return e.transact("resume", o, wanted, func(batches []*batch) error {
-		e.gather(batches, 0)
-		return e.resume(batches, o, false)
-	}, func(*tag) {})
-}
-
-// discards reports whether a pause loses a segment's contents although it has a backup.
-func (o *Options) discards(s *segment) bool {
-	return o.Discard && !slices.Contains(o.Except, s.tag.name)
-}
-
-// backupOf returns where a pause saves a segment's contents, if it does. A segment that has host memory for its
-// contents keeps using it. Another process saves the contents of its own memory.
-func (o *Options) backupOf(s *segment) BackupKind {
-	if o.discards(s) || s.isImported() {
-		return BackupNone
-	}
-	kind := s.backup
-	if o.SaveAll && kind == BackupNone {
-		kind = BackupHost
-	}
-	if o.ToDisk && kind == BackupHost && s.contents == nil {
-		return BackupDisk
-	}
-	return kind
-}
-
 // saveAll copies the contents of the active segments that have a backup. Where there is no directory for files, or too
 // little host memory, it refuses before anything is copied.
 func (e *Engine) saveAll(batches []*batch, o *operation) error {
@@ -199,10 +177,41 @@ func (e *Engine) saveAll(batches []*batch, o *operation) error {
 	if err := e.host.Check(batches[0].job.Budget, items); err != nil {
 		return err
 	}
+	stores := map[BackupKind]store.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
 	return parallel(batches, func(b *batch) error {
 		defer o.spent.copyingSince(start)
-		return e.save(b)
+		for kind, segments := range b.saving {
+			copies, err := stores[kind].Save(b.job, b.items[kind])
+			if err != nil {
+				return err
+			}
+			for i, s := range segments {
+				s.outcome.contents = copies[i]
+			}
+		}
+		return nil
 	})
+}
+
+// discards reports whether a pause loses a segment's contents although it has a backup.
+func (o *Options) discards(s *segment) bool {
+	return o.Discard && !slices.Contains(o.Except, s.tag.name)
+}
+
+// backupOf returns where a pause saves a segment's contents, if it does. A segment that has host memory for its
+// contents keeps using it. Another process saves the contents of its own memory.
+func (o *Options) backupOf(s *segment) BackupKind {
+	if o.discards(s) || s.isImported() {
+		return BackupNone
+	}
+	kind := s.backup
+	if o.SaveAll && kind == BackupNone {
+		kind = BackupHost
+	}
+	if o.ToDisk && kind == BackupHost && s.contents == nil {
+		return BackupDisk
+	}
+	return kind
 }
 
 // plan chooses the parts of a device's segments to copy: contents worth keeping, without blocks that are kept already.
@@ -285,45 +294,6 @@ func (e *Engine) roomInTurn(b *batch, o *operation, beside uint64, target int) (
 	return beside + process - min(beside+process, largest), err
 }
 
-// save copies what plan has chosen.
-func (e *Engine) save(b *batch) error {
-	stores := map[BackupKind]store.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
-	for kind, segments := range b.saving {
-		saved, err := stores[kind].Save(b.job, b.items[kind])
-		if err != nil {
-			return err
-		}
-		for i, s := range segments {
-			s.outcome.contents = saved[i]
-		}
-	}
-	return nil
-}
-
-// replaced reports whether a pause puts something else in the place of what was kept of a segment before.
-func (s *segment) replaced() bool { return s.contents != nil && s.outcome.contents != s.contents }
-
-// dropSaved discards what a failed pause saved. It keeps contents that were kept before, and the contents of a segment
-// that could not be mapped again, and so is paused.
-func dropSaved(batches []*batch) {
-	for _, b := range batches {
-		for _, s := range b.segments {
-			if s.outcome.state != active {
-				if s.replaced() {
-					s.contents.Discard()
-				}
-				continue
-			}
-			if s.outcome.contents != s.contents {
-				s.outcome.contents.Discard()
-			}
-			s.outcome.saved = s.saved
-			// The failed pause may have overwritten part of what was kept.
-			s.outcome.current, s.outcome.sums = false, nil
-		}
-	}
-}
-
 // unmap detaches all extents. After an error it maps the detached extents again. An extent that the driver does not map
 // again stays paused, with its memory held, so nothing is lost.
 func unmap(batches []*batch, o *operation) error {
@@ -351,30 +321,29 @@ func unmap(batches []*batch, o *operation) error {
 	return nil
 }
 
-// closeShares closes the segments of a pause to new importers, until the caller calls open.
-func (e *Engine) closeShares(o *operation) (open func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.sharing.closing = append(e.sharing.closing, o)
-	return func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *operation) bool { return other == o })
+// dropSaved discards what a failed pause saved. It keeps contents that were kept before, and the contents of a segment
+// that could not be mapped again, and so is paused.
+func dropSaved(batches []*batch) {
+	for _, b := range batches {
+		for _, s := range b.segments {
+			if s.outcome.state != active {
+				if s.replaced() {
+					s.contents.Discard()
+				}
+				continue
+			}
+			if s.outcome.contents != s.contents {
+				s.outcome.contents.Discard()
+			}
+			s.outcome.saved = s.saved
+			// The failed pause may have overwritten part of what was kept.
+			s.outcome.current, s.outcome.sums = false, nil
+		}
 	}
 }
 
-// remap maps again the memory of other processes that a pause had unmapped before it failed, and returns why the pause
-// failed.
-func (e *Engine) remap(o *operation, theirs []*segment, failed error) error {
-	wait := soon // others have paused, and do not come back because of this one
-	if errors.Is(failed, ErrImported) {
-		wait = o.Importers // others are refused for the same reason, if later
-	}
-	if err := e.resumeImports(o, wait, nil, theirs); err != nil {
-		return fmt.Errorf("%w; and memory of other processes is not mapped again, resume it: %v", failed, err)
-	}
-	return failed
-}
+// replaced reports whether a pause puts something else in the place of what was kept of a segment before.
+func (s *segment) replaced() bool { return s.contents != nil && s.outcome.contents != s.contents }
 
 // awaitImporters waits until no other process has an extent mapped that a pause is to take. Errors: ErrImported.
 func (e *Engine) awaitImporters(o *operation) error {
@@ -414,4 +383,30 @@ func (e *Engine) awaitImporters(o *operation) error {
 	return nil
 }
 
+// resumeHeld makes segments active again that a failed transition left paused, if their memory alone has the contents
+// and a pause would save these. The pause can then save them like all others, before it gives the memory back.
+func (e *Engine) resumeHeld(o *operation) error {
+	saves := func(s *segment) bool { return s.held && o.backupOf(s) != BackupNone }
+	wanted := func(s *segment) bool {
+		return s.is(paused) && s.extent != nil && slices.ContainsFunc(s.extent.segments, saves)
+	}
+	return e.transact("resume", o, wanted, func(batches []*batch) error {
+		e.gather(batches, 0)
+		return e.resume(batches, o, false)
+	}, func(*tag) {})
+}
+
 const soon = 100 * time.Millisecond
+
+// remap maps again the memory of other processes that a pause had unmapped before it failed, and returns why the pause
+// failed.
+func (e *Engine) remap(o *operation, theirs []*segment, failed error) error {
+	wait := soon // others have paused, and do not come back because of this one
+	if errors.Is(failed, ErrImported) {
+		wait = o.Importers // others are refused for the same reason, if later
+	}
+	if err := e.resumeImports(o, wait, nil, theirs); err != nil {
+		return fmt.Errorf("%w; and memory of other processes is not mapped again, resume it: %v", failed, err)
+	}
+	return failed
+}
