@@ -22,9 +22,9 @@ func (t *task) align() (*control.Alignment, error) {
 	if words := C.gate_unusable(); words != nil {
 		return nil, cuda.Refuse(cuda.NotSupported, "%s", C.GoString(words))
 	}
-	gate.Lock()
-	closed := gate.closed
-	gate.Unlock()
+	t.process.gate.Lock()
+	closed := t.process.gate.closed
+	t.process.gate.Unlock()
 	if closed {
 		return nil, cuda.Refuse(cuda.NotReady, "the program's threads are stopped already, for another pause")
 	}

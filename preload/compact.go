@@ -13,17 +13,15 @@ import (
 	"tms/vmm/cuda"
 )
 
-// compactor is a vmm.Compactor: the gate gives the moment in which live memory can be moved.
-type compactor struct{}
-
 // compactWithin is how long an allocation that finds no memory waits for that moment. A program without it ends, most
 // likely, for lack of memory.
 const compactWithin = 10 * time.Second
 
-func (compactor) CanCompact() bool { return C.gate_unusable() == nil }
+// CanCompact is vmm.Compactor.CanCompact: the gate gives the moment in which live memory can be moved.
+func (p *Process) CanCompact() bool { return C.gate_unusable() == nil }
 
-func (compactor) Compact(ordinal int) error {
-	e := engine.Load() // whose caller has it
+func (p *Process) Compact(ordinal int) error {
+	e := p.engine.Load() // whose caller has it
 	if state().Capturing || bool(C.everything_asked()) {
 		return cuda.Refuse(cuda.NotReady, "memory cannot be moved now")
 	}
@@ -36,7 +34,7 @@ func (compactor) Compact(ordinal int) error {
 		return cuda.Refuse(cuda.OperatingSystem, "the process cannot make more threads")
 	}
 	defer C.operation_leave_threads()
-	_, err := pauseGated(e, vmm.Options{}, compactWithin, gating{idle: notIdle, other: func() error {
+	_, err := p.pauseGated(e, vmm.Options{}, compactWithin, gating{idle: notIdle, other: func() error {
 		_, err := e.Compact(ordinal)
 		return err
 	}})
@@ -49,7 +47,7 @@ func (compactor) Compact(ordinal int) error {
 //export tmsMakeRoom
 func tmsMakeRoom(device C.int) (made C.bool) {
 	_ = goruntime.Run(func() error {
-		if e := engine.Load(); e != nil {
+		if e := self.engine.Load(); e != nil {
 			made = C.bool(e.MakeRoom(int(device)))
 		}
 		return nil

@@ -11,28 +11,28 @@ import (
 )
 
 // descriptors is a store.Descriptors: the thread of the process's own socket keeps them (server/hold.go).
-type descriptors struct{}
+type descriptors struct{ process *Process }
 
-func (descriptors) Keep(descriptor int) (number uint64, err error) {
-	if err = socket.Hold(); err != nil {
+func (d descriptors) Keep(descriptor int) (number uint64, err error) {
+	if err = d.process.socket.Hold(); err != nil {
 		return 0, err
 	}
 	number = max(1, rand.Uint64())
 	put := control.Request{Op: control.Put, Share: number}
-	return number, server.AskSelf(thisProcess{}.Directories, put, descriptor)
+	return number, server.AskSelf(d.process.Directories, put, descriptor)
 }
 
-func (descriptors) Copy(number uint64) (descriptor int, err error) {
+func (d descriptors) Copy(number uint64) (descriptor int, err error) {
 	lend := control.Request{Op: control.Lend, Share: number}
-	reply, descriptor, err := server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
+	reply, descriptor, err := server.Ask(d.process.Directories, unix.Getpid(), lend, -1)
 	if err == nil && !reply.OK {
 		err = errors.New(reply.Error)
 	}
 	return descriptor, err
 }
 
-func (descriptors) Close(descriptor int) { server.CloseOwn(descriptor) }
+func (d descriptors) Close(descriptor int) { server.CloseOwn(descriptor) }
 
-func (descriptors) Drop(number uint64) error {
-	return server.AskSelf(thisProcess{}.Directories, control.Request{Op: control.Close, Share: number}, -1)
+func (d descriptors) Drop(number uint64) error {
+	return server.AskSelf(d.process.Directories, control.Request{Op: control.Close, Share: number}, -1)
 }

@@ -24,7 +24,7 @@ import (
 // wait, or kill it.
 func (t *task) everything() error {
 	if C.everything_asked() && t.Request.Op != control.Undo { // of its own: see there
-		if part := driversPart.Load(); part != nil && part.Lost != "" {
+		if part := t.process.checkpoint.driver.Load(); part != nil && part.Lost != "" {
 			return cuda.Refuse(cuda.OperatingSystem, "%s", part.Lost)
 		}
 		if !t.Request.Everything {
@@ -32,20 +32,20 @@ func (t *task) everything() error {
 				"its CUDA calls wait. tms resume brings it back")
 		}
 		if t.Request.Op != control.Move {
-			if err := settleEverything(); err != nil {
+			if err := t.process.settleEverything(); err != nil {
 				return err
 			}
 		}
 	}
 	if t.Request.Everything && t.Request.Op == control.Pause {
-		return notCheckpointed()
+		return t.process.notCheckpointed()
 	}
 	return nil
 }
 
 // settleEverything notes that the driver has given the process back, and lets calls that poll go on. While a client is
 // still making a pause of everything, only that client may do so: the driver's checkpoint may still come.
-func settleEverything() error {
+func (p *Process) settleEverything() error {
 	if C.everything_pending() {
 		return cuda.Refuse(cuda.IllegalState, "another command is pausing everything of this process at this moment; "+
 			"try again when it has ended")
@@ -54,21 +54,21 @@ func settleEverything() error {
 		return cuda.Refuse(cuda.IllegalState, "the driver has this process checkpointed; tms resume restores it first")
 	}
 	C.everything_set(false)
-	releasePolls()
+	p.releasePolls()
 	return nil
 }
 
 // notCheckpointed returns an error that names what the driver cannot checkpoint of this process. The driver may lose
 // the process if it tries. (NVIDIA's cuda-checkpoint: managed memory, memory shared between processes; cuDeviceGetName:
 // parts of GPUs)
-func notCheckpointed() error {
+func (p *Process) notCheckpointed() error {
 	const otherwise = "; without --everything, what is pausable can be paused"
 	if call := C.everything_obstacle(); call != nil {
 		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: it has called %s, and "+
 			"managed memory, multicast objects, or memory that processes share cannot be checkpointed%s%s",
 			C.GoString(call), ncclShares(), otherwise)
 	}
-	e := engine.Load()
+	e := p.engine.Load()
 	if e == nil {
 		return nil
 	}
@@ -82,35 +82,32 @@ func notCheckpointed() error {
 	return err
 }
 
-// askingDriver is held, shared, while a thread asks the driver for figures, and a pause of everything waits for that.
-// Otherwise such a call would wait at the gate until the resume. Each status would wait for the call, and a resume asks
-// for a status.
-var askingDriver sync.RWMutex
+// checkpoint is what the process knows of the driver's checkpoint of it.
+type checkpoint struct {
+	// asking is held, shared, while a thread asks the driver for figures, and a pause of everything waits for that.
+	// Otherwise such a call would wait at the gate until the resume. Each status would wait for the call, and a resume
+	// asks for a status.
+	asking sync.RWMutex
 
-// driversPart is what the driver has, as noted by the client of the last pause of everything, or nil before that.
-var driversPart atomic.Pointer[control.Driver]
+	driver        atomic.Pointer[control.Driver] // what the driver has, as noted by the client of the last pause; or nil
+	devicesBefore []control.Device               // on which the process was at the last pause
+	unlooked      atomic.Bool                    // the process has not looked since where its devices are
+}
 
-// Of the last pause of everything: the devices on which the process then was, and whether it has not looked since where
-// they are.
-var (
-	devicesBefore []control.Device
-	unlooked      atomic.Bool
-)
-
-func beginEverything() {
-	askingDriver.Lock()
-	defer askingDriver.Unlock()
-	driversPart.Store(nil)
-	if e := engine.Load(); e != nil {
-		devicesBefore = account.Devices(driver)
-		unlooked.Store(true)
+func (p *Process) beginEverything() {
+	p.checkpoint.asking.Lock()
+	defer p.checkpoint.asking.Unlock()
+	p.checkpoint.driver.Store(nil)
+	if e := p.engine.Load(); e != nil {
+		p.checkpoint.devicesBefore = account.Devices(p.driver)
+		p.checkpoint.unlooked.Store(true)
 	}
 	C.everything_set(true)
 }
 
 // findPlaces finds out where the devices are, if the driver may have moved them since the last look.
-func findPlaces(e *vmm.Engine) {
-	if unlooked.Swap(false) {
+func (p *Process) findPlaces(e *vmm.Engine) {
+	if p.checkpoint.unlooked.Swap(false) {
 		e.FindPlaces()
 	}
 }
@@ -118,7 +115,7 @@ func findPlaces(e *vmm.Engine) {
 // stays returns why the process cannot be moved to another GPU, or "" if nothing is known that prevents it. An NCCL
 // communicator keeps the ways between its ranks' GPUs unless it is suspended. While everything is paused, stays asks
 // only about communicators. The caller holds askingDriver.
-func stays() (words string) {
+func (p *Process) stays() (words string) {
 	out := bool(C.everything_asked())
 	eachCommunicator(false, func(c *C.struct_gate_communicator) {
 		if c.ranks > 1 && !bool(c.suspended) && (out || c.obstacle != nil) {
@@ -129,11 +126,11 @@ func stays() (words string) {
 			}
 		}
 	})
-	if set := keptAttached(); words == "" && set != "" {
+	if set := p.keptAttached(); words == "" && set != "" {
 		words = fmt.Sprintf("it has attached the set %q, which stays on its GPU", set)
 	}
 	if words == "" && !out {
-		if err := notCheckpointed(); err != nil {
+		if err := p.notCheckpointed(); err != nil {
 			words = err.Error()
 		}
 	}
@@ -142,16 +139,16 @@ func stays() (words string) {
 
 // statsOf reads the engine's statistics, and adds what the host and the settings say. It makes no driver call while the
 // driver may have the process. The caller holds askingDriver. temporary is TMPDIR.
-func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) {
+func (p *Process) statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) {
 	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()),
 		Capturing: state().Capturing}
 	if stats.Everything {
 		stats.Stats, err = e.Records().KnownStats()
 	} else {
-		findPlaces(e)
+		p.findPlaces(e)
 		stats.Stats, err = e.Records().Stats()
 	}
-	if available := hostmemory.Available("self", ledger.Promised()); available < math.MaxUint64 {
+	if available := hostmemory.Available("self", p.ledger.Promised()); available < math.MaxUint64 {
 		stats.HostAvailableBytes = &available
 	}
 	var operation C.struct_operation

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,10 +13,7 @@ import (
 
 // extents is a store.Reserve: the keeper has them. It is not started for that, and a pause hardly waits for one that is
 // stopped.
-type extents struct{}
-
-// silent is when the keeper last did not answer.
-var silent atomic.Pointer[time.Time]
+type extents struct{ process *Process }
 
 // answerTime is how long a pause waits for a keeper that is stopped, and silentTime for how long after a keeper did not
 // answer it does not ask again.
@@ -28,15 +24,15 @@ const (
 
 var errSilent = cuda.Refuse(cuda.Timeout, "the keeper does not answer")
 
-func (extents) isSilent() bool {
-	last := silent.Load()
+func (e extents) isSilent() bool {
+	last := e.process.keeperSilent.Load()
 	return last != nil && time.Since(*last) < silentTime
 }
 
 // note notes whether the keeper has answered in time.
-func (extents) note(err error) {
+func (e extents) note(err error) {
 	if now := time.Now(); cuda.Code(err) == int(cuda.Timeout) {
-		silent.Store(&now)
+		e.process.keeperSilent.Store(&now)
 	}
 }
 
@@ -45,10 +41,10 @@ func (x extents) Free(node int) uint64 {
 	if x.isSilent() {
 		return 0
 	}
-	reply, _, err := server.AskWithin(answerTime, thisProcess{}.Directories, control.Keeper,
+	reply, _, err := server.AskWithin(answerTime, x.process.Directories, control.Keeper,
 		control.Request{Op: control.Take}, -1)
 	x.note(err)
-	if err != nil || reply.Reserved[node] == 0 || socket.Serve() != nil {
+	if err != nil || reply.Reserved[node] == 0 || x.process.socket.Serve() != nil {
 		return 0
 	}
 	return reply.Reserved[node]
@@ -60,8 +56,8 @@ func (x extents) Take(node int) (number uint64, err error) {
 		return 0, errSilent
 	}
 	take := control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
-	err = server.TakeWithin(answerTime, thisProcess{}.Directories, take, func(descriptor int) (err error) {
-		number, err = descriptors{}.Keep(descriptor)
+	err = server.TakeWithin(answerTime, x.process.Directories, take, func(descriptor int) (err error) {
+		number, err = descriptors{x.process}.Keep(descriptor)
 		return err
 	})
 	x.note(err)
@@ -69,12 +65,14 @@ func (x extents) Take(node int) (number uint64, err error) {
 }
 
 // Give hands the extent to the keeper, however late that takes it. Without a keeper, it goes back to the system.
-func (extents) Give(node int, number uint64) error {
-	return server.AskSelf(thisProcess{}.Directories, control.Request{Op: control.Give, Share: number, Node: &node}, -1)
+func (e extents) Give(node int, number uint64) error {
+	return server.AskSelf(e.process.Directories, control.Request{Op: control.Give, Share: number, Node: &node}, -1)
 }
 
-// ledger is where this process promises the host memory that it is about to take.
-var ledger = &hostmemory.Ledger{Directory: func() (string, error) {
-	runtime, temporary := thisProcess{}.Directories()
-	return control.CommonDirectory(runtime, temporary, unix.Geteuid())
-}}
+// newLedger is where this process promises the host memory that it is about to take.
+func newLedger(p *Process) *hostmemory.Ledger {
+	return &hostmemory.Ledger{Directory: func() (string, error) {
+		runtime, temporary := p.Directories()
+		return control.CommonDirectory(runtime, temporary, unix.Geteuid())
+	}}
+}

@@ -29,7 +29,7 @@ import (
 // gate stops the program's threads at a safepoint: before their next call that gives a device work
 // (gate/reach/gate.c). A gated pause closes it. It opens when that pause fails, or when nothing is left that gated
 // pauses have paused.
-var gate struct {
+type gate struct {
 	sync.Mutex      // its holder changes the state, and never waits
 	pausing    bool // a gated pause is in progress
 	closed     bool
@@ -37,6 +37,9 @@ var gate struct {
 	checkpoint bool       // the gate stops calls that poll, too, for the driver's checkpoint
 	held       int        // clients that keep it closed and have paused nothing yet (control.Request.Hold)
 	turn       sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
+
+	signalsLeft chan struct{} // is closed when the gate opens, and nil while it is open
+	namespaces  namespaces
 }
 
 // notIdle is gating.idle of a pause that asks for no idle time.
@@ -78,7 +81,8 @@ const firstMoment = 8
 // a host callback waits for a thread at the gate, or another thread resets a device. The gate then opens and pauseGated
 // tries another moment, unless the caller does that itself, or NCCL takes part. Errors: those of Pause, cuda.Timeout,
 // cuda.NotSupported, cuda.NotReady.
-func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how gating) (freed uint64, err error) {
+func (p *Process) pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration,
+	how gating) (freed uint64, err error) {
 	options.Asked = time.Now()
 	deadline := options.Asked.Add(timeout)
 	once := how.hold || how.idle >= 0 || how.nccl != nil && communicators(anyOf) > 0
@@ -87,7 +91,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how g
 		if once || moment <= 0 {
 			moment = left
 		}
-		freed, err = pauseAtOnce(e, options, min(moment, left), timeout, how)
+		freed, err = p.pauseAtOnce(e, options, min(moment, left), timeout, how)
 		bad := errors.Is(err, errMoment) || cuda.Gone(err)
 		if left = time.Until(deadline); !bad || once || left <= 0 {
 			return freed, err
@@ -102,58 +106,58 @@ const letRun = 50 * time.Millisecond
 // pauseAtOnce closes the gate, waits until no thread is past it and the devices are idle, and pauses. A failure opens
 // the gate again, and counts as work for an idle pause. It runs on a thread of this library, and calls nothing of the
 // program's but NCCL. Errors name timeout.
-func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration,
+func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration,
 	how gating) (freed uint64, err error) {
 	deadline := time.Now().Add(within)
 	if words := C.gate_unusable(); words != nil {
 		return 0, unsupported("%s", C.GoString(words))
 	}
-	if err := holds(e); err != nil && !how.force {
+	if err := p.holds(e); err != nil && !how.force {
 		return 0, err
 	}
-	if err := refuseRegistered(e, options.Tags); err != nil && !how.force {
+	if err := p.refuseRegistered(e, options.Tags); err != nil && !how.force {
 		return 0, unsupported("%v", err)
 	}
-	if err := beenIdle(how.idle); err != nil {
+	if err := p.beenIdle(how.idle); err != nil {
 		return 0, err
 	}
-	if !poll(deadline, gate.turn.TryLock) {
+	if !poll(deadline, p.gate.turn.TryLock) {
 		return 0, late("another gated pause has not ended within %v", timeout)
 	}
-	defer gate.turn.Unlock()
-	gate.Lock()
-	gate.pausing = true
+	defer p.gate.turn.Unlock()
+	p.gate.Lock()
+	p.gate.pausing = true
 	if how.idle >= 0 || how.yields {
 		C.gate_hold_allocations() // others may have the memory by then
 	}
-	gate.Unlock()
+	p.gate.Unlock()
 	stays := false // closed
 	defer func() {
-		gate.Lock()
-		if gate.pausing = false; stays {
-			gate.held++
+		p.gate.Lock()
+		if p.gate.pausing = false; stays {
+			p.gate.held++
 		}
 		if err != nil && how.idle >= 0 {
-			gate.worked = time.Now()
+			p.gate.worked = time.Now()
 		}
-		gate.Unlock()
+		p.gate.Unlock()
 		if err != nil && !e.Records().Gated() {
-			if failed := resumeNCCL(); failed != nil {
+			if failed := p.resumeNCCL(); failed != nil {
 				err = fmt.Errorf("%w; %w", err, failed)
 			}
 		}
-		if !e.Records().Gated() && !nccl.suspended.Load() {
-			openGate()
+		if !e.Records().Gated() && !p.nccl.suspended.Load() {
+			p.openGate()
 		}
 	}()
 	held := how.nccl != nil && holdNCCL(deadline)
 	if how.hold && how.nccl != nil && !held && communicators(anyOf) > 0 {
 		return 0, late("threads are inside NCCL, and have not come out")
 	}
-	if deadline, err = closeGate(deadline, timeout, how.before); err != nil {
+	if deadline, err = p.closeGate(deadline, timeout, how.before); err != nil {
 		return 0, err
 	}
-	if err := beenIdle(how.idle); err != nil {
+	if err := p.beenIdle(how.idle); err != nil {
 		return 0, err
 	}
 	if busy, err := e.AwaitIdle(deadline); busy >= 0 {
@@ -171,7 +175,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 		return 0, how.other()
 	}
 	if held {
-		if err := suspendNCCL(deadline, timeout, how.nccl.together); err != nil {
+		if err := p.suspendNCCL(deadline, timeout, how.nccl.together); err != nil {
 			return 0, err
 		}
 	}
@@ -181,8 +185,8 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 		how.nccl.outcome = tellNCCL(held)
 	}
 	if err == nil && how.undo != nil {
-		beginEverything() // or a resume by the program itself could let these calls go on before the checkpoint
-		if err = holdPolls(deadline); err != nil {
+		p.beginEverything() // or a resume by the program itself could let these calls go on before the checkpoint
+		if err = p.holdPolls(deadline); err != nil {
 			C.everything_set(false)
 			failed := how.undo()
 			if failed == nil {
@@ -196,8 +200,8 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 
 // holdPolls stops calls that poll, and returns when no thread is in one. Such calls do not wait for the driver's lock,
 // and read pages that its checkpoint takes away. The engine makes none either until releasePolls.
-func holdPolls(deadline time.Time) error {
-	if err := setGate(C.GATE_CHECKPOINT); err != nil {
+func (p *Process) holdPolls(deadline time.Time) error {
+	if err := p.setGate(C.GATE_CHECKPOINT); err != nil {
 		return err
 	}
 	if soonest := time.Now().Add(time.Second); deadline.Before(soonest) { // the pause may have used up all of the time
@@ -207,20 +211,20 @@ func holdPolls(deadline time.Time) error {
 	if !poll(deadline, func() bool { return !bool(C.gate_inside(&user)) }) {
 		inside := gateUser(user)
 		return errors.Join(late("thread %s does not come back from %s, and the driver's checkpoint would kill the "+
-			"process in there", inside.name(), inside.function()), setGate(C.GATE_CLOSED))
+			"process in there", inside.name(), inside.function()), p.setGate(C.GATE_CLOSED))
 	}
-	gate.Lock()
-	gate.checkpoint = true
-	gate.Unlock()
+	p.gate.Lock()
+	p.gate.checkpoint = true
+	p.gate.Unlock()
 	return nil
 }
 
 // releasePolls lets calls that poll go on, once the driver has given the process back or will not take it.
-func releasePolls() {
-	gate.Lock()
-	defer gate.Unlock()
-	if gate.checkpoint {
-		gate.checkpoint = false
+func (p *Process) releasePolls() {
+	p.gate.Lock()
+	defer p.gate.Unlock()
+	if p.gate.checkpoint {
+		p.gate.checkpoint = false
 		C.gate_set(C.GATE_CLOSED) // this lets more calls go on than before, which cannot fail
 	}
 }
@@ -233,8 +237,8 @@ type suspension struct {
 }
 
 // pauseUngated pauses a program that does nothing on the devices; with force, also memory that NCCL has registered.
-func pauseUngated(e *vmm.Engine, options vmm.Options, force bool) (uint64, error) {
-	if err := refuseRegistered(e, options.Tags); err != nil && !force {
+func (p *Process) pauseUngated(e *vmm.Engine, options vmm.Options, force bool) (uint64, error) {
+	if err := p.refuseRegistered(e, options.Tags); err != nil && !force {
 		return 0, err
 	}
 	return e.Pause(options)
@@ -242,21 +246,21 @@ func pauseUngated(e *vmm.Engine, options vmm.Options, force bool) (uint64, error
 
 // idleFor returns the time since a look found that a thread had given a device work. Work since that look counts as of
 // now.
-func idleFor() time.Duration {
-	gate.Lock()
-	defer gate.Unlock()
-	if bool(C.gate_has_worked()) || gate.worked.IsZero() {
-		gate.worked = time.Now()
+func (p *Process) idleFor() time.Duration {
+	p.gate.Lock()
+	defer p.gate.Unlock()
+	if bool(C.gate_has_worked()) || p.gate.worked.IsZero() {
+		p.gate.worked = time.Now()
 	}
-	return time.Since(gate.worked)
+	return time.Since(p.gate.worked)
 }
 
 // beenIdle returns an error if idleFor is shorter than idle.
-func beenIdle(idle time.Duration) error {
+func (p *Process) beenIdle(idle time.Duration) error {
 	if idle <= 0 {
 		return nil
 	}
-	if found := idleFor(); found < idle {
+	if found := p.idleFor(); found < idle {
 		return refuse(cuda.NotReady, "a device was given work %v ago, less than %v", found.Round(time.Millisecond),
 			idle)
 	}
@@ -264,9 +268,9 @@ func beenIdle(idle time.Duration) error {
 }
 
 // resumeGated is Resume. As after any resume, the gate opens if nothing is left that a gated pause has paused.
-func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
-	bytes, err = resumeMemory(e, options)
-	if failed := ungate(e); err == nil {
+func (p *Process) resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+	bytes, err = p.resumeMemory(e, options)
+	if failed := p.ungate(e); err == nil {
 		err = failed
 	}
 	return bytes, err
@@ -274,38 +278,38 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 
 // resumeInTurn is resumeGated for a client that keeps all others from taking memory until it returns. NCCL's memory
 // stays suspended if ranks in other processes must take it at the same moment. Errors: then also NotReady.
-func resumeInTurn(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+func (p *Process) resumeInTurn(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	if communicators(func(c *C.struct_gate_communicator) bool { return isSuspended(c) && isSpread(c) }) == 0 {
-		return resumeGated(e, options)
+		return p.resumeGated(e, options)
 	}
-	if bytes, err = resumeMemory(e, options); err == nil {
+	if bytes, err = p.resumeMemory(e, options); err == nil {
 		err = cuda.Refuse(cuda.NotReady, "NCCL takes its memory again with ranks in other processes")
 	}
 	return bytes, err
 }
 
 // resumeMemory does the engine's part.
-func resumeMemory(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+func (p *Process) resumeMemory(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	if !C.everything_asked() { // the process has already undone the driver's part
-		releasePolls()
-		findPlaces(e)
+		p.releasePolls()
+		p.findPlaces(e)
 	}
-	nccl.resuming.Add(1)
+	p.nccl.resuming.Add(1)
 	bytes, err = e.Resume(options)
-	nccl.resuming.Add(-1)
+	p.nccl.resuming.Add(-1)
 	return bytes, err
 }
 
 // LetGo ends one hold, on a thread other than the control socket's. The gate opens if nothing else keeps it closed. It
 // also forgets what the program has said of live bytes: the pause that the hold was for is over, or will not come.
-func (thisProcess) LetGo() {
+func (p *Process) LetGo() {
 	_ = goruntime.Run(func() error {
-		engine.Load().ForgetLive(nil)
-		gate.Lock()
-		gate.held--
-		gate.Unlock()
-		if !engine.Load().Records().Gated() {
-			openGate()
+		p.engine.Load().ForgetLive(nil)
+		p.gate.Lock()
+		p.gate.held--
+		p.gate.Unlock()
+		if !p.engine.Load().Records().Gated() {
+			p.openGate()
 		}
 		return nil
 	})
@@ -313,38 +317,38 @@ func (thisProcess) LetGo() {
 
 // ungate resumes NCCL and opens the gate, unless something is left that gated pauses have paused. Errors: of
 // resumeNCCL.
-func ungate(e *vmm.Engine) error {
+func (p *Process) ungate(e *vmm.Engine) error {
 	if e.Records().Gated() {
 		return nil
 	}
-	err := resumeNCCL()
-	openGate()
+	err := p.resumeNCCL()
+	p.openGate()
 	return err
 }
 
 // openGate opens the gate, unless a gated pause is at work or a client holds it closed.
-func openGate() {
-	gate.Lock()
-	defer gate.Unlock()
-	if gate.pausing || gate.held > 0 || gate.checkpoint {
+func (p *Process) openGate() {
+	p.gate.Lock()
+	defer p.gate.Unlock()
+	if p.gate.pausing || p.gate.held > 0 || p.gate.checkpoint {
 		return
 	}
-	if nccl.suspended.Load() {
-		if nccl.resuming.Load() == 0 && !nccl.awaited.Load() {
-			go resumeNCCLLater() // memory that is paused was freed
+	if p.nccl.suspended.Load() {
+		if p.nccl.resuming.Load() == 0 && !p.nccl.awaited.Load() {
+			go p.resumeNCCLLater() // memory that is paused was freed
 		}
 		return
 	}
 	C.nccl_hold(false)
-	if gate.closed {
+	if p.gate.closed {
 		C.gate_set(C.GATE_OPEN)
-		gate.closed = false
-		leaveSignals()
+		p.gate.closed = false
+		p.leaveSignals()
 	}
 }
 
 // holds returns why the gate could not hold all work on pausable memory, as far as this library can know.
-func holds(e *vmm.Engine) error {
+func (p *Process) holds(e *vmm.Engine) error {
 	if name := C.gate_not_gated(); name != nil {
 		return unsupported("the program has %s, which this version does not know and cannot stop; use a newer "+
 			"one (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(name))
@@ -354,7 +358,7 @@ func holds(e *vmm.Engine) error {
 		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by "+
 			"themselves, which cannot be stopped (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(&library[0]))
 	}
-	if driver := elsewhere(); driver != "" {
+	if driver := p.elsewhere(); driver != "" {
 		return unsupported("%s is loaded in a namespace of its own (dlmopen), where its calls cannot be stopped "+
 			"(TMS_PAUSE_FORCE=1 pauses anyway)", driver)
 	}
@@ -366,7 +370,7 @@ func holds(e *vmm.Engine) error {
 }
 
 // namespaces is what the last look for a driver in another namespace found. Only a load can change that.
-var namespaces struct {
+type namespaces struct {
 	sync.Mutex
 	loads  C.uint64_t
 	driver string
@@ -374,18 +378,18 @@ var namespaces struct {
 
 // elsewhere returns the path of a driver whose code is mapped, but not as a library that the loader shows to libtms.so:
 // dlmopen has opened it in a namespace of its own. It returns "" if there is none.
-func elsewhere() string {
-	namespaces.Lock()
-	defer namespaces.Unlock()
+func (p *Process) elsewhere() string {
+	p.gate.namespaces.Lock()
+	defer p.gate.namespaces.Unlock()
 	loads := C.gate_loads()
-	if loads == namespaces.loads {
-		return namespaces.driver
+	if loads == p.gate.namespaces.loads {
+		return p.gate.namespaces.driver
 	}
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return ""
 	}
-	namespaces.loads, namespaces.driver = loads, ""
+	p.gate.namespaces.loads, p.gate.namespaces.driver = loads, ""
 	for line := range strings.Lines(string(maps)) {
 		fields := strings.Fields(line)
 		if len(fields) < 6 || !strings.HasPrefix(filepath.Base(fields[5]), "libcuda.so") || fields[1][2] != 'x' {
@@ -393,38 +397,38 @@ func elsewhere() string {
 		}
 		start, _, _ := strings.Cut(fields[0], "-")
 		if address, err := strconv.ParseUint(start, 16, 64); err == nil && !C.gate_knows(C.uintptr_t(address)) {
-			namespaces.driver = fields[5]
+			p.gate.namespaces.driver = fields[5]
 		}
 	}
-	return namespaces.driver
+	return p.gate.namespaces.driver
 }
 
 // setGate closes the gate, or changes which calls a closed gate stops.
-func setGate(state C.enum_gate_state) error {
-	gate.Lock()
-	defer gate.Unlock()
+func (p *Process) setGate(state C.enum_gate_state) error {
+	p.gate.Lock()
+	defer p.gate.Unlock()
 	if errno := C.gate_set(state); errno != 0 {
-		gate.closed = false
-		leaveSignals()
+		p.gate.closed = false
+		p.leaveSignals()
 		return unsupported("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads "+
 			"cannot be stopped: %v", unix.Errno(errno))
 	}
-	if !gate.closed {
-		watchSignals()
+	if !p.gate.closed {
+		p.watchSignals()
 	}
-	gate.closed = true
+	p.gate.closed = true
 	return nil
 }
 
 // closeGate closes the gate, and waits until no thread is in a call that gives a device work and no stream is captured.
 // It returns the deadline, later by the time that before took.
-func closeGate(deadline time.Time, timeout time.Duration, before func()) (time.Time, error) {
-	gate.Lock()
-	closed := gate.closed
-	gate.Unlock()
+func (p *Process) closeGate(deadline time.Time, timeout time.Duration, before func()) (time.Time, error) {
+	p.gate.Lock()
+	closed := p.gate.closed
+	p.gate.Unlock()
 	for !closed { // otherwise an earlier gated pause has closed it
 		// A thread that captures a stream makes more calls to end the capture; no other may begin one.
-		if err := setGate(C.GATE_NO_CAPTURES); err != nil {
+		if err := p.setGate(C.GATE_NO_CAPTURES); err != nil {
 			return deadline, err
 		}
 		if !poll(deadline, func() bool { return !beginsCapture() && !state().Capturing }) {
@@ -436,7 +440,7 @@ func closeGate(deadline time.Time, timeout time.Duration, before func()) (time.T
 			before()
 			deadline = deadline.Add(time.Since(begun))
 		}
-		if err := setGate(C.GATE_CLOSED); err != nil {
+		if err := p.setGate(C.GATE_CLOSED); err != nil {
 			return deadline, err
 		}
 		var inside *gateUser

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"tms/internal/nvml"
@@ -16,17 +15,15 @@ import (
 // holdersLimit is how long a resume waits for their names.
 const holdersLimit = time.Second
 
-var holdersAsked atomic.Bool // and NVML has not answered
-
 // holders names the processes that hold the most memory of a device, by the driver's numbers. NVML is loaded first, and
 // the loader's lock may be with a thread that waits for this very resume: then it names none.
-func holders(uuid string) string {
-	if holdersAsked.Swap(true) {
+func (p *Process) holders(uuid string) string {
+	if p.askingHolders.Swap(true) {
 		return ""
 	}
 	named := make(chan string, 1)
 	goruntime.Hand(func() {
-		defer holdersAsked.Store(false)
+		defer p.askingHolders.Store(false)
 		_ = goruntime.Run(func() error { named <- askHolders(uuid); return nil })
 	})
 	select {

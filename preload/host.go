@@ -16,15 +16,10 @@ import (
 	"tms/vmm/store"
 )
 
-// host is this process as the engine sees it, a vmm.Host.
-type host struct {
-	compactor
-	offers
-	processes
-}
+// The process as the engine sees it, a vmm.Host.
 
 // Announce lets a free find out, without the engine, whose memory an address is.
-func (host) Announce(base uintptr, size uint64) error {
+func (p *Process) Announce(base uintptr, size uint64) error {
 	if C.arena_add(C.uintptr_t(base), C.size_t(size)) != 0 {
 		return fmt.Errorf("pausable memory lies in %d address reservations already, and no more can be noted: %w",
 			C.ARENAS_MAX, cuda.OutOfMemory)
@@ -33,7 +28,7 @@ func (host) Announce(base uintptr, size uint64) error {
 }
 
 // Contexts walks the contexts that contexts.c has seen being made.
-func (host) Contexts(ordinal int, use func(cuda.Context) error) error {
+func (p *Process) Contexts(ordinal int, use func(cuda.Context) error) error {
 	slots := atomic.LoadInt32((*int32)(unsafe.Pointer(&C.context_slots)))
 	for slot := range C.int(slots) {
 		context := C.context_acquire(slot, C.int(ordinal))
@@ -54,7 +49,7 @@ func useContext(slot C.int, context cuda.Context, use func(cuda.Context) error) 
 }
 
 // WithoutCaptures holds up the threads that would begin a capture.
-func (host) WithoutCaptures(call func() error) error {
+func (p *Process) WithoutCaptures(call func() error) error {
 	if !C.captures_hold() {
 		return cuda.StreamCaptureUnsupported
 	}
@@ -63,25 +58,25 @@ func (host) WithoutCaptures(call func() error) error {
 }
 
 // Ungated opens the gate.
-func (host) Ungated() { openGate() }
+func (p *Process) Ungated() { p.openGate() }
 
 // Exposed has copies.c check the addresses of copies.
-func (host) Exposed(now bool) { exposed(now) }
+func (p *Process) Exposed(now bool) { exposed(now) }
 
 // Observe records the transition.
-func (host) Observe(t vmm.Transition) { record.Transition(t) }
+func (p *Process) Observe(t vmm.Transition) { record.Transition(t) }
 
 // Warn writes to stderr.
-func (host) Warn(line string) { goruntime.Log(line) }
+func (p *Process) Warn(line string) { goruntime.Log(line) }
 
 // Holders asks NVML.
-func (host) Holders(uuid string) string { return holders(uuid) }
+func (p *Process) Holders(uuid string) string { return p.holders(uuid) }
 
 // Ledger is shared with the user's other processes.
-func (host) Ledger() *hostmemory.Ledger { return ledger }
+func (p *Process) Ledger() *hostmemory.Ledger { return p.ledger }
 
 // Descriptors are kept by the thread of the process's own socket.
-func (host) Descriptors() store.Descriptors { return descriptors{} }
+func (p *Process) Descriptors() store.Descriptors { return descriptors{p} }
 
 // Reserved memory is the keeper's.
-func (host) Reserved() store.Reserve { return extents{} }
+func (p *Process) Reserved() store.Reserve { return extents{p} }

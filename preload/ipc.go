@@ -34,8 +34,8 @@ const (
 
 //export tmsShare
 func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
-	return report(enter(func(e *vmm.Engine) error {
-		if base, _ := e.Records().RangeOf(uintptr(address)); programPools != nil && base != uintptr(address) {
+	return report(self.enter(func(e *vmm.Engine) error {
+		if base, _ := e.Records().RangeOf(uintptr(address)); self.pools.program != nil && base != uintptr(address) {
 			return cuda.Refuse(cuda.NotSupported, "memory of a pool (TMS_INIT_POOL) is shared with other processes "+
 				"only as the whole segment of the pool; allocate it outside regions")
 		}
@@ -72,41 +72,39 @@ func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 	return uint64(address), err
 }
 
-// processes lets the engine ask other processes.
-type processes struct{}
+// Gone reports whether an importer has ended.
+func (p *Process) Gone(i vmm.Importer) bool { return process.Ended(i.PID, i.Start) }
 
-func (processes) Gone(i vmm.Importer) bool { return process.Ended(i.PID, i.Start) }
-
-func (processes) CloseDescriptor(descriptor int) { server.CloseOwn(descriptor) }
+func (p *Process) CloseDescriptor(descriptor int) { server.CloseOwn(descriptor) }
 
 // Return sends the notice without waiting for an answer: a stopped process reads it when it goes on.
-func (processes) Return(share vmm.Share, number uint64) error {
+func (p *Process) Return(share vmm.Share, number uint64) error {
 	if share.PID == vmm.Keeper || process.Ended(share.PID, share.Start) {
 		return nil
 	}
-	return server.Tell(thisProcess{}.Directories, share.PID,
+	return server.Tell(p.Directories, share.PID,
 		control.Request{Op: control.Returned, Share: share.ID, Import: number})
 }
 
-func (processes) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
+func (p *Process) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 	lend := control.Request{ID: 1, Op: control.Lend, Share: share.ID, Import: number}
 	var reply control.Reply
 	var err error
 	descriptor := -1
-	if share.PID == vmm.Keeper && isHeld(share.ID) { // the keeper may be stopped, or new and without this memory
-		if server.Ended(thisProcess{}.Directories, control.Keeper) { // another is to have the set when this process ends
+	if share.PID == vmm.Keeper && p.sets.holdings.isOpen(share.ID) { // the keeper may be stopped, or new and without this memory
+		if server.Ended(p.Directories, control.Keeper) { // another is to have the set when this process ends
 			_ = helped(func() C.int { return C.keeper_start() })
 		}
-		reply, descriptor, err = server.Ask(thisProcess{}.Directories, unix.Getpid(), lend, -1)
+		reply, descriptor, err = server.Ask(p.Directories, unix.Getpid(), lend, -1)
 	}
 	if descriptor < 0 && !errors.Is(err, unix.EMFILE) {
-		reply, descriptor, err = ask(share, lend, -1)
+		reply, descriptor, err = p.ask(share, lend, -1)
 	}
 	if err == nil && descriptor < 0 {
 		err = errors.New("the memory did not come with the answer: no room for a descriptor?")
 	}
 	if err == nil && share.PID == vmm.Keeper {
-		hold(share.ID, reply.Bytes, descriptor)
+		p.sets.holdings.keepOpen(share.ID, reply.Bytes, descriptor)
 	}
 	return vmm.Export{Descriptor: descriptor, Extent: reply.Extent, Offset: reply.Offset, Size: reply.Bytes,
 		Tag: stats.TagName(reply.Tag), Device: reply.Device}, err
@@ -115,16 +113,16 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 // ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came with it,
 // or -1. If the keeper is asked and does not run, ask starts it. Errors: vmm.ErrShareGone, even if the process has
 // ended or ends as it is asked, and vmm.ErrSharePaused.
-func ask(share vmm.Share, r control.Request, given int) (reply control.Reply, descriptor int, err error) {
+func (p *Process) ask(share vmm.Share, r control.Request, given int) (reply control.Reply, descriptor int, err error) {
 	if share.PID != vmm.Keeper && process.Ended(share.PID, share.Start) {
 		return reply, -1, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
 	}
-	reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
+	reply, descriptor, err = server.Ask(p.Directories, share.PID, r, given)
 	if share.PID == vmm.Keeper && err != nil && cuda.Code(err) != int(cuda.Timeout) && !errors.Is(err, unix.EMFILE) {
 		if err = helped(func() C.int { return C.keeper_start() }); err != nil {
 			return reply, -1, err
 		}
-		reply, descriptor, err = server.Ask(thisProcess{}.Directories, share.PID, r, given)
+		reply, descriptor, err = server.Ask(p.Directories, share.PID, r, given)
 	}
 	switch {
 	case share.PID != vmm.Keeper && err != nil && process.Ending(share.PID, share.Start):

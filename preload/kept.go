@@ -35,6 +35,7 @@ var _ = [1]struct{}{}[vmm.Keeper-control.Keeper]
 // keptSet is a set that this process makes, or has open.
 type keptSet struct {
 	control.KeptSet
+	process *Process
 	mu      sync.Mutex // held during an operation
 	ordinal int        // its device's, or -1 if this process does not see the device
 	tag     string
@@ -43,21 +44,23 @@ type keptSet struct {
 	addresses []uintptr // where the chunks are mapped; empty while they are not
 }
 
-var kept = struct {
+// sets has what this process makes or has open.
+type sets struct {
 	sync.Mutex
-	sets map[uint64]*keptSet // by what the pointers of C programs hold
-	last uint64
-}{sets: map[uint64]*keptSet{}}
+	open     map[uint64]*keptSet // by what the pointers of C programs hold
+	last     uint64
+	holdings holdings
 
-// attaching is held, shared, while kept memory is mapped, or reserved memory for a pointer to a backup. A pause of
-// everything holds it until no more can be: the driver's checkpoint would lose a process that has such memory mapped.
-var attaching sync.RWMutex
+	// attaching is held, shared, while memory of sets is mapped, or reserved memory for a pointer to a backup. A pause of
+	// everything holds it until no more can be: the driver's checkpoint would lose a process that has such memory mapped.
+	attaching sync.RWMutex
+}
 
 var errKeptAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
 
 // newKeptOperation copies an operation's part in C memory, and returns what carries it out: it returns a set's handle,
 // or an address.
-func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
+func (p *Process) newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 	kind, handle, size, ordinal := o.kind, uint64(o.ipc.id), uint64(o.ipc.size), int(o.device)
 	var name, tag string
 	var manifest []byte
@@ -78,16 +81,16 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 		}
 		switch kind {
 		case C.OPERATION_KEPT_CREATE:
-			return createKept(name, tag, ordinal)
+			return p.createKept(name, tag, ordinal)
 		case C.OPERATION_KEPT_OPEN:
-			return openKept(name, tag)
+			return p.openKept(name, tag)
 		}
-		s := keptBy(handle)
+		s := p.keptBy(handle)
 		if s != nil {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 		}
-		if s == nil || s != keptBy(handle) { // another thread closed it while this one waited for the lock
+		if s == nil || s != p.keptBy(handle) { // another thread closed it while this one waited for the lock
 			return 0, errNoKept
 		}
 		making := kind == C.OPERATION_KEPT_ADD || kind == C.OPERATION_KEPT_SEAL
@@ -107,35 +110,35 @@ func newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
 
 var errNoKept = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
 
-func keptBy(handle uint64) *keptSet {
-	kept.Lock()
-	defer kept.Unlock()
-	return kept.sets[handle]
+func (p *Process) keptBy(handle uint64) *keptSet {
+	p.sets.Lock()
+	defer p.sets.Unlock()
+	return p.sets.open[handle]
 }
 
 // enter puts a set into the table, and returns its handle.
 func (s *keptSet) enter() uint64 {
-	kept.Lock()
-	defer kept.Unlock()
-	kept.last++
-	kept.sets[kept.last] = s
-	return kept.last
+	s.process.sets.Lock()
+	defer s.process.sets.Unlock()
+	s.process.sets.last++
+	s.process.sets.open[s.process.sets.last] = s
+	return s.process.sets.last
 }
 
 // createKept begins a set; the keeper learns of it with its first chunk. (cuDeviceGetUuid)
-func createKept(name, tag string, ordinal int) (uint64, error) {
-	uuid, err := driver.DeviceUUID(cuda.Device(ordinal))
+func (p *Process) createKept(name, tag string, ordinal int) (uint64, error) {
+	uuid, err := p.driver.DeviceUUID(cuda.Device(ordinal))
 	if err != nil {
 		return 0, err
 	}
 	set := control.KeptSet{ID: max(1, rand.Uint64()), Name: name, Device: uuid}
-	return (&keptSet{KeptSet: set, ordinal: ordinal, tag: tag}).enter(), nil
+	return (&keptSet{process: p, KeptSet: set, ordinal: ordinal, tag: tag}).enter(), nil
 }
 
 // awake does what maps kept memory, unless everything is paused.
-func awake(do func() error) error {
-	attaching.RLock()
-	defer attaching.RUnlock()
+func (p *Process) awake(do func() error) error {
+	p.sets.attaching.RLock()
+	defer p.sets.attaching.RUnlock()
 	if C.everything_asked() {
 		return errKeptAsleep
 	}
@@ -147,14 +150,14 @@ func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 	if err := goruntime.Ready(s.ordinal); err != nil {
 		return err
 	}
-	use(chunk.ID)
+	s.process.sets.holdings.use(chunk.ID)
 	address, err := e.Shared().Attach(s.ordinal, chunk.ID, s.tag, s.Sealed != 0)
 	if err != nil {
-		unuse(chunk.ID)
+		s.process.sets.holdings.unuse(chunk.ID)
 		return err
 	}
-	kept.Lock()
-	defer kept.Unlock()
+	s.process.sets.Lock()
+	defer s.process.sets.Unlock()
 	if s.addresses = append(s.addresses, address); s.Sealed == 0 {
 		s.Chunks = append(s.Chunks, chunk)
 	}
@@ -167,10 +170,10 @@ func (s *keptSet) unmap(e *vmm.Engine) error {
 		if err := e.Shared().Close(s.addresses[last], state().Capturing); err != nil {
 			return err
 		}
-		unuse(s.Chunks[last].ID)
-		kept.Lock()
+		s.process.sets.holdings.unuse(s.Chunks[last].ID)
+		s.process.sets.Lock()
 		s.addresses = s.addresses[:last]
-		kept.Unlock()
+		s.process.sets.Unlock()
 	}
 	return nil
 }
@@ -185,11 +188,11 @@ func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
 		return 0, err
 	}
 	chunk := control.KeptChunk{ID: max(1, rand.Uint64()), Bytes: bytes}
-	_, _, err = askKeeper(control.Request{Op: control.Put, Set: s.ID, Name: s.Name, Device: s.Device, Share: chunk.ID,
-		Bytes: bytes, Before: len(s.Chunks)}, descriptor)
+	_, _, err = s.process.askKeeper(control.Request{Op: control.Put, Set: s.ID, Name: s.Name, Device: s.Device,
+		Share: chunk.ID, Bytes: bytes, Before: len(s.Chunks)}, descriptor)
 	_ = unix.Close(descriptor)
 	if err == nil {
-		err = awake(func() error { return s.mapChunk(e, chunk) })
+		err = s.process.awake(func() error { return s.mapChunk(e, chunk) })
 	}
 	if err != nil { // the keeper may have a chunk more from now on, and refuses the next
 		return 0, err
@@ -205,7 +208,7 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 		}
 	}
 	var sealed checksum.File
-	err := awake(func() (err error) {
+	err := s.process.awake(func() (err error) {
 		sealed, err = checksum.Seal(manifest, s.Chunks, s.hashing(e))
 		return err
 	})
@@ -222,13 +225,13 @@ func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
 	defer func() { _ = unix.Close(file) }()
 	var python struct{ Tensors map[string]json.RawMessage }
 	_ = json.Unmarshal(manifest, &python) // a C program writes what it likes
-	reply, _, err := askKeeper(control.Request{Op: control.Seal, Set: s.ID, Before: len(s.Chunks),
+	reply, _, err := s.process.askKeeper(control.Request{Op: control.Seal, Set: s.ID, Before: len(s.Chunks),
 		Tensors: len(python.Tensors), Confirm: true}, file)
 	if err == nil {
-		use(s.ID)
-		hold(s.ID, 0, file)
-		kept.Lock()
-		defer kept.Unlock()
+		s.process.sets.holdings.use(s.ID)
+		s.process.sets.holdings.keepOpen(s.ID, 0, file)
+		s.process.sets.Lock()
+		defer s.process.sets.Unlock()
 		told := reply.Sets[0]
 		s.file, s.Sealed, s.Bytes, s.Tensors = sealed, told.Sealed, told.Bytes, told.Tensors
 	}
@@ -247,41 +250,41 @@ func fileOf(contents []byte) (descriptor int, err error) {
 	return -1, cuda.Refuse(cuda.OperatingSystem, "no host memory for the manifest: %v", cmp.Or(err, error(unix.ENOSPC)))
 }
 
-func openKept(name, tag string) (uint64, error) {
-	reply, descriptor, err := askKeeper(control.Request{Op: control.Open, Name: name, Confirm: true}, -1)
+func (p *Process) openKept(name, tag string) (uint64, error) {
+	reply, descriptor, err := p.askKeeper(control.Request{Op: control.Open, Name: name, Confirm: true}, -1)
 	if err == nil && reply.Sets[0].Place != "" {
 		_ = unix.Close(descriptor)
-		(&keptSet{KeptSet: reply.Sets[0]}).letGo()
+		(&keptSet{process: p, KeptSet: reply.Sets[0]}).letGo()
 		text := (*C.char)(unsafe.Pointer(goruntime.Terminated(name)))
 		if err = helped(func() C.int { return C.kept_promote(text) }); err == nil {
-			return openKept(name, tag)
+			return p.openKept(name, tag)
 		}
 	}
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = unix.Close(descriptor) }()
-	s := &keptSet{KeptSet: reply.Sets[0], tag: tag}
+	s := &keptSet{process: p, KeptSet: reply.Sets[0], tag: tag}
 	if s.file, err = checksum.Read(descriptor); err != nil {
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
-	use(s.ID)
-	hold(s.ID, 0, descriptor)
-	s.ordinal = driver.DeviceBy(s.Device)
+	p.sets.holdings.use(s.ID)
+	p.sets.holdings.keepOpen(s.ID, 0, descriptor)
+	s.ordinal = p.driver.DeviceBy(s.Device)
 	return s.enter(), nil
 }
 
 // letGo tells the keeper that this process no longer uses a set. A keeper that has ended counts nothing.
 func (s *keptSet) letGo() {
-	_ = server.Tell(thisProcess{}.Directories, control.Keeper, control.Request{Op: control.Close, Set: s.ID})
+	_ = server.Tell(s.process.Directories, control.Keeper, control.Request{Op: control.Close, Set: s.ID})
 }
 
 // hashing returns a function that hashes chunks. It maps the chunks itself, because a pause may take the program's
 // mappings at any time.
 func (s *keptSet) hashing(e *vmm.Engine) checksum.Hash {
 	return func(chunk control.KeptChunk, keys *digest.Keys) ([]digest.Sum, error) {
-		_, descriptor, err := askKeeper(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
+		_, descriptor, err := s.process.askKeeper(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
 		if err != nil {
 			return nil, err
 		}
@@ -300,7 +303,7 @@ func (s *keptSet) attach(e *vmm.Engine) error {
 			"(CUDA_VISIBLE_DEVICES?)", s.Device)
 	}
 	if bool(C.region_config.verify) && len(s.addresses) == 0 {
-		err := awake(func() error {
+		err := s.process.awake(func() error {
 			_, err := s.file.Verify(s.Chunks, s.hashing(e))
 			return err
 		})
@@ -309,7 +312,7 @@ func (s *keptSet) attach(e *vmm.Engine) error {
 		}
 	}
 	for _, chunk := range s.Chunks[len(s.addresses):] {
-		if err := awake(func() error { return s.mapChunk(e, chunk) }); err != nil {
+		if err := s.process.awake(func() error { return s.mapChunk(e, chunk) }); err != nil {
 			return errors.Join(err, s.unmap(e))
 		}
 	}
@@ -321,11 +324,11 @@ func (s *keptSet) close(e *vmm.Engine, handle uint64) error {
 	if err := s.unmap(e); err != nil {
 		return err
 	}
-	kept.Lock()
-	delete(kept.sets, handle)
-	kept.Unlock()
+	s.process.sets.Lock()
+	delete(s.process.sets.open, handle)
+	s.process.sets.Unlock()
 	if s.Sealed != 0 {
-		unuse(s.ID)
+		s.process.sets.holdings.unuse(s.ID)
 	}
 	s.letGo()
 	return nil
@@ -335,64 +338,66 @@ func (s *keptSet) close(e *vmm.Engine, handle uint64) error {
 // descriptor for the next keeper: the driver exports no memory that was imported. (internal/control/server/hold.go)
 type holding struct {
 	uses int
-	held bool // perhaps
+	open bool // perhaps, at the socket's thread
 }
 
-var holdings = struct {
+type holdings struct {
 	sync.Mutex // also held while the process asks itself
 	of         map[uint64]*holding
 	said       bool // that a descriptor is not kept
-}{of: map[uint64]*holding{}}
 
-func use(id uint64) {
-	holdings.Lock()
-	defer holdings.Unlock()
-	if holdings.of[id] == nil {
-		holdings.of[id] = &holding{}
+	directories server.Directories
+}
+
+func (h *holdings) use(id uint64) {
+	h.Lock()
+	defer h.Unlock()
+	if h.of[id] == nil {
+		h.of[id] = &holding{}
 	}
-	holdings.of[id].uses++
+	h.of[id].uses++
 }
 
-// isHeld reports whether the socket's thread has a descriptor, perhaps.
-func isHeld(id uint64) bool {
-	holdings.Lock()
-	defer holdings.Unlock()
-	return holdings.of[id] != nil && holdings.of[id].held
+// isOpen reports whether the socket's thread has a descriptor, perhaps.
+func (h *holdings) isOpen(id uint64) bool {
+	h.Lock()
+	defer h.Unlock()
+	return h.of[id] != nil && h.of[id].open
 }
 
-// hold keeps a descriptor of what is in use, unless one is kept.
-func hold(id, bytes uint64, descriptor int) {
-	holdings.Lock()
-	defer holdings.Unlock()
-	h := holdings.of[id]
-	if h == nil || h.held {
+// keepOpen keeps a descriptor of what is in use, unless the socket's thread has one already.
+func (h *holdings) keepOpen(id, bytes uint64, descriptor int) {
+	h.Lock()
+	defer h.Unlock()
+	of := h.of[id]
+	if of == nil || of.open {
 		return
 	}
-	h.held = true
+	of.open = true
 	put := control.Request{Op: control.Put, Share: id, Bytes: bytes}
-	if err := server.AskSelf(thisProcess{}.Directories, put, descriptor); err != nil && !holdings.said {
-		holdings.said = true
+	if err := server.AskSelf(h.directories, put, descriptor); err != nil && !h.said {
+		h.said = true
 		goruntime.Log(fmt.Sprintf("if the keeper is killed, no other can take over a set from this process: %v", err))
 	}
 }
 
-func unuse(id uint64) {
-	holdings.Lock()
-	defer holdings.Unlock()
-	holdings.of[id].uses--
-	for id, h := range holdings.of { // an earlier close may have failed
+func (h *holdings) unuse(id uint64) {
+	h.Lock()
+	defer h.Unlock()
+	h.of[id].uses--
+	for id, of := range h.of { // an earlier close may have failed
 		drop := control.Request{Op: control.Close, Share: id}
-		if h.uses == 0 && (!h.held || server.AskSelf(thisProcess{}.Directories, drop, -1) == nil) {
-			delete(holdings.of, id)
+		if of.uses == 0 && (!of.open || server.AskSelf(h.directories, drop, -1) == nil) {
+			delete(h.of, id)
 		}
 	}
 }
 
 // keptOpen lists what this process could tell a new keeper.
-func keptOpen() (sets []control.KeptSet) {
-	kept.Lock()
-	defer kept.Unlock()
-	for _, s := range kept.sets {
+func (p *Process) keptOpen() (sets []control.KeptSet) {
+	p.sets.Lock()
+	defer p.sets.Unlock()
+	for _, s := range p.sets.open {
 		if s.Sealed != 0 {
 			sets = append(sets, s.KeptSet)
 		}
@@ -401,10 +406,10 @@ func keptOpen() (sets []control.KeptSet) {
 }
 
 // keptAttached returns the name of a set that is mapped here, or "".
-func keptAttached() string {
-	kept.Lock()
-	defer kept.Unlock()
-	for _, s := range kept.sets {
+func (p *Process) keptAttached() string {
+	p.sets.Lock()
+	defer p.sets.Unlock()
+	for _, s := range p.sets.open {
 		if len(s.addresses) > 0 {
 			return s.Name
 		}
@@ -413,9 +418,9 @@ func keptAttached() string {
 }
 
 // askKeeper is ask for the keeper.
-func askKeeper(r control.Request, descriptor int) (control.Reply, int, error) {
+func (p *Process) askKeeper(r control.Request, descriptor int) (control.Reply, int, error) {
 	r.ID = 1
-	return ask(vmm.Share{PID: vmm.Keeper}, r, descriptor)
+	return p.ask(vmm.Share{PID: vmm.Keeper}, r, descriptor)
 }
 
 // helped makes a call of C that starts the command, and returns its failure.
@@ -429,11 +434,11 @@ func helped(call func() C.int) error {
 }
 
 // withKept looks at a set, for C.
-func withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
+func (p *Process) withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
 	return report(goruntime.Run(func() error {
-		kept.Lock()
-		defer kept.Unlock()
-		if s := kept.sets[uint64(handle)]; s != nil {
+		p.sets.Lock()
+		defer p.sets.Unlock()
+		if s := p.sets.open[uint64(handle)]; s != nil {
 			return look(s)
 		}
 		return errNoKept
@@ -444,7 +449,7 @@ func withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
 //
 //export tmsKeptManifest
 func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
-	return withKept(handle, func(s *keptSet) error {
+	return self.withKept(handle, func(s *keptSet) error {
 		write(size, C.size_t(len(s.file.Manifest)))
 		if buffer != nil {
 			copy(unsafe.Slice((*byte)(buffer), capacity), s.file.Manifest)
@@ -455,7 +460,7 @@ func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_
 
 //export tmsKeptChunk
 func tmsKeptChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, bytes *C.size_t, device *C.int) C.int {
-	return withKept(handle, func(s *keptSet) error {
+	return self.withKept(handle, func(s *keptSet) error {
 		if uint64(index) >= uint64(len(s.addresses)) {
 			return cuda.Refuse(cuda.InvalidValue, "the set has %d chunks mapped here, and no number %d",
 				len(s.addresses), index)

@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -34,20 +33,14 @@ import (
 
 func main() {}
 
-var (
-	engineMu sync.Mutex // held while the engine is made
-	engine   atomic.Pointer[vmm.Engine]
-	driver   *cuda.Driver // of the engine
-)
-
 // start returns the engine, made at the first call. A failure is not kept, because the driver may appear later.
-func start() (*vmm.Engine, error) {
-	if made := engine.Load(); made != nil {
+func (p *Process) start() (*vmm.Engine, error) {
+	if made := p.engine.Load(); made != nil {
 		return made, nil
 	}
-	engineMu.Lock()
-	defer engineMu.Unlock()
-	if made := engine.Load(); made != nil {
+	p.starting.Lock()
+	defer p.starting.Unlock()
+	if made := p.engine.Load(); made != nil {
 		return made, nil
 	}
 	opened, err := openDriver()
@@ -58,15 +51,15 @@ func start() (*vmm.Engine, error) {
 		}
 		return nil, err
 	}
-	driver = opened
+	p.driver = opened
 	C.forward_resolve() // while nothing is paused: a thread that waits for a resume may have the loader's lock
-	made := vmm.New(driver, host{}, vmm.Settings{
+	made := vmm.New(p.driver, p, vmm.Settings{
 		Shareable:  bool(C.ipc_shares()),
 		Invariants: bool(C.region_config.invariants),
 	})
-	programPools = newProgramPools(made)
+	p.pools.program = p.newProgramPools(made)
 	record.Watch(made)
-	engine.Store(made)
+	p.engine.Store(made)
 	return made, nil
 }
 
@@ -85,9 +78,9 @@ func openDriver() (*cuda.Driver, error) {
 }
 
 // enter is goruntime.Run for what needs the engine.
-func enter(f func(*vmm.Engine) error) error {
+func (p *Process) enter(f func(*vmm.Engine) error) error {
 	return goruntime.Run(func() error {
-		e, err := start()
+		e, err := p.start()
 		if err != nil {
 			return err
 		}
@@ -159,9 +152,9 @@ func state() source.State {
 //export tmsMalloc
 func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer,
 	settings *C.struct_region_settings, ordered *C.struct_repeat_request) C.int {
-	return reportAllocation(enter(func(e *vmm.Engine) error {
-		if programPools != nil {
-			return poolMalloc(e, address, size, device, context, settings)
+	return reportAllocation(self.enter(func(e *vmm.Engine) error {
+		if self.pools.program != nil {
+			return self.poolMalloc(e, address, size, device, context, settings)
 		}
 		request, err := newRequest(device, settings)
 		if err != nil {
@@ -184,9 +177,9 @@ func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context uns
 
 //export tmsFree
 func tmsFree(address unsafe.Pointer) C.int {
-	return report(enter(func(e *vmm.Engine) error {
-		if programPools != nil {
-			return programPools.Free(uintptr(address))
+	return report(self.enter(func(e *vmm.Engine) error {
+		if self.pools.program != nil {
+			return self.pools.program.Free(uintptr(address))
 		}
 		return e.Free(uintptr(address), state().Capturing)
 	}))
@@ -194,9 +187,9 @@ func tmsFree(address unsafe.Pointer) C.int {
 
 //export tmsFreeAfter
 func tmsFreeAfter(address, stream unsafe.Pointer) C.int {
-	return report(enter(func(e *vmm.Engine) error {
-		if programPools != nil {
-			return programPools.FreeAfter(uintptr(address), cuda.Stream(uintptr(stream)))
+	return report(self.enter(func(e *vmm.Engine) error {
+		if self.pools.program != nil {
+			return self.pools.program.FreeAfter(uintptr(address), cuda.Stream(uintptr(stream)))
 		}
 		return e.FreeAfter(uintptr(address), cuda.Stream(uintptr(stream)))
 	}))
@@ -204,10 +197,10 @@ func tmsFreeAfter(address, stream unsafe.Pointer) C.int {
 
 //export tmsReset
 func tmsReset(device C.int) {
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		e.Reset(int(device))
-		if programPools != nil {
-			programPools.Reset(int(device))
+		if self.pools.program != nil {
+			self.pools.program.Reset(int(device))
 		}
 		return nil
 	})
@@ -215,9 +208,9 @@ func tmsReset(device C.int) {
 
 //export tmsCaptureEnded
 func tmsCaptureEnded() {
-	_ = enter(func(e *vmm.Engine) error {
-		if programPools != nil {
-			programPools.FreeDeferred()
+	_ = self.enter(func(e *vmm.Engine) error {
+		if self.pools.program != nil {
+			self.pools.program.FreeDeferred()
 		}
 		e.FreeDeferred()
 		return nil
@@ -236,7 +229,7 @@ func memoryWait() time.Duration { return seconds(C.tms_get_resume_wait()) }
 
 //export tmsGrant
 func tmsGrant() C.int {
-	return report(enter(func(e *vmm.Engine) error { return e.Grant() }))
+	return report(self.enter(func(e *vmm.Engine) error { return e.Grant() }))
 }
 
 // optionsOf returns an operation's options without its tags.
@@ -275,7 +268,7 @@ func tmsOperation(operation *C.struct_operation) {
 	options.Except = texts(operation.keep)
 	options.Tags = append(texts(operation.tags), options.Except...)
 	kind, force := operation.kind, bool(operation.force)
-	ofKept := newKeptOperation(operation)
+	ofKept := self.newKeptOperation(operation)
 	if kind == C.OPERATION_RESUME {
 		options.Importers = resumeWait
 		if operation.wait < 0 {
@@ -289,22 +282,22 @@ func tmsOperation(operation *C.struct_operation) {
 		var bytes uint64
 		var err error
 		if kind == C.OPERATION_SERVE { // the only one that needs no driver
-			err = goruntime.Run(socket.Serve)
+			err = goruntime.Run(self.socket.Serve)
 		} else {
-			err = enter(func(e *vmm.Engine) (err error) {
+			err = self.enter(func(e *vmm.Engine) (err error) {
 				if kind == C.OPERATION_PAUSE || kind == C.OPERATION_DISCARD || kind == C.OPERATION_PAUSE_GATED {
 					defer e.ForgetLive(options.Tags) // even where it is refused before the engine hears of it
 				}
 				switch kind {
 				case C.OPERATION_PAUSE, C.OPERATION_DISCARD:
 					options.Discard = kind == C.OPERATION_DISCARD
-					bytes, err = pauseUngated(e, options, bool(C.region_config.pause_force))
+					bytes, err = self.pauseUngated(e, options, bool(C.region_config.pause_force))
 					return err
 				case C.OPERATION_PAUSE_GATED:
-					bytes, err = pauseGated(e, options, options.Wait, gating{force: force, idle: notIdle})
+					bytes, err = self.pauseGated(e, options, options.Wait, gating{force: force, idle: notIdle})
 					return err
 				case C.OPERATION_RESUME:
-					bytes, err = resumeShared(e, options)
+					bytes, err = self.resumeShared(e, options)
 					return err
 				case C.OPERATION_PREPARE:
 					return e.Prepare(options.Tags)()
@@ -342,7 +335,7 @@ func tmsOperation(operation *C.struct_operation) {
 
 //export tmsTransitions
 func tmsTransitions() (count C.uint64_t) {
-	if e := engine.Load(); e != nil {
+	if e := self.engine.Load(); e != nil {
 		_ = goruntime.Run(func() error {
 			count = C.uint64_t(e.Records().Transitions())
 			return nil
@@ -353,7 +346,7 @@ func tmsTransitions() (count C.uint64_t) {
 
 //export tmsPausedBy
 func tmsPausedBy(tag *C.char) (last C.uint64_t) {
-	if e := engine.Load(); e != nil {
+	if e := self.engine.Load(); e != nil {
 		_ = goruntime.Run(func() error {
 			last = C.uint64_t(e.Records().PausedBy(C.GoString(tag)))
 			return nil
@@ -366,7 +359,7 @@ func tmsPausedBy(tag *C.char) (last C.uint64_t) {
 //
 //export tmsPrepare
 func tmsPrepare(tag *C.char) C.int {
-	return report(enter(func(e *vmm.Engine) error {
+	return report(self.enter(func(e *vmm.Engine) error {
 		var tags []string
 		if tag != nil {
 			tags = []string{C.GoString(tag)}
@@ -384,9 +377,9 @@ func tmsPrepare(tag *C.char) C.int {
 //export tmsBackupPointer
 func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 	var host uintptr
-	report(enter(func(e *vmm.Engine) (err error) {
-		attaching.RLock() // reserved memory is, while it is copied
-		defer attaching.RUnlock()
+	report(self.enter(func(e *vmm.Engine) (err error) {
+		self.sets.attaching.RLock() // reserved memory is, while it is copied
+		defer self.sets.attaching.RUnlock()
 		host, err = e.BackupPointer(uintptr(address), uint64(size), bool(C.everything_asked()))
 		if err == nil && host == 0 {
 			err = fmt.Errorf("%#x has no host copy now: a pause makes one of segments with a cpu backup, and a resume "+
@@ -399,7 +392,7 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 
 //export tmsLive
 func tmsLive(address unsafe.Pointer, size C.size_t, ranges *C.size_t, count C.size_t) C.int {
-	return report(enter(func(e *vmm.Engine) error {
+	return report(self.enter(func(e *vmm.Engine) error {
 		if address == nil {
 			e.ForgetLive(nil)
 			return nil
@@ -416,15 +409,15 @@ func tmsLive(address unsafe.Pointer, size C.size_t, ranges *C.size_t, count C.si
 //
 //export tmsStats
 func tmsStats(version, temporary *C.char) (text *C.char) {
-	err := enter(func(e *vmm.Engine) error {
-		askingDriver.RLock()
-		defer askingDriver.RUnlock()
-		stats, err := statsOf(e, temporary)
+	err := self.enter(func(e *vmm.Engine) error {
+		self.checkpoint.asking.RLock()
+		defer self.checkpoint.asking.RUnlock()
+		stats, err := self.statsOf(e, temporary)
 		if err != nil {
 			return err
 		}
-		if programPools != nil {
-			stats.Pools = programPools.Stats()
+		if self.pools.program != nil {
+			stats.Pools = self.pools.program.Stats()
 		}
 		text, err = marshalled(stats)
 		return err

@@ -5,7 +5,6 @@ import "C"
 
 import (
 	"errors"
-	"sync/atomic"
 	"unsafe"
 
 	"tms/preload/goruntime"
@@ -29,7 +28,7 @@ func reportMapping(err error) C.int {
 //export tmsMemCreate
 func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device C.int,
 	settings *C.struct_region_settings) C.int {
-	return reportAllocation(enter(func(e *vmm.Engine) error {
+	return reportAllocation(self.enter(func(e *vmm.Engine) error {
 		request, err := newRequest(device, settings)
 		if err != nil {
 			return err
@@ -43,12 +42,12 @@ func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device
 
 //export tmsMemRelease
 func tmsMemRelease(handle C.uint64_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error { return e.UserMapped().Release(cuda.Handle(handle)) }))
+	return reportMapping(self.enter(func(e *vmm.Engine) error { return e.UserMapped().Release(cuda.Handle(handle)) }))
 }
 
 //export tmsMemMap
 func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, flags C.ulonglong) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
+	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		err := e.UserMapped().Map(uintptr(address), uint64(size), uint64(offset), cuda.Handle(handle), uint64(flags))
 		if err == nil && bool(C.trace_is_on()) {
 			if mapped, ok := e.UserMapped().At(uintptr(address)); ok {
@@ -61,7 +60,7 @@ func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, fl
 
 //export tmsMemUnmap
 func tmsMemUnmap(address C.uintptr_t, size C.size_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
+	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		C.trace_unmapped(address, size) // before others can get the addresses; readers ignore unknown ones
 		return e.UserMapped().Unmap(uintptr(address), uint64(size))
 	}))
@@ -69,7 +68,7 @@ func tmsMemUnmap(address C.uintptr_t, size C.size_t) C.int {
 
 //export tmsMemSetAccess
 func tmsMemSetAccess(address C.uintptr_t, size C.size_t, access unsafe.Pointer, count C.size_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
+	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		var descs []cuda.AccessDesc
 		if access != nil {
 			descs = append(descs, unsafe.Slice((*cuda.AccessDesc)(access), int(count))...)
@@ -80,14 +79,14 @@ func tmsMemSetAccess(address C.uintptr_t, size C.size_t, access unsafe.Pointer, 
 
 //export tmsMemAddressFree
 func tmsMemAddressFree(address C.uintptr_t, size C.size_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
+	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		return e.UserMapped().AddressFree(uintptr(address), uint64(size))
 	}))
 }
 
 //export tmsMemRetain
 func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
+	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		number, err := e.UserMapped().Retain(uintptr(address))
 		if err == nil {
 			*handle = C.uint64_t(number)
@@ -100,7 +99,7 @@ func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
 //
 //export tmsMemUse
 func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
+	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		err := e.UserMapped().Use(cuda.Handle(handle), bool(lend), func(real cuda.Handle) error {
 			if code := C.mapping_use(use, C.uint64_t(real)); code != 0 {
 				return cuda.Result(code)
@@ -118,20 +117,17 @@ func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int 
 //
 //export tmsMemExported
 func tmsMemExported(handle C.uint64_t, address C.uintptr_t, size C.size_t) {
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		e.Shared().NoteExport(cuda.Handle(handle), uintptr(address), uint64(size))
 		return nil
 	})
 }
 
-// bound is set once a line has said what multicast does to pauses.
-var bound atomic.Bool
-
 // tmsMemLend replaces a handle of this library by the driver's, for a multicast object.
 //
 //export tmsMemLend
 func tmsMemLend(handle *C.uint64_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
+	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		theirs, err := e.UserMapped().Pin(cuda.Handle(*handle))
 		if err != nil {
 			return err
@@ -143,10 +139,10 @@ func tmsMemLend(handle *C.uint64_t) C.int {
 
 //export tmsMemBound
 func tmsMemBound(handle C.uint64_t, worked C.bool) {
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		if !worked {
 			e.UserMapped().Unpin(cuda.Handle(handle))
-		} else if !bound.Swap(true) {
+		} else if !self.multicastNoted.Swap(true) {
 			goruntime.Log("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's " +
 				"symmetric memory does without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
 		}

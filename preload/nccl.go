@@ -25,7 +25,7 @@ import (
 // registered with NCCL is not paused. libtms_reach.so sees both (gate/reach/nccl.h).
 
 // nccl is the state of suspended communicators, which are resumed before the gate opens.
-var nccl struct {
+type nccl struct {
 	turn      sync.Mutex // the thread that suspends or resumes has it; others do not wait for it in Lock
 	suspended atomic.Bool
 	awaited   atomic.Bool  // it is being resumed, and ranks in other processes are not yet
@@ -108,15 +108,15 @@ func cliqueName(clique C.uint64_t) string { return strconv.FormatUint(uint64(cli
 
 // suspendNCCL makes NCCL give its memory back while no thread is inside and the devices are idle. A communicator that
 // NCCL refuses to suspend stays as it was. Errors: cuda.Timeout.
-func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NCCL) error {
-	if !poll(deadline, nccl.turn.TryLock) {
+func (p *Process) suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NCCL) error {
+	if !poll(deadline, p.nccl.turn.TryLock) {
 		return late("NCCL is being resumed, and that has not ended within %v", timeout)
 	}
 	C.nccl_together(0)
 	if together != nil {
 		// A client that has given up must not find NCCL suspended later.
 		if len(together.Together) > 0 && together.Wait() == 0 {
-			nccl.turn.Unlock()
+			p.nccl.turn.Unlock()
 			return late("the other ranks do not wait any more for this one")
 		}
 		for _, name := range together.Together {
@@ -126,17 +126,17 @@ func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NC
 		}
 	}
 	failed := communicators(hasFailed)
-	nccl.suspended.Store(true)
+	p.nccl.suspended.Store(true)
 	begun := bool(C.nccl_begin(true))
 	settled := begun && poll(deadline, func() bool { return !bool(C.nccl_is_busy()) })
 	unfinished, awaited := communicators(isUnfinished), communicators(isAwaited)
 	if begun && !settled {
 		C.nccl_give_up()
 	}
-	nccl.turn.Unlock()
+	p.nccl.turn.Unlock()
 	switch {
 	case begun && !settled:
-		failed := resumeNCCL()
+		failed := p.resumeNCCL()
 		words := fmt.Sprintf("ncclCommSuspend has not come back within %v for %s of NCCL, which may be of no use now; "+
 			"all else is as before, and the program runs on", timeout, counted(unfinished))
 		if awaited > 0 {
@@ -148,7 +148,7 @@ func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NC
 		}
 		return cuda.Refuse(cuda.Timeout, "%s", words)
 	case communicators(isSuspended) == 0 || communicators(hasFailed) > failed:
-		return resumeNCCL()
+		return p.resumeNCCL()
 	}
 	return nil
 }
@@ -163,13 +163,13 @@ func counted(communicators int) string {
 // resumeNCCL makes NCCL take its memory again, before the gate opens. NCCL needs the ranks in other processes: if they
 // are not resumed soon, resumeNCCL returns, and the gate stays closed until they are. Errors: cuda.Refusal, after which
 // it is not tried again.
-func resumeNCCL() error {
+func (p *Process) resumeNCCL() error {
 	deadline := time.Now().Add(ncclResumes)
-	if !nccl.suspended.Load() {
+	if !p.nccl.suspended.Load() {
 		return nil
 	}
 	awaited := false
-	if !poll(deadline, func() bool { awaited = nccl.awaited.Load(); return awaited || nccl.turn.TryLock() }) {
+	if !poll(deadline, func() bool { awaited = p.nccl.awaited.Load(); return awaited || p.nccl.turn.TryLock() }) {
 		return cuda.Refuse(cuda.Timeout, "NCCL is being resumed already, and that has not ended within %v", ncclResumes)
 	}
 	if awaited {
@@ -177,21 +177,21 @@ func resumeNCCL() error {
 	}
 	defer func() {
 		if !awaited {
-			nccl.turn.Unlock()
+			p.nccl.turn.Unlock()
 		}
 	}()
-	if !nccl.suspended.Load() {
+	if !p.nccl.suspended.Load() {
 		return nil
 	}
 	lost := communicators(isLost)
 	err := takeAgain(deadline, lost)
 	if awaited = errors.Is(err, errAwaited); awaited {
 		goruntime.Log(ncclWaits)
-		nccl.awaited.Store(true)
-		go awaitNCCL(lost) // which has the turn now
+		p.nccl.awaited.Store(true)
+		go p.awaitNCCL(lost) // which has the turn now
 		return nil
 	}
-	nccl.suspended.Store(false)
+	p.nccl.suspended.Store(false)
 	return err
 }
 
@@ -233,7 +233,7 @@ const ncclWaits = "NCCL takes its memory again when the other processes with ran
 	"too: threads that give the device work wait until then; if one of those processes has ended, end this one"
 
 // awaitNCCL finishes on another thread what resumeNCCL has begun, and takes over its turn.
-func awaitNCCL(lost int) {
+func (p *Process) awaitNCCL(lost int) {
 	err := goruntime.Run(func() error {
 		for bool(C.nccl_is_busy()) {
 			time.Sleep(10 * time.Millisecond)
@@ -243,20 +243,20 @@ func awaitNCCL(lost int) {
 	if err != nil {
 		goruntime.Log(err.Error())
 	}
-	nccl.suspended.Store(false)
-	nccl.awaited.Store(false)
-	nccl.turn.Unlock()
-	if e := engine.Load(); e == nil || !e.Records().Gated() {
-		openGate()
+	p.nccl.suspended.Store(false)
+	p.nccl.awaited.Store(false)
+	p.nccl.turn.Unlock()
+	if e := p.engine.Load(); e == nil || !e.Records().Gated() {
+		p.openGate()
 	}
 }
 
 // resumeNCCLLater calls resumeNCCL on its own goroutine, for a caller that may not wait.
-func resumeNCCLLater() {
-	if err := goruntime.Run(resumeNCCL); err != nil {
+func (p *Process) resumeNCCLLater() {
+	if err := goruntime.Run(p.resumeNCCL); err != nil {
 		goruntime.Log(err.Error())
 	}
-	openGate()
+	p.openGate()
 }
 
 // tellNCCL returns what became of NCCL's memory in a pause of everything, or "" without NCCL.
@@ -317,8 +317,8 @@ func ncclShares() (words string) {
 // refuseRegistered returns an error if a pause of a tag, nil for all, would take memory that is registered with NCCL, a
 // network card or GPUDirect Storage: those would go on using the old physical memory after a resume. It warns of memory
 // that NCCL may have registered.
-func refuseRegistered(e *vmm.Engine, tags []string) error {
-	if bool(C.ipc_shares()) && bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
+func (p *Process) refuseRegistered(e *vmm.Engine, tags []string) error {
+	if bool(C.ipc_shares()) && bool(C.nccl_is_unseen()) && p.nccl.warned.CompareAndSwap(false, true) {
 		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered " +
 			"memory that CUDA graphs use: after this pause their collectives are wrong. Set NCCL_GRAPH_REGISTER=0 " +
 			"before the start, or start the program with tms run")
@@ -335,9 +335,9 @@ func refuseRegistered(e *vmm.Engine, tags []string) error {
 			return cuda.Refuse(cuda.NotSupported, "more pausable memory was registered with %s by %s than there is "+
 				"room to note, and a registration does not survive a pause: register fewer and larger pieces, or "+
 				"exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)", with, C.GoString(r.call))
-		case r.undone_by == nil && nccl.warned.Load(), !e.Records().Holds(tags, uintptr(r.address), uint64(r.size)):
+		case r.undone_by == nil && p.nccl.warned.Load(), !e.Records().Holds(tags, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
-			nccl.warned.Store(true)
+			p.nccl.warned.Store(true)
 			goruntime.Log(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered "+
 				"it there, which does not survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the "+
 				"start, or capture it again after a resume",

@@ -12,9 +12,9 @@ import (
 
 //export tmsDeviceOfContext
 func tmsDeviceOfContext(context unsafe.Pointer, device *C.int) C.int {
-	return report(enter(func(*vmm.Engine) error {
-		return driver.With(cuda.Context(uintptr(context)), func() error {
-			ordinal, err := driver.CtxGetDevice()
+	return report(self.enter(func(*vmm.Engine) error {
+		return self.driver.With(cuda.Context(uintptr(context)), func() error {
+			ordinal, err := self.driver.CtxGetDevice()
 			*device = C.int(ordinal)
 			return err
 		})
@@ -23,7 +23,7 @@ func tmsDeviceOfContext(context unsafe.Pointer, device *C.int) C.int {
 
 //export tmsFreeContext
 func tmsFreeContext(context unsafe.Pointer) {
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		e.FreeContext(cuda.Context(uintptr(context)), state().Capturing)
 		return nil
 	})
@@ -33,7 +33,7 @@ func tmsFreeContext(context unsafe.Pointer) {
 //
 //export tmsOrderedBytes
 func tmsOrderedBytes(device C.int, bytes *C.uint64_t) {
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		of := e.Ordered().Bytes(int(device))
 		for i, value := range of {
 			unsafe.Slice(bytes, len(of))[i] = C.uint64_t(value)
@@ -44,7 +44,7 @@ func tmsOrderedBytes(device C.int, bytes *C.uint64_t) {
 
 //export tmsOrderedResetHigh
 func tmsOrderedResetHigh(device C.int, used C.bool) {
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		e.Ordered().ResetHigh(int(device), bool(used))
 		return nil
 	})
@@ -52,7 +52,7 @@ func tmsOrderedResetHigh(device C.int, used C.bool) {
 
 //export tmsOrderedSettle
 func tmsOrderedSettle() {
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		e.Ordered().Settle()
 		return nil
 	})
@@ -60,7 +60,7 @@ func tmsOrderedSettle() {
 
 //export tmsOrderedTrim
 func tmsOrderedTrim(device C.int, least C.size_t) {
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		e.Ordered().Trim(int(device), uint64(least))
 		return nil
 	})

@@ -13,22 +13,27 @@ import (
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/lifetime"
+	"tms/vmm/pool/program"
 	"tms/vmm/pool/source"
 	"tms/vmm/pool/torch"
 )
 
-// handles has the pools of C programs, by what their tms_pool pointers hold.
-var handles lifetime.Handles
+// pools are what serves allocations in place of the engine.
+type pools struct {
+	handles lifetime.Handles // of C programs, by what their tms_pool pointers hold
+	torch   *torch.Pools     // of PyTorch (tms.use_allocator)
+	program *program.Pools   // of the program's cudaMalloc in regions, if TMS_INIT_POOL asks for them; else nil
+}
 
 var errStreams = cuda.Refuse(cuda.NotSupported,
 	"a pool of this kind ignores streams, and holds nothing back for them; caching does")
 
 // newSource makes the source of a pool's segments.
-func newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
+func (p *Process) newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
 	if m.Pausable {
-		return source.NewSegments(e, driver, m.Request, state)
+		return source.NewSegments(e, p.driver, m.Request, state)
 	}
-	return source.NewPlain(e, driver, m.Device, func(size uint64) (uintptr, error) {
+	return source.NewPlain(e, p.driver, m.Device, func(size uint64) (uintptr, error) {
 		var address unsafe.Pointer
 		code := C.pool_cuda_malloc(&address, C.size_t(size), C.int(m.Device))
 		return uintptr(address), failed("cudaMalloc", code)
@@ -58,7 +63,7 @@ func failed(call string, code C.int) error {
 
 //export tmsPoolCreate
 func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, settings *C.struct_region_settings) C.int {
-	return report(enter(func(e *vmm.Engine) error {
+	return report(self.enter(func(e *vmm.Engine) error {
 		memory, err := memoryOf(device, settings)
 		if err != nil {
 			return err
@@ -69,9 +74,9 @@ func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, set
 		}
 		var from lifetime.Source
 		if of := parsed.Text("memory", "device"); of == "device" {
-			from, err = newSource(e, memory)
+			from, err = self.newSource(e, memory)
 		} else {
-			from, err = source.NewHost(driver, memory.Device, of, state)
+			from, err = source.NewHost(self.driver, memory.Device, of, state)
 		}
 		if err != nil {
 			return err
@@ -82,25 +87,25 @@ func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, set
 		if err != nil {
 			return err
 		}
-		*handle = C.uintptr_t(handles.Add(made))
+		*handle = C.uintptr_t(self.pools.handles.Add(made))
 		return nil
 	}))
 }
 
 // withPool calls f with the pool that a handle stands for.
-func withPool(handle C.uintptr_t, f func(pool.Pool) error) C.int {
-	return report(enter(func(*vmm.Engine) error {
-		p, err := handles.Pool(uintptr(handle))
+func (p *Process) withPool(handle C.uintptr_t, f func(pool.Pool) error) C.int {
+	return report(p.enter(func(*vmm.Engine) error {
+		made, err := p.pools.handles.Pool(uintptr(handle))
 		if err != nil {
 			return err
 		}
-		return p.Use(f)
+		return made.Use(f)
 	}))
 }
 
 //export tmsPoolMalloc
 func tmsPoolMalloc(handle C.uintptr_t, address *C.uintptr_t, size C.size_t, stream C.uintptr_t) C.int {
-	return withPool(handle, func(p pool.Pool) error {
+	return self.withPool(handle, func(p pool.Pool) error {
 		if err := goruntime.Room(); err != nil {
 			return err
 		}
@@ -112,12 +117,12 @@ func tmsPoolMalloc(handle C.uintptr_t, address *C.uintptr_t, size C.size_t, stre
 
 //export tmsPoolFree
 func tmsPoolFree(handle, address C.uintptr_t) C.int {
-	return withPool(handle, func(p pool.Pool) error { return p.Free(uintptr(address)) })
+	return self.withPool(handle, func(p pool.Pool) error { return p.Free(uintptr(address)) })
 }
 
 //export tmsPoolRecordStream
 func tmsPoolRecordStream(handle, address, stream C.uintptr_t) C.int {
-	return withPool(handle, func(p pool.Pool) error {
+	return self.withPool(handle, func(p pool.Pool) error {
 		recorder, ok := p.(pool.StreamRecorder)
 		if !ok {
 			return errStreams
@@ -128,7 +133,7 @@ func tmsPoolRecordStream(handle, address, stream C.uintptr_t) C.int {
 
 //export tmsPoolTrim
 func tmsPoolTrim(handle C.uintptr_t, released *C.size_t) C.int {
-	return withPool(handle, func(p pool.Pool) error {
+	return self.withPool(handle, func(p pool.Pool) error {
 		bytes, err := p.Trim()
 		*released = C.size_t(bytes)
 		return err
@@ -137,7 +142,7 @@ func tmsPoolTrim(handle C.uintptr_t, released *C.size_t) C.int {
 
 //export tmsPoolStats
 func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
-	withPool(handle, func(p pool.Pool) (err error) {
+	self.withPool(handle, func(p pool.Pool) (err error) {
 		text, err = marshalled(p.Stats())
 		return err
 	})
@@ -146,7 +151,7 @@ func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
 
 //export tmsPoolResetPeakStats
 func tmsPoolResetPeakStats(handle C.uintptr_t) C.int {
-	return withPool(handle, func(p pool.Pool) error {
+	return self.withPool(handle, func(p pool.Pool) error {
 		p.ResetPeakStats()
 		return nil
 	})
@@ -154,5 +159,5 @@ func tmsPoolResetPeakStats(handle C.uintptr_t) C.int {
 
 //export tmsPoolDestroy
 func tmsPoolDestroy(handle C.uintptr_t) C.int {
-	return report(enter(func(*vmm.Engine) error { return handles.Destroy(uintptr(handle)) }))
+	return report(self.enter(func(*vmm.Engine) error { return self.pools.handles.Destroy(uintptr(handle)) }))
 }

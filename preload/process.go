@@ -8,37 +8,71 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
 	"tms/internal/control/server"
 	"tms/internal/guard"
+	"tms/internal/hostmemory"
 	"tms/preload/account"
 	"tms/preload/goruntime"
 	"tms/preload/record"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/pool/torch"
 	"tms/vmm/stats"
 )
 
-// The process as others steer it from outside, over the socket that internal/control/server serves.
-type thisProcess struct{}
+// Process owns what this process knows beside C: a vmm.Host for the engine, and a server.Process for those that steer
+// it from outside, over the socket that internal/control/server serves.
+type Process struct {
+	starting sync.Mutex // held while the engine is made
+	engine   atomic.Pointer[vmm.Engine]
+	driver   *cuda.Driver // of the engine
 
-var socket = server.New(thisProcess{})
+	gate       gate
+	checkpoint checkpoint
+	nccl       nccl
+	sets       sets
+	pools      pools
+	socket     *server.Server
+	ledger     *hostmemory.Ledger
+
+	keeperSilent   atomic.Pointer[time.Time] // when the keeper last did not answer
+	askingHolders  atomic.Bool               // NVML has not answered yet
+	multicastNoted atomic.Bool               // a line has said what multicast does to pauses
+	pollingNoted   sync.Once                 // a line has said which threads must not ask the driver
+}
+
+// self is what the functions that C calls work on.
+var self = newProcess()
+
+func newProcess() *Process {
+	p := &Process{}
+	p.socket = server.New(p)
+	p.ledger = newLedger(p)
+	p.sets.open = map[uint64]*keptSet{}
+	p.sets.holdings = holdings{of: map[uint64]*holding{}, directories: p.Directories}
+	p.pools.torch = torch.New(p.torchSource, isCaptured)
+	return p
+}
 
 // tmsServe makes the process listen, without waiting for that: a failure is a line on stderr.
 //
 //export tmsServe
 func tmsServe() {
 	go func() {
-		if err := goruntime.Run(socket.Serve); err != nil {
+		if err := goruntime.Run(self.socket.Serve); err != nil {
 			goruntime.Log(fmt.Sprintf("the process cannot be steered from outside: %v", err))
 		}
 	}()
 }
 
-func (thisProcess) Reserve() error {
+func (p *Process) Reserve() error {
 	wakes := C.int(0)
 	if C.region_config.share {
 		wakes = 1 // Wake
@@ -52,7 +86,7 @@ func (thisProcess) Reserve() error {
 
 // OwnTable leaves the process's own table alone, including the locks on its files. (close_range, Linux 5.9; or unshare)
 // Errors: a refusal, after which the thread is as before.
-func (thisProcess) OwnTable() error {
+func (p *Process) OwnTable() error {
 	err := unix.CloseRange(0, ^uint(0), unix.CLOSE_RANGE_UNSHARE)
 	if err == nil {
 		return nil
@@ -78,48 +112,48 @@ func (thisProcess) OwnTable() error {
 	return nil
 }
 
-func (thisProcess) Directories() (runtime, temporary string) {
+func (p *Process) Directories() (runtime, temporary string) {
 	return C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary)
 }
 
-func (thisProcess) AnyNamespace() bool { return bool(C.region_config.control_any_namespace) }
+func (p *Process) AnyNamespace() bool { return bool(C.region_config.control_any_namespace) }
 
-func (thisProcess) State(state *control.ProcessState) (err error) {
-	askingDriver.RLock()
-	defer askingDriver.RUnlock()
+func (p *Process) State(state *control.ProcessState) (err error) {
+	p.checkpoint.asking.RLock()
+	defer p.checkpoint.asking.RUnlock()
 	if state.Gated = C.gate_unusable() == nil; state.Gated {
-		idle := idleFor().Seconds()
+		idle := p.idleFor().Seconds()
 		state.HeldUp, state.IdleSeconds = bool(C.gate_is_closed()), &idle
 	}
 	state.ResumeWait = memoryWait().Seconds()
 	state.Stats.Version, state.Stats.Devices = C.GoString(C.tms_version()), []stats.Device{}
-	state.Kept = keptOpen()
-	e := engine.Load()
+	state.Kept = p.keptOpen()
+	e := p.engine.Load()
 	if e != nil {
 		if err = goruntime.Room(); err == nil {
-			state.Stats, err = statsOf(e, C.control_environment.temporary)
+			state.Stats, err = p.statsOf(e, C.control_environment.temporary)
 			state.Sharers = e.Shared().Sharers()
 		}
 	}
-	state.Share = sharing(state.Share)
+	state.Share = p.sharing(state.Share)
 	var asked *cuda.Driver
 	if e != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
-		asked = driver
+		asked = p.driver
 	}
 	state.Devices = account.Devices(asked)
 	state.Account = account.Of(asked, state.Devices)
 	if C.everything_asked() {
-		state.Devices = append(state.Devices, devicesBefore...)
+		state.Devices = append(state.Devices, p.checkpoint.devicesBefore...)
 	}
 	if C.everything_asked() {
-		state.Driver = driversPart.Load()
+		state.Driver = p.checkpoint.driver.Load()
 	}
-	state.Stays = stays()
+	state.Stays = p.stays()
 	return err
 }
 
-func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply control.Reply, err error) {
-	e := engine.Load()
+func (p *Process) Lend(share uint64, to server.Importer) (descriptor int, reply control.Reply, err error) {
+	e := p.engine.Load()
 	if e == nil {
 		return -1, reply, vmm.ErrShareGone
 	}
@@ -136,17 +170,17 @@ func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply
 		Tag: stats.TagText(lent.Tag), Device: lent.Device}, err
 }
 
-func (thisProcess) Returned(share uint64, by server.Importer) {
-	if e := engine.Load(); e != nil {
+func (p *Process) Returned(share uint64, by server.Importer) {
+	if e := p.engine.Load(); e != nil {
 		e.Shared().Returned(share, by.PID, by.Number)
 	}
 }
 
-func (thisProcess) Hand(work func() error, done func(error)) {
+func (p *Process) Hand(work func() error, done func(error)) {
 	goruntime.Hand(func() { done(goruntime.Run(work)) })
 }
 
-func (thisProcess) Log(err error) {
+func (p *Process) Log(err error) {
 	if panicked := (*guard.Panic)(nil); errors.As(err, &panicked) {
 		go goruntime.LogPanic(err)
 	} else {
@@ -155,7 +189,7 @@ func (thisProcess) Log(err error) {
 }
 
 // Kept tells a user at the terminal why the program stands still.
-func (thisProcess) Kept() {
+func (p *Process) Kept() {
 	if !bool(C.gate_is_closed()) {
 		return
 	}
@@ -167,19 +201,19 @@ func (thisProcess) Kept() {
 	}()
 }
 
-func (thisProcess) Bound(path string, device, inode uint64) {
+func (p *Process) Bound(path string, device, inode uint64) {
 	C.control_bound((*C.char)(goruntime.Terminated(path)), C.dev_t(device), C.ino_t(inode))
 }
 
-func (thisProcess) Note(part control.Driver) { driversPart.Store(&part) }
+func (p *Process) Note(part control.Driver) { p.checkpoint.driver.Store(&part) }
 
-func (thisProcess) SetPending(now bool) { C.everything_set_pending(C.bool(now)) }
+func (p *Process) SetPending(now bool) { C.everything_set_pending(C.bool(now)) }
 
-func (thisProcess) Awaited() bool { return !bool(C.gate_is_closed()) || bool(C.gate_is_waited_for()) }
+func (p *Process) Awaited() bool { return !bool(C.gate_is_closed()) || bool(C.gate_is_waited_for()) }
 
-func (thisProcess) Unalign() { C.nccl_release() }
+func (p *Process) Unalign() { C.nccl_release() }
 
 // EndRecording ignores that the recording had ended before: stderr has the reason.
-func (thisProcess) EndRecording(which int) {
+func (p *Process) EndRecording(which int) {
 	goruntime.Hand(func() { _ = goruntime.Run(func() error { return record.Stop(which) }) })
 }

@@ -16,17 +16,13 @@ import (
 	"tms/vmm/pool/torch"
 )
 
-// programPools serves the program's cudaMalloc and cudaFree in regions, if TMS_INIT_POOL asks for that; else nil. It is
-// written before the engine exists.
-var programPools *program.Pools
-
-func newProgramPools(e *vmm.Engine) *program.Pools {
+func (p *Process) newProgramPools(e *vmm.Engine) *program.Pools {
 	if C.region_config.pool == nil {
 		return nil
 	}
 	setting := C.GoString(C.region_config.pool)
 	kind, options, _ := strings.Cut(setting, ":")
-	source := func(m torch.Memory) (lifetime.Source, error) { return newSource(e, m) }
+	source := func(m torch.Memory) (lifetime.Source, error) { return p.newSource(e, m) }
 	made, err := program.New(kind, options, e, source, func() bool { return state().Capturing })
 	if err != nil {
 		goruntime.Log(fmt.Sprintf("TMS_INIT_POOL=%s is not understood: %v; no pool is used", setting, err))
@@ -36,8 +32,8 @@ func newProgramPools(e *vmm.Engine) *program.Pools {
 }
 
 // poolMalloc is tmsMalloc from the pool for what the settings ask for.
-func poolMalloc(e *vmm.Engine, address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer,
-	settings *C.struct_region_settings) error {
+func (p *Process) poolMalloc(e *vmm.Engine, address *unsafe.Pointer, size C.size_t, device C.int,
+	context unsafe.Pointer, settings *C.struct_region_settings) error {
 	memory, err := memoryOf(device, settings)
 	if err != nil {
 		return err
@@ -45,7 +41,7 @@ func poolMalloc(e *vmm.Engine, address *unsafe.Pointer, size C.size_t, device C.
 	if err := e.Admit(int(device), cuda.Context(uintptr(context))); err != nil {
 		return err
 	}
-	made, err := programPools.Malloc(memory, uint64(size))
+	made, err := p.pools.program.Malloc(memory, uint64(size))
 	*(*uintptr)(unsafe.Pointer(address)) = made
 	return err
 }

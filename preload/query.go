@@ -17,7 +17,7 @@ import (
 //export tmsMemoryAt
 func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) C.int {
 	code := C.int(C.NOT_OURS)
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		m, ok := e.Records().MemoryAt(uintptr(address))
 		if !ok {
 			return nil
@@ -29,7 +29,7 @@ func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) 
 			handle_types: C.uint64_t(m.Prop.HandleTypes()), rdma: C.bool(m.Prop.IsForRDMA()),
 			access: C.uint64_t(m.Access(int(device))), own: C.bool(m.Own),
 			// As tmsShare: of a pool's segment only the whole.
-			ipc: C.bool(m.Shareable && (programPools == nil || m.Base == uintptr(address))),
+			ipc: C.bool(m.Shareable && (self.pools.program == nil || m.Base == uintptr(address))),
 		}
 		return nil
 	})
@@ -42,7 +42,7 @@ func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) 
 //export tmsExposed
 func tmsExposed(address C.uintptr_t, tag *C.char, room C.size_t) C.int {
 	code := C.int(C.NOT_OURS)
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		if name, ok := e.Exposed(uintptr(address)); ok {
 			fillTag(tag, room, name)
 			code = C.SUCCESS
@@ -71,7 +71,7 @@ func exposed(now bool) {
 //export tmsPausedTag
 func tmsPausedTag(tag *C.char, room C.size_t) C.int {
 	code := C.int(C.NOT_OURS)
-	_ = enter(func(e *vmm.Engine) error {
+	_ = self.enter(func(e *vmm.Engine) error {
 		if name, ok := e.Records().PausedTag(); ok {
 			fillTag(tag, room, name)
 			code = C.SUCCESS

@@ -8,9 +8,6 @@ import (
 	"tms/vmm/cuda"
 )
 
-// offers is a vmm.Offers.
-type offers struct{}
-
 var (
 	_ = [1]struct{}{}[C.REPEAT_LIVE-vmm.TakenLive]
 	_ = [1]struct{}{}[C.REPEAT_FREED-vmm.TakenFreed]
@@ -18,7 +15,8 @@ var (
 	_ = [1]struct{}{}[C.REPEAT_LATER-vmm.TakenLater]
 )
 
-func (offers) TakeOffer(offer int, ifFreed bool) vmm.Taken {
+// TakeOffer is vmm.Offers.TakeOffer.
+func (p *Process) TakeOffer(offer int, ifFreed bool) vmm.Taken {
 	return vmm.Taken(C.repeat_take(C.int(offer), C.bool(ifFreed)))
 }
 

@@ -29,7 +29,7 @@ func reportAllocation(err error) C.int {
 }
 
 // sharing completes the server's part of a status, or returns nil if the process does not share.
-func sharing(of *control.Share) *control.Share {
+func (p *Process) sharing(of *control.Share) *control.Share {
 	if !C.region_config.share {
 		return nil
 	}
@@ -42,7 +42,7 @@ func sharing(of *control.Share) *control.Share {
 	}
 	if since := atomic.LoadInt64((*int64)(&C.share_wanted.since)); since != 0 {
 		of.Waited = max(of.Waited, monotonic(since).Seconds())
-		of.UUID = uuidOf(int(C.share_wanted.device))
+		of.UUID = p.uuidOf(int(C.share_wanted.device))
 		of.Resumes = bool(C.share_wanted.resumes)
 		of.Bytes = atomic.LoadUint64((*uint64)(&C.share_wanted.bytes))
 	}
@@ -57,7 +57,7 @@ func monotonic(since int64) time.Duration {
 }
 
 // Waits includes the wait in progress. A wait that ends during the call may count twice for a moment.
-func (thisProcess) Waits() time.Duration {
+func (p *Process) Waits() time.Duration {
 	since := atomic.LoadInt64((*int64)(&C.share_wanted.since))
 	waited := time.Duration(atomic.LoadInt64((*int64)(&C.share_wanted.waited)))
 	if since != 0 {
@@ -67,14 +67,14 @@ func (thisProcess) Waits() time.Duration {
 }
 
 // uuidOf returns a device's UUID, "" if the driver does not tell. The process need not have a context there yet.
-func uuidOf(ordinal int) string {
+func (p *Process) uuidOf(ordinal int) string {
 	if C.everything_asked() {
 		return ""
 	}
-	if _, err := start(); err != nil {
+	if _, err := p.start(); err != nil {
 		return ""
 	}
-	uuid, err := driver.DeviceUUID(cuda.Device(ordinal))
+	uuid, err := p.driver.DeviceUUID(cuda.Device(ordinal))
 	if err != nil {
 		return ""
 	}
@@ -82,9 +82,9 @@ func uuidOf(ordinal int) string {
 }
 
 // resumeShared is resumeGated, but has other processes make room. What they do not lend, the resume waits for.
-func resumeShared(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+func (p *Process) resumeShared(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	if !C.region_config.share {
-		return resumeGated(e, options)
+		return p.resumeGated(e, options)
 	}
 	rooms := 0
 	defer func() {
@@ -100,19 +100,19 @@ func resumeShared(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) 
 		}
 		return rooms <= roomsMost && C.share_want(C.size_t(bytes), C.int(ordinal), true) == 0
 	}
-	return resumeGated(e, options)
+	return p.resumeGated(e, options)
 }
 
 // roomsMost bounds the tries of a resume for which room was made and then taken by others.
 const roomsMost = 64
 
-func (thisProcess) Look() {
+func (p *Process) Look() {
 	if C.region_config.share && C.gate_unusable() == nil {
-		idleFor()
+		p.idleFor()
 	}
 }
 
-func (thisProcess) Wake() error {
+func (p *Process) Wake() error {
 	if !bool(C.region_config.share) {
 		return server.ErrAlone
 	}

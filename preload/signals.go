@@ -26,23 +26,20 @@ const (
 	signalTry  = 250 * time.Millisecond // between tries to resume
 )
 
-// signalsLeft is closed when the gate opens, and nil while it is open. The gate's lock guards it.
-var signalsLeft chan struct{}
-
 // watchSignals begins when the gate closes. Before that the program acts on its signals itself.
-func watchSignals() {
+func (p *Process) watchSignals() {
 	hangup := hasTerminal()
 	C.handlers_watch_ends(C.bool(hangup))
 	left := make(chan struct{})
-	signalsLeft = left
-	go func() { _ = goruntime.Run(func() error { awaitSignals(left, hangup); return nil }) }()
+	p.gate.signalsLeft = left
+	go func() { _ = goruntime.Run(func() error { p.awaitSignals(left, hangup); return nil }) }()
 }
 
 // leaveSignals ends what watchSignals began.
-func leaveSignals() {
-	if signalsLeft != nil {
-		close(signalsLeft)
-		signalsLeft = nil
+func (p *Process) leaveSignals() {
+	if p.gate.signalsLeft != nil {
+		close(p.gate.signalsLeft)
+		p.gate.signalsLeft = nil
 		C.handlers_leave_ends()
 	}
 }
@@ -72,32 +69,32 @@ func sleep(left <-chan struct{}, duration time.Duration) bool {
 	}
 }
 
-func awaitSignals(left <-chan struct{}, hangup bool) {
+func (p *Process) awaitSignals(left <-chan struct{}, hangup bool) {
 	for sleep(left, signalLook) {
 		if signal := C.handlers_end_came(); signal != 0 {
-			answerSignal(unix.SignalName(unix.Signal(signal)), left)
+			p.answerSignal(unix.SignalName(unix.Signal(signal)), left)
 		}
-		gate.Lock()
-		if signalsLeft == left {
+		p.gate.Lock()
+		if p.gate.signalsLeft == left {
 			C.handlers_watch_ends(C.bool(hangup)) // the next one
 		}
-		gate.Unlock()
+		p.gate.Unlock()
 	}
 }
 
 // answerSignal resumes the program, or makes its calls fail, and returns when the gate is open or refuses calls. It
 // tries once more after the time is up, because the process may have been stopped for most of it. A try waits for memory
 // until the gate is open.
-func answerSignal(name string, left <-chan struct{}) {
+func (p *Process) answerSignal(name string, left <-chan struct{}) {
 	goruntime.Log(name + " came while this program is paused, so it is being resumed, and can end")
 	until := time.Now().Add(time.Duration(float64(C.region_config.signal_wait) * float64(time.Second)))
 	for last := false; ; last = !time.Now().Before(until) {
-		err := resumeForSignal(max(0, time.Until(until)), left)
+		err := p.resumeForSignal(max(0, time.Until(until)), left)
 		if !sleep(left, 0) {
 			return
 		}
 		if last {
-			refuseCalls(name, err, left)
+			p.refuseCalls(name, err, left)
 			return
 		}
 		if !sleep(left, max(0, min(signalTry, time.Until(until)))) {
@@ -108,7 +105,7 @@ func answerSignal(name string, left <-chan struct{}) {
 
 // resumeForSignal resumes what gated pauses have taken, without asking other processes for memory. Memory that the
 // program has paused itself stays so.
-func resumeForSignal(wait time.Duration, left <-chan struct{}) error {
+func (p *Process) resumeForSignal(wait time.Duration, left <-chan struct{}) error {
 	if bool(C.everything_asked()) {
 		runtime.LockOSThread() // whose last error it is
 		defer runtime.UnlockOSThread()
@@ -116,7 +113,7 @@ func resumeForSignal(wait time.Duration, left <-chan struct{}) error {
 			return cuda.Refuse(cuda.Result(code), "%s", C.GoString(C.tms_last_error()))
 		}
 	}
-	e := engine.Load()
+	e := p.engine.Load()
 	if e == nil {
 		return nil
 	}
@@ -124,21 +121,21 @@ func resumeForSignal(wait time.Duration, left <-chan struct{}) error {
 	C.operation_settings(&operation, C.control_environment.temporary)
 	options := optionsOf(&operation)
 	options.Tags, options.Wait, options.Cancel = e.Records().GatedTags(), wait, left
-	_, err := resumeGated(e, options)
+	_, err := p.resumeGated(e, options)
 	return err
 }
 
 // refuseCalls makes the program's waiting calls fail until the gate opens.
-func refuseCalls(name string, err error, left <-chan struct{}) {
+func (p *Process) refuseCalls(name string, err error, left <-chan struct{}) {
 	if err == nil {
 		err = errors.New("a tms command, or a rank in another process, holds its threads")
 	}
-	gate.Lock()
-	refuses := signalsLeft == left
+	p.gate.Lock()
+	refuses := p.gate.signalsLeft == left
 	if refuses {
 		C.gate_refuse(true)
 	}
-	gate.Unlock()
+	p.gate.Unlock()
 	if refuses {
 		goruntime.Log(fmt.Sprintf("after %s this program cannot be resumed within TMS_SIGNAL_WAIT: %v. Its CUDA calls "+
 			"that wait fail with %d (illegal state) from now on, so that it can end; if it goes on, tms resume %d brings "+

@@ -25,13 +25,14 @@ const inTurn = 100 * time.Millisecond
 
 // task is a request of the socket that changes something, and what became of it.
 type task struct {
+	process *Process
 	*server.Task
 	*server.Outcome
 	nccl suspension
 }
 
-func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error) {
-	t := &task{Task: of, Outcome: outcome}
+func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) {
+	t := &task{process: p, Task: of, Outcome: outcome}
 	reply := &t.Reply
 	switch t.Request.Op {
 	case control.Record:
@@ -43,28 +44,28 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 			defer func() { t.forgetLive(err) }()
 		}
 		if t.Request.Everything && t.Request.Op == control.Pause {
-			attaching.Lock()
-			defer attaching.Unlock()
+			p.sets.attaching.Lock()
+			defer p.sets.attaching.Unlock()
 		}
 		if err = t.everything(); err != nil {
 			break
 		}
-		if e := engine.Load(); e != nil {
+		if e := p.engine.Load(); e != nil {
 			reply.Bytes, err = t.carryOut(e)
 			if t.Tag != nil && err == nil && reply.Bytes == 0 {
 				reply.Note = e.Records().Unknown(*t.Tag)
 			}
 		}
 		if err == nil && t.Request.Everything && t.Request.Op == control.Pause {
-			beginEverything()
+			p.beginEverything()
 			t.Took = append(t.Took, rights.Rest)
 		}
 	}
 	reply.NCCL, reply.Communicators = t.nccl.outcome, t.nccl.apart
-	if t.Request.Op != control.Pause && nccl.awaited.Load() {
+	if t.Request.Op != control.Pause && p.nccl.awaited.Load() {
 		reply.NCCL = ncclWaits
 	} else if t.Request.Op == control.Pause && t.Request.NCCL != nil && err == nil {
-		if stays := notCheckpointed(); stays != nil {
+		if stays := p.notCheckpointed(); stays != nil {
 			reply.Stays = stays.Error()
 		}
 	}
@@ -78,7 +79,7 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 // forgetLive ends what the program has said of live bytes, even where a pause was refused before the engine heard of
 // it. A hold that succeeds is followed by a pause, or else by LetGo.
 func (t *task) forgetLive(err error) {
-	if e := engine.Load(); e != nil && (err != nil || !t.Request.Hold) {
+	if e := t.process.engine.Load(); e != nil && (err != nil || !t.Request.Hold) {
 		e.ForgetLive(tagsOf(t.Tag))
 	}
 }
@@ -129,7 +130,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		}
 		return e.Fetch(options)
 	default:
-		before, suspended := e.Records().Recorded(), nccl.suspended.Load()
+		before, suspended := e.Records().Recorded(), t.process.nccl.suspended.Load()
 		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
 		options.SaveAll = t.Request.SaveAll
 		options.Toward = t.Request.Toward
@@ -156,7 +157,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 			toDisk := func(tag stats.Tag) uint64 { return tag.DiskBytes + tag.PauseDiskBytes }
 			t.Reply.Moved = more(before, after, toDisk)
 		}
-		if nccl.suspended.Load() && !suspended {
+		if t.process.nccl.suspended.Load() && !suspended {
 			t.Took = append(t.Took, rights.Rest)
 		}
 		return bytes, err
@@ -182,9 +183,9 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	if t.Request.Op == control.Undo && wait > 0 {
 		options.Importers, wait = wait, 0
 	}
-	resume := resumeGated
+	resume := t.process.resumeGated
 	if t.Request.Turn {
-		options.Importers, resume = inTurn, resumeInTurn
+		options.Importers, resume = inTurn, t.process.resumeInTurn
 		options.Retried, options.Asked = wait > 0, t.Asked
 	} else if wait == 0 && t.Request.Op == control.Resume {
 		wait = memoryWait()
@@ -207,11 +208,11 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 	if len(tags) > 0 && tags[0] == rights.Rest {
 		if C.everything_asked() {
 			C.everything_set_pending(false)
-			if err := settleEverything(); err != nil {
+			if err := t.process.settleEverything(); err != nil {
 				return 0, err
 			}
 		}
-		did(ungate(e), rights.Rest)
+		did(t.process.ungate(e), rights.Rest)
 		tags = tags[1:]
 	}
 	one := func(which []string, tags ...string) {
@@ -275,7 +276,7 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 		if how.idle < 0 && !how.yields { // else it would count as work, or a thread may wait for memory with the lock
 			how.before = sync.OnceFunc(func() { emptyTorchCache(e, options, timeout) })
 		}
-		bytes, err := pauseGated(e, options, timeout, how)
+		bytes, err := t.process.pauseGated(e, options, timeout, how)
 		t.Held = err == nil && request.Hold
 		return bytes, err
 	}
@@ -290,9 +291,9 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 			"nothing on the device", C.GoString(words))
 	}
 	if request.Everything {
-		polling.Do(func() { goruntime.Log(mustNotPoll) })
+		t.process.pollingNoted.Do(func() { goruntime.Log(mustNotPoll) })
 	}
-	return pauseUngated(e, options, force)
+	return t.process.pauseUngated(e, options, force)
 }
 
 // mustNotPoll is logged once in a program that has no gate.
@@ -300,5 +301,3 @@ const mustNotPoll = "everything of this process is paused while nothing holds it
 	"kills a process with a thread that asks whether the device is done (cuStreamQuery, cuEventSynchronize and their " +
 	"kind, as NCCL's watchdog and JAX do), so none may ask until the resume; in a program that was started by tms " +
 	"run such threads wait"
-
-var polling sync.Once

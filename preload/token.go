@@ -23,7 +23,7 @@ import (
 //
 //export tmsShareHandle
 func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
+	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		share, size, err := e.UserMapped().Name(cuda.Handle(handle))
 		if errors.Is(err, vmm.ErrNotShareable) {
 			return vmm.ErrNotOurs

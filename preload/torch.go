@@ -10,32 +10,30 @@ import (
 	"tms/vmm/pool/torch"
 )
 
-var torchPools = torch.New(torchSource, isCaptured)
-
-func torchSource(m torch.Memory) (pool.DeviceSource, error) {
-	e, err := start()
+func (p *Process) torchSource(m torch.Memory) (pool.DeviceSource, error) {
+	e, err := p.start()
 	if err != nil {
 		return nil, err
 	}
-	return newSource(e, m)
+	return p.newSource(e, m)
 }
 
 func isCaptured(stream pool.Stream) bool { return bool(C.pool_is_captured(C.uintptr_t(stream))) }
 
 // forTorch calls f once there is an engine.
-func forTorch(f func() error) C.int {
-	return report(enter(func(*vmm.Engine) error { return f() }))
+func (p *Process) forTorch(f func() error) C.int {
+	return report(p.enter(func(*vmm.Engine) error { return f() }))
 }
 
 //export tmsTorchPoolUse
 func tmsTorchPoolUse(kind, options *C.char) C.int {
-	return forTorch(func() error { return torchPools.Use(C.GoString(kind), C.GoString(options)) })
+	return self.forTorch(func() error { return self.pools.torch.Use(C.GoString(kind), C.GoString(options)) })
 }
 
 //export tmsTorchPoolMalloc
 func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t,
 	settings *C.struct_region_settings) C.int {
-	return forTorch(func() error {
+	return self.forTorch(func() error {
 		memory, err := memoryOf(device, settings)
 		if err == nil {
 			err = goruntime.Room()
@@ -43,7 +41,7 @@ func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, strea
 		if err != nil {
 			return err
 		}
-		block, err := torchPools.Malloc(memory, uint64(size), pool.Stream(stream))
+		block, err := self.pools.torch.Malloc(memory, uint64(size), pool.Stream(stream))
 		*address = C.uintptr_t(block.Address)
 		return err
 	})
@@ -51,25 +49,25 @@ func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, strea
 
 //export tmsTorchPoolFree
 func tmsTorchPoolFree(address C.uintptr_t) C.int {
-	return forTorch(func() error { return torchPools.Free(uintptr(address)) })
+	return self.forTorch(func() error { return self.pools.torch.Free(uintptr(address)) })
 }
 
 //export tmsTorchPoolRecordStream
 func tmsTorchPoolRecordStream(address, stream C.uintptr_t) C.int {
-	return forTorch(func() error { return torchPools.RecordStream(uintptr(address), pool.Stream(stream)) })
+	return self.forTorch(func() error { return self.pools.torch.RecordStream(uintptr(address), pool.Stream(stream)) })
 }
 
 //export tmsTorchPoolReset
 func tmsTorchPoolReset() C.int {
-	return forTorch(func() error {
-		_, err := torchPools.Trim()
+	return self.forTorch(func() error {
+		_, err := self.pools.torch.Trim()
 		return err
 	})
 }
 
 //export tmsTorchPoolMemoryFraction
 func tmsTorchPoolMemoryFraction(fraction C.double, device C.int) C.int {
-	return forTorch(func() error { return torchPools.SetMemoryFraction(int(device), float64(fraction)) })
+	return self.forTorch(func() error { return self.pools.torch.SetMemoryFraction(int(device), float64(fraction)) })
 }
 
 func graphID(first, second C.uint64_t) pool.GraphPoolID {
@@ -78,23 +76,23 @@ func graphID(first, second C.uint64_t) pool.GraphPoolID {
 
 //export tmsTorchPoolBegin
 func tmsTorchPoolBegin(device C.int, first, second C.uint64_t) C.int {
-	return forTorch(func() error { return torchPools.BeginAllocateToPool(int(device), graphID(first, second)) })
+	return self.forTorch(func() error { return self.pools.torch.BeginAllocateToPool(int(device), graphID(first, second)) })
 }
 
 //export tmsTorchPoolEnd
 func tmsTorchPoolEnd(device C.int, first, second C.uint64_t) C.int {
-	return forTorch(func() error { return torchPools.EndAllocateToPool(int(device), graphID(first, second)) })
+	return self.forTorch(func() error { return self.pools.torch.EndAllocateToPool(int(device), graphID(first, second)) })
 }
 
 //export tmsTorchPoolRelease
 func tmsTorchPoolRelease(device C.int, first, second C.uint64_t) C.int {
-	return forTorch(func() error { return torchPools.ReleasePool(int(device), graphID(first, second)) })
+	return self.forTorch(func() error { return self.pools.torch.ReleasePool(int(device), graphID(first, second)) })
 }
 
 //export tmsTorchPoolStats
 func tmsTorchPoolStats() (text *C.char) {
-	forTorch(func() (err error) {
-		text, err = marshalled(torchPools.Stats())
+	self.forTorch(func() (err error) {
+		text, err = marshalled(self.pools.torch.Stats())
 		return err
 	})
 	if text == nil { // without an engine
@@ -105,8 +103,8 @@ func tmsTorchPoolStats() (text *C.char) {
 
 //export tmsTorchPoolResetPeakStats
 func tmsTorchPoolResetPeakStats() C.int {
-	return forTorch(func() error {
-		torchPools.ResetPeakStats()
+	return self.forTorch(func() error {
+		self.pools.torch.ResetPeakStats()
 		return nil
 	})
 }
