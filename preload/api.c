@@ -183,14 +183,14 @@ EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 
 EXPORT int tms_pause(const char *tag)
 {
-	return operation_transition(OPERATION_PAUSE, ONE_TAG(tag), NULL, -1);
+	return operation_transition(OPERATION_PAUSE, (struct operation_transition){.tags = ONE_TAG(tag), .wait = -1});
 }
 
 EXPORT int tms_pause_within(const char *tag, double seconds)
 {
 	if (!(seconds >= 0))
 		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
-	return operation_transition(OPERATION_PAUSE, ONE_TAG(tag), NULL, seconds);
+	return operation_transition(OPERATION_PAUSE, (struct operation_transition){.tags = ONE_TAG(tag), .wait = seconds});
 }
 
 EXPORT int tms_pause_gated(const char *tag, double timeout)
@@ -200,19 +200,21 @@ EXPORT int tms_pause_gated(const char *tag, double timeout)
 	const char *unusable = gate_unusable();
 	if (unusable)
 		return error_fail(ERROR_NOT_SUPPORTED, "gated pause: %s; nothing has changed", unusable);
-	return operation_transition(OPERATION_PAUSE_GATED, ONE_TAG(tag), NULL, timeout);
+	return operation_transition(OPERATION_PAUSE_GATED,
+				    (struct operation_transition){.tags = ONE_TAG(tag), .wait = timeout});
 }
 
 EXPORT int tms_discard(const char *tag)
 {
-	return operation_transition(OPERATION_DISCARD, ONE_TAG(tag), NULL, -1);
+	return operation_transition(OPERATION_DISCARD, (struct operation_transition){.tags = ONE_TAG(tag), .wait = -1});
 }
 
 static const char *const no_tags[] = {NULL};
 
 EXPORT int tms_pause_tags(const char *const *tags, const char *const *discarded)
 {
-	return operation_transition(OPERATION_DISCARD, discarded ? discarded : no_tags, tags ? tags : no_tags, -1);
+	return operation_transition(OPERATION_PAUSE, (struct operation_transition){
+							     .tags = tags ? tags : no_tags, .discarded = discarded, .wait = -1});
 }
 
 EXPORT int tms_pause_everything(double timeout)
@@ -229,7 +231,9 @@ static int resume(const char *const *tags, double seconds)
 {
 	/* any driver call would wait for that */
 	int code = everything_restore(seconds < 0 ? tms_get_resume_wait() : seconds);
-	return code == SUCCESS ? operation_transition(OPERATION_RESUME, tags, NULL, seconds) : code;
+	if (code != SUCCESS)
+		return code;
+	return operation_transition(OPERATION_RESUME, (struct operation_transition){.tags = tags, .wait = seconds});
 }
 
 static int resume_within(const char *const *tags, double seconds)
@@ -272,12 +276,12 @@ EXPORT uint64_t tms_transitions(void)
 
 EXPORT int tms_pause_since(uint64_t transition)
 {
-	return operation_undo(OPERATION_PAUSE, transition, -1);
+	return operation_transition(OPERATION_PAUSE, (struct operation_transition){.since = transition, .wait = -1});
 }
 
 EXPORT int tms_resume_since(uint64_t transition)
 {
-	return operation_undo(OPERATION_RESUME, transition, -1);
+	return operation_transition(OPERATION_RESUME, (struct operation_transition){.since = transition, .wait = -1});
 }
 
 EXPORT int tms_live(const void *address, size_t size, const tms_range *ranges, size_t count)
@@ -301,7 +305,7 @@ EXPORT int tms_live(const void *address, size_t size, const tms_range *ranges, s
 EXPORT int tms_prepare(const char *tag, bool wait)
 {
 	if (wait)
-		return operation_transition(OPERATION_PREPARE, ONE_TAG(tag), NULL, 0);
+		return operation_transition(OPERATION_PREPARE, (struct operation_transition){.tags = ONE_TAG(tag)});
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS;
 	return IN_GO(tmsPrepare((char *)tag));
@@ -314,5 +318,5 @@ EXPORT int tms_serve(void)
 
 EXPORT int tms_trim(void)
 {
-	return operation_transition(OPERATION_TRIM, NULL, NULL, 0);
+	return operation_transition(OPERATION_TRIM, (struct operation_transition){0});
 }

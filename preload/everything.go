@@ -126,7 +126,7 @@ func (p *Process) stays() (words string) {
 			}
 		}
 	})
-	if set := p.keptAttached(); words == "" && set != "" {
+	if set := p.setAttached(); words == "" && set != "" {
 		words = fmt.Sprintf("it has attached the set %q, which stays on its GPU", set)
 	}
 	if words == "" && !out {
@@ -151,8 +151,8 @@ func (p *Process) statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats
 	if available := hostmemory.Available("self", p.ledger.Promised()); available < math.MaxUint64 {
 		stats.HostAvailableBytes = &available
 	}
-	var operation C.struct_operation
-	C.operation_settings(&operation, temporary)
-	stats.DiskDirectory = C.GoString(operation.disk_dir)
+	var settings C.struct_operation_settings
+	C.operation_settings(&settings, temporary)
+	stats.DiskDirectory = C.GoString(settings.disk_dir)
 	return stats, err
 }

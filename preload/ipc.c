@@ -54,7 +54,7 @@ static int open_ours(void **pointer, const struct forward_ipc *handle, int (*dev
 
 static int close_ours(uintptr_t pointer)
 {
-	struct operation operation = {.kind = OPERATION_CLOSE, .ipc = {.id = pointer}};
+	struct operation operation = {.kind = OPERATION_CLOSE, .address = pointer};
 	return operation_apart(&operation, NULL);
 }
 

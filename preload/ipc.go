@@ -54,18 +54,23 @@ func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 // it, so others can wait for the memory as its own threads do.
 var errShareStopped = fmt.Errorf("%w, whose program is stopped; resume it there first", vmm.ErrSharePaused)
 
-// importMemory opens a handle that ipc.c made, for a device.
-func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) {
-	handle := &operation.ipc
+// importOperation opens a handle that ipc.c made, for a device.
+type importOperation struct {
+	handle C.struct_ipc_handle
+	device int
+}
+
+func (o *importOperation) run(_ *Process, e *vmm.Engine) (uint64, error) {
+	handle := &o.handle
 	share := vmm.Share{PID: int(handle.pid), Start: uint64(handle.start), ID: uint64(handle.id)}
 	if share.PID == unix.Getpid() {
 		return 0, cuda.Refuse(cuda.InvalidContext, "the handle names memory of this process itself: use the address "+
 			"that it was made of")
 	}
-	if err := goruntime.Ready(int(operation.device)); err != nil {
+	if err := goruntime.Ready(o.device); err != nil {
 		return 0, err
 	}
-	address, err := e.Shared().Import(int(operation.device), share, uint64(handle.offset))
+	address, err := e.Shared().Import(o.device, share, uint64(handle.offset))
 	if err != nil {
 		err = fmt.Errorf("opening memory of process %d: %w", share.PID, err)
 	}

@@ -15,7 +15,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -230,107 +229,6 @@ func memoryWait() time.Duration { return seconds(C.tms_get_resume_wait()) }
 //export tmsGrant
 func tmsGrant() C.int {
 	return report(self.enter(func(e *vmm.Engine) error { return e.Grant() }))
-}
-
-// optionsOf returns an operation's options without its tags.
-func optionsOf(operation *C.struct_operation) vmm.Options {
-	return vmm.Options{
-		RetainBackup: bool(operation.retain_cpu_backup),
-		Capturing:    state().Capturing,
-		DiskDir:      C.GoString(operation.disk_dir),
-		DiskSetting:  C.GoString(operation.disk_setting),
-		ExtentBytes:  uint64(C.region_config.extent_bytes),
-		Wait:         seconds(operation.wait),
-		Verify:       bool(C.region_config.verify),
-		Poison:       bool(C.region_config.poison),
-		Importers:    pauseWait,
-		Since:        uint64(operation.since),
-	}
-}
-
-// texts reads a list that ends with NULL; nil: there is no list.
-func texts(list **C.char) []string {
-	if list == nil {
-		return nil
-	}
-	all := []string{}
-	for ; *list != nil; list = (**C.char)(unsafe.Add(unsafe.Pointer(list), unsafe.Sizeof(list))) {
-		all = append(all, C.GoString(*list))
-	}
-	return all
-}
-
-// tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish ends it.
-//
-//export tmsOperation
-func tmsOperation(operation *C.struct_operation) {
-	options := optionsOf(operation)
-	options.Except = texts(operation.keep)
-	options.Tags = append(texts(operation.tags), options.Except...)
-	kind, force := operation.kind, bool(operation.force)
-	ofKept := self.newKeptOperation(operation)
-	if kind == C.OPERATION_RESUME {
-		options.Importers = resumeWait
-		if operation.wait < 0 {
-			options.Wait = memoryWait()
-		}
-	}
-	if kind != C.OPERATION_PAUSE_GATED && operation.wait >= 0 { // else nothing was said about other processes
-		options.Importers = options.Wait
-	}
-	go func() {
-		var bytes uint64
-		var err error
-		if kind == C.OPERATION_SERVE { // the only one that needs no driver
-			err = goruntime.Run(self.socket.Serve)
-		} else {
-			err = self.enter(func(e *vmm.Engine) (err error) {
-				if kind == C.OPERATION_PAUSE || kind == C.OPERATION_DISCARD || kind == C.OPERATION_PAUSE_GATED {
-					defer e.ForgetLive(options.Tags) // even where it is refused before the engine hears of it
-				}
-				switch kind {
-				case C.OPERATION_PAUSE, C.OPERATION_DISCARD:
-					options.Discard = kind == C.OPERATION_DISCARD
-					bytes, err = self.pauseUngated(e, options, bool(C.region_config.pause_force))
-					return err
-				case C.OPERATION_PAUSE_GATED:
-					bytes, err = self.pauseGated(e, options, options.Wait, gating{force: force, idle: notIdle})
-					return err
-				case C.OPERATION_RESUME:
-					bytes, err = self.resumeShared(e, options)
-					return err
-				case C.OPERATION_PREPARE:
-					return e.Prepare(options.Tags)()
-				case C.OPERATION_IMPORT:
-					bytes, err = importMemory(e, operation)
-					return err
-				case C.OPERATION_IMPORT_HANDLE:
-					bytes, err = importHandle(e, operation)
-					return err
-				case C.OPERATION_CLOSE:
-					return e.Shared().Close(uintptr(operation.ipc.id), state().Capturing)
-				case C.OPERATION_TRIM:
-					e.Trim()
-					return nil
-				default:
-					bytes, err = ofKept(e)
-					return err
-				}
-			})
-		}
-		text := ""
-		if err != nil {
-			text = err.Error()
-		}
-		code := C.int(cuda.Code(err))
-		if errors.Is(err, errShareStopped) {
-			code = C.SHARE_STOPPED
-		}
-		C.operation_finish(operation, code, (*C.char)(goruntime.Terminated(text)), C.uint64_t(bytes))
-	}()
-	// The goroutine waits on this thread's P, and the thread goes on in C. While other threads keep their Ps busy, no
-	// thread would run it for milliseconds. Yielding gives the P to a thread that runs it.
-	runtime.Gosched()
 }
 
 //export tmsTransitions

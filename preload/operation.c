@@ -23,19 +23,19 @@ HIDDEN void operation_result(uint64_t bytes)
 	last_bytes = bytes;
 }
 
-HIDDEN void operation_settings(struct operation *operation, const char *temporary)
+HIDDEN void operation_settings(struct operation_settings *settings, const char *temporary)
 {
 	const char *set = atomic_load(&region_process.disk_backup_dir);
-	operation->retain_cpu_backup = atomic_load(&region_process.retain_cpu_backup);
+	settings->retain_cpu_backup = atomic_load(&region_process.retain_cpu_backup);
 	if (set) {
 		bool environment = set == region_config.disk_backup_dir;
-		operation->disk_setting = environment ? "TMS_DISK_BACKUP_DIR" : "tms_set_disk_backup_dir";
-		operation->disk_dir = set;
+		settings->disk_setting = environment ? "TMS_DISK_BACKUP_DIR" : "tms_set_disk_backup_dir";
+		settings->disk_dir = set;
 		return;
 	}
 	bool named = temporary && *temporary;
-	operation->disk_setting = named ? "TMPDIR" : "";
-	operation->disk_dir = named ? temporary : "/tmp";
+	settings->disk_setting = named ? "TMPDIR" : "";
+	settings->disk_dir = named ? temporary : "/tmp";
 }
 
 static _Atomic int running; /* operations */
@@ -98,7 +98,7 @@ static int run(const struct operation *asked)
 		;
 	if (operation->error[0])
 		error_set(operation->error);
-	last_bytes = operation->bytes;
+	last_bytes = operation->result;
 	code = operation->code;
 	release(operation);
 	return code;
@@ -119,8 +119,8 @@ HIDDEN int operation_apart(const struct operation *asked, uint64_t *result)
 HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result)
 {
 	enum { NOT_READY = 600, TRIES = 1000, BETWEEN = 10000, BETWEEN_MOST = 160000 /* microseconds */ };
-	struct operation asked = {.kind = kind, .ipc = *handle};
-	int code = device(&asked.device);
+	struct operation asked = {.kind = kind, .imported = {.handle = *handle}};
+	int code = device(&asked.imported.device);
 	if (code != SUCCESS)
 		return code;
 	control_load();
@@ -151,49 +151,32 @@ static void touch(const char *const *tags)
 
 /* While everything is paused, driver calls wait for a resume that this very thread may be about to make. A pause leaves
  * paused memory alone, and a preparation is for active memory, so neither has anything to do. */
-static int while_everything_is_paused(int kind, const char *const *tags)
+static int while_everything_is_paused(int kind, const struct operation_transition *asked)
 {
-	bool discards = kind == OPERATION_DISCARD && (!tags || tags[0]);
+	bool discards = kind == OPERATION_DISCARD ? !asked->tags || asked->tags[0] : asked->discarded && asked->discarded[0];
 	if (!everything_pending() && kind != OPERATION_TRIM && !discards)
 		return SUCCESS;
 	return everything_refuse();
 }
 
-static int transition(int kind, const char *const *tags, const char *const *keep, double wait, uint64_t since)
+HIDDEN int operation_transition(int kind, struct operation_transition asked)
 {
 	last_bytes = 0;
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS; /* nothing pausable was ever made */
-	touch(tags);
-	touch(keep);
+	touch(asked.tags);
+	touch(asked.discarded);
 	if (unlikely(everything_asked()) && kind != OPERATION_RESUME && go_now() == GO_AWAKE)
-		return while_everything_is_paused(kind, tags);
-	struct operation operation = {
-		.kind = kind,
-		.tags = tags,
-		.keep = keep,
-		.wait = wait,
-		.since = since,
-		.force = kind == OPERATION_PAUSE_GATED && region_config.pause_force,
-	};
-	operation_settings(&operation, getenv("TMPDIR"));
+		return while_everything_is_paused(kind, &asked);
+	struct operation operation = {.kind = kind, .transition = asked};
+	operation_settings(&operation.settings, getenv("TMPDIR"));
 	control_load();
 	return run(&operation);
 }
 
-HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait)
+HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t result)
 {
-	return transition(kind, tags, keep, wait, 0);
-}
-
-HIDDEN int operation_undo(int kind, uint64_t since, double wait)
-{
-	return transition(kind, NULL, NULL, wait, since);
-}
-
-HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes)
-{
-	operation->bytes = bytes;
+	operation->result = result;
 	operation->code = code;
 	snprintf(operation->error, THREAD_TEXT_SIZE, "%s", error);
 	operation_leave_threads();
@@ -206,6 +189,5 @@ HIDDEN int operation_serve(void)
 	if (go_now() != GO_DEAD) /* run reports why not */
 		control_load();
 	struct operation operation = {.kind = OPERATION_SERVE};
-	operation_settings(&operation, NULL);
 	return run(&operation);
 }

@@ -55,7 +55,7 @@ func newProcess() *Process {
 	p := &Process{}
 	p.socket = server.New(p)
 	p.ledger = newLedger(p)
-	p.sets.open = map[uint64]*keptSet{}
+	p.sets.open = map[uint64]*set{}
 	p.sets.holdings = holdings{of: map[uint64]*holding{}, directories: p.Directories}
 	p.pools.torch = torch.New(p.torchSource, isCaptured)
 	return p
@@ -127,7 +127,7 @@ func (p *Process) State(state *control.ProcessState) (err error) {
 	}
 	state.ResumeWait = memoryWait().Seconds()
 	state.Stats.Version, state.Stats.Devices = C.GoString(C.tms_version()), []stats.Device{}
-	state.Kept = p.keptOpen()
+	state.Kept = p.setsOpen()
 	e := p.engine.Load()
 	if e != nil {
 		if err = goruntime.Room(); err == nil {

@@ -179,26 +179,24 @@ enum repeat_taken { REPEAT_LIVE, REPEAT_FREED, REPEAT_KEPT, REPEAT_LATER };
 HIDDEN int repeat_offer(const struct repeat_request *request, uintptr_t address, uint64_t stream_id, uintptr_t event);
 HIDDEN int repeat_take(int offer, bool if_freed);
 
-/* operation.c: pause, resume, and other long operations. */
+/* operation.c: pause, resume, and other long operations. operation.go has a struct for each kind. */
 enum operation_kind {
 	OPERATION_PAUSE,
+	OPERATION_PAUSE_GATED,
 	OPERATION_DISCARD,
 	OPERATION_RESUME,
 	OPERATION_PREPARE,
 	OPERATION_TRIM,
-	OPERATION_PAUSE_GATED,
 	OPERATION_SERVE,
 	OPERATION_IMPORT,
-	OPERATION_CLOSE,
 	OPERATION_IMPORT_HANDLE,
-	/* Of a kept set (kept.go): tags is its name and keep its tag, ipc.id the handle, ipc.size bytes at ipc.offset the
-	 * manifest. */
-	OPERATION_KEPT_CREATE,
-	OPERATION_KEPT_OPEN,
-	OPERATION_KEPT_ADD,
-	OPERATION_KEPT_SEAL,
-	OPERATION_KEPT_ATTACH,
-	OPERATION_KEPT_CLOSE,
+	OPERATION_CLOSE,
+	OPERATION_SET_CREATE,
+	OPERATION_SET_OPEN,
+	OPERATION_SET_ADD,
+	OPERATION_SET_SEAL,
+	OPERATION_SET_ATTACH,
+	OPERATION_SET_CLOSE,
 };
 /* ipc.c: the handle that cudaIpcGetMemHandle returns for pausable memory; token.c's files contain it, too. */
 struct ipc_handle {
@@ -208,28 +206,46 @@ struct ipc_handle {
 	uint64_t id, offset, size; /* the segment's number, the allocation's offset in it, the segment's bytes */
 	uint64_t reserved[2];
 };
-struct operation {
-	int kind;
-	const char *const *tags; /* ended by NULL; or NULL for all */
-	const char *const *keep; /* of a discard: more tags, whose contents are saved; or NULL */
-	uint64_t since;		 /* only what later transitions have paused or resumed; 0 for all */
+struct operation_settings { /* of the process */
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and the setting that named it, or "" for the default */
+};
+/* A pause, a discard, a resume or a preparation. Lists end with NULL. */
+struct operation_transition {
+	const char *const *tags;      /* or NULL for all */
+	const char *const *discarded; /* of a pause: more tags, whose contents are lost; or NULL */
+	uint64_t since;		      /* only what later transitions have paused or resumed; 0 for all */
 	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers (or < 0) */
-	struct ipc_handle ipc; /* for an import; for a close, id is the address */
-	int device;	       /* for an import */
-	bool force;  /* for a gated pause */
+};
+struct operation_import {
+	struct ipc_handle handle;
+	int device;
+};
+/* What is done to a set of memory that no process owns. */
+struct operation_set {
+	uint64_t handle;	/* of all but a create and an open, which return it */
+	const char *name, *tag; /* of a create and an open */
+	int device;		/* of a create */
+	size_t size;		/* of an add, and of the manifest */
+	const void *manifest;	/* of a seal */
+};
+struct operation {
+	int kind;
+	struct operation_settings settings;
+	struct operation_transition transition;
+	struct operation_import imported; /* for OPERATION_IMPORT and OPERATION_IMPORT_HANDLE */
+	uintptr_t address;		   /* for OPERATION_CLOSE */
+	struct operation_set set;
 	int code;
-	uint64_t bytes; /* of device memory that were freed or mapped; after an import, the address or the handle */
+	uint64_t result; /* bytes of device memory that were freed or mapped; or an address, or a handle */
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
 	char error[]; /* "" without one; of THREAD_TEXT_SIZE, except where it is only asked for */
 };
 /* Fills in the process's settings; temporary is TMPDIR. */
-HIDDEN void operation_settings(struct operation *operation, const char *temporary);
-/* The lists are operation's; ONE_TAG makes one of a tag or NULL. */
-HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait);
-HIDDEN int operation_undo(int kind, uint64_t since, double wait); /* of all tags */
+HIDDEN void operation_settings(struct operation_settings *settings, const char *temporary);
+/* ONE_TAG makes a list of a tag or NULL. */
+HIDDEN int operation_transition(int kind, struct operation_transition asked);
 #define ONE_TAG(tag) ((tag) ? (const char *const[]){(tag), NULL} : NULL)
 HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
 HIDDEN bool operation_has_threads(void);	/* for one more operation; its end calls operation_leave_threads */
@@ -239,7 +255,7 @@ HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* 
 enum { SHARE_STOPPED = -3 }; /* the code of an import: the memory is paused, and the gate stops its process */
 /* Imports another process's memory. While the gate stops that process or this one, it waits. */
 HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result);
-HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
+HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t result);
 
 /* pytorch.c */
 HIDDEN void pytorch_empty_cache(double seconds); /* waits so long at most */
@@ -288,7 +304,7 @@ HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot 
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
 HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/sets) */
-HIDDEN int kept_promote(const char *name); /* brings a set back to its device (internal/sets) */
+HIDDEN int set_promote(const char *name); /* brings a set back to its device (internal/sets) */
 
 /* helper.c: runs the command tms with these arguments behind the first, which becomes its name. With --report the
  * command writes a line "CODE BYTES", then a text. HELPER_ENDED means that it has ended without the line. For

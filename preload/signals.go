@@ -117,9 +117,9 @@ func (p *Process) resumeForSignal(wait time.Duration, left <-chan struct{}) erro
 	if e == nil {
 		return nil
 	}
-	var operation C.struct_operation
-	C.operation_settings(&operation, C.control_environment.temporary)
-	options := optionsOf(&operation)
+	var settings C.struct_operation_settings
+	C.operation_settings(&settings, C.control_environment.temporary)
+	options := optionsOf(&settings)
 	options.Tags, options.Wait, options.Cancel = e.Records().GatedTags(), wait, left
 	_, err := p.resumeGated(e, options)
 	return err

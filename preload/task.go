@@ -107,9 +107,9 @@ func more(before, after stats.Stats, figure func(stats.Tag) uint64) uint64 {
 
 // carryOut does the engine's part, and notes in the reply what became of contents.
 func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
-	var operation C.struct_operation
-	C.operation_settings(&operation, C.control_environment.temporary)
-	options := optionsOf(&operation)
+	var settings C.struct_operation_settings
+	C.operation_settings(&settings, C.control_environment.temporary)
+	options := optionsOf(&settings)
 	options.Tags = tagsOf(t.Tag)
 	if !t.Withdrawn() { // otherwise other ranks wait for this pause
 		options.Cancel = t.Cancel()

@@ -38,18 +38,23 @@ func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
 	}))
 }
 
-// importHandle returns a handle of a token's memory; for the process's own memory that is the existing handle.
-func importHandle(e *vmm.Engine, operation *C.struct_operation) (uint64, error) {
-	token := &operation.ipc
+// importHandleOperation returns a handle of a token's memory. For the process's own memory that is the existing handle.
+type importHandleOperation struct {
+	token  C.struct_ipc_handle
+	device int
+}
+
+func (o *importHandleOperation) run(_ *Process, e *vmm.Engine) (uint64, error) {
+	token := &o.token
 	share := vmm.Share{PID: int(token.pid), Start: uint64(token.start), ID: uint64(token.id)}
 	if share.PID == unix.Getpid() {
 		handle, err := e.UserMapped().RetainNamed(share.ID)
 		return uint64(handle), err
 	}
-	if err := goruntime.Ready(int(operation.device)); err != nil {
+	if err := goruntime.Ready(o.device); err != nil {
 		return 0, err
 	}
-	handle, err := e.UserMapped().Import(int(operation.device), share)
+	handle, err := e.UserMapped().Import(o.device, share)
 	if err != nil {
 		err = fmt.Errorf("importing memory of process %d: %w", share.PID, err)
 	}

@@ -1,4 +1,4 @@
-/* kept has the tms_kept_* functions: sets of memory that no process owns. kept.go does the work. */
+/* sets has the tms_kept_* functions, for sets of memory that no process owns. sets.go does the work. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -17,7 +17,7 @@ HIDDEN int keeper_start(void)
 	return start((char *[]){NULL, "keeper", "--start", NULL}, "sets of memory need a keeper");
 }
 
-HIDDEN int kept_promote(const char *name)
+HIDDEN int set_promote(const char *name)
 {
 	return start((char *[]){NULL, "kept", "promote", "--start", "--", (char *)name, NULL},
 		     "it is to bring the set back to the device");
@@ -39,8 +39,7 @@ static int begin(int kind, tms_kept **set, const char *name, int device)
 	if (!set || !name)
 		return error_fail(ERROR_INVALID_VALUE, "a set to fill in and a name are needed");
 	int code = operation_serve(); /* a new keeper asks here */
-	struct operation operation = {
-		.kind = kind, .tags = ONE_TAG(name), .keep = ONE_TAG(region_get().tag), .device = device};
+	struct operation operation = {.kind = kind, .set = {.name = name, .tag = region_get().tag, .device = device}};
 	if (code == SUCCESS)
 		code = operation_apart(&operation, &handle);
 	if (code == SUCCESS)
@@ -51,18 +50,17 @@ static int begin(int kind, tms_kept **set, const char *name, int device)
 EXPORT int tms_kept_create(tms_kept **set, const char *name, int device)
 {
 	int code = device < 0 ? current_device_of_driver(&device) : SUCCESS;
-	return code == SUCCESS ? begin(OPERATION_KEPT_CREATE, set, name, device) : code;
+	return code == SUCCESS ? begin(OPERATION_SET_CREATE, set, name, device) : code;
 }
 
 EXPORT int tms_kept_open(tms_kept **set, const char *name)
 {
-	return begin(OPERATION_KEPT_OPEN, set, name, 0);
+	return begin(OPERATION_SET_OPEN, set, name, 0);
 }
 
-static int on(int kind, tms_kept *set, const void *manifest, size_t size, uint64_t *result)
+static int on(int kind, struct operation_set set, uint64_t *result)
 {
-	struct operation operation = {
-		.kind = kind, .ipc = {.id = (uintptr_t)set, .offset = (uintptr_t)manifest, .size = size}};
+	struct operation operation = {.kind = kind, .set = set};
 	return operation_apart(&operation, result);
 }
 
@@ -73,7 +71,7 @@ EXPORT int tms_kept_add(tms_kept *set, size_t size, void **address)
 		return error_fail(ERROR_INVALID_VALUE, "the address to fill in is NULL");
 	int code = gate_before_allocation();
 	if (code == SUCCESS)
-		code = on(OPERATION_KEPT_ADD, set, NULL, size, &made);
+		code = on(OPERATION_SET_ADD, (struct operation_set){.handle = (uintptr_t)set, .size = size}, &made);
 	if (code == SUCCESS)
 		*address = (void *)(uintptr_t)made;
 	return code;
@@ -83,7 +81,8 @@ EXPORT int tms_kept_seal(tms_kept *set, const void *manifest, size_t size)
 {
 	if (!manifest && size)
 		return error_fail(ERROR_INVALID_VALUE, "the manifest is NULL");
-	int code = on(OPERATION_KEPT_SEAL, set, manifest, size, NULL);
+	struct operation_set asked = {.handle = (uintptr_t)set, .manifest = manifest, .size = size};
+	int code = on(OPERATION_SET_SEAL, asked, NULL);
 	if (code == SUCCESS)
 		keep_budget();
 	return code;
@@ -92,7 +91,7 @@ EXPORT int tms_kept_seal(tms_kept *set, const void *manifest, size_t size)
 EXPORT int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_t *size)
 {
 	size_t bytes = 0;
-	int code = IN_GO(tmsKeptManifest((uintptr_t)set, buffer, capacity, &bytes));
+	int code = IN_GO(tmsSetManifest((uintptr_t)set, buffer, capacity, &bytes));
 	if (code == SUCCESS && size)
 		*size = bytes;
 	return code;
@@ -101,7 +100,7 @@ EXPORT int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_
 EXPORT int tms_kept_attach(tms_kept *set)
 {
 	int code = gate_before_allocation();
-	return code == SUCCESS ? on(OPERATION_KEPT_ATTACH, set, NULL, 0, NULL) : code;
+	return code == SUCCESS ? on(OPERATION_SET_ATTACH, (struct operation_set){.handle = (uintptr_t)set}, NULL) : code;
 }
 
 EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device)
@@ -109,7 +108,7 @@ EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *s
 	uintptr_t base = 0;
 	size_t bytes = 0;
 	int ordinal = 0;
-	int code = IN_GO(tmsKeptChunk((uintptr_t)set, index, &base, &bytes, &ordinal));
+	int code = IN_GO(tmsSetChunk((uintptr_t)set, index, &base, &bytes, &ordinal));
 	if (code != SUCCESS)
 		return code;
 	if (address)
@@ -123,5 +122,5 @@ EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *s
 
 EXPORT int tms_kept_close(tms_kept *set)
 {
-	return on(OPERATION_KEPT_CLOSE, set, NULL, 0, NULL);
+	return on(OPERATION_SET_CLOSE, (struct operation_set){.handle = (uintptr_t)set}, NULL);
 }

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"sync"
 	"unicode/utf8"
 	"unsafe"
@@ -32,8 +31,8 @@ import (
 
 var _ = [1]struct{}{}[vmm.Keeper-control.Keeper]
 
-// keptSet is a set that this process makes, or has open.
-type keptSet struct {
+// set is a set that this process makes, or has open.
+type set struct {
 	control.KeptSet
 	process *Process
 	mu      sync.Mutex // held during an operation
@@ -47,7 +46,7 @@ type keptSet struct {
 // sets has what this process makes or has open.
 type sets struct {
 	sync.Mutex
-	open     map[uint64]*keptSet // by what the pointers of C programs hold
+	open     map[uint64]*set // by what the pointers of C programs hold
 	last     uint64
 	holdings holdings
 
@@ -56,68 +55,121 @@ type sets struct {
 	attaching sync.RWMutex
 }
 
-var errKeptAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
+var errAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
 
-// newKeptOperation copies an operation's part in C memory, and returns what carries it out: it returns a set's handle,
-// or an address.
-func (p *Process) newKeptOperation(o *C.struct_operation) func(*vmm.Engine) (uint64, error) {
-	kind, handle, size, ordinal := o.kind, uint64(o.ipc.id), uint64(o.ipc.size), int(o.device)
-	var name, tag string
-	var manifest []byte
-	switch {
-	case kind < C.OPERATION_KEPT_CREATE:
-		return nil
-	case o.tags != nil:
-		name, tag = texts(o.tags)[0], texts(o.keep)[0]
-	case o.ipc.offset != 0:
-		manifest = slices.Clone(unsafe.Slice(*(**byte)(unsafe.Pointer(&o.ipc.offset)), size))
-	}
-	return func(e *vmm.Engine) (uint64, error) {
-		if C.everything_asked() && kind != C.OPERATION_KEPT_CLOSE { // calls of the driver wait
-			return 0, errKeptAsleep
-		}
-		if !utf8.ValidString(name) {
-			return 0, cuda.Refuse(cuda.InvalidValue, "a set's name is UTF-8, and %q is not", name)
-		}
-		switch kind {
-		case C.OPERATION_KEPT_CREATE:
-			return p.createKept(name, tag, ordinal)
-		case C.OPERATION_KEPT_OPEN:
-			return p.openKept(name, tag)
-		}
-		s := p.keptBy(handle)
-		if s != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-		}
-		if s == nil || s != p.keptBy(handle) { // another thread closed it while this one waited for the lock
-			return 0, errNoKept
-		}
-		making := kind == C.OPERATION_KEPT_ADD || kind == C.OPERATION_KEPT_SEAL
-		switch {
-		case making && s.Sealed != 0:
-			return 0, cuda.Refuse(cuda.InvalidValue, "the set is complete already")
-		case kind == C.OPERATION_KEPT_ADD:
-			return s.add(e, size)
-		case kind == C.OPERATION_KEPT_SEAL:
-			return 0, s.seal(e, manifest)
-		case kind == C.OPERATION_KEPT_ATTACH:
-			return 0, s.attach(e)
-		}
-		return 0, s.close(e, handle)
-	}
+// createSetOperation begins a set. The keeper learns of it with its first chunk. (cuDeviceGetUuid)
+type createSetOperation struct {
+	name, tag string
+	device    int
 }
 
-var errNoKept = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
+func (o *createSetOperation) run(p *Process, _ *vmm.Engine) (uint64, error) {
+	if err := p.mayUseSet(o.name); err != nil {
+		return 0, err
+	}
+	uuid, err := p.driver.DeviceUUID(cuda.Device(o.device))
+	if err != nil {
+		return 0, err
+	}
+	made := control.KeptSet{ID: max(1, rand.Uint64()), Name: o.name, Device: uuid}
+	return (&set{process: p, KeptSet: made, ordinal: o.device, tag: o.tag}).enter(), nil
+}
 
-func (p *Process) keptBy(handle uint64) *keptSet {
+// openSetOperation opens a complete set.
+type openSetOperation struct{ name, tag string }
+
+func (o *openSetOperation) run(p *Process, _ *vmm.Engine) (uint64, error) {
+	if err := p.mayUseSet(o.name); err != nil {
+		return 0, err
+	}
+	return p.openSet(o.name, o.tag)
+}
+
+// addToSetOperation makes a chunk, and returns its address.
+type addToSetOperation struct{ handle, size uint64 }
+
+func (o *addToSetOperation) run(p *Process, e *vmm.Engine) (address uint64, err error) {
+	err = p.changeSet(o.handle, func(s *set) error {
+		address, err = s.add(e, o.size)
+		return err
+	})
+	return address, err
+}
+
+// sealSetOperation makes a set complete.
+type sealSetOperation struct {
+	handle   uint64
+	manifest []byte
+}
+
+func (o *sealSetOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
+	return 0, p.changeSet(o.handle, func(s *set) error { return s.seal(e, o.manifest) })
+}
+
+// attachSetOperation maps a set.
+type attachSetOperation struct{ handle uint64 }
+
+func (o *attachSetOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
+	if err := p.mayUseSet(""); err != nil {
+		return 0, err
+	}
+	return 0, p.useSet(o.handle, func(s *set) error { return s.attach(e) })
+}
+
+// closeSetOperation unmaps a set and forgets it, even while everything is paused.
+type closeSetOperation struct{ handle uint64 }
+
+func (o *closeSetOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
+	return 0, p.useSet(o.handle, func(s *set) error { return s.close(e, o.handle) })
+}
+
+// mayUseSet refuses while everything is paused, because calls of the driver wait, and for a name that is not UTF-8.
+func (p *Process) mayUseSet(name string) error {
+	if C.everything_asked() {
+		return errAsleep
+	}
+	if !utf8.ValidString(name) {
+		return cuda.Refuse(cuda.InvalidValue, "a set's name is UTF-8, and %q is not", name)
+	}
+	return nil
+}
+
+// useSet calls use while no other operation uses the set.
+func (p *Process) useSet(handle uint64, use func(*set) error) error {
+	s := p.setBy(handle)
+	if s != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+	}
+	if s == nil || s != p.setBy(handle) { // another thread closed it while this one waited for the lock
+		return errNoSet
+	}
+	return use(s)
+}
+
+// changeSet is useSet for a set that is not complete.
+func (p *Process) changeSet(handle uint64, change func(*set) error) error {
+	if err := p.mayUseSet(""); err != nil {
+		return err
+	}
+	return p.useSet(handle, func(s *set) error {
+		if s.Sealed != 0 {
+			return cuda.Refuse(cuda.InvalidValue, "the set is complete already")
+		}
+		return change(s)
+	})
+}
+
+var errNoSet = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
+
+func (p *Process) setBy(handle uint64) *set {
 	p.sets.Lock()
 	defer p.sets.Unlock()
 	return p.sets.open[handle]
 }
 
 // enter puts a set into the table, and returns its handle.
-func (s *keptSet) enter() uint64 {
+func (s *set) enter() uint64 {
 	s.process.sets.Lock()
 	defer s.process.sets.Unlock()
 	s.process.sets.last++
@@ -125,28 +177,18 @@ func (s *keptSet) enter() uint64 {
 	return s.process.sets.last
 }
 
-// createKept begins a set; the keeper learns of it with its first chunk. (cuDeviceGetUuid)
-func (p *Process) createKept(name, tag string, ordinal int) (uint64, error) {
-	uuid, err := p.driver.DeviceUUID(cuda.Device(ordinal))
-	if err != nil {
-		return 0, err
-	}
-	set := control.KeptSet{ID: max(1, rand.Uint64()), Name: name, Device: uuid}
-	return (&keptSet{process: p, KeptSet: set, ordinal: ordinal, tag: tag}).enter(), nil
-}
-
-// awake does what maps kept memory, unless everything is paused.
+// awake does what maps memory of a set, unless everything is paused.
 func (p *Process) awake(do func() error) error {
 	p.sets.attaching.RLock()
 	defer p.sets.attaching.RUnlock()
 	if C.everything_asked() {
-		return errKeptAsleep
+		return errAsleep
 	}
 	return do()
 }
 
 // mapChunk maps one chunk more, of a set that is complete or being made.
-func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
+func (s *set) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 	if err := goruntime.Ready(s.ordinal); err != nil {
 		return err
 	}
@@ -165,7 +207,7 @@ func (s *keptSet) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 }
 
 // unmap unmaps all chunks, the last one first.
-func (s *keptSet) unmap(e *vmm.Engine) error {
+func (s *set) unmap(e *vmm.Engine) error {
 	for last := len(s.addresses) - 1; last >= 0; last-- {
 		if err := e.Shared().Close(s.addresses[last], state().Capturing); err != nil {
 			return err
@@ -179,7 +221,7 @@ func (s *keptSet) unmap(e *vmm.Engine) error {
 }
 
 // add makes a chunk and returns its address.
-func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
+func (s *set) add(e *vmm.Engine, size uint64) (uint64, error) {
 	if size == 0 {
 		return 0, cuda.Refuse(cuda.InvalidValue, "a chunk has at least one byte")
 	}
@@ -201,7 +243,7 @@ func (s *keptSet) add(e *vmm.Engine, size uint64) (uint64, error) {
 }
 
 // seal makes the set read-only here, and complete for all.
-func (s *keptSet) seal(e *vmm.Engine, manifest []byte) error {
+func (s *set) seal(e *vmm.Engine, manifest []byte) error {
 	for _, address := range s.addresses {
 		if err := e.Shared().Protect(address); err != nil {
 			return err
@@ -250,21 +292,21 @@ func fileOf(contents []byte) (descriptor int, err error) {
 	return -1, cuda.Refuse(cuda.OperatingSystem, "no host memory for the manifest: %v", cmp.Or(err, error(unix.ENOSPC)))
 }
 
-func (p *Process) openKept(name, tag string) (uint64, error) {
+func (p *Process) openSet(name, tag string) (uint64, error) {
 	reply, descriptor, err := p.askKeeper(control.Request{Op: control.Open, Name: name, Confirm: true}, -1)
 	if err == nil && reply.Sets[0].Place != "" {
 		_ = unix.Close(descriptor)
-		(&keptSet{process: p, KeptSet: reply.Sets[0]}).letGo()
+		(&set{process: p, KeptSet: reply.Sets[0]}).letGo()
 		text := (*C.char)(unsafe.Pointer(goruntime.Terminated(name)))
-		if err = helped(func() C.int { return C.kept_promote(text) }); err == nil {
-			return p.openKept(name, tag)
+		if err = helped(func() C.int { return C.set_promote(text) }); err == nil {
+			return p.openSet(name, tag)
 		}
 	}
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = unix.Close(descriptor) }()
-	s := &keptSet{process: p, KeptSet: reply.Sets[0], tag: tag}
+	s := &set{process: p, KeptSet: reply.Sets[0], tag: tag}
 	if s.file, err = checksum.Read(descriptor); err != nil {
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
@@ -276,13 +318,13 @@ func (p *Process) openKept(name, tag string) (uint64, error) {
 }
 
 // letGo tells the keeper that this process no longer uses a set. A keeper that has ended counts nothing.
-func (s *keptSet) letGo() {
+func (s *set) letGo() {
 	_ = server.Tell(s.process.Directories, control.Keeper, control.Request{Op: control.Close, Set: s.ID})
 }
 
 // hashing returns a function that hashes chunks. It maps the chunks itself, because a pause may take the program's
 // mappings at any time.
-func (s *keptSet) hashing(e *vmm.Engine) checksum.Hash {
+func (s *set) hashing(e *vmm.Engine) checksum.Hash {
 	return func(chunk control.KeptChunk, keys *digest.Keys) ([]digest.Sum, error) {
 		_, descriptor, err := s.process.askKeeper(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
 		if err != nil {
@@ -294,7 +336,7 @@ func (s *keptSet) hashing(e *vmm.Engine) checksum.Hash {
 }
 
 // attach maps all of a set, or nothing. With TMS_VERIFY it compares the contents first.
-func (s *keptSet) attach(e *vmm.Engine) error {
+func (s *set) attach(e *vmm.Engine) error {
 	switch {
 	case s.Sealed == 0:
 		return cuda.Refuse(cuda.InvalidValue, "the set is not complete yet; what it has is mapped here already")
@@ -320,7 +362,7 @@ func (s *keptSet) attach(e *vmm.Engine) error {
 }
 
 // close unmaps a set and forgets it. An incomplete one is gone then.
-func (s *keptSet) close(e *vmm.Engine, handle uint64) error {
+func (s *set) close(e *vmm.Engine, handle uint64) error {
 	if err := s.unmap(e); err != nil {
 		return err
 	}
@@ -393,8 +435,8 @@ func (h *holdings) unuse(id uint64) {
 	}
 }
 
-// keptOpen lists what this process could tell a new keeper.
-func (p *Process) keptOpen() (sets []control.KeptSet) {
+// setsOpen lists what this process could tell a new keeper.
+func (p *Process) setsOpen() (sets []control.KeptSet) {
 	p.sets.Lock()
 	defer p.sets.Unlock()
 	for _, s := range p.sets.open {
@@ -405,8 +447,8 @@ func (p *Process) keptOpen() (sets []control.KeptSet) {
 	return sets
 }
 
-// keptAttached returns the name of a set that is mapped here, or "".
-func (p *Process) keptAttached() string {
+// setAttached returns the name of a set that is mapped here, or "".
+func (p *Process) setAttached() string {
 	p.sets.Lock()
 	defer p.sets.Unlock()
 	for _, s := range p.sets.open {
@@ -433,23 +475,23 @@ func helped(call func() C.int) error {
 	return nil
 }
 
-// withKept looks at a set, for C.
-func (p *Process) withKept(handle C.uintptr_t, look func(*keptSet) error) C.int {
+// withSet looks at a set, for C.
+func (p *Process) withSet(handle C.uintptr_t, look func(*set) error) C.int {
 	return report(goruntime.Run(func() error {
 		p.sets.Lock()
 		defer p.sets.Unlock()
 		if s := p.sets.open[uint64(handle)]; s != nil {
 			return look(s)
 		}
-		return errNoKept
+		return errNoSet
 	}))
 }
 
-// tmsKeptManifest copies at most capacity bytes of a manifest, and returns its size.
+// tmsSetManifest copies at most capacity bytes of a manifest, and returns its size.
 //
-//export tmsKeptManifest
-func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
-	return self.withKept(handle, func(s *keptSet) error {
+//export tmsSetManifest
+func tmsSetManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
+	return self.withSet(handle, func(s *set) error {
 		write(size, C.size_t(len(s.file.Manifest)))
 		if buffer != nil {
 			copy(unsafe.Slice((*byte)(buffer), capacity), s.file.Manifest)
@@ -458,9 +500,9 @@ func tmsKeptManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_
 	})
 }
 
-//export tmsKeptChunk
-func tmsKeptChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, bytes *C.size_t, device *C.int) C.int {
-	return self.withKept(handle, func(s *keptSet) error {
+//export tmsSetChunk
+func tmsSetChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, bytes *C.size_t, device *C.int) C.int {
+	return self.withSet(handle, func(s *set) error {
 		if uint64(index) >= uint64(len(s.addresses)) {
 			return cuda.Refuse(cuda.InvalidValue, "the set has %d chunks mapped here, and no number %d",
 				len(s.addresses), index)
