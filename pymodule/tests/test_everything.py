@@ -98,8 +98,8 @@ def test_a_process_that_is_lost_says_so() -> None:
 def test_errors() -> None:
     code = """
     for arguments, words in (
-        ({"tag": "a"}, "everything is paused without a tag and discard"),
-        ({"discard": True}, "everything is paused without a tag and discard"),
+        ({"tag": "a"}, "everything=True pauses all tags with their contents: leave tag"),
+        ({"discard": True}, "everything=True pauses all tags with their contents: leave tag"),
         ({"timeout": -1}, "timeout must be a number of seconds, 0 or more, not -1"),
         ({"timeout": float("nan")}, "timeout must be a number of seconds"),
     ):

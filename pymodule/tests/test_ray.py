@@ -331,15 +331,15 @@ def test_an_actor_dies(mortal: list[Any], when: str) -> None:
 def test_arguments(groups: Any) -> None:
     _, rollouts = groups
     for call, words in {
-        lambda: pause([]): "there are no actors",
-        lambda: pause(rollouts * 2): "an actor is named twice",
+        lambda: pause([]): "actors must have at least one actor",
+        lambda: pause(rollouts * 2): "actors must have each actor once",
         lambda: pause(rollouts, ""): "tag must not be empty",
         lambda: tms.ray.resume(rollouts, timeout=0): "timeout must be a number of seconds",
         lambda: lend(from_=rollouts, to=rollouts[:1]): "from_ and to have one in common",
     }.items():
         with pytest.raises(ValueError, match=words):
             call()
-    with pytest.raises(TypeError, match="is no handle of a Ray actor"):
+    with pytest.raises(TypeError, match="actors must have handles of Ray actors alone, and has"):
         pause([1])
 
 

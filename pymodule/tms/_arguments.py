@@ -1,7 +1,13 @@
-"""Checks of arguments."""
+"""Checks of arguments: each names the argument, what was given, and what to give.
+
+A public function makes them before anything else: a call with a wrong argument changes nothing.
+"""
 
 from __future__ import annotations
 
+import math
+import numbers
+import operator
 import os
 import re
 from typing import Literal, Optional, cast
@@ -21,22 +27,59 @@ Backup = Optional[
 _KIND = re.compile(r"host|sparse|disk|peer(:\d{1,2})?")
 
 
-def check_tag(tag: object) -> str:
+def check_tag(tag: object, name: str = "tag") -> str:
     """Returns `tag`. Raises TypeError or ValueError if it can't be a tag."""
     if not isinstance(tag, str):
-        raise TypeError(f"tag must be a str such as 'weights', not {type(tag).__name__}")
+        raise TypeError(f"{name} must be a str such as 'weights', not {type(tag).__name__}")
     if not tag:
-        raise ValueError("tag must not be empty; leave it out to mean 'default'")
+        raise ValueError(f"{name} must not be empty; leave it out to mean 'default'")
     if "\0" in tag:
-        raise ValueError(f"tag must not contain a NUL character: {tag!r}")
+        raise ValueError(f"{name} must not contain a NUL character: {tag!r}")
     return tag
 
 
-def check_tags(tag: object) -> list[str] | None:
+def check_tags(tag: object, name: str = "tag") -> list[str] | None:
     """Returns a tag, or a list or tuple of them, as a list; None stays. Errors: as `check_tag`."""
     if tag is None:
         return None
-    return [check_tag(one) for one in (tag if isinstance(tag, (list, tuple)) else [tag])]
+    return [check_tag(one, name) for one in (tag if isinstance(tag, (list, tuple)) else [tag])]
+
+
+def check_flag(name: str, flag: object) -> bool:
+    """Returns `flag`. Raises TypeError if it is no bool."""
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name} must be True or False, not {flag!r}")
+    return flag
+
+
+def check_seconds(name: str, seconds: object, *, above_zero: bool = False) -> float:
+    """Returns `seconds`. Raises TypeError or ValueError if they are no time.
+
+    Args:
+        above_zero: whether they must be finite and above 0.
+    """
+    wanted = f"{name} must be a number of seconds{' above 0' if above_zero else ', 0 or more'}"
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise TypeError(f"{wanted}, not {seconds!r}")
+    given = float(seconds)
+    if not (given > 0 and math.isfinite(given) if above_zero else given >= 0):
+        raise ValueError(f"{wanted}, not {seconds!r}")
+    return given
+
+
+def check_whole(name: str, number: object, wanted: str) -> int:
+    """Returns a whole number from 0 to 2**64 - 1. Raises TypeError or ValueError if it is none.
+
+    Args:
+        wanted: says what it must be.
+    """
+    try:
+        given = -1 if isinstance(number, bool) else operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be {wanted}, not {number!r}") from None
+    if not 0 <= given < 1 << 64:
+        raise ValueError(f"{name} must be {wanted}, not {number!r}")
+    return given
 
 
 def check_backup(backup: object) -> Backup:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict, cast
 
 from . import _torch
-from ._arguments import check_tag, check_tags
+from ._arguments import check_flag, check_seconds, check_tag, check_tags
 from ._errors import OutOfMemoryError, TmsError, from_code
 from ._library import Library, encoded, load, named, texts
 from ._scope import Between, Scope
@@ -186,24 +186,24 @@ def pause(
         TmsError: anything else that CUDA reports. `code` is the cudaError_t: 100 without a driver,
             909 after the timeout, 600 when other processes have memory of the tag open and were not
             paused (10 s).
-        ValueError: everything with a tag or discard, discard of a tag that is not among the tags,
-            or a timeout that is no number of seconds.
+        TypeError, ValueError: everything with a tag or discard, discard of a tag that is not among
+            the tags, or an argument that is not what it should be; nothing was paused.
     """
+    tags, timeout = check_tags(tag), check_seconds("timeout", timeout)
+    lost = tags if discard is True else check_tags(discard or (), "discard")
+    if check_flag("everything", everything) and (tags is not None or discard):
+        raise ValueError(
+            "everything=True pauses all tags with their contents: leave tag and discard out"
+        )
+    stray = set(lost or ()) - set(tags or ())
+    if stray:
+        raise ValueError(f"discard has tags that tag does not name: {', '.join(sorted(stray))}")
     library = load()
-    tags = check_tags(tag)
-    lost = tags if discard is True else check_tags(discard or ())
     if everything:
-        if tags is not None or discard:
-            raise ValueError("everything is paused without a tag and discard")
-        if not timeout >= 0:
-            raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
         code = library.c.tms_pause_everything(timeout)
         if code:
             raise from_code(code, "pausing everything", library.last_error)
         return library.last_bytes
-    stray = set(lost or ()) - set(tags or ())
-    if stray:
-        raise ValueError(f"discard has tags that tag does not name: {', '.join(sorted(stray))}")
     if tags is not None:
         kept = [each for each in tags if each not in (lost or ())]
         what = f"pausing {named(tags)}"
@@ -246,12 +246,10 @@ def resume(
             can be freed; then the rest can be resumed.
         CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
-    library = load()
     tags = check_tags(tag)
-    if wait is None:
-        wait = default_wait(library)
-    if not wait >= 0:
-        raise ValueError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
+    seconds = None if wait is None else check_seconds("wait", wait)
+    library = load()
+    wait = default_wait(library) if seconds is None else seconds
     mapped = resume_within(library, tags, wait, _OTHERS)
     _torch.look_again()
     return mapped
@@ -271,9 +269,8 @@ def configure(*, resume_wait: float | None = None) -> None:
     """
     if resume_wait is None:
         return
-    if not isinstance(resume_wait, (int, float)):
-        raise TypeError(f"resume_wait must be a number of seconds, not {resume_wait!r}")
-    if load().c.tms_set_resume_wait(resume_wait):
+    seconds = check_seconds("resume_wait", resume_wait)
+    if load().c.tms_set_resume_wait(seconds):
         raise ValueError(f"resume_wait must be a number of seconds, 0 or more, not {resume_wait!r}")
 
 
@@ -403,8 +400,8 @@ def prepare(tag: str | None = None, *, wait: bool = False) -> None:
         BackupError: with wait: host memory is too short. Nothing is held then.
         ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
+    name, wait = None if tag is None else check_tag(tag), check_flag("wait", wait)
     library = load()
-    name = None if tag is None else check_tag(tag)
     library.operate(f"preparing {named(name)}", library.c.tms_prepare, encoded(name), wait)
 
 
@@ -446,8 +443,10 @@ def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.
-        ValueError: an empty path, or one with a NUL character.
+        TypeError, ValueError: no path, an empty one, or one with a NUL character.
     """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path must name a directory, not {path!r}")
     name = os.fsencode(path)
     if not name or b"\0" in name:
         raise ValueError(f"path must name a directory, not {path!r}")

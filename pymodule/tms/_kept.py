@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ._arguments import check_flag
 from ._errors import NotSupportedError, TmsError, from_code
 from ._library import Library, load
 
@@ -41,13 +42,15 @@ def kept(name: str) -> Kept:
         name: 1 to 255 bytes, such as a model's name, its revision and the rank.
 
     Raises:
-        ValueError: it is no such name.
+        TypeError, ValueError: it is no such name.
         TmsError: the keeper cannot be started, or does not answer.
         OutOfMemoryError: entering the body, of a demoted set for which its device has no room.
         NotPreloadedError: the process was started without libtms.so.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str such as 'qwen3-8b@sha', not {name!r}")
     if not 0 < len(name.encode()) < 256 or "\0" in name:
-        raise ValueError(f"{name!r} is no name for a set: it has 1 to 255 bytes, and none is zero")
+        raise ValueError(f"name must have 1 to 255 bytes, and none of them zero, not {name!r}")
     return Kept(load(), name)
 
 
@@ -100,9 +103,12 @@ class Kept:
             ContentsError: with TMS_VERIFY=1, it is not as it was published.
             NotSupportedError: the set is on a device that this process does not see, or was made by
                 another version of tms.
-            ValueError: the module does not fit.
+            TypeError, ValueError: the module is none, or does not fit.
         """
+        check_flag("copy", copy)
         torch = importlib.import_module("torch")
+        if module is not None and not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
         manifest = self._manifest()
         tensors = self._mapped(torch, manifest, 0 if copy else len(manifest["chunks"]))
         if module is not None:
@@ -123,12 +129,17 @@ class Kept:
 
         Raises:
             OutOfMemoryError: the device has no room. A module's tensors are still valid.
-            ValueError: a tensor is not on the one CUDA device, or has no plain memory.
+            TypeError, ValueError: a tensor is not on the one CUDA device, or has no plain memory,
+                or the source is neither tensors by name nor a module.
             TmsError: the keeper was killed during the call, or another of its errors.
         """
         torch = importlib.import_module("torch")
         replaces = isinstance(source, torch.nn.Module)
-        tensors = dict(_owned(source)) if replaces else dict(source)
+        if not replaces and not isinstance(source, Mapping):
+            raise TypeError(
+                f"source must be a torch.nn.Module or a dict of tensors by name, not {source!r}"
+            )
+        tensors = dict(_owned(source) if replaces else source)
         self._publish(torch, tensors, set(tensors) if replaces else set(), replaces)
 
     def _manifest(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from ._errors import from_code
@@ -47,44 +47,62 @@ def live(
     Raises:
         NotPreloadedError: libtms.so is not in this process.
         TmsError: some of the memory is in no region, or is paused.
-        ValueError: a tensor is not contiguous, a mask does not divide it, or a pair is not in it.
+        TypeError, ValueError: a tensor is not contiguous, a mask does not divide it, a pair is not
+            in it, or an argument is not what it should be. Nothing was noted.
     """
-    library = load()
-    given: list[Any] = list(parts.tolist() if hasattr(parts, "tolist") else parts)
-    arrays: dict[tuple[int, ...], Any] = {}  # of layers that are alike
-    each: list[Any] = [tensors] if hasattr(tensors, "data_ptr") else [*tensors]
+    several = isinstance(tensors, Iterable) and not hasattr(tensors, "data_ptr")
+    each: list[Any] = [*tensors] if several else [tensors]
+    if not all(hasattr(one, "data_ptr") for one in each):
+        raise TypeError(f"tensors must be a CUDA tensor or a sequence of them, not {tensors!r}")
+    listed = parts.tolist() if hasattr(parts, "tolist") else parts
+    if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
+        raise TypeError(f"parts must be a mask of bools, or pairs (offset, size), not {parts!r}")
+    given: list[Any] = list(listed)
+    arrays: dict[tuple[int, ...], Any] = {}  # of tms_range, for layers that are alike
     for tensor in each:
         if not tensor.is_contiguous():
-            raise ValueError("the tensor must be contiguous: its blocks must be pieces of memory")
-        shape = (*tensor.shape, tensor.nbytes)
-        if shape not in arrays:
+            raise ValueError("tensors must be contiguous: their blocks must be pieces of memory")
+        if _shape(tensor) not in arrays:
             words = list(itertools.chain(*_ranges(tensor, given, dim)))
-            arrays[shape] = (ctypes.c_size_t * len(words))(*words)
-        array, code = arrays[shape], 0  # of tms_range
+            arrays[_shape(tensor)] = (ctypes.c_size_t * len(words))(*words)
+    library = load()
+    for tensor in each:
+        array, code = arrays[_shape(tensor)], 0
         if tensor.nbytes:
             code = library.c.tms_live(tensor.data_ptr(), tensor.nbytes, array, len(array) // 2)
         if code:
             raise from_code(code, "noting what is live", library.last_error)
 
 
+def _shape(tensor: Any) -> tuple[int, ...]:
+    """What the live ranges of a tensor depend on, beside the arguments."""
+    return (*tensor.shape, tensor.nbytes)
+
+
 def _ranges(tensor: Any, given: list[Any], dim: int) -> Iterator[tuple[int, int]]:
     """The offset and size in bytes of each pair, or of each run of blocks that a mask keeps."""
     given = [bool(each) if type(each).__name__ in ("bool", "bool_") else each for each in given]
     if not all(isinstance(each, bool) for each in given):
-        for offset, size in given:
-            inside = 0 <= offset <= tensor.nbytes and 0 <= size <= tensor.nbytes - offset
-            if isinstance(offset, bool) or not inside:
+        for pair in given:
+            offset, size = pair if _is_pair(pair) else (-1, -1)
+            if not (0 <= offset <= tensor.nbytes and 0 <= size <= tensor.nbytes - offset):
                 raise ValueError(
-                    f"({offset}, {size}) is no pair (offset, size) within {tensor.nbytes} bytes"
+                    f"parts has {pair!r}, which is no pair (offset, size) within {tensor.nbytes} "
+                    "bytes"
                 )
             yield offset, size
     elif given:
+        dims = len(tensor.shape)
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise TypeError(f"dim must be the number of a dimension, such as 0, not {dim!r}")
+        if not -dims <= dim < dims:
+            raise ValueError(f"dim must be a dimension of a tensor that has {dims}, not {dim}")
         if tensor.shape[dim] % len(given):
             raise ValueError(
-                f"a mask of {len(given)} blocks does not divide dimension {dim} of a tensor, which "
-                f"has size {tensor.shape[dim]}"
+                f"parts: a mask of {len(given)} blocks does not divide dimension {dim} of a "
+                f"tensor, which has size {tensor.shape[dim]}"
             )
-        rows = math.prod(tensor.shape[: dim % len(tensor.shape)])
+        rows = math.prod(tensor.shape[: dim % dims])
         block = tensor.nbytes // max(1, rows * len(given))
         runs = [(value, len(list(group))) for value, group in itertools.groupby(given)]
         at = 0
@@ -92,3 +110,8 @@ def _ranges(tensor: Any, given: list[Any], dim: int) -> Iterator[tuple[int, int]
             if value:
                 yield at * block, blocks * block
             at += blocks
+
+
+def _is_pair(given: object) -> bool:
+    """Reports whether `given` is two ints."""
+    return isinstance(given, (tuple, list)) and [type(each) for each in given] == [int, int]

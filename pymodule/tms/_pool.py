@@ -9,6 +9,7 @@ import re
 from typing import Any, Union, cast
 
 from . import _torch
+from ._arguments import check_whole
 from ._errors import NotSupportedError, OutOfMemoryError, TmsError, from_code
 from ._library import Library, load, read
 from ._private import private, setter
@@ -34,13 +35,16 @@ def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
 
     Raises:
         TmsError: the kind, an option or the device does not exist; the message names valid ones.
+        TypeError, ValueError: an argument is not what it should be.
         ForkedError, NotPreloadedError: as for `pause`.
     """
+    chosen = _kind(kind), _text(options)
+    ordinal = (
+        -1 if device is None else check_whole("device", device, "the ordinal of a GPU or None")
+    )
     library = load()
     handle = ctypes.c_void_p()
-    code = library.c.tms_pool_create(
-        ctypes.byref(handle), kind.encode(), _text(options), -1 if device is None else device
-    )
+    code = library.c.tms_pool_create(ctypes.byref(handle), *chosen, ordinal)
     _check(library, code, f"making a pool of kind {kind!r}")
     return Pool(library, kind, handle)
 
@@ -68,10 +72,10 @@ class Pool:
             OutOfMemoryError: neither the pool nor the device has room; the message names a pool's
                 option that would help, if there is one.
             TmsError: the pool is closed.
-            ValueError: `size` is negative, or no number of 64 bits.
+            TypeError, ValueError: `size` or `stream` is no number of 64 bits, or negative.
         """
-        if not 0 <= size < 1 << 64:
-            raise ValueError(f"size must be 0 or more, and below 2**64, not {size}")
+        size = check_whole("size", size, "0 or more, and below 2**64")
+        stream = check_whole("stream", stream, _STREAM)
         address = ctypes.c_void_p()
         code = self._library.c.tms_pool_malloc(self._handle, ctypes.byref(address), size, stream)
         self._check(code, f"allocating {size} bytes from a pool of kind {self.kind!r}")
@@ -82,10 +86,9 @@ class Pool:
 
         Raises:
             TmsError: it is not the address of a live allocation of this pool.
-            ValueError: it is no address.
+            TypeError, ValueError: it is no address.
         """
-        if not 0 <= address < 1 << 64:
-            raise ValueError(f"address must be what malloc returned, not {address}")
+        address = check_whole("address", address, _ADDRESS)
         self._check(self._library.c.tms_pool_free(self._handle, address), f"freeing {address:#x}")
 
     def record_stream(self, address: int, stream: int) -> None:
@@ -93,8 +96,10 @@ class Pool:
 
         Raises:
             NotSupportedError: the kind is not "caching".
-            TmsError: as for `free`.
+            TmsError, TypeError, ValueError: as for `free`.
         """
+        address = check_whole("address", address, _ADDRESS)
+        stream = check_whole("stream", stream, _STREAM)
         code = self._library.c.tms_pool_record_stream(self._handle, address, stream)
         self._check(code, f"recording a stream for {address:#x}")
 
@@ -137,6 +142,10 @@ class Pool:
         _check(self._library, code, doing)
 
 
+_ADDRESS = "what malloc returned"
+_STREAM = "a cudaStream_t, such as torch.cuda.Stream.cuda_stream"
+
+
 def use_allocator(kind: str, **options: Option) -> None:
     """Makes a pool PyTorch's allocator of CUDA memory, for the whole process, from here on.
 
@@ -156,6 +165,7 @@ def use_allocator(kind: str, **options: Option) -> None:
         TmsError: the kind or an option does not exist, or another was chosen before.
         NotPreloadedError, ImportError: there is no libtms.so in the process, or no PyTorch.
     """
+    chosen = _kind(kind), _text(options)
     library = load()
     torch = _pytorch()
     if torch.cuda.is_initialized():
@@ -164,7 +174,7 @@ def use_allocator(kind: str, **options: Option) -> None:
             "Call tms.use_allocator before the first CUDA tensor, or make tensors within "
             "tms.allocator(...)."
         )
-    made = _plug(library, torch, "tms_torch_pool_malloc_or_throw", kind, options)
+    made = _plug(library, torch, "tms_torch_pool_malloc_or_throw", chosen)
     try:
         torch.cuda.memory.change_current_allocator(
             private(torch, "cuda.memory._CUDAAllocator")(made)
@@ -190,8 +200,10 @@ def allocator(kind: str, **options: Option) -> Scope:
         TmsError, NotPreloadedError, ImportError: as for `use_allocator`.
     """
 
+    chosen = _kind(kind), _text(options)
+
     def route(library: Library) -> _torch.Route:
-        made = _plug(library, _pytorch(), "tms_torch_pool_malloc", kind, options)
+        made = _plug(library, _pytorch(), "tms_torch_pool_malloc", chosen)
         settings = (library.tag, library.backup, library.incremental)
         tag = library.tag if library.active else None
         return _torch.enter_own(("allocator", settings if tag else None), made, tag)
@@ -222,8 +234,18 @@ def _check(library: Library, code: int, doing: str) -> None:
         raise from_code(code, doing, library.last_error)
 
 
+def _kind(kind: str) -> bytes:
+    if not isinstance(kind, str):
+        raise TypeError(f"kind must be the name of a kind of pool, such as 'caching', not {kind!r}")
+    return kind.encode()
+
+
 def _text(options: dict[str, Option]) -> bytes:
     for name, value in options.items():
+        if not isinstance(value, (bool, int, float, str)):
+            raise TypeError(
+                f"{name} must be a number, True, False or text such as '64MiB', not {value!r}"
+            )
         if "," in re.sub(r"\[[^]]*\]", "", str(value)):
             raise ValueError(
                 f"{name}={value!r}: a setting must not contain a comma outside brackets"
@@ -249,9 +271,10 @@ _plugged: dict[str, Any] = {}
 """PyTorch's objects for our functions, by the name of the allocating one; they are never freed."""
 
 
-def _plug(library: Library, torch: Any, malloc: str, kind: str, options: dict[str, Option]) -> Any:
-    code = library.c.tms_torch_pool_use(kind.encode(), _text(options))
-    _check(library, code, f"choosing a pool of kind {kind!r} for PyTorch")
+def _plug(library: Library, torch: Any, malloc: str, chosen: tuple[bytes, bytes]) -> Any:
+    """PyTorch's allocator that the named function serves from pools of the chosen kind."""
+    code = library.c.tms_torch_pool_use(*chosen)
+    _check(library, code, f"choosing a pool of kind {chosen[0].decode()!r} for PyTorch")
     if malloc not in _plugged:
         made = private(torch, "_C._cuda_customAllocator")(
             library.address_of(malloc), library.address_of("tms_torch_pool_free")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 import os
 import socket
 import sys
@@ -18,7 +17,7 @@ import time
 from typing import Any, Callable, NamedTuple
 
 from . import _control, _torch
-from ._arguments import check_tags
+from ._arguments import check_seconds, check_tags
 from ._errors import GroupError, NotSupportedError, TmsError, account
 from ._library import load, named
 
@@ -282,10 +281,8 @@ def error(
 
 
 def check_timeout(timeout: float) -> float:
-    """Returns `timeout`. Raises ValueError if it can't be one."""
-    if not (timeout > 0 and math.isfinite(timeout)):
-        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
-    return timeout
+    """Returns `timeout`. Raises TypeError or ValueError if it can't be one."""
+    return check_seconds("timeout", timeout, above_zero=True)
 
 
 def doing(operation: str, tag: str | None, count: int, noun: str) -> str:

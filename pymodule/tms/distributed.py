@@ -93,6 +93,7 @@ def paused(
     """
     if tag is not None:
         check_tag(tag)
+    check_timeout(timeout)
     return Between(
         f"tms.distributed.paused({'' if tag is None else repr(tag)})",
         lambda: pause(tag, group, timeout),

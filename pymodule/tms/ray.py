@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 from ._arguments import check_tag
@@ -117,7 +117,7 @@ def lend(
     """
     tag = None if tag is None else check_tag(tag)
     seconds = check_timeout(timeout)
-    lender, borrower = _distinct(from_), _distinct(to)
+    lender, borrower = _distinct(from_, "from_"), _distinct(to, "to")
     if {_key(actor) for actor in lender} & {_key(actor) for actor in borrower}:
         raise ValueError("an actor cannot lend to itself: from_ and to have one in common")
 
@@ -147,15 +147,17 @@ def _key(actor: Any) -> str:
     return str(actor._actor_id.hex()) if hasattr(actor, "_actor_id") else str(id(actor))
 
 
-def _distinct(actors: Sequence[Any]) -> Sequence[Any]:
+def _distinct(actors: Sequence[Any], name: str = "actors") -> Sequence[Any]:
+    if not isinstance(actors, Iterable):
+        raise TypeError(f"{name} must be a list of handles of Ray actors, not {actors!r}")
     actors = list(actors)
     if not actors:
-        raise ValueError("there are no actors")
+        raise ValueError(f"{name} must have at least one actor, and is empty")
     for actor in actors:
         if not hasattr(actor, "__ray_call__"):
-            raise TypeError(f"{actor!r} is no handle of a Ray actor")
+            raise TypeError(f"{name} must have handles of Ray actors alone, and has {actor!r}")
     if len({_key(actor) for actor in actors}) < len(actors):
-        raise ValueError("an actor is named twice")
+        raise ValueError(f"{name} must have each actor once, and has one twice")
     return actors
 
 
