@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"tms/internal/guard"
 	"tms/internal/readable"
 	"tms/vmm/cuda"
 	"tms/vmm/small"
@@ -108,7 +109,10 @@ func (e *Engine) obtainAtOnce(r *Request, made *uint64, take func(d *device, sho
 	}
 	*made = d.made
 	if r.Context != d.context {
-		if err := e.unlocked(func() error { return e.admit(d, r.Context) }); err != nil {
+		e.mu.Unlock()
+		err := guard.Call(func() error { return e.admit(d, r.Context) })
+		e.lockFor(r) // unlike unlocked, which would end the offers of live memory
+		if err != nil {
 			return nil, err
 		}
 	}
