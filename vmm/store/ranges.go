@@ -51,7 +51,9 @@ func (r Ranges) Without(taken Ranges) Ranges {
 // Replace returns the ranges with others in the place of all bytes of a range, which has those others. It looks at no
 // range that lies elsewhere, and may change the list that it was given.
 func (r Ranges) Replace(whole Range, others Ranges) Ranges {
-	first, _ := slices.BinarySearchFunc(r, whole.Offset, func(one Range, at uint64) int { return cmp.Compare(one.end(), at) })
+	first, _ := slices.BinarySearchFunc(r, whole.Offset, func(one Range, at uint64) int {
+		return cmp.Compare(one.end(), at)
+	})
 	last := first
 	for last < len(r) && r[last].Offset <= whole.end() {
 		last++
