@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/fleet"
-	"tms/internal/group"
 	"tms/internal/readable"
 )
 
@@ -45,14 +44,14 @@ func completeTags(_ *cobra.Command, given []string, _ string) (found []string, _
 			found = append(found, tag.Tag)
 		}
 	}
-	return group.Distinct(completable(found)), cobra.ShellCompDirectiveNoFileComp
+	return fleet.Distinct(completable(found)), cobra.ShellCompDirectiveNoFileComp
 }
 
 func completeJobs(*cobra.Command, []string, string) (found []string, _ cobra.ShellCompDirective) {
 	for _, p := range fleet.Ask(completionTime) {
 		found = append(found, p.Jobs...)
 	}
-	return group.Distinct(completable(found)), cobra.ShellCompDirectiveNoFileComp
+	return fleet.Distinct(completable(found)), cobra.ShellCompDirectiveNoFileComp
 }
 
 // completable leaves out names that a terminal or a shell could take for more than a name: other programs have chosen them.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tms/internal/group"
+	"tms/internal/fleet"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/program"
 )
@@ -210,4 +210,4 @@ func environment(own []string, set map[string]string) []string {
 func separates(r rune) bool { return r == ' ' || r == ':' || r == '\t' || r == '\n' }
 
 // joined returns each name once, with colons between the names.
-func joined(names []string) string { return strings.Join(group.Distinct(names), ":") }
+func joined(names []string) string { return strings.Join(fleet.Distinct(names), ":") }

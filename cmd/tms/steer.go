@@ -16,6 +16,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/fleet"
 	"tms/internal/group"
 	"tms/internal/readable"
 )
@@ -113,7 +114,7 @@ func processes(arguments []string) (found []int, err error) {
 		}
 		found = append(found, pid)
 	}
-	return group.Distinct(found), nil
+	return fleet.Distinct(found), nil
 }
 
 func (s *steering) request(op string) control.Request {

@@ -41,7 +41,7 @@ func Ask(within time.Duration, pids ...int) []Process {
 	for i, pid := range pids {
 		all.Go(func() {
 			p := &processes[i]
-			connection, err := client.Look(pid)
+			connection, err := client.Connect(pid)
 			p.Absent = err != nil
 			if err == nil {
 				defer connection.Close()
@@ -129,14 +129,15 @@ func Progress(processes []Process) (doing string, done, total uint64) {
 	return doing, min(done, total), total
 }
 
-// distinct returns each value once, and no empty value.
-func distinct(values []string) (found []string) {
+// Distinct returns each value once, and no zero value.
+func Distinct[T comparable](values []T) (distinct []T) {
+	var zero T
 	for _, value := range values {
-		if value != "" && !slices.Contains(found, value) {
-			found = append(found, value)
+		if value != zero && !slices.Contains(distinct, value) {
+			distinct = append(distinct, value)
 		}
 	}
-	return found
+	return distinct
 }
 
 // procFile is the path of what the kernel tells about a process.

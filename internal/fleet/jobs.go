@@ -23,5 +23,5 @@ func JobsOf(pid int) (jobs []string) {
 	if e["MASTER_ADDR"] != "" && e["MASTER_PORT"] != "" {
 		jobs = append(jobs, e["MASTER_ADDR"]+":"+e["MASTER_PORT"])
 	}
-	return distinct(jobs)
+	return Distinct(jobs)
 }

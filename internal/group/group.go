@@ -89,20 +89,9 @@ func OfJob(job string) (pids []int, err error) {
 	}
 	if len(pids) == 0 && len(others) > 0 {
 		return nil, fmt.Errorf("no process of job %s listens; those that listen belong to %s", job,
-			readable.Printable(strings.Join(Distinct(others), ", ")))
+			readable.Printable(strings.Join(fleet.Distinct(others), ", ")))
 	}
 	return pids, err
-}
-
-// Distinct returns each value once, and no zero value.
-func Distinct[T comparable](values []T) (distinct []T) {
-	var zero T
-	for _, value := range values {
-		if value != zero && !slices.Contains(distinct, value) {
-			distinct = append(distinct, value)
-		}
-	}
-	return distinct
 }
 
 // Reach connects to a process, and asks its state.

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/fleet"
 	numbering "tms/internal/process"
 )
 
@@ -176,7 +177,7 @@ func Lockers(name string) (found []int) {
 		}
 		_ = file.Close()
 	}
-	return Distinct(found)
+	return fleet.Distinct(found)
 }
 
 func lockName(of string) string { return strings.ReplaceAll(of, "/", "") + ".lock" }

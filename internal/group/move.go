@@ -81,7 +81,7 @@ func (v *Move) gather(ctx context.Context, pid int) (*Group, error) {
 		pids = v.PIDs
 	}
 	for i := 0; i < len(pids); i++ {
-		pids = Distinct(append(pids, v.sharers[pids[i]]...))
+		pids = fleet.Distinct(append(pids, v.sharers[pids[i]]...))
 	}
 	g := &Group{request: v.Pause, moves: true, alone: len(pids) == 1}
 	for _, pid := range pids {

@@ -1,5 +1,7 @@
-// Package top is the live view of tms top: its screen and its keys. Source supplies the contents of the screen, and
-// pauses and resumes; bubbletea handles the terminal.
+// Package top is the live view of tms top: its screen and its keys. A Source supplies each Look, which has processes and
+// devices as package fleet sees them, and pauses and resumes. The model has a row for each process and each tag, with
+// figures (figures.go); events (events.go) and a history (history.go) come from the differences between looks. bubbletea
+// handles the terminal.
 package top
 
 import (

@@ -131,7 +131,7 @@ func sweep(directory string, pid int) {
 // Dial connects to a process of this user; root can connect to any user's. Errors: ErrUnreachable, wrapped, with the
 // reason; ErrElsewhere.
 func Dial(pid int) (*Conn, error) {
-	connection, err := Look(pid)
+	connection, err := Connect(pid)
 	if err == nil && connection.Peer != pid {
 		connection.Close()
 		return nil, ErrElsewhere
@@ -139,14 +139,15 @@ func Dial(pid int) (*Conn, error) {
 	return connection, err
 }
 
-// Look is Dial, but also connects to a process that has the number in another PID namespace. A client may read what
+// Connect is Dial, but also connects to a process that has the number in another PID namespace. A client may read what
 // that process says, but must not change it: here the number means another process. It waits for a process that
 // replaces its socket.
-func Look(pid int) (*Conn, error) {
-	return control.Search(pid, func() (*Conn, error) { return connect(pid) })
+func Connect(pid int) (*Conn, error) {
+	return control.Search(pid, func() (*Conn, error) { return findSocket(pid) })
 }
 
-func connect(pid int) (*Conn, error) {
+// findSocket connects to the socket of a process, in whichever directory it is.
+func findSocket(pid int) (*Conn, error) {
 	own := os.Geteuid()
 	places := directories(own)
 	var entry syscall.Stat_t

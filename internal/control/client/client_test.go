@@ -240,7 +240,7 @@ func TestNumbersOfElsewhere(t *testing.T) {
 	_, err := client.Dial(number)
 	require.ErrorIs(t, err, client.ErrElsewhere)
 	require.ErrorIs(t, err, client.ErrUnreachable)
-	c, err := client.Look(number)
+	c, err := client.Connect(number)
 	require.NoError(t, err)
 	require.Equal(t, os.Getpid(), c.Peer)
 	c.Close()
