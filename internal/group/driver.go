@@ -241,8 +241,8 @@ func isLost(pid int, err error) bool {
 
 // lose notes with a process that it is lost, for later commands, and returns that as an error.
 func lose(pid int, cause error, part *control.Driver) error {
-	l := &lost{pid, fmt.Sprintf("%v. The process is lost: what it had on its GPUs is gone, and its CUDA calls wait for good. "+
-		"End it: kill -9 %d", cause, pid)}
+	l := &lost{pid, fmt.Sprintf("%v. The process is lost: what it had on its GPUs is gone, and its CUDA calls wait for "+
+		"good. End it: kill -9 %d", cause, pid)}
 	noted := control.Driver{Devices: []control.DriverBytes{}, Lost: l.words}
 	if part != nil {
 		noted.Devices = part.Devices
