@@ -1,5 +1,6 @@
 // Package doctor examines a machine and a program, and reports whether libtms.so can interpose the program's CUDA
-// memory there. It changes nothing, and starts only the program's loader, to ask it.
+// memory there. It changes nothing, and starts only the program's loader, to ask it: a start of the program, even one
+// that the library ends before main, would run the constructors of the program's other libraries.
 package doctor
 
 import (
