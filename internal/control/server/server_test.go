@@ -334,6 +334,10 @@ func TestAPeerThatIsSlow(t *testing.T) {
 	require.NoError(t, err)
 	defer unix.Close(keeper.Descriptor)
 	go func() {
+		events := []unix.PollFd{{Fd: int32(keeper.Descriptor), Events: unix.POLLIN}}
+		for events[0].Revents == 0 { // accept does not wait for a client, and a signal of Go's scheduler ends a poll
+			_, _ = unix.Poll(events, -1)
+		}
 		client, _, err := unix.Accept4(keeper.Descriptor, unix.SOCK_CLOEXEC)
 		if err != nil {
 			return
