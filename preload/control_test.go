@@ -169,7 +169,7 @@ func dial(t *testing.T, pid int) *client.Conn {
 	return connection
 }
 
-func request(t *testing.T, c *client.Conn, r control.Request) control.Reply {
+func request(t *testing.T, c *client.Conn, r control.SteerRequest) control.Reply {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -179,7 +179,7 @@ func request(t *testing.T, c *client.Conn, r control.Request) control.Reply {
 }
 
 // well makes a request that succeeds.
-func well(t *testing.T, c *client.Conn, r control.Request) control.Reply {
+func well(t *testing.T, c *client.Conn, r control.SteerRequest) control.Reply {
 	t.Helper()
 	reply := request(t, c, r)
 	require.True(t, reply.OK, "%d %s", reply.Code, reply.Error)
@@ -187,21 +187,21 @@ func well(t *testing.T, c *client.Conn, r control.Request) control.Reply {
 }
 
 // gated returns a request that holds threads up and is not forced.
-func gated(op, tag string) control.Request {
-	r := control.Request{Op: op}
+func gated(op, tag string) control.SteerRequest {
+	r := control.SteerRequest{Op: op}
 	if tag != "" {
 		r.Tag = &tag
 	}
 	return r
 }
 
-func pauseOf(tag string) control.Request {
+func pauseOf(tag string) control.SteerRequest {
 	r := gated(control.Pause, tag)
 	r.Force = true
 	return r
 }
 
-func resumeOf(tag string) control.Request { return gated(control.Resume, tag) }
+func resumeOf(tag string) control.SteerRequest { return gated(control.Resume, tag) }
 
 func (h *steered) stateNow() (control.ProcessState, error) {
 	c, err := client.Dial(h.pid())
@@ -271,7 +271,7 @@ func TestPausedFromOutside(t *testing.T) {
 	require.Empty(t, state.Doing)
 	require.Equal(t, uint64(32*mib), state.Stats.Devices[0].LiveBytes)
 
-	refused := request(t, c, control.Request{Op: control.Pause})
+	refused := request(t, c, control.SteerRequest{Op: control.Pause})
 	require.Equal(t, 801, refused.Code)
 	require.Contains(t, refused.Error, "start the program with tms run")
 	require.Contains(t, refused.Error, "or force the pause, while it is known")
@@ -312,7 +312,7 @@ func TestPausedFromOutside(t *testing.T) {
 func TestRefusedPauseEndsWhatIsLive(t *testing.T) {
 	h := onlyControlled(t, reaching(t))
 	pause := gated(control.Pause, "")
-	refused := func(change func(*control.Request)) func() {
+	refused := func(change func(*control.SteerRequest)) func() {
 		return func() {
 			r := pause
 			change(&r)
@@ -324,13 +324,13 @@ func TestRefusedPauseEndsWhatIsLive(t *testing.T) {
 	for name, try := range map[string]func(){
 		"during a capture": func() {
 			h.do("capture")
-			refused(func(r *control.Request) { r.Timeout = new(0.05) })()
+			refused(func(r *control.SteerRequest) { r.Timeout = new(0.05) })()
 			h.do("captured")
 		},
-		"not idle": refused(func(r *control.Request) { r.Idle = new(3600.0) }),
+		"not idle": refused(func(r *control.SteerRequest) { r.Idle = new(3600.0) }),
 		"a hold that is refused": func() {
 			h.do("capture")
-			refused(func(r *control.Request) { r.Hold, r.Timeout = true, new(0.05) })()
+			refused(func(r *control.SteerRequest) { r.Hold, r.Timeout = true, new(0.05) })()
 			h.do("captured")
 		},
 		"a hold whose pause never comes": func() {
@@ -338,11 +338,11 @@ func TestRefusedPauseEndsWhatIsLive(t *testing.T) {
 			hold := pause
 			hold.Hold = true
 			well(t, c, hold)
-			well(t, c, control.Request{Op: control.Undo})
+			well(t, c, control.SteerRequest{Op: control.Undo})
 		},
 		"everything, with a multicast object": func() {
 			h.do("multicast")
-			refused(func(r *control.Request) { r.Everything = true })()
+			refused(func(r *control.SteerRequest) { r.Everything = true })()
 		},
 	} {
 		require.Equal(t, "ok", h.do("dead"))
@@ -435,16 +435,16 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 	h = controlled(t)
 	require.Nil(t, h.state().IdleSeconds)
 	idle := 1.0
-	unknown := control.Request{Op: control.Pause, Idle: &idle, Force: true}
+	unknown := control.SteerRequest{Op: control.Pause, Idle: &idle, Force: true}
 	require.Equal(t, 801, request(t, h.dial(), unknown).Code, "without a gate it is not known")
-	yielding := control.Request{Op: control.Pause, Yield: true, Force: true}
+	yielding := control.SteerRequest{Op: control.Pause, Yield: true, Force: true}
 	require.Equal(t, 801, request(t, h.dial(), yielding).Code, "without a gate no call would wait for it")
 }
 
 // What a client has paused stays paused as long as the client is there, unless it says otherwise.
 func TestClientsVanish(t *testing.T) {
 	h := onlyControlled(t)
-	pauser := func(r control.Request) *client.Conn {
+	pauser := func(r control.SteerRequest) *client.Conn {
 		c := h.dial()
 		well(t, c, r)
 		return c
@@ -454,7 +454,7 @@ func TestClientsVanish(t *testing.T) {
 	require.Equal(t, "ok", h.do("check"))
 
 	c := pauser(pauseOf(""))
-	well(t, c, control.Request{Op: control.Keep})
+	well(t, c, control.SteerRequest{Op: control.Keep})
 	c.Close()
 	c = pauser(pauseOf("")) // which finds nothing to pause, and undoes nothing
 	c.Close()
@@ -464,7 +464,7 @@ func TestClientsVanish(t *testing.T) {
 	require.Equal(t, nonePaused, h.paused())
 
 	c = pauser(pauseOf("cache"))
-	well(t, c, control.Request{Op: control.Keep})
+	well(t, c, control.SteerRequest{Op: control.Keep})
 	c.Close()
 	time.Sleep(50 * time.Millisecond)
 	require.Equal(t, cachePaused, h.paused())
@@ -538,7 +538,7 @@ func (h *steered) connect() *net.UnixConn {
 	return connection
 }
 
-func send(t *testing.T, raw *net.UnixConn, r control.Request) {
+func send(t *testing.T, raw *net.UnixConn, r control.SteerRequest) {
 	t.Helper()
 	r.Version = control.Version
 	_, err := raw.Write(control.Line(r))
@@ -631,14 +631,14 @@ func TestManyClients(t *testing.T) {
 		require.NoError(t, err)
 		first = append(first, c)
 	}
-	status := control.Request{Op: control.Status}
+	status := control.SteerRequest{Op: control.Status}
 	require.Contains(t, request(t, h.dial(), status).Error, "16 clients are connected already")
 	// All at once: each is answered, and those that change something are made one after another.
 	var all sync.WaitGroup
 	for i, c := range first {
 		all.Go(func() {
 			for n := range often(20, 8) {
-				r := []control.Request{pauseOf("cache"), resumeOf("cache"), pauseOf(""), resumeOf(""), status}[(i+n)%5]
+				r := []control.SteerRequest{pauseOf("cache"), resumeOf("cache"), pauseOf(""), resumeOf(""), status}[(i+n)%5]
 				reply, err := c.Do(context.Background(), r)
 				if err != nil || !reply.OK {
 					t.Errorf("%v: %v %v", r.Op, reply.Error, err)
@@ -668,7 +668,7 @@ func withdrawn(t *testing.T, wait float64, environment ...string) {
 	well(t, holder, pauseOf(""))
 	h.do("hog")
 	waiting := h.connect() // the other waits for it
-	send(t, waiting, control.Request{ID: 1, Op: control.Resume, Wait: wait})
+	send(t, waiting, control.SteerRequest{ID: 1, Op: control.Resume, Wait: wait})
 	h.does(control.Resume)
 
 	queued := h.connect()
@@ -679,12 +679,12 @@ func withdrawn(t *testing.T, wait float64, environment ...string) {
 		require.NoError(t, json.Unmarshal(line, &reply))
 		return reply
 	}
-	send(t, queued, control.Request{Op: control.Pause, ID: 1, Force: true})
-	send(t, queued, control.Request{Op: control.Resume, ID: 2})
+	send(t, queued, control.SteerRequest{Op: control.Pause, ID: 1, Force: true})
+	send(t, queued, control.SteerRequest{Op: control.Resume, ID: 2})
 	reply := next()
 	require.EqualValues(t, 2, reply.ID)
 	require.Contains(t, reply.Error, "the pause before is not done yet")
-	send(t, queued, control.Request{Op: control.Status, ID: 3})
+	send(t, queued, control.SteerRequest{Op: control.Status, ID: 3})
 	reply = next()
 	require.True(t, reply.OK && reply.ID == 3)
 	queued.Close()
@@ -727,12 +727,12 @@ func TestControlIsRobust(t *testing.T) {
 					}
 					_, _ = raw.Write(garbage)
 				case 1: // many requests, whose replies are not read
-					_, _ = raw.Write(bytes.Repeat(control.Line(control.Request{Version: 1, Op: control.Status}), 2000))
+					_, _ = raw.Write(bytes.Repeat(control.Line(control.SteerRequest{Version: 1, Op: control.Status}), 2000))
 				case 2: // half a line
-					line := control.Line(control.Request{Version: 1, Op: control.Pause, Force: true})
+					line := control.Line(control.SteerRequest{Version: 1, Op: control.Pause, Force: true})
 					_, _ = raw.Write(line[:r.IntN(len(line))])
 				case 3: // lines with one byte changed
-					line := control.Line(control.Request{Version: 1, Op: control.Resume, Wait: 1e-9})
+					line := control.Line(control.SteerRequest{Version: 1, Op: control.Resume, Wait: 1e-9})
 					for range 50 {
 						other := slices.Clone(line)
 						other[r.IntN(len(other))] = byte(r.Uint32())
@@ -983,7 +983,7 @@ func TestControlOfOthers(t *testing.T) {
 	if address := os.Getenv("STRANGER"); address != "" {
 		connection, err := net.Dial("unix", address)
 		require.NoError(t, err)
-		_, _ = connection.Write(control.Line(control.Request{Version: 1, Op: control.Pause, Force: true}))
+		_, _ = connection.Write(control.Line(control.SteerRequest{Version: 1, Op: control.Pause, Force: true}))
 		text, _ := io.ReadAll(connection)
 		fmt.Printf("%s\n", text)
 		return

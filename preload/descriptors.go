@@ -18,12 +18,12 @@ func (d descriptors) Keep(descriptor int) (number uint64, err error) {
 		return 0, err
 	}
 	number = max(1, rand.Uint64())
-	put := control.Request{Op: control.Put, Share: number}
+	put := control.SetRequest{Op: control.Put, Number: number}
 	return number, server.AskSelf(d.process.Directories, put, descriptor)
 }
 
 func (d descriptors) Copy(number uint64) (descriptor int, err error) {
-	lend := control.Request{Op: control.Lend, Share: number}
+	lend := control.LendRequest{Op: control.Lend, Memory: number}
 	reply, descriptor, err := server.Ask(d.process.Directories, unix.Getpid(), lend, -1)
 	if err == nil && !reply.OK {
 		err = errors.New(reply.Error)
@@ -34,5 +34,5 @@ func (d descriptors) Copy(number uint64) (descriptor int, err error) {
 func (d descriptors) Close(descriptor int) { server.CloseOwn(descriptor) }
 
 func (d descriptors) Drop(number uint64) error {
-	return server.AskSelf(d.process.Directories, control.Request{Op: control.Close, Share: number}, -1)
+	return server.AskSelf(d.process.Directories, control.SetRequest{Op: control.Close, Number: number}, -1)
 }

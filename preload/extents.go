@@ -42,7 +42,7 @@ func (x extents) Free(node int) uint64 {
 		return 0
 	}
 	reply, _, err := server.AskWithin(answerTime, x.process.Directories, control.Keeper,
-		control.Request{Op: control.Take}, -1)
+		control.SetRequest{Op: control.Take}, -1)
 	x.note(err)
 	if err != nil || reply.Reserved[node] == 0 || x.process.socket.Serve() != nil {
 		return 0
@@ -55,7 +55,7 @@ func (x extents) Take(node int) (number uint64, err error) {
 	if x.isSilent() {
 		return 0, errSilent
 	}
-	take := control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
+	take := control.SetRequest{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
 	err = server.TakeWithin(answerTime, x.process.Directories, take, func(descriptor int) (err error) {
 		number, err = descriptors{x.process}.Keep(descriptor)
 		return err
@@ -66,7 +66,7 @@ func (x extents) Take(node int) (number uint64, err error) {
 
 // Give hands the extent to the keeper, however late that takes it. Without a keeper, it goes back to the system.
 func (e extents) Give(node int, number uint64) error {
-	return server.AskSelf(e.process.Directories, control.Request{Op: control.Give, Share: number, Node: &node}, -1)
+	return server.AskSelf(e.process.Directories, control.SetRequest{Op: control.Give, Number: number, Node: &node}, -1)
 }
 
 // newLedger is where this process promises the host memory that it is about to take.

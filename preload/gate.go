@@ -35,7 +35,7 @@ type gate struct {
 	closed     bool
 	worked     time.Time  // when a device was last seen to get work; zero if no look has found any
 	checkpoint bool       // the gate stops calls that poll, too, for the driver's checkpoint
-	held       int        // clients that keep it closed and have paused nothing yet (control.Request.Hold)
+	held       int        // clients that keep it closed and have paused nothing yet (control.SteerRequest.Hold)
 	turn       sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
 
 	signalsLeft chan struct{} // is closed when the gate opens, and nil while it is open
@@ -48,8 +48,8 @@ const notIdle time.Duration = -1
 // gating has what a gated pause is asked for besides the engine's options.
 type gating struct {
 	idle   time.Duration // the least time since a device last got work, or notIdle for any time
-	hold   bool          // close the gate and pause nothing: control.Request.Hold
-	yields bool          // hold allocations too: control.Request.Yield
+	hold   bool          // close the gate and pause nothing: control.SteerRequest.Hold
+	yields bool          // hold allocations too: control.SteerRequest.Yield
 	force  bool          // pause even where the gate cannot hold all work
 	undo   func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
 	other  func() error  // what is done in place of a pause

@@ -88,11 +88,11 @@ func (p *Process) Return(share vmm.Share, number uint64) error {
 		return nil
 	}
 	return server.Tell(p.Directories, share.PID,
-		control.Request{Op: control.Returned, Share: share.ID, Import: number})
+		control.LendRequest{Op: control.Returned, Memory: share.ID, Import: number})
 }
 
 func (p *Process) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
-	lend := control.Request{ID: 1, Op: control.Lend, Share: share.ID, Import: number}
+	lend := control.LendRequest{ID: 1, Op: control.Lend, Memory: share.ID, Import: number}
 	var reply control.Reply
 	var err error
 	descriptor := -1

@@ -140,7 +140,9 @@ func TestRecordMakesNoSystemCall(t *testing.T) {
 	require.GreaterOrEqual(t, len(records), 2*200)
 }
 
-func recordTo(file string) control.Request { return control.Request{Op: control.Record, File: file} }
+func recordTo(file string) control.SteerRequest {
+	return control.SteerRequest{Op: control.Record, File: file}
+}
 
 // A client starts a recording, which has what is pausable at that time and what happens from then on, until the client
 // ends it or is gone.

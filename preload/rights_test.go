@@ -37,12 +37,12 @@ func (h *steered) goesOn(words ...any) {
 	require.Eventually(h.t, func() bool { return cycles() > before+3 }, time.Minute, time.Millisecond, words...)
 }
 
-var holdThreads = control.Request{Op: control.Pause, Hold: true}
+var holdThreads = control.SteerRequest{Op: control.Pause, Hold: true}
 
 // Whatever others do, a client that holds the threads up keeps doing so, until it releases them itself or leaves.
 func TestAHoldIsItsClients(t *testing.T) {
 	h := working(t)
-	for name, others := range map[string][]control.Request{
+	for name, others := range map[string][]control.SteerRequest{
 		"nothing":         nil,
 		"resume":          {gated(control.Resume, "")},
 		"resume of a tag": {gated(control.Resume, "weights")},
@@ -75,9 +75,9 @@ func TestAHoldIsItsClients(t *testing.T) {
 	refused := gated(control.Pause, "")
 	refused.Idle = &never
 	require.Equal(t, 600, request(t, other, refused).Code)
-	well(t, holder, control.Request{Op: control.Keep})
+	well(t, holder, control.SteerRequest{Op: control.Keep})
 	require.True(t, h.state().HeldUp)
-	well(t, holder, control.Request{Op: control.Undo})
+	well(t, holder, control.SteerRequest{Op: control.Undo})
 	h.goesOn()
 	well(t, holder, holdThreads)
 	well(t, holder, holdThreads)
@@ -92,16 +92,17 @@ func TestAHoldIsItsClients(t *testing.T) {
 // A client that must keep sending and stays silent counts as gone.
 func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 	h := working(t)
-	for _, r := range []control.Request{{Op: control.Pause, Hold: true, Lease: .05}, {Op: control.Align, Lease: .05}} {
+	for _, r := range []control.SteerRequest{{Op: control.Pause, Hold: true, Lease: .05},
+		{Op: control.Align, Lease: .05}} {
 		silent := h.dial()
 		well(t, silent, r)
 		h.goesOn()
 		require.Eventually(t, func() bool { // it no longer aligns
 			other := h.dial()
 			defer other.Close()
-			return request(t, other, control.Request{Op: control.Align}).OK
+			return request(t, other, control.SteerRequest{Op: control.Align}).OK
 		}, time.Minute, time.Millisecond)
-		reply, err := silent.Do(context.Background(), control.Request{Op: control.Status})
+		reply, err := silent.Do(context.Background(), control.SteerRequest{Op: control.Status})
 		require.NoError(t, err)
 		require.Contains(t, reply.Error, "this client was silent for 50ms")
 	}
@@ -131,7 +132,7 @@ func TestAPauseIsItsClients(t *testing.T) {
 	one, other := h.dial(), h.dial()
 	well(t, other, pauseOf("cache"))
 	well(t, one, pauseOf("weights"))
-	well(t, other, control.Request{Op: control.Keep})
+	well(t, other, control.SteerRequest{Op: control.Keep})
 	one.Close()
 	h.eventually(cachePaused)
 	other.Close()
@@ -142,7 +143,7 @@ func TestAPauseIsItsClients(t *testing.T) {
 	well(t, one, pauseOf(""))
 	well(t, other, resumeOf("weights"))
 	well(t, other, pauseOf("weights"))
-	well(t, other, control.Request{Op: control.Keep})
+	well(t, other, control.SteerRequest{Op: control.Keep})
 	one.Close()
 	h.eventually(weightsPaused)
 	other.Close()
@@ -152,18 +153,18 @@ func TestAPauseIsItsClients(t *testing.T) {
 	one, other = h.dial(), h.dial()
 	well(t, one, pauseOf(""))
 	well(t, other, pauseOf("cache"))
-	well(t, one, control.Request{Op: control.Undo})
+	well(t, one, control.SteerRequest{Op: control.Undo})
 	require.Equal(t, cachePaused, h.paused())
-	well(t, other, control.Request{Op: control.Undo})
+	well(t, other, control.SteerRequest{Op: control.Undo})
 	require.Equal(t, nonePaused, h.paused())
 
 	// An undo that fails can be made again.
 	well(t, one, pauseOf(""))
 	h.do("hog")
-	require.Equal(t, 2, request(t, one, control.Request{Op: control.Undo}).Code)
+	require.Equal(t, 2, request(t, one, control.SteerRequest{Op: control.Undo}).Code)
 	require.Equal(t, bothPaused, h.paused())
 	h.do("unhog")
-	well(t, one, control.Request{Op: control.Undo})
+	well(t, one, control.SteerRequest{Op: control.Undo})
 	require.Equal(t, nonePaused, h.paused())
 	require.Equal(t, "ok", h.do("check"))
 	h.ends()

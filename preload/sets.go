@@ -230,8 +230,8 @@ func (s *set) add(e *vmm.Engine, size uint64) (uint64, error) {
 		return 0, err
 	}
 	chunk := control.KeptChunk{ID: max(1, rand.Uint64()), Bytes: bytes}
-	_, _, err = s.process.askKeeper(control.Request{Op: control.Put, Set: s.ID, Name: s.Name, Device: s.Device,
-		Share: chunk.ID, Bytes: bytes, Before: len(s.Chunks)}, descriptor)
+	_, _, err = s.process.askKeeper(control.SetRequest{Op: control.Put, Set: s.ID, Name: s.Name, Device: s.Device,
+		Number: chunk.ID, Bytes: bytes, Before: len(s.Chunks)}, descriptor)
 	_ = unix.Close(descriptor)
 	if err == nil {
 		err = s.process.awake(func() error { return s.mapChunk(e, chunk) })
@@ -267,7 +267,7 @@ func (s *set) seal(e *vmm.Engine, manifest []byte) error {
 	defer func() { _ = unix.Close(file) }()
 	var python struct{ Tensors map[string]json.RawMessage }
 	_ = json.Unmarshal(manifest, &python) // a C program writes what it likes
-	reply, _, err := s.process.askKeeper(control.Request{Op: control.Seal, Set: s.ID, Before: len(s.Chunks),
+	reply, _, err := s.process.askKeeper(control.SetRequest{Op: control.Seal, Set: s.ID, Before: len(s.Chunks),
 		Tensors: len(python.Tensors), Confirm: true}, file)
 	if err == nil {
 		s.process.sets.holdings.use(s.ID)
@@ -293,7 +293,7 @@ func fileOf(contents []byte) (descriptor int, err error) {
 }
 
 func (p *Process) openSet(name, tag string) (uint64, error) {
-	reply, descriptor, err := p.askKeeper(control.Request{Op: control.Open, Name: name, Confirm: true}, -1)
+	reply, descriptor, err := p.askKeeper(control.SetRequest{Op: control.Open, Name: name, Confirm: true}, -1)
 	if err == nil && reply.Sets[0].Place != "" {
 		_ = unix.Close(descriptor)
 		(&set{process: p, KeptSet: reply.Sets[0]}).letGo()
@@ -319,14 +319,14 @@ func (p *Process) openSet(name, tag string) (uint64, error) {
 
 // letGo tells the keeper that this process no longer uses a set. A keeper that has ended counts nothing.
 func (s *set) letGo() {
-	_ = server.Tell(s.process.Directories, control.Keeper, control.Request{Op: control.Close, Set: s.ID})
+	_ = server.Tell(s.process.Directories, control.Keeper, control.SetRequest{Op: control.Close, Set: s.ID})
 }
 
 // hashing returns a function that hashes chunks. It maps the chunks itself, because a pause may take the program's
 // mappings at any time.
 func (s *set) hashing(e *vmm.Engine) checksum.Hash {
 	return func(chunk control.KeptChunk, keys *digest.Keys) ([]digest.Sum, error) {
-		_, descriptor, err := s.process.askKeeper(control.Request{Op: control.Lend, Share: chunk.ID}, -1)
+		_, descriptor, err := s.process.askKeeper(control.LendRequest{Op: control.Lend, Memory: chunk.ID}, -1)
 		if err != nil {
 			return nil, err
 		}
@@ -416,7 +416,7 @@ func (h *holdings) keepOpen(id, bytes uint64, descriptor int) {
 		return
 	}
 	of.open = true
-	put := control.Request{Op: control.Put, Share: id, Bytes: bytes}
+	put := control.SetRequest{Op: control.Put, Number: id, Bytes: bytes}
 	if err := server.AskSelf(h.directories, put, descriptor); err != nil && !h.said {
 		h.said = true
 		goruntime.Log(fmt.Sprintf("if the keeper is killed, no other can take over a set from this process: %v", err))
@@ -428,7 +428,7 @@ func (h *holdings) unuse(id uint64) {
 	defer h.Unlock()
 	h.of[id].uses--
 	for id, of := range h.of { // an earlier close may have failed
-		drop := control.Request{Op: control.Close, Share: id}
+		drop := control.SetRequest{Op: control.Close, Number: id}
 		if of.uses == 0 && (!of.open || server.AskSelf(h.directories, drop, -1) == nil) {
 			delete(h.of, id)
 		}
@@ -461,8 +461,7 @@ func (p *Process) setAttached() string {
 
 // askKeeper is ask for the keeper.
 func (p *Process) askKeeper(r control.Request, descriptor int) (control.Reply, int, error) {
-	r.ID = 1
-	return p.ask(vmm.Share{PID: vmm.Keeper}, r, descriptor)
+	return p.ask(vmm.Share{PID: vmm.Keeper}, r.Sent(1), descriptor)
 }
 
 // helped makes a call of C that starts the command, and returns its failure.

@@ -32,13 +32,13 @@ func TestSocketGoes(t *testing.T) {
 			pause := gated(control.Pause, "")
 			before := h.dial()
 			well(t, before, pause)
-			well(t, before, control.Request{Op: control.Keep})
+			well(t, before, control.SteerRequest{Op: control.Keep})
 			for range 2 { // and once more
 				goes(t, filepath.Dir(directory), filepath.Join(directory, control.Name(h.pid())))
 				h.listens()
 			}
 			require.Equal(t, bothPaused["weights"], h.paused()["weights"])
-			request(t, before, control.Request{Op: control.Status}) // a connected client stays connected
+			request(t, before, control.SteerRequest{Op: control.Status}) // a connected client stays connected
 			well(t, h.dial(), resumeOf(""))
 			h.goesOn()
 			h.do("calm")

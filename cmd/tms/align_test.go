@@ -195,7 +195,7 @@ func startAligning(t *testing.T, pid int) *aligning {
 	return &aligning{connection, t}
 }
 
-func (a *aligning) ask(request control.Request) control.Reply {
+func (a *aligning) ask(request control.SteerRequest) control.Reply {
 	a.t.Helper()
 	reply, err := a.Do(context.Background(), request)
 	require.NoError(a.t, err)
@@ -204,7 +204,7 @@ func (a *aligning) ask(request control.Request) control.Reply {
 
 func (a *aligning) align(targets map[string]uint64) *control.Alignment {
 	a.t.Helper()
-	reply := a.ask(control.Request{Op: control.Align, Targets: targets, Wait: 0.01})
+	reply := a.ask(control.SteerRequest{Op: control.Align, Targets: targets, Wait: 0.01})
 	require.True(a.t, reply.OK, reply.Error)
 	return reply.Alignment
 }
@@ -243,12 +243,12 @@ func TestAlign(t *testing.T) {
 		require.Equal(t, found, a.align(map[string]uint64{name: 0}))
 	}
 	other := startAligning(t, c.Process.Pid)
-	require.Contains(t, other.ask(control.Request{Op: control.Align}).Error,
+	require.Contains(t, other.ask(control.SteerRequest{Op: control.Align}).Error,
 		"another client aligns the process with others")
-	reply := a.ask(control.Request{Op: control.Pause, Hold: true, NCCL: &control.NCCL{}})
+	reply := a.ask(control.SteerRequest{Op: control.Pause, Hold: true, NCCL: &control.NCCL{}})
 	require.True(t, reply.OK, reply.Error)
-	require.Contains(t, a.ask(control.Request{Op: control.Align}).Error, "stopped already")
-	require.True(t, a.ask(control.Request{Op: control.Undo}).OK)
+	require.Contains(t, a.ask(control.SteerRequest{Op: control.Align}).Error, "stopped already")
+	require.True(t, a.ask(control.SteerRequest{Op: control.Undo}).OK)
 	require.Equal(t, "ok", c.line())
 
 	// Pairs: as many as the target says, none of those that it does not name, and all if it does not name the
@@ -296,7 +296,7 @@ func TestAlign(t *testing.T) {
 	a.Close()
 	c.advances("cycles")
 	other.until(name, nil)
-	require.True(t, other.ask(control.Request{Op: control.Keep}).OK)
+	require.True(t, other.ask(control.SteerRequest{Op: control.Keep}).OK)
 	c.advances("cycles")
 	c.do("calm")
 
@@ -305,14 +305,14 @@ func TestAlign(t *testing.T) {
 	c.do("late")
 	other.until(name, begun)
 	c.do("destroy 1")
-	require.True(t, other.ask(control.Request{Op: control.Undo}).OK)
+	require.True(t, other.ask(control.SteerRequest{Op: control.Undo}).OK)
 	require.Eventually(t, func() bool { return c.do("code") == "5" }, time.Minute, time.Millisecond, "ncclInvalidUsage")
 
 	for _, name := range []string{"", "x", "1:2", "1:2:3:4", "1:-1:2", "1:2:x"} {
-		reply := other.ask(control.Request{Op: control.Align, Targets: map[string]uint64{name: 1}})
+		reply := other.ask(control.SteerRequest{Op: control.Align, Targets: map[string]uint64{name: 1}})
 		require.Contains(t, reply.Error, "is no name of a sequence", name)
 	}
-	for words, request := range map[string]control.Request{
+	for words, request := range map[string]control.SteerRequest{
 		"undo takes no targets": {Op: control.Undo, Targets: map[string]uint64{"1": 1}},
 		"align takes no hold":   {Op: control.Align, Hold: true},
 		"keep takes no wait":    {Op: control.Keep, Wait: 1},

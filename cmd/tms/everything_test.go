@@ -396,7 +396,7 @@ func TestAPauseOfEverythingEndsByItsClient(t *testing.T) {
 	c, err := client.Dial(w.Process.Pid)
 	require.NoError(t, err)
 	defer c.Close()
-	reply, err := c.Do(t.Context(), control.Request{Op: control.Pause, Everything: true})
+	reply, err := c.Do(t.Context(), control.SteerRequest{Op: control.Pause, Everything: true})
 	require.NoError(t, err)
 	require.True(t, reply.OK, reply.Error)
 	const words = "another command is pausing everything of this process at this moment"

@@ -195,7 +195,7 @@ func TestAHeldRankIsResumedByAnother(t *testing.T) {
 		pausing := exec.Command(tms, "pause", "--job", "here:1", "--timeout", "600")
 		require.NoError(t, pausing.Start())
 		require.Eventually(t, func() bool { return heldUp(t, ready) }, time.Minute, time.Millisecond)
-		reply, err := other.Do(context.Background(), control.Request{Op: control.Resume})
+		reply, err := other.Do(context.Background(), control.SteerRequest{Op: control.Resume})
 		require.NoError(t, err)
 		require.True(t, reply.OK, reply.Error)
 		require.NoError(t, pausing.Process.Kill()) // most likely before it releases its hold itself

@@ -78,7 +78,7 @@ a later one of its name is listed until its last user goes.`,
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
-			listed, err := askKeeper(control.Request{Op: control.List})
+			listed, err := askKeeper(control.SetRequest{Op: control.List})
 			if err != nil {
 				return err
 			}
@@ -121,7 +121,7 @@ func rowOf(s control.KeptSet) string {
 func numbers(pids []int) string { return strings.Trim(fmt.Sprint(pids), "[]") }
 
 // askKeeper starts a keeper first, unless one runs: one that follows a killed keeper knows what is left.
-func askKeeper(r control.Request) ([]control.KeptSet, error) {
+func askKeeper(r control.SetRequest) ([]control.KeptSet, error) {
 	if err := startKeeper(); err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func askKeeper(r control.Request) ([]control.KeptSet, error) {
 }
 
 func completeSets(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
-	reply, _, _ := sets.Ask(control.Request{Op: control.List}, -1)
+	reply, _, _ := sets.Ask(control.SetRequest{Op: control.List}, -1)
 	for _, s := range reply.Sets {
 		names = append(names, s.Name)
 	}
@@ -147,7 +147,7 @@ The memory of a set is free when no process has it open.`,
 		ValidArgsFunction: completeSets,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			return eachSet(command, arguments, func(name string) (string, error) {
-				dropped, err := askKeeper(control.Request{Op: control.Drop, Name: name})
+				dropped, err := askKeeper(control.SetRequest{Op: control.Drop, Name: name})
 				if err != nil {
 					return "", err
 				}

@@ -460,7 +460,7 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 		second, err := net.Dial("unix", filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", ranks[1].number()+".sock"))
 		require.NoError(t, err)
 		timeout := 60.0
-		hold := control.Request{Version: control.Version, ID: 1, Op: control.Pause, Hold: true, Timeout: &timeout,
+		hold := control.SteerRequest{Version: control.Version, ID: 1, Op: control.Pause, Hold: true, Timeout: &timeout,
 			NCCL: &control.NCCL{}}
 		reply, err := first.Do(context.Background(), hold)
 		require.NoError(t, err)

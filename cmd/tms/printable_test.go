@@ -46,7 +46,7 @@ func must(err error) {
 	}
 }
 
-func answerWith(answer func(control.Request) control.Reply) {
+func answerWith(answer func(control.SteerRequest) control.Reply) {
 	directory := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms")
 	must(control.MakeDirectory(directory, os.Geteuid()))
 	listener, err := net.Listen("unix", filepath.Join(directory, control.Name(os.Getpid())))
@@ -57,10 +57,10 @@ func answerWith(answer func(control.Request) control.Reply) {
 		must(err)
 		go func() {
 			for lines := bufio.NewScanner(connection); lines.Scan(); {
-				request, err := control.ParseRequest(lines.Bytes())
+				request, id, err := control.ParseRequest(lines.Bytes())
 				must(err)
-				reply := answer(request)
-				reply.Version, reply.ID = control.Version, request.ID
+				reply := answer(request.(control.SteerRequest))
+				reply.Version, reply.ID = control.Version, id
 				_, _ = connection.Write(control.Line(reply))
 			}
 		}()
@@ -75,7 +75,7 @@ func ownState(state control.ProcessState) json.RawMessage {
 	return text
 }
 
-func rudely(manner string) func(control.Request) control.Reply {
+func rudely(manner string) func(control.SteerRequest) control.Reply {
 	idle, doing, part := 1e6, "", &stats.Progress{Operation: obeyed, Total: 1}
 	if manner == "works" {
 		doing = obeyed
@@ -91,7 +91,7 @@ func rudely(manner string) func(control.Request) control.Reply {
 			Tags: tags}}}},
 		Devices: []control.Device{{UUID: obeyed}},
 		Account: &control.Account{Others: []control.Other{{Library: obeyed, Kind: obeyed, Bytes: 1}}}})
-	return func(r control.Request) control.Reply {
+	return func(r control.SteerRequest) control.Reply {
 		reply := control.Reply{OK: true, Process: state, Bytes: 1, NCCL: obeyed, Stays: obeyed}
 		if r.Op != control.Status && manner == "refuses" {
 			reply.OK, reply.Code, reply.Error = false, int(cuda.NotSupported), obeyed

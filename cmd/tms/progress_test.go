@@ -18,12 +18,12 @@ import (
 )
 
 // slowly answers to a pause once it was asked for its status a number of times; each time the pause is 32 MiB further.
-func slowly() func(control.Request) control.Reply {
+func slowly() func(control.SteerRequest) control.Reply {
 	const looks, each = 3, 32 << 20
 	pausing := make(chan int64, 100) // status requests since the pause began
 	var asked atomic.Int64
 	asked.Store(-1)
-	return func(r control.Request) control.Reply {
+	return func(r control.SteerRequest) control.Reply {
 		switch r.Op {
 		case control.Status:
 			state := control.ProcessState{Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{}}}}}

@@ -63,7 +63,7 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 	}
 	defer connection.Close()
 	start := time.Now()
-	if err := group.Ask(ctx, connection, control.Request{Op: control.Record, File: path}); err != nil {
+	if err := group.Ask(ctx, connection, control.SteerRequest{Op: control.Record, File: path}); err != nil {
 		return failed(err)
 	}
 	until := ctx
@@ -77,7 +77,7 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 	if err = lasts(until, connection); err == nil {
 		within, cancel := context.WithTimeout(context.Background(), group.AnswerTime)
 		defer cancel()
-		err = group.Ask(within, connection, control.Request{Op: control.Record})
+		err = group.Ask(within, connection, control.SteerRequest{Op: control.Record})
 	}
 	if err != nil {
 		return failed(fmt.Errorf("%w; what was recorded until then is in %s", err, path))

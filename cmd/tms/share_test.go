@@ -164,7 +164,7 @@ func TestShareLeavesMemoryThatNoThreadWaitsFor(t *testing.T) {
 	process, err := client.Dial(one.Process.Pid)
 	require.NoError(t, err)
 	defer process.Close()
-	reply, err := process.Do(t.Context(), control.Request{Op: control.Pause, Yield: true})
+	reply, err := process.Do(t.Context(), control.SteerRequest{Op: control.Pause, Yield: true})
 	require.NoError(t, group.Failure(reply, err))
 	succeeds(t, "share", one.number())
 	require.Zero(t, held(t, one))

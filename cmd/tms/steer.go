@@ -117,8 +117,8 @@ func processes(arguments []string) (found []int, err error) {
 	return fleet.Distinct(found), nil
 }
 
-func (s *steering) request(op string) control.Request {
-	request := control.Request{Op: op}
+func (s *steering) request(op string) control.SteerRequest {
+	request := control.SteerRequest{Op: op}
 	if s.tag != "" {
 		request.Tag = &s.tag
 	}
@@ -168,7 +168,7 @@ func (s *steering) run(command *cobra.Command, verb string, pids []int, ask func
 }
 
 // pause pauses these processes, each for itself or the whole job.
-func (s *steering) pause(command *cobra.Command, pids []int, request control.Request, to string) error {
+func (s *steering) pause(command *cobra.Command, pids []int, request control.SteerRequest, to string) error {
 	say := func(o group.Outcome) string { return sayPaused(o, to) }
 	if s.job == "" {
 		return s.run(command, "pausing", pids, func(ctx context.Context, pid int) group.Outcome {

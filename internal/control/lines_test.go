@@ -21,34 +21,35 @@ func pointer[T any](value T) *T { return &value }
 // requestLines has a request for each operation, as the files in testdata have them. A client in another language
 // writes these lines, so they change only with control.Version.
 var requestLines = []control.Request{
-	{Op: control.Status, ID: 1},
-	{Op: control.Pause, ID: 2, Tag: pointer("weights"), Timeout: pointer(2.5), Idle: pointer(0.5), Force: true,
-		To: control.ToDisk, SaveAll: true, Yield: true},
-	{Op: control.Pause, ID: 3, Hold: true, Lease: 60, NCCL: &control.NCCL{}},
-	{Op: control.Pause, ID: 4, Everything: true, Discard: true, Toward: stats.Destinations{"GPU-1": {Device: "GPU-2", Room: 1 << 30}},
-		NCCL: &control.NCCL{Together: []string{"c0ffee"}, Until: 1700000000.5}},
-	{Op: control.Resume, ID: 5, Tag: pointer("weights"), Wait: 60, Turn: true},
-	{Op: control.Resume, ID: 6, Everything: true},
-	{Op: control.Keep, ID: 7},
-	{Op: control.Undo, ID: 8, Wait: 1, Yield: true},
-	{Op: control.Move, ID: 9, Tag: pointer("cache"), To: control.ToDisk},
-	{Op: control.Note, ID: 10, Driver: &control.Driver{
+	control.SteerRequest{Op: control.Status, ID: 1},
+	control.SteerRequest{Op: control.Pause, ID: 2, Tag: pointer("weights"), Timeout: pointer(2.5), Idle: pointer(0.5),
+		Force: true, To: control.ToDisk, SaveAll: true, Yield: true},
+	control.SteerRequest{Op: control.Pause, ID: 3, Hold: true, Lease: 60, NCCL: &control.NCCL{}},
+	control.SteerRequest{Op: control.Pause, ID: 4, Everything: true, Discard: true,
+		Toward: stats.Destinations{"GPU-1": {Device: "GPU-2", Room: 1 << 30}},
+		NCCL:   &control.NCCL{Together: []string{"c0ffee"}, Until: 1700000000.5}},
+	control.SteerRequest{Op: control.Resume, ID: 5, Tag: pointer("weights"), Wait: 60, Turn: true},
+	control.SteerRequest{Op: control.Resume, ID: 6, Everything: true},
+	control.SteerRequest{Op: control.Keep, ID: 7},
+	control.SteerRequest{Op: control.Undo, ID: 8, Wait: 1, Yield: true},
+	control.SteerRequest{Op: control.Move, ID: 9, Tag: pointer("cache"), To: control.ToDisk},
+	control.SteerRequest{Op: control.Note, ID: 10, Driver: &control.Driver{
 		Devices: []control.DriverBytes{{UUID: "GPU-1", Bytes: 1 << 30}}, Lost: "the GPU is gone"}},
-	{Op: control.Record, ID: 11, File: "/tmp/recording"},
-	{Op: control.Record, ID: 12},
-	{Op: control.Align, ID: 13, Lease: 60, Wait: 0.5, Targets: map[string]uint64{"c0ffee": 7}},
-	{Op: control.Lend, ID: 14, Share: 21, Import: 22},
-	{Op: control.Returned, ID: 15, Share: 21, Import: 22},
-	{Op: control.Hand, ID: 16},
-	{Op: control.Put, ID: 17, Set: 31, Name: "model", Device: "GPU-1", Share: 41, Bytes: 2 << 20, Before: 1,
-		Node: pointer(0), To: control.ToHost, Joins: true},
-	{Op: control.Seal, ID: 18, Set: 31, Before: 1, Share: 30, Tensors: 2, Confirm: true},
-	{Op: control.Open, ID: 19, Name: "model", Confirm: true},
-	{Op: control.Close, ID: 20, Set: 31},
-	{Op: control.List, ID: 21},
-	{Op: control.Drop, ID: 22, Name: "model"},
-	{Op: control.Take, ID: 23, Node: pointer(0), Bytes: 2 << 20, Confirm: true},
-	{Op: control.Give, ID: 24, Node: pointer(0)},
+	control.SteerRequest{Op: control.Record, ID: 11, File: "/tmp/recording"},
+	control.SteerRequest{Op: control.Record, ID: 12},
+	control.SteerRequest{Op: control.Align, ID: 13, Lease: 60, Wait: 0.5, Targets: map[string]uint64{"c0ffee": 7}},
+	control.LendRequest{Op: control.Lend, ID: 14, Memory: 21, Import: 22},
+	control.LendRequest{Op: control.Returned, ID: 15, Memory: 21, Import: 22},
+	control.LendRequest{Op: control.Hand, ID: 16},
+	control.SetRequest{Op: control.Put, ID: 17, Set: 31, Name: "model", Device: "GPU-1", Number: 41, Bytes: 2 << 20,
+		Before: 1, Node: pointer(0), To: control.ToHost, Joins: true},
+	control.SetRequest{Op: control.Seal, ID: 18, Set: 31, Before: 1, Number: 30, Tensors: 2, Confirm: true},
+	control.SetRequest{Op: control.Open, ID: 19, Name: "model", Confirm: true},
+	control.SetRequest{Op: control.Close, ID: 20, Set: 31},
+	control.SetRequest{Op: control.List, ID: 21},
+	control.SetRequest{Op: control.Drop, ID: 22, Name: "model"},
+	control.SetRequest{Op: control.Take, ID: 23, Node: pointer(0), Bytes: 2 << 20, Confirm: true},
+	control.SetRequest{Op: control.Give, ID: 24, Node: pointer(0)},
 }
 
 // replyLines has an answer to each request, by the ID of the request, and one refusal.
@@ -127,15 +128,39 @@ func fieldsMissing(t *testing.T, of reflect.Type, lines [][]byte) (missing []str
 func TestRequestLines(t *testing.T) {
 	var lines [][]byte
 	for _, request := range requestLines {
-		request.Version = control.Version
+		request = request.Sent(request.Identity())
 		line := control.Line(request)
 		lines = append(lines, line)
-		parsed, err := control.ParseRequest(bytes.TrimSpace(line))
+		parsed, id, err := control.ParseRequest(bytes.TrimSpace(line))
 		require.NoError(t, err, "%s", line)
 		require.Equal(t, request, parsed)
+		require.Equal(t, request.Identity(), id)
 	}
 	golden(t, "requests.jsonl", lines)
-	require.Empty(t, fieldsMissing(t, reflect.TypeFor[control.Request](), lines))
+	require.Empty(t, fieldsMissing(t, reflect.TypeFor[control.SteerRequest](), lines))
+	require.Empty(t, fieldsMissing(t, reflect.TypeFor[control.LendRequest](), lines))
+	require.Empty(t, fieldsMissing(t, reflect.TypeFor[control.SetRequest](), lines))
+}
+
+// A field of another operation is refused, unless it says nothing: a client may write all fields in each request.
+func TestFieldsOfOtherOperations(t *testing.T) {
+	for line, refused := range map[string]string{
+		`{"version":1,"op":"pause","set":3}`:                                 "pause takes no set",
+		`{"version":1,"op":"list","file":"/tmp/x"}`:                          "list takes no file",
+		`{"version":1,"op":"lend","tag":"a"}`:                                "lend takes no tag",
+		`{"version":1,"op":"keep","share":1}`:                                "keep takes no share",
+		`{"version":1,"op":"status","color":null}`:                           `unknown field "color"`,
+		`{"version":1,"op":"status","set":"x"}`:                              "not understood",
+		`{"version":1,"op":"status","set":0,"force":false,"tag":null}`:       "",
+		`{"version":1,"op":"lend","share":1,"file":"","node":null,"wait":0}`: "",
+	} {
+		_, _, err := control.ParseRequest([]byte(line))
+		if refused == "" {
+			require.NoError(t, err, line)
+		} else {
+			require.ErrorContains(t, err, refused, line)
+		}
+	}
 }
 
 func TestReplyLines(t *testing.T) {

@@ -83,7 +83,7 @@ func (b NodeBytes) Sum() (bytes uint64) {
 
 // reservedFree returns how much reserved host memory is free.
 func reservedFree() NodeBytes {
-	reply, _, _ := sets.Ask(control.Request{Op: control.Take}, -1) // no keeper runs, perhaps
+	reply, _, _ := sets.Ask(control.SetRequest{Op: control.Take}, -1) // no keeper runs, perhaps
 	free := NodeBytes{}
 	maps.Copy(free, reply.Reserved)
 	return free

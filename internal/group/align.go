@@ -46,7 +46,7 @@ func (g *Group) align(ctx context.Context, until time.Time) (all, sure bool, err
 			err = a.failed
 		} else if !all {
 			_ = g.each(func(m *Member) error {
-				_, err := m.ask(ctx, control.Request{Op: control.Undo}, 0)
+				_, err := m.ask(ctx, control.SteerRequest{Op: control.Undo}, 0)
 				return err
 			})
 		}
@@ -84,7 +84,7 @@ func (g *Group) align(ctx context.Context, until time.Time) (all, sure bool, err
 
 // ask sends the targets to all ranks, and waits for their answers.
 func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
-	request := control.Request{Op: control.Align, Targets: a.targets, Wait: within.Seconds(), Lease: a.lease()}
+	request := control.SteerRequest{Op: control.Align, Targets: a.targets, Wait: within.Seconds(), Lease: a.lease()}
 	if len(control.Line(request)) > control.MaxLine {
 		return false
 	}

@@ -185,7 +185,7 @@ func takenBy(before, after nvml.Device) uint64 {
 func note(process *client.Conn, part control.Driver) error {
 	ctx, cancel := context.WithTimeout(context.Background(), AnswerTime)
 	defer cancel()
-	return Ask(ctx, process, control.Request{Op: control.Note, Driver: &part})
+	return Ask(ctx, process, control.SteerRequest{Op: control.Note, Driver: &part})
 }
 
 // giveBack makes the driver let a process run again, from any state, and reports whether there was anything to do. It

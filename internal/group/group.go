@@ -36,7 +36,7 @@ import (
 type Group struct {
 	Members []*Member
 	Tries   int // of a job's pause: until all stood between the same collectives
-	request control.Request
+	request control.SteerRequest
 	moves   bool
 	alone   bool // one process, which need not be stopped together with others
 }
@@ -141,7 +141,7 @@ func (g *Group) failed() error {
 
 // ask sends a request that takes no longer than within. A process that is stopped never answers; one that is only late,
 // on a busy machine, has until the lease of the members ends. Errors: those of Do; the reply's.
-func (m *Member) ask(ctx context.Context, request control.Request, within time.Duration) (control.Reply, error) {
+func (m *Member) ask(ctx context.Context, request control.SteerRequest, within time.Duration) (control.Reply, error) {
 	within += AnswerTime
 	most := max(within, control.Seconds(cmp.Or(request.Lease, leastLease)))
 	limited, stop := context.WithTimeout(ctx, most)

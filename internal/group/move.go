@@ -20,10 +20,10 @@ import (
 
 // Move is one tms move.
 type Move struct {
-	PIDs     []int           // all processes that are named
-	Job      bool            // they are those of a job
-	All      bool            // they are all that listen, so those that use none of the GPUs stay
-	Pause    control.Request // of everything
+	PIDs     []int                // all processes that are named
+	Job      bool                 // they are those of a job
+	All      bool                 // they are all that listen, so those that use none of the GPUs stay
+	Pause    control.SteerRequest // of everything
 	From, To string
 	Pairs    []string // OLD=NEW
 
@@ -35,7 +35,7 @@ type Move struct {
 
 // NewMove returns a move that does not yet say which processes go where.
 func NewMove(timeout time.Duration, force bool) *Move {
-	return &Move{known: map[int]*Member{}, taken: map[string]int64{}, Pause: control.Request{Op: control.Pause,
+	return &Move{known: map[int]*Member{}, taken: map[string]int64{}, Pause: control.SteerRequest{Op: control.Pause,
 		Everything: true, SaveAll: true, Force: force, Timeout: new(timeout.Seconds())}}
 }
 
@@ -125,7 +125,7 @@ func (v *Move) ready(ctx context.Context, g *Group) (out, ends bool, err error) 
 		if m.at == checkpoint.Running && !m.state.Stats.Everything {
 			return nil
 		}
-		request := control.Request{Op: control.Resume, Everything: true}
+		request := control.SteerRequest{Op: control.Resume, Everything: true}
 		if err = (Resume{Request: request}).Do(ctx, m.PID).Err(); err != nil {
 			return err
 		}
@@ -182,10 +182,10 @@ func (v *Move) moveAll(ctx context.Context, g *Group) error {
 		*seconds = time.Since(part).Seconds()
 		part = time.Now()
 	}
-	back := control.Request{Op: control.Resume, Everything: true}
+	back := control.SteerRequest{Op: control.Resume, Everything: true}
 	go g.Members[0].driver.Prepare()
 	if !out {
-		back = control.Request{Op: control.Undo} // resumes only what this pause takes
+		back = control.SteerRequest{Op: control.Undo} // resumes only what this pause takes
 		if err = g.take(ctx, control.Move); err != nil {
 			return err
 		}
@@ -257,7 +257,7 @@ func (m *Member) restore() error {
 // resume makes all processes resume. A process that waits for another process's memory gives up soon, and is asked
 // again after the locks are released. Otherwise it might wait for a process that has failed. A process that is short of
 // memory keeps trying for as long as its resumes wait.
-func (g *Group) resume(request control.Request) error {
+func (g *Group) resume(request control.SteerRequest) error {
 	soon, wait := request, 0.0
 	for _, m := range g.Members {
 		wait = max(wait, m.state.ResumeWait)

@@ -46,7 +46,7 @@ type Outcome struct {
 }
 
 // do sends a request, and notes what the process says that it did. Errors: those of client.Conn.Do; *Refusal.
-func (o *Outcome) do(ctx context.Context, process *client.Conn, request control.Request) error {
+func (o *Outcome) do(ctx context.Context, process *client.Conn, request control.SteerRequest) error {
 	return o.Record(process.Do(ctx, request))
 }
 
@@ -58,7 +58,7 @@ func (o *Outcome) Record(reply control.Reply, err error) error {
 }
 
 // doWhileRunning is do, but gives up a process that is stopped, which would keep the locks.
-func (o *Outcome) doWhileRunning(ctx context.Context, process *client.Conn, request control.Request) error {
+func (o *Outcome) doWhileRunning(ctx context.Context, process *client.Conn, request control.SteerRequest) error {
 	reply, err := WhileRunning(ctx, process, request, lookEvery, lookEvery)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
 		err = client.Unreachable("it does not answer (stopped?)")
@@ -72,7 +72,7 @@ func (o Outcome) Changed() bool { return o.Bytes+o.Imported > 0 }
 // WhileRunning sends a request, and withdraws it if it finds the process stopped. It looks first when the time after
 // has passed, and then each time again has passed. A withdrawn pause that takes memory nevertheless leaves it to the
 // process to bring the memory back.
-func WhileRunning(ctx context.Context, process *client.Conn, request control.Request,
+func WhileRunning(ctx context.Context, process *client.Conn, request control.SteerRequest,
 	after, again time.Duration) (control.Reply, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -117,7 +117,7 @@ func Failure(reply control.Reply, err error) error {
 }
 
 // Ask sends a request, and returns only a refusal.
-func Ask(ctx context.Context, process *client.Conn, request control.Request) error {
+func Ask(ctx context.Context, process *client.Conn, request control.SteerRequest) error {
 	return Failure(process.Do(ctx, request))
 }
 

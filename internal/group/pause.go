@@ -15,7 +15,7 @@ import (
 
 // Pause pauses all members, or returns an error and leaves each as it was; each member has its own reason. Contents go
 // to the place to afterwards, or stay where the request puts them if it is "".
-func (g *Group) Pause(ctx context.Context, request control.Request, to string) error {
+func (g *Group) Pause(ctx context.Context, request control.SteerRequest, to string) error {
 	defer g.Close()
 	g.request = request
 
@@ -125,7 +125,7 @@ func (g *Group) take(ctx context.Context, op string) error {
 // moveContents has the paused processes move their contents. refused is why one does not, which changes nothing else.
 func (g *Group) moveContents(ctx context.Context, to string) (refused, err error) {
 	for _, m := range g.Members {
-		reply, err := m.Do(ctx, control.Request{Op: control.Move, Tag: g.request.Tag, To: to,
+		reply, err := m.Do(ctx, control.SteerRequest{Op: control.Move, Tag: g.request.Tag, To: to,
 			Everything: g.request.Everything})
 		if err != nil {
 			return nil, err
@@ -165,7 +165,7 @@ func (g *Group) takeRest(ctx context.Context) error {
 
 // persist makes the pause outlast this command. If a member has ended by now, the others are resumed.
 func (g *Group) persist() error {
-	keep := control.Request{Op: control.Keep}
+	keep := control.SteerRequest{Op: control.Keep}
 	err := g.each(func(m *Member) error { return Ask(context.Background(), m.Conn, keep) })
 	switch {
 	case err == nil:
@@ -179,7 +179,7 @@ func (g *Group) persist() error {
 		if m.err != nil {
 			return m.err
 		}
-		resume := Resume{Request: control.Request{Op: control.Resume, Tag: g.request.Tag}}
+		resume := Resume{Request: control.SteerRequest{Op: control.Resume, Tag: g.request.Tag}}
 		if o := resume.Do(context.Background(), m.PID); !o.OK {
 			return fmt.Errorf("it is paused, and cannot be resumed (%s): %w", o.Error, err)
 		}

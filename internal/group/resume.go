@@ -15,7 +15,7 @@ import (
 
 // Resume is what each process is asked.
 type Resume struct {
-	Request    control.Request
+	Request    control.SteerRequest
 	DriverOnly bool // the process does the rest itself
 	carried    bool // what has begun goes on when the command is interrupted
 }
@@ -68,7 +68,7 @@ func (r Resume) Do(ctx context.Context, pid int) Outcome {
 
 // resumeLocked sends a process a resume, again and again while memory is short, each time under the locks of the
 // devices: so no restore finds the memory gone that it has seen free. carried is the context of a try that has begun.
-func (o *Outcome) resumeLocked(ctx, carried context.Context, process *client.Conn, request control.Request,
+func (o *Outcome) resumeLocked(ctx, carried context.Context, process *client.Conn, request control.SteerRequest,
 	state control.ProcessState) error {
 	need := needed{}
 	for d, tag := range state.Tags() {

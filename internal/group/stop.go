@@ -91,7 +91,7 @@ func (g *Group) lease() float64 {
 
 // goOn lets stopped ranks run on.
 func (g *Group) goOn(ctx context.Context) error {
-	undo := control.Request{Op: control.Undo}
+	undo := control.SteerRequest{Op: control.Undo}
 	if err := g.each(func(m *Member) error { return Ask(ctx, m.Conn, undo) }); err != nil {
 		return err
 	}

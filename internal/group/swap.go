@@ -12,7 +12,7 @@ import (
 
 // Swap pauses one process and resumes another in its place, and returns the outcomes of both. The pause persists only
 // when the other is resumed: until then the paused process undoes it when the connection ends.
-func Swap(ctx context.Context, outPID, inPID int, pause control.Request, wait time.Duration) []Outcome {
+func Swap(ctx context.Context, outPID, inPID int, pause control.SteerRequest, wait time.Duration) []Outcome {
 	leaving, coming := Alone(outPID), Alone(inPID)
 	defer leaving.Close()
 	defer coming.Close()
@@ -36,7 +36,7 @@ func Swap(ctx context.Context, outPID, inPID int, pause control.Request, wait ti
 	}
 
 	// Resume the other in its place, or undo the pause.
-	resumed := in.swapIn(ctx, control.Request{Op: control.Resume, Tag: pause.Tag}, wait)
+	resumed := in.swapIn(ctx, control.SteerRequest{Op: control.Resume, Tag: pause.Tag}, wait)
 	if !resumed.OK {
 		return []Outcome{leaving.swapBack(resumed), resumed}
 	}
@@ -45,7 +45,7 @@ func Swap(ctx context.Context, outPID, inPID int, pause control.Request, wait ti
 }
 
 // swapIn resumes the process. What has begun is not interrupted, so that its outcome is known.
-func (m *Member) swapIn(ctx context.Context, request control.Request, wait time.Duration) (o Outcome) {
+func (m *Member) swapIn(ctx context.Context, request control.SteerRequest, wait time.Duration) (o Outcome) {
 	request.Wait = cmp.Or(wait.Seconds(), m.state.ResumeWait)
 	if m.state.Stats.Everything {
 		o = Resume{Request: request, carried: true}.Do(ctx, m.PID)

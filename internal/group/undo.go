@@ -42,7 +42,7 @@ func (g *Group) undo(cause error) error {
 		return cause
 	}
 	_ = g.each(func(m *Member) error { // it takes no memory, so it waits for no lock
-		reply, err := m.Do(context.Background(), control.Request{Op: control.Undo})
+		reply, err := m.Do(context.Background(), control.SteerRequest{Op: control.Undo})
 		return did(m, reply, err)
 	})
 	return cause
@@ -115,7 +115,7 @@ func undoneBecause(cause error) error {
 // undoLocked sends members an undo, all at once. One that waits for the memory of another process gives up soon, and is
 // asked again when it no longer has the locks.
 func (g *Group) undoLocked(ctx context.Context, did func(*Member, control.Reply, error) error) {
-	undo := control.Request{Op: control.Undo, Wait: leastTry.Seconds()}
+	undo := control.SteerRequest{Op: control.Undo, Wait: leastTry.Seconds()}
 	var mutex sync.Mutex
 	late := &Group{}
 	(&Group{Members: g.those(func(m *Member) bool { return m.Conn != nil })}).Locked(func() {

@@ -10,7 +10,7 @@ import (
 // Excess names the sets to demote so that sets keep to the budget, in bytes of each device. It chooses the least
 // recently used of the sets that no process has open. If promoted is a name, it also makes room for that set.
 func Excess(budget uint64, promoted string) (names []string, err error) {
-	reply, _, err := Ask(control.Request{Op: control.List}, -1)
+	reply, _, err := Ask(control.SetRequest{Op: control.List}, -1)
 	slices.SortFunc(reply.Sets, func(a, b control.KeptSet) int { return cmp.Compare(a.Used, b.Used) })
 	taken := map[string]uint64{}
 	for _, s := range reply.Sets {

@@ -67,11 +67,25 @@ func NewKeeper() *Keeper {
 // answer carries out a request. given is the descriptor that came with it, or -1; answer takes it over if it sets it to
 // -1. The caller closes the descriptor that answer returns, unless that is -1, and calls undo, unless that is nil, if
 // the client has not got the reply. Errors: a refusal.
-func (k *Keeper) answer(from owner, r control.Request, given *int) (reply control.Reply, descriptor int, undo func(),
-	err error) {
+func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply control.Reply, descriptor int,
+	undo func(), err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	descriptor = -1
+	if lend, is := asked.(control.LendRequest); is && lend.Op == control.Lend {
+		c, has := k.chunks[lend.Memory]
+		if !has {
+			return reply, -1, nil, cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
+		}
+		reply.Bytes, reply.Device = c.of.Chunks[c.index].Bytes, c.of.Device
+		reply.Extent = reply.Bytes
+		descriptor, err = duplicate(c.of.descriptors[lend.Memory])
+		return reply, descriptor, nil, err
+	}
+	r, is := asked.(control.SetRequest)
+	if !is {
+		return reply, -1, nil, fmt.Errorf("the keeper answers no %s", asked.Operation())
+	}
 	switch r.Op {
 	case control.Put:
 		err = k.put(from, r, given)
@@ -103,15 +117,6 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 				reply.Sets = []control.KeptSet{s.told()}
 			}
 		}
-	case control.Lend:
-		c, has := k.chunks[r.Share]
-		if !has {
-			err = cuda.Refuse(cuda.InvalidHandle, "it does not have this memory")
-			break
-		}
-		descriptor, err = duplicate(c.of.descriptors[r.Share])
-		reply.Bytes, reply.Device = c.of.Chunks[c.index].Bytes, c.of.Device
-		reply.Extent = reply.Bytes
 	case control.Close:
 		if s := k.sets[r.Set]; s != nil {
 			k.unuse(s, from)
@@ -140,14 +145,12 @@ func (k *Keeper) answer(from owner, r control.Request, given *int) (reply contro
 		slices.SortFunc(reply.Sets, func(a, b control.KeptSet) int {
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(b.Sealed, a.Sealed))
 		})
-	default:
-		err = fmt.Errorf("the keeper answers no %s", r.Op)
 	}
 	return reply, descriptor, undo, err
 }
 
 // put adds a chunk to a set that is being made, or begins one.
-func (k *Keeper) put(from owner, r control.Request, given *int) error {
+func (k *Keeper) put(from owner, r control.SetRequest, given *int) error {
 	s := k.sets[r.Set]
 	if s == nil && r.Before == 0 {
 		s = newSet(control.KeptSet{ID: r.Set, Name: r.Name, Device: r.Device, Place: r.To})
@@ -162,23 +165,23 @@ func (k *Keeper) put(from owner, r control.Request, given *int) error {
 	k.sets[r.Set] = s
 	k.own(from, s)
 	if last := len(s.Chunks) - 1; r.Joins && last >= 0 {
-		s.Chunks[last].More = append(s.Chunks[last].More, r.Share)
+		s.Chunks[last].More = append(s.Chunks[last].More, r.Number)
 		s.Chunks[last].Bytes += r.Bytes
 	} else {
-		s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Share, Bytes: r.Bytes, Node: r.Node})
+		s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Number, Bytes: r.Bytes, Node: r.Node})
 	}
 	s.Bytes += r.Bytes
-	k.chunks[r.Share] = chunk{s, len(s.Chunks) - 1}
+	k.chunks[r.Number] = chunk{s, len(s.Chunks) - 1}
 	if r.Node != nil {
 		k.returned(from)
 	}
-	s.descriptors[r.Share], *given = *given, -1
+	s.descriptors[r.Number], *given = *given, -1
 	k.held++
 	return nil
 }
 
 // makes returns why a process cannot go on with a set.
-func (k *Keeper) makes(s *set, from owner, r control.Request, given int) error {
+func (k *Keeper) makes(s *set, from owner, r control.SetRequest, given int) error {
 	switch {
 	case s == nil || s.Sealed != 0 || s.maker != from || r.Before != len(s.Chunks):
 		return cuda.Refuse(cuda.SymbolNotFound, "it does not have what this set had so far (was the "+
@@ -192,14 +195,14 @@ func (k *Keeper) makes(s *set, from owner, r control.Request, given int) error {
 }
 
 // seal completes a set, which takes over its name.
-func (k *Keeper) seal(from owner, r control.Request, given *int) (*set, error) {
+func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error) {
 	s := k.sets[r.Set]
 	if err := k.makes(s, from, r, *given); err != nil {
 		return nil, err
 	}
 	sealed, before := time.Now().UnixNano(), k.named[s.Name]
-	if r.Share != 0 {
-		if before == nil || before.ID != r.Share {
+	if r.Number != 0 {
+		if before == nil || before.ID != r.Number {
 			return nil, cuda.Refuse(cuda.NotReady, "another process has just replaced or dropped the set")
 		}
 		if err := InUse(before.told(), from.pid); err != nil {
@@ -211,7 +214,7 @@ func (k *Keeper) seal(from owner, r control.Request, given *int) (*set, error) {
 	}
 	if before != nil { // the clock may have been set back
 		sealed = max(sealed, before.Sealed+1)
-		before.copied = r.Share != 0
+		before.copied = r.Number != 0
 	}
 	s.descriptors[s.ID], *given = *given, -1
 	k.held++

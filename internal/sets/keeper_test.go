@@ -42,7 +42,7 @@ func serving(t *testing.T) (place string) {
 		require.NoError(t, <-ended)
 		require.NoError(t, os.RemoveAll(place))
 	})
-	require.Eventually(t, func() bool { return asked(t, control.Request{Op: control.List}).OK }, time.Minute,
+	require.Eventually(t, func() bool { return asked(t, control.SetRequest{Op: control.List}).OK }, time.Minute,
 		time.Millisecond)
 	return place
 }
@@ -69,8 +69,7 @@ func exchange(t *testing.T, r control.Request, contents ...string) (control.Repl
 		require.NoError(t, err)
 		given = int(file.Fd())
 	}
-	r.ID = 7
-	reply, descriptor, err := server.Ask(directories, control.Keeper, r, given)
+	reply, descriptor, err := server.Ask(directories, control.Keeper, r.Sent(7), given)
 	if err != nil {
 		return control.Reply{Error: err.Error()}, ""
 	}
@@ -88,21 +87,21 @@ func exchange(t *testing.T, r control.Request, contents ...string) (control.Repl
 // make1 makes a set with one chunk.
 func make1(t *testing.T, id uint64, name, contents string) {
 	t.Helper()
-	put := control.Request{Op: control.Put, Set: id, Name: name, Device: "GPU-1", Share: id + 1, Bytes: 5}
+	put := control.SetRequest{Op: control.Put, Set: id, Name: name, Device: "GPU-1", Number: id + 1, Bytes: 5}
 	require.True(t, asked(t, put, contents).OK)
 }
 
 func sealed(t *testing.T, id uint64, manifest string) control.Reply {
 	t.Helper()
-	return asked(t, control.Request{Op: control.Seal, Set: id, Before: 1}, manifest)
+	return asked(t, control.SetRequest{Op: control.Seal, Set: id, Before: 1}, manifest)
 }
 
 func TestASet(t *testing.T) {
 	serving(t)
 	make1(t, 10, "a", "chunk")
-	require.Equal(t, int(cuda.SymbolNotFound), asked(t, control.Request{Op: control.Open, Name: "a"}).Code)
+	require.Equal(t, int(cuda.SymbolNotFound), asked(t, control.SetRequest{Op: control.Open, Name: "a"}).Code)
 	require.True(t, sealed(t, 10, "manifest").OK)
-	reply, manifest := exchange(t, control.Request{Op: control.Open, Name: "a"})
+	reply, manifest := exchange(t, control.SetRequest{Op: control.Open, Name: "a"})
 	require.True(t, reply.OK)
 	require.Equal(t, "manifest", manifest)
 	got := reply.Sets[0]
@@ -111,54 +110,52 @@ func TestASet(t *testing.T) {
 	got.Sealed, got.Used = 0, 0
 	require.Equal(t, control.KeptSet{ID: 10, Name: "a", Device: "GPU-1",
 		Chunks: []control.KeptChunk{{ID: 11, Bytes: 5}}, Bytes: 5, Users: []int{os.Getpid()}}, got)
-	reply, chunk := exchange(t, control.Request{Op: control.Lend, Share: 11})
+	reply, chunk := exchange(t, control.LendRequest{Op: control.Lend, Memory: 11})
 	require.Equal(t, "chunk", chunk)
 	require.EqualValues(t, []any{uint64(5), uint64(5), "GPU-1"}, []any{reply.Bytes, reply.Extent, reply.Device})
-	require.Equal(t, int(cuda.InvalidHandle), asked(t, control.Request{Op: control.Lend, Share: 12}).Code)
+	require.Equal(t, int(cuda.InvalidHandle), asked(t, control.LendRequest{Op: control.Lend, Memory: 12}).Code)
 
 	// Dropped, it stays until the last close: it was open twice, by the seal and the open.
-	require.True(t, asked(t, control.Request{Op: control.Drop, Name: "a"}).OK)
-	require.False(t, asked(t, control.Request{Op: control.Drop, Name: "a"}).OK)
-	require.False(t, asked(t, control.Request{Op: control.Open, Name: "a"}).OK)
+	require.True(t, asked(t, control.SetRequest{Op: control.Drop, Name: "a"}).OK)
+	require.False(t, asked(t, control.SetRequest{Op: control.Drop, Name: "a"}).OK)
+	require.False(t, asked(t, control.SetRequest{Op: control.Open, Name: "a"}).OK)
 	for range 2 {
-		require.True(t, asked(t, control.Request{Op: control.Lend, Share: 11}).OK)
-		require.Len(t, asked(t, control.Request{Op: control.List}).Sets, 1)
-		require.True(t, asked(t, control.Request{Op: control.Close, Set: 10}).OK)
+		require.True(t, asked(t, control.LendRequest{Op: control.Lend, Memory: 11}).OK)
+		require.Len(t, asked(t, control.SetRequest{Op: control.List}).Sets, 1)
+		require.True(t, asked(t, control.SetRequest{Op: control.Close, Set: 10}).OK)
 	}
-	require.Empty(t, asked(t, control.Request{Op: control.List}).Sets)
-	require.False(t, asked(t, control.Request{Op: control.Lend, Share: 11}).OK)
+	require.Empty(t, asked(t, control.SetRequest{Op: control.List}).Sets)
+	require.False(t, asked(t, control.LendRequest{Op: control.Lend, Memory: 11}).OK)
 }
 
 func TestRequestsThatAreRefused(t *testing.T) {
 	serving(t)
 	make1(t, 10, "a", "chunk")
 	for words, r := range map[string]control.Request{
-		"no descriptor came":        {Op: control.Seal, Set: 10, Before: 1},
-		"the keeper answers no":     {Op: control.Status},
-		"there is no operation":     {Op: "dance"},
-		"pause takes no set":        {Op: control.Pause, Set: 3},
-		"there is no complete set":  {Op: control.Open, Name: "b"},
-		"does not have this memory": {Op: control.Lend, Share: 99},
-		"list takes no file":        {Op: control.List, File: "/tmp/x"},
+		"no descriptor came":        control.SetRequest{Op: control.Seal, Set: 10, Before: 1},
+		"the keeper answers no":     control.SteerRequest{Op: control.Status},
+		"there is no operation":     control.SetRequest{Op: "dance"},
+		"there is no complete set":  control.SetRequest{Op: control.Open, Name: "b"},
+		"does not have this memory": control.LendRequest{Op: control.Lend, Memory: 99},
 	} {
 		reply := asked(t, r)
 		require.False(t, reply.OK, words)
 		require.NotZero(t, reply.Code, words)
 		require.Contains(t, reply.Error, words)
 	}
-	for words, r := range map[string]control.Request{
-		"a set has a name of 1 to 255 bytes": {Op: control.Put, Set: 20, Share: 3, Bytes: 1},
-		"1 to 255 bytes":                     {Op: control.Put, Set: 20, Name: strings.Repeat("x", 256), Share: 3, Bytes: 1},
-		"publish it again":                   {Op: control.Put, Set: 20, Name: "b", Share: 3, Bytes: 1, Before: 1},
-		"what this set had so far":           {Op: control.Put, Set: 10, Share: 13, Bytes: 1},
+	for words, r := range map[string]control.SetRequest{
+		"a set has a name of 1 to 255 bytes": {Op: control.Put, Set: 20, Number: 3, Bytes: 1},
+		"1 to 255 bytes":                     {Op: control.Put, Set: 20, Name: strings.Repeat("x", 256), Number: 3, Bytes: 1},
+		"publish it again":                   {Op: control.Put, Set: 20, Name: "b", Number: 3, Bytes: 1, Before: 1},
+		"what this set had so far":           {Op: control.Put, Set: 10, Number: 13, Bytes: 1},
 		"it does not have":                   {Op: control.Seal, Set: 20},
 	} {
 		require.Contains(t, asked(t, r, "file").Error, words)
 	}
-	require.Len(t, asked(t, control.Request{Op: control.List}).Sets, 1)
+	require.Len(t, asked(t, control.SetRequest{Op: control.List}).Sets, 1)
 	require.True(t, sealed(t, 10, "").OK)
 	require.Contains(t, sealed(t, 10, "").Error, "publish it again")
-	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 10, Share: 12, Bytes: 1, Before: 1}, "x").Error,
+	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 10, Number: 12, Bytes: 1, Before: 1}, "x").Error,
 		"publish it again")
 }
 
@@ -185,13 +182,13 @@ func TestOneNameForTwo(t *testing.T) {
 	for id := uint64(10); id < 100; id += 10 {
 		make1(t, id, "a", fmt.Sprint(id))
 		if id > 10 {
-			_, manifest := exchange(t, control.Request{Op: control.Open, Name: "a"})
+			_, manifest := exchange(t, control.SetRequest{Op: control.Open, Name: "a"})
 			require.Equal(t, fmt.Sprint(id-10), manifest)
 		}
 		require.True(t, sealed(t, id, fmt.Sprint(id)).OK)
 	}
 	replaced := 0
-	for _, s := range asked(t, control.Request{Op: control.List}).Sets {
+	for _, s := range asked(t, control.SetRequest{Op: control.List}).Sets {
 		if s.Replaced {
 			replaced++
 		}
@@ -205,9 +202,10 @@ func TestACopyOfASet(t *testing.T) {
 	make1(t, 10, "a", "chunk")
 	require.True(t, sealed(t, 10, "manifest").OK)
 	copyOf := func(id, of uint64) control.Reply {
-		put := control.Request{Op: control.Put, Set: id, Name: "a", Device: "GPU-1", Share: id + 1, Bytes: 5, To: control.ToHost}
+		put := control.SetRequest{Op: control.Put, Set: id, Name: "a", Device: "GPU-1", Number: id + 1, Bytes: 5,
+			To: control.ToHost}
 		require.True(t, asked(t, put, "copy").OK)
-		return asked(t, control.Request{Op: control.Seal, Set: id, Before: 1, Share: of}, "manifest")
+		return asked(t, control.SetRequest{Op: control.Seal, Set: id, Before: 1, Number: of}, "manifest")
 	}
 	other := exec.Command("python3", "-c", fmt.Sprintf(`
 import socket
@@ -230,10 +228,10 @@ input()
 	_ = other.Wait()
 	require.Contains(t, copyOf(30, 20).Error, "just replaced or dropped the set")
 	require.True(t, copyOf(40, 10).OK)
-	reply, _ := exchange(t, control.Request{Op: control.Open, Name: "a"})
+	reply, _ := exchange(t, control.SetRequest{Op: control.Open, Name: "a"})
 	require.Equal(t, []any{uint64(40), control.ToHost}, []any{reply.Sets[0].ID, reply.Sets[0].Place})
 	require.Contains(t, copyOf(50, 10).Error, "just replaced or dropped the set")
-	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 60, Name: "b", Share: 61, Bytes: 5, To: "moon"},
+	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 60, Name: "b", Number: 61, Bytes: 5, To: "moon"},
 		"x").Error, "no place for contents")
 }
 
@@ -241,13 +239,13 @@ input()
 // owner at any time: the client that took it, the keeper, or a set that the keeper has.
 func TestReservedMemory(t *testing.T) {
 	serving(t)
-	zero, one, extents := 0, 1, func() map[int]uint64 { return asked(t, control.Request{Op: control.Take}).Reserved }
-	take := control.Request{Op: control.Take, Node: &one, Bytes: cuda.HostExtent}
-	require.Contains(t, asked(t, control.Request{Op: control.Give, Node: &one}).Error, "needs a node, and a descriptor")
-	require.Contains(t, asked(t, control.Request{Op: control.Give}, "x").Error, "needs a node, and a descriptor")
+	zero, one, extents := 0, 1, func() map[int]uint64 { return asked(t, control.SetRequest{Op: control.Take}).Reserved }
+	take := control.SetRequest{Op: control.Take, Node: &one, Bytes: cuda.HostExtent}
+	require.Contains(t, asked(t, control.SetRequest{Op: control.Give, Node: &one}).Error, "needs a node, and a descriptor")
+	require.Contains(t, asked(t, control.SetRequest{Op: control.Give}, "x").Error, "needs a node, and a descriptor")
 	require.EqualValues(t, cuda.OutOfMemory, asked(t, take).Code)
 	for _, contents := range []string{"a", "b"} {
-		require.True(t, asked(t, control.Request{Op: control.Give, Node: &one}, contents).OK)
+		require.True(t, asked(t, control.SetRequest{Op: control.Give, Node: &one}, contents).OK)
 	}
 	require.Equal(t, map[int]uint64{1: 2 * cuda.HostExtent}, extents())
 	take.Node = &zero
@@ -260,19 +258,19 @@ func TestReservedMemory(t *testing.T) {
 	}
 	require.EqualValues(t, cuda.OutOfMemory, asked(t, take).Code)
 
-	put := control.Request{Op: control.Put, Set: 5, Name: "set", Device: "GPU", To: control.ToHost, Share: 51,
+	put := control.SetRequest{Op: control.Put, Set: 5, Name: "set", Device: "GPU", To: control.ToHost, Number: 51,
 		Bytes: cuda.HostExtent, Node: &one}
 	require.True(t, asked(t, put, "first").OK)
-	put.Share, put.Before, put.Bytes, put.Joins = 52, 1, 7, true
+	put.Number, put.Before, put.Bytes, put.Joins = 52, 1, 7, true
 	require.True(t, asked(t, put, "more").OK)
-	reply := asked(t, control.Request{Op: control.Seal, Set: 5, Before: 1}, "manifest")
+	reply := asked(t, control.SetRequest{Op: control.Seal, Set: 5, Before: 1}, "manifest")
 	require.Equal(t, []control.KeptChunk{{ID: 51, Bytes: cuda.HostExtent + 7, Node: &one, More: []uint64{52}}},
 		reply.Sets[0].Chunks)
-	_, came := exchange(t, control.Request{Op: control.Lend, Share: 52})
+	_, came := exchange(t, control.LendRequest{Op: control.Lend, Memory: 52})
 	require.Equal(t, "more", came)
 	require.Zero(t, extents()[1])
-	require.True(t, asked(t, control.Request{Op: control.Close, Set: 5}).OK)
-	require.True(t, asked(t, control.Request{Op: control.Drop, Name: "set"}).OK)
+	require.True(t, asked(t, control.SetRequest{Op: control.Close, Set: 5}).OK)
+	require.True(t, asked(t, control.SetRequest{Op: control.Drop, Name: "set"}).OK)
 	require.EqualValues(t, 2*cuda.HostExtent, extents()[1])
 }
 
@@ -282,11 +280,11 @@ func TestClientsThatGiveUp(t *testing.T) {
 	node := 0
 	make1(t, 10, "a", "chunk")
 	require.True(t, sealed(t, 10, "manifest").OK)
-	require.True(t, asked(t, control.Request{Op: control.Close, Set: 10}).OK)
-	require.True(t, asked(t, control.Request{Op: control.Give, Node: &node}, "extent").OK)
+	require.True(t, asked(t, control.SetRequest{Op: control.Close, Set: 10}).OK)
+	require.True(t, asked(t, control.SetRequest{Op: control.Give, Node: &node}, "extent").OK)
 	held := func() (extents uint64, users []int) {
-		return asked(t, control.Request{Op: control.Take}).Reserved[0] / cuda.HostExtent,
-			asked(t, control.Request{Op: control.List}).Sets[0].Users
+		return asked(t, control.SetRequest{Op: control.Take}).Reserved[0] / cuda.HostExtent,
+			asked(t, control.SetRequest{Op: control.List}).Sets[0].Users
 	}
 	ask := func(line string, confirms bool) {
 		connection, err := net.Dial("unix", filepath.Join(place, "tms", "keeper.sock"))
@@ -330,16 +328,16 @@ func TestTheLimitOfDescriptors(t *testing.T) {
 	refused := control.Reply{OK: true}
 	node, given := 0, 0
 	for ; given < 500 && refused.OK; given++ {
-		refused = asked(t, control.Request{Op: control.Give, Node: &node}, "extent")
+		refused = asked(t, control.SetRequest{Op: control.Give, Node: &node}, "extent")
 	}
 	require.Contains(t, refused.Error, "its limit allows no more (ulimit -n "+fmt.Sprint(few.Cur))
-	require.Contains(t, asked(t, control.Request{Op: control.Put, Set: 10, Name: "a", Share: 11, Bytes: 1}, "x").Error,
+	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 10, Name: "a", Number: 11, Bytes: 1}, "x").Error,
 		"its limit allows no more")
 	for range 100 {
-		require.EqualValues(t, given-1, asked(t, control.Request{Op: control.Take}).Reserved[0]/cuda.HostExtent)
+		require.EqualValues(t, given-1, asked(t, control.SetRequest{Op: control.Take}).Reserved[0]/cuda.HostExtent)
 	}
-	require.True(t, asked(t, control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}).OK)
-	require.True(t, asked(t, control.Request{Op: control.Give, Node: &node}, "extent").OK)
+	require.True(t, asked(t, control.SetRequest{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}).OK)
+	require.True(t, asked(t, control.SetRequest{Op: control.Give, Node: &node}, "extent").OK)
 }
 
 func TestClientsThatMisbehave(t *testing.T) {
@@ -364,7 +362,7 @@ func TestClientsThatMisbehave(t *testing.T) {
 		})
 	}
 	all.Wait()
-	require.True(t, asked(t, control.Request{Op: control.List}).OK)
+	require.True(t, asked(t, control.SetRequest{Op: control.List}).OK)
 	require.Eventually(t, func() bool { return descriptors(t) <= before }, time.Minute, time.Millisecond)
 }
 
@@ -377,7 +375,7 @@ func TestOneKeeper(t *testing.T) {
 	before := descriptors(t)
 	for range 3 {
 		require.NoError(t, os.RemoveAll(filepath.Join(place, "tms")))
-		require.Eventually(t, func() bool { return len(asked(t, control.Request{Op: control.List}).Sets) == 1 },
+		require.Eventually(t, func() bool { return len(asked(t, control.SetRequest{Op: control.List}).Sets) == 1 },
 			time.Minute, time.Millisecond)
 	}
 	require.Eventually(t, func() bool { return descriptors(t) <= before }, time.Minute, time.Millisecond)
@@ -395,6 +393,6 @@ func TestStartSaysWhyNot(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	require.ErrorContains(t, sets.StartKeeper("/nonexistent"), "the keeper cannot be started")
 	require.ErrorContains(t, sets.StartKeeper("/bin/false"), "the keeper has no socket")
-	_, _, err := sets.Ask(control.Request{Op: control.List}, -1)
+	_, _, err := sets.Ask(control.SetRequest{Op: control.List}, -1)
 	require.True(t, errors.Is(err, cuda.NotSupported) || cuda.Code(err) == int(cuda.NotSupported), err)
 }

@@ -28,13 +28,13 @@ func TestManySets(t *testing.T) {
 	start := time.Now()
 	const sets = 3000
 	for id := uint64(1); id <= sets; id++ {
-		ask(control.Request{Op: control.Put, Set: id, Name: fmt.Sprint("set ", id), Share: sets + id, Bytes: 1})
-		ask(control.Request{Op: control.Seal, Set: id, Before: 1})
+		ask(control.SetRequest{Op: control.Put, Set: id, Name: fmt.Sprint("set ", id), Number: sets + id, Bytes: 1})
+		ask(control.SetRequest{Op: control.Seal, Set: id, Before: 1})
 	}
-	require.Len(t, ask(control.Request{Op: control.List}).Sets, sets)
+	require.Len(t, ask(control.SetRequest{Op: control.List}).Sets, sets)
 	for id := uint64(1); id <= sets; id++ {
-		ask(control.Request{Op: control.Drop, Name: fmt.Sprint("set ", id)})
-		ask(control.Request{Op: control.Close, Set: id})
+		ask(control.SetRequest{Op: control.Drop, Name: fmt.Sprint("set ", id)})
+		ask(control.SetRequest{Op: control.Close, Set: id})
 	}
 	require.Less(t, time.Since(start), time.Minute)
 	require.Empty(t, k.sets)
@@ -48,15 +48,16 @@ func TestWhatAKeeperStaysFor(t *testing.T) {
 	k, node, given := NewKeeper(), 0, 1<<30
 	self, err := ownerOf(os.Getpid())
 	require.NoError(t, err)
-	_, _, _, err = k.answer(self, control.Request{Op: control.Give, Node: &node}, &given)
+	_, _, _, err = k.answer(self, control.SetRequest{Op: control.Give, Node: &node}, &given)
 	require.NoError(t, err)
 	require.False(t, k.empty(), "it has an extent")
-	_, _, undo, err := k.answer(self, control.Request{Op: control.Take, Node: &node, Bytes: 1}, &given)
+	_, _, undo, err := k.answer(self, control.SetRequest{Op: control.Take, Node: &node, Bytes: 1}, &given)
 	require.NoError(t, err)
 	require.False(t, k.empty(), "a process has it, and will give it back")
 	undo()
 	require.False(t, k.empty(), "it came back")
-	_, _, _, err = k.answer(owner{self.pid, self.start + 1}, control.Request{Op: control.Take, Node: &node, Bytes: 1}, &given)
+	_, _, _, err = k.answer(owner{self.pid, self.start + 1}, control.SetRequest{Op: control.Take, Node: &node, Bytes: 1},
+		&given)
 	require.NoError(t, err)
 	k.sweep()
 	require.True(t, k.empty(), "the process has ended")

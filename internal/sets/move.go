@@ -41,13 +41,13 @@ func Move(name, to, directory string) (control.KeptSet, error) {
 
 // opened opens a set for the time of a call.
 func opened(name string, use func(control.KeptSet, int) (control.KeptSet, error)) (control.KeptSet, error) {
-	reply, manifest, err := Ask(control.Request{Op: control.Open, Name: name, Confirm: true}, -1)
+	reply, manifest, err := Ask(control.SetRequest{Op: control.Open, Name: name, Confirm: true}, -1)
 	if err != nil {
 		return control.KeptSet{}, err
 	}
 	set, err := use(reply.Sets[0], manifest)
 	_ = unix.Close(manifest) // which ends a lock
-	_, _, failed := Ask(control.Request{Op: control.Close, Set: reply.Sets[0].ID}, -1)
+	_, _, failed := Ask(control.SetRequest{Op: control.Close, Set: reply.Sets[0].ID}, -1)
 	return set, cmp.Or(err, failed)
 }
 
@@ -57,7 +57,7 @@ var errChanged = errors.New("another process has just moved, replaced or opened 
 // have one open file).
 func move(set control.KeptSet, manifest int, to, directory string) (control.KeptSet, error) {
 	err := lock(set.Name, manifest)
-	reply, _, failed := Ask(control.Request{Op: control.List}, -1)
+	reply, _, failed := Ask(control.SetRequest{Op: control.List}, -1)
 	if err = cmp.Or(err, failed); err != nil {
 		return set, err
 	}
@@ -145,7 +145,7 @@ type end struct {
 func (e *end) close() {
 	for _, file := range e.files {
 		if e.node != nil {
-			_, _, _ = Ask(control.Request{Op: control.Give, Node: e.node}, int(file.Fd()))
+			_, _, _ = Ask(control.SetRequest{Op: control.Give, Node: e.node}, int(file.Fd()))
 		}
 		_ = file.Close()
 	}
@@ -183,7 +183,7 @@ func (m *mover) take(set control.KeptSet, made []end) bool {
 	for i, chunk := range set.Chunks {
 		made[i].each, made[i].node = cuda.HostExtent, &node
 		for room := uint64(0); room < chunk.Bytes; room += cuda.HostExtent {
-			_, extent, err := Ask(control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}, -1)
+			_, extent, err := Ask(control.SetRequest{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}, -1)
 			if err != nil {
 				for j := range made {
 					made[j].close()
@@ -229,15 +229,15 @@ func put(set control.KeptSet, manifest int, made []end, to string) (control.Kept
 		each, node := cmp.Or(made[i].each, set.Chunks[i].Bytes), made[i].node
 		made[i].node = nil // the keeper has what it was given; an extent must not be given twice
 		for n, file := range made[i].files {
-			request := control.Request{Op: control.Put, Set: id, Name: set.Name, Device: set.Device, To: to,
-				Before: i + min(n, 1), Joins: n > 0, Share: max(1, rand.Uint64()),
+			request := control.SetRequest{Op: control.Put, Set: id, Name: set.Name, Device: set.Device, To: to,
+				Before: i + min(n, 1), Joins: n > 0, Number: max(1, rand.Uint64()),
 				Bytes: min(each, set.Chunks[i].Bytes-uint64(n)*each), Node: node}
 			if _, _, err := Ask(request, int(file.Fd())); err != nil {
 				return set, err
 			}
 		}
 	}
-	reply, _, err := Ask(control.Request{Op: control.Seal, Set: id, Before: len(made), Share: set.ID,
+	reply, _, err := Ask(control.SetRequest{Op: control.Seal, Set: id, Before: len(made), Number: set.ID,
 		Tensors: set.Tensors}, manifest)
 	if cuda.Code(err) == int(cuda.NotReady) {
 		return set, errChanged
@@ -255,7 +255,7 @@ func lent(chunk control.KeptChunk, place string) (source end, err error) {
 		source.each = cuda.HostExtent
 	}
 	for _, id := range append([]uint64{chunk.ID}, chunk.More...) {
-		_, descriptor, failed := Ask(control.Request{Op: control.Lend, Share: id}, -1)
+		_, descriptor, failed := Ask(control.LendRequest{Op: control.Lend, Memory: id}, -1)
 		source.files = append(source.files, os.NewFile(uintptr(descriptor), "the set"))
 		err = cmp.Or(err, failed)
 	}

@@ -95,7 +95,7 @@ func askAll(ctx context.Context) map[int][]control.KeptSet {
 func (s *set) fetch(pid int) {
 	for _, each := range append(slices.Clone(s.Chunks), control.KeptChunk{ID: s.ID}) {
 		_, descriptor, err := server.Ask(directories, pid,
-			control.Request{Op: control.Lend, Share: each.ID}, -1)
+			control.LendRequest{Op: control.Lend, Memory: each.ID}, -1)
 		s.descriptors[each.ID] = descriptor
 		if err != nil || descriptor < 0 {
 			_ = s.close()

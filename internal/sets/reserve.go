@@ -32,7 +32,7 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	reply, _, err := Ask(control.Request{Op: control.Take}, -1)
+	reply, _, err := Ask(control.SetRequest{Op: control.Take}, -1)
 	if free = reply.Reserved[node]; bytes == Unchanged {
 		return free, err
 	}
@@ -43,13 +43,13 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 	var extent int
 	for err == nil && free < bytes {
 		if extent, err = driver.MemCreateFile(cuda.HostExtent, cuda.HostExtentOn(node)); err == nil {
-			_, _, err = Ask(control.Request{Op: control.Give, Node: &node}, extent)
+			_, _, err = Ask(control.SetRequest{Op: control.Give, Node: &node}, extent)
 			if err = cmp.Or(err, unix.Close(extent)); err == nil {
 				free += cuda.HostExtent
 			}
 		}
 	}
-	take := control.Request{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
+	take := control.SetRequest{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
 	for err == nil && free >= bytes+cuda.HostExtent {
 		if _, extent, err = Ask(take, -1); err == nil {
 			free, err = free-cuda.HostExtent, unix.Close(extent)

@@ -8,7 +8,7 @@ import (
 // Reserved host memory: extents go from the keeper to a process, and back.
 
 // take hands out an extent, if the request asks for one. The asker is its owner from now on.
-func (k *Keeper) take(from owner, r control.Request) (descriptor int, err error) {
+func (k *Keeper) take(from owner, r control.SetRequest) (descriptor int, err error) {
 	if r.Bytes == 0 {
 		return -1, nil
 	}

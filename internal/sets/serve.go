@@ -101,21 +101,22 @@ func (k *Keeper) attend(client int) {
 	}
 	var reply control.Reply
 	var undo func()
-	request, failed := control.ParseRequest(line)
+	request, id, failed := control.ParseRequest(line)
 	if err = errors.Join(err, hidden, failed); err == nil {
 		reply, descriptor, undo, err = k.answer(from, request, &given)
 	}
-	reply.Version, reply.ID, reply.OK = control.Version, request.ID, err == nil
+	reply.Version, reply.ID, reply.OK = control.Version, id, err == nil
 	if err != nil {
 		reply.Code, reply.Error = cuda.Code(err), err.Error()
 	}
-	if server.Send(client, reply, descriptor, 0) == nil && (!request.Confirm || !reply.OK || server.Confirmed(client)) {
+	of, _ := request.(control.SetRequest)
+	if server.Send(client, reply, descriptor, 0) == nil && (!of.Confirm || !reply.OK || server.Confirmed(client)) {
 		return
 	}
 	if undo != nil {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if undo(); request.Op == control.Take {
+		if undo(); of.Op == control.Take {
 			descriptor = -1
 		}
 	}

@@ -17,7 +17,7 @@ const startTime = 20 * time.Second
 
 // StartKeeper starts a keeper with a command, unless one runs, and returns when one answers. (setsid: it outlives a terminal)
 func StartKeeper(command ...string) error {
-	_, _, err := Ask(control.Request{Op: control.List}, -1)
+	_, _, err := Ask(control.SetRequest{Op: control.List}, -1)
 	if err == nil || cuda.Code(err) == int(cuda.Timeout) || errors.Is(err, control.ErrOpen) { // where one may run
 		return err
 	}
@@ -35,7 +35,7 @@ func StartKeeper(command ...string) error {
 			last = true
 		case <-time.After(5 * time.Millisecond):
 		}
-		if _, _, err := Ask(control.Request{Op: control.List}, -1); err == nil || last {
+		if _, _, err := Ask(control.SetRequest{Op: control.List}, -1); err == nil || last {
 			return err
 		}
 	}

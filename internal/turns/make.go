@@ -30,7 +30,7 @@ const (
 const longest = control.MaxSeconds * time.Second
 
 // maker makes room for the memory that one process waits for. It may be killed at any moment. The processes that it has
-// paused then resume by themselves (control.Request.Yield), and the waiting process starts another maker.
+// paused then resume by themselves (control.SteerRequest.Yield), and the waiting process starts another maker.
 type maker struct {
 	pid     int
 	process *client.Conn
@@ -105,7 +105,7 @@ func (r *maker) step() (done bool, next time.Duration, err error) {
 			return false, wait, err
 		}
 	}
-	resume := control.Request{Op: control.Undo, Yield: true}
+	resume := control.SteerRequest{Op: control.Undo, Yield: true}
 	reply, err := group.WhileRunning(context.Background(), r.process, resume, latest, latest) // while the devices are locked
 	if err == nil && !reply.OK && reply.Code == int(cuda.OutOfMemory) {
 		return false, soonest, nil // a process that does not share has taken it, or one that grows

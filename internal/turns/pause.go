@@ -99,7 +99,7 @@ func (r *maker) pause(part Part, to string) bool {
 		tags[i] = &part.Tags[i]
 	}
 	for _, tag := range tags {
-		request := control.Request{Op: control.Pause, Tag: tag, SaveAll: true, Yield: true, To: to}
+		request := control.SteerRequest{Op: control.Pause, Tag: tag, SaveAll: true, Yield: true, To: to}
 		if part.Idle {
 			request.Idle, request.Timeout = new(Grace.Seconds()), new(idleWithin.Seconds())
 		}

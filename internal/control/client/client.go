@@ -216,10 +216,9 @@ func (c *Conn) Stopped() bool { return process.Stopped(c.Peer) }
 // ends or does not answer in time; the context's.
 func (c *Conn) Do(ctx context.Context, request control.Request) (control.Reply, error) {
 	c.id++
-	request.Version, request.ID = control.Version, c.id
 	stop := context.AfterFunc(ctx, c.Close)
 	// After a failure, too, a process that turns clients away has sent an answer
-	_, failed := c.connection.Write(control.Line(request))
+	_, failed := c.connection.Write(control.Line(request.Sent(c.id)))
 	reply, err := c.reply()
 	switch {
 	case !stop(): // closed, or about to be, even where the reply has come
@@ -264,7 +263,7 @@ func (c *Conn) reply() (reply control.Reply, err error) {
 func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.ProcessState, err error) {
 	limited, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	reply, err := c.Do(limited, control.Request{Op: control.Status})
+	reply, err := c.Do(limited, control.SteerRequest{Op: control.Status})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return state, Unreachable("it does not answer (stopped?)")

@@ -75,7 +75,7 @@ func TestRepliesThatAreNone(t *testing.T) {
 				_ = connection.Close()
 			}
 		}()
-		_, err := dial(t, os.Getpid()).Do(context.Background(), control.Request{Op: control.Status})
+		_, err := dial(t, os.Getpid()).Do(context.Background(), control.SteerRequest{Op: control.Status})
 		require.ErrorIs(t, err, client.ErrUnreachable, "%.50q", text)
 		require.ErrorContains(t, err, words, "%.50q", text)
 	}
@@ -122,10 +122,10 @@ func TestContextsThatEndWithTheReply(t *testing.T) {
 		c, err := client.Dial(os.Getpid())
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i%400)*1500*time.Nanosecond)
-		if _, err = c.Do(ctx, control.Request{Op: control.Status}); err == nil {
+		if _, err = c.Do(ctx, control.SteerRequest{Op: control.Status}); err == nil {
 			answered++
 			time.Sleep(20 * time.Microsecond)
-			_, err = c.Do(context.Background(), control.Request{Op: control.Status})
+			_, err = c.Do(context.Background(), control.SteerRequest{Op: control.Status})
 			require.NoError(t, err, "at %d", i)
 		} else {
 			refused++

@@ -26,12 +26,12 @@ type extent struct {
 }
 
 // give queues what is held under a number. An extent of an unknown number was queued before.
-func (s *Server) give(c *connection, r control.Request) error {
+func (s *Server) give(c *connection, r control.SetRequest) error {
 	if r.Node == nil {
 		return errors.New("a give needs a node")
 	}
-	if h, has := s.held[r.Share]; has {
-		delete(s.held, r.Share)
+	if h, has := s.held[r.Number]; has {
+		delete(s.held, r.Number)
 		s.gives = append(s.gives, extent{*r.Node, h.descriptor})
 	}
 	c.answer(control.Reply{ID: r.ID, OK: true})
@@ -44,7 +44,7 @@ func (s *Server) giveNext(now time.Time) {
 		socket, err := find(s.process.Directories, control.Keeper, 0)
 		if err == nil {
 			first := s.gives[0]
-			give := control.Request{Version: control.Version, Op: control.Give, Node: &first.node}
+			give := control.SetRequest{Op: control.Give, Node: &first.node}.Sent(0)
 			if err = Send(socket, give, first.descriptor, unix.MSG_DONTWAIT); err == nil {
 				s.keeper, s.unfound = socket, time.Time{}
 				return

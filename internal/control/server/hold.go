@@ -18,23 +18,24 @@ type held struct {
 }
 
 // holds reports whether the process tells itself to keep a descriptor, to close it, or to give it to the keeper.
-func (s *Server) holds(c *connection, r control.Request) bool {
-	return c.pid == unix.Getpid() && (r.Op == control.Put || r.Op == control.Close || r.Op == control.Give)
+func (c *connection) holds(r control.Request) bool {
+	op := r.Operation()
+	return c.pid == unix.Getpid() && (op == control.Put || op == control.Close || op == control.Give)
 }
 
-func (s *Server) hold(c *connection, r control.Request) error {
+func (s *Server) hold(c *connection, r control.SetRequest) error {
 	if r.Op == control.Give {
 		return s.give(c, r)
 	}
 	if r.Op == control.Put && (c.passed < 0 || !leavesRoom(c.passed)) {
 		return errors.New("there is no room for a descriptor (ulimit -n)")
 	}
-	if before, has := s.held[r.Share]; has {
+	if before, has := s.held[r.Number]; has {
 		_ = unix.Close(before.descriptor)
-		delete(s.held, r.Share)
+		delete(s.held, r.Number)
 	}
 	if r.Op == control.Put {
-		s.held[r.Share], c.passed = held{c.passed, r.Bytes}, -1
+		s.held[r.Number], c.passed = held{c.passed, r.Bytes}, -1
 	}
 	c.answer(control.Reply{ID: r.ID, OK: true, Bytes: uint64(len(s.held))}) // how many are kept
 	return nil
@@ -48,7 +49,7 @@ func leavesRoom(descriptor int) bool {
 }
 
 // lendHeld answers with a copy of a descriptor that is kept.
-func (c *connection) lendHeld(r control.Request, h held) error {
+func (c *connection) lendHeld(r control.LendRequest, h held) error {
 	descriptor, err := unix.FcntlInt(uintptr(h.descriptor), unix.F_DUPFD_CLOEXEC, 0)
 	if err == nil {
 		c.lent = &lend{passed: descriptor}

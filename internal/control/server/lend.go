@@ -28,8 +28,8 @@ type lend struct {
 }
 
 // lend queues a request for memory.
-func (s *Server) lend(c *connection, r control.Request) error {
-	if h, has := s.held[r.Share]; has {
+func (s *Server) lend(c *connection, r control.LendRequest) error {
+	if h, has := s.held[r.Memory]; has {
 		return c.lendHeld(r, h)
 	}
 	if c.pid <= 0 {
@@ -41,7 +41,7 @@ func (s *Server) lend(c *connection, r control.Request) error {
 	}
 	s.numbers++
 	c.status = lendAwaited
-	s.lends = append(s.lends, &lend{client: c, id: r.ID, number: s.numbers, share: r.Share,
+	s.lends = append(s.lends, &lend{client: c, id: r.ID, number: s.numbers, share: r.Memory,
 		to: Importer{PID: c.pid, Start: start, Number: r.Import}, waits: true, passed: -1})
 	return nil
 }
@@ -69,7 +69,7 @@ func (s *Server) beginLend(now time.Time) {
 			reply.OK = true
 			offered = &reply
 			s.lent.Store(offered)
-			return AskSelf(s.process.Directories, control.Request{ID: number, Op: control.Hand}, descriptor)
+			return AskSelf(s.process.Directories, control.LendRequest{ID: number, Op: control.Hand}, descriptor)
 		}, func(err error) {
 			if err == nil || offered != nil && !s.lent.CompareAndSwap(offered, nil) {
 				return // the socket's thread took the reply and answers, if late
@@ -83,7 +83,7 @@ func (s *Server) beginLend(now time.Time) {
 }
 
 // take accepts the descriptor that the process has sent to itself.
-func (s *Server) take(c *connection, r control.Request) error {
+func (s *Server) take(c *connection, r control.LendRequest) error {
 	var reply *control.Reply
 	l := s.lending
 	if c.pid == unix.Getpid() && l != nil && l.number == r.ID {

@@ -21,7 +21,7 @@ const pidfdGetNamespace = 0xff05
 
 // allowed refuses what a client may not ask for from its PID namespace.
 func (s *Server) allowed(c *connection, r control.Request) error {
-	if r.Op == control.Status || c.trusted {
+	if r.Operation() == control.Status || c.trusted {
 		return nil
 	}
 	if c.trusted = c.pid == unix.Getpid() || s.process.AnyNamespace() || c.isAround(); !c.trusted {

@@ -34,7 +34,8 @@ func TestAsksFromWithin(t *testing.T) {
 	socket, err := net.Dial("unix", path)
 	require.NoError(t, err)
 	replies := bufio.NewScanner(socket)
-	for _, r := range []control.Request{{Op: control.Status}, {Op: control.Pause, Discard: true}, {Op: control.Keep}} {
+	for _, r := range []control.SteerRequest{{Op: control.Status}, {Op: control.Pause, Discard: true},
+		{Op: control.Keep}} {
 		r.Version = control.Version
 		_, err = socket.Write(control.Line(r))
 		require.NoError(t, err)
@@ -81,7 +82,7 @@ func TestNamespaceAround(t *testing.T) {
 
 	socket, err := net.Dial("unix", control.Directories("", temporary, 0)[0]+"/"+control.Name(1))
 	require.NoError(t, err)
-	_, err = socket.Write(control.Line(control.Request{Version: control.Version, Op: control.Pause}))
+	_, err = socket.Write(control.Line(control.SteerRequest{Version: control.Version, Op: control.Pause}))
 	require.NoError(t, err)
 	var reply control.Reply
 	require.NoError(t, json.NewDecoder(socket).Decode(&reply))
@@ -135,5 +136,5 @@ func TestNamespaces(t *testing.T) {
 	c, err := client.Dial(os.Getpid())
 	require.NoError(t, err)
 	defer c.Close()
-	require.True(t, do(t, c, control.Request{Op: control.Pause}).OK)
+	require.True(t, do(t, c, control.SteerRequest{Op: control.Pause}).OK)
 }

@@ -207,12 +207,12 @@ func CloseOwn(descriptor int) {
 // askSelf asks the process's own socket, and returns the reply and the descriptor that came, or -1.
 func askSelf(directories Directories, r control.Request, descriptor int) (reply control.Reply, came int, err error) {
 	scarce, needs := false, 1 // a connection
-	if r.Op == control.Lend {
+	if r.Operation() == control.Lend {
 		needs = 2
 	}
 	for start := time.Now(); ; {
 		reply, came, err = ask(answerWithin, directories, unix.Getpid(), r, descriptor)
-		full := errors.Is(err, unix.EMFILE) || err == nil && reply.OK && came < 0 && r.Op == control.Lend
+		full := errors.Is(err, unix.EMFILE) || err == nil && reply.OK && came < 0 && r.Operation() == control.Lend
 		if full && err == nil {
 			err = cuda.Refuse(cuda.OperatingSystem, "there is no room for a descriptor (ulimit -n): %w", unix.EMFILE)
 		}
@@ -228,9 +228,9 @@ func askSelf(directories Directories, r control.Request, descriptor int) (reply 
 	if scarce && came >= 0 {
 		useSpares(1) // for the driver
 	}
-	if r.Op == control.Put && err == nil {
+	if r.Operation() == control.Put && err == nil {
 		spareSome()
-	} else if r.Op == control.Close && err == nil && reply.OK && reply.Bytes == 0 { // nothing is kept any longer
+	} else if r.Operation() == control.Close && err == nil && reply.OK && reply.Bytes == 0 { // nothing is kept any longer
 		dropSpares()
 	}
 	return reply, came, err

@@ -55,7 +55,8 @@ func ask(patience time.Duration, directories Directories, pid int, r control.Req
 }
 
 // TakeWithin asks the keeper for a descriptor, which is this process's once keep has a copy of it.
-func TakeWithin(patience time.Duration, directories Directories, r control.Request, keep func(descriptor int) error) error {
+func TakeWithin(patience time.Duration, directories Directories, r control.SetRequest,
+	keep func(descriptor int) error) error {
 	r.Confirm = true
 	return exchange(patience, directories, control.Keeper, r, -1, func(reply control.Reply, came int) error {
 		switch {
@@ -92,8 +93,7 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 	} else {
 		defer func() { _ = unix.Close(socket) }()
 	}
-	r.Version = control.Version
-	if err = Send(socket, r, descriptor, 0); err != nil {
+	if err = Send(socket, r.Sent(r.Identity()), descriptor, 0); err != nil {
 		return err
 	}
 	begun := time.Now()
@@ -114,7 +114,8 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 		_ = unix.Close(came)
 		return err
 	}
-	if err = use(reply, came); err == nil && r.Confirm && reply.OK {
+	of, _ := r.(control.SetRequest)
+	if err = use(reply, came); err == nil && of.Confirm && reply.OK {
 		err = again(func() error { return unix.Sendmsg(socket, []byte("\n"), nil, nil, unix.MSG_NOSIGNAL) })
 	}
 	return err
@@ -171,8 +172,7 @@ func Tell(directories Directories, pid int, r control.Request) error {
 		return err
 	}
 	defer func() { _ = unix.Close(socket) }()
-	r.Version = control.Version
-	return Send(socket, r, -1, unix.MSG_DONTWAIT)
+	return Send(socket, r.Sent(r.Identity()), -1, unix.MSG_DONTWAIT)
 }
 
 // Answers reports whether a process, or the keeper, listens.

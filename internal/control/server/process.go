@@ -63,7 +63,7 @@ type Process interface {
 
 // Task is a request that changes something, for Process.Perform.
 type Task struct {
-	Request   control.Request
+	Request   control.SteerRequest
 	Tag       *string  // nil: all
 	Due       []string // what an undo resumes, the rest first
 	Recording int      // the one that a record ends
@@ -90,7 +90,7 @@ func (t *Task) Withdrawn() bool {
 
 // undoOf returns the server's own task of resuming tags, which waits for nothing.
 func undoOf(due []string) *Task {
-	t := &Task{Request: control.Request{Op: control.Undo}, Due: due, withdrawn: make(chan struct{})}
+	t := &Task{Request: control.SteerRequest{Op: control.Undo}, Due: due, withdrawn: make(chan struct{})}
 	close(t.withdrawn)
 	return t
 }

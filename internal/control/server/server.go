@@ -272,12 +272,13 @@ func (s *Server) leases(c *connection) bool {
 
 // request does what a line asks for, or puts it in the queue.
 func (s *Server) request(c *connection, line []byte) {
-	r, err := control.ParseRequest(line)
+	r, id, err := control.ParseRequest(line)
 	if err != nil {
-		c.refuse(r.ID, err)
+		c.refuse(id, err)
 		return
 	}
-	sharing := r.Op == control.Lend || r.Op == control.Returned || r.Op == control.Hand || s.holds(c, r)
+	_, lends := r.(control.LendRequest)
+	sharing := lends || c.holds(r)
 	if c.seated = c.seated || !sharing && s.seats(); !c.seated && !sharing {
 		c.fail(errCrowded)
 		return
@@ -285,9 +286,9 @@ func (s *Server) request(c *connection, line []byte) {
 	err = guard.Call(func() error { return s.act(c, r) })
 	if panicked := (*guard.Panic)(nil); errors.As(err, &panicked) {
 		s.process.Log(err)
-		c.answer(*failed(&control.Reply{ID: r.ID}, err))
+		c.answer(*failed(&control.Reply{ID: id}, err))
 	} else if err != nil {
-		c.refuse(r.ID, err)
+		c.refuse(id, err)
 	}
 }
 
@@ -296,28 +297,38 @@ func (s *Server) act(c *connection, r control.Request) error {
 	if err := s.allowed(c, r); err != nil {
 		return err
 	}
+	switch r := r.(type) {
+	case control.LendRequest:
+		switch r.Op {
+		case control.Lend:
+			return s.lend(c, r)
+		case control.Hand:
+			return s.take(c, r)
+		}
+		s.process.Returned(r.Memory, Importer{PID: c.pid, Number: r.Import})
+		c.answer(control.Reply{ID: r.ID, OK: true})
+		return nil
+	case control.SetRequest:
+		if !c.holds(r) {
+			return fmt.Errorf("only the keeper answers a %s", r.Op)
+		}
+		return s.hold(c, r)
+	case control.SteerRequest:
+		return s.steer(c, r)
+	}
+	return nil
+}
+
+// steer answers a status, a note or a keep, and queues what changes more.
+func (s *Server) steer(c *connection, r control.SteerRequest) error {
 	switch r.Op {
 	case control.Status:
 		c.status, c.statusID = statusWanted, r.ID
 		return nil
-	case control.Lend:
-		return s.lend(c, r)
-	case control.Returned:
-		s.process.Returned(r.Share, Importer{PID: c.pid, Number: r.Import})
-		c.answer(control.Reply{ID: r.ID, OK: true})
-		return nil
-	case control.Hand:
-		return s.take(c, r)
 	case control.Note:
 		s.process.Note(*r.Driver)
 		c.answer(control.Reply{ID: r.ID, OK: true})
 		return nil
-	}
-	if s.holds(c, r) {
-		return s.hold(c, r)
-	}
-	if r.OfKeeper() {
-		return fmt.Errorf("only the keeper answers a %s", r.Op)
 	}
 	if c.task != nil {
 		return fmt.Errorf("the %s before is not done yet", c.task.Request.Op)

@@ -184,11 +184,11 @@ func do(t *testing.T, c *client.Conn, r control.Request) control.Reply {
 }
 
 var (
-	pause  = control.Request{Op: control.Pause}
-	all    = control.Request{Op: control.Pause, Everything: true}
-	hold   = control.Request{Op: control.Pause, Hold: true}
-	status = control.Request{Op: control.Status}
-	undo   = control.Request{Op: control.Undo}
+	pause  = control.SteerRequest{Op: control.Pause}
+	all    = control.SteerRequest{Op: control.Pause, Everything: true}
+	hold   = control.SteerRequest{Op: control.Pause, Hold: true}
+	status = control.SteerRequest{Op: control.Status}
+	undo   = control.SteerRequest{Op: control.Undo}
 )
 
 // A client that leaves gives up its rights, whatever it is doing; what it keeps stays paused.
@@ -218,7 +218,7 @@ func TestClientVanishes(t *testing.T) {
 	t.Run("with an alignment", func(t *testing.T) {
 		f := serve(t)
 		c := dial(t)
-		align := control.Request{Op: control.Align}
+		align := control.SteerRequest{Op: control.Align}
 		require.True(t, do(t, c, align).OK)
 		require.Contains(t, do(t, dial(t), align).Error, "another client aligns")
 		c.Close()
@@ -261,9 +261,9 @@ func TestClientVanishes(t *testing.T) {
 		f.pausing("weights")
 		c := dial(t)
 		require.True(t, do(t, c, pause).OK)
-		require.True(t, do(t, c, control.Request{Op: control.Keep}).OK)
+		require.True(t, do(t, c, control.SteerRequest{Op: control.Keep}).OK)
 		c.Close()
-		require.True(t, do(t, dial(t), control.Request{Op: control.Resume}).OK)
+		require.True(t, do(t, dial(t), control.SteerRequest{Op: control.Resume}).OK)
 		for _, task := range now(f, &f.tasks) {
 			require.NotEqual(t, control.Undo, task.Request.Op)
 		}
@@ -273,8 +273,8 @@ func TestClientVanishes(t *testing.T) {
 // A request that panics gets an error, and the next ones of all clients work.
 func TestPanics(t *testing.T) {
 	panics := func() { panic("a defect") }
-	lend := control.Request{Op: control.Lend, Share: 1, Import: 2}
-	back := control.Request{Op: control.Returned, Share: 1, Import: 2}
+	lend := control.LendRequest{Op: control.Lend, Memory: 1, Import: 2}
+	back := control.LendRequest{Op: control.Returned, Memory: 1, Import: 2}
 	for name, test := range map[string]struct {
 		request control.Request
 		prepare func(f *fake)
@@ -302,7 +302,7 @@ func TestPanics(t *testing.T) {
 			for _, conn := range []*client.Conn{c, other} {
 				for _, r := range []control.Request{test.request, status, lend, pause} {
 					reply := do(t, conn, r)
-					require.True(t, reply.OK, "%s: %s", r.Op, reply.Error)
+					require.True(t, reply.OK, "%s: %s", r.Operation(), reply.Error)
 				}
 			}
 		})
@@ -322,7 +322,7 @@ func TestPanicAfterAPauseOfEverything(t *testing.T) {
 	})
 	c, other := dial(t), "other"
 	require.Contains(t, do(t, c, all).Error, "internal error")
-	require.True(t, do(t, dial(t), control.Request{Op: control.Resume, Tag: &other}).OK)
+	require.True(t, do(t, dial(t), control.SteerRequest{Op: control.Resume, Tag: &other}).OK)
 	c.Close()
 	f.undone(t, rights.Rest)
 }
@@ -348,7 +348,7 @@ func TestAPeerThatIsSlow(t *testing.T) {
 		_ = server.Send(client, control.Reply{OK: true, Bytes: 7}, -1, 0)
 	}()
 	reply, _, err := server.AskWithin(time.Millisecond, f.Directories, control.Keeper,
-		control.Request{Op: control.Take}, -1)
+		control.SetRequest{Op: control.Take}, -1)
 	require.NoError(t, err)
 	require.EqualValues(t, 7, reply.Bytes)
 }
@@ -357,7 +357,7 @@ func TestAPeerThatIsSlow(t *testing.T) {
 func TestLends(t *testing.T) {
 	f := serve(t)
 	lend := func() (control.Reply, int) {
-		reply, descriptor, err := server.Ask(f.Directories, os.Getpid(), control.Request{ID: 3, Op: control.Lend}, -1)
+		reply, descriptor, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{ID: 3, Op: control.Lend}, -1)
 		require.NoError(t, err)
 		if descriptor >= 0 {
 			require.NoError(t, unix.Close(descriptor))
@@ -399,12 +399,12 @@ func TestKeptDescriptors(t *testing.T) {
 		require.NoError(t, unix.Fstat(descriptor, &s))
 		return s
 	}
-	put := control.Request{Op: control.Put, Share: 5, Bytes: 9}
+	put := control.SetRequest{Op: control.Put, Number: 5, Bytes: 9}
 	for range 2 { // the second replaces the first
 		require.NoError(t, server.AskSelf(f.Directories, put, int(file.Fd())))
 	}
 	for range 3 {
-		reply, came, err := server.Ask(f.Directories, os.Getpid(), control.Request{Op: control.Lend, Share: 5}, -1)
+		reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
 		require.NoError(t, err)
 		require.EqualValues(t, []uint64{9, 9}, []uint64{reply.Bytes, reply.Extent})
 		require.Equal(t, of(int(file.Fd())).Ino, of(came).Ino)
@@ -412,9 +412,9 @@ func TestKeptDescriptors(t *testing.T) {
 	}
 	require.ErrorContains(t, server.AskSelf(f.Directories, put, -1), "no room for a descriptor")
 	for range 2 {
-		require.NoError(t, server.AskSelf(f.Directories, control.Request{Op: control.Close, Share: 5}, -1))
+		require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 5}, -1))
 	}
-	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.Request{Op: control.Lend, Share: 5}, -1)
+	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
 	require.NoError(t, err)
 	require.EqualValues(t, 7, reply.Bytes, "the process is asked")
 	require.NoError(t, unix.Close(came))
@@ -441,10 +441,10 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 		require.NoError(t, serves.Hold())
 	}
 	require.False(t, server.Answers(f.Directories, os.Getpid()))
-	put := control.Request{Op: control.Put, Share: 5}
+	put := control.SetRequest{Op: control.Put, Number: 5}
 	require.NoError(t, server.AskSelf(f.Directories, put, 0))
 	require.Error(t, serves.Serve())
-	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.Request{Op: control.Lend, Share: 5}, -1)
+	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
 	require.NoError(t, err)
 	require.True(t, reply.OK)
 	require.NoError(t, unix.Close(came))
@@ -453,7 +453,7 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 	require.NoError(t, serves.Serve())
 	require.True(t, server.Answers(f.Directories, os.Getpid()))
 	require.NoError(t, serves.Hold())
-	require.NoError(t, server.AskSelf(f.Directories, control.Request{Op: control.Close, Share: 5}, -1))
+	require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 5}, -1))
 	f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
 }
 
@@ -461,14 +461,10 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 func TestDescriptorsAreKeptForTheTaskThatRuns(t *testing.T) {
 	f := serve(t)
 	f.performs(func(*server.Task, *server.Outcome) (err error) {
-		for _, op := range []string{control.Put, control.Lend, control.Close} {
-			descriptor := -1
-			if op == control.Put {
-				descriptor = 0
-			}
-			err = errors.Join(err, server.AskSelf(f.Directories, control.Request{Op: op, Share: 5}, descriptor))
-		}
-		return err
+		return errors.Join(
+			server.AskSelf(f.Directories, control.SetRequest{Op: control.Put, Number: 5}, 0),
+			server.AskSelf(f.Directories, control.LendRequest{Op: control.Lend, Memory: 5}, -1),
+			server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 5}, -1))
 	})
 	reply, err := dial(t).Do(context.Background(), all)
 	require.NoError(t, err)
@@ -484,7 +480,7 @@ func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
 	kept := uint64(0)
 	for ; kept < 200; kept++ {
-		err := server.AskSelf(f.Directories, control.Request{Op: control.Put, Share: 100 + kept}, 0)
+		err := server.AskSelf(f.Directories, control.SetRequest{Op: control.Put, Number: 100 + kept}, 0)
 		if err != nil {
 			require.ErrorContains(t, err, "no room for a descriptor")
 			break
@@ -492,11 +488,11 @@ func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
 	}
 	require.Greater(t, kept, uint64(100))
 	c := dial(t)
-	reply, err := c.Do(context.Background(), control.Request{Op: control.Status})
+	reply, err := c.Do(context.Background(), control.SteerRequest{Op: control.Status})
 	require.NoError(t, err)
 	require.True(t, reply.OK)
 	for share := range kept + 1 {
-		require.NoError(t, server.AskSelf(f.Directories, control.Request{Op: control.Close, Share: 100 + share}, -1))
+		require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 100 + share}, -1))
 	}
 }
 
@@ -521,7 +517,7 @@ func TestUndoBesideAnothersEnd(t *testing.T) {
 	}()
 	<-began
 	f.with(func() { f.pending = nil })
-	require.True(t, do(t, other, control.Request{Op: control.Keep}).OK)
+	require.True(t, do(t, other, control.SteerRequest{Op: control.Keep}).OK)
 	other.Close()
 	require.True(t, do(t, dial(t), status).OK)
 	require.Empty(t, now(f, &f.pending))
@@ -537,7 +533,7 @@ func TestAnswersAtOnce(t *testing.T) {
 	for range 100 {
 		_, err := c.Status(t.Context(), time.Minute)
 		require.NoError(t, err)
-		reply, err := c.Do(t.Context(), control.Request{Op: control.Pause})
+		reply, err := c.Do(t.Context(), control.SteerRequest{Op: control.Pause})
 		require.NoError(t, err)
 		require.True(t, reply.OK)
 	}
@@ -551,13 +547,13 @@ func TestAnswersItselfAtOnce(t *testing.T) {
 	defer file.Close()
 	f.performs(func(*server.Task, *server.Outcome) error {
 		for range 100 {
-			put := control.Request{Op: control.Put, Share: 5}
+			put := control.SetRequest{Op: control.Put, Number: 5}
 			require.NoError(t, server.AskSelf(f.Directories, put, int(file.Fd())))
-			reply, came, err := server.Ask(f.Directories, os.Getpid(), control.Request{Op: control.Lend, Share: 5}, -1)
+			reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
 			require.NoError(t, err)
 			require.True(t, reply.OK)
 			require.NoError(t, unix.Close(came))
-			require.NoError(t, server.AskSelf(f.Directories, control.Request{Op: control.Close, Share: 5}, -1))
+			require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 5}, -1))
 		}
 		return nil
 	})
@@ -568,7 +564,8 @@ func TestAnswersItselfAtOnce(t *testing.T) {
 func TestRequestsThatAreRefused(t *testing.T) {
 	serve(t)
 	c := dial(t)
-	for _, r := range []control.Request{{Op: "fly"}, {Op: control.Hand}, {Op: control.Record}} {
+	for _, r := range []control.Request{control.SteerRequest{Op: "fly"}, control.LendRequest{Op: control.Hand},
+		control.SteerRequest{Op: control.Record}} {
 		reply := do(t, c, r)
 		require.False(t, reply.OK)
 		require.Equal(t, 1, reply.Code)
@@ -592,7 +589,7 @@ func TestYield(t *testing.T) {
 			return errors.New("no memory")
 		}
 	})
-	yield, undo := pause, control.Request{Op: control.Undo, Yield: true}
+	yield, undo := pause, control.SteerRequest{Op: control.Undo, Yield: true}
 	yield.Yield = true
 	c := dial(t)
 	require.True(t, do(t, c, yield).OK)
@@ -649,7 +646,7 @@ func TestYieldAgain(t *testing.T) {
 		}
 	})
 	c := dial(t)
-	yield, undo := pause, control.Request{Op: control.Undo, Yield: true}
+	yield, undo := pause, control.SteerRequest{Op: control.Undo, Yield: true}
 	yield.Yield = true
 	waited := func() bool {
 		state, err := dial(t).Status(context.Background(), time.Minute)
@@ -679,7 +676,7 @@ func TestYieldAgain(t *testing.T) {
 	go func() { done <- do(t, c, undo).OK }()
 	<-begun
 	f.with(func() { waits = true }) // the gate opens
-	require.True(t, do(t, dial(t), control.Request{Op: control.Status}).OK)
+	require.True(t, do(t, dial(t), control.SteerRequest{Op: control.Status}).OK)
 	goOn <- true
 	require.True(t, <-done)
 	require.False(t, waited())
@@ -691,7 +688,7 @@ func TestYieldThatEnds(t *testing.T) {
 	for name, ends := range map[string]func(*fake, *client.Conn){
 		"another keeps it": func(_ *fake, c *client.Conn) {
 			require.True(t, do(t, c, pause).OK)
-			require.True(t, do(t, c, control.Request{Op: control.Keep}).OK)
+			require.True(t, do(t, c, control.SteerRequest{Op: control.Keep}).OK)
 		},
 		"no process makes room": func(f *fake, _ *client.Conn) {
 			f.with(func() { f.woken = func() error { return cuda.Refuse(cuda.OperatingSystem, "no command") } })
