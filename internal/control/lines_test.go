@@ -3,6 +3,7 @@ package control_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -174,4 +175,24 @@ func TestReplyLines(t *testing.T) {
 	}
 	golden(t, "replies.jsonl", lines)
 	require.Empty(t, fieldsMissing(t, reflect.TypeFor[control.Reply](), lines))
+}
+
+// docs/protocol.md shows each line of the golden files, and no other.
+func TestProtocolDocument(t *testing.T) {
+	document, err := os.ReadFile("../../docs/protocol.md")
+	require.NoError(t, err)
+	var shown []string
+	for line := range strings.Lines(string(document)) {
+		if strings.HasPrefix(line, "{") {
+			shown = append(shown, line)
+		}
+	}
+	var golden []string
+	for _, name := range []string{"requests.jsonl", "replies.jsonl"} {
+		text, err := os.ReadFile(filepath.Join("testdata", name))
+		require.NoError(t, err)
+		golden = append(golden, slices.Collect(strings.Lines(string(text)))...)
+	}
+	require.ElementsMatch(t, golden, shown)
+	require.Contains(t, string(document), fmt.Sprintf("# The control protocol, version %d\n", control.Version))
 }
