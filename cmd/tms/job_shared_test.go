@@ -53,7 +53,7 @@ func TestImportedMemoryIsLost(t *testing.T) {
 	exporter, importer := start(), start()
 	exporter.do("own 2")
 	handle := exporter.do("export")
-	importer.do("allocate")
+	importer.do("allocate", "serve") // it listens before it is paused
 	require.Equal(t, "0 ", importer.do("borrow "+handle))
 	require.Equal(t, "0 7", importer.do("read"))
 	importer.do("work")
