@@ -1,11 +1,16 @@
 // Package control is the protocol between a process that can be steered from outside and its clients, over a
 // Unix socket: a line of JSON for each request, and one for each reply. Package server answers and package client asks.
-// Nothing in this package keeps a descriptor but LockDirectory, and only that and Search wait.
+// docs/protocol.md has it for clients in other languages. Nothing in this package keeps a descriptor open but
+// LockDirectory, and only that and Search wait.
+//
+// The nouns: a request steers a process (SteerRequest), is for memory that one process exports to another (LendRequest),
+// or asks the keeper for a set (SetRequest). An operation is what it asks for. A reply answers it. A process's state is
+// what a status has. A hold stops threads until its client's pause.
 //
 // A client has at most one request in progress that changes something, and may ask for a status during that time.
 // Requests that change something are carried out one after another, whichever client they come from. What a client has
 // paused is resumed when its connection ends, unless it or another client has asked to keep it; a request that has not
-// begun is then withdrawn (package rights says which client is responsible for what). A client that shuts down its side
+// begun is then withdrawn (package rights says which client is responsible for what). A client that closes its side
 // of the connection for writing still gets the replies that are due.
 package control
 

@@ -1,4 +1,5 @@
-// Package client asks processes over their control sockets, and finds those that have one.
+// Package client asks processes over their control sockets, and finds those that have one. Its one noun is the
+// connection (Conn), to which what was asked over it belongs: the process undoes that when the connection ends.
 package client
 
 import (

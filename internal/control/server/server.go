@@ -2,6 +2,10 @@
 // clients and waits for none of them, with a descriptor table of its own (docs/design/control.md). So it hands
 // what takes time, or opens descriptors for the process, to other threads, and looks at its clients now and then until
 // that is done. Package rights says what the process takes back when a client goes.
+//
+// The nouns: a connection is one client. A task is a request that another thread carries out, with an outcome. A lend
+// sends a descriptor of memory that another process imports. The thread keeps descriptors open for the process (hold.go)
+// until the process closes them or gives them to the keeper, or the thread ends: a descriptor ends with its holder.
 package server
 
 import (
