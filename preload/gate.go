@@ -27,16 +27,19 @@ import (
 )
 
 // gate stops the program's threads at a safepoint: before their next call that gives a device work
-// (gate/reach/gate.c). A gated pause closes it. It opens when that pause fails, or when nothing is left that gated
-// pauses have paused.
+// (gate/reach/gate.c). A gated pause closes it, and openGate opens it when nothing keeps it closed any more.
 type gate struct {
-	sync.Mutex      // its holder changes the state, and never waits
-	pausing    bool // a gated pause is in progress
+	sync.Mutex // its holder changes the state, and never waits; it is taken after the engine's lock
 	closed     bool
-	worked     time.Time  // when a device was last seen to get work; zero if no look has found any
-	checkpoint bool       // the gate stops calls that poll, too, for the driver's checkpoint
-	held       int        // clients that keep it closed and have paused nothing yet (control.SteerRequest.Hold)
-	turn       sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
+
+	// What keeps it closed, beside suspended communicators of NCCL.
+	pausing    bool // a gated pause is in progress
+	paused     bool // gated pauses keep something paused, as the engine has said last
+	checkpoint bool // the gate stops calls that poll, too, for the driver's checkpoint
+	stops      int  // clients that stop the program and have paused nothing yet (control.SteerRequest.Hold)
+
+	worked time.Time  // when a device was last seen to get work; zero if no look has found any
+	turn   sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
 
 	signalsLeft chan struct{} // is closed when the gate opens, and nil while it is open
 	namespaces  namespaces
@@ -48,10 +51,10 @@ const notIdle time.Duration = -1
 // gating has what a gated pause is asked for besides the engine's options.
 type gating struct {
 	idle   time.Duration // the least time since a device last got work, or notIdle for any time
-	hold   bool          // close the gate and pause nothing: control.SteerRequest.Hold
-	yields bool          // hold allocations too: control.SteerRequest.Yield
-	force  bool          // pause even where the gate cannot hold all work
-	undo   func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
+	stop   bool          // close the gate and pause nothing: control.SteerRequest.Hold
+	yields bool          // stop allocations too: control.SteerRequest.Yield
+	force  bool          // pause even where the gate cannot stop all work
+	undo   func() error  // the driver's checkpoint comes next: stop polls at the end, or call this to resume
 	other  func() error  // what is done in place of a pause
 	nccl   *suspension   // asks to suspend NCCL first, where that is possible; may be nil
 	before func()        // is called while no stream is captured, and the other calls still go on; or nil
@@ -85,7 +88,7 @@ func (p *Process) pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Du
 	how gating) (freed uint64, err error) {
 	options.Asked = time.Now()
 	deadline := options.Asked.Add(timeout)
-	once := how.hold || how.idle >= 0 || how.nccl != nil && communicators(anyOf) > 0
+	once := how.stop || how.idle >= 0 || how.nccl != nil && communicators(anyOf) > 0
 	for moment := timeout / firstMoment; ; moment *= 2 {
 		left := time.Until(deadline)
 		if once || moment <= 0 {
@@ -112,7 +115,7 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	if words := C.gate_unusable(); words != nil {
 		return 0, unsupported("%s", C.GoString(words))
 	}
-	if err := p.holds(e); err != nil && !how.force {
+	if err := p.unstoppable(e); err != nil && !how.force {
 		return 0, err
 	}
 	if err := p.refuseRegistered(e, options.Tags); err != nil && !how.force {
@@ -128,14 +131,14 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	p.gate.Lock()
 	p.gate.pausing = true
 	if how.idle >= 0 || how.yields {
-		C.gate_hold_allocations() // others may have the memory by then
+		C.gate_stop_allocations() // others may have the memory by then
 	}
 	p.gate.Unlock()
 	stays := false // closed
 	defer func() {
 		p.gate.Lock()
 		if p.gate.pausing = false; stays {
-			p.gate.held++
+			p.gate.stops++
 		}
 		if err != nil && how.idle >= 0 {
 			p.gate.worked = time.Now()
@@ -146,12 +149,12 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 				err = fmt.Errorf("%w; %w", err, failed)
 			}
 		}
-		if !e.Records().Gated() && !p.nccl.suspended.Load() {
+		if !p.nccl.suspended.Load() { // else the resume opens it
 			p.openGate()
 		}
 	}()
 	held := how.nccl != nil && holdNCCL(deadline)
-	if how.hold && how.nccl != nil && !held && communicators(anyOf) > 0 {
+	if how.stop && how.nccl != nil && !held && communicators(anyOf) > 0 {
 		return 0, late("threads are inside NCCL, and have not come out")
 	}
 	if deadline, err = p.closeGate(deadline, timeout, how.before); err != nil {
@@ -165,7 +168,7 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	} else if err != nil {
 		return 0, fmt.Errorf("gated pause: waiting for the devices: %w; nothing has changed", err)
 	}
-	if stays = how.hold; stays {
+	if stays = how.stop; stays {
 		if how.nccl != nil {
 			how.nccl.apart = apartNCCL()
 		}
@@ -186,7 +189,7 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	}
 	if err == nil && how.undo != nil {
 		p.beginEverything() // or a resume by the program itself could let these calls go on before the checkpoint
-		if err = p.holdPolls(deadline); err != nil {
+		if err = p.stopPolls(deadline); err != nil {
 			C.everything_set(false)
 			failed := how.undo()
 			if failed == nil {
@@ -198,9 +201,9 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	return freed, err
 }
 
-// holdPolls stops calls that poll, and returns when no thread is in one. Such calls do not wait for the driver's lock,
+// stopPolls stops calls that poll, and returns when no thread is in one. Such calls do not wait for the driver's lock,
 // and read pages that its checkpoint takes away. The engine makes none either until releasePolls.
-func (p *Process) holdPolls(deadline time.Time) error {
+func (p *Process) stopPolls(deadline time.Time) error {
 	if err := p.setGate(C.GATE_CHECKPOINT); err != nil {
 		return err
 	}
@@ -300,17 +303,15 @@ func (p *Process) resumeMemory(e *vmm.Engine, options vmm.Options) (bytes uint64
 	return bytes, err
 }
 
-// LetGo ends one hold, on a thread other than the control socket's. The gate opens if nothing else keeps it closed. It
-// also forgets what the program has said of live bytes: the pause that the hold was for is over, or will not come.
+// LetGo ends one stop, on a thread other than the control socket's. The gate opens if nothing else keeps it closed. It
+// also forgets what the program has said of live bytes: the pause that the stop was for is over, or will not come.
 func (p *Process) LetGo() {
 	_ = goruntime.Run(func() error {
 		p.engine.Load().ForgetLive(nil)
 		p.gate.Lock()
-		p.gate.held--
+		p.gate.stops--
 		p.gate.Unlock()
-		if !p.engine.Load().Records().Gated() {
-			p.openGate()
-		}
+		p.openGate()
 		return nil
 	})
 }
@@ -326,11 +327,20 @@ func (p *Process) ungate(e *vmm.Engine) error {
 	return err
 }
 
-// openGate opens the gate, unless a gated pause is at work or a client holds it closed.
+// openGate opens the gate unless something keeps it closed. It is the only function that does. Any thread of this
+// library may call it, also with the engine's lock, because it decides under the gate's lock from what that lock
+// guards. A caller first takes away its own reason to keep the gate closed.
+//
+// No caller asks the engine whether something is paused: the answer may be old, because another pause has ended since,
+// and the gate would open over its memory. The engine says so itself, with its lock held and before the pause returns
+// (Process.Gated). So from the closing to the resume, pausing or paused is set at every moment.
+//
+// A forked child has no thread that could open the gate, so its calls pass (is_child in gate/reach/gate.c). A signal's
+// handler opens nothing: it leaves a note for awaitSignals, whose resume comes here.
 func (p *Process) openGate() {
 	p.gate.Lock()
 	defer p.gate.Unlock()
-	if p.gate.pausing || p.gate.held > 0 || p.gate.checkpoint {
+	if p.gate.pausing || p.gate.paused || p.gate.checkpoint || p.gate.stops > 0 {
 		return
 	}
 	if p.nccl.suspended.Load() {
@@ -347,8 +357,8 @@ func (p *Process) openGate() {
 	}
 }
 
-// holds returns why the gate could not hold all work on pausable memory, as far as this library can know.
-func (p *Process) holds(e *vmm.Engine) error {
+// unstoppable returns why the gate could not stop all work on pausable memory, as far as this library can know.
+func (p *Process) unstoppable(e *vmm.Engine) error {
 	if name := C.gate_not_gated(); name != nil {
 		return unsupported("the program has %s, which this version does not know and cannot stop; use a newer "+
 			"one (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(name))

@@ -57,8 +57,15 @@ func (p *Process) WithoutCaptures(call func() error) error {
 	return call()
 }
 
-// Ungated opens the gate.
-func (p *Process) Ungated() { p.openGate() }
+// Gated keeps the gate closed, or opens it.
+func (p *Process) Gated(now bool) {
+	p.gate.Lock()
+	p.gate.paused = now
+	p.gate.Unlock()
+	if !now {
+		p.openGate()
+	}
+}
 
 // Exposed has copies.c check the addresses of copies.
 func (p *Process) Exposed(now bool) { exposed(now) }

@@ -246,9 +246,7 @@ func (p *Process) awaitNCCL(lost int) {
 	p.nccl.suspended.Store(false)
 	p.nccl.awaited.Store(false)
 	p.nccl.turn.Unlock()
-	if e := p.engine.Load(); e == nil || !e.Records().Gated() {
-		p.openGate()
-	}
+	p.openGate()
 }
 
 // resumeNCCLLater calls resumeNCCL on its own goroutine, for a caller that may not wait.

@@ -52,7 +52,7 @@ type Engine struct {
 
 	ended uint64 // transitions so far, by which segments and tags know their last
 
-	gating   bool // something is paused, or was when Host.Ungated was last called, by a pause that was gated
+	gating   bool // gated pauses keep something paused, as Host.Gated was told last
 	exposing bool // as Host.Exposed was last told
 
 	waitingAside atomic.Bool // a thread is in awaitContextAside

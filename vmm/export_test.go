@@ -16,7 +16,7 @@ type TestHost struct {
 	warn      func(string)
 	holders   func(string) string
 	announce  func(base uintptr, size uint64) error
-	ungated   func()
+	gated     func(bool)
 	exposed   func(bool)
 	offers    Offers
 	observe   func(Transition)
@@ -43,8 +43,8 @@ func (h *TestHost) SetHolders(name func(uuid string) string) { h.holders = name 
 // SetAnnounce has arenas announced to announce.
 func (h *TestHost) SetAnnounce(announce func(base uintptr, size uint64) error) { h.announce = announce }
 
-// SetUngated has call called when nothing of a gated pause is left.
-func (h *TestHost) SetUngated(call func()) { h.ungated = call }
+// SetGated has call called when gated pauses begin, or no longer, to keep something paused.
+func (h *TestHost) SetGated(call func(bool)) { h.gated = call }
 
 // SetExposed has call called when memory becomes exposed, or is no longer.
 func (h *TestHost) SetExposed(call func(bool)) { h.exposed = call }
@@ -95,9 +95,9 @@ func (h *TestHost) Announce(base uintptr, size uint64) error {
 	return h.announce(base, size)
 }
 
-func (h *TestHost) Ungated() {
-	if h.ungated != nil {
-		h.ungated()
+func (h *TestHost) Gated(now bool) {
+	if h.gated != nil {
+		h.gated(now)
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 func TestGatedSlack(t *testing.T) {
 	sim, _, e := simulated(t, 1)
 	e.CheckInvariants(true)
-	ungated := 0
-	vmm.HostOf(e).SetUngated(func() { ungated++ })
+	var gated []bool
+	vmm.HostOf(e).SetGated(func(now bool) { gated = append(gated, now) })
 	r := vmm.Request{Size: 2 * mib, Tag: "t"}
 	all := mallocs(t, e, 3, r)
 	o := vmm.Options{ExtentBytes: 64 * mib}
@@ -31,5 +31,5 @@ func TestGatedSlack(t *testing.T) {
 	require.NoError(t, pause(e, vmm.Options{Gated: true}))
 	require.NoError(t, resume(e, o))
 	require.False(t, e.Records().Gated())
-	require.Equal(t, 2, ungated)
+	require.Equal(t, []bool{true, false, true, false}, gated)
 }

@@ -22,9 +22,9 @@ type Host interface {
 	// a capture. During a capture it returns cuda.StreamCaptureUnsupported instead.
 	WithoutCaptures(call func() error) error
 
-	// Ungated is called, with a lock held, when nothing is left that a gated pause (Options.Gated) has paused: all of
-	// it was resumed or freed, or went with a reset.
-	Ungated()
+	// Gated is called, with a lock held, when gated pauses (Options.Gated) keep something paused and did not before,
+	// and the reverse: all of it was resumed or freed, or went with a reset.
+	Gated(now bool)
 
 	// Exposed is called, with a lock held, when memory becomes exposed and none was, and the reverse: a pause that is
 	// not gated keeps it, so a call of the program may name addresses where nothing is mapped.
@@ -67,8 +67,8 @@ func (*Solitary) Contexts(int, func(cuda.Context) error) error { return nil }
 // WithoutCaptures makes the call.
 func (*Solitary) WithoutCaptures(call func() error) error { return call() }
 
-// Ungated does nothing.
-func (*Solitary) Ungated() {}
+// Gated does nothing.
+func (*Solitary) Gated(bool) {}
 
 // Exposed does nothing.
 func (*Solitary) Exposed(bool) {}

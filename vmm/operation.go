@@ -31,7 +31,7 @@ type Options struct {
 	Retried      bool               // the caller asks again for a resume that is short of memory: see Engine.Resume
 	Poison       bool               // fill memory that a resume brings back without contents with NaNs
 	Capturing    bool               // a stream of the process is being captured
-	Gated        bool               // the gate is closed, so the program cannot give devices work; see Host.Ungated
+	Gated        bool               // the gate is closed, so the program cannot give devices work; see Host.Gated
 	Importers    time.Duration      // how long a pause waits for others to unmap memory, and a resume for theirs
 	Unseen       bool               // the program does not know of a resume, so that waits for memory alone: see discarded
 	Since        uint64             // only what transitions after that have paused or resumed, or 0 for all

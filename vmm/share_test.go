@@ -493,7 +493,11 @@ func TestLostWhilePaused(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *pair) {
 		importer := p.engines[1]
 		var opened atomic.Int64
-		vmm.HostOf(importer).SetUngated(func() { opened.Add(1) })
+		vmm.HostOf(importer).SetGated(func(now bool) {
+			if !now {
+				opened.Add(1)
+			}
+		})
 		gated := vmm.Options{Gated: true, Importers: 10 * time.Second}
 		errs := p.both(func(_ int, e *vmm.Engine) error { return pause(e, gated) })
 		require.Equal(t, [2]error{}, errs)

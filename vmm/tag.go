@@ -91,9 +91,8 @@ func (e *Engine) tellPaused() {
 		e.process.Exposed(e.exposing)
 	}
 	if was := e.gating; was != (gated > 0) {
-		if e.gating = gated > 0; was {
-			e.process.Ungated()
-		}
+		e.gating = !was
+		e.process.Gated(e.gating)
 	}
 }
 

@@ -43,7 +43,7 @@ HIDDEN int gate_set(enum gate_state state)
 	return error;
 }
 
-HIDDEN void gate_hold_allocations(void)
+HIDDEN void gate_stop_allocations(void)
 {
 	atomic_store(&holds_allocations, true);
 }
