@@ -13,7 +13,7 @@ import (
 )
 
 // holdersLimit is how long a resume waits for their names.
-const holdersLimit = time.Second
+const holdersLimit = 5 * time.Second
 
 // holders names the processes that hold the most memory of a device, by the driver's numbers. NVML is loaded first, and
 // the loader's lock may be with a thread that waits for this very resume: then it names none.

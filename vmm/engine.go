@@ -28,6 +28,7 @@ type Engine struct {
 	transitions atomic.Uint64 // so far, also those that failed
 
 	cannotHash sync.Once // for its warning
+	noted      sync.Map  // the tags of resumes that wait for memory, or did so until they failed
 
 	counting sync.Mutex // of one look at all for the statistics, before mu
 	counted  uint64     // such looks so far, guarded by it

@@ -64,6 +64,7 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 		o.spent = spent{asked: o.spent.asked, waited: time.Since(o.spent.asked)} // all of it was for memory
 	}
 	if err == nil {
+		e.noted.Delete(o.what())
 		theirs := e.choose(o.Tags, func(s *segment) bool { return s.isImported() && o.means(s) })
 		err = e.resumeImports(o, o.Importers, o.Cancel, theirs)
 	}

@@ -77,8 +77,12 @@ func (e *Engine) lacking(o *Options) error {
 	return nil
 }
 
-// noteWait logs that a resume waits, and the holders of the memory.
+// noteWait logs that a resume waits, and the holders of the memory. It does so once until a resume of the same tags
+// succeeds, because Python waits in parts.
 func (e *Engine) noteWait(o *Options, cause error) {
+	if _, noted := e.noted.LoadOrStore(o.what(), true); noted {
+		return
+	}
 	holders := ""
 	if short, is := errors.AsType[*shortage](cause); is {
 		holders = e.process.Holders(short.device.uuid)
