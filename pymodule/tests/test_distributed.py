@@ -466,7 +466,7 @@ def test_interrupted() -> None:
         before = ranks.server.num_keys()
         for rank in (0, 1):
             ranks.tell(rank, "together.pause(timeout=600)")
-        while ranks.server.num_keys() < before + 3:  # their hosts, and rank 1's answer
+        while ranks.server.num_keys() < before + 5:  # next, asks, two hosts, and rank 1's answer
             time.sleep(0.01)
         os.kill(ranks.pid(1), signal.SIGINT)
         with pytest.raises(Told) as caught:
