@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/backoff"
+	"tms/internal/aid/backoff"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 	"tms/vmm/store"
@@ -29,7 +29,8 @@ import (
 // memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	defer e.audit(&err)
-	waits := options.Retried && !options.Asked.IsZero()
+	_, waits := e.noted.Load(options.what())
+	waits = waits || options.Retried && !options.Asked.IsZero()
 	if options.Retried && options.Wait > 0 && !options.Capturing {
 		options.Wait = 0
 		if err := e.lacking(&options); err != nil {
