@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // checkingDriver returns a folder with a libcuda.so.1 that checks its calls (testdata/checking.c), and behind it the

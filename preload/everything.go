@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 
 	"tms/internal/control"
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 	"tms/preload/account"
 	"tms/vmm"
 	"tms/vmm/cuda"

@@ -7,7 +7,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/server"
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 	"tms/vmm/cuda"
 )
 
@@ -57,7 +57,7 @@ func (x extents) Take(node int) (number uint64, err error) {
 	}
 	take := control.SetRequest{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
 	err = server.TakeWithin(answerTime, x.process.Directories, take, func(descriptor int) (err error) {
-		number, err = descriptors{x.process}.Keep(descriptor)
+		number, err = descriptors(x).Keep(descriptor)
 		return err
 	})
 	x.note(err)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // callGraph is what gcc knows of calls in our C: each function's share of the stack, and the functions that it calls.

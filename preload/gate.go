@@ -18,9 +18,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/backoff"
+	"tms/internal/aid/backoff"
+	"tms/internal/aid/readable"
 	"tms/internal/control"
-	"tms/internal/readable"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"

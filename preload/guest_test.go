@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // Manners: what a process notices of an inherited libtms.so. Every process under the user's command inherits it, and

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"tms/internal/nvml"
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
+	"tms/internal/machine/nvml"
 	"tms/preload/goruntime"
 )
 

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 	"tms/preload/goruntime"
 	"tms/preload/record"
 	"tms/vmm"

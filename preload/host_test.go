@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // The tests enter as a user's process does: C programs from testdata, compiled here, with build/lib/libtms.so preloaded

@@ -10,10 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/server"
-	"tms/internal/process"
-	"tms/internal/readable"
+	"tms/internal/machine/process"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"

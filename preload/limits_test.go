@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"testing"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // Tries each limit at some values, or at thirty (TMS_SWEEP=full, scripts/soak.sh), before the library starts and in the

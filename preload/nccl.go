@@ -14,8 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
-	"tms/internal/readable"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"

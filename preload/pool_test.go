@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
-	"tms/internal/recording/trace"
+	"tms/internal/aid/hermetic"
+	"tms/internal/report/trace"
 	"tms/vmm/pool/kinds"
 )
 

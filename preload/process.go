@@ -14,10 +14,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/guard"
 	"tms/internal/control"
 	"tms/internal/control/server"
-	"tms/internal/guard"
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 	"tms/preload/account"
 	"tms/preload/goruntime"
 	"tms/preload/record"

@@ -4,7 +4,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // buildRDMA builds the tests' libibverbs, which is libcufile and libgdrapi, too.

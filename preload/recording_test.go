@@ -10,9 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
-	"tms/internal/hermetic"
-	"tms/internal/recording/trace"
+	"tms/internal/report/trace"
 )
 
 // recorded reads all records of a file.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // With TMS_TEST_BUILD=build/sanitized the hosts run with that folder's library and simulator (scripts/build.sh

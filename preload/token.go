@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/process"
+	"tms/internal/machine/process"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"

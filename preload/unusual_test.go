@@ -3,7 +3,7 @@ package main
 import (
 	"testing"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // Pauses from outside at any moment of sequences of calls that no framework of the tests makes.

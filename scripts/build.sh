@@ -137,7 +137,7 @@ if [ $out != build/sanitized ]; then
 	GOARCH=$machine CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $out/bin/tms ./cmd/tms
 	# What is linked in may only be passed on with its licence.
 	{
-		printf '%s\n' "go $GOROOT" "uplot $PWD/internal/recording/report/uplot"
+		printf '%s\n' "go $GOROOT" "uplot $PWD/internal/report/uplot"
 		go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}' ./cmd/tms ./preload | sort -u
 	} | while read -r name folder; do
 		printf '\n== %s\n' "$name"

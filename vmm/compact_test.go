@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/failpoint"
 	"tms/internal/cudasim"
-	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )

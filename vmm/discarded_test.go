@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/failpoint"
+	"tms/internal/aid/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/store"

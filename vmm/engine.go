@@ -6,8 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"tms/internal/guard"
-	"tms/internal/hostmemory"
+	"tms/internal/aid/guard"
+	"tms/internal/machine/hostmemory"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 	"tms/vmm/space"

@@ -15,9 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/failpoint"
+	"tms/internal/aid/hermetic"
 	"tms/internal/cudasim"
-	"tms/internal/failpoint"
-	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"

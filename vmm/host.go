@@ -1,7 +1,7 @@
 package vmm
 
 import (
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 	"tms/vmm/cuda"
 	"tms/vmm/store"
 )

@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"tms/internal/backoff"
-	"tms/internal/guard"
+	"tms/internal/aid/backoff"
+	"tms/internal/aid/guard"
 	"tms/vmm/cuda"
 )
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/failpoint"
-	"tms/internal/hostmemory"
+	"tms/internal/aid/failpoint"
+	"tms/internal/machine/hostmemory"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"tms/internal/guard"
-	"tms/internal/readable"
+	"tms/internal/aid/guard"
+	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
 	"tms/vmm/small"
 	"tms/vmm/space"

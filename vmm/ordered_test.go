@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/failpoint"
 	"tms/internal/cudasim"
-	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )

@@ -6,8 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/failpoint"
-	"tms/internal/guard"
+	"tms/internal/aid/failpoint"
+	"tms/internal/aid/guard"
 	"tms/vmm"
 )
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 	"tms/vmm/store"

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/backoff"
+	"tms/internal/aid/backoff"
 	"tms/vmm/stats"
 	"tms/vmm/store"
 )

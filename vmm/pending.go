@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/backoff"
-	"tms/internal/guard"
+	"tms/internal/aid/backoff"
+	"tms/internal/aid/guard"
 	"tms/vmm/stats"
 )
 

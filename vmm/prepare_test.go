@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/store"

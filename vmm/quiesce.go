@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/backoff"
+	"tms/internal/aid/backoff"
 	"tms/vmm/cuda"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/failpoint"
+	"tms/internal/aid/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/cudasim"
-	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )

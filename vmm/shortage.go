@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
 )
 

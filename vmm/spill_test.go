@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/failpoint"
-	"tms/internal/hermetic"
+	"tms/internal/aid/failpoint"
+	"tms/internal/aid/hermetic"
 	"tms/vmm"
 )
 

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 	"tms/vmm/stats"
 	"tms/vmm/store"
 )

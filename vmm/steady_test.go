@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/failpoint"
-	"tms/internal/hermetic"
+	"tms/internal/aid/failpoint"
+	"tms/internal/aid/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )

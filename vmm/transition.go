@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 	"tms/vmm/stats"
 	"tms/vmm/store"
 )

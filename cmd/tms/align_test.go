@@ -15,10 +15,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/group"
-	"tms/internal/hermetic"
 )
 
 const apartBytes = 8 << 20 // of each rank

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/fleet"
-	"tms/internal/nvml"
-	"tms/internal/readable"
+	"tms/internal/machine/nvml"
 	"tms/vmm/stats"
 )
 

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/fleet"
-	"tms/internal/readable"
 )
 
 // completionTime is how long a shell's completion waits for processes to answer.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	numbering "tms/internal/process"
+	numbering "tms/internal/machine/process"
 )
 
 // contained is a program in namespaces of its own, as docs/containers.md describes containers.

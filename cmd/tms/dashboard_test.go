@@ -18,7 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // prometheusProgram finds a program of Prometheus: an installed one, or the one that scripts/check.sh has fetched.

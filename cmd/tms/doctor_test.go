@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/doctor"
-	"tms/internal/hermetic"
 )
 
 // The tests run the command itself, over the simulator, on C programs from testdata.

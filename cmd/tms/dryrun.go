@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/group"
-	"tms/internal/readable"
 )
 
 // foretelling prints what would happen to one process after another.

@@ -12,9 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/control/client"
-	"tms/internal/hermetic"
 	"tms/vmm/stats"
 )
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // The tests mostly wait, and share their process's environment, so every second one runs in a second process.

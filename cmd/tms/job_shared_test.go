@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // Ranks that have each other's memory open are paused together, or not at all; a pause of one alone is refused, and

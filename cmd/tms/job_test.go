@@ -15,11 +15,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/hermetic"
 )
 
 const rankBytes = 8 << 20 // of each rank of a job

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
-	"tms/internal/readable"
 	"tms/internal/sets"
 	"tms/vmm/cuda"
 )

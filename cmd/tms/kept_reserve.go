@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/group"
-	"tms/internal/readable"
 	"tms/internal/sets"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/internal/sets"
 	"tms/internal/sets/checksum"
 )

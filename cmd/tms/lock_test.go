@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/group"
-	"tms/internal/hermetic"
-	numbering "tms/internal/process"
+	numbering "tms/internal/machine/process"
 )
 
 // lockHeld starts a program that has the lock of a device.

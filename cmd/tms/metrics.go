@@ -14,9 +14,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/fleet"
-	"tms/internal/readable"
 	"tms/vmm/stats"
 )
 

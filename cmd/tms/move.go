@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/group"
-	"tms/internal/readable"
 )
 
 // A move is a pause of everything after which the driver gives the process back on other GPUs. It keeps no record

@@ -14,9 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/hermetic"
 )
 
 // mobile is a process of tms run with 24 MiB of weights, 8 of cache and 40 that are not pausable, on three devices of

@@ -11,9 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/hermetic"
 )
 
 // sharers are a process and another that has memory of it open.

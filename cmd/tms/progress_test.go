@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
-	"tms/internal/hermetic"
 	"tms/vmm/stats"
 )
 

@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/readable"
 	"tms/internal/fleet"
-	"tms/internal/nvml"
-	"tms/internal/readable"
+	"tms/internal/machine/nvml"
 	"tms/internal/turns"
 	"tms/vmm/stats"
 )

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/group"
-	"tms/internal/readable"
 )
 
 func recordCommand() *cobra.Command {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tms/internal/recording/replay"
-	"tms/internal/recording/trace"
+	"tms/internal/report/replay"
+	"tms/internal/report/trace"
 	"tms/vmm/pool/kinds"
 )
 

@@ -11,7 +11,7 @@ import (
 	"tms/vmm/pool/kinds"
 )
 
-const training = "../../internal/recording/replay/testdata/training.csv.gz"
+const training = "../../internal/report/replay/testdata/training.csv.gz"
 
 func replayed(t *testing.T, arguments ...string) string {
 	t.Helper()

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	reporting "tms/internal/recording/report"
+	reporting "tms/internal/report"
 )
 
 func reportCommand() *cobra.Command {

@@ -11,13 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/checkpoint"
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/cudasim"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/hermetic"
+	"tms/internal/machine/checkpoint"
 )
 
 // Another program has taken the memory between the look and the restore. The process can then never come back, and every

@@ -14,11 +14,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/readable"
 )
 
 // steering are the flags that pause and resume share.

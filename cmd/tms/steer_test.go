@@ -20,13 +20,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/hermetic"
-	"tms/internal/hostmemory"
-	"tms/internal/readable"
+	"tms/internal/machine/hostmemory"
 	"tms/vmm/stats"
 )
 

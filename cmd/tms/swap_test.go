@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/group"
-	"tms/internal/hermetic"
 )
 
 // pair starts two programs on one device that holds one of them, 64 and 32 MiB; the first is paused.

@@ -16,7 +16,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/nvml"
+	"tms/internal/machine/nvml"
 	"tms/internal/top"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
-	"tms/internal/hermetic"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }

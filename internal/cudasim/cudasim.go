@@ -16,7 +16,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 // Unknown is what Stat returns for a name that does not exist.

@@ -13,7 +13,7 @@ import (
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }

@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"strconv"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 )
 
 // Host has what the start of the engine depends on.

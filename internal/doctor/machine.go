@@ -8,8 +8,8 @@ import (
 	"regexp"
 	"strings"
 
-	"tms/internal/checkpoint"
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
+	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
 

@@ -9,7 +9,7 @@ import (
 	"os"
 	"text/tabwriter"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 )
 
 // Report has all findings. Its JSON form is the interface of `tms doctor --json`.

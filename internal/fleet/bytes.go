@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"tms/internal/control"
-	"tms/internal/nvml"
+	"tms/internal/machine/nvml"
 	"tms/vmm/stats"
 )
 

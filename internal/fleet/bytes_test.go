@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/nvml"
+	"tms/internal/machine/nvml"
 )
 
 // Which of NVML's figures belongs to a process, if process numbers are the driver's and if they may not be.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"tms/internal/nvml"
+	"tms/internal/machine/nvml"
 )
 
 // Device is whose memory is on a GPU, in bytes. The rest of Total is the driver's own.

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
-	"tms/internal/nvml"
+	"tms/internal/machine/nvml"
 	"tms/vmm/stats"
 )
 

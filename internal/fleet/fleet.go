@@ -13,9 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
-	"tms/internal/readable"
 	"tms/vmm/stats"
 )
 

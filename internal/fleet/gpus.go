@@ -3,7 +3,7 @@ package fleet
 import (
 	"sync"
 
-	"tms/internal/nvml"
+	"tms/internal/machine/nvml"
 )
 
 // NVML opens NVML once: that takes a second where no process uses a device.

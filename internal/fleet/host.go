@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	"tms/internal/control"
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 	"tms/internal/sets"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 )
 
 // Reserved memory serves the devices of its own NUMA node alone, until it is taken.

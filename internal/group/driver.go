@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
-	"tms/internal/nvml"
+	"tms/internal/machine/checkpoint"
+	"tms/internal/machine/nvml"
 	"tms/vmm/cuda"
 )
 

@@ -5,9 +5,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/checkpoint"
 	"tms/internal/control"
-	"tms/internal/nvml"
+	"tms/internal/machine/checkpoint"
+	"tms/internal/machine/nvml"
 )
 
 func TestWhatACheckpointTook(t *testing.T) {

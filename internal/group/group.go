@@ -25,11 +25,11 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/checkpoint"
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
-	"tms/internal/readable"
+	"tms/internal/machine/checkpoint"
 )
 
 // Group is processes that do something together.

@@ -20,7 +20,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/fleet"
-	numbering "tms/internal/process"
+	numbering "tms/internal/machine/process"
 )
 
 // Lock takes the lock under which room is made on a device, by its UUID, or in host memory. It takes the lock in all

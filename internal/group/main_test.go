@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/backoff"
-	"tms/internal/checkpoint"
+	"tms/internal/aid/backoff"
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/fleet"
-	"tms/internal/readable"
+	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
 
@@ -57,12 +57,12 @@ func (v *Move) Do(ctx context.Context, pid int) Outcome {
 	if m := v.known[pid]; m != nil {
 		return Ended(m.Outcome, m.err)
 	}
-	g, err := v.gather(ctx, pid)
-	defer g.Close()
+	g, err := v.gather(ctx, pid) // even after an error, with the processes that were found
 	if err == nil {
 		err = v.moveAll(ctx, g)
 	}
 	v.know(g, err)
+	g.Close()
 	return Ended(v.known[pid].Outcome, v.known[pid].err)
 }
 

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
 

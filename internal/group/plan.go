@@ -8,11 +8,11 @@ import (
 	"slices"
 	"strconv"
 
-	"tms/internal/checkpoint"
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/fleet"
-	"tms/internal/nvml"
-	"tms/internal/readable"
+	"tms/internal/machine/checkpoint"
+	"tms/internal/machine/nvml"
 )
 
 // Plan is what a pause or resume of a process would do, according to its present status.

@@ -10,7 +10,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/fleet"
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 	"tms/vmm/stats"
 )
 

@@ -8,13 +8,13 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/backoff"
-	"tms/internal/checkpoint"
+	"tms/internal/aid/backoff"
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
-	"tms/internal/nvml"
-	"tms/internal/readable"
+	"tms/internal/machine/checkpoint"
+	"tms/internal/machine/nvml"
 	"tms/vmm/cuda"
 )
 

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"tms/internal/backoff"
-	"tms/internal/checkpoint"
+	"tms/internal/aid/backoff"
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
 

@@ -8,11 +8,11 @@ import (
 	"strconv"
 	"strings"
 
-	"tms/internal/checkpoint"
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/fleet"
-	"tms/internal/nvml"
-	"tms/internal/readable"
+	"tms/internal/machine/checkpoint"
+	"tms/internal/machine/nvml"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )

@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
 

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
-	"tms/internal/process"
+	"tms/internal/machine/process"
 	"tms/vmm/cuda"
 )
 

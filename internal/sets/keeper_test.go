@@ -17,9 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/control/server"
-	"tms/internal/hermetic"
 	"tms/internal/sets"
 	"tms/vmm/cuda"
 )

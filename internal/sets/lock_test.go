@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/hermetic"
-	"tms/internal/process"
+	"tms/internal/aid/hermetic"
+	"tms/internal/machine/process"
 )
 
 // lockVariable names the file that TestHoldsALock locks.

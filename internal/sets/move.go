@@ -15,10 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
-	"tms/internal/hostmemory"
-	"tms/internal/process"
-	"tms/internal/readable"
+	"tms/internal/machine/hostmemory"
+	"tms/internal/machine/process"
 	"tms/vmm/cuda"
 	"tms/vmm/store"
 )

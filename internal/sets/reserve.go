@@ -7,9 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
-	"tms/internal/hostmemory"
-	"tms/internal/readable"
+	"tms/internal/machine/hostmemory"
 	"tms/vmm/cuda"
 )
 

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
-	"tms/internal/readable"
 	"tms/internal/sets/checksum"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"

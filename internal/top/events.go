@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"tms/internal/aid/readable"
 	"tms/internal/fleet"
-	"tms/internal/readable"
 	"tms/vmm/stats"
 )
 

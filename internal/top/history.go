@@ -6,7 +6,7 @@ import (
 
 	"charm.land/lipgloss/v2"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 )
 
 // history is bytes over time: one sample for each span of time that had a look, the last one last.

@@ -10,8 +10,8 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"tms/internal/aid/readable"
 	"tms/internal/fleet"
-	"tms/internal/readable"
 )
 
 // model is everything that the screen shows.

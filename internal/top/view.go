@@ -10,8 +10,8 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
+	"tms/internal/aid/readable"
 	"tms/internal/fleet"
-	"tms/internal/readable"
 	"tms/vmm/stats"
 )
 

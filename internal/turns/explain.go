@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"tms/internal/aid/readable"
 	"tms/internal/fleet"
-	"tms/internal/readable"
 )
 
 // Waits says what a process waits for on each device, and for whom.

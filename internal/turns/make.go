@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/readable"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )

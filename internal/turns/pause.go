@@ -6,11 +6,11 @@ import (
 	"slices"
 	"time"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 	"tms/internal/turns"
 )
 

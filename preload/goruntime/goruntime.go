@@ -17,7 +17,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 )
 
 var panicked sync.Once

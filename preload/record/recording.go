@@ -1,4 +1,4 @@
-// Package record writes what the process does with device memory to a file, which internal/recording/trace reads.
+// Package record writes what the process does with device memory to a file, which internal/report/trace reads.
 package record
 
 /*

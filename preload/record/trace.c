@@ -1,6 +1,6 @@
 /* trace writes what the process does with device memory to a file: each allocation and free, and the pauses, resumes
  * and tags that recording.go passes on. TMS_TRACE names the file (%p: the process's number), or tms record does.
- * internal/recording/trace reads the records and documents them. This is C and does not wake Go, so any program can be
+ * internal/report/trace reads the records and documents them. This is C and does not wake Go, so any program can be
  * recorded.
  *
  * The first allocation creates the file: most processes that inherit the variable make none. Records are written
@@ -32,7 +32,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* As internal/recording/trace/records.go has them. */
+/* As internal/report/trace/records.go has them. */
 enum { POPULATE_WRITE = 23 }; /* of Linux 5.14; without it each page is a fault */
 enum kind { NONE, ALLOCATE, FREE, FAILURE, UNFREE, POOL_DESTROYED, TEXT, BEGIN, END, FIGURES };
 enum { FLAG_PAUSABLE = 1, FLAG_EARLIER = 2, FLAG_STREAM = 4, FLAG_BLOCK = 8, FLAG_MAPPED = 16 };
@@ -54,7 +54,7 @@ struct record {
 	uint64_t time; /* nanoseconds, of CLOCK_MONOTONIC */
 	uint64_t address, size, stream, pool, tag, other;
 };
-_Static_assert(sizeof(struct header) == 64 && sizeof(struct record) == 64, "as internal/recording/trace reads them");
+_Static_assert(sizeof(struct header) == 64 && sizeof(struct record) == 64, "as internal/report/trace reads them");
 
 enum { WINDOW = 1 << 20, TOUCHED = 64 << 10, TAGS = 256, TEXT_MOST = 512 };
 

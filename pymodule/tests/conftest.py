@@ -22,7 +22,7 @@ OWN = "TESTS_OWN_FOLDERS"
 
 
 def apart() -> None:
-    """Keeps the tests and the rest of the machine apart; see internal/hermetic."""
+    """Keeps the tests and the rest of the machine apart; see internal/aid/hermetic."""
     meeting = tempfile.mkdtemp(prefix="tms-test-", dir="/tmp")  # short, for paths of sockets
     others = os.environ.get(OWN, "").split(":")[2:]  # a process of pytest-xdist inherits TMPDIR
     beside = os.path.dirname(others[0]) if others else None  # not inside, for sockets' paths

@@ -11,7 +11,7 @@ import (
 	"github.com/ebitengine/purego"
 	"golang.org/x/sys/unix"
 
-	"tms/internal/failpoint"
+	"tms/internal/aid/failpoint"
 	"tms/vmm/reclaim"
 )
 

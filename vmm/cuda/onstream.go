@@ -3,7 +3,7 @@ package cuda
 import (
 	"cmp"
 
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 )
 
 // OnStream runs f as With does, with a fresh stream, and waits for the stream's work even when f fails: the memory of

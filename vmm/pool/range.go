@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 )
 
 const rangeAlignment = 512

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 	"tms/vmm/stats"
 )
 

@@ -7,7 +7,7 @@ import (
 	"math"
 	"math/bits"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
 )
 

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"sync"
 
-	"tms/internal/hostmemory"
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
+	"tms/internal/machine/hostmemory"
 )
 
 // Budget is the host memory that one transition may take for all its devices, which work side by side. The system

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hostmemory"
+	"tms/internal/machine/hostmemory"
 )
 
 func promised(l *hostmemory.Ledger) (bytes uint64) {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/failpoint"
+	"tms/internal/aid/failpoint"
 )
 
 // Directory is where files without a name are made.

@@ -21,8 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/failpoint"
 	"tms/internal/cudasim"
-	"tms/internal/failpoint"
 	"tms/vmm/cuda"
 )
 

@@ -1,7 +1,7 @@
 package store
 
 import (
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 	"tms/vmm/cuda"
 )
 

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"tms/internal/hermetic"
+	"tms/internal/aid/hermetic"
 )
 
 const mib = 1 << 20

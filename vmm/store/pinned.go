@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/failpoint"
+	"tms/internal/aid/failpoint"
 	"tms/vmm/cuda"
 	"tms/vmm/reclaim"
 )

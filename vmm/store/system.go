@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/failpoint"
+	"tms/internal/aid/failpoint"
 )
 
 // fallible makes a system call whose failure matters, unless a test fails it by this name: see failpoint.

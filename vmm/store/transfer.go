@@ -8,7 +8,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 	"tms/vmm/cuda"
 )
 

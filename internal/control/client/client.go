@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
-	"tms/internal/process"
-	"tms/internal/readable"
+	"tms/internal/machine/process"
 	"tms/vmm/cuda"
 )
 

@@ -6,9 +6,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/guard"
 	"tms/internal/control"
-	"tms/internal/guard"
-	"tms/internal/process"
+	"tms/internal/machine/process"
 	"tms/vmm/cuda"
 )
 

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
-	"tms/internal/process"
+	"tms/internal/machine/process"
 )
 
 // A process in a container may share no more than a directory with this one, to read what it reports. So a client whose

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
-	"tms/internal/process"
+	"tms/internal/machine/process"
 	"tms/vmm/cuda"
 )
 

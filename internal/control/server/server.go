@@ -22,9 +22,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/guard"
 	"tms/internal/control"
 	"tms/internal/control/rights"
-	"tms/internal/guard"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )

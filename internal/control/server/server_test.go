@@ -14,11 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/guard"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/control/rights"
 	"tms/internal/control/server"
-	"tms/internal/guard"
 	"tms/vmm/cuda"
 )
 

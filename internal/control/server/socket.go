@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/guard"
 	"tms/internal/control"
-	"tms/internal/guard"
 	"tms/vmm/cuda"
 )
 

@@ -1,4 +1,4 @@
-// The simulated devices as NVML shows them: the functions that package internal/nvml calls, with NVML's names, numbers
+// The simulated devices as NVML shows them: the functions that internal/machine/nvml calls, with NVML's names, numbers
 // and layouts. This library reads what each process of the user holds from its page (driver/base/process.h), and uses
 // no CUDA. It shows the processes with this process's CUDASIM_SHARED. Without one it shows the processes that share
 // with no other, as if they shared one set of devices, which can then be more than full.

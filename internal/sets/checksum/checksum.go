@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
-	"tms/internal/readable"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 )

@@ -109,7 +109,7 @@ def test_materials(wheel: Path) -> None:
     said = checked(go, "version", "-m", *binaries)
     modules = re.findall(r"^\tdep\t(\S+)\t(\S+)", said, re.MULTILINE)
     compilers = re.findall(r": go(\S+)$", said, re.MULTILINE)
-    script = (PYMODULE.parent / "internal/recording/report/uplot/uPlot.iife.min.js").read_text()
+    script = (PYMODULE.parent / "internal/report/uplot/uPlot.iife.min.js").read_text()
     assert found == {
         *(f"pkg:golang/{module}@{version}" for module, version in modules),
         *(f"pkg:golang/stdlib@{version}" for version in compilers),

@@ -1,7 +1,7 @@
 """How much room a restore by the driver needs, and how many are lost beside others that take it.
 
 On driver 580 a restore that finds too little memory loses the process, so tms looks before. With -s
-the figures are printed, for internal/checkpoint/drivers.go and docs/what-stays.md. RESTORES (200)
+the figures are printed, for internal/machine/checkpoint/drivers.go and docs/what-stays.md. RESTORES (200)
 is how many are made beside each neighbour, by ROOM_PROGRAMS (4) programs at a time; ROOM_SECONDS
 (80) is how long each neighbour's part may take. Nothing else may use the GPU.
 """
@@ -156,7 +156,7 @@ def test_how_much_a_restore_needs(name: str, place: dict[str, str], ballast: Pro
         else:
             low = more
     print(f"\n{name}: a restore needs {high} MiB beside NVML's figure at most\n" + "\n".join(table))
-    assert high <= 64, "the margin of internal/checkpoint/drivers.go is too small"
+    assert high <= 64, "the margin of internal/machine/checkpoint/drivers.go is too small"
 
 
 class Count:

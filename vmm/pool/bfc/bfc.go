@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
 	"tms/vmm/pool/internal/ledger"

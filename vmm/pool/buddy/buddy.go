@@ -9,7 +9,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/ledger"
 )

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm/pool"
 )
 

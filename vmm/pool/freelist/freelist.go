@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/ledger"
 )

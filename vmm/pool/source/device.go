@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
 )

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/ledger"
 )

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/backoff"
+	"tms/internal/aid/backoff"
 )
 
 func TestSleep(t *testing.T) {

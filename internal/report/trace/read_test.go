@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
-	"tms/internal/recording/trace"
+	"tms/internal/aid/hermetic"
+	"tms/internal/report/trace"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }

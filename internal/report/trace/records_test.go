@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/recording/trace"
+	"tms/internal/report/trace"
 )
 
 // file returns what preload/record/trace.c would have written.

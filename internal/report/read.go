@@ -1,4 +1,4 @@
-// Package report makes recordings (internal/recording/trace) readable: as a page, or a trace for Perfetto. It holds
+// Package report makes recordings (internal/report/trace) readable: as a page, or a trace for Perfetto. It holds
 // each change of a recording in memory, some 24 bytes, and writes as much as a screen can show.
 package report
 
@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/recording/trace"
+	"tms/internal/report/trace"
 )
 
 // Metrics of a series.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/recording/trace"
+	"tms/internal/report/trace"
 )
 
 const (

@@ -1,7 +1,7 @@
 package replay
 
 import (
-	"tms/internal/recording/trace"
+	"tms/internal/report/trace"
 	"tms/vmm/pool"
 )
 

@@ -20,8 +20,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/hermetic"
-	"tms/internal/recording/report"
+	"tms/internal/aid/hermetic"
+	"tms/internal/report"
 )
 
 var writePicture = flag.Bool("write-picture", false, "write docs/report.png and docs/rl-step.png again")
@@ -237,7 +237,7 @@ func TestInABrowser(t *testing.T) {
 	require.Equal(t, true, b.value("document.documentElement.scrollWidth <= innerWidth"), "it is wider than the screen")
 
 	if *writePicture {
-		b.picture("../../../docs/report.png", map[string]any{"x": 0, "y": 0, "width": width, "height": 1220,
+		b.picture("../../docs/report.png", map[string]any{"x": 0, "y": 0, "width": width, "height": 1220,
 			"scale": 1})
 	}
 
@@ -295,9 +295,9 @@ func TestInABrowser(t *testing.T) {
 	require.InDelta(t, b.value("charts[0].plot.over.clientWidth / 50").(float64), (to-from)/(dragTo-dragFrom), 0.5)
 	b.press("0")
 
-	light := b.picture("../../../build/pictures/report-light.png", nil)
+	light := b.picture("../../build/pictures/report-light.png", nil)
 	b.drawn(func() { b.scheme("dark") })
-	dark := b.picture("../../../build/pictures/report-dark.png", nil)
+	dark := b.picture("../../build/pictures/report-dark.png", nil)
 	brightness := func(i image.Image) uint32 { r, g, b, _ := i.At(2, 2).RGBA(); return (r + g + b) / 3 >> 8 }
 	require.Greater(t, brightness(light), uint32(200))
 	require.Less(t, brightness(dark), uint32(60))
@@ -328,7 +328,7 @@ func TestTurnsInABrowser(t *testing.T) {
 	b.drawn(func() { b.value("look(45, 52.845)") })
 	if *writePicture {
 		height := b.value("document.querySelectorAll('.card')[2].getBoundingClientRect().bottom").(float64) + 14
-		b.picture("../../../docs/rl-step.png", map[string]any{"x": 0, "y": 0, "width": width, "height": height,
+		b.picture("../../docs/rl-step.png", map[string]any{"x": 0, "y": 0, "width": width, "height": height,
 			"scale": 1})
 	}
 	// Where both are busy, each row shows its own.
@@ -361,7 +361,7 @@ func TestAMillionEventsInABrowser(t *testing.T) {
 	for range 6 {
 		b.press("+")
 	}
-	b.picture("../../../build/pictures/report-busy.png", nil)
+	b.picture("../../build/pictures/report-busy.png", nil)
 	from, to := b.view()
 	require.InDelta(t, b.value("data.duration").(float64)/64, to-from, 1e-6)
 	require.Empty(t, b.faults)

@@ -7,8 +7,8 @@ import (
 	"io"
 	"strings"
 
-	"tms/internal/readable"
-	"tms/internal/recording/trace"
+	"tms/internal/aid/readable"
+	"tms/internal/report/trace"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 )

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/cudasim"
-	"tms/internal/hermetic"
 	"tms/vmm/cuda"
 )
 
@@ -42,7 +42,7 @@ func start(t *testing.T, environment ...string) *target {
 	library, err := cudasim.Library()
 	require.NoError(t, err)
 	binary := hermetic.Compile(t, "target", "-std=gnu11", "-D_GNU_SOURCE", "-pthread",
-		filepath.Join("..", "cudasim", "testdata", "shared.c"), library)
+		filepath.Join("..", "..", "cudasim", "testdata", "shared.c"), library)
 	cmd := exec.Command(binary)
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(library))
 	cmd.Env = append(cmd.Env, environment...)

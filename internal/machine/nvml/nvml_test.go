@@ -14,8 +14,8 @@ import (
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/cudasim"
-	"tms/internal/hermetic"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
@@ -36,7 +36,7 @@ func users(t *testing.T, count int, environment ...string) []*user {
 	library, err := cudasim.Library()
 	require.NoError(t, err)
 	binary := hermetic.Compile(t, "user", "-std=gnu11", "-D_GNU_SOURCE", "-pthread",
-		filepath.Join("..", "cudasim", "testdata", "shared.c"), library)
+		filepath.Join("..", "..", "cudasim", "testdata", "shared.c"), library)
 	t.Setenv("CUDASIM_SHARED", fmt.Sprintf("%s-%d", t.Name(), os.Getpid()))
 	started := make([]*user, count)
 	for i := range started {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/readable"
+	"tms/internal/aid/readable"
 )
 
 func TestBytes(t *testing.T) {

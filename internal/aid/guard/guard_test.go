@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/guard"
+	"tms/internal/aid/guard"
 )
 
 func TestCall(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"time"
 
-	"tms/internal/recording/trace"
+	"tms/internal/report/trace"
 	"tms/vmm/pool"
 )
 
