@@ -284,7 +284,7 @@ def building(file: File) -> str:
 
 
 def package_variables(file: File) -> int:
-    """How many variables a file of Go declares outside of functions, but for errors and assertions."""
+    """How many variables a file of Go declares outside of functions, without errors and asserts."""
     text = re.sub(r"/\*.*?\*/", "", file.text, flags=re.DOTALL)
     blocks = re.findall(r"^var \(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
     names = re.findall(r"^var (\w+)", text, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Tests of what a program does when its device is full, when a call fails, and when it is killed in a call.
+"""Tests of what a program does when its device is full, a call fails, or it is killed in a call.
 
-    scripts/build-sim.sh build/sim
-    LD_LIBRARY_PATH=$PWD/build/sim python -m pytest docs/examples/test_without_gpu.py
+scripts/build-sim.sh build/sim
+LD_LIBRARY_PATH=$PWD/build/sim python -m pytest docs/examples/test_without_gpu.py
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ for mebibytes in 1, 32, 64:
 
 
 def run(**simulator: str) -> tuple[list[str], int]:
-    """Runs the program on a simulator of its own. Returns what each cudaMalloc returned, and the exit status."""
+    """Runs the program on a simulator of its own. Returns each cudaMalloc's code, and the status."""
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **simulator}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **simulator},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     return result.stdout.split(), result.returncode
 

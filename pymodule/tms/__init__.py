@@ -115,4 +115,3 @@ for _name in __all__:
     _public = globals()[_name]
     if isinstance(_public, type):
         _public.__module__ = __name__
-del _name, _public

@@ -54,7 +54,8 @@ def live(
     each: list[Any] = [*tensors] if several else [tensors]
     if not all(hasattr(one, "data_ptr") for one in each):
         raise TypeError(f"tensors must be a CUDA tensor or a sequence of them, not {tensors!r}")
-    listed = parts.tolist() if hasattr(parts, "tolist") else parts
+    mask: Any = parts
+    listed = mask.tolist() if hasattr(mask, "tolist") else mask
     if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
         raise TypeError(f"parts must be a mask of bools, or pairs (offset, size), not {parts!r}")
     given: list[Any] = list(listed)

@@ -1,9 +1,9 @@
 """How much room a restore by the driver needs, and how many are lost beside others that take it.
 
 On driver 580 a restore that finds too little memory loses the process, so tms looks before. With -s
-the figures are printed, for internal/machine/checkpoint/drivers.go and docs/what-stays.md. RESTORES (200)
-is how many are made beside each neighbour, by ROOM_PROGRAMS (4) programs at a time; ROOM_SECONDS
-(80) is how long each neighbour's part may take. Nothing else may use the GPU.
+the figures are printed, for internal/machine/checkpoint/drivers.go and docs/what-stays.md. RESTORES
+(200) is how many are made beside each neighbour, by ROOM_PROGRAMS (4) programs at a time;
+ROOM_SECONDS (80) is how long each neighbour's part may take. Nothing else may use the GPU.
 """
 
 from __future__ import annotations
