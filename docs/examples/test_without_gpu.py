@@ -20,7 +20,7 @@ for mebibytes in 1, 32, 64:
 
 
 def run(**simulator: str) -> tuple[list[str], int]:
-    """Runs the program on a simulator of its own. Returns each cudaMalloc's code, and the status."""
+    """Runs the program on a simulator of its own. Returns each cudaMalloc's code and the status."""
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, **simulator},
