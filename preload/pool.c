@@ -121,6 +121,11 @@ EXPORT size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity)
 	return GIVE(tmsPoolStats((uintptr_t)pool), buffer, capacity);
 }
 
+EXPORT size_t tms_pool_snapshot_json(tms_pool *pool, char *buffer, size_t capacity)
+{
+	return GIVE(tmsPoolSnapshot((uintptr_t)pool), buffer, capacity);
+}
+
 EXPORT int tms_pool_reset_peak_stats(tms_pool *pool)
 {
 	return IN_GO(tmsPoolResetPeakStats((uintptr_t)pool));
@@ -262,6 +267,11 @@ LOGS_FAILURE(tms_torch_pool_release_pool, (int device, struct tms_torch_pool_id 
 EXPORT size_t tms_torch_pool_stats_json(char *buffer, size_t capacity)
 {
 	return GIVE(tmsTorchPoolStats(), buffer, capacity);
+}
+
+EXPORT size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity)
+{
+	return GIVE(tmsTorchPoolSnapshot(), buffer, capacity);
 }
 
 EXPORT int tms_torch_pool_reset_peak_stats(void)

@@ -149,6 +149,15 @@ func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
 	return text
 }
 
+//export tmsPoolSnapshot
+func tmsPoolSnapshot(handle C.uintptr_t) (text *C.char) {
+	self.withPool(handle, func(p pool.Pool) (err error) {
+		text, err = marshalled(p.Snapshot())
+		return err
+	})
+	return text
+}
+
 //export tmsPoolResetPeakStats
 func tmsPoolResetPeakStats(handle C.uintptr_t) C.int {
 	return self.withPool(handle, func(p pool.Pool) error {

@@ -240,6 +240,10 @@ int tms_pool_trim(tms_pool *pool, size_t *released);
 /* Writes the pool's statistics as JSON, like tms_stats_json. Returns 0 if there is no such pool. */
 size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
 
+/* Writes the use of every byte that the pool holds as JSON, like tms_stats_json: the list of segments, with their blocks,
+ * that torch.cuda.memory_snapshot returns. Returns 0 if there is no such pool. */
+size_t tms_pool_snapshot_json(tms_pool *pool, char *buffer, size_t capacity);
+
 /* Sets the peaks in the statistics to the current values (torch.cuda.reset_peak_memory_stats). */
 int tms_pool_reset_peak_stats(tms_pool *pool);
 
@@ -282,6 +286,10 @@ void tms_torch_pool_release_pool(int device, struct tms_torch_pool_id id);
 /* Writes the statistics of PyTorch's pools as JSON, like tms_stats_json: a list of objects with device, tag (null: not
  * pausable) and stats. */
 size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
+
+/* Writes a list like that of tms_torch_pool_stats_json, of objects with device, tag and segments, which are as
+ * tms_pool_snapshot_json has them. */
+size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity);
 
 /* As tms_pool_reset_peak_stats, for PyTorch's pools. */
 int tms_torch_pool_reset_peak_stats(void);

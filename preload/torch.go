@@ -101,6 +101,18 @@ func tmsTorchPoolStats() (text *C.char) {
 	return text
 }
 
+//export tmsTorchPoolSnapshot
+func tmsTorchPoolSnapshot() (text *C.char) {
+	self.forTorch(func() (err error) {
+		text, err = marshalled(self.pools.torch.Snapshots())
+		return err
+	})
+	if text == nil { // without an engine
+		text, _ = marshalled([]int{})
+	}
+	return text
+}
+
 //export tmsTorchPoolResetPeakStats
 func tmsTorchPoolResetPeakStats() C.int {
 	return self.forTorch(func() error {

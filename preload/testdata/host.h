@@ -135,7 +135,7 @@ __asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu
 	"tms_live, "
 	"tms_pause, tms_pause_everything, tms_pause_gated, tms_pause_tags, tms_pause_within, tms_pool_create, "
 	"tms_pool_destroy, tms_pool_free, tms_pool_malloc, tms_pool_record_stream, "
-	"tms_pool_reset_peak_stats, tms_pool_stats_json, "
+	"tms_pool_reset_peak_stats, tms_pool_snapshot_json, tms_pool_stats_json, "
 	"tms_pool_trim, tms_prepare, tms_resume, tms_resume_tags, tms_resume_within, tms_serve, tms_set_backup, "
 	"tms_set_cpu_backup_backend, tms_set_current_tag, tms_set_disk_backup_dir, tms_set_enable_cpu_backup, "
 	"tms_set_enable_disk_backup, tms_set_enable_incremental_backup, "
@@ -144,7 +144,8 @@ __asm__(".weak set_memory_margin_bytes, tms_discard, tms_get_backup, tms_get_cpu
 	"tms_torch_pool_begin_allocate_to_pool, tms_torch_pool_end_allocate_to_pool, tms_torch_pool_free, "
 	"tms_torch_pool_init, tms_torch_pool_malloc, "
 	"tms_torch_pool_malloc_or_throw, tms_torch_pool_memory_fraction, tms_torch_pool_record_stream, "
-	"tms_torch_pool_release_pool, tms_torch_pool_reset, tms_torch_pool_stats_json, tms_torch_pool_use, "
+	"tms_torch_pool_release_pool, tms_torch_pool_reset, tms_torch_pool_snapshot_json, "
+	"tms_torch_pool_stats_json, tms_torch_pool_use, "
 	"tms_trim, tms_version");
 __asm__(".weak cuMemAddressFree, cuMemAddressReserve, cuMemAlloc_v2, cuMemCreate, cuMemExportToShareableHandle, "
 	"cuMemFreeAsync, cuMemFree_v2, cuMemGetAddressRange_v2, cuMemImportFromShareableHandle, cuMemMap, cuMemRelease, "

@@ -124,6 +124,7 @@ static void errors(void)
 	EXPECT(tms_pool_trim(nowhere, NULL), 1);
 	FAILS(tms_pool_destroy(NULL), 1, "the pool is NULL");
 	EXPECT(tms_pool_stats_json(nowhere, NULL, 0), 0);
+	EXPECT(tms_pool_snapshot_json(nowhere, NULL, 0), 0);
 	EXPECT(tms_pool_reset_peak_stats(nowhere), 1);
 
 	EXPECT(tms_pool_create(&pool, kind, options, -1), 0);

@@ -82,6 +82,29 @@ def test_host_memory(kind: str, memory: str) -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("kind", ["bfc", "caching", "slab"])
+def test_snapshot(kind: str) -> None:
+    """It has the fields of torch.cuda.memory_snapshot, and every byte of each segment once."""
+    options = {"capacity": 64 * MiB} if kind == "slab" else {}
+    with tms.pool(kind, **options) as pool:
+        address = pool.malloc(700)
+        segments = pool.snapshot()
+        used = [
+            (block["address"], block["requested_size"])
+            for segment in segments
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        ]
+        assert used == [(address, 700)]
+        assert sum(segment["total_size"] for segment in segments) == pool.stats()["reserved_bytes"]
+        for segment in segments:
+            sizes = [block["size"] for block in segment["blocks"]]
+            assert sum(sizes) == segment["total_size"]
+        pool.free(address)
+    with pytest.raises(tms.TmsError, match="closed"):
+        pool.snapshot()
+
+
 def test_a_closed_pool() -> None:
     with tms.pool("caching") as pool:
         pass
@@ -232,6 +255,13 @@ def test_use_allocator(model: Model) -> None:
     entries = {entry["tag"]: entry for entry in tms.allocator_stats()}
     assert entries[None]["stats"]["requested_bytes"] >= MiB
     assert entries["model"]["stats"]["requested_bytes"] == 3 * MiB
+    (segment,) = (
+        segment
+        for entry in tms.allocator_snapshot()
+        if entry["tag"] == "model"
+        for segment in entry["segments"]
+    )
+    assert segment["requested_size"] == 3 * MiB
     before = cuda.free_memory()
     with tms.paused("model"):
         assert cuda.free_memory() > before

@@ -54,6 +54,7 @@ def calls() -> None:
     assert_type(tms.last_error(), str)
     assert_type(tms.library_path(), str)
     assert_type(tms.allocator_stats(), "list[dict[str, Any]]")
+    assert_type(tms.allocator_snapshot(), "list[dict[str, Any]]")
     with tms.pool("buddy", device=0, memory="pinned") as pool:
         assert_type(pool, tms.Pool)
         assert_type(pool.malloc(1 << 20, stream=0), int)

@@ -51,6 +51,7 @@ from ._live import live
 from ._pool import (
     Pool,
     allocator,
+    allocator_snapshot,
     allocator_stats,
     pool,
     reset_allocator_peak_stats,
@@ -84,6 +85,7 @@ __all__ = [
     "WaitingStats",
     "__version__",
     "allocator",
+    "allocator_snapshot",
     "allocator_stats",
     "configure",
     "configure_subprocess",

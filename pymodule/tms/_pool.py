@@ -117,6 +117,18 @@ class Pool:
             self._check(1, "reading a pool's statistics")
         return cast("dict[str, Any]", json.loads(text))
 
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The segments by address, with what every byte is used for, as torch.cuda.memory_snapshot.
+
+        A segment has "address", "total_size", "allocated_size", "active_size", "requested_size",
+        "stream", "segment_type" and "blocks"; a block has "address", "size", "requested_size" and
+        "state". Sizes are in bytes.
+        """
+        text = read(self._library.c.tms_pool_snapshot_json, self._handle)
+        if not text:
+            self._check(1, "taking a snapshot of a pool")
+        return cast("list[dict[str, Any]]", json.loads(text))
+
     def reset_peak_stats(self) -> None:
         """Sets the peaks in `stats` to the current values (torch.cuda.reset_peak_memory_stats)."""
         self._check(
@@ -218,6 +230,15 @@ def allocator_stats() -> list[dict[str, Any]]:
     `Pool.stats` returns them.
     """
     return cast("list[dict[str, Any]]", json.loads(read(load().c.tms_torch_pool_stats_json)))
+
+
+def allocator_snapshot() -> list[dict[str, Any]]:
+    """Returns the use of the memory of the pools that serve PyTorch under `use_allocator`.
+
+    There is one dict for each device and tag: "device", "tag" (None: not pausable) and "segments",
+    as `Pool.snapshot` returns them.
+    """
+    return cast("list[dict[str, Any]]", json.loads(read(load().c.tms_torch_pool_snapshot_json)))
 
 
 def reset_allocator_peak_stats() -> None:
