@@ -240,8 +240,8 @@ int tms_pool_trim(tms_pool *pool, size_t *released);
 /* Writes the pool's statistics as JSON, like tms_stats_json. Returns 0 if there is no such pool. */
 size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
 
-/* Writes the use of every byte that the pool holds as JSON, like tms_stats_json: the list of segments, with their blocks,
- * that torch.cuda.memory_snapshot returns. Returns 0 if there is no such pool. */
+/* Writes the use of every byte that the pool holds as JSON, like tms_stats_json: segments with their blocks, as
+ * torch.cuda.memory_snapshot lists them. Returns 0 if there is no such pool. */
 size_t tms_pool_snapshot_json(tms_pool *pool, char *buffer, size_t capacity);
 
 /* Sets the peaks in the statistics to the current values (torch.cuda.reset_peak_memory_stats). */
