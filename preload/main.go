@@ -114,14 +114,15 @@ func interned(text *C.char) string {
 	return unsafe.String(bytes, length)
 }
 
-// The numbers are the same, so that nothing is translated.
-var (
-	_ = [1]struct{}{}[C.REGION_NONE-vmm.BackupNone]
-	_ = [1]struct{}{}[C.REGION_HOST-vmm.BackupHost]
-	_ = [1]struct{}{}[C.REGION_DISK-vmm.BackupDisk]
-	_ = [1]struct{}{}[C.REGION_SPARSE-vmm.BackupSparse]
-	_ = [1]struct{}{}[C.REGION_PEER-vmm.BackupPeer]
-)
+// The numbers are the same, so that nothing is translated: with another index than 0 this does not compile.
+func _() {
+	same := [1]struct{}{}
+	_ = same[C.REGION_NONE-vmm.BackupNone]
+	_ = same[C.REGION_HOST-vmm.BackupHost]
+	_ = same[C.REGION_DISK-vmm.BackupDisk]
+	_ = same[C.REGION_SPARSE-vmm.BackupSparse]
+	_ = same[C.REGION_PEER-vmm.BackupPeer]
+}
 
 // newRequest returns what a thread's settings ask for its allocations. Errors: cuda.OperatingSystem, wrapped.
 func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, error) {

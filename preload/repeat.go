@@ -8,12 +8,13 @@ import (
 	"tms/vmm/cuda"
 )
 
-var (
-	_ = [1]struct{}{}[C.REPEAT_LIVE-vmm.TakenLive]
-	_ = [1]struct{}{}[C.REPEAT_FREED-vmm.TakenFreed]
-	_ = [1]struct{}{}[C.REPEAT_KEPT-vmm.TakenKept]
-	_ = [1]struct{}{}[C.REPEAT_LATER-vmm.TakenLater]
-)
+func _() {
+	same := [1]struct{}{}
+	_ = same[C.REPEAT_LIVE-vmm.TakenLive]
+	_ = same[C.REPEAT_FREED-vmm.TakenFreed]
+	_ = same[C.REPEAT_KEPT-vmm.TakenKept]
+	_ = same[C.REPEAT_LATER-vmm.TakenLater]
+}
 
 // TakeOffer is vmm.Offers.TakeOffer.
 func (p *Process) TakeOffer(offer int, ifFreed bool) vmm.Taken {

@@ -29,7 +29,7 @@ import (
 // Sets of memory that no process owns (tms_kept_*): the keeper (internal/sets) holds them, vmm/set.go makes and maps
 // their memory.
 
-var _ = [1]struct{}{}[vmm.Keeper-control.Keeper]
+func _() { _ = [1]struct{}{}[vmm.Keeper-control.Keeper] }
 
 // set is a set that this process makes, or has open.
 type set struct {

@@ -19,6 +19,7 @@ import (
 	"tms/internal/aid/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/store/storetest"
 )
 
 // program is bytes that are read as operations.
@@ -73,7 +74,7 @@ const modelMemory = 4 << 20 // a device's, when it is to be short
 func (s *scene) play(bytes []byte, reserved *extents) {
 	m := &model{scene: s, program: program{bytes: bytes, at: 1}, reserved: reserved}
 	reserved.off.Store(false)
-	reserved.serve(s.engine, &descriptors{of: map[uint64]int{}})
+	reserved.serve(s.engine, storetest.New())
 	s.engine.Shareable(true)
 	vmm.HostOf(s.engine).SetProcesses(m)
 	if hasGate(bytes) {

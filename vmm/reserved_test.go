@@ -11,6 +11,7 @@ import (
 	"tms/internal/cudasim"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/store/storetest"
 )
 
 // extents is a store.Reserve.
@@ -19,11 +20,11 @@ type extents struct {
 	sync.Mutex
 	free []int
 	off  atomic.Bool // none is said to be free
-	kept *descriptors
+	kept *storetest.Descriptors
 }
 
 // serve has an engine use the extents, and a keeper of their descriptors.
-func (x *extents) serve(engine *vmm.Engine, kept *descriptors) {
+func (x *extents) serve(engine *vmm.Engine, kept *storetest.Descriptors) {
 	x.kept = kept
 	engine.UseDescriptors(kept)
 	engine.UseReserved(x)
@@ -93,7 +94,7 @@ func (x *extents) Give(_ int, number uint64) error {
 func TestSweepReserved(t *testing.T) {
 	reserved := newExtents(t, 2)
 	sweep(t, func(s *scene) {
-		kept := &descriptors{of: map[uint64]int{}}
+		kept := storetest.New()
 		reserved.serve(s.engine, kept)
 		for i := range 8 {
 			r := kinds[i%4]
@@ -115,8 +116,8 @@ func TestSweepReserved(t *testing.T) {
 		s.resume("")
 		s.end()
 		lost := 2 - len(reserved.free)
-		if len(kept.of) > 0 || lost > len(s.faults.list()) { // what cannot be imported is not passed on
-			s.fail("%d descriptors are left over, and %d extents are lost", len(kept.of), lost)
+		if len(kept.Kept) > 0 || lost > len(s.faults.list()) { // what cannot be imported is not passed on
+			s.fail("%d descriptors are left over, and %d extents are lost", len(kept.Kept), lost)
 		}
 		reserved.fill(2)
 	}, 50, fullSweep())
@@ -125,16 +126,16 @@ func TestSweepReserved(t *testing.T) {
 // Contents that cannot be kept by a descriptor wait in the process's own memory.
 func TestNoDescriptorForReservedMemory(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
-	reserved, kept := newExtents(t, 1), &descriptors{of: map[uint64]int{}, full: true}
+	reserved, kept := newExtents(t, 1), &storetest.Descriptors{Kept: map[uint64]int{}, Full: true}
 	reserved.serve(engine, kept)
 	const size = 4 * mib
 	a := malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	fill(a, size, 1)
-	for _, kept.full = range []bool{true, false} {
+	for _, kept.Full = range []bool{true, false} {
 		pins := sim.Stat("calls:cuMemHostRegister_v2")
 		require.NoError(t, pause(engine, name("t")))
-		require.Equal(t, kept.full, sim.Stat("calls:cuMemHostRegister_v2") > pins)
-		require.Equal(t, kept.full, reserved.Free(0) > 0)
+		require.Equal(t, kept.Full, sim.Stat("calls:cuMemHostRegister_v2") > pins)
+		require.Equal(t, kept.Full, reserved.Free(0) > 0)
 		require.EqualValues(t, size, engine.Records().Recorded().Devices[0].Tags[0].HostBytes)
 		require.NoError(t, resume(engine, name("t")))
 		requireFilled(t, a, size, 1)
@@ -146,7 +147,7 @@ func TestNoDescriptorForReservedMemory(t *testing.T) {
 func TestTwoDevicesWantOneExtent(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
 	reserved := newExtents(t, 1)
-	reserved.serve(engine, &descriptors{of: map[uint64]int{}})
+	reserved.serve(engine, storetest.New())
 	vmm.HostOf(engine).SetWarn(func(line string) { t.Error(line) })
 	const size = 4 * mib
 	var all []uintptr

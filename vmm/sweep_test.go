@@ -26,6 +26,7 @@ import (
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 	"tms/vmm/store"
+	"tms/vmm/store/storetest"
 )
 
 // The sweep fails every call of a scenario that can fail, one at a time, and looks at what is left. By
@@ -595,7 +596,7 @@ func (s *scene) userMapped() {
 
 // toward is a scenario of memory on two devices, whose contents wait with each other.
 func (s *scene) toward() {
-	kept := &descriptors{of: map[uint64]int{}}
+	kept := storetest.New()
 	s.engine.UseDescriptors(kept)
 	s.inTurn = true
 	for i := range 10 {
@@ -617,8 +618,8 @@ func (s *scene) toward() {
 	s.free(func(i int) bool { return i%3 == 1 })
 	s.resume("")
 	s.end()
-	if len(kept.of) > 0 {
-		s.fail("%d descriptors are left over", len(kept.of))
+	if len(kept.Kept) > 0 {
+		s.fail("%d descriptors are left over", len(kept.Kept))
 	}
 }
 

@@ -2,9 +2,7 @@ package vmm_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,13 +11,14 @@ import (
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
+	"tms/vmm/store/storetest"
 )
 
 // Before a move, contents for which there is room wait at the destination, with nothing mapped and no handle there.
 func TestContentsWaitWhereTheyGo(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("toward-", os.Getpid()))
 	sim, _, engine := simulated(t, 2)
-	kept := &descriptors{of: map[uint64]int{}}
+	kept := storetest.New()
 	engine.UseDescriptors(kept)
 	const size = 8 * mib
 	var all []uintptr
@@ -53,7 +52,7 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 		require.NoError(t, resume(engine, o))
 		engine.Drain()
 		require.Zero(t, sim.Stat("used:1"))
-		require.Empty(t, kept.of)
+		require.Empty(t, kept.Kept)
 		for i, a := range all {
 			requireFilled(t, a, size, uint64(i))
 		}
@@ -64,7 +63,7 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 func TestSomeContentsAreBack(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("turns-", os.Getpid()))
 	sim, driver, engine := simulated(t, 2)
-	kept := &descriptors{of: map[uint64]int{}}
+	kept := storetest.New()
 	engine.UseDescriptors(kept)
 	const size, count = 8 * mib, 6
 	var all []uintptr
@@ -90,7 +89,7 @@ func TestSomeContentsAreBack(t *testing.T) {
 	require.NoError(t, resume(engine, o))
 	engine.Drain()
 	require.Zero(t, sim.Stat("used:1"))
-	require.Empty(t, kept.of)
+	require.Empty(t, kept.Kept)
 	for i, a := range all {
 		requireFilled(t, a, size-2*mib, uint64(i))
 		require.Equal(t, make([]byte, 2*mib), bytesAt(a+size-2*mib, 2*mib))
@@ -102,7 +101,7 @@ func TestSomeContentsAreBack(t *testing.T) {
 func TestVerifiedInTurn(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("verified-", os.Getpid()))
 	sim, driver, engine := simulated(t, 2)
-	kept := &descriptors{of: map[uint64]int{}}
+	kept := storetest.New()
 	engine.UseDescriptors(kept)
 	const size, count, word = 8 * mib, 6, "damaged!"
 	var all []uintptr
@@ -119,7 +118,7 @@ func TestVerifiedInTurn(t *testing.T) {
 	hog, err := driver.MemCreate(sim.Stat("free:0")-3*size, 0) // room for three
 	require.NoError(t, err)
 	whole := map[uint64][]byte{} // by number
-	for number, descriptor := range kept.of {
+	for number, descriptor := range kept.Kept {
 		whole[number] = make([]byte, len(word))
 		_, err := unix.Pread(descriptor, whole[number], 4096)
 		require.NoError(t, err)
@@ -129,51 +128,14 @@ func TestVerifiedInTurn(t *testing.T) {
 	require.ErrorIs(t, resume(engine, o), vmm.ErrContents)
 	require.NoError(t, driver.MemRelease(hog))
 	require.ErrorIs(t, resume(engine, o), vmm.ErrContents)
-	for number, descriptor := range kept.of {
+	for number, descriptor := range kept.Kept {
 		_, err := unix.Pwrite(descriptor, whole[number], 4096)
 		require.NoError(t, err)
 	}
 	require.NoError(t, resume(engine, o))
 	engine.Drain()
-	require.Empty(t, kept.of)
+	require.Empty(t, kept.Kept)
 	for i, a := range all {
 		requireFilled(t, a, size, uint64(i))
 	}
-}
-
-// descriptors is a store.Descriptors.
-type descriptors struct {
-	sync.Mutex
-	of   map[uint64]int
-	full bool
-}
-
-func (d *descriptors) Keep(descriptor int) (number uint64, err error) {
-	d.Lock()
-	defer d.Unlock()
-	if d.full {
-		return 0, unix.EMFILE
-	}
-	number = max(1, rand.Uint64())
-	d.of[number], err = unix.Dup(descriptor)
-	return number, err
-}
-
-func (d *descriptors) Copy(number uint64) (int, error) {
-	d.Lock()
-	defer d.Unlock()
-	return unix.Dup(d.of[number])
-}
-
-func (d *descriptors) Close(descriptor int) { _ = unix.Close(descriptor) }
-
-func (d *descriptors) Drop(number uint64) error {
-	d.Lock()
-	defer d.Unlock()
-	descriptor, has := d.of[number]
-	if !has {
-		return nil
-	}
-	delete(d.of, number)
-	return unix.Close(descriptor)
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -12,10 +11,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"tms/internal/cudasim"
 	"tms/vmm/cuda"
+	"tms/vmm/store/storetest"
 )
 
 // peers is simulated devices, each with a context, and a Peer that falls back to the host.
@@ -30,7 +29,7 @@ type peers struct {
 	copied  atomic.Uint64
 	before  map[string]uint64
 
-	descriptors descriptors
+	descriptors *storetest.Descriptors
 }
 
 func newPeers(t *testing.T, devices int, memory string) *peers {
@@ -306,8 +305,8 @@ func newPortable(t *testing.T) *peers {
 	t.Helper()
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("peers-", os.Getpid()))
 	p := newPeers(t, 2, "2G")
-	p.jobs[0].Portable, p.descriptors.of = true, map[uint64]int{}
-	p.peer.Descriptors = &p.descriptors
+	p.jobs[0].Portable, p.descriptors = true, storetest.New()
+	p.peer.Descriptors = p.descriptors
 	return p
 }
 
@@ -337,9 +336,9 @@ func TestPeerPortableContentsAreMappedForCopiesAlone(t *testing.T) {
 		discardAll(contents)
 		p.clean()
 	}
-	require.Empty(t, p.descriptors.of)
+	require.Empty(t, p.descriptors.Kept)
 
-	p.descriptors.full = true
+	p.descriptors.Full = true
 	contents := p.save(p.jobs[0], itemsFor(spans, nil, 1))
 	_, host := p.where(contents)
 	require.Equal(t, 3, host)
@@ -347,41 +346,4 @@ func TestPeerPortableContentsAreMappedForCopiesAlone(t *testing.T) {
 		[]string{"contents: device 1: too many open files; they wait in the process's own host memory instead"},
 		p.notes)
 	discardAll(contents)
-}
-
-// descriptors is a Descriptors.
-type descriptors struct {
-	sync.Mutex
-	of   map[uint64]int
-	full bool
-}
-
-func (d *descriptors) Keep(descriptor int) (number uint64, err error) {
-	d.Lock()
-	defer d.Unlock()
-	if d.full {
-		return 0, unix.EMFILE
-	}
-	number = max(1, rand.Uint64())
-	d.of[number], err = unix.Dup(descriptor)
-	return number, err
-}
-
-func (d *descriptors) Copy(number uint64) (int, error) {
-	d.Lock()
-	defer d.Unlock()
-	return unix.Dup(d.of[number])
-}
-
-func (d *descriptors) Close(descriptor int) { _ = unix.Close(descriptor) }
-
-func (d *descriptors) Drop(number uint64) error {
-	d.Lock()
-	defer d.Unlock()
-	descriptor, has := d.of[number]
-	if !has {
-		return nil
-	}
-	delete(d.of, number)
-	return unix.Close(descriptor)
 }

@@ -12,6 +12,7 @@ import (
 
 	"tms/internal/cudasim"
 	"tms/vmm/cuda"
+	"tms/vmm/store/storetest"
 )
 
 // kinds are the stores, and the other places of Peer. Each passes the tests of this file.
@@ -29,7 +30,7 @@ var kinds = []struct {
 	{"reserved", Reserved, func(s *suite) Store { return s.newPeer(s) }},
 	{"disk", -1, func(s *suite) Store {
 		s.folder = s.t.TempDir()
-		disk := NewDisk(s.driver, &s.descriptors, silent)
+		disk := NewDisk(s.driver, s.descriptors, silent)
 		require.NoError(s.t, disk.Configure(s.folder, ""))
 		return disk
 	}},
@@ -43,7 +44,7 @@ type suite struct {
 	job         Job
 	store       Store
 	target      int
-	descriptors descriptors
+	descriptors *storetest.Descriptors
 	folder      string // of Disk
 	copied      atomic.Uint64
 	before      map[string]uint64
@@ -54,7 +55,7 @@ func onEach(t *testing.T, test func(t *testing.T, s *suite)) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			t.Setenv("CUDASIM_SHARED", fmt.Sprint("store-", os.Getpid()))
-			s := &suite{t: t, target: kind.target, descriptors: descriptors{of: map[uint64]int{}}}
+			s := &suite{t: t, target: kind.target, descriptors: storetest.New()}
 			var jobs []Job
 			s.sim, s.driver, jobs = simulate(t, 2, "2G")
 			s.job = jobs[0]
@@ -68,7 +69,7 @@ func onEach(t *testing.T, test func(t *testing.T, s *suite)) {
 }
 
 func (s *suite) newPeer(reserve Reserve) *Peer {
-	peer := NewPeer(s.driver, &s.descriptors, reserve, NewPrivate(s.driver), func(line string) { s.t.Error(line) })
+	peer := NewPeer(s.driver, s.descriptors, reserve, NewPrivate(s.driver), func(line string) { s.t.Error(line) })
 	peer.chunk = 4 * mib
 	return peer
 }
@@ -90,7 +91,7 @@ func (s *suite) Give(_ int, number uint64) error { return s.descriptors.Drop(num
 
 // held counts what is taken of the driver and the system.
 func (s *suite) held() map[string]uint64 {
-	held := map[string]uint64{"descriptors": uint64(len(s.descriptors.of))}
+	held := map[string]uint64{"descriptors": uint64(len(s.descriptors.Kept))}
 	for _, name := range []string{"handles", "reservations", "mappings", "streams", "events", "registered_bytes",
 		"pending", "used:0", "used:1"} {
 		held[name] = s.sim.Stat(name)
