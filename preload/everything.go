@@ -89,7 +89,7 @@ type checkpoint struct {
 	// asks for a status.
 	asking sync.RWMutex
 
-	driver        atomic.Pointer[control.Driver] // what the driver has, as noted by the client of the last pause; or nil
+	driver        atomic.Pointer[control.Driver] // the driver's part, as noted by the client of the last pause; or nil
 	devicesBefore []control.Device               // on which the process was at the last pause
 	unlooked      atomic.Bool                    // the process has not looked since where its devices are
 }

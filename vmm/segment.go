@@ -101,7 +101,7 @@ type saved struct {
 	contents store.Contents // nil if they are not saved
 	current  bool           // contents are those of its last pause
 	sums     []digest.Sum   // of that, block by block, or nil if not known
-	parts    *parts         // what contents have of it, or nil for all
+	parts    *parts         // the parts that have contents, or nil for all
 	held     bool           // it is paused, and its extent alone has what it holds; not current
 }
 

@@ -24,7 +24,7 @@ type batch struct {
 
 	aside  map[*segment]uintptr        // where a resume maps memory that its device cannot reach
 	back   []*extent                   // a resume brings their contents back from memory of the same device
-	items  map[BackupKind][]store.Item // what a pause saves
+	items  map[BackupKind][]store.Item // the contents that a pause saves
 	saving map[BackupKind][]*segment   // of these, one by one
 }
 

@@ -14,10 +14,10 @@ import (
 
 // The operations of a SteerRequest.
 const (
-	Status = "status" // what the process has, and does
+	Status = "status" // the memory of the process, and its operations
 	Pause  = "pause"  // gives the memory of a tag, or of all, back to the device
 	Resume = "resume" // takes the memory again
-	Keep   = "keep"   // what this client has paused stays paused when it goes
+	Keep   = "keep"   // memory that this client has paused stays paused when it goes
 	Undo   = "undo"   // resumes what this client has paused and not kept, unless another has too; and ends its hold
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
 	// Note gives the process what a client of a pause of everything knows of the driver's part, for later clients.

@@ -17,7 +17,7 @@ import (
 type Resume struct {
 	Request    control.SteerRequest
 	DriverOnly bool // the process does the rest itself
-	carried    bool // what has begun goes on when the command is interrupted
+	carried    bool // the transaction goes on when the command is interrupted
 }
 
 // Do makes the driver give a process back, if the driver has it, and then makes the process resume. Without a

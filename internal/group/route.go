@@ -35,7 +35,7 @@ type Leg struct {
 	ToGPU   int    `json:"-"`
 	leaves  uint64 // of Bytes: what NVML says
 	near    bool   // the process can put contents there
-	spare   uint64 // what a restore there wants beside all that the process takes
+	spare   uint64 // bytes that a restore there needs beside the process's own
 }
 
 // Legs are those of one process.
@@ -122,7 +122,7 @@ func (v *Move) route(here int, state control.ProcessState, out bool) (way route,
 			need[d.UUID], used[d.UUID] = max(d.UsedBytes, d.NamedBytes), d.UsedBytes
 		}
 	}
-	later := map[string]uint64{} // what comes after the restore
+	later := map[string]uint64{} // bytes that are needed after the restore
 	for d, tag := range state.Tags() {
 		later[d.UUID] += tag.PhysicalBytes
 		if state.Stats.Everything { // a resume takes what is paused

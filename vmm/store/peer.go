@@ -37,7 +37,7 @@ const Reserved = -2
 type Reserve interface {
 	Free(node int) (bytes uint64)             // of a NUMA node
 	Take(node int) (number uint64, err error) // kept by Descriptors. After an error, drop the number unless it is 0
-	Give(node int, number uint64) error       // what Descriptors keeps. After an error it can be called again
+	Give(node int, number uint64) error       // an extent that Descriptors keeps. After an error it can be called again
 }
 
 // NewPeer returns a store of other devices' memory, and of reserved host memory unless reserve is nil. descriptors
