@@ -35,7 +35,7 @@ type progress struct {
 	looking sync.WaitGroup
 
 	mutex sync.Mutex // guards the fields below, and writing
-	pids  []int      // those that are not done
+	pids  []int      // processes that are not done
 	shown bool
 }
 

@@ -4,8 +4,7 @@
 // LockDirectory, and only that and Search wait.
 //
 // The nouns: a request steers a process (SteerRequest), is for memory that one process exports to another (LendRequest),
-// or asks the keeper for a set (SetRequest). An operation is what it asks for. A reply answers it. A process's state is
-// what a status has. A hold stops threads until its client's pause.
+// or asks the keeper for a set (SetRequest). An operation is the work it asks for. A reply answers it. A status has a process's state. A hold stops threads until its client's pause.
 //
 // A client has at most one request in progress that changes something, and may ask for a status during that time.
 // Requests that change something are carried out one after another, whichever client they come from. What a client has
@@ -58,7 +57,7 @@ func (n *NCCL) Wait() time.Duration {
 type Communicator struct {
 	Name  string `json:"name"`  // the same in each of its processes
 	Ranks int    `json:"ranks"` // all of it
-	Here  int    `json:"here"`  // those of the process
+	Here  int    `json:"here"`  // ranks of the process
 }
 
 // Alignment is how far a process has come.
@@ -74,7 +73,7 @@ type Alignment struct {
 type Sequence struct {
 	Name   string `json:"name"`             // that of the communicator; or with the two ranks, "NAME:FROM:TO"
 	Ranks  int    `json:"ranks"`            // of the communicator
-	Here   int    `json:"here"`             // those of the process that have the sequence
+	Here   int    `json:"here"`             // ranks of the process that have the sequence
 	Begun  uint64 `json:"begun"`            // the most of these ranks
 	Wanted bool   `json:"wanted,omitempty"` // a thread is held back before the next
 }
@@ -145,7 +144,7 @@ type KeptChunk struct {
 
 // Driver is the driver's part of a process that is paused with everything, as the client knows it that made the pause.
 type Driver struct {
-	Devices []DriverBytes `json:"devices"`        // those that the process was on
+	Devices []DriverBytes `json:"devices"`        // devices that the process was on
 	Lost    string        `json:"lost,omitempty"` // why the driver can never give the process back, or "" if it can
 }
 
@@ -242,7 +241,7 @@ type Account struct {
 	Uncounted uint64 `json:"uncounted"`
 }
 
-// What CUDA has given memory for.
+// Kinds of memory that CUDA has given.
 const (
 	Allocations = "allocations" // cudaMalloc, cuMemAlloc, cuMemCreate and their kind: the sum of what was asked for
 	Pool        = "pool"        // a memory pool, of cudaMallocAsync and its kind: what it has reserved

@@ -23,7 +23,7 @@ class TagStats(TypedDict):
     segments: int
     """Allocations that exist, active or paused."""
     live_bytes: int
-    """What was asked for, active and paused together."""
+    """Bytes that were asked for, active and paused together."""
     physical_bytes: int
     """Device memory held."""
     paused_bytes: int
@@ -71,7 +71,7 @@ class TotalStats(TypedDict):
     """The pauses or resumes of a device's memory so far. The figures never decrease."""
 
     count: int
-    """Those that succeeded."""
+    """Transitions that succeeded."""
     bytes: int
     """Device memory given back, or taken again."""
     contents_bytes: int
@@ -87,7 +87,7 @@ class DeviceStats(TypedDict):
     uuid: str
     """"GPU-…", as in NVML and nvidia-smi -L; "" if the driver does not report it."""
     node: int
-    """The NUMA node of the nearest host memory; -1: the driver does not know it."""
+    """The NUMA node of the nearest host memory, or -1 if the driver does not know it."""
     total_bytes: int
     free_bytes: int
     live_bytes: int
@@ -135,7 +135,7 @@ class Stats(TypedDict):
     capturing: bool
     """Whether a stream is being captured into a CUDA graph: pause and resume are refused."""
     host_available_bytes: int | None
-    """Host memory that the machine and the control groups leave; None: unknown, or no limit."""
+    """Host memory that the machine and the control groups leave, or None if no limit is known."""
     disk_directory: str
     """Where files of backup="disk" go at the next pause; it may not be there yet."""
     pools: list[dict[str, Any]] | None
@@ -230,7 +230,7 @@ def resume(
     nothing, and neither does resuming a tag with which nothing was ever allocated, as for `pause`.
 
     Args:
-        tag: as given to `region`, or a list of tags; None: all tags, on all devices.
+        tag: as given to `region`, or a list of tags. None means all tags, on all devices.
         wait: seconds for which the resume waits while device memory is short, until others have
             given some up. One line on stderr says which processes hold how much. Ctrl-C ends the
             wait; everything is then still paused. None: as `configure` or TMS_RESUME_WAIT says,
@@ -361,7 +361,7 @@ def paused(tag: str | None = None) -> Scope:
 
 
 def _paused_tags() -> set[str] | None:
-    """The tags of which something is paused; None: the driver has the whole process."""
+    """The tags that have paused memory, or None while the driver has the whole process."""
     found = stats()
     if found["everything"]:
         return None
@@ -392,7 +392,7 @@ def prepare(tag: str | None = None, *, wait: bool = False) -> None:
     held until the resume after that pause, or `trim`.
 
     Args:
-        tag: as given to `region`; None: all tags, on all devices.
+        tag: as given to `region`. None means all tags, on all devices.
         wait: return when it is done. Otherwise it goes on in the background. A pause waits until
             that has ended. A failure is one line on stderr.
 

@@ -1,4 +1,4 @@
-"""Whose package torch_memory_saver this Python imports, as a finding of `tms doctor`."""
+"""Finds which package torch_memory_saver this Python imports, for `tms doctor`."""
 
 from __future__ import annotations
 

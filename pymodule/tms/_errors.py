@@ -11,7 +11,7 @@ class TmsError(RuntimeError):
     Attributes:
         code: the `cudaError_t` number that the library returned (CUDA runtime API, "Error
             handling"), 0 where no call into the library was made.
-        cause: the library's own text for the failure, with the driver's function; "": none.
+        cause: the library's own text for the failure, with the driver's function, or "".
     """
 
     def __init__(self, message: str, *, code: int = 0, cause: str = "") -> None:

@@ -40,7 +40,7 @@ def load(
     process: Callable[[Any], None],  # the engine's work once weights are there, by named_modules()
     copy: bool,  # this process has weights of its own
     sleeps: bool,  # weights must be in memory that sleeps
-    option: str,  # what the user chose, for messages
+    option: str,  # the user's choice, for messages
     logger: logging.Logger,  # of the engine
 ) -> tuple[Any, bool]:
     """An engine's model, from the set or published as it, and whether its weights are shared."""
@@ -195,7 +195,7 @@ def _outside() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _imports_on_host() -> Iterator[None]:
-    """What modules make while the body imports them is in host memory, as at a program's start.
+    """Puts tensors that modules make at their import into host memory, as at a program's start.
 
     An engine imports parts of itself in a load. Their tables would be on the device then, which a
     load has as its default, and in an attach they would have no memory.

@@ -76,7 +76,7 @@ def live(
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
-    """What the live ranges of a tensor depend on, beside the arguments."""
+    """Returns the sizes on which a tensor's live ranges depend, beside the arguments."""
     return (*tensor.shape, tensor.nbytes)
 
 

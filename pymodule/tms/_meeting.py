@@ -42,7 +42,7 @@ class StoreLost(Exception):
 
 
 class Meeting:
-    """What one rank knows of a group. Calls are made in the same order by all of its ranks.
+    """One rank's view of a group. Calls are made in the same order by all of its ranks.
 
     Args:
         store: of torch.distributed, this rank's own connection.
@@ -55,7 +55,7 @@ class Meeting:
         self.rank = rank
         self.name = names[rank]
         self.names = names
-        self._last = 0  # the number of the last call; 0: there was none
+        self._last = 0  # the number of the last call, from 1
         self._apart = False  # in it, ranks asked for different things
         self._written: list[str] = []
         self._lock = threading.Lock()

@@ -29,7 +29,7 @@ def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
     Args:
         kind: "naive", "freelist", "buddy", "slab", "caching" (PyTorch's way), "bfc"
             (TensorFlow's) or "paddle" (PaddlePaddle's).
-        device: the ordinal of a GPU; None: the current one.
+        device: the ordinal of a GPU, by default the current one.
         options: the kind's settings, such as max_split_size="40MiB" for "caching". For all kinds:
             memory="pinned" (cuMemHostAlloc) or "host": host memory, which is never paused.
 

@@ -1,4 +1,4 @@
-"""What this package uses of PyTorch beyond its documented interface, all looked up here."""
+"""Looks up the parts of PyTorch that this package uses beyond its documented interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIED = "2.6 to 2.11"
 
 
 def private(torch: Any, name: str) -> Any:
-    """What this PyTorch has under a name such as "_C._cuda_releasePool".
+    """Returns this PyTorch's attribute of a name such as "_C._cuda_releasePool".
 
     Raises:
         NotSupportedError: nothing.

@@ -36,7 +36,7 @@ from ._own_pools import listed, original
 from ._private import private, segments_of
 
 PoolKey = Optional[tuple[object, ...]]
-"""What a region's memory has in common, its tag first; None: memory that is not pausable."""
+"""The tag and settings of a region's memory, or None for memory that is not pausable."""
 
 _Route = Callable[[int, tuple[int, int]], None]
 
@@ -100,7 +100,7 @@ class Pool:
 
     @property
     def owner(self) -> object:
-        """Whose it is; None: no one's."""
+        """The pool's owner, or None."""
         return self._claim.get("by")
 
     def claim(self, owner: object) -> bool:
@@ -187,7 +187,7 @@ class Pools:
 
         Args:
             owner: of the pool from here on; it gets one again that it has already.
-            allocator: what new pools get their memory from; None: cudaMalloc.
+            allocator: the source of new pools' memory, or None for cudaMalloc.
             paused_by: tms_paused_by of the tag.
         """
         alike = [pool for pool in self._all if pool.key == key]

@@ -1,4 +1,4 @@
-"""What holds for a thread from the start of a with statement to its end."""
+"""Settings that hold for a thread from the start of a with statement to its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scope(contextlib.ContextDecorator, contextlib.AbstractContextManager[None]
     """A context manager that also decorates functions, but none whose body runs after the call."""
 
     name: str
-    """What the program calls it, for messages."""
+    """The program's name for it, for messages."""
 
     def __str__(self) -> str:
         return self.name
@@ -93,7 +93,7 @@ class ThreadScope(Scope):
 
     name: str
     route: Callable[[Library], _torch.Route | None]
-    """Enters what serves the thread's CUDA tensors; None: nothing."""
+    """Enters the pool that serves the thread's CUDA tensors, if there is one."""
     settings: Callable[[Library], dict[str, Any]] = lambda library: {}
     """Returns the attributes of `Library` that hold for the thread, and their values."""
     disposes: bool = False
@@ -267,7 +267,7 @@ def _thread_name(ident: int) -> str:
 
 
 class _Thread(_torch.thread_local):  # type: ignore[misc]
-    """What the current thread has entered, the innermost last."""
+    """The scopes that the current thread has entered, the innermost last."""
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []

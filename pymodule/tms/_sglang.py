@@ -67,7 +67,7 @@ def _create(original: Callable[[bool], Any], enable: bool) -> Any:
 
 
 class Saver:
-    """What sglang uses of torch_memory_saver, by tms.
+    """The part of torch_memory_saver that sglang uses, by tms.
 
     Every method raises what the function of tms with its name does, and TmsError in a process into
     which torch_memory_saver's own library is preloaded.
@@ -129,11 +129,11 @@ class Saver:
         return disable()
 
     def pause(self, tag: str | None = None) -> None:
-        """`tms.pause`; None or "": all tags."""
+        """`tms.pause`, of all tags if the tag is None or ""."""
         attached()
         pause(tag or None)
 
     def resume(self, tag: str | None = None) -> None:
-        """`tms.resume`; None or "": all tags."""
+        """`tms.resume`, of all tags if the tag is None or ""."""
         attached()
         resume(tag or None)

@@ -44,7 +44,7 @@ class _Run:
 
 
 def hooks() -> dict[str, Callable[..., Any]]:
-    """What goes around which function."""
+    """Returns a wrapper for each function's name."""
     updates = ("disk", "distributed", "tensor", "ipc")
     return {
         f"{_RUNNER}.load_model": _run,

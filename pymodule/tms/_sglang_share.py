@@ -12,7 +12,11 @@ _ALONE = ("RadixCache", "ChunkCache")  # others keep blocks for sessions, or out
 
 
 def hooks() -> dict[str, Callable[..., Any]]:
-    """What goes around which function. NotPreloadedError: libtms.so is not in this process."""
+    """Returns a wrapper for each function's name.
+
+    Raises:
+        NotPreloadedError: libtms.so is not in this process.
+    """
     load()
     return {f"{_SCHEDULER}.process_input_requests": _process, f"{_SCHEDULER}.on_idle": _idle}
 

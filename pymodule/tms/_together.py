@@ -1,4 +1,4 @@
-"""What each of several processes does in a pause or resume that all of them make, or none.
+"""A process's part in a pause or resume that several processes make, all of them or none.
 
 `Part` is one process's share: whether it can, doing it, and taking it back. What they say is plain
 data, which `merged` adds up and `refusals` judges. `_meeting.py` carries it over the store of
@@ -56,14 +56,14 @@ class Part:
     rank: int
     timeout: float
     tags: list[str] | None = None
-    """In place of `tag`: several."""
+    """Several tags, in place of `tag`."""
     lost: list[str] = dataclasses.field(default_factory=list)
-    """Of a pause: those of `tags` whose contents are not kept."""
+    """The tags among `tags` whose contents a pause does not keep."""
     _since: int | None = dataclasses.field(default=None, init=False)
-    """tms_transitions before `do`; None: it has not been called."""
+    """tms_transitions before `do`, or None before its call."""
 
     def vote(self) -> dict[str, Any]:
-        """What this rank says while it knows of nothing against it; see `merged`."""
+        """Returns this rank's vote before it knows of any failure; see `merged`."""
         asks = [self.operation, self.tag, self.rank]
         return {"asks": asks, "needs": {}, "failures": []}
 
@@ -89,7 +89,7 @@ class Part:
     def take_back(self) -> None:
         """Undoes what `do` has done, if it has done anything: what was so before stays so."""
         library = load()
-        if self.operation == "pause":  # what tms.live has said counts for this pause
+        if self.operation == "pause":  # the ranges of tms.live count for this pause
             library.c.tms_live(None, 0, None, 0)
         if self._since is None:
             return
@@ -286,7 +286,7 @@ def check_timeout(timeout: float) -> float:
 
 
 def doing(operation: str, tag: str | None, count: int, noun: str) -> str:
-    """What is being done, as text."""
+    """Describes the operation, for messages."""
     what = "all tags" if tag is None else f"tag {tag!r}"
     many = "s" if count > 1 else ""
     return f"{operation.removesuffix('e')}ing {what} on {count} {noun}{many}"

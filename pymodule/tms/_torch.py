@@ -34,12 +34,12 @@ from ._region_pools import Pool, PoolKey, Pools
 
 @dataclasses.dataclass(eq=False)
 class Route:
-    """What serves a thread's CUDA tensors from `enter` to `leave`, unless another came since."""
+    """The pool that serves a thread's CUDA tensors from `enter` to `leave`, or to the next."""
 
     pool: Pool | None = None
-    """None: PyTorch's default pool."""
+    """The pool, or None for PyTorch's default pool."""
     tag: bytes | None = None
-    """Of the pool's memory; None: it is not pausable."""
+    """The tag of the pool's memory, or None if the memory is not pausable."""
     allocator: object = None
 
 
@@ -74,7 +74,7 @@ def enter_own(key: tuple[object, ...], allocator: object, tag: bytes | None) -> 
     Args:
         key: what the memory has in common; the same for the same allocator only.
         allocator: what `torch.cuda.MemPool` takes as one.
-        tag: of the memory; None: it is not pausable.
+        tag: of the memory, or None if the memory is not pausable.
 
     Raises:
         NotSupportedError: there is no CUDA device for PyTorch, or no memory pools.
@@ -284,7 +284,7 @@ thread_local: Any = _gevent.get_original("threading", "local") if _gevent else t
 
 
 class _Served:
-    """What serves one thread."""
+    """The pools that serve one thread."""
 
     def __init__(self) -> None:
         self.routes: list[Route] = []  # the innermost last
@@ -302,7 +302,7 @@ class _Served:
         return [route.pool for route in routes if route.pool]
 
     def wanted(self, pools: Pools) -> Pool | None:
-        """The pool that is to serve the thread; None: the default one, or a graph's."""
+        """The pool that is to serve the thread, or None for the default pool or a graph's."""
         if not self.routes:
             self.beside = self._beside(pools)
         route = self.routes[-1] if self.routes else self.beside
@@ -360,7 +360,7 @@ class _Thread(thread_local):  # type: ignore[misc]
 _thread = _Thread()
 
 _allocator: object = None
-"""What the pools of regions get their memory from; None: cudaMalloc."""
+"""The source of the memory of regions' pools, or None for cudaMalloc."""
 
 _pools: Pools | None = None
 

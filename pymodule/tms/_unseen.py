@@ -23,7 +23,7 @@ _regions = 0
 
 
 class Watch:
-    """What to compare with when a region is left."""
+    """The figures at a region's start, to compare with at its end."""
 
     def __init__(self, library: Library) -> None:
         self._library = library

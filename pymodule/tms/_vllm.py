@@ -143,7 +143,7 @@ def _choose(config: Any) -> None:
 
 
 class Allocator:
-    """What vLLM uses a CuMemAllocator for: memory by tag that can sleep.
+    """vLLM's CuMemAllocator, by tms: memory by tag that can sleep.
 
     Each `sleep` decides which tags keep their contents, incrementally in host memory, and which
     lose them.
@@ -278,7 +278,7 @@ class Allocator:
 
 
 def _found() -> list[TagStats]:
-    """What is known about vLLM's tags, on each device."""
+    """Returns the stats of vLLM's tags, on each device."""
     devices = stats()["devices"]
     return [tag for device in devices for tag in device["tags"] if tag["tag"].startswith(PREFIX)]
 

@@ -44,8 +44,8 @@ def pause(
     time, all others resume what they have paused.
 
     Args:
-        tag: as given to `tms.region`; None: all tags. The same on all ranks.
-        group: a process group that this process is in; None: the default one.
+        tag: as given to `tms.region`, or None for all tags. All ranks give the same tag.
+        group: a process group that this process is in, by default the default group.
         timeout: seconds that this rank waits for the others to come to this call, and again,
             when it is done, for the others to be done.
 

@@ -53,7 +53,7 @@ def pause(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIMEO
 
     Args:
         actors: handles of actors, each once.
-        tag: as given to `tms.region`; None: all tags.
+        tag: as given to `tms.region`, or None for all tags.
         timeout: seconds for the actors to begin, and again for all to be done.
 
     Returns:
@@ -110,7 +110,7 @@ def lend(
     Args:
         from_: the actors whose memory is given up, such as rollout servers.
         to: the actors that use the GPUs in the body, such as trainers.
-        tag: the tag in both; None: all tags.
+        tag: the tag in both, or None for all tags.
         timeout: as for `pause`, for each step.
 
     Raises: as for `pause`.
@@ -257,7 +257,7 @@ class _Calls:
 # This runs in the process of an actor, and returns what is done, or a `Failure`.
 
 _parts: dict[str, Part] = {}
-"""Those of the calls in progress, perhaps of several callers, by their numbers."""
+"""The parts of the calls in progress, perhaps of several callers, by their numbers."""
 
 
 def _check(

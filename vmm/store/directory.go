@@ -15,7 +15,7 @@ import (
 // Directory is where files without a name are made.
 type Directory struct {
 	path    string
-	setting string // what named it, or "" for the default
+	setting string // the setting that named it, or "" for the default
 }
 
 // NewDirectory makes what is missing of a path, for its owner only, and checks that files can be made there. setting

@@ -1,14 +1,16 @@
-// Package rights knows which client of a control socket is responsible for what in a process: which of them stops its
-// threads, aligns it, and has paused what. Events go in, and what the process must take back comes out. A client's
-// rights are its own: only it gives them up, by undoing, keeping or leaving. What several have paused stays so as long
-// as any of them wants it, and what one of them keeps stays so without a client. There is no clock here, and no
-// process.
+// Package rights records what each client of a control socket is responsible for in a process. It gets events and
+// returns what the process must do. It has no clock, and calls no process.
+//
+// The nouns: a hold stops the process's threads for a client. A client's alignment holds threads back before
+// collectives. A tag is paused for each client that has paused it, and stays paused while one of them wants it so. A
+// client loses these rights by its own undo, by keeping the pause, or by leaving. A pause that is kept stays without a
+// client. What the process must then take back is orphaned (Orphaned).
 package rights
 
 import "slices"
 
-// Rest stands beside the tags (none of which has a zero byte) for what a pause may have taken that has no tag: NCCL's
-// memory, and what the driver takes after it.
+// Rest stands beside the tags for memory without a tag that a pause may have taken: NCCL's memory, and the rest, which
+// the driver takes. No tag has a zero byte.
 const Rest = "\x00"
 
 // Rights are the rights of all clients C of a process. The zero C is a client that has gone. In the zero value no
@@ -21,7 +23,7 @@ type Rights[C comparable] struct {
 
 // Orphaned lists what the process must take back.
 type Orphaned struct {
-	Hold  bool     // a hold that the process has to end
+	Hold  bool     // the process must end the client's hold
 	Align bool     // threads are no longer to be held back
 	Due   []string // tags that are to be resumed, the Rest first
 }
@@ -98,8 +100,8 @@ func (r *Rights[C]) Keep(c C) Orphaned {
 	return Orphaned{Align: r.unalign(c)}
 }
 
-// Undo ends the client's part in what others also want paused. What it alone wants is due, and stays its own until it
-// is resumed, because an undo may fail.
+// Undo ends the client's part in tags that others also want paused. Tags that only this client wants paused are due, and
+// stay its own until they are resumed, because an undo may fail.
 func (r *Rights[C]) Undo(c C) Orphaned {
 	orphaned := Orphaned{Hold: r.Pauses(c), Align: r.unalign(c)}
 	for name, wanting := range r.paused {

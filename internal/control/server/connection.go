@@ -33,7 +33,7 @@ type connection struct {
 	recording  int           // the number of the recording that it has begun and not ended, or 0
 }
 
-// What has become of a client's request for a status, for a thread at the gate, or for memory.
+// States of a client's request for a status, for a thread at the gate, or for memory.
 const (
 	noStatus uint8 = iota
 	statusWanted

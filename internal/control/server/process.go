@@ -65,7 +65,7 @@ type Process interface {
 type Task struct {
 	Request   control.SteerRequest
 	Tag       *string  // nil: all
-	Due       []string // what an undo resumes, the rest first
+	Due       []string // tags that an undo resumes, the rest first
 	Recording int      // the one that a record ends
 
 	Asked time.Time // when the client first asked for the resume that it now retries; or zero

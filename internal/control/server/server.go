@@ -1,7 +1,7 @@
 // Package server answers at the control socket of a process; package control has the protocol. One thread serves all
 // clients and waits for none of them, with a descriptor table of its own (docs/design/control.md). So it hands
-// what takes time, or opens descriptors for the process, to other threads, and looks at its clients now and then until
-// that is done. Package rights says what the process takes back when a client goes.
+// work that takes time, or that opens descriptors for the process, to other threads, and looks at its clients now and
+// then until the work is done. Package rights says what the process takes back when a client goes.
 //
 // The nouns: a connection is one client. A task is a request that another thread carries out, with an outcome. A lend
 // sends a descriptor of memory that another process imports. The thread keeps descriptors open for the process (hold.go)
@@ -48,7 +48,7 @@ type Server struct {
 	looks   time.Duration // firstGlance
 
 	starting sync.Mutex
-	asked    chan start // what the thread is to do, or nil if there is no thread
+	asked    chan start // work for the thread, or nil if there is no thread
 	holding  bool       // the process can reach the thread
 	listens  bool       // others can, too
 

@@ -114,8 +114,8 @@ type Socket struct {
 var ErrAnswered = errors.New("another process answers there (of the same number, in another container?)")
 
 // Listen makes the socket of a process, or of the keeper, and waits up to patience for a directory's lock. It removes
-// what another one of the same number has left there. (socket, bind, listen) Errors: a refusal; ErrAnswered for the
-// keeper.
+// what an earlier process of the same number has left there. Errors: that of socket, bind or listen, or ErrAnswered for
+// the keeper.
 func Listen(directories Directories, pid int, patience time.Duration) (Socket, error) {
 	user := unix.Geteuid()
 	var refused []error

@@ -1,4 +1,4 @@
-// What the files of the simulated runtime share: the driver, the calling thread's context and last error.
+// The simulated runtime's files share the driver, the calling thread's context and last error.
 #ifndef CUDASIM_RUNTIME_H
 #define CUDASIM_RUNTIME_H
 

@@ -1,5 +1,5 @@
-// The simulated part of the CUDA runtime's ABI, majors 12 and 13, with the driver's handles. Numbers and layouts are
-// those of driver_types.h and cuda_runtime_api.h.
+// The simulated part of the CUDA runtime's ABI, majors 12 and 13, with the driver's handles. It has the
+// numbers and layouts of driver_types.h and cuda_runtime_api.h.
 #ifndef CUDASIM_RUNTIME_TYPES_H
 #define CUDASIM_RUNTIME_TYPES_H
 

@@ -26,7 +26,7 @@ class BinaryWrapper:
     """The library, with its functions' signatures in `cdll`.
 
     Args:
-        path_binary: its file; None: it is part of the process.
+        path_binary: its file, or None if the library is part of the process.
 
     Raises:
         OSError: it cannot be loaded.

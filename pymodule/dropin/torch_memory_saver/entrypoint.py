@@ -104,8 +104,8 @@ class TorchMemorySaver:
             tag: a name for `pause` and `resume`.
             enable_cpu_backup: a pause keeps the contents in host memory.
             enable_disk_backup: a pause keeps them in files; see `set_disk_backup_dir`.
-            cpu_backup_backend: "pinned" or "mmap" host memory; None: the current setting, pinned by
-                default.
+            cpu_backup_backend: "pinned" or "mmap" host memory, by default the current setting,
+                which is pinned at first.
 
         Raises:
             ValueError: both backups, a backend that does not exist or without
@@ -168,13 +168,13 @@ class TorchMemorySaver:
 
     @_by_mode
     def pause(self, tag: str | None = None) -> None:
-        """`tms.pause`; None or "": all tags."""
+        """`tms.pause`, of all tags if the tag is None or ""."""
         self._initialized()
         tms.pause(tag or None)
 
     @_by_mode
     def resume(self, tag: str | None = None) -> None:
-        """`tms.resume`; None or "": all tags."""
+        """`tms.resume`, of all tags if the tag is None or ""."""
         self._initialized()
         tms.resume(tag or None)
 
@@ -268,7 +268,7 @@ class TorchMemorySaver:
 
 
 class _TorchMemorySaverImpl:
-    """What the process has been initialized with."""
+    """The saver of a process whose hook mode is set."""
 
     def __init__(self, hook_mode: HookMode = "preload") -> None:
         self._hook_mode = hook_mode

@@ -13,7 +13,7 @@ empty_cache = torch.cuda.empty_cache
 
 
 def get_device() -> str:
-    """What tests pass as `device`."""
+    """The type of `device` in tests."""
     return "cuda"
 
 

@@ -312,7 +312,7 @@ static CUresult retain(struct block *block, CUmemGenericAllocationHandle *handle
 	return allocation_new(block, handle);
 }
 
-// What an exported descriptor begins with, which tells an importer where the block is; its id is the handle. Memory that
+// The start of an exported descriptor, which tells an importer where the block is; its id is the handle. Memory that
 // outlives its maker ends with it instead: process is 0 there.
 struct export {
 	char magic[8];

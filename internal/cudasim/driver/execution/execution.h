@@ -50,7 +50,7 @@ enum operation_type { COPY, SET, LAUNCH, HOST_FUNCTION, RECORD, WAIT, FREE };
 
 enum { PARAMETER_BYTES = 256 };
 
-// What a copy or fill touches on one side.
+// The rows that a copy or fill touches on one side.
 struct rows {
 	uint64_t address, pitch, width, height; // width in bytes
 };
@@ -125,10 +125,10 @@ struct target {
 	const struct context *context, *blocking; // all its streams, its blocking streams
 	int device, freed;			  // number + 1: all of the device, its frees
 	uint64_t sequence;
-	uint64_t address, size; // what may use this host memory
+	uint64_t address, size; // host memory that the work may use
 	bool all;
 };
-struct target queue_turn(const struct stream *stream); // what an operation issued on the stream now would wait for
+struct target queue_turn(const struct stream *stream); // the work that an operation issued on the stream now would wait for
 void queue_wait(struct target target);
 bool queue_done(struct target target); // runs what it can, leaves host functions to threads of their own, never waits
 void queue_run_free(void);	       // runs everything that needs no host function; never waits
@@ -148,7 +148,7 @@ struct emulation { // of a kernel, in C
 		size_t offset, size;
 	} *parameters;
 	size_t count;
-	// What the kernel does to memory; mappings with ids above mapped_before came after the launch.
+	// Does the kernel's work on memory; mappings with ids above mapped_before came after the launch.
 	CUresult (*run)(const struct context *context, unsigned grid, const void *parameters,
 			uint64_t mapped_before);
 };

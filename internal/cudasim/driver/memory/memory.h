@@ -21,7 +21,7 @@ struct block {
 	bool imported; // from a descriptor of another process, or of memory that outlives its maker
 	bool host; // memory of the host, by cuMemCreate; device is 0
 	uint64_t multicast;   // bytes of a multicast object, which has no memory, else 0
-	struct block *member; // what is bound to it
+	struct block *member; // the block that is bound to it
 };
 
 // Addresses that show a block: by cuMemMap, or by cuMemAlloc (context != 0).
@@ -129,7 +129,7 @@ struct mapping *mapping_from(uint64_t address); // the one that begins there
 	for (struct mapping *mapping = mapping_from(address); mapping && mapping->node.key < (end); \
 	     mapping = mapping_from(mapping->node.key + mapping->size))
 int access_to_protection(uint32_t access);
-// What a device may touch: handles mapped for it, and cuMemAlloc's memory on the devices of the set.
+// The memory that a device may touch: handles mapped for it, and cuMemAlloc's memory on the devices of the set.
 struct reach {
 	int device;
 	uint32_t devices;

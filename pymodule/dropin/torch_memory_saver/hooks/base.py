@@ -1,4 +1,4 @@
-"""What both ways have in common."""
+"""The interface of both hook modes."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class HookUtilBase:
         return None
 
     def get_allocator(self) -> Any:
-        """For the `allocator` of a torch.cuda.MemPool; None: cudaMalloc, which is interposed."""
+        """The `allocator` of a torch.cuda.MemPool, or None for the interposed cudaMalloc."""
         return None
