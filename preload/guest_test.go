@@ -244,21 +244,26 @@ func TestOtherInterposers(t *testing.T) {
 
 // Libraries that share out a GPU define dlsym, and are preloaded into everything.
 func TestOtherDlsym(t *testing.T) {
-	program := compileWithDriver(t, "hooked", majors[1])
 	tms, reach, hook := built(t, "lib", "libtms.so"), built(t, "lib", "libtms_reach.so"), shared(t, "dlsymhook")
 	old := shared(t, "dlsymhook", "-Wl,--hash-style=sysv") // which has no table of the newer kind
-	for _, libraries := range [][]string{{tms, reach, hook}, {hook, tms, reach}, {old, tms, reach}} {
-		preload := "LD_PRELOAD=" + strings.Join(libraries, ":")
-		where := "behind"
-		if libraries[0] != tms {
-			where = "before"
+	for _, host := range []struct{ name, program string }{
+		{"", compile(t, "hooked", majors[1])},
+		{" a program that is linked to libcuda",
+			compile(t, "hooked", majors[1], "-DLINKED", "-Wl,--no-as-needed", "-l:libcuda.so.1")},
+	} {
+		for _, libraries := range [][]string{{tms, reach, hook}, {hook, tms, reach}, {old, tms, reach}} {
+			preload := "LD_PRELOAD=" + strings.Join(libraries, ":")
+			where := "behind"
+			if libraries[0] != tms {
+				where = "before"
+			}
+			t.Run(where+host.name, func(t *testing.T) {
+				run(t, host.program, []string{where}, preload).succeeded(t)
+				const script = "import ctypes, ssl; print(ctypes.CDLL(None).abs(-42))"
+				o := run(t, "python3", []string{"-c", script}, preload).succeeded(t)
+				require.Equal(t, "42\n", o.stdout)
+			})
 		}
-		t.Run(where, func(t *testing.T) {
-			run(t, program, []string{where}, preload).succeeded(t)
-			const script = "import ctypes, ssl; print(ctypes.CDLL(None).abs(-42))"
-			o := run(t, "python3", []string{"-c", script}, preload).succeeded(t)
-			require.Equal(t, "42\n", o.stdout)
-		})
 	}
 }
 

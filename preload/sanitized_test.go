@@ -30,7 +30,6 @@ var unsanitized = map[string]string{
 	"TestEmulatedSystemCalls":                 "as TestLoadingInASandbox",
 	"TestMusl":                                "there is no AddressSanitizer for musl",
 	"TestOtherMallocs":                        "AddressSanitizer is a malloc of its own",
-	"TestOtherDlsym/behind":                   "its host needs libcuda, and functions in the global scope pass by the other library",
 	"TestNoLimitEndsTheProcess":               "as TestLimits",
 	"TestBookkeepingIsFull":                   "it leaves no memory, without which AddressSanitizer ends the process",
 	"TestRecordMakesNoSystemCall":             "the sanitizers make system calls of their own",

@@ -18,6 +18,8 @@ enum {
 		CALLS
 };
 static struct gate_call calls[CALLS];
+/* The same functions as another library's dlsym answers, where that is not what the loader binds a call to. */
+static struct gate_call asked[CALLS];
 
 #define NOT_HELD(kind) ((kind) == LEND || (kind) == PASS)
 
@@ -105,10 +107,10 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way, const struct
 
 /* Each argument is passed on as the word that it came as. The whole way through the gate is a function of its own with
  * the same parameters, so that the short one can jump there and need not save the arguments. */
-#define GATED(symbol, words, stream, kind, room, argument, since)                                          \
-	static __attribute__((noinline, cold)) int slowly_##symbol(WORDS_##words)                          \
+#define WHOLE_WAY(function, call_of, words, stream, kind, room, argument)                                  \
+	static __attribute__((noinline, cold)) int function(WORDS_##words)                                 \
 	{                                                                                                  \
-		struct gate_call *call = &calls[AT_##symbol];                                              \
+		struct gate_call *call = call_of;                                                          \
 		int (*real)(WORDS_##words) = (int (*)(WORDS_##words))real_of(call);                        \
 		if (!real)                                                                                 \
 			return NOT_FOUND;                                                                  \
@@ -123,7 +125,10 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way, const struct
 			if (room == NEVER || code != NO_MEMORY || tries == TRIES || !makes_room(room, argument)) \
 				return code;                                                               \
 		}                                                                                          \
-	}                                                                                                  \
+	}
+#define GATED(symbol, words, stream, kind, room, argument, since)                                          \
+	WHOLE_WAY(slowly_##symbol, &calls[AT_##symbol], words, stream, kind, room, argument)               \
+	WHOLE_WAY(asked_##symbol, &asked[AT_##symbol], words, stream, kind, room, argument)                \
 	EXPORT int symbol(WORDS_##words)                                                                   \
 	{                                                                                                  \
 		struct gate_call *call = &calls[AT_##symbol];                                              \
@@ -143,18 +148,38 @@ static struct gate_call calls[CALLS] = {
 	GATED_CALLS(X)
 #undef X
 };
+static struct gate_call asked[CALLS] = {
+#define X(symbol, words, stream, kind, room, argument, since) {#symbol, kind, room != NEVER, NULL, NULL},
+	GATED_CALLS(X)
+#undef X
+};
 static const struct named names[] = {
 #define X(symbol, words, stream, kind, room, argument, since) {#symbol, since, (void *)symbol},
 	GATED_CALLS(X)
 #undef X
 };
+static void *const asked_entries[] = {
+#define X(symbol, ...) (void *)asked_##symbol,
+	GATED_CALLS(X)
+#undef X
+};
 
+/* Returns the entry that goes on to real: that of the calls which the loader binds, unless another library's dlsym
+ * answers with a function of its own that those calls pass by. */
 static void *entry_of(struct gate_call *call, void *real)
 {
-	void *ours = (void *)names[call - calls].ours;
-	if (real != ours && !atomic_load(&call->found))
+	const size_t at = call - calls;
+	if (real == names[at].ours || real == asked_entries[at])
+		return real;
+	void *bound = reach_is_hooked() ? real_of(call) : NULL;
+	if (bound && real != bound) {
+		if (!atomic_load(&asked[at].found))
+			keep(&asked[at], kept(real));
+		return asked_entries[at];
+	}
+	if (!atomic_load(&call->found))
 		keep(call, kept(real));
-	return ours;
+	return (void *)names[at].ours;
 }
 
 static struct gate_call *find(const char *symbol)

@@ -47,9 +47,10 @@ static inline const struct named *latest_of(const struct named *first, size_t co
 	return best || !per_thread ? best : other;
 }
 
-/* Reports whether the driver has a later function of the name, with a signature that is not known here. */
-static inline bool has_later(const struct named *first, size_t count, const struct named *of,
-			     void *(*in_driver)(const char *symbol))
+/* Reports whether the driver has a later function of the name, with a signature that is not known here. Its array leaves
+ * the stack before the caller goes on. */
+static __attribute__((noinline)) bool has_later(const struct named *first, size_t count, const struct named *of,
+						void *(*in_driver)(const char *symbol))
 {
 	const char *rest = of->symbol + name_length(of->symbol);
 	const int version = rest[0] == '_' && rest[1] == 'v' ? rest[2] - '0' : 1;

@@ -155,21 +155,39 @@ HIDDEN const char *reach_misplaced(void)
 	return misplaced;
 }
 
-HIDDEN void *reach_in_driver(const char *symbol)
+HIDDEN bool reach_is_hooked(void)
+{
+	return atomic_load_explicit(&reach_dlsym, memory_order_relaxed) != c_library;
+}
+
+static void *in_driver(reach_find *find, const char *symbol)
 {
 	static void *_Atomic driver;
 	if (!atomic_load(&driver)) /* kept: it is there as long as the process */
 		atomic_store(&driver, dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD));
-	return atomic_load(&driver) ? atomic_load(&reach_dlsym)(atomic_load(&driver), symbol) : NULL;
+	return atomic_load(&driver) ? find(atomic_load(&driver), symbol) : NULL;
 }
 
+HIDDEN void *reach_in_driver(const char *symbol)
+{
+	return in_driver(atomic_load(&reach_dlsym), symbol);
+}
+
+/* Another library's dlsym is not asked, because the loader does not ask it either. But libtms.so has one function for
+ * calls that the loader binds and for those that dlsym finds: where the other library has a function of that name, both
+ * go on to it, so that it sees each allocation and its end. */
 HIDDEN void *reach_look(const char *name)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
 		load();
 	/* Called as this library, so without a jump: another one's dlsym would look behind itself. */
 	void *found = c_library(RTLD_NEXT, name);
-	return found ? found : reach_in_driver(name);
+	if (!found)
+		found = in_driver(c_library, name);
+	if (!found || !reach_is_hooked() || !is_of_driver(found) || !ours || !ours(name, found, NULL))
+		return found;
+	void *theirs = reach_in_driver(name);
+	return theirs ? theirs : found;
 }
 
 HIDDEN void *reach_next(const char *name)
@@ -180,7 +198,7 @@ HIDDEN void *reach_next(const char *name)
 /* theirs is the next dlsym's answer, which may be a function of that dlsym's library in front of the driver's. */
 static void *chosen(void *handle, const char *name, void *theirs, const void *caller)
 {
-	void *drivers = theirs && reach_dlsym != c_library ? c_library(handle, name) : theirs;
+	void *drivers = theirs && reach_is_hooked() ? c_library(handle, name) : theirs;
 	void *found = drivers ? ours(name, drivers, caller) : NULL;
 	if (found)
 		return found == drivers ? theirs : found; /* libtms.so itself gets theirs */

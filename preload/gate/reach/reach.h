@@ -14,9 +14,10 @@ typedef void *reach_find(void *handle, const char *name);
 extern reach_find *_Atomic reach_dlsym HIDDEN;
 typedef void *reach_find_version(void *handle, const char *name, const char *version);
 extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
-HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
+HIDDEN bool reach_is_hooked(void); /* another library's dlsym stands behind this one's */
+HIDDEN void *reach_next(const char *name); /* what a call goes on to: of the libraries after this one, or the driver's */
 HIDDEN void *reach_look(const char *name); /* the same, of a library that may be closed */
-HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
+HIDDEN void *reach_in_driver(const char *symbol); /* as the next dlsym answers; or NULL */
 /* Returns the function that a caller would be bound to without this library: in the program's own libraries, else in
  * libraries that the caller needs (loaded with RTLD_LOCAL), else in a loaded library whose name begins so; or NULL. */
 HIDDEN void *reach_bound(const void *caller, const char *name, const char *library);
