@@ -1,5 +1,5 @@
-/* alloc has the functions that allocate: outside regions CUDA's own memory, in regions the engine's. While there is a
- * recording, it records each allocation (record/trace.c). mapping.c has memory that a program maps itself. */
+/* alloc has the functions that allocate: outside regions CUDA's own memory, in regions the engine's. The
+ * watchers are told of each allocation (watch). mapping.c has memory that a program maps itself. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -93,12 +93,12 @@ static int runtime_malloc(void **pointer, size_t size)
 	return runtime_result(pausable_malloc_here(pointer, size));
 }
 
-/* An allocation function's body, which is plain outside regions and ours in them. It also keeps the trace and the
- * account, if they are on. before and after surround plain. */
-#define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, after)                   \
+/* An allocation function's body, which is plain outside regions and ours in them, and tells the watchers. before comes
+ * before plain. The account counts bytes of a successful plain for the caller, or nothing if that is NULL. */
+#define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, caller_, bytes_)          \
 	({                                                                                         \
 		int made_;                                                                         \
-		if (likely(!region_active() && !cuda_is_watched()) || alloc_below) {              \
+		if (likely(!region_active() && !watch_is_on(WATCH_CALLS)) || alloc_below) {        \
 			made_ = plain;                                                             \
 		} else {                                                                           \
 			bool taking_ = (in_region);                                                \
@@ -107,18 +107,23 @@ static int runtime_malloc(void **pointer, size_t size)
 			} else {                                                                   \
 				before;                                                            \
 				made_ = BELOW(plain);                                              \
-				if (made_ == SUCCESS)                                              \
-					after;                                                     \
 			}                                                                          \
-			trace_malloc(made_, made_ == SUCCESS ? *(void **)(pointer) : NULL, size, stream, taking_); \
+			if (unlikely(watch_is_on(WATCH_CALLS))) {                                  \
+				struct watch_allocation seen_ = {made_, NULL, size, stream};       \
+				seen_.is_pausable = taking_;                                       \
+				if (made_ == SUCCESS)                                              \
+					seen_.address = *(void **)(pointer);                       \
+				if (made_ == SUCCESS && !taking_ && (seen_.caller = (caller_)))    \
+					seen_.bytes = (bytes_);                                    \
+				watch_allocated(&seen_);                                           \
+			}                                                                          \
 		}                                                                                  \
 		made_;                                                                             \
 	})
 
-/* An allocation that has memory of its own. The account counts bytes for it. */
+/* An allocation that has memory of its own. */
 #define ALLOCATING_FOR(caller, pointer, size, bytes, plain, ours)                                  \
-	ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), plain, ours, (void)0,                  \
-		   account_malloc(*(void **)(pointer), bytes, caller))
+	ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), plain, ours, (void)0, caller, bytes)
 #define ALLOCATING_ONE(pointer, size, bytes, plain, ours)                                          \
 	ALLOCATING_FOR(CALLER(), pointer, size, bytes, plain, ours)
 
@@ -131,7 +136,7 @@ OUT_OF_LINE int watched_cudaMalloc(void **pointer, size_t size, const void *call
 
 HOT EXPORT int cudaMalloc(void **pointer, size_t size)
 {
-	if (likely(!region_active() && !cuda_is_watched()))
+	if (likely(!region_active() && !watch_is_on(WATCH_CALLS)))
 		return forward_cudaMalloc(pointer, size);
 	return watched_cudaMalloc(pointer, size, CALLER());
 }
@@ -246,7 +251,7 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 			   TAKING() && !is_captured(is_capturing, stream) &&                       \
 				   ordered_takes(pool, is_current, &device_),                      \
 			   plain, ours(pointer, size, device_, stream_id),                         \
-			   account_pool(pool, CALLER()), (void)0);              \
+			   watch_pool_used(pool, CALLER()), NULL, 0);                               \
 	})
 
 /* The memory of a stream is its device's, whichever is current. */

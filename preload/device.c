@@ -109,7 +109,7 @@ CREATES(cuCtxCreate_v4, (void **context, void *parameters, unsigned flags, int d
 
 static void forget_context(const void *context)
 {
-	account_context_gone(context);
+	watch_context_ended(context);
 	captures_forget(context);
 }
 
@@ -146,7 +146,7 @@ static void *context_to_end(int device)
 	void *context = NULL;
 	unsigned flags = 0;
 	int active = 0;
-	if ((capturing() || account_on) && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS &&
+	if ((capturing() || watch_is_on(WATCH_COUNTS)) && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS &&
 	    active && forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
 		forward_cuDevicePrimaryCtxRelease_v2(device);
 	return context;
@@ -164,7 +164,7 @@ static void forget(int device, const void *context)
 		if (go_now() == GO_AWAKE)                                                          \
 			(void)IN_GO((tmsReset(device), SUCCESS));                                  \
 		void *context_ = context_to_end(device);                                           \
-		account_device_resets(device);                                                     \
+		watch_device_resets(device);                                                     \
 		int code_ = (plain);                                                               \
 		if (code_ == SUCCESS)                                                              \
 			forget(device, context_);                                                  \
@@ -174,7 +174,7 @@ static void forget(int device, const void *context)
 EXPORT int cudaDeviceReset(void)
 {
 	int device = 0;
-	if ((go_now() != GO_AWAKE && !capturing() && !account_on) ||
+	if ((go_now() != GO_AWAKE && !capturing() && !watch_is_on(WATCH_COUNTS)) ||
 	    forward_cudaGetDevice(&device) != SUCCESS)
 		return forward_cudaDeviceReset();
 	return RESETTING(device, forward_cudaDeviceReset());

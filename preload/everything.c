@@ -1,10 +1,9 @@
 /* everything has what tms_pause_everything needs besides a pause. It runs cmd/tms (helper.c), which makes the driver's
  * checkpoint of this process over the control socket, because no process can make its own. It notes that a checkpoint
- * was asked for, because the process's CUDA calls wait from then on, and what the driver cannot checkpoint. */
+ * was asked for, because the process's CUDA calls wait from then on. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
-#include "words.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -44,32 +43,6 @@ HIDDEN bool everything_driver_has(void)
 	int state = RUNNING;
 	return forward_cuCheckpointProcessGetState(getpid(), &state) == SUCCESS && state != RUNNING;
 }
-
-/* One of the calls after which the driver may lose the process (NVIDIA's notes on cuda-checkpoint), or the process may
- * not come back (multicast: NCCL's issues 2117 and 2337). It stays; shared.c knows when memory shared by handles is
- * gone. */
-static const char *_Atomic obstacle;
-
-HIDDEN int obstacle_note(const char *call, int code)
-{
-	if (code == SUCCESS)
-		atomic_store(&obstacle, call);
-	return code;
-}
-
-HIDDEN const char *everything_obstacle(void)
-{
-	const char *call = atomic_load(&obstacle);
-	return call ? call : shared_obstacle();
-}
-
-#define X(call, count, ...)                                                                        \
-	EXPORT int call(PARAMETERS_##count(__VA_ARGS__))                                           \
-	{                                                                                          \
-		return obstacle_note(#call, forward_##call(PASS_##count));                         \
-	}
-#define N(since, ...) X(__VA_ARGS__)
-FORWARD_OBSTACLES(X, N)
 
 static int checkpointed(char *arguments[], uint64_t *bytes)
 {

@@ -12,7 +12,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/machine/hostmemory"
-	"tms/preload/account"
+	"tms/preload/watch"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -63,7 +63,7 @@ func (p *Process) settleEverything() error {
 // parts of GPUs)
 func (p *Process) notCheckpointed() error {
 	const otherwise = "; without --everything, what is pausable can be paused"
-	if call := C.everything_obstacle(); call != nil {
+	if call := C.obstacle_present(); call != nil {
 		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: it has called %s, and "+
 			"managed memory, multicast objects, or memory that processes share cannot be checkpointed%s%s",
 			C.GoString(call), ncclShares(), otherwise)
@@ -99,7 +99,7 @@ func (p *Process) beginEverything() {
 	defer p.checkpoint.asking.Unlock()
 	p.checkpoint.driver.Store(nil)
 	if e := p.engine.Load(); e != nil {
-		p.checkpoint.devicesBefore = account.Devices(p.driver)
+		p.checkpoint.devicesBefore = watch.Devices(p.driver)
 		p.checkpoint.unlooked.Store(true)
 	}
 	C.everything_set(true)

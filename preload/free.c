@@ -10,25 +10,22 @@ HIDDEN int pausable_free(void *pointer)
 
 static inline bool watches(const void *pointer)
 {
-	return unlikely(arena_contains(pointer) || cuda_is_watched());
+	return unlikely(arena_contains(pointer) || watch_is_on(WATCH_CALLS));
 }
 
 /* Frees watched memory. WATCHED needs a stack frame, so it is in a function of its own: all other frees are passed on
  * without a frame. */
 #define WATCHED(pointer, stream, plain, ours)                                                      \
 	({                                                                                         \
-		trace_free(pointer, stream);                                                       \
-		struct block counted_ = account_free(pointer);                                     \
+		struct watch_free noted_ = watch_freeing(pointer, stream);                         \
 		int freed_ = arena_contains(pointer) ? (ours) : (plain);                           \
-		trace_freed(freed_, pointer);                                                      \
-		if (unlikely(freed_ != SUCCESS))                                                   \
-			account_unfree(counted_);                                                  \
+		watch_freed(freed_, &noted_);                                                      \
 		freed_;                                                                            \
 	})
 
 OUT_OF_LINE int watched_cudaFree(void *pointer)
 {
-	return WATCHED(pointer, TRACE_SAME_STREAM, forward_cudaFree(pointer),
+	return WATCHED(pointer, WATCH_SAME_STREAM, forward_cudaFree(pointer),
 		       runtime_result(pausable_free(pointer)));
 }
 
@@ -39,7 +36,7 @@ HOT EXPORT int cudaFree(void *pointer)
 
 OUT_OF_LINE int watched_cuMemFree_v2(uintptr_t pointer)
 {
-	return WATCHED((void *)pointer, TRACE_SAME_STREAM, forward_cuMemFree_v2(pointer),
+	return WATCHED((void *)pointer, WATCH_SAME_STREAM, forward_cuMemFree_v2(pointer),
 		       pausable_free((void *)pointer));
 }
 

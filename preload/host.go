@@ -10,7 +10,7 @@ import (
 
 	"tms/internal/machine/hostmemory"
 	"tms/preload/goruntime"
-	"tms/preload/record"
+	"tms/preload/watch"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/store"
@@ -71,7 +71,7 @@ func (p *Process) Gated(now bool) {
 func (p *Process) Exposed(now bool) { exposed(now) }
 
 // Observe records the transition.
-func (p *Process) Observe(t vmm.Transition) { record.Transition(t) }
+func (p *Process) Observe(t vmm.Transition) { watch.Transition(t) }
 
 // Warn writes to stderr.
 func (p *Process) Warn(line string) { goruntime.Log(line) }

@@ -24,13 +24,6 @@ HIDDEN void go_awake(void)
 	tmsServe();
 }
 
-HIDDEN _Atomic bool cuda_watched;
-
-AT_LOAD HIDDEN void trace_turned(bool recording)
-{
-	atomic_store(&cuda_watched, recording || account_on);
-}
-
 AT_LOAD static void leave_environment(void)
 {
 	Dl_info info;
@@ -46,9 +39,6 @@ __attribute__((constructor)) static void at_load(void)
 	go_load();
 	forward_at_first_call = ask_loader;
 	region_load_environment();
-	trace_load();
-	caller_load();
-	account_load();
-	trace_turned(trace_is_on());
+	watch_load();
 	leave_environment();
 }

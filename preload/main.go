@@ -22,7 +22,7 @@ import (
 	_ "tms/forward"      // the C functions that call the host's CUDA
 	_ "tms/preload/gate" // the C functions that reach the gate of libtms_reach.so
 	"tms/preload/goruntime"
-	"tms/preload/record"
+	"tms/preload/watch"
 	_ "tms/region" // the C functions that hold the threads' settings
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -57,7 +57,7 @@ func (p *Process) start() (*vmm.Engine, error) {
 		Invariants: bool(C.region_config.invariants),
 	})
 	p.pools.program = p.newProgramPools(made)
-	record.Watch(made)
+	watch.Engine(made)
 	p.engine.Store(made)
 	return made, nil
 }

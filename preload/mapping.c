@@ -33,6 +33,13 @@ EXPORT bool tms_is_pausable(uintptr_t address)
 	return arena_contains((const void *)address) || atomic_load(&handles_tracked);
 }
 
+HIDDEN _Atomic bool handles_tracked;
+
+HIDDEN void handles_track(void)
+{
+	atomic_store(&handles_tracked, true);
+}
+
 static _Atomic bool maps_memory;
 
 EXPORT bool tms_maps_memory(void)
@@ -83,10 +90,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	int code = forward_cuMemCreate(handle, size, prop, flags), device = device_of(prop);
 	if (code != SUCCESS)
 		return code;
-	bool counts = account_on && !alloc_below && device >= 0;
-	struct account_owner *owner = counts ? account_owner_of(caller, device) : NULL;
-	if (owner || ((const struct prop *)prop)->handle_types)
-		shared_created(*handle, size, owner);
+	handles_created(*handle, size, device, alloc_below ? NULL : caller, ((const struct prop *)prop)->handle_types);
 	return code;
 }
 
@@ -99,15 +103,11 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 #define TRACKED_OR_BY(ours, plain, counted)                                                          \
 	({                                                                                         \
 		int answer_ = NOT_OURS;                                                            \
-		bool counts_ = false;                                                              \
-		if (unlikely(atomic_load_explicit(&handles_watched, memory_order_acquire))) {      \
-			if (atomic_load_explicit(&handles_tracked, memory_order_acquire)) {        \
-				answer_ = MUST_BE_ACTIVE(ours);                                    \
-				trace_changed();                                                   \
-			}                                                                          \
-			counts_ = atomic_load(&shared_watched);                                    \
+		if (unlikely(atomic_load_explicit(&handles_tracked, memory_order_acquire))) {      \
+			answer_ = MUST_BE_ACTIVE(ours);                                            \
+			recording_changed();                                                       \
 		}                                                                                  \
-		answer_ != NOT_OURS ? answer_ : unlikely(counts_) ? (counted) : (plain);           \
+		answer_ != NOT_OURS ? answer_ : unlikely(watch_is_on(WATCH_HANDLES)) ? (counted) : (plain); \
 	})
 #define TRACKED(ours, plain) TRACKED_OR(ours, plain, plain)
 
@@ -116,10 +116,10 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	{                                                                                          \
 		return TRACKED_OR(ours, forward_##symbol arguments, counted arguments);            \
 	}
-TRACKS(cuMemRelease, (uint64_t handle), (handle), tmsMemRelease(handle), shared_release)
+TRACKS(cuMemRelease, (uint64_t handle), (handle), tmsMemRelease(handle), handles_release)
 TRACKS(cuMemMap, (uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags),
-       (address, size, offset, handle, flags), tmsMemMap(address, size, offset, handle, flags), shared_map)
-TRACKS(cuMemUnmap, (uintptr_t address, size_t size), (address, size), tmsMemUnmap(address, size), shared_unmap)
+       (address, size, offset, handle, flags), tmsMemMap(address, size, offset, handle, flags), handles_map)
+TRACKS(cuMemUnmap, (uintptr_t address, size_t size), (address, size), tmsMemUnmap(address, size), handles_unmap)
 
 struct access { /* CUmemAccessDesc */
 	int location_type, location, flags;
@@ -163,7 +163,7 @@ EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 				  "the program can have a handle of pausable memory under TMS_SHAREABLE=1 only: set "
 				  "that, share the memory by cudaIpcGetMemHandle, or allocate it outside regions");
 	return TRACKED_OR_BY(retain(handle, (uintptr_t)address), forward_cuMemRetainAllocationHandle(handle, address),
-			     shared_retain(handle, address));
+			     handles_retain(handle, address));
 }
 
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
@@ -200,7 +200,7 @@ OUT_OF_LINE int export_by_driver(void *shareable, uint64_t handle, int type, uns
 {
 	struct mapping_use use = {shareable, type, flags};
 	return TRACKED(type ? obstacle_note("cuMemExportToShareableHandle", tmsMemUse(handle, true, &use)) : NOT_OURS,
-		       exported(shared_export(shareable, handle, type, flags), handle, 0, 0));
+		       exported(handles_export(shareable, handle, type, flags), handle, 0, 0));
 }
 
 EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)

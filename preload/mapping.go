@@ -8,7 +8,7 @@ import (
 	"unsafe"
 
 	"tms/preload/goruntime"
-	"tms/preload/record"
+	"tms/preload/watch"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -49,9 +49,9 @@ func tmsMemRelease(handle C.uint64_t) C.int {
 func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, flags C.ulonglong) C.int {
 	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		err := e.UserMapped().Map(uintptr(address), uint64(size), uint64(offset), cuda.Handle(handle), uint64(flags))
-		if err == nil && bool(C.trace_is_on()) {
+		if err == nil && bool(C.watch_is_on(C.WATCH_RECORDS)) {
 			if mapped, ok := e.UserMapped().At(uintptr(address)); ok {
-				record.Allocation(mapped, false)
+				watch.Existing(mapped, false)
 			}
 		}
 		return err
@@ -61,7 +61,7 @@ func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, fl
 //export tmsMemUnmap
 func tmsMemUnmap(address C.uintptr_t, size C.size_t) C.int {
 	return reportMapping(self.enter(func(e *vmm.Engine) error {
-		C.trace_unmapped(address, size) // before others can get the addresses; readers ignore unknown ones
+		C.recording_unmapped(address, size) // before others can get the addresses; readers ignore unknown ones
 		return e.UserMapped().Unmap(uintptr(address), uint64(size))
 	}))
 }

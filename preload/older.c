@@ -21,9 +21,9 @@ static inline __attribute__((always_inline)) bool passes(int function, const voi
 {
 	switch (function) {
 	case AT_cudaMalloc:
-		return !region_active() && !cuda_is_watched();
+		return !region_active() && !watch_is_on(WATCH_CALLS);
 	case AT_cudaFree:
-		return !arena_contains(first) && !cuda_is_watched();
+		return !arena_contains(first) && !watch_is_on(WATCH_CALLS);
 #define X(name, ...) case AT_##name:
 		FORWARD_COPIES(X, FORWARD_NONE)
 #undef X

@@ -148,7 +148,7 @@ CREATES(cuMemPoolCreate)
 #define DESTROYS(symbol)                                                                           \
 	EXPORT int symbol(void *pool)                                                              \
 	{                                                                                          \
-		account_pool_gone(pool);                                                           \
+		watch_pool_ends(pool);                                                           \
 		destroyed(pool);                                                                   \
 		return forward_##symbol(pool);                                                     \
 	}

@@ -70,7 +70,7 @@ EXPORT int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *st
 	int code = gate_before_allocation(); /* even where the pool has free memory: a pause may have to take it first */
 	if (code == SUCCESS)
 		code = IN_GO(tmsPoolMalloc((uintptr_t)pool, &made, size, (uintptr_t)stream));
-	trace_pool_malloc(code, (void *)made, size, stream, pool);
+	watch_allocated(&(struct watch_allocation){code, (void *)made, size, stream, pool, .is_block = true});
 	if (code == SUCCESS)
 		*address = (void *)made;
 	return code;
@@ -78,9 +78,9 @@ EXPORT int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *st
 
 EXPORT int tms_pool_free(tms_pool *pool, void *address)
 {
-	trace_free(address, TRACE_SAME_STREAM);
+	struct watch_free noted = watch_freeing(address, WATCH_SAME_STREAM);
 	int code = IN_GO(tmsPoolFree((uintptr_t)pool, (uintptr_t)address));
-	trace_freed(code, address);
+	watch_freed(code, &noted);
 	return code;
 }
 
@@ -102,7 +102,7 @@ EXPORT int tms_pool_destroy(tms_pool *pool)
 {
 	int code = IN_GO(tmsPoolDestroy((uintptr_t)pool));
 	if (code == SUCCESS)
-		trace_pool_destroyed(pool);
+		watch_own_pool_ended(pool);
 	return code;
 }
 
@@ -139,7 +139,7 @@ EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
 		return NULL;
 	}
 	int code = pausable_malloc(&pointer, (size_t)size, device);
-	trace_malloc(code, pointer, (size_t)size, stream, true);
+	watch_allocated(&(struct watch_allocation){code, pointer, (size_t)size, stream, .is_pausable = true});
 	return code == SUCCESS ? pointer : NULL;
 }
 
@@ -147,13 +147,13 @@ EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream
 {
 	(void)size;
 	(void)device;
-	trace_free(address, stream);
+	struct watch_free noted = watch_freeing(address, stream);
 	int code = SUCCESS;
 	if (arena_contains(address))
 		code = pausable_free(address);
 	else if (address)
 		code = forward_cudaFree(address);
-	trace_freed(code, address);
+	watch_freed(code, &noted);
 }
 
 typedef void torch_fail(const char *function, const char *file, uint32_t line, const char *message);
@@ -188,7 +188,7 @@ static int torch_pool_malloc(void **address, ssize_t size, int device, void *str
 	if (size < 0)
 		return error_fail(ERROR_INVALID_VALUE, "PyTorch asked for %zd bytes", size);
 	int code = IN_GO(tmsTorchPoolMalloc(&made, (size_t)size, device, (uintptr_t)stream, &settings));
-	trace_pool_malloc(code, (void *)made, (size_t)size, stream, NULL);
+	watch_allocated(&(struct watch_allocation){code, (void *)made, (size_t)size, stream, .is_block = true});
 	*address = (void *)made;
 	return code;
 }
@@ -226,9 +226,9 @@ EXPORT void tms_torch_pool_free(void *address, ssize_t size, int device, void *s
 	(void)device;
 	if (!address)
 		return;
-	trace_free(address, stream);
+	struct watch_free noted = watch_freeing(address, stream);
 	int code = IN_GO(tmsTorchPoolFree((uintptr_t)address));
-	trace_freed(code, address);
+	watch_freed(code, &noted);
 	error_log_failure(__func__, code);
 }
 

@@ -18,9 +18,8 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/server"
 	"tms/internal/machine/hostmemory"
-	"tms/preload/account"
 	"tms/preload/goruntime"
-	"tms/preload/record"
+	"tms/preload/watch"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool/torch"
@@ -140,8 +139,8 @@ func (p *Process) State(state *control.ProcessState) (err error) {
 	if e != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
 		asked = p.driver
 	}
-	state.Devices = account.Devices(asked)
-	state.Account = account.Of(asked, state.Devices)
+	state.Devices = watch.Devices(asked)
+	state.Account = watch.Account(asked, state.Devices)
 	if C.everything_asked() {
 		state.Devices = append(state.Devices, p.checkpoint.devicesBefore...)
 	}
@@ -215,5 +214,5 @@ func (p *Process) Unalign() { C.nccl_release() }
 
 // EndRecording ignores that the recording had ended before: stderr has the reason.
 func (p *Process) EndRecording(which int) {
-	goruntime.Hand(func() { _ = goruntime.Run(func() error { return record.Stop(which) }) })
+	goruntime.Hand(func() { _ = goruntime.Run(func() error { return watch.StopRecording(which) }) })
 }

@@ -58,13 +58,13 @@ OUT_OF_LINE int make_room_now(void)
 HIDDEN int share_make_room(void)
 {
 	static _Atomic uint32_t number = 1U << 31; /* the engine counts from 1 on */
-	struct trace_operation wait = {.kind = TRACE_WAIT, .number = atomic_fetch_add(&number, 1)};
+	struct recording_operation wait = {.kind = RECORDING_WAIT, .number = atomic_fetch_add(&number, 1)};
 	int64_t since = nanoseconds();
-	trace_operation(&wait);
+	recording_operation(&wait);
 	wait.over = true;
 	wait.code = make_room_now();
 	wait.took = wait.waited = (uint64_t)(nanoseconds() - since);
-	trace_operation(&wait);
+	recording_operation(&wait);
 	return wait.code;
 }
 

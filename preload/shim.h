@@ -3,12 +3,11 @@
 #ifndef TMS_SHIM_H
 #define TMS_SHIM_H
 
-#include "account/account.h"
 #include "forward.h"
 #include "gate/gate.h"
 #include "goruntime/goruntime.h"
-#include "record/record.h"
 #include "region.h"
+#include "watch/watch.h"
 
 #include <semaphore.h>
 
@@ -101,7 +100,7 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 /* True if the surrounding allocation function makes pausable memory. */
 #define TAKING() TAKING_FOR(CALLER())
 #define TAKING_FOR(caller)                                                                         \
-	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
+	(region_active() && !alloc_below && (likely(!region_config.exclude) || !caller_is_excluded(caller)))
 
 /* copies.c: some memory is paused that no gate holds the program from (Engine.Exposed). Go sets it. */
 extern uint32_t copies_checked HIDDEN;
@@ -118,13 +117,6 @@ HIDDEN int runtime_result(int code);
 #define RESULT_OF_cuda(code) runtime_result(code)
 #define RESULT_OF_cu(code) (code)
 #define RESULT_OF_ANY(name, code) (__builtin_strncmp(name, "cuda", 4) == 0 ? runtime_result(code) : (code))
-
-/* load.c: true if a recording or the account looks at what CUDA gives. */
-extern _Atomic bool cuda_watched HIDDEN;
-static inline bool cuda_is_watched(void)
-{
-	return atomic_load_explicit(&cuda_watched, memory_order_relaxed);
-}
 
 /* device.c: the contexts that the program made, by slot. Release each context that acquire returns. */
 extern int context_slots HIDDEN;
@@ -271,25 +263,15 @@ HIDDEN bool control_found(uid_t *user); /* commands of the process's user find i
 extern const char *tms_version(void);
 extern double tms_get_resume_wait(void);
 
-/* shared.c: the driver's functions for memory by handle that the account counts or other processes could share. */
-extern _Atomic bool shared_watched HIDDEN; /* there was some */
-extern _Atomic bool handles_tracked HIDDEN; /* some memory by handle is pausable */
-extern _Atomic bool handles_watched HIDDEN; /* handles_tracked or shared_watched */
+/* mapping.c: some memory by handle is pausable. */
+extern _Atomic bool handles_tracked HIDDEN;
+HIDDEN void handles_track(void);
 /* Reports whether pausable memory may lie at an address. Where the program maps it itself, that is any address. */
 static inline bool may_be_ours(uintptr_t address)
 {
 	return unlikely(arena_contains((const void *)address)) ||
 	       unlikely(atomic_load_explicit(&handles_tracked, memory_order_relaxed));
 }
-HIDDEN void handles_track(void);
-HIDDEN void shared_created(uint64_t handle, size_t size, struct account_owner *owner);
-HIDDEN int shared_import(uint64_t *handle, void *shareable, int type);
-HIDDEN int shared_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
-HIDDEN int shared_retain(uint64_t *handle, void *address);
-HIDDEN int shared_release(uint64_t handle);
-HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags);
-HIDDEN int shared_unmap(uintptr_t address, size_t size);
-HIDDEN const char *shared_obstacle(void); /* a function by which present memory is shared, or NULL */
 
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: driver calls may wait */
@@ -298,9 +280,6 @@ HIDDEN bool everything_pending(void); /* a client is making one, and will keep o
 HIDDEN int everything_refuse(void);   /* fails a call of the program that would wait for the resume */
 HIDDEN void everything_set_pending(bool now);
 HIDDEN bool everything_driver_has(void);     /* the driver holds the process locked or checkpointed */
-/* Notes a call that succeeded, after which the driver's checkpoint may lose the process. Returns the code. */
-HIDDEN int obstacle_note(const char *call, int code);
-HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed, or NULL */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
 HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/sets) */

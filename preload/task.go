@@ -13,7 +13,7 @@ import (
 	"tms/internal/control/rights"
 	"tms/internal/control/server"
 	"tms/preload/goruntime"
-	"tms/preload/record"
+	"tms/preload/watch"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
@@ -167,11 +167,11 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 // record begins a recording, or ends the one that the client began.
 func (t *task) record() error {
 	if t.Request.File == "" {
-		return record.Stop(t.Task.Recording)
+		return watch.StopRecording(t.Task.Recording)
 	}
-	err := record.Start(t.Request.File)
+	err := watch.StartRecording(t.Request.File)
 	if err == nil {
-		t.Outcome.Recording = int(C.trace_recording())
+		t.Outcome.Recording = int(C.recording_number())
 	}
 	return err
 }

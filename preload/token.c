@@ -75,7 +75,7 @@ static int import(uint64_t *handle, const struct ipc_handle *token)
 	int code = operation_import(OPERATION_IMPORT_HANDLE, token, current_device_of_driver, &number);
 	if (code == SUCCESS) {
 		handles_track();
-		trace_changed();
+		recording_changed();
 		*handle = number;
 	}
 	return code;
@@ -86,5 +86,5 @@ EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int
 	struct ipc_handle token;
 	if (type == POSIX_FD && is_token((int)(intptr_t)shareable, &token))
 		return import(handle, &token);
-	return shared_import(handle, shareable, type);
+	return handles_import(handle, shareable, type);
 }

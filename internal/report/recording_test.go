@@ -18,7 +18,7 @@ const (
 	zero = 1_700_000_000_000_000_000 // nanoseconds since 1970 at monotonic 0
 )
 
-// recording makes a file as preload/record/trace.c does, and keeps account of its contents.
+// recording makes a file as preload/watch/recording.c does, and keeps account of its contents.
 type recording struct {
 	bytes.Buffer
 	tags  map[string]uint64

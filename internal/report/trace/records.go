@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// preload/record/trace.c writes a header of 64 bytes, then records of 64 bytes in the order in which they were made,
+// preload/watch/recording.c writes a header of 64 bytes, then records of 64 bytes in the order in which they were made,
 // all little-endian. A record of kind 0 was never written, and marks the end. Times are nanoseconds of CLOCK_MONOTONIC.
 //
 //	header  0 "TMSTRACE"  8 uint32 version, 1  12 uint32 process  16 uint64 monotonic  24 uint64 realtime, of the

@@ -11,7 +11,7 @@ import (
 	"tms/internal/report/trace"
 )
 
-// file returns what preload/record/trace.c would have written.
+// file returns what preload/watch/recording.c would have written.
 func file(version uint32, records ...trace.Record) []byte {
 	var made bytes.Buffer
 	made.WriteString("TMSTRACE")

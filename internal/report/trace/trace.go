@@ -1,4 +1,4 @@
-// Package trace reads two formats of traces of allocations for replays. preload/record/trace.c writes records
+// Package trace reads two formats of traces of allocations for replays. preload/watch/recording.c writes records
 // (records.go), which have pauses and resumes too. The other is the CSV format of RMM's logging_resource_adaptor, which
 // RMM's replay benchmark and its viewers read: a header, then a line for each block that was made, freed or refused.
 // Thread is the kernel's number, Time the local time to the microsecond, Pointer and Stream are in hexadecimal, Size is

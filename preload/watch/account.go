@@ -1,12 +1,6 @@
-// Package account counts, under TMS_ACCOUNT, the device memory that CUDA itself gives to each library of the program.
-// The counting is in C: calls that are passed on do not enter Go.
-package account
+package watch
 
-/*
-#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../../region -I${SRCDIR}/../../forward
-#cgo LDFLAGS: -lpthread
-#include "account.h"
-*/
+// #include "parts.h"
 import "C"
 
 import (
@@ -41,14 +35,14 @@ func Devices(driver *cuda.Driver) []control.Device {
 	return found
 }
 
-// Of returns what CUDA itself has given to each library (account.c), or nil without TMS_ACCOUNT. It asks the driver
-// about the devices' pools and graphs.
-func Of(driver *cuda.Driver, devices []control.Device) *control.Account {
-	if !C.account_on {
+// Account returns what CUDA itself has given to each library (account.c), or nil without TMS_ACCOUNT. It asks the
+// driver about the devices' pools and graphs.
+func Account(driver *cuda.Driver, devices []control.Device) *control.Account {
+	if !C.watch_is_on(C.WATCH_COUNTS) {
 		return nil
 	}
 	made := control.Account{Others: []control.Other{}}
-	owners := make([]C.struct_account_owner, C.ACCOUNT_OWNERS_MAX)
+	owners := make([]C.struct_owner, C.OWNERS_MAX)
 	var uncounted C.uint64_t
 	for _, o := range owners[:C.account_owners(unsafe.SliceData(owners), &uncounted)] {
 		made.Others = append(made.Others, control.Other{Device: int(o.device), Library: C.GoString(o.library),
@@ -64,7 +58,7 @@ func Of(driver *cuda.Driver, devices []control.Device) *control.Account {
 // poolsAndGraphs asks about each pool that memory was taken from, each device's own pool, and each device's graphs. It
 // leaves out what an older driver cannot tell.
 func poolsAndGraphs(driver *cuda.Driver, devices []control.Device) (found []control.Other) {
-	pools := make([]C.struct_account_pool, C.ACCOUNT_POOLS_MAX)
+	pools := make([]C.struct_counted_pool, C.POOLS_MAX)
 	pools = pools[:C.account_pools_begin(unsafe.SliceData(pools))]
 	defer C.account_pools_end()
 	add := func(library, kind string, device int, count uint64, bytes uint64, err error) {

@@ -1,4 +1,4 @@
-/* trace writes what the process does with device memory to a file: each allocation and free, and the pauses, resumes
+/* recording writes what the process does with device memory to a file: each allocation and free, and the pauses, resumes
  * and tags that recording.go passes on. TMS_TRACE names the file (%p: the process's number), or tms record does.
  * internal/report/trace reads the records and documents them. This is C and does not wake Go, so any program can be
  * recorded.
@@ -14,7 +14,7 @@
  *
  * A forked child has neither mapping. It writes a file of its own if the name has %p in it, and nothing otherwise. */
 #define _GNU_SOURCE
-#include "record.h"
+#include "parts.h"
 #include "forward.h"
 #include "region.h"
 
@@ -58,13 +58,10 @@ _Static_assert(sizeof(struct header) == 64 && sizeof(struct record) == 64, "as i
 
 enum { WINDOW = 1 << 20, TOUCHED = 64 << 10, TAGS = 256, TEXT_MOST = 512 };
 
-HIDDEN _Atomic bool trace_on;
 static const char *pattern; /* TMS_TRACE, or NULL */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* has opened the trace; a child that no handler prepared records nothing */
 static __thread pid_t thread __attribute__((tls_model("initial-exec")));
 
-/* lock guards everything below except window and lost, which taken also uses. */
+/* The lock guards everything below except window and lost, which taken also uses. */
 static enum { UNOPENED, OPEN, STOPPED } state;
 static bool from_outside;     /* tms record asked */
 static char asked[PATH_MAX];  /* the file's name, as it was given */
@@ -83,15 +80,14 @@ static const char *named[TAGS]; /* some of the tags that the file names */
 static _Atomic int recordings; /* so far */
 static char complaint[512];   /* why it stopped, or "" if on request */
 
-extern void tmsTraceFigures(void); /* recording.go */
+extern void tmsRecordFigures(void); /* recording.go */
 static bool taken(const void *address);
 
 AT_LOAD static void turn(bool on)
 {
 	if (on)
 		atomic_store(&handlers_taker, taken);
-	atomic_store(&trace_on, on);
-	trace_turned(on);
+	watch_turn(WATCH_RECORDS, on);
 }
 
 static int opened(const char *name, int flags)
@@ -376,7 +372,6 @@ static void open_file(void)
 		.utc_offset = localtime_r(&now, &local) ? local.tm_gmtoff : 0,
 	};
 	memcpy(room(sizeof header), &header, sizeof header);
-	fork_mark_set(&process);
 	state = OPEN;
 	sampled = 0;
 	atomic_fetch_add(&recordings, 1);
@@ -405,152 +400,127 @@ static void open_pattern(void)
 	}
 }
 
-/* Reports whether there is a trace to write to, and then holds lock. Under lock nothing may look functions up. */
-static bool begin(void)
+/* Reports whether there is a recording to write to. The first record opens the file of TMS_TRACE. */
+static bool is_open(void)
 {
-	if (likely(!trace_is_on()) || fork_happened(&process))
-		return false;
-	if (unlikely(!(atomic_load_explicit(&handlers_armed, memory_order_relaxed) & HANDLERS_BUS)))
-		handlers_arm();
-	pthread_mutex_lock(&lock);
-	if (state == UNOPENED && pattern) {
+	if (unlikely(state == UNOPENED) && pattern) {
 		int cancelled;
 		pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled);
 		open_pattern();
 		pthread_setcancelstate(cancelled, NULL);
 	}
-	if (state == OPEN)
-		return true;
-	pthread_mutex_unlock(&lock);
-	return false;
+	return state == OPEN;
 }
 
 /* Adds the figures of the tags now and then: after a call of the host's own thread, with no lock held. */
-static void sample(void)
+HIDDEN void recording_sample(void)
 {
 	uint64_t due = atomic_load_explicit(&sampled, memory_order_relaxed);
 	if (unlikely(atomic_load_explicit(&last, memory_order_relaxed) >= due) && go_now() == GO_AWAKE &&
 	    !(thread_known && thread_known->visit))
-		(void)IN_GO((tmsTraceFigures(), SUCCESS));
+		(void)IN_GO((tmsRecordFigures(), SUCCESS));
 }
 
-HIDDEN void trace_sample_after(uint64_t pause)
+HIDDEN void recording_sample_after(uint64_t pause)
 {
 	atomic_store(&sampled, nanoseconds(CLOCK_MONOTONIC) + pause);
 }
 
-/* Reports whether there is a trace. */
-static bool write_down(enum kind kind, struct record r, const char *tag)
+static bool add(enum kind kind, struct record r, const char *tag)
 {
-	if (!begin())
+	if (!is_open())
 		return false;
 	r.tag = tag_number(tag);
 	put(kind, r, NULL);
-	pthread_mutex_unlock(&lock);
 	return true;
 }
 
-static void made(int code, struct record r, const char *tag)
+HIDDEN bool recording_allocated(const struct watch_allocation *a, int ordinal, const char *tag)
 {
-	if (code != SUCCESS) {
-		r.address = 0;
-		r.other = (uint64_t)code;
-	} else if (!r.address) {
-		return;
-	}
-	if (write_down(code == SUCCESS ? ALLOCATE : FAILURE, r, tag))
-		sample();
+	struct record r = {.device = (int16_t)ordinal, .address = (uintptr_t)a->address, .size = a->size,
+			   .stream = (uintptr_t)a->stream, .pool = (uintptr_t)a->pool};
+	r.flags = (uint8_t)((a->is_pausable ? FLAG_PAUSABLE : 0) | (a->is_block ? FLAG_BLOCK : 0));
+	if (a->code == SUCCESS)
+		return a->address && add(ALLOCATE, r, tag);
+	r.address = 0;
+	r.other = (uint64_t)a->code;
+	return add(FAILURE, r, tag);
 }
 
-HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool)
-{
-	made(code, (struct record){.flags = FLAG_BLOCK, .device = -1, .address = (uintptr_t)address, .size = size,
-				   .stream = (uintptr_t)stream, .pool = (uintptr_t)pool}, NULL);
-}
-
-HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream, bool pausable)
-{
-	int ordinal = -1;
-	if (!trace_is_on())
-		return;
-	if (code == SUCCESS && forward_cuCtxGetDevice(&ordinal) != SUCCESS)
-		ordinal = -1;
-	made(code, (struct record){.flags = pausable ? FLAG_PAUSABLE : 0, .device = (int16_t)ordinal,
-				   .address = (uintptr_t)address, .size = size, .stream = (uintptr_t)stream},
-	     pausable ? region_get().tag : NULL);
-}
-
-HIDDEN void trace_free(const void *address, const void *stream)
+HIDDEN bool recording_freeing(const void *address, const void *stream)
 {
 	struct record r = {.device = -1, .address = (uintptr_t)address};
-	if (stream != TRACE_SAME_STREAM) {
+	if (stream != WATCH_SAME_STREAM) {
 		r.flags = FLAG_STREAM;
 		r.stream = (uintptr_t)stream;
 	}
-	if (address)
-		write_down(FREE, r, NULL); /* another thread may wait for the memory: no figures yet */
+	return add(FREE, r, NULL);
 }
 
-HIDDEN void trace_freed(int code, const void *address)
+HIDDEN bool recording_not_freed(const void *address)
 {
-	if (!address || !trace_is_on())
-		return;
-	if (code == SUCCESS)
-		sample();
-	else if (write_down(UNFREE, (struct record){.device = -1, .address = (uintptr_t)address}, NULL))
-		sample();
+	return add(UNFREE, (struct record){.device = -1, .address = (uintptr_t)address}, NULL);
 }
 
-HIDDEN int trace_recording(void)
+HIDDEN bool recording_pool_ended(const void *pool)
+{
+	return add(POOL_DESTROYED, (struct record){.device = -1, .pool = (uintptr_t)pool}, NULL);
+}
+
+HIDDEN int recording_number(void)
 {
 	return atomic_load(&recordings);
 }
 
-HIDDEN void trace_changed(void)
+HIDDEN void recording_changed(void)
 {
-	if (begin()) {
+	if (!watch_begin(WATCH_RECORDS))
+		return;
+	bool recorded = is_open();
+	if (recorded)
 		atomic_store(&last, nanoseconds(CLOCK_MONOTONIC));
-		pthread_mutex_unlock(&lock);
-		sample();
-	}
+	watch_end();
+	if (recorded)
+		recording_sample();
 }
 
-HIDDEN void trace_pool_destroyed(const void *pool)
+/* Adds a record that no entry of watch.c makes. */
+static void add_alone(enum kind kind, struct record r, const char *tag)
 {
-	if (write_down(POOL_DESTROYED, (struct record){.device = -1, .pool = (uintptr_t)pool}, NULL))
-		sample();
+	if (!watch_begin(WATCH_RECORDS))
+		return;
+	add(kind, r, tag);
+	watch_end();
 }
 
-HIDDEN void trace_allocation(int ordinal, uintptr_t address, uint64_t size, const char *tag, bool earlier, bool mapped)
+HIDDEN void recording_existing(int ordinal, uintptr_t address, uint64_t size, const char *tag, bool earlier, bool mapped)
 {
 	struct record r = {.device = (int16_t)ordinal, .address = address, .size = size};
 	r.flags = (uint8_t)(FLAG_PAUSABLE | (earlier ? FLAG_EARLIER : 0) | (mapped ? FLAG_MAPPED : 0));
-	write_down(ALLOCATE, r, tag);
+	add_alone(ALLOCATE, r, tag);
 }
 
-HIDDEN void trace_unmapped(uintptr_t address, uint64_t size)
+HIDDEN void recording_unmapped(uintptr_t address, uint64_t size)
 {
-	write_down(FREE, (struct record){.flags = FLAG_MAPPED, .device = -1, .address = address, .size = size}, NULL);
+	add_alone(FREE, (struct record){.flags = FLAG_MAPPED, .device = -1, .address = address, .size = size}, NULL);
 }
 
-HIDDEN void trace_operation(const struct trace_operation *o)
+HIDDEN void recording_operation(const struct recording_operation *o)
 {
 	struct record r = {.flags = (uint8_t)o->kind, .device = (int16_t)o->code, .thread = o->number, .address = o->took,
 			   .size = o->bytes, .stream = o->copied, .pool = o->waited, .other = o->copying};
-	write_down(o->over ? END : BEGIN, r, o->tag);
+	add_alone(o->over ? END : BEGIN, r, o->tag);
 }
 
-HIDDEN void trace_figures(const struct trace_figures *f)
+HIDDEN void recording_figures(const struct recording_figures *f)
 {
 	struct record r = {.device = (int16_t)f->device, .address = f->live, .size = f->physical, .stream = f->host,
 			   .pool = f->disk, .other = f->peer};
-	write_down(FIGURES, r, f->tag);
+	add_alone(FIGURES, r, f->tag);
 }
 
-FORK_WAITS_FOR(lock)
-
 /* The parent's blocks are not the child's, and the child lacks the parent's mappings. */
-static void after_fork_in_child(void)
+static void forget_in_child(void)
 {
 	bool own = pattern && !from_outside && strstr(pattern, "%p");
 	thread = 0;
@@ -559,20 +529,22 @@ static void after_fork_in_child(void)
 	if (state == OPEN)
 		state = own ? UNOPENED : STOPPED;
 	turn(state == UNOPENED && pattern);
-	fork_mark_set(&process);
-	pthread_mutex_unlock(&lock);
 }
 
-HIDDEN const char *trace_start(const char *file)
+AT_LOAD static void follow_forks(void)
 {
-	static bool notified; /* of forks; under the lock from here on */
+	static _Atomic bool follows;
+	if (!atomic_exchange(&follows, true))
+		watch_follow_forks(forget_in_child);
+}
+
+HIDDEN const char *recording_start(const char *file)
+{
 	static char refused[sizeof complaint];
 	const char *answer = NULL;
 	handlers_find(); /* before the lock: the loader's lock must not be taken under it */
-	pthread_mutex_lock(&lock);
-	if (!pattern && !notified)
-		fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
-	notified = true;
+	follow_forks();
+	watch_begin_always();
 	if (state == OPEN || (pattern && state == UNOPENED)) {
 		snprintf(refused, sizeof refused, "it is recorded already, to %.400s", state == OPEN ? asked : pattern);
 		answer = refused;
@@ -585,13 +557,13 @@ HIDDEN const char *trace_start(const char *file)
 		else
 			answer = complaint;
 	}
-	pthread_mutex_unlock(&lock);
+	watch_end();
 	return answer;
 }
 
-HIDDEN const char *trace_end(int recording)
+HIDDEN const char *recording_end(int recording)
 {
-	pthread_mutex_lock(&lock);
+	watch_begin_always();
 	bool is = from_outside && recording == atomic_load(&recordings);
 	const char *answer = is && state == STOPPED ? complaint : NULL;
 	if (is && state == OPEN) {
@@ -599,11 +571,11 @@ HIDDEN const char *trace_end(int recording)
 		state = STOPPED;
 		turn(false);
 	}
-	pthread_mutex_unlock(&lock);
+	watch_end();
 	return answer;
 }
 
-AT_LOAD HIDDEN void trace_load(void)
+AT_LOAD HIDDEN void recording_load(void)
 {
 	pattern = getenv("TMS_TRACE");
 	if (pattern && !*pattern)
@@ -614,16 +586,15 @@ AT_LOAD HIDDEN void trace_load(void)
 	if (!pattern)
 		return;
 	turn(true);
-	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
+	follow_forks();
 }
 
 /* Destructors that run later may still record. */
 __attribute__((destructor)) static void at_exit(void)
 {
-	if (!trace_is_on() || fork_happened(&process))
+	if (!atomic_load(&recordings) || !watch_begin(WATCH_RECORDS)) /* the lock makes a system call where nothing was */
 		return;
-	pthread_mutex_lock(&lock);
 	if (state == OPEN)
 		give_back();
-	pthread_mutex_unlock(&lock);
+	watch_end();
 }

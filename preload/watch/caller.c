@@ -3,7 +3,7 @@
  * dlclose. The C library has such a table (_dl_find_object, since glibc 2.35), which takes no lock; without it, a look
  * takes microseconds where there are many libraries. */
 #define _GNU_SOURCE
-#include "account.h"
+#include "parts.h"
 #include "forward.h"
 #include "region.h"
 #include "symbols.h"
@@ -83,7 +83,7 @@ HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE])
 	return dl_iterate_phdr(look, &(struct query){(uintptr_t)address, name}) != 0;
 }
 
-HIDDEN bool excluded_caller(const void *address)
+HIDDEN bool caller_is_excluded(const void *address)
 {
 	char name[CALLER_NAME_SIZE];
 	return caller_library(address, name) && listed(name, region_config.exclude);

@@ -1,10 +1,15 @@
-// Package record writes what the process does with device memory to a file, which internal/report/trace reads.
-package record
+// Package watch sees each allocation of the process and changes none. It is C for the most part, because calls that are
+// passed on do not enter Go (watch.h, which says who calls it and when).
+//
+// Its nouns: a block is an allocation, a handle of memory or a mapping of such memory, and one table has all blocks. An
+// owner is a library on a device, and the account counts the blocks of each owner. A recording is a file with all that
+// happens to blocks. An obstacle is a call whose memory the driver's checkpoint cannot take.
+package watch
 
 /*
 #cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../../region -I${SRCDIR}/../../forward
 #cgo LDFLAGS: -lpthread
-#include "record.h"
+#include "parts.h"
 #include "region.h"
 */
 import "C"
@@ -21,14 +26,14 @@ import (
 	"tms/vmm/stats"
 )
 
-// What is recorded of the engine, besides the allocations that trace.c sees: pauses, resumes and moves, and the figures
-// of each tag around them, and now and then while the program allocates.
+// What is recorded of the engine, besides the calls that watch.c sees: pauses, resumes and moves, and the figures of each
+// tag around them, and now and then while the program allocates.
 
 // engine is the one whose memory is recorded, or nil before there is one.
 var engine atomic.Pointer[vmm.Engine]
 
-// Watch makes recordings include the engine's figures.
-func Watch(e *vmm.Engine) { engine.Store(e) }
+// Engine makes recordings include the engine's figures.
+func Engine(e *vmm.Engine) { engine.Store(e) }
 
 type figuresOf struct {
 	device int
@@ -38,8 +43,8 @@ type figuresOf struct {
 // figures are the last ones written, so that only changes are written.
 var figures struct {
 	sync.Mutex
-	recording int // which of trace.c's recordings it was
-	known     map[figuresOf]C.struct_trace_figures
+	recording int // which of recording.c's recordings it was
+	known     map[figuresOf]C.struct_recording_figures
 }
 
 // Figures are read again after this time at the earliest, and after a hundred times as long as reading them takes.
@@ -50,29 +55,29 @@ const (
 
 // Transition writes what the engine does.
 func Transition(t vmm.Transition) {
-	if !C.trace_is_on() {
+	if !C.watch_is_on(C.WATCH_RECORDS) {
 		return
 	}
 	writeFigures(engine.Load())
-	kind := map[string]C.enum_trace_kind{"pause": C.TRACE_PAUSE, "resume": C.TRACE_RESUME,
-		"move": C.TRACE_MOVE}[t.Operation]
-	operation := C.struct_trace_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind,
+	kind := map[string]C.enum_recording_kind{"pause": C.RECORDING_PAUSE, "resume": C.RECORDING_RESUME,
+		"move": C.RECORDING_MOVE}[t.Operation]
+	operation := C.struct_recording_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind,
 		code: C.int(cuda.Code(t.Err)), bytes: C.uint64_t(t.Bytes), copied: C.uint64_t(t.Copied),
 		took: C.uint64_t(t.Took), waited: C.uint64_t(t.Waited), copying: C.uint64_t(t.Copying)}
 	if t.Tags != nil {
 		operation.tag = interned(strings.Join(t.Tags, ", "))
 	}
-	C.trace_operation(&operation)
+	C.recording_operation(&operation)
 }
 
-//export tmsTraceFigures
-func tmsTraceFigures() {
+//export tmsRecordFigures
+func tmsRecordFigures() {
 	start := time.Now()
 	_ = goruntime.Run(func() error {
 		writeFigures(engine.Load())
 		return nil
 	})
-	C.trace_sample_after(C.uint64_t(max(figuresEvery, figuresShare*time.Since(start))))
+	C.recording_sample_after(C.uint64_t(max(figuresEvery, figuresShare*time.Since(start))))
 }
 
 // writeFigures writes the figures of each tag whose figures have changed, and zeros for one that is gone.
@@ -82,53 +87,53 @@ func writeFigures(e *vmm.Engine) {
 	}
 	figures.Lock()
 	defer figures.Unlock()
-	if now := int(C.trace_recording()); now != figures.recording {
+	if now := int(C.recording_number()); now != figures.recording {
 		figures.recording, figures.known = now, nil
 	}
-	known := map[figuresOf]C.struct_trace_figures{}
+	known := map[figuresOf]C.struct_recording_figures{}
 	for _, d := range e.Records().Recorded().Devices {
 		for _, t := range d.Tags {
 			name := stats.TagName(t.Tag)
 			key := figuresOf{d.Device, name}
-			now := C.struct_trace_figures{device: C.int(d.Device), tag: interned(name),
+			now := C.struct_recording_figures{device: C.int(d.Device), tag: interned(name),
 				live: C.uint64_t(t.LiveBytes), physical: C.uint64_t(t.PhysicalBytes), host: C.uint64_t(t.HostBytes),
 				disk: C.uint64_t(t.DiskBytes), peer: C.uint64_t(t.BackupBytes - t.HostBytes - t.DiskBytes)}
 			if before, ok := figures.known[key]; !ok || before != now {
-				C.trace_figures(&now)
+				C.recording_figures(&now)
 			}
 			known[key] = now
 		}
 	}
 	for key, before := range figures.known {
 		if _, ok := known[key]; !ok {
-			C.trace_figures(&C.struct_trace_figures{device: before.device, tag: before.tag})
+			C.recording_figures(&C.struct_recording_figures{device: before.device, tag: before.tag})
 		}
 	}
 	figures.known = known
 }
 
-// Allocation writes what trace.c has not seen: what the program has mapped itself, or made before.
-func Allocation(a vmm.Allocation, earlier bool) {
-	C.trace_allocation(C.int(a.Device), C.uintptr_t(a.Address), C.uint64_t(a.Size), interned(a.Tag),
+// Existing writes what watch.c has not seen: what the program has mapped itself, or made before.
+func Existing(a vmm.Allocation, earlier bool) {
+	C.recording_existing(C.int(a.Device), C.uintptr_t(a.Address), C.uint64_t(a.Size), interned(a.Tag),
 		C.bool(earlier), C.bool(a.Mapped))
 }
 
-// Start records to a file for another process, beginning with the allocations that exist.
-func Start(file string) error {
-	if words := C.trace_start((*C.char)(goruntime.Terminated(file))); words != nil {
+// StartRecording records to a file for another process, beginning with the allocations that exist.
+func StartRecording(file string) error {
+	if words := C.recording_start((*C.char)(goruntime.Terminated(file))); words != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))
 	}
 	if e := engine.Load(); e != nil {
-		e.Records().Allocations(func(a vmm.Allocation) { Allocation(a, true) })
+		e.Records().Allocations(func(a vmm.Allocation) { Existing(a, true) })
 		writeFigures(e)
 	}
 	return nil
 }
 
-// Stop ends the recording, if it is this one. Errors: it had ended before, and why.
-func Stop(which int) error {
+// StopRecording ends the recording, if it is this one. Errors: it had ended before, and why.
+func StopRecording(which int) error {
 	writeFigures(engine.Load())
-	if words := C.trace_end(C.int(which)); words != nil {
+	if words := C.recording_end(C.int(which)); words != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))
 	}
 	return nil
