@@ -34,7 +34,12 @@ def undisturbed() -> dict[str, str]:
 
 
 class Program:
-    """A program that was started, undisturbed or, with options, under `tms run`."""
+    """A program that was started, undisturbed or, with options, under `tms run`.
+
+    Attributes:
+        named: how a command of tms names it: by its number or, where TORCHELASTIC_RUN_ID is in its
+            environment, as a launch.
+    """
 
     def __init__(
         self,
@@ -63,6 +68,8 @@ class Program:
             text=True,
             env={**undisturbed(), **(environment or {})},
         )
+        job = (environment or {}).get("TORCHELASTIC_RUN_ID")
+        self.named = ["--job", job] if job else [str(self.pid)]
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -174,12 +181,12 @@ def steer(program: Program, *arguments: str, seconds: float) -> float:
     """Pauses or resumes it; returns how long that took, measured from outside."""
     begin = time.monotonic()
     try:
-        (answer,) = tms(arguments[0], str(program.pid), *arguments[1:], seconds=seconds + 10)
+        answers = tms(arguments[0], *program.named, *arguments[1:], seconds=seconds + 10)
     except (AssertionError, subprocess.TimeoutExpired) as failed:
         raise program.failure(str(failed)) from None
     took = time.monotonic() - begin
-    if not answer["ok"] or answer["pid"] != program.pid:
-        raise program.failure(f"tms {arguments[0]} answers {answer}")
+    if not answers or not all(answer["ok"] for answer in answers):
+        raise program.failure(f"tms {arguments[0]} answers {answers}")
     return took
 
 

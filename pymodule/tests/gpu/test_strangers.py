@@ -34,14 +34,21 @@ CONTEXT = 700 * MiB
 @dataclass(frozen=True)
 class Stranger:
     file: str
-    needs: str = ""  # a Python module
+    needs: str = ""  # a Python module, the program itself among them
     environment: tuple[tuple[str, str], ...] = ()
+    turns: bool = True
 
 
 def allocating(configuration: str) -> Stranger:
     return Stranger(
         "with_allocations.py", environment=(("PYTORCH_CUDA_ALLOC_CONF", configuration),)
     )
+
+
+def ranks(name: str, transports: str, turns: bool = True) -> Stranger:
+    """MPI by these transports of UCX; TORCHELASTIC_RUN_ID names the launch to tms."""
+    variables = (("TORCHELASTIC_RUN_ID", name), ("UCX_TLS", transports))
+    return Stranger("with_mpi.py", "with_mpi", variables, turns)
 
 
 STRANGERS = {
@@ -64,7 +71,12 @@ STRANGERS = {
     "mapped pages": Stranger("with_pages.cu"),
     "arrays": Stranger("with_arrays.cu"),
     "memory pools": Stranger("with_pools.cu"),
+    "llama.cpp": Stranger("with_llama.py", "with_llama"),
+    "ONNX Runtime": Stranger("with_onnx.py", "with_onnx"),
+    "MPI": ranks("mpi", "^cuda_ipc"),
+    "MPI with CUDA IPC": ranks("mpi-ipc", "all", turns=False),
 }
+"""Without `turns`: --share pauses one process, and these map memory of each other."""
 
 
 def command(stranger: Stranger, folder: Path) -> list[str | Path] | str:
@@ -91,13 +103,14 @@ def command(stranger: Stranger, folder: Path) -> list[str | Path] | str:
     if stranger.needs:
         tried = subprocess.run(
             [sys.executable, "-c", f"import {stranger.needs}"],
+            cwd=PROGRAMS,
             env=undisturbed(),
             capture_output=True,
             text=True,
             check=False,
         )
         if tried.returncode != 0:
-            return f"there is no {stranger.needs} here: {tried.stderr.splitlines()[-1]}"
+            return f"{stranger.needs} cannot be imported: {tried.stderr.splitlines()[-1]}"
     return [sys.executable, source]
 
 
@@ -174,8 +187,9 @@ def test_paused_at_random_moments(commands: dict[str, list[str | Path]], tmp_pat
 
 def test_turns_on_too_little_memory(commands: dict[str, list[str | Path]], tmp_path: Path) -> None:
     """Each works on, though only some of them have room at the same time."""
+    commands = {name: how for name, how in commands.items() if STRANGERS[name].turns}
     seconds = float(os.environ.get("TMS_TEST_STRANGER_SECONDS", "45"))
-    room = CONTEXT * len(commands) + 2 * GiB
+    room = CONTEXT * len(commands) + min(2 * GiB, len(commands) * GiB // 4)
     free, _ = torch.cuda.mem_get_info()
     hog = torch.empty(max(0, free - room), dtype=torch.uint8, device="cuda")
     said: dict[str, tuple[int, str]] = {}
