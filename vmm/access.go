@@ -11,12 +11,7 @@ import (
 // users lists the devices that get access to a device's memory: the device itself, and those with peer access to it
 // that the process uses. Any device can copy cudaMalloc's memory, and its kernels can read it once peer access is
 // enabled; mapped memory needs its access set beforehand.
-func (d *device) users() []int {
-	if list := d.access.Load(); list != nil {
-		return *list
-	}
-	return []int{d.ordinal}
-}
+func (d *device) users() []int { return *d.access.Load() }
 
 // refreshUsers finds out which devices the process uses: those with a context.
 func (e *Engine) refreshUsers(d *device) {
@@ -36,22 +31,6 @@ func (e *Engine) refreshUsers(d *device) {
 		}
 	}
 	d.access.Store(&list)
-}
-
-func (d *device) findPeers() (peers []int) {
-	count, err := d.driver.DeviceCount()
-	if err != nil {
-		return nil
-	}
-	for peer := range count {
-		if peer == d.ordinal {
-			continue
-		}
-		if can, err := d.driver.DeviceCanAccessPeer(cuda.Device(peer), cuda.Device(d.ordinal)); err == nil && can {
-			peers = append(peers, peer)
-		}
-	}
-	return peers
 }
 
 // Grant gives the devices that the process has begun to use access to the existing segments. Segments made or resumed

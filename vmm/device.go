@@ -2,6 +2,8 @@ package vmm
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -73,6 +75,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if d.context, err = driver.DevicePrimaryCtxRetain(handle); err != nil {
 		return nil, err
 	}
+	d.access.Store(&[]int{ordinal})
 	d.uuid, d.near = d.findPlace()
 	return d, nil
 }
@@ -109,41 +112,6 @@ func (e *Engine) FindPlaces() {
 	}
 }
 
-func (d *device) tag(name string) *tag {
-	t := d.tags[name]
-	if t == nil {
-		t = d.newTag(name)
-		d.tags[name] = t
-	}
-	return t
-}
-
-// streams is the number of streams that a pause or resume uses at once, plus some that the program may make then.
-const streams = 16
-
-// haveStreams makes the driver take the device memory that streams need, which the driver then keeps. It runs at the
-// first allocation with contents, so that a pause and a resume leave as much memory in use as they found. A caller that
-// needs a stream gets an error again. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
-func (d *device) haveStreams() {
-	if d.streamed.Swap(true) {
-		return
-	}
-	made := make([]cuda.Stream, 0, streams)
-	_ = d.driver.With(d.context, func() error {
-		for range streams {
-			stream, err := d.driver.StreamCreate()
-			if err != nil {
-				break
-			}
-			made = append(made, stream)
-		}
-		for _, stream := range made {
-			d.driver.DropStream(stream)
-		}
-		return nil
-	})
-}
-
 // DeviceNames lists the names of all devices, by ordinal. (cuDeviceGetName)
 func (r Records) DeviceNames() ([]string, error) {
 	e := r.engine
@@ -159,4 +127,78 @@ func (r Records) DeviceNames() ([]string, error) {
 		}
 	}
 	return names, err
+}
+
+// count notes a segment's memory. The caller holds the engine's lock.
+func (d *device) count(s *segment, bytes int64) {
+	if !s.isOwn() {
+		return
+	}
+	d.has += uint64(bytes)
+	if s.ordered {
+		d.ordered.reserved += uint64(bytes)
+		d.ordered.reservedHigh = max(d.ordered.reservedHigh, d.ordered.reserved)
+	}
+}
+
+// retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.
+func (d *device) retire(t *tag) {
+	if t.ranges.Empty() && len(t.segments) == 0 && d.tags[t.name] == t {
+		delete(d.tags, t.name)
+		d.dropLines(t)
+	}
+}
+
+func (s *segment) vacate() {
+	s.span.Release()
+	s.device.retire(s.tag)
+}
+
+// device returns what is known about a device. The caller holds e.mu.
+func (e *Engine) device(ordinal int) (*device, error) {
+	if d := e.devices[ordinal]; d != nil {
+		return d, nil
+	}
+	d, err := newDevice(e.driver, ordinal)
+	if err == nil {
+		d.space = e.space
+		if !e.shareable {
+			d.shareable.Store(false)
+		}
+		e.devices[ordinal] = d
+	}
+	return d, err
+}
+
+// NotePool notes for the statistics that a pool of this library has taken bytes of a device's memory from CUDA itself,
+// or has given them back if bytes is negative.
+func (e *Engine) NotePool(ordinal int, bytes int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if d, err := e.device(ordinal); err == nil {
+		d.pools += bytes
+	}
+}
+
+// known lists the devices.
+func (e *Engine) known() []*device {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Values(e.devices))
+}
+
+func (d *device) findPeers() (peers []int) {
+	count, err := d.driver.DeviceCount()
+	if err != nil {
+		return nil
+	}
+	for peer := range count {
+		if peer == d.ordinal {
+			continue
+		}
+		if can, err := d.driver.DeviceCanAccessPeer(cuda.Device(peer), cuda.Device(d.ordinal)); err == nil && can {
+			peers = append(peers, peer)
+		}
+	}
+	return peers
 }

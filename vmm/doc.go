@@ -9,11 +9,11 @@
 //	segment       segment.go     whole granules of addresses: active, paused or slack; its owner works on it
 //	backing       extent.go      where its memory comes from: own, user-mapped, imported
 //	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
-//	slack         tag.go         what is free in an extent that others still use
+//	slack         slack.go       what is free in an extent that others still use
 //	compaction    compact.go     a transition that gives slack back, behind the gate
 //	contents      segment.go     saved: where they wait, and whether they are current
 //	parts         parts.go       what of a segment has contents worth keeping: live, no block of zeros
-//	discarded     operation.go   contents given up: the system has them back, or not yet
+//	discarded     discarded.go   contents given up: the system has them back, or not yet
 //	operation     operation.go   a pause, resume, spill, fetch or compaction: what it is asked for, how it spends its time
 //	transition    transition.go  a step of it, all or nothing: its turn, begin, work, end
 //	batch         transition.go  a device's part of a transition
@@ -34,8 +34,10 @@
 // # Files
 //
 // Most are named for a noun or an operation. The others: engine.go has the engine's fields, and device.go those of a
-// GPU; lookup.go finds what is at an address, and says what there is; byaddress.go keeps mappings in order; slabs.go
-// finds slabs with room; access.go gives devices access; usermapped*.go has memory that the program maps itself with the
+// GPU; save.go and restore.go move the contents of a pause and of a resume; live.go has what the program says of its
+// contents; limits.go has what an allocation must leave; walk.go goes through segments; lookup.go finds what is at an
+// address, and says what there is; byaddress.go keeps mappings in order; slabs.go finds slabs with room, and makes
+// paused ones active; access.go gives devices access; usermapped*.go has memory that the program maps itself with the
 // driver's calls; invariants.go checks the records against each other.
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), store (contents),

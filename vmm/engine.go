@@ -1,8 +1,6 @@
 package vmm
 
 import (
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -94,37 +92,4 @@ func (e *Engine) unlocked(call func() error) error {
 	e.mu.Unlock()
 	defer e.mu.Lock()
 	return guard.Call(call)
-}
-
-// device returns what is known about a device. The caller holds e.mu.
-func (e *Engine) device(ordinal int) (*device, error) {
-	if d := e.devices[ordinal]; d != nil {
-		return d, nil
-	}
-	d, err := newDevice(e.driver, ordinal)
-	if err == nil {
-		d.space = e.space
-		if !e.shareable {
-			d.shareable.Store(false)
-		}
-		e.devices[ordinal] = d
-	}
-	return d, err
-}
-
-// NotePool notes for the statistics that a pool of this library has taken bytes of a device's memory from CUDA itself,
-// or has given them back if bytes is negative.
-func (e *Engine) NotePool(ordinal int, bytes int64) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if d, err := e.device(ordinal); err == nil {
-		d.pools += bytes
-	}
-}
-
-// known lists the devices.
-func (e *Engine) known() []*device {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Collect(maps.Values(e.devices))
 }

@@ -101,6 +101,22 @@ func (x *extent) detach() error {
 	return nil
 }
 
+// detachAll unmaps extents. After an error it maps those again that it has unmapped, and returns those of them that the
+// driver refuses to map.
+func detachAll(extents []*extent) (stuck []*extent, err error) {
+	var undo []*extent
+	for _, x := range extents {
+		wasMapped := x.step >= mapped
+		if err := x.detach(); err != nil {
+			return filter(undo, func(u *extent) bool { return u.attach() != nil }), err
+		}
+		if wasMapped {
+			undo = append(undo, x)
+		}
+	}
+	return nil, nil
+}
+
 // release gives the physical memory back; the extent must be detached.
 func (x *extent) release() error {
 	if x.step == none {
@@ -156,27 +172,6 @@ func (x *extent) undo() error {
 	err := undo()
 	x.step = min(x.step, mapped) // its segments are paused: no allocation may take a part of it
 	return err
-}
-
-// dissolve separates the segments from an extent that no longer has memory; its slack is gone with the memory.
-func (e *Engine) dissolve(x *extent) {
-	if len(x.exports) > 0 {
-		e.sharing.forgetImporters(x.exports...)
-		x.exports = nil
-	}
-	if x.shared {
-		x.shared = false
-		x.device.shared -= x.size
-	}
-	for _, s := range x.segments {
-		if s.extent != x { // a compaction has put another in its place
-			continue
-		}
-		if s.extent = nil; s.state == slack {
-			s.tag.removeSlack(s)
-			s.vacate()
-		}
-	}
 }
 
 // engage makes a driver call on extents, and owns them during the call. The caller holds e.mu, which is released for

@@ -33,3 +33,21 @@ func (r Records) GatedTags() []string {
 	}
 	return slices.AppendSeq([]string{}, maps.Keys(names))
 }
+
+// tellPaused is called after anything that may have ended the last gated pause, or changed whether something is exposed.
+// The caller holds e.mu.
+func (e *Engine) tellPaused() {
+	gated, exposed := 0, 0
+	for _, d := range e.devices {
+		gated += d.gated
+		exposed += d.exposed
+	}
+	if was := e.exposing; was != (exposed > 0) {
+		e.exposing = !was
+		e.process.Exposed(e.exposing)
+	}
+	if was := e.gating; was != (gated > 0) {
+		e.gating = !was
+		e.process.Gated(e.gating)
+	}
+}

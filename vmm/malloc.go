@@ -9,7 +9,6 @@ import (
 	"tms/vmm/cuda"
 	"tms/vmm/small"
 	"tms/vmm/space"
-	"tms/vmm/stats"
 )
 
 // Request is an allocation to make.
@@ -52,8 +51,90 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		if r.Size > d.total {
 			return fmt.Errorf("%w, %s", ErrTooLarge, readable.Bytes(d.total))
 		}
-		address, err = e.malloc(d, &r, short)
-		return err
+		p := r.policy()
+		if r.Context != d.context && !r.Ordered { // unlike a pool's, the memory goes with the context it was allocated in
+			p.context = r.Context
+		}
+
+		// Less than a granule is a part of a slab that has room. If there is none, the allocation makes another slab.
+		inSlab := r.Size < d.granularity
+		if inSlab {
+			var ok bool
+			if address, ok = e.mallocInSlab(d, &r, p); ok {
+				return nil
+			}
+		}
+		e.noteName(r.Tag)
+		t := d.tag(r.Tag)
+		granules := uint32((r.Size + d.granularity - 1) / d.granularity)
+
+		// Memory that was freed in the order of a stream serves the next allocation there. To ask the streams costs less
+		// than new memory.
+		var s *segment
+		if r.Ordered && (short || !inSlab) {
+			if s = e.takeFreed(t, &r, granules, short); s == nil && len(e.pending.lines) > 0 {
+				e.pollAll()
+				t = d.tag(r.Tag)
+				s = e.takeFreed(t, &r, granules, short)
+			}
+			t = d.tag(r.Tag)
+		}
+		if s == nil {
+			s = t.takeSlack(granules, r.Room)
+		}
+
+		// Otherwise the driver makes new memory, within the limit and the margin. An error leaves nothing behind, if the
+		// driver allows that.
+		if s == nil {
+			var err error
+			if s, err = e.newSegment(d, t, granules, inSlab, r.Room); err != nil {
+				return err
+			}
+			size, x := s.length(), newExtent(s)
+			if err = d.reserve(size, r.Limit); err != nil {
+				s.vacate()
+				return err
+			}
+			err = e.unlocked(func() error {
+				e.refreshUsers(d)
+				if r.Backup != BackupNone && !r.Capturing {
+					d.haveStreams()
+				}
+				return e.withinMargin(d, r, func() error {
+					err := x.make()
+					if err != nil {
+						_ = x.unmake() // the cause is what the caller needs
+					}
+					return err
+				})
+			})
+			if d.making -= size; err != nil {
+				e.abandon(s, x, err)
+				return err
+			}
+			s.extent = x
+		}
+		_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
+
+		// The segment becomes one that others find.
+		s.state, s.size, s.policy, s.slab, s.dead = active, r.Size, p, nil, nil
+		if err := e.enter(s); err != nil {
+			return err
+		}
+		if s.incremental || s.sparse {
+			e.loadHasher(d)
+		}
+		address = s.address
+		if inSlab {
+			s.slab = small.New(d.granularity)
+			t.listSlab(s)
+			offset, _ := s.slab.Allocate(r.Size)
+			address += offset
+		}
+		if r.Ordered {
+			e.serveOrdered(d, &r, address)
+		}
+		return nil
 	})
 	if err != nil {
 		return 0, err
@@ -134,162 +215,6 @@ func (e *Engine) await(d *device, take func() error, made *uint64, err error) er
 		err = take()
 	}
 	return err
-}
-
-// malloc takes memory from the tag's slabs, from what was freed in the order of a stream or into slack, or else from the
-// driver. The caller holds e.mu, which is released for driver calls.
-func (e *Engine) malloc(d *device, r *Request, short bool) (uintptr, error) {
-	inSlab := r.Size < d.granularity
-	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
-	t := d.tag(r.Tag)
-	if inSlab {
-		address, ok := e.mallocFromTag(d, t, r)
-		if !ok && e.wakeSlab(d, t, r) {
-			t = d.tag(r.Tag)
-			address, ok = e.mallocFromTag(d, t, r)
-		}
-		if ok {
-			return address, nil
-		}
-	}
-	e.noteName(r.Tag)
-	var s *segment
-	if r.Ordered && (short || !inSlab) {
-		if s = e.takeFreed(t, r, granules, short); s == nil && len(e.pending.lines) > 0 {
-			e.pollAll() // costs less than new memory
-			t = d.tag(r.Tag)
-			s = e.takeFreed(t, r, granules, short)
-		}
-		t = d.tag(r.Tag)
-	}
-	if s == nil {
-		s = t.takeSlack(granules, r.Room)
-	}
-	if s == nil {
-		var err error
-		if s, err = e.newSegment(d, t, granules, inSlab, r.Room); err != nil {
-			return 0, err
-		}
-		if err = e.makeWithin(d, s, r); err != nil {
-			return 0, err
-		}
-	}
-	_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
-	s.state, s.size, s.policy, s.slab, s.dead = active, r.Size, r.policyOn(d), nil, nil
-	if err := e.enter(s); err != nil {
-		return 0, err
-	}
-	if s.incremental || s.sparse {
-		e.loadHasher(d)
-	}
-	address := s.address
-	if inSlab {
-		s.slab = small.New(d.granularity)
-		t.listSlab(s)
-		offset, _ := s.slab.Allocate(r.Size)
-		address += offset
-	}
-	if r.Ordered {
-		e.serveOrdered(d, r, address)
-	}
-	return address, nil
-}
-
-// mallocFromTag serves a small request from memory that its tag has. The caller holds e.mu.
-func (e *Engine) mallocFromTag(d *device, t *tag, r *Request) (address uintptr, ok bool) {
-	if r.Ordered {
-		address, ok = t.takeSmall(e, r)
-	}
-	if !ok {
-		address, ok = t.mallocSmall(r.policyOn(d), r.Size)
-	}
-	if ok && r.Ordered {
-		e.serveOrdered(d, r, address)
-	}
-	return address, ok
-}
-
-// newSegment finds addresses for a segment of a tag. With inSlab, small allocations are to share the segment. The
-// caller holds e.mu.
-func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool, room *space.Room) (*segment, error) {
-	span, err := t.ranges.Allocate(granules, inSlab, room)
-	if err != nil {
-		d.retire(t)
-		return nil, err
-	}
-	return &segment{device: d, tag: t, span: span, address: span.Address()}, nil
-}
-
-func (s *segment) vacate() {
-	s.span.Release()
-	s.device.retire(s.tag)
-}
-
-// makeWithin makes memory for a segment, within the limit and the margin, on the calling thread. After an error it leaves
-// nothing behind, if the driver allows that. The caller holds e.mu, which is released for driver calls.
-func (e *Engine) makeWithin(d *device, s *segment, r *Request) error {
-	size := s.length()
-	if err := d.reserve(size, r.Limit); err != nil {
-		s.vacate()
-		return err
-	}
-	x := newExtent(s)
-	err := e.unlocked(func() error {
-		e.refreshUsers(d)
-		if r.Backup != BackupNone && !r.Capturing {
-			d.haveStreams()
-		}
-		return e.withinMargin(d, *r, func() error {
-			err := x.make()
-			if err != nil {
-				_ = x.unmake() // the cause is what the caller needs
-			}
-			return err
-		})
-	})
-	d.making -= size
-	if err != nil {
-		e.abandon(s, x, err)
-		return err
-	}
-	s.extent = x
-	return nil
-}
-
-// reserve notes memory that is about to be made, if the limit leaves room for it. A limit of 0 is no limit. The caller
-// takes it from making when the memory counts in has, or could not be made. The caller holds the engine's lock.
-func (d *device) reserve(size, limit uint64) error {
-	if has := d.has + d.making; limit > 0 && has+size > limit {
-		return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
-	}
-	d.making += size
-	return nil
-}
-
-// withinMargin takes whole granules of a device's memory if that leaves the margin, even while a stream is being
-// captured. One thread at a time looks and takes.
-func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
-	if r.Capturing {
-		r.Capturing = false
-		return e.driver.Relaxed(func() error { return e.withinMargin(d, r, take) })
-	}
-	if r.Reserve {
-		r.Margin = max(r.Margin, stats.Reserve(d.total))
-	}
-	if r.Margin == 0 {
-		return take()
-	}
-	d.margins.Lock()
-	defer d.margins.Unlock()
-	size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
-	free, err := d.freeBytes()
-	if err != nil {
-		return err
-	}
-	if free < size || free-size < r.Margin {
-		return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
-	}
-	return take()
 }
 
 // abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.

@@ -526,8 +526,8 @@ func (e *Engine) takeBack(f *pendingFree, granules uint32, part bool) *segment {
 
 // takeSmall returns where a small allocation was freed that a new one in stream order may replace. The caller holds
 // e.mu.
-func (t *tag) takeSmall(e *Engine, r *Request) (uintptr, bool) {
-	wanted := shape{small.Round(r.Size), r.policy()}
+func (t *tag) takeSmall(e *Engine, r *Request, p policy) (uintptr, bool) {
+	wanted := shape{small.Round(r.Size), p}
 	var f *pendingFree
 	if l := t.line(r.order); l != nil && !r.order.reused {
 		f = l.find(wanted, wanted.bytes)

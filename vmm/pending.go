@@ -394,8 +394,9 @@ func (e *Engine) finish(frees []*pendingFree) {
 	}
 }
 
-// freeQuiesced makes the pending frees of some devices once quiesce has waited for these devices.
-func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
+// freeQuiesced makes the pending frees of some devices once quiesce has waited for these devices. With deferred, it then
+// does what FreeDeferred does.
+func (e *Engine) freeQuiesced(devices []*device, deferred bool, quiesce func() error) error {
 	e.mu.Lock()
 	frees := e.pendingOf(func(d *device) bool { return slices.Contains(devices, d) })
 	e.mu.Unlock()
@@ -403,9 +404,12 @@ func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 		return err
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.waited(frees, nil)
 	e.finish(frees)
+	e.mu.Unlock()
+	if deferred {
+		e.FreeDeferred()
+	}
 	return nil
 }
 

@@ -16,7 +16,7 @@ func (e *Engine) Reset(ordinal int) {
 	if d == nil {
 		return
 	}
-	_ = e.freeQuiesced([]*device{d}, func() error {
+	_ = e.freeQuiesced([]*device{d}, false, func() error {
 		// Work in flight dies with the context; a device that cannot be waited for is still reset.
 		_ = e.quiesce(d)
 		return nil
@@ -80,19 +80,6 @@ func (e *Engine) current(d *device) error {
 		return errReset
 	}
 	return nil
-}
-
-// enter adds a new segment to its tag, where others find it, unless its device was reset since. Then enter ends it. The
-// caller holds e.mu, which is released for driver calls.
-func (e *Engine) enter(s *segment) error {
-	s.span.Enter(s)
-	s.tag.add(s)
-	err := e.current(s.device)
-	if err != nil {
-		s.owner = aFree
-		e.dropOrPutOff(s)
-	}
-	return err
 }
 
 // relocate gives user-mapped memory that is in no tag, and whose device was reset since it was made, to that device's

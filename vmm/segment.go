@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -62,6 +63,11 @@ func (s *segment) backupSpan() store.Span {
 	return store.Span{Address: s.address, Size: s.length()}
 }
 
+// reachable returns where the segment's device reaches its contents.
+func (s *segment) reachable() store.Span {
+	return store.Span{Address: cmp.Or(s.outcome.aside, s.address), Size: s.length()}
+}
+
 // mapped reports whether the device may be using the segment. The caller holds the engine's lock.
 func (s *segment) mapped() bool {
 	return s.extent != nil && (s.extent.owner != nobody || s.extent.step >= mapped)
@@ -87,15 +93,6 @@ func (r Request) policy() policy {
 	return p
 }
 
-// policyOn is policy for memory that the engine makes: unlike a pool's, it goes with the context it was allocated in.
-func (r *Request) policyOn(d *device) policy {
-	p := r.policy()
-	if r.Context != d.context && !r.Ordered {
-		p.context = r.Context
-	}
-	return p
-}
-
 // saved is where a segment's contents are, or can be, saved.
 type saved struct {
 	contents store.Contents // nil if they are not saved
@@ -115,7 +112,8 @@ func (s *segment) discard() {
 type outcome struct {
 	state state
 	saved
-	lost bool // of an import
+	lost  bool    // of an import
+	aside uintptr // where a resume maps memory that its device cannot reach, or 0
 }
 
 type state int
@@ -160,4 +158,15 @@ func (s *segment) lost() error {
 	}
 	return fmt.Errorf("the memory at %#x was %v's and is lost; close it (%s): %w", s.address,
 		s.imported.share, s.closedBy(), ErrShareGone)
+}
+
+// newSegment finds addresses for a segment of a tag. With inSlab, small allocations are to share the segment. The
+// caller holds e.mu.
+func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool, room *space.Room) (*segment, error) {
+	span, err := t.ranges.Allocate(granules, inSlab, room)
+	if err != nil {
+		d.retire(t)
+		return nil, err
+	}
+	return &segment{device: d, tag: t, span: span, address: span.Address()}, nil
 }

@@ -5,9 +5,13 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"tms/internal/aid/backoff"
 	"tms/vmm/cuda"
 )
 
@@ -270,4 +274,54 @@ func (s *sharing) forgetImporters(ids ...uint64) {
 	for _, id := range ids {
 		delete(s.importers, id)
 	}
+}
+
+// closeShares closes the segments of a pause to new importers, until the caller calls open.
+func (e *Engine) closeShares(o *operation) (open func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sharing.closing = append(e.sharing.closing, o)
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *operation) bool { return other == o })
+	}
+}
+
+// awaitImporters waits until no other process has an extent mapped that a pause is to take. Errors: ErrImported.
+func (e *Engine) awaitImporters(o *operation) error {
+	start := time.Now()
+	defer func() { o.spent.waited += time.Since(start) }()
+	var ids []uint64
+	e.mu.Lock()
+	seen := map[*extent]bool{}
+	e.visit(o.Tags, func(_ *device, s *segment) int {
+		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
+			seen[s.extent] = true
+			ids = append(ids, s.extent.exports...)
+			for _, part := range s.extent.segments {
+				if part.shared != 0 {
+					ids = append(ids, part.shared)
+				}
+			}
+		}
+		return 1
+	})
+	e.mu.Unlock()
+	for wait := (backoff.Backoff{Next: firstLook, Most: 2 * time.Millisecond}); len(ids) > 0; {
+		left := e.sharing.left(e.process, ids)
+		if len(left) == 0 {
+			break
+		}
+		if !wait.SleepUnless(start.Add(o.Importers), o.Cancel) {
+			var pids []string
+			for _, pid := range left {
+				pids = append(pids, strconv.Itoa(pid))
+			}
+			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program "+
+				"(tms.distributed), or by tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "),
+				o.Importers)
+		}
+	}
+	return nil
 }

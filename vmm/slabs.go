@@ -1,7 +1,9 @@
 package vmm
 
 import (
+	"maps"
 	"math/bits"
+	"slices"
 
 	"tms/vmm/small"
 )
@@ -22,6 +24,26 @@ const smallTries = 4
 
 // shelfOf returns the shelf of slabs whose longest free run has that size, or -1 for 0 bytes.
 func shelfOf(bytes uint64) int { return bits.Len64(bytes/small.Unit) - 1 }
+
+// mallocInSlab serves a request from a slab of its tag: from a part that was freed in the order of a stream, or from
+// one with room, which may first have to be made active. The caller holds e.mu, which may be released.
+func (e *Engine) mallocInSlab(d *device, r *Request, p policy) (address uintptr, ok bool) {
+	for woken := false; ; woken = true {
+		t := d.tag(r.Tag)
+		if r.Ordered {
+			address, ok = t.takeSmall(e, r, p)
+		}
+		if !ok {
+			address, ok = t.mallocSmall(p, r.Size)
+		}
+		if ok && r.Ordered {
+			e.serveOrdered(d, r, address)
+		}
+		if ok || woken || !e.wakeSlab(d, t, r, p) {
+			return address, ok
+		}
+	}
+}
 
 // mallocSmall serves a request from a slab of its tag that has room. The caller holds e.mu.
 func (t *tag) mallocSmall(p policy, size uint64) (uintptr, bool) {
@@ -90,4 +112,76 @@ func (t *tag) unlistSlab(s *segment) {
 	list[last] = nil
 	s.among[s.shelf] = list[:last]
 	s.among = nil
+}
+
+// A small allocation that is made while its tag is paused needs active memory. A slab of its own for each pause would
+// take a granule for good where hundreds of such allocations fit into one. So the engine makes a paused slab with room
+// active again, which takes a granule, too, but leaves none behind.
+
+// wakeSlab makes a paused slab with room for a request active, and reports whether it has. It waits for no other
+// transition: the caller then takes a slab of its own, as after an error. The caller holds e.mu, which is released for
+// the call. (cuMemCreate, cuMemMap, cuMemSetAccess)
+func (e *Engine) wakeSlab(d *device, t *tag, r *Request, p policy) bool {
+	s := t.pausedSlab(p, r.Size)
+	if s == nil || r.Capturing || e.preparing > 0 {
+		return false
+	}
+	woken := false
+	_ = e.unlocked(func() error {
+		return e.withinMargin(d, *r, func() (err error) {
+			if !e.transition.TryLock() {
+				return nil
+			}
+			defer e.transition.Unlock()
+			woken, err = e.wake(s)
+			return err
+		})
+	})
+	return woken
+}
+
+// wake is a resume of one slab, by a thread whose turn it is. What is kept of the slab stays where it is until the tag
+// is resumed: the program may read it there (BackupPointer).
+func (e *Engine) wake(s *segment) (woken bool, err error) {
+	o := &operation{Options: Options{RetainBackup: true, Verify: true}}
+	wanted := func(of *segment) bool {
+		return of == s && s.is(paused) && s.slab != nil && s.extent == nil && !s.gated && s.inTag()
+	}
+	found := map[*device]*batch{}
+	e.mu.Lock()
+	if s.owner == nobody && wanted(s) {
+		found[s.device] = s.device.newBatch()
+		found[s.device].claim(s, wanted)
+	}
+	e.mu.Unlock()
+	err = e.transactOn(e.batches(found), "resume", o, func(batches []*batch) error {
+		e.gather(batches, 0)
+		err := e.resume(batches, o, false)
+		woken = err == nil
+		return err
+	}, func(*tag) {
+		if s.contents != nil {
+			s.device.woken[s] = true
+		}
+	})
+	return woken, err
+}
+
+// dropWoken gives up, after a resume, what is kept of slabs that wakeSlab has made active before it.
+func (e *Engine) dropWoken(o *operation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var p pace
+	for _, d := range slices.Collect(maps.Values(e.devices)) {
+		for s := range d.woken {
+			if p.yield(e, 1); s.owner != nobody || s.state != active || o.Tags != nil && !slices.Contains(o.Tags, s.tag.name) {
+				continue
+			}
+			delete(d.woken, s)
+			if s.contents != nil && s.current && !e.retains(s, o) {
+				o.discarded.add(s.contents, s.prompt)
+				s.discard()
+			}
+		}
+	}
 }

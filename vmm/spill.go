@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"tms/internal/aid/guard"
 	"tms/vmm/store"
 )
 
@@ -67,7 +68,7 @@ func (e *Engine) carry(o *operation, from store.Store, to BackupKind) (moved uin
 		if err := e.host.Check(batches[0].job.Budget, items); err != nil {
 			return err
 		}
-		if err := parallel(batches, func(b *batch) error { return e.carryBatch(b, to) }); err != nil {
+		if err := guard.All(batches, func(b *batch) error { return e.carryBatch(b, to) }); err != nil {
 			for _, b := range batches {
 				for _, s := range b.segments {
 					if s.outcome.contents != s.contents {

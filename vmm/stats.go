@@ -186,3 +186,24 @@ func (e *Engine) statsOf(d *device) stats.Device {
 	})
 	return of
 }
+
+// totals are a device's.
+type totals struct{ pauses, resumes stats.Total }
+
+// count adds a pause or resume, which began at start and ended with err, to the totals of its devices.
+func (e *Engine) count(batches []*batch, start time.Time, err error, which func(*totals) *stats.Total) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, b := range batches {
+		if e.totals[b.device.ordinal] == nil {
+			e.totals[b.device.ordinal] = &totals{}
+		}
+		t := which(e.totals[b.device.ordinal])
+		t.Bytes += b.moved // an unsuccessful pause may have given memory back, too
+		if err == nil {
+			t.Count++
+			t.ContentsBytes += b.progress.done.Load()
+			t.Seconds += time.Since(start).Seconds()
+		}
+	}
+}

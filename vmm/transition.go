@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -22,7 +21,6 @@ type batch struct {
 	progress *progress
 	moved    uint64 // bytes of device memory that a pause gave back, or a resume took
 
-	aside  map[*segment]uintptr        // where a resume maps memory that its device cannot reach
 	back   []*extent                   // a resume brings their contents back from memory of the same device
 	items  map[BackupKind][]store.Item // the contents that a pause saves
 	saving map[BackupKind][]*segment   // of these, one by one
@@ -32,15 +30,6 @@ func (d *device) job() store.Job {
 	return store.Job{Device: d.ordinal, Context: d.context, Node: int(d.node.Load())}
 }
 
-// span returns where the device reaches a segment's contents.
-func (b *batch) span(s *segment) store.Span {
-	span := s.backupSpan()
-	if address, ok := b.aside[s]; ok {
-		span.Address = address
-	}
-	return span
-}
-
 // transact is the frame of every transition: it takes its turn, claims the wanted segments, does the work on them, and
 // always ends the transition. After work that succeeds it calls done with each tag.
 func (e *Engine) transact(name string, o *operation, wanted func(*segment) bool, work func([]*batch) error,
@@ -48,35 +37,9 @@ func (e *Engine) transact(name string, o *operation, wanted func(*segment) bool,
 	start := time.Now()
 	e.takeTurn()
 	defer e.transition.Unlock()
-	return e.transactInTurn(name, o, func() []*batch {
-		batches := e.begin(o.Tags, wanted)
-		o.spent.waited += time.Since(start)
-		return batches
-	}, work, done)
-}
-
-// transactInTurn is transact for a caller that has its turn, on the segments that begin claims.
-func (e *Engine) transactInTurn(name string, o *operation, begin func() []*batch, work func([]*batch) error,
-	done func(*tag)) error {
-	batches := begin()
-	if len(batches) == 0 {
-		return nil
-	}
-	for _, b := range batches {
-		b.progress.operation = name
-		b.device.progress.Store(b.progress)
-	}
-	err := guard.Call(func() error { return work(batches) })
-	batches[0].job.Budget.End() // all have the same
-	if err != nil {
-		done = func(*tag) {}
-	}
-	e.end(batches, o.Gated, done)
-	for _, b := range batches {
-		o.spent.copied += b.progress.done.Load()
-		b.device.progress.Store(nil)
-	}
-	return err
+	batches := e.begin(o.Tags, wanted)
+	o.spent.waited += time.Since(start)
+	return e.transactOn(batches, name, o, work, done)
 }
 
 // takeTurn locks transition, behind the preparations that were asked for before.
@@ -151,78 +114,27 @@ func (b *batch) claim(s *segment, wanted func(*segment) bool) int {
 	return len(segments)
 }
 
-// choose lists the segments with the tags (nil: every tag) that are wanted. It claims nothing: they may go, or become
-// something else, at any time.
-func (e *Engine) choose(tags []string, wanted func(*segment) bool) (found []*segment) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	seen := map[*segment]bool{}
-	e.visit(tags, func(_ *device, s *segment) int {
-		if wanted(s) && !seen[s] {
-			seen[s] = true
-			found = append(found, s)
-		}
-		return 1
-	})
-	return found
-}
-
-// stride is how many segments are walked through before others get e.mu: a program has hundreds of thousands, and its
-// allocations wait for e.mu.
-var stride = 256
-
-// pace counts what was walked through since others could have e.mu.
-type pace int
-
-// yield notes that segments were walked through, and reports whether it has let others have e.mu. The caller holds
-// e.mu.
-func (p *pace) yield(e *Engine, segments int) bool {
-	if *p += pace(segments); int(*p) < stride {
-		return false
+// transactOn is transact for a caller that has its turn and has claimed the segments.
+func (e *Engine) transactOn(batches []*batch, name string, o *operation, work func([]*batch) error,
+	done func(*tag)) error {
+	if len(batches) == 0 {
+		return nil
 	}
-	*p = 0
-	e.mu.Unlock()
-	e.auditQuietly()
-	e.mu.Lock()
-	return true
-}
-
-// visit calls f with the segments that have the tags (nil: every tag); f returns how many segments it has looked at.
-// The caller holds e.mu, which is released at times. So f may miss what is made or goes after visit has begun, and may
-// get a segment twice.
-func (e *Engine) visit(tags []string, f func(*device, *segment) int) {
-	var p pace
-	for _, d := range slices.Collect(maps.Values(e.devices)) {
-		if tags == nil {
-			for _, t := range d.tags { // a map may change while it is gone through
-				p.yield(e, 1)
-				t.visit(e, &p, func(s *segment) int { return f(d, s) })
-			}
-		}
-		for i, name := range tags {
-			if t := d.tags[name]; t != nil && !slices.Contains(tags[:i], name) {
-				t.visit(e, &p, func(s *segment) int { return f(d, s) })
-			}
-		}
+	for _, b := range batches {
+		b.progress.operation = name
+		b.device.progress.Store(b.progress)
 	}
-}
-
-// visit is Engine.visit of one tag. It gets all other segments, because it walks the list from the end, and the last of
-// the list replaces a segment that goes.
-func (t *tag) visit(e *Engine, p *pace, f func(*segment) int) {
-	for i := len(t.segments) - 1; i >= 0; i = min(i, len(t.segments)) - 1 {
-		p.yield(e, f(t.segments[i]))
+	err := guard.Call(func() error { return work(batches) })
+	batches[0].job.Budget.End() // all have the same
+	if err != nil {
+		done = func(*tag) {}
 	}
-}
-
-// filter lists the items of a list that keep picks.
-func filter[T any](list []T, keep func(T) bool) (picked []T) {
-	for _, one := range list {
-		if keep(one) {
-			picked = append(picked, one)
-		}
+	e.end(batches, o.Gated, done)
+	for _, b := range batches {
+		o.spent.copied += b.progress.done.Load()
+		b.device.progress.Store(nil)
 	}
-	return picked
+	return err
 }
 
 // end makes the outcome of each segment its state, calls done with each tag, and wakes what waits for the transition.
@@ -303,19 +215,6 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	}
 	e.tellPaused()
 	e.settled.Broadcast()
-}
-
-// parallel runs f for every device at once and returns the first error, after all have ended.
-func parallel(batches []*batch, f func(*batch) error) error {
-	errs := make(chan error, len(batches))
-	for _, b := range batches {
-		go func() { errs <- guard.Call(func() error { return f(b) }) }()
-	}
-	var first error
-	for range batches {
-		first = cmp.Or(first, <-errs)
-	}
-	return first
 }
 
 // progress is how far a transition has come with the contents of a device, while it runs.

@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"cmp"
 	"fmt"
 	"runtime/debug"
 )
@@ -27,4 +28,17 @@ func Call(f func() error) (err error) {
 		}
 	}()
 	return f()
+}
+
+// All runs f through Call for every item at once, and returns the first error, after all have ended.
+func All[T any](items []T, f func(T) error) error {
+	errs := make(chan error, len(items))
+	for _, item := range items {
+		go func() { errs <- Call(func() error { return f(item) }) }()
+	}
+	var first error
+	for range items {
+		first = cmp.Or(first, <-errs)
+	}
+	return first
 }

@@ -19,3 +19,20 @@ func TestCall(t *testing.T) {
 	require.ErrorContains(t, panicked, "index out of range")
 	require.Contains(t, string(panicked.Stack), "TestCall")
 }
+
+func TestAll(t *testing.T) {
+	wrong := errors.New("wrong")
+	ended := make(chan int, 3)
+	err := guard.All([]int{1, 2, 3}, func(n int) error {
+		ended <- n
+		if n == 2 {
+			return wrong
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, wrong)
+	require.Len(t, ended, 3)
+	var panicked *guard.Panic
+	require.ErrorAs(t, guard.All([]int{1}, func(int) error { panic("so") }), &panicked)
+	require.NoError(t, guard.All(nil, func(int) error { return wrong }))
+}
