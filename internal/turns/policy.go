@@ -1,16 +1,3 @@
-// Package turns makes room on a device for a process that waits for memory: it decides which of the processes that share
-// the device give way, and pauses them. A process runs for its turn before others take its memory.
-//
-// The policy (policy.go) knows neither clock nor process. Its input is a Device, with what is free and the reserve, and
-// for each Process its priority, its tags, what it needs, and for how long it has been idle, has run and has waited. Its
-// output is a Decision: the parts of processes to pause, or how long to wait, and for which processes. The maker
-// (make.go) sees the processes as package fleet does (view.go), follows the decision under the locks of the devices
-// (pause.go), and looks again. Waits puts a decision into words (explain.go).
-//
-// A process that waits comes before processes of lower priority. Among processes of the same priority, processes that
-// grow during their turn come first, then the processes that have waited longest. Once it has waited as long as all
-// others together may run, it counts as one of the highest priority. A process is paused only when its turn is over, or
-// while it has no work or waits itself. So each wait has a bound: see Shares.
 package turns
 
 import (
