@@ -64,6 +64,7 @@ STRANGERS = {
     "CuPy graphs": Stranger("with_cupy_graphs.py", "cupy"),
     "CuPy pools": Stranger("with_cupy_pools.py", "cupy"),
     "RMM": Stranger("with_rmm.py", "rmm"),
+    "RMM for PyTorch": Stranger("with_rmm_torch.py", "rmm.allocators.torch"),
     "graph nodes": Stranger("with_graph_nodes.py", "cuda.bindings.runtime"),
     "modules": Stranger("with_modules.py", "cuda.bindings.nvrtc"),
     "JAX graphs": Stranger("with_jax_graphs.py", "jax"),
