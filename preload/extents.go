@@ -36,7 +36,7 @@ func (e extents) note(err error) {
 	}
 }
 
-// Free: the process listens from then on, because its socket's thread keeps the descriptors.
+// Free: the process listens from then on, because its socket's thread holds the descriptors.
 func (x extents) Free(node int) uint64 {
 	if x.isSilent() {
 		return 0
@@ -57,16 +57,16 @@ func (x extents) Take(node int) (number uint64, err error) {
 	}
 	take := control.SetRequest{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
 	err = server.TakeWithin(answerTime, x.process.Directories, take, func(descriptor int) (err error) {
-		number, err = descriptors(x).Keep(descriptor)
+		number, err = x.process.socket.Held().Keep(descriptor)
 		return err
 	})
 	x.note(err)
 	return number, err
 }
 
-// Give hands the extent to the keeper, however late that takes it. Without a keeper, it goes back to the system.
+// Give hands the extent to the keeper, however late that takes it.
 func (e extents) Give(node int, number uint64) error {
-	return server.AskSelf(e.process.Directories, control.SetRequest{Op: control.Give, Number: number, Node: &node}, -1)
+	return e.process.socket.Held().Give(node, number)
 }
 
 // newLedger is where this process promises the host memory that it is about to take.

@@ -82,8 +82,8 @@ func (p *Process) Holders(uuid string) string { return p.holders(uuid) }
 // Ledger is shared with the user's other processes.
 func (p *Process) Ledger() *hostmemory.Ledger { return p.ledger }
 
-// Descriptors are kept by the thread of the process's own socket.
-func (p *Process) Descriptors() store.Descriptors { return descriptors{p} }
+// Descriptors are held by the thread of the process's own socket.
+func (p *Process) Descriptors() store.Descriptors { return p.socket.Held() }
 
 // Reserved memory is the keeper's.
 func (p *Process) Reserved() store.Reserve { return extents{p} }

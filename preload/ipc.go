@@ -80,8 +80,6 @@ func (o *importOperation) run(_ *Process, e *vmm.Engine) (uint64, error) {
 // Gone reports whether an importer has ended.
 func (p *Process) Gone(i vmm.Importer) bool { return process.Ended(i.PID, i.Start) }
 
-func (p *Process) CloseDescriptor(descriptor int) { server.CloseOwn(descriptor) }
-
 // Return sends the notice without waiting for an answer: a stopped process reads it when it goes on.
 func (p *Process) Return(share vmm.Share, number uint64) error {
 	if share.PID == vmm.Keeper || process.Ended(share.PID, share.Start) {

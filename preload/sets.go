@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"sync"
 	"unicode/utf8"
@@ -17,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/control"
 	"tms/internal/control/server"
 	"tms/internal/sets/checksum"
@@ -71,7 +71,7 @@ func (o *createSetOperation) run(p *Process, _ *vmm.Engine) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	made := control.KeptSet{ID: max(1, rand.Uint64()), Name: o.name, Device: uuid}
+	made := control.KeptSet{ID: descriptors.Number(), Name: o.name, Device: uuid}
 	return (&set{process: p, KeptSet: made, ordinal: o.device, tag: o.tag}).enter(), nil
 }
 
@@ -229,7 +229,7 @@ func (s *set) add(e *vmm.Engine, size uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	chunk := control.KeptChunk{ID: max(1, rand.Uint64()), Bytes: bytes}
+	chunk := control.KeptChunk{ID: descriptors.Number(), Bytes: bytes}
 	_, _, err = s.process.askKeeper(control.SetRequest{Op: control.Put, Set: s.ID, Name: s.Name, Device: s.Device,
 		Number: chunk.ID, Bytes: bytes, Before: len(s.Chunks)}, descriptor)
 	_ = unix.Close(descriptor)
@@ -388,7 +388,7 @@ type holdings struct {
 	of         map[uint64]*holding
 	said       bool // that a descriptor is not kept
 
-	directories server.Directories
+	held server.Held
 }
 
 func (h *holdings) use(id uint64) {
@@ -416,8 +416,7 @@ func (h *holdings) keepOpen(id, bytes uint64, descriptor int) {
 		return
 	}
 	of.open = true
-	put := control.SetRequest{Op: control.Put, Number: id, Bytes: bytes}
-	if err := server.AskSelf(h.directories, put, descriptor); err != nil && !h.said {
+	if err := h.held.Put(id, bytes, descriptor); err != nil && !h.said {
 		h.said = true
 		goruntime.Log(fmt.Sprintf("if the keeper is killed, no other can take over a set from this process: %v", err))
 	}
@@ -428,8 +427,7 @@ func (h *holdings) unuse(id uint64) {
 	defer h.Unlock()
 	h.of[id].uses--
 	for id, of := range h.of { // an earlier close may have failed
-		drop := control.SetRequest{Op: control.Close, Number: id}
-		if of.uses == 0 && (!of.open || server.AskSelf(h.directories, drop, -1) == nil) {
+		if of.uses == 0 && (!of.open || h.held.Drop(id) == nil) {
 			delete(h.of, id)
 		}
 	}

@@ -69,8 +69,6 @@ func (h *TestHost) Fetch(share Share, number uint64) (Export, error) {
 	return h.processes.Fetch(share, number)
 }
 
-func (h *TestHost) CloseDescriptor(descriptor int) { h.processes.CloseDescriptor(descriptor) }
-
 func (h *TestHost) Return(share Share, number uint64) error { return h.processes.Return(share, number) }
 
 func (h *TestHost) Gone(importer Importer) bool { return h.processes.Gone(importer) }

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"tms/internal/aid/descriptors"
 	"tms/internal/machine/hostmemory"
 	"tms/vmm/cuda"
 	"tms/vmm/store"
@@ -43,7 +44,8 @@ type Host interface {
 	// Ledger is where transitions promise the host memory that they are about to take, or nil.
 	Ledger() *hostmemory.Ledger
 
-	// Descriptors keeps the descriptors of files with contents, and of contents for Options.Toward.
+	// Descriptors holds the descriptors of files with contents, and of contents for Options.Toward. It closes those of
+	// Fetch.
 	Descriptors() store.Descriptors
 
 	// Reserved is host memory for contents, used as long as there is room, or nil.
@@ -56,7 +58,7 @@ type Host interface {
 
 // Solitary is the Host of a process without a gate, contexts of its own, neighbours, or a log. A Host can embed it and
 // say more. Its zero value is ready.
-type Solitary struct{ descriptors store.OwnTable }
+type Solitary struct{ held descriptors.Holder }
 
 // Announce takes every range.
 func (*Solitary) Announce(uintptr, uint64) error { return nil }
@@ -86,7 +88,7 @@ func (*Solitary) Holders(string) string { return "" }
 func (*Solitary) Ledger() *hostmemory.Ledger { return nil }
 
 // Descriptors keeps them in the process's own table.
-func (s *Solitary) Descriptors() store.Descriptors { return &s.descriptors }
+func (s *Solitary) Descriptors() store.Descriptors { return &s.held }
 
 // Reserved has none.
 func (*Solitary) Reserved() store.Reserve { return nil }
@@ -102,9 +104,6 @@ func (*Solitary) TakeOffer(int, bool) Taken { return TakenLive }
 
 // Fetch finds no process.
 func (*Solitary) Fetch(Share, uint64) (Export, error) { return Export{}, ErrShareGone }
-
-// CloseDescriptor does nothing: there is none.
-func (*Solitary) CloseDescriptor(int) {}
 
 // Return tells no process.
 func (*Solitary) Return(Share, uint64) error { return nil }

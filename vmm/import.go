@@ -72,7 +72,7 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	} else {
 		handle, err = i.engine.driver.MemImport(export.Descriptor)
 	}
-	i.engine.process.CloseDescriptor(export.Descriptor)
+	i.engine.process.Descriptors().Close(export.Descriptor)
 	if err != nil {
 		i.tell(number)
 		return b, fmt.Errorf("memory of %v on device %s: %w", i.share, export.Device, err)

@@ -15,11 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/aid/failpoint"
 	"tms/internal/aid/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
-	"tms/vmm/store/storetest"
 )
 
 // program is bytes that are read as operations.
@@ -50,8 +50,6 @@ type model struct {
 
 // The other engine's processes: there is only one.
 
-func (m *model) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
-
 func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 	export, err := m.engine.Shared().Export(share.ID, vmm.Importer{Number: number})
 	if err == nil {
@@ -74,7 +72,7 @@ const modelMemory = 4 << 20 // a device's, when it is to be short
 func (s *scene) play(bytes []byte, reserved *extents) {
 	m := &model{scene: s, program: program{bytes: bytes, at: 1}, reserved: reserved}
 	reserved.off.Store(false)
-	reserved.serve(s.engine, storetest.New())
+	reserved.serve(s.engine, &descriptors.Holder{})
 	s.engine.Shareable(true)
 	vmm.HostOf(s.engine).SetProcesses(m)
 	if hasGate(bytes) {

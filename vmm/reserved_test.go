@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/cudasim"
 	"tms/vmm"
 	"tms/vmm/cuda"
-	"tms/vmm/store/storetest"
 )
 
 // extents is a store.Reserve.
@@ -20,11 +20,11 @@ type extents struct {
 	sync.Mutex
 	free []int
 	off  atomic.Bool // none is said to be free
-	kept *storetest.Descriptors
+	kept *descriptors.Holder
 }
 
 // serve has an engine use the extents, and a keeper of their descriptors.
-func (x *extents) serve(engine *vmm.Engine, kept *storetest.Descriptors) {
+func (x *extents) serve(engine *vmm.Engine, kept *descriptors.Holder) {
 	x.kept = kept
 	engine.UseDescriptors(kept)
 	engine.UseReserved(x)
@@ -94,7 +94,7 @@ func (x *extents) Give(_ int, number uint64) error {
 func TestSweepReserved(t *testing.T) {
 	reserved := newExtents(t, 2)
 	sweep(t, func(s *scene) {
-		kept := storetest.New()
+		kept := &descriptors.Holder{}
 		reserved.serve(s.engine, kept)
 		for i := range 8 {
 			r := kinds[i%4]
@@ -116,8 +116,8 @@ func TestSweepReserved(t *testing.T) {
 		s.resume("")
 		s.end()
 		lost := 2 - len(reserved.free)
-		if len(kept.Kept) > 0 || lost > len(s.faults.list()) { // what cannot be imported is not passed on
-			s.fail("%d descriptors are left over, and %d extents are lost", len(kept.Kept), lost)
+		if kept.Count() > 0 || lost > len(s.faults.list()) { // what cannot be imported is not passed on
+			s.fail("%d descriptors are left over, and %d extents are lost", kept.Count(), lost)
 		}
 		reserved.fill(2)
 	}, 50, fullSweep())
@@ -126,16 +126,19 @@ func TestSweepReserved(t *testing.T) {
 // Contents that cannot be kept by a descriptor wait in the process's own memory.
 func TestNoDescriptorForReservedMemory(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
-	reserved, kept := newExtents(t, 1), &storetest.Descriptors{Kept: map[uint64]int{}, Full: true}
+	reserved, kept := newExtents(t, 1), &descriptors.Holder{}
 	reserved.serve(engine, kept)
 	const size = 4 * mib
 	a := malloc(t, engine, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	fill(a, size, 1)
-	for _, kept.Full = range []bool{true, false} {
+	for _, full := range []bool{true, false} {
+		if kept.Room = nil; full {
+			kept.Room = func(int, int) error { return unix.EMFILE }
+		}
 		pins := sim.Stat("calls:cuMemHostRegister_v2")
 		require.NoError(t, pause(engine, name("t")))
-		require.Equal(t, kept.Full, sim.Stat("calls:cuMemHostRegister_v2") > pins)
-		require.Equal(t, kept.Full, reserved.Free(0) > 0)
+		require.Equal(t, full, sim.Stat("calls:cuMemHostRegister_v2") > pins)
+		require.Equal(t, full, reserved.Free(0) > 0)
 		require.EqualValues(t, size, engine.Records().Recorded().Devices[0].Tags[0].HostBytes)
 		require.NoError(t, resume(engine, name("t")))
 		requireFilled(t, a, size, 1)
@@ -147,7 +150,7 @@ func TestNoDescriptorForReservedMemory(t *testing.T) {
 func TestTwoDevicesWantOneExtent(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
 	reserved := newExtents(t, 1)
-	reserved.serve(engine, storetest.New())
+	reserved.serve(engine, &descriptors.Holder{})
 	vmm.HostOf(engine).SetWarn(func(line string) { t.Error(line) })
 	const size = 4 * mib
 	var all []uintptr

@@ -21,8 +21,6 @@ import (
 // holder keeps descriptors, by their ids, as the keeper does (pymodule/tests/test_kept.py has the keeper itself).
 type holder map[uint64]vmm.Export
 
-func (h holder) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
-
 func (h holder) Fetch(share vmm.Share, _ uint64) (vmm.Export, error) {
 	export, has := h[share.ID]
 	if !has || share.PID != vmm.Keeper {

@@ -48,7 +48,7 @@ type Importer struct {
 
 // Export is what an importer gets.
 type Export struct {
-	Descriptor int    // of the extent that the segment lies in; the caller has it closed
+	Descriptor int    // of the extent that the segment lies in; Host.Descriptors closes it
 	Extent     uint64 // bytes of the extent
 	Offset     uint64 // where in it the segment begins
 	Size       uint64 // bytes of the segment
@@ -61,8 +61,6 @@ type Processes interface {
 	// Fetch asks for the memory, under a number that the caller chooses. Errors: ErrShareGone, ErrSharePaused; after
 	// any other error, such as ErrSilent, the other process may still hold the memory for the number.
 	Fetch(share Share, number uint64) (Export, error)
-	// CloseDescriptor closes a descriptor of Fetch.
-	CloseDescriptor(descriptor int)
 	// Return gives notice that the memory is no longer mapped under the number, and waits for nothing. An error means
 	// that the notice could not be sent.
 	Return(share Share, number uint64) error

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"tms/internal/aid/hermetic"
 	"tms/internal/cudasim"
@@ -28,8 +27,6 @@ type neighbour struct {
 	lost    atomic.Bool   // finds the memory of the others gone
 	stopped chan struct{} // unless nil, the first does not answer until it is closed
 }
-
-func (n *neighbour) CloseDescriptor(descriptor int) { _ = unix.Close(descriptor) }
 
 func (n *neighbour) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 	if n.lost.Load() {

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/aid/failpoint"
 	"tms/internal/aid/hermetic"
 	"tms/internal/cudasim"
@@ -26,7 +27,6 @@ import (
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 	"tms/vmm/store"
-	"tms/vmm/store/storetest"
 )
 
 // The sweep fails every call of a scenario that can fail, one at a time, and looks at what is left. By
@@ -596,7 +596,7 @@ func (s *scene) userMapped() {
 
 // toward is a scenario of memory on two devices, whose contents wait with each other.
 func (s *scene) toward() {
-	kept := storetest.New()
+	kept := &descriptors.Holder{}
 	s.engine.UseDescriptors(kept)
 	s.inTurn = true
 	for i := range 10 {
@@ -618,8 +618,8 @@ func (s *scene) toward() {
 	s.free(func(i int) bool { return i%3 == 1 })
 	s.resume("")
 	s.end()
-	if len(kept.Kept) > 0 {
-		s.fail("%d descriptors are left over", len(kept.Kept))
+	if kept.Count() > 0 {
+		s.fail("%d descriptors are left over", kept.Count())
 	}
 }
 

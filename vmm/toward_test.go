@@ -8,17 +8,17 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
-	"tms/vmm/store/storetest"
 )
 
 // Before a move, contents for which there is room wait at the destination, with nothing mapped and no handle there.
 func TestContentsWaitWhereTheyGo(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("toward-", os.Getpid()))
 	sim, _, engine := simulated(t, 2)
-	kept := storetest.New()
+	kept := &descriptors.Holder{}
 	engine.UseDescriptors(kept)
 	const size = 8 * mib
 	var all []uintptr
@@ -52,7 +52,7 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 		require.NoError(t, resume(engine, o))
 		engine.Drain()
 		require.Zero(t, sim.Stat("used:1"))
-		require.Empty(t, kept.Kept)
+		require.Zero(t, kept.Count())
 		for i, a := range all {
 			requireFilled(t, a, size, uint64(i))
 		}
@@ -63,7 +63,7 @@ func TestContentsWaitWhereTheyGo(t *testing.T) {
 func TestSomeContentsAreBack(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("turns-", os.Getpid()))
 	sim, driver, engine := simulated(t, 2)
-	kept := storetest.New()
+	kept := &descriptors.Holder{}
 	engine.UseDescriptors(kept)
 	const size, count = 8 * mib, 6
 	var all []uintptr
@@ -89,11 +89,23 @@ func TestSomeContentsAreBack(t *testing.T) {
 	require.NoError(t, resume(engine, o))
 	engine.Drain()
 	require.Zero(t, sim.Stat("used:1"))
-	require.Empty(t, kept.Kept)
+	require.Zero(t, kept.Count())
 	for i, a := range all {
 		requireFilled(t, a, size-2*mib, uint64(i))
 		require.Equal(t, make([]byte, 2*mib), bytesAt(a+size-2*mib, 2*mib))
 	}
+}
+
+// noting notes the numbers of what it holds.
+type noting struct {
+	descriptors.Holder
+	numbers []uint64
+}
+
+func (n *noting) Keep(descriptor int) (number uint64, err error) {
+	number, err = n.Holder.Keep(descriptor)
+	n.numbers = append(n.numbers, number)
+	return number, err
 }
 
 // Contents that return in turn are verified before their only copy goes: what is wrong stays paused with that copy, and
@@ -101,7 +113,7 @@ func TestSomeContentsAreBack(t *testing.T) {
 func TestVerifiedInTurn(t *testing.T) {
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("verified-", os.Getpid()))
 	sim, driver, engine := simulated(t, 2)
-	kept := storetest.New()
+	kept := &noting{}
 	engine.UseDescriptors(kept)
 	const size, count, word = 8 * mib, 6, "damaged!"
 	var all []uintptr
@@ -118,23 +130,27 @@ func TestVerifiedInTurn(t *testing.T) {
 	hog, err := driver.MemCreate(sim.Stat("free:0")-3*size, 0) // room for three
 	require.NoError(t, err)
 	whole := map[uint64][]byte{} // by number
-	for number, descriptor := range kept.Kept {
+	for _, number := range kept.numbers {
 		whole[number] = make([]byte, len(word))
-		_, err := unix.Pread(descriptor, whole[number], 4096)
-		require.NoError(t, err)
-		_, err = unix.Pwrite(descriptor, []byte(word), 4096)
-		require.NoError(t, err)
+		require.NoError(t, kept.Use(number, func(descriptor int) error {
+			_, err := unix.Pread(descriptor, whole[number], 4096)
+			require.NoError(t, err)
+			_, err = unix.Pwrite(descriptor, []byte(word), 4096)
+			return err
+		}))
 	}
 	require.ErrorIs(t, resume(engine, o), vmm.ErrContents)
 	require.NoError(t, driver.MemRelease(hog))
 	require.ErrorIs(t, resume(engine, o), vmm.ErrContents)
-	for number, descriptor := range kept.Kept {
-		_, err := unix.Pwrite(descriptor, whole[number], 4096)
-		require.NoError(t, err)
+	for number, text := range whole {
+		_ = kept.Use(number, func(descriptor int) error { // unless its contents are back
+			_, err := unix.Pwrite(descriptor, text, 4096)
+			return err
+		})
 	}
 	require.NoError(t, resume(engine, o))
 	engine.Drain()
-	require.Empty(t, kept.Kept)
+	require.Zero(t, kept.Count())
 	for i, a := range all {
 		requireFilled(t, a, size, uint64(i))
 	}

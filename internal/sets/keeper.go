@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/control"
 	"tms/internal/machine/process"
 	"tms/vmm/cuda"
@@ -23,17 +24,15 @@ type owner struct {
 	start uint64
 }
 
+// set is a set, whose descriptors the keeper holds by the numbers of its chunks; that of the manifest by the set's own.
 type set struct {
 	control.KeptSet
-	descriptors map[uint64]int // by chunk, and that of the manifest by the set's own number
-	maker       owner          // of a set that is not complete
-	users       map[owner]int  // how often each has it open
-	copied      bool           // a copy has taken the name over, and with it the manifest
+	maker  owner         // of a set that is not complete
+	users  map[owner]int // how often each has it open
+	copied bool          // a copy has taken the name over, and with it the manifest
 }
 
-func newSet(of control.KeptSet) *set {
-	return &set{KeptSet: of, descriptors: map[uint64]int{}, users: map[owner]int{}}
-}
+func newSet(of control.KeptSet) *set { return &set{KeptSet: of, users: map[owner]int{}} }
 
 // Keeper has all sets.
 type Keeper struct {
@@ -43,11 +42,10 @@ type Keeper struct {
 	named  map[string]*set           // the complete set that has a name now
 	owners map[owner]map[uint64]bool // the sets that each process makes or has open
 	lost   map[string]bool           // names of sets of an earlier keeper
-	free   map[int][]int             // descriptors of reserved extents, by NUMA node
+	free   map[int][]uint64          // numbers of reserved extents, by NUMA node
 	lent   map[owner]int             // how many extents each process has taken
-	held   int                       // descriptors
-	most   int                       // of them
-	limit  int                       // of all descriptors of this process
+	held   descriptors.Holder        // of all sets, and of all extents that are free
+	limit  int                       // of descriptors of this process
 }
 
 // chunk is one of a set's chunks.
@@ -60,15 +58,15 @@ type chunk struct {
 func NewKeeper() *Keeper {
 	limit := openLimit()
 	return &Keeper{sets: map[uint64]*set{}, chunks: map[uint64]chunk{}, named: map[string]*set{},
-		owners: map[owner]map[uint64]bool{}, lost: map[string]bool{}, free: map[int][]int{}, lent: map[owner]int{},
-		most: descriptorsWithin(limit), limit: limit}
+		owners: map[owner]map[uint64]bool{}, lost: map[string]bool{}, free: map[int][]uint64{}, lent: map[owner]int{},
+		held: descriptors.Holder{Room: roomWithin(limit)}, limit: limit}
 }
 
 // answer carries out a request. given is the descriptor that came with it, or -1; answer takes it over if it sets it to
-// -1. The caller closes the descriptor that answer returns, unless that is -1, and calls undo, unless that is nil, if
-// the client has not got the reply. Errors: a refusal.
+// -1. The caller closes the descriptor that answer returns, unless that is -1, and calls settle, unless that is nil, with
+// k.mu held, once it is known whether the client has got the reply. Errors: a refusal.
 func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply control.Reply, descriptor int,
-	undo func(), err error) {
+	settle func(got bool), err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	descriptor = -1
@@ -79,7 +77,7 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 		}
 		reply.Bytes, reply.Device = c.of.Chunks[c.index].Bytes, c.of.Device
 		reply.Extent = reply.Bytes
-		descriptor, err = duplicate(c.of.descriptors[lend.Memory])
+		descriptor, err = k.held.Copy(lend.Memory)
 		return reply, descriptor, nil, err
 	}
 	r, is := asked.(control.SetRequest)
@@ -93,7 +91,7 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 		k.sweep()
 		var s *set
 		if s, err = k.seal(from, r, given); err == nil {
-			undo = func() { k.unuse(s, from) }
+			settle = k.unuseUnless(s, from)
 			reply.Sets = []control.KeptSet{s.told()}
 		}
 	case control.Open, control.Drop:
@@ -110,10 +108,10 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 			reply.Sets = []control.KeptSet{s.told()}
 			k.replace(s)
 		default:
-			if descriptor, err = duplicate(s.descriptors[s.ID]); err == nil {
+			if descriptor, err = k.held.Copy(s.ID); err == nil {
 				s.users[from]++
 				k.own(from, s)
-				undo = func() { k.unuse(s, from) }
+				settle = k.unuseUnless(s, from)
 				reply.Sets = []control.KeptSet{s.told()}
 			}
 		}
@@ -122,17 +120,9 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 			k.unuse(s, from)
 		}
 	case control.Give:
-		if r.Node == nil || *given < 0 {
-			err = errors.New("a give needs a node, and a descriptor")
-		} else if err = k.room(); err == nil {
-			k.returned(from)
-			k.give(*r.Node, *given)
-			*given = -1
-		}
+		err = k.give(from, r, given)
 	case control.Take:
-		if descriptor, err = k.take(from, r); descriptor >= 0 {
-			undo = func() { k.takeBack(from, *r.Node, descriptor) }
-		}
+		descriptor, settle, err = k.take(from, r)
 		reply.Reserved = map[int]uint64{}
 		for node, extents := range k.free {
 			reply.Reserved[node] = uint64(len(extents)) * cuda.HostExtent
@@ -146,7 +136,7 @@ func (k *Keeper) answer(from owner, asked control.Request, given *int) (reply co
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(b.Sealed, a.Sealed))
 		})
 	}
-	return reply, descriptor, undo, err
+	return reply, descriptor, settle, err
 }
 
 // put adds a chunk to a set that is being made, or begins one.
@@ -159,7 +149,7 @@ func (k *Keeper) put(from owner, r control.SetRequest, given *int) error {
 	if err := k.makes(s, from, r, *given); err != nil {
 		return err
 	}
-	if err := k.room(); err != nil {
+	if err := k.hold(r.Number, r.Bytes, given); err != nil {
 		return err
 	}
 	k.sets[r.Set] = s
@@ -175,9 +165,15 @@ func (k *Keeper) put(from owner, r control.SetRequest, given *int) error {
 	if r.Node != nil {
 		k.returned(from)
 	}
-	s.descriptors[r.Number], *given = *given, -1
-	k.held++
 	return nil
+}
+
+// hold takes over the descriptor of a number that no other has.
+func (k *Keeper) hold(number, bytes uint64, given *int) error {
+	if k.held.Use(number, func(int) error { return nil }) == nil {
+		return cuda.Refuse(cuda.InvalidValue, "the keeper holds other memory by that number already; draw another one")
+	}
+	return k.held.Put(number, bytes, given)
 }
 
 // makes returns why a process cannot go on with a set.
@@ -209,15 +205,13 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 			return nil, err
 		}
 	}
-	if err := k.room(); err != nil {
+	if err := k.hold(s.ID, 0, given); err != nil {
 		return nil, err
 	}
 	if before != nil { // the clock may have been set back
 		sealed = max(sealed, before.Sealed+1)
 		before.copied = r.Number != 0
 	}
-	s.descriptors[s.ID], *given = *given, -1
-	k.held++
 	s.Sealed, s.Used, s.Tensors, s.maker, s.users[from] = sealed, sealed, r.Tensors, owner{}, 1
 	k.replace(before)
 	k.named[s.Name] = s
@@ -236,7 +230,7 @@ func (k *Keeper) replace(s *set) {
 		delete(k.named, s.Name)
 	}
 	if !s.copied { // else the copy has the same manifest
-		_ = unix.Fchmod(s.descriptors[s.ID], 0)
+		_ = k.held.Use(s.ID, func(manifest int) error { return unix.Fchmod(manifest, 0) })
 	}
 	k.closeUnused(s)
 }
@@ -247,6 +241,15 @@ func (k *Keeper) own(by owner, s *set) {
 		k.owners[by] = map[uint64]bool{}
 	}
 	k.owners[by][s.ID] = true
+}
+
+// unuseUnless ends one use of a set, unless the user has got the reply.
+func (k *Keeper) unuseUnless(s *set, by owner) func(got bool) {
+	return func(got bool) {
+		if !got {
+			k.unuse(s, by)
+		}
+	}
 }
 
 // unuse ends one use of a set. Its maker gives up a set that is not complete.
@@ -279,25 +282,27 @@ func (k *Keeper) closeUnused(s *set) {
 		return
 	}
 	delete(k.sets, s.ID)
+	var dropped []uint64
+	if s.Sealed != 0 {
+		dropped = []uint64{s.ID} // the manifest
+	}
 	for _, c := range s.Chunks {
-		for _, extent := range append(c.More, c.ID) {
-			delete(k.chunks, extent)
+		for _, number := range append(c.More, c.ID) {
+			delete(k.chunks, number)
 			if c.Node != nil {
-				k.held--
-				k.give(*c.Node, s.descriptors[extent])
-				delete(s.descriptors, extent)
+				k.free[*c.Node] = append(k.free[*c.Node], number)
+			} else {
+				dropped = append(dropped, number)
 			}
 		}
 	}
-	go k.close(s) // in the background: it may take seconds for host memory and files, and other processes must not wait
+	go k.drop(dropped) // it may take seconds for host memory and files, and other processes must not wait
 }
 
-// close closes the descriptors of a set that the keeper has forgotten.
-func (k *Keeper) close(s *set) {
-	closed := s.close()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.held -= closed
+func (k *Keeper) drop(numbers []uint64) {
+	for _, number := range numbers {
+		_ = k.held.Drop(number)
+	}
 }
 
 // InUse returns an error if a set is on its device and processes other than one have it open. The set cannot be moved
@@ -343,21 +348,8 @@ func (k *Keeper) empty() bool {
 	return len(k.sets)+extents == 0
 }
 
-func (s *set) close() (closed int) {
-	for _, descriptor := range s.descriptors {
-		_ = unix.Close(descriptor)
-	}
-	closed = len(s.descriptors)
-	clear(s.descriptors)
-	return closed
-}
-
 // ownerOf returns a process by its number.
 func ownerOf(pid int) (owner, error) {
 	start, _, err := process.Started(pid)
 	return owner{pid, start}, err
-}
-
-func duplicate(descriptor int) (int, error) {
-	return unix.FcntlInt(uintptr(descriptor), unix.F_DUPFD_CLOEXEC, 0)
 }

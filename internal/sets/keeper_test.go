@@ -149,6 +149,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		"publish it again":                   {Op: control.Put, Set: 20, Name: "b", Number: 3, Bytes: 1, Before: 1},
 		"what this set had so far":           {Op: control.Put, Set: 10, Number: 13, Bytes: 1},
 		"it does not have":                   {Op: control.Seal, Set: 20},
+		"other memory by that number":        {Op: control.Put, Set: 20, Name: "b", Number: 11, Bytes: 1},
 	} {
 		require.Contains(t, asked(t, r, "file").Error, words)
 	}

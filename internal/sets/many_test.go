@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
 )
@@ -15,7 +16,7 @@ import (
 // minutes.
 func TestManySets(t *testing.T) {
 	k, last := NewKeeper(), uint64(1<<30)
-	k.most = 1 << 30
+	k.held.Room = nil
 	self, err := ownerOf(os.Getpid())
 	require.NoError(t, err)
 	ask := func(r control.Request) control.Reply {
@@ -45,21 +46,26 @@ func TestManySets(t *testing.T) {
 
 // A keeper that has no reserved memory, and of which no process has any, may end.
 func TestWhatAKeeperStaysFor(t *testing.T) {
-	k, node, given := NewKeeper(), 0, 1<<30
+	k, node := NewKeeper(), 0
+	given, err := unix.MemfdCreate("extent", unix.MFD_CLOEXEC)
+	require.NoError(t, err)
 	self, err := ownerOf(os.Getpid())
 	require.NoError(t, err)
 	_, _, _, err = k.answer(self, control.SetRequest{Op: control.Give, Node: &node}, &given)
 	require.NoError(t, err)
 	require.False(t, k.empty(), "it has an extent")
-	_, _, undo, err := k.answer(self, control.SetRequest{Op: control.Take, Node: &node, Bytes: 1}, &given)
+	_, copied, settle, err := k.answer(self, control.SetRequest{Op: control.Take, Node: &node, Bytes: 1}, &given)
 	require.NoError(t, err)
 	require.False(t, k.empty(), "a process has it, and will give it back")
-	undo()
+	settle(false)
+	require.NoError(t, unix.Close(copied))
 	require.False(t, k.empty(), "it came back")
-	_, _, _, err = k.answer(owner{self.pid, self.start + 1}, control.SetRequest{Op: control.Take, Node: &node, Bytes: 1},
-		&given)
+	_, copied, settle, err = k.answer(owner{self.pid, self.start + 1},
+		control.SetRequest{Op: control.Take, Node: &node, Bytes: 1}, &given)
 	require.NoError(t, err)
+	settle(true)
+	require.NoError(t, unix.Close(copied))
 	k.sweep()
 	require.True(t, k.empty(), "the process has ended")
-	require.Zero(t, k.held)
+	require.Zero(t, k.held.Count())
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/machine/hostmemory"
@@ -224,13 +224,13 @@ func (m *mover) copy(set control.KeptSet, made []end, to string) error {
 
 // put gives the keeper the copy of a set.
 func put(set control.KeptSet, manifest int, made []end, to string) (control.KeptSet, error) {
-	id := max(1, rand.Uint64())
+	id := descriptors.Number()
 	for i := range made {
 		each, node := cmp.Or(made[i].each, set.Chunks[i].Bytes), made[i].node
 		made[i].node = nil // the keeper has what it was given; an extent must not be given twice
 		for n, file := range made[i].files {
 			request := control.SetRequest{Op: control.Put, Set: id, Name: set.Name, Device: set.Device, To: to,
-				Before: i + min(n, 1), Joins: n > 0, Number: max(1, rand.Uint64()),
+				Before: i + min(n, 1), Joins: n > 0, Number: descriptors.Number(),
 				Bytes: min(each, set.Chunks[i].Bytes-uint64(n)*each), Node: node}
 			if _, _, err := Ask(request, int(file.Fd())); err != nil {
 				return set, err

@@ -21,6 +21,9 @@ const recoverTime = 3 * time.Second
 func (k *Keeper) recover(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	room := k.held.Room
+	defer func() { k.held.Room = room }()
+	k.held.Room = nil // what it did not take over beyond its limit would be lost
 	for pid, sets := range askAll(ctx) {
 		user, _ := ownerOf(pid) // a process that has ended since does not count
 		for _, has := range sets {
@@ -31,25 +34,24 @@ func (k *Keeper) recover(ctx context.Context) {
 			}
 			s.users[user]++
 			k.own(user, s)
-			if len(s.descriptors) == 0 {
-				s.fetch(pid)
+			if !k.has(s) {
+				k.fetch(s, pid)
 			}
 		}
 	}
 	for id, s := range k.sets {
-		if len(s.descriptors) == 0 {
+		if !k.has(s) {
 			k.lost[s.Name] = true
 			delete(k.sets, id)
 			continue
 		}
-		k.held += len(s.descriptors)
 		for index, c := range s.Chunks {
 			k.chunks[c.ID] = chunk{s, index}
 		}
 	}
 	for _, s := range k.sets {
 		switch last := k.named[s.Name]; {
-		case !s.hasName():
+		case !k.hasName(s):
 			s.Replaced = true
 		case last == nil || last.Sealed < s.Sealed:
 			k.named[s.Name] = s
@@ -61,10 +63,17 @@ func (k *Keeper) recover(ctx context.Context) {
 	k.sweep()
 }
 
+// has reports whether the keeper holds a set: the manifest comes last.
+func (k *Keeper) has(s *set) bool {
+	_, has := k.held.Bytes(s.ID)
+	return has
+}
+
 // hasName reports whether the keeper before had taken no name from the set (replace).
-func (s *set) hasName() bool {
+func (k *Keeper) hasName(s *set) bool {
 	var manifest unix.Stat_t
-	return unix.Fstat(s.descriptors[s.ID], &manifest) == nil && manifest.Mode&0o777 != 0
+	err := k.held.Use(s.ID, func(descriptor int) error { return unix.Fstat(descriptor, &manifest) })
+	return err == nil && manifest.Mode&0o777 != 0
 }
 
 // askAll asks all processes at once which sets they have open.
@@ -92,15 +101,20 @@ func askAll(ctx context.Context) map[int][]control.KeptSet {
 }
 
 // fetch takes over a set from a process that has it attached, or nothing.
-func (s *set) fetch(pid int) {
+func (k *Keeper) fetch(s *set, pid int) {
+	var fetched []uint64
 	for _, each := range append(slices.Clone(s.Chunks), control.KeptChunk{ID: s.ID}) {
 		_, descriptor, err := server.Ask(directories, pid,
 			control.LendRequest{Op: control.Lend, Memory: each.ID}, -1)
-		s.descriptors[each.ID] = descriptor
-		if err != nil || descriptor < 0 {
-			_ = s.close()
+		if err == nil {
+			err = k.hold(each.ID, each.Bytes, &descriptor)
+		}
+		if err != nil {
+			_ = unix.Close(descriptor) // -1: there is none
+			k.drop(fetched)
 			return
 		}
+		fetched = append(fetched, each.ID)
 	}
 }
 

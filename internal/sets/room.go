@@ -38,11 +38,14 @@ func descriptorsWithin(limit int) int {
 	return max(fewForHolder, limit-foundations-perClient*clientsWithin(limit))
 }
 
-// room returns an error if the keeper can hold no descriptor more.
-func (k *Keeper) room() error {
-	if k.held < k.most {
-		return nil
+// roomWithin returns the Room of a keeper. It counts what the keeper holds: the number of a descriptor would count the
+// connections of clients, too, which come and go in the same table.
+func roomWithin(limit int) func(count, descriptor int) error {
+	return func(count, _ int) error {
+		if count < descriptorsWithin(limit) {
+			return nil
+		}
+		return cuda.Refuse(cuda.OperatingSystem, "it holds %d descriptors, and its limit allows no more (ulimit -n %d): "+
+			"drop sets, reserve less, or start tms keeper with a higher limit", count, limit)
 	}
-	return cuda.Refuse(cuda.OperatingSystem, "it holds %d descriptors, and its limit allows no more (ulimit -n %d): drop "+
-		"sets, reserve less, or start tms keeper with a higher limit", k.held, k.limit)
 }

@@ -100,25 +100,21 @@ func (k *Keeper) attend(client int) {
 		return
 	}
 	var reply control.Reply
-	var undo func()
+	var settle func(got bool)
 	request, id, failed := control.ParseRequest(line)
 	if err = errors.Join(err, hidden, failed); err == nil {
-		reply, descriptor, undo, err = k.answer(from, request, &given)
+		reply, descriptor, settle, err = k.answer(from, request, &given)
 	}
 	reply.Version, reply.ID, reply.OK = control.Version, id, err == nil
 	if err != nil {
 		reply.Code, reply.Error = cuda.Code(err), err.Error()
 	}
 	of, _ := request.(control.SetRequest)
-	if server.Send(client, reply, descriptor, 0) == nil && (!of.Confirm || !reply.OK || server.Confirmed(client)) {
-		return
-	}
-	if undo != nil {
+	got := server.Send(client, reply, descriptor, 0) == nil && (!of.Confirm || !reply.OK || server.Confirmed(client))
+	if settle != nil {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if undo(); of.Op == control.Take {
-			descriptor = -1
-		}
+		settle(got)
 	}
 }
 

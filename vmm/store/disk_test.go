@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/aid/failpoint"
 	"tms/internal/cudasim"
 	"tms/vmm/cuda"
@@ -43,7 +44,7 @@ func newDiskBench(t testing.TB) *diskBench {
 	t.Helper()
 	sim, driver, jobs := simulate(t, 1, "4G")
 	b := &diskBench{t: t, sim: sim, driver: driver, job: jobs[0], path: t.TempDir()}
-	b.disk = NewDisk(driver, &OwnTable{}, silent)
+	b.disk = NewDisk(driver, &descriptors.Holder{}, silent)
 	b.disk.chunkSize = mib
 	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR"))
 	t.Cleanup(func() {
@@ -367,7 +368,7 @@ func TestDiskDiskFails(t *testing.T) {
 
 // unreachable fails calls of the thread that keeps descriptors.
 type unreachable struct {
-	OwnTable
+	descriptors.Holder
 	keep, copy, drop error
 }
 
@@ -375,21 +376,21 @@ func (u *unreachable) Keep(descriptor int) (uint64, error) {
 	if u.keep != nil {
 		return 0, u.keep
 	}
-	return u.OwnTable.Keep(descriptor)
+	return u.Holder.Keep(descriptor)
 }
 
 func (u *unreachable) Copy(number uint64) (int, error) {
 	if u.copy != nil {
 		return -1, u.copy
 	}
-	return u.OwnTable.Copy(number)
+	return u.Holder.Copy(number)
 }
 
 func (u *unreachable) Drop(number uint64) error {
 	if u.drop != nil {
 		return u.drop
 	}
-	return u.OwnTable.Drop(number)
+	return u.Holder.Drop(number)
 }
 
 // Where files cannot be kept, or reached for a while, nothing is lost, and space comes back later.
@@ -483,7 +484,7 @@ func TestDiskDirectoryCannotBeUsed(t *testing.T) {
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "set TMS_DISK_BACKUP_DIR")
 	}
-	_, err := NewDisk(b.driver, &OwnTable{}, silent).Save(b.job, nil)
+	_, err := NewDisk(b.driver, &descriptors.Holder{}, silent).Save(b.job, nil)
 	require.ErrorIs(t, err, ErrDisk)
 }
 
@@ -539,7 +540,7 @@ func TestDiskWarnsOfMemoryOnce(t *testing.T) {
 	b.disk.warn = func(line string) { lines = append(lines, line) }
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
-	other := NewDisk(b.driver, &OwnTable{}, b.disk.warn)
+	other := NewDisk(b.driver, &descriptors.Holder{}, b.disk.warn)
 	require.NoError(t, other.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	require.Len(t, lines, 1)
 	require.Contains(t, lines[0], path)

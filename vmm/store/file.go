@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"tms/internal/aid/descriptors"
 )
 
 // O_DIRECT wants addresses, offsets and sizes that are multiples of blockSize; no disk has larger blocks.
@@ -17,9 +19,8 @@ type diskFile struct {
 	extent
 	disk      *Disk
 	directory *Directory
-	device    uint64
-	inode     uint64      // it is no other file's as long as this one is kept
-	direct    atomic.Bool // the page cache is bypassed
+	identity  descriptors.File // what a descriptor of it stands for: the host may have closed one of the same number
+	direct    atomic.Bool      // the page cache is bypassed
 }
 
 // create makes the file, with its space.
@@ -29,12 +30,11 @@ func (f *diskFile) create() error {
 		return f.directory.failed("making a file in", err)
 	}
 	f.direct.Store(direct)
-	var stat unix.Stat_t
-	if err = fallible("fstat", func() error { return unix.Fstat(fd, &stat) }); err != nil {
+	err = fallible("fstat", func() (err error) { f.identity, err = descriptors.FileOf(fd); return err })
+	if err != nil {
 		_ = unix.Close(fd)
 		return f.directory.failed("making a file in", err)
 	}
-	f.device, f.inode = uint64(stat.Dev), stat.Ino
 	defer f.close(fd)
 	if err := f.directory.reserve(fd, f.size); err != nil {
 		return err
@@ -45,15 +45,9 @@ func (f *diskFile) create() error {
 	return nil
 }
 
-// has reports whether a descriptor is the file: the host may have closed it, and opened another file with its number.
-func (f *diskFile) has(fd int) bool {
-	var stat unix.Stat_t
-	return fd >= 0 && unix.Fstat(fd, &stat) == nil && uint64(stat.Dev) == f.device && stat.Ino == f.inode
-}
-
 // close closes a copy of the file's descriptor, and none of another's.
 func (f *diskFile) close(fd int) {
-	if f.has(fd) {
+	if f.identity.Is(fd) {
 		f.disk.Descriptors.Close(fd)
 	}
 }
@@ -111,7 +105,7 @@ type openFile struct {
 func (o *openFile) descriptor() (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.file.has(o.fd) {
+	if o.file.identity.Is(o.fd) {
 		return o.fd, nil
 	}
 	fd, err := o.file.disk.Descriptors.Copy(o.file.number)

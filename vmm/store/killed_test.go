@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"tms/internal/aid/descriptors"
 )
 
 // killedIn is the variable by which a test starts this program once more, and says where that program puts its files.
@@ -48,7 +50,7 @@ func TestKilledInTheMiddleOfASave(t *testing.T) {
 // saveAndDie kills this process when a part of its contents is in a file.
 func saveAndDie(t *testing.T, directory string) {
 	_, driver, jobs := simulate(t, 1, "1G")
-	disk := NewDisk(driver, &OwnTable{}, func(string) {})
+	disk := NewDisk(driver, &descriptors.Holder{}, func(string) {})
 	disk.chunkSize = mib
 	require.NoError(t, disk.Configure(directory, ""))
 	if os.Getenv("UNNAMED") == "0" {

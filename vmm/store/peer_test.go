@@ -11,10 +11,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/cudasim"
 	"tms/vmm/cuda"
-	"tms/vmm/store/storetest"
 )
 
 // peers is simulated devices, each with a context, and a Peer that falls back to the host.
@@ -29,14 +30,14 @@ type peers struct {
 	copied  atomic.Uint64
 	before  map[string]uint64
 
-	descriptors *storetest.Descriptors
+	descriptors *descriptors.Holder
 }
 
 func newPeers(t *testing.T, devices int, memory string) *peers {
 	t.Helper()
 	sim, driver, jobs := simulate(t, devices, memory)
 	p := &peers{t: t, sim: sim, driver: driver, jobs: jobs, private: NewPrivate(driver)}
-	p.peer = NewPeer(driver, &OwnTable{}, nil, p.private, func(note string) { p.notes = append(p.notes, note) })
+	p.peer = NewPeer(driver, &descriptors.Holder{}, nil, p.private, func(note string) { p.notes = append(p.notes, note) })
 	p.peer.chunk = testChunk
 	for ordinal := range jobs {
 		jobs[ordinal].Copied = func(bytes uint64) { p.copied.Add(bytes) }
@@ -305,7 +306,7 @@ func newPortable(t *testing.T) *peers {
 	t.Helper()
 	t.Setenv("CUDASIM_SHARED", fmt.Sprint("peers-", os.Getpid()))
 	p := newPeers(t, 2, "2G")
-	p.jobs[0].Portable, p.descriptors = true, storetest.New()
+	p.jobs[0].Portable, p.descriptors = true, &descriptors.Holder{}
 	p.peer.Descriptors = p.descriptors
 	return p
 }
@@ -336,9 +337,9 @@ func TestPeerPortableContentsAreMappedForCopiesAlone(t *testing.T) {
 		discardAll(contents)
 		p.clean()
 	}
-	require.Empty(t, p.descriptors.Kept)
+	require.Zero(t, p.descriptors.Count())
 
-	p.descriptors.Full = true
+	p.descriptors.Room = func(int, int) error { return unix.EMFILE }
 	contents := p.save(p.jobs[0], itemsFor(spans, nil, 1))
 	_, host := p.where(contents)
 	require.Equal(t, 3, host)

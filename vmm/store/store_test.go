@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/cudasim"
 	"tms/vmm/cuda"
-	"tms/vmm/store/storetest"
 )
 
 // kinds are the stores, and the other places of Peer. Each passes the tests of this file.
@@ -44,7 +44,7 @@ type suite struct {
 	job         Job
 	store       Store
 	target      int
-	descriptors *storetest.Descriptors
+	descriptors *descriptors.Holder
 	folder      string // of Disk
 	copied      atomic.Uint64
 	before      map[string]uint64
@@ -55,7 +55,7 @@ func onEach(t *testing.T, test func(t *testing.T, s *suite)) {
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {
 			t.Setenv("CUDASIM_SHARED", fmt.Sprint("store-", os.Getpid()))
-			s := &suite{t: t, target: kind.target, descriptors: storetest.New()}
+			s := &suite{t: t, target: kind.target, descriptors: &descriptors.Holder{}}
 			var jobs []Job
 			s.sim, s.driver, jobs = simulate(t, 2, "2G")
 			s.job = jobs[0]
@@ -91,7 +91,7 @@ func (s *suite) Give(_ int, number uint64) error { return s.descriptors.Drop(num
 
 // held counts what is taken of the driver and the system.
 func (s *suite) held() map[string]uint64 {
-	held := map[string]uint64{"descriptors": uint64(len(s.descriptors.Kept))}
+	held := map[string]uint64{"descriptors": uint64(s.descriptors.Count())}
 	for _, name := range []string{"handles", "reservations", "mappings", "streams", "events", "registered_bytes",
 		"pending", "used:0", "used:1"} {
 		held[name] = s.sim.Stat(name)

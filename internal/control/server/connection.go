@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/control"
 	"tms/vmm/cuda"
 )
@@ -65,39 +66,12 @@ func (c *connection) read() {
 	}
 }
 
-// rights returns the descriptor that goes with the next bytes, as a control message.
-func (c *connection) rights() []byte {
-	if c.lent == nil || c.lent.passed < 0 {
-		return nil
-	}
-	return unix.UnixRights(c.lent.passed)
-}
-
-// sent closes the descriptor once the kernel has it.
-func (c *connection) sent() {
-	if c.lent != nil && c.lent.passed >= 0 {
-		_ = unix.Close(c.lent.passed)
-	}
-	c.lent = nil
-}
-
 // receive reads what a client has sent; from the process itself, with a descriptor.
 func (c *connection) receive(buffer []byte) (int, error) {
 	if c.pid != unix.Getpid() {
 		return unix.Read(c.descriptor, buffer)
 	}
-	rights := make([]byte, unix.CmsgSpace(4))
-	n, m, _, _, err := unix.Recvmsg(c.descriptor, buffer, rights, unix.MSG_CMSG_CLOEXEC)
-	if err != nil {
-		return n, err
-	}
-	if descriptor := rightsIn(rights[:m]); descriptor >= 0 {
-		if c.passed >= 0 {
-			_ = unix.Close(c.passed)
-		}
-		c.passed = descriptor
-	}
-	return n, nil
+	return descriptors.Receive(c.descriptor, buffer, &c.passed)
 }
 
 // fail ends a client's connection with an error, because it is unknown where the next request would begin.
@@ -117,12 +91,18 @@ func (c *connection) answer(reply control.Reply) {
 	c.out = append(c.out, control.Line(reply)...)
 }
 
+// write sends what the client is to get, and closes the descriptor that goes with it once the kernel has that.
 func (c *connection) write(now time.Time) {
 	for len(c.out) > 0 && !c.gone {
-		n, err := unix.SendmsgN(c.descriptor, c.out, c.rights(), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		descriptor := -1
+		if c.lent != nil {
+			descriptor = c.lent.passed
+		}
+		n, err := descriptors.Send(c.descriptor, c.out, descriptor, unix.MSG_DONTWAIT)
 		switch {
 		case err == nil:
-			c.sent()
+			_ = unix.Close(descriptor) // -1: there is none
+			c.lent = nil
 			c.out, c.written = c.out[n:], now
 		case errors.Is(err, unix.EAGAIN):
 			return

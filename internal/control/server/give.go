@@ -20,19 +20,19 @@ const (
 	givesUp   = 10 * time.Second       // without a socket: a keeper whose directory was removed soon makes another
 )
 
-// extent is reserved host memory that the keeper is to get.
+// extent is reserved host memory that the keeper is to get. Its descriptor is leaving until the keeper has it.
 type extent struct {
-	node, descriptor int
+	node   int
+	number uint64
 }
 
-// give queues what is held under a number. An extent of an unknown number was queued before.
+// give queues an extent, unless that was given before.
 func (s *Server) give(c *connection, r control.SetRequest) error {
 	if r.Node == nil {
 		return errors.New("a give needs a node")
 	}
-	if h, has := s.held[r.Number]; has {
-		delete(s.held, r.Number)
-		s.gives = append(s.gives, extent{*r.Node, h.descriptor})
+	if s.held.Leave(r.Number) {
+		s.gives = append(s.gives, extent{*r.Node, r.Number})
 	}
 	c.answer(control.Reply{ID: r.ID, OK: true})
 	return nil
@@ -45,7 +45,10 @@ func (s *Server) giveNext(now time.Time) {
 		if err == nil {
 			first := s.gives[0]
 			give := control.SetRequest{Op: control.Give, Node: &first.node}.Sent(0)
-			if err = Send(socket, give, first.descriptor, unix.MSG_DONTWAIT); err == nil {
+			err = s.held.Use(first.number, func(descriptor int) error {
+				return Send(socket, give, descriptor, unix.MSG_DONTWAIT)
+			})
+			if err == nil {
 				s.keeper, s.unfound = socket, time.Time{}
 				return
 			}
@@ -56,7 +59,8 @@ func (s *Server) giveNext(now time.Time) {
 		} else if s.unfound.IsZero() {
 			s.unfound = now
 		}
-		if errors.Is(err, unix.ECONNREFUSED) || !s.unfound.IsZero() && now.Sub(s.unfound) > givesUp {
+		dropped := errors.Is(err, unix.EBADF) // by the process itself
+		if dropped || errors.Is(err, unix.ECONNREFUSED) || !s.unfound.IsZero() && now.Sub(s.unfound) > givesUp {
 			s.given()
 			continue
 		}
@@ -80,7 +84,8 @@ func (s *Server) heardFromKeeper(now time.Time) {
 	s.giveAt = now.Add(giveAgain)
 }
 
+// given drops the first extent of the queue: the keeper has it, or there is no keeper.
 func (s *Server) given() {
-	_ = unix.Close(s.gives[0].descriptor)
+	_ = s.held.Drop(s.gives[0].number)
 	s.gives = s.gives[1:]
 }

@@ -29,8 +29,13 @@ type lend struct {
 
 // lend queues a request for memory.
 func (s *Server) lend(c *connection, r control.LendRequest) error {
-	if h, has := s.held[r.Memory]; has {
-		return c.lendHeld(r, h)
+	if bytes, has := s.held.Bytes(r.Memory); has {
+		descriptor, err := s.held.Copy(r.Memory)
+		if err == nil {
+			c.lent = &lend{passed: descriptor}
+			c.answer(control.Reply{ID: r.ID, OK: true, Bytes: bytes, Extent: bytes})
+		}
+		return err
 	}
 	if c.pid <= 0 {
 		return errors.New("the importer cannot be seen from this process: it is in another container")

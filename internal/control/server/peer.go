@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/control"
 	"tms/internal/machine/process"
 	"tms/vmm/cuda"
@@ -89,7 +90,7 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 		return err
 	}
 	if pid == unix.Getpid() {
-		defer closeOwn(socket)
+		defer descriptors.CloseToSpare(socket)
 	} else {
 		defer func() { _ = unix.Close(socket) }()
 	}
@@ -158,7 +159,7 @@ func Confirmed(client int) bool {
 // AskSelf sends the process's own socket a request, with a descriptor unless that is -1.
 func AskSelf(directories Directories, r control.Request, descriptor int) error {
 	reply, came, err := Ask(directories, unix.Getpid(), r, descriptor)
-	CloseOwn(came)
+	closeCame(came)
 	if err == nil && !reply.OK {
 		err = errors.New(reply.Error)
 	}
@@ -191,34 +192,27 @@ func Ended(directories Directories, pid int) bool {
 
 // Send sends a request or reply, with a descriptor unless that is -1.
 func Send(socket int, message any, descriptor, flags int) error {
-	var rights []byte
-	if descriptor >= 0 {
-		rights = unix.UnixRights(descriptor)
-	}
 	line := control.Line(message)
-	return again(func() error { return unix.Sendmsg(socket, line, rights, nil, unix.MSG_NOSIGNAL|flags) })
+	return again(func() error {
+		_, err := descriptors.Send(socket, line, descriptor, flags)
+		return err
+	})
 }
 
 // Receive reads a line, without its end, and the descriptor that comes with it, or -1.
 func Receive(socket int) (line []byte, descriptor int, err error) {
 	descriptor = -1
-	buffer, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	buffer := make([]byte, 4096)
 	for len(line) == 0 || line[len(line)-1] != '\n' {
-		var n, m int
+		var n int
 		if err := again(func() (err error) {
-			n, m, _, _, err = unix.Recvmsg(socket, buffer, rights, unix.MSG_CMSG_CLOEXEC)
+			n, err = descriptors.Receive(socket, buffer, &descriptor)
 			return err
 		}); err != nil {
 			return line, descriptor, err
 		}
 		if n == 0 || len(line) > maxLine {
 			return line, descriptor, errors.New("the line has no end")
-		}
-		if passed := rightsIn(rights[:m]); passed >= 0 {
-			if descriptor >= 0 {
-				_ = unix.Close(descriptor)
-			}
-			descriptor = passed
 		}
 		line = append(line, buffer[:n]...)
 	}
@@ -311,20 +305,4 @@ func again(call func() error) error {
 			return err
 		}
 	}
-}
-
-// rightsIn returns the descriptor that came with a message, or -1 if none came.
-func rightsIn(rights []byte) int {
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil || len(messages) == 0 {
-		return -1
-	}
-	descriptors, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(descriptors) == 0 {
-		return -1
-	}
-	for _, more := range descriptors[1:] {
-		_ = unix.Close(more)
-	}
-	return descriptors[0]
 }

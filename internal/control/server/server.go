@@ -4,8 +4,8 @@
 // then until the work is done. Package rights says what the process takes back when a client goes.
 //
 // The nouns: a connection is one client. A task is a request that another thread carries out, with an outcome. A lend
-// sends a descriptor of memory that another process imports. The thread keeps descriptors open for the process (hold.go)
-// until the process closes them or gives them to the keeper, or the thread ends: a descriptor ends with its holder.
+// sends a descriptor of memory that another process imports. The thread holds descriptors for the process (Held), until
+// the process drops them or the keeper has them: a descriptor ends with its holder.
 package server
 
 import (
@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/aid/guard"
 	"tms/internal/control"
 	"tms/internal/control/rights"
@@ -65,7 +66,7 @@ type Server struct {
 	full    time.Time // until then it accepts no client, because the kernel had no room
 	glanced time.Time // at the gate
 	lends   []*lend   // requested
-	held    map[uint64]held
+	held    descriptors.Holder
 	lending *lend // the one that another thread works on
 	gives   []extent
 	keeper  int       // the connection on which the first of gives was sent, or -1 if it was not sent
@@ -96,7 +97,8 @@ type Server struct {
 
 // New returns the server of a process, which does not listen yet.
 func New(process Process) *Server {
-	return &Server{process: process, looks: firstGlance, held: map[uint64]held{}, own: &connection{descriptor: -1},
+	return &Server{process: process, looks: firstGlance, held: descriptors.Holder{Room: leavesRoom},
+		own:    &connection{descriptor: -1},
 		socket: Socket{Descriptor: -1}, keeper: -1, aside: -1, ran: time.Now(), away: -1}
 }
 

@@ -327,6 +327,16 @@ func TestPanicAfterAPauseOfEverything(t *testing.T) {
 	f.undone(t, rights.Rest)
 }
 
+// accepted waits for the next client of a keeper.
+func accepted(keeper server.Socket) (client int) {
+	events := []unix.PollFd{{Fd: int32(keeper.Descriptor), Events: unix.POLLIN}}
+	for events[0].Revents == 0 { // accept does not wait for a client, and a signal of Go's scheduler ends a poll
+		_, _ = unix.Poll(events, -1)
+	}
+	client, _, _ = unix.Accept4(keeper.Descriptor, unix.SOCK_CLOEXEC)
+	return client
+}
+
 // A peer that runs may take longer to answer than a stopped one may.
 func TestAPeerThatIsSlow(t *testing.T) {
 	f := serve(t)
@@ -334,14 +344,7 @@ func TestAPeerThatIsSlow(t *testing.T) {
 	require.NoError(t, err)
 	defer unix.Close(keeper.Descriptor)
 	go func() {
-		events := []unix.PollFd{{Fd: int32(keeper.Descriptor), Events: unix.POLLIN}}
-		for events[0].Revents == 0 { // accept does not wait for a client, and a signal of Go's scheduler ends a poll
-			_, _ = unix.Poll(events, -1)
-		}
-		client, _, err := unix.Accept4(keeper.Descriptor, unix.SOCK_CLOEXEC)
-		if err != nil {
-			return
-		}
+		client := accepted(keeper)
 		defer unix.Close(client)
 		_, _, _ = server.Receive(client)
 		time.Sleep(20 * time.Millisecond)
@@ -418,6 +421,12 @@ func TestKeptDescriptors(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 7, reply.Bytes, "the process is asked")
 	require.NoError(t, unix.Close(came))
+	onlyHere(t, file)
+}
+
+// onlyHere waits until a file has no descriptor but the test's own.
+func onlyHere(t *testing.T, file *os.File) {
+	t.Helper()
 	require.Eventually(t, func() bool {
 		held := 0
 		entries, _ := os.ReadDir("/proc/self/fd")
@@ -428,6 +437,49 @@ func TestKeptDescriptors(t *testing.T) {
 		}
 		return held == 1
 	}, time.Minute, time.Millisecond)
+}
+
+// An extent is the process's until the keeper has answered, however late and how often it is asked. It is given once.
+func TestAGiveIsQueued(t *testing.T) {
+	var held server.Held
+	f := serve(t, func(s *server.Server) { held = s.Held() })
+	file, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	defer file.Close()
+	keeper, err := server.Listen(f.Directories, control.Keeper, time.Minute)
+	require.NoError(t, err)
+	give := func() uint64 {
+		t.Helper()
+		number, err := held.Keep(int(file.Fd()))
+		require.NoError(t, err)
+		for range 2 { // the second changes nothing
+			require.NoError(t, held.Give(0, number))
+		}
+		return number
+	}
+	gets := func(answer func(client int)) {
+		t.Helper()
+		client := accepted(keeper)
+		line, came, err := server.Receive(client)
+		require.NoError(t, err)
+		require.Contains(t, string(line), `"op":"give"`)
+		require.GreaterOrEqual(t, came, 0)
+		require.NoError(t, unix.Close(came))
+		answer(client)
+		require.NoError(t, unix.Close(client))
+	}
+	give()
+	dropped := give()
+	gets(func(int) {})
+	gets(func(client int) {
+		require.NoError(t, held.Drop(dropped))
+		require.NoError(t, server.Send(client, control.Reply{OK: true}, -1, 0))
+	})
+	onlyHere(t, file)
+
+	require.NoError(t, unix.Close(keeper.Descriptor)) // it has ended
+	give()
+	onlyHere(t, file)
 }
 
 // The thread keeps descriptors of a process that others cannot reach, and later lets others in.
