@@ -87,7 +87,7 @@ var metrics = map[string]struct{ labels, help string }{
 	"process_lost":    {"", "Whether the driver can never give the process back: end it."},
 	"process_held_up": {"", "Whether threads of the process that give a device work wait for a resume."},
 	"process_memory_wait_seconds": {"",
-		"For how long a thread of the process has waited for device memory, for processes of tms run --share, or 0 if no thread waits."},
+		"Under tms run --share, how long a thread of the process has waited for device memory, or 0 if no thread waits."},
 	"process_idle_seconds": {"", "How long no call has given a device work, for processes of tms run."},
 	"device_size_bytes":    {"device", "Memory of the device."},
 	"device_free_bytes":    {"device", "Free memory of the device."},

@@ -3,8 +3,9 @@
 // docs/protocol.md has it for clients in other languages. Nothing in this package keeps a descriptor open but
 // LockDirectory, and only that and Search wait.
 //
-// The nouns: a request steers a process (SteerRequest), is for memory that one process exports to another (LendRequest),
-// or asks the keeper for a set (SetRequest). An operation is the work it asks for. A reply answers it. A status has a process's state. A hold stops threads until its client's pause.
+// The nouns: a request steers a process (SteerRequest), is for memory that one process exports to another
+// (LendRequest), or asks the keeper for a set (SetRequest). An operation is the work it asks for. A reply answers it.
+// A status has a process's state. A hold stops threads until its client's pause.
 //
 // A client has at most one request in progress that changes something, and may ask for a status during that time.
 // Requests that change something are carried out one after another, whichever client they come from. What a client has

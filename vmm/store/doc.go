@@ -17,7 +17,8 @@
 //   - Disk makes a run of **files** in a **Directory**. They have no name, and end with the process, however it ends. A
 //     **transfer** copies to and from them through **staging** memory.
 //
-// The stores give memory back through package reclaim, in the background, since the caller may hold the engine's lock. Stores call no package above.
+// The stores give memory back through package reclaim, in the background, since the caller may hold the engine's lock.
+// Stores call no package above.
 //
 // Locks: Private has none, because the live bytes of a registration are counted, and no two Jobs share a buffer. Peer
 // has taking, held while memory is taken, and then mu, over the count of what is held. Disk has its configuration's, a

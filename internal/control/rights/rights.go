@@ -100,8 +100,8 @@ func (r *Rights[C]) Keep(c C) Orphaned {
 	return Orphaned{Align: r.unalign(c)}
 }
 
-// Undo ends the client's part in tags that others also want paused. Tags that only this client wants paused are due, and
-// stay its own until they are resumed, because an undo may fail.
+// Undo ends the client's part in tags that others also want paused. Tags that only this client wants paused are due,
+// and stay its own until they are resumed, because an undo may fail.
 func (r *Rights[C]) Undo(c C) Orphaned {
 	orphaned := Orphaned{Hold: r.Pauses(c), Align: r.unalign(c)}
 	for name, wanting := range r.paused {

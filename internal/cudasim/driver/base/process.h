@@ -1,6 +1,6 @@
 // The part of a process that other processes see and change: its state for the checkpoint functions, and its device
-// memory for NVML. It is a page in a memfd. Others find it among the process's descriptors, so only the same user can, and it
-// vanishes with the process.
+// memory for NVML. It is a page in a memfd. Others find it among the process's descriptors, so only the same user
+// can, and it vanishes with the process.
 #ifndef CUDASIM_PROCESS_H
 #define CUDASIM_PROCESS_H
 

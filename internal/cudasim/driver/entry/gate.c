@@ -163,8 +163,8 @@ static CUresult enter(enum driver_function function)
 	return needs == CTX ? context_health() : CUDA_SUCCESS;
 }
 
-// Calls that the driver's lock does not stop (seen with driver 580, after the device was given work). Some read what the
-// device wrote, on pages that a checkpoint takes away. The driver refuses the others.
+// Calls that the driver's lock does not stop (seen with driver 580, after the device was given work). Some read what
+// the device wrote, on pages that a checkpoint takes away. The driver refuses the others.
 static bool reads_pages(enum driver_function function)
 {
 	switch (function) {

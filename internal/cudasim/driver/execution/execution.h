@@ -128,7 +128,8 @@ struct target {
 	uint64_t address, size; // host memory that the work may use
 	bool all;
 };
-struct target queue_turn(const struct stream *stream); // the work that an operation issued on the stream now would wait for
+// The work that an operation issued on the stream now would wait for.
+struct target queue_turn(const struct stream *stream);
 void queue_wait(struct target target);
 bool queue_done(struct target target); // runs what it can, leaves host functions to threads of their own, never waits
 void queue_run_free(void);	       // runs everything that needs no host function; never waits
