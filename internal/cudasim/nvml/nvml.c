@@ -106,17 +106,14 @@ static uint64_t outliving(int device)
 static struct seen look(int device, nvmlProcessInfo_v2_t *list, unsigned room)
 {
 	struct seen seen = {0};
-	DIR *listing = opendir("/proc");
-	for (struct dirent *entry; listing && (entry = readdir(listing));) {
-		struct process_page *page;
-		if (process_find(atoi(entry->d_name), &page) != CUDA_SUCCESS)
-			continue;
+	struct processes all;
+	processes_open(&all);
+	for (struct process_page *page; (page = processes_next(&all));) {
 		if (!strcmp(page->shared, sim.settings.shared))
 			see(page, device, list, room, &seen);
 		process_release(page);
 	}
-	if (listing)
-		closedir(listing);
+	processes_close(&all);
 	if (!seen.device_count)
 		seen = (struct seen){.device_count = sim.settings.device_count, .memory = sim.settings.memory};
 	seen.held += outliving(device);

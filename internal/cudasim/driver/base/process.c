@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,13 +40,15 @@ static struct process_page *page_new(void)
 	if (fd < 0)
 		return NULL;
 	struct process_page *page = MAP_FAILED;
-	if (!ftruncate(fd, sizeof *page))
+	struct stat status;
+	if (!ftruncate(fd, sizeof *page) && !fstat(fd, &status) && !flock(fd, LOCK_EX)) // for processes_next
 		page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	taken = mmap(NULL, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (page == MAP_FAILED || taken == MAP_FAILED) {
 		close(fd);
 		return NULL;
 	}
+	page->file = status.st_ino;
 	page->process = getpid(); // the descriptor stays open: others find the page by it
 	memcpy(page->shared, sim.settings.shared, sizeof page->shared);
 	return page;
@@ -191,6 +195,47 @@ CUresult process_find(int process, struct process_page **page)
 	if (*page)
 		process_release(*page);
 	return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+void processes_open(struct processes *of)
+{
+	int fd = open("/proc/locks", O_RDONLY | O_CLOEXEC);
+	char more;
+	ssize_t length = fd < 0 ? -1 : read(fd, of->locks, sizeof of->locks - 1);
+	// The locks may have changed between two reads.
+	bool whole = length >= 0 && read(fd, &more, 1) == 0;
+	of->locks[whole ? length : 0] = 0;
+	of->line = of->locks;
+	of->all = whole ? NULL : opendir("/proc");
+	if (fd >= 0)
+		close(fd);
+}
+
+struct process_page *processes_next(struct processes *of)
+{
+	struct process_page *page;
+	for (struct dirent *entry; of->all && (entry = readdir(of->all));)
+		if (process_find(atoi(entry->d_name), &page) == CUDA_SUCCESS)
+			return page;
+	while (of->line && *of->line) {
+		unsigned long long file;
+		int process;
+		int found = sscanf(of->line, "%*u: FLOCK %*s WRITE %d %*x:%*x:%llu", &process, &file);
+		of->line = strchr(of->line, '\n');
+		of->line = of->line ? of->line + 1 : NULL;
+		if (found != 2 || process_find(process, &page) != CUDA_SUCCESS)
+			continue;
+		if (page->file == file)
+			return page;
+		process_release(page); // the process has this lock for something else
+	}
+	return NULL;
+}
+
+void processes_close(struct processes *of)
+{
+	if (of->all)
+		closedir(of->all);
 }
 
 void process_release(struct process_page *page)
