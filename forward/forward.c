@@ -355,7 +355,7 @@ HIDDEN void *forward_in_driver(const char *name)
 	return driver.found && !driver.hooked ? defined(&driver.symbols, name) : NULL;
 }
 
-/* Libraries that have asked for the last error. An entry is complete before the count says that it is there, and stays;
+/* Libraries that have asked for the last error, or reset a device. An entry is complete before the count says that it is there, and stays;
  * a library that comes to the addresses of another, unloaded one is taken for it. */
 enum { LIBRARIES = 256 };
 static struct library {
@@ -392,6 +392,7 @@ static int look_for_copy(struct dl_phdr_info *info, size_t size, void *data)
 		return 0;
 	library->copy.get = (int (*)(void))defined(&symbols, "cudaGetLastError");
 	library->copy.peek = (int (*)(void))defined(&symbols, "cudaPeekAtLastError");
+	library->copy.reset = (int (*)(void))defined(&symbols, "cudaDeviceReset");
 	return 1;
 }
 
@@ -432,7 +433,7 @@ static const struct library *note(const void *caller)
 	dl_iterate_phdr(look_at_caller, library);
 	if (library->needed)
 		dl_iterate_phdr(look_for_copy, library);
-	if (!library->copy.get || !library->copy.peek || !goes_elsewhere(&library->copy))
+	if (!library->copy.get || !library->copy.peek || !library->copy.reset || !goes_elsewhere(&library->copy))
 		library->copy.get = NULL;
 	kept((void *)library->copy.get);
 	bool found = library->range.end != 0;

@@ -179,10 +179,11 @@ extern __thread struct forward_caller forward_caller __attribute__((tls_model("i
 /* A caller of an older major has been seen: before the first such call. */
 extern _Atomic _Bool forward_has_older __attribute__((visibility("hidden")));
 void forward_see_older(void);
-/* The last error of another copy of the same major of libcudart than calls go to: auditwheel renames the copy that it
- * puts into a wheel. Calls that do not come through this library, such as the launch of a kernel, fail there. */
+/* Another copy of the same major of libcudart than calls go to: auditwheel renames the copy that it puts into a wheel.
+ * Calls that do not come through this library, such as the launch of a kernel, fail there, and leave its last error. A
+ * reset of the device has to reach this copy, which has loaded the caller's kernels into the context that ends. */
 struct forward_copy {
-	int (*get)(void), (*peek)(void);
+	int (*get)(void), (*peek)(void), (*reset)(void);
 };
 /* Returns the copy to which the caller's library is bound, or NULL if calls go to that copy already. */
 const struct forward_copy *forward_copy_of(const void *caller);

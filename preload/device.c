@@ -174,10 +174,12 @@ static void forget(int device, const void *context)
 EXPORT int cudaDeviceReset(void)
 {
 	int device = 0;
+	const struct forward_copy *copy = forward_copy_of(CALLER());
+	int (*reset)(void) = copy ? copy->reset : forward_cudaDeviceReset;
 	if ((go_now() != GO_AWAKE && !capturing() && !watch_is_on(WATCH_COUNTS)) ||
 	    forward_cudaGetDevice(&device) != SUCCESS)
-		return forward_cudaDeviceReset();
-	return RESETTING(device, forward_cudaDeviceReset());
+		return reset();
+	return RESETTING(device, reset());
 }
 
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)

@@ -344,7 +344,8 @@ func TestRenamedLibcudart(t *testing.T) {
 	}
 }
 
-// A library that is bound to a copy hears of the errors there, whichever copy other calls go to.
+// A library that is bound to a copy learns of the errors there, whichever copy other calls go to, and resets the device
+// there.
 func TestTwoCopiesOfALibcudart(t *testing.T) {
 	const name = "libcudart-1f2e3d4c.so.12"
 	folder := t.TempDir()

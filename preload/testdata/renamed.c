@@ -1,5 +1,12 @@
-/* A libcudart that auditwheel has renamed: as much of one as a test of its name, and of its last error, needs. */
+/* A libcudart that auditwheel has renamed: as much of one as a test of its name, its last error and its resets needs. */
+int cudaResets;
 static int last;
+
+int cudaDeviceReset(void)
+{
+	cudaResets++;
+	return 0;
+}
 
 int cudaLaunchKernel(void)
 {

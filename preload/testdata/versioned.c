@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <string.h>
 
+int cudaDeviceReset(void);
 int cudaFree(void *);
 int cudaGetLastError(void);
 int cudaMalloc(void **, size_t);
@@ -40,6 +41,12 @@ int cudaLaunchKernel(void);
 int launch(void)
 {
 	int code = cudaLaunchKernel();
+	return code;
+}
+
+int reset(void)
+{
+	int code = cudaDeviceReset();
 	return code;
 }
 
