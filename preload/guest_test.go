@@ -334,6 +334,40 @@ func TestEachLibraryHasItsOwnLibcudart(t *testing.T) {
 	}
 }
 
+// A program that is linked with libtms.so needs no preload, if it is linked in the right order, and is told otherwise.
+func TestLinkedWithoutAPreload(t *testing.T) {
+	folders := []string{built(t, "lib"), built(t, "sim")}
+	for _, c := range []struct {
+		name      string
+		libraries []string
+		code      int
+		out, said string
+	}{
+		{"before libcudart", []string{"-ltms", "-Wl,--no-as-needed", "-lcudart"}, 0,
+			"64 MiB are free for others\nthe last byte is 42\n", `^$`},
+		{"without libcudart", []string{"-Wl,--as-needed", "-ltms", "-lcudart"}, 1, "",
+			`^cudaError 302: no libcudart is loaded; .*-Wl,--no-as-needed -lcudart.*\n$`},
+		{"behind libcudart", []string{"-Wl,--as-needed", "-lcudart", "-ltms"}, 0,
+			"0 MiB are free for others\nthe last byte is 42\n",
+			`^tms: the program is linked with libcudart before libtms.so, so that its memory is not pausable; .*\n$`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			flags := []string{"../docs/examples/linked.c", "-I" + folders[0], "-L" + folders[0], "-L" + folders[1]}
+			program := hermetic.Compile(t, "linked", append(flags, c.libraries...)...)
+			o := run(t, program, nil, "LD_PRELOAD=", "LD_LIBRARY_PATH="+strings.Join(folders, ":"))
+			require.Equal(t, c.code, o.state.ExitCode(), o.stderr)
+			require.Equal(t, c.out, o.stdout)
+			require.Regexp(t, c.said, o.stderr)
+		})
+	}
+	// A preload comes before both.
+	program := hermetic.Compile(t, "linked", "../docs/examples/linked.c", "-I"+folders[0], "-L"+folders[0], "-L"+folders[1],
+		"-lcudart", "-ltms")
+	o := run(t, program, nil, "LD_LIBRARY_PATH="+strings.Join(folders, ":")).succeeded(t)
+	require.Contains(t, o.stdout, "64 MiB")
+	require.Empty(t, o.stderr)
+}
+
 // auditwheel renames a libcudart that it copies into a wheel.
 func TestRenamedLibcudart(t *testing.T) {
 	for _, name := range []string{"libcudart-1f2e3d4c.so.12", "libcudart.1f2e3d4c.so.12"} {

@@ -33,6 +33,25 @@ AT_LOAD static void leave_environment(void)
 	region_leave_environment((const char *const[]){file_of(name), "libtms_reach.so", NULL});
 }
 
+HIDDEN bool behind_cudart;
+
+/* Stops at the first library, which is the program, unless that needs libtms.so; else at this library. */
+AT_LOAD static int look_for_cudart(struct dl_phdr_info *info, size_t size, void *libraries)
+{
+	(void)size;
+	const ElfW(Dyn) *entry = dynamic_of(info);
+	struct symbols symbols;
+	if ((*(int *)libraries)++ > 0) {
+		behind_cudart |= is_library(file_of(info->dlpi_name), "libcudart");
+		return entry == _DYNAMIC;
+	}
+	read_symbols(info->dlpi_addr, entry, &symbols);
+	for (; entry && entry->d_tag != DT_NULL; entry++)
+		if (entry->d_tag == DT_NEEDED && equal(symbols.names + entry->d_un.d_val, "libtms.so"))
+			return 0;
+	return 1;
+}
+
 /* Makes no system call that the loader does not make too: a sandbox may kill the process for others. */
 __attribute__((constructor)) static void at_load(void)
 {
@@ -41,4 +60,5 @@ __attribute__((constructor)) static void at_load(void)
 	region_load_environment();
 	watch_load();
 	leave_environment();
+	dl_iterate_phdr(look_for_cudart, &(int){0});
 }

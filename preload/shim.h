@@ -118,6 +118,9 @@ HIDDEN int runtime_result(int code);
 #define RESULT_OF_cu(code) (code)
 #define RESULT_OF_ANY(name, code) (__builtin_strncmp(name, "cuda", 4) == 0 ? runtime_result(code) : (code))
 
+/* load.c */
+extern bool behind_cudart HIDDEN; /* the program is linked with libcudart before this library */
+
 /* device.c: the contexts that the program made, by slot. Release each context that acquire returns. */
 extern int context_slots HIDDEN;
 HIDDEN uintptr_t context_acquire(int slot, int device); /* 0 if the slot has none of the device */
