@@ -374,7 +374,7 @@ func TestPausedWhileItWorks(t *testing.T) {
 		until(t, func() bool { return h.do("cycles") != before })
 		require.GreaterOrEqual(t, well(t, c, unforced).Bytes, uint64(32*mib))
 		before = h.do("cycles")
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond) // in which nothing happens
 		require.Equal(t, before, h.do("cycles"))
 		well(t, c, resumeOf(""))
 	}
@@ -458,7 +458,7 @@ func TestClientsVanish(t *testing.T) {
 	c.Close()
 	c = pauser(pauseOf("")) // which finds nothing to pause, and undoes nothing
 	c.Close()
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // in which nothing is resumed
 	require.Equal(t, bothPaused, h.paused())
 	pauser(resumeOf("")).Close()
 	require.Equal(t, nonePaused, h.paused())
@@ -466,7 +466,7 @@ func TestClientsVanish(t *testing.T) {
 	c = pauser(pauseOf("cache"))
 	well(t, c, control.SteerRequest{Op: control.Keep})
 	c.Close()
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // in which nothing is resumed
 	require.Equal(t, cachePaused, h.paused())
 	// What was paused before stays paused.
 	pauser(pauseOf("")).Close()
@@ -480,7 +480,7 @@ func TestClientsVanish(t *testing.T) {
 	// Two clients have paused the same: it stays paused while either is there.
 	one, other := pauser(pauseOf("cache")), pauser(pauseOf("cache"))
 	one.Close()
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // in which nothing is resumed
 	require.Equal(t, cachePaused, h.paused())
 	other.Close()
 	h.eventually(nonePaused)

@@ -156,13 +156,11 @@ func TestARankThatIsFarBehind(t *testing.T) {
 	ranks, _ := startApart(t, "world", 3)
 	for tries := 2; tries > 1; {
 		ranks[1].do("sleep")
-		time.Sleep(100 * time.Millisecond)
 		tries = pauseApart(t, ranks, 1)[0]
 	}
 	var words string
 	for code := 0; code == 0; {
 		ranks[1].do("sleep")
-		time.Sleep(100 * time.Millisecond)
 		stopped := make(chan error, 1)
 		time.AfterFunc(500*time.Millisecond, func() { stopped <- ranks[1].Process.Signal(syscall.SIGSTOP) })
 		_, words, code = command(t, "pause", "--job", "apart")

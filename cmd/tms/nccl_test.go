@@ -259,7 +259,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	for range hermetic.Often(10, 3) {
 		c.pause()
 		before := c.do("cycles")
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // in which nothing happens
 		require.Equal(t, before, c.do("cycles"), "no thread works while the program is paused")
 		succeeds(t, "resume", c.number())
 		require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
@@ -416,7 +416,7 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 	require.Contains(t, ranks[0].said(), "NCCL takes its memory again when")
 	before := ranks[0].do("cycles")
 	ranks[0].do("work")
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // in which nothing happens
 	require.Equal(t, before, ranks[0].do("cycles"), "it waits")
 	require.Contains(t, succeeds(t, "resume", ranks[0].number()), "NCCL takes its memory again when") // again
 	require.NotContains(t, succeeds(t, "resume", ranks[1].number()), "NCCL")

@@ -120,7 +120,7 @@ func TestReportOfAWait(t *testing.T) {
 	recording, _ := startRecording(t, large, path, nil)
 	waiting := exec.Command(tms, "resume", large.number(), "--wait", "600")
 	require.NoError(t, waiting.Start())
-	time.Sleep(1200 * time.Millisecond) // some tries
+	time.Sleep(1200 * time.Millisecond) // the length of the wait that the report has to show
 	succeeds(t, "pause", small.number())
 	require.NoError(t, waiting.Wait())
 	succeeds(t, "pause", large.number())

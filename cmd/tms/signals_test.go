@@ -155,7 +155,7 @@ func TestAPausedProgramsSignalsAreItsOwn(t *testing.T) {
 	e.do("again")
 	e.send(syscall.SIGSTOP)
 	e.send(syscall.SIGCONT)
-	time.Sleep(300 * time.Millisecond) // three looks
+	time.Sleep(300 * time.Millisecond) // nothing happens in the time of three looks
 	require.True(t, e.isPaused())
 	require.Equal(t, "ok", e.do("vfork")) // its child resets all handlers, in this program's memory
 	require.Equal(t, before, e.do("action"))

@@ -190,6 +190,14 @@ func interrupted(t *testing.T, ready func() bool, arguments ...string) (stderr s
 	return said.String()
 }
 
+// when waits for something that becomes true while the test waits for a command, and then acts.
+func when(ready func() bool, act func()) {
+	for !ready() {
+		time.Sleep(time.Millisecond)
+	}
+	act()
+}
+
 // dies runs tms, which is killed as it asks the driver to do something with the process.
 func dies(t *testing.T, at string, arguments ...string) {
 	t.Helper()
@@ -284,10 +292,7 @@ func TestSteering(t *testing.T) {
 
 	one.do("hog")
 	require.NotContains(t, fails(t, exitNo, "tms: "+first+": resume: ", "resume", first, second), second)
-	go func() {
-		time.Sleep(200 * time.Millisecond)
-		one.do("unhog")
-	}()
+	go when(func() bool { return one.doing() == control.Resume }, func() { one.do("unhog") })
 	out = succeeds(t, "resume", "--all", "--wait", "60")
 	require.Regexp(t, "(?m)^"+first+`: resumed, 32\.00 MiB in \d+\.\d\d s$`, out)
 	require.Regexp(t, "(?m)^"+second+`: nothing to resume$`, out)

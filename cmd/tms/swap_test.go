@@ -102,10 +102,7 @@ func TestSwap(t *testing.T) {
 	require.EqualValues(t, smallBytes, held(t, small))
 
 	// The wait ends well.
-	go func() {
-		time.Sleep(200 * time.Millisecond)
-		third.do("unhog")
-	}()
+	go when(resuming, func() { third.do("unhog") })
 	succeeds(t, "swap", small.number(), large.number(), "--wait", "60")
 	require.EqualValues(t, largeBytes, held(t, large))
 
@@ -148,7 +145,7 @@ func TestSwapWaitsAsTheProcessDoes(t *testing.T) {
 	require.Contains(t, interrupted(t, tried, "swap", small.number(), in.number()),
 		"tms: "+in.number()+": interrupted: it was not resumed\n")
 	require.EqualValues(t, smallBytes, held(t, small))
-	time.AfterFunc(200*time.Millisecond, func() { third.do("unhog") })
+	go when(func() bool { return in.doing() == control.Resume }, func() { third.do("unhog") })
 	succeeds(t, "swap", small.number(), in.number())
 	require.Equal(t, "ok", in.do("check"))
 }

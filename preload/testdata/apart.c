@@ -4,8 +4,8 @@
  * Kinds: world, one communicator; crossed, two, in the other order on odd ranks; grid, four ranks in rows and columns;
  * pipeline, sends and receives in groups; waiting, three of which the first waits for the last by other means than
  * NCCL; graph, collectives in CUDA graphs; mixed, those and others. FILE is memory that the ranks share. On "stop" rank
- * 0 ends all of them after the same step; "work" prints how many steps there were; after "sleep" a rank falls 2 s
- * behind. */
+ * 0 ends all of them after the same step; "work" prints how many steps there were; after "sleep", which is
+ * answered when the rank sleeps, it falls 2 s behind. */
 #include "host.h"
 
 #include <poll.h>
@@ -153,7 +153,10 @@ static void *answer(void *unused)
 		if (strcmp(line, "stop\n") == 0) {
 			shared->last = steps + MARGIN; /* no rank has come so far */
 		} else {
-			sleeps = strcmp(line, "sleep\n") == 0;
+			if (strcmp(line, "sleep\n") == 0) {
+				sleeps = true;
+				AWAIT(!sleeps);
+			}
 			printf("%ld\n", (long)steps);
 			fflush(stdout);
 		}
@@ -212,9 +215,10 @@ int main(int argc, char **argv)
 
 	do {
 		steps++;
-		if (sleeps)
+		if (sleeps) {
+			sleeps = false;
 			sleep(2);
-		sleeps = false;
+		}
 		step();
 		EXPECT(cudaMemsetAsync(weights, (int)(steps & 0xff), MIB_OF_WEIGHTS * MIB, stream), 0);
 		own_time();

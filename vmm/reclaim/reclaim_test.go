@@ -41,7 +41,7 @@ func TestBackground(t *testing.T) {
 	gate <- struct{}{}
 	gate <- struct{}{}
 	go func() {
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // so that Await most likely waits already
 		gate <- struct{}{}
 		add(4)
 	}()
