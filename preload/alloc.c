@@ -5,8 +5,6 @@
 #include "_cgo_export.h"
 #include "forward.h"
 
-HIDDEN __thread bool alloc_below __attribute__((tls_model("initial-exec")));
-
 struct allocation {
 	void *address;
 	size_t size;
@@ -98,7 +96,7 @@ static int runtime_malloc(void **pointer, size_t size)
 #define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, caller_, bytes_)          \
 	({                                                                                         \
 		int made_;                                                                         \
-		if (likely(!region_active() && !watch_is_on(WATCH_CALLS)) || alloc_below) {        \
+		if (likely(!region_active() && !watch_is_on(WATCH_CALLS)) || call_is_below) {        \
 			made_ = plain;                                                             \
 		} else {                                                                           \
 			bool taking_ = (in_region);                                                \

@@ -117,29 +117,29 @@ HIDDEN void captures_forget(const void *context)
 }
 
 /* cuCtxRecordEvent would break a capture, so it is called while none can begin: either the thread that begins one sees
- * that captures are held, or the holder sees its entry. */
-static _Atomic int held;
+ * that captures are prevented, or the other thread sees its entry. */
+static _Atomic int prevented;
 
-HIDDEN bool captures_hold(void)
+HIDDEN bool captures_prevent(void)
 {
-	atomic_fetch_add(&held, 1);
+	atomic_fetch_add(&prevented, 1);
 	if (!capturing())
 		return true;
-	captures_let();
+	captures_allow();
 	return false;
 }
 
-HIDDEN void captures_let(void)
+HIDDEN void captures_allow(void)
 {
-	atomic_fetch_sub(&held, 1);
+	atomic_fetch_sub(&prevented, 1);
 }
 
-/* Waits a microsecond as a rule. It gives up where the driver is slow, or a fork has lost the thread that holds
- * captures: a capture that goes on may break, but one that waits forever hangs its program. */
-static void await_let(void)
+/* Waits a microsecond as a rule. It gives up where the driver is slow, or a fork has lost the thread that
+ * prevents captures: a capture that goes on may break, but one that waits forever hangs its program. */
+static void await_allowed(void)
 {
 	enum { LOOKS = 10000, EACH = 10000 /* ns, and what the kernel adds: half a second in all */ };
-	for (int i = 0; atomic_load(&held) > 0 && i < LOOKS; i++)
+	for (int i = 0; atomic_load(&prevented) > 0 && i < LOOKS; i++)
 		nanosleep(&(struct timespec){.tv_nsec = EACH}, NULL);
 }
 
@@ -157,7 +157,7 @@ static void *meant(const char *function, uintptr_t stream)
 		void *stream = meant(#symbol, a);                                                    \
 		struct gate_mark *mark = gate_enter_capture(&call, stream);                        \
 		struct entry entry = enter();                                                      \
-		await_let();                                                                       \
+		await_allowed();                                                                       \
 		int code = entry.slot ? began(entry, stream, forward_##symbol(PASS_##count))    \
 					: RESULT_OF_ANY(#symbol, no_memory());             \
 		gate_leave_capture(mark);                                                          \

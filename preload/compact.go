@@ -22,7 +22,7 @@ func (p *Process) CanCompact() bool { return C.gate_unusable() == nil }
 
 func (p *Process) Compact(ordinal int) error {
 	e := p.engine.Load() // whose caller has it
-	if state().Capturing || bool(C.everything_asked()) {
+	if state().Capturing || bool(C.checkpoint_asked()) {
 		return cuda.Refuse(cuda.NotReady, "memory cannot be moved now")
 	}
 	for user := range gateUsers {

@@ -1,16 +1,29 @@
 /* copies has the functions that copy or set memory. The driver takes an address without a mapping for host memory,
  * unless the call says that it is the device's, and the processor faults there. So while the program itself keeps
  * memory paused, libtms.so looks for its addresses among the arguments, and returns the code that the driver has for
- * addresses of the device. It does not look for memory of a gated pause, because the gate holds the call. */
+ * addresses of the device. It does not look for memory of a gated pause, because the gate stops the call. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 #include "words.h"
 
+#include <stdio.h>
+
 HIDDEN uint32_t copies_checked;
 
 /* A CUmemorytype, a CUmemcpy3DOperandType and a CUgraphNodeType. */
 enum { ON_HOST = 1, IN_ARRAY = 3, BY_POINTER = 1, IS_COPY = 1 };
+
+/* Once, because a program may go on making the same call. */
+HIDDEN void copies_log_refused(void)
+{
+	static atomic_flag told = ATOMIC_FLAG_INIT;
+	char line[256];
+	if (atomic_flag_test_and_set(&told))
+		return;
+	snprintf(line, sizeof line, "%s (said once)", tms_last_error());
+	error_log(line);
+}
 
 /* These functions return an address of such memory, or 0. */
 HIDDEN uintptr_t copies_exposed(uintptr_t address)
@@ -145,7 +158,7 @@ static int refuse(const char *call, uintptr_t address)
 	(void)error_fail(ERROR_INVALID_VALUE,
 			 "%s was refused (1): %#lx is memory of tag \"%s\", which is paused; resume it first", call,
 			 (unsigned long)address, tag);
-	query_log_refused();
+	copies_log_refused();
 	return ERROR_INVALID_VALUE;
 }
 

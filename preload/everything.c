@@ -1,48 +1,10 @@
 /* everything has what tms_pause_everything needs besides a pause. It runs cmd/tms (helper.c), which makes the driver's
- * checkpoint of this process over the control socket, because no process can make its own. It notes that a checkpoint
- * was asked for, because the process's CUDA calls wait from then on. */
+ * checkpoint of this process over the control socket, because no process can make its own. */
 #define _GNU_SOURCE
 #include "shim.h"
-#include "forward.h"
 
 #include <stdio.h>
 #include <unistd.h>
-
-static _Atomic bool asked, pending;
-
-HIDDEN bool everything_asked(void)
-{
-	return atomic_load(&asked);
-}
-
-HIDDEN void everything_set(bool now)
-{
-	atomic_store(&pending, now);
-	atomic_store(&asked, now);
-}
-
-HIDDEN bool everything_pending(void)
-{
-	return atomic_load(&pending);
-}
-
-HIDDEN void everything_set_pending(bool now)
-{
-	atomic_store(&pending, now);
-}
-
-HIDDEN int everything_refuse(void)
-{
-	return error_fail(ERROR_NOT_SUPPORTED, "everything of this process is paused, the driver's part too: its CUDA "
-					       "calls wait. Resume it first");
-}
-
-HIDDEN bool everything_driver_has(void)
-{
-	enum { RUNNING = 0 }; /* a CUprocessState; a process may ask for its own, even while its other calls wait */
-	int state = RUNNING;
-	return forward_cuCheckpointProcessGetState(getpid(), &state) == SUCCESS && state != RUNNING;
-}
 
 static int checkpointed(char *arguments[], uint64_t *bytes)
 {
@@ -83,7 +45,7 @@ HIDDEN int everything_pause(double timeout, uint64_t *bytes)
 
 HIDDEN int everything_restore(double wait)
 {
-	if (!everything_asked() || go_now() != GO_AWAKE) /* a child lacks the parent's CUDA, and other functions say so */
+	if (!checkpoint_asked() || go_now() != GO_AWAKE) /* a child lacks the parent's CUDA, and other functions say so */
 		return SUCCESS;
 	char process[16], seconds[SECONDS_SIZE];
 	snprintf(process, sizeof process, "%d", (int)getpid());
@@ -92,9 +54,9 @@ HIDDEN int everything_restore(double wait)
 	int code = checkpointed(arguments, NULL);
 	if (code != SUCCESS)
 		return code;
-	if (everything_pending())
+	if (checkpoint_pending())
 		return error_fail(ERROR_ILLEGAL_STATE, "a command is pausing everything of this process at this moment; "
 						       "resume it again when that has ended");
-	everything_set(false);
+	checkpoint_set(false);
 	return SUCCESS;
 }

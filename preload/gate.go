@@ -4,23 +4,15 @@ package main
 import "C"
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"tms/internal/aid/backoff"
-	"tms/internal/aid/readable"
-	"tms/internal/control"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -38,8 +30,8 @@ type gate struct {
 	checkpoint bool // the gate stops calls that poll, too, for the driver's checkpoint
 	stops      int  // clients that stop the program and have paused nothing yet (control.SteerRequest.Hold)
 
-	worked time.Time  // when a device was last seen to get work; zero if no look has found any
-	turn   sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
+	worked   time.Time  // when a device was last seen to get work; zero if no look has found any
+	onePause sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
 
 	signalsLeft chan struct{} // is closed when the gate opens, and nil while it is open
 	namespaces  namespaces
@@ -124,10 +116,10 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	if err := p.beenIdle(how.idle); err != nil {
 		return 0, err
 	}
-	if !poll(deadline, p.gate.turn.TryLock) {
+	if !poll(deadline, p.gate.onePause.TryLock) {
 		return 0, late("another gated pause has not ended within %v", timeout)
 	}
-	defer p.gate.turn.Unlock()
+	defer p.gate.onePause.Unlock()
 	p.gate.Lock()
 	p.gate.pausing = true
 	if how.idle >= 0 || how.yields {
@@ -153,8 +145,8 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 			p.openGate()
 		}
 	}()
-	held := how.nccl != nil && holdNCCL(deadline)
-	if how.stop && how.nccl != nil && !held && communicators(anyOf) > 0 {
+	stopped := how.nccl != nil && stopNCCL(deadline)
+	if how.stop && how.nccl != nil && !stopped && communicators(anyOf) > 0 {
 		return 0, late("threads are inside NCCL, and have not come out")
 	}
 	if deadline, err = p.closeGate(deadline, timeout, how.before); err != nil {
@@ -177,7 +169,7 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	if how.other != nil {
 		return 0, how.other()
 	}
-	if held {
+	if stopped {
 		if err := p.suspendNCCL(deadline, timeout, how.nccl.together); err != nil {
 			return 0, err
 		}
@@ -185,12 +177,12 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	options.Gated, options.Capturing = true, false
 	options.Importers = max(0, min(options.Importers, time.Until(deadline)))
 	if freed, err = e.Pause(options); err == nil && how.nccl != nil {
-		how.nccl.outcome = tellNCCL(held)
+		how.nccl.outcome = tellNCCL(stopped)
 	}
 	if err == nil && how.undo != nil {
 		p.beginEverything() // or a resume by the program itself could let these calls go on before the checkpoint
 		if err = p.stopPolls(deadline); err != nil {
-			C.everything_set(false)
+			C.checkpoint_set(false)
 			failed := how.undo()
 			if failed == nil {
 				freed = 0
@@ -230,13 +222,6 @@ func (p *Process) releasePolls() {
 		p.gate.checkpoint = false
 		C.gate_set(C.GATE_CLOSED) // this lets more calls go on than before, which cannot fail
 	}
-}
-
-// suspension has the parameters and the results of a pause that suspends NCCL.
-type suspension struct {
-	together *control.NCCL // the ranks that other processes pause now; may be nil
-	apart    []control.Communicator
-	outcome  string // what became of NCCL's memory
 }
 
 // pauseUngated pauses a program that does nothing on the devices; with force, also memory that NCCL has registered.
@@ -293,7 +278,7 @@ func (p *Process) resumeInTurn(e *vmm.Engine, options vmm.Options) (bytes uint64
 
 // resumeMemory does the engine's part.
 func (p *Process) resumeMemory(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
-	if !C.everything_asked() { // the process has already undone the driver's part
+	if !C.checkpoint_asked() { // the process has already undone the driver's part
 		p.releasePolls()
 		p.findPlaces(e)
 	}
@@ -349,68 +334,12 @@ func (p *Process) openGate() {
 		}
 		return
 	}
-	C.nccl_hold(false)
+	C.nccl_stop(false)
 	if p.gate.closed {
 		C.gate_set(C.GATE_OPEN)
 		p.gate.closed = false
 		p.leaveSignals()
 	}
-}
-
-// unstoppable returns why the gate could not stop all work on pausable memory, as far as this library can know.
-func (p *Process) unstoppable(e *vmm.Engine) error {
-	if name := C.gate_not_gated(); name != nil {
-		return unsupported("the program has %s, which this version does not know and cannot stop; use a newer "+
-			"one (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(name))
-	}
-	var library [256]C.char
-	if C.gate_self_starting(&library[0], C.size_t(len(library))) {
-		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by "+
-			"themselves, which cannot be stopped (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(&library[0]))
-	}
-	if driver := p.elsewhere(); driver != "" {
-		return unsupported("%s is loaded in a namespace of its own (dlmopen), where its calls cannot be stopped "+
-			"(TMS_PAUSE_FORCE=1 pauses anyway)", driver)
-	}
-	if address := e.Shared().Exported(); address != 0 {
-		return unsupported("the memory at %#x was exported, and its importers cannot be stopped "+
-			"(TMS_PAUSE_FORCE=1 pauses anyway)", address)
-	}
-	return nil
-}
-
-// namespaces is what the last look for a driver in another namespace found. Only a load can change that.
-type namespaces struct {
-	sync.Mutex
-	loads  C.uint64_t
-	driver string
-}
-
-// elsewhere returns the path of a driver whose code is mapped, but not as a library that the loader shows to libtms.so:
-// dlmopen has opened it in a namespace of its own. It returns "" if there is none.
-func (p *Process) elsewhere() string {
-	p.gate.namespaces.Lock()
-	defer p.gate.namespaces.Unlock()
-	loads := C.gate_loads()
-	if loads == p.gate.namespaces.loads {
-		return p.gate.namespaces.driver
-	}
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		return ""
-	}
-	p.gate.namespaces.loads, p.gate.namespaces.driver = loads, ""
-	for line := range strings.Lines(string(maps)) {
-		fields := strings.Fields(line)
-		if len(fields) < 6 || !strings.HasPrefix(filepath.Base(fields[5]), "libcuda.so") || fields[1][2] != 'x' {
-			continue
-		}
-		start, _, _ := strings.Cut(fields[0], "-")
-		if address, err := strconv.ParseUint(start, 16, 64); err == nil && !C.gate_knows(C.uintptr_t(address)) {
-			p.gate.namespaces.driver = fields[5]
-		}
-	}
-	return p.gate.namespaces.driver
 }
 
 // setGate closes the gate, or changes which calls a closed gate stops.
@@ -472,69 +401,4 @@ func poll(deadline time.Time, ready func() bool) bool {
 		}
 	}
 	return true
-}
-
-// gateUser is what the gate knows of a thread's calls.
-type gateUser C.struct_gate_user
-
-// gateUsers calls look with each thread that was ever past the gate, until look returns false.
-func gateUsers(look func(gateUser) bool) {
-	var cursor unsafe.Pointer
-	var user C.struct_gate_user
-	for bool(C.gate_look(&cursor, &user)) && look(gateUser(user)) {
-	}
-}
-
-// findInside returns a thread that gives a device work now, or nil.
-func findInside() *gateUser {
-	for user := range gateUsers {
-		if user.works && user.lives {
-			return &user
-		}
-	}
-	return nil
-}
-
-// beginsCapture reports whether a thread had passed the gate to begin a capture, and that has not begun yet.
-func beginsCapture() bool {
-	for user := range gateUsers {
-		if user.works && user.captures && user.lives {
-			return true
-		}
-	}
-	return false
-}
-
-// function returns the name of the call.
-func (u gateUser) function() string { return C.GoString(u.call) }
-
-// name returns the thread's number, and its name while it lives.
-func (u gateUser) name() string {
-	if !u.lives {
-		return fmt.Sprintf("%d, which has ended", u.thread)
-	}
-	name, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", u.thread))
-	if err != nil {
-		return fmt.Sprint(u.thread)
-	}
-	return fmt.Sprintf("%d (%s)", u.thread, readable.Printable(strings.TrimSpace(string(name))))
-}
-
-const mostBlamed = 4 // threads that an error names
-
-// blamed returns the error for a device that is not idle in time, with the last work of each thread. The driver is not
-// asked which of their streams is busy: a thread may have destroyed one since.
-func blamed(device int, timeout time.Duration) error {
-	var last []string
-	for user := range gateUsers {
-		stream := "a default stream"
-		if user.stream > 2 {
-			stream = fmt.Sprintf("stream %#x", user.stream)
-		}
-		if len(last) < mostBlamed {
-			last = append(last, fmt.Sprintf("%s to %s, by thread %s", user.function(), stream, user.name()))
-		}
-	}
-	return late("device %d has not finished within %v; the last work given was %s", device, timeout,
-		cmp.Or(strings.Join(last, "; "), "not seen"))
 }

@@ -50,10 +50,10 @@ func useContext(slot C.int, context cuda.Context, use func(cuda.Context) error) 
 
 // WithoutCaptures holds up the threads that would begin a capture.
 func (p *Process) WithoutCaptures(call func() error) error {
-	if !C.captures_hold() {
+	if !C.captures_prevent() {
 		return cuda.StreamCaptureUnsupported
 	}
-	defer C.captures_let()
+	defer C.captures_allow()
 	return call()
 }
 

@@ -15,7 +15,7 @@ static void ask_loader(void)
 	helper_prepare();
 }
 
-HIDDEN void go_awake(void)
+static void awake(void)
 {
 	helper_prepare();
 	if (!region_config.control)
@@ -55,7 +55,7 @@ AT_LOAD static int look_for_cudart(struct dl_phdr_info *info, size_t size, void 
 /* Makes no system call that the loader does not make too: a sandbox may kill the process for others. */
 __attribute__((constructor)) static void at_load(void)
 {
-	go_load();
+	go_load(awake);
 	forward_at_first_call = ask_loader;
 	region_load_environment();
 	watch_load();

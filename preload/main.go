@@ -279,7 +279,7 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 	report(self.enter(func(e *vmm.Engine) (err error) {
 		self.sets.attaching.RLock() // reserved memory is, while it is copied
 		defer self.sets.attaching.RUnlock()
-		host, err = e.BackupPointer(uintptr(address), uint64(size), bool(C.everything_asked()))
+		host, err = e.BackupPointer(uintptr(address), uint64(size), bool(C.checkpoint_asked()))
 		if err == nil && host == 0 {
 			err = fmt.Errorf("%#x has no host copy now: a pause makes one of segments with a cpu backup, and a resume "+
 				"gives it up unless it is retained", uintptr(address))
@@ -324,7 +324,7 @@ func tmsStats(version, temporary *C.char) (text *C.char) {
 	if err != nil {
 		report(err)
 		text, _ = marshalled(map[string]any{
-			"version": C.GoString(version), "started": true, "everything": bool(C.everything_asked()),
+			"version": C.GoString(version), "started": true, "everything": bool(C.checkpoint_asked()),
 			"devices": []int{}, "waiting": []int{}, "capturing": false, "host_available_bytes": nil,
 			"disk_directory": "", "pools": nil, "error": err.Error(),
 		})

@@ -33,13 +33,6 @@ EXPORT bool tms_is_pausable(uintptr_t address)
 	return arena_contains((const void *)address) || atomic_load(&handles_tracked);
 }
 
-HIDDEN _Atomic bool handles_tracked;
-
-HIDDEN void handles_track(void)
-{
-	atomic_store(&handles_tracked, true);
-}
-
 static _Atomic bool maps_memory;
 
 EXPORT bool tms_maps_memory(void)
@@ -90,7 +83,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	int code = forward_cuMemCreate(handle, size, prop, flags), device = device_of(prop);
 	if (code != SUCCESS)
 		return code;
-	handles_created(*handle, size, device, alloc_below ? NULL : caller, ((const struct prop *)prop)->handle_types);
+	handles_created(*handle, size, device, call_is_below ? NULL : caller, ((const struct prop *)prop)->handle_types);
 	return code;
 }
 
@@ -232,11 +225,11 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 		uint64_t theirs = memory;                                                          \
 		int code_ = NOT_OURS;                                                              \
 		if (unlikely(atomic_load_explicit(&handles_tracked, memory_order_acquire)))        \
-			code_ = MUST_BE_ACTIVE(IN_GO(tmsMemLend(&theirs)));                        \
-		bool lent_ = code_ == SUCCESS;                                                     \
-		if (lent_ || code_ == NOT_OURS)                                                    \
+			code_ = MUST_BE_ACTIVE(IN_GO(tmsMemPin(&theirs)));                        \
+		bool pinned_ = code_ == SUCCESS;                                                     \
+		if (pinned_ || code_ == NOT_OURS)                                                    \
 			code_ = (bind);                                                            \
-		if (lent_)                                                                         \
+		if (pinned_)                                                                         \
 			(void)IN_GO((tmsMemBound(memory, code_ == SUCCESS), SUCCESS));             \
 		code_;                                                                             \
 	})

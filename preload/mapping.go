@@ -98,9 +98,9 @@ func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
 // tmsMemUse calls mapping_use. Of paused memory it answers for the driver what the memory's properties are.
 //
 //export tmsMemUse
-func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int {
+func tmsMemUse(handle C.uint64_t, exports C.bool, use *C.struct_mapping_use) C.int {
 	return reportMapping(self.enter(func(e *vmm.Engine) error {
-		err := e.UserMapped().Use(cuda.Handle(handle), bool(lend), func(real cuda.Handle) error {
+		err := e.UserMapped().Use(cuda.Handle(handle), bool(exports), func(real cuda.Handle) error {
 			if code := C.mapping_use(use, C.uint64_t(real)); code != 0 {
 				return cuda.Result(code)
 			}
@@ -123,10 +123,10 @@ func tmsMemExported(handle C.uint64_t, address C.uintptr_t, size C.size_t) {
 	})
 }
 
-// tmsMemLend replaces a handle of this library by the driver's, for a multicast object.
+// tmsMemPin replaces a handle of this library by the driver's, for a multicast object.
 //
-//export tmsMemLend
-func tmsMemLend(handle *C.uint64_t) C.int {
+//export tmsMemPin
+func tmsMemPin(handle *C.uint64_t) C.int {
 	return reportMapping(self.enter(func(e *vmm.Engine) error {
 		theirs, err := e.UserMapped().Pin(cuda.Handle(*handle))
 		if err != nil {

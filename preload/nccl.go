@@ -26,11 +26,18 @@ import (
 
 // nccl is the state of suspended communicators, which are resumed before the gate opens.
 type nccl struct {
-	turn      sync.Mutex // the thread that suspends or resumes has it; others do not wait for it in Lock
+	oneChange sync.Mutex // the thread that suspends or resumes has it; others do not wait for it in Lock
 	suspended atomic.Bool
 	awaited   atomic.Bool  // it is being resumed, and ranks in other processes are not yet
 	warned    atomic.Bool  // of what NCCL may have registered
 	resuming  atomic.Int32 // resumes in progress, which will see to it
+}
+
+// suspension has the parameters and the results of a pause that suspends NCCL.
+type suspension struct {
+	together *control.NCCL // the ranks that other processes pause now; may be nil
+	apart    []control.Communicator
+	outcome  string // what became of NCCL's memory
 }
 
 const (
@@ -47,7 +54,7 @@ func ncclVersion(code C.int) string {
 	return fmt.Sprintf("NCCL %d.%d.%d", code/10000, code/100%100, code%100)
 }
 
-// eachCommunicator calls look with each. With ask it also asks NCCL about each, while threads are held out of NCCL.
+// eachCommunicator calls look with each. With ask it also asks NCCL about each, while threads are kept out of NCCL.
 func eachCommunicator(ask bool, look func(*C.struct_gate_communicator)) {
 	var cursor C.size_t
 	var c C.struct_gate_communicator
@@ -74,21 +81,21 @@ func isSpread(c *C.struct_gate_communicator) bool     { return c.ranks > 1 && c.
 func isAwaited(c *C.struct_gate_communicator) bool    { return isUnfinished(c) && isSpread(c) }
 func hasFailed(c *C.struct_gate_communicator) bool    { return c.code != 0 && !bool(c.lost) }
 
-// holdNCCL keeps threads out of NCCL, and reports whether it could: there is an NCCL, and no thread is inside. The gate
+// stopNCCL keeps threads out of NCCL, and reports whether it could: there is an NCCL, and no thread is inside. The gate
 // is still open, so that threads inside come out. It tries for a moment only, because it cannot know what they wait
 // for.
-func holdNCCL(deadline time.Time) bool {
+func stopNCCL(deadline time.Time) bool {
 	if communicators(anyOf) == 0 {
 		return false
 	}
-	C.nccl_hold(true)
+	C.nccl_stop(true)
 	if until := time.Now().Add(ncclDrains); until.Before(deadline) {
 		deadline = until
 	}
 	if poll(deadline, func() bool { return !bool(C.nccl_is_used()) }) {
 		return true
 	}
-	C.nccl_hold(false)
+	C.nccl_stop(false)
 	return false
 }
 
@@ -109,14 +116,14 @@ func cliqueName(clique C.uint64_t) string { return strconv.FormatUint(uint64(cli
 // suspendNCCL makes NCCL give its memory back while no thread is inside and the devices are idle. A communicator that
 // NCCL refuses to suspend stays as it was. Errors: cuda.Timeout.
 func (p *Process) suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NCCL) error {
-	if !poll(deadline, p.nccl.turn.TryLock) {
+	if !poll(deadline, p.nccl.oneChange.TryLock) {
 		return late("NCCL is being resumed, and that has not ended within %v", timeout)
 	}
 	C.nccl_together(0)
 	if together != nil {
 		// A client that has given up must not find NCCL suspended later.
 		if len(together.Together) > 0 && together.Wait() == 0 {
-			p.nccl.turn.Unlock()
+			p.nccl.oneChange.Unlock()
 			return late("the other ranks do not wait any more for this one")
 		}
 		for _, name := range together.Together {
@@ -133,7 +140,7 @@ func (p *Process) suspendNCCL(deadline time.Time, timeout time.Duration, togethe
 	if begun && !settled {
 		C.nccl_give_up()
 	}
-	p.nccl.turn.Unlock()
+	p.nccl.oneChange.Unlock()
 	switch {
 	case begun && !settled:
 		failed := p.resumeNCCL()
@@ -169,7 +176,7 @@ func (p *Process) resumeNCCL() error {
 		return nil
 	}
 	awaited := false
-	if !poll(deadline, func() bool { awaited = p.nccl.awaited.Load(); return awaited || p.nccl.turn.TryLock() }) {
+	if !poll(deadline, func() bool { awaited = p.nccl.awaited.Load(); return awaited || p.nccl.oneChange.TryLock() }) {
 		return cuda.Refuse(cuda.Timeout, "NCCL is being resumed already, and that has not ended within %v", ncclResumes)
 	}
 	if awaited {
@@ -177,7 +184,7 @@ func (p *Process) resumeNCCL() error {
 	}
 	defer func() {
 		if !awaited {
-			p.nccl.turn.Unlock()
+			p.nccl.oneChange.Unlock()
 		}
 	}()
 	if !p.nccl.suspended.Load() {
@@ -245,7 +252,7 @@ func (p *Process) awaitNCCL(lost int) {
 	}
 	p.nccl.suspended.Store(false)
 	p.nccl.awaited.Store(false)
-	p.nccl.turn.Unlock()
+	p.nccl.oneChange.Unlock()
 	p.openGate()
 }
 
@@ -258,18 +265,18 @@ func (p *Process) resumeNCCLLater() {
 }
 
 // tellNCCL returns what became of NCCL's memory in a pause of everything, or "" without NCCL.
-func tellNCCL(held bool) string {
+func tellNCCL(stopped bool) string {
 	type kind struct{ version, stays string }
 	var kinds []kind // in the order in which they were found
 	counts, sizes := map[kind]int{}, map[kind]uint64{}
-	eachCommunicator(held, func(c *C.struct_gate_communicator) {
+	eachCommunicator(stopped, func(c *C.struct_gate_communicator) {
 		k := kind{version: ncclVersion(c.version)}
 		switch {
 		case isLost(c) || isUnfinished(c):
 			k.stays = "suspended before, and not resumed since"
 		case c.obstacle != nil:
 			k.stays = C.GoString(c.obstacle)
-		case !isSuspended(c) && !held:
+		case !isSuspended(c) && !stopped:
 			k.stays = "threads of the program are inside NCCL"
 		case !isSuspended(c):
 			k.stays = "no threads to suspend it with, or another rank has failed"

@@ -154,9 +154,9 @@ static void touch(const char *const *tags)
 static int while_everything_is_paused(int kind, const struct operation_transition *asked)
 {
 	bool discards = kind == OPERATION_DISCARD ? !asked->tags || asked->tags[0] : asked->discarded && asked->discarded[0];
-	if (!everything_pending() && kind != OPERATION_TRIM && !discards)
+	if (!checkpoint_pending() && kind != OPERATION_TRIM && !discards)
 		return SUCCESS;
-	return everything_refuse();
+	return checkpoint_refuse();
 }
 
 HIDDEN int operation_transition(int kind, struct operation_transition asked)
@@ -166,7 +166,7 @@ HIDDEN int operation_transition(int kind, struct operation_transition asked)
 		return SUCCESS; /* nothing pausable was ever made */
 	touch(asked.tags);
 	touch(asked.discarded);
-	if (unlikely(everything_asked()) && kind != OPERATION_RESUME && go_now() == GO_AWAKE)
+	if (unlikely(checkpoint_asked()) && kind != OPERATION_RESUME && go_now() == GO_AWAKE)
 		return while_everything_is_paused(kind, &asked);
 	struct operation operation = {.kind = kind, .transition = asked};
 	operation_settings(&operation.settings, getenv("TMPDIR"));

@@ -160,7 +160,7 @@ enum { THRESHOLD = 4, RESERVED, RESERVED_HIGH, USED, USED_HIGH };
 /* The runtime asks the driver, which may lead back to these: the outer call alone adds what is pausable. */
 static struct known *asked(int code, void *pool)
 {
-	return code == SUCCESS && !alloc_below ? ours(pool) : NULL;
+	return code == SUCCESS && !call_is_below ? ours(pool) : NULL;
 }
 
 static int set(int code, void *pool, int attribute, const uint64_t *value)

@@ -1,5 +1,5 @@
 /* pool has the functions of sub-allocators for C programs and PyTorch: tms_pool_*, tms_torch_*. The pools themselves
- * are in Go (pool.go). */
+ * are in Go (pools.go). */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -50,8 +50,8 @@ EXPORT int tms_pool_create(tms_pool **pool, const char *kind, const char *option
 	int code = SUCCESS;
 	if (!pool || !kind)
 		return error_fail(ERROR_INVALID_VALUE, "a pool to fill in and a kind are needed");
-	if (everything_asked() && go_now() == GO_AWAKE)
-		return everything_refuse();
+	if (checkpoint_asked() && go_now() == GO_AWAKE)
+		return checkpoint_refuse();
 	if (device < 0)
 		code = current_device(&device);
 	if (code != SUCCESS)

@@ -136,15 +136,15 @@ func (p *Process) State(state *control.ProcessState) (err error) {
 	}
 	state.Share = p.sharing(state.Share)
 	var asked *cuda.Driver
-	if e != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
+	if e != nil && !C.checkpoint_asked() { // else there is no driver, or its calls would wait
 		asked = p.driver
 	}
 	state.Devices = watch.Devices(asked)
 	state.Account = watch.Account(asked, state.Devices)
-	if C.everything_asked() {
+	if C.checkpoint_asked() {
 		state.Devices = append(state.Devices, p.checkpoint.devicesBefore...)
 	}
-	if C.everything_asked() {
+	if C.checkpoint_asked() {
 		state.Driver = p.checkpoint.driver.Load()
 	}
 	state.Stays = p.stays()
@@ -158,7 +158,7 @@ func (p *Process) Lend(share uint64, to server.Importer) (descriptor int, reply 
 	}
 	// Read first: a pause that has ended since has not left the program stopped.
 	stopped := control.Reply{Stopped: bool(C.gate_is_closed())}
-	if C.everything_asked() {
+	if C.checkpoint_asked() {
 		return -1, stopped, vmm.ErrSharePaused
 	}
 	lent, err := e.Shared().Export(share, vmm.Importer(to))
@@ -206,7 +206,7 @@ func (p *Process) Bound(path string, device, inode uint64) {
 
 func (p *Process) Note(part control.Driver) { p.checkpoint.driver.Store(&part) }
 
-func (p *Process) SetPending(now bool) { C.everything_set_pending(C.bool(now)) }
+func (p *Process) SetPending(now bool) { C.checkpoint_set_pending(C.bool(now)) }
 
 func (p *Process) Awaited() bool { return !bool(C.gate_is_closed()) || bool(C.gate_is_waited_for()) }
 

@@ -233,17 +233,6 @@ EXPORT int cuMemGetAccess(unsigned long long *flags, const void *location, uintp
 	return SUCCESS;
 }
 
-/* Once, because a program may go on making the same call. */
-HIDDEN void query_log_refused(void)
-{
-	static atomic_flag told = ATOMIC_FLAG_INIT;
-	char line[256];
-	if (atomic_flag_test_and_set(&told))
-		return;
-	snprintf(line, sizeof line, "%s (said once)", tms_last_error());
-	error_log(line);
-}
-
 /* CUDA has refused the arguments of a call, and says no more than that. */
 HIDDEN void query_explain_refused(const char *call)
 {
@@ -255,7 +244,7 @@ HIDDEN void query_explain_refused(const char *call)
 	(void)error_fail(ERROR_INVALID_VALUE,
 			 "%s was refused (1) while tag \"%s\" is paused: resume memory before calls that name its addresses",
 			 call, tag);
-	query_log_refused();
+	copies_log_refused();
 }
 
 /* For libtms_reach.so. */

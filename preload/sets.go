@@ -125,7 +125,7 @@ func (o *closeSetOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
 
 // mayUseSet refuses while everything is paused, because calls of the driver wait, and for a name that is not UTF-8.
 func (p *Process) mayUseSet(name string) error {
-	if C.everything_asked() {
+	if C.checkpoint_asked() {
 		return errAsleep
 	}
 	if !utf8.ValidString(name) {
@@ -181,7 +181,7 @@ func (s *set) enter() uint64 {
 func (p *Process) awake(do func() error) error {
 	p.sets.attaching.RLock()
 	defer p.sets.attaching.RUnlock()
-	if C.everything_asked() {
+	if C.checkpoint_asked() {
 		return errAsleep
 	}
 	return do()

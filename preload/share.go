@@ -68,7 +68,7 @@ func (p *Process) Waits() time.Duration {
 
 // uuidOf returns a device's UUID, "" if the driver does not tell. The process need not have a context there yet.
 func (p *Process) uuidOf(ordinal int) string {
-	if C.everything_asked() {
+	if C.checkpoint_asked() {
 		return ""
 	}
 	if _, err := p.start(); err != nil {

@@ -30,6 +30,15 @@ static inline bool arena_contains(const void *address)
 	return false;
 }
 
+extern _Atomic bool handles_tracked HIDDEN; /* some memory by handle is pausable */
+HIDDEN void handles_track(void);
+/* Reports whether pausable memory may lie at an address. Where the program maps it itself, that is any address. */
+static inline bool may_be_ours(uintptr_t address)
+{
+	return unlikely(arena_contains((const void *)address)) ||
+	       unlikely(atomic_load_explicit(&handles_tracked, memory_order_relaxed));
+}
+
 /* alloc.c, free.c: allocating and freeing pausable memory. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
 HIDDEN int current_device(int *device); /* a code, and an error's text */
@@ -68,7 +77,6 @@ enum { NOT_OURS = -1, MEMORY_IS_PAUSED = -2 /* for MUST_BE_ACTIVE */ };
 /* query.c */
 HIDDEN bool query_is_paused(uintptr_t address);
 HIDDEN void query_explain_refused(const char *call); /* sets the thread's text, where paused memory is the likely reason */
-HIDDEN void query_log_refused(void); /* a line with that text */
 /* The use that mapping_use makes of the driver's handle. */
 struct mapping_use {
 	void *out;
@@ -82,15 +90,15 @@ HIDDEN bool ipc_shares(void); /* other processes can have pausable memory */
 /* token.c: memory exported by descriptor. Returns the driver's codes, or NOT_OURS. */
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 
-/* True inside a CUDA call that libtms_reach.so may lead back to another function of this library. If the outer function
+/* below.c: true inside a CUDA call that libtms_reach.so may lead back to another function of this library. If the outer function
  * has left a call to CUDA, the inner one does so, too. */
-extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDDEN;
+extern __thread bool call_is_below __attribute__((tls_model("initial-exec"))) HIDDEN;
 #define BELOW(call)                                                                                \
 	({                                                                                         \
-		bool was_ = alloc_below;                                                           \
-		alloc_below = true;                                                                \
+		bool was_ = call_is_below;                                                           \
+		call_is_below = true;                                                                \
 		int code_ = (call);                                                                \
-		alloc_below = was_;                                                                \
+		call_is_below = was_;                                                                \
 		code_;                                                                             \
 	})
 
@@ -100,15 +108,16 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 /* True if the surrounding allocation function makes pausable memory. */
 #define TAKING() TAKING_FOR(CALLER())
 #define TAKING_FOR(caller)                                                                         \
-	(region_active() && !alloc_below && (likely(!region_config.exclude) || !caller_is_excluded(caller)))
+	(region_active() && !call_is_below && (likely(!region_config.exclude) || !caller_is_excluded(caller)))
 
-/* copies.c: some memory is paused that no gate holds the program from (Engine.Exposed). Go sets it. */
+/* copies.c: some memory is paused that no gate keeps the program from (Engine.Exposed). Go sets it. */
 extern uint32_t copies_checked HIDDEN;
 static inline bool copies_are_checked(void)
 {
 	return unlikely(__atomic_load_n(&copies_checked, __ATOMIC_RELAXED) != 0);
 }
 HIDDEN uintptr_t copies_exposed(uintptr_t address); /* 0 if nothing like that is there */
+HIDDEN void copies_log_refused(void); /* the thread's text, as a line */
 
 /* lasterror.c: notes the result of a function of the runtime that was not passed on to CUDA, and returns it. The
  * driver's functions have no last error; api is what both begin with. */
@@ -134,9 +143,9 @@ static inline bool capturing(void)
 }
 
 HIDDEN void captures_forget(const void *context); /* one that is gone */
-/* Keeps captures from beginning until captures_let, which must follow soon. Returns false if one is in progress. */
-HIDDEN bool captures_hold(void);
-HIDDEN void captures_let(void);
+/* Keeps captures from beginning until captures_allow, which must follow soon. Returns false if one is in progress. */
+HIDDEN bool captures_prevent(void);
+HIDDEN void captures_allow(void);
 
 /* query: cudaStreamIsCapturing or cuStreamIsCapturing. */
 static inline bool is_captured(int (*query)(void *, int *), void *stream)
@@ -266,23 +275,13 @@ HIDDEN bool control_found(uid_t *user); /* commands of the process's user find i
 extern const char *tms_version(void);
 extern double tms_get_resume_wait(void);
 
-/* mapping.c: some memory by handle is pausable. */
-extern _Atomic bool handles_tracked HIDDEN;
-HIDDEN void handles_track(void);
-/* Reports whether pausable memory may lie at an address. Where the program maps it itself, that is any address. */
-static inline bool may_be_ours(uintptr_t address)
-{
-	return unlikely(arena_contains((const void *)address)) ||
-	       unlikely(atomic_load_explicit(&handles_tracked, memory_order_relaxed));
-}
-
-/* everything.c: the driver's checkpoint of this process. */
-HIDDEN bool everything_asked(void);	     /* it is made, or about to be: driver calls may wait */
-HIDDEN void everything_set(bool now);
-HIDDEN bool everything_pending(void); /* a client is making one, and will keep or undo it */
-HIDDEN int everything_refuse(void);   /* fails a call of the program that would wait for the resume */
-HIDDEN void everything_set_pending(bool now);
-HIDDEN bool everything_driver_has(void);     /* the driver holds the process locked or checkpointed */
+/* checkpoint.c, everything.c: the driver's checkpoint of this process. */
+HIDDEN bool checkpoint_asked(void);	     /* it is made, or about to be: driver calls may wait */
+HIDDEN void checkpoint_set(bool now);
+HIDDEN bool checkpoint_pending(void); /* a client is making one, and will keep or undo it */
+HIDDEN int checkpoint_refuse(void);   /* fails a call of the program that would wait for the resume */
+HIDDEN void checkpoint_set_pending(bool now);
+HIDDEN bool checkpoint_driver_has(void);     /* the driver holds the process locked or checkpointed */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
 HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/sets) */
@@ -316,7 +315,7 @@ HIDDEN void share_leave(void);
 HIDDEN bool share_keeps_reserve(void); /* this thread's allocations leave the reserve free */
 HIDDEN int share_make_room(void); /* for what this process waits for, and resumes what it has yielded; a code */
 
-/* pool.c: the host's CUDA calls that pool.go needs, on the calling thread. */
+/* pool.c: the host's CUDA calls that pools.go needs, on the calling thread. */
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);
 HIDDEN int pool_cuda_free(uintptr_t pointer, int device);
 HIDDEN bool pool_is_captured(uintptr_t stream);

@@ -106,7 +106,7 @@ func (p *Process) answerSignal(name string, left <-chan struct{}) {
 // resumeForSignal resumes what gated pauses have taken, without asking other processes for memory. Memory that the
 // program has paused itself stays so.
 func (p *Process) resumeForSignal(wait time.Duration, left <-chan struct{}) error {
-	if bool(C.everything_asked()) {
+	if bool(C.checkpoint_asked()) {
 		runtime.LockOSThread() // whose last error it is
 		defer runtime.UnlockOSThread()
 		if code := C.everything_restore(C.double(wait.Seconds())); code != 0 {

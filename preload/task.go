@@ -206,8 +206,8 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 		}
 	}
 	if len(tags) > 0 && tags[0] == rights.Rest {
-		if C.everything_asked() {
-			C.everything_set_pending(false)
+		if C.checkpoint_asked() {
+			C.checkpoint_set_pending(false)
 			if err := t.process.settleEverything(); err != nil {
 				return 0, err
 			}

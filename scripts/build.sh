@@ -116,10 +116,10 @@ GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay bu
 	-o $out/lib/libtms.so.new ./preload
 go run ./scripts/deferrelocations $out/lib/libtms.so.new
 mkdir -p $out/_reach
-parts="reach calls gate nccl communicators rdma registrations sequence suspending"
-for file in $parts; do # reach.c is called before a sanitizer has started
+parts="reach dlsym calls gate inside nccl communicators rdma registrations sequence suspending"
+for file in $parts; do # reach.c and dlsym.c are called before a sanitizer has started
 	${CC:-gcc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden \
-		$([ $file = reach ] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o preload/gate/reach/$file.c
+		$([[ $file = reach || $file = dlsym ]] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o preload/gate/reach/$file.c
 done
 ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
 	-o $out/lib/libtms_reach.so.new $(printf "$out/_reach/%s.o " $parts)

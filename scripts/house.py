@@ -4,9 +4,10 @@
     scripts/house.py [--lower]
 
 It prints a figure a line, with the wanted figure in brackets. It fails if a package is not on the
-map of CONTRIBUTING.md, if a word is used more often than the list there allows, or if a comment or
-a document names what does not exist. pymodule/tests/test_house.py makes the same checks. With
---lower it first lowers the numbers of the list to how often the words still occur.
+map of CONTRIBUTING.md, if a word is used more often than the list there allows, if a comment or a
+document names what does not exist, or if files of C in preload use each other in a circle.
+pymodule/tests/test_house.py makes the same checks. With --lower it first lowers the numbers of the
+list to how often the words still occur.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ MAPPED = ("internal", "preload", "vmm")
 READ = (".go", ".c", ".h", ".S", ".cu", ".cpp", ".py", ".html", ".sh", ".md")
 GENERATED = ("build", "__pycache__", "node_modules", "venv")
 METRIC = "tms_"  # what cmd/tms/metrics.go puts before the name of each metric
+REACH = "preload/gate/reach"  # a library of its own, which has some of libtms.so's names, too
+TOGETHER = "preload/goruntime"  # its files may use each other in circles
+STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
+GLOBAL = re.compile(  # what a file of C defines for others
+    r"^(?:(?:HIDDEN|EXPORT|HOT|AT_LOAD|__attribute__\(\(\w+\)\)) )+(?!static)[^;{}=()\n]*?(\w+)(?:\[\w+\])*"
+    r"(?: __attribute__\(\(.*\)\))?(?:\([^;{}]*\)\s*\{| =|;|,)",
+    re.MULTILINE,
+)
+USED = re.compile(r"(?<![.>\w])[A-Za-z_]\w*")  # but for fields
+OWN = re.compile(r"^(?:static|OUT_OF_LINE)\b[^;{}=()\n]*?(\w+)(?:\(|\[|;| =)", re.MULTILINE)
 LISTED = re.compile(r"^\| ([\w, ]+) \| (\d+) \| ([\d.]+) \|.*$", re.MULTILINE)
 TELEGRAM = re.compile(r"; [\w<>-]+: ")
 
@@ -193,6 +204,19 @@ class Tree:
         mapped = self.mapped()
         return [room for room in self.rooms() if room not in mapped]
 
+    def circles(self) -> list[str]:
+        """Which files of C in preload use which, where that leads back to the first."""
+        files = [
+            file
+            for file in self.product
+            if file.path.startswith("preload/") and file.path.endswith(".c")
+        ]
+        reach = [file for file in files if file.folder == REACH]
+        return [
+            *circles(file for file in files if file.folder != REACH),
+            *circles(reach),
+        ]
+
     def entries(self) -> list[Entry]:
         """CONTRIBUTING.md's list of words."""
         return [
@@ -245,6 +269,38 @@ class Tree:
             for name in dict.fromkeys(named(file))
             if not exists(name)
         ]
+
+
+def circles(files: Iterable[File]) -> Iterator[str]:
+    """Each use of a file by another, by a name, that is part of a circle."""
+    codes: dict[str, list[str]] = {}
+    for file in files:
+        place = TOGETHER if file.folder == TOGETHER else file.path
+        codes.setdefault(place, []).append(STRING.sub("", file.prose_and_code[1]))
+    definers = {
+        name: place for place, parts in codes.items() for part in parts for name in GLOBAL.findall(part)
+    }
+    uses: dict[str, dict[str, str]] = {}
+    for place, parts in codes.items():
+        names = {name for part in parts for name in set(USED.findall(part)) - set(OWN.findall(part))}
+        uses[place] = {
+            definers[name]: name
+            for name in sorted(names & definers.keys(), reverse=True)
+            if definers[name] != place
+        }
+
+    def leads_back(start: str, used: str) -> bool:
+        seen, rest = {used}, [used]
+        while rest:
+            fresh = uses[rest.pop()].keys() - seen
+            seen |= fresh
+            rest += fresh
+        return start in seen
+
+    for place, used in uses.items():
+        for other, name in used.items():
+            if leads_back(place, other):
+                yield f"{place} uses {other}: {name}"
 
 
 def source_files(folder: Path) -> Iterator[Path]:
@@ -331,6 +387,7 @@ def figures(tree: Tree) -> Iterator[str]:
     shut = sum(len(re.findall(r"\bshut\w*", file.text, re.I)) for file in engine_and_preload)
     yield f"words with several senses, code included: shut {shut} [0], kept {kept}"
     yield f"packages that are on no map: {len(tree.unmapped())} [0]"
+    yield f"uses of files of preload that are part of a circle: {len(tree.circles())} [0]"
 
     total = max(1, sum(word[0].isalpha() for word in tree.words.split()))
     yield "words in comments and documents, and how many in 10,000 words:"
@@ -366,6 +423,7 @@ def main(arguments: list[str]) -> int:
         "on no map of CONTRIBUTING.md": tree.unmapped(),
         "words that are used too often": tree.overused(),
         "names of nothing": tree.dead_names(),
+        "files in a circle": tree.circles(),
     }
     for what, found in failures.items():
         for line in found:

@@ -1,4 +1,4 @@
-/* gate reaches the gate of libtms_reach.so, where that is preloaded too, and knows what a gate cannot hold. */
+/* gate reaches the gate of libtms_reach.so, where that is preloaded too, and knows what a gate cannot stop. */
 #define _GNU_SOURCE
 #include "gate.h"
 #include "reach/gate.h"
@@ -24,7 +24,7 @@ HIDDEN const char *gate_unusable(void)
 }
 
 static _Atomic bool closed;
-static _Atomic bool holds_allocations;
+static _Atomic bool stops_allocations;
 
 HIDDEN bool gate_is_closed(void)
 {
@@ -38,14 +38,14 @@ HIDDEN int gate_set(enum gate_state state)
 	int error = tms_reach_gate.set(state, atomic_load(&go_process.page));
 	if (state == GATE_OPEN || error != 0) {
 		atomic_store(&closed, false);
-		atomic_store(&holds_allocations, false);
+		atomic_store(&stops_allocations, false);
 	}
 	return error;
 }
 
 HIDDEN void gate_stop_allocations(void)
 {
-	atomic_store(&holds_allocations, true);
+	atomic_store(&stops_allocations, true);
 }
 
 /* A thread that is not let in leaves with NULL, too, but then the gate is still closed. */
@@ -61,7 +61,7 @@ static int wait_until_open(const struct gate_call *call)
 HIDDEN int gate_before_allocation(void)
 {
 	static const struct gate_call call = {.name = "an allocation", .kind = WORK};
-	if (unlikely(atomic_load_explicit(&holds_allocations, memory_order_relaxed)))
+	if (unlikely(atomic_load_explicit(&stops_allocations, memory_order_relaxed)))
 		return wait_until_open(&call);
 	return SUCCESS;
 }

@@ -19,7 +19,7 @@ HIDDEN int gate_set(enum gate_state state);		 /* an errno */
 HIDDEN bool gate_is_closed(void);
 HIDDEN bool gate_has_worked(void);	  /* a thread gave the device work since the last call of this, or waits for it */
 HIDDEN void gate_stop_allocations(void);  /* until it opens */
-HIDDEN int gate_before_allocation(void);  /* waits until allocations are no longer held; a code */
+HIDDEN int gate_before_allocation(void);  /* waits until allocations are no longer stopped; a code */
 HIDDEN int gate_wait(void);		  /* until it is open; a code */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor is NULL at first; false at the end */
 HIDDEN bool gate_inside(struct gate_user *user); /* finds a thread in any call, even one that polls */

@@ -163,6 +163,8 @@ static void *initialise(void *done)
 }
 
 /* Go's threads inherit from the thread that starts the runtime, so that is not one of the host's. */
+static void (*when_awake)(void); /* set at load */
+
 static void start(void)
 {
 	sem_t done;
@@ -174,7 +176,8 @@ static void start(void)
 	tmsAwake(); /* returns once the runtime is up */
 	handlers_arm();
 	atomic_store(&go_state, GO_AWAKE);
-	go_awake();
+	if (when_awake)
+		when_awake();
 }
 
 static int reserve(void)
@@ -301,8 +304,9 @@ HIDDEN int go_enter(struct visit *visit)
 	return SUCCESS;
 }
 
-AT_LOAD HIDDEN void go_load(void)
+AT_LOAD HIDDEN void go_load(void (*awake)(void))
 {
+	when_awake = awake;
 	descriptor_load();
 	if (&goinit_start[0] == &goinit_end[0]) {
 		fork_mark_set(&go_process);

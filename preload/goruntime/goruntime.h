@@ -98,8 +98,7 @@ static inline int go_now(void)
 }
 HIDDEN int go_start(void); /* a code; error_set on failure */
 
-HIDDEN void go_awake(void); /* the library's own: the runtime has started */
-HIDDEN void go_load(void); /* enter.c: at load */
+HIDDEN void go_load(void (*awake)(void)); /* enter.c: at load; awake is called when the runtime has started */
 
 /* While a thread runs Go its signals are blocked: otherwise a host handler installed without SA_ONSTACK would run on a
  * goroutine's stack of a few KiB. Only faults come through. A visit keeps the thread's own settings, and restores them

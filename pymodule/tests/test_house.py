@@ -28,6 +28,28 @@ def test_named_things_exist() -> None:
     assert not TREE.dead_names()
 
 
+def test_no_circle_of_files() -> None:
+    assert not TREE.circles()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ("HIDDEN int one(void)\n{\n\treturn two;\n}\n", "HIDDEN int two;", []),
+        (
+            "HIDDEN int one(void)\n{\n\treturn two;\n}\n",
+            "HIDDEN int two = 2;\nEXPORT void use(void)\n{\n\tone();\n}\n",
+            ["preload/first.c uses preload/second.c: two", "preload/second.c uses preload/first.c: one"],
+        ),
+        ("HIDDEN int one;\nint two_of;", "HIDDEN int two; /* one */ char *text = \"one\";", []),
+        ("HIDDEN int one;\nint a = two;", "HIDDEN int two;\nstatic int one;\nint b = one;", []),
+    ],
+)
+def test_what_a_circle_is(first: str, second: str, found: list[str]) -> None:
+    files = [HOUSE["File"]("preload/first.c", first), HOUSE["File"]("preload/second.c", second)]
+    assert list(HOUSE["circles"](files)) == found
+
+
 CONTRIBUTING = """
 | room | what it does |
 | --- | --- |

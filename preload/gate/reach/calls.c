@@ -21,7 +21,7 @@ static struct gate_call calls[CALLS];
 /* The same functions as another library's dlsym answers, where that is not what the loader binds a call to. */
 static struct gate_call asked[CALLS];
 
-#define NOT_HELD(kind) ((kind) == LEND || (kind) == PASS)
+#define NOT_STOPPED(kind) ((kind) == LEND || (kind) == PASS)
 
 /* Calls that may be made again take the whole way, because the short one keeps no arguments. */
 static void *keep(struct gate_call *call, void *real)
@@ -67,27 +67,27 @@ static bool makes_room(enum gate_room of, uintptr_t argument)
 {
 	const struct gate_mark *mine = gate_mine;
 	make_room *room = reach_room();
-	if (!room || (mine && atomic_load_explicit(&mine->inside, memory_order_relaxed) != OUT) || nccl_is_inside())
+	if (!room || (mine && atomic_load_explicit(&mine->inside, memory_order_relaxed) != OUT) || inside_nccl())
 		return false;
 	return room(of == DEVICE ? (int)argument : -1, of == BYTES ? argument : 0);
 }
 
 /* The ways in and out for a kind, which is known at compile time. The mark is NULL where the short way in does not
  * suffice, and NO_MARK where there was no memory for a mark. */
-static struct gate_mark none; /* of a call that the gate does not hold */
+static struct gate_mark none; /* of a call that the gate does not stop */
 
 ALWAYS_INLINE struct gate_poll try(enum gate_kind kind, const struct gate_call *call, uintptr_t stream)
 {
 	if (kind == POLL)
 		return gate_try_poll(call);
-	if (NOT_HELD(kind))
+	if (NOT_STOPPED(kind))
 		return (struct gate_poll){&none, NULL};
 	return (struct gate_poll){kind == WORK ? gate_try(call, stream) : NULL, NULL};
 }
 
 ALWAYS_INLINE struct gate_poll enter(enum gate_kind kind, const struct gate_call *call, uintptr_t stream)
 {
-	if (NOT_HELD(kind))
+	if (NOT_STOPPED(kind))
 		return (struct gate_poll){&none, NULL};
 	if (kind != POLL)
 		return (struct gate_poll){gate_enter(call, stream), NULL};
@@ -99,7 +99,7 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way, const struct
 {
 	if (kind == POLL)
 		gate_leave_poll(way);
-	else if (!NOT_HELD(kind))
+	else if (!NOT_STOPPED(kind))
 		gate_leave(way.mark);
 	if (kind == WORK && unlikely(code == INVALID))
 		reach_refused(call->name);
@@ -211,7 +211,7 @@ static void note_unknown(const char *name, int version)
 	atomic_store(&unknown_set, true);
 }
 
-/* Reports whether the table has a version of a function that the gate holds, of these kinds. */
+/* Reports whether the table has a version of a function that the gate stops, of these kinds. */
 static bool has_version(const char *symbol, enum gate_kind last)
 {
 	for (struct gate_call *call = calls; call < calls + CALLS; call++)
@@ -220,7 +220,7 @@ static bool has_version(const char *symbol, enum gate_kind last)
 	return false;
 }
 
-/* Reports whether the table has other versions of a function that a pause holds, but not this one. */
+/* Reports whether the table has other versions of a function that a pause stops, but not this one. */
 static bool is_unknown(const char *symbol)
 {
 	return !find(symbol) && has_version(symbol, LEND);

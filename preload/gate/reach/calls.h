@@ -4,7 +4,7 @@
  *   X(symbol, how many arguments, which of them (a, b ...) is the stream, kind, room, of which argument, the first
  *     CUDA version that has it)
  *
- * Each argument is an integer, a pointer or a struct of 8 bytes, so one word. The kind says what holds the call:
+ * Each argument is an integer, a pointer or a struct of 8 bytes, so one word. The kind says what stops the call:
  *
  * WORK     a pause, until memory is back.
  * CAPTURE  the same, and already what comes before a pause, which lets captures end and none begin.

@@ -5,11 +5,13 @@
 #include "nccl.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 HIDDEN struct communicator communicators[COMMUNICATORS];
 HIDDEN _Atomic size_t communicators_used;
+HIDDEN struct comm_driver comm_driver;
 TAKE(communicator)
 
 static bool is(const struct communicator *c, const void *comm)
@@ -71,6 +73,17 @@ HIDDEN bool comm_blocks(const struct nccl_config *config, const void *parent)
 	return is_blocking(config, parent ? comm_find(parent) : NULL);
 }
 
+/* Nothing is counted of a new communicator. */
+static void clear_counts(struct communicator *c)
+{
+	struct pairs *pairs = atomic_load(&c->pairs);
+	atomic_store(&c->collectives.begun, 0);
+	atomic_store(&c->collectives.told, 0);
+	atomic_store(&c->uncounted, false);
+	if (pairs)
+		memset(pairs->of, 0, (size_t)pairs->count * sizeof *pairs->of);
+}
+
 static void becomes_live(struct communicator *c)
 {
 	c->comm = *c->where;
@@ -81,26 +94,35 @@ static void becomes_live(struct communicator *c)
 		c->ranks = ranks; /* of communicators that were made from others */
 	if (c->comm && c->rank < 0 && c->blocking && own && own(c->comm, &rank) == DONE)
 		c->rank = rank;
-	sequence_start(c);
+	clear_counts(c);
 	atomic_store_explicit(&c->state, c->comm ? LIVE : FREE, memory_order_release);
+}
+
+static void find_driver(void)
+{
+	if (atomic_load(&comm_driver.release))
+		return;
+	atomic_store(&comm_driver.retain, (int (*)(void **, int))reach_in_driver("cuDevicePrimaryCtxRetain"));
+	atomic_store(&comm_driver.set_current, (int (*)(void *))reach_in_driver("cuCtxSetCurrent"));
+	atomic_store(&comm_driver.release, (int (*)(int))reach_in_driver("cuDevicePrimaryCtxRelease_v2"));
 }
 
 /* A communicator that a call has made, or will have made at the end of its group. */
 HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, int rank,
 		     bool blocking)
 {
-	if ((code != DONE && code != IN_PROGRESS) || !nccl_is_outermost() || !where)
+	if ((code != DONE && code != IN_PROGRESS) || !inside_is_outermost() || !where)
 		return code;
 	struct communicator *c = take_communicator();
 	if (!c)
 		return code;
-	suspending_find_driver();
+	find_driver();
 	c->where = where, c->thread = (pid_t)syscall(SYS_gettid), c->library = library, c->clique = clique;
 	c->ranks = ranks, c->rank = rank, c->blocking = blocking && code == DONE, c->children = 0;
 	atomic_store(&c->phase, RUNNING);
 	atomic_store(&c->code, DONE);
 	atomic_store(&c->together, false);
-	if (nccl_in_group())
+	if (inside_a_group())
 		atomic_store(&c->state, WAITING);
 	else
 		becomes_live(c);

@@ -49,11 +49,11 @@ struct gate_registration {
 	X(void, refuse, (bool on), (on)) /* calls that would wait fail, until the gate opens */ \
 	X(bool, refuses, (void), ())
 
-/* And about NCCL: X(returns, name, parameters, arguments). One caller at a time holds
+/* And about NCCL: X(returns, name, parameters, arguments). One caller at a time stops
  * and begins, and one aligns ranks. Some functions go through entries, from *cursor 0 on, and return false at the
  * end. */
 #define GATE_NCCL(X) \
-	X(void, hold, (bool on), (on)) /* threads wait before they enter NCCL */ \
+	X(void, stop, (bool on), (on)) /* threads wait before they enter NCCL */ \
 	X(bool, is_used, (void), ()) /* a thread is inside, or in the middle of a group */ \
 	/* With ask it asks NCCL too: use that only while no thread is inside. */ \
 	X(bool, look, (size_t *cursor, bool ask, struct gate_communicator *to), (cursor, ask, to)) \

@@ -1,25 +1,25 @@
 /* gate brings the threads of a program to a safepoint: a point between two CUDA calls. It knows which threads are
  * inside a call that gives the device work, and keeps other threads from entering one.
  *
- * A thread that wants to enter writes its mark, then reads the state. The closer writes the state, then reads the
+ * A thread that wants to enter writes its mark, then reads the state. The pauser writes the state, then reads the
  * marks. At least one side sees the other if both have a full barrier between their two steps. The thread has none,
- * because a barrier would cost more than all the rest. Instead the closer calls membarrier, which puts a barrier into
+ * because a barrier would cost more than all the rest. Instead the pauser calls membarrier, which puts a barrier into
  * every running thread of the process (a thread that does not run passes a barrier when it runs again). The barrier
  * comes before the thread reads the state, and then the thread reads "closed", takes its mark back and sleeps; or it
- * comes after that, and then the closer sees the mark. So when the closer has seen every mark OUT after the barrier,
+ * comes after that, and then the pauser sees the mark. So when the pauser has seen every mark OUT after the barrier,
  * each at a moment of its own, no thread is inside. None enters until the gate opens.
  *
  * A signal handler may give the device work in the middle of this. If it finds INSIDE it passes: its thread was let in,
- * and the closer waits for it. If it finds TRYING it does not know the outcome. It passes the gate as the thread would
- * and leaves TRYING behind, as it found it; a closer that has seen TRYING looks again. One word says what a thread is
+ * and the pauser waits for it. If it finds TRYING it does not know the outcome. It passes the gate as the thread would
+ * and leaves TRYING behind, as it found it; a pauser that has seen TRYING looks again. One word says what a thread is
  * inside of, so a handler between two stores changes nothing.
  *
- * Calls that poll have a word of their own. They are no work: an ordinary pause neither waits for them nor holds them,
+ * Calls that poll have a word of their own. They are no work: an ordinary pause neither waits for them nor stops them,
  * and the mark keeps what it says of the thread's last work. The same barrier is between that word and the state.
  *
  * Marks are never unmapped. A new thread takes the mark of a dead thread; until then the mark names the last stream,
  * for the text of a pause that is refused. A thread that ends inside a call (by cancellation) gives its mark back
- * through its key. If the thread ended too late for a key, the closer asks the kernel whether the thread lives. */
+ * through its key. If the thread ended too late for a key, the pauser asks the kernel whether the thread lives. */
 #define _GNU_SOURCE
 #include "reach.h"
 
@@ -120,7 +120,7 @@ static bool is_open(uint32_t state, enum gate_kind kind)
 	return passes[state][kind] || is_child();
 }
 
-static _Atomic uint32_t changes; /* of the state, of refuses, and of NCCL's hold */
+static _Atomic uint32_t changes; /* of the state, of refuses, and of the stop of NCCL */
 static _Atomic bool refuses;	 /* calls that would wait fail instead */
 
 HIDDEN uint32_t gate_change(void)

@@ -43,7 +43,7 @@ struct gate {
 	GATE_ASKED(X)
 	const char *(*unusable)(void); /* why there is no gate, or NULL if there is one */
 	/* Returns 0, or the errno that keeps the gate from closing. alive: a byte that is 0 in a child, or NULL. A
-	 * thread that is past the gate when this returns has a visible mark. An error leaves the gate open; holding
+	 * thread that is past the gate when this returns has a visible mark. An error leaves the gate open; stopping
 	 * less cannot fail. */
 	int (*set)(enum gate_state state, const volatile char *alive);
 	/* The marks, one after the other: after NULL comes the first, and after the last comes NULL. None goes away. */

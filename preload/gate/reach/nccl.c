@@ -1,5 +1,4 @@
-/* nccl interposes those functions of NCCL that make communicators, register memory with them and use them (nccl.h), and
- * keeps track of threads inside NCCL.
+/* nccl interposes those functions of NCCL that make communicators, register memory with them and use them (nccl.h).
  *
  * A call comes here through the loader, because this library is preloaded, or through the address that dlsym
  * returned for a handle (reach.c asks nccl_entry). A process may have several NCCLs. A caller that the loader binds
@@ -66,70 +65,6 @@ static struct library *bound_to(const void *caller, const char *name)
 	return library;
 }
 
-/* Whether this thread is inside NCCL. */
-static __thread struct {
-	unsigned calls;	 /* nested calls, because NCCL calls itself */
-	unsigned groups; /* begun and not ended */
-	bool filled;	 /* the group has an operation */
-} mine __attribute__((tls_model("initial-exec")));
-static _Atomic int inside; /* threads */
-static _Atomic bool held; /* no thread of the holder may enter */
-static _Atomic pid_t holder;
-
-HIDDEN bool nccl_step_in(bool may_fail)
-{
-	for (;;) {
-		uint32_t seen = gate_change();
-		atomic_fetch_add(&inside, 1);
-		if (likely(!atomic_load(&held)) || atomic_load(&holder) != (pid_t)syscall(SYS_getpid))
-			return true;
-		atomic_fetch_sub(&inside, 1);
-		if (may_fail && gate_refuses())
-			return false;
-		gate_wait_for_change(seen);
-	}
-}
-
-/* A thread in an empty group can step out, because NCCL has nothing of the group yet. */
-HIDDEN bool nccl_step_out(void)
-{
-	const bool out = mine.calls == 1 && !mine.filled;
-	if (out)
-		atomic_fetch_sub(&inside, 1);
-	return out;
-}
-
-/* Returns false while everything is paused and calls are refused. */
-static bool enter(void)
-{
-	if (!mine.calls && !mine.groups && unlikely(!nccl_step_in(true)))
-		return false;
-	mine.calls++;
-	return true;
-}
-
-static void leave(bool fills)
-{
-	mine.filled = mine.groups && (mine.filled || fills);
-	if (!--mine.calls && !mine.groups)
-		atomic_fetch_sub(&inside, 1);
-}
-
-HIDDEN bool nccl_in_group(void)
-{
-	return mine.groups != 0;
-}
-
-HIDDEN bool nccl_is_inside(void)
-{
-	return mine.calls != 0;
-}
-
-HIDDEN bool nccl_is_outermost(void)
-{
-	return mine.calls <= 1;
-}
-
 static int all_made(int code, struct library *library, void **comm, int ranks)
 {
 	const uint64_t clique = comm_clique_here();
@@ -140,14 +75,14 @@ static int all_made(int code, struct library *library, void **comm, int ranks)
 
 static int started(int code)
 {
-	if (code == DONE && mine.calls == 1)
-		mine.groups++;
+	if (code == DONE)
+		inside_group_started();
 	return code;
 }
 
 static int ended(int code, bool launches)
 {
-	if (mine.calls == 1 && mine.groups && !--mine.groups) {
+	if (inside_group_ended()) {
 		const bool good = code == DONE || code == IN_PROGRESS;
 		comm_group_ended(good, code == DONE);
 		memory_group_ended(good);
@@ -160,10 +95,10 @@ static int ended(int code, bool launches)
  * some functions. */
 #define ENTERED(which, symbol, does)                                                                       \
 	struct library *library = which;                                                                   \
-	if (unlikely(!library || !library->real[AT_##symbol]) || unlikely(!enter()))                       \
+	if (unlikely(!library || !library->real[AT_##symbol]) || unlikely(!inside_enter()))                       \
 		return SYSTEM_ERROR;                                                                       \
 	int answer = does;                                                                                 \
-	leave(AT_##symbol != AT_ncclGroupStart);                                                           \
+	inside_leave(AT_##symbol != AT_ncclGroupStart);                                                           \
 	return answer;
 #define ENTRIES(symbol, parameters, does)                                                                  \
 	EXPORT int symbol parameters                                                                       \
@@ -216,28 +151,6 @@ HIDDEN void *nccl_entry(const char *symbol, void *theirs)
 		return library ? entries[at][library - libraries] : NULL;
 	}
 	return NULL;
-}
-
-/* The answers to libtms.so (gate.h). */
-
-HIDDEN void nccl_hold(bool on)
-{
-	atomic_store(&holder, (pid_t)syscall(SYS_getpid));
-	atomic_store(&held, on);
-	if (!on)
-		gate_changed();
-}
-
-HIDDEN bool nccl_is_used(void)
-{
-	return atomic_load(&inside) != 0;
-}
-
-HIDDEN int nccl_version(const struct library *library)
-{
-	int version = 0;
-	version_function *ask = REAL(library, ncclGetVersion, version_function);
-	return ask && ask(&version) == DONE ? version : 0;
 }
 
 const struct gate_nccl nccl_gate = {

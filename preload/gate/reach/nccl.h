@@ -1,5 +1,5 @@
-/* nccl has what the files for NCCL share: nccl.c interposes NCCL's functions, communicators.c and registrations.c list
- * communicators and registered memory, sequence.c counts their collectives, and suspending.c suspends them. It lists
+/* nccl has what the files for NCCL share: nccl.c interposes NCCL's functions, inside.c knows which threads are inside
+ * NCCL, communicators.c and registrations.c list communicators and registered memory, sequence.c counts their collectives, and suspending.c suspends them. It lists
  * the interposed functions (nccl.h of 2.31; older versions lack some):
  *
  *   X(symbol, parameters, arguments, before, result)
@@ -113,15 +113,26 @@ typedef int resume_function(void *);
 typedef int stats_function(void *, int, uint64_t *);
 #define REAL(library, symbol, type) ((type *)(library)->real[AT_##symbol])
 
-/* nccl.c */
-HIDDEN int nccl_version(const struct library *library); /* such as 22907, or 0 if unknown */
-HIDDEN bool nccl_is_inside(void); /* the calling thread is */
-HIDDEN bool nccl_is_outermost(void); /* the calling thread's call is not one that NCCL makes itself */
-HIDDEN bool nccl_in_group(void);
+static inline int nccl_version(const struct library *library) /* such as 22907, or 0 if unknown */
+{
+	int version = 0;
+	version_function *ask = REAL(library, ncclGetVersion, version_function);
+	return ask && ask(&version) == DONE ? version : 0;
+}
+
+/* inside.c: around each call of the calling thread. inside_enter returns false while everything is paused and calls are
+ * refused. inside_leave fills the thread's group. */
+HIDDEN bool inside_enter(void);
+HIDDEN void inside_leave(bool fills);
+HIDDEN void inside_group_started(void);
+HIDDEN bool inside_group_ended(void); /* reports whether that was the outermost */
+HIDDEN bool inside_nccl(void); /* the calling thread is */
+HIDDEN bool inside_is_outermost(void); /* the calling thread's call is not one that NCCL makes itself */
+HIDDEN bool inside_a_group(void);
 /* Call these around a wait of a thread that has begun nothing, so that it does not count as inside during the wait.
  * step_out returns false if the thread stays inside, step_in if it may fail and the gate refuses calls. */
-HIDDEN bool nccl_step_out(void);
-HIDDEN bool nccl_step_in(bool may_fail);
+HIDDEN bool inside_step_out(void);
+HIDDEN bool inside_step_in(bool may_fail);
 
 /* Communicators and registrations have each a place of their own, which is taken and left without a lock. If they are
  * made inside a group, they get their names when the group ends. NCCL then writes the names where the program wants
@@ -155,7 +166,10 @@ struct sequence {
 struct pair { /* with one other rank */
 	struct sequence sent, received;
 };
-struct pairs;
+struct pairs {
+	int count;
+	struct pair of[];
+};
 
 /* communicators.c */
 enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, GIVEN_UP, LOST }; /* GIVEN_UP: its caller no longer waits */
@@ -177,6 +191,11 @@ struct communicator {
 	_Atomic uint64_t group;	 /* that used it last */
 	_Atomic bool uncounted; /* it is no longer known how far it has come */
 };
+/* The driver's functions that a suspension calls. They are found when a communicator is made, because a thread that
+ * waits for a resume may have the loader's lock. */
+extern struct comm_driver {
+	int (*_Atomic retain)(void **, int), (*_Atomic set_current)(void *), (*_Atomic release)(int);
+} comm_driver HIDDEN;
 extern struct communicator communicators[COMMUNICATORS] HIDDEN;
 extern _Atomic size_t communicators_used HIDDEN; /* how many are looked at */
 HIDDEN struct communicator *comm_find(const void *comm); /* or NULL */
@@ -213,7 +232,6 @@ HIDDEN bool memory_captured(struct library *library, const char *call, uintptr_t
 
 /* sequence.c: around an operation, which is not launched if it is not good; at the end of the thread's outermost
  * group. */
-HIDDEN void sequence_start(struct communicator *c); /* a new one */
 /* *of is NULL if the operation is not counted. Returns false if another thread destroyed the communicator while this
  * one waited. */
 HIDDEN bool sequence_begin(void *comm, enum counted counted, int peer, struct sequence **of);
@@ -225,8 +243,5 @@ HIDDEN void sequence_captured(void); /* an operation was, into a graph */
 #define X(returns, name, parameters, arguments) HIDDEN returns nccl_##name parameters;
 GATE_NCCL(X)
 #undef X
-
-/* suspending.c: before a communicator can be suspended. */
-HIDDEN void suspending_find_driver(void);
 
 #endif

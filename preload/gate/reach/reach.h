@@ -15,6 +15,10 @@ extern reach_find *_Atomic reach_dlsym HIDDEN;
 typedef void *reach_find_version(void *handle, const char *name, const char *version);
 extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN bool reach_is_hooked(void); /* another library's dlsym stands behind this one's */
+extern reach_find *reach_c_dlsym HIDDEN; /* the C library's: the next one, unless another library stands between */
+typedef void *answer_driver(const char *name, void *theirs, const void *caller);
+extern answer_driver *_Atomic reach_tms HIDDEN; /* of libtms.so, or NULL if that is not loaded */
+HIDDEN void reach_prepare(void); /* before these are read */
 HIDDEN void *reach_next(const char *name); /* what a call goes on to: of the libraries after this one, or the driver's */
 HIDDEN void *reach_look(const char *name); /* the same, of a library that may be closed */
 HIDDEN void *reach_in_driver(const char *symbol); /* as the next dlsym answers; or NULL */
@@ -89,7 +93,7 @@ static inline void gate_leave(struct gate_mark *mark)
 		atomic_store_explicit(&mark->inside, OUT, memory_order_release);
 }
 
-/* Around a call that polls: only the driver's checkpoint waits for a thread in such a call, and only it holds a thread
+/* Around a call that polls: only the driver's checkpoint waits for a thread in such a call, and only it keeps a thread
  * out. The mark is NULL where the short way in does not suffice. Such calls may nest (a signal handler), so leaving
  * restores what was. */
 struct gate_poll {

@@ -70,9 +70,9 @@ HIDDEN int memory_registered(int code, struct library *library, void *comm, void
 			     bool window)
 {
 	const uintptr_t address = (uintptr_t)memory;
-	if (code != DONE || !nccl_is_outermost() || !where || !is_pausable(address, size))
+	if (code != DONE || !inside_is_outermost() || !where || !is_pausable(address, size))
 		return code;
-	bool later = window && nccl_in_group();
+	bool later = window && inside_a_group();
 	if (!later && !*where)
 		return code; /* NCCL has decided not to register it */
 	struct registration *r = take_for(window ? &by_window : &by_communicator, library, address, size);

@@ -33,11 +33,6 @@ static __thread uint64_t group __attribute__((tls_model("initial-exec"))); /* th
 
 /* A communicator's pairs are made when it first needs them, and stay with its place, because others may be reading
  * them. Those that are too few for the next communicator there are leaked. */
-struct pairs {
-	int count;
-	struct pair of[];
-};
-
 static struct pair *pairs_of(struct communicator *c)
 {
 	struct pairs *pairs = atomic_load_explicit(&c->pairs, memory_order_acquire);
@@ -56,16 +51,6 @@ static struct pair *pairs_of(struct communicator *c)
 		return made->of;
 	munmap(made, size);
 	return pairs->of;
-}
-
-HIDDEN void sequence_start(struct communicator *c)
-{
-	struct pairs *pairs = atomic_load(&c->pairs);
-	atomic_store(&c->collectives.begun, 0);
-	atomic_store(&c->collectives.told, 0);
-	atomic_store(&c->uncounted, false);
-	if (pairs)
-		memset(pairs->of, 0, (size_t)pairs->count * sizeof *pairs->of);
 }
 
 /* Returns NULL for a call that is not counted. */
@@ -103,10 +88,10 @@ static bool pass(struct sequence *s, const struct communicator *c, const void *c
 		atomic_fetch_sub(&launching, 1);
 		atomic_store(&s->wanted, now);
 		const int error = errno;
-		const bool out = nccl_step_out();
+		const bool out = inside_step_out();
 		syscall(SYS_futex, &number, FUTEX_WAIT_PRIVATE, now, NULL, NULL, 0);
 		if (out)
-			nccl_step_in(false);
+			inside_step_in(false);
 		errno = error;
 		if (comm_find(comm) != c)
 			return false;
@@ -115,7 +100,7 @@ static bool pass(struct sequence *s, const struct communicator *c, const void *c
 
 HIDDEN bool sequence_begin(void *comm, enum counted counted, int peer, struct sequence **of)
 {
-	struct communicator *c = nccl_is_outermost() && counted != UNCOUNTED ? comm_find(comm) : NULL;
+	struct communicator *c = inside_is_outermost() && counted != UNCOUNTED ? comm_find(comm) : NULL;
 	struct sequence *s = c ? sequence_of(c, counted, peer) : NULL;
 	*of = s;
 	if (!s)
@@ -124,7 +109,7 @@ HIDDEN bool sequence_begin(void *comm, enum counted counted, int peer, struct se
 		atomic_fetch_add(&s->begun, 1);
 	else if (!pass(s, c, comm))
 		return false;
-	if (nccl_in_group()) {
+	if (inside_a_group()) {
 		if (!group)
 			group = atomic_fetch_add(&groups, 1) + 1;
 		atomic_store_explicit(&c->group, group, memory_order_relaxed);

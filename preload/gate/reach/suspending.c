@@ -91,31 +91,16 @@ struct rank {
 };
 static _Atomic bool called_off;
 
-/* NCCL works on the device that is current, which on a new thread is the first: it would make a context there. The
- * driver's functions are found when a communicator is made, because a thread that waits for a resume may have the
- * loader's lock. */
-static struct {
-	int (*_Atomic retain)(void **, int), (*_Atomic set_current)(void *), (*_Atomic release)(int);
-} driver;
-
-HIDDEN void suspending_find_driver(void)
-{
-	if (atomic_load(&driver.release))
-		return;
-	atomic_store(&driver.retain, (int (*)(void **, int))reach_in_driver("cuDevicePrimaryCtxRetain"));
-	atomic_store(&driver.set_current, (int (*)(void *))reach_in_driver("cuCtxSetCurrent"));
-	atomic_store(&driver.release, (int (*)(int))reach_in_driver("cuDevicePrimaryCtxRelease_v2"));
-}
-
+/* NCCL works on the device that is current, which on a new thread is the first: it would make a context there. */
 static int enter_device(struct communicator *c)
 {
 	count_function *ask = REAL(c->library, ncclCommCuDevice, count_function);
 	void *context;
 	int device;
-	if (!ask || !atomic_load(&driver.release) || ask(c->comm, &device) != DONE ||
-	    atomic_load(&driver.retain)(&context, device) != 0)
+	if (!ask || !atomic_load(&comm_driver.release) || ask(c->comm, &device) != DONE ||
+	    atomic_load(&comm_driver.retain)(&context, device) != 0)
 		return -1;
-	atomic_load(&driver.set_current)(context);
+	atomic_load(&comm_driver.set_current)(context);
 	return device;
 }
 
@@ -123,8 +108,8 @@ static void leave_device(int device)
 {
 	if (device < 0)
 		return;
-	atomic_load(&driver.set_current)(NULL);
-	atomic_load(&driver.release)(device);
+	atomic_load(&comm_driver.set_current)(NULL);
+	atomic_load(&comm_driver.release)(device);
 }
 
 static int call_nccl(struct communicator *c, bool suspend)

@@ -23,7 +23,7 @@ import (
 // everything runs before a request of the socket is carried out. While the driver has the process, a driver call would
 // wait, or kill it.
 func (t *task) everything() error {
-	if C.everything_asked() && t.Request.Op != control.Undo { // of its own: see there
+	if C.checkpoint_asked() && t.Request.Op != control.Undo { // of its own: see there
 		if part := t.process.checkpoint.driver.Load(); part != nil && part.Lost != "" {
 			return cuda.Refuse(cuda.OperatingSystem, "%s", part.Lost)
 		}
@@ -46,14 +46,14 @@ func (t *task) everything() error {
 // settleEverything notes that the driver has given the process back, and lets calls that poll go on. While a client is
 // still making a pause of everything, only that client may do so: the driver's checkpoint may still come.
 func (p *Process) settleEverything() error {
-	if C.everything_pending() {
+	if C.checkpoint_pending() {
 		return cuda.Refuse(cuda.IllegalState, "another command is pausing everything of this process at this moment; "+
 			"try again when it has ended")
 	}
-	if C.everything_driver_has() {
+	if C.checkpoint_driver_has() {
 		return cuda.Refuse(cuda.IllegalState, "the driver has this process checkpointed; tms resume restores it first")
 	}
-	C.everything_set(false)
+	C.checkpoint_set(false)
 	p.releasePolls()
 	return nil
 }
@@ -102,7 +102,7 @@ func (p *Process) beginEverything() {
 		p.checkpoint.devicesBefore = watch.Devices(p.driver)
 		p.checkpoint.unlooked.Store(true)
 	}
-	C.everything_set(true)
+	C.checkpoint_set(true)
 }
 
 // findPlaces finds out where the devices are, if the driver may have moved them since the last look.
@@ -116,7 +116,7 @@ func (p *Process) findPlaces(e *vmm.Engine) {
 // communicator keeps the ways between its ranks' GPUs unless it is suspended. While everything is paused, stays asks
 // only about communicators. The caller holds askingDriver.
 func (p *Process) stays() (words string) {
-	out := bool(C.everything_asked())
+	out := bool(C.checkpoint_asked())
 	eachCommunicator(false, func(c *C.struct_gate_communicator) {
 		if c.ranks > 1 && !bool(c.suspended) && (out || c.obstacle != nil) {
 			words = fmt.Sprintf("a communicator of %s with %d ranks is not suspended, so NCCL would keep the ways "+
@@ -140,7 +140,7 @@ func (p *Process) stays() (words string) {
 // statsOf reads the engine's statistics, and adds what the host and the settings say. It makes no driver call while the
 // driver may have the process. The caller holds askingDriver. temporary is TMPDIR.
 func (p *Process) statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) {
-	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()),
+	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.checkpoint_asked()),
 		Capturing: state().Capturing}
 	if stats.Everything {
 		stats.Stats, err = e.Records().KnownStats()
