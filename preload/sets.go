@@ -231,7 +231,7 @@ func (s *set) add(e *vmm.Engine, size uint64) (uint64, error) {
 	}
 	chunk := control.KeptChunk{ID: descriptors.Number(), Bytes: bytes}
 	_, _, err = s.process.askKeeper(control.SetRequest{Op: control.Put, Set: s.ID, Name: s.Name, Device: s.Device,
-		Number: chunk.ID, Bytes: bytes, Before: len(s.Chunks)}, descriptor)
+		Chunk: chunk.ID, Bytes: bytes, Before: len(s.Chunks)}, descriptor)
 	_ = unix.Close(descriptor)
 	if err == nil {
 		err = s.process.awake(func() error { return s.mapChunk(e, chunk) })

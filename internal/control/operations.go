@@ -160,7 +160,9 @@ func onlyKnown(line []byte) error {
 		}
 		of := reflect.TypeOf(r)
 		for i := range of.NumField() {
-			names = append(names, jsonName(of.Field(i)))
+			if name := jsonName(of.Field(i)); name != unsent {
+				names = append(names, name)
+			}
 		}
 	}
 	for field := range fields {
@@ -182,13 +184,16 @@ func takesOnly(line []byte, operation string, allowed []string) error {
 		value := reflect.ValueOf(r)
 		for i := range value.NumField() {
 			name := jsonName(value.Type().Field(i))
-			if !value.Field(i).IsZero() && !slices.Contains(allowed, name) {
+			if !value.Field(i).IsZero() && name != unsent && !slices.Contains(allowed, name) {
 				return fmt.Errorf("the operation %s takes no %s", operation, name)
 			}
 		}
 	}
 	return nil
 }
+
+// unsent is the name of a field that is sent as another one.
+const unsent = "-"
 
 func jsonName(field reflect.StructField) string {
 	name, _, _ := strings.Cut(field.Tag.Get("json"), ",")

@@ -1,6 +1,8 @@
 package control
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -104,10 +106,13 @@ type SetRequest struct {
 	Version int    `json:"version"`
 	ID      uint64 `json:"id,omitempty"` // comes back in the reply
 	Op      string `json:"op"`
-	To      string `json:"to,omitempty"` // for a put: ToDisk or ToHost, where the contents are there
-	// Number is for a put that of the chunk, and for a seal that of the set of which this one is a copy. That set must
-	// have the name until then. By put, close and give with a number, a process also tells itself to keep a descriptor.
-	Number uint64 `json:"share,omitempty"`
+	To      string `json:"to,omitempty"`    // for a put: ToDisk or ToHost, where the contents are there
+	Chunk   uint64 `json:"share,omitempty"` // for a put: the chunk's number
+	// Original, for a seal, is the number of the set of which this one is a copy. That set must have the name until then.
+	Original uint64 `json:"-"`
+	// Held, for a put, close or give without a set, is the number of a descriptor: a process tells itself to hold it, to
+	// drop it, or to give it to the keeper.
+	Held uint64 `json:"-"`
 	// Set is the number of a set, which its maker has drawn. Device is the UUID of its device.
 	Set    uint64 `json:"set,omitempty"`
 	Name   string `json:"name,omitempty"`
@@ -121,6 +126,25 @@ type SetRequest struct {
 	Confirm bool `json:"confirm,omitempty"`
 	// Tensors, for a seal, is how many the set has.
 	Tensors int `json:"tensors,omitempty"`
+}
+
+// setLine is a SetRequest as it is sent: the number in "share" is a Chunk, an Original or a Held.
+type setLine SetRequest
+
+func (r SetRequest) MarshalJSON() ([]byte, error) {
+	r.Chunk = cmp.Or(r.Chunk, r.Original, r.Held)
+	return json.Marshal(setLine(r))
+}
+
+func (r *SetRequest) UnmarshalJSON(line []byte) error {
+	err := json.Unmarshal(line, (*setLine)(r))
+	switch {
+	case r.Op == Seal:
+		r.Original, r.Chunk = r.Chunk, 0
+	case r.Set == 0:
+		r.Held, r.Chunk = r.Chunk, 0
+	}
+	return err
 }
 
 func (r SteerRequest) Operation() string { return r.Op }

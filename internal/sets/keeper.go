@@ -149,19 +149,19 @@ func (k *Keeper) put(from owner, r control.SetRequest, given *int) error {
 	if err := k.makes(s, from, r, *given); err != nil {
 		return err
 	}
-	if err := k.hold(r.Number, r.Bytes, given); err != nil {
+	if err := k.hold(r.Chunk, r.Bytes, given); err != nil {
 		return err
 	}
 	k.sets[r.Set] = s
 	k.own(from, s)
 	if last := len(s.Chunks) - 1; r.Joins && last >= 0 {
-		s.Chunks[last].More = append(s.Chunks[last].More, r.Number)
+		s.Chunks[last].More = append(s.Chunks[last].More, r.Chunk)
 		s.Chunks[last].Bytes += r.Bytes
 	} else {
-		s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Number, Bytes: r.Bytes, Node: r.Node})
+		s.Chunks = append(s.Chunks, control.KeptChunk{ID: r.Chunk, Bytes: r.Bytes, Node: r.Node})
 	}
 	s.Bytes += r.Bytes
-	k.chunks[r.Number] = chunk{s, len(s.Chunks) - 1}
+	k.chunks[r.Chunk] = chunk{s, len(s.Chunks) - 1}
 	if r.Node != nil {
 		k.returned(from)
 	}
@@ -197,8 +197,8 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 		return nil, err
 	}
 	sealed, before := time.Now().UnixNano(), k.named[s.Name]
-	if r.Number != 0 {
-		if before == nil || before.ID != r.Number {
+	if r.Original != 0 {
+		if before == nil || before.ID != r.Original {
 			return nil, cuda.Refuse(cuda.NotReady, "another process has just replaced or dropped the set")
 		}
 		if err := InUse(before.told(), from.pid); err != nil {
@@ -210,7 +210,7 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 	}
 	if before != nil { // the clock may have been set back
 		sealed = max(sealed, before.Sealed+1)
-		before.copied = r.Number != 0
+		before.copied = r.Original != 0
 	}
 	s.Sealed, s.Used, s.Tensors, s.maker, s.users[from] = sealed, sealed, r.Tensors, owner{}, 1
 	k.replace(before)

@@ -87,7 +87,7 @@ func exchange(t *testing.T, r control.Request, contents ...string) (control.Repl
 // make1 makes a set with one chunk.
 func make1(t *testing.T, id uint64, name, contents string) {
 	t.Helper()
-	put := control.SetRequest{Op: control.Put, Set: id, Name: name, Device: "GPU-1", Number: id + 1, Bytes: 5}
+	put := control.SetRequest{Op: control.Put, Set: id, Name: name, Device: "GPU-1", Chunk: id + 1, Bytes: 5}
 	require.True(t, asked(t, put, contents).OK)
 }
 
@@ -144,19 +144,19 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		require.Contains(t, reply.Error, words)
 	}
 	for words, r := range map[string]control.SetRequest{
-		"a set has a name of 1 to 255 bytes": {Op: control.Put, Set: 20, Number: 3, Bytes: 1},
-		"1 to 255 bytes":                     {Op: control.Put, Set: 20, Name: strings.Repeat("x", 256), Number: 3, Bytes: 1},
-		"publish it again":                   {Op: control.Put, Set: 20, Name: "b", Number: 3, Bytes: 1, Before: 1},
-		"what this set had so far":           {Op: control.Put, Set: 10, Number: 13, Bytes: 1},
+		"a set has a name of 1 to 255 bytes": {Op: control.Put, Set: 20, Chunk: 3, Bytes: 1},
+		"1 to 255 bytes":                     {Op: control.Put, Set: 20, Name: strings.Repeat("x", 256), Chunk: 3, Bytes: 1},
+		"publish it again":                   {Op: control.Put, Set: 20, Name: "b", Chunk: 3, Bytes: 1, Before: 1},
+		"what this set had so far":           {Op: control.Put, Set: 10, Chunk: 13, Bytes: 1},
 		"it does not have":                   {Op: control.Seal, Set: 20},
-		"other memory by that number":        {Op: control.Put, Set: 20, Name: "b", Number: 11, Bytes: 1},
+		"other memory by that number":        {Op: control.Put, Set: 20, Name: "b", Chunk: 11, Bytes: 1},
 	} {
 		require.Contains(t, asked(t, r, "file").Error, words)
 	}
 	require.Len(t, asked(t, control.SetRequest{Op: control.List}).Sets, 1)
 	require.True(t, sealed(t, 10, "").OK)
 	require.Contains(t, sealed(t, 10, "").Error, "publish it again")
-	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 10, Number: 12, Bytes: 1, Before: 1}, "x").Error,
+	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 10, Chunk: 12, Bytes: 1, Before: 1}, "x").Error,
 		"publish it again")
 }
 
@@ -203,10 +203,10 @@ func TestACopyOfASet(t *testing.T) {
 	make1(t, 10, "a", "chunk")
 	require.True(t, sealed(t, 10, "manifest").OK)
 	copyOf := func(id, of uint64) control.Reply {
-		put := control.SetRequest{Op: control.Put, Set: id, Name: "a", Device: "GPU-1", Number: id + 1, Bytes: 5,
+		put := control.SetRequest{Op: control.Put, Set: id, Name: "a", Device: "GPU-1", Chunk: id + 1, Bytes: 5,
 			To: control.ToHost}
 		require.True(t, asked(t, put, "copy").OK)
-		return asked(t, control.SetRequest{Op: control.Seal, Set: id, Before: 1, Number: of}, "manifest")
+		return asked(t, control.SetRequest{Op: control.Seal, Set: id, Before: 1, Original: of}, "manifest")
 	}
 	other := exec.Command("python3", "-c", fmt.Sprintf(`
 import socket
@@ -232,7 +232,7 @@ input()
 	reply, _ := exchange(t, control.SetRequest{Op: control.Open, Name: "a"})
 	require.Equal(t, []any{uint64(40), control.ToHost}, []any{reply.Sets[0].ID, reply.Sets[0].Place})
 	require.Contains(t, copyOf(50, 10).Error, "just replaced or dropped the set")
-	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 60, Name: "b", Number: 61, Bytes: 5, To: "moon"},
+	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 60, Name: "b", Chunk: 61, Bytes: 5, To: "moon"},
 		"x").Error, "no place for contents")
 }
 
@@ -259,10 +259,10 @@ func TestReservedMemory(t *testing.T) {
 	}
 	require.EqualValues(t, cuda.OutOfMemory, asked(t, take).Code)
 
-	put := control.SetRequest{Op: control.Put, Set: 5, Name: "set", Device: "GPU", To: control.ToHost, Number: 51,
+	put := control.SetRequest{Op: control.Put, Set: 5, Name: "set", Device: "GPU", To: control.ToHost, Chunk: 51,
 		Bytes: cuda.HostExtent, Node: &one}
 	require.True(t, asked(t, put, "first").OK)
-	put.Number, put.Before, put.Bytes, put.Joins = 52, 1, 7, true
+	put.Chunk, put.Before, put.Bytes, put.Joins = 52, 1, 7, true
 	require.True(t, asked(t, put, "more").OK)
 	reply := asked(t, control.SetRequest{Op: control.Seal, Set: 5, Before: 1}, "manifest")
 	require.Equal(t, []control.KeptChunk{{ID: 51, Bytes: cuda.HostExtent + 7, Node: &one, More: []uint64{52}}},
@@ -332,7 +332,7 @@ func TestTheLimitOfDescriptors(t *testing.T) {
 		refused = asked(t, control.SetRequest{Op: control.Give, Node: &node}, "extent")
 	}
 	require.Contains(t, refused.Error, "its limit allows no more (ulimit -n "+fmt.Sprint(few.Cur))
-	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 10, Name: "a", Number: 11, Bytes: 1}, "x").Error,
+	require.Contains(t, asked(t, control.SetRequest{Op: control.Put, Set: 10, Name: "a", Chunk: 11, Bytes: 1}, "x").Error,
 		"its limit allows no more")
 	for range 100 {
 		require.EqualValues(t, given-1, asked(t, control.SetRequest{Op: control.Take}).Reserved[0]/cuda.HostExtent)

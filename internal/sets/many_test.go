@@ -29,7 +29,7 @@ func TestManySets(t *testing.T) {
 	start := time.Now()
 	const sets = 3000
 	for id := uint64(1); id <= sets; id++ {
-		ask(control.SetRequest{Op: control.Put, Set: id, Name: fmt.Sprint("set ", id), Number: sets + id, Bytes: 1})
+		ask(control.SetRequest{Op: control.Put, Set: id, Name: fmt.Sprint("set ", id), Chunk: sets + id, Bytes: 1})
 		ask(control.SetRequest{Op: control.Seal, Set: id, Before: 1})
 	}
 	require.Len(t, ask(control.SetRequest{Op: control.List}).Sets, sets)

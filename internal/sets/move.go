@@ -230,14 +230,14 @@ func put(set control.KeptSet, manifest int, made []end, to string) (control.Kept
 		made[i].node = nil // the keeper has what it was given; an extent must not be given twice
 		for n, file := range made[i].files {
 			request := control.SetRequest{Op: control.Put, Set: id, Name: set.Name, Device: set.Device, To: to,
-				Before: i + min(n, 1), Joins: n > 0, Number: descriptors.Number(),
+				Before: i + min(n, 1), Joins: n > 0, Chunk: descriptors.Number(),
 				Bytes: min(each, set.Chunks[i].Bytes-uint64(n)*each), Node: node}
 			if _, _, err := Ask(request, int(file.Fd())); err != nil {
 				return set, err
 			}
 		}
 	}
-	reply, _, err := Ask(control.SetRequest{Op: control.Seal, Set: id, Before: len(made), Number: set.ID,
+	reply, _, err := Ask(control.SetRequest{Op: control.Seal, Set: id, Before: len(made), Original: set.ID,
 		Tensors: set.Tensors}, manifest)
 	if cuda.Code(err) == int(cuda.NotReady) {
 		return set, errChanged

@@ -27,14 +27,13 @@ type extent struct {
 }
 
 // give queues an extent, unless that was given before.
-func (s *Server) give(c *connection, r control.SetRequest) error {
+func (s *Server) give(r control.SetRequest) error {
 	if r.Node == nil {
 		return errors.New("a give needs a node")
 	}
-	if s.held.Leave(r.Number) {
-		s.gives = append(s.gives, extent{*r.Node, r.Number})
+	if s.held.Leave(r.Held) {
+		s.gives = append(s.gives, extent{*r.Node, r.Held})
 	}
-	c.answer(control.Reply{ID: r.ID, OK: true})
 	return nil
 }
 

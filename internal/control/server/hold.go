@@ -31,7 +31,7 @@ func (h Held) Keep(descriptor int) (number uint64, err error) {
 
 // Put holds a copy of a descriptor.
 func (h Held) Put(number, bytes uint64, descriptor int) error {
-	put := control.SetRequest{Op: control.Put, Number: number, Bytes: bytes}
+	put := control.SetRequest{Op: control.Put, Held: number, Bytes: bytes}
 	return AskSelf(h.server.process.Directories, put, descriptor)
 }
 
@@ -56,37 +56,20 @@ func closeCame(descriptor int) {
 
 // Drop closes the descriptor of a number, if there is one.
 func (h Held) Drop(number uint64) error {
-	return AskSelf(h.server.process.Directories, control.SetRequest{Op: control.Close, Number: number}, -1)
+	return AskSelf(h.server.process.Directories, control.SetRequest{Op: control.Close, Held: number}, -1)
 }
 
 // Give hands an extent of reserved host memory to the keeper, however late that takes it. Without a keeper, the extent
 // goes back to the system. After an error it can be called again.
 func (h Held) Give(node int, number uint64) error {
-	give := control.SetRequest{Op: control.Give, Number: number, Node: &node}
+	give := control.SetRequest{Op: control.Give, Held: number, Node: &node}
 	return AskSelf(h.server.process.Directories, give, -1)
 }
 
-// holds reports whether the process tells itself to hold a descriptor, to drop it, or to give it to the keeper.
+// holds reports whether the process asks itself for what Held has.
 func (c *connection) holds(r control.Request) bool {
 	op := r.Operation()
 	return c.pid == unix.Getpid() && (op == control.Put || op == control.Close || op == control.Give)
-}
-
-// hold does what Held asks for, on the socket's thread.
-func (s *Server) hold(c *connection, r control.SetRequest) error {
-	switch r.Op {
-	case control.Put:
-		if err := s.held.Put(r.Number, r.Bytes, &c.passed); err != nil {
-			return err
-		}
-	case control.Close:
-		_ = s.held.Drop(r.Number)
-	case control.Give:
-		return s.give(c, r)
-	}
-	// How many are held for the process: once there are none, it needs no spare numbers.
-	c.answer(control.Reply{ID: r.ID, OK: true, Bytes: uint64(s.held.Count())})
-	return nil
 }
 
 // leavesRoom refuses a descriptor that leaves too few numbers for clients, because a client must come to resume memory.

@@ -104,7 +104,6 @@ func (s *Server) take(c *connection, r control.LendRequest) error {
 		s.giveUp(l.share, l.to)
 	}
 	s.answerLend(reply, passed)
-	c.answer(control.Reply{ID: r.ID, OK: true})
 	return nil
 }
 

@@ -300,44 +300,67 @@ func (s *Server) request(c *connection, line []byte) {
 
 // act answers, now or when what the request asks for is done. Errors: a refusal.
 func (s *Server) act(c *connection, r control.Request) error {
-	if err := s.allowed(c, r); err != nil {
+	err := s.allowed(c, r)
+	if err != nil {
 		return err
 	}
-	switch r := r.(type) {
-	case control.LendRequest:
-		switch r.Op {
-		case control.Lend:
-			return s.lend(c, r)
-		case control.Hand:
-			return s.take(c, r)
-		}
-		s.process.Returned(r.Memory, Importer{PID: c.pid, Number: r.Import})
-		c.answer(control.Reply{ID: r.ID, OK: true})
+	// The request is one of these, and the others are empty.
+	steer, _ := r.(control.SteerRequest)
+	lend, _ := r.(control.LendRequest)
+	set, sets := r.(control.SetRequest)
+	if sets && !c.holds(r) {
+		return fmt.Errorf("only the keeper answers a %s", set.Op)
+	}
+	reply := control.Reply{ID: r.Identity(), OK: true}
+	switch r.Operation() {
+	case control.Status:
+		c.status, c.statusID = statusWanted, steer.ID
 		return nil
-	case control.SetRequest:
-		if !c.holds(r) {
-			return fmt.Errorf("only the keeper answers a %s", r.Op)
+	case control.Pause, control.Resume, control.Undo, control.Move, control.Record, control.Align:
+		return s.enqueue(c, steer)
+	case control.Keep:
+		if err = c.busy(); err == nil {
+			s.release(s.rights.Keep(c))
+			s.process.Kept()
+			s.settle()
 		}
-		return s.hold(c, r)
-	case control.SteerRequest:
-		return s.steer(c, r)
+	case control.Note:
+		s.process.Note(*steer.Driver)
+
+	case control.Lend:
+		return s.lend(c, lend)
+	case control.Hand:
+		err = s.take(c, lend)
+	case control.Returned:
+		s.process.Returned(lend.Memory, Importer{PID: c.pid, Number: lend.Import})
+
+	case control.Put:
+		err = s.held.Put(set.Held, set.Bytes, &c.passed)
+		reply.Bytes = uint64(s.held.Count())
+	case control.Close:
+		_ = s.held.Drop(set.Held)
+		reply.Bytes = uint64(s.held.Count()) // 0: the process needs no spare numbers any longer
+	case control.Give:
+		err = s.give(set)
+	}
+	if err == nil {
+		c.answer(reply)
+	}
+	return err
+}
+
+// busy refuses a request that changes something while the client has another one.
+func (c *connection) busy() error {
+	if c.task != nil {
+		return fmt.Errorf("the %s before is not done yet", c.task.Request.Op)
 	}
 	return nil
 }
 
-// steer answers a status, a note or a keep, and queues what changes more.
-func (s *Server) steer(c *connection, r control.SteerRequest) error {
-	switch r.Op {
-	case control.Status:
-		c.status, c.statusID = statusWanted, r.ID
-		return nil
-	case control.Note:
-		s.process.Note(*r.Driver)
-		c.answer(control.Reply{ID: r.ID, OK: true})
-		return nil
-	}
-	if c.task != nil {
-		return fmt.Errorf("the %s before is not done yet", c.task.Request.Op)
+// enqueue puts a request in the queue that changes something.
+func (s *Server) enqueue(c *connection, r control.SteerRequest) error {
+	if err := c.busy(); err != nil {
+		return err
 	}
 	if r.Op == control.Record && (r.File == "") != (c.recording > 0) {
 		return errors.New("a client has one recording at a time, which it ends by a record without a file")
@@ -347,13 +370,6 @@ func (s *Server) steer(c *connection, r control.SteerRequest) error {
 	}
 	if r.Lease > 0 {
 		c.lease = control.Seconds(r.Lease)
-	}
-	if r.Op == control.Keep {
-		s.release(s.rights.Keep(c))
-		s.process.Kept()
-		s.settle()
-		c.answer(control.Reply{ID: r.ID, OK: true})
-		return nil
 	}
 	c.task = &Task{client: c, Request: r, Recording: c.recording, withdrawn: make(chan struct{})}
 	if r.Turn {

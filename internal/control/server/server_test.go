@@ -402,7 +402,7 @@ func TestKeptDescriptors(t *testing.T) {
 		require.NoError(t, unix.Fstat(descriptor, &s))
 		return s
 	}
-	put := control.SetRequest{Op: control.Put, Number: 5, Bytes: 9}
+	put := control.SetRequest{Op: control.Put, Held: 5, Bytes: 9}
 	for range 2 { // the second replaces the first
 		require.NoError(t, server.AskSelf(f.Directories, put, int(file.Fd())))
 	}
@@ -415,7 +415,7 @@ func TestKeptDescriptors(t *testing.T) {
 	}
 	require.ErrorContains(t, server.AskSelf(f.Directories, put, -1), "no room for a descriptor")
 	for range 2 {
-		require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 5}, -1))
+		require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 5}, -1))
 	}
 	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
 	require.NoError(t, err)
@@ -493,7 +493,7 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 		require.NoError(t, serves.Hold())
 	}
 	require.False(t, server.Answers(f.Directories, os.Getpid()))
-	put := control.SetRequest{Op: control.Put, Number: 5}
+	put := control.SetRequest{Op: control.Put, Held: 5}
 	require.NoError(t, server.AskSelf(f.Directories, put, 0))
 	require.Error(t, serves.Serve())
 	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
@@ -505,7 +505,7 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 	require.NoError(t, serves.Serve())
 	require.True(t, server.Answers(f.Directories, os.Getpid()))
 	require.NoError(t, serves.Hold())
-	require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 5}, -1))
+	require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 5}, -1))
 	f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
 }
 
@@ -514,9 +514,9 @@ func TestDescriptorsAreKeptForTheTaskThatRuns(t *testing.T) {
 	f := serve(t)
 	f.performs(func(*server.Task, *server.Outcome) (err error) {
 		return errors.Join(
-			server.AskSelf(f.Directories, control.SetRequest{Op: control.Put, Number: 5}, 0),
+			server.AskSelf(f.Directories, control.SetRequest{Op: control.Put, Held: 5}, 0),
 			server.AskSelf(f.Directories, control.LendRequest{Op: control.Lend, Memory: 5}, -1),
-			server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 5}, -1))
+			server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 5}, -1))
 	})
 	reply, err := dial(t).Do(context.Background(), all)
 	require.NoError(t, err)
@@ -532,7 +532,7 @@ func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
 	kept := uint64(0)
 	for ; kept < 200; kept++ {
-		err := server.AskSelf(f.Directories, control.SetRequest{Op: control.Put, Number: 100 + kept}, 0)
+		err := server.AskSelf(f.Directories, control.SetRequest{Op: control.Put, Held: 100 + kept}, 0)
 		if err != nil {
 			require.ErrorContains(t, err, "no room for a descriptor")
 			break
@@ -544,7 +544,7 @@ func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, reply.OK)
 	for share := range kept + 1 {
-		require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 100 + share}, -1))
+		require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 100 + share}, -1))
 	}
 }
 
@@ -599,13 +599,13 @@ func TestAnswersItselfAtOnce(t *testing.T) {
 	defer file.Close()
 	f.performs(func(*server.Task, *server.Outcome) error {
 		for range 100 {
-			put := control.SetRequest{Op: control.Put, Number: 5}
+			put := control.SetRequest{Op: control.Put, Held: 5}
 			require.NoError(t, server.AskSelf(f.Directories, put, int(file.Fd())))
 			reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
 			require.NoError(t, err)
 			require.True(t, reply.OK)
 			require.NoError(t, unix.Close(came))
-			require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Number: 5}, -1))
+			require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 5}, -1))
 		}
 		return nil
 	})
