@@ -143,7 +143,7 @@ func (d *device) count(s *segment, bytes int64) {
 
 // retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.
 func (d *device) retire(t *tag) {
-	if t.ranges.Empty() && len(t.segments) == 0 && d.tags[t.name] == t {
+	if t.isEmpty() && d.tags[t.name] == t {
 		delete(d.tags, t.name)
 		d.dropLines(t)
 	}

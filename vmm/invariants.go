@@ -99,7 +99,7 @@ func (i *inspection) must(right bool, at uintptr, wrong string, arguments ...any
 }
 
 func (i *inspection) ofTag(d *device, t *tag) {
-	if d.tags[t.name] != t || len(t.segments) == 0 && t.ranges.Empty() {
+	if d.tags[t.name] != t || t.isEmpty() {
 		i.note(errors.New("of another name, or of nothing"))
 	}
 	for n, s := range t.segments {

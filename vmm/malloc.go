@@ -69,10 +69,10 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 
 		// Memory that was freed in the order of a stream serves the next allocation there. To ask the streams costs less
-		// than new memory.
+		// than new memory, but releases the lock, and others must not find a tag of nothing.
 		var s *segment
 		if r.Ordered && (short || !inSlab) {
-			if s = e.takeFreed(t, &r, granules, short); s == nil && len(e.pending.lines) > 0 {
+			if s = e.takeFreed(t, &r, granules, short); s == nil && !t.isEmpty() && len(e.pending.lines) > 0 {
 				e.pollAll()
 				t = d.tag(r.Tag)
 				s = e.takeFreed(t, &r, granules, short)

@@ -95,6 +95,9 @@ func (d *device) tag(name string) *tag {
 	return t
 }
 
+// isEmpty reports whether a tag has neither segments nor addresses. The table has such a tag only while e.mu is held.
+func (t *tag) isEmpty() bool { return t.ranges.Empty() && len(t.segments) == 0 }
+
 // enter adds a new segment to its tag, where others find it, unless its device was reset since. Then enter ends it. The
 // caller holds e.mu, which is released for driver calls.
 func (e *Engine) enter(s *segment) error {
