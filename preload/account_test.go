@@ -61,6 +61,8 @@ func TestAccount(t *testing.T) {
 		{"1 driverfree", has{one: "3 1"}},
 		{"1 malloc 4", has{one: "3 1", two: "4 1"}},
 		{"1 driverfree", has{one: "3 1"}}, // one library may free the other's memory
+		{"1 malloc 4", has{one: "3 1", two: "4 1"}},
+		{"1 torchfree", has{one: "3 1"}},
 		{"0 free", has{}},
 
 		{"region 1", has{}}, // the account leaves pausable memory out

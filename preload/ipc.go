@@ -94,7 +94,7 @@ func (p *Process) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 	var reply control.Reply
 	var err error
 	descriptor := -1
-	if share.PID == vmm.Keeper && p.sets.holdings.isOpen(share.ID) { // the keeper may be stopped, or new and without this memory
+	if share.PID == vmm.Keeper && p.sets.parts.isOpen(share.ID) { // the keeper may be stopped, or new and without this memory
 		if server.Ended(p.Directories, control.Keeper) { // another is to have the set when this process ends
 			_ = helped(func() C.int { return C.keeper_start() })
 		}
@@ -107,7 +107,7 @@ func (p *Process) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 		err = errors.New("the memory did not come with the answer: no room for a descriptor?")
 	}
 	if err == nil && share.PID == vmm.Keeper {
-		p.sets.holdings.keepOpen(share.ID, reply.Bytes, descriptor)
+		p.sets.parts.keepOpen(share.ID, reply.Bytes, descriptor)
 	}
 	return vmm.Export{Descriptor: descriptor, Extent: reply.Extent, Offset: reply.Offset, Size: reply.Bytes,
 		Tag: stats.TagName(reply.Tag), Device: reply.Device}, err

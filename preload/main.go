@@ -1,6 +1,11 @@
-// Command preload is libtms.so, built with -buildmode=c-shared. The C files are what a host thread
-// enters; this file is what they call once they have decided that the engine is needed. It holds
-// no policy: settings come as arguments, results go as codes.
+// Command preload is libtms.so, built with -buildmode=c-shared. The C files are what a thread of the host enters; this
+// file is what they call once they have decided that the engine is needed. It has no policy: settings come as arguments,
+// results go as codes.
+//
+// Its nouns: the host is the program that libtms.so is loaded into. The Process has what the library knows of the host
+// beside C: its gate, its communicators of NCCL, its checkpoint, sets and pools, and the socket by which others steer it.
+// An operation is a long call of the host, such as a pause, which runs on a thread of Go. A task is the same for a client
+// of the socket. A repeat is an allocation that need not enter Go, because it has the memory of a free.
 package main
 
 /*

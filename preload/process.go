@@ -55,7 +55,7 @@ func newProcess() *Process {
 	p.socket = server.New(p)
 	p.ledger = newLedger(p)
 	p.sets.open = map[uint64]*set{}
-	p.sets.holdings = holdings{of: map[uint64]*holding{}, held: p.socket.Held()}
+	p.sets.parts = parts{of: map[uint64]*part{}, held: p.socket.Held()}
 	p.pools.torch = torch.New(p.torchSource, isCaptured)
 	return p
 }

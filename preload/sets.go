@@ -46,9 +46,9 @@ type set struct {
 // sets has what this process makes or has open.
 type sets struct {
 	sync.Mutex
-	open     map[uint64]*set // by what the pointers of C programs hold
-	last     uint64
-	holdings holdings
+	open  map[uint64]*set // by what the pointers of C programs hold
+	last  uint64
+	parts parts
 
 	// attaching is held, shared, while memory of sets is mapped, or reserved memory for a pointer to a backup. A pause of
 	// everything holds it until no more can be: the driver's checkpoint would lose a process that has such memory mapped.
@@ -192,10 +192,10 @@ func (s *set) mapChunk(e *vmm.Engine, chunk control.KeptChunk) error {
 	if err := goruntime.Ready(s.ordinal); err != nil {
 		return err
 	}
-	s.process.sets.holdings.use(chunk.ID)
+	s.process.sets.parts.use(chunk.ID)
 	address, err := e.Shared().Attach(s.ordinal, chunk.ID, s.tag, s.Sealed != 0)
 	if err != nil {
-		s.process.sets.holdings.unuse(chunk.ID)
+		s.process.sets.parts.unuse(chunk.ID)
 		return err
 	}
 	s.process.sets.Lock()
@@ -212,7 +212,7 @@ func (s *set) unmap(e *vmm.Engine) error {
 		if err := e.Shared().Close(s.addresses[last], state().Capturing); err != nil {
 			return err
 		}
-		s.process.sets.holdings.unuse(s.Chunks[last].ID)
+		s.process.sets.parts.unuse(s.Chunks[last].ID)
 		s.process.sets.Lock()
 		s.addresses = s.addresses[:last]
 		s.process.sets.Unlock()
@@ -270,8 +270,8 @@ func (s *set) seal(e *vmm.Engine, manifest []byte) error {
 	reply, _, err := s.process.askKeeper(control.SetRequest{Op: control.Seal, Set: s.ID, Before: len(s.Chunks),
 		Tensors: len(python.Tensors), Confirm: true}, file)
 	if err == nil {
-		s.process.sets.holdings.use(s.ID)
-		s.process.sets.holdings.keepOpen(s.ID, 0, file)
+		s.process.sets.parts.use(s.ID)
+		s.process.sets.parts.keepOpen(s.ID, 0, file)
 		s.process.sets.Lock()
 		defer s.process.sets.Unlock()
 		told := reply.Sets[0]
@@ -311,8 +311,8 @@ func (p *Process) openSet(name, tag string) (uint64, error) {
 		s.letGo()
 		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
 	}
-	p.sets.holdings.use(s.ID)
-	p.sets.holdings.keepOpen(s.ID, 0, descriptor)
+	p.sets.parts.use(s.ID)
+	p.sets.parts.keepOpen(s.ID, 0, descriptor)
 	s.ordinal = p.driver.DeviceBy(s.Device)
 	return s.enter(), nil
 }
@@ -370,67 +370,10 @@ func (s *set) close(e *vmm.Engine, handle uint64) error {
 	delete(s.process.sets.open, handle)
 	s.process.sets.Unlock()
 	if s.Sealed != 0 {
-		s.process.sets.holdings.unuse(s.ID)
+		s.process.sets.parts.unuse(s.ID)
 	}
 	s.letGo()
 	return nil
-}
-
-// holding is a chunk that is mapped or paused here, or the manifest of an open set. The socket's thread keeps its
-// descriptor for the next keeper: the driver exports no memory that was imported. (internal/control/server/hold.go)
-type holding struct {
-	uses int
-	open bool // perhaps, at the socket's thread
-}
-
-type holdings struct {
-	sync.Mutex // also held while the process asks itself
-	of         map[uint64]*holding
-	said       bool // that a descriptor is not kept
-
-	held server.Held
-}
-
-func (h *holdings) use(id uint64) {
-	h.Lock()
-	defer h.Unlock()
-	if h.of[id] == nil {
-		h.of[id] = &holding{}
-	}
-	h.of[id].uses++
-}
-
-// isOpen reports whether the socket's thread has a descriptor, perhaps.
-func (h *holdings) isOpen(id uint64) bool {
-	h.Lock()
-	defer h.Unlock()
-	return h.of[id] != nil && h.of[id].open
-}
-
-// keepOpen keeps a descriptor of what is in use, unless the socket's thread has one already.
-func (h *holdings) keepOpen(id, bytes uint64, descriptor int) {
-	h.Lock()
-	defer h.Unlock()
-	of := h.of[id]
-	if of == nil || of.open {
-		return
-	}
-	of.open = true
-	if err := h.held.Put(id, bytes, descriptor); err != nil && !h.said {
-		h.said = true
-		goruntime.Log(fmt.Sprintf("if the keeper is killed, no other can take over a set from this process: %v", err))
-	}
-}
-
-func (h *holdings) unuse(id uint64) {
-	h.Lock()
-	defer h.Unlock()
-	h.of[id].uses--
-	for id, of := range h.of { // an earlier close may have failed
-		if of.uses == 0 && (!of.open || h.held.Drop(id) == nil) {
-			delete(h.of, id)
-		}
-	}
 }
 
 // setsOpen lists what this process could tell a new keeper.

@@ -1,6 +1,10 @@
 // Package goruntime wakes the Go runtime inside a host that knows nothing of it, and keeps it from harming the host. It
 // has the runtime's start at first need, its threads and memory, and the host's signals (C), and it runs Go code for
 // threads of the host and of this library.
+//
+// Its nouns: a visit is one stay of a thread of the host in Go. The room is what must be free before Go may start or
+// allocate: threads, address space and host memory. A fork mark tells a forked child from the process that set the mark.
+// A handler is the host's, for a signal that Go has a handler for, too.
 package goruntime
 
 /*

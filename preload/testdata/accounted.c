@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/types.h>
 
 int cudaMalloc(void **, size_t);
 int cudaMallocPitch(void **, size_t *, size_t, size_t);
@@ -23,6 +24,7 @@ int cudaMemPoolCreate(void **, const void *);
 int cudaMemPoolDestroy(void *);
 int cudaDeviceSetMemPool(int, void *);
 int cudaGetDevice(int *);
+void tms_torch_free(void *, ssize_t, int, void *);
 
 enum { MIB = 1 << 20, PIECE = 4 * MIB, MOST = 128 };
 static struct {
@@ -46,6 +48,7 @@ int accounted(const char *what, size_t mib)
 	DO("driver") cuMemAlloc_v2((uintptr_t *)&blocks[block_count++], mib * MIB);
 	DO("pitch") cudaMallocPitch(&blocks[block_count++], &pitch, 1000, mib * 1024); /* 1 KiB each */
 	DO("free") cudaFree(blocks[--block_count]);
+	DO("torchfree") (tms_torch_free(blocks[--block_count], 0, 0, NULL), 0);
 	DO("driverfree") cuMemFree_v2((uintptr_t)blocks[--block_count]);
 	DO("refused") (code = cudaFree(blocks[block_count - 1])) == 0 ? -1 : 0;
 	DO("create") (cudaGetDevice(&prop.location), cuMemCreate(&handles[mib], PIECE, &prop, 0));
