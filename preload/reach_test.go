@@ -25,13 +25,30 @@ func TestWaysToTheDriver(t *testing.T) {
 	}
 }
 
-func TestStaticRuntime(t *testing.T) {
+// static compiles a program with the runtime in it, as a static libcudart is.
+func static(t *testing.T, name string) string {
+	t.Helper()
 	sources, err := filepath.Glob("../internal/cudasim/runtime/*.c")
 	require.NoError(t, err)
 	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-O1", "-pthread",
 		"-fvisibility=hidden", "-I../internal/cudasim", "-I../internal/cudasim/driver", "-I../vmm/digest",
-		"testdata/static.c"}, sources...)
-	run(t, hermetic.Compile(t, "static", append(arguments, "-ldl")...), nil, reaching(t)).succeeded(t)
+		"testdata/" + name + ".c"}, sources...)
+	return hermetic.Compile(t, name, append(arguments, "-Wl,-z,dynamic-undefined-weak", "-ldl")...)
+}
+
+func TestStaticRuntime(t *testing.T) {
+	run(t, static(t, "static"), nil, reaching(t)).succeeded(t)
+}
+
+// A program that looks at the last error alone learns of the library's failures.
+func TestLastError(t *testing.T) {
+	for _, cudart := range majors {
+		program := compile(t, "lasterror", cudart)
+		for _, preload := range []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so"), reaching(t)} {
+			run(t, program, nil, preload).succeeded(t)
+		}
+	}
+	run(t, static(t, "lasterror"), nil, reaching(t)).succeeded(t)
 }
 
 // ordinary are commands that have nothing to do with CUDA, whose output is the same each time. Most hosts have most.
