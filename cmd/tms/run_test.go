@@ -68,21 +68,6 @@ TMS_TRACE=/dev/null
 	require.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal())
 }
 
-// AddressSanitizer wants to be the first library.
-func TestRunOfASanitizedProgram(t *testing.T) {
-	found, err := exec.Command("gcc", "-print-file-name=libasan.so").Output()
-	require.NoError(t, err)
-	if !filepath.IsAbs(strings.TrimSpace(string(found))) {
-		hermetic.Missing(t, "libasan.so")
-	}
-	source := filepath.Join(t.TempDir(), "sanitized.c")
-	require.NoError(t, os.WriteFile(source, []byte("int main(void) { return 7; }\n"), 0o600))
-	_, err = under(t, "--", hermetic.Compile(t, "sanitized", "-fsanitize=address", source))
-	var exit *exec.ExitError
-	require.ErrorAs(t, err, &exit)
-	require.Equal(t, 7, exit.ExitCode())
-}
-
 // Contents are given up only on request.
 func TestRunKeepsContents(t *testing.T) {
 	const show = "echo $TMS_INIT_ENABLE_CPU_BACKUP,$TMS_INIT_ENABLE_DISK_BACKUP,$TMS_INIT_ENABLE_PEER_BACKUP" +

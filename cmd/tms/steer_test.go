@@ -44,11 +44,11 @@ func steeredProgram(t *testing.T) string {
 }
 
 // fixture builds a program of preload's tests.
-func fixture(t *testing.T, name string) string {
+func fixture(t *testing.T, name string, flags ...string) string {
 	t.Helper()
-	return hermetic.Compile(t, name, "-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror",
+	return hermetic.Compile(t, name, append(flags, "-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror",
 		filepath.Join("..", "..", "preload", "testdata", name+".c"), "-Wl,-z,dynamic-undefined-weak",
-		"-L"+built(t, "sim"), "-l:libcudart.so.13", "-l:libcuda.so.1", "-ldl")
+		"-L"+built(t, "sim"), "-l:libcudart.so.13", "-l:libcuda.so.1", "-ldl")...)
 }
 
 func startSteered(t *testing.T, program string, environment ...string) *steered {
