@@ -273,6 +273,10 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "own") == 0) {
 		EXPECT(cudaMalloc(&own, (size_t)atoi(rest) * MIB), 0);
 		EXPECT(cudaMemset(own, 7, MIB), 0);
+	} else if (strcmp(word, "owned") == 0) {
+		unsigned char byte = 0;
+		EXPECT(cudaMemcpy(&byte, own, 1, 2), 0);
+		answer_number(byte);
 	} else if (strcmp(word, "lend") == 0) { /* in place of own */
 		own = pausable((size_t)atoi(rest) * MIB, "lent", true);
 		EXPECT(cudaMemset(own, 7, MIB), 0);
