@@ -99,3 +99,24 @@ func (e *Engine) grantLate(b *batch) {
 func (x *extent) stale() bool {
 	return x.step == accessible && x.isOwn() && !slices.Equal(x.users, x.device.users())
 }
+
+// grant gives devices access to a mapped extent. (cuMemSetAccess)
+func (b backing) grant(x *extent) error {
+	if b.isUserMapped() {
+		return x.device.driver.MemSetAccessOf(x.address, x.size, b.userMapped.access)
+	}
+	users := x.device.users()
+	if b.isImported() {
+		users = []int{x.device.ordinal} // one with access to this device may lack access to the one that has the memory
+		if b.imported.readOnly {
+			own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(x.device.ordinal)}
+			read := []cuda.AccessDesc{{Location: own, Flags: cuda.AccessRead}}
+			return x.device.driver.MemSetAccessOf(x.address, x.size, read)
+		}
+	}
+	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
+	if err == nil {
+		x.users = users
+	}
+	return err
+}

@@ -101,7 +101,7 @@ func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
 		back := e.transact("resume", o, func(s *segment) bool { return left[s] && s.is(paused) },
 			func(batches []*batch) error {
 				e.gather(batches, 0)
-				return e.resume(batches, o, false)
+				return e.resume(batches, o)
 			}, func(*tag) {})
 		if back == nil || !retry.Sleep(until) {
 			return freed, cmp.Or(back, err)

@@ -202,3 +202,17 @@ func (d *device) findPeers() (peers []int) {
 	}
 	return peers
 }
+
+// dropLines forgets the empty lines of a tag.
+func (d *device) dropLines(t *tag) {
+	for o, l := range t.lines {
+		if l.waiting.length == 0 {
+			delete(t.lines, o)
+			for _, m := range l.spare {
+				d.unused = append(d.unused, m.event)
+			}
+			l.spare = nil
+		}
+	}
+	t.recent = nil
+}

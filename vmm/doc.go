@@ -14,13 +14,13 @@
 //	contents      segment.go     saved: where they wait, and whether they are current
 //	parts         parts.go       what of a segment has contents worth keeping: live, no block of zeros
 //	discarded     discarded.go   contents given up: the system has them back, or not yet
-//	operation     operation.go   a pause, resume, spill, fetch or compaction: what it is asked for, how it spends its time
+//	operation     operation.go   a pause, resume, spill, fetch or compaction: its options, and how it spends its time
 //	transition    transition.go  a step of it, all or nothing: its turn, begin, work, end
 //	batch         transition.go  a device's part of a transition
 //	outcome       segment.go     what becomes of a segment at the end
 //	context       quiesce.go     whose work a pause waits for
-//	pending free  pending.go     unwaited, on devices, on a stream, idle, due, refused, made, taken
-//	line          ordered.go     the pending frees of a stream, whose next allocation may take one
+//	pending free  stages.go      unwaited, on devices, on a stream, idle, due, refused, made, taken
+//	line          stages.go      the pending frees of a stream, whose next allocation may take one
 //	offer         repeat.go      an allocation that the program may free, and have again, without the engine
 //	share         share.go       a segment that other processes may map: open, or closed by a pause
 //	import        import.go      such a segment of another process: mapped, paused, lost
@@ -35,10 +35,10 @@
 //
 // Most are named for a noun or an operation. The others: engine.go has the engine's fields, and device.go those of a
 // GPU; save.go and restore.go move the contents of a pause and of a resume; live.go has what the program says of its
-// contents; limits.go has what an allocation must leave; walk.go goes through segments; lookup.go finds what is at an
-// address, and says what there is; byaddress.go keeps mappings in order; slabs.go finds slabs with room, and makes
-// paused ones active; access.go gives devices access; usermapped*.go has memory that the program maps itself with the
-// driver's calls; invariants.go checks the records against each other.
+// contents; limits.go has what an allocation must leave; pending.go makes pending frees; walk.go goes through
+// segments; lookup.go finds what is at an address, and says what there is; byaddress.go keeps mappings in order;
+// slabs.go finds slabs with room, and makes paused ones active; access.go gives devices access; usermapped*.go has
+// memory that the program maps itself with the driver's calls; invariants.go checks the records against each other.
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), store (contents),
 // digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).

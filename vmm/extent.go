@@ -250,27 +250,6 @@ func (b backing) goal() step {
 	return created
 }
 
-// grant gives devices access to a mapped extent. (cuMemSetAccess)
-func (b backing) grant(x *extent) error {
-	if b.isUserMapped() {
-		return x.device.driver.MemSetAccessOf(x.address, x.size, b.userMapped.access)
-	}
-	users := x.device.users()
-	if b.isImported() {
-		users = []int{x.device.ordinal} // one with access to this device may lack access to the one that has the memory
-		if b.imported.readOnly {
-			own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(x.device.ordinal)}
-			read := []cuda.AccessDesc{{Location: own, Flags: cuda.AccessRead}}
-			return x.device.driver.MemSetAccessOf(x.address, x.size, read)
-		}
-	}
-	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
-	if err == nil {
-		x.users = users
-	}
-	return err
-}
-
 // giveBack tells the process that owns imported memory that this process no longer holds it.
 func (b backing) giveBack() {
 	if i := b.imported; i != nil && i.number != 0 {
@@ -288,4 +267,26 @@ func (b backing) closedBy() string {
 		return "tms_kept_close"
 	}
 	return "cudaIpcCloseMemHandle"
+}
+
+// aside maps an extent for a resume alone, where its device has no access to it or the program has not mapped it:
+// contents come back there. The caller calls end when they have. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
+func (x *extent) aside() (address uintptr, end func(), err error) {
+	d, size := x.device.driver, x.size
+	if address, err = d.MemAddressReserve(size, 0); err != nil {
+		return 0, nil, err
+	}
+	free := func() error { return d.MemAddressFree(address, size) }
+	if err = d.MemMap(address, size, x.handle); err != nil {
+		d.End("addresses", free)
+		return 0, nil, err
+	}
+	end = func() {
+		d.End("mapping", func() error { return d.MemUnmap(address, size) })
+		d.End("addresses", free)
+	}
+	if err = d.MemSetAccess(address, size, x.device.ordinal); err != nil {
+		end()
+	}
+	return address, end, err
 }

@@ -34,8 +34,8 @@ func (r Records) GatedTags() []string {
 	return slices.AppendSeq([]string{}, maps.Keys(names))
 }
 
-// tellPaused is called after anything that may have ended the last gated pause, or changed whether something is exposed.
-// The caller holds e.mu.
+// tellPaused is called after anything that may have ended the last gated pause, or changed whether something is
+// exposed. The caller holds e.mu.
 func (e *Engine) tellPaused() {
 	gated, exposed := 0, 0
 	for _, d := range e.devices {

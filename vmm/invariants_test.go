@@ -56,7 +56,7 @@ func TestInvariants(t *testing.T) {
 		"listed": func() func() { among := small.among; small.among = nil; return func() { small.among = among } },
 		"deferred": func() func() {
 			f := &pendingFree{allocation: allocation{segment: s}}
-			e.pending.at[unwaited].insert(f, nil)
+			e.pending.at[unwaited].add(f)
 			return func() { e.pending.at[unwaited].remove(f) }
 		},
 	} {

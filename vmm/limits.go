@@ -42,12 +42,3 @@ func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 	}
 	return take()
 }
-
-// freeBytes returns the device's own figure for free memory, in bytes.
-func (d *device) freeBytes() (bytes uint64, err error) {
-	err = d.driver.With(d.context, func() error {
-		bytes, _, err = d.driver.MemGetInfo()
-		return err
-	})
-	return bytes, err
-}

@@ -210,8 +210,8 @@ func (m UserMapped) At(address uintptr) (Allocation, bool) {
 	return Allocation{s.address, s.size, s.device.ordinal, s.tag.name, true}, true
 }
 
-// Exposed returns the tag of the memory at an address, if that is exposed. Memory is exposed while a pause that is not gated
-// keeps it: nothing holds the program from a call that names the addresses, where nothing is mapped.
+// Exposed returns the tag of the memory at an address, if that is exposed. Memory is exposed while a pause that is not
+// gated keeps it: nothing holds the program from a call that names the addresses, where nothing is mapped.
 func (e *Engine) Exposed(address uintptr) (name string, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

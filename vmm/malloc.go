@@ -52,39 +52,34 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 			return fmt.Errorf("%w, %s", ErrTooLarge, readable.Bytes(d.total))
 		}
 		p := r.policy()
-		if r.Context != d.context && !r.Ordered { // unlike a pool's, the memory goes with the context it was allocated in
+		if r.Context != d.context && !r.Ordered { // the memory goes with that context, unlike a pool's
 			p.context = r.Context
 		}
 
 		// Less than a granule is a part of a slab that has room. If there is none, the allocation makes another slab.
-		inSlab := r.Size < d.granularity
+		t, inSlab := d.tag(r.Tag), r.Size < d.granularity
 		if inSlab {
 			var ok bool
-			if address, ok = e.mallocInSlab(d, &r, p); ok {
+			if address, ok = e.mallocInSlab(d, t, &r, p); ok {
 				return nil
 			}
+			t = d.tag(r.Tag)
 		}
 		e.noteName(r.Tag)
-		t := d.tag(r.Tag)
 		granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 
-		// Memory that was freed in the order of a stream serves the next allocation there. To ask the streams costs less
-		// than new memory, but releases the lock, and others must not find a tag of nothing.
+		// Memory that was freed in the order of a stream serves the next allocation there. Slack serves any.
 		var s *segment
 		if r.Ordered && (short || !inSlab) {
-			if s = e.takeFreed(t, &r, granules, short); s == nil && !t.isEmpty() && len(e.pending.lines) > 0 {
-				e.pollAll()
-				t = d.tag(r.Tag)
-				s = e.takeFreed(t, &r, granules, short)
-			}
+			s = e.takeFreed(d, &r, granules, short)
 			t = d.tag(r.Tag)
 		}
 		if s == nil {
 			s = t.takeSlack(granules, r.Room)
 		}
 
-		// Otherwise the driver makes new memory, within the limit and the margin. An error leaves nothing behind, if the
-		// driver allows that.
+		// Otherwise the driver makes new memory, within the limit and the margin. An error leaves nothing behind, if
+		// the driver allows that.
 		if s == nil {
 			var err error
 			if s, err = e.newSegment(d, t, granules, inSlab, r.Room); err != nil {
@@ -142,9 +137,9 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	return address, nil
 }
 
-// obtain makes memory of a device, by take, which is called with e.mu and may release it. It tries again when memory was
-// short while frees that callers believe done were pending, when slack can be given back, and when the device was reset.
-// doing names the purpose in errors.
+// obtain makes memory of a device, by take, which is called with e.mu and may release it. It tries again when memory
+// was short while frees that callers believe done were pending, when slack can be given back, and when the device was
+// reset. doing names the purpose in errors.
 func (e *Engine) obtain(r *Request, doing string, take func(d *device, short bool) error) error {
 	for {
 		if err := e.tryObtain(r, doing, take); !errors.Is(err, errReset) {
@@ -168,7 +163,7 @@ func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short 
 		err = again()
 	}
 	if isShort(err) && !r.Capturing {
-		err = e.await(d, again, &made, err)
+		err = e.awaitFrees(d, again, &made, err)
 	}
 	if isShort(err) && !r.Capturing && e.MakeRoom(r.Device) {
 		err = again()
@@ -203,18 +198,6 @@ func (e *Engine) obtainAtOnce(r *Request, made *uint64, take func(d *device, sho
 // isShort reports whether an allocation may succeed once other memory of the process is free.
 func isShort(err error) bool {
 	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, ErrMargin) || errors.Is(err, ErrLimit)
-}
-
-// await takes memory that was short, with err, as frees are made.
-func (e *Engine) await(d *device, take func() error, made *uint64, err error) error {
-	defer e.want(d)()
-	if e.renew() > 0 {
-		err = take()
-	}
-	for isShort(err) && e.awaitFree(d, made) {
-		err = take()
-	}
-	return err
 }
 
 // abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.

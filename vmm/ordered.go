@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"cmp"
 	"errors"
 	"math"
 	"slices"
@@ -41,84 +40,6 @@ func (e *Engine) orderOf(stream cuda.Stream) (o order) {
 		o = order{stream: uint64(stream), reused: true}
 	}
 	return o
-}
-
-// freedInOrder is what a free has by a stream.
-type freedInOrder struct {
-	line  *line
-	mark  *mark
-	since time.Time // it is idle
-	shape shape
-	bin   *bin // of a shelf, or nil
-	index int  // in the bin
-}
-
-// mark is an event behind the work that a stream had at a free.
-type mark struct {
-	event cuda.Event
-	users int // frees, and a query
-}
-
-// line has the frees of a tag that wait for one stream, in its order, and events to use again.
-type line struct {
-	device  *device
-	tag     *tag
-	order   order
-	waiting freeList
-	shelf
-	spare []*mark
-}
-
-const (
-	sparesMost = 64
-	linesMost  = 256 // of a tag, empty ones included
-)
-
-// lineOf returns the line of a stream. The caller holds e.mu.
-func (d *device) lineOf(t *tag, o order) *line {
-	l := t.line(o)
-	if l == nil {
-		if len(t.lines) >= linesMost {
-			d.dropLines(t)
-		}
-		l = &line{device: d, tag: t, order: o}
-		t.lines[o] = l
-	}
-	return l
-}
-
-// line returns the line that lineOf has made, or nil if there is none. Most often it is the last that was looked for.
-func (t *tag) line(o order) *line {
-	if t.recent == nil || t.recent.order != o {
-		t.recent = t.lines[o]
-	}
-	return t.recent
-}
-
-// dropLines forgets the empty lines of a tag.
-func (d *device) dropLines(t *tag) {
-	for o, l := range t.lines {
-		if l.waiting.length == 0 {
-			delete(t.lines, o)
-			for _, m := range l.spare {
-				d.unused = append(d.unused, m.event)
-			}
-			l.spare = nil
-		}
-	}
-	t.recent = nil
-}
-
-// unmark gives up a use of a mark of a line. The caller holds e.mu.
-func (l *line) unmark(m *mark) {
-	if m.users--; m.users > 0 {
-		return
-	}
-	if len(l.spare) < sparesMost && l.tag.line(l.order) == l {
-		l.spare = append(l.spare, m)
-	} else {
-		l.device.unused = append(l.device.unused, m.event)
-	}
 }
 
 // dropUnused destroys events that no line uses again. The caller holds e.mu, which is released for driver calls.
@@ -179,96 +100,6 @@ func (f Ordered) ResetHigh(ordinal int, used bool) {
 	} else if d != nil {
 		d.ordered.reservedHigh = d.ordered.reserved
 	}
-}
-
-// shape is what can replace a freed allocation: memory of the same size, and for a part of a slab of the same policy,
-// which is never the zero one.
-type shape struct {
-	bytes uint64 // whole granules, or units of a slab
-	policy
-}
-
-// shelf finds freed memory by its size.
-type shelf struct{ bins []*bin } // by size, ascending
-
-// bin has the freed memory of one shape.
-type bin struct {
-	shape
-	frees []*pendingFree
-}
-
-// emptyMost is how many bins a shelf may have and still keep one that becomes empty: a program's next step frees memory
-// of the same shapes.
-const emptyMost = 16
-
-func compareBytes(b *bin, bytes uint64) int { return cmp.Compare(b.bytes, bytes) }
-
-func (s *shelf) put(f *pendingFree) {
-	at, _ := slices.BinarySearchFunc(s.bins, f.shape.bytes, compareBytes)
-	for at < len(s.bins) && s.bins[at].bytes == f.shape.bytes && s.bins[at].shape != f.shape {
-		at++
-	}
-	if at == len(s.bins) || s.bins[at].shape != f.shape {
-		s.bins = slices.Insert(s.bins, at, &bin{shape: f.shape})
-	}
-	f.bin = s.bins[at]
-	f.index = len(f.bin.frees)
-	f.bin.frees = append(f.bin.frees, f)
-}
-
-func (s *shelf) take(f *pendingFree) {
-	b := f.bin
-	last := len(b.frees) - 1
-	b.frees[f.index], b.frees[last].index = b.frees[last], f.index
-	b.frees[last] = nil
-	b.frees = b.frees[:last]
-	if f.bin = nil; last == 0 && len(s.bins) > emptyMost {
-		s.bins = slices.DeleteFunc(s.bins, func(b *bin) bool { return len(b.frees) == 0 })
-	}
-}
-
-// find returns freed memory that can be used now: of the wanted policy, and of a size from the wanted one to most bytes.
-// The latest is the likeliest to be in the device's cache.
-func (s *shelf) find(wanted shape, most uint64) *pendingFree {
-	at, _ := slices.BinarySearchFunc(s.bins, wanted.bytes, compareBytes)
-	for ; at < len(s.bins) && s.bins[at].bytes <= most; at++ {
-		if s.bins[at].policy != wanted.policy {
-			continue
-		}
-		if f := usable(s.bins[at].frees); f != nil {
-			return f
-		}
-	}
-	return nil
-}
-
-// usable returns the last of a few frees whose memory no other thread works on.
-func usable(list []*pendingFree) *pendingFree {
-	for i := len(list) - 1; i >= 0 && i >= len(list)-smallTries; i-- {
-		s := list[i].segment
-		x := s.extent
-		if x != nil && x.owner == nobody && x.step == accessible && s.state == active &&
-			(s.owner == aFree) != list[i].small {
-			return list[i]
-		}
-	}
-	return nil
-}
-
-// reusable reports whether the memory of a free can serve allocations in stream order. It cannot where others have, or
-// may ask for, the memory itself.
-func (f *pendingFree) reusable() bool { return f.shape.bytes > 0 }
-
-func shapeOf(a allocation) shape {
-	s := a.segment
-	x := s.extent
-	if !s.ordered || s.shared != 0 || x == nil || x.named || x.exported || len(x.exports) > 0 {
-		return shape{}
-	}
-	if a.small {
-		return shape{small.Round(s.slab.Size(a.offset)), s.policy}
-	}
-	return shape{bytes: s.length()}
 }
 
 // FreeAfter ends an allocation once the stream has done the work that it holds now, as cudaFreeAsync does. The caller
@@ -460,8 +291,20 @@ func (e *Engine) want(d *device) (end func()) {
 // takeFreed returns freed memory of a tag for an allocation in stream order, or nil if there is none. Where memory is
 // short, the memory may be a part of a larger piece. It may also still wait for another stream, for which the
 // allocation's own stream then waits. The caller holds e.mu, which is released for a driver call. (cuStreamWaitEvent)
-func (e *Engine) takeFreed(t *tag, r *Request, granules uint32, short bool) *segment {
-	wanted := shape{bytes: uint64(granules) * e.devices[r.Device].granularity}
+func (e *Engine) takeFreed(d *device, r *Request, granules uint32, short bool) *segment {
+	s := e.takeReached(d, r, granules, short)
+	if s == nil && !d.tag(r.Tag).isEmpty() && len(e.pending.lines) > 0 {
+		// To ask the streams costs less than new memory, but releases the lock, and others must not find a tag of nothing.
+		e.pollAll()
+		s = e.takeReached(d, r, granules, short)
+	}
+	return s
+}
+
+// takeReached is takeFreed as far as is known of the streams.
+func (e *Engine) takeReached(d *device, r *Request, granules uint32, short bool) *segment {
+	t := d.tag(r.Tag)
+	wanted := shape{bytes: uint64(granules) * d.granularity}
 	most := wanted.bytes + wanted.bytes/8
 	if short {
 		most = math.MaxUint64

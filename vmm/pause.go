@@ -50,7 +50,7 @@ func (e *Engine) Pause(options Options) (freed uint64, err error) {
 			return s.is(paused) && s.extent != nil && slices.ContainsFunc(s.extent.segments, saves)
 		}, func(batches []*batch) error {
 			e.gather(batches, 0)
-			return e.resume(batches, o, false)
+			return e.resume(batches, o)
 		}, func(*tag) {})
 	}
 	var own []*segment
@@ -79,17 +79,17 @@ func (e *Engine) Pause(options Options) (freed uint64, err error) {
 // soon is how long a pause that has failed waits for other processes' memory.
 const soon = 100 * time.Millisecond
 
-// pausePart is one of the transactions of a pause: of other processes' memory, or of this one's own. It returns how many
-// bytes that freed, and which segments lost their memory, even after an error.
+// pausePart is one of the transactions of a pause: of other processes' memory, or of this one's own. It returns how
+// many bytes that freed, and which segments lost their memory, even after an error.
 func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*segment, err error) {
 	start := time.Now()
 	wanted := func(s *segment) bool {
 		return s.isImported() == theirs && o.means(s) && (s.pausable() || s.is(paused) && s.extent != nil)
 	}
 
-	// The devices finish the work that was submitted before the call. Another thread of the host may be needed for that,
-	// so this thread holds no lock. A kernel launched during a pause must not use the tag's memory. Memory that was freed
-	// before the call must be free too when Pause returns.
+	// The devices finish the work that was submitted before the call. Another thread of the host may be needed for
+	// that, so this thread holds no lock. A kernel launched during a pause must not use the tag's memory. Memory that
+	// was freed before the call must be free too when Pause returns.
 	going := map[*device]bool{}
 	e.mu.Lock()
 	e.visit(o.Tags, func(d *device, s *segment) int {
@@ -111,8 +111,8 @@ func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*se
 
 	of := func(s *segment) bool { return wanted(s) && slices.Contains(devices, s.device) }
 	err = e.transact("pause", o, of, func(batches []*batch) error {
-		// The contents are saved, and then all extents unmapped. An error here leaves the segments active, except for those
-		// that the driver does not map again: they stay paused with their memory, so nothing is lost.
+		// The contents are saved, and then all extents unmapped. An error here leaves the segments active, except for
+		// those that the driver does not map again: they stay paused with their memory, so nothing is lost.
 		err := e.saveAll(batches, o)
 		if err == nil {
 			var extents, stuck []*extent

@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"errors"
-	"iter"
 	"slices"
 	"time"
 
@@ -11,106 +10,10 @@ import (
 	"tms/vmm/stats"
 )
 
-// pendingFree is a free that its caller believes done, and that is still to come.
-type pendingFree struct {
-	allocation
-	stage      stage
-	why        string       // the free still waits, for statistics
-	next, prev *pendingFree // in list
-	list       *freeList    // the list that has it, or nil
-	place      uint64       // in the list: no other free has had the same
-	freedInOrder
-}
-
-// stage is how far a pending free is:
-//
-//	unwaited --renew-->  onDevices --awaitDevices--> due --reap--> made
-//	                     onStream ---reached--> idle ---> due --reap--> refused --renew--> due
-//	                        |                    |
-//	                        +------> taken <-----+    by an allocation in stream order (ordered.go)
-type stage int
-
-const (
-	unwaited  stage = iota // a capture forbids waiting for the devices, or the wait failed
-	onDevices              // a thread waits until the devices have finished with it
-	onStream               // its stream has not reached it, as far as is known
-	idle                   // its stream has reached it; the memory is there for allocations in stream order
-	due                    // it is to be made now
-	refused                // by the driver
-	made
-	taken // the memory is in use again
-	stages
-)
-
-// freeList is a list of pending frees, the oldest first.
-type freeList struct {
-	first, last *pendingFree
-	length      int
-	entered     uint64 // frees so far
-}
-
-// insert puts a free before another of the list, or at the end if that is nil.
-func (l *freeList) insert(f, before *pendingFree) {
-	l.entered++
-	f.list, f.next, f.place = l, before, l.entered
-	if before == nil {
-		f.prev, l.last = l.last, f
-	} else {
-		f.prev, before.prev = before.prev, f
-	}
-	if f.prev == nil {
-		l.first = f
-	} else {
-		f.prev.next = f
-	}
-	l.length++
-}
-
-func (l *freeList) remove(f *pendingFree) {
-	if f.prev == nil {
-		l.first = f.next
-	} else {
-		f.prev.next = f.next
-	}
-	if f.next == nil {
-		l.last = f.prev
-	} else {
-		f.next.prev = f.prev
-	}
-	f.list, f.next, f.prev = nil, nil, nil
-	l.length--
-}
-
-// pendingFrees has the pending frees by their stage; those on a stream are in its line.
-type pendingFrees struct {
-	at      [stages]freeList
-	lines   map[*line]bool // that are not empty
-	plain   int            // frees in lines whose memory cannot be used again
-	left    uint64         // frees that have left a stage in which they were in progress
-	reaping bool           // a thread makes the frees that are due, and looks after lines and idle memory
-	wanting int            // callers for whom memory is short: streams are then polled at once
-	wake    chan struct{}  // ends the pause of that thread
-}
-
-// all goes through the pending frees, which must not change during the walk.
-func (p *pendingFrees) all() iter.Seq[*pendingFree] {
-	return func(yield func(*pendingFree) bool) {
-		for i := range p.at {
-			for f := p.at[i].first; f != nil; f = f.next {
-				if !yield(f) {
-					return
-				}
-			}
-		}
-		for l := range p.lines {
-			for f := l.waiting.first; f != nil; f = f.next {
-				if !yield(f) {
-					return
-				}
-			}
-		}
-	}
-}
+// A free is pending when its caller believes it done while the memory is still there (stages.go). The rest of the
+// engine puts a free off (putOff), has frees made when it has waited for their devices (freeQuiesced) or at once
+// (FreeDeferred), and waits for memory that they give back (awaitFrees). Two threads make what is put off: one waits
+// for a device (awaitDevices), the other asks the streams and the driver (reap).
 
 // pendingOf lists the pending frees of devices, some of them twice if others work on them. The caller holds e.mu, which
 // is released at times.
@@ -131,32 +34,6 @@ func (e *Engine) pendingOf(of func(*device) bool) (frees []*pendingFree) {
 	return frees
 }
 
-// visit calls f, which may take it out of the list, with each free of a list. The caller holds e.mu, which is released
-// at times: visit begins again if it has lost its place.
-func (l *freeList) visit(e *Engine, p *pace, f func(*pendingFree)) {
-	for at := l.first; at != nil; {
-		next, place := at.next, uint64(0)
-		if next != nil {
-			place = next.place
-		}
-		f(at)
-		if p.yield(e, 1) && next != nil && (next.list != l || next.place != place) {
-			next = l.first
-		}
-		at = next
-	}
-}
-
-// inProgress reports whether a free will be made without a further call.
-func (s stage) inProgress() bool { return s == onDevices || s == onStream || s == due }
-
-const (
-	captured      = "a stream was being captured"
-	inUse         = "the devices have not finished with it"
-	streamBehind  = "its stream has not come to it"
-	refusedPrefix = "refused: "
-)
-
 // firstLook is too short to be noticed. Streams reach their frees in any order, and a stream that never does must not
 // hold up the others. So the engine polls the streams.
 const firstLook = 20 * time.Microsecond
@@ -164,43 +41,6 @@ const firstLook = 20 * time.Microsecond
 // patience is how long to wait for a program that runs ahead of its streams. It is bounded, because a stream may wait
 // for the very thread that allocates.
 const patience = time.Second
-
-// putOff frees a claimed allocation later. The caller holds e.mu.
-func (e *Engine) putOff(f pendingFree) {
-	stage := f.stage
-	f.stage = made
-	e.advance(&f, stage, f.why)
-}
-
-// advance puts a free into another stage. The caller holds e.mu.
-func (e *Engine) advance(f *pendingFree, to stage, why string) {
-	d := f.segment.device
-	if f.stage.inProgress() {
-		e.pending.left++
-		d.progressing--
-	}
-	if f.list != nil {
-		f.list.remove(f)
-		e.leaveShelf(f)
-	}
-	if f.stage, f.why = to, why; to.inProgress() {
-		d.progressing++
-	}
-	switch to {
-	case made:
-		d.made++
-	case taken:
-	case onStream:
-		f.line.waiting.insert(f, nil)
-		e.enterShelf(f)
-	default:
-		e.pending.at[to].insert(f, nil)
-		if to == idle {
-			e.enterShelf(f)
-		}
-	}
-	e.startReaping(d)
-}
 
 // FreeDeferred makes the frees that a capture or a refusal by the driver has put off, and tries again to give back
 // other things that the driver has refused. It waits while at least one of these frees is made each second. The others
@@ -280,8 +120,8 @@ func (e *Engine) waited(frees []*pendingFree, err error) {
 	e.settled.Broadcast()
 }
 
-// startReaping starts a thread for the frees that are due, or wait for streams, or wakes it, after a change on a device.
-// The caller holds e.mu.
+// startReaping starts a thread for the frees that are due, or wait for streams, or wakes it, after a change on a
+// device. The caller holds e.mu.
 func (e *Engine) startReaping(d *device) {
 	p := &e.pending
 	if p.reaping {
@@ -372,15 +212,25 @@ func (e *Engine) awaitProgress(left func() bool) bool {
 	return false
 }
 
-// awaitFree waits, as awaitProgress does, until a device has made more frees than it had, and reports whether it has.
-func (e *Engine) awaitFree(d *device, were *uint64) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for d.made == *were && e.awaitProgress(func() bool { return d.made == *were && d.progressing > 0 }) {
+// awaitFrees takes memory of a device that was short, with err, as frees are made; made is how many there had been at
+// the try. It gives up after patience without progress.
+func (e *Engine) awaitFrees(d *device, take func() error, made *uint64, err error) error {
+	defer e.want(d)()
+	if e.renew() > 0 {
+		err = take()
 	}
-	more := d.made != *were
-	*were = d.made
-	return more
+	for more := true; more && isShort(err); {
+		e.mu.Lock()
+		for d.made == *made && e.awaitProgress(func() bool { return d.made == *made && d.progressing > 0 }) {
+		}
+		more = d.made != *made
+		*made = d.made
+		e.mu.Unlock()
+		if more {
+			err = take()
+		}
+	}
+	return err
 }
 
 // finish waits until frees are made, or put off once more. They must not depend on the caller, which holds e.mu.
@@ -394,8 +244,8 @@ func (e *Engine) finish(frees []*pendingFree) {
 	}
 }
 
-// freeQuiesced makes the pending frees of some devices once quiesce has waited for these devices. With deferred, it then
-// does what FreeDeferred does.
+// freeQuiesced makes the pending frees of some devices once quiesce has waited for these devices. With deferred, it
+// then does what FreeDeferred does.
 func (e *Engine) freeQuiesced(devices []*device, deferred bool, quiesce func() error) error {
 	e.mu.Lock()
 	frees := e.pendingOf(func(d *device) bool { return slices.Contains(devices, d) })
@@ -427,43 +277,6 @@ func (e *Engine) waitingFrees() (list []stats.Waiting) {
 	return list
 }
 
-// enterShelf and leaveShelf keep the shelves while a free is onStream or idle. The caller holds e.mu.
-func (e *Engine) enterShelf(f *pendingFree) {
-	if f.stage == idle {
-		f.since = time.Now()
-		f.segment.tag.idle.put(f)
-		return
-	}
-	if f.line.waiting.length == 1 {
-		e.pending.lines[f.line] = true
-	}
-	if f.reusable() {
-		f.line.put(f)
-	} else {
-		e.pending.plain++
-	}
-}
-
-// leaveShelf is called for a free that is still at the stage, and in no list.
-func (e *Engine) leaveShelf(f *pendingFree) {
-	if f.stage == idle {
-		f.segment.tag.idle.take(f)
-	}
-	if f.stage != onStream {
-		return
-	}
-	if f.reusable() {
-		f.line.take(f)
-	} else {
-		e.pending.plain--
-	}
-	if f.line.waiting.length == 0 {
-		delete(e.pending.lines, f.line)
-	}
-	f.line.unmark(f.mark)
-	f.mark = nil
-}
-
 // looksFor is looks for the sake of one device, and of frees whose device may be forgotten by now.
 func (e *Engine) looksFor(d *device) bool {
 	p := &e.pending
@@ -471,4 +284,20 @@ func (e *Engine) looksFor(d *device) bool {
 		return false
 	}
 	return p.plain > 0 || d != nil && (d.wanting > 0 || d.ordered.reserved > d.ordered.keep)
+}
+
+// visit calls f, which may take it out of the list, with each free of a list. The caller holds e.mu, which is released
+// at times: visit begins again if it has lost its place.
+func (l *freeList) visit(e *Engine, p *pace, f func(*pendingFree)) {
+	for at := l.first; at != nil; {
+		next, place := at.next, uint64(0)
+		if next != nil {
+			place = next.place
+		}
+		f(at)
+		if p.yield(e, 1) && next != nil && (next.list != l || next.place != place) {
+			next = l.first
+		}
+		at = next
+	}
 }

@@ -5,8 +5,8 @@ import "tms/vmm/cuda"
 // A program that runs in steps frees memory in the order of a stream and allocates as much there at once. Its own
 // threads can do both without the engine: an allocation is offered to them with the event that a free records. What
 // they do with an offer the engine finds out when it takes the offer back. Until then the allocation is live to the
-// engine, though it may be free. So to lock mu takes all offers back, and the records are true. Allocations and frees in
-// stream order alone leave the offers where they are (lockAlone).
+// engine, though it may be free. So to lock mu takes all offers back, and the records are true. Allocations and frees
+// in stream order alone leave the offers where they are (lockAlone).
 
 // Taken is what has become of an offer.
 type Taken int
@@ -28,8 +28,8 @@ type Offers interface {
 // Repeated is a request that the program is likely to make again.
 type Repeated interface {
 	// Offer offers its allocation to a free in the order of its stream, and to the next such request there. The event
-	// belongs to that stream. Offer returns the number by which TakeOffer knows the offer, and reports whether there was
-	// room for it. It is called with the engine's lock held.
+	// belongs to that stream. Offer returns the number by which TakeOffer knows the offer, and reports whether there
+	// was room for it. It is called with the engine's lock held.
 	Offer(address uintptr, streamID uint64, event cuda.Event) (offer int, ok bool)
 }
 

@@ -64,8 +64,8 @@ const sharedPart = 16
 // bound divides extents that have no memory yet, where a device would otherwise have too much memory in shared extents.
 // has is the bytes that are in shared extents already.
 //
-// Each handle that is saved makes the bytes of a segment depend on its neighbours. So the smallest segments share first,
-// also where larger ones lie between them.
+// Each handle that is saved makes the bytes of a segment depend on its neighbours. So the smallest segments share
+// first, also where larger ones lie between them.
 func (e *Engine) bound(d *device, extents []*extent, has uint64) (bounded []*extent) {
 	left := d.total/sharedPart - min(d.total/sharedPart, has)
 	var all []*segment          // of the extents that may be divided, one after the other
@@ -119,16 +119,8 @@ func (e *Engine) bound(d *device, extents []*extent, has uint64) (bounded []*ext
 	return bounded
 }
 
-// resume is the work of a resume: it restores all batches, or none. With looks it does not find out by trying whether
-// there is too little memory.
-func (e *Engine) resume(batches []*batch, o *operation, looks bool) error {
-	for _, b := range batches {
-		if looks {
-			if err := e.shortageOf(b, nil); err != nil {
-				return err
-			}
-		}
-	}
+// resume is the work of a resume: it restores all batches, or none.
+func (e *Engine) resume(batches []*batch, o *operation) error {
 	if err := guard.All(batches, func(b *batch) error { return e.restore(b, o) }); err != nil {
 		for _, b := range batches {
 			for _, x := range b.extents {

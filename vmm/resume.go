@@ -39,8 +39,8 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 		return 0, fmt.Errorf("resume: %w", ErrCapturing)
 	}
 
-	// The resume tries until memory is not short, or the wait is over. A resume that waits looks first whether enough is
-	// free: a try would take memory from others that does not suffice.
+	// The resume tries until memory is not short, or the wait is over. A resume that waits looks first whether enough
+	// is free: a try would take memory from others that does not suffice.
 	_, looks := e.noted.Load(o.what())
 	until, compacted := time.Now().Add(o.Wait), false
 	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}); ; {
@@ -50,7 +50,15 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 		o.spent.waited += time.Since(start)
 		err = e.transact("resume", o, o.resumes, func(batches []*batch) error {
 			bytes := e.gather(batches, o.ExtentBytes)
-			err := e.resume(batches, o, looks)
+			var err error
+			for _, b := range batches {
+				if looks && err == nil {
+					err = e.shortageOf(b, nil)
+				}
+			}
+			if err == nil {
+				err = e.resume(batches, o)
+			}
 			if err == nil {
 				mapped = bytes
 				e.count(batches, start, nil, func(t *totals) *stats.Total { return &t.resumes })

@@ -72,10 +72,6 @@ func (o *Options) backupOf(s *segment) BackupKind {
 // plan chooses the parts of a device's segments to copy: contents worth keeping, without blocks that are kept already.
 func (e *Engine) plan(b *batch, o *operation) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
-	sums, err := e.hash(b, segments, o.Verify)
-	if err != nil {
-		return err
-	}
 	b.items, b.saving = map[BackupKind][]store.Item{}, map[BackupKind][]*segment{}
 	var total uint64
 	e.mu.Lock()
@@ -95,6 +91,10 @@ func (e *Engine) plan(b *batch, o *operation) error {
 		sparse := func(s *segment) bool { return s.sparse }
 		dense := func(s *segment) bool { return !s.sparse }
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
+	}
+	sums, err := e.hash(b, segments, o.Verify)
+	if err != nil {
+		return err
 	}
 	for _, s := range segments {
 		if s.contents != nil && store.Scattered(s.contents) { // the device has all that counts

@@ -8,14 +8,14 @@ import (
 	"tms/vmm/digest"
 )
 
-// The memory of a set belongs to no process: the keeper, which has no CUDA, holds its descriptors. All processes import it from
-// there, its maker too. So import.go maps and unmaps it; this file has the rest.
+// The memory of a set belongs to no process: the keeper, which has no CUDA, holds its descriptors. All processes import
+// it from there, its maker too. So import.go maps and unmaps it; this file has the rest.
 
 // Keeper stands for the keeper in place of a PID.
 const Keeper = -1
 
-// MakeForSet makes memory on a device for the keeper, of at least size bytes. It returns the descriptor that alone holds
-// it, which the caller closes, and its bytes. (cuMemCreate, cuMemExportToShareableHandle, cuMemRelease) Errors:
+// MakeForSet makes memory on a device for the keeper, of at least size bytes. It returns the descriptor that alone
+// holds it, which the caller closes, and its bytes. (cuMemCreate, cuMemExportToShareableHandle, cuMemRelease) Errors:
 // *cuda.Error.
 func (h Shared) MakeForSet(ordinal int, size uint64) (descriptor int, bytes uint64, err error) {
 	e := h.engine

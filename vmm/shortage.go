@@ -122,3 +122,12 @@ func (e *Engine) slackNote(d *device, err error) string {
 	return fmt.Sprintf("; %s of device %d are slack, freed beside memory that is in use: the next pause of the tag "+
 		"gives it back (%s)", readable.Bytes(held), d.ordinal, strings.Join(names, ", "))
 }
+
+// freeBytes returns the device's own figure for free memory, in bytes.
+func (d *device) freeBytes() (bytes uint64, err error) {
+	err = d.driver.With(d.context, func() error {
+		bytes, _, err = d.driver.MemGetInfo()
+		return err
+	})
+	return bytes, err
+}

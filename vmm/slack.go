@@ -115,14 +115,6 @@ func removeAt(list []*segment, index int) []*segment {
 
 // dissolve separates the segments from an extent that no longer has memory; its slack is gone with the memory.
 func (e *Engine) dissolve(x *extent) {
-	if len(x.exports) > 0 {
-		e.sharing.forgetImporters(x.exports...)
-		x.exports = nil
-	}
-	if x.shared {
-		x.shared = false
-		x.device.shared -= x.size
-	}
 	for _, s := range x.segments {
 		if s.extent != x { // a compaction has put another in its place
 			continue
@@ -131,5 +123,13 @@ func (e *Engine) dissolve(x *extent) {
 			s.tag.removeSlack(s)
 			s.vacate()
 		}
+	}
+	if x.shared {
+		x.shared = false
+		x.device.shared -= x.size
+	}
+	if len(x.exports) > 0 {
+		e.sharing.forgetImporters(x.exports...)
+		x.exports = nil
 	}
 }

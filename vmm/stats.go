@@ -59,8 +59,8 @@ func (r Records) Recorded() stats.Stats {
 	return held
 }
 
-// Stats reads the statistics. A segment that a pause or resume works on counts as before it. While the program allocates
-// and frees, the figures of segments come from different moments.
+// Stats reads the statistics. A segment that a pause or resume works on counts as before it. While the program
+// allocates and frees, the figures of segments come from different moments.
 func (r Records) Stats() (stats.Stats, error) {
 	e := r.engine
 	e.counting.Lock()

@@ -127,28 +127,6 @@ func (e *Engine) dropAtReset(s *segment) {
 	s.discard()
 }
 
-// aside maps an extent for a resume alone, where its device has no access to it or the program has not mapped it:
-// contents come back there. The caller calls end when they have. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
-func (x *extent) aside() (address uintptr, end func(), err error) {
-	d, size := x.device.driver, x.size
-	if address, err = d.MemAddressReserve(size, 0); err != nil {
-		return 0, nil, err
-	}
-	free := func() error { return d.MemAddressFree(address, size) }
-	if err = d.MemMap(address, size, x.handle); err != nil {
-		d.End("addresses", free)
-		return 0, nil, err
-	}
-	end = func() {
-		d.End("mapping", func() error { return d.MemUnmap(address, size) })
-		d.End("addresses", free)
-	}
-	if err = d.MemSetAccess(address, size, x.device.ordinal); err != nil {
-		end()
-	}
-	return address, end, err
-}
-
 // noteAccess notes access that the driver has given, or is to give when the memory comes back.
 func (f *userMapped) noteAccess(descs []cuda.AccessDesc) {
 	for _, desc := range descs {
