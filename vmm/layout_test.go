@@ -1,12 +1,10 @@
 package vmm_test
 
 import (
-	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/aid/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
@@ -193,78 +191,6 @@ func TestFreeReleasesLater(t *testing.T) {
 	require.Equal(t, uint64(1), sim.Stat("handles"))
 	require.NoError(t, pause(engine, name("t")))
 	require.Zero(t, sim.Stat("handles"))
-}
-
-// A free that fails leaves the allocation, small or large, as it was, including its contents.
-func TestSmallFreeFails(t *testing.T) {
-	sim, _, engine := simulated(t, 1)
-	all := mallocs(t, engine, 2, vmm.Request{Size: 512, Tag: "t", Backup: vmm.BackupHost})
-	for i, a := range all {
-		fill(a, 512, uint64(i))
-		for _, call := range []string{"cuCtxSynchronize", "cuMemUnmap"} {
-			fired := sim.FailuresFired()
-			sim.Fail(call, 1, 999)
-			err := engine.Free(a, false)
-			if sim.FailuresFired() == fired {
-				sim.ClearFailures()
-				require.NoError(t, err) // it was not the last of the granule: the driver was not needed
-				break
-			}
-			require.ErrorIs(t, err, cuda.Unknown)
-			_, ok := engine.Records().MemoryAt(a)
-			require.True(t, ok)
-			requireFilled(t, a, 512, uint64(i))
-			cycle(t, engine, name("t"))
-			requireFilled(t, a, 512, uint64(i))
-		}
-		_ = engine.Free(a, false)
-	}
-	require.Zero(t, sim.Stat("handles"))
-}
-
-func TestSmallSizesByChance(t *testing.T) {
-	sim, _, engine := simulated(t, 1)
-	random := rand.New(rand.NewPCG(5, 6))
-	type live struct {
-		address uintptr
-		size    int
-		seed    uint64
-	}
-	var all []live
-	steps := hermetic.Often(20_000, 6_000)
-	for step := range steps {
-		if len(all) > 0 && random.IntN(100) < 48 {
-			i := random.IntN(len(all))
-			requireFilled(t, all[i].address, all[i].size, all[i].seed)
-			require.NoError(t, engine.Free(all[i].address, false))
-			all[i] = all[len(all)-1]
-			all = all[:len(all)-1]
-			continue
-		}
-		size := 1 + random.IntN(1<<(3+random.IntN(19)))
-		a, err := engine.Malloc(vmm.Request{Size: uint64(size), Tag: "t", Backup: vmm.BackupHost})
-		if err != nil {
-			require.ErrorIs(t, err, cuda.OutOfMemory)
-			continue
-		}
-		fill(a, size, uint64(step))
-		all = append(all, live{a, size, uint64(step)})
-		if step%(steps/5) == steps/5-1 {
-			cycle(t, engine, shared("t"))
-		}
-	}
-	var bytes uint64
-	for _, l := range all {
-		requireFilled(t, l.address, l.size, l.seed)
-		bytes += uint64(l.size)
-	}
-	ts := tagStats(t, engine, "t")
-	require.Equal(t, bytes, ts.LiveBytes)
-	require.Equal(t, len(all), ts.Segments)
-	for _, l := range all {
-		require.NoError(t, engine.Free(l.address, false))
-	}
-	require.Zero(t, sim.Stat("handle_bytes"))
 }
 
 func TestPoison(t *testing.T) {
