@@ -290,11 +290,13 @@ func (e *Engine) want(d *device) (end func()) {
 
 // takeFreed returns freed memory of a tag for an allocation in stream order, or nil if there is none. Where memory is
 // short, the memory may be a part of a larger piece. It may also still wait for another stream, for which the
-// allocation's own stream then waits. The caller holds e.mu, which is released for a driver call. (cuStreamWaitEvent)
+// allocation's own stream then waits. The caller holds e.mu, which is released for driver calls. (cuEventQuery,
+// cuStreamWaitEvent)
 func (e *Engine) takeFreed(d *device, r *Request, granules uint32, short bool) *segment {
 	s := e.takeReached(d, r, granules, short)
 	if s == nil && !d.tag(r.Tag).isEmpty() && len(e.pending.lines) > 0 {
-		// To ask the streams costs less than new memory, but releases the lock, and others must not find a tag of nothing.
+		// To ask the streams costs less than new memory, but releases the lock, and others must not find a tag of
+		// nothing.
 		e.pollAll()
 		s = e.takeReached(d, r, granules, short)
 	}
