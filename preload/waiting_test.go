@@ -45,6 +45,6 @@ func TestAResumeWaitsForMemory(t *testing.T) {
 // A pause and resume take no memory from a program that frees a part of what it had.
 func TestAllocationsAfterAResume(t *testing.T) {
 	program := compile(t, "compaction", majors[1])
-	each(t, program, alone("with"), reaching(t), "CUDASIM_MEMORY=1G", "TMS_DEBUG=invariants")
-	each(t, program, alone("without"), "CUDASIM_MEMORY=1G", "TMS_DEBUG=invariants")
+	each(t, program, alone("with"), reaching(t), "CUDASIM_MEMORY=512M", "TMS_DEBUG=invariants")
+	each(t, program, alone("without"), "CUDASIM_MEMORY=512M", "TMS_DEBUG=invariants")
 }

@@ -3,7 +3,7 @@
  * with|without */
 #include "host.h"
 
-enum { COUNT = 40, EACH = 20, TOTAL = 1024, LIVE = COUNT / 4 * EACH }; /* MiB */
+enum { COUNT = 40, EACH = 10, TOTAL = 512, LIVE = COUNT / 4 * EACH }; /* MiB */
 
 static _Atomic bool stop;
 static _Atomic long rounds;
