@@ -23,6 +23,19 @@ type Pool interface {
 	// this pool starts there.
 	Free(address uintptr) error
 
+	// Check returns an error if no live block of this pool starts at address. Errors: ErrInvalidAddress.
+	Check(address uintptr) error
+
+	// Hold ends the live block that starts at address, like Free, but its memory is for no other block before Release.
+	// Errors: ErrInvalidAddress.
+	Hold(address uintptr) error
+
+	// Release makes the memory of a held block free. Errors: as Free; after the source's, the block is still held.
+	Release(address uintptr) error
+
+	// Restore makes a held block live again. Errors: ErrInvalidAddress.
+	Restore(address uintptr) error
+
 	// Trim gives every segment in which nothing is live back to the source, and returns their bytes. The error is the
 	// source's; segments that it refused stay in the pool.
 	Trim() (uint64, error)

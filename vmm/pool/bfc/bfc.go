@@ -23,7 +23,7 @@ const (
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	ledger.Base
+	ledger.Base[chunks.Handle]
 	table  chunks.BestFit
 	joined func(below, above uintptr) bool // whether regions that touch are joined; nil if they never are
 	memory pool.Memory                     // nil if the source does not know
@@ -50,7 +50,6 @@ type Pool struct {
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p := &Pool{
-		table:   chunks.NewBestFit("bfc", source),
 		limit:   options.Bytes("memory_limit", unlimited),
 		grows:   options.Bool("allow_growth", true),
 		collect: options.Bool("garbage_collection", false),
@@ -72,7 +71,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	}
 	limit := p.limit
 	p.limit &^= granularity - 1
-	p.Hook(&p.table, ledger.Hooks{Malloc: p.malloc, Free: p.table.Reclaim, Trim: p.trim, End: p.table.End,
+	p.table.Open("bfc", source)
+	p.Open(&p.table.Ledger, ledger.Placement[chunks.Handle]{Place: p.place, Reuse: p.table.Reuse, Trim: p.trim,
 		Detail: func() any { return p.detail() }})
 	if s, ok := source.(pool.Coalescer); ok && s.Reserve(&pool.Room{Bytes: p.limit}) {
 		p.joined = s.Coalesces
@@ -97,7 +97,7 @@ func (p *Pool) initialRegion() uint64 {
 	return p.limit
 }
 
-func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	block, err := p.serve(size)
 	if err != nil {
 		return pool.Block{}, p.table.Refuse(size, err, "")
@@ -131,10 +131,10 @@ func (p *Pool) serve(size uint64) (pool.Block, error) {
 }
 
 // trim lets a pool that then holds nothing grow like a new one.
-func (p *Pool) trim() (uint64, error) {
-	freed, err := p.table.Trim()
+func (p *Pool) trim() error {
+	err := p.table.Trim()
 	if p.table.Stats().Segments == 0 {
 		p.region = p.initialRegion()
 	}
-	return freed, err
+	return err
 }

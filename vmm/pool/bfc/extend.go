@@ -71,6 +71,6 @@ func (p *Pool) giveBackIdle(rounded uint64) bool {
 			return false
 		}
 	}
-	freed, _ := p.table.Trim() // a region that the source refuses stays
+	freed, _ := p.GiveBack() // a region that the source refuses stays
 	return freed > 0
 }

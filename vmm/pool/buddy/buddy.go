@@ -21,13 +21,13 @@ const (
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	ledger.Base
-	ledger   *ledger.Ledger[uint32] // the owner is a slot
-	unit     uint64                 // bytes of the smallest block
-	units    uint64                 // in a root
-	capacity uint64                 // of a root, in bytes
-	height   int                    // 2^height units hold a root
-	largest  uint64                 // bytes of the largest block
+	ledger.Base[ledger.Block]
+	ledger   *ledger.Ledger[ledger.Block] // the owner is a slot
+	unit     uint64                       // bytes of the smallest block
+	units    uint64                       // in a root
+	capacity uint64                       // of a root, in bytes
+	height   int                          // 2^height units hold a root
+	largest  uint64                       // bytes of the largest block
 	exact    bool
 	tree     tree
 	roots    []root // by slot
@@ -52,7 +52,7 @@ type Detail struct {
 // Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p := &Pool{
-		ledger:   ledger.New[uint32]("buddy", source),
+		ledger:   ledger.NewOfBlocks("buddy", source),
 		capacity: options.Bytes("capacity", 4<<30),
 		unit:     options.Bytes("min_block", 1<<10),
 		exact:    options.Bool("exact", false),
@@ -71,12 +71,11 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p.height = bits.Len64(p.units - 1)
 	p.largest = p.unit << (bits.Len64(p.units) - 1)
 	p.tree = make(tree, p.height+1)
-	p.Hook(p.ledger, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
-		End: func() { p.ledger.Empty(p.give) }, Detail: p.detail})
+	p.Open(p.ledger, ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.give, Trim: p.trim, Detail: p.detail})
 	return p, nil
 }
 
-func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size > p.largest {
 		return pool.Block{}, p.ledger.Refuse(size,
 			fmt.Errorf("%w: the largest block has %s", pool.ErrTooLarge, readable.Bytes(p.largest)),
@@ -100,8 +99,8 @@ func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	r := &p.roots[slot]
 	r.free -= count
 	address := r.base + uintptr((unit-slot<<p.height)*p.unit)
-	b := ledger.Block[uint32]{Requested: size, Size: count * p.unit, Owner: uint32(slot)}
-	return p.ledger.Enter(address, b), nil
+	b := ledger.Block{Requested: size, Size: count * p.unit, Owner: uint32(slot)}
+	return p.ledger.Enter(address, b, size, b.Size), nil
 }
 
 func (p *Pool) grow() error {
@@ -120,26 +119,18 @@ func (p *Pool) grow() error {
 	return nil
 }
 
-func (p *Pool) free(address uintptr) error {
-	b, err := p.ledger.Remove(address)
-	if err != nil {
-		return err
-	}
-	p.give(address, b)
-	return nil
-}
-
-func (p *Pool) give(address uintptr, b ledger.Block[uint32]) {
+func (p *Pool) give(address uintptr, b ledger.Block) error {
 	r := &p.roots[b.Owner]
 	unit := uint64(b.Owner)<<p.height + uint64(address-r.base)/p.unit
 	count := b.Size / p.unit
 	p.tree.give(unit, count)
 	r.free += count
+	return nil
 }
 
 func (p *Pool) detail() any { return Detail{LargestFree: p.tree.largest() * p.unit} }
 
-func (p *Pool) trim() (freed uint64, err error) {
+func (p *Pool) trim() (err error) {
 	for slot := range p.roots {
 		r := &p.roots[slot]
 		if r.base == 0 || r.free < p.units {
@@ -149,9 +140,8 @@ func (p *Pool) trim() (freed uint64, err error) {
 			err = errors.Join(err, failed)
 			continue
 		}
-		freed += p.capacity
 		p.tree.withdraw(uint64(slot)<<p.height, p.units)
 		*r = root{}
 	}
-	return freed, err
+	return err
 }

@@ -107,14 +107,14 @@ func (p *Pool) whole(f *blockPool) []handle {
 	return list
 }
 
-// block is a part of a segment: free, in a list; live; or freed and waiting for streams that used it, which the table
-// counts as taken. With the table's fields it fills a cache line.
+// block is a part of a segment: free, in a list; live; or held for the streams that used it, which the table counts as
+// taken. With the table's fields it fills a cache line.
 type block = chunks.Chunk[state]
 
 type state struct {
 	born    uint64 // the pool's clock when it became free
 	list    uint32 // in Pool.lists
-	pending bool   // it waits
+	pending bool   // it is held for streams
 	_       [19]byte
 }
 

@@ -17,7 +17,7 @@ const maxRequest = 1 << 60
 
 // Pool is a pool.Pool, pool.StreamRecorder and pool.GraphPools.
 type Pool struct {
-	ledger.Base
+	ledger.Base[handle]
 	table  chunks.Table[state]
 	source pool.Source // of the table
 	events pool.Events // nil if the source has none
@@ -32,7 +32,7 @@ type Pool struct {
 	lists                []*freeList // of all pools, or nil where the number is not in use
 
 	multistream.Graphs[*graphPool]
-	uses multistream.Uses[handle]
+	uses multistream.Uses
 
 	limited bool   // a memory fraction is set
 	allowed uint64 // bytes, when limited
@@ -58,7 +58,6 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		ordinal = known.Ordinal()
 	}
 	p := &Pool{
-		table:     chunks.New[state]("caching", source),
 		source:    source,
 		maxSplit:  options.Bytes("max_split_size", math.MaxUint64),
 		threshold: options.Fraction("garbage_collection_threshold", 0),
@@ -81,10 +80,11 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p.events, _ = source.(pool.Events)
-	p.uses = multistream.NewUses[handle](p.events)
+	p.uses = multistream.NewUses(p.events)
 	p.Graphs = multistream.NewGraphs(&p.Mutex, newGraphPool)
 	p.smallPool.small = true
-	p.Hook(&p.table, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
+	p.table.Open("caching", source)
+	p.Open(&p.table.Ledger, ledger.Placement[handle]{Place: p.place, Reuse: p.reuse, Trim: p.trim,
 		Detail: func() any { return p.detail() }})
 	if fraction >= 0 {
 		if err := p.SetMemoryFraction(fraction); err != nil {
@@ -94,8 +94,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	return p, nil
 }
 
-// malloc is pool.Pool.Malloc. Its pool.ErrOutOfMemory is that of outOfMemory.
-func (p *Pool) malloc(size uint64, stream pool.Stream) (pool.Block, error) {
+// place is for pool.Pool.Malloc, whose pool.ErrOutOfMemory is that of outOfMemory.
+func (p *Pool) place(size uint64, stream pool.Stream) (pool.Block, error) {
 	block, err := p.allocate(size, stream)
 	if err != nil {
 		p.table.CountFailure()
@@ -152,35 +152,31 @@ func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	return h
 }
 
-// free is pool.Pool.Free. A block that other streams used becomes free when they are done. Errors:
-// pool.ErrInvalidAddress, or that of recording an event, after which the block is still live.
-func (p *Pool) free(address uintptr) error {
+// reuse makes a block free, or leaves that to the time when the other streams that used the block are done. Errors: that
+// of recording an event.
+func (p *Pool) reuse(address uintptr, h handle) error {
 	held := false
 	if p.uses.Any() {
-		h, err := p.table.Find(address)
-		if err == nil {
-			held, err = p.uses.Hold(h, p.Capturing())
-		}
-		if err != nil {
+		var err error
+		if held, err = p.uses.Hold(address, p.Capturing()); err != nil {
 			return err
 		}
 	}
-	h, err := p.table.Give(address)
-	if err != nil {
-		return err
+	if !held {
+		p.retire(h)
+		return nil
 	}
 	b := p.at(h)
 	p.countFree(b)
-	if b.Own.pending = held; !held {
-		p.retire(h)
-	}
+	b.Own.pending = true
+	p.table.Keep(address, h)
 	return nil
 }
 
 // trim is releaseCached without a capture. (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
-func (p *Pool) trim() (uint64, error) {
+func (p *Pool) trim() error {
 	if p.Capturing() {
-		return 0, pool.ErrCapturing
+		return pool.ErrCapturing
 	}
 	return p.releaseCached()
 }
@@ -191,16 +187,8 @@ func (p *Pool) Destroy() error {
 	defer p.Unlock()
 	p.Graphs.Abandon()
 	err := p.uses.Abandon(p.back)
-	p.table.GiveAll(func(h handle) { p.countFree(p.at(h)) })
-	for _, r := range p.table.Regions() {
-		for h := r.First; h != none; h = p.at(h).Next {
-			if p.at(h).Taken() {
-				h = p.retire(h)
-			}
-		}
-	}
-	_, refused := p.trim()
-	return errors.Join(err, refused)
+	p.table.Empty(func(_ uintptr, h handle) { p.retire(h) })
+	return errors.Join(err, p.trim())
 }
 
 // RecordStream is pool.StreamRecorder.RecordStream. Errors: also pool.ErrOption for a source without events.
@@ -218,13 +206,16 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 		return fmt.Errorf("%w: caching needs a source with events to serve several streams", pool.ErrOption)
 	}
 	if stream != p.listOf(p.at(h)).stream {
-		p.uses.Note(h, stream)
+		p.uses.Note(address, stream)
 	}
 	return nil
 }
 
-// back takes back a freed block that other streams used.
-func (p *Pool) back(h handle) error {
-	p.retire(h)
-	return nil
+// back makes a held block free.
+func (p *Pool) back(address uintptr) error {
+	h, err := p.table.Release(address)
+	if err == nil {
+		p.retire(h)
+	}
+	return err
 }

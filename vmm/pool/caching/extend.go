@@ -26,8 +26,7 @@ func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle,
 		}
 	}
 	if mayRelease && errors.Is(err, pool.ErrOutOfMemory) {
-		_, failed := p.releaseCached()
-		refused = errors.Join(refused, failed)
+		refused = errors.Join(refused, p.releaseCached())
 		p.retries++
 		h, err = p.grow(into, wanted, stream)
 	}

@@ -50,16 +50,11 @@ func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream
 }
 
 // releaseCached waits for freed blocks' events and gives back all free segments, but for those of graphs that exist.
-func (p *Pool) releaseCached() (released uint64, err error) {
+func (p *Pool) releaseCached() (err error) {
 	err = p.uses.Settle(true, p.back)
 	give := func(from *blockPool) {
 		for _, h := range p.whole(from) {
-			size := p.at(h).Size
-			failed := p.release(h)
-			if failed == nil {
-				released += size
-			}
-			err = errors.Join(err, failed)
+			err = errors.Join(err, p.release(h))
 		}
 	}
 	give(&p.largePool)
@@ -68,7 +63,7 @@ func (p *Pool) releaseCached() (released uint64, err error) {
 		give(&g.small)
 		give(&g.large)
 	})
-	return released, err
+	return err
 }
 
 // collecting reports whether there is garbage collection. Then a pool's clock counts searches, and so its blocks' age.

@@ -29,10 +29,13 @@ func (p *Pool) split(h handle, size uint64) {
 	}
 }
 
-// retire makes a block free that nothing uses any longer, joins it with its free neighbours, and returns the result.
-func (p *Pool) retire(h handle) handle {
+// retire makes a block free that nothing uses any longer, and joins it with its free neighbours.
+func (p *Pool) retire(h handle) {
 	b := p.at(h)
 	blocks, bytes := int64(0), int64(0)
+	if !b.Own.pending {
+		p.countFree(b)
+	}
 	p.countInactive(b)
 	b.Own.pending = false
 	b.Requested = 0
@@ -60,5 +63,4 @@ func (p *Pool) retire(h handle) handle {
 	}
 	p.put(h, b)
 	p.countSplit(b, blocks, bytes)
-	return h
 }

@@ -16,14 +16,14 @@ const granularity = 1024 // sizes are rounded up to a multiple of it
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	ledger.Base
-	ledger   *ledger.Ledger[uint32] // the owner is a buffer
-	capacity uint64                 // of a buffer, in bytes
-	lists    map[uint64]*[]freed    // by size; the block freed last is reused first
-	buffers  []buffer               // by number
-	current  int                    // the buffer from which new blocks are cut, or -1
-	blocks   uint64                 // bytes of all blocks, live and freed
-	lost     uint64                 // bytes of the ends of buffers that are not current
+	ledger.Base[ledger.Block]
+	ledger   *ledger.Ledger[ledger.Block] // the owner is a buffer
+	capacity uint64                       // of a buffer, in bytes
+	lists    map[uint64]*[]freed          // by size; the block freed last is reused first
+	buffers  []buffer                     // by number
+	current  int                          // the buffer from which new blocks are cut, or -1
+	blocks   uint64                       // bytes of all blocks, in the ledger and freed
+	lost     uint64                       // bytes of the ends of buffers that are not current
 }
 
 type buffer struct {
@@ -57,18 +57,18 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: buffer=%d: give a multiple of %d", pool.ErrOption, capacity, granularity)
 	}
 	p := &Pool{
-		ledger:   ledger.New[uint32]("freelist", source),
+		ledger:   ledger.NewOfBlocks("freelist", source),
 		capacity: capacity,
 		lists:    map[uint64]*[]freed{},
 		current:  -1,
 	}
-	p.Hook(p.ledger, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim,
-		End: func() { p.ledger.Empty(p.list) }, Detail: p.detail})
+	p.Open(p.ledger, ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.list, Trim: p.trim, Detail: p.detail})
 	return p, nil
 }
 
-// malloc is pool.Pool.Malloc. If the source has no room, it gives idle buffers back and asks once more.
-func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+// place takes a freed block of the size, or cuts one. If the source has no room, it gives idle buffers back and asks
+// once more.
+func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size > p.capacity {
 		return pool.Block{}, p.ledger.Refuse(size,
 			fmt.Errorf("%w: a buffer has %s", pool.ErrTooLarge, readable.Bytes(p.capacity)), "give a larger buffer=")
@@ -82,7 +82,8 @@ func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 		}
 	}
 	p.buffers[block.buffer].live++
-	return p.ledger.Enter(block.address, ledger.Block[uint32]{Requested: size, Size: rounded, Owner: block.buffer}), nil
+	b := ledger.Block{Requested: size, Size: rounded, Owner: block.buffer}
+	return p.ledger.Enter(block.address, b, size, rounded), nil
 }
 
 func (p *Pool) reuse(size uint64) (freed, bool) {
@@ -113,7 +114,7 @@ func (p *Pool) cut(size uint64) (freed, error) {
 func (p *Pool) grow() error {
 	base, err := p.ledger.Allocate(p.capacity)
 	if errors.Is(err, pool.ErrOutOfMemory) {
-		if freed, _ := p.trim(); freed > 0 {
+		if freed, _ := p.GiveBack(); freed > 0 {
 			base, err = p.ledger.Allocate(p.capacity)
 		}
 	}
@@ -135,16 +136,7 @@ func (p *Pool) grow() error {
 // left returns the bytes at a buffer's end that are not cut yet.
 func (p *Pool) left(number int) uint64 { return p.capacity - p.buffers[number].used }
 
-func (p *Pool) free(address uintptr) error {
-	b, err := p.ledger.Remove(address)
-	if err != nil {
-		return err
-	}
-	p.list(address, b)
-	return nil
-}
-
-func (p *Pool) list(address uintptr, b ledger.Block[uint32]) {
+func (p *Pool) list(address uintptr, b ledger.Block) error {
 	l := p.lists[b.Size]
 	if l == nil {
 		l = new([]freed)
@@ -152,12 +144,14 @@ func (p *Pool) list(address uintptr, b ledger.Block[uint32]) {
 	}
 	*l = append(*l, freed{address, b.Owner})
 	p.buffers[b.Owner].live--
+	return nil
 }
 
 func (p *Pool) detail() any { return Detail{Listed: p.blocks - p.ledger.Stats().Live, Lost: p.lost} }
 
 // trim goes through all lists once, unless no buffer is idle.
-func (p *Pool) trim() (freedBytes uint64, err error) {
+func (p *Pool) trim() (err error) {
+	idle := 0
 	for i := range p.buffers {
 		b := &p.buffers[i]
 		if b.base == 0 || b.live > 0 {
@@ -167,7 +161,7 @@ func (p *Pool) trim() (freedBytes uint64, err error) {
 			err = errors.Join(err, failed)
 			continue
 		}
-		freedBytes += p.capacity
+		idle++
 		p.blocks -= b.used
 		if p.current == i {
 			p.current = -1
@@ -176,8 +170,8 @@ func (p *Pool) trim() (freedBytes uint64, err error) {
 		}
 		*b = buffer{}
 	}
-	if freedBytes == 0 {
-		return 0, err
+	if idle == 0 {
+		return err
 	}
 	for size, l := range p.lists {
 		*l = slices.DeleteFunc(*l, func(f freed) bool { return p.buffers[f.buffer].base == 0 })
@@ -185,5 +179,5 @@ func (p *Pool) trim() (freedBytes uint64, err error) {
 			delete(p.lists, size)
 		}
 	}
-	return freedBytes, err
+	return err
 }

@@ -16,7 +16,7 @@ const granularity = 256 // chunk sizes are multiples of it
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	ledger.Base
+	ledger.Base[chunks.Handle]
 	table chunks.BestFit
 
 	huge, hugeBytes uint64 // live blocks above maximum, segments of their own
@@ -37,7 +37,6 @@ type Pool struct {
 // Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p := &Pool{
-		table:      chunks.NewBestFit("paddle", source),
 		minimum:    options.Bytes("min_chunk", granularity),
 		maximum:    options.Bytes("max_chunk", 0),
 		descriptor: options.Bytes("descriptor", 64),
@@ -55,8 +54,9 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: max_chunk=%d is less than min_chunk=%d", pool.ErrOption, p.maximum, p.minimum)
 	}
 	p.first, p.again = p.align(p.first), p.align(p.again)
-	p.Hook(&p.table, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.table.Trim, End: p.end,
-		Detail: p.detail})
+	p.table.Open("paddle", source)
+	p.Open(&p.table.Ledger, ledger.Placement[chunks.Handle]{Place: p.place, Reuse: p.reuse, Trim: p.table.Trim,
+		End: p.end, Detail: p.detail})
 	return p, nil
 }
 
@@ -64,7 +64,7 @@ func (p *Pool) align(size uint64) uint64 {
 	return (size + p.minimum - 1) / p.minimum * p.minimum
 }
 
-func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	block, err := p.serve(size)
 	if err != nil {
 		return pool.Block{}, p.table.Refuse(size, err, p.advice(size))
@@ -121,25 +121,24 @@ func (p *Pool) refill(size uint64) uint64 {
 // refills returns the number of segments that blocks are split from.
 func (p *Pool) refills() uint64 { return p.table.Stats().Segments - p.huge }
 
-// free is pool.Pool.Free. A block above max_chunk goes back to the source at once, or stays live if that refuses.
-func (p *Pool) free(address uintptr) error {
-	if p.huge > 0 {
-		if h, err := p.table.Find(address); err == nil && p.table.At(h).Size > p.maximum {
-			size := p.table.At(h).Size
-			if err := p.table.ReturnWhole(h); err != nil {
-				return err
-			}
-			p.huge--
-			p.hugeBytes -= size
-			return nil
-		}
+// reuse gives a block above max_chunk back to the source at once.
+func (p *Pool) reuse(address uintptr, h chunks.Handle) error {
+	size := p.table.At(h).Size
+	if size <= p.maximum {
+		return p.table.Reuse(address, h)
 	}
-	return p.table.Reclaim(address)
+	if err := p.table.ReturnWhole(h); err != nil {
+		return err
+	}
+	p.huge--
+	p.hugeBytes -= size
+	return nil
 }
 
-func (p *Pool) end() {
+// end makes even a block above max_chunk a free chunk, which the next Trim gives back.
+func (p *Pool) end(_ uintptr, h chunks.Handle) {
 	p.huge, p.hugeBytes = 0, 0
-	p.table.End()
+	p.table.Add(h)
 }
 
 // Detail is what the kind counts beyond pool.Stats. Used and Free count refills, as Paddle's totals do.

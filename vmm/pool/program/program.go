@@ -5,7 +5,6 @@ package program
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -46,30 +45,22 @@ type Pools struct {
 	pools     *torch.Pools
 
 	mu       sync.Mutex              // never held during other calls
-	live     map[uintptr]block       // by address
-	segments map[uintptr]int         // ordinals of devices, by address
 	ordered  map[cuda.Stream][]freed // by cudaFreeAsync, the oldest of each stream first
 	deferred []freed                 // while a stream was being captured
 }
 
-type block struct {
-	device int
-	pool   pool.Pool
-}
-
-// freed is a block on its way back to its pool.
+// freed is a block that its pool holds until the program's work with it is done.
 type freed struct {
 	address uintptr
-	block
-	event cuda.Event // 0: the work is done
+	pool    *torch.Pool
+	event   cuda.Event // 0: the work is done
 }
 
 // New returns no pools yet. source makes a pool's source; capturing reports whether a stream of the process is being
 // captured. Errors: pool.ErrOption for an unknown kind, or its options.
 func New(kind, options string, engine Engine, source func(torch.Memory) (lifetime.Source, error),
 	capturing func() bool) (*Pools, error) {
-	p := &Pools{engine: engine, capturing: capturing, live: map[uintptr]block{}, segments: map[uintptr]int{},
-		ordered: map[cuda.Stream][]freed{}}
+	p := &Pools{engine: engine, capturing: capturing, ordered: map[cuda.Stream][]freed{}}
 	p.pools = torch.New(func(m torch.Memory) (pool.DeviceSource, error) {
 		from, err := source(m)
 		return &segments{from, p}, err
@@ -80,29 +71,15 @@ func New(kind, options string, engine Engine, source func(torch.Memory) (lifetim
 	return p, nil
 }
 
-// segments is a source that notes its segments. No block in a segment is in use when the segment goes back, so no
-// thread waits for the device under a pool's lock.
+// segments is a source. No block in a segment is in use when the segment goes back, so no thread waits for the device
+// under a pool's lock.
 type segments struct {
 	lifetime.Source
 	of *Pools
 }
 
-func (s *segments) Allocate(size uint64) (uintptr, error) {
-	address, err := s.Source.Allocate(size)
-	if err == nil {
-		enter(s.of, s.of.segments, address, s.Ordinal())
-	}
-	return address, err
-}
-
 func (s *segments) Free(address uintptr, _ uint64) error {
-	err := s.of.engine.FreeIdle(address, s.of.capturing())
-	if err == nil {
-		s.of.mu.Lock()
-		delete(s.of.segments, address)
-		s.of.mu.Unlock()
-	}
-	return err
+	return s.of.engine.FreeIdle(address, s.of.capturing())
 }
 
 // Malloc returns the address of at least size bytes; 0 for size 0. If memory is short it takes back blocks that
@@ -117,11 +94,7 @@ func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
 	for errors.Is(err, pool.ErrOutOfMemory) && !p.capturing() && p.recover() {
 		made, err = of.Malloc(size, anyStream)
 	}
-	if err != nil || made.Address == 0 {
-		return 0, err
-	}
-	enter(p, p.live, made.Address, block{m.Device, of})
-	return made.Address, nil
+	return made.Address, err
 }
 
 // recover takes back what it can, and reports whether there was anything.
@@ -138,74 +111,55 @@ func (p *Pools) recover() bool {
 	return false
 }
 
-// claim removes a block from those that can be freed, and reports whether a block begins at the address. Errors:
-// pool.ErrInvalidAddress if only a segment of a pool begins there.
-func (p *Pools) claim(address uintptr) (b block, ours bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if b, ours = p.live[address]; ours {
-		delete(p.live, address)
-	} else if _, held := p.segments[address]; held {
-		err = fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
-	}
-	return b, ours, err
-}
-
-func enter[T any](p *Pools, list map[uintptr]T, address uintptr, as T) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	list[address] = as
-}
-
-// Free gives a block back after the devices have finished their present work. An address that is no block's goes to the
-// engine. During a capture the free waits. Errors: pool.ErrInvalidAddress, those of vmm.Engine.Free, or the source's,
-// after which the memory is still there.
+// Free gives a block back after the devices have finished their present work. An address outside the pools' segments
+// goes to the engine. During a capture the free waits. Errors: pool.ErrInvalidAddress, those of vmm.Engine.Free, or the
+// source's, after which the memory is still there.
 func (p *Pools) Free(address uintptr) error {
-	b, ours, err := p.claim(address)
+	owner, capturing := p.pools.Owner(address), p.capturing()
+	if owner == nil {
+		return p.engine.Free(address, capturing)
+	}
+	err := owner.Hold(address)
 	if err != nil {
 		return err
 	}
-	capturing := p.capturing()
-	switch {
-	case !ours:
-		return p.engine.Free(address, capturing)
-	case !capturing:
+	if !capturing {
 		err = p.engine.Quiesce(address)
 		if err == nil {
-			err = b.pool.Free(address)
+			err = owner.Release(address)
 		}
 		capturing = errors.Is(err, vmm.ErrCapturing) // a capture whose begin the pools did not see
 	}
 	if capturing {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.deferred = append(p.deferred, freed{address: address, block: b})
+		p.deferred = append(p.deferred, freed{address: address, pool: owner})
 		return nil
 	}
 	if err != nil {
-		enter(p, p.live, address, b)
+		_ = owner.Restore(address) // it is held
 	}
 	return err
 }
 
 // FreeAfter gives a block back after a stream has finished its present work, when a later call sees that. An address
-// that is no block's goes to the engine. The stream must not be in a capture. Errors: as Free, and those of
+// outside the pools' segments goes to the engine. The stream must not be in a capture. Errors: as Free, and those of
 // vmm.Engine.FreeAfter.
 func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
-	b, ours, err := p.claim(address)
-	if err != nil {
-		return err
-	}
-	if !ours {
+	owner := p.pools.Owner(address)
+	if owner == nil {
 		return p.engine.FreeAfter(address, stream)
+	}
+	if err := owner.Hold(address); err != nil {
+		return err
 	}
 	event, err := p.engine.Mark(address, stream)
 	if err != nil {
-		enter(p, p.live, address, b)
+		_ = owner.Restore(address) // it is held
 		return err
 	}
 	p.mu.Lock()
-	p.ordered[stream] = append(p.ordered[stream], freed{address, b, event})
+	p.ordered[stream] = append(p.ordered[stream], freed{address, owner, event})
 	p.mu.Unlock()
 	p.settle()
 	return nil
@@ -243,7 +197,7 @@ func (p *Pools) isBack(f *freed) bool {
 		return false
 	}
 	f.event = 0
-	return f.pool.Free(f.address) == nil
+	return f.pool.Release(f.address) == nil
 }
 
 // FreeDeferred makes the frees that waited for captures, after the last of these.
@@ -253,7 +207,7 @@ func (p *Pools) FreeDeferred() {
 	p.deferred = nil
 	p.mu.Unlock()
 	for _, f := range list {
-		enter(p, p.live, f.address, f.block)
+		_ = f.pool.Restore(f.address)
 		_ = p.Free(f.address) // after an error the block is live
 	}
 }
@@ -263,9 +217,7 @@ func (p *Pools) Reset(device int) {
 	p.pools.Forget(device)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	isGone := func(f freed) bool { return f.device == device }
-	maps.DeleteFunc(p.live, func(_ uintptr, b block) bool { return b.device == device })
-	maps.DeleteFunc(p.segments, func(_ uintptr, of int) bool { return of == device })
+	isGone := func(f freed) bool { return f.pool.Memory.Device == device }
 	for stream, list := range p.ordered {
 		p.ordered[stream] = slices.DeleteFunc(list, isGone)
 	}

@@ -121,7 +121,8 @@ func TestWhenABlockComesBack(t *testing.T) {
 	require.NoError(t, p.Free(a))
 	require.EqualValues(t, 1, e.quiesced.Load())
 	require.ErrorIs(t, p.Free(a), pool.ErrInvalidAddress, "a segment of the pool begins there")
-	require.NoError(t, p.Free(a+512))
+	require.ErrorIs(t, p.Free(a+512), pool.ErrInvalidAddress, "it lies in that segment")
+	require.NoError(t, p.Free(1<<20))
 	require.EqualValues(t, 1, e.others.Load(), "whether anything begins there the engine knows")
 	require.Equal(t, a, malloc(t, p))
 

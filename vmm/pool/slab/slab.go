@@ -35,8 +35,8 @@ type class struct {
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	ledger.Base
-	ledger  *ledger.Ledger[uint32]
+	ledger.Base[ledger.Block]
+	ledger  *ledger.Ledger[ledger.Block]
 	pages   pool.Pool // slabs, and blocks larger than any class
 	direct  pool.Pool // the same where pages have no room: each its own segment
 	bound   uint64    // the largest size that has a class
@@ -83,7 +83,7 @@ type Detail struct {
 //
 // A slab holds at least 8 objects. Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
-	books := ledger.New[uint32]("slab", source)
+	books := ledger.NewOfBlocks("slab", source)
 	direct, err := naive.New(books, nil)
 	if err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p.classes = classes(p.bound, page)
-	p.Hook(p.ledger, ledger.Hooks{Malloc: p.malloc, Free: p.free, Trim: p.trim, End: p.end, Detail: p.detail})
+	p.Open(p.ledger, ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.reuse, Trim: p.trim, Detail: p.detail})
 	return p, nil
 }
 
@@ -137,19 +137,20 @@ func newPages(from string, source pool.Source, capacity, page uint64) (pool.Pool
 	return buddy.New(source, options)
 }
 
-// malloc is pool.Pool.Malloc. If there is no room, it gives empty slabs and idle segments back and tries once more.
-func (p *Pool) malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+// place takes an object, or pages. If there is no room, it gives empty slabs and idle segments back and tries once more.
+func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	block, owner, err := p.allocate(size)
 	if errors.Is(err, pool.ErrOutOfMemory) {
 		before := len(p.vacant)
-		if freed, _ := p.trim(); freed > 0 || len(p.vacant) > before {
+		if freed, _ := p.GiveBack(); freed > 0 || len(p.vacant) > before {
 			block, owner, err = p.allocate(size)
 		}
 	}
 	if err != nil {
 		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
 	}
-	return p.ledger.Enter(block.Address, ledger.Block[uint32]{Requested: size, Size: block.Size, Owner: owner}), nil
+	b := ledger.Block{Requested: size, Size: block.Size, Owner: owner}
+	return p.ledger.Enter(block.Address, b, size, block.Size), nil
 }
 
 func (p *Pool) allocate(size uint64) (pool.Block, uint32, error) {
@@ -215,24 +216,16 @@ func (p *Pool) grow(c *class, number int) error {
 	return nil
 }
 
-func (p *Pool) free(address uintptr) error {
-	b, err := p.ledger.Find(address)
-	if err != nil {
-		return err
-	}
+func (p *Pool) reuse(address uintptr, b ledger.Block) error {
 	switch b.Owner {
 	case ofPages:
-		err = p.pages.Free(address)
+		return p.pages.Free(address)
 	case ofDirect:
-		err = p.direct.Free(address)
+		return p.direct.Free(address)
 	default:
 		p.give(address, b.Owner)
+		return nil
 	}
-	if err != nil {
-		return err
-	}
-	_, err = p.ledger.Remove(address)
-	return err
 }
 
 // give takes an object back into its slab.
@@ -262,15 +255,6 @@ func (p *Pool) release(owner uint32) error {
 	return nil
 }
 
-func (p *Pool) end() {
-	p.ledger.Empty(func(uintptr, ledger.Block[uint32]) {})
-	p.slabs, p.vacant = nil, nil
-	for i := range p.classes {
-		p.classes[i].partial, p.classes[i].empty = none, nil
-	}
-	_, _ = p.pages.Destroy(), p.direct.Destroy() // a trim follows for what the source refuses
-}
-
 func (p *Pool) detail() any {
 	d := Detail{Slabs: len(p.slabs) - len(p.vacant)}
 	for i := range p.classes {
@@ -279,8 +263,7 @@ func (p *Pool) detail() any {
 	return d
 }
 
-func (p *Pool) trim() (freed uint64, err error) {
-	before := p.ledger.Stats().Reserved
+func (p *Pool) trim() (err error) {
 	for i := range p.classes {
 		c := &p.classes[i]
 		c.empty = slices.DeleteFunc(c.empty, func(owner uint32) bool {
@@ -293,7 +276,7 @@ func (p *Pool) trim() (freed uint64, err error) {
 		_, failed := under.Trim()
 		err = errors.Join(err, failed)
 	}
-	return before - p.ledger.Stats().Reserved, err
+	return err
 }
 
 func (p *Pool) push(head *uint32, number uint32) {

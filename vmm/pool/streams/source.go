@@ -11,8 +11,11 @@ import (
 	"tms/vmm/pool/internal/ledger"
 )
 
-// shared is the source of all pools beneath, which call it under their own locks.
+// shared is what all parts have in common. The pools of the parts call it under their own locks.
 type shared struct {
+	whole     ledger.Whole
+	directory pool.Directory[*part]
+
 	mu      sync.Mutex
 	under   pool.DeviceSource
 	account ledger.Account
@@ -26,13 +29,26 @@ func (s *shared) stats() pool.Stats {
 	return s.account.Stats()
 }
 
-// part is the source of one pool: of a stream's, whose segments lie in a room of their own, or of a graph's. A graph's
-// keeps the segments that its pool gives back, for later ones of the same size, until the graphs are gone.
+// part is a pool of the kind, and its source: a stream's, whose segments lie in a room of their own, or a graph's. A
+// graph's part keeps the segments that its pool gives back, for later ones of the same size, until the graphs are gone.
 type part struct {
 	*shared
-	room *pool.Room
-	kept map[uint64][]uintptr // addresses by size; nil for a stream's pool
+	pool   pool.Pool
+	stream pool.Stream // 0 for a graph's
+	room   *pool.Room
+	kept   map[uint64][]uintptr // addresses by size; nil for a stream's
 }
+
+// newPart makes a part.
+func (p *Pool) newPart(stream pool.Stream, kept map[uint64][]uintptr) (*part, error) {
+	made := &part{shared: p.source, stream: stream, kept: kept}
+	var err error
+	made.pool, err = p.fresh(made)
+	return made, err
+}
+
+// Whole is ledger.Part.Whole.
+func (p *part) Whole() *ledger.Whole { return &p.whole }
 
 // Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.
 func (p *part) Allocate(size uint64) (uintptr, error) {
@@ -48,7 +64,11 @@ func (p *part) Allocate(size uint64) (uintptr, error) {
 		return 0, fmt.Errorf("%w: a segment of %s, where the memory fraction allows %s and %s are held",
 			pool.ErrOutOfMemory, readable.Bytes(size), readable.Bytes(p.allowed), readable.Bytes(held))
 	}
-	return p.account.Allocate(size)
+	address, err := p.account.Allocate(size)
+	if err == nil {
+		p.directory.Enter(address, size, p)
+	}
+	return address, err
 }
 
 func (p *part) Free(address uintptr, size uint64) error {
@@ -58,7 +78,16 @@ func (p *part) Free(address uintptr, size uint64) error {
 		p.kept[size] = append(p.kept[size], address)
 		return nil
 	}
-	return p.account.Free(address, size)
+	return p.giveBack(address, size)
+}
+
+// giveBack frees a segment. The caller holds p.mu.
+func (p *part) giveBack(address uintptr, size uint64) error {
+	err := p.account.Free(address, size)
+	if err == nil {
+		p.directory.Remove(address)
+	}
+	return err
 }
 
 func (p *part) Memory() (free, total uint64, err error) { return p.under.Memory() }
@@ -76,26 +105,35 @@ func (p *part) Reserve(room *pool.Room) bool {
 
 func (p *part) Coalesces(below, above uintptr) bool { return p.under.Coalesces(below, above) }
 
-// keptSegments lists what the graphs' pool gave back and the part keeps.
-func (p *part) keptSegments() []pool.Segment {
+// Empty reports whether the part has no segments.
+func (p *part) Empty() bool {
+	reserved := p.pool.Stats().Reserved
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var idle []pool.Segment
-	for size, addresses := range p.kept {
-		for _, address := range addresses {
-			idle = append(idle, pool.Fill([]pool.Segment{{Address: address, Size: size, Type: "large"}}, nil)...)
-		}
-	}
-	return idle
+	return reserved == 0 && len(p.kept) == 0
 }
 
-// release gives back the kept segments. Those that the source refuses stay.
-func (p *part) release() (failed error) {
+// segments lists the segments, kept ones too.
+func (p *part) segments() []pool.Segment {
+	list := p.pool.Snapshot()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for size, addresses := range p.kept {
+		for _, address := range addresses {
+			list = append(list, pool.Fill([]pool.Segment{{Address: address, Size: size, Type: "large"}}, nil)...)
+		}
+	}
+	return list
+}
+
+// trim gives back what the pool does not need, and the kept segments. Those that the source refuses stay.
+func (p *part) trim() error {
+	_, failed := p.pool.Trim()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for size, addresses := range p.kept {
 		p.kept[size] = slices.DeleteFunc(addresses, func(address uintptr) bool {
-			err := p.account.Free(address, size)
+			err := p.giveBack(address, size)
 			failed = errors.Join(failed, err)
 			return err == nil
 		})
@@ -104,30 +142,4 @@ func (p *part) release() (failed error) {
 		}
 	}
 	return failed
-}
-
-// graph is a private pool of graphs: it keeps its segments while a graph exists, even those that the kind gives back.
-type graph struct {
-	pool pool.Pool
-	part *part
-}
-
-func (p *Pool) newGraph() (*graph, error) {
-	own := &part{shared: p.source, kept: map[uint64][]uintptr{}}
-	made, err := p.fresh(own)
-	return &graph{made, own}, err
-}
-
-// Empty reports whether the pool has no segments.
-func (g *graph) Empty() bool {
-	reserved := g.pool.Stats().Reserved
-	g.part.mu.Lock()
-	defer g.part.mu.Unlock()
-	return reserved == 0 && len(g.part.kept) == 0
-}
-
-// trim gives back what the pool does not need.
-func (g *graph) trim() error {
-	_, err := g.pool.Trim()
-	return errors.Join(err, g.part.release())
 }

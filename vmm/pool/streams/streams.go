@@ -1,6 +1,6 @@
 // Package streams makes a kind of pool that ignores streams safe for several of them, and for CUDA graphs: each stream,
-// and each private pool of graphs, has its own pool of the kind, over one source. So only later work in a freed block's
-// own stream overwrites it.
+// and each private pool of graphs, has a part: its own pool of the kind, over one source. So only later work in a freed
+// block's own stream overwrites it. The parts' ledgers record the blocks; a directory of the segments finds the part.
 package streams
 
 import (
@@ -28,26 +28,15 @@ type Streamed interface {
 
 // Pool is a Streamed.
 type Pool struct {
+	kind   string
 	fresh  func(pool.Source) (pool.Pool, error)
 	source *shared
 
-	mu    sync.Mutex // never held while a pool beneath makes a block
-	pools map[pool.Stream]pool.Pool
-	live  *ledger.Ledger[owner] // without a source
-	uses  multistream.Uses[owned]
-	multistream.Graphs[*graph]
-}
-
-// owner is whose a block is.
-type owner struct {
-	stream pool.Stream
-	pool   pool.Pool
-}
-
-// owned is a block of a pool beneath.
-type owned struct {
-	address uintptr
-	pool    pool.Pool
+	mu       sync.Mutex // never held while a part makes a block
+	parts    map[pool.Stream]*part
+	failures uint64
+	uses     multistream.Uses
+	multistream.Graphs[*part]
 }
 
 // New makes an empty pool over a source. fresh makes pools of the kind; New returns one as it is if it is a Streamed
@@ -61,61 +50,80 @@ func New(source pool.DeviceSource, fresh func(pool.Source) (pool.Pool, error)) (
 		return own, nil
 	}
 	p := &Pool{
-		fresh: fresh, pools: map[pool.Stream]pool.Pool{},
-		source: &shared{under: source, account: ledger.NewAccount("", source)},
-		live:   ledger.New[owner](own.Stats().Kind, nil), uses: multistream.NewUses[owned](source),
+		kind: own.Stats().Kind, fresh: fresh, parts: map[pool.Stream]*part{},
+		source: &shared{under: source, account: ledger.NewAccount("", source)}, uses: multistream.NewUses(source),
 	}
-	p.Graphs = multistream.NewGraphs(&p.mu, p.newGraph)
+	p.Graphs = multistream.NewGraphs(&p.mu, func() (*part, error) { return p.newPart(0, map[uint64][]uintptr{}) })
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. Before it fails for lack of memory, it gives back what other streams' pools do not need,
+// Malloc is pool.Pool.Malloc. Before it fails for lack of memory, it gives back what other streams' parts do not need,
 // except during a capture.
-func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
+func (p *Pool) Malloc(size uint64, stream pool.Stream) (made pool.Block, err error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
-	own, err := p.poolOf(stream)
-	var made pool.Block
+	own, err := p.partOf(stream)
 	if err == nil {
-		made, err = own.Malloc(size, stream)
+		made, err = own.pool.Malloc(size, stream)
 	}
 	if errors.Is(err, pool.ErrOutOfMemory) {
 		if freed, _ := p.Trim(); freed > 0 {
-			made, err = own.Malloc(size, stream)
+			made, err = own.pool.Malloc(size, stream)
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if err != nil {
-		p.live.CountFailure()
-		return pool.Block{}, err
-	}
-	b := ledger.Block[owner]{Requested: size, Size: made.Size, Owner: owner{stream, own}}
-	return p.live.Enter(made.Address, b), nil
-}
-
-// poolOf returns the pool that a stream allocates from now.
-func (p *Pool) poolOf(stream pool.Stream) (pool.Pool, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.uses.Held() > 0 && !p.Capturing() {
-		if err := p.uses.Settle(false, giveBack); err != nil {
-			return nil, err
-		}
-	}
-	if g, captured := p.Captured(stream); captured {
-		return g.pool, nil
-	}
-	if known := p.pools[stream]; known != nil {
-		return known, nil
-	}
-	made, err := p.fresh(&part{shared: p.source})
-	if err == nil {
-		p.pools[stream] = made
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.failures++
 	}
 	return made, err
 }
+
+// partOf returns the part that a stream allocates from now.
+func (p *Pool) partOf(stream pool.Stream) (*part, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.uses.Held() > 0 && !p.Capturing() {
+		if err := p.uses.Settle(false, p.Release); err != nil {
+			return nil, err
+		}
+	}
+	if graph, captured := p.Captured(stream); captured {
+		return graph, nil
+	}
+	if known := p.parts[stream]; known != nil {
+		return known, nil
+	}
+	made, err := p.newPart(stream, nil)
+	if err == nil {
+		p.parts[stream] = made
+	}
+	return made, err
+}
+
+// owner returns the part in whose segments an address lies. Errors: pool.ErrInvalidAddress.
+func (p *Pool) owner(address uintptr) (*part, error) {
+	own, found := p.source.directory.Find(address)
+	if !found {
+		return nil, fmt.Errorf("%s pool: %#x: %w", p.kind, address, pool.ErrInvalidAddress)
+	}
+	return own, nil
+}
+
+// in makes a call to the pool of an address's part.
+func (p *Pool) in(address uintptr, call func(pool.Pool, uintptr) error) error {
+	own, err := p.owner(address)
+	if err != nil {
+		return err
+	}
+	return call(own.pool, address)
+}
+
+func (p *Pool) Check(address uintptr) error   { return p.in(address, pool.Pool.Check) }
+func (p *Pool) Hold(address uintptr) error    { return p.in(address, pool.Pool.Hold) }
+func (p *Pool) Release(address uintptr) error { return p.in(address, pool.Pool.Release) }
+func (p *Pool) Restore(address uintptr) error { return p.in(address, pool.Pool.Restore) }
 
 // Free is pool.Pool.Free. A block that other streams used becomes free when they are done. Errors:
 // pool.ErrInvalidAddress, or that of recording an event, after which the block is still live.
@@ -125,21 +133,21 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, err := p.live.Find(address)
-	if err != nil {
+	if !p.uses.Any() {
+		return p.in(address, pool.Pool.Free)
+	}
+	if err := p.Hold(address); err != nil {
 		return err
 	}
-	held, err := p.uses.Hold(owned{address, b.Owner.pool}, p.Capturing())
-	if err == nil && !held {
-		err = b.Owner.pool.Free(address)
+	used, err := p.uses.Hold(address, p.Capturing())
+	if err == nil && !used {
+		err = p.Release(address)
 	}
-	if err == nil {
-		_, err = p.live.Remove(address)
+	if err != nil {
+		_ = p.Restore(address) // it is held
 	}
 	return err
 }
-
-func giveBack(b owned) error { return b.pool.Free(b.address) }
 
 func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	if address == 0 {
@@ -147,9 +155,12 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, err := p.live.Find(address)
-	if err == nil && stream != b.Owner.stream {
-		p.uses.Note(owned{address, b.Owner.pool}, stream)
+	own, err := p.owner(address)
+	if err == nil {
+		err = own.pool.Check(address)
+	}
+	if err == nil && (own.kept != nil || stream != own.stream) { // any stream may have captured a graph's block
+		p.uses.Note(address, stream)
 	}
 	return err
 }
@@ -162,12 +173,11 @@ func (p *Pool) Trim() (freed uint64, err error) {
 		return 0, pool.ErrCapturing
 	}
 	before := p.source.stats().Reserved
-	err = p.uses.Settle(true, giveBack)
-	for _, stream := range slices.Sorted(maps.Keys(p.pools)) {
-		_, failed := p.pools[stream].Trim()
-		err = errors.Join(err, failed)
+	err = p.uses.Settle(true, p.Release)
+	for _, stream := range slices.Sorted(maps.Keys(p.parts)) {
+		err = errors.Join(err, p.parts[stream].trim())
 	}
-	p.Dissolve(func(g *graph) { err = errors.Join(err, g.trim()) })
+	p.Dissolve(func(graph *part) { err = errors.Join(err, graph.trim()) })
 	return before - min(before, p.source.stats().Reserved), err
 }
 
@@ -190,11 +200,12 @@ func (p *Pool) SetMemoryFraction(fraction float64) error {
 func (p *Pool) Stats() pool.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	stats, own := p.live.Stats(), p.source.stats()
+	stats, own := p.source.whole.Blocks(), p.source.stats()
+	stats.Kind, stats.Failures = p.kind, p.failures
 	stats.Reserved, stats.PeakReserved, stats.Segments = own.Reserved, own.PeakReserved, own.Segments
 	stats.SourceMallocs, stats.SourceFrees = own.SourceMallocs, own.SourceFrees
 	stats.SourceFailures = own.SourceFailures
-	stats.Detail = detail{Streams: len(p.pools), Graphs: len(p.Private()), Waiting: p.uses.Held()}
+	stats.Detail = detail{Streams: len(p.parts), Graphs: len(p.Private()), Waiting: p.uses.Held()}
 	return stats
 }
 
@@ -203,33 +214,18 @@ func (p *Pool) Snapshot() []pool.Segment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var all []pool.Segment
-	add := func(beneath pool.Pool, stream pool.Stream) {
-		for _, s := range beneath.Snapshot() {
-			s.Stream = stream
-			for i, b := range s.Blocks {
-				if b.State == pool.Allocated && p.uses.IsHeld(owned{b.Address, beneath}) {
-					s.Blocks[i].State = pool.PendingFree
-					s.Allocated -= b.Size
-				}
-			}
+	for _, own := range slices.Concat(slices.Collect(maps.Values(p.parts)), p.Private()) {
+		for _, s := range own.segments() {
+			s.Stream = own.stream
 			all = append(all, s)
 		}
-	}
-	for stream, beneath := range p.pools {
-		add(beneath, stream)
-	}
-	for _, g := range p.Private() {
-		add(g.pool, 0)
-		all = append(all, g.part.keptSegments()...)
 	}
 	slices.SortFunc(all, func(a, b pool.Segment) int { return cmp.Compare(a.Address, b.Address) })
 	return all
 }
 
 func (p *Pool) ResetPeakStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.live.ResetPeakStats()
+	p.source.whole.ResetPeakStats()
 	p.source.mu.Lock()
 	defer p.source.mu.Unlock()
 	p.source.account.ResetPeakStats()
@@ -247,15 +243,14 @@ func (p *Pool) Destroy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.Graphs.Abandon()
-	err := p.uses.Abandon(giveBack)
-	for _, stream := range slices.Sorted(maps.Keys(p.pools)) {
-		if failed := p.pools[stream].Destroy(); failed != nil {
+	err := p.uses.Abandon(p.Release)
+	for _, stream := range slices.Sorted(maps.Keys(p.parts)) {
+		if failed := p.parts[stream].pool.Destroy(); failed != nil {
 			err = errors.Join(err, failed)
 			continue // the next Trim tries again what the source refused
 		}
-		delete(p.pools, stream)
+		delete(p.parts, stream)
 	}
-	p.Dissolve(func(g *graph) { err = errors.Join(err, g.pool.Destroy(), g.trim()) })
-	p.live.Empty(func(uintptr, ledger.Block[owner]) {})
+	p.Dissolve(func(graph *part) { err = errors.Join(err, graph.pool.Destroy(), graph.trim()) })
 	return err
 }

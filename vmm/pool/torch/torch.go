@@ -39,27 +39,59 @@ type Pools struct {
 	mu        sync.RWMutex
 	kind      string // "": not chosen yet
 	options   string
-	byMemory  map[Memory]streams.Streamed
-	all       []entry // in the order in which they were made; an entry never changes
+	byMemory  map[Memory]*Pool
+	all       []*Pool // in the order in which they were made
 	fractions map[int]float64
 	captures  map[int][]pool.GraphPoolID // those that captures allocate from, by device
+
+	directory pool.Directory[*Pool] // of all segments
 }
 
-type entry struct {
-	Memory
-	pool streams.Streamed
+// Pool is the pool of a kind of memory. It never changes.
+type Pool struct {
+	streams.Streamed
+	Memory Memory
 }
 
-func (e entry) tag() *string {
-	if !e.Pausable {
+func (p *Pool) tag() *string {
+	if !p.Memory.Pausable {
 		return nil
 	}
-	return new(stats.TagText(e.Request.Tag))
+	return new(stats.TagText(p.Memory.Request.Tag))
 }
+
+// source notes the segments of a pool in the directory.
+type source struct {
+	pool.DeviceSource
+	directory *pool.Directory[*Pool]
+	owner     *Pool
+}
+
+func (s *source) Allocate(size uint64) (uintptr, error) {
+	address, err := s.DeviceSource.Allocate(size)
+	if err == nil {
+		s.directory.Enter(address, size, s.owner)
+	}
+	return address, err
+}
+
+// Free is pool.Source.Free. The directory forgets the segment first, because another pool may get the same address at
+// once.
+func (s *source) Free(address uintptr, size uint64) error {
+	noted := s.directory.Remove(address)
+	err := s.DeviceSource.Free(address, size)
+	if err != nil && noted {
+		s.directory.Enter(address, size, s.owner)
+	}
+	return err
+}
+
+// Ordinal returns the device's CUDA ordinal.
+func (s *source) Ordinal() int { return s.owner.Memory.Device }
 
 // New returns no pools yet. source makes a pool's source; captured reports whether a stream is being captured.
 func New(source func(Memory) (pool.DeviceSource, error), captured func(pool.Stream) bool) *Pools {
-	return &Pools{source: source, captured: captured, byMemory: map[Memory]streams.Streamed{},
+	return &Pools{source: source, captured: captured, byMemory: map[Memory]*Pool{},
 		fractions: map[int]float64{}, captures: map[int][]pool.GraphPoolID{}}
 }
 
@@ -95,7 +127,7 @@ func fresh(from pool.Source, kind, options string) (pool.Pool, error) {
 }
 
 // Of returns the pool of a kind of memory, made at the first call. Errors: ErrNotChosen, or the source's.
-func (p *Pools) Of(m Memory) (streams.Streamed, error) {
+func (p *Pools) Of(m Memory) (*Pool, error) {
 	m.Request.Size, m.Request.Margin, m.Request.Context, m.Request.Capturing = 0, 0, 0, false
 	p.mu.RLock()
 	known := p.byMemory[m]
@@ -116,17 +148,18 @@ func (p *Pools) Of(m Memory) (streams.Streamed, error) {
 		return nil, err
 	}
 	p.byMemory[m] = made
-	p.all = append(p.all, entry{m, made})
+	p.all = append(p.all, made)
 	return made, nil
 }
 
 // make makes a pool with the memory fraction and the captures of the others.
-func (p *Pools) make(m Memory) (streams.Streamed, error) {
+func (p *Pools) make(m Memory) (*Pool, error) {
 	from, err := p.source(m)
 	if err != nil {
 		return nil, err
 	}
-	made, err := streams.New(from, func(from pool.Source) (pool.Pool, error) {
+	made := &Pool{Memory: m}
+	made.Streamed, err = streams.New(&source{from, &p.directory, made}, func(from pool.Source) (pool.Pool, error) {
 		return fresh(from, p.kind, p.options)
 	})
 	if err != nil {
@@ -158,40 +191,50 @@ func (p *Pools) Malloc(m Memory, size uint64, stream pool.Stream) (pool.Block, e
 func (p *Pools) Forget(device int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.byMemory, func(m Memory, _ streams.Streamed) bool { return m.Device == device })
-	p.all = slices.DeleteFunc(slices.Clone(p.all), func(e entry) bool { return e.Device == device })
+	maps.DeleteFunc(p.byMemory, func(m Memory, _ *Pool) bool { return m.Device == device })
+	p.all = slices.DeleteFunc(slices.Clone(p.all), func(p *Pool) bool { return p.Memory.Device == device })
+	p.directory.Drop(func(p *Pool) bool { return p.Memory.Device == device })
 }
 
 // made lists the pools.
-func (p *Pools) made() []entry {
+func (p *Pools) made() []*Pool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.all
 }
 
-// whose calls f for the pools in turn until one knows the address.
-func (p *Pools) whose(f func(streams.Streamed) error) error {
-	err := fmt.Errorf("there is no pool yet: %w", pool.ErrInvalidAddress)
-	for _, e := range p.made() {
-		if err = f(e.pool); !errors.Is(err, pool.ErrInvalidAddress) {
-			break
-		}
-	}
-	return err
+// Owner returns the pool in whose segments an address lies, or nil.
+func (p *Pools) Owner(address uintptr) *Pool {
+	owner, _ := p.directory.Find(address)
+	return owner
 }
 
 func (p *Pools) Free(address uintptr) error {
-	return p.whose(func(p streams.Streamed) error { return p.Free(address) })
+	if owner := p.Owner(address); owner != nil {
+		return owner.Free(address)
+	}
+	return nowhere(address)
 }
 
 func (p *Pools) RecordStream(address uintptr, stream pool.Stream) error {
-	return p.whose(func(p streams.Streamed) error { return p.RecordStream(address, stream) })
+	if owner := p.Owner(address); owner != nil {
+		return owner.RecordStream(address, stream)
+	}
+	return nowhere(address)
+}
+
+// nowhere returns nil for 0, which these calls ignore.
+func nowhere(address uintptr) error {
+	if address == 0 {
+		return nil
+	}
+	return fmt.Errorf("%#x is in no pool: %w", address, pool.ErrInvalidAddress)
 }
 
 // Trim is pool.Pool.Trim of all pools, except those that captures allocate from, as in PyTorch. Errors: the sources'.
 func (p *Pools) Trim() (freed uint64, failed error) {
-	for _, e := range p.made() {
-		bytes, err := e.pool.Trim()
+	for _, made := range p.made() {
+		bytes, err := made.Trim()
 		freed += bytes
 		if !errors.Is(err, pool.ErrCapturing) {
 			failed = errors.Join(failed, err)
@@ -201,12 +244,12 @@ func (p *Pools) Trim() (freed uint64, failed error) {
 }
 
 // on calls f for the pools of a device, and then after if no call failed. No pool can be made until it returns.
-func (p *Pools) on(device int, f func(streams.Streamed) error, after func()) error {
+func (p *Pools) on(device int, f func(*Pool) error, after func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, e := range p.all {
-		if e.Device == device {
-			if err := f(e.pool); err != nil {
+	for _, made := range p.all {
+		if made.Memory.Device == device {
+			if err := f(made); err != nil {
 				return err
 			}
 		}
@@ -217,20 +260,20 @@ func (p *Pools) on(device int, f func(streams.Streamed) error, after func()) err
 
 // SetMemoryFraction is streams.Streamed.SetMemoryFraction for each pool of a device.
 func (p *Pools) SetMemoryFraction(device int, fraction float64) error {
-	return p.on(device, func(p streams.Streamed) error { return p.SetMemoryFraction(fraction) },
+	return p.on(device, func(p *Pool) error { return p.SetMemoryFraction(fraction) },
 		func() { p.fractions[device] = fraction })
 }
 
 // BeginAllocateToPool is pool.GraphPools.BeginAllocateToPool with the streams that are being captured, for the pools of
 // a device, and for those made before the end. Errors: pool.ErrGraphPool.
 func (p *Pools) BeginAllocateToPool(device int, id pool.GraphPoolID) error {
-	return p.on(device, func(made streams.Streamed) error { return made.BeginAllocateToPool(id, p.captured) },
+	return p.on(device, func(made *Pool) error { return made.BeginAllocateToPool(id, p.captured) },
 		func() { p.captures[device] = append(p.captures[device], id) })
 }
 
 // EndAllocateToPool is pool.GraphPools.EndAllocateToPool, for the pools of a device. Errors: pool.ErrGraphPool.
 func (p *Pools) EndAllocateToPool(device int, id pool.GraphPoolID) error {
-	return p.on(device, func(made streams.Streamed) error { return made.EndAllocateToPool(id) }, func() {
+	return p.on(device, func(made *Pool) error { return made.EndAllocateToPool(id) }, func() {
 		p.captures[device] = slices.DeleteFunc(p.captures[device],
 			func(other pool.GraphPoolID) bool { return other == id })
 	})
@@ -239,7 +282,7 @@ func (p *Pools) EndAllocateToPool(device int, id pool.GraphPoolID) error {
 // ReleasePool is pool.GraphPools.ReleasePool, for the pools of a device. A pool made after the capture does not know
 // the graph, which is no error. Errors: the sources'.
 func (p *Pools) ReleasePool(device int, id pool.GraphPoolID) error {
-	return p.on(device, func(made streams.Streamed) error {
+	return p.on(device, func(made *Pool) error {
 		if err := made.ReleasePool(id); !errors.Is(err, pool.ErrGraphPool) {
 			return err
 		}
@@ -257,8 +300,8 @@ type Stats struct {
 // Stats lists the pools in the order in which they were made; never nil.
 func (p *Pools) Stats() []Stats {
 	all := []Stats{}
-	for _, e := range p.made() {
-		all = append(all, Stats{Device: e.Device, Tag: e.tag(), Stats: e.pool.Stats()})
+	for _, made := range p.made() {
+		all = append(all, Stats{Device: made.Memory.Device, Tag: made.tag(), Stats: made.Stats()})
 	}
 	return all
 }
@@ -273,15 +316,15 @@ type Snapshot struct {
 // Snapshots lists the pools as Stats does, with their segments; never nil.
 func (p *Pools) Snapshots() []Snapshot {
 	all := []Snapshot{}
-	for _, e := range p.made() {
-		all = append(all, Snapshot{Device: e.Device, Tag: e.tag(), Segments: e.pool.Snapshot()})
+	for _, made := range p.made() {
+		all = append(all, Snapshot{Device: made.Memory.Device, Tag: made.tag(), Segments: made.Snapshot()})
 	}
 	return all
 }
 
 // ResetPeakStats is pool.Pool.ResetPeakStats, of all pools.
 func (p *Pools) ResetPeakStats() {
-	for _, e := range p.made() {
-		e.pool.ResetPeakStats()
+	for _, made := range p.made() {
+		made.ResetPeakStats()
 	}
 }

@@ -11,17 +11,13 @@ type BestFit struct {
 	free ordered.Set
 }
 
-func NewBestFit(kind string, source pool.Source) BestFit {
-	return BestFit{Table: New[struct{}](kind, source)}
-}
-
 func (b *BestFit) list(h Handle) { b.free.Insert(b.At(h).Key(), uint32(h)) }
 
 func (b *BestFit) unlist(h Handle) { b.free.Remove(b.At(h).Key()) }
 
 // Add makes a chunk free, and joins it with its free neighbours.
 func (b *BestFit) Add(h Handle) {
-	b.Release(h)
+	b.Drop(h)
 	if above := b.At(h).Next; b.IsFree(above) {
 		b.unlist(above)
 		b.Join(h)
@@ -49,13 +45,10 @@ func (b *BestFit) Serve(size, requested, padding uint64) (pool.Block, bool) {
 	return b.Take(h, requested), true
 }
 
-// Reclaim takes back the live chunk that starts at address. Errors: pool.ErrInvalidAddress.
-func (b *BestFit) Reclaim(address uintptr) error {
-	h, err := b.Give(address)
-	if err == nil {
-		b.Add(h)
-	}
-	return err
+// Reuse is ledger.Placement.Reuse.
+func (b *BestFit) Reuse(_ uintptr, h Handle) error {
+	b.Add(h)
+	return nil
 }
 
 func (b *BestFit) Largest() uint64 {
@@ -65,6 +58,4 @@ func (b *BestFit) Largest() uint64 {
 
 func (b *BestFit) FreeChunks() int { return b.free.Len() }
 
-func (b *BestFit) Trim() (uint64, error) { return b.GiveBack(b.unlist, b.list) }
-
-func (b *BestFit) End() { b.GiveAll(b.Add) }
+func (b *BestFit) Trim() error { return b.GiveBack(b.unlist, b.list) }

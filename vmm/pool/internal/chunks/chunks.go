@@ -32,18 +32,22 @@ func (c *Chunk[T]) Key() uint64 { return ordered.Fit(c.Size, c.Address) }
 
 func (c *Chunk[T]) End() uintptr { return c.Address + uintptr(c.Size) }
 
+// Table is a ledger whose blocks are the taken chunks, except for those that are not live or held any longer.
 type Table[T any] struct {
-	ledger.Account
+	ledger.Ledger[Handle]
 	chunks   []Chunk[T] // chunks[0] is None
 	dropped  Handle     // first handle to use again
-	live     map[uintptr]Handle
-	segments []Segment // by address
+	segments []Segment  // by address
 }
 
-func New[T any](kind string, source pool.Source) Table[T] {
-	t := Table[T]{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk[T], 1), live: map[uintptr]Handle{}}
+// Open makes an empty table.
+func (t *Table[T]) Open(kind string, source pool.Source) {
+	t.chunks = make([]Chunk[T], 1)
 	t.chunks[None].Requested = 1
-	return t
+	t.Ledger = ledger.New(kind, source, func(h Handle) (requested, size uint64) {
+		c := &t.chunks[h]
+		return c.Requested, c.Size
+	})
 }
 
 // At returns a chunk; the pointer is valid until the next Grow or Split.
@@ -97,40 +101,8 @@ func (t *Table[T]) Join(h Handle) {
 func (t *Table[T]) Take(h Handle, requested uint64) pool.Block {
 	c := &t.chunks[h]
 	c.Requested = requested
-	t.live[c.Address] = h
-	t.CountMalloc(requested, c.Size)
-	return pool.Block{Address: c.Address, Size: c.Size}
+	return t.Enter(c.Address, h, requested, c.Size)
 }
 
-// Find returns the live chunk that starts at address. Errors: pool.ErrInvalidAddress.
-func (t *Table[T]) Find(address uintptr) (Handle, error) {
-	h, found := t.live[address]
-	if !found {
-		return None, t.Invalid(address)
-	}
-	return h, nil
-}
-
-// Give ends the live chunk that starts at address, which stays taken until Release. Errors: pool.ErrInvalidAddress.
-func (t *Table[T]) Give(address uintptr) (Handle, error) {
-	h, err := t.Find(address)
-	if err != nil {
-		return None, err
-	}
-	delete(t.live, address)
-	c := &t.chunks[h]
-	t.CountFree(c.Requested, c.Size)
-	return h, nil
-}
-
-// Release makes a chunk free that is taken but not live.
-func (t *Table[T]) Release(h Handle) { t.chunks[h].Requested = 0 }
-
-func (t *Table[T]) GiveAll(give func(Handle)) {
-	for _, h := range t.live {
-		c := &t.chunks[h]
-		t.CountFree(c.Requested, c.Size)
-		give(h)
-	}
-	clear(t.live)
-}
+// Drop makes a chunk free that is taken, and that the ledger no longer has.
+func (t *Table[T]) Drop(h Handle) { t.chunks[h].Requested = 0 }

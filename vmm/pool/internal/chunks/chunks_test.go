@@ -36,6 +36,12 @@ func tiles[T any](t *testing.T, table *Table[T]) (all [][]int) {
 	return all
 }
 
+func newTable(source pool.Source) *Table[uint8] {
+	table := new(Table[uint8])
+	table.Open("test", source)
+	return table
+}
+
 func grow[T any](t *testing.T, table *Table[T], size uint64) Handle {
 	t.Helper()
 	h, err := table.Grow(size)
@@ -46,38 +52,38 @@ func grow[T any](t *testing.T, table *Table[T], size uint64) Handle {
 func ignore(Handle) {}
 
 func TestSplitAndJoin(t *testing.T) {
-	table := New[uint8]("test", pool.NewRange(1<<20, 1<<20))
+	table := newTable(pool.NewRange(1<<20, 1<<20))
 	require.False(t, table.IsFree(None))
-	first := grow(t, &table, 4096)
+	first := grow(t, table, 4096)
 	table.At(first).Own = 7
 	require.True(t, table.At(first).Whole())
 	second := table.Split(first, 1024)
 	third := table.Split(second, 1024)
 	require.EqualValues(t, 7, table.At(third).Own)
 	require.False(t, table.At(third).Whole())
-	require.Equal(t, [][]int{{-1024, -1024, -2048}}, tiles(t, &table))
+	require.Equal(t, [][]int{{-1024, -1024, -2048}}, tiles(t, table))
 	block := table.Take(second, 1000)
 	require.Equal(t, pool.Block{Address: 1<<20 + 1024, Size: 1024}, block)
-	require.Equal(t, [][]int{{-1024, 1024, -2048}}, tiles(t, &table))
-	h, err := table.Give(block.Address)
+	require.Equal(t, [][]int{{-1024, 1024, -2048}}, tiles(t, table))
+	h, err := table.End(block.Address)
 	require.NoError(t, err)
 	require.Equal(t, second, h)
-	require.Equal(t, [][]int{{-1024, 1024, -2048}}, tiles(t, &table), "taken until it is released")
+	require.Equal(t, [][]int{{-1024, 1024, -2048}}, tiles(t, table), "taken until it is dropped")
 	require.Zero(t, table.Stats().Blocks)
-	table.Release(h)
+	table.Drop(h)
 	table.Join(second)
-	require.Equal(t, [][]int{{-1024, -3072}}, tiles(t, &table))
+	require.Equal(t, [][]int{{-1024, -3072}}, tiles(t, table))
 	table.Join(first)
-	require.Equal(t, [][]int{{-4096}}, tiles(t, &table))
+	require.Equal(t, [][]int{{-4096}}, tiles(t, table))
 	require.Equal(t, second, table.Split(first, 256), "the handle dropped last is used again")
 	require.Equal(t, third, table.Split(second, 256))
 }
 
-func TestOnlyLiveChunksCanBeGiven(t *testing.T) {
-	table := New[uint8]("test", pool.NewRange(1<<20, 1<<20))
-	h := grow(t, &table, 4096)
+func TestOnlyLiveChunksCanEnd(t *testing.T) {
+	table := newTable(pool.NewRange(1<<20, 1<<20))
+	h := grow(t, table, 4096)
 	for _, address := range []uintptr{0, 1 << 20, 1<<20 + 256} {
-		_, err := table.Give(address)
+		_, err := table.End(address)
 		require.ErrorIs(t, err, pool.ErrInvalidAddress)
 		_, err = table.Find(address)
 		require.ErrorIs(t, err, pool.ErrInvalidAddress)
@@ -86,28 +92,26 @@ func TestOnlyLiveChunksCanBeGiven(t *testing.T) {
 	found, err := table.Find(block.Address)
 	require.NoError(t, err)
 	require.Equal(t, h, found)
-	_, err = table.Give(block.Address)
+	_, err = table.End(block.Address)
 	require.NoError(t, err)
-	_, err = table.Give(block.Address)
+	_, err = table.End(block.Address)
 	require.ErrorIs(t, err, pool.ErrInvalidAddress)
 	require.EqualValues(t, 1, table.Stats().Frees)
 }
 
 func TestSegmentsStayInOrder(t *testing.T) {
 	source := pool.NewRange(1<<20, 1<<20)
-	table := New[uint8]("test", source)
-	grow(t, &table, 1024)
-	grow(t, &table, 2048)
-	_, err := table.GiveBack(ignore, ignore)
-	require.NoError(t, err)
+	table := newTable(source)
+	grow(t, table, 1024)
+	grow(t, table, 2048)
+	require.NoError(t, table.GiveBack(ignore, ignore))
 	require.Empty(t, table.Regions())
-	grow(t, &table, 512)
-	high := grow(t, &table, 4096)
+	grow(t, table, 512)
+	high := grow(t, table, 4096)
 	table.Take(high, 1)
-	_, err = table.GiveBack(ignore, ignore)
-	require.NoError(t, err)
-	low := grow(t, &table, 256)
-	require.Equal(t, [][]int{{-256}, {4096}}, tiles(t, &table))
+	require.NoError(t, table.GiveBack(ignore, ignore))
+	low := grow(t, table, 256)
+	require.Equal(t, [][]int{{-256}, {4096}}, tiles(t, table))
 	require.Equal(t, low, table.Regions()[0].First)
 }
 
@@ -128,35 +132,32 @@ func (s *stubborn) Free(address uintptr, size uint64) error {
 
 func TestGiveBack(t *testing.T) {
 	source := &stubborn{Range: pool.NewRange(1<<20, 1<<20)}
-	table := New[uint8]("test", source)
-	grow(t, &table, 1024)
-	kept := grow(t, &table, 2048)
+	table := newTable(source)
+	grow(t, table, 1024)
+	kept := grow(t, table, 2048)
 	source.address = table.At(kept).Address
-	live := grow(t, &table, 4096)
+	live := grow(t, table, 4096)
 	rest := table.Split(live, 1024)
 	table.Take(rest, 1)
 	require.EqualValues(t, 3072, table.Idle())
 
 	forgotten := 0
-	bytes, err := table.GiveBack(func(Handle) { forgotten++ }, ignore)
-	require.ErrorIs(t, err, errStubborn)
-	require.EqualValues(t, 1024, bytes)
+	require.ErrorIs(t, table.GiveBack(func(Handle) { forgotten++ }, ignore), errStubborn)
+	require.EqualValues(t, 6144, table.Stats().Reserved)
 	require.Equal(t, 1, forgotten)
-	require.Equal(t, [][]int{{-2048}, {-1024, 3072}}, tiles(t, &table))
+	require.Equal(t, [][]int{{-2048}, {-1024, 3072}}, tiles(t, table))
 	require.ErrorIs(t, table.ReturnWhole(kept), errStubborn)
 
 	var given []Handle
-	table.GiveAll(func(h Handle) {
+	table.Empty(func(_ uintptr, h Handle) {
 		given = append(given, h)
-		table.Release(h)
+		table.Drop(h)
 		table.Join(live)
 	})
 	require.Equal(t, []Handle{rest}, given)
-	require.Equal(t, [][]int{{-2048}, {-4096}}, tiles(t, &table))
+	require.Equal(t, [][]int{{-2048}, {-4096}}, tiles(t, table))
 	source.address = 0
-	bytes, err = table.GiveBack(ignore, ignore)
-	require.NoError(t, err)
-	require.EqualValues(t, 6144, bytes)
+	require.NoError(t, table.GiveBack(ignore, ignore))
 	require.Zero(t, source.Held())
 	stats := table.Stats()
 	require.EqualValues(t, []uint64{3, 3, 2, 0, 0},
@@ -165,23 +166,33 @@ func TestGiveBack(t *testing.T) {
 
 func TestAWholeSegmentIsReturned(t *testing.T) {
 	source := pool.NewRange(1<<20, 1<<20)
-	table := New[uint8]("test", source)
-	live, idle := grow(t, &table, 1024), grow(t, &table, 2048)
+	table := newTable(source)
+	live, idle := grow(t, table, 1024), grow(t, table, 2048)
 	table.Take(live, 1000)
 	require.NoError(t, table.ReturnWhole(idle))
+	_, err := table.End(table.At(live).Address)
+	require.NoError(t, err)
 	require.NoError(t, table.ReturnWhole(live))
 	require.Empty(t, table.Regions())
 	require.Zero(t, table.Stats().Requested)
 	require.Zero(t, source.Held())
-	_, err := table.Find(1 << 20)
+	_, err = table.Find(1 << 20)
 	require.ErrorIs(t, err, pool.ErrInvalidAddress)
+}
+
+func reclaim(t *testing.T, b *BestFit, address uintptr) {
+	t.Helper()
+	h, err := b.End(address)
+	require.NoError(t, err)
+	require.NoError(t, b.Reuse(address, h))
 }
 
 func always(_, _ uintptr) bool { return true }
 
 func TestSegmentsThatTouchAreConnected(t *testing.T) {
 	source := pool.NewRange(1<<20, 1<<20)
-	b := NewBestFit("test", source)
+	var b BestFit
+	b.Open("test", source)
 	connect := func(size uint64) {
 		h := grow(t, &b.Table, size)
 		b.Connect(h, always)
@@ -198,26 +209,23 @@ func TestSegmentsThatTouchAreConnected(t *testing.T) {
 	require.Equal(t, [][]int{{-4096}}, tiles(t, &b.Table))
 	block := serve(2048) // across the first two
 	require.Equal(t, [][]int{{2048, -2048}}, tiles(t, &b.Table))
-	bytes, err := b.Trim()
-	require.NoError(t, err)
-	require.EqualValues(t, 1024, bytes, "the third; the others are in use")
+	require.NoError(t, b.Trim())
+	require.EqualValues(t, 3072, b.Stats().Reserved, "without the third; the others are in use")
 	require.Equal(t, [][]int{{2048, -1024}}, tiles(t, &b.Table))
 	connect(1024)
 	require.Equal(t, [][]int{{2048, -2048}}, tiles(t, &b.Table))
 	last := serve(512)
-	require.NoError(t, b.Reclaim(block.Address))
+	reclaim(t, &b, block.Address)
 	require.Equal(t, [][]int{{-2048, 512, -1536}}, tiles(t, &b.Table))
 
-	bytes, err = b.Trim()
-	require.NoError(t, err)
-	require.EqualValues(t, 2048, bytes, "the first and the third, and not the second, where a block lies")
+	require.NoError(t, b.Trim())
+	require.EqualValues(t, 2048, b.Stats().Reserved, "the second, where a block lies")
 	require.Equal(t, [][]int{{-1024, 512, -512}}, tiles(t, &b.Table))
 	connect(1024) // in the place of the first: below what is there
 	require.Equal(t, [][]int{{-2048, 512, -512}}, tiles(t, &b.Table))
-	require.NoError(t, b.Reclaim(last.Address))
-	b.End()
-	_, err = b.Trim()
-	require.NoError(t, err)
+	reclaim(t, &b, last.Address)
+	b.Empty(func(_ uintptr, h Handle) { b.Add(h) })
+	require.NoError(t, b.Trim())
 	require.Zero(t, source.Held())
 
 	grow(t, &b.Table, 1024)
@@ -256,7 +264,8 @@ func TestConnectedSegmentsAtRandom(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 9))
 		source := &stubborn{Range: pool.NewRange(1<<20, 64<<10)}
-		b := NewBestFit("test", source)
+		var b BestFit
+		b.Open("test", source)
 		var live []pool.Block
 		for range 400 {
 			switch n := random.IntN(20); {
@@ -271,7 +280,7 @@ func TestConnectedSegmentsAtRandom(t *testing.T) {
 				}
 			case n < 18 && len(live) > 0:
 				i := random.IntN(len(live))
-				require.NoError(t, b.Reclaim(live[i].Address))
+				reclaim(t, &b, live[i].Address)
 				live = slices.Delete(live, i, i+1)
 			case n == 18:
 				source.address = 0
@@ -279,8 +288,8 @@ func TestConnectedSegmentsAtRandom(t *testing.T) {
 					source.address = b.segments[random.IntN(len(b.segments))].Address
 				}
 				before, idle := b.Stats().Reserved, b.Idle()
-				freed, err := b.Trim()
-				require.Equal(t, before-freed, b.Stats().Reserved)
+				err := b.Trim()
+				freed := before - b.Stats().Reserved
 				if err == nil {
 					require.Equal(t, idle, freed)
 				} else {
@@ -297,9 +306,8 @@ func TestConnectedSegmentsAtRandom(t *testing.T) {
 			}
 		}
 		source.address = 0
-		b.End()
-		_, err := b.Trim()
-		require.NoError(t, err)
+		b.Empty(func(_ uintptr, h Handle) { b.Add(h) })
+		require.NoError(t, b.Trim())
 		require.Zero(t, source.Held())
 		require.Empty(t, b.segments)
 	}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	"tms/vmm/pool"
 )
 
 // Segment is memory that the source gave in one call, or a region: several that touch and were joined. Chunks tile it.
@@ -29,19 +27,6 @@ func (t *Table[T]) Regions() []Segment {
 		regions = append(regions, s)
 	}
 	return regions
-}
-
-// Blocks lists the taken chunks as allocated blocks.
-func (t *Table[T]) Blocks() (list []pool.SegmentBlock) {
-	for _, s := range t.segments {
-		for h := s.First; h != None; h = t.chunks[h].Next {
-			if c := &t.chunks[h]; c.Taken() {
-				list = append(list, pool.SegmentBlock{Address: c.Address, Size: c.Size, Requested: c.Requested,
-					State: pool.Allocated})
-			}
-		}
-	}
-	return list
 }
 
 // Grow asks the source for a segment and returns it as one free chunk. Errors: the source's.
@@ -95,15 +80,12 @@ func (t *Table[T]) giveBack(address uintptr, size uint64) error {
 	return nil
 }
 
-// ReturnWhole gives a segment that is one chunk, even a live one, back. Errors: the source's; then nothing has changed.
+// ReturnWhole gives a segment back that is one chunk, taken or free, and not in the ledger. Errors: the source's; then
+// nothing has changed.
 func (t *Table[T]) ReturnWhole(h Handle) error {
 	c := &t.chunks[h]
 	if err := t.giveBack(c.Address, c.Size); err != nil {
 		return err
-	}
-	if _, live := t.live[c.Address]; live {
-		delete(t.live, c.Address)
-		t.CountFree(c.Requested, c.Size)
 	}
 	i, _ := t.segment(c.Address)
 	t.segments = slices.Delete(t.segments, i, i+1)
@@ -135,10 +117,10 @@ func (t *Table[T]) Idle() (bytes uint64) {
 	return bytes
 }
 
-// GiveBack gives every segment in which nothing is taken back to the source, and returns their bytes. It hands each
-// free chunk that lies in one to forget, and the chunk's rest in other segments to list. A segment that the source
-// refuses stays. Errors: the source's.
-func (t *Table[T]) GiveBack(forget, list func(Handle)) (bytes uint64, err error) {
+// GiveBack gives every segment in which nothing is taken back to the source. It hands each free chunk that lies in one
+// to forget, and the chunk's rest in other segments to list. A segment that the source refuses stays. Errors: the
+// source's.
+func (t *Table[T]) GiveBack(forget, list func(Handle)) (err error) {
 	h, idle := None, false
 	for i, s := range t.segments {
 		if h, idle = t.start(i, h); !idle {
@@ -148,7 +130,6 @@ func (t *Table[T]) GiveBack(forget, list func(Handle)) (bytes uint64, err error)
 			err = errors.Join(err, refused)
 			continue
 		}
-		bytes += s.Size
 		t.segments[i].Size = 0
 		forget(h)
 		h = t.cut(h, s, list)
@@ -157,7 +138,7 @@ func (t *Table[T]) GiveBack(forget, list func(Handle)) (bytes uint64, err error)
 		}
 	}
 	t.segments = slices.DeleteFunc(t.segments, func(s Segment) bool { return s.Size == 0 })
-	return bytes, err
+	return err
 }
 
 // cut takes a segment out of the free chunk that covers it, and returns the chunk above, or None.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"tms/vmm/pool"
 )
@@ -14,10 +15,24 @@ type Account struct {
 	source   pool.Source
 	stats    pool.Stats
 	segments map[uintptr]uint64 // sizes, by address
+	whole    *Whole             // that the pool is a part of, or nil
 }
 
+// Whole counts the blocks of several pools together.
+type Whole struct {
+	mu    sync.Mutex
+	stats pool.Stats
+}
+
+// Part is a source of a pool that is a part of a whole.
+type Part interface{ Whole() *Whole }
+
 func NewAccount(kind string, source pool.Source) Account {
-	return Account{source: source, stats: pool.Stats{Kind: kind}, segments: map[uintptr]uint64{}}
+	a := Account{source: source, stats: pool.Stats{Kind: kind}, segments: map[uintptr]uint64{}}
+	if part, ok := source.(Part); ok {
+		a.whole = part.Whole()
+	}
+	return a
 }
 
 func (a *Account) Allocate(size uint64) (uintptr, error) {
@@ -46,8 +61,14 @@ func (a *Account) Free(address uintptr, size uint64) error {
 	return nil
 }
 
-func (a *Account) CountMalloc(requested, size uint64) {
-	s := &a.stats
+// count changes the counters by a block of these sizes.
+func (w *Whole) count(change func(s *pool.Stats, requested, size uint64), requested, size uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(&w.stats, requested, size)
+}
+
+func malloc(s *pool.Stats, requested, size uint64) {
 	s.Mallocs++
 	s.Blocks++
 	s.Requested += requested
@@ -56,12 +77,18 @@ func (a *Account) CountMalloc(requested, size uint64) {
 	s.PeakLive = max(s.PeakLive, s.Live)
 }
 
-func (a *Account) CountFree(requested, size uint64) {
-	s := &a.stats
+func free(s *pool.Stats, requested, size uint64) {
 	s.Frees++
 	s.Blocks--
 	s.Requested -= requested
 	s.Live -= size
+}
+
+// restore takes back a free.
+func restore(s *pool.Stats, requested, size uint64) {
+	malloc(s, requested, size)
+	s.Mallocs--
+	s.Frees--
 }
 
 // CountSourceFailure counts a segment that the pool refused without asking the source.
@@ -85,8 +112,9 @@ func (a *Account) Invalid(address uintptr) error {
 	return fmt.Errorf("%s pool: %#x: %w", a.stats.Kind, address, pool.ErrInvalidAddress)
 }
 
-func (a *Account) ResetPeakStats() {
-	s := &a.stats
+func (a *Account) ResetPeakStats() { resetPeaks(&a.stats) }
+
+func resetPeaks(s *pool.Stats) {
 	s.PeakRequested, s.PeakLive, s.PeakReserved = s.Requested, s.Live, s.Reserved
 }
 
@@ -99,4 +127,17 @@ func (a *Account) Segments() []pool.Segment {
 		list = append(list, pool.Segment{Address: address, Size: a.segments[address], Type: "large"})
 	}
 	return list
+}
+
+// Blocks returns the counters of blocks.
+func (w *Whole) Blocks() pool.Stats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stats
+}
+
+func (w *Whole) ResetPeakStats() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	resetPeaks(&w.stats)
 }

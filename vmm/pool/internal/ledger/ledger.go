@@ -1,151 +1,160 @@
-// Package ledger keeps a pool's accounts: bytes from the source, live blocks, counters. The pool's mutex covers it.
+// Package ledger records what a pool holds and hands out. The nouns: an Account counts bytes, blocks and segments; a
+// Ledger is an Account with a record of each block; a Whole counts the blocks of several pools together; a Base is what
+// all kinds of pool do alike with their ledger, around the Placement in which they differ.
 package ledger
 
 import (
-	"sync"
+	"maps"
+	"slices"
 
 	"tms/vmm/pool"
 )
 
-type Block[T any] struct {
+// Ledger records each block of a pool once: as live, or as held after its end. Beside this record, a kind has only what
+// it needs to find room. The pool's mutex covers the ledger. These hold between any two calls, with sums over blocks:
+//
+//	Blocks    = len(live) = Mallocs - Frees
+//	Live      = sum of sizes of live             <= PeakLive
+//	Requested = sum of requested sizes of live   <= Live, PeakRequested
+//	Segments  = len(segments) = SourceMallocs - SourceFrees
+//	Reserved  = sum of sizes of segments         <= PeakReserved
+//	Live + sum of sizes of held                  <= Reserved
+//	live and held have no address in common
+type Ledger[E any] struct {
+	Account
+	live  map[uintptr]E // by address, with what the kind records of a block
+	held  map[uintptr]E // ended, and not yet for the kind to use again
+	sizes func(E) (requested, size uint64)
+}
+
+// New returns an empty ledger. sizes returns the bytes that were asked for a block, and those set aside for it.
+func New[E any](kind string, source pool.Source, sizes func(E) (requested, size uint64)) Ledger[E] {
+	return Ledger[E]{Account: NewAccount(kind, source), live: map[uintptr]E{}, held: map[uintptr]E{}, sizes: sizes}
+}
+
+// Block is the record of a kind that keeps nothing else of a block.
+type Block struct {
 	Requested uint64 // bytes asked for
 	Size      uint64 // bytes set aside
-	Owner     T      // what it was split from
+	Owner     uint32 // the number of what it was cut from
 }
 
-// Ledger is the account of a pool that keeps nothing else of a live block.
-type Ledger[T any] struct {
-	Account
-	live map[uintptr]Block[T]
+func (b Block) sizes() (requested, size uint64) { return b.Requested, b.Size }
+
+func NewOfBlocks(kind string, source pool.Source) *Ledger[Block] {
+	l := New(kind, source, Block.sizes)
+	return &l
 }
 
-func New[T any](kind string, source pool.Source) *Ledger[T] {
-	return &Ledger[T]{NewAccount(kind, source), map[uintptr]Block[T]{}}
-}
-
-func (l *Ledger[T]) Enter(address uintptr, b Block[T]) pool.Block {
-	l.live[address] = b
-	l.CountMalloc(b.Requested, b.Size)
-	return pool.Block{Address: address, Size: b.Size}
+// Enter makes a block live, of which e has these sizes.
+func (l *Ledger[E]) Enter(address uintptr, e E, requested, size uint64) pool.Block {
+	l.live[address] = e
+	malloc(&l.stats, requested, size)
+	if l.whole != nil {
+		l.whole.count(malloc, requested, size)
+	}
+	return pool.Block{Address: address, Size: size}
 }
 
 // Find returns the live block that starts at address. Errors: pool.ErrInvalidAddress.
-func (l *Ledger[T]) Find(address uintptr) (Block[T], error) {
-	b, found := l.live[address]
+func (l *Ledger[E]) Find(address uintptr) (E, error) {
+	e, found := l.live[address]
 	if !found {
-		return b, l.Invalid(address)
+		return e, l.Invalid(address)
 	}
-	return b, nil
+	return e, nil
 }
 
-// Remove ends the live block that starts at address and returns it. Errors: pool.ErrInvalidAddress.
-func (l *Ledger[T]) Remove(address uintptr) (Block[T], error) {
-	b, err := l.Find(address)
-	if err != nil {
-		return b, err
+// End ends the live block that starts at address, and returns it. Errors: pool.ErrInvalidAddress.
+func (l *Ledger[E]) End(address uintptr) (E, error) {
+	e, found := l.live[address]
+	if !found {
+		return e, l.Invalid(address)
 	}
 	delete(l.live, address)
-	l.CountFree(b.Requested, b.Size)
-	return b, nil
+	requested, size := l.sizes(e)
+	free(&l.stats, requested, size)
+	if l.whole != nil {
+		l.whole.count(free, requested, size)
+	}
+	return e, nil
 }
 
-// Blocks lists the live blocks, in no order.
-func (l *Ledger[T]) Blocks() []pool.SegmentBlock {
-	list := make([]pool.SegmentBlock, 0, len(l.live))
-	for address, b := range l.live {
-		list = append(list, pool.SegmentBlock{Address: address, Size: b.Size, Requested: b.Requested,
-			State: pool.Allocated})
+// revive takes back that a block has ended.
+func (l *Ledger[E]) revive(address uintptr, e E) {
+	l.live[address] = e
+	requested, size := l.sizes(e)
+	restore(&l.stats, requested, size)
+	if l.whole != nil {
+		l.whole.count(restore, requested, size)
 	}
+}
+
+// Check is pool.Pool.Check.
+func (l *Ledger[E]) Check(address uintptr) error {
+	_, err := l.Find(address)
+	return err
+}
+
+// Hold is pool.Pool.Hold.
+func (l *Ledger[E]) Hold(address uintptr) error {
+	e, err := l.End(address)
+	if err == nil {
+		l.Keep(address, e)
+	}
+	return err
+}
+
+// Keep holds a block that has ended.
+func (l *Ledger[E]) Keep(address uintptr, e E) { l.held[address] = e }
+
+// Release forgets the held block that starts at address, and returns it. Errors: pool.ErrInvalidAddress.
+func (l *Ledger[E]) Release(address uintptr) (E, error) {
+	e, found := l.held[address]
+	if !found {
+		return e, l.Invalid(address)
+	}
+	delete(l.held, address)
+	return e, nil
+}
+
+// Restore is pool.Pool.Restore.
+func (l *Ledger[E]) Restore(address uintptr) error {
+	e, err := l.Release(address)
+	if err == nil {
+		l.revive(address, e)
+	}
+	return err
+}
+
+// Blocks lists all blocks, in no order.
+func (l *Ledger[E]) Blocks() []pool.SegmentBlock {
+	list := make([]pool.SegmentBlock, 0, len(l.live)+len(l.held))
+	add := func(blocks map[uintptr]E, state pool.BlockState) {
+		for address, e := range blocks {
+			requested, size := l.sizes(e)
+			list = append(list, pool.SegmentBlock{Address: address, Size: size, Requested: requested, State: state})
+		}
+	}
+	add(l.live, pool.Allocated)
+	add(l.held, pool.PendingFree)
 	return list
 }
 
-// Empty ends all live blocks and hands each to drop.
-func (l *Ledger[T]) Empty(drop func(uintptr, Block[T])) {
-	for address, b := range l.live {
-		l.CountFree(b.Requested, b.Size)
-		drop(address, b)
+// Empty ends and releases all blocks, and hands each to drop, by address.
+func (l *Ledger[E]) Empty(drop func(uintptr, E)) {
+	for address, e := range l.live {
+		requested, size := l.sizes(e)
+		free(&l.stats, requested, size)
+		if l.whole != nil {
+			l.whole.count(free, requested, size)
+		}
+		l.held[address] = e
 	}
 	clear(l.live)
-}
-
-// Base has the lock, and those calls of pool.Pool in which kinds differ only by a hook. Every kind embeds it.
-type Base struct {
-	sync.Mutex
-	books Books
-	hooks Hooks
-}
-
-// Books are a Ledger, or a Table of package chunks.
-type Books interface {
-	Stats() pool.Stats
-	ResetPeakStats()
-	Segments() []pool.Segment
-	Blocks() []pool.SegmentBlock // in use, in no order
-}
-
-// Hooks are a kind's part of these calls, under the lock.
-type Hooks struct {
-	Malloc func(size uint64, stream pool.Stream) (pool.Block, error) // the size is not 0
-	Free   func(address uintptr) error                               // nor is the address
-	Trim   func() (uint64, error)                                    // gives idle segments back
-	End    func()                                                    // before a last Trim: ends all live blocks
-	Detail func() any                                                // Stats.Detail; nil without one
-}
-
-func (b *Base) Hook(books Books, hooks Hooks) { b.books, b.hooks = books, hooks }
-
-func (b *Base) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
-	if size == 0 {
-		return pool.Block{}, nil
+	blocks := l.held
+	l.held = map[uintptr]E{}
+	for _, address := range slices.Sorted(maps.Keys(blocks)) {
+		drop(address, blocks[address])
 	}
-	b.Lock()
-	defer b.Unlock()
-	return b.hooks.Malloc(size, stream)
-}
-
-func (b *Base) Free(address uintptr) error {
-	if address == 0 {
-		return nil
-	}
-	b.Lock()
-	defer b.Unlock()
-	return b.hooks.Free(address)
-}
-
-func (b *Base) Trim() (uint64, error) {
-	b.Lock()
-	defer b.Unlock()
-	return b.hooks.Trim()
-}
-
-func (b *Base) Stats() pool.Stats {
-	b.Lock()
-	defer b.Unlock()
-	stats := b.books.Stats()
-	if b.hooks.Detail != nil {
-		stats.Detail = b.hooks.Detail()
-	}
-	return stats
-}
-
-func (b *Base) ResetPeakStats() {
-	b.Lock()
-	defer b.Unlock()
-	b.books.ResetPeakStats()
-}
-
-// Snapshot is pool.Pool.Snapshot, for kinds that ignore streams.
-func (b *Base) Snapshot() []pool.Segment {
-	b.Lock()
-	defer b.Unlock()
-	return pool.Fill(b.books.Segments(), b.books.Blocks())
-}
-
-// Destroy is pool.Pool.Destroy. The next Trim or Destroy tries again what the source refuses.
-func (b *Base) Destroy() error {
-	b.Lock()
-	defer b.Unlock()
-	b.hooks.End()
-	_, err := b.hooks.Trim()
-	return err
 }

@@ -10,50 +10,45 @@ import (
 	"tms/vmm/pool"
 )
 
-// Uses notes which other streams use a block B, and holds a freed block back until they are done with it.
-type Uses[B comparable] struct {
+// Uses notes which other streams use a block, by its address, and holds a freed block back until they are done with it.
+type Uses struct {
 	events   pool.Events
-	streams  map[B][]pool.Stream // that use a block, and are in no event yet
-	pending  map[B]int           // events of a freed block that are not done
-	queues   []queue[B]          // of events, one for each stream, so that none waits for another stream
-	deferred []B                 // freed during a capture, after which their events are recorded
-	done     []B                 // no stream uses them
+	streams  map[uintptr][]pool.Stream // that use a block, and are in no event yet
+	pending  map[uintptr]int           // events of a freed block that are not done
+	queues   []queue                   // of events, one for each stream, so that none waits for another stream
+	deferred []uintptr                 // freed during a capture, after which their events are recorded
+	done     []uintptr                 // no stream uses them
 }
 
 // queue holds a stream's events, the oldest first.
-type queue[B comparable] struct {
+type queue struct {
 	stream  pool.Stream
-	waiting []waiting[B]
+	waiting []waiting
 }
 
-type waiting[B comparable] struct {
+type waiting struct {
 	event pool.Event
-	block B
+	block uintptr
 }
 
-func NewUses[B comparable](events pool.Events) Uses[B] {
-	return Uses[B]{events: events, streams: map[B][]pool.Stream{}, pending: map[B]int{}}
+func NewUses(events pool.Events) Uses {
+	return Uses{events: events, streams: map[uintptr][]pool.Stream{}, pending: map[uintptr]int{}}
 }
 
-func (u *Uses[B]) Note(block B, stream pool.Stream) {
+func (u *Uses) Note(block uintptr, stream pool.Stream) {
 	if !slices.Contains(u.streams[block], stream) {
 		u.streams[block] = append(u.streams[block], stream)
 	}
 }
 
-func (u *Uses[B]) Any() bool { return len(u.streams) > 0 }
+func (u *Uses) Any() bool { return len(u.streams) > 0 }
 
 // Held returns the number of freed blocks held back.
-func (u *Uses[B]) Held() int { return len(u.pending) + len(u.deferred) + len(u.done) }
-
-// IsHeld reports whether a block is freed and held back.
-func (u *Uses[B]) IsHeld(block B) bool {
-	return u.pending[block] > 0 || slices.Contains(u.deferred, block) || slices.Contains(u.done, block)
-}
+func (u *Uses) Held() int { return len(u.pending) + len(u.deferred) + len(u.done) }
 
 // Hold holds a freed block back until Settle hands it on, if other streams use it. During a capture, when CUDA forbids
 // events, it leaves recording them to the end. Errors: that of recording an event; the block is then still live.
-func (u *Uses[B]) Hold(block B, capturing bool) (held bool, err error) {
+func (u *Uses) Hold(block uintptr, capturing bool) (held bool, err error) {
 	if len(u.streams) == 0 || len(u.streams[block]) == 0 {
 		return false, nil
 	}
@@ -66,7 +61,7 @@ func (u *Uses[B]) Hold(block B, capturing bool) (held bool, err error) {
 }
 
 // record makes an event in each stream that uses a block. An error changes nothing.
-func (u *Uses[B]) record(block B) error {
+func (u *Uses) record(block uintptr) error {
 	streams := u.streams[block]
 	events := make([]pool.Event, len(streams))
 	for i, stream := range streams {
@@ -80,12 +75,12 @@ func (u *Uses[B]) record(block B) error {
 		events[i] = event
 	}
 	for i, stream := range streams {
-		at := slices.IndexFunc(u.queues, func(q queue[B]) bool { return q.stream == stream })
+		at := slices.IndexFunc(u.queues, func(q queue) bool { return q.stream == stream })
 		if at < 0 {
 			at = len(u.queues)
-			u.queues = append(u.queues, queue[B]{stream: stream})
+			u.queues = append(u.queues, queue{stream: stream})
 		}
-		u.queues[at].waiting = append(u.queues[at].waiting, waiting[B]{events[i], block})
+		u.queues[at].waiting = append(u.queues[at].waiting, waiting{events[i], block})
 	}
 	u.pending[block] = len(events)
 	delete(u.streams, block)
@@ -94,7 +89,7 @@ func (u *Uses[B]) record(block B) error {
 
 // Settle hands the blocks that no stream uses any longer to give. With wait, it first waits until no stream uses any of
 // them. A block that give refuses stays for the next time. Errors: those of events, and of give.
-func (u *Uses[B]) Settle(wait bool, give func(B) error) (failed error) {
+func (u *Uses) Settle(wait bool, give func(uintptr) error) (failed error) {
 	for len(u.deferred) > 0 {
 		if failed = u.record(u.deferred[0]); failed != nil {
 			break
@@ -118,8 +113,8 @@ func (u *Uses[B]) Settle(wait bool, give func(B) error) (failed error) {
 			}
 		}
 	}
-	u.queues = slices.DeleteFunc(u.queues, func(q queue[B]) bool { return len(q.waiting) == 0 })
-	u.done = slices.DeleteFunc(u.done, func(block B) bool {
+	u.queues = slices.DeleteFunc(u.queues, func(q queue) bool { return len(q.waiting) == 0 })
+	u.done = slices.DeleteFunc(u.done, func(block uintptr) bool {
 		err := give(block)
 		failed = errors.Join(failed, err)
 		return err == nil
@@ -127,7 +122,7 @@ func (u *Uses[B]) Settle(wait bool, give func(B) error) (failed error) {
 	return failed
 }
 
-func (u *Uses[B]) ask(event pool.Event, wait bool) (done bool, err error) {
+func (u *Uses) ask(event pool.Event, wait bool) (done bool, err error) {
 	if wait {
 		return true, u.events.Synchronize(event)
 	}
@@ -135,13 +130,13 @@ func (u *Uses[B]) ask(event pool.Event, wait bool) (done bool, err error) {
 }
 
 // Abandon waits and settles, and then forgets all blocks, even after an error.
-func (u *Uses[B]) Abandon(give func(B) error) error {
+func (u *Uses) Abandon(give func(uintptr) error) error {
 	err := u.Settle(true, give)
 	for _, q := range u.queues {
 		for _, w := range q.waiting {
 			_ = u.events.Destroy(w.event)
 		}
 	}
-	*u = NewUses[B](u.events)
+	*u = NewUses(u.events)
 	return err
 }
