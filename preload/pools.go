@@ -111,7 +111,7 @@ func tmsPoolMalloc(handle C.uintptr_t, address *C.uintptr_t, size C.size_t, stre
 		}
 		block, err := p.Malloc(uint64(size), pool.Stream(stream))
 		*address = C.uintptr_t(block.Address)
-		return err
+		return pool.Explain(p, err)
 	})
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ type replayFlags struct {
 	settings []string
 	memory   string
 	asJSON   bool
+	places   bool
 }
 
 func replayCommand() *cobra.Command {
@@ -40,6 +42,8 @@ KIND is a kind of pool (docs/pools.md), or all to compare them.`,
 	completes(command, "option")
 	completes(command, "memory")
 	flags.BoolVar(&f.asJSON, "json", false, "print one JSON line for each result")
+	flags.BoolVar(&f.places, "placements", false, "print where each block lay, as JSON lines")
+	command.MarkFlagsMutuallyExclusive("json", "placements")
 	return command
 }
 
@@ -58,6 +62,9 @@ func (f *replayFlags) run(stdout io.Writer, paths []string) error {
 			return err
 		}
 		traces = append(traces, t)
+	}
+	if f.places {
+		return f.place(stdout, traces, selected, limit)
 	}
 	for i, t := range traces {
 		var results []*replay.Result
@@ -85,6 +92,21 @@ func (f *replayFlags) run(stdout io.Writer, paths []string) error {
 		}
 	}
 	return nil
+}
+
+// place writes the segments and blocks of each kind, for a drawing.
+func (f *replayFlags) place(stdout io.Writer, traces []*trace.Trace, selected []string, limit uint64) error {
+	to := bufio.NewWriter(stdout)
+	for _, t := range traces {
+		for _, kind := range selected {
+			err := replay.Place(t, replay.Options{Kind: kind, Settings: f.settings, Limit: limit},
+				func(placed any) error { return writeJSON(to, placed) })
+			if err != nil {
+				return fmt.Errorf("%s on %s: %w", t.Name, kind, err)
+			}
+		}
+	}
+	return to.Flush()
 }
 
 // read checks the flags.

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,6 +63,23 @@ func TestReplayJSON(t *testing.T) {
 		}
 		require.Contains(t, o["detail"], "num_alloc_retries", "the kind's own statistics")
 		require.Equal(t, got[0]["peak_reserved_bytes"], o["peak_reserved_bytes"], "each on a pool of its own")
+	}
+}
+
+func TestReplayPlacements(t *testing.T) {
+	t.Parallel()
+	path := traced(t, "allocate,0xa,1000,0x7", "allocate,0xb,3000,0x0", "free,0xa,1000,0x7")
+	got := objects(t, replayed(t, "--pool", "buddy", "--option", "capacity=1MiB", "--placements", path))
+	require.Equal(t, []map[string]any{
+		{"trace": path, "kind": "buddy", "block": 0.0, "segment": 0.0, "offset": 0.0, "bytes": 1024.0,
+			"requested_bytes": 1000.0, "stream": 7.0, "from": 0.0, "to": 2.0},
+		{"trace": path, "kind": "buddy", "block": 1.0, "segment": 0.0, "offset": 4096.0, "bytes": 4096.0,
+			"requested_bytes": 3000.0, "stream": 0.0, "from": 1.0, "to": nil},
+		{"trace": path, "kind": "buddy", "segment": 0.0, "bytes": float64(1 << 20), "from": 0.0, "to": nil},
+	}, got)
+	all := objects(t, replayed(t, "--pool", "all", "--placements", path))
+	for _, kind := range kinds.Names() {
+		require.True(t, slices.ContainsFunc(all, func(o map[string]any) bool { return o["kind"] == kind }), kind)
 	}
 }
 

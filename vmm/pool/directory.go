@@ -10,28 +10,25 @@ import (
 // threads.
 type Directory[T any] struct {
 	mu       sync.RWMutex
-	ends     ordered.Set // of the segments, and where they are in segments
-	segments []owned[T]
-	vacant   []uint32 // places in segments that are not in use
+	ends     ordered.Set         // of the segments
+	segments map[uint64]owned[T] // by their ends
 }
 
 type owned[T any] struct {
-	Block
-	owner T
+	address uintptr
+	owner   T
 }
 
 // Enter notes the owner of a new segment.
 func (d *Directory[T]) Enter(address uintptr, size uint64, owner T) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	at := uint32(len(d.segments))
-	if last := len(d.vacant) - 1; last >= 0 {
-		at, d.vacant = d.vacant[last], d.vacant[:last]
-	} else {
-		d.segments = append(d.segments, owned[T]{})
+	if d.segments == nil {
+		d.segments = map[uint64]owned[T]{}
 	}
-	d.segments[at] = owned[T]{Block{address, size}, owner}
-	d.ends.Insert(uint64(address)+size, at)
+	end := uint64(address) + size
+	d.segments[end] = owned[T]{address, owner}
+	d.ends.Insert(end, 0)
 }
 
 // Remove forgets the segment that starts at address, and reports whether there was one.
@@ -39,12 +36,11 @@ func (d *Directory[T]) Remove(address uintptr) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	e, found := d.ends.Ceiling(uint64(address) + 1)
-	if !found || d.segments[e.Value].Address != address {
+	if !found || d.segments[e.Key].address != address {
 		return false
 	}
 	d.ends.Take(e)
-	d.segments[e.Value] = owned[T]{}
-	d.vacant = append(d.vacant, e.Value)
+	delete(d.segments, e.Key)
 	return true
 }
 
@@ -52,11 +48,10 @@ func (d *Directory[T]) Remove(address uintptr) bool {
 func (d *Directory[T]) Drop(isGone func(owner T) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for e, found := d.ends.Ceiling(0); found; e, found = d.ends.Ceiling(e.Key + 1) {
-		if s := &d.segments[e.Value]; isGone(s.owner) {
-			d.ends.Take(e)
-			*s = owned[T]{}
-			d.vacant = append(d.vacant, e.Value)
+	for end, s := range d.segments {
+		if isGone(s.owner) {
+			d.ends.Remove(end)
+			delete(d.segments, end)
 		}
 	}
 }
@@ -66,8 +61,8 @@ func (d *Directory[T]) Find(address uintptr) (owner T, found bool) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	e, found := d.ends.Ceiling(uint64(address) + 1)
-	if !found || d.segments[e.Value].Address > address {
-		return owner, false
+	if s := d.segments[e.Key]; found && s.address <= address {
+		return s.owner, true
 	}
-	return d.segments[e.Value].owner, true
+	return owner, false
 }

@@ -18,6 +18,8 @@ type meter struct {
 	pool.Source
 	limit    uint64 // 0: none
 	reserved uint64
+
+	placements *placements // that follow the segments, or nil
 }
 
 func newMeter(limit uint64) *meter {
@@ -32,6 +34,7 @@ func (m *meter) Allocate(size uint64) (uintptr, error) {
 	address, err := m.Source.Allocate(size)
 	if err == nil {
 		m.reserved += size
+		m.placements.allocated(address, size)
 	}
 	return address, err
 }
@@ -40,6 +43,7 @@ func (m *meter) Free(address uintptr, size uint64) error {
 	err := m.Source.Free(address, size)
 	if err == nil {
 		m.reserved -= size
+		m.placements.freed(address)
 	}
 	return err
 }

@@ -2,7 +2,9 @@ package replay
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -95,6 +97,67 @@ func TestSettings(t *testing.T) {
 	got := run(t, on, Options{Kind: "caching", Settings: []string{"memory_fraction=0.5", "device=3"}, Limit: limit})
 	require.Equal(t, "memory_fraction=0.5,device=3", got.Settings)
 	require.Equal(t, uint64(1), got.Failures)
+}
+
+func TestPlacements(t *testing.T) {
+	on := parse(t, "allocate,0x1,100", "allocate,0x2,3000000", "free,0x1,100", "allocate failure,(nil),600",
+		"allocate,0x3,9000000000", "allocate,0x4,1000")
+	placed := func(o Options) (segments []PlacedSegment, blocks []PlacedBlock) {
+		require.NoError(t, Place(on, o, func(placed any) error {
+			switch p := placed.(type) {
+			case *PlacedSegment:
+				segments = append(segments, *p)
+			case *PlacedBlock:
+				blocks = append(blocks, *p)
+			}
+			return nil
+		}))
+		return segments, blocks
+	}
+	segments, blocks := placed(Options{Kind: "caching", Limit: 1 << 30})
+	require.Len(t, segments, 3)
+	require.Equal(t, []any{0, 0, 4}, []any{segments[0].Segment, segments[0].From, *segments[0].To}, "in the shortage")
+	require.Len(t, blocks, 4, "without the block that is refused")
+	at := func(b PlacedBlock) []any {
+		if b.To == nil {
+			return []any{b.Block, b.Segment, b.Offset, b.Bytes, b.Requested, b.From, "end"}
+		}
+		return []any{b.Block, b.Segment, b.Offset, b.Bytes, b.Requested, b.From, *b.To}
+	}
+	require.Equal(t, []any{0, 0, uint64(0), uint64(512), uint64(100), 0, 2}, at(blocks[0]))
+	require.Equal(t, []any{2, 0, uint64(0), uint64(1024), uint64(600), 3, 3}, at(blocks[1]))
+	for _, b := range blocks[2:] {
+		require.Nil(t, b.To)
+	}
+
+	// Every byte of a segment has at most one block at a time, whatever the kind.
+	on = training(t)
+	for _, kind := range kinds.Names() {
+		segments, blocks := placed(Options{Kind: kind})
+		sizes := map[int]uint64{}
+		for _, s := range segments {
+			sizes[s.Segment] = s.Bytes
+		}
+		require.Len(t, sizes, len(segments), kind)
+		seen, end := map[int]bool{}, len(on.Events)
+		to := func(b *PlacedBlock) int { return *cmp.Or(b.To, &end) }
+		for i := range blocks {
+			b := &blocks[i]
+			require.LessOrEqual(t, b.Offset+b.Bytes, sizes[b.Segment], kind)
+			require.GreaterOrEqual(t, b.Bytes, b.Requested)
+			require.False(t, seen[b.Block], kind)
+			seen[b.Block] = true
+			for j := range blocks[:i] {
+				other := &blocks[j]
+				if b.Segment == other.Segment && b.From < to(other) && other.From < to(b) &&
+					b.Offset < other.Offset+other.Bytes && other.Offset < b.Offset+b.Bytes {
+					require.Fail(t, "blocks overlap", "%s: %+v and %+v", kind, *b, *other)
+				}
+			}
+		}
+	}
+	refusal := errors.New("the disk is full")
+	require.ErrorIs(t, Place(on, Options{Kind: "bfc"}, func(any) error { return refusal }), refusal)
 }
 
 // training is a trace with blocks that stay and blocks that come and go.

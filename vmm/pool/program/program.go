@@ -94,7 +94,7 @@ func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
 	for errors.Is(err, pool.ErrOutOfMemory) && !p.capturing() && p.recover() {
 		made, err = of.Malloc(size, anyStream)
 	}
-	return made.Address, err
+	return made.Address, pool.Explain(of, err)
 }
 
 // recover takes back what it can, and reports whether there was anything.

@@ -136,17 +136,18 @@ func (p *Pool) Free(address uintptr) error {
 	if !p.uses.Any() {
 		return p.in(address, pool.Pool.Free)
 	}
-	if err := p.Hold(address); err != nil {
+	if err := p.Check(address); err != nil {
 		return err
 	}
 	used, err := p.uses.Hold(address, p.Capturing())
-	if err == nil && !used {
-		err = p.Release(address)
+	switch {
+	case err != nil:
+		return err
+	case used:
+		return p.Hold(address)
+	default:
+		return p.in(address, pool.Pool.Free)
 	}
-	if err != nil {
-		_ = p.Restore(address) // it is held
-	}
-	return err
 }
 
 func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {

@@ -178,13 +178,15 @@ func (p *Pools) make(m Memory) (*Pool, error) {
 	return made, nil
 }
 
-// Malloc is pool.Pool.Malloc from the pool of this memory. Errors: also ErrNotChosen, or the source's.
+// Malloc is pool.Pool.Malloc from the pool of this memory. Its pool.ErrOutOfMemory has the pool's dump. Errors: also
+// ErrNotChosen, or the source's.
 func (p *Pools) Malloc(m Memory, size uint64, stream pool.Stream) (pool.Block, error) {
 	of, err := p.Of(m)
 	if err != nil {
 		return pool.Block{}, err
 	}
-	return of.Malloc(size, stream)
+	made, err := of.Malloc(size, stream)
+	return made, pool.Explain(of, err)
 }
 
 // Forget drops the pools of a device, whose segments are gone. (cudaDeviceReset)
@@ -210,22 +212,18 @@ func (p *Pools) Owner(address uintptr) *Pool {
 }
 
 func (p *Pools) Free(address uintptr) error {
-	if owner := p.Owner(address); owner != nil {
-		return owner.Free(address)
-	}
-	return nowhere(address)
+	return p.in(address, func(owner *Pool) error { return owner.Free(address) })
 }
 
 func (p *Pools) RecordStream(address uintptr, stream pool.Stream) error {
-	if owner := p.Owner(address); owner != nil {
-		return owner.RecordStream(address, stream)
-	}
-	return nowhere(address)
+	return p.in(address, func(owner *Pool) error { return owner.RecordStream(address, stream) })
 }
 
-// nowhere returns nil for 0, which these calls ignore.
-func nowhere(address uintptr) error {
-	if address == 0 {
+// in makes a call to the owner of an address; it ignores 0.
+func (p *Pools) in(address uintptr, call func(*Pool) error) error {
+	if owner := p.Owner(address); owner != nil {
+		return call(owner)
+	} else if address == 0 {
 		return nil
 	}
 	return fmt.Errorf("%#x is in no pool: %w", address, pool.ErrInvalidAddress)
