@@ -146,8 +146,10 @@ def test_errors() -> None:
             call()
         assert raised.value.cause == "the pool was destroyed"
     with tms.pool("naive") as pool, pytest.raises(tms.OutOfMemoryError) as short:
+        pool.malloc(3 * MiB)
         pool.malloc(1 << 40)
     assert str(short.value).lower().count("free something") == 1
+    assert "blocks in use: the largest has 3.00 MiB, 1 from 2.00 MiB (3.00 MiB)" in str(short.value)
     assert "empty_cache" not in str(short.value)
 
 
