@@ -148,6 +148,7 @@ func (p *Process) statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats
 		p.findPlaces(e)
 		stats.Stats, err = e.Records().Stats()
 	}
+	p.pools.addTo(stats.Devices)
 	if available := hostmemory.Available("self", p.ledger.Promised()); available < math.MaxUint64 {
 		stats.HostAvailableBytes = &available
 	}

@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"tms/preload/goruntime"
@@ -16,6 +17,7 @@ import (
 	"tms/vmm/pool/program"
 	"tms/vmm/pool/source"
 	"tms/vmm/pool/torch"
+	"tms/vmm/stats"
 )
 
 // pools are what serves allocations in place of the engine.
@@ -23,6 +25,28 @@ type pools struct {
 	handles lifetime.Handles // of C programs, by what their tms_pool pointers hold
 	torch   *torch.Pools     // of PyTorch (tms.use_allocator)
 	program *program.Pools   // of the program's cudaMalloc in regions, if TMS_INIT_POOL asks for them; else nil
+
+	mu    sync.Mutex
+	plain map[int]int64 // bytes of segments that are CUDA's own memory, by device
+}
+
+// note counts memory that a pool has taken from CUDA itself, or gives back.
+func (p *pools) note(device int, bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.plain == nil {
+		p.plain = map[int]int64{}
+	}
+	p.plain[device] += bytes
+}
+
+// addTo adds that memory to the statistics.
+func (p *pools) addTo(devices []stats.Device) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range devices {
+		devices[i].AddPools(uint64(max(0, p.plain[devices[i].Device])))
+	}
 }
 
 var errStreams = cuda.Refuse(cuda.NotSupported,
@@ -33,13 +57,16 @@ func (p *Process) newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, err
 	if m.Pausable {
 		return source.NewSegments(e, p.driver, m.Request, state)
 	}
-	return source.NewPlain(e, p.driver, m.Device, func(size uint64) (uintptr, error) {
+	return source.NewPlain(p.driver, m.Device, func(size uint64) (uintptr, error) {
 		var address unsafe.Pointer
 		code := C.pool_cuda_malloc(&address, C.size_t(size), C.int(m.Device))
 		return uintptr(address), failed("cudaMalloc", code)
 	}, func(address uintptr) error {
 		return failed("cudaFree", C.pool_cuda_free(C.uintptr_t(address), C.int(m.Device)))
-	}, state)
+	}, state, func(bytes int64) {
+		_ = e.Include(m.Device) // the source knows the device
+		p.pools.note(m.Device, bytes)
+	})
 }
 
 // memoryOf returns the kind of memory that a thread's settings give its pools. Errors: as newRequest.

@@ -29,7 +29,6 @@ type device struct {
 	peers       atomic.Pointer[[]int] // devices that could have access to its memory
 	looking     sync.Mutex            // held while that is looked up:
 	access      atomic.Pointer[[]int] // which of the peers are used
-	pools       int64                 // bytes that NotePool has noted
 	has         uint64                // bytes that the process has, or that a resume would take
 	making      uint64                // that the driver is being asked for
 	margins     sync.Mutex            // held from a look at what is free until the memory is taken
@@ -170,14 +169,12 @@ func (e *Engine) device(ordinal int) (*device, error) {
 	return d, err
 }
 
-// NotePool notes for the statistics that a pool of this library has taken bytes of a device's memory from CUDA itself,
-// or has given them back if bytes is negative.
-func (e *Engine) NotePool(ordinal int, bytes int64) {
+// Include makes the statistics have a device of which nothing is pausable yet. Errors: *cuda.Error.
+func (e *Engine) Include(ordinal int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if d, err := e.device(ordinal); err == nil {
-		d.pools += bytes
-	}
+	_, err := e.device(ordinal)
+	return err
 }
 
 // known lists the devices.

@@ -27,7 +27,7 @@ type Request struct {
 	Limit       uint64       // bytes that the process may have of the device, paused or not, or 0 for no limit
 	Capturing   bool         // a stream of the process is being captured
 	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
-	Room        *space.Room  // addresses of a pool, where its segments lie side by side, or nil for any of the tag's
+	Room        *space.Room  // addresses where some segments lie side by side, or nil for any of the tag's
 	Ordered     bool         // the memory is used in the order of a stream, as cudaMallocAsync's is:
 	Stream      cuda.Stream
 	Keep        uint64   // the release threshold: unused bytes for stream order that stay mapped

@@ -75,7 +75,7 @@ func (r Records) Stats() (stats.Stats, error) {
 		own.BackupBytes = e.peer.Held(d.ordinal)
 		// The figures come from different moments, so their difference may be negative.
 		used := own.TotalBytes - own.FreeBytes
-		tracked := own.LiveBytes + own.SlackBytes + own.PoolBytes + own.BackupBytes
+		tracked := own.LiveBytes + own.SlackBytes + own.BackupBytes
 		own.UntrackedBytes = used - min(used, tracked)
 	}
 	return held, nil
@@ -100,7 +100,7 @@ func (e *Engine) statsOf(d *device) stats.Device {
 	of := stats.Device{Device: d.ordinal, UUID: d.uuid, Node: int(d.node.Load()), TotalBytes: d.total,
 		Tags:     []stats.Tag{},
 		Peers:    append([]string{}, slices.Sorted(maps.Keys(d.near))...),
-		Progress: d.readProgress(), PoolBytes: uint64(max(0, d.pools))}
+		Progress: d.readProgress()}
 	if t := e.totals[d.ordinal]; t != nil {
 		of.Pauses, of.Resumes = t.pauses, t.resumes
 	}

@@ -39,6 +39,12 @@ type Device struct {
 	Resumes Total `json:"resumes"`
 }
 
+// AddPools adds what pools have taken of the device from CUDA itself, which was untracked.
+func (d *Device) AddPools(bytes uint64) {
+	d.PoolBytes += bytes
+	d.UntrackedBytes -= min(d.UntrackedBytes, bytes) // the figures come from different moments
+}
+
 // Reserve returns how many of a device's total bytes stay free where processes that share it can make room for that:
 // for memory that is not pausable, such as a context (about 0.5 GiB) and the code that the driver loads with a kernel.
 func Reserve(total uint64) uint64 { return min(1<<30, total/16) }

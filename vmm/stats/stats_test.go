@@ -23,3 +23,11 @@ func TestTagText(t *testing.T) {
 		seen[want] = true
 	}
 }
+
+func TestPoolsAreNoLongerUntracked(t *testing.T) {
+	d := stats.Device{UntrackedBytes: 7}
+	d.AddPools(3)
+	require.Equal(t, stats.Device{PoolBytes: 3, UntrackedBytes: 4}, d)
+	d.AddPools(5)
+	require.Equal(t, stats.Device{PoolBytes: 8}, d, "the figures come from different moments")
+}

@@ -15,20 +15,20 @@ type Plain struct {
 	malloc func(size uint64) (uintptr, error)
 	free   func(address uintptr, size uint64) error
 	state  func() State
-	note   func(bytes int64) // for the engine's statistics
+	note   func(bytes int64) // for the statistics
 	late   []pool.Block      // freed while a stream was being captured
 }
 
-// NewPlain makes a source over functions that act like cudaMalloc and cudaFree, on the device with an ordinal. Errors:
-// *cuda.Error if there is no such device.
-func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(size uint64) (uintptr, error),
-	free func(address uintptr) error, state func() State) (*Plain, error) {
+// NewPlain makes a source over functions that act like cudaMalloc and cudaFree, on the device with an ordinal. note gets
+// the bytes of each segment, negative when it is freed. Errors: *cuda.Error if there is no such device.
+func NewPlain(driver *cuda.Driver, ordinal int, malloc func(size uint64) (uintptr, error),
+	free func(address uintptr) error, state func() State, note func(bytes int64)) (*Plain, error) {
 	d, err := newDevice(driver, ordinal)
 	if err != nil {
 		return nil, err
 	}
 	return &Plain{device: d, malloc: malloc, free: func(address uintptr, _ uint64) error { return free(address) },
-		state: state, note: func(bytes int64) { engine.NotePool(ordinal, bytes) }}, nil
+		state: state, note: note}, nil
 }
 
 func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
