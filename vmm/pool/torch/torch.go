@@ -226,7 +226,7 @@ func (p *Pools) in(address uintptr, call func(*Pool) error) error {
 	} else if address == 0 {
 		return nil
 	}
-	return fmt.Errorf("%#x is in no pool: %w", address, pool.ErrInvalidAddress)
+	return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
 }
 
 // Trim is pool.Pool.Trim of all pools, except those that captures allocate from, as in PyTorch. Errors: the sources'.
