@@ -32,7 +32,7 @@ func (h Held) Keep(descriptor int) (number uint64, err error) {
 // Put holds a copy of a descriptor.
 func (h Held) Put(number, bytes uint64, descriptor int) error {
 	put := control.SetRequest{Op: control.Put, Held: number, Bytes: bytes}
-	return AskSelf(h.server.process.Directories, put, descriptor)
+	return tellSelf(h.server.process.Directories, put, descriptor)
 }
 
 // Copy returns a copy of a descriptor, which the caller closes by Close.
@@ -56,14 +56,14 @@ func closeCame(descriptor int) {
 
 // Drop closes the descriptor of a number, if there is one.
 func (h Held) Drop(number uint64) error {
-	return AskSelf(h.server.process.Directories, control.SetRequest{Op: control.Close, Held: number}, -1)
+	return tellSelf(h.server.process.Directories, control.SetRequest{Op: control.Close, Held: number}, -1)
 }
 
 // Give hands an extent of reserved host memory to the keeper, however late that takes it. Without a keeper, the extent
 // goes back to the system. After an error it can be called again.
 func (h Held) Give(node int, number uint64) error {
 	give := control.SetRequest{Op: control.Give, Held: number, Node: &node}
-	return AskSelf(h.server.process.Directories, give, -1)
+	return tellSelf(h.server.process.Directories, give, -1)
 }
 
 // holds reports whether the process asks itself for what Held has.

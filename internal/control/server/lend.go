@@ -74,7 +74,7 @@ func (s *Server) beginLend(now time.Time) {
 			reply.OK = true
 			offered = &reply
 			s.lent.Store(offered)
-			return AskSelf(s.process.Directories, control.LendRequest{ID: number, Op: control.Hand}, descriptor)
+			return tellSelf(s.process.Directories, control.LendRequest{ID: number, Op: control.Hand}, descriptor)
 		}, func(err error) {
 			if err == nil || offered != nil && !s.lent.CompareAndSwap(offered, nil) {
 				return // the socket's thread took the reply and answers, if late

@@ -101,7 +101,7 @@ func askSelf(directories Directories, r control.Request, descriptor int) (reply 
 		needs = 2
 	}
 	for start := time.Now(); ; {
-		reply, came, err = ask(answerWithin, directories, unix.Getpid(), r, descriptor)
+		reply, came, err = AskWithin(answerWithin, directories, unix.Getpid(), r, descriptor)
 		full := errors.Is(err, unix.EMFILE) || err == nil && reply.OK && came < 0 && r.Operation() == control.Lend
 		if full && err == nil {
 			err = cuda.Refuse(cuda.OperatingSystem, "there is no room for a descriptor (ulimit -n): %w", unix.EMFILE)

@@ -32,16 +32,11 @@ func Ask(directories Directories, pid int, r control.Request,
 	if pid == unix.Getpid() {
 		return askSelf(directories, r, descriptor)
 	}
-	return ask(answerWithin, directories, pid, r, descriptor)
+	return AskWithin(answerWithin, directories, pid, r, descriptor)
 }
 
-// AskWithin is Ask of another process. If that process is stopped, it has patience to answer.
+// AskWithin is Ask without spare numbers. If the process is stopped, it has patience to answer.
 func AskWithin(patience time.Duration, directories Directories, pid int, r control.Request,
-	descriptor int) (reply control.Reply, came int, err error) {
-	return ask(patience, directories, pid, r, descriptor)
-}
-
-func ask(patience time.Duration, directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
 	came = -1
 	err = exchange(patience, directories, pid, r, descriptor, func(answered control.Reply, descriptor int) error {
@@ -156,8 +151,8 @@ func Confirmed(client int) bool {
 	return read(unix.MSG_DONTWAIT) > 0
 }
 
-// AskSelf sends the process's own socket a request, with a descriptor unless that is -1.
-func AskSelf(directories Directories, r control.Request, descriptor int) error {
+// tellSelf sends the process's own socket a request, with a descriptor unless that is -1.
+func tellSelf(directories Directories, r control.Request, descriptor int) error {
 	reply, came, err := Ask(directories, unix.Getpid(), r, descriptor)
 	closeCame(came)
 	if err == nil && !reply.OK {

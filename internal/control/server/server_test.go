@@ -24,6 +24,7 @@ import (
 
 // fake is a process that behaves as a test defines.
 type fake struct {
+	held                               server.Held
 	mu                                 sync.Mutex
 	temporary                          string
 	anyNamespace                       bool
@@ -49,6 +50,7 @@ func serve(t *testing.T, prepare ...func(*server.Server)) *fake {
 		change(serves)
 	}
 	require.NoError(t, serves.Serve())
+	f.held = serves.Held()
 	t.Cleanup(func() { // otherwise the server makes its socket again while the directory is removed
 		f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
 	})
@@ -402,9 +404,8 @@ func TestKeptDescriptors(t *testing.T) {
 		require.NoError(t, unix.Fstat(descriptor, &s))
 		return s
 	}
-	put := control.SetRequest{Op: control.Put, Held: 5, Bytes: 9}
 	for range 2 { // the second replaces the first
-		require.NoError(t, server.AskSelf(f.Directories, put, int(file.Fd())))
+		require.NoError(t, f.held.Put(5, 9, int(file.Fd())))
 	}
 	for range 3 {
 		reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
@@ -413,9 +414,9 @@ func TestKeptDescriptors(t *testing.T) {
 		require.Equal(t, of(int(file.Fd())).Ino, of(came).Ino)
 		require.NoError(t, unix.Close(came))
 	}
-	require.ErrorContains(t, server.AskSelf(f.Directories, put, -1), "no room for a descriptor")
+	require.ErrorContains(t, f.held.Put(5, 9, -1), "no room for a descriptor")
 	for range 2 {
-		require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 5}, -1))
+		require.NoError(t, f.held.Drop(5))
 	}
 	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
 	require.NoError(t, err)
@@ -441,8 +442,8 @@ func onlyHere(t *testing.T, file *os.File) {
 
 // An extent is the process's until the keeper has answered, however late and how often it is asked. It is given once.
 func TestAGiveIsQueued(t *testing.T) {
-	var held server.Held
-	f := serve(t, func(s *server.Server) { held = s.Held() })
+	f := serve(t)
+	held := f.held
 	file, err := os.CreateTemp(t.TempDir(), "")
 	require.NoError(t, err)
 	defer file.Close()
@@ -493,8 +494,7 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 		require.NoError(t, serves.Hold())
 	}
 	require.False(t, server.Answers(f.Directories, os.Getpid()))
-	put := control.SetRequest{Op: control.Put, Held: 5}
-	require.NoError(t, server.AskSelf(f.Directories, put, 0))
+	require.NoError(t, serves.Held().Put(5, 0, 0))
 	require.Error(t, serves.Serve())
 	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
 	require.NoError(t, err)
@@ -505,7 +505,7 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 	require.NoError(t, serves.Serve())
 	require.True(t, server.Answers(f.Directories, os.Getpid()))
 	require.NoError(t, serves.Hold())
-	require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 5}, -1))
+	require.NoError(t, serves.Held().Drop(5))
 	f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
 }
 
@@ -513,10 +513,10 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 func TestDescriptorsAreKeptForTheTaskThatRuns(t *testing.T) {
 	f := serve(t)
 	f.performs(func(*server.Task, *server.Outcome) (err error) {
-		return errors.Join(
-			server.AskSelf(f.Directories, control.SetRequest{Op: control.Put, Held: 5}, 0),
-			server.AskSelf(f.Directories, control.LendRequest{Op: control.Lend, Memory: 5}, -1),
-			server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 5}, -1))
+		number, kept := f.held.Keep(0)
+		copied, err := f.held.Copy(number)
+		f.held.Close(copied)
+		return errors.Join(kept, err, f.held.Drop(number))
 	})
 	reply, err := dial(t).Do(context.Background(), all)
 	require.NoError(t, err)
@@ -528,11 +528,14 @@ func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
 	f := serve(t)
 	var limit unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 200, Max: limit.Max}))
+	open, err := os.ReadDir("/proc/self/fd") // earlier tests' servers have some
+	require.NoError(t, err)
+	few := unix.Rlimit{Cur: uint64(len(open) + 150), Max: limit.Max}
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
 	kept := uint64(0)
 	for ; kept < 200; kept++ {
-		err := server.AskSelf(f.Directories, control.SetRequest{Op: control.Put, Held: 100 + kept}, 0)
+		err := f.held.Put(100+kept, 0, 0)
 		if err != nil {
 			require.ErrorContains(t, err, "no room for a descriptor")
 			break
@@ -544,7 +547,7 @@ func TestKeptDescriptorsLeaveRoomForClients(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, reply.OK)
 	for share := range kept + 1 {
-		require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 100 + share}, -1))
+		require.NoError(t, f.held.Drop(100+share))
 	}
 }
 
@@ -599,13 +602,11 @@ func TestAnswersItselfAtOnce(t *testing.T) {
 	defer file.Close()
 	f.performs(func(*server.Task, *server.Outcome) error {
 		for range 100 {
-			put := control.SetRequest{Op: control.Put, Held: 5}
-			require.NoError(t, server.AskSelf(f.Directories, put, int(file.Fd())))
-			reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
+			require.NoError(t, f.held.Put(5, 0, int(file.Fd())))
+			came, err := f.held.Copy(5)
 			require.NoError(t, err)
-			require.True(t, reply.OK)
-			require.NoError(t, unix.Close(came))
-			require.NoError(t, server.AskSelf(f.Directories, control.SetRequest{Op: control.Close, Held: 5}, -1))
+			f.held.Close(came)
+			require.NoError(t, f.held.Drop(5))
 		}
 		return nil
 	})

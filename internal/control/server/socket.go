@@ -50,7 +50,7 @@ func (s *Server) start(others bool) error {
 	asks := start{others, make(chan error, 1)}
 	s.asked <- asks
 	if s.holding { // it looks there after each request
-		_ = AskSelf(s.process.Directories, control.SetRequest{Op: control.Close}, -1)
+		_ = tellSelf(s.process.Directories, control.SetRequest{Op: control.Close}, -1)
 	}
 	err := <-asks.answer
 	if err == nil {
