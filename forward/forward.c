@@ -113,22 +113,24 @@ FORWARD_DRIVER(X, N)
 
 HIDDEN void (*forward_at_first_call)(void);
 
-/* Reports whether dlsym is that of libtms_reach.so, by which programs find this library's functions, too. */
-static bool is_found_by_dlsym(void)
+static bool is_of(const void *function, const char *library)
 {
 	Dl_info info;
-	return dladdr((void *)dlsym, &info) && info.dli_fname && strcmp(file_of(info.dli_fname), "libtms_reach.so") == 0;
+	return dladdr(function, &info) && info.dli_fname && strcmp(file_of(info.dli_fname), library) == 0;
 }
 
 /* Returns the function that a call goes on to, or NULL. Where programs find this library's functions by dlsym, another
- * library's dlsym may have one in front of the driver's, and calls go on to that. */
+ * library's dlsym may have one in front of the driver's, and calls go on to that. A second copy of this library is
+ * answered like a program, with functions that lead back to it. */
 static void *find_in_driver(void *library, const char *name, bool by_dlsym)
 {
 	void *found = forward_next(name);
 	if (!library || (found && !(by_dlsym && is_of_driver(found))))
 		return found;
-	void *theirs = by_dlsym ? dlsym(library, name) : find_in(library, name, NULL);
-	return theirs ? theirs : found;
+	void *theirs = by_dlsym ? dlsym(library, name) : NULL;
+	if (theirs && !is_of(theirs, "libtms.so") && !is_of(theirs, "libtms_reach.so"))
+		return theirs;
+	return found ? found : find_in(library, name, NULL);
 }
 
 static void resolve_driver(void)
@@ -139,7 +141,7 @@ static void resolve_driver(void)
 	if (forward_at_first_call && !atomic_exchange(&begun, true))
 		forward_at_first_call();
 	void *library = open_loaded("libcuda", "cuInit", NULL);
-	const bool by_dlsym = is_found_by_dlsym();
+	const bool by_dlsym = is_of((void *)dlsym, "libtms_reach.so");
 	struct range last = {0};
 #define X(name, count, ...)                                                                        \
 	if (atomic_load(&forward_##name) == first_##name) {                                        \

@@ -267,6 +267,21 @@ func TestOtherDlsym(t *testing.T) {
 	}
 }
 
+// A wrapper may preload the library that is in LD_PRELOAD already, from another folder.
+func TestTwoCopiesOfTheLibrary(t *testing.T) {
+	tms, reach := built(t, "lib", "libtms.so"), built(t, "lib", "libtms_reach.so")
+	other := filepath.Join(t.TempDir(), "libtms.so")
+	text, err := os.ReadFile(tms)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(other, text, 0o600))
+	for _, program := range []string{compile(t, "lasterror", majors[1]),
+		compile(t, "lasterror", majors[1], "-Wl,--no-as-needed", "-l:libcuda.so.1")} {
+		for _, libraries := range [][]string{{tms, other}, {tms, reach, other}, {other, tms, reach}} {
+			run(t, program, nil, "LD_PRELOAD="+strings.Join(libraries, ":")).succeeded(t)
+		}
+	}
+}
+
 // Plug-ins are closed and opened again, and with them the libraries of CUDA that they brought.
 func TestLibrariesThatComeAgain(t *testing.T) {
 	program := compile(t, "reopened", "")
