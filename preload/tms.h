@@ -222,8 +222,8 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream);
  * "caching" orders reuse by stream. Pools of other kinds ignore streams: free only memory that the device no longer
  * uses. Codes are as above: 1 also for an unknown kind, option, pool or address; 2 if neither the pool nor the device
  * has room, or the pool's options allow no allocation of the size (tms_last_error names the option, and lists the
- * pool's blocks by size). An error changes nothing. A function that a stream runs (cudaLaunchHostFunc) may call no pool,
- * as it may call no CUDA function. */
+ * pool's blocks by size). An error changes nothing. A function that a stream runs (cudaLaunchHostFunc) may call no
+ * pool, as it may call no CUDA function. */
 typedef struct tms_pool tms_pool;
 int tms_pool_create(tms_pool **pool, const char *kind, const char *options, int device);
 

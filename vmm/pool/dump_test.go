@@ -23,7 +23,8 @@ func TestTheDumpHasBlocksBySize(t *testing.T) {
 		return pool.SegmentBlock{Size: size, State: state}
 	}
 	p := snapshot{segments: []pool.Segment{
-		{Blocks: []pool.SegmentBlock{block(mib, pool.Allocated), block(2*mib-512, pool.Allocated), block(512, pool.Inactive)}},
+		{Blocks: []pool.SegmentBlock{block(mib, pool.Allocated), block(2*mib-512, pool.Allocated),
+			block(512, pool.Inactive)}},
 		{Blocks: []pool.SegmentBlock{block(3*mib, pool.Inactive), block(5*mib, pool.Allocated), block(4*mib, pool.Inactive)}},
 	}}
 	require.Equal(t, "The pool has segments: 2; blocks in use: the largest has 5.00 MiB, 2 from 1.00 MiB (3.00 MiB), "+
@@ -35,7 +36,8 @@ func TestTheDumpHasBlocksBySize(t *testing.T) {
 	require.ErrorContains(t, err, "out of memory; free something. The pool has segments: 2; blocks in use: ")
 
 	p.segments[0].Blocks[0].State = pool.PendingFree
-	require.Contains(t, pool.Dump(p.segments), "; freed blocks that streams still use: the largest has 1.00 MiB, 1 from 1.00 MiB (1.00 MiB); ")
+	require.Contains(t, pool.Dump(p.segments), "; freed blocks that streams still use: the largest has 1.00 MiB, "+
+		"1 from 1.00 MiB (1.00 MiB); ")
 	other := errors.New("the driver is gone")
 	require.Equal(t, other, pool.Explain(p, other))
 	require.NoError(t, pool.Explain(p, nil))

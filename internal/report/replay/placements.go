@@ -45,8 +45,8 @@ type placements struct {
 	err         error // the first of emit
 }
 
-// Place replays a trace once. It hands each PlacedSegment and PlacedBlock to emit when its lifetime ends, and those that
-// the trace leaves at the end. What the pool refuses has no place. Errors: pool.ErrOption, those of emit.
+// Place replays a trace once. It hands each PlacedSegment and PlacedBlock to emit when its lifetime ends, and those
+// that the trace leaves at the end. What the pool refuses has no place. Errors: pool.ErrOption, those of emit.
 func Place(t *trace.Trace, o Options, emit func(any) error) error {
 	s := &placements{trace: t.Name, kind: o.Kind, emit: emit}
 	meter := newMeter(o.Limit)

@@ -152,8 +152,8 @@ func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	return h
 }
 
-// reuse makes a block free, or leaves that to the time when the other streams that used the block are done. Errors: that
-// of recording an event.
+// reuse makes a block free, or leaves that to the time when the other streams that used the block are done. Errors:
+// that of recording an event.
 func (p *Pool) reuse(address uintptr, h handle) error {
 	held := false
 	if p.uses.Any() {

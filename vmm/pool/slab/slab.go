@@ -137,7 +137,7 @@ func newPages(from string, source pool.Source, capacity, page uint64) (pool.Pool
 	return buddy.New(source, options)
 }
 
-// place takes an object, or pages. If there is no room, it gives empty slabs and idle segments back and tries once more.
+// place takes an object, or pages. If there is no room, it gives empty slabs and idle segments back, and tries again.
 func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	block, owner, err := p.allocate(size)
 	if errors.Is(err, pool.ErrOutOfMemory) {

@@ -19,8 +19,8 @@ type Plain struct {
 	late   []pool.Block      // freed while a stream was being captured
 }
 
-// NewPlain makes a source over functions that act like cudaMalloc and cudaFree, on the device with an ordinal. note gets
-// the bytes of each segment, negative when it is freed. Errors: *cuda.Error if there is no such device.
+// NewPlain makes a source over functions that act like cudaMalloc and cudaFree, on the device with an ordinal. note
+// gets the bytes of each segment, negative when it is freed. Errors: *cuda.Error if there is no such device.
 func NewPlain(driver *cuda.Driver, ordinal int, malloc func(size uint64) (uintptr, error),
 	free func(address uintptr) error, state func() State, note func(bytes int64)) (*Plain, error) {
 	d, err := newDevice(driver, ordinal)
