@@ -89,8 +89,6 @@ var silences = []struct {
 	{"cuMemUnmap cuMemAddressFree", "(*extent).aside", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
 	{"cuMemCreate", "(*Engine).replace", cuda.OutOfMemory, "what it was for goes through host memory"},
-	{"", "(*Engine).grantMissing < (*Engine).Malloc", nil,
-		"devices that have come into use since are told by the next grant"},
 	{"cuCtxPopCurrent_v2", "", nil, "the thread gets its context back in another way"},
 	{"", "reclaim.(*Kind).empty", nil, "tried again by the next Retry"},
 	{"", "digest.(*buffer).release", nil, "a second try follows, then one at each Retry"},
