@@ -30,6 +30,7 @@ var unsanitized = map[string]string{
 	"TestEmulatedSystemCalls":                 "as TestLoadingInASandbox",
 	"TestMusl":                                "there is no AddressSanitizer for musl",
 	"TestOtherMallocs":                        "AddressSanitizer is a malloc of its own",
+	"TestTwoCopiesOfTheLibrary":               "AddressSanitizer refuses two libraries with the same variables",
 	"TestNoLimitEndsTheProcess":               "as TestLimits",
 	"TestBookkeepingIsFull":                   "it leaves no memory, without which AddressSanitizer ends the process",
 	"TestRecordMakesNoSystemCall":             "the sanitizers make system calls of their own",
