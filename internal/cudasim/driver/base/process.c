@@ -177,6 +177,19 @@ static struct process_page *page_of(int process, const char *descriptor)
 	return page;
 }
 
+// Reports whether a process has ended and its parent has not waited for it. Only root may list its descriptors, of which
+// there are none.
+static bool has_ended(int process)
+{
+	char path[32], state = 0;
+	snprintf(path, sizeof path, "/proc/%d/stat", process);
+	FILE *file = fopen(path, "re");
+	bool read = file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+	if (file)
+		fclose(file);
+	return read && (state == 'Z' || state == 'X');
+}
+
 CUresult process_find(int process, struct process_page **page)
 {
 	char path[32];
@@ -185,6 +198,8 @@ CUresult process_find(int process, struct process_page **page)
 		return CUDA_ERROR_INVALID_VALUE;
 	snprintf(path, sizeof path, "/proc/%d/fd", process);
 	DIR *listing = opendir(path);
+	if (!listing && errno == EACCES && has_ended(process))
+		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!listing)
 		return errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
 	for (struct dirent *entry; !*page && (entry = readdir(listing));)
