@@ -46,8 +46,15 @@ def allocating(configuration: str) -> Stranger:
 
 
 def ranks(name: str, transports: str, turns: bool = True) -> Stranger:
-    """MPI by these transports of UCX; TORCHELASTIC_RUN_ID names the launch to tms."""
-    variables = (("TORCHELASTIC_RUN_ID", name), ("UCX_TLS", transports))
+    """MPI by these transports of UCX; TORCHELASTIC_RUN_ID names the launch to tms.
+
+    UCX exports each buffer as a dma-buf unless it is told not to, and a gated pause is refused then.
+    """
+    variables = (
+        ("TORCHELASTIC_RUN_ID", name),
+        ("UCX_TLS", transports),
+        ("UCX_CUDA_COPY_DMABUF", "n"),
+    )
     return Stranger("with_mpi.py", "with_mpi", variables, turns)
 
 

@@ -13,7 +13,7 @@ ARENA = 512 << 20
 def main() -> None:
     options = steps.parser(__doc__).parse_args()
     arena = rmm.mr.ArenaMemoryResource(rmm.mr.CudaMemoryResource(), arena_size=ARENA)
-    rmm.mr.set_current_device_resource(rmm.mr.BinningMemoryResource(arena, 18, 22))
+    rmm.mr.set_current_device_resource(rmm.mr.BinningMemoryResource(arena, 18, 20))
     torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
     kept = torch.zeros(16 << 20, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
