@@ -366,29 +366,29 @@ func TestDiskDiskFails(t *testing.T) {
 	}
 }
 
-// unreachable fails calls of the thread that keeps descriptors.
+// unreachable fails calls of the thread that keeps descriptors, also those of reclaim's thread.
 type unreachable struct {
 	descriptors.Holder
-	keep, copy, drop error
+	keep, copy, drop atomic.Pointer[error]
 }
 
 func (u *unreachable) Keep(descriptor int) (uint64, error) {
-	if u.keep != nil {
-		return 0, u.keep
+	if err := u.keep.Load(); err != nil {
+		return 0, *err
 	}
 	return u.Holder.Keep(descriptor)
 }
 
 func (u *unreachable) Copy(number uint64) (int, error) {
-	if u.copy != nil {
-		return -1, u.copy
+	if err := u.copy.Load(); err != nil {
+		return -1, *err
 	}
 	return u.Holder.Copy(number)
 }
 
 func (u *unreachable) Drop(number uint64) error {
-	if u.drop != nil {
-		return u.drop
+	if err := u.drop.Load(); err != nil {
+		return *err
 	}
 	return u.Holder.Drop(number)
 }
@@ -400,11 +400,11 @@ func TestDiskFilesCannotBeKept(t *testing.T) {
 	b.disk.Descriptors = thread
 	spans := b.spans(2*mib, 4*mib)
 	fill(spans, 3)
-	for _, fails := range []*error{&thread.keep, &thread.copy} {
+	for _, fails := range []*atomic.Pointer[error]{&thread.keep, &thread.copy} {
 		for _, cause := range []error{unix.EMFILE, errors.New("busy")} {
-			*fails = cause
+			fails.Store(&cause)
 			_, err := b.trySave(spans, nil)
-			*fails = nil
+			fails.Store(nil)
 			require.ErrorIs(t, err, ErrDisk)
 			require.ErrorIs(t, err, cause)
 			words := "call again, or have contents wait in host memory"
@@ -417,16 +417,17 @@ func TestDiskFilesCannotBeKept(t *testing.T) {
 		}
 	}
 	contents := b.save(spans, nil)
-	thread.copy = errors.New("busy")
+	busy := errors.New("busy")
+	thread.copy.Store(&busy)
 	err := b.load(spans, contents)
 	require.ErrorIs(t, err, ErrDisk)
 	require.NotErrorIs(t, err, ErrContentsLost)
-	thread.copy = nil
+	thread.copy.Store(nil)
 	b.requireBack(t, spans, contents, 3)
-	thread.drop = errors.New("busy")
+	thread.drop.Store(&busy)
 	discardAll(contents)
 	b.clean(1)
-	thread.drop = nil
+	thread.drop.Store(nil)
 	b.clean(0)
 }
 
