@@ -107,8 +107,8 @@ static int runtime_malloc(void **pointer, size_t size)
 				made_ = BELOW(plain);                                              \
 			}                                                                          \
 			if (unlikely(watch_is_on(WATCH_CALLS))) {                                  \
-				struct watch_allocation seen_ = {made_, NULL, size, stream};       \
-				seen_.is_pausable = taking_;                                       \
+				struct watch_allocation seen_ = {                                  \
+					made_, NULL, size, stream, NULL, taking_, false, NULL, 0}; \
 				if (made_ == SUCCESS)                                              \
 					seen_.address = *(void **)(pointer);                       \
 				if (made_ == SUCCESS && !taking_ && (seen_.caller = (caller_)))    \

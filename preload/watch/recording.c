@@ -168,7 +168,8 @@ static bool taken(const void *address)
 /* Makes the limit of a file's size (ulimit -f) an error, not a signal that ends the host. */
 static bool without_signal(bool (*call)(int, off_t), int number, off_t from)
 {
-	sigset_t one, pending, saved;
+	sigset_t one, saved;
+	static sigset_t pending; /* static, because the stack may be small; the caller has the lock */
 	sigemptyset(&one);
 	sigaddset(&one, SIGXFSZ);
 	sigemptyset(&pending);
