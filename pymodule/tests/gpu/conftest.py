@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -17,6 +17,18 @@ def clean() -> Iterator[None]:
     gc.collect()
     tms.empty_cache()
     tms.resume()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows a failure at once: a run of all tests may meet a time limit before pytest's summary."""
+    report = yield
+    terminal = item.config.pluginmanager.get_plugin("terminalreporter")
+    if report.failed and terminal:
+        terminal.write_line(f"\n{item.nodeid}\n{report.longreprtext}")
+    return report
 
 
 @pytest.fixture
