@@ -32,7 +32,8 @@ REACH = "preload/gate/reach"  # a library of its own, which has some of libtms.s
 TOGETHER = "preload/goruntime"  # its files may use each other in circles
 STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 GLOBAL = re.compile(  # what a file of C defines for others
-    r"^(?:(?:HIDDEN|EXPORT|HOT|AT_LOAD|__attribute__\(\(\w+\)\)) )+(?!static)[^;{}=()\n]*?(\w+)(?:\[\w+\])*"
+    r"^(?:(?:HIDDEN|EXPORT|HOT|AT_LOAD|__attribute__\(\(\w+\)\)) )+(?!static)"
+    r"[^;{}=()\n]*?(\w+)(?:\[\w+\])*"
     r"(?: __attribute__\(\(.*\)\))?(?:\([^;{}]*\)\s*\{| =|;|,)",
     re.MULTILINE,
 )
@@ -278,11 +279,16 @@ def circles(files: Iterable[File]) -> Iterator[str]:
         place = TOGETHER if file.folder == TOGETHER else file.path
         codes.setdefault(place, []).append(STRING.sub("", file.prose_and_code[1]))
     definers = {
-        name: place for place, parts in codes.items() for part in parts for name in GLOBAL.findall(part)
+        name: place
+        for place, parts in codes.items()
+        for part in parts
+        for name in GLOBAL.findall(part)
     }
     uses: dict[str, dict[str, str]] = {}
     for place, parts in codes.items():
-        names = {name for part in parts for name in set(USED.findall(part)) - set(OWN.findall(part))}
+        names = {
+            name for part in parts for name in set(USED.findall(part)) - set(OWN.findall(part))
+        }
         uses[place] = {
             definers[name]: name
             for name in sorted(names & definers.keys(), reverse=True)

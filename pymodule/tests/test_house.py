@@ -39,9 +39,12 @@ def test_no_circle_of_files() -> None:
         (
             "HIDDEN int one(void)\n{\n\treturn two;\n}\n",
             "HIDDEN int two = 2;\nEXPORT void use(void)\n{\n\tone();\n}\n",
-            ["preload/first.c uses preload/second.c: two", "preload/second.c uses preload/first.c: one"],
+            [
+                "preload/first.c uses preload/second.c: two",
+                "preload/second.c uses preload/first.c: one",
+            ],
         ),
-        ("HIDDEN int one;\nint two_of;", "HIDDEN int two; /* one */ char *text = \"one\";", []),
+        ("HIDDEN int one;\nint two_of;", 'HIDDEN int two; /* one */ char *text = "one";', []),
         ("HIDDEN int one;\nint a = two;", "HIDDEN int two;\nstatic int one;\nint b = one;", []),
     ],
 )

@@ -48,7 +48,7 @@ def allocating(configuration: str) -> Stranger:
 def ranks(name: str, transports: str, turns: bool = True) -> Stranger:
     """MPI by these transports of UCX; TORCHELASTIC_RUN_ID names the launch to tms.
 
-    UCX exports each buffer as a dma-buf unless it is told not to, and a gated pause is refused then.
+    UCX exports each buffer as a dma-buf unless it is told not to. A gated pause is refused then.
     """
     variables = (
         ("TORCHELASTIC_RUN_ID", name),
