@@ -24,7 +24,8 @@ type owner struct {
 	start uint64
 }
 
-// set is a set, whose descriptors the keeper holds by the numbers of its chunks; that of the manifest by the set's own.
+// set is a set. The keeper holds its descriptors by the numbers of its chunks, and the manifest's by the number of the
+// set.
 type set struct {
 	control.KeptSet
 	maker  owner         // of a set that is not complete

@@ -1,5 +1,5 @@
 // Package watch sees each allocation of the process and changes none. It is C for the most part, because calls that are
-// passed on do not enter Go (watch.h, which says who calls it and when).
+// passed on do not enter Go (watch.h says which threads call it, and when).
 //
 // Its nouns: a block is an allocation, a handle of memory or a mapping of such memory, and one table has all blocks. An
 // owner is a library on a device, and the account counts the blocks of each owner. A recording is a file with all that

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,14 @@ pause, resume, paused, lend = (
     for function in (tms.ray.pause, tms.ray.resume, tms.ray.paused, tms.ray.lend)
 )
 """A busy machine may take longer than the usual minute."""
+
+
+def logs() -> str:
+    """The ends of the logs of Ray's processes: its error does not say why a node did not start."""
+    found = Path(tempfile.gettempdir()).glob("ray/session_2*/logs/*.*")
+    files = [path for path in sorted(found) if path.is_file()]
+    texts = {str(path): path.read_text(errors="replace")[-1500:] for path in files}
+    return "\n".join(f"== {path}\n{text}" for path, text in texts.items() if text)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +79,14 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         patch.setenv("RAY_prestart_worker_first_driver", "0")  # which no actor of these would use
         small = {"num_cpus": 8, "object_store_memory": 80 * MiB}
-        made = Cluster(
-            initialize_head=True,
-            head_node_args={**small, "include_dashboard": False, "resources": {"node0": 8}},
-        )
-        made.add_node(**small, resources={"node1": 8})
+        try:
+            made = Cluster(
+                initialize_head=True,
+                head_node_args={**small, "include_dashboard": False, "resources": {"node0": 8}},
+            )
+            made.add_node(**small, resources={"node1": 8})
+        except Exception as failed:
+            raise AssertionError(logs()) from failed
         ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
         yield made
         ray.shutdown()

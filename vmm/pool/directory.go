@@ -6,8 +6,7 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-// Directory says who owns the segment in which an address lies. The zero value is empty; it is safe for use by many
-// threads.
+// Directory finds the owner of the segment in which an address lies. The zero value is empty. Many threads may use it.
 type Directory[T any] struct {
 	mu       sync.RWMutex
 	ends     ordered.Set         // of the segments
