@@ -28,10 +28,15 @@ static void *churn(void *unused)
 	return unused;
 }
 
-/* Threads that give the device work all the time, on memory of their own, and check what they have written there. */
+/* Threads that give the device work all the time, on memory of their own, and check what they have written there. They
+ * allocate one after another, because threads that allocate at the same time may each make a granule for its small
+ * allocation, and tests count the memory. */
 static void *work(void *unused)
 {
+	static pthread_mutex_t allocating = PTHREAD_MUTEX_INITIALIZER;
+	EXPECT(pthread_mutex_lock(&allocating), 0);
 	unsigned *memory = pausable(MIB, "working", true);
+	EXPECT(pthread_mutex_unlock(&allocating), 0);
 	for (unsigned i = 0; !stop; i++, cycles++) {
 		unsigned read = ~i;
 		EXPECT(cudaMemset(memory + 1, (int)(i & 0xff), 64), 0);
