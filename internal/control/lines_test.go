@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/vmm/stats"
 )
@@ -92,6 +93,7 @@ func replyLines(t *testing.T) []control.Reply {
 		{ID: 23, OK: true, Reserved: map[int]uint64{0: 4 << 20}},
 		{ID: 24, OK: true},
 		{ID: 14, Code: 600, Error: "the memory is paused", Stopped: true},
+		{ID: 7, OK: true, Ignored: []string{"colour"}},
 	}
 	for i := range replies {
 		replies[i].Version = control.Version
@@ -163,8 +165,6 @@ func TestFieldsOfOtherOperations(t *testing.T) {
 		`{"version":1,"op":"list","file":"/tmp/x"}`:                          "list takes no file",
 		`{"version":1,"op":"lend","tag":"a"}`:                                "lend takes no tag",
 		`{"version":1,"op":"keep","share":1}`:                                "keep takes no share",
-		`{"version":1,"op":"list","-":1}`:                                    `unknown field "-"`,
-		`{"version":1,"op":"status","color":null}`:                           `unknown field "color"`,
 		`{"version":1,"op":"status","set":"x"}`:                              "not understood",
 		`{"version":1,"op":"status","set":0,"force":false,"tag":null}`:       "",
 		`{"version":1,"op":"lend","share":1,"file":"","node":null,"wait":0}`: "",
@@ -189,6 +189,55 @@ func TestReplyLines(t *testing.T) {
 	}
 	golden(t, "replies.jsonl", lines)
 	require.Empty(t, fieldsMissing(t, reflect.TypeFor[control.Reply](), lines))
+}
+
+// What version 0.1 wrote is still read, and means the same: its requests by a process of today, its replies by a client.
+// The files of testdata/0.1 are never changed.
+func TestLinesOfVersion01(t *testing.T) {
+	lines := func(name string) (found [][]byte) {
+		text, err := os.ReadFile(filepath.Join("testdata", "0.1", name))
+		require.NoError(t, err)
+		return bytes.Split(bytes.TrimSpace(text), []byte("\n"))
+	}
+	for _, line := range lines("requests.jsonl") {
+		request, _, err := control.ParseRequest(line)
+		require.NoError(t, err, "%s", line)
+		require.Empty(t, control.Unknown(line), "%s", line)
+		again, err := json.Marshal(request)
+		require.NoError(t, err)
+		require.JSONEq(t, string(line), string(again))
+	}
+	for _, line := range lines("replies.jsonl") {
+		var reply control.Reply
+		require.NoError(t, json.Unmarshal(line, &reply), "%s", line)
+		again, err := json.Marshal(reply)
+		require.NoError(t, err)
+		require.JSONEq(t, string(line), string(again))
+	}
+	hermetic.Stable[control.ProcessState](t, filepath.Join("testdata", "process.json"))
+}
+
+// A later version adds fields that an earlier one does not know: it ignores and names them, and reads the rest.
+func TestFieldsOfLaterVersions(t *testing.T) {
+	for line, unknown := range map[string][]string{
+		`{"version":1,"op":"list","-":1}`:                             {"-"},
+		`{"version":1,"op":"status","color":null}`:                    {"color"},
+		`{"version":1,"op":"pause","tag":"a","b":{"c":[1]},"Tagg":0}`: {"Tagg", "b"},
+		`{"version":1,"op":"pause","TAG":"a"}`:                        nil,
+	} {
+		require.Equal(t, unknown, control.Unknown([]byte(line)), line)
+		request, _, err := control.ParseRequest([]byte(line))
+		require.NoError(t, err, line)
+		require.Contains(t, line, request.Operation())
+	}
+	require.Empty(t, control.Unknown([]byte("[]")))
+	for line, refused := range map[string]string{
+		`{"version":2,"op":"status"}`:   "the request has version 2 of the protocol, and this process speaks version 1",
+		`{"version":1,"op":"snapshot"}`: `there is no operation "snapshot"; there are status, pause`,
+	} {
+		_, _, err := control.ParseRequest([]byte(line))
+		require.ErrorContains(t, err, refused)
+	}
 }
 
 // docs/protocol.md shows each line of the golden files, and no other.

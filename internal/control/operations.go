@@ -114,13 +114,10 @@ func ParseRequest(line []byte) (r Request, id uint64, err error) {
 	if head.Version > Version { // its fields may be others
 		return nil, head.ID, wrongVersion(head.Version)
 	}
-	if err == nil {
-		err = onlyKnown(line)
-	}
 	if err != nil {
 		return nil, head.ID, notUnderstood(err)
 	}
-	if head.Version != Version {
+	if head.Version < 1 {
 		return nil, head.ID, wrongVersion(head.Version)
 	}
 	operation, known := operations[head.Op]
@@ -146,19 +143,14 @@ func wrongVersion(version int) error {
 		Version)
 }
 
-// onlyKnown refuses a line with a field that no request has. Like encoding/json, it ignores the case of names.
-func onlyKnown(line []byte) error {
+// Unknown returns the fields of a request's line that no request has. A process ignores them, and names them in its
+// reply. Like encoding/json, Unknown ignores the case of names.
+func Unknown(line []byte) (unknown []string) {
 	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(line, &fields); err != nil {
-		return err
-	}
+	_ = json.Unmarshal(line, &fields) // a line that is no object is refused
 	var names []string
-	for _, read := range types {
-		r, err := read(line)
-		if err != nil {
-			return err
-		}
-		of := reflect.TypeOf(r)
+	for _, of := range []reflect.Type{reflect.TypeFor[SteerRequest](), reflect.TypeFor[LendRequest](),
+		reflect.TypeFor[SetRequest]()} {
 		for i := range of.NumField() {
 			if name := jsonName(of.Field(i)); name != unsent {
 				names = append(names, name)
@@ -167,10 +159,11 @@ func onlyKnown(line []byte) error {
 	}
 	for field := range fields {
 		if !slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, field) }) {
-			return fmt.Errorf("unknown field %q", field)
+			unknown = append(unknown, field)
 		}
 	}
-	return nil
+	slices.Sort(unknown)
+	return unknown
 }
 
 // takesOnly refuses a line that says something in a field that its operation does not take. A field of any request may

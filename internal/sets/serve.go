@@ -105,7 +105,7 @@ func (k *Keeper) attend(client int) {
 	if err = errors.Join(err, hidden, failed); err == nil {
 		reply, descriptor, settle, err = k.answer(from, request, &given)
 	}
-	reply.Version, reply.ID, reply.OK = control.Version, id, err == nil
+	reply.Version, reply.ID, reply.OK, reply.Ignored = control.Version, id, err == nil, control.Unknown(line)
 	if err != nil {
 		reply.Code, reply.Error = cuda.Code(err), err.Error()
 	}

@@ -36,7 +36,7 @@ func (s *Server) accept(socket int, now time.Time) {
 			}
 			return
 		}
-		c := &connection{descriptor: descriptor, passed: -1}
+		c := &connection{descriptor: descriptor, passed: -1, ignored: map[uint64][]string{}}
 		peer, err := unix.GetsockoptUcred(descriptor, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		switch {
 		case err != nil || int(peer.Uid) != unix.Geteuid() && peer.Uid != 0:

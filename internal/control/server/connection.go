@@ -30,8 +30,9 @@ type connection struct {
 	asked      time.Time // when it first asked for the resume, in turn, that lacks memory; or zero
 	status     uint8     // one of the below
 	statusID   uint64
-	lease      time.Duration // how long it may stay silent while it holds threads up, or 0 for no limit
-	recording  int           // the number of the recording that it has begun and not ended, or 0
+	lease      time.Duration       // how long it may stay silent while it holds threads up, or 0 for no limit
+	ignored    map[uint64][]string // fields of requests without an answer yet, by the requests' IDs
+	recording  int                 // the number of the recording that it has begun and not ended, or 0
 }
 
 // States of a client's request for a status, for a thread at the gate, or for memory.
@@ -85,7 +86,8 @@ func (c *connection) refuse(id uint64, err error) {
 }
 
 func (c *connection) answer(reply control.Reply) {
-	reply.Version = control.Version
+	reply.Version, reply.Ignored = control.Version, c.ignored[reply.ID]
+	delete(c.ignored, reply.ID)
 	c.written = time.Now()
 	c.since = c.written
 	c.out = append(c.out, control.Line(reply)...)

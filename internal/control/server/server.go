@@ -283,6 +283,9 @@ func (s *Server) request(c *connection, line []byte) {
 		c.refuse(id, err)
 		return
 	}
+	if unknown := control.Unknown(line); len(unknown) > 0 {
+		c.ignored[id] = unknown
+	}
 	_, lends := r.(control.LendRequest)
 	sharing := lends || c.holds(r)
 	if c.seated = c.seated || !sharing && s.seats(); !c.seated && !sharing {

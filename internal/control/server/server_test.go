@@ -2,7 +2,10 @@ package server_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -625,6 +628,28 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		require.NotEmpty(t, reply.Error)
 	}
 	require.True(t, do(t, c, undo).OK)
+}
+
+// A request of a later version is carried out without the fields that this process does not know, which the reply names.
+func TestIgnoredFields(t *testing.T) {
+	serve(t).pausing("weights")
+	address := filepath.Join(control.Directories("", os.Getenv("TMPDIR"), os.Geteuid())[0], control.Name(os.Getpid()))
+	connection, err := net.Dial("unix", address)
+	require.NoError(t, err)
+	defer connection.Close()
+	replies := json.NewDecoder(connection)
+	for line, ignored := range map[string][]string{
+		`{"version":1,"id":1,"op":"status","colour":"red"}`:      {"colour"},
+		`{"version":1,"id":2,"op":"pause","why":"x","by":[1,2]}`: {"by", "why"},
+		`{"version":1,"id":2,"op":"status"}`:                     nil,
+	} {
+		_, err = io.WriteString(connection, line+"\n")
+		require.NoError(t, err)
+		var reply control.Reply
+		require.NoError(t, replies.Decode(&reply))
+		require.True(t, reply.OK, "%s: %s", line, reply.Error)
+		require.Equal(t, ignored, reply.Ignored, line)
+	}
 }
 
 // Memory that was paused with Yield stays so whichever client leaves, until a thread waits for it. Then the process

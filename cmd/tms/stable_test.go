@@ -1,0 +1,59 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/aid/hermetic"
+	"tms/internal/control"
+	"tms/internal/doctor"
+	"tms/internal/fleet"
+	"tms/internal/group"
+	"tms/internal/report/replay"
+)
+
+// No field of what the commands write as JSON is renamed, removed, or of another type than before.
+func TestJSONIsStable(t *testing.T) {
+	file := func(name string) string { return filepath.Join("testdata", "json", name+".json") }
+	hermetic.Stable[fleet.Process](t, file("ps"))
+	hermetic.Stable[group.Outcome](t, file("pause")) // and of resume, swap and move
+	hermetic.Stable[group.Plan](t, file("dry-run"))
+	hermetic.Stable[control.KeptSet](t, file("kept"))
+	hermetic.Stable[verified](t, file("kept-verify"))
+	hermetic.Stable[doctor.Report](t, file("doctor"))
+	hermetic.Stable[replay.Result](t, file("replay"))
+}
+
+// A library that was loaded before an upgrade runs the command of after it: these are the arguments of libtms.so 0.1.
+func TestArgumentsOfEarlierLibraries(t *testing.T) {
+	for _, line := range []string{
+		"pause 1 --everything --force --timeout 1.000000 --report",
+		"resume 1 --driver --wait 1.000000 --report",
+		"share 1 --report",
+		"keeper --start",
+		"keeper --idle",
+		"kept promote --start -- model",
+		"kept demote --start",
+	} {
+		command, arguments, err := rootCommand().Find(strings.Split(line, " "))
+		require.NoError(t, err, line)
+		require.Equal(t, strings.Split(line, " ")[0], strings.Split(command.CommandPath(), " ")[1], line)
+		require.NoError(t, command.ParseFlags(arguments), line)
+		require.NoError(t, command.ValidateArgs(command.Flags().Args()), line)
+	}
+}
+
+// A command understands a process whose library is newer, as far as it knows what the process says.
+func TestALaterLibrary(t *testing.T) {
+	ownSockets(t)
+	pid := answering(t, "later").number()
+	require.Contains(t, succeeds(t, "ps"), pid)
+	for _, line := range []string{"pause", "resume"} {
+		outcomes := parsed[[]group.Outcome](t, succeeds(t, line, pid, "--json"))
+		require.True(t, outcomes[0].OK)
+		require.Equal(t, uint64(1), outcomes[0].Bytes)
+	}
+}
