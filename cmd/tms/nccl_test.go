@@ -278,7 +278,6 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	for _, at := range []string{"Lock", "Checkpoint"} {
 		dies(t, at+":1", "pause", c.number(), "--everything")
 		if at == "Checkpoint" { // the process is locked, and undoes its part when it is unlocked
-			time.Sleep(100 * time.Millisecond)
 			succeeds(t, "resume", c.number())
 			c.goesOnWith(96)
 			require.Equal(t, "0 ", c.do("pause"))
@@ -438,7 +437,6 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 		for _, at := range []string{"Lock", "Checkpoint"} {
 			dies(t, at+":1", pause...)
 			if at == "Checkpoint" {
-				time.Sleep(100 * time.Millisecond)
 				spread(t, "resume")
 			}
 			ranks.goOnWith(72)
