@@ -65,7 +65,7 @@ func (h *held) String() string {
 func TestTheLockIsNeverHeldForLong(t *testing.T) {
 	segments, most := 4000, 1500*time.Microsecond
 	if !hermetic.Quick {
-		segments, most = 40000, 5*time.Millisecond
+		segments, most = hermetic.Often(300000, 40000), 5*time.Millisecond
 	}
 	if testing.Short() {
 		most *= 20 // the race detector
@@ -145,21 +145,29 @@ func holdLock(t *testing.T, segments int, most time.Duration) (slow map[string]s
 	measure("pause", func() error { return pause(e, vmm.Options{Gated: true}) })
 	measureAll()
 	measure("resume", func() error { return resume(e, vmm.Options{ExtentBytes: 80 * mib}) })
-	for i := 1; i < len(all); i += 2 { // slack, in part
-		frees(t, e, all[i])
+	// The kernel lets a process have 65,530 mappings. In the simulator each hole in an extent takes two.
+	const holes = 20000
+	var captured []uintptr
+	for i, address := range all { // slack, in part
+		if i%2 == 1 && i < 2*holes {
+			frees(t, e, address)
+		} else {
+			captured = append(captured, address)
+		}
 	}
 	measureAll()
 	measure("frees in a capture", func() error {
-		for i := 0; i < len(all); i += 2 {
-			require.NoError(t, e.Free(all[i], true))
+		for _, address := range captured {
+			require.NoError(t, e.Free(address, true))
 		}
 		return nil
 	})
 	measureAll()
 	measure("pause", func() error { return pause(e, vmm.Options{}) })
 	measure("resume", func() error { return resume(e, vmm.Options{}) })
+	apart := min(segments, 40000) // each is a mapping of its own
 	measure("malloc in tags of their own", func() error {
-		for i := range segments {
+		for i := range apart {
 			_, err := e.Malloc(vmm.Request{Size: 1, Tag: fmt.Sprint("tag", i)})
 			require.NoError(t, err)
 		}
@@ -171,10 +179,10 @@ func holdLock(t *testing.T, segments int, most time.Duration) (slow map[string]s
 	measure("reset", func() error { e.Reset(0); return nil })
 
 	malloc(t, e, r)
-	base, err := driver.MemAddressReserve(uint64(segments)*2*mib, 0)
+	base, err := driver.MemAddressReserve(uint64(apart)*2*mib, 0)
 	require.NoError(t, err)
 	measure("map", func() error {
-		for i := range segments {
+		for i := range apart {
 			handle, err := e.UserMapped().Create(vmm.Request{Size: 2 * mib, Tag: "t"}, cuda.PinnedOn(0))
 			require.NoError(t, err)
 			require.NoError(t, e.UserMapped().Map(base+uintptr(i)*2*mib, 2*mib, 0, handle, 0))
@@ -182,12 +190,12 @@ func holdLock(t *testing.T, segments int, most time.Duration) (slow map[string]s
 		}
 		return nil
 	})
-	measure("access", func() error { return e.UserMapped().SetAccess(base, uint64(segments)*2*mib, onDevice0) })
+	measure("access", func() error { return e.UserMapped().SetAccess(base, uint64(apart)*2*mib, onDevice0) })
 	measureAll()
 	measure("pause", func() error { return pause(e, vmm.Options{}) })
 	measure("resume", func() error { return resume(e, vmm.Options{}) })
-	measure("unmap", func() error { return e.UserMapped().Unmap(base, uint64(segments)*2*mib) })
-	require.NoError(t, driver.MemAddressFree(base, uint64(segments)*2*mib))
+	measure("unmap", func() error { return e.UserMapped().Unmap(base, uint64(apart)*2*mib) })
+	require.NoError(t, driver.MemAddressFree(base, uint64(apart)*2*mib))
 	return slow
 }
 
