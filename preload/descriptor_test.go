@@ -19,7 +19,7 @@ func requireComplaints(t *testing.T, text string) {
 	t.Helper()
 	require.Equal(t, 2, strings.Count(text, "\n"), text)
 	require.Contains(t, text, "tms: TMS_INIT_ENABLE=maybe")
-	require.Contains(t, text, "tms: TMS_TRACE=")
+	require.Contains(t, text, "tms: the recording to ")
 }
 
 func TestMessagesGoToStderrOnly(t *testing.T) {

@@ -157,7 +157,7 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 		"/dev/full": "it is no plain file",
 	} {
 		o := run(t, program, []string{"calls"}, "TMS_TRACE="+path).succeeded(t)
-		require.Regexp(t, `^tms: TMS_TRACE=`+path+`: .*: `+why+`; no more is recorded\n$`, o.stderr)
+		require.Regexp(t, `^tms: the recording to `+path+`: .*: `+why+`; nothing is recorded\n$`, o.stderr)
 	}
 }
 

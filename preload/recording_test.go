@@ -99,7 +99,7 @@ func TestRecordingLosesItsFile(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "trace")
 			o := run(t, program, []string{name, path, "40000", fmt.Sprint(c.limit)}, "TMS_TRACE="+path).succeeded(t)
 			require.Equal(t, 1, strings.Count(o.stderr, "\n"), o.stderr)
-			require.Contains(t, o.stderr, "tms: TMS_TRACE="+path)
+			require.Contains(t, o.stderr, "tms: the recording to "+path)
 			require.Contains(t, o.stderr, c.words)
 			require.Contains(t, o.stderr, "no more is recorded")
 			if name == "full" { // what was recorded is whole

@@ -146,6 +146,9 @@ func (r Records) Unknown(name string) string {
 	if !unknown {
 		return ""
 	}
+	if len(known) == 0 {
+		return fmt.Sprintf("nothing was ever allocated with tag %.80q, nor with any other", name)
+	}
 	slices.Sort(known)
 	var quoted []string
 	for _, n := range known[:min(len(known), namesTold)] {

@@ -63,10 +63,15 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 	for line, want := range map[string]string{ // each space begins an argument
 		"puase": `tms: there is no command "puase" (perhaps you mean pause); see tms --help` + "\n",
 		"doctr": "see tms --help",
+		"list":  `there is no command "list" (perhaps you mean ps); see tms --help`,
+
+		"help nonsense":   `there is no command "nonsense"; see tms --help`,
+		"help kept drops": `there is no command "kept drops" (perhaps you mean drop); see tms kept --help`,
+		"completion tcsh": `there is no command "completion tcsh" (perhaps you mean bash or`,
 
 		"pause":                          "name the processes by number, or give --all",
 		"pause x":                        `"x" is no process`,
-		"kept x":                         `tms kept takes flags alone, and "x" is none`,
+		"kept x":                         `there is no command "kept x"; see tms kept --help`,
 		"kept drop":                      "name the sets (tms kept lists them)",
 		"kept demote":                    "name the sets (tms kept lists them)",
 		"kept demote x --to moon":        "--to moon: give host or disk",

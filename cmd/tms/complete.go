@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +36,21 @@ func completeProcesses(_ *cobra.Command, given []string, _ string) (found []stri
 		}
 	}
 	return found, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeProgram completes the first word to a program on PATH or a file, and later words to files.
+func completeProgram(_ *cobra.Command, given []string, word string) (found []string, _ cobra.ShellCompDirective) {
+	if len(given) == 0 && !strings.Contains(word, "/") {
+		for _, folder := range filepath.SplitList(os.Getenv("PATH")) {
+			entries, _ := os.ReadDir(folder)
+			for _, entry := range entries {
+				if strings.HasPrefix(entry.Name(), word) && !entry.IsDir() {
+					found = append(found, entry.Name())
+				}
+			}
+		}
+	}
+	return fleet.Distinct(completable(found)), cobra.ShellCompDirectiveDefault
 }
 
 // completeTags completes the tags of the processes that are named, or of all.

@@ -228,7 +228,7 @@ func TestText(t *testing.T) {
 	require.Zero(t, code)
 	for _, line := range []string{
 		`(?m)^driver +CUDA 13\.\d`, `(?m)^device 1 +64.0 MiB, .* 2.00 MiB$`, `(?m)^program +` + program + `$`,
-		`(?m)^cudart +.*/libcudart\.so\.13$`, `(?m)^ok +vmm +every device`, `(?m)^ +-> start it with LD_PRELOAD=/`,
+		`(?m)^cudart +.*/libcudart\.so\.13$`, `(?m)^ok +vmm +every device`, `(?m)^ +-> start it with tms run -- COMMAND.*LD_PRELOAD=/`,
 		`\nThe program can be interposed\.\n$`,
 	} {
 		require.Regexp(t, line, stdout)

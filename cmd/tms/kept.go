@@ -75,7 +75,7 @@ USERS are the processes that have it open. A set that was dropped or replaced by
 a later one of its name is listed until its last user goes.`,
 		Example: `  tms kept
   tms kept drop qwen3-8b`,
-		Args:              noArguments,
+		Args:              commandsAlone,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
 			listed, err := askKeeper(control.SetRequest{Op: control.List})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -24,8 +25,10 @@ says how much is free.`,
 		Example: `  tms kept reserve 64G
   tms kept reserve 64G --device 4     # on the NUMA node of another GPU`,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		Args:              cobra.MaximumNArgs(1),
 		RunE: func(command *cobra.Command, arguments []string) (err error) {
+			if len(arguments) > 1 {
+				return errors.New("give one number of bytes, such as 64G, or none")
+			}
 			bytes := uint64(sets.Unchanged)
 			if len(arguments) > 0 && arguments[0] == "0" {
 				bytes = 0

@@ -72,6 +72,11 @@ func isFile(path string) bool {
 	return err == nil && !info.IsDir()
 }
 
+func isFolder(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
 // showLibrary is the command without a command: it prints the library's path alone, or how to use the library. Where
 // there is no library, the answer is "no".
 func showLibrary(root *cobra.Command, pathAlone bool) error {

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	release "tms"
+	"tms/internal/aid/readable"
 )
 
 var version = release.Version
@@ -36,18 +38,29 @@ var (
 )
 
 func main() {
+	outliveReaders()
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
 func run(arguments []string, stdout, stderr io.Writer) int {
+	out := &output{to: stdout}
 	root := rootCommand()
 	root.SetArgs(arguments)
-	root.SetOut(stdout)
+	root.SetOut(out)
 	root.SetErr(stderr)
+	addHelp(root)
+	if len(arguments) > 0 && arguments[0] == cobra.ShellCompRequestCmd {
+		root.Flags().VisitAll(func(flag *pflag.Flag) { flag.Hidden = false })
+	}
+	err := root.Execute()
+	return out.lost(stderr, exitStatus(err, out, stderr), err)
+}
 
+// exitStatus returns the exit status of a command, and says why it has failed unless the command has said so.
+func exitStatus(err error, out *output, stderr io.Writer) int {
 	var notRun notRunError
-	switch err := root.Execute(); {
-	case err == nil:
+	switch {
+	case err == nil || out.failed != nil && errors.Is(err, out.failed):
 		return 0
 	case errors.Is(err, errNo):
 		return exitNo
@@ -68,25 +81,14 @@ func rootCommand() *cobra.Command {
 	var pathAlone bool
 	root := &cobra.Command{
 		Use:           "tms [--path]",
-		Short:         "Pausable GPU memory: tms says how to use libtms.so, tms --path where it is",
+		Short:         "Pausable GPU memory: tms alone says how to use libtms.so, --path where it is",
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 
 		DisableFlagsInUseLine: true,
-		Args: func(root *cobra.Command, arguments []string) error {
-			if len(arguments) > 0 {
-				meant := ""
-				if similar := root.SuggestionsFor(arguments[0]); len(similar) > 0 {
-					meant = fmt.Sprintf(" (perhaps you mean %s)", strings.Join(similar, " or "))
-				}
-				return fmt.Errorf("there is no command %q%s; see tms --help", arguments[0], meant)
-			}
-			return nil
-		},
-		RunE: func(root *cobra.Command, _ []string) error { return showLibrary(root, pathAlone) },
-
-		SuggestionsMinimumDistance: 2,
+		Args:                  commandsAlone,
+		RunE:                  func(root *cobra.Command, _ []string) error { return showLibrary(root, pathAlone) },
 	}
 	root.SetVersionTemplate("tms {{.Version}}\n")
 	root.Flags().BoolVar(&pathAlone, "path", false, "print the path of libtms.so, for LD_PRELOAD")
@@ -107,6 +109,38 @@ func rootCommand() *cobra.Command {
 	return root
 }
 
+// addHelp adds the commands help and completion, when root has its output.
+func addHelp(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
+	for _, command := range root.Commands() {
+		switch command.Name() {
+		case "completion":
+			command.Args = commandsAlone
+			command.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
+		case "help":
+			command.Args = func(_ *cobra.Command, names []string) error {
+				found, unknown, err := root.Find(names)
+				return cmp.Or(err, commandsAlone(found, unknown))
+			}
+		}
+	}
+}
+
+// commandsAlone refuses the name of a command that there is not.
+func commandsAlone(command *cobra.Command, arguments []string) error {
+	if len(arguments) == 0 {
+		return nil
+	}
+	meant := ""
+	command.SuggestionsMinimumDistance = 2
+	if similar := command.SuggestionsFor(arguments[0]); len(similar) > 0 {
+		meant = fmt.Sprintf(" (perhaps you mean %s)", strings.Join(similar, " or "))
+	}
+	_, path, _ := strings.Cut(command.CommandPath()+" "+readable.Printable(arguments[0]), " ")
+	return fmt.Errorf("there is no command %q%s; see %s --help", path, meant, command.CommandPath())
+}
+
 // plainly says what to write in place of a flag's bad value, where pflag names the Go function that refused it.
 func plainly(err error) error {
 	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
@@ -119,7 +153,7 @@ func plainly(err error) error {
 	case "bool":
 		why = errors.New("give true or false")
 	case "int":
-		why = errors.New("give a whole number, such as 12345")
+		why = fmt.Errorf("give a whole number, such as %s", map[bool]string{true: "12345", false: "1"}[flag.Name == "pid"])
 	case "float64":
 		why = errors.New("give a number, such as 1")
 	}

@@ -367,8 +367,8 @@ func TestMovesThatAreRefused(t *testing.T) {
 	}
 	refused("GPU 0 is a one, and GPU 1 a other: the driver moves a process only between GPUs of one model", "--to", "1")
 	refused("it is there already: it is on GPU 0", "--to", "0")
-	refused(`"3" is not one of the 3 GPUs here; give the number or the UUID that nvidia-smi -L lists`, "--to", "3")
-	refused(`"GPU-6" is not one of the 3 GPUs`, "--to", "GPU-6")
+	refused(`there is no GPU "3" here: give a number or a UUID that nvidia-smi -L lists`, "--to", "3")
+	refused(`there is no GPU "GPU-6" here`, "--to", "GPU-6")
 	refused("it does not use the GPU: it is on GPU 0", "--from", "1", "--to", "2")
 	refused("0=1,0=2: each GPU can go to one other, and each be taken once", "--map", "0=1,0=2")
 	refused("0=1,2=1: each GPU can go to one other", "--map", "0=1,2=1")

@@ -34,8 +34,9 @@ func ofWhom(job string) string {
 func psCommand() *cobra.Command {
 	var l listing
 	command := &cobra.Command{
-		Use:   "ps [PID...]",
-		Short: "List the processes that can be paused from outside",
+		Use:        "ps [PID...]",
+		Short:      "List the processes that can be paused from outside",
+		SuggestFor: []string{"list", "ls", "stats", "status"},
 		Long: `Lists the processes of this user that can be paused, with a row for each tag on
 each device. LIVE is what the program has allocated, HELD is the device memory
 that it has now, and BACKUP says where contents wait.`,
@@ -119,6 +120,9 @@ func (p *page) line(words string) {
 
 // columns returns the width of a terminal, or else COLUMNS, such as watch sets it.
 func columns(to io.Writer) int {
+	if out, ok := to.(*output); ok {
+		to = out.to
+	}
 	if file, ok := to.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
 			return int(size.Col)

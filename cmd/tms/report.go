@@ -45,7 +45,7 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 					return fmt.Errorf("%s is a trace, and would be lost: name another file with -o", file)
 				}
 			}
-			err := writeFile(file, func(to io.Writer) error { return write(to, paths) })
+			err := writeFile(command.OutOrStdout(), file, func(to io.Writer) error { return write(to, paths) })
 			if err == nil && !named {
 				fmt.Fprintf(command.OutOrStdout(), "wrote %s\n", file)
 			}
@@ -69,17 +69,17 @@ func isSame(path, other string) bool {
 }
 
 // writeFile leaves no incomplete file behind, and after an error a file that was there before.
-func writeFile(path string, write func(io.Writer) error) error {
+func writeFile(stdout io.Writer, path string, write func(io.Writer) error) error {
 	if path == "-" {
-		return write(os.Stdout)
+		return write(stdout)
 	}
 	to := path
 	if there, err := os.Stat(path); err != nil || there.Mode().IsRegular() {
 		to += ".part" // an earlier file stays until this one is whole
 	}
 	file, err := os.Create(to)
-	if err != nil {
-		return err
+	if failed, ok := errors.AsType[*os.PathError](err); ok {
+		return fmt.Errorf("%s cannot be written: %w", path, failed.Err)
 	}
 	err = errors.Join(write(file), file.Close())
 	if to == path { // a pipe or a device

@@ -8,12 +8,14 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/fleet"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/program"
@@ -78,6 +80,10 @@ func runCommand() *cobra.Command {
 					return fmt.Errorf("--pool %s: %w", kind, err)
 				}
 			}
+			if folder := filepath.Dir(trace); !strings.Contains(folder, "%p") && !isFolder(folder) {
+				return fmt.Errorf("--trace %s: there is no folder %[2]s: make it first", readable.Printable(trace),
+					readable.Printable(folder))
+			}
 			for name, value := range map[string]string{"TMS_INIT_TAG": tag, "TMS_INIT_POOL": kind, "TMS_TRACE": trace} {
 				if value != "" {
 					set[name] = value
@@ -108,13 +114,14 @@ func runCommand() *cobra.Command {
 				for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 					err = cause // without the program's name, which the others have
 				}
-				return notRunError{fmt.Errorf("%s cannot be run: %w", arguments[0], err)}
+				return notRunError{fmt.Errorf("%s cannot be run: %w", readable.Printable(arguments[0]), err)}
 			}
-			return notRunError{fmt.Errorf("%s cannot be run: %w", path,
+			return notRunError{fmt.Errorf("%s cannot be run: %w", readable.Printable(path),
 				syscall.Exec(path, arguments, environment(os.Environ(), set)))}
 		},
 	}
 	command.Flags().SetInterspersed(false)
+	command.ValidArgsFunction = completeProgram
 	command.Flags().StringVar(&tag, "tag", "", "`TAG` of its memory (default \"default\")")
 	command.Flags().StringVar(&backup, "backup", "host", "`WHERE`: host, sparse, disk, peer or none")
 	completes(command, "tag")

@@ -13,7 +13,11 @@ import (
 	"tms/vmm/pool"
 )
 
-const mostDevices = 16 // of the simulator
+// Of the simulator.
+const (
+	mostDevices = 16
+	leastMemory = 2 << 20 // the granule of an allocation
+)
 
 // simulation are the flags of tms run for a machine without a GPU.
 type simulation struct {
@@ -46,6 +50,9 @@ func (s *simulation) set(command *cobra.Command, library string, variables map[s
 	size, err := sizeOf("--memory", s.memory)
 	if err != nil {
 		return err
+	}
+	if size < leastMemory {
+		return fmt.Errorf("--memory %s: a device has at least 2MiB; give a number of bytes, such as 8G", s.memory)
 	}
 	if err := simulated(library, variables); err != nil {
 		return err

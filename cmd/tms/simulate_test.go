@@ -54,9 +54,9 @@ func TestSimulateSettings(t *testing.T) {
 		return string(output), err
 	}
 	for want, flags := range map[string][]string{
-		",,\n":                      nil,
-		simulator + " tms,,\n":      {"--simulate"},
-		simulator + " tms,3,4096\n": {"--simulate", "--devices", "3", "--memory", "4KiB", "--no-inherit"},
+		",,\n":                         nil,
+		simulator + " tms,,\n":         {"--simulate"},
+		simulator + " tms,3,4194304\n": {"--simulate", "--devices", "3", "--memory", "4MiB", "--no-inherit"},
 	} {
 		output, err := says(nil, flags...)
 		require.NoError(t, err, output)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +21,7 @@ import (
 	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
+	"tms/vmm/stats"
 )
 
 // steering are the flags that pause and resume share.
@@ -119,8 +122,11 @@ func processes(arguments []string) (found []int, err error) {
 
 func (s *steering) request(op string) control.SteerRequest {
 	request := control.SteerRequest{Op: op}
-	if s.tag != "" {
-		request.Tag = &s.tag
+	if tag := s.tag; tag != "" {
+		if !utf8.ValidString(tag) {
+			tag = stats.TagText(tag)
+		}
+		request.Tag = &tag
 	}
 	return request
 }
@@ -137,7 +143,7 @@ func (s *steering) named(command *cobra.Command, arguments []string) ([]int, err
 		}
 	}
 	if err == nil && len(pids) == 0 {
-		fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens")
+		fmt.Fprintf(command.ErrOrStderr(), "tms: no process of %s listens; see tms ps\n", cmp.Or(ofWhom(s.job), "this user"))
 	}
 	return pids, err
 }
@@ -206,12 +212,11 @@ func complain(command *cobra.Command, o group.Outcome) {
 	}
 }
 
-// conclude writes the results, if as JSON, and returns the error with which the command ends.
+// conclude writes the results, if as JSON, and returns the error with which the command ends. It need not return that
+// of the write, which output remembers.
 func (s *steering) conclude(command *cobra.Command, results any, outcomes []group.Outcome) error {
 	if s.asJSON {
-		if err := writeJSON(command.OutOrStdout(), results); err != nil {
-			return err
-		}
+		_ = writeJSON(command.OutOrStdout(), results)
 	}
 	return verdict(outcomes)
 }
@@ -254,6 +259,9 @@ resume. Any other takes --force, and must not use the GPU while it is paused.`,
   tms pause 12345 --everything --to disk`,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			switch {
+			case strings.HasPrefix(to, control.ToDisk+":"):
+				return fmt.Errorf("--to %s: each program has its own folder, by TMS_DISK_BACKUP_DIR or "+
+					"tms.set_disk_backup_dir: give --to disk", to)
 			case command.Flags().Changed("to") && to != control.ToDisk && to != control.ToHost:
 				return fmt.Errorf("--to %s: give disk or host", to)
 			case discard && to != "":

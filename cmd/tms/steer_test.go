@@ -432,7 +432,7 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	} {
 		fails(t, exitNoProcess, words, arguments...)
 	}
-	const noProcess = "tms: no process of this user listens\n"
+	const noProcess = "tms: no process of job here:1 listens; see tms ps\n"
 	require.Equal(t, noProcess, fails(t, exitNoProcess, noProcess, "pause", "--job", "here:1", "--force"))
 	require.Equal(t, free, other.do("free"), "its CUDA calls do not wait")
 	contained.do("check")

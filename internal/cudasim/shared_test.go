@@ -160,8 +160,8 @@ func TestTheFirstSaysHowMuchMemoryThereIs(t *testing.T) {
 		append(environment(t), "CUDASIM_SHARED="+g.name, "CUDASIM_MEMORY=32M")...)
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprintf("0\n%d of %d\n", 64*mib, 64*mib), out)
-	require.Equal(t, fmt.Sprintf("cudasim: CUDASIM_MEMORY is %d for the processes that share %s; using that\n", 64*mib,
-		g.name), complaints)
+	require.Equal(t, fmt.Sprintf("cudasim: devices have 64 MiB, not 32 MiB, as the first process of CUDASIM_SHARED=%s "+
+		"wanted; another CUDASIM_SHARED has devices of its own\n", g.name), complaints)
 	one.end()
 	require.Equal(t, fmt.Sprintf("%d of %d", 32*mib, 32*mib), g.start("CUDASIM_MEMORY=32M").do("info", 0)) // all left
 }

@@ -112,7 +112,7 @@ func (r *Report) libraryArchitecture() string {
 	return "x86_64"
 }
 
-// preloadAdvice returns the beginning of a command that preloads the library.
+// preloadAdvice says how to start a program so that it has the library.
 func (r *Report) preloadAdvice() string {
 	path := "/path/to/" + libraryName
 	if r.Library != nil {
@@ -122,5 +122,6 @@ func (r *Report) preloadAdvice() string {
 		return "copy libtms.so to a path without spaces and colons, which LD_PRELOAD cannot hold, and start the " +
 			"program with LD_PRELOAD=PATH"
 	}
-	return "start it with LD_PRELOAD=" + path
+	return "start it with tms run -- COMMAND, so that all of its memory can be paused; with LD_PRELOAD=" + path +
+		" its regions can"
 }

@@ -53,8 +53,8 @@ func (l Legs) String() string {
 func find(gpus []nvml.Device, name string) (at int, err error) {
 	at = slices.IndexFunc(gpus, func(gpu nvml.Device) bool { return name == strconv.Itoa(gpu.Index) || name == gpu.UUID })
 	if at < 0 {
-		err = cuda.Refuse(cuda.InvalidValue, "%q is not one of the %d GPUs here; give the number or the UUID that "+
-			"nvidia-smi -L lists", name, len(gpus))
+		err = cuda.Refuse(cuda.InvalidValue, "there is no GPU %q here: give a number or a UUID that nvidia-smi -L lists",
+			name)
 	}
 	return at, err
 }

@@ -2,6 +2,7 @@ package sets
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"os"
 
@@ -30,7 +31,7 @@ func Reserve(bytes uint64, device int) (free uint64, err error) {
 	}
 	node, err := driver.HostNode(cuda.Device(device))
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("GPU %d: %w", device, err)
 	}
 	reply, _, err := Ask(control.SetRequest{Op: control.Take}, -1)
 	if free = reply.Reserved[node]; bytes == Unchanged {

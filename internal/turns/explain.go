@@ -15,7 +15,7 @@ import (
 func Waits(p fleet.Process, all []fleet.Process) (lines []string) {
 	needs := needsOf(p.ProcessState)
 	for _, uuid := range slices.Sorted(maps.Keys(needs)) {
-		r := maker{pid: p.PID}
+		r := maker{pid: p.PID, silent: silence(all)}
 		device, sharers := r.sharers(uuid, all)
 		if needs[uuid] == 0 || !slices.ContainsFunc(sharers, func(p Process) bool { return p.ID == r.pid }) {
 			continue
@@ -24,9 +24,13 @@ func Waits(p fleet.Process, all []fleet.Process) (lines []string) {
 		if needs[uuid] == 1 { // a call of the driver's that does not say how much
 			what = "memory"
 		}
-		lines = append(lines, fmt.Sprintf("%s; it has waited %.1f s for %s on %s, %s free",
-			inWords(Decide(device, sharers, p.PID)), p.Share.Waited, what, readable.Printable(uuid),
-			readable.Bytes(device.Free)))
+		decision := Decide(device, sharers, p.PID)
+		words := inWords(decision)
+		if of, _ := r.hope(uuid, device, sharers, all); decision.Never && of != "" {
+			words = "it waits for " + of
+		}
+		lines = append(lines, fmt.Sprintf("%s; it has waited %.1f s for %s on %s, %s free", words, p.Share.Waited, what,
+			readable.Printable(uuid), readable.Bytes(device.Free)))
 	}
 	return lines
 }

@@ -93,7 +93,7 @@ func (r *maker) step() (done bool, next time.Duration, err error) {
 	if found[at].Share.Waited < 0 {
 		return true, 0, nil // the process has the memory, or no longer wants it
 	}
-	r.silent = slices.ContainsFunc(found, func(p fleet.Process) bool { return p.Error != "" && !p.Absent })
+	r.silent = silence(found)
 	for uuid, need := range needsOf(found[at].ProcessState) {
 		if need > 0 && !slices.Contains(uuids, uuid) {
 			return false, soonest, nil
@@ -122,7 +122,7 @@ func (r *maker) makeOn(uuid string, found []fleet.Process) (ready bool, next tim
 	}
 	decision := Decide(device, all, r.pid)
 	if decision.Never && !moves(uuid, found) {
-		return false, latest, r.refuse(all[at].Need, device.Free, unexplained(uuid, found), all)
+		return false, latest, r.refuse(uuid, device, all, found)
 	}
 	r.never = time.Time{} // it was for a moment only
 	if decision.Never || decision.Wait > 0 {
@@ -135,25 +135,13 @@ func (r *maker) makeOn(uuid string, found []fleet.Process) (ready bool, next tim
 	return ready, soonest, err
 }
 
-// refuse returns an error that says why there is no room, or nil while that may change. Memory that no process
-// accounts for may belong to a dead process, so refuse waits a while for the driver to free it.
-func (r *maker) refuse(need, free, unexplained uint64, all []Process) error {
-	var lent uint64
-	for _, p := range all {
-		if p.ID != r.pid && !p.Pinned {
-			lent += p.Held()
-		}
-	}
-	patience := time.Duration(0)
-	if r.silent {
-		patience = group.AnswerTime // they may have memory to lend
-	} else if free+lent+unexplained >= need {
-		patience = dyingTime
-	}
+// refuse returns an error that says why there is no room, or nil while that may change.
+func (r *maker) refuse(uuid string, device Device, all []Process, found []fleet.Process) error {
 	if r.never.IsZero() {
 		r.never = time.Now()
 	}
-	if time.Since(r.never) < patience {
+	need, lent := r.short(all)
+	if _, patience := r.hope(uuid, device, all, found); time.Since(r.never) < patience {
 		return nil
 	}
 	var why []string
@@ -162,7 +150,39 @@ func (r *maker) refuse(need, free, unexplained uint64, all []Process) error {
 	}
 	slices.Sort(why)
 	return fmt.Errorf("%s are needed, %s are free and others could lend %s%s%.0w", readable.Bytes(need),
-		readable.Bytes(free), readable.Bytes(lent), strings.Join(why, ""), cuda.OutOfMemory)
+		readable.Bytes(device.Free), readable.Bytes(lent), strings.Join(why, ""), cuda.OutOfMemory)
+}
+
+// hope says what may still make room that no pause makes, and for how long the maker waits for that; "" for nothing.
+// Memory that no process accounts for may belong to a dead process, from which the driver takes it after a while.
+func (r *maker) hope(uuid string, device Device, all []Process, found []fleet.Process) (of string, within time.Duration) {
+	need, lent := r.short(all)
+	switch {
+	case moves(uuid, found):
+		return "a pause or a resume to end", longest
+	case r.silent:
+		return "processes that do not answer", group.AnswerTime
+	case device.Free+lent+unexplained(uuid, found) >= need:
+		return "memory that no process here accounts for, such as that of a process that has just ended", dyingTime
+	}
+	return "", 0
+}
+
+// short returns the bytes that the process waits for, and those that pauses of others would free.
+func (r *maker) short(all []Process) (need, lent uint64) {
+	for _, p := range all {
+		if p.ID == r.pid {
+			need = p.Need
+		} else if !p.Pinned {
+			lent += p.Held()
+		}
+	}
+	return need, lent
+}
+
+// silence reports whether some processes that listen do not answer.
+func silence(found []fleet.Process) bool {
+	return slices.ContainsFunc(found, func(p fleet.Process) bool { return p.Error != "" && !p.Absent })
 }
 
 // moves reports whether a process is in the middle of a pause or resume on a device, which does not count yet.

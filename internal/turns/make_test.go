@@ -47,6 +47,35 @@ func TestShareDoesNotRefuseForAMoment(t *testing.T) {
 	require.ErrorIs(t, look(silent, true), cuda.OutOfMemory)
 }
 
+// The explanation says "never" only where the maker would not wait on.
+func TestTheExplanationHopesAsTheMakerDoes(t *testing.T) {
+	sharer := func(pid int, held, free uint64) fleet.Process {
+		return fleet.Process{Here: pid, ProcessState: control.ProcessState{PID: pid, Gated: true,
+			Share: &control.Share{AtLeast: 3600, Waited: -1},
+			Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{UUID: "GPU-1", TotalBytes: 100, FreeBytes: free,
+				Tags: []stats.Tag{{Tag: "default", PhysicalBytes: held}}}}}}}}
+	}
+	explains := func(held, free uint64, change func(asks, other *fleet.Process)) string {
+		asks, other := sharer(1, 0, free), sharer(2, held, free)
+		asks.Share.Waited, asks.Share.UUID, asks.Share.Bytes = 1, "GPU-1", 90
+		if change != nil {
+			change(&asks, &other)
+		}
+		lines := Waits(asks, []fleet.Process{asks, other})
+		require.Len(t, lines, 1)
+		return lines[0]
+	}
+	require.Contains(t, explains(20, 20, nil), "it waits for memory that no process here accounts for")
+	require.Contains(t, explains(20, 20, func(_, other *fleet.Process) {
+		other.Stats.Devices[0].Progress = &stats.Progress{Operation: "pause"}
+	}), "it waits for a pause or a resume to end")
+	require.Contains(t, explains(20, 20, func(asks, other *fleet.Process) {
+		asks.Share.Bytes, other.Error = 100, "it does not answer"
+	}), "it waits for processes that do not answer")
+	require.Contains(t, explains(20, 20, func(asks, _ *fleet.Process) { asks.Share.Bytes = 101 }),
+		"there will never be enough")
+}
+
 // The parts of one decision are budgeted together, and what does not fit goes to files where that is allowed.
 func TestBudget(t *testing.T) {
 	sharer := func(pid int, disk bool) fleet.Process {

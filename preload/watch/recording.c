@@ -147,8 +147,8 @@ static void close_file(void)
 
 static void stop(const char *what, const char *why)
 {
-	const char *by = from_outside ? "the recording to " : "TMS_TRACE=";
-	snprintf(complaint, sizeof complaint, "%s%.300s: %s: %s; no more is recorded", by, asked, what, why);
+	snprintf(complaint, sizeof complaint, "the recording to %.300s: %s: %s; %s is recorded", asked, what, why,
+		 state == OPEN ? "no more" : "nothing");
 	if (!from_outside || state == OPEN) /* a client outside gets the reply instead */
 		error_log(complaint);
 	close_file();
@@ -311,7 +311,7 @@ OUT_OF_LINE bool take_file(int number)
 {
 	static struct stat found; /* not on the stack, which may be small; lock is held */
 	if (fstat(number, &found) != 0 || !S_ISREG(found.st_mode)) {
-		stop("cannot be recorded to", "it is no plain file");
+		stop("cannot be used", "it is no plain file");
 		return false;
 	}
 	if (flock(number, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -321,7 +321,7 @@ OUT_OF_LINE bool take_file(int number)
 	char begin[sizeof(((struct header *)0)->magic)] = ""; /* TMS_TRACE names what the program's own user wants replaced */
 	if (from_outside && found.st_size > 0 &&
 	    (pread(number, begin, sizeof begin, 0) < 0 || memcmp(begin, MAGIC, sizeof begin) != 0)) {
-		stop("cannot be recorded to", "it is no recording, and would be lost; name another file");
+		stop("cannot be used", "it is no recording, and would be lost; name another file");
 		return false;
 	}
 	device = found.st_dev;

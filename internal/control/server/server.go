@@ -232,7 +232,7 @@ func (s *Server) hear(c *connection, now time.Time) {
 	for c.waits() {
 		line, rest, whole := bytes.Cut(c.in, []byte{'\n'})
 		if len(line) > control.MaxLine {
-			c.fail(fmt.Errorf("the line is longer than %d bytes", control.MaxLine))
+			c.fail(fmt.Errorf("the request has more than %d bytes: is a name in it so long?", control.MaxLine))
 			return
 		}
 		if !whole {

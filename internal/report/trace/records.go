@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"slices"
 	"time"
@@ -100,6 +101,9 @@ func NewRecords(name string, from io.Reader) (*Records, error) {
 	var header [recordSize]byte
 	buffered := bufio.NewReaderSize(from, 1<<20)
 	if _, err := io.ReadFull(buffered, header[:]); err != nil && !ended(err) {
+		if failed, ok := errors.AsType[*fs.PathError](err); ok {
+			err = failed.Err // without the path, which comes before
+		}
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if string(header[:len(magic)]) != magic {

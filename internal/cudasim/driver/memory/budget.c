@@ -213,9 +213,11 @@ static CUresult join(void)
 {
 	if (!drop_dead(segment, descriptor))
 		segment->memory = sim.settings.memory;
-	if (segment->memory != sim.settings.memory)
-		sim_complain("CUDASIM_MEMORY is %llu for the processes that share %s; using that",
-			     (unsigned long long)segment->memory, sim.settings.shared);
+	if (segment->memory != sim.settings.memory && getenv("CUDASIM_MEMORY"))
+		sim_complain("devices have %llu MiB, not %llu MiB, as the first process of CUDASIM_SHARED=%s wanted; "
+			     "another CUDASIM_SHARED has devices of its own",
+			     (unsigned long long)segment->memory >> 20,
+			     (unsigned long long)sim.settings.memory >> 20, sim.settings.shared);
 	for (int i = 0; i < MEMBERS && !own; i++)
 		if (!segment->members[i].process && place_is_free(descriptor, F_OFD_SETLK, i))
 			own = &segment->members[i];
