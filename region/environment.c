@@ -68,6 +68,7 @@ static const struct variable {
 	{"TMS_COMMAND", NULL, NULL, ""},
 	{"TMS_DRIVER_CHECKPOINT", NULL, NULL, ""},
 	{"TMS_KEPT_BUDGET", NULL, NULL, ""},
+	{"TMS_SERVE_TOKEN", NULL, NULL, ""},
 	{"TMS_CONTROL", take_bool, &region_config.control, BOOLEAN},
 	{"TMS_CONTROL_ANY_NAMESPACE", take_bool, &region_config.control_any_namespace, BOOLEAN},
 	{"TMS_TRACE", NULL, NULL, ""},

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -21,12 +20,13 @@ import (
 )
 
 const (
-	scrapesAtOnce = 4 // more are refused
-	headerTime    = 5 * time.Second
-	readTime      = 10 * time.Second // for a scrape and its reader, as Prometheus gives it by default
-	idleTime      = time.Minute      // between two scrapes of a connection
-	tagsMost      = 1000             // of a device of a process
-	commandMost   = 1000             // characters
+	defaultMetrics = "127.0.0.1:9400"
+	scrapesAtOnce  = 4 // more are refused
+	headerTime     = 5 * time.Second
+	readTime       = 10 * time.Second // for a scrape and its reader, as Prometheus gives it by default
+	idleTime       = time.Minute      // between two scrapes of a connection
+	tagsMost       = 1000             // of a device of a process
+	commandMost    = 1000             // characters
 )
 
 func metricsCommand() *cobra.Command {
@@ -41,12 +41,9 @@ Anybody who can reach the address can read it, commands included.`,
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
-			listener, err := net.Listen("tcp", listen)
-			if failed, ok := errors.AsType[*net.OpError](err); ok {
-				err = failed.Err // without the address, which comes before
-			}
+			listener, err := listenTCP(listen, defaultMetrics)
 			if err != nil {
-				return fmt.Errorf("--listen %s: %w; give an address and a free port, such as 127.0.0.1:9400", listen, err)
+				return err
 			}
 			if _, err := fmt.Fprintf(command.OutOrStdout(), "http://%s/metrics\n", listener.Addr()); err != nil {
 				return err
@@ -54,7 +51,7 @@ Anybody who can reach the address can read it, commands included.`,
 			return serveMetrics(listener)
 		},
 	}
-	command.Flags().StringVar(&listen, "listen", "127.0.0.1:9400", "`ADDRESS` (port 0: any free)")
+	command.Flags().StringVar(&listen, "listen", defaultMetrics, "`ADDRESS` (port 0: any free)")
 	completes(command, "listen")
 	return command
 }
@@ -69,12 +66,9 @@ func serveMetrics(listener net.Listener) error {
 		promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
 	server := &http.Server{Handler: paths, ReadHeaderTimeout: headerTime, WriteTimeout: readTime,
 		IdleTimeout: idleTime}
-	ctx, _ := interruptible()
-	context.AfterFunc(ctx, func() { _ = server.Close() })
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	ctx, again := interruptible()
+	context.AfterFunc(ctx, again) // a second signal ends the command
+	return serveHTTP(ctx, server, listener)
 }
 
 // metrics has all metrics but one, with their labels besides those that each has: pid, container and pod. Those whose

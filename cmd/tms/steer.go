@@ -223,15 +223,8 @@ func (s *steering) conclude(command *cobra.Command, results any, outcomes []grou
 
 // verdict returns the error with which a command ends, or nil.
 func verdict(outcomes []group.Outcome) error {
-	switch {
-	case slices.ContainsFunc(outcomes, func(o group.Outcome) bool { return o.Lost }):
-		return errLost
-	case slices.ContainsFunc(outcomes, func(o group.Outcome) bool { return !o.OK && !o.Unreachable }):
-		return errNo
-	case len(outcomes) == 0 || slices.ContainsFunc(outcomes, func(o group.Outcome) bool { return o.Unreachable }):
-		return errNoProcess
-	}
-	return nil
+	return map[group.Result]error{group.SomeUnreachable: errNoProcess, group.SomeFailed: errNo,
+		group.SomeLost: errLost}[group.Summary(outcomes)]
 }
 
 func writeJSON(to io.Writer, value any) error {

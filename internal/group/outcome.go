@@ -147,6 +147,36 @@ func Ended(o Outcome, err error) Outcome {
 	return o
 }
 
+// Result is what several outcomes say together.
+type Result int
+
+// Results, of which the last that is true counts.
+const (
+	AllDone Result = iota
+	SomeUnreachable
+	SomeFailed
+	SomeLost
+)
+
+// Summary returns what outcomes say together. Without any there was no process to reach.
+func Summary(outcomes []Outcome) Result {
+	result := AllDone
+	if len(outcomes) == 0 {
+		result = SomeUnreachable
+	}
+	for _, o := range outcomes {
+		switch {
+		case o.Lost:
+			result = SomeLost
+		case !o.OK && !o.Unreachable:
+			result = max(result, SomeFailed)
+		case !o.OK:
+			result = max(result, SomeUnreachable)
+		}
+	}
+	return result
+}
+
 // Code returns the number of an error, a cudaError_t.
 func Code(err error) int {
 	var refused *Refusal

@@ -30,10 +30,14 @@ func (s *Server) allowed(c *connection, r control.Request) error {
 	return nil
 }
 
-// isAround reports whether this process has a number in the client's PID namespace. An older kernel, or a user
-// namespace between the two, shows only whether the client is in this process's own. (ioctl_nsfs(2))
-func (c *connection) isAround() bool {
-	if namespace, err := c.namespace(); err == nil {
+// isAround is IsAround of a client.
+func (c *connection) isAround() bool { return IsAround(c.descriptor, c.pid) }
+
+// IsAround reports whether this process has a number in the PID namespace of a socket's peer, which has the number pid
+// here, or 0. An older kernel, or a user namespace between the two, shows only whether the peer is in this process's
+// own. (ioctl_nsfs(2))
+func IsAround(socket, pid int) bool {
+	if namespace, err := namespaceOf(socket); err == nil {
 		defer func() { _ = unix.Close(namespace) }()
 		number, _, failed := unix.Syscall(unix.SYS_IOCTL, uintptr(namespace), unix.NS_GET_PID_IN_PIDNS,
 			uintptr(unix.Getpid()))
@@ -41,12 +45,12 @@ func (c *connection) isAround() bool {
 			return failed == 0 && number > 0
 		}
 	}
-	return c.pid > 0 && isBeside(c.pid)
+	return pid > 0 && isBeside(pid)
 }
 
-// namespace opens the client's PID namespace.
-func (c *connection) namespace() (int, error) {
-	handle, err := unix.GetsockoptInt(c.descriptor, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+// namespaceOf opens the PID namespace of a socket's peer.
+func namespaceOf(socket int) (int, error) {
+	handle, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if err != nil {
 		return -1, err
 	}

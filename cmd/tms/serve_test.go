@@ -1,0 +1,388 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/aid/hermetic"
+	"tms/internal/control"
+	"tms/internal/fleet"
+	"tms/internal/group"
+)
+
+// controller is a client of a tms serve that a test has started.
+type controller struct {
+	http.Client
+	t      *testing.T
+	server *steered
+	audit  *said
+	socket string
+}
+
+// controlling starts tms serve, at the user's own socket unless the arguments say otherwise.
+func controlling(t *testing.T, arguments ...string) *controller {
+	t.Helper()
+	c := &controller{t: t, audit: &said{}}
+	command := exec.Command(tms, append([]string{"serve"}, arguments...)...)
+	command.Stderr = c.audit
+	c.server = startProgram(t, command)
+	c.socket, _ = strings.CutPrefix(c.server.line(), "unix:")
+	c.Transport = &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", c.socket)
+		}}
+	return c
+}
+
+// answer is one of the server's, of any kind.
+type answer struct {
+	Status    int
+	Error     string
+	Outcomes  []group.Outcome
+	Plans     []group.Plan
+	Processes []fleet.Process
+	Version   string
+}
+
+// ask sends a request, and returns the answer. Errors: there is none.
+func (c *controller) ask(ctx context.Context, method, path, body string) (a answer, err error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://tms"+path, strings.NewReader(body))
+	require.NoError(c.t, err)
+	reply, err := c.Do(request)
+	if err != nil {
+		return a, err
+	}
+	defer reply.Body.Close()
+	text, err := io.ReadAll(reply.Body)
+	if err == nil {
+		err = json.Unmarshal(text, &a)
+	}
+	a.Status = reply.StatusCode
+	return a, err
+}
+
+func (c *controller) get(path string) answer {
+	c.t.Helper()
+	a, err := c.ask(c.t.Context(), http.MethodGet, path, "")
+	require.NoError(c.t, err)
+	return a
+}
+
+func (c *controller) post(path, body string) answer {
+	c.t.Helper()
+	a, err := c.ask(c.t.Context(), http.MethodPost, path, body)
+	require.NoError(c.t, err)
+	return a
+}
+
+// done posts what must succeed.
+func (c *controller) done(path, body string) []group.Outcome {
+	c.t.Helper()
+	a := c.post(path, body)
+	require.Equal(c.t, http.StatusOK, a.Status, "%s %s: %+v", path, body, a)
+	return a.Outcomes
+}
+
+// records waits for lines of the audit, and returns the last.
+func (c *controller) records(lines int) (line string) {
+	c.t.Helper()
+	require.Eventually(c.t, func() bool {
+		line = c.audit.String()
+		return strings.Count(line, "\n") >= lines
+	}, time.Minute, time.Millisecond)
+	all := strings.Split(strings.TrimSpace(line), "\n")
+	return all[len(all)-1]
+}
+
+func pidsOf(s ...*steered) string {
+	var numbers []string
+	for _, one := range s {
+		numbers = append(numbers, one.number())
+	}
+	return `"pids":[` + strings.Join(numbers, ",") + `]`
+}
+
+// A controller does over HTTP what the commands do.
+func TestServe(t *testing.T) {
+	large, small, _ := pair(t)
+	c := controlling(t)
+	require.Equal(t, filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", "serve.sock"), c.socket)
+	require.Equal(t, version, c.get("/v1/version").Version)
+
+	require.Eventually(t, func() bool { // each has a second to answer
+		listed := c.get("/v1/processes").Processes
+		return len(listed) == 2 && listed[0].Error+listed[1].Error == "" && listed[0].PID == small.Process.Pid
+	}, time.Minute, time.Millisecond)
+
+	// A dry run changes nothing, and what cannot be done changes nothing.
+	plans := c.post("/v1/swap", `{"out":`+small.number()+`,"in":`+large.number()+`,"dry_run":true}`).Plans
+	require.True(t, plans[0].Fits && plans[1].Fits)
+	refused := c.post("/v1/resume", "{"+pidsOf(large)+"}")
+	require.Equal(t, http.StatusConflict, refused.Status)
+	require.Equal(t, 2, refused.Outcomes[0].Code)
+	require.EqualValues(t, smallBytes, held(t, small))
+	require.Zero(t, held(t, large))
+
+	swapped := c.done("/v1/swap", `{"out":`+small.number()+`,"in":`+large.number()+`}`)
+	require.Equal(t, []int{small.Process.Pid, large.Process.Pid}, []int{swapped[0].PID, swapped[1].PID})
+	require.EqualValues(t, largeBytes, swapped[1].Bytes)
+	require.Equal(t, "ok", large.do("check"))
+	line := c.records(2)
+	for _, part := range []string{`"who":"uid `, `, pid `, `"path":"/v1/swap"`, `"result":"done"`,
+		`"pid":` + small.number(), `"request":{"out":` + small.number()} {
+		require.Contains(t, line, part)
+	}
+
+	paused := c.done("/v1/pause", "{"+pidsOf(large)+`,"tag":"weights"}`)
+	require.EqualValues(t, largeBytes-16<<20, paused[0].Bytes)
+	require.EqualValues(t, 16<<20, held(t, large))
+	require.EqualValues(t, largeBytes-16<<20, c.done("/v1/resume", "{"+pidsOf(large)+`,"wait":60}`)[0].Bytes)
+	require.Equal(t, "ok", large.do("check"))
+
+	// Some of several: each has its outcome.
+	some := c.post("/v1/pause", `{"pids":[999999999,`+large.number()+`]}`)
+	require.Equal(t, http.StatusNotFound, some.Status)
+	require.Equal(t, "there is no such process", some.Outcomes[0].Error)
+	require.True(t, some.Outcomes[1].OK)
+	require.Contains(t, c.records(5), `"result":"failed"`)
+
+	// SIGTERM ends it, and what it has paused stays paused.
+	require.NoError(t, c.server.Process.Signal(os.Interrupt))
+	require.NoError(t, c.server.Wait())
+	require.NoFileExists(t, c.socket)
+	require.Zero(t, held(t, large))
+}
+
+// A request that cannot be understood, or contradicts itself, is refused before it does anything.
+func TestServeRefuses(t *testing.T) {
+	ownSockets(t)
+	c := controlling(t)
+	for _, line := range []struct {
+		status            int
+		path, body, words string
+	}{
+		{400, "/v1/pause", ``, "is no JSON object"},
+		{400, "/v1/pause", `{"pids":[1]} {}`, "more behind it"},
+		{400, "/v1/pause", `{"pids":[1],"tagg":"a"}`, `unknown field "tagg"`},
+		{400, "/v1/pause", `{}`, "give the processes by pids, job or all"},
+		{400, "/v1/pause", `{"pids":[1],"all":true}`, "give the processes by pids, job or all"},
+		{400, "/v1/pause", `{"pids":[-1]}`, "-1 is no number of a process"},
+		{400, "/v1/pause", `{"pids":[1],"tag":""}`, "the tag is empty"},
+		{400, "/v1/pause", `{"pids":[1],"timeout":-1}`, "timeout is -1"},
+		{400, "/v1/pause", `{"pids":[1],"to":"tape"}`, "give disk or host"},
+		{400, "/v1/pause", `{"pids":[1],"to":"disk","discard":true}`, "leave to out"},
+		{400, "/v1/pause", `{"pids":[1],"everything":true,"tag":"a"}`, "leave tag out"},
+		{400, "/v1/pause", `{"pids":[1],"everything":true,"dry_run":true}`, "dry_run foretells a plain pause alone"},
+		{400, "/v1/pause", `{"job":"a","to":"disk"}`, "a job cannot move contents"},
+		{400, "/v1/resume", `{"pids":[1],"wait":1e30}`, "wait is 1e+30"},
+		{400, "/v1/swap", `{"out":1,"in":1}`, "two different processes"},
+		{400, "/v1/swap", `{"out":1}`, "0 is no number of a process"},
+		{400, "/v1/move", `{"pids":[1]}`, "give either to, or map"},
+		{400, "/v1/move", `{"pids":[1],"map":{"0":""}}`, "map has each GPU"},
+		{400, "/v1/move", `{"pids":[1],"map":{"0":"1"},"from":"1"}`, "leave it out of a map"},
+		{400, "/v1/move", `{"all":true,"to":"1"}`, "which GPU is to be emptied"},
+		{404, "/v1/pause", `{"all":true}`, "no process of this user listens"},
+		{404, "/v1/pause", `{"job":"a"}`, "no process of this user listens"},
+		{404, "/v1/snapshot", `{}`, "there is no POST /v1/snapshot"},
+		{413, "/v1/pause", `{"tag":"` + strings.Repeat("x", 64<<10) + `"}`, "at most 65536 bytes"},
+	} {
+		a := c.post(line.path, line.body)
+		require.Equal(t, line.status, a.Status, line.body)
+		require.Contains(t, a.Error, line.words, line.body)
+	}
+	require.Equal(t, 404, c.get("/v1/processes/999999999").Status)
+	require.Equal(t, 400, c.get("/v1/processes/x").Status)
+	require.Equal(t, 404, c.get("/v1/pause").Status)
+	require.Contains(t, c.records(20), `"result":"refused"`)
+
+	// A second server finds the first, and a third replaces what a killed one has left.
+	fails(t, exitUsage, "a server answers there: end it, or choose another path", "serve")
+	require.NoError(t, c.server.Process.Kill())
+	_ = c.server.Wait()
+	require.FileExists(t, c.socket)
+	require.Equal(t, version, controlling(t).get("/v1/version").Version)
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	fails(t, exitUsage, "there is a file that is no socket", "serve", "--listen", "unix:"+file)
+	fails(t, exitUsage, "no such file or directory", "serve", "--listen", "unix:"+file+".none/socket")
+}
+
+// A caller that goes before the answer, Ctrl-C on the server, and its end: a resume that waits for memory is withdrawn.
+func TestServeWithdraws(t *testing.T) {
+	ownSockets(t)
+	s := startSteered(t, steeredProgram(t), reaching(t))
+	doing := func(operation string) func() bool { return func() bool { return s.doing() == operation } }
+	s.do("pause", "hog")
+	for _, end := range []func(*controller, context.CancelFunc){
+		func(_ *controller, goes context.CancelFunc) { goes() },
+		func(c *controller, _ context.CancelFunc) { _ = c.server.Process.Signal(os.Interrupt) },
+		func(c *controller, _ context.CancelFunc) { _ = c.server.Process.Kill() },
+	} {
+		c := controlling(t)
+		ctx, goes := context.WithCancel(t.Context())
+		defer goes()
+		type ended struct {
+			answer
+			error
+		}
+		ends := make(chan ended)
+		go func() {
+			a, err := c.ask(ctx, http.MethodPost, "/v1/resume", "{"+pidsOf(s)+`,"wait":600}`)
+			ends <- ended{a, err}
+		}()
+		require.Eventually(t, doing(control.Resume), time.Minute, time.Millisecond)
+		end(c, goes)
+		with := <-ends
+		require.Eventually(t, doing(""), time.Minute, time.Millisecond)
+		require.Zero(t, held(t, s))
+		switch {
+		case ctx.Err() != nil:
+			require.ErrorIs(t, with.error, context.Canceled)
+			require.Contains(t, c.records(1), "interrupted: what had not begun is withdrawn")
+			require.NoError(t, c.server.Process.Kill())
+			_ = c.server.Wait()
+		case with.error == nil: // the server was interrupted, and has answered
+			require.Equal(t, http.StatusConflict, with.Status)
+			require.Contains(t, with.Outcomes[0].Error, "interrupted")
+			require.NoError(t, c.server.Wait())
+		default:
+			require.Error(t, c.server.Wait())
+		}
+	}
+	s.do("unhog", "resume")
+	require.Equal(t, "ok", s.do("check"))
+
+	// A pause that has begun is completed, and then undone.
+	c := controlling(t)
+	s.do("busy 2000")
+	ctx, goes := context.WithCancel(t.Context())
+	go when(doing(control.Pause), goes)
+	_, err := c.ask(ctx, http.MethodPost, "/v1/pause", "{"+pidsOf(s)+"}")
+	require.ErrorIs(t, err, context.Canceled)
+	require.Eventually(t, func() bool { return s.doing() == "" && held(t, s) == smallBytes }, time.Minute,
+		time.Millisecond)
+	require.Equal(t, "ok", s.do("check"))
+}
+
+// A caller goes, or the server is killed, at any moment of a swap: one of the two processes has the device then.
+func TestServeSwapIsEnded(t *testing.T) {
+	in, out, _ := pair(t)
+	c := controlling(t)
+	moments := hermetic.Often(40, 6)
+	for i := range moments {
+		after := time.Duration(i) * 80 * time.Millisecond / time.Duration(moments)
+		ctx, goes := context.WithTimeout(t.Context(), after)
+		if i%2 == 1 {
+			time.AfterFunc(after, func() { _ = c.server.Process.Kill() })
+			ctx = t.Context()
+		}
+		_, _ = c.ask(ctx, http.MethodPost, "/v1/swap", `{"out":`+out.number()+`,"in":`+in.number()+`,"wait":5}`)
+		goes()
+		if i%2 == 1 {
+			_ = c.server.Wait()
+			c = controlling(t)
+		}
+		var swapped bool
+		require.Eventually(t, func() bool {
+			x, y := held(t, in), held(t, out)
+			swapped = x > 0
+			return (x > 0) != (y > 0)
+		}, time.Minute, time.Millisecond)
+		if swapped {
+			in, out = out, in
+		}
+		succeeds(t, "pause", in.number()) // or it might still wait for memory
+		require.Equal(t, "ok", out.do("check"))
+	}
+}
+
+// The server is killed as it asks the driver for something: the process comes back, by itself or by a resume.
+func TestServeIsKilledBesideTheDriver(t *testing.T) {
+	w := startWhole(t)
+	for _, at := range []string{"Lock", "Checkpoint"} {
+		t.Setenv("CUDASIM_FAIL", "cuCheckpointProcess"+at+":1:kill")
+		c := controlling(t)
+		t.Setenv("CUDASIM_FAIL", "")
+		_, err := c.ask(t.Context(), http.MethodPost, "/v1/pause", "{"+pidsOf(w.steered)+`,"everything":true,"force":true}`)
+		require.Error(t, err)
+		_ = c.server.Wait()
+		succeeds(t, "resume", w.number())
+		w.comesBack()
+		w.asBefore()
+	}
+	c := controlling(t)
+	require.Positive(t, c.done("/v1/pause", "{"+pidsOf(w.steered)+`,"everything":true,"force":true}`)[0].DriverSeconds)
+	w.requireFree(128)
+	require.Positive(t, c.done("/v1/resume", "{"+pidsOf(w.steered)+"}")[0].DriverSeconds)
+	w.asBefore()
+}
+
+// A process moves to another GPU over HTTP.
+func TestServeMoves(t *testing.T) {
+	m := startMobile(t)
+	c := controlling(t)
+	require.NotNil(t, c.done("/v1/move", "{"+pidsOf(m.steered)+`,"to":"1"}`)[0].Move)
+	m.on(1)
+	require.NotNil(t, c.done("/v1/move", `{"all":true,"map":{"1":"2"}}`)[0].Move)
+	m.on(2)
+}
+
+// Over TCP a caller needs a token, and tms serve does not listen where other machines reach it unless it is told to.
+func TestServeTokens(t *testing.T) {
+	ownSockets(t)
+	file := filepath.Join(t.TempDir(), "tokens")
+	const token, other = "0123456789abcdef", "fedcba9876543210"
+	require.NoError(t, os.WriteFile(file, []byte("# two\nscheduler "+token+"\nautoscaler "+other+"\n"), 0o600))
+	const local = "127.0.0.1:0"
+	fails(t, exitUsage, "over TCP callers need a token", "serve", "--listen", local)
+	fails(t, exitUsage, "can be reached from other machines", "serve", "--listen", ":0", "--token-file", file)
+	fails(t, exitUsage, "a Unix socket takes no tokens", "serve", "--token-file", file)
+	fails(t, exitUsage, "missing port in address", "serve", "--listen", "nowhere", "--token-file", file)
+
+	c := controlling(t, "--listen", local, "--token-file", file)
+	ask := func(authorization string) *http.Response {
+		request, err := http.NewRequest(http.MethodPost, c.socket+"/v1/pause", strings.NewReader(`{"pids":[999999999]}`))
+		require.NoError(t, err)
+		request.Header.Set("Authorization", authorization)
+		reply, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		require.NoError(t, reply.Body.Close())
+		return reply
+	}
+	require.Equal(t, http.StatusNotFound, ask("Bearer "+token).StatusCode)
+	require.Contains(t, c.records(1), `"who":"scheduler at 127.0.0.1:`)
+	require.Equal(t, http.StatusNotFound, ask("bearer "+other).StatusCode)
+	for _, wrong := range []string{"", "Bearer", "Bearer " + token + "x", "Basic " + token, token} {
+		refused := ask(wrong)
+		require.Equal(t, http.StatusUnauthorized, refused.StatusCode, wrong)
+		require.Equal(t, "Bearer", refused.Header.Get("WWW-Authenticate"))
+	}
+	require.Contains(t, c.records(3), "no known token")
+	require.NotContains(t, c.audit.String(), token)
+
+	// Who guesses is slowed down; who has a token is not.
+	require.Eventually(t, func() bool { return ask("Bearer guess").StatusCode == http.StatusTooManyRequests },
+		time.Minute, time.Millisecond)
+	require.Equal(t, http.StatusNotFound, ask("Bearer "+token).StatusCode)
+
+	// From a variable, and elsewhere by words.
+	t.Setenv("TMS_SERVE_TOKEN", token)
+	c = controlling(t, "--listen", "0.0.0.0:0", "--beyond-loopback")
+	c.socket = strings.Replace(c.socket, "0.0.0.0", "127.0.0.1", 1)
+	require.Equal(t, http.StatusNotFound, ask("Bearer "+token).StatusCode)
+	environment, err := os.ReadFile(filepath.Join("/proc", c.server.number(), "cmdline"))
+	require.NoError(t, err)
+	require.False(t, bytes.Contains(environment, []byte(token)))
+}
