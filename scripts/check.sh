@@ -27,7 +27,7 @@ say() { printf '\n== %s\n' "$*"; }
 tests() { go test -vet=off -count=1 -timeout 60m "$@"; }
 
 check_lint() {
-	unformatted=$(gofmt -l cmd forward internal preload region scripts vmm version.go)
+	unformatted=$(gofmt -l cmd docs forward internal preload region scripts vmm version.go)
 	[ -z "$unformatted" ] || { echo "gofmt would change: $unformatted" >&2; return 1; }
 	go vet ./...
 	go tool staticcheck ./...

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/docs/examples/snapshotagent"
 	"tms/internal/aid/hermetic"
 	"tms/internal/control"
 	"tms/internal/fleet"
@@ -327,6 +328,33 @@ func TestServeIsKilledBesideTheDriver(t *testing.T) {
 	w.requireFree(128)
 	require.Positive(t, c.done("/v1/resume", "{"+pidsOf(w.steered)+"}")[0].DriverSeconds)
 	w.asBefore()
+}
+
+// The example of docs/serve.md has two jobs take turns on a device that holds one of them.
+func TestSnapshotAgent(t *testing.T) {
+	large, small, _ := pair(t)
+	backend := snapshotagent.New(controlling(t).socket)
+	require.NoError(t, backend.HealthCheck(t.Context()))
+	job := func(s *steered) snapshotagent.Request {
+		return snapshotagent.Request{JobID: s.number(), PIDs: []int{s.Process.Pid}}
+	}
+	short := *backend
+	short.Wait = 0
+	require.ErrorContains(t, short.Restore(t.Context(), job(large)), "free and 64.00 MiB are needed")
+	for range 2 {
+		running, waiting := small, large
+		if held(t, running) == 0 {
+			running, waiting = waiting, running
+		}
+		for range 2 { // the agent may ask again
+			require.NoError(t, backend.Snapshot(t.Context(), job(running)))
+		}
+		require.NoError(t, backend.Restore(t.Context(), job(waiting)))
+		require.Equal(t, "ok", waiting.do("check"))
+	}
+	require.ErrorContains(t, backend.Snapshot(t.Context(), snapshotagent.Request{JobID: "none", Launch: "none"}),
+		"job none: pause: no process of job none listens")
+	require.ErrorContains(t, snapshotagent.New("/none").HealthCheck(t.Context()), "no such file or directory")
 }
 
 // A process moves to another GPU over HTTP.
