@@ -195,7 +195,7 @@ func TestServeRefuses(t *testing.T) {
 		{400, "/v1/move", `{"pids":[1],"map":{"0":"1"},"from":"1"}`, "leave it out of a map"},
 		{400, "/v1/move", `{"all":true,"to":"1"}`, "which GPU is to be emptied"},
 		{404, "/v1/pause", `{"all":true}`, "no process of this user listens"},
-		{404, "/v1/pause", `{"job":"a"}`, "no process of this user listens"},
+		{404, "/v1/pause", `{"job":"a"}`, "no process of job a listens"},
 		{404, "/v1/snapshot", `{}`, "there is no POST /v1/snapshot"},
 		{413, "/v1/pause", `{"tag":"` + strings.Repeat("x", 64<<10) + `"}`, "at most 65536 bytes"},
 	} {

@@ -2,7 +2,7 @@ package api
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -50,7 +50,11 @@ func (p *processes) find() ([]int, error) {
 		pids, err = group.OfJob(p.Job)
 	}
 	if err == nil && len(pids) == 0 {
-		err = errors.New("no process of this user listens")
+		ofWhom := "this user"
+		if p.Job != "" {
+			ofWhom = "job " + p.Job
+		}
+		err = fmt.Errorf("no process of %s listens", ofWhom)
 	}
 	if err != nil {
 		return nil, &refusal{http.StatusNotFound, err.Error()}
