@@ -100,7 +100,17 @@ def generated() -> Iterator[tuple[str, str]]:
 
 
 VALUES = {
-    "tms.region('')": "tag must not be empty",
+    "tms.region('')": "tag must not be empty; leave it out for 'default'",
+    "tms.region('\\ud800')": "tag must be text of UTF-8",
+    "tms.region('a' * 9999, backup='b' * 9999)": r"not 'b{30,60}\.\.\.b{30,60}'$",
+    "tms.pause('')": "tag must not be empty; leave it out for all tags",
+    "tms.resume(['a', ''])": "tag must not be empty; leave it out for all tags",
+    "tms.pause('a', discard='')": "discard must not be empty; leave it out for no tag",
+    "tms.pause('a', discard=0)": "discard must be a str",
+    "tms.kept('\\ud800')": "name must be text of UTF-8",
+    "tms.pool('\\ud800')": "kind must be text of UTF-8",
+    "tms.set_disk_backup_dir('\\ud800')": "path must name a directory, not",
+    "tms.live('', [True])": "tensors must be a CUDA tensor or a sequence of them, not ''",
     "tms.region('a\\0')": "tag must not contain a NUL",
     "tms.region(backup='hots')": "backup must be None .*, not 'hots'",
     "tms.region(backup='disk', incremental=True)": "incremental=True needs backup='host'",

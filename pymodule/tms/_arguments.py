@@ -10,6 +10,7 @@ import numbers
 import operator
 import os
 import re
+import reprlib
 from typing import Literal, Optional, cast
 
 from ._warning import warn
@@ -27,14 +28,36 @@ Backup = Optional[
 _KIND = re.compile(r"host|sparse|disk|peer(:\d{1,2})?")
 
 
-def check_tag(tag: object, name: str = "tag") -> str:
-    """Returns `tag`. Raises TypeError or ValueError if it can't be a tag."""
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 100
+
+
+def shown(value: object) -> str:
+    """Returns the value as text of an error, which is short."""
+    return _REPR.repr(value)
+
+
+def check_text(name: str, text: str) -> bytes:
+    """Returns a text as the library takes it. Raises ValueError if it can't be that."""
+    if "\0" in text:
+        raise ValueError(f"{name} must not contain a NUL character: {shown(text)}")
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be text of UTF-8, not {shown(text)}") from None
+
+
+def check_tag(tag: object, name: str = "tag", *, without: str = "all tags") -> str:
+    """Returns `tag`. Raises TypeError or ValueError if it can't be a tag.
+
+    Args:
+        without: what a call without this argument is for.
+    """
     if not isinstance(tag, str):
         raise TypeError(f"{name} must be a str such as 'weights', not {type(tag).__name__}")
     if not tag:
-        raise ValueError(f"{name} must not be empty; leave it out to mean 'default'")
-    if "\0" in tag:
-        raise ValueError(f"{name} must not contain a NUL character: {tag!r}")
+        raise ValueError(f"{name} must not be empty; leave it out for {without}")
+    check_text(name, tag)
     return tag
 
 
@@ -42,13 +65,15 @@ def check_tags(tag: object, name: str = "tag") -> list[str] | None:
     """Returns a tag, or a list or tuple of them, as a list; None stays. Errors: as `check_tag`."""
     if tag is None:
         return None
-    return [check_tag(one, name) for one in (tag if isinstance(tag, (list, tuple)) else [tag])]
+    without = "all tags" if name == "tag" else "no tag"
+    several = tag if isinstance(tag, (list, tuple)) else [tag]
+    return [check_tag(one, name, without=without) for one in several]
 
 
 def check_flag(name: str, flag: object) -> bool:
     """Returns `flag`. Raises TypeError if it is no bool."""
     if not isinstance(flag, bool):
-        raise TypeError(f"{name} must be True or False, not {flag!r}")
+        raise TypeError(f"{name} must be True or False, not {shown(flag)}")
     return flag
 
 
@@ -60,10 +85,10 @@ def check_seconds(name: str, seconds: object, *, above_zero: bool = False) -> fl
     """
     wanted = f"{name} must be a number of seconds{' above 0' if above_zero else ', 0 or more'}"
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
-        raise TypeError(f"{wanted}, not {seconds!r}")
+        raise TypeError(f"{wanted}, not {shown(seconds)}")
     given = float(seconds)
     if not (given > 0 and math.isfinite(given) if above_zero else given >= 0):
-        raise ValueError(f"{wanted}, not {seconds!r}")
+        raise ValueError(f"{wanted}, not {shown(seconds)}")
     return given
 
 
@@ -76,9 +101,9 @@ def check_whole(name: str, number: object, wanted: str) -> int:
     try:
         given = -1 if isinstance(number, bool) else operator.index(number)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name} must be {wanted}, not {number!r}") from None
+        raise TypeError(f"{name} must be {wanted}, not {shown(number)}") from None
     if not 0 <= given < 1 << 64:
-        raise ValueError(f"{name} must be {wanted}, not {number!r}")
+        raise ValueError(f"{name} must be {wanted}, not {shown(number)}")
     return given
 
 
@@ -89,16 +114,16 @@ def check_backup(backup: object) -> Backup:
     raise ValueError(
         f"backup must be None (a pause loses contents), 'host' (host memory keeps them), "
         f"'sparse' (host memory, without blocks of zeros), 'disk' (files), 'peer' (another GPU) or "
-        f"'peer:N' (GPU number N), not {backup!r}"
+        f"'peer:N' (GPU number N), not {shown(backup)}"
     )
 
 
 def check_incremental(incremental: object, backup: Backup) -> bool:
     """Returns `incremental`. Raises TypeError or ValueError if it is no bool or needs a backup."""
     if incremental is not True and incremental is not False:
-        raise TypeError(f"incremental must be True, False or None, not {incremental!r}")
+        raise TypeError(f"incremental must be True, False or None, not {shown(incremental)}")
     if incremental and backup != "host":
-        raise ValueError(f"incremental=True needs backup='host', not backup={backup!r}")
+        raise ValueError(f"incremental=True needs backup='host', not backup={shown(backup)}")
     return incremental
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict, cast
 
 from . import _torch
-from ._arguments import check_flag, check_seconds, check_tag, check_tags
+from ._arguments import check_flag, check_seconds, check_tag, check_tags, shown
 from ._errors import OutOfMemoryError, TmsError, from_code
 from ._library import Library, encoded, load, named, texts
 from ._scope import Between, Scope
@@ -190,7 +190,9 @@ def pause(
             the tags, or an argument that is not what it should be; nothing was paused.
     """
     tags, timeout = check_tags(tag), check_seconds("timeout", timeout)
-    lost = tags if discard is True else check_tags(discard or (), "discard")
+    lost = tags
+    if discard is not True:
+        lost = None if discard is False else check_tags(discard, "discard")
     if check_flag("everything", everything) and (tags is not None or discard):
         raise ValueError(
             "everything=True pauses all tags with their contents: leave tag and discard out"
@@ -446,10 +448,13 @@ def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
         TypeError, ValueError: no path, an empty one, or one with a NUL character.
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
-        raise TypeError(f"path must name a directory, not {path!r}")
-    name = os.fsencode(path)
+        raise TypeError(f"path must name a directory, not {shown(path)}")
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:
+        name = b""
     if not name or b"\0" in name:
-        raise ValueError(f"path must name a directory, not {path!r}")
+        raise ValueError(f"path must name a directory, not {shown(path)}")
     load().c.tms_set_disk_backup_dir(os.path.abspath(name))
 
 

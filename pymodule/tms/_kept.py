@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ._arguments import check_flag
+from ._arguments import check_flag, check_text, shown
 from ._errors import NotSupportedError, TmsError, from_code
 from ._library import Library, load
 
@@ -48,9 +48,9 @@ def kept(name: str) -> Kept:
         NotPreloadedError: the process was started without libtms.so.
     """
     if not isinstance(name, str):
-        raise TypeError(f"name must be a str such as 'qwen3-8b@sha', not {name!r}")
-    if not 0 < len(name.encode()) < 256 or "\0" in name:
-        raise ValueError(f"name must have 1 to 255 bytes, and none of them zero, not {name!r}")
+        raise TypeError(f"name must be a str such as 'qwen3-8b@sha', not {shown(name)}")
+    if not 0 < len(check_text("name", name)) < 256:
+        raise ValueError(f"name must have 1 to 255 bytes, not {shown(name)}")
     return Kept(load(), name)
 
 
@@ -209,7 +209,7 @@ class _Set:
         self._library = library
         self._name = name
         self._handle = ctypes.c_void_p()
-        self._check(make(ctypes.byref(self._handle), name.encode(), *more), doing)
+        self._check(make(ctypes.byref(self._handle), check_text("name", name), *more), doing)
         weakref.finalize(self, library.c.tms_kept_close, self._handle).atexit = False
 
     def manifest(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
+from ._arguments import shown
 from ._errors import from_code
 from ._library import load
 
@@ -51,13 +52,16 @@ def live(
             in it, or an argument is not what it should be. Nothing was noted.
     """
     several = isinstance(tensors, Iterable) and not hasattr(tensors, "data_ptr")
+    several = several and not isinstance(tensors, (str, bytes))
     each: list[Any] = [*tensors] if several else [tensors]
     if not all(hasattr(one, "data_ptr") for one in each):
-        raise TypeError(f"tensors must be a CUDA tensor or a sequence of them, not {tensors!r}")
+        wanted = "a CUDA tensor or a sequence of them"
+        raise TypeError(f"tensors must be {wanted}, not {shown(tensors)}")
     mask: Any = parts
     listed = mask.tolist() if hasattr(mask, "tolist") else mask
     if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
-        raise TypeError(f"parts must be a mask of bools, or pairs (offset, size), not {parts!r}")
+        wanted = "a mask of bools, or pairs (offset, size)"
+        raise TypeError(f"parts must be {wanted}, not {shown(parts)}")
     given: list[Any] = list(listed)
     arrays: dict[tuple[int, ...], Any] = {}  # of tms_range, for layers that are alike
     for tensor in each:

@@ -9,7 +9,7 @@ import re
 from typing import Any, Union, cast
 
 from . import _torch
-from ._arguments import check_whole
+from ._arguments import check_text, check_whole, shown
 from ._errors import NotSupportedError, OutOfMemoryError, TmsError, from_code
 from ._library import Library, load, read
 from ._private import private, setter
@@ -257,8 +257,10 @@ def _check(library: Library, code: int, doing: str) -> None:
 
 def _kind(kind: str) -> bytes:
     if not isinstance(kind, str):
-        raise TypeError(f"kind must be the name of a kind of pool, such as 'caching', not {kind!r}")
-    return kind.encode()
+        raise TypeError(
+            f"kind must be the name of a kind of pool, such as 'caching', not {shown(kind)}"
+        )
+    return check_text("kind", kind)
 
 
 def _text(options: dict[str, Option]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _torch
-from ._arguments import Backup, check_backup, check_incremental, check_tag
+from ._arguments import Backup, check_backup, check_incremental, check_tag, check_text
 from ._library import Library
 from ._scope import Scope, ThreadScope
 
@@ -76,7 +76,7 @@ def region(
     kind = check_backup(backup)
     if incremental is not None:
         check_incremental(incremental, kind)
-    check_tag(tag)
+    check_tag(tag, without="'default'")
 
     def is_incremental(library: Library) -> bool:
         if incremental is not None:
@@ -93,7 +93,7 @@ def region(
 def pausable(tag: str, backup: Backup, *, incremental: bool) -> dict[str, Any]:
     """A thread's settings for pausable memory, as attributes of `Library`."""
     return {
-        "tag": tag.encode(),
+        "tag": check_text("tag", tag),
         "backup": (backup or "none").encode(),
         "incremental": incremental,
         "active": True,
