@@ -20,7 +20,7 @@ func listenTCP(address, example string) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveHTTP serves until the context ends, and then until the requests in progress are answered.
+// serveHTTP serves until the context ends, or the listener fails, and then until the requests in progress are answered.
 func serveHTTP(ctx context.Context, server *http.Server, listener net.Listener) error {
 	answered := make(chan struct{})
 	context.AfterFunc(ctx, func() {
@@ -28,6 +28,7 @@ func serveHTTP(ctx context.Context, server *http.Server, listener net.Listener) 
 		close(answered)
 	})
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		_ = server.Shutdown(context.Background())
 		return err
 	}
 	<-answered

@@ -195,6 +195,22 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// A server whose socket lost its place ends, and leaves the place to the next.
+func TestASocketThatIsGone(t *testing.T) {
+	socket := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "gone.sock")
+	listener, err := ListenUnix(socket)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(socket))
+	next, err := ListenUnix(socket)
+	require.NoError(t, err)
+	_, err = listener.Accept()
+	require.ErrorIs(t, err, ErrGone)
+	require.NoError(t, listener.Close())
+	require.FileExists(t, socket)
+	require.NoError(t, next.Close())
+	require.NoFileExists(t, socket)
+}
+
 func TestTokens(t *testing.T) {
 	const token = "0123456789abcdef"
 	for text, refused := range map[string]string{

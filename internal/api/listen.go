@@ -58,7 +58,12 @@ func ListenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Limited(&peers{listener.(*net.UnixListener)}), nil
+	made, err := os.Lstat(path)
+	if err != nil {
+		_ = listener.Close()
+		return nil, err
+	}
+	return Limited(&peers{listener.(*net.UnixListener), path, made}), nil
 }
 
 // removeStale makes room for a socket.
@@ -84,11 +89,24 @@ func Limited(listener net.Listener) net.Listener {
 }
 
 // peers accepts this user's connections and root's. It closes those of others without a word.
-type peers struct{ *net.UnixListener }
+type peers struct {
+	*net.UnixListener
+	path string
+	made os.FileInfo
+}
 
+// Accept also looks now and then whether the socket still has its place. Errors: ErrGone.
 func (p *peers) Accept() (net.Conn, error) {
 	for {
+		_ = p.SetDeadline(time.Now().Add(control.Look))
 		connection, err := p.AcceptUnix()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if found, err := os.Lstat(p.path); err != nil || !os.SameFile(found, p.made) {
+				p.SetUnlinkOnClose(false) // another server may have the place
+				return nil, ErrGone
+			}
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -98,6 +116,10 @@ func (p *peers) Accept() (net.Conn, error) {
 		_ = connection.Close()
 	}
 }
+
+// ErrGone: no path leads to the socket any longer.
+var ErrGone = errors.New("the socket's file is gone (a user's last logout removes $XDG_RUNTIME_DIR); start tms serve " +
+	"again, or with --listen unix:PATH in another directory")
 
 // elsewhere is a caller that sees no process of this machine: it may share no more than the socket's directory, as a
 // container does, and processes themselves refuse it, too.
