@@ -312,16 +312,24 @@ func TestServeSwapIsEnded(t *testing.T) {
 // The server is killed as it asks the driver for something: the process comes back, by itself or by a resume.
 func TestServeIsKilledBesideTheDriver(t *testing.T) {
 	w := startWhole(t)
-	for _, at := range []string{"Lock", "Checkpoint"} {
+	dies := func(at, path, body string) {
+		t.Helper()
 		t.Setenv("CUDASIM_FAIL", "cuCheckpointProcess"+at+":1:kill")
 		c := controlling(t)
 		t.Setenv("CUDASIM_FAIL", "")
-		_, err := c.ask(t.Context(), http.MethodPost, "/v1/pause", "{"+pidsOf(w.steered)+`,"everything":true,"force":true}`)
+		_, err := c.ask(t.Context(), http.MethodPost, path, body)
 		require.Error(t, err)
-		_ = c.server.Wait()
+		require.Error(t, c.server.Wait())
 		succeeds(t, "resume", w.number())
 		w.comesBack()
 		w.asBefore()
+	}
+	for _, at := range []string{"GetState", "Lock", "Checkpoint"} {
+		dies(at, "/v1/pause", "{"+pidsOf(w.steered)+`,"everything":true,"force":true}`)
+	}
+	for _, at := range []string{"GetState", "Restore", "Unlock"} {
+		w.pause()
+		dies(at, "/v1/resume", "{"+pidsOf(w.steered)+"}")
 	}
 	c := controlling(t)
 	require.Positive(t, c.done("/v1/pause", "{"+pidsOf(w.steered)+`,"everything":true,"force":true}`)[0].DriverSeconds)

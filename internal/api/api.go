@@ -164,6 +164,7 @@ func (s *handler) serve(to http.ResponseWriter, request *http.Request, r route) 
 func readBody(to http.ResponseWriter, request *http.Request) ([]byte, error) {
 	connection := http.NewResponseController(to)
 	_ = connection.SetReadDeadline(time.Now().Add(bodyTime))
+	_ = connection.SetWriteDeadline(time.Time{}) // that of the answer before
 	body, err := io.ReadAll(http.MaxBytesReader(to, request.Body, maxBody))
 	_ = connection.SetReadDeadline(time.Time{})
 	if _, long := errors.AsType[*http.MaxBytesError](err); long {

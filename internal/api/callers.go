@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -32,12 +33,11 @@ func ReadTokens(path string) (Tokens, error) {
 	if about.Mode().Perm()&0o027 != 0 { // Kubernetes lets the group of a pod read its secrets
 		return nil, fmt.Errorf("%s can be read or changed by others (mode %#o); chmod 600 it", path, about.Mode().Perm())
 	}
-	text := make([]byte, maxBody)
-	n, err := file.Read(text)
+	text, err := io.ReadAll(io.LimitReader(file, maxBody))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, err
 	}
-	tokens, err := ParseTokens(string(text[:n]))
+	tokens, err := ParseTokens(string(text))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}

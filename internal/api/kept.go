@@ -5,13 +5,6 @@ import (
 	"tms/internal/sets"
 )
 
-func (s *handler) version(*call) (any, error) {
-	return struct {
-		Version  string `json:"version"`
-		Protocol int    `json:"protocol"`
-	}{s.Version, control.Version}, nil
-}
-
 // keptSets is the answer to requests for the keeper's sets.
 type keptSets struct {
 	Sets []control.KeptSet `json:"sets"`

@@ -5,19 +5,13 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"sync"
-	"time"
 
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
-	"tms/internal/machine/nvml"
 )
-
-// listTime is how long a process may take to say what it has.
-const listTime = time.Second
 
 // processes says which processes a request is for, in one of these ways.
 type processes struct {
@@ -283,38 +277,4 @@ func move(c *call) (any, error) {
 		return new(plans).add(c.Context(), planning, control.Pause, pids...), nil
 	}
 	return each(pids, func(pid int) group.Outcome { return m.Do(c.Context(), pid) }), nil
-}
-
-// list answers as tms ps --json does, with bytes as tms ps --bytes does.
-func list(c *call) (any, error) {
-	query := c.URL.Query()
-	found := fleet.OfJob(query.Get("job"), fleet.Ask(listTime))
-	if query.Get("bytes") == "true" {
-		measure(found)
-	}
-	return struct {
-		Processes []fleet.Process `json:"processes"`
-	}{found}, nil
-}
-
-func measure(found []fleet.Process) {
-	var shown []nvml.Device
-	if len(found) > 0 {
-		shown, _ = fleet.GPUs() // without NVML there is no figure for everything
-	}
-	fleet.Measure(found, shown)
-}
-
-// one answers for a process by its number.
-func one(c *call) (any, error) {
-	pid, err := strconv.Atoi(c.PathValue("pid"))
-	if err != nil || pid <= 0 {
-		return nil, badRequest("%q is no number of a process", c.PathValue("pid"))
-	}
-	found := fleet.Ask(listTime, pid)
-	if found[0].Absent {
-		return nil, &refusal{http.StatusNotFound, found[0].Error}
-	}
-	measure(found)
-	return found[0], nil
 }
