@@ -27,7 +27,7 @@ import (
 const obeyed = "\x1b[2J\x1b]0;title\x07\u009b31m\rtms: all is well\n\u202e\x7f"
 
 // manner makes the test's own program a process that listens and answers in this manner: it says such text, and
-// refuses, agrees, or agrees and works; or it is slow; or it agrees, and has a later library.
+// refuses, agrees, or agrees and works; or it is slow; or it agrees, and has a later or an earlier library.
 const manner = "TMS_TEST_MANNER"
 
 func init() {
@@ -61,6 +61,11 @@ func answerWith(answer func(control.SteerRequest) control.Reply) {
 				must(err)
 				reply := answer(request.(control.SteerRequest))
 				reply.Version, reply.ID = control.Version, id
+				if os.Getenv(manner) == "earlier" {
+					if reply.Version = 1; !understood(lines.Bytes()) {
+						reply = control.Reply{Version: 1, ID: id, Code: int(cuda.InvalidValue), Error: "not understood"}
+					}
+				}
 				line := control.Line(reply)
 				if os.Getenv(manner) == "later" {
 					line = append([]byte(`{"later":{"more":[1]},`), line[1:]...)
@@ -69,6 +74,23 @@ func answerWith(answer func(control.SteerRequest) control.Reply) {
 			}
 		}()
 	}
+}
+
+// understood reports whether a library of version 0.1, which refused all fields that it did not know, took a request.
+func understood(line []byte) bool {
+	var given control.SteerRequest
+	var fields map[string]any
+	must(json.Unmarshal(line, &given))
+	must(json.Unmarshal(line, &fields))
+	known := map[string]string{
+		control.Pause:  "tag timeout idle force hold lease everything to discard save_all toward yield nccl",
+		control.Resume: "tag wait everything turn", control.Undo: "wait yield", control.Move: "tag everything to"}
+	for field := range fields {
+		if !slices.Contains(strings.Fields("version id op "+known[given.Op]), field) {
+			return false
+		}
+	}
+	return given.Version == 1
 }
 
 // ownState makes the part of a reply that has the process's state.

@@ -46,14 +46,20 @@ func TestArgumentsOfEarlierLibraries(t *testing.T) {
 	}
 }
 
-// A command understands a process whose library is newer, as far as it knows what the process says.
-func TestALaterLibrary(t *testing.T) {
+// The command and a process's library understand each other if one of them is newer: the command sends an older library
+// only what it knows, and ignores what a newer one says beyond that.
+func TestOtherLibraries(t *testing.T) {
 	ownSockets(t)
-	pid := answering(t, "later").number()
-	require.Contains(t, succeeds(t, "ps"), pid)
-	for _, line := range []string{"pause", "resume"} {
-		outcomes := parsed[[]group.Outcome](t, succeeds(t, line, pid, "--json"))
-		require.True(t, outcomes[0].OK)
-		require.Equal(t, uint64(1), outcomes[0].Bytes)
+	other := answering(t, "agrees").number()
+	for _, library := range []string{"later", "earlier"} {
+		pid := answering(t, library).number()
+		require.Contains(t, succeeds(t, "ps"), pid)
+		for _, line := range [][]string{{"pause", pid}, {"resume", pid, "--wait", "1"}, {"pause", pid, "--to", "disk"},
+			{"pause", pid, "--tag", "a", "--force", "--discard"}, {"swap", pid, other}, {"swap", other, pid}} {
+			for _, o := range parsed[[]group.Outcome](t, succeeds(t, append(line, "--json")...)) {
+				require.True(t, o.OK)
+				require.Equal(t, uint64(1), o.Bytes)
+			}
+		}
 	}
 }
