@@ -84,7 +84,8 @@ static void close_loaded(void *library)
 HIDDEN void *forward_find(const char *name)
 {
 	void *found = forward_next(name);
-	void *library = found ? NULL : open_loaded(strncmp(name, "cuda", 4) == 0 ? "libcudart" : "libcuda", name, NULL);
+	const char *of = name[0] == 'n' ? "libnvidia-ml" : strncmp(name, "cuda", 4) == 0 ? "libcudart" : "libcuda";
+	void *library = found ? NULL : open_loaded(of, name, NULL);
 	if (library)
 		found = find_in(library, name, NULL);
 	close_loaded(library);

@@ -45,6 +45,8 @@ struct forward_ipc {
 #define FORWARD_NONE(...)
 #define FORWARD_RUNTIME(X) \
 	X(cudaMemGetInfo, 2, size_t *, size_t *) \
+	X(cudaGetDeviceProperties, 2, void *, int) \
+	X(cudaGetDeviceProperties_v2, 2, void *, int) \
 	X(cudaMalloc, 2, void **, size_t) \
 	X(cudaMallocPitch, 4, void **, size_t *, size_t, size_t) \
 	X(cudaMalloc3D, 2, struct forward_pitched *, struct forward_extent) \
@@ -127,6 +129,8 @@ struct forward_ipc {
 	X(cuDeviceGetCount, 1, int *) \
 	X(cuDeviceGetAttribute, 3, int *, int, int) \
 	N(3020, cuMemGetInfo_v2, 2, size_t *, size_t *) \
+	N(3020, cuDeviceTotalMem_v2, 2, size_t *, int) \
+	X(cuDeviceGetUuid, 2, void *, int) \
 	N(11020, cuMemPoolCreate, 2, void **, const void *) \
 	N(11020, cuMemPoolDestroy, 1, void *) \
 	N(11020, cuMemPoolSetAttribute, 3, void *, int, void *) \
@@ -196,7 +200,7 @@ FORWARD_RUNTIME_ASKED(X)
 
 /* A function that the next library in line defines; or NULL. */
 void *forward_next(const char *name);
-/* The same, or failing that one of any loaded libcudart (cuda...) or libcuda (cu...). */
+/* The same, or failing that one of any loaded libcudart (cuda...), libcuda (cu...) or libnvidia-ml (nvml...). */
 void *forward_find(const char *name);
 
 #endif

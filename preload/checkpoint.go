@@ -149,6 +149,9 @@ func (p *Process) statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats
 		stats.Stats, err = e.Records().Stats()
 	}
 	p.pools.addTo(stats.Devices)
+	for i := range stats.Devices {
+		stats.Devices[i].LimitBytes = uint64(C.region_config.limit_bytes)
+	}
 	if available := hostmemory.Available("self", p.ledger.Promised()); available < math.MaxUint64 {
 		stats.HostAvailableBytes = &available
 	}

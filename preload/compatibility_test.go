@@ -71,7 +71,7 @@ func TestCompatibilityTable(t *testing.T) {
 	}
 	// The table lists the interposed functions; the text below it lists those that do not allocate.
 	below := regexp.MustCompile("[Cc]apture|StreamDestroy|SetDevice|Ctx(Create|Destroy|Release)|PeerAccess|" +
-		"EntryPoint|ProcAddress|MemGetInfo|MemPool(Create|SetAttribute|GetAttribute|TrimTo)|LastError|" +
+		"EntryPoint|ProcAddress|MemGetInfo|TotalMem|DeviceProperties|MemPool(Create|SetAttribute|GetAttribute|TrimTo)|LastError|" +
 		"Mem(cpy|set)|Graph(Add|Exec)?Node(SetParams)?")
 	for _, name := range interposed {
 		if strings.HasPrefix(name, "cu") && !below.MatchString(name) {

@@ -1,4 +1,4 @@
-/* entry answers a program that asks CUDA by name for a function of the driver that this library interposes.
+/* entry answers a program that asks by name for a function of the driver, or of NVML, that this library interposes.
  * libtms_reach.so (gate/reach/) asks here what dlsym is to return. */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -73,6 +73,8 @@ EXPORT void *tms_driver_function(const char *name, void *theirs, const void *cal
 	 * gate, because the driver's checkpoint would kill the process in one. */
 	if ((const char *)caller >= __ehdr_start && (const char *)caller < etext)
 		return gate_polls(name) ? NULL : theirs;
+	if (name[0] == 'n')
+		return nvml_function(name, theirs);
 	for (size_t i = 0; i < NAMES; i++)
 		if (strcmp(names[i].symbol, name) == 0)
 			return is_of_driver(theirs) ? (void *)names[i].ours : NULL;

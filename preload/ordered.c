@@ -215,13 +215,3 @@ POOLS(cu)
 
 HIDDEN _Atomic bool ordered_used;
 
-/* To a program, what it has freed and its streams have reached is free. */
-#define TELLS(symbol)                                                                              \
-	EXPORT int symbol(size_t *available, size_t *total)                                        \
-	{                                                                                          \
-		if (unlikely(atomic_load(&ordered_used)) && go_now() == GO_AWAKE)                  \
-			(void)IN_GO((tmsOrderedSettle(), SUCCESS));                                \
-		return forward_##symbol(available, total);                                         \
-	}
-TELLS(cudaMemGetInfo)
-TELLS(cuMemGetInfo_v2)

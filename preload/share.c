@@ -128,6 +128,48 @@ EXPORT bool (*tms_room(void))(int, size_t)
 	return region_config.share ? make_room : NULL;
 }
 
+/* What the program may have of a device, its own memory included, or 0 before the first question. Until an allocation is
+ * refused, only the program's own memory changes the answer: engines measure what they take by the memory that is free
+ * before and after, and neighbours come and go in between. */
+static _Atomic uint64_t may_have[ORDERED_DEVICES];
+
+static void forget(int device)
+{
+	if ((unsigned)device < ORDERED_DEVICES)
+		atomic_store(&may_have[device], 0);
+}
+
+/* Asks the command, which knows the others; without its answer, only what is free can be had. */
+OUT_OF_LINE uint64_t ask_what_may_be_taken(int device, uint64_t available, uint64_t total)
+{
+	unsigned char n[16];
+	char process[16], figures[96]; /* a UUID has 40 characters, a number 20 */
+	uint64_t bytes = available;
+	if (forward_cuDeviceGetUuid(n, device) != SUCCESS)
+		return available;
+	snprintf(process, sizeof process, "%d", (int)getpid());
+	int length = snprintf(figures, sizeof figures, "GPU");
+	for (int i = 0; i < 16; i++) /* as vmm/cuda writes it */
+		length += snprintf(figures + length, 4, i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", n[i]);
+	snprintf(figures + length, sizeof figures - (size_t)length, ",%llu,%llu", (unsigned long long)available,
+		 (unsigned long long)total);
+	char *arguments[] = {NULL, "share", process, "--report", "--may-take", figures, NULL};
+	int code = helper_run(arguments, &bytes, "the program is told CUDA's own figure", "its answer is not known");
+	return code == SUCCESS ? bytes : available;
+}
+
+HIDDEN uint64_t share_may_take(int device, uint64_t has, uint64_t available, uint64_t total)
+{
+	if ((unsigned)device >= ORDERED_DEVICES)
+		return available;
+	uint64_t most = atomic_load(&may_have[device]);
+	if (most == 0) {
+		uint64_t found = has + ask_what_may_be_taken(device, available, total);
+		most = atomic_compare_exchange_strong(&may_have[device], &most, found) ? found : most;
+	}
+	return most > has ? most - has : 0;
+}
+
 /* The driver may need more room than the bytes, or another process may have taken some, so a little more is asked for each
  * time, as far as that can be had. An allocation for which room was made, or cannot be, may fill the device. */
 HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void *with)
@@ -155,5 +197,7 @@ HIDDEN int share_allocate(int device, size_t size, int (*allocate)(void *), void
 	}
 	fills = false;
 	share_leave();
+	if (code == SHORT_OF_MEMORY)
+		forget(device);
 	return code == SHORT_OF_MEMORY ? ERROR_MEMORY_ALLOCATION : code;
 }

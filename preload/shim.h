@@ -127,6 +127,9 @@ HIDDEN int runtime_result(int code);
 #define RESULT_OF_cu(code) (code)
 #define RESULT_OF_ANY(name, code) (__builtin_strncmp(name, "cuda", 4) == 0 ? runtime_result(code) : (code))
 
+/* nvml.c: this library's function in the place of theirs, of NVML; or NULL. */
+HIDDEN void *nvml_function(const char *name, void *theirs);
+
 /* load.c */
 extern bool behind_cudart HIDDEN; /* the program is linked with libcudart before this library */
 
@@ -313,6 +316,8 @@ HIDDEN void share_enter(void);
 HIDDEN int share_want(size_t bytes, int device, bool resumes); /* a code */
 HIDDEN void share_leave(void);
 HIDDEN bool share_keeps_reserve(void); /* this thread's allocations leave the reserve free */
+/* How much the program, which has so much of a device already, may take there; available is CUDA's answer. */
+HIDDEN uint64_t share_may_take(int device, uint64_t has, uint64_t available, uint64_t total);
 HIDDEN int share_make_room(void); /* for what this process waits for, and resumes what it has yielded; a code */
 
 /* pool.c: the host's CUDA calls that pools.go needs, on the calling thread. */

@@ -31,6 +31,7 @@ type device struct {
 	access      atomic.Pointer[[]int] // which of the peers are used
 	has         uint64                // bytes that the process has, or that a resume would take
 	making      uint64                // that the driver is being asked for
+	refused     uint64                // allocations that the limit refused
 	margins     sync.Mutex            // held from a look at what is free until the memory is taken
 	ordered     ordered               // memory for stream order
 	unused      []cuda.Event          // that no line needs any longer

@@ -15,8 +15,8 @@ var (
 
 	ErrMargin = cuda.Refuse(cuda.OutOfMemory, "the allocation would leave less than the memory margin free")
 
-	ErrLimit = cuda.Refuse(cuda.OutOfMemory, "the allocation would exceed what the process may have on the device "+
-		"(--limit of tms run, TMS_LIMIT_BYTES)")
+	ErrLimit = cuda.Refuse(cuda.OutOfMemory, "the allocation would exceed what the process may have on the device: "+
+		"free memory, or start the program with a higher limit (--limit of tms run, TMS_LIMIT_BYTES)")
 
 	ErrTooLarge = cuda.Refuse(cuda.OutOfMemory, "the allocation is larger than the device's memory")
 

@@ -1,7 +1,9 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 
 	"tms/internal/aid/readable"
 	"tms/vmm/stats"
@@ -11,10 +13,48 @@ import (
 // takes it from making when the memory counts in has, or could not be made. The caller holds the engine's lock.
 func (d *device) reserve(size, limit uint64) error {
 	if has := d.has + d.making; limit > 0 && has+size > limit {
-		return fmt.Errorf("%w: %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
+		return fmt.Errorf("%w: it has %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
 	}
 	d.making += size
 	return nil
+}
+
+// noteLimit counts an allocation that the limit refused, and says so once for a device: a program often reports CUDA's
+// code alone.
+func (e *Engine) noteLimit(d *device, err error) {
+	if !errors.Is(err, ErrLimit) {
+		return
+	}
+	e.mu.Lock()
+	d.refused++
+	first := d.refused == 1
+	e.mu.Unlock()
+	if first {
+		e.process.Warn(err.Error() + " (said once; tms ps counts the others)")
+	}
+}
+
+// Has returns how many bytes of a device count for the program's limit, paused or not.
+func (r Records) Has(ordinal int) uint64 {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	if d := r.engine.devices[ordinal]; d != nil {
+		return d.has + d.making
+	}
+	return 0
+}
+
+// HasBy is Has by NVML's UUID. NVML names a part of a GPU by a UUID of its own, and CUDA shows a program one part alone.
+func (r Records) HasBy(uuid string) uint64 {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	part := strings.HasPrefix(uuid, "MIG-") && len(r.engine.devices) == 1
+	for _, d := range r.engine.devices {
+		if d.uuid == uuid || part {
+			return d.has + d.making
+		}
+	}
+	return 0
 }
 
 // withinMargin takes whole granules of a device's memory if that leaves the margin, even while a stream is being

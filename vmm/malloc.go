@@ -169,9 +169,10 @@ func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short 
 		err = again()
 	}
 	if err != nil {
-		return fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
+		err = fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
+		e.noteLimit(d, err)
 	}
-	return nil
+	return err
 }
 
 // obtainAtOnce is the first try. It returns no device where none can be asked for memory. The lock is taken only once

@@ -98,7 +98,7 @@ func (e *Engine) recorded() (stats.Stats, []*device) {
 // statsOf returns what the records say about a device. The caller holds e.mu, which is released at times.
 func (e *Engine) statsOf(d *device) stats.Device {
 	of := stats.Device{Device: d.ordinal, UUID: d.uuid, Node: int(d.node.Load()), TotalBytes: d.total,
-		Tags:     []stats.Tag{},
+		LimitRefused: d.refused, Tags: []stats.Tag{},
 		Peers:    append([]string{}, slices.Sorted(maps.Keys(d.near))...),
 		Progress: d.readProgress()}
 	if t := e.totals[d.ordinal]; t != nil {

@@ -87,6 +87,8 @@ var metrics = map[string]struct{ labels, help string }{
 	"device_free_bytes":    {"device", "Free memory of the device."},
 	"device_untracked_bytes": {"device",
 		"Memory of the device in use that the library does not know: of CUDA itself, of other processes."},
+	"device_limit_bytes":  {"device", "The most that the process may have of the device, or 0 for no limit."},
+	"limit_refused_total": {"device", "Allocations that the limit has refused."},
 	"device_library_bytes": {"device library kind",
 		"Device memory that CUDA itself gave, by the library that asked for it (with TMS_ACCOUNT)."},
 	"device_process_bytes": {"device uuid source",
@@ -180,6 +182,8 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 				gauge("device_free_bytes", float64(d.FreeBytes), device)
 				gauge("device_untracked_bytes", float64(d.UntrackedBytes), device)
 			}
+			gauge("device_limit_bytes", float64(d.LimitBytes), device)
+			send(prometheus.CounterValue, "limit_refused_total", float64(d.LimitRefused), device)
 			for verb, total := range map[string]stats.Total{"pause": d.Pauses, "resume": d.Resumes} {
 				send(prometheus.CounterValue, verb+"s_total", float64(total.Count), device)
 				send(prometheus.CounterValue, verb+"_bytes_total", float64(total.Bytes), device)

@@ -187,6 +187,12 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		say(text, p, "a pause would free %s without contents",
 			func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
 		say(text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
+		for _, d := range p.Stats.Devices {
+			if d.LimitRefused > 0 {
+				text.line(fmt.Sprintf("%d: its limit of %s on device %d has refused allocations: %d", p.PID,
+					readable.Bytes(d.LimitBytes), d.Device, d.LimitRefused))
+			}
+		}
 		if p.Lost() {
 			text.line(fmt.Sprintf("%d: %s", p.PID, readable.Printable(p.Driver.Lost)))
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os/signal"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 
 func shareCommand() *cobra.Command {
 	var explain, report bool
+	var mayTake []string
 	command := &cobra.Command{
 		Use:    "share PID",
 		Hidden: true, // the overview has 25 lines, and docs/cli.md the rest
@@ -35,6 +37,9 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 			if explain {
 				return explainTo(command.OutOrStdout(), pids[0])
 			}
+			if mayTake != nil {
+				return mayTakeTo(command.OutOrStdout(), pids[0], mayTake)
+			}
 			signal.Ignore(unix.SIGTSTP) // which a terminal sends with the process: it may have locked a device
 			reserve, err := turns.MakeRoom(pids[0])
 			o := group.Ended(group.Outcome{PID: pids[0]}, err)
@@ -49,7 +54,23 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 	command.Flags().BoolVar(&explain, "explain", false, "only say what would be paused for it")
 	command.Flags().BoolVar(&report, "report", false, "") // for libtms.so: "CODE RESERVE", and the error on the next line
 	_ = command.Flags().MarkHidden("report")
+	command.Flags().StringSliceVar(&mayTake, "may-take", nil, "") // for libtms.so: UUID,FREE,TOTAL, and answers "0 BYTES"
+	_ = command.Flags().MarkHidden("may-take")
 	return command
+}
+
+// mayTakeTo says how much a process may take of a device.
+func mayTakeTo(to io.Writer, pid int, figures []string) error {
+	if len(figures) != 3 {
+		return fmt.Errorf("--may-take %s: give UUID,FREE,TOTAL", strings.Join(figures, ","))
+	}
+	free, err := strconv.ParseUint(figures[1], 10, 64)
+	total, failed := strconv.ParseUint(figures[2], 10, 64)
+	if err := cmp.Or(err, failed); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(to, "0 %d\n", turns.MayTake(pid, figures[0], free, total))
+	return err
 }
 
 // explainTo says what comes next for a process, and does nothing.

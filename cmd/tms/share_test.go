@@ -146,8 +146,11 @@ func TestShareMakesRoomForCode(t *testing.T) {
 func TestShareRefuses(t *testing.T) {
 	start := sharesDevice(t)
 	require.Regexp(t, "^2 .*larger than the device's memory", start("--share", 200, 1, 1, 0).ends(t))
-	require.Regexp(t, `^2 .*may have on the device.*32\.00 MiB of 40\.00 MiB`,
-		start("--limit 40M", 64, 4, 1, 0).ends(t))
+	limited := start("--limit 40M", 64, 4, 1, 0)
+	require.NoError(t, limited.Wait())
+	const words = `allocating 16\.00 MiB on device 0: .*may have on the device.*: it has 32\.00 MiB of 40\.00 MiB`
+	require.Regexp(t, "2 "+words+"$", strings.TrimSpace(limited.out.String()))
+	require.Regexp(t, "^tms: "+words+` \(said once`, limited.errors.String())
 
 	alone := start("", 60, 1, 1000000, 1) // does not share
 	sharing := start("--share", 20, 1, 1000000, 1)

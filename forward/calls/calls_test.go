@@ -102,7 +102,7 @@ func TestForwardedFunctions(t *testing.T) {
 	require.NoError(t, err)
 	exported := strings.Fields(string(exports))
 	for _, f := range functions {
-		ours := f.Is("captures", "ends", "lends", "obstructs", "shares", "asks", "maps", "frees", "pausable", "pools",
+		ours := f.Is("captures", "ends", "lends", "obstructs", "shares", "asks", "tells", "lists", "maps", "frees", "pausable", "pools",
 			"contexts", "errors", "finds")
 		if _, copies := addressesOf(f); copies {
 			ours = true

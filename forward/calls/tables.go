@@ -50,7 +50,7 @@ func tested(functions []Function) string {
 		room, argument := makesRoom(f)
 		where := map[string]string{"WORK": "WAITS", "CAPTURE": "WAITS"}[holds(f)]
 		switch {
-		case f.Is("asks", "shares", "lends", "maps", "frees", "pausable", "pools", "contexts"):
+		case f.Is("asks", "tells", "shares", "lends", "maps", "frees", "pausable", "pools", "contexts"):
 			where = "OURS"
 		case where == "":
 			where = "PASSES"

@@ -42,12 +42,40 @@ type maker struct {
 	never   time.Time         // since when there would never be enough room, or zero if there would be
 }
 
+// MayTake returns how many bytes of a device a process may take: those that are free, and those that others can lend now,
+// without the reserve. The process itself has seen free bytes of total. What others report comes from one look at them,
+// because memory that changes hands between two looks would count twice.
+func MayTake(pid int, uuid string, free, total uint64) uint64 {
+	r := newMaker(pid)
+	found := fleet.Ask(time.Second)
+	device, all := r.sharers(uuid, found)
+	if device.Reserve > 0 { // some process has seen it
+		free = device.Free
+	}
+	var lend []Part
+	for _, p := range all {
+		if p.ID == pid || p.Pinned || p.Held() == 0 {
+			continue
+		}
+		if with := append(lend, Part{ID: p.ID}); !tight(found) || r.budget(with, found, map[int]string{}) {
+			lend = with
+			free += p.Held()
+		}
+	}
+	free = min(free, total)
+	return free - min(free, stats.Reserve(total))
+}
+
 // MakeRoom returns when there is room for what a process waits for, with the bytes of the reserve that no pause can
 // keep free. Errors: cuda.OutOfMemory, wrapped, if there never will be room; client.ErrUnreachable.
 func MakeRoom(pid int) (reserve uint64, err error) {
-	r := maker{pid: pid, refused: map[int]string{}, busy: map[int]time.Time{}, kept: map[int]int{}}
+	r := newMaker(pid)
 	err = r.makeRoom()
 	return r.reserve, err
+}
+
+func newMaker(pid int) *maker {
+	return &maker{pid: pid, refused: map[int]string{}, busy: map[int]time.Time{}, kept: map[int]int{}}
 }
 
 func (r *maker) makeRoom() error {

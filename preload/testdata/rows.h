@@ -105,8 +105,8 @@
 	X(cuDeviceRegisterAsyncNotification, 4, PASSES, NEVER, 0) \
 	X(cuDeviceSetGraphMemAttribute, 3, PASSES, DEVICE, a) \
 	X(cuDeviceSetMemPool, 2, PASSES, NEVER, 0) \
-	X(cuDeviceTotalMem, 2, PASSES, NEVER, 0) \
-	X(cuDeviceTotalMem_v2, 2, PASSES, NEVER, 0) \
+	X(cuDeviceTotalMem, 2, OURS, NEVER, 0) \
+	X(cuDeviceTotalMem_v2, 2, OURS, NEVER, 0) \
 	X(cuDeviceUnregisterAsyncNotification, 2, PASSES, NEVER, 0) \
 	X(cuDriverGetVersion, 1, PASSES, NEVER, 0) \
 	X(cuEventCreate, 2, PASSES, SOME, 0) \

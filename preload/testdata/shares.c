@@ -1,18 +1,18 @@
 /* A program that shares a device with others of its kind: it takes memory in some steps, then counts in it, round after
- * round, and prints the sum. Arguments: MiB, steps, rounds, milliseconds without work in each round, perhaps a device. */
+ * round, and prints the sum. Arguments: MiB (0: all that it is told is free), steps, rounds, milliseconds without work in
+ * each round, perhaps a device. */
 #include "host.h"
-
 
 int main(int argc, char **argv)
 {
 	CHECK(argc == 5 || argc == 6);
 	const int mib = atoi(argv[1]), steps = atoi(argv[2]), rounds = atoi(argv[3]), gap = atoi(argv[4]);
-	const size_t size = (size_t)mib / (size_t)steps * MIB;
 	unsigned *memory[64];
 	CHECK(steps <= 64);
 	if (argc == 6)
 		EXPECT(cudaSetDevice(atoi(argv[5])), 0);
 	EXPECT(cudaFree(NULL), 0); /* makes the context */
+	const size_t size = (mib ? (size_t)mib : free_bytes() / MIB) / (size_t)steps * MIB;
 	for (int i = 0; i < steps; i++) {
 		int code = cudaMalloc((void **)&memory[i], size);
 		if (code) {

@@ -337,6 +337,9 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "launch") == 0) { /* a kernel, whose code is not on the device before */
 		snprintf(answer, sizeof answer, "%d", launch_add(cache, 1));
 		return answer;
+	} else if (strcmp(word, "try") == 0) { /* an allocation that may fail, in MiB */
+		void *tried = NULL;
+		IN_REGION(answer_number(cudaMalloc(&tried, (size_t)atoi(rest) * MIB)));
 	} else if (strcmp(word, "more") == 0) {
 		fill(pausable((size_t)atoi(rest) * MIB, "more", true), (size_t)atoi(rest) * MIB, 2);
 	} else if (strcmp(word, "capture") == 0) {

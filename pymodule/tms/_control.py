@@ -107,6 +107,10 @@ class DeviceStats(TypedDict):
     """None while no pause or resume works on the device."""
     pauses: TotalStats
     resumes: TotalStats
+    limit_bytes: int
+    """The most that the process may have of the device (tms run --limit), or 0 for no limit."""
+    limit_refused: int
+    """How many allocations that has refused."""
 
 
 class WaitingStats(TypedDict):

@@ -37,6 +37,9 @@ type Device struct {
 	// So far, for as long as the process lives: they never decrease.
 	Pauses  Total `json:"pauses"`
 	Resumes Total `json:"resumes"`
+	// The most that the process may have of the device, or 0 for no limit, and how many allocations that has refused.
+	LimitBytes   uint64 `json:"limit_bytes"`
+	LimitRefused uint64 `json:"limit_refused"`
 }
 
 // AddPools adds what pools have taken of the device from CUDA itself, which was untracked.

@@ -1,6 +1,6 @@
-// The simulated devices as NVML shows them: the functions that internal/machine/nvml calls, with NVML's names, numbers
-// and layouts. This library reads what each process of the user holds from its page (driver/base/process.h), and uses
-// no CUDA. It shows the processes with this process's CUDASIM_SHARED. Without one it shows the processes that share
+// The simulated devices as NVML shows them: the functions that internal/machine/nvml calls, and those by which
+// nvidia-smi lists processes, with NVML's names, numbers and layouts. This library reads what each process of the user
+// holds from its page (driver/base/process.h), and uses no CUDA. It shows the processes with this process's CUDASIM_SHARED. Without one it shows the processes that share
 // with no other, as if they shared one set of devices, which can then be more than full.
 #include <dirent.h>
 #include <fcntl.h>
@@ -250,4 +250,33 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device,
 	unsigned room = *count;
 	*count = look(index_of(device), processes, room).count;
 	return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+						     nvmlProcessInfo_v2_t *processes)
+{
+	return nvmlDeviceGetComputeRunningProcesses_v2(device, count, processes);
+}
+
+// All processes compute, without MPS.
+static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
+{
+	nvmlReturn_t result = check(device, count);
+	if (result == NVML_SUCCESS)
+		*count = 0;
+	return result;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+						      nvmlProcessInfo_v2_t *processes)
+{
+	(void)processes;
+	return no_processes(device, count);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+							nvmlProcessInfo_v2_t *processes)
+{
+	(void)processes;
+	return no_processes(device, count);
 }

@@ -1,6 +1,6 @@
 /* dlsym stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. If
- * libtms.so has a function of that name (tms_driver_function), the answer is that function. nccl.c answers for
+ * libtms.so has a function of that name (tms_driver_function), or one for NVML's, the answer is that function. nccl.c answers for
  * functions of NCCL, rdma.c for functions that register memory elsewhere, which NCCL takes by dlvsym. Every other call
  * jumps on to the next dlsym, which may belong to another interposing library: RTLD_NEXT and RTLD_DEFAULT depend on the
  * caller, which dlsym knows by the return address. calls.c has the calls that pass the gate. */
@@ -11,6 +11,12 @@
 static inline bool of_driver(void *handle, const char *name)
 {
 	return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z' && handle != RTLD_DEFAULT &&
+	       handle != RTLD_NEXT && atomic_load_explicit(&reach_tms, memory_order_relaxed);
+}
+
+static inline bool of_nvml(void *handle, const char *name)
+{
+	return name && name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l' && handle != RTLD_DEFAULT &&
 	       handle != RTLD_NEXT && atomic_load_explicit(&reach_tms, memory_order_relaxed);
 }
 
@@ -53,6 +59,10 @@ HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 	}
 	if (of_rdma(handle, name))
 		return rdma_entry(name, reach_dlsym(handle, name));
+	if (of_nvml(handle, name)) {
+		void *theirs = reach_dlsym(handle, name);
+		return theirs ? reach_tms(name, theirs, caller) : NULL;
+	}
 	if (!of_driver(handle, name))
 		return NULL;
 	return chosen(handle, name, reach_dlsym(handle, name), caller);

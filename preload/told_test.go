@@ -1,0 +1,86 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/aid/hermetic"
+)
+
+// Under a limit, a program is told what it may have, in whichever way it asks; otherwise CUDA's and NVML's own figures.
+func TestWhatAProgramIsTold(t *testing.T) {
+	for i, cudart := range majors {
+		more := []string{"-l:libcuda.so.1"}
+		if i == 0 {
+			more = append(more, "-DOLDER")
+		}
+		program := compile(t, "told", cudart, more...)
+		linked := compile(t, "told", cudart, append(more, "-Wl,--no-as-needed", "-l:libnvidia-ml.so.1")...)
+		for reach, preload := range map[string]string{"with reach": reaching(t),
+			"without reach": "LD_PRELOAD=" + built(t, "lib", "libtms.so")} {
+			settings := func(limit string) []string {
+				return []string{preload, "CUDASIM_MEMORY=100M", "TMS_LIMIT_BYTES=" + limit,
+					"CUDASIM_SHARED=" + strings.ReplaceAll(t.Name()+reach+cudart+limit, " ", "-")}
+			}
+			o := run(t, program, []string{"limited", reach}, settings(fmt.Sprint(40<<20))...).succeeded(t)
+			require.Equal(t, "tms: allocating 26.00 MiB on device 0: the allocation would exceed what the process may "+
+				"have on the device: free memory, or start the program with a higher limit (--limit of tms run, "+
+				"TMS_LIMIT_BYTES): it has 16.00 MiB of 40.00 MiB (said once; tms ps counts the others)\n", o.stderr)
+			run(t, linked, []string{"bound", reach}, settings(fmt.Sprint(40<<20))...).succeeded(t)
+			run(t, program, []string{"own", reach}, settings("0")...).succeeded(t)
+			run(t, program, []string{"generous", reach}, settings(fmt.Sprint(1<<30))...).succeeded(t)
+		}
+	}
+}
+
+// Under a limit, NVML lists this user's processes alone, in each version of the lists.
+func TestProcessesOfTheUser(t *testing.T) {
+	folder := t.TempDir()
+	fake := hermetic.Compile(t, "libnvidia-ml.so.1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+		"testdata/libnvidia_ml.c")
+	require.NoError(t, os.Symlink(fake, filepath.Join(folder, "libnvidia-ml.so.1")))
+	smi := compile(t, "smi", "")
+	own, others := fmt.Sprint(os.Getpid()), "99999999" // which no process has
+	if os.Getuid() == 0 {
+		another := exec.Command("sleep", "inf")
+		another.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		require.NoError(t, another.Start())
+		t.Cleanup(func() {
+			_ = another.Process.Kill()
+			_ = another.Wait()
+		})
+		others += fmt.Sprint(" ", another.Process.Pid)
+	}
+	all := strings.Fields(others + " " + own)
+	ask := func(version, driver string, limit int) string {
+		o := run(t, smi, []string{version}, reaching(t), "LD_LIBRARY_PATH="+folder, "DRIVER="+driver,
+			"PROCESSES="+strings.Join(all, " "), fmt.Sprint("TMS_LIMIT_BYTES=", limit)).succeeded(t)
+		require.Empty(t, o.stderr)
+		return strings.TrimSpace(o.stdout)
+	}
+	list := func(pids ...string) (words string) {
+		for _, kind := range []string{"Compute", "Graphics", "MPSCompute"} {
+			for _, pid := range pids {
+				for i, each := range all {
+					if each == pid {
+						words += fmt.Sprintf(" %s:%s:%d", kind, pid, i+1)
+					}
+				}
+			}
+		}
+		return words
+	}
+	for _, version := range []string{"", "_v2", "_v3"} {
+		require.Equal(t, "0: 100 10 80"+list(all...), ask(version, "580.159.04", 0))
+		used := len(all) // MiB of the one process of this user
+		require.Equal(t, fmt.Sprintf("0: 40 %d %d", used, 40-used)+list(own), ask(version, "580.159.04", 40<<20))
+	}
+	require.Contains(t, ask("_v3", "535.54.03", 40<<20), list(all...), "whose records may be longer")
+}
