@@ -33,6 +33,7 @@ func TestArgumentsOfEarlierLibraries(t *testing.T) {
 		"pause 1 --everything --force --timeout 1.000000 --report",
 		"resume 1 --driver --wait 1.000000 --report",
 		"share 1 --report",
+		"share 1 --report --may-take GPU-1,2,3",
 		"keeper --start",
 		"keeper --idle",
 		"kept promote --start -- model",
