@@ -233,8 +233,11 @@ EXPORT int tms_pause_everything(double timeout)
 /* NULL tags are all tags. Seconds below 0 mean the wait that tms_set_resume_wait has set. */
 static int resume(const char *const *tags, double seconds)
 {
-	/* any driver call would wait for that */
-	int code = everything_restore(seconds < 0 ? tms_get_resume_wait() : seconds);
+	int code = SUCCESS;
+	if (checkpoint_asked() && go_now() == GO_AWAKE)
+		code = operation_await(seconds);
+	if (code == SUCCESS) /* any driver call would wait for that */
+		code = everything_restore(seconds < 0 ? tms_get_resume_wait() : seconds);
 	if (code != SUCCESS)
 		return code;
 	return operation_transition(OPERATION_RESUME, (struct operation_transition){.tags = tags, .wait = seconds});

@@ -33,7 +33,8 @@ type gate struct {
 	worked   time.Time  // when a device was last seen to get work; zero if no look has found any
 	onePause sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
 
-	signalsLeft chan struct{} // is closed when the gate opens, and nil while it is open
+	kept        bool          // others keep something paused, for which a resume of the program's may wait
+	signalsLeft chan struct{} // is closed when signals are no longer watched, and nil while they are not
 	namespaces  namespaces
 }
 
@@ -49,6 +50,7 @@ type gating struct {
 	undo   func() error  // the driver's checkpoint comes next: stop polls at the end, or call this to resume
 	other  func() error  // what is done in place of a pause
 	nccl   *suspension   // asks to suspend NCCL first, where that is possible; may be nil
+	takes  func()        // is called just before memory is taken; or nil
 	before func()        // is called while no stream is captured, and the other calls still go on; or nil
 }
 
@@ -176,6 +178,9 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	}
 	options.Gated, options.Capturing = true, false
 	options.Importers = max(0, min(options.Importers, time.Until(deadline)))
+	if how.takes != nil {
+		how.takes()
+	}
 	if freed, err = e.Pause(options); err == nil && how.nccl != nil {
 		how.nccl.outcome = tellNCCL(stopped)
 	}
@@ -352,9 +357,7 @@ func (p *Process) setGate(state C.enum_gate_state) error {
 		return unsupported("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads "+
 			"cannot be stopped: %v", unix.Errno(errno))
 	}
-	if !p.gate.closed {
-		p.watchSignals()
-	}
+	p.watchSignals()
 	p.gate.closed = true
 	return nil
 }

@@ -184,6 +184,12 @@ HIDDEN void operation_finish(struct operation *operation, int code, const char *
 	release(operation);
 }
 
+HIDDEN int operation_await(double seconds)
+{
+	struct operation operation = {.kind = OPERATION_AWAIT, .transition = {.wait = seconds}};
+	return run(&operation);
+}
+
 HIDDEN int operation_serve(void)
 {
 	if (go_now() != GO_DEAD) /* run reports why not */

@@ -34,6 +34,8 @@ func newOperation(o *C.struct_operation) operation {
 		return &discardOperation{options: transitionOf(o)}
 	case C.OPERATION_RESUME:
 		return &resumeOperation{options: transitionOf(o), memory: float64(asked.wait)}
+	case C.OPERATION_AWAIT:
+		return &awaitOperation{within: float64(asked.wait)}
 	case C.OPERATION_PREPARE:
 		return &prepareOperation{tags: texts(asked.tags)}
 	case C.OPERATION_TRIM:
@@ -70,9 +72,12 @@ func tmsOperation(o *C.struct_operation) {
 	go func() {
 		var result uint64
 		var err error
-		if _, serves := asked.(serveOperation); serves { // the only one that needs no driver
+		switch o := asked.(type) {
+		case serveOperation: // this and the next need no driver
 			err = goruntime.Run(self.socket.Serve)
-		} else {
+		case *awaitOperation:
+			err = goruntime.Run(func() error { _, err := o.run(self, nil); return err })
+		default:
 			err = self.enter(func(e *vmm.Engine) (err error) {
 				result, err = asked.run(self, e)
 				return err
@@ -133,22 +138,6 @@ func (o *discardOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
 	options.Discard = true
 	defer e.ForgetLive(options.Tags)
 	return p.pauseUngated(e, options, bool(C.region_config.pause_force))
-}
-
-// resumeOperation resumes, and has other processes make room.
-type resumeOperation struct {
-	options vmm.Options
-	memory  float64 // seconds to wait for memory, and for other processes; negative for the defaults
-}
-
-func (o *resumeOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
-	options := o.options
-	options.Wait, options.Importers = memoryWait(), resumeWait
-	if o.memory >= 0 {
-		options.Wait = seconds(C.double(o.memory))
-		options.Importers = options.Wait
-	}
-	return p.resumeShared(e, options)
 }
 
 // prepareOperation prepares a pause, and waits for the preparation.

@@ -44,6 +44,7 @@ type Process struct {
 	keeperSilent   atomic.Pointer[time.Time] // when the keeper last did not answer
 	askingHolders  atomic.Bool               // NVML has not answered yet
 	multicastNoted atomic.Bool               // a line has said what multicast does to pauses
+	waitsTold      atomic.Pointer[string]    // the last line of tellWaits
 	pollingNoted   sync.Once                 // a line has said which threads must not ask the driver
 }
 
@@ -185,19 +186,6 @@ func (p *Process) Log(err error) {
 	} else {
 		go goruntime.Log(err.Error())
 	}
-}
-
-// Kept tells a user at the terminal why the program stands still.
-func (p *Process) Kept() {
-	if !bool(C.gate_is_closed()) {
-		return
-	}
-	go func() {
-		if bool(C.error_on_terminal()) {
-			goruntime.Log(fmt.Sprintf("this program is paused: its threads wait before their next CUDA call. "+
-				"tms resume %d continues it; Ctrl-C resumes and interrupts it", os.Getpid()))
-		}
-	}()
 }
 
 func (p *Process) Bound(path string, device, inode uint64) {

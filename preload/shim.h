@@ -192,6 +192,7 @@ enum operation_kind {
 	OPERATION_PAUSE_GATED,
 	OPERATION_DISCARD,
 	OPERATION_RESUME,
+	OPERATION_AWAIT, /* until others keep nothing paused, within the seconds or without end (< 0) */
 	OPERATION_PREPARE,
 	OPERATION_TRIM,
 	OPERATION_SERVE,
@@ -254,6 +255,7 @@ HIDDEN void operation_settings(struct operation_settings *settings, const char *
 /* ONE_TAG makes a list of a tag or NULL. */
 HIDDEN int operation_transition(int kind, struct operation_transition asked);
 #define ONE_TAG(tag) ((tag) ? (const char *const[]){(tag), NULL} : NULL)
+HIDDEN int operation_await(double seconds);	/* OPERATION_AWAIT */
 HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
 HIDDEN bool operation_has_threads(void);	/* for one more operation; its end calls operation_leave_threads */
 HIDDEN void operation_leave_threads(void);

@@ -26,8 +26,12 @@ const (
 	signalTry  = 250 * time.Millisecond // between tries to resume
 )
 
-// watchSignals begins when the gate closes. Before that the program acts on its signals itself.
+// watchSignals begins when the gate closes, or others keep something paused. Before that the program acts on its signals
+// itself. The caller holds the gate's lock.
 func (p *Process) watchSignals() {
+	if p.gate.signalsLeft != nil {
+		return
+	}
 	hangup := hasTerminal()
 	C.handlers_watch_ends(C.bool(hangup))
 	left := make(chan struct{})
@@ -35,9 +39,10 @@ func (p *Process) watchSignals() {
 	go func() { _ = goruntime.Run(func() error { p.awaitSignals(left, hangup); return nil }) }()
 }
 
-// leaveSignals ends what watchSignals began.
+// leaveSignals ends what watchSignals began, unless there is another reason to watch. The caller holds the gate's lock.
 func (p *Process) leaveSignals() {
-	if p.gate.signalsLeft != nil {
+	p.gate.kept = p.gate.kept && p.socket.Outside().Any() != ""
+	if p.gate.signalsLeft != nil && !p.gate.closed && !p.gate.kept {
 		close(p.gate.signalsLeft)
 		p.gate.signalsLeft = nil
 		C.handlers_leave_ends()
@@ -55,7 +60,14 @@ func hasTerminal() bool {
 	return false
 }
 
-// sleep reports whether the gate is still closed after a time.
+// stillClosed reports whether the gate is closed, as it was when the watch over signals began.
+func (p *Process) stillClosed(left <-chan struct{}) bool {
+	p.gate.Lock()
+	defer p.gate.Unlock()
+	return p.gate.signalsLeft == left && p.gate.closed
+}
+
+// sleep reports whether signals are still watched after a time.
 func sleep(left <-chan struct{}, duration time.Duration) bool {
 	select {
 	case <-left:
@@ -75,22 +87,33 @@ func (p *Process) awaitSignals(left <-chan struct{}, hangup bool) {
 			p.answerSignal(unix.SignalName(unix.Signal(signal)), left)
 		}
 		p.gate.Lock()
-		if p.gate.signalsLeft == left {
+		if p.leaveSignals(); p.gate.signalsLeft == left {
 			C.handlers_watch_ends(C.bool(hangup)) // the next one
 		}
 		p.gate.Unlock()
 	}
 }
 
-// answerSignal resumes the program, or makes its calls fail, and returns when the gate is open or refuses calls. It
+// answerSignal resumes the program, or makes its calls fail, and returns when the gate is open or refuses calls. From
+// then on the program may itself resume what others keep paused, so a resume that waits for them goes on. answerSignal
 // tries once more after the time is up, because the process may have been stopped for most of it. A try waits for memory
 // until the gate is open.
 func (p *Process) answerSignal(name string, left <-chan struct{}) {
+	p.socket.Outside().Release()
+	p.gate.Lock()
+	p.leaveSignals()
+	closed := p.gate.closed
+	p.gate.Unlock()
+	if !closed {
+		goruntime.Log(name + " came while this program's memory is paused from outside, so its own resume no longer waits")
+		return
+	}
 	goruntime.Log(name + " came while this program is paused, so it is being resumed, and can end")
 	until := time.Now().Add(time.Duration(float64(C.region_config.signal_wait) * float64(time.Second)))
 	for last := false; ; last = !time.Now().Before(until) {
 		err := p.resumeForSignal(max(0, time.Until(until)), left)
-		if !sleep(left, 0) {
+		if !p.stillClosed(left) {
+			p.socket.Outside().Resumed()
 			return
 		}
 		if last {
@@ -131,7 +154,7 @@ func (p *Process) refuseCalls(name string, err error, left <-chan struct{}) {
 		err = errors.New("a tms command, or a rank in another process, holds its threads")
 	}
 	p.gate.Lock()
-	refuses := p.gate.signalsLeft == left
+	refuses := p.gate.signalsLeft == left && p.gate.closed
 	if refuses {
 		C.gate_refuse(true)
 	}

@@ -55,6 +55,9 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 			if t.Tag != nil && err == nil && reply.Bytes == 0 {
 				reply.Note = e.Records().Unknown(*t.Tag)
 			}
+			if err == nil && reply.Note == "" && t.Request.Op == control.Pause && t.tookNothing(e) {
+				reply.Note = "the program itself had paused it, and now it stays paused until tms resume"
+			}
 		}
 		if err == nil && t.Request.Everything && t.Request.Op == control.Pause {
 			p.beginEverything()
@@ -74,6 +77,14 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		reply.Host, reply.HostAvailable = short.Needed, short.Available
 	}
 	return err
+}
+
+// tookNothing reports whether a pause has found what it is for paused by the program.
+func (t *task) tookNothing(e *vmm.Engine) bool {
+	paused := tagsWith(e.Records().Recorded(), stats.Tag.AllPaused)
+	asked := t.Tag == nil || slices.Contains(paused, *t.Tag)
+	return !t.Request.Yield && !t.Request.Hold && len(t.Took) == 0 && len(paused) > 0 && asked &&
+		t.process.socket.Outside().Alone()
 }
 
 // forgetLive ends what the program has said of live bytes, even where a pause was refused before the engine heard of
@@ -118,6 +129,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	case control.Resume:
 		mapped := e.ImportedBytes()
 		bytes, err = t.resume(e, options)
+		t.Active = err == nil && len(tagsWith(e.Records().Recorded(), stats.Tag.AllPaused)) == 0
 		now := e.ImportedBytes()
 		t.Reply.Imported = now - min(mapped, now)
 		return bytes, err
@@ -264,7 +276,7 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	words := C.gate_unusable()
 	if words == nil {
 		how := gating{stop: request.Hold, force: force, idle: control.Seconds(request.IdleSeconds()),
-			yields: request.Yield}
+			yields: request.Yield, takes: t.Takes}
 		if request.Everything || request.NCCL != nil {
 			t.nccl.together = request.NCCL
 			how.nccl = &t.nccl
@@ -293,6 +305,7 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	if request.Everything {
 		t.process.pollingNoted.Do(func() { goruntime.Log(mustNotPoll) })
 	}
+	t.Takes()
 	return t.process.pauseUngated(e, options, force)
 }
 

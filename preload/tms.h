@@ -82,7 +82,10 @@ void tms_set_disk_backup_dir(const char *path);
  *
  * 301 from a resume: contents on disk cannot be read back; tms_last_error names the tag, the address and the file.
  * Everything that the call was for stays paused. The same resume fails in the same way until that very file can be read
- * again, or the segment is freed; then the rest can be resumed. */
+ * again, or the segment is freed; then the rest can be resumed.
+ *
+ * While others keep the memory paused (tms pause), a resume waits for their tms resume. 800: they kept it for longer
+ * than tms_resume_within allows; tms_last_error names them. */
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
@@ -130,7 +133,8 @@ int tms_discard(const char *tag);
  * resume mapped; 0 if there was nothing to do. */
 uint64_t tms_last_bytes(void);
 
-/* As tms_resume, but while device memory is short the call waits up to this time for other processes to free some. It
+/* As tms_resume, but while device memory is short the call waits up to this time for other processes to free some, and
+ * as long for those who keep this process paused. It
  * takes no memory during the wait. One line on stderr says which processes have how much. After that time the call
  * fails, and can be repeated. */
 int tms_resume_within(const char *tag, double seconds);

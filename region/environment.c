@@ -62,6 +62,8 @@ static const struct variable {
 	 "a time such as 30, 30s, 5m or 1h; using 0"},
 	{"TMS_SIGNAL_WAIT", take_seconds, (void *)&region_config.signal_wait,
 	 "a time such as 30, 30s, 5m or 1h; using 5s"},
+	{"TMS_PAUSE_LINES", take_bool, &region_config.pause_lines,
+	 "one of 1, 0, true, false, yes, no; using 1"},
 	{"TMS_VERIFY", take_bool, &region_config.verify, BOOLEAN},
 	{"TMS_DEBUG", take_debug, NULL, "poison, invariants, or both with a comma between"},
 	{"TMS_SHAREABLE", take_shareable, NULL, "ipc, 1 or 0; as if it were not set"},

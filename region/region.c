@@ -11,6 +11,7 @@ __thread struct region_thread region_thread
 HIDDEN struct region_settings region_defaults = {.tag = "default"};
 HIDDEN struct region_config region_config = {.extent_bytes = 80 << 20 /* four of PyTorch's blocks */, .shareable = -1,
 						.share_at_least = -1,
+						.pause_lines = true,
 						.signal_wait = 5};
 HIDDEN struct region_process region_process;
 

@@ -58,6 +58,7 @@ struct region_config {
 	bool account; /* TMS_ACCOUNT */
 	bool share;   /* TMS_SHARE */
 	double share_priority;
+	bool pause_lines;	       /* a paused program's terminal says so */
 	_Atomic double signal_wait;    /* seconds that a paused process tries to resume after a signal that asks it to end */
 	_Atomic double share_at_least; /* less than 0: by the price of a swap */
 	uint64_t share_host_limit; /* 0: none */

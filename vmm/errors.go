@@ -39,6 +39,9 @@ var (
 
 	ErrImported = cuda.Refuse(cuda.NotReady, "other processes have the memory mapped")
 
+	// ErrBarred: others keep memory paused that a resume is for; see Options.Barred.
+	ErrBarred = cuda.Refuse(cuda.NotPermitted, "others keep this program paused")
+
 	// ErrCapturing: a stream is being captured into a graph; end the capture first.
 	ErrCapturing = cuda.Refuse(cuda.StreamCaptureUnsupported,
 		"a stream is being captured into a CUDA graph; end the capture, then call again")

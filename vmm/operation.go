@@ -13,28 +13,29 @@ import (
 
 // Options of a pause or resume.
 type Options struct {
-	Tags         []string           // nil for every tag
-	RetainBackup bool               // keep host copies after resume
-	Discard      bool               // a pause saves no contents, and gives up those that earlier pauses kept
-	Except       []string           // but of these tags it saves them
-	SaveAll      bool               // a pause saves in host memory what has no backup
-	ToDisk       bool               // a pause saves in files what would take new host memory
-	Toward       stats.Destinations // a pause saves there what has room, out of the driver's checkpoint's reach
-	DiskDir      string             // where a pause puts files
-	DiskSetting  string             // where the directory comes from, for error texts, or "" for the default
-	Verify       bool               // compare contents after a resume with those before the pause
-	ExtentBytes  uint64             // a resume gives neighbours common extents up to this size, or with 0 one each
-	Wait         time.Duration      // how long a resume waits for memory that is short
-	Cancel       <-chan struct{}    // ends, when it is closed, each wait for memory and for other processes; or nil
-	MakeRoom     MakeRoom           // asks other processes for memory that a resume is short of; or nil
-	Retried      bool               // the caller asks again for a resume that is short of memory: see Engine.Resume
-	Poison       bool               // fill memory that a resume brings back without contents with NaNs
-	Capturing    bool               // a stream of the process is being captured
-	Gated        bool               // the gate is closed, so the program cannot give devices work; see Host.Gated
-	Importers    time.Duration      // how long a pause waits for others to unmap memory, and a resume for theirs
-	Unseen       bool               // the program does not know of a resume, so that waits for memory alone: see discarded
-	Since        uint64             // only what transitions after that have paused or resumed, or 0 for all
-	Asked        time.Time          // when the caller began to wait, for the program or for memory; or zero
+	Tags         []string            // nil for every tag
+	RetainBackup bool                // keep host copies after resume
+	Discard      bool                // a pause saves no contents, and gives up those that earlier pauses kept
+	Except       []string            // but of these tags it saves them
+	SaveAll      bool                // a pause saves in host memory what has no backup
+	ToDisk       bool                // a pause saves in files what would take new host memory
+	Toward       stats.Destinations  // a pause saves there what has room, out of the driver's checkpoint's reach
+	DiskDir      string              // where a pause puts files
+	DiskSetting  string              // where the directory comes from, for error texts, or "" for the default
+	Verify       bool                // compare contents after a resume with those before the pause
+	ExtentBytes  uint64              // a resume gives neighbours common extents up to this size, or with 0 one each
+	Wait         time.Duration       // how long a resume waits for memory that is short
+	Cancel       <-chan struct{}     // ends, when it is closed, each wait for memory and for other processes; or nil
+	MakeRoom     MakeRoom            // asks other processes for memory that a resume is short of; or nil
+	Retried      bool                // the caller asks again for a resume that is short of memory: see Engine.Resume
+	Barred       func(string) string // who keeps a resume from memory of a tag, or ""; nil: none do
+	Poison       bool                // fill memory that a resume brings back without contents with NaNs
+	Capturing    bool                // a stream of the process is being captured
+	Gated        bool                // the gate is closed, so the program cannot give devices work; see Host.Gated
+	Importers    time.Duration       // how long a pause waits for others to unmap memory, and a resume for theirs
+	Unseen       bool                // the program does not know of a resume, so that waits for memory alone: see discarded
+	Since        uint64              // only what transitions after that have paused or resumed, or 0 for all
+	Asked        time.Time           // when the caller began to wait, for the program or for memory; or zero
 }
 
 // means reports whether the options mean a segment, by Since.

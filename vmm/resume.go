@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"tms/internal/aid/backoff"
@@ -22,10 +23,13 @@ import (
 // waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait, and is
 // one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume: with
 // Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with Options.Asked.
-// Errors: ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the
+// Errors: ErrBarred, ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the
 // memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	defer e.audit(&err)
+	if err := e.barred(&options); err != nil {
+		return 0, err
+	}
 	if options.Retried && options.Wait > 0 && !options.Capturing {
 		options.Wait = 0
 		if err := e.lacking(&options); err != nil {
@@ -49,8 +53,14 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 		e.FreeDeferred()
 		o.spent.waited += time.Since(start)
 		err = e.transact("resume", o, o.resumes, func(batches []*batch) error {
-			bytes := e.gather(batches, o.ExtentBytes)
 			var err error
+			if o.Barred != nil {
+				err = o.barredFrom(tagsOf(batches))
+			}
+			if err != nil {
+				return err
+			}
+			bytes := e.gather(batches, o.ExtentBytes)
 			for _, b := range batches {
 				if looks && err == nil {
 					err = e.shortageOf(b, nil)
@@ -90,7 +100,9 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	if err == nil {
 		e.dropWoken(o)
 		e.noted.Delete(o.what())
-		theirs := e.choose(o.Tags, func(s *segment) bool { return s.isImported() && o.means(s) })
+		theirs := e.choose(o.Tags, func(s *segment) bool {
+			return s.isImported() && o.means(s) && (o.Barred == nil || o.Barred(s.tag.name) == "")
+		})
 		err = e.resumeImports(o, o.Importers, o.Cancel, theirs)
 	}
 	if err != nil {
@@ -100,6 +112,47 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 		o.discarded.await(&o.spent)
 	}
 	return mapped, nil
+}
+
+// barred returns an error if others keep memory paused that a resume is for. It looks at whole tags, so Resume looks
+// again at what it has claimed.
+func (e *Engine) barred(o *Options) error {
+	if o.Barred == nil || o.Since > 0 {
+		return nil
+	}
+	var names []string
+	e.mu.Lock()
+	for _, d := range e.devices {
+		for name, t := range d.tags {
+			if t.paused > 0 && (o.Tags == nil || slices.Contains(o.Tags, name)) {
+				names = append(names, name)
+			}
+		}
+	}
+	e.mu.Unlock()
+	return o.barredFrom(names)
+}
+
+// barredFrom returns an error if others keep memory of these tags paused. A pause has said so before it took memory.
+func (o *Options) barredFrom(names []string) error {
+	for _, name := range names {
+		if who := o.Barred(name); who != "" {
+			return fmt.Errorf("%w: %s", ErrBarred, who)
+		}
+	}
+	return nil
+}
+
+// tagsOf lists the tags of what a transition has claimed.
+func tagsOf(batches []*batch) (names []string) {
+	for _, b := range batches {
+		for _, s := range b.segments {
+			if len(names) == 0 || names[len(names)-1] != s.tag.name {
+				names = append(names, s.tag.name)
+			}
+		}
+	}
+	return names
 }
 
 // resumes reports whether a resume is to give a segment memory. That of other processes comes later.

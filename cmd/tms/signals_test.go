@@ -220,16 +220,24 @@ func TestATerminalSaysThatItsProgramIsPaused(t *testing.T) {
 			c := &exec.Cmd{Stderr: slave, SysProcAttr: &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 2}}
 			e := startEndingWith(t, c, nil, "flag")
 			require.NoError(t, slave.Close())
-			e.pause()
 			lines := bufio.NewReader(master)
-			for line := ""; !strings.Contains(line, "this program is paused"); {
-				var err error
-				line, err = lines.ReadString('\n')
-				require.NoError(t, err)
-				collected.WriteString(line)
+			until := func(words string) {
+				for line := ""; !strings.Contains(line, words); {
+					var err error
+					line, err = lines.ReadString('\n')
+					require.NoError(t, err)
+					collected.WriteString(line)
+				}
 			}
-			require.Contains(t, collected.String(), "tms: this program is paused: its threads wait before their next CUDA "+
-				"call. tms resume "+e.number()+" continues it; Ctrl-C resumes and interrupts it\r\n")
+			e.pause()
+			until("this program is paused from outside")
+			require.Regexp(t, `tms: this program is paused from outside by tms pause \(\w+, process \d+\); tms resume `+
+				e.number()+` continues it: its threads wait before their next CUDA call\. Ctrl-C resumes and interrupts `+
+				`it\r\n`, collected.String())
+			succeeds(t, "resume", e.number())
+			until("tms resume has ended the pause: this program goes on")
+			e.pause()
+			until("this program is paused from outside")
 			if hangs {
 				require.NoError(t, master.Close())
 				require.Contains(t, e.ends(), "signal 1 from")

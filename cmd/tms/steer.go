@@ -179,6 +179,7 @@ func (s *steering) pause(command *cobra.Command, pids []int, request control.Ste
 	if s.job == "" {
 		return s.run(command, "pausing", pids, func(ctx context.Context, pid int) group.Outcome {
 			one := group.Alone(pid)
+			one.Keep.Own = s.report // the program has asked for it
 			return one.Outcomes(one.Pause(ctx, request, to))[0]
 		}, say)
 	}

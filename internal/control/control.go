@@ -25,7 +25,7 @@ import (
 // Version is the protocol's version, as far as this process understands it. A field or operation without which a request
 // would mean something else raises it, and requests that have such a field say so by their version. A process refuses
 // a later version, and ignores fields that it does not know.
-const Version = 1
+const Version = 2
 
 // Limits of a process that answers.
 const (
@@ -180,9 +180,40 @@ type ProcessState struct {
 	Kept    []KeptSet `json:"kept,omitempty"`    // the complete sets that it has open, one that is open twice twice
 	// Sharers are the processes that have its memory mapped, and those whose memory it has, mapped or paused.
 	Sharers []int `json:"sharers,omitempty"`
+	// PausedBy has the pauses that are kept, until a resume or their time.
+	PausedBy []KeptPause `json:"paused_by,omitempty"`
 	// Driver is for a process that is paused with everything. It is nil until a client has sent a note.
 	Driver *Driver `json:"driver,omitempty"`
 }
+
+// KeptPause is a pause that outlasts the client that made it.
+type KeptPause struct {
+	User  string   `json:"user"`            // who made it, as the client says, or else the number of UID
+	UID   int      `json:"uid"`             // of the client, as the kernel says
+	PID   int      `json:"client_pid"`      // of the client, which may have ended, or 0 if the process could not see it
+	Since float64  `json:"since"`           // when, in seconds since 1970
+	Until float64  `json:"until,omitempty"` // when the process resumes what it took, as Since, or 0 for never
+	To    string   `json:"lent_to,omitempty"`
+	Tags  []string `json:"tags,omitempty"` // that the program itself cannot resume, or none for all
+}
+
+// Words says which command made the pause, and for whom.
+func (k *KeptPause) Words() string {
+	who := k.User
+	if k.PID > 0 {
+		who += fmt.Sprintf(", process %d", k.PID)
+	}
+	if k.Until == 0 {
+		return "tms pause (" + who + ")"
+	}
+	if k.To != "" {
+		who += ", to " + k.To
+	}
+	return fmt.Sprintf("tms lend (%s, until %s)", who, k.End().Format("15:04:05"))
+}
+
+// End returns Until as a time of the clock on the wall.
+func (k *KeptPause) End() time.Time { return time.UnixMicro(int64(k.Until * 1e6)) }
 
 // Share is what those that need memory must know of a process that shares its devices.
 type Share struct {

@@ -33,6 +33,8 @@ var requestLines = []control.Request{
 	control.SteerRequest{Op: control.Resume, ID: 5, Tag: pointer("weights"), Wait: 60, Turn: true},
 	control.SteerRequest{Op: control.Resume, ID: 6, Everything: true},
 	control.SteerRequest{Op: control.Keep, ID: 7},
+	control.SteerRequest{Op: control.Keep, ID: 7, User: "anna", Lent: "bert", Until: 1700003600.5},
+	control.SteerRequest{Op: control.Keep, ID: 7, Own: true},
 	control.SteerRequest{Op: control.Undo, ID: 8, Wait: 1, Yield: true},
 	control.SteerRequest{Op: control.Move, ID: 9, Tag: pointer("cache"), To: control.ToDisk},
 	control.SteerRequest{Op: control.Note, ID: 10, Driver: &control.Driver{
@@ -232,7 +234,7 @@ func TestFieldsOfLaterVersions(t *testing.T) {
 	}
 	require.Empty(t, control.Unknown([]byte("[]")))
 	for line, refused := range map[string]string{
-		`{"version":2,"op":"status"}`:   "the request has version 2 of the protocol, and this process speaks version 1",
+		`{"version":3,"op":"status"}`:   "the request has version 3 of the protocol, and this process speaks version 2",
 		`{"version":1,"op":"snapshot"}`: `there is no operation "snapshot"; there are status, pause`,
 	} {
 		_, _, err := control.ParseRequest([]byte(line))

@@ -61,7 +61,7 @@ var operations = map[string]struct {
 	Status: {read[SteerRequest], ""},
 	Pause:  {read[SteerRequest], "tag timeout idle force hold lease everything to discard save_all toward yield nccl"},
 	Resume: {read[SteerRequest], "tag wait everything turn"},
-	Keep:   {read[SteerRequest], ""},
+	Keep:   {read[SteerRequest], "own user lent_to until"},
 	Undo:   {read[SteerRequest], "wait yield"},
 	Move:   {read[SteerRequest], "tag everything to"},
 	Note:   {read[SteerRequest], "driver"},

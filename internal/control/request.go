@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"unicode"
 
 	"tms/vmm/stats"
 )
@@ -29,7 +30,10 @@ const (
 	ToHost = "host"
 )
 
-const maxPath = 4095
+const (
+	maxPath = 4095
+	maxName = 64 // bytes of a user's name
+)
 
 // MaxSeconds is the longest that a request may make a process wait: a year.
 const MaxSeconds = 365 * 24 * 3600
@@ -84,6 +88,14 @@ type SteerRequest struct {
 	// NCCL, for a pause without a tag: what NCCL holds is given back, too. For a hold: the reply names the
 	// communicators for which that needs other processes.
 	NCCL *NCCL `json:"nccl,omitempty"`
+	// Own, for a keep, says that the process itself has asked for the pause: its own resume ends it, too.
+	Own bool `json:"own,omitempty"`
+	// User, for a keep, is who keeps the pause, for people, and Lent to whom the memory is lent.
+	User string `json:"user,omitempty"`
+	Lent string `json:"lent_to,omitempty"`
+	// Until, for a keep, is when the process resumes by itself what this client has paused, in seconds since 1970, or 0
+	// for never.
+	Until float64 `json:"until,omitempty"`
 	// File, for a record, is an absolute path, as the process sees files, or "" to end the recording.
 	File string `json:"file,omitempty"`
 	// Targets, for an align, are by the names of sequences. Other sequences are not held back.
@@ -155,9 +167,18 @@ func (r SteerRequest) Identity() uint64 { return r.ID }
 func (r LendRequest) Identity() uint64  { return r.ID }
 func (r SetRequest) Identity() uint64   { return r.ID }
 
-func (r SteerRequest) Sent(id uint64) Request { r.Version, r.ID = Version, id; return r }
-func (r LendRequest) Sent(id uint64) Request  { r.Version, r.ID = Version, id; return r }
-func (r SetRequest) Sent(id uint64) Request   { r.Version, r.ID = Version, id; return r }
+func (r SteerRequest) Sent(id uint64) Request {
+	r.Version, r.ID = max(1, r.Version), id
+	if r.Until > 0 { // an older process would keep the pause for good
+		r.Version = untilSince
+	}
+	return r
+}
+func (r LendRequest) Sent(id uint64) Request { r.Version, r.ID = max(1, r.Version), id; return r }
+func (r SetRequest) Sent(id uint64) Request  { r.Version, r.ID = max(1, r.Version), id; return r }
+
+// untilSince is the version that has until.
+const untilSince = 2
 
 func (r LendRequest) check() error { return nil }
 
@@ -179,6 +200,12 @@ func (r SteerRequest) check() error {
 		return errors.New("a hold comes before a pause, and takes no everything, idle, toward or yield")
 	case r.Op == Note && r.Driver == nil:
 		return errors.New("a note has the driver's part")
+	case r.Until > 0 && (r.Own || r.Version < untilSince):
+		return errors.New("until excludes own, and is in requests of version 2")
+	case len(r.User) > maxName || len(r.Lent) > maxName || strings.ContainsFunc(r.User+r.Lent, unicode.IsControl):
+		return fmt.Errorf("user and lent_to are names of at most %d bytes, without control characters", maxName)
+	case r.Until != 0 && !(r.Until > 0 && r.Until < 1e11):
+		return fmt.Errorf("until is %g; it is seconds since 1970", r.Until)
 	case r.Targets != nil && len(r.Targets) == 0:
 		return errors.New("targets are at least one")
 	case r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)):

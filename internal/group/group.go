@@ -35,7 +35,8 @@ import (
 // Group is processes that do something together.
 type Group struct {
 	Members []*Member
-	Tries   int // of a job's pause: until all stood between the same collectives
+	Keep    control.SteerRequest // how a pause is kept
+	Tries   int                  // of a job's pause: until all stood between the same collectives
 	request control.SteerRequest
 	moves   bool
 	alone   bool // one process, which need not be stopped together with others

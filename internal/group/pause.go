@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/user"
 	"strings"
 	"time"
 
@@ -163,10 +165,34 @@ func (g *Group) takeRest(ctx context.Context) error {
 	return g.checkpoint(ctx)
 }
 
+// keep makes a process keep the pause. A process of version 0.1 does not know whose pause that is, so its own resume
+// ends it.
+func (m *Member) keep(keep control.SteerRequest) error {
+	keep.Op = control.Keep
+	if !keep.Own {
+		keep.User = userName()
+	}
+	err := Ask(context.Background(), m.Conn, keep)
+	if Code(err) == int(cuda.InvalidValue) && keep.Until == 0 {
+		err = Ask(context.Background(), m.Conn, control.SteerRequest{Op: control.Keep})
+	}
+	return err
+}
+
+// userName names the user of this command, also behind sudo, or returns "" if it is not known.
+func userName() string {
+	if name := os.Getenv("SUDO_USER"); os.Geteuid() == 0 && name != "" {
+		return name
+	}
+	if found, err := user.Current(); err == nil {
+		return found.Username
+	}
+	return ""
+}
+
 // persist makes the pause outlast this command. If a member has ended by now, the others are resumed.
 func (g *Group) persist() error {
-	keep := control.SteerRequest{Op: control.Keep}
-	err := g.each(func(m *Member) error { return Ask(context.Background(), m.Conn, keep) })
+	err := g.each(func(m *Member) error { return m.keep(g.Keep) })
 	switch {
 	case err == nil:
 		return nil

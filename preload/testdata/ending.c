@@ -31,6 +31,19 @@ static void on_other(int signal)
 	others++;
 }
 
+/* Resumes what it has paused itself, and goes on as a program that works. */
+static _Atomic bool goes;
+
+static void resume_own(void)
+{
+	EXPECT(tms_pause(NULL), 0);
+	printf("ready\n");
+	fflush(stdout);
+	while (!goes)
+		usleep(1000);
+	EXPECT(tms_resume(NULL), 0);
+}
+
 /* Gives the device work until the program is to end, and returns the code of a call that failed. */
 static void *work(void *unused)
 {
@@ -70,6 +83,9 @@ static void answer(const char *line)
 	} else if (strcmp(line, "replace\n") == 0) {
 		EXPECT(sigaction(SIGTERM, &next, &found), 0);
 		printf("%d\n", found.sa_sigaction == on_end);
+	} else if (strcmp(line, "go\n") == 0) {
+		goes = true;
+		puts("ok");
 	} else if (strcmp(line, "vfork\n") == 0) {
 		vfork_child();
 		puts("ok");
@@ -117,7 +133,10 @@ int main(int argc, char **argv)
 	EXPECT(cudaMemset((char *)memory + MIB, 7, 64), 0);
 	EXPECT(tms_serve(), 0);
 	start(&listener, listen_to_test, NULL);
-	printf("ready\n");
+	if (strcmp(how, "resumes") == 0)
+		resume_own();
+	else
+		printf("ready\n");
 	fflush(stdout);
 	void *failed;
 	if (strcmp(how, "apart") == 0) {

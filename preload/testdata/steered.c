@@ -275,6 +275,9 @@ static const char *run(char *line, char *const *argv)
 			 code ? tms_last_error() : "");
 	} else if (strcmp(word, "again") == 0) { /* a resume that may fail */
 		answer_code(tms_resume(NULL));
+	} else if (strcmp(word, "within") == 0) { /* the same, within the seconds */
+		int code = tms_resume_within(NULL, atof(rest));
+		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
 	} else if (strcmp(word, "own") == 0) {
 		EXPECT(cudaMalloc(&own, (size_t)atoi(rest) * MIB), 0);
 		EXPECT(cudaMemset(own, 7, MIB), 0);

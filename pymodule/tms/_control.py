@@ -235,12 +235,15 @@ def resume(
     PyTorch only caches, as `empty_cache` does, and tries once more. Resuming what is active does
     nothing, and neither does resuming a tag with which nothing was ever allocated, as for `pause`.
 
+    While others keep the memory paused (`tms pause`, `tms lend`), the resume waits for their
+    `tms resume`, as CUDA calls do.
+
     Args:
         tag: as given to `region`, or a list of tags. None means all tags, on all devices.
         wait: seconds for which the resume waits while device memory is short, until others have
             given some up. One line on stderr says which processes hold how much. Ctrl-C ends the
             wait; everything is then still paused. None: as `configure` or TMS_RESUME_WAIT says,
-            by default 0.
+            by default 0. A number also bounds the wait for those who keep the memory paused.
 
     Returns:
         How many bytes of device memory were mapped.
@@ -250,13 +253,14 @@ def resume(
         ContentsError: contents cannot be read back from disk, or, with TMS_VERIFY=1, are not what
             was saved; it names the tag and the segment. Everything is still paused. That segment
             can be freed; then the rest can be resumed.
-        CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`.
+        CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`, and 800 when others
+            keep the memory paused for longer than `wait`; the message names them.
     """
     tags = check_tags(tag)
     seconds = None if wait is None else check_seconds("wait", wait)
     library = load()
     wait = default_wait(library) if seconds is None else seconds
-    mapped = resume_within(library, tags, wait, _OTHERS)
+    mapped = resume_within(library, tags, wait, _OTHERS, seconds)
     _torch.look_again()
     return mapped
 
@@ -285,11 +289,14 @@ def default_wait(library: Library) -> float:
     return float(library.c.tms_get_resume_wait())
 
 
-def resume_within(library: Library, tags: list[str] | None, wait: float, others: float) -> int:
+def resume_within(
+    library: Library, tags: list[str] | None, wait: float, others: float, kept: float | None
+) -> int:
     """Resumes a tag. It waits in parts, because no signal handler runs while the library waits.
 
     Args:
         others: seconds that other processes have to resume memory that is open here.
+        kept: seconds to wait for those who keep this memory paused; None: as long as they do.
     """
     start, pause, mapped, part, released = time.monotonic(), _FIRST_RETRY, 0, 0.0, False
     what, function, given = f"resuming {named(tags)}", library.c.tms_resume_within, None
@@ -309,6 +316,12 @@ def resume_within(library: Library, tags: list[str] | None, wait: float, others:
                 raise
             part = min(left, _LAST_RETRY)
         except TmsError as error:
+            if error.code == _KEPT_PAUSED and kept is None:
+                part, start = _LAST_RETRY, time.monotonic()  # the waits for memory begin after that
+                continue
+            if error.code == _KEPT_PAUSED and time.monotonic() < start + kept:
+                part = max(0.0, min(start + kept - time.monotonic(), _LAST_RETRY))
+                continue
             until = start + others
             if error.code != _NOT_READY or time.monotonic() >= until:
                 raise
@@ -319,6 +332,9 @@ def resume_within(library: Library, tags: list[str] | None, wait: float, others:
 
 _NOT_READY = 600
 """A cudaError_t number: another process's memory is paused in that process."""
+
+_KEPT_PAUSED = 800
+"""A cudaError_t number: others keep this process's memory paused."""
 
 _OTHERS = 60.0
 _FIRST_RETRY, _LAST_RETRY = 0.005, 0.25

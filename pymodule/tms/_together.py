@@ -84,7 +84,7 @@ class Part:
             return _control.pause(self.tags, discard=self.lost)
         if self.operation == "pause":
             return load().pause(self.tag, within)
-        return _control.resume_within(load(), check_tags(self.tag), 0, within)
+        return _control.resume_within(load(), check_tags(self.tag), 0, within, within)
 
     def take_back(self) -> None:
         """Undoes what `do` has done, if it has done anything: what was so before stays so."""

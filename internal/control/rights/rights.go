@@ -3,8 +3,10 @@
 //
 // The nouns: a hold stops the process's threads for a client. A client's alignment holds threads back before
 // collectives. A tag is paused for each client that has paused it, and stays paused while one of them wants it so. A
-// client loses these rights by its own undo, by keeping the pause, or by leaving. A pause that is kept stays without a
-// client. What the process must then take back is orphaned (Orphaned).
+// client loses these rights by its own undo, by keeping the pause, or by leaving. A pause that is kept stays without the
+// client: its rights pass to a client that stands for it (Keep). What the process must then take back is orphaned
+// (Orphaned). A client's pause also bars the program itself from taking memory back, even memory that the program had
+// paused before (Bars).
 package rights
 
 import "slices"
@@ -18,7 +20,23 @@ const Rest = "\x00"
 type Rights[C comparable] struct {
 	holders []C            // clients that hold up the threads, once each
 	aligns  C              // the client for which threads are held back before collectives
-	paused  map[string][]C // the clients for which a tag is paused and not kept; without any, it is to be resumed
+	paused  map[string][]C // the clients for which a tag is paused; without any, it is to be resumed
+	bars    []Bar[C]
+}
+
+// Bar says that the program itself must not take memory back, because a client wants it paused.
+type Bar[C comparable] struct {
+	Client C
+	Tag    *string  // nil: all
+	Except []string // tags that were resumed since
+}
+
+// reaches reports whether the bar is for all that one with this tag, nil for all, is for.
+func (b *Bar[C]) reaches(tag *string) bool { return b.Tag == nil || tag != nil && *tag == *b.Tag }
+
+// Covers reports whether the program must not take back memory of a tag.
+func (b *Bar[C]) Covers(tag string) bool {
+	return (b.Tag == nil || *b.Tag == tag) && !slices.Contains(b.Except, tag)
 }
 
 // Orphaned lists what the process must take back.
@@ -63,21 +81,38 @@ func with[C comparable](wanting []C, c C) []C {
 	return append(wanting, c)
 }
 
-// Paused notes that a client's pause of a tag, nil for all, is done: the client then also wants what others have taken.
+// Paused notes that a client's pause of a tag, nil for all, is done: the client then also wants what others have taken,
+// and bars the program.
 func (r *Rights[C]) Paused(c C, tag *string) {
 	for name, wanting := range r.paused {
 		if tag == nil || *tag == name {
 			r.paused[name] = with(wanting, c)
 		}
 	}
+	if c != *new(C) {
+		bar := Bar[C]{Client: c, Tag: tag}
+		r.unbar(func(b Bar[C]) bool { return b.Client == c && bar.reaches(b.Tag) })
+		r.bars = append(r.bars, bar)
+	}
+}
+
+func (r *Rights[C]) unbar(which func(Bar[C]) bool) {
+	r.bars = slices.DeleteFunc(slices.Clone(r.bars), which)
 }
 
 // Resumed notes that a tag, nil for all, is no longer paused. Holds go on.
 func (r *Rights[C]) Resumed(tag *string) {
 	if tag == nil {
 		clear(r.paused)
-	} else {
-		delete(r.paused, *tag)
+		r.bars = nil
+		return
+	}
+	delete(r.paused, *tag)
+	r.unbar(func(b Bar[C]) bool { return b.Tag != nil && *b.Tag == *tag })
+	for i, b := range r.bars {
+		if b.Covers(*tag) {
+			r.bars[i].Except = append(slices.Clone(b.Except), *tag)
+		}
 	}
 }
 
@@ -90,13 +125,29 @@ func (r *Rights[C]) Align(c C) bool {
 	return true
 }
 
-// Keep ends the responsibility of all clients for what this client has paused.
-func (r *Rights[C]) Keep(c C) Orphaned {
+// Keep gives what this client has paused to a client that stands for the kept pause, and ends the responsibility of all
+// others for that. The kept pauses before it, which these clients stand for, lose what it bars. The Rest gets no client:
+// a resume alone ends it.
+func (r *Rights[C]) Keep(c, kept C, before []C) Orphaned {
+	if slices.Contains(r.paused[Rest], c) {
+		delete(r.paused, Rest)
+	}
 	for name, wanting := range r.paused {
 		if slices.Contains(wanting, c) {
-			delete(r.paused, name)
+			r.paused[name] = []C{kept}
 		}
 	}
+	var bars []Bar[C]
+	for _, b := range r.bars {
+		taken := slices.ContainsFunc(r.bars, func(own Bar[C]) bool { return own.Client == c && own.reaches(b.Tag) })
+		if b.Client == c {
+			b.Client = kept
+		} else if taken && slices.Contains(before, b.Client) {
+			continue
+		}
+		bars = append(bars, b)
+	}
+	r.bars = bars
 	return Orphaned{Align: r.unalign(c)}
 }
 
@@ -112,6 +163,10 @@ func (r *Rights[C]) Undo(c C) Orphaned {
 		}
 	}
 	slices.Sort(orphaned.Due)
+	r.unbar(func(b Bar[C]) bool { return b.Client == c })
+	for i := range orphaned.Due {
+		r.bars = append(r.bars, Bar[C]{Client: c, Tag: &orphaned.Due[i]})
+	}
 	return orphaned
 }
 
@@ -121,8 +176,26 @@ func (r *Rights[C]) Leave(c C) Orphaned {
 	for _, name := range orphaned.Due {
 		r.paused[name] = nil
 	}
+	r.unbar(func(b Bar[C]) bool { return b.Client == c })
 	return orphaned
 }
+
+// Forget takes all that a client wants paused: the memory is back.
+func (r *Rights[C]) Forget(c C) {
+	for name, wanting := range r.paused {
+		if !slices.Contains(wanting, c) {
+			continue
+		} else if len(wanting) == 1 {
+			delete(r.paused, name)
+		} else {
+			r.paused[name] = slices.DeleteFunc(wanting, func(w C) bool { return w == c })
+		}
+	}
+	r.unbar(func(b Bar[C]) bool { return b.Client == c })
+}
+
+// Bars lists what the program must not take back.
+func (r *Rights[C]) Bars() []Bar[C] { return r.bars }
 
 // Alone lists the tags that only this client wants paused.
 func (r *Rights[C]) Alone(c C) (alone []string) {
@@ -167,5 +240,5 @@ func (r *Rights[C]) Has(c C) bool {
 			return true
 		}
 	}
-	return r.Holds(c)
+	return r.Holds(c) || slices.ContainsFunc(r.bars, func(b Bar[C]) bool { return b.Client == c })
 }

@@ -44,7 +44,7 @@ func (s *Server) accept(socket int, now time.Time) {
 		case socket == s.aside && int(peer.Pid) != unix.Getpid():
 			c.fail(errors.New("this address is the process's own"))
 		default:
-			c.pid, c.since = int(peer.Pid), now
+			c.pid, c.uid, c.since = int(peer.Pid), int(peer.Uid), now
 			c.seated = s.seats()
 			s.clients = append(s.clients, c)
 			s.retryAt = time.Time{} // it has made room, perhaps

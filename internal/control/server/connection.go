@@ -15,6 +15,7 @@ import (
 type connection struct {
 	descriptor int
 	pid        int  // of the client, or 0 if this process cannot see the client
+	uid        int  // of the client
 	passed     int  // a descriptor that it has sent, or -1
 	trusted    bool // its PID namespace was found to allow more than a status
 	lent       *lend
@@ -32,7 +33,8 @@ type connection struct {
 	statusID   uint64
 	lease      time.Duration       // how long it may stay silent while it holds threads up, or 0 for no limit
 	ignored    map[uint64][]string // fields of requests without an answer yet, by the requests' IDs
-	recording  int                 // the number of the recording that it has begun and not ended, or 0
+	standIn
+	recording int // the number of the recording that it has begun and not ended, or 0
 }
 
 // States of a client's request for a status, for a thread at the gate, or for memory.

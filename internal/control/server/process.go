@@ -41,8 +41,9 @@ type Process interface {
 	// Log writes a line on the host's stderr, from another thread, because descriptor 2 is a different file on this
 	// one.
 	Log(error)
-	// Kept notes that a client keeps the process paused and leaves.
-	Kept()
+	// Kept notes that a client keeps the process paused and leaves. KeptNoMore notes why no such pause is left.
+	Kept(control.KeptPause)
+	KeptNoMore(why string)
 	// Bound notes the socket's file, which the process removes at its end.
 	Bound(path string, device, inode uint64)
 	// SetPending notes whether a client is pausing everything.
@@ -72,7 +73,17 @@ type Task struct {
 
 	withdrawn chan struct{} // closed when the client goes, and for what the server does itself
 	client    *connection   // nil: the client has gone
-	lets      bool          // it ends a hold
+	words     string        // that say who the client is
+	outside   *Outside
+	lets      bool // it ends a hold
+}
+
+// Takes notes that a pause is about to take memory, which the program must not take back from then on. A yielded pause
+// leaves that to the program.
+func (t *Task) Takes() {
+	if !t.Request.Yield && t.outside != nil {
+		t.outside.begins(t)
+	}
 }
 
 // Cancel returns a channel that is closed when a wait for memory, or for other processes, must end.
@@ -104,6 +115,7 @@ type Outcome struct {
 	Held      bool     // it began a hold
 	Took      []string // tags that a pause took something of
 	Resumed   []string // tags that an undo has resumed
+	Active    bool     // a resume has left nothing paused
 	Recording int      // the one that a record began
 }
 

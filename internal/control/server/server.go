@@ -10,6 +10,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -75,6 +76,8 @@ type Server struct {
 	aside   int       // the socket at the second address, or -1
 	numbers uint64    // of lends so far
 
+	outside Outside       // what the program must not take back
+	kept    []*connection // stand for the pauses that outlast their clients; never among clients
 	own     *connection   // stands for the process, which wants paused what was paused with Yield; never among clients
 	ran     time.Time     // since when it has had all of that
 	waits   time.Duration // Process.Waits then
@@ -155,6 +158,7 @@ func (s *Server) loop() error {
 			}
 			s.expire(c, now)
 		}
+		s.endLends(now)
 		s.glance(now)
 		if events[0].Revents != 0 {
 			s.accept(s.socket.Descriptor, now)
@@ -197,6 +201,11 @@ func (s *Server) timeout(now time.Time) int {
 		until(now.Add(ownLast))
 	} else if s.rights.Has(s.own) {
 		until(s.glanced.Add(s.ownGlance(now)))
+	}
+	for _, c := range s.kept {
+		if c.kept.Until > 0 && !c.over {
+			until(now.Add(time.Until(c.kept.End())))
+		}
 	}
 	if len(s.rights.Due()) > 0 {
 		if !now.Before(s.retryAt) {
@@ -323,12 +332,12 @@ func (s *Server) act(c *connection, r control.Request) error {
 		return s.enqueue(c, steer)
 	case control.Keep:
 		if err = c.busy(); err == nil {
-			s.release(s.rights.Keep(c))
-			s.process.Kept()
+			s.keep(c, steer, time.Now())
 			s.settle()
 		}
 	case control.Note:
 		s.process.Note(*steer.Driver)
+		s.publish() // a process that is lost no longer waits
 
 	case control.Lend:
 		return s.lend(c, lend)
@@ -374,7 +383,8 @@ func (s *Server) enqueue(c *connection, r control.SteerRequest) error {
 	if r.Lease > 0 {
 		c.lease = control.Seconds(r.Lease)
 	}
-	c.task = &Task{client: c, Request: r, Recording: c.recording, withdrawn: make(chan struct{})}
+	c.task = &Task{client: c, Request: r, Recording: c.recording, withdrawn: make(chan struct{}),
+		words: c.words(), outside: &s.outside}
 	if r.Turn {
 		c.task.Asked = c.asked
 	}
@@ -444,6 +454,7 @@ func (s *Server) leave() {
 			s.process.EndRecording(c.recording)
 		}
 		s.release(s.rights.Leave(c))
+		s.publish()
 		s.settle()
 	}
 }
@@ -483,6 +494,7 @@ func (s *Server) begin(now time.Time) {
 		orphaned := s.rights.Undo(of)
 		t.lets, t.Due = orphaned.Hold, orphaned.Due
 		s.release(rights.Orphaned{Align: orphaned.Align})
+		s.publish()
 	}
 	s.running, s.handed = t, now
 	outcome := &Outcome{}
@@ -523,7 +535,7 @@ func (s *Server) ask(now time.Time) {
 			c.status = statusAsked
 		}
 	}
-	s.asking, s.handed, state.Share = true, now, s.share(now)
+	s.asking, s.handed, state.Share, state.PausedBy = true, now, s.share(now), s.pausedBy()
 	reply := &control.Reply{OK: true}
 	s.process.Hand(func() (err error) {
 		if err = s.process.State(state); err == nil {
@@ -584,29 +596,33 @@ func (s *Server) collect() {
 		s.rights.Took(s.own, outcome.Took)
 		s.yielded = time.Now()
 	case op == control.Pause:
-		if reply.OK && t.client != nil && reply.Note == "" {
-			reply.Note = s.takesOver(t.Tag)
+		if reply.OK && t.client != nil {
+			reply.Note = cmp.Or(s.takesOver(t.Tag), reply.Note)
 		}
-		s.rights.Took(t.client, outcome.Took)
-		if reply.OK {
-			s.rights.Paused(t.client, t.Tag)
-		}
+		s.paused(t, outcome)
 		if t.client == nil {
 			s.release(rights.Orphaned{Due: outcome.Took})
 		}
 	case op == control.Resume && reply.OK:
-		s.rights.Resumed(t.Tag)
+		tag := t.Tag
+		if outcome.Active {
+			tag = nil
+		}
+		s.rights.Resumed(tag)
+		s.endKept("tms resume has ended the pause")
 	case op == control.Undo:
 		for _, tag := range outcome.Resumed {
 			s.rights.Resumed(&tag)
 		}
+		s.endKept("the time of the lend is over, and its memory is back")
 		if t.client == nil && !reply.OK {
 			if !s.retried {
-				s.process.Log(errors.New("what was paused of this process cannot be resumed yet: " + reply.Error))
+				s.process.Log(errors.New(s.cannotResume() + reply.Error))
 			}
 			s.retried, s.retryAt = true, time.Now().Add(RetryEvery)
 		}
 	}
+	s.outside.publish(s.rights.Bars(), true)
 	s.settle()
 	if t.client != nil {
 		if !t.Request.Turn || reply.Code != int(cuda.OutOfMemory) {

@@ -38,6 +38,7 @@ type fake struct {
 	tasks                              []*server.Task // performed so far
 	pending                            []bool
 	logged                             []error
+	told                               []string
 	woken                              func() error // nil: nothing was paused with Yield
 	awaited                            func() bool  // nil: a thread always waits
 	waits                              time.Duration
@@ -119,7 +120,8 @@ func (f *fake) Hand(work func() error, done func(error)) {
 	go func() { done(guard.Call(work)) }()
 }
 func (f *fake) Log(err error)                { f.with(func() { f.logged = append(f.logged, err) }) }
-func (f *fake) Kept()                        {}
+func (f *fake) Kept(by control.KeptPause)    { f.with(func() { f.told = append(f.told, by.Words()) }) }
+func (f *fake) KeptNoMore(why string)        { f.with(func() { f.told = append(f.told, why) }) }
 func (f *fake) Bound(string, uint64, uint64) {}
 func (f *fake) Note(control.Driver)          {}
 func (f *fake) SetPending(now bool)          { f.with(func() { f.pending = append(f.pending, now) }) }

@@ -1,0 +1,132 @@
+package server
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"tms/internal/control"
+	"tms/internal/control/rights"
+	"tms/vmm/stats"
+)
+
+// A pause that a client keeps outlasts the client. A connection that is never among the clients then stands for it, with
+// the client's rights, until a resume or until its time is over. So no command has to stay alive, and nothing that ends
+// one leaves a pause without an end.
+
+// standIn is what a connection has that stands for a kept pause.
+type standIn struct {
+	kept *control.KeptPause // nil for a client
+	over bool               // its time is, and the process tries to resume what it took
+	due  []string           // that
+}
+
+// words says who a client is.
+func (c *connection) words() string {
+	switch {
+	case c.kept != nil:
+		return c.kept.Words()
+	case c.pid > 0:
+		return fmt.Sprintf("a tms command (user %d, process %d)", c.uid, c.pid)
+	}
+	return fmt.Sprintf("a tms command (user %d)", c.uid)
+}
+
+// keep makes what a client has paused outlast it. Of several such pauses, the last decides about what it is for.
+func (s *Server) keep(c *connection, r control.SteerRequest, now time.Time) {
+	stands := &connection{descriptor: -1, standIn: standIn{kept: &control.KeptPause{
+		User: cmp.Or(r.User, strconv.Itoa(c.uid)), UID: c.uid, PID: c.pid, Since: float64(now.UnixMicro()) / 1e6,
+		Until: r.Until, To: r.Lent}}}
+	if r.Own {
+		s.release(s.rights.Keep(c, stands, nil))
+		s.rights.Forget(stands)
+		return
+	}
+	s.release(s.rights.Keep(c, stands, s.kept))
+	s.kept = append(s.kept, stands)
+	s.endKept("")
+	s.publish()
+	if slices.Contains(s.kept, stands) {
+		s.process.Kept(*stands.kept)
+	}
+}
+
+// paused notes what a client's pause has taken, and that the program must not take it back.
+func (s *Server) paused(t *Task, outcome *Outcome) {
+	s.rights.Took(t.client, outcome.Took)
+	if outcome.Reply.OK {
+		s.rights.Paused(t.client, t.Tag)
+		return
+	}
+	for _, tag := range outcome.Took {
+		if tag != rights.Rest {
+			s.rights.Paused(t.client, &tag)
+		}
+	}
+}
+
+// publish tells the program's threads what they must not take back.
+func (s *Server) publish() { s.outside.publish(s.rights.Bars(), false) }
+
+// endLends has the process take back what was lent until now, and forgets what the program has taken back to end.
+func (s *Server) endLends(now time.Time) {
+	for _, c := range s.outside.takeResumed() {
+		s.rights.Forget(c)
+		s.endKept("")
+		s.publish()
+	}
+	for _, c := range s.kept {
+		if c.kept.Until > 0 && !c.over && !now.Before(c.kept.End()) {
+			orphaned := s.rights.Leave(c)
+			c.over, c.due = true, orphaned.Due
+			s.release(orphaned)
+			s.publish()
+			s.endKept("the time of the lend is over")
+		}
+	}
+}
+
+// endKept forgets kept pauses that keep nothing any longer, and tells the process why when none is left.
+func (s *Server) endKept(why string) {
+	before, due := len(s.kept), s.rights.Due()
+	s.kept = slices.DeleteFunc(slices.Clone(s.kept), func(c *connection) bool {
+		c.due = slices.DeleteFunc(c.due, func(tag string) bool { return !slices.Contains(due, tag) })
+		return !s.rights.Has(c) && len(c.due) == 0
+	})
+	if before > 0 && len(s.kept) == 0 && why != "" {
+		s.process.KeptNoMore(why)
+	}
+}
+
+// cannotResume begins the line about memory that is to come back and cannot yet.
+func (s *Server) cannotResume() string {
+	for _, c := range s.kept {
+		if c.over {
+			return fmt.Sprintf("the time of %s is over, but there is no room yet, so this program waits until there is "+
+				"(tms ps --bytes shows who has the memory): ", c.kept.Words())
+		}
+	}
+	return "what was paused of this process cannot be resumed yet: "
+}
+
+// pausedBy is what a status says of kept pauses.
+func (s *Server) pausedBy() (all []control.KeptPause) {
+	for _, c := range s.kept {
+		kept := *c.kept
+		for _, b := range s.rights.Bars() {
+			if b.Client == c && b.Tag != nil {
+				kept.Tags = append(kept.Tags, stats.TagText(*b.Tag))
+			}
+		}
+		for _, tag := range c.due {
+			kept.Tags = append(kept.Tags, stats.TagText(tag))
+		}
+		all = append(all, kept)
+	}
+	return all
+}
+
+// Outside returns what the program must not take back.
+func (s *Server) Outside() *Outside { return &s.outside }
