@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/control/client"
 	"tms/internal/fleet"
 	"tms/internal/group"
 	"tms/internal/turns"
@@ -35,7 +36,7 @@ for, and resumes what they had paused of it. Such a process runs this itself.`,
 				return cmp.Or(err, errors.New("name one process by its number (tms ps lists them)"))
 			}
 			if explain {
-				return explainTo(command.OutOrStdout(), pids[0])
+				return explained(command, pids[0])
 			}
 			if mayTake != nil {
 				return mayTakeTo(command.OutOrStdout(), pids[0], mayTake)
@@ -73,15 +74,18 @@ func mayTakeTo(to io.Writer, pid int, figures []string) error {
 	return err
 }
 
-// explainTo says what comes next for a process, and does nothing.
-func explainTo(to io.Writer, pid int) error {
-	found := fleet.Ask(group.AnswerTime)
-	for _, p := range found {
-		if p.PID == pid && p.Error == "" && p.Share != nil {
-			words := cmp.Or(strings.Join(turns.Waits(p, found), "; "), "waits for no memory")
-			_, err := fmt.Fprintf(to, "%d: %s\n", pid, words)
-			return err
-		}
+// explained says what comes next for a process, and does nothing.
+func explained(command *cobra.Command, pid int) error {
+	p := fleet.Ask(group.AnswerTime, pid)[0]
+	switch {
+	case p.Error != "":
+		o := group.Ended(group.Outcome{PID: pid}, client.Unreachable("%s", p.Error))
+		complain(command, o)
+		return verdict([]group.Outcome{o})
+	case p.Share == nil:
+		return fmt.Errorf("%d does not share its devices: start it with tms run --share", pid)
 	}
-	return fmt.Errorf("%d does not share its devices: start it with tms run --share", pid)
+	words := cmp.Or(strings.Join(turns.Waits(p, fleet.Ask(group.AnswerTime)), "; "), "waits for no memory")
+	_, err := fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, words)
+	return err
 }
