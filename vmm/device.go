@@ -19,6 +19,8 @@ type device struct {
 	granularity uint64
 	total       uint64
 	rdma        bool        // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
+	onHost      bool        // its memory is the host's
+	keptOff     atomic.Bool // so contents are saved elsewhere than was asked
 	shareable   atomic.Bool // new memory can be exported to other processes, as file descriptors
 	shares      atomic.Bool // such memory was made
 	tags        map[string]*tag
@@ -62,6 +64,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 		return nil, fmt.Errorf("device %d has no virtual memory management%.0w", ordinal, cuda.NotSupported)
 	}
 	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}, woken: map[*segment]bool{}}
+	d.onHost = driver.SharesHostMemory(handle)
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the attribute
 	files, err := driver.DeviceAttribute(cuda.AttributeHandleTypeFileSupported, handle)

@@ -26,6 +26,7 @@ type Engine struct {
 	transitions atomic.Uint64 // so far, also those that failed
 
 	cannotHash sync.Once // for its warning
+	toldOfHost sync.Once // that a device has no memory of its own
 	noted      sync.Map  // the tags of resumes that wait for memory, or did so until they failed
 
 	counting sync.Mutex // of one look at all for the statistics, before mu

@@ -193,7 +193,17 @@ func (e *Engine) obtainAtOnce(r *Request, made *uint64, take func(d *device, sho
 			return nil, err
 		}
 	}
+	d.keepOffHost(r)
 	return d, take(d, false)
+}
+
+// keepOffHost has contents saved in files where the device's memory is the host's: a copy in host memory would take what
+// a pause frees.
+func (d *device) keepOffHost(r *Request) {
+	if d.onHost && (r.Backup == BackupHost || r.Backup == BackupSparse) {
+		r.Backup, r.Incremental = BackupDisk, false
+		d.keptOff.Store(true)
+	}
 }
 
 // isShort reports whether an allocation may succeed once other memory of the process is free.

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +17,12 @@ func (e *Engine) saveAll(batches []*batch, o *operation) error {
 	toDisk := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }
 	for _, b := range batches {
 		if slices.ContainsFunc(b.segments, toDisk) {
+			if b.device.keptOff.Load() {
+				e.toldOfHost.Do(func() {
+					e.process.Warn(fmt.Sprintf("device %d has no memory of its own: contents in host memory would free "+
+						"nothing, so a pause saves them to files (TMS_DISK_BACKUP_DIR)", b.device.ordinal))
+				})
+			}
 			if err := e.disk.Configure(o.DiskDir, o.DiskSetting); err != nil {
 				return err
 			}
@@ -63,7 +70,7 @@ func (o *Options) backupOf(s *segment) BackupKind {
 	if o.SaveAll && kind == BackupNone {
 		kind = BackupHost
 	}
-	if o.ToDisk && kind == BackupHost && s.contents == nil {
+	if (o.ToDisk || s.device.onHost) && kind == BackupHost && s.contents == nil {
 		return BackupDisk
 	}
 	return kind

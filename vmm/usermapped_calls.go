@@ -20,10 +20,10 @@ var ErrMemoryPaused = errors.New("the memory is paused")
 // Errors: ErrMargin, ErrLimit, *cuda.Error. (cuMemCreate)
 func (m UserMapped) Create(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
 	e := m.engine
-	s := &segment{size: r.Size, policy: r.policy()}
+	s := &segment{size: r.Size}
 	s.userMapped = &userMapped{size: r.Size, prop: prop, references: 1}
 	if err := e.obtain(&r, "creating", func(d *device, _ bool) error {
-		s.device = d
+		s.device, s.policy = d, r.policy()
 		s.extent = newExtent(s)
 		if err := d.reserve(r.Size, r.Limit); err != nil {
 			return err

@@ -86,7 +86,7 @@ func (r *Report) examineDevices(driver *cuda.Driver) {
 		r.add(Error, "devices", "the driver shows no device: "+err.Error(), advice[cuda.NoDevice])
 		return
 	}
-	var without []string
+	var without, onHost []string
 	for ordinal := range count {
 		device, err := examineDevice(driver, ordinal)
 		if err != nil {
@@ -95,9 +95,17 @@ func (r *Report) examineDevices(driver *cuda.Driver) {
 			continue
 		}
 		r.Devices = append(r.Devices, device)
+		if driver.SharesHostMemory(cuda.Device(ordinal)) {
+			onHost = append(onHost, fmt.Sprint(ordinal))
+		}
 		if !device.VMM {
 			without = append(without, fmt.Sprint(ordinal))
 		}
+	}
+	if len(onHost) > 0 {
+		r.add(Note, "unified", "the memory of device "+strings.Join(onHost, ", ")+" is the host's: contents in host memory "+
+			"would free nothing, so pauses save them to files",
+			"set TMS_DISK_BACKUP_DIR to a folder on a disk, not on a tmpfs")
 	}
 	switch {
 	case len(r.Devices) == 0:

@@ -81,6 +81,10 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 			return set, err
 		}
 		defer m.close()
+		if to == control.ToHost && m.driver.SharesHostMemory(m.device) {
+			return set, cuda.Refuse(cuda.NotSupported, "its device has no memory of its own, so host memory would free "+
+				"nothing: give --to disk")
+		}
 	}
 	made := make([]end, len(set.Chunks))
 	defer func() {

@@ -18,6 +18,8 @@ type Attribute int32
 
 // The attributes that this project asks for.
 const (
+	AttributeIntegrated                       Attribute = 18
+	AttributeNUMAConfig                       Attribute = 130
 	AttributeHostNUMAID                       Attribute = 134
 	AttributeVirtualMemoryManagementSupported Attribute = 102
 	AttributeHandleTypeFileSupported          Attribute = 103 // ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
@@ -41,6 +43,18 @@ func (d *Driver) DeviceAttribute(attribute Attribute, device Device) (int, error
 	var value int32
 	err := d.call("cuDeviceGetAttribute", uintptr(unsafe.Pointer(&value)), uintptr(attribute), uintptr(device))
 	return int(value), err
+}
+
+// SharesHostMemory reports whether a device's memory is that of the host, as in a GB10 or a Jetson. That of a GH200 is a
+// NUMA node of its own, whatever the device says of being integrated.
+func (d *Driver) SharesHostMemory(device Device) bool {
+	const ownNode = 1 // CU_DEVICE_NUMA_CONFIG_NUMA_NODE
+	integrated, err := d.DeviceAttribute(AttributeIntegrated, device)
+	if err != nil || integrated == 0 {
+		return false
+	}
+	node, err := d.DeviceAttribute(AttributeNUMAConfig, device)
+	return err != nil || node != ownNode
 }
 
 // DeviceName is cuDeviceGetName; the name of a part of a GPU ends with " MIG " and the part.

@@ -20,6 +20,7 @@
 	P(14, TEXTURE_ALIGNMENT, 512, textureAlignment) \
 	OLD(15, GPU_OVERLAP, 1, deviceOverlap) \
 	P(16, MULTIPROCESSOR_COUNT, 132, multiProcessorCount) \
+	X(18, INTEGRATED, sim.settings.integrated) \
 	P(19, CAN_MAP_HOST_MEMORY, 1, canMapHostMemory) \
 	P(30, SURFACE_ALIGNMENT, 512, surfaceAlignment) \
 	P(31, CONCURRENT_KERNELS, 1, concurrentKernels) \
