@@ -64,11 +64,11 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 		return nil, fmt.Errorf("device %d has no virtual memory management%.0w", ordinal, cuda.NotSupported)
 	}
 	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}, woken: map[*segment]bool{}}
-	d.onHost = driver.SharesHostMemory(handle)
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the attribute
 	files, err := driver.DeviceAttribute(cuda.AttributeHandleTypeFileSupported, handle)
 	d.shareable.Store(err == nil && files != 0) // WSL has none
+	d.onHost = driver.SharesHostMemory(handle)
 	if d.total, err = driver.DeviceTotalMem(handle); err != nil {
 		return nil, err
 	}
