@@ -109,20 +109,22 @@ PATH=$GOROOT/bin:$PATH
 overlay
 # Go does not look whether headers outside a package have changed: their checksum is among the flags, which it does.
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pymodule/tms/_version.py)
-export CGO_CFLAGS="-g $optimize ${sanitizers[*]} '-DTMS_VERSION=\"$version\"' -DTMS_HEADERS=$(cat region/*.h forward/*.h preload/*/*.h preload/gate/reach/*.h | cksum | tr -dc 0-9)"
-wrapped=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create
+export CGO_CFLAGS="-g $optimize ${sanitizers[*]} -include $PWD/preload/glibc.h '-DTMS_VERSION=\"$version\"' -DTMS_HEADERS=$(cat region/*.h forward/*.h preload/glibc.h preload/*/*.h preload/gate/reach/*.h | cksum | tr -dc 0-9)"
+glibc="-Wl,--no-as-needed -l:libdl.so.2 -l:libpthread.so.0" # preload/glibc.h says why
+wrapped=dlopen,--wrap=dlsym,--wrap=dlclose,--wrap=dlerror,--wrap=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create
 GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
-	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,-Bsymbolic-functions -Wl,--wrap=$wrapped'" \
+	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-soname,libtms.so $glibc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,-Bsymbolic-functions -Wl,--wrap=$wrapped'" \
 	-o $out/lib/libtms.so.new ./preload
 go run ./scripts/deferrelocations $out/lib/libtms.so.new
 mkdir -p $out/_reach
 parts="reach dlsym calls gate inside nccl communicators rdma registrations sequence suspending"
 for file in $parts; do # reach.c and dlsym.c are called before a sanitizer has started
 	${CC:-gcc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden \
+		-include preload/glibc.h $([[ $file != dlsym ]] || echo "-DGLIBC_OWN_DLSYM") \
 		$([[ $file = reach || $file = dlsym ]] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o preload/gate/reach/$file.c
 done
 ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
-	-o $out/lib/libtms_reach.so.new $(printf "$out/_reach/%s.o " $parts)
+	-o $out/lib/libtms_reach.so.new $(printf "$out/_reach/%s.o " $parts) $glibc
 # Move whole files, because the old ones may be mapped, and both at one time, so that a program that starts now finds a
 # matching pair.
 mv $out/lib/libtms.so.new $out/lib/libtms.so

@@ -127,7 +127,7 @@ static void send_again(int signal, siginfo_t *info, ucontext_t *context)
 {
 	if (thread_known && thread_known->visit)
 		sigaddset(&context->uc_sigmask, signal); /* inside Go it comes when the thread has left */
-	syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info);
+	syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), signal, info);
 }
 
 /* A signal for which the kernel chose a thread of Go's goes to the main thread. A thread may send SI_USER only to
