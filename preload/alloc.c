@@ -59,8 +59,8 @@ HIDDEN int current_device(int *device)
 		return go_start(); /* its text says more than CUDA's refusal after fork */
 	int code = forward_cudaGetDevice(device);
 	if (code == FORWARD_MISSING)
-		return error_fail(code, "no libcudart is loaded; a program that links libtms.so links CUDA's by "
-					"-Wl,--no-as-needed -lcudart, and a static libcudart cannot be reached");
+		return error_fail(code, "no libcudart is loaded; link the program with $(tms --libs) before "
+					"-lcudart (a static libcudart cannot be reached)");
 	if (code != SUCCESS)
 		return error_fail(code, "cudaGetDevice failed with %d", code);
 	return SUCCESS;

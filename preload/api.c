@@ -24,7 +24,7 @@ EXPORT void tms_set_interesting_region(bool on)
 	region_report_environment(error_log);
 	if (unlikely(behind_cudart) && !atomic_flag_test_and_set(&told))
 		error_log("the program is linked with libcudart before libtms.so, so that its memory is not pausable; link it "
-			  "with -ltms -Wl,--no-as-needed -lcudart, or preload libtms.so");
+			  "with $(tms --libs) before -lcudart, or preload libtms.so");
 	region_set_active(on);
 }
 

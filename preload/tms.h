@@ -1,5 +1,6 @@
-/* The C interface of libtms.so. Link with -ltms -Wl,--no-as-needed -lcudart, or preload the library and look the names
- * up with dlsym; docs/examples has a program for each.
+/* The C interface of libtms.so. Link with $(tms --cflags --libs) -lcudart, or preload the library and look the names up
+ * with dlsym; docs/examples has a program for each. Later versions add functions, and change and remove none: a program
+ * runs with any libtms.so that is as new as the tms.h it was compiled with.
  *
  * Codes are cudaError_t numbers, so that CUDA programs need no second table:
  *   0 success; 1 invalid value; 2 out of device memory; 3 used in a child after fork;

@@ -43,6 +43,7 @@ class Library(BuildHookInterface[Any]):
             if file.is_file():
                 forced[str(file)] = str(file.relative_to(layout))
         build_data["shared_scripts"][str(layout / "bin" / "tms")] = "tms"
+        build_data["shared_data"][str(layout / "man")] = "share/man/man1"
         materials = layout / "libtms.cdx.json"
         materials.write_text(json.dumps(_materials(layout, self.metadata.version), indent=1))
         build_data.setdefault("sbom_files", []).append(str(materials))

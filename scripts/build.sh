@@ -132,11 +132,17 @@ mv $out/lib/libtms_reach.so.new $out/lib/libtms_reach.so
 cp preload/tms.h $out/lib/tms.h.new
 mv $out/lib/tms.h.new $out/lib/tms.h
 rm -f $out/lib/libtms.so.h $out/lib/libtms.h
+(cd preload/linking && find . -type f) | while read -r file; do
+	mkdir -p "$out/lib/$(dirname "$file")"
+	sed "s/@version@/$version/" "preload/linking/$file" >"$out/lib/$file"
+done
 
 if [ $out != build/sanitized ]; then
 	say "tms"
 	mkdir -p $out/bin
 	GOARCH=$machine CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $out/bin/tms ./cmd/tms
+	rm -rf $out/man
+	GOARCH='' CGO_ENABLED=0 go run -trimpath -ldflags "-s -w" ./cmd/tms manual $out/man
 	# What is linked in may only be passed on with its licence.
 	{
 		printf '%s\n' "go $GOROOT" "uplot $PWD/internal/report/uplot"

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # What scripts/test.sh leaves out because it takes long: the tests with every place at which a call can fail, those that
 # need a browser, Prometheus, tmux, musl or other mallocs, the C under sanitizers, what has threads under the race
-# detector, the aarch64 wheel, and the linters. Half an hour on two cores. Its parts run one after the other.
-#   scripts/check.sh [lint] [go] [python] [sanitized] [race] [aarch64]      (all, unless some are named)
+# detector, a release and its wheels, and the linters. Half an hour on two cores. Its parts run one after the other.
+#   scripts/check.sh [lint] [go] [python] [sanitized] [race] [release]      (all, unless some are named)
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
-# tmux, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell, and for the aarch64 wheel
-# gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user. Otherwise, and with TMS_NO_INSTALL=1, it names what is missing
-# and stops. Into build/ it fetches Python packages and, where apt-get has it, Prometheus.
+# tmux, zsh, fish, cmake, pkg-config, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell,
+# and for a release gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user, debootstrap. Otherwise, and with
+# TMS_NO_INSTALL=1, it names what is missing and stops. Into build/ it fetches Python packages and, where apt-get has it, Prometheus.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 for part; do
-	case $part in lint | go | python | sanitized | race | aarch64) ;; *) refuse "$@" ;; esac
+	case $part in lint | go | python | sanitized | race | release) ;; *) refuse "$@" ;; esac
 done
 require_preloadable
 require_go
@@ -43,7 +43,11 @@ check_lint() {
 check_go() { # it compiles all C with warnings as errors, too
 	require_command c++ g++
 	require_command musl-gcc musl-tools
-	require_command tmux tmux # a terminal for tms top
+	require_command tmux tmux # a terminal for tms top, and for shells that complete
+	require_command zsh zsh
+	require_command fish fish
+	require_command cmake cmake
+	require_command pkg-config pkg-config
 	require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
 	require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
 	require_browser
@@ -68,13 +72,13 @@ check_race() { # what has threads of its own; the soak has all packages
 		./vmm/pool/torch ./internal/control/client ./internal/control/server ./internal/top
 }
 
-check_aarch64() {
-	scripts/wheel/check-aarch64.sh || [ $? = 77 ] # 77: what it needs of Debian's packages cannot be had here
+check_release() {
+	scripts/release.sh --uncommitted
 }
 
 require_python dev
 scripts/build.sh
-for part in "${@:-lint go python sanitized race aarch64}"; do
+for part in "${@:-lint go python sanitized race release}"; do
 	for name in $part; do
 		say "$name"
 		check_$name

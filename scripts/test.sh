@@ -2,7 +2,7 @@
 # Builds everything and passes the tests of Go, C and Python: programs with the library preloaded over the simulator.
 # It tells in some minutes whether the product works. The tests of Go and of Python run beside one another, because they
 # wait more than they compute. scripts/check.sh has the rest: every place at which a call can fail, the race detector,
-# the sanitizers, the linters, aarch64; scripts/soak.sh repeats.
+# the sanitizers, the linters, a release; scripts/soak.sh repeats.
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, python3,
 # python3-venv. Otherwise, and with TMS_NO_INSTALL=1, it names what is missing and stops. Into build/ it fetches Python

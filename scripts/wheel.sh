@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheels, as for PyPI, into build/wheel, with their SHA256SUMS:
-#   libtms-VERSION-py3-none-manylinux_2_X_MACHINE.whl       the Python package tms with libtms.so, tms.h, the command
-#       tms, the simulator and a list of what is linked in (CycloneDX). X is the glibc that their symbols ask for.
+#   libtms-VERSION-py3-none-manylinux_2_28_MACHINE.whl      the Python package tms with libtms.so, tms.h, the command
+#       tms and its manual, the simulator and a list of what is linked in (CycloneDX), for glibc 2.28 and later.
 #   libtms_torch_memory_saver-VERSION-py3-none-any.whl      makes `import torch_memory_saver` that of libtms
 #
 #   scripts/wheel.sh                     for x86_64

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,41 @@ import (
 
 // completionTime is how long a shell's completion waits for processes to answer.
 const completionTime = 300 * time.Millisecond
+
+// bashWords gives cobra's script the words of the line without the package bash-completion, which it needs otherwise: the
+// words as they are typed, where bash also splits them at = and at colons.
+const bashWords = `
+__tms_init_completion()
+{
+    local IFS=$' \t\n' line=${COMP_LINE:0:COMP_POINT}
+    COMPREPLY=()
+    read -ra words <<<"$line"
+    if [[ $line == *[[:space:]] ]]; then
+        words+=("")
+    fi
+    cword=$((${#words[@]} - 1))
+    cur=${words[cword]}
+    prev=${words[cword - 1]}
+}
+`
+
+// completesInAnyBash changes what cobra has for bash, when the root has it.
+func completesInAnyBash(root *cobra.Command) {
+	bash, _, err := root.Find([]string{"completion", "bash"})
+	if err != nil {
+		panic(err) // cobra has no such command
+	}
+	bash.Long = "Print a script that makes bash complete commands, flags and numbers of processes:\n\n" +
+		"    source <(tms completion bash)\n\nIn ~/.bashrc, the line is for each new session."
+	cobras := bash.RunE
+	bash.RunE = func(command *cobra.Command, arguments []string) error {
+		if err := cobras(command, arguments); err != nil {
+			return err
+		}
+		_, err := fmt.Fprint(command.OutOrStdout(), bashWords)
+		return err
+	}
+}
 
 // completes makes a flag complete to these values; without any, to nothing.
 func completes(command *cobra.Command, flag string, values ...string) {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/vmm/pool/kinds"
 )
 
@@ -52,8 +55,39 @@ func TestCompletion(t *testing.T) {
 			return strings.HasSuffix(out, ":4\n") && slices.Equal(found, wanted)
 		}, time.Minute, time.Millisecond, line)
 	}
-	for _, shell := range []string{"bash", "zsh", "fish"} {
-		require.Contains(t, succeeds(t, "completion", shell), "__complete")
+}
+
+// Each shell, without the user's settings and without the package bash-completion, completes what is typed.
+func TestCompletionInShells(t *testing.T) {
+	hermetic.Thorough(t)
+	for _, c := range []struct{ shell, start string }{
+		{"bash", "bash --norc --noprofile -i"},
+		{"zsh", "zsh -f -i"},
+		{"fish", "fish --no-config"},
+	} {
+		t.Run(c.shell, func(t *testing.T) {
+			t.Parallel()
+			hermetic.Program(t, c.shell)
+			s := openTmux(t, c.start, "PS1=$ ", "PATH="+filepath.Dir(tms)+":"+os.Getenv("PATH"), "HOME="+t.TempDir())
+			load := map[string]string{
+				"bash": "source <(tms completion bash); echo loa''ded",
+				"zsh":  "autoload -U compinit; compinit -u; source <(tms completion zsh); echo loa''ded",
+				"fish": "tms completion fish | source; echo loa''ded",
+			}
+			s.press("-l", load[c.shell])
+			s.press("Enter")
+			s.shows(`(?m)^loaded`)
+			for typed, want := range map[string]string{
+				"tms pau":           "tms pause",
+				"tms pause --to=ho": "tms pause --to=host",
+				"tms run --poo":     "tms run --pool",
+			} {
+				s.press("-l", typed)
+				s.press("Tab")
+				s.shows(`(?m)` + want + ` *$`)
+				s.press("C-u")
+			}
+		})
 	}
 }
 

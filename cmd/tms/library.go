@@ -77,15 +77,28 @@ func isFolder(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// showLibrary is the command without a command: it prints the library's path alone, or how to use the library. Where
-// there is no library, the answer is "no".
-func showLibrary(root *cobra.Command, pathAlone bool) error {
+// libraryQuestion is what the command without a command is asked to print alone: the library's path, or what a program is
+// compiled and linked with.
+type libraryQuestion struct{ path, compiled, linked bool }
+
+// showLibrary is the command without a command: it prints what is asked, or how to use the library. Where there is no
+// library, the answer is "no".
+func showLibrary(root *cobra.Command, asked libraryQuestion) error {
 	path, err := libraryPath()
 	if err != nil {
 		fmt.Fprintf(root.ErrOrStderr(), "tms: %v\n", err)
 		return errNo
 	}
-	if pathAlone {
+	if asked.compiled || asked.linked {
+		words, err := linking(path, asked.compiled, asked.linked)
+		if err != nil {
+			fmt.Fprintf(root.ErrOrStderr(), "tms: %v\n", err)
+			return errNo
+		}
+		fmt.Fprintln(root.OutOrStdout(), words)
+		return nil
+	}
+	if asked.path {
 		fmt.Fprintln(root.OutOrStdout(), path)
 		return nil
 	}
@@ -102,6 +115,18 @@ to use it  LD_PRELOAD=%s python your_script.py
 to try it  tms demo          tms --help has the other commands
 `, version, path, preloaded, shellQuoted(path))
 	return nil
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "version",
+		Short:  "Print the version",
+		Args:   noArguments,
+		Hidden: true, // as --version is
+		Run: func(command *cobra.Command, _ []string) {
+			fmt.Fprintf(command.OutOrStdout(), "tms %s\n", version)
+		},
+	}
 }
 
 var plainWord = regexp.MustCompile(`^[\w@%+=:,./-]+$`)

@@ -49,6 +49,7 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	root.SetOut(out)
 	root.SetErr(stderr)
 	addHelp(root)
+	completesInAnyBash(root)
 	if len(arguments) > 0 && arguments[0] == cobra.ShellCompRequestCmd {
 		root.Flags().VisitAll(func(flag *pflag.Flag) { flag.Hidden = false })
 	}
@@ -78,9 +79,9 @@ func exitStatus(err error, out *output, stderr io.Writer) int {
 }
 
 func rootCommand() *cobra.Command {
-	var pathAlone bool
+	var asked libraryQuestion
 	root := &cobra.Command{
-		Use:           "tms [--path]",
+		Use:           "tms [--path | --cflags --libs]",
 		Short:         "Pausable GPU memory: tms alone says how to use libtms.so, --path where it is",
 		Version:       version,
 		SilenceErrors: true,
@@ -88,21 +89,21 @@ func rootCommand() *cobra.Command {
 
 		DisableFlagsInUseLine: true,
 		Args:                  commandsAlone,
-		RunE:                  func(root *cobra.Command, _ []string) error { return showLibrary(root, pathAlone) },
+		RunE:                  func(root *cobra.Command, _ []string) error { return showLibrary(root, asked) },
 	}
 	root.SetVersionTemplate("tms {{.Version}}\n")
-	root.Flags().BoolVar(&pathAlone, "path", false, "print the path of libtms.so, for LD_PRELOAD")
-	_ = root.Flags().MarkHidden("path") // the help's first line names it
+	root.Flags().BoolVar(&asked.path, "path", false, "print the path of libtms.so, for LD_PRELOAD")
+	root.Flags().BoolVar(&asked.compiled, "cflags", false, "print what a C program with tms.h is compiled with")
+	root.Flags().BoolVar(&asked.linked, "libs", false, "print what a C program is linked with, before -lcudart")
 	root.InitDefaultHelpFlag()
 	root.InitDefaultVersionFlag()
-	_ = root.Flags().MarkHidden("help") // the help's last line names it
-	_ = root.Flags().MarkHidden("version")
+	root.Flags().VisitAll(func(flag *pflag.Flag) { flag.Hidden = true }) // the overview has 25 lines: docs/cli.md says more
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
 	root.AddCommand(demoCommand(), runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
 		moveCommand(), idleCommand(), shareCommand(), metricsCommand(), serveCommand(), doctorCommand(), recordCommand(),
-		reportCommand(), replayCommand(), keptCommand(), keeperCommand())
+		reportCommand(), replayCommand(), keptCommand(), keeperCommand(), versionCommand(), manualCommand())
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), // the overview leaves the command help out, too
 		`(or .IsAvailableCommand (eq .Name "help"))`, ".IsAvailableCommand"))
 	root.CompletionOptions.HiddenDefaultCmd = true // the overview has 25 lines, and docs/cli.md the rest

@@ -1,7 +1,8 @@
 /* A program that is linked to libtms.so and needs no LD_PRELOAD. -ltms comes before -lcudart. libtms.so has all CUDA
- * functions that the program calls, so a linker with --as-needed, some distributions' default, would omit libcudart:
+ * functions that the program calls, so a linker with --as-needed, some distributions' default, would omit libcudart;
+ * `tms --libs` ends with what prevents that:
  *
- *     gcc -Ibuild/lib linked.c -Lbuild/lib -ltms -L/usr/local/cuda/lib64 -Wl,--no-as-needed -lcudart
+ *     gcc linked.c $(tms --cflags --libs) -L/usr/local/cuda/lib64 -lcudart
  *
  * It prints how much memory a pause has freed, and that the contents came back. */
 #include <stdio.h>

@@ -60,7 +60,9 @@ def test_help_of_python_scripts(script: Path) -> None:
     assert done.stdout.splitlines()[0] in script.read_text()
 
 
-@pytest.mark.parametrize("name", ["build", "check", "demo", "generate-kernels", "test", "wheel"])
+@pytest.mark.parametrize(
+    "name", ["build", "check", "demo", "generate-kernels", "release", "test", "wheel"]
+)
 def test_unknown_arguments_are_refused(name: str) -> None:
     done = run(f"scripts/{name}.sh --unknown")
     assert done.returncode == 2

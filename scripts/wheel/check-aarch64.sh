@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the aarch64 wheel and uses it on an emulated machine (qemu-user), over the simulator: a C program under each
-# of the library's names, then the demo's training with Debian's Python. Downloads what it needs of Debian's; ends
-# with 77 where that cannot be had.
+# Uses the aarch64 wheel on an emulated machine (qemu-user), over the simulator: a C program under each of the library's
+# names, then the demo's training with Debian's Python. Downloads what it needs of Debian's; ends with 77 where that
+# cannot be had.
+#   scripts/wheel/check-aarch64.sh [WHEEL]     (it builds one, unless that is given)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -38,11 +39,15 @@ if [ ! -x "$root/usr/bin/python3" ]; then
 	done
 fi
 
-say "wheel"
 require_python
 rm -rf "$work/wheel" "$work/site" # its own folders, because tests may be reading the other wheels
-TMS_WHEEL_MACHINE=aarch64 build/venv/bin/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation \
-	-w "$work/wheel" ./pymodule
+wheel=${1:-}
+if [ -z "$wheel" ]; then
+	say "wheel"
+	TMS_WHEEL_MACHINE=aarch64 build/venv/bin/python -m pip wheel -q --disable-pip-version-check --no-deps \
+		--no-build-isolation -w "$work/wheel" ./pymodule
+	wheel=$(echo "$work"/wheel/*.whl)
+fi
 
 sim=$work/site/tms/sim
 
@@ -53,7 +58,7 @@ emulated() { "${emulator[@]}" "$@"; }
 
 say "install"
 build/venv/bin/python -m pip install -q --disable-pip-version-check --target "$work/site" --no-index --no-deps --only-binary=:all: \
-	--platform "$(basename "$work"/wheel/*.whl .whl | sed 's/.*-//')" "$work"/wheel/*.whl
+	--platform "$(basename "$wheel" .whl | sed 's/.*-//')" "$wheel"
 
 say "every name interposes"
 "$cc" -o "$work/linked" pymodule/tests/dropin/linked.c "-L$sim" -l:libcudart.so.13
@@ -70,4 +75,4 @@ report=$(emulated -E LD_PRELOAD="$library" "${python[@]}" "$work/site/tms/exampl
 for fact in address_kept restored freed lent; do
 	grep -q "\"$fact\": true" <<<"$report" || { echo "not so on aarch64: $fact" >&2; exit 1; }
 done
-say "done: $(basename "$work"/wheel/*.whl) works on $(emulated "${python[@]}" -c 'import platform; print(platform.machine())')"
+say "done: $(basename "$wheel") works on $(emulated "${python[@]}" -c 'import platform; print(platform.machine())')"

@@ -22,8 +22,9 @@ fi
 
 layout=build/wheel/$machine
 rm -rf "$layout"
-mkdir -p "$layout/bin" "$layout/tms/"{lib,sim,dropin}
-cp $built/lib/libtms.so $built/lib/libtms_reach.so $built/lib/tms.h "$layout/tms/lib/"
+mkdir -p "$layout/bin" "$layout/tms/"{sim,dropin}
+cp -r $built/man "$layout/"
+cp -r $built/lib "$layout/tms/"
 cp $built/bin/tms "$layout/bin/"
 cp $built/bin/LICENSES "$layout/tms/"
 cp $built/sim/lib{cuda.so.1,cudart.so.12,cudart.so.13} "$layout/tms/sim/"
@@ -41,10 +42,12 @@ for name in {preload,torch}{,_cu12,_cu13}; do
 done
 rm "$layout/alias"
 
-# A manylinux wheel uses nothing but glibc, of the version that its name says.
+# A manylinux wheel uses nothing but glibc, of no later version than its name says.
 libraries=("$layout"/tms/lib/libtms.so "$layout"/tms/lib/libtms_reach.so "$layout"/tms/sim/*)
 needed=$(readelf -dW "${libraries[@]}" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
 	grep -vxE 'lib(c\.so\.6|pthread\.so\.0|dl\.so\.2)|ld-linux-.*' || true)
 [ -z "$needed" ] || { echo "wheel: a library needs $needed, which not every Linux has" >&2; exit 1; }
 glibc=$(readelf -VW "${libraries[@]}" | grep -oE 'GLIBC_2\.[0-9]+' | sort -Vu | tail -n 1)
-printf '%s\n' "$PWD/$layout" "manylinux_2_${glibc#GLIBC_2.}_$machine" >&3
+[ "${glibc#GLIBC_2.}" -le 28 ] ||
+	{ echo "wheel: a library needs $glibc, and the wheel is for 2.28: preload/glibc.h lacks a function" >&2; exit 1; }
+printf '%s\n' "$PWD/$layout" "manylinux_2_28_$machine" >&3

@@ -69,13 +69,17 @@ def test_contents(wheel: Path) -> None:
     assert {top for top in tops if not re.search(r"\.(dist-info|data)$", top)} == {
         "tms"
     }  # only its own
-    (program,) = [name for name in names if ".data/" in name]
+    (program,) = [name for name in names if ".data/scripts/" in name]
     assert program.endswith(".data/scripts/tms") and files.read(program).startswith(b"\x7fELF")
     assert {f"{DROPIN}/{name}" for name in ALIASES} < names
     assert {f"tms/lib/{name}" for name in LIBRARIES} < names
     assert {"tms/py.typed", f"{DROPIN}/torch_memory_saver/py.typed"} <= names
     assert files.read("tms/lib/tms.h") == (PYMODULE.parent / "preload" / "tms.h").read_bytes()
     assert {f"tms/sim/{name}" for name in SIMULATOR} < names
+    linking = ("pkgconfig/tms.pc", "pkgconfig/libtms.pc", "cmake/tms/tms-config.cmake")
+    assert {f"tms/lib/{name}" for name in linking} < names
+    manual = [name for name in names if "/data/share/man/man1/tms" in name]
+    assert len(manual) > 20
     libraries = [name for name in names if name.endswith(".so")]
     assert len(libraries) == len(ALIASES) + len(LIBRARIES)
     assert sum(files.getinfo(f"{DROPIN}/{name}").file_size for name in ALIASES) < 64 << 10
@@ -88,6 +92,32 @@ def test_contents(wheel: Path) -> None:
     )
     links = re.findall(r"\]\(([^)]*)\)", metadata)  # PyPI has no file beside its page
     assert all("://" in link for link in links), links
+
+
+def test_publisher(tmp_path: Path) -> None:
+    """One place has the home page, the issues and the license of both distributions."""
+    pymodule = shutil.copytree(PYMODULE, tmp_path / "pymodule", ignore=NOT_TESTS)
+    project = pymodule / "pyproject.toml"
+    (table,) = re.findall(r"^\[project\.urls\].*$", project.read_text(), re.MULTILINE)
+    urls = '\nHomepage = "https://example.org"\nIssues = "https://example.org/issues"'
+    text = project.read_text().replace(table, table + urls)
+    project.write_text(text.replace('license = "MIT"', 'license = "BSD-3-Clause"'))
+    write = "import hatchling.build as b; print(b.prepare_metadata_for_build_wheel({!r}))"
+    for folder in (pymodule, pymodule / "dropin"):
+        done = subprocess.run(
+            [sys.executable, "-c", write.format(str(tmp_path))],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        metadata = (tmp_path / done.stdout.strip() / "METADATA").read_text()
+        for field in (
+            "License-Expression: BSD-3-Clause",
+            "Project-URL: Homepage, https://example.org",
+            "Project-URL: Issues, https://example.org/issues",
+        ):
+            assert f"\n{field}\n" in metadata
 
 
 def test_hashes(wheels: tuple[Path, Path]) -> None:
@@ -120,7 +150,7 @@ def test_materials(wheel: Path) -> None:
 
 
 def test_platform_is_honest(wheel: Path, site: Path) -> None:
-    """The tag's glibc is the newest that any of the libraries requires."""
+    """The libraries require no newer glibc than the tag's."""
     versions = {
         int(minor)
         for library in [
@@ -130,7 +160,7 @@ def test_platform_is_honest(wheel: Path, site: Path) -> None:
         ]
         for minor in re.findall(r"GLIBC_2\.(\d+)", checked("readelf", "-VW", library))
     }
-    assert f"manylinux_2_{max(versions)}_x86_64" in wheel.name
+    assert max(versions) <= 28 and "-manylinux_2_28_x86_64" in wheel.name
 
 
 def test_command(python: Path, site: Path) -> None:
