@@ -36,6 +36,9 @@ class Library(BuildHookInterface[Any]):
         build_data["tag"] = f"py3-none-{tag}"
         forced = build_data["force_include"]
         forced[str(Path(self.root) / "examples")] = "tms/examples"
+        for name in ("rollout.py", "simulated.py", "steps.py"):
+            example = Path(self.root).parent / "docs" / "examples" / name
+            forced[str(example)] = f"tms/examples/{name}"
         forced[str(Path(self.root) / "dropin" / "torch_memory_saver")] = (
             "tms/dropin/torch_memory_saver"
         )

@@ -17,6 +17,7 @@ import tms
 if "CUDASIM_SHARED" not in os.environ:
     import torch
 else:  # under tms run --simulate
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # for python -m, too
     import simulated as torch
 
 UNIT = torch.cuda.mem_get_info()[1] // 16  # of the device's memory: the two need 22 together

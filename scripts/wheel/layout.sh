@@ -27,7 +27,7 @@ cp -r $built/man "$layout/"
 cp -r $built/lib "$layout/tms/"
 cp $built/bin/tms "$layout/bin/"
 cp $built/bin/LICENSES "$layout/tms/"
-cp $built/sim/lib{cuda.so.1,cudart.so.12,cudart.so.13} "$layout/tms/sim/"
+cp $built/sim/lib{cuda.so.1,cudart.so.12,cudart.so.13,nvidia-ml.so.1} "$layout/tms/sim/"
 "${cc%gcc}strip" "$layout"/tms/sim/*
 # Go's linker leaves these empty and of another type than their names say, at which auditwheel fails.
 "${cc%gcc}strip" --remove-section=.gnu.version{,_r} "$layout/bin/tms"

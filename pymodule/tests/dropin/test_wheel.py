@@ -30,7 +30,7 @@ ALIASES = [
 
 SUMS = BUILD / "wheel" / "SHA256SUMS"
 LIBRARIES = ("libtms.so", "libtms_reach.so")
-SIMULATOR = ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")
+SIMULATOR = ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13", "libnvidia-ml.so.1")
 
 
 pytestmark = pytest.mark.thorough
