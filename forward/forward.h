@@ -130,7 +130,6 @@ struct forward_ipc {
 	X(cuDeviceGetAttribute, 3, int *, int, int) \
 	N(3020, cuMemGetInfo_v2, 2, size_t *, size_t *) \
 	N(3020, cuDeviceTotalMem_v2, 2, size_t *, int) \
-	X(cuDeviceGetUuid, 2, void *, int) \
 	N(11020, cuMemPoolCreate, 2, void **, const void *) \
 	N(11020, cuMemPoolDestroy, 1, void *) \
 	N(11020, cuMemPoolSetAttribute, 3, void *, int, void *) \

@@ -31,9 +31,10 @@ struct newer_process { /* nvmlProcessInfo_v2_t, and nvmlProcessInfo_t from _v3 o
 	unsigned parts[2];
 };
 
+/* X(symbol, type, what is done besides) */
 #define MEMORY(X) \
-	X(nvmlDeviceGetMemoryInfo, struct memory) \
-	X(nvmlDeviceGetMemoryInfo_v2, struct newer_memory)
+	X(nvmlDeviceGetMemoryInfo, struct memory, (void)0) \
+	X(nvmlDeviceGetMemoryInfo_v2, struct newer_memory, info->reserved = 0)
 #define LISTS(X) \
 	X(nvmlDeviceGetComputeRunningProcesses, struct process) \
 	X(nvmlDeviceGetComputeRunningProcesses_v2, struct newer_process) \
@@ -46,7 +47,7 @@ struct newer_process { /* nvmlProcessInfo_v2_t, and nvmlProcessInfo_t from _v3 o
 	X(nvmlDeviceGetMPSComputeRunningProcesses_v3, struct newer_process)
 
 enum {
-#define X(symbol, type) AT_##symbol,
+#define X(symbol, ...) AT_##symbol,
 	MEMORY(X) LISTS(X)
 #undef X
 	AT_nvmlDeviceGetUUID,
@@ -54,7 +55,7 @@ enum {
 	FUNCTIONS
 };
 static const char *const names[FUNCTIONS] = {
-#define X(symbol, type) #symbol,
+#define X(symbol, ...) #symbol,
 	MEMORY(X) LISTS(X)
 #undef X
 	"nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion"};
@@ -120,12 +121,14 @@ static void tell(void *device, unsigned long long *total, unsigned long long *av
 	*available = *available < *total - *used ? *available : *total - *used;
 }
 
-#define TELLS(symbol, type)                                                                        \
+#define TELLS(symbol, type, besides)                                                               \
 	EXPORT int symbol(void *device, type *info)                                                \
 	{                                                                                          \
 		int code = CALL(symbol, (void *, type *), device, info);                           \
-		if (code == SUCCESS && region_config.limit_bytes)                                  \
+		if (code == SUCCESS && region_config.limit_bytes) {                                \
 			tell(device, &info->total, &info->available, &info->used);                 \
+			besides;                                                                   \
+		}                                                                                  \
 		return code;                                                                       \
 	}
 MEMORY(TELLS)
@@ -161,7 +164,7 @@ LISTS(LEAVES_OUT)
 HIDDEN void *nvml_function(const char *name, void *found)
 {
 	static void *const own[] = {
-#define X(symbol, type) (void *)symbol,
+#define X(symbol, ...) (void *)symbol,
 		MEMORY(X) LISTS(X)
 #undef X
 	};

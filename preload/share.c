@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -142,16 +143,13 @@ static void forget(int device)
 /* Asks the command, which knows the others; without its answer, only what is free can be had. */
 OUT_OF_LINE uint64_t ask_what_may_be_taken(int device, uint64_t available, uint64_t total)
 {
-	unsigned char n[16];
-	char process[16], figures[96]; /* a UUID has 40 characters, a number 20 */
+	char process[16], figures[96] = ""; /* a UUID has 40 characters, a number 20 */
 	uint64_t bytes = available;
-	if (forward_cuDeviceGetUuid(n, device) != SUCCESS)
+	if (IN_GO(tmsUUID(device, figures, sizeof figures)) != SUCCESS)
 		return available;
 	snprintf(process, sizeof process, "%d", (int)getpid());
-	int length = snprintf(figures, sizeof figures, "GPU");
-	for (int i = 0; i < 16; i++) /* as vmm/cuda writes it */
-		length += snprintf(figures + length, 4, i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", n[i]);
-	snprintf(figures + length, sizeof figures - (size_t)length, ",%llu,%llu", (unsigned long long)available,
+	size_t length = strlen(figures);
+	snprintf(figures + length, sizeof figures - length, ",%llu,%llu", (unsigned long long)available,
 		 (unsigned long long)total);
 	char *arguments[] = {NULL, "share", process, "--report", "--may-take", figures, NULL};
 	int code = helper_run(arguments, &bytes, "the program is told CUDA's own figure", "its answer is not known");

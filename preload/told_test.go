@@ -23,18 +23,21 @@ func TestWhatAProgramIsTold(t *testing.T) {
 		}
 		program := compile(t, "told", cudart, more...)
 		linked := compile(t, "told", cudart, append(more, "-Wl,--no-as-needed", "-l:libnvidia-ml.so.1")...)
+		limit := fmt.Sprint(40 << 20)
 		for reach, preload := range map[string]string{"with reach": reaching(t),
 			"without reach": "LD_PRELOAD=" + built(t, "lib", "libtms.so")} {
 			settings := func(limit string) []string {
 				return []string{preload, "CUDASIM_MEMORY=100M", "TMS_LIMIT_BYTES=" + limit,
 					"CUDASIM_SHARED=" + strings.ReplaceAll(t.Name()+reach+cudart+limit, " ", "-")}
 			}
-			o := run(t, program, []string{"limited", reach}, settings(fmt.Sprint(40<<20))...).succeeded(t)
+			o := run(t, program, []string{"limited", reach}, settings(limit)...).succeeded(t)
 			require.Equal(t, "tms: allocating 26.00 MiB on device 0: the allocation would exceed what the process may "+
 				"have on the device: free memory, or start the program with a higher limit (--limit of tms run, "+
 				"TMS_LIMIT_BYTES): it has 16.00 MiB of 40.00 MiB (said once; tms ps counts the others)\n", o.stderr)
-			run(t, linked, []string{"bound", reach}, settings(fmt.Sprint(40<<20))...).succeeded(t)
+			run(t, linked, []string{"bound", reach}, settings(limit)...).succeeded(t)
 			run(t, program, []string{"own", reach}, settings("0")...).succeeded(t)
+			pooled := run(t, program, []string{"pooled", reach}, append(settings(limit), "TMS_INIT_POOL=caching")...)
+			require.Contains(t, pooled.succeeded(t).stderr, "may have on the device")
 			run(t, program, []string{"generous", reach}, settings(fmt.Sprint(1<<30))...).succeeded(t)
 		}
 	}

@@ -38,8 +38,21 @@ var (
 )
 
 func main() {
+	leaveLimit()
 	outliveReaders()
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// leaveLimit starts the command again without a limit that it has inherited from a program of tms run: NVML and CUDA
+// would tell the command the limit, and it needs the devices' own figures.
+func leaveLimit() {
+	if os.Getenv("TMS_LIMIT_BYTES") == "" || len(os.Args) > 1 && os.Args[1] == "run" { // which hands it on
+		return
+	}
+	self, err := os.Executable()
+	if err == nil && os.Unsetenv("TMS_LIMIT_BYTES") == nil {
+		_ = syscall.Exec(self, os.Args, os.Environ()) // if it fails, the command goes on
+	}
 }
 
 func run(arguments []string, stdout, stderr io.Writer) int {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/aid/hermetic"
+	"tms/internal/doctor"
 	"tms/internal/fleet"
 )
 
@@ -75,6 +76,17 @@ func TestAskingAsNvidiaSMI(t *testing.T) {
 	require.Equal(t, "0: 40 36 4"+process, ask("--limit", "40M"))
 	require.Equal(t, "0: 30 30 0"+process, ask("--limit", "30M"))
 	require.Equal(t, "0: 100 36 64"+process, ask("--limit", "1G"))
+}
+
+// The command itself sees the device's own figures, also below a program with a limit.
+func TestTheCommandHasNoLimit(t *testing.T) {
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
+	t.Setenv("CUDASIM_MEMORY", "100M")
+	t.Setenv("TMS_LIBRARY", built(t, "lib", "libtms.so"))
+	out, err := exec.Command(tms, "run", "--limit", "40M", "--", tms, "doctor", "--json").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	devices := parsed[doctor.Report](t, string(out)).Devices
+	require.EqualValues(t, 100<<20, devices[0].MemoryBytes)
 }
 
 // tms ps and tms metrics show a limit, and what it has refused.

@@ -1,4 +1,4 @@
-/* What a program is told of a device's memory. Called as: told limited|bound|own|generous "with reach"|"without reach"
+/* What a program is told of a device's memory. Called as: told limited|bound|own|generous|pooled "with reach"|"without reach"
  * The device has 100 MiB, and where there is a limit, that is 40 MiB. */
 #include "host.h"
 
@@ -109,6 +109,7 @@ static void limited(void)
 	EXPECT(tms_resume("t"), 0);
 	for (int i = 0; i < 2; i++)
 		IN_REGION(FAILS(cudaMalloc(&more, 26 * MIB), 2, "it has 16.00 MiB of 40.00 MiB"));
+	CHECK(stats_say("\"total_bytes\":104857600"));
 	CHECK(stats_say("\"limit_bytes\":41943040,\"limit_refused\":2"));
 	EXPECT(cudaFree(memory), 0);
 	expect(40, 40);
@@ -148,11 +149,20 @@ static void generous(void)
 	EXPECT(cudaFree(memory), 0);
 }
 
+/* A pool gives back what it only caches before the limit refuses an allocation. */
+static void pooled(void)
+{
+	void *memory = pausable(30 * MIB, "t", true);
+	EXPECT(cudaFree(memory), 0);
+	memory = pausable(36 * MIB, "t", true);
+	IN_REGION(FAILS(cudaMalloc(&memory, 8 * MIB), 2, "40.00 MiB total capacity"));
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 3);
 	reaches = strcmp(argv[2], "with reach") == 0;
 	EXPECT(cudaFree(NULL), 0);
-	CHECK(RUN_PART(argv[1], {"limited", limited}, {"bound", bound}, {"own", own}, {"generous", generous}));
+	CHECK(RUN_PART(argv[1], {"limited", limited}, {"bound", bound}, {"own", own}, {"generous", generous}, {"pooled", pooled}));
 	return 0;
 }

@@ -90,7 +90,8 @@ func (d *device) Close() error {
 }
 
 func short(err error) bool {
-	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrMargin) || errors.Is(err, vmm.ErrTooLarge)
+	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrMargin) || errors.Is(err, vmm.ErrTooLarge) ||
+		errors.Is(err, vmm.ErrLimit)
 }
 
 // outOfMemory turns the failure to get a segment into a pool.ErrOutOfMemory with the device's figures if memory was
@@ -98,6 +99,9 @@ func short(err error) bool {
 func (d *device) outOfMemory(size, margin uint64, err error) error {
 	if !short(err) {
 		return err
+	}
+	if errors.Is(err, vmm.ErrLimit) { // which has the figures
+		return fmt.Errorf("%w: %w", pool.ErrOutOfMemory, err)
 	}
 	words := fmt.Sprintf(": a segment of %s on device %d", readable.Bytes(size), d.ordinal)
 	if free, total, failed := d.Memory(); failed == nil {

@@ -32,6 +32,16 @@ func NewSegments(engine *vmm.Engine, driver *cuda.Driver, request vmm.Request, s
 	return &Segments{device: d, engine: engine, request: request, state: state}, nil
 }
 
+// Memory is pool.Memory.Memory: with a limit, what the program may have.
+func (s *Segments) Memory() (free, total uint64, err error) {
+	free, total, err = s.device.Memory()
+	if limit := s.request.Limit; limit > 0 {
+		has := s.engine.Records().Has(s.ordinal)
+		free, total = min(free, limit-min(limit, has)), min(total, limit)
+	}
+	return free, total, err
+}
+
 func (s *Segments) Allocate(size uint64) (uintptr, error) {
 	state := s.state()
 	r := s.request

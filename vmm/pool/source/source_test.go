@@ -342,3 +342,25 @@ func TestHostMemory(t *testing.T) {
 	_, err = source.NewHost(w.driver, 3, "host", nil)
 	require.Error(t, err)
 }
+
+// A pool with a limit sees the limit as the device's memory, and its refusal as a lack of memory.
+func TestLimit(t *testing.T) {
+	w := newWorld(t)
+	s, err := source.NewSegments(w.engine, w.driver, vmm.Request{Tag: "pool", Limit: 40 * mib},
+		func() source.State { return w.state })
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	memory := func() [2]uint64 {
+		free, total, err := s.Memory()
+		require.NoError(t, err)
+		return [2]uint64{free / mib, total / mib}
+	}
+	require.Equal(t, [2]uint64{40, 40}, memory())
+	address, err := s.Allocate(16 * mib)
+	require.NoError(t, err)
+	require.Equal(t, [2]uint64{24, 40}, memory())
+	_, err = s.Allocate(26 * mib)
+	require.ErrorIs(t, err, pool.ErrOutOfMemory)
+	require.ErrorContains(t, err, "it has 16.00 MiB of 40.00 MiB")
+	require.NoError(t, s.Free(address, 16*mib))
+}
