@@ -15,6 +15,7 @@ import (
 	"tms/preload/watch"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // The process's own part in the driver's checkpoint, which others make of it (cmd/tms): it refuses what the driver
@@ -75,8 +76,8 @@ func (p *Process) notCheckpointed() error {
 	names, err := e.Records().DeviceNames()
 	for ordinal, name := range names {
 		if strings.Contains(name, " MIG ") {
-			return cuda.Refuse(cuda.NotSupported, "device %d is a part of a GPU (%s), which the driver cannot "+
-				"checkpoint%s", ordinal, name, otherwise)
+			return cuda.Refuse(cuda.NotSupported, "%s is a part of a GPU (%s), which the driver cannot "+
+				"checkpoint%s", stats.DeviceName(ordinal, p.uuidOf(ordinal)), name, otherwise)
 		}
 	}
 	return err

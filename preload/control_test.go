@@ -299,7 +299,8 @@ func TestPausedFromOutside(t *testing.T) {
 	done := make(chan control.Reply)
 	go func() { done <- request(t, c, waiting) }()
 	h.does(control.Resume)
-	const says = "tms: the resume of all tags waits for memory: device 0 has 0 bytes free and 32.00 MiB are needed; "
+	const says = "tms: the resume of all tags waits for memory: device 0 " +
+		"(GPU-63756461-7369-6d2d-6465-766963652d00) has 0 bytes free and 32.00 MiB are needed; "
 	until(t, func() bool { return strings.Contains(h.stderr.String(), says) })
 	h.do("unhog")
 	reply = <-done

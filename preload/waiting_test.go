@@ -33,7 +33,7 @@ func TestAResumeWaitsForMemory(t *testing.T) {
 		fmt.Sprintf("CUDASIM_SHARED=shortage-%d", os.Getpid())).succeeded(t)
 	var lines []string
 	for line := range strings.Lines(o.stderr) {
-		require.Contains(t, line, `tms: the resume of "w" waits for memory: device 0 has `)
+		require.Contains(t, line, `tms: the resume of "w" waits for memory: device 0 (GPU-`)
 		require.Contains(t, line, " free and 64.00 MiB are needed; ")
 		require.Contains(t, line, strings.TrimSpace(o.stdout))
 		require.Contains(t, line, "holds 90.00 MiB")

@@ -9,6 +9,7 @@ import (
 
 	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // shortage is the error of a resume that lacks memory of a device. It wraps the driver's.
@@ -45,8 +46,15 @@ func (e *Engine) shortageOn(d *device, held, need uint64, cause error) error {
 	} else if cause == nil {
 		cause = cuda.OutOfMemory
 	}
-	return &shortage{fmt.Errorf("device %d has %s free and %s are needed%s%.0w", // the figures say what the cause does
-		d.ordinal, readable.Bytes(free), readable.Bytes(need), e.slackNote(d, cause), cause), d, need - held}
+	return &shortage{fmt.Errorf("%s has %s free and %s are needed%s%.0w", // the figures say what the cause does
+		e.nameOf(d), readable.Bytes(free), readable.Bytes(need), e.slackNote(d, cause), cause), d, need - held}
+}
+
+// nameOf names a device for a reader who may number the GPUs otherwise than the program does.
+func (e *Engine) nameOf(d *device) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return stats.DeviceName(d.ordinal, d.uuid)
 }
 
 // lacking returns a shortage if too little memory is free for a resume that has not begun, and none can be made free

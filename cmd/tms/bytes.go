@@ -35,19 +35,25 @@ func writeBytes(text *page, found []fleet.Process, unavailable error) {
 }
 
 func writeDevice(to *page, p fleet.Process, d fleet.DeviceBytes) {
-	device := fmt.Sprint("device ", d.Device)
-	if d.Device < 0 {
-		device = d.UUID
+	var names []string
+	if d.GPU != nil {
+		names = append(names, fmt.Sprint("GPU ", *d.GPU))
 	}
 	if d.Name != "" {
-		device += ", " + d.Name
+		names = append(names, d.Name)
 	}
-	to.line("  " + device + ": " + map[string]string{
+	if d.Device >= 0 {
+		names = append(names, fmt.Sprint("device ", d.Device))
+	}
+	to.line("  " + strings.Join(names, ", ") + ": " + map[string]string{
 		fleet.FromNVML:   readable.Short(d.UsedBytes) + " by NVML",
 		fleet.FromAlone:  readable.Short(d.UsedBytes) + " by NVML, of the only process there",
 		fleet.FromDevice: readable.Short(d.UsedBytes) + " used of it, on which NVML shows no process",
 		fleet.Unmeasured: "NVML has no figure for the process",
 	}[d.Source])
+	if d.UUID != "" {
+		to.line("    " + readable.Printable(d.UUID))
+	}
 	rest := "context, modules and other"
 	if p.Account == nil {
 		rest = "what is not pausable"

@@ -63,7 +63,8 @@ func TestBytes(t *testing.T) {
 	require.Zero(t, code)
 	require.Empty(t, words)
 	require.Contains(t, out, counted.number()+" "+readable.Cut(program, tableWidth-len(counted.number())-1)+`
-  device 0, cudasim: 30.0 MiB by NVML
+  GPU 0, cudasim, device 0: 30.0 MiB by NVML
+    GPU-63756461-7369-6d2d-6465-766963652d00
     steered                    16.0 MiB  53.3%  1 allocation
     tag cache                  8.00 MiB  26.7%
         live 8.00 MiB, without contents 8.00 MiB
@@ -97,7 +98,7 @@ func TestBytesWithoutNVML(t *testing.T) {
 	library(t, filepath.Join(none, "libnvidia-ml.so.1"), "")
 	t.Setenv("LD_LIBRARY_PATH", none)
 	out := succeeds(t, "ps", "--bytes")
-	require.Contains(t, out, "\n  device 0: NVML has no figure for the process\n")
+	require.Contains(t, out, "\n  device 0: NVML has no figure for the process\n    "+uuidOf(0)+"\n")
 	require.Regexp(t, `(?m)^    steered +16\.0 MiB      -  1 allocation$`, out)
 	require.Contains(t, out, "NVML, which comes with NVIDIA's driver, is not available: ")
 	require.Contains(t, out, "; so what a process has in all is not known\n")
@@ -120,11 +121,12 @@ func TestTableOfBytes(t *testing.T) {
 		{ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"}}
 	fleet.Measure(found, []nvml.Device{
 		{UUID: "GPU-1", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 62 << 20, Known: true}}},
-		{UUID: "GPU-2", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 500 << 20, Known: true}}}})
+		{Index: 3, UUID: "GPU-2", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 500 << 20, Known: true}}}})
 	out := page{width: tableWidth}
 	writeBytes(&out, found, nil)
 	require.Equal(t, `1 longlonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglongl…
-  device 0, GPU: 62.0 MiB by NVML
+  GPU 0, GPU, device 0: 62.0 MiB by NVML
+    GPU-1
     tag longlonglonglonglonglonglonglonglon… 10.0 MiB  16.1%
         live 999 GiB, paused 999 GiB, slack 999 GiB, on host 999 GiB
     contents of other devices                6.00 MiB   9.7%
@@ -136,7 +138,8 @@ func TestTableOfBytes(t *testing.T) {
     context, modules and other               31.0 MiB  50.0%  the difference
     50.0% of 62.0 MiB is named by an allocation
     3 allocations are not counted: there are too many
-  device 1, GPU: 500 MiB by NVML
+  GPU 3, GPU, device 1: 500 MiB by NVML
+    GPU-2
     context, modules and other  500 MiB 100.0%  the difference
     0.0% of 500 MiB is named by an allocation
     3 allocations are not counted: there are too many

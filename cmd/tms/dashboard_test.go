@@ -106,6 +106,8 @@ func TestDashboard(t *testing.T) {
 	folder := t.TempDir()
 	target, err := url.Parse(address)
 	require.NoError(t, err)
+	theirs, err := url.Parse(dcgm(t, []float64{128 << 20}))
+	require.NoError(t, err)
 	settings := filepath.Join(folder, "prometheus.yml")
 	require.NoError(t, os.WriteFile(settings, fmt.Appendf(nil, `
 global: {scrape_interval: 2s, scrape_timeout: 2s}
@@ -113,7 +115,9 @@ scrape_configs:
 - job_name: tms
   honor_labels: true
   static_configs: [{targets: ["%s"]}]
-`, target.Host), 0o600))
+- job_name: dcgm
+  static_configs: [{targets: ["%s"]}]
+`, target.Host, theirs.Host), 0o600))
 	free, err := net.Listen("tcp", "127.0.0.1:0") // it cannot choose a free one itself
 	require.NoError(t, err)
 	base := "http://" + free.Addr().String()
@@ -180,7 +184,7 @@ scrape_configs:
 		for _, query := range p.Targets {
 			queries++
 			// As Grafana does, with all hosts chosen.
-			text := strings.NewReplacer("$instance", ".*", "$__rate_interval", "1m").Replace(query.Expr)
+			text := strings.NewReplacer("$instance", ".*", "$gpu", ".*", "$__rate_interval", "1m").Replace(query.Expr)
 			require.NotContains(t, text, "$", "a variable that is not known")
 			eventually(text, 1)
 		}
@@ -194,7 +198,21 @@ scrape_configs:
 		require.NotNil(t, parts, variable.Definition)
 		data, err := ask("/api/v1/label/"+parts[2]+"/values", url.Values{"match[]": {parts[1]}})
 		require.NoError(t, err)
-		require.Equal(t, fmt.Sprintf("[%q]", target.Host), string(data))
+		require.Equal(t, fmt.Sprintf("[%q]", map[string]string{"instance": target.Host, "gpu": "0"}[parts[2]]), string(data))
+	}
+
+	// The joins with DCGM's exporter that the documents show find the GPU.
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "cli.md"))
+	require.NoError(t, err)
+	joins := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllSubmatch(page, -1)
+	require.Len(t, joins, 2)
+	for _, join := range joins {
+		query := strings.ReplaceAll(string(join[1]), "12345", one.number())
+		eventually(query, 1)
+		found := series(query)
+		require.Len(t, found, 1)
+		require.Equal(t, uuidOf(0), found[0].Metric["UUID"])
+		require.NotEmpty(t, found[0].Metric["Hostname"])
 	}
 
 	// Paused and active tags can be told apart.

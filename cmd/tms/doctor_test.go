@@ -206,6 +206,7 @@ func TestMachine(t *testing.T) {
 	require.Len(t, r.Devices, 2)
 	for n, d := range r.Devices {
 		require.Equal(t, n, d.Ordinal)
+		require.Equal(t, uuidOf(n), d.UUID)
 		require.True(t, d.VMM)
 		require.EqualValues(t, 64<<20, d.MemoryBytes)
 		require.EqualValues(t, 2<<20, d.GranularityBytes)
@@ -223,11 +224,11 @@ func TestMachine(t *testing.T) {
 func TestText(t *testing.T) {
 	t.Parallel()
 	program := usual(t)
-	stdout, stderr, code := execute(t, nil, []string{"doctor", program})
+	stdout, stderr, code := execute(t, nil, []string{"doctor", program}, "CUDASIM_SHARED=doctor")
 	require.Empty(t, stderr)
 	require.Zero(t, code)
 	for _, line := range []string{
-		`(?m)^driver +CUDA 13\.\d`, `(?m)^device 1 +64.0 MiB, .* 2.00 MiB$`, `(?m)^program +` + program + `$`,
+		`(?m)^driver +CUDA 13\.\d`, `(?m)^GPU 1 +64.0 MiB, .* 2.00 MiB ` + uuidOf(1) + `$`, `(?m)^program +` + program + `$`,
 		`(?m)^cudart +.*/libcudart\.so\.13$`, `(?m)^ok +vmm +every device`, `(?m)^ +-> start it with tms run -- COMMAND.*LD_PRELOAD=/`,
 		`\nThe program can be interposed\.\n$`,
 	} {
@@ -235,7 +236,7 @@ func TestText(t *testing.T) {
 	}
 	require.NotContains(t, stdout, "\x1b")
 	stdout, _, _ = execute(t, nil, []string{"doctor", "--json", program})
-	for _, name := range strings.Fields(`can_interpose driver loaded cuda_version error devices ordinal memory_bytes vmm
+	for _, name := range strings.Fields(`can_interpose driver loaded cuda_version error devices ordinal uuid memory_bytes vmm
 		granularity_bytes host address_space_limit_bytes library path machine program script
 		loader libtms pid preloaded cudart linkage libraries major findings severity id what do`) {
 		require.Contains(t, stdout, `"`+name+`":`)

@@ -10,6 +10,7 @@ import (
 
 	"tms/internal/aid/readable"
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/group"
 )
 
@@ -84,8 +85,8 @@ func planText(m *group.Plan) string {
 				lost = append(lost, name)
 			}
 		}
-		fmt.Fprintf(&text, "%d: would %s %s of device %d: %s", m.PID, verb, readable.Bytes(d.Bytes), d.Device,
-			strings.Join(tags, ", "))
+		fmt.Fprintf(&text, "%d: would %s %s of %s: %s", m.PID, verb, readable.Bytes(d.Bytes),
+			fleet.Name(d.GPU, d.UUID, d.Device), strings.Join(tags, ", "))
 		if d.Free != nil {
 			fmt.Fprintf(&text, "; %s free", readable.Bytes(*d.Free))
 		} else if m.Op == control.Resume {

@@ -14,7 +14,7 @@ func TestDryRun(t *testing.T) {
 	large, small, start := pair(t)
 	one, other := small.number(), large.number()
 	out := succeeds(t, "pause", "--dry-run", one)
-	require.Regexp(t, "^"+one+`: would free 32\.00 MiB of device 0: 8\.00 MiB of cache, 24\.00 MiB of weights`+"\n"+
+	require.Regexp(t, "^"+one+`: would free 32\.00 MiB of device 0 \(`+uuidOf(0)+`\): 8\.00 MiB of cache, 24\.00 MiB of weights`+"\n"+
 		one+": would free 8.00 MiB without contents: cache\n"+
 		one+`: would take 24\.00 MiB of host memory for contents(; .* available)?`+"\n$", out)
 	require.Equal(t, one+": nothing to resume\n", succeeds(t, "resume", "--dry-run", "--tag", "cache", one))
@@ -22,9 +22,9 @@ func TestDryRun(t *testing.T) {
 	out, errors_, code := command(t, "resume", "--dry-run", other)
 	require.Equal(t, exitNo, code)
 	require.Contains(t, out,
-		other+": would take 64.00 MiB of device 0: 16.00 MiB of cache, 48.00 MiB of weights; 38.00 MiB free\n")
-	require.Equal(t, "tms: "+other+": it does not fit: device 0 would have 38.00 MiB free and 64.00 MiB are needed\n",
-		errors_)
+		other+": would take 64.00 MiB of device 0 ("+uuidOf(0)+"): 16.00 MiB of cache, 48.00 MiB of weights; 38.00 MiB free\n")
+	require.Equal(t, "tms: "+other+": it does not fit: device 0 ("+uuidOf(0)+") would have 38.00 MiB free and "+
+		"64.00 MiB are needed\n", errors_)
 	require.Contains(t, succeeds(t, "resume", "--dry-run", other, "--tag", "cache"),
 		"16.00 MiB of cache; 38.00 MiB free\n")
 
@@ -67,14 +67,14 @@ func TestDryRunOfTheDriversPart(t *testing.T) {
 	one := w.number()
 	const driver = ": the driver would first take 40.00 MiB of GPU 0, and wants a margin of 1.00 MiB; "
 	require.Equal(t, one+driver+"128.00 MiB free\n"+
-		one+": would take 32.00 MiB of device 0: 8.00 MiB of cache, 24.00 MiB of weights; 88.00 MiB free\n"+
+		one+": would take 32.00 MiB of GPU 0: 8.00 MiB of cache, 24.00 MiB of weights; 88.00 MiB free\n"+
 		one+": would take 8.00 MiB without contents: cache\n", succeeds(t, "resume", "--dry-run", one))
 	holder := lockHeld(t, uuidOf(0))
 	require.Regexp(t, "128.00 MiB free; its lock is wanted by [0-9]+ ?[0-9]*\n", succeeds(t, "resume", "--dry-run", one))
 	holder.End()
 
 	w.other.do("more 60") // so that the rest does not fit
-	w.refused("it does not fit: device 0 would have 28.00 MiB free and 32.00 MiB are needed", "resume", "--dry-run", one)
+	w.refused("it does not fit: GPU 0 would have 28.00 MiB free and 32.00 MiB are needed", "resume", "--dry-run", one)
 	w.other.do("more 28")
 	w.refused("it does not fit: GPU 0 would have 40.00 MiB free and the driver needs 41.00 MiB", "resume", "--dry-run", one)
 	stdout, _, code := command(t, "resume", "--dry-run", "--json", one)

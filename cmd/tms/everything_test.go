@@ -230,7 +230,7 @@ func TestAResumeWithoutMemory(t *testing.T) {
 	// The driver's part finds memory, and ours does not.
 	w.pause()
 	w.other.do("own 70")
-	w.refused("device 0 has 18.00 MiB free and 32.00 MiB are needed", "resume", w.number())
+	w.refused("GPU 0 has 18.00 MiB free and 32.00 MiB are needed", "resume", w.number())
 	w.requireFree(18)
 	require.Equal(t, "0", w.do("stats"), "its CUDA calls do not wait")
 }
@@ -323,7 +323,7 @@ func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 	}
 	t.Run("a part of a GPU", func(t *testing.T) {
 		cannot(t, startWhole(t, "CUDASIM_NAME=NVIDIA H200 MIG 1g.18gb"),
-			"device 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint")
+			"GPU 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint")
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"tms/internal/aid/readable"
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/sets"
 	"tms/vmm/cuda"
 )
@@ -115,7 +116,7 @@ func rowOf(s control.KeptSet) string {
 		state = places[s.Place]
 	}
 	return strings.Join([]string{readable.Printable(s.Name), readable.Bytes(s.Bytes), tensors,
-		readable.Cut(readable.Printable(s.Device), 12), state, numbers(s.Users)}, "\t")
+		strings.TrimPrefix(fleet.GPUName(readable.Printable(s.Device)), "GPU "), state, numbers(s.Users)}, "\t")
 }
 
 func numbers(pids []int) string { return strings.Trim(fmt.Sprint(pids), "[]") }
@@ -126,6 +127,7 @@ func askKeeper(r control.SetRequest) ([]control.KeptSet, error) {
 		return nil, err
 	}
 	reply, _, err := sets.Ask(r, -1)
+	fleet.NumberSets(reply.Sets)
 	return append([]control.KeptSet{}, reply.Sets...), err // for JSON, none is an empty list
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -71,6 +72,10 @@ func serveMetrics(listener net.Listener) error {
 	return serveHTTP(ctx, server, listener)
 }
 
+// onDevice are the labels of a metric of a device: NVML's number of the GPU, or "" if NVML does not show it; its UUID; and
+// the process's own number.
+const onDevice = "gpu uuid device"
+
 // metrics has all metrics but one, with their labels besides those that each has: pid, container and pod. Those whose
 // names end in _total are counters, and never decrease while the process lives.
 var metrics = map[string]struct{ labels, help string }{
@@ -83,40 +88,40 @@ var metrics = map[string]struct{ labels, help string }{
 	"process_memory_wait_seconds": {"",
 		"Under tms run --share, how long a thread of the process has waited for device memory, or 0 if no thread waits."},
 	"process_idle_seconds": {"", "How long no call has given a device work, for processes of tms run."},
-	"device_size_bytes":    {"device", "Memory of the device."},
-	"device_free_bytes":    {"device", "Free memory of the device."},
-	"device_untracked_bytes": {"device",
+	"device_size_bytes":    {onDevice, "Memory of the device."},
+	"device_free_bytes":    {onDevice, "Free memory of the device."},
+	"device_untracked_bytes": {onDevice,
 		"Memory of the device in use that the library does not know: of CUDA itself, of other processes."},
-	"device_limit_bytes":  {"device", "The most that the process may have of the device, or 0 for no limit."},
-	"limit_refused_total": {"device", "Allocations that the limit has refused."},
-	"device_library_bytes": {"device library kind",
+	"device_limit_bytes":  {onDevice, "The most that the process may have of the device, or 0 for no limit."},
+	"limit_refused_total": {onDevice, "Allocations that the limit has refused."},
+	"device_library_bytes": {onDevice + " library kind",
 		"Device memory that CUDA itself gave, by the library that asked for it (with TMS_ACCOUNT)."},
-	"device_process_bytes": {"device uuid source",
+	"device_process_bytes": {onDevice + " source",
 		"All that the process has on the device, by NVML; source is where the figure comes from."},
-	"device_unnamed_bytes": {"device uuid",
+	"device_unnamed_bytes": {onDevice,
 		"Of that, what no tag, pool or library has: contexts, modules, local memory, what was not counted."},
-	"tag_live_bytes":   {"device tag", "What the program has allocated, active and paused."},
-	"tag_held_bytes":   {"device tag", "Device memory held now."},
-	"tag_paused_bytes": {"device tag", "Device memory given up by pauses."},
-	"tag_slack_bytes":  {"device tag", "Device memory held beyond what was asked for."},
-	"tag_backup_bytes": {"device tag store", "Memory or files that hold contents, by where: host, disk or peer."},
-	"tag_without_contents_bytes": {"device tag state",
+	"tag_live_bytes":   {onDevice + " tag", "What the program has allocated, active and paused."},
+	"tag_held_bytes":   {onDevice + " tag", "Device memory held now."},
+	"tag_paused_bytes": {onDevice + " tag", "Device memory given up by pauses."},
+	"tag_slack_bytes":  {onDevice + " tag", "Device memory held beyond what was asked for."},
+	"tag_backup_bytes": {onDevice + " tag store", "Memory or files that hold contents, by where: host, disk or peer."},
+	"tag_without_contents_bytes": {onDevice + " tag state",
 		"Device memory without a backup: what was paused without contents (state paused), and what a pause would " +
 			"free so (active)."},
-	"tag_segments": {"device tag", "Allocations."},
-	"tag_state": {"device tag state",
+	"tag_segments": {onDevice + " tag", "Allocations."},
+	"tag_state": {onDevice + " tag state",
 		"1 for the state that the tag is in: active, partly (paused) or paused."},
-	"tag_paused_timestamp_seconds":     {"device tag", "When the last pause was done, of what is paused now."},
-	"tag_last_pause_duration_seconds":  {"device tag", "How long the last pause took, or 0 before the first."},
-	"tag_last_resume_duration_seconds": {"device tag", "How long the last resume took, or 0 before the first."},
-	"pauses_total":                     {"device", "Pauses of memory of the device that succeeded."},
-	"pause_bytes_total":                {"device", "Device memory that pauses have given back."},
-	"pause_contents_bytes_total":       {"device", "Contents that pauses have saved."},
-	"pause_seconds_total":              {"device", "Time that pauses of memory of the device took."},
-	"resumes_total":                    {"device", "Resumes of memory of the device that succeeded."},
-	"resume_bytes_total":               {"device", "Device memory that resumes have taken again."},
-	"resume_contents_bytes_total":      {"device", "Contents that resumes have brought back."},
-	"resume_seconds_total":             {"device", "Time that resumes of memory of the device took."},
+	"tag_paused_timestamp_seconds":     {onDevice + " tag", "When the last pause was done, of what is paused now."},
+	"tag_last_pause_duration_seconds":  {onDevice + " tag", "How long the last pause took, or 0 before the first."},
+	"tag_last_resume_duration_seconds": {onDevice + " tag", "How long the last resume took, or 0 before the first."},
+	"pauses_total":                     {onDevice, "Pauses of memory of the device that succeeded."},
+	"pause_bytes_total":                {onDevice, "Device memory that pauses have given back."},
+	"pause_contents_bytes_total":       {onDevice, "Contents that pauses have saved."},
+	"pause_seconds_total":              {onDevice, "Time that pauses of memory of the device took."},
+	"resumes_total":                    {onDevice, "Resumes of memory of the device that succeeded."},
+	"resume_bytes_total":               {onDevice, "Device memory that resumes have taken again."},
+	"resume_contents_bytes_total":      {onDevice, "Contents that resumes have brought back."},
+	"resume_seconds_total":             {onDevice, "Time that resumes of memory of the device took."},
 }
 
 // collector asks all processes at each scrape.
@@ -176,23 +181,23 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 			gauge("process_memory_wait_seconds", max(0, p.Share.Waited))
 		}
 		for _, d := range p.Stats.Devices {
-			device := strconv.Itoa(d.Device)
+			device := deviceLabels(d.GPU, d.UUID, d.Device)
 			if !p.Stats.Everything { // else the driver cannot be asked
-				gauge("device_size_bytes", float64(d.TotalBytes), device)
-				gauge("device_free_bytes", float64(d.FreeBytes), device)
-				gauge("device_untracked_bytes", float64(d.UntrackedBytes), device)
+				gauge("device_size_bytes", float64(d.TotalBytes), device...)
+				gauge("device_free_bytes", float64(d.FreeBytes), device...)
+				gauge("device_untracked_bytes", float64(d.UntrackedBytes), device...)
 			}
-			gauge("device_limit_bytes", float64(d.LimitBytes), device)
-			send(prometheus.CounterValue, "limit_refused_total", float64(d.LimitRefused), device)
+			gauge("device_limit_bytes", float64(d.LimitBytes), device...)
+			send(prometheus.CounterValue, "limit_refused_total", float64(d.LimitRefused), device...)
 			for verb, total := range map[string]stats.Total{"pause": d.Pauses, "resume": d.Resumes} {
-				send(prometheus.CounterValue, verb+"s_total", float64(total.Count), device)
-				send(prometheus.CounterValue, verb+"_bytes_total", float64(total.Bytes), device)
-				send(prometheus.CounterValue, verb+"_contents_bytes_total", float64(total.ContentsBytes), device)
-				send(prometheus.CounterValue, verb+"_seconds_total", total.Seconds, device)
+				send(prometheus.CounterValue, verb+"s_total", float64(total.Count), device...)
+				send(prometheus.CounterValue, verb+"_bytes_total", float64(total.Bytes), device...)
+				send(prometheus.CounterValue, verb+"_contents_bytes_total", float64(total.ContentsBytes), device...)
+				send(prometheus.CounterValue, verb+"_seconds_total", total.Seconds, device...)
 			}
 			for _, t := range d.Tags[:min(len(d.Tags), tagsMost)] {
 				collectTag(t, func(name string, value float64, labels ...string) {
-					gauge("tag_"+name, value, append([]string{device, t.Tag}, labels...)...)
+					gauge("tag_"+name, value, slices.Concat(device, []string{t.Tag}, labels)...)
 				})
 			}
 		}
@@ -204,18 +209,27 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 // collectBytes adds what tms ps --bytes shows besides tags.
 func collectBytes(p fleet.Process, gauge func(string, float64, ...string)) {
 	for _, d := range p.Bytes {
-		device := strconv.Itoa(d.Device)
+		device := deviceLabels(d.GPU, d.UUID, d.Device)
 		for _, part := range d.Parts {
 			switch part.Kind {
 			case control.Allocations, control.Pool, control.Graphs:
-				gauge("device_library_bytes", float64(part.Bytes), device, part.Name, part.Kind)
+				gauge("device_library_bytes", float64(part.Bytes), append(device, part.Name, part.Kind)...)
 			}
 		}
 		if d.Source != fleet.Unmeasured {
-			gauge("device_process_bytes", float64(d.UsedBytes), device, d.UUID, d.Source)
-			gauge("device_unnamed_bytes", float64(d.RestBytes), device, d.UUID)
+			gauge("device_process_bytes", float64(d.UsedBytes), append(device, d.Source)...)
+			gauge("device_unnamed_bytes", float64(d.RestBytes), device...)
 		}
 	}
+}
+
+// deviceLabels returns the values of onDevice.
+func deviceLabels(gpu *int, uuid string, device int) []string {
+	number := ""
+	if gpu != nil {
+		number = strconv.Itoa(*gpu)
+	}
+	return []string{number, uuid, strconv.Itoa(device)}
 }
 
 func collectTag(t stats.Tag, gauge func(string, float64, ...string)) {

@@ -24,15 +24,27 @@ type scraped struct {
 
 func scrape(t *testing.T, address string) scraped {
 	t.Helper()
+	text := served(t, address)
+	if len(text) < 1<<18 { // it compares each metric with each
+		lint(t, text)
+	}
+	return families(t, text)
+}
+
+// served returns the text of an exporter.
+func served(t *testing.T, address string) []byte {
+	t.Helper()
 	reply, err := http.Get(address)
 	require.NoError(t, err)
 	defer reply.Body.Close()
 	text, err := io.ReadAll(reply.Body)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, reply.StatusCode, "%s", text)
-	if len(text) < 1<<18 { // it compares each metric with each
-		lint(t, text)
-	}
+	return text
+}
+
+func families(t *testing.T, text []byte) scraped {
+	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
 	require.NoError(t, err)

@@ -128,7 +128,7 @@ func TestAMoveThereAndBack(t *testing.T) {
 		require.Equal(t, uuidOf(where.place), m.at())
 		m.do("check", "filled")
 	}
-	require.Contains(t, succeeds(t, "ps", "--bytes"), "device 0, cudasim: 76.0 MiB by NVML")
+	require.Contains(t, succeeds(t, "ps", "--bytes"), "\n  GPU 1, cudasim, device 0: 76.0 MiB by NVML\n    "+uuidOf(1)+"\n")
 	_, address := serving(t)
 	require.Equal(t, []float64{76 << 20}, scrape(t, address).values("tms_device_process_bytes", "pid="+m.number(),
 		"device=0", "uuid="+uuidOf(1)))
@@ -407,7 +407,7 @@ func TestMovesThatAreRefused(t *testing.T) {
 
 func TestAPartOfAGPUIsNotMoved(t *testing.T) {
 	m := startMobile(t, "CUDASIM_NAME=NVIDIA H200 MIG 1g.18gb")
-	m.refused("device 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint\n", "move",
+	m.refused("GPU 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint\n", "move",
 		m.number(), "--to", "1")
 	m.on(0)
 }
@@ -416,7 +416,7 @@ func TestADryRunOfAMove(t *testing.T) {
 	m := startMobile(t)
 	second := m.start(t)
 	second.do("own 20")
-	require.Regexp(t, "^"+m.number()+`: would free 32\.00 MiB of device 0: 8\.00 MiB of cache, 24\.00 MiB of weights`+
+	require.Regexp(t, "^"+m.number()+`: would free 32\.00 MiB of GPU 0: 8\.00 MiB of cache, 24\.00 MiB of weights`+
 		"\n"+m.number()+`: would move 72\.00 MiB from GPU 0 to GPU 1; 128\.00 MiB free`+"\n$",
 		succeeds(t, "move", m.number(), "--to", "1", "--dry-run"))
 	out, _, code := command(t, "move", "--all", "--from", "0", "--to", "1", "--dry-run", "--json")

@@ -38,8 +38,9 @@ func psCommand() *cobra.Command {
 		Short:      "List the processes that can be paused from outside",
 		SuggestFor: []string{"list", "ls", "stats", "status"},
 		Long: `Lists the processes of this user that can be paused, with a row for each tag on
-each device. LIVE is what the program has allocated, HELD is the device memory
-that it has now, and BACKUP says where contents wait.`,
+each device. DEVICE is the GPU as nvidia-smi numbers it; "3 as 0" is GPU 3 that
+the program calls 0. LIVE is what the program has allocated, HELD is the device
+memory that it has now, and BACKUP says where contents wait.`,
 		Example: `  tms ps
   tms ps 12345 --bytes
   tms ps --job 127.0.0.1:29500`,
@@ -88,6 +89,8 @@ func (l *listing) show(to, aside io.Writer) error {
 		var shown []nvml.Device
 		shown, unavailable = fleet.GPUs()
 		fleet.Measure(found, shown)
+	} else if len(found) > 0 {
+		fleet.Number(found, fleet.Shown())
 	}
 	if l.asJSON {
 		return cmp.Or(writeJSON(to, found), missing)
@@ -182,6 +185,7 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		}
 		fmt.Fprintln(text, strings.TrimRight(line, " "))
 	}
+	sayUnknown(text, found)
 	var all []fleet.Process
 	for _, p := range found {
 		say(text, p, "a pause would free %s without contents",
@@ -189,8 +193,8 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		say(text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		for _, d := range p.Stats.Devices {
 			if d.LimitRefused > 0 {
-				text.line(fmt.Sprintf("%d: its limit of %s on device %d has refused allocations: %d", p.PID,
-					readable.Bytes(d.LimitBytes), d.Device, d.LimitRefused))
+				text.line(fmt.Sprintf("%d: its limit of %s on %s has refused allocations: %d", p.PID,
+					readable.Bytes(d.LimitBytes), fleet.Name(d.GPU, "", d.Device), d.LimitRefused))
 			}
 		}
 		if p.Lost() {
@@ -204,6 +208,23 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		for _, words := range turns.Waits(p, all) {
 			text.line(fmt.Sprintf("%d: %s", p.PID, words))
 		}
+	}
+}
+
+// sayUnknown writes a line for each GPU that NVML does not show, with the devices that it is.
+func sayUnknown(to *page, found []fleet.Process) {
+	var uuids []string
+	devices := map[string][]string{}
+	for _, p := range found {
+		for _, d := range p.Stats.Devices {
+			if d.GPU == nil && d.UUID != "" && len(d.Tags) > 0 {
+				uuids = append(uuids, d.UUID)
+				devices[d.UUID] = append(devices[d.UUID], fmt.Sprintf("device %d of %d", d.Device, p.PID))
+			}
+		}
+	}
+	for _, uuid := range fleet.Distinct(uuids) {
+		to.line(fmt.Sprintf("NVML does not show %s: %s", readable.Printable(uuid), strings.Join(devices[uuid], ", ")))
 	}
 }
 
@@ -228,7 +249,7 @@ func rows(p fleet.Process, now time.Time) (table [][]string) {
 		return [][]string{{pid, readable.Printable(p.Error)}}
 	}
 	for d, tag := range p.Tags() {
-		table = append(table, []string{pid, command, fmt.Sprint(d.Device), readable.Printable(tag.Tag),
+		table = append(table, []string{pid, command, fleet.Label(d.GPU, d.Device), readable.Printable(tag.Tag),
 			readable.Short(tag.LiveBytes), readable.Short(tag.PhysicalBytes), p.Condition(d, tag, now), backup(tag)})
 	}
 	if table == nil {

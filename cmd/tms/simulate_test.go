@@ -37,7 +37,7 @@ func TestSimulate(t *testing.T) {
 	require.Contains(t, succeeds(t, "pause", one.number()), ": paused, 32.00 MiB freed")
 	require.EqualValues(t, 32<<20, free(two))
 	two.do("hog")
-	fails(t, exitNo, "device 0 has 0 bytes free and 32.00 MiB are needed", "resume", one.number())
+	fails(t, exitNo, "GPU 0 has 0 bytes free and 32.00 MiB are needed", "resume", one.number())
 	two.do("unhog")
 	require.Contains(t, succeeds(t, "resume", one.number()), ": resumed, 32.00 MiB")
 }

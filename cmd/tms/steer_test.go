@@ -266,13 +266,14 @@ func TestSteering(t *testing.T) {
 	require.Zero(t, code)
 	require.Empty(t, words)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 7)
+	require.Len(t, lines, 8)
 	require.Regexp(t, `^ *PID COMMAND +DEVICE TAG +LIVE +HELD STATE +BACKUP$`, lines[0])
 	requireFits(t, out)
-	require.Regexp(t, `(?m)^ *`+first+` \S+ +0 weights +24\.0 MiB +0 paused \ds +24\.0 MiB host$`, out)
+	require.Regexp(t, `(?m)^ *`+first+` \S+ +- as 0 weights +24\.0 MiB +0 paused \ds +24\.0 MiB host$`, out)
+	require.Equal(t, 1, strings.Count(out, "\nNVML does not show "+uuidOf(0)+": device 0 of "), "%s", out)
 	require.Contains(t, out, "\n"+first+": paused 8.00 MiB without contents: cache\n")
 	require.Contains(t, out, "\n"+second+": a pause would free 8.00 MiB without contents: cache\n")
-	require.Regexp(t, `(?m)^ *`+second+` \S+ +0 cache +8\.00 MiB 8\.00 MiB active +0$`, out)
+	require.Regexp(t, `(?m)^ *`+second+` \S+ +- as 0 cache +8\.00 MiB 8\.00 MiB active +0$`, out)
 
 	// Several at once: the command does what it can.
 	out, words, code = command(t, "pause", "--force", "--tag", "weights", "--json", second, "999999999")
@@ -353,8 +354,8 @@ func TestProcessTable(t *testing.T) {
 			PausedSince: float64(now.Add(-since).UnixMilli()) / 1000, BackupBytes: paused, HostBytes: paused}
 	}
 	devices := []stats.Device{
-		{Device: 0, Tags: []stats.Tag{tag("größe", 1000, 0, 0), tag(long, 1023<<20, 1<<40, 99*time.Minute)}},
-		{Device: 7, Progress: &stats.Progress{Operation: "pause"}, Tags: []stats.Tag{tag("\x1b[2J", 0, 15<<30, 0)}},
+		{GPU: new(0), Tags: []stats.Tag{tag("größe", 1000, 0, 0), tag(long, 1023<<20, 1<<40, 99*time.Minute)}},
+		{GPU: new(0), Device: 7, Progress: &stats.Progress{Operation: "pause"}, Tags: []stats.Tag{tag("\x1b[2J", 0, 15<<30, 0)}},
 		{Device: 8, Tags: []stats.Tag{tag("a", 0, 1<<64-1, 4000*24*time.Hour)}},
 	}
 	out := page{width: tableWidth}
@@ -368,8 +369,8 @@ func TestProcessTable(t *testing.T) {
 	require.Equal(t, `    PID COMMAND   DEVICE TAG            LIVE     HELD STATE               BACKUP
       1 short          0 größe      0.98 KiB 0.98 KiB active                   0
       1 short          0 longlongl… 1.00 TiB 1.00 GiB partly 99m   1.00 TiB host
-      1 short          7 �[2J       15.0 GiB        0 pausing      15.0 GiB host
-      1 short          8 a          16.0 EiB        0 paused 4000d 16.0 EiB host
+      1 short     0 as 7 �[2J       15.0 GiB        0 pausing      15.0 GiB host
+      1 short     - as 8 a          16.0 EiB        0 paused 4000d 16.0 EiB host
 4194304 longlong…      - -                 0        0 -                        0
      13 01234567…      - -                 0        0 -                        0
      12 it does not answer

@@ -89,6 +89,7 @@ func (w *watched) Look() top.Look {
 	asked.Go(func() { found, err = w.devices(time.Second) })
 	processes := fleet.Ask(time.Second)
 	asked.Wait()
+	fleet.Number(processes, found)
 	look := top.Look{At: time.Now(), Devices: fleet.Devices(processes, found)}
 	if err != nil {
 		look.Note = err.Error()

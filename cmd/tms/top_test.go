@@ -109,19 +109,19 @@ func TestTop(t *testing.T) {
 	s.shows(first + `: held 32.0 MiB, paused 0, backup 0; p frees 8.00 MiB without contents; `)
 	s.press("p")
 	s.shows(first + `: paused, 32.00 MiB freed in \d.\d\d s, 8.00 MiB without contents`)
-	s.shows(`(?s)> +` + first + ` steered .* 24.0 MiB paused.*dev 0 +cache .* 0 paused \ds.*weights .* 24.0 MiB ` +
+	s.shows(`(?s)> +` + first + ` steered .* 24.0 MiB paused.*GPU 0 +cache .* 0 paused \ds.*weights .* 24.0 MiB ` +
 		`paused \ds`)
 	s.shows(`(?s)\n0 cudasim .* 32.0 MiB 96.0 MiB .*` + first +
-		` paused cache, weights: 32.0 MiB in \d[.\d]* s, 8.00 MiB w`)
+		` paused cache, weights on GPU 0: 32.0 MiB in \d[.\d]* s, 8.00 MiB`)
 	require.Equal(t, uint64(0), held(t, one))
 	s.press("Down") // one of its tags
 	s.shows(`cache: paused 8.00 MiB, slack 0, backup 0, 8.00 MiB without contents; `)
 	s.press("r")
-	s.shows(`(?s)` + first + ` steered .*partly.*> +dev 0 +cache .* 8.00 MiB +0 active.*weights .* paused`)
+	s.shows(`(?s)` + first + ` steered .*partly.*> +GPU 0 +cache .* 8.00 MiB +0 active.*weights .* paused`)
 	s.press("p")
-	s.shows(first + ` paused cache: 8.00 MiB in`)
+	s.shows(first + ` paused cache on GPU 0: 8.00 MiB in`)
 	s.press("Up", "r")
-	s.shows(`(?s)> +` + first + ` steered .*active.*` + first + ` resumed cache, weights: 32.0 MiB in \d`)
+	s.shows(`(?s)> +` + first + ` steered .*active.*` + first + ` resumed cache, weights on GPU 0: 32.0 MiB in \d`)
 	require.Equal(t, "ok", one.do("check"))
 
 	// The screen says what cannot be done.
@@ -129,7 +129,7 @@ func TestTop(t *testing.T) {
 	s.shows(`\n> +` + first + ` .* paused`)
 	other.do("hog")
 	s.press("r")
-	s.shows(first + `: resume: device 0 has 0 bytes free and 32.00 MiB are needed`)
+	s.shows(first + `: resume: GPU 0 has 0 bytes free and 32.00 MiB are needed`)
 	other.do("unhog")
 	s.press("r")
 	s.shows(`\n> +` + first + ` .* active`)

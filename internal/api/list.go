@@ -26,6 +26,8 @@ func list(c *call) (any, error) {
 	found := fleet.OfJob(query.Get("job"), fleet.Ask(listTime))
 	if query.Get("bytes") == "true" {
 		measure(found)
+	} else if len(found) > 0 {
+		fleet.Number(found, fleet.Shown())
 	}
 	return struct {
 		Processes []fleet.Process `json:"processes"`

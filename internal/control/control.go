@@ -126,8 +126,9 @@ type Reply struct {
 type KeptSet struct {
 	ID       uint64      `json:"id"`
 	Name     string      `json:"name"`
-	Device   string      `json:"device"` // its UUID
-	Sealed   int64       `json:"sealed"` // when, in nanoseconds since 1970, or 0 while it is not complete
+	Device   string      `json:"device"`        // its UUID
+	GPU      *int        `json:"gpu,omitempty"` // as of stats.Device
+	Sealed   int64       `json:"sealed"`        // when, in nanoseconds since 1970, or 0 while it is not complete
 	Chunks   []KeptChunk `json:"chunks"`
 	Place    string      `json:"place"`    // of its contents: ToHost, ToDisk, or "" for the device
 	Bytes    uint64      `json:"bytes"`    // on its device
@@ -264,8 +265,9 @@ type Stats struct {
 
 // Device is one of a process's devices.
 type Device struct {
-	Device int    `json:"device"` // its ordinal in the process
-	UUID   string `json:"uuid"`   // as NVML has it, "GPU-…", or "" if the driver does not report it
+	Device int    `json:"device"`        // its ordinal in the process
+	UUID   string `json:"uuid"`          // as NVML has it, "GPU-…", or "" if the driver does not report it
+	GPU    *int   `json:"gpu,omitempty"` // as of stats.Device
 }
 
 // Account is the device memory of a process that is not pausable, as far as the process got it by functions that

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"tms/internal/aid/readable"
+	"tms/internal/fleet"
 	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
@@ -36,18 +37,21 @@ func (d Driver) String() string {
 
 // Device is one GPU that the driver shows to this command.
 type Device struct {
-	Ordinal          int    `json:"ordinal"`
+	GPU              *int   `json:"gpu,omitempty"` // NVML's number of it, or nil if NVML does not show it
+	UUID             string `json:"uuid"`          // "" if the driver does not report it
+	Ordinal          int    `json:"ordinal"`       // the driver's number, for this command
 	MemoryBytes      uint64 `json:"memory_bytes"`
 	VMM              bool   `json:"vmm"` // virtual memory management, without which nothing can be paused
 	GranularityBytes uint64 `json:"granularity_bytes"`
 }
 
 func (d Device) String() string {
-	if !d.VMM {
-		return readable.Short(d.MemoryBytes) + ", no virtual memory management"
+	text := readable.Short(d.MemoryBytes) + ", no virtual memory management"
+	if d.VMM {
+		text = fmt.Sprintf("%s, virtual memory management in units of %s", readable.Short(d.MemoryBytes),
+			readable.Short(d.GranularityBytes))
 	}
-	return fmt.Sprintf("%s, virtual memory management in units of %s", readable.Short(d.MemoryBytes),
-		readable.Short(d.GranularityBytes))
+	return strings.TrimSpace(text + " " + d.UUID)
 }
 
 func (r *Report) examineDriver() {
@@ -123,6 +127,10 @@ func (r *Report) examineDevices(driver *cuda.Driver) {
 
 func examineDevice(driver *cuda.Driver, ordinal int) (d Device, err error) {
 	d.Ordinal = ordinal
+	if d.UUID, err = driver.DeviceUUID(cuda.Device(ordinal)); err != nil {
+		d.UUID = ""
+	}
+	d.GPU = fleet.NumberOf(d.UUID, fleet.Shown())
 	handle, err := driver.DeviceGet(ordinal)
 	if err != nil {
 		return d, err

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 
 	"tms/internal/aid/readable"
+	"tms/internal/fleet"
 )
 
 // Report has all findings. Its JSON form is the interface of `tms doctor --json`.
@@ -101,7 +102,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	row("driver", r.Driver)
 	for _, d := range r.Devices {
-		row(fmt.Sprintf("device %d", d.Ordinal), d)
+		row(fleet.Name(d.GPU, "", d.Ordinal), d)
 	}
 	if r.Library != nil {
 		row("libtms.so", r.Library.Path)

@@ -14,7 +14,8 @@ import (
 type DeviceBytes struct {
 	Device int    `json:"device"` // the process's number of it, or -1 if the process has not named it
 	UUID   string `json:"uuid"`
-	Name   string `json:"name"` // the GPU's, or "" if NVML does not show it
+	GPU    *int   `json:"gpu,omitempty"` // as of stats.Device
+	Name   string `json:"name"`          // the GPU's, or "" if NVML does not show it
 	// UsedBytes is everything that the process has there, according to Source; 0 without one.
 	UsedBytes uint64 `json:"used_bytes"`
 	Source    string `json:"source"` // one of the below
@@ -100,7 +101,8 @@ func SameNumbers() bool {
 	return namespace == "pid:[4026531836]"
 }
 
-// Measure notes how much each process has in all on each of its devices, according to what NVML shows of the GPUs.
+// Measure notes how much each process has in all on each of its devices, according to what NVML shows of the GPUs, and
+// which GPUs those are.
 func Measure(processes []Process, gpus []nvml.Device) {
 	same := SameNumbers()
 	ours := map[string]int{} // how many of the processes are on a device
@@ -124,6 +126,7 @@ func Measure(processes []Process, gpus []nvml.Device) {
 			}
 		}
 	}
+	Number(processes, gpus)
 }
 
 // UsedBy returns how much NVML says that a process has on a GPU, and whether NVML has a figure.

@@ -55,7 +55,7 @@ func asSeen(processes []Process, ours func(uuid string) uint64) (devices []Devic
 			if i < 0 {
 				i = len(known)
 				known = append(known, d.UUID)
-				devices = append(devices, Device{Label: fmt.Sprint("dev ", d.Device), Total: d.TotalBytes})
+				devices = append(devices, Device{Label: strings.TrimSpace(fmt.Sprint("dev ", d.Device, " ", d.UUID)), Total: d.TotalBytes})
 			}
 			if !p.Stats.Everything { // else the driver was not asked
 				devices[i].Free = d.FreeBytes

@@ -44,7 +44,7 @@ func TestDevices(t *testing.T) {
 			Devices(all, []nvml.Device{device}), name)
 	}
 	require.Equal(t, []Device{
-		{Label: "dev 0", Total: 80 * gib, Ours: 10 * gib, Others: 20 * gib, Free: 50 * gib},
-		{Label: "dev 1", Total: 40 * gib, Others: 40 * gib},
+		{Label: "dev 0 GPU-a", Total: 80 * gib, Ours: 10 * gib, Others: 20 * gib, Free: 50 * gib},
+		{Label: "dev 1 GPU-b", Total: 40 * gib, Others: 40 * gib},
 	}, Devices(all, nil))
 }

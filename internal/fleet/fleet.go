@@ -1,7 +1,8 @@
 // Package fleet has what the processes that listen say about themselves, and what NVML says about them, in one form. A
 // Process is the state that one process reports, with its container and its jobs. Measure adds what the process has on
 // each device (DeviceBytes), and which named parts of that the process knows (Part). Lists of processes, the live view,
-// metrics, dry runs and turns all see processes in this form. Nothing here changes a process.
+// metrics, dry runs and turns all see processes in this form. Number notes which GPU, by NVML's number, each device is.
+// Nothing here changes a process.
 package fleet
 
 import (

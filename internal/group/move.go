@@ -148,7 +148,7 @@ func (v *Move) movable(m *Member) (err error) {
 	}
 	if err == nil && m.state.Stays != "" && !v.Job {
 		err = cuda.Refuse(cuda.NotSupported, "%s",
-			readable.Printable(strings.TrimSuffix(m.state.Stays, withoutEverything)))
+			fleet.Renamed(readable.Printable(strings.TrimSuffix(m.state.Stays, withoutEverything))))
 	}
 	return err
 }
@@ -239,7 +239,7 @@ func (v *Move) moveAll(ctx context.Context, g *Group) error {
 // mayMove refuses what only shows when a process has paused.
 func (g *Group) mayMove(ctx context.Context, m *Member) (err error) {
 	if m.state, err = m.Status(ctx, AnswerTime); err == nil && m.state.Stays != "" {
-		err = cuda.Refuse(cuda.NotSupported, "%s", readable.Printable(m.state.Stays))
+		err = cuda.Refuse(cuda.NotSupported, "%s", fleet.Renamed(readable.Printable(m.state.Stays)))
 	}
 	return cmp.Or(err, g.complete(m.state))
 }

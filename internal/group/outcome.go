@@ -7,6 +7,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/fleet"
 	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
@@ -53,7 +54,7 @@ func (o *Outcome) do(ctx context.Context, process *client.Conn, request control.
 // Record notes what a process says that it did. Errors: err; *Refusal.
 func (o *Outcome) Record(reply control.Reply, err error) error {
 	o.Bytes, o.WithoutContents, o.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
-	o.Imported, o.MovedBytes, o.NCCL, o.Note, o.Stays = reply.Imported, reply.Moved, reply.NCCL, reply.Note, reply.Stays
+	o.Imported, o.MovedBytes, o.NCCL, o.Note, o.Stays = reply.Imported, reply.Moved, reply.NCCL, reply.Note, fleet.Renamed(reply.Stays)
 	return Failure(reply, err)
 }
 
@@ -107,7 +108,7 @@ func (r *Refusal) Error() string { return r.words }
 // Failure returns err, or a reply that refuses as a *Refusal.
 func Failure(reply control.Reply, err error) error {
 	if err == nil && !reply.OK {
-		refused := &Refusal{reply.Error, reply.Code, reply.Host, reply.HostAvailable}
+		refused := &Refusal{fleet.Renamed(reply.Error), reply.Code, reply.Host, reply.HostAvailable}
 		if refused.host > 0 {
 			refused.words += " (" + waysOut + ")"
 		}

@@ -37,7 +37,9 @@ type Plan struct {
 
 // PlanDevice is a device's part of a plan.
 type PlanDevice struct {
-	Device int       `json:"device"`
+	GPU    *int      `json:"gpu,omitempty"` // NVML's number, or nil if NVML does not show the GPU
+	UUID   string    `json:"uuid"`
+	Device int       `json:"device"` // the process's own number
 	Bytes  uint64    `json:"bytes"`
 	Free   *uint64   `json:"free_bytes"` // for a resume: how much is free for it, or nil if unknown
 	Tags   []PlanTag `json:"tags"`
@@ -105,9 +107,11 @@ func (p *Planning) plan(made *Plan, state control.ProcessState) {
 	if resume && state.Stats.Everything {
 		p.planDriver(made, state)
 	}
+	numbered := []fleet.Process{{ProcessState: state}}
+	fleet.Number(numbered, fleet.Shown())
 	needs := fleet.NodeBytes{}
-	for _, d := range state.Stats.Devices {
-		part, host := PlanDevice{Device: d.Device, Tags: []PlanTag{}}, uint64(0)
+	for _, d := range numbered[0].Stats.Devices {
+		part, host := PlanDevice{GPU: d.GPU, UUID: d.UUID, Device: d.Device, Tags: []PlanTag{}}, uint64(0)
 		for _, tag := range d.Tags {
 			bytes, imported, lost := tag.PhysicalBytes, tag.ImportedBytes, tag.PauseWithoutContents
 			if resume {
@@ -144,8 +148,8 @@ func (p *Planning) plan(made *Plan, state control.ProcessState) {
 			if free, known := p.freeOn(gpu, d.FreeBytes, state.Stats.Everything); known {
 				part.Free = &free
 				if free < part.Bytes && made.Error == "" {
-					made.Error = fmt.Sprintf("it does not fit: device %d would have %s free and %s are needed",
-						d.Device, readable.Bytes(free), readable.Bytes(part.Bytes))
+					made.Error = fmt.Sprintf("it does not fit: %s would have %s free and %s are needed",
+						fleet.Name(d.GPU, d.UUID, d.Device), readable.Bytes(free), readable.Bytes(part.Bytes))
 				}
 			}
 			p.freed[gpu] -= int64(part.Bytes)

@@ -34,7 +34,7 @@ func TestPlans(t *testing.T) {
 	require.Empty(t, make(own, control.Pause, state(3, stats.Tag{PhysicalBytes: 100})).Error)
 	require.Empty(t, make(other, control.Resume, state(0, stats.Tag{PausedBytes: 60})).Error)
 	require.Contains(t, make(own, control.Resume, state(3, stats.Tag{PausedBytes: 60})).Error,
-		"device 3 would have 50 bytes free and 60 bytes are needed")
+		"device 3 (GPU-a) would have 50 bytes free and 60 bytes are needed")
 	require.Contains(t, make(own, control.Resume, state(1, stats.Tag{PausedBytes: 11})).Error,
 		"would have 10 bytes free")
 	made := make(own, control.Pause, state(0, stats.Tag{PhysicalBytes: 1, PauseHostBytes: 1 << 62}))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ type event struct {
 	pid     int
 	what    string // "paused" or "resumed"
 	tags    []string
+	on      []string // the GPUs, those with a number
 	bytes   uint64
 	unkept  uint64 // for a pause: the part of that without contents
 	seconds float64
@@ -29,7 +31,7 @@ const sameOperation = 1e-3
 // changes are the pauses and resumes of a process between two looks. A pause or resume that another undid between the
 // looks is shown without bytes, because these are unknown.
 func changes(before, now *fleet.Process, at time.Time) (found []event) {
-	add := func(what string, tag string, bytes, unkept uint64, seconds float64) {
+	add := func(what string, on stats.Device, tag string, bytes, unkept uint64, seconds float64) {
 		i := slices.IndexFunc(found, func(e event) bool {
 			return e.what == what && math.Abs(e.seconds-seconds) < sameOperation
 		})
@@ -44,6 +46,12 @@ func changes(before, now *fleet.Process, at time.Time) (found []event) {
 		if !slices.Contains(e.tags, tag) {
 			e.tags = append(e.tags, tag)
 		}
+		if on.GPU == nil {
+			return
+		}
+		if name := strconv.Itoa(*on.GPU); !slices.Contains(e.on, name) {
+			e.on = append(e.on, name)
+		}
 	}
 	for d, tag := range now.Tags() {
 		was, known := tagOf(before, d.Device, tag.Tag)
@@ -52,15 +60,15 @@ func changes(before, now *fleet.Process, at time.Time) (found []event) {
 		}
 		paused, resumed := tag.LastPauseSeconds != was.LastPauseSeconds, tag.LastResumeSeconds != was.LastResumeSeconds
 		if paused && resumed && tag.AllPaused() > 0 { // it was resumed first
-			add("resumed", tag.Tag, was.PausedBytes, 0, tag.LastResumeSeconds)
+			add("resumed", d, tag.Tag, was.PausedBytes, 0, tag.LastResumeSeconds)
 			was, resumed = stats.Tag{}, false
 		}
 		if paused {
-			add("paused", tag.Tag, tag.PausedBytes-min(was.PausedBytes, tag.PausedBytes),
+			add("paused", d, tag.Tag, tag.PausedBytes-min(was.PausedBytes, tag.PausedBytes),
 				tag.WithoutContents-min(was.WithoutContents, tag.WithoutContents), tag.LastPauseSeconds)
 		}
 		if resumed {
-			add("resumed", tag.Tag, was.PausedBytes-min(was.PausedBytes, tag.PausedBytes), 0, tag.LastResumeSeconds)
+			add("resumed", d, tag.Tag, was.PausedBytes-min(was.PausedBytes, tag.PausedBytes), 0, tag.LastResumeSeconds)
 		}
 	}
 	return found
@@ -79,6 +87,9 @@ func tagOf(p *fleet.Process, device int, name string) (stats.Tag, bool) {
 func (e event) String() string {
 	text := fmt.Sprintf("%s %7d %s %s", e.at.Format(time.TimeOnly), e.pid, e.what,
 		readable.Printable(strings.Join(e.tags, ", ")))
+	if len(e.on) > 0 {
+		text += " on GPU " + strings.Join(e.on, ", ")
+	}
 	if e.bytes > 0 {
 		text += ": " + readable.Short(e.bytes)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"tms/internal/aid/readable"
 	"tms/internal/fleet"
+	"tms/vmm/stats"
 )
 
 // model is everything that the screen shows.
@@ -53,7 +54,8 @@ type row struct {
 	key
 	process *fleet.Process
 	figures figures
-	whole   bool // it is the process
+	whole   bool         // it is the process
+	on      stats.Device // of a tag
 }
 
 func newModel(source Source, settings Settings) *model {
@@ -86,9 +88,9 @@ func (m *model) rows() (rows []row) {
 		if !matches(p, m.filter) {
 			continue
 		}
-		rows = append(rows, row{key{p.PID, unseen, ""}, p, sum(p, m.look.At), true})
+		rows = append(rows, row{key{p.PID, unseen, ""}, p, sum(p, m.look.At), true, stats.Device{}})
 		for d, t := range p.Tags() {
-			rows = append(rows, row{key{p.PID, d.Device, t.Tag}, p, figuresOf(p, d, t, m.look.At), false})
+			rows = append(rows, row{key{p.PID, d.Device, t.Tag}, p, figuresOf(p, d, t, m.look.At), false, d})
 		}
 	}
 	return rows

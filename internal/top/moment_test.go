@@ -1,6 +1,7 @@
 package top
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -36,7 +37,8 @@ func process(pid int, command string, tags ...tag) fleet.Process {
 		at := slices.IndexFunc(*devices, func(d stats.Device) bool { return d.Device == t.Device })
 		if at < 0 {
 			at = len(*devices)
-			*devices = append(*devices, stats.Device{Device: t.Device})
+			*devices = append(*devices, stats.Device{Device: t.Device, GPU: &t.Device,
+				UUID: fmt.Sprintf("GPU-%d", t.Device)})
 		}
 		if t.Doing != "" {
 			p.Doing = t.Doing

@@ -146,12 +146,12 @@ DEVICE           █ ours  ▒ others  · free        OURS     FREE   OTHERS    
   used 54s                                 ·
       PID COMMAND, TAG       last 24s         LIVE     HELD   BACKUP STATE
      4711 python3 serve.py …            █ 90.0 GiB 90.0 GiB 60.0 GiB active
-    dev 0   weights          ████████     60.0 GiB 60.0 GiB 60.0 GiB active
->   dev 0   cache            ████         30.0 GiB 30.0 GiB        0 active
+    GPU 0   weights          ████████     60.0 GiB 60.0 GiB 60.0 GiB active
+>   GPU 0   cache            ████         30.0 GiB 30.0 GiB        0 active
       815 1a2b3c4d: python …            ▁ 38.0 GiB 6.00 GiB 24.0 GiB partly
-    dev 0   model            █            6.00 GiB 6.00 GiB        0 active
-    dev 0   optimizer        ▒▒▒          24.0 GiB        0 24.0 GiB paused 5s
-    dev 1   scratch          ░            8.00 GiB        0        0 paused 3m
+    GPU 0   model            █            6.00 GiB 6.00 GiB        0 active
+    GPU 0   optimizer        ▒▒▒          24.0 GiB        0 24.0 GiB paused 5s
+    GPU 1   scratch          ░            8.00 GiB        0        0 paused 3m
        99                                        0        0        0 no answer
 
 
@@ -160,7 +160,7 @@ DEVICE           █ ours  ▒ others  · free        OURS     FREE   OTHERS    
 
 
 pauses and resumes are listed here as they happen
-cache: paused 0, slack 0, backup 0
+cache: paused 0, slack 0, backup 0; GPU-0
 ↑↓ select  p pause  r resume  s sort  / filter  h help  q quit`, strings.Join(v.lines(), "\n"))
 }
 
@@ -187,9 +187,9 @@ DEVICE     █ ours  ▒ …     OURS     FREE
 0 H200     ███████▒··· 96.0 GiB 33.0 GiB
 1 H200     ···········        0  141 GiB
       PID 5-7 of 8      HELD STATE
-    dev 0   model   6.00 GiB active
->   dev 0   optimi…        0 paused 5s
-    dev 1   scratch        0 paused 3m
+    GPU 0   model   6.00 GiB active
+>   GPU 0   optimi…        0 paused 5s
+    GPU 1   scratch        0 paused 3m
 optimizer: paused 24.0 GiB, slack 0, ba…
 p pause  r resume  s  /  h help  q quit`, strings.Join(v.lines(), "\n"))
 }
@@ -388,7 +388,7 @@ func TestWorking(t *testing.T) {
 	look.Processes[0].Doing = "pause"
 	look.Processes[0].Stats.Devices[0].Progress = &stats.Progress{Operation: "pause", Done: 15 * gib, Total: 60 * gib}
 	v := start(t, look, Settings{})
-	v.shows("dev 0   cache            ████         30.0 GiB 30.0 GiB        0 pausing 25%")
+	v.shows("GPU 0   cache            ████         30.0 GiB 30.0 GiB        0 pausing 25%")
 	v.shows("90.0 GiB 90.0 GiB 60.0 GiB pausing")
 }
 
@@ -404,14 +404,15 @@ func TestEvents(t *testing.T) {
 	}{
 		"nothing": {python(with("a", 3*gib, 1, 1)), python(with("a", 3*gib, 1, 1)), nil},
 		"one operation of two tags": {both, python(with("a", 3*gib, 0.5, 0), with("b", gib, 0.5001, 0)),
-			[]string{"paused a, b: 4.00 GiB in 0.50 s, 8.6 GB/s"}},
+			[]string{"paused a, b on GPU 0: 4.00 GiB in 0.50 s, 8.6 GB/s"}},
 		"two operations": {both, python(with("a", 3*gib, 0.5, 0), with("b", gib, 2, 0)),
-			[]string{"paused a: 3.00 GiB in 0.50 s, 6.4 GB/s", "paused b: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
+			[]string{"paused a on GPU 0: 3.00 GiB in 0.50 s, 6.4 GB/s", "paused b on GPU 0: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
 		"a resume": {python(with("a", 3*gib, 1, 0)), python(with("a", 0, 1, 0.05)),
-			[]string{"resumed a: 3.00 GiB in 0.0500 s, 64.4 GB/s"}},
-		"there and back": {one, python(with("a", 0, 1, 2)), []string{"paused a in 1.00 s", "resumed a in 2.00 s"}},
+			[]string{"resumed a on GPU 0: 3.00 GiB in 0.0500 s, 64.4 GB/s"}},
+		"there and back": {one, python(with("a", 0, 1, 2)),
+			[]string{"paused a on GPU 0 in 1.00 s", "resumed a on GPU 0 in 2.00 s"}},
 		"back and there": {python(with("a", 2*gib, 1, 1)), python(with("a", gib, 2, 2)),
-			[]string{"resumed a: 2.00 GiB in 2.00 s, 1.1 GB/s", "paused a: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
+			[]string{"resumed a on GPU 0: 2.00 GiB in 2.00 s, 1.1 GB/s", "paused a on GPU 0: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
 		"freed since":      {python(with("a", 3*gib, 1, 0)), python(), nil},
 		"new, and paused":  {python(), python(with("a", 3*gib, 1, 0)), nil},
 		"freed, in part":   {python(with("a", 3*gib, 1, 0)), python(with("a", gib, 1, 0)), nil},
@@ -432,7 +433,7 @@ func TestEvents(t *testing.T) {
 		v.Update(v.ask())
 	}
 	require.Len(t, v.events, mostEvents)
-	v.shows("paused model: 1.00 MiB in 200.00 s")
+	v.shows("paused model on GPU 0: 1.00 MiB in 200.00 s")
 }
 
 // slow is a source whose pauses end when they are interrupted.

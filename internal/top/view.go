@@ -265,6 +265,9 @@ func (m *model) rowLine(c columns, r row, whole uint64) string {
 	f, first, name := r.figures, fmt.Sprint(r.pid), readable.Printable(brief(r.process))
 	if !r.whole {
 		first, name = fmt.Sprint("dev ", r.device), "  "+readable.Printable(r.tag)
+		if r.on.GPU != nil {
+			first = fmt.Sprint("GPU ", *r.on.GPU)
+		}
 	}
 	state := f.state
 	if f.total > 0 && f.working() {
@@ -354,6 +357,12 @@ func (r row) detail() string {
 	}
 	if t.LastResumeSeconds > 0 {
 		text += "; last resume " + seconds(t.LastResumeSeconds)
+	}
+	if r.on.GPU != nil && *r.on.GPU != r.device {
+		text += fmt.Sprint("; device ", r.device)
+	}
+	if r.on.UUID != "" {
+		text += "; " + r.on.UUID
 	}
 	return text
 }

@@ -30,7 +30,7 @@ func Waits(p fleet.Process, all []fleet.Process) (lines []string) {
 			words = "it waits for " + of
 		}
 		lines = append(lines, fmt.Sprintf("%s; it has waited %.1f s for %s on %s, %s free", words, p.Share.Waited, what,
-			readable.Printable(uuid), readable.Bytes(device.Free)))
+			fleet.GPUName(readable.Printable(uuid)), readable.Bytes(device.Free)))
 	}
 	return lines
 }

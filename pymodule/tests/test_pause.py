@@ -332,7 +332,7 @@ def test_waits_for_memory_of_another_process(call: str) -> None:
     pid, contents = done.stdout.split()
     assert contents == "b'kept'"
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("tms: ")]
-    assert "waits for memory: device 0 has " in line
+    assert "waits for memory: device 0 (GPU-" in line
     assert " free and 70.00 MiB are needed; " in line
     assert pid in line
     assert "holds 200.00 MiB" in line

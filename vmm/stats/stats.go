@@ -19,8 +19,10 @@ type Stats struct {
 
 // Device is one device's part of Stats.
 type Device struct {
-	Device     int    `json:"device"`
-	UUID       string `json:"uuid"` // as NVML has it, "GPU-…", or "" if the driver does not report it
+	Device int    `json:"device"`
+	UUID   string `json:"uuid"` // as NVML has it, "GPU-…", or "" if the driver does not report it
+	// GPU is NVML's number of it, which the tms command adds, or nil if NVML does not show it. The process has none.
+	GPU        *int   `json:"gpu,omitempty"`
 	Node       int    `json:"node"` // the NUMA node of the nearest host memory, or -1 if unknown
 	TotalBytes uint64 `json:"total_bytes"`
 	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
@@ -40,6 +42,15 @@ type Device struct {
 	// The most that the process may have of the device, or 0 for no limit, and how many allocations that has refused.
 	LimitBytes   uint64 `json:"limit_bytes"`
 	LimitRefused uint64 `json:"limit_refused"`
+}
+
+// DeviceName names a device by the process's number of it and the UUID. A process does not know NVML's numbers; the tms
+// command puts them in (fleet.Renamed).
+func DeviceName(ordinal int, uuid string) string {
+	if uuid == "" {
+		return fmt.Sprint("device ", ordinal)
+	}
+	return fmt.Sprintf("device %d (%s)", ordinal, uuid)
 }
 
 // AddPools adds what pools have taken of the device from CUDA itself, which was untracked.

@@ -23,7 +23,7 @@ enum {
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 };
 
-typedef struct device *nvmlDevice_t; // its index, and 1
+typedef struct device *nvmlDevice_t; // its index here, and 1
 
 typedef struct {
 	unsigned long long total, free, used;
@@ -55,12 +55,12 @@ static void see(struct process_page *page, int device, nvmlProcessInfo_v2_t *lis
 		seen->device_count = page->devices;
 	if (page->memory > seen->memory)
 		seen->memory = page->memory;
-	if (device >= page->devices || process_state(page) == CU_PROCESS_STATE_CHECKPOINTED)
+	int own = 0; // the process's number of the device
+	while (own < MAX_DEVICES && atomic_load(&page->places[own]) != device)
+		own++;
+	if (own == MAX_DEVICES || device >= page->devices || process_state(page) == CU_PROCESS_STATE_CHECKPOINTED)
 		return;
-	uint64_t bytes = 0;
-	for (int i = 0; i < page->devices; i++)
-		if (atomic_load(&page->places[i]) == device)
-			bytes = atomic_load(&page->held[i]);
+	uint64_t bytes = atomic_load(&page->held[own]);
 	seen->held += bytes;
 	if (seen->count < room)
 		list[seen->count] = (nvmlProcessInfo_v2_t){
@@ -101,7 +101,7 @@ static uint64_t outliving(int device)
 	return held;
 }
 
-// Looks at each process that this one may read. There are as many devices as the processes have, and as large; if there
+// Looks at each process that this one may read, for one of the machine's devices. There are as many devices as the processes have, and as large; if there
 // are no processes, those of the environment.
 static struct seen look(int device, nvmlProcessInfo_v2_t *list, unsigned room)
 {
@@ -115,23 +115,30 @@ static struct seen look(int device, nvmlProcessInfo_v2_t *list, unsigned room)
 	}
 	processes_close(&all);
 	if (!seen.device_count)
-		seen = (struct seen){.device_count = sim.settings.device_count, .memory = sim.settings.memory};
+		seen = (struct seen){.device_count = sim.settings.machine_count, .memory = sim.settings.memory};
 	seen.held += outliving(device);
 	return seen;
+}
+
+// Returns how many devices this process may see: with CUDASIM_CONTAINER those, or else all of the machine.
+static unsigned count_shown(void)
+{
+	bool some = sim.settings.shown_count < sim.settings.machine_count || sim.settings.shown[0] != 0;
+	return (unsigned)(some ? sim.settings.shown_count : look(0, NULL, 0).device_count);
 }
 
 static nvmlReturn_t check(nvmlDevice_t device, const void *result)
 {
 	if (!initialized)
 		return NVML_ERROR_UNINITIALIZED;
-	if (!result || !device || (uintptr_t)device > (uintptr_t)look(0, NULL, 0).device_count)
+	if (!result || !device || (uintptr_t)device > count_shown())
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return NVML_SUCCESS;
 }
 
-static int index_of(nvmlDevice_t device)
+static int place_of(nvmlDevice_t device)
 {
-	return (int)(uintptr_t)device - 1;
+	return sim.settings.shown[(uintptr_t)device - 1];
 }
 
 EXPORT nvmlReturn_t nvmlInit_v2(void)
@@ -178,7 +185,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 		return NVML_ERROR_UNINITIALIZED;
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*count = (unsigned)look(0, NULL, 0).device_count;
+	*count = count_shown();
 	return NVML_SUCCESS;
 }
 
@@ -191,30 +198,30 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *
 	return result;
 }
 
-static nvmlReturn_t write_text(nvmlDevice_t device, char *text, unsigned length, const char *written)
+static nvmlReturn_t write_text(char *text, unsigned length, const char *written)
 {
-	nvmlReturn_t result = check(device, text);
-	if (result == NVML_SUCCESS && strlen(written) >= length)
-		result = NVML_ERROR_INSUFFICIENT_SIZE;
-	if (result == NVML_SUCCESS)
-		memcpy(text, written, strlen(written) + 1);
-	return result;
+	if (strlen(written) >= length)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	memcpy(text, written, strlen(written) + 1);
+	return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
 {
-	char written[64] = "GPU-"; // as cuDeviceGetUuid
+	nvmlReturn_t result = check(device, text);
+	if (result != NVML_SUCCESS)
+		return result;
 	CUuuid uuid;
-	uuid_write(&uuid, index_of(device));
-	for (int i = 0; i < 16; i++)
-		sprintf(written + strlen(written), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-			(unsigned char)uuid.bytes[i]);
-	return write_text(device, text, length, written);
+	uuid_write(&uuid, place_of(device));
+	return write_text(text, length, uuid_text("GPU-", &uuid).text);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
 {
-	return write_text(device, text, length, device_name(index_of(device)).text);
+	nvmlReturn_t result = check(device, text);
+	if (result != NVML_SUCCESS)
+		return result;
+	return write_text(text, length, device_name(place_of(device)).text);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)
@@ -222,7 +229,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 	nvmlReturn_t result = check(device, info && info->version == (sizeof *info | 2u << 24) ? info : NULL);
 	if (result != NVML_SUCCESS)
 		return result;
-	struct seen seen = look(index_of(device), NULL, 0);
+	struct seen seen = look(place_of(device), NULL, 0);
 	info->total = seen.memory;
 	info->reserved = 0;
 	info->used = seen.held < info->total ? seen.held : info->total;
@@ -248,7 +255,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device,
 	if (result != NVML_SUCCESS)
 		return result;
 	unsigned room = *count;
-	*count = look(index_of(device), processes, room).count;
+	*count = look(place_of(device), processes, room).count;
 	return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 

@@ -42,7 +42,7 @@
 	X(2000, INIT, cuDeviceGetCount, , (int *count), GIVES(count, sim.settings.device_count)) \
 	X(2000, INIT, cuDeviceGetName, , (char *name, int length, CUdevice device), name_of(name, length, device)) \
 	X(9020, INIT, cuDeviceGetUuid, , (CUuuid *uuid, CUdevice device), uuid_of(uuid, device)) \
-	X(11040, INIT, cuDeviceGetUuid, _v2, (CUuuid *uuid, CUdevice device), uuid_of(uuid, device)) \
+	X(11040, INIT, cuDeviceGetUuid, _v2, (CUuuid *uuid, CUdevice device), part_uuid_of(uuid, device)) \
 	X(3020, INIT, cuDeviceTotalMem, _v2, (size_t *bytes, CUdevice device), \
 	  DEVICE_GIVES(device, bytes, memory.devices[device].total)) \
 	X(2000, INIT, cuDeviceGetAttribute, , (int *value, int attribute, CUdevice device), \

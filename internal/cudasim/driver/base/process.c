@@ -60,9 +60,9 @@ bool process_publish(uint64_t memory)
 		own = page_new();
 	if (!own)
 		return false;
-	own->devices = sim.settings.device_count;
+	own->devices = sim.settings.machine_count;
 	for (int i = 0; i < MAX_DEVICES && !atomic_load(&own->initialized); i++)
-		atomic_store(&own->places[i], i);
+		atomic_store(&own->places[i], sim.settings.places[i]);
 	own->memory = memory;
 	atomic_store(&own->initialized, 1);
 	return true;
@@ -99,7 +99,7 @@ void process_holds(int device, uint64_t bytes)
 
 int process_place(int device)
 {
-	return own ? atomic_load(&own->places[device]) : device;
+	return own ? atomic_load(&own->places[device]) : sim.settings.places[device];
 }
 
 // Returns the state, after the deadline or the locking process's death has ended a lock that was being taken.

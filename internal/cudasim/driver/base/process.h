@@ -19,10 +19,10 @@ struct process_page {
 	_Atomic uint32_t lost; // a restore found too little memory: no other one brings the process back
 	_Atomic uint64_t deadline; // for LOCKING, CLOCK_MONOTONIC in ns, or 0 for no deadline
 	char shared[65]; // CUDASIM_SHARED
-	int devices;
+	int devices; // of the machine
 	uint64_t memory; // of each device
 	_Atomic uint64_t held[MAX_DEVICES];
-	_Atomic int places[MAX_DEVICES]; // which of the machine's devices each of its own is, by number
+	_Atomic int places[MAX_DEVICES]; // which of the machine's devices each of its own is, or NOWHERE
 };
 
 enum { LOCKING = 64 }; // a query reports running, but new calls already wait

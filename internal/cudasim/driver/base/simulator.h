@@ -8,10 +8,14 @@
 #include "abi/types.h"
 #include "base/object.h"
 
-enum { MAX_DEVICES = 16, CONTEXT_STACK = 64 };
+enum { MAX_DEVICES = 16, CONTEXT_STACK = 64, NOWHERE = -1 };
 
 struct settings { // the environment's
-	int device_count;
+	int device_count; // that this process sees
+	int machine_count;
+	int shown_count; // that NVML shows
+	int places[MAX_DEVICES]; // which of the machine's devices each of its own is; NOWHERE past the last
+	int shown[MAX_DEVICES]; // and each of NVML's
 	uint64_t memory, granularity;
 	uint64_t context, code; // bytes of a device that a context takes, and a kernel at its first launch there
 	bool peers; // devices can access one another's memory
@@ -60,7 +64,12 @@ struct device_name {
 	char text[64];
 };
 struct device_name device_name(int place); // of the machine's device of this number
-void uuid_write(CUuuid *uuid, int place);
+void uuid_write(CUuuid *uuid, int place); // of the GPU
+void part_uuid_write(CUuuid *uuid, int place); // of the part, where the device is a part of a GPU (MIG)
+struct uuid_text {
+	char text[48];
+};
+struct uuid_text uuid_text(const char *kind, const CUuuid *uuid); // as nvidia-smi writes it, after GPU- or MIG-
 bool peers(CUdevice device, CUdevice other); // whether one can get access to the other
 void sim_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

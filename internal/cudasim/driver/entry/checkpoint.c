@@ -97,8 +97,8 @@ static CUresult follow(const struct process_page *page, const CUcheckpointRestor
 		to[old] = new;
 		taken |= 1u << new;
 	}
-	for (int i = 0; i < page->devices; i++)
-		places[i] = to[places[i]];
+	for (int i = 0; i < MAX_DEVICES; i++)
+		places[i] = places[i] == NOWHERE ? NOWHERE : to[places[i]];
 	return CUDA_SUCCESS;
 }
 

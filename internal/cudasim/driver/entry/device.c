@@ -40,6 +40,13 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
+static CUresult part_uuid_of(CUuuid *uuid, CUdevice device)
+{
+	TRY(device_check(device, uuid));
+	part_uuid_write(uuid, process_place(device));
+	return CUDA_SUCCESS;
+}
+
 static CUresult attribute_of(int *value, int attribute, CUdevice device)
 {
 	TRY(device_check(device, attribute >= 1 && attribute <= 161 ? value : NULL));

@@ -227,7 +227,7 @@ static CUresult join(void)
 	}
 	memset(own->used, 0, sizeof own->used);
 	for (int i = 0; i < MAX_DEVICES; i++)
-		own->places[i] = i;
+		own->places[i] = sim.settings.places[i];
 	own->lent = false;
 	__atomic_store_n(&own->process, getpid(), __ATOMIC_RELEASE);
 	for (int i = 0; i < MAX_DEVICES; i++)
