@@ -1,7 +1,8 @@
 // The simulated devices as NVML shows them: the functions that internal/machine/nvml calls, and those by which
-// nvidia-smi lists processes, with NVML's names, numbers and layouts. This library reads what each process of the user
-// holds from its page (driver/base/process.h), and uses no CUDA. It shows the processes with this process's CUDASIM_SHARED. Without one it shows the processes that share
-// with no other, as if they shared one set of devices, which can then be more than full.
+// nvidia-smi and pynvml begin and list processes, with NVML's names, numbers and layouts. This library reads what each
+// process of the user holds from its page (driver/base/process.h), and uses no CUDA. It shows the processes with this
+// process's CUDASIM_SHARED. Without one it shows the processes that share with no other, as if they shared one set of
+// devices, which can then be more than full.
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -146,6 +147,13 @@ EXPORT nvmlReturn_t nvmlInit_v2(void)
 	settings_read();
 	initialized++;
 	return NVML_SUCCESS;
+}
+
+// As pynvml begins; the simulator has nothing to do without devices.
+EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
+{
+	(void)flags;
+	return nvmlInit_v2();
 }
 
 EXPORT nvmlReturn_t nvmlShutdown(void)
