@@ -1,7 +1,7 @@
-"""A step a second, until Ctrl-C: each looks whether 64 MiB are as the last one left them, and writes them.
+"""A step a second, until Ctrl-C: each checks 64 MiB that the last one wrote, and writes them again.
 
-    tms run -- python steps.py                           # with PyTorch, on a GPU
-    tms run --simulate --devices 2 -- python steps.py    # without both
+tms run -- python steps.py                           # with PyTorch, on a GPU
+tms run --simulate --devices 2 -- python steps.py    # without either
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ else:  # under tms run --simulate
 
 weights = torch.empty((64 << 20,), dtype=torch.uint8, device="cuda")
 weights.fill_(0)
-for step in itertools.count(1):
-    kept = int(weights[-1]) == (step - 1) % 256
-    weights.fill_(step % 256)
-    print(f"step {step}: the contents were {'kept' if kept else 'LOST'}", flush=True)
-    time.sleep(1)
+try:
+    for step in itertools.count(1):
+        kept = int(weights[-1]) == (step - 1) % 256
+        weights.fill_(step % 256)
+        print(f"step {step}: contents {'kept' if kept else 'LOST'}", flush=True)
+        time.sleep(1)
+except KeyboardInterrupt:
+    pass

@@ -38,20 +38,22 @@ say "demo"
 tms demo 2>/dev/null | tail -n 1 >said
 grep -q '"restored": true.*"losses_equal": true' said || fail "demo: $(cat said)"
 
-say "run, ps, pause, resume"
-tms run --simulate --memory 256M -- python -c '
-import ctypes, sys
-memory = ctypes.c_void_p()
-runtime = ctypes.CDLL("libcudart.so.12")
-assert runtime.cudaMalloc(ctypes.byref(memory), 64 << 20) == 0
-sys.stdin.read()
-assert runtime.cudaMemset(memory, 1, 64 << 20) == 0
-' < <(await test -e go) &
+say "the tour of docs/without-gpu.md"
+tms run --simulate --devices 2 --trace %p.trace -- python -m tms.examples.steps >steps &
 program=$!
-await tms ps $program
+await grep -q '^step 2: contents kept' steps
 tms ps
 tms pause $program
+tms ps $program | grep -q ' paused ' || fail "it is not paused: $(tms ps)"
 tms resume $program
-touch go
-wait $program
+tms run --simulate -- tms move $program --to 1
+at=$(wc -l <steps)
+# shellcheck disable=SC2016 # awk's variables
+await awk -v at="$at" 'END { exit NR < at + 2 }' steps
+kill $program
+wait $program || true
+! grep LOST steps || fail "the contents"
+tms report $program.trace
+[ -s $program.html ] || fail "the report"
+tms run --simulate --memory 256M -- python -m tms.examples.rollout 3
 say "all of it works"
