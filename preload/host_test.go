@@ -364,6 +364,15 @@ func TestExports(t *testing.T) {
 	require.Contains(t, string(output), "NODELETE")
 }
 
+// A program that was compiled against an older tms.h runs with this library: testdata/interface.txt has what tms.h
+// declares, and lines of it change only with the first number of the version.
+func TestTheInterfaceOfCKeepsItsDeclarations(t *testing.T) {
+	code := regexp.MustCompile(`(?s)/\*.*?\*/`).ReplaceAllString(read(t, "tms.h"), "")
+	code = regexp.MustCompile(`(?m)^#.*$|^extern "C" \{$|^\}$`).ReplaceAllString(code, "")
+	declared := strings.ReplaceAll(strings.Join(strings.Fields(code), " "), "; ", ";\n")
+	require.Equal(t, read(t, "testdata/interface.txt"), declared+"\n")
+}
+
 func TestHeaderDeclaresEveryExport(t *testing.T) {
 	header := read(t, "tms.h")
 	for _, name := range exports(t) {
