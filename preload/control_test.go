@@ -516,15 +516,15 @@ func TestClientsVanish(t *testing.T) {
 	require.Equal(t, bothPaused, h.paused())
 	tries := map[string]bool{}
 	require.Eventually(t, func() bool { // tried again, and not ever more rarely
-		tries[h.do("calls calls:cuMemCreate")] = true
+		tries[h.do("calls calls:cuMemGetInfo_v2")] = true
 		return len(tries) > 8
 	}, time.Minute, 50*time.Millisecond)
-	tried := h.do("calls calls:cuMemCreate")
+	tried := h.do("calls calls:cuMemGetInfo_v2")
 	h.dial() // and at once when a client comes, which may have made room
-	until(t, func() bool { return h.do("calls calls:cuMemCreate") != tried })
+	until(t, func() bool { return h.do("calls calls:cuMemGetInfo_v2") != tried })
 	h.do("unhog")
 	h.eventually(nonePaused)
-	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)
+	require.Equal(t, 2, strings.Count(h.stderr.String(), "\n"), h.stderr) // and who has the memory
 	require.Equal(t, "ok", h.do("check"))
 }
 

@@ -56,7 +56,7 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 				reply.Note = e.Records().Unknown(*t.Tag)
 			}
 			if err == nil && reply.Note == "" && t.Request.Op == control.Pause && t.tookNothing(e) {
-				reply.Note = "the program itself had paused it, and now it stays paused until tms resume"
+				reply.Note = "it was paused already, and stays paused from now on, whatever the program does"
 			}
 		}
 		if err == nil && t.Request.Everything && t.Request.Op == control.Pause {
@@ -203,7 +203,9 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 		wait = memoryWait()
 	}
 	if options.Wait = wait; t.Withdrawn() { // its client is gone, and the server tries again
-		options.Wait, options.Importers, options.Cancel = 0, server.RetryEvery, nil
+		// It looks before it takes anything: a try that fails at its end takes memory from others for a moment.
+		options.Wait, options.Retried = time.Millisecond, true
+		options.Importers, options.Cancel = server.RetryEvery, nil
 	}
 	return resume(e, options)
 }

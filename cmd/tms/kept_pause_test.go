@@ -71,7 +71,7 @@ func TestAnOperatorsPauseOfWhatTheProgramHasPaused(t *testing.T) {
 	w := startWhole(t)
 	w.do("pause weights")
 	require.Contains(t, succeeds(t, "pause", w.number(), "--force", "--tag", "weights"),
-		"nothing to pause: the program itself had paused it, and now it stays paused until tms resume")
+		"nothing to pause: it was paused already, and stays paused from now on")
 	w.asks("again")
 	require.Equal(t, []string{"weights"}, w.pausedBy()[0].Tags)
 	require.Equal(t, 80, w.other.count("free"))

@@ -114,9 +114,9 @@ func rootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
-	root.AddCommand(demoCommand(), runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
-		moveCommand(), idleCommand(), shareCommand(), metricsCommand(), serveCommand(), doctorCommand(), recordCommand(),
-		reportCommand(), replayCommand(), keptCommand(), keeperCommand(), versionCommand(), manualCommand())
+	root.AddCommand(demoCommand(), runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), lendCommand(),
+		swapCommand(), moveCommand(), idleCommand(), shareCommand(), metricsCommand(), serveCommand(), doctorCommand(),
+		recordCommand(), reportCommand(), replayCommand(), keptCommand(), keeperCommand(), versionCommand(), manualCommand())
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), // the overview leaves the command help out, too
 		`(or .IsAvailableCommand (eq .Name "help"))`, ".IsAvailableCommand"))
 	root.CompletionOptions.HiddenDefaultCmd = true // the overview has 25 lines, and docs/cli.md the rest

@@ -30,6 +30,7 @@ type steering struct {
 	job    string // the processes of one launch
 	asJSON bool
 	dryRun bool
+	keep   group.Keep
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
 	tag    string
 }
@@ -176,15 +177,20 @@ func (s *steering) run(command *cobra.Command, verb string, pids []int, ask func
 // pause pauses these processes, each for itself or the whole job.
 func (s *steering) pause(command *cobra.Command, pids []int, request control.SteerRequest, to string) error {
 	say := func(o group.Outcome) string { return sayPaused(o, to) }
+	if s.keep.For > 0 {
+		say = sayLent
+	}
+	s.keep.Own = s.report // the program has asked for it
 	if s.job == "" {
 		return s.run(command, "pausing", pids, func(ctx context.Context, pid int) group.Outcome {
 			one := group.Alone(pid)
-			one.Keep.Own = s.report // the program has asked for it
+			one.Keep = s.keep
 			return one.Outcomes(one.Pause(ctx, request, to))[0]
 		}, say)
 	}
 	ctx, _ := interruptible()
 	job := group.Together(pids...)
+	job.Keep = s.keep
 	going := s.progress(command.ErrOrStderr(), "pausing", pids...)
 	err := job.Pause(ctx, request, to)
 	going.end()

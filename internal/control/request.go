@@ -30,10 +30,10 @@ const (
 	ToHost = "host"
 )
 
-const (
-	maxPath = 4095
-	maxName = 64 // bytes of a user's name
-)
+const maxPath = 4095
+
+// MaxName is the most bytes of a user's name.
+const MaxName = 64
 
 // MaxSeconds is the longest that a request may make a process wait: a year.
 const MaxSeconds = 365 * 24 * 3600
@@ -202,8 +202,8 @@ func (r SteerRequest) check() error {
 		return errors.New("a note has the driver's part")
 	case r.Until > 0 && (r.Own || r.Version < untilSince):
 		return errors.New("until excludes own, and is in requests of version 2")
-	case len(r.User) > maxName || len(r.Lent) > maxName || strings.ContainsFunc(r.User+r.Lent, unicode.IsControl):
-		return fmt.Errorf("user and lent_to are names of at most %d bytes, without control characters", maxName)
+	case len(r.User) > MaxName || len(r.Lent) > MaxName || strings.ContainsFunc(r.User+r.Lent, unicode.IsControl):
+		return fmt.Errorf("user and lent_to are names of at most %d bytes, without control characters", MaxName)
 	case r.Until != 0 && !(r.Until > 0 && r.Until < 1e11):
 		return fmt.Errorf("until is %g; it is seconds since 1970", r.Until)
 	case r.Targets != nil && len(r.Targets) == 0:

@@ -35,11 +35,18 @@ import (
 // Group is processes that do something together.
 type Group struct {
 	Members []*Member
-	Keep    control.SteerRequest // how a pause is kept
-	Tries   int                  // of a job's pause: until all stood between the same collectives
+	Keep    Keep // how a pause outlasts the command
+	Tries   int  // of a job's pause: until all stood between the same collectives
 	request control.SteerRequest
 	moves   bool
 	alone   bool // one process, which need not be stopped together with others
+}
+
+// Keep says how a pause outlasts the command.
+type Keep struct {
+	Own bool          // the process has asked for the pause itself
+	For time.Duration // until the process resumes by itself, or 0 for no end
+	To  string        // who uses the memory, or ""
 }
 
 // Member is one process of a group.

@@ -41,7 +41,10 @@ type Outcome struct {
 	Stays         string  `json:"stays,omitempty"` // for --job with --everything: why the driver has not taken the rest
 	Tries         int     `json:"tries,omitempty"` // for a job's pause: tries until all stood between the same collectives
 	Move          *Moved  `json:"move,omitempty"`
-	Lost          bool    `json:"lost,omitempty"` // the driver can never give the process back
+	// For a lend: when the process resumes by itself, in seconds since 1970, and who uses the memory.
+	Until float64 `json:"until,omitempty"`
+	To    string  `json:"lent_to,omitempty"`
+	Lost  bool    `json:"lost,omitempty"` // the driver can never give the process back
 
 	Unreachable bool `json:"-"`
 }

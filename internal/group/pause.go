@@ -167,16 +167,23 @@ func (g *Group) takeRest(ctx context.Context) error {
 
 // keep makes a process keep the pause. A process of version 0.1 does not know whose pause that is, so its own resume
 // ends it.
-func (m *Member) keep(keep control.SteerRequest) error {
-	keep.Op = control.Keep
-	if !keep.Own {
+func (m *Member) keep(how Keep) error {
+	keep := control.SteerRequest{Op: control.Keep, Own: how.Own, Lent: how.To}
+	if !how.Own {
 		keep.User = userName()
 	}
-	err := Ask(context.Background(), m.Conn, keep)
-	if Code(err) == int(cuda.InvalidValue) && keep.Until == 0 {
-		err = Ask(context.Background(), m.Conn, control.SteerRequest{Op: control.Keep})
+	if how.For > 0 {
+		keep.Until = float64(time.Now().Add(how.For).UnixMicro()) / 1e6
 	}
-	return err
+	err := Ask(context.Background(), m.Conn, keep)
+	switch {
+	case Code(err) != int(cuda.InvalidValue):
+		m.Until, m.To = keep.Until, keep.Lent
+		return err
+	case how.For > 0:
+		return fmt.Errorf("its libtms.so is of an earlier version, which lends nothing (%w); it goes on as before", err)
+	}
+	return Ask(context.Background(), m.Conn, control.SteerRequest{Op: control.Keep})
 }
 
 // userName names the user of this command, also behind sudo, or returns "" if it is not known.

@@ -57,7 +57,7 @@ def test_a_resume_waits_for_the_operator(tmp_path: Path) -> None:
             steer("resume")
 
         with tms.paused("weights"):
-            assert "the program itself had paused it" in steer("pause", "--force").stdout
+            assert "it was paused already" in steer("pause", "--force").stdout
             for wait in (0, 0.3):
                 try:
                     tms.resume(wait=wait)

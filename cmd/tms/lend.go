@@ -1,0 +1,86 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/control"
+	"tms/internal/group"
+)
+
+// lending is for how long a process is paused, and for whom.
+type lending struct {
+	steering
+	long duration
+	to   string
+}
+
+func lendCommand() *cobra.Command {
+	l := lending{long: duration{least: time.Second}}
+	var timeout duration
+	var force bool
+	command := &cobra.Command{
+		Use:   "lend PID... --for TIME",
+		Short: "Pause processes for a while, and lend their memory to others",
+		Long: `Pauses processes as tms pause does. When the time is over, each resumes by
+itself, as soon as there is room: it ends no other program for that. A tms
+resume ends the lend earlier, another tms lend changes its end.`,
+		Example: `  tms lend 12345 --for 1h --to bert
+  tms lend 12345 --for 30m --tag weights`,
+		RunE: func(command *cobra.Command, arguments []string) error {
+			if err := l.check(command); err != nil {
+				return err
+			}
+			pids, err := l.named(command, arguments)
+			if err != nil {
+				return err
+			}
+			request := l.request(control.Pause)
+			request.Timeout, request.Force = new(timeout.Seconds()), force
+			l.keep = group.Keep{For: l.long.Duration, To: l.to}
+			return l.pause(command, pids, request, "")
+		},
+	}
+	addTime(command, &l.long, "for", 0, "`TIME` until the processes resume by themselves")
+	command.Flags().StringVar(&l.to, "to", "", "`USER` who gets the memory, for tms ps to show")
+	completes(command, "to")
+	l.addTag(command)
+	addTimeout(command, &timeout, &force)
+	command.Flags().BoolVar(&l.asJSON, "json", false, "print one JSON array")
+	l.addProcesses(command)
+	return command
+}
+
+// check refuses what would not be a lend.
+func (l *lending) check(command *cobra.Command) error {
+	switch {
+	case l.long.Duration == 0:
+		return errors.New("say for how long: --for 1h (tms pause has no end)")
+	case command.Flags().Changed("to") && strings.TrimSpace(l.to) == "":
+		return errors.New("the user is empty: leave --to out, or name who gets the memory")
+	case len(l.to) > control.MaxName || strings.ContainsFunc(l.to, unicode.IsControl):
+		return fmt.Errorf("--to takes a name of at most %d bytes, without control characters", control.MaxName)
+	}
+	return nil
+}
+
+// sayLent says until when the process is paused, and what happens then.
+func sayLent(o group.Outcome) string {
+	until := time.UnixMicro(int64(o.Until * 1e6))
+	return fmt.Sprintf("%s; lent to %s until %s. Then it resumes as soon as there is room; tms resume %d takes the memory "+
+		"back earlier", sayPaused(o, ""), cmp.Or(o.To, "others"), moment(until), o.PID)
+}
+
+// moment writes a time of the clock on the wall, with the date unless it is within a day.
+func moment(at time.Time) string {
+	if distance := time.Until(at); distance > 20*time.Hour || distance < -20*time.Hour {
+		return at.Format("2006-01-02 15:04")
+	}
+	return at.Format("15:04:05")
+}

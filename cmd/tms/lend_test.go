@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/group"
+)
+
+// startLent starts a program whose lines on stderr are collected, on a device that another one can fill.
+func startLent(t *testing.T, environment ...string) (lent, other *steered, said *said) {
+	t.Helper()
+	w := startWhole(t) // for the device
+	succeeds(t, "pause", w.number(), "--force")
+	said = newSaid()
+	command := exec.Command(steeredProgram(t))
+	command.Env = append(append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"), "CUDASIM_MEMORY=128M",
+		"TMS_CONTROL=1", "TMS_COMMAND="+tms), environment...)
+	command.Stderr = said
+	return startToListen(t, command), w.other, said
+}
+
+func newSaid() *said { return &said{} }
+
+// isActive reports whether a program has all of its memory.
+func (s *steered) isActive() bool {
+	state, err := status(s.Process.Pid, time.Minute)
+	require.NoError(s.t, err)
+	return state.Paused() == 0
+}
+
+func (s *steered) becomesActive() {
+	s.t.Helper()
+	require.Eventually(s.t, s.isActive, time.Minute, 5*time.Millisecond)
+}
+
+// A colleague gets the memory for an hour, here a second, and the program gets it back by itself. No command is left.
+func TestLend(t *testing.T) {
+	lent, other, said := startLent(t)
+	free := other.count("free")
+	begun := time.Now()
+	require.Regexp(t, `paused, 32\.00 MiB freed in .*; lent to bert until [0-9:]+\. Then it resumes as soon as there is `+
+		`room; tms resume `+lent.number()+` takes the memory back earlier`,
+		succeeds(t, "lend", lent.number(), "--force", "--for", "2s", "--to", "bert"))
+	by := lent.pausedBy()
+	if len(by) > 0 { // else the machine was slow
+		require.Equal(t, "bert", by[0].To)
+		require.WithinDuration(t, begun.Add(2*time.Second), by[0].End(), time.Minute)
+	}
+	lent.asks("again") // its own resume waits
+	lent.becomesActive()
+	require.GreaterOrEqual(t, time.Since(begun), 2*time.Second)
+	require.Equal(t, "0 ", lent.line())
+	require.Equal(t, "ok", lent.do("check"))
+	require.Equal(t, free, other.count("free"))
+	require.Empty(t, lent.pausedBy())
+	require.NotContains(t, said.String(), "is over, but")
+}
+
+// Where the colleague still has the memory, no program ends. The lender waits, says so, and takes it when it is free.
+func TestALendThatIsOverWithoutRoom(t *testing.T) {
+	lent, other, said := startLent(t)
+	outcomes := parsed[[]group.Outcome](t, succeeds(t, "lend", lent.number(), "--force", "--for", "1s", "--to", "bert",
+		"--json"))
+	require.Equal(t, "bert", outcomes[0].To)
+	require.WithinDuration(t, time.Now(), time.UnixMicro(int64(outcomes[0].Until*1e6)), time.Minute)
+	other.do("hog")
+	require.Eventually(t, func() bool { return strings.Contains(said.String(), "is over, but there is no room yet") },
+		time.Minute, time.Millisecond)
+	require.Regexp(t, `tms: the time of tms lend \(\w+, process \d+, to bert, until [0-9:]+\) is over, but there is no room `+
+		`yet, so this program waits until there is \(tms ps --bytes shows who has the memory\): .*MiB are needed`, said)
+	require.Regexp(t, lent.number()+`: lent to bert until [0-9:]+, by \w+ \(process \d+\) since [0-9:]+: cache, weights; it `+
+		`resumes as soon as there is room \(tms ps --bytes\)`, succeeds(t, "ps", "--no-trunc", lent.number()))
+	fails(t, exitNo, "MiB are needed", "resume", lent.number())
+	require.Equal(t, "ok", other.do("unhog"))
+	lent.becomesActive()
+	require.Equal(t, "ok", lent.do("check"))
+	require.Eventually(t, func() bool { return len(lent.pausedBy()) == 0 }, time.Minute, time.Millisecond)
+	require.Equal(t, 1, strings.Count(said.String(), "is over, but"), "%s", said)
+}
+
+// The last command decides: a lend gets another end, becomes a pause without one, and ends with tms resume.
+func TestALendThatChanges(t *testing.T) {
+	lent, _, _ := startLent(t)
+	lend := func(more ...string) { succeeds(t, append([]string{"lend", lent.number(), "--force"}, more...)...) }
+	lend("--for", "1h")
+	require.Regexp(t, lent.number()+`: lent to others until [0-9:]+, by \w+ \(process \d+\) since [0-9:]+; tms resume `+
+		lent.number()+` takes the memory back`, succeeds(t, "ps", "--no-trunc", lent.number()))
+	lend("--for", "2h", "--to", "bert")
+	by := lent.pausedBy()
+	require.Len(t, by, 1)
+	require.WithinDuration(t, time.Now().Add(2*time.Hour), by[0].End(), time.Minute)
+
+	succeeds(t, "pause", lent.number(), "--force")
+	require.Len(t, lent.pausedBy(), 1)
+	require.Regexp(t, lent.number()+`: paused by \w+ \(process \d+\) since [0-9:]+; tms resume `+lent.number()+
+		` continues it`, succeeds(t, "ps", "--no-trunc", lent.number()))
+	succeeds(t, "resume", lent.number(), "--tag", "cache")
+	require.Len(t, lent.pausedBy(), 1, "the weights are still paused")
+	succeeds(t, "resume", lent.number(), "--tag", "weights")
+	require.Empty(t, lent.pausedBy())
+
+	// What the program had paused itself stays so when a lend is over.
+	lent.do("pause cache")
+	lend("--for", "1s")
+	require.Eventually(t, func() bool { return len(lent.pausedBy()) == 0 }, time.Minute, time.Millisecond)
+	state, err := status(lent.Process.Pid, time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, uint64(8<<20), state.Paused())
+	require.Equal(t, "0 ", lent.do("again"))
+}
+
+func TestLendsThatAreRefused(t *testing.T) {
+	ownSockets(t)
+	for words, arguments := range map[string]string{
+		"say for how long: --for 1h":      "lend 1",
+		"give a time from 1s to a year":   "lend 1 --for 0",
+		"the user is empty":               "lend 1 --for 1h --to=",
+		"--to takes a name of at most":    "lend 1 --for 1h --to " + strings.Repeat("b", 65),
+		"name the processes by number":    "lend --for 1h",
+		"there is no such process":        "lend 99999999 --for 1h",
+		"unknown flag: --everything":      "lend 1 --for 1h --everything",
+		"--to takes a name of at most 64": "lend 1 --for 1h --to b\x1b",
+	} {
+		var out, errors_ bytes.Buffer
+		require.NotZero(t, run(strings.Fields(arguments), &out, &errors_), arguments)
+		require.Contains(t, errors_.String(), words, arguments)
+	}
+	earlier := answering(t, "earlier")
+	fails(t, exitNo, "its libtms.so is of an earlier version, which lends nothing", "lend", earlier.number(), "--for", "1h")
+}
