@@ -69,6 +69,7 @@ type operation struct {
 
 	from                  int64
 	took, waited, copying time.Duration
+	joined                bool // it is a part of a later one
 }
 
 // process is one recording.
@@ -92,6 +93,7 @@ type reader struct {
 	known   map[origin]int // the numbers of series
 	open    map[uint64]int // of blocks, by address
 	begun   map[uint32]int // of operations, by number
+	resumed map[string]int // the last resume that is over, by tag
 }
 
 // Read reads a recording. Errors: trace.ErrMalformed, or the operating system's.
@@ -102,7 +104,7 @@ func read(path string) (*process, error) {
 	}
 	defer file.Close()
 	r := reader{p: &process{File: path, PID: records.PID, from: math.MaxInt64, Series: []*series{}}, records: records,
-		known: map[origin]int{}, open: map[uint64]int{}, begun: map[uint32]int{}}
+		known: map[origin]int{}, open: map[uint64]int{}, begun: map[uint32]int{}, resumed: map[string]int{}}
 	alive := trace.NewLive()
 	for {
 		record, ok, err := records.Next()
@@ -131,6 +133,7 @@ func read(path string) (*process, error) {
 		return nil, fmt.Errorf("%s: nothing is recorded in it", path)
 	}
 	r.p.Command = records.Command
+	r.p.operations = slices.DeleteFunc(r.p.operations, func(o operation) bool { return o.joined })
 	for i := range r.p.operations {
 		if o := &r.p.operations[i]; !o.Over {
 			o.took = time.Duration(r.p.to - o.from)
@@ -230,6 +233,31 @@ func (r *reader) end(record trace.Record, at int64) {
 	o.Bytes, o.Copied = record.Size, record.Stream
 	o.from = at - int64(o.took) // with its wait before Begin
 	r.p.from = min(r.p.from, o.from)
+	if o.Kind == trace.Resume.String() {
+		r.join(o)
+		r.resumed[o.Tag] = n
+	}
+}
+
+const (
+	outOfMemory = 2 // the code of a resume that is short of memory
+	partsApart  = int64(time.Second)
+)
+
+// join makes a resume that was short of memory a part of the next resume of its tag. Python waits in parts, so that it
+// can run signal handlers in between, and each part is a resume of the library.
+func (r *reader) join(o *operation) {
+	n, known := r.resumed[o.Tag]
+	if !known {
+		return
+	}
+	part := &r.p.operations[n]
+	if part.Code != outOfMemory || o.from-part.from-int64(part.took) > partsApart {
+		return
+	}
+	before := time.Duration(max(0, o.from-part.from))
+	o.from, o.took, o.waited = o.from-int64(before), o.took+before, o.waited+before
+	part.joined = true
 }
 
 // sums returns the steps of the sum of all series, as one series.

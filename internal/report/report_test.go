@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -314,6 +315,34 @@ func TestWhatRecordsMean(t *testing.T) {
 	require.InDelta(t, 0.005, open.Took, 1e-9)
 	require.Equal(t, "not known", open.Bound)
 	require.Equal(t, 3+4, p.Map.Blocks) // 0x1000 three times, once withdrawn
+}
+
+// A wait in parts is one resume, and what comes later, or after a success, is another.
+func TestAWaitInParts(t *testing.T) {
+	r := newRecording(1, "")
+	r.malloc(0x1000, 100, "a")
+	resume := func(tag string, milliseconds uint64, code int16) {
+		r.put(trace.Record{Kind: trace.Begin, Flags: uint8(trace.Resume), Thread: 1, Tag: r.tag(tag)})
+		r.now += milliseconds * 1e6
+		r.put(trace.Record{Kind: trace.End, Flags: uint8(trace.Resume), Thread: 1, Tag: r.tag(tag), Device: code,
+			Address: milliseconds * 1e6, Pool: milliseconds * 9e5, Other: milliseconds * 1e5})
+		r.now += 1e6
+	}
+	resume("a", 250, 2)
+	resume("b", 10, 2) // another tag's
+	resume("a", 250, 2)
+	resume("a", 100, 0)
+	resume("a", 1, 0)
+	resume("a", 50, 2)
+	r.now += 2e9
+	resume("a", 50, 2)
+	c, _ := pageOf(t, r.write(t, "parts.trace"))
+	var took []string
+	for _, o := range c.Processes[0].Operations {
+		took = append(took, fmt.Sprintf("%s %d %.3f %.3f", o.Tag, o.Code, o.Took, o.Waited))
+	}
+	require.Equal(t, []string{"a 0 0.613 0.603", "b 2 0.010 0.009", "a 0 0.001 0.001", "a 2 0.050 0.045",
+		"a 2 0.050 0.045"}, took)
 }
 
 func TestManyTags(t *testing.T) {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pathlib
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -336,6 +340,31 @@ def test_waits_for_memory_of_another_process(call: str) -> None:
     assert " free and 70.00 MiB are needed; " in line
     assert pid in line
     assert "holds 200.00 MiB" in line
+
+
+def test_a_wait_is_one_resume_in_the_report(tmp_path: pathlib.Path) -> None:
+    """Python waits in parts, and a report draws them as one."""
+    trace = tmp_path / "%p.trace"
+    done = children.python(
+        "-c",
+        ANOTHER_PROCESS_HAS_IT.format(call="tms.resume()"),
+        TMS_RESUME_WAIT="10m",
+        TMS_TRACE=str(trace),
+        CUDASIM_SHARED=f"one-wait-{os.getpid()}",
+    )
+    assert done.returncode == 0, done.stderr
+    (recorded,) = (path for path in tmp_path.iterdir() if b"weights" in path.read_bytes())
+    report = subprocess.run(
+        [sys.executable, "-m", "tms", "report", recorded, "--format", "perfetto", "-o", "-"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    events = json.loads(report.stdout)["traceEvents"]
+    (resume,) = (event for event in events if event["ph"] == "X" and event["name"] == "resume")
+    assert resume["args"]["code"] == 0
+    assert resume["args"]["bytes"] == 70 << 20
+    assert resume["args"]["waited"] > 0
 
 
 def test_no_time_to_wait() -> None:
