@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -45,6 +46,8 @@ says how much is free.`,
 			if err != nil {
 				return err
 			}
+			_ = os.Unsetenv("CUDA_VISIBLE_DEVICES") // so that CUDA has nvidia-smi's numbers
+			_ = os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 			free, err := sets.Reserve(bytes, device)
 			unlock()
 			if err == nil || free > 0 {
@@ -53,7 +56,7 @@ says how much is free.`,
 			return err
 		},
 	}
-	command.Flags().IntVar(&device, "device", 0, "the GPU, by its number, that the memory is to be near")
+	command.Flags().IntVar(&device, "device", 0, "the GPU, by nvidia-smi's number, that the memory is to be near")
 	completes(command, "device")
 	return command
 }

@@ -251,6 +251,15 @@ def test_contents_need_no_directory_and_no_free_descriptor(house: House) -> None
         program.does(ROOM)
 
 
+def test_the_gpu_is_named_as_nvidia_smi_does(house: House) -> None:
+    variables = {"CUDASIM_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "0"}
+    done = house.command("kept", "reserve", "--device", "1", **variables)
+    assert done.returncode == 0, done.stderr
+    done = house.command("kept", "reserve", "--device", "2", **variables)
+    assert done.returncode != 0
+    assert "invalid device ordinal" in done.stderr
+
+
 def test_two_reserve_at_once(house: House) -> None:
     house.command("kept")
     both = [house.start("kept", "reserve", "1G") for _ in range(2)]
