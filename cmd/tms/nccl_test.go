@@ -540,6 +540,7 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	require.Contains(t, c.do("pause weights"), words)
 	require.Equal(t, "0 ", c.do("pause cache"), "which is not registered")
 	succeeds(t, "pause", c.number(), "--tag", "cache")
+	succeeds(t, "resume", c.number(), "--tag", "cache") // the program's own resume would wait for that
 	require.Equal(t, "0 ", c.do("resume"))
 	c.do("deregister")
 	goes()
