@@ -43,13 +43,31 @@ func TestWhatAProgramIsTold(t *testing.T) {
 	}
 }
 
+// A program names its devices by UUIDs: CUDA numbers those alone, and NVML all.
+func TestWhatAProgramIsToldOfDevicesByUUID(t *testing.T) {
+	program := compile(t, "told", majors[1], "-l:libcuda.so.1")
+	settings := []string{reaching(t), "CUDASIM_DEVICES=2", "CUDASIM_MEMORY=100M", "CUDASIM_SHARED=" + t.Name(),
+		fmt.Sprint("TMS_LIMIT_BYTES=", 40<<20)}
+	whole := "CUDA_VISIBLE_DEVICES=GPU-63756461-7369-6d2d-6465-766963652d01"
+	run(t, program, []string{"second", "with reach"}, append(settings, whole)...).succeeded(t)
+	const uuid = "MIG-612d7061-7274-2d6f-662d-612d67707501" // of a part of a GPU
+	part := []string{"CUDASIM_NAME=NVIDIA H200 MIG 1g.18gb", "CUDA_VISIBLE_DEVICES=" + uuid, "UUID=" + uuid,
+		"LD_LIBRARY_PATH=" + fakeNVML(t) + ":" + built(t, "sim"), "PROCESSES="}
+	run(t, program, []string{"part", "with reach"}, append(settings, part...)...).succeeded(t)
+}
+
+// fakeNVML returns a folder with an NVML that says what the environment says.
+func fakeNVML(t *testing.T) (folder string) {
+	folder = t.TempDir()
+	made := hermetic.Compile(t, "libnvidia-ml.so.1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+		"testdata/libnvidia_ml.c")
+	require.NoError(t, os.Symlink(made, filepath.Join(folder, "libnvidia-ml.so.1")))
+	return folder
+}
+
 // Under a limit, NVML lists this user's processes alone, in each version of the lists.
 func TestProcessesOfTheUser(t *testing.T) {
-	folder := t.TempDir()
-	fake := hermetic.Compile(t, "libnvidia-ml.so.1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-		"testdata/libnvidia_ml.c")
-	require.NoError(t, os.Symlink(fake, filepath.Join(folder, "libnvidia-ml.so.1")))
-	smi := compile(t, "smi", "")
+	folder, smi := fakeNVML(t), compile(t, "smi", "")
 	own, others := fmt.Sprint(os.Getpid()), "99999999" // which no process has
 	if os.Getuid() == 0 {
 		another := exec.Command("sleep", "inf")
@@ -63,7 +81,7 @@ func TestProcessesOfTheUser(t *testing.T) {
 	}
 	all := strings.Fields(others + " " + own)
 	ask := func(version, driver string, limit int) string {
-		o := run(t, smi, []string{version}, reaching(t), "LD_LIBRARY_PATH="+folder, "DRIVER="+driver,
+		o := run(t, smi, []string{version}, reaching(t), "LD_LIBRARY_PATH="+folder, "DRIVER="+driver, "UUID=GPU-none",
 			"PROCESSES="+strings.Join(all, " "), fmt.Sprint("TMS_LIMIT_BYTES=", limit)).succeeded(t)
 		require.Empty(t, o.stderr)
 		return strings.TrimSpace(o.stdout)

@@ -1,5 +1,5 @@
 /* An NVML of one device of 100 MiB, whose processes are those of PROCESSES: numbers with spaces between, each with as
- * many MiB as its place in the list. It has the version DRIVER. */
+ * many MiB as its place in the list. The device has the UUID, and the driver the version DRIVER. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -36,7 +36,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device)
 
 int nvmlDeviceGetUUID(void *device, char *text, unsigned length)
 {
-	return device && snprintf(text, length, "GPU-none") < 0;
+	return device && snprintf(text, length, "%s", getenv("UUID")) < 0;
 }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned length)
@@ -49,6 +49,14 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory *memory)
 	memory->total = 100 * MIB;
 	memory->used = memory->reserved = 10 * MIB;
 	memory->available = 80 * MIB;
+	return device == NULL;
+}
+
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long memory[3])
+{
+	memory[0] = 100 * MIB;
+	memory[1] = 80 * MIB;
+	memory[2] = 20 * MIB;
 	return device == NULL;
 }
 

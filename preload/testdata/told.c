@@ -1,4 +1,5 @@
-/* What a program is told of a device's memory. Called as: told limited|bound|own|generous|pooled "with reach"|"without reach"
+/* What a program is told of a device's memory. Called as: told limited|bound|own|generous|second|part|pooled
+ * "with reach"|"without reach"
  * The device has 100 MiB, and where there is a limit, that is 40 MiB. */
 #include "host.h"
 
@@ -72,7 +73,7 @@ struct newer_memory {
 };
 
 /* As pynvml and go-nvml ask, or by functions that the loader has bound. */
-static void nvml_says(bool bound, size_t total, size_t available, size_t used)
+static void nvml_says(bool bound, unsigned index, size_t total, size_t available, size_t used)
 {
 	void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *device;
 	CHECK(library);
@@ -80,7 +81,7 @@ static void nvml_says(bool bound, size_t total, size_t available, size_t used)
 	struct memory memory;
 	struct newer_memory newer = {.version = sizeof newer | 2 << 24};
 	EXPECT(FIND(nvmlInit_v2)(), 0);
-	EXPECT(FIND(nvmlDeviceGetHandleByIndex_v2)(0, &device), 0);
+	EXPECT(FIND(nvmlDeviceGetHandleByIndex_v2)(index, &device), 0);
 	EXPECT(FIND(nvmlDeviceGetMemoryInfo)(device, &memory), 0);
 	EXPECT(FIND(nvmlDeviceGetMemoryInfo_v2)(device, &newer), 0);
 	EXPECT(memory.total, total * MIB);
@@ -98,13 +99,13 @@ static void limited(void)
 	void *memory = pausable(16 * MIB, "t", true);
 	expect(24, 40);
 	if (reaches)
-		nvml_says(false, 40, 24, 16);
+		nvml_says(false, 0, 40, 24, 16);
 	EXPECT(tms_pause("t"), 0);
 	expect(24, 40); /* paused memory counts */
 	EXPECT(cudaMalloc(&more, 90 * MIB), 0); /* CUDA's own does not, but what is free bounds what can be had */
 	expect(10, 40);
 	if (reaches)
-		nvml_says(false, 40, 10, 16);
+		nvml_says(false, 0, 40, 10, 16);
 	EXPECT(cudaFree(more), 0);
 	EXPECT(tms_resume("t"), 0);
 	for (int i = 0; i < 2; i++)
@@ -123,9 +124,9 @@ static void limited(void)
 static void bound(void)
 {
 	void *memory = pausable(16 * MIB, "t", true);
-	nvml_says(true, 40, 24, 16);
+	nvml_says(true, 0, 40, 24, 16);
 	if (!reaches)
-		nvml_says(false, 100, 84, 16);
+		nvml_says(false, 0, 100, 84, 16);
 	EXPECT(cudaFree(memory), 0);
 }
 
@@ -134,10 +135,29 @@ static void own(void)
 {
 	void *memory = pausable(16 * MIB, "t", true);
 	expect(84, 100);
-	nvml_says(false, 100, 84, 16);
+	nvml_says(false, 0, 100, 84, 16);
 	Dl_info info;
 	CHECK(dladdr(dlsym(dlopen("libnvidia-ml.so.1", RTLD_NOW), "nvmlDeviceGetMemoryInfo"), &info));
 	CHECK(strstr(info.dli_fname, "libnvidia-ml"));
+	EXPECT(cudaFree(memory), 0);
+}
+
+/* The program sees the second of two devices alone. */
+static void second(void)
+{
+	void *memory = pausable(16 * MIB, "t", true);
+	expect(24, 40);
+	nvml_says(false, 0, 40, 40, 0);
+	nvml_says(false, 1, 40, 24, 16);
+	EXPECT(cudaFree(memory), 0);
+}
+
+/* The program sees a part of a GPU, and NVML shows that alone. */
+static void part(void)
+{
+	void *memory = pausable(16 * MIB, "t", true);
+	expect(24, 40);
+	nvml_says(false, 0, 40, 24, 16);
 	EXPECT(cudaFree(memory), 0);
 }
 
@@ -163,6 +183,6 @@ int main(int argc, char **argv)
 	CHECK(argc == 3);
 	reaches = strcmp(argv[2], "with reach") == 0;
 	EXPECT(cudaFree(NULL), 0);
-	CHECK(RUN_PART(argv[1], {"limited", limited}, {"bound", bound}, {"own", own}, {"generous", generous}, {"pooled", pooled}));
+	CHECK(RUN_PART(argv[1], {"limited", limited}, {"bound", bound}, {"own", own}, {"generous", generous}, {"second", second}, {"part", part}, {"pooled", pooled}));
 	return 0;
 }
