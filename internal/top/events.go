@@ -13,7 +13,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// event is a completed pause or resume, of all its tags.
+// event is a completed pause or resume, of all its tags, or what a limit has refused.
 type event struct {
 	at      time.Time
 	pid     int
@@ -23,12 +23,13 @@ type event struct {
 	bytes   uint64
 	unkept  uint64 // for a pause: the part of that without contents
 	seconds float64
+	refused uint64 // allocations, by a limit of that many bytes
 }
 
 // sameOperation is the most, in seconds, by which the times of one operation differ between its tags.
 const sameOperation = 1e-3
 
-// changes are the pauses and resumes of a process between two looks. A pause or resume that another undid between the
+// changes are the pauses, resumes and refusals of a process between two looks. A pause or resume that another undid between the
 // looks is shown without bytes, because these are unknown.
 func changes(before, now *fleet.Process, at time.Time) (found []event) {
 	add := func(what string, on stats.Device, tag string, bytes, unkept uint64, seconds float64) {
@@ -71,6 +72,13 @@ func changes(before, now *fleet.Process, at time.Time) (found []event) {
 			add("resumed", d, tag.Tag, was.PausedBytes-min(was.PausedBytes, tag.PausedBytes), 0, tag.LastResumeSeconds)
 		}
 	}
+	for _, d := range now.Stats.Devices {
+		i := slices.IndexFunc(before.Stats.Devices, func(was stats.Device) bool { return was.Device == d.Device })
+		if i >= 0 && d.LimitRefused > before.Stats.Devices[i].LimitRefused {
+			found = append(found, event{at: at, pid: now.PID, on: []string{fleet.Name(d.GPU, "", d.Device)},
+				bytes: d.LimitBytes, refused: d.LimitRefused - before.Stats.Devices[i].LimitRefused})
+		}
+	}
 	return found
 }
 
@@ -85,6 +93,10 @@ func tagOf(p *fleet.Process, device int, name string) (stats.Tag, bool) {
 }
 
 func (e event) String() string {
+	if e.refused > 0 {
+		return fmt.Sprintf("%s %7d allocations refused by its limit of %s on %s: %d", e.at.Format(time.TimeOnly), e.pid,
+			readable.Short(e.bytes), e.on[0], e.refused)
+	}
 	text := fmt.Sprintf("%s %7d %s %s", e.at.Format(time.TimeOnly), e.pid, e.what,
 		readable.Printable(strings.Join(e.tags, ", ")))
 	if len(e.on) > 0 {

@@ -398,6 +398,11 @@ func TestEvents(t *testing.T) {
 		return tag{Name: name, Paused: paused, LastPause: pause, LastResume: resume}
 	}
 	one, both := python(with("a", 0, 0, 0)), python(with("a", 0, 0, 0), with("b", 0, 0, 0))
+	limited := func(refused uint64) fleet.Process {
+		p := python(with("a", 0, 0, 0))
+		p.Stats.Devices[0].LimitBytes, p.Stats.Devices[0].LimitRefused = 40*gib, refused
+		return p
+	}
 	for name, c := range map[string]struct {
 		before, now fleet.Process
 		want        []string
@@ -416,6 +421,7 @@ func TestEvents(t *testing.T) {
 		"freed since":      {python(with("a", 3*gib, 1, 0)), python(), nil},
 		"new, and paused":  {python(), python(with("a", 3*gib, 1, 0)), nil},
 		"freed, in part":   {python(with("a", 3*gib, 1, 0)), python(with("a", gib, 1, 0)), nil},
+		"at its limit":     {limited(1), limited(4), []string{"allocations refused by its limit of 40.0 GiB on GPU 0: 3"}},
 		"another device's": {one, python(tag{Name: "a", Device: 1, Paused: gib, LastPause: 1}), nil},
 	} {
 		var texts []string
