@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -84,6 +85,9 @@ type libraryQuestion struct{ path, compiled, linked bool }
 // showLibrary is the command without a command: it prints what is asked, or how to use the library. Where there is no
 // library, the answer is "no".
 func showLibrary(root *cobra.Command, asked libraryQuestion) error {
+	if asked.path && (asked.compiled || asked.linked) {
+		return errors.New("--path is for LD_PRELOAD, and --cflags and --libs are for a compiler: give one or the others")
+	}
 	path, err := libraryPath()
 	if err != nil {
 		fmt.Fprintf(root.ErrOrStderr(), "tms: %v\n", err)

@@ -44,13 +44,15 @@ KIND is a kind of pool (docs/pools.md), or all to compare them.`,
 	completes(command, "memory")
 	flags.BoolVar(&f.asJSON, "json", false, "print one JSON line for each result")
 	flags.BoolVar(&f.places, "placements", false, "print where each block lay, as JSON lines")
-	command.MarkFlagsMutuallyExclusive("json", "placements")
 	return command
 }
 
 func (f *replayFlags) run(stdout io.Writer, paths []string) error {
-	if len(paths) == 0 {
+	switch {
+	case len(paths) == 0:
 		return errors.New("give a trace; see tms replay --help")
+	case f.asJSON && f.places:
+		return errors.New("--placements prints JSON already: leave --json out")
 	}
 	selected, limit, err := f.read()
 	if err != nil {
