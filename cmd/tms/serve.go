@@ -23,9 +23,9 @@ func serveCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve these commands to controllers over HTTP",
-		Long: `Serves ps, pause, resume, swap, move and kept as JSON over HTTP until Ctrl-C, to
-this user and root at a Unix socket, or over TCP to callers with a bearer token
-(from --token-file or TMS_SERVE_TOKEN). Each change leaves a line on stderr.`,
+		Long: `Serves ps, pause, lend, resume, swap, move and kept as JSON over HTTP, until
+Ctrl-C: at a Unix socket to this user and root, or over TCP to callers with a
+bearer token (--token-file, TMS_SERVE_TOKEN). A change leaves a line on stderr.`,
 		Example: `  tms serve
   curl --unix-socket $XDG_RUNTIME_DIR/tms/serve.sock http://tms/openapi.json
   tms serve --listen 127.0.0.1:9401 --token-file token`,

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,6 +56,7 @@ type answer struct {
 	Plans     []group.Plan
 	Processes []fleet.Process
 	Version   string
+	PausedBy  []control.KeptPause `json:"paused_by"`
 }
 
 // ask sends a request, and returns the answer. Errors: there is none.
@@ -152,12 +154,25 @@ func TestServe(t *testing.T) {
 	require.EqualValues(t, largeBytes-16<<20, c.done("/v1/resume", "{"+pidsOf(large)+`,"wait":60}`)[0].Bytes)
 	require.Equal(t, "ok", large.do("check"))
 
+	// A lend ends by itself, and says whose it is; the same ends earlier by a resume.
+	lent := c.done("/v1/lend", "{"+pidsOf(large)+`,"for":3600,"to":"bert"}`)
+	require.Greater(t, lent[0].Until, float64(time.Now().Unix()))
+	own, err := user.Current()
+	require.NoError(t, err)
+	by := c.get("/v1/processes/" + large.number()).PausedBy
+	require.Len(t, by, 1)
+	require.Equal(t, []string{own.Username, "bert"}, []string{by[0].User, by[0].To})
+	c.done("/v1/resume", "{"+pidsOf(large)+"}")
+	require.Empty(t, c.get("/v1/processes/"+large.number()).PausedBy)
+	c.done("/v1/lend", "{"+pidsOf(large)+`,"for":1}`)
+	require.Eventually(t, func() bool { return held(t, large) == largeBytes }, time.Minute, time.Millisecond)
+
 	// Some of several: each has its outcome.
 	some := c.post("/v1/pause", `{"pids":[999999999,`+large.number()+`]}`)
 	require.Equal(t, http.StatusNotFound, some.Status)
 	require.Equal(t, "there is no such process", some.Outcomes[0].Error)
 	require.True(t, some.Outcomes[1].OK)
-	require.Contains(t, c.records(5), `"result":"failed"`)
+	require.Contains(t, c.records(8), `"result":"failed"`)
 
 	// SIGTERM ends it, and what it has paused stays paused.
 	require.NoError(t, c.server.Process.Signal(os.Interrupt))
@@ -187,6 +202,9 @@ func TestServeRefuses(t *testing.T) {
 		{400, "/v1/pause", `{"pids":[1],"everything":true,"tag":"a"}`, "leave tag out"},
 		{400, "/v1/pause", `{"pids":[1],"everything":true,"dry_run":true}`, "dry_run foretells a plain pause alone"},
 		{400, "/v1/pause", `{"job":"a","to":"disk"}`, "a job cannot move contents"},
+		{400, "/v1/lend", `{"pids":[1]}`, "for is 0"},
+		{400, "/v1/lend", `{"pids":[1],"for":1e30}`, "for is 1e+30"},
+		{400, "/v1/lend", `{"pids":[1],"for":9,"to":"\u009b"}`, "to is a name"},
 		{400, "/v1/resume", `{"pids":[1],"wait":1e30}`, "wait is 1e+30"},
 		{400, "/v1/swap", `{"out":1,"in":1}`, "two different processes"},
 		{400, "/v1/swap", `{"out":1}`, "0 is no number of a process"},

@@ -63,4 +63,6 @@ func TestOtherLibraries(t *testing.T) {
 			}
 		}
 	}
+	fails(t, exitNo, "its libtms.so is of an earlier version, which lends nothing", "lend", answering(t, "earlier").number(),
+		"--for", "1h")
 }

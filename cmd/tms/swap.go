@@ -56,7 +56,7 @@ func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
 	going := s.progress(command.ErrOrStderr(), "swapping", outPID, inPID)
 	request := s.request(control.Pause)
 	request.Timeout, request.Force = new(s.timeout.Seconds()), s.force
-	outcomes := group.Swap(ctx, outPID, inPID, request, s.wait.Duration)
+	outcomes := group.Swap(ctx, outPID, inPID, request, group.Keep{}, s.wait.Duration)
 	going.end()
 	s.tell(command, outcomes[0], func(o group.Outcome) string { return sayPaused(o, "") })
 	s.tell(command, outcomes[1], sayResumed)

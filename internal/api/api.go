@@ -102,6 +102,7 @@ func (s *handler) routes() []route {
 		{"GET /v1/processes", false, list},
 		{"GET /v1/processes/{pid}", false, one},
 		{"POST /v1/pause", true, pause},
+		{"POST /v1/lend", true, lend},
 		{"POST /v1/resume", true, resume},
 		{"POST /v1/swap", true, swap},
 		{"POST /v1/move", true, move},
@@ -115,7 +116,7 @@ func (s *handler) routes() []route {
 type call struct {
 	*http.Request
 	body []byte
-	who  string
+	who  caller
 }
 
 // refusal is an error with a status of HTTP.

@@ -249,7 +249,7 @@ func TestPrintableAudit(t *testing.T) {
 	request, err := http.NewRequest(http.MethodPost, "http://tms/v1/kept/x", nil)
 	require.NoError(t, err)
 	request.URL.Path = "/\u009b31m"
-	h.record(&call{Request: request, body: []byte(`{"tag":"` + "\u202e" + `"}`), who: "uid 1"}, nil, nil)
+	h.record(&call{Request: request, body: []byte(`{"tag":"` + "\u202e" + `"}`), who: caller{from: "uid 1"}}, nil, nil)
 	require.NotContains(t, audit.String(), "\u009b")
 	require.NotContains(t, audit.String(), "\u202e")
 	require.True(t, json.Valid(audit.Bytes()))

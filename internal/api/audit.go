@@ -20,7 +20,7 @@ type did struct {
 
 // record writes the line of a change: who asked what, and the result for each process.
 func (s *handler) record(c *call, answer any, err error) {
-	about := []any{"who", c.who, "method", c.Method, "path", c.URL.Path}
+	about := []any{"who", c.who.from, "method", c.Method, "path", c.URL.Path}
 	if json.Valid(c.body) {
 		about = append(about, "request", json.RawMessage(c.body))
 	}

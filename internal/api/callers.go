@@ -10,7 +10,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/user"
+	"strconv"
 	"strings"
+
+	"tms/internal/aid/readable"
+	"tms/internal/control"
 )
 
 // leastToken is how many characters a token has at least.
@@ -62,6 +67,8 @@ func ParseTokens(text string) (Tokens, error) {
 			return nil, fmt.Errorf("line %d has more than a name and a token", number+1)
 		case twice:
 			return nil, fmt.Errorf("line %d has the name %q again: give each token a name of its own", number+1, name)
+		case len(name) > control.MaxName || readable.Printable(name) != name:
+			return nil, fmt.Errorf("the name in line %d is none: give at most %d letters", number+1, control.MaxName)
 		case len(token) < leastToken:
 			return nil, fmt.Errorf("the token in line %d has less than %d characters: openssl rand -hex 32 makes one",
 				number+1, leastToken)
@@ -85,24 +92,44 @@ func (t Tokens) name(token string) (name string, known bool) {
 	return name, known
 }
 
-// caller says who asks: a user and process of this machine, or the name of a token and an address.
-func (s *handler) caller(request *http.Request) (string, error) {
-	if s.Tokens == nil && request.RemoteAddr == string(elsewhere) {
-		return "", &refusal{http.StatusForbidden, "this is another PID namespace (another container): run tms serve where " +
-			"the caller runs, or have the caller see this server's processes"}
+// caller is who asks.
+type caller struct {
+	user string // for people: a user of this machine, or the name of a token
+	from string // for the audit: also a process of this machine, or an address
+}
+
+// caller lets in who may ask. Errors: a refusal.
+func (s *handler) caller(request *http.Request) (caller, error) {
+	from := request.RemoteAddr // of a peer, if there are no tokens
+	if s.Tokens == nil && from == string(elsewhere) {
+		return caller{}, &refusal{http.StatusForbidden, "this is another PID namespace (another container): run tms serve " +
+			"where the caller runs, or have the caller see this server's processes"}
 	}
 	if s.Tokens == nil {
-		return request.RemoteAddr, nil // that of a peer
+		return caller{userOf(from), from}, nil
 	}
 	scheme, token, _ := strings.Cut(request.Header.Get("Authorization"), " ")
 	if name, known := s.Tokens.name(strings.TrimSpace(token)); known && strings.EqualFold(scheme, "bearer") {
-		return fmt.Sprintf("%s at %s", name, request.RemoteAddr), nil
+		return caller{name, name + " at " + from}, nil
 	}
 	if !s.guesses.Allow() {
-		return "", &refusal{http.StatusTooManyRequests, "there are too many requests without a token that is known"}
+		return caller{}, &refusal{http.StatusTooManyRequests, "there are too many requests without a token that is known"}
 	}
-	s.audit.Warn("refused: no known token", "who", request.RemoteAddr)
-	return "", &refusal{http.StatusUnauthorized, "give a token that is known: Authorization: Bearer TOKEN"}
+	s.audit.Warn("refused: no known token", "who", from)
+	return caller{}, &refusal{http.StatusUnauthorized, "give a token that is known: Authorization: Bearer TOKEN"}
+}
+
+// userOf names the user of a peer, or returns "" if the system has no name.
+func userOf(from string) string {
+	var uid, pid int
+	if _, err := fmt.Sscanf(from, peerFormat, &uid, &pid); err != nil {
+		return ""
+	}
+	found, err := user.LookupId(strconv.Itoa(uid))
+	if err != nil {
+		return ""
+	}
+	return found.Username
 }
 
 func (s *handler) baseContext(net.Listener) context.Context { return s.Context }

@@ -121,6 +121,9 @@ func (p *peers) Accept() (net.Conn, error) {
 var ErrGone = errors.New("the socket's file is gone (a user's last logout removes $XDG_RUNTIME_DIR); start tms serve " +
 	"again, or with --listen unix:PATH in another directory")
 
+// peerFormat is how an address says who has connected.
+const peerFormat = "uid %d, pid %d"
+
 // elsewhere is a caller that sees no process of this machine: it may share no more than the socket's directory, as a
 // container does, and processes themselves refuse it, too.
 const elsewhere = address("a process of another PID namespace")
@@ -141,7 +144,7 @@ func callerOf(connection *net.UnixConn) (from address, err error) {
 		case !server.IsAround(int(descriptor), int(peer.Pid)):
 			from = elsewhere
 		default:
-			from = address(fmt.Sprintf("uid %d, pid %d", peer.Uid, peer.Pid))
+			from = address(fmt.Sprintf(peerFormat, peer.Uid, peer.Pid))
 		}
 	})
 	return from, errors.Join(err, failed)

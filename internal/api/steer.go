@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/fleet"
@@ -157,14 +158,51 @@ func pause(c *call) (any, error) {
 	if asked.To == control.ToDisk {
 		request.To = asked.To
 	}
-	if asked.Job != "" {
+	return c.pause(asked.processes, pids, request, group.Keep{}, asked.To), nil
+}
+
+// pause pauses processes, each for itself or the whole job.
+func (c *call) pause(of processes, pids []int, request control.SteerRequest, keep group.Keep, to string) *outcomes {
+	keep.User = c.who.user
+	if of.Job != "" {
 		job := group.Together(pids...)
-		return &outcomes{job.Outcomes(job.Pause(c.Context(), request, ""))}, nil
+		job.Keep = keep
+		return &outcomes{job.Outcomes(job.Pause(c.Context(), request, ""))}
 	}
 	return each(pids, func(pid int) group.Outcome {
 		one := group.Alone(pid)
-		return one.Outcomes(one.Pause(c.Context(), request, asked.To))[0]
-	}), nil
+		one.Keep = keep
+		return one.Outcomes(one.Pause(c.Context(), request, to))[0]
+	})
+}
+
+type lendRequest struct {
+	processes
+	For     float64  `json:"for"`
+	To      string   `json:"to"` // who uses the memory
+	Tag     *string  `json:"tag"`
+	Timeout *float64 `json:"timeout"`
+	Force   bool     `json:"force"`
+}
+
+func lend(c *call) (any, error) {
+	asked, err := decode[lendRequest](c)
+	if err != nil {
+		return nil, err
+	}
+	request := control.SteerRequest{Op: control.Pause, Tag: asked.Tag, Force: asked.Force,
+		Timeout: new(seconds(asked.Timeout, control.DefaultTimeout))}
+	switch {
+	case asked.For < 1:
+		return nil, badRequest("for is %g; it is how many seconds the memory is lent, at least 1", asked.For)
+	case len(asked.To) > control.MaxName || readable.Printable(asked.To) != asked.To:
+		return nil, badRequest("to is a name of at most %d bytes", control.MaxName)
+	}
+	pids, err := checked(asked.processes, asked.Tag, map[string]float64{"for": asked.For, "timeout": *request.Timeout})
+	if err != nil {
+		return nil, err
+	}
+	return c.pause(asked.processes, pids, request, group.Keep{For: control.Seconds(asked.For), To: asked.To}, ""), nil
 }
 
 // checked returns the processes, and refuses a request for a tag without a name or with a time that is none.
@@ -231,7 +269,8 @@ func swap(c *call) (any, error) {
 			add(c.Context(), planning, control.Resume, asked.In), nil
 	}
 	request := control.SteerRequest{Op: control.Pause, Tag: asked.Tag, Force: asked.Force, Timeout: &timeout}
-	return &outcomes{group.Swap(c.Context(), asked.Out, asked.In, request, control.Seconds(asked.Wait))}, nil
+	keep := group.Keep{User: c.who.user}
+	return &outcomes{group.Swap(c.Context(), asked.Out, asked.In, request, keep, control.Seconds(asked.Wait))}, nil
 }
 
 type moveRequest struct {

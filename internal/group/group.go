@@ -44,9 +44,10 @@ type Group struct {
 
 // Keep says how a pause outlasts the command.
 type Keep struct {
-	Own bool          // the process has asked for the pause itself
-	For time.Duration // until the process resumes by itself, or 0 for no end
-	To  string        // who uses the memory, or ""
+	Own  bool          // the process has asked for the pause itself
+	User string        // who has asked for it, or "" for this command's user
+	For  time.Duration // until the process resumes by itself, or 0 for no end
+	To   string        // who uses the memory, or ""
 }
 
 // Member is one process of a group.

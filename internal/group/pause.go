@@ -170,7 +170,7 @@ func (g *Group) takeRest(ctx context.Context) error {
 func (m *Member) keep(how Keep) error {
 	keep := control.SteerRequest{Op: control.Keep, Own: how.Own, Lent: how.To}
 	if !how.Own {
-		keep.User = userName()
+		keep.User = cmp.Or(how.User, userName())
 	}
 	if how.For > 0 {
 		keep.Until = float64(time.Now().Add(how.For).UnixMicro()) / 1e6

@@ -12,8 +12,9 @@ import (
 
 // Swap pauses one process and resumes another in its place, and returns the outcomes of both. The pause persists only
 // when the other is resumed: until then the paused process undoes it when the connection ends.
-func Swap(ctx context.Context, outPID, inPID int, pause control.SteerRequest, wait time.Duration) []Outcome {
+func Swap(ctx context.Context, outPID, inPID int, pause control.SteerRequest, keep Keep, wait time.Duration) []Outcome {
 	leaving, coming := Alone(outPID), Alone(inPID)
+	leaving.Keep = keep
 	defer leaving.Close()
 	defer coming.Close()
 	leaving.request = pause
