@@ -111,7 +111,7 @@ func (r *Refusal) Error() string { return r.words }
 // Failure returns err, or a reply that refuses as a *Refusal.
 func Failure(reply control.Reply, err error) error {
 	if err == nil && !reply.OK {
-		refused := &Refusal{fleet.Renamed(reply.Error), reply.Code, reply.Host, reply.HostAvailable}
+		refused := &Refusal{reply.Error, reply.Code, reply.Host, reply.HostAvailable}
 		if refused.host > 0 {
 			refused.words += " (" + waysOut + ")"
 		}
@@ -139,7 +139,7 @@ func Ended(o Outcome, err error) Outcome {
 		o.OK = true
 		return o
 	}
-	o.OK, o.Error, o.Code = false, err.Error(), Code(err)
+	o.OK, o.Error, o.Code = false, fleet.Renamed(err.Error()), Code(err)
 	o.Unreachable = errors.Is(err, client.ErrUnreachable)
 	o.Lost = isLost(o.PID, err)
 	if refused, ok := errors.AsType[*Refusal](err); ok {
