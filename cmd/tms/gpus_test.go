@@ -124,7 +124,8 @@ func TestGPUsThatNVMLDoesNotShow(t *testing.T) {
 // After a move the names are those of the GPU where the program is now, in lists, metrics, dry runs and errors.
 func TestNumbersAfterAMove(t *testing.T) {
 	onMachine(t, 3)
-	s := startSteered(t, steeredProgram(t), reaching(t), "CUDA_VISIBLE_DEVICES=2")
+	recording := filepath.Join(t.TempDir(), "recording")
+	s := startSteered(t, steeredProgram(t), reaching(t), "CUDA_VISIBLE_DEVICES=2", "TMS_TRACE="+recording)
 	other := startSteered(t, steeredProgram(t), "CUDA_VISIBLE_DEVICES=1")
 	_, metrics := serving(t)
 	s.isOn(2, "2 as 0", metrics)
@@ -136,6 +137,9 @@ func TestNumbersAfterAMove(t *testing.T) {
 	other.do("hog")
 	fails(t, exitNo, s.number()+": resume: GPU 1 (device 0) has 0 bytes free and 32.00 MiB are needed", "resume",
 		s.number())
+	require.Contains(t, succeeds(t, "report", recording, "--format", "perfetto", "-o", "-"), `"name":"process_labels",`+
+		`"pid":`+s.number()+`,"ts":0,"args":{"labels":"device 0: `+uuidOf(2)+", device 0: "+uuidOf(1)+`"}}`)
+	require.Contains(t, succeeds(t, "report", recording, "-o", "-"), `"places":[{"device":0,"uuid":"`+uuidOf(2)+`"},`)
 	plans, _, code := command(t, "resume", "--dry-run", "--json", s.number())
 	require.Equal(t, exitNo, code)
 	plan := parsed[[]group.Plan](t, plans)[0]

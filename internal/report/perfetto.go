@@ -47,6 +47,12 @@ func WritePerfetto(to io.Writer, paths []string) error {
 	for _, p := range processes {
 		write(event{Phase: "M", Name: "process_name", PID: p.PID,
 			Args: map[string]string{"name": fmt.Sprintf("%d %.80s", p.PID, p.Command)}})
+		var labels []string
+		for _, place := range p.Places {
+			labels = append(labels, fmt.Sprintf("device %d: %s", place.Device, place.UUID))
+		}
+		write(event{Phase: "M", Name: "process_labels", PID: p.PID,
+			Args: map[string]string{"labels": strings.Join(labels, ", ")}})
 		write(event{Phase: "M", Name: "thread_name", PID: p.PID, TID: tid,
 			Args: map[string]string{"name": "pauses, resumes and waits"}})
 		var all [metrics]envelope

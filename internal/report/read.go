@@ -77,6 +77,7 @@ type process struct {
 	PID     int             `json:"pid"`
 	Command string          `json:"command"`
 	File    string          `json:"file"`
+	Places  []trace.Place   `json:"places"` // which GPUs its devices are, one after another
 	Records int             `json:"records"`
 	Peak    [metrics]uint64 `json:"peak"` // of the sum
 	Series  []*series       `json:"series"`
@@ -132,7 +133,7 @@ func read(path string) (*process, error) {
 	if r.p.Records == 0 {
 		return nil, fmt.Errorf("%s: nothing is recorded in it", path)
 	}
-	r.p.Command = records.Command
+	r.p.Command, r.p.Places = records.Command, append([]trace.Place{}, records.Places...)
 	r.p.operations = slices.DeleteFunc(r.p.operations, func(o operation) bool { return o.joined })
 	for i := range r.p.operations {
 		if o := &r.p.operations[i]; !o.Over {

@@ -87,6 +87,7 @@ struct recording_figures { /* for a tag on a device, in bytes */
 	const char *tag;
 	uint64_t live, physical, host, disk, peer;
 };
+HIDDEN void recording_device(int device, const char *uuid);
 HIDDEN void recording_figures(const struct recording_figures *figures);
 HIDDEN void recording_existing(int device, uintptr_t address, uint64_t size, const char *tag, bool earlier, bool mapped);
 HIDDEN void recording_sample_after(uint64_t pause); /* nanoseconds, until tmsRecordFigures is called again */

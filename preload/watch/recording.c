@@ -36,7 +36,7 @@
 enum { POPULATE_WRITE = 23 }; /* of Linux 5.14; without it each page is a fault */
 enum kind { NONE, ALLOCATE, FREE, FAILURE, UNFREE, POOL_DESTROYED, TEXT, BEGIN, END, FIGURES };
 enum { FLAG_PAUSABLE = 1, FLAG_EARLIER = 2, FLAG_STREAM = 4, FLAG_BLOCK = 8, FLAG_MAPPED = 16 };
-enum { TEXT_TAG, TEXT_COMMAND };
+enum { TEXT_TAG, TEXT_COMMAND, TEXT_DEVICE };
 #define MAGIC "TMSTRACE" /* how each recording begins */
 
 struct header {
@@ -518,6 +518,16 @@ HIDDEN void recording_figures(const struct recording_figures *f)
 	struct record r = {.device = (int16_t)f->device, .address = f->live, .size = f->physical, .stream = f->host,
 			   .pool = f->disk, .other = f->peer};
 	add_alone(FIGURES, r, f->tag);
+}
+
+/* Says which GPU a device is from now on. */
+HIDDEN void recording_device(int device, const char *uuid)
+{
+	if (!watch_begin(WATCH_RECORDS))
+		return;
+	if (is_open()) /* a reader that does not know this takes it for the name of a tag, which no record has */
+		put(TEXT, (struct record){.device = (int16_t)device, .tag = (uintptr_t)uuid, .other = TEXT_DEVICE}, uuid);
+	watch_end();
 }
 
 /* The parent's blocks are not the child's, and the child lacks the parent's mappings. */

@@ -45,6 +45,7 @@ var figures struct {
 	sync.Mutex
 	recording int // which of recording.c's recordings it was
 	known     map[figuresOf]C.struct_recording_figures
+	gpus      map[int]string // the UUIDs of devices, which a move changes
 }
 
 // Figures are read again after this time at the earliest, and after a hundred times as long as reading them takes.
@@ -88,10 +89,14 @@ func writeFigures(e *vmm.Engine) {
 	figures.Lock()
 	defer figures.Unlock()
 	if now := int(C.recording_number()); now != figures.recording {
-		figures.recording, figures.known = now, nil
+		figures.recording, figures.known, figures.gpus = now, nil, map[int]string{}
 	}
 	known := map[figuresOf]C.struct_recording_figures{}
 	for _, d := range e.Records().Recorded().Devices {
+		if d.UUID != figures.gpus[d.Device] {
+			figures.gpus[d.Device] = d.UUID
+			C.recording_device(C.int(d.Device), interned(d.UUID))
+		}
 		for _, t := range d.Tags {
 			name := stats.TagName(t.Tag)
 			key := figuresOf{d.Device, name}

@@ -72,7 +72,17 @@ func (o Operation) String() string {
 	return cmp.Or(operations[o], fmt.Sprintf("operation %d", uint8(o)))
 }
 
-const textCommand = 1 // Other of a Text
+// Other of a Text, besides 0 for a tag.
+const (
+	textCommand = 1
+	textDevice  = 2 // the UUID of the GPU that Device is from then on
+)
+
+// Place is a device of the process, by the process's own number, and the UUID of the GPU.
+type Place struct {
+	Device int    `json:"device"`
+	UUID   string `json:"uuid"`
+}
 
 // Record is one record; the comments at Kind explain its fields.
 type Record struct {
@@ -88,8 +98,9 @@ type Record struct {
 type Records struct {
 	Name    string // the file's path
 	PID     int
-	Command string // known after the first record
-	zero    int64  // nanoseconds since 1970 at monotonic 0
+	Command string  // known after the first record
+	Places  []Place // as far as it was read: the last of a device is where it is
+	zero    int64   // nanoseconds since 1970 at monotonic 0
 	zone    *time.Location
 	tags    map[uint64]string
 	from    *bufio.Reader
@@ -145,9 +156,12 @@ func (r *Records) Next() (Record, bool, error) {
 		if _, err := io.ReadFull(r.from, text); err != nil {
 			return Record{}, false, nil // the process ended within it
 		}
-		if text = text[:record.Size]; record.Other == textCommand {
+		switch text = text[:record.Size]; record.Other {
+		case textCommand:
 			r.Command = string(text)
-		} else {
+		case textDevice:
+			r.Places = append(r.Places, Place{int(record.Device), string(text)})
+		default:
 			r.tags[record.Tag] = string(text)
 		}
 	}
