@@ -44,7 +44,8 @@ func TestOpenAPI(t *testing.T) {
 	today := object{}
 	for name, of := range map[string]reflect.Type{
 		"PauseRequest": reflect.TypeFor[pauseRequest](), "ResumeRequest": reflect.TypeFor[resumeRequest](),
-		"LendRequest": reflect.TypeFor[lendRequest](), "SwapRequest": reflect.TypeFor[swapRequest](), "MoveRequest": reflect.TypeFor[moveRequest](),
+		"LendRequest": reflect.TypeFor[lendRequest](),
+		"SwapRequest": reflect.TypeFor[swapRequest](), "MoveRequest": reflect.TypeFor[moveRequest](),
 		"MoveSetRequest": reflect.TypeFor[moveSetRequest](),
 		"Outcomes":       reflect.TypeFor[outcomes](), "Plans": reflect.TypeFor[plans](),
 		"Sets": reflect.TypeFor[keptSets](), "Error": reflect.TypeFor[failure](),
