@@ -587,8 +587,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"\r\n\n{ \n\xff\xfe\n[[[[\nnull 1\n",
 			[]string{"not understood", "not even UTF-8", "not understood", "more behind it"}, false},
 		{`{"version":1,"op":"keep"}` + "\n", []string{""}, false},
-		{long + "\n", []string{"longer than"}, true},
-		{long + long + long + long, []string{"longer than"}, true},
+		{long + "\n", []string{"more than 65536 bytes"}, true},
+		{long + long + long + long, []string{"more than 65536 bytes"}, true},
 	} {
 		raw := h.connect()
 		go func() {
