@@ -50,7 +50,7 @@ def test_it_is_the_command() -> None:
     """python -m tms has the commands of build/bin/tms, with its output and exit codes."""
     help = command("--help")
     assert help.returncode == 0
-    for name in ("tms [--path | --cflags --libs]\n", "demo ", "doctor ", "replay "):
+    for name in ("tms [--path | --cflags --libs]\n", "demo ", "doctor ", "report "):
         assert f"  {name}" in help.stdout
     assert command("run", "printenv", "_TMS_PYTHON").returncode == 1  # no program inherits it
     assert command("--version").stdout == f"tms {tms.version}\n"

@@ -412,7 +412,7 @@ def test_what_cannot_be_published_or_attached(house: House) -> None:
         "k.publish({'a': torch.empty(1, device='cpu')})": "'a' is on cpu:0",
         "tms.kept('x' * 256)": "1 to 255 bytes",
         "tms.kept('')": "1 to 255 bytes",
-        "tms.kept('a\\0b')": "1 to 255 bytes",
+        "tms.kept('a\\0b')": "must not contain a NUL",
         "k.attach()": "there is no complete set of that name (cudaError 500). Publish it first",
         "k.publish({'a': torch.empty(40 << 20)})": "OutOfMemoryError 2: publishing the set 'set'",
     }.items():

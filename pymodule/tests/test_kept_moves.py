@@ -57,6 +57,14 @@ def test_what_is_open_is_not_demoted(house: House) -> None:
     assert "host or disk" in house.command("kept", "demote", "set", "--to", "moon").stderr
 
 
+def test_host_memory_frees_nothing_where_the_device_has_none(house: House) -> None:
+    large(house)
+    refused = house.command("kept", "demote", "set", CUDASIM_INTEGRATED="1")
+    assert refused.returncode == 1 and "give --to disk" in refused.stderr
+    assert house.sets()[0]["place"] == ""
+    house.move("demote", "set", "--to", "disk", CUDASIM_INTEGRATED="1")
+
+
 @pytest.mark.thorough
 def test_many_open_what_is_demoted(house: House) -> None:
     """One of them brings it back: there is no room for two."""
