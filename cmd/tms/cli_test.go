@@ -30,7 +30,11 @@ func TestHelp(t *testing.T) {
 		arguments := append(strings.Fields(command.CommandPath())[1:], "--help")
 		require.Zero(t, run(arguments, &help, &help))
 		lines := strings.Split(strings.TrimSuffix(help.String(), "\n"), "\n")
-		require.LessOrEqual(t, len(lines), 25, "tms %v", arguments)
+		most := 25
+		if !command.HasParent() {
+			most = 27 // a line for each command that people start
+		}
+		require.LessOrEqual(t, len(lines), most, "tms %v", arguments)
 		for _, line := range lines {
 			require.LessOrEqual(t, utf8.RuneCountInString(line), 80, "tms %v: %s", arguments, line)
 		}

@@ -104,7 +104,7 @@ func TestContainers(t *testing.T) {
 	require.Equal(t, "ok", c.do("check"))
 	// Without the volume it finds no process, and without the PID namespace it can only look.
 	says(0, noProcess)(c.beside("", sidecar, "ps"))
-	says(exitNoProcess, "^tms: "+there+": it does not listen: ")(c.beside("", sidecar, "pause", there))
+	says(exitNoProcess, "^tms: "+there+": it does not listen yet ")(c.beside("", sidecar, "pause", there))
 	says(0, listed)(c.beside(shared, nil, "ps"))
 	says(exitNoProcess, elsewhere)(c.beside(shared, nil, "pause", there))
 

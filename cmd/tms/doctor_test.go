@@ -630,7 +630,7 @@ func TestProcess(t *testing.T) {
 	examine(t, start(t, plain(t), preload+":"+link)).with(t, "warning interposer")
 
 	// Linked, not preloaded: the library comes behind the program's own libcudart.
-	examine(t, start(t, uses(t, append(cudart(t), library)...))).with(t, "warning preload")
+	examine(t, start(t, uses(t, append(cudart(t), library, "-Wl,-rpath,"+built(t, "lib"))...))).with(t, "warning preload")
 }
 
 func TestProcessWithoutItsLibrary(t *testing.T) {

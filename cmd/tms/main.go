@@ -110,7 +110,7 @@ func rootCommand() *cobra.Command {
 	root.Flags().BoolVar(&asked.linked, "libs", false, "print what a C program is linked with, before -lcudart")
 	root.InitDefaultHelpFlag()
 	root.InitDefaultVersionFlag()
-	root.Flags().VisitAll(func(flag *pflag.Flag) { flag.Hidden = true }) // the overview has 25 lines: docs/cli.md says more
+	root.Flags().VisitAll(func(flag *pflag.Flag) { flag.Hidden = true }) // the overview has the commands, and docs/cli.md the rest
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
@@ -119,7 +119,7 @@ func rootCommand() *cobra.Command {
 		recordCommand(), reportCommand(), replayCommand(), keptCommand(), keeperCommand(), versionCommand(), manualCommand())
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), // the overview leaves the command help out, too
 		`(or .IsAvailableCommand (eq .Name "help"))`, ".IsAvailableCommand"))
-	root.CompletionOptions.HiddenDefaultCmd = true // the overview has 25 lines, and docs/cli.md the rest
+	root.CompletionOptions.HiddenDefaultCmd = true // the overview has the commands, and docs/cli.md the rest
 	return root
 }
 

@@ -25,9 +25,8 @@ type replayFlags struct {
 func replayCommand() *cobra.Command {
 	var f replayFlags
 	command := &cobra.Command{
-		Use:    "replay --pool KIND TRACE...",
-		Hidden: true, // as tms share
-		Short:  "Replay recorded allocations on a memory pool",
+		Use:   "replay --pool KIND TRACE...",
+		Short: "Replay recorded allocations on a memory pool",
 		Long: `Replays recorded allocations on a memory pool, and measures what the pool costs.
 KIND is a kind of pool (docs/pools.md), or all to compare them.`,
 		Example: `  tms replay --pool caching train.csv

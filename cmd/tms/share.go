@@ -23,9 +23,8 @@ func shareCommand() *cobra.Command {
 	var explain, report bool
 	var mayTake []string
 	command := &cobra.Command{
-		Use:    "share PID",
-		Hidden: true, // the overview has 25 lines, and docs/cli.md the rest
-		Short:  "Make room for a process that waits for memory",
+		Use:   "share PID",
+		Short: "Make room for a process that waits for memory",
 		Long: `Pauses others of tms run --share until there is room for what a process waits
 for, and resumes what they had paused of it. Such a process runs this itself.`,
 		Example:           `  tms share 12345 --explain`,

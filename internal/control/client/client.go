@@ -203,7 +203,8 @@ func findSocket(pid int) (*Conn, error) {
 			numbers[len(numbers)-1])
 	}
 	if process.Preloads(pid) {
-		return nil, Unreachable("it does not listen yet: a program of tms run does so from its first pausable allocation on")
+		return nil, Unreachable("it does not listen yet (a program of tms run does so from its first pausable allocation " +
+			"on), or listens in a directory that this command does not have")
 	}
 	return nil, Unreachable("it does not listen: start it with tms run or TMS_CONTROL=1, or have it call " +
 		"tms.serve(); then it listens from its first pausable allocation on")
