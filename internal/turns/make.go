@@ -47,7 +47,7 @@ type maker struct {
 // because memory that changes hands between two looks would count twice.
 func MayTake(pid int, uuid string, free, total uint64) uint64 {
 	r := newMaker(pid)
-	found := fleet.Ask(time.Second)
+	found := fleet.Ask(group.AnswerTime) // the process keeps the answer, so it is worth a wait for a slow neighbour
 	device, all := r.sharers(uuid, found)
 	if device.Reserve > 0 { // some process has seen it
 		free = device.Free
