@@ -316,12 +316,14 @@ def resume_within(
                 raise
             part = min(left, _LAST_RETRY)
         except TmsError as error:
-            if error.code == _KEPT_PAUSED and kept is None:
-                part, start = _LAST_RETRY, time.monotonic()  # the waits for memory begin after that
-                continue
-            if error.code == _KEPT_PAUSED and time.monotonic() < start + kept:
-                part = max(0.0, min(start + kept - time.monotonic(), _LAST_RETRY))
-                continue
+            if error.code == _KEPT_PAUSED:
+                if kept is None:  # the waits for memory begin after that
+                    part, start = _LAST_RETRY, time.monotonic()
+                    continue
+                left = start + kept - time.monotonic()
+                if left > 0:
+                    part = min(left, _LAST_RETRY)
+                    continue
             until = start + others
             if error.code != _NOT_READY or time.monotonic() >= until:
                 raise
