@@ -50,7 +50,7 @@ type gating struct {
 	undo   func() error  // the driver's checkpoint comes next: stop polls at the end, or call this to resume
 	other  func() error  // what is done in place of a pause
 	nccl   *suspension   // asks to suspend NCCL first, where that is possible; may be nil
-	takes  func()        // is called just before memory is taken; or nil
+	takes  func(bool)    // is called just before memory is taken, and when that has failed; or nil
 	before func()        // is called while no stream is captured, and the other calls still go on; or nil
 }
 
@@ -179,9 +179,12 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 	options.Gated, options.Capturing = true, false
 	options.Importers = max(0, min(options.Importers, time.Until(deadline)))
 	if how.takes != nil {
-		how.takes()
+		how.takes(true)
 	}
-	if freed, err = e.Pause(options); err == nil && how.nccl != nil {
+	if freed, err = e.Pause(options); err != nil && how.takes != nil {
+		how.takes(false)
+	}
+	if err == nil && how.nccl != nil {
 		how.nccl.outcome = tellNCCL(stopped)
 	}
 	if err == nil && how.undo != nil {

@@ -307,7 +307,7 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	if request.Everything {
 		t.process.pollingNoted.Do(func() { goruntime.Log(mustNotPoll) })
 	}
-	t.Takes()
+	t.Takes(true)
 	return t.process.pauseUngated(e, options, force)
 }
 

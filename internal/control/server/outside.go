@@ -96,7 +96,7 @@ func (o *Outside) takeResumed() (of []*connection) {
 	return of
 }
 
-// begins notes that a task is about to take memory. The next publish ends that.
+// begins notes which task is about to take memory, or nil. The publish after the task ends that.
 func (o *Outside) begins(t *Task) { o.change(func() { o.pausing = t }) }
 
 // publish replaces what others keep paused by the rights of clients. done says that no task takes memory any longer.

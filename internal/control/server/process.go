@@ -78,11 +78,15 @@ type Task struct {
 	lets      bool // it ends a hold
 }
 
-// Takes notes that a pause is about to take memory, which the program must not take back from then on. A yielded pause
-// leaves that to the program.
-func (t *Task) Takes() {
-	if !t.Request.Yield && t.outside != nil {
+// Takes notes that a pause is about to take memory, which the program must not take back from then on, or that it has
+// taken none and tries again later. A yielded pause leaves that to the program.
+func (t *Task) Takes(now bool) {
+	switch {
+	case t.Request.Yield || t.outside == nil:
+	case now:
 		t.outside.begins(t)
+	default:
+		t.outside.begins(nil)
 	}
 }
 
