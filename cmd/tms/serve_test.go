@@ -142,7 +142,7 @@ func TestServe(t *testing.T) {
 	require.Equal(t, []int{small.Process.Pid, large.Process.Pid}, []int{swapped[0].PID, swapped[1].PID})
 	require.EqualValues(t, largeBytes, swapped[1].Bytes)
 	require.Equal(t, "ok", large.do("check"))
-	line := c.records(2)
+	line := c.records(3)
 	for _, part := range []string{`"who":"uid `, `, pid `, `"path":"/v1/swap"`, `"result":"done"`,
 		`"pid":` + small.number(), `"request":{"out":` + small.number()} {
 		require.Contains(t, line, part)
@@ -172,7 +172,7 @@ func TestServe(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, some.Status)
 	require.Equal(t, "there is no such process", some.Outcomes[0].Error)
 	require.True(t, some.Outcomes[1].OK)
-	require.Contains(t, c.records(8), `"result":"failed"`)
+	require.Contains(t, c.records(9), `"result":"failed"`)
 
 	// SIGTERM ends it, and what it has paused stays paused.
 	require.NoError(t, c.server.Process.Signal(os.Interrupt))
