@@ -18,13 +18,14 @@ unavailable() {
 }
 
 [ "$(id -u)" = 0 ] || unavailable "only root can change its root directory"
+unshare --mount --pid --fork true 2>/dev/null || unavailable "this root may make no mounts of its own"
 command -v debootstrap >/dev/null || apt_install debootstrap || unavailable "cannot get debootstrap"
 for suite in buster bullseye bookworm; do
 	[ ! -e "$root.made" ] || break
 	rm -rf "$root"
 	mkdir -p "$root"
 	echo "== Debian $suite"
-	debootstrap --variant=minbase --include=python3,python3-venv "$suite" "$root" >"$root.log" 2>&1 || continue
+	timeout 600 debootstrap --variant=minbase --include=python3,python3-venv "$suite" "$root" >"$root.log" 2>&1 || continue
 	touch "$root.made"
 done
 [ -e "$root.made" ] || unavailable "debootstrap gets no Debian: $(tail -n 1 "$root.log")"
