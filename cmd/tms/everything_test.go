@@ -447,6 +447,7 @@ func TestContentsMoveToDisk(t *testing.T) {
 	directory := t.TempDir()
 	w := startWhole(t, "TMS_DISK_BACKUP_DIR="+directory)
 	files := func() int { return filesOf(t, w.Process.Pid, directory) }
+	none := func() bool { return files() == 0 } // in a moment: files are closed in the background
 	for _, everything := range []bool{false, true} {
 		arguments := []string{"pause", w.number(), "--force", "--to", "disk"}
 		if everything {
@@ -458,11 +459,11 @@ func TestContentsMoveToDisk(t *testing.T) {
 		if !everything {
 			require.Contains(t, succeeds(t, "pause", w.number(), "--force", "--to", "host"),
 				"nothing to pause; 24.00 MiB moved to host")
-			require.Zero(t, files())
+			require.Eventually(t, none, time.Minute, time.Millisecond)
 			succeeds(t, arguments...)
 		}
 		w.resumed()
-		require.Zero(t, files())
+		require.Eventually(t, none, time.Minute, time.Millisecond)
 	}
 	// A directory that is not writable.
 	require.NoError(t, os.RemoveAll(directory))

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
+	"tms/internal/control"
 	"tms/internal/group"
 )
 
@@ -61,6 +63,32 @@ func TestLend(t *testing.T) {
 	require.Equal(t, free, other.count("free"))
 	require.Empty(t, lent.pausedBy())
 	require.NotContains(t, said.String(), "is over, but")
+}
+
+// A command that is killed at any moment leaves a program that goes on, or one of which tms ps says who has lent it.
+func TestALendWhoseCommandIsKilled(t *testing.T) {
+	lent, _, _ := startLent(t)
+	const sudoer = "anna"
+	t.Setenv("SUDO_USER", sudoer) // where the command runs as root, she is the one who lends
+	lends, tries := 0, hermetic.Often(200, 12)
+	for i := 0; i < tries || lends == 0; i++ {
+		cut(t, time.Duration(i)*4*time.Millisecond, os.Kill, "lend", lent.number(), "--force", "--for", "1h")
+		var by []control.KeptPause
+		require.Eventually(t, func() bool {
+			by = lent.pausedBy()
+			return lent.isActive() == (len(by) == 0)
+		}, time.Minute, time.Millisecond)
+		if len(by) > 0 {
+			lends++
+			require.Len(t, by, 1)
+			if os.Geteuid() == 0 {
+				require.Equal(t, sudoer, by[0].User)
+			}
+			succeeds(t, "resume", lent.number())
+		}
+		require.Equal(t, "ok", lent.do("check"))
+		require.Empty(t, lent.pausedBy())
+	}
 }
 
 // Where the colleague still has the memory, no program ends. The lender waits, says so, and takes it when it is free.
