@@ -66,7 +66,10 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	if len(arguments) > 0 && arguments[0] == cobra.ShellCompRequestCmd {
 		root.Flags().VisitAll(func(flag *pflag.Flag) { flag.Hidden = false })
 	}
-	err := root.Execute()
+	err := helpOfNoCommand(root, arguments)
+	if err == nil {
+		err = root.Execute()
+	}
 	return out.lost(stderr, exitStatus(err, out, stderr), err)
 }
 
@@ -153,6 +156,16 @@ func commandsAlone(command *cobra.Command, arguments []string) error {
 	}
 	_, path, _ := strings.Cut(command.CommandPath()+" "+readable.Printable(arguments[0]), " ")
 	return fmt.Errorf("there is no command %q%s; see %s --help", path, meant, command.CommandPath())
+}
+
+// helpOfNoCommand refuses to help with a command that there is not: cobra would show the help of what stands before it.
+func helpOfNoCommand(root *cobra.Command, arguments []string) error {
+	command, rest, err := root.Find(arguments)
+	if err != nil || !command.HasSubCommands() || len(rest) != 2 || strings.HasPrefix(rest[0], "-") ||
+		rest[1] != "--help" && rest[1] != "-h" {
+		return nil
+	}
+	return commandsAlone(command, rest)
 }
 
 // plainly says what to write in place of a flag's bad value, where pflag names the Go function that refused it.

@@ -78,4 +78,7 @@ def server() -> None:
 
 
 if __name__ == "__main__":
-    server() if sys.argv[1:] == ["server"] else trainer(int(sys.argv[1]) if sys.argv[1:] else 3)
+    try:
+        server() if sys.argv[1:] == ["server"] else trainer(int(sys.argv[1]) if sys.argv[1:] else 3)
+    except KeyboardInterrupt:  # Ctrl-C ends both
+        sys.exit(130)
