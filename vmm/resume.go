@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -121,10 +122,11 @@ func (e *Engine) barred(o *Options) error {
 		return nil
 	}
 	var names []string
+	var p pace
 	e.mu.Lock()
-	for _, d := range e.devices {
+	for _, d := range slices.Collect(maps.Values(e.devices)) {
 		for name, t := range d.tags {
-			if t.paused > 0 && (o.Tags == nil || slices.Contains(o.Tags, name)) {
+			if p.yield(e, 1); t.paused > 0 && (o.Tags == nil || slices.Contains(o.Tags, name)) {
 				names = append(names, name)
 			}
 		}
