@@ -1,7 +1,8 @@
 /* Binds what libtms.so and the simulator call in the C library to its oldest versions, so that both load with glibc 2.28
  * wherever they are built: newer glibcs have a second, newer version of the functions that they moved here from libdl and
  * libpthread, and of those that read numbers as C23 does. The compiler includes this file before all others, so it
- * includes none; runtime/cgo has assembly, too. scripts/build.sh links libdl.so.2 and libpthread.so.0, where an old glibc has the functions. */
+ * includes none; runtime/cgo has assembly, too. scripts/build.sh links libdl.so.2 and libpthread.so.0, where an old
+ * glibc has the functions. */
 #ifndef __ASSEMBLER__
 #ifdef __x86_64__
 #define GLIBC_OLDEST "GLIBC_2.2.5"

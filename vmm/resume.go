@@ -24,8 +24,8 @@ import (
 // waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait, and is
 // one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume: with
 // Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with Options.Asked.
-// Errors: ErrBarred, ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the
-// memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
+// Errors: ErrBarred, ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others
+// hold the memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	defer e.audit(&err)
 	if err := e.barred(&options); err != nil {

@@ -8,7 +8,7 @@ import (
 	"net/http"
 )
 
-// listenTCP listens at the address of a flag --listen; example is one that would do.
+// listenTCP listens at the address of a flag --listen. An error names the example, an address that would do.
 func listenTCP(address, example string) (net.Listener, error) {
 	listener, err := net.Listen("tcp", address)
 	if failed, ok := errors.AsType[*net.OpError](err); ok {

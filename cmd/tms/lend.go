@@ -48,7 +48,7 @@ resume ends the lend earlier, another tms lend changes its end.`,
 		},
 	}
 	addTime(command, &l.long, "for", 0, "`TIME` until the processes resume by themselves")
-	command.Flags().StringVar(&l.to, "to", "", "`USER` who gets the memory, for tms ps to show")
+	command.Flags().StringVar(&l.to, "to", "", "`USER` that gets the memory; tms ps shows the name")
 	completes(command, "to")
 	l.addTag(command)
 	addTimeout(command, &timeout, &force)
@@ -63,7 +63,7 @@ func (l *lending) check(command *cobra.Command) error {
 	case l.long.Duration == 0:
 		return errors.New("say for how long: --for 1h (tms pause has no end)")
 	case command.Flags().Changed("to") && strings.TrimSpace(l.to) == "":
-		return errors.New("the user is empty: leave --to out, or name who gets the memory")
+		return errors.New("the user is empty: leave --to out, or name the user that gets the memory")
 	case len(l.to) > control.MaxName || strings.ContainsFunc(l.to, unicode.IsControl):
 		return fmt.Errorf("--to takes a name of at most %d bytes, without control characters", control.MaxName)
 	}

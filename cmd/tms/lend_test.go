@@ -15,7 +15,7 @@ import (
 	"tms/internal/group"
 )
 
-// startLent starts a program whose lines on stderr are collected, on a device that another one can fill.
+// startLent starts a program, collects its lines on stderr, and starts a second program that can fill the device.
 func startLent(t *testing.T, environment ...string) (lent, other *steered, said *said) {
 	t.Helper()
 	w := startWhole(t) // for the device
@@ -65,11 +65,11 @@ func TestLend(t *testing.T) {
 	require.NotContains(t, said.String(), "is over, but")
 }
 
-// A command that is killed at any moment leaves a program that goes on, or one of which tms ps says who has lent it.
+// tms lend is killed at any moment: the program goes on, or tms ps names the user that has lent it.
 func TestALendWhoseCommandIsKilled(t *testing.T) {
 	lent, _, _ := startLent(t, reaching(t)) // the process may begin a pause, and undo it, after the command has died
 	const sudoer = "anna"
-	t.Setenv("SUDO_USER", sudoer) // where the command runs as root, she is the one who lends
+	t.Setenv("SUDO_USER", sudoer) // where the command runs as root, tms ps names her
 	lends, tries := 0, hermetic.Often(200, 12)
 	for i := 0; i < tries || lends == 0; i++ {
 		cut(t, time.Duration(i)*4*time.Millisecond, os.Kill, "lend", lent.number(), "--for", "1h")

@@ -113,7 +113,7 @@ func rootCommand() *cobra.Command {
 	root.Flags().BoolVar(&asked.linked, "libs", false, "print what a C program is linked with, before -lcudart")
 	root.InitDefaultHelpFlag()
 	root.InitDefaultVersionFlag()
-	root.Flags().VisitAll(func(flag *pflag.Flag) { flag.Hidden = true }) // the overview has the commands, and docs/cli.md the rest
+	root.Flags().VisitAll(func(flag *pflag.Flag) { flag.Hidden = true }) // docs/cli.md has them
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})

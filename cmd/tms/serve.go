@@ -127,7 +127,7 @@ func (s *serveFlags) listener(tcp bool) (listener net.Listener, where string, er
 	return api.Limited(listener), "http://" + listener.Addr().String(), nil
 }
 
-// keptSets is what tms kept does. One set at a time moves, because the lock of a set is that of a process.
+// keptSets is what tms kept does. Sets move one after another, because a process, and not a thread, has a set's lock.
 type keptSets struct{ moving sync.Mutex }
 
 func (*keptSets) List() ([]control.KeptSet, error) {

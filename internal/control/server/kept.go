@@ -19,8 +19,8 @@ import (
 // standIn is what a connection has that stands for a kept pause.
 type standIn struct {
 	kept *control.KeptPause // nil for a client
-	over bool               // its time is, and the process tries to resume what it took
-	due  []string           // that
+	over bool               // its time is over, and the process tries to resume the tags that are due
+	due  []string           // tags
 }
 
 // words says who a client is.

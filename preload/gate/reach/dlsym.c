@@ -1,6 +1,6 @@
 /* dlsym stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. If
- * libtms.so has a function of that name (tms_driver_function), or one for NVML's, the answer is that function. nccl.c answers for
+ * libtms.so has a function of that name, of the driver or of NVML, the answer is that function. nccl.c answers for
  * functions of NCCL, rdma.c for functions that register memory elsewhere, which NCCL takes by dlvsym. Every other call
  * jumps on to the next dlsym, which may belong to another interposing library: RTLD_NEXT and RTLD_DEFAULT depend on the
  * caller, which dlsym knows by the return address. calls.c has the calls that pass the gate. */
