@@ -235,7 +235,7 @@ func TestServeRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	fails(t, exitUsage, "there is a file that is no socket", "serve", "--listen", "unix:"+file)
-	fails(t, exitUsage, "no such file or directory", "serve", "--listen", "unix:"+file+".none/socket")
+	fails(t, exitUsage, "no such file or directory: make the directory, or choose another path", "serve", "--listen", "unix:"+file+".none/socket")
 }
 
 // A caller that goes before the answer, Ctrl-C on the server, and its end: a resume that waits for memory is withdrawn.

@@ -40,7 +40,7 @@ func DefaultSocket() (string, error) {
 func ListenUnix(path string) (net.Listener, error) {
 	directory, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: make the directory, or choose another path", err)
 	}
 	lock, err := control.LockDirectory(directory, lockTime)
 	if err != nil {

@@ -1,23 +1,11 @@
 /* An NVML of one device of 100 MiB, whose processes are those of PROCESSES: numbers with spaces between, each with as
  * many MiB as its place in the list. The device has the UUID, and the driver the version DRIVER. */
+#include "nvml.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { INSUFFICIENT_SIZE = 7, MIB = 1 << 20 };
-
-struct memory {
-	unsigned version;
-	unsigned long long total, reserved, available, used;
-};
-struct older_process {
-	unsigned pid;
-	unsigned long long used;
-};
-struct process {
-	unsigned pid;
-	unsigned long long used;
-	unsigned parts[2];
-};
 
 int nvmlInit_v2(void)
 {

@@ -1,23 +1,12 @@
 /* Asks NVML as nvidia-smi does: it opens the library and takes functions by dlsym, and uses no CUDA. It prints, for each
  * device, MiB: total, used and free, and the processes with what each has. Called as: smi VERSION, of the lists. */
 #define _GNU_SOURCE
+#include "nvml.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-struct memory {
-	unsigned version;
-	unsigned long long total, reserved, available, used;
-};
-struct older_process {
-	unsigned pid;
-	unsigned long long used;
-};
-struct process {
-	unsigned pid;
-	unsigned long long used;
-	unsigned parts[2];
-};
 typedef int list_processes(void *device, unsigned *count, void *list);
 
 static void *library;
