@@ -10,7 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
+	"tms/internal/fleet"
 	"tms/internal/group"
 )
 
@@ -24,7 +26,7 @@ type lending struct {
 func lendCommand() *cobra.Command {
 	l := lending{long: duration{least: time.Second}}
 	var timeout duration
-	var force bool
+	var force, everything bool
 	command := &cobra.Command{
 		Use:   "lend PID... --for TIME",
 		Short: "Pause processes for a while, and lend their memory to others",
@@ -32,10 +34,16 @@ func lendCommand() *cobra.Command {
 itself, as soon as there is room: it ends no other program for that. A tms
 resume ends the lend earlier, another tms lend changes its end.`,
 		Example: `  tms lend 12345 --for 1h --to bert
-  tms lend 12345 --for 30m --tag weights`,
+  tms lend 12345 --for 30m --tag weights
+  tms lend --job 127.0.0.1:29500 --for 1h`,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if err := l.check(command); err != nil {
 				return err
+			}
+			if everything {
+				return errors.New("tms lend leaves the driver's part to the process: the driver loses a process that it " +
+					"gives back into too little memory, and at the end of a lend no command looks for that room; leave " +
+					"--everything out, or pause with tms pause --everything and end the pause with tms resume")
 			}
 			pids, err := l.named(command, arguments)
 			if err != nil {
@@ -50,9 +58,12 @@ resume ends the lend earlier, another tms lend changes its end.`,
 	addTime(command, &l.long, "for", 0, "`TIME` until the processes resume by themselves")
 	command.Flags().StringVar(&l.to, "to", "", "`USER` that gets the memory; tms ps shows the name")
 	completes(command, "to")
+	addJob(command, &l.job)
 	l.addTag(command)
 	addTimeout(command, &timeout, &force)
 	command.Flags().BoolVar(&l.asJSON, "json", false, "print one JSON array")
+	command.Flags().BoolVar(&everything, "everything", false, "") // for those who know it from tms pause
+	_ = command.Flags().MarkHidden("everything")
 	l.addProcesses(command)
 	return command
 }
@@ -70,17 +81,21 @@ func (l *lending) check(command *cobra.Command) error {
 	return nil
 }
 
-// sayLent says until when the process is paused, and what happens then.
+// sayLent says until when a process is paused, and what happens then.
 func sayLent(o group.Outcome) string {
-	until := time.UnixMicro(int64(o.Until * 1e6))
-	return fmt.Sprintf("%s; lent to %s until %s. Then it resumes as soon as there is room; tms resume %d takes the memory "+
-		"back earlier", sayPaused(o, ""), cmp.Or(o.To, "others"), moment(until), o.PID)
+	return fmt.Sprintf("%s. Then it resumes as soon as there is room; tms resume %d takes the memory back earlier",
+		sayLentUntil(o), o.PID)
 }
 
-// moment writes a time of the clock on the wall, with the date unless it is within a day.
-func moment(at time.Time) string {
-	if distance := time.Until(at); distance > 20*time.Hour || distance < -20*time.Hour {
-		return at.Format("2006-01-02 15:04")
-	}
-	return at.Format("15:04:05")
+// sayLentUntil is sayLent for a member of a job, of which the command says the rest once.
+func sayLentUntil(o group.Outcome) string {
+	return fmt.Sprintf("%s; lent to %s until %s", sayPaused(o, ""), cmp.Or(o.To, "others"), fleet.Moment(end(o), time.Now()))
+}
+
+func end(o group.Outcome) time.Time { return time.UnixMicro(int64(o.Until * 1e6)) }
+
+// sayJobLent says what happens to a job at the end of its lend.
+func sayJobLent(job string, o group.Outcome) string {
+	return fmt.Sprintf("after %s each resumes as soon as there is room; tms resume --job %s takes the memory back earlier",
+		fleet.Moment(end(o), time.Now()), readable.Printable(job))
 }

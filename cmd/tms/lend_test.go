@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -144,17 +145,46 @@ func TestALendThatChanges(t *testing.T) {
 	require.Equal(t, "0 ", lent.do("again"))
 }
 
+// A job is lent as one: all ranks or none, until one moment, from when each takes its memory back by itself.
+func TestALendOfAJob(t *testing.T) {
+	ownSockets(t)
+	const count = 2
+	ranks := startJob(t, count, "CUDASIM_FAIL=cuMemUnmap:1:999", "TORCHELASTIC_RUN_ID=lively")
+	lend := []string{"lend", "--job", "lively", "--to", "bert", "--timeout", "60", "--for"}
+	fails(t, exitNo, "left as it was: process "+ranks[1].number(), append(lend, "1h")...)
+	require.True(t, ranks.hold(rankBytes))
+	require.Empty(t, slices.Concat(ranks[0].pausedBy(), ranks[1].pausedBy()))
+
+	out := succeeds(t, append(lend, "1h")...)
+	require.Regexp(t, `(?m)^\d+: paused, 8\.00 MiB freed in \d+\.\d\d s, 4\.00 MiB without contents; lent to bert until [0-9:]+$`,
+		out)
+	require.Regexp(t, `(?m)^after [0-9:]+ each resumes as soon as there is room; tms resume --job lively takes the memory `+
+		`back earlier$`, out)
+	until := ranks[0].pausedBy()[0].Until
+	require.Equal(t, until, ranks[1].pausedBy()[0].Until)
+
+	// Another lend of the paused job changes the end for all.
+	succeeds(t, append(lend, "2h")...)
+	for _, r := range ranks {
+		require.Greater(t, r.pausedBy()[0].Until, until+1800)
+	}
+	succeeds(t, append(lend, "1s")...)
+	require.Eventually(t, func() bool { return ranks.hold(rankBytes) }, time.Minute, time.Millisecond)
+	require.Empty(t, slices.Concat(ranks[0].pausedBy(), ranks[1].pausedBy()))
+	ranks.end()
+}
+
 func TestLendsThatAreRefused(t *testing.T) {
 	ownSockets(t)
 	for words, arguments := range map[string]string{
-		"say for how long: --for 1h":      "lend 1",
-		"give a time from 1s to a year":   "lend 1 --for 0",
-		"the user is empty":               "lend 1 --for 1h --to=",
-		"--to takes a name of at most":    "lend 1 --for 1h --to " + strings.Repeat("b", 65),
-		"name the processes by number":    "lend --for 1h",
-		"there is no such process":        "lend 99999999 --for 1h",
-		"unknown flag: --everything":      "lend 1 --for 1h --everything",
-		"--to takes a name of at most 64": "lend 1 --for 1h --to b\x1b",
+		"say for how long: --for 1h":                          "lend 1",
+		"give a time from 1s to a year":                       "lend 1 --for 0",
+		"the user is empty":                                   "lend 1 --for 1h --to=",
+		"--to takes a name of at most":                        "lend 1 --for 1h --to " + strings.Repeat("b", 65),
+		"there is no such process":                            "lend 99999999 --for 1h",
+		"give --all or --job":                                 "lend --for 1h",
+		"at the end of a lend no command looks for that room": "lend 1 --for 1h --everything",
+		"--to takes a name of at most 64":                     "lend 1 --for 1h --to b\x1b",
 	} {
 		var out, errors_ bytes.Buffer
 		require.NotZero(t, run(strings.Fields(arguments), &out, &errors_), arguments)

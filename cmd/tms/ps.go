@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/aid/readable"
-	"tms/internal/control"
 	"tms/internal/fleet"
 	"tms/internal/machine/nvml"
 	"tms/internal/turns"
@@ -190,7 +189,7 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 	var all []fleet.Process
 	for _, p := range found {
 		for _, kept := range p.PausedBy {
-			text.line(fmt.Sprintf("%d: %s", p.PID, whose(p, kept, now)))
+			text.line(fmt.Sprintf("%d: %s", p.PID, fleet.Whose(p.PID, kept, now)))
 		}
 		say(text, p, "a pause would free %s without contents",
 			func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
@@ -230,23 +229,6 @@ func sayUnknown(to *page, found []fleet.Process) {
 	for _, uuid := range fleet.Distinct(uuids) {
 		to.line(fmt.Sprintf("NVML does not show %s: %s", readable.Printable(uuid), strings.Join(devices[uuid], ", ")))
 	}
-}
-
-// whose says who paused a process, since when and until when.
-func whose(p fleet.Process, kept control.KeptPause, now time.Time) string {
-	since := time.UnixMicro(int64(kept.Since * 1e6))
-	by := fmt.Sprintf("by %s (process %d) since %s", readable.Printable(kept.User), kept.PID, moment(since))
-	if tags := strings.Join(kept.Tags, ", "); tags != "" {
-		by += ": " + readable.Printable(tags)
-	}
-	if kept.Until == 0 {
-		return fmt.Sprintf("paused %s; tms resume %d continues it", by, p.PID)
-	}
-	lent := "lent to " + readable.Printable(cmp.Or(kept.To, "others")) + " until " + moment(kept.End())
-	if now.After(kept.End()) {
-		return fmt.Sprintf("%s, %s; it resumes as soon as there is room (tms ps --bytes)", lent, by)
-	}
-	return fmt.Sprintf("%s, %s; tms resume %d takes the memory back", lent, by, p.PID)
 }
 
 // say writes a line if a process has such memory, with its tags.

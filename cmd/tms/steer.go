@@ -177,7 +177,10 @@ func (s *steering) run(command *cobra.Command, verb string, pids []int, ask func
 // pause pauses these processes, each for itself or the whole job.
 func (s *steering) pause(command *cobra.Command, pids []int, request control.SteerRequest, to string) error {
 	say := func(o group.Outcome) string { return sayPaused(o, to) }
-	if s.keep.For > 0 {
+	switch {
+	case s.keep.For > 0 && s.job != "":
+		say = sayLentUntil
+	case s.keep.For > 0:
 		say = sayLent
 	}
 	s.keep.Own = s.report // the program has asked for it
@@ -201,6 +204,9 @@ func (s *steering) pause(command *cobra.Command, pids []int, request control.Ste
 	if !s.asJSON && err == nil && len(pids) > 0 {
 		fmt.Fprintf(command.OutOrStdout(), "all %d processes stood between the same collectives at try %d\n", len(pids),
 			job.Tries)
+		if s.keep.For > 0 {
+			fmt.Fprintln(command.OutOrStdout(), sayJobLent(s.job, outcomes[0]))
+		}
 	}
 	return s.conclude(command, outcomes, outcomes)
 }

@@ -167,13 +167,10 @@ func (g *Group) takeRest(ctx context.Context) error {
 
 // keep makes a process keep the pause. A process of version 0.1 does not know whose pause that is, so its own resume
 // ends it.
-func (m *Member) keep(how Keep) error {
-	keep := control.SteerRequest{Op: control.Keep, Own: how.Own, Lent: how.To}
+func (m *Member) keep(how Keep, until float64) error {
+	keep := control.SteerRequest{Op: control.Keep, Own: how.Own, Lent: how.To, Until: until}
 	if !how.Own {
 		keep.User = cmp.Or(how.User, userName())
-	}
-	if how.For > 0 {
-		keep.Until = float64(time.Now().Add(how.For).UnixMicro()) / 1e6
 	}
 	err := Ask(context.Background(), m.Conn, keep)
 	switch {
@@ -197,9 +194,14 @@ func userName() string {
 	return ""
 }
 
-// persist makes the pause outlast this command. If a member has ended by now, the others are resumed.
+// persist makes the pause outlast this command, and ends a lend of all members at one moment. If a member has ended by
+// now, the others are resumed.
 func (g *Group) persist() error {
-	err := g.each(func(m *Member) error { return m.keep(g.Keep) })
+	var until float64
+	if g.Keep.For > 0 {
+		until = float64(time.Now().Add(g.Keep.For).UnixMicro()) / 1e6
+	}
+	err := g.each(func(m *Member) error { return m.keep(g.Keep, until) })
 	switch {
 	case err == nil:
 		return nil

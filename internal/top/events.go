@@ -9,11 +9,12 @@ import (
 	"time"
 
 	"tms/internal/aid/readable"
+	"tms/internal/control"
 	"tms/internal/fleet"
 	"tms/vmm/stats"
 )
 
-// event is a completed pause or resume, of all its tags, or what a limit has refused.
+// event is a completed pause or resume, of all its tags, who keeps a process paused, or what a limit has refused.
 type event struct {
 	at      time.Time
 	pid     int
@@ -24,13 +25,14 @@ type event struct {
 	unkept  uint64 // for a pause: the part of that without contents
 	seconds float64
 	refused uint64 // allocations, by a limit of that many bytes
+	whose   string // who keeps the process paused
 }
 
 // sameOperation is the most, in seconds, by which the times of one operation differ between its tags.
 const sameOperation = 1e-3
 
-// changes are the pauses, resumes and refusals of a process between two looks. A pause or resume that another undid between the
-// looks is shown without bytes, because these are unknown.
+// changes are the pauses, resumes and refusals of a process between two looks. A pause or resume that another undid
+// between the looks is shown without bytes, because these are unknown.
 func changes(before, now *fleet.Process, at time.Time) (found []event) {
 	add := func(what string, on stats.Device, tag string, bytes, unkept uint64, seconds float64) {
 		i := slices.IndexFunc(found, func(e event) bool {
@@ -72,6 +74,13 @@ func changes(before, now *fleet.Process, at time.Time) (found []event) {
 			add("resumed", d, tag.Tag, was.PausedBytes-min(was.PausedBytes, tag.PausedBytes), 0, tag.LastResumeSeconds)
 		}
 	}
+	for _, kept := range now.PausedBy {
+		if !slices.ContainsFunc(before.PausedBy, func(was control.KeptPause) bool {
+			return was.Since == kept.Since && was.PID == kept.PID
+		}) {
+			found = append(found, event{at: at, pid: now.PID, whose: fleet.Whose(now.PID, kept, at)})
+		}
+	}
 	for _, d := range now.Stats.Devices {
 		i := slices.IndexFunc(before.Stats.Devices, func(was stats.Device) bool { return was.Device == d.Device })
 		if i >= 0 && d.LimitRefused > before.Stats.Devices[i].LimitRefused {
@@ -93,6 +102,9 @@ func tagOf(p *fleet.Process, device int, name string) (stats.Tag, bool) {
 }
 
 func (e event) String() string {
+	if e.whose != "" {
+		return fmt.Sprintf("%s %7d %s", e.at.Format(time.TimeOnly), e.pid, e.whose)
+	}
 	if e.refused > 0 {
 		return fmt.Sprintf("%s %7d allocations refused by its limit of %s on %s: %d", e.at.Format(time.TimeOnly), e.pid,
 			readable.Short(e.bytes), e.on[0], e.refused)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -455,6 +456,44 @@ func (s *slow) Pause(ctx context.Context, _ int, _ string) (string, error) {
 }
 
 // A user who quits in the middle of a pause sees its outcome.
+// The line of a paused process says who keeps it paused, since when and until when, and so does an event.
+func TestWhoKeepsAProcessPaused(t *testing.T) {
+	look := aMoment()
+	v := start(t, look, Settings{})
+	v.size(160, 24)
+	seconds := func(at time.Time) float64 { return float64(at.UnixMicro()) / 1e6 }
+	clock := func(at time.Time) string { return at.Local().Format(time.TimeOnly) }
+	look.Processes = slices.Clone(look.Processes)
+	trainer := slices.IndexFunc(look.Processes, func(p fleet.Process) bool { return p.PID == 815 })
+	look.Processes[trainer].PausedBy = []control.KeptPause{
+		{User: "anna", PID: 12, Since: seconds(noon.Add(-time.Minute)), Until: seconds(noon.Add(time.Hour)), To: "bert",
+			Tags: []string{"optimizer"}},
+		{User: "carl\x1b", PID: 13, Since: seconds(noon), Tags: []string{"scratch"}},
+	}
+	v.Update(look)
+	lent := fmt.Sprintf("lent to bert until %s, by anna (process 12) since %s: optimizer; tms resume 815 takes the "+
+		"memory back", clock(noon.Add(time.Hour)), clock(noon.Add(-time.Minute)))
+	v.shows("    815 " + lent)
+	v.shows("    815 paused by carl\ufffd (process 13) since " + clock(noon) + ": scratch; tms resume 815 continues it")
+
+	v.Update(look) // the same pauses are no second event
+	require.Equal(t, 2, strings.Count(v.plain(), "tms resume 815"))
+	detail := func(row string) string {
+		v.press("home")
+		for range v.rows() {
+			if v.selected.pid == 815 && v.selected.tag == row {
+				break
+			}
+			v.press("down")
+		}
+		return v.detail()
+	}
+	require.Contains(t, detail(""), "815: "+lent)
+	require.Contains(t, detail("optimizer"), "optimizer: "+lent)
+	require.NotContains(t, detail("model"), "tms resume")
+	require.NotContains(t, detail("scratch"), "bert")
+}
+
 func TestQuitting(t *testing.T) {
 	for name, quit := range map[string]func(*os.File, context.CancelFunc){
 		"by a key":    func(keys *os.File, _ context.CancelFunc) { _, _ = keys.WriteString("q") },

@@ -3,6 +3,7 @@ package top
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -331,22 +332,22 @@ func (m *model) detail() string {
 	}
 	for _, r := range m.rows() {
 		if r.key == m.selected {
-			return m.fit(readable.Printable(r.detail()), m.width)
+			return m.fit(readable.Printable(r.detail(m.look.At)), m.width)
 		}
 	}
 	return ""
 }
 
-func (r row) detail() string {
+func (r row) detail(now time.Time) string {
 	if r.process.Error != "" {
 		return fmt.Sprintf("%d: %s", r.pid, r.process.Error)
 	}
-	t := r.figures.Tag
+	t, whose := r.figures.Tag, r.whose(now)
 	if r.whole {
-		return fmt.Sprintf("%d: held %s, paused %s, backup %s%s; %s", r.pid, readable.Short(t.PhysicalBytes),
+		return fmt.Sprintf("%d: %sheld %s, paused %s, backup %s%s; %s", r.pid, whose, readable.Short(t.PhysicalBytes),
 			readable.Short(t.PausedBytes), readable.Short(t.BackupBytes), without(t), r.process.Command)
 	}
-	text := fmt.Sprintf("%s: paused %s, slack %s, backup %s", t.Tag, readable.Short(t.PausedBytes),
+	text := fmt.Sprintf("%s: %spaused %s, slack %s, backup %s", t.Tag, whose, readable.Short(t.PausedBytes),
 		readable.Short(t.SlackBytes), readable.Short(t.BackupBytes))
 	if place := fleet.Place(t); place != "" {
 		text += " " + place
@@ -363,6 +364,16 @@ func (r row) detail() string {
 	}
 	if r.on.UUID != "" {
 		text += "; " + r.on.UUID
+	}
+	return text
+}
+
+// whose says who keeps the row's memory paused, since when and until when. It is "" if the program itself may resume it.
+func (r row) whose(now time.Time) (text string) {
+	for _, kept := range r.process.PausedBy {
+		if r.whole || len(kept.Tags) == 0 || slices.Contains(kept.Tags, r.tag) {
+			text += fleet.Whose(r.pid, kept, now) + "; "
+		}
 	}
 	return text
 }

@@ -9,7 +9,11 @@
 // paused before (Bars).
 package rights
 
-import "slices"
+import (
+	"iter"
+	"maps"
+	"slices"
+)
 
 // Rest stands beside the tags for memory without a tag that a pause may have taken: NCCL's memory, and the rest, which
 // the driver takes. No tag has a zero byte.
@@ -24,20 +28,58 @@ type Rights[C comparable] struct {
 	bars    []Bar[C]
 }
 
-// Bar says that the program itself must not take memory back, because a client wants it paused.
+// Bar says that the program itself must not take memory back, because a client wants it paused. A client has one at
+// most. A bar that was handed out never changes.
 type Bar[C comparable] struct {
 	Client C
-	Tag    *string  // nil: all
-	Except []string // tags that were resumed since
+	All    bool                // all tags but Tags
+	Tags   map[string]struct{} // without All, those that are barred
 }
-
-// reaches reports whether the bar is for all that one with this tag, nil for all, is for.
-func (b *Bar[C]) reaches(tag *string) bool { return b.Tag == nil || tag != nil && *tag == *b.Tag }
 
 // Covers reports whether the program must not take back memory of a tag.
-func (b *Bar[C]) Covers(tag string) bool {
-	return (b.Tag == nil || *b.Tag == tag) && !slices.Contains(b.Except, tag)
+func (b Bar[C]) Covers(tag string) bool {
+	_, named := b.Tags[tag]
+	return named != b.All
 }
+
+// with returns a bar that covers these tags, too.
+func (b Bar[C]) with(tags iter.Seq[string]) Bar[C] { return b.change(tags, true) }
+
+// without returns a bar that does not cover these tags.
+func (b Bar[C]) without(tags iter.Seq[string]) Bar[C] { return b.change(tags, false) }
+
+func (b Bar[C]) change(tags iter.Seq[string], covered bool) Bar[C] {
+	named := map[string]struct{}{}
+	maps.Copy(named, b.Tags)
+	for tag := range tags {
+		if covered != b.All {
+			named[tag] = struct{}{}
+		} else {
+			delete(named, tag)
+		}
+	}
+	b.Tags = named
+	return b
+}
+
+// less returns a bar without what another covers.
+func (b Bar[C]) less(other Bar[C]) Bar[C] {
+	switch {
+	case !other.All:
+		return b.without(maps.Keys(other.Tags))
+	case b.All: // what the other leaves out
+		left := maps.Clone(other.Tags)
+		maps.DeleteFunc(left, func(tag string, _ struct{}) bool { return !b.Covers(tag) })
+		b.All, b.Tags = false, left
+		return b
+	}
+	named := maps.Clone(b.Tags)
+	maps.DeleteFunc(named, func(tag string, _ struct{}) bool { return other.Covers(tag) })
+	b.Tags = named
+	return b
+}
+
+func (b Bar[C]) empty() bool { return !b.All && len(b.Tags) == 0 }
 
 // Orphaned lists what the process must take back.
 type Orphaned struct {
@@ -89,31 +131,60 @@ func (r *Rights[C]) Paused(c C, tag *string) {
 			r.paused[name] = with(wanting, c)
 		}
 	}
-	if c != *new(C) {
-		bar := Bar[C]{Client: c, Tag: tag}
-		r.unbar(func(b Bar[C]) bool { return b.Client == c && bar.reaches(b.Tag) })
-		r.bars = append(r.bars, bar)
+	if tag == nil {
+		r.bar(c, func(Bar[C]) Bar[C] { return Bar[C]{Client: c, All: true} })
+	} else {
+		r.Failed(c, []string{*tag})
 	}
 }
 
-func (r *Rights[C]) unbar(which func(Bar[C]) bool) {
-	r.bars = slices.DeleteFunc(slices.Clone(r.bars), which)
+// Failed notes that a client's pause has failed, and what it has taken nevertheless: it bars the program from that.
+func (r *Rights[C]) Failed(c C, took []string) {
+	r.bar(c, func(b Bar[C]) Bar[C] { return b.with(slices.Values(took)) })
 }
 
-// Resumed notes that a tag, nil for all, is no longer paused. Holds go on.
-func (r *Rights[C]) Resumed(tag *string) {
-	if tag == nil {
-		clear(r.paused)
-		r.bars = nil
+// bar changes the bar of a client, which may have none.
+func (r *Rights[C]) bar(c C, change func(Bar[C]) Bar[C]) {
+	if c == *new(C) {
 		return
 	}
-	delete(r.paused, *tag)
-	r.unbar(func(b Bar[C]) bool { return b.Tag != nil && *b.Tag == *tag })
-	for i, b := range r.bars {
-		if b.Covers(*tag) {
-			r.bars[i].Except = append(slices.Clone(b.Except), *tag)
-		}
+	own := Bar[C]{Client: c}
+	if i := slices.IndexFunc(r.bars, func(b Bar[C]) bool { return b.Client == c }); i >= 0 {
+		own = r.bars[i]
 	}
+	r.unbar(c)
+	if own = change(own); !own.empty() {
+		r.bars = append(r.bars, own)
+	}
+}
+
+// unbar ends the bar of a client.
+func (r *Rights[C]) unbar(c C) { r.leave(func(b Bar[C]) bool { return b.Client != c }) }
+
+// leave leaves some bars, and makes a list of its own, because the old one was handed out.
+func (r *Rights[C]) leave(which func(Bar[C]) bool) {
+	r.bars = slices.DeleteFunc(slices.Clone(r.bars), func(b Bar[C]) bool { return !which(b) })
+}
+
+// ResumedAll notes that nothing is paused any longer. Holds go on.
+func (r *Rights[C]) ResumedAll() {
+	clear(r.paused)
+	r.bars = nil
+}
+
+// Resumed notes that these tags are no longer paused. Holds go on.
+func (r *Rights[C]) Resumed(tags ...string) {
+	if len(tags) == 0 {
+		return
+	}
+	for _, tag := range tags {
+		delete(r.paused, tag)
+	}
+	r.bars = slices.Clone(r.bars)
+	for i, b := range r.bars {
+		r.bars[i] = b.without(slices.Values(tags))
+	}
+	r.leave(func(b Bar[C]) bool { return !b.empty() })
 }
 
 // Align gives a client the right to hold threads back, unless another client has it, and reports whether it did.
@@ -137,17 +208,18 @@ func (r *Rights[C]) Keep(c, kept C, before []C) Orphaned {
 			r.paused[name] = []C{kept}
 		}
 	}
-	var bars []Bar[C]
-	for _, b := range r.bars {
-		taken := slices.ContainsFunc(r.bars, func(own Bar[C]) bool { return own.Client == c && own.reaches(b.Tag) })
-		if b.Client == c {
-			b.Client = kept
-		} else if taken && slices.Contains(before, b.Client) {
-			continue
-		}
-		bars = append(bars, b)
+	own := Bar[C]{Client: kept}
+	if i := slices.IndexFunc(r.bars, func(b Bar[C]) bool { return b.Client == c }); i >= 0 {
+		own.All, own.Tags = r.bars[i].All, r.bars[i].Tags
 	}
-	r.bars = bars
+	r.unbar(c)
+	for i, b := range r.bars {
+		if slices.Contains(before, b.Client) {
+			r.bars[i] = b.less(own)
+		}
+	}
+	r.bars = append(r.bars, own)
+	r.leave(func(b Bar[C]) bool { return !b.empty() })
 	return Orphaned{Align: r.unalign(c)}
 }
 
@@ -163,10 +235,8 @@ func (r *Rights[C]) Undo(c C) Orphaned {
 		}
 	}
 	slices.Sort(orphaned.Due)
-	r.unbar(func(b Bar[C]) bool { return b.Client == c })
-	for i := range orphaned.Due {
-		r.bars = append(r.bars, Bar[C]{Client: c, Tag: &orphaned.Due[i]})
-	}
+	r.unbar(c)
+	r.Failed(c, orphaned.Due)
 	return orphaned
 }
 
@@ -176,7 +246,7 @@ func (r *Rights[C]) Leave(c C) Orphaned {
 	for _, name := range orphaned.Due {
 		r.paused[name] = nil
 	}
-	r.unbar(func(b Bar[C]) bool { return b.Client == c })
+	r.unbar(c)
 	return orphaned
 }
 
@@ -191,7 +261,7 @@ func (r *Rights[C]) Forget(c C) {
 			r.paused[name] = slices.DeleteFunc(wanting, func(w C) bool { return w == c })
 		}
 	}
-	r.unbar(func(b Bar[C]) bool { return b.Client == c })
+	r.unbar(c)
 }
 
 // Bars lists what the program must not take back.

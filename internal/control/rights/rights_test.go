@@ -2,9 +2,11 @@ package rights
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -288,9 +290,7 @@ func (s *state) endings(add func(move, func(*state))) {
 			if n.rights.Took(client(r.client), took); ok {
 				n.rights.Paused(client(r.client), named(r.tag))
 			} else {
-				for _, name := range took {
-					n.rights.Paused(client(r.client), &name)
-				}
+				n.rights.Failed(client(r.client), took)
 			}
 			for t := range tags {
 				if covers(r.tag, t) && !n.kept[t] && r.client >= 0 &&
@@ -311,7 +311,11 @@ func (s *state) endings(add func(move, func(*state))) {
 					n.resumed(t)
 				}
 			}
-			n.rights.Resumed(named(r.tag))
+			if r.tag == tags {
+				n.rights.ResumedAll()
+			} else {
+				n.rights.Resumed(tagNames[r.tag])
+			}
 		})
 	case "undo":
 		for succeed := range set(1 << tags) { // the tags for which there is memory
@@ -329,7 +333,7 @@ func (s *state) endings(add func(move, func(*state))) {
 						panic(fmt.Sprintf("tag %d is resumed, which others want paused: %+v", t, n.world))
 					}
 					n.resumed(t)
-					n.rights.Resumed(&tagNames[t])
+					n.rights.Resumed(tagNames[t])
 				}
 			})
 		}
@@ -430,4 +434,71 @@ func TestEveryOrderOfThreeClients(t *testing.T) {
 		}
 	}
 	t.Logf("%d states, %d ends", len(seen), ends)
+}
+
+// A later kept pause takes over what it covers from an earlier one, and nothing else.
+func TestTheLastKeptPauseDecides(t *testing.T) {
+	const first, second, later = 1, 2, 3
+	weights, cache := "weights", "cache"
+	var r Rights[int]
+	covered := func(c int) (all []string) {
+		for _, b := range r.Bars() {
+			for _, tag := range []string{weights, cache, "another"} {
+				if b.Client == c && b.Covers(tag) {
+					all = append(all, tag)
+				}
+			}
+		}
+		return all
+	}
+	keep := func(as int, tag *string, before ...int) {
+		const client = 9
+		r.Took(client, []string{weights, cache})
+		r.Paused(client, tag)
+		r.Keep(client, as, before)
+	}
+	keep(first, nil)
+	r.Resumed(weights)
+	require.Equal(t, []string{cache, "another"}, covered(first))
+	keep(second, &weights, first)
+	require.Equal(t, []string{cache, "another"}, covered(first))
+	require.Equal(t, []string{weights}, covered(second))
+
+	// The client pauses all, another client resumes the weights, and only then the client keeps its pause.
+	r.Paused(9, nil)
+	r.Resumed(weights)
+	r.Took(8, []string{weights})
+	r.Paused(8, &weights)
+	r.Keep(8, second, []int{first})
+	r.Keep(9, later, []int{first, second})
+	require.Empty(t, covered(first))
+	require.Equal(t, []string{weights}, covered(second))
+	require.Equal(t, []string{cache, "another"}, covered(later))
+}
+
+// A pause that fails in part, its undo and the resume of its tags take memory, and so time, in proportion to the tags.
+func TestAFailedPauseOfManyTags(t *testing.T) {
+	bytes := func(tags int) uint64 {
+		var took []string
+		for i := range tags {
+			took = append(took, fmt.Sprint("tag ", i))
+		}
+		var r Rights[int]
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		begun := time.Now()
+		r.Took(1, took)
+		r.Failed(1, took)
+		require.Len(t, r.Undo(1).Due, tags)
+		require.Len(t, r.Bars(), 1)
+		require.Len(t, r.Bars()[0].Tags, tags)
+		r.Resumed(took...)
+		require.Empty(t, r.Bars())
+		spent := time.Since(begun)
+		runtime.ReadMemStats(&after)
+		t.Logf("%d tags: %.1f ms, %d KiB", tags, spent.Seconds()*1000, (after.TotalAlloc-before.TotalAlloc)>>10)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	few, many := bytes(2_000), bytes(32_000)
+	require.Less(t, many, 40*few, "16 times the tags; a list in each step of a list takes 256 times as much")
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -60,11 +61,9 @@ func (s *Server) paused(t *Task, outcome *Outcome) {
 		s.rights.Paused(t.client, t.Tag)
 		return
 	}
-	for _, tag := range outcome.Took {
-		if tag != rights.Rest {
-			s.rights.Paused(t.client, &tag)
-		}
-	}
+	s.rights.Failed(t.client, slices.DeleteFunc(slices.Clone(outcome.Took), func(tag string) bool {
+		return tag == rights.Rest
+	}))
 }
 
 // publish tells the program's threads what they must not take back.
@@ -92,7 +91,10 @@ func (s *Server) endLends(now time.Time) {
 func (s *Server) endKept(why string) {
 	before, due := len(s.kept), s.rights.Due()
 	s.kept = slices.DeleteFunc(slices.Clone(s.kept), func(c *connection) bool {
-		c.due = slices.DeleteFunc(c.due, func(tag string) bool { return !slices.Contains(due, tag) })
+		c.due = slices.DeleteFunc(c.due, func(tag string) bool { // both are sorted
+			_, is := slices.BinarySearch(due, tag)
+			return !is
+		})
 		return !s.rights.Has(c) && len(c.due) == 0
 	})
 	if before > 0 && len(s.kept) == 0 && why != "" {
@@ -116,8 +118,10 @@ func (s *Server) pausedBy() (all []control.KeptPause) {
 	for _, c := range s.kept {
 		kept := *c.kept
 		for _, b := range s.rights.Bars() {
-			if b.Client == c && b.Tag != nil {
-				kept.Tags = append(kept.Tags, stats.TagText(*b.Tag))
+			if b.Client == c && !b.All {
+				for _, tag := range slices.Sorted(maps.Keys(b.Tags)) {
+					kept.Tags = append(kept.Tags, stats.TagText(tag))
+				}
 			}
 		}
 		for _, tag := range c.due {

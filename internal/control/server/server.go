@@ -604,16 +604,14 @@ func (s *Server) collect() {
 			s.release(rights.Orphaned{Due: outcome.Took})
 		}
 	case op == control.Resume && reply.OK:
-		tag := t.Tag
-		if outcome.Active {
-			tag = nil
+		if t.Tag == nil || outcome.Active {
+			s.rights.ResumedAll()
+		} else {
+			s.rights.Resumed(*t.Tag)
 		}
-		s.rights.Resumed(tag)
 		s.endKept("tms resume has ended the pause")
 	case op == control.Undo:
-		for _, tag := range outcome.Resumed {
-			s.rights.Resumed(&tag)
-		}
+		s.rights.Resumed(outcome.Resumed...)
 		s.endKept("the time of the lend is over, and its memory is back")
 		if t.client == nil && !reply.OK {
 			if !s.retried {
