@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/directio"
 	"tms/internal/aid/failpoint"
 )
 
@@ -79,11 +80,7 @@ func (d *Directory) reserve(fd int, size uint64) error {
 
 // open opens a new file that has no name, past the page cache where the file system allows that.
 func (d *Directory) open() (fd int, direct bool, err error) {
-	if fd, err = d.openUnnamed(unix.O_DIRECT); err == unix.EINVAL {
-		fd, err = d.openUnnamed(0)
-		return fd, false, err
-	}
-	return fd, err == nil, err
+	return directio.Open(d.openUnnamed)
 }
 
 // openUnnamed takes the name away from an empty file where the file system makes none without a name.

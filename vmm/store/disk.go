@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/directio"
 	"tms/vmm/cuda"
 	"tms/vmm/reclaim"
 )
@@ -170,7 +171,9 @@ func (d *Disk) take(where *Directory, items []Item, places []place[*diskFile]) (
 // filePart is how much a pause writes to one file before it takes another.
 const filePart = 64 << 20
 
-func wholeBlocks(size uint64) uint64 { return (size + blockSize - 1) / blockSize * blockSize }
+func wholeBlocks(size uint64) uint64 {
+	return (size + directio.Block - 1) / directio.Block * directio.Block
+}
 
 // largestFile returns how large a file of the process may become (ulimit -f), in whole blocks.
 func largestFile() uint64 {
@@ -178,7 +181,7 @@ func largestFile() uint64 {
 	if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) != nil {
 		return math.MaxUint64
 	}
-	return max(limit.Cur/blockSize, 1) * blockSize
+	return max(limit.Cur/directio.Block, 1) * directio.Block
 }
 
 // Give reads contents of this store into the host memory of targets; each has the right size, and a Host like the

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/aid/descriptors"
+	"tms/internal/aid/directio"
 	"tms/internal/aid/failpoint"
 	"tms/internal/cudasim"
 	"tms/vmm/cuda"
@@ -139,7 +140,7 @@ func failing(name string, first, last int64, err error) (end func()) {
 }
 
 func TestDiskRoundTrip(t *testing.T) {
-	for _, chunk := range []uint64{mib, 3*mib + blockSize, stagingSize} {
+	for _, chunk := range []uint64{mib, 3*mib + directio.Block, stagingSize} {
 		t.Run(fmt.Sprint(chunk), func(t *testing.T) {
 			b := newDiskBench(t)
 			b.disk.chunkSize = chunk
@@ -576,14 +577,14 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 	open := &openFile{file: file, fd: -1, requests: 1}
 	if direct && !b.disk.current.InMemory() { // memory has no blocks: any offset will do
 		// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
-		require.NoError(t, open.read(buffer, 1))
+		require.NoError(t, open.direct().Read(buffer, 1))
 		require.Equal(t, memoryOf(spans[0])[1:mib+1], buffer)
 		require.False(t, file.direct.Load())
 	}
 	// Buffered: writing and reading leave nothing in the page cache.
 	file.direct.Store(false)
-	require.NoError(t, open.write(memoryOf(spans[0])[:mib], 0))
-	require.NoError(t, open.read(buffer, 0))
+	require.NoError(t, open.direct().Write(memoryOf(spans[0])[:mib], 0))
+	require.NoError(t, open.direct().Read(buffer, 0))
 	require.Equal(t, memoryOf(spans[0])[:mib], buffer)
 	open.done()
 	discardAll(contents)
@@ -622,10 +623,10 @@ func TestDiskFileIsOpenedAgain(t *testing.T) {
 	}
 	for _, reads := range []bool{false, true} {
 		open := &openFile{file: file, fd: -1, requests: 2}
-		move := open.write
+		move := open.direct().Write
 		if reads {
 			wipe(spans)
-			move = open.read
+			move = open.direct().Read
 		}
 		require.NoError(t, move(half[0], 0))
 		taken := open.fd

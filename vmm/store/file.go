@@ -1,18 +1,14 @@
 package store
 
 import (
-	"fmt"
-	"io"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"tms/internal/aid/descriptors"
+	"tms/internal/aid/directio"
 )
-
-// O_DIRECT wants addresses, offsets and sizes that are multiples of blockSize; no disk has larger blocks.
-const blockSize = 4096
 
 // diskFile is a file without a name. Descriptors keeps it: the process has none of it open while it waits.
 type diskFile struct {
@@ -139,64 +135,7 @@ func (o *openFile) close() {
 	o.fd = -1
 }
 
-// write writes all of buffer at offset.
-func (o *openFile) write(buffer []byte, offset int64) error {
-	fd, err := o.each(pwrite, buffer, offset, io.ErrShortWrite)
-	if err != nil || o.file.direct.Load() {
-		return err
-	}
-	// Dirty pages cannot be dropped, so they are written now, and their errors show here.
-	err = syncFileRange(fd, offset, int64(len(buffer)))
-	if err == unix.ENOSYS || err == unix.EINVAL {
-		err = unix.Fdatasync(fd)
-	}
-	if err == nil {
-		forget(fd, buffer, offset)
-	}
-	return err
-}
-
-// read fills buffer from offset.
-func (o *openFile) read(buffer []byte, offset int64) error {
-	fd, err := o.each(pread, buffer, offset, io.ErrUnexpectedEOF)
-	if err == nil && !o.file.direct.Load() {
-		forget(fd, buffer, offset)
-	}
-	return err
-}
-
-// forget drops pages from the page cache: they are not read twice, and the host needs its memory.
-func forget(fd int, buffer []byte, offset int64) {
-	_ = unix.Fadvise(fd, offset, int64(len(buffer)), unix.FADV_DONTNEED)
-}
-
-// each calls f until all of buffer is done, and returns the descriptor that it used last; short is the error for a call
-// that transfers nothing.
-func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, offset int64,
-	short error) (fd int, err error) {
-	for done := 0; done < len(buffer); {
-		if fd, err = o.descriptor(); err != nil {
-			return -1, err
-		}
-		n, err := f(fd, buffer[done:], offset+int64(done))
-		switch {
-		case err == unix.EINTR:
-		case err == unix.EINVAL && o.file.direct.Swap(false):
-			// The file system accepted O_DIRECT at open, but does not support it.
-			flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
-			if err == nil {
-				_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_DIRECT)
-			}
-			if err != nil {
-				return -1, fmt.Errorf("fcntl: %w", err)
-			}
-		case err != nil:
-			return -1, err
-		case n == 0:
-			return -1, short
-		default:
-			done += n
-		}
-	}
-	return fd, nil
+// direct returns the file as requests use it.
+func (o *openFile) direct() directio.File {
+	return directio.File{Descriptor: o.descriptor, Direct: &o.file.direct}
 }

@@ -41,27 +41,6 @@ func fallocate(name string, fd int, mode uint32, part Range) (err error) {
 	return err
 }
 
-func pwrite(fd int, buffer []byte, offset int64) (int, error) {
-	if err := failpoint.Err("pwrite"); err != nil {
-		return -1, err
-	}
-	return unix.Pwrite(fd, buffer, offset)
-}
-
-func pread(fd int, buffer []byte, offset int64) (int, error) {
-	if err := failpoint.Err("pread"); err != nil {
-		return -1, err
-	}
-	return unix.Pread(fd, buffer, offset)
-}
-
-func syncFileRange(fd int, offset, size int64) error {
-	return fallible("sync_file_range", func() error {
-		return unix.SyncFileRange(fd, offset, size,
-			unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
-	})
-}
-
 func unlink(path string) error {
 	return fallible("unlink", func() error { return unix.Unlink(path) })
 }

@@ -197,7 +197,7 @@ func (t *transfer) save(stream cuda.Stream, staging *pinnedBuffer, c request) er
 			return fmt.Errorf("copying device memory to the host: %w", err)
 		}
 	}
-	err := c.open.write(c.inHost(staging), int64(c.offset))
+	err := c.open.direct().Write(c.inHost(staging), int64(c.offset))
 	if err == nil || errors.Is(err, ErrDisk) {
 		return err
 	}
@@ -205,7 +205,7 @@ func (t *transfer) save(stream cuda.Stream, staging *pinnedBuffer, c request) er
 }
 
 func (t *transfer) load(stream cuda.Stream, staging *pinnedBuffer, c request) error {
-	if err := c.open.read(c.inHost(staging), int64(c.offset)); err != nil {
+	if err := c.open.direct().Read(c.inHost(staging), int64(c.offset)); err != nil {
 		return c.open.file.unreadable(c.memory, err)
 	}
 	if t.hostOnly {

@@ -1,0 +1,59 @@
+package snapshot
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+)
+
+// BlockSize is how many bytes of a file one block has; the last one has fewer, but a multiple of directio.Block.
+const BlockSize = 2 << 20
+
+// Sum is the SHA-256 of a block. The zero Sum stands for a block of zeros, which takes nothing.
+type Sum [sha256.Size]byte
+
+func (s Sum) String() string { return hex.EncodeToString(s[:]) }
+
+// MarshalText writes zeros as nothing.
+func (s Sum) MarshalText() ([]byte, error) {
+	if s == (Sum{}) {
+		return nil, nil
+	}
+	return []byte(s.String()), nil
+}
+
+// UnmarshalText reads what MarshalText has written.
+func (s *Sum) UnmarshalText(text []byte) error {
+	*s = Sum{}
+	if len(text) == 0 {
+		return nil
+	}
+	if n, err := hex.Decode(s[:], text[:min(len(text), 2*len(s))]); err != nil || n != len(s) || len(text) != 2*len(s) {
+		return fmt.Errorf("%q is not the SHA-256 of a block", text)
+	}
+	return nil
+}
+
+// Content is what a file has.
+type Content struct {
+	Size   int64 `json:"size"`
+	Blocks []Sum `json:"blocks"` // in order, one for each BlockSize bytes
+}
+
+// Bytes returns how many bytes are not in blocks of zeros.
+func (c Content) Bytes() (bytes int64) {
+	for i, sum := range c.Blocks {
+		if sum != (Sum{}) {
+			bytes += c.length(i)
+		}
+	}
+	return bytes
+}
+
+// valid reports whether there is a block for all of its size, and no other.
+func (c Content) valid() bool { return c.Size >= 0 && len(c.Blocks) == blocksOf(c.Size) }
+
+func blocksOf(size int64) int { return int((size + BlockSize - 1) / BlockSize) }
+
+// length returns how many bytes of the file a block has.
+func (c Content) length(block int) int64 { return min(BlockSize, c.Size-int64(block)*BlockSize) }

@@ -1,0 +1,140 @@
+package snapshot
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Version is the format of a manifest: a reader refuses a later one. Fields may be added without another version.
+const Version = 1
+
+const (
+	manifestName = "snapshot.json"
+	sumName      = "snapshot.sha256"
+)
+
+// Manifest says what a snapshot has, and what it needs.
+type Manifest struct {
+	Version   int       `json:"version"`
+	Tms       string    `json:"tms"` // the version that has written it
+	Made      time.Time `json:"made"`
+	Processes []Process `json:"processes"`
+	Needs     Needs     `json:"needs"`
+	// Files are those in the snapshot's folder, with their hashes; their blocks are not in DIR/blocks. Commit lists
+	// them.
+	Files []File `json:"files"`
+}
+
+// Process is a process of a snapshot.
+type Process struct {
+	PID      int      `json:"pid"`
+	Parent   int      `json:"parent,omitempty"` // of the snapshot, too; 0 for the first
+	Command  []string `json:"command"`
+	Contents []Held   `json:"contents"`
+}
+
+// Held is a file of contents, by the number under which the process's socket thread held it.
+type Held struct {
+	Number uint64 `json:"number"`
+	Content
+}
+
+// Needs is what must be the same where a snapshot is restored.
+type Needs struct {
+	Driver    string    `json:"driver,omitempty"`
+	GPUs      []GPU     `json:"gpus,omitempty"` // in the driver's order
+	Kernel    string    `json:"kernel,omitempty"`
+	CRIU      string    `json:"criu,omitempty"`
+	Machine   string    `json:"machine,omitempty"`   // x86_64, aarch64
+	Libraries []Library `json:"libraries,omitempty"` // that the processes have mapped
+}
+
+// GPU is a device that a snapshot's processes use.
+type GPU struct {
+	Model  string `json:"model"`
+	UUID   string `json:"uuid"`
+	Memory uint64 `json:"memory"` // bytes
+}
+
+// Library is a file that processes have mapped.
+type Library struct {
+	Path   string `json:"path"`
+	Size   int64  `json:"size"`
+	SHA256 Sum    `json:"sha256"`
+}
+
+// File is a file in a snapshot's folder.
+type File struct {
+	Path string `json:"path"` // below the folder
+	Content
+}
+
+// contents lists all contents whose blocks are in DIR/blocks.
+func (m *Manifest) contents() (list []Content) {
+	for _, p := range m.Processes {
+		for _, held := range p.Contents {
+			list = append(list, held.Content)
+		}
+	}
+	return list
+}
+
+// write puts the manifest into a folder, with its hash.
+func (m *Manifest) write(folder string) error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	sum := sha256.Sum256(text)
+	line := fmt.Sprintf("%s  %s\n", hex.EncodeToString(sum[:]), manifestName)
+	if err := writeFile(filepath.Join(folder, manifestName), text); err != nil {
+		return err
+	}
+	return writeFile(filepath.Join(folder, sumName), []byte(line))
+}
+
+// readManifest reads what write has written. Errors: *Damage.
+func (d *Directory) readManifest(name string) (*Manifest, error) {
+	path := filepath.Join(d.path, name, manifestName)
+	damaged := func(what string) error { return &Damage{Snapshot: name, Path: path, What: what} }
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, damaged(reason(err))
+	}
+	line, err := os.ReadFile(filepath.Join(d.path, name, sumName))
+	if err != nil {
+		return nil, damaged(fmt.Sprintf("its hash cannot be read: %s", reason(err)))
+	}
+	sum := sha256.Sum256(text)
+	if want, _, _ := strings.Cut(string(line), " "); want != hex.EncodeToString(sum[:]) {
+		return nil, damaged("it is not what was written (" + sumName + " has another hash)")
+	}
+	m := new(Manifest)
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	if err := decoder.Decode(m); err != nil {
+		return nil, damaged(err.Error())
+	}
+	if m.Version > Version {
+		return nil, damaged(fmt.Sprintf("a later tms (%s) has written it, in version %d of the format, and this tms reads "+
+			"version %d: use that tms", m.Tms, m.Version, Version))
+	}
+	for _, c := range m.contents() {
+		if !c.valid() {
+			return nil, damaged("the list of blocks has another length than the contents")
+		}
+	}
+	for _, f := range m.Files {
+		if !f.valid() || !filepath.IsLocal(f.Path) {
+			return nil, damaged(fmt.Sprintf("the entry of %q is wrong", f.Path))
+		}
+	}
+	return m, nil
+}
