@@ -12,6 +12,8 @@
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
 #   scripts/bench.sh handles [GIB]      what the driver charges for each handle, call by call
 #   scripts/bench.sh ownerless [GIB]    what becomes of device memory after its maker has ended
+#   scripts/bench.sh faults [tms | NAME=LIBRARY | PACKAGE==VERSION]...  each driver call of a pause and a resume fails once,
+#                                       beside torch_memory_saver and vLLM's allocator; needs no GPU
 #   scripts/bench.sh restore [SECONDS]  restores by the driver beside a program that takes all memory, begun in five ways
 #   scripts/bench.sh share [GIB] [SECONDS] [--trainings N] [--beside] [--whole]  trainings that share a GPU by
 #                                       themselves; on two H200: share 60 45 --trainings 5 --beside --whole
@@ -48,6 +50,7 @@ ownerless)
 	nvcc -O2 -arch=native -o build/bench/ownerless scripts/bench/ownerless.cu -lcuda
 	exec build/bench/ownerless "$@"
 	;;
+faults) exec "${PYTHON:-python3}" scripts/bench/faults.py "$@" ;;
 restore) exec "${PYTHON:-python3}" scripts/bench/restore.py "$@" ;;
 share) exec "${PYTHON:-python3}" scripts/bench/share.py "$@" ;;
 devices)
