@@ -186,7 +186,7 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		fmt.Fprintln(text, strings.TrimRight(line, " "))
 	}
 	sayUnknown(text, found)
-	var all []fleet.Process
+	var waits *turns.Explanation
 	for _, p := range found {
 		for _, kept := range p.PausedBy {
 			text.line(fmt.Sprintf("%d: %s", p.PID, fleet.Whose(p.PID, kept, now)))
@@ -205,10 +205,13 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		}
 		say(text, p, "lost %s of other processes, which have ended or freed it",
 			func(tag stats.Tag) uint64 { return tag.ImportedLost })
-		if all == nil && p.Share != nil && p.Share.Waited >= 0 { // it may wait for what is not shown
-			all = fleet.Ask(time.Second)
+		if p.Share == nil || p.Share.Waited < 0 {
+			continue
 		}
-		for _, words := range turns.Waits(p, all) {
+		if waits == nil { // it may wait for what is not shown
+			waits = turns.NewExplanation(fleet.Ask(time.Second))
+		}
+		for _, words := range waits.Waits(p) {
 			text.line(fmt.Sprintf("%d: %s", p.PID, words))
 		}
 	}

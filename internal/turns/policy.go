@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -109,11 +110,20 @@ func (p *Process) grown() uint64 {
 // Shares returns the time in which all other processes take their turns, and every process swaps once. A process waits
 // no longer than that, or than twice that where priorities differ. Kernels that run longer than a turn, and captures,
 // come on top.
-func Shares(all []Process, id int) (sum time.Duration) {
+func Shares(all []Process, id int) time.Duration {
+	sum := turnsOf(all)
 	for _, p := range all {
-		if sum += p.price(); p.ID != id {
-			sum += p.Turn()
+		if p.ID == id {
+			sum -= p.Turn()
 		}
+	}
+	return sum
+}
+
+// turnsOf returns the time in which all processes take their turns and swap once.
+func turnsOf(all []Process) (sum time.Duration) {
+	for _, p := range all {
+		sum += p.price() + p.Turn()
 	}
 	return sum
 }
@@ -124,36 +134,53 @@ type Device struct {
 }
 
 // Decide says what comes next for the process id, which has a Need.
-func Decide(device Device, all []Process, id int) Decision {
+func Decide(device Device, all []Process, id int) Decision { return newView(device, all).decide(id) }
+
+// view is a device with the processes that share it, in the orders in which they are looked at. One view serves the
+// decisions of all processes.
+type view struct {
+	device  Device
+	all     []Process
+	waiting []Process // first come, first served, but for what before says
+	others  *queue
+}
+
+func newView(device Device, all []Process) *view {
 	highest := slices.MaxFunc(all, func(x, y Process) int { return cmp.Compare(x.Priority, y.Priority) }).Priority
 	waiting := slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Need == 0 })
+	turns := turnsOf(all)
 	for i, p := range waiting {
-		if p.Waited > Shares(all, p.ID) { // overdue
+		if p.Waited > turns-p.Turn() { // overdue
 			waiting[i].Priority = highest
 		}
 	}
 	slices.SortFunc(waiting, Process.before)
-	at := slices.IndexFunc(waiting, func(p Process) bool { return p.ID == id })
-	own := waiting[at]
-	d := plan(device, all, own)
+	return &view{device: device, all: all, waiting: waiting, others: newQueue(all)}
+}
+
+func (v *view) decide(id int) Decision {
+	at := slices.IndexFunc(v.waiting, func(p Process) bool { return p.ID == id })
+	own := v.waiting[at]
+	d := v.others.plan(v.device, own)
 	if d.Never {
 		return d
 	}
 	takes := d.Wait > 0 || len(d.Pause) > 0 // memory from others
 	var first []int
 	// A process that grows may need as much again as it has. The need of two growing processes is unknown.
-	short := func(p Process) bool { return own.Grows || device.Free < own.Need+p.Held() }
-	for _, w := range waiting[:at] {
-		theirs := plan(device, all, w)
-		if theirs.Never || theirs.Wait == unknown {
+	short := func(p Process) bool { return own.Grows || v.device.Free < own.Need+p.Held() }
+	running := sync.OnceValue(func() *queue { return v.others.running(own) })
+	for _, w := range v.waiting[:at] {
+		theirs, never := v.others.wait(v.device, w)
+		if never || theirs == unknown {
 			continue
 		}
-		grows := w.grown() > 0 && theirs.Wait == 0 && short(w)
-		if takes || grows || delays(device, all, own, w, theirs) {
+		grows := w.grown() > 0 && theirs == 0 && short(w)
+		if takes || grows || running().delays(v.device, own, w, theirs) {
 			first = append(first, w.ID)
 		}
 	}
-	for _, p := range all {
+	for _, p := range v.all {
 		if p.Need == 0 && p.Grew > 0 && p.Grew < p.price() && short(p) && own.before(p) > 0 {
 			first, d.Wait = append(first, p.ID), max(d.Wait, p.price()-p.Grew)
 		}
@@ -169,67 +196,6 @@ func Decide(device Device, all []Process, id int) Decision {
 func (p Process) before(o Process) int {
 	return cmp.Or(cmp.Compare(o.Priority, p.Priority), cmp.Compare(o.grown(), p.grown()), cmp.Compare(o.Waited, p.Waited),
 		cmp.Compare(p.ID, o.ID))
-}
-
-// delays reports whether w, which is ahead of own and has the plan theirs, waits longer if own goes on.
-func delays(device Device, all []Process, own, w Process, theirs Decision) bool {
-	running := own
-	running.Tags = append(slices.Clone(own.Tags), Tag{Bytes: own.Need})
-	running.Need, running.Ran, running.Idle = 0, 0, 0
-	with := slices.Clone(all)
-	with[slices.IndexFunc(with, func(p Process) bool { return p.ID == own.ID })] = running
-	device.Free -= own.Need
-	later := plan(device, with, w)
-	return later.Never || later.Wait > theirs.Wait
-}
-
-// plan says what comes next for a process if no other waits. It leaves the reserve free if it can.
-func plan(device Device, all []Process, own Process) Decision {
-	need := own.Need + device.Reserve
-	if device.Free >= need {
-		return Decision{}
-	}
-	missing := need - device.Free
-	var others []Process
-	var held uint64
-	for _, p := range all {
-		if bytes := p.Held(); p.ID != own.ID && !p.Pinned && bytes > 0 {
-			held += bytes
-			if !p.Busy {
-				others = append(others, p)
-			}
-		}
-	}
-	switch {
-	case held < missing && device.Reserve > 0:
-		return plan(Device{Free: device.Free}, all, own)
-	case held < missing:
-		return Decision{Never: true}
-	}
-	slices.SortStableFunc(others, func(x, y Process) int { return cmp.Compare(x.due(), y.due()) })
-	var reached uint64
-	for i, p := range others {
-		if reached += p.Held(); reached < missing {
-			continue
-		}
-		if p.due() == 0 {
-			return Decision{Pause: choose(missing, others)}
-		}
-		d := Decision{Wait: p.due()}
-		for _, p := range others[:i+1] {
-			if p.due() > 0 {
-				d.For = append(d.For, p.ID)
-			}
-		}
-		return d
-	}
-	d := Decision{Wait: unknown}
-	for _, p := range all {
-		if p.Busy && p.ID != own.ID {
-			d.For = append(d.For, p.ID)
-		}
-	}
-	return d
 }
 
 // unit is a tag that may be paused.
@@ -252,8 +218,9 @@ func choose(missing uint64, others []Process) []Part {
 			continue
 		}
 		work := p.Need == 0 && !p.idle()
+		price, held := p.price().Seconds(), float64(p.Held())
 		for _, t := range p.Tags {
-			cost := p.price().Seconds() * float64(t.Bytes) / float64(p.Held())
+			cost := price * float64(t.Bytes) / held
 			if !work {
 				cost /= max(p.Idle, Grace).Seconds()
 			}
@@ -280,24 +247,35 @@ func choose(missing uint64, others []Process) []Part {
 	}
 	for i := len(chosen) - 1; i >= 0; i-- { // not more than is needed
 		if left := bytes - chosen[i].tag.Bytes; left >= missing {
-			chosen, bytes = slices.Delete(chosen, i, i+1), left
+			chosen[i].of, bytes = nil, left
 		}
 	}
-	return parts(chosen)
+	return parts(slices.DeleteFunc(chosen, func(u unit) bool { return u.of == nil }))
 }
 
 func parts(chosen []unit) (found []Part) {
+	at := map[int]int{}             // in found, by ID
+	kept := []map[string]struct{}{} // the tags of each of found that hold memory and are not chosen
 	for _, u := range chosen {
-		i := slices.IndexFunc(found, func(p Part) bool { return p.ID == u.of.ID })
-		if i < 0 {
+		i, known := at[u.of.ID]
+		if !known {
 			i = len(found)
+			at[u.of.ID] = i
 			found = append(found, Part{ID: u.of.ID, Idle: !u.work && u.of.Need == 0})
+			kept = append(kept, map[string]struct{}{})
+			for _, t := range u.of.Tags {
+				if t.Bytes > 0 {
+					kept[i][t.Name] = struct{}{}
+				}
+			}
 		}
-		tags := append(found[i].Tags, u.tag.Name)
-		if !slices.ContainsFunc(u.of.Tags, func(t Tag) bool { return t.Bytes > 0 && !slices.Contains(tags, t.Name) }) {
-			tags = nil // all
+		found[i].Tags = append(found[i].Tags, u.tag.Name)
+		delete(kept[i], u.tag.Name)
+	}
+	for i := range found {
+		if len(kept[i]) == 0 {
+			found[i].Tags = nil // all
 		}
-		found[i].Tags = tags
 	}
 	return found
 }
