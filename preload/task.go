@@ -137,13 +137,15 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		options.Unseen = t.Request.Yield // its threads wait for their memory alone
 		return t.undo(e, options, t.Due)
 	case control.Move:
-		if t.Request.To == control.ToDisk {
-			return e.Spill(options)
+		if t.Request.To == control.ToHost {
+			return e.Fetch(options)
 		}
-		return e.Fetch(options)
+		options.ToMemory = t.Request.To == control.ToMemory
+		return e.Spill(options)
 	default:
 		before, suspended := e.Records().Recorded(), t.process.nccl.suspended.Load()
-		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
+		options.ToDisk, options.ToMemory = t.Request.To == control.ToDisk, t.Request.To == control.ToMemory
+		options.Discard = t.Request.Discard
 		options.SaveAll = t.Request.SaveAll
 		options.Toward = t.Request.Toward
 		bytes, err = t.pause(e, options, func() error {

@@ -19,6 +19,7 @@ type Engine struct {
 	shareable bool
 	host      *store.Private
 	disk      *store.Disk
+	memory    *store.Disk // files that are host memory
 	peer      *store.Peer
 	hasher    *digest.Hasher
 	ledger    *hostmemory.Ledger
@@ -81,6 +82,7 @@ func New(driver *cuda.Driver, process Host, settings Settings) *Engine {
 			opening: map[importKey]bool{}, importers: map[uint64][]Importer{}},
 	}
 	e.disk = store.NewDisk(driver, process.Descriptors(), process.Warn)
+	e.memory = store.NewMemory(driver, process.Descriptors())
 	e.peer = store.NewPeer(driver, process.Descriptors(), process.Reserved(), e.host, process.Warn)
 	e.mu.locked = func() { e.takeOffers(false) }
 	e.settled.L = &e.mu

@@ -113,7 +113,9 @@ func (h *TestHost) TakeOffer(offer int, ifFreed bool) Taken {
 }
 
 // UseDescriptors has the stores keep descriptors in another place from now on.
-func (e *Engine) UseDescriptors(d store.Descriptors) { e.disk.Descriptors, e.peer.Descriptors = d, d }
+func (e *Engine) UseDescriptors(d store.Descriptors) {
+	e.disk.Descriptors, e.memory.Descriptors, e.peer.Descriptors = d, d, d
+}
 
 // UseReserved has contents go to reserved memory from now on.
 func (e *Engine) UseReserved(extents store.Reserve) { e.peer.Reserve = extents }

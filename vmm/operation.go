@@ -19,6 +19,7 @@ type Options struct {
 	Except       []string            // but of these tags it saves them
 	SaveAll      bool                // a pause saves in host memory what has no backup
 	ToDisk       bool                // a pause saves in files what would take new host memory
+	ToMemory     bool                // a pause saves all in files that are host memory, without blocks of zeros; see Spill
 	Toward       stats.Destinations  // a pause saves there what has room, out of the driver's checkpoint's reach
 	DiskDir      string              // where a pause puts files
 	DiskSetting  string              // where the directory comes from, for error texts, or "" for the default

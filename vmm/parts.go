@@ -19,10 +19,10 @@ type parts struct {
 }
 
 // worthKeeping returns the parts of the segment that a pause to host memory keeps, given its sums if there are any, or
-// nil if the pause keeps all.
-func (s *segment) worthKeeping(sums []digest.Sum) *parts {
+// nil if the pause keeps all; sparse ones have no blocks of zeros.
+func (s *segment) worthKeeping(sums []digest.Sum, sparse bool) *parts {
 	p := &parts{lost: s.dead}
-	if s.sparse && sums != nil {
+	if sparse && sums != nil {
 		p.zero = blocks(s.length(), func(block int) bool { return sums[block] == digest.Sum{} }) // of any length
 		p.lost = s.dead.Without(p.zero)
 	} else if s.dead == nil {
@@ -86,12 +86,13 @@ func (e *Engine) loadHasher(d *device) {
 	}()
 }
 
-// hash returns the sums of all segments with verify, else of the incremental and sparse ones of which more than a block
-// has contents worth keeping, or nil if no segment needs sums. A driver that cannot hash makes every pause a full one.
-func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
+// hash returns the sums of all segments with verify, else of those of which more than a block has contents worth
+// keeping: of the incremental and sparse ones, or with sparse of all. It returns nil if no segment needs sums. A driver
+// that cannot hash makes every pause a full one.
+func (e *Engine) hash(b *batch, segments []*segment, verify, sparse bool) (map[*segment][]digest.Sum, error) {
 	hashed := filter(segments, func(s *segment) bool {
 		saves := s.dead == nil || s.length() > s.dead.Bytes()+digest.BlockSize
-		return verify || saves && (s.incremental || s.sparse)
+		return verify || saves && (s.incremental || s.sparse || sparse)
 	})
 	if len(hashed) == 0 {
 		return nil, nil
@@ -137,7 +138,7 @@ func blockOf(size uint64, block int) store.Range {
 // verify compares blocks of resumed segments, if all of the block comes back, with the sums taken before the pause.
 func (e *Engine) verify(b *batch, resumed []*segment) error {
 	restored := filter(resumed, func(s *segment) bool { return s.contents != nil && s.current && s.sums != nil })
-	now, err := e.hash(b, restored, true)
+	now, err := e.hash(b, restored, true, false)
 	if err != nil {
 		return err
 	}

@@ -34,12 +34,13 @@ func (e *Engine) saveAll(batches []*batch, o *operation) error {
 	}
 	var items []store.Item
 	for _, b := range batches {
-		items = append(items, b.items[BackupHost]...)
+		items = append(items, slices.Concat(b.items[BackupHost], b.items[backupMemory])...)
 	}
 	if err := e.host.Check(batches[0].job.Budget, items); err != nil {
 		return err
 	}
-	stores := map[BackupKind]store.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
+	stores := map[BackupKind]store.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer,
+		backupMemory: e.memory}
 	return guard.All(batches, func(b *batch) error {
 		defer o.spent.copyingSince(start)
 		for kind, segments := range b.saving {
@@ -70,6 +71,9 @@ func (o *Options) backupOf(s *segment) BackupKind {
 	if o.SaveAll && kind == BackupNone {
 		kind = BackupHost
 	}
+	if o.ToMemory && (kind == BackupHost || kind == BackupPeer) {
+		return backupMemory
+	}
 	if (o.ToDisk || s.device.onHost) && kind == BackupHost && s.contents == nil {
 		return BackupDisk
 	}
@@ -99,7 +103,7 @@ func (e *Engine) plan(b *batch, o *operation) error {
 		dense := func(s *segment) bool { return !s.sparse }
 		segments = append(filter(segments, dense), filter(segments, sparse)...)
 	}
-	sums, err := e.hash(b, segments, o.Verify)
+	sums, err := e.hash(b, segments, o.Verify, o.ToMemory)
 	if err != nil {
 		return err
 	}
@@ -111,20 +115,20 @@ func (e *Engine) plan(b *batch, o *operation) error {
 		}
 		kind := o.backupOf(s)
 		item := store.Item{Span: s.backupSpan(), Kept: s.contents, Parts: s.all(), Target: s.target}
-		if reached && s.contents == nil && kind != BackupDisk {
+		if reached && s.contents == nil && kind != BackupDisk && kind != backupMemory {
 			if kind = BackupHost; s.length() <= room {
 				kind, item.Target = BackupPeer, target
 				room -= s.length()
 			}
 		}
 		to := saved{contents: s.contents, current: true, sums: sums[s]}
-		if kind == BackupHost {
-			to.parts = s.worthKeeping(sums[s])
+		if kind == BackupHost || kind == backupMemory {
+			to.parts = s.worthKeeping(sums[s], s.sparse || o.ToMemory)
 		}
 		if item.Sparse = to.parts != nil; item.Sparse {
 			item.Parts = to.parts.saved
 		}
-		if item.Sparse != (s.parts != nil) || item.Sparse && s.contents.Bytes() < item.Needs() {
+		if kind == backupMemory || item.Sparse != (s.parts != nil) || item.Sparse && s.contents.Bytes() < item.Needs() {
 			item.Kept = nil
 		} else if !item.Sparse && s.incremental && s.current && s.sums != nil && sums[s] != nil {
 			item.Parts = blocks(s.length(), func(i int) bool { return s.sums[i] != sums[s][i] })

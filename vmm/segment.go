@@ -22,6 +22,7 @@ const (
 	BackupDisk                     // in files
 	BackupSparse                   // as BackupHost, but for blocks of zeros; of a Request
 	BackupPeer                     // in the memory of another device, or of the host where that is impossible
+	backupMemory                   // in files that are host memory, of a pause with ToMemory
 )
 
 // segment is whole granules of a tag, for one cudaMalloc or for the small ones that share them.

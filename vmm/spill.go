@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"tms/internal/aid/guard"
+	"tms/vmm/cuda"
 	"tms/vmm/store"
 )
 
@@ -14,8 +15,36 @@ import (
 //
 // It is a transaction: after an error all contents are where they were. Errors: store.ErrHostMemory, store.ErrDisk,
 // store.ErrContentsLost, *cuda.Error. (cuMemHostUnregister)
+//
+// With ToMemory the files are host memory, and all contents go there, because a snapshot takes nothing else: those that
+// have only parts, and those in reserved host memory, too. Contents in the memory of another device are refused.
 func (e *Engine) Spill(options Options) (spilled uint64, err error) {
-	return e.move(options, e.host, BackupDisk)
+	if !options.ToMemory {
+		return e.move(options, e.host, BackupDisk)
+	}
+	if _, err = e.move(options, e.peer, BackupHost); err != nil { // of these, only reserved memory's
+		return 0, err
+	}
+	if spilled, err = e.move(options, e.host, backupMemory); err == nil {
+		err = e.onlyInFiles(options.Tags)
+	}
+	return spilled, err
+}
+
+// onlyInFiles refuses paused contents that are elsewhere.
+func (e *Engine) onlyInFiles(tags []string) (err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.visit(tags, func(_ *device, s *segment) int {
+		if s.is(paused) && s.current && s.contents != nil && err == nil {
+			if in := s.contents.Store(); in != store.Store(e.disk) && in != store.Store(e.memory) {
+				err = cuda.Refuse(cuda.IllegalState, "contents of tag %q wait in the memory of another device, and a snapshot "+
+					"takes files alone: resume the tag first", s.tag.name)
+			}
+		}
+		return 1
+	})
+	return err
 }
 
 // Fetch moves contents from files back to pinned host memory, as Spill moves them there. Contents of BackupDisk stay in
@@ -48,7 +77,7 @@ func (e *Engine) carry(o *operation, from store.Store, to BackupKind) (moved uin
 	wanted := func(s *segment) bool {
 		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
 			(from != e.peer || store.IsReserved(s.contents)) &&
-			(to == BackupDisk && s.contents.Host() != 0 || to == BackupHost && s.backup != BackupDisk)
+			(to == backupMemory || to == BackupDisk && s.contents.Host() != 0 || to == BackupHost && s.backup != BackupDisk)
 	}
 	err = e.transact("move", o, wanted, func(batches []*batch) error {
 		defer o.spent.copyingSince(time.Now())
@@ -104,6 +133,8 @@ func (e *Engine) carryBatch(b *batch, to BackupKind) error {
 	var err error
 	if to == BackupDisk {
 		copies, err = e.disk.Take(b.job, contents)
+	} else if to == backupMemory {
+		copies, err = e.memory.Take(b.job, contents)
 	} else if copies, err = e.host.Save(b.job, b.items[to]); err == nil {
 		from := contents[0].Store().(store.Held)
 		if err = from.Give(b.job, contents, copies); err != nil {

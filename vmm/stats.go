@@ -160,7 +160,7 @@ func (e *Engine) statsOf(d *device) stats.Device {
 				bytes := s.contents.Bytes()
 				ts.BackupBytes += bytes
 				switch in := s.contents.Store(); {
-				case in == e.host, store.IsReserved(s.contents):
+				case in == e.host, in == e.memory, store.IsReserved(s.contents):
 					ts.HostBytes += bytes
 				case in == e.disk:
 					ts.DiskBytes += bytes

@@ -37,6 +37,7 @@ var requestLines = []control.Request{
 	control.SteerRequest{Op: control.Keep, ID: 7, Own: true},
 	control.SteerRequest{Op: control.Undo, ID: 8, Wait: 1, Yield: true},
 	control.SteerRequest{Op: control.Move, ID: 9, Tag: pointer("cache"), To: control.ToDisk},
+	control.SteerRequest{Op: control.Move, ID: 9, Everything: true, To: control.ToMemory},
 	control.SteerRequest{Op: control.Note, ID: 10, Driver: &control.Driver{
 		Devices: []control.DriverBytes{{UUID: "GPU-1", Bytes: 1 << 30}}, Lost: "the GPU is gone"}},
 	control.SteerRequest{Op: control.Record, ID: 11, File: "/tmp/recording"},

@@ -28,6 +28,8 @@ type Request interface {
 const (
 	ToDisk = "disk"
 	ToHost = "host"
+	// ToMemory is for files that are host memory, of which a snapshot can be made.
+	ToMemory = "memory"
 )
 
 const maxPath = 4095
@@ -73,8 +75,8 @@ type SteerRequest struct {
 	// the same client makes it, before the driver's checkpoint. For a resume: the client has undone the checkpoint.
 	// While the process remembers, it refuses all other requests that change something.
 	Everything bool `json:"everything,omitempty"`
-	// To is ToDisk or ToHost for a move. For a pause, ToDisk saves in files the contents
-	// that would take new host memory.
+	// To is ToDisk, ToMemory or ToHost for a move. For a pause, ToDisk saves in files the contents that would take new host
+	// memory, and ToMemory saves all contents but zeros, except those that go to disk anyway.
 	To      string `json:"to,omitempty"`
 	Discard bool   `json:"discard,omitempty"` // for a pause: contents are given up, whatever backup they have
 	// SaveAll, for a pause: contents without a backup go to host memory, too, because the program is not told of the
@@ -190,8 +192,11 @@ func (r SteerRequest) check() error {
 		return errors.New("only a pause without a tag takes everything or nccl")
 	case r.Toward != nil && !r.Everything && r.NCCL == nil:
 		return errors.New("only a pause of everything, or with nccl, takes toward")
-	case r.Op == Move && r.To == "" || r.To != "" && r.To != ToDisk && (r.Op == Pause || r.To != ToHost):
-		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
+	case r.Op == Move && r.To == "" || r.To != "" && r.To != ToDisk && r.To != ToMemory && (r.Op == Pause || r.To != ToHost):
+		return fmt.Errorf("%q is no place for contents: to is disk, memory or host for a move, and disk or memory for a pause",
+			r.To)
+	case r.To == ToMemory && r.Toward != nil:
+		return errors.New("to excludes toward: contents go to one place")
 	case r.Discard && r.SaveAll || r.Yield && r.Everything:
 		return errors.New("discard excludes save_all, and yield excludes everything")
 	case r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0):

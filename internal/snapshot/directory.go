@@ -195,3 +195,17 @@ func fallible(name string, call func() error) error {
 	}
 	return call()
 }
+
+// Find is Open for a directory, or for the folder of one of its snapshots, whose name it returns then.
+func Find(path string) (*Directory, string, error) {
+	if _, err := os.Stat(filepath.Join(path, manifestName)); err != nil {
+		d, err := Open(path)
+		return d, "", err
+	}
+	folder, err := at(path)
+	if err != nil {
+		return nil, "", err
+	}
+	d, err := Open(filepath.Dir(folder.path))
+	return d, filepath.Base(folder.path), err
+}

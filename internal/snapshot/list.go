@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -79,25 +80,23 @@ func (d *Directory) List() ([]Entry, error) {
 	return list, nil
 }
 
-// Check reads all that a snapshot has, or that all snapshots have, and lists what is wrong. progress, unless nil, is
-// called with bytes that were read, by any thread.
-func (d *Directory) Check(ctx context.Context, name string, progress func(bytes int64)) (damage []*Damage, err error) {
+// Check reads all that a snapshot has, or that all snapshots have, and lists what is wrong. It returns how
+// many bytes it has read.
+func (d *Directory) Check(ctx context.Context, name string) (damage []*Damage, bytes int64, err error) {
 	lock, err := d.lock(unix.LOCK_SH)
 	if err != nil {
-		return nil, d.failed("locking", d.path, err)
+		return nil, 0, d.failed("locking", d.path, err)
 	}
 	defer lock.Close()
 	names := []string{name}
 	if name == "" {
 		if names, _, err = d.names(); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	} else if _, err := d.find(name); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	if progress == nil {
-		progress = func(int64) {}
-	}
+	var read atomic.Int64
 	verdicts := map[Sum]error{} // of blocks that were read
 	memory := newBuffers()
 	for _, name := range names {
@@ -107,17 +106,18 @@ func (d *Directory) Check(ctx context.Context, name string, progress func(bytes 
 			continue
 		}
 		s := &Snapshot{Name: name, Manifest: m, directory: d, lock: lock, buffers: memory}
-		found, err := s.check(ctx, verdicts, progress)
+		found, err := s.check(ctx, verdicts, &read)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		damage = append(damage, found...)
 	}
-	return damage, nil
+	return damage, read.Load(), nil
 }
 
 // check reads the blocks without a verdict, and all files.
-func (s *Snapshot) check(ctx context.Context, verdicts map[Sum]error, progress func(int64)) (damage []*Damage, err error) {
+func (s *Snapshot) check(ctx context.Context, verdicts map[Sum]error, read *atomic.Int64) (damage []*Damage,
+	err error) {
 	type block struct {
 		sum    Sum
 		length int64
@@ -140,7 +140,7 @@ func (s *Snapshot) check(ctx context.Context, verdicts map[Sum]error, progress f
 	var mu sync.Mutex
 	err = s.buffers.each(ctx, len(unread), func(i int, buffer []byte) error {
 		verdict := s.directory.readBlock(unread[i].sum, buffer[:unread[i].length])
-		progress(unread[i].length)
+		read.Add(unread[i].length)
 		mu.Lock()
 		defer mu.Unlock()
 		verdicts[unread[i].sum] = verdict
@@ -162,7 +162,7 @@ func (s *Snapshot) check(ctx context.Context, verdicts map[Sum]error, progress f
 		if wrong != nil {
 			damage = append(damage, wrong)
 		}
-		progress(f.Size)
+		read.Add(f.Size)
 	}
 	return damage, nil
 }

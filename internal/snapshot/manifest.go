@@ -40,6 +40,14 @@ type Process struct {
 	Contents []Held   `json:"contents"`
 }
 
+// Bytes returns how many bytes of contents the process had, with zeros.
+func (p *Process) Bytes() (bytes int64) {
+	for _, held := range p.Contents {
+		bytes += held.Size
+	}
+	return bytes
+}
+
 // Held is a file of contents, by the number under which the process's socket thread held it.
 type Held struct {
 	Number uint64 `json:"number"`

@@ -98,12 +98,13 @@ func itoa(n int) string { text, _ := json.Marshal(n); return string(text) }
 // blocks lists the files below DIR/blocks.
 func blocks(t *testing.T, d *Directory) (paths []string) {
 	t.Helper()
-	require.NoError(t, filepath.Walk(filepath.Join(d.path, blocksName), func(path string, info os.FileInfo, err error) error {
+	collect := func(path string, info os.FileInfo, err error) error {
 		if err == nil && !info.IsDir() {
 			paths = append(paths, path)
 		}
 		return err
-	}))
+	}
+	require.NoError(t, filepath.Walk(filepath.Join(d.path, blocksName), collect))
 	return paths
 }
 
@@ -181,8 +182,12 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		words string
 		loads bool // only reading finds it
 	}{
-		"a block is missing":   {func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, "missing", false},
-		"a block is too short": {func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, mib)) }, "too short", false},
+		"a block is missing": {func(t *testing.T, path string) {
+			require.NoError(t, os.Remove(path))
+		}, "missing", false},
+		"a block is too short": {func(t *testing.T, path string) {
+			require.NoError(t, os.Truncate(path, mib))
+		}, "too short", false},
 		"a bit is wrong": {func(t *testing.T, path string) {
 			file, err := os.OpenFile(path, os.O_RDWR, 0)
 			require.NoError(t, err)
@@ -202,7 +207,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 			save(t, d, "two", other)
 			bad := d.blockPath(sha256.Sum256(contents[2*mib : 4*mib]))
 			fault.spoil(t, bad)
-			damage, err := d.Check(t.Context(), "", nil)
+			damage, _, err := d.Check(t.Context(), "")
 			require.NoError(t, err)
 			require.Len(t, damage, 1)
 			require.Equal(t, "one", damage[0].Snapshot)
@@ -238,7 +243,7 @@ func TestSpoiledFiles(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, s.VerifyFiles(t.Context()), "other bytes than it had, from 2097152 on")
 	s.Close()
-	damage, err := d.Check(t.Context(), "one", nil)
+	damage, _, err := d.Check(t.Context(), "one")
 	require.NoError(t, err)
 	require.Len(t, damage, 1)
 	require.NoError(t, os.Truncate(images, 1))

@@ -17,7 +17,11 @@ import (
 type Directory struct {
 	path    string
 	setting string // the setting that named it, or "" for the default
+	memory  bool   // it is no directory: the files are host memory
 }
+
+// memoryFiles makes files that are host memory. A process may seal the memory, so that it stays as it is.
+var memoryFiles = &Directory{path: "host memory", memory: true}
 
 // NewDirectory makes what is missing of a path, for its owner only, and checks that files can be made there. setting
 // says where the path came from, for error texts: the name of a function or variable, "" for a default. Errors:
@@ -25,9 +29,9 @@ type Directory struct {
 func NewDirectory(path, setting string) (*Directory, error) {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
-		return nil, (&Directory{path, setting}).failed("finding", err)
+		return nil, (&Directory{path: path, setting: setting}).failed("finding", err)
 	}
-	d := &Directory{absolute, setting}
+	d := &Directory{path: absolute, setting: setting}
 	return d, d.make()
 }
 
@@ -46,6 +50,9 @@ func (d *Directory) make() error {
 
 // InMemory reports whether the directory's files take host memory.
 func (d *Directory) InMemory() bool {
+	if d.memory {
+		return true
+	}
 	var stat unix.Statfs_t
 	if unix.Statfs(d.path, &stat) != nil {
 		return false
@@ -68,7 +75,10 @@ func (d *Directory) NewFile(size uint64) (*os.File, error) {
 
 // reserve gives a file its space, so that a full disk is known before copying starts.
 func (d *Directory) reserve(fd int, size uint64) error {
-	err := fallocate("fallocate", fd, 0, Range{Size: size})
+	var err error = unix.EOPNOTSUPP // memory is taken as it is written, because a part may stay a hole
+	if !d.memory {
+		err = fallocate("fallocate", fd, 0, Range{Size: size})
+	}
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 		err = ftruncate(fd, int64(size)) // a full disk is then found by the copy
 	}
@@ -80,6 +90,13 @@ func (d *Directory) reserve(fd int, size uint64) error {
 
 // open opens a new file that has no name, past the page cache where the file system allows that.
 func (d *Directory) open() (fd int, direct bool, err error) {
+	if d.memory {
+		err = fallible("memfd_create", func() error {
+			fd, err = unix.MemfdCreate("tms contents", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+			return err
+		})
+		return fd, false, err
+	}
 	return directio.Open(d.openUnnamed)
 }
 
@@ -106,6 +123,9 @@ func (d *Directory) openUnnamed(flags int) (fd int, err error) {
 // enough checks that size bytes are free. Reserving them would show that too, but would leave others no space for a
 // moment.
 func (d *Directory) enough(size uint64) error {
+	if d.memory {
+		return nil // a Budget knows
+	}
 	var stat unix.Statfs_t
 	if unix.Statfs(d.path, &stat) != nil || stat.Blocks == 0 {
 		return nil

@@ -35,6 +35,13 @@ type Disk struct {
 // tmpfsWarned belongs to the process, not to a Disk: one line in a log is enough.
 var tmpfsWarned atomic.Bool
 
+// NewMemory returns a store of files that are host memory: see memoryFiles. Only they may have sparse Items.
+func NewMemory(driver *cuda.Driver, descriptors Descriptors) *Disk {
+	d := NewDisk(driver, descriptors, nil)
+	d.current = memoryFiles
+	return d
+}
+
 // NewDisk returns a store of files, which descriptors keeps. Configure it before the first Save. The store calls warn,
 // at most once in a process, with a line for the user's log.
 func NewDisk(driver *cuda.Driver, descriptors Descriptors, warn func(string)) *Disk {
@@ -67,7 +74,7 @@ func (d *Disk) Configure(path, setting string) error {
 type diskContents = heldContents[*diskFile]
 
 // Save is Store's Save. Space for all of it is reserved before anything is copied. Kept contents are overwritten in
-// place; where another directory was configured since, they go to new files. They are always written whole.
+// place; where another directory was configured since, they go to new files. Only sparse ones are not written whole.
 func (d *Disk) Save(job Job, items []Item) ([]Contents, error) {
 	return d.save(items, d.transfer(job, true, false))
 }
@@ -78,6 +85,9 @@ func (d *Disk) Take(job Job, sources []Contents) ([]Contents, error) {
 	items := make([]Item, len(sources))
 	for i, source := range sources {
 		items[i].Span = Span{Address: source.Host(), Size: source.Bytes()}
+		if c, ok := source.(*privateContents); ok && c.sparse {
+			items[i] = c.packed()
+		}
 	}
 	return d.save(items, d.transfer(job, true, true))
 }
@@ -93,13 +103,18 @@ func (d *Disk) save(items []Item, saving *transfer) (_ []Contents, err error) {
 	for i, item := range items {
 		places[i] = reusable(item.Kept, where, item.Size)
 	}
-	fresh, err := d.take(where, items, places)
+	if where.memory {
+		if err := saving.job.Budget.Take(fresh(items, places)); err != nil {
+			return nil, err
+		}
+	}
+	taken, err := d.take(where, items, places)
 	if err != nil {
 		return nil, err
 	}
 	saving.add(items, places)
 	if err := saving.Wait(); err != nil {
-		for _, p := range fresh {
+		for _, p := range taken {
 			p.leave(d.garbage)
 		}
 		return nil, err
@@ -107,8 +122,11 @@ func (d *Disk) save(items []Item, saving *transfer) (_ []Contents, err error) {
 	contents := make([]Contents, len(items))
 	for i, item := range items {
 		c, ok := item.Kept.(*diskContents)
-		if !ok {
+		if !ok || c.store != Store(d) {
 			c = &diskContents{store: d, garbage: d.garbage, size: item.Size}
+		}
+		if item.Sparse {
+			c.size, c.sparse, c.parts = Ranges(item.Parts).Bytes(), true, item.Parts
 		}
 		c.move(places[i])
 		contents[i] = c
@@ -116,9 +134,19 @@ func (d *Disk) save(items []Item, saving *transfer) (_ []Contents, err error) {
 	return contents, nil
 }
 
+// fresh returns how many bytes go to new files.
+func fresh(items []Item, places []place[*diskFile]) (bytes uint64) {
+	for i, item := range items {
+		if places[i].in == nil {
+			bytes += item.Needs()
+		}
+	}
+	return bytes
+}
+
 // reusable returns the place of kept contents, or nowhere if they need a new one.
 func reusable(kept Contents, where *Directory, size uint64) place[*diskFile] {
-	if c, ok := kept.(*diskContents); ok {
+	if c, ok := kept.(*diskContents); ok && !c.sparse {
 		if p := c.place(); p.in != nil && p.size == size && p.first().directory.path == where.path {
 			return p
 		}
@@ -131,7 +159,7 @@ func (d *Disk) take(where *Directory, items []Item, places []place[*diskFile]) (
 	var needed uint64
 	for i, item := range items {
 		if places[i].in == nil {
-			needed += wholeBlocks(item.Size)
+			needed += wholeBlocks(max(item.Size, 1))
 		}
 	}
 	if needed == 0 {
@@ -159,10 +187,10 @@ func (d *Disk) take(where *Directory, items []Item, places []place[*diskFile]) (
 	var used uint64
 	for i, item := range items {
 		if places[i].in == nil {
-			places[i] = place[*diskFile]{r, used, item.Size}
+			places[i] = place[*diskFile]{r, used, max(item.Size, 1)}
 			places[i].occupy()
 			fresh = append(fresh, places[i])
-			used += wholeBlocks(item.Size)
+			used += wholeBlocks(max(item.Size, 1))
 		}
 	}
 	return fresh, nil

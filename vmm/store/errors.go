@@ -29,7 +29,7 @@ func (l *Lost) Unwrap() []error { return []error{ErrContentsLost, l.Cause} }
 
 // unreadable returns the error of a load that could not open or read a file.
 func (f *diskFile) unreadable(address uintptr, cause error) error {
-	if errors.Is(cause, ErrDisk) {
+	if errors.Is(cause, f.directory.refusal()) {
 		return cause
 	}
 	return &Lost{Address: address, Directory: f.directory.path, Cause: cause}
@@ -38,16 +38,29 @@ func (f *diskFile) unreadable(address uintptr, cause error) error {
 // unkept returns an ErrDisk of the thread that keeps files: what could not be done with one, and what can be done.
 func (d *Directory) unkept(done string, cause error) error {
 	advice := "call again, or have contents wait in host memory"
+	if d.memory {
+		advice = "call again"
+	}
 	if errors.Is(cause, unix.EMFILE) || errors.Is(cause, unix.ENFILE) {
 		advice = d.advice(cause)
 	}
-	return fmt.Errorf("%w: a file in %s cannot be %s: %w; %s", ErrDisk, d.path, done, cause, advice)
+	return fmt.Errorf("%w: a file in %s cannot be %s: %w; %s", d.refusal(), d.path, done, cause, advice)
 }
 
 // failed returns an ErrDisk that says what was being done to the directory, and what can be done.
 func (d *Directory) failed(doing string, cause error) error {
-	return fmt.Errorf("%w: %s %s: %w; %s", ErrDisk, doing, d.path, cause, d.advice(cause))
+	return fmt.Errorf("%w: %s %s: %w; %s", d.refusal(), doing, d.path, cause, d.advice(cause))
 }
+
+func (d *Directory) refusal() error {
+	if d.memory {
+		return errMemory
+	}
+	return ErrDisk
+}
+
+// errMemory is ErrDisk for files that are host memory.
+var errMemory = cuda.Refuse(cuda.OperatingSystem, "contents cannot wait in files in host memory")
 
 func (d *Directory) advice(cause error) string {
 	for _, known := range []struct {
@@ -71,6 +84,9 @@ func (d *Directory) advice(cause error) string {
 
 // elsewhere returns the advice to use another directory, which like describes.
 func (d *Directory) elsewhere(like string) string {
+	if d.memory {
+		return "free host memory, or have contents wait on a disk"
+	}
 	switch d.setting {
 	case "TMS_DISK_BACKUP_DIR":
 		return "set TMS_DISK_BACKUP_DIR to a directory" + like

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 
@@ -15,8 +16,10 @@ type diskFile struct {
 	extent
 	disk      *Disk
 	directory *Directory
-	identity  descriptors.File // what a descriptor of it stands for: the host may have closed one of the same number
-	direct    atomic.Bool      // the page cache is bypassed
+	direct    atomic.Bool // the page cache is bypassed
+
+	mu       sync.Mutex
+	identity descriptors.File // what a descriptor of it stands for: the host may have closed one of the same number
 }
 
 // create makes the file, with its space.
@@ -43,16 +46,51 @@ func (f *diskFile) create() error {
 
 // close closes a copy of the file's descriptor, and none of another's.
 func (f *diskFile) close(fd int) {
-	if f.identity.Is(fd) {
+	if f.is(fd) {
 		f.disk.Descriptors.Close(fd)
 	}
 }
 
-// opened opens the file for the time of a call.
-func (f *diskFile) opened(use func(fd int) error) error {
+func (f *diskFile) is(fd int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.identity.Is(fd)
+}
+
+// copy returns a copy of the file's descriptor. In a process that was restored from a snapshot, another file with the
+// same contents has the number.
+func (f *diskFile) copy() (int, error) {
 	fd, err := f.disk.Descriptors.Copy(f.number)
 	if err != nil {
-		return f.directory.unkept("opened", err)
+		return -1, f.directory.unkept("opened", err)
+	}
+	if f.is(fd) {
+		return fd, nil
+	}
+	// Either that, or the host has closed the copy and has a file of its own at its number. The host does not do so twice
+	// with one file.
+	first, err := descriptors.FileOf(fd)
+	if err != nil {
+		return -1, f.directory.unkept("opened", err)
+	}
+	again, err := f.disk.Descriptors.Copy(f.number)
+	if err != nil {
+		return -1, f.directory.unkept("opened", err)
+	}
+	if first.Is(again) {
+		f.mu.Lock()
+		f.identity = first
+		f.mu.Unlock()
+		f.close(fd)
+	}
+	return again, nil
+}
+
+// opened opens the file for the time of a call.
+func (f *diskFile) opened(use func(fd int) error) error {
+	fd, err := f.copy()
+	if err != nil {
+		return err
 	}
 	defer f.close(fd)
 	return use(fd)
@@ -64,7 +102,14 @@ func (f *diskFile) release() error {
 	if f.number == 0 {
 		return nil
 	}
-	if err := f.opened(func(fd int) error { return ftruncate(fd, 0) }); err != nil {
+	cut := func(fd int) error {
+		err := ftruncate(fd, 0)
+		if f.directory.memory && errors.Is(err, unix.EPERM) { // it is sealed: a snapshot is being made of it
+			return nil
+		}
+		return err
+	}
+	if err := f.opened(cut); err != nil {
 		return err
 	}
 	if err := f.disk.Descriptors.Drop(f.number); err != nil {
@@ -101,12 +146,12 @@ type openFile struct {
 func (o *openFile) descriptor() (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.file.identity.Is(o.fd) {
+	if o.file.is(o.fd) {
 		return o.fd, nil
 	}
-	fd, err := o.file.disk.Descriptors.Copy(o.file.number)
+	fd, err := o.file.copy()
 	if err != nil {
-		return -1, o.file.directory.unkept("opened", err)
+		return -1, err
 	}
 	o.fd = fd
 	return fd, nil

@@ -74,6 +74,9 @@ func (p place[M]) walk(use func(in M, part Range, from uint64)) {
 	}
 }
 
+// part returns where a part of the contents is.
+func (p place[M]) part(part Range) place[M] { return place[M]{p.in, p.offset + part.Offset, part.Size} }
+
 // first returns the first extent that the place reaches into.
 func (p place[M]) first() M { return p.in.extents[p.offset/p.in.each] }
 
@@ -101,6 +104,8 @@ type heldContents[M medium] struct {
 	store   Store
 	garbage *reclaim.Kind
 	size    uint64
+	sparse  bool    // the place has parts of the span alone, where they lie in it, and size is theirs
+	parts   []Range // of a sparse one
 
 	mu        sync.Mutex
 	at        place[M] // where they are, or were until they were discarded

@@ -89,6 +89,15 @@ func Scattered(contents Contents) (scattered bool) {
 	return scattered
 }
 
+// packed returns sparse contents as they lie in host memory: the parts one after the other, up to the last.
+func (c *privateContents) packed() Item {
+	item := Item{Sparse: true, Parts: c.parts}
+	if len(c.parts) > 0 {
+		item.Span = Span{Address: c.base(), Size: c.parts[len(c.parts)-1].end()}
+	}
+	return item
+}
+
 // copies lists the copies between parts of a span and its place: the host side of each lies in one registration,
 // because the driver takes no other. Of sparse contents they are always those of all parts.
 func (c *privateContents) copies(span Span, parts ...Range) (copies []spanCopy) {

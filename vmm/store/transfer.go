@@ -55,36 +55,50 @@ func (d *Disk) transfer(job Job, writes, hostOnly bool) *transfer {
 
 // Add is Loader's Add.
 func (t *transfer) Add(span Span, contents Contents) {
-	at := contents.(*diskContents).place()
+	c := contents.(*diskContents)
+	at := c.place()
 	if at.in == nil {
 		t.fail(fmt.Errorf("%w: the contents of %#x were discarded", ErrDisk, span.Address))
 		return
 	}
-	t.add([]Item{{Span: span}}, []place[*diskFile]{at})
+	t.add([]Item{{Span: span, Sparse: c.sparse, Parts: c.parts}}, []place[*diskFile]{at})
 }
 
-// add hands spans and their places to the workers, in an order that keeps all files busy.
+// add hands spans and their places to the workers, in an order that keeps all files busy. In the host's memory the
+// parts of a sparse item lie one after the other.
 func (t *transfer) add(items []Item, places []place[*diskFile]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var added []request
 	for i, at := range places {
-		at.walk(func(file *diskFile, part Range, from uint64) {
-			open := t.files[file]
-			if open == nil {
-				open = &openFile{file: file, fd: -1}
-				t.files[file] = open
+		item := items[i]
+		parts, back := item.Parts, uint64(0)
+		if !item.Sparse {
+			parts = []Range{{Size: item.Size}}
+		}
+		packed := uint64(0)
+		for _, part := range parts {
+			if t.hostOnly {
+				back = part.Offset - packed
+				packed += part.Size
 			}
-			for done := uint64(0); done < part.Size; done += t.disk.chunkSize {
-				added = append(added, request{
-					open:   open,
-					offset: part.Offset + done,
-					memory: items[i].Address + uintptr(from+done),
-					size:   min(t.disk.chunkSize, part.Size-done),
-				})
-				open.begin()
-			}
-		})
+			at.part(part).walk(func(file *diskFile, in Range, from uint64) {
+				open := t.files[file]
+				if open == nil {
+					open = &openFile{file: file, fd: -1}
+					t.files[file] = open
+				}
+				for done := uint64(0); done < in.Size; done += t.disk.chunkSize {
+					added = append(added, request{
+						open:   open,
+						offset: in.Offset + done,
+						memory: item.Address + uintptr(part.Offset+from+done-back),
+						size:   min(t.disk.chunkSize, in.Size-done),
+					})
+					open.begin()
+				}
+			})
+		}
 	}
 	slices.SortStableFunc(added, func(x, y request) int { return cmp.Compare(x.offset, y.offset) })
 	t.requests = append(t.requests, added...)
@@ -198,7 +212,10 @@ func (t *transfer) save(stream cuda.Stream, staging *pinnedBuffer, c request) er
 		}
 	}
 	err := c.open.direct().Write(c.inHost(staging), int64(c.offset))
-	if err == nil || errors.Is(err, ErrDisk) {
+	if err == nil && c.open.file.directory.memory {
+		t.job.Budget.Touched(c.size)
+	}
+	if err == nil || errors.Is(err, c.open.file.directory.refusal()) {
 		return err
 	}
 	return c.open.file.directory.failed("writing a file in", err)
