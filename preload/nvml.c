@@ -30,6 +30,16 @@ struct newer_process { /* nvmlProcessInfo_v2_t, and nvmlProcessInfo_t from _v3 o
 	unsigned long long used;
 	unsigned parts[2];
 };
+struct detail { /* nvmlProcessDetail_v1_t */
+	unsigned pid;
+	unsigned long long used;
+	unsigned parts[2];
+	unsigned long long protected;
+};
+struct details { /* nvmlProcessDetailList_v1_t */
+	unsigned version, mode, count;
+	struct detail *list;
+};
 
 /* X(symbol, type, what is done besides) */
 #define MEMORY(X) \
@@ -45,10 +55,11 @@ struct newer_process { /* nvmlProcessInfo_v2_t, and nvmlProcessInfo_t from _v3 o
 	X(nvmlDeviceGetMPSComputeRunningProcesses, struct process) \
 	X(nvmlDeviceGetMPSComputeRunningProcesses_v2, struct newer_process) \
 	X(nvmlDeviceGetMPSComputeRunningProcesses_v3, struct newer_process)
+#define ALL(X) MEMORY(X) LISTS(X) X(nvmlDeviceGetRunningProcessDetailList)
 
 enum {
 #define X(symbol, ...) AT_##symbol,
-	MEMORY(X) LISTS(X)
+	ALL(X)
 #undef X
 	AT_nvmlDeviceGetUUID,
 	AT_nvmlSystemGetDriverVersion,
@@ -56,7 +67,7 @@ enum {
 };
 static const char *const names[FUNCTIONS] = {
 #define X(symbol, ...) #symbol,
-	MEMORY(X) LISTS(X)
+	ALL(X)
 #undef X
 	"nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion"};
 static void *_Atomic theirs[FUNCTIONS];
@@ -161,11 +172,25 @@ static bool has_other_records(int at)
 	}
 LISTS(LEAVES_OUT)
 
+EXPORT int nvmlDeviceGetRunningProcessDetailList(void *device, struct details *all)
+{
+	int code = CALL(nvmlDeviceGetRunningProcessDetailList, (void *, struct details *), device, all);
+	bool first = code == SUCCESS && all->version == (sizeof *all | 1 << 24); /* later records may be longer */
+	if (!first || !region_config.limit_bytes || !all->list)
+		return code;
+	unsigned left = 0;
+	for (unsigned i = 0; i < all->count; i++)
+		if (is_users(all->list[i].pid))
+			all->list[left++] = all->list[i];
+	all->count = left;
+	return code;
+}
+
 HIDDEN void *nvml_function(const char *name, void *found)
 {
 	static void *const own[] = {
 #define X(symbol, ...) (void *)symbol,
-		MEMORY(X) LISTS(X)
+		ALL(X)
 #undef X
 	};
 	for (int at = 0; region_config.limit_bytes && at < AT_nvmlDeviceGetUUID; at++) {

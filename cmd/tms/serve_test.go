@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,15 +99,17 @@ func (c *controller) done(path, body string) []group.Outcome {
 	return a.Outcomes
 }
 
-// records waits for lines of the audit, and returns the last.
+// records waits for lines of the audit about what has ended, and returns the last.
 func (c *controller) records(lines int) (line string) {
 	c.t.Helper()
+	var ended []string
 	require.Eventually(c.t, func() bool {
-		line = c.audit.String()
-		return strings.Count(line, "\n") >= lines
+		ended = slices.DeleteFunc(strings.SplitAfter(c.audit.String(), "\n"), func(line string) bool {
+			return !strings.HasSuffix(line, "\n") || strings.Contains(line, `"msg":"begins"`)
+		})
+		return len(ended) >= lines
 	}, time.Minute, time.Millisecond)
-	all := strings.Split(strings.TrimSpace(line), "\n")
-	return all[len(all)-1]
+	return ended[len(ended)-1]
 }
 
 func pidsOf(s ...*steered) string {
@@ -276,8 +279,11 @@ func TestServeWithdraws(t *testing.T) {
 			require.Equal(t, http.StatusConflict, with.Status)
 			require.Contains(t, with.Outcomes[0].Error, "interrupted")
 			require.NoError(t, c.server.Wait())
-		default:
+		default: // the server was killed, and the audit has what was in progress
 			require.Error(t, c.server.Wait())
+			require.Contains(t, c.audit.String(), `"msg":"begins","change":1,`)
+			require.Contains(t, c.audit.String(), `"path":"/v1/resume","request":{`+pidsOf(s))
+			require.NotContains(t, c.audit.String(), `"msg":"change"`)
 		}
 	}
 	s.do("unhog", "resume")

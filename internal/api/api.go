@@ -2,7 +2,8 @@
 // and the JSON is that of the commands. openapi.json describes it, and docs/serve.md is for users.
 //
 // The nouns: a caller is who asks, a user and process of this machine or the name of a token. A route is a method and a
-// path, with what answers it. A change is a request that changes something: it leaves a line in the audit.
+// path, with what answers it. A change is a request that changes something: it leaves a line in the audit when it begins,
+// and another when it ends.
 //
 // A request whose caller goes before the answer is withdrawn as by Ctrl-C on a command: what has not begun does not
 // happen, and a pause that is not complete is undone.
@@ -18,6 +19,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -64,6 +66,7 @@ type handler struct {
 	rate    *rate.Limiter
 	guesses *rate.Limiter
 	seats   chan struct{}
+	changes atomic.Int64 // that were asked for
 }
 
 //go:embed openapi.json
@@ -115,8 +118,9 @@ func (s *handler) routes() []route {
 // call is one request.
 type call struct {
 	*http.Request
-	body []byte
-	who  caller
+	body   []byte
+	who    caller
+	change int64 // its number in the audit
 }
 
 // refusal is an error with a status of HTTP.
@@ -152,7 +156,11 @@ func (s *handler) serve(to http.ResponseWriter, request *http.Request, r route) 
 	}
 	c := &call{Request: request, who: who}
 	var answer any
-	if c.body, err = readBody(to, request); err == nil {
+	c.body, err = readBody(to, request)
+	if r.change {
+		s.begins(c)
+	}
+	if err == nil {
 		answer, err = r.answer(c)
 	}
 	if r.change {

@@ -140,7 +140,9 @@ func TestKept(t *testing.T) {
 	}
 	audit.Lock()
 	defer audit.Unlock()
-	require.Equal(t, 6, strings.Count(audit.String(), "\n"), "each change, and no other request")
+	require.Equal(t, 6, strings.Count(audit.String(), `"msg":"begins"`), "each change, and no other request")
+	require.Equal(t, 6, strings.Count(audit.String(), `"msg":"change"`))
+	require.Equal(t, 12, strings.Count(audit.String(), "\n"))
 	require.Contains(t, audit.String(), `"method":"DELETE","path":"/v1/kept/a/b"`)
 }
 
@@ -249,8 +251,13 @@ func TestPrintableAudit(t *testing.T) {
 	request, err := http.NewRequest(http.MethodPost, "http://tms/v1/kept/x", nil)
 	require.NoError(t, err)
 	request.URL.Path = "/\u009b31m"
-	h.record(&call{Request: request, body: []byte(`{"tag":"` + "\u202e" + `"}`), who: caller{from: "uid 1"}}, nil, nil)
+	c := &call{Request: request, body: []byte(`{"tag":"` + "\u202e" + `"}`), who: caller{from: "uid 1"}}
+	h.begins(c)
+	h.record(c, nil, nil)
 	require.NotContains(t, audit.String(), "\u009b")
 	require.NotContains(t, audit.String(), "\u202e")
-	require.True(t, json.Valid(audit.Bytes()))
+	begins, ends, _ := strings.Cut(strings.TrimSpace(audit.String()), "\n")
+	require.True(t, json.Valid([]byte(begins)) && json.Valid([]byte(ends)))
+	require.Contains(t, begins, `"change":1,`)
+	require.Contains(t, ends, `"change":1,`)
 }

@@ -18,12 +18,25 @@ type did struct {
 	Error string `json:"error,omitempty"`
 }
 
-// record writes the line of a change: who asked what, and the result for each process.
-func (s *handler) record(c *call, answer any, err error) {
-	about := []any{"who", c.who.from, "method", c.Method, "path", c.URL.Path}
+// begins writes the line of a change that is about to be made: who asks what. A server that is killed leaves this line
+// alone.
+func (s *handler) begins(c *call) {
+	c.change = s.changes.Add(1)
+	s.audit.Info("begins", c.about()...)
+}
+
+// about says who asked what.
+func (c *call) about() []any {
+	about := []any{"change", c.change, "who", c.who.from, "method", c.Method, "path", c.URL.Path}
 	if json.Valid(c.body) {
 		about = append(about, "request", json.RawMessage(c.body))
 	}
+	return about
+}
+
+// record writes the line of a change that has ended: who asked what, and the result for each process.
+func (s *handler) record(c *call, answer any, err error) {
+	about := c.about()
 	result := "done"
 	if o, ok := answer.(*outcomes); ok {
 		if o.status() != http.StatusOK {

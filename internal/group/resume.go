@@ -27,7 +27,7 @@ func (r Resume) Do(ctx context.Context, pid int) Outcome {
 	process, unreachable := client.Dial(pid) // asks whose number this is, before the driver gets it
 	if unreachable == nil {
 		defer process.Close()
-	} else if errors.Is(unreachable, client.ErrElsewhere) && !r.DriverOnly {
+	} else if !r.DriverOnly && (errors.Is(unreachable, client.ErrElsewhere) || errors.Is(unreachable, client.ErrOthers)) {
 		return Ended(o, unreachable)
 	}
 	driver, err := checkpoint.Open()

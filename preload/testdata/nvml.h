@@ -1,5 +1,5 @@
-/* nvml has the records of NVML that its stand-in fills in and its client reads: nvmlMemory_v2_t, and nvmlProcessInfo_v1_t
- * and _v2_t. */
+/* nvml has the records of NVML that its stand-in fills in and its client reads: nvmlMemory_v2_t, nvmlProcessInfo_v1_t and
+ * _v2_t, and nvmlProcessDetailList_v1_t. */
 #ifndef NVML_H
 #define NVML_H
 
@@ -15,6 +15,16 @@ struct process {
 	unsigned pid;
 	unsigned long long used;
 	unsigned parts[2];
+};
+struct detail {
+	unsigned pid;
+	unsigned long long used;
+	unsigned parts[2];
+	unsigned long long protected;
+};
+struct details {
+	unsigned version, mode, count;
+	struct detail *list;
 };
 
 #endif

@@ -52,6 +52,15 @@ static void print_processes(void *device, const char *kind, const char *version)
 	free(all);
 }
 
+static void print_details(void *device)
+{
+	struct detail found[16];
+	struct details all = {sizeof all | 1 << 24, 0, 16, found};
+	CALL("nvmlDeviceGetRunningProcessDetailList", (void *, struct details *), device, &all);
+	for (unsigned i = 0; i < all.count; i++)
+		printf(" Detail:%u:%llu", found[i].pid, found[i].used >> 20);
+}
+
 int main(int argc, char **argv)
 {
 	unsigned count = 0;
@@ -70,6 +79,8 @@ int main(int argc, char **argv)
 		print_processes(device, "Compute", version);
 		print_processes(device, "Graphics", version);
 		print_processes(device, "MPSCompute", version);
+		if (argc > 1)
+			print_details(device);
 		printf("\n");
 	}
 	return 0;

@@ -30,9 +30,31 @@ class Tensor:
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_checkers(checker: str, tmp_path: Path) -> None:
     """They accept each documented use, from outside the checkout, and refuse wrong arguments."""
-    if importlib.util.find_spec(checker) is None:
-        pytest.skip(f"{checker} is not installed: scripts/check.sh installs it")
-    torch = tmp_path / "torch"
+    give_torch(tmp_path)
+    shutil.copy(PYMODULE / "tests" / "typed.py", tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text(
+        '{"enableTypeIgnoreComments": true, "reportUnnecessaryTypeIgnoreComment": "error"}'
+    )
+    done = check(checker, "typed.py", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_checkers_find_torch_memory_saver(checker: str, tmp_path: Path) -> None:
+    """By the link that docs/from-torch_memory_saver.md names."""
+    give_torch(tmp_path)
+    (tmp_path / "typings").symlink_to(PYMODULE / "dropin")
+    program = "from torch_memory_saver import torch_memory_saver as saver\n"
+    (tmp_path / "program.py").write_text(program + "saver.pause('weights')\n")
+    done = check(checker, "program.py", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "program.py").write_text(program + "saver.pause(3)\n")
+    done = check(checker, "program.py", tmp_path)
+    assert done.returncode == 1 and "program.py:2" in done.stdout, done.stdout + done.stderr
+
+
+def give_torch(folder: Path) -> None:
+    torch = folder / "torch"
     for name, text in {
         "__init__": TORCH,
         "cuda": "class CUDAGraph: ...\nclass Stream: ...\n",
@@ -41,21 +63,22 @@ def test_checkers(checker: str, tmp_path: Path) -> None:
     }.items():
         torch.mkdir(exist_ok=True)
         (torch / f"{name}.pyi").write_text(text)
-    shutil.copy(PYMODULE / "tests" / "typed.py", tmp_path)
-    (tmp_path / "pyrightconfig.json").write_text(
-        '{"enableTypeIgnoreComments": true, "reportUnnecessaryTypeIgnoreComment": "error"}'
-    )
+
+
+def check(checker: str, file: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed: scripts/check.sh installs it")
     strict = ["--strict", "--cache-dir=/dev/null"] if checker == "mypy" else []
-    done = subprocess.run(
-        [sys.executable, "-m", checker, *strict, "typed.py"],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+    inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return subprocess.run(
+        [sys.executable, "-m", checker, *strict, file],
+        cwd=folder,
+        env={**inherited, "MYPYPATH": "typings"},
         capture_output=True,
         text=True,
         timeout=HANGS,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_help_shows_all_that_is_public() -> None:

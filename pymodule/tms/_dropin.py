@@ -12,6 +12,10 @@ from ._version import version
 
 _NAME = "torch_memory_saver"
 _SWITCH = "libtms-torch-memory-saver"
+_SWITCH_ON = (
+    'pip install "libtms[torch-memory-saver]", from files pip install --no-index '
+    "libtms_torch_memory_saver-*.whl, in a clone pip install ./pymodule/dropin"
+)
 _PACKAGE = Path(__file__).resolve().parent
 _FOLDERS = (_PACKAGE / "dropin", _PACKAGE.parent / "dropin")
 """Where ours is: in an installed libtms, and in a checkout."""
@@ -61,7 +65,7 @@ def _examine() -> tuple[str, str, str]:
     if switch:
         what += f", although {_SWITCH} is installed: {origin.parents[1]} comes first on sys.path"
         return "warning", what, f"pip uninstall {_NAME}, or take that folder out of PYTHONPATH"
-    return "ok", what, 'to import that of libtms, pip install "libtms[torch-memory-saver]"'
+    return "ok", what, f"to import that of libtms, {_SWITCH_ON}"
 
 
 def _installed(name: str) -> metadata.Distribution | None:

@@ -39,6 +39,9 @@ func Unreachable(format string, arguments ...any) error {
 var ErrElsewhere = Unreachable("the process that listens by that number has it in another PID namespace (a " +
 	"container): run tms there")
 
+// ErrOthers: the process belongs to another user.
+var ErrOthers = errors.New("only that user and root can steer it")
+
 // busyTime is how long a client tries a process with a full queue of clients.
 const busyTime = time.Second
 
@@ -130,7 +133,7 @@ func sweep(directory string, pid int) {
 }
 
 // Dial connects to a process of this user; root can connect to any user's. Errors: ErrUnreachable, wrapped, with the
-// reason; ErrElsewhere.
+// reason; ErrElsewhere; ErrOthers, wrapped.
 func Dial(pid int) (*Conn, error) {
 	connection, err := Connect(pid)
 	if err == nil && connection.Peer != pid {
@@ -196,7 +199,7 @@ func findSocket(pid int) (*Conn, error) {
 	case !known && errors.Is(syscall.Kill(pid, 0), unix.ESRCH):
 		return nil, Unreachable("there is no such process")
 	case known && owner != own && own != 0:
-		return nil, Unreachable("it is a process of user %d", owner)
+		return nil, Unreachable("it is a process of user %d: %w", owner, ErrOthers)
 	}
 	if numbers := process.Numbers(pid); len(numbers) > 1 {
 		return nil, Unreachable("it is number %s of another PID namespace (a container): run tms there",
