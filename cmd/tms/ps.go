@@ -121,6 +121,25 @@ func (p *page) line(words string) {
 	p.WriteString(strings.TrimRight(readable.Cut(words, p.width), " ") + "\n")
 }
 
+// sentence writes words that end with what to do, so it breaks their lines and cuts nothing.
+func (p *page) sentence(words string) {
+	if p.width == math.MaxInt {
+		p.line(words)
+		return
+	}
+	line := ""
+	for _, word := range strings.Fields(words) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > p.width {
+			p.line(line)
+			line = "   " // under the number of a process
+		}
+		if line += " " + word; len(line) == 1+len(word) {
+			line = word
+		}
+	}
+	p.line(line)
+}
+
 // columns returns the width of a terminal, or else COLUMNS, such as watch sets it.
 func columns(to io.Writer) int {
 	if out, ok := to.(*output); ok {
@@ -141,25 +160,17 @@ func columns(to io.Writer) int {
 const (
 	columnCommand = 1
 	columnTag     = 3
+	columnLive    = 4
 	columnState   = 6
+	columnBackup  = 7
 	tableWidth    = 80
 	leastWidth    = 7
 )
 
 func writeProcesses(text *page, found []fleet.Process, now time.Time) {
-	table := [][]string{{"PID", "COMMAND", "DEVICE", "TAG", "LIVE", "HELD", "STATE", "BACKUP"}}
-	for _, p := range found {
-		table = append(table, rows(p, now)...)
-	}
-	width := make([]int, len(table[0]))
-	total := len(width) - 1
-	for column := range width {
-		for _, row := range table {
-			if column < len(row)-1 || len(row) == len(width) {
-				width[column] = max(width[column], utf8.RuneCountInString(row[column]))
-			}
-		}
-		total += width[column]
+	table, width, total := tableOf(found, now, (*fleet.Process).Title)
+	if total > text.width {
+		table, width, total = tableOf(found, now, (*fleet.Process).Brief)
 	}
 	for ; total > text.width; total-- {
 		wider := columnCommand
@@ -171,10 +182,19 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		}
 		width[wider]--
 	}
-	for _, row := range table {
+	var left []int // out, of what is least missed
+	for _, column := range []int{columnLive, columnBackup, columnCommand} {
+		if total > text.width {
+			left = append(left, column)
+			total -= width[column] + 1
+		}
+	}
+	for at, row := range table {
 		var line string
 		for column, cell := range row {
 			switch {
+			case slices.Contains(left, column) && len(row) == len(width):
+				continue
 			case len(row) < len(width) && column == len(row)-1: // text to the end of the line
 				line += cell
 			case column == columnCommand || column == columnTag || column == columnState:
@@ -183,25 +203,28 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 				line += fmt.Sprintf("%*s ", width[column], cell)
 			}
 		}
-		fmt.Fprintln(text, strings.TrimRight(line, " "))
+		if line = strings.TrimRight(line, " "); at == 0 && len(left) > 0 {
+			line += "…"
+		}
+		fmt.Fprintln(text, line)
 	}
 	sayUnknown(text, found)
 	var waits *turns.Explanation
 	for _, p := range found {
 		for _, kept := range p.PausedBy {
-			text.line(fmt.Sprintf("%d: %s", p.PID, fleet.Whose(p.PID, kept, now)))
+			text.sentence(fmt.Sprintf("%d: %s", p.PID, fleet.Whose(p.PID, kept, now)))
 		}
 		say(text, p, "a pause would free %s without contents",
 			func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
 		say(text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		for _, d := range p.Stats.Devices {
 			if d.LimitRefused > 0 {
-				text.line(fmt.Sprintf("%d: its limit of %s on %s has refused allocations: %d", p.PID,
+				text.sentence(fmt.Sprintf("%d: its limit of %s on %s has refused allocations: %d", p.PID,
 					readable.Bytes(d.LimitBytes), fleet.Name(d.GPU, "", d.Device), d.LimitRefused))
 			}
 		}
 		if p.Lost() {
-			text.line(fmt.Sprintf("%d: %s", p.PID, readable.Printable(p.Driver.Lost)))
+			text.sentence(fmt.Sprintf("%d: %s", p.PID, readable.Printable(p.Driver.Lost)))
 		}
 		say(text, p, "lost %s of other processes, which have ended or freed it",
 			func(tag stats.Tag) uint64 { return tag.ImportedLost })
@@ -212,9 +235,29 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 			waits = turns.NewExplanation(fleet.Ask(time.Second))
 		}
 		for _, words := range waits.Waits(p) {
-			text.line(fmt.Sprintf("%d: %s", p.PID, words))
+			text.sentence(fmt.Sprintf("%d: %s", p.PID, words))
 		}
 	}
+}
+
+// tableOf returns the table, the widths of its columns, and of all of it.
+func tableOf(found []fleet.Process, now time.Time, name func(*fleet.Process) string) (table [][]string, width []int,
+	total int) {
+	table = [][]string{{"PID", "COMMAND", "DEVICE", "TAG", "LIVE", "HELD", "STATE", "BACKUP"}}
+	for _, p := range found {
+		table = append(table, rows(p, now, name(&p))...)
+	}
+	width = make([]int, len(table[0]))
+	total = len(width) - 1
+	for column := range width {
+		for _, row := range table {
+			if column < len(row)-1 || len(row) == len(width) {
+				width[column] = max(width[column], utf8.RuneCountInString(row[column]))
+			}
+		}
+		total += width[column]
+	}
+	return table, width, total
 }
 
 // sayUnknown writes a line for each GPU that NVML does not show, with the devices that it is.
@@ -230,7 +273,7 @@ func sayUnknown(to *page, found []fleet.Process) {
 		}
 	}
 	for _, uuid := range fleet.Distinct(uuids) {
-		to.line(fmt.Sprintf("NVML does not show %s: %s", readable.Printable(uuid), strings.Join(devices[uuid], ", ")))
+		to.sentence(fmt.Sprintf("NVML does not show %s: %s", readable.Printable(uuid), strings.Join(devices[uuid], ", ")))
 	}
 }
 
@@ -245,12 +288,12 @@ func say(to *page, p fleet.Process, words string, of func(stats.Tag) uint64) {
 		}
 	}
 	if all > 0 {
-		to.line(fmt.Sprintf("%d: "+words+": %s", p.PID, readable.Bytes(all), strings.Join(names, ", ")))
+		to.sentence(fmt.Sprintf("%d: "+words+": %s", p.PID, readable.Bytes(all), strings.Join(names, ", ")))
 	}
 }
 
-func rows(p fleet.Process, now time.Time) (table [][]string) {
-	pid, command := fmt.Sprint(p.PID), p.Title()
+func rows(p fleet.Process, now time.Time, command string) (table [][]string) {
+	pid := fmt.Sprint(p.PID)
 	if p.Error != "" {
 		return [][]string{{pid, readable.Printable(p.Error)}}
 	}

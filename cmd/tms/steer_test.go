@@ -265,7 +265,7 @@ func TestSteering(t *testing.T) {
 	out, words, code = command(t, "ps")
 	require.Zero(t, code)
 	require.Empty(t, words)
-	lines := strings.Split(strings.TrimSpace(out), "\n")
+	lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(out, "\n    ", " ")), "\n")
 	require.Len(t, lines, 10)
 	require.Regexp(t, `^ *PID COMMAND +DEVICE TAG +LIVE +HELD STATE +BACKUP$`, lines[0])
 	requireFits(t, out)

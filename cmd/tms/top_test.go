@@ -106,7 +106,7 @@ func TestTop(t *testing.T) {
 		` steered .* 32.0 MiB +0 active.*listed here as they happen`)
 	require.Contains(t, s.do("capture-pane", "-p", "-e"), "\x1b[32m", "in colours")
 
-	s.shows(first + `: held 32.0 MiB, paused 0, backup 0; p frees 8.00 MiB without contents; `)
+	s.shows(first + `: held 32.0 MiB, paused 0, backup 0; p frees 8.00 MiB without contents;`)
 	s.press("p")
 	s.shows(first + `: paused, 32.00 MiB freed in \d.\d\d s, 8.00 MiB without contents`)
 	s.shows(`(?s)> +` + first + ` steered .* 24.0 MiB paused.*GPU 0 +cache .* 0 paused \ds.*weights .* 24.0 MiB ` +
@@ -115,7 +115,7 @@ func TestTop(t *testing.T) {
 		` paused cache, weights on GPU 0: 32.0 MiB in \d[.\d]* s, 8.00 MiB`)
 	require.Equal(t, uint64(0), held(t, one))
 	s.press("Down") // one of its tags
-	s.shows(`cache: paused 8.00 MiB, slack 0, backup 0, 8.00 MiB without contents; `)
+	s.shows(`cache: paused 8.00 MiB, slack 0, backup 0, 8.00 MiB without contents;`)
 	s.press("r")
 	s.shows(`(?s)` + first + ` steered .*partly.*> +GPU 0 +cache .* 8.00 MiB +0 active.*weights .* paused`)
 	s.press("p")
@@ -156,7 +156,7 @@ func TestTop(t *testing.T) {
 	s.press("h", "s")
 	s.shows("sorted by longest paused")
 	other.end()
-	s.shows("1 processes")
+	s.shows("1 process, ")
 	s.press("q")
 	s.restored(folder)
 }
@@ -222,7 +222,7 @@ func TestTopOfAJob(t *testing.T) {
 	rank := startSteered(t, program, device, "TORCHELASTIC_RUN_ID=lively")
 	s := openTmux(t, running(t.TempDir(), "--job", "lively"), "LC_ALL=C", device)
 	// the device with all processes
-	s.shows(`(?s)1 processes.*dev 0 .* 64.0 MiB  192 MiB .*> +` + rank.number() + ` steered .* active`)
+	s.shows(`(?s)1 process, .*dev 0 .* 64.0 MiB  192 MiB .*> +` + rank.number() + ` steered .* active`)
 	rank.end()
 	s.shows("no process of job lively listens")
 }

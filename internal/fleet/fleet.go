@@ -74,6 +74,16 @@ func (p *Process) Title() string {
 	return readable.Printable(p.Command)
 }
 
+// Brief is Title without the folders of the program.
+func (p *Process) Brief() string {
+	program, arguments, _ := strings.Cut(p.Command, " ")
+	text := strings.TrimSpace(program[strings.LastIndexByte(program, '/')+1:] + " " + arguments)
+	if short := p.Short(); short != "" {
+		text = short + ": " + text
+	}
+	return readable.Printable(text)
+}
+
 // Condition says in eleven characters at most, unless the process names an operation of its own, what a tag of the
 // process is doing, or in which state it is and for how long.
 func (p *Process) Condition(d stats.Device, tag stats.Tag, now time.Time) string {

@@ -486,7 +486,7 @@ func TestWhoKeepsAProcessPaused(t *testing.T) {
 			}
 			v.press("down")
 		}
-		return v.detail()
+		return strings.Join(v.detail(1), "")
 	}
 	require.Contains(t, detail(""), "815: "+lent)
 	require.Contains(t, detail("optimizer"), "optimizer: "+lent)

@@ -115,20 +115,23 @@ func (m *model) View() tea.View {
 func (m *model) lines() []string {
 	events := min(6, max(0, (m.height-8)/4))
 	devices := m.deviceLines(max(2, (m.height-1)/3))
-	lines := append([]string{m.title()}, devices...)
-	lines = append(lines, m.rowLines(m.height-len(lines)-events-2)...)
+	lines, detail := append([]string{m.title()}, devices...), m.detail(1+events/3)
+	lines = append(lines, m.rowLines(m.height-len(lines)-events-len(detail)-1)...)
 	if events > 0 {
 		lines = append(lines, m.eventLines(events)...)
 	}
-	return append(lines, m.detail(), faint.Render(m.fit(m.hints(), m.width)))
+	return append(append(lines, detail...), faint.Render(m.fit(m.hints(), m.width)))
 }
 
 func (m *model) title() string {
 	text, clock := "tms top", ""
 	if m.seen {
 		clock = " " + m.look.At.Format(time.TimeOnly)
-		text += fmt.Sprintf("  %d processes, sorted by %s", len(m.look.Processes),
-			orderings[m.order].name)
+		count := fmt.Sprintf("%d processes", len(m.look.Processes))
+		if len(m.look.Processes) == 1 {
+			count = "1 process"
+		}
+		text += "  " + count + ", sorted by " + orderings[m.order].name
 	}
 	if m.filter != "" || m.typing {
 		text += fmt.Sprintf(", with %q", m.filter)
@@ -263,7 +266,7 @@ func (m *model) rowLines(height int) []string {
 }
 
 func (m *model) rowLine(c columns, r row, whole uint64) string {
-	f, first, name := r.figures, fmt.Sprint(r.pid), readable.Printable(brief(r.process))
+	f, first, name := r.figures, fmt.Sprint(r.pid), r.process.Brief()
 	if !r.whole {
 		first, name = fmt.Sprint("dev ", r.device), "  "+readable.Printable(r.tag)
 		if r.on.GPU != nil {
@@ -297,16 +300,6 @@ func (m *model) rowLine(c columns, r row, whole uint64) string {
 	return style.Render(cursor+before) + bar + style.Render(after)
 }
 
-// brief returns the command, without the folder of its program.
-func brief(p *fleet.Process) string {
-	program, arguments, _ := strings.Cut(p.Command, " ")
-	text := strings.TrimSpace(program[strings.LastIndexByte(program, '/')+1:] + " " + arguments)
-	if short := p.Short(); short != "" {
-		text = short + ": " + text
-	}
-	return text
-}
-
 // eventLines returns the last lines of the events, and not more than height.
 func (m *model) eventLines(height int) (lines []string) {
 	for _, e := range m.events[max(0, len(m.events)-height):] {
@@ -318,24 +311,38 @@ func (m *model) eventLines(height int) (lines []string) {
 	return append(make([]string, height-len(lines)), lines...)
 }
 
-// detail returns what came of the last key, or what there is to say about the selected row.
-func (m *model) detail() string {
+// detail returns what came of the last key, or what there is to say about the selected row, in not more than most lines.
+func (m *model) detail(most int) []string {
 	switch {
 	case m.typing:
-		return m.fit("/"+m.filter+"_", m.width)
+		return []string{m.fit("/"+m.filter+"_", m.width)}
 	case m.message != "":
 		style := bold
 		if m.failed {
 			style = red
 		}
-		return style.Render(m.fit(readable.Printable(m.message), m.width))
+		return m.wrap(m.message, most, style)
 	}
 	for _, r := range m.rows() {
 		if r.key == m.selected {
-			return m.fit(readable.Printable(r.detail(m.look.At)), m.width)
+			return m.wrap(r.detail(m.look.At), most, lipgloss.NewStyle())
 		}
 	}
-	return ""
+	return []string{""}
+}
+
+// wrap breaks text into lines of the screen's width, and cuts the last of them.
+func (m *model) wrap(text string, most int, style lipgloss.Style) (lines []string) {
+	text = readable.Printable(text)
+	for len(lines) < most-1 {
+		line, _, more := strings.Cut(ansi.Wordwrap(text, m.width, ""), "\n")
+		if !more {
+			break
+		}
+		lines = append(lines, style.Render(m.fit(line, m.width)))
+		text = strings.TrimLeft(strings.TrimPrefix(text, strings.TrimRight(line, " ")), " ")
+	}
+	return append(lines, style.Render(m.fit(text, m.width)))
 }
 
 func (r row) detail(now time.Time) string {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the x86_64 wheels of a folder on the oldest Debian that debootstrap still gets, without compilers, and uses
-# them there over the simulator: demo, run, ps, doctor, pause, resume. Ends with 77 where that cannot be had: it needs
-# root, debootstrap and Debian's packages.
+# them there over the simulator: demo, run, ps, doctor, pause, resume, and the first minutes of three users with a
+# stopwatch. Ends with 77 where that cannot be had: it needs root, debootstrap and Debian's packages.
 #   scripts/wheel/check-old.sh [FOLDER]     (build/wheel, unless given)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../usage.sh"
@@ -30,7 +30,8 @@ for suite in buster bullseye bookworm; do
 done
 [ -e "$root.made" ] || unavailable "debootstrap gets no Debian: $(tail -n 1 "$root.log")"
 rm -rf "$root/tmp/"*
-cp "$wheels"/*_x86_64.whl "$wheels"/*-any.whl scripts/wheel/walk.sh "$root/tmp/"
+cp "$wheels"/*_x86_64.whl "$wheels"/*-any.whl scripts/wheel/{walk,users}.sh "$root/tmp/"
 # The mounts end with the walk.
 unshare --mount --pid --fork bash -euc "mount -t proc proc $root/proc; mount --rbind /dev $root/dev
-	exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root chroot $root bash /tmp/walk.sh"
+	exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root chroot $root \\
+		bash -euc 'bash /tmp/walk.sh; bash /tmp/users.sh rl platform researcher'"
