@@ -170,7 +170,7 @@ cpp() {
 		}
 	PROGRAM
 	local sim
-	sim=$(dirname "$(tms --path)")/sim
+	sim=$(dirname "$(dirname "$(tms --path)")")/sim
 	ln -sf "$sim/libcudart.so.13" libcudart.so # NVIDIA's toolkit has it
 	export PKG_CONFIG_PATH
 	PKG_CONFIG_PATH=$(dirname "$(tms --path)")/pkgconfig
