@@ -29,8 +29,14 @@ static int look_for_dlsym(struct dl_phdr_info *info, size_t size, void *found)
 	return 1;
 }
 
-/* At load, because in a child of fork dl_iterate_phdr may wait forever for a lock that another thread of the parent
- * held. */
+_Atomic bool libraries_forked HIDDEN;
+
+HIDDEN void forward_in_child(void)
+{
+	atomic_store(&libraries_forked, true);
+}
+
+/* At load: the first call may come in a child of fork that has no handler, where the loader may wait forever. */
 __attribute__((constructor, section(".text.startup"))) static void load(void)
 {
 	if (!dl_iterate_phdr(look_for_dlsym, NULL))
@@ -64,7 +70,7 @@ static void *open_loaded(const char *library, const char *name, const char *vers
 {
 	char *path = malloc(PATH_MAX); /* the thread's stack may be small */
 	void *opened = NULL;
-	for (int i = 0; path && !opened && dl_iterate_phdr(note_path, &(struct loaded){library, i, path}); i++) {
+	for (int i = 0; path && !opened && libraries_each(note_path, &(struct loaded){library, i, path}); i++) {
 		opened = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
 		if (opened && !find_in(opened, name, version)) {
 			dlclose(opened);
@@ -237,7 +243,7 @@ static void *newest_or_other(int at)
 {
 	static _Atomic unsigned long long looked;
 	unsigned long long loaded = 0;
-	dl_iterate_phdr(count_loaded, &loaded);
+	libraries_each(count_loaded, &loaded);
 	if (atomic_load(&looked) != loaded) {
 		if (resolve_runtime(FORWARD_NEWEST)) {
 			forward_set_newest();
@@ -316,7 +322,7 @@ static int is_of_major(struct dl_phdr_info *info, size_t size, void *version)
 /* Reports whether a libcudart of that version is loaded: without it there is no need to ask the loader. */
 static bool has_major(enum forward_major major)
 {
-	return dl_iterate_phdr(is_of_major, (void *)version_of[major]);
+	return libraries_each(is_of_major, (void *)version_of[major]);
 }
 
 HIDDEN void forward_resolve(void)
@@ -354,7 +360,7 @@ HIDDEN void *forward_in_driver(const char *name)
 {
 	static struct driver driver; /* which stays loaded */
 	if (!driver.found)
-		dl_iterate_phdr(look_for_driver, &driver);
+		libraries_each(look_for_driver, &driver);
 	return driver.found && !driver.hooked ? defined(&driver.symbols, name) : NULL;
 }
 
@@ -418,7 +424,7 @@ static bool goes_elsewhere(const struct forward_copy *copy)
 {
 	struct bound bound = {.range.address = (uintptr_t)atomic_load(
 				      &forward_by_major_cudaGetLastError[forward_caller.major])};
-	dl_iterate_phdr(look_whether_copy, &bound);
+	libraries_each(look_whether_copy, &bound);
 	return bound.copy && !within((const void *)copy->get, &bound.range);
 }
 
@@ -433,9 +439,9 @@ static const struct library *note(const void *caller)
 		return NULL;
 	}
 	*library = (struct library){.range.address = (uintptr_t)caller};
-	dl_iterate_phdr(look_at_caller, library);
+	libraries_each(look_at_caller, library);
 	if (library->needed)
-		dl_iterate_phdr(look_for_copy, library);
+		libraries_each(look_for_copy, library);
 	if (!library->copy.get || !library->copy.peek || !library->copy.reset || !goes_elsewhere(&library->copy))
 		library->copy.get = NULL;
 	kept((void *)library->copy.get);

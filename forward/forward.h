@@ -163,6 +163,8 @@ FORWARD_FUNCTIONS(X, N)
 
 /* Looks all functions up that can be found now. */
 void forward_resolve(void);
+/* Tells that this process is a child of fork: libraries.h. */
+void forward_in_child(void);
 /* Runs once, at the first call of CUDA: for what has to ask the loader while its lock is free. Set at load. */
 extern void (*forward_at_first_call)(void) __attribute__((visibility("hidden")));
 /* Returns what dlsym answers for the loaded libcuda, without the loader's lock. Returns NULL if the library is not

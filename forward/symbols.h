@@ -3,6 +3,8 @@
 #ifndef FORWARD_SYMBOLS_H
 #define FORWARD_SYMBOLS_H
 
+#include "libraries.h"
+
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
@@ -143,7 +145,7 @@ static inline bool is_library(const char *file, const char *library)
 	return strncmp(file, library, length) == 0 && (file[length] == '.' || file[length] == '-');
 }
 
-/* The path of the next loaded library of this name. Inside dl_iterate_phdr, which holds a loader lock, the path
+/* The path of the next loaded library of this name. Inside libraries_each, which holds a loader lock, the path
  * is only noted: dlopen or malloc under the lock can deadlock with a thread that is loading a library. */
 struct loaded {
 	const char *library;
@@ -205,7 +207,7 @@ static inline int look_around(struct dl_phdr_info *info, size_t size, void *data
 static inline struct range range_around(const void *function)
 {
 	struct range range = {.address = (uintptr_t)function};
-	dl_iterate_phdr(look_around, &range);
+	libraries_each(look_around, &range);
 	return range;
 }
 

@@ -56,6 +56,7 @@ AT_LOAD static int look_for_cudart(struct dl_phdr_info *info, size_t size, void 
 __attribute__((constructor)) static void at_load(void)
 {
 	go_load(awake);
+	fork_notify(NULL, NULL, forward_in_child);
 	forward_at_first_call = ask_loader;
 	region_load_environment();
 	watch_load();

@@ -180,7 +180,7 @@ static const char *const self_starting[] = {"nvshmem_bootstrap_", "nvshmem_trans
 
 HIDDEN bool gate_self_starting(char *name, size_t size)
 {
-	return dl_iterate_phdr(look_at, &(struct sought){self_starting, name, size}) != 0;
+	return libraries_each(look_at, &(struct sought){self_starting, name, size}) != 0;
 }
 
 HIDDEN bool gate_knows(uintptr_t address)
@@ -198,7 +198,7 @@ static int count_loads(struct dl_phdr_info *info, size_t size, void *count)
 HIDDEN uint64_t gate_loads(void)
 {
 	uint64_t count = 0;
-	dl_iterate_phdr(count_loads, &count);
+	libraries_each(count_loads, &count);
 	return count;
 }
 
@@ -206,7 +206,7 @@ HIDDEN bool nccl_is_unseen(void)
 {
 	static const char *const nccl[] = {"libnccl", NULL};
 	return region_config.nccl_registers && gate_unusable() &&
-	       dl_iterate_phdr(look_at, &(struct sought){nccl, NULL, 0}) != 0;
+	       libraries_each(look_at, &(struct sought){nccl, NULL, 0}) != 0;
 }
 
 HIDDEN struct gate_mark *gate_enter_capture(const struct gate_call *call, void *stream)

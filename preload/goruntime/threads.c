@@ -3,8 +3,8 @@
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "forward.h"
+#include "libraries.h"
 
-#include <link.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -162,7 +162,7 @@ static size_t stack_size(void)
 	static size_t found; /* under the lock */
 	size_t page = (size_t)sysconf(_SC_PAGESIZE), local = 0;
 	if (!found) {
-		dl_iterate_phdr(add_thread_local, &local);
+		libraries_each(add_thread_local, &local);
 		found = (STACK_SIZE + local + (size_t)sysconf(_SC_THREAD_STACK_MIN) + page - 1) & ~(page - 1);
 	}
 	return found;

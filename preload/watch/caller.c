@@ -80,7 +80,7 @@ HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE])
 			snprintf(name, CALLER_NAME_SIZE, "%s", file_of(object.map->l_name));
 		return found;
 	}
-	return dl_iterate_phdr(look, &(struct query){(uintptr_t)address, name}) != 0;
+	return libraries_each(look, &(struct query){(uintptr_t)address, name}) != 0;
 }
 
 HIDDEN bool caller_is_excluded(const void *address)

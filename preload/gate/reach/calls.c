@@ -276,7 +276,7 @@ HIDDEN const char *gate_not_gated(void)
 	struct bound bound = {.looked_at = atomic_load(&looked_at)};
 	for (size_t i = 0; !atomic_load(&unknown_set); i++) {
 		bound.skip = i;
-		if (!dl_iterate_phdr(look_at_bound, &bound)) {
+		if (!libraries_each(look_at_bound, &bound)) {
 			atomic_store(&looked_at, bound.looked_at);
 			break;
 		}

@@ -67,8 +67,23 @@ static int look_into(struct dl_phdr_info *info, size_t size, void *search)
 	return look(info->dlpi_addr, dynamic_of(info), search);
 }
 
-/* The loader's list for debuggers, which musl lacks. */
-extern struct r_debug _r_debug __attribute__((weak));
+_Atomic bool libraries_forked HIDDEN;
+
+static void in_child(void)
+{
+	atomic_store(&libraries_forked, true);
+}
+
+/* glibc's pthread_atfork calls this function, which musl lacks. */
+extern int __register_atfork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void), void *library)
+	__attribute__((weak));
+extern void *__dso_handle HIDDEN;
+
+__attribute__((constructor)) static void follow_forks(void)
+{
+	if (__register_atfork)
+		__register_atfork(NULL, NULL, in_child, &__dso_handle);
+}
 
 /* For a C library without dlvsym. */
 static void *none(void *handle, const char *name, const char *version)
@@ -177,7 +192,7 @@ HIDDEN void *reach_bound(const void *caller, const char *name, const char *libra
 	if (!found || reach_is_here(found)) {
 		char *path = malloc(PATH_MAX); /* the thread's stack may be small */
 		found = NULL;
-		if (path && dl_iterate_phdr(note_path, &(struct loaded){library, 0, path}))
+		if (path && libraries_each(note_path, &(struct loaded){library, 0, path}))
 			found = in_loaded(path, name, atomic_load(&reach_dlsym));
 		free(path);
 	}
