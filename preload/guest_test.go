@@ -244,6 +244,7 @@ func TestOtherInterposers(t *testing.T) {
 
 // Libraries that share out a GPU define dlsym, and are preloaded into everything.
 func TestOtherDlsym(t *testing.T) {
+	hermetic.Thorough(t)
 	tms, reach, hook := built(t, "lib", "libtms.so"), built(t, "lib", "libtms_reach.so"), shared(t, "dlsymhook")
 	old := shared(t, "dlsymhook", "-Wl,--hash-style=sysv") // which has no table of the newer kind
 	for _, host := range []struct{ name, program string }{
@@ -424,6 +425,7 @@ func TestCancelledInTheFirstAllocation(t *testing.T) {
 }
 
 func TestLargeThreadLocalData(t *testing.T) {
+	hermetic.Thorough(t)
 	run(t, compile(t, "threadlocal", majors[1]), nil).succeeded(t)
 }
 

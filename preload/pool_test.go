@@ -48,6 +48,7 @@ func libc10(t *testing.T, flags ...string) string {
 }
 
 func TestPyTorchThatCannotBeTold(t *testing.T) {
+	hermetic.Thorough(t)
 	program := compile(t, "torchpool", majors[1])
 	run(t, program, []string{"silent", libc10(t, "-DWITHOUT_THROW")}).succeeded(t)
 	run(t, program, []string{"throws", libc10(t)}).succeeded(t)

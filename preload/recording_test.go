@@ -229,6 +229,7 @@ func TestRecordedFromOutside(t *testing.T) {
 
 // A recording has memory that the program maps itself under its tag, while it is mapped; a replay leaves it out.
 func TestRecordingOfMappings(t *testing.T) {
+	hermetic.Thorough(t)
 	path := filepath.Join(t.TempDir(), "trace")
 	run(t, compile(t, "expandable", majors[1]), nil, "TMS_TRACE="+path).succeeded(t)
 	records, names := recorded(t, path)

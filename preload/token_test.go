@@ -4,10 +4,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/aid/hermetic"
 )
 
 // Memory that a program made itself, used in other processes as by PyTorch's symmetric memory: testdata/symmetric.c.
 func TestSymmetricMemory(t *testing.T) {
+	hermetic.Thorough(t)
 	for _, cudart := range eachMajor() {
 		t.Run(cudart, func(t *testing.T) {
 			together(t, compile(t, "symmetric", cudart), []string{"mutual", "taken", "moved", "freed", "killed",

@@ -22,8 +22,10 @@ export GOFLAGS="$GOFLAGS -trimpath -tags=netgo,osusergo"
 
 say() { printf '\n== %s\n' "$*"; }
 
-require_python test
+(require_python test) & # it waits for the network and the disk more than it computes
+fetching=$!
 scripts/build.sh
+wait $fetching
 say "Go, C and Python"
 failed=0
 build/venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder pymodule/tests >build/_python.log 2>&1 &

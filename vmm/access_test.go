@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -14,6 +15,7 @@ import (
 // Two devices come into use at the same time, each by a thread of its own that grants it access: the second comes while
 // the first is being granted. Neither is forgotten.
 func TestDevicesComeIntoUseTogether(t *testing.T) {
+	hermetic.Thorough(t)
 	_, driver, engine := simulated(t, 3)
 	address := malloc(t, engine, vmm.Request{Size: 2 * mib, Tag: "t"})
 	use := func(device int) cuda.Context {

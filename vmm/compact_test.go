@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/aid/failpoint"
+	"tms/internal/aid/hermetic"
 	"tms/internal/cudasim"
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -48,6 +49,7 @@ var eighty = vmm.Options{ExtentBytes: 40 * granule}
 // Without a gate, what a resume puts into shared extents is bounded: a sixteenth of the device. So a program that frees
 // what it only caches, and asks again, finds all but that.
 func TestStrandedIsBounded(t *testing.T) {
+	hermetic.Thorough(t)
 	for _, granules := range []uint64{1, 3, 10, 17} {
 		t.Run(fmt.Sprint(granules), func(t *testing.T) {
 			sim, _, e := scaled(t)

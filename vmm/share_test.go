@@ -386,6 +386,7 @@ func TestPausesCross(t *testing.T) {
 
 // A driver call that fails leaves contents and addresses as they are, and all can be paused together afterwards.
 func TestSharedAndFailing(t *testing.T) {
+	hermetic.Thorough(t)
 	for kind, made := range pairs {
 		for seed, function := range []string{"cuMemUnmap", "cuMemRelease", "cuMemMap", "cuMemSetAccess", "cuMemCreate",
 			"cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemExportToShareableHandle",

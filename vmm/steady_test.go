@@ -42,6 +42,7 @@ func (s *scene) holdings() (h holdings) {
 
 // Cycles of pause and resume leave nothing behind: 10^5 of them in scripts/soak.sh (TMS_CYCLES).
 func TestCyclesAreSteady(t *testing.T) {
+	hermetic.Thorough(t)
 	cycles := hermetic.Number(t, "TMS_CYCLES", 600)
 	s := newScene(t, t.TempDir(), &faults{})
 	failpoint.Set(nil)

@@ -76,6 +76,7 @@ func TestRanksThatAreApart(t *testing.T) {
 // Collectives that graphs launch are not counted: with others between them the ranks still stand together; without
 // others the command tries until they do.
 func TestRanksWithCollectivesInGraphs(t *testing.T) {
+	hermetic.Thorough(t)
 	for kind, c := range map[string]struct{ count, pauses int }{
 		"mixed": {3, hermetic.Often(6, 2)}, // at the first try on a machine with nothing else to do
 		"graph": {2, hermetic.Often(2, 1)},
@@ -90,6 +91,7 @@ func TestRanksWithCollectivesInGraphs(t *testing.T) {
 
 // With everything, for which no rank may be inside NCCL.
 func TestRanksThatAreApartWithEverything(t *testing.T) {
+	hermetic.Thorough(t)
 	for _, kind := range []string{"world", "pipeline"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command

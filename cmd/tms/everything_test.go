@@ -143,6 +143,7 @@ func TestStatusBesidePausesOfEverything(t *testing.T) {
 
 // Wherever the command dies, the process is as before, or a resume makes it so.
 func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
+	hermetic.Thorough(t)
 	w := startWhole(t)
 	pause := []string{"pause", w.number(), "--everything", "--force"}
 	dies(t, "GetState:1", pause...)
@@ -330,6 +331,7 @@ func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 // Memory that was shared keeps the driver from a checkpoint as long as anything holds it: a handle, a mapping or a
 // descriptor. After a call that fails it counts as held.
 func TestMemoryThatIsNoLongerShared(t *testing.T) {
+	hermetic.Thorough(t)
 	const words = "it has called cuMemExportToShareableHandle, and managed memory"
 	for _, test := range []struct {
 		name, environment, steps string // steps that fail end with !

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/hermetic"
 	"tms/internal/fleet"
 	"tms/internal/group"
 )
@@ -54,6 +55,7 @@ func (s *steered) isOn(gpu int, label, metrics string) {
 
 // A GPU has the number that NVML gives it, whatever the program calls it and however that came about.
 func TestNumbersOfGPUs(t *testing.T) {
+	hermetic.Thorough(t)
 	onMachine(t, 4)
 	t.Setenv("CUDASIM_NAME", "cudasim,cudasim,cudasim,NVIDIA H200 MIG 1g.18gb")
 	const order = "CUDASIM_FASTEST=1,0,3,2"

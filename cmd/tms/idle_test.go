@@ -199,6 +199,7 @@ func TestIdleIsKilled(t *testing.T) {
 
 // A busy device and a capture do not count as idle, and are not disturbed.
 func TestIdleIsNotBusy(t *testing.T) {
+	hermetic.Thorough(t)
 	one := sharing(t, "44M")()
 	watch := idle(t, one.number(), "--after", "300ms")
 	for words, end := range map[string]string{"capture": "captured", "busy 1500": "free"} {

@@ -17,6 +17,7 @@ import (
 // Ranks that have each other's memory open are paused together, or not at all; a pause of one alone is refused, and
 // names it.
 func TestJobThatSharesMemory(t *testing.T) {
+	hermetic.Thorough(t)
 	ownSockets(t)
 	// The spoiled unmapping is that of its own memory, after others'.
 	ranks := startJob(t, 3, "CUDASIM_FAIL=cuMemUnmap:2:999", "MASTER_ADDR=here", "MASTER_PORT=29501",

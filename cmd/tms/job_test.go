@@ -207,6 +207,7 @@ func TestAHeldRankIsResumedByAnother(t *testing.T) {
 
 // Nor does a stopped command hold ranks up for longer than its timeout; when it goes on, it says so.
 func TestAJobsPauseThatIsStopped(t *testing.T) {
+	hermetic.Thorough(t)
 	ready := startReadyAndBusy(t)
 	pausing := exec.Command(tms, "pause", "--job", "here:1", "--timeout", "8")
 	var said strings.Builder

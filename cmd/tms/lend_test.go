@@ -116,6 +116,7 @@ func TestALendThatIsOverWithoutRoom(t *testing.T) {
 
 // The last command decides: a lend gets another end, becomes a pause without one, and ends with tms resume.
 func TestALendThatChanges(t *testing.T) {
+	hermetic.Thorough(t)
 	lent, _, _ := startLent(t)
 	lend := func(more ...string) { succeeds(t, append([]string{"lend", lent.number(), "--force"}, more...)...) }
 	lend("--for", "1h")

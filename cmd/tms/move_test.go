@@ -463,6 +463,7 @@ func TestADeviceIsEmptied(t *testing.T) {
 }
 
 func TestAProgramOnTwoDevicesIsMoved(t *testing.T) {
+	hermetic.Thorough(t)
 	m := startMobile(t)
 	m.do("device 1", "more 16", "device 0")
 	m.leaves([3]int{56, 112, 128})

@@ -155,6 +155,7 @@ func TestAFailedMoveOfTwo(t *testing.T) {
 
 // One of them has no memory where they go, when the other has resumed there or waits.
 func TestOneOfTwoCannotResumeThere(t *testing.T) {
+	hermetic.Thorough(t)
 	s := startSharers(t)
 	for _, process := range []*steered{s.steered, s.importer} {
 		back := 0
@@ -183,6 +184,7 @@ func TestOneOfTwoCannotResumeThere(t *testing.T) {
 
 // One of them dies before or after all are restored: the other goes on, all of it in one place.
 func TestOneOfTwoDies(t *testing.T) {
+	hermetic.Thorough(t)
 	s := startSharers(t)
 	for call, device := range map[string]int{"cuMemUnmap:1": 0, "cuMemImportFromShareableHandle:2": 1} {
 		stopped(t, s.importer)
@@ -224,6 +226,7 @@ func TestTwoThatArePausedAreMoved(t *testing.T) {
 
 // Together they do not fit, and one of them is there already.
 func TestTwoOnTwoGPUs(t *testing.T) {
+	hermetic.Thorough(t)
 	s := startSharers(t)
 	s.other.do("device 1", "hog")
 	words := "GPU 1 has 0 bytes free, and 112.00 MiB are needed there"

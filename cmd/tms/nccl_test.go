@@ -147,6 +147,7 @@ func TestCommunicatorsAreSuspendedWithEverything(t *testing.T) {
 
 // What cannot be suspended is left to the driver, and the output says so; the pause is still made.
 func TestCommunicatorsThatStay(t *testing.T) {
+	hermetic.Thorough(t)
 	for _, test := range []struct{ name, version, make, environment, words string }{
 		{"no function", ncclOld, "all 2", "", "NCCL 2.27.5: 2 communicators left to the driver " +
 			"(this version has no ncclCommSuspend, which came with 2.29.7)"},
@@ -210,6 +211,7 @@ func TestASuspendThatHangs(t *testing.T) {
 
 // A suspend may return just as its caller gives up: one of the two does the resume.
 func TestASuspendThatIsLate(t *testing.T) {
+	hermetic.Thorough(t)
 	reach, seen := filepath.Join("..", "..", "preload", "gate", "reach"), filepath.Join(t.TempDir(), "seen")
 	object := buildC(t, "suspending.o", "-fPIC", "-fvisibility=hidden", "-include",
 		filepath.Join("..", "..", "preload", "testdata", "late.h"), "-c", filepath.Join(reach, "suspending.c"))
@@ -524,6 +526,7 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 }
 
 func TestMemoryThatNCCLHasRegistered(t *testing.T) {
+	hermetic.Thorough(t)
 	c := startNCCL(t, "handle", ncclNew)
 	c.do("all 1")
 	const words = " is registered with NCCL 2.29.7 by ncclCommRegister, and a registration does not survive a pause: " +
@@ -602,6 +605,7 @@ func TestCollectivesInGraphsAreWarnedOf(t *testing.T) {
 
 // Threads make, use and destroy communicators, and register memory, while everything is paused and resumed.
 func TestNCCLIsUsedByAll(t *testing.T) {
+	hermetic.Thorough(t)
 	c := startNCCL(t, "default", ncclNew)
 	c.do("all 2", "work", "churn")
 	for range hermetic.Often(20, 6) {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/aid/hermetic"
 )
 
 // startRecording returns once the recording has begun, with the command's further output.
@@ -115,6 +117,7 @@ func TestRecord(t *testing.T) {
 
 // A wait for memory is one resume in a report, with all its time, whether memory comes or not.
 func TestReportOfAWait(t *testing.T) {
+	hermetic.Thorough(t)
 	large, small, _ := pair(t)
 	path := filepath.Join(t.TempDir(), "it.trace")
 	recording, _ := startRecording(t, large, path, nil)

@@ -114,6 +114,7 @@ func TestADriverThatWasNotTried(t *testing.T) {
 // A neighbour that tms resumes again and again is never resumed between a look and its restore: each takes memory in its
 // turn. Together they do not fit, so each waits for the other.
 func TestRestoresBesideANeighbourThatTmsSteers(t *testing.T) {
+	hermetic.Thorough(t)
 	w := startWhole(t, reaching(t))
 	neighbour := startSteered(t, w.Path, reaching(t), "CUDASIM_MEMORY=128M")
 	w.pause()

@@ -21,6 +21,7 @@ const suppressions = "race:libtms.so\nrace:libtms_reach.so\n"
 // A program may be built with a sanitizer, whose runtime interposes functions too and has signal handlers, threads and
 // memory of its own. It is paused at work, and the sanitizer finds nothing.
 func TestProgramsUnderSanitizers(t *testing.T) {
+	hermetic.Thorough(t)
 	for sanitizer, library := range map[string]string{
 		"address": "libasan.so", "thread": "libtsan.so", "undefined": "libubsan.so",
 	} {

@@ -335,6 +335,7 @@ func TestServeSwapIsEnded(t *testing.T) {
 
 // The server is killed as it asks the driver for something: the process comes back, by itself or by a resume.
 func TestServeIsKilledBesideTheDriver(t *testing.T) {
+	hermetic.Thorough(t)
 	w := startWhole(t)
 	dies := func(at, path, body string) {
 		t.Helper()

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/aid/hermetic"
 )
 
 // If host memory has no room for its contents, a program lends nothing, unless a directory for files is named.
@@ -30,6 +32,7 @@ func TestShareAndHostMemory(t *testing.T) {
 
 // Programs on two devices that find room for the contents of one at the same time do not both take it.
 func TestShareBudgetsHostMemoryOnce(t *testing.T) {
+	hermetic.Thorough(t)
 	t.Setenv("CUDASIM_DEVICES", "2")
 	start := sharesDevice(t)
 	for range 3 {

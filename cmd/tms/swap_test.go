@@ -131,6 +131,7 @@ func TestSwap(t *testing.T) {
 
 // Without --wait, IN waits as TMS_RESUME_WAIT says, and the command can be interrupted.
 func TestSwapWaitsAsTheProcessDoes(t *testing.T) {
+	hermetic.Thorough(t)
 	_, small, start := pair(t)
 	succeeds(t, "pause", small.number())
 	in := start(reaching(t), "TMS_RESUME_WAIT=10m")

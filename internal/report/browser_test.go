@@ -349,6 +349,7 @@ func TestTurnsInABrowser(t *testing.T) {
 
 // A large page is ready soon, and stays responsive.
 func TestAMillionEventsInABrowser(t *testing.T) {
+	hermetic.Thorough(t)
 	if testing.Short() {
 		t.Skip("-short is for the race detector, and there is one thread")
 	}

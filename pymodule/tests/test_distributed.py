@@ -106,7 +106,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-@pytest.mark.parametrize("fan", [8, 1])
+@pytest.mark.parametrize("fan", [8, pytest.param(1, marks=pytest.mark.thorough)])
 def test_one_that_cannot(name: str, fan: int) -> None:
     """In its check, or amid the pause: all are as before, and each names rank and reason."""
     spoil, mend, words = REFUSALS[name]
@@ -266,7 +266,12 @@ def have_said(ranks: Ranks, early: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "fan"), [(0, 8), pytest.param(2, 8, marks=pytest.mark.thorough), (2, 1)]
+    ("victim", "fan"),
+    [
+        (0, 8),
+        pytest.param(2, 8, marks=pytest.mark.thorough),
+        pytest.param(2, 1, marks=pytest.mark.thorough),
+    ],
 )
 @pytest.mark.parametrize("when", DEATHS)
 def test_a_rank_is_killed(when: str, victim: int, fan: int) -> None:

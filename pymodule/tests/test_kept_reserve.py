@@ -62,6 +62,7 @@ def test_pauses_pass_it_on(house: House) -> None:
     assert "0 bytes" in house.move("reserve", "0") and free(house) == 0
 
 
+@pytest.mark.thorough
 def test_what_finds_no_room_there(house: House) -> None:
     """It waits in the process's own memory."""
     program = owner(house, CUDASIM_MEMORY="1G")
@@ -124,6 +125,7 @@ def test_a_process_without_contents(house: House) -> None:
     assert house.command("ps", str(program.process.pid)).returncode != 0
 
 
+@pytest.mark.thorough
 def test_copies_that_are_to_stay(house: House) -> None:
     """Retained and incremental copies are the process's own."""
     program = owner(house, TMS_RETAIN_CPU_BACKUP="1")
@@ -172,7 +174,7 @@ def test_many_pause_at_once_and_some_are_killed(house: House) -> None:
     until(lambda: free(house) == 3)
 
 
-@pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.parametrize("stopped", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_without_a_keeper(house: House, stopped: bool) -> None:
     """A pause and a resume need none, nor do they wait for one that is stopped."""
     program = owner(house)
@@ -260,6 +262,7 @@ def test_the_gpu_is_named_as_nvidia_smi_does(house: House) -> None:
     assert "invalid device ordinal" in done.stderr
 
 
+@pytest.mark.thorough
 def test_two_reserve_at_once(house: House) -> None:
     house.command("kept")
     both = [house.start("kept", "reserve", "1G") for _ in range(2)]
@@ -334,7 +337,13 @@ def test_a_chunk_in_several_extents(house: House) -> None:
         until(lambda before=before: free(house) == before and house.sets()[0]["users"] == [])
 
 
-@pytest.mark.parametrize("function", ["cuMemImportFromShareableHandle", "cuMemcpyDtoDAsync_v2"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuMemImportFromShareableHandle",
+        pytest.param("cuMemcpyDtoDAsync_v2", marks=pytest.mark.thorough),
+    ],
+)
 def test_moves_that_are_killed_or_fail(house: House, function: str) -> None:
     user = large(house)
     before = user.free()

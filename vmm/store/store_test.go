@@ -139,6 +139,7 @@ func (s *suite) requireBack(spans []Span, contents []Contents, seed uint64) {
 
 // Saved contents come back, more than once. Kept ones are overwritten where they are, beside new ones.
 func TestStoreRoundTrip(t *testing.T) {
+	hermetic.Thorough(t)
 	onEach(t, func(t *testing.T, s *suite) {
 		spans := s.spans(2*mib, 34*mib, 2*mib, 40*mib, 6*mib)
 		var kept []Contents
@@ -207,6 +208,7 @@ func TestStoreOverwritesWhatChanged(t *testing.T) {
 // Contents that are discarded leave the others as they were, and all memory is back when the last have gone: no later
 // than Await returns.
 func TestStoreDiscards(t *testing.T) {
+	hermetic.Thorough(t)
 	onEach(t, func(t *testing.T, s *suite) {
 		spans := s.spans(2*mib, 2*mib, 34*mib, 2*mib, 66*mib)
 		fill(spans, 1)

@@ -65,10 +65,11 @@ def sglang(metadata: Path, monkeypatch: pytest.MonkeyPatch) -> Sglang:
 
 
 EXPANDABLE = "max_split_size_mb:512,expandable_segments:True"
+SETTINGS = ["", pytest.param(EXPANDABLE, marks=pytest.mark.thorough)]
 
 
 @pytest.mark.parametrize("saver", ["released", "registering", "ours"])
-@pytest.mark.parametrize("settings", ["", EXPANDABLE])
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_chosen_by_the_environment(sglang: Sglang, saver: str, settings: str) -> None:
     """Whatever torch_memory_saver is installed; the scheduler is preloaded, and graphs pause."""
     served = sglang.launch(saver=saver, TMS_SGLANG="1", PYTORCH_CUDA_ALLOC_CONF=settings)
@@ -81,7 +82,7 @@ def test_chosen_beside_other_plugins(sglang: Sglang) -> None:
 
 
 @pytest.mark.parametrize("preloaded", [True, False])
-@pytest.mark.parametrize("settings", ["", EXPANDABLE])
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_chosen_as_a_hook_mode(sglang: Sglang, preloaded: bool, settings: str) -> None:
     """torch_memory_saver preloads nothing for it: graphs then stay, and all else goes."""
     served = sglang.launch(

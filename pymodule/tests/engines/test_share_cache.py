@@ -39,7 +39,7 @@ def resets():
     return scheduler.flushes
 """
 SAVER = SGLANG.replace("saves=False", "saves=True")
-IN_USE = [  # by others, by a request that goes on later, or by a session
+IN_USE = [  # by others, by a request that goes on later, or by a session: quick are one of each engine
     f"{VLLM}core.vllm_config.kv_transfer_config = {{}}",
     f"{VLLM}core.scheduler.kv_cache_manager.block_pool.used = 1",
     f"{SGLANG}scheduler.disaggregation_mode.value = 'decode'",
@@ -124,7 +124,13 @@ def test_an_idle_engine_gives_way_without_its_cache(
     assert (one.resets(), other.resets()) == (1, 1)
 
 
-@pytest.mark.parametrize("code", IN_USE)
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, marks=[] if i in (1, 5) else pytest.mark.thorough)
+        for i, code in enumerate(IN_USE)
+    ],
+)
 def test_a_cache_in_use_is_kept(
     code: str, start: Callable[..., Engine], settings: dict[str, str]
 ) -> None:

@@ -93,7 +93,7 @@ class Engines:
         return self._log.read_text()
 
 
-@pytest.fixture(params=["0.26.0", "0.33.0"])
+@pytest.fixture(params=[pytest.param("0.26.0", marks=pytest.mark.thorough), "0.33.0"])
 def engines(
     house: House, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engines]:

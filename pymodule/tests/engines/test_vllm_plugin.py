@@ -64,7 +64,10 @@ class Worker:
         return done.stderr.splitlines()[-1]
 
 
-@pytest.fixture(params=[True, False], ids=["preloaded", "not preloaded"])
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.thorough)],
+    ids=["preloaded", "not preloaded"],
+)
 def worker(
     metadata: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Worker:
