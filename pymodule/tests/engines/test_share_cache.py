@@ -39,7 +39,7 @@ def resets():
     return scheduler.flushes
 """
 SAVER = SGLANG.replace("saves=False", "saves=True")
-IN_USE = [  # by others, by a request that goes on later, or by a session: quick are one of each engine
+IN_USE = [  # by others, a later request or a session; quick: one of each engine
     f"{VLLM}core.vllm_config.kv_transfer_config = {{}}",
     f"{VLLM}core.scheduler.kv_cache_manager.block_pool.used = 1",
     f"{SGLANG}scheduler.disaggregation_mode.value = 'decode'",

@@ -36,6 +36,7 @@ from reaching import (
     undisturbed,
     witness,
 )
+from simulator import HANGS
 
 torch = torch_on_gpu()
 
@@ -124,7 +125,7 @@ class Case:
     pauses: int = 10
     gap: float = 0.3
     wait: float = 20  # seconds that one pause or resume may take
-    seconds: float = 30
+    seconds: float = HANGS
 
 
 CASES = {
@@ -151,12 +152,12 @@ CASES = {
         wait=60,
         seconds=180,
     ),
-    "cupy": Case(with_module("cupy", "with_cupy.py"), seconds=60),
+    "cupy": Case(with_module("cupy", "with_cupy.py")),
     "static cudart": Case(static_runtime),
     "driver": Case(driver),
-    "triton": Case(with_module("triton", "with_triton.py"), seconds=60),
-    "graphs": Case(python("with_graphs.py"), seconds=60),
-    "numba": Case(with_module("numba.cuda.np.arrayobj", "with_numba.py"), seconds=60),
+    "triton": Case(with_module("triton", "with_triton.py")),
+    "graphs": Case(python("with_graphs.py")),
+    "numba": Case(with_module("numba.cuda.np.arrayobj", "with_numba.py")),
 }
 
 
