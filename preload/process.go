@@ -112,6 +112,15 @@ func (p *Process) OwnTable() error {
 	return nil
 }
 
+func (p *Process) SharesTable() (bool, error) {
+	const kcmpFiles = 2
+	order, _, failed := unix.Syscall6(unix.SYS_KCMP, uintptr(unix.Getpid()), uintptr(unix.Gettid()), kcmpFiles, 0, 0, 0)
+	if failed != 0 {
+		return false, failed
+	}
+	return order == 0, nil
+}
+
 func (p *Process) Directories() (runtime, temporary string) {
 	return C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary)
 }

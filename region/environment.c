@@ -68,6 +68,7 @@ static const struct variable {
 	{"TMS_DEBUG", take_debug, NULL, "poison, invariants, or both with a comma between"},
 	{"TMS_SHAREABLE", take_shareable, NULL, "ipc, 1 or 0; as if it were not set"},
 	{"TMS_COMMAND", NULL, NULL, ""},
+	{"TMS_CRIU", NULL, NULL, ""},
 	{"TMS_DRIVER_CHECKPOINT", NULL, NULL, ""},
 	{"TMS_KEPT_BUDGET", NULL, NULL, ""},
 	{"TMS_SERVE_TOKEN", NULL, NULL, ""},

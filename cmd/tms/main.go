@@ -119,6 +119,7 @@ func rootCommand() *cobra.Command {
 	})
 	root.AddCommand(demoCommand(), runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), lendCommand(),
 		swapCommand(), moveCommand(), idleCommand(), shareCommand(), metricsCommand(), serveCommand(), doctorCommand(),
+		snapshotCommand(), restoreCommand(),
 		recordCommand(), reportCommand(), replayCommand(), keptCommand(), keeperCommand(), versionCommand(), manualCommand())
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), // the overview leaves the command help out, too
 		`(or .IsAvailableCommand (eq .Name "help"))`, ".IsAvailableCommand"))

@@ -116,10 +116,17 @@ type Reply struct {
 	// Communicators are for a hold before a pause with NCCL.
 	Communicators []Communicator  `json:"communicators,omitempty"`
 	Alignment     *Alignment      `json:"alignment,omitempty"` // of an align
+	Contents      []Held          `json:"contents,omitempty"`  // of a contents
 	Process       json.RawMessage `json:"process,omitempty"`   // of a status: a ProcessState
 	Sets          []KeptSet       `json:"sets,omitempty"`      // of an open or list
 	// Reserved is for a take: bytes of host memory that are free, by NUMA node.
 	Reserved map[int]uint64 `json:"reserved,omitempty"`
+}
+
+// Held is a descriptor that the socket's thread of a process holds.
+type Held struct {
+	Number uint64 `json:"share"`
+	Bytes  uint64 `json:"bytes"` // the size of its file
 }
 
 // KeptSet is memory that the keeper holds.

@@ -55,6 +55,8 @@ var requestLines = []control.Request{
 	control.SetRequest{Op: control.Drop, ID: 22, Name: "model"},
 	control.SetRequest{Op: control.Take, ID: 23, Node: pointer(0), Bytes: 2 << 20, Confirm: true},
 	control.SetRequest{Op: control.Give, ID: 24, Node: pointer(0)},
+	control.SteerRequest{Op: control.Contents, ID: 25},
+	control.SteerRequest{Op: control.Park, ID: 26, User: "anna"},
 }
 
 // replyLines has an answer to each request, by the ID of the request, and one refusal.
@@ -95,6 +97,8 @@ func replyLines(t *testing.T) []control.Reply {
 		{ID: 22, OK: true},
 		{ID: 23, OK: true, Reserved: map[int]uint64{0: 4 << 20}},
 		{ID: 24, OK: true},
+		{ID: 25, OK: true, Contents: []control.Held{{Number: 51, Bytes: 64 << 20}}},
+		{ID: 26, OK: true},
 		{ID: 14, Code: 600, Error: "the memory is paused", Stopped: true},
 		{ID: 7, OK: true, Ignored: []string{"colour"}},
 	}

@@ -27,6 +27,11 @@ const (
 	// than they have begun by now, until this client keeps, undoes or goes. It tells how far the process has come. Only
 	// one client at a time can align.
 	Align = "align"
+	// Contents answers with the descriptors that the process holds, each of which a Lend gives a copy of.
+	Contents = "contents"
+	// Park has the socket's thread do nothing, so that CRIU can dump the process, until this client's next line or its
+	// end. A process that is restored from such a dump keeps the client's pause, and awaits its contents by Put.
+	Park = "park"
 )
 
 // The operations of a LendRequest, between processes of which one has the other's memory mapped; see vmm.Processes.
@@ -67,6 +72,9 @@ var operations = map[string]struct {
 	Note:   {read[SteerRequest], "driver"},
 	Record: {read[SteerRequest], "file"},
 	Align:  {read[SteerRequest], "lease wait targets"},
+
+	Contents: {read[SteerRequest], ""},
+	Park:     {read[SteerRequest], "user"},
 
 	Lend:     {read[LendRequest], "share import"},
 	Returned: {read[LendRequest], "share import"},
@@ -123,7 +131,7 @@ func ParseRequest(line []byte) (r Request, id uint64, err error) {
 	operation, known := operations[head.Op]
 	if !known {
 		return nil, head.ID, fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, undo, "+
-			"move, record and align", head.Op)
+			"move, record, align, contents and park", head.Op)
 	}
 	if err = takesOnly(line, head.Op, strings.Fields("version id op "+operation.fields)); err != nil {
 		return nil, head.ID, err

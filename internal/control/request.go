@@ -92,7 +92,7 @@ type SteerRequest struct {
 	NCCL *NCCL `json:"nccl,omitempty"`
 	// Own, for a keep, says that the process itself has asked for the pause: its own resume ends it, too.
 	Own bool `json:"own,omitempty"`
-	// User, for a keep, is who keeps the pause, for people, and Lent to whom the memory is lent.
+	// User, for a keep or park, is who keeps the pause, for people, and Lent to whom the memory is lent.
 	User string `json:"user,omitempty"`
 	Lent string `json:"lent_to,omitempty"`
 	// Until, for a keep, is when the process resumes by itself what this client has paused, in seconds since 1970, or 0
@@ -125,7 +125,7 @@ type SetRequest struct {
 	// Original, for a seal, is the number of the set of which this one is a copy. That set must have the name until then.
 	Original uint64 `json:"-"`
 	// Held, for a put, close or give without a set, is the number of a descriptor: a process tells itself to hold it, to
-	// drop it, or to give it to the keeper.
+	// drop it, or to give it to the keeper. A client gives a restored process by a put what it awaits.
 	Held uint64 `json:"-"`
 	// Set is the number of a set, which its maker has drawn. Device is the UUID of its device.
 	Set    uint64 `json:"set,omitempty"`

@@ -62,6 +62,7 @@ type Member struct {
 	way           route                  // of a move
 	moved         bool                   // the driver has restored it where that leads
 	err           error
+	Contents      []Contents // of a park
 }
 
 // Alone returns the group of one process.
@@ -167,6 +168,9 @@ func (g *Group) Close() {
 	for _, m := range g.Members {
 		if m.Conn != nil {
 			m.Close()
+		}
+		for _, c := range m.Contents {
+			_ = c.File.Close()
 		}
 	}
 }

@@ -26,7 +26,12 @@ type Manifest struct {
 	Tms       string    `json:"tms"` // the version that has written it
 	Made      time.Time `json:"made"`
 	Processes []Process `json:"processes"`
-	Needs     Needs     `json:"needs"`
+	// Job: the first process is not the leader of its session.
+	Job bool `json:"job,omitempty"`
+	// Streams has standard streams of the first process that came from outside of the tree, by CRIU's names: a restore
+	// gives the process its own stream of that number.
+	Streams map[string]int `json:"streams,omitempty"`
+	Needs   Needs          `json:"needs"`
 	// Files are those in the snapshot's folder, with their hashes; their blocks are not in DIR/blocks. Commit lists
 	// them.
 	Files []File `json:"files"`
@@ -37,6 +42,7 @@ type Process struct {
 	PID      int      `json:"pid"`
 	Parent   int      `json:"parent,omitempty"` // of the snapshot, too; 0 for the first
 	Command  []string `json:"command"`
+	Steered  bool     `json:"steered,omitempty"` // by tms
 	Contents []Held   `json:"contents"`
 }
 

@@ -14,6 +14,7 @@ package descriptors
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -168,6 +169,26 @@ func (h *Holder) Bytes(number uint64) (bytes uint64, has bool) {
 	defer h.mu.Unlock()
 	of, has := h.held[number]
 	return of.bytes, has && !of.leaving
+}
+
+// Numbers lists what is held, and not leaving, in order.
+func (h *Holder) Numbers() (numbers []uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for number, of := range h.held {
+		if !of.leaving {
+			numbers = append(numbers, number)
+		}
+	}
+	slices.Sort(numbers)
+	return numbers
+}
+
+// Forget is for a Holder whose table is gone: it holds nothing from then on, and closes nothing.
+func (h *Holder) Forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.held, h.leaving, h.closing = nil, 0, 0
 }
 
 // Count returns how many descriptors are held or being closed.

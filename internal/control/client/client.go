@@ -4,6 +4,7 @@ package client
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/descriptors"
 	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/machine/process"
@@ -51,8 +53,10 @@ const maxReply = 256 << 20
 // Conn is a connection to a process. One goroutine uses it at a time.
 type Conn struct {
 	Peer       int // the number of the process here, or 0 if it has none
-	connection net.Conn
+	connection *net.UnixConn
 	replies    *bufio.Reader
+	passed     *int     // where the descriptor goes that comes with a reply, while one is awaited
+	passes     *os.File // goes with the next request
 	id         uint64
 }
 
@@ -108,7 +112,8 @@ func dial(directory string, pid int) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{connection: connection, replies: bufio.NewReader(connection)}
+	c := &Conn{connection: connection}
+	c.replies = bufio.NewReader(incoming{c})
 	if raw, err := connection.SyscallConn(); err == nil {
 		_ = raw.Control(func(descriptor uintptr) {
 			if peer, err := unix.GetsockoptUcred(int(descriptor), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
@@ -226,7 +231,7 @@ func (c *Conn) Do(ctx context.Context, request control.Request) (control.Reply, 
 	c.id++
 	stop := context.AfterFunc(ctx, c.Close)
 	// After a failure, too, a process that turns clients away has sent an answer
-	_, failed := c.connection.Write(control.Line(request.Sent(c.id)))
+	failed := c.write(control.Line(request.Sent(c.id)))
 	reply, err := c.reply()
 	switch {
 	case !stop(): // closed, or about to be, even where the reply has come
@@ -266,6 +271,70 @@ func (c *Conn) reply() (reply control.Reply, err error) {
 	}
 	return reply, nil
 }
+
+// Lend returns a copy of a descriptor that the process holds, by its number.
+func (c *Conn) Lend(ctx context.Context, number uint64) (*os.File, error) {
+	came := -1
+	c.passed = &came
+	defer func() { c.passed = nil }()
+	reply, err := c.Do(ctx, control.LendRequest{Op: control.Lend, Memory: number})
+	if err == nil && !reply.OK {
+		err = errors.New(reply.Error)
+	}
+	if err == nil && came < 0 {
+		err = errors.New("there is no room for a descriptor (ulimit -n)")
+	}
+	if err != nil {
+		_ = unix.Close(came) // -1: there is none
+		return nil, err
+	}
+	return os.NewFile(uintptr(came), strconv.FormatUint(number, 10)), nil
+}
+
+// Put gives a restored process a descriptor that it awaits, by its number.
+func (c *Conn) Put(ctx context.Context, number uint64, file *os.File) error {
+	c.passes = file
+	defer func() { c.passes = nil }()
+	reply, err := c.Do(ctx, control.SetRequest{Op: control.Put, Held: number})
+	if err == nil && !reply.OK {
+		err = errors.New(reply.Error)
+	}
+	return err
+}
+
+// write sends a request, and the descriptor that goes with it.
+func (c *Conn) write(line []byte) error {
+	if c.passes == nil {
+		_, err := c.connection.Write(line)
+		return err
+	}
+	_, _, err := c.connection.WriteMsgUnix(line, unix.UnixRights(int(c.passes.Fd())), nil)
+	return err
+}
+
+// read reads what comes, and the descriptor that comes with it.
+func (c *Conn) read(buffer []byte) (n int, err error) {
+	if c.passed == nil {
+		return c.connection.Read(buffer)
+	}
+	raw, err := c.connection.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	failed := raw.Read(func(socket uintptr) bool {
+		n, err = descriptors.Receive(int(socket), buffer, c.passed)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if err = cmp.Or(failed, err); err == nil && n == 0 {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// incoming is what a Conn reads.
+type incoming struct{ of *Conn }
+
+func (i incoming) Read(buffer []byte) (int, error) { return i.of.read(buffer) }
 
 // Status asks a process for its state, and waits up to within. Errors: ErrUnreachable, wrapped; the process's own.
 func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.ProcessState, err error) {

@@ -45,7 +45,7 @@ func (s *Server) accept(socket int, now time.Time) {
 			c.fail(errors.New("this address is the process's own"))
 		default:
 			c.pid, c.uid, c.since = int(peer.Pid), int(peer.Uid), now
-			c.seated = s.seats()
+			c.seated, c.gives = s.seats(), len(s.missing) > 0
 			s.clients = append(s.clients, c)
 			s.retryAt = time.Time{} // it has made room, perhaps
 			s.came = true

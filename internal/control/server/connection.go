@@ -34,7 +34,9 @@ type connection struct {
 	lease      time.Duration       // how long it may stay silent while it holds threads up, or 0 for no limit
 	ignored    map[uint64][]string // fields of requests without an answer yet, by the requests' IDs
 	standIn
-	recording int // the number of the recording that it has begun and not ended, or 0
+	parks     *control.SteerRequest // asks to park the thread once it has nothing else to do
+	gives     bool                  // a descriptor may come from it: the process was restored, and awaits its contents
+	recording int                   // the number of the recording that it has begun and not ended, or 0
 }
 
 // States of a client's request for a status, for a thread at the gate, or for memory.
@@ -47,7 +49,7 @@ const (
 
 // waits reports whether the server waits for the client's next request: replies go first.
 func (c *connection) waits() bool {
-	return !c.gone && !c.closing && c.status == noStatus && len(c.out) == 0
+	return !c.gone && !c.closing && c.status == noStatus && c.parks == nil && len(c.out) == 0
 }
 
 // reads reports whether the server reads from the client now.
@@ -69,9 +71,9 @@ func (c *connection) read() {
 	}
 }
 
-// receive reads what a client has sent; from the process itself, with a descriptor.
+// receive reads what a client has sent; with a descriptor from the process itself, or where the process awaits some.
 func (c *connection) receive(buffer []byte) (int, error) {
-	if c.pid != unix.Getpid() {
+	if c.pid != unix.Getpid() && !c.gives {
 		return unix.Read(c.descriptor, buffer)
 	}
 	return descriptors.Receive(c.descriptor, buffer, &c.passed)

@@ -15,6 +15,8 @@ type Process interface {
 	Reserve() error
 	// OwnTable gives the calling thread a descriptor table of its own, with nothing in it, or refuses.
 	OwnTable() error
+	// SharesTable reports whether the calling thread has the main thread's descriptor table. (kcmp)
+	SharesTable() (bool, error)
 	// Directories returns XDG_RUNTIME_DIR and TMPDIR.
 	Directories() (runtime, temporary string)
 	// AnyNamespace reports whether clients in all PID namespaces may ask for everything.

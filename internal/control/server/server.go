@@ -68,7 +68,8 @@ type Server struct {
 	glanced time.Time // at the gate
 	lends   []*lend   // requested
 	held    descriptors.Holder
-	lending *lend // the one that another thread works on
+	missing []uint64 // numbers that it held when the process was dumped, and that no tms restore has given it yet
+	lending *lend    // the one that another thread works on
 	gives   []extent
 	keeper  int       // the connection on which the first of gives was sent, or -1 if it was not sent
 	giveAt  time.Time // when to try that again
@@ -177,6 +178,7 @@ func (s *Server) loop() error {
 			c.write(now)
 		}
 		s.leave()
+		s.park(now)
 	}
 }
 
@@ -296,7 +298,7 @@ func (s *Server) request(c *connection, line []byte) {
 		c.ignored[id] = unknown
 	}
 	_, lends := r.(control.LendRequest)
-	sharing := lends || c.holds(r)
+	sharing := lends || c.holds(r) || s.awaits(r)
 	if c.seated = c.seated || !sharing && s.seats(); !c.seated && !sharing {
 		c.fail(errCrowded)
 		return
@@ -320,7 +322,7 @@ func (s *Server) act(c *connection, r control.Request) error {
 	steer, _ := r.(control.SteerRequest)
 	lend, _ := r.(control.LendRequest)
 	set, sets := r.(control.SetRequest)
-	if sets && !c.holds(r) {
+	if sets && !c.holds(r) && !s.awaits(r) {
 		return fmt.Errorf("only the keeper answers a %s", set.Op)
 	}
 	reply := control.Reply{ID: r.Identity(), OK: true}
@@ -346,8 +348,16 @@ func (s *Server) act(c *connection, r control.Request) error {
 	case control.Returned:
 		s.process.Returned(lend.Memory, Importer{PID: c.pid, Number: lend.Import})
 
+	case control.Contents:
+		reply.Contents = s.contents()
+	case control.Park:
+		c.parks = &steer
+		return nil
+
 	case control.Put:
-		err = s.held.Put(set.Held, set.Bytes, &c.passed)
+		if err = s.held.Put(set.Held, set.Bytes, &c.passed); err == nil {
+			s.arrived(set.Held)
+		}
 		reply.Bytes = uint64(s.held.Count())
 	case control.Close:
 		_ = s.held.Drop(set.Held)
@@ -373,6 +383,9 @@ func (c *connection) busy() error {
 func (s *Server) enqueue(c *connection, r control.SteerRequest) error {
 	if err := c.busy(); err != nil {
 		return err
+	}
+	if r.Op == control.Resume && len(s.missing) > 0 {
+		return s.errAwaits()
 	}
 	if r.Op == control.Record && (r.File == "") != (c.recording > 0) {
 		return errors.New("a client has one recording at a time, which it ends by a record without a file")

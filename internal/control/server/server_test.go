@@ -42,6 +42,7 @@ type fake struct {
 	woken                              func() error // nil: nothing was paused with Yield
 	awaited                            func() bool  // nil: a thread always waits
 	waits                              time.Duration
+	merged                             bool // as after a restore
 }
 
 func serve(t *testing.T, prepare ...func(*server.Server)) *fake {
@@ -80,6 +81,9 @@ func (f *fake) Reserve() error { return nil }
 
 // OwnTable does nothing: Go's poller, which libtms.so does not use, needs its descriptor on each thread.
 func (f *fake) OwnTable() error { return nil }
+
+// SharesTable reports what a test has a restored process report.
+func (f *fake) SharesTable() (bool, error) { return now(f, &f.merged), nil }
 func (f *fake) Directories() (runtime, temporary string) {
 	f.with(func() { temporary = f.temporary })
 	return "", temporary

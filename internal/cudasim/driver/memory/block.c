@@ -10,30 +10,34 @@
 #include "base/process.h"
 #include "memory/memory.h"
 
-#define FILE_SIZE (1ll << 60) // sparse: only touched pages exist
+#define FILE_MOST (1ll << 60) // sparse: only touched pages exist
+#define FILE_STEP (1ll << 30) // the file grows by this: what dumps the process looks at all of it (CRIU)
 
-static bool device_open(struct device *device)
+static bool device_open(struct device *device, uint64_t size)
 {
-	if (device->fd >= 0)
-		return true;
-	int fd = memfd_create("cudasim", MFD_CLOEXEC);
-	if (fd < 0)
-		return false;
-	if (ftruncate(fd, FILE_SIZE)) {
-		close(fd);
-		return false;
+	if (device->fd < 0) {
+		int fd = memfd_create("cudasim", MFD_CLOEXEC);
+		if (fd < 0)
+			return false;
+		device->fd = fd;
+		device->file_size = 0;
+		ballast_take();
 	}
-	device->fd = fd;
-	ballast_take();
+	uint64_t needed = (device->next_offset + size + FILE_STEP - 1) / FILE_STEP * FILE_STEP;
+	if (needed > device->file_size) {
+		if (ftruncate(device->fd, (off_t)needed))
+			return false;
+		device->file_size = needed;
+	}
 	return true;
 }
 
 CUresult block_new(int index, uint64_t size, struct block **block)
 {
 	struct device *device = &memory.devices[index];
-	if (size > (uint64_t)FILE_SIZE - device->next_offset)
+	if (size > (uint64_t)FILE_MOST - device->next_offset)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!device_open(device))
+	if (!device_open(device, size))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	*block = calloc(1, sizeof **block);
 	if (!*block || !budget_take(index, size)) {

@@ -69,6 +69,7 @@ struct pool {
 struct device {
 	uint64_t total, used; // used by this process
 	int fd; // memfd, -1 until needed
+	uint64_t file_size; // its size
 	uint64_t next_offset;
 	uint64_t heap, heap_end;    // addresses for cuMemAlloc not handed out yet
 	struct tree free_addresses; // stacks of freed cuMemAlloc ranges, keyed by size

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/aid/readable"
+	"tms/internal/control"
+	"tms/internal/snapshot/tree"
+)
+
+func snapshotCommand() *cobra.Command {
+	var timeout duration
+	var force, stop, asJSON bool
+	command := &cobra.Command{
+		Use:   "snapshot PID DIR",
+		Short: "Write a running program into a directory, from which it can start again",
+		Long: `Pauses everything of a process and of all below it, and writes them and their
+GPU memory into DIR. The program then goes on, or with --stop it ends. CRIU 4.2
+or later does the processes' part; tms doctor says whether it can.`,
+		Example: `  tms snapshot 12345 /var/lib/warm
+  tms snapshot 12345 /var/lib/warm --stop
+  tms restore /var/lib/warm`,
+		Args: func(_ *cobra.Command, arguments []string) error {
+			if len(arguments) != 2 {
+				return errors.New("give the number of a process, and a directory: tms snapshot PID DIR")
+			}
+			_, err := processes(arguments[:1])
+			return err
+		},
+		RunE: func(command *cobra.Command, arguments []string) error {
+			ctx, _ := interruptible()
+			pids, err := processes(arguments[:1])
+			if err != nil {
+				return err
+			}
+			taken, err := tree.Take{PID: pids[0], Directory: arguments[1], Stop: stop, User: "tms snapshot",
+				Pause: control.SteerRequest{Timeout: new(timeout.Seconds()), Force: force, To: control.ToDisk, SaveAll: true}}.Do(ctx)
+			if err != nil {
+				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pids[0], err)
+				return errNo
+			}
+			if asJSON {
+				return writeJSON(command.OutOrStdout(), taken)
+			}
+			after := fmt.Sprintf("the program stood still for %.2f s", taken.Stood)
+			if stop {
+				after = "the program has ended"
+			}
+			fmt.Fprintf(command.OutOrStdout(), "%s: %s of contents (%s new) and %s of %s in %.2f s; %s\n", taken.Name,
+				readable.Bytes(uint64(taken.Read+taken.Zero)), readable.Bytes(uint64(taken.Written)),
+				readable.Bytes(uint64(taken.Images)), counted(len(taken.Processes), "process"), taken.Seconds, after)
+			return nil
+		},
+	}
+	addTimeout(command, &timeout, &force)
+	command.Flags().BoolVar(&stop, "stop", false, "end the program once its snapshot is complete")
+	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	command.ValidArgsFunction = completeProcesses
+	return command
+}
+
+// counted returns a number with its noun.
+func counted(count int, noun string) string {
+	if count == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %s", count, strings.TrimSuffix(noun, "s")+map[bool]string{true: "es", false: "s"}[strings.HasSuffix(noun, "s")])
+}
+
+func restoreCommand() *cobra.Command {
+	var wait duration
+	var name string
+	var asJSON bool
+	command := &cobra.Command{
+		Use:   "restore DIR",
+		Short: "Start a program from its snapshot",
+		Long: `Starts what tms snapshot has written into DIR: the processes with their numbers,
+and their GPU memory at the same addresses. The command returns when the program
+goes on, which then belongs to no terminal.`,
+		Example: `  tms restore /var/lib/warm
+  tms restore /var/lib/warm --name 20261128T181500.000Z-12345`,
+		Args: func(_ *cobra.Command, arguments []string) error {
+			if len(arguments) != 1 {
+				return errors.New("give the directory of a snapshot: tms restore DIR")
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, arguments []string) error {
+			ctx, _ := interruptible()
+			restored, err := tree.Restore{Directory: arguments[0], Name: name, Wait: wait.Duration}.Do(ctx)
+			if err != nil {
+				fmt.Fprintf(command.ErrOrStderr(), "tms: %v\n", err)
+				return errNo
+			}
+			if asJSON {
+				return writeJSON(command.OutOrStdout(), restored)
+			}
+			fmt.Fprintf(command.OutOrStdout(), "%d: %s goes on after %.2f s: processes in %.2f s, contents beside them in %.2f s, "+
+				"resumed in %.2f s\n", restored.Processes[0], restored.Name, restored.Seconds, restored.Process, restored.Contents,
+				restored.Resume)
+			return nil
+		},
+	}
+	addWait(command, &wait)
+	command.Flags().StringVar(&name, "name", "", "the snapshot of this `NAME` (default: the newest)")
+	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return command
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/snapshot/criu"
+	"tms/internal/snapshot/tree"
+)
+
+// needsCRIU skips a test where CRIU cannot run, and returns it.
+func needsCRIU(t *testing.T) string {
+	t.Helper()
+	if own, err := filepath.Abs(filepath.Join("..", "..", "build", "criu", "criu")); err == nil && os.Getenv(criu.Setting) == "" {
+		if _, err = os.Stat(own); err == nil {
+			t.Setenv(criu.Setting, own)
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root can run CRIU here")
+	}
+	program, err := criu.Find(t.Context())
+	if err != nil {
+		t.Skip(err)
+	}
+	if text, err := exec.Command(program.Path, "check").CombinedOutput(); err != nil {
+		t.Skipf("CRIU cannot run here: %v: %s", err, text)
+	}
+	return program.Path
+}
+
+// restored starts a program again from the newest snapshot, whose standard streams are new ones.
+func (s *steered) restored(t *testing.T, directory string, arguments ...string) (*steered, tree.Restored) {
+	t.Helper()
+	stdin, say, err := os.Pipe()
+	require.NoError(t, err)
+	answers, stdout, err := os.Pipe()
+	require.NoError(t, err)
+	command := exec.Command(tms, append([]string{"restore", directory, "--json"}, arguments...)...)
+	var stderr strings.Builder
+	command.Stdin, command.Stdout, command.Stderr = stdin, stdout, &stderr
+	require.NoError(t, command.Start())
+	require.NoError(t, stdin.Close())
+	require.NoError(t, stdout.Close())
+	err = command.Wait()
+	require.NoError(t, err, stderr.String())
+	reads := bufio.NewReader(answers)
+	line, err := reads.ReadString('\n')
+	require.NoError(t, err)
+	var is tree.Restored
+	require.NoError(t, json.Unmarshal([]byte(line), &is), line)
+	process, err := os.FindProcess(is.Processes[0])
+	require.NoError(t, err)
+	again := &steered{t: t, Cmd: &exec.Cmd{Process: process}, say: say, answers: reads}
+	t.Cleanup(func() {
+		for _, pid := range is.Processes {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			awaitEnd(t, pid)
+		}
+	})
+	return again, is
+}
+
+// awaitEnd waits until a process that is perhaps no child of the test has ended, and is a zombie no longer.
+func awaitEnd(t *testing.T, pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+		return syscall.Kill(pid, 0) == syscall.ESRCH
+	}, time.Minute, 5*time.Millisecond)
+}
+
+func startWarm(t *testing.T, environment ...string) (s *steered, directory string) {
+	t.Helper()
+	needsCRIU(t)
+	ownSockets(t)
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
+	s = startSteered(t, steeredProgram(t), append(environment, "STEERED_STAYS=1")...)
+	return s, filepath.Join(t.TempDir(), "snapshots")
+}
+
+// A program goes on after its snapshot, and starts again from it with its contents, as often as one wants.
+func TestASnapshotIsRestored(t *testing.T) {
+	s, directory := startWarm(t)
+	require.Contains(t, succeeds(t, "snapshot", s.number(), directory, "--force"), "the program stood still for")
+	s.do("check")
+	require.Contains(t, succeeds(t, "snapshot", s.number(), directory, "--force", "--stop"), "the program has ended")
+	require.Error(t, s.Wait()) // killed
+	require.Contains(t, fails(t, exitNo, "", "restore", directory, "--name", "none"), "has no snapshot none")
+	for range 2 {
+		var is tree.Restored
+		s, is = s.restored(t, directory)
+		s.do("check")
+		require.Contains(t, fails(t, exitNo, "", "restore", directory), "is here already")
+		succeeds(t, "pause", s.number(), "--force")
+		succeeds(t, "resume", s.number())
+		s.do("check")
+		require.NoError(t, s.Process.Kill())
+		awaitEnd(t, is.Processes[0])
+	}
+}

@@ -1,0 +1,134 @@
+package group
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"tms/internal/aid/backoff"
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/vmm/cuda"
+)
+
+// parkTime is how long a process may take until it has nothing else to do.
+const parkTime = 5 * time.Second
+
+// Park pauses all members with everything, and parks them, so that CRIU can dump them. User is who keeps the pause in
+// the processes that are restored. After an error all members are as before. GoOn ends it, and so does the end of this
+// command: the processes go on, or wait for a resume where the driver has them.
+func (g *Group) Park(ctx context.Context, request control.SteerRequest, user string) error {
+	g.request = request
+	g.request.Op, g.request.Everything = control.Pause, true
+	if err := g.Connect(ctx); err != nil {
+		return err
+	}
+	if err := g.each(func(m *Member) error { return m.mayPark(ctx) }); err != nil {
+		return err
+	}
+	if g.alone {
+		var done bool
+		var err error
+		if m := g.Members[0]; err == nil {
+			if m.driver, done, err = findDriver(m.PID); err == nil && done {
+				err = fmt.Errorf("everything of it is paused already: tms resume %d first", m.PID)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := g.take(ctx, control.Pause); err != nil {
+		return err
+	}
+	if err := g.takeRest(ctx); err != nil {
+		return err
+	}
+	for _, m := range g.Members {
+		if m.Stays != "" {
+			return g.undo(fmt.Errorf("process %d cannot be in a snapshot: %s", m.PID, m.Stays))
+		}
+	}
+	if err := g.each(func(m *Member) error { return m.park(ctx, user) }); err != nil {
+		if left := g.GoOn(); left != nil {
+			err = fmt.Errorf("%w; %w", err, left)
+		}
+		return err
+	}
+	return nil
+}
+
+// mayPark refuses a process that cannot be restored.
+func (m *Member) mayPark(ctx context.Context) error {
+	_, err := m.contents(ctx)
+	if Code(err) == int(cuda.InvalidValue) {
+		return errors.New("its libtms.so is of an earlier version, which a snapshot would not bring back; start it with this " +
+			"version")
+	}
+	return err
+}
+
+// Contents is a file of contents that a parked process holds.
+type Contents struct {
+	Number uint64
+	Bytes  int64
+	File   *os.File // a copy of the descriptor
+}
+
+// park takes copies of what a process holds, and parks it as soon as it has nothing else to do.
+func (m *Member) park(ctx context.Context, user string) error {
+	held, err := m.contents(ctx)
+	for _, one := range held {
+		var file *os.File
+		if err == nil {
+			file, err = m.Lend(ctx, one.Number)
+		}
+		if err == nil {
+			m.Contents = append(m.Contents, Contents{one.Number, int64(one.Bytes), file})
+		}
+	}
+	if err != nil {
+		return err
+	}
+	until := time.Now().Add(parkTime)
+	for retry := (backoff.Backoff{Next: time.Millisecond, Most: 50 * time.Millisecond}); ; {
+		err := Ask(ctx, m.Conn, control.SteerRequest{Op: control.Park, User: user})
+		if Code(err) != int(cuda.NotReady) || !retry.Sleep(until) {
+			return err
+		}
+	}
+}
+
+// contents lists what the process's thread holds.
+func (m *Member) contents(ctx context.Context) ([]control.Held, error) {
+	reply, err := m.Do(ctx, control.SteerRequest{Op: control.Contents})
+	return reply.Contents, Failure(reply, err)
+}
+
+// GoOn ends what Park has begun.
+func (g *Group) GoOn() error {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
+	defer cancel()
+	unlocked := g.each(func(m *Member) error {
+		if _, err := m.Status(ctx, undoTime); err != nil { // any request ends a park
+			return err
+		}
+		if m.driver == nil {
+			return nil
+		}
+		if _, err := giveBack(ctx, m.driver, m.PID, 0); err != nil {
+			return fmt.Errorf("the driver does not give it back (%w); tms resume %d tries again", err, m.PID)
+		}
+		return nil
+	})
+	g.undoLocked(ctx, func(m *Member, reply control.Reply, err error) error {
+		if err = Failure(reply, err); err != nil && m.err == nil && !errors.Is(err, client.ErrUnreachable) {
+			return fmt.Errorf("it cannot be resumed (%w), and tries again by itself", err)
+		}
+		return cmp.Or(m.err, err)
+	})
+	return cmp.Or(unlocked, g.failed())
+}

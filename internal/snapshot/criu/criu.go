@@ -1,0 +1,201 @@
+// Package criu finds CRIU, which dumps and restores processes, runs it, and says in words what it lacks or refuses.
+package criu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Setting is the environment variable that names CRIU, where it is not on PATH.
+const Setting = "TMS_CRIU"
+
+// Program is a CRIU that can be run.
+type Program struct {
+	Path    string
+	Version string // as 4.2.1
+}
+
+// Find finds CRIU by TMS_CRIU, on PATH, or where root's programs are. Errors: there is none, or it is too old for this
+// kernel.
+func Find(ctx context.Context) (*Program, error) {
+	path := os.Getenv(Setting)
+	if path == "" {
+		for _, name := range []string{"criu", "/usr/local/sbin/criu", "/usr/sbin/criu"} {
+			if found, err := exec.LookPath(name); err == nil {
+				path = found
+				break
+			}
+		}
+	}
+	if path == "" {
+		return nil, fmt.Errorf("CRIU is not installed, which takes a process apart and puts it together: install criu 4.2 or "+
+			"later, or name it by %s (docs/snapshot.md)", Setting)
+	}
+	p := &Program{Path: path}
+	text, err := p.command(ctx, "--version").Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s --version: %w: name another CRIU by %s", path, err, Setting)
+	}
+	if found := versionLine.FindStringSubmatch(string(text)); found != nil {
+		p.Version = found[1]
+	}
+	return p, tooOld(p.Version, Kernel())
+}
+
+var versionLine = regexp.MustCompile(`(?m)^Version:\s*(\d+(?:\.\d+)*)`)
+
+// Kernel returns the release of the kernel.
+func Kernel() string {
+	var name unix.Utsname
+	_ = unix.Uname(&name)
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+// tooOld refuses a CRIU that fails on the kernel.
+func tooOld(version, kernel string) error {
+	needs := "3.17"
+	if !earlier(kernel, "6.16") { // CRIU 4.1 fails at each TCP socket there: "Can't get 1:16 opt"
+		needs = "4.2"
+	}
+	if version == "" || earlier(version, needs) {
+		return fmt.Errorf("CRIU %s is too old for Linux %s, which needs CRIU %s: install a later one, or name it by %s "+
+			"(docs/snapshot.md)", version, kernel, needs, Setting)
+	}
+	return nil
+}
+
+// earlier compares the numbers at the beginning of two versions.
+func earlier(version, than string) bool {
+	numbers := func(of string) (all []int) {
+		for part := range strings.SplitSeq(of, ".") {
+			digits := strings.IndexFunc(part, func(r rune) bool { return r < '0' || r > '9' })
+			if digits >= 0 {
+				part = part[:digits]
+			}
+			number, err := strconv.Atoi(part)
+			if err != nil {
+				break
+			}
+			all = append(all, number)
+		}
+		return all
+	}
+	is, needs := numbers(version), numbers(than)
+	for i, number := range needs {
+		if i >= len(is) || is[i] != number {
+			return i >= len(is) || is[i] < number
+		}
+	}
+	return false
+}
+
+// command does not hand on what would change CRIU itself.
+func (p *Program) command(ctx context.Context, arguments ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, p.Path, arguments...)
+	for _, entry := range os.Environ() {
+		if name, _, _ := strings.Cut(entry, "="); name != "LD_PRELOAD" && name != "LD_LIBRARY_PATH" && name != "CRIU_CONFIG_FILE" {
+			c.Env = append(c.Env, entry)
+		}
+	}
+	return c
+}
+
+// common are the flags of a dump and of a restore.
+func (p *Program) common(op, images string) []string {
+	arguments := []string{op, "--no-default-config", "--images-dir", images, "--file-locks", "--tcp-close",
+		"--manage-cgroups=ignore", "-v3",
+		// Its plugin for CUDA would take what tms has paused.
+		"--libdir", images}
+	if os.Geteuid() != 0 {
+		arguments = append(arguments, "--unprivileged")
+	}
+	return arguments
+}
+
+// Dump says what to dump.
+type Dump struct {
+	PID    int
+	Images string // an empty folder
+	Work   string // a folder for its log
+	Job    bool   // the process is not the leader of its session
+	// External are CRIU's names of what the process has from outside of its tree, such as a pipe: "pipe:[4711]".
+	External []string
+	// Ends, unless it is "", has the tree end: this shell command runs when all is dumped and stands still, and if it
+	// fails the tree goes on instead.
+	Ends string
+}
+
+// Run dumps a process and all below it.
+func (d Dump) Run(ctx context.Context, p *Program) error {
+	arguments := append(p.common("dump", d.Images), "--tree", strconv.Itoa(d.PID), "--work-dir", d.Work, "--log-file", "dump.log",
+		"--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
+	if d.Ends == "" {
+		arguments = append(arguments, "--leave-running")
+	} else {
+		script := filepath.Join(d.Work, "ends")
+		text := "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n" + d.Ends + "\n"
+		if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+			return err
+		}
+		arguments = append(arguments, "--action-script", script)
+	}
+	if d.Job {
+		arguments = append(arguments, "--shell-job")
+	}
+	for _, name := range d.External {
+		arguments = append(arguments, "--external", name)
+	}
+	return p.run(ctx, filepath.Join(d.Work, "dump.log"), nil, arguments...)
+}
+
+// Restore says what to restore.
+type Restore struct {
+	Images string
+	Work   string // a folder for its log, which it is alone to write to
+	Job    bool
+	// Inherited are files that take the place of what a Dump has named External.
+	Inherited map[string]*os.File
+	Script    string // a shell command that CRIU runs at each of its steps, or ""
+}
+
+// Run restores processes, which are not children of this one.
+func (r Restore) Run(ctx context.Context, p *Program) error {
+	arguments := append(p.common("restore", r.Images), "--work-dir", r.Work, "--log-file", "restore.log",
+		"--restore-detached", "--ext-unix-sk")
+	if r.Job {
+		arguments = append(arguments, "--shell-job")
+	}
+	var files []*os.File
+	for name, file := range r.Inherited {
+		arguments = append(arguments, "--inherit-fd", fmt.Sprintf("fd[%d]:%s", 3+len(files), name))
+		files = append(files, file)
+	}
+	if r.Script != "" {
+		arguments = append(arguments, "--action-script", r.Script)
+	}
+	return p.run(ctx, filepath.Join(r.Work, "restore.log"), files, arguments...)
+}
+
+func (p *Program) run(_ context.Context, log string, files []*os.File, arguments ...string) error {
+	// Whatever interrupts this command, CRIU comes to its end: if it were killed, it would leave processes stopped.
+	c := p.command(context.Background(), arguments...)
+	c.ExtraFiles = files
+	c.SysProcAttr = apart
+	text, err := c.CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() < 0 {
+		return fmt.Errorf("%s: %w", p.Path, err)
+	}
+	return explain(log, string(text))
+}

@@ -1,0 +1,141 @@
+// Package tree takes snapshots of running programs, and restores them: a process and all below it, as one. Group pauses
+// and parks those that tms steers, CRIU dumps all of them, and package snapshot keeps the images and the contents.
+package tree
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control/client"
+	"tms/internal/snapshot"
+)
+
+// Tree is a process and all below it.
+type Tree struct {
+	Processes []snapshot.Process // the first is above all others
+	Steered   []int              // those that listen to tms
+	Job       bool
+	Streams   map[string]int
+}
+
+// Find looks at a process and all below it. Errors: there is no such process; one of them has the GPU and cannot be
+// steered.
+func Find(pid int) (*Tree, error) {
+	t := &Tree{Streams: map[string]int{}}
+	children, err := parents()
+	if err != nil {
+		return nil, err
+	}
+	if _, err = os.Stat(fmt.Sprintf("/proc/%d", pid)); err != nil {
+		return nil, fmt.Errorf("there is no process %d", pid)
+	}
+	t.add(pid, 0, children)
+	for i, p := range t.Processes {
+		connection, err := client.Dial(p.PID)
+		if err == nil {
+			connection.Close()
+			t.Processes[i].Steered = true
+			t.Steered = append(t.Steered, p.PID)
+		} else if has := usesGPU(p.PID); has != "" {
+			return nil, fmt.Errorf("process %d has %s open, and tms cannot pause it: %w", p.PID, has, err)
+		}
+	}
+	session, err := unix.Getsid(pid)
+	t.Job = err != nil || session != pid
+	t.findStreams()
+	return t, nil
+}
+
+func (t *Tree) add(pid, parent int, children map[int][]int) {
+	command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	words := strings.Split(strings.TrimRight(string(command), "\x00"), "\x00")
+	t.Processes = append(t.Processes, snapshot.Process{PID: pid, Parent: parent, Command: words})
+	for _, child := range children[pid] {
+		t.add(child, pid, children)
+	}
+}
+
+// parents lists the children of each process.
+func parents() (children map[int][]int, err error) {
+	entries, err := os.ReadDir("/proc")
+	children = map[int][]int{}
+	for _, entry := range entries {
+		pid, notOne := strconv.Atoi(entry.Name())
+		stat, gone := os.ReadFile("/proc/" + entry.Name() + "/stat")
+		if notOne != nil || gone != nil {
+			continue
+		}
+		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+		if len(fields) > 1 {
+			parent, _ := strconv.Atoi(string(fields[1]))
+			children[parent] = append(children[parent], pid)
+		}
+	}
+	for _, all := range children {
+		slices.Sort(all)
+	}
+	return children, err
+}
+
+// usesGPU returns a file of the NVIDIA driver that a process has open or mapped, or "".
+func usesGPU(pid int) string {
+	const prefix = "/dev/nvidia"
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, link := range links {
+		if to, _ := os.Readlink(link); strings.HasPrefix(to, prefix) {
+			return to
+		}
+	}
+	maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if _, after, found := strings.Cut(string(maps), prefix); found {
+		name, _, _ := strings.Cut(after, "\n")
+		return prefix + name
+	}
+	return ""
+}
+
+// findStreams finds which standard streams of the first process are pipes of which the other end is outside, or
+// terminals.
+func (t *Tree) findStreams() {
+	ends := map[string]int{} // how many ends of a pipe the tree has: 1 for one that reads, 2 for one that writes
+	for _, p := range t.Processes {
+		links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.PID))
+		for _, link := range links {
+			if name, mode := pipeOf(link); name != "" {
+				ends[name] |= mode
+			}
+		}
+	}
+	for number := range 3 {
+		name, _ := pipeOf(fmt.Sprintf("/proc/%d/fd/%d", t.Processes[0].PID, number))
+		if _, has := t.Streams[name]; name != "" && !has && ends[name] != 3 {
+			t.Streams[name] = number
+		}
+	}
+}
+
+// pipeOf returns CRIU's name of the pipe that a descriptor stands for, and which end it is: 1 if it reads, 2 if it writes.
+func pipeOf(link string) (name string, end int) {
+	name, err := os.Readlink(link)
+	if err != nil || !strings.HasPrefix(name, "pipe:[") {
+		return "", 0
+	}
+	info, err := os.Lstat(link) // the mode of the link is that of the descriptor
+	if err != nil {
+		return "", 0
+	}
+	if info.Mode().Perm()&0o400 != 0 {
+		end |= 1
+	}
+	if info.Mode().Perm()&0o200 != 0 {
+		end |= 2
+	}
+	return name, end
+}
