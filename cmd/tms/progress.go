@@ -88,7 +88,7 @@ func (p *progress) follow() {
 	if !p.bar {
 		next, every = lineEvery, lineEvery
 	}
-	for ; ; next += every {
+	for {
 		select {
 		case <-p.stopped:
 			return
@@ -97,10 +97,12 @@ func (p *progress) follow() {
 		p.mutex.Lock()
 		pids := slices.Clone(p.pids)
 		p.mutex.Unlock()
-		if len(pids) == 0 {
+		if next += every; len(pids) == 0 {
 			continue
 		}
+		asked := time.Now()
 		text := p.text(pids)
+		next = nextLook(next, time.Since(p.begun), time.Since(asked))
 		p.mutex.Lock()
 		if len(p.pids) == len(pids) { // else the text is out of date
 			if p.bar {
@@ -113,6 +115,10 @@ func (p *progress) follow() {
 		p.mutex.Unlock()
 	}
 }
+
+// nextLook returns when to look again, since the begin of the work. Looks take a tenth of the time at most, because many
+// processes that answer without end have no time for the work.
+func nextLook(next, now, took time.Duration) time.Duration { return max(next, now+9*took) }
 
 // text asks each process how far it has come.
 func (p *progress) text(pids []int) string {

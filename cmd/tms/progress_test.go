@@ -107,3 +107,10 @@ func TestProgressOfAWait(t *testing.T) {
 	require.Regexp(t, `^(tms: resuming `+large.number()+`( 0%, 0 bytes of .*)?, \d s\n)+tms: `+large.number()+
 		`: resume: `, told)
 }
+
+// A look that takes long is followed by nine times as long without one: 200 processes that were asked all the time
+// needed 42 s for a resume of one second.
+func TestLooksTakeATenthOfTheTime(t *testing.T) {
+	require.Equal(t, 3*time.Second, nextLook(3*time.Second, 2*time.Second, 10*time.Millisecond))
+	require.Equal(t, 20*time.Second, nextLook(3*time.Second, 2*time.Second, 2*time.Second))
+}

@@ -119,7 +119,7 @@ func lockFile(file *os.File, what string) error {
 			return nil
 		case <-time.After(numbering.Patience / 10):
 		}
-		if holder := holderOf(file); holders.Exhausted(holder) {
+		if holder := lockersOf(file, numbering.Patience/10).holder; holders.Exhausted(holder) {
 			go func() { // if the holder goes on before this process ends
 				<-taken
 				_ = file.Close()
@@ -129,38 +129,59 @@ func lockFile(file *os.File, what string) error {
 	}
 }
 
-// holderOf returns the process that has locked a file, or 0 if that process cannot be seen.
-func holderOf(file *os.File) int {
-	holder, _ := lockers(file)
-	return holder
+// lockers are the processes that have the lock of a file or wait for it, as /proc/locks names them: 0 for none, and for
+// a process that cannot be seen here.
+type lockers struct {
+	holder  int
+	waiting []int
 }
 
-// lockers returns the process that has locked a file, or 0 if it cannot be seen, and the processes that wait for the
-// lock. (proc_locks(5))
-func lockers(file *os.File) (holder int, waiting []int) {
+// looks is when this process has last read /proc/locks, and what it said by file. The kernel stops all locking of files
+// while it is read, so the waits of a command for many processes share one look.
+var looks struct {
+	sync.Mutex
+	at time.Time
+	of map[string]lockers
+}
+
+// lockersOf returns the lockers of a file, as they were no longer ago than age.
+func lockersOf(file *os.File, age time.Duration) lockers {
 	var found unix.Stat_t
 	if unix.Fstat(int(file.Fd()), &found) != nil {
-		return 0, nil
+		return lockers{}
 	}
-	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(uint64(found.Dev)), unix.Minor(uint64(found.Dev)), found.Ino)
-	locks, _ := os.ReadFile("/proc/locks")
-	for line := range strings.Lines(string(locks)) {
+	looks.Lock()
+	defer looks.Unlock()
+	if looks.of == nil || time.Since(looks.at) > age {
+		looks.of = readLocks()
+		looks.at = time.Now()
+	}
+	return looks.of[fmt.Sprintf("%02x:%02x:%d", unix.Major(uint64(found.Dev)), unix.Minor(uint64(found.Dev)), found.Ino)]
+}
+
+// readLocks returns the lockers of all files by device and inode. (proc_locks(5))
+func readLocks() map[string]lockers {
+	of := map[string]lockers{}
+	text, _ := os.ReadFile("/proc/locks")
+	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line) // "1: FLOCK  ADVISORY  WRITE 7 fe:00:9 0 EOF"; the one that waits has "1: ->"
 		waits := len(fields) > 1 && fields[1] == "->"
 		if waits {
 			fields = fields[1:]
 		}
-		if len(fields) <= 5 || fields[1] != "FLOCK" || fields[5] != inode {
+		if len(fields) <= 5 || fields[1] != "FLOCK" {
 			continue
 		}
 		pid, _ := strconv.Atoi(fields[4])
+		one := of[fields[5]]
 		if waits {
-			waiting = append(waiting, pid)
+			one.waiting = append(one.waiting, pid)
 		} else {
-			holder = pid
+			one.holder = pid
 		}
+		of[fields[5]] = one
 	}
-	return holder, waiting
+	return of
 }
 
 // Lockers returns the processes that have a lock of this user's or wait for it, as far as they are seen here.
@@ -170,9 +191,8 @@ func Lockers(name string) (found []int) {
 		if err != nil {
 			continue
 		}
-		holder, waiting := lockers(file)
-		found = append(found, max(0, holder))
-		for _, pid := range waiting {
+		of := lockersOf(file, 0)
+		for _, pid := range append([]int{of.holder}, of.waiting...) {
 			found = append(found, max(0, pid))
 		}
 		_ = file.Close()
