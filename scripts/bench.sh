@@ -14,6 +14,7 @@
 #   scripts/bench.sh ownerless [GIB]    what becomes of device memory after its maker has ended
 #   scripts/bench.sh faults [tms | NAME=LIBRARY | PACKAGE==VERSION]...  each driver call of a pause and a resume fails once,
 #                                       beside torch_memory_saver and vLLM's allocator; needs no GPU
+#   scripts/bench.sh growth [--plot=FILE] [STEP...]  what each step costs as there is more of it; needs no GPU
 #   scripts/bench.sh restore [SECONDS]  restores by the driver beside a program that takes all memory, begun in five ways
 #   scripts/bench.sh share [GIB] [SECONDS] [--trainings N] [--beside] [--whole]  trainings that share a GPU by
 #                                       themselves; on two H200: share 60 45 --trainings 5 --beside --whole
@@ -51,6 +52,7 @@ ownerless)
 	exec build/bench/ownerless "$@"
 	;;
 faults) exec "${PYTHON:-python3}" scripts/bench/faults.py "$@" ;;
+growth) exec "${PYTHON:-python3}" scripts/bench/growth.py "$@" ;;
 restore) exec "${PYTHON:-python3}" scripts/bench/restore.py "$@" ;;
 share) exec "${PYTHON:-python3}" scripts/bench/share.py "$@" ;;
 devices)
