@@ -20,7 +20,7 @@ func snapshotCommand() *cobra.Command {
 		Short: "Write a running program into a directory, from which it can start again",
 		Long: `Pauses everything of a process and of all below it, and writes them and their
 GPU memory into DIR. The program then goes on, or with --stop it ends. CRIU 4.2
-or later does the processes' part; tms doctor says whether it can.`,
+or later does the processes' part, and needs root.`,
 		Example: `  tms snapshot 12345 /var/lib/warm
   tms snapshot 12345 /var/lib/warm --stop
   tms restore /var/lib/warm`,
@@ -38,7 +38,7 @@ or later does the processes' part; tms doctor says whether it can.`,
 				return err
 			}
 			taken, err := tree.Take{PID: pids[0], Directory: arguments[1], Stop: stop, User: "tms snapshot",
-				Pause: control.SteerRequest{Timeout: new(timeout.Seconds()), Force: force, To: control.ToDisk, SaveAll: true}}.Do(ctx)
+				Pause: control.SteerRequest{Timeout: new(timeout.Seconds()), Force: force, To: control.ToMemory, SaveAll: true}}.Do(ctx)
 			if err != nil {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pids[0], err)
 				return errNo

@@ -44,6 +44,14 @@ func (g *Group) Park(ctx context.Context, request control.SteerRequest, user str
 	if err := g.take(ctx, control.Pause); err != nil {
 		return err
 	}
+	if request.To != "" && g.alone { // what had been paused before
+		refused, err := g.moveContents(ctx, request.To)
+		if err != nil {
+			return err
+		} else if refused != nil {
+			return g.takeBack(refused)
+		}
+	}
 	if err := g.takeRest(ctx); err != nil {
 		return err
 	}

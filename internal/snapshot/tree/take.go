@@ -114,14 +114,20 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		}
 	} else {
 		var all errgroup.Group
-		all.Go(func() error { return d.run(ctx, "") })
 		all.Go(contents)
-		err = all.Wait()
-		if err = errors.Join(err, ctx.Err()); err != nil {
-			return nil, both(err, goesOn())
+		err = d.run(ctx, "")
+		var left error
+		early := err == nil && sealed(g)
+		if early { // the contents stay as they are
+			left = goesOn()
 		}
-		left := goesOn()
-		if err = commit(); err != nil {
+		if err = errors.Join(err, all.Wait(), ctx.Err()); !early {
+			left = goesOn()
+		}
+		if err == nil {
+			err = commit()
+		}
+		if err != nil {
 			return nil, both(err, left)
 		}
 		if left != nil { // the snapshot is whole
@@ -148,6 +154,18 @@ func both(err, left error) error {
 func (t Take) manifest(tree *Tree, program *criu.Program) *snapshot.Manifest {
 	return &snapshot.Manifest{Tms: release.Version, Processes: tree.Processes, Job: tree.Job, Streams: tree.Streams,
 		Needs: snapshot.Needs{Kernel: criu.Kernel(), CRIU: program.Version, Machine: runtime.GOARCH}}
+}
+
+// sealed reports whether all contents stay as they are when their processes go on.
+func sealed(g *group.Group) bool {
+	for _, m := range g.Members {
+		for _, c := range m.Contents {
+			if is, err := snapshot.Seal(c.File); err != nil || !is {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // save puts what the processes hold into blocks.
