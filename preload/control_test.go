@@ -546,6 +546,41 @@ func send(t *testing.T, raw *net.UnixConn, r control.SteerRequest) {
 	require.NoError(t, err)
 }
 
+// A pause for a snapshot saves contents in files that are host memory, which only the socket's thread has open.
+func TestContentsInFilesInMemory(t *testing.T) {
+	h := onlyControlled(t)
+	c := h.dial()
+	files := func() (open int) {
+		links, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/fd/*", h.pid()))
+		require.NoError(t, err)
+		for _, link := range links {
+			if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, "/memfd:tms contents") {
+				open++
+			}
+		}
+		return open
+	}
+	to := func(r control.SteerRequest) control.SteerRequest {
+		r.To = control.ToMemory
+		return r
+	}
+	for _, pausedBefore := range []bool{false, true} {
+		if pausedBefore {
+			well(t, c, pauseOf(""))
+			require.Zero(t, files())
+			require.Positive(t, well(t, c, to(control.SteerRequest{Op: control.Move})).Bytes)
+		} else {
+			well(t, c, to(pauseOf("")))
+		}
+		require.Equal(t, 1, files())
+		require.Positive(t, h.state().Stats.Devices[0].Tags[1].HostBytes)
+		well(t, c, resumeOf(""))
+		require.Equal(t, "ok", h.do("check"))
+		until(t, func() bool { return files() == 0 }) // they are closed in the background
+	}
+	h.ends()
+}
+
 // replies reads everything until the connection ends.
 func replies(t *testing.T, from io.Reader) (found []control.Reply) {
 	t.Helper()

@@ -119,8 +119,8 @@ func rootCommand() *cobra.Command {
 	})
 	root.AddCommand(demoCommand(), runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), lendCommand(),
 		swapCommand(), moveCommand(), idleCommand(), shareCommand(), metricsCommand(), serveCommand(), doctorCommand(),
-		snapshotCommand(), restoreCommand(),
-		recordCommand(), reportCommand(), replayCommand(), keptCommand(), keeperCommand(), versionCommand(), manualCommand())
+		snapshotCommand(), restoreCommand(), snapshotsCommand(), recordCommand(), reportCommand(), replayCommand(),
+		keptCommand(), keeperCommand(), versionCommand(), manualCommand())
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), // the overview leaves the command help out, too
 		`(or .IsAvailableCommand (eq .Name "help"))`, ".IsAvailableCommand"))
 	root.CompletionOptions.HiddenDefaultCmd = true // the overview has the commands, and docs/cli.md the rest

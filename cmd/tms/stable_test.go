@@ -23,6 +23,9 @@ func TestJSONIsStable(t *testing.T) {
 	hermetic.Stable[group.Plan](t, file("dry-run"))
 	hermetic.Stable[control.KeptSet](t, file("kept"))
 	hermetic.Stable[verified](t, file("kept-verify"))
+	hermetic.Stable[snapshotEntry](t, file("snapshots"))
+	hermetic.Stable[snapshotCheck](t, file("snapshots-check"))
+	hermetic.Stable[snapshotPrune](t, file("snapshots-prune"))
 	hermetic.Stable[doctor.Report](t, file("doctor"))
 	hermetic.Stable[replay.Result](t, file("replay"))
 }
