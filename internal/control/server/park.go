@@ -14,7 +14,7 @@ import (
 // A process that CRIU dumps has one table of descriptors afterwards: CRIU looks at that of the main thread, and gives it
 // to all threads that it restores. The socket's thread would then take the program's descriptors for its own. So before
 // a dump a client parks the thread, which from then on only waits for that client, and looks after each wait whether its
-// table is still its own. The table stays as it is meanwhile, and the contents with it: whatever ends the client or CRIU,
+// table is still its own. Until then the table stays as it is, and the contents with it: whatever ends the client or CRIU,
 // the process that was to be dumped has lost nothing (docs/design/snapshot.md).
 
 // parkedLook is how often a parked thread looks at its table where nothing comes from its client.
@@ -105,7 +105,7 @@ func (s *Server) awaits(r control.Request) bool {
 	return ok && set.Op == control.Put && set.Set == 0 && slices.Contains(s.missing, set.Held)
 }
 
-// came notes that a descriptor has come that the process awaited.
+// arrived notes that a descriptor has come that the process awaited.
 func (s *Server) arrived(number uint64) {
 	s.missing = slices.DeleteFunc(s.missing, func(n uint64) bool { return n == number })
 }
