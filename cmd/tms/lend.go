@@ -89,7 +89,8 @@ func sayLent(o group.Outcome) string {
 
 // sayLentUntil is sayLent for a member of a job, of which the command says the rest once.
 func sayLentUntil(o group.Outcome) string {
-	return fmt.Sprintf("%s; lent to %s until %s", sayPaused(o, ""), cmp.Or(o.To, "others"), fleet.Moment(end(o), time.Now()))
+	until := fleet.Moment(end(o), time.Now())
+	return fmt.Sprintf("%s; lent to %s until %s", sayPaused(o, ""), cmp.Or(o.To, "others"), until)
 }
 
 func end(o group.Outcome) time.Time { return time.UnixMicro(int64(o.Until * 1e6)) }
