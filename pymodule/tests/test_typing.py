@@ -46,7 +46,7 @@ def test_checkers_find_torch_memory_saver(checker: str, tmp_path: Path) -> None:
     (tmp_path / "typings").symlink_to(PYMODULE / "dropin")
     program = "from torch_memory_saver import torch_memory_saver as saver\n"
     (tmp_path / "program.py").write_text(program + "saver.pause('weights')\n")
-    done = check(checker, "program.py", tmp_path)  # mypy misses parts of PyTorch in it
+    done = check(checker, "program.py", tmp_path)  # mypy misses parts of PyTorch
     assert "program.py:" not in done.stdout, done.stdout + done.stderr
     (tmp_path / "program.py").write_text(program + "saver.pause(3)\n")
     done = check(checker, "program.py", tmp_path)
