@@ -43,7 +43,7 @@ func TestAProcessThatIsLost(t *testing.T) {
 	require.Contains(t, w.do("again"), "401 "+words)
 
 	listed := succeeds(t, "ps")
-	require.Regexp(t, `(?m)^`+w.number()+` .* weights .* lost `, listed)
+	require.Regexp(t, `(?m)^ *`+w.number()+` .* weights .* lost `, listed)
 	require.Contains(t, listed, w.number()+": "+words[:40])
 	states := parsed[[]fleet.Process](t, succeeds(t, "ps", "--json", w.number()))
 	require.Contains(t, states[0].Driver.Lost, words)

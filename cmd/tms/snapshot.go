@@ -17,7 +17,7 @@ func snapshotCommand() *cobra.Command {
 	var force, stop, asJSON bool
 	command := &cobra.Command{
 		Use:   "snapshot PID DIR",
-		Short: "Write a running program into a directory, from which it can start again",
+		Short: "Write a running program into a directory, to start it from there",
 		Long: `Pauses everything of a process and of all below it, and writes them and their
 GPU memory into DIR. The program then goes on, or with --stop it ends. CRIU 4.2
 or later does the processes' part, and needs root.`,

@@ -18,7 +18,7 @@ import (
 // for it, which CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER, a container or a move makes another one. tms names a GPU by
 // NVML's number and the UUID, and the program's device second.
 
-const numberTime = 2 * time.Second // for NVML's answer
+const numberTime = 10 * time.Second // for NVML's answer, which is late on a busy machine
 
 // shown is NVML's answer, which is asked for once and is complete when done is closed.
 var shown struct {
