@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -46,13 +45,16 @@ func (s *steered) restored(t *testing.T, directory string, arguments ...string) 
 	answers, stdout, err := os.Pipe()
 	require.NoError(t, err)
 	command := exec.Command(tms, append([]string{"restore", directory, "--json"}, arguments...)...)
-	var stderr strings.Builder
-	command.Stdin, command.Stdout, command.Stderr = stdin, stdout, &stderr
+	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr")) // a pipe would stay open in the program
+	require.NoError(t, err)
+	defer stderr.Close()
+	command.Stdin, command.Stdout, command.Stderr = stdin, stdout, stderr
 	require.NoError(t, command.Start())
 	require.NoError(t, stdin.Close())
 	require.NoError(t, stdout.Close())
 	err = command.Wait()
-	require.NoError(t, err, stderr.String())
+	said, _ := os.ReadFile(stderr.Name())
+	require.NoError(t, err, string(said))
 	reads := bufio.NewReader(answers)
 	line, err := reads.ReadString('\n')
 	require.NoError(t, err)
@@ -96,6 +98,10 @@ func TestASnapshotIsRestored(t *testing.T) {
 	require.Contains(t, succeeds(t, "snapshot", s.number(), directory, "--force", "--stop"), "the program has ended")
 	require.Error(t, s.Wait()) // killed
 	require.Contains(t, fails(t, exitNo, "", "restore", directory, "--name", "none"), "has no snapshot none")
+	t.Run("with another driver", func(t *testing.T) {
+		t.Setenv("CUDASIM_DRIVER", "581.1")
+		require.Contains(t, fails(t, exitNo, "", "restore", directory), "driver 580.159.04, which alone can restore its part")
+	})
 	for range 2 {
 		var is tree.Restored
 		s, is = s.restored(t, directory)

@@ -117,6 +117,16 @@ func Reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, er
 	return connection, state, err
 }
 
+// UUIDs lists the devices on which the members have had contexts, as they said when the group connected.
+func (g *Group) UUIDs() (uuids []string) {
+	for _, m := range g.Members {
+		for _, device := range m.state.Devices {
+			uuids = append(uuids, device.UUID)
+		}
+	}
+	return uuids
+}
+
 // Connect connects to all members, and asks their states.
 func (g *Group) Connect(ctx context.Context) error {
 	return g.each(func(m *Member) (err error) {

@@ -52,7 +52,7 @@ func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
 	defer s.Close()
 	program, err := criu.Find(ctx)
 	if err == nil {
-		err = fits(s.Manifest, program)
+		err = fits(s.Manifest)
 	}
 	if err == nil {
 		err = s.VerifyFiles(ctx)
@@ -121,16 +121,17 @@ func (r *Restored) end() {
 }
 
 // fits refuses a snapshot that cannot be restored here, before anything is started.
-func fits(m *snapshot.Manifest, program *criu.Program) error {
+func fits(m *snapshot.Manifest) error {
 	if m.Needs.Machine != runtime.GOARCH {
 		return fmt.Errorf("the snapshot is of a program for %s, and this machine is %s", m.Needs.Machine, runtime.GOARCH)
 	}
 	for _, p := range m.Processes {
 		if unix.Kill(p.PID, 0) != unix.ESRCH {
-			return fmt.Errorf("process %d is here already, and the program needs that number: end it first (tms ps)", p.PID)
+			return fmt.Errorf("process %d is here already, and the program needs that number: end it first (tms ps), and "+
+				"its parent must have waited for it", p.PID)
 		}
 	}
-	return nil
+	return hasGPUs(m.Needs)
 }
 
 // streams are this command's own, in place of those that came from outside.

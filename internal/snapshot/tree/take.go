@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -98,7 +97,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		taken.Stood = time.Since(parking).Seconds()
 		return err
 	}
-	manifest := t.manifest(tree, program)
+	manifest := t.manifest(tree, needs(g, program))
 	d := dumping{tree: tree, program: program, images: filepath.Join(writer.Folder(), images), work: work}
 	commit := func() error {
 		if err := step("commit"); err != nil {
@@ -151,9 +150,9 @@ func both(err, left error) error {
 	return fmt.Errorf("%w; the program goes on", err)
 }
 
-func (t Take) manifest(tree *Tree, program *criu.Program) *snapshot.Manifest {
+func (t Take) manifest(tree *Tree, needs snapshot.Needs) *snapshot.Manifest {
 	return &snapshot.Manifest{Tms: release.Version, Processes: tree.Processes, Job: tree.Job, Streams: tree.Streams,
-		Needs: snapshot.Needs{Kernel: criu.Kernel(), CRIU: program.Version, Machine: runtime.GOARCH}}
+		Needs: needs}
 }
 
 // sealed reports whether all contents stay as they are when their processes go on.

@@ -1,0 +1,55 @@
+package tree
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+
+	"tms/internal/fleet"
+	"tms/internal/group"
+	"tms/internal/machine/nvml"
+	"tms/internal/snapshot"
+	"tms/internal/snapshot/criu"
+)
+
+// needs says what a restore of the group needs. Without NVML it says nothing of GPUs.
+func needs(g *group.Group, program *criu.Program) snapshot.Needs {
+	n := snapshot.Needs{Kernel: criu.Kernel(), CRIU: program.Version, Machine: runtime.GOARCH}
+	library, err := fleet.NVML()
+	if err != nil {
+		return n
+	}
+	n.Driver, _ = library.DriverVersion()
+	used := g.UUIDs()
+	for _, gpu := range fleet.Shown() {
+		if slices.Contains(used, gpu.UUID) {
+			n.GPUs = append(n.GPUs, snapshot.GPU{Model: gpu.Name, UUID: gpu.UUID, Memory: gpu.TotalBytes})
+		}
+	}
+	return n
+}
+
+// hasGPUs refuses a machine whose driver is another one, or that lacks a GPU of the snapshot. The driver keeps its part
+// of a process in a form of its own, and restores it to the same GPU unless it is given pairs of GPUs.
+// (cuCheckpointProcessRestore)
+func hasGPUs(n snapshot.Needs) error {
+	if n.Driver == "" {
+		return nil
+	}
+	library, err := fleet.NVML()
+	if err != nil {
+		return fmt.Errorf("the snapshot needs NVIDIA's driver %s: %w", n.Driver, err)
+	}
+	if version, err := library.DriverVersion(); err != nil || version != n.Driver {
+		return fmt.Errorf("the snapshot was taken with NVIDIA's driver %s, which alone can restore its part, and this machine "+
+			"has %s: take a new one here", n.Driver, version)
+	}
+	here := fleet.Shown()
+	for _, gpu := range n.GPUs {
+		if !slices.ContainsFunc(here, func(d nvml.Device) bool { return d.UUID == gpu.UUID }) {
+			return fmt.Errorf("the snapshot needs the %s %s, which is not here, and tms cannot restore it on another GPU yet",
+				gpu.Model, gpu.UUID)
+		}
+	}
+	return nil
+}
