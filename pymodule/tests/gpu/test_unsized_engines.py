@@ -3,7 +3,7 @@
 Two start at the same moment, each with most of the GPU; another starts beside two programs that
 have most of it. With -s the figures are printed. As for the other tests here, libtms.so is in
 LD_PRELOAD. ENGINE_ASKS (8) is how often each engine is asked; ENGINE_REST (1) is how many seconds
-the other programs rest after each step, and ENGINE_UP (600) those within which an engine must start.
+the other programs rest after each step; an engine must start within ENGINE_UP (600) seconds.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Server:
         ]
 
     def bytes(self) -> int:
-        """The pausable memory of its processes, paused or not. A process may be late with its answer."""
+        """The pausable memory of its processes. A process may be late with its answer."""
         for _ in range(100):
             own = {int(pid) for pid in session(self.process.pid)}
             listed = [process for process in tms("ps", seconds=60) if process["pid"] in own]
