@@ -238,12 +238,19 @@ static int count_loaded(struct dl_phdr_info *info, size_t size, void *count)
 	return 1;
 }
 
+/* A function of its own, because the caller's stack may be small. */
+static __attribute__((noinline)) unsigned long long libraries_so_far(void)
+{
+	unsigned long long loaded = 0;
+	libraries_each(count_loaded, &loaded);
+	return loaded;
+}
+
 /* Where the newest major is not loaded, its callers get another; and its own as soon as that is. */
 static void *newest_or_other(int at)
 {
 	static _Atomic unsigned long long looked;
-	unsigned long long loaded = 0;
-	libraries_each(count_loaded, &loaded);
+	unsigned long long loaded = libraries_so_far();
 	if (atomic_load(&looked) != loaded) {
 		if (resolve_runtime(FORWARD_NEWEST)) {
 			forward_set_newest();
