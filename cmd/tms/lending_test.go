@@ -43,7 +43,7 @@ func (p *person) starts() *steered {
 	return startToListen(p.t, p.as(program))
 }
 
-// Anna lends her GPU to Bert, who is another user: his own tms neither sees nor changes her program, which root can. (The
+// Anna lends her GPU to Bert, who is another user: his own tms neither sees nor changes her program, but root's does. (The
 // simulator's devices are those of one user; TestLend has a neighbour that takes the memory.)
 func TestALendBetweenUsers(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -46,13 +45,17 @@ or later does the processes' part, and needs root.`,
 			if asJSON {
 				return writeJSON(command.OutOrStdout(), taken)
 			}
+			of := "1 process"
+			if count := len(taken.Processes); count != 1 {
+				of = fmt.Sprintf("%d processes", count)
+			}
 			after := fmt.Sprintf("the program stood still for %.2f s", taken.Stood)
 			if stop {
 				after = "the program has ended"
 			}
 			fmt.Fprintf(command.OutOrStdout(), "%s: %s of contents (%s new) and %s of %s in %.2f s; %s\n", taken.Name,
 				readable.Bytes(uint64(taken.Read+taken.Zero)), readable.Bytes(uint64(taken.Written)),
-				readable.Bytes(uint64(taken.Images)), counted(len(taken.Processes), "process"), taken.Seconds, after)
+				readable.Bytes(uint64(taken.Images)), of, taken.Seconds, after)
 			return nil
 		},
 	}
@@ -61,14 +64,6 @@ or later does the processes' part, and needs root.`,
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	command.ValidArgsFunction = completeProcesses
 	return command
-}
-
-// counted returns a number with its noun.
-func counted(count int, noun string) string {
-	if count == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %s", count, strings.TrimSuffix(noun, "s")+map[bool]string{true: "es", false: "s"}[strings.HasSuffix(noun, "s")])
 }
 
 func restoreCommand() *cobra.Command {

@@ -100,7 +100,7 @@ func TestASnapshotIsRestored(t *testing.T) {
 	require.Contains(t, fails(t, exitNo, "", "restore", directory, "--name", "none"), "has no snapshot none")
 	t.Run("with another driver", func(t *testing.T) {
 		t.Setenv("CUDASIM_DRIVER", "581.1")
-		require.Contains(t, fails(t, exitNo, "", "restore", directory), "driver 580.159.04, which alone can restore its part")
+		require.Contains(t, fails(t, exitNo, "", "restore", directory), "driver 580.159.04, and this machine has 581.1. Only the same version")
 	})
 	for range 2 {
 		var is tree.Restored

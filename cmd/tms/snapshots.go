@@ -186,9 +186,6 @@ func needsOf(n snapshot.Needs) string {
 	if n.Kernel != "" {
 		words = append(words, "made on kernel "+n.Kernel)
 	}
-	if count := len(n.Libraries); count > 0 {
-		words = append(words, fmt.Sprintf("%d files as they were", count))
-	}
 	return strings.Join(words, ", ")
 }
 

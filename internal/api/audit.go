@@ -18,8 +18,7 @@ type did struct {
 	Error string `json:"error,omitempty"`
 }
 
-// begins writes the line of a change that is about to be made: who asks what. A server that is killed leaves this line
-// alone.
+// begins writes a line before a change is made: who asks for what. If the server is killed, only this line is left.
 func (s *handler) begins(c *call) {
 	c.change = s.changes.Add(1)
 	s.audit.Info("begins", c.about()...)

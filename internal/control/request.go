@@ -92,7 +92,7 @@ type SteerRequest struct {
 	NCCL *NCCL `json:"nccl,omitempty"`
 	// Own, for a keep, says that the process itself has asked for the pause: its own resume ends it, too.
 	Own bool `json:"own,omitempty"`
-	// User, for a keep or park, is who keeps the pause, for people, and Lent to whom the memory is lent.
+	// For a keep or a park, User names the user that keeps the pause, and Lent the user of the memory, both for people.
 	User string `json:"user,omitempty"`
 	Lent string `json:"lent_to,omitempty"`
 	// Until, for a keep, is when the process resumes by itself what this client has paused, in seconds since 1970, or 0

@@ -17,8 +17,8 @@ import (
 // parkTime is how long a process may take until it has nothing else to do.
 const parkTime = 5 * time.Second
 
-// Park pauses all members with everything, and parks them, so that CRIU can dump them. User is who keeps the pause in
-// the processes that are restored. After an error all members are as before. GoOn ends it, and so does the end of this
+// Park pauses all members with everything, and parks them, so that CRIU can dump them. A restored process says
+// that user keeps its pause. After an error all members are as before. GoOn ends it, and so does the end of this
 // command: the processes go on, or wait for a resume where the driver has them.
 func (g *Group) Park(ctx context.Context, request control.SteerRequest, user string) error {
 	g.request = request
@@ -30,14 +30,12 @@ func (g *Group) Park(ctx context.Context, request control.SteerRequest, user str
 		return err
 	}
 	if g.alone {
-		var done bool
-		var err error
-		if m := g.Members[0]; err == nil {
-			if m.driver, done, err = findDriver(m.PID); err == nil && done {
-				err = fmt.Errorf("everything of it is paused already: tms resume %d first", m.PID)
-			}
+		m := g.Members[0]
+		driver, done, err := findDriver(m.PID)
+		if err == nil && done {
+			err = fmt.Errorf("everything of it is paused already: tms resume %d first", m.PID)
 		}
-		if err != nil {
+		if m.driver = driver; err != nil {
 			return err
 		}
 	}

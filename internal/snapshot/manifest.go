@@ -62,12 +62,11 @@ type Held struct {
 
 // Needs is what must be the same where a snapshot is restored.
 type Needs struct {
-	Driver    string    `json:"driver,omitempty"`
-	GPUs      []GPU     `json:"gpus,omitempty"` // in the driver's order
-	Kernel    string    `json:"kernel,omitempty"`
-	CRIU      string    `json:"criu,omitempty"`
-	Machine   string    `json:"machine,omitempty"`   // x86_64, aarch64
-	Libraries []Library `json:"libraries,omitempty"` // that the processes have mapped
+	Driver  string `json:"driver,omitempty"`
+	GPUs    []GPU  `json:"gpus,omitempty"` // in the driver's order
+	Kernel  string `json:"kernel,omitempty"`
+	CRIU    string `json:"criu,omitempty"`
+	Machine string `json:"machine,omitempty"` // amd64, arm64
 }
 
 // GPU is a device that a snapshot's processes use.
@@ -75,13 +74,6 @@ type GPU struct {
 	Model  string `json:"model"`
 	UUID   string `json:"uuid"`
 	Memory uint64 `json:"memory"` // bytes
-}
-
-// Library is a file that processes have mapped.
-type Library struct {
-	Path   string `json:"path"`
-	Size   int64  `json:"size"`
-	SHA256 Sum    `json:"sha256"`
 }
 
 // File is a file in a snapshot's folder.

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -127,15 +128,13 @@ type Dump struct {
 	Images string // an empty folder
 	Work   string // a folder for its log
 	Job    bool   // the process is not the leader of its session
-	// External are CRIU's names of what the process has from outside of its tree, such as a pipe: "pipe:[4711]".
-	External []string
 	// Ends, unless it is "", has the tree end: this shell command runs when all is dumped and stands still, and if it
 	// fails the tree goes on instead.
 	Ends string
 }
 
 // Run dumps a process and all below it.
-func (d Dump) Run(ctx context.Context, p *Program) error {
+func (d Dump) Run(p *Program) error {
 	arguments := append(p.common("dump", d.Images), "--tree", strconv.Itoa(d.PID), "--work-dir", d.Work, "--log-file", "dump.log",
 		"--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
 	if d.Ends == "" {
@@ -151,10 +150,7 @@ func (d Dump) Run(ctx context.Context, p *Program) error {
 	if d.Job {
 		arguments = append(arguments, "--shell-job")
 	}
-	for _, name := range d.External {
-		arguments = append(arguments, "--external", name)
-	}
-	return p.run(ctx, filepath.Join(d.Work, "dump.log"), nil, arguments...)
+	return p.run(filepath.Join(d.Work, "dump.log"), nil, arguments...)
 }
 
 // Restore says what to restore.
@@ -162,13 +158,13 @@ type Restore struct {
 	Images string
 	Work   string // a folder for its log, which it is alone to write to
 	Job    bool
-	// Inherited are files that take the place of what a Dump has named External.
+	// Inherited are files that take the place of what the processes had from outside of their tree, by CRIU's names, such
+	// as "pipe:[4711]".
 	Inherited map[string]*os.File
-	Script    string // a shell command that CRIU runs at each of its steps, or ""
 }
 
 // Run restores processes, which are not children of this one.
-func (r Restore) Run(ctx context.Context, p *Program) error {
+func (r Restore) Run(p *Program) error {
 	arguments := append(p.common("restore", r.Images), "--work-dir", r.Work, "--log-file", "restore.log",
 		"--restore-detached", "--ext-unix-sk")
 	if r.Job {
@@ -179,17 +175,14 @@ func (r Restore) Run(ctx context.Context, p *Program) error {
 		arguments = append(arguments, "--inherit-fd", fmt.Sprintf("fd[%d]:%s", 3+len(files), name))
 		files = append(files, file)
 	}
-	if r.Script != "" {
-		arguments = append(arguments, "--action-script", r.Script)
-	}
-	return p.run(ctx, filepath.Join(r.Work, "restore.log"), files, arguments...)
+	return p.run(filepath.Join(r.Work, "restore.log"), files, arguments...)
 }
 
-func (p *Program) run(_ context.Context, log string, files []*os.File, arguments ...string) error {
+func (p *Program) run(log string, files []*os.File, arguments ...string) error {
 	// Whatever interrupts this command, CRIU comes to its end: if it were killed, it would leave processes stopped.
 	c := p.command(context.Background(), arguments...)
 	c.ExtraFiles = files
-	c.SysProcAttr = apart
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal sends Ctrl-C to all of a group
 	text, err := c.CombinedOutput()
 	if err == nil {
 		return nil

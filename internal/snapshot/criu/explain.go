@@ -12,8 +12,7 @@ var reasons = []struct {
 	pattern *regexp.Regexp
 	words   string // $1 is the first group
 }{
-	{regexp.MustCompile(`Can't fork for (\d+): File exists`), "the number $1 belongs to another process here: end that " +
-		"process, or restore in a PID namespace (--copies 1)"},
+	{regexp.MustCompile(`Can't fork for (\d+): File exists`), "the number $1 belongs to another process here: end that process"},
 	{regexp.MustCompile(`File (\S+) has bad size`), "$1 has another size than at the snapshot: put it back as it was, or " +
 		"have the program write such files elsewhere"},
 	{regexp.MustCompile(`Can't open file (\S+) on restore: No such file`), "$1 is not here, which the program had open"},

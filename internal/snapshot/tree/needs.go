@@ -21,7 +21,8 @@ func needs(g *group.Group, program *criu.Program) snapshot.Needs {
 	}
 	n.Driver, _ = library.DriverVersion()
 	used := g.UUIDs()
-	for _, gpu := range fleet.Shown() {
+	shown, _ := library.Memory()
+	for _, gpu := range shown {
 		if slices.Contains(used, gpu.UUID) {
 			n.GPUs = append(n.GPUs, snapshot.GPU{Model: gpu.Name, UUID: gpu.UUID, Memory: gpu.TotalBytes})
 		}
@@ -40,11 +41,23 @@ func hasGPUs(n snapshot.Needs) error {
 	if err != nil {
 		return fmt.Errorf("the snapshot needs NVIDIA's driver %s: %w", n.Driver, err)
 	}
-	if version, err := library.DriverVersion(); err != nil || version != n.Driver {
-		return fmt.Errorf("the snapshot was taken with NVIDIA's driver %s, which alone can restore its part, and this machine "+
-			"has %s: take a new one here", n.Driver, version)
+	version, err := library.DriverVersion()
+	if err != nil {
+		return fmt.Errorf("asking NVML for the driver's version: %w", err)
 	}
-	here := fleet.Shown()
+	here, err := library.Memory()
+	if err != nil && len(here) == 0 {
+		return fmt.Errorf("asking NVML for the GPUs: %w", err)
+	}
+	return lacks(n, version, here)
+}
+
+// lacks says what a machine with this driver and these GPUs lacks.
+func lacks(n snapshot.Needs, version string, here []nvml.Device) error {
+	if version != n.Driver {
+		return fmt.Errorf("the snapshot was taken with NVIDIA's driver %s, and this machine has %s. Only the same version can "+
+			"restore the driver's part: take a new snapshot here", n.Driver, version)
+	}
 	for _, gpu := range n.GPUs {
 		if !slices.ContainsFunc(here, func(d nvml.Device) bool { return d.UUID == gpu.UUID }) {
 			return fmt.Errorf("the snapshot needs the %s %s, which is not here, and tms cannot restore it on another GPU yet",

@@ -38,7 +38,7 @@ type Restored struct {
 	Seconds   float64 `json:"seconds"`
 }
 
-// Do restores the program. After an error, nothing of it runs.
+// Do restores the program. After an error nothing of it is here, unless the error says that it is here and paused.
 func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
 	began := time.Now()
 	directory, err := snapshot.Open(r.Directory)
@@ -79,7 +79,7 @@ func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
 	})
 	all.Go(func() error {
 		err := criu.Restore{Images: filepath.Join(s.Folder(), images), Work: work, Job: s.Manifest.Job,
-			Inherited: streams(s.Manifest)}.Run(ctx, program)
+			Inherited: streams(s.Manifest)}.Run(program)
 		restored.Process = time.Since(began).Seconds()
 		if err == nil {
 			for _, p := range s.Manifest.Processes {
@@ -127,8 +127,8 @@ func fits(m *snapshot.Manifest) error {
 	}
 	for _, p := range m.Processes {
 		if unix.Kill(p.PID, 0) != unix.ESRCH {
-			return fmt.Errorf("process %d is here already, and the program needs that number: end it first (tms ps), and "+
-				"its parent must have waited for it", p.PID)
+			return fmt.Errorf("process %d is here already, and the program needs that number: end the process, and "+
+				"have its parent wait for it", p.PID)
 		}
 	}
 	return hasGPUs(m.Needs)
@@ -150,11 +150,10 @@ func copyContents(ctx context.Context, s *snapshot.Snapshot, files map[uint64]*o
 			if err := step("copy"); err != nil {
 				return err
 			}
-			descriptor, err := unix.MemfdCreate("tms-contents", unix.MFD_CLOEXEC)
+			file, err := snapshot.NewMemory(held.Size)
 			if err != nil {
-				return fmt.Errorf("memory for contents: %w", err)
+				return err
 			}
-			file := os.NewFile(uintptr(descriptor), "contents")
 			files[held.Number] = file
 			if err := s.Copy(ctx, held.Content, file); err != nil {
 				return err

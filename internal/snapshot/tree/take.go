@@ -114,7 +114,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	} else {
 		var all errgroup.Group
 		all.Go(contents)
-		err = d.run(ctx, "")
+		err = d.run("")
 		var left error
 		early := err == nil && sealed(g)
 		if early { // the contents stay as they are
@@ -197,12 +197,11 @@ type dumping struct {
 	images, work string
 }
 
-func (d dumping) run(ctx context.Context, ends string) error {
+func (d dumping) run(ends string) error {
 	if err := step("dump"); err != nil {
 		return err
 	}
-	return criu.Dump{PID: d.tree.Processes[0].PID, Images: d.images, Work: d.work, Job: d.tree.Job, Ends: ends}.Run(ctx,
-		d.program)
+	return criu.Dump{PID: d.tree.Processes[0].PID, Images: d.images, Work: d.work, Job: d.tree.Job, Ends: ends}.Run(d.program)
 }
 
 // andEnd has the tree end once the snapshot is complete. Until then it stands still in CRIU, which lets it go on if this
@@ -213,7 +212,7 @@ func (d dumping) andEnd(ctx context.Context, contents, commit func() error) erro
 		complete, failed, os.Getpid())
 	ended := make(chan error, 1)
 	saved := make(chan error, 1)
-	go func() { ended <- d.run(ctx, ends) }()
+	go func() { ended <- d.run(ends) }()
 	go func() { saved <- contents() }()
 	var err error
 	for done := false; !done; {
