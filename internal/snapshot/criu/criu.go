@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -38,8 +39,8 @@ func Find(ctx context.Context) (*Program, error) {
 		}
 	}
 	if path == "" {
-		return nil, fmt.Errorf("CRIU is not installed, which takes a process apart and puts it together: install criu 4.2 or "+
-			"later, or name it by %s (docs/snapshot.md)", Setting)
+		return nil, fmt.Errorf("tms needs CRIU to dump and restore processes, and CRIU is not installed: install criu 4.2 "+
+			"or later, or name it by %s (docs/snapshot.md)", Setting)
 	}
 	p := &Program{Path: path}
 	text, err := p.command(ctx, "--version").Output()
@@ -103,7 +104,8 @@ func earlier(version, than string) bool {
 func (p *Program) command(ctx context.Context, arguments ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, p.Path, arguments...)
 	for _, entry := range os.Environ() {
-		if name, _, _ := strings.Cut(entry, "="); name != "LD_PRELOAD" && name != "LD_LIBRARY_PATH" && name != "CRIU_CONFIG_FILE" {
+		name, _, _ := strings.Cut(entry, "=")
+		if !slices.Contains([]string{"LD_PRELOAD", "LD_LIBRARY_PATH", "CRIU_CONFIG_FILE"}, name) {
 			c.Env = append(c.Env, entry)
 		}
 	}
@@ -135,8 +137,8 @@ type Dump struct {
 
 // Run dumps a process and all below it.
 func (d Dump) Run(p *Program) error {
-	arguments := append(p.common("dump", d.Images), "--tree", strconv.Itoa(d.PID), "--work-dir", d.Work, "--log-file", "dump.log",
-		"--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
+	arguments := append(p.common("dump", d.Images), "--tree", strconv.Itoa(d.PID), "--work-dir", d.Work,
+		"--log-file", "dump.log", "--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
 	if d.Ends == "" {
 		arguments = append(arguments, "--leave-running")
 	} else {
