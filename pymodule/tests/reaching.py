@@ -178,16 +178,34 @@ def held(program: Program) -> int:
 
 def figures(program: Program, name: str) -> int:
     """A figure of all its tags together, by tms ps."""
+    try:
+        return of_processes({program.pid}, name)
+    except AssertionError as failed:
+        raise program.failure(str(failed)) from None
+
+
+def of_session(leader: int, name: str) -> int:
+    """A figure of all tags of a session's processes. A server of an engine is a tree of them."""
+    return of_processes(set(session(leader)), name)
+
+
+def session(leader: int) -> Iterator[int]:
+    """The processes of a session."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(entry.read_text().rpartition(")")[2].split()[3]) == leader:
+                yield int(entry.parent.name)
+
+
+def of_processes(pids: set[int], name: str) -> int:
+    """A figure of all their tags. The live_bytes of a device leave out what is paused."""
     for _ in range(100):  # a busy process may not answer within a second
-        try:
-            listed = [p for p in tms("ps", seconds=600) if p["pid"] == program.pid]
-        except AssertionError as failed:
-            raise program.failure(str(failed)) from None
-        if len(listed) == 1 and "error" not in listed[0]:
+        listed = [process for process in tms("ps", seconds=600) if process["pid"] in pids]
+        if listed and not any("error" in process for process in listed):
             break
     else:
-        raise program.failure(f"tms ps lists {listed}")
-    devices = listed[0]["stats"]["devices"]
+        raise AssertionError(f"tms ps lists {listed}")
+    devices = [device for process in listed for device in process["stats"]["devices"]]
     return sum(tag[name] for device in devices for tag in device["tags"])
 
 

@@ -91,7 +91,7 @@ class DeviceStats(TypedDict):
     total_bytes: int
     free_bytes: int
     live_bytes: int
-    """Used by allocations of regions, as asked for."""
+    """Used by active allocations of regions, as asked for. Those of a tag may be paused."""
     slack_bytes: int
     """Held by regions beyond that."""
     pool_bytes: int

@@ -26,8 +26,9 @@ type Device struct {
 	Node       int    `json:"node"` // the NUMA node of the nearest host memory, or -1 if unknown
 	TotalBytes uint64 `json:"total_bytes"`
 	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
-	// What uses memory: live allocations, slack, pools of this library that took theirs from cudaMalloc, contents of
-	// other devices that wait here, and everything else: CUDA itself, ordinary cudaMallocs, other processes.
+	// What uses memory: active allocations (a tag's LiveBytes count paused ones, too), slack, pools of this library that
+	// took theirs from cudaMalloc, contents of other devices that wait here, and everything else: CUDA itself, ordinary
+	// cudaMallocs, other processes.
 	LiveBytes      uint64    `json:"live_bytes"`
 	SlackBytes     uint64    `json:"slack_bytes"`
 	PoolBytes      uint64    `json:"pool_bytes"`

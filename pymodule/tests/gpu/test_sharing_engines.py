@@ -111,8 +111,8 @@ def others_give_way() -> None:
 
 def smallest() -> int:
     """The bytes of the engine that has least memory, paused or not."""
-    devices = [process["stats"]["devices"] for process in json.loads(command("ps", "--json"))]
-    sizes = [sum(device["live_bytes"] for device in found) for found in devices]
+    listed = [process["stats"]["devices"] for process in json.loads(command("ps", "--json"))]
+    sizes = [sum(tag["live_bytes"] for each in has for tag in each["tags"]) for has in listed]
     return int(min(size for size in sizes if size))  # an engine's other processes have none
 
 

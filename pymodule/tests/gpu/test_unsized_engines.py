@@ -27,7 +27,7 @@ import llama
 import pytest
 from device import torch_on_gpu
 from plugin import installed
-from reaching import Program, equal, started, tms
+from reaching import Program, equal, of_session, started, tms
 from test_reach import CONTENTS
 
 torch = torch_on_gpu()
@@ -103,7 +103,16 @@ class Server:
         return json.loads(text) if text else None
 
     def failure(self, what: str) -> AssertionError:
-        return AssertionError(f"{self.name}: {what}\n{self.log.read_text()[-6000:]}")
+        """Describes what happened, with its log and the swaps of all programs so far."""
+        swaps = [
+            f"{process['pid']}: {device['pauses']['count']} pauses, {device['resumes']['count']} "
+            f"resumes in {device['pauses']['seconds'] + device['resumes']['seconds']:.1f} s"
+            for process in tms("ps", seconds=60)
+            for device in process.get("stats", {}).get("devices") or []
+        ]
+        return AssertionError(
+            f"{self.name}: {what}\n" + "\n".join([*swaps, self.log.read_text()[-6000:]])
+        )
 
     def up(self) -> Server:
         """Waits until it answers its first request, which may take turns with others."""
@@ -138,30 +147,16 @@ class Server:
         ]
 
     def bytes(self) -> int:
-        """The pausable memory of its processes. A process may be late with its answer."""
-        for _ in range(100):
-            own = {int(pid) for pid in session(self.process.pid)}
-            listed = [process for process in tms("ps", seconds=60) if process["pid"] in own]
-            if listed and not any("error" in process for process in listed):
-                break
-        else:
-            raise self.failure(f"tms ps lists {listed}")
-        return sum(
-            device["live_bytes"] for process in listed for device in process["stats"]["devices"]
-        )
+        """The pausable memory of its processes, which may be paused."""
+        try:
+            return of_session(self.process.pid, "live_bytes")
+        except AssertionError as failed:
+            raise self.failure(str(failed)) from None
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, 9)
         self.process.wait()
-
-
-def session(leader: int) -> Iterator[str]:
-    """The processes of a session."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(entry.read_text().rpartition(")")[2].split()[3]) == leader:
-                yield entry.parent.name
 
 
 def with_tokenizer(folder: Path) -> None:
