@@ -7,7 +7,7 @@
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
 # tmux, zsh, fish, cmake, pkg-config, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell,
 # and for a release gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user, debootstrap. Otherwise, and with
-# TMS_NO_INSTALL=1, it names what is missing and stops. Into build/ it fetches Python packages and, where apt-get has it, Prometheus.
+# TMS_NO_INSTALL=1, it names what is missing and stops. Into build/ it fetches Python packages and, where apt-get has them, Prometheus and CRIU.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -52,6 +52,7 @@ check_go() { # it compiles all C with warnings as errors, too
 	require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
 	require_browser
 	require_prometheus
+	require_criu
 	tests ./...
 }
 

@@ -164,3 +164,46 @@ require_library() {
 	compgen -G "/usr/lib/*/$1" >/dev/null || apt_install "$2" ||
 		missing "$1, which a test preloads (Debian, Ubuntu: apt-get install $2)."
 }
+
+# require_criu: CRIU 4.2 or later, for tests: in build/criu, with its own loader and libraries, where the system's is
+# missing or earlier. It is that of Debian's testing, from the mirror that apt has, and apt checks it by Debian's keys.
+# Testing keeps a version for some weeks, so none is pinned. Where this fails, the tests of snapshots are skipped.
+require_criu() {
+	local found site package apt all=$PWD/build/criu/fetched
+	found=$( (criu --version 2>/dev/null || true) | sed -n 's/^Version: //p')
+	if [ -x build/criu/criu ] || [ "$(printf '%s\n' 4.2 "${found:-0}" | sort -V | head -n 1)" = 4.2 ]; then
+		return
+	fi
+	rm -rf build/criu
+	if [ -z "${TMS_NO_INSTALL:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+		echo "== fetching CRIU and its libraries into build/criu (TMS_NO_INSTALL=1 forbids it)" >&2
+		mkdir -p "$all"/{lists/partial,cache/archives/partial,tree}
+		site=$(debian_site || { apt-get update -qq && debian_site; }) || true
+		echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $site testing main" >"$all/sources.list"
+		: >"$all/status" # as if nothing were installed: apt takes all that CRIU needs
+		apt=(apt-get -qq -o Dir::Etc::sourceparts=/dev/null -o "Dir::Etc::sourcelist=$all/sources.list"
+			-o "Dir::Cache=$all/cache" -o "Dir::State::lists=$all/lists" -o "Dir::State::status=$all/status"
+			-o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o APT::Sandbox::User=root)
+		if [ -n "$site" ] && "${apt[@]}" update &&
+			"${apt[@]}" install -y --download-only --no-install-recommends criu >/dev/null; then
+			for package in "$all"/cache/archives/*.deb; do
+				dpkg-deb --fsys-tarfile "$package" |
+					tar -x -C "$all/tree" --wildcards './usr/*bin/criu' './usr/lib/*-linux-gnu/*.so*' 2>/dev/null || true # tar fails where a package has no such file
+			done
+			find "$all/tree" -maxdepth 4 -name '*.so*' -exec cp -P -t build/criu {} +
+			find "$all/tree" -name criu -type f -exec cp {} build/criu/criu.bin \;
+			cat >build/criu/new <<-'SH'
+				#!/bin/sh
+				here=$(dirname "$(readlink -f "$0")")
+				exec "$here"/ld-linux-*.so.* --library-path "$here" "$here/criu.bin" "$@"
+			SH
+			chmod +x build/criu/new
+			build/criu/new --version >&2 && mv build/criu/new build/criu/criu || true
+		fi
+		rm -rf "$all"
+	fi
+	[ -x build/criu/criu ] ||
+		echo "CRIU 4.2 is not here and cannot be fetched: the tests of snapshots are skipped (docs/snapshot.md)" >&2
+}
+
+debian_site() { apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | grep -m 1 .; }

@@ -6,7 +6,7 @@
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, python3,
 # python3-venv. Otherwise, and with TMS_NO_INSTALL=1, it names what is missing and stops. Into build/ it fetches Python
-# packages. A test that needs another program (tmux, a browser, Prometheus) is skipped where the program is missing.
+# packages and, as root, CRIU. A test that needs another program (tmux, a browser, Prometheus) is skipped where the program is missing.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,7 +22,7 @@ export GOFLAGS="$GOFLAGS -trimpath -tags=netgo,osusergo"
 
 say() { printf '\n== %s\n' "$*"; }
 
-(require_python test) & # it waits for the network and the disk more than it computes
+(require_python test && require_criu) & # it waits for the network and the disk more than it computes
 fetching=$!
 scripts/build.sh
 wait $fetching
