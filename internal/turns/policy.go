@@ -41,6 +41,8 @@ type Process struct {
 	Need     uint64        // bytes that it waits for, or 0
 	Grows    bool          // it has not had that many bytes before
 	Waited   time.Duration
+
+	swap time.Duration // what it costs, at most, that a process that waits takes its place and gives it back
 }
 
 // Part is what is to be paused of a process.
@@ -86,9 +88,12 @@ func (p *Process) Turn() time.Duration {
 }
 
 // idle reports whether a process may be paused because it has no work. If the process wanted its memory back soon after
-// the last pause, that was a gap in its work, and it must now be without work for longer.
+// the last pause, that was a gap in its work, and it must now be without work for longer: for as long as the swap costs.
+// That is the dearer of the two prices. By its own price alone, a program that is paused cheaply would lose its turn in
+// each gap, and then wait for the long turn of a program that is not.
 func (p *Process) idle() bool {
-	return p.Idle >= Grace && (p.Away < 0 || p.Away >= p.price()/2) || p.Idle >= max(Grace, p.price())
+	swap := max(p.price(), p.swap)
+	return p.Idle >= Grace && (p.Away < 0 || p.Away >= swap/2) || p.Idle >= max(Grace, swap)
 }
 
 // due returns when a process may be paused.

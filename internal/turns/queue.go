@@ -20,7 +20,14 @@ type queue struct {
 
 func newQueue(all []Process) *queue {
 	q := &queue{all: all, at: map[int]int{}, holds: map[int]uint64{}}
+	var dearest time.Duration
 	for _, p := range all {
+		if p.Need > 0 {
+			dearest = max(dearest, p.price())
+		}
+	}
+	for _, p := range all {
+		p.swap = dearest
 		if bytes := p.Held(); !p.Pinned && bytes > 0 {
 			q.held += bytes
 			q.holds[p.ID] = bytes

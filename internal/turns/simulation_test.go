@@ -384,6 +384,36 @@ func TestGaps(t *testing.T) {
 	t.Logf("%.3f of the time in swaps", d.swapping.Seconds()/took.Seconds())
 }
 
+// A server that starts works on the device in short pieces. Its swap is cheap, those of two busy programs are not. It
+// keeps its turn in the gaps between the pieces, or it would wait for a turn of the others at each.
+func TestAStartBesideBusyPrograms(t *testing.T) {
+	const price, theirs = 400 * time.Millisecond, 1400 * time.Millisecond
+	random := rand.New(rand.NewPCG(1, 2))
+	server := trainings(1, 128*gib, 0, price)[0]
+	server.work, server.wants = nil, 5*time.Second
+	var alone time.Duration
+	for range 30 {
+		piece, gap := time.Duration(20+random.IntN(200))*time.Millisecond, time.Duration(random.ExpFloat64()*6e8)
+		server.work, server.gaps = append(server.work, piece), append(server.gaps, gap)
+		alone += piece + gap
+	}
+	others := trainings(2, 24*gib, 0, theirs)
+	for i, p := range others {
+		p.ID, p.work = i+2, nil
+		for range 1000 {
+			p.work, p.gaps = append(p.work, 2*tick), append(p.gaps, time.Second)
+		}
+	}
+	d := &device{total: 141 * gib, programs: append(others, server)}
+	for len(server.work) > 0 {
+		require.True(t, d.step(bySharing))
+		d.now += tick
+	}
+	t.Logf("%v alone, %v beside them, %d swaps", alone, server.end-5*time.Second, server.swaps)
+	require.LessOrEqual(t, server.swaps, int(alone/(12*price))+2)
+	require.Less(t, server.end, time.Duration(server.swaps+1)*(12*theirs+2*theirs+price)+alone)
+}
+
 // No wait is longer than its bound, whatever the sizes, prices and priorities are.
 func TestBound(t *testing.T) {
 	hermetic.Thorough(t)
