@@ -4,6 +4,7 @@
 #define TMS_FORWARD_H
 
 #include "table.h"
+#include "words.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -39,10 +40,13 @@ struct forward_ipc {
 	X(cuStreamIsCapturing##suffix, 2, void *, int *)
 
 /* X(name, how many parameters, their types). Every function returns cudaError_t or CUresult, passed on as int. In
- * table.h, where every parameter is a word, X has the runtime's functions and N the driver's.
+ * table.h, where every parameter is a word, X has the runtime's functions and N the driver's. Of those that copy, a row
+ * also has an expression for the addresses among the arguments (copies.c).
  *
  * The runtime's functions that this library stands in front of. */
 #define FORWARD_NONE(...)
+#define FORWARD_COPY(X, count, found, ...) X(__VA_ARGS__, count, TYPES_##count)
+#define FORWARD_COPIES(X, N) COPIES(FORWARD_COPY, X, N)
 #define FORWARD_RUNTIME(X) \
 	X(cudaMemGetInfo, 2, size_t *, size_t *) \
 	X(cudaGetDeviceProperties, 2, void *, int) \

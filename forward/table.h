@@ -32,339 +32,171 @@
 	N(10000, cuStreamEndCapture_ptsz, 2, uintptr_t, uintptr_t) \
 	X(cudaStreamEndCapture, 2, uintptr_t, uintptr_t) \
 	X(cudaStreamEndCapture_ptsz, 2, uintptr_t, uintptr_t)
-#define FORWARD_COPIES(X, N) \
-	N(10000, cuGraphAddMemcpyNode, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(12020, cuGraphAddNode, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(12030, cuGraphAddNode_v2, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(13040, cuGraphAddNode_v3, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(10020, cuGraphExecMemcpyNodeSetParams, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(12020, cuGraphExecNodeSetParams, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(10000, cuGraphMemcpyNodeSetParams, 2, uintptr_t, uintptr_t) \
-	N(12020, cuGraphNodeSetParams, 2, uintptr_t, uintptr_t) \
-	N(13040, cuGraphNodeSetParams_v2, 2, uintptr_t, uintptr_t) \
-	N(4000, cuMemcpy, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpy2DAsync_v2, 2, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpy2DAsync_v2_ptsz, 2, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpy2DUnaligned_v2, 1, uintptr_t) \
-	N(7000, cuMemcpy2DUnaligned_v2_ptds, 1, uintptr_t) \
-	N(3020, cuMemcpy2D_v2, 1, uintptr_t) \
-	N(7000, cuMemcpy2D_v2_ptds, 1, uintptr_t) \
-	N(3020, cuMemcpy3DAsync_v2, 2, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpy3DAsync_v2_ptsz, 2, uintptr_t, uintptr_t) \
-	N(12080, cuMemcpy3DBatchAsync, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(12080, cuMemcpy3DBatchAsync_ptsz, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(13000, cuMemcpy3DBatchAsync_v2, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(13000, cuMemcpy3DBatchAsync_v2_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(4000, cuMemcpy3DPeer, 1, uintptr_t) \
-	N(4000, cuMemcpy3DPeerAsync, 2, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpy3DPeerAsync_ptsz, 2, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpy3DPeer_ptds, 1, uintptr_t) \
-	N(13020, cuMemcpy3DWithAttributesAsync, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(13020, cuMemcpy3DWithAttributesAsync_ptsz, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpy3D_v2, 1, uintptr_t) \
-	N(7000, cuMemcpy3D_v2_ptds, 1, uintptr_t) \
-	N(4000, cuMemcpyAsync, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyAsync_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyAtoD_v2, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyAtoD_v2_ptds, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(2000, cuMemcpyAtoH, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(2000, cuMemcpyAtoHAsync, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyAtoHAsync_v2, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyAtoHAsync_v2_ptsz, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyAtoH_v2, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyAtoH_v2_ptds, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(12080, cuMemcpyBatchAsync, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(12080, cuMemcpyBatchAsync_ptsz, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(13000, cuMemcpyBatchAsync_v2, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(13000, cuMemcpyBatchAsync_v2_ptsz, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyDtoA_v2, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyDtoA_v2_ptds, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyDtoDAsync_v2, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyDtoDAsync_v2_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyDtoD_v2, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyDtoD_v2_ptds, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyDtoHAsync_v2, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyDtoHAsync_v2_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyDtoH_v2, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyDtoH_v2_ptds, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(2000, cuMemcpyHtoA, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(2000, cuMemcpyHtoAAsync, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyHtoAAsync_v2, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyHtoAAsync_v2_ptsz, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyHtoA_v2, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyHtoA_v2_ptds, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyHtoDAsync_v2, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyHtoDAsync_v2_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemcpyHtoD_v2, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyHtoD_v2_ptds, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(4000, cuMemcpyPeer, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(4000, cuMemcpyPeerAsync, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyPeerAsync_ptsz, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpyPeer_ptds, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(13020, cuMemcpyWithAttributesAsync, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(13020, cuMemcpyWithAttributesAsync_ptsz, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemcpy_ptds, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD16Async, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD16Async_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD16_v2, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD16_v2_ptds, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD2D16Async, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD2D16Async_ptsz, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD2D16_v2, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD2D16_v2_ptds, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD2D32Async, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD2D32Async_ptsz, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD2D32_v2, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD2D32_v2_ptds, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD2D8Async, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD2D8Async_ptsz, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD2D8_v2, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD2D8_v2_ptds, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD32Async, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD32Async_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD32_v2, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD32_v2_ptds, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD8Async, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD8Async_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	N(3020, cuMemsetD8_v2, 3, uintptr_t, uintptr_t, uintptr_t) \
-	N(7000, cuMemsetD8_v2_ptds, 3, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphAddMemcpyNode, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphAddMemcpyNode1D, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphAddMemcpyNodeFromSymbol, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphAddMemcpyNodeToSymbol, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphExecMemcpyNodeSetParams, 3, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphExecMemcpyNodeSetParams1D, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphExecMemcpyNodeSetParamsFromSymbol, 7, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphExecMemcpyNodeSetParamsToSymbol, 7, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphExecNodeSetParams, 3, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphMemcpyNodeSetParams, 2, uintptr_t, uintptr_t) \
-	X(cudaGraphMemcpyNodeSetParams1D, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphMemcpyNodeSetParamsFromSymbol, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphMemcpyNodeSetParamsToSymbol, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaGraphNodeSetParams, 2, uintptr_t, uintptr_t) \
-	X(cudaMemcpy, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2D, 7, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DAsync, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DAsync_ptsz, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DFromArray, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DFromArrayAsync, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DFromArrayAsync_ptsz, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DFromArray_ptds, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DToArray, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DToArrayAsync, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DToArrayAsync_ptsz, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2DToArray_ptds, 8, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy2D_ptds, 7, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3D, 1, uintptr_t) \
-	X(cudaMemcpy3DAsync, 2, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3DAsync_ptsz, 2, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3DBatchAsync, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3DBatchAsync_ptsz, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3DPeer, 1, uintptr_t) \
-	X(cudaMemcpy3DPeerAsync, 2, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3DPeerAsync_ptsz, 2, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3DPeer_ptds, 1, uintptr_t) \
-	X(cudaMemcpy3DWithAttributesAsync, 3, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3DWithAttributesAsync_ptsz, 3, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy3D_ptds, 1, uintptr_t) \
-	X(cudaMemcpyAsync, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyAsync_ptsz, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyBatchAsync, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyBatchAsync_ptsz, 9, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyFromArray, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyFromArrayAsync, 7, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyFromArrayAsync_ptsz, 7, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyFromArray_ptds, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyFromSymbol, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyFromSymbolAsync, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyFromSymbolAsync_ptsz, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyFromSymbol_ptds, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyPeer, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyPeerAsync, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyToArray, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyToArrayAsync, 7, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyToArrayAsync_ptsz, 7, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyToArray_ptds, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyToSymbol, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyToSymbolAsync, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyToSymbolAsync_ptsz, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyToSymbol_ptds, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyWithAttributesAsync, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpyWithAttributesAsync_ptsz, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemcpy_ptds, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemset, 3, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemset2D, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemset2DAsync, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemset2DAsync_ptsz, 6, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemset2D_ptds, 5, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemsetAsync, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemsetAsync_ptsz, 4, uintptr_t, uintptr_t, uintptr_t, uintptr_t) \
-	X(cudaMemset_ptds, 3, uintptr_t, uintptr_t, uintptr_t)
-#define COPIES(X) \
-	X(cuGraphAddMemcpyNode, 6, LAYERS(e)) \
-	X(cuGraphAddNode, 5, NODE(e)) \
-	X(cuGraphAddNode_v2, 6, NODE(f)) \
-	X(cuGraphAddNode_v3, 6, NODE(f)) \
-	X(cuGraphExecMemcpyNodeSetParams, 4, LAYERS(c)) \
-	X(cuGraphExecNodeSetParams, 3, NODE(c)) \
-	X(cuGraphMemcpyNodeSetParams, 2, LAYERS(b)) \
-	X(cuGraphNodeSetParams, 2, NODE(b)) \
-	X(cuGraphNodeSetParams_v2, 2, NODE(b)) \
-	X(cuMemcpy, 3, AT(a) ?: AT(b)) \
-	X(cuMemcpy2DAsync_v2, 2, ROWS(a)) \
-	X(cuMemcpy2DAsync_v2_ptsz, 2, ROWS(a)) \
-	X(cuMemcpy2DUnaligned_v2, 1, ROWS(a)) \
-	X(cuMemcpy2DUnaligned_v2_ptds, 1, ROWS(a)) \
-	X(cuMemcpy2D_v2, 1, ROWS(a)) \
-	X(cuMemcpy2D_v2_ptds, 1, ROWS(a)) \
-	X(cuMemcpy3DAsync_v2, 2, LAYERS(a)) \
-	X(cuMemcpy3DAsync_v2_ptsz, 2, LAYERS(a)) \
-	X(cuMemcpy3DBatchAsync, 5, OPERATIONS(b, a)) \
-	X(cuMemcpy3DBatchAsync_ptsz, 5, OPERATIONS(b, a)) \
-	X(cuMemcpy3DBatchAsync_v2, 4, OPERATIONS(b, a)) \
-	X(cuMemcpy3DBatchAsync_v2_ptsz, 4, OPERATIONS(b, a)) \
-	X(cuMemcpy3DPeer, 1, LAYERS(a)) \
-	X(cuMemcpy3DPeerAsync, 2, LAYERS(a)) \
-	X(cuMemcpy3DPeerAsync_ptsz, 2, LAYERS(a)) \
-	X(cuMemcpy3DPeer_ptds, 1, LAYERS(a)) \
-	X(cuMemcpy3DWithAttributesAsync, 3, OPERATIONS(a, 1)) \
-	X(cuMemcpy3DWithAttributesAsync_ptsz, 3, OPERATIONS(a, 1)) \
-	X(cuMemcpy3D_v2, 1, LAYERS(a)) \
-	X(cuMemcpy3D_v2_ptds, 1, LAYERS(a)) \
-	X(cuMemcpyAsync, 4, AT(a) ?: AT(b)) \
-	X(cuMemcpyAsync_ptsz, 4, AT(a) ?: AT(b)) \
-	X(cuMemcpyAtoD_v2, 4, AT(a)) \
-	X(cuMemcpyAtoD_v2_ptds, 4, AT(a)) \
-	X(cuMemcpyAtoH, 4, AT(a)) \
-	X(cuMemcpyAtoHAsync, 5, AT(a)) \
-	X(cuMemcpyAtoHAsync_v2, 5, AT(a)) \
-	X(cuMemcpyAtoHAsync_v2_ptsz, 5, AT(a)) \
-	X(cuMemcpyAtoH_v2, 4, AT(a)) \
-	X(cuMemcpyAtoH_v2_ptds, 4, AT(a)) \
-	X(cuMemcpyBatchAsync, 9, LIST(a, d) ?: LIST(b, d)) \
-	X(cuMemcpyBatchAsync_ptsz, 9, LIST(a, d) ?: LIST(b, d)) \
-	X(cuMemcpyBatchAsync_v2, 8, LIST(a, d) ?: LIST(b, d)) \
-	X(cuMemcpyBatchAsync_v2_ptsz, 8, LIST(a, d) ?: LIST(b, d)) \
-	X(cuMemcpyDtoA_v2, 4, AT(c)) \
-	X(cuMemcpyDtoA_v2_ptds, 4, AT(c)) \
-	X(cuMemcpyDtoDAsync_v2, 4, AT(a) ?: AT(b)) \
-	X(cuMemcpyDtoDAsync_v2_ptsz, 4, AT(a) ?: AT(b)) \
-	X(cuMemcpyDtoD_v2, 3, AT(a) ?: AT(b)) \
-	X(cuMemcpyDtoD_v2_ptds, 3, AT(a) ?: AT(b)) \
-	X(cuMemcpyDtoHAsync_v2, 4, AT(a) ?: AT(b)) \
-	X(cuMemcpyDtoHAsync_v2_ptsz, 4, AT(a) ?: AT(b)) \
-	X(cuMemcpyDtoH_v2, 3, AT(a) ?: AT(b)) \
-	X(cuMemcpyDtoH_v2_ptds, 3, AT(a) ?: AT(b)) \
-	X(cuMemcpyHtoA, 4, AT(c)) \
-	X(cuMemcpyHtoAAsync, 5, AT(c)) \
-	X(cuMemcpyHtoAAsync_v2, 5, AT(c)) \
-	X(cuMemcpyHtoAAsync_v2_ptsz, 5, AT(c)) \
-	X(cuMemcpyHtoA_v2, 4, AT(c)) \
-	X(cuMemcpyHtoA_v2_ptds, 4, AT(c)) \
-	X(cuMemcpyHtoDAsync_v2, 4, AT(a) ?: AT(b)) \
-	X(cuMemcpyHtoDAsync_v2_ptsz, 4, AT(a) ?: AT(b)) \
-	X(cuMemcpyHtoD_v2, 3, AT(a) ?: AT(b)) \
-	X(cuMemcpyHtoD_v2_ptds, 3, AT(a) ?: AT(b)) \
-	X(cuMemcpyPeer, 5, AT(a) ?: AT(c)) \
-	X(cuMemcpyPeerAsync, 6, AT(a) ?: AT(c)) \
-	X(cuMemcpyPeerAsync_ptsz, 6, AT(a) ?: AT(c)) \
-	X(cuMemcpyPeer_ptds, 5, AT(a) ?: AT(c)) \
-	X(cuMemcpyWithAttributesAsync, 5, AT(a) ?: AT(b)) \
-	X(cuMemcpyWithAttributesAsync_ptsz, 5, AT(a) ?: AT(b)) \
-	X(cuMemcpy_ptds, 3, AT(a) ?: AT(b)) \
-	X(cuMemsetD16Async, 4, AT(a)) \
-	X(cuMemsetD16Async_ptsz, 4, AT(a)) \
-	X(cuMemsetD16_v2, 3, AT(a)) \
-	X(cuMemsetD16_v2_ptds, 3, AT(a)) \
-	X(cuMemsetD2D16Async, 6, AT(a)) \
-	X(cuMemsetD2D16Async_ptsz, 6, AT(a)) \
-	X(cuMemsetD2D16_v2, 5, AT(a)) \
-	X(cuMemsetD2D16_v2_ptds, 5, AT(a)) \
-	X(cuMemsetD2D32Async, 6, AT(a)) \
-	X(cuMemsetD2D32Async_ptsz, 6, AT(a)) \
-	X(cuMemsetD2D32_v2, 5, AT(a)) \
-	X(cuMemsetD2D32_v2_ptds, 5, AT(a)) \
-	X(cuMemsetD2D8Async, 6, AT(a)) \
-	X(cuMemsetD2D8Async_ptsz, 6, AT(a)) \
-	X(cuMemsetD2D8_v2, 5, AT(a)) \
-	X(cuMemsetD2D8_v2_ptds, 5, AT(a)) \
-	X(cuMemsetD32Async, 4, AT(a)) \
-	X(cuMemsetD32Async_ptsz, 4, AT(a)) \
-	X(cuMemsetD32_v2, 3, AT(a)) \
-	X(cuMemsetD32_v2_ptds, 3, AT(a)) \
-	X(cuMemsetD8Async, 4, AT(a)) \
-	X(cuMemsetD8Async_ptsz, 4, AT(a)) \
-	X(cuMemsetD8_v2, 3, AT(a)) \
-	X(cuMemsetD8_v2_ptds, 3, AT(a)) \
-	X(cudaGraphAddMemcpyNode, 5, PITCHED(e)) \
-	X(cudaGraphAddMemcpyNode1D, 8, AT(e) ?: AT(f)) \
-	X(cudaGraphAddMemcpyNodeFromSymbol, 9, AT(e) ?: AT(f)) \
-	X(cudaGraphAddMemcpyNodeToSymbol, 9, AT(e) ?: AT(f)) \
-	X(cudaGraphExecMemcpyNodeSetParams, 3, PITCHED(c)) \
-	X(cudaGraphExecMemcpyNodeSetParams1D, 6, AT(c) ?: AT(d)) \
-	X(cudaGraphExecMemcpyNodeSetParamsFromSymbol, 7, AT(c) ?: AT(d)) \
-	X(cudaGraphExecMemcpyNodeSetParamsToSymbol, 7, AT(c) ?: AT(d)) \
-	X(cudaGraphExecNodeSetParams, 3, RUNTIME_NODE(c)) \
-	X(cudaGraphMemcpyNodeSetParams, 2, PITCHED(b)) \
-	X(cudaGraphMemcpyNodeSetParams1D, 5, AT(b) ?: AT(c)) \
-	X(cudaGraphMemcpyNodeSetParamsFromSymbol, 6, AT(b) ?: AT(c)) \
-	X(cudaGraphMemcpyNodeSetParamsToSymbol, 6, AT(b) ?: AT(c)) \
-	X(cudaGraphNodeSetParams, 2, RUNTIME_NODE(b)) \
-	X(cudaMemcpy, 4, AT(a) ?: AT(b)) \
-	X(cudaMemcpy2D, 7, AT(a) ?: AT(c)) \
-	X(cudaMemcpy2DAsync, 8, AT(a) ?: AT(c)) \
-	X(cudaMemcpy2DAsync_ptsz, 8, AT(a) ?: AT(c)) \
-	X(cudaMemcpy2DFromArray, 8, AT(a)) \
-	X(cudaMemcpy2DFromArrayAsync, 9, AT(a)) \
-	X(cudaMemcpy2DFromArrayAsync_ptsz, 9, AT(a)) \
-	X(cudaMemcpy2DFromArray_ptds, 8, AT(a)) \
-	X(cudaMemcpy2DToArray, 8, AT(d)) \
-	X(cudaMemcpy2DToArrayAsync, 9, AT(d)) \
-	X(cudaMemcpy2DToArrayAsync_ptsz, 9, AT(d)) \
-	X(cudaMemcpy2DToArray_ptds, 8, AT(d)) \
-	X(cudaMemcpy2D_ptds, 7, AT(a) ?: AT(c)) \
-	X(cudaMemcpy3D, 1, PITCHED(a)) \
-	X(cudaMemcpy3DAsync, 2, PITCHED(a)) \
-	X(cudaMemcpy3DAsync_ptsz, 2, PITCHED(a)) \
-	X(cudaMemcpy3DBatchAsync, 5, OPERATIONS(b, a)) \
-	X(cudaMemcpy3DBatchAsync_ptsz, 5, OPERATIONS(b, a)) \
-	X(cudaMemcpy3DPeer, 1, PITCHED_PEER(a)) \
-	X(cudaMemcpy3DPeerAsync, 2, PITCHED_PEER(a)) \
-	X(cudaMemcpy3DPeerAsync_ptsz, 2, PITCHED_PEER(a)) \
-	X(cudaMemcpy3DPeer_ptds, 1, PITCHED_PEER(a)) \
-	X(cudaMemcpy3DWithAttributesAsync, 3, OPERATIONS(a, 1)) \
-	X(cudaMemcpy3DWithAttributesAsync_ptsz, 3, OPERATIONS(a, 1)) \
-	X(cudaMemcpy3D_ptds, 1, PITCHED(a)) \
-	X(cudaMemcpyAsync, 5, AT(a) ?: AT(b)) \
-	X(cudaMemcpyAsync_ptsz, 5, AT(a) ?: AT(b)) \
-	X(cudaMemcpyBatchAsync, 9, LIST(a, d) ?: LIST(b, d)) \
-	X(cudaMemcpyBatchAsync_ptsz, 9, LIST(a, d) ?: LIST(b, d)) \
-	X(cudaMemcpyFromArray, 6, AT(a)) \
-	X(cudaMemcpyFromArrayAsync, 7, AT(a)) \
-	X(cudaMemcpyFromArrayAsync_ptsz, 7, AT(a)) \
-	X(cudaMemcpyFromArray_ptds, 6, AT(a)) \
-	X(cudaMemcpyFromSymbol, 5, AT(a) ?: AT(b)) \
-	X(cudaMemcpyFromSymbolAsync, 6, AT(a) ?: AT(b)) \
-	X(cudaMemcpyFromSymbolAsync_ptsz, 6, AT(a) ?: AT(b)) \
-	X(cudaMemcpyFromSymbol_ptds, 5, AT(a) ?: AT(b)) \
-	X(cudaMemcpyPeer, 5, AT(a) ?: AT(c)) \
-	X(cudaMemcpyPeerAsync, 6, AT(a) ?: AT(c)) \
-	X(cudaMemcpyToArray, 6, AT(d)) \
-	X(cudaMemcpyToArrayAsync, 7, AT(d)) \
-	X(cudaMemcpyToArrayAsync_ptsz, 7, AT(d)) \
-	X(cudaMemcpyToArray_ptds, 6, AT(d)) \
-	X(cudaMemcpyToSymbol, 5, AT(a) ?: AT(b)) \
-	X(cudaMemcpyToSymbolAsync, 6, AT(a) ?: AT(b)) \
-	X(cudaMemcpyToSymbolAsync_ptsz, 6, AT(a) ?: AT(b)) \
-	X(cudaMemcpyToSymbol_ptds, 5, AT(a) ?: AT(b)) \
-	X(cudaMemcpyWithAttributesAsync, 5, AT(a) ?: AT(b)) \
-	X(cudaMemcpyWithAttributesAsync_ptsz, 5, AT(a) ?: AT(b)) \
-	X(cudaMemcpy_ptds, 4, AT(a) ?: AT(b)) \
-	X(cudaMemset, 3, AT(a)) \
-	X(cudaMemset2D, 5, AT(a)) \
-	X(cudaMemset2DAsync, 6, AT(a)) \
-	X(cudaMemset2DAsync_ptsz, 6, AT(a)) \
-	X(cudaMemset2D_ptds, 5, AT(a)) \
-	X(cudaMemsetAsync, 4, AT(a)) \
-	X(cudaMemsetAsync_ptsz, 4, AT(a)) \
-	X(cudaMemset_ptds, 3, AT(a))
+#define COPIES(ROW, X, N) \
+	ROW(N, 6, LAYERS(e), 10000, cuGraphAddMemcpyNode) \
+	ROW(N, 5, NODE(e), 12020, cuGraphAddNode) \
+	ROW(N, 6, NODE(f), 12030, cuGraphAddNode_v2) \
+	ROW(N, 6, NODE(f), 13040, cuGraphAddNode_v3) \
+	ROW(N, 4, LAYERS(c), 10020, cuGraphExecMemcpyNodeSetParams) \
+	ROW(N, 3, NODE(c), 12020, cuGraphExecNodeSetParams) \
+	ROW(N, 2, LAYERS(b), 10000, cuGraphMemcpyNodeSetParams) \
+	ROW(N, 2, NODE(b), 12020, cuGraphNodeSetParams) \
+	ROW(N, 2, NODE(b), 13040, cuGraphNodeSetParams_v2) \
+	ROW(N, 3, AT(a) ?: AT(b), 4000, cuMemcpy) \
+	ROW(N, 2, ROWS(a), 3020, cuMemcpy2DAsync_v2) \
+	ROW(N, 2, ROWS(a), 7000, cuMemcpy2DAsync_v2_ptsz) \
+	ROW(N, 1, ROWS(a), 3020, cuMemcpy2DUnaligned_v2) \
+	ROW(N, 1, ROWS(a), 7000, cuMemcpy2DUnaligned_v2_ptds) \
+	ROW(N, 1, ROWS(a), 3020, cuMemcpy2D_v2) \
+	ROW(N, 1, ROWS(a), 7000, cuMemcpy2D_v2_ptds) \
+	ROW(N, 2, LAYERS(a), 3020, cuMemcpy3DAsync_v2) \
+	ROW(N, 2, LAYERS(a), 7000, cuMemcpy3DAsync_v2_ptsz) \
+	ROW(N, 5, OPERATIONS(b, a), 12080, cuMemcpy3DBatchAsync) \
+	ROW(N, 5, OPERATIONS(b, a), 12080, cuMemcpy3DBatchAsync_ptsz) \
+	ROW(N, 4, OPERATIONS(b, a), 13000, cuMemcpy3DBatchAsync_v2) \
+	ROW(N, 4, OPERATIONS(b, a), 13000, cuMemcpy3DBatchAsync_v2_ptsz) \
+	ROW(N, 1, LAYERS(a), 4000, cuMemcpy3DPeer) \
+	ROW(N, 2, LAYERS(a), 4000, cuMemcpy3DPeerAsync) \
+	ROW(N, 2, LAYERS(a), 7000, cuMemcpy3DPeerAsync_ptsz) \
+	ROW(N, 1, LAYERS(a), 7000, cuMemcpy3DPeer_ptds) \
+	ROW(N, 3, OPERATIONS(a, 1), 13020, cuMemcpy3DWithAttributesAsync) \
+	ROW(N, 3, OPERATIONS(a, 1), 13020, cuMemcpy3DWithAttributesAsync_ptsz) \
+	ROW(N, 1, LAYERS(a), 3020, cuMemcpy3D_v2) \
+	ROW(N, 1, LAYERS(a), 7000, cuMemcpy3D_v2_ptds) \
+	ROW(N, 4, AT(a) ?: AT(b), 4000, cuMemcpyAsync) \
+	ROW(N, 4, AT(a) ?: AT(b), 7000, cuMemcpyAsync_ptsz) \
+	ROW(N, 4, AT(a), 3020, cuMemcpyAtoD_v2) \
+	ROW(N, 4, AT(a), 7000, cuMemcpyAtoD_v2_ptds) \
+	ROW(N, 4, AT(a), 2000, cuMemcpyAtoH) \
+	ROW(N, 5, AT(a), 2000, cuMemcpyAtoHAsync) \
+	ROW(N, 5, AT(a), 3020, cuMemcpyAtoHAsync_v2) \
+	ROW(N, 5, AT(a), 7000, cuMemcpyAtoHAsync_v2_ptsz) \
+	ROW(N, 4, AT(a), 3020, cuMemcpyAtoH_v2) \
+	ROW(N, 4, AT(a), 7000, cuMemcpyAtoH_v2_ptds) \
+	ROW(N, 9, LIST(a, d) ?: LIST(b, d), 12080, cuMemcpyBatchAsync) \
+	ROW(N, 9, LIST(a, d) ?: LIST(b, d), 12080, cuMemcpyBatchAsync_ptsz) \
+	ROW(N, 8, LIST(a, d) ?: LIST(b, d), 13000, cuMemcpyBatchAsync_v2) \
+	ROW(N, 8, LIST(a, d) ?: LIST(b, d), 13000, cuMemcpyBatchAsync_v2_ptsz) \
+	ROW(N, 4, AT(c), 3020, cuMemcpyDtoA_v2) \
+	ROW(N, 4, AT(c), 7000, cuMemcpyDtoA_v2_ptds) \
+	ROW(N, 4, AT(a) ?: AT(b), 3020, cuMemcpyDtoDAsync_v2) \
+	ROW(N, 4, AT(a) ?: AT(b), 7000, cuMemcpyDtoDAsync_v2_ptsz) \
+	ROW(N, 3, AT(a) ?: AT(b), 3020, cuMemcpyDtoD_v2) \
+	ROW(N, 3, AT(a) ?: AT(b), 7000, cuMemcpyDtoD_v2_ptds) \
+	ROW(N, 4, AT(a) ?: AT(b), 3020, cuMemcpyDtoHAsync_v2) \
+	ROW(N, 4, AT(a) ?: AT(b), 7000, cuMemcpyDtoHAsync_v2_ptsz) \
+	ROW(N, 3, AT(a) ?: AT(b), 3020, cuMemcpyDtoH_v2) \
+	ROW(N, 3, AT(a) ?: AT(b), 7000, cuMemcpyDtoH_v2_ptds) \
+	ROW(N, 4, AT(c), 2000, cuMemcpyHtoA) \
+	ROW(N, 5, AT(c), 2000, cuMemcpyHtoAAsync) \
+	ROW(N, 5, AT(c), 3020, cuMemcpyHtoAAsync_v2) \
+	ROW(N, 5, AT(c), 7000, cuMemcpyHtoAAsync_v2_ptsz) \
+	ROW(N, 4, AT(c), 3020, cuMemcpyHtoA_v2) \
+	ROW(N, 4, AT(c), 7000, cuMemcpyHtoA_v2_ptds) \
+	ROW(N, 4, AT(a) ?: AT(b), 3020, cuMemcpyHtoDAsync_v2) \
+	ROW(N, 4, AT(a) ?: AT(b), 7000, cuMemcpyHtoDAsync_v2_ptsz) \
+	ROW(N, 3, AT(a) ?: AT(b), 3020, cuMemcpyHtoD_v2) \
+	ROW(N, 3, AT(a) ?: AT(b), 7000, cuMemcpyHtoD_v2_ptds) \
+	ROW(N, 5, AT(a) ?: AT(c), 4000, cuMemcpyPeer) \
+	ROW(N, 6, AT(a) ?: AT(c), 4000, cuMemcpyPeerAsync) \
+	ROW(N, 6, AT(a) ?: AT(c), 7000, cuMemcpyPeerAsync_ptsz) \
+	ROW(N, 5, AT(a) ?: AT(c), 7000, cuMemcpyPeer_ptds) \
+	ROW(N, 5, AT(a) ?: AT(b), 13020, cuMemcpyWithAttributesAsync) \
+	ROW(N, 5, AT(a) ?: AT(b), 13020, cuMemcpyWithAttributesAsync_ptsz) \
+	ROW(N, 3, AT(a) ?: AT(b), 7000, cuMemcpy_ptds) \
+	ROW(N, 4, AT(a), 3020, cuMemsetD16Async) \
+	ROW(N, 4, AT(a), 7000, cuMemsetD16Async_ptsz) \
+	ROW(N, 3, AT(a), 3020, cuMemsetD16_v2) \
+	ROW(N, 3, AT(a), 7000, cuMemsetD16_v2_ptds) \
+	ROW(N, 6, AT(a), 3020, cuMemsetD2D16Async) \
+	ROW(N, 6, AT(a), 7000, cuMemsetD2D16Async_ptsz) \
+	ROW(N, 5, AT(a), 3020, cuMemsetD2D16_v2) \
+	ROW(N, 5, AT(a), 7000, cuMemsetD2D16_v2_ptds) \
+	ROW(N, 6, AT(a), 3020, cuMemsetD2D32Async) \
+	ROW(N, 6, AT(a), 7000, cuMemsetD2D32Async_ptsz) \
+	ROW(N, 5, AT(a), 3020, cuMemsetD2D32_v2) \
+	ROW(N, 5, AT(a), 7000, cuMemsetD2D32_v2_ptds) \
+	ROW(N, 6, AT(a), 3020, cuMemsetD2D8Async) \
+	ROW(N, 6, AT(a), 7000, cuMemsetD2D8Async_ptsz) \
+	ROW(N, 5, AT(a), 3020, cuMemsetD2D8_v2) \
+	ROW(N, 5, AT(a), 7000, cuMemsetD2D8_v2_ptds) \
+	ROW(N, 4, AT(a), 3020, cuMemsetD32Async) \
+	ROW(N, 4, AT(a), 7000, cuMemsetD32Async_ptsz) \
+	ROW(N, 3, AT(a), 3020, cuMemsetD32_v2) \
+	ROW(N, 3, AT(a), 7000, cuMemsetD32_v2_ptds) \
+	ROW(N, 4, AT(a), 3020, cuMemsetD8Async) \
+	ROW(N, 4, AT(a), 7000, cuMemsetD8Async_ptsz) \
+	ROW(N, 3, AT(a), 3020, cuMemsetD8_v2) \
+	ROW(N, 3, AT(a), 7000, cuMemsetD8_v2_ptds) \
+	ROW(X, 5, PITCHED(e), cudaGraphAddMemcpyNode) \
+	ROW(X, 8, AT(e) ?: AT(f), cudaGraphAddMemcpyNode1D) \
+	ROW(X, 9, AT(e) ?: AT(f), cudaGraphAddMemcpyNodeFromSymbol) \
+	ROW(X, 9, AT(e) ?: AT(f), cudaGraphAddMemcpyNodeToSymbol) \
+	ROW(X, 3, PITCHED(c), cudaGraphExecMemcpyNodeSetParams) \
+	ROW(X, 6, AT(c) ?: AT(d), cudaGraphExecMemcpyNodeSetParams1D) \
+	ROW(X, 7, AT(c) ?: AT(d), cudaGraphExecMemcpyNodeSetParamsFromSymbol) \
+	ROW(X, 7, AT(c) ?: AT(d), cudaGraphExecMemcpyNodeSetParamsToSymbol) \
+	ROW(X, 3, RUNTIME_NODE(c), cudaGraphExecNodeSetParams) \
+	ROW(X, 2, PITCHED(b), cudaGraphMemcpyNodeSetParams) \
+	ROW(X, 5, AT(b) ?: AT(c), cudaGraphMemcpyNodeSetParams1D) \
+	ROW(X, 6, AT(b) ?: AT(c), cudaGraphMemcpyNodeSetParamsFromSymbol) \
+	ROW(X, 6, AT(b) ?: AT(c), cudaGraphMemcpyNodeSetParamsToSymbol) \
+	ROW(X, 2, RUNTIME_NODE(b), cudaGraphNodeSetParams) \
+	ROW(X, 4, AT(a) ?: AT(b), cudaMemcpy) \
+	ROW(X, 7, AT(a) ?: AT(c), cudaMemcpy2D) \
+	ROW(X, 8, AT(a) ?: AT(c), cudaMemcpy2DAsync) \
+	ROW(X, 8, AT(a) ?: AT(c), cudaMemcpy2DAsync_ptsz) \
+	ROW(X, 8, AT(a), cudaMemcpy2DFromArray) \
+	ROW(X, 9, AT(a), cudaMemcpy2DFromArrayAsync) \
+	ROW(X, 9, AT(a), cudaMemcpy2DFromArrayAsync_ptsz) \
+	ROW(X, 8, AT(a), cudaMemcpy2DFromArray_ptds) \
+	ROW(X, 8, AT(d), cudaMemcpy2DToArray) \
+	ROW(X, 9, AT(d), cudaMemcpy2DToArrayAsync) \
+	ROW(X, 9, AT(d), cudaMemcpy2DToArrayAsync_ptsz) \
+	ROW(X, 8, AT(d), cudaMemcpy2DToArray_ptds) \
+	ROW(X, 7, AT(a) ?: AT(c), cudaMemcpy2D_ptds) \
+	ROW(X, 1, PITCHED(a), cudaMemcpy3D) \
+	ROW(X, 2, PITCHED(a), cudaMemcpy3DAsync) \
+	ROW(X, 2, PITCHED(a), cudaMemcpy3DAsync_ptsz) \
+	ROW(X, 5, OPERATIONS(b, a), cudaMemcpy3DBatchAsync) \
+	ROW(X, 5, OPERATIONS(b, a), cudaMemcpy3DBatchAsync_ptsz) \
+	ROW(X, 1, PITCHED_PEER(a), cudaMemcpy3DPeer) \
+	ROW(X, 2, PITCHED_PEER(a), cudaMemcpy3DPeerAsync) \
+	ROW(X, 2, PITCHED_PEER(a), cudaMemcpy3DPeerAsync_ptsz) \
+	ROW(X, 1, PITCHED_PEER(a), cudaMemcpy3DPeer_ptds) \
+	ROW(X, 3, OPERATIONS(a, 1), cudaMemcpy3DWithAttributesAsync) \
+	ROW(X, 3, OPERATIONS(a, 1), cudaMemcpy3DWithAttributesAsync_ptsz) \
+	ROW(X, 1, PITCHED(a), cudaMemcpy3D_ptds) \
+	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyAsync) \
+	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyAsync_ptsz) \
+	ROW(X, 9, LIST(a, d) ?: LIST(b, d), cudaMemcpyBatchAsync) \
+	ROW(X, 9, LIST(a, d) ?: LIST(b, d), cudaMemcpyBatchAsync_ptsz) \
+	ROW(X, 6, AT(a), cudaMemcpyFromArray) \
+	ROW(X, 7, AT(a), cudaMemcpyFromArrayAsync) \
+	ROW(X, 7, AT(a), cudaMemcpyFromArrayAsync_ptsz) \
+	ROW(X, 6, AT(a), cudaMemcpyFromArray_ptds) \
+	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyFromSymbol) \
+	ROW(X, 6, AT(a) ?: AT(b), cudaMemcpyFromSymbolAsync) \
+	ROW(X, 6, AT(a) ?: AT(b), cudaMemcpyFromSymbolAsync_ptsz) \
+	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyFromSymbol_ptds) \
+	ROW(X, 5, AT(a) ?: AT(c), cudaMemcpyPeer) \
+	ROW(X, 6, AT(a) ?: AT(c), cudaMemcpyPeerAsync) \
+	ROW(X, 6, AT(d), cudaMemcpyToArray) \
+	ROW(X, 7, AT(d), cudaMemcpyToArrayAsync) \
+	ROW(X, 7, AT(d), cudaMemcpyToArrayAsync_ptsz) \
+	ROW(X, 6, AT(d), cudaMemcpyToArray_ptds) \
+	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyToSymbol) \
+	ROW(X, 6, AT(a) ?: AT(b), cudaMemcpyToSymbolAsync) \
+	ROW(X, 6, AT(a) ?: AT(b), cudaMemcpyToSymbolAsync_ptsz) \
+	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyToSymbol_ptds) \
+	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyWithAttributesAsync) \
+	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyWithAttributesAsync_ptsz) \
+	ROW(X, 4, AT(a) ?: AT(b), cudaMemcpy_ptds) \
+	ROW(X, 3, AT(a), cudaMemset) \
+	ROW(X, 5, AT(a), cudaMemset2D) \
+	ROW(X, 6, AT(a), cudaMemset2DAsync) \
+	ROW(X, 6, AT(a), cudaMemset2DAsync_ptsz) \
+	ROW(X, 5, AT(a), cudaMemset2D_ptds) \
+	ROW(X, 4, AT(a), cudaMemsetAsync) \
+	ROW(X, 4, AT(a), cudaMemsetAsync_ptsz) \
+	ROW(X, 3, AT(a), cudaMemset_ptds)

@@ -1,5 +1,5 @@
 /* words has the parameters of functions that are passed on, as they are declared and as they are passed: of given
- * types, or all words. */
+ * types, or all words (TYPES, WORDS). */
 #ifndef FORWARD_WORDS_H
 #define FORWARD_WORDS_H
 
@@ -30,6 +30,15 @@
 #define WORDS_9 WORDS_8, volatile uintptr_t i
 #define WORDS_10 WORDS_9, volatile uintptr_t j
 #define WORDS_11 WORDS_10, volatile uintptr_t k
+#define TYPES_1 uintptr_t
+#define TYPES_2 TYPES_1, uintptr_t
+#define TYPES_3 TYPES_2, uintptr_t
+#define TYPES_4 TYPES_3, uintptr_t
+#define TYPES_5 TYPES_4, uintptr_t
+#define TYPES_6 TYPES_5, uintptr_t
+#define TYPES_7 TYPES_6, uintptr_t
+#define TYPES_8 TYPES_7, uintptr_t
+#define TYPES_9 TYPES_8, uintptr_t
 #define PASS_0
 #define PASS_1 a
 #define PASS_2 PASS_1, b

@@ -1,4 +1,4 @@
-/* Every function of the driver does as the table says (rows.h, from forward/calls):
+/* Every function of the driver does as the table says (rows.h, which the test writes from forward/calls):
  *
  *   X(symbol, how many arguments, WAITS, PASSES or OURS, room, of which argument)
  *
