@@ -103,14 +103,18 @@ func (d *Disk) save(items []Item, saving *transfer) (_ []Contents, err error) {
 	for i, item := range items {
 		places[i] = reusable(item.Kept, where, item.Size)
 	}
-	if where.memory {
-		if err := saving.job.Budget.Take(fresh(items, places)); err != nil {
+	bytes, inMemory := fresh(items, places), where.InMemory()
+	if inMemory {
+		if err := saving.job.Budget.Take(bytes); err != nil {
 			return nil, err
 		}
 	}
 	taken, err := d.take(where, items, places)
 	if err != nil {
 		return nil, err
+	}
+	if inMemory && !where.memory {
+		saving.job.Budget.Touched(bytes) // a tmpfs gives space at once, and the system counts that
 	}
 	saving.add(items, places)
 	if err := saving.Wait(); err != nil {
