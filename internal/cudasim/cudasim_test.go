@@ -66,16 +66,17 @@ func run(t *testing.T, binary, name string, env ...string) string {
 
 // Cases that need an environment of their own.
 var environments = map[string][]string{
-	"out_of_memory_and_recovery":      {"CUDASIM_MEMORY=64M"},
-	"freed_in_order_is_found_again":   {"CUDASIM_MEMORY=64M"},
-	"allocating_beside_a_gate":        {"CUDASIM_MEMORY=64M"},
-	"ten_thousand_handles":            {"CUDASIM_MEMORY=64G"},
-	"bad_values_give_defaults":        {"CUDASIM_DEVICES=many", "CUDASIM_MEMORY=-5G", "CUDASIM_GRANULARITY=3M"},
-	"good_values":                     {"CUDASIM_DEVICES=2", "CUDASIM_MEMORY=3M", "CUDASIM_GRANULARITY=64k"},
-	"several_mappings_or_nothing":     {"CUDASIM_DEVICES=2"},
-	"unmapping_several_does_not_wait": {"CUDASIM_DEVICES=2"},
-	"no_device":                       {"CUDASIM_DEVICES=0"},
-	"no_peers":                        {"CUDASIM_PEERS=0"},
+	"out_of_memory_and_recovery":             {"CUDASIM_MEMORY=64M"},
+	"freed_in_order_is_found_again":          {"CUDASIM_MEMORY=64M"},
+	"allocating_beside_a_gate":               {"CUDASIM_MEMORY=64M"},
+	"ten_thousand_handles":                   {"CUDASIM_MEMORY=64G"},
+	"bad_values_give_defaults":               {"CUDASIM_DEVICES=many", "CUDASIM_MEMORY=-5G", "CUDASIM_GRANULARITY=3M"},
+	"good_values":                            {"CUDASIM_DEVICES=2", "CUDASIM_MEMORY=3M", "CUDASIM_GRANULARITY=64k"},
+	"several_mappings_or_nothing":            {"CUDASIM_DEVICES=2"},
+	"unmapping_several_does_not_wait":        {"CUDASIM_DEVICES=2"},
+	"a_pool_serves_streams_of_other_devices": {"CUDASIM_DEVICES=2"},
+	"no_device":                              {"CUDASIM_DEVICES=0"},
+	"no_peers":                               {"CUDASIM_PEERS=0"},
 	"by_environment": {"CUDASIM_FAIL=cuMemMap:3:2,cuMemCreate_v9:1:1,cuMemCreate:1:2,rubbish,cuInit:x:1," +
 		"cuMemRelease:1:999"},
 }

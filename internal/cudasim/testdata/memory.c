@@ -211,6 +211,22 @@ STARTED(stream_ordered_memory)
 	CHECK(cudasim_stat("used:0") == 0);
 }
 
+STARTED(a_pool_serves_streams_of_other_devices)
+{ // CUDASIM_DEVICES=2
+	CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 1}};
+	CUstream stream = stream_new(0);
+	CUmemoryPool pool;
+	CUdeviceptr at;
+	int device = -1;
+	OK(cuMemPoolCreate(&pool, &props));
+	OK(cuMemAllocFromPoolAsync(&at, MIB, pool, stream));
+	OK(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at));
+	CHECK(device == 1 && cudasim_stat("used:1") == MIB);
+	OK(cuMemFreeAsync(at, stream));
+	OK(cuStreamSynchronize(stream));
+	CHECK(cudasim_stat("used:1") == 0);
+}
+
 STARTED(freed_in_order_is_found_again)
 { // CUDASIM_MEMORY=64M
 	CUstream stream = stream_new(0);

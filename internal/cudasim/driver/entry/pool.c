@@ -117,10 +117,11 @@ static CUresult allocate(CUdeviceptr *address, size_t size, const CUmemoryPool *
 	struct stream *stream;
 	TRY(stream_resolve(handle, &stream));
 	struct pool *pool = from ? pool_find(*from) : pool_current(stream->context->device);
-	if (!address || !size || (from && (!pool || pool->device != stream->context->device)))
+	if (!address || !size || (from && !pool))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!pool)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	const int device = pool->device; // it may be another device than the stream's
 	if (stream->capture) // graph memory nodes are not simulated
 		return CUDA_ERROR_NOT_SUPPORTED;
 	const struct context *context = stream->context;
@@ -129,10 +130,10 @@ static CUresult allocate(CUdeviceptr *address, size_t size, const CUmemoryPool *
 		if (tried == 1) // memory freed in stream order may be enough
 			queue_run_free();
 		if (tried == 2)
-			queue_wait((struct target){.freed = context->device + 1});
+			queue_wait((struct target){.freed = device + 1});
 		TRY(context->sticky);
 		uint64_t at;
-		result = memory_allocate(context->device, context->object.node.key, size, pool, &at);
+		result = memory_allocate(device, context->object.node.key, size, pool, &at);
 		if (result == CUDA_SUCCESS)
 			*address = at;
 	}
