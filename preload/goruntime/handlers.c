@@ -257,9 +257,10 @@ static bool replaceable(int i, const struct sigaction *now)
 
 HIDDEN void handlers_arm(void)
 {
-	/* Go's own flags, and its mask: every signal. */
-	static const struct sigaction ours = {
-		.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART, .sa_mask = {{-1ul}}};
+	/* Go's own flags, and its mask but for a sandbox's signal: on_fault makes system calls. */
+	static const struct sigaction ours = {.sa_sigaction = on_fault,
+					      .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART,
+					      .sa_mask = {{~(1ul << (SIGSYS - 1))}}};
 	handlers_find();
 	if (borrows())
 		return;
@@ -293,6 +294,7 @@ static void watch_end(int i)
 	now.sa_flags = (now.sa_flags & (SA_ONSTACK | SA_RESTART)) | SA_SIGINFO;
 	now.sa_sigaction = on_end;
 	sigfillset(&now.sa_mask);
+	sigdelset(&now.sa_mask, SIGSYS);
 	next.sigaction(signals[i], &now, &host_action[i]); /* as it is at this moment */
 }
 

@@ -1,6 +1,6 @@
 /* A sandbox traps system calls, and the program makes them in its handler for SIGSYS, which takes 512 KiB of a thread's
- * stack, or 8 of an alternate stack. The library's calls are answered as the program's are; a call that the sandbox
- * refuses is an error. Called as: emulated thread|alternate DIRECTORY */
+ * stack, or 8 of an alternate stack. The library's calls are answered as the program's are, also in its own handlers; a
+ * call that the sandbox refuses is an error. Called as: emulated thread|alternate DIRECTORY */
 #include "host.h"
 
 #include <stddef.h>
@@ -87,11 +87,20 @@ static void sandbox(bool on_alternate_stack)
 	filter_calls(filter, TRAPPED + 7);
 }
 
+static volatile sig_atomic_t faults;
+
+static void count_fault(int signal)
+{
+	(void)signal;
+	faults++;
+}
+
 int main(int argc, char **argv)
 {
 	void *plain = NULL;
 	CHECK(argc == 3);
 	EXPECT(cudaMalloc(&plain, 4096), 0); /* CUDA is in use before */
+	EXPECT(sigaction(SIGSEGV, &(struct sigaction){.sa_handler = count_fault}, NULL), 0);
 	sandbox(strcmp(argv[1], "alternate") == 0);
 	tms_set_disk_backup_dir(argv[2]);
 	void *in_memory = kept_memory(MIB, "kept", 1);
@@ -110,5 +119,8 @@ int main(int argc, char **argv)
 	atomic_store(&refuses, false);
 	PAUSE_AND_RESUME(NULL);
 	CHECK(filled(in_memory, MIB, 1) && filled(on_disk, MIB, 2));
+	before = atomic_load(&emulated);
+	raise(SIGSEGV); /* the library's handler sends it to the program's by system calls */
+	CHECK(faults == 1 && atomic_load(&emulated) > before);
 	return 0;
 }
