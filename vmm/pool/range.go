@@ -13,14 +13,12 @@ const rangeAlignment = 512
 // Endless is a Source of bare addresses without bookkeeping, for pools that give nothing back.
 type Endless struct{ used uintptr }
 
-// Allocate is Source.Allocate.
 func (e *Endless) Allocate(size uint64) (uintptr, error) {
 	address := 1<<40 + e.used
 	e.used += uintptr(size+rangeAlignment-1) &^ (rangeAlignment - 1)
 	return address, nil
 }
 
-// Free is Source.Free.
 func (*Endless) Free(uintptr, uint64) error { return nil }
 
 // Range is a Source of bare addresses, for replays and tests: segments of one range of numbers, placed first fit.
@@ -35,7 +33,6 @@ func NewRange(base uintptr, capacity uint64) *Range {
 	return &Range{capacity, []Block{{base, capacity}}, map[uintptr]uint64{}}
 }
 
-// Allocate is Source.Allocate.
 func (r *Range) Allocate(size uint64) (uintptr, error) {
 	rounded := (size + rangeAlignment - 1) &^ (rangeAlignment - 1)
 	i := slices.IndexFunc(r.holes, func(hole Block) bool { return hole.Size >= rounded })
@@ -52,7 +49,6 @@ func (r *Range) Allocate(size uint64) (uintptr, error) {
 	return address, nil
 }
 
-// Free is Source.Free.
 func (r *Range) Free(address uintptr, size uint64) error {
 	rounded := (size + rangeAlignment - 1) &^ (rangeAlignment - 1)
 	if r.held[address] != rounded || size == 0 {

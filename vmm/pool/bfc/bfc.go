@@ -48,7 +48,7 @@ type Pool struct {
 //	fragmentation_fraction  a block may be too large by this part of memory_limit, or with 0 by 128 MiB (0)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
-func New(source pool.Source, options *pool.Options) (*Pool, error) {
+func New(source pool.Source, options *pool.Options) (pool.Pool, error) {
 	p := &Pool{
 		limit:   options.Bytes("memory_limit", unlimited),
 		grows:   options.Bool("allow_growth", true),
@@ -73,7 +73,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p.limit &^= granularity - 1
 	p.table.Open("bfc", source)
 	p.Open(&p.table.Ledger, ledger.Placement[chunks.Handle]{Place: p.place, Reuse: p.table.Reuse, Trim: p.trim,
-		Detail: func() any { return p.detail() }})
+		Advice: func(uint64) string { return "" }, Detail: func() any { return p.detail() }}) // the errors have it
 	if s, ok := source.(pool.Coalescer); ok && s.Reserve(&pool.Room{Bytes: p.limit}) {
 		p.joined = s.Coalesces
 	}
@@ -97,16 +97,8 @@ func (p *Pool) initialRegion() uint64 {
 	return p.limit
 }
 
+// place tries a free chunk, then a new region, then a new region in place of idle ones.
 func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
-	block, err := p.serve(size)
-	if err != nil {
-		return pool.Block{}, p.table.Refuse(size, err, "")
-	}
-	return block, nil
-}
-
-// serve tries a free chunk, then a new region, then a new region in place of idle ones.
-func (p *Pool) serve(size uint64) (pool.Block, error) {
 	if size > p.limit {
 		what, advice := "memory_limit is", "raise it"
 		if !p.given {

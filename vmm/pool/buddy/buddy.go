@@ -21,16 +21,15 @@ const (
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	ledger.Base[ledger.Block]
-	ledger   *ledger.Ledger[ledger.Block] // the owner is a slot
-	unit     uint64                       // bytes of the smallest block
-	units    uint64                       // in a root
-	capacity uint64                       // of a root, in bytes
-	height   int                          // 2^height units hold a root
-	largest  uint64                       // bytes of the largest block
-	exact    bool
-	tree     tree
-	roots    []root // by slot
+	ledger.Base[ledger.Block]        // the owner is a slot
+	unit                      uint64 // bytes of the smallest block
+	units                     uint64 // in a root
+	capacity                  uint64 // of a root, in bytes
+	height                    int    // 2^height units hold a root
+	largest                   uint64 // bytes of the largest block
+	exact                     bool
+	tree                      tree
+	roots                     []root // by slot
 }
 
 type root struct {
@@ -50,9 +49,8 @@ type Detail struct {
 //	exact      give a block's unused end back, as Linux's alloc_pages_exact does: multiples of min_block (false)
 //
 // Errors: pool.ErrOption.
-func New(source pool.Source, options *pool.Options) (*Pool, error) {
+func New(source pool.Source, options *pool.Options) (pool.Pool, error) {
 	p := &Pool{
-		ledger:   ledger.NewOfBlocks("buddy", source),
 		capacity: options.Bytes("capacity", 4<<30),
 		unit:     options.Bytes("min_block", 1<<10),
 		exact:    options.Bool("exact", false),
@@ -71,22 +69,28 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p.height = bits.Len64(p.units - 1)
 	p.largest = p.unit << (bits.Len64(p.units) - 1)
 	p.tree = make(tree, p.height+1)
-	p.Open(p.ledger, ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.give, Trim: p.trim, Detail: p.detail})
+	p.Open(ledger.NewOfBlocks("buddy", source), ledger.Placement[ledger.Block]{Place: p.place, Advice: p.advice,
+		Reuse: p.give, Trim: p.trim, Detail: p.detail})
 	return p, nil
+}
+
+func (p *Pool) advice(size uint64) string {
+	if size > p.largest {
+		return "give a larger capacity="
+	}
+	return "free something, ask for less, or give a smaller capacity="
 }
 
 func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size > p.largest {
-		return pool.Block{}, p.ledger.Refuse(size,
-			fmt.Errorf("%w: the largest block has %s", pool.ErrTooLarge, readable.Bytes(p.largest)),
-			"give a larger capacity=")
+		return pool.Block{}, fmt.Errorf("%w: the largest block has %s", pool.ErrTooLarge, readable.Bytes(p.largest))
 	}
 	count := (size + p.unit - 1) / p.unit
 	order := bits.Len64(count - 1)
 	unit, found := p.tree.take(order)
 	if !found {
 		if err := p.grow(); err != nil {
-			return pool.Block{}, p.ledger.Refuse(size, err, "free something, ask for less, or give a smaller capacity=")
+			return pool.Block{}, err
 		}
 		unit, _ = p.tree.take(order)
 	}
@@ -100,11 +104,11 @@ func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	r.free -= count
 	address := r.base + uintptr((unit-slot<<p.height)*p.unit)
 	b := ledger.Block{Requested: size, Size: count * p.unit, Owner: uint32(slot)}
-	return p.ledger.Enter(address, b, size, b.Size), nil
+	return p.Ledger.Enter(address, b, size, b.Size), nil
 }
 
 func (p *Pool) grow() error {
-	base, err := p.ledger.Allocate(p.capacity)
+	base, err := p.Ledger.Allocate(p.capacity)
 	if err != nil {
 		return err
 	}
@@ -136,7 +140,7 @@ func (p *Pool) trim() (err error) {
 		if r.base == 0 || r.free < p.units {
 			continue
 		}
-		if failed := p.ledger.Free(r.base, p.capacity); failed != nil {
+		if failed := p.Ledger.Free(r.base, p.capacity); failed != nil {
 			err = errors.Join(err, failed)
 			continue
 		}

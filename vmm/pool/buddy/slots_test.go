@@ -11,8 +11,9 @@ import (
 func TestSlotsAreUsedAgain(t *testing.T) {
 	options, err := pool.ParseOptions("capacity=1MiB")
 	require.NoError(t, err)
-	p, err := New(pool.NewRange(1<<20, 8<<20), options)
+	made, err := New(pool.NewRange(1<<20, 8<<20), options)
 	require.NoError(t, err)
+	p := made.(*Pool)
 	for range 100 {
 		for range 3 {
 			_, err := p.Malloc(1<<20, 0)

@@ -52,7 +52,7 @@ type Pool struct {
 //	device=0                          the ordinal in out of memory errors (the source's Ordinal, if it has one)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
-func New(source pool.Source, options *pool.Options) (*Pool, error) {
+func New(source pool.Source, options *pool.Options) (pool.Pool, error) {
 	ordinal := 0
 	if known, ok := source.(interface{ Ordinal() int }); ok {
 		ordinal = known.Ordinal()
@@ -96,14 +96,6 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 
 // place is for pool.Pool.Malloc, whose pool.ErrOutOfMemory is that of outOfMemory.
 func (p *Pool) place(size uint64, stream pool.Stream) (pool.Block, error) {
-	block, err := p.allocate(size, stream)
-	if err != nil {
-		p.table.CountFailure()
-	}
-	return block, err
-}
-
-func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size > maxRequest {
 		return pool.Block{}, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w; ask for less",
 			pool.ErrTooLarge)

@@ -138,7 +138,7 @@ func newPool(t *testing.T, source pool.Source, options string) *Pool {
 	require.NoError(t, err)
 	p, err := New(source, parsed)
 	require.NoError(t, err)
-	return p
+	return p.(*Pool)
 }
 
 // malloc returns the address of a block; it must succeed.

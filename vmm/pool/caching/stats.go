@@ -21,14 +21,6 @@ func (s *stat) fall(amount int64) {
 	s.Freed += amount
 }
 
-func (s *stat) change(amount int64) {
-	if amount > 0 {
-		s.rise(amount)
-	} else {
-		s.fall(-amount)
-	}
-}
-
 // statArray is a quantity of both pools together and of each.
 type statArray struct {
 	All   stat `json:"all"`
@@ -139,8 +131,10 @@ func (p *Pool) countSegment(b *block, sign int64) {
 	l := p.listOf(b)
 	p.change(l, segment, sign)
 	p.change(l, reservedBytes, sign*int64(b.Size))
-	if b.Size >= p.maxSplit {
-		p.oversize.segments.change(sign)
+	if b.Size >= p.maxSplit && sign > 0 {
+		p.oversize.segments.rise(1)
+	} else if b.Size >= p.maxSplit {
+		p.oversize.segments.fall(1)
 	}
 }
 

@@ -13,8 +13,9 @@ import (
 func TestCounters(t *testing.T) {
 	options, err := pool.ParseOptions("buffer=64KiB")
 	require.NoError(t, err)
-	p, err := New(pool.NewRange(1<<20, 1<<20), options)
+	made, err := New(pool.NewRange(1<<20, 1<<20), options)
 	require.NoError(t, err)
+	p := made.(*Pool)
 	random := rand.New(rand.NewPCG(1, 2))
 	var live []uintptr
 	for range 5000 {

@@ -16,14 +16,13 @@ const granularity = 1024 // sizes are rounded up to a multiple of it
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	ledger.Base[ledger.Block]
-	ledger   *ledger.Ledger[ledger.Block] // the owner is a buffer
-	capacity uint64                       // of a buffer, in bytes
-	lists    map[uint64]*[]freed          // by size; the block freed last is reused first
-	buffers  []buffer                     // by number
-	current  int                          // the buffer from which new blocks are cut, or -1
-	blocks   uint64                       // bytes of all blocks, in the ledger and freed
-	lost     uint64                       // bytes of the ends of buffers that are not current
+	ledger.Base[ledger.Block]                     // the owner is a buffer
+	capacity                  uint64              // of a buffer, in bytes
+	lists                     map[uint64]*[]freed // by size; the block freed last is reused first
+	buffers                   []buffer            // by number
+	current                   int                 // the buffer from which new blocks are cut, or -1
+	blocks                    uint64              // bytes of all blocks, in the ledger and freed
+	lost                      uint64              // bytes of the ends of buffers that are not current
 }
 
 type buffer struct {
@@ -48,7 +47,7 @@ type Detail struct {
 //	buffer  bytes of a buffer, a multiple of 1 KiB; the largest block (5 GiB)
 //
 // Errors: pool.ErrOption.
-func New(source pool.Source, options *pool.Options) (*Pool, error) {
+func New(source pool.Source, options *pool.Options) (pool.Pool, error) {
 	capacity := options.Bytes("buffer", 5<<30)
 	if err := options.Err(); err != nil {
 		return nil, err
@@ -57,33 +56,39 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: buffer=%d: give a multiple of %d", pool.ErrOption, capacity, granularity)
 	}
 	p := &Pool{
-		ledger:   ledger.NewOfBlocks("freelist", source),
 		capacity: capacity,
 		lists:    map[uint64]*[]freed{},
 		current:  -1,
 	}
-	p.Open(p.ledger, ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.list, Trim: p.trim, Detail: p.detail})
+	p.Open(ledger.NewOfBlocks("freelist", source), ledger.Placement[ledger.Block]{Place: p.place, Advice: p.advice,
+		Reuse: p.list, Trim: p.trim, Detail: p.detail})
 	return p, nil
+}
+
+func (p *Pool) advice(size uint64) string {
+	if size > p.capacity {
+		return "give a larger buffer="
+	}
+	return "free something, ask for less, or give a smaller buffer="
 }
 
 // place takes a freed block of the size, or cuts one. If the source has no room, it gives idle buffers back and asks
 // once more.
 func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size > p.capacity {
-		return pool.Block{}, p.ledger.Refuse(size,
-			fmt.Errorf("%w: a buffer has %s", pool.ErrTooLarge, readable.Bytes(p.capacity)), "give a larger buffer=")
+		return pool.Block{}, fmt.Errorf("%w: a buffer has %s", pool.ErrTooLarge, readable.Bytes(p.capacity))
 	}
 	rounded := (size + granularity - 1) &^ (granularity - 1)
 	block, reused := p.reuse(rounded)
 	if !reused {
 		var err error
 		if block, err = p.cut(rounded); err != nil {
-			return pool.Block{}, p.ledger.Refuse(size, err, "free something, ask for less, or give a smaller buffer=")
+			return pool.Block{}, err
 		}
 	}
 	p.buffers[block.buffer].live++
 	b := ledger.Block{Requested: size, Size: rounded, Owner: block.buffer}
-	return p.ledger.Enter(block.address, b, size, rounded), nil
+	return p.Ledger.Enter(block.address, b, size, rounded), nil
 }
 
 func (p *Pool) reuse(size uint64) (freed, bool) {
@@ -112,10 +117,10 @@ func (p *Pool) cut(size uint64) (freed, error) {
 
 // grow makes a new buffer the current one.
 func (p *Pool) grow() error {
-	base, err := p.ledger.Allocate(p.capacity)
+	base, err := p.Ledger.Allocate(p.capacity)
 	if errors.Is(err, pool.ErrOutOfMemory) {
 		if freed, _ := p.GiveBack(); freed > 0 {
-			base, err = p.ledger.Allocate(p.capacity)
+			base, err = p.Ledger.Allocate(p.capacity)
 		}
 	}
 	if err != nil {
@@ -147,7 +152,7 @@ func (p *Pool) list(address uintptr, b ledger.Block) error {
 	return nil
 }
 
-func (p *Pool) detail() any { return Detail{Listed: p.blocks - p.ledger.Stats().Live, Lost: p.lost} }
+func (p *Pool) detail() any { return Detail{Listed: p.blocks - p.Ledger.Stats().Live, Lost: p.lost} }
 
 // trim goes through all lists once, unless no buffer is idle.
 func (p *Pool) trim() (err error) {
@@ -157,7 +162,7 @@ func (p *Pool) trim() (err error) {
 		if b.base == 0 || b.live > 0 {
 			continue
 		}
-		if failed := p.ledger.Free(b.base, p.capacity); failed != nil {
+		if failed := p.Ledger.Free(b.base, p.capacity); failed != nil {
 			err = errors.Join(err, failed)
 			continue
 		}

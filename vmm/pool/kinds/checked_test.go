@@ -44,7 +44,6 @@ func (c *Checked) fail(call, format string, arguments ...any) {
 	}
 }
 
-// Malloc is pool.Pool.Malloc.
 func (c *Checked) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	call := fmt.Sprintf("Malloc(%d, %d)", size, stream)
 	refused := c.source.refused
@@ -110,7 +109,6 @@ func (c *Checked) enter(call string, block pool.Block, size uint64) {
 	w.PeakLive = max(w.PeakLive, w.Live)
 }
 
-// Free is pool.Pool.Free.
 func (c *Checked) Free(address uintptr) error {
 	call := fmt.Sprintf("Free(%#x)", address)
 	i, isLive := find(c.live, uint64(address))
@@ -140,7 +138,6 @@ func (c *Checked) Free(address uintptr) error {
 	return err
 }
 
-// Trim is pool.Pool.Trim.
 func (c *Checked) Trim() (uint64, error) {
 	refused, reserved := c.source.refused, c.source.reserved
 	freed, err := c.pool.Trim()
@@ -187,7 +184,6 @@ func (c *Checked) givenBack(call string, refused uint64, err error) {
 	}
 }
 
-// Stats is pool.Pool.Stats.
 func (c *Checked) Stats() pool.Stats {
 	c.compare("Stats")
 	return c.got

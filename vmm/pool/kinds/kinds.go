@@ -19,25 +19,13 @@ var all = []struct {
 	name string
 	make func(pool.Source, *pool.Options) (pool.Pool, error)
 }{
-	{"naive", maker(naive.New)},
-	{"freelist", maker(freelist.New)},
-	{"buddy", maker(buddy.New)},
-	{"slab", maker(slab.New)},
-	{"caching", maker(caching.New)},
-	{"bfc", maker(bfc.New)},
-	{"paddle", maker(paddle.New)},
-}
-
-// maker hides the type of a kind's pool, so that the interface is nil after a failure.
-func maker[P pool.Pool](
-	make func(pool.Source, *pool.Options) (P, error)) func(pool.Source, *pool.Options) (pool.Pool, error) {
-	return func(source pool.Source, options *pool.Options) (pool.Pool, error) {
-		p, err := make(source, options)
-		if err != nil {
-			return nil, err
-		}
-		return p, nil
-	}
+	{"naive", naive.New},
+	{"freelist", freelist.New},
+	{"buddy", buddy.New},
+	{"slab", slab.New},
+	{"caching", caching.New},
+	{"bfc", bfc.New},
+	{"paddle", paddle.New},
 }
 
 // New makes an empty pool of a kind over a source. nil options stand for the defaults, which New in the kind's package

@@ -35,7 +35,6 @@ func NewSource(capacity uint64) *Source {
 	return &Source{addresses: pool.NewRange(base, capacity), capacity: capacity}
 }
 
-// Allocate is pool.Source.Allocate.
 func (s *Source) Allocate(size uint64) (uintptr, error) {
 	s.asked = append(s.asked, size)
 	if s.Refuse != nil {
@@ -54,7 +53,6 @@ func (s *Source) Allocate(size uint64) (uintptr, error) {
 	return address, nil
 }
 
-// Free is pool.Source.Free.
 func (s *Source) Free(address uintptr, size uint64) error {
 	if s.RefuseFree != nil {
 		s.refused++
@@ -79,7 +77,6 @@ func (s *Source) Reserve(*pool.Room) bool {
 	return s.across
 }
 
-// Coalesces is pool.Coalescer.Coalesces.
 func (s *Source) Coalesces(_, _ uintptr) bool { return !s.apart }
 
 // Held returns how many segments and bytes pools have.

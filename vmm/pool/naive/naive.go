@@ -10,27 +10,27 @@ import (
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
 	ledger.Base[ledger.Block]
-	ledger *ledger.Ledger[ledger.Block]
 }
 
 // New makes an empty pool without options. It ignores streams: the source's Free waits. Errors: pool.ErrOption.
-func New(source pool.Source, options *pool.Options) (*Pool, error) {
+func New(source pool.Source, options *pool.Options) (pool.Pool, error) {
 	if err := options.Err(); err != nil {
 		return nil, err
 	}
-	p := &Pool{ledger: ledger.NewOfBlocks("naive", source)}
-	p.Open(p.ledger, ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.reuse,
-		Trim: func() error { return nil }}) // nothing is ever idle
+	p := &Pool{}
+	p.Open(ledger.NewOfBlocks("naive", source), ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.reuse,
+		Trim:   func() error { return nil }, // nothing is ever idle
+		Advice: func(uint64) string { return "free something, or ask for less" }})
 	return p, nil
 }
 
 // place makes a block of the requested size.
 func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
-	address, err := p.ledger.Allocate(size)
+	address, err := p.Ledger.Allocate(size)
 	if err != nil {
-		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
+		return pool.Block{}, err
 	}
-	return p.ledger.Enter(address, ledger.Block{Requested: size, Size: size}, size, size), nil
+	return p.Ledger.Enter(address, ledger.Block{Requested: size, Size: size}, size, size), nil
 }
 
-func (p *Pool) reuse(address uintptr, b ledger.Block) error { return p.ledger.Free(address, b.Size) }
+func (p *Pool) reuse(address uintptr, b ledger.Block) error { return p.Ledger.Free(address, b.Size) }

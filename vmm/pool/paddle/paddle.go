@@ -35,7 +35,7 @@ type Pool struct {
 //	descriptor  bytes added to each request, so that sizes are Paddle's; nothing is written there (64, as in 2020)
 //
 // Errors: pool.ErrOption.
-func New(source pool.Source, options *pool.Options) (*Pool, error) {
+func New(source pool.Source, options *pool.Options) (pool.Pool, error) {
 	p := &Pool{
 		minimum:    options.Bytes("min_chunk", granularity),
 		maximum:    options.Bytes("max_chunk", 0),
@@ -55,21 +55,13 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	}
 	p.first, p.again = p.align(p.first), p.align(p.again)
 	p.table.Open("paddle", source)
-	p.Open(&p.table.Ledger, ledger.Placement[chunks.Handle]{Place: p.place, Reuse: p.reuse, Trim: p.table.Trim,
-		End: p.end, Detail: p.detail})
+	p.Open(&p.table.Ledger, ledger.Placement[chunks.Handle]{Place: p.place, Advice: p.advice, Reuse: p.reuse,
+		Trim: p.table.Trim, End: p.end, Detail: p.detail})
 	return p, nil
 }
 
 func (p *Pool) align(size uint64) uint64 {
 	return (size + p.minimum - 1) / p.minimum * p.minimum
-}
-
-func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
-	block, err := p.serve(size)
-	if err != nil {
-		return pool.Block{}, p.table.Refuse(size, err, p.advice(size))
-	}
-	return block, nil
 }
 
 // advice names the option that decides how much a block takes from the source.
@@ -79,12 +71,11 @@ func (p *Pool) advice(requested uint64) string {
 		return "free something, or ask for less"
 	case p.refills() == 0:
 		return "free something, ask for less, or give a smaller initial="
-	default:
-		return "free something, ask for less, or give a smaller reallocate="
 	}
+	return "free something, ask for less, or give a smaller reallocate="
 }
 
-func (p *Pool) serve(requested uint64) (pool.Block, error) {
+func (p *Pool) place(requested uint64, _ pool.Stream) (pool.Block, error) {
 	if requested > pool.MostBytes {
 		return pool.Block{}, fmt.Errorf("%w: no device has as much", pool.ErrTooLarge)
 	}
@@ -100,7 +91,11 @@ func (p *Pool) serve(requested uint64) (pool.Block, error) {
 	}
 	block, found := p.table.Serve(size, requested, 0)
 	if !found {
-		h, err := p.table.Grow(p.refill(size))
+		refill := p.again
+		if p.refills() == 0 {
+			refill = p.first
+		}
+		h, err := p.table.Grow(max(refill, size))
 		if err != nil {
 			return pool.Block{}, err
 		}
@@ -108,14 +103,6 @@ func (p *Pool) serve(requested uint64) (pool.Block, error) {
 		block, _ = p.table.Serve(size, requested, 0)
 	}
 	return block, nil
-}
-
-// refill returns the bytes of a refill with room for size bytes.
-func (p *Pool) refill(size uint64) uint64 {
-	if p.refills() == 0 {
-		return max(p.first, size)
-	}
-	return max(p.again, size)
 }
 
 // refills returns the number of segments that blocks are split from.

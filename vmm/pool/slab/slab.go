@@ -36,7 +36,6 @@ type class struct {
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
 	ledger.Base[ledger.Block]
-	ledger  *ledger.Ledger[ledger.Block]
 	pages   pool.Pool // slabs, and blocks larger than any class
 	direct  pool.Pool // the same where pages have no room: each its own segment
 	bound   uint64    // the largest size that has a class
@@ -82,14 +81,13 @@ type Detail struct {
 //	keep      empty slabs that each class keeps; further ones go back to pages at once (1)
 //
 // A slab holds at least 8 objects. Errors: pool.ErrOption.
-func New(source pool.Source, options *pool.Options) (*Pool, error) {
+func New(source pool.Source, options *pool.Options) (pool.Pool, error) {
 	books := ledger.NewOfBlocks("slab", source)
 	direct, err := naive.New(books, nil)
 	if err != nil {
 		return nil, err
 	}
 	p := &Pool{
-		ledger: books,
 		direct: direct,
 		bound:  options.Bytes("max", 1<<20),
 		keep:   options.Int("keep", 1),
@@ -118,23 +116,20 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: max=%d, page=%d: give at most %d and %d, or a larger capacity",
 			pool.ErrOption, p.bound, page, capacity/64, capacity/4)
 	}
-	if p.pages, err = newPages(from, books, capacity, page); err != nil {
-		return nil, err
+	p.pages = direct
+	if from == "buddy" {
+		cut, err := pool.ParseOptions(fmt.Sprintf("capacity=%d,min_block=%d,exact=true", capacity, page))
+		if err != nil {
+			return nil, err
+		}
+		if p.pages, err = buddy.New(books, cut); err != nil {
+			return nil, err
+		}
 	}
 	p.classes = classes(p.bound, page)
-	p.Open(p.ledger, ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.reuse, Trim: p.trim, Detail: p.detail})
+	p.Open(books, ledger.Placement[ledger.Block]{Place: p.place, Reuse: p.reuse, Trim: p.trim, Detail: p.detail,
+		Advice: func(uint64) string { return "free something, or ask for less" }})
 	return p, nil
-}
-
-func newPages(from string, source pool.Source, capacity, page uint64) (pool.Pool, error) {
-	if from == "source" {
-		return naive.New(source, nil)
-	}
-	options, err := pool.ParseOptions(fmt.Sprintf("capacity=%d,min_block=%d,exact=true", capacity, page))
-	if err != nil {
-		return nil, err
-	}
-	return buddy.New(source, options)
 }
 
 // place takes an object, or pages. If there is no room, it gives empty slabs and idle segments back, and tries again.
@@ -147,10 +142,10 @@ func (p *Pool) place(size uint64, _ pool.Stream) (pool.Block, error) {
 		}
 	}
 	if err != nil {
-		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
+		return pool.Block{}, err
 	}
 	b := ledger.Block{Requested: size, Size: block.Size, Owner: owner}
-	return p.ledger.Enter(block.Address, b, size, block.Size), nil
+	return p.Ledger.Enter(block.Address, b, size, block.Size), nil
 }
 
 func (p *Pool) allocate(size uint64) (pool.Block, uint32, error) {

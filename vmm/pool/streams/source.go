@@ -47,7 +47,6 @@ func (p *Pool) newPart(stream pool.Stream, kept map[uint64][]uintptr) (*part, er
 	return made, err
 }
 
-// Whole is ledger.Part.Whole.
 func (p *part) Whole() *ledger.Whole { return &p.whole }
 
 // Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.

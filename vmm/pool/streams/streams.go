@@ -145,9 +145,8 @@ func (p *Pool) Free(address uintptr) error {
 		return err
 	case used:
 		return p.Hold(address)
-	default:
-		return p.in(address, pool.Pool.Free)
 	}
+	return p.in(address, pool.Pool.Free)
 }
 
 func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
@@ -182,7 +181,6 @@ func (p *Pool) Trim() (freed uint64, err error) {
 	return before - min(before, p.source.stats().Reserved), err
 }
 
-// SetMemoryFraction is Streamed.SetMemoryFraction.
 func (p *Pool) SetMemoryFraction(fraction float64) error {
 	if !(fraction >= 0 && fraction <= 1) {
 		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1", pool.ErrOption, fraction)

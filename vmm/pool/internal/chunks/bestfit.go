@@ -15,9 +15,9 @@ func (b *BestFit) list(h Handle) { b.free.Insert(b.At(h).Key(), uint32(h)) }
 
 func (b *BestFit) unlist(h Handle) { b.free.Remove(b.At(h).Key()) }
 
-// Add makes a chunk free, and joins it with its free neighbours.
+// Add makes a chunk free, which the ledger does not have, and joins it with its free neighbours.
 func (b *BestFit) Add(h Handle) {
-	b.Drop(h)
+	b.At(h).Requested = 0
 	if above := b.At(h).Next; b.IsFree(above) {
 		b.unlist(above)
 		b.Join(h)
@@ -45,7 +45,6 @@ func (b *BestFit) Serve(size, requested, padding uint64) (pool.Block, bool) {
 	return b.Take(h, requested), true
 }
 
-// Reuse is ledger.Placement.Reuse.
 func (b *BestFit) Reuse(_ uintptr, h Handle) error {
 	b.Add(h)
 	return nil

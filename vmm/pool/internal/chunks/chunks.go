@@ -103,6 +103,3 @@ func (t *Table[T]) Take(h Handle, requested uint64) pool.Block {
 	c.Requested = requested
 	return t.Enter(c.Address, h, requested, c.Size)
 }
-
-// Drop makes a chunk free that is taken, and that the ledger no longer has.
-func (t *Table[T]) Drop(h Handle) { t.chunks[h].Requested = 0 }

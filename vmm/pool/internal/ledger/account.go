@@ -61,8 +61,14 @@ func (a *Account) Free(address uintptr, size uint64) error {
 	return nil
 }
 
-// count changes the counters by a block of these sizes.
+// count changes the counters by a block of these sizes, where there is a whole.
 func (w *Whole) count(change func(s *pool.Stats, requested, size uint64), requested, size uint64) {
+	if w != nil {
+		w.change(change, requested, size)
+	}
+}
+
+func (w *Whole) change(change func(s *pool.Stats, requested, size uint64), requested, size uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change(&w.stats, requested, size)
@@ -94,12 +100,8 @@ func restore(s *pool.Stats, requested, size uint64) {
 // CountSourceFailure counts a segment that the pool refused without asking the source.
 func (a *Account) CountSourceFailure() { a.stats.SourceFailures++ }
 
-func (a *Account) CountFailure() { a.stats.Failures++ }
-
-// Refuse counts a malloc that failed and makes it a pool.Refusal, without the Refusal of a pool beneath. The advice is
-// used where memory is short.
-func (a *Account) Refuse(size uint64, err error, advice string) error {
-	a.CountFailure()
+// refusal makes the error of a malloc a pool.Refusal, without the Refusal of a pool beneath.
+func (a *Account) refusal(size uint64, err error, advice string) error {
 	if beneath, ok := errors.AsType[*pool.Refusal](err); ok {
 		err = beneath.Cause
 	}
@@ -107,8 +109,8 @@ func (a *Account) Refuse(size uint64, err error, advice string) error {
 		Cause: err, Advice: advice}
 }
 
-// Invalid returns the error for an address where no live block starts.
-func (a *Account) Invalid(address uintptr) error {
+// invalid returns the error for an address where no live block starts.
+func (a *Account) invalid(address uintptr) error {
 	return fmt.Errorf("%s pool: %#x: %w", a.stats.Kind, address, pool.ErrInvalidAddress)
 }
 

@@ -42,17 +42,14 @@ type Block struct {
 func (b Block) sizes() (requested, size uint64) { return b.Requested, b.Size }
 
 func NewOfBlocks(kind string, source pool.Source) *Ledger[Block] {
-	l := New(kind, source, Block.sizes)
-	return &l
+	return new(New(kind, source, Block.sizes))
 }
 
 // Enter makes a block live, of which e has these sizes.
 func (l *Ledger[E]) Enter(address uintptr, e E, requested, size uint64) pool.Block {
 	l.live[address] = e
 	malloc(&l.stats, requested, size)
-	if l.whole != nil {
-		l.whole.count(malloc, requested, size)
-	}
+	l.whole.count(malloc, requested, size)
 	return pool.Block{Address: address, Size: size}
 }
 
@@ -60,7 +57,7 @@ func (l *Ledger[E]) Enter(address uintptr, e E, requested, size uint64) pool.Blo
 func (l *Ledger[E]) Find(address uintptr) (E, error) {
 	e, found := l.live[address]
 	if !found {
-		return e, l.Invalid(address)
+		return e, l.invalid(address)
 	}
 	return e, nil
 }
@@ -69,14 +66,12 @@ func (l *Ledger[E]) Find(address uintptr) (E, error) {
 func (l *Ledger[E]) End(address uintptr) (E, error) {
 	e, found := l.live[address]
 	if !found {
-		return e, l.Invalid(address)
+		return e, l.invalid(address)
 	}
 	delete(l.live, address)
 	requested, size := l.sizes(e)
 	free(&l.stats, requested, size)
-	if l.whole != nil {
-		l.whole.count(free, requested, size)
-	}
+	l.whole.count(free, requested, size)
 	return e, nil
 }
 
@@ -85,18 +80,14 @@ func (l *Ledger[E]) revive(address uintptr, e E) {
 	l.live[address] = e
 	requested, size := l.sizes(e)
 	restore(&l.stats, requested, size)
-	if l.whole != nil {
-		l.whole.count(restore, requested, size)
-	}
+	l.whole.count(restore, requested, size)
 }
 
-// Check is pool.Pool.Check.
 func (l *Ledger[E]) Check(address uintptr) error {
 	_, err := l.Find(address)
 	return err
 }
 
-// Hold is pool.Pool.Hold.
 func (l *Ledger[E]) Hold(address uintptr) error {
 	e, err := l.End(address)
 	if err == nil {
@@ -112,13 +103,12 @@ func (l *Ledger[E]) Keep(address uintptr, e E) { l.held[address] = e }
 func (l *Ledger[E]) Release(address uintptr) (E, error) {
 	e, found := l.held[address]
 	if !found {
-		return e, l.Invalid(address)
+		return e, l.invalid(address)
 	}
 	delete(l.held, address)
 	return e, nil
 }
 
-// Restore is pool.Pool.Restore.
 func (l *Ledger[E]) Restore(address uintptr) error {
 	e, err := l.Release(address)
 	if err == nil {
@@ -143,15 +133,9 @@ func (l *Ledger[E]) Blocks() []pool.SegmentBlock {
 
 // Empty ends and releases all blocks, and hands each to drop, by address.
 func (l *Ledger[E]) Empty(drop func(uintptr, E)) {
-	for address, e := range l.live {
-		requested, size := l.sizes(e)
-		free(&l.stats, requested, size)
-		if l.whole != nil {
-			l.whole.count(free, requested, size)
-		}
-		l.held[address] = e
+	for address := range l.live {
+		_ = l.Hold(address) // it is live
 	}
-	clear(l.live)
 	blocks := l.held
 	l.held = map[uintptr]E{}
 	for _, address := range slices.Sorted(maps.Keys(blocks)) {

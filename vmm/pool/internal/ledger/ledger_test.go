@@ -57,7 +57,7 @@ func newMoody(source pool.Source) *moody {
 		Place: func(size uint64, _ pool.Stream) (pool.Block, error) {
 			address, err := m.ledger.Allocate(size + 100)
 			if err != nil {
-				return pool.Block{}, m.ledger.Refuse(size, err, "")
+				return pool.Block{}, err
 			}
 			return m.ledger.Enter(address, Block{Requested: size, Size: size + 100}, size, size+100), nil
 		},

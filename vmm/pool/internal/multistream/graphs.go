@@ -9,9 +9,7 @@ import (
 )
 
 // Private is a private pool of graphs. Graphs contain addresses, so the pool's segments stay while a graph exists.
-type Private interface {
-	Empty() bool // holds nothing from the source
-}
+type Private interface{ Empty() bool } // it holds nothing from the source
 
 // Graphs makes a pool a pool.GraphPools. During a capture the pool gives nothing back to the source and neither records
 // nor queries events: CUDA forbids all three.

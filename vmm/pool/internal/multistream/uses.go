@@ -99,7 +99,12 @@ func (u *Uses) Settle(wait bool, give func(uintptr) error) (failed error) {
 	for i := range u.queues {
 		for q := &u.queues[i]; len(q.waiting) > 0; q.waiting = q.waiting[1:] {
 			first := q.waiting[0]
-			done, err := u.ask(first.event, wait)
+			done, err := true, error(nil)
+			if wait {
+				err = u.events.Synchronize(first.event)
+			} else {
+				done, err = u.events.Query(first.event)
+			}
 			if err != nil {
 				failed = errors.Join(failed, fmt.Errorf("an event of stream %#x: %w", uintptr(q.stream), err))
 			}
@@ -120,13 +125,6 @@ func (u *Uses) Settle(wait bool, give func(uintptr) error) (failed error) {
 		return err == nil
 	})
 	return failed
-}
-
-func (u *Uses) ask(event pool.Event, wait bool) (done bool, err error) {
-	if wait {
-		return true, u.events.Synchronize(event)
-	}
-	return u.events.Query(event)
 }
 
 // Abandon waits and settles, and then forgets all blocks, even after an error.
