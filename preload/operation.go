@@ -72,11 +72,9 @@ func tmsOperation(o *C.struct_operation) {
 	go func() {
 		var result uint64
 		var err error
-		switch o := asked.(type) {
-		case serveOperation: // this and the next need no driver
-			err = goruntime.Run(self.socket.Serve)
-		case *awaitOperation:
-			err = goruntime.Run(func() error { _, err := o.run(self, nil); return err })
+		switch asked.(type) {
+		case serveOperation, *awaitOperation: // which need no driver
+			err = goruntime.Run(func() error { _, err := asked.run(self, nil); return err })
 		default:
 			err = self.enter(func(e *vmm.Engine) (err error) {
 				result, err = asked.run(self, e)

@@ -212,11 +212,10 @@ type unit struct {
 	over time.Duration // how long its turn has been over
 }
 
-// choose returns the least costly parts of other processes that are due, with enough bytes: first of processes without
-// work, then of lower priorities. A swap costs less the longer its process has had no work, because the process will be
-// without work as long again.
-func choose(missing uint64, others []Process) []Part {
-	var units []unit
+// unitsOf returns the tags of processes that are due, the least costly first: first of processes without work, then of
+// lower priorities. A swap costs less the longer its process has had no work, because the process will be without work
+// as long again.
+func unitsOf(others []Process) (units []unit) {
 	for i := range others {
 		p := &others[i]
 		if p.due() > 0 {
@@ -243,9 +242,14 @@ func choose(missing uint64, others []Process) []Part {
 		}
 		return cmp.Compare(x.cost, y.cost)
 	})
+	return units
+}
+
+// choose returns the least costly parts of other processes that are due, with enough bytes.
+func choose(missing uint64, others []Process) []Part {
 	var chosen []unit
 	var bytes uint64
-	for _, u := range units {
+	for _, u := range unitsOf(others) {
 		if bytes < missing && u.tag.Bytes > 0 {
 			chosen, bytes = append(chosen, u), bytes+u.tag.Bytes
 		}

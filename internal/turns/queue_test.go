@@ -210,39 +210,10 @@ func naivePlan(device Device, all []Process, own Process) Decision {
 	return d
 }
 
-// naiveChoose returns the least costly parts of other processes that are due, with enough bytes: first of processes without
-// work, then of lower priorities. A swap costs less the longer its process has had no work, because the process will be
-// without work as long again.
 func naiveChoose(missing uint64, others []Process) []Part {
-	var units []unit
-	for i := range others {
-		p := &others[i]
-		if p.due() > 0 {
-			continue
-		}
-		work := p.Need == 0 && !p.idle()
-		for _, t := range p.Tags {
-			cost := p.price().Seconds() * float64(t.Bytes) / float64(p.Held())
-			if !work {
-				cost /= max(p.Idle, Grace).Seconds()
-			}
-			units = append(units, unit{p, t, work, cost, p.Ran - p.Turn()})
-		}
-	}
-	slices.SortStableFunc(units, func(x, y unit) int {
-		switch {
-		case x.work != y.work:
-			return map[bool]int{true: 1, false: -1}[x.work]
-		case x.of.Priority != y.of.Priority:
-			return cmp.Compare(x.of.Priority, y.of.Priority)
-		case x.work && x.of != y.of: // each process that is stopped loses its work
-			return cmp.Or(cmp.Compare(y.over, x.over), cmp.Compare(x.of.ID, y.of.ID))
-		}
-		return cmp.Compare(x.cost, y.cost)
-	})
 	var chosen []unit
 	var bytes uint64
-	for _, u := range units {
+	for _, u := range unitsOf(others) {
 		if bytes < missing && u.tag.Bytes > 0 {
 			chosen, bytes = append(chosen, u), bytes+u.tag.Bytes
 		}

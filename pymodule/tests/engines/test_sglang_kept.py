@@ -5,17 +5,14 @@ The rest of what a model in a set is has its tests in test_vllm_kept.py.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from pathlib import Path
 
 import publishing
 import pytest
+from likeness import FAKE, methods, parameters, sources
 from plugin import installed
 from publishing import House, Program, until
 from simulator import PYMODULE
-from test_vllm_kept import parameters
-from test_vllm_plugin import FAKE, methods
 
 house = publishing.house
 MiB = 1 << 20
@@ -126,12 +123,8 @@ def test_other_loaders_and_versions(engines: Engines, house: House) -> None:
 
 
 def test_like_the_sglang_that_is_installed() -> None:
-    """Names and signatures match sglang's files; SGLANG_SOURCES may name another folder of them."""
-    named = os.environ.get("SGLANG_SOURCES")
-    spec = importlib.util.find_spec("sglang")
-    if not named and not (spec and spec.origin):
-        pytest.skip("sglang is not installed, and SGLANG_SOURCES names no folder with it")
-    root = Path(named) / "sglang" if named else Path(spec.origin).parent  # type: ignore[union-attr, arg-type]
+    """Names and signatures match sglang's files."""
+    root = sources("sglang")
     if "get_global_server_args() -> NoReturn" in (root / "srt" / "server_args.py").read_text():
         pytest.skip("this sglang is refused")
     loader = Path("srt", "model_loader", "loader.py")

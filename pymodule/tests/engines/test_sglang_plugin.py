@@ -7,8 +7,6 @@ pull request 79.
 from __future__ import annotations
 
 import ast
-import importlib.util
-import os
 import subprocess
 import textwrap
 from pathlib import Path
@@ -16,13 +14,11 @@ from typing import Any
 
 import children
 import pytest
+from likeness import DROPIN, FAKE, methods, sources
 from plugin import installed
 from simulator import PYMODULE
-from test_vllm_plugin import methods
 
-HERE = Path(__file__).resolve().parent
-FAKE = HERE / "fake"
-DROPIN = HERE.parent / "dropin"
+SAVERS = FAKE.parent / "savers"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +38,7 @@ class Sglang:
         self, code: str, saver: str = "released", preloaded: bool = False, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """`saver`: a folder of savers/, or "ours": the drop-in."""
-        first = "" if saver == "ours" else f"sys.path.insert(0, {str(HERE / 'savers' / saver)!r})"
+        first = "" if saver == "ours" else f"sys.path.insert(0, {str(SAVERS / saver)!r})"
         code = f"import sys\n{first}\n{textwrap.dedent(code)}"
         return children.run(code, preloaded=preloaded, paths=self._paths, **variables)
 
@@ -195,12 +191,8 @@ OF_ENGINES = {  # what else tms._sglang_share uses
 
 
 def test_like_the_sglang_that_is_installed() -> None:
-    """Names and signatures match sglang's files; SGLANG_SOURCES may name another folder of them."""
-    named = os.environ.get("SGLANG_SOURCES")
-    spec = importlib.util.find_spec("sglang")
-    if not named and not (spec and spec.origin):
-        pytest.skip("sglang is not installed, and SGLANG_SOURCES names no folder with it")
-    root = Path(named) / "sglang" if named else Path(spec.origin).parent  # type: ignore[union-attr, arg-type]
+    """Names and signatures match sglang's files."""
+    root = sources("sglang")
     adapter = "srt/utils/torch_memory_saver_adapter.py"
     for file, name in [
         (adapter, "TorchMemorySaverAdapter"),

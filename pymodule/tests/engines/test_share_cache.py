@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from following import OBEY, Follower
+from likeness import DROPIN, FAKE
 from plugin import installed
 from simulator import BUILD, HANGS, PYMODULE, environment
 
-HERE = Path(__file__).resolve().parent
 TMS = BUILD / "bin" / "tms"
 SIZE = 4 << 20  # of the weights; the cache has four times that
 VLLM = """
@@ -65,8 +65,8 @@ class Engine(Follower):
 def settings(tmp_path: Path) -> dict[str, str]:
     """The environment of programs of which one fits on the device at a time."""
     installed(tmp_path)
-    paths = [PYMODULE, HERE.parent, HERE / "fake", HERE / "savers" / "released", tmp_path]
-    paths += [HERE.parent / "dropin" / name for name in ("fake", "clients")]
+    paths = [PYMODULE, FAKE.parent.parent, FAKE, FAKE.parent / "savers" / "released", tmp_path]
+    paths += [DROPIN / name for name in ("fake", "clients")]
     own = {name: value for name, value in environment().items() if name != "LD_PRELOAD"}
     return {
         **own,

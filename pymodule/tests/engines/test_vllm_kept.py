@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import publishing
 import pytest
+from likeness import DROPIN, FAKE, methods, parameters, sources
 from plugin import installed
 from publishing import House, Program, until
 from simulator import DEVICE_MEMORY, PYMODULE
-from test_vllm_plugin import DROPIN, FAKE, methods
 
 house = publishing.house
 MiB = 1 << 20
@@ -347,12 +343,8 @@ def test_refusals(engines: Engines, arguments: str, words: str) -> None:
 
 
 def test_like_the_vllm_that_is_installed() -> None:
-    """Names and signatures match vLLM's files; VLLM_SOURCES may name another folder of them."""
-    named = os.environ.get("VLLM_SOURCES")
-    spec = importlib.util.find_spec("vllm")
-    if not named and not (spec and spec.origin):
-        pytest.skip("vLLM is not installed, and VLLM_SOURCES names no folder with it")
-    real = Path(named) / "vllm" if named else Path(spec.origin).parent  # type: ignore[union-attr, arg-type]
+    """Names and signatures match vLLM's files."""
+    real = sources("vllm")
     loaders = Path("model_executor", "model_loader")
     base = methods(real / loaders / "base_loader.py", "BaseModelLoader")
     ours = methods(PYMODULE / "tms" / "_vllm_loader.py", "Loader")
@@ -381,13 +373,3 @@ def test_like_the_vllm_that_is_installed() -> None:
         assert "        zero_weights(self.model_runner.get_model())\n" in worker
     torch_utils = (real / "utils" / "torch_utils.py").read_text()
     assert "def set_default_torch_dtype(" in torch_utils
-
-
-def parameters(file: Path, name: str) -> Any:
-    (found,) = (
-        node
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name == name
-    )
-    arguments = found.args
-    return {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import os
 import re
 import subprocess
 import textwrap
@@ -13,14 +10,11 @@ from typing import Any
 
 import children
 import pytest
+from likeness import DROPIN, FAKE, methods, sources
 from plugin import installed
 from simulator import PYMODULE
 
 from tms import _vllm
-
-HERE = Path(__file__).resolve().parent
-FAKE = HERE / "fake"
-DROPIN = HERE.parent / "dropin"
 
 PRELUDE = """
 import sys, torch, tms, cuda, tags
@@ -505,12 +499,8 @@ OF_ENGINES = {  # attributes that tms._vllm_share uses
 
 
 def test_like_the_vllm_that_is_installed() -> None:
-    """Names and signatures match vLLM's files; VLLM_SOURCES may name another folder of them."""
-    named = os.environ.get("VLLM_SOURCES")
-    spec = importlib.util.find_spec("vllm")
-    if not named and not (spec and spec.origin):
-        pytest.skip("vLLM is not installed, and VLLM_SOURCES names no folder with it")
-    real = Path(named) / "vllm" if named else Path(spec.origin).parent  # type: ignore[union-attr, arg-type]
+    """Names and signatures match vLLM's files."""
+    real = sources("vllm")
     cumem, fake_cumem = (
         methods(root / "device_allocator" / "cumem.py", "CuMemAllocator")
         for root in (real, FAKE / "vllm")
@@ -550,24 +540,3 @@ def test_like_the_vllm_that_is_installed() -> None:
     assert re.search(r"sleep_mode_backend: str", config)
     assert re.search(r"enable_sleep_mode: bool", config)
     assert f'"{_vllm.NAME}"' not in backends.read_text(), "vLLM has a backend of that name itself"
-
-
-def methods(file: Path, name: str) -> dict[str, list[tuple[str, Any]]]:
-    """Of a class in a file: the parameters of each method, and their defaults."""
-    (found,) = (
-        node
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == name
-    )
-    signatures = {}
-    for node in found.body:
-        if isinstance(node, ast.FunctionDef):
-            names = [argument.arg for argument in node.args.args]
-            defaults = [ast.unparse(default) for default in node.args.defaults]
-            required = [""] * (len(names) - len(defaults))
-            signatures[node.name] = list(zip(names, required + defaults))
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            for target in node.targets:  # another name of a method
-                if isinstance(target, ast.Name) and node.value.id in signatures:
-                    signatures[target.id] = signatures[node.value.id]
-    return signatures

@@ -1,0 +1,57 @@
+"""The files of an engine that is installed, which the stand-ins in fake/ are like."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+FAKE = HERE / "fake"
+DROPIN = HERE.parent / "dropin"
+
+
+def sources(package: str) -> Path:
+    """The package's folder, in that which VLLM_SOURCES or SGLANG_SOURCES names, or as installed."""
+    variable = f"{package.upper()}_SOURCES"
+    if named := os.environ.get(variable):
+        return Path(named) / package
+    spec = importlib.util.find_spec(package)
+    if not spec or not spec.origin:
+        pytest.skip(f"{package} is not installed, and {variable} names no folder with it")
+    return Path(spec.origin).parent
+
+
+def methods(file: Path, name: str) -> dict[str, list[tuple[str, Any]]]:
+    """Of a class in a file: the parameters of each method, and their defaults."""
+    (found,) = (
+        node
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    signatures = {}
+    for node in found.body:
+        if isinstance(node, ast.FunctionDef):
+            names = [argument.arg for argument in node.args.args]
+            defaults = [ast.unparse(default) for default in node.args.defaults]
+            required = [""] * (len(names) - len(defaults))
+            signatures[node.name] = list(zip(names, required + defaults))
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            for target in node.targets:  # another name of a method
+                if isinstance(target, ast.Name) and node.value.id in signatures:
+                    signatures[target.id] = signatures[node.value.id]
+    return signatures
+
+
+def parameters(file: Path, name: str) -> Any:
+    (found,) = (
+        node
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    arguments = found.args
+    return {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
