@@ -46,8 +46,8 @@ func scaled(t *testing.T) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {
 // eighty is what extents have by default, in these granules.
 var eighty = vmm.Options{ExtentBytes: 40 * granule}
 
-// Without a gate, what a resume puts into shared extents is bounded: a sixteenth of the device. So a program that frees
-// what it only caches, and asks again, finds all but that.
+// Without a gate, what a resume of a nearly full device puts into shared extents is bounded: a sixteenth of the device.
+// So a program that frees what it only caches, and asks again, finds all but that.
 func TestStrandedIsBounded(t *testing.T) {
 	hermetic.Thorough(t)
 	for _, granules := range []uint64{1, 3, 10, 17} {
@@ -76,27 +76,71 @@ func TestStrandedIsBounded(t *testing.T) {
 	}
 }
 
+// Where much of the device is free, more shares. Even if nearly all of that becomes slack, the program can have as much
+// as it ever had, and a quarter of the device more.
+func TestMoreIsSharedWhereMuchIsFree(t *testing.T) {
+	hermetic.Thorough(t)
+	pieces := func(t *testing.T) (*cudasim.Sim, *vmm.Engine, []uintptr) {
+		sim, _, e := scaled(t)
+		return sim, e, mallocs(t, e, 100, vmm.Request{Size: 2 * granule, Tag: "t"})
+	}
+	t.Run("as much as ever and a quarter more", func(t *testing.T) {
+		sim, e, all := pieces(t)
+		cycle(t, e, eighty)
+		require.EqualValues(t, 5+8, sim.Stat("handles"), "512 - 200 - 128 granules share, of which an extent has 40")
+		for i, a := range all {
+			if i%20 > 0 {
+				frees(t, e, a)
+			}
+		}
+		require.Greater(t, tagStats(t, e, "t").SlackBytes, uint64(512*granule/16))
+		malloc(t, e, vmm.Request{Size: (200 + 128 - 5*2) * granule, Tag: "u"})
+	})
+	for name, before := range map[string]func(*testing.T, *vmm.Engine){
+		"it had more": func(t *testing.T, e *vmm.Engine) {
+			frees(t, e, malloc(t, e, vmm.Request{Size: 200 * granule, Tag: "u"}))
+		},
+		"it wanted more": func(t *testing.T, e *vmm.Engine) {
+			_, err := e.Malloc(vmm.Request{Size: (512 - 200 + 1) * granule, Tag: "u"})
+			require.ErrorIs(t, err, cuda.OutOfMemory)
+		},
+		"another tag is paused": func(t *testing.T, e *vmm.Engine) {
+			malloc(t, e, vmm.Request{Size: 200 * granule, Tag: "u"})
+			require.NoError(t, pause(e, vmm.Options{Tags: []string{"u"}}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sim, e, _ := pieces(t)
+			before(t, e)
+			cycle(t, e, vmm.Options{Tags: []string{"t"}, ExtentBytes: eighty.ExtentBytes})
+			require.EqualValues(t, 1+84, sim.Stat("handles"), "32 granules share")
+		})
+	}
+}
+
 // The bound counts what other tags have in shared extents already, and those that save the most come first.
 func TestSmallOnesShareFirst(t *testing.T) {
-	sim, _, e := scaled(t) // 32 granules may be shared
+	sim, _, e := scaled(t)
+	malloc(t, e, vmm.Request{Size: 300 * granule, Tag: "rest"}) // so 32 granules may be shared
 	mallocs(t, e, 10, vmm.Request{Size: 10 * granule, Tag: "large"})
 	mallocs(t, e, 16, vmm.Request{Size: granule, Tag: "small"})
 	cycle(t, e, eighty)
-	require.EqualValues(t, 10+1, sim.Stat("handles"), "16 granules are left, less than two large ones")
+	require.EqualValues(t, 1+10+1, sim.Stat("handles"), "16 granules are left, less than two large ones")
 	mallocs(t, e, 30, vmm.Request{Size: granule, Tag: "others"})
 	cycle(t, e, vmm.Options{Tags: []string{"others"}, ExtentBytes: eighty.ExtentBytes})
-	require.EqualValues(t, 10+1+1+14, sim.Stat("handles"), "16 of 30")
+	require.EqualValues(t, 1+10+1+1+14, sim.Stat("handles"), "16 of 30")
 }
 
 // Small segments share first where larger ones lie between them, too.
 func TestSmallOnesShareAmongLargeOnes(t *testing.T) {
-	sim, _, e := scaled(t) // 32 granules may be shared
+	sim, _, e := scaled(t)
+	malloc(t, e, vmm.Request{Size: 100 * granule, Tag: "rest"}) // so 32 granules may be shared
 	for range 10 {
 		mallocs(t, e, 1, vmm.Request{Size: 30 * granule, Tag: "t"})
 		mallocs(t, e, 4, vmm.Request{Size: granule, Tag: "t"})
 	}
 	cycle(t, e, eighty)
-	require.EqualValues(t, 10+2*4+8, sim.Stat("handles"), "eight groups of four share")
+	require.EqualValues(t, 1+10+2*4+8, sim.Stat("handles"), "eight groups of four share")
 }
 
 // With a gate, what is live moves out of extents with slack when memory runs out, also for a resume, and keeps its

@@ -32,6 +32,7 @@ type device struct {
 	looking     sync.Mutex            // held while that is looked up:
 	access      atomic.Pointer[[]int] // which of the peers are used
 	has         uint64                // bytes that the process has, or that a resume would take
+	most        uint64                // the most that the process had, or wanted in vain
 	making      uint64                // that the driver is being asked for
 	refused     uint64                // allocations that the limit refused
 	margins     sync.Mutex            // held from a look at what is free until the memory is taken
@@ -137,11 +138,17 @@ func (d *device) count(s *segment, bytes int64) {
 	if !s.isOwn() {
 		return
 	}
-	d.has += uint64(bytes)
+	d.gain(uint64(bytes))
 	if s.ordered {
 		d.ordered.reserved += uint64(bytes)
 		d.ordered.reservedHigh = max(d.ordered.reservedHigh, d.ordered.reserved)
 	}
+}
+
+// gain notes that the process has so many bytes more. The caller holds the engine's lock.
+func (d *device) gain(bytes uint64) {
+	d.has += bytes
+	d.most = max(d.most, d.has)
 }
 
 // retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.

@@ -34,11 +34,12 @@
 // # Files
 //
 // Most are named for a noun or an operation. The others: engine.go has the engine's fields, and device.go those of a
-// GPU; save.go and restore.go move the contents of a pause and of a resume; live.go has what the program says of its
-// contents; limits.go has what an allocation must leave; pending.go makes pending frees; walk.go goes through
-// segments; lookup.go finds what is at an address, and says what there is; byaddress.go keeps mappings in order;
-// slabs.go finds slabs with room, and makes paused ones active; access.go gives devices access; usermapped*.go has
-// memory that the program maps itself with the driver's calls; invariants.go checks the records against each other.
+// GPU; gather.go plans the extents of a resume; save.go and restore.go move the contents of a pause and of a resume;
+// live.go has what the program says of its contents; limits.go has what an allocation must leave; pending.go makes
+// pending frees; walk.go goes through segments; lookup.go finds what is at an address, and says what there is;
+// byaddress.go keeps mappings in order; slabs.go finds slabs with room, and makes paused ones active; access.go gives
+// devices access; usermapped*.go has memory that the program maps itself with the driver's calls; invariants.go checks
+// the records against each other.
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), store (contents),
 // digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).

@@ -19,13 +19,17 @@ func (d *device) reserve(size, limit uint64) error {
 	return nil
 }
 
-// noteLimit counts an allocation that the limit refused, and says so once for a device: a program often reports CUDA's
-// code alone.
-func (e *Engine) noteLimit(d *device, err error) {
+// noteRefused notes that a program wanted memory in vain. It counts what the limit refused, and says so once for a
+// device: a program often reports CUDA's code alone.
+func (e *Engine) noteRefused(d *device, size uint64, err error) {
+	e.mu.Lock()
+	if isShort(err) && size <= d.total {
+		d.most = max(d.most, d.has+size)
+	}
 	if !errors.Is(err, ErrLimit) {
+		e.mu.Unlock()
 		return
 	}
-	e.mu.Lock()
 	d.refused++
 	first := d.refused == 1
 	e.mu.Unlock()

@@ -170,7 +170,7 @@ func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short 
 	}
 	if err != nil {
 		err = fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
-		e.noteLimit(d, err)
+		e.noteRefused(d, r.Size, err)
 	}
 	return err
 }

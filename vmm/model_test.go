@@ -46,6 +46,7 @@ type model struct {
 	operations     int
 	other          *vmm.Engine // as if of another process, which opens memory of the first
 	held           sync.Map    // numbers under which it has some of that
+	had            [2]uint64   // what the program had of each device at the first resume
 }
 
 // The other engine's processes: there is only one.
@@ -285,12 +286,13 @@ func (m *model) malloc() {
 }
 
 // couldNot checks that an allocation that failed would have failed in an engine without pauses, too. With a gate no
-// slack may be left. Without one it may, up to a sixteenth of the device, and the program itself has freed what it
-// caches.
+// slack may be left. Without one it may, up to a sixteenth of the device, or more if the program has never had so much
+// and a quarter of the device beyond. The program itself has freed what it caches.
 func (m *model) couldNot(r vmm.Request) {
 	free, slack := m.sim.Stat(fmt.Sprint("free:", r.Device)), m.engine.Compactable(r.Device)
 	need := (r.Size + sceneGranularity - 1) / sceneGranularity * sceneGranularity
-	if hasGate(m.bytes) && slack > 0 || slack > modelMemory/16 || free >= need {
+	most := max(modelMemory/16, modelMemory*3/4-min(modelMemory*3/4, m.had[r.Device]))
+	if hasGate(m.bytes) && slack > 0 || slack > most || free >= need {
 		m.fail("operation %d: %d bytes cannot be had, though %d are free and %d are slack", m.operations, r.Size, free,
 			slack)
 	}
@@ -387,6 +389,11 @@ func (m *model) transition(name, tag string, operation func(*vmm.Engine, vmm.Opt
 	o := m.options(tag)
 	o.RetainBackup, o.Verify = m.retain, m.verify
 	o.SaveAll = name == "pause" && m.serial%3 == 0
+	for device := range m.had {
+		if name == "resume" && m.had[device] == 0 {
+			m.had[device] = m.engine.Records().Has(device)
+		}
+	}
 	concerned := func(p *piece) bool { return tag == "" || p.request.Tag == tag }
 	loses := func(p *piece) bool { return name == "discard" || p.request.Backup == vmm.BackupNone && !o.SaveAll }
 	fired := m.firedSoFar()

@@ -91,7 +91,7 @@ func (e *Engine) relocate(s *segment) {
 	}
 	if !s.isImported() {
 		s.device.has -= s.userMapped.size
-		d.has += s.userMapped.size
+		d.gain(s.userMapped.size)
 	}
 	if s.device = d; s.extent != nil {
 		s.extent.device = d

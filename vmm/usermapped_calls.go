@@ -30,7 +30,7 @@ func (m UserMapped) Create(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 		}
 		err := e.unlocked(func() error { return e.withinMargin(d, r, s.extent.create) })
 		if d.making -= r.Size; err == nil {
-			d.has += r.Size
+			d.gain(r.Size)
 		}
 		return err
 	}); err != nil {

@@ -5,10 +5,11 @@
 STEP is one of segments, contents, tags, processes, sets, share, ranks; without any it is all of
 them. It works over the simulator, whose own part counts: a simulated driver call takes about a
 microsecond. Each figure is the shortest of some runs, because other work of the machine only
-adds. A row has the seconds at the least and the most, their ratio over that of the numbers, and the
-exponent of the curve that fits all figures. n log n has exponents of 1.1 to 1.2 here; a step above
-1.4 is marked, and the script fails. --plot=FILE draws a chart for each step. --quick takes small
-numbers, and once. "share" needs Go, "ranks" PyTorch.
+adds; of segments and contents it is processor time. A row has the seconds at the least and the
+most, their ratio over that of the numbers, and the exponent of the curve that fits all figures.
+n log n has exponents of 1.1 to 1.2 here; a step above 1.4 is marked, and the script fails.
+--plot=FILE draws a chart for each step. --quick takes small numbers, and once. "share" needs Go,
+"ranks" PyTorch.
 """
 
 from __future__ import annotations

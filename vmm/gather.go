@@ -1,0 +1,146 @@
+package vmm
+
+import (
+	"maps"
+	"slices"
+)
+
+// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. It returns the
+// size of all extents.
+func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
+	var p pace
+	for _, b := range batches {
+		b.extents = nil
+		var x *extent // the last
+		e.mu.Lock()
+		for n, s := range b.segments {
+			p.yield(e, 1)
+			switch {
+			case x != nil && s.extent == x:
+				continue
+			case s.extent != nil:
+				x = s.extent
+			case n > 0 && b.segments[n-1].extent == nil && s.follows(b.segments[n-1]) && x.size+s.length() <= limit:
+				x.add(s)
+				continue
+			default:
+				x = newExtent(s)
+				x.owner = aTransition
+			}
+			b.extents = append(b.extents, x)
+		}
+		shared := b.device.shared
+		e.mu.Unlock()
+		if !e.process.CanCompact() {
+			b.extents = e.bound(b.device, b.extents, shared)
+		}
+		for _, x := range b.extents {
+			b.moved += x.size
+		}
+		bytes += b.moved
+	}
+	return bytes
+}
+
+// follows reports whether a segment can share an extent with the one before it. Slack can later be joined only within
+// one range, and a segment that other processes open must stand alone (share.go).
+func (s *segment) follows(last *segment) bool {
+	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
+		!s.isUserMapped() && !last.isUserMapped() && s.shared == 0 && last.shared == 0
+}
+
+// Without a gate nothing can move what is live, and nearly all memory in extents that segments share may become slack.
+// So at most a sixteenth of a device lies in such extents. More may, as long as the program could lose all of it and
+// have the most that it ever had, and a quarter of the device beyond.
+const (
+	sharedPart = 16
+	sparePart  = 4
+)
+
+// spare returns how many bytes of a device nothing would miss but a program that grows by more than a quarter of the
+// device. It is called while the memory that a resume is to take is still free. (cuMemGetInfo)
+func (e *Engine) spare(d *device) uint64 {
+	free, err := d.freeBytes()
+	if err != nil {
+		return 0
+	}
+	without := uint64(0) // bytes that are paused, whoever resumes them
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.visit(nil, func(of *device, s *segment) int {
+		if of == d && s.state == paused && !s.isImported() {
+			without += s.length()
+		}
+		return 1
+	})
+	reach, needs := free+d.has-min(without, d.has), d.most+d.total/sparePart
+	return reach - min(needs, reach)
+}
+
+// bound divides extents that have no memory yet, where a device would otherwise have too much memory in shared extents.
+// has is the bytes that are in shared extents already.
+//
+// Each handle that is saved makes the bytes of a segment depend on its neighbours. So the smallest segments share
+// first, also where larger ones lie between them.
+func (e *Engine) bound(d *device, extents []*extent, has uint64) (bounded []*extent) {
+	dividable := func(x *extent) bool { return x.step == none && len(x.segments) > 1 }
+	wanted, may := has, d.total/sharedPart
+	for _, x := range filter(extents, dividable) {
+		wanted += x.size
+	}
+	if wanted > may {
+		may = max(may, e.spare(d))
+	}
+	if wanted <= may {
+		return extents
+	}
+	left := may - min(may, has)
+	var all []*segment          // of the extents that may be divided, one after the other
+	pairs := map[uint64][]int{} // of neighbours, by the size of the larger: where the second is in all
+	for _, x := range filter(extents, dividable) {
+		for n, s := range x.segments {
+			if n > 0 {
+				larger := max(x.segments[n-1].length(), s.length())
+				pairs[larger] = append(pairs[larger], len(all))
+			}
+			all = append(all, s)
+		}
+	}
+	shares, joined := make([]bool, len(all)), make([]bool, len(all)) // an extent; that of the one before
+	for _, size := range slices.Sorted(maps.Keys(pairs)) {
+		for _, at := range pairs[size] {
+			cost := uint64(0)
+			for _, i := range []int{at - 1, at} {
+				if !shares[i] {
+					cost += all[i].length()
+				}
+			}
+			if cost <= left {
+				left -= cost
+				shares[at-1], shares[at], joined[at] = true, true, true
+			}
+		}
+	}
+	var p pace
+	at := 0
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, x := range extents {
+		p.yield(e, len(x.segments))
+		if !dividable(x) {
+			bounded = append(bounded, x)
+			continue
+		}
+		for range x.segments {
+			if joined[at] {
+				bounded[len(bounded)-1].add(all[at])
+			} else {
+				part := newExtent(all[at])
+				part.owner = aTransition
+				bounded = append(bounded, part)
+			}
+			at++
+		}
+	}
+	return bounded
+}
