@@ -24,6 +24,10 @@ import (
 var tms string // the built command
 
 func TestMain(m *testing.M) {
+	if os.Getenv(atStep) != "" { // see steppedCommand
+		actAtStep()
+		os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+	}
 	flag.Parse()
 	os.Exit(inHalves(m, func() error {
 		tms = filepath.Join(os.TempDir(), "tms")

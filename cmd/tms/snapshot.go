@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -10,6 +11,9 @@ import (
 	"tms/internal/control"
 	"tms/internal/snapshot/tree"
 )
+
+// snapshotLease is how long the command may be silent until the program goes on without it, as when it is stopped.
+var snapshotLease = time.Minute
 
 func snapshotCommand() *cobra.Command {
 	var timeout duration
@@ -36,7 +40,7 @@ or later does the processes' part, and needs root.`,
 			if err != nil {
 				return err
 			}
-			taken, err := tree.Take{PID: pids[0], Directory: arguments[1], Stop: stop, User: "tms snapshot",
+			taken, err := tree.Take{PID: pids[0], Directory: arguments[1], Stop: stop, User: "tms snapshot", Lease: snapshotLease,
 				Pause: control.SteerRequest{Timeout: new(timeout.Seconds()), Force: force, To: control.ToMemory, SaveAll: true}}.Do(ctx)
 			if err != nil {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pids[0], err)

@@ -203,6 +203,8 @@ type KeptPause struct {
 	Until float64  `json:"until,omitempty"` // when the process resumes what it took, as Since, or 0 for never
 	To    string   `json:"lent_to,omitempty"`
 	Tags  []string `json:"tags,omitempty"` // that the program itself cannot resume, or none for all
+	// Awaits is how many files of contents a process that was restored from a snapshot has not got yet.
+	Awaits int `json:"awaits,omitempty"`
 }
 
 // Words says which command made the pause, and for whom.

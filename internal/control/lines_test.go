@@ -56,7 +56,7 @@ var requestLines = []control.Request{
 	control.SetRequest{Op: control.Take, ID: 23, Node: pointer(0), Bytes: 2 << 20, Confirm: true},
 	control.SetRequest{Op: control.Give, ID: 24, Node: pointer(0)},
 	control.SteerRequest{Op: control.Contents, ID: 25},
-	control.SteerRequest{Op: control.Park, ID: 26, User: "anna"},
+	control.SteerRequest{Op: control.Park, ID: 26, User: "anna", Lease: 60},
 }
 
 // replyLines has an answer to each request, by the ID of the request, and one refusal.

@@ -74,7 +74,7 @@ var operations = map[string]struct {
 	Align:  {read[SteerRequest], "lease wait targets"},
 
 	Contents: {read[SteerRequest], ""},
-	Park:     {read[SteerRequest], "user"},
+	Park:     {read[SteerRequest], "user lease"},
 
 	Lend:     {read[LendRequest], "share import"},
 	Returned: {read[LendRequest], "share import"},

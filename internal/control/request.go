@@ -58,8 +58,8 @@ type SteerRequest struct {
 	// Hold, for a pause: nothing is paused yet, but when the reply comes the program's threads are held up and its
 	// devices are idle. That lasts until this client pauses, undoes or goes, whatever others do.
 	Hold bool `json:"hold,omitempty"`
-	// Lease, for a hold or an align: the process ends the hold or align, and the connection, after Lease seconds
-	// without a line from this client, for instance because the client is stopped. With 0 it never does.
+	// Lease, for a hold, an align or a park: the process ends that, and the connection, after Lease seconds without a line
+	// from this client, for instance because the client is stopped. With 0 it never does.
 	Lease float64 `json:"lease,omitempty"`
 	// Wait is how many seconds a resume keeps trying while memory is short, an undo waits for memory of other processes
 	// (0: as long as usual), or an align waits for its targets. An align answers earlier if they are reached, or if a

@@ -17,6 +17,10 @@ func Whose(pid int, kept control.KeptPause, now time.Time) string {
 	if tags := strings.Join(kept.Tags, ", "); tags != "" {
 		by += ": " + readable.Printable(tags)
 	}
+	if kept.Awaits > 0 {
+		return fmt.Sprintf("paused %s; it was restored from that snapshot, and its tms restore has to give it contents (files: %d). "+
+			"If that command has ended, end the process and restore it again", by, kept.Awaits)
+	}
 	if kept.Until == 0 {
 		return fmt.Sprintf("paused %s; tms resume %d continues it", by, pid)
 	}

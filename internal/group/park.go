@@ -8,6 +8,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tms/internal/aid/backoff"
 	"tms/internal/control"
 	"tms/internal/control/client"
@@ -19,8 +21,8 @@ const parkTime = 5 * time.Second
 
 // Park pauses all members with everything, and parks them, so that CRIU can dump them. A restored process says
 // that user keeps its pause. After an error all members are as before. GoOn ends it, and so does the end of this
-// command: the processes go on, or wait for a resume where the driver has them.
-func (g *Group) Park(ctx context.Context, request control.SteerRequest, user string) error {
+// command, or its silence for the time of lease: the processes go on, or wait for a resume where the driver has them.
+func (g *Group) Park(ctx context.Context, request control.SteerRequest, user string, lease time.Duration) error {
 	g.request = request
 	g.request.Op, g.request.Everything = control.Pause, true
 	if err := g.Connect(ctx); err != nil {
@@ -58,7 +60,7 @@ func (g *Group) Park(ctx context.Context, request control.SteerRequest, user str
 			return g.undo(fmt.Errorf("process %d cannot be in a snapshot: %s", m.PID, m.Stays))
 		}
 	}
-	if err := g.each(func(m *Member) error { return m.park(ctx, user) }); err != nil {
+	if err := g.each(func(m *Member) error { return m.park(ctx, user, lease) }); err != nil {
 		if left := g.GoOn(); left != nil {
 			err = fmt.Errorf("%w; %w", err, left)
 		}
@@ -85,7 +87,7 @@ type Contents struct {
 }
 
 // park takes copies of what a process holds, and parks it as soon as it has nothing else to do.
-func (m *Member) park(ctx context.Context, user string) error {
+func (m *Member) park(ctx context.Context, user string, lease time.Duration) error {
 	held, err := m.contents(ctx)
 	for _, one := range held {
 		var file *os.File
@@ -101,7 +103,7 @@ func (m *Member) park(ctx context.Context, user string) error {
 	}
 	until := time.Now().Add(parkTime)
 	for retry := (backoff.Backoff{Next: time.Millisecond, Most: 50 * time.Millisecond}); ; {
-		err := Ask(ctx, m.Conn, control.SteerRequest{Op: control.Park, User: user})
+		err := Ask(ctx, m.Conn, control.SteerRequest{Op: control.Park, User: user, Lease: lease.Seconds()})
 		if Code(err) != int(cuda.NotReady) || !retry.Sleep(until) {
 			return err
 		}
@@ -114,12 +116,26 @@ func (m *Member) contents(ctx context.Context) ([]control.Held, error) {
 	return reply.Contents, Failure(reply, err)
 }
 
+// Parked returns an error if a member is no longer parked, for instance because this command was silent for too long. The
+// members may be stopped.
+func (g *Group) Parked() error {
+	for _, m := range g.Members {
+		if m.Ended() {
+			return fmt.Errorf("process %d has gone on before all of it was dumped: this command was stopped for too long", m.PID)
+		}
+	}
+	return nil
+}
+
+// goesOnAlone reports whether the process is no longer parked, and so takes back by itself what was paused.
+func (m *Member) goesOnAlone() bool { return m.Ended() && unix.Kill(m.PID, 0) != unix.ESRCH }
+
 // GoOn ends what Park has begun.
 func (g *Group) GoOn() error {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 	defer cancel()
 	unlocked := g.each(func(m *Member) error {
-		if _, err := m.Status(ctx, undoTime); err != nil { // any request ends a park
+		if _, err := m.Status(ctx, undoTime); err != nil && !m.goesOnAlone() { // any request ends a park
 			return err
 		}
 		if m.driver == nil {
@@ -131,7 +147,9 @@ func (g *Group) GoOn() error {
 		return nil
 	})
 	g.undoLocked(ctx, func(m *Member, reply control.Reply, err error) error {
-		if err = Failure(reply, err); err != nil && m.err == nil && !errors.Is(err, client.ErrUnreachable) {
+		if err = Failure(reply, err); err != nil && m.err == nil && m.goesOnAlone() {
+			return nil
+		} else if err != nil && m.err == nil && !errors.Is(err, client.ErrUnreachable) {
 			return fmt.Errorf("it cannot be resumed (%w), and tries again by itself", err)
 		}
 		return cmp.Or(m.err, err)

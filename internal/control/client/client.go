@@ -218,6 +218,19 @@ func findSocket(pid int) (*Conn, error) {
 		"tms.serve(); then it listens from its first pausable allocation on")
 }
 
+// Ended reports whether the process has closed the connection, or has said why it is about to. It does not wait, and the
+// process may be stopped.
+func (c *Conn) Ended() (ended bool) {
+	raw, err := c.connection.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(descriptor uintptr) {
+			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(descriptor), Events: unix.POLLIN}}, 0)
+			ended = n > 0
+		})
+	}
+	return ended || err != nil
+}
+
 // Close ends the connection. The process resumes what was paused over it and not kept.
 func (c *Conn) Close() { _ = c.connection.Close() }
 

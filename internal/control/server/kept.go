@@ -117,6 +117,7 @@ func (s *Server) cannotResume() string {
 func (s *Server) pausedBy() (all []control.KeptPause) {
 	for _, c := range s.kept {
 		kept := *c.kept
+		kept.Awaits = len(s.missing)
 		for _, b := range s.rights.Bars() {
 			if b.Client == c && !b.All {
 				for _, tag := range slices.Sorted(maps.Keys(b.Tags)) {

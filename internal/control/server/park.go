@@ -40,7 +40,7 @@ func (s *Server) park(now time.Time) {
 	}
 	c := s.clients[i]
 	request := *c.parks
-	c.parks = nil
+	c.parks, c.lease = nil, control.Seconds(request.Lease)
 	if err := s.mayPark(c); err != nil {
 		c.answer(*failed(&control.Reply{ID: request.ID}, err))
 		return
@@ -50,13 +50,17 @@ func (s *Server) park(now time.Time) {
 		c.gone = true
 		return
 	}
-	for {
+	for silent := time.Duration(0); ; silent += parkedLook { // time that the thread stands still in CRIU does not count
 		events := []unix.PollFd{{Fd: int32(c.descriptor), Events: unix.POLLIN}}
 		n, _ := unix.Poll(events, int(parkedLook.Milliseconds()))
 		if shared, err := s.process.SharesTable(); err == nil && shared {
 			s.restored(c, request.User)
 			return
 		} else if n > 0 {
+			return
+		} else if c.lease > 0 && silent >= c.lease {
+			c.fail(fmt.Errorf("this client was silent for %v while the process was parked for it (stopped?): the process goes on",
+				c.lease))
 			return
 		}
 	}

@@ -130,20 +130,22 @@ type Dump struct {
 	Images string // an empty folder
 	Work   string // a folder for its log
 	Job    bool   // the process is not the leader of its session
-	// Ends, unless it is "", has the tree end: this shell command runs when all is dumped and stands still, and if it
-	// fails the tree goes on instead.
-	Ends string
+	// Then, unless it is "", is a shell command that runs when all is dumped and stands still. If it fails, so does the
+	// dump.
+	Then string
+	Ends bool // the tree ends after a dump that has not failed, else it goes on
 }
 
 // Run dumps a process and all below it.
 func (d Dump) Run(p *Program) error {
 	arguments := append(p.common("dump", d.Images), "--tree", strconv.Itoa(d.PID), "--work-dir", d.Work,
 		"--log-file", "dump.log", "--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
-	if d.Ends == "" {
+	if !d.Ends {
 		arguments = append(arguments, "--leave-running")
-	} else {
-		script := filepath.Join(d.Work, "ends")
-		text := "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n" + d.Ends + "\n"
+	}
+	if d.Then != "" {
+		script := filepath.Join(d.Work, "then")
+		text := "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n" + d.Then + "\n"
 		if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
 			return err
 		}
@@ -185,12 +187,18 @@ func (p *Program) run(log string, files []*os.File, arguments ...string) error {
 	c := p.command(context.Background(), arguments...)
 	c.ExtraFiles = files
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal sends Ctrl-C to all of a group
-	text, err := c.CombinedOutput()
-	if err == nil {
+	output, err := os.Create(log + ".output")           // a pipe would be waited for until all that CRIU has started closes it
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	c.Stdout, c.Stderr = output, output
+	if err = c.Run(); err == nil {
 		return nil
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() < 0 {
 		return fmt.Errorf("%s: %w", p.Path, err)
 	}
+	text, _ := os.ReadFile(output.Name())
 	return explain(log, string(text))
 }

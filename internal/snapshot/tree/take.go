@@ -1,11 +1,13 @@
 package tree
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,6 +29,7 @@ type Take struct {
 	Stop      bool                 // the tree ends, else it goes on
 	Pause     control.SteerRequest // its timeout, force and place for contents
 	User      string               // who takes it, for tms ps after the restore
+	Lease     time.Duration        // how long this process may be stopped until the tree goes on without it
 }
 
 // Taken is a snapshot that was taken.
@@ -85,7 +88,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	defer g.Close()
 	parking := time.Now()
 	if err = step("park"); err == nil {
-		err = g.Park(ctx, t.Pause, t.User)
+		err = g.Park(ctx, t.Pause, t.User, t.Lease)
 	}
 	if err != nil {
 		_ = os.RemoveAll(work)
@@ -98,7 +101,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		return err
 	}
 	manifest := t.manifest(tree, needs(g, program))
-	d := dumping{tree: tree, program: program, images: filepath.Join(writer.Folder(), images), work: work}
+	d := dumping{Take: t, tree: tree, group: g, program: program, images: filepath.Join(writer.Folder(), images), work: work}
 	commit := func() error {
 		if err := step("commit"); err != nil {
 			return err
@@ -107,31 +110,27 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		return writer.Commit(context.WithoutCancel(ctx), manifest)
 	}
 	contents := func() error { return save(ctx, writer, g, manifest) }
-	if t.Stop {
-		if err = d.andEnd(ctx, contents, commit); err != nil {
+	if sealed := sealed(g); t.Stop || !sealed {
+		if err = d.waiting(ctx, contents, commit); err != nil {
 			return nil, both(err, goesOn())
+		}
+		if !t.Stop {
+			warn(goesOn())
 		}
 	} else {
 		var all errgroup.Group
 		all.Go(contents)
-		err = d.run("")
-		var left error
-		early := err == nil && sealed(g)
-		if early { // the contents stay as they are
-			left = goesOn()
+		if err = d.run(""); err == nil {
+			err = g.Parked()
 		}
-		if err = errors.Join(err, all.Wait(), ctx.Err()); !early {
-			left = goesOn()
-		}
-		if err == nil {
+		left := goesOn() // the contents stay as they are
+		if err = errors.Join(err, all.Wait(), ctx.Err()); err == nil {
 			err = commit()
 		}
 		if err != nil {
 			return nil, both(err, left)
 		}
-		if left != nil { // the snapshot is whole
-			fmt.Fprintf(os.Stderr, "tms: the snapshot is complete, but the program does not go on: %v\n", left)
-		}
+		warn(left)
 	}
 	for _, p := range tree.Processes {
 		taken.Processes = append(taken.Processes, p.PID)
@@ -148,6 +147,13 @@ func both(err, left error) error {
 		return fmt.Errorf("%w; the program does not go on: %w", err, left)
 	}
 	return fmt.Errorf("%w; the program goes on", err)
+}
+
+// warn says that the program does not go on, after a snapshot that is complete.
+func warn(left error) {
+	if left != nil {
+		fmt.Fprintf(os.Stderr, "tms: the snapshot is complete, but the program does not go on: %v\n", left)
+	}
 }
 
 func (t Take) manifest(tree *Tree, needs snapshot.Needs) *snapshot.Manifest {
@@ -192,62 +198,98 @@ func save(ctx context.Context, writer *snapshot.Writer, g *group.Group, manifest
 
 // dumping is a run of CRIU.
 type dumping struct {
+	Take
 	tree         *Tree
+	group        *group.Group
 	program      *criu.Program
 	images, work string
 }
 
-func (d dumping) run(ends string) error {
-	if err := step("dump"); err != nil {
+func (d dumping) run(then string) error {
+	if err := cmp.Or(step("dump"), d.group.Parked()); err != nil {
 		return err
 	}
-	return criu.Dump{PID: d.tree.Processes[0].PID, Images: d.images, Work: d.work, Job: d.tree.Job, Ends: ends}.Run(d.program)
+	return criu.Dump{PID: d.tree.Processes[0].PID, Images: d.images, Work: d.work, Job: d.tree.Job, Then: then,
+		Ends: d.Stop}.Run(d.program)
 }
 
-// andEnd has the tree end once the snapshot is complete. Until then it stands still in CRIU, which lets it go on if this
-// process ends.
-func (d dumping) andEnd(ctx context.Context, contents, commit func() error) error {
-	dumped, complete, failed := filepath.Join(d.work, "dumped"), filepath.Join(d.work, "complete"), filepath.Join(d.work, "failed")
-	ends := fmt.Sprintf(": >%q\nwhile [ ! -e %q ]; do\n  [ ! -e %q ] && kill -0 %d || exit 1\n  sleep 0.01\ndone", dumped,
-		complete, failed, os.Getpid())
-	ended := make(chan error, 1)
-	saved := make(chan error, 1)
-	go func() { ended <- d.run(ends) }()
+// untilAnswered is what CRIU runs while the tree stands still. It fails if this process, %[4]d, ends or is a zombie, or is
+// stopped: then "alive" stays as it is while the loop runs %[5]d times.
+const untilAnswered = `: >%[1]q
+last= silent=0
+while [ ! -e %[2]q ]; do
+  [ ! -e %[3]q ] && read -r state </proc/%[4]d/stat || exit 1
+  case $state in *") Z "* | *") X "*) exit 1 ;; esac
+  read -r now <%[6]q
+  [ "$now" = "$last" ] || silent=0
+  last=$now silent=$((silent + 1))
+  [ $silent -lt %[5]d ] || exit 1
+  sleep 0.01
+done`
+
+// waiting has the tree stand still in CRIU until the snapshot is complete. It goes on if this process ends or is stopped.
+func (d dumping) waiting(ctx context.Context, contents, commit func() error) error {
+	file := func(name string) string { return filepath.Join(d.work, name) }
+	quiet := d.beats(file("alive"))
+	defer quiet()
+	ended, saved := make(chan error, 1), make(chan error, 1)
+	go func() {
+		ended <- d.run(fmt.Sprintf(untilAnswered, file("dumped"), file("complete"), file("failed"), os.Getpid(),
+			d.Lease/(10*time.Millisecond), file("alive")))
+	}()
 	go func() { saved <- contents() }()
 	var err error
-	for done := false; !done; {
+	gone, dumped := false, false
+	for !gone && !dumped {
 		select {
-		case err = <-ended: // it has failed
-			<-saved
-			if err == nil {
-				err = errors.New("CRIU has ended too soon")
-			}
-			return err
+		case err = <-ended:
+			gone = true
 		case <-time.After(5 * time.Millisecond):
-			_, missing := os.Stat(dumped)
-			done = missing == nil
+			_, missing := os.Stat(file("dumped"))
+			dumped = missing == nil
 		}
 	}
-	err = errors.Join(<-saved, ctx.Err())
+	if err = errors.Join(err, <-saved, ctx.Err()); !gone {
+		select {
+		case failed := <-ended: // before it had an answer
+			gone, err = true, errors.Join(err, failed)
+		default:
+			err = errors.Join(err, d.group.Parked())
+		}
+	}
+	if gone {
+		return cmp.Or(err, errors.New("CRIU has ended too soon"))
+	}
 	if err == nil {
 		err = commit()
 	}
-	answer := complete
-	if err != nil {
-		answer = failed
+	complete, answer := err == nil, file("complete")
+	if err = cmp.Or(err, step("end")); err != nil {
+		answer = file("failed")
 	}
-	if err = errors.Join(err, step("end"), os.WriteFile(answer, nil, 0o600)); err != nil {
-		_ = os.WriteFile(failed, nil, 0o600)
+	err = cmp.Or(err, os.WriteFile(answer, nil, 0o600))
+	quiet() // CRIU comes to its end even if it cannot be answered
+	failed := <-ended
+	if err = cmp.Or(err, failed); err != nil && complete {
+		return fmt.Errorf("the snapshot is complete, but the program could not be ended: %w", err)
 	}
-	return errors.Join(err, ignoring(err, <-ended))
+	return err
 }
 
-// ignoring returns the second error only without the first.
-func ignoring(first, second error) error {
-	if first != nil {
-		return nil
-	}
-	return second
+// beats writes something else into a file again and again, until quiet.
+func (d dumping) beats(path string) (quiet func()) {
+	done := make(chan struct{})
+	go func() {
+		for beat := 0; ; beat++ {
+			_ = os.WriteFile(path, []byte(fmt.Sprintln(beat)), 0o600) // else it is silent
+			select {
+			case <-done:
+				return
+			case <-time.After(d.Lease / 8):
+			}
+		}
+	}()
+	return sync.OnceFunc(func() { close(done) })
 }
 
 func sizeOf(folder string) (bytes int64) {

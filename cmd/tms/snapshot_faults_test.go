@@ -1,0 +1,330 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/aid/failpoint"
+	"tms/internal/aid/hermetic"
+	"tms/internal/snapshot"
+	"tms/internal/snapshot/tree"
+)
+
+// At a step (see failpoint), a command of the test's program does what "fail", "kill" or "stop" says, once.
+const (
+	atStep = "TMS_TEST_STEP"
+	does   = "TMS_TEST_DOES"
+	after  = "TMS_TEST_AFTER" // waits for a process of this number first
+)
+
+// steppedCommand is tms in this test's program, with a failpoint.
+func steppedCommand(step, what string, arguments ...string) *exec.Cmd {
+	c := exec.Command(os.Args[0], arguments...)
+	c.Env = append(os.Environ(), atStep+"=snapshot "+step, does+"="+what)
+	return c
+}
+
+func actAtStep() {
+	step, what, done := os.Getenv(atStep), os.Getenv(does), false
+	snapshotLease = time.Second
+	failpoint.Set(func(call string) error {
+		if call != step || done {
+			return nil
+		}
+		done = true
+		for until := time.Now().Add(time.Minute); os.Getenv(after) != "" && time.Now().Before(until); {
+			if _, err := os.Stat("/proc/" + os.Getenv(after)); err == nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		switch what {
+		case "fail":
+			return errors.New("the test fails this step")
+		case "kill":
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		case "stop":
+			runtime.LockOSThread() // this thread takes the signal, so it does nothing before it is stopped
+			_ = unix.Tgkill(os.Getpid(), unix.Gettid(), syscall.SIGSTOP)
+		}
+		return nil
+	})
+	_ = os.Unsetenv(atStep)
+}
+
+// steppedRun runs such a command until it has acted, and returns what it has said. After a stop, cont has it go on.
+func steppedRun(t *testing.T, c *exec.Cmd) (said string, cont func() string) {
+	t.Helper()
+	output, err := os.Create(filepath.Join(t.TempDir(), "said")) // a pipe would stay open in a restored program
+	require.NoError(t, err)
+	defer output.Close()
+	c.Stdout, c.Stderr = output, output
+	require.NoError(t, c.Start())
+	text := func() string {
+		said, err := os.ReadFile(output.Name())
+		require.NoError(t, err)
+		return string(said)
+	}
+	var status syscall.WaitStatus
+	_, err = syscall.Wait4(c.Process.Pid, &status, syscall.WUNTRACED, nil)
+	require.NoError(t, err)
+	return text(), func() string {
+		require.True(t, status.Stopped(), text())
+		require.NoError(t, c.Process.Signal(syscall.SIGCONT))
+		_, err = syscall.Wait4(c.Process.Pid, &status, 0, nil)
+		require.NoError(t, err)
+		return text()
+	}
+}
+
+func complete(t *testing.T, directory string) (names []string) {
+	t.Helper()
+	d, err := snapshot.Open(directory)
+	require.NoError(t, err)
+	list, err := d.List()
+	require.NoError(t, err)
+	for _, entry := range list {
+		if entry.Problem == "" {
+			names = append(names, entry.Name)
+		}
+	}
+	return names
+}
+
+// untraced waits until no CRIU has the process any longer.
+func (s *steered) untraced(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Process.Pid))
+		return err == nil && bytes.Contains(status, []byte("TracerPid:\t0\n"))
+	}, time.Minute, time.Millisecond)
+}
+
+// resumes resumes it as soon as it answers.
+func (s *steered) resumes(t *testing.T) {
+	t.Helper()
+	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		out, words, code := command(t, "resume", s.number())
+		if code == 0 {
+			return
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Process.Pid))
+		require.True(t, err == nil && !bytes.Contains(status, []byte("zombie")) && time.Now().Before(until), "%s%s%s", out, words,
+			status)
+	}
+}
+
+// Whatever ends or stops the command, at whichever step, the program goes on with its contents, and what is not complete
+// is not restored.
+func TestASnapshotFailsAtEachStep(t *testing.T) {
+	hermetic.Thorough(t)
+	s, _ := startWarm(t)
+	for _, stop := range [][]string{{}, {"--stop"}} {
+		for _, step := range []string{"park", "dump", "contents", "commit", "end"} {
+			for _, what := range []string{"fail", "kill", "stop"} {
+				if step == "end" && len(stop) == 0 || step == "park" && what == "stop" { // before anything has been asked for
+					continue
+				}
+				t.Run(strings.Join(append(stop, step, what), " "), func(t *testing.T) {
+					directory := filepath.Join(t.TempDir(), "snapshots")
+					c := steppedCommand(step, what, append([]string{"snapshot", s.number(), directory, "--force"}, stop...)...)
+					said, cont := steppedRun(t, c)
+					if what != "fail" { // the driver may have it
+						s.resumes(t)
+					}
+					s.do("check") // that it goes on
+					if what == "stop" {
+						said = cont()
+					}
+					s.untraced(t)
+					s.do("check")
+					if what == "fail" {
+						require.Contains(t, said, "the test fails this step")
+					}
+					names := complete(t, directory)
+					if what == "stop" && step != "dump" || step == "end" {
+						require.LessOrEqual(t, len(names), 1)
+						if what == "fail" || len(stop) > 0 && len(names) > 0 && what == "stop" {
+							require.Contains(t, said, "the snapshot is complete, but the program could not be ended")
+						}
+						return
+					}
+					require.Empty(t, names, said)
+					require.Contains(t, fails(t, exitNo, "", "restore", directory), "has no snapshot")
+				})
+			}
+		}
+	}
+	t.Run("what was paused stays paused", func(t *testing.T) {
+		succeeds(t, "pause", s.number(), "--tag", "weights", "--force")
+		for _, step := range []string{"dump", "contents"} {
+			directory := filepath.Join(t.TempDir(), "snapshots")
+			_, _ = steppedRun(t, steppedCommand(step, "fail", "snapshot", s.number(), directory, "--force"))
+			require.Regexp(t, `weights .* paused`, succeeds(t, "ps", s.number()))
+			require.Regexp(t, `cache .* active`, succeeds(t, "ps", s.number()))
+		}
+		succeeds(t, "resume", s.number())
+		s.do("check")
+	})
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	succeeds(t, "snapshot", s.number(), directory, "--force", "--stop")
+	require.Error(t, s.Wait())
+	s, _ = s.restored(t, directory)
+	s.do("check")
+}
+
+// Whatever ends or stops a restore, nothing of the program is here, or it waits and says for what.
+func TestARestoreFailsAtEachStep(t *testing.T) {
+	hermetic.Thorough(t)
+	s, directory := startWarm(t)
+	succeeds(t, "snapshot", s.number(), directory, "--force", "--stop")
+	require.Error(t, s.Wait())
+	pid, number := s.Process.Pid, s.number()
+	listed := func(words string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			out, _, code := command(t, "ps", number, "--no-trunc")
+			return code == 0 && strings.Contains(out, words)
+		}, time.Minute, 10*time.Millisecond)
+	}
+	for _, step := range []string{"copy", "give", "resume"} {
+		for _, what := range []string{"fail", "kill", "stop"} {
+			t.Run(step+" "+what, func(t *testing.T) {
+				c := steppedCommand(step, what, "restore", directory)
+				if step == "copy" { // which is beside CRIU
+					c.Env = append(c.Env, after+"="+number)
+				}
+				said, cont := steppedRun(t, c)
+				switch {
+				case what == "stop":
+					require.Contains(t, cont(), "goes on after")
+				case step == "resume":
+					if what == "fail" {
+						require.Contains(t, said, "the program is here and paused")
+					}
+					listed("tms resume " + number + " continues it")
+					succeeds(t, "resume", number)
+				case what == "fail":
+					require.Contains(t, said, "the test fails this step")
+				default:
+					listed("it was restored from that snapshot, and its tms restore has to give it contents (files: ")
+					require.Contains(t, fails(t, exitNo, "", "resume", number), "run tms restore again")
+				}
+				if what != "fail" || step == "resume" {
+					require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+				}
+				awaitEnd(t, pid)
+			})
+		}
+	}
+	s, _ = s.restored(t, directory)
+	s.do("check")
+}
+
+// A snapshot that lacks something, or has a wrong bit, is refused with words, and nothing of it stays here.
+func TestADamagedSnapshotIsNotRestored(t *testing.T) {
+	hermetic.Thorough(t)
+	s, directory := startWarm(t)
+	succeeds(t, "snapshot", s.number(), directory, "--force", "--stop")
+	require.Error(t, s.Wait())
+	pid := s.Process.Pid
+	name := complete(t, directory)[0]
+	find := func(pattern string) string {
+		found, err := filepath.Glob(filepath.Join(directory, pattern))
+		require.NoError(t, err)
+		require.NotEmpty(t, found)
+		return found[0]
+	}
+	for what, path := range map[string]string{"block": find("blocks/*/*"), "image": find(name + "/images/core-*.img"),
+		"manifest": find(name + "/snapshot.json")} {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		wrong := bytes.Clone(text)
+		wrong[len(wrong)/2] ^= 1
+		for how, spoil := range map[string]func() error{
+			"lacks":     func() error { return os.Remove(path) },
+			"has wrong": func() error { return os.WriteFile(path, wrong, 0o600) },
+		} {
+			t.Run(how+" "+what, func(t *testing.T) {
+				require.NoError(t, spoil())
+				said := fails(t, exitNo, "", "restore", directory)
+				if what == "manifest" && how == "lacks" {
+					require.Contains(t, said, "no such file")
+				} else {
+					require.Contains(t, said, path)
+				}
+				awaitEnd(t, pid)
+				require.NoError(t, os.WriteFile(path, text, 0o600))
+			})
+		}
+	}
+	s, _ = s.restored(t, directory)
+	s.do("check")
+}
+
+// A disk that becomes full leaves no snapshot, and the program goes on.
+func TestASnapshotOnAFullDisk(t *testing.T) {
+	hermetic.Thorough(t)
+	s, directory := startWarm(t)
+	taken := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--force", "--json"))
+	for what, size := range map[string]int64{"images": taken.Images / 2, "blocks": taken.Images + taken.Written/2} {
+		t.Run(what, func(t *testing.T) {
+			small := t.TempDir()
+			if err := syscall.Mount("none", small, "tmpfs", 0, fmt.Sprintf("size=%d,mode=700", size)); err != nil {
+				t.Skip(err)
+			}
+			t.Cleanup(func() { require.NoError(t, syscall.Unmount(small, syscall.MNT_DETACH)) })
+			for _, more := range [][]string{{}, {"--stop"}} {
+				said := fails(t, exitNo, "", append([]string{"snapshot", s.number(), filepath.Join(small, "d"), "--force"}, more...)...)
+				require.Regexp(t, "disk is full|no space left", said)
+				require.Contains(t, said, "the program goes on")
+				s.do("check")
+				require.Empty(t, complete(t, filepath.Join(small, "d")))
+			}
+		})
+	}
+}
+
+// Two snapshots at once into one directory are two snapshots.
+func TestTwoSnapshotsAtOnce(t *testing.T) {
+	hermetic.Thorough(t)
+	one, directory := startWarm(t)
+	other := startSteered(t, steeredProgram(t), "STEERED_STAYS=1")
+	var commands []*exec.Cmd
+	for _, s := range []*steered{one, other} {
+		c := exec.Command(tms, "snapshot", s.number(), directory, "--force", "--stop")
+		c.Stderr = os.Stderr
+		require.NoError(t, c.Start())
+		commands = append(commands, c)
+	}
+	for _, c := range commands {
+		require.NoError(t, c.Wait())
+	}
+	require.Error(t, one.Wait())
+	require.Error(t, other.Wait())
+	for _, s := range []*steered{one, other} {
+		name := filepath.Base(filepath.Dir(glob(t, filepath.Join(directory, "*-"+s.number(), "images"))))
+		again, _ := s.restored(t, directory, "--name", name)
+		again.do("check")
+	}
+}
+
+func glob(t *testing.T, pattern string) string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	return found[0]
+}
