@@ -53,11 +53,11 @@ static find_function *find_function_of_c(void)
 
 HIDDEN void *forward_next(const char *name)
 {
-	void *found = find_function_of_c()(RTLD_NEXT, name); /* no tail call: this library asks */
+	void *found = find_function_of_c()(RTLD_NEXT, name); /* no tail call, so that the caller is this library */
 	return found;
 }
 
-/* version: of the library's functions, where that matters; or NULL. */
+/* The version is that of the library's functions, or NULL where it does not matter. */
 static void *find_in(void *library, const char *name, const char *version)
 {
 	find_version *of_version = atomic_load_explicit(&versioned, memory_order_relaxed);
@@ -209,7 +209,7 @@ static void *in_order(const char *name, const char *version)
 	return found;
 }
 
-/* Reports whether the major's library is loaded; its functions are found then. */
+/* Finds the functions of the major's library, and reports whether that library is loaded. */
 static bool resolve_runtime(enum forward_major major)
 {
 	if (atomic_load(&resolved[major]))
@@ -246,7 +246,7 @@ static __attribute__((noinline)) unsigned long long libraries_so_far(void)
 	return loaded;
 }
 
-/* Where the newest major is not loaded, its callers get another; and its own as soon as that is. */
+/* Until the newest major is loaded, its callers get another major's function. */
 static void *newest_or_other(int at)
 {
 	static _Atomic unsigned long long looked;
@@ -371,8 +371,8 @@ HIDDEN void *forward_in_driver(const char *name)
 	return driver.found && !driver.hooked ? defined(&driver.symbols, name) : NULL;
 }
 
-/* Libraries that have asked for the last error, or reset a device. An entry is complete before the count says that it is there, and stays;
- * a library that comes to the addresses of another, unloaded one is taken for it. */
+/* Libraries that have asked for the last error, or reset a device. An entry is complete before the count includes it,
+ * and stays. A library at the addresses of an unloaded one is taken for that. */
 enum { LIBRARIES = 256 };
 static struct library {
 	struct range range;

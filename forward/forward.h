@@ -169,7 +169,7 @@ FORWARD_FUNCTIONS(X, N)
 void forward_resolve(void);
 /* Tells that this process is a child of fork: libraries.h. */
 void forward_in_child(void);
-/* Runs once, at the first call of CUDA: for what has to ask the loader while its lock is free. Set at load. */
+/* Runs once, at the first call of CUDA, while the loader's lock is free. It is set at load. */
 extern void (*forward_at_first_call)(void) __attribute__((visibility("hidden")));
 /* Returns what dlsym answers for the loaded libcuda, without the loader's lock. Returns NULL if the library is not
  * loaded, or has no such function, or dlsym may be another library's. For one thread at a time. */
@@ -185,7 +185,7 @@ struct forward_caller {
 	const void *address;
 };
 extern __thread struct forward_caller forward_caller __attribute__((tls_model("initial-exec"), visibility("hidden")));
-/* A caller of an older major has been seen: before the first such call. */
+/* Whether a caller of an older major has been seen. It is set before the first such call. */
 extern _Atomic _Bool forward_has_older __attribute__((visibility("hidden")));
 void forward_see_older(void);
 /* Another copy of the same major of libcudart than calls go to: auditwheel renames the copy that it puts into a wheel.
@@ -196,7 +196,7 @@ struct forward_copy {
 };
 /* Returns the copy to which the caller's library is bound, or NULL if calls go to that copy already. */
 const struct forward_copy *forward_copy_of(const void *caller);
-/* Of a major; for a pass-through without regard to forward_caller. */
+/* The functions of each major, for a pass-through without regard to forward_caller. */
 #define X(name, count, ...) \
 	extern int (*_Atomic forward_by_major_##name[FORWARD_MAJORS])(__VA_ARGS__) __attribute__((visibility("hidden")));
 FORWARD_RUNTIME(X)
@@ -205,7 +205,8 @@ FORWARD_RUNTIME_ASKED(X)
 
 /* A function that the next library in line defines; or NULL. */
 void *forward_next(const char *name);
-/* The same, or failing that one of any loaded libcudart (cuda...), libcuda (cu...) or libnvidia-ml (nvml...). */
+/* As forward_next. Without one, it is the function of any loaded libcudart (cuda...), libcuda (cu...) or libnvidia-ml
+ * (nvml...). */
 void *forward_find(const char *name);
 
 #endif

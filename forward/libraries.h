@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Whether this process is a child of fork: forward.c and reach.c each have the variable of their library. */
+/* Whether this process is a child of fork. forward.c and reach.c each have the variable of their library. */
 extern _Atomic bool libraries_forked __attribute__((weak, visibility("hidden")));
 extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden")));
 /* The loader's list for debuggers, which musl lacks. */
@@ -17,7 +17,7 @@ extern struct r_debug _r_debug __attribute__((weak));
 
 typedef int libraries_look(struct dl_phdr_info *info, size_t size, void *data);
 
-/* Reports whether the list has this library: a library that was opened by dlmopen stands in another one. */
+/* Reports whether the list has this library: a library that was opened by dlmopen is in another list. */
 static inline bool libraries_in_list(void)
 {
 	for (const struct link_map *l = _r_debug.r_map; l; l = l->l_next)

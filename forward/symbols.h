@@ -26,7 +26,7 @@ struct symbols {
 	} bound[2]; /* relocations that refer to symbols: for data, and for calls */
 };
 
-/* entry: the dynamic section's first, or NULL. */
+/* The entry is the first of the dynamic section, or NULL. */
 static inline bool read_symbols(uintptr_t base, const ElfW(Dyn) *entry, struct symbols *symbols)
 {
 	*symbols = (struct symbols){.base = base};

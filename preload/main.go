@@ -37,7 +37,8 @@ import (
 
 func main() {}
 
-// start returns the engine, made at the first call. A failure is not kept, because the driver may appear later.
+// start returns the engine, made at the first call. After a failure the next call tries again, because the driver may
+// appear later.
 func (p *Process) start() (*vmm.Engine, error) {
 	if made := p.engine.Load(); made != nil {
 		return made, nil

@@ -54,7 +54,7 @@ func ncclVersion(code C.int) string {
 	return fmt.Sprintf("NCCL %d.%d.%d", code/10000, code/100%100, code%100)
 }
 
-// eachCommunicator calls look with each. With ask it also asks NCCL about each, while threads are kept out of NCCL.
+// eachCommunicator calls look with each. With ask it also asks NCCL about each, while no thread may call NCCL.
 func eachCommunicator(ask bool, look func(*C.struct_gate_communicator)) {
 	var cursor C.size_t
 	var c C.struct_gate_communicator

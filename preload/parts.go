@@ -19,7 +19,7 @@ type part struct {
 type parts struct {
 	sync.Mutex // also held while the process asks itself
 	of         map[uint64]*part
-	said       bool // that a descriptor is not kept
+	said       bool // that a descriptor could not be held
 
 	held server.Held
 }

@@ -27,11 +27,11 @@ func emptyTorchCache(e *vmm.Engine, options vmm.Options, timeout time.Duration) 
 			slices.ContainsFunc(options.Tags, func(name string) bool { return stats.TagText(name) == tag.Tag })
 	}
 	saves := func(tag stats.Tag) bool {
-		kept := tag.PhysicalBytes
+		saved := tag.PhysicalBytes
 		if !options.SaveAll {
-			kept -= min(kept, tag.PauseWithoutContents)
+			saved -= min(saved, tag.PauseWithoutContents)
 		}
-		return means(tag) && kept > 0
+		return means(tag) && saved > 0
 	}
 	for _, d := range e.Records().Recorded().Devices {
 		if slices.ContainsFunc(d.Tags, saves) {

@@ -23,7 +23,7 @@ import (
 // inTurn is how long a resume waits for other processes while its client keeps more from taking memory.
 const inTurn = 100 * time.Millisecond
 
-// task is a request of the socket that changes something, and what became of it.
+// task is a request of the socket that changes something, and its outcome.
 type task struct {
 	process *Process
 	*server.Task

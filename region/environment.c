@@ -17,7 +17,7 @@
 /* Complaints wait here until the library is used: a preloaded bash should stay silent. */
 static struct complaint {
 	const char *variable;
-	const char *value;    /* NULL: there is no such variable */
+	const char *value;    /* NULL if there is no such variable */
 	const char *expected;
 } complaints[16];
 static int complaint_count;
@@ -179,7 +179,7 @@ AT_LOAD static bool take_number(const char *value, void *to)
 {
 	char *end;
 	double number = read_number(value, &end);
-	if (*end || number - number != 0) /* not finite: JSON has no such number */
+	if (*end || number - number != 0) /* JSON has only finite numbers */
 		return false;
 	*(double *)to = number;
 	return true;

@@ -87,7 +87,7 @@ func sayLent(o group.Outcome) string {
 		sayLentUntil(o), o.PID)
 }
 
-// sayLentUntil is sayLent for a member of a job, of which the command says the rest once.
+// sayLentUntil is sayLent for a member of a job. sayJobLent says the rest, once for the job.
 func sayLentUntil(o group.Outcome) string {
 	until := fleet.Moment(end(o), time.Now())
 	return fmt.Sprintf("%s; lent to %s until %s", sayPaused(o, ""), cmp.Or(o.To, "others"), until)

@@ -145,7 +145,7 @@ func addHelp(root *cobra.Command) {
 	}
 }
 
-// commandsAlone refuses the name of a command that there is not.
+// commandsAlone refuses the name of an unknown command.
 func commandsAlone(command *cobra.Command, arguments []string) error {
 	if len(arguments) == 0 {
 		return nil
@@ -159,7 +159,7 @@ func commandsAlone(command *cobra.Command, arguments []string) error {
 	return fmt.Errorf("there is no command %q%s; see %s --help", path, meant, command.CommandPath())
 }
 
-// helpOfNoCommand refuses to help with a command that there is not: cobra would show the help of what stands before it.
+// helpOfNoCommand refuses to help with an unknown command. cobra would show the help of the command before it.
 func helpOfNoCommand(root *cobra.Command, arguments []string) error {
 	command, rest, err := root.Find(arguments)
 	if err != nil || !command.HasSubCommands() || len(rest) != 2 || strings.HasPrefix(rest[0], "-") ||
@@ -189,7 +189,7 @@ func plainly(err error) error {
 }
 
 // interruptible returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. Only again gives the signals their
-// default action back: one that comes after the last step must not end a command that has done its work.
+// default action back, because a signal after the last step must not end a command that has done its work.
 func interruptible() (ctx context.Context, again func()) {
 	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }

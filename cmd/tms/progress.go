@@ -59,7 +59,7 @@ func terminal(to io.Writer) bool {
 	return err == nil
 }
 
-// done writes what came of a process.
+// done writes a process's result.
 func (p *progress) done(pid int, write func()) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -116,7 +116,7 @@ func (p *progress) follow() {
 	}
 }
 
-// nextLook returns when to look again, since the begin of the work. Looks take a tenth of the time at most, because many
+// nextLook returns the time from the begin of the work to the next look. Looks take a tenth of the time at most, because many
 // processes that answer without end have no time for the work.
 func nextLook(next, now, took time.Duration) time.Duration { return max(next, now+9*took) }
 

@@ -156,7 +156,7 @@ func columns(to io.Writer) int {
 	return tableWidth
 }
 
-// The columns of the table; those with room to spare shrink when it is wider than a terminal.
+// The columns of the table. Where the table is wider than a terminal, the columns with room to spare shrink.
 const (
 	columnCommand = 1
 	columnTag     = 3
@@ -182,7 +182,7 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		}
 		width[wider]--
 	}
-	var left []int // out, of what is least missed
+	var left []int // out of the table, the least important first
 	for _, column := range []int{columnLive, columnBackup, columnCommand} {
 		if total > text.width {
 			left = append(left, column)
@@ -231,7 +231,7 @@ func writeProcesses(text *page, found []fleet.Process, now time.Time) {
 		if p.Share == nil || p.Share.Waited < 0 {
 			continue
 		}
-		if waits == nil { // it may wait for what is not shown
+		if waits == nil { // its wait may be for a column that is not shown
 			waits = turns.NewExplanation(fleet.Ask(time.Second))
 		}
 		for _, words := range waits.Waits(p) {

@@ -72,7 +72,7 @@ func (s *serveFlags) unix() (path string, is bool) {
 	return path, is || s.listen == ""
 }
 
-// tokens returns those of callers over TCP, or nil for a Unix socket.
+// tokens returns the tokens of callers over TCP, or nil for a Unix socket.
 func (s *serveFlags) tokens() (tokens api.Tokens, err error) {
 	variable := os.Getenv(tokenVariable)
 	_ = os.Unsetenv(tokenVariable) // the keeper that this command starts does not need it

@@ -211,7 +211,7 @@ func (s *steering) pause(command *cobra.Command, pids []int, request control.Ste
 	return s.conclude(command, outcomes, outcomes)
 }
 
-// tell says what came of a process; with JSON, only what failed.
+// tell says the result for a process, or with JSON only a failure.
 func (s *steering) tell(command *cobra.Command, o group.Outcome, say func(group.Outcome) string) {
 	if complain(command, o); o.OK && !s.asJSON {
 		fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, say(o))
@@ -225,8 +225,8 @@ func complain(command *cobra.Command, o group.Outcome) {
 	}
 }
 
-// conclude writes the results, if as JSON, and returns the error with which the command ends. It need not return that
-// of the write, which output remembers.
+// conclude writes the results if they are wanted as JSON, and returns the error with which the command ends. It does
+// not return the error of the write, because output remembers that.
 func (s *steering) conclude(command *cobra.Command, results any, outcomes []group.Outcome) error {
 	if s.asJSON {
 		_ = writeJSON(command.OutOrStdout(), results)
@@ -325,7 +325,7 @@ func sayPaused(o group.Outcome, to string) string {
 	return text
 }
 
-// without returns a text for bytes without a backup, behind the text before; "" for none.
+// without returns the text before and words for bytes without a backup, or "" for no bytes.
 func without(before string, bytes uint64) string {
 	if bytes == 0 {
 		return ""
@@ -353,7 +353,7 @@ func amounts(o group.Outcome, own, others string) string {
 	return strings.Join(words, " and ")
 }
 
-// ofOthers is how memory is told that the process did not allocate.
+// ofOthers describes memory that the process did not allocate.
 const ofOthers = "%s of sets and other processes"
 
 func sayResumed(o group.Outcome) string {

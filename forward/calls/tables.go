@@ -21,8 +21,8 @@ func Tables(functions []Function) []File {
 
 func ofDriver(f Function) bool { return f.Header == "cuda.h" }
 
-// gated lists what passes libtms_reach.so: all that waits at the gate, and all that is made again where others make
-// room.
+// gated lists the functions that pass libtms_reach.so: those that wait at the gate, and those that are called again
+// after others made room.
 func gated(functions []Function) string {
 	var rows []string
 	for _, f := range functions {
@@ -122,8 +122,7 @@ func forwarded(functions []Function) string {
 		list("FORWARD_CAPTURE_ENDS(X, N)", of("ends")) + list("COPIES(ROW, X, N)", copying(functions))
 }
 
-// copying lists the functions that copy: as those above, and how preload/copies.c finds the addresses in their
-// arguments.
+// copying lists the functions that copy. A row also says how preload/copies.c finds the addresses in the arguments.
 func copying(functions []Function) (rows []string) {
 	for _, f := range functions {
 		found, ok := addressesOf(f)
@@ -143,8 +142,8 @@ func copying(functions []Function) (rows []string) {
 	return rows
 }
 
-// addressesOf returns an expression for the addresses among the arguments of a function that copies, and reports
-// whether libtms.so can find them.
+// addressesOf returns an expression for the addresses in the arguments of a function that copies, and reports whether
+// libtms.so can find them.
 func addressesOf(f Function) (expression string, ok bool) {
 	finds := map[string]string{
 		"CUdeviceptr": "AT(%s)", "void*": "AT(%s)", "const void*": "AT(%s)",

@@ -361,7 +361,7 @@ func (v *Move) takeAgain(m *Member) error {
 	return err
 }
 
-// know notes what came of processes that move together.
+// know notes the results of processes that move together.
 func (v *Move) know(g *Group, err error) {
 	for _, m := range g.Members {
 		if err != nil && m.err == nil {

@@ -57,7 +57,7 @@ func (g *Group) takeBack(cause error) error {
 	return cause
 }
 
-// undone takes back everything that was done to members, and notes in each what came of that. how returns what is
+// undone takes back everything that was done to members, and notes the result in each. how returns what is
 // then so ("": it is left as it is), and why. Errors: that of the first member that has one.
 func (g *Group) undone(how func(*Member) (now string, cause error)) error {
 	cause, now := map[*Member]error{}, map[*Member]string{}

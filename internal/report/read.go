@@ -289,11 +289,11 @@ func (p *process) merge() {
 	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(p.Series[y].Peak, p.Series[x].Peak) })
 	const last = mostSeries - 1
 	others := &series{Label: fmt.Sprintf("%d others", len(p.Series)-last)}
-	kept := make([]*series, 0, mostSeries)
+	drawn := make([]*series, 0, mostSeries)
 	place := make([]int, len(p.Series))
 	for rank, i := range order {
 		if place[i] = min(rank, last); rank < last {
-			kept = append(kept, p.Series[i])
+			drawn = append(drawn, p.Series[i])
 		}
 	}
 	now := make([][metrics]uint64, len(p.Series))
@@ -309,7 +309,7 @@ func (p *process) merge() {
 	for n := range p.blocks {
 		p.blocks[n].series = place[p.blocks[n].series]
 	}
-	p.Series = append(kept, others)
+	p.Series = append(drawn, others)
 }
 
 // described is an operation for people. Times are in seconds.

@@ -43,7 +43,7 @@ type Settings struct {
 const every = 500 * time.Millisecond
 
 // Run shows the view until the user quits or the context ends. It interrupts pauses and resumes that are in progress at
-// that moment, and returns what came of them.
+// that moment, and returns their results.
 func Run(ctx context.Context, source Source, settings Settings, in io.Reader,
 	out io.Writer) (interrupted []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -73,8 +73,8 @@ func ofDevice(d fleet.Device) []part {
 }
 
 func ofTag(t stats.Tag) []part {
-	kept := min(t.PausedBytes, t.BackupBytes)
-	return []part{{green, "█", "#", t.PhysicalBytes}, {blue, "▒", "+", kept}, {faint, "░", "-", t.PausedBytes - kept}}
+	saved := min(t.PausedBytes, t.BackupBytes)
+	return []part{{green, "█", "#", t.PhysicalBytes}, {blue, "▒", "+", saved}, {faint, "░", "-", t.PausedBytes - saved}}
 }
 
 // fit makes text as wide as asked for: it cuts the text, or adds spaces behind it, or before it for a negative width.
@@ -311,7 +311,7 @@ func (m *model) eventLines(height int) (lines []string) {
 	return append(make([]string, height-len(lines)), lines...)
 }
 
-// detail returns what came of the last key, or what there is to say about the selected row, in not more than most lines.
+// detail returns the result of the last key, or else the details of the selected row, in at most most lines.
 func (m *model) detail(most int) []string {
 	switch {
 	case m.typing:

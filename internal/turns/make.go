@@ -36,7 +36,7 @@ type maker struct {
 	process *client.Conn
 	refused map[int]string    // processes that cannot be paused, and why
 	busy    map[int]time.Time // processes that cannot be paused before this time
-	kept    map[int]int       // how often processes kept their memory for a reason that may pass
+	stayed  map[int]int       // how often a process could not give its memory, for a reason that may pass
 	silent  bool              // some processes that listen do not answer
 	reserve uint64            // bytes of the reserve that no pause can keep free
 	never   time.Time         // since when there would never be enough room, or zero if there would be
@@ -75,7 +75,7 @@ func MakeRoom(pid int) (reserve uint64, err error) {
 }
 
 func newMaker(pid int) *maker {
-	return &maker{pid: pid, refused: map[int]string{}, busy: map[int]time.Time{}, kept: map[int]int{}}
+	return &maker{pid: pid, refused: map[int]string{}, busy: map[int]time.Time{}, stayed: map[int]int{}}
 }
 
 func (r *maker) makeRoom() error {

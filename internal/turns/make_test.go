@@ -83,7 +83,7 @@ func TestBudget(t *testing.T) {
 		return fleet.Process{ProcessState: control.ProcessState{PID: pid, Share: &control.Share{HostLimit: 70, Disk: disk},
 			Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{UUID: "GPU-1", Tags: tags}}}}}}
 	}
-	r := maker{kept: map[int]int{}, busy: map[int]time.Time{}}
+	r := maker{stayed: map[int]int{}, busy: map[int]time.Time{}}
 	budget := func(disk bool, parts ...Part) (to map[int]string, enough bool) {
 		to = map[int]string{}
 		return to, r.budget(parts, []fleet.Process{sharer(1, true), sharer(2, disk)}, to)

@@ -73,7 +73,7 @@ func (r *maker) budget(parts []Part, found []fleet.Process, to map[int]string) b
 		}
 		needed, room := needs.Sum(), host.Available(&found[at], needs)
 		switch {
-		case found[at].Share.Disk && (needed > room || r.kept[part.ID] > 0): // only a pause finds out what sparse ones need
+		case found[at].Share.Disk && (needed > room || r.stayed[part.ID] > 0): // only a pause finds out what sparse ones need
 			to[part.ID] = control.ToDisk
 		case needed <= room:
 			host.Take(&found[at], needs)
@@ -124,7 +124,7 @@ func (r *maker) pause(part Part, to string) bool {
 
 // keeps notes why a process keeps its memory. It counts as refused once that has not passed for a while.
 func (r *maker) keeps(pid int, why string) {
-	if r.kept[pid]++; r.kept[pid] > triesMost {
+	if r.stayed[pid]++; r.stayed[pid] > triesMost {
 		r.refused[pid] = why
 	}
 	r.busy[pid] = time.Now().Add(idleWithin)

@@ -264,25 +264,25 @@ func choose(missing uint64, others []Process) []Part {
 
 func parts(chosen []unit) (found []Part) {
 	at := map[int]int{}             // in found, by ID
-	kept := []map[string]struct{}{} // the tags of each of found that hold memory and are not chosen
+	left := []map[string]struct{}{} // the tags of each of found that hold memory and are not chosen
 	for _, u := range chosen {
 		i, known := at[u.of.ID]
 		if !known {
 			i = len(found)
 			at[u.of.ID] = i
 			found = append(found, Part{ID: u.of.ID, Idle: !u.work && u.of.Need == 0})
-			kept = append(kept, map[string]struct{}{})
+			left = append(left, map[string]struct{}{})
 			for _, t := range u.of.Tags {
 				if t.Bytes > 0 {
-					kept[i][t.Name] = struct{}{}
+					left[i][t.Name] = struct{}{}
 				}
 			}
 		}
 		found[i].Tags = append(found[i].Tags, u.tag.Name)
-		delete(kept[i], u.tag.Name)
+		delete(left[i], u.tag.Name)
 	}
 	for i := range found {
-		if len(kept[i]) == 0 {
+		if len(left[i]) == 0 {
 			found[i].Tags = nil // all
 		}
 	}

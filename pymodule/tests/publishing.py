@@ -107,7 +107,7 @@ class House:
         return self._programs[-1]
 
     def keeper(self) -> int:
-        """Its process; 0: there is none."""
+        """Its process, or 0 for none."""
         with socket.socket(socket.AF_UNIX) as asked:
             try:
                 asked.connect(str(self.place / "tms" / "keeper.sock"))

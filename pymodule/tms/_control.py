@@ -296,7 +296,7 @@ def resume_within(
 
     Args:
         others: seconds that other processes have to resume memory that is open here.
-        kept: seconds to wait for those who keep this memory paused; None: as long as they do.
+        kept: seconds to wait for those who keep this memory paused. None has no limit.
     """
     start, pause, mapped, part, released = time.monotonic(), _FIRST_RETRY, 0, 0.0, False
     what, function, given = f"resuming {named(tags)}", library.c.tms_resume_within, None

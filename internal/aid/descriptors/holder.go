@@ -1,7 +1,7 @@
 // Package descriptors holds file descriptors, and passes them between processes (docs/design/descriptors.md).
 //
 // The nouns: a Holder has descriptors by number, and it alone closes them. Send and Receive pass a copy through a socket.
-// A File is what a descriptor stands for. A spare is a number of the process's table that is kept free for the library.
+// A File is what a descriptor stands for. A spare is a number of the process's table that stays free for the library.
 //
 // Each descriptor that a Holder took over is held, leaving, being closed, or was closed, once:
 //

@@ -120,7 +120,7 @@ func askSelf(directories Directories, r control.Request, descriptor int) (reply 
 	}
 	if r.Operation() == control.Put && err == nil {
 		descriptors.FillSpares()
-	} else if r.Operation() == control.Close && err == nil && reply.OK && reply.Bytes == 0 { // nothing is kept any longer
+	} else if r.Operation() == control.Close && err == nil && reply.OK && reply.Bytes == 0 { // nothing is held any longer
 		descriptors.DropSpares()
 	}
 	return reply, came, err

@@ -40,7 +40,7 @@ class Ranks:
     """A number of ranks of one group. `own` has environment variables of single ranks.
 
     Args:
-        store_of: the rank that has the store's server; -1: none, but this process.
+        store_of: the rank that has the store's server, or -1 for this process.
     """
 
     def __init__(

@@ -73,13 +73,13 @@ func (d *device) Synchronize(event pool.Event) error {
 	return d.driver.Relaxed(func() error { return d.driver.EventSynchronize(cuda.Event(event)) })
 }
 
-// Destroy is pool.Events.Destroy; it keeps the event for the next Record.
+// Destroy is pool.Events.Destroy; the next Record uses it again.
 func (d *device) Destroy(event pool.Event) error {
 	d.spare = append(d.spare, cuda.Event(event))
 	return nil
 }
 
-// Close ends the kept events after the pool over the source is gone. (cuEventDestroy)
+// Close ends the spare events after the pool over the source is gone. (cuEventDestroy)
 func (d *device) Close() error {
 	var failed error
 	for _, event := range d.spare {

@@ -73,7 +73,7 @@ func (p *Plain) freeLate() bool {
 	return len(p.late) < before
 }
 
-// Close frees what waited for captures, and the kept events. What CUDA refuses stays.
+// Close frees what waited for captures, and the spare events. What CUDA refuses stays.
 func (p *Plain) Close() error {
 	if !p.state().Capturing {
 		p.freeLate()

@@ -33,15 +33,15 @@ func (s *shared) stats() pool.Stats {
 // graph's part keeps the segments that its pool gives back, for later ones of the same size, until the graphs are gone.
 type part struct {
 	*shared
-	pool   pool.Pool
-	stream pool.Stream // 0 for a graph's
-	room   *pool.Room
-	kept   map[uint64][]uintptr // addresses by size; nil for a stream's
+	pool     pool.Pool
+	stream   pool.Stream // 0 for a graph's
+	room     *pool.Room
+	returned map[uint64][]uintptr // by the pool, addresses by size; nil for a stream's
 }
 
 // newPart makes a part.
-func (p *Pool) newPart(stream pool.Stream, kept map[uint64][]uintptr) (*part, error) {
-	made := &part{shared: p.source, stream: stream, kept: kept}
+func (p *Pool) newPart(stream pool.Stream, returned map[uint64][]uintptr) (*part, error) {
+	made := &part{shared: p.source, stream: stream, returned: returned}
 	var err error
 	made.pool, err = p.fresh(made)
 	return made, err
@@ -53,9 +53,9 @@ func (p *part) Whole() *ledger.Whole { return &p.whole }
 func (p *part) Allocate(size uint64) (uintptr, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if kept := p.kept[size]; len(kept) > 0 {
-		p.kept[size] = kept[:len(kept)-1]
-		return kept[len(kept)-1], nil
+	if returned := p.returned[size]; len(returned) > 0 {
+		p.returned[size] = returned[:len(returned)-1]
+		return returned[len(returned)-1], nil
 	}
 	p.under.Reserve(p.room)
 	if held := p.account.Stats().Reserved; p.limited && (size > p.allowed || held > p.allowed-size) {
@@ -73,8 +73,8 @@ func (p *part) Allocate(size uint64) (uintptr, error) {
 func (p *part) Free(address uintptr, size uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.kept != nil {
-		p.kept[size] = append(p.kept[size], address)
+	if p.returned != nil {
+		p.returned[size] = append(p.returned[size], address)
 		return nil
 	}
 	return p.giveBack(address, size)
@@ -95,7 +95,7 @@ func (p *part) Memory() (free, total uint64, err error) { return p.under.Memory(
 func (p *part) Reserve(room *pool.Room) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.kept != nil {
+	if p.returned != nil {
 		return false
 	}
 	p.room = room
@@ -109,15 +109,15 @@ func (p *part) Empty() bool {
 	reserved := p.pool.Stats().Reserved
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return reserved == 0 && len(p.kept) == 0
+	return reserved == 0 && len(p.returned) == 0
 }
 
-// segments lists the segments, kept ones too.
+// segments lists the segments, with those that its pool has returned.
 func (p *part) segments() []pool.Segment {
 	list := p.pool.Snapshot()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for size, addresses := range p.kept {
+	for size, addresses := range p.returned {
 		for _, address := range addresses {
 			list = append(list, pool.Fill([]pool.Segment{{Address: address, Size: size, Type: "large"}}, nil)...)
 		}
@@ -125,19 +125,19 @@ func (p *part) segments() []pool.Segment {
 	return list
 }
 
-// trim gives back what the pool does not need, and the kept segments. Those that the source refuses stay.
+// trim gives back what the pool does not need, and the returned segments. Those that the source refuses stay.
 func (p *part) trim() error {
 	_, failed := p.pool.Trim()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for size, addresses := range p.kept {
-		p.kept[size] = slices.DeleteFunc(addresses, func(address uintptr) bool {
+	for size, addresses := range p.returned {
+		p.returned[size] = slices.DeleteFunc(addresses, func(address uintptr) bool {
 			err := p.giveBack(address, size)
 			failed = errors.Join(failed, err)
 			return err == nil
 		})
-		if len(p.kept[size]) == 0 {
-			delete(p.kept, size)
+		if len(p.returned[size]) == 0 {
+			delete(p.returned, size)
 		}
 	}
 	return failed

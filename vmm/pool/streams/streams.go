@@ -159,7 +159,7 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	if err == nil {
 		err = own.pool.Check(address)
 	}
-	if err == nil && (own.kept != nil || stream != own.stream) { // any stream may have captured a graph's block
+	if err == nil && (own.returned != nil || stream != own.stream) { // any stream may have captured a graph's block
 		p.uses.Note(address, stream)
 	}
 	return err
