@@ -4,6 +4,8 @@ Two start at the same moment, each with most of the GPU; another starts beside t
 have most of it. With -s the figures are printed. As for the other tests here, libtms.so is in
 LD_PRELOAD. ENGINE_ASKS (8) is how often each engine is asked; ENGINE_REST (1) is how many seconds
 the other programs rest after each step; an engine must start within ENGINE_UP (600) seconds.
+ENGINE_VLLM and ENGINE_SGLANG name the folders with the packages of each, where one environment
+cannot have both; without them, no test starts both.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ HELD = min(24 * GIB, int(0.35 * TOTAL)) // GIB * GIB
 UP = float(os.environ.get("ENGINE_UP", "600"))
 REST = os.environ.get("ENGINE_REST", "1")
 TOKENS = 16
+OWN = {name: os.environ.get(f"ENGINE_{name.upper()}", "") for name in ("vllm", "sglang")}
+"""The packages of each engine, with colons between the folders."""
 
 # No flag says how much memory the engine may take. These make the start short and answers equal.
 SERVERS = {
@@ -216,14 +220,36 @@ def test_two_that_start_at_the_same_moment(
     for server in servers:
         tell(server, "two at the same moment")
     assert min(server.bytes() for server in servers) >= 0.7 * TOTAL
-    expected, waits = servers[0].asks(), []
+    answer, *others = by_turns(servers)
+    assert others == [answer], "the weights are the same"
+
+
+def by_turns(servers: list[Server]) -> list[Any]:
+    """Asks each again and again; its answers stay the same, and are returned."""
+    expected, waits = [server.asks() for server in servers], []
     for _ in range(ASKS):
-        for server in servers[::-1]:
+        for server, answer in reversed(list(zip(servers, expected))):
             begin = time.monotonic()
-            assert server.asks() == expected
+            assert server.asks() == answer
             waits.append(time.monotonic() - begin)
     print(f"{len(waits)} rounds of requests by turns: longest {max(waits):.2f} s, ", end="")
     print(f"median {sorted(waits)[len(waits) // 2]:.2f} s", flush=True)
+    return expected
+
+
+@pytest.mark.skipif(not all(OWN.values()), reason="ENGINE_VLLM and ENGINE_SGLANG name no folders")
+def test_one_of_each_at_the_same_moment(
+    model: Path, servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, own in OWN.items():
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{keeping.PYMODULE}:{own}")
+        servers.append(Server(name, model, tmp_path / f"{name}.log"))
+    with ThreadPoolExecutor() as waiting:
+        list(waiting.map(Server.up, servers))
+    for server in servers:
+        tell(server, "one of each at the same moment")
+    assert min(server.bytes() for server in servers) >= 0.7 * TOTAL
+    by_turns(servers)
 
 
 @pytest.mark.parametrize("name", keeping.installed_engines())
