@@ -151,19 +151,6 @@ func (d *device) gain(bytes uint64) {
 	d.most = max(d.most, d.has)
 }
 
-// retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.
-func (d *device) retire(t *tag) {
-	if t.isEmpty() && d.tags[t.name] == t {
-		delete(d.tags, t.name)
-		d.dropLines(t)
-	}
-}
-
-func (s *segment) vacate() {
-	s.span.Release()
-	s.device.retire(s.tag)
-}
-
 // device returns what is known about a device. The caller holds e.mu.
 func (e *Engine) device(ordinal int) (*device, error) {
 	if d := e.devices[ordinal]; d != nil {
@@ -209,18 +196,4 @@ func (d *device) findPeers() (peers []int) {
 		}
 	}
 	return peers
-}
-
-// dropLines forgets the empty lines of a tag.
-func (d *device) dropLines(t *tag) {
-	for o, l := range t.lines {
-		if l.waiting.length == 0 {
-			delete(t.lines, o)
-			for _, m := range l.spare {
-				d.unused = append(d.unused, m.event)
-			}
-			l.spare = nil
-		}
-	}
-	t.recent = nil
 }

@@ -188,6 +188,27 @@ func (e *Engine) engage(extents []*extent, call func() error) error {
 	return err
 }
 
+// dissolve separates the segments from an extent that no longer has memory; its slack is gone with the memory.
+func (e *Engine) dissolve(x *extent) {
+	for _, s := range x.segments {
+		if s.extent != x { // a compaction has put another in its place
+			continue
+		}
+		if s.extent = nil; s.state == slack {
+			s.tag.removeSlack(s)
+			s.vacate()
+		}
+	}
+	if x.shared {
+		x.shared = false
+		x.device.shared -= x.size
+	}
+	if len(x.exports) > 0 {
+		e.sharing.forgetImporters(x.exports...)
+		x.exports = nil
+	}
+}
+
 // backing says where memory comes from, and which side maps it. A segment and its extent have the same.
 //
 //	own          the engine makes the memory and maps it, as cudaMalloc does

@@ -123,33 +123,20 @@ func (e *Engine) free(a allocation) error {
 // calls. After an error the segment, or block, is still there and claimed.
 func (e *Engine) drop(a allocation) error {
 	s := a.segment
-	if a.small && s.slab == nil {
-		return nil // a reset of the device took all of it
-	}
-	if a.small {
-		for s.slab != nil && s.owner == aTransition && s.slab.Live == 1 {
-			e.settled.Wait()
-		}
-		if s.slab == nil || s.owner == aFree && s.slab.Live == 1 {
-			return nil // a reset took it during the wait, or takes it now
-		}
-		if s.slab.Live > 1 {
-			s.slab.Free(a.offset)
-			s.tag.listSlab(s)
-			return nil
-		}
-		s.owner = aFree // nothing else is in it
-		s.tag.unlistSlab(s)
+	if a.small && !e.dropLast(a) {
+		return nil
 	}
 	for s.extent != nil && s.extent.owner != nobody {
 		e.settled.Wait()
 	}
-	if x := s.extent; x != nil && x.live > 1 {
+	x := s.extent
+	if x != nil && x.live > 1 {
 		x.live--
 		e.forget(s)
 		s.tag.addSlack(s)
 		return nil
-	} else if x != nil {
+	}
+	if x != nil {
 		if err := e.engage([]*extent{x}, x.unmap); err != nil {
 			if a.small {
 				s.reinstate()
@@ -162,6 +149,26 @@ func (e *Engine) drop(a allocation) error {
 	e.forget(s)
 	s.vacate()
 	return nil
+}
+
+// dropLast ends a small allocation, unless it is the last of its slab: then it claims the slab, which goes as a whole,
+// and returns true. The caller holds e.mu, which is released at times.
+func (e *Engine) dropLast(a allocation) bool {
+	s := a.segment
+	for s.slab != nil && s.owner == aTransition && s.slab.Live == 1 {
+		e.settled.Wait()
+	}
+	if s.slab == nil || s.owner == aFree && s.slab.Live == 1 {
+		return false // a reset of the device has taken all of it, or takes it now
+	}
+	if s.slab.Live > 1 {
+		s.slab.Free(a.offset)
+		s.tag.listSlab(s)
+		return false
+	}
+	s.owner = aFree // nothing else is in it
+	s.tag.unlistSlab(s)
+	return true
 }
 
 // forget takes a segment out of what lookups, pauses and resumes find.

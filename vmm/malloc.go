@@ -47,89 +47,9 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	if r.Ordered {
 		r.order = e.orderOf(r.Stream)
 	}
-	err = e.obtain(&r, "allocating", func(d *device, short bool) error {
-		if r.Size > d.total {
-			return fmt.Errorf("%w, %s", ErrTooLarge, readable.Bytes(d.total))
-		}
-		p := r.policy()
-		if r.Context != d.context && !r.Ordered { // the memory goes with that context, unlike a pool's
-			p.context = r.Context
-		}
-
-		// Less than a granule is a part of a slab that has room. If there is none, the allocation makes another slab.
-		t, inSlab := d.tag(r.Tag), r.Size < d.granularity
-		if inSlab {
-			var ok bool
-			if address, ok = e.mallocInSlab(d, t, &r, p); ok {
-				return nil
-			}
-			t = d.tag(r.Tag)
-		}
-		e.noteName(r.Tag)
-		granules := uint32((r.Size + d.granularity - 1) / d.granularity)
-
-		// Memory that was freed in the order of a stream serves the next allocation there. Slack serves any.
-		var s *segment
-		if r.Ordered && (short || !inSlab) {
-			s = e.takeFreed(d, &r, granules, short)
-			t = d.tag(r.Tag)
-		}
-		if s == nil {
-			s = t.takeSlack(granules, r.Room)
-		}
-
-		// Otherwise the driver makes new memory, within the limit and the margin. An error leaves nothing behind, if
-		// the driver allows that.
-		if s == nil {
-			var err error
-			if s, err = e.newSegment(d, t, granules, inSlab, r.Room); err != nil {
-				return err
-			}
-			size, x := s.length(), newExtent(s)
-			if err = d.reserve(size, r.Limit); err != nil {
-				s.vacate()
-				return err
-			}
-			err = e.unlocked(func() error {
-				e.refreshUsers(d)
-				if r.Backup != BackupNone && !r.Capturing {
-					d.haveStreams()
-				}
-				return e.withinMargin(d, r, func() error {
-					err := x.make()
-					if err != nil {
-						_ = x.unmake() // the cause is what the caller needs
-					}
-					return err
-				})
-			})
-			if d.making -= size; err != nil {
-				e.abandon(s, x, err)
-				return err
-			}
-			s.extent = x
-		}
-		_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
-
-		// The segment becomes one that others find.
-		s.state, s.size, s.policy, s.slab, s.dead = active, r.Size, p, nil, nil
-		if err := e.enter(s); err != nil {
-			return err
-		}
-		if s.incremental || s.sparse {
-			e.loadHasher(d)
-		}
-		address = s.address
-		if inSlab {
-			s.slab = small.New(d.granularity)
-			t.listSlab(s)
-			offset, _ := s.slab.Allocate(r.Size)
-			address += offset
-		}
-		if r.Ordered {
-			e.serveOrdered(d, &r, address)
-		}
-		return nil
+	err = e.obtain(&r, "allocating", func(d *device, short bool) (err error) {
+		address, err = e.allocate(d, &r, short)
+		return err
 	})
 	if err != nil {
 		return 0, err
@@ -142,37 +62,34 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 // reset. doing names the purpose in errors.
 func (e *Engine) obtain(r *Request, doing string, take func(d *device, short bool) error) error {
 	for {
-		if err := e.tryObtain(r, doing, take); !errors.Is(err, errReset) {
+		var made uint64
+		d, err := e.obtainAtOnce(r, &made, take)
+		if d == nil {
 			return err
 		}
+		again := func() error {
+			e.lockFor(r)
+			defer e.mu.Unlock()
+			return take(d, true)
+		}
+		if isShort(err) && r.Ordered {
+			err = again()
+		}
+		if isShort(err) && !r.Capturing {
+			err = e.awaitFrees(d, again, &made, err)
+		}
+		if isShort(err) && !r.Capturing && e.MakeRoom(r.Device) {
+			err = again()
+		}
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, errReset) {
+			e.noteRefused(d, r.Size, err)
+			return fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err,
+				e.slackNote(d, err))
+		}
 	}
-}
-
-func (e *Engine) tryObtain(r *Request, doing string, take func(d *device, short bool) error) error {
-	var made uint64
-	d, err := e.obtainAtOnce(r, &made, take)
-	if d == nil {
-		return err
-	}
-	again := func() error {
-		e.lockFor(r)
-		defer e.mu.Unlock()
-		return take(d, true)
-	}
-	if isShort(err) && r.Ordered {
-		err = again()
-	}
-	if isShort(err) && !r.Capturing {
-		err = e.awaitFrees(d, again, &made, err)
-	}
-	if isShort(err) && !r.Capturing && e.MakeRoom(r.Device) {
-		err = again()
-	}
-	if err != nil {
-		err = fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
-		e.noteRefused(d, r.Size, err)
-	}
-	return err
 }
 
 // obtainAtOnce is the first try. It returns no device where none can be asked for memory. The lock is taken only once
@@ -204,6 +121,98 @@ func (d *device) keepOffHost(r *Request) {
 		r.Backup, r.Incremental = BackupDisk, false
 		d.keptOff.Store(true)
 	}
+}
+
+// allocate is Malloc on a device. Where memory is short, it takes some that may serve others better. The caller holds
+// e.mu, which is released for driver calls, and during them a tag of nothing may go and come again.
+func (e *Engine) allocate(d *device, r *Request, short bool) (address uintptr, err error) {
+	if r.Size > d.total {
+		return 0, fmt.Errorf("%w, %s", ErrTooLarge, readable.Bytes(d.total))
+	}
+	p := r.policy()
+	if r.Context != d.context && !r.Ordered { // the memory goes with that context, unlike a pool's
+		p.context = r.Context
+	}
+
+	// Less than a granule is a part of a slab that has room. If there is none, the allocation makes another slab.
+	inSlab := r.Size < d.granularity
+	if inSlab {
+		if address, ok := e.mallocInSlab(d, r, p); ok {
+			return address, nil
+		}
+	}
+
+	// Memory that was freed in the order of a stream serves the next allocation there. Slack serves any. Otherwise the
+	// driver makes new memory.
+	e.noteName(r.Tag)
+	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
+	var s *segment
+	if r.Ordered && (short || !inSlab) {
+		s = e.takeFreed(d, r, granules, short)
+	}
+	if s == nil {
+		s = d.tag(r.Tag).takeSlack(granules, r.Room)
+	}
+	if s == nil {
+		if s, err = e.makeSegment(d, r, granules, inSlab); err != nil {
+			return 0, err
+		}
+	}
+	_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
+
+	// The segment becomes one that others find.
+	s.state, s.size, s.policy, s.slab, s.dead = active, r.Size, p, nil, nil
+	if err := e.enter(s); err != nil {
+		return 0, err
+	}
+	if s.incremental || s.sparse {
+		e.loadHasher(d)
+	}
+	address = s.address
+	if inSlab {
+		s.slab = small.New(d.granularity)
+		s.tag.listSlab(s)
+		offset, _ := s.slab.Allocate(r.Size)
+		address += offset
+	}
+	if r.Ordered {
+		e.serveOrdered(d, r, address)
+	}
+	return address, nil
+}
+
+// makeSegment has the driver make memory for a segment, within the limit and the margin. With inSlab, small allocations
+// are to share it. An error leaves nothing behind, if the driver allows that. The caller holds e.mu, which is released
+// for driver calls.
+func (e *Engine) makeSegment(d *device, r *Request, granules uint32, inSlab bool) (*segment, error) {
+	s, err := e.newSegment(d, d.tag(r.Tag), granules, inSlab, r.Room)
+	if err != nil {
+		return nil, err
+	}
+	size, x := s.length(), newExtent(s)
+	if err = d.reserve(size, r.Limit); err != nil {
+		s.vacate()
+		return nil, err
+	}
+	err = e.unlocked(func() error {
+		e.refreshUsers(d)
+		if r.Backup != BackupNone && !r.Capturing {
+			d.haveStreams()
+		}
+		return e.withinMargin(d, *r, func() error {
+			err := x.make()
+			if err != nil {
+				_ = x.unmake() // the cause is what the caller needs
+			}
+			return err
+		})
+	})
+	if d.making -= size; err != nil {
+		e.abandon(s, x, err)
+		return nil, err
+	}
+	s.extent = x
+	return s, nil
 }
 
 // isShort reports whether an allocation may succeed once other memory of the process is free.

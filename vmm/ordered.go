@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"math"
 	"slices"
 	"time"
@@ -40,22 +39,6 @@ func (e *Engine) orderOf(stream cuda.Stream) (o order) {
 		o = order{stream: uint64(stream), reused: true}
 	}
 	return o
-}
-
-// dropUnused destroys events that no line uses again. The caller holds e.mu, which is released for driver calls.
-func (e *Engine) dropUnused() {
-	for _, d := range e.devices {
-		events := d.unused
-		if d.unused = nil; len(events) == 0 {
-			continue
-		}
-		_ = e.unlocked(func() error {
-			for _, event := range events {
-				e.driver.DropEvent(event)
-			}
-			return nil
-		})
-	}
 }
 
 // ordered counts a device's memory for stream order, in bytes: what cuMemPoolGetAttribute tells of a pool.
@@ -173,47 +156,6 @@ func (d *device) record(stream cuda.Stream, event cuda.Event) (cuda.Event, error
 	return d.mark(stream)
 }
 
-// looks reports whether streams are to be polled, or idle memory is to be given back in a while. The caller holds e.mu.
-func (e *Engine) looks() bool {
-	if e.looksFor(nil) {
-		return true
-	}
-	for _, d := range e.devices {
-		if e.looksFor(d) {
-			return true
-		}
-	}
-	return false
-}
-
-// look finds out what streams have reached, and decides which idle memory is to be given back. The caller holds e.mu,
-// which is released for driver calls.
-func (e *Engine) look() {
-	e.pollAll()
-	e.dropUnused()
-	since := time.Now().Add(-keptIdle)
-	e.giveBackIdle(func(d *device, f *pendingFree) (keep uint64, may bool) {
-		if d.wanting > 0 {
-			return 0, true
-		}
-		return d.ordered.keep, f.since.Before(since)
-	})
-}
-
-// giveBackIdle makes the frees of idle memory that may be made, until keep bytes of a device's memory for stream order
-// are left. The caller holds e.mu.
-func (e *Engine) giveBackIdle(keeps func(*device, *pendingFree) (keep uint64, may bool)) {
-	given := map[*device]uint64{}
-	var p pace
-	e.pending.at[idle].visit(e, &p, func(f *pendingFree) {
-		d := f.segment.device
-		if keep, may := keeps(d, f); may && d.ordered.reserved-min(given[d], d.ordered.reserved) > keep {
-			given[d] += f.shape.bytes
-			e.advance(f, due, "it is about to be made")
-		}
-	})
-}
-
 // Trim gives back memory of a device that was freed in stream order and is not in use, until keep bytes are left
 // for stream order. (cuMemPoolTrimTo)
 func (f Ordered) Trim(ordinal int, keep uint64) {
@@ -236,55 +178,6 @@ func (e *Engine) settle(keeps func(*device, *pendingFree) (keep uint64, may bool
 	e.pollAll()
 	e.giveBackIdle(keeps)
 	for e.awaitProgress(func() bool { return e.pending.at[due].length > 0 }) {
-	}
-}
-
-// pollAll notes what streams have reached. The caller holds e.mu, which is released for driver calls.
-func (e *Engine) pollAll() {
-	for l := range e.pending.lines { // a map may change while it is gone through
-		for f := l.waiting.first; f != nil; f = l.waiting.first {
-			if !e.poll(f) {
-				break
-			}
-		}
-	}
-}
-
-// poll asks whether a stream has reached the first free of its line, and reports whether anything has changed.
-func (e *Engine) poll(f *pendingFree) bool {
-	l, m := f.line, f.mark
-	m.users++
-	err := e.unlocked(func() error {
-		return e.driver.With(l.device.context, func() error { return e.driver.EventQuery(m.event) })
-	})
-	defer l.unmark(m)
-	switch {
-	case f.mark != m: // another look has moved it on during the query
-	case errors.Is(err, cuda.NotReady):
-		return false
-	case err != nil:
-		e.advance(f, unwaited, refusedPrefix+err.Error())
-	case f.reusable() && l.device.wanting == 0:
-		e.advance(f, idle, "")
-	default:
-		e.advance(f, due, "it is about to be made")
-	}
-	return true
-}
-
-// want has streams polled at once, and gives back what is idle, until the function that it returns is called.
-func (e *Engine) want(d *device) (end func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	d.wanting++
-	e.pending.wanting++
-	e.giveBackIdle(func(of *device, _ *pendingFree) (uint64, bool) { return 0, of == d })
-	e.wakeReaper(d)
-	return func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		d.wanting--
-		e.pending.wanting--
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"tms/internal/aid/backoff"
 	"tms/internal/aid/guard"
+	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )
 
@@ -126,10 +127,7 @@ func (e *Engine) startReaping(d *device) {
 	p := &e.pending
 	if p.reaping {
 		if p.at[due].length == 1 {
-			select {
-			case p.wake <- struct{}{}:
-			default: // it has been told
-			}
+			p.wakeUp()
 		}
 	} else if p.at[due].length > 0 || e.looksFor(d) {
 		p.reaping = true
@@ -170,13 +168,111 @@ func (e *Engine) reap() error {
 	return nil
 }
 
-// wakeReaper has the thread that reaps look now. The caller holds e.mu.
-func (e *Engine) wakeReaper(d *device) {
+// looks reports whether streams are to be polled, or idle memory is to be given back in a while. The caller holds e.mu.
+func (e *Engine) looks() bool {
+	if e.looksFor(nil) {
+		return true
+	}
+	for _, d := range e.devices {
+		if e.looksFor(d) {
+			return true
+		}
+	}
+	return false
+}
+
+// looksFor is looks for the sake of one device, and of frees whose device may be forgotten by now.
+func (e *Engine) looksFor(d *device) bool {
+	p := &e.pending
+	if len(p.lines) == 0 && p.at[idle].length == 0 && len(e.offers) == 0 {
+		return false
+	}
+	return p.plain > 0 || d != nil && (d.wanting > 0 || d.ordered.reserved > d.ordered.keep)
+}
+
+// look finds out what streams have reached, and decides which idle memory is to be given back. The caller holds e.mu,
+// which is released for driver calls.
+func (e *Engine) look() {
+	e.pollAll()
+	e.dropUnused()
+	since := time.Now().Add(-keptIdle)
+	e.giveBackIdle(func(d *device, f *pendingFree) (keep uint64, may bool) {
+		if d.wanting > 0 {
+			return 0, true
+		}
+		return d.ordered.keep, f.since.Before(since)
+	})
+}
+
+// pollAll notes what streams have reached. The caller holds e.mu, which is released for driver calls.
+func (e *Engine) pollAll() {
+	for l := range e.pending.lines { // a map may change while it is gone through
+		for f := l.waiting.first; f != nil; f = l.waiting.first {
+			if !e.poll(f) {
+				break
+			}
+		}
+	}
+}
+
+// poll asks whether a stream has reached the first free of its line, and reports whether anything has changed.
+func (e *Engine) poll(f *pendingFree) bool {
+	l, m := f.line, f.mark
+	m.users++
+	err := e.unlocked(func() error {
+		return e.driver.With(l.device.context, func() error { return e.driver.EventQuery(m.event) })
+	})
+	defer l.unmark(m)
+	switch {
+	case f.mark != m: // another look has moved it on during the query
+	case errors.Is(err, cuda.NotReady):
+		return false
+	case err != nil:
+		e.advance(f, unwaited, refusedPrefix+err.Error())
+	case f.reusable() && l.device.wanting == 0:
+		e.advance(f, idle, "")
+	default:
+		e.advance(f, due, "it is about to be made")
+	}
+	return true
+}
+
+// dropUnused destroys events that no line uses again. The caller holds e.mu, which is released for driver calls.
+func (e *Engine) dropUnused() {
+	for _, d := range e.devices {
+		events := d.unused
+		if d.unused = nil; len(events) == 0 {
+			continue
+		}
+		_ = e.unlocked(func() error {
+			for _, event := range events {
+				e.driver.DropEvent(event)
+			}
+			return nil
+		})
+	}
+}
+
+// giveBackIdle makes the frees of idle memory that may be made, until keep bytes of a device's memory for stream order
+// are left. The caller holds e.mu.
+func (e *Engine) giveBackIdle(keeps func(*device, *pendingFree) (keep uint64, may bool)) {
+	given := map[*device]uint64{}
+	var p pace
+	e.pending.at[idle].visit(e, &p, func(f *pendingFree) {
+		d := f.segment.device
+		if keep, may := keeps(d, f); may && d.ordered.reserved-min(given[d], d.ordered.reserved) > keep {
+			given[d] += f.shape.bytes
+			e.advance(f, due, "it is about to be made")
+		}
+	})
+}
+
+// wakeUp has the thread that reaps look now.
+func (p *pendingFrees) wakeUp() {
 	select {
-	case e.pending.wake <- struct{}{}:
+	case p.wake <- struct{}{}:
 	default: // it has been told
 	}
-	e.startReaping(d)
 }
 
 // await pauses the reaping thread until another thread wakes it.
@@ -233,6 +329,23 @@ func (e *Engine) awaitFrees(d *device, take func() error, made *uint64, err erro
 	return err
 }
 
+// want has streams polled at once, and gives back what is idle, until the function that it returns is called.
+func (e *Engine) want(d *device) (end func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d.wanting++
+	e.pending.wanting++
+	e.giveBackIdle(func(of *device, _ *pendingFree) (uint64, bool) { return 0, of == d })
+	e.pending.wakeUp()
+	e.startReaping(d)
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		d.wanting--
+		e.pending.wanting--
+	}
+}
+
 // finish waits until frees are made, or put off once more. They must not depend on the caller, which holds e.mu.
 func (e *Engine) finish(frees []*pendingFree) {
 	var p pace
@@ -275,15 +388,6 @@ func (e *Engine) waitingFrees() (list []stats.Waiting) {
 		}
 	}
 	return list
-}
-
-// looksFor is looks for the sake of one device, and of frees whose device may be forgotten by now.
-func (e *Engine) looksFor(d *device) bool {
-	p := &e.pending
-	if len(p.lines) == 0 && p.at[idle].length == 0 && len(e.offers) == 0 {
-		return false
-	}
-	return p.plain > 0 || d != nil && (d.wanting > 0 || d.ordered.reserved > d.ordered.keep)
 }
 
 // visit calls f, which may take it out of the list, with each free of a list. The caller holds e.mu, which is released

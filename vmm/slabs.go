@@ -26,10 +26,10 @@ const smallTries = 4
 func shelfOf(bytes uint64) int { return bits.Len64(bytes/small.Unit) - 1 }
 
 // mallocInSlab serves a request from a slab of its tag: from a part that was freed in the order of a stream, or from
-// one with room, which may first have to be made active. The caller holds e.mu, which may be released: the tag may then
-// be another.
-func (e *Engine) mallocInSlab(d *device, t *tag, r *Request, p policy) (address uintptr, ok bool) {
+// one with room, which may first have to be made active. The caller holds e.mu, which may be released.
+func (e *Engine) mallocInSlab(d *device, r *Request, p policy) (address uintptr, ok bool) {
 	for woken := false; ; woken = true {
+		t := d.tag(r.Tag)
 		if r.Ordered {
 			address, ok = t.takeSmall(e, r, p)
 		}
@@ -42,7 +42,6 @@ func (e *Engine) mallocInSlab(d *device, t *tag, r *Request, p policy) (address 
 		if ok || woken || !e.wakeSlab(d, t, r, p) {
 			return address, ok
 		}
-		t = d.tag(r.Tag)
 	}
 }
 

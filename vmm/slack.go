@@ -105,31 +105,3 @@ func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
 	}
 	return best
 }
-
-// removeAt takes a segment out of a list in which each knows its index.
-func removeAt(list []*segment, index int) []*segment {
-	last := len(list) - 1
-	list[index], list[last].index = list[last], index
-	return slices.Delete(list, last, last+1)
-}
-
-// dissolve separates the segments from an extent that no longer has memory; its slack is gone with the memory.
-func (e *Engine) dissolve(x *extent) {
-	for _, s := range x.segments {
-		if s.extent != x { // a compaction has put another in its place
-			continue
-		}
-		if s.extent = nil; s.state == slack {
-			s.tag.removeSlack(s)
-			s.vacate()
-		}
-	}
-	if x.shared {
-		x.shared = false
-		x.device.shared -= x.size
-	}
-	if len(x.exports) > 0 {
-		e.sharing.forgetImporters(x.exports...)
-		x.exports = nil
-	}
-}

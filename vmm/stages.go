@@ -161,6 +161,20 @@ func (d *device) lineOf(t *tag, o order) *line {
 	return l
 }
 
+// dropLines forgets the empty lines of a tag.
+func (d *device) dropLines(t *tag) {
+	for o, l := range t.lines {
+		if l.waiting.length == 0 {
+			delete(t.lines, o)
+			for _, m := range l.spare {
+				d.unused = append(d.unused, m.event)
+			}
+			l.spare = nil
+		}
+	}
+	t.recent = nil
+}
+
 // line returns the line that lineOf has made, or nil if there is none. Most often it is the last that was looked for.
 func (t *tag) line(o order) *line {
 	if t.recent == nil || t.recent.order != o {

@@ -1,6 +1,8 @@
 package vmm
 
 import (
+	"slices"
+
 	"tms/vmm/space"
 )
 
@@ -86,6 +88,13 @@ func (t *tag) remove(s *segment) {
 	t.segments = removeAt(t.segments, s.index)
 }
 
+// removeAt takes a segment out of a list in which each knows its index.
+func removeAt(list []*segment, index int) []*segment {
+	last := len(list) - 1
+	list[index], list[last].index = list[last], index
+	return slices.Delete(list, last, last+1)
+}
+
 func (d *device) tag(name string) *tag {
 	t := d.tags[name]
 	if t == nil {
@@ -97,6 +106,19 @@ func (d *device) tag(name string) *tag {
 
 // isEmpty reports whether a tag has neither segments nor addresses. The table has such a tag only while e.mu is held.
 func (t *tag) isEmpty() bool { return t.ranges.Empty() && len(t.segments) == 0 }
+
+// retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.
+func (d *device) retire(t *tag) {
+	if t.isEmpty() && d.tags[t.name] == t {
+		delete(d.tags, t.name)
+		d.dropLines(t)
+	}
+}
+
+func (s *segment) vacate() {
+	s.span.Release()
+	s.device.retire(s.tag)
+}
 
 // enter adds a new segment to its tag, where others find it, unless its device was reset since. Then enter ends it. The
 // caller holds e.mu, which is released for driver calls.
