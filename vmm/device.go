@@ -145,7 +145,7 @@ func (d *device) count(s *segment, bytes int64) {
 	}
 }
 
-// gain notes that the process has so many bytes more. The caller holds the engine's lock.
+// gain adds bytes to what the process has. The caller holds the engine's lock.
 func (d *device) gain(bytes uint64) {
 	d.has += bytes
 	d.most = max(d.most, d.has)

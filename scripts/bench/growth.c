@@ -3,8 +3,8 @@
 //   growth sets COUNT                  sets of one granule with a name each: making, opening, listing by the keeper's
 //                                    client, closing; ends when stdin does
 //   growth tags COUNT                  a tag for each segment of 4 KiB, or nothing; ends when stdin does
-// Prints seconds, a step a line. Those of "segments" are of the processor: on a busy machine a step of a second is
-// interrupted, a step of a millisecond is not, and so their times would not compare.
+// Prints seconds, a step a line. "segments" prints processor time: on a busy machine a step of a second is interrupted,
+// a step of a millisecond is not, and so other times would not compare.
 #define _GNU_SOURCE
 #include <stdbool.h>
 #include <stdio.h>
