@@ -176,6 +176,7 @@ func (p *Process) pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeou
 			return 0, err
 		}
 	}
+	e.AwaitAllocations(deadline)
 	options.Gated, options.Capturing = true, false
 	options.Importers = max(0, min(options.Importers, time.Until(deadline)))
 	if how.takes != nil {

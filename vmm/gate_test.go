@@ -1,7 +1,9 @@
 package vmm_test
 
 import (
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -32,4 +34,38 @@ func TestGatedSlack(t *testing.T) {
 	require.NoError(t, resume(e, o))
 	require.False(t, e.Records().Gated())
 	require.Equal(t, []bool{true, false, true, false}, gated)
+}
+
+// A pause that has stopped the program's threads takes what one of them was just allocating, too.
+func TestAllocationsAreAwaited(t *testing.T) {
+	_, _, e := simulated(t, 1)
+	r := vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost}
+	first, second := malloc(t, e, r), uintptr(0)
+	asked, answer := make(chan struct{}), make(chan struct{})
+	ask := sync.OnceFunc(func() { close(asked) })
+	defer at("cuMemCreate", func() error { ask(); <-answer; return nil })()
+	open := sync.OnceFunc(func() { close(answer) })
+	defer open()
+	made, waited := make(chan error), make(chan struct{})
+	go func() {
+		a, err := e.Malloc(r)
+		second = a
+		made <- err
+	}()
+	<-asked
+	go func() { e.AwaitAllocations(time.Now().Add(time.Hour)); close(waited) }()
+	e.AwaitAllocations(time.Now())
+	select {
+	case <-waited:
+		require.Fail(t, "the driver has not answered")
+	default:
+	}
+	open()
+	require.NoError(t, <-made)
+	<-waited
+	freed, err := e.Pause(vmm.Options{Gated: true})
+	require.NoError(t, err)
+	require.EqualValues(t, 8*mib, freed)
+	require.NoError(t, resume(e, vmm.Options{}))
+	frees(t, e, first, second)
 }

@@ -167,6 +167,23 @@ func (e *Engine) AwaitIdle(until time.Time) (busy int, err error) {
 	return busy, err
 }
 
+// AwaitAllocations waits until the driver has made the memory that it is being asked for, but not beyond until. A thread
+// that allocates may be past the gate, and what it gets after a pause would stay active.
+func (e *Engine) AwaitAllocations(until time.Time) {
+	making := func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for _, d := range e.devices {
+			if d.making > 0 {
+				return true
+			}
+		}
+		return false
+	}
+	for wait := soonAgain; making() && wait.Sleep(until); {
+	}
+}
+
 // awaitContext waits for the current context. The caller runs on a locked thread.
 func (e *Engine) awaitContext(context cuda.Context, until time.Time) error {
 	event, err := e.recordWork(context)
