@@ -223,6 +223,8 @@ func TestMachine(t *testing.T) {
 
 	r = examine(t, nil, "TMS_LIBRARY=").with(t, "warning library")
 	require.Nil(t, r.Library)
+	r = examine(t, nil, "TMS_CRIU=/none").with(t)
+	r.find(t, "note", "snapshot")
 }
 
 func TestText(t *testing.T) {

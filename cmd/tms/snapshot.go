@@ -16,16 +16,19 @@ import (
 var snapshotLease = time.Minute
 
 func snapshotCommand() *cobra.Command {
-	var timeout duration
+	var timeout, every duration
 	var force, stop, asJSON bool
+	var keep int
 	command := &cobra.Command{
 		Use:   "snapshot PID DIR",
 		Short: "Write a running program into a directory, to start it from there",
 		Long: `Pauses everything of a process and of all below it, and writes them and their
 GPU memory into DIR. The program then goes on, or with --stop it ends. CRIU 4.2
-or later does the processes' part, and needs root.`,
+or later does the processes' part, and needs root. With --every the command goes
+on until the program ends, and keeps the newest snapshots of it.`,
 		Example: `  tms snapshot 12345 /var/lib/warm
   tms snapshot 12345 /var/lib/warm --stop
+  tms snapshot 12345 /data/training --every 10m --keep 3
   tms restore /var/lib/warm`,
 		Args: func(_ *cobra.Command, arguments []string) error {
 			if len(arguments) != 2 {
@@ -40,34 +43,52 @@ or later does the processes' part, and needs root.`,
 			if err != nil {
 				return err
 			}
-			taken, err := tree.Take{PID: pids[0], Directory: arguments[1], Stop: stop, User: "tms snapshot", Lease: snapshotLease,
-				Pause: control.SteerRequest{Timeout: new(timeout.Seconds()), Force: force, To: control.ToMemory, SaveAll: true}}.Do(ctx)
+			take := tree.Take{PID: pids[0], Directory: arguments[1], Stop: stop, User: "tms snapshot", Lease: snapshotLease,
+				Pause: control.SteerRequest{Timeout: new(timeout.Seconds()), Force: force, To: control.ToMemory, SaveAll: true}}
+			say := func(taken *tree.Taken) error { return saySnapshot(command, taken, stop, asJSON) }
+			switch again := command.Flags().Changed("every"); {
+			case again && (stop || keep < 0):
+				return errors.New("--every excludes --stop, and --keep is a number of snapshots, or 0 for all")
+			case again:
+				return snapshotEvery(ctx, command, take, every.Duration, keep, say)
+			case command.Flags().Changed("keep"):
+				return errors.New("--keep goes with --every; tms snapshots prune DIR --keep removes snapshots")
+			}
+			taken, err := take.Do(ctx)
 			if err != nil {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pids[0], err)
 				return errNo
 			}
-			if asJSON {
-				return writeJSON(command.OutOrStdout(), taken)
-			}
-			of := "1 process"
-			if count := len(taken.Processes); count != 1 {
-				of = fmt.Sprintf("%d processes", count)
-			}
-			after := fmt.Sprintf("the program stood still for %.2f s", taken.Stood)
-			if stop {
-				after = "the program has ended"
-			}
-			fmt.Fprintf(command.OutOrStdout(), "%s: %s of contents (%s new) and %s of %s in %.2f s; %s\n", taken.Name,
-				readable.Bytes(uint64(taken.Read+taken.Zero)), readable.Bytes(uint64(taken.Written)),
-				readable.Bytes(uint64(taken.Images)), of, taken.Seconds, after)
-			return nil
+			return say(taken)
 		},
 	}
 	addTimeout(command, &timeout, &force)
+	every.least = time.Second
+	addTime(command, &every, "every", 0, "take a snapshot each `TIME`, until the program ends")
+	command.Flags().IntVar(&keep, "keep", 2, "with --every, keep `NUMBER` of its snapshots")
 	command.Flags().BoolVar(&stop, "stop", false, "end the program once its snapshot is complete")
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	command.ValidArgsFunction = completeProcesses
 	return command
+}
+
+// saySnapshot says what was taken, in a line.
+func saySnapshot(command *cobra.Command, taken *tree.Taken, stop, asJSON bool) error {
+	if asJSON {
+		return writeJSON(command.OutOrStdout(), taken)
+	}
+	of := "1 process"
+	if count := len(taken.Processes); count != 1 {
+		of = fmt.Sprintf("%d processes", count)
+	}
+	after := fmt.Sprintf("the program stood still for %.2f s", taken.Stood)
+	if stop {
+		after = "the program has ended"
+	}
+	_, err := fmt.Fprintf(command.OutOrStdout(), "%s: %s of contents (%s new) and %s of %s in %.2f s; %s\n", taken.Name,
+		readable.Bytes(uint64(taken.Read+taken.Zero)), readable.Bytes(uint64(taken.Written)),
+		readable.Bytes(uint64(taken.Images)), of, taken.Seconds, after)
+	return err
 }
 
 func restoreCommand() *cobra.Command {

@@ -6,6 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -86,7 +89,11 @@ func startWarm(t *testing.T, environment ...string) (s *steered, directory strin
 	needsCRIU(t)
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
-	s = startSteered(t, steeredProgram(t), append(environment, "STEERED_STAYS=1")...)
+	program := filepath.Join(t.TempDir(), "steered") // its own, which a test may change
+	text, err := os.ReadFile(steeredProgram(t))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, text, 0o755))
+	s = startSteered(t, program, append(environment, "STEERED_STAYS=1")...)
 	return s, filepath.Join(t.TempDir(), "snapshots")
 }
 
@@ -102,6 +109,17 @@ func TestASnapshotIsRestored(t *testing.T) {
 		t.Setenv("CUDASIM_DRIVER", "581.1")
 		require.Contains(t, fails(t, exitNo, "", "restore", directory), "driver 580.159.04, and this machine has 581.1. Only the same version")
 	})
+	t.Run("with another program or without it", func(t *testing.T) {
+		program := s.Path
+		text, err := os.ReadFile(program)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(program, append(text, 0), 0o755))
+		require.Contains(t, fails(t, exitNo, "", "restore", directory), program+" is another one than at the snapshot")
+		require.NoError(t, os.Remove(program))
+		require.Contains(t, fails(t, exitNo, "", "restore", directory), program+" is missing")
+		require.NoError(t, os.WriteFile(program, text, 0o755))
+		require.Regexp(t, program+"  build-id:[0-9a-f]{40}", succeeds(t, "snapshots", directory, "--needs"))
+	})
 	for range 2 {
 		var is tree.Restored
 		s, is = s.restored(t, directory)
@@ -112,5 +130,70 @@ func TestASnapshotIsRestored(t *testing.T) {
 		s.do("check")
 		require.NoError(t, s.Process.Kill())
 		awaitEnd(t, is.Processes[0])
+	}
+}
+
+// An unmodified training is killed, and goes on from its last snapshot to the same numbers, bit for bit.
+func TestATrainingGoesOnFromItsSnapshots(t *testing.T) {
+	needsCRIU(t)
+	ownSockets(t)
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
+	program, folder := fixture(t, "training"), t.TempDir()
+	directory, losses := filepath.Join(folder, "snapshots"), filepath.Join(folder, "losses")
+	start := func(path, steps, pause string) *exec.Cmd {
+		c := exec.Command(tms, "run", "--", program, path, steps, pause)
+		c.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_PRELOAD=", "CUDASIM_MEMORY=256M")
+		require.NoError(t, c.Start()) // its streams are files: a restored one would keep the pipe of tms restore open
+		return c
+	}
+	last := func() (lines []string) {
+		text, _ := os.ReadFile(losses)
+		return strings.Split(strings.TrimSpace(string(text)), "\n")
+	}
+	training := start(losses, "1000000000", "1000")
+	pid := training.Process.Pid
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL); awaitEnd(t, pid) })
+	require.Eventually(t, func() bool { return len(last()) > 10 }, time.Minute, time.Millisecond)
+	every := exec.Command(tms, "snapshot", strconv.Itoa(pid), directory, "--every", "1s", "--keep", "2")
+	var said strings.Builder
+	every.Stdout, every.Stderr = &said, &said
+	require.NoError(t, every.Start())
+	names := func() (names []string) {
+		found, _ := filepath.Glob(filepath.Join(directory, "*Z-"+strconv.Itoa(pid)))
+		return found
+	}
+	require.Eventually(t, func() bool { return len(names()) > 0 }, time.Minute, time.Millisecond)
+	first := names()[0]
+	require.Eventually(t, func() bool { return !slices.Contains(names(), first) }, time.Minute, time.Millisecond, "it is pruned")
+	before := len(last())
+	require.Eventually(t, func() bool { return len(last()) > before }, time.Minute, time.Millisecond)
+	require.NoError(t, training.Process.Kill())
+	require.Error(t, training.Wait())
+	require.NoError(t, every.Wait(), said.String())
+	require.Contains(t, said.String(), "has ended; tms restore "+directory)
+	require.LessOrEqual(t, len(names()), 2)
+
+	before = len(last())
+	succeeds(t, "restore", directory)
+	require.Eventually(t, func() bool { return len(last()) > before+10 }, time.Minute, time.Millisecond, "it goes on")
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	awaitEnd(t, pid)
+	all := last()
+	all = all[:len(all)-1] // the last one may be incomplete
+	most := 0
+	for _, line := range all {
+		step, err := strconv.Atoi(strings.Fields(line)[0])
+		require.NoError(t, err)
+		most = max(most, step)
+	}
+	require.Greater(t, len(all), most+1, "steps are repeated from the snapshot on")
+	undisturbed := filepath.Join(folder, "undisturbed")
+	require.NoError(t, start(undisturbed, strconv.Itoa(most+1), "0").Wait())
+	text, err := os.ReadFile(undisturbed)
+	require.NoError(t, err)
+	expected := strings.Split(string(text), "\n")
+	for _, line := range all {
+		step, _ := strconv.Atoi(strings.Fields(line)[0])
+		require.Equal(t, expected[step], line)
 	}
 }

@@ -156,6 +156,13 @@ func showSnapshots(command *cobra.Command, list []snapshot.Entry, needs bool) er
 	for _, e := range list {
 		if words := needsOf(e.Needs); needs && words != "" {
 			fmt.Fprintf(command.OutOrStdout(), "%s needs %s\n", readable.Printable(e.Name), readable.Printable(words))
+			for _, file := range e.Needs.Mapped {
+				fmt.Fprintf(command.OutOrStdout(), "  %s  %s\n", readable.Printable(file.Path), readable.Printable(file.ID))
+			}
+			for _, folder := range e.Needs.Caches {
+				fmt.Fprintf(command.OutOrStdout(), "  %s  compiled code, which the program makes again where it is missing\n",
+					readable.Printable(folder))
+			}
 		}
 		if e.Problem != "" {
 			fmt.Fprintf(command.ErrOrStderr(), "tms: %s: %s\n", readable.Printable(e.Name), readable.Printable(e.Problem))
@@ -185,6 +192,9 @@ func needsOf(n snapshot.Needs) string {
 	}
 	if n.Kernel != "" {
 		words = append(words, "made on kernel "+n.Kernel)
+	}
+	if len(n.Mapped) > 0 {
+		words = append(words, fmt.Sprintf("%d files that it has mapped", len(n.Mapped)))
 	}
 	return strings.Join(words, ", ")
 }

@@ -2,15 +2,18 @@ package doctor
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"regexp"
 	"strings"
+	"time"
 
 	"tms/internal/aid/readable"
 	"tms/internal/fleet"
 	"tms/internal/machine/checkpoint"
+	"tms/internal/snapshot/criu"
 	"tms/vmm/cuda"
 )
 
@@ -52,6 +55,18 @@ func (d Device) String() string {
 			readable.Short(d.GranularityBytes))
 	}
 	return strings.TrimSpace(text + " " + d.UUID)
+}
+
+// examineSnapshots says whether tms snapshot and tms restore work here.
+func (r *Report) examineSnapshots() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	program, lacks, do := criu.Able(ctx)
+	if lacks != nil {
+		r.add(Note, "snapshot", "tms snapshot and tms restore are refused: "+lacks.Error(), do)
+		return
+	}
+	r.add(OK, "snapshot", "CRIU "+program.Version+" can dump and restore programs on Linux "+criu.Kernel(), "")
 }
 
 func (r *Report) examineDriver() {

@@ -69,6 +69,7 @@ func Examine(pid int, program string) (*Report, error) {
 	}
 
 	r.examineDriver()
+	r.examineSnapshots()
 	r.examineAddressSpace(process)
 	switch {
 	case process != nil:

@@ -67,6 +67,20 @@ type Needs struct {
 	Kernel  string `json:"kernel,omitempty"`
 	CRIU    string `json:"criu,omitempty"`
 	Machine string `json:"machine,omitempty"` // amd64, arm64
+	// Mapped are files that the processes have mapped, such as libraries. CRIU maps them again, and so they must be the
+	// same.
+	Mapped []Mapped `json:"mapped,omitempty"`
+	// Caches are folders of what libraries have compiled. Without them a program compiles again.
+	Caches []string `json:"caches,omitempty"`
+}
+
+// Mapped is a file that a process has mapped.
+type Mapped struct {
+	Path string `json:"path"`
+	Size int64  `json:"size"`
+	// ID is "build-id:" with what the linker has noted, or "sha256:" with a hash, or "sha256-of-parts:" with a hash of 64
+	// parts of a file that is larger than 64 MiB.
+	ID string `json:"id"`
 }
 
 // GPU is a device that a snapshot's processes use.

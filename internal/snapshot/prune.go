@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,6 +15,8 @@ import (
 type PruneOptions struct {
 	// Keep, unless 0, is how many of the newest snapshots stay.
 	Keep int
+	// PID, unless 0, has Keep count only snapshots whose first process has this number, and no others are removed.
+	PID int
 	// DryRun takes nothing.
 	DryRun bool
 }
@@ -23,6 +27,11 @@ type Pruned struct {
 	Incomplete []string `json:"incomplete"` // folders of snapshots that are not complete
 	Blocks     int      `json:"blocks"`     // that no snapshot names
 	Bytes      int64    `json:"bytes"`      // of these blocks, and of what was left of blocks that were not complete
+}
+
+// counts reports whether Keep counts a snapshot, by its name.
+func (o PruneOptions) counts(name string) bool {
+	return o.PID == 0 || strings.HasSuffix(name, fmt.Sprintf("-%d", o.PID))
 }
 
 // Prune takes what was left of snapshots that are not complete, and blocks that no snapshot names. It takes no block
@@ -41,9 +50,10 @@ func (d *Directory) Prune(options PruneOptions) (*Pruned, error) {
 		return nil, err
 	}
 	pruned := &Pruned{Snapshots: []string{}, Incomplete: append([]string{}, incomplete...)}
-	if options.Keep > 0 && len(complete) > options.Keep {
-		pruned.Snapshots = complete[:len(complete)-options.Keep]
-		complete = complete[len(complete)-options.Keep:]
+	if options.Keep > 0 {
+		counts := slices.DeleteFunc(slices.Clone(complete), func(name string) bool { return !options.counts(name) })
+		pruned.Snapshots = append(pruned.Snapshots, counts[:max(0, len(counts)-options.Keep)]...)
+		complete = slices.DeleteFunc(complete, func(name string) bool { return slices.Contains(pruned.Snapshots, name) })
 	}
 	named := map[string]bool{}
 	for _, name := range complete {

@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,12 +31,15 @@ type Restore struct {
 
 // Restored is a program that goes on.
 type Restored struct {
-	Name      string  `json:"name"`
-	Processes []int   `json:"processes"`
-	Process   float64 `json:"process_seconds"`  // CRIU
-	Contents  float64 `json:"contents_seconds"` // beside it
-	Resume    float64 `json:"resume_seconds"`
-	Seconds   float64 `json:"seconds"`
+	Name      string `json:"name"`
+	Processes []int  `json:"processes"`
+	// Times since the start: when all but the contents was checked; when CRIU had ended; when the contents were here, beside
+	// CRIU.
+	Check    float64 `json:"check_seconds"`
+	Process  float64 `json:"process_seconds"`
+	Contents float64 `json:"contents_seconds"`
+	Resume   float64 `json:"resume_seconds"`
+	Seconds  float64 `json:"seconds"`
 }
 
 // Do restores the program. After an error nothing of it is here, unless the error says that it is here and paused.
@@ -52,7 +56,7 @@ func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
 	defer s.Close()
 	program, err := criu.Find(ctx)
 	if err == nil {
-		err = fits(s.Manifest)
+		err = cmp.Or(program.Restores(s.Manifest.Needs.CRIU), fits(s.Manifest))
 	}
 	if err == nil {
 		err = s.VerifyFiles(ctx)
@@ -60,6 +64,7 @@ func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
 	if err != nil {
 		return nil, err
 	}
+	checked := time.Since(began).Seconds()
 	work, err := os.MkdirTemp("", "tms-restore-")
 	if err != nil {
 		return nil, err
@@ -70,7 +75,7 @@ func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
 			_ = file.Close()
 		}
 	}()
-	restored = &Restored{Name: s.Name}
+	restored = &Restored{Name: s.Name, Check: checked}
 	var all errgroup.Group
 	all.Go(func() error {
 		err := copyContents(ctx, s, files)
@@ -130,6 +135,9 @@ func fits(m *snapshot.Manifest) error {
 			return fmt.Errorf("process %d is here already, and the program needs that number: end the process, and "+
 				"have its parent wait for it", p.PID)
 		}
+	}
+	if err := lackedFiles(m.Needs.Mapped); err != nil {
+		return err
 	}
 	return hasGPUs(m.Needs)
 }

@@ -40,6 +40,13 @@ type Taken struct {
 	Seconds   float64 `json:"seconds"`
 	snapshot.Progress
 	Images int64 `json:"image_bytes"`
+	// Seconds of parts: until all stands paused and parked; of CRIU's dump, with --stop until the program has ended; until
+	// the program went on; of the contents into blocks, beside the dump; of the hashes of images and the disk at the end.
+	Pause  float64 `json:"pause_seconds"`
+	Dump   float64 `json:"dump_seconds"`
+	GoesOn float64 `json:"goes_on_seconds"`
+	Blocks float64 `json:"blocks_seconds"`
+	Commit float64 `json:"commit_seconds"`
 }
 
 // Do takes the snapshot. After an error there is none, and the tree goes on, or waits for a tms resume that the error
@@ -57,6 +64,10 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	if len(tree.Steered) == 0 {
 		return nil, fmt.Errorf("no process of %d and below listens to tms, so there is no GPU memory to save: start it by tms "+
 			"run", t.PID)
+	}
+	files, err := mapped(tree.Processes)
+	if err != nil {
+		return nil, err
 	}
 	directory, err := snapshot.Create(t.Directory)
 	if err != nil {
@@ -94,27 +105,34 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		_ = os.RemoveAll(work)
 		return nil, err
 	}
-	taken = &Taken{Name: name}
+	taken = &Taken{Name: name, Pause: time.Since(parking).Seconds()}
+	parked := time.Now()
 	goesOn := func() error {
+		defer lasts(&taken.GoesOn)()
 		err := g.GoOn()
 		taken.Stood = time.Since(parking).Seconds()
 		return err
 	}
 	manifest := t.manifest(tree, needs(g, program))
+	manifest.Needs.Mapped, manifest.Needs.Caches = files, cachesOf(tree.Processes)
 	d := dumping{Take: t, tree: tree, group: g, program: program, images: filepath.Join(writer.Folder(), images), work: work}
 	commit := func() error {
+		defer lasts(&taken.Commit)()
 		if err := step("commit"); err != nil {
 			return err
 		}
 		taken.Images = sizeOf(d.images)
 		return writer.Commit(context.WithoutCancel(ctx), manifest)
 	}
-	contents := func() error { return save(ctx, writer, g, manifest) }
+	contents := func() error {
+		defer lasts(&taken.Blocks)()
+		return save(ctx, writer, g, manifest)
+	}
 	if sealed := sealed(g); t.Stop || !sealed {
 		if err = d.waiting(ctx, contents, commit); err != nil {
 			return nil, both(err, goesOn())
 		}
-		if !t.Stop {
+		if taken.Dump = time.Since(parked).Seconds(); !t.Stop {
 			warn(goesOn())
 		}
 	} else {
@@ -123,6 +141,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		if err = d.run(""); err == nil {
 			err = g.Parked()
 		}
+		taken.Dump = time.Since(parked).Seconds()
 		left := goesOn() // the contents stay as they are
 		if err = errors.Join(err, all.Wait(), ctx.Err()); err == nil {
 			err = commit()
@@ -137,6 +156,12 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	}
 	taken.Progress, taken.Seconds = writer.Progress(), time.Since(began).Seconds()
 	return taken, nil
+}
+
+// lasts puts into seconds how long something takes, until the function that it returns is called.
+func lasts(seconds *float64) (done func()) {
+	began := time.Now()
+	return func() { *seconds = time.Since(began).Seconds() }
 }
 
 // step names a step, before which a test makes the command fail or end.

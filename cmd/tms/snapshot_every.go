@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/snapshot"
+	"tms/internal/snapshot/tree"
+)
+
+// snapshotEvery takes snapshots of a program again and again until it ends, and removes all of its but the newest. One
+// that fails is said, and the next one is tried in its time: the program goes on.
+func snapshotEvery(ctx context.Context, command *cobra.Command, take tree.Take, every time.Duration, keep int,
+	say func(*tree.Taken) error) error {
+	gone := func() bool { return unix.Kill(take.PID, 0) == unix.ESRCH }
+	for next := time.Now(); ; {
+		taken, err := take.Do(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err == nil:
+			if err := say(taken); err != nil {
+				return err
+			}
+			err = prune(take, keep)
+		}
+		if err != nil && !gone() {
+			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v; the next snapshot is due in %v\n", take.PID, err, every)
+		}
+		for next = next.Add(every); time.Now().After(next); {
+			next = next.Add(every)
+		}
+		for time.Now().Before(next) && !gone() {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(min(time.Until(next), time.Second)):
+			}
+		}
+		if gone() {
+			fmt.Fprintf(command.ErrOrStderr(), "tms: %d has ended; tms restore %s starts it from its last snapshot\n", take.PID,
+				take.Directory)
+			return nil
+		}
+	}
+}
+
+// prune removes older snapshots of a program, unless the directory is in use: then the next time does.
+func prune(take tree.Take, keep int) error {
+	directory, err := snapshot.Open(take.Directory)
+	if err != nil || keep == 0 {
+		return err
+	}
+	if _, err = directory.Prune(snapshot.PruneOptions{Keep: keep, PID: take.PID}); errors.Is(err, snapshot.ErrInUse) {
+		return nil
+	}
+	return err
+}

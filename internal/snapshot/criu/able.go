@@ -1,0 +1,66 @@
+package criu
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Restores refuses a snapshot that a later CRIU has written.
+func (p *Program) Restores(written string) error {
+	if earlier(p.Version, written) {
+		return fmt.Errorf("CRIU %s has written the snapshot, and %s, which is %s, may not read it: install that version, or "+
+			"name it by %s", written, p.Path, p.Version, Setting)
+	}
+	return nil
+}
+
+// Able finds CRIU, and returns why it cannot dump and restore programs here, and what to do.
+func Able(ctx context.Context) (p *Program, lacks error, do string) {
+	p, err := Find(ctx)
+	if err != nil {
+		return nil, err, "install criu 4.2, or later; scripts/test.sh of the sources fetches one into build/criu (docs/snapshot.md)"
+	}
+	if missing := missingCapabilities(); len(missing) > 0 {
+		return p, fmt.Errorf("CRIU needs privileges that this command lacks: %s", strings.Join(missing, ", ")),
+			"run tms snapshot and tms restore as root; in a container, with these capabilities added"
+	}
+	if _, _, failed := unix.Syscall6(unix.SYS_KCMP, uintptr(os.Getpid()), uintptr(os.Getpid()), 0, 0, 0, 0); failed != 0 {
+		return p, fmt.Errorf("the kernel does not compare processes (kcmp: %w)", failed),
+			"use a kernel with CONFIG_KCMP or CONFIG_CHECKPOINT_RESTORE, and a seccomp profile that allows kcmp"
+	}
+	if text, err := p.command(ctx, "check").CombinedOutput(); err != nil {
+		lines := errorsOf(string(text))
+		if len(lines) == 0 {
+			lines = []string{strings.TrimSpace(string(text))}
+		}
+		return p, fmt.Errorf("criu check: %s", strings.Join(lines, "; ")),
+			"use a kernel with what criu check names, such as CONFIG_CHECKPOINT_RESTORE"
+	}
+	return p, nil, ""
+}
+
+// missingCapabilities lists what a dump and a restore of any user's program need, and this process lacks.
+func missingCapabilities() (missing []string) {
+	status, _ := os.ReadFile("/proc/self/status")
+	_, line, _ := strings.Cut(string(status), "\nCapEff:\t")
+	digits, _, _ := strings.Cut(line, "\n")
+	has, _ := strconv.ParseUint(digits, 16, 64)
+	for _, one := range []struct {
+		number int
+		name   string
+	}{
+		{unix.CAP_CHECKPOINT_RESTORE, "CAP_CHECKPOINT_RESTORE"}, {unix.CAP_SETPCAP, "CAP_SETPCAP"},
+		{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}, {unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE"},
+		{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE"},
+	} {
+		if has&(1<<one.number) == 0 {
+			missing = append(missing, one.name)
+		}
+	}
+	return missing
+}
