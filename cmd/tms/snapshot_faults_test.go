@@ -121,8 +121,8 @@ func (s *steered) resumes(t *testing.T) {
 			return
 		}
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Process.Pid))
-		require.True(t, err == nil && !bytes.Contains(status, []byte("zombie")) && time.Now().Before(until), "%s%s%s", out, words,
-			status)
+		waits := err == nil && !bytes.Contains(status, []byte("zombie")) && time.Now().Before(until)
+		require.True(t, waits, "%s%s%s", out, words, status)
 	}
 }
 
