@@ -61,7 +61,7 @@ func (d Device) String() string {
 func (r *Report) examineSnapshots() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	program, lacks, do := criu.Able(ctx)
+	program, do, lacks := criu.Able(ctx)
 	if lacks != nil {
 		r.add(Note, "snapshot", "tms snapshot and tms restore are refused: "+lacks.Error(), do)
 		return

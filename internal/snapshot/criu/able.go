@@ -20,28 +20,28 @@ func (p *Program) Restores(written string) error {
 }
 
 // Able finds CRIU, and returns why it cannot dump and restore programs here, and what to do.
-func Able(ctx context.Context) (p *Program, lacks error, do string) {
+func Able(ctx context.Context) (p *Program, do string, lacks error) {
 	p, err := Find(ctx)
 	if err != nil {
-		return nil, err, "install criu 4.2, or later; scripts/test.sh of the sources fetches one into build/criu (docs/snapshot.md)"
+		return nil, "install criu 4.2 or later; scripts/test.sh of the sources fetches it (docs/snapshot.md)", err
 	}
 	if missing := missingCapabilities(); len(missing) > 0 {
-		return p, fmt.Errorf("CRIU needs privileges that this command lacks: %s", strings.Join(missing, ", ")),
-			"run tms snapshot and tms restore as root; in a container, with these capabilities added"
+		return p, "run tms snapshot and tms restore as root; in a container, with these capabilities added",
+			fmt.Errorf("CRIU needs privileges that this command lacks: %s", strings.Join(missing, ", "))
 	}
 	if _, _, failed := unix.Syscall6(unix.SYS_KCMP, uintptr(os.Getpid()), uintptr(os.Getpid()), 0, 0, 0, 0); failed != 0 {
-		return p, fmt.Errorf("the kernel does not compare processes (kcmp: %w)", failed),
-			"use a kernel with CONFIG_KCMP or CONFIG_CHECKPOINT_RESTORE, and a seccomp profile that allows kcmp"
+		return p, "use a kernel with CONFIG_KCMP or CONFIG_CHECKPOINT_RESTORE, and a seccomp profile that allows kcmp",
+			fmt.Errorf("the kernel does not compare processes (kcmp: %w)", failed)
 	}
 	if text, err := p.command(ctx, "check").CombinedOutput(); err != nil {
 		lines := errorsOf(string(text))
 		if len(lines) == 0 {
 			lines = []string{strings.TrimSpace(string(text))}
 		}
-		return p, fmt.Errorf("criu check: %s", strings.Join(lines, "; ")),
-			"use a kernel with what criu check names, such as CONFIG_CHECKPOINT_RESTORE"
+		return p, "use a kernel with what criu check names, such as CONFIG_CHECKPOINT_RESTORE",
+			fmt.Errorf("criu check: %s", strings.Join(lines, "; "))
 	}
-	return p, nil, ""
+	return p, "", nil
 }
 
 // missingCapabilities lists what a dump and a restore of any user's program need, and this process lacks.
