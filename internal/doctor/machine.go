@@ -66,7 +66,11 @@ func (r *Report) examineSnapshots() {
 		r.add(Note, "snapshot", "tms snapshot and tms restore are refused: "+lacks.Error(), do)
 		return
 	}
-	r.add(OK, "snapshot", "CRIU "+program.Version+" can dump and restore programs on Linux "+criu.Kernel(), "")
+	whose := "programs"
+	if !criu.AnyUser() {
+		whose = "this user's programs, without CAP_SYS_RESOURCE,"
+	}
+	r.add(OK, "snapshot", "CRIU "+program.Version+" can dump and restore "+whose+" on Linux "+criu.Kernel(), "")
 }
 
 func (r *Report) examineDriver() {

@@ -44,21 +44,28 @@ func Able(ctx context.Context) (p *Program, do string, lacks error) {
 	return p, "", nil
 }
 
-// missingCapabilities lists what a dump and a restore of any user's program need, and this process lacks.
-func missingCapabilities() (missing []string) {
+// AnyUser reports whether programs of other users can be dumped, too.
+func AnyUser() bool { return has(unix.CAP_SYS_RESOURCE) }
+
+// has reports whether this process has a capability.
+func has(number int) bool {
 	status, _ := os.ReadFile("/proc/self/status")
 	_, line, _ := strings.Cut(string(status), "\nCapEff:\t")
 	digits, _, _ := strings.Cut(line, "\n")
-	has, _ := strconv.ParseUint(digits, 16, 64)
+	set, _ := strconv.ParseUint(digits, 16, 64)
+	return set&(1<<number) != 0
+}
+
+// missingCapabilities lists what a dump and a restore need, and this process lacks.
+func missingCapabilities() (missing []string) {
 	for _, one := range []struct {
 		number int
 		name   string
 	}{
 		{unix.CAP_CHECKPOINT_RESTORE, "CAP_CHECKPOINT_RESTORE"}, {unix.CAP_SETPCAP, "CAP_SETPCAP"},
 		{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}, {unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE"},
-		{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE"},
 	} {
-		if has&(1<<one.number) == 0 {
+		if !has(one.number) {
 			missing = append(missing, one.name)
 		}
 	}
