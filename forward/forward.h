@@ -40,13 +40,15 @@ struct forward_ipc {
 	X(cuStreamIsCapturing##suffix, 2, void *, int *)
 
 /* X(name, how many parameters, their types). Every function returns cudaError_t or CUresult, passed on as int. In
- * table.h, where every parameter is a word, X has the runtime's functions and N the driver's. Of those that copy, a row
- * also has an expression for the addresses among the arguments (copies.c).
+ * table.h, where every parameter is a word, X has the runtime's functions and N the driver's. A row of a function
+ * that copies also has an expression for the addresses in the arguments (copies.c). TWICE has a function that CUDA has
+ * with _ptsz or _ptds behind the name, too.
  *
  * The runtime's functions that this library stands in front of. */
 #define FORWARD_NONE(...)
-#define FORWARD_COPY(X, count, found, ...) X(__VA_ARGS__, count, TYPES_##count)
-#define FORWARD_COPIES(X, N) COPIES(FORWARD_COPY, X, N)
+#define FORWARD_RUNTIME_COPY(X, since, name, count, found) X(name, count, TYPES_##count)
+#define FORWARD_DRIVER_COPY(N, since, name, count, found) N(since, name, count, TYPES_##count)
+#define FORWARD_COPIES(X, N) COPIES(FORWARD_RUNTIME_COPY, FORWARD_DRIVER_COPY, X, N)
 #define FORWARD_RUNTIME(X) \
 	X(cudaMemGetInfo, 2, size_t *, size_t *) \
 	X(cudaGetDeviceProperties, 2, void *, int) \

@@ -32,171 +32,104 @@
 	N(10000, cuStreamEndCapture_ptsz, 2, uintptr_t, uintptr_t) \
 	X(cudaStreamEndCapture, 2, uintptr_t, uintptr_t) \
 	X(cudaStreamEndCapture_ptsz, 2, uintptr_t, uintptr_t)
-#define COPIES(ROW, X, N) \
-	ROW(N, 6, LAYERS(e), 10000, cuGraphAddMemcpyNode) \
-	ROW(N, 5, NODE(e), 12020, cuGraphAddNode) \
-	ROW(N, 6, NODE(f), 12030, cuGraphAddNode_v2) \
-	ROW(N, 6, NODE(f), 13040, cuGraphAddNode_v3) \
-	ROW(N, 4, LAYERS(c), 10020, cuGraphExecMemcpyNodeSetParams) \
-	ROW(N, 3, NODE(c), 12020, cuGraphExecNodeSetParams) \
-	ROW(N, 2, LAYERS(b), 10000, cuGraphMemcpyNodeSetParams) \
-	ROW(N, 2, NODE(b), 12020, cuGraphNodeSetParams) \
-	ROW(N, 2, NODE(b), 13040, cuGraphNodeSetParams_v2) \
-	ROW(N, 3, AT(a) ?: AT(b), 4000, cuMemcpy) \
-	ROW(N, 2, ROWS(a), 3020, cuMemcpy2DAsync_v2) \
-	ROW(N, 2, ROWS(a), 7000, cuMemcpy2DAsync_v2_ptsz) \
-	ROW(N, 1, ROWS(a), 3020, cuMemcpy2DUnaligned_v2) \
-	ROW(N, 1, ROWS(a), 7000, cuMemcpy2DUnaligned_v2_ptds) \
-	ROW(N, 1, ROWS(a), 3020, cuMemcpy2D_v2) \
-	ROW(N, 1, ROWS(a), 7000, cuMemcpy2D_v2_ptds) \
-	ROW(N, 2, LAYERS(a), 3020, cuMemcpy3DAsync_v2) \
-	ROW(N, 2, LAYERS(a), 7000, cuMemcpy3DAsync_v2_ptsz) \
-	ROW(N, 5, OPERATIONS(b, a), 12080, cuMemcpy3DBatchAsync) \
-	ROW(N, 5, OPERATIONS(b, a), 12080, cuMemcpy3DBatchAsync_ptsz) \
-	ROW(N, 4, OPERATIONS(b, a), 13000, cuMemcpy3DBatchAsync_v2) \
-	ROW(N, 4, OPERATIONS(b, a), 13000, cuMemcpy3DBatchAsync_v2_ptsz) \
-	ROW(N, 1, LAYERS(a), 4000, cuMemcpy3DPeer) \
-	ROW(N, 2, LAYERS(a), 4000, cuMemcpy3DPeerAsync) \
-	ROW(N, 2, LAYERS(a), 7000, cuMemcpy3DPeerAsync_ptsz) \
-	ROW(N, 1, LAYERS(a), 7000, cuMemcpy3DPeer_ptds) \
-	ROW(N, 3, OPERATIONS(a, 1), 13020, cuMemcpy3DWithAttributesAsync) \
-	ROW(N, 3, OPERATIONS(a, 1), 13020, cuMemcpy3DWithAttributesAsync_ptsz) \
-	ROW(N, 1, LAYERS(a), 3020, cuMemcpy3D_v2) \
-	ROW(N, 1, LAYERS(a), 7000, cuMemcpy3D_v2_ptds) \
-	ROW(N, 4, AT(a) ?: AT(b), 4000, cuMemcpyAsync) \
-	ROW(N, 4, AT(a) ?: AT(b), 7000, cuMemcpyAsync_ptsz) \
-	ROW(N, 4, AT(a), 3020, cuMemcpyAtoD_v2) \
-	ROW(N, 4, AT(a), 7000, cuMemcpyAtoD_v2_ptds) \
-	ROW(N, 4, AT(a), 2000, cuMemcpyAtoH) \
-	ROW(N, 5, AT(a), 2000, cuMemcpyAtoHAsync) \
-	ROW(N, 5, AT(a), 3020, cuMemcpyAtoHAsync_v2) \
-	ROW(N, 5, AT(a), 7000, cuMemcpyAtoHAsync_v2_ptsz) \
-	ROW(N, 4, AT(a), 3020, cuMemcpyAtoH_v2) \
-	ROW(N, 4, AT(a), 7000, cuMemcpyAtoH_v2_ptds) \
-	ROW(N, 9, LIST(a, d) ?: LIST(b, d), 12080, cuMemcpyBatchAsync) \
-	ROW(N, 9, LIST(a, d) ?: LIST(b, d), 12080, cuMemcpyBatchAsync_ptsz) \
-	ROW(N, 8, LIST(a, d) ?: LIST(b, d), 13000, cuMemcpyBatchAsync_v2) \
-	ROW(N, 8, LIST(a, d) ?: LIST(b, d), 13000, cuMemcpyBatchAsync_v2_ptsz) \
-	ROW(N, 4, AT(c), 3020, cuMemcpyDtoA_v2) \
-	ROW(N, 4, AT(c), 7000, cuMemcpyDtoA_v2_ptds) \
-	ROW(N, 4, AT(a) ?: AT(b), 3020, cuMemcpyDtoDAsync_v2) \
-	ROW(N, 4, AT(a) ?: AT(b), 7000, cuMemcpyDtoDAsync_v2_ptsz) \
-	ROW(N, 3, AT(a) ?: AT(b), 3020, cuMemcpyDtoD_v2) \
-	ROW(N, 3, AT(a) ?: AT(b), 7000, cuMemcpyDtoD_v2_ptds) \
-	ROW(N, 4, AT(a) ?: AT(b), 3020, cuMemcpyDtoHAsync_v2) \
-	ROW(N, 4, AT(a) ?: AT(b), 7000, cuMemcpyDtoHAsync_v2_ptsz) \
-	ROW(N, 3, AT(a) ?: AT(b), 3020, cuMemcpyDtoH_v2) \
-	ROW(N, 3, AT(a) ?: AT(b), 7000, cuMemcpyDtoH_v2_ptds) \
-	ROW(N, 4, AT(c), 2000, cuMemcpyHtoA) \
-	ROW(N, 5, AT(c), 2000, cuMemcpyHtoAAsync) \
-	ROW(N, 5, AT(c), 3020, cuMemcpyHtoAAsync_v2) \
-	ROW(N, 5, AT(c), 7000, cuMemcpyHtoAAsync_v2_ptsz) \
-	ROW(N, 4, AT(c), 3020, cuMemcpyHtoA_v2) \
-	ROW(N, 4, AT(c), 7000, cuMemcpyHtoA_v2_ptds) \
-	ROW(N, 4, AT(a) ?: AT(b), 3020, cuMemcpyHtoDAsync_v2) \
-	ROW(N, 4, AT(a) ?: AT(b), 7000, cuMemcpyHtoDAsync_v2_ptsz) \
-	ROW(N, 3, AT(a) ?: AT(b), 3020, cuMemcpyHtoD_v2) \
-	ROW(N, 3, AT(a) ?: AT(b), 7000, cuMemcpyHtoD_v2_ptds) \
-	ROW(N, 5, AT(a) ?: AT(c), 4000, cuMemcpyPeer) \
-	ROW(N, 6, AT(a) ?: AT(c), 4000, cuMemcpyPeerAsync) \
-	ROW(N, 6, AT(a) ?: AT(c), 7000, cuMemcpyPeerAsync_ptsz) \
-	ROW(N, 5, AT(a) ?: AT(c), 7000, cuMemcpyPeer_ptds) \
-	ROW(N, 5, AT(a) ?: AT(b), 13020, cuMemcpyWithAttributesAsync) \
-	ROW(N, 5, AT(a) ?: AT(b), 13020, cuMemcpyWithAttributesAsync_ptsz) \
-	ROW(N, 3, AT(a) ?: AT(b), 7000, cuMemcpy_ptds) \
-	ROW(N, 4, AT(a), 3020, cuMemsetD16Async) \
-	ROW(N, 4, AT(a), 7000, cuMemsetD16Async_ptsz) \
-	ROW(N, 3, AT(a), 3020, cuMemsetD16_v2) \
-	ROW(N, 3, AT(a), 7000, cuMemsetD16_v2_ptds) \
-	ROW(N, 6, AT(a), 3020, cuMemsetD2D16Async) \
-	ROW(N, 6, AT(a), 7000, cuMemsetD2D16Async_ptsz) \
-	ROW(N, 5, AT(a), 3020, cuMemsetD2D16_v2) \
-	ROW(N, 5, AT(a), 7000, cuMemsetD2D16_v2_ptds) \
-	ROW(N, 6, AT(a), 3020, cuMemsetD2D32Async) \
-	ROW(N, 6, AT(a), 7000, cuMemsetD2D32Async_ptsz) \
-	ROW(N, 5, AT(a), 3020, cuMemsetD2D32_v2) \
-	ROW(N, 5, AT(a), 7000, cuMemsetD2D32_v2_ptds) \
-	ROW(N, 6, AT(a), 3020, cuMemsetD2D8Async) \
-	ROW(N, 6, AT(a), 7000, cuMemsetD2D8Async_ptsz) \
-	ROW(N, 5, AT(a), 3020, cuMemsetD2D8_v2) \
-	ROW(N, 5, AT(a), 7000, cuMemsetD2D8_v2_ptds) \
-	ROW(N, 4, AT(a), 3020, cuMemsetD32Async) \
-	ROW(N, 4, AT(a), 7000, cuMemsetD32Async_ptsz) \
-	ROW(N, 3, AT(a), 3020, cuMemsetD32_v2) \
-	ROW(N, 3, AT(a), 7000, cuMemsetD32_v2_ptds) \
-	ROW(N, 4, AT(a), 3020, cuMemsetD8Async) \
-	ROW(N, 4, AT(a), 7000, cuMemsetD8Async_ptsz) \
-	ROW(N, 3, AT(a), 3020, cuMemsetD8_v2) \
-	ROW(N, 3, AT(a), 7000, cuMemsetD8_v2_ptds) \
-	ROW(X, 5, PITCHED(e), cudaGraphAddMemcpyNode) \
-	ROW(X, 8, AT(e) ?: AT(f), cudaGraphAddMemcpyNode1D) \
-	ROW(X, 9, AT(e) ?: AT(f), cudaGraphAddMemcpyNodeFromSymbol) \
-	ROW(X, 9, AT(e) ?: AT(f), cudaGraphAddMemcpyNodeToSymbol) \
-	ROW(X, 3, PITCHED(c), cudaGraphExecMemcpyNodeSetParams) \
-	ROW(X, 6, AT(c) ?: AT(d), cudaGraphExecMemcpyNodeSetParams1D) \
-	ROW(X, 7, AT(c) ?: AT(d), cudaGraphExecMemcpyNodeSetParamsFromSymbol) \
-	ROW(X, 7, AT(c) ?: AT(d), cudaGraphExecMemcpyNodeSetParamsToSymbol) \
-	ROW(X, 3, RUNTIME_NODE(c), cudaGraphExecNodeSetParams) \
-	ROW(X, 2, PITCHED(b), cudaGraphMemcpyNodeSetParams) \
-	ROW(X, 5, AT(b) ?: AT(c), cudaGraphMemcpyNodeSetParams1D) \
-	ROW(X, 6, AT(b) ?: AT(c), cudaGraphMemcpyNodeSetParamsFromSymbol) \
-	ROW(X, 6, AT(b) ?: AT(c), cudaGraphMemcpyNodeSetParamsToSymbol) \
-	ROW(X, 2, RUNTIME_NODE(b), cudaGraphNodeSetParams) \
-	ROW(X, 4, AT(a) ?: AT(b), cudaMemcpy) \
-	ROW(X, 7, AT(a) ?: AT(c), cudaMemcpy2D) \
-	ROW(X, 8, AT(a) ?: AT(c), cudaMemcpy2DAsync) \
-	ROW(X, 8, AT(a) ?: AT(c), cudaMemcpy2DAsync_ptsz) \
-	ROW(X, 8, AT(a), cudaMemcpy2DFromArray) \
-	ROW(X, 9, AT(a), cudaMemcpy2DFromArrayAsync) \
-	ROW(X, 9, AT(a), cudaMemcpy2DFromArrayAsync_ptsz) \
-	ROW(X, 8, AT(a), cudaMemcpy2DFromArray_ptds) \
-	ROW(X, 8, AT(d), cudaMemcpy2DToArray) \
-	ROW(X, 9, AT(d), cudaMemcpy2DToArrayAsync) \
-	ROW(X, 9, AT(d), cudaMemcpy2DToArrayAsync_ptsz) \
-	ROW(X, 8, AT(d), cudaMemcpy2DToArray_ptds) \
-	ROW(X, 7, AT(a) ?: AT(c), cudaMemcpy2D_ptds) \
-	ROW(X, 1, PITCHED(a), cudaMemcpy3D) \
-	ROW(X, 2, PITCHED(a), cudaMemcpy3DAsync) \
-	ROW(X, 2, PITCHED(a), cudaMemcpy3DAsync_ptsz) \
-	ROW(X, 5, OPERATIONS(b, a), cudaMemcpy3DBatchAsync) \
-	ROW(X, 5, OPERATIONS(b, a), cudaMemcpy3DBatchAsync_ptsz) \
-	ROW(X, 1, PITCHED_PEER(a), cudaMemcpy3DPeer) \
-	ROW(X, 2, PITCHED_PEER(a), cudaMemcpy3DPeerAsync) \
-	ROW(X, 2, PITCHED_PEER(a), cudaMemcpy3DPeerAsync_ptsz) \
-	ROW(X, 1, PITCHED_PEER(a), cudaMemcpy3DPeer_ptds) \
-	ROW(X, 3, OPERATIONS(a, 1), cudaMemcpy3DWithAttributesAsync) \
-	ROW(X, 3, OPERATIONS(a, 1), cudaMemcpy3DWithAttributesAsync_ptsz) \
-	ROW(X, 1, PITCHED(a), cudaMemcpy3D_ptds) \
-	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyAsync) \
-	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyAsync_ptsz) \
-	ROW(X, 9, LIST(a, d) ?: LIST(b, d), cudaMemcpyBatchAsync) \
-	ROW(X, 9, LIST(a, d) ?: LIST(b, d), cudaMemcpyBatchAsync_ptsz) \
-	ROW(X, 6, AT(a), cudaMemcpyFromArray) \
-	ROW(X, 7, AT(a), cudaMemcpyFromArrayAsync) \
-	ROW(X, 7, AT(a), cudaMemcpyFromArrayAsync_ptsz) \
-	ROW(X, 6, AT(a), cudaMemcpyFromArray_ptds) \
-	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyFromSymbol) \
-	ROW(X, 6, AT(a) ?: AT(b), cudaMemcpyFromSymbolAsync) \
-	ROW(X, 6, AT(a) ?: AT(b), cudaMemcpyFromSymbolAsync_ptsz) \
-	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyFromSymbol_ptds) \
-	ROW(X, 5, AT(a) ?: AT(c), cudaMemcpyPeer) \
-	ROW(X, 6, AT(a) ?: AT(c), cudaMemcpyPeerAsync) \
-	ROW(X, 6, AT(d), cudaMemcpyToArray) \
-	ROW(X, 7, AT(d), cudaMemcpyToArrayAsync) \
-	ROW(X, 7, AT(d), cudaMemcpyToArrayAsync_ptsz) \
-	ROW(X, 6, AT(d), cudaMemcpyToArray_ptds) \
-	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyToSymbol) \
-	ROW(X, 6, AT(a) ?: AT(b), cudaMemcpyToSymbolAsync) \
-	ROW(X, 6, AT(a) ?: AT(b), cudaMemcpyToSymbolAsync_ptsz) \
-	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyToSymbol_ptds) \
-	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyWithAttributesAsync) \
-	ROW(X, 5, AT(a) ?: AT(b), cudaMemcpyWithAttributesAsync_ptsz) \
-	ROW(X, 4, AT(a) ?: AT(b), cudaMemcpy_ptds) \
-	ROW(X, 3, AT(a), cudaMemset) \
-	ROW(X, 5, AT(a), cudaMemset2D) \
-	ROW(X, 6, AT(a), cudaMemset2DAsync) \
-	ROW(X, 6, AT(a), cudaMemset2DAsync_ptsz) \
-	ROW(X, 5, AT(a), cudaMemset2D_ptds) \
-	ROW(X, 4, AT(a), cudaMemsetAsync) \
-	ROW(X, 4, AT(a), cudaMemsetAsync_ptsz) \
-	ROW(X, 3, AT(a), cudaMemset_ptds)
+#define TWICE(ROW, N, since, later, suffix, name, ...) \
+	ROW(N, since, name, __VA_ARGS__) ROW(N, later, name##suffix, __VA_ARGS__)
+#define COPIES(RUNTIME, DRIVER, X, N) \
+	DRIVER(N, 10000, cuGraphAddMemcpyNode, 6, LAYERS(e)) \
+	DRIVER(N, 12020, cuGraphAddNode, 5, NODE(e)) \
+	DRIVER(N, 12030, cuGraphAddNode_v2, 6, NODE(f)) \
+	DRIVER(N, 13040, cuGraphAddNode_v3, 6, NODE(f)) \
+	DRIVER(N, 10020, cuGraphExecMemcpyNodeSetParams, 4, LAYERS(c)) \
+	DRIVER(N, 12020, cuGraphExecNodeSetParams, 3, NODE(c)) \
+	DRIVER(N, 10000, cuGraphMemcpyNodeSetParams, 2, LAYERS(b)) \
+	DRIVER(N, 12020, cuGraphNodeSetParams, 2, NODE(b)) \
+	DRIVER(N, 13040, cuGraphNodeSetParams_v2, 2, NODE(b)) \
+	TWICE(DRIVER, N, 4000, 7000, _ptds, cuMemcpy, 3, AT(a) ?: AT(b)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemcpy2DAsync_v2, 2, ROWS(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpy2DUnaligned_v2, 1, ROWS(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpy2D_v2, 1, ROWS(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemcpy3DAsync_v2, 2, LAYERS(a)) \
+	TWICE(DRIVER, N, 12080, 12080, _ptsz, cuMemcpy3DBatchAsync, 5, OPERATIONS(b, a)) \
+	TWICE(DRIVER, N, 13000, 13000, _ptsz, cuMemcpy3DBatchAsync_v2, 4, OPERATIONS(b, a)) \
+	TWICE(DRIVER, N, 4000, 7000, _ptds, cuMemcpy3DPeer, 1, LAYERS(a)) \
+	TWICE(DRIVER, N, 4000, 7000, _ptsz, cuMemcpy3DPeerAsync, 2, LAYERS(a)) \
+	TWICE(DRIVER, N, 13020, 13020, _ptsz, cuMemcpy3DWithAttributesAsync, 3, OPERATIONS(a, 1)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpy3D_v2, 1, LAYERS(a)) \
+	TWICE(DRIVER, N, 4000, 7000, _ptsz, cuMemcpyAsync, 4, AT(a) ?: AT(b)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpyAtoD_v2, 4, AT(a)) \
+	DRIVER(N, 2000, cuMemcpyAtoH, 4, AT(a)) \
+	DRIVER(N, 2000, cuMemcpyAtoHAsync, 5, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemcpyAtoHAsync_v2, 5, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpyAtoH_v2, 4, AT(a)) \
+	TWICE(DRIVER, N, 12080, 12080, _ptsz, cuMemcpyBatchAsync, 9, LIST(a, d) ?: LIST(b, d)) \
+	TWICE(DRIVER, N, 13000, 13000, _ptsz, cuMemcpyBatchAsync_v2, 8, LIST(a, d) ?: LIST(b, d)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpyDtoA_v2, 4, AT(c)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemcpyDtoDAsync_v2, 4, AT(a) ?: AT(b)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpyDtoD_v2, 3, AT(a) ?: AT(b)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemcpyDtoHAsync_v2, 4, AT(a) ?: AT(b)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpyDtoH_v2, 3, AT(a) ?: AT(b)) \
+	DRIVER(N, 2000, cuMemcpyHtoA, 4, AT(c)) \
+	DRIVER(N, 2000, cuMemcpyHtoAAsync, 5, AT(c)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemcpyHtoAAsync_v2, 5, AT(c)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpyHtoA_v2, 4, AT(c)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemcpyHtoDAsync_v2, 4, AT(a) ?: AT(b)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemcpyHtoD_v2, 3, AT(a) ?: AT(b)) \
+	TWICE(DRIVER, N, 4000, 7000, _ptds, cuMemcpyPeer, 5, AT(a) ?: AT(c)) \
+	TWICE(DRIVER, N, 4000, 7000, _ptsz, cuMemcpyPeerAsync, 6, AT(a) ?: AT(c)) \
+	TWICE(DRIVER, N, 13020, 13020, _ptsz, cuMemcpyWithAttributesAsync, 5, AT(a) ?: AT(b)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemsetD16Async, 4, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemsetD16_v2, 3, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemsetD2D16Async, 6, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemsetD2D16_v2, 5, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemsetD2D32Async, 6, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemsetD2D32_v2, 5, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemsetD2D8Async, 6, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemsetD2D8_v2, 5, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemsetD32Async, 4, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemsetD32_v2, 3, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptsz, cuMemsetD8Async, 4, AT(a)) \
+	TWICE(DRIVER, N, 3020, 7000, _ptds, cuMemsetD8_v2, 3, AT(a)) \
+	RUNTIME(X, 0, cudaGraphAddMemcpyNode, 5, PITCHED(e)) \
+	RUNTIME(X, 0, cudaGraphAddMemcpyNode1D, 8, AT(e) ?: AT(f)) \
+	RUNTIME(X, 0, cudaGraphAddMemcpyNodeFromSymbol, 9, AT(e) ?: AT(f)) \
+	RUNTIME(X, 0, cudaGraphAddMemcpyNodeToSymbol, 9, AT(e) ?: AT(f)) \
+	RUNTIME(X, 0, cudaGraphExecMemcpyNodeSetParams, 3, PITCHED(c)) \
+	RUNTIME(X, 0, cudaGraphExecMemcpyNodeSetParams1D, 6, AT(c) ?: AT(d)) \
+	RUNTIME(X, 0, cudaGraphExecMemcpyNodeSetParamsFromSymbol, 7, AT(c) ?: AT(d)) \
+	RUNTIME(X, 0, cudaGraphExecMemcpyNodeSetParamsToSymbol, 7, AT(c) ?: AT(d)) \
+	RUNTIME(X, 0, cudaGraphExecNodeSetParams, 3, RUNTIME_NODE(c)) \
+	RUNTIME(X, 0, cudaGraphMemcpyNodeSetParams, 2, PITCHED(b)) \
+	RUNTIME(X, 0, cudaGraphMemcpyNodeSetParams1D, 5, AT(b) ?: AT(c)) \
+	RUNTIME(X, 0, cudaGraphMemcpyNodeSetParamsFromSymbol, 6, AT(b) ?: AT(c)) \
+	RUNTIME(X, 0, cudaGraphMemcpyNodeSetParamsToSymbol, 6, AT(b) ?: AT(c)) \
+	RUNTIME(X, 0, cudaGraphNodeSetParams, 2, RUNTIME_NODE(b)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpy, 4, AT(a) ?: AT(b)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpy2D, 7, AT(a) ?: AT(c)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpy2DAsync, 8, AT(a) ?: AT(c)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpy2DFromArray, 8, AT(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpy2DFromArrayAsync, 9, AT(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpy2DToArray, 8, AT(d)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpy2DToArrayAsync, 9, AT(d)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpy3D, 1, PITCHED(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpy3DAsync, 2, PITCHED(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpy3DBatchAsync, 5, OPERATIONS(b, a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpy3DPeer, 1, PITCHED_PEER(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpy3DPeerAsync, 2, PITCHED_PEER(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpy3DWithAttributesAsync, 3, OPERATIONS(a, 1)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpyAsync, 5, AT(a) ?: AT(b)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpyBatchAsync, 9, LIST(a, d) ?: LIST(b, d)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpyFromArray, 6, AT(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpyFromArrayAsync, 7, AT(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpyFromSymbol, 5, AT(a) ?: AT(b)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpyFromSymbolAsync, 6, AT(a) ?: AT(b)) \
+	RUNTIME(X, 0, cudaMemcpyPeer, 5, AT(a) ?: AT(c)) \
+	RUNTIME(X, 0, cudaMemcpyPeerAsync, 6, AT(a) ?: AT(c)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpyToArray, 6, AT(d)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpyToArrayAsync, 7, AT(d)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemcpyToSymbol, 5, AT(a) ?: AT(b)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpyToSymbolAsync, 6, AT(a) ?: AT(b)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemcpyWithAttributesAsync, 5, AT(a) ?: AT(b)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemset, 3, AT(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptds, cudaMemset2D, 5, AT(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemset2DAsync, 6, AT(a)) \
+	TWICE(RUNTIME, X, 0, 0, _ptsz, cudaMemsetAsync, 4, AT(a))

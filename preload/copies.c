@@ -174,7 +174,7 @@ static int refuse(const char *call, uintptr_t address)
 
 /* A function of its own, so that a call that is passed on needs no frame. Where a pause from outside holds the program,
  * the answer is for after it. */
-#define CHECKED(words, found, symbol)                                                                      \
+#define CHECKED(kind, since, symbol, words, found)                                                         \
 	OUT_OF_LINE int checked_##symbol(WORDS_##words)                                             \
 	{                                                                                                  \
 		uintptr_t address = found;                                                                 \
@@ -189,6 +189,4 @@ static int refuse(const char *call, uintptr_t address)
 	{                                                                                                  \
 		return copies_are_checked() ? checked_##symbol(PASS_##words) : forward_##symbol(PASS_##words); \
 	}
-#define N(words, found, since, symbol) CHECKED(words, found, symbol)
-#define ROW(X, ...) X(__VA_ARGS__)
-COPIES(ROW, CHECKED, N)
+COPIES(CHECKED, CHECKED, X, N)

@@ -63,12 +63,15 @@ func TestTablesAreCurrent(t *testing.T) {
 func TestGateHoldsEachVersion(t *testing.T) {
 	functions, err := Load()
 	require.NoError(t, err)
-	table := gated(functions)
+	table := map[string]bool{}
+	for _, r := range gated(functions) {
+		table[r.of.Symbol] = true
+	}
 	for _, f := range functions {
 		if !ofDriver(f) || !f.Is("submits", "launches", "names", "captures", "polls", "takes", "lends") {
 			continue
 		}
-		require.Contains(t, table, "X("+f.Symbol+", ")
+		require.Contains(t, table, f.Symbol)
 		require.NotZero(t, f.Since, f.Symbol)
 		require.False(t, slices.Contains(f.Types, "CUipcMemHandle"), "%s: a handle is no word", f.Symbol)
 		require.LessOrEqual(t, len(f.Types), 11, "%s: words.h has no more", f.Symbol)

@@ -14,7 +14,7 @@ type File struct{ Path, Text string }
 // Tables returns the generated files of the libraries.
 func Tables(functions []Function) []File {
 	return []File{
-		{"preload/gate/reach/table.h", fmt.Sprintf(head, "calls.h explains the\n * rows.") + gated(functions)},
+		{"preload/gate/reach/table.h", fmt.Sprintf(head, "calls.h explains the\n * rows.") + gates(functions)},
 		{"forward/table.h", fmt.Sprintf(head, "forward.h explains\n * the rows.") + forwarded(functions)},
 	}
 }
@@ -23,18 +23,65 @@ func ofDriver(f Function) bool { return f.Header == "cuda.h" }
 
 // gated lists the functions that pass libtms_reach.so: those that wait at the gate, and those that are called again
 // after others made room.
-func gated(functions []Function) string {
-	var rows []string
+func gated(functions []Function) []row {
+	var rows []row
 	for _, f := range functions {
 		kind := holds(f)
 		room, argument := makesRoom(f)
-		if !ofDriver(f) || kind == "PASS" && room == "NEVER" {
+		if ofDriver(f) && (kind != "PASS" || room != "NEVER") {
+			rows = append(rows, row{f, fmt.Sprintf("%d, %s, %s, %s, %s", len(f.Types), letter(f, "CUstream"), kind, room,
+				argument)})
+		}
+	}
+	return rows
+}
+
+func gates(functions []Function) string {
+	return "#define TWICE(X, since, later, suffix, symbol, ...) \\\n" +
+		"\tX(symbol, __VA_ARGS__, since) X(symbol##suffix, __VA_ARGS__, later)\n" +
+		list("GATED_CALLS(X)", paired(gated(functions), func(r row) string {
+			return fmt.Sprintf("X(%s, %s, %d)", r.of.Symbol, r.says, r.of.Since)
+		}, func(r, variant row) string {
+			return fmt.Sprintf("TWICE(X, %d, %d, %s, %s, %s)", r.of.Since, variant.of.Since,
+				strings.TrimPrefix(variant.of.Symbol, r.of.Symbol), r.of.Symbol, r.says)
+		}))
+}
+
+// row is a function of a table, and what the table says of it.
+type row struct {
+	of   Function
+	says string
+}
+
+// paired writes rows with once, or with twice for a function and its variant for per-thread streams, of which the table
+// says the same.
+func paired(rows []row, once func(row) string, twice func(r, variant row) string) (lines []string) {
+	bySymbol := map[string]row{}
+	for _, r := range rows {
+		bySymbol[r.of.Symbol] = r
+	}
+	for _, r := range rows {
+		symbol := r.of.Symbol
+		if plain, cut := cutVariant(symbol); cut && bySymbol[plain].says == r.says {
 			continue
 		}
-		rows = append(rows, fmt.Sprintf("X(%s, %d, %s, %s, %s, %s, %d)", f.Symbol, len(f.Types), letter(f, "CUstream"),
-			kind, room, argument, f.Since))
+		v, has := bySymbol[symbol+"_ptsz"]
+		if !has {
+			v, has = bySymbol[symbol+"_ptds"]
+		}
+		if has && v.says == r.says {
+			lines = append(lines, twice(r, v))
+		} else {
+			lines = append(lines, once(r))
+		}
 	}
-	return list("GATED_CALLS(X)", rows)
+	return lines
+}
+
+// cutVariant cuts off the end of a name by which it is for per-thread streams.
+func cutVariant(symbol string) (plain string, cut bool) {
+	end := suffix.FindStringSubmatch(symbol)[2]
+	return strings.TrimSuffix(symbol, end), end != ""
 }
 
 // Tested returns rows.h of preload/testdata/calls.c: the functions that the test calls in one way, with words that are
@@ -119,27 +166,38 @@ func forwarded(functions []Function) string {
 		return rows
 	}
 	return list("FORWARD_OBSTACLES(X, N)", of("obstructs")) + list("FORWARD_CAPTURES(X, N)", of("captures")) +
-		list("FORWARD_CAPTURE_ENDS(X, N)", of("ends")) + list("COPIES(ROW, X, N)", copying(functions))
+		list("FORWARD_CAPTURE_ENDS(X, N)", of("ends")) +
+		"#define TWICE(ROW, N, since, later, suffix, name, ...) \\\n" +
+		"\tROW(N, since, name, __VA_ARGS__) ROW(N, later, name##suffix, __VA_ARGS__)\n" +
+		list("COPIES(RUNTIME, DRIVER, X, N)", copying(functions))
 }
 
 // copying lists the functions that copy. A row also says how preload/copies.c finds the addresses in the arguments.
-func copying(functions []Function) (rows []string) {
+func copying(functions []Function) []string {
+	var rows []row
 	for _, f := range functions {
 		found, ok := addressesOf(f)
 		if !ok {
 			continue
 		}
-		count, name := len(f.Types), f.Symbol
-		if strings.Contains(name, "BatchAsync") && !ofDriver(f) {
+		count := len(f.Types)
+		if strings.Contains(f.Symbol, "BatchAsync") && !ofDriver(f) {
 			count++ // in CUDA 12 they have one more, before the last, under the same name
 		}
-		kind := "X"
-		if ofDriver(f) {
-			kind, name = "N", fmt.Sprintf("%d, %s", f.Since, name)
-		}
-		rows = append(rows, fmt.Sprintf("ROW(%s, %d, %s, %s)", kind, count, found, name))
+		rows = append(rows, row{f, fmt.Sprintf("%d, %s", count, found)})
 	}
-	return rows
+	kind := func(r row) []any {
+		if ofDriver(r.of) {
+			return []any{"DRIVER", "N"}
+		}
+		return []any{"RUNTIME", "X"}
+	}
+	return paired(rows, func(r row) string {
+		return fmt.Sprintf("%s(%s, ", kind(r)...) + fmt.Sprintf("%d, %s, %s)", r.of.Since, r.of.Symbol, r.says)
+	}, func(r, variant row) string {
+		return fmt.Sprintf("TWICE(%s, %s, ", kind(r)...) + fmt.Sprintf("%d, %d, %s, %s, %s)", r.of.Since,
+			variant.of.Since, strings.TrimPrefix(variant.of.Symbol, r.of.Symbol), r.of.Symbol, r.says)
+	})
 }
 
 // addressesOf returns an expression for the addresses in the arguments of a function that copies, and reports whether

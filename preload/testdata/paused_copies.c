@@ -129,10 +129,8 @@ static struct row {
 	int words;
 	const char *found; /* the expression in the table */
 } rows[] = {
-#define X(words, found, symbol) {#symbol, words, #found},
-#define N(words, found, since, symbol) X(words, found, symbol)
-#define ROW(X, ...) X(__VA_ARGS__)
-	COPIES(ROW, X, N)
+#define ROW(kind, since, symbol, words, found) {#symbol, words, #found},
+	COPIES(ROW, ROW, X, N)
 };
 
 static int call(void *function, const uintptr_t *w)

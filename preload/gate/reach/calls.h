@@ -3,6 +3,8 @@
  *
  *   X(symbol, how many arguments, which of them (a, b ...) is the stream, kind, room, of which argument, the first
  *     CUDA version that has it)
+ *   TWICE(X, version, version of the other, suffix of the other, symbol, ...), for a function that CUDA has with the
+ *     suffix _ptsz or _ptds, too
  *
  * Each argument is an integer, a pointer or a struct of 8 bytes, so one word. The kind says what stops the call:
  *
