@@ -17,6 +17,7 @@ import (
 
 	release "tms"
 	"tms/internal/aid/readable"
+	"tms/internal/snapshot/tree"
 )
 
 var version = release.Version
@@ -38,6 +39,9 @@ var (
 )
 
 func main() {
+	if os.Args[0] == tree.InitName {
+		os.Exit(tree.Init())
+	}
 	leaveLimit()
 	outliveReaders()
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))

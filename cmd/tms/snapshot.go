@@ -93,15 +93,19 @@ func saySnapshot(command *cobra.Command, taken *tree.Taken, stop, asJSON bool) e
 
 func restoreCommand() *cobra.Command {
 	var wait duration
-	var name string
+	var name, hook string
+	var to []string
+	var count int
 	var asJSON bool
 	command := &cobra.Command{
 		Use:   "restore DIR",
 		Short: "Start a program from its snapshot",
 		Long: `Starts what tms snapshot has written into DIR: the processes with their numbers,
-and their GPU memory at the same addresses. The command returns when the program
-goes on, which then belongs to no terminal.`,
+and their GPU memory at the same addresses. Where other processes have these
+numbers, and for each copy of -n, it makes a PID namespace. The command returns
+when the program goes on, which then belongs to no terminal.`,
 		Example: `  tms restore /var/lib/warm
+  tms restore /var/lib/warm -n 4 --to 0,1,2,3 --hook ./ports.sh
   tms restore /var/lib/warm --name 20261128T181500.000Z-12345`,
 		Args: func(_ *cobra.Command, arguments []string) error {
 			if len(arguments) != 1 {
@@ -110,23 +114,46 @@ goes on, which then belongs to no terminal.`,
 			return nil
 		},
 		RunE: func(command *cobra.Command, arguments []string) error {
+			if command.Flags().Changed("copies") && count < 1 {
+				return errors.New("-n takes a number of copies from 1 on")
+			}
 			ctx, _ := interruptible()
-			restored, err := tree.Restore{Directory: arguments[0], Name: name, Wait: wait.Duration}.Do(ctx)
+			copies, err := tree.Restore{Directory: arguments[0], Name: name, Wait: wait.Duration, Copies: count, To: to,
+				Hook: hook}.Do(ctx)
 			if err != nil {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %v\n", err)
 				return errNo
 			}
-			if asJSON {
-				return writeJSON(command.OutOrStdout(), restored)
+			for _, one := range copies {
+				if one.Error != "" {
+					fmt.Fprintf(command.ErrOrStderr(), "tms: copy %d: %s\n", one.Copy, one.Error)
+					err = errNo
+				}
+				if asJSON {
+					if err := writeJSON(command.OutOrStdout(), one); err != nil {
+						return err
+					}
+				} else if one.Error == "" {
+					fmt.Fprintln(command.OutOrStdout(), restoredLine(one))
+				}
 			}
-			fmt.Fprintf(command.OutOrStdout(), "%d: %s goes on after %.2f s: processes in %.2f s, contents beside them in %.2f s, "+
-				"resumed in %.2f s\n", restored.Processes[0], restored.Name, restored.Seconds, restored.Process, restored.Contents,
-				restored.Resume)
-			return nil
+			return err
 		},
 	}
 	addWait(command, &wait)
 	command.Flags().StringVar(&name, "name", "", "the snapshot of this `NAME` (default: the newest)")
-	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	command.Flags().IntVarP(&count, "copies", "n", 0, "start this `NUMBER` of copies, each with PIDs of its own")
+	command.Flags().StringSliceVar(&to, "to", nil, "the `GPUS` of the program, or of the copies in turn")
+	command.Flags().StringVar(&hook, "hook", "", "run this `PROGRAM` for each before it resumes")
+	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON object for each")
 	return command
+}
+
+func restoredLine(one *tree.Restored) string {
+	of := one.Name
+	if one.Within != nil {
+		of = fmt.Sprintf("copy %d of %s, whose process %d it is in a PID namespace,", one.Copy, one.Name, one.Within[0])
+	}
+	return fmt.Sprintf("%d: %s goes on after %.2f s: processes in %.2f s, contents beside them in %.2f s, resumed in %.2f s",
+		one.Processes[0], of, one.Seconds, one.Process, one.Contents, one.Resume)
 }

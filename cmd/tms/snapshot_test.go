@@ -67,6 +67,10 @@ func (s *steered) restored(t *testing.T, directory string, arguments ...string) 
 	require.NoError(t, err)
 	again := &steered{t: t, Cmd: &exec.Cmd{Process: process}, say: say, answers: reads}
 	t.Cleanup(func() {
+		if t.Failed() {
+			said, _ := os.ReadFile(stderr.Name())
+			t.Logf("%s", said)
+		}
 		for _, pid := range is.Processes {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 			awaitEnd(t, pid)
@@ -124,7 +128,12 @@ func TestASnapshotIsRestored(t *testing.T) {
 		var is tree.Restored
 		s, is = s.restored(t, directory)
 		s.do("check")
-		require.Contains(t, fails(t, exitNo, "", "restore", directory), "is here already")
+		t.Run("beside itself", func(t *testing.T) {
+			other, beside := s.restored(t, directory)
+			require.Equal(t, is.Processes, beside.Within)
+			other.do("check")
+			endAll(t, beside.Init)
+		})
 		succeeds(t, "pause", s.number(), "--force")
 		succeeds(t, "resume", s.number())
 		s.do("check")

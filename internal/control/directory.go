@@ -140,6 +140,16 @@ func Answered(address string) bool {
 	return !errors.Is(unix.Connect(probe, &unix.SockaddrUnix{Name: address}), unix.ECONNREFUSED)
 }
 
+// Namespaces lists the folders of a directory that are the directory of sockets in a PID namespace below this one:
+// what tms restore starts there finds the folder in the directory's place.
+func Namespaces(directory string) []string {
+	found, _ := filepath.Glob(Namespace(directory, "*"))
+	return found
+}
+
+// Namespace returns the path of such a folder.
+func Namespace(directory, name string) string { return filepath.Join(directory, "namespace-"+name) }
+
 // Keeper stands for the keeper (package sets) in place of a process's number: it is found by its socket's name.
 const Keeper = -1
 

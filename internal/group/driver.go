@@ -190,7 +190,8 @@ func note(process *client.Conn, part control.Driver) error {
 
 // giveBack makes the driver let a process run again, from any state, and reports whether there was anything to do. It
 // waits for memory that is short, as restore does. Of two clients that do this at once, each does what is left.
-func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.Duration) (did bool, err error) {
+func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.Duration,
+	pairs ...checkpoint.Pair) (did bool, err error) {
 	late := time.Now().Add(max(0, wait) + driverTime)
 	for tries := 0; tries < 10; {
 		state, err := driver.State(pid)
@@ -203,7 +204,7 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 		case checkpoint.Locked:
 			err = driver.Unlock(pid)
 		case checkpoint.Checkpointed:
-			err = restore(ctx, driver, pid, wait)
+			err = restore(ctx, driver, pid, wait, pairs...)
 		case checkpoint.Failed:
 			return did, lose(pid, errors.New("a checkpoint failed"), nil)
 		default: // on its way

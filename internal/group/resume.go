@@ -17,6 +17,7 @@ import (
 type Resume struct {
 	Request    control.SteerRequest
 	DriverOnly bool // the process does the rest itself
+	Pairs      []checkpoint.Pair
 	carried    bool // the transaction goes on when the command is interrupted
 }
 
@@ -38,7 +39,7 @@ func (r Resume) Do(ctx context.Context, pid int) Outcome {
 		if wait == 0 && !r.DriverOnly {
 			wait = asTheProcessSays
 		}
-		if did, err = giveBack(ctx, driver, pid, wait); short(err) {
+		if did, err = giveBack(ctx, driver, pid, wait, r.Pairs...); short(err) {
 			err = fmt.Errorf("%w; it stays paused, and nothing is lost: pause or end what has the memory (tms ps --bytes, "+
 				"nvidia-smi), or give --wait", err)
 		}

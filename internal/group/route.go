@@ -92,6 +92,38 @@ func (v *Move) wanted(gpus, on []nvml.Device) (named []bool, to []int, err error
 	return named, to, nil
 }
 
+// Pairs returns where the driver restores a process from a snapshot: each of its GPUs, which may be another machine's,
+// on the GPU that a user names. A GPU changes places with the one that takes it.
+func Pairs(of []nvml.Device, names []string) (pairs []checkpoint.Pair, err error) {
+	shown, err := fleet.GPUs()
+	if err != nil {
+		return nil, fmt.Errorf("NVML does not tell which GPUs there are: %w", err)
+	}
+	var olds []string // what each of those shown takes
+	for _, gpu := range shown {
+		olds = append(olds, gpu.UUID)
+	}
+	for i, old := range of {
+		new, err := find(shown, names[i])
+		if err != nil {
+			return nil, err
+		}
+		if shown[new].Name != old.Name {
+			return nil, cuda.Refuse(cuda.NotSupported, "the snapshot was on a %s, and GPU %d is a %s: the driver restores a "+
+				"process only on a GPU of its model", old.Name, shown[new].Index, shown[new].Name)
+		}
+		if at := slices.Index(olds, old.UUID); at >= 0 {
+			olds[at], olds[new] = olds[new], olds[at]
+		} else {
+			olds[new] = old.UUID
+		}
+	}
+	for i, gpu := range shown {
+		pairs = append(pairs, checkpoint.Pair{Old: olds[i], New: gpu.UUID})
+	}
+	return pairs, nil
+}
+
 func listed(gpus []nvml.Device) string {
 	var names []string
 	for _, gpu := range gpus {

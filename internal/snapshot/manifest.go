@@ -31,7 +31,9 @@ type Manifest struct {
 	// Streams has standard streams of the first process that came from outside of the tree, by CRIU's names: a restore
 	// gives the process its own stream of that number.
 	Streams map[string]int `json:"streams,omitempty"`
-	Needs   Needs          `json:"needs"`
+	// Shared are files in /dev/shm that the processes have open or mapped; their contents are in the snapshot's folder.
+	Shared []Shared `json:"shared,omitempty"`
+	Needs  Needs    `json:"needs"`
 	// Files are those in the snapshot's folder, with their hashes; their blocks are not in DIR/blocks. Commit lists
 	// them.
 	Files []File `json:"files"`
@@ -43,6 +45,8 @@ type Process struct {
 	Parent   int      `json:"parent,omitempty"` // of the snapshot, too; 0 for the first
 	Command  []string `json:"command"`
 	Steered  bool     `json:"steered,omitempty"` // by tms
+	Sockets  string   `json:"sockets,omitempty"` // directory of its socket
+	User     int      `json:"user,omitempty"`
 	Contents []Held   `json:"contents"`
 }
 
@@ -58,6 +62,15 @@ func (p *Process) Bytes() (bytes int64) {
 type Held struct {
 	Number uint64 `json:"number"`
 	Content
+}
+
+// Shared is a file in /dev/shm. Two with the same Path are one file with two names.
+type Shared struct {
+	Name  string `json:"name"`
+	Path  string `json:"path"` // below the snapshot's folder
+	Mode  uint32 `json:"mode"`
+	User  int    `json:"user"`
+	Group int    `json:"group"`
 }
 
 // Needs is what must be the same where a snapshot is restored.

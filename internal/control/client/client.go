@@ -52,7 +52,8 @@ const maxReply = 256 << 20
 
 // Conn is a connection to a process. One goroutine uses it at a time.
 type Conn struct {
-	Peer       int // the number of the process here, or 0 if it has none
+	Peer       int    // the number of the process here, or 0 if it has none
+	Directory  string // of its socket
 	connection *net.UnixConn
 	replies    *bufio.Reader
 	passed     *int     // where the descriptor goes that comes with a reply, while one is awaited
@@ -71,32 +72,50 @@ func List() ([]int, error) {
 	var failed []error
 	for _, directory := range directories(os.Geteuid()) {
 		err := control.CheckDirectory(directory, os.Geteuid())
-		var entries []os.DirEntry
 		if err == nil {
-			entries, err = os.ReadDir(directory)
+			err = list(directory, &found)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			failed = append(failed, err)
 		}
+	}
+	slices.Sort(found)
+	return found, errors.Join(failed...)
+}
+
+// list adds the processes that have a socket in a directory, and those in PID namespaces below this one by their numbers
+// here.
+func list(directory string, found *[]int) error {
+	for _, place := range append(control.Namespaces(directory), directory) {
+		entries, err := os.ReadDir(place)
+		if err != nil && place == directory {
+			return err
+		}
 		for _, entry := range entries {
-			pid, ok := control.PID(entry.Name())
-			if !ok || slices.Contains(found, pid) {
+			number, ok := control.PID(entry.Name())
+			pid := number
+			if place != directory {
+				pid = 0
+			}
+			if !ok || slices.Contains(*found, pid) {
 				continue
 			}
-			connection, err := dial(directory, pid)
+			connection, err := dial(place, number)
 			if err == nil {
+				if place != directory {
+					pid = connection.Peer
+				}
 				connection.Close()
 			}
 			switch {
 			case errors.Is(err, unix.ECONNREFUSED):
-				sweep(directory, pid)
-			case !errors.Is(err, fs.ErrNotExist):
-				found = append(found, pid)
+				sweep(place, number)
+			case !errors.Is(err, fs.ErrNotExist) && pid > 0:
+				*found = append(*found, pid)
 			}
 		}
 	}
-	slices.Sort(found)
-	return found, errors.Join(failed...)
+	return nil
 }
 
 // dial connects to the socket of a process in a directory. When it returns, it is only known that the socket exists:
@@ -112,7 +131,7 @@ func dial(directory string, pid int) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{connection: connection}
+	c := &Conn{connection: connection, Directory: directory}
 	c.replies = bufio.NewReader(incoming{c})
 	if raw, err := connection.SyscallConn(); err == nil {
 		_ = raw.Control(func(descriptor uintptr) {
@@ -174,6 +193,12 @@ func findSocket(pid int) (*Conn, error) {
 		}
 		var connection *Conn
 		if err == nil {
+			if connection = below(directory, pid); connection != nil {
+				if elsewhere != nil {
+					elsewhere.Close()
+				}
+				return connection, nil
+			}
 			connection, err = dial(directory, pid)
 		}
 		for start := time.Now(); errors.Is(err, unix.EAGAIN) && time.Since(start) < busyTime; { // too many at once
@@ -229,6 +254,25 @@ func (c *Conn) Ended() (ended bool) {
 		})
 	}
 	return ended || err != nil
+}
+
+// below connects to a process that listens in a PID namespace below this one, or returns nil.
+func below(directory string, pid int) *Conn {
+	places := control.Namespaces(directory)
+	numbers := process.Numbers(pid)
+	if len(places) == 0 || len(numbers) < 2 {
+		return nil
+	}
+	number, _ := strconv.Atoi(numbers[len(numbers)-1])
+	for _, place := range places {
+		connection, err := dial(place, number)
+		if err == nil && connection.Peer == pid {
+			return connection
+		} else if err == nil {
+			connection.Close()
+		}
+	}
+	return nil
 }
 
 // Close ends the connection. The process resumes what was paused over it and not kept.

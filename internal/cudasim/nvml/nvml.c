@@ -50,7 +50,7 @@ struct seen {
 };
 
 // Adds what a process has, and holds of a device, to what was seen; lists it if there is room.
-static void see(struct process_page *page, int device, nvmlProcessInfo_v2_t *list, unsigned room, struct seen *seen)
+static void see(struct process_page *page, int process, int device, nvmlProcessInfo_v2_t *list, unsigned room, struct seen *seen)
 {
 	if (page->devices > seen->device_count)
 		seen->device_count = page->devices;
@@ -65,7 +65,7 @@ static void see(struct process_page *page, int device, nvmlProcessInfo_v2_t *lis
 	seen->held += bytes;
 	if (seen->count < room)
 		list[seen->count] = (nvmlProcessInfo_v2_t){
-			.pid = (unsigned)page->process,
+			.pid = (unsigned)process,
 			.used = bytes,
 			.gpu_instance = UINT32_MAX,
 			.compute_instance = UINT32_MAX,
@@ -111,7 +111,7 @@ static struct seen look(int device, nvmlProcessInfo_v2_t *list, unsigned room)
 	processes_open(&all);
 	for (struct process_page *page; (page = processes_next(&all));) {
 		if (!strcmp(page->shared, sim.settings.shared))
-			see(page, device, list, room, &seen);
+			see(page, all.process, device, list, room, &seen);
 		process_release(page);
 	}
 	processes_close(&all);

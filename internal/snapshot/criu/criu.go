@@ -164,7 +164,7 @@ type Restore struct {
 	Job    bool
 	// Inherited are files that take the place of what the processes had from outside of their tree, by CRIU's names, such
 	// as "pipe:[4711]".
-	Inherited map[string]*os.File
+	Inherited map[string]*os.File `json:"-"`
 }
 
 // Run restores processes, which are not children of this one.

@@ -33,7 +33,7 @@ func needs(g *group.Group, program *criu.Program) snapshot.Needs {
 // hasGPUs refuses a machine whose driver is another one, or that lacks a GPU of the snapshot. The driver keeps its part
 // of a process in a form of its own, and restores it to the same GPU unless it is given pairs of GPUs.
 // (cuCheckpointProcessRestore)
-func hasGPUs(n snapshot.Needs) error {
+func hasGPUs(n snapshot.Needs, elsewhere bool) error {
 	if n.Driver == "" {
 		return nil
 	}
@@ -49,6 +49,9 @@ func hasGPUs(n snapshot.Needs) error {
 	if err != nil && len(here) == 0 {
 		return fmt.Errorf("asking NVML for the GPUs: %w", err)
 	}
+	if elsewhere {
+		n.GPUs = nil // group.Pairs looks for them
+	}
 	return lacks(n, version, here)
 }
 
@@ -60,7 +63,7 @@ func lacks(n snapshot.Needs, version string, here []nvml.Device) error {
 	}
 	for _, gpu := range n.GPUs {
 		if !slices.ContainsFunc(here, func(d nvml.Device) bool { return d.UUID == gpu.UUID }) {
-			return fmt.Errorf("the snapshot needs the %s %s, which is not here, and tms cannot restore it on another GPU yet",
+			return fmt.Errorf("the snapshot needs the %s %s, which is not here: name another GPU of this model by --to",
 				gpu.Model, gpu.UUID)
 		}
 	}

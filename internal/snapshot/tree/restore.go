@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,6 +20,9 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/group"
+	"tms/internal/machine/checkpoint"
+	"tms/internal/machine/nvml"
+	"tms/internal/machine/process"
 	"tms/internal/snapshot"
 	"tms/internal/snapshot/criu"
 )
@@ -23,16 +30,26 @@ import (
 // listenTime is how long a restored process may take until it listens.
 const listenTime = 30 * time.Second
 
+// reapTime is how long processes that have ended keep their numbers until a restore does not wait for them.
+const reapTime = 2 * time.Second
+
 // Restore says what to restore.
 type Restore struct {
 	Directory, Name string // the newest of the directory, if Name is ""
 	Wait            time.Duration
+	Copies          int      // each in a PID namespace of its own; 0: one, with the numbers that it had if they are free
+	To              []string // GPUs, which the copies take in turn; none: those of the snapshot
+	Hook            string   // a program that runs for each copy before its GPU memory comes back, or ""
 }
 
-// Restored is a program that goes on.
+// Restored is a program that goes on, or says why it does not.
 type Restored struct {
-	Name      string `json:"name"`
-	Processes []int  `json:"processes"`
+	Name      string   `json:"name"`
+	Copy      int      `json:"copy"`
+	Processes []int    `json:"processes"`        // by their numbers here
+	Within    []int    `json:"within,omitempty"` // by their numbers in a PID namespace of their own
+	Init      int      `json:"init,omitempty"`   // the first process there; all end with it
+	GPUs      []string `json:"gpus,omitempty"`   // as To named them
 	// Times since the start: when all but the contents was checked; when CRIU had ended; when the contents were here, beside
 	// CRIU.
 	Check    float64 `json:"check_seconds"`
@@ -40,10 +57,16 @@ type Restored struct {
 	Contents float64 `json:"contents_seconds"`
 	Resume   float64 `json:"resume_seconds"`
 	Seconds  float64 `json:"seconds"`
+	Error    string  `json:"error,omitempty"`
+
+	init *os.Process // of its namespace
+	keep func()      // lets it go on without this command
 }
 
-// Do restores the program. After an error nothing of it is here, unless the error says that it is here and paused.
-func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
+// Do restores the program, once or several times, and returns what became of each copy. A copy that has failed is not
+// here, unless its error says that it is here and paused. Errors: that none was begun; that of a copy, if it is the only
+// one.
+func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	began := time.Now()
 	directory, err := snapshot.Open(r.Directory)
 	if err != nil {
@@ -56,7 +79,7 @@ func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
 	defer s.Close()
 	program, err := criu.Find(ctx)
 	if err == nil {
-		err = cmp.Or(program.Restores(s.Manifest.Needs.CRIU), fits(s.Manifest))
+		err = cmp.Or(program.Restores(s.Manifest.Needs.CRIU), r.fits(s.Manifest))
 	}
 	if err == nil {
 		err = s.VerifyFiles(ctx)
@@ -65,87 +88,224 @@ func (r Restore) Do(ctx context.Context) (restored *Restored, err error) {
 		return nil, err
 	}
 	checked := time.Since(began).Seconds()
-	work, err := os.MkdirTemp("", "tms-restore-")
-	if err != nil {
-		return nil, err
-	}
-	files := map[uint64]*os.File{}
-	defer func() {
-		for _, file := range files {
-			_ = file.Close()
-		}
-	}()
-	restored = &Restored{Name: s.Name, Check: checked}
-	var all errgroup.Group
-	all.Go(func() error {
-		err := copyContents(ctx, s, files)
-		restored.Contents = time.Since(began).Seconds()
+	apartFrom := r.Copies > 0 || !free(ctx, numbersOf(filepath.Join(s.Folder(), images)))
+	b := &begun{Restore: r, Snapshot: s, program: program, began: began, apart: apartFrom, files: map[uint64]*os.File{}}
+	defer b.close()
+	b.contents.Go(func() error {
+		err := copyContents(ctx, s, b.files)
+		b.copied = time.Since(began).Seconds()
 		return err
 	})
-	all.Go(func() error {
-		err := criu.Restore{Images: filepath.Join(s.Folder(), images), Work: work, Job: s.Manifest.Job,
-			Inherited: streams(s.Manifest)}.Run(program)
-		restored.Process = time.Since(began).Seconds()
-		if err == nil {
-			for _, p := range s.Manifest.Processes {
-				restored.Processes = append(restored.Processes, p.PID)
+	var copies errgroup.Group
+	copies.SetLimit(runtime.NumCPU())
+	for number := range max(1, r.Copies) {
+		one := &Restored{Name: s.Name, Copy: number, Check: checked}
+		all = append(all, one)
+		copies.Go(func() error {
+			err := b.restore(ctx, one)
+			if err != nil {
+				one.Error = err.Error()
 			}
-		}
-		return err
-	})
-	err = errors.Join(all.Wait(), ctx.Err())
-	if err != nil {
-		restored.end()
-		return nil, err
+			return err
+		})
 	}
-	_ = os.RemoveAll(work)
+	if err = copies.Wait(); len(all) > 1 {
+		err = nil
+	}
+	return all, err
+}
+
+// begun is a restore whose snapshot is open.
+type begun struct {
+	Restore
+	*snapshot.Snapshot
+	program  *criu.Program
+	began    time.Time
+	apart    bool // in a PID namespace
+	contents errgroup.Group
+	files    map[uint64]*os.File // the same for all copies
+	copied   float64
+	inTurn   sync.Mutex
+}
+
+func (b *begun) close() {
+	_ = b.contents.Wait()
+	for _, file := range b.files {
+		_ = file.Close()
+	}
+}
+
+// restore makes one copy: its processes by CRIU and its contents at once, then the hook, then its GPU memory.
+func (b *begun) restore(ctx context.Context, one *Restored) error {
+	pairs, err := b.pairs(one)
+	if err == nil {
+		err = b.processes(one)
+		one.Process = time.Since(b.began).Seconds()
+	}
+	err = errors.Join(err, b.contents.Wait(), ctx.Err())
+	one.Contents = b.copied
 	resuming := time.Now()
-	if err = each(s.Manifest, func(p snapshot.Process) error { return give(ctx, p, files) }); err != nil {
-		restored.end()
-		return nil, err
+	if err == nil {
+		err = b.each(one, func(pid int, p snapshot.Process) error { return give(ctx, pid, p, b.files) })
 	}
-	err = each(s.Manifest, func(p snapshot.Process) error {
+	if err == nil {
+		err = b.hook(ctx, one)
+	}
+	if err != nil {
+		one.end()
+		return err
+	}
+	one.keep() // it has all that it needs, so it may wait
+	err = b.each(one, func(pid int, _ snapshot.Process) error {
 		if err := step("resume"); err != nil {
 			return err
 		}
-		resume := group.Resume{Request: control.SteerRequest{Op: control.Resume, Wait: r.Wait.Seconds()}}
-		return resume.Do(ctx, p.PID).Err()
+		request := control.SteerRequest{Op: control.Resume, Wait: b.Wait.Seconds()}
+		return group.Resume{Request: request, Pairs: pairs}.Do(ctx, pid).Err()
 	})
-	if err != nil { // it has all that it needs, so it may wait
-		return nil, fmt.Errorf("the program is here and paused, and cannot be resumed: %w", err)
+	if err != nil {
+		return fmt.Errorf("the program is here and paused, and cannot be resumed: %w", err)
 	}
-	restored.Resume, restored.Seconds = time.Since(resuming).Seconds(), time.Since(began).Seconds()
-	return restored, nil
+	one.Resume, one.Seconds = time.Since(resuming).Seconds(), time.Since(b.began).Seconds()
+	return nil
+}
+
+// processes has CRIU restore the processes of a copy, which then wait for their contents.
+func (b *begun) processes(one *Restored) error {
+	work, err := os.MkdirTemp("", "tms-restore-")
+	if err != nil {
+		return err
+	}
+	m := b.Manifest
+	restore := criu.Restore{Images: filepath.Join(b.Folder(), images), Work: work, Job: m.Job}
+	one.keep = func() {}
+	if b.apart {
+		c := copied{Program: *b.program, Restore: restore, Streams: m.Streams, Folder: b.Folder(), Shared: m.Shared,
+			Sockets: map[string]int{}, Last: apart(numbersOf(restore.Images))}
+		for _, p := range m.Processes {
+			if p.Sockets != "" {
+				c.Sockets[p.Sockets] = p.User
+			}
+		}
+		if ghosts, _ := filepath.Glob(filepath.Join(restore.Images, "ghost-file-*.img")); len(ghosts) > 0 {
+			b.inTurn.Lock() // CRIU makes a deleted file where it was, and deletes it again
+			defer b.inTurn.Unlock()
+		}
+		var numbers map[int]int
+		if one.init, numbers, one.keep, err = inNamespace(c); err != nil {
+			return err
+		}
+		one.Init = one.init.Pid
+		for _, p := range m.Processes {
+			one.Processes, one.Within = append(one.Processes, numbers[p.PID]), append(one.Within, p.PID)
+		}
+	} else {
+		restore.Inherited = streams(m.Streams)
+		unlock, err := lockShared()
+		if err != nil {
+			return err
+		}
+		if err = putShared(b.Folder(), m.Shared); err == nil {
+			err = restore.Run(b.program)
+		}
+		unlock()
+		if err != nil {
+			dropRemaps(m.Shared)
+			return err
+		}
+		for _, p := range m.Processes {
+			one.Processes = append(one.Processes, p.PID)
+		}
+	}
+	return os.RemoveAll(work)
 }
 
 // end ends processes that were restored, and cannot be used.
 func (r *Restored) end() {
+	if r.init != nil {
+		_ = r.init.Kill()
+		return
+	}
 	for _, pid := range r.Processes {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 }
 
+// hook runs the user's program for a copy.
+func (b *begun) hook(ctx context.Context, one *Restored) error {
+	if b.Hook == "" {
+		return nil
+	}
+	command := exec.CommandContext(ctx, b.Hook)
+	command.Stdout, command.Stderr = os.Stderr, os.Stderr
+	directory, err := filepath.Abs(b.Directory)
+	if err != nil {
+		return err
+	}
+	command.Env = append(os.Environ(), fmt.Sprint("TMS_RESTORE_COPY=", one.Copy), fmt.Sprint("TMS_RESTORE_PID=",
+		one.Processes[0]), "TMS_RESTORE_GPU="+strings.Join(one.GPUs, ","), "TMS_RESTORE_DIR="+directory)
+	if err := command.Run(); err != nil {
+		return fmt.Errorf("the hook %s has failed (%w), and so this copy has ended", b.Hook, err)
+	}
+	return nil
+}
+
+// pairs returns where a copy's GPUs are: the copies take those of To in turn.
+func (b *begun) pairs(one *Restored) ([]checkpoint.Pair, error) {
+	gpus := b.Manifest.Needs.GPUs
+	if len(b.To) == 0 {
+		return nil, nil
+	}
+	var of []nvml.Device
+	for i, gpu := range gpus {
+		of = append(of, nvml.Device{UUID: gpu.UUID, Name: gpu.Model})
+		one.GPUs = append(one.GPUs, b.To[(one.Copy*len(gpus)+i)%len(b.To)])
+	}
+	return group.Pairs(of, one.GPUs)
+}
+
 // fits refuses a snapshot that cannot be restored here, before anything is started.
-func fits(m *snapshot.Manifest) error {
+func (r Restore) fits(m *snapshot.Manifest) error {
 	if m.Needs.Machine != runtime.GOARCH {
 		return fmt.Errorf("the snapshot is of a program for %s, and this machine is %s", m.Needs.Machine, runtime.GOARCH)
 	}
-	for _, p := range m.Processes {
-		if unix.Kill(p.PID, 0) != unix.ESRCH {
-			return fmt.Errorf("process %d is here already, and the program needs that number: end the process, and "+
-				"have its parent wait for it", p.PID)
+	if count := len(m.Needs.GPUs); len(r.To) > 0 && (count == 0 || len(r.To)%count != 0) {
+		return fmt.Errorf("the program uses %d GPUs, and --to names %d: name as many for each copy", count, len(r.To))
+	}
+	if r.Hook != "" {
+		if _, err := exec.LookPath(r.Hook); err != nil {
+			return fmt.Errorf("the hook cannot be run: %w", err)
 		}
 	}
 	if err := lackedFiles(m.Needs.Mapped); err != nil {
 		return err
 	}
-	return hasGPUs(m.Needs)
+	return hasGPUs(m.Needs, len(r.To) > 0)
+}
+
+// free reports whether no process or thread has one of the numbers, nor a group of processes. Those that have just ended
+// may still be waited for.
+func free(ctx context.Context, numbers []int) bool {
+	for until := time.Now().Add(reapTime); ; time.Sleep(10 * time.Millisecond) {
+		if !slices.ContainsFunc(numbers, func(number int) bool {
+			return unix.Kill(number, 0) != unix.ESRCH || unix.Kill(-number, 0) != unix.ESRCH
+		}) {
+			return true
+		}
+		lives := slices.ContainsFunc(numbers, func(number int) bool {
+			_, zombie, err := process.Started(number)
+			return err == nil && !zombie
+		})
+		if lives || ctx.Err() != nil || time.Now().After(until) {
+			return false
+		}
+	}
 }
 
 // streams are this command's own, in place of those that came from outside.
-func streams(m *snapshot.Manifest) map[string]*os.File {
+func streams(of map[string]int) map[string]*os.File {
 	inherited := map[string]*os.File{}
-	for name, number := range m.Streams {
+	for name, number := range of {
 		inherited[name] = []*os.File{os.Stdin, os.Stdout, os.Stderr}[number]
 	}
 	return inherited
@@ -166,19 +326,23 @@ func copyContents(ctx context.Context, s *snapshot.Snapshot, files map[uint64]*o
 			if err := s.Copy(ctx, held.Content, file); err != nil {
 				return err
 			}
+			if _, err := snapshot.Seal(file); err != nil { // all copies have the same one
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// each does something with all processes that tms steers, at once.
-func each(m *snapshot.Manifest, do func(snapshot.Process) error) error {
+// each does something with all processes of a copy that tms steers, at once.
+func (b *begun) each(one *Restored, do func(pid int, p snapshot.Process) error) error {
 	var all errgroup.Group
-	for _, p := range m.Processes {
+	for i, p := range b.Manifest.Processes {
 		if p.Steered {
 			all.Go(func() error {
-				if err := do(p); err != nil {
-					return fmt.Errorf("process %d: %w", p.PID, err)
+				pid := one.Processes[i]
+				if err := do(pid, p); err != nil {
+					return fmt.Errorf("process %d: %w", pid, err)
 				}
 				return nil
 			})
@@ -188,14 +352,14 @@ func each(m *snapshot.Manifest, do func(snapshot.Process) error) error {
 }
 
 // give gives a restored process what it held.
-func give(ctx context.Context, p snapshot.Process, files map[uint64]*os.File) error {
+func give(ctx context.Context, pid int, p snapshot.Process, files map[uint64]*os.File) error {
 	if err := step("give"); err != nil {
 		return err
 	}
-	connection, err := client.Dial(p.PID)
+	connection, err := client.Dial(pid)
 	for until := time.Now().Add(listenTime); err != nil && time.Now().Before(until) && ctx.Err() == nil; {
 		time.Sleep(2 * time.Millisecond)
-		connection, err = client.Dial(p.PID)
+		connection, err = client.Dial(pid)
 	}
 	if err != nil {
 		return err

@@ -116,12 +116,23 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	manifest := t.manifest(tree, needs(g, program))
 	manifest.Needs.Mapped, manifest.Needs.Caches = files, cachesOf(tree.Processes)
 	d := dumping{Take: t, tree: tree, group: g, program: program, images: filepath.Join(writer.Folder(), images), work: work}
+	var still *Tree // as CRIU has it
+	shared := func() (err error) {
+		if err = step("shared"); err == nil {
+			still, err = tree.again()
+		}
+		if err == nil {
+			manifest.Shared, err = saveShared(still, writer.Folder())
+		}
+		return err
+	}
 	commit := func() error {
 		defer lasts(&taken.Commit)()
 		if err := step("commit"); err != nil {
 			return err
 		}
 		taken.Images = sizeOf(d.images)
+		manifest.Processes = still.with(manifest.Processes)
 		return writer.Commit(context.WithoutCancel(ctx), manifest)
 	}
 	contents := func() error {
@@ -129,7 +140,14 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		return save(ctx, writer, g, manifest)
 	}
 	if sealed := sealed(g); t.Stop || !sealed {
-		if err = d.waiting(ctx, contents, commit); err != nil {
+		err = d.waiting(ctx, contents, func() error {
+			if err := shared(); err != nil {
+				return err
+			}
+			return commit()
+		})
+		dropRemaps(manifest.Shared)
+		if err != nil {
 			return nil, both(err, goesOn())
 		}
 		if taken.Dump = time.Since(parked).Seconds(); !t.Stop {
@@ -138,7 +156,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	} else {
 		var all errgroup.Group
 		all.Go(contents)
-		if err = d.run(""); err == nil {
+		if err = d.waiting(ctx, func() error { return nil }, shared); err == nil {
 			err = g.Parked()
 		}
 		taken.Dump = time.Since(parked).Seconds()
@@ -231,6 +249,11 @@ type dumping struct {
 }
 
 func (d dumping) run(then string) error {
+	unlock, err := lockShared()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if err := cmp.Or(step("dump"), d.group.Parked()); err != nil {
 		return err
 	}
@@ -252,7 +275,8 @@ while [ ! -e %[2]q ]; do
   sleep 0.01
 done`
 
-// waiting has the tree stand still in CRIU until the snapshot is complete. It goes on if this process ends or is stopped.
+// waiting has the tree stand still in CRIU until contents are saved and commit has returned. It goes on if this process
+// ends or is stopped.
 func (d dumping) waiting(ctx context.Context, contents, commit func() error) error {
 	file := func(name string) string { return filepath.Join(d.work, name) }
 	quiet := d.beats(file("alive"))
@@ -295,7 +319,7 @@ func (d dumping) waiting(ctx context.Context, contents, commit func() error) err
 	err = cmp.Or(err, os.WriteFile(answer, nil, 0o600))
 	quiet() // CRIU comes to its end even if it cannot be answered
 	failed := <-ended
-	if err = cmp.Or(err, failed); err != nil && complete {
+	if err = cmp.Or(err, failed); err != nil && complete && d.Stop {
 		return fmt.Errorf("the snapshot is complete, but the program could not be ended: %w", err)
 	}
 	return err

@@ -41,7 +41,7 @@ func Find(pid int) (*Tree, error) {
 		connection, err := client.Dial(p.PID)
 		if err == nil {
 			connection.Close()
-			t.Processes[i].Steered = true
+			t.Processes[i].Steered, t.Processes[i].Sockets = true, connection.Directory
 			t.Steered = append(t.Steered, p.PID)
 		} else if has := usesGPU(p.PID); has != "" {
 			return nil, fmt.Errorf("process %d has %s open, and tms cannot pause it: %w", p.PID, has, err)
@@ -53,10 +53,34 @@ func Find(pid int) (*Tree, error) {
 	return t, nil
 }
 
+// again looks at the tree once more, while it stands still. Processes may have begun and ended since, but none that tms
+// steers: it would not be parked.
+func (t *Tree) again() (*Tree, error) {
+	now, err := Find(t.Processes[0].PID)
+	if err == nil && !slices.Equal(now.Steered, t.Steered) {
+		err = fmt.Errorf("the processes with GPU memory were %v, and became %v before all stood still: take the snapshot again",
+			t.Steered, now.Steered)
+	}
+	return now, err
+}
+
+// with returns its processes, with the contents that were saved of them.
+func (t *Tree) with(saved []snapshot.Process) []snapshot.Process {
+	for i := range t.Processes {
+		p := &t.Processes[i]
+		if at := slices.IndexFunc(saved, func(s snapshot.Process) bool { return s.PID == p.PID }); at >= 0 {
+			p.Contents = saved[at].Contents
+		}
+	}
+	return t.Processes
+}
+
 func (t *Tree) add(pid, parent int, children map[int][]int) {
 	command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	words := strings.Split(strings.TrimRight(string(command), "\x00"), "\x00")
-	t.Processes = append(t.Processes, snapshot.Process{PID: pid, Parent: parent, Command: words})
+	var user unix.Stat_t
+	_ = unix.Stat(fmt.Sprintf("/proc/%d", pid), &user)
+	t.Processes = append(t.Processes, snapshot.Process{PID: pid, Parent: parent, Command: words, User: int(user.Uid)})
 	for _, child := range children[pid] {
 		t.add(child, pid, children)
 	}

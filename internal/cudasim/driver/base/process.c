@@ -154,6 +154,22 @@ void process_leave(void)
 		wake(&page->inside);
 }
 
+// Returns the number that a process has in its own PID namespace, which may be below this one.
+static int number_within(int process)
+{
+	char path[32], line[256];
+	snprintf(path, sizeof path, "/proc/%d/status", process);
+	FILE *file = fopen(path, "re");
+	while (file && fgets(line, sizeof line, file))
+		if (!strncmp(line, "NSpid:", 6)) {
+			process = atoi(strrchr(line, '\t') + 1);
+			break;
+		}
+	if (file)
+		fclose(file);
+	return process;
+}
+
 static struct process_page *page_of(int process, const char *descriptor)
 {
 	char path[PATH_MAX], target[64] = "";
@@ -170,7 +186,7 @@ static struct process_page *page_of(int process, const char *descriptor)
 	}
 	close(fd);
 	// A child inherits its parent's descriptors.
-	if (page && page->process != process) {
+	if (page && page->process != number_within(process)) {
 		process_release(page);
 		page = NULL;
 	}
@@ -230,7 +246,7 @@ struct process_page *processes_next(struct processes *of)
 {
 	struct process_page *page;
 	for (struct dirent *entry; of->all && (entry = readdir(of->all));)
-		if (process_find(atoi(entry->d_name), &page) == CUDA_SUCCESS)
+		if (process_find(of->process = atoi(entry->d_name), &page) == CUDA_SUCCESS)
 			return page;
 	while (of->line && *of->line) {
 		unsigned long long file;
@@ -240,6 +256,7 @@ struct process_page *processes_next(struct processes *of)
 		of->line = of->line ? of->line + 1 : NULL;
 		if (found != 2 || process_find(process, &page) != CUDA_SUCCESS)
 			continue;
+		of->process = process;
 		if (page->file == file)
 			return page;
 		process_release(page); // the process has this lock for something else

@@ -54,6 +54,7 @@ struct processes {
 	char locks[4096 + 1]; // as much as the kernel tells at one time
 	char *line; // the next
 	DIR *all; // /proc, if the locks are more than that, or unknown
+	int process; // whose page the last one was, by its number here
 };
 void processes_open(struct processes *of);
 struct process_page *processes_next(struct processes *of); // maps the page; NULL after the last

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/snapshot/tree"
+)
+
+// startPython starts a program of Python under tms run, on simulated devices.
+func startPython(t *testing.T, arguments ...string) *steered {
+	t.Helper()
+	found, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
+	if err != nil {
+		t.Skip("there is no python3: ", err)
+	}
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
+	t.Setenv("TMS_LIBRARY", built(t, "lib", "libtms.so"))
+	t.Setenv("CUDASIM_MEMORY", "256M")
+	program := exec.Command(tms, append([]string{"run", "--", strings.TrimSpace(string(found))}, arguments...)...)
+	program.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	return startProgram(t, program)
+}
+
+// endAll kills processes, and waits until their numbers are free.
+func endAll(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	for _, pid := range pids {
+		awaitEnd(t, pid)
+	}
+}
+
+// A parent and its children of both kinds are one snapshot, with all that they have open between them: it goes on, and
+// starts again, and everything can be paused and resumed afterwards. What is in shared memory comes back even when it
+// is gone since.
+func TestATreeIsRestored(t *testing.T) {
+	needsCRIU(t)
+	ownSockets(t)
+	s := startPython(t, filepath.Join("testdata", "tree.py"))
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	require.Equal(t, "ok", s.do("check"))
+	client, err := net.Dial("tcp", "127.0.0.1:"+s.do("port"))
+	require.NoError(t, err)
+	defer client.Close()
+	require.Equal(t, "ok", s.do("accept"))
+
+	first := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--json"))
+	require.Len(t, first.Processes, 5) // with Python's resource tracker
+	require.Equal(t, "ok", s.do("check"))
+	children := s.do("children")
+	succeeds(t, "snapshot", s.number(), directory, "--stop")
+	require.Error(t, s.Wait())
+	_, err = io.ReadAll(client) // ends
+	_ = err                     // perhaps by a reset
+
+	for _, arguments := range [][]string{nil, {"--name", first.Name}} { // the older one after its shared memory is gone
+		again, is := s.restored(t, directory, arguments...)
+		require.ElementsMatch(t, first.Processes, is.Processes)
+		require.Nil(t, is.Within)
+		require.Equal(t, children, again.do("children"))
+		require.Equal(t, "ok", again.do("check"))
+		require.Contains(t, []string{"b''", "ConnectionResetError", "OSError"}, again.do("dropped"))
+		client, err := net.Dial("tcp", "127.0.0.1:"+again.do("port"))
+		require.NoError(t, err)
+		require.Equal(t, "ok", again.do("accept"))
+		require.NoError(t, client.Close())
+		for range 2 {
+			require.Equal(t, 3, strings.Count(succeeds(t, "pause", "--all"), ": paused, "))
+			require.Equal(t, 3, strings.Count(succeeds(t, "resume", "--all"), ": resumed, "))
+			require.Equal(t, "ok", again.do("check"))
+		}
+		require.Equal(t, "-9", again.do("end"))
+		endAll(t, is.Processes[0])
+		require.Eventually(t, func() bool { // Python's resource tracker removes the shared memory, and ends
+			for _, pid := range strings.Fields(children) {
+				number, _ := strconv.Atoi(pid)
+				_ = syscall.Kill(number, syscall.SIGKILL)
+			}
+			for _, pid := range is.Processes {
+				_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+				if syscall.Kill(pid, 0) != syscall.ESRCH {
+					return false
+				}
+			}
+			return true
+		}, time.Minute, 10*time.Millisecond)
+	}
+}
+
+// alone runs a test in a PID namespace of its own, where the simulator's NVML shows no other program, and reports
+// whether this is the process that runs there.
+func alone(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv("TEST_ALONE") != "" {
+		return true
+	}
+	within := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", `setsid --wait "$@"; exit $?`, "sh",
+		os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	within.Env = append(os.Environ(), "TEST_ALONE=1")
+	// Files from outside are on mounts of another mount namespace, which CRIU does not know.
+	require.NoError(t, unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC))
+	output, err := within.CombinedOutput()
+	if strings.Contains(string(output), "--- SKIP: "+t.Name()) {
+		t.Skipf("%s", output)
+	}
+	require.NoError(t, err, "%s", output)
+	return false
+}
+
+// answers asks the server of docs/examples/copies.
+func answers(t *testing.T, port int) (answer struct {
+	Port, Seed, Sum int
+	Random          float64
+}) {
+	t.Helper()
+	response, err := http.Get(fmt.Sprint("http://127.0.0.1:", port))
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.NoError(t, json.NewDecoder(response.Body).Decode(&answer))
+	require.Equal(t, port, answer.Port)
+	require.Equal(t, 1<<20, answer.Sum)
+	return answer
+}
+
+// ports returns the first of some ports in a row that no program has.
+func ports(t *testing.T, count int) (first int) {
+	t.Helper()
+	for first = 20000 + os.Getpid()%10000; ; first += count {
+		free := true
+		for i := range count {
+			listener, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+i))
+			if free = free && err == nil; err == nil {
+				require.NoError(t, listener.Close())
+			}
+		}
+		if free {
+			return first
+		}
+	}
+}
+
+// Copies of the server of docs/examples/copies run beside the program itself and beside each other, on the GPUs that
+// --to names, with ports and seeds from the hook. They are listed, paused and resumed by their numbers here. A copy
+// whose hook fails is not there, and the others are.
+func TestCopies(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) {
+		return
+	}
+	ownSockets(t)
+	t.Setenv("CUDASIM_DEVICES", "3")
+	examples := filepath.Join("..", "..", "docs", "examples", "copies")
+	port := ports(t, 4)
+	s := startPython(t, filepath.Join(examples, "server.py"), strconv.Itoa(port))
+	listens := func(port int) func() bool {
+		return func() bool {
+			connection, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", port))
+			if err == nil {
+				_ = connection.Close()
+			}
+			return err == nil
+		}
+	}
+	require.Eventually(t, listens(port), time.Minute, 5*time.Millisecond)
+	answers(t, port)
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	succeeds(t, "snapshot", s.number(), directory)
+	answers(t, port)
+
+	hook := filepath.Join(t.TempDir(), "hook")
+	require.NoError(t, os.WriteFile(hook, []byte("#!/bin/sh\n[ $TMS_RESTORE_COPY != 1 ] || exit 7\nexec "+
+		"\"$HOOK\"\n"), 0o700))
+	script, err := filepath.Abs(filepath.Join(examples, "hook.sh"))
+	require.NoError(t, err)
+	t.Setenv("HOOK", script)
+	t.Setenv("FIRST_PORT", strconv.Itoa(port+1))
+	restore := exec.Command(tms, "restore", directory, "-n", "3", "--to", "2,1", "--hook", hook, "--json")
+	said := filepath.Join(t.TempDir(), "said")
+	restore.Stdout, err = os.Create(said) // a pipe would stay open in the programs
+	require.NoError(t, err)
+	restore.Stderr, err = os.Create(said + ".errors")
+	require.NoError(t, err)
+	require.Error(t, restore.Run())
+	require.Equal(t, exitNo, restore.ProcessState.ExitCode())
+	out, err := os.ReadFile(said)
+	require.NoError(t, err)
+	words, err := os.ReadFile(said + ".errors")
+	require.NoError(t, err)
+	require.Contains(t, string(words), "tms: copy 1: the hook "+hook+" has failed (exit status 7), and so this copy has ended")
+	seeds := map[int]bool{}
+	for number, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		is := parsed[tree.Restored](t, line)
+		require.Equal(t, number, is.Copy)
+		if number == 1 {
+			require.Contains(t, is.Error, "has failed")
+			continue
+		}
+		t.Cleanup(func() { endAll(t, is.Init) })
+		pid := strconv.Itoa(is.Processes[0])
+		require.Equal(t, []int{s.Process.Pid}, is.Within)
+		require.NotEqual(t, is.Within, is.Processes)
+		require.Eventually(t, listens(port+1+number), time.Minute, 5*time.Millisecond)
+		seeds[answers(t, port+1+number).Seed] = true
+		require.Regexp(t, `(?m)^ *`+pid+` +python\S* .* 2 as 0 `, succeeds(t, "ps"))
+		require.Contains(t, succeeds(t, "pause", pid), pid+": paused, ")
+		require.Contains(t, succeeds(t, "resume", pid), pid+": resumed, ")
+		answers(t, port+1+number)
+	}
+	require.Len(t, seeds, 2)
+	answers(t, port)
+	require.Equal(t, 3, strings.Count(succeeds(t, "pause", "--all"), ": paused, "))
+	require.Equal(t, 3, strings.Count(succeeds(t, "resume", "--all"), ": resumed, "))
+}

@@ -1,0 +1,163 @@
+"""A parent with children of both kinds, and with what a program has open: it checks all of it when it is told to.
+
+It answers each line of its standard input with a line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from multiprocessing import shared_memory
+
+SIZE = 8 << 20
+context = multiprocessing.get_context("spawn")
+
+
+class Memory:
+    """Memory of the GPU."""
+
+    def __init__(self, seed: int) -> None:
+        self.cuda = ctypes.CDLL("libcudart.so.13", ctypes.RTLD_GLOBAL)
+        self.runtime = ctypes.CDLL(None)
+        self.pointer, self.seed = ctypes.c_void_p(), seed
+        assert self.runtime.cudaMalloc(ctypes.byref(self.pointer), ctypes.c_size_t(SIZE)) == 0
+        self.write()
+
+    def write(self) -> None:
+        self.contents = (self.seed * 2654435761 % 2**32).to_bytes(4, "little") * (SIZE // 4)
+        assert self.runtime.cudaMemcpy(self.pointer, self.contents, ctypes.c_size_t(SIZE), 1) == 0
+
+    def check(self) -> None:
+        """Also writes other contents, for the next time."""
+        back = ctypes.create_string_buffer(SIZE)
+        assert self.runtime.cudaMemcpy(back, self.pointer, ctypes.c_size_t(SIZE), 2) == 0
+        assert back.raw == self.contents
+        self.seed += 1
+        self.write()
+
+
+def worker(number, asked, answers, lock, counter, name, peer):
+    memory = Memory(number)
+    shared = shared_memory.SharedMemory(name)
+    answers.put((number, "ready"))
+    for word in iter(asked.get, None):
+        memory.check()
+        with lock:
+            counter.value += 1
+            shared.buf[number] = (shared.buf[number] + 1) % 256
+        peer.sendall(word.encode())
+        assert peer.recv(100) == word.encode()[::-1]
+        answers.put((number, word))
+
+
+class Parent:
+    def __init__(self) -> None:
+        self.memory = Memory(100)
+        self.shared = shared_memory.SharedMemory(create=True, size=4096)
+        self.lock, self.counter = context.Lock(), context.Value("i", 0)
+        self.answers, self.asked, self.peers, self.workers = context.Queue(), [], [], []
+        for number in range(2):
+            ours, theirs = socket.socketpair()
+            asked = context.Queue()
+            child = context.Process(
+                target=worker,
+                args=(number, asked, self.answers, self.lock, self.counter, self.shared.name, theirs),
+                daemon=True,
+            )
+            child.start()
+            theirs.close()
+            self.asked.append(asked)
+            self.peers.append(ours)
+            self.workers.append(child)
+        assert sorted(self.answers.get() for _ in range(2)) == [(0, "ready"), (1, "ready")]
+        self.cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.deleted = tempfile.TemporaryFile()
+        self.deleted.write(b"deleted")
+        self.deleted.flush()
+        self.mapped = mmap.mmap(-1, 4096)
+        self.folder = tempfile.mkdtemp()
+        libc = ctypes.CDLL(None)
+        self.inotify = libc.inotify_init1(os.O_NONBLOCK)
+        assert libc.inotify_add_watch(self.inotify, self.folder.encode(), 0x100) > 0  # IN_CREATE
+        self.event = threading.Event()
+        self.thread = threading.Thread(target=self.beat, daemon=True)
+        self.beats = 0
+        self.thread.start()
+        self.connection = None
+        self.rounds = 0
+
+    def beat(self) -> None:
+        while True:
+            self.event.wait()
+            self.event.clear()
+            self.beats += 1
+
+    def check(self) -> str:
+        self.rounds += 1
+        word = f"round {self.rounds}"
+        self.memory.check()
+        for asked in self.asked:
+            asked.put(word)
+        for peer in self.peers:
+            assert peer.recv(100) == word.encode()
+            peer.sendall(word.encode()[::-1])
+        assert sorted(self.answers.get() for _ in self.peers) == [(n, word) for n in range(len(self.peers))]
+        assert self.counter.value == 2 * self.rounds
+        assert self.shared.buf[0] == self.shared.buf[1] == self.rounds % 256
+        self.cat.stdin.write(word.encode())
+        assert self.cat.stdout.read(100) == word.encode()
+        self.deleted.seek(0)
+        assert self.deleted.read() == b"deleted"
+        self.mapped[0] = self.rounds % 256
+        watched = os.path.join(self.folder, word)
+        open(watched, "w").close()
+        assert word.encode() in os.read(self.inotify, 4096)
+        os.unlink(watched)
+        before = self.beats
+        self.event.set()
+        while self.beats == before:
+            pass
+        return "ok"
+
+    def accept(self) -> str:
+        self.connection, _ = self.listening.accept()
+        self.connection.sendall(b"hello")
+        return "ok"
+
+    def port(self) -> str:
+        return str(self.listening.getsockname()[1])
+
+    def dropped(self) -> str:
+        """What an established connection says."""
+        try:
+            return repr(self.connection.recv(10))
+        except OSError as error:
+            return type(error).__name__
+
+    def children(self) -> str:
+        return " ".join(str(child.pid) for child in (*self.workers, self.cat))
+
+    def end(self) -> str:
+        """Ends the first worker, as the system's out-of-memory killer does."""
+        child = self.workers[0]
+        child.kill()
+        child.join()
+        return str(child.exitcode)
+
+
+def main() -> None:
+    parent = Parent()
+    for line in sys.stdin:
+        print(getattr(parent, line.strip())(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/snapshot"
+)
+
+// CRIU opens the files of /dev/shm by their names, and neither dumps nor restores them. They are memory that the
+// processes share, such as semaphores and queues of Python's multiprocessing, so a snapshot has them. A file whose first
+// name is gone has another from CRIU for the time of the dump (link_remap), which CRIU removes after a restore.
+
+const (
+	sharedMemory = "/dev/shm"
+	remap        = "link_remap."
+)
+
+// saveShared copies the files of shared memory that processes, which stand still, have open or mapped.
+func saveShared(t *Tree, folder string) (all []snapshot.Shared, err error) {
+	used := map[uint64]bool{} // by inode
+	for _, p := range t.Processes {
+		for _, pattern := range []string{"/proc/%d/fd/*", "/proc/%d/map_files/*"} {
+			links, _ := filepath.Glob(fmt.Sprintf(pattern, p.PID))
+			for _, link := range links {
+				if to, _ := os.Readlink(link); strings.HasPrefix(to, sharedMemory+"/") {
+					if info, err := os.Stat(link); err == nil {
+						used[info.Sys().(*syscall.Stat_t).Ino] = true
+					}
+				}
+			}
+		}
+	}
+	entries, err := os.ReadDir(sharedMemory)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	saved := map[uint64]string{}
+	for _, entry := range entries {
+		info, gone := entry.Info()
+		if gone != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		stat := info.Sys().(*syscall.Stat_t)
+		if !used[stat.Ino] {
+			continue
+		}
+		if saved[stat.Ino] == "" {
+			path := fmt.Sprint("shared-", len(saved))
+			if err := copyFile(filepath.Join(folder, path), filepath.Join(sharedMemory, entry.Name())); err != nil {
+				return nil, err
+			}
+			saved[stat.Ino] = path
+		}
+		all = append(all, snapshot.Shared{Name: entry.Name(), Path: saved[stat.Ino], Mode: stat.Mode & 0o7777,
+			User: int(stat.Uid), Group: int(stat.Gid)})
+	}
+	return all, err
+}
+
+// lockShared has dumps and restores come one after another: CRIU numbers the names that it makes from 1 on. (flock)
+func lockShared() (unlock func(), err error) {
+	folder, err := os.Open(sharedMemory)
+	if err != nil {
+		return func() {}, nil // there is none
+	}
+	if err = unix.Flock(int(folder.Fd()), unix.LOCK_EX); err != nil {
+		_ = folder.Close()
+		return nil, fmt.Errorf("locking %s: %w", sharedMemory, err)
+	}
+	return func() { _ = folder.Close() }, nil
+}
+
+// dropRemaps removes the names that CRIU has left for a restore, which gets its own.
+func dropRemaps(all []snapshot.Shared) {
+	for _, shared := range all {
+		if strings.HasPrefix(shared.Name, remap) {
+			_ = os.Remove(filepath.Join(sharedMemory, shared.Name))
+		}
+	}
+}
+
+// putShared puts them there again. A file of that name that is there already stays as it is for whoever has it open.
+func putShared(folder string, all []snapshot.Shared) error {
+	put := map[string]string{}
+	for _, shared := range all {
+		name := filepath.Join(sharedMemory, filepath.Base(shared.Name))
+		partial := fmt.Sprintf("%s.%d", name, os.Getpid())
+		var err error
+		if first := put[shared.Path]; first != "" {
+			err = os.Link(first, partial)
+		} else if err = copyFile(partial, filepath.Join(folder, shared.Path)); err == nil {
+			err = errors.Join(os.Chown(partial, shared.User, shared.Group), syscall.Chmod(partial, shared.Mode))
+		}
+		if err == nil {
+			err = os.Rename(partial, name)
+		}
+		if err != nil {
+			_ = os.Remove(partial)
+			return fmt.Errorf("the shared memory of the program cannot be put back: %w", err)
+		}
+		put[shared.Path] = name
+	}
+	return nil
+}
+
+func copyFile(to, from string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(target, source)
+	return errors.Join(err, target.Close())
+}
