@@ -62,10 +62,18 @@ func TestATreeIsRestored(t *testing.T) {
 	defer client.Close()
 	require.Equal(t, "ok", s.do("accept"))
 
+	children := s.do("children")
+	child, _, _ := strings.Cut(children, " ")
+	fails(t, exitNo, "give the number of the process that has both ends", "snapshot", child, directory)
+	if s.do("ring") == "ok" {
+		fails(t, exitNo, "process "+s.number()+" uses io_uring, which CRIU cannot dump", "snapshot", s.number(), directory)
+		s.do("unring")
+	}
+	require.Equal(t, "ok", s.do("check"))
+
 	first := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--json"))
 	require.Len(t, first.Processes, 5) // with Python's resource tracker
 	require.Equal(t, "ok", s.do("check"))
-	children := s.do("children")
 	succeeds(t, "snapshot", s.number(), directory, "--stop")
 	require.Error(t, s.Wait())
 	_, err = io.ReadAll(client) // ends

@@ -185,7 +185,7 @@ func (r Restore) Run(p *Program) error {
 func (p *Program) run(log string, files []*os.File, arguments ...string) error {
 	// Whatever interrupts this command, CRIU comes to its end: if it were killed, it would leave processes stopped.
 	c := p.command(context.Background(), arguments...)
-	c.ExtraFiles = files
+	c.Stdin, c.ExtraFiles = os.Stdin, files             // a job takes its terminal from there
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal sends Ctrl-C to all of a group
 	output, err := os.Create(log + ".output")           // a pipe would be waited for until all that CRIU has started closes it
 	if err != nil {

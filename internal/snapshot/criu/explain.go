@@ -22,6 +22,7 @@ var reasons = []struct {
 	{regexp.MustCompile(`External socket is used|external unix|Can't dump half of stream unix connection`), "it is " +
 		"connected to a program outside of its tree by a Unix socket: give the number of the process that has both ends, or " +
 		"have it close the connection first"},
+	{regexp.MustCompile(`Don't have tty to inherit`), "the program had a terminal: run tms restore in one"},
 	{regexp.MustCompile(`A shell job|session leader|shell-job`), "it belongs to a terminal or to another's session"},
 	{regexp.MustCompile(`Can't dump (?:file|char|chr)?.*(/dev/nvidia\S*)`), "it still has $1 open: the driver has not taken " +
 		"all of it"},

@@ -38,6 +38,10 @@ func Find(pid int) (*Tree, error) {
 	}
 	t.add(pid, 0, children)
 	for i, p := range t.Processes {
+		if hasRing(p.PID) {
+			return nil, fmt.Errorf("process %d uses io_uring, which CRIU cannot dump: start it without, for instance by "+
+				"UV_USE_IO_URING=0 where libuv uses it", p.PID)
+		}
 		connection, err := client.Dial(p.PID)
 		if err == nil {
 			connection.Close()
@@ -106,6 +110,15 @@ func parents() (children map[int][]int, err error) {
 		slices.Sort(all)
 	}
 	return children, err
+}
+
+// hasRing reports whether a process has an io_uring open.
+func hasRing(pid int) bool {
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	return slices.ContainsFunc(links, func(link string) bool {
+		to, _ := os.Readlink(link)
+		return to == "anon_inode:[io_uring]"
+	})
 }
 
 // usesGPU returns a file of the NVIDIA driver that a process has open or mapped, or "".
