@@ -193,6 +193,15 @@ func TestCopies(t *testing.T) {
 	succeeds(t, "snapshot", s.number(), directory)
 	answers(t, port)
 
+	// A command that is killed before a copy has all that it needs leaves none of it.
+	kills := filepath.Join(t.TempDir(), "kills")
+	require.NoError(t, os.WriteFile(kills, []byte("#!/bin/sh\nkill -9 $PPID\n"), 0o700))
+	require.ErrorContains(t, exec.Command(tms, "restore", directory, "-n", "2", "--hook", kills).Run(), "signal: killed")
+	require.Eventually(t, func() bool {
+		found, err := filepath.Glob(filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", "namespace-*"))
+		return err == nil && len(found) == 0 && len(parsed[[]any](t, succeeds(t, "ps", "--json"))) == 1
+	}, time.Minute, 5*time.Millisecond)
+
 	hook := filepath.Join(t.TempDir(), "hook")
 	require.NoError(t, os.WriteFile(hook, []byte("#!/bin/sh\n[ $TMS_RESTORE_COPY != 1 ] || exit 7\nexec "+
 		"\"$HOOK\"\n"), 0o700))

@@ -197,6 +197,9 @@ func (b *begun) processes(one *Restored) error {
 		}
 		one.Init = one.init.Pid
 		for _, p := range m.Processes {
+			if numbers[p.PID] == 0 {
+				return fmt.Errorf("process %d has ended since CRIU restored it", p.PID)
+			}
 			one.Processes, one.Within = append(one.Processes, numbers[p.PID]), append(one.Within, p.PID)
 		}
 	} else {
