@@ -121,7 +121,7 @@ func (h *steered) number(words string) int {
 
 func until(t *testing.T, so func() bool) {
 	t.Helper()
-	require.Eventually(t, so, time.Minute, time.Millisecond)
+	require.Eventually(t, so, time.Minute, 5*time.Millisecond)
 }
 
 func listed(t *testing.T) []int {
@@ -505,7 +505,7 @@ func TestClientsVanish(t *testing.T) {
 	require.Eventually(t, func() bool { // it was paused
 		_, err := raw.Write([]byte("\n"))
 		return err != nil
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	until(t, func() bool { return h.do("free") == free })
 
 	// It cannot be resumed at once, and is resumed as soon as there is memory.

@@ -101,7 +101,7 @@ func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 			other := h.dial()
 			defer other.Close()
 			return request(t, other, control.SteerRequest{Op: control.Align}).OK
-		}, time.Minute, time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 		reply, err := silent.Do(context.Background(), control.SteerRequest{Op: control.Status})
 		require.NoError(t, err)
 		require.Contains(t, reply.Error, "this client was silent for 50ms")

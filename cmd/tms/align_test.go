@@ -216,7 +216,7 @@ func (a *aligning) until(name string, targets map[string]uint64) *control.Alignm
 	require.Eventually(a.t, func() bool {
 		found = a.align(targets)
 		return slices.ContainsFunc(found.Sequences, func(s control.Sequence) bool { return s.Name == name && s.Wanted })
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	return found
 }
 
@@ -287,7 +287,7 @@ func TestAlign(t *testing.T) {
 	a.align(begun)
 	c.do("launch 5000")
 	require.False(t, a.align(begun).Reached)
-	require.Eventually(t, func() bool { return a.align(begun).Reached }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return a.align(begun).Reached }, time.Minute, 5*time.Millisecond)
 
 	// A child is not held back, and no thread is once the client has left.
 	c.do("work")

@@ -40,7 +40,7 @@ func TestAnswers(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, _, err := sets.Ask(control.SetRequest{Op: control.List}, -1)
 		return err == nil
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	text := filepath.Join(folder, "text")
 	require.NoError(t, os.WriteFile(text, []byte("x = 1\n"), 0o600))
 	places := strings.NewReplacer(folder, "/folder", os.Getenv("TMPDIR"), "/sockets", uses, "/program",

@@ -224,7 +224,7 @@ func TestAResumeWithoutMemory(t *testing.T) {
 	waiting := exec.Command(tms, "resume", w.number(), "--wait", "60")
 	waiting.Stderr = os.Stderr
 	require.NoError(t, waiting.Start())
-	require.Eventually(t, func() bool { return locked(t, waiting.Process.Pid) }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return locked(t, waiting.Process.Pid) }, time.Minute, 5*time.Millisecond)
 	w.other.do("unhog")
 	require.NoError(t, waiting.Wait())
 	w.asBefore()
@@ -252,7 +252,7 @@ func TestAnInterruptedCommand(t *testing.T) {
 	pausing := func() bool { return w.doing() == control.Pause }
 	require.Contains(t, interrupted(t, pausing, "pause", w.number(), "--everything", "--force"), "interrupted")
 	// The pause that had begun is completed, and then undone.
-	require.Eventually(t, func() bool { return w.doing() == "" }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return w.doing() == "" }, time.Minute, 5*time.Millisecond)
 	w.comesBack()
 	w.asBefore()
 }
@@ -461,11 +461,11 @@ func TestContentsMoveToDisk(t *testing.T) {
 		if !everything {
 			require.Contains(t, succeeds(t, "pause", w.number(), "--force", "--to", "host"),
 				"nothing to pause; 24.00 MiB moved to host")
-			require.Eventually(t, none, time.Minute, time.Millisecond)
+			require.Eventually(t, none, time.Minute, 5*time.Millisecond)
 			succeeds(t, arguments...)
 		}
 		w.resumed()
-		require.Eventually(t, none, time.Minute, time.Millisecond)
+		require.Eventually(t, none, time.Minute, 5*time.Millisecond)
 	}
 	// A directory that is not writable.
 	require.NoError(t, os.RemoveAll(directory))

@@ -120,7 +120,7 @@ func TestIdle(t *testing.T) {
 		require.Equal(t, "ok", one.do("check"))
 	}
 	resumed := func() int { return strings.Count(watch.said(), one.number()+": called, and resumed\n") }
-	require.Eventually(t, func() bool { return resumed() >= rounds+1 }, time.Minute, time.Millisecond) // said later
+	require.Eventually(t, func() bool { return resumed() >= rounds+1 }, time.Minute, 5*time.Millisecond) // said later
 	require.Equal(t, rounds+1, resumed())
 
 	// A process that works only now and then is not paused either.

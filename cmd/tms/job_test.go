@@ -75,7 +75,7 @@ func (all ranks) end() {
 // connection: by then it is doing the undo, or has done it.
 func (all ranks) kept() (kept bool) {
 	for _, r := range all {
-		require.Eventually(r.t, func() bool { return r.doing() == "" }, time.Minute, time.Millisecond)
+		require.Eventually(r.t, func() bool { return r.doing() == "" }, time.Minute, 5*time.Millisecond)
 		kept = kept || held(r.t, r) < rankBytes
 	}
 	return kept
@@ -194,7 +194,7 @@ func TestAHeldRankIsResumedByAnother(t *testing.T) {
 	for range hermetic.Often(3, 1) {
 		pausing := exec.Command(tms, "pause", "--job", "here:1", "--timeout", "600")
 		require.NoError(t, pausing.Start())
-		require.Eventually(t, func() bool { return heldUp(t, ready) }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return heldUp(t, ready) }, time.Minute, 5*time.Millisecond)
 		reply, err := other.Do(context.Background(), control.SteerRequest{Op: control.Resume})
 		require.NoError(t, err)
 		require.True(t, reply.OK, reply.Error)
@@ -223,7 +223,7 @@ func TestAJobsPauseThatIsStopped(t *testing.T) {
 		}
 		require.NoError(t, pausing.Process.Signal(syscall.SIGCONT))
 		return false
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	ready.goesOn()
 	require.False(t, heldUp(t, ready))
 	require.NoError(t, pausing.Process.Signal(syscall.SIGCONT))
@@ -243,5 +243,5 @@ func heldUp(t *testing.T, s *steered) bool {
 func (s *steered) goesOn() {
 	s.t.Helper()
 	before := s.count("cycles")
-	require.Eventually(s.t, func() bool { return s.count("cycles") > before+3 }, time.Minute, time.Millisecond)
+	require.Eventually(s.t, func() bool { return s.count("cycles") > before+3 }, time.Minute, 5*time.Millisecond)
 }

@@ -78,7 +78,7 @@ func TestALendWhoseCommandIsKilled(t *testing.T) {
 		require.Eventually(t, func() bool {
 			by = lent.pausedBy()
 			return lent.isActive() == (len(by) == 0)
-		}, time.Minute, time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 		if len(by) > 0 {
 			lends++
 			require.Len(t, by, 1)
@@ -101,7 +101,7 @@ func TestALendThatIsOverWithoutRoom(t *testing.T) {
 	require.WithinDuration(t, time.Now(), time.UnixMicro(int64(outcomes[0].Until*1e6)), time.Minute)
 	other.do("hog")
 	require.Eventually(t, func() bool { return strings.Contains(said.String(), "is over, but there is no room yet") },
-		time.Minute, time.Millisecond)
+		time.Minute, 5*time.Millisecond)
 	require.Regexp(t, `tms: the time of tms lend \(\w+, process \d+, to bert, until [0-9:]+\) is over, but there is no room `+
 		`yet, so this program waits until there is \(tms ps --bytes shows who has the memory\): .*MiB are needed`, said)
 	require.Regexp(t, lent.number()+`: lent to bert until [0-9:]+, by \w+ \(process \d+\) since [0-9:]+: cache, weights; it `+
@@ -110,7 +110,7 @@ func TestALendThatIsOverWithoutRoom(t *testing.T) {
 	require.Equal(t, "ok", other.do("unhog"))
 	lent.becomesActive()
 	require.Equal(t, "ok", lent.do("check"))
-	require.Eventually(t, func() bool { return len(lent.pausedBy()) == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(lent.pausedBy()) == 0 }, time.Minute, 5*time.Millisecond)
 	require.Equal(t, 1, strings.Count(said.String(), "is over, but"), "%s", said)
 }
 
@@ -139,7 +139,7 @@ func TestALendThatChanges(t *testing.T) {
 	// What the program had paused itself stays so when a lend is over.
 	lent.do("pause cache")
 	lend("--for", "1s")
-	require.Eventually(t, func() bool { return len(lent.pausedBy()) == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(lent.pausedBy()) == 0 }, time.Minute, 5*time.Millisecond)
 	state, err := status(lent.Process.Pid, time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, uint64(8<<20), state.Paused())
@@ -170,7 +170,7 @@ func TestALendOfAJob(t *testing.T) {
 		require.Greater(t, r.pausedBy()[0].Until, until+1800)
 	}
 	succeeds(t, append(lend, "1s")...)
-	require.Eventually(t, func() bool { return ranks.hold(rankBytes) }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return ranks.hold(rankBytes) }, time.Minute, 5*time.Millisecond)
 	require.Empty(t, slices.Concat(ranks[0].pausedBy(), ranks[1].pausedBy()))
 	ranks.end()
 }

@@ -57,11 +57,15 @@ func TestALendBetweenUsers(t *testing.T) {
 
 	// Bert cannot pause her program, or lend its memory to himself.
 	bert.starts()
+	soonest := time.Hour
 	for _, arguments := range []string{"pause", "resume", "lend --for 1h", "pause --everything"} {
+		begun := time.Now()
 		_, words, code := bert.runs(append(strings.Fields(arguments), training.number())...)
 		require.Equal(t, exitNoProcess, code, "%s: %s", arguments, words)
 		require.Regexp(t, "^tms: "+training.number()+": it is a process of user 61001", words)
+		soonest = min(soonest, time.Since(begun))
 	}
+	require.Less(t, soonest, control.Look, "no command waits for a socket that it may not see")
 	require.True(t, training.isActive())
 
 	out, words, code := anna.runs("lend", training.number(), "--for", "1h", "--to", "bert")
@@ -108,7 +112,7 @@ func TestALendOutlivesALogin(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, _, code := command(t, "ps", lent.number())
 			return code == 0
-		}, time.Minute, time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 	}
 	logout()
 	require.Equal(t, "bert", lent.pausedBy()[0].To)

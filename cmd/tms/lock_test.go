@@ -144,7 +144,7 @@ func TestTwoResumesAtOnce(t *testing.T) {
 	for i := range both {
 		both[i] = exec.Command(tms, "resume", w.number())
 		require.NoError(t, both[i].Start())
-		require.Eventually(t, func() bool { return locked(t, both[i].Process.Pid) }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return locked(t, both[i].Process.Pid) }, time.Minute, 5*time.Millisecond)
 	}
 	holder.End()
 	for _, resume := range both {
@@ -161,7 +161,7 @@ func TestAnUndoWaitsForItsTurn(t *testing.T) {
 	t.Setenv("CUDASIM_FAIL", "cuCheckpointProcessLock:1:999")
 	c := exec.Command(tms, "pause", w.number(), "--everything", "--force")
 	require.NoError(t, c.Start())
-	require.Eventually(t, func() bool { return locked(t, c.Process.Pid) }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return locked(t, c.Process.Pid) }, time.Minute, 5*time.Millisecond)
 	w.requireFree(88) // paused, and not yet undone
 	t.Setenv("CUDASIM_FAIL", "")
 	holder.End()
@@ -181,7 +181,7 @@ func TestTheLocksOfAStoppedProcessEnd(t *testing.T) {
 	one.Locked(func() {
 		require.False(t, canLock(t, path))
 		stop(t, w.Process)
-		require.Eventually(t, func() bool { return canLock(t, path) }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return canLock(t, path) }, time.Minute, 5*time.Millisecond)
 		require.NoError(t, w.Process.Signal(unix.SIGCONT))
 	})
 	require.True(t, canLock(t, path))

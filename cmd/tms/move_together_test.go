@@ -115,7 +115,7 @@ func TestProcessesThatShareMemoryMoveTogether(t *testing.T) {
 	s.importer.do("return")
 	require.Eventually(t, func() bool { // the exporter hears of that a moment later
 		return len(parsed[[]fleet.Process](t, succeeds(t, "ps", s.number(), "--json"))[0].Sharers) == 0
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	succeeds(t, "move", s.number(), "--to", "1")
 	s.do("check")
 }

@@ -264,7 +264,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 		time.Sleep(10 * time.Millisecond) // in which nothing happens
 		require.Equal(t, before, c.do("cycles"), "no thread works while the program is paused")
 		succeeds(t, "resume", c.number())
-		require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, 5*time.Millisecond)
 	}
 	c.do("calm")
 	c.goesOnWith(96)
@@ -359,7 +359,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 		ranks[0].requireFree(128)
 		before := ranks[1].do("cycles")
 		spread(t, "resume")
-		require.Eventually(t, func() bool { return ranks[1].do("cycles") != before }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return ranks[1].do("cycles") != before }, time.Minute, 5*time.Millisecond)
 	}
 	for _, r := range ranks {
 		r.do("calm")
@@ -421,7 +421,7 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 	require.Equal(t, before, ranks[0].do("cycles"), "it waits")
 	require.Contains(t, succeeds(t, "resume", ranks[0].number()), "NCCL takes its memory again when") // again
 	require.NotContains(t, succeeds(t, "resume", ranks[1].number()), "NCCL")
-	require.Eventually(t, func() bool { return ranks[0].do("cycles") != before }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return ranks[0].do("cycles") != before }, time.Minute, 5*time.Millisecond)
 	ranks[0].do("calm")
 	ranks[0].requireFree(72)
 	ranks[1].do("reduce")

@@ -182,6 +182,6 @@ func TestPrintable(t *testing.T) {
 	require.Eventually(t, func() bool {
 		out, errors_, _ := command(t, "pause", "--timeout", "0.1", s.number())
 		return strings.Contains(out+errors_, "[31mX")
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	harmless("[31mX", "pause", "--timeout", "0.1", s.number())
 }

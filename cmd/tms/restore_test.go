@@ -53,7 +53,7 @@ func TestAProcessThatIsLost(t *testing.T) {
 	requireLost := func(s scraped) bool {
 		return s.values("tms_process_up")[0] == 1 && s.values("tms_process_lost", "pid="+w.number())[0] == 1
 	}
-	require.Eventually(t, func() bool { return requireLost(scrape(t, address)) }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return requireLost(scrape(t, address)) }, time.Minute, 5*time.Millisecond)
 }
 
 // A checkpoint that the driver does not survive is told in the same way.
@@ -155,7 +155,7 @@ func TestAWaitForATurnIsInterrupted(t *testing.T) {
 	defer unlock()
 	c := exec.Command(tms, "resume", w.number())
 	require.NoError(t, c.Start())
-	require.Eventually(t, func() bool { return locked(t, c.Process.Pid) }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return locked(t, c.Process.Pid) }, time.Minute, 5*time.Millisecond)
 	require.NoError(t, c.Process.Signal(unix.SIGTSTP)) // others may wait for it
 	require.NoError(t, c.Process.Signal(os.Interrupt))
 	require.Error(t, c.Wait())

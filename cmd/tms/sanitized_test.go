@@ -42,7 +42,7 @@ func TestProgramsUnderSanitizers(t *testing.T) {
 				require.Contains(t, succeeds(t, "pause", s.number()), s.number()+": paused")
 				before := s.do("cycles")
 				require.Contains(t, succeeds(t, "resume", s.number()), s.number()+": resumed")
-				require.Eventually(t, func() bool { return s.do("cycles") != before }, time.Minute, time.Millisecond)
+				require.Eventually(t, func() bool { return s.do("cycles") != before }, time.Minute, 5*time.Millisecond)
 			}
 			s.do("calm")
 			require.Equal(t, "ok", s.do("check"))

@@ -109,7 +109,7 @@ func (c *controller) records(lines int) (line string) {
 			return !strings.HasSuffix(line, "\n") || strings.Contains(line, `"msg":"begins"`)
 		})
 		return len(ended) >= lines
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	return ended[len(ended)-1]
 }
 
@@ -131,7 +131,7 @@ func TestServe(t *testing.T) {
 	require.Eventually(t, func() bool { // each has a second to answer
 		listed := c.get("/v1/processes").Processes
 		return len(listed) == 2 && listed[0].Error+listed[1].Error == "" && listed[0].PID == small.Process.Pid
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 
 	// A dry run changes nothing, and what cannot be done changes nothing.
 	plans := c.post("/v1/swap", `{"out":`+small.number()+`,"in":`+large.number()+`,"dry_run":true}`).Plans
@@ -171,7 +171,7 @@ func TestServe(t *testing.T) {
 	c.done("/v1/resume", "{"+pidsOf(large)+"}")
 	require.Empty(t, c.get("/v1/processes/"+large.number()).PausedBy)
 	c.done("/v1/lend", "{"+pidsOf(large)+`,"for":1}`)
-	require.Eventually(t, func() bool { return held(t, large) == largeBytes }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return held(t, large) == largeBytes }, time.Minute, 5*time.Millisecond)
 
 	// Some of several: each has its outcome.
 	some := c.post("/v1/pause", `{"pids":[999999999,`+large.number()+`]}`)
@@ -267,10 +267,10 @@ func TestServeWithdraws(t *testing.T) {
 			a, err := c.ask(ctx, http.MethodPost, "/v1/resume", "{"+pidsOf(s)+`,"wait":600}`)
 			ends <- ended{a, err}
 		}()
-		require.Eventually(t, doing(control.Resume), time.Minute, time.Millisecond)
+		require.Eventually(t, doing(control.Resume), time.Minute, 5*time.Millisecond)
 		end(c, goes)
 		with := <-ends
-		require.Eventually(t, doing(""), time.Minute, time.Millisecond)
+		require.Eventually(t, doing(""), time.Minute, 5*time.Millisecond)
 		require.Zero(t, held(t, s))
 		switch {
 		case ctx.Err() != nil:
@@ -300,7 +300,7 @@ func TestServeWithdraws(t *testing.T) {
 	_, err := c.ask(ctx, http.MethodPost, "/v1/pause", "{"+pidsOf(s)+"}")
 	require.ErrorIs(t, err, context.Canceled)
 	require.Eventually(t, func() bool { return s.doing() == "" && held(t, s) == smallBytes }, time.Minute,
-		time.Millisecond)
+		5*time.Millisecond)
 	require.Equal(t, "ok", s.do("check"))
 }
 
@@ -327,7 +327,7 @@ func TestServeSwapIsEnded(t *testing.T) {
 			x, y := held(t, in), held(t, out)
 			swapped = x > 0
 			return (x > 0) != (y > 0)
-		}, time.Minute, time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 		if swapped {
 			in, out = out, in
 		}
@@ -438,7 +438,7 @@ func TestServeTokens(t *testing.T) {
 
 	// Who guesses is slowed down; who has a token is not.
 	require.Eventually(t, func() bool { return ask("Bearer guess").StatusCode == http.StatusTooManyRequests },
-		time.Minute, time.Millisecond)
+		time.Minute, 5*time.Millisecond)
 	require.Equal(t, http.StatusNotFound, ask("Bearer "+token).StatusCode)
 
 	// From a variable, and elsewhere by words.

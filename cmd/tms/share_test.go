@@ -74,7 +74,7 @@ func (s *runningSharer) has(t *testing.T, bytes uint64) {
 // Programs that do not fit together all end with what they computed, in turns.
 func TestShare(t *testing.T) {
 	start := sharesDevice(t)
-	rounds := hermetic.Often(30000, 10000)
+	rounds := hermetic.Often(30000, 4000)
 	var all []*runningSharer
 	for range 3 {
 		all = append(all, start("--share --at-least 100ms", 60, 4, rounds, 0))
@@ -207,7 +207,7 @@ func TestShareAndStop(t *testing.T) {
 	require.Eventually(t, func() bool {
 		state, err := status(one.Process.Pid, time.Minute)
 		return err == nil && state.Doing == control.Pause
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	require.NoError(t, one.Process.Signal(syscall.SIGSTOP))
 	user := os.Geteuid()
 	var locks []string
@@ -222,7 +222,7 @@ func TestShareAndStop(t *testing.T) {
 		require.NoError(t, err)
 		require.Eventually(t, func() bool {
 			return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
-		}, time.Minute, time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 		require.NoError(t, file.Close())
 	}
 	require.NoError(t, one.Process.Signal(syscall.SIGCONT))
@@ -257,7 +257,7 @@ func TestShareTakesLittle(t *testing.T) {
 		require.Eventually(t, func() bool {
 			state, err := status(s.Process.Pid, time.Minute)
 			return err == nil && state.IdleSeconds != nil && *state.IdleSeconds >= turns.Grace.Seconds()
-		}, time.Minute, time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 	}
 	other := start("--share", 36, 1, 1000000, 1)
 	other.has(t, 36<<20)
@@ -349,7 +349,7 @@ func TestShareIsStartedAgain(t *testing.T) {
 	require.Eventually(t, func() bool {
 		text, err := os.ReadFile(said.Name())
 		return err == nil && strings.Contains(string(text), missing+" cannot be started")
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	require.NoError(t, os.Symlink(tms, missing))
 	require.Equal(t, "ok", <-checked)
 	require.Equal(t, "ok", other.do("check"))
@@ -452,7 +452,7 @@ func TestShareSeesGrowth(t *testing.T) {
 			state, err := status(other.Process.Pid, time.Minute)
 			last = state.Share
 			return err == nil && last != nil && seen(last)
-		}, time.Minute, time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 		return last
 	}
 	first := awaits(func(s *control.Share) bool { return s.Waited > 0.1 }) // it may have waited a moment for the reserve

@@ -149,7 +149,7 @@ func TestAPausedProgramsSignalsAreItsOwn(t *testing.T) {
 	require.Equal(t, before, e.do("action"))
 	for i, other := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGCHLD} {
 		e.send(other)
-		require.Eventually(t, func() bool { return e.do("others") == fmt.Sprint(i+1) }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return e.do("others") == fmt.Sprint(i+1) }, time.Minute, 5*time.Millisecond)
 	}
 	e.send(syscall.SIGHUP) // no terminal, so it is not asked to end
 	e.do("again")

@@ -111,7 +111,7 @@ func (s *steered) line() string {
 func (s *steered) advances(words string) {
 	s.t.Helper()
 	before := s.do(words)
-	require.Eventually(s.t, func() bool { return s.do(words) != before }, time.Minute, time.Millisecond)
+	require.Eventually(s.t, func() bool { return s.do(words) != before }, time.Minute, 5*time.Millisecond)
 }
 
 // command runs tms, and returns its output and exit code. ps gives each process a second; on a busy machine it is run
@@ -183,7 +183,7 @@ func interrupted(t *testing.T, ready func() bool, arguments ...string) (stderr s
 	var said bytes.Buffer
 	c.Stderr = &said
 	require.NoError(t, c.Start())
-	require.Eventually(t, ready, time.Minute, time.Millisecond)
+	require.Eventually(t, ready, time.Minute, 5*time.Millisecond)
 	require.NoError(t, c.Process.Signal(os.Interrupt))
 	require.Error(t, c.Wait())
 	require.Equal(t, exitNo, c.ProcessState.ExitCode())
@@ -400,7 +400,7 @@ func stop(t *testing.T, process *os.Process) {
 			}
 		}
 		return true
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 // A process of another PID namespace that shares the directory of sockets has its number there. Here that is the number

@@ -165,7 +165,7 @@ func TestSwapIsEnded(t *testing.T) {
 			x, y := held(t, in), held(t, out)
 			swapped = x > 0
 			return x == bytes[in] && y == 0 || x == 0 && y == bytes[out]
-		}, time.Minute, time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 		if i%2 == 1 && swap.Exited() { // interrupted after its start: its exit code says which
 			require.Equal(t, swapped, swap.Success(), "%v", swap)
 		}

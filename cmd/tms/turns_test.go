@@ -21,7 +21,7 @@ func TestShareTakesTurns(t *testing.T) {
 	for _, s := range []*steered{one, other, one, other, one, other} {
 		require.Eventually(t, func() bool { return held(t, s) < smallBytes }, time.Minute, time.Millisecond, "its turn ends")
 		before := s.count("cycles")
-		require.Eventually(t, func() bool { return s.count("cycles") > before }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return s.count("cycles") > before }, time.Minute, 5*time.Millisecond)
 	}
 	for _, answer := range []<-chan string{one.background("calm"), other.background("calm")} {
 		require.NotEmpty(t, <-answer) // its threads have found what they wrote, and have ended

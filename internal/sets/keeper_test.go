@@ -43,7 +43,7 @@ func serving(t *testing.T) (place string) {
 		require.NoError(t, os.RemoveAll(place))
 	})
 	require.Eventually(t, func() bool { return asked(t, control.SetRequest{Op: control.List}).OK }, time.Minute,
-		time.Millisecond)
+		5*time.Millisecond)
 	return place
 }
 
@@ -309,13 +309,13 @@ func TestClientsThatGiveUp(t *testing.T) {
 	require.Eventually(t, func() bool {
 		extents, users := held()
 		return extents == 1 && len(users) == 0
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	ask(open, true)
 	ask(take, true)
 	require.Eventually(t, func() bool {
 		extents, users := held()
 		return extents == 0 && len(users) == 1
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 // A keeper that can hold no more refuses that, and goes on to answer.
@@ -364,7 +364,7 @@ func TestClientsThatMisbehave(t *testing.T) {
 	}
 	all.Wait()
 	require.True(t, asked(t, control.SetRequest{Op: control.List}).OK)
-	require.Eventually(t, func() bool { return descriptors(t) <= before }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return descriptors(t) <= before }, time.Minute, 5*time.Millisecond)
 }
 
 func TestOneKeeper(t *testing.T) {
@@ -377,9 +377,9 @@ func TestOneKeeper(t *testing.T) {
 	for range 3 {
 		require.NoError(t, os.RemoveAll(filepath.Join(place, "tms")))
 		require.Eventually(t, func() bool { return len(asked(t, control.SetRequest{Op: control.List}).Sets) == 1 },
-			time.Minute, time.Millisecond)
+			time.Minute, 5*time.Millisecond)
 	}
-	require.Eventually(t, func() bool { return descriptors(t) <= before }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return descriptors(t) <= before }, time.Minute, 5*time.Millisecond)
 }
 
 // descriptors returns how many are open.

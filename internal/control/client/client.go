@@ -169,8 +169,12 @@ func Dial(pid int) (*Conn, error) {
 
 // Connect is Dial, but also connects to a process that has the number in another PID namespace. A client may read what
 // that process says, but must not change it: here the number means another process. It waits for a process that
-// replaces its socket.
+// replaces its socket, but not for another user's, whose directory hides whether the process does.
 func Connect(pid int) (*Conn, error) {
+	connection, err := findSocket(pid)
+	if err == nil || errors.Is(err, ErrOthers) {
+		return connection, err
+	}
 	return control.Search(pid, func() (*Conn, error) { return findSocket(pid) })
 }
 

@@ -179,7 +179,7 @@ func TestSweepingLeavesTheLiving(t *testing.T) {
 		pids, err := client.List()
 		_, gone := os.Stat(path)
 		return err == nil && !slices.Contains(pids, os.Getpid()) && os.IsNotExist(gone)
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 func TestRootReachesAll(t *testing.T) {

@@ -174,7 +174,7 @@ func (f *fake) undone(t *testing.T, due ...string) {
 			})
 		})
 		return found
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 func dial(t *testing.T) *client.Conn {
@@ -210,7 +210,7 @@ func TestClientVanishes(t *testing.T) {
 		require.True(t, do(t, c, hold).OK)
 		require.Zero(t, now(f, &f.lets))
 		c.Close()
-		require.Eventually(t, func() bool { return now(f, &f.lets) == 1 }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return now(f, &f.lets) == 1 }, time.Minute, 5*time.Millisecond)
 	})
 	t.Run("after its pause has panicked", func(t *testing.T) {
 		f := serve(t)
@@ -233,7 +233,7 @@ func TestClientVanishes(t *testing.T) {
 		require.True(t, do(t, c, align).OK)
 		require.Contains(t, do(t, dial(t), align).Error, "another client aligns")
 		c.Close()
-		require.Eventually(t, func() bool { return now(f, &f.unaligns) == 1 }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return now(f, &f.unaligns) == 1 }, time.Minute, 5*time.Millisecond)
 	})
 	t.Run("after a pause", func(t *testing.T) {
 		f := serve(t)
@@ -263,7 +263,7 @@ func TestClientVanishes(t *testing.T) {
 		waits := dial(t)
 		require.True(t, do(t, waits, status).OK, "a status waits for no pause")
 		c.Close()
-		require.Eventually(t, task.Withdrawn, time.Minute, time.Millisecond)
+		require.Eventually(t, task.Withdrawn, time.Minute, 5*time.Millisecond)
 		close(goOn)
 		f.undone(t, "weights")
 	})
@@ -446,7 +446,7 @@ func onlyHere(t *testing.T, file *os.File) {
 			}
 		}
 		return held == 1
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 // An extent is the process's until the keeper has answered, however late and how often it is asked. It is given once.
@@ -741,9 +741,9 @@ func TestYieldAgain(t *testing.T) {
 	require.True(t, do(t, c, yield).OK)
 	<-woken
 	require.True(t, do(t, c, undo).OK)
-	require.Eventually(t, func() bool { return !waited() }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return !waited() }, time.Minute, 5*time.Millisecond)
 	require.True(t, do(t, c, yield).OK)
-	require.Eventually(t, waited, time.Minute, time.Millisecond)
+	require.Eventually(t, waited, time.Minute, 5*time.Millisecond)
 	require.Empty(t, woken, "it is still at it")
 
 	f.with(func() { waits = false })
@@ -812,9 +812,9 @@ func TestYieldThatEnds(t *testing.T) {
 				require.NoError(t, err)
 				return state.Share.Waited >= 0
 			}
-			require.Eventually(t, waits, time.Minute, time.Millisecond)
+			require.Eventually(t, waits, time.Minute, 5*time.Millisecond)
 			ends(f, c)
-			require.Eventually(t, func() bool { return !waits() }, time.Minute, time.Millisecond)
+			require.Eventually(t, func() bool { return !waits() }, time.Minute, 5*time.Millisecond)
 		})
 	}
 }
@@ -838,12 +838,12 @@ func TestYieldAndAClientThatVanishes(t *testing.T) {
 	go func() { _, _ = c.Do(context.Background(), yield) }()
 	task := <-began
 	c.Close()
-	require.Eventually(t, task.Withdrawn, time.Minute, time.Millisecond)
+	require.Eventually(t, task.Withdrawn, time.Minute, 5*time.Millisecond)
 	close(goOn)
 	other := dial(t)
 	require.Eventually(t, func() bool {
 		state, err := other.Status(context.Background(), time.Minute)
 		return err == nil && slices.Equal(state.Share.Yielded, []string{"weights"})
-	}, time.Minute, time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	require.Len(t, now(f, &f.tasks), 1, "no client has undone it")
 }
