@@ -15,6 +15,7 @@ end() {
 	[ ${#started[@]} = 0 ] || kill "${started[@]}" 2>/dev/null || true
 	wait
 	started=()
+	rm -f program.* # the next user's programs have these numbers again
 }
 trap 'end; rm -rf "$folder"' EXIT
 fail() {
