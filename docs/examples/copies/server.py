@@ -1,7 +1,8 @@
 """A server with GPU memory, of which tms restore can start several copies: server.py PORT.
 
-It answers each GET with its port, its seed, a random number and a sum over its GPU memory. SIGHUP has it read
-/dev/shm/server.json, take the port there, and seed its random numbers. Each copy has a /dev/shm of its own.
+It answers each GET with its port, its seed, a random number and a sum over its GPU memory. At
+SIGHUP it reads /dev/shm/server.json, takes the port there, and seeds its random numbers. Each copy
+has a /dev/shm of its own.
 """
 
 import ctypes
@@ -28,7 +29,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         copy = ctypes.create_string_buffer(SIZE)
         assert runtime.cudaMemcpy(copy, weights, ctypes.c_size_t(SIZE), 2) == 0
-        body = json.dumps({"port": port, "seed": seed, "random": random.random(), "sum": sum(copy.raw)}).encode()
+        answer = {"port": port, "seed": seed, "random": random.random(), "sum": sum(copy.raw)}
+        body = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -40,7 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     def server_bind(self) -> None:
-        # All copies begin at the port of the snapshot, where only sockets with this option can be beside each other.
+        # All copies begin at the snapshot's port. Only sockets with this option can share it.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         super().server_bind()
 
