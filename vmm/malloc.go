@@ -85,9 +85,10 @@ func (e *Engine) obtain(r *Request, doing string, take func(d *device, short boo
 			return nil
 		}
 		if !errors.Is(err, errReset) {
-			e.noteRefused(d, r.Size, err)
-			return fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err,
+			err = fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err,
 				e.slackNote(d, err))
+			e.noteRefused(d, r.Size, err)
+			return err
 		}
 	}
 }
