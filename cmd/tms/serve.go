@@ -13,6 +13,7 @@ import (
 
 	"tms/internal/api"
 	"tms/internal/control"
+	"tms/internal/snapshot"
 )
 
 // tokenVariable has the tokens where no file does.
@@ -23,9 +24,10 @@ func serveCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve these commands to controllers over HTTP",
-		Long: `Serves ps, pause, lend, resume, swap, move and kept as JSON over HTTP, until
-Ctrl-C: at a Unix socket to this user and root, or over TCP to callers with a
-bearer token (--token-file, TMS_SERVE_TOKEN). A change leaves a line on stderr.`,
+		Long: `Serves ps, pause, lend, resume, swap, move and kept as JSON over HTTP, and with
+--snapshots snapshot and restore, until Ctrl-C: at a Unix socket to this user
+and root, or over TCP to callers with a bearer token (--token-file,
+TMS_SERVE_TOKEN). A change leaves a line on stderr.`,
 		Example: `  tms serve
   curl --unix-socket $XDG_RUNTIME_DIR/tms/serve.sock http://tms/openapi.json
   tms serve --listen 127.0.0.1:9401 --token-file token`,
@@ -36,6 +38,7 @@ bearer token (--token-file, TMS_SERVE_TOKEN). A change leaves a line on stderr.`
 	flags := command.Flags()
 	flags.StringVar(&s.listen, "listen", "", "unix:PATH or HOST:PORT, an `ADDRESS` (default: a socket)")
 	flags.StringVar(&s.tokenFile, "token-file", "", "`FILE` with a line for each token: NAME TOKEN")
+	flags.StringVar(&s.snapshots, "snapshots", "", "take snapshots into this `DIR`, and restore them")
 	flags.BoolVar(&s.beyondLoopback, "beyond-loopback", false, "other machines may connect; nothing is encrypted")
 	completes(command, "listen", "unix:")
 	return command
@@ -44,6 +47,7 @@ bearer token (--token-file, TMS_SERVE_TOKEN). A change leaves a line on stderr.`
 // serveFlags are the flags of tms serve.
 type serveFlags struct {
 	listen, tokenFile string
+	snapshots         string
 	beyondLoopback    bool
 }
 
@@ -55,6 +59,11 @@ func (s *serveFlags) run(command *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	if s.snapshots != "" {
+		if _, err := snapshot.Create(s.snapshots); err != nil {
+			return fmt.Errorf("--snapshots: %w", err)
+		}
+	}
 	listener, where, err := s.listener(tokens != nil)
 	if err != nil {
 		return err
@@ -63,7 +72,7 @@ func (s *serveFlags) run(command *cobra.Command) error {
 		return err
 	}
 	return serveHTTP(ctx, api.NewServer(api.Options{Context: ctx, Version: version, Tokens: tokens, Sets: &keptSets{},
-		Audit: command.ErrOrStderr()}), listener)
+		Snapshots: s.snapshots, Audit: command.ErrOrStderr()}), listener)
 }
 
 // unix returns the path of a socket, and reports whether the server has one.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,6 +25,8 @@ import (
 	"tms/internal/control"
 	"tms/internal/fleet"
 	"tms/internal/group"
+	"tms/internal/snapshot"
+	"tms/internal/snapshot/tree"
 )
 
 // controller is a client of a tms serve that a test has started.
@@ -53,6 +56,8 @@ func controlling(t *testing.T, arguments ...string) *controller {
 // answer is one of the server's, of any kind.
 type answer struct {
 	Status    int
+	Snapshots []snapshot.Listed
+	Restored  []tree.Restored
 	Error     string
 	Outcomes  []group.Outcome
 	Plans     []group.Plan
@@ -187,6 +192,44 @@ func TestServe(t *testing.T) {
 	require.Zero(t, held(t, large))
 }
 
+// A program that ends with its snapshot starts again, by requests alone, with the streams of the server.
+func TestServeSnapshots(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // its number is free at the restore
+		return
+	}
+	s, directory := startWarm(t)
+	c := controlling(t, "--snapshots", directory)
+	require.Equal(t, []snapshot.Listed{}, c.get("/v1/snapshots").Snapshots)
+	refused := c.post("/v1/snapshot", `{"pid":`+s.number()+`}`)
+	require.Equal(t, http.StatusConflict, refused.Status)
+	require.Contains(t, refused.Error, "tms run")
+	s.do("check")
+	reply, err := c.Post("http://tms/v1/snapshot", "", strings.NewReader(`{"pid":`+s.number()+`,"force":true,"stop":true}`))
+	require.NoError(t, err)
+	defer reply.Body.Close()
+	var taken tree.Taken
+	require.NoError(t, json.NewDecoder(reply.Body).Decode(&taken))
+	require.Equal(t, []int{s.Process.Pid}, taken.Processes)
+	require.Contains(t, c.records(2), `"path":"/v1/snapshot"`)
+	require.Error(t, s.Wait()) // killed
+	listed := c.get("/v1/snapshots").Snapshots
+	require.Len(t, listed, 1)
+	require.Equal(t, taken.Name, listed[0].Name)
+
+	require.Contains(t, c.post("/v1/restore", `{"name":"none"}`).Error, "has no snapshot none")
+	back := c.post("/v1/restore", `{"name":"`+taken.Name+`"}`)
+	require.Equal(t, http.StatusOK, back.Status, back.Error)
+	pid := back.Restored[0].Processes[0]
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL); awaitEnd(t, pid) })
+	require.Equal(t, s.Process.Pid, pid)
+	again := &steered{t: t, Cmd: &exec.Cmd{Process: &os.Process{Pid: pid}}, say: c.server.say, answers: c.server.answers}
+	again.do("check")
+	c.done("/v1/pause", `{"pids":[`+s.number()+`],"force":true}`)
+	c.done("/v1/resume", `{"pids":[`+s.number()+`]}`)
+	again.do("check")
+}
+
 // A request that cannot be understood, or contradicts itself, is refused before it does anything.
 func TestServeRefuses(t *testing.T) {
 	ownSockets(t)
@@ -213,6 +256,13 @@ func TestServeRefuses(t *testing.T) {
 		{400, "/v1/lend", `{"pids":[1],"for":9,"to":"\u009b"}`, "to is a name"},
 		{400, "/v1/resume", `{"pids":[1],"wait":1e30}`, "wait is 1e+30"},
 		{400, "/v1/swap", `{"out":1,"in":1}`, "two different processes"},
+		{400, "/v1/snapshot", `{"pid":0}`, "0 is no number of a process"},
+		{400, "/v1/snapshot", `{"pid":1,"directory":"/tmp"}`, `unknown field "directory"`},
+		{404, "/v1/snapshot", `{"pid":1}`, "start it with --snapshots DIR"},
+		{400, "/v1/restore", `{"copies":-1}`, "copies is -1"},
+		{400, "/v1/restore", `{"wait":-1}`, "wait is -1"},
+		{400, "/v1/restore", `{"hook":"/bin/sh"}`, `unknown field "hook"`},
+		{404, "/v1/restore", `{}`, "start it with --snapshots DIR"},
 		{400, "/v1/swap", `{"out":1}`, "0 is no number of a process"},
 		{400, "/v1/move", `{"pids":[1]}`, "give either to, or map"},
 		{400, "/v1/move", `{"pids":[1],"map":{"0":""}}`, "map has each GPU"},
@@ -220,7 +270,7 @@ func TestServeRefuses(t *testing.T) {
 		{400, "/v1/move", `{"all":true,"to":"1"}`, "which GPU is to be emptied"},
 		{404, "/v1/pause", `{"all":true}`, "no process of this user listens"},
 		{404, "/v1/pause", `{"job":"a"}`, "no process of job a listens"},
-		{404, "/v1/snapshot", `{}`, "there is no POST /v1/snapshot"},
+		{404, "/v1/photograph", `{}`, "there is no POST /v1/photograph"},
 		{413, "/v1/pause", `{"tag":"` + strings.Repeat("x", 64<<10) + `"}`, "at most 65536 bytes"},
 	} {
 		a := c.post(line.path, line.body)

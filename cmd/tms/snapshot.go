@@ -8,12 +8,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/aid/readable"
-	"tms/internal/control"
 	"tms/internal/snapshot/tree"
 )
 
-// snapshotLease is how long the command may be silent until the program goes on without it, as when it is stopped.
-var snapshotLease = time.Minute
+// snapshotLease is a variable for tests.
+var snapshotLease = tree.DefaultLease
 
 func snapshotCommand() *cobra.Command {
 	var timeout, every duration
@@ -44,7 +43,7 @@ on until the program ends, and keeps the newest snapshots of it.`,
 				return err
 			}
 			take := tree.Take{PID: pids[0], Directory: arguments[1], Stop: stop, User: "tms snapshot", Lease: snapshotLease,
-				Pause: control.SteerRequest{Timeout: new(timeout.Seconds()), Force: force, To: control.ToMemory, SaveAll: true}}
+				Pause: tree.Pausing(timeout.Seconds(), force)}
 			say := func(taken *tree.Taken) error { return saySnapshot(command, taken, stop, asJSON) }
 			switch again := command.Flags().Changed("every"); {
 			case again && (stop || keep < 0):

@@ -103,6 +103,10 @@ func startWarm(t *testing.T, environment ...string) (s *steered, directory strin
 
 // A program goes on after its snapshot, and starts again from it with its contents, as often as one wants.
 func TestASnapshotIsRestored(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
 	s, directory := startWarm(t)
 	require.Contains(t, succeeds(t, "snapshot", s.number(), directory, "--force"), "the program stood still for")
 	s.do("check")
@@ -145,6 +149,9 @@ func TestASnapshotIsRestored(t *testing.T) {
 // An unmodified training is killed, and goes on from its last snapshot to the same numbers, bit for bit.
 func TestATrainingGoesOnFromItsSnapshots(t *testing.T) {
 	needsCRIU(t)
+	if !alone(t) { // its number is free at the restore
+		return
+	}
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
 	program, folder := fixture(t, "training"), t.TempDir()

@@ -14,21 +14,6 @@ import (
 	"tms/internal/snapshot"
 )
 
-// snapshotEntry is a snapshot in the list of --json.
-type snapshotEntry struct {
-	Directory string `json:"directory"`
-	snapshot.Entry
-	Processes []snapshotProcess `json:"processes"`
-	Needs     snapshot.Needs    `json:"needs"`
-}
-
-type snapshotProcess struct {
-	PID      int      `json:"pid"`
-	Parent   int      `json:"parent,omitempty"`
-	Command  []string `json:"command"`
-	Contents int64    `json:"contents"`
-}
-
 // snapshotCheck is what check says of a directory with --json.
 type snapshotCheck struct {
 	Directory string             `json:"directory"`
@@ -72,7 +57,7 @@ the part of it that no other snapshot shares, and FILES the rest of the program.
 				}
 			}
 			if asJSON {
-				return writeJSON(command.OutOrStdout(), entriesOf(d, list))
+				return writeJSON(command.OutOrStdout(), d.Listed(list))
 			}
 			if len(list) == 0 {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %s has no snapshots\n", d.Path())
@@ -116,18 +101,6 @@ func completeSnapshots(_ *cobra.Command, arguments []string, _ string) (names []
 		}
 	}
 	return completable(names), cobra.ShellCompDirectiveNoFileComp
-}
-
-func entriesOf(d *snapshot.Directory, list []snapshot.Entry) []snapshotEntry {
-	entries := []snapshotEntry{}
-	for _, e := range list {
-		entry := snapshotEntry{Directory: d.Path(), Entry: e, Processes: []snapshotProcess{}, Needs: e.Needs}
-		for _, p := range e.Processes {
-			entry.Processes = append(entry.Processes, snapshotProcess{p.PID, p.Parent, p.Command, p.Bytes()})
-		}
-		entries = append(entries, entry)
-	}
-	return entries
 }
 
 func showSnapshots(command *cobra.Command, list []snapshot.Entry, needs bool) error {

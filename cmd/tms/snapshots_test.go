@@ -46,13 +46,15 @@ func TestSnapshots(t *testing.T) {
 	shown := succeeds(t, "snapshots", directory, "--needs")
 	require.Regexp(t, `one +\d+s +6.00 MiB +4.00 MiB +2.00 MiB +5 +python train.py and 1 more`, shown)
 	require.Contains(t, shown, "two needs 2 A, 1 B, driver 580.1, CRIU 4.2\n")
-	list := parsed[[]snapshotEntry](t, succeeds(t, "snapshots", directory, "--json"))
+	list := parsed[[]snapshot.Listed](t, succeeds(t, "snapshots", directory, "--json"))
 	require.Len(t, list, 2)
 	require.Equal(t, directory, list[0].Directory)
 	require.Equal(t, "one", list[0].Name)
-	require.Equal(t, []snapshotProcess{{7, 0, []string{"python", "train.py"}, 6 << 20}, {8, 7, []string{"worker"}, 0}},
-		list[0].Processes)
-	only := parsed[[]snapshotEntry](t, succeeds(t, "snapshots", filepath.Join(directory, "two"), "--json"))
+	require.Equal(t, []snapshot.ListedProcess{
+		{PID: 7, Command: []string{"python", "train.py"}, Contents: 6 << 20},
+		{PID: 8, Parent: 7, Command: []string{"worker"}},
+	}, list[0].Processes)
+	only := parsed[[]snapshot.Listed](t, succeeds(t, "snapshots", filepath.Join(directory, "two"), "--json"))
 	require.Equal(t, list[1:], only)
 	require.Regexp(t, `^6\.00 MiB are as they were written`, succeeds(t, "snapshots", "check", directory))
 

@@ -13,6 +13,7 @@ import (
 	"tms/internal/fleet"
 	"tms/internal/group"
 	"tms/internal/report/replay"
+	"tms/internal/snapshot"
 )
 
 // No field of what the commands write as JSON is renamed, removed, or of another type than before.
@@ -23,7 +24,7 @@ func TestJSONIsStable(t *testing.T) {
 	hermetic.Stable[group.Plan](t, file("dry-run"))
 	hermetic.Stable[control.KeptSet](t, file("kept"))
 	hermetic.Stable[verified](t, file("kept-verify"))
-	hermetic.Stable[snapshotEntry](t, file("snapshots"))
+	hermetic.Stable[snapshot.Listed](t, file("snapshots"))
 	hermetic.Stable[snapshotCheck](t, file("snapshots-check"))
 	hermetic.Stable[snapshotPrune](t, file("snapshots-prune"))
 	hermetic.Stable[doctor.Report](t, file("doctor"))

@@ -1,5 +1,5 @@
-// Package api answers controllers over HTTP. It asks what the commands ask: packages fleet, group and sets do the work,
-// and the JSON is that of the commands. openapi.json describes it, and docs/serve.md is for users.
+// Package api answers controllers over HTTP. It asks what the commands ask: packages fleet, group, sets and
+// snapshot do the work, and the JSON is that of the commands. openapi.json describes it, and docs/serve.md is for users.
 //
 // The nouns: a caller is who asks, a user and process of this machine or the name of a token. A route is a method and a
 // path, with what answers it. A change is a request that changes something: it leaves a line in the audit when it begins,
@@ -49,7 +49,9 @@ type Options struct {
 	Version string          // of the command
 	Tokens  Tokens          // the callers' own, or nil if the listener lets no one else in (ListenUnix)
 	Sets    Sets
-	Audit   io.Writer
+	// Snapshots is the directory of snapshots, or "" if there are none.
+	Snapshots string
+	Audit     io.Writer
 }
 
 // Sets is what can be done with the keeper's sets.
@@ -112,8 +114,14 @@ func (s *handler) routes() []route {
 		{"GET /v1/kept", false, s.listSets},
 		{"POST /v1/kept/{name}", true, s.moveSet},
 		{"DELETE /v1/kept/{name}", true, s.dropSet},
+		{"GET /v1/snapshots", false, s.listSnapshots},
+		{"POST /v1/snapshot", true, s.takeSnapshot},
+		{"POST /v1/restore", true, s.restore},
 	}
 }
+
+// results is an answer of several parts, some of which may have failed.
+type results interface{ status() int }
 
 // call is one request.
 type call struct {
@@ -206,8 +214,8 @@ func reply(to http.ResponseWriter, answer any, err error) {
 		status = refused.status
 	} else if err != nil {
 		status = statusOf(err)
-	} else if outcomes, ok := answer.(*outcomes); ok {
-		status = outcomes.status()
+	} else if results, ok := answer.(results); ok {
+		status = results.status()
 	}
 	if err != nil {
 		answer = failure{readable.Printable(err.Error())}

@@ -37,10 +37,10 @@ func (c *call) about() []any {
 func (s *handler) record(c *call, answer any, err error) {
 	about := c.about()
 	result := "done"
+	if r, ok := answer.(results); ok && r.status() != http.StatusOK {
+		result = "failed"
+	}
 	if o, ok := answer.(*outcomes); ok {
-		if o.status() != http.StatusOK {
-			result = "failed"
-		}
 		var each []did
 		for _, one := range o.Outcomes {
 			each = append(each, did{one.PID, one.OK, one.Error})

@@ -14,6 +14,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/fleet"
 	"tms/internal/group"
+	"tms/internal/snapshot/tree"
 )
 
 // object is a part of the page.
@@ -46,8 +47,11 @@ func TestOpenAPI(t *testing.T) {
 		"PauseRequest": reflect.TypeFor[pauseRequest](), "ResumeRequest": reflect.TypeFor[resumeRequest](),
 		"LendRequest": reflect.TypeFor[lendRequest](),
 		"SwapRequest": reflect.TypeFor[swapRequest](), "MoveRequest": reflect.TypeFor[moveRequest](),
-		"MoveSetRequest": reflect.TypeFor[moveSetRequest](),
-		"Outcomes":       reflect.TypeFor[outcomes](), "Plans": reflect.TypeFor[plans](),
+		"MoveSetRequest":  reflect.TypeFor[moveSetRequest](),
+		"SnapshotRequest": reflect.TypeFor[snapshotRequest](), "RestoreRequest": reflect.TypeFor[restoreRequest](),
+		"Snapshots": reflect.TypeFor[snapshots](), "Snapshot": reflect.TypeFor[tree.Taken](),
+		"Restored": reflect.TypeFor[restored](),
+		"Outcomes": reflect.TypeFor[outcomes](), "Plans": reflect.TypeFor[plans](),
 		"Sets": reflect.TypeFor[keptSets](), "Error": reflect.TypeFor[failure](),
 		"Process": reflect.TypeFor[fleet.Process](), "Outcome": reflect.TypeFor[group.Outcome](),
 		"Plan": reflect.TypeFor[group.Plan](), "KeptSet": reflect.TypeFor[control.KeptSet](),

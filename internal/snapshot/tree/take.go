@@ -32,6 +32,14 @@ type Take struct {
 	Lease     time.Duration        // how long this process may be stopped until the tree goes on without it
 }
 
+// DefaultLease is the lease of commands and of the server.
+const DefaultLease = time.Minute
+
+// Pausing returns the request for the pause of a snapshot. timeout is in seconds.
+func Pausing(timeout float64, force bool) control.SteerRequest {
+	return control.SteerRequest{Timeout: &timeout, Force: force, To: control.ToMemory, SaveAll: true}
+}
+
 // Taken is a snapshot that was taken.
 type Taken struct {
 	Name      string  `json:"name"`
