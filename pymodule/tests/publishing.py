@@ -180,6 +180,20 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def stop(pid: int) -> None:
+    """Stops a process. Until one of its threads has taken the signal, the others go on for a while."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stands() -> bool:
+        try:
+            tasks = Path(f"/proc/{pid}/task").iterdir()
+            return all((task / "stat").read_text().rpartition(") ")[2][0] == "T" for task in tasks)
+        except FileNotFoundError:  # a thread has just ended
+            return False
+
+    until(stands)
+
+
 @pytest.fixture
 def house() -> Iterator[House]:
     place = Path(tempfile.mkdtemp(prefix="tms-test-", dir="/tmp"))  # short, for paths of sockets

@@ -11,7 +11,7 @@ import sys
 
 import publishing
 import pytest
-from publishing import OVERWRITE, REACH, STEPS, House, MiB, until
+from publishing import OVERWRITE, REACH, STEPS, House, MiB, stop, until
 from simulator import DEVICE_MEMORY, HANGS
 
 house = publishing.house
@@ -307,7 +307,7 @@ def test_a_user_that_a_new_keeper_did_not_hear(house: House) -> None:
     user.does("published('set', 3); attached()")
     user.run("tms.pause()")
     house.kill_keeper()
-    os.kill(user.process.pid, signal.SIGSTOP)
+    stop(user.process.pid)
     try:
         assert house.sets() == []
     finally:
@@ -339,7 +339,7 @@ def test_a_set_without_its_name_stays_so_under_the_next_keeper(house: House) -> 
 def test_a_keeper_that_was_stopped_counts_no_user_that_gave_up(house: House) -> None:
     maker, user = house.program(), house.program()
     maker.does("published('set', 3)")
-    os.kill(house.keeper(), signal.SIGSTOP)
+    stop(house.keeper())
     assert "does not answer" in user.run("tms.kept('set').__enter__().complete")
     os.kill(house.keeper(), signal.SIGCONT)
     until(lambda: house.sets()[0]["users"] == [])
@@ -464,7 +464,7 @@ def test_a_keeper_that_cannot_be_started_or_is_stopped(house: House) -> None:
     user.does("published('set', 3); attached()")
     keeper = house.keeper()
     user.run("tms.pause()")
-    os.kill(keeper, signal.SIGSTOP)
+    stop(keeper)
     try:
         other.tell(json.dumps("attached()"))
         user.run("tms.resume()")  # by descriptors of its own

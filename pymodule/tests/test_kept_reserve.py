@@ -10,7 +10,7 @@ import time
 
 import publishing
 import pytest
-from publishing import INTACT, REACH, House, MiB, Program, large, until
+from publishing import INTACT, REACH, House, MiB, Program, large, stop, until
 
 house = publishing.house
 EXTENT = 256 * MiB
@@ -181,7 +181,7 @@ def test_without_a_keeper(house: House, stopped: bool) -> None:
     house.move("reserve", "512M")
     program.run("tms.pause()")
     keeper = house.keeper()
-    os.kill(keeper, signal.SIGSTOP) if stopped else house.kill_keeper()
+    stop(keeper) if stopped else house.kill_keeper()
     for _ in range(2):
         program.run("tms.resume()")
         assert program.run("whole()")
@@ -202,7 +202,7 @@ def test_a_keeper_that_is_slow_gets_all_back(house: House) -> None:
     program.run("tms.pause()")
     assert free(house) == 1
     keeper = house.keeper()
-    os.kill(keeper, signal.SIGSTOP)
+    stop(keeper)
     try:
         program.run("tms.resume()")
         assert program.run("whole()")
@@ -238,7 +238,7 @@ def test_contents_need_no_directory_and_no_free_descriptor(house: House) -> None
         if harm == "chmod":
             sockets.chmod(0o755)
         elif harm == "stop":
-            os.kill(keeper, signal.SIGSTOP)
+            stop(keeper)
         else:
             shutil.rmtree(sockets)
         program.does(FULL)
