@@ -208,7 +208,7 @@ func TestShareAndStop(t *testing.T) {
 		state, err := status(one.Process.Pid, time.Minute)
 		return err == nil && state.Doing == control.Pause
 	}, time.Minute, 5*time.Millisecond)
-	require.NoError(t, one.Process.Signal(syscall.SIGSTOP))
+	stop(t, one.Process)
 	user := os.Geteuid()
 	var locks []string
 	for _, directory := range control.Directories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user) {

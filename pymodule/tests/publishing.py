@@ -181,7 +181,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def stop(pid: int) -> None:
-    """Stops a process. Until one of its threads has taken the signal, the others go on for a while."""
+    """Stops a process: until one of its threads has taken the signal, the others go on."""
     os.kill(pid, signal.SIGSTOP)
 
     def stands() -> bool:
