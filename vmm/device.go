@@ -34,6 +34,8 @@ type device struct {
 	has         uint64                // bytes that the process has, or that a resume would take
 	most        uint64                // the most that the process had, or wanted in vain
 	making      uint64                // that the driver is being asked for
+	requests    uint64                // for memory so far, which number them
+	unanswered  []uint64              // those that the driver has, the oldest first
 	refused     uint64                // allocations that the limit refused
 	margins     sync.Mutex            // held from a look at what is free until the memory is taken
 	ordered     ordered               // memory for stream order

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm"
@@ -34,6 +35,58 @@ func TestGatedSlack(t *testing.T) {
 	require.NoError(t, resume(e, o))
 	require.False(t, e.Records().Gated())
 	require.Equal(t, []bool{true, false, true, false}, gated)
+}
+
+// A pause does not wait for threads that allocate without end: here the driver is never without a request.
+func TestLaterAllocationsAreNotAwaited(t *testing.T) {
+	_, _, e := simulated(t, 1)
+	var last chan struct{}
+	var lock sync.Mutex
+	ended, begun := make(chan struct{}), make(chan struct{})
+	defer at("cuMemCreate", func() error { // ends when the next has begun
+		next := make(chan struct{})
+		lock.Lock()
+		if last == nil {
+			close(begun)
+		} else {
+			close(last)
+		}
+		last = next
+		lock.Unlock()
+		select {
+		case <-next:
+		case <-ended:
+		}
+		return nil
+	})()
+	var allocate sync.WaitGroup
+	for range 2 {
+		allocate.Go(func() {
+			for {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				if a, err := e.Malloc(vmm.Request{Size: 4 * mib, Tag: "t"}); assert.NoError(t, err) {
+					assert.NoError(t, e.Free(a, false))
+				}
+			}
+		})
+	}
+	<-begun
+	waited := make(chan struct{})
+	go func() { e.AwaitAllocations(time.Now().Add(time.Hour)); close(waited) }()
+	require.Eventually(t, func() bool {
+		select {
+		case <-waited:
+			return true
+		default:
+			return false
+		}
+	}, time.Minute, time.Millisecond)
+	close(ended)
+	allocate.Wait()
 }
 
 // A pause that has stopped the program's threads takes what one of them was just allocating, too.

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"tms/internal/aid/readable"
@@ -10,13 +11,23 @@ import (
 )
 
 // reserve notes memory that is about to be made, if the limit leaves room for it. A limit of 0 is no limit. The caller
-// takes it from making when the memory counts in has, or could not be made. The caller holds the engine's lock.
-func (d *device) reserve(size, limit uint64) error {
+// gives the request's number to answered when the memory counts in has, or could not be made. The caller holds the
+// engine's lock.
+func (d *device) reserve(size, limit uint64) (request uint64, err error) {
 	if has := d.has + d.making; limit > 0 && has+size > limit {
-		return fmt.Errorf("%w: it has %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
+		return 0, fmt.Errorf("%w: it has %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
 	}
 	d.making += size
-	return nil
+	d.requests++
+	d.unanswered = append(d.unanswered, d.requests)
+	return d.requests, nil
+}
+
+// answered ends what reserve has begun. The caller holds the engine's lock.
+func (d *device) answered(request, size uint64) {
+	d.making -= size
+	at := slices.Index(d.unanswered, request)
+	d.unanswered = slices.Delete(d.unanswered, at, at+1)
 }
 
 // noteRefused notes that a program wanted memory in vain. It counts what the limit refused, and says so once for a

@@ -191,7 +191,8 @@ func (e *Engine) makeSegment(d *device, r *Request, granules uint32, inSlab bool
 		return nil, err
 	}
 	size, x := s.length(), newExtent(s)
-	if err = d.reserve(size, r.Limit); err != nil {
+	request, err := d.reserve(size, r.Limit)
+	if err != nil {
 		s.vacate()
 		return nil, err
 	}
@@ -208,7 +209,7 @@ func (e *Engine) makeSegment(d *device, r *Request, granules uint32, inSlab bool
 			return err
 		})
 	})
-	if d.making -= size; err != nil {
+	if d.answered(request, size); err != nil {
 		e.abandon(s, x, err)
 		return nil, err
 	}

@@ -167,14 +167,21 @@ func (e *Engine) AwaitIdle(until time.Time) (busy int, err error) {
 	return busy, err
 }
 
-// AwaitAllocations waits until the driver has made the memory that it is being asked for, but not beyond until. A thread
-// that allocates may be past the gate, and what it gets after a pause would stay active.
+// AwaitAllocations waits until the driver has made the memory that it has been asked for so far, but not beyond until. A
+// thread that allocates may be past the gate, and what it gets after a pause would stay active. What is asked for later
+// is not waited for: another thread may allocate without end.
 func (e *Engine) AwaitAllocations(until time.Time) {
+	last := map[*device]uint64{} // requests
+	e.mu.Lock()
+	for _, d := range e.devices {
+		last[d] = d.requests
+	}
+	e.mu.Unlock()
 	making := func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		for _, d := range e.devices {
-			if d.making > 0 {
+		for d, request := range last {
+			if len(d.unanswered) > 0 && d.unanswered[0] <= request {
 				return true
 			}
 		}

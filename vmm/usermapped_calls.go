@@ -25,11 +25,12 @@ func (m UserMapped) Create(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if err := e.obtain(&r, "creating", func(d *device, _ bool) error {
 		s.device, s.policy = d, r.policy()
 		s.extent = newExtent(s)
-		if err := d.reserve(r.Size, r.Limit); err != nil {
+		request, err := d.reserve(r.Size, r.Limit)
+		if err != nil {
 			return err
 		}
-		err := e.unlocked(func() error { return e.withinMargin(d, r, s.extent.create) })
-		if d.making -= r.Size; err == nil {
+		err = e.unlocked(func() error { return e.withinMargin(d, r, s.extent.create) })
+		if d.answered(request, r.Size); err == nil {
 			d.gain(r.Size)
 		}
 		return err
