@@ -73,6 +73,9 @@ on until the program ends, and keeps the newest snapshots of it.`,
 
 // saySnapshot says what was taken, in a line.
 func saySnapshot(command *cobra.Command, taken *tree.Taken, stop, asJSON bool) error {
+	if taken.Warning != "" {
+		fmt.Fprintf(command.ErrOrStderr(), "tms: %s\n", taken.Warning)
+	}
 	if asJSON {
 		return writeJSON(command.OutOrStdout(), taken)
 	}
@@ -151,7 +154,7 @@ when the program goes on, which then belongs to no terminal.`,
 func restoredLine(one *tree.Restored) string {
 	of := one.Name
 	if one.Within != nil {
-		of = fmt.Sprintf("copy %d of %s, whose process %d it is in a PID namespace,", one.Copy, one.Name, one.Within[0])
+		of = fmt.Sprintf("copy %d of %s (process %d in its PID namespace)", one.Copy, one.Name, one.Within[0])
 	}
 	return fmt.Sprintf("%d: %s goes on after %.2f s: processes in %.2f s, contents beside them in %.2f s, resumed in %.2f s",
 		one.Processes[0], of, one.Seconds, one.Process, one.Contents, one.Resume)

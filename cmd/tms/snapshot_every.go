@@ -7,24 +7,29 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
+	"tms/internal/machine/process"
 	"tms/internal/snapshot"
 	"tms/internal/snapshot/tree"
 )
 
-// snapshotEvery takes snapshots of a program again and again until it ends, and removes all of its but the newest. One
-// that fails is said, and the next one is tried in its time: the program goes on.
+// snapshotEvery takes snapshots of a program again and again until it ends, and keeps the newest of them. It reports a
+// snapshot that fails, and takes the next one in its time: the program goes on.
 func snapshotEvery(ctx context.Context, command *cobra.Command, take tree.Take, every time.Duration, keep int,
 	say func(*tree.Taken) error) error {
-	gone := func() bool { return unix.Kill(take.PID, 0) == unix.ESRCH }
+	started, ended, err := process.Started(take.PID)
+	if ended || err != nil {
+		fmt.Fprintf(command.ErrOrStderr(), "tms: %d: there is no such process\n", take.PID)
+		return errNo
+	}
+	gone := func() bool { return process.Ended(take.PID, started) } // another process may get the number
 	for next := time.Now(); ; {
 		taken, err := take.Do(ctx)
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return ctx.Err()
-		case err == nil:
-			if err := say(taken); err != nil {
+		}
+		if err == nil {
+			if err = say(taken); err != nil {
 				return err
 			}
 			err = prune(take, keep)

@@ -184,9 +184,10 @@ func TestATrainingGoesOnFromItsSnapshots(t *testing.T) {
 	before := len(last())
 	require.Eventually(t, func() bool { return len(last()) > before }, time.Minute, time.Millisecond)
 	require.NoError(t, training.Process.Kill())
+	require.NoError(t, every.Wait(), said.String()) // the training is a zombie still
 	require.Error(t, training.Wait())
-	require.NoError(t, every.Wait(), said.String())
 	require.Contains(t, said.String(), "has ended; tms restore "+directory)
+	require.Contains(t, fails(t, exitNo, "", "snapshot", strconv.Itoa(pid), directory, "--every", "1s"), "there is no such process")
 	require.LessOrEqual(t, len(names()), 2)
 
 	before = len(last())

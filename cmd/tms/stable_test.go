@@ -14,6 +14,7 @@ import (
 	"tms/internal/group"
 	"tms/internal/report/replay"
 	"tms/internal/snapshot"
+	"tms/internal/snapshot/tree"
 )
 
 // No field of what the commands write as JSON is renamed, removed, or of another type than before.
@@ -24,6 +25,8 @@ func TestJSONIsStable(t *testing.T) {
 	hermetic.Stable[group.Plan](t, file("dry-run"))
 	hermetic.Stable[control.KeptSet](t, file("kept"))
 	hermetic.Stable[verified](t, file("kept-verify"))
+	hermetic.Stable[tree.Taken](t, file("snapshot"))
+	hermetic.Stable[tree.Restored](t, file("restore"))
 	hermetic.Stable[snapshot.Listed](t, file("snapshots"))
 	hermetic.Stable[snapshotCheck](t, file("snapshots-check"))
 	hermetic.Stable[snapshotPrune](t, file("snapshots-prune"))

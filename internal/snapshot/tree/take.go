@@ -48,6 +48,8 @@ type Taken struct {
 	Seconds   float64 `json:"seconds"`
 	snapshot.Progress
 	Images int64 `json:"image_bytes"`
+	// Warning says why the program does not go on, although its snapshot is complete; or "".
+	Warning string `json:"warning,omitempty"`
 	// Seconds of parts: until all stands paused and parked; of CRIU's dump, with --stop until the program has ended; until
 	// the program went on; of the contents into blocks, beside the dump; of the hashes of images and the disk at the end.
 	Pause  float64 `json:"pause_seconds"`
@@ -159,7 +161,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 			return nil, both(err, goesOn())
 		}
 		if taken.Dump = time.Since(parked).Seconds(); !t.Stop {
-			warn(goesOn())
+			taken.warn(goesOn())
 		}
 	} else {
 		var all errgroup.Group
@@ -175,7 +177,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		if err != nil {
 			return nil, both(err, left)
 		}
-		warn(left)
+		taken.warn(left)
 	}
 	for _, p := range tree.Processes {
 		taken.Processes = append(taken.Processes, p.PID)
@@ -200,10 +202,9 @@ func both(err, left error) error {
 	return fmt.Errorf("%w; the program goes on", err)
 }
 
-// warn says that the program does not go on, after a snapshot that is complete.
-func warn(left error) {
+func (t *Taken) warn(left error) {
 	if left != nil {
-		fmt.Fprintf(os.Stderr, "tms: the snapshot is complete, but the program does not go on: %v\n", left)
+		t.Warning = fmt.Sprintf("the snapshot is complete, but the program does not go on: %v", left)
 	}
 }
 
