@@ -14,7 +14,7 @@ import (
 )
 
 // snapshotEvery takes snapshots of a program again and again until it ends, and keeps the newest of them. It reports a
-// snapshot that fails, and takes the next one in its time: the program goes on.
+// snapshot that fails, and takes the next one in its time: the program goes on. It ends if the first one fails.
 func snapshotEvery(ctx context.Context, command *cobra.Command, take tree.Take, every time.Duration, keep int,
 	say func(*tree.Taken) error) error {
 	started, ended, err := process.Started(take.PID)
@@ -23,7 +23,8 @@ func snapshotEvery(ctx context.Context, command *cobra.Command, take tree.Take, 
 		return errNo
 	}
 	gone := func() bool { return process.Ended(take.PID, started) } // another process may get the number
-	for next := time.Now(); ; {
+	first := true
+	for next := time.Now(); ; first = false {
 		taken, err := take.Do(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -33,6 +34,10 @@ func snapshotEvery(ctx context.Context, command *cobra.Command, take tree.Take, 
 				return err
 			}
 			err = prune(take, keep)
+		}
+		if err != nil && first {
+			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", take.PID, err)
+			return errNo
 		}
 		if err != nil && !gone() {
 			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v; the next snapshot is due in %v\n", take.PID, err, every)

@@ -170,6 +170,12 @@ func TestATrainingGoesOnFromItsSnapshots(t *testing.T) {
 	pid := training.Process.Pid
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL); awaitEnd(t, pid) })
 	require.Eventually(t, func() bool { return len(last()) > 10 }, time.Minute, time.Millisecond)
+	other := exec.Command("sleep", "infinity")
+	require.NoError(t, other.Start())
+	require.Contains(t, fails(t, exitNo, "", "snapshot", strconv.Itoa(other.Process.Pid), directory, "--every", "1s"),
+		"start it by tms run")
+	require.NoError(t, other.Process.Kill())
+	require.Error(t, other.Wait())
 	every := exec.Command(tms, "snapshot", strconv.Itoa(pid), directory, "--every", "1s", "--keep", "2")
 	var said strings.Builder
 	every.Stdout, every.Stderr = &said, &said
