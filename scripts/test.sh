@@ -31,8 +31,8 @@ failed=0
 build/venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder pymodule/tests >build/_python.log 2>&1 &
 python=$!
 trap 'kill $python 2>/dev/null || true; rm -rf "${plain:-}"' EXIT
-# The two longest come first, so that neither is alone at the end. 30 minutes, where Go's limit is ten, are for a busy machine.
-go test -vet=off -count=1 -timeout 30m ./cmd/tms ./preload ./... || failed=1
+# The longest come first, so that none is alone at the end. 30 minutes, where Go's limit is ten, are for a busy machine.
+go test -vet=off -count=1 -timeout 30m ./cmd/tms ./preload ./vmm ./... || failed=1
 say "Python"
 wait $python || failed=1
 cat build/_python.log
