@@ -136,6 +136,16 @@ func alone(t *testing.T) bool {
 	return false
 }
 
+// In some containers programs belong to a session from outside. The words come before anything is paused.
+func TestASnapshotNeedsASessionOfItsNamespace(t *testing.T) {
+	needsCRIU(t)
+	within := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
+		`sleep 600 & "$0" snapshot $! "$1"`, tms, t.TempDir())
+	output, err := within.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(output), "start the program by setsid (setsid tms run ...)")
+}
+
 // answers asks the server of docs/examples/copies.
 func answers(t *testing.T, port int) (answer struct {
 	Port, Seed, Sum int

@@ -16,12 +16,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // Main runs the tests, after what prepares them, and returns their exit code. XDG_RUNTIME_DIR and TMPDIR are folders of
 // this process alone, so its processes meet no other's. A process that is still there a minute after the last test is a
 // failure. Its children do not ignore the signals that it itself was started to ignore, as happens in the background of
-// a script.
+// a script. In a container whose programs belong to a session from outside, which CRIU cannot take, it begins a session.
 func Main(m *testing.M, prepare ...func() error) int {
 	meeting, err := os.MkdirTemp("/tmp", "tms-test-") // whatever TMPDIR is, because a socket's path must be short
 	if err != nil {
@@ -50,6 +51,11 @@ func Main(m *testing.M, prepare ...func() error) int {
 	}
 	if err := os.Unsetenv("TMS_NO_INSTALL"); err != nil { // is the scripts', and the library would warn of it
 		return failed(err)
+	}
+	if session, err := unix.Getsid(0); err == nil && session == 0 {
+		if _, err := unix.Setsid(); err != nil {
+			return failed(fmt.Errorf("setsid: %w", err))
+		}
 	}
 	for _, do := range prepare {
 		if err := do(); err != nil {

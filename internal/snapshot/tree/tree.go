@@ -36,6 +36,11 @@ func Find(pid int) (*Tree, error) {
 	if _, err = os.Stat(fmt.Sprintf("/proc/%d", pid)); err != nil {
 		return nil, fmt.Errorf("there is no process %d", pid)
 	}
+	session, err := unix.Getsid(pid)
+	if err == nil && session == 0 {
+		return nil, fmt.Errorf("the session of process %d began outside of this PID namespace, so CRIU cannot make it again: "+
+			"start the program by setsid (setsid tms run ...)", pid)
+	}
 	t.add(pid, 0, children)
 	for i, p := range t.Processes {
 		if hasRing(p.PID) {
@@ -51,7 +56,6 @@ func Find(pid int) (*Tree, error) {
 			return nil, fmt.Errorf("process %d has %s open, and tms cannot pause it: %w", p.PID, has, err)
 		}
 	}
-	session, err := unix.Getsid(pid)
 	t.Job = err != nil || session != pid
 	t.findStreams()
 	return t, nil
