@@ -1,5 +1,5 @@
 /* repeat has what lets the steps of a program free and allocate in the order of a stream without Go: allocations that
- * the engine offers (vmm/repeat.go). A free records an offer's event. The next allocation of the same request on that
+ * the engine offers (vmm/ordered.go). A free records an offer's event. The next allocation of the same request on that
  * stream may have the memory at once, because what that stream does next comes after all that used the memory before.
  * The engine takes offers back whenever it needs to know.
  *

@@ -215,12 +215,6 @@ func attachAll(parts []*extent) error {
 	return nil
 }
 
-// pauseHeld makes paused the outcome of a segment whose extent alone has what it holds: neither older contents nor a
-// poison must come back in its place.
-func (s *segment) pauseHeld() {
-	s.outcome.state, s.outcome.current, s.outcome.sums, s.outcome.held = paused, false, nil, true
-}
-
 // copyAside copies what is live to parts that are not mapped yet. (cuMemcpyDtoDAsync)
 func (e *Engine) copyAside(b *batch, parts []*extent) error {
 	var ends []func() // of mappings, once the copies are done

@@ -7,8 +7,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
 	"tms/vmm/space"
+	"tms/vmm/stats"
 )
 
 // device is what the engine knows of one GPU.
@@ -135,24 +137,6 @@ func (r Records) DeviceNames() ([]string, error) {
 	return names, err
 }
 
-// count notes a segment's memory. The caller holds the engine's lock.
-func (d *device) count(s *segment, bytes int64) {
-	if !s.isOwn() {
-		return
-	}
-	d.gain(uint64(bytes))
-	if s.ordered {
-		d.ordered.reserved += uint64(bytes)
-		d.ordered.reservedHigh = max(d.ordered.reservedHigh, d.ordered.reserved)
-	}
-}
-
-// gain adds bytes to what the process has. The caller holds the engine's lock.
-func (d *device) gain(bytes uint64) {
-	d.has += bytes
-	d.most = max(d.most, d.has)
-}
-
 // device returns what is known about a device. The caller holds e.mu.
 func (e *Engine) device(ordinal int) (*device, error) {
 	if d := e.devices[ordinal]; d != nil {
@@ -198,4 +182,76 @@ func (d *device) findPeers() (peers []int) {
 		}
 	}
 	return peers
+}
+
+// streams is the number of streams that a pause or resume uses at once, plus some that the program may make then.
+const streams = 16
+
+// haveStreams makes the driver take the device memory that streams need, which the driver then keeps. It runs at the
+// first allocation with contents, so that a pause and a resume leave as much memory in use as they found. A caller that
+// needs a stream gets an error again. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
+func (d *device) haveStreams() {
+	if d.streamed.Swap(true) {
+		return
+	}
+	made := make([]cuda.Stream, 0, streams)
+	_ = d.driver.With(d.context, func() error {
+		for range streams {
+			stream, err := d.driver.StreamCreate()
+			if err != nil {
+				break
+			}
+			made = append(made, stream)
+		}
+		for _, stream := range made {
+			d.driver.DropStream(stream)
+		}
+		return nil
+	})
+}
+
+// reserve notes memory that is about to be made, if the limit leaves room for it. A limit of 0 is no limit. The caller
+// gives the request's number to answered when the memory counts in has, or could not be made. The caller holds the
+// engine's lock.
+func (d *device) reserve(size, limit uint64) (request uint64, err error) {
+	if has := d.has + d.making; limit > 0 && has+size > limit {
+		return 0, fmt.Errorf("%w: it has %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
+	}
+	d.making += size
+	d.requests++
+	d.unanswered = append(d.unanswered, d.requests)
+	return d.requests, nil
+}
+
+// answered ends what reserve has begun. The caller holds the engine's lock.
+func (d *device) answered(request, size uint64) {
+	d.making -= size
+	at := slices.Index(d.unanswered, request)
+	d.unanswered = slices.Delete(d.unanswered, at, at+1)
+}
+
+// withinMargin takes whole granules of a device's memory if that leaves the margin, even while a stream is being
+// captured. One thread at a time looks and takes.
+func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
+	if r.Capturing {
+		r.Capturing = false
+		return e.driver.Relaxed(func() error { return e.withinMargin(d, r, take) })
+	}
+	if r.Reserve {
+		r.Margin = max(r.Margin, stats.Reserve(d.total))
+	}
+	if r.Margin == 0 {
+		return take()
+	}
+	d.margins.Lock()
+	defer d.margins.Unlock()
+	size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
+	free, err := d.freeBytes()
+	if err != nil {
+		return err
+	}
+	if free < size || free-size < r.Margin {
+		return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
+	}
+	return take()
 }

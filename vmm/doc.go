@@ -5,27 +5,28 @@
 //
 // A change to a pause needs these, and each has one file that says what states it has:
 //
-//	tag           tag.go         segments of a device that pause and resume together
 //	segment       segment.go     whole granules of addresses: active, paused or slack; its owner works on it
-//	backing       extent.go      where its memory comes from: own, user-mapped, imported
-//	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
-//	slack         slack.go       what is free in an extent that others still use
-//	compaction    compact.go     a transition that gives slack back, behind the gate
+//	backing       segment.go     where its memory comes from: own, user-mapped, imported
 //	contents      segment.go     saved: where they wait, and whether they are current
+//	outcome       segment.go     what becomes of a segment at the end of a transition
+//	tag           segment.go     segments of a device that pause and resume together
+//	allocation    segment.go     what a program has: a segment, or a part of a slab; claimed, then dropped or live again
+//	slack         segment.go     what is free in an extent that others still use
+//	discarded     segment.go     contents given up: the system has them back, or not yet
+//	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
 //	parts         parts.go       what of a segment has contents worth keeping: live, no block of zeros
-//	discarded     discarded.go   contents given up: the system has them back, or not yet
 //	operation     operation.go   a pause, resume, spill, fetch or compaction: its options, and how it spends its time
-//	transition    transition.go  a step of it, all or nothing: its turn, begin, work, end
-//	batch         transition.go  a device's part of a transition
-//	outcome       segment.go     what becomes of a segment at the end
+//	transition    operation.go   a step of it, all or nothing: its turn, begin, work, end
+//	batch         operation.go   a device's part of a transition
+//	compaction    compact.go     a transition that gives slack back, behind the gate
 //	context       quiesce.go     whose work a pause waits for
-//	pending free  stages.go      unwaited, on devices, on a stream, idle, due, refused, made, taken
-//	line          stages.go      the pending frees of a stream, whose next allocation may take one
-//	offer         repeat.go      an allocation that the program may free, and have again, without the engine
+//	pending free  pending.go     unwaited, on devices, on a stream, idle, due, refused, made, taken
+//	line          pending.go     the pending frees of a stream, whose next allocation may take one
+//	offer         ordered.go     an allocation that the program may free, and have again, without the engine
 //	share         share.go       a segment that other processes may map: open, or closed by a pause
 //	import        import.go      such a segment of another process: mapped, paused, lost
 //	set           set.go         memory that the keeper holds; every process imports it, its maker too
-//	gate          gate.go        keeps the program from giving devices work until all is back
+//	gate          host.go        keeps the program from giving devices work until all is back
 //
 // A segment is one cudaMalloc, or a slab: a granule that allocations below the granularity share. Its addresses
 // are a span of an arena, a large reservation of its device that the engine keeps for good. A Store of package store
@@ -33,13 +34,12 @@
 //
 // # Files
 //
-// Most are named for a noun or an operation. The others: engine.go has the engine's fields, and device.go those of a
-// GPU; gather.go plans the extents of a resume; save.go and restore.go move the contents of a pause and of a resume;
-// live.go has what the program says of its contents; limits.go has what an allocation must leave; pending.go makes
-// pending frees; walk.go goes through segments; lookup.go finds what is at an address, and says what there is;
-// byaddress.go keeps mappings in order; slabs.go finds slabs with room, and makes paused ones active; access.go gives
-// devices access; usermapped*.go has memory that the program maps itself with the driver's calls; invariants.go checks
-// the records against each other.
+// Most are named for a noun or an operation, and a path from an operation down visits each few times: an operation's
+// file has its steps in order, and calls segment.go and extent.go for the records. The others: engine.go has the
+// engine's fields, its lock, and the walks through segments; device.go has the fields of a GPU, and what an allocation
+// of it must leave; shortage.go says what memory is lacking; ordered.go allocates and frees in the order of streams;
+// lookup.go finds what is at an address, and says what there is; usermapped*.go has memory that the program maps itself
+// with the driver's calls; invariants.go checks the records against each other.
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), store (contents),
 // digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).

@@ -1,6 +1,10 @@
 package vmm
 
-import "tms/vmm/cuda"
+import (
+	"errors"
+
+	"tms/vmm/cuda"
+)
 
 // What the engine itself refuses. Driver failures are *cuda.Error, a lack of host memory is store.ErrHostMemory; any
 // of them may be wrapped.
@@ -46,3 +50,8 @@ var (
 	ErrCapturing = cuda.Refuse(cuda.StreamCaptureUnsupported,
 		"a stream is being captured into a CUDA graph; end the capture, then call again")
 )
+
+// isShort reports whether an allocation may succeed once other memory of the process is free.
+func isShort(err error) bool {
+	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, ErrMargin) || errors.Is(err, ErrLimit)
+}

@@ -1,9 +1,13 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
+	"slices"
 
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // extent is physical memory at one place: one driver handle, one mapping. A cudaMalloc makes one for its segment; a
@@ -188,43 +192,6 @@ func (e *Engine) engage(extents []*extent, call func() error) error {
 	return err
 }
 
-// dissolve separates the segments from an extent that no longer has memory; its slack is gone with the memory.
-func (e *Engine) dissolve(x *extent) {
-	for _, s := range x.segments {
-		if s.extent != x { // a compaction has put another in its place
-			continue
-		}
-		if s.extent = nil; s.state == slack {
-			s.tag.removeSlack(s)
-			s.vacate()
-		}
-	}
-	if x.shared {
-		x.shared = false
-		x.device.shared -= x.size
-	}
-	if len(x.exports) > 0 {
-		e.sharing.forgetImporters(x.exports...)
-		x.exports = nil
-	}
-}
-
-// backing says where memory comes from, and which side maps it. A segment and its extent have the same.
-//
-//	own          the engine makes the memory and maps it, as cudaMalloc does
-//	user-mapped  the program makes it, or has it from another process, and maps it (usermapped.go)
-//	imported     another process has made it; the engine maps it, or the program (import.go)
-type backing struct {
-	userMapped *userMapped
-	imported   *imported
-}
-
-func (b backing) isOwn() bool { return b == backing{} }
-
-func (b backing) isUserMapped() bool { return b.userMapped != nil }
-
-func (b backing) isImported() bool { return b.imported != nil }
-
 // prop returns the properties of the engine's own memory on a device that cannot be exported.
 func (d *device) prop() cuda.AllocationProp {
 	if d.rdma {
@@ -279,17 +246,6 @@ func (b backing) giveBack() {
 	}
 }
 
-// closedBy names the calls by which a program ends an import.
-func (b backing) closedBy() string {
-	switch {
-	case b.isUserMapped():
-		return "cuMemUnmap, cuMemRelease"
-	case b.imported.share.PID == Keeper:
-		return "tms_kept_close"
-	}
-	return "cudaIpcCloseMemHandle"
-}
-
 // aside maps an extent for a resume alone, where its device has no access to it or the program has not mapped it:
 // contents come back there. The caller calls end when they have. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
 func (x *extent) aside() (address uintptr, end func(), err error) {
@@ -310,4 +266,130 @@ func (x *extent) aside() (address uintptr, end func(), err error) {
 		end()
 	}
 	return address, end, err
+}
+
+// users lists the devices that get access to a device's memory: the device itself, and those with peer access to it
+// that the process uses. Any device can copy cudaMalloc's memory, and its kernels can read it once peer access is
+// enabled; mapped memory needs its access set beforehand.
+func (d *device) users() []int { return *d.access.Load() }
+
+// refreshUsers finds out which devices the process uses: those with a context.
+func (e *Engine) refreshUsers(d *device) {
+	d.looking.Lock()
+	defer d.looking.Unlock()
+	list := []int{d.ordinal}
+	for _, peer := range *d.peers.Load() {
+		used, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer))
+		if used = used && err == nil; !used {
+			_ = e.process.Contexts(peer, func(cuda.Context) error {
+				used = true
+				return nil
+			})
+		}
+		if used {
+			list = append(list, peer)
+		}
+	}
+	d.access.Store(&list)
+}
+
+// Grant gives the devices that the process has begun to use access to the existing segments. Segments made or resumed
+// later get it when they are mapped, and those in a transition at its end. Errors: *cuda.Error, of the first that
+// failed. (cuMemSetAccess)
+func (e *Engine) Grant() (err error) {
+	defer e.audit(&err)
+	for _, d := range e.known() {
+		if len(*d.peers.Load()) == 0 {
+			continue
+		}
+		e.refreshUsers(d)
+		var p pace
+		chosen := e.choose(nil, func(s *segment) bool { return s.device == d && s.extent != nil })
+		e.mu.Lock()
+		for _, s := range chosen {
+			if s.extent != nil {
+				err = cmp.Or(err, e.grantMissing(s.extent))
+			}
+			p.yield(e, 1)
+		}
+		e.mu.Unlock()
+	}
+	return err
+}
+
+// grantMissing gives an extent the access that it lacks, unless a transition owns the extent and so gives it at its
+// end. It first waits for a driver call on the extent, which may give access only to the devices known when it began.
+// The caller holds e.mu, which is released for driver calls.
+func (e *Engine) grantMissing(x *extent) error {
+	for x.owner == aCall {
+		e.settled.Wait()
+	}
+	if x.owner != nobody || !x.stale() {
+		return nil
+	}
+	return e.engage([]*extent{x}, func() error { return x.grant(x) })
+}
+
+// grantLate gives the extents of a transition the access that Grant could not give them. The caller holds e.mu, which
+// is released for driver calls.
+func (e *Engine) grantLate(b *batch) {
+	err := e.unlocked(func() error { // the extents are the transition's
+		for {
+			stale := filter(b.extents, (*extent).stale)
+			if len(stale) == 0 {
+				return nil
+			}
+			for _, x := range stale {
+				if err := x.grant(x); err != nil {
+					return err
+				}
+			}
+		}
+	})
+	if err != nil {
+		_ = e.unlocked(func() error {
+			e.process.Warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v",
+				b.device.ordinal, err))
+			return nil
+		})
+	}
+}
+
+// stale reports whether devices have come into use since the extent was mapped.
+func (x *extent) stale() bool {
+	return x.step == accessible && x.isOwn() && !slices.Equal(x.users, x.device.users())
+}
+
+// grant gives devices access to a mapped extent. (cuMemSetAccess)
+func (b backing) grant(x *extent) error {
+	if b.isUserMapped() {
+		return x.device.driver.MemSetAccessOf(x.address, x.size, b.userMapped.access)
+	}
+	users := x.device.users()
+	if b.isImported() {
+		users = []int{x.device.ordinal} // one with access to this device may lack access to the one that has the memory
+		if b.imported.readOnly {
+			own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(x.device.ordinal)}
+			read := []cuda.AccessDesc{{Location: own, Flags: cuda.AccessRead}}
+			return x.device.driver.MemSetAccessOf(x.address, x.size, read)
+		}
+	}
+	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
+	if err == nil {
+		x.users = users
+	}
+	return err
+}
+
+// waitsHere reports whether all contents of a paused extent wait in memory that a move has put on its device.
+func (x *extent) waitsHere() bool {
+	return !slices.ContainsFunc(x.segments, func(s *segment) bool {
+		return s.contents == nil || !store.Portable(s.contents)
+	})
+}
+
+// pauseHeld makes paused the outcome of a segment whose extent alone has what it holds: neither older contents nor a
+// poison must come back in its place.
+func (s *segment) pauseHeld() {
+	s.outcome.state, s.outcome.current, s.outcome.sums, s.outcome.held = paused, false, nil, true
 }

@@ -26,21 +26,6 @@ type imported struct {
 	lost     bool // its process has ended, or freed it while it was paused here
 }
 
-// importKey identifies an import.
-type importKey struct {
-	share   Share
-	ordinal int
-	handle  cuda.Handle // of one of several ImportHandle calls, or 0 for Import
-}
-
-func (i *imported) key(s *segment) importKey {
-	key := importKey{share: i.share, ordinal: s.device.ordinal}
-	if s.isUserMapped() {
-		key.handle = s.userMapped.handle
-	}
-	return key
-}
-
 // borrowed is a handle to another process's memory.
 type borrowed struct {
 	handle cuda.Handle
@@ -388,4 +373,24 @@ func (x *extent) borrow(b *borrowed) {
 		x.address, x.size = x.segments[0].address+uintptr(x.imported.offset-b.export.Offset), b.export.Extent
 	}
 	b.handle = 0
+}
+
+// closedBy names the calls by which a program ends an import.
+func (b backing) closedBy() string {
+	switch {
+	case b.isUserMapped():
+		return "cuMemUnmap, cuMemRelease"
+	case b.imported.share.PID == Keeper:
+		return "tms_kept_close"
+	}
+	return "cudaIpcCloseMemHandle"
+}
+
+// lost returns the error for imported memory that will not come back.
+func (s *segment) lost() error {
+	if !s.isImported() || !s.imported.lost {
+		return nil
+	}
+	return fmt.Errorf("the memory at %#x was %v's and is lost; close it (%s): %w", s.address,
+		s.imported.share, s.closedBy(), ErrShareGone)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 
 	"tms/vmm/cuda"
 	"tms/vmm/store"
@@ -258,4 +259,108 @@ func (r Records) PausedTag() (name string, ok bool) {
 		}
 	}
 	return name, ok
+}
+
+// A gated pause stops a program that does not cooperate: libtms_reach.so holds its threads at their next CUDA call, the
+// engine waits for the work that they have submitted, and the threads go on when all memory is back. The engine knows
+// neither the threads nor what holds them.
+
+// Gated reports whether a gated pause still keeps anything paused.
+func (r Records) Gated() bool {
+	e := r.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.gating
+}
+
+// GatedTags lists the tags of which gated pauses keep something paused. It is never nil.
+func (r Records) GatedTags() []string {
+	e := r.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	names := map[string]bool{}
+	var p pace
+	for _, d := range slices.Collect(maps.Values(e.devices)) {
+		for name, t := range d.tags {
+			if p.yield(e, 1); t.gated > 0 {
+				names[name] = true
+			}
+		}
+	}
+	return slices.AppendSeq([]string{}, maps.Keys(names))
+}
+
+// byAddress has segments in the order of their addresses. It has them in runs, so that an insertion or a removal moves
+// a few, however many there are.
+type byAddress struct{ runs [][]*segment }
+
+// longestRun is after how many segments a run is divided.
+const longestRun = 256
+
+// find returns the run, and the place there, of the first segment that begins at an address or behind it.
+func (l *byAddress) find(address uintptr) (run, at int) {
+	run = sort.Search(len(l.runs), func(i int) bool { return l.runs[i][len(l.runs[i])-1].address >= address })
+	if run < len(l.runs) {
+		at = sort.Search(len(l.runs[run]), func(i int) bool { return l.runs[run][i].address >= address })
+	}
+	return run, at
+}
+
+// from returns the first segment that begins at an address or behind it, or nil.
+func (l *byAddress) from(address uintptr) *segment {
+	run, at := l.find(address)
+	if run == len(l.runs) {
+		return nil
+	}
+	return l.runs[run][at]
+}
+
+// before returns the last segment that begins before an address, or nil.
+func (l *byAddress) before(address uintptr) *segment {
+	run, at := l.find(address)
+	if at == 0 {
+		if run == 0 {
+			return nil
+		}
+		run, at = run-1, len(l.runs[run-1])
+	}
+	return l.runs[run][at-1]
+}
+
+func (l *byAddress) insert(s *segment) {
+	run, at := l.find(s.address)
+	switch {
+	case len(l.runs) == 0:
+		l.runs = [][]*segment{{s}}
+		return
+	case run == len(l.runs): // behind all
+		run--
+		at = len(l.runs[run])
+	}
+	full := slices.Insert(l.runs[run], at, s)
+	if l.runs[run] = full; len(full) > longestRun {
+		half := len(full) / 2
+		l.runs = slices.Insert(l.runs, run+1, slices.Clone(full[half:]))
+		clear(full[half:])
+		l.runs[run] = full[:half]
+	}
+}
+
+// remove takes out a segment that is there.
+func (l *byAddress) remove(s *segment) {
+	run, at := l.find(s.address)
+	if l.runs[run] = slices.Delete(l.runs[run], at, at+1); len(l.runs[run]) == 0 {
+		l.runs = slices.Delete(l.runs, run, run+1)
+	}
+}
+
+// overlapping returns the first mapping of user-mapped memory that reaches into a range, nil if none does.
+func (e *Engine) overlapping(address uintptr, size uint64) *segment {
+	if before := e.userMapped.mapped.before(address); before != nil && uint64(address-before.address) < before.size {
+		return before
+	}
+	if next := e.userMapped.mapped.from(address); next != nil && uint64(next.address-address) < size {
+		return next
+	}
+	return nil
 }

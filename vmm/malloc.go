@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"tms/internal/aid/guard"
 	"tms/internal/aid/readable"
@@ -111,17 +112,13 @@ func (e *Engine) obtainAtOnce(r *Request, made *uint64, take func(d *device, sho
 			return nil, err
 		}
 	}
-	d.keepOffHost(r)
-	return d, take(d, false)
-}
 
-// keepOffHost has contents saved in files where the device's memory is the host's: a copy in host memory would take what
-// a pause frees.
-func (d *device) keepOffHost(r *Request) {
+	// A copy in host memory would take what a pause frees, where the device's memory is the host's.
 	if d.onHost && (r.Backup == BackupHost || r.Backup == BackupSparse) {
 		r.Backup, r.Incremental = BackupDisk, false
 		d.keptOff.Store(true)
 	}
+	return d, take(d, false)
 }
 
 // allocate is Malloc on a device. Where memory is short, it takes some that may serve others better. The caller holds
@@ -136,15 +133,29 @@ func (e *Engine) allocate(d *device, r *Request, short bool) (address uintptr, e
 	}
 
 	// Less than a granule is a part of a slab that has room. If there is none, the allocation makes another slab.
+	// The part may have been freed in the order of a stream. The slab may first have to be made active.
 	inSlab := r.Size < d.granularity
-	if inSlab {
-		if address, ok := e.mallocInSlab(d, r, p); ok {
+	for woken := false; inSlab; woken = true {
+		t, found := d.tag(r.Tag), false
+		if r.Ordered {
+			address, found = t.takeSmall(e, r, p)
+		}
+		if !found {
+			address, found = t.mallocSmall(p, r.Size)
+		}
+		if found && r.Ordered {
+			e.serveOrdered(d, r, address)
+		}
+		if found {
 			return address, nil
+		}
+		if woken || !e.wakeSlab(d, t, r, p) {
+			break
 		}
 	}
 
 	// Memory that was freed in the order of a stream serves the next allocation there. Slack serves any. Otherwise the
-	// driver makes new memory.
+	// driver makes new memory, within the limit and the margin.
 	e.noteName(r.Tag)
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 	var s *segment
@@ -155,9 +166,33 @@ func (e *Engine) allocate(d *device, r *Request, short bool) (address uintptr, e
 		s = d.tag(r.Tag).takeSlack(granules, r.Room)
 	}
 	if s == nil {
-		if s, err = e.makeSegment(d, r, granules, inSlab); err != nil {
+		if s, err = e.newSegment(d, d.tag(r.Tag), granules, inSlab, r.Room); err != nil {
 			return 0, err
 		}
+		size, x := s.length(), newExtent(s)
+		request, err := d.reserve(size, r.Limit)
+		if err != nil {
+			s.vacate()
+			return 0, err
+		}
+		err = e.unlocked(func() error {
+			e.refreshUsers(d)
+			if r.Backup != BackupNone && !r.Capturing {
+				d.haveStreams()
+			}
+			return e.withinMargin(d, *r, func() error {
+				err := x.make()
+				if err != nil {
+					_ = x.unmake() // the cause is what the caller needs
+				}
+				return err
+			})
+		})
+		if d.answered(request, size); err != nil {
+			e.abandon(s, x, err)
+			return 0, err
+		}
+		s.extent = x
 	}
 	_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
 
@@ -182,54 +217,70 @@ func (e *Engine) allocate(d *device, r *Request, short bool) (address uintptr, e
 	return address, nil
 }
 
-// makeSegment has the driver make memory for a segment, within the limit and the margin. With inSlab, small allocations
-// are to share it. An error leaves nothing behind, if the driver allows that. The caller holds e.mu, which is released
-// for driver calls.
-func (e *Engine) makeSegment(d *device, r *Request, granules uint32, inSlab bool) (*segment, error) {
-	s, err := e.newSegment(d, d.tag(r.Tag), granules, inSlab, r.Room)
-	if err != nil {
-		return nil, err
+// A small allocation that is made while its tag is paused needs active memory. A slab of its own for each pause would
+// take a granule for good where hundreds of such allocations fit into one. So the engine makes a paused slab with room
+// active again, which takes a granule, too, but leaves none behind.
+
+// wakeSlab makes a paused slab with room for a request active, and reports whether it has. It waits for no other
+// transition: the caller then takes a slab of its own, as after an error. The caller holds e.mu, which is released for
+// the call. (cuMemCreate, cuMemMap, cuMemSetAccess)
+func (e *Engine) wakeSlab(d *device, t *tag, r *Request, p policy) bool {
+	s := t.pausedSlab(p, r.Size)
+	if s == nil || r.Capturing || e.preparing > 0 {
+		return false
 	}
-	size, x := s.length(), newExtent(s)
-	request, err := d.reserve(size, r.Limit)
-	if err != nil {
-		s.vacate()
-		return nil, err
-	}
-	err = e.unlocked(func() error {
-		e.refreshUsers(d)
-		if r.Backup != BackupNone && !r.Capturing {
-			d.haveStreams()
-		}
-		return e.withinMargin(d, *r, func() error {
-			err := x.make()
-			if err != nil {
-				_ = x.unmake() // the cause is what the caller needs
+	woken := false
+	_ = e.unlocked(func() error {
+		return e.withinMargin(d, *r, func() (err error) {
+			if !e.transition.TryLock() {
+				return nil
 			}
+			defer e.transition.Unlock()
+			woken, err = e.wake(s)
 			return err
 		})
 	})
-	if d.answered(request, size); err != nil {
-		e.abandon(s, x, err)
-		return nil, err
+	return woken
+}
+
+// noteRefused notes that a program wanted memory in vain. It counts what the limit refused, and says so once for a
+// device: a program often reports CUDA's code alone.
+func (e *Engine) noteRefused(d *device, size uint64, err error) {
+	e.mu.Lock()
+	if isShort(err) && size <= d.total {
+		d.most = max(d.most, d.has+size)
 	}
-	s.extent = x
-	return s, nil
-}
-
-// isShort reports whether an allocation may succeed once other memory of the process is free.
-func isShort(err error) bool {
-	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, ErrMargin) || errors.Is(err, ErrLimit)
-}
-
-// abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.
-func (e *Engine) abandon(s *segment, x *extent, err error) {
-	if x.step == none {
-		s.vacate()
+	if !errors.Is(err, ErrLimit) {
+		e.mu.Unlock()
 		return
 	}
-	s.state, s.owner, s.extent = paused, aFree, x
-	s.span.Enter(s)
-	s.tag.add(s)
-	e.putOff(pendingFree{allocation: allocation{segment: s}, stage: refused, why: refusedPrefix + err.Error()})
+	d.refused++
+	first := d.refused == 1
+	e.mu.Unlock()
+	if first {
+		e.process.Warn(err.Error() + " (said once; tms ps counts the others)")
+	}
+}
+
+// Has returns how many bytes of a device count for the program's limit, paused or not.
+func (r Records) Has(ordinal int) uint64 {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	if d := r.engine.devices[ordinal]; d != nil {
+		return d.has + d.making
+	}
+	return 0
+}
+
+// HasBy is Has by NVML's UUID. NVML names a part of a GPU by a UUID of its own, and CUDA shows a program one part alone.
+func (r Records) HasBy(uuid string) uint64 {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	part := strings.HasPrefix(uuid, "MIG-") && len(r.engine.devices) == 1
+	for _, d := range r.engine.devices {
+		if d.uuid == uuid || part {
+			return d.has + d.making
+		}
+	}
+	return 0
 }

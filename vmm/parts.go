@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,18 +19,13 @@ type parts struct {
 	lost  store.Ranges // unspecified after a resume
 }
 
-// worthKeeping returns the parts of the segment that a pause to host memory keeps, given its sums if there are any, or
-// nil if the pause keeps all; sparse ones have no blocks of zeros.
-func (s *segment) worthKeeping(sums []digest.Sum, sparse bool) *parts {
-	p := &parts{lost: s.dead}
-	if sparse && sums != nil {
-		p.zero = blocks(s.length(), func(block int) bool { return sums[block] == digest.Sum{} }) // of any length
-		p.lost = s.dead.Without(p.zero)
-	} else if s.dead == nil {
-		return nil
-	}
-	p.saved = s.all().Without(p.zero).Without(p.lost)
-	return p
+func (s *segment) backupSpan() store.Span {
+	return store.Span{Address: s.address, Size: s.length()}
+}
+
+// reachable returns where the segment's device reaches its contents.
+func (s *segment) reachable() store.Span {
+	return store.Span{Address: cmp.Or(s.outcome.aside, s.address), Size: s.length()}
 }
 
 func (s *segment) all() store.Ranges { return store.Ranges{{Size: s.length()}} }
@@ -47,26 +43,34 @@ func (s *segment) back() parts {
 	return *s.parts
 }
 
-// fill writes a word into ranges of each segment, as far as they have whole words. (cuMemsetD32Async)
-func (e *Engine) fill(b *batch, word uint32, of func(*segment) store.Ranges) error {
-	if !slices.ContainsFunc(b.segments, func(s *segment) bool { return of(s) != nil }) {
+// worthKeeping returns the parts of the segment that a pause to host memory keeps, given its sums if there are any, or
+// nil if the pause keeps all; sparse ones have no blocks of zeros.
+func (s *segment) worthKeeping(sums []digest.Sum, sparse bool) *parts {
+	p := &parts{lost: s.dead}
+	if sparse && sums != nil {
+		p.zero = blocks(s.length(), func(block int) bool { return sums[block] == digest.Sum{} }) // of any length
+		p.lost = s.dead.Without(p.zero)
+	} else if s.dead == nil {
 		return nil
 	}
-	return e.driver.OnStream(b.device.context, func(stream cuda.Stream) error {
-		for _, s := range b.segments {
-			for _, r := range of(s) {
-				begin, end := (r.Offset+3)&^3, (r.Offset+r.Size)&^3
-				if begin >= end {
-					continue
-				}
-				address := s.reachable().Address + uintptr(begin)
-				if err := e.driver.MemsetD32Async(address, word, (end-begin)/4, stream); err != nil {
-					return err
-				}
-			}
+	p.saved = s.all().Without(p.zero).Without(p.lost)
+	return p
+}
+
+// blocks lists the wanted blocks of a size in bytes, and joins neighbours.
+func blocks(size uint64, wanted func(block int) bool) store.Ranges {
+	var list []store.Range
+	for i := 0; uint64(i)*digest.BlockSize < size; i++ {
+		if wanted(i) {
+			list = append(list, blockOf(size, i))
 		}
-		return nil
-	})
+	}
+	return store.Union(list)
+}
+
+func blockOf(size uint64, block int) store.Range {
+	offset := uint64(block) * digest.BlockSize
+	return store.Range{Offset: offset, Size: min(digest.BlockSize, size-offset)}
 }
 
 // loadHasher compiles the kernel of the content hash in the background, so that no pause waits for it. The caller
@@ -119,22 +123,6 @@ func (e *Engine) hash(b *batch, segments []*segment, verify, sparse bool) (map[*
 	return of, nil
 }
 
-// blocks lists the wanted blocks of a size in bytes, and joins neighbours.
-func blocks(size uint64, wanted func(block int) bool) store.Ranges {
-	var list []store.Range
-	for i := 0; uint64(i)*digest.BlockSize < size; i++ {
-		if wanted(i) {
-			list = append(list, blockOf(size, i))
-		}
-	}
-	return store.Union(list)
-}
-
-func blockOf(size uint64, block int) store.Range {
-	offset := uint64(block) * digest.BlockSize
-	return store.Range{Offset: offset, Size: min(digest.BlockSize, size-offset)}
-}
-
 // verify compares blocks of resumed segments, if all of the block comes back, with the sums taken before the pause.
 func (e *Engine) verify(b *batch, resumed []*segment) error {
 	restored := filter(resumed, func(s *segment) bool { return s.contents != nil && s.current && s.sums != nil })
@@ -158,14 +146,31 @@ func (e *Engine) verify(b *batch, resumed []*segment) error {
 	return nil
 }
 
-// poisonWord is NaN in every floating-point format: of 16, 32 and 64 bits, and both of 8 bits.
-const poisonWord = 0x7fff7fff
-
-// poison fills the memory of resumed segments whose contents were not kept, so that a silent use of lost
-// contents shows. (cuMemsetD32Async)
-func (e *Engine) poison(b *batch) error {
-	return e.fill(b, poisonWord, func(s *segment) store.Ranges { return s.back().lost })
+// fill writes a word into ranges of each segment, as far as they have whole words. (cuMemsetD32Async)
+func (e *Engine) fill(b *batch, word uint32, of func(*segment) store.Ranges) error {
+	if !slices.ContainsFunc(b.segments, func(s *segment) bool { return of(s) != nil }) {
+		return nil
+	}
+	return e.driver.OnStream(b.device.context, func(stream cuda.Stream) error {
+		for _, s := range b.segments {
+			for _, r := range of(s) {
+				begin, end := (r.Offset+3)&^3, (r.Offset+r.Size)&^3
+				if begin >= end {
+					continue
+				}
+				address := s.reachable().Address + uintptr(begin)
+				if err := e.driver.MemsetD32Async(address, word, (end-begin)/4, stream); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
 }
+
+// poisonWord is NaN in every floating-point format: of 16, 32 and 64 bits, and both of 8 bits. A resume fills memory
+// with it whose contents were not kept, so that a silent use of lost contents shows.
+const poisonWord = 0x7fff7fff
 
 // zeroed lists what a resume fills with zeros.
 func zeroed(s *segment) store.Ranges {

@@ -1,10 +1,6 @@
 package vmm
 
-import (
-	"slices"
-
-	"tms/vmm/cuda"
-)
+import "slices"
 
 // Reset drops all of a device's memory and contents before its primary context is reset. The addresses stay reserved,
 // and the device can be used again. (cudaDeviceReset)
@@ -60,26 +56,6 @@ func (e *Engine) dropDevice(d *device) {
 	// The work that they wait for ends with the context.
 	e.waited(e.pendingOf(func(of *device) bool { return of == d }), nil)
 	e.tellPaused()
-}
-
-// dropOrPutOff ends a segment that the caller has marked as being freed; what the driver refuses is done later. The
-// caller holds e.mu, which is released for driver calls.
-func (e *Engine) dropOrPutOff(s *segment) {
-	a := allocation{segment: s}
-	if err := e.drop(a); err != nil {
-		e.putOff(pendingFree{allocation: a, stage: refused, why: refusedPrefix + err.Error()})
-	}
-}
-
-// errReset is for a device that was reset while memory of it was being made. No call would find that memory.
-var errReset = cuda.Refuse(cuda.NotReady, "the device was reset during the call; call again")
-
-// current returns errReset for a device that a reset has dropped. The caller holds e.mu.
-func (e *Engine) current(d *device) error {
-	if e.devices[d.ordinal] != d {
-		return errReset
-	}
-	return nil
 }
 
 // relocate gives user-mapped memory that is in no tag, and whose device was reset since it was made, to that device's

@@ -3,7 +3,9 @@ package vmm
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"slices"
+	"time"
 
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
@@ -60,18 +62,31 @@ func (s *segment) length() uint64 {
 	return uint64(s.span.Granules()) * s.device.granularity
 }
 
-func (s *segment) backupSpan() store.Span {
-	return store.Span{Address: s.address, Size: s.length()}
-}
-
-// reachable returns where the segment's device reaches its contents.
-func (s *segment) reachable() store.Span {
-	return store.Span{Address: cmp.Or(s.outcome.aside, s.address), Size: s.length()}
-}
-
 // mapped reports whether the device may be using the segment. The caller holds the engine's lock.
 func (s *segment) mapped() bool {
 	return s.extent != nil && (s.extent.owner != nobody || s.extent.step >= mapped)
+}
+
+// is reports whether a segment is in a state, and not about to be freed.
+func (s *segment) is(state state) bool { return s.state == state && s.owner != aFree }
+
+// changedAfter reports whether a transition after that one has paused or resumed the segment; true with 0.
+func (s *segment) changedAfter(transition uint64) bool {
+	return transition == 0 || s.changed > transition
+}
+
+// pausable reports whether a pause has something to take from a segment. User-mapped memory stays as it is where its
+// device has no access, because its contents cannot be moved then, and where others hold the memory itself. Imported
+// memory has no contents to move.
+func (s *segment) pausable() bool {
+	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.pinned == 0 && s.accessible())
+}
+
+// accessible reports whether the segment's device can read and write the memory, so that contents can be moved.
+func (s *segment) accessible() bool {
+	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
+	return !s.isUserMapped() ||
+		slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
 }
 
 // policy says how a segment's contents are kept while it is paused.
@@ -93,6 +108,22 @@ func (r Request) policy() policy {
 	}
 	return p
 }
+
+// backing says where memory comes from, and which side maps it. A segment and its extent have the same.
+//
+//	own          the engine makes the memory and maps it, as cudaMalloc does
+//	user-mapped  the program makes it, or has it from another process, and maps it (usermapped.go)
+//	imported     another process has made it; the engine maps it, or the program (import.go)
+type backing struct {
+	userMapped *userMapped
+	imported   *imported
+}
+
+func (b backing) isOwn() bool { return b == backing{} }
+
+func (b backing) isUserMapped() bool { return b.userMapped != nil }
+
+func (b backing) isImported() bool { return b.imported != nil }
 
 // saved is where a segment's contents are, or can be, saved.
 type saved struct {
@@ -135,30 +166,161 @@ const (
 	aFree             // a free, made or pending: lookups no longer find the segment
 )
 
-// is reports whether a segment is in a state, and not about to be freed.
-func (s *segment) is(state state) bool { return s.state == state && s.owner != aFree }
-
-// pausable reports whether a pause has something to take from a segment. User-mapped memory stays as it is where its
-// device has no access, because its contents cannot be moved then, and where others hold the memory itself. Imported
-// memory has no contents to move.
-func (s *segment) pausable() bool {
-	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.pinned == 0 && s.accessible())
+// tag is the segments of one device that pause and resume together.
+type tag struct {
+	name        string
+	segments    []*segment
+	ranges      *space.Ranges[segment]
+	slack       map[slackKind][]*segment
+	slackSizes  map[*space.Room][]uint32 // in granules, in their order, of what slack has in a room, or in none
+	slabs       map[slabKind]*slabs      // with room for more small allocations, as far as is known
+	lines       map[order]*line          // frees in the order of streams
+	recent      *line                    // of lines, the last that was looked for, or nil
+	idle        shelf                    // those that their streams have reached
+	lastPause   float64                  // seconds
+	lastResume  float64
+	pausedSince float64 // seconds since 1970
+	pausedBy    uint64  // see PausedBy, or 0 if nothing is paused
+	paused      int     // segments that are paused
+	gated       int     // segments that are paused by a gated pause
+	granules    uint64  // of all slack
 }
 
-// accessible reports whether the segment's device can read and write the memory, so that contents can be moved.
-func (s *segment) accessible() bool {
-	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
-	return !s.isUserMapped() ||
-		slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
+func (d *device) newTag(name string) *tag {
+	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
+	return &tag{name: name, ranges: ranges, slack: map[slackKind][]*segment{},
+		slackSizes: map[*space.Room][]uint32{}, slabs: map[slabKind]*slabs{}, lines: map[order]*line{}}
 }
 
-// lost returns the error for imported memory that will not come back.
-func (s *segment) lost() error {
-	if !s.isImported() || !s.imported.lost {
-		return nil
+func (d *device) tag(name string) *tag {
+	t := d.tags[name]
+	if t == nil {
+		t = d.newTag(name)
+		d.tags[name] = t
 	}
-	return fmt.Errorf("the memory at %#x was %v's and is lost; close it (%s): %w", s.address,
-		s.imported.share, s.closedBy(), ErrShareGone)
+	return t
+}
+
+// isEmpty reports whether a tag has neither segments nor addresses. The table has such a tag only while e.mu is held.
+func (t *tag) isEmpty() bool { return t.ranges.Empty() && len(t.segments) == 0 }
+
+// retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.
+func (d *device) retire(t *tag) {
+	if t.isEmpty() && d.tags[t.name] == t {
+		delete(d.tags, t.name)
+		d.dropLines(t)
+	}
+}
+
+func (t *tag) add(s *segment) {
+	s.device.count(s, int64(s.length()))
+	s.tag, s.index = t, len(t.segments)
+	if s.state == paused {
+		t.paused++
+	}
+	t.segments = append(t.segments, s)
+}
+
+func (t *tag) remove(s *segment) {
+	if s.gated {
+		s.gated = false // it may become slack, and serve an allocation later
+		s.device.gated--
+		t.gated--
+	}
+	if s.state == paused {
+		t.lessPaused()
+	}
+	s.expose(false)
+	delete(s.device.woken, s)
+	s.device.count(s, -int64(s.length()))
+	t.segments = removeAt(t.segments, s.index)
+}
+
+// removeAt takes a segment out of a list in which each knows its index.
+func removeAt(list []*segment, index int) []*segment {
+	last := len(list) - 1
+	list[index], list[last].index = list[last], index
+	return slices.Delete(list, last, last+1)
+}
+
+// inTag reports whether a segment is among those of its tag.
+func (s *segment) inTag() bool { return s.index < len(s.tag.segments) && s.tag.segments[s.index] == s }
+
+// become changes the state of a segment. The caller holds the engine's lock.
+func (s *segment) become(state state) {
+	if s.inTag() && s.state != state {
+		if state == paused {
+			s.tag.paused++
+		} else if s.state == paused {
+			s.tag.lessPaused()
+		}
+	}
+	s.state = state
+}
+
+func (t *tag) lessPaused() {
+	if t.paused--; t.paused == 0 {
+		t.pausedBy = 0
+	}
+}
+
+// expose notes whether a segment is exposed. The caller holds the engine's lock.
+func (s *segment) expose(now bool) {
+	switch {
+	case now && !s.exposed:
+		s.device.exposed++
+	case !now && s.exposed:
+		s.device.exposed--
+	}
+	s.exposed = now
+}
+
+// tellPaused is called after anything that may have ended the last gated pause, or changed whether something is
+// exposed. The caller holds e.mu.
+func (e *Engine) tellPaused() {
+	gated, exposed := 0, 0
+	for _, d := range e.devices {
+		gated += d.gated
+		exposed += d.exposed
+	}
+	if was := e.exposing; was != (exposed > 0) {
+		e.exposing = !was
+		e.process.Exposed(e.exposing)
+	}
+	if was := e.gating; was != (gated > 0) {
+		e.gating = !was
+		e.process.Gated(e.gating)
+	}
+}
+
+// count notes a segment's memory. The caller holds the engine's lock.
+func (d *device) count(s *segment, bytes int64) {
+	if !s.isOwn() {
+		return
+	}
+	d.gain(uint64(bytes))
+	if s.ordered {
+		d.ordered.reserved += uint64(bytes)
+		d.ordered.reservedHigh = max(d.ordered.reservedHigh, d.ordered.reserved)
+	}
+}
+
+// gain adds bytes to what the process has. The caller holds the engine's lock.
+func (d *device) gain(bytes uint64) {
+	d.has += bytes
+	d.most = max(d.most, d.has)
+}
+
+// ordered counts a device's memory for stream order, in bytes: what cuMemPoolGetAttribute tells of a pool.
+type ordered struct {
+	used, usedHigh         uint64 // allocations
+	reserved, reservedHigh uint64 // their segments, and what was freed and is kept
+	keep                   uint64 // the release threshold
+}
+
+func (o *ordered) use(bytes int64) {
+	o.used += uint64(bytes)
+	o.usedHigh = max(o.usedHigh, o.used)
 }
 
 // newSegment finds addresses for a segment of a tag. With inSlab, small allocations are to share the segment. The
@@ -170,4 +332,432 @@ func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool, roo
 		return nil, err
 	}
 	return &segment{device: d, tag: t, span: span, address: span.Address()}, nil
+}
+
+// enter adds a new segment to its tag, where others find it, unless its device was reset since. Then enter ends it. The
+// caller holds e.mu, which is released for driver calls.
+func (e *Engine) enter(s *segment) error {
+	s.span.Enter(s)
+	s.tag.add(s)
+	err := e.current(s.device)
+	if err != nil {
+		s.owner = aFree
+		e.dropOrPutOff(s)
+	}
+	return err
+}
+
+// errReset is for a device that was reset while memory of it was being made. No call would find that memory.
+var errReset = cuda.Refuse(cuda.NotReady, "the device was reset during the call; call again")
+
+// current returns errReset for a device that a reset has dropped. The caller holds e.mu.
+func (e *Engine) current(d *device) error {
+	if e.devices[d.ordinal] != d {
+		return errReset
+	}
+	return nil
+}
+
+// abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.
+func (e *Engine) abandon(s *segment, x *extent, err error) {
+	if x.step == none {
+		s.vacate()
+		return
+	}
+	s.state, s.owner, s.extent = paused, aFree, x
+	s.span.Enter(s)
+	s.tag.add(s)
+	e.putOff(pendingFree{allocation: allocation{segment: s}, stage: refused, why: refusedPrefix + err.Error()})
+}
+
+func (s *segment) vacate() {
+	s.span.Release()
+	s.device.retire(s.tag)
+}
+
+// allocation is what a caller of Malloc holds: a segment, or a block of one.
+type allocation struct {
+	segment *segment
+	small   bool    // a part of it:
+	offset  uintptr // where it begins
+}
+
+func (a allocation) address() uintptr { return a.segment.address + a.offset }
+
+// size returns how many bytes the caller asked for.
+func (a allocation) size() uint64 {
+	switch {
+	case a.small:
+		return a.segment.slab.Size(a.offset)
+	case a.segment.isImported():
+		return a.segment.imported.size
+	}
+	return a.segment.size
+}
+
+// claim marks the allocation at an address as being freed, once no transition works on it. The caller holds e.mu.
+func (e *Engine) claim(address uintptr) (allocation, error) {
+	for {
+		a := e.around(address)
+		s := a.segment
+		if s == nil || a.address() != address || !s.isOwn() {
+			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
+		}
+		if s.owner == aTransition {
+			e.settled.Wait()
+			continue
+		}
+		if s.ordered {
+			s.device.ordered.use(-int64(a.size()))
+		}
+		if a.small {
+			s.slab.SetFreeing(a.offset, true)
+		} else {
+			s.owner = aFree
+		}
+		return a, nil
+	}
+}
+
+// free ends a claimed allocation that the devices are done with; after an error it is live again. The caller holds
+// e.mu, which is released for driver calls.
+func (e *Engine) free(a allocation) error {
+	err := e.drop(a)
+	if err != nil {
+		a.reinstate()
+		err = fmt.Errorf("freeing %#x: %w", a.address(), err)
+	}
+	return err
+}
+
+// drop ends a claimed allocation that the devices are done with. The caller holds e.mu, which is released for driver
+// calls. After an error the segment, or block, is still there and claimed.
+func (e *Engine) drop(a allocation) error {
+	s := a.segment
+
+	// A small allocation goes alone, unless it is the last of its slab: then it claims the slab, which goes as a whole.
+	if a.small {
+		for s.slab != nil && s.owner == aTransition && s.slab.Live == 1 {
+			e.settled.Wait()
+		}
+		if s.slab == nil || s.owner == aFree && s.slab.Live == 1 {
+			return nil // a reset of the device has taken all of it, or takes it now
+		}
+		if s.slab.Live > 1 {
+			s.slab.Free(a.offset)
+			s.tag.listSlab(s)
+			return nil
+		}
+		s.owner = aFree // nothing else is in it
+		s.tag.unlistSlab(s)
+	}
+
+	// Memory that others in the extent still use becomes slack. Any other goes back to the driver.
+	for s.extent != nil && s.extent.owner != nobody {
+		e.settled.Wait()
+	}
+	x := s.extent
+	if x != nil && x.live > 1 {
+		x.live--
+		e.forget(s)
+		s.tag.addSlack(s)
+		return nil
+	}
+	if x != nil {
+		if err := e.engage([]*extent{x}, x.unmap); err != nil {
+			if a.small {
+				s.reinstate()
+				s.tag.listSlab(s)
+			}
+			return err
+		}
+		e.dissolve(x)
+	}
+	e.forget(s)
+	s.vacate()
+	return nil
+}
+
+// forget takes a segment out of what lookups, pauses and resumes find.
+func (e *Engine) forget(s *segment) {
+	s.span.Enter(nil)
+	s.tag.remove(s)
+	e.sharing.forget(s)
+	s.discard()
+	s.slab = nil
+	if e.gating || e.exposing {
+		e.tellPaused()
+	}
+}
+
+// reinstate makes an allocation live again after its free has failed.
+func (a allocation) reinstate() {
+	if a.segment.ordered && (!a.small || a.segment.slab != nil) {
+		a.segment.device.ordered.use(int64(a.size()))
+	}
+	switch {
+	case !a.small:
+		a.segment.reinstate()
+	case a.segment.slab != nil: // no reset of the device has taken all of it
+		a.segment.slab.SetFreeing(a.offset, false)
+	}
+}
+
+func (s *segment) reinstate() {
+	if s.owner = nobody; s.extent == nil || s.extent.step < accessible {
+		s.become(paused) // it was paused before, or a pause of others in its extent has taken the memory
+	}
+}
+
+// dropOrPutOff ends a segment that the caller has marked as being freed; what the driver refuses is done later. The
+// caller holds e.mu, which is released for driver calls.
+func (e *Engine) dropOrPutOff(s *segment) {
+	a := allocation{segment: s}
+	if err := e.drop(a); err != nil {
+		e.putOff(pendingFree{allocation: a, stage: refused, why: refusedPrefix + err.Error()})
+	}
+}
+
+// dissolve separates the segments from an extent that no longer has memory; its slack is gone with the memory.
+func (e *Engine) dissolve(x *extent) {
+	for _, s := range x.segments {
+		if s.extent != x { // a compaction has put another in its place
+			continue
+		}
+		if s.extent = nil; s.state == slack {
+			s.tag.removeSlack(s)
+			s.vacate()
+		}
+	}
+	if x.shared {
+		x.shared = false
+		x.device.shared -= x.size
+	}
+	if len(x.exports) > 0 {
+		e.sharing.forgetImporters(x.exports...)
+		x.exports = nil
+	}
+}
+
+// slabKind is what an allocation asks of a slab.
+type slabKind struct {
+	policy
+	paused bool
+}
+
+// slabs are the slabs of a tag and kind that may have room, by the logarithm of their longest run of free units as far
+// as that is known: so an allocation finds one that has room for it, though many have less.
+type slabs [32][]*segment
+
+// smallTries bounds the search among slabs that may have too little room: an allocation that finds none in the last few
+// looks at those that have more, and then begins another slab.
+const smallTries = 4
+
+// shelfOf returns the shelf of slabs whose longest free run has that size, or -1 for 0 bytes.
+func shelfOf(bytes uint64) int { return bits.Len64(bytes/small.Unit) - 1 }
+
+// mallocSmall serves a request from a slab of its tag that has room. The caller holds e.mu.
+func (t *tag) mallocSmall(p policy, size uint64) (uintptr, bool) {
+	of := t.slabs[slabKind{policy: p}]
+	if of == nil {
+		return 0, false
+	}
+	for shelf := max(0, shelfOf(size+small.Unit-1)); shelf < len(of); shelf++ {
+		for tries, i := 0, len(of[shelf])-1; i >= 0 && tries < smallTries; tries, i = tries+1, i-1 {
+			s := of[shelf][i]
+			if s.owner != nobody {
+				continue
+			}
+			if offset, ok := s.slab.Allocate(size); ok {
+				return s.address + offset, true
+			}
+			t.listSlab(s) // it has less than was known
+		}
+	}
+	return 0, false
+}
+
+// pausedSlab returns a paused slab that most likely has room for an allocation, and no memory, or nil if there is none.
+func (t *tag) pausedSlab(p policy, size uint64) *segment {
+	of := t.slabs[slabKind{p, true}]
+	if of == nil {
+		return nil
+	}
+	for _, list := range of[max(0, shelfOf(size+small.Unit-1)):] {
+		for i := len(list) - 1; i >= max(0, len(list)-smallTries); i-- {
+			if s := list[i]; s.owner == nobody && s.extent == nil && !s.gated && s.slab.Most() >= size {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// listSlab notes how much room a slab has, and whether it is paused.
+func (t *tag) listSlab(s *segment) {
+	kind, shelf := slabKind{s.policy, s.state == paused}, shelfOf(s.slab.Most())
+	if s.among != nil && s.among == t.slabs[kind] && s.shelf == shelf {
+		return
+	}
+	t.unlistSlab(s)
+	if shelf < 0 {
+		return
+	}
+	of := t.slabs[kind]
+	if of == nil {
+		of = new(slabs)
+		t.slabs[kind] = of
+	}
+	s.among, s.shelf, s.place = of, shelf, len(of[shelf])
+	of[shelf] = append(of[shelf], s)
+}
+
+// unlistSlab drops a slab from its list: it is about to go, or is full.
+func (t *tag) unlistSlab(s *segment) {
+	if s.among == nil {
+		return
+	}
+	list := s.among[s.shelf]
+	last := len(list) - 1
+	list[s.place], list[last].place = list[last], s.place
+	list[last] = nil
+	s.among[s.shelf] = list[:last]
+	s.among = nil
+}
+
+// slackKind is the slack that serves the same requests.
+type slackKind struct {
+	room     *space.Room
+	granules uint32
+}
+
+func (s *segment) slackKind() slackKind { return slackKind{s.span.Room(), s.span.Granules()} }
+
+// addSlack notes a free segment whose memory cannot be released alone, and joins it with the slack beside it.
+func (t *tag) addSlack(s *segment) {
+	x := s.extent
+	at, _ := slices.BinarySearchFunc(x.segments, s.address, compareAddress)
+	if next := at + 1; next < len(x.segments) && x.segments[next].state == slack {
+		t.removeSlack(x.segments[next])
+		s.span.Join(x.segments[next].span)
+		x.segments = slices.Delete(x.segments, next, next+1)
+	}
+	if last := at - 1; last >= 0 && x.segments[last].state == slack {
+		t.removeSlack(x.segments[last])
+		x.segments[last].span.Join(s.span)
+		s = x.segments[last]
+		x.segments = slices.Delete(x.segments, at, at+1)
+	}
+	t.listSlack(s)
+}
+
+func (t *tag) listSlack(s *segment) {
+	kind := s.slackKind()
+	list := t.slack[kind]
+	if len(list) == 0 {
+		sizes := t.slackSizes[kind.room]
+		at, _ := slices.BinarySearch(sizes, kind.granules)
+		t.slackSizes[kind.room] = slices.Insert(sizes, at, kind.granules)
+	}
+	s.state, s.owner, s.policy, s.index = slack, nobody, policy{}, len(list)
+	s.device.count(s, int64(s.length()))
+	t.slack[kind] = append(list, s)
+	t.granules += uint64(kind.granules)
+}
+
+func (t *tag) removeSlack(s *segment) {
+	kind := s.slackKind()
+	s.device.count(s, -int64(s.length()))
+	t.slack[kind] = removeAt(t.slack[kind], s.index)
+	t.granules -= uint64(kind.granules)
+	if len(t.slack[kind]) > 0 {
+		return
+	}
+	delete(t.slack, kind)
+	sizes := t.slackSizes[kind.room]
+	at, _ := slices.BinarySearch(sizes, kind.granules)
+	if sizes = slices.Delete(sizes, at, at+1); len(sizes) == 0 {
+		delete(t.slackSizes, kind.room)
+	} else {
+		t.slackSizes[kind.room] = sizes
+	}
+}
+
+// slackTries is at how much slack an allocation looks: a transition may own all of it.
+const slackTries = 64
+
+// usableSlack returns the smallest slack in the room that has its memory and at least as many granules.
+func (t *tag) usableSlack(granules uint32, room *space.Room) *segment {
+	sizes, tries := t.slackSizes[room], 0
+	at, _ := slices.BinarySearch(sizes, granules)
+	for _, size := range sizes[at:] {
+		for _, s := range t.slack[slackKind{room, size}] {
+			if s.extent.owner == nobody && s.extent.step == accessible {
+				return s
+			}
+			if tries++; tries == slackTries {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// takeSlack returns a segment of that many granules that already has its memory, split from the smallest slack in the
+// room that is large enough; nil if there is none.
+func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
+	best := t.usableSlack(granules, room)
+	if best == nil {
+		return nil
+	}
+	t.removeSlack(best)
+	x := best.extent
+	x.live++
+	if best.span.Granules() > granules {
+		rest := &segment{device: best.device, tag: t, extent: x, span: best.span.Split(granules)}
+		rest.address = rest.span.Address()
+		at, _ := slices.BinarySearchFunc(x.segments, best.address, compareAddress)
+		x.segments = slices.Insert(x.segments, at+1, rest)
+		t.listSlack(rest)
+	}
+	return best
+}
+
+func compareAddress(s *segment, address uintptr) int { return cmp.Compare(s.address, address) }
+
+// awaitTime is the least time that an operation may wait for what it has discarded; see discarded.await.
+const awaitTime = 20 * time.Millisecond
+
+// discarded has the contents of segments that an operation gives up. Clients measure memory when the operation returns,
+// and expect the system to have back the memory of contents that are not kept.
+type discarded struct {
+	start    time.Time // of the operation, or of its first discarding
+	contents []store.Contents
+	prompt   []bool // its segment waits for that however long it takes
+}
+
+func (d *discarded) add(contents store.Contents, prompt bool) {
+	if d.start.IsZero() {
+		d.start = time.Now()
+	}
+	d.contents, d.prompt = append(d.contents, contents), append(d.prompt, prompt)
+}
+
+// await waits, with no lock held, until the system has back what was discarded: for prompt segments however long that
+// takes, for others a tenth of the operation's time but at least awaitTime. What is left is given back in the
+// background.
+func (d *discarded) await(spent *spent) {
+	if len(d.contents) == 0 {
+		return
+	}
+	now := time.Now()
+	defer func() { spent.waited += time.Since(now) }()
+	until := now.Add(max(awaitTime, now.Sub(d.start)/10))
+	for i, contents := range d.contents {
+		if d.prompt[i] {
+			contents.Await(time.Time{})
+		} else {
+			contents.Await(until)
+		}
+	}
 }

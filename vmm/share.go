@@ -84,6 +84,21 @@ type sharing struct {
 	importers map[uint64][]Importer // by id; of a freed segment as long as its extent is there
 }
 
+// importKey identifies an import.
+type importKey struct {
+	share   Share
+	ordinal int
+	handle  cuda.Handle // of one of several ImportHandle calls, or 0 for Import
+}
+
+func (i *imported) key(s *segment) importKey {
+	key := importKey{share: i.share, ordinal: s.device.ordinal}
+	if s.isUserMapped() {
+		key.handle = s.userMapped.handle
+	}
+	return key
+}
+
 // closed reports whether a pause of the tag is in progress. The caller holds the engine's lock.
 func (s *sharing) closed(tag string) bool {
 	closes := func(o *operation) bool { return o.Tags == nil || slices.Contains(o.Tags, tag) }
@@ -255,7 +270,8 @@ func (s *sharing) forget(freed *segment) {
 	if freed.shared != 0 {
 		delete(s.shares, freed.shared)
 		if freed.extent != nil && !freed.isUserMapped() { // no process gets it any more; it stays listed for importers
-			freed.extent.exports = filter(append(freed.extent.exports, freed.shared), s.hasImporters)
+			freed.extent.exports = slices.DeleteFunc(append(freed.extent.exports, freed.shared),
+				func(id uint64) bool { return !s.hasImporters(id) })
 		} else {
 			s.forgetImporters(freed.shared)
 		}

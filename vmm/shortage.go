@@ -46,64 +46,11 @@ func (e *Engine) shortageOn(d *device, held, need uint64, cause error) error {
 	} else if cause == nil {
 		cause = cuda.OutOfMemory
 	}
-	return &shortage{fmt.Errorf("%s has %s free and %s are needed%s%.0w", // the figures say what the cause does
-		e.nameOf(d), readable.Bytes(free), readable.Bytes(need), e.slackNote(d, cause), cause), d, need - held}
-}
-
-// nameOf names a device for a reader who may number the GPUs otherwise than the program does.
-func (e *Engine) nameOf(d *device) string {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	return stats.DeviceName(d.ordinal, d.uuid)
-}
-
-// lacking returns a shortage if too little memory is free for a resume that has not begun, and none can be made free
-// here. (cuMemGetInfo)
-func (e *Engine) lacking(o *Options) error {
-	e.FreeDeferred()
-	held, need := map[*device]uint64{}, map[*device]uint64{}
-	chosen := e.choose(o.Tags, o.resumes)
-	var p pace
-	e.mu.Lock()
-	for _, s := range chosen {
-		need[s.device] += s.length()
-		if s.extent != nil && s.extent.step > none {
-			held[s.device] += s.length()
-		}
-		p.yield(e, 1)
-	}
+	name := stats.DeviceName(d.ordinal, d.uuid) // a reader may number the GPUs otherwise than the program does
 	e.mu.Unlock()
-	for d, bytes := range need {
-		err := e.shortageOn(d, held[d], bytes, nil)
-		if err != nil && e.MakeRoom(d.ordinal) {
-			err = e.shortageOn(d, held[d], bytes, nil)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// noteWait logs that a resume waits, and the holders of the memory. It does so once until a resume of the same tags
-// succeeds, because Python waits in parts.
-func (e *Engine) noteWait(o *Options, cause error) {
-	if _, noted := e.noted.LoadOrStore(o.what(), true); noted {
-		return
-	}
-	holders := ""
-	if short, is := errors.AsType[*shortage](cause); is {
-		holders = e.process.Holders(short.device.uuid)
-	}
-	e.process.Warn(fmt.Sprintf("the resume of %s waits for memory: %v%s", o.what(), cause, holders))
-}
-
-// what names the tags of a resume.
-func (o *Options) what() string {
-	if o.Tags == nil {
-		return "all tags"
-	}
-	return strings.Trim(fmt.Sprintf("%.80q", o.Tags), "[]")
+	return &shortage{fmt.Errorf("%s has %s free and %s are needed%s%.0w", // the figures say what the cause does
+		name, readable.Bytes(free), readable.Bytes(need), e.slackNote(d, cause), cause), d, need - held}
 }
 
 // slackNote returns the text behind an out-of-memory error that says how much slack there is.
@@ -118,7 +65,7 @@ func (e *Engine) slackNote(d *device, err error) string {
 	var p pace
 	for name, t := range d.tags {
 		p.yield(e, 1)
-		if slack := t.slackBytes(d.granularity); slack > 0 {
+		if slack := t.granules * d.granularity; slack > 0 {
 			held += slack
 			names = append(names, strconv.Quote(name))
 		}

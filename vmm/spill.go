@@ -80,7 +80,8 @@ func (e *Engine) carry(o *operation, from store.Store, to BackupKind) (moved uin
 			(to == backupMemory || to == BackupDisk && s.contents.Host() != 0 || to == BackupHost && s.backup != BackupDisk)
 	}
 	err = e.transact("move", o, wanted, func(batches []*batch) error {
-		defer o.spent.copyingSince(time.Now())
+		start := time.Now()
+		defer func() { batches[0].copying = time.Since(start) }() // of all together
 		if to == BackupDisk {
 			if err := e.disk.Configure(o.DiskDir, o.DiskSetting); err != nil {
 				return err

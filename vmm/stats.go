@@ -171,7 +171,7 @@ func (e *Engine) statsOf(d *device) stats.Device {
 		if ts.AllPaused() > 0 {
 			ts.PausedSince = t.pausedSince
 		}
-		bytes := t.slackBytes(d.granularity)
+		bytes := t.granules * d.granularity
 		ts.SlackBytes += bytes
 		ts.PhysicalBytes += bytes
 		of.SlackBytes += bytes

@@ -77,16 +77,6 @@ func (e *Engine) unmapped(segments []*segment) {
 	}
 }
 
-// leaveUnmapped takes user-mapped memory that is active, and not mapped, out of its tag: no pause can save its
-// contents. Paused memory stays in its tag, because a resume is to make it. The caller holds e.mu.
-func (e *Engine) leaveUnmapped(s *segment) {
-	if !s.userMapped.mapped && !s.isImported() && s.state == active && s.inTag() {
-		s.discard() // the memory itself has what it holds
-		s.tag.remove(s)
-		s.device.retire(s.tag)
-	}
-}
-
 // releaseUnused ends memory that the program neither refers to nor maps, unless another thread has ended it; release
 // is for its extent. The caller holds e.mu, which is released for driver calls.
 func (e *Engine) releaseUnused(s *segment, release func() error) error {
@@ -205,13 +195,12 @@ again:
 // onDevice reports whether the driver has the mapping.
 func (s *segment) onDevice() bool { return s.extent != nil && s.extent.step >= mapped }
 
-// overlapping returns the first mapping of user-mapped memory that reaches into a range, nil if none does.
-func (e *Engine) overlapping(address uintptr, size uint64) *segment {
-	if before := e.userMapped.mapped.before(address); before != nil && uint64(address-before.address) < before.size {
-		return before
+// leaveUnmapped takes user-mapped memory that is active, and not mapped, out of its tag: no pause can save its
+// contents. Paused memory stays in its tag, because a resume is to make it. The caller holds e.mu.
+func (e *Engine) leaveUnmapped(s *segment) {
+	if !s.userMapped.mapped && !s.isImported() && s.state == active && s.inTag() {
+		s.discard() // the memory itself has what it holds
+		s.tag.remove(s)
+		s.device.retire(s.tag)
 	}
-	if next := e.userMapped.mapped.from(address); next != nil && uint64(next.address-address) < size {
-		return next
-	}
-	return nil
 }
