@@ -4,9 +4,8 @@ package main
 import "C"
 
 import (
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"tms/preload/goruntime"
 	"tms/vmm"
@@ -26,7 +25,7 @@ func (p *Process) Compact(ordinal int) error {
 		return cuda.Refuse(cuda.NotReady, "memory cannot be moved now")
 	}
 	for user := range gateUsers {
-		if user.works && int(user.thread) == unix.Gettid() { // it would wait for itself
+		if user.works && int(user.thread) == syscall.Gettid() { // it would wait for itself
 			return cuda.Refuse(cuda.NotReady, "the thread is in a call that gives a device work")
 		}
 	}

@@ -1,9 +1,8 @@
 package main
 
 import (
+	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
 	"tms/internal/control/server"
@@ -73,6 +72,6 @@ func (e extents) Give(node int, number uint64) error {
 func newLedger(p *Process) *hostmemory.Ledger {
 	return &hostmemory.Ledger{Directory: func() (string, error) {
 		runtime, temporary := p.Directories()
-		return control.CommonDirectory(runtime, temporary, unix.Geteuid())
+		return control.CommonDirectory(runtime, temporary, os.Geteuid())
 	}}
 }

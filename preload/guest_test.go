@@ -148,6 +148,35 @@ func TestEmulatedSystemCalls(t *testing.T) {
 	each(t, program, [][]string{{"thread", t.TempDir()}, {"alternate", t.TempDir()}})
 }
 
+// These functions of x/sys make their calls in assembly, on a goroutine's stack, where a sandbox's handler does not fit.
+// Those of os and syscall are the copies that scripts/build.sh makes.
+func TestNoCallOnAGoroutinesStack(t *testing.T) {
+	t.Parallel()
+	list, err := exec.Command("go", "list", "-deps", "-f", "{{if .Module}}{{.Module.Path}} {{.Dir}}{{end}}", ".").Output()
+	require.NoError(t, err)
+	calls := regexp.MustCompile(`\bunix\.(Exit|Getpid|Getppid|Gettid|Getuid|Geteuid|Getgid|Getegid|Getresuid|Getresgid|Sync|` +
+		`Umask|(Raw)?SyscallNoError)\(`)
+	files := 0
+	for line := range strings.Lines(string(list)) {
+		module, folder, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if module != "tms" {
+			continue
+		}
+		sources, err := filepath.Glob(filepath.Join(folder, "*.go"))
+		require.NoError(t, err)
+		for _, source := range sources {
+			if strings.HasSuffix(source, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(source)
+			require.NoError(t, err)
+			require.Empty(t, calls.FindAllString(string(text), -1), source)
+			files++
+		}
+	}
+	require.Greater(t, files, 100)
+}
+
 // musl's loader accepts the library in programs that do not use it.
 func TestMusl(t *testing.T) {
 	program, compiler := filepath.Join(t.TempDir(), "hello"), hermetic.Program(t, "musl-gcc")

@@ -6,6 +6,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +44,7 @@ func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 		if err != nil {
 			return err
 		}
-		start, _, err := process.Started(unix.Getpid())
+		start, _, err := process.Started(os.Getpid())
 		handle.start, handle.id = C.uint64_t(start), C.uint64_t(id)
 		handle.offset, handle.size = C.uint64_t(offset), C.uint64_t(size)
 		return err
@@ -63,7 +64,7 @@ type importOperation struct {
 func (o *importOperation) run(_ *Process, e *vmm.Engine) (uint64, error) {
 	handle := &o.handle
 	share := vmm.Share{PID: int(handle.pid), Start: uint64(handle.start), ID: uint64(handle.id)}
-	if share.PID == unix.Getpid() {
+	if share.PID == os.Getpid() {
 		return 0, cuda.Refuse(cuda.InvalidContext, "the handle names memory of this process itself: use the address "+
 			"that it was made of")
 	}
@@ -98,7 +99,7 @@ func (p *Process) Fetch(share vmm.Share, number uint64) (vmm.Export, error) {
 		if server.Ended(p.Directories, control.Keeper) { // another is to have the set when this process ends
 			_ = helped(func() C.int { return C.keeper_start() })
 		}
-		reply, descriptor, err = server.Ask(p.Directories, unix.Getpid(), lend, -1)
+		reply, descriptor, err = server.Ask(p.Directories, os.Getpid(), lend, -1)
 	}
 	if descriptor < 0 && !errors.Is(err, unix.EMFILE) {
 		reply, descriptor, err = p.ask(share, lend, -1)

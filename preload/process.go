@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -114,7 +115,7 @@ func (p *Process) OwnTable() error {
 
 func (p *Process) SharesTable() (bool, error) {
 	const kcmpFiles = 2
-	order, _, failed := unix.Syscall6(unix.SYS_KCMP, uintptr(unix.Getpid()), uintptr(unix.Gettid()), kcmpFiles, 0, 0, 0)
+	order, _, failed := unix.Syscall6(unix.SYS_KCMP, uintptr(os.Getpid()), uintptr(syscall.Gettid()), kcmpFiles, 0, 0, 0)
 	if failed != 0 {
 		return false, failed
 	}

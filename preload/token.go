@@ -6,8 +6,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
-
-	"golang.org/x/sys/unix"
+	"os"
 
 	"tms/internal/machine/process"
 	"tms/preload/goruntime"
@@ -29,7 +28,7 @@ func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
 			return vmm.ErrNotOurs
 		}
 		if err == nil && share.PID == 0 {
-			share.PID = unix.Getpid()
+			share.PID = os.Getpid()
 			share.Start, _, err = process.Started(share.PID)
 		}
 		token.pid, token.start, token.id, token.size = C.uint32_t(share.PID), C.uint64_t(share.Start),
@@ -47,7 +46,7 @@ type importHandleOperation struct {
 func (o *importHandleOperation) run(_ *Process, e *vmm.Engine) (uint64, error) {
 	token := &o.token
 	share := vmm.Share{PID: int(token.pid), Start: uint64(token.start), ID: uint64(token.id)}
-	if share.PID == unix.Getpid() {
+	if share.PID == os.Getpid() {
 		handle, err := e.UserMapped().RetainNamed(share.ID)
 		return uint64(handle), err
 	}

@@ -33,7 +33,7 @@ require_cc
 
 say() { printf '== %s\n' "$*"; }
 
-# The runtime is compiled from copies of four of its files (docs/design/signals.md and start.md).
+# The runtime is compiled from copies of six of its files (docs/design/signals.md and start.md).
 #
 # It unblocks SIGCHLD and SIGPROF in every thread it touches, so a host that waits for them with sigtimedwait or
 # signalfd would lose them. A library has no use for either: the copy of that one table lacks the flag.
@@ -47,7 +47,7 @@ say() { printf '== %s\n' "$*"; }
 overlay() {
 	local runtime table poller stub calls masks
 	runtime=$GOROOT/src/runtime calls=$GOROOT/src/syscall/syscall_linux.go
-	masks=$runtime/os_linux_generic.go
+	masks=$runtime/os_linux_generic.go system=$runtime/os_linux.go numbers=$GOROOT/src/syscall/zsyscall_linux_$machine.go
 	table=$runtime/sigtab_linux_generic.go poller=$runtime/netpoll_epoll.go stub=$runtime/netpoll_stub.go
 	sed -E '/SIGCHLD|SIGPROF/s/ \+ _SigUnblock//' "$table" >build/_overlay/sigtab.go
 	if [ "$(grep -cE '[+] _SigUnblock.*(SIGCHLD|SIGPROF)' "$table")" != 2 ]; then
@@ -91,9 +91,22 @@ overlay() {
 		echo "build: $masks is not as expected: sigset_all should have two words, full" >&2
 		exit 1
 	fi
-	printf '{"Replace":{"%s":"%s","%s":"%s","%s":"%s","%s":"%s"}}\n' "$table" "$PWD/build/_overlay/sigtab.go" \
+	# It asks for the flags of descriptors 0 to 2 when it starts.
+	sed -E 's/^\tr, _, err := (linux\.Syscall6\(linux\.SYS_FCNTL, .*\))$/\tvar r, err uintptr\n\tsystemstack(func() { r, _, err = \1 })/' \
+		"$system" >build/_overlay/system.go
+	if [ "$(grep -c 'systemstack(.*SYS_FCNTL' build/_overlay/system.go)" != 1 ]; then
+		echo "build: $system is not as expected: fcntl should call Syscall6" >&2
+		exit 1
+	fi
+	sed -E 's/^\tr0, _ := rawSyscallNoError\(/\tr0, _, _ := RawSyscall(/' "$numbers" >build/_overlay/numbers.go
+	if [ "$(grep -c 'rawSyscallNoError(' "$numbers")/$(grep -c '^.r0, _, _ := RawSyscall(' build/_overlay/numbers.go)" != 8/8 ]; then
+		echo "build: $numbers is not as expected: eight functions should call rawSyscallNoError" >&2
+		exit 1
+	fi
+	printf '{"Replace":{"%s":"%s","%s":"%s","%s":"%s","%s":"%s","%s":"%s","%s":"%s"}}\n' "$table" "$PWD/build/_overlay/sigtab.go" \
 		"$poller" "$PWD/build/_overlay/netpoll.go" "$calls" "$PWD/build/_overlay/syscall.go" \
-		"$masks" "$PWD/build/_overlay/masks.go" >build/_overlay/overlay.json
+		"$masks" "$PWD/build/_overlay/masks.go" "$system" "$PWD/build/_overlay/system.go" \
+		"$numbers" "$PWD/build/_overlay/numbers.go" >build/_overlay/overlay.json
 }
 
 scripts/build-sim.sh $out/sim "${sanitizers[@]}" & # while Go compiles and links

@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,9 +40,9 @@ func (s *Server) accept(socket int, now time.Time) {
 		c := &connection{descriptor: descriptor, passed: -1, ignored: map[uint64][]string{}}
 		peer, err := unix.GetsockoptUcred(descriptor, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		switch {
-		case err != nil || int(peer.Uid) != unix.Geteuid() && peer.Uid != 0:
+		case err != nil || int(peer.Uid) != os.Geteuid() && peer.Uid != 0:
 			c.fail(errors.New("the process is another user's"))
-		case socket == s.aside && int(peer.Pid) != unix.Getpid():
+		case socket == s.aside && int(peer.Pid) != os.Getpid():
 			c.fail(errors.New("this address is the process's own"))
 		default:
 			c.pid, c.uid, c.since = int(peer.Pid), int(peer.Uid), now

@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -73,7 +74,7 @@ func (c *connection) read() {
 
 // receive reads what a client has sent; with a descriptor from the process itself, or where the process awaits some.
 func (c *connection) receive(buffer []byte) (int, error) {
-	if c.pid != unix.Getpid() && !c.gives {
+	if c.pid != os.Getpid() && !c.gives {
 		return unix.Read(c.descriptor, buffer)
 	}
 	return descriptors.Receive(c.descriptor, buffer, &c.passed)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +39,7 @@ func (h Held) Put(number, bytes uint64, descriptor int) error {
 // Copy returns a copy of a descriptor, which the caller closes by Close.
 func (h Held) Copy(number uint64) (descriptor int, err error) {
 	lend := control.LendRequest{Op: control.Lend, Memory: number}
-	reply, descriptor, err := Ask(h.server.process.Directories, unix.Getpid(), lend, -1)
+	reply, descriptor, err := Ask(h.server.process.Directories, os.Getpid(), lend, -1)
 	if err == nil && !reply.OK {
 		err = errors.New(reply.Error)
 	}
@@ -69,7 +70,7 @@ func (h Held) Give(node int, number uint64) error {
 // holds reports whether the process asks itself for what Held has.
 func (c *connection) holds(r control.Request) bool {
 	op := r.Operation()
-	return c.pid == unix.Getpid() && (op == control.Put || op == control.Close || op == control.Give)
+	return c.pid == os.Getpid() && (op == control.Put || op == control.Close || op == control.Give)
 }
 
 // leavesRoom refuses a descriptor that leaves too few numbers for clients, because a client must come to resume memory.

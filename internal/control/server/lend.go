@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -91,7 +92,7 @@ func (s *Server) beginLend(now time.Time) {
 func (s *Server) take(c *connection, r control.LendRequest) error {
 	var reply *control.Reply
 	l := s.lending
-	if c.pid == unix.Getpid() && l != nil && l.number == r.ID {
+	if c.pid == os.Getpid() && l != nil && l.number == r.ID {
 		reply = s.lent.Swap(nil)
 	}
 	if reply == nil {

@@ -24,7 +24,7 @@ func (s *Server) allowed(c *connection, r control.Request) error {
 	if r.Operation() == control.Status || c.trusted {
 		return nil
 	}
-	if c.trusted = c.pid == unix.Getpid() || s.process.AnyNamespace() || c.isAround(); !c.trusted {
+	if c.trusted = c.pid == os.Getpid() || s.process.AnyNamespace() || c.isAround(); !c.trusted {
 		return errForeign
 	}
 	return nil
@@ -40,7 +40,7 @@ func IsAround(socket, pid int) bool {
 	if namespace, err := namespaceOf(socket); err == nil {
 		defer func() { _ = unix.Close(namespace) }()
 		number, _, failed := unix.Syscall(unix.SYS_IOCTL, uintptr(namespace), unix.NS_GET_PID_IN_PIDNS,
-			uintptr(unix.Getpid()))
+			uintptr(os.Getpid()))
 		if failed == 0 || failed == unix.ESRCH {
 			return failed == 0 && number > 0
 		}
@@ -62,6 +62,6 @@ func namespaceOf(socket int) (int, error) {
 // even where the process is root's.
 func isBeside(pid int) bool {
 	self, _ := os.Readlink("/proc/self") // which may be another namespace's /proc
-	own := process.Numbers(unix.Getpid())
+	own := process.Numbers(os.Getpid())
 	return len(own) == 1 && own[0] == self && len(process.Numbers(pid)) == 1
 }

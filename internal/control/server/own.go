@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"os"
 	"sync"
 	"time"
 
@@ -84,7 +85,7 @@ func findOwn(directories Directories) (socket int, err error) {
 		return -1, err
 	}
 	peer, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err == nil && int(peer.Pid) == unix.Getpid() {
+	if err == nil && int(peer.Pid) == os.Getpid() {
 		return socket, nil
 	}
 	_ = unix.Close(socket)
@@ -101,7 +102,7 @@ func askSelf(directories Directories, r control.Request, descriptor int) (reply 
 		needs = 2
 	}
 	for start := time.Now(); ; {
-		reply, came, err = AskWithin(answerWithin, directories, unix.Getpid(), r, descriptor)
+		reply, came, err = AskWithin(answerWithin, directories, os.Getpid(), r, descriptor)
 		full := errors.Is(err, unix.EMFILE) || err == nil && reply.OK && came < 0 && r.Operation() == control.Lend
 		if full && err == nil {
 			err = cuda.Refuse(cuda.OperatingSystem, "there is no room for a descriptor (ulimit -n): %w", unix.EMFILE)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,7 +30,7 @@ const maxLine = 16 << 20
 // Ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came, or -1.
 func Ask(directories Directories, pid int, r control.Request,
 	descriptor int) (reply control.Reply, came int, err error) {
-	if pid == unix.Getpid() {
+	if pid == os.Getpid() {
 		return askSelf(directories, r, descriptor)
 	}
 	return AskWithin(answerWithin, directories, pid, r, descriptor)
@@ -72,7 +73,7 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 	use func(control.Reply, int) error) error {
 	connect := func() (int, error) { return find(directories, pid, patience) }
 	socket, err := -1, error(unix.ENOENT)
-	if pid == unix.Getpid() {
+	if pid == os.Getpid() {
 		socket, err = findOwn(directories)
 	}
 	if err != nil && !errors.Is(err, unix.EMFILE) {
@@ -84,7 +85,7 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 	if err != nil {
 		return err
 	}
-	if pid == unix.Getpid() {
+	if pid == os.Getpid() {
 		defer descriptors.CloseToSpare(socket)
 	} else {
 		defer func() { _ = unix.Close(socket) }()
@@ -93,7 +94,7 @@ func exchange(patience time.Duration, directories Directories, pid int, r contro
 		return err
 	}
 	begun := time.Now()
-	if pid == unix.Getpid() {
+	if pid == os.Getpid() {
 		wake()
 	} else {
 		await(socket, begun, patience)
@@ -153,7 +154,7 @@ func Confirmed(client int) bool {
 
 // tellSelf sends the process's own socket a request, with a descriptor unless that is -1.
 func tellSelf(directories Directories, r control.Request, descriptor int) error {
-	reply, came, err := Ask(directories, unix.Getpid(), r, descriptor)
+	reply, came, err := Ask(directories, os.Getpid(), r, descriptor)
 	closeCame(came)
 	if err == nil && !reply.OK {
 		err = errors.New(reply.Error)
@@ -217,7 +218,7 @@ func Receive(socket int) (line []byte, descriptor int, err error) {
 // find connects to the control socket of a process, whichever directory has it. It waits up to patience for the process
 // to accept, and later sends and receives wait no longer. With patience 0 none of them waits.
 func find(directories Directories, pid int, patience time.Duration) (socket int, err error) {
-	user := unix.Geteuid()
+	user := os.Geteuid()
 	err = fs.ErrNotExist
 	note := func(failed error) { // it is perhaps where it cannot be reached now
 		if errors.Is(err, fs.ErrNotExist) || !absent(failed) {

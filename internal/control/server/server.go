@@ -539,7 +539,7 @@ func failed(reply *control.Reply, err error) *control.Reply {
 
 // ask makes another thread build the status for all clients that want it.
 func (s *Server) ask(now time.Time) {
-	state := &control.ProcessState{PID: unix.Getpid(), Command: command()}
+	state := &control.ProcessState{PID: os.Getpid(), Command: command()}
 	if s.running != nil {
 		state.Doing = s.running.Request.Op
 	}

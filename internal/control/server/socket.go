@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"time"
@@ -94,7 +95,7 @@ func (s *Server) begun(asks start) error {
 
 // listen makes the socket, and waits up to patience for a directory's lock. Errors: a refusal.
 func (s *Server) listen(patience time.Duration) error {
-	socket, err := Listen(s.process.Directories, unix.Getpid(), patience)
+	socket, err := Listen(s.process.Directories, os.Getpid(), patience)
 	if err == nil {
 		s.socket, s.looked = socket, time.Now()
 		_ = s.listenAside() // without it, the process finds itself as others do
@@ -117,7 +118,7 @@ var ErrAnswered = errors.New("another process answers there (of the same number,
 // what an earlier process of the same number has left there. Errors: that of socket, bind or listen, or ErrAnswered for
 // the keeper.
 func Listen(directories Directories, pid int, patience time.Duration) (Socket, error) {
-	user := unix.Geteuid()
+	user := os.Geteuid()
 	var refused []error
 	runtimeDir, temporary := directories()
 	for _, directory := range control.Directories(runtimeDir, temporary, user) {
