@@ -164,6 +164,17 @@ func TestAWaitForATurnIsInterrupted(t *testing.T) {
 	w.resumed()
 }
 
+// In a container NVML's numbers of processes are not those of tms. What it shows on the GPU that a paused process has
+// left is another process's.
+func TestAMoveInAContainerLooksAtTheDestination(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root makes a PID namespace")
+	}
+	if alone(t) {
+		TestAMoveLooksAtTheDestination(t)
+	}
+}
+
 // The room is looked for where the process goes, not where it was.
 func TestAMoveLooksAtTheDestination(t *testing.T) {
 	m := startMobile(t)

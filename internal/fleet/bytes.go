@@ -121,7 +121,11 @@ func Measure(processes []Process, gpus []nvml.Device) {
 				at = len(p.Bytes)
 				p.Bytes = append(p.Bytes, DeviceBytes{Device: -1, UUID: gpu.UUID, Parts: []Part{}})
 			}
-			if at >= 0 {
+			if at < 0 {
+				continue
+			}
+			p.Bytes[at].Name = gpu.Name
+			if same || !p.Stats.Everything { // else it has left the GPU, and what NVML shows there is another process's
 				p.Bytes[at].measure(gpu, p.Here, ours[gpu.UUID] == 1, same)
 			}
 		}
@@ -143,7 +147,6 @@ func UsedBy(pid int, gpu nvml.Device) (bytes uint64, known bool) {
 // know processes by the same numbers. Without same, the number may belong to another process. A figure that is smaller
 // than the bytes that the process names gives such a mistake away.
 func (d *DeviceBytes) measure(gpu nvml.Device, pid int, alone, same bool) {
-	d.Name = gpu.Name
 	used, known := UsedBy(pid, gpu)
 	switch {
 	case known:

@@ -38,7 +38,7 @@ func TestWhoseFigureItIs(t *testing.T) {
 	} {
 		d := DeviceBytes{UUID: "GPU-1", NamedBytes: 500}
 		d.measure(c.gpu, pid, c.alone, c.same)
-		require.Equal(t, DeviceBytes{UUID: "GPU-1", Name: "GPU", NamedBytes: 500, UsedBytes: c.used, RestBytes: c.rest,
+		require.Equal(t, DeviceBytes{UUID: "GPU-1", NamedBytes: 500, UsedBytes: c.used, RestBytes: c.rest,
 			Source: c.source}, d, c)
 	}
 }

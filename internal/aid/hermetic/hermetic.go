@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -56,6 +57,10 @@ func Main(m *testing.M, prepare ...func() error) int {
 		if _, err := unix.Setsid(); err != nil {
 			return failed(fmt.Errorf("setsid: %w", err))
 		}
+	}
+	// Programs would inherit what the tests were started with, and CRIU refuses files that are not of their namespaces.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return failed(err)
 	}
 	for _, do := range prepare {
 		if err := do(); err != nil {
