@@ -39,12 +39,21 @@ def resets():
     return scheduler.flushes
 """
 SAVER = SGLANG.replace("saves=False", "saves=True")
+NEWEST = f"""{SGLANG}
+from sglang.srt import runtime_context
+from sglang.srt.managers.scheduler import UnifiedRadixCache
+del scheduler.ps
+scheduler.tree_cache = UnifiedRadixCache()
+"""
 IN_USE = [  # by others, a later request or a session; quick: one of each engine
     f"{VLLM}core.vllm_config.kv_transfer_config = {{}}",
     f"{VLLM}core.scheduler.kv_cache_manager.block_pool.used = 1",
     f"{SGLANG}scheduler.disaggregation_mode.value = 'decode'",
     f"{SGLANG}scheduler.ps.tp_size = 2",
     f"{SGLANG}scheduler.tree_cache = type('HiRadixCache', (), {{'cached': None}})()",
+    f"{NEWEST}scheduler.tree_cache.cache_controller = object()",
+    f"{NEWEST}scheduler.tree_cache.linker = object()",
+    f"{NEWEST}runtime_context.get_parallel().tp_size = 2",
     f"{SGLANG}scheduler.waiting_queue.append(9)",
     f"{SGLANG}scheduler.session_controller.sessions['s'] = None",
 ]
@@ -108,7 +117,9 @@ def host_bytes(of: Engine, settings: dict[str, str]) -> int:
     return sum(t["host_bytes"] for d in found["stats"]["devices"] for t in d["tags"])
 
 
-@pytest.mark.parametrize("code", [VLLM, SGLANG, SAVER], ids=["vllm", "sglang", "saver"])
+@pytest.mark.parametrize(
+    "code", [VLLM, SGLANG, SAVER, NEWEST], ids=["vllm", "sglang", "saver", "0.5.23"]
+)
 def test_an_idle_engine_gives_way_without_its_cache(
     code: str, start: Callable[..., Engine], settings: dict[str, str]
 ) -> None:
@@ -127,7 +138,7 @@ def test_an_idle_engine_gives_way_without_its_cache(
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(code, marks=[] if i in (1, 5) else pytest.mark.thorough)
+        pytest.param(code, marks=[] if i in (1, 8) else pytest.mark.thorough)
         for i, code in enumerate(IN_USE)
     ],
 )

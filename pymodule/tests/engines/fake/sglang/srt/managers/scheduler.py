@@ -80,6 +80,12 @@ class RadixCache:
     cached: int | None = None  # the request whose block is in the prefix cache
 
 
+class UnifiedRadixCache(RadixCache):
+    """The cache of 0.5.23."""
+
+    cache_controller = linker = None
+
+
 class Scheduler:
     """With one block, for one request at a time, which is a number that its block is full of."""
 
