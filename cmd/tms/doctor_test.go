@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -77,6 +78,8 @@ func copied(t *testing.T, from, to string) string {
 	t.Helper()
 	content, err := os.ReadFile(from)
 	require.NoError(t, err)
+	syscall.ForkLock.RLock() // a child that another test starts at this moment would have the file open for writing
+	defer syscall.ForkLock.RUnlock()
 	require.NoError(t, os.WriteFile(to, content, 0o700))
 	return to
 }
