@@ -9,10 +9,10 @@
 //	backing       segment.go     where its memory comes from: own, user-mapped, imported
 //	contents      segment.go     saved: where they wait, and whether they are current
 //	outcome       segment.go     what becomes of a segment at the end of a transition
-//	tag           segment.go     segments of a device that pause and resume together
+//	tag           tag.go         segments of a device that pause and resume together
 //	allocation    segment.go     what a program has: a segment, or a part of a slab; claimed, then dropped or live again
-//	slack         segment.go     what is free in an extent that others still use
-//	discarded     segment.go     contents given up: the system has them back, or not yet
+//	slack         slack.go       what is free in an extent that others still use
+//	discarded     discarded.go   contents given up: the system has them back, or not yet
 //	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
 //	parts         parts.go       what of a segment has contents worth keeping: live, no block of zeros
 //	operation     operation.go   a pause, resume, spill, fetch or compaction: its options, and how it spends its time
@@ -35,11 +35,11 @@
 // # Files
 //
 // Most are named for a noun or an operation, and a path from an operation down visits each few times: an operation's
-// file has its steps in order, and calls segment.go and extent.go for the records. The others: engine.go has the
-// engine's fields, its lock, and the walks through segments; device.go has the fields of a GPU, and what an allocation
-// of it must leave; shortage.go says what memory is lacking; ordered.go allocates and frees in the order of streams;
-// lookup.go finds what is at an address, and says what there is; usermapped*.go has memory that the program maps itself
-// with the driver's calls; invariants.go checks the records against each other.
+// file has its steps in order, and calls those of a segment, a tag and an extent for the records. The others: engine.go
+// has the engine's fields, its lock, and the walks through segments; device.go has the fields of a GPU, and what an
+// allocation of it must leave; shortage.go says what memory is lacking; ordered.go allocates and frees in the order of
+// streams; slabs.go finds slabs with room; lookup.go finds what is at an address, and says what there is; usermapped*.go
+// has memory that the program maps itself with the driver's calls; invariants.go checks the records against each other.
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), store (contents),
 // digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).
