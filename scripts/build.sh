@@ -45,7 +45,7 @@ say() { printf '== %s\n' "$*"; }
 # with all signals blocked, where the kernel ends the process instead. The copies make them on the thread's own stack,
 # and never block SIGSYS.
 overlay() {
-	local runtime table poller stub calls masks
+	local runtime table poller stub calls masks system numbers
 	runtime=$GOROOT/src/runtime calls=$GOROOT/src/syscall/syscall_linux.go
 	masks=$runtime/os_linux_generic.go system=$runtime/os_linux.go numbers=$GOROOT/src/syscall/zsyscall_linux_$machine.go
 	table=$runtime/sigtab_linux_generic.go poller=$runtime/netpoll_epoll.go stub=$runtime/netpoll_stub.go

@@ -32,8 +32,8 @@ def _process(original: Callable[..., Any], scheduler: Any, requests: Any) -> Any
 
 def _idle(original: Callable[..., Any], scheduler: Any) -> Any:
     cache = vars(scheduler).get("_tms_cache")  # none without _process, which makes it count again
-    mixed = cache and scheduler.disaggregation_mode.value == "null"  # 0.5.23 can change it later
-    if mixed and scheduler.is_fully_idle() and not scheduler.session_controller.sessions:
+    whole = cache and scheduler.disaggregation_mode.value == "null"  # 0.5.23 can change it later
+    if whole and scheduler.is_fully_idle() and not scheduler.session_controller.sessions:
         cache.unused()
     return original(scheduler)
 

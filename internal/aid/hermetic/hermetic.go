@@ -23,7 +23,8 @@ import (
 // Main runs the tests, after what prepares them, and returns their exit code. XDG_RUNTIME_DIR and TMPDIR are folders of
 // this process alone, so its processes meet no other's. A process that is still there a minute after the last test is a
 // failure. Its children do not ignore the signals that it itself was started to ignore, as happens in the background of
-// a script. In a container whose programs belong to a session from outside, which CRIU cannot take, it begins a session.
+// a script. Main begins a session where the tests belong to a session from outside of the container, as CRIU cannot take
+// the programs of such a session.
 func Main(m *testing.M, prepare ...func() error) int {
 	meeting, err := os.MkdirTemp("/tmp", "tms-test-") // whatever TMPDIR is, because a socket's path must be short
 	if err != nil {
