@@ -78,10 +78,17 @@ func copied(t *testing.T, from, to string) string {
 	t.Helper()
 	content, err := os.ReadFile(from)
 	require.NoError(t, err)
-	syscall.ForkLock.RLock() // a child that another test starts at this moment would have the file open for writing
-	defer syscall.ForkLock.RUnlock()
-	require.NoError(t, os.WriteFile(to, content, 0o700))
+	executable(t, to, content)
 	return to
+}
+
+// executable writes a program. A child that another test starts at the same moment would have it open for writing, and
+// then nothing can execute it: so none starts until it is closed.
+func executable(t *testing.T, path string, content []byte) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	require.NoError(t, os.WriteFile(path, content, 0o700))
 }
 
 // cudart returns the flags to link with it.
@@ -422,7 +429,7 @@ func TestProgramsWithoutPreload(t *testing.T) {
 	content, err := os.ReadFile(program)
 	require.NoError(t, err)
 	copy(content[18:], []byte{183, 0}) // e_machine: AArch64
-	require.NoError(t, os.WriteFile(program, content, 0o700))
+	executable(t, program, content)
 	r := examine(t, []string{program}).with(t, "error architecture")
 	require.Equal(t, "aarch64", r.Program.Machine)
 	examine(t, []string{program}, "TMS_LIBRARY=").with(t, "warning library", "error architecture")
@@ -453,7 +460,7 @@ func TestScripts(t *testing.T) {
 	program := copied(t, usual(t), filepath.Join(folder, "python3.99"))
 	script := func(name, text string) string {
 		path := filepath.Join(folder, name)
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o700))
+		executable(t, path, []byte(text))
 		return path
 	}
 	r := examine(t, []string{script("run.sh", "#!/bin/sh\nexit 0\n")}).with(t)

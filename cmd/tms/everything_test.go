@@ -438,7 +438,7 @@ func TestFromInsideWithoutACommand(t *testing.T) {
 	}
 	dies := filepath.Join(t.TempDir(), "dies")
 	script := "#!/bin/sh\nCUDASIM_FAIL=cuCheckpointProcessGetState:2:kill exec " + tms + " \"$@\"\n"
-	require.NoError(t, os.WriteFile(dies, []byte(script), 0o700))
+	executable(t, dies, []byte(script))
 	w := startWhole(t, "TMS_COMMAND="+dies)
 	require.Contains(t, w.do("everything 5"), "ended before it was done")
 	w.requireFree(128)

@@ -283,8 +283,10 @@ func TestContentsReturnInTurn(t *testing.T) {
 	m.do("pause weights", "more 4", "more 4", "more 4", "more 4", "more 4", "more 4")
 	hog := m.start(t)
 	succeeds(t, "move", hog.number(), "--to", "1")
-	out := succeeds(t, "move", m.number(), "--to", "1", "--dry-run") // 96 MiB are free for 72, of which 32 are contents
-	require.Contains(t, out, "96.00 MiB free")
+	require.Eventually(t, func() bool { // the system has back where the hog's contents waited
+		out := succeeds(t, "move", m.number(), "--to", "1", "--dry-run") // for 72 MiB, of which 32 are contents
+		return strings.Contains(out, "96.00 MiB free")
+	}, time.Minute, 10*time.Millisecond)
 	require.Contains(t, m.move("1"), "32.00 MiB of contents from GPU to GPU\n")
 	m.leaves([3]int{128, 128 - 72 - 32, 128})
 	succeeds(t, "move", hog.number(), "--to", "2")

@@ -119,7 +119,7 @@ func TestRunIsRefused(t *testing.T) {
 func TestRunOfWhatDoesNotStart(t *testing.T) {
 	folder := t.TempDir()
 	for name, content := range map[string]string{"no-format": "\x00", "no-interpreter": "#!/there-is-none\n"} {
-		require.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o700))
+		executable(t, filepath.Join(folder, name), []byte(content))
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "not-executable"), nil, 0o600))
 	for program, expected := range map[string]struct {

@@ -130,6 +130,10 @@ func (s *steered) resumes(t *testing.T) {
 // is not restored.
 func TestASnapshotFailsAtEachStep(t *testing.T) {
 	hermetic.Thorough(t)
+	needsCRIU(t)
+	if !alone(t) { // no other test gets a number that this one kills
+		return
+	}
 	s, _ := startWarm(t)
 	for _, stop := range [][]string{{}, {"--stop"}} {
 		for _, step := range []string{"park", "dump", "contents", "commit", "end"} {
@@ -188,6 +192,10 @@ func TestASnapshotFailsAtEachStep(t *testing.T) {
 // Whatever ends or stops a restore, nothing of the program is here, or it waits and says for what.
 func TestARestoreFailsAtEachStep(t *testing.T) {
 	hermetic.Thorough(t)
+	needsCRIU(t)
+	if !alone(t) { // no other test gets a number that this one kills
+		return
+	}
 	s, directory := startWarm(t)
 	succeeds(t, "snapshot", s.number(), directory, "--force", "--stop")
 	require.Error(t, s.Wait())
@@ -236,6 +244,10 @@ func TestARestoreFailsAtEachStep(t *testing.T) {
 // A snapshot that lacks something, or has a wrong bit, is refused with words, and nothing of it stays here.
 func TestADamagedSnapshotIsNotRestored(t *testing.T) {
 	hermetic.Thorough(t)
+	needsCRIU(t)
+	if !alone(t) { // no other test gets a number that this one kills
+		return
+	}
 	s, directory := startWarm(t)
 	succeeds(t, "snapshot", s.number(), directory, "--force", "--stop")
 	require.Error(t, s.Wait())
@@ -277,6 +289,10 @@ func TestADamagedSnapshotIsNotRestored(t *testing.T) {
 // A disk that becomes full leaves no snapshot, and the program goes on.
 func TestASnapshotOnAFullDisk(t *testing.T) {
 	hermetic.Thorough(t)
+	needsCRIU(t)
+	if !alone(t) { // no other test gets a number that this one kills
+		return
+	}
 	s, directory := startWarm(t)
 	taken := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--force", "--json"))
 	for what, size := range map[string]int64{"images": taken.Images / 2, "blocks": taken.Images + taken.Written/2} {
@@ -300,6 +316,10 @@ func TestASnapshotOnAFullDisk(t *testing.T) {
 // Two snapshots at once into one directory are two snapshots.
 func TestTwoSnapshotsAtOnce(t *testing.T) {
 	hermetic.Thorough(t)
+	needsCRIU(t)
+	if !alone(t) { // no other test gets a number that this one kills
+		return
+	}
 	one, directory := startWarm(t)
 	other := startSteered(t, steeredProgram(t), "STEERED_STAYS=1")
 	var commands []*exec.Cmd

@@ -93,10 +93,7 @@ func startWarm(t *testing.T, environment ...string) (s *steered, directory strin
 	needsCRIU(t)
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
-	program := filepath.Join(t.TempDir(), "steered") // its own, which a test may change
-	text, err := os.ReadFile(steeredProgram(t))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(program, text, 0o755))
+	program := copied(t, steeredProgram(t), filepath.Join(t.TempDir(), "steered")) // its own, which a test may change
 	s = startSteered(t, program, append(environment, "STEERED_STAYS=1")...)
 	return s, filepath.Join(t.TempDir(), "snapshots")
 }
@@ -121,11 +118,11 @@ func TestASnapshotIsRestored(t *testing.T) {
 		program := s.Path
 		text, err := os.ReadFile(program)
 		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(program, append(text, 0), 0o755))
+		executable(t, program, append(text, 0))
 		require.Contains(t, fails(t, exitNo, "", "restore", directory), program+" is another one than at the snapshot")
 		require.NoError(t, os.Remove(program))
 		require.Contains(t, fails(t, exitNo, "", "restore", directory), program+" is missing")
-		require.NoError(t, os.WriteFile(program, text, 0o755))
+		executable(t, program, text)
 		require.Regexp(t, program+"  build-id:[0-9a-f]{40}", succeeds(t, "snapshots", directory, "--needs"))
 	})
 	for range 2 {

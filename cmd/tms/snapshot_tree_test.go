@@ -204,7 +204,7 @@ func TestCopies(t *testing.T) {
 
 	// A command that is killed before a copy has all that it needs leaves none of it.
 	kills := filepath.Join(t.TempDir(), "kills")
-	require.NoError(t, os.WriteFile(kills, []byte("#!/bin/sh\nkill -9 $PPID\n"), 0o700))
+	executable(t, kills, []byte("#!/bin/sh\nkill -9 $PPID\n"))
 	require.ErrorContains(t, exec.Command(tms, "restore", directory, "-n", "2", "--hook", kills).Run(), "signal: killed")
 	require.Eventually(t, func() bool {
 		found, err := filepath.Glob(filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", "namespace-*"))
