@@ -9,7 +9,7 @@
 //	backing       segment.go     where its memory comes from: own, user-mapped, imported
 //	contents      segment.go     saved: where they wait, and whether they are current
 //	outcome       segment.go     what becomes of a segment at the end of a transition
-//	tag           tag.go         segments of a device that pause and resume together
+//	tag           segment.go     segments of a device that pause and resume together
 //	allocation    segment.go     what a program has: a segment, or a part of a slab; claimed, then dropped or live again
 //	slack         slack.go       what is free in an extent that others still use
 //	discarded     discarded.go   contents given up: the system has them back, or not yet
