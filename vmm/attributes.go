@@ -45,7 +45,7 @@ func (r Records) MemoryAt(address uintptr) (m Memory, ok bool) {
 	defer e.mu.Unlock()
 	a := e.around(address)
 	s := a.segment
-	if s == nil || s.isImported() && s.imported.lost {
+	if s == nil || s.imported != nil && s.imported.lost {
 		return Memory{}, false
 	}
 	m = Memory{Device: s.device.ordinal, Base: a.address(), Size: a.size(), Mapping: s.address,
@@ -54,12 +54,12 @@ func (r Records) MemoryAt(address uintptr) (m Memory, ok bool) {
 		m.Prop, m.access = f.prop, slices.Clone(f.access)
 		return m, true
 	}
-	m.Own = s.isOwn()
+	m.Own = s.backing == own
 	m.Shareable = m.Own && e.shareable && !s.plain()
 	if m.Prop = s.device.prop(); s.device.shareable.Load() {
 		m.Prop = m.Prop.AsFile()
 	}
-	for _, user := range s.device.users() {
+	for _, user := range s.device.users.List() {
 		m.access = append(m.access, cuda.AccessDesc{Location: cuda.OnDevice(user), Flags: cuda.AccessReadWrite})
 	}
 	return m, true

@@ -3,11 +3,16 @@ package vmm
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"tms/internal/aid/backoff"
+	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
+	"tms/vmm/mapping"
 	"tms/vmm/store"
 )
 
@@ -49,7 +54,7 @@ func (e *Engine) compactable(ordinal int) (bytes uint64) {
 			for i := len(t.slack[kind]) - 1; i >= 0; i = min(i, len(t.slack[kind])) - 1 {
 				s := t.slack[kind][i]
 				if e.canCompact(s.extent) {
-					bytes += s.length()
+					bytes += s.span.Bytes()
 				}
 				p.yield(e, len(s.extent.segments))
 			}
@@ -61,11 +66,11 @@ func (e *Engine) compactable(ordinal int) (bytes uint64) {
 // canCompact reports whether an extent has slack that a compaction can give back: all else in it is active, and no
 // other process has it mapped. The caller holds e.mu.
 func (e *Engine) canCompact(x *extent) bool {
-	if x.live == len(x.segments) || !x.isOwn() || x.exported || slices.ContainsFunc(x.exports, e.sharing.hasImporters) {
+	if x.live == len(x.segments) || x.backing != own || x.Exported || slices.ContainsFunc(x.exports, e.sharing.hasImporters) {
 		return false
 	}
 	return !slices.ContainsFunc(x.segments, func(s *segment) bool {
-		return s.state != slack && (!s.is(active) || s.shared != 0 && e.sharing.hasImporters(s.shared))
+		return s.state != slack && (s.state != active || s.owner == aFree || s.shared != 0 && e.sharing.hasImporters(s.shared))
 	})
 }
 
@@ -112,7 +117,7 @@ func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
 
 // compact is the work of the transaction.
 func (e *Engine) compact(b *batch) (freed uint64, err error) {
-	e.refreshUsers(b.device)
+	e.contexts.FindUsers(b.device.users, *b.device.peers.Load())
 	bytes := func(x *extent) (live uint64) {
 		for _, s := range x.segments {
 			if s.state != slack {
@@ -129,8 +134,8 @@ func (e *Engine) compact(b *batch) (freed uint64, err error) {
 		if errors.Is(err, cuda.OutOfMemory) {
 			err = e.replaceThroughHost(b, x, parts)
 		}
-		if x.step == none {
-			freed += x.size - bytes(x)
+		if x.Step == mapping.None {
+			freed += x.Size - bytes(x)
 		}
 		if err != nil {
 			return freed, err
@@ -158,7 +163,7 @@ func (x *extent) withoutSlack() (parts []*extent) {
 // replace copies an extent to its parts, and maps these in its place.
 func (e *Engine) replace(b *batch, x *extent, parts []*extent) (err error) {
 	for _, part := range parts {
-		if err = part.create(); err != nil {
+		if err = part.Create(); err != nil {
 			break
 		}
 	}
@@ -166,35 +171,35 @@ func (e *Engine) replace(b *batch, x *extent, parts []*extent) (err error) {
 		err = e.copyAside(b, parts)
 	}
 	if err == nil {
-		err = x.detach()
+		err = x.Detach()
 	}
 	if err != nil {
 		for _, part := range parts {
-			part.drop()
+			part.Drop()
 		}
 		return err
 	}
 	if err = attachAll(parts); err == nil {
-		x.drop()
+		x.Drop()
 		b.extents = append(b.extents, parts...)
 		return nil
 	}
 	stuck := false
 	for _, part := range parts {
-		stuck = part.detach() != nil || stuck
+		stuck = part.Detach() != nil || stuck
 	}
 	if !stuck {
 		for _, part := range parts {
-			part.drop()
+			part.Drop()
 		}
-		if x.attach() == nil {
+		if x.Attach() == nil {
 			return err
 		}
-		_ = x.undo()
+		_ = x.Undo(x.segments[0].extent == x)
 	} else { // the parts are complete, but not all are mapped
-		x.drop()
+		x.Drop()
 		for _, part := range parts {
-			part.step = min(part.step, mapped)
+			part.Step = min(part.Step, mapping.Mapped)
 		}
 		b.extents = append(b.extents, parts...)
 	}
@@ -208,7 +213,7 @@ func (e *Engine) replace(b *batch, x *extent, parts []*extent) (err error) {
 
 func attachAll(parts []*extent) error {
 	for _, part := range parts {
-		if err := part.attach(); err != nil {
+		if err := part.Attach(); err != nil {
 			return err
 		}
 	}
@@ -225,12 +230,12 @@ func (e *Engine) copyAside(b *batch, parts []*extent) error {
 	}()
 	return e.driver.OnStream(b.device.context, func(stream cuda.Stream) error {
 		for _, part := range parts {
-			address, end, err := part.aside()
+			address, end, err := part.Aside()
 			if err != nil {
 				return err
 			}
 			ends = append(ends, end)
-			if err := e.driver.MemcpyDtoDAsync(address, part.address, part.size, stream); err != nil {
+			if err := e.driver.MemcpyDtoDAsync(address, part.Address, part.Size, stream); err != nil {
 				return err
 			}
 		}
@@ -266,12 +271,12 @@ func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error 
 			}
 		}
 	}()
-	if err := x.detach(); err != nil {
+	if err := x.Detach(); err != nil {
 		return err
 	}
-	if err := x.release(); err != nil {
-		if x.attach() != nil {
-			_ = x.undo()
+	if err := x.Release(); err != nil {
+		if x.Attach() != nil {
+			_ = x.Undo(x.segments[0].extent == x)
 			for _, s := range segments {
 				s.pauseHeld()
 			}
@@ -281,7 +286,7 @@ func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error 
 	given = true
 	err = func() error {
 		for _, part := range parts {
-			if err := part.make(); err != nil {
+			if err := part.Make(); err != nil {
 				return err
 			}
 		}
@@ -294,12 +299,37 @@ func (e *Engine) replaceThroughHost(b *batch, x *extent, parts []*extent) error 
 	b.extents = append(b.extents, parts...)
 	if err != nil {
 		for _, part := range parts {
-			_ = part.unmake()
-			part.step = min(part.step, mapped)
+			_ = part.Unmake()
+			part.Step = min(part.Step, mapping.Mapped)
 		}
 		for _, s := range segments {
 			s.outcome.state = paused
 		}
 	}
 	return err
+}
+
+// slackNote returns the text behind an out-of-memory error that says how much slack there is.
+func (e *Engine) slackNote(d *device, err error) string {
+	if !errors.Is(err, cuda.OutOfMemory) {
+		return ""
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var held uint64
+	var names []string
+	var p pace
+	for name, t := range d.tags {
+		p.yield(e, 1)
+		if slack := t.granules * d.granularity; slack > 0 {
+			held += slack
+			names = append(names, strconv.Quote(name))
+		}
+	}
+	if held == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return fmt.Sprintf("; %s of device %d are slack, freed beside memory that is in use: the next pause of the tag "+
+		"gives it back (%s)", readable.Bytes(held), d.ordinal, strings.Join(names, ", "))
 }

@@ -6,8 +6,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"tms/internal/aid/backoff"
 	"tms/internal/aid/readable"
+	"tms/vmm/contexts"
 	"tms/vmm/cuda"
 	"tms/vmm/space"
 	"tms/vmm/stats"
@@ -31,8 +34,7 @@ type device struct {
 	near        map[string]int        // the peers, by UUID
 	node        atomic.Int64          // NUMA node of the nearest host memory, or -1
 	peers       atomic.Pointer[[]int] // devices that could have access to its memory
-	looking     sync.Mutex            // held while that is looked up:
-	access      atomic.Pointer[[]int] // which of the peers are used
+	users       *contexts.Users       // which of the peers are used
 	has         uint64                // bytes that the process has, or that a resume would take
 	most        uint64                // the most that the process had, or wanted in vain
 	making      uint64                // that the driver is being asked for
@@ -46,7 +48,6 @@ type device struct {
 	progressing int                   // pending frees in progress
 	wanting     int                   // callers for whom its memory is short
 	waiting     bool                  // a thread waits for its contexts, for pending frees
-	hashing     bool                  // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool           // the hash has been used
 	streamed    atomic.Bool           // the driver has had to make streams
 	progress    atomic.Pointer[progress]
@@ -68,7 +69,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if supported == 0 {
 		return nil, fmt.Errorf("device %d has no virtual memory management%.0w", ordinal, cuda.NotSupported)
 	}
-	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}, woken: map[*segment]bool{}}
+	d := &device{driver: driver, ordinal: ordinal, users: contexts.NewUsers(ordinal), tags: map[string]*tag{}, woken: map[*segment]bool{}}
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the attribute
 	files, err := driver.DeviceAttribute(cuda.AttributeHandleTypeFileSupported, handle)
@@ -83,7 +84,6 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if d.context, err = driver.DevicePrimaryCtxRetain(handle); err != nil {
 		return nil, err
 	}
-	d.access.Store(&[]int{ordinal})
 	d.uuid, d.near = d.findPlace()
 	return d, nil
 }
@@ -187,29 +187,6 @@ func (d *device) findPeers() (peers []int) {
 // streams is the number of streams that a pause or resume uses at once, plus some that the program may make then.
 const streams = 16
 
-// haveStreams makes the driver take the device memory that streams need, which the driver then keeps. It runs at the
-// first allocation with contents, so that a pause and a resume leave as much memory in use as they found. A caller that
-// needs a stream gets an error again. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
-func (d *device) haveStreams() {
-	if d.streamed.Swap(true) {
-		return
-	}
-	made := make([]cuda.Stream, 0, streams)
-	_ = d.driver.With(d.context, func() error {
-		for range streams {
-			stream, err := d.driver.StreamCreate()
-			if err != nil {
-				break
-			}
-			made = append(made, stream)
-		}
-		for _, stream := range made {
-			d.driver.DropStream(stream)
-		}
-		return nil
-	})
-}
-
 // reserve notes memory that is about to be made, if the limit leaves room for it. A limit of 0 is no limit. The caller
 // gives the request's number to answered when the memory counts in has, or could not be made. The caller holds the
 // engine's lock.
@@ -246,7 +223,7 @@ func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 	d.margins.Lock()
 	defer d.margins.Unlock()
 	size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
-	free, err := d.freeBytes()
+	free, err := d.driver.FreeBytes(d.context)
 	if err != nil {
 		return err
 	}
@@ -254,4 +231,45 @@ func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 		return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
 	}
 	return take()
+}
+
+// Admit refuses, as Malloc does, a caller in a context that the engine could not wait for; current is that context, 0
+// if it is not known. Errors: ErrContext, *cuda.Error. (cuCtxGetCurrent, cuCtxSetCurrent)
+func (e *Engine) Admit(ordinal int, current cuda.Context) error {
+	e.mu.Lock()
+	d, err := e.device(ordinal)
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return e.contexts.Admit(d.context, current)
+}
+
+// AwaitIdle waits until all contexts of all devices have done their work, as long as the program gives them no more. It
+// polls instead of waiting in the driver, so that it can give up: it then returns the device that has not finished,
+// else -1. Errors: ErrCapturing, *cuda.Error. (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
+func (e *Engine) AwaitIdle(until time.Time) (busy int, err error) { return e.contexts.AwaitIdle(until) }
+
+// AwaitAllocations waits until the driver has made the memory that it has been asked for so far, but not beyond until. A
+// thread that allocates may be past the gate, and what it gets after a pause would stay active. What is asked for later
+// is not waited for: another thread may allocate without end.
+func (e *Engine) AwaitAllocations(until time.Time) {
+	last := map[*device]uint64{} // requests
+	e.mu.Lock()
+	for _, d := range e.devices {
+		last[d] = d.requests
+	}
+	e.mu.Unlock()
+	making := func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for d, request := range last {
+			if len(d.unanswered) > 0 && d.unanswered[0] <= request {
+				return true
+			}
+		}
+		return false
+	}
+	for wait := (backoff.Backoff{Next: firstLook, Most: 200 * time.Microsecond}); making() && wait.Sleep(until); {
+	}
 }

@@ -12,14 +12,12 @@
 //	tag           segment.go     segments of a device that pause and resume together
 //	allocation    segment.go     what a program has: a segment, or a part of a slab; claimed, then dropped or live again
 //	slack         slack.go       what is free in an extent that others still use
-//	discarded     discarded.go   contents given up: the system has them back, or not yet
-//	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
-//	parts         parts.go       what of a segment has contents worth keeping: live, no block of zeros
-//	operation     operation.go   a pause, resume, spill, fetch or compaction: its options, and how it spends its time
-//	transition    operation.go   a step of it, all or nothing: its turn, begin, work, end
-//	batch         operation.go   a device's part of a transition
+//	extent        extent.go      a mapping of one or more segments: none, created, mapped, accessible (package mapping)
+//	parts         contents.go    what of a segment has contents worth keeping: live, no block of zeros
+//	operation     transition.go  a pause, resume, spill, fetch or compaction: its options, and how it spends its time
+//	transition    transition.go  a step of it, all or nothing: its turn, begin, work, end
+//	batch         transition.go  a device's part of a transition
 //	compaction    compact.go     a transition that gives slack back, behind the gate
-//	context       quiesce.go     whose work a pause waits for
 //	pending free  pending.go     unwaited, on devices, on a stream, idle, due, refused, made, taken
 //	line          pending.go     the pending frees of a stream, whose next allocation may take one
 //	offer         ordered.go     an allocation that the program may free, and have again, without the engine
@@ -34,15 +32,21 @@
 //
 // # Files
 //
-// Most are named for a noun or an operation, and a path from an operation down visits each few times: an operation's
-// file has its steps in order, and calls those of a segment, a tag and an extent for the records. The others: engine.go
-// has the engine's fields, its lock, and the walks through segments; device.go has the fields of a GPU, and what an
-// allocation of it must leave; shortage.go says what memory is lacking; ordered.go allocates and frees in the order of
-// streams; slabs.go finds slabs with room; lookup.go finds what is at an address, and says what there is; usermapped*.go
-// has memory that the program maps itself with the driver's calls; invariants.go checks the records against each other.
+// Most are named for a noun or an operation. To read how an operation goes, begin with its file, and follow the calls in
+// order: a path returns to few files. Pause and Resume go from pause.go and resume.go through transition.go, and move
+// contents in contents.go; resume.go also has the work of a resume. Free and Malloc go from free.go and malloc.go:
+// allocate.go makes what malloc.go has found room for, ordered.go allocates and frees in the order of streams, wake.go
+// makes a paused slab active for a small allocation. reap.go waits for pending frees, and has the thread that makes them.
 //
-// The packages below know nothing of this one: space (addresses), small (slabs), store (contents),
-// digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).
+// The others: engine.go has the engine's fields, its lock, and the walks through segments; device.go has the fields of
+// a GPU; slabs.go finds slabs with room; access.go gives other devices access; observe.go says what an observer learns;
+// live.go notes what a program says of its contents; shortage.go says what memory is lacking; lookup.go finds what is
+// at an address, and says what there is; usermapped*.go has memory that the program maps itself with the driver's
+// calls; invariants.go checks the records against each other.
+//
+// The packages below know nothing of this one: mapping (the driver's steps for memory at one place), contexts (whose
+// work is waited for), space (addresses), small (slabs), store (contents, and those given up), digest (hashes on the
+// GPU), names (tags that were used), cuda (the driver), reclaim (what is still to be given back), stats (figures).
 //
 // # The life of a segment
 //
@@ -68,11 +72,11 @@
 // They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns, and
 // for which an allocation does not wait (wakeSlab); counting, of one look at all for the statistics; mu, over all
 // records, those of space and small included; then mu of sharing, whose holder does nothing else, and the locks inside
-// store, cuda, digest and reclaim, which call no package above. mu is never held over a driver call, except those of
-// newDevice and the reservation of an arena. A walk through segments, tags or pending frees lets others have mu after
-// every few hundred (pace), and bears that they change the records in between. To lock mu takes all offers back, except
-// in an allocation or a free in stream order. A worker on extents that does not hold mu owns them, and their segments
-// where it changes those; others wait for settled. Release every lock before waiting for the program or for another
-// process: for streams and contexts (quiesce), callbacks (track), processes that have the memory mapped
-// (awaitImporters), and the work before pending frees (reap, awaitDevices).
+// store, cuda, digest, reclaim and names, which call no package above. mu is never held over a driver call, except
+// those of newDevice and the reservation of an arena. A walk through segments, tags or pending frees lets others have
+// mu after every few hundred (pace), and bears that they change the records in between. To lock mu takes all offers
+// back, except in an allocation or a free in stream order. A worker on extents that does not hold mu owns them, and
+// their segments where it changes those; others wait for settled. Release every lock before waiting for the program or
+// for another process: for streams and contexts (contexts.Finish), callbacks (track), processes that have the memory
+// mapped (awaitImporters), and the work before pending frees (reap, awaitDevices).
 package vmm

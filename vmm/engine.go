@@ -8,8 +8,11 @@ import (
 
 	"tms/internal/aid/guard"
 	"tms/internal/machine/hostmemory"
+	"tms/vmm/contexts"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
+	"tms/vmm/names"
+	"tms/vmm/reclaim"
 	"tms/vmm/space"
 	"tms/vmm/store"
 )
@@ -25,12 +28,14 @@ type Engine struct {
 	peer      *store.Peer
 	hasher    *digest.Hasher
 	ledger    *hostmemory.Ledger
+	contexts  *contexts.Contexts
 
 	transitions atomic.Uint64 // so far, also those that failed
 
-	cannotHash sync.Once // for its warning
-	toldOfHost sync.Once // that a device has no memory of its own
-	noted      sync.Map  // the tags of resumes that wait for memory, or did so until they failed
+	names      names.Known // the tags that were ever used
+	cannotHash sync.Once   // for its warning
+	toldOfHost sync.Once   // that a device has no memory of its own
+	noted      sync.Map    // the tags of resumes that wait for memory, or did so until they failed
 
 	counting sync.Mutex // of one look at all for the statistics, before mu
 	counted  uint64     // such looks so far, guarded by it
@@ -39,15 +44,12 @@ type Engine struct {
 
 	// mu guards everything below. The package comment says when it is held.
 	mu        lock
-	settled   sync.Cond // a pause, resume or preparation, or the loading of a kernel, has ended
+	settled   sync.Cond // a pause, resume or preparation has ended
 	devices   map[int]*device
 	space     *space.Space[segment]
 	pending   pendingFrees
 	offers    map[uintptr]offered // by the allocation's address
-	loading   int                 // kernels of the content hash
 	preparing int                 // preparations that were asked for and are not done
-	names     map[string]bool     // tags that were ever used
-	unknown   map[[2]string]bool  // operations and names that were warned of
 	totals    map[int]*totals     // by device; a reset does not set them back
 
 	userMapped userMappings
@@ -57,8 +59,6 @@ type Engine struct {
 
 	gating   bool // gated pauses keep something paused, as Host.Gated was told last
 	exposing bool // as Host.Exposed was last told
-
-	waitingAside atomic.Bool // a thread is in awaitContextAside
 
 	checking atomic.Bool // Settings.Invariants
 }
@@ -75,9 +75,7 @@ func New(driver *cuda.Driver, process Host, settings Settings) *Engine {
 		space:      space.New[segment](driver, process.Announce),
 		devices:    map[int]*device{},
 		offers:     map[uintptr]offered{},
-		pending:    pendingFrees{lines: map[*line]bool{}, wake: make(chan struct{}, 1)},
-		names:      map[string]bool{},
-		unknown:    map[[2]string]bool{},
+		pending:    pendingFrees{lines: map[*line]bool{}},
 		totals:     map[int]*totals{},
 		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
 		sharing: sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{},
@@ -86,8 +84,17 @@ func New(driver *cuda.Driver, process Host, settings Settings) *Engine {
 	e.disk = store.NewDisk(driver, process.Descriptors(), process.Warn)
 	e.memory = store.NewMemory(driver, process.Descriptors())
 	e.peer = store.NewPeer(driver, process.Descriptors(), process.Reserved(), e.host, process.Warn)
+	e.pending.reaper = reclaim.NewThread(e.reap)
 	e.mu.locked = func() { e.takeOffers(false) }
 	e.settled.L = &e.mu
+	e.contexts = contexts.New(driver, process, func(ordinal int) cuda.Context {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if d := e.devices[ordinal]; d != nil {
+			return d.context
+		}
+		return 0
+	})
 	e.checking.Store(settings.Invariants)
 	return e
 }

@@ -1,8 +1,7 @@
 package vmm
 
 import (
-	"errors"
-
+	"tms/vmm/contexts"
 	"tms/vmm/cuda"
 )
 
@@ -25,9 +24,7 @@ var (
 	ErrTooLarge = cuda.Refuse(cuda.OutOfMemory, "the allocation is larger than the device's memory")
 
 	// ErrContext: a pause could not wait for work in the current context before it takes memory away.
-	ErrContext = cuda.Refuse(cuda.NotSupported, "the current CUDA context was made where this library could not see "+
-		"it (by a function that was found with dlsym, or as a green context), so its work could not be waited for "+
-		"before memory is paused; allocate with the primary context current, or outside regions")
+	ErrContext = contexts.ErrUnknown
 
 	// ErrNotShareable: memory that was not made to be shared between processes.
 	ErrNotShareable = cuda.Refuse(cuda.NotSupported, "pausable memory can be opened by other processes where the "+
@@ -47,11 +44,5 @@ var (
 	ErrBarred = cuda.Refuse(cuda.NotPermitted, "others keep this program paused")
 
 	// ErrCapturing: a stream is being captured into a graph; end the capture first.
-	ErrCapturing = cuda.Refuse(cuda.StreamCaptureUnsupported,
-		"a stream is being captured into a CUDA graph; end the capture, then call again")
+	ErrCapturing = contexts.ErrCapturing
 )
-
-// isShort reports whether an allocation may succeed once other memory of the process is free.
-func isShort(err error) bool {
-	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, ErrMargin) || errors.Is(err, ErrLimit)
-}

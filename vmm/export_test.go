@@ -158,10 +158,8 @@ func (e *Engine) Drain() {
 		runtime.Gosched()
 		e.mu.Lock()
 	}
-	for e.loading > 0 {
-		e.settled.Wait()
-	}
 	e.mu.Unlock()
+	e.hasher.AwaitLoads()
 	e.driver.Reclaim.Drain()
 }
 
@@ -216,7 +214,7 @@ func (e *Engine) Names() (count int) {
 	for _, d := range e.devices {
 		count += len(d.tags)
 	}
-	return count + len(e.names)
+	return count + e.names.Len()
 }
 
 // Transitions of these tests are interrupted at every other segment.

@@ -1,50 +1,42 @@
 package vmm
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
+	"maps"
 	"slices"
 
 	"tms/vmm/cuda"
-	"tms/vmm/store"
+	"tms/vmm/mapping"
 )
 
-// extent is physical memory at one place: one driver handle, one mapping. A cudaMalloc makes one for its segment; a
-// resume makes them for many segments at once, because the driver charges per handle. step records what the driver has
-// done for it, so that any operation can be undone, or taken up again after an undo that itself failed.
+// extent is memory of segments side by side. A cudaMalloc makes one for its segment; a resume makes them for many
+// segments at once, because the driver charges per handle.
 type extent struct {
+	mapping.Mapping
 	device   *device
-	address  uintptr
-	size     uint64
 	segments []*segment // by address; those in slack are free, but cannot be released alone
 	live     int        // segments that are not in slack
 	shared   bool       // device.shared counts it
 	owner    owner
-	step     step
 	backing
-	named    bool // other processes may ask for it, so it must be exportable
-	plain    bool // it cannot be exported
-	exported bool // by the program, as what the driver makes of it
-	handle   cuda.Handle
-	users    []int    // devices that have access
-	exports  []uint64 // names of freed segments that other processes may still have mapped (sharing.importers)
+	named   bool     // other processes may ask for it, so it must be exportable
+	plain   bool     // it cannot be exported
+	users   []int    // devices that have access
+	exports []uint64 // names of freed segments that other processes may still have mapped (sharing.importers)
 }
-
-// step is how far an extent has come.
-type step int
-
-const (
-	none       step = iota
-	created         // handle is valid
-	mapped          // and mapped at address
-	accessible      // and the device has access
-)
 
 // newExtent returns an extent without memory for a segment.
 func newExtent(s *segment) *extent {
-	x := &extent{device: s.device, address: s.address, backing: s.backing, named: s.shared != 0}
+	x := newMemory(s.device, s.backing)
+	x.Address, x.named = s.address, s.shared != 0
 	x.add(s)
+	return x
+}
+
+// newMemory returns an extent that is at no address yet.
+func newMemory(d *device, from backing) *extent {
+	x := &extent{device: d, backing: from}
+	x.Mapping = mapping.Mapping{Driver: d.driver, Device: d.ordinal, Backing: x}
 	return x
 }
 
@@ -52,144 +44,7 @@ func newExtent(s *segment) *extent {
 func (x *extent) add(s *segment) {
 	x.segments = append(x.segments, s)
 	x.live++
-	x.size += s.length()
-}
-
-// make takes the extent from wherever it is to accessible. After an error it stays at the step that it had reached.
-func (x *extent) make() error {
-	if err := x.create(); err != nil {
-		return err
-	}
-	return x.attach()
-}
-
-func (x *extent) create() error {
-	if x.step >= created {
-		return nil
-	}
-	handle, err := x.backing.create(x)
-	if err != nil {
-		return err
-	}
-	x.handle, x.step = handle, created
-	return nil
-}
-
-// attach maps the handle and gives devices access; of user-mapped memory it does as much as the program had done.
-func (x *extent) attach() error {
-	goal := x.goal()
-	if x.step < mapped && mapped <= goal {
-		if err := x.device.driver.MemMap(x.address, x.size, x.handle); err != nil {
-			return err
-		}
-		x.step = mapped
-	}
-	if x.step < accessible && accessible <= goal {
-		if err := x.grant(x); err != nil {
-			return err
-		}
-		x.step = accessible
-	}
-	return nil
-}
-
-// detach unmaps. The device must be idle: the driver does not wait for work in flight.
-func (x *extent) detach() error {
-	if x.step < mapped {
-		return nil
-	}
-	if err := x.device.driver.MemUnmap(x.address, x.size); err != nil {
-		return err
-	}
-	x.step = created
-	return nil
-}
-
-// detachAll unmaps extents. After an error it maps those again that it has unmapped, and returns those of them that the
-// driver refuses to map.
-func detachAll(extents []*extent) (stuck []*extent, err error) {
-	var undo []*extent
-	for _, x := range extents {
-		wasMapped := x.step >= mapped
-		if err := x.detach(); err != nil {
-			return filter(undo, func(u *extent) bool { return u.attach() != nil }), err
-		}
-		if wasMapped {
-			undo = append(undo, x)
-		}
-	}
-	return nil, nil
-}
-
-// release gives the physical memory back; the extent must be detached.
-func (x *extent) release() error {
-	if x.step == none {
-		return nil
-	}
-	if err := x.device.driver.MemRelease(x.handle); err != nil {
-		return err
-	}
-	x.handle, x.step, x.exported = 0, none, false
-	x.giveBack()
-	return nil
-}
-
-// unmake takes the extent from wherever it is to nothing.
-func (x *extent) unmake() error {
-	if err := x.detach(); err != nil {
-		return err
-	}
-	return x.release()
-}
-
-// unmap ends an extent. Its contents are gone once it is unmapped, so a release that the driver refuses is made later,
-// and the caller need not know.
-func (x *extent) unmap() error {
-	if err := x.detach(); err != nil {
-		return err
-	}
-	x.drop()
-	return nil
-}
-
-// drop releases what an unmapped extent holds, later if the driver refuses.
-func (x *extent) drop() {
-	if driver, handle, from := x.device.driver, x.handle, x.backing; x.step == created {
-		driver.End("device memory", func() error {
-			err := driver.MemRelease(handle)
-			if err == nil {
-				from.giveBack()
-			}
-			return err
-		})
-	}
-	x.handle, x.step = 0, none
-}
-
-// undo reverts a failed resume. Memory that an extent held before, because an undo or a release had failed, stays held:
-// it may hold the only copy of contents.
-func (x *extent) undo() error {
-	undo := x.unmake
-	if x.segments[0].extent == x {
-		undo = x.detach
-	}
-	err := undo()
-	x.step = min(x.step, mapped) // its segments are paused: no allocation may take a part of it
-	return err
-}
-
-// engage makes a driver call on extents, and owns them during the call. The caller holds e.mu, which is released for
-// the call.
-func (e *Engine) engage(extents []*extent, call func() error) error {
-	for _, x := range extents {
-		x.owner = aCall
-	}
-	err := e.unlocked(call)
-	for _, x := range extents {
-		x.owner = nobody
-	}
-	e.settled.Broadcast()
-	return err
+	x.Size += s.length()
 }
 
 // prop returns the properties of the engine's own memory on a device that cannot be exported.
@@ -200,17 +55,17 @@ func (d *device) prop() cuda.AllocationProp {
 	return cuda.PinnedOn(d.ordinal)
 }
 
-// create makes the memory of an extent. (cuMemCreate)
-func (b backing) create(x *extent) (cuda.Handle, error) {
-	if f := b.userMapped; f != nil {
+// NewHandle makes the memory of an extent. (cuMemCreate)
+func (x *extent) NewHandle() (cuda.Handle, error) {
+	if f := x.userMapped; f != nil {
 		return x.device.driver.MemCreateWith(f.size, f.prop)
 	}
 	d := x.device
 	prop := d.prop()
 	if !d.shareable.Load() {
-		return d.driver.MemCreateWith(x.size, prop)
+		return d.driver.MemCreateWith(x.Size, prop)
 	}
-	handle, err := d.driver.MemCreateWith(x.size, prop.AsFile())
+	handle, err := d.driver.MemCreateWith(x.Size, prop.AsFile())
 	if err == nil {
 		d.shares.Store(true)
 	}
@@ -218,7 +73,7 @@ func (b backing) create(x *extent) (cuda.Handle, error) {
 		errors.Is(err, cuda.InvalidValue)
 	if refused && !x.named {
 		// The device reports that it can, but a virtual device or a sandbox may refuse.
-		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {
+		if plain, failed := d.driver.MemCreateWith(x.Size, prop); failed == nil {
 			x.plain = true
 			d.shareable.Store(d.shares.Load())
 			return plain, nil
@@ -227,169 +82,164 @@ func (b backing) create(x *extent) (cuda.Handle, error) {
 	return handle, err
 }
 
-// goal returns the step that the extent of an active segment reaches.
-func (b backing) goal() step {
-	switch f := b.userMapped; {
+// Goal returns the step that the extent of an active segment reaches: of user-mapped memory what the program had done.
+func (x *extent) Goal() mapping.Step {
+	switch f := x.userMapped; {
 	case f == nil || f.mapped && len(f.access) > 0:
-		return accessible
+		return mapping.Accessible
 	case f.mapped:
-		return mapped
+		return mapping.Mapped
 	}
-	return created
+	return mapping.Created
 }
 
-// giveBack tells the process that owns imported memory that this process no longer holds it.
-func (b backing) giveBack() {
-	if i := b.imported; i != nil && i.number != 0 {
+// GiveBack tells the process that owns imported memory that this process no longer holds it.
+func (x *extent) GiveBack() {
+	if i := x.imported; i != nil && i.number != 0 {
 		i.tell(i.number)
 		i.number = 0
 	}
 }
 
-// aside maps an extent for a resume alone, where its device has no access to it or the program has not mapped it:
-// contents come back there. The caller calls end when they have. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
-func (x *extent) aside() (address uintptr, end func(), err error) {
-	d, size := x.device.driver, x.size
-	if address, err = d.MemAddressReserve(size, 0); err != nil {
-		return 0, nil, err
-	}
-	free := func() error { return d.MemAddressFree(address, size) }
-	if err = d.MemMap(address, size, x.handle); err != nil {
-		d.End("addresses", free)
-		return 0, nil, err
-	}
-	end = func() {
-		d.End("mapping", func() error { return d.MemUnmap(address, size) })
-		d.End("addresses", free)
-	}
-	if err = d.MemSetAccess(address, size, x.device.ordinal); err != nil {
-		end()
-	}
-	return address, end, err
-}
-
-// users lists the devices that get access to a device's memory: the device itself, and those with peer access to it
-// that the process uses. Any device can copy cudaMalloc's memory, and its kernels can read it once peer access is
-// enabled; mapped memory needs its access set beforehand.
-func (d *device) users() []int { return *d.access.Load() }
-
-// refreshUsers finds out which devices the process uses: those with a context.
-func (e *Engine) refreshUsers(d *device) {
-	d.looking.Lock()
-	defer d.looking.Unlock()
-	list := []int{d.ordinal}
-	for _, peer := range *d.peers.Load() {
-		used, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer))
-		if used = used && err == nil; !used {
-			_ = e.process.Contexts(peer, func(cuda.Context) error {
-				used = true
-				return nil
-			})
-		}
-		if used {
-			list = append(list, peer)
-		}
-	}
-	d.access.Store(&list)
-}
-
-// Grant gives the devices that the process has begun to use access to the existing segments. Segments made or resumed
-// later get it when they are mapped, and those in a transition at its end. Errors: *cuda.Error, of the first that
-// failed. (cuMemSetAccess)
-func (e *Engine) Grant() (err error) {
-	defer e.audit(&err)
-	for _, d := range e.known() {
-		if len(*d.peers.Load()) == 0 {
-			continue
-		}
-		e.refreshUsers(d)
-		var p pace
-		chosen := e.choose(nil, func(s *segment) bool { return s.device == d && s.extent != nil })
+// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. It returns the
+// size of all extents.
+func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
+	var p pace
+	for _, b := range batches {
+		b.extents = nil
+		var x *extent // the last
 		e.mu.Lock()
-		for _, s := range chosen {
-			if s.extent != nil {
-				err = cmp.Or(err, e.grantMissing(s.extent))
-			}
+		for n, s := range b.segments {
 			p.yield(e, 1)
-		}
-		e.mu.Unlock()
-	}
-	return err
-}
-
-// grantMissing gives an extent the access that it lacks, unless a transition owns the extent and so gives it at its
-// end. It first waits for a driver call on the extent, which may give access only to the devices known when it began.
-// The caller holds e.mu, which is released for driver calls.
-func (e *Engine) grantMissing(x *extent) error {
-	for x.owner == aCall {
-		e.settled.Wait()
-	}
-	if x.owner != nobody || !x.stale() {
-		return nil
-	}
-	return e.engage([]*extent{x}, func() error { return x.grant(x) })
-}
-
-// grantLate gives the extents of a transition the access that Grant could not give them. The caller holds e.mu, which
-// is released for driver calls.
-func (e *Engine) grantLate(b *batch) {
-	err := e.unlocked(func() error { // the extents are the transition's
-		for {
-			stale := filter(b.extents, (*extent).stale)
-			if len(stale) == 0 {
-				return nil
+			switch {
+			case x != nil && s.extent == x:
+				continue
+			case s.extent != nil:
+				x = s.extent
+			case n > 0 && b.segments[n-1].extent == nil && s.follows(b.segments[n-1]) && x.Size+s.length() <= limit:
+				x.add(s)
+				continue
+			default:
+				x = newExtent(s)
+				x.owner = aTransition
 			}
-			for _, x := range stale {
-				if err := x.grant(x); err != nil {
-					return err
+			b.extents = append(b.extents, x)
+		}
+		shared := b.device.shared
+		e.mu.Unlock()
+		if !e.process.CanCompact() {
+			b.extents = e.bound(b.device, b.extents, shared)
+		}
+		for _, x := range b.extents {
+			b.moved += x.Size
+			if x.Step > mapping.None {
+				b.held += x.Size
+			}
+		}
+		bytes += b.moved
+	}
+	return bytes
+}
+
+// follows reports whether a segment can share an extent with the one before it. Slack can later be joined only within
+// one range, and a segment that other processes open must stand alone (share.go).
+func (s *segment) follows(last *segment) bool {
+	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
+		s.userMapped == nil && last.userMapped == nil && s.shared == 0 && last.shared == 0
+}
+
+// Without a gate nothing can move what is live, and nearly all memory in extents that segments share may become slack.
+// So at most a sixteenth of a device lies in such extents. More may, as long as the program could lose all of it and
+// have the most that it ever had, and a quarter of the device beyond.
+const (
+	sharedPart = 16
+	sparePart  = 4
+)
+
+// bound divides extents that have no memory yet, where a device would otherwise have too much memory in shared extents.
+// has is the bytes that are in shared extents already.
+//
+// Each handle that is saved makes the bytes of a segment depend on its neighbours. So the smallest segments share
+// first, also where larger ones lie between them.
+func (e *Engine) bound(d *device, extents []*extent, has uint64) (bounded []*extent) {
+	dividable := func(x *extent) bool { return x.Step == mapping.None && len(x.segments) > 1 }
+	wanted, may := has, d.total/sharedPart
+	for _, x := range filter(extents, dividable) {
+		wanted += x.Size
+	}
+	if wanted > may {
+		may = max(may, e.spare(d))
+	}
+	if wanted <= may {
+		return extents
+	}
+	left := may - min(may, has)
+	var all []*segment          // of the extents that may be divided, one after the other
+	pairs := map[uint64][]int{} // of neighbours, by the size of the larger: where the second is in all
+	for _, x := range filter(extents, dividable) {
+		for n, s := range x.segments {
+			if n > 0 {
+				larger := max(x.segments[n-1].length(), s.length())
+				pairs[larger] = append(pairs[larger], len(all))
+			}
+			all = append(all, s)
+		}
+	}
+	shares, joined := make([]bool, len(all)), make([]bool, len(all)) // an extent; that of the one before
+	for _, size := range slices.Sorted(maps.Keys(pairs)) {
+		for _, at := range pairs[size] {
+			cost := uint64(0)
+			for _, i := range []int{at - 1, at} {
+				if !shares[i] {
+					cost += all[i].length()
 				}
 			}
+			if cost <= left {
+				left -= cost
+				shares[at-1], shares[at], joined[at] = true, true, true
+			}
 		}
-	})
+	}
+	var p pace
+	at := 0
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, x := range extents {
+		p.yield(e, len(x.segments))
+		if !dividable(x) {
+			bounded = append(bounded, x)
+			continue
+		}
+		for range x.segments {
+			if joined[at] {
+				bounded[len(bounded)-1].add(all[at])
+			} else {
+				part := newExtent(all[at])
+				part.owner = aTransition
+				bounded = append(bounded, part)
+			}
+			at++
+		}
+	}
+	return bounded
+}
+
+// spare returns how many bytes of a device nothing would miss but a program that grows by more than a quarter of the
+// device. It is called while the memory that a resume is to take is still free. (cuMemGetInfo)
+func (e *Engine) spare(d *device) uint64 {
+	free, err := d.driver.FreeBytes(d.context)
 	if err != nil {
-		_ = e.unlocked(func() error {
-			e.process.Warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v",
-				b.device.ordinal, err))
-			return nil
-		})
+		return 0
 	}
-}
-
-// stale reports whether devices have come into use since the extent was mapped.
-func (x *extent) stale() bool {
-	return x.step == accessible && x.isOwn() && !slices.Equal(x.users, x.device.users())
-}
-
-// grant gives devices access to a mapped extent. (cuMemSetAccess)
-func (b backing) grant(x *extent) error {
-	if b.isUserMapped() {
-		return x.device.driver.MemSetAccessOf(x.address, x.size, b.userMapped.access)
-	}
-	users := x.device.users()
-	if b.isImported() {
-		users = []int{x.device.ordinal} // one with access to this device may lack access to the one that has the memory
-		if b.imported.readOnly {
-			own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(x.device.ordinal)}
-			read := []cuda.AccessDesc{{Location: own, Flags: cuda.AccessRead}}
-			return x.device.driver.MemSetAccessOf(x.address, x.size, read)
+	without := uint64(0) // bytes that are paused, whoever resumes them
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.visit(nil, func(of *device, s *segment) int {
+		if of == d && s.state == paused && s.imported == nil {
+			without += s.length()
 		}
-	}
-	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
-	if err == nil {
-		x.users = users
-	}
-	return err
-}
-
-// waitsHere reports whether all contents of a paused extent wait in memory that a move has put on its device.
-func (x *extent) waitsHere() bool {
-	return !slices.ContainsFunc(x.segments, func(s *segment) bool {
-		return s.contents == nil || !store.Portable(s.contents)
+		return 1
 	})
-}
-
-// pauseHeld makes paused the outcome of a segment whose extent alone has what it holds: neither older contents nor a
-// poison must come back in its place.
-func (s *segment) pauseHeld() {
-	s.outcome.state, s.outcome.current, s.outcome.sums, s.outcome.held = paused, false, nil, true
+	reach, needs := free+d.has-min(without, d.has), d.most+d.total/sparePart
+	return reach - min(needs, reach)
 }

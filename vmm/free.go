@@ -5,10 +5,11 @@ import (
 	"fmt"
 
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // Free ends an allocation, on the calling thread, after the devices have finished with it. The system has the host
-// memory of its contents back when Free returns, unless that takes long: see discarded. While a stream is being
+// memory of its contents back when Free returns, unless that takes long: see store.Discarded. While a stream is being
 // captured nothing may wait, so FreeDeferred makes the free later. After any other error the allocation is still there,
 // and the caller can try again. Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
@@ -29,7 +30,7 @@ func (e *Engine) Quiesce(address uintptr) error {
 	if d == nil {
 		return nil
 	}
-	return e.quiesce(d)
+	return e.contexts.Finish(d.ordinal)
 }
 
 // using returns the device of the live allocation at an address, or nil if the allocation cannot be in use. It claims
@@ -46,8 +47,8 @@ func (e *Engine) using(address uintptr) *device {
 // FreeIdle is Free of memory that the caller knows to be unused: it waits for no device.
 func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
-	given := &discarded{}
-	defer given.await(&spent{}) // when no lock is held
+	given := &store.Discarded{}
+	defer given.Await() // when no lock is held
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
@@ -59,7 +60,7 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 		return nil
 	}
 	if a.segment.contents != nil {
-		given.add(a.segment.contents, a.segment.prompt)
+		given.Add(a.segment.contents, a.segment.prompt)
 	}
 	return e.free(a)
 }
@@ -67,14 +68,14 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 // FreeContext frees the memory that was allocated in a context that the program is about to destroy. CUDA does so, and
 // programs rely on it. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeContext(context cuda.Context, capturing bool) {
-	wanted := func(s *segment) bool { return s.isOwn() && s.context == context }
+	wanted := func(s *segment) bool { return s.backing == own && s.context == context }
 	chosen := e.choose(nil, wanted)
 	var all []uintptr
 	var p pace
 	e.mu.Lock()
 	for _, s := range chosen {
 		switch {
-		case !s.inTag() || !wanted(s):
+		case !s.listed || !wanted(s):
 		case s.slab == nil:
 			all = append(all, s.address)
 		default:
@@ -139,4 +140,47 @@ func (e *Engine) IsDone(event cuda.Event) bool {
 	}
 	e.driver.DropEvent(event)
 	return true
+}
+
+// claim marks the allocation at an address as being freed, once no transition works on it. The caller holds e.mu.
+func (e *Engine) claim(address uintptr) (allocation, error) {
+	for {
+		a := e.around(address)
+		s := a.segment
+		if s == nil || a.address() != address || s.backing != own {
+			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
+		}
+		if s.owner == aTransition {
+			e.settled.Wait()
+			continue
+		}
+		if s.ordered {
+			s.device.ordered.used -= a.size()
+		}
+		if a.small {
+			s.slab.SetFreeing(a.offset, true)
+		} else {
+			s.owner = aFree
+		}
+		return a, nil
+	}
+}
+
+// free ends a claimed allocation that the devices are done with; after an error it is live again. The caller holds
+// e.mu, which is released for driver calls.
+func (e *Engine) free(a allocation) error {
+	err := e.drop(a)
+	if err != nil {
+		s, gone := a.segment, a.small && a.segment.slab == nil // a reset of the device has taken all of it
+		if s.ordered && !gone {
+			s.device.ordered.use(a.size())
+		}
+		if !a.small {
+			s.reinstate()
+		} else if !gone {
+			s.slab.SetFreeing(a.offset, false)
+		}
+		err = fmt.Errorf("freeing %#x: %w", a.address(), err)
+	}
+	return err
 }

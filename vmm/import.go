@@ -10,6 +10,7 @@ import (
 	"tms/internal/aid/backoff"
 	"tms/internal/aid/guard"
 	"tms/vmm/cuda"
+	"tms/vmm/mapping"
 )
 
 // imported is another process's memory that is mapped here. It belongs to the tag that it has there. It has no
@@ -103,7 +104,9 @@ const (
 // end gives back memory that is mapped nowhere.
 func (i *imported) end(d *device, b borrowed) {
 	i.number = b.number
-	(&extent{device: d, backing: backing{imported: i}, handle: b.handle, step: created}).drop()
+	x := newMemory(d, backing{imported: i})
+	x.Handle, x.Step = b.handle, mapping.Created
+	x.Drop()
 }
 
 // Import maps another process's segment for a device, and returns the address of offset in it, which is the same each
@@ -154,7 +157,7 @@ func (e *Engine) importAs(ordinal int, share Share, offset uint64, tag string, r
 	}
 	tag = cmp.Or(tag, export.Tag)
 	t := d.tag(tag)
-	e.noteName(tag)
+	e.names.Note(tag)
 	s, err := e.newSegment(d, t, uint32(export.Extent/d.granularity), false, nil)
 	if err != nil {
 		_ = e.unlocked(drop)
@@ -162,9 +165,9 @@ func (e *Engine) importAs(ordinal int, share Share, offset uint64, tag string, r
 	}
 	s.size, s.imported = export.Extent, i
 	x := newExtent(s)
-	x.handle, x.step = b.handle, created
-	if err := e.unlocked(x.attach); err != nil {
-		_ = e.unlocked(x.unmake)
+	x.Handle, x.Step = b.handle, mapping.Created
+	if err := e.unlocked(x.Attach); err != nil {
+		_ = e.unlocked(x.Unmake)
 		e.abandon(s, x, err)
 		return 0, fmt.Errorf("device %d cannot use memory of %v on device %s: %w", ordinal, share,
 			export.Device, err)
@@ -187,7 +190,7 @@ func (h Shared) Close(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
 	last := func() (s *segment, last bool, err error) {
 		s = e.segmentAt(address)
-		if s == nil || !s.isImported() || s.owner == aFree || s.imported.opened[address] == 0 {
+		if s == nil || s.imported == nil || s.owner == aFree || s.imported.opened[address] == 0 {
 			return nil, false, fmt.Errorf("%#x was not opened: %w", address, ErrInvalidAddress)
 		}
 		return s, len(s.imported.opened) == 1 && s.imported.opened[address] == 1, nil
@@ -285,7 +288,7 @@ func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetc
 			continue
 		}
 		got[s] = &fetched{room: s.length()}
-		if s.isUserMapped() {
+		if s.userMapped != nil {
 			got[s].room = s.userMapped.size
 		}
 		asked = append(asked, s)
@@ -326,18 +329,18 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 				s := b.segments[n]
 				f := got[s]
 				err := f.err
-				if x.step > none { // it is held
+				if x.Step > mapping.None { // it is held
 					err = nil
 				}
 				if err == nil {
 					x.borrow(&f.borrowed)
-					err = x.attach()
+					err = x.Attach()
 				}
 				if err == nil {
 					s.outcome.state = active
 					continue
 				}
-				_ = x.undo()
+				_ = x.Undo(x.segments[0].extent == x)
 				waits = waits || errors.Is(err, ErrSharePaused) || errors.Is(err, ErrSilent)
 				err = fmt.Errorf("memory of %v at %#x: %w", s.imported.share, s.address, err)
 				if errors.Is(err, ErrShareGone) {
@@ -365,12 +368,12 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 
 // borrow gives fetched memory to an extent that has none.
 func (x *extent) borrow(b *borrowed) {
-	if x.step > none || b.handle == 0 {
+	if x.Step > mapping.None || b.handle == 0 {
 		return
 	}
-	x.handle, x.step, x.imported.number = b.handle, created, b.number
-	if !x.isUserMapped() { // without the neighbours that it had, perhaps
-		x.address, x.size = x.segments[0].address+uintptr(x.imported.offset-b.export.Offset), b.export.Extent
+	x.Handle, x.Step, x.imported.number = b.handle, mapping.Created, b.number
+	if x.userMapped == nil { // without the neighbours that it had, perhaps
+		x.Address, x.Size = x.segments[0].address+uintptr(x.imported.offset-b.export.Offset), b.export.Extent
 	}
 	b.handle = 0
 }
@@ -378,7 +381,7 @@ func (x *extent) borrow(b *borrowed) {
 // closedBy names the calls by which a program ends an import.
 func (b backing) closedBy() string {
 	switch {
-	case b.isUserMapped():
+	case b.userMapped != nil:
 		return "cuMemUnmap, cuMemRelease"
 	case b.imported.share.PID == Keeper:
 		return "tms_kept_close"
@@ -388,7 +391,7 @@ func (b backing) closedBy() string {
 
 // lost returns the error for imported memory that will not come back.
 func (s *segment) lost() error {
-	if !s.isImported() || !s.imported.lost {
+	if s.imported == nil || !s.imported.lost {
 		return nil
 	}
 	return fmt.Errorf("the memory at %#x was %v's and is lost; close it (%s): %w", s.address,

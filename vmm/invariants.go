@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"tms/vmm/mapping"
 	"tms/vmm/space"
 )
 
@@ -65,7 +66,7 @@ func (e *Engine) inspect() error {
 		}
 		for x := range i.extents {
 			if x.device == d && x.shared {
-				shared += x.size
+				shared += x.Size
 			}
 		}
 		i.where = fmt.Sprintf("device %d: ", d.ordinal)
@@ -104,9 +105,9 @@ func (i *inspection) ofTag(d *device, t *tag) {
 	}
 	for n, s := range t.segments {
 		i.ofSegment(d, s)
-		i.must(s.tag == t && s.index == n, s.address, "in the list of another tag, or not where it says")
+		i.must(s.tag == t && s.index == n && s.listed, s.address, "in the list of another tag, or not where it says")
 		i.must(s.state != slack, s.address, "slack among the live")
-		if s.isUserMapped() {
+		if s.userMapped != nil {
 			i.ofUserMapped(s)
 		} else {
 			i.must(t.ranges.Holds(s.span), s.address, "in addresses of another tag")
@@ -130,7 +131,7 @@ func (i *inspection) ofTag(d *device, t *tag) {
 			i.ofSegment(d, s)
 			i.must(s.tag == t && s.index == n && s.slackKind() == kind && t.ranges.Holds(s.span), s.address,
 				"in a list of slack that is not its own")
-			i.must(s.state == slack && s.extent != nil && s.owner == nobody && s.slab == nil && s.contents == nil,
+			i.must(s.state == slack && !s.listed && s.extent != nil && s.owner == nobody && s.slab == nil && s.contents == nil,
 				s.address, "slack in state %d, with extent %v, owner %d", s.state, s.extent != nil, s.owner)
 			i.must(i.segmentAt(s.address) == nil, s.address, "slack that can be found")
 		}
@@ -152,12 +153,12 @@ func (i *inspection) ofTag(d *device, t *tag) {
 func (i *inspection) ofSegment(d *device, s *segment) {
 	i.must(s.device == d, s.address, "of another device")
 	i.must(!i.idle || s.owner != aTransition, s.address, "in a pause or resume, and none goes on")
-	if !s.isUserMapped() { // else it has no span
+	if s.userMapped == nil { // else it has no span
 		i.must(s.address == s.span.Address(), s.address, "not where its span is")
 		i.must(!i.owned[s.span], s.address, "shares its span with another segment")
 		i.owned[s.span] = true
 	}
-	step := none
+	step := mapping.None
 	if x := s.extent; x != nil {
 		if !i.extents[x] {
 			i.extents[x] = true
@@ -166,9 +167,9 @@ func (i *inspection) ofSegment(d *device, s *segment) {
 		if x.owner != nobody { // only the owner reads its step
 			return
 		}
-		step = x.step
+		step = x.Step
 	}
-	amiss := s.state == active && step < accessible && !s.isUserMapped() || s.state == paused && step == accessible
+	amiss := s.state == active && step < mapping.Accessible && s.userMapped == nil || s.state == paused && step == mapping.Accessible
 	i.must(s.owner != nobody || !amiss, s.address, "in state %d, and its memory at step %d", s.state, step)
 	i.must(!s.gated || s.state == paused, s.address, "in state %d, and noted as paused through the gate", s.state)
 	i.must(!s.exposed || s.state == paused && !s.gated, s.address, "in state %d, and noted as paused without the gate",
@@ -179,9 +180,9 @@ func (i *inspection) ofSegment(d *device, s *segment) {
 func (i *inspection) ofUserMapped(s *segment) {
 	listed := i.userMapped.mapped.from(s.address) == s
 	i.must(listed == s.userMapped.mapped, s.address, "mapped by the program, and not listed as that, or the reverse")
-	i.must(s.userMapped.mapped || s.isImported() || s.state == paused, s.address, "not mapped")
+	i.must(s.userMapped.mapped || s.imported != nil || s.state == paused, s.address, "not mapped")
 	i.must(i.userMapped.known[s.userMapped.handle] == s, s.address, "not known by its handle")
-	i.must(!s.isImported() || i.sharing.imports[s.imported.key(s)] == s, s.address,
+	i.must(s.imported == nil || i.sharing.imports[s.imported.key(s)] == s, s.address,
 		"of another process, and not listed as that")
 }
 
@@ -195,9 +196,9 @@ func (i *inspection) mustBeFound(s *segment) {
 }
 
 func (i *inspection) ofExtent(x *extent, of *segment) {
-	if x.isImported() && !x.isUserMapped() {
+	if x.imported != nil && x.userMapped == nil {
 		// It is at the address that the program got, and within its reservation.
-		begins, ends := uint64(x.address-of.address), uint64(x.address-of.address)+x.size
+		begins, ends := uint64(x.Address-of.address), uint64(x.Address-of.address)+x.Size
 		offset, size := x.imported.offset, x.imported.size
 		right := slices.Index(x.segments, of) == 0 && begins <= offset && ends >= offset+size && ends <= of.length()
 		i.must(x.owner != nobody || right, of.address, "its extent is from %d to %d, for %d bytes at %d", begins, ends,
@@ -210,7 +211,7 @@ func (i *inspection) ofExtent(x *extent, of *segment) {
 	live, size := 0, uint64(0)
 	for _, s := range x.segments {
 		i.must(s.extent == x, s.address, "in the list of another extent")
-		i.must(s.address == x.address+uintptr(size), s.address, "not beside the one before in its extent")
+		i.must(s.address == x.Address+uintptr(size), s.address, "not beside the one before in its extent")
 		i.must(s.tag == of.tag && s.device == x.device, s.address, "of another tag or device than its extent")
 		size += s.length()
 		if s.state != slack {
@@ -218,14 +219,14 @@ func (i *inspection) ofExtent(x *extent, of *segment) {
 		}
 	}
 	i.must(live == x.live && live > 0, of.address, "its extent has %d segments live, noted are %d", live, x.live)
-	i.must(size == x.size, of.address, "its extent has %d bytes, its segments have %d", x.size, size)
-	i.must(x.owner != nobody || x.step != none, of.address, "its extent has no memory")
+	i.must(size == x.Size, of.address, "its extent has %d bytes, its segments have %d", x.Size, size)
+	i.must(x.owner != nobody || x.Step != mapping.None, of.address, "its extent has no memory")
 }
 
 // ofGranules goes the other way: from granules to segments.
 func (i *inspection) ofGranules() {
 	for address, s := range i.space.Owners() {
-		if uint64(address-s.address) >= s.length() || !s.inTag() {
+		if uint64(address-s.address) >= s.length() || s.index >= len(s.tag.segments) || s.tag.segments[s.index] != s {
 			i.must(false, s.address, "not there, where the granule at %#x leads", address)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"tms/internal/cudasim"
 	"tms/vmm/cuda"
+	"tms/vmm/mapping"
 )
 
 // Every kind of contradiction is found, and an operation returns it.
@@ -44,9 +45,9 @@ func TestInvariants(t *testing.T) {
 		"leaf":      func() func() { s.span.Enter(nil); return func() { s.span.Enter(s) } },
 		"ghost":     func() func() { free.span.Enter(s); return func() { free.span.Enter(nil) } },
 		"live":      func() func() { s.extent.live++; return func() { s.extent.live-- } },
-		"size":      func() func() { s.extent.size++; return func() { s.extent.size-- } },
-		"closed":    func() func() { s.extent.step = mapped; return func() { s.extent.step = accessible } },
-		"created":   func() func() { s.extent.step = none; return func() { s.extent.step = accessible } },
+		"size":      func() func() { s.extent.Size++; return func() { s.extent.Size-- } },
+		"closed":    func() func() { s.extent.Step = mapping.Mapped; return func() { s.extent.Step = mapping.Accessible } },
+		"created":   func() func() { s.extent.Step = mapping.None; return func() { s.extent.Step = mapping.Accessible } },
 		"slack":     func() func() { free.state = active; return func() { free.state = slack } },
 		"slab": func() func() {
 			other := *small.slab // of the same groups

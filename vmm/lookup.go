@@ -7,6 +7,7 @@ import (
 	"sort"
 
 	"tms/vmm/cuda"
+	"tms/vmm/mapping"
 	"tms/vmm/store"
 )
 
@@ -55,7 +56,7 @@ func (e *Engine) around(address uintptr) allocation {
 	switch {
 	case s == nil || s.owner == aFree:
 		return allocation{}
-	case s.isImported():
+	case s.imported != nil:
 		at := uintptr(s.imported.offset)
 		if uint64(address-s.address-at) >= s.imported.size {
 			return allocation{} // a neighbour that came with it
@@ -119,9 +120,9 @@ func (h Shared) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	note := func(s *segment) {
-		if x := s.extent; x != nil && x.step >= created && !s.isImported() &&
-			(x.handle == handle || x.address < address+uintptr(size) && address < x.address+uintptr(x.size)) {
-			x.exported = true
+		if x := s.extent; x != nil && x.Step >= mapping.Created && s.imported == nil &&
+			(x.Handle == handle || x.Address < address+uintptr(size) && address < x.Address+uintptr(x.Size)) {
+			x.Exported = true
 		}
 	}
 	changes := func(s *segment) bool { return s.owner == aTransition || s.extent != nil && s.extent.owner != nobody }
@@ -150,7 +151,7 @@ func (h Shared) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
 // Exported returns the address of a segment whose memory the program has exported, or 0 if there is none.
 func (h Shared) Exported() uintptr {
 	e := h.engine
-	for _, s := range e.choose(nil, func(s *segment) bool { return s.extent != nil && s.extent.exported }) {
+	for _, s := range e.choose(nil, func(s *segment) bool { return s.extent != nil && s.extent.Exported }) {
 		return s.address
 	}
 	return 0
@@ -178,11 +179,11 @@ func (r Records) Allocations(f func(Allocation)) {
 	seen := map[*segment]bool{}
 	e.mu.Lock()
 	e.visit(nil, func(d *device, s *segment) int {
-		if seen[s] || s.owner == aFree || s.isImported() || s.address == 0 { // 0: it was unmapped while paused
+		if seen[s] || s.owner == aFree || s.imported != nil || s.address == 0 { // 0: it was unmapped while paused
 			return 1
 		}
 		if seen[s] = true; s.slab == nil {
-			add(Allocation{s.address, s.size, d.ordinal, s.tag.name, s.isUserMapped()})
+			add(Allocation{s.address, s.size, d.ordinal, s.tag.name, s.userMapped != nil})
 			return 1
 		}
 		s.slab.Each(func(offset uintptr, size uint64) {
@@ -205,7 +206,7 @@ func (m UserMapped) At(address uintptr) (Allocation, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.overlapping(address, 1)
-	if s == nil || s.isImported() {
+	if s == nil || s.imported != nil {
 		return Allocation{}, false
 	}
 	return Allocation{s.address, s.size, s.device.ordinal, s.tag.name, true}, true
@@ -364,3 +365,27 @@ func (e *Engine) overlapping(address uintptr, size uint64) *segment {
 	}
 	return nil
 }
+
+// allocation is what a caller of Malloc holds: a segment, or a block of one.
+type allocation struct {
+	segment *segment
+	small   bool    // a part of it:
+	offset  uintptr // where it begins
+}
+
+func (a allocation) address() uintptr { return a.segment.address + a.offset }
+
+// size returns how many bytes the caller asked for.
+func (a allocation) size() uint64 {
+	switch {
+	case a.small:
+		return a.segment.slab.Size(a.offset)
+	case a.segment.imported != nil:
+		return a.segment.imported.size
+	}
+	return a.segment.size
+}
+
+// Unknown returns words about a tag with which nothing was ever allocated, most likely because it is misspelt; "" for
+// any other, and where there were too many tags to remember.
+func (r Records) Unknown(name string) string { return r.engine.names.Unknown(name) }

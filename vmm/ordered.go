@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"tms/vmm/cuda"
+	"tms/vmm/mapping"
 	"tms/vmm/small"
 )
 
@@ -18,32 +19,9 @@ import (
 // fiftieth of that time, so a program that allocates more rarely does not notice.
 const keptIdle = 10 * time.Millisecond
 
-// order names a stream. No other stream ever has the same order, even after the stream was destroyed, unless it is
-// reused.
-type order struct {
-	stream  uint64       // cuStreamGetId, or the handle if the driver has no id
-	context cuda.Context // of a default stream, which is a different one in each
-	reused  bool         // it is a handle, which other streams may have: after this one, or in other contexts
-}
-
-// defaultStreams are below this: 0, cudaStreamLegacy and cudaStreamPerThread.
-const defaultStreams cuda.Stream = 3
-
-// orderOf names a stream. (cuStreamGetId)
-func (e *Engine) orderOf(stream cuda.Stream) (o order) {
-	id, err := e.driver.StreamGetID(stream)
-	if o.stream = id; err == nil && stream < defaultStreams {
-		o.context, err = e.driver.CtxGetCurrent()
-	}
-	if err != nil {
-		o = order{stream: uint64(stream), reused: true}
-	}
-	return o
-}
-
 // serveOrdered notes an allocation in stream order. The caller holds e.mu.
 func (e *Engine) serveOrdered(d *device, r *Request, address uintptr) {
-	d.ordered.use(int64(r.Size))
+	d.ordered.use(r.Size)
 	d.ordered.keep = r.Keep
 	e.offer(r, address)
 	e.startReaping(d)
@@ -79,7 +57,7 @@ func (f Ordered) ResetHigh(ordinal int, used bool) {
 // (cuStreamGetId, cuEventRecord, cuStreamGetCtx, cuEventQuery, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
-	o := e.orderOf(stream)
+	o := cuda.OrderOf(e.driver, stream)
 	l, m := e.lineAt(address, o)
 	if l != nil {
 		// Before the claim, so that an error leaves nothing claimed.
@@ -105,7 +83,7 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 
 // lineAt returns the line for a free of the live allocation at an address, and a mark, which has an event of the line
 // to use again, or 0. It returns nil if the memory cannot be in use.
-func (e *Engine) lineAt(address uintptr, o order) (*line, *mark) {
+func (e *Engine) lineAt(address uintptr, o cuda.Order) (*line, *mark) {
 	e.mu.lockAlone()
 	defer e.mu.Unlock()
 	e.takeOffer(address, false)
@@ -182,7 +160,7 @@ func (e *Engine) takeReached(d *device, r *Request, granules uint32, short bool)
 	if short {
 		most = math.MaxUint64
 	}
-	if l := t.line(r.order); l != nil && !r.order.reused {
+	if l := t.line(r.order); l != nil && !r.order.Reused {
 		if f := l.find(wanted, most); f != nil {
 			return e.takeBack(f, granules, short)
 		}
@@ -245,7 +223,7 @@ func (e *Engine) takeBack(f *pendingFree, granules uint32, part bool) *segment {
 func (t *tag) takeSmall(e *Engine, r *Request, p policy) (uintptr, bool) {
 	wanted := shape{small.Round(r.Size), p}
 	var f *pendingFree
-	if l := t.line(r.order); l != nil && !r.order.reused {
+	if l := t.line(r.order); l != nil && !r.order.Reused {
 		f = l.find(wanted, wanted.bytes)
 	}
 	if f == nil {
@@ -308,7 +286,7 @@ func (e *Engine) lockFor(r *Request) {
 
 // offer offers an allocation that was just made. The caller holds e.mu.
 func (e *Engine) offer(r *Request, address uintptr) {
-	if r.Repeated == nil || r.order.reused {
+	if r.Repeated == nil || r.order.Reused {
 		return
 	}
 	a := e.around(address)
@@ -321,7 +299,7 @@ func (e *Engine) offer(r *Request, address uintptr) {
 		return // the one before is to be taken later
 	}
 	m := l.spare[len(l.spare)-1]
-	if number, ok := r.Repeated.Offer(address, r.order.stream, m.event); ok {
+	if number, ok := r.Repeated.Offer(address, r.order.ID, m.event); ok {
 		l.spare = l.spare[:len(l.spare)-1]
 		m.users = 1
 		e.offers[address] = offered{number, l, m}
@@ -354,4 +332,44 @@ func (e *Engine) takeOffer(address uintptr, ifFreed bool) {
 		}
 	}
 	o.line.unmark(o.mark)
+}
+
+// find returns freed memory that can be used now: of the wanted policy, and of a size from the wanted one to most
+// bytes. The latest is the likeliest to be in the device's cache.
+func (s *shelf) find(wanted shape, most uint64) *pendingFree {
+	at, _ := slices.BinarySearchFunc(s.bins, wanted.bytes, compareBytes)
+	for ; at < len(s.bins) && s.bins[at].bytes <= most; at++ {
+		if s.bins[at].policy != wanted.policy {
+			continue
+		}
+		if f := usable(s.bins[at].frees); f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// usable returns the last of a few frees whose memory no other thread works on.
+func usable(list []*pendingFree) *pendingFree {
+	for i := len(list) - 1; i >= 0 && i >= len(list)-smallTries; i-- {
+		s := list[i].segment
+		x := s.extent
+		if x != nil && x.owner == nobody && x.Step == mapping.Accessible && s.state == active &&
+			(s.owner == aFree) != list[i].small {
+			return list[i]
+		}
+	}
+	return nil
+}
+
+// ordered counts a device's memory for stream order, in bytes: what cuMemPoolGetAttribute tells of a pool.
+type ordered struct {
+	used, usedHigh         uint64 // allocations
+	reserved, reservedHigh uint64 // their segments, and what was freed and is kept
+	keep                   uint64 // the release threshold
+}
+
+func (o *ordered) use(bytes uint64) {
+	o.used += bytes
+	o.usedHigh = max(o.usedHigh, o.used)
 }

@@ -40,7 +40,7 @@ func (e *Engine) prepare(tags []string) error {
 		chosen := e.choose(tags, func(s *segment) bool { return s.device == d && wants(s) })
 		e.mu.Lock()
 		for _, s := range chosen {
-			if p.yield(e, 1); !wants(s) || !s.inTag() {
+			if p.yield(e, 1); !wants(s) || !s.listed {
 				continue
 			}
 			segments = append(segments, s)

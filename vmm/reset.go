@@ -14,7 +14,7 @@ func (e *Engine) Reset(ordinal int) {
 	}
 	_ = e.freeQuiesced([]*device{d}, false, func() error {
 		// Work in flight dies with the context; a device that cannot be waited for is still reset.
-		_ = e.quiesce(d)
+		_ = e.contexts.Finish(d.ordinal)
 		return nil
 	})
 	e.transition.Lock()
@@ -36,7 +36,7 @@ func (e *Engine) dropDevice(d *device) {
 	for _, t := range d.tags {
 		t.visit(e, &p, func(s *segment) int {
 			switch {
-			case s.isUserMapped():
+			case s.userMapped != nil:
 				mapped = append(mapped, s)
 			case s.owner != aFree:
 				s.owner = aFree
@@ -65,7 +65,7 @@ func (e *Engine) relocate(s *segment) {
 	if err != nil || d == s.device {
 		return // without the device there are no pauses either
 	}
-	if !s.isImported() {
+	if s.imported == nil {
 		s.device.has -= s.userMapped.size
 		d.gain(s.userMapped.size)
 	}

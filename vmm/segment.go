@@ -2,11 +2,11 @@ package vmm
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
+	"tms/vmm/mapping"
 	"tms/vmm/small"
 	"tms/vmm/space"
 	"tms/vmm/store"
@@ -32,7 +32,8 @@ type segment struct {
 	address uintptr
 	size    uint64 // as asked for
 	tag     *tag
-	index   int // in tag.segments, or in its list of slack
+	index   int  // in tag.segments, or in its list of slack
+	listed  bool // in tag.segments
 	policy
 	state   state
 	owner   owner
@@ -54,15 +55,15 @@ type segment struct {
 
 // length returns the size in bytes of its granules.
 func (s *segment) length() uint64 {
-	if s.isUserMapped() {
+	if s.userMapped != nil {
 		return s.size
 	}
-	return uint64(s.span.Granules()) * s.device.granularity
+	return s.span.Bytes()
 }
 
 // mapped reports whether the device may be using the segment. The caller holds the engine's lock.
 func (s *segment) mapped() bool {
-	return s.extent != nil && (s.extent.owner != nobody || s.extent.step >= mapped)
+	return s.extent != nil && (s.extent.owner != nobody || s.extent.Step >= mapping.Mapped)
 }
 
 // is reports whether a segment is in a state, and not about to be freed.
@@ -77,13 +78,13 @@ func (s *segment) changedAfter(transition uint64) bool {
 // device has no access, because its contents cannot be moved then, and where others hold the memory itself. Imported
 // memory has no contents to move.
 func (s *segment) pausable() bool {
-	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.pinned == 0 && s.accessible())
+	return s.is(active) && (s.userMapped == nil || s.imported != nil || s.userMapped.pinned == 0 && s.accessible())
 }
 
 // accessible reports whether the segment's device can read and write the memory, so that contents can be moved.
 func (s *segment) accessible() bool {
 	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
-	return !s.isUserMapped() ||
+	return s.userMapped == nil ||
 		slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
 }
 
@@ -117,11 +118,8 @@ type backing struct {
 	imported   *imported
 }
 
-func (b backing) isOwn() bool { return b == backing{} }
-
-func (b backing) isUserMapped() bool { return b.userMapped != nil }
-
-func (b backing) isImported() bool { return b.imported != nil }
+// own is the backing of what the engine has made itself.
+var own = backing{}
 
 // saved is where a segment's contents are, or can be, saved.
 type saved struct {
@@ -172,7 +170,7 @@ type tag struct {
 	slack       map[slackKind][]*segment
 	slackSizes  map[*space.Room][]uint32 // in granules, in their order, of what slack has in a room, or in none
 	slabs       map[slabKind]*slabs      // with room for more small allocations, as far as is known
-	lines       map[order]*line          // frees in the order of streams
+	lines       map[cuda.Order]*line     // frees in the order of streams
 	recent      *line                    // of lines, the last that was looked for, or nil
 	idle        shelf                    // those that their streams have reached
 	lastPause   float64                  // seconds
@@ -187,7 +185,7 @@ type tag struct {
 func (d *device) newTag(name string) *tag {
 	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
 	return &tag{name: name, ranges: ranges, slack: map[slackKind][]*segment{},
-		slackSizes: map[*space.Room][]uint32{}, slabs: map[slabKind]*slabs{}, lines: map[order]*line{}}
+		slackSizes: map[*space.Room][]uint32{}, slabs: map[slabKind]*slabs{}, lines: map[cuda.Order]*line{}}
 }
 
 func (d *device) tag(name string) *tag {
@@ -212,7 +210,7 @@ func (d *device) retire(t *tag) {
 
 func (t *tag) add(s *segment) {
 	s.device.count(s, int64(s.length()))
-	s.tag, s.index = t, len(t.segments)
+	s.tag, s.index, s.listed = t, len(t.segments), true
 	if s.state == paused {
 		t.paused++
 	}
@@ -232,6 +230,7 @@ func (t *tag) remove(s *segment) {
 	delete(s.device.woken, s)
 	s.device.count(s, -int64(s.length()))
 	t.segments = removeAt(t.segments, s.index)
+	s.listed = false
 }
 
 // removeAt takes a segment out of a list in which each knows its index.
@@ -241,12 +240,9 @@ func removeAt(list []*segment, index int) []*segment {
 	return slices.Delete(list, last, last+1)
 }
 
-// inTag reports whether a segment is among those of its tag.
-func (s *segment) inTag() bool { return s.index < len(s.tag.segments) && s.tag.segments[s.index] == s }
-
 // become changes the state of a segment. The caller holds the engine's lock.
 func (s *segment) become(state state) {
-	if s.inTag() && s.state != state {
+	if s.listed && s.state != state {
 		if state == paused {
 			s.tag.paused++
 		} else if s.state == paused {
@@ -293,7 +289,7 @@ func (e *Engine) tellPaused() {
 
 // count notes a segment's memory. The caller holds the engine's lock.
 func (d *device) count(s *segment, bytes int64) {
-	if !s.isOwn() {
+	if s.backing != own {
 		return
 	}
 	d.gain(uint64(bytes))
@@ -307,18 +303,6 @@ func (d *device) count(s *segment, bytes int64) {
 func (d *device) gain(bytes uint64) {
 	d.has += bytes
 	d.most = max(d.most, d.has)
-}
-
-// ordered counts a device's memory for stream order, in bytes: what cuMemPoolGetAttribute tells of a pool.
-type ordered struct {
-	used, usedHigh         uint64 // allocations
-	reserved, reservedHigh uint64 // their segments, and what was freed and is kept
-	keep                   uint64 // the release threshold
-}
-
-func (o *ordered) use(bytes int64) {
-	o.used += uint64(bytes)
-	o.usedHigh = max(o.usedHigh, o.used)
 }
 
 // newSegment finds addresses for a segment of a tag. With inSlab, small allocations are to share the segment. The
@@ -358,7 +342,7 @@ func (e *Engine) current(d *device) error {
 
 // abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.
 func (e *Engine) abandon(s *segment, x *extent, err error) {
-	if x.step == none {
+	if x.Step == mapping.None {
 		s.vacate()
 		return
 	}
@@ -371,61 +355,6 @@ func (e *Engine) abandon(s *segment, x *extent, err error) {
 func (s *segment) vacate() {
 	s.span.Release()
 	s.device.retire(s.tag)
-}
-
-// allocation is what a caller of Malloc holds: a segment, or a block of one.
-type allocation struct {
-	segment *segment
-	small   bool    // a part of it:
-	offset  uintptr // where it begins
-}
-
-func (a allocation) address() uintptr { return a.segment.address + a.offset }
-
-// size returns how many bytes the caller asked for.
-func (a allocation) size() uint64 {
-	switch {
-	case a.small:
-		return a.segment.slab.Size(a.offset)
-	case a.segment.isImported():
-		return a.segment.imported.size
-	}
-	return a.segment.size
-}
-
-// claim marks the allocation at an address as being freed, once no transition works on it. The caller holds e.mu.
-func (e *Engine) claim(address uintptr) (allocation, error) {
-	for {
-		a := e.around(address)
-		s := a.segment
-		if s == nil || a.address() != address || !s.isOwn() {
-			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
-		}
-		if s.owner == aTransition {
-			e.settled.Wait()
-			continue
-		}
-		if s.ordered {
-			s.device.ordered.use(-int64(a.size()))
-		}
-		if a.small {
-			s.slab.SetFreeing(a.offset, true)
-		} else {
-			s.owner = aFree
-		}
-		return a, nil
-	}
-}
-
-// free ends a claimed allocation that the devices are done with; after an error it is live again. The caller holds
-// e.mu, which is released for driver calls.
-func (e *Engine) free(a allocation) error {
-	err := e.drop(a)
-	if err != nil {
-		a.reinstate()
-		err = fmt.Errorf("freeing %#x: %w", a.address(), err)
-	}
-	return err
 }
 
 // drop ends a claimed allocation that the devices are done with. The caller holds e.mu, which is released for driver
@@ -462,7 +391,7 @@ func (e *Engine) drop(a allocation) error {
 		return nil
 	}
 	if x != nil {
-		if err := e.engage([]*extent{x}, x.unmap); err != nil {
+		if err := e.engage([]*extent{x}, x.Unmap); err != nil {
 			if a.small {
 				s.reinstate()
 				s.tag.listSlab(s)
@@ -488,21 +417,8 @@ func (e *Engine) forget(s *segment) {
 	}
 }
 
-// reinstate makes an allocation live again after its free has failed.
-func (a allocation) reinstate() {
-	if a.segment.ordered && (!a.small || a.segment.slab != nil) {
-		a.segment.device.ordered.use(int64(a.size()))
-	}
-	switch {
-	case !a.small:
-		a.segment.reinstate()
-	case a.segment.slab != nil: // no reset of the device has taken all of it
-		a.segment.slab.SetFreeing(a.offset, false)
-	}
-}
-
 func (s *segment) reinstate() {
-	if s.owner = nobody; s.extent == nil || s.extent.step < accessible {
+	if s.owner = nobody; s.extent == nil || s.extent.Step < mapping.Accessible {
 		s.become(paused) // it was paused before, or a pause of others in its extent has taken the memory
 	}
 }
@@ -529,7 +445,7 @@ func (e *Engine) dissolve(x *extent) {
 	}
 	if x.shared {
 		x.shared = false
-		x.device.shared -= x.size
+		x.device.shared -= x.Size
 	}
 	if len(x.exports) > 0 {
 		e.sharing.forgetImporters(x.exports...)
@@ -538,3 +454,45 @@ func (e *Engine) dissolve(x *extent) {
 }
 
 func compareAddress(s *segment, address uintptr) int { return cmp.Compare(s.address, address) }
+
+// engage makes a driver call on extents, and owns them during the call. The caller holds e.mu, which is released for
+// the call.
+func (e *Engine) engage(extents []*extent, call func() error) error {
+	for _, x := range extents {
+		x.owner = aCall
+	}
+	err := e.unlocked(call)
+	for _, x := range extents {
+		x.owner = nobody
+	}
+	e.settled.Broadcast()
+	return err
+}
+
+// leaveUnmapped takes user-mapped memory that is active, and not mapped, out of its tag: no pause can save its
+// contents. Paused memory stays in its tag, because a resume is to make it. The caller holds e.mu.
+func (e *Engine) leaveUnmapped(s *segment) {
+	if !s.userMapped.mapped && s.imported == nil && s.state == active && s.listed {
+		s.discard() // the memory itself has what it holds
+		s.tag.remove(s)
+		s.device.retire(s.tag)
+	}
+}
+
+// forget drops the name of a freed segment. An importer has its whole extent mapped, and stays listed until that goes.
+// The caller holds the engine's lock.
+func (s *sharing) forget(freed *segment) {
+	if freed.shared != 0 {
+		delete(s.shares, freed.shared)
+		if freed.extent != nil && freed.userMapped == nil { // no process gets it any more; it stays listed for importers
+			freed.extent.exports = slices.DeleteFunc(append(freed.extent.exports, freed.shared),
+				func(id uint64) bool { return !s.hasImporters(id) })
+		} else {
+			s.forgetImporters(freed.shared)
+		}
+		freed.shared = 0
+	}
+	if freed.imported != nil && s.imports[freed.imported.key(freed)] == freed {
+		delete(s.imports, freed.imported.key(freed))
+	}
+}

@@ -6,6 +6,7 @@ import (
 
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
+	"tms/vmm/mapping"
 )
 
 // The memory of a set belongs to no process: the keeper, which has no CUDA, holds its descriptors. All processes import
@@ -22,7 +23,7 @@ func (h Shared) MakeForSet(ordinal int, size uint64) (descriptor int, bytes uint
 	e.mu.Lock()
 	d, err := e.device(ordinal)
 	if err == nil {
-		e.loadHasher(d) // for SumsOfKept
+		e.hasher.LoadAside(d.context) // for SumsOfKept
 	}
 	e.mu.Unlock()
 	if err != nil {
@@ -37,7 +38,7 @@ func (h Shared) MakeForSet(ordinal int, size uint64) (descriptor int, bytes uint
 		return -1, 0, err
 	}
 	descriptor, err = d.driver.MemExport(handle)
-	(&extent{device: d, handle: handle, step: created}).drop()
+	(&mapping.Mapping{Driver: d.driver, Handle: handle, Step: mapping.Created}).Drop()
 	return descriptor, bytes, err
 }
 
@@ -76,11 +77,11 @@ func (h Shared) Protect(address uintptr) (err error) {
 		e.settled.Wait()
 		s = e.segmentAt(address)
 	}
-	if s == nil || !s.isImported() || s.owner == aFree {
+	if s == nil || s.imported == nil || s.owner == aFree {
 		return fmt.Errorf("%#x was not attached: %w", address, ErrInvalidAddress)
 	}
 	if s.imported.readOnly = true; s.state == active {
-		err = e.engage([]*extent{s.extent}, func() error { return s.extent.grant(s.extent) })
+		err = e.engage([]*extent{s.extent}, func() error { return s.extent.Grant() })
 		s.imported.readOnly = err == nil
 	}
 	return err

@@ -93,7 +93,7 @@ type importKey struct {
 
 func (i *imported) key(s *segment) importKey {
 	key := importKey{share: i.share, ordinal: s.device.ordinal}
-	if s.isUserMapped() {
+	if s.userMapped != nil {
 		key.handle = s.userMapped.handle
 	}
 	return key
@@ -117,7 +117,7 @@ func (h Shared) Name(address uintptr) (id, offset, size uint64, err error) {
 	switch {
 	case s == nil:
 		return 0, 0, 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
-	case s.isImported():
+	case s.imported != nil:
 		return 0, 0, 0, fmt.Errorf("the memory at %#x belongs to %v, which alone can share it%.0w", address,
 			s.imported.share, cuda.NotSupported)
 	case !e.shareable:
@@ -169,13 +169,13 @@ func (h Shared) Export(id uint64, to Importer) (export Export, err error) {
 		e.sharing.mu.Lock() // from now on a pause waits for it
 		e.sharing.importers[id] = append(e.sharing.importers[id], to)
 		e.sharing.mu.Unlock()
-		export = Export{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(),
+		export = Export{Extent: s.extent.Size, Offset: uint64(s.address - s.extent.Address), Size: s.length(),
 			Tag: s.tag.name, Device: s.device.uuid}
 		if f := s.userMapped; f != nil { // the program may have mapped less, or nothing
 			export.Extent, export.Offset, export.Size = f.size, 0, f.size
 		}
 		if err = e.engage([]*extent{s.extent}, func() (err error) {
-			export.Descriptor, err = e.driver.MemExport(s.extent.handle)
+			export.Descriptor, err = e.driver.MemExport(s.extent.Handle)
 			return err
 		}); err != nil {
 			e.Shared().Returned(id, to.PID, to.Number)
@@ -264,41 +264,11 @@ func (e *Engine) ImportedBytes() (bytes uint64) {
 	return bytes
 }
 
-// forget drops the name of a freed segment. An importer has its whole extent mapped, and stays listed until that goes.
-// The caller holds the engine's lock.
-func (s *sharing) forget(freed *segment) {
-	if freed.shared != 0 {
-		delete(s.shares, freed.shared)
-		if freed.extent != nil && !freed.isUserMapped() { // no process gets it any more; it stays listed for importers
-			freed.extent.exports = slices.DeleteFunc(append(freed.extent.exports, freed.shared),
-				func(id uint64) bool { return !s.hasImporters(id) })
-		} else {
-			s.forgetImporters(freed.shared)
-		}
-		freed.shared = 0
-	}
-	if freed.isImported() && s.imports[freed.imported.key(freed)] == freed {
-		delete(s.imports, freed.imported.key(freed))
-	}
-}
-
 func (s *sharing) forgetImporters(ids ...uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, id := range ids {
 		delete(s.importers, id)
-	}
-}
-
-// closeShares closes the segments of a pause to new importers, until the caller calls open.
-func (e *Engine) closeShares(o *operation) (open func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.sharing.closing = append(e.sharing.closing, o)
-	return func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *operation) bool { return other == o })
 	}
 }
 
@@ -310,7 +280,7 @@ func (e *Engine) awaitImporters(o *operation) error {
 	e.mu.Lock()
 	seen := map[*extent]bool{}
 	e.visit(o.Tags, func(_ *device, s *segment) int {
-		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
+		if s.imported == nil && s.pausable() && s.extent != nil && !seen[s.extent] {
 			seen[s.extent] = true
 			ids = append(ids, s.extent.exports...)
 			for _, part := range s.extent.segments {

@@ -3,6 +3,7 @@ package vmm
 import (
 	"slices"
 
+	"tms/vmm/mapping"
 	"tms/vmm/space"
 )
 
@@ -73,7 +74,7 @@ func (t *tag) usableSlack(granules uint32, room *space.Room) *segment {
 	at, _ := slices.BinarySearch(sizes, granules)
 	for _, size := range sizes[at:] {
 		for _, s := range t.slack[slackKind{room, size}] {
-			if s.extent.owner == nobody && s.extent.step == accessible {
+			if s.extent.owner == nobody && s.extent.Step == mapping.Accessible {
 				return s
 			}
 			if tries++; tries == slackTries {

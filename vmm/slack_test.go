@@ -6,12 +6,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/vmm/mapping"
 	"tms/vmm/space"
 )
 
 // An allocation looks at little slack, however much is too small, in other rooms, or of extents in a transition.
 func TestSlackIsFoundByItsSize(t *testing.T) {
-	mine, free, busy := &space.Room{}, &extent{step: accessible}, &extent{step: accessible, owner: aTransition}
+	there := mapping.Mapping{Step: mapping.Accessible}
+	mine, free, busy := &space.Room{}, &extent{Mapping: there}, &extent{Mapping: there, owner: aTransition}
 	look := func(count uint32) (least time.Duration) {
 		tag := &tag{slack: map[slackKind][]*segment{}, slackSizes: map[*space.Room][]uint32{}}
 		list := func(room *space.Room, granules uint32, x *extent) *segment {

@@ -61,7 +61,7 @@ func (e *Engine) move(options Options, from store.Store, to BackupKind) (moved u
 	if moved, err = e.carry(o, from, to); err != nil {
 		return 0, fmt.Errorf("move: %w", err)
 	}
-	o.discarded.await(&o.spent)
+	o.spent.waited += o.discarded.Await()
 	return moved, nil
 }
 
@@ -112,7 +112,7 @@ func (e *Engine) carry(o *operation, from store.Store, to BackupKind) (moved uin
 		for _, b := range batches {
 			for _, s := range b.segments {
 				moved += s.contents.Bytes()
-				o.discarded.add(s.contents, true)
+				o.discarded.Add(s.contents, true)
 				s.contents.Discard()
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"tms/internal/aid/guard"
@@ -69,7 +70,7 @@ func (r Records) Stats() (stats.Stats, error) {
 	for i, d := range devices {
 		var err error
 		own := &held.Devices[i]
-		if own.FreeBytes, err = d.freeBytes(); err != nil {
+		if own.FreeBytes, err = d.driver.FreeBytes(d.context); err != nil {
 			return stats.Stats{}, err
 		}
 		own.BackupBytes = e.peer.Held(d.ordinal)
@@ -114,7 +115,7 @@ func (e *Engine) statsOf(d *device) stats.Device {
 				return 1
 			}
 			s.counted = e.counted
-			if s.isImported() {
+			if s.imported != nil {
 				if s.state == active {
 					ts.ImportedBytes += s.imported.size
 				} else if s.imported.lost {
@@ -206,4 +207,27 @@ func (e *Engine) count(batches []*batch, start time.Time, err error, which func(
 			t.Seconds += time.Since(start).Seconds()
 		}
 	}
+}
+
+// Has returns how many bytes of a device count for the program's limit, paused or not.
+func (r Records) Has(ordinal int) uint64 {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	if d := r.engine.devices[ordinal]; d != nil {
+		return d.has + d.making
+	}
+	return 0
+}
+
+// HasBy is Has by NVML's UUID. NVML names a part of a GPU by a UUID of its own, and CUDA shows a program one part alone.
+func (r Records) HasBy(uuid string) uint64 {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	part := strings.HasPrefix(uuid, "MIG-") && len(r.engine.devices) == 1
+	for _, d := range r.engine.devices {
+		if d.uuid == uuid || part {
+			return d.has + d.making
+		}
+	}
+	return 0
 }

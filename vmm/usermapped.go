@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"tms/vmm/cuda"
+	"tms/vmm/mapping"
 )
 
 // userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory, inside a
@@ -69,8 +70,8 @@ func (e *Engine) unmapped(segments []*segment) {
 	for _, s := range segments {
 		e.userMapped.mapped.remove(s)
 		if s.address = 0; s.extent != nil {
-			s.extent.step = min(s.extent.step, created)
-			s.extent.address = 0
+			s.extent.Step = min(s.extent.Step, mapping.Created)
+			s.extent.Address = 0
 		}
 		s.userMapped.mapped, s.userMapped.access = false, nil
 		e.leaveUnmapped(s)
@@ -91,12 +92,12 @@ func (e *Engine) releaseUnused(s *segment, release func() error) error {
 			return err
 		}
 	}
-	if s.inTag() {
+	if s.listed {
 		s.tag.remove(s)
 		s.device.retire(s.tag)
 		e.tellPaused()
 	}
-	if !s.isImported() {
+	if s.imported == nil {
 		s.device.has -= s.userMapped.size
 	}
 	e.sharing.forget(s)
@@ -110,7 +111,7 @@ func (e *Engine) dropAtReset(s *segment) {
 	for !s.settled() {
 		e.settled.Wait()
 	}
-	if x := s.extent; x == nil || e.engage([]*extent{x}, x.unmake) == nil {
+	if x := s.extent; x == nil || e.engage([]*extent{x}, x.Unmake) == nil {
 		s.extent = nil
 	}
 	s.become(paused)
@@ -193,14 +194,4 @@ again:
 }
 
 // onDevice reports whether the driver has the mapping.
-func (s *segment) onDevice() bool { return s.extent != nil && s.extent.step >= mapped }
-
-// leaveUnmapped takes user-mapped memory that is active, and not mapped, out of its tag: no pause can save its
-// contents. Paused memory stays in its tag, because a resume is to make it. The caller holds e.mu.
-func (e *Engine) leaveUnmapped(s *segment) {
-	if !s.userMapped.mapped && !s.isImported() && s.state == active && s.inTag() {
-		s.discard() // the memory itself has what it holds
-		s.tag.remove(s)
-		s.device.retire(s.tag)
-	}
-}
+func (s *segment) onDevice() bool { return s.extent != nil && s.extent.Step >= mapping.Mapped }

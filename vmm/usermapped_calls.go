@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"tms/vmm/cuda"
+	"tms/vmm/mapping"
 )
 
 // ErrNotOurs: the call concerns no memory of a region, so it goes to the driver. A program's calls for virtual memory
@@ -29,7 +30,7 @@ func (m UserMapped) Create(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 		if err != nil {
 			return err
 		}
-		err = e.unlocked(func() error { return e.withinMargin(d, r, s.extent.create) })
+		err = e.unlocked(func() error { return e.withinMargin(d, r, s.extent.Create) })
 		if d.answered(request, r.Size); err == nil {
 			d.gain(r.Size)
 		}
@@ -40,9 +41,9 @@ func (m UserMapped) Create(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s.tag = s.device.newTag(r.Tag)
-	e.noteName(r.Tag)
+	e.names.Note(r.Tag)
 	if s.incremental || s.sparse {
-		e.loadHasher(s.device)
+		e.hasher.LoadAside(s.device.context)
 	}
 	e.assignHandle(s)
 	return s.userMapped.handle, nil
@@ -59,7 +60,7 @@ func (m UserMapped) Release(handle cuda.Handle) error {
 		return err
 	}
 	s.userMapped.references--
-	if err = e.releaseUnused(s, func() error { return s.extent.release() }); err != nil {
+	if err = e.releaseUnused(s, func() error { return s.extent.Release() }); err != nil {
 		s.userMapped.references++
 	}
 	return err
@@ -93,18 +94,18 @@ func (m UserMapped) Map(address uintptr, size, offset uint64, handle cuda.Handle
 	x := s.extent
 	if s.state == active {
 		if err := e.engage([]*extent{x}, func() error {
-			return s.device.driver.MemMap(address, size, x.handle)
+			return s.device.driver.MemMap(address, size, x.Handle)
 		}); err != nil {
 			return err
 		}
-		x.step = mapped
+		x.Step = mapping.Mapped
 	}
 	s.address, s.size, s.userMapped.mapped = address, size, true
 	if x != nil {
-		x.address, x.size = address, size
+		x.Address, x.Size = address, size
 	}
 	e.userMapped.mapped.insert(s)
-	if !s.inTag() { // what is paused, or of another process, is
+	if !s.listed { // what is paused, or of another process, is
 		e.relocate(s)
 		s.device.tag(s.tag.name).add(s)
 	}
@@ -114,11 +115,11 @@ func (m UserMapped) Map(address uintptr, size, offset uint64, handle cuda.Handle
 // mapAgain maps memory at one more address, as for a ring buffer or a page that many tensors share. Pauses leave the
 // memory alone for as long as it has several addresses. The caller holds e.mu, which is released for the driver call.
 func (e *Engine) mapAgain(s *segment, address uintptr, size uint64) error {
-	if s.state == paused || s.isImported() {
+	if s.state == paused || s.imported != nil {
 		return fmt.Errorf("paused memory, or memory of another process, cannot be mapped twice%.0w", cuda.NotSupported)
 	}
 	x := s.extent
-	err := e.engage([]*extent{x}, func() error { return s.device.driver.MemMap(address, size, x.handle) })
+	err := e.engage([]*extent{x}, func() error { return s.device.driver.MemMap(address, size, x.Handle) })
 	if err == nil {
 		at, _ := e.mappedAgain(address, size)
 		e.userMapped.again = slices.Insert(e.userMapped.again, at, again{address, s})
@@ -158,7 +159,7 @@ func (m UserMapped) Unmap(address uintptr, size uint64) error {
 		e.userMapped.again = slices.Delete(e.userMapped.again, from, to)
 	}
 	for _, s := range unmapped {
-		_ = e.releaseUnused(s, func() error { s.extent.drop(); return nil })
+		_ = e.releaseUnused(s, func() error { s.extent.Drop(); return nil })
 	}
 	return err
 }
@@ -181,9 +182,9 @@ func (m UserMapped) SetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	return e.eachPart(address, size, set, func(part []*segment) {
 		for _, s := range part {
 			s.userMapped.noteAccess(descs)
-			if x := s.extent; x != nil && x.step >= mapped {
-				if x.step = mapped; s.accessible() {
-					x.step = accessible
+			if x := s.extent; x != nil && x.Step >= mapping.Mapped {
+				if x.Step = mapping.Mapped; s.accessible() {
+					x.Step = mapping.Accessible
 				}
 			}
 		}
@@ -227,7 +228,7 @@ func (m UserMapped) Use(handle cuda.Handle, lend bool, use func(cuda.Handle) err
 	if err != nil {
 		return err
 	}
-	err = e.engage([]*extent{s.extent}, func() error { return use(s.extent.handle) })
+	err = e.engage([]*extent{s.extent}, func() error { return use(s.extent.Handle) })
 	if err == nil && lend {
 		s.userMapped.pinned++
 	}
@@ -246,7 +247,7 @@ func (m UserMapped) Pin(handle cuda.Handle) (cuda.Handle, error) {
 		return 0, err
 	}
 	s.userMapped.pinned++
-	return s.extent.handle, nil
+	return s.extent.Handle, nil
 }
 
 // Unpin takes a Lend back.
@@ -265,7 +266,7 @@ func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case lend && s.isImported():
+	case lend && s.imported != nil:
 		return nil, fmt.Errorf("the memory belongs to %v, which alone can export it like this%.0w",
 			s.imported.share, cuda.NotSupported)
 	case s.lost() != nil:

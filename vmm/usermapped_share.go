@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"tms/vmm/cuda"
+	"tms/vmm/mapping"
 )
 
 // User-mapped memory that processes share: this file names the program's own for other processes, and takes theirs by
@@ -21,7 +22,7 @@ func (m UserMapped) Name(handle cuda.Handle) (share Share, size uint64, err erro
 	switch {
 	case err != nil:
 		return share, 0, err
-	case s.isImported():
+	case s.imported != nil:
 		return s.imported.share, s.userMapped.size, nil
 	case !e.shareable || !s.userMapped.prop.IsFile():
 		return share, 0, ErrNotShareable
@@ -35,11 +36,11 @@ func (m UserMapped) RetainNamed(id uint64) (cuda.Handle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.sharing.shares[id]
-	for s != nil && s.isUserMapped() && !s.settled() { // it may be about to be released
+	for s != nil && s.userMapped != nil && !s.settled() { // it may be about to be released
 		e.settled.Wait()
 		s = e.sharing.shares[id]
 	}
-	if s == nil || !s.isUserMapped() {
+	if s == nil || s.userMapped == nil {
 		return 0, ErrShareGone
 	}
 	s.userMapped.references++
@@ -71,14 +72,14 @@ func (m UserMapped) Import(ordinal int, share Share) (made cuda.Handle, err erro
 	export := b.export
 	s := &segment{size: export.Size, device: d, backing: backing{&userMapped{size: export.Size, references: 1}, i}}
 	x := newExtent(s)
-	x.handle, x.step = b.handle, created
+	x.Handle, x.Step = b.handle, mapping.Created
 	if export.Size%d.granularity != 0 || export.Extent != export.Size {
-		_ = e.unlocked(func() error { x.drop(); return nil })
+		_ = e.unlocked(func() error { x.Drop(); return nil })
 		return 0, fmt.Errorf("process %[2]d shares no whole granules, but %[1]d bytes%.0[3]w", export.Size, share.PID,
 			cuda.InvalidValue)
 	}
 	s.extent = x
-	e.noteName(export.Tag)
+	e.names.Note(export.Tag)
 	d.tag(export.Tag).add(s)
 	e.assignHandle(s)
 	e.sharing.imports[i.key(s)] = s

@@ -74,6 +74,15 @@ func (d *Driver) MemGetInfo() (free, total uint64, err error) {
 	return free, total, err
 }
 
+// FreeBytes returns the device's own figure for free memory of a context's device, in bytes.
+func (d *Driver) FreeBytes(context Context) (bytes uint64, err error) {
+	err = d.With(context, func() error {
+		bytes, _, err = d.MemGetInfo()
+		return err
+	})
+	return bytes, err
+}
+
 // MemGetAllocationGranularity is cuMemGetAllocationGranularity (the minimum), in bytes.
 func (d *Driver) MemGetAllocationGranularity(device int) (granularity uint64, err error) {
 	prop := PinnedOn(device)

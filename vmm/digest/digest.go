@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/guard"
 	"tms/vmm/cuda"
 )
 
@@ -60,12 +61,18 @@ type Hasher struct {
 	library cuda.Library // 0 until loaded: compiled once per process
 	kernel  cuda.Kernel
 	loaded  map[cuda.Context]cuda.Function
-	buffers []*buffer // not in use
+	asked   map[cuda.Context]bool // of LoadAside
+	loading int                   // by LoadAside, in progress
+	loads   sync.Cond             // one of these is over
+	buffers []*buffer             // not in use
 }
 
 // New returns a hasher with keys of its own.
 func New(driver *cuda.Driver) *Hasher {
-	return &Hasher{driver: driver, keys: NewKeys(), loaded: map[cuda.Context]cuda.Function{}}
+	h := &Hasher{driver: driver, keys: NewKeys(), loaded: map[cuda.Context]cuda.Function{},
+		asked: map[cuda.Context]bool{}}
+	h.loads.L = &h.mu
+	return h
 }
 
 // NewKeys draws keys. (ChaCha8, seeded by the operating system)
@@ -87,6 +94,33 @@ func (h *Hasher) Load(context cuda.Context) error {
 		_, err := h.function(context)
 		return err
 	})
+}
+
+// LoadAside is Load in the background, once for a context, so that no pause waits for it. An error comes again from Sums.
+func (h *Hasher) LoadAside(context cuda.Context) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.asked[context] {
+		return
+	}
+	h.asked[context] = true
+	h.loading++
+	go func() {
+		_ = guard.Call(func() error { return h.Load(context) })
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.loading--
+		h.loads.Broadcast()
+	}()
+}
+
+// AwaitLoads waits until no LoadAside is in progress.
+func (h *Hasher) AwaitLoads() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.loading > 0 {
+		h.loads.Wait()
+	}
 }
 
 // function returns the kernel for the current context.
@@ -120,6 +154,7 @@ func (h *Hasher) Forget(context cuda.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.loaded, context)
+	delete(h.asked, context)
 }
 
 // Trim unpins the memory that is kept for the next Sums: 32 bytes for each block of the largest so far.

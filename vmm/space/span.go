@@ -9,6 +9,9 @@ type Span[T any] struct {
 // Granules returns the number of granules in the span.
 func (s Span[T]) Granules() uint32 { return s.block.count }
 
+// Bytes returns the size of the span.
+func (s Span[T]) Bytes() uint64 { return uint64(s.block.count) * s.in.arena.granularity }
+
 // Address returns where the span begins.
 func (s Span[T]) Address() uintptr {
 	return s.in.arena.base + uintptr(uint64(s.first())*s.in.arena.granularity)

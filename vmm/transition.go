@@ -2,14 +2,12 @@ package vmm
 
 import (
 	"cmp"
-	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"tms/internal/aid/guard"
+	"tms/vmm/mapping"
 	"tms/vmm/stats"
 	"tms/vmm/store"
 )
@@ -37,14 +35,9 @@ type Options struct {
 	Capturing    bool                // a stream of the process is being captured
 	Gated        bool                // the gate is closed, so the program cannot give devices work; see Host.Gated
 	Importers    time.Duration       // how long a pause waits for others to unmap memory, and a resume for theirs
-	Unseen       bool                // the program does not know of a resume, so that waits for memory alone: see discarded
+	Unseen       bool                // the program does not know of a resume, so that waits for memory alone: see store.Discarded
 	Since        uint64              // only what transitions after that have paused or resumed, or 0 for all
 	Asked        time.Time           // when the caller began to wait, for the program or for memory; or zero
-}
-
-// resumes reports whether a resume is to give a segment memory. That of other processes comes later.
-func (o *Options) resumes(s *segment) bool {
-	return s.is(paused) && !s.isImported() && s.changedAfter(o.Since)
 }
 
 // MakeRoom asks for bytes of a device's memory, and reports whether a resume is to try again at once.
@@ -56,107 +49,7 @@ type operation struct {
 	name      string
 	number    uint64 // as Transition has it
 	spent     spent
-	discarded discarded // contents that a resume, or a pause with Discard, gives up
-}
-
-// Transition is what an observer of the engine learns about a pause, resume or move.
-type Transition struct {
-	Number    uint64   // the same when it begins and when it is over, from 1 on
-	Operation string   // "pause", "resume" or "move"
-	Tags      []string // nil: every tag
-	Over      bool     // else it begins, and nothing more is known
-	Err       error
-	Bytes     uint64 // of device memory given back or taken; for a move, of contents
-	Copied    uint64 // bytes of contents
-	// Took is the whole time, including the caller's wait for the program before. Waited is the part spent waiting for
-	// the program, the devices, other operations, memory, and discarded contents; Copying is the part spent on
-	// contents; the rest is the driver's work on mappings. Each counts the slowest device.
-	Took, Waited, Copying time.Duration
-}
-
-// spent is how a transition has used its time.
-type spent struct {
-	asked   time.Time
-	waited  time.Duration
-	copying time.Duration
-	copied  uint64
-}
-
-// begun reports that an operation begins. The caller reports its end by over.
-func (e *Engine) begun(name string, options Options) *operation {
-	start := time.Now()
-	o := &operation{Options: options, name: name, number: e.transitions.Add(1), spent: spent{asked: start}}
-	if !o.Asked.IsZero() && o.Asked.Before(start) {
-		o.spent.asked, o.spent.waited = o.Asked, start.Sub(o.Asked)
-	}
-	for _, tag := range o.Tags {
-		e.warnUnknown(name, tag)
-	}
-	e.process.Observe(Transition{Number: o.number, Operation: name, Tags: o.Tags})
-	return o
-}
-
-// over reports the end of an operation.
-func (e *Engine) over(o *operation, bytes *uint64, err *error) {
-	s := &o.spent
-	e.process.Observe(Transition{Number: o.number, Operation: o.name, Tags: o.Tags, Over: true, Err: *err, Bytes: *bytes,
-		Copied: s.copied, Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
-}
-
-const (
-	namesTold   = 8  // how many tags a warning names
-	unknownTold = 16 // how many unknown tags it warns of
-
-	namesMost = 10000 // that are remembered: a program may use a new tag for each of its steps
-)
-
-// noteName remembers a tag for Unknown. The caller holds e.mu.
-func (e *Engine) noteName(tag string) {
-	if len(e.names) <= namesMost {
-		e.names[tag] = true
-	}
-}
-
-// warnUnknown warns, once per operation and name, of a tag that is Unknown.
-func (e *Engine) warnUnknown(operation, name string) {
-	words := Records{e}.Unknown(name)
-	e.mu.Lock()
-	warn := words != "" && !e.unknown[[2]string{operation, name}] && len(e.unknown) < unknownTold
-	if warn {
-		e.unknown[[2]string{operation, name}] = true
-	}
-	e.mu.Unlock()
-	if warn {
-		e.process.Warn(operation + ": " + words)
-	}
-}
-
-// Unknown returns words about a tag with which nothing was ever allocated, most likely because it is misspelt; "" for
-// any other, and where there were too many tags to remember.
-func (r Records) Unknown(name string) string {
-	e := r.engine
-	e.mu.Lock()
-	unknown := !e.names[name] && len(e.names) <= namesMost
-	var known []string
-	if unknown {
-		known = slices.Collect(maps.Keys(e.names))
-	}
-	e.mu.Unlock()
-	if !unknown {
-		return ""
-	}
-	if len(known) == 0 {
-		return fmt.Sprintf("nothing was ever allocated with tag %.80q, nor with any other", name)
-	}
-	slices.Sort(known)
-	var quoted []string
-	for _, n := range known[:min(len(known), namesTold)] {
-		quoted = append(quoted, fmt.Sprintf("%.80q", n))
-	}
-	if len(known) > namesTold {
-		quoted = append(quoted, "...")
-	}
-	return fmt.Sprintf("nothing was ever allocated with tag %.80q; tags so far: %s", name, strings.Join(quoted, ", "))
+	discarded store.Discarded // contents that a resume, or a pause with Discard, gives up
 }
 
 // batch is a device's part in a transition. From begin to end its segments and extents belong to it, and others see
@@ -168,6 +61,7 @@ type batch struct {
 	job      store.Job  // for a backup store
 	progress *progress
 	moved    uint64        // bytes of device memory that a pause gave back, or a resume took
+	held     uint64        // of these, bytes that its extents have
 	copying  time.Duration // spent on contents
 
 	back   []*extent                   // a resume brings their contents back from memory of the same device
@@ -210,10 +104,10 @@ func (e *Engine) begin(tags []string, wanted func(*segment) bool) (batches []*ba
 	found := map[*device]*batch{}
 	e.mu.Lock()
 	e.visit(tags, func(d *device, s *segment) int {
-		for s.extent != nil && s.extent.owner != nobody && s.extent.owner != aTransition && s.inTag() && wanted(s) {
+		for s.extent != nil && s.extent.owner != nobody && s.extent.owner != aTransition && s.listed && wanted(s) {
 			e.settled.Wait()
 		}
-		if s.owner == aTransition || !s.inTag() || !wanted(s) {
+		if s.owner == aTransition || !s.listed || !wanted(s) {
 			return 1
 		}
 		b := found[d]
@@ -304,7 +198,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			e.grantLate(b)
 		}
 		for _, x := range b.extents {
-			if x.step == none {
+			if x.Step == mapping.None {
 				continue
 			}
 			x.owner = nobody
@@ -313,7 +207,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			}
 			if len(x.segments) > 1 && !x.shared {
 				x.shared = true
-				d.shared += x.size
+				d.shared += x.Size
 			}
 			if reached {
 				_ = e.grantMissing(x) // to devices that came into use after grantLate
@@ -350,7 +244,7 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			if s.slab != nil {
 				s.tag.listSlab(s)
 			}
-			if s.isUserMapped() {
+			if s.userMapped != nil {
 				e.leaveUnmapped(s)
 			}
 			p.yield(e, 1)
