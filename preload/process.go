@@ -142,6 +142,8 @@ func (p *Process) State(state *control.ProcessState) (err error) {
 	if e != nil {
 		if err = goruntime.Room(); err == nil {
 			state.Stats, err = p.statsOf(e, C.control_environment.temporary)
+		}
+		if err == nil { // else a thread that waits in the driver may hold the records
 			state.Sharers = e.Shared().Sharers()
 		}
 	}

@@ -112,6 +112,22 @@ func (s *steered) untraced(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 }
 
+// threadsOf says where the threads of a process are.
+func threadsOf(pid int) (all string) {
+	folders, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	for _, folder := range folders {
+		all += folder
+		for _, file := range []string{"comm", "status", "syscall", "stack"} {
+			text, _ := os.ReadFile(filepath.Join(folder, file))
+			if _, state, is := strings.Cut(string(text), "State:"); is {
+				text = []byte(strings.Join(strings.Split(state, "\n")[:5], " ") + "\n")
+			}
+			all += " " + string(text)
+		}
+	}
+	return all
+}
+
 // resumes resumes it as soon as it answers.
 func (s *steered) resumes(t *testing.T) {
 	t.Helper()
@@ -122,7 +138,7 @@ func (s *steered) resumes(t *testing.T) {
 		}
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Process.Pid))
 		waits := err == nil && !bytes.Contains(status, []byte("zombie")) && time.Now().Before(until)
-		require.True(t, waits, "%s%s%s", out, words, status)
+		require.True(t, waits, "%s%s%s%s", out, words, status, threadsOf(s.Process.Pid))
 	}
 }
 

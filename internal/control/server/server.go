@@ -551,10 +551,10 @@ func (s *Server) ask(now time.Time) {
 	s.asking, s.handed, state.Share, state.PausedBy = true, now, s.share(now), s.pausedBy()
 	reply := &control.Reply{OK: true}
 	s.process.Hand(func() (err error) {
-		if err = s.process.State(state); err == nil {
-			reply.Process, err = json.Marshal(state)
-		}
-		return err
+		err = s.process.State(state)
+		process, failed := json.Marshal(state) // what is known, even after an error
+		reply.Process = process
+		return cmp.Or(err, failed)
 	}, func(err error) {
 		if err != nil {
 			failed(reply, err)

@@ -32,7 +32,8 @@ type fake struct {
 	temporary                          string
 	anyNamespace                       bool
 	perform                            func(*server.Task, *server.Outcome) error
-	state, returned, letGo             func()
+	state                              func(*control.ProcessState) error
+	returned, letGo                    func()
 	lend                               func() (int, control.Reply, error)
 	lets, returns, unaligns, abandoned int
 	tasks                              []*server.Task // performed so far
@@ -105,9 +106,14 @@ func (f *fake) Perform(t *server.Task, o *server.Outcome) error {
 	return nil
 }
 func (f *fake) LetGo() { f.call(&f.lets, &f.letGo) }
-func (f *fake) State(*control.ProcessState) error {
-	f.call(new(int), &f.state)
-	return nil
+func (f *fake) State(state *control.ProcessState) error {
+	complete := func(*control.ProcessState) error { return nil }
+	f.with(func() {
+		if f.state != nil {
+			complete = f.state
+		}
+	})
+	return complete(state)
 }
 func (f *fake) Lend(uint64, server.Importer) (int, control.Reply, error) {
 	var lend func() (int, control.Reply, error)
@@ -281,6 +287,22 @@ func TestClientVanishes(t *testing.T) {
 	})
 }
 
+// A restore needs the driver's part, also of a process of which not everything can be read.
+func TestAStatusAfterAnErrorHasWhatIsKnown(t *testing.T) {
+	f := serve(t)
+	part := control.Driver{Devices: []control.DriverBytes{{UUID: "GPU-1", Bytes: 7}}}
+	f.with(func() {
+		f.state = func(state *control.ProcessState) error {
+			state.Driver = &part
+			return errors.New("a thread waits in the driver")
+		}
+	})
+	state, err := dial(t).Status(context.Background(), time.Minute)
+	require.EqualError(t, err, "a thread waits in the driver")
+	require.Equal(t, os.Getpid(), state.PID)
+	require.Equal(t, &part, state.Driver)
+}
+
 // A request that panics gets an error, and the next ones of all clients work.
 func TestPanics(t *testing.T) {
 	panics := func() { panic("a defect") }
@@ -294,8 +316,10 @@ func TestPanics(t *testing.T) {
 			f.perform = func(*server.Task, *server.Outcome) error { panic("a defect") }
 		}},
 		"letting go after a pause": {pause, func(f *fake) { f.letGo = panics }},
-		"a status":                 {status, func(f *fake) { f.state = panics }},
-		"memory that comes back":   {back, func(f *fake) { f.returned = panics }},
+		"a status": {status, func(f *fake) {
+			f.state = func(*control.ProcessState) error { panic("a defect") }
+		}},
+		"memory that comes back": {back, func(f *fake) { f.returned = panics }},
 		"a lend": {lend, func(f *fake) {
 			f.lend = func() (int, control.Reply, error) { panic("a defect") }
 		}},
