@@ -87,8 +87,9 @@ func saySnapshot(command *cobra.Command, taken *tree.Taken, stop, asJSON bool) e
 	if stop {
 		after = "the program has ended"
 	}
-	_, err := fmt.Fprintf(command.OutOrStdout(), "%s: %s of contents (%s new) and %s of %s in %.2f s; %s\n", taken.Name,
-		readable.Bytes(uint64(taken.Read+taken.Zero)), readable.Bytes(uint64(taken.Written)),
+	_, err := fmt.Fprintf(command.OutOrStdout(), "%s: %s of contents (%s new), %s of host memory (%s new) and %s more of %s "+
+		"in %.2f s; %s\n", taken.Name, readable.Bytes(uint64(taken.Read+taken.Zero)), readable.Bytes(uint64(taken.Written)),
+		readable.Bytes(uint64(taken.Memory.Read)), readable.Bytes(uint64(taken.Memory.Written)),
 		readable.Bytes(uint64(taken.Images)), of, taken.Seconds, after)
 	return err
 }

@@ -35,8 +35,9 @@ func snapshotsCommand() *cobra.Command {
 		Use:   "snapshots [DIR [NAME]]",
 		Short: "List the snapshots in a directory, with sizes and what they need",
 		Long: `Lists the snapshots in DIR, or in the current directory, oldest first. CONTENTS
-is what the programs had in device memory, BLOCKS what that takes on disk, OWN
-the part of it that no other snapshot shares, and FILES the rest of the program.`,
+is what the programs had in device memory, MEMORY what they had to themselves in
+host memory, BLOCKS what both take on disk, OWN the part of it that no other
+snapshot shares, and FILES the rest of the programs.`,
 		Example: `  tms snapshots /data/snapshots
   tms snapshots /data/snapshots --needs`,
 		Args:              cobra.MaximumNArgs(2),
@@ -105,7 +106,7 @@ func completeSnapshots(_ *cobra.Command, arguments []string, _ string) (names []
 
 func showSnapshots(command *cobra.Command, list []snapshot.Entry, needs bool) error {
 	table := tabwriter.NewWriter(command.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "SNAPSHOT\tAGE\tCONTENTS\tBLOCKS\tOWN\tFILES\tPROCESSES")
+	fmt.Fprintln(table, "SNAPSHOT\tAGE\tCONTENTS\tMEMORY\tBLOCKS\tOWN\tFILES\tPROCESSES")
 	for _, e := range list {
 		age, processes := "-", "-"
 		if !e.Made.IsZero() {
@@ -118,7 +119,7 @@ func showSnapshots(command *cobra.Command, list []snapshot.Entry, needs bool) er
 			}
 		}
 		row := []string{readable.Printable(e.Name), age}
-		for _, bytes := range []int64{e.Contents, e.Blocks, e.Own, e.Files} {
+		for _, bytes := range []int64{e.Contents, e.Memory, e.Blocks, e.Own, e.Files} {
 			row = append(row, readable.Short(uint64(bytes)))
 		}
 		fmt.Fprintln(table, strings.Join(append(row, processes), "\t"))

@@ -18,6 +18,7 @@ type Entry struct {
 	Processes []Process `json:"-"`
 	Needs     Needs     `json:"-"`
 	Contents  int64     `json:"contents"` // bytes of the programs' contents, with zeros
+	Memory    int64     `json:"memory"`   // bytes of the processes' private memory, with zeros
 	Blocks    int64     `json:"blocks"`   // bytes of the blocks that it names
 	Own       int64     `json:"own"`      // bytes of those that no other snapshot names
 	Files     int64     `json:"files"`    // bytes of its other files
@@ -45,8 +46,13 @@ func (d *Directory) List() ([]Entry, error) {
 		} else {
 			entry.Made, entry.Processes, entry.Needs = m.Made, m.Processes, m.Needs
 			named[i] = map[Sum]bool{}
+			for _, p := range m.Processes {
+				entry.Contents += p.Bytes()
+			}
+			for _, f := range m.Pages {
+				entry.Memory += f.Size
+			}
 			for _, c := range m.contents() {
-				entry.Contents += c.Size
 				for k, sum := range c.Blocks {
 					if sum != (Sum{}) && !named[i][sum] {
 						named[i][sum] = true
@@ -139,7 +145,7 @@ func (s *Snapshot) check(ctx context.Context, verdicts map[Sum]error, read *atom
 	}
 	var mu sync.Mutex
 	err = s.buffers.each(ctx, len(unread), func(i int, buffer []byte) error {
-		verdict := s.directory.readBlock(unread[i].sum, buffer[:unread[i].length])
+		verdict := s.directory.readBlock(unread[i].sum, buffer[:unread[i].length], false)
 		read.Add(unread[i].length)
 		mu.Lock()
 		defer mu.Unlock()

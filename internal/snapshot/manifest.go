@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
 
-// Version is the format of a manifest: a reader refuses a later one. Fields may be added without another version.
-const Version = 1
+// Version is the format of a manifest: a reader refuses a later one, and reads all earlier ones. Fields may be added
+// without another version, if a reader that ignores them misses nothing. Version 2 has Pages.
+const Version = 2
 
 const (
 	manifestName = "snapshot.json"
@@ -34,6 +36,9 @@ type Manifest struct {
 	// Shared are files in /dev/shm that the processes have open or mapped; their contents are in the snapshot's folder.
 	Shared []Shared `json:"shared,omitempty"`
 	Needs  Needs    `json:"needs"`
+	// Pages are CRIU's files with the private memory of processes. They are not in the snapshot's folder: their blocks are
+	// in DIR/blocks.
+	Pages []File `json:"pages,omitempty"`
 	// Files are those in the snapshot's folder, with their hashes; their blocks are not in DIR/blocks. Commit lists
 	// them.
 	Files []File `json:"files"`
@@ -103,7 +108,7 @@ type GPU struct {
 	Memory uint64 `json:"memory"` // bytes
 }
 
-// File is a file in a snapshot's folder.
+// File is a file in a snapshot's folder, or one that a restore puts together for CRIU.
 type File struct {
 	Path string `json:"path"` // below the folder
 	Content
@@ -115,6 +120,9 @@ func (m *Manifest) contents() (list []Content) {
 		for _, held := range p.Contents {
 			list = append(list, held.Content)
 		}
+	}
+	for _, file := range m.Pages {
+		list = append(list, file.Content)
 	}
 	return list
 }
@@ -164,7 +172,7 @@ func (d *Directory) readManifest(name string) (*Manifest, error) {
 			return nil, damaged("the list of blocks has another length than the contents")
 		}
 	}
-	for _, f := range m.Files {
+	for _, f := range slices.Concat(m.Files, m.Pages) {
 		if !f.valid() || !filepath.IsLocal(f.Path) {
 			return nil, damaged(fmt.Sprintf("the entry of %q is wrong", f.Path))
 		}

@@ -91,16 +91,22 @@ func (s *Snapshot) Copy(ctx context.Context, content Content, file *os.File) err
 			return fmt.Errorf("making room for %d bytes of contents: %w", content.Size, err)
 		}
 	}
-	to := directio.Of(int(file.Fd()))
+	write, offsets := directio.Of(int(file.Fd())).Write, content.offsets()
+	if content.cached() {
+		write = func(buffer []byte, offset int64) error {
+			_, err := file.WriteAt(buffer, offset)
+			return err
+		}
+	}
 	return s.buffers.each(ctx, len(content.Blocks), func(i int, buffer []byte) error {
 		sum, length := content.Blocks[i], content.length(i)
 		if sum == (Sum{}) {
 			return nil
 		}
-		if err := s.directory.readBlock(sum, buffer[:wholeBlocks(length)]); err != nil {
+		if err := s.directory.readBlock(sum, buffer[:wholeBlocks(length)], content.cached()); err != nil {
 			return s.damage(sum, err)
 		}
-		if err := to.Write(buffer[:length], int64(i)*BlockSize); err != nil {
+		if err := write(buffer[:length], offsets[i]); err != nil {
 			return fmt.Errorf("writing contents of %d bytes: %w", content.Size, err)
 		}
 		return nil
@@ -112,30 +118,48 @@ func (s *Snapshot) damage(sum Sum, err error) error {
 }
 
 // readBlock fills a buffer of the block's size, and verifies it.
-func (d *Directory) readBlock(sum Sum, buffer []byte) error {
-	path := d.blockPath(sum)
-	fd, direct, err := directio.Open(func(flags int) (int, error) {
-		return ignoringEINTR(func() (int, error) { return unix.Open(path, flags|unix.O_RDONLY|unix.O_CLOEXEC, 0) })
-	})
-	if errors.Is(err, fs.ErrNotExist) {
+func (d *Directory) readBlock(sum Sum, buffer []byte, cached bool) error {
+	read := readDirect
+	if cached {
+		read = readCached
+	}
+	switch err := read(d.blockPath(sum), buffer); {
+	case errors.Is(err, fs.ErrNotExist):
 		return errMissing
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	file := directio.Of(fd)
-	file.Direct.Store(direct)
-	if err := file.Read(buffer, 0); err != nil {
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return errShort
-		}
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return errShort
+	case err != nil:
 		return err
 	}
 	if sha256.Sum256(buffer) != [sha256.Size]byte(sum) {
 		return errWrong
 	}
 	return nil
+}
+
+func readDirect(path string, buffer []byte) error {
+	fd, direct, err := directio.Open(func(flags int) (int, error) {
+		return ignoringEINTR(func() (int, error) { return unix.Open(path, flags|unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	file := directio.Of(fd)
+	file.Direct.Store(direct)
+	return file.Read(buffer, 0)
+}
+
+func readCached(path string, buffer []byte) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err = io.ReadFull(file, buffer); errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF // also where it is empty
+	}
+	return err
 }
 
 var (

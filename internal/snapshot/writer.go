@@ -31,7 +31,16 @@ type Writer struct {
 	put    map[Sum]bool
 	failed error // of the first block that could not be written: another Add may rely on it
 
+	contents, memory progress
+}
+
+// progress counts what Progress has.
+type progress struct {
 	read, zero, shared, written atomic.Int64
+}
+
+func (p *progress) now() Progress {
+	return Progress{p.read.Load(), p.zero.Load(), p.shared.Load(), p.written.Load()}
 }
 
 // Progress says what a Writer has done, in bytes.
@@ -83,33 +92,54 @@ func (d *Directory) Begin(name string) (_ *Writer, err error) {
 // Folder is where other files of the snapshot go; Commit takes their hashes.
 func (w *Writer) Folder() string { return filepath.Join(w.directory.path, w.name+partial) }
 
-// Progress may be called at any time.
-func (w *Writer) Progress() Progress {
-	return Progress{w.read.Load(), w.zero.Load(), w.shared.Load(), w.written.Load()}
-}
+// Progress says what Add has done. It may be called at any time.
+func (w *Writer) Progress() Progress { return w.contents.now() }
+
+// Memory says what AddPages has done. It may be called at any time.
+func (w *Writer) Memory() Progress { return w.memory.now() }
 
 // Add puts what a file has into blocks. The file must not change until Add returns.
 func (w *Writer) Add(ctx context.Context, file *os.File, size int64) (Content, error) {
 	content := Content{Size: size, Blocks: make([]Sum, blocksOf(size))}
-	from, fd := directio.Of(int(file.Fd())), int(file.Fd())
+	return w.cut(ctx, content, file, directio.Of(int(file.Fd())).Read, &w.contents)
+}
+
+// AddPages does so with a file of private memory that CRIU has written, in blocks of these lengths, through the page
+// cache: a file that is removed soon needs no write to the disk, which a read past the page cache would begin.
+func (w *Writer) AddPages(ctx context.Context, file *os.File, lengths []int64) (Content, error) {
+	content := Content{Blocks: make([]Sum, len(lengths)), Lengths: lengths}
+	for _, length := range lengths {
+		content.Size += length
+	}
+	read := func(buffer []byte, offset int64) error {
+		_, err := file.ReadAt(buffer, offset)
+		return err
+	}
+	return w.cut(ctx, content, file, read, &w.memory)
+}
+
+// cut puts the blocks of a file, whose lengths content has, where all snapshots have theirs.
+func (w *Writer) cut(ctx context.Context, content Content, file *os.File, read func([]byte, int64) error,
+	done *progress) (Content, error) {
+	fd, offsets := int(file.Fd()), content.offsets()
 	err := w.buffers.each(ctx, len(content.Blocks), func(i int, buffer []byte) (err error) {
-		offset, length := int64(i)*BlockSize, content.length(i)
+		offset, length := offsets[i], content.length(i)
 		if hole(fd, offset, length) {
-			w.zero.Add(length)
+			done.zero.Add(length)
 			return nil
 		}
-		if err := from.Read(buffer[:length], offset); err != nil {
+		if err := read(buffer[:length], offset); err != nil {
 			return fmt.Errorf("reading contents: %w", err)
 		}
-		w.read.Add(length)
+		done.read.Add(length)
 		block := buffer[:wholeBlocks(length)]
 		clear(block[length:])
 		if bytes.Equal(block, zeros[:len(block)]) {
-			w.zero.Add(length)
+			done.zero.Add(length)
 			return nil
 		}
 		content.Blocks[i] = sha256.Sum256(block)
-		return w.add(content.Blocks[i], block)
+		return w.add(content.Blocks[i], block, content.cached(), done)
 	})
 	if err != nil {
 		w.mu.Lock()
@@ -134,7 +164,7 @@ func hole(fd int, offset, length int64) bool {
 
 // add writes a block that is not there yet. A block that a complete snapshot names was on the disk before that snapshot
 // was; another one may be what a crash of the machine has left, so it is read before it is relied on.
-func (w *Writer) add(sum Sum, block []byte) error {
+func (w *Writer) add(sum Sum, block []byte, cached bool, done *progress) error {
 	w.mu.Lock()
 	known := w.put[sum]
 	w.put[sum] = true
@@ -144,22 +174,22 @@ func (w *Writer) add(sum Sum, block []byte) error {
 		info, err := os.Stat(path)
 		there := err == nil && info.Size() == int64(len(block))
 		if there && !w.named[sum] {
-			there = w.directory.readBlock(sum, directio.Buffer(len(block))) == nil
+			there = w.directory.readBlock(sum, directio.Buffer(len(block)), cached) == nil
 		}
 		if !there {
-			if err := w.directory.writeBlock(path, block); err != nil {
+			if err := w.directory.writeBlock(path, block, cached); err != nil {
 				return err
 			}
-			w.written.Add(int64(len(block)))
+			done.written.Add(int64(len(block)))
 			return nil
 		}
 	}
-	w.shared.Add(int64(len(block)))
+	done.shared.Add(int64(len(block)))
 	return nil
 }
 
 // writeBlock makes a block, complete or not at all. Another writer may make the same one at the same time.
-func (d *Directory) writeBlock(path string, block []byte) (err error) {
+func (d *Directory) writeBlock(path string, block []byte, cached bool) (err error) {
 	made := fmt.Sprintf("%s.%d.%d", path, os.Getpid(), temporary.Add(1))
 	defer func() {
 		if err != nil {
@@ -167,26 +197,43 @@ func (d *Directory) writeBlock(path string, block []byte) (err error) {
 			err = d.failed("writing", path, err)
 		}
 	}()
-	fd, direct, err := directio.Open(func(flags int) (int, error) { return create(made, flags) })
-	if errors.Is(err, fs.ErrNotExist) {
+	write := writeDirect
+	if cached {
+		write = writeCached
+	}
+	if err = write(made, block); errors.Is(err, fs.ErrNotExist) {
 		if err = os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		fd, direct, err = directio.Open(func(flags int) (int, error) { return create(made, flags) })
-	}
-	if err != nil {
-		return err
-	}
-	file := directio.Of(fd)
-	file.Direct.Store(direct)
-	err = file.Write(block, 0)
-	if closed := unix.Close(fd); err == nil {
-		err = closed
+		err = write(made, block)
 	}
 	if err != nil {
 		return err
 	}
 	return fallible("rename", func() error { return os.Rename(made, path) })
+}
+
+func writeDirect(path string, block []byte) error {
+	fd, direct, err := directio.Open(func(flags int) (int, error) { return create(path, flags) })
+	if err != nil {
+		return err
+	}
+	file := directio.Of(fd)
+	file.Direct.Store(direct)
+	return errors.Join(file.Write(block, 0), unix.Close(fd))
+}
+
+func writeCached(path string, block []byte) error {
+	fd, err := create(path, 0)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(fd), path)
+	err = fallible("pwrite", func() error {
+		_, err := file.Write(block)
+		return err
+	})
+	return errors.Join(err, file.Close())
 }
 
 var temporary atomic.Uint64 // the last name of a file that is being written

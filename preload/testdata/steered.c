@@ -236,6 +236,26 @@ static void *busy(void *milliseconds)
 
 static void *captured;
 
+/* Memory of the process alone, full of numbers that are drawn. */
+static uint64_t *numbers, drawn = 1;
+static size_t count_of_numbers;
+
+static void draw_numbers(size_t first, size_t count)
+{
+	for (size_t i = first; i < first + count; i++) {
+		drawn = drawn * 6364136223846793005u + 1442695040888963407u;
+		numbers[i] = drawn;
+	}
+}
+
+static uint64_t sum(void)
+{
+	uint64_t all = 0;
+	for (size_t i = 0; i < count_of_numbers; i++)
+		all = all * 31 + numbers[i];
+	return all;
+}
+
 static _Atomic int children;
 
 static void count_child(int signal)
@@ -340,6 +360,14 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "launch") == 0) { /* a kernel, whose code is not on the device before */
 		snprintf(answer, sizeof answer, "%d", launch_add(cache, 1));
 		return answer;
+	} else if (strcmp(word, "numbers") == 0) { /* MiB of them */
+		count_of_numbers = (size_t)atoi(rest) * (MIB / sizeof *numbers);
+		CHECK(numbers = malloc(count_of_numbers * sizeof *numbers));
+		draw_numbers(0, count_of_numbers);
+	} else if (strcmp(word, "draw") == 0) { /* one percent of them again */
+		draw_numbers(count_of_numbers / 3, count_of_numbers / 100);
+	} else if (strcmp(word, "sum") == 0) {
+		snprintf(answer, sizeof answer, "%llx", (unsigned long long)sum());
 	} else if (strcmp(word, "try") == 0) { /* an allocation that may fail, in MiB */
 		void *tried = NULL;
 		IN_REGION(answer_number(cudaMalloc(&tried, (size_t)atoi(rest) * MIB)));

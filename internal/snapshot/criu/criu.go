@@ -113,11 +113,11 @@ func (p *Program) command(ctx context.Context, arguments ...string) *exec.Cmd {
 }
 
 // common are the flags of a dump and of a restore.
-func (p *Program) common(op, images string) []string {
-	arguments := []string{op, "--no-default-config", "--images-dir", images, "--file-locks", "--tcp-close",
-		"--manage-cgroups=ignore", "-v3",
+func (p *Program) common(op, images, work string) []string {
+	arguments := []string{op, "--no-default-config", "--images-dir", images, "--work-dir", work, "--file-locks",
+		"--tcp-close", "--manage-cgroups=ignore", "-v3",
 		// Its plugin for CUDA would take what tms has paused.
-		"--libdir", images}
+		"--libdir", work}
 	if os.Geteuid() != 0 {
 		arguments = append(arguments, "--unprivileged")
 	}
@@ -138,8 +138,8 @@ type Dump struct {
 
 // Run dumps a process and all below it.
 func (d Dump) Run(p *Program) error {
-	arguments := append(p.common("dump", d.Images), "--tree", strconv.Itoa(d.PID), "--work-dir", d.Work,
-		"--log-file", "dump.log", "--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
+	arguments := append(p.common("dump", d.Images, d.Work), "--tree", strconv.Itoa(d.PID), "--log-file",
+		"dump.log", "--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
 	if !d.Ends {
 		arguments = append(arguments, "--leave-running")
 	}
@@ -159,9 +159,12 @@ func (d Dump) Run(p *Program) error {
 
 // Restore says what to restore.
 type Restore struct {
-	Images string
-	Work   string // a folder for its log, which it is alone to write to
-	Job    bool
+	// Images is a folder that may have no path. CRIU opens it for itself, so it needs this process no more.
+	Images *os.File `json:"-"`
+	// Consume has CRIU take away from files of pages what it has read. No other restore may read them.
+	Consume bool
+	Work    string // a folder for its log, which it is alone to write to
+	Job     bool
 	// Inherited are files that take the place of what the processes had from outside of their tree, by CRIU's names, such
 	// as "pipe:[4711]".
 	Inherited map[string]*os.File `json:"-"`
@@ -169,12 +172,15 @@ type Restore struct {
 
 // Run restores processes, which are not children of this one.
 func (r Restore) Run(p *Program) error {
-	arguments := append(p.common("restore", r.Images), "--work-dir", r.Work, "--log-file", "restore.log",
-		"--restore-detached", "--ext-unix-sk")
+	arguments := append(p.common("restore", "/proc/self/fd/3", r.Work), "--log-file", "restore.log", "--restore-detached",
+		"--ext-unix-sk")
 	if r.Job {
 		arguments = append(arguments, "--shell-job")
 	}
-	var files []*os.File
+	if r.Consume {
+		arguments = append(arguments, "--auto-dedup")
+	}
+	files := []*os.File{r.Images}
 	for name, file := range r.Inherited {
 		arguments = append(arguments, "--inherit-fd", fmt.Sprintf("fd[%d]:%s", 3+len(files), name))
 		files = append(files, file)

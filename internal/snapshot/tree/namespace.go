@@ -53,7 +53,7 @@ func inNamespace(c copied) (init *os.Process, numbers map[int]int, keep func(), 
 	command := exec.Command(self)
 	command.Args = []string{InitName, c.Folder}
 	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
-	command.ExtraFiles = []*os.File{theirs}
+	command.ExtraFiles = []*os.File{theirs, c.Restore.Images}
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	if err = command.Start(); err != nil {
 		_ = ours.Close()
@@ -119,8 +119,9 @@ func within(init int) (map[int]int, error) {
 
 // Init is what the first process of a copy does. It ends when it has no more children, and returns its exit code.
 func Init() int {
-	command := os.NewFile(3, "command")
+	command, images := os.NewFile(3, "command"), os.NewFile(4, "images")
 	unix.CloseOnExec(3)
+	unix.CloseOnExec(4)
 	asked := bufio.NewReader(command)
 	var c copied
 	line, err := asked.ReadBytes('\n')
@@ -132,9 +133,10 @@ func Init() int {
 		leave, err = c.mount()
 	}
 	if err == nil {
-		c.Restore.Inherited = streams(c.Streams)
+		c.Restore.Inherited, c.Restore.Images = streams(c.Streams), images
 		err = c.Restore.Run(&c.Program)
 	}
+	_ = images.Close()
 	if err != nil {
 		fmt.Fprintf(command, "failed: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 		if leave != nil {

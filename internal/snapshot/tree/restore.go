@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -87,9 +88,15 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	if err != nil {
 		return nil, err
 	}
+	folder, err := imagesFor(ctx, s)
+	if err != nil {
+		return nil, err
+	}
 	checked := time.Since(began).Seconds()
-	apartFrom := r.Copies > 0 || !free(ctx, numbersOf(filepath.Join(s.Folder(), images)))
-	b := &begun{Restore: r, Snapshot: s, program: program, began: began, apart: apartFrom, files: map[uint64]*os.File{}}
+	numbers := numbersOf(filepath.Join(s.Folder(), images))
+	b := &begun{Restore: r, Snapshot: s, program: program, began: began, numbers: numbers,
+		apart: r.Copies > 0 || !free(ctx, numbers), images: folder, files: map[uint64]*os.File{}}
+	b.left.Store(int64(max(1, r.Copies)))
 	defer b.close()
 	b.contents.Go(func() error {
 		err := copyContents(ctx, s, b.files)
@@ -121,7 +128,10 @@ type begun struct {
 	*snapshot.Snapshot
 	program  *criu.Program
 	began    time.Time
-	apart    bool // in a PID namespace
+	numbers  []int        // of processes and threads, when CRIU dumped them
+	apart    bool         // in a PID namespace
+	images   *os.File     // the folder that CRIU reads
+	left     atomic.Int64 // how many copies still need it
 	contents errgroup.Group
 	files    map[uint64]*os.File // the same for all copies
 	copied   float64
@@ -130,6 +140,7 @@ type begun struct {
 
 func (b *begun) close() {
 	_ = b.contents.Wait()
+	_ = b.images.Close()
 	for _, file := range b.files {
 		_ = file.Close()
 	}
@@ -141,6 +152,9 @@ func (b *begun) restore(ctx context.Context, one *Restored) error {
 	if err == nil {
 		err = b.processes(one)
 		one.Process = time.Since(b.began).Seconds()
+	}
+	if b.left.Add(-1) == 0 {
+		_ = b.images.Close() // and so the memory is free that it has
 	}
 	err = errors.Join(err, b.contents.Wait(), ctx.Err())
 	one.Contents = b.copied
@@ -177,17 +191,17 @@ func (b *begun) processes(one *Restored) error {
 		return err
 	}
 	m := b.Manifest
-	restore := criu.Restore{Images: filepath.Join(b.Folder(), images), Work: work, Job: m.Job}
+	restore := criu.Restore{Images: b.images, Consume: len(m.Pages) > 0 && b.Copies < 2, Work: work, Job: m.Job}
 	one.keep = func() {}
 	if b.apart {
 		c := copied{Program: *b.program, Restore: restore, Streams: m.Streams, Folder: b.Folder(), Shared: m.Shared,
-			Sockets: map[string]int{}, Last: apart(numbersOf(restore.Images))}
+			Sockets: map[string]int{}, Last: apart(b.numbers)}
 		for _, p := range m.Processes {
 			if p.Sockets != "" {
 				c.Sockets[p.Sockets] = p.User
 			}
 		}
-		if ghosts, _ := filepath.Glob(filepath.Join(restore.Images, "ghost-file-*.img")); len(ghosts) > 0 {
+		if ghosts, _ := filepath.Glob(filepath.Join(b.Folder(), images, "ghost-file-*.img")); len(ghosts) > 0 {
 			b.inTurn.Lock() // CRIU makes a deleted file where it was, and deletes it again
 			defer b.inTurn.Unlock()
 		}

@@ -47,11 +47,14 @@ type Taken struct {
 	Stood     float64 `json:"stood_seconds"` // how long the program stood still, unless it has ended
 	Seconds   float64 `json:"seconds"`
 	snapshot.Progress
-	Images int64 `json:"image_bytes"`
+	// Memory has of the processes' private memory what Progress has of the contents.
+	Memory snapshot.Progress `json:"memory"`
+	Images int64             `json:"image_bytes"` // of CRIU's other files
 	// Warning says why the program does not go on, although its snapshot is complete; or "".
 	Warning string `json:"warning,omitempty"`
 	// Seconds of parts: until all stands paused and parked; of CRIU's dump, with --stop until the program has ended; until
-	// the program went on; of the contents into blocks, beside the dump; of the hashes of images and the disk at the end.
+	// the program went on; of the contents into blocks, beside the dump; of the memory into blocks, the hashes of images and
+	// the disk at the end.
 	Pause  float64 `json:"pause_seconds"`
 	Dump   float64 `json:"dump_seconds"`
 	GoesOn float64 `json:"goes_on_seconds"`
@@ -141,6 +144,10 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		if err := step("commit"); err != nil {
 			return err
 		}
+		var err error
+		if manifest.Pages, err = savePages(ctx, writer, d.images); err != nil {
+			return err
+		}
 		taken.Images = sizeOf(d.images)
 		manifest.Processes = still.with(manifest.Processes)
 		return writer.Commit(context.WithoutCancel(ctx), manifest)
@@ -182,7 +189,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	for _, p := range tree.Processes {
 		taken.Processes = append(taken.Processes, p.PID)
 	}
-	taken.Progress, taken.Seconds = writer.Progress(), time.Since(began).Seconds()
+	taken.Progress, taken.Memory, taken.Seconds = writer.Progress(), writer.Memory(), time.Since(began).Seconds()
 	return taken, nil
 }
 

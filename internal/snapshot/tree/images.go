@@ -1,0 +1,116 @@
+package tree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/snapshot"
+	"tms/internal/snapshot/criu"
+)
+
+// CRIU writes the private memory of processes again for each snapshot. So its files of pages become blocks, which
+// snapshots share, and a restore makes them again in memory.
+
+// savePages puts the private memory that CRIU has written into blocks, and removes its files.
+func savePages(ctx context.Context, writer *snapshot.Writer, folder string) (files []snapshot.File, err error) {
+	all, err := criu.FindPages(folder, snapshot.PageBlockSize)
+	if err != nil {
+		return nil, fmt.Errorf("reading what CRIU has written: %w", err)
+	}
+	for _, pages := range all {
+		if err := step("pages"); err != nil {
+			return nil, err
+		}
+		file, err := os.Open(filepath.Join(folder, pages.Name))
+		if err != nil {
+			return nil, err
+		}
+		content, err := writer.AddPages(ctx, file, pages.Lengths)
+		if err = errors.Join(err, file.Close()); err == nil {
+			err = os.Remove(file.Name())
+		}
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, snapshot.File{Path: filepath.Join(images, pages.Name), Content: content})
+	}
+	return files, nil
+}
+
+// imagesFor returns a folder that has all of CRIU's files: the snapshot's own, or one in memory without a path, with
+// links to these and with the files of pages. It is gone when all that have it open have closed it.
+func imagesFor(ctx context.Context, s *snapshot.Snapshot) (*os.File, error) {
+	own := filepath.Join(s.Folder(), images)
+	if len(s.Manifest.Pages) == 0 {
+		return os.Open(own)
+	}
+	entries, err := os.ReadDir(own)
+	if err != nil {
+		return nil, err
+	}
+	folder, err := folderInMemory()
+	if err != nil {
+		return nil, fmt.Errorf("making a folder in memory: %w", err)
+	}
+	for _, entry := range entries {
+		if err = unix.Symlinkat(filepath.Join(own, entry.Name()), int(folder.Fd()), entry.Name()); err != nil {
+			err = fmt.Errorf("making a link to %s: %w", entry.Name(), err)
+			break
+		}
+	}
+	for _, pages := range s.Manifest.Pages {
+		if err == nil {
+			err = putPages(ctx, s, pages, folder)
+		}
+	}
+	if err != nil {
+		_ = folder.Close()
+		return nil, err
+	}
+	return folder, nil
+}
+
+// folderInMemory mounts a file system in memory at no place. (fsopen, fsmount)
+func folderInMemory() (*os.File, error) {
+	system, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(system)
+	for _, option := range []struct{ name, value string }{{"size", "0"}, {"nr_inodes", "0"}, {"mode", "0700"}} { // 0: no limit
+		if err := unix.FsconfigSetString(system, option.name, option.value); err != nil {
+			return nil, fmt.Errorf("%s=%s: %w", option.name, option.value, err)
+		}
+	}
+	if err := unix.FsconfigCreate(system); err != nil {
+		return nil, err
+	}
+	mount, err := unix.Fsmount(system, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(mount) // which ends the mount, but not the folder that is open
+	folder, err := unix.Openat(mount, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(folder), "images"), nil
+}
+
+func putPages(ctx context.Context, s *snapshot.Snapshot, pages snapshot.File, folder *os.File) error {
+	if err := step("pages"); err != nil {
+		return err
+	}
+	fd, err := unix.Openat(int(folder.Fd()), filepath.Base(pages.Path), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC,
+		0o600)
+	if err != nil {
+		return fmt.Errorf("making %s in memory: %w", pages.Path, err)
+	}
+	file := os.NewFile(uintptr(fd), pages.Path)
+	return errors.Join(s.Copy(ctx, pages.Content, file), file.Close())
+}
