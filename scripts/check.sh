@@ -33,9 +33,9 @@ check_lint() {
 	go tool staticcheck ./...
 	for command in "check" "format --check"; do
 		build/venv/bin/ruff $command pymodule
-		build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/house.py scripts/picture scripts/picture.py scripts/torch-versions docs/examples
+		build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/house.py scripts/newest scripts/picture scripts/picture.py scripts/torch-versions docs/examples
 	done
-	(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m mypy ../docs/examples/{rollout,standby,steps}.py ../scripts/{house,picture}.py && ../build/venv/bin/python -m pyright)
+	(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m mypy ../docs/examples/{rollout,standby,steps}.py ../scripts/{house,picture}.py ../scripts/newest/compare.py && ../build/venv/bin/python -m pyright)
 	scripts/generate-kernels.sh --check
 	build/venv/bin/python scripts/house.py
 }

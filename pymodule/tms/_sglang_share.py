@@ -22,12 +22,12 @@ def hooks() -> dict[str, Callable[..., Any]]:
     return {f"{_SCHEDULER}.process_input_requests": _process, f"{_SCHEDULER}.on_idle": _idle}
 
 
-def _process(original: Callable[..., Any], scheduler: Any, requests: Any) -> Any:
+def _process(original: Callable[..., Any], scheduler: Any, recv_reqs: Any) -> Any:
     if "_tms_cache" not in vars(scheduler):
         scheduler._tms_cache = _cache_of(scheduler)
-    if requests and scheduler._tms_cache:
+    if recv_reqs and scheduler._tms_cache:
         scheduler._tms_cache.used()
-    return original(scheduler, requests)
+    return original(scheduler, recv_reqs)
 
 
 def _idle(original: Callable[..., Any], scheduler: Any) -> Any:

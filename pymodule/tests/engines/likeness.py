@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkout import ROOT
 
 HERE = Path(__file__).resolve().parent
 FAKE = HERE / "fake"
 DROPIN = HERE.parent / "dropin"
+NEWEST = ROOT / "scripts" / "newest"
 
 
 def sources(package: str) -> Path:
@@ -24,6 +28,16 @@ def sources(package: str) -> Path:
     if not spec or not spec.origin:
         pytest.skip(f"{package} is not installed, and {variable} names no folder with it")
     return Path(spec.origin).parent
+
+
+def lost(package: str, folder: Path) -> list[str]:
+    """The lines of scripts/newest/table.txt that do not hold for a package in this folder."""
+    sys.path.insert(0, str(NEWEST))
+    compare: Any = importlib.import_module("compare")
+    table = compare.Table(NEWEST / "table.txt")
+    compared = compare.Comparison(compare.Wheel(folder.parent), table, ROOT)
+    said = [(lines[0], compared.of_lines(lines)) for lines in table.about(package)]
+    return [f"{line}: {what}" for line, what in said if not what.startswith(compare.KEPT)]
 
 
 def methods(file: Path, name: str) -> dict[str, list[tuple[str, Any]]]:
