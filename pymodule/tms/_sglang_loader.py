@@ -21,11 +21,13 @@ from ._errors import NotSupportedError
 _LOADER = "sglang.srt.model_loader.loader"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_SESSION = "sglang.srt.managers.scheduler_components.weight_updater"
 
 _SETTINGS = re.compile(
-    "(enable|disable|moe|quant|fp[48]|json_model)_|.*(backend|_size|dtype|quant)"
+    "(enable|disable|enforce|moe|quant|fp[48]|json_model|ep|init_expert|kt|dcp|rl|paged_experts|"
+    "mm_enable|language)_|encoder_only|model_impl|.*(backend|_size|dtype|quant)"
 )
-"""Arguments of sglang that may change the layout of weights."""
+"""Arguments of sglang that may change weights, or their layout."""
 
 _READ_ONLY = (
     "Weights of TMS_SGLANG_KEPT=1 are shared and cannot be written. Start the engine without it "
@@ -45,12 +47,28 @@ class _Run:
 
 def hooks() -> dict[str, Callable[..., Any]]:
     """Returns a wrapper for each function's name."""
-    updates = ("disk", "distributed", "tensor", "ipc")
-    return {
+    around: dict[str, Callable[..., Any]] = {
         f"{_RUNNER}.load_model": _run,
         f"{_LOADER}.DefaultModelLoader.load_model": _load,
-        **{f"{_UPDATER}.update_weights_from_{name}": _update for name in updates},
+        f"{_UPDATER}.update_weights_from_disk": _update,
+        f"{_UPDATER}.update_weights_from_tensor": _update,
+        f"{_UPDATER}.update_weights_from_ipc": _update,
     }
+    if not _has_sessions():
+        return {**around, f"{_UPDATER}.update_weights_from_distributed": _update}
+    return {
+        **around,
+        f"{_UPDATER}.load_weights_from_distributed": _update,
+        f"{_SESSION}.SchedulerWeightUpdaterManager.begin_weight_update": _begin,
+        f"{_LOADER}.DefaultModelLoader.initialize_model_for_startup": _overlap,
+    }
+
+
+def _has_sessions() -> bool:
+    """Reports whether updates of weights come in sessions, as in 0.5.23, which writes first."""
+    module, _, name = _UPDATER.rpartition(".")
+    updater = getattr(importlib.import_module(module), name)
+    return hasattr(updater, "begin_weight_update")
 
 
 def _run(original: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
@@ -71,11 +89,11 @@ def _load(
     if type(loader) is not module.DefaultModelLoader or _Run.runner is None:
         _logger.warning("tms: %s reads the checkpoint, and nothing is kept.", type(loader).__name__)
         return loaded()
-    arguments = _Run.runner.server_args
-    if "enable_memory_saver" not in vars(arguments):
-        version = importlib.import_module("sglang").__version__
+    arguments = _arguments(_Run.runner.server_args)
+    if arguments.get("enable_eplb"):
         raise NotSupportedError(
-            f"TMS_SGLANG_KEPT=1 is for sglang 0.5.16 and 0.5.17, and this is {version}. Unset it."
+            "TMS_SGLANG_KEPT=1 cannot be combined with --enable-eplb, which writes weights. Leave "
+            "out one of the two."
         )
 
     def make() -> Any:
@@ -97,7 +115,7 @@ def _load(
             make=make,
             process=process,
             copy=False,
-            sleeps=arguments.enable_memory_saver,
+            sleeps=arguments["enable_memory_saver"],
             option="TMS_SGLANG_KEPT=1",
             logger=_logger,
         )
@@ -107,22 +125,52 @@ def _load(
     return model
 
 
-def _name_of(load_config: Any, model_config: Any, arguments: Any) -> str:
+def _arguments(given: Any) -> dict[str, Any]:
+    """sglang's arguments as they are in force."""
+    if "enable_memory_saver" in vars(given):
+        return dict(vars(given))
+    try:  # 0.5.23 keeps what was asked for in them, and what it has decided elsewhere
+        context = importlib.import_module("sglang.srt.runtime_context").get_context()
+        found: dict[str, Any] = context.resolved_server_args_dict()
+    except (ImportError, AttributeError) as error:
+        version = importlib.import_module("sglang").__version__
+        raise NotSupportedError(
+            "TMS_SGLANG_KEPT=1 is for sglang 0.5.16, 0.5.17 and 0.5.23, and this is "
+            f"{version}: {error}. Unset it."
+        ) from error
+    return found
+
+
+def _name_of(load_config: Any, model_config: Any, arguments: dict[str, Any]) -> str:
     world = torch.distributed
     hf = model_config.hf_config
     facts = [
         [importlib.import_module("sglang").__version__, torch.__version__, world.get_world_size()],
         [*_kept_model.state_of(model_config.model_path), getattr(hf, "_commit_hash", None)],
-        [hf.to_dict(), model_config.dtype, model_config.quantization, arguments.revision],
+        [hf.to_dict(), model_config.dtype, model_config.quantization, arguments["revision"]],
         [str(load_config.load_format), load_config.model_loader_extra_config],
         [load_config.draft_model_idx, _Run.runner.is_draft_worker],
-        {key: value for key, value in vars(arguments).items() if _SETTINGS.match(key)},
+        {key: value for key, value in arguments.items() if _SETTINGS.match(key)},
     ]
     return _kept_model.name_for(Path(model_config.model_path).name, world.get_rank(), facts)
 
 
 def _update(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return (False, _READ_ONLY) if _Run.shared else original(*arguments, **named)
+
+
+def _begin(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """Refuses a session of updates, whose beginning alone unpacks weights in place."""
+    if not _Run.shared:
+        return original(manager, recv_req)
+    torch.distributed.barrier(group=manager.tp_cpu_group)  # a rank without a set may have begun
+    messages: Any = importlib.import_module("sglang.srt.managers.io_struct")
+    return messages.BeginWeightUpdateReqOutput(success=False, message=_READ_ONLY)
+
+
+def _overlap(original: Callable[..., Any], loader: Any, *arguments: Any, **named: Any) -> Any:
+    _logger.warning("tms: --startup-weight-load-mode overlap keeps nothing.")
+    return original(loader, *arguments, **named)
 
 
 def _refuse(*_: Any, **__: Any) -> None:

@@ -6,11 +6,15 @@ import ctypes
 from typing import Any, Callable
 
 from ._control import stats
+from ._errors import TmsError
 from ._library import load
 
 
 class Cache:
-    """The `tensors()` of a cache with one reader, which `forget()` tells that they were lost."""
+    """The `tensors()` of a cache with one reader, which `forget()` tells that they were lost.
+
+    `forget()` returns False if the reader still has blocks of it.
+    """
 
     def __init__(self, tensors: Callable[[], Any], forget: Callable[[], Any]) -> None:
         self._tensors, self._forget = tensors, forget
@@ -23,12 +27,19 @@ class Cache:
             _mark(self._unused[1], live=False)
 
     def used(self) -> None:
-        """A request may come. Contents count again, and if a pause has lost them, forgets them."""
+        """A request may come. Contents count again, and if a pause has lost them, forgets them.
+
+        Raises:
+            TmsError: they are lost, and the reader has not forgotten them.
+        """
         if self._unused is not None:
             (moves, storages), self._unused = self._unused, None
             _mark(storages, live=True)
-            if moves != _moves():
-                self._forget()
+            if moves != _moves() and self._forget() is False:
+                raise TmsError(
+                    "A pause has dropped the KV cache while no request used it, and the engine "
+                    "has not forgotten it: answers from it would be wrong. Start the engine again."
+                )
 
 
 def _mark(storages: list[Any], *, live: bool) -> None:

@@ -25,6 +25,8 @@ from types import SimpleNamespace
 logging.basicConfig(filename=os.environ["LOG"])
 from sglang.srt.plugins import load_plugins
 load_plugins()
+import sglang
+from sglang.srt import runtime_context
 from sglang.srt.model_loader import loader
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
@@ -34,7 +36,12 @@ def start(layered=False, strays=False, **more):
     hf = SimpleNamespace(architectures=["Llama"], wide=False, to_dict=lambda: {"hidden_size": 5})
     config = SimpleNamespace(model_path="folder/llama", hf_config=hf, dtype="", quantization=None)
     arguments = {"enable_memory_saver": False, "revision": None, "moe_runner_backend": "auto"}
-    runner = ModelRunner(SimpleNamespace(**{**arguments, **more}), config, layered)
+    arguments.update(more)
+    given = SimpleNamespace(**arguments)
+    if sglang.__version__ == "0.5.23":
+        given = SimpleNamespace(resolved=arguments)
+        runtime_context.get_context().server_args = given
+    runner = ModelRunner(given, config, layered)
     model = runner.model
 
 def contents():
@@ -66,8 +73,14 @@ class Engines:
         return self._log.read_text()
 
 
-@pytest.fixture
-def engines(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engines:
+@pytest.fixture(params=["0.5.17", "0.5.23"])
+def engines(
+    house: House,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Engines:
+    monkeypatch.setenv("FAKE_SGLANG", request.param)
     for name in ("TMS_SGLANG", "SGLANG_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
     return Engines(house, tmp_path)
@@ -110,23 +123,65 @@ def test_updates_are_refused(engines: Engines) -> None:
     assert plain.run("loader.read") == ["folder/llama"]
 
 
+@pytest.mark.parametrize("engines", ["0.5.23"], indirect=True)
+def test_a_session_of_updates_is_refused(engines: Engines) -> None:
+    """It would unpack weights in place; a rank with weights of its own has begun, and waits."""
+    begun = (
+        "__import__('sglang.srt.managers.scheduler_components.weight_updater', fromlist='x')."
+        "SchedulerWeightUpdaterManager().begin_weight_update(None)"
+    )
+    engine = engines.process()
+    engine.does("start()")
+    done, words = engine.run(begun)
+    assert not done and "shared and cannot be written" in words
+    assert engine.run("torch.barriers") == [None]
+    distributed = "WeightUpdater().load_weights_from_distributed([])"
+    assert "cannot be written" in engine.run(distributed)[1]
+    plain = engines.process(kept="0")
+    plain.does("start()")
+    assert plain.run(begun)[0] is True and plain.run(distributed)[0] is True
+
+
+@pytest.mark.parametrize("engines", ["0.5.23"], indirect=True)
+def test_a_load_beside_the_capture_of_graphs(engines: Engines, house: House) -> None:
+    engine = engines.process()
+    engine.does("start()")
+    before = house.sets()
+    engine.does(
+        "kind = loader.DefaultModelLoader(None);"
+        "kind.initialize_model_for_startup(model_config=runner.model_config, device_config=None)"
+    )
+    assert "--startup-weight-load-mode overlap keeps nothing" in engines.log()
+    assert len(house.sets()) == len(before)
+
+
+def test_balancing_of_experts_is_refused(engines: Engines, house: House) -> None:
+    engine = engines.process()
+    assert "cannot be combined with --enable-eplb" in engine.run("start(enable_eplb=True)")
+    assert house.sets() == []
+
+
 def test_other_loaders_and_versions(engines: Engines, house: House) -> None:
     engine = engines.process()
     engine.does("start(layered=True)")
     assert "LayeredModelLoader reads the checkpoint, and nothing is kept" in engines.log()
     engine.does("model.load_weights(iter([7]))")
     assert house.sets() == []
+    engine.does("getattr(runtime_context, 'RuntimeContext').resolved_server_args_dict = property()")
     refused = engine.run(
         "ModelRunner(type('Sealed', (), {'__slots__': ('__dict__',)})(), runner.model_config)"
     )
-    assert "is for sglang 0.5.16 and 0.5.17" in refused
+    assert "is for sglang 0.5.16, 0.5.17 and 0.5.23, and this is " in refused
 
 
 def test_like_the_sglang_that_is_installed() -> None:
     """Names and signatures match sglang's files."""
     root = sources("sglang")
-    if "get_global_server_args() -> NoReturn" in (root / "srt" / "server_args.py").read_text():
-        pytest.skip("this sglang is refused")
+    sessions = Path("srt", "managers", "scheduler_components", "weight_updater.py")
+    if "def begin_weight_update(self" in (root / sessions).read_text():  # 0.5.23
+        manager = methods(root / sessions, "SchedulerWeightUpdaterManager")
+        assert manager["begin_weight_update"] == [("self", ""), ("recv_req", "")]
+        assert "self.tp_cpu_group = " in (root / sessions).read_text()
     loader = Path("srt", "model_loader", "loader.py")
     for name in ("_initialize_model", "_get_quantization_config"):
         assert parameters(FAKE / "sglang" / loader, name) == parameters(root / loader, name)

@@ -135,6 +135,14 @@ def test_an_idle_engine_gives_way_without_its_cache(
     assert (one.resets(), other.resets()) == (1, 1)
 
 
+def test_a_cache_that_an_engine_does_not_forget(start: Callable[..., Engine]) -> None:
+    """Answers from blocks that are lost would be wrong."""
+    one = start(f"{SGLANG}scheduler.flush_cache = lambda: False")
+    assert one.asked(7) == [True, False]
+    assert start(VLLM).asked(5) == [True, False]
+    assert "has not forgotten it: answers from it would be wrong" in one.asked(7)
+
+
 @pytest.mark.parametrize(
     "code",
     [

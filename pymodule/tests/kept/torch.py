@@ -239,7 +239,10 @@ cuda = SimpleNamespace(
     get_device_properties=lambda index: SimpleNamespace(uuid="GPU-0"),
 )
 utils = SimpleNamespace(swap_tensors=swap_tensors)
-distributed = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1)
+distributed = SimpleNamespace(
+    get_rank=lambda: 0, get_world_size=lambda: 1, barrier=lambda group: barriers.append(group)
+)
+barriers: list[Any] = []
 _C = SimpleNamespace(_cuda_customAllocator=lambda malloc, free: None)
 
 

@@ -1,6 +1,9 @@
 """What tms._sglang uses of sglang 0.5.17, under its names and with its signatures, over fake torch.
 
-engines/test_sglang_plugin.py compares it with the installed sglang.
+engines/test_sglang_plugin.py compares it with the installed sglang. FAKE_SGLANG=0.5.23 makes it as
+that version is.
 """
 
-__version__ = "0.5.17"
+import os
+
+__version__ = os.environ.get("FAKE_SGLANG", "0.5.17")

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from layers import Model
 
+import sglang
+
 read: list[str] = []
 """The loads of checkpoints."""
 
@@ -34,6 +36,11 @@ class DefaultModelLoader:
         device = torch.device(device_config.device)
         self.load_weights_and_postprocess(model, iter([3]), device)
         return model.eval()
+
+    if sglang.__version__ == "0.5.23":
+
+        def initialize_model_for_startup(self, *, model_config: Any, device_config: Any) -> Any:
+            return _initialize_model(model_config, self.load_config)
 
     @staticmethod
     def load_weights_and_postprocess(model: Any, weights: Any, target_device: Any) -> None:
