@@ -1,6 +1,6 @@
 /* What a launch costs, cuLaunchKernel with 11 arguments, and what a poll, cuStreamQuery; both bound by the loader, in
  * nanoseconds. Where the device is a real one a kernel that does nothing is launched, and waited for now and then. Run
- * it with and without the libraries in LD_PRELOAD; gate.py does, and compares. */
+ * it with and without the libraries in LD_PRELOAD; inturn.py does, and compares. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
 	check(cuModuleLoadData(&module, nothing), "cuModuleLoadData");
 	check(cuModuleGetFunction(&function, module, "nothing"), "cuModuleGetFunction");
 	price(launch, function, 10000);
-	double launches = price(launch, function, count);
-	printf("%.2f %.2f\n", launches, price(query, NULL, count));
+	printf("%.2f cuLaunchKernel\n", price(launch, function, count));
+	printf("%.2f cuStreamQuery\n", price(query, NULL, count));
 	return 0;
 }

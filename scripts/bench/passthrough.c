@@ -1,6 +1,5 @@
 // What a cudaMalloc and a cudaFree outside any region cost, in nanoseconds per call.
-// Prints one line: cudaFree(NULL), then a pair of cudaMalloc and cudaFree of 512 bytes, of 2 MiB.
-// Run with and without libtms.so in LD_PRELOAD; passthrough.py does, and compares.
+// Run with and without libtms.so in LD_PRELOAD; inturn.py does, and compares.
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +51,9 @@ int main(void)
 	frees_of_null(1000);
 	pairs(512, 1000);
 	pairs(2 << 20, 50);
-	printf("%.2f %.2f %.2f\n", frees_of_null(2000000), pairs(512, 50000), pairs(2 << 20, 1500));
+	printf("%.2f cudaFree(NULL)\n", frees_of_null(2000000));
+	printf("%.2f cudaMalloc+cudaFree 512 B\n", pairs(512, 50000));
+	printf("%.2f cudaMalloc+cudaFree 2 MiB\n", pairs(2 << 20, 1500));
 	check(cudaFree(anchor), "cudaFree");
 	return 0;
 }

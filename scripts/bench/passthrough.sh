@@ -23,5 +23,5 @@ for libcudart in "$out/stub/libcudart.so.13" "$cudart"; do
 	printf '\n%s\n' "$libcudart"
 	${CC:-gcc} -O2 -Wall -o "$out/passthrough" scripts/bench/passthrough.c "$libcudart" \
 		-Wl,-rpath,"$(dirname "$libcudart")"
-	"$python" scripts/bench/passthrough.py "$out/passthrough" 21 build/lib/libtms.so "$out/lockmap.so"
+	"$python" scripts/bench/inturn.py 21 "$out/passthrough" -- build/lib/libtms.so "$out/lockmap.so"
 done
