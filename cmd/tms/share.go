@@ -84,7 +84,7 @@ func explained(command *cobra.Command, pid int) error {
 	case p.Share == nil:
 		return fmt.Errorf("%d does not share its devices: start it with tms run --share", pid)
 	}
-	words := cmp.Or(strings.Join(turns.Waits(p, fleet.Ask(group.AnswerTime)), "; "), "waits for no memory")
+	words := cmp.Or(strings.Join(turns.NewExplanation(fleet.Ask(group.AnswerTime)).Waits(p), "; "), "waits for no memory")
 	_, err := fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, words)
 	return err
 }

@@ -106,17 +106,17 @@ func (s *handler) routes() []route {
 		{"GET /v1/version", false, s.version},
 		{"GET /v1/processes", false, list},
 		{"GET /v1/processes/{pid}", false, one},
-		{"POST /v1/pause", true, pause},
-		{"POST /v1/lend", true, lend},
-		{"POST /v1/resume", true, resume},
-		{"POST /v1/swap", true, swap},
-		{"POST /v1/move", true, move},
+		{"POST /v1/pause", true, asking(pause)},
+		{"POST /v1/lend", true, asking(lend)},
+		{"POST /v1/resume", true, asking(resume)},
+		{"POST /v1/swap", true, asking(swap)},
+		{"POST /v1/move", true, asking(move)},
 		{"GET /v1/kept", false, s.listSets},
-		{"POST /v1/kept/{name}", true, s.moveSet},
+		{"POST /v1/kept/{name}", true, asking(s.moveSet)},
 		{"DELETE /v1/kept/{name}", true, s.dropSet},
 		{"GET /v1/snapshots", false, s.listSnapshots},
-		{"POST /v1/snapshot", true, s.takeSnapshot},
-		{"POST /v1/restore", true, s.restore},
+		{"POST /v1/snapshot", true, asking(s.takeSnapshot)},
+		{"POST /v1/restore", true, asking(s.restore)},
 	}
 }
 
@@ -190,6 +190,17 @@ func readBody(to http.ResponseWriter, request *http.Request) ([]byte, error) {
 		return nil, badRequest("the body did not come within %v: %v", bodyTime, err)
 	}
 	return body, nil
+}
+
+// asking has a body decoded before it is answered.
+func asking[T any](answer func(*call, T) (any, error)) func(*call) (any, error) {
+	return func(c *call) (any, error) {
+		asked, err := decode[T](c)
+		if err != nil {
+			return nil, err
+		}
+		return answer(c, asked)
+	}
 }
 
 // decode reads a body. It refuses a field that it does not know: what the field asks for may be what matters.

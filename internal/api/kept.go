@@ -27,16 +27,12 @@ type moveSetRequest struct {
 	To string `json:"to"`
 }
 
-func (s *handler) moveSet(c *call) (any, error) {
-	asked, err := decode[moveSetRequest](c)
-	if err != nil {
-		return nil, err
-	}
+func (s *handler) moveSet(c *call, asked moveSetRequest) (any, error) {
 	to, known := map[string]string{"host": control.ToHost, "disk": control.ToDisk, "device": sets.Device}[asked.To]
 	if !known {
 		return nil, badRequest("to is %q; give host, disk or device", asked.To)
 	}
-	if err = s.Sets.Move(c.PathValue("name"), to); err != nil {
+	if err := s.Sets.Move(c.PathValue("name"), to); err != nil {
 		return nil, err
 	}
 	return s.listSets(c)

@@ -43,13 +43,9 @@ type snapshotRequest struct {
 	Force   bool     `json:"force"`
 }
 
-func (s *handler) takeSnapshot(c *call) (any, error) {
-	asked, err := decode[snapshotRequest](c)
-	if err != nil {
-		return nil, err
-	}
+func (s *handler) takeSnapshot(c *call, asked snapshotRequest) (any, error) {
 	timeout := seconds(asked.Timeout, control.DefaultTimeout)
-	if _, err = checked(processes{PIDs: []int{asked.PID}}, nil, map[string]float64{"timeout": timeout}); err != nil {
+	if _, err := checked(processes{PIDs: []int{asked.PID}}, nil, map[string]float64{"timeout": timeout}); err != nil {
 		return nil, err
 	}
 	path, err := s.directory()
@@ -79,12 +75,8 @@ func (r *restored) status() int {
 	return http.StatusOK
 }
 
-func (s *handler) restore(c *call) (any, error) {
-	asked, err := decode[restoreRequest](c)
-	if err != nil {
-		return nil, err
-	}
-	if err = times(map[string]float64{"wait": asked.Wait}); err != nil {
+func (s *handler) restore(c *call, asked restoreRequest) (any, error) {
+	if err := times(map[string]float64{"wait": asked.Wait}); err != nil {
 		return nil, err
 	}
 	if asked.Copies < 0 {

@@ -128,11 +128,7 @@ type pauseRequest struct {
 	DryRun     bool     `json:"dry_run"`
 }
 
-func pause(c *call) (any, error) {
-	asked, err := decode[pauseRequest](c)
-	if err != nil {
-		return nil, err
-	}
+func pause(c *call, asked pauseRequest) (any, error) {
 	request := control.SteerRequest{Op: control.Pause, Tag: asked.Tag, Force: asked.Force,
 		Everything: asked.Everything, Discard: asked.Discard,
 		Timeout: new(seconds(asked.Timeout, control.DefaultTimeout))}
@@ -185,11 +181,7 @@ type lendRequest struct {
 	Force   bool     `json:"force"`
 }
 
-func lend(c *call) (any, error) {
-	asked, err := decode[lendRequest](c)
-	if err != nil {
-		return nil, err
-	}
+func lend(c *call, asked lendRequest) (any, error) {
 	request := control.SteerRequest{Op: control.Pause, Tag: asked.Tag, Force: asked.Force,
 		Timeout: new(seconds(asked.Timeout, control.DefaultTimeout))}
 	switch {
@@ -223,11 +215,7 @@ type resumeRequest struct {
 	DryRun bool    `json:"dry_run"`
 }
 
-func resume(c *call) (any, error) {
-	asked, err := decode[resumeRequest](c)
-	if err != nil {
-		return nil, err
-	}
+func resume(c *call, asked resumeRequest) (any, error) {
 	pids, err := checked(asked.processes, asked.Tag, map[string]float64{"wait": asked.Wait})
 	if err != nil {
 		return nil, err
@@ -249,16 +237,12 @@ type swapRequest struct {
 	DryRun  bool     `json:"dry_run"`
 }
 
-func swap(c *call) (any, error) {
-	asked, err := decode[swapRequest](c)
-	if err != nil {
-		return nil, err
-	}
+func swap(c *call, asked swapRequest) (any, error) {
 	if asked.Out == asked.In {
 		return nil, badRequest("give two different processes: out is to be paused, in is to be resumed")
 	}
 	timeout := seconds(asked.Timeout, control.DefaultTimeout)
-	_, err = checked(processes{PIDs: []int{asked.Out, asked.In}}, asked.Tag,
+	_, err := checked(processes{PIDs: []int{asked.Out, asked.In}}, asked.Tag,
 		map[string]float64{"timeout": timeout, "wait": asked.Wait})
 	if err != nil {
 		return nil, err
@@ -283,11 +267,7 @@ type moveRequest struct {
 	DryRun  bool              `json:"dry_run"`
 }
 
-func move(c *call) (any, error) {
-	asked, err := decode[moveRequest](c)
-	if err != nil {
-		return nil, err
-	}
+func move(c *call, asked moveRequest) (any, error) {
 	timeout := seconds(asked.Timeout, control.DefaultTimeout)
 	m := group.NewMove(control.Seconds(timeout), asked.Force)
 	for old, new := range asked.Map {

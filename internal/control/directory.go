@@ -168,17 +168,13 @@ func PID(name string) (int, bool) {
 	return pid, ok && err == nil && pid > 0 && Name(pid) == name
 }
 
-// Lost reports whether a process listens on a socket that is no longer in its directory, or is about to listen, as far
-// as the caller's network namespace shows that. Such a process can be found soon after Look. (/proc/net/unix)
-func Lost(pid int) bool {
-	return lost(func(path string) bool { return filepath.Base(path) == Name(pid) })
-}
-
-// LostKeeper is Lost for the keeper that had its socket in a directory.
+// LostKeeper is lost for the keeper that had its socket in a directory.
 func LostKeeper(directory string) bool {
 	return lost(func(path string) bool { return path == filepath.Join(directory, Name(Keeper)) })
 }
 
+// lost reports whether a process listens on a socket that is no longer in its directory, or is about to listen, as far
+// as the caller's network namespace shows that. Such a process can be found soon after Look. (/proc/net/unix)
 func lost(ours func(path string) bool) bool {
 	const flags, state, listens, unconnected = 3, 5, "00010000", "01" // __SO_ACCEPTCON, SS_UNCONNECTED
 	sockets, err := os.ReadFile("/proc/net/unix")
@@ -199,12 +195,12 @@ func lost(ours func(path string) bool) bool {
 	return false
 }
 
-// Search connects to a process, and waits for one that is Lost to replace its socket. Errors: the last of connect.
+// Search connects to a process, and waits for one that is lost to replace its socket. Errors: the last of connect.
 func Search[C any](pid int, connect func() (C, error)) (C, error) {
 	connection, err := connect()
 	until := time.Now().Add(3 * Look)
 	for missed := 0; err != nil && missed < 2 && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
-		if missed++; Lost(pid) {
+		if missed++; lost(func(path string) bool { return filepath.Base(path) == Name(pid) }) {
 			missed = 0
 		}
 		connection, err = connect() // it may be there by now

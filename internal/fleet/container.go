@@ -19,8 +19,8 @@ var (
 		`(?:\.slice)?(?:[/:]|$)`)
 )
 
-// CgroupOf finds the container of a process that has this number here.
-func CgroupOf(pid int) Cgroup {
+// cgroupOf finds the container of a process that has this number here.
+func cgroupOf(pid int) Cgroup {
 	membership, _ := os.ReadFile(procFile(pid, "cgroup"))
 	return parseMembership(membership)
 }

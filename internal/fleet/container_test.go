@@ -28,7 +28,7 @@ func TestContainer(t *testing.T) {
 	} {
 		require.Equal(t, want, parseMembership([]byte(text)), text)
 	}
-	require.Equal(t, Cgroup{}, CgroupOf(0))
+	require.Equal(t, Cgroup{}, cgroupOf(0))
 	require.Equal(t, "1a2b3c4d", Cgroup{number, pod}.Short())
 	require.Equal(t, "01234567", Cgroup{Container: number}.Short())
 }

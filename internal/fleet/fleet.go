@@ -47,7 +47,7 @@ func Ask(within time.Duration, pids ...int) []Process {
 			if err == nil {
 				defer connection.Close()
 				p.Here = connection.Peer
-				p.Cgroup, p.Jobs = CgroupOf(connection.Peer), JobsOf(connection.Peer)
+				p.Cgroup, p.Jobs = cgroupOf(connection.Peer), JobsOf(connection.Peer)
 				p.ProcessState, err = connection.Status(context.Background(), within)
 			}
 			if err != nil {

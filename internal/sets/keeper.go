@@ -202,7 +202,7 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 		if before == nil || before.ID != r.Original {
 			return nil, cuda.Refuse(cuda.NotReady, "another process has just replaced or dropped the set")
 		}
-		if err := InUse(before.told(), from.pid); err != nil {
+		if err := inUse(before.told(), from.pid); err != nil {
 			return nil, err
 		}
 	}
@@ -306,9 +306,9 @@ func (k *Keeper) drop(numbers []uint64) {
 	}
 }
 
-// InUse returns an error if a set is on its device and processes other than one have it open. The set cannot be moved
+// inUse returns an error if a set is on its device and processes other than one have it open. The set cannot be moved
 // then.
-func InUse(s control.KeptSet, one int) error {
+func inUse(s control.KeptSet, one int) error {
 	others := slices.DeleteFunc(slices.Clone(s.Users), func(pid int) bool { return pid == one })
 	if s.Place != "" || len(others) == 0 {
 		return nil

@@ -67,7 +67,7 @@ func move(set control.KeptSet, manifest int, to, directory string) (control.Kept
 	if set.Place == to {
 		return set, nil
 	}
-	if err = InUse(set, os.Getpid()); err != nil {
+	if err = inUse(set, os.Getpid()); err != nil {
 		return set, err
 	}
 	var m mover

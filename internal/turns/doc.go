@@ -21,5 +21,5 @@
 // A process that waits comes before processes of lower priority. Among processes of the same priority, processes that
 // grow during their turn come first, then the processes that have waited longest. Once it has waited as long as all
 // others together may run, it counts as one of the highest priority. A process is paused only when its turn is over, or
-// while it has no work or waits itself. So each wait has a bound: see Shares.
+// while it has no work or waits itself. So each wait has a bound: see turnsOf.
 package turns

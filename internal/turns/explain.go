@@ -11,9 +11,6 @@ import (
 	"tms/internal/fleet"
 )
 
-// Waits says what a process waits for on each device, and for whom.
-func Waits(p fleet.Process, all []fleet.Process) []string { return NewExplanation(all).Waits(p) }
-
 // Explanation says what processes wait for, as they were at one moment.
 type Explanation struct {
 	all    []fleet.Process

@@ -61,7 +61,7 @@ func TestTheExplanationHopesAsTheMakerDoes(t *testing.T) {
 		if change != nil {
 			change(&asks, &other)
 		}
-		lines := Waits(asks, []fleet.Process{asks, other})
+		lines := NewExplanation([]fleet.Process{asks, other}).Waits(asks)
 		require.Len(t, lines, 1)
 		return lines[0]
 	}

@@ -112,20 +112,9 @@ func (p *Process) grown() uint64 {
 	return p.Held()
 }
 
-// Shares returns the time in which all other processes take their turns, and every process swaps once. A process waits
-// no longer than that, or than twice that where priorities differ. Kernels that run longer than a turn, and captures,
+// turnsOf returns the time in which all processes take their turns and swap once. A process waits no longer than that
+// without its own turn, or than twice that where priorities differ. Kernels that run longer than a turn, and captures,
 // come on top.
-func Shares(all []Process, id int) time.Duration {
-	sum := turnsOf(all)
-	for _, p := range all {
-		if p.ID == id {
-			sum -= p.Turn()
-		}
-	}
-	return sum
-}
-
-// turnsOf returns the time in which all processes take their turns and swap once.
 func turnsOf(all []Process) (sum time.Duration) {
 	for _, p := range all {
 		sum += p.price() + p.Turn()

@@ -75,7 +75,7 @@ func TestAnExplanationNamesSome(t *testing.T) {
 	explanation := NewExplanation(all)
 	for _, p := range all[:processes-1] {
 		lines := explanation.Waits(p)
-		require.Equal(t, Waits(p, all), lines)
+		require.Equal(t, NewExplanation(all).Waits(p), lines)
 		require.Len(t, lines, 1)
 		if p.PID > 9 {
 			require.Contains(t, lines[0], fmt.Sprintf("it waits for 1, 2, 3, 4, 5, 6, 7, 8 and %d more, at most", p.PID-9))
@@ -106,6 +106,17 @@ func someProcesses(random *rand.Rand) (device Device, all []Process) {
 		all = append(all, p)
 	}
 	return device, all
+}
+
+// Shares returns the time in which all other processes take their turns, and every process swaps once.
+func Shares(all []Process, id int) time.Duration {
+	sum := turnsOf(all)
+	for _, p := range all {
+		if p.ID == id {
+			sum -= p.Turn()
+		}
+	}
+	return sum
 }
 
 // naiveDecide says what comes next for the process id, which has a Need.

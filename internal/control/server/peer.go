@@ -172,13 +172,6 @@ func Tell(directories Directories, pid int, r control.Request) error {
 	return Send(socket, r.Sent(r.Identity()), -1, unix.MSG_DONTWAIT)
 }
 
-// Answers reports whether a process, or the keeper, listens.
-func Answers(directories Directories, pid int) bool {
-	socket, err := find(directories, pid, 0)
-	_ = unix.Close(socket) // -1: there is none
-	return err == nil
-}
-
 // Ended reports whether a process, or the keeper, has left its socket behind.
 func Ended(directories Directories, pid int) bool {
 	socket, err := find(directories, pid, 0)

@@ -526,7 +526,7 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 	for range 2 {
 		require.NoError(t, serves.Hold())
 	}
-	require.False(t, server.Answers(f.Directories, os.Getpid()))
+	require.Error(t, server.Tell(f.Directories, os.Getpid(), control.SteerRequest{Op: control.Status}))
 	require.NoError(t, serves.Held().Put(5, 0, 0))
 	require.Error(t, serves.Serve())
 	reply, came, err := server.Ask(f.Directories, os.Getpid(), control.LendRequest{Op: control.Lend, Memory: 5}, -1)
@@ -536,7 +536,7 @@ func TestHeldBeforeOthersCanCome(t *testing.T) {
 	require.NoError(t, os.Remove(f.temporary))
 	require.NoError(t, os.Mkdir(f.temporary, 0o700))
 	require.NoError(t, serves.Serve())
-	require.True(t, server.Answers(f.Directories, os.Getpid()))
+	require.NoError(t, server.Tell(f.Directories, os.Getpid(), control.SteerRequest{Op: control.Status}))
 	require.NoError(t, serves.Hold())
 	require.NoError(t, serves.Held().Drop(5))
 	f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
