@@ -13,6 +13,7 @@ package main
 #cgo LDFLAGS: -lpthread
 #include <string.h>
 #include "shim.h"
+#include "tms.h"
 */
 import "C"
 
@@ -20,6 +21,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -93,6 +95,11 @@ func (p *Process) enter(f func(*vmm.Engine) error) error {
 	})
 }
 
+// onEngine does what cannot fail, if there can be an engine.
+func (p *Process) onEngine(do func(*vmm.Engine)) {
+	_ = p.enter(func(e *vmm.Engine) error { do(e); return nil })
+}
+
 // marshalled returns a value as malloc'ed JSON, nil when there is no memory.
 func marshalled(value any) (*C.char, error) {
 	text, err := json.Marshal(value)
@@ -108,6 +115,16 @@ func report(err error) C.int {
 		C.error_set((*C.char)(goruntime.Terminated(err.Error())))
 	}
 	return C.int(cuda.Code(err))
+}
+
+// helped makes a call of C that starts the command, and returns its failure.
+func helped(call func() C.int) error {
+	runtime.LockOSThread() // it has the text of the failure
+	defer runtime.UnlockOSThread()
+	if code := call(); code != 0 {
+		return cuda.Refuse(cuda.Result(code), "%s", C.GoString(C.tms_last_error()))
+	}
+	return nil
 }
 
 // interned returns a text that lives as long as the process, as region_intern keeps them, without a copy.
@@ -203,23 +220,21 @@ func tmsFreeAfter(address, stream unsafe.Pointer) C.int {
 
 //export tmsReset
 func tmsReset(device C.int) {
-	_ = self.enter(func(e *vmm.Engine) error {
+	self.onEngine(func(e *vmm.Engine) {
 		e.Reset(int(device))
 		if self.pools.program != nil {
 			self.pools.program.Reset(int(device))
 		}
-		return nil
 	})
 }
 
 //export tmsCaptureEnded
 func tmsCaptureEnded() {
-	_ = self.enter(func(e *vmm.Engine) error {
+	self.onEngine(func(e *vmm.Engine) {
 		if self.pools.program != nil {
 			self.pools.program.FreeDeferred()
 		}
 		e.FreeDeferred()
-		return nil
 	})
 }
 

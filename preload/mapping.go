@@ -117,9 +117,8 @@ func tmsMemUse(handle C.uint64_t, exports C.bool, use *C.struct_mapping_use) C.i
 //
 //export tmsMemExported
 func tmsMemExported(handle C.uint64_t, address C.uintptr_t, size C.size_t) {
-	_ = self.enter(func(e *vmm.Engine) error {
+	self.onEngine(func(e *vmm.Engine) {
 		e.Shared().NoteExport(cuda.Handle(handle), uintptr(address), uint64(size))
-		return nil
 	})
 }
 
@@ -139,13 +138,12 @@ func tmsMemPin(handle *C.uint64_t) C.int {
 
 //export tmsMemBound
 func tmsMemBound(handle C.uint64_t, worked C.bool) {
-	_ = self.enter(func(e *vmm.Engine) error {
+	self.onEngine(func(e *vmm.Engine) {
 		if !worked {
 			e.UserMapped().Unpin(cuda.Handle(handle))
 		} else if !self.multicastNoted.Swap(true) {
 			goruntime.Log("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's " +
 				"symmetric memory does without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
 		}
-		return nil
 	})
 }

@@ -26,12 +26,12 @@ type operation interface {
 func newOperation(o *C.struct_operation) operation {
 	asked, set := &o.transition, &o.set
 	switch o.kind {
-	case C.OPERATION_PAUSE:
-		return &pauseOperation{options: transitionOf(o), discarded: texts(asked.discarded), importers: float64(asked.wait)}
+	case C.OPERATION_PAUSE, C.OPERATION_DISCARD:
+		options := transitionOf(o)
+		options.Discard = o.kind == C.OPERATION_DISCARD
+		return &pauseOperation{options: options, discarded: texts(asked.discarded), importers: float64(asked.wait)}
 	case C.OPERATION_PAUSE_GATED:
 		return &gatedPauseOperation{options: transitionOf(o), timeout: seconds(asked.wait)}
-	case C.OPERATION_DISCARD:
-		return &discardOperation{options: transitionOf(o)}
 	case C.OPERATION_RESUME:
 		return &resumeOperation{options: transitionOf(o), memory: float64(asked.wait)}
 	case C.OPERATION_AWAIT:
@@ -126,16 +126,6 @@ func (o *gatedPauseOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
 	defer e.ForgetLive(o.options.Tags)
 	how := gating{force: bool(C.region_config.pause_force), idle: notIdle}
 	return p.pauseGated(e, o.options, o.timeout, how)
-}
-
-// discardOperation pauses and loses the contents.
-type discardOperation struct{ options vmm.Options }
-
-func (o *discardOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
-	options := o.options
-	options.Discard = true
-	defer e.ForgetLive(options.Tags)
-	return p.pauseUngated(e, options, bool(C.region_config.pause_force))
 }
 
 // prepareOperation prepares a pause, and waits for the preparation.

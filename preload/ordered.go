@@ -23,45 +23,32 @@ func tmsDeviceOfContext(context unsafe.Pointer, device *C.int) C.int {
 
 //export tmsFreeContext
 func tmsFreeContext(context unsafe.Pointer) {
-	_ = self.enter(func(e *vmm.Engine) error {
-		e.FreeContext(cuda.Context(uintptr(context)), state().Capturing)
-		return nil
-	})
+	self.onEngine(func(e *vmm.Engine) { e.FreeContext(cuda.Context(uintptr(context)), state().Capturing) })
 }
 
 // tmsOrderedBytes fills in what a device's pools have: reserved and the most that was, used and the most that was.
 //
 //export tmsOrderedBytes
 func tmsOrderedBytes(device C.int, bytes *C.uint64_t) {
-	_ = self.enter(func(e *vmm.Engine) error {
+	self.onEngine(func(e *vmm.Engine) {
 		of := e.Ordered().Bytes(int(device))
 		for i, value := range of {
 			unsafe.Slice(bytes, len(of))[i] = C.uint64_t(value)
 		}
-		return nil
 	})
 }
 
 //export tmsOrderedResetHigh
 func tmsOrderedResetHigh(device C.int, used C.bool) {
-	_ = self.enter(func(e *vmm.Engine) error {
-		e.Ordered().ResetHigh(int(device), bool(used))
-		return nil
-	})
+	self.onEngine(func(e *vmm.Engine) { e.Ordered().ResetHigh(int(device), bool(used)) })
 }
 
 //export tmsOrderedSettle
 func tmsOrderedSettle() {
-	_ = self.enter(func(e *vmm.Engine) error {
-		e.Ordered().Settle()
-		return nil
-	})
+	self.onEngine(func(e *vmm.Engine) { e.Ordered().Settle() })
 }
 
 //export tmsOrderedTrim
 func tmsOrderedTrim(device C.int, least C.size_t) {
-	_ = self.enter(func(e *vmm.Engine) error {
-		e.Ordered().Trim(int(device), uint64(least))
-		return nil
-	})
+	self.onEngine(func(e *vmm.Engine) { e.Ordered().Trim(int(device), uint64(least)) })
 }

@@ -156,8 +156,6 @@ func (p *Process) State(state *control.ProcessState) (err error) {
 	state.Account = watch.Account(asked, state.Devices)
 	if C.checkpoint_asked() {
 		state.Devices = append(state.Devices, p.checkpoint.devicesBefore...)
-	}
-	if C.checkpoint_asked() {
 		state.Driver = p.checkpoint.driver.Load()
 	}
 	state.Stays = p.stays()

@@ -17,10 +17,10 @@ import (
 //export tmsMemoryAt
 func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) C.int {
 	code := C.int(C.NOT_OURS)
-	_ = self.enter(func(e *vmm.Engine) error {
+	self.onEngine(func(e *vmm.Engine) {
 		m, ok := e.Records().MemoryAt(uintptr(address))
 		if !ok {
-			return nil
+			return
 		}
 		code = C.SUCCESS
 		*memory = C.struct_memory_at{
@@ -31,7 +31,6 @@ func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) 
 			// As tmsShare: of a pool's segment only the whole.
 			ipc: C.bool(m.Shareable && (self.pools.program == nil || m.Base == uintptr(address))),
 		}
-		return nil
 	})
 	return code
 }
@@ -41,13 +40,16 @@ func tmsMemoryAt(address C.uintptr_t, device C.int, memory *C.struct_memory_at) 
 //
 //export tmsExposed
 func tmsExposed(address C.uintptr_t, tag *C.char, room C.size_t) C.int {
+	return tagBy(tag, room, func(e *vmm.Engine) (string, bool) { return e.Exposed(uintptr(address)) })
+}
+
+func tagBy(tag *C.char, room C.size_t, find func(*vmm.Engine) (string, bool)) C.int {
 	code := C.int(C.NOT_OURS)
-	_ = self.enter(func(e *vmm.Engine) error {
-		if name, ok := e.Exposed(uintptr(address)); ok {
+	self.onEngine(func(e *vmm.Engine) {
+		if name, ok := find(e); ok {
 			fillTag(tag, room, name)
 			code = C.SUCCESS
 		}
-		return nil
 	})
 	return code
 }
@@ -70,13 +72,5 @@ func exposed(now bool) {
 //
 //export tmsPausedTag
 func tmsPausedTag(tag *C.char, room C.size_t) C.int {
-	code := C.int(C.NOT_OURS)
-	_ = self.enter(func(e *vmm.Engine) error {
-		if name, ok := e.Records().PausedTag(); ok {
-			fillTag(tag, room, name)
-			code = C.SUCCESS
-		}
-		return nil
-	})
-	return code
+	return tagBy(tag, room, func(e *vmm.Engine) (string, bool) { return e.Records().PausedTag() })
 }

@@ -1,7 +1,6 @@
 package main
 
 // #include "shim.h"
-// #include "tms.h"
 import "C"
 
 import (
@@ -9,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"unicode/utf8"
 	"unsafe"
@@ -405,16 +403,6 @@ func (p *Process) askKeeper(r control.Request, descriptor int) (control.Reply, i
 	return p.ask(vmm.Share{PID: vmm.Keeper}, r.Sent(1), descriptor)
 }
 
-// helped makes a call of C that starts the command, and returns its failure.
-func helped(call func() C.int) error {
-	runtime.LockOSThread() // it has the text of the failure
-	defer runtime.UnlockOSThread()
-	if code := call(); code != 0 {
-		return cuda.Refuse(cuda.Result(code), "%s", C.GoString(C.tms_last_error()))
-	}
-	return nil
-}
-
 // withSet looks at a set, for C.
 func (p *Process) withSet(handle C.uintptr_t, look func(*set) error) C.int {
 	return report(goruntime.Run(func() error {
@@ -432,7 +420,7 @@ func (p *Process) withSet(handle C.uintptr_t, look func(*set) error) C.int {
 //export tmsSetManifest
 func tmsSetManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t, size *C.size_t) C.int {
 	return self.withSet(handle, func(s *set) error {
-		write(size, C.size_t(len(s.file.Manifest)))
+		*size = C.size_t(len(s.file.Manifest))
 		if buffer != nil {
 			copy(unsafe.Slice((*byte)(buffer), capacity), s.file.Manifest)
 		}
@@ -447,16 +435,8 @@ func tmsSetChunk(handle C.uintptr_t, index C.size_t, address *C.uintptr_t, bytes
 			return cuda.Refuse(cuda.InvalidValue, "the set has %d chunks mapped here, and no number %d",
 				len(s.addresses), index)
 		}
-		write(address, C.uintptr_t(s.addresses[index]))
-		write(bytes, C.size_t(s.Chunks[index].Bytes))
-		write(device, C.int(s.ordinal))
+		*address, *bytes = C.uintptr_t(s.addresses[index]), C.size_t(s.Chunks[index].Bytes)
+		*device = C.int(s.ordinal)
 		return nil
 	})
-}
-
-// write writes where a C program wants it.
-func write[T any](to *T, value T) {
-	if to != nil {
-		*to = value
-	}
 }

@@ -116,10 +116,5 @@ func (p *Process) Wake() error {
 	if !bool(C.region_config.share) {
 		return server.ErrAlone
 	}
-	runtime.LockOSThread() // whose last error it is
-	defer runtime.UnlockOSThread()
-	if code := C.share_make_room(); code != 0 {
-		return cuda.Refuse(cuda.Result(code), "%s", C.GoString(C.tms_last_error()))
-	}
-	return nil
+	return helped(func() C.int { return C.share_make_room() })
 }

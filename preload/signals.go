@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tms/preload/goruntime"
-	"tms/vmm/cuda"
 )
 
 // A signal that asks a paused program to end (SIGINT, SIGTERM, and SIGHUP where it has a terminal) would get no answer:
@@ -130,10 +128,8 @@ func (p *Process) answerSignal(name string, left <-chan struct{}) {
 // program has paused itself stays so.
 func (p *Process) resumeForSignal(wait time.Duration, left <-chan struct{}) error {
 	if bool(C.checkpoint_asked()) {
-		runtime.LockOSThread() // whose last error it is
-		defer runtime.UnlockOSThread()
-		if code := C.everything_restore(C.double(wait.Seconds())); code != 0 {
-			return cuda.Refuse(cuda.Result(code), "%s", C.GoString(C.tms_last_error()))
+		if err := helped(func() C.int { return C.everything_restore(C.double(wait.Seconds())) }); err != nil {
+			return err
 		}
 	}
 	e := p.engine.Load()

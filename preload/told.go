@@ -12,10 +12,7 @@ import (
 //
 //export tmsHas
 func tmsHas(device C.int) (bytes C.uint64_t) {
-	_ = self.enter(func(e *vmm.Engine) error {
-		bytes = C.uint64_t(e.Records().Has(int(device)))
-		return nil
-	})
+	self.onEngine(func(e *vmm.Engine) { bytes = C.uint64_t(e.Records().Has(int(device))) })
 	return bytes
 }
 
@@ -38,9 +35,6 @@ func tmsUUID(device C.int, uuid *C.char, room C.size_t) C.int {
 //
 //export tmsHasBy
 func tmsHasBy(uuid *C.char) (bytes C.uint64_t) {
-	_ = self.enter(func(e *vmm.Engine) error {
-		bytes = C.uint64_t(e.Records().HasBy(C.GoString(uuid)))
-		return nil
-	})
+	self.onEngine(func(e *vmm.Engine) { bytes = C.uint64_t(e.Records().HasBy(C.GoString(uuid))) })
 	return bytes
 }

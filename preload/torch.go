@@ -89,29 +89,23 @@ func tmsTorchPoolRelease(device C.int, first, second C.uint64_t) C.int {
 	return self.forTorch(func() error { return self.pools.torch.ReleasePool(int(device), graphID(first, second)) })
 }
 
-//export tmsTorchPoolStats
-func tmsTorchPoolStats() (text *C.char) {
+// torchList returns a list as malloc'ed JSON, empty without an engine.
+func torchList[T any](list func(*torch.Pools) []T) (text *C.char) {
 	self.forTorch(func() (err error) {
-		text, err = marshalled(self.pools.torch.Stats())
+		text, err = marshalled(list(self.pools.torch))
 		return err
 	})
-	if text == nil { // without an engine
-		text, _ = marshalled([]int{})
+	if text == nil {
+		text, _ = marshalled([]T{})
 	}
 	return text
 }
 
+//export tmsTorchPoolStats
+func tmsTorchPoolStats() *C.char { return torchList((*torch.Pools).Stats) }
+
 //export tmsTorchPoolSnapshot
-func tmsTorchPoolSnapshot() (text *C.char) {
-	self.forTorch(func() (err error) {
-		text, err = marshalled(self.pools.torch.Snapshots())
-		return err
-	})
-	if text == nil { // without an engine
-		text, _ = marshalled([]int{})
-	}
-	return text
-}
+func tmsTorchPoolSnapshot() *C.char { return torchList((*torch.Pools).Snapshots) }
 
 //export tmsTorchPoolResetPeakStats
 func tmsTorchPoolResetPeakStats() C.int {
