@@ -19,7 +19,7 @@ import tempfile
 import time
 from typing import Any, Callable
 
-import usage  # noqa: F401
+from usage import timed
 
 ROUNDS = 5
 IDLE = 0.5  # seconds paused, in which the driver scrubs freed memory; else it does so in the resume
@@ -33,12 +33,6 @@ SHAPES = [(VOCABULARY, HIDDEN), (VOCABULARY, HIDDEN)] + LAYERS * [
     (MLP, HIDDEN),
     (HIDDEN, MLP),
 ]
-
-
-def timed(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
 
 
 def weights(torch: Any) -> list[Any]:

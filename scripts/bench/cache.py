@@ -17,9 +17,9 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Callable
+from typing import Any
 
-import usage  # noqa: F401
+from usage import timed
 
 BLOCKS = {"2 MiB": 2 << 20, "64 KiB": 64 << 10}
 CASES = [
@@ -32,12 +32,6 @@ CASES = [
     ("live, prepared", "64 KiB"),
 ]
 CYCLES = 3
-
-
-def timed(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
 
 
 def case(name: str, block: int, size: int, percent: float) -> dict[str, float]:

@@ -13,19 +13,13 @@ import json
 import statistics
 import sys
 import time
-from typing import Any, Callable
+from typing import Any
 
-import usage  # noqa: F401
+from usage import timed
 
 ROUNDS = 5
 IDLE = 0.5
 TENSORS, EACH = 16, 1 << 30  # of every device
-
-
-def timed(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
 
 
 def contents(torch: Any, device: int) -> list[Any]:

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import usage
+from chart import Chart
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
@@ -254,25 +254,20 @@ def svg(curves: Curves) -> str:
     """A chart for each step, with n log n from its least number, dashed; both axes logarithmic."""
     width = LEFT + COLUMNS * (WIDTH + LEFT)
     height = -(-len(curves) // COLUMNS) * (HEIGHT + ROOM) + 8
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-        "<title>Seconds of each step against how much there is of it</title>",
-        f"<style>{usage.STYLE}</style>",
-        f'<rect class="page" width="{width}" height="{height}" rx="10"/>',
-    ]
+    chart = Chart(width, height, "Seconds of each step against how much there is of it")
     for i, (step, curve) in enumerate(curves.items()):
         at = LEFT + (i % COLUMNS) * (WIDTH + LEFT), 36 + (i // COLUMNS) * (HEIGHT + ROOM)
-        out += chart(step, sorted(curve.items()), *at)
-    return "\n".join([*out, "</svg>"]) + "\n"
+        draw(chart, step, sorted(curve.items()), *at)
+    return str(chart)
 
 
-def chart(step: str, points: list[tuple[int, float]], left: int, top: int) -> list[str]:
+def draw(chart: Chart, step: str, points: list[tuple[int, float]], left: int, top: int) -> None:
     n, seconds = points[0]
     rule = [(m, seconds * m * math.log(m) / (n * math.log(n))) for m, _ in points]
     low = math.floor(math.log10(min(s for _, s in points)))
     high = math.ceil(math.log10(max(s for _, s in points + rule)))
     bottom = top + HEIGHT
-    out = [f'<text x="{left}" y="{top - 12}">{step}</text>']
+    chart.text(left, top - 12, step, "start", False)
 
     def x(number: float) -> float:
         return left + WIDTH * math.log(number / n) / math.log(points[-1][0] / n)
@@ -280,21 +275,15 @@ def chart(step: str, points: list[tuple[int, float]], left: int, top: int) -> li
     def y(seconds: float) -> float:
         return bottom - HEIGHT * (math.log10(seconds) - low) / (high - low)
 
-    def soft(x: float, y: float, words: str, anchor: str) -> None:
-        place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-        out.append(f'<text class="soft" {place}>{words}</text>')
-
     for tick in range(low, high + 1):
-        out.append(f'<path class="line" d="M{left} {y(10.0**tick):.1f}h{WIDTH}"/>')
+        chart.rule(left, y(10.0**tick), WIDTH)
         unit, factor = next(u for u in UNITS if tick >= math.log10(u[1]))
-        soft(left - 6, y(10.0**tick) + 4, f"{10.0**tick / factor:.0f} {unit}", "end")
+        chart.text(left - 6, y(10.0**tick) + 4, f"{10.0**tick / factor:.0f} {unit}", "end")
     for number, _ in points:
-        soft(x(number), bottom + 18, f"{number:,}", "middle")
+        chart.text(x(number), bottom + 18, f"{number:,}")
     for line, colour, dash in ((rule, "#98a1ae", "5 4"), (points, "#2f78e0", "none")):
-        path = " ".join(f"{x(number):.1f},{y(seconds):.1f}" for number, seconds in line)
-        style = f'stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"'
-        out.append(f'<polyline points="{path}" fill="none" {style}/>')
-    return out
+        stroke = f'stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"'
+        chart.curve(((x(number), y(seconds)) for number, seconds in line), stroke)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 
-import usage
+from chart import DASHED, Chart
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -174,7 +174,6 @@ LINES = {  # with their colours
     "ours": ("tms", "#2f78e0"),
     "peer": ("torch_memory_saver", "#e0a126"),
 }
-DASHED = ' stroke-dasharray="6 4"'
 
 
 def svg(curves: dict[str, dict[str, list[tuple[float, float, float]]]]) -> str:
@@ -182,17 +181,8 @@ def svg(curves: dict[str, dict[str, list[tuple[float, float, float]]]]) -> str:
     width, height, left, top, gap = 340, 240, 56, 46, 64
     bottom = top + height
     total = left + 2 * width + gap + 36
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {bottom + 98}">',
-        "<title>Milliseconds of a pause and a resume, for tms and torch_memory_saver</title>",
-        f"<style>{usage.STYLE}text {{ font-size: 14px; }}</style>",
-        f'<rect class="page" width="{total}" height="{bottom + 98}" rx="10"/>',
-    ]
-
-    def text(x: float, y: float, words: str, anchor: str = "middle", soft: bool = True) -> None:
-        name = ' class="soft"' if soft else ""
-        out.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{name}>{words}</text>')
-
+    title = "Milliseconds of a pause and a resume, for tms and torch_memory_saver"
+    chart = Chart(total, bottom + 98, title, "text { font-size: 14px; }")
     titles = {"GiB": "GiB, in segments of 20 MiB", "segments": "segments of 2 MiB"}
     for panel, (unit, own) in enumerate(curves.items()):
         x0 = left + panel * (width + gap)
@@ -202,31 +192,27 @@ def svg(curves: dict[str, dict[str, list[tuple[float, float, float]]]]) -> str:
         ceiling = step * math.ceil(most_y / step)
         for tick in range(0, ceiling + 1, step):
             y = bottom - height * tick / ceiling
-            out.append(f'<path class="line" d="M{x0} {y:.1f}h{width}"/>')
-            text(x0 - 8, y + 5, f"{tick}", "end")
+            chart.rule(x0, y, width)
+            chart.text(x0 - 8, y + 5, f"{tick}", "end")
         for quarter in range(5):
-            text(x0 + width * quarter / 4, bottom + 22, f"{most_x * quarter / 4:,.0f}")
-        text(x0 + width / 2, bottom + 44, titles[unit], soft=False)
+            chart.text(x0 + width * quarter / 4, bottom + 22, f"{most_x * quarter / 4:,.0f}")
+        chart.text(x0 + width / 2, bottom + 44, titles[unit], soft=False)
         for who, points in own.items():
             for column, dash in ((1, ""), (2, DASHED)):
-                path = " ".join(
-                    f"{x0 + width * point[0] / most_x:.1f},"
-                    f"{bottom - height * point[column] / ceiling:.1f}"
+                path = (
+                    (x0 + width * point[0] / most_x, bottom - height * point[column] / ceiling)
                     for point in points
                 )
-                out.append(
-                    f'<polyline points="{path}" fill="none" stroke="{LINES[who][1]}" '
-                    f'stroke-width="2.5"{dash}/>'
-                )
-    text(left - 40, 26, "milliseconds", "start")
+                chart.curve(path, f'stroke="{LINES[who][1]}" stroke-width="2.5" {dash}')
+    chart.text(left - 40, 26, "milliseconds", "start")
     x, y = left - 40, bottom + 76
     for who in curves["GiB"]:
         name, colour = LINES[who]
         for what, dash in (("pause", ""), ("resume", DASHED)):
-            out.append(f'<path d="M{x} {y - 5}h26" stroke="{colour}" stroke-width="3"{dash}/>')
-            text(x + 34, y, f"{name}: {what}", "start", False)
+            chart.key(x, y - 5, 26, f'stroke="{colour}" {dash}')
+            chart.text(x + 34, y, f"{name}: {what}", "start", False)
             x += 54 + 8 * len(f"{name}: {what}")
-    return "\n".join([*out, "</svg>"]) + "\n"
+    return str(chart)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from typing import Any
 
-import usage
+from chart import DASHED, Chart
 
 ROUNDS = 5  # the fastest counts: what else the machine does only ever adds
 TMS = os.path.join("build", "bin", "tms")
@@ -142,7 +142,6 @@ def flatness(points: list[dict[str, Any]]) -> None:
 
 
 COLOURS = ["#8a92a0", "#e0a126", "#d65a4a", "#8f6ad8", "#2f78e0", "#1f9d8f", "#6aa83c"]
-DASHED = ' stroke-dasharray="6 4"'
 
 
 def plot(points: list[dict[str, Any]]) -> str:
@@ -154,43 +153,36 @@ def plot(points: list[dict[str, Any]]) -> str:
     counts = sorted({p["live"] for p in points})
     spread = math.log10(counts[-1] / counts[0])
     total, bottom = left + 3 * width + 2 * gap + 96, top + height
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {bottom + 52}">',
-        f"<style>{usage.STYLE}</style>",
-        f'<rect class="page" width="{total}" height="{bottom + 52}" rx="10"/>',
-    ]
+    chart = Chart(total, bottom + 52)
     strokes = {kind: f'stroke="{colour}"' for kind, colour in zip(kinds(points), COLOURS)}
-    strokes[FLOOR] = f'class="floor"{DASHED}'
-
-    def text(x: float, y: float, words: str, anchor: str = "middle", soft: bool = True) -> None:
-        name = ' class="soft"' if soft else ""
-        out.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{name}>{words}</text>')
-
-    for chart, (pattern, title) in enumerate(PATTERNS.items()):
-        x0 = left + chart * (width + gap)
-        text(x0, 28, title, "start", False)
+    strokes[FLOOR] = f'class="floor" {DASHED}'
+    for panel, (pattern, title) in enumerate(PATTERNS.items()):
+        x0 = left + panel * (width + gap)
+        chart.text(x0, 28, title, "start", False)
         for tick in range(0, ceiling + 1, step):
             y = bottom - height * tick / ceiling
-            out.append(f'<path class="line" d="M{x0} {y:.1f}h{width}"/>')
-            text(x0 - 8, y + 4, f"{tick}", "end")
+            chart.rule(x0, y, width)
+            chart.text(x0 - 8, y + 4, f"{tick}", "end")
         for count in counts:
             at = x0 + width * math.log10(count / counts[0]) / spread
             anchor = {counts[0]: "start", counts[-1]: "end"}.get(count, "middle")
-            text(at, bottom + 20, f"{count // 1000:,}k", anchor)
-        text(x0 + width / 2, bottom + 40, "live blocks")
+            chart.text(at, bottom + 20, f"{count // 1000:,}k", anchor)
+        chart.text(x0 + width / 2, bottom + 40, "live blocks")
         for kind, costs in curves(points, pattern).items():
-            line = " ".join(
-                f"{x0 + width * math.log10(count / counts[0]) / spread:.1f},"
-                f"{bottom - height * cost / ceiling:.1f}"
+            line = (
+                (
+                    x0 + width * math.log10(count / counts[0]) / spread,
+                    bottom - height * cost / ceiling,
+                )
                 for count, cost in costs.items()
             )
-            out.append(f'<polyline points="{line}" fill="none" {strokes[kind]} stroke-width="2"/>')
-    text(left - 40, 28, "ns", "start")
+            chart.curve(line, f'{strokes[kind]} stroke-width="2"')
+    chart.text(left - 40, 28, "ns", "start")
     for row, kind in enumerate(strokes):
         x, y = left + 3 * width + 2 * gap + 18, top + 12 + 22 * row
-        out.append(f'<path d="M{x} {y}h16" {strokes[kind]} stroke-width="3"/>')
-        text(x + 22, y + 4, kind, "start", False)
-    return "\n".join([*out, "</svg>"]) + "\n"
+        chart.key(x, y, 16, strokes[kind])
+        chart.text(x + 22, y + 4, kind, "start", False)
+    return str(chart)
 
 
 def kinds(points: list[dict[str, Any]]) -> list[str]:
