@@ -397,8 +397,8 @@ type incoming struct{ of *Conn }
 
 func (i incoming) Read(buffer []byte) (int, error) { return i.of.read(buffer) }
 
-// Status asks a process for its state, and waits up to within. Errors: ErrUnreachable, wrapped; the process's own, with
-// what is known of the state all the same: the driver's part, for instance.
+// Status asks a process for its state, and waits up to within. Errors: ErrUnreachable, wrapped; the process's own, and
+// then the state still has what is known: the driver's part, for instance.
 func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.ProcessState, err error) {
 	limited, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
