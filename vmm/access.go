@@ -85,8 +85,7 @@ func (x *extent) Grant() error {
 	if x.imported != nil {
 		users = []int{x.device.ordinal} // one with access to this device may lack access to the one that has the memory
 		if x.imported.readOnly {
-			own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(x.device.ordinal)}
-			read := []cuda.AccessDesc{{Location: own, Flags: cuda.AccessRead}}
+			read := []cuda.AccessDesc{{Location: cuda.OnDevice(x.device.ordinal), Flags: cuda.AccessRead}}
 			return x.device.driver.MemSetAccessOf(x.Address, x.Size, read)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 
 	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
+	"tms/vmm/quota"
 	"tms/vmm/small"
 )
 
@@ -27,8 +28,13 @@ func (e *Engine) allocate(d *device, r *Request, short bool) (address uintptr, e
 		if r.Ordered {
 			address, found = t.takeSmall(e, r, p)
 		}
-		if !found {
-			address, found = t.mallocSmall(p, r.Size)
+		if of := t.slabs[slabKind{policy: p}]; of != nil && !found {
+			var s *segment
+			var offset uintptr
+			s, offset, found = of.Allocate(r.Size, func(s *segment) bool { return s.owner == nobody })
+			if found {
+				address = s.address + offset
+			}
 		}
 		if found && r.Ordered {
 			e.serveOrdered(d, r, address)
@@ -57,17 +63,18 @@ func (e *Engine) allocate(d *device, r *Request, short bool) (address uintptr, e
 			return 0, err
 		}
 		size, x := s.length(), newExtent(s)
-		request, err := d.reserve(size, r.Limit)
+		request, err := d.quota.Reserve(size, r.Limit)
 		if err != nil {
 			s.vacate()
 			return 0, err
 		}
+		need := quota.Need{Size: r.Size, Margin: r.Margin, Reserve: r.Reserve, Capturing: r.Capturing}
 		err = e.unlocked(func() error {
 			e.contexts.FindUsers(d.users, *d.peers.Load())
 			if r.Backup != BackupNone && !r.Capturing && !d.streamed.Swap(true) {
 				cuda.TakeStreams(e.driver, d.context, streams) // so a pause leaves as much memory in use as it found
 			}
-			return e.withinMargin(d, *r, func() error {
+			return d.quota.WithinMargin(need, func() error {
 				err := x.Make()
 				if err != nil {
 					_ = x.Unmake() // the cause is what the caller needs
@@ -75,7 +82,7 @@ func (e *Engine) allocate(d *device, r *Request, short bool) (address uintptr, e
 				return err
 			})
 		})
-		if d.answered(request, size); err != nil {
+		if d.quota.Answered(request, size); err != nil {
 			e.abandon(s, x, err)
 			return 0, err
 		}

@@ -50,14 +50,11 @@ func (e *Engine) compactable(ordinal int) (bytes uint64) {
 	var p pace
 	for _, t := range d.tags {
 		p.yield(e, 1)
-		for kind := range t.slack {
-			for i := len(t.slack[kind]) - 1; i >= 0; i = min(i, len(t.slack[kind])) - 1 {
-				s := t.slack[kind][i]
-				if e.canCompact(s.extent) {
-					bytes += s.span.Bytes()
-				}
-				p.yield(e, len(s.extent.segments))
+		for s := range t.slack.All() {
+			if e.canCompact(s.extent) {
+				bytes += s.span.Bytes()
 			}
+			p.yield(e, len(s.extent.segments))
 		}
 	}
 	return bytes
@@ -66,11 +63,13 @@ func (e *Engine) compactable(ordinal int) (bytes uint64) {
 // canCompact reports whether an extent has slack that a compaction can give back: all else in it is active, and no
 // other process has it mapped. The caller holds e.mu.
 func (e *Engine) canCompact(x *extent) bool {
-	if x.live == len(x.segments) || x.backing != own || x.Exported || slices.ContainsFunc(x.exports, e.sharing.hasImporters) {
+	if x.live == len(x.segments) || x.backing != own || x.Exported ||
+		slices.ContainsFunc(x.exports, e.sharing.importers.Has) {
 		return false
 	}
 	return !slices.ContainsFunc(x.segments, func(s *segment) bool {
-		return s.state != slack && (s.state != active || s.owner == aFree || s.shared != 0 && e.sharing.hasImporters(s.shared))
+		return s.state != slack &&
+			(s.state != active || s.owner == aFree || s.shared != 0 && e.sharing.importers.Has(s.shared))
 	})
 }
 
@@ -179,7 +178,12 @@ func (e *Engine) replace(b *batch, x *extent, parts []*extent) (err error) {
 		}
 		return err
 	}
-	if err = attachAll(parts); err == nil {
+	for _, part := range parts {
+		if err = part.Attach(); err != nil {
+			break
+		}
+	}
+	if err == nil {
 		x.Drop()
 		b.extents = append(b.extents, parts...)
 		return nil
@@ -209,15 +213,6 @@ func (e *Engine) replace(b *batch, x *extent, parts []*extent) (err error) {
 		}
 	}
 	return err
-}
-
-func attachAll(parts []*extent) error {
-	for _, part := range parts {
-		if err := part.Attach(); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // copyAside copies what is live to parts that are not mapped yet. (cuMemcpyDtoDAsync)
@@ -321,7 +316,7 @@ func (e *Engine) slackNote(d *device, err error) string {
 	var p pace
 	for name, t := range d.tags {
 		p.yield(e, 1)
-		if slack := t.granules * d.granularity; slack > 0 {
+		if slack := t.slack.Granules() * d.granularity; slack > 0 {
 			held += slack
 			names = append(names, strconv.Quote(name))
 		}

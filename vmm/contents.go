@@ -91,11 +91,6 @@ func (o *Options) discards(s *segment) bool {
 	return o.Discard && !slices.Contains(o.Except, s.tag.name)
 }
 
-// retains reports whether a resume keeps a segment's contents.
-func (e *Engine) retains(s *segment, o *operation) bool {
-	return (o.RetainBackup || s.incremental) && s.contents.Store() == e.host && s.backup != BackupNone
-}
-
 // plan chooses the parts of a device's segments to copy: contents worth keeping, without blocks that are kept already.
 func (e *Engine) plan(b *batch, o *operation) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })

@@ -4,16 +4,14 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"tms/internal/aid/backoff"
-	"tms/internal/aid/readable"
 	"tms/vmm/contexts"
 	"tms/vmm/cuda"
+	"tms/vmm/quota"
 	"tms/vmm/space"
-	"tms/vmm/stats"
 )
 
 // device is what the engine knows of one GPU.
@@ -35,13 +33,7 @@ type device struct {
 	node        atomic.Int64          // NUMA node of the nearest host memory, or -1
 	peers       atomic.Pointer[[]int] // devices that could have access to its memory
 	users       *contexts.Users       // which of the peers are used
-	has         uint64                // bytes that the process has, or that a resume would take
-	most        uint64                // the most that the process had, or wanted in vain
-	making      uint64                // that the driver is being asked for
-	requests    uint64                // for memory so far, which number them
-	unanswered  []uint64              // those that the driver has, the oldest first
-	refused     uint64                // allocations that the limit refused
-	margins     sync.Mutex            // held from a look at what is free until the memory is taken
+	quota       *quota.Device         // what the process has of it
 	ordered     ordered               // memory for stream order
 	unused      []cuda.Event          // that no line needs any longer
 	made        uint64                // pending frees so far
@@ -69,7 +61,8 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if supported == 0 {
 		return nil, fmt.Errorf("device %d has no virtual memory management%.0w", ordinal, cuda.NotSupported)
 	}
-	d := &device{driver: driver, ordinal: ordinal, users: contexts.NewUsers(ordinal), tags: map[string]*tag{}, woken: map[*segment]bool{}}
+	d := &device{driver: driver, ordinal: ordinal, users: contexts.NewUsers(ordinal), tags: map[string]*tag{},
+		woken: map[*segment]bool{}}
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the attribute
 	files, err := driver.DeviceAttribute(cuda.AttributeHandleTypeFileSupported, handle)
@@ -84,6 +77,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if d.context, err = driver.DevicePrimaryCtxRetain(handle); err != nil {
 		return nil, err
 	}
+	d.quota = quota.New(driver, d.context, d.granularity, d.total)
 	d.uuid, d.near = d.findPlace()
 	return d, nil
 }
@@ -187,52 +181,6 @@ func (d *device) findPeers() (peers []int) {
 // streams is the number of streams that a pause or resume uses at once, plus some that the program may make then.
 const streams = 16
 
-// reserve notes memory that is about to be made, if the limit leaves room for it. A limit of 0 is no limit. The caller
-// gives the request's number to answered when the memory counts in has, or could not be made. The caller holds the
-// engine's lock.
-func (d *device) reserve(size, limit uint64) (request uint64, err error) {
-	if has := d.has + d.making; limit > 0 && has+size > limit {
-		return 0, fmt.Errorf("%w: it has %s of %s", ErrLimit, readable.Bytes(has), readable.Bytes(limit))
-	}
-	d.making += size
-	d.requests++
-	d.unanswered = append(d.unanswered, d.requests)
-	return d.requests, nil
-}
-
-// answered ends what reserve has begun. The caller holds the engine's lock.
-func (d *device) answered(request, size uint64) {
-	d.making -= size
-	at := slices.Index(d.unanswered, request)
-	d.unanswered = slices.Delete(d.unanswered, at, at+1)
-}
-
-// withinMargin takes whole granules of a device's memory if that leaves the margin, even while a stream is being
-// captured. One thread at a time looks and takes.
-func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
-	if r.Capturing {
-		r.Capturing = false
-		return e.driver.Relaxed(func() error { return e.withinMargin(d, r, take) })
-	}
-	if r.Reserve {
-		r.Margin = max(r.Margin, stats.Reserve(d.total))
-	}
-	if r.Margin == 0 {
-		return take()
-	}
-	d.margins.Lock()
-	defer d.margins.Unlock()
-	size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
-	free, err := d.driver.FreeBytes(d.context)
-	if err != nil {
-		return err
-	}
-	if free < size || free-size < r.Margin {
-		return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
-	}
-	return take()
-}
-
 // Admit refuses, as Malloc does, a caller in a context that the engine could not wait for; current is that context, 0
 // if it is not known. Errors: ErrContext, *cuda.Error. (cuCtxGetCurrent, cuCtxSetCurrent)
 func (e *Engine) Admit(ordinal int, current cuda.Context) error {
@@ -257,14 +205,14 @@ func (e *Engine) AwaitAllocations(until time.Time) {
 	last := map[*device]uint64{} // requests
 	e.mu.Lock()
 	for _, d := range e.devices {
-		last[d] = d.requests
+		last[d] = d.quota.Last()
 	}
 	e.mu.Unlock()
 	making := func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		for d, request := range last {
-			if len(d.unanswered) > 0 && d.unanswered[0] <= request {
+			if d.quota.Waits(request) {
 				return true
 			}
 		}

@@ -11,7 +11,7 @@
 //	outcome       segment.go     what becomes of a segment at the end of a transition
 //	tag           segment.go     segments of a device that pause and resume together
 //	allocation    segment.go     what a program has: a segment, or a part of a slab; claimed, then dropped or live again
-//	slack         slack.go       what is free in an extent that others still use
+//	slack         segment.go     what is free in an extent that others still use
 //	extent        extent.go      a mapping of one or more segments: none, created, mapped, accessible (package mapping)
 //	parts         contents.go    what of a segment has contents worth keeping: live, no block of zeros
 //	operation     transition.go  a pause, resume, spill, fetch or compaction: its options, and how it spends its time
@@ -39,14 +39,15 @@
 // makes a paused slab active for a small allocation. reap.go waits for pending frees, and has the thread that makes them.
 //
 // The others: engine.go has the engine's fields, its lock, and the walks through segments; device.go has the fields of
-// a GPU; slabs.go finds slabs with room; access.go gives other devices access; observe.go says what an observer learns;
-// live.go notes what a program says of its contents; shortage.go says what memory is lacking; lookup.go finds what is
-// at an address, and says what there is; usermapped*.go has memory that the program maps itself with the driver's
-// calls; invariants.go checks the records against each other.
+// a GPU; access.go gives other devices access; observe.go says what an observer learns; live.go notes what a program
+// says of its contents; shortage.go says what memory is lacking; lookup.go finds what is at an address, and says what
+// there is; usermapped*.go has memory that the program maps itself with the driver's calls; invariants.go checks the
+// records against each other.
 //
 // The packages below know nothing of this one: mapping (the driver's steps for memory at one place), contexts (whose
-// work is waited for), space (addresses), small (slabs), store (contents, and those given up), digest (hashes on the
-// GPU), names (tags that were used), cuda (the driver), reclaim (what is still to be given back), stats (figures).
+// work is waited for), quota (limit and margin of a device), space (addresses, and what is free by its size), small
+// (slabs), store (contents, and those given up), digest (hashes on the GPU), importers (who has memory mapped), names
+// (tags that were used), cuda (the driver), reclaim (what is still to be given back), stats (figures).
 //
 // # The life of a segment
 //
@@ -71,12 +72,12 @@
 //
 // They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns, and
 // for which an allocation does not wait (wakeSlab); counting, of one look at all for the statistics; mu, over all
-// records, those of space and small included; then mu of sharing, whose holder does nothing else, and the locks inside
-// store, cuda, digest, reclaim and names, which call no package above. mu is never held over a driver call, except
-// those of newDevice and the reservation of an arena. A walk through segments, tags or pending frees lets others have
-// mu after every few hundred (pace), and bears that they change the records in between. To lock mu takes all offers
-// back, except in an allocation or a free in stream order. A worker on extents that does not hold mu owns them, and
-// their segments where it changes those; others wait for settled. Release every lock before waiting for the program or
-// for another process: for streams and contexts (contexts.Finish), callbacks (track), processes that have the memory
-// mapped (awaitImporters), and the work before pending frees (reap, awaitDevices).
+// records, those of space, small and quota included; then the locks inside store, cuda, digest, reclaim, importers and
+// names, which call no package above. mu is never held over a driver call, except those of newDevice and the
+// reservation of an arena. A walk through segments, tags or pending frees lets others have mu after
+// every few hundred (pace), and bears that they change the records in between. To lock mu takes all offers back, except
+// in an allocation or a free in stream order. A worker on extents that does not hold mu owns them, and their segments
+// where it changes those; others wait for settled. Release every lock before waiting for the program or for another
+// process: for streams and contexts (contexts.Finish), callbacks (track), processes that have the memory mapped
+// (awaitImporters), and the work before pending frees (reap, awaitDevices).
 package vmm

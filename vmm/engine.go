@@ -79,7 +79,7 @@ func New(driver *cuda.Driver, process Host, settings Settings) *Engine {
 		totals:     map[int]*totals{},
 		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
 		sharing: sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{},
-			opening: map[importKey]bool{}, importers: map[uint64][]Importer{}},
+			opening: map[importKey]bool{}},
 	}
 	e.disk = store.NewDisk(driver, process.Descriptors(), process.Warn)
 	e.memory = store.NewMemory(driver, process.Descriptors())

@@ -3,6 +3,7 @@ package vmm
 import (
 	"tms/vmm/contexts"
 	"tms/vmm/cuda"
+	"tms/vmm/quota"
 )
 
 // What the engine itself refuses. Driver failures are *cuda.Error, a lack of host memory is store.ErrHostMemory; any
@@ -16,10 +17,8 @@ var (
 	// segments are paused; what was saved is kept.
 	ErrContents = cuda.Refuse(cuda.IllegalState, "contents differ from those before the pause")
 
-	ErrMargin = cuda.Refuse(cuda.OutOfMemory, "the allocation would leave less than the memory margin free")
-
-	ErrLimit = cuda.Refuse(cuda.OutOfMemory, "the allocation would exceed what the process may have on the device: "+
-		"free memory, or start the program with a higher limit (--limit of tms run, TMS_LIMIT_BYTES)")
+	// ErrMargin and ErrLimit: see package quota.
+	ErrMargin, ErrLimit = quota.ErrMargin, quota.ErrLimit
 
 	ErrTooLarge = cuda.Refuse(cuda.OutOfMemory, "the allocation is larger than the device's memory")
 

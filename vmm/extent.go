@@ -240,6 +240,6 @@ func (e *Engine) spare(d *device) uint64 {
 		}
 		return 1
 	})
-	reach, needs := free+d.has-min(without, d.has), d.most+d.total/sparePart
+	reach, needs := free+d.quota.Has-min(without, d.quota.Has), d.quota.Most+d.total/sparePart
 	return reach - min(needs, reach)
 }

@@ -120,29 +120,24 @@ func (i *inspection) ofTag(d *device, t *tag) {
 			i.must(err == nil, s.address, "%w", err)
 		}
 	}
-	sizes := 0
-	for _, inRoom := range t.slackSizes {
-		i.must(slices.IsSorted(inRoom), 0, "sizes of slack out of order")
-		sizes += len(inRoom)
-	}
-	i.must(sizes == len(t.slack), 0, "%d sizes of slack, noted are %d", len(t.slack), sizes)
-	for kind, list := range t.slack {
-		for n, s := range list {
-			i.ofSegment(d, s)
-			i.must(s.tag == t && s.index == n && s.slackKind() == kind && t.ranges.Holds(s.span), s.address,
-				"in a list of slack that is not its own")
-			i.must(s.state == slack && !s.listed && s.extent != nil && s.owner == nobody && s.slab == nil && s.contents == nil,
-				s.address, "slack in state %d, with extent %v, owner %d", s.state, s.extent != nil, s.owner)
-			i.must(i.segmentAt(s.address) == nil, s.address, "slack that can be found")
-		}
+	i.must(t.slack.Check(), 0, "slack in lists that are not its own")
+	for s := range t.slack.All() {
+		i.ofSegment(d, s)
+		i.must(s.tag == t && s.free.Lists(s.span.Room(), s.span.Granules()) && t.ranges.Holds(s.span), s.address,
+			"in a list of slack that is not its own")
+		i.must(s.state == slack && !s.listed && s.extent != nil && s.owner == nobody && s.slab == nil &&
+			s.contents == nil, s.address, "slack in state %d, with extent %v, owner %d", s.state, s.extent != nil,
+			s.owner)
+		i.must(i.segmentAt(s.address) == nil, s.address, "slack that can be found")
 	}
 	for kind, of := range t.slabs {
-		for shelf, list := range of {
-			for place, s := range list {
-				i.must(s.tag == t && s.slab != nil && s.among == of && s.shelf == shelf && s.place == place &&
-					kind == slabKind{s.policy, s.state == paused},
-					s.address, "wrongly listed as having room")
+		for s, there := range of.Owners() {
+			if !there {
+				i.note(errors.New("a slab is not where it is listed as having room"))
+				continue
 			}
+			i.must(s.tag == t && s.slab != nil && kind == slabKind{s.policy, s.state == paused}, s.address,
+				"wrongly listed as having room")
 		}
 	}
 	// An allocation in progress has a span, but no listed segment yet.
@@ -169,7 +164,8 @@ func (i *inspection) ofSegment(d *device, s *segment) {
 		}
 		step = x.Step
 	}
-	amiss := s.state == active && step < mapping.Accessible && s.userMapped == nil || s.state == paused && step == mapping.Accessible
+	amiss := s.state == active && step < mapping.Accessible && s.userMapped == nil ||
+		s.state == paused && step == mapping.Accessible
 	i.must(s.owner != nobody || !amiss, s.address, "in state %d, and its memory at step %d", s.state, step)
 	i.must(!s.gated || s.state == paused, s.address, "in state %d, and noted as paused through the gate", s.state)
 	i.must(!s.exposed || s.state == paused && !s.gated, s.address, "in state %d, and noted as paused without the gate",

@@ -34,7 +34,7 @@ func TestInvariants(t *testing.T) {
 	tag := e.devices[0].tags["t"]
 	s := e.segmentAt(addresses[1])
 	small := e.segmentAt(addresses[3])
-	free := tag.slack[slackKind{granules: 1}][0]
+	free := tag.slack.Find(1, nil, func(*segment) bool { return true })
 	for name, damage := range map[string]func() (repair func()){
 		"index":     func() func() { s.index++; return func() { s.index-- } },
 		"tag":       func() func() { s.tag = s.device.newTag("u"); return func() { s.tag = tag } },
@@ -54,7 +54,7 @@ func TestInvariants(t *testing.T) {
 			offset, _ := other.Allocate(1)
 			return func() { other.Free(offset) }
 		},
-		"listed": func() func() { among := small.among; small.among = nil; return func() { small.among = among } },
+		"listed": func() func() { at := small.shelved; small.shelved = s.shelved; return func() { small.shelved = at } },
 		"deferred": func() func() {
 			f := &pendingFree{allocation: allocation{segment: s}}
 			e.pending.at[unwaited].add(f)

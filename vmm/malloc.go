@@ -90,12 +90,12 @@ func (e *Engine) obtain(r *Request, doing string, take func(d *device, short boo
 			// A program often reports CUDA's code alone, so the first refusal of the limit on a device is said.
 			e.mu.Lock()
 			if isShort(err) && r.Size <= d.total {
-				d.most = max(d.most, d.has+r.Size)
+				d.quota.Most = max(d.quota.Most, d.quota.Has+r.Size)
 			}
 			first := false
 			if errors.Is(err, ErrLimit) {
-				d.refused++
-				first = d.refused == 1
+				d.quota.Refused++
+				first = d.quota.Refused == 1
 			}
 			e.mu.Unlock()
 			if first {
@@ -132,7 +132,3 @@ func (e *Engine) obtainAtOnce(r *Request, made *uint64, take func(d *device, sho
 	}
 	return d, take(d, false)
 }
-
-// A small allocation that is made while its tag is paused needs active memory. A slab of its own for each pause would
-// take a granule for good where hundreds of such allocations fit into one. So the engine makes a paused slab with room
-// active again, which takes a granule, too, but leaves none behind.

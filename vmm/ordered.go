@@ -19,6 +19,18 @@ import (
 // fiftieth of that time, so a program that allocates more rarely does not notice.
 const keptIdle = 10 * time.Millisecond
 
+// ordered counts a device's memory for stream order, in bytes: what cuMemPoolGetAttribute tells of a pool.
+type ordered struct {
+	used, usedHigh         uint64 // allocations
+	reserved, reservedHigh uint64 // their segments, and what was freed and is kept
+	keep                   uint64 // the release threshold
+}
+
+func (o *ordered) use(bytes uint64) {
+	o.used += bytes
+	o.usedHigh = max(o.usedHigh, o.used)
+}
+
 // serveOrdered notes an allocation in stream order. The caller holds e.mu.
 func (e *Engine) serveOrdered(d *device, r *Request, address uintptr) {
 	d.ordered.use(r.Size)
@@ -238,6 +250,37 @@ func (t *tag) takeSmall(e *Engine, r *Request, p policy) (uintptr, bool) {
 	return s.address + offset, true
 }
 
+// find returns freed memory that can be used now: of the wanted policy, and of a size from the wanted one to most
+// bytes. The latest is the likeliest to be in the device's cache.
+func (s *shelf) find(wanted shape, most uint64) *pendingFree {
+	at, _ := slices.BinarySearchFunc(s.bins, wanted.bytes, compareBytes)
+	for ; at < len(s.bins) && s.bins[at].bytes <= most; at++ {
+		if s.bins[at].policy != wanted.policy {
+			continue
+		}
+		if f := usable(s.bins[at].frees); f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// usableTries is at how many frees usable looks.
+const usableTries = 4
+
+// usable returns the last of a few frees whose memory no other thread works on.
+func usable(list []*pendingFree) *pendingFree {
+	for i := len(list) - 1; i >= 0 && i >= len(list)-usableTries; i-- {
+		s := list[i].segment
+		x := s.extent
+		if x != nil && x.owner == nobody && x.Step == mapping.Accessible && s.state == active &&
+			(s.owner == aFree) != list[i].small {
+			return list[i]
+		}
+	}
+	return nil
+}
+
 // A program that runs in steps frees memory in the order of a stream and allocates as much there at once. Its own
 // threads can do both without the engine: an allocation is offered to them with the event that a free records. What
 // they do with an offer the engine finds out when it takes the offer back. Until then the allocation is live to the
@@ -332,44 +375,4 @@ func (e *Engine) takeOffer(address uintptr, ifFreed bool) {
 		}
 	}
 	o.line.unmark(o.mark)
-}
-
-// find returns freed memory that can be used now: of the wanted policy, and of a size from the wanted one to most
-// bytes. The latest is the likeliest to be in the device's cache.
-func (s *shelf) find(wanted shape, most uint64) *pendingFree {
-	at, _ := slices.BinarySearchFunc(s.bins, wanted.bytes, compareBytes)
-	for ; at < len(s.bins) && s.bins[at].bytes <= most; at++ {
-		if s.bins[at].policy != wanted.policy {
-			continue
-		}
-		if f := usable(s.bins[at].frees); f != nil {
-			return f
-		}
-	}
-	return nil
-}
-
-// usable returns the last of a few frees whose memory no other thread works on.
-func usable(list []*pendingFree) *pendingFree {
-	for i := len(list) - 1; i >= 0 && i >= len(list)-smallTries; i-- {
-		s := list[i].segment
-		x := s.extent
-		if x != nil && x.owner == nobody && x.Step == mapping.Accessible && s.state == active &&
-			(s.owner == aFree) != list[i].small {
-			return list[i]
-		}
-	}
-	return nil
-}
-
-// ordered counts a device's memory for stream order, in bytes: what cuMemPoolGetAttribute tells of a pool.
-type ordered struct {
-	used, usedHigh         uint64 // allocations
-	reserved, reservedHigh uint64 // their segments, and what was freed and is kept
-	keep                   uint64 // the release threshold
-}
-
-func (o *ordered) use(bytes uint64) {
-	o.used += bytes
-	o.usedHigh = max(o.usedHigh, o.used)
 }

@@ -94,7 +94,8 @@ const soon = 100 * time.Millisecond
 func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*segment, err error) {
 	start := time.Now()
 	wanted := func(s *segment) bool {
-		return (s.imported != nil) == theirs && (s.pausable() || s.is(paused) && s.extent != nil) && s.changedAfter(o.Since)
+		return (s.imported != nil) == theirs && (s.pausable() || s.is(paused) && s.extent != nil) &&
+			s.changedAfter(o.Since)
 	}
 
 	// The devices finish the work that was submitted before the call. Another thread of the host may be needed for

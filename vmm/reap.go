@@ -205,7 +205,17 @@ func (e *Engine) reap() error {
 	wait := backoff.Backoff{Next: firstLook, Most: time.Millisecond}
 	for p.at[due].length > 0 || e.looks() {
 		before := p.left
-		e.look()
+
+		// What streams have reached is due, and so is memory that was idle for long, or that a caller lacks.
+		e.pollAll()
+		e.dropUnused()
+		since := time.Now().Add(-keptIdle)
+		e.giveBackIdle(func(d *device, f *pendingFree) (keep uint64, may bool) {
+			if d.wanting > 0 {
+				return 0, true
+			}
+			return d.ordered.keep, f.since.Before(since)
+		})
 		for n := p.at[due].length; n > 0 && p.at[due].first != nil; n-- {
 			f := p.at[due].first
 			f.why = "it is being made"
@@ -246,20 +256,6 @@ func (e *Engine) looks() bool {
 		}
 	}
 	return false
-}
-
-// look finds out what streams have reached, and decides which idle memory is to be given back. The caller holds e.mu,
-// which is released for driver calls.
-func (e *Engine) look() {
-	e.pollAll()
-	e.dropUnused()
-	since := time.Now().Add(-keptIdle)
-	e.giveBackIdle(func(d *device, f *pendingFree) (keep uint64, may bool) {
-		if d.wanting > 0 {
-			return 0, true
-		}
-		return d.ordered.keep, f.since.Before(since)
-	})
 }
 
 // pollAll notes what streams have reached. The caller holds e.mu, which is released for driver calls.

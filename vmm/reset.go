@@ -66,8 +66,8 @@ func (e *Engine) relocate(s *segment) {
 		return // without the device there are no pauses either
 	}
 	if s.imported == nil {
-		s.device.has -= s.userMapped.size
-		d.gain(s.userMapped.size)
+		s.device.quota.Has -= s.userMapped.size
+		d.quota.Gain(s.userMapped.size)
 	}
 	if s.device = d; s.extent != nil {
 		s.extent.device = d

@@ -24,9 +24,9 @@ import (
 // copies, an error leaves the segments active that were back.) Contents that cannot be read back from disk stop the
 // resume of their segment, and of all segments resumed with it, until the program frees that segment.
 //
-// Host memory of contents that are not kept is back when Resume returns, unless that takes long: see store.Discarded. Resume
-// waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait, and is
-// one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume: with
+// Host memory of contents that are not kept is back when Resume returns, unless that takes long: see store.Discarded.
+// Resume waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait,
+// and is one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume: with
 // Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with Options.Asked.
 // Errors: ErrBarred, ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others
 // hold the memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
@@ -39,10 +39,30 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 		return s.is(paused) && s.imported == nil && s.changedAfter(options.Since)
 	}
 	if options.Retried && options.Wait > 0 && !options.Capturing {
+		// It has to find enough memory free, or made free here, before it begins.
 		options.Wait = 0
-		if err := e.lacking(options.Tags, resumes); err != nil {
-			e.noteWait(&options, err)
-			return 0, fmt.Errorf("resume: %w", err)
+		e.FreeDeferred()
+		chosen := e.choose(options.Tags, resumes)
+		held, need := map[*device]uint64{}, map[*device]uint64{}
+		var p pace
+		e.mu.Lock()
+		for _, s := range chosen {
+			need[s.device] += s.length()
+			if s.extent != nil && s.extent.Step > mapping.None {
+				held[s.device] += s.length()
+			}
+			p.yield(e, 1)
+		}
+		e.mu.Unlock()
+		for d, bytes := range need {
+			err := e.shortageOn(d, held[d], bytes, nil)
+			if err != nil && e.MakeRoom(d.ordinal) {
+				err = e.shortageOn(d, held[d], bytes, nil)
+			}
+			if err != nil {
+				e.noteWait(&options, err)
+				return 0, fmt.Errorf("resume: %w", err)
+			}
 		}
 	}
 	o := e.begun("resume", options)
@@ -162,6 +182,7 @@ func (o *Options) barredFrom(names []string) error {
 
 // resume is the work of a resume: it restores all batches, or none.
 func (e *Engine) resume(batches []*batch, o *operation) error {
+	gives := func(s *segment) bool { return s.contents != nil && !e.retains(s, o) }
 	if err := guard.All(batches, func(b *batch) error { return e.restore(b, o) }); err != nil {
 		for _, b := range batches {
 			for _, x := range b.extents {
@@ -181,7 +202,7 @@ func (e *Engine) resume(batches []*batch, o *operation) error {
 				continue
 			}
 			s.outcome.state, s.outcome.held = active, false
-			if s.contents != nil && !e.retains(s, o) {
+			if gives(s) {
 				o.discarded.Add(s.contents, s.prompt)
 				s.contents.Discard()
 				s.outcome.saved = saved{}
@@ -189,6 +210,11 @@ func (e *Engine) resume(batches []*batch, o *operation) error {
 		}
 	}
 	return nil
+}
+
+// retains reports whether a resume keeps a segment's contents.
+func (e *Engine) retains(s *segment, o *operation) bool {
+	return (o.RetainBackup || s.incremental) && s.contents.Store() == e.host && s.backup != BackupNone
 }
 
 // restore gives a device's segments their memory. The contents of each begin to come back as soon as it is mapped,
@@ -244,7 +270,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 		if err == nil {
 			err = x.Attach()
 		}
-		if s := x.segments[0]; err == nil && !s.accessible() {
+		if s := x.segments[0]; err == nil && s.userMapped != nil && !s.userMapped.access.Writable(s.device.ordinal) {
 			var address uintptr
 			var end func()
 			if address, end, err = x.Aside(); err == nil {

@@ -32,18 +32,17 @@ type segment struct {
 	address uintptr
 	size    uint64 // as asked for
 	tag     *tag
-	index   int  // in tag.segments, or in its list of slack
-	listed  bool // in tag.segments
+	index   int  // in tag.segments
+	listed  bool // there
 	policy
 	state   state
 	owner   owner
-	extent  *extent     // its memory, or nil
-	slab    *small.Slab // the small allocations in it, or nil if it is one allocation
-	among   *slabs      // the tag's lists that have it as a slab with room, or nil
-	shelf   int         // the list of these that has it
-	place   int         // its place in that list
-	backing             // user-mapped memory has no span, imported memory has nothing kept
-	shared  uint64      // its name for other processes, or 0
+	extent  *extent              // its memory, or nil
+	slab    *small.Slab          // the small allocations in it, or nil if it is one allocation
+	shelved small.Place[segment] // where the tag has it as a slab with room
+	free    space.Slot[segment]  // where the tag has it as slack
+	backing                      // user-mapped memory has no span, imported memory has nothing kept
+	shared  uint64               // its name for other processes, or 0
 	saved
 	dead    store.Ranges // bytes that the next pause need not keep; see Live
 	gated   bool         // a gated pause has paused it
@@ -78,14 +77,8 @@ func (s *segment) changedAfter(transition uint64) bool {
 // device has no access, because its contents cannot be moved then, and where others hold the memory itself. Imported
 // memory has no contents to move.
 func (s *segment) pausable() bool {
-	return s.is(active) && (s.userMapped == nil || s.imported != nil || s.userMapped.pinned == 0 && s.accessible())
-}
-
-// accessible reports whether the segment's device can read and write the memory, so that contents can be moved.
-func (s *segment) accessible() bool {
-	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
-	return s.userMapped == nil ||
-		slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
+	return s.is(active) && (s.userMapped == nil || s.imported != nil ||
+		s.userMapped.pinned == 0 && s.userMapped.access.Writable(s.device.ordinal))
 }
 
 // policy says how a segment's contents are kept while it is paused.
@@ -167,25 +160,23 @@ type tag struct {
 	name        string
 	segments    []*segment
 	ranges      *space.Ranges[segment]
-	slack       map[slackKind][]*segment
-	slackSizes  map[*space.Room][]uint32 // in granules, in their order, of what slack has in a room, or in none
-	slabs       map[slabKind]*slabs      // with room for more small allocations, as far as is known
-	lines       map[cuda.Order]*line     // frees in the order of streams
-	recent      *line                    // of lines, the last that was looked for, or nil
-	idle        shelf                    // those that their streams have reached
-	lastPause   float64                  // seconds
+	slack       space.BySize[segment]
+	slabs       map[slabKind]*small.Shelves[segment] // with room for more small allocations, as far as is known
+	lines       map[cuda.Order]*line                 // frees in the order of streams
+	recent      *line                                // of lines, the last that was looked for, or nil
+	idle        shelf                                // those that their streams have reached
+	lastPause   float64                              // seconds
 	lastResume  float64
 	pausedSince float64 // seconds since 1970
 	pausedBy    uint64  // see PausedBy, or 0 if nothing is paused
 	paused      int     // segments that are paused
 	gated       int     // segments that are paused by a gated pause
-	granules    uint64  // of all slack
 }
 
 func (d *device) newTag(name string) *tag {
 	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
-	return &tag{name: name, ranges: ranges, slack: map[slackKind][]*segment{},
-		slackSizes: map[*space.Room][]uint32{}, slabs: map[slabKind]*slabs{}, lines: map[cuda.Order]*line{}}
+	return &tag{name: name, ranges: ranges, slabs: map[slabKind]*small.Shelves[segment]{},
+		lines: map[cuda.Order]*line{}}
 }
 
 func (d *device) tag(name string) *tag {
@@ -229,15 +220,10 @@ func (t *tag) remove(s *segment) {
 	s.expose(false)
 	delete(s.device.woken, s)
 	s.device.count(s, -int64(s.length()))
-	t.segments = removeAt(t.segments, s.index)
+	last := len(t.segments) - 1
+	t.segments[s.index], t.segments[last].index = t.segments[last], s.index
+	t.segments = slices.Delete(t.segments, last, last+1)
 	s.listed = false
-}
-
-// removeAt takes a segment out of a list in which each knows its index.
-func removeAt(list []*segment, index int) []*segment {
-	last := len(list) - 1
-	list[index], list[last].index = list[last], index
-	return slices.Delete(list, last, last+1)
 }
 
 // become changes the state of a segment. The caller holds the engine's lock.
@@ -250,6 +236,21 @@ func (s *segment) become(state state) {
 		}
 	}
 	s.state = state
+}
+
+// slabKind is what an allocation asks of a slab.
+type slabKind struct {
+	policy
+	paused bool
+}
+
+// listSlab notes how much room a slab has, and whether it is paused.
+func (t *tag) listSlab(s *segment) {
+	kind := slabKind{s.policy, s.state == paused}
+	if t.slabs[kind] == nil {
+		t.slabs[kind] = &small.Shelves[segment]{}
+	}
+	t.slabs[kind].Put(&s.shelved, s, s.slab)
 }
 
 func (t *tag) lessPaused() {
@@ -292,17 +293,62 @@ func (d *device) count(s *segment, bytes int64) {
 	if s.backing != own {
 		return
 	}
-	d.gain(uint64(bytes))
+	d.quota.Gain(uint64(bytes))
 	if s.ordered {
 		d.ordered.reserved += uint64(bytes)
 		d.ordered.reservedHigh = max(d.ordered.reservedHigh, d.ordered.reserved)
 	}
 }
 
-// gain adds bytes to what the process has. The caller holds the engine's lock.
-func (d *device) gain(bytes uint64) {
-	d.has += bytes
-	d.most = max(d.most, d.has)
+// addSlack notes a free segment whose memory cannot be released alone, and joins it with the slack beside it.
+func (t *tag) addSlack(s *segment) {
+	x := s.extent
+	at, _ := slices.BinarySearchFunc(x.segments, s.address, compareAddress)
+	if next := at + 1; next < len(x.segments) && x.segments[next].state == slack {
+		t.removeSlack(x.segments[next])
+		s.span.Join(x.segments[next].span)
+		x.segments = slices.Delete(x.segments, next, next+1)
+	}
+	if last := at - 1; last >= 0 && x.segments[last].state == slack {
+		t.removeSlack(x.segments[last])
+		x.segments[last].span.Join(s.span)
+		s = x.segments[last]
+		x.segments = slices.Delete(x.segments, at, at+1)
+	}
+	t.listSlack(s)
+}
+
+func (t *tag) listSlack(s *segment) {
+	s.state, s.owner, s.policy = slack, nobody, policy{}
+	s.device.count(s, int64(s.length()))
+	t.slack.Put(&s.free, s, s.span.Room(), s.span.Granules())
+}
+
+func (t *tag) removeSlack(s *segment) {
+	s.device.count(s, -int64(s.length()))
+	s.free.Take()
+}
+
+// takeSlack returns a segment of that many granules that already has its memory, split from the smallest slack in the
+// room that is large enough; nil if there is none.
+func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
+	best := t.slack.Find(granules, room, func(s *segment) bool {
+		return s.extent.owner == nobody && s.extent.Step == mapping.Accessible
+	})
+	if best == nil {
+		return nil
+	}
+	t.removeSlack(best)
+	x := best.extent
+	x.live++
+	if best.span.Granules() > granules {
+		rest := &segment{device: best.device, tag: t, extent: x, span: best.span.Split(granules)}
+		rest.address = rest.span.Address()
+		at, _ := slices.BinarySearchFunc(x.segments, best.address, compareAddress)
+		x.segments = slices.Insert(x.segments, at+1, rest)
+		t.listSlack(rest)
+	}
+	return best
 }
 
 // newSegment finds addresses for a segment of a tag. With inSlab, small allocations are to share the segment. The
@@ -321,24 +367,16 @@ func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool, roo
 func (e *Engine) enter(s *segment) error {
 	s.span.Enter(s)
 	s.tag.add(s)
-	err := e.current(s.device)
-	if err != nil {
-		s.owner = aFree
-		e.dropOrPutOff(s)
+	if e.devices[s.device.ordinal] == s.device {
+		return nil
 	}
-	return err
+	s.owner = aFree
+	e.dropOrPutOff(s)
+	return errReset
 }
 
 // errReset is for a device that was reset while memory of it was being made. No call would find that memory.
 var errReset = cuda.Refuse(cuda.NotReady, "the device was reset during the call; call again")
-
-// current returns errReset for a device that a reset has dropped. The caller holds e.mu.
-func (e *Engine) current(d *device) error {
-	if e.devices[d.ordinal] != d {
-		return errReset
-	}
-	return nil
-}
 
 // abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.
 func (e *Engine) abandon(s *segment, x *extent, err error) {
@@ -376,7 +414,7 @@ func (e *Engine) drop(a allocation) error {
 			return nil
 		}
 		s.owner = aFree // nothing else is in it
-		s.tag.unlistSlab(s)
+		s.shelved.Take()
 	}
 
 	// Memory that others in the extent still use becomes slack. Any other goes back to the driver.
@@ -448,7 +486,7 @@ func (e *Engine) dissolve(x *extent) {
 		x.device.shared -= x.Size
 	}
 	if len(x.exports) > 0 {
-		e.sharing.forgetImporters(x.exports...)
+		e.sharing.importers.Forget(x.exports...)
 		x.exports = nil
 	}
 }
@@ -486,13 +524,21 @@ func (s *sharing) forget(freed *segment) {
 		delete(s.shares, freed.shared)
 		if freed.extent != nil && freed.userMapped == nil { // no process gets it any more; it stays listed for importers
 			freed.extent.exports = slices.DeleteFunc(append(freed.extent.exports, freed.shared),
-				func(id uint64) bool { return !s.hasImporters(id) })
+				func(id uint64) bool { return !s.importers.Has(id) })
 		} else {
-			s.forgetImporters(freed.shared)
+			s.importers.Forget(freed.shared)
 		}
 		freed.shared = 0
 	}
 	if freed.imported != nil && s.imports[freed.imported.key(freed)] == freed {
 		delete(s.imports, freed.imported.key(freed))
 	}
+}
+
+func (i *imported) key(s *segment) importKey {
+	key := importKey{share: i.share, ordinal: s.device.ordinal}
+	if s.userMapped != nil {
+		key.handle = s.userMapped.handle
+	}
+	return key
 }

@@ -2,17 +2,16 @@ package vmm
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"tms/internal/aid/backoff"
 	"tms/vmm/cuda"
+	"tms/vmm/importers"
 )
 
 // Memory that processes share: this file has what the exporting process does, import.go what the importing ones do. The
@@ -40,11 +39,7 @@ func (s Share) String() string {
 }
 
 // Importer is another process that has a segment open.
-type Importer struct {
-	PID    int
-	Start  uint64
-	Number uint64 // which of its imports: random, so no later process with its PID has the same
-}
+type Importer = importers.Importer
 
 // Export is what an importer gets.
 type Export struct {
@@ -79,9 +74,7 @@ type sharing struct {
 	noticing   atomic.Bool  // a timer is set for the refused notices
 	noticeWait atomic.Int64 // nanoseconds until the next one
 
-	// mu is for the thread that serves other processes, which must not wait: code that holds mu does nothing else.
-	mu        sync.Mutex
-	importers map[uint64][]Importer // by id; of a freed segment as long as its extent is there
+	importers importers.Record // by id; of a freed segment as long as its extent is there
 }
 
 // importKey identifies an import.
@@ -89,14 +82,6 @@ type importKey struct {
 	share   Share
 	ordinal int
 	handle  cuda.Handle // of one of several ImportHandle calls, or 0 for Import
-}
-
-func (i *imported) key(s *segment) importKey {
-	key := importKey{share: i.share, ordinal: s.device.ordinal}
-	if s.userMapped != nil {
-		key.handle = s.userMapped.handle
-	}
-	return key
 }
 
 // closed reports whether a pause of the tag is in progress. The caller holds the engine's lock.
@@ -166,9 +151,7 @@ func (h Shared) Export(id uint64, to Importer) (export Export, err error) {
 		case s.extent.plain: // it was named while the extent was being made
 			return export, s.errPlain()
 		}
-		e.sharing.mu.Lock() // from now on a pause waits for it
-		e.sharing.importers[id] = append(e.sharing.importers[id], to)
-		e.sharing.mu.Unlock()
+		e.sharing.importers.Add(id, to) // from now on a pause waits for it
 		export = Export{Extent: s.extent.Size, Offset: uint64(s.address - s.extent.Address), Size: s.length(),
 			Tag: s.tag.name, Device: s.device.uuid}
 		if f := s.userMapped; f != nil { // the program may have mapped less, or nothing
@@ -186,64 +169,17 @@ func (h Shared) Export(id uint64, to Importer) (export Export, err error) {
 
 // Returned notes that an importer no longer has a segment. It never waits.
 func (h Shared) Returned(id uint64, pid int, number uint64) {
-	e := h.engine
-	e.sharing.mu.Lock()
-	defer e.sharing.mu.Unlock()
-	e.sharing.drop(id, func(i Importer) bool { return i.PID == pid && i.Number == number })
-}
-
-// hasImporters reports whether a name has importers, some of which may have ended.
-func (s *sharing) hasImporters(id uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.importers[id]) > 0
-}
-
-// drop forgets importers. The caller holds mu.
-func (s *sharing) drop(id uint64, which func(Importer) bool) {
-	left := slices.DeleteFunc(s.importers[id], which)
-	if s.importers[id] = left; len(left) == 0 {
-		delete(s.importers, id)
-	}
-}
-
-// left lists the living processes that have one of the segments.
-func (s *sharing) left(processes Processes, ids []uint64) (pids []int) {
-	known := map[Importer]bool{} // whether it has ended, by all but the number
-	for _, id := range ids {
-		s.mu.Lock()
-		asked := slices.Clone(s.importers[id])
-		s.mu.Unlock()
-		gone := map[Importer]bool{}
-		for _, i := range asked {
-			process := Importer{PID: i.PID, Start: i.Start}
-			if _, asked := known[process]; !asked {
-				known[process] = processes.Gone(process)
-			}
-			if gone[i] = known[process]; !gone[i] {
-				pids = append(pids, i.PID)
-			}
-		}
-		s.mu.Lock()
-		s.drop(id, func(i Importer) bool { return gone[i] })
-		s.mu.Unlock()
-	}
-	slices.Sort(pids)
-	return slices.Compact(pids)
+	h.engine.sharing.importers.Returned(id, pid, number)
 }
 
 // Sharers lists the living processes that have memory of this one mapped, and those whose memory this one has, mapped
 // or paused, even if they have ended.
 func (h Shared) Sharers() (pids []int) {
 	e := h.engine
-	s := &e.sharing
-	s.mu.Lock()
-	ids := slices.Collect(maps.Keys(s.importers))
-	s.mu.Unlock()
-	pids = s.left(e.process, ids)
+	pids = e.sharing.importers.Left(e.sharing.importers.Names(), e.process.Gone)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for key, segment := range s.imports {
+	for key, segment := range e.sharing.imports {
 		if key.share.PID != Keeper && !segment.imported.lost {
 			pids = append(pids, key.share.PID)
 		}
@@ -262,14 +198,6 @@ func (e *Engine) ImportedBytes() (bytes uint64) {
 		}
 	}
 	return bytes
-}
-
-func (s *sharing) forgetImporters(ids ...uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, id := range ids {
-		delete(s.importers, id)
-	}
 }
 
 // awaitImporters waits until no other process has an extent mapped that a pause is to take. Errors: ErrImported.
@@ -293,7 +221,7 @@ func (e *Engine) awaitImporters(o *operation) error {
 	})
 	e.mu.Unlock()
 	for wait := (backoff.Backoff{Next: firstLook, Most: 2 * time.Millisecond}); len(ids) > 0; {
-		left := e.sharing.left(e.process, ids)
+		left := e.sharing.importers.Left(ids, e.process.Gone)
 		if len(left) == 0 {
 			break
 		}

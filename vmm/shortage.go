@@ -5,7 +5,6 @@ import (
 
 	"tms/internal/aid/readable"
 	"tms/vmm/cuda"
-	"tms/vmm/mapping"
 	"tms/vmm/stats"
 )
 
@@ -17,34 +16,6 @@ type shortage struct {
 }
 
 func (s *shortage) Unwrap() error { return s.error }
-
-// lacking returns a shortage if too little memory is free for a resume that has not begun, and none can be made free
-// here. (cuMemGetInfo)
-func (e *Engine) lacking(tags []string, resumes func(*segment) bool) error {
-	e.FreeDeferred()
-	held, need := map[*device]uint64{}, map[*device]uint64{}
-	chosen := e.choose(tags, resumes)
-	var p pace
-	e.mu.Lock()
-	for _, s := range chosen {
-		need[s.device] += s.length()
-		if s.extent != nil && s.extent.Step > mapping.None {
-			held[s.device] += s.length()
-		}
-		p.yield(e, 1)
-	}
-	e.mu.Unlock()
-	for d, bytes := range need {
-		err := e.shortageOn(d, held[d], bytes, nil)
-		if err != nil && e.MakeRoom(d.ordinal) {
-			err = e.shortageOn(d, held[d], bytes, nil)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // shortageOn completes the error of a resume that is to take need bytes, of which it holds some already. A resume that
 // has not tried yet has the cause nil, and shortageOn returns nil if it may succeed. (cuMemGetInfo)

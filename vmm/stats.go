@@ -99,7 +99,7 @@ func (e *Engine) recorded() (stats.Stats, []*device) {
 // statsOf returns what the records say about a device. The caller holds e.mu, which is released at times.
 func (e *Engine) statsOf(d *device) stats.Device {
 	of := stats.Device{Device: d.ordinal, UUID: d.uuid, Node: int(d.node.Load()), TotalBytes: d.total,
-		LimitRefused: d.refused, Tags: []stats.Tag{},
+		LimitRefused: d.quota.Refused, Tags: []stats.Tag{},
 		Peers:    append([]string{}, slices.Sorted(maps.Keys(d.near))...),
 		Progress: d.readProgress()}
 	if t := e.totals[d.ordinal]; t != nil {
@@ -172,7 +172,7 @@ func (e *Engine) statsOf(d *device) stats.Device {
 		if ts.AllPaused() > 0 {
 			ts.PausedSince = t.pausedSince
 		}
-		bytes := t.granules * d.granularity
+		bytes := t.slack.Granules() * d.granularity
 		ts.SlackBytes += bytes
 		ts.PhysicalBytes += bytes
 		of.SlackBytes += bytes
@@ -214,7 +214,7 @@ func (r Records) Has(ordinal int) uint64 {
 	r.engine.mu.Lock()
 	defer r.engine.mu.Unlock()
 	if d := r.engine.devices[ordinal]; d != nil {
-		return d.has + d.making
+		return d.quota.Promised()
 	}
 	return 0
 }
@@ -226,7 +226,7 @@ func (r Records) HasBy(uuid string) uint64 {
 	part := strings.HasPrefix(uuid, "MIG-") && len(r.engine.devices) == 1
 	for _, d := range r.engine.devices {
 		if d.uuid == uuid || part {
-			return d.has + d.making
+			return d.quota.Promised()
 		}
 	}
 	return 0

@@ -35,7 +35,7 @@ type Options struct {
 	Capturing    bool                // a stream of the process is being captured
 	Gated        bool                // the gate is closed, so the program cannot give devices work; see Host.Gated
 	Importers    time.Duration       // how long a pause waits for others to unmap memory, and a resume for theirs
-	Unseen       bool                // the program does not know of a resume, so that waits for memory alone: see store.Discarded
+	Unseen       bool                // the program does not know of a resume, so that waits for memory alone
 	Since        uint64              // only what transitions after that have paused or resumed, or 0 for all
 	Asked        time.Time           // when the caller began to wait, for the program or for memory; or zero
 }

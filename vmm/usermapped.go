@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"slices"
 
 	"tms/vmm/cuda"
 	"tms/vmm/mapping"
@@ -17,10 +16,10 @@ type userMapped struct {
 	handle     cuda.Handle // the engine's
 	size       uint64      // of the memory; the mapping may be shorter
 	prop       cuda.AllocationProp
-	references int               // to the handle; a mapping keeps the memory without any
-	mapped     bool              // as the program sees it: also while paused
-	access     []cuda.AccessDesc // of the mapping, one for each location
-	pinned     int               // others got the memory itself, or it has more addresses: it cannot be replaced then
+	references int         // to the handle; a mapping keeps the memory without any
+	mapped     bool        // as the program sees it: also while paused
+	access     cuda.Access // of the mapping
+	pinned     int         // others got the memory itself, or it has more addresses: it cannot be replaced then
 }
 
 // userMappings is what the engine knows of user-mapped memory.
@@ -98,7 +97,7 @@ func (e *Engine) releaseUnused(s *segment, release func() error) error {
 		e.tellPaused()
 	}
 	if s.imported == nil {
-		s.device.has -= s.userMapped.size
+		s.device.quota.Has -= s.userMapped.size
 	}
 	e.sharing.forget(s)
 	s.discard()
@@ -116,18 +115,6 @@ func (e *Engine) dropAtReset(s *segment) {
 	}
 	s.become(paused)
 	s.discard()
-}
-
-// noteAccess notes access that the driver has given, or is to give when the memory comes back.
-func (f *userMapped) noteAccess(descs []cuda.AccessDesc) {
-	for _, desc := range descs {
-		at := slices.IndexFunc(f.access, func(a cuda.AccessDesc) bool { return a.Location == desc.Location })
-		if at < 0 {
-			f.access = append(f.access, desc)
-		} else {
-			f.access[at] = desc
-		}
-	}
 }
 
 // eachPart goes through a range that has user-mapped memory in it. The driver does what concerns its own mappings, as

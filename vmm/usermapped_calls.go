@@ -8,6 +8,7 @@ import (
 
 	"tms/vmm/cuda"
 	"tms/vmm/mapping"
+	"tms/vmm/quota"
 )
 
 // ErrNotOurs: the call concerns no memory of a region, so it goes to the driver. A program's calls for virtual memory
@@ -26,13 +27,14 @@ func (m UserMapped) Create(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if err := e.obtain(&r, "creating", func(d *device, _ bool) error {
 		s.device, s.policy = d, r.policy()
 		s.extent = newExtent(s)
-		request, err := d.reserve(r.Size, r.Limit)
+		request, err := d.quota.Reserve(r.Size, r.Limit)
 		if err != nil {
 			return err
 		}
-		err = e.unlocked(func() error { return e.withinMargin(d, r, s.extent.Create) })
-		if d.answered(request, r.Size); err == nil {
-			d.gain(r.Size)
+		need := quota.Need{Size: r.Size, Margin: r.Margin, Reserve: r.Reserve, Capturing: r.Capturing}
+		err = e.unlocked(func() error { return d.quota.WithinMargin(need, s.extent.Create) })
+		if d.quota.Answered(request, r.Size); err == nil {
+			d.quota.Gain(r.Size)
 		}
 		return err
 	}); err != nil {
@@ -181,9 +183,9 @@ func (m UserMapped) SetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	}
 	return e.eachPart(address, size, set, func(part []*segment) {
 		for _, s := range part {
-			s.userMapped.noteAccess(descs)
+			s.userMapped.access.Set(descs)
 			if x := s.extent; x != nil && x.Step >= mapping.Mapped {
-				if x.Step = mapping.Mapped; s.accessible() {
+				if x.Step = mapping.Mapped; s.userMapped.access.Writable(s.device.ordinal) {
 					x.Step = mapping.Accessible
 				}
 			}

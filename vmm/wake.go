@@ -3,19 +3,30 @@ package vmm
 import (
 	"maps"
 	"slices"
+
+	"tms/vmm/quota"
 )
+
+// A small allocation that is made while its tag is paused needs active memory. A slab of its own for each pause would
+// take a granule for good where hundreds of such allocations fit into one. So the engine makes a paused slab with room
+// active again, which takes a granule, too, but leaves none behind.
 
 // wakeSlab makes a paused slab with room for a request active, and reports whether it has. It waits for no other
 // transition: the caller then takes a slab of its own, as after an error. The caller holds e.mu, which is released for
 // the call. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) wakeSlab(d *device, t *tag, r *Request, p policy) bool {
-	s := t.pausedSlab(p, r.Size)
-	if s == nil || r.Capturing || e.preparing > 0 {
+	of := t.slabs[slabKind{p, true}]
+	if of == nil || r.Capturing || e.preparing > 0 {
+		return false
+	}
+	s := of.Find(r.Size, func(s *segment) bool { return s.owner == nobody && s.extent == nil && !s.gated })
+	if s == nil {
 		return false
 	}
 	woken := false
+	need := quota.Need{Size: r.Size, Margin: r.Margin, Reserve: r.Reserve, Capturing: r.Capturing}
 	_ = e.unlocked(func() error {
-		return e.withinMargin(d, *r, func() (err error) {
+		return d.quota.WithinMargin(need, func() (err error) {
 			if !e.transition.TryLock() {
 				return nil
 			}
@@ -32,7 +43,8 @@ func (e *Engine) wakeSlab(d *device, t *tag, r *Request, p policy) bool {
 func (e *Engine) wake(s *segment) (woken bool, err error) {
 	o := &operation{Options: Options{RetainBackup: true, Verify: true}}
 	wanted := func(of *segment) bool {
-		return of == s && s.is(paused) && s.slab != nil && s.extent == nil && !s.gated && s.listed
+		return of == s && s.state == paused && s.owner != aFree && s.slab != nil && s.extent == nil && !s.gated &&
+			s.listed
 	}
 	found := map[*device]*batch{}
 	e.mu.Lock()

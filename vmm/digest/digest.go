@@ -96,7 +96,7 @@ func (h *Hasher) Load(context cuda.Context) error {
 	})
 }
 
-// LoadAside is Load in the background, once for a context, so that no pause waits for it. An error comes again from Sums.
+// LoadAside is Load in the background, once for a context, so that no pause waits for it. Sums meets an error again.
 func (h *Hasher) LoadAside(context cuda.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
