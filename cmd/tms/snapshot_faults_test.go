@@ -291,9 +291,12 @@ func TestADamagedSnapshotIsNotRestored(t *testing.T) {
 		first := slices.IndexFunc(of.Blocks, func(sum snapshot.Sum) bool { return sum != snapshot.Sum{} })
 		return of.Blocks[first].String()
 	}
-	for what, path := range map[string]string{"block": find("blocks/*/" + sum(open.Manifest.Processes[0].Contents[0].Content)),
-		"block of host memory": find("blocks/*/" + sum(open.Manifest.Pages[0].Content)), "image": find(name + "/images/core-*.img"),
-		"manifest": find(name + "/snapshot.json")} {
+	for what, path := range map[string]string{
+		"block":                find("blocks/*/" + sum(open.Manifest.Processes[0].Contents[0].Content)),
+		"block of host memory": find("blocks/*/" + sum(open.Manifest.Pages[0].Content)),
+		"image":                find(name + "/images/core-*.img"),
+		"manifest":             find(name + "/snapshot.json"),
+	} {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
 		wrong := bytes.Clone(text)

@@ -45,7 +45,8 @@ func TestPagesAreCutByAddress(t *testing.T) {
 	if os.Getpagesize() != page {
 		t.Skip("pages have another size here")
 	}
-	more := append(entry(1, 0x70000, 2, 2, 4, present), 9<<3|2, 3, 'x', 'y', 'z', 10<<3|5, 1, 2, 3, 4, 11<<3|1, 1, 2, 3, 4, 5, 6, 7, 8)
+	more := append(entry(1, 0x70000, 2, 2, 4, present), // and fields that are not known
+		9<<3|2, 3, 'x', 'y', 'z', 10<<3|5, 1, 2, 3, 4, 11<<3|1, 1, 2, 3, 4, 5, 6, 7, 8)
 	folder := folderWith(t, map[string][]byte{
 		"pagemap-7.img": pagemap(entry(1, 3),
 			entry(1, 0x1f000, 2, 1, 4, present),          // the last page of a block

