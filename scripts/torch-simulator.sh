@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs PyTorch itself on the simulator: tensors, pools and copies, but no kernels. It installs PyTorch 2.14.1 from PyPI
+# Runs PyTorch itself on the simulator: tensors, pools and copies, but no kernels. It installs PyTorch 2.15.0 from PyPI
 # (5.5 GB of disk) into build/torch-simulator, unless TORCH_PYTHON names a Python that has it, and makes stubs of
 # what PyTorch's libraries want of libcudart and the simulator lacks.
 #     scripts/torch-simulator.sh               the tests in pymodule/tests/pytorch
@@ -13,7 +13,7 @@ mkdir -p "$place"
 python=${TORCH_PYTHON:-$place/bin/python}
 if [ ! -x "$python" ]; then
 	python3 -m venv "$place"
-	"$python" -m pip install -q --disable-pip-version-check --no-cache-dir torch==2.14.1 numpy
+	"$python" -m pip install -q --disable-pip-version-check --no-cache-dir torch==2.15.0 numpy
 fi
 libraries=$("$python" -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch").origin))')/lib
 {

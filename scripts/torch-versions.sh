@@ -3,7 +3,7 @@
 # and has the signature that it is called with; and tms.distributed over their stores. Installs one
 # after the other from PyPI (each takes 1 to 3 GB to download and 7 GB of disk while it is tried) and
 # prints a line for each, and pytest's.
-#     scripts/torch-versions.sh              2.6 to 2.11
+#     scripts/torch-versions.sh              2.6 to 2.11, 2.14 and 2.15
 #     scripts/torch-versions.sh 2.6 2.11     these
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 place=build/torch-versions
 trap 'rm -rf "$place"' EXIT
-[ $# -gt 0 ] || set -- 2.6 2.7 2.8 2.9 2.10 2.11
+[ $# -gt 0 ] || set -- 2.6 2.7 2.8 2.9 2.10 2.11 2.14 2.15
 mkdir -p build
 free=$(df --output=avail -k build | tail -n 1)
 if [ "$free" -lt $((10 << 20)) ]; then

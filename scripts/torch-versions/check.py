@@ -13,12 +13,15 @@ from pathlib import Path
 
 import tms
 import torch
-from tms import _pool, _private, _torch
+from tms import _pool, _private, _region_pools
 from tms._library import library_path, load
 
-POOL = r"\(arg0: [\w.]*[Ii]nt\w*, arg1: \w+\[[\w.]*[Ii]nt\w*, [\w.]*[Ii]nt\w*\]\) -> None"
-ADDRESSES = r"\(arg0: [\w.]*[Ii]nt\w*, arg1: [\w.]*[Ii]nt\w*\) -> "
-ADDRESS = r"\(self: [\w.]*, arg0: [\w.]*[Ii]nt\w*\) -> None"
+INT = r"[\w.]*[Ii]nt\w*(?: \| [\w.]*SupportsIndex)?"
+"""int, typing.SupportsInt, or both of the latter and typing.SupportsIndex, as 2.14 and 2.15 say."""
+
+POOL = rf"\(arg0: {INT}, arg1: \w+\[{INT}, {INT}\]\) -> None"
+ADDRESSES = rf"\(arg0: {INT}, arg1: {INT}\) -> "
+ADDRESS = rf"\(self: [\w.]*, arg0: {INT}\) -> None"
 
 
 def takes(function: object, signature: str) -> None:
@@ -34,7 +37,7 @@ def accepts(function: object, *arguments: object, **keywords: object) -> None:
 
 def private_names() -> str:
     """Returns how pools are kept apart."""
-    functions = _torch._Functions(torch)
+    functions = _region_pools.Functions(torch)
     for function in (functions.begin, functions.end, functions.release):
         takes(function, POOL)
     takes(_private.private(torch, "_C._cuda_customAllocator"), ADDRESSES)
