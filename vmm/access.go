@@ -18,7 +18,7 @@ func (e *Engine) Grant() (err error) {
 		if len(*d.peers.Load()) == 0 {
 			continue
 		}
-		e.contexts.FindUsers(d.users, *d.peers.Load())
+		e.contexts.FindUsers(d.users, &d.peers)
 		var p pace
 		chosen := e.choose(nil, func(s *segment) bool { return s.device == d && s.extent != nil })
 		e.mu.Lock()

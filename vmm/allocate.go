@@ -70,7 +70,7 @@ func (e *Engine) allocate(d *device, r *Request, short bool) (address uintptr, e
 		}
 		need := quota.Need{Size: r.Size, Margin: r.Margin, Reserve: r.Reserve, Capturing: r.Capturing}
 		err = e.unlocked(func() error {
-			e.contexts.FindUsers(d.users, *d.peers.Load())
+			e.contexts.FindUsers(d.users, &d.peers)
 			if r.Backup != BackupNone && !r.Capturing && !d.streamed.Swap(true) {
 				cuda.TakeStreams(e.driver, d.context, streams) // so a pause leaves as much memory in use as it found
 			}

@@ -116,7 +116,7 @@ func (e *Engine) Compact(ordinal int) (freed uint64, err error) {
 
 // compact is the work of the transaction.
 func (e *Engine) compact(b *batch) (freed uint64, err error) {
-	e.contexts.FindUsers(b.device.users, *b.device.peers.Load())
+	e.contexts.FindUsers(b.device.users, &b.device.peers)
 	bytes := func(x *extent) (live uint64) {
 		for _, s := range x.segments {
 			if s.state != slack {

@@ -26,7 +26,7 @@ func (e *Engine) Reset(ordinal int) {
 }
 
 // dropDevice forgets a device, and drops all of its memory. Calls that are making memory of it find that out: see
-// current.
+// enter.
 func (e *Engine) dropDevice(d *device) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

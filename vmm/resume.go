@@ -26,8 +26,9 @@ import (
 //
 // Host memory of contents that are not kept is back when Resume returns, unless that takes long: see store.Discarded.
 // Resume waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait,
-// and is one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume: with
-// Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with Options.Asked.
+// and is one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume:
+// with Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with
+// Options.Asked.
 // Errors: ErrBarred, ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others
 // hold the memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(options Options) (mapped uint64, err error) {
@@ -225,7 +226,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 		total += s.back().saved.Bytes()
 	}
 	b.progress.total.Store(total)
-	e.contexts.FindUsers(b.device.users, *b.device.peers.Load())
+	e.contexts.FindUsers(b.device.users, &b.device.peers)
 	var ends []func() // of mappings for contents alone
 	defer func() {
 		for _, end := range ends {

@@ -251,11 +251,11 @@ func NewUsers(device int) *Users {
 func (u *Users) List() []int { return *u.list.Load() }
 
 // FindUsers finds out which of a device's peers the process uses: those with a context.
-func (c *Contexts) FindUsers(u *Users, peers []int) {
+func (c *Contexts) FindUsers(u *Users, peers *atomic.Pointer[[]int]) {
 	u.looking.Lock()
 	defer u.looking.Unlock()
 	list := []int{u.device}
-	for _, peer := range peers {
+	for _, peer := range *peers.Load() { // under the lock, so that the list of the latest peers is the last one
 		used, err := c.driver.DevicePrimaryCtxGetState(cuda.Device(peer))
 		if used = used && err == nil; !used {
 			_ = c.process.Contexts(peer, func(cuda.Context) error {

@@ -61,17 +61,19 @@ type Hasher struct {
 	library cuda.Library // 0 until loaded: compiled once per process
 	kernel  cuda.Kernel
 	loaded  map[cuda.Context]cuda.Function
+	buffers []*buffer // not in use
+
+	aside   sync.Mutex            // guards the rest, and is never held over a driver call
 	asked   map[cuda.Context]bool // of LoadAside
 	loading int                   // by LoadAside, in progress
 	loads   sync.Cond             // one of these is over
-	buffers []*buffer             // not in use
 }
 
 // New returns a hasher with keys of its own.
 func New(driver *cuda.Driver) *Hasher {
 	h := &Hasher{driver: driver, keys: NewKeys(), loaded: map[cuda.Context]cuda.Function{},
 		asked: map[cuda.Context]bool{}}
-	h.loads.L = &h.mu
+	h.loads.L = &h.aside
 	return h
 }
 
@@ -97,9 +99,10 @@ func (h *Hasher) Load(context cuda.Context) error {
 }
 
 // LoadAside is Load in the background, once for a context, so that no pause waits for it. Sums meets an error again.
+// LoadAside itself waits for no load.
 func (h *Hasher) LoadAside(context cuda.Context) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.aside.Lock()
+	defer h.aside.Unlock()
 	if h.asked[context] {
 		return
 	}
@@ -107,8 +110,8 @@ func (h *Hasher) LoadAside(context cuda.Context) {
 	h.loading++
 	go func() {
 		_ = guard.Call(func() error { return h.Load(context) })
-		h.mu.Lock()
-		defer h.mu.Unlock()
+		h.aside.Lock()
+		defer h.aside.Unlock()
 		h.loading--
 		h.loads.Broadcast()
 	}()
@@ -116,8 +119,8 @@ func (h *Hasher) LoadAside(context cuda.Context) {
 
 // AwaitLoads waits until no LoadAside is in progress.
 func (h *Hasher) AwaitLoads() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.aside.Lock()
+	defer h.aside.Unlock()
 	for h.loading > 0 {
 		h.loads.Wait()
 	}
@@ -152,8 +155,10 @@ func (h *Hasher) function(context cuda.Context) (cuda.Function, error) {
 func (h *Hasher) Forget(context cuda.Context) {
 	h.Trim(context)
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	delete(h.loaded, context)
+	h.mu.Unlock()
+	h.aside.Lock()
+	defer h.aside.Unlock()
 	delete(h.asked, context)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/aid/failpoint"
 	"tms/internal/cudasim"
 	"tms/vmm/cuda"
 )
@@ -231,4 +232,25 @@ func BenchmarkSums(b *testing.B) {
 		require.NoError(b, err)
 	}
 	b.ReportMetric(float64(size)*float64(b.N)/time.Since(start).Seconds()/1e9, "GB/s")
+}
+
+// An allocation asks for a load while it holds the engine's lock, so it must not wait for one that is in the driver.
+func TestLoadAsideWaitsForNoLoad(t *testing.T) {
+	driver, context := open(t)
+	h := New(driver)
+	began, goOn := make(chan bool), make(chan bool)
+	failpoint.Set(func(call string) error {
+		if call == "cuLibraryLoadData" {
+			close(began)
+			<-goOn
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	h.LoadAside(context)
+	<-began
+	h.LoadAside(context)
+	close(goOn)
+	h.AwaitLoads()
+	require.NotZero(t, h.loaded[context])
 }

@@ -397,8 +397,8 @@ type incoming struct{ of *Conn }
 
 func (i incoming) Read(buffer []byte) (int, error) { return i.of.read(buffer) }
 
-// Status asks a process for its state, and waits up to within. Errors: ErrUnreachable, wrapped; the process's own, and
-// then the state still has what is known: the driver's part, for instance.
+// Status asks a process for its state, and waits up to within. Errors: ErrUnreachable, wrapped; the process's own. With
+// the latter the state has what a restore by the driver needs: Driver and ResumeWait.
 func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.ProcessState, err error) {
 	limited, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -411,7 +411,9 @@ func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.
 	case reply.Code == int(cuda.Deinitialized):
 		return state, Unreachable("it is ending")
 	case !reply.OK:
-		_ = json.Unmarshal(reply.Process, &state)
+		var known control.ProcessState
+		_ = json.Unmarshal(reply.Process, &known)
+		state.Driver, state.ResumeWait = known.Driver, known.ResumeWait
 		return state, errors.New(reply.Error)
 	}
 	err = json.Unmarshal(reply.Process, &state)

@@ -293,14 +293,13 @@ func TestAStatusAfterAnErrorHasWhatIsKnown(t *testing.T) {
 	part := control.Driver{Devices: []control.DriverBytes{{UUID: "GPU-1", Bytes: 7}}}
 	f.with(func() {
 		f.state = func(state *control.ProcessState) error {
-			state.Driver = &part
+			state.Driver, state.ResumeWait = &part, 3
 			return errors.New("a thread waits in the driver")
 		}
 	})
 	state, err := dial(t).Status(context.Background(), time.Minute)
 	require.EqualError(t, err, "a thread waits in the driver")
-	require.Equal(t, os.Getpid(), state.PID)
-	require.Equal(t, &part, state.Driver)
+	require.Equal(t, control.ProcessState{Driver: &part, ResumeWait: 3}, state, "a half is not taken for the whole")
 }
 
 // A request that panics gets an error, and the next ones of all clients work.
