@@ -70,6 +70,31 @@ func TestASecondSnapshotSharesHostMemory(t *testing.T) {
 	require.Equal(t, sums[0], again.do("sum"))
 }
 
+// Where tms gets no folder in memory, CRIU's files of pages stay whole, and such a snapshot is restored, as often as one
+// wants. A snapshot from elsewhere is refused with words.
+func TestSnapshotsWithoutAFolderInMemory(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
+	s, directory := startWarm(t)
+	said, _ := steppedRun(t, steppedCommand("folder", "fail", "snapshot", s.number(), directory, "--force"))
+	require.Contains(t, said, "the program stood still for")
+	whole := complete(t, directory)[0]
+	require.NotEmpty(t, snapshotFiles(t, directory, whole, "images", "pages-*.img"))
+	succeeds(t, "snapshot", s.number(), directory, "--force", "--stop")
+	require.Error(t, s.Wait())
+	said, _ = steppedRun(t, steppedCommand("folder", "fail", "restore", directory))
+	require.Contains(t, said, "the test fails this step. It needs Linux 5.2 or later")
+	for range 2 {
+		again, _ := s.restored(t, directory, "--name", whole)
+		again.do("check")
+		require.NoError(t, again.Process.Kill())
+		awaitEnd(t, again.Process.Pid)
+	}
+	require.Contains(t, succeeds(t, "snapshots", "check", directory), "are as they were written")
+}
+
 func snapshotFiles(t *testing.T, parts ...string) []string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(parts...))

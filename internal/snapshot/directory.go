@@ -165,16 +165,6 @@ func (d *Directory) blockPath(sum Sum) string {
 	return filepath.Join(d.path, blocksName, name[:2], name)
 }
 
-// flush waits until all that was written to the directory is on the disk.
-func (d *Directory) flush() error {
-	folder, err := os.Open(d.path)
-	if err != nil {
-		return err
-	}
-	defer folder.Close()
-	return fallible("syncfs", func() error { return unix.Syncfs(int(folder.Fd())) })
-}
-
 // writeFile makes a file whose text is on the disk when it returns.
 func writeFile(path string, text []byte) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)

@@ -275,19 +275,26 @@ func (w *Writer) Commit(ctx context.Context, manifest *Manifest) error {
 	if err := manifest.write(w.Folder()); err != nil {
 		return w.directory.failed("writing", filepath.Join(w.Folder(), manifestName), err)
 	}
-	if err := w.directory.flush(); err != nil {
+	if err := w.flush(); err != nil {
 		return w.directory.failed("writing", w.directory.path, err)
 	}
 	done := filepath.Join(w.directory.path, w.name)
 	if err := fallible("rename", func() error { return os.Rename(w.Folder(), done) }); err != nil {
 		return w.directory.failed("naming", done, err)
 	}
-	if err := w.directory.flush(); err != nil {
+	if err := w.flush(); err != nil {
 		_ = os.Rename(done, w.Folder())
 		return w.directory.failed("writing", w.directory.path, err)
 	}
 	_ = w.lock.Close()
 	return nil
+}
+
+// flush waits until all that was written to the directory is on the disk. It does so by the lock, which has been open
+// since the writer began: the kernel tells each open file once of a page that could not be written, whoever flushed it.
+// (syncfs; errseq_t of the kernel's documentation)
+func (w *Writer) flush() error {
+	return fallible("syncfs", func() error { return unix.Syncfs(int(w.lock.Fd())) })
 }
 
 // files hashes the files in the folder.

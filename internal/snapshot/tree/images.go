@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/readable"
+	"tms/internal/machine/hostmemory"
 	"tms/internal/snapshot"
 	"tms/internal/snapshot/criu"
 )
@@ -18,6 +20,11 @@ import (
 
 // savePages puts the private memory that CRIU has written into blocks, and removes its files.
 func savePages(ctx context.Context, writer *snapshot.Writer, folder string) (files []snapshot.File, err error) {
+	memory, err := folderInMemory()
+	if err != nil {
+		return nil, nil // a restore could not put them together here, so they stay as they are
+	}
+	_ = memory.Close()
 	all, err := criu.FindPages(folder, snapshot.PageBlockSize)
 	if err != nil {
 		return nil, fmt.Errorf("reading what CRIU has written: %w", err)
@@ -53,9 +60,13 @@ func imagesFor(ctx context.Context, s *snapshot.Snapshot) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := hasRoom(s.Manifest.Pages, hostmemory.Available("self", nil)); err != nil {
+		return nil, err
+	}
 	folder, err := folderInMemory()
 	if err != nil {
-		return nil, fmt.Errorf("making a folder in memory: %w", err)
+		return nil, fmt.Errorf("making a folder in memory (fsopen, fsconfig, fsmount): %w. It needs Linux 5.2 or later, "+
+			"CAP_SYS_ADMIN, and a seccomp profile that allows these calls", err)
 	}
 	for _, entry := range entries {
 		if err = unix.Symlinkat(filepath.Join(own, entry.Name()), int(folder.Fd()), entry.Name()); err != nil {
@@ -75,8 +86,25 @@ func imagesFor(ctx context.Context, s *snapshot.Snapshot) (*os.File, error) {
 	return folder, nil
 }
 
+// hasRoom refuses a restore for whose private memory less host memory is available than it needs: the kernel would end
+// some program for it.
+func hasRoom(files []snapshot.File, available uint64) error {
+	var needed uint64
+	for _, pages := range files {
+		needed += uint64(pages.Bytes())
+	}
+	if needed > available {
+		return fmt.Errorf("the processes have %s of private memory, and %s of host memory is available here: end a program, "+
+			"or raise the limit of this command's control group", readable.Bytes(needed), readable.Bytes(available))
+	}
+	return nil
+}
+
 // folderInMemory mounts a file system in memory at no place. (fsopen, fsmount)
 func folderInMemory() (*os.File, error) {
+	if err := step("folder"); err != nil {
+		return nil, err
+	}
 	system, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, err
@@ -87,7 +115,7 @@ func folderInMemory() (*os.File, error) {
 			return nil, fmt.Errorf("%s=%s: %w", option.name, option.value, err)
 		}
 	}
-	// Huge pages halve CRIU's time; a kernel without them refuses this.
+	// A restore takes less time with huge pages. A kernel without them refuses this.
 	_ = unix.FsconfigSetString(system, "huge", "within_size")
 	if err := unix.FsconfigCreate(system); err != nil {
 		return nil, err

@@ -191,7 +191,13 @@ func (b *begun) processes(one *Restored) error {
 		return err
 	}
 	m := b.Manifest
-	restore := criu.Restore{Images: b.images, Consume: len(m.Pages) > 0 && b.Copies < 2, Work: work, Job: m.Job}
+	// Files of pages in the snapshot's own folder, from which CRIU would take its memory too, stay as they are.
+	own, err := filepath.Glob(filepath.Join(b.Folder(), images, "pages-*.img"))
+	if err != nil {
+		return err
+	}
+	restore := criu.Restore{Images: b.images, Consume: len(own) == 0 && len(m.Pages) > 0 && b.Copies < 2, Work: work,
+		Job: m.Job}
 	one.keep = func() {}
 	if b.apart {
 		c := copied{Program: *b.program, Restore: restore, Streams: m.Streams, Folder: b.Folder(), Shared: m.Shared,
