@@ -230,6 +230,11 @@ func TestARestoreFailsAtEachStep(t *testing.T) {
 		for _, what := range []string{"fail", "kill", "stop"} {
 			t.Run(step+" "+what, func(t *testing.T) {
 				c := steppedCommand(step, what, "restore", directory)
+				input, open, err := os.Pipe() // the program ends at the end of its input
+				require.NoError(t, err)
+				defer input.Close()
+				defer open.Close()
+				c.Stdin = input
 				if step == "copy" { // which is beside CRIU
 					c.Env = append(c.Env, after+"="+number)
 				}
