@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Any
 
-ctypes.CDLL(os.environ.get("TESTS_CUDART", "libcudart.so.13"), ctypes.RTLD_GLOBAL)
-_runtime = ctypes.CDLL(None)  # the process's own symbols: cudaMalloc is the interposed one
+_CUDART = os.environ.get("TESTS_CUDART", "libcudart.so.13")
+
+
+class _Linked(ctypes.CDLL):
+    """The process's own symbols, by the version that a program linked with the runtime names.
+
+    Without one, libtms.so takes the caller for one of CUDA 13, whose runtime may be PyTorch's own.
+    """
+
+    def __getitem__(self, name: Any) -> Any:
+        find = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)(
+            ("dlvsym", ctypes.CDLL(None))
+        )
+        return self._FuncPtr(find(None, name.encode(), _CUDART.encode()))
+
+
+ctypes.CDLL(_CUDART, ctypes.RTLD_GLOBAL)
+# The process's own symbols: cudaMalloc is the interposed one.
+_runtime = _Linked(None) if "TESTS_CUDART" in os.environ else ctypes.CDLL(None)
 _driver = ctypes.CDLL("libcuda.so.1")
 
 _runtime.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]

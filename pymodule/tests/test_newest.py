@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from checkout import ROOT
 from simulator import HANGS
 
+NEWEST = ROOT / "scripts" / "newest"
 PLUGIN = """
 import importlib
 from vllm.loaders import Base, load
@@ -91,10 +94,10 @@ class Wheels:
     def table(self, text: str) -> None:
         (self._root / "table.txt").write_text(text)
 
-    def compare(self) -> tuple[int, str]:
+    def compare(self, table: Path | None = None) -> tuple[int, str]:
         """The exit status, and the lines about what is not as relied on."""
-        compare = ROOT / "scripts" / "newest" / "compare.py"
-        table = self._root / "table.txt"
+        compare = NEWEST / "compare.py"
+        table = table or self._root / "table.txt"
         done = subprocess.run(
             [sys.executable, compare, self.site, "--root", self._root, "--table", table],
             capture_output=True,
@@ -137,7 +140,11 @@ def test_wheels_that_have_everything(wheels: Wheels) -> None:
             "Base._check (tms/_plugin.py:12): changed: it has a '_check' itself now",
         ),
         ("vllm/worker.py", "class Worker: ...", "Worker.instance (tms/_plugin.py:21): gone"),
-        ("vllm/worker.py", "class Worker:\n    instance = 1", "VLLM_CHOICE (_plugin.py:23): gone"),
+        (
+            "vllm/worker.py",
+            "class Worker:\n    instance = 1  # VLLM_CHOICES, NO_VLLM_CHOICE",
+            "VLLM_CHOICE (_plugin.py:23): gone",
+        ),
         (
             "vllm/worker.py",
             "from .loaders import load as Worker  # VLLM_CHOICE",
@@ -179,3 +186,66 @@ def test_what_may_be_missing(wheels: Wheels) -> None:
     wheels.write("torch/_C/__init__.pyi", "")
     wheels.table(f"{TABLE}optional torch.cuda.memory.release it is only faster")
     assert wheels.compare() == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["functions", "looks-up"])
+def test_libraries_that_are_not_there(wheels: Wheels, kind: str) -> None:
+    wheels.table(f"{TABLE}{kind} torch/lib/other*.so")
+    status, lines = wheels.compare()
+    assert status == 1 and "(table.txt): gone: there is no torch/lib/other*.so" in lines
+
+
+def test_the_cache_of_sglang(wheels: Wheels) -> None:
+    """In UnifiedRadixCache's place, older versions have a ChunkCache; a RadixCache says nothing."""
+    folder = "sglang/srt/mem_cache"
+    unified = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+    wheels.write(f"{folder}/radix_cache.py", "class RadixCache: ...")
+    wheels.write(f"{folder}/unified_radix_cache.py", "class UnifiedRadixCache: ...")
+    _, lines = wheels.compare(NEWEST / "table.txt")
+    for name in ("cache_controller", "linker"):
+        assert f"sglang: name {unified}.{name} (table.txt): gone" in lines
+    wheels.write(f"{folder}/chunk_cache.py", "class ChunkCache: ...")
+    _, lines = wheels.compare(NEWEST / "table.txt")
+    assert unified not in lines
+
+
+def test_wheels_from_an_index(tmp_path: Path) -> None:
+    """What an earlier or interrupted run has left is not compared: without an index, nothing is."""
+    index, place = tmp_path / "index" / "triton", tmp_path / "build" / "newest"
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    index.mkdir(parents=True)
+    name = "triton-1.0-py3-none-any.whl"
+    (index / "index.html").write_text(f'<a href="{name}">{name}</a>')
+    with zipfile.ZipFile(index / name, "w") as wheel:
+        wheel.writestr("triton/backends/nvidia/driver.c", "cuLaunchKernelEx")
+        wheel.writestr("triton-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+        wheel.writestr(
+            "triton-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: triton\nVersion: 1.0\n"
+        )
+    for folder in ("wheels", "site"):
+        (place / folder / "new").mkdir(parents=True)
+        (place / folder / "new" / "triton-0.9-py3-none-any.whl").write_text("half")
+
+    def newest() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [tmp_path / "scripts" / "newest.sh", "triton"],
+            env={
+                **{key: value for key, value in os.environ.items() if not key.startswith("PIP_")},
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PIP_CONFIG_FILE": os.devnull,
+                "PIP_INDEX_URL": (tmp_path / "index").as_uri(),
+            },
+            capture_output=True,
+            text=True,
+            timeout=HANGS,
+            check=False,
+        )
+
+    done = newest()
+    assert done.returncode == 0, done.stderr
+    assert "== triton 1.0: 1 as we rely on, 0 changed or gone" in done.stdout
+    (index / "index.html").unlink()
+    (index / name).unlink()
+    done = newest()
+    assert done.returncode == 2 and "nothing was compared" in done.stderr
+    assert not done.stdout

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ._errors import NotSupportedError
 
-TRIED = "2.6 to 2.11, 2.14 or 2.15"
-"""Versions of PyTorch that have all of it (scripts/torch-versions.sh)."""
+NAMES = "2.6 to 2.11, 2.14 and 2.15"
+"""Versions of PyTorch that have all of it (scripts/torch-versions/check.py)."""
 
 
 def private(torch: Any, name: str) -> Any:
@@ -102,5 +102,6 @@ _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first wins
 
 def _missing(torch: Any, what: str) -> NotSupportedError:
     return NotSupportedError(
-        f"PyTorch {torch.__version__} has no {what}, which tms needs. Use version {TRIED}."
+        f"PyTorch {torch.__version__} has no {what}, which tms needs. Use version 2.11, which was "
+        f"tried on GPUs; versions {NAMES} have all names."
     )

@@ -67,7 +67,10 @@ def hooks() -> dict[str, Callable[..., Any]]:
 def _has_sessions() -> bool:
     """Reports whether updates of weights come in sessions, as in 0.5.23, which writes first."""
     module, _, name = _UPDATER.rpartition(".")
-    updater = getattr(importlib.import_module(module), name)
+    try:
+        updater = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):  # sglang says so for each hook, and keeps the others
+        return False
     return hasattr(updater, "begin_weight_update")
 
 
@@ -127,11 +130,15 @@ def _load(
 
 def _arguments(given: Any) -> dict[str, Any]:
     """sglang's arguments as they are in force."""
-    if "enable_memory_saver" in vars(given):
-        return dict(vars(given))
-    try:  # 0.5.23 keeps what was asked for in them, and what it has decided elsewhere
-        context = importlib.import_module("sglang.srt.runtime_context").get_context()
-        found: dict[str, Any] = context.resolved_server_args_dict()
+    found: dict[str, Any] = dict(vars(given))
+    try:
+        if "enable_memory_saver" not in found:
+            # 0.5.23 keeps what was asked for in them, and what it has decided elsewhere
+            context = importlib.import_module("sglang.srt.runtime_context").get_context()
+            found = context.resolved_server_args_dict()
+        for name in ("enable_memory_saver", "revision"):
+            if name not in found:
+                raise AttributeError(f"its arguments have no {name!r}")
     except (ImportError, AttributeError) as error:
         version = importlib.import_module("sglang").__version__
         raise NotSupportedError(

@@ -33,13 +33,14 @@ class Cache:
             TmsError: they are lost, and the reader has not forgotten them.
         """
         if self._unused is not None:
-            (moves, storages), self._unused = self._unused, None
+            moves, storages = self._unused
             _mark(storages, live=True)
             if moves != _moves() and self._forget() is False:
                 raise TmsError(
                     "A pause has dropped the KV cache while no request used it, and the engine "
                     "has not forgotten it: answers from it would be wrong. Start the engine again."
                 )
+            self._unused = None  # only now: a caller that goes on after an error comes here again
 
 
 def _mark(storages: list[Any], *, live: bool) -> None:

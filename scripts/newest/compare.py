@@ -13,7 +13,7 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import needs
@@ -80,10 +80,10 @@ class Comparison:
     def of_variable(self, need: Need) -> str:
         """What has become of a variable of the environment."""
         folder = self.wheel.root / need.package
-        name = need.what.encode()
+        name = re.compile(rf"\b{need.what}\b".encode())
         for pattern in ("**/*.py", "lib/libc10*.so"):
             for file in folder.glob(pattern):
-                if name in file.read_bytes():
+                if name.search(file.read_bytes()):
                     return KEPT
         return self._gone(need.what)
 
@@ -134,29 +134,32 @@ class Comparison:
     def _exports(self, rest: str) -> str:
         return self._of_libraries(rest, exported)
 
-    def _of_libraries(self, rest: str, names_of: object) -> str:
+    def _of_libraries(self, rest: str, names_of: Callable[[Path], set[str]]) -> str:
         pattern, *names = rest.split()
         files = sorted(self.wheel.root.glob(pattern))
         if not files:
             return f"gone: there is no {pattern}"
         for file in files:
-            has = names_of(file)  # type: ignore[operator]
+            has = names_of(file)
             lacks = [name for name in names if name not in has]
             if lacks:
                 return f"gone: {file.name} has no {', '.join(lacks)}"
         return KEPT
 
     def _functions(self, pattern: str) -> str:
-        taken = {name for file in self.wheel.root.glob(pattern) for name in undefined(file)}
-        return self._known({name for name in taken if _CUDA.fullmatch(name)})
+        return self._known(pattern, lambda file: {*filter(_CUDA.fullmatch, undefined(file))})
 
     def _looks_up(self, pattern: str) -> str:
-        texts = {
-            text for file in self.wheel.root.glob(pattern) for text in self.wheel.strings(file)
-        }
-        return self._known({_shown(text) for text in texts if _DRIVER.fullmatch(text)})
+        def named(file: Path) -> set[str]:
+            return {*map(_shown, filter(_DRIVER.fullmatch, self.wheel.strings(file)))}
 
-    def _known(self, names: set[str]) -> str:
+        return self._known(pattern, named)
+
+    def _known(self, pattern: str, names_of: Callable[[Path], set[str]]) -> str:
+        files = [*self.wheel.root.glob(pattern)]
+        if not files:
+            return f"gone: there is no {pattern}"
+        names = {name for file in files for name in names_of(file)}
         listed = (self._root / "forward" / "calls" / "functions.txt").read_text().split()
         new = {name for name in names if not _OTHERS.search(name)} - {*listed}
         new -= self._table.optional.keys()

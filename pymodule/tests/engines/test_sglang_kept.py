@@ -174,6 +174,30 @@ def test_other_loaders_and_versions(engines: Engines, house: House) -> None:
     assert "is for sglang 0.5.16, 0.5.17 and 0.5.23, and this is " in refused
 
 
+@pytest.mark.parametrize("engines", ["0.5.23"], indirect=True)
+@pytest.mark.parametrize("name", ["enable_memory_saver", "revision"])
+def test_an_argument_that_is_missing(engines: Engines, name: str) -> None:
+    engine = engines.process()
+    engine.does(
+        "runtime_context.RuntimeContext.resolved_server_args_dict = lambda self: "
+        f"{{k: v for k, v in self.server_args.resolved.items() if k != {name!r}}}"
+    )
+    assert f"and this is 0.5.23: its arguments have no {name!r}. Unset it." in engine.run("start()")
+
+
+def test_a_part_of_sglang_that_cannot_be_imported(engines: Engines) -> None:
+    """The plugin registers its hooks; sglang leaves out those alone that it cannot apply."""
+    engine = engines.process()
+    engine.does(
+        "import sys; from tms import _sglang, _sglang_loader as ours;"
+        "from sglang.srt.plugins import hook_registry;"
+        "sys.modules[ours._UPDATER.rpartition('.')[0]] = None;"
+        "hook_registry.HookRegistry._hooks.clear();"
+        "_sglang.register()"
+    )
+    assert engine.run("f'{ours._RUNNER}.load_model' in hook_registry.HookRegistry._hooks") is True
+
+
 def test_like_the_sglang_that_is_installed() -> None:
     """Names and signatures match sglang's files."""
     root = sources("sglang")

@@ -140,7 +140,8 @@ def test_a_cache_that_an_engine_does_not_forget(start: Callable[..., Engine]) ->
     one = start(f"{SGLANG}scheduler.flush_cache = lambda: False")
     assert one.asked(7) == [True, False]
     assert start(VLLM).asked(5) == [True, False]
-    assert "has not forgotten it: answers from it would be wrong" in one.asked(7)
+    for _ in range(2):  # also if its caller goes on after the error
+        assert "has not forgotten it: answers from it would be wrong" in one.asked(7)
 
 
 @pytest.mark.parametrize(
