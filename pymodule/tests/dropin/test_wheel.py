@@ -222,6 +222,7 @@ def test_each_kind_of_installation(kind: str, wheel: Path, tmp_path: Path) -> No
     assert checked(program, "run", "printenv", "LD_PRELOAD").startswith(path.strip())
     assert checked(python, "-m", "tms", "--path", **variables) == path
     preload = {"LD_PRELOAD": path.strip(), "LD_LIBRARY_PATH": str(BUILD / "sim")}
+    preload["CUDASIM_SHARED"] = f"wheel-{os.getpid()}"  # a GPU that no other program fills
     with_regions = {"TMS_INIT_ENABLE": "1", "PATH": "/nowhere"}
     assert checked(python, "-c", PAUSES, **variables, **preload, **with_regions) == path
 
