@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"os"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -133,21 +132,10 @@ func TestEachCallForPagesFails(t *testing.T) {
 			savePages(t, d, "before", random(2, PageBlockSize), []int64{PageBlockSize})
 			w, err := d.Begin("one")
 			require.NoError(t, err)
-			var mu sync.Mutex
-			left := nth
-			failpoint.Set(func(name string) error {
-				mu.Lock()
-				defer mu.Unlock()
-				if name == call {
-					if left--; left == 0 {
-						return unix.ENOSPC
-					}
-				}
-				return nil
-			})
+			left := fullAt(call, nth)
 			err = w.commitPages(t, contents, blocksOfPages(mib, PageBlockSize))
 			failpoint.Set(nil)
-			if left > 0 {
+			if left.Load() > 0 {
 				require.NoError(t, err)
 				require.GreaterOrEqual(t, nth, 16, call)
 				requirePages(t, d, "one", contents)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -279,6 +280,19 @@ func TestALaterVersionIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "entry of \"../../etc/passwd\" is wrong")
 }
 
+// fullAt has the disk be full at the nth call, and counts the calls until then.
+func fullAt(call string, nth int) (left *atomic.Int64) {
+	left = new(atomic.Int64)
+	left.Store(int64(nth))
+	failpoint.Set(func(name string) error {
+		if name == call && left.Add(-1) == 0 {
+			return unix.ENOSPC
+		}
+		return nil
+	})
+	return left
+}
+
 // TestEachCallFails makes each call of a snapshot fail once, and the disk full.
 func TestEachCallFails(t *testing.T) {
 	contents := random(1, 4*mib)
@@ -286,18 +300,7 @@ func TestEachCallFails(t *testing.T) {
 		for nth := 1; ; nth++ {
 			d := newDirectory(t)
 			save(t, d, "before", random(2, 2*mib))
-			var mu sync.Mutex
-			left := nth
-			failpoint.Set(func(name string) error {
-				mu.Lock()
-				defer mu.Unlock()
-				if name == call {
-					if left--; left == 0 {
-						return unix.ENOSPC
-					}
-				}
-				return nil
-			})
+			left := fullAt(call, nth)
 			w, err := d.Begin("one")
 			require.NoError(t, err)
 			content, err := w.Add(t.Context(), memory(t, contents), int64(len(contents)))
@@ -308,7 +311,7 @@ func TestEachCallFails(t *testing.T) {
 				require.Error(t, w.Commit(t.Context(), m), "what has a block too few is never complete")
 			}
 			failpoint.Set(nil)
-			if left > 0 {
+			if left.Load() > 0 {
 				require.NoError(t, err)
 				require.Greater(t, nth, 1, "%s was not called", call)
 				requireContents(t, d, "one", contents)

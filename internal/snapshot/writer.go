@@ -118,7 +118,7 @@ func (w *Writer) AddPages(ctx context.Context, file *os.File, lengths []int64) (
 	return w.cut(ctx, content, file, read, &w.memory)
 }
 
-// cut puts the blocks of a file, whose lengths content has, where all snapshots have theirs.
+// cut puts the blocks of a file where all snapshots have theirs. The content has their lengths.
 func (w *Writer) cut(ctx context.Context, content Content, file *os.File, read func([]byte, int64) error,
 	done *progress) (Content, error) {
 	fd, offsets := int(file.Fd()), content.offsets()

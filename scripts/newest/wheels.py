@@ -20,7 +20,7 @@ class Found(NamedTuple):
     nodes: list[Any]
     """Its definitions; several for overloads. Empty for a module."""
     unread: str = ""
-    """The last parts of the name, if what comes before them is an object whose class is unknown."""
+    """The last parts of the name, if they follow an object of an unknown class."""
     of_class: bool = False
 
 

@@ -61,7 +61,7 @@ func FindPages(folder string, block int64) (all []Pages, err error) {
 	return all, nil
 }
 
-// pageRange is a range of addresses whose pages are in the file.
+// pageRange is a range of addresses. Its pages are in the file.
 type pageRange struct {
 	address, pages uint64
 }
