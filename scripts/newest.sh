@@ -8,6 +8,9 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+for name; do
+	case $name in -* | "") refuse "$@" ;; esac
+done
 source scripts/require.sh
 require_command nm binutils
 
