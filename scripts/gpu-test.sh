@@ -1,6 +1,7 @@
 #!/bin/sh
 # The tests that need a GPU and PyTorch, the demo, and what passing through costs; with build/ as
-# it is, no Go needed. Logs go to $OUT, or build/gpu-results. Fails where there is no GPU.
+# it is, no Go needed. Logs go to $OUT, or build/gpu-results. Fails where there is no GPU. With several
+# GPUs and pytest-xdist each GPU runs a part of the tests, then all GPUs run the tests that need several.
 # TMS_TEST_PAUSES=1000 pauses a training so often from outside; 30 times else.
 set -eu
 . "$(dirname "$0")/usage.sh"
@@ -27,11 +28,19 @@ step() {
 	fi
 }
 
+# tests NAME ARGUMENT... is a step of pytest with the arguments.
+tests() {
+	name=$1
+	shift
+	step "$name" env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu -v -p no:cacheprovider --durations=9 "$@"
+}
+
 if [ ! -e "$library" ]; then
 	echo "gpu-test: there is no $library: run scripts/build.sh, here or where Go is" >&2
 	exit 1
 fi
-if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())' || true)
+if [ "${gpus:-0}" -eq 0 ]; then
 	echo "gpu-test: PyTorch sees no GPU here" >&2
 	exit 1
 fi
@@ -41,10 +50,12 @@ step passthrough scripts/bench/passthrough.sh
 step start scripts/bench/start.sh
 step gate scripts/bench/gate.sh
 step gatestorm scripts/bench/gatestorm.sh
-step tests env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu -v -p no:cacheprovider \
-	--durations=5 --ignore=pymodule/tests/gpu/test_reach.py
-step reach env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu/test_reach.py -v -p no:cacheprovider \
-	--durations=0
+if [ "$gpus" -gt 1 ] && "$python" -c 'import xdist' 2>/dev/null; then
+	tests tests -n "$gpus" --dist loadfile -m 'not several_gpus'
+	tests together -m several_gpus
+else
+	tests tests
+fi
 step demo scripts/demo.sh
 
 if [ -n "$failed" ]; then

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator, Iterator
 
 import pytest
 
 import tms
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # scripts/gpu-test.sh starts as many as there are GPUs; CUDA reads the variable at its first call
+    os.environ["CUDA_VISIBLE_DEVICES"] = worker.removeprefix("gw")
 
 
 @pytest.fixture(autouse=True)

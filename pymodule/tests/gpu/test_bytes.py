@@ -205,6 +205,7 @@ def test_server(free: list[int], tmp_path: Path) -> None:
     check(server, little.rest)
 
 
+@pytest.mark.several_gpus
 def test_two_ranks(free: list[int], tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("two GPUs are needed")

@@ -19,6 +19,7 @@ from device import reaching, torch_on_gpu, unpreloaded
 from group import last_line, meeting, started
 
 torch = torch_on_gpu()
+pytestmark = pytest.mark.several_gpus
 
 HERE = Path(__file__).resolve().parent
 TMS = HERE.parents[2] / "build" / "bin" / "tms"

@@ -209,6 +209,7 @@ def start_copy(way: str, across: Any, source: ctypes.c_void_p) -> None:
     assert torch.cuda.current_device() == 0
 
 
+@pytest.mark.several_gpus
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 @pytest.mark.parametrize("way", ["cudaMemcpyAsync", "cudaMemcpyPeerAsync"])
 @pytest.mark.parametrize("goes", ["by a pause", "by a free"])

@@ -143,6 +143,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.several_gpus
 def test_a_hundred_pauses_between_all_reduces() -> None:
     devices = 1
     if torch.cuda.device_count() > 1 and torch.cuda.can_device_access_peer(0, 1):

@@ -26,6 +26,7 @@ from reaching import PROGRAMS, TMS, Program, equal, pausable, started, steer, tm
 from test_reach import CONTENTS, TRAINING, checkpointed, driver, static_runtime, with_module
 
 torch = torch_on_gpu()
+pytestmark = pytest.mark.several_gpus
 
 if torch.cuda.device_count() < 2:
     pytest.skip("two GPUs are needed", allow_module_level=True)

@@ -22,6 +22,7 @@ from device import torch_on_gpu, used
 from test_sets import command
 
 torch = torch_on_gpu()
+pytestmark = pytest.mark.several_gpus
 if torch.cuda.device_count() < 2:
     pytest.skip("two GPUs are needed", allow_module_level=True)
 

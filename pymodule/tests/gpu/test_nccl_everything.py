@@ -22,6 +22,7 @@ from device import MiB, torch_on_gpu
 from following import Follower
 
 torch = torch_on_gpu()
+pytestmark = pytest.mark.several_gpus
 TMS = Path(__file__).parents[3] / "build" / "bin" / "tms"
 WEIGHTS = 1024 * MiB
 JOB = f"test-{os.getpid()}"

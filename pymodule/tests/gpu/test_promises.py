@@ -410,6 +410,7 @@ def test_odd_size(tag: str) -> None:
     assert cuda.cudaFree(pointer) == 0
 
 
+@pytest.mark.several_gpus
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 def test_two_devices_with_one_current(in_mode: InMode) -> None:
     """One resume brings both back, and leaves the thread's current device unchanged."""

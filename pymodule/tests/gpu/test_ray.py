@@ -16,6 +16,7 @@ import tms
 import tms.ray
 
 torch = torch_on_gpu()
+pytestmark = pytest.mark.several_gpus
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 
 HERE = Path(__file__).resolve().parent

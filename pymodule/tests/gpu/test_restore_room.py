@@ -109,7 +109,8 @@ def free_now() -> int:
     nvml, device, memory = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), Memory()
     memory.version = ctypes.sizeof(Memory) | 2 << 24
     assert nvml.nvmlInit_v2() == 0
-    assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}".encode()
+    assert nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(device)) == 0
     assert nvml.nvmlDeviceGetMemoryInfo_v2(device, ctypes.byref(memory)) == 0
     return int(memory.free)
 

@@ -16,6 +16,7 @@ from device import torch_on_gpu
 from group import last_line, meeting, started, with_programs
 
 torch = torch_on_gpu()
+pytestmark = pytest.mark.several_gpus
 if not hasattr(getattr(torch.ops, "symm_mem", None), "one_shot_all_reduce"):
     pytest.skip("this PyTorch has no symmetric memory", allow_module_level=True)
 

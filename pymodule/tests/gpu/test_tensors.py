@@ -202,6 +202,7 @@ def test_threads_in_the_same_region(tag: str) -> None:
         assert holds(made[number], number)
 
 
+@pytest.mark.several_gpus
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_device_changed_inside(tag: str) -> None:
     for _ in range(2):

@@ -19,6 +19,7 @@ from group import meeting
 from reaching import undisturbed as undisturbed_environment
 
 torch = torch_on_gpu()
+pytestmark = pytest.mark.several_gpus
 for module in ("transformers", "accelerate"):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed", allow_module_level=True)

@@ -12,6 +12,7 @@ from group import last_line, meeting, started
 import tms
 
 torch = torch_on_gpu()
+pytestmark = pytest.mark.several_gpus
 
 if torch.cuda.device_count() < 2:
     pytest.skip("two GPUs are needed", allow_module_level=True)
