@@ -265,7 +265,7 @@ restored there.`,
 			for _, name := range append(pruned.Snapshots, pruned.Incomplete...) {
 				fmt.Fprintf(command.OutOrStdout(), "%s: %sremoved\n", readable.Printable(name), would)
 			}
-			_, err = fmt.Fprintf(command.OutOrStdout(), "%d blocks (%s) %sremoved\n", pruned.Blocks,
+			_, err = fmt.Fprintf(command.OutOrStdout(), "%s of blocks %sremoved\n",
 				readable.Bytes(uint64(pruned.Bytes)), would)
 			return err
 		},

@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+
+	"tms/internal/aid/directio"
 )
 
 // BlockSize is how many bytes of a file one block has; the last one has fewer, but a multiple of directio.Block.
@@ -43,6 +45,8 @@ type Content struct {
 	Blocks []Sum `json:"blocks"` // in order
 	// Lengths are the blocks' own; without them a block has BlockSize bytes, and the last one the rest.
 	Lengths []int64 `json:"lengths,omitempty"`
+	// Places are where the blocks are in packs; without them a block is a file of its own.
+	Places []Place `json:"places,omitempty"`
 }
 
 // Bytes returns how many bytes are not in blocks of zeros.
@@ -55,10 +59,10 @@ func (c Content) Bytes() (bytes int64) {
 	return bytes
 }
 
-// valid reports whether there is a block for all of its size, and no other.
-func (c Content) valid() bool {
+// valid reports whether there is a block for all of its size, and no other, and where each is, in one of some packs.
+func (c Content) valid(packs int) bool {
 	if c.Lengths == nil {
-		return c.Size >= 0 && len(c.Blocks) == blocksOf(c.Size)
+		return c.Size >= 0 && len(c.Blocks) == blocksOf(c.Size) && c.Places == nil
 	}
 	left := c.Size
 	for _, length := range c.Lengths {
@@ -66,7 +70,21 @@ func (c Content) valid() bool {
 			return false
 		}
 	}
-	return left == 0 && len(c.Blocks) == len(c.Lengths)
+	return left == 0 && len(c.Blocks) == len(c.Lengths) && (c.Places == nil || c.placed(packs))
+}
+
+// placed reports whether each block that is not of zeros can be in one of the packs.
+func (c Content) placed(packs int) bool {
+	if len(c.Places) != len(c.Blocks) {
+		return false
+	}
+	for i, place := range c.Places {
+		is := place[0] >= 0 && place[0] < int64(packs) && place[1] >= 0 && place[1] < 1<<60 && c.length(i)%directio.Block == 0
+		if !is && c.Blocks[i] != (Sum{}) {
+			return false
+		}
+	}
+	return true
 }
 
 func blocksOf(size int64) int { return int((size + BlockSize - 1) / BlockSize) }
@@ -88,5 +106,30 @@ func (c Content) offsets() []int64 {
 	return offsets
 }
 
-// cached reports whether the blocks go through the page cache: they are small, and there are many.
-func (c Content) cached() bool { return c.Lengths != nil }
+// run is a number of blocks that follow each other, of at most BlockSize together.
+type run struct {
+	first, end int
+	length     int64
+}
+
+// runs cuts the content into runs. with reports whether a block may be in the run of the block before it.
+func (c Content) runs(with func(block int) bool) (all []run) {
+	for i := range c.Blocks {
+		length := c.length(i)
+		if last := len(all) - 1; i > 0 && with(i) && all[last].length+length <= BlockSize {
+			all[last].end, all[last].length = i+1, all[last].length+length
+		} else {
+			all = append(all, run{i, i + 1, length})
+		}
+	}
+	return all
+}
+
+// inTurn reports whether a block is where the block before it ends, in one pack.
+func (c Content) inTurn(block int) bool {
+	if c.Places == nil || c.Blocks[block] == (Sum{}) || c.Blocks[block-1] == (Sum{}) {
+		return false
+	}
+	here, before := c.Places[block], c.Places[block-1]
+	return here == Place{before[0], before[1] + c.length(block-1)}
+}

@@ -36,8 +36,8 @@ func (d *Directory) List() ([]Entry, error) {
 		bytes int64
 		of    int // how many snapshots name it
 	}
-	uses := map[Sum]use{}
-	named := make([]map[Sum]bool, len(complete))
+	uses := map[stored]use{}
+	named := make([]map[stored]bool, len(complete))
 	var list []Entry
 	for i, name := range complete {
 		entry := Entry{Name: name}
@@ -45,7 +45,8 @@ func (d *Directory) List() ([]Entry, error) {
 			entry.Problem = err.Error()
 		} else {
 			entry.Made, entry.Processes, entry.Needs = m.Made, m.Processes, m.Needs
-			named[i] = map[Sum]bool{}
+			s := &Snapshot{Name: name, Manifest: m, directory: d}
+			named[i] = map[stored]bool{}
 			for _, p := range m.Processes {
 				entry.Contents += p.Bytes()
 			}
@@ -54,16 +55,15 @@ func (d *Directory) List() ([]Entry, error) {
 			}
 			for _, c := range m.contents() {
 				for k, sum := range c.Blocks {
-					if sum != (Sum{}) && !named[i][sum] {
-						named[i][sum] = true
-						uses[sum] = use{wholeBlocks(c.length(k)), uses[sum].of + 1}
+					if at := s.stored(c, k); sum != (Sum{}) && !named[i][at] {
+						named[i][at] = true
+						uses[at] = use{wholeBlocks(c.length(k)), uses[at].of + 1}
 					}
 				}
 			}
 			for _, f := range m.Files {
 				entry.Files += f.Size
 			}
-			s := &Snapshot{Name: name, Manifest: m, directory: d}
 			if missing := s.missing(); len(missing) > 0 {
 				entry.Problem = missing[0].Error()
 			}
@@ -71,10 +71,10 @@ func (d *Directory) List() ([]Entry, error) {
 		list = append(list, entry)
 	}
 	for i := range complete {
-		for sum := range named[i] {
-			list[i].Blocks += uses[sum].bytes
-			if uses[sum].of == 1 {
-				list[i].Own += uses[sum].bytes
+		for at := range named[i] {
+			list[i].Blocks += uses[at].bytes
+			if uses[at].of == 1 {
+				list[i].Own += uses[at].bytes
 			}
 		}
 	}
@@ -103,7 +103,7 @@ func (d *Directory) Check(ctx context.Context, name string) (damage []*Damage, b
 		return nil, 0, err
 	}
 	var read atomic.Int64
-	verdicts := map[Sum]error{} // of blocks that were read
+	verdicts := map[stored]error{} // of blocks that were read
 	memory := newBuffers()
 	for _, name := range names {
 		m, err := d.readManifest(name)
@@ -122,42 +122,48 @@ func (d *Directory) Check(ctx context.Context, name string) (damage []*Damage, b
 }
 
 // check reads the blocks without a verdict, and all files.
-func (s *Snapshot) check(ctx context.Context, verdicts map[Sum]error, read *atomic.Int64) (damage []*Damage,
+func (s *Snapshot) check(ctx context.Context, verdicts map[stored]error, read *atomic.Int64) (damage []*Damage,
 	err error) {
-	type block struct {
-		sum    Sum
-		length int64
-	}
-	var unread []block
-	named := map[Sum]bool{{}: true}
-	var order []Sum
+	var mu sync.Mutex
 	for _, c := range s.Manifest.contents() {
-		for i, sum := range c.Blocks {
-			if named[sum] {
-				continue
+		var unread []run
+		for _, r := range c.runs(c.inTurn) {
+			known := c.Blocks[r.first] == (Sum{})
+			if !known {
+				_, known = verdicts[s.stored(c, r.first)]
 			}
-			named[sum] = true
-			order = append(order, sum)
-			if _, read := verdicts[sum]; !read {
-				unread = append(unread, block{sum, wholeBlocks(c.length(i))})
+			for i := r.first + 1; known && i < r.end; i++ {
+				_, known = verdicts[s.stored(c, i)]
+			}
+			if !known {
+				unread = append(unread, r)
 			}
 		}
+		err = s.buffers.each(ctx, len(unread), func(i int, buffer []byte) error {
+			s.readRun(c, unread[i], buffer, false, func(block int, wrong error) {
+				mu.Lock()
+				defer mu.Unlock()
+				verdicts[s.stored(c, block)] = wrong
+			})
+			read.Add(wholeBlocks(unread[i].length))
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	var mu sync.Mutex
-	err = s.buffers.each(ctx, len(unread), func(i int, buffer []byte) error {
-		verdict := s.directory.readBlock(unread[i].sum, buffer[:unread[i].length], false)
-		read.Add(unread[i].length)
-		mu.Lock()
-		defer mu.Unlock()
-		verdicts[unread[i].sum] = verdict
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, sum := range order {
-		if wrong := verdicts[sum]; wrong != nil {
-			damage = append(damage, &Damage{s.Name, s.directory.blockPath(sum), reason(wrong)})
+	told := map[string]bool{}
+	for _, c := range s.Manifest.contents() {
+		for i, sum := range c.Blocks {
+			if sum == (Sum{}) {
+				continue
+			}
+			if wrong := verdicts[s.stored(c, i)]; wrong != nil {
+				if d := s.damage(c, i, wrong); !told[d.Path+d.What] {
+					told[d.Path+d.What] = true
+					damage = append(damage, d)
+				}
+			}
 		}
 	}
 	for _, f := range s.Manifest.Files {

@@ -14,8 +14,8 @@ import (
 )
 
 // Version is the format of a manifest: a reader refuses a later one, and reads all earlier ones. Fields may be added
-// without another version, if a reader that ignores them misses nothing. Version 2 has Pages.
-const Version = 2
+// without another version, if a reader that ignores them misses nothing. Version 2 has Pages, and version 3 Packs.
+const Version = 3
 
 const (
 	manifestName = "snapshot.json"
@@ -39,6 +39,8 @@ type Manifest struct {
 	// Pages are CRIU's files with the private memory of processes. They are not in the snapshot's folder: their blocks are
 	// in DIR/blocks.
 	Pages []File `json:"pages,omitempty"`
+	// Packs are the files in DIR/blocks/packs that have blocks of Pages.
+	Packs []string `json:"packs,omitempty"`
 	// Files are those in the snapshot's folder, with their hashes; their blocks are not in DIR/blocks. Commit lists
 	// them.
 	Files []File `json:"files"`
@@ -168,12 +170,17 @@ func (d *Directory) readManifest(name string) (*Manifest, error) {
 			"version %d: use that tms", m.Tms, m.Version, Version))
 	}
 	for _, c := range m.contents() {
-		if !c.valid() {
+		if !c.valid(len(m.Packs)) {
 			return nil, damaged("the list of blocks has another length than the contents")
 		}
 	}
+	for _, name := range m.Packs {
+		if !goodPack(name) {
+			return nil, damaged(fmt.Sprintf("the entry of %q is wrong", name))
+		}
+	}
 	for _, f := range slices.Concat(m.Files, m.Pages) {
-		if !f.valid() || !filepath.IsLocal(f.Path) {
+		if !f.valid(len(m.Packs)) || !filepath.IsLocal(f.Path) {
 			return nil, damaged(fmt.Sprintf("the entry of %q is wrong", f.Path))
 		}
 	}

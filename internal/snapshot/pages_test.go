@@ -2,8 +2,12 @@ package snapshot
 
 import (
 	"bytes"
+	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -77,67 +81,188 @@ func TestPagesComeBack(t *testing.T) {
 	require.Equal(t, second.Written, list[1].Own)
 	require.Empty(t, list[1].Problem)
 
-	own := blocksOfOthers(t, d, "two", "one")
+	require.Len(t, blocks(t, d), 3, "a pack for each that writes at once")
 	pruned, err := d.Prune(PruneOptions{})
 	require.NoError(t, err)
-	require.Zero(t, pruned.Blocks)
-	spoil(t, own[0])
+	require.Zero(t, pruned.Bytes)
+	path, offset := ownBlock(t, d, "two", "one")
+	spoil(t, path, offset)
 	damage, read, err := d.Check(t.Context(), "")
 	require.NoError(t, err)
 	require.Len(t, damage, 1)
-	require.Equal(t, own[0], damage[0].Path)
-	require.Greater(t, read, first.Written+second.Written-1)
+	require.Equal(t, path, damage[0].Path)
+	require.Contains(t, damage[0].What, fmt.Sprintf("bytes from %d on", offset))
+	require.Equal(t, read, first.Written+second.Written)
 	s, err := d.Load("two")
 	require.NoError(t, err)
 	defer s.Close()
 	err = s.Copy(t.Context(), s.Manifest.Pages[0].Content, memory(t, nil))
-	require.ErrorContains(t, err, own[0]+": the block has other bytes")
-	require.NoError(t, os.Remove(own[0]))
+	require.ErrorContains(t, err, path+": the block has other bytes")
+	require.NoError(t, os.Truncate(path, offset))
 	_, err = d.Load("two")
-	require.ErrorContains(t, err, own[0]+": the block is missing")
+	require.ErrorContains(t, err, path+": the block is too short")
+	require.NoError(t, os.Remove(path))
+	_, err = d.Load("two")
+	require.ErrorContains(t, err, path+": the block is missing")
+	damage, _, err = d.Check(t.Context(), "")
+	require.NoError(t, err)
+	require.Len(t, damage, 1, "a pack that is missing is said once")
 	requirePages(t, d, "one", contents)
+	require.Equal(t, second.Written, savePages(t, d, "three", changed, blocksOfPages(int64(len(changed)), 4*page)).Written,
+		"a block that is missing is written once more")
+	requirePages(t, d, "three", changed)
 }
 
-// blocksOfOthers lists the blocks that one snapshot names and another does not.
-func blocksOfOthers(t *testing.T, d *Directory, of, not string) (paths []string) {
+// ownBlock returns where a block is that one snapshot has in a pack and another does not name.
+func ownBlock(t *testing.T, d *Directory, of, not string) (path string, offset int64) {
 	t.Helper()
 	with, err := d.readManifest(of)
 	require.NoError(t, err)
 	without, err := d.readManifest(not)
 	require.NoError(t, err)
-	for _, sum := range with.Pages[0].Blocks {
-		if !slices.Contains(without.Pages[0].Blocks, sum) {
-			paths = append(paths, d.blockPath(sum))
-		}
-	}
-	require.NotEmpty(t, paths)
-	return paths
+	content := with.Pages[0].Content
+	i := slices.IndexFunc(content.Blocks, func(sum Sum) bool { return !slices.Contains(without.Pages[0].Blocks, sum) })
+	require.GreaterOrEqual(t, i, 0)
+	return d.packPath(with.Packs[content.Places[i][0]]), content.Places[i][1]
 }
 
 // spoil makes one bit of a file another.
-func spoil(t *testing.T, path string) {
+func spoil(t *testing.T, path string, offset int64) {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	text[len(text)/2] ^= 1
+	text[offset] ^= 1
 	require.NoError(t, os.WriteFile(path, text, 0o600))
+}
+
+// A prune makes holes where a pack has blocks that no snapshot names, and the others stay. Where it cannot, they stay all.
+func TestAPruneMakesHolesInPacks(t *testing.T) {
+	inUse := func(d *Directory) (bytes int64) {
+		for _, path := range blocks(t, d) {
+			info, err := os.Stat(path)
+			require.NoError(t, err)
+			bytes += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return bytes
+	}
+	for name, keeps := range map[string]func(t *testing.T, pack string){
+		"holes": nil,
+		"a file system without holes": func(*testing.T, string) {
+			failpoint.Set(func(call string) error {
+				if call == "fallocate" {
+					return unix.EOPNOTSUPP
+				}
+				return nil
+			})
+		},
+		"a copy by hard links": func(t *testing.T, pack string) {
+			require.NoError(t, os.Link(pack, filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(pack))), "link")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDirectory(t)
+			contents := random(1, 2*mib)
+			savePages(t, d, "one", contents, blocksOfPages(2*mib, PageBlockSize))
+			changed := bytes.Clone(contents)
+			copy(changed, random(2, PageBlockSize))
+			copy(changed[mib:], random(3, 2*PageBlockSize))
+			savePages(t, d, "two", changed, blocksOfPages(2*mib, PageBlockSize))
+			pack, _ := ownBlock(t, d, "one", "two")
+			before := inUse(d)
+			require.NoError(t, os.RemoveAll(filepath.Join(d.path, "one")))
+			if keeps != nil {
+				keeps(t, pack)
+				defer failpoint.Set(nil)
+			}
+			for _, dry := range []bool{true, false} {
+				pruned, err := d.Prune(PruneOptions{DryRun: dry})
+				require.NoError(t, err)
+				if keeps == nil || dry && name != "a copy by hard links" {
+					require.Equal(t, &Pruned{Snapshots: []string{}, Incomplete: []string{}, Blocks: 2, Bytes: 3 * PageBlockSize}, pruned)
+				} else {
+					require.Zero(t, pruned.Bytes)
+				}
+			}
+			requirePages(t, d, "two", changed)
+			damage, _, err := d.Check(t.Context(), "")
+			require.NoError(t, err)
+			require.Empty(t, damage)
+			if keeps != nil {
+				require.Equal(t, before, inUse(d))
+				return
+			}
+			require.Equal(t, before-3*PageBlockSize, inUse(d))
+			pruned, err := d.Prune(PruneOptions{})
+			require.NoError(t, err)
+			require.Zero(t, pruned.Bytes)
+			// A snapshot after it finds what is left, and writes again what is gone.
+			require.Equal(t, int64(3*PageBlockSize),
+				savePages(t, d, "three", contents, blocksOfPages(2*mib, PageBlockSize)).Written)
+			requirePages(t, d, "three", contents)
+			for _, gone := range []string{"two", "three"} {
+				require.NoError(t, os.RemoveAll(filepath.Join(d.path, gone)))
+			}
+			pruned, err = d.Prune(PruneOptions{})
+			require.NoError(t, err)
+			require.Equal(t, int64(2*mib+3*PageBlockSize), pruned.Bytes)
+			require.Empty(t, blocks(t, d))
+		})
+	}
+}
+
+// Two snapshots at once do not share what both write, and a third one finds it. One that has a name again gets other packs.
+func TestTwoWritersOfPages(t *testing.T) {
+	d := newDirectory(t)
+	contents := random(1, 4*mib)
+	lengths := blocksOfPages(4*mib, PageBlockSize)
+	var all [2]*Writer
+	for i := range all {
+		var err error
+		all[i], err = d.Begin(itoa(i))
+		require.NoError(t, err)
+	}
+	var running sync.WaitGroup
+	for _, w := range all {
+		running.Go(func() {
+			if err := w.commitPages(t, contents, lengths); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	running.Wait()
+	for i, w := range all {
+		require.Equal(t, int64(4*mib), w.Memory().Written)
+		requirePages(t, d, itoa(i), contents)
+	}
+	require.Zero(t, savePages(t, d, "2", contents, lengths).Written)
+	m, err := d.readManifest("2")
+	require.NoError(t, err)
+	for _, name := range m.Packs { // those of one of the two
+		require.Equal(t, m.Packs[0][:1], name[:1])
+	}
+	require.NoError(t, os.RemoveAll(filepath.Join(d.path, m.Packs[0][:1])))
+	require.Equal(t, int64(2*mib), savePages(t, d, m.Packs[0][:1], random(2, 2*mib), blocksOfPages(2*mib, PageBlockSize)).Written)
+	requirePages(t, d, "2", contents)
+	damage, _, err := d.Check(t.Context(), "")
+	require.NoError(t, err)
+	require.Empty(t, damage)
 }
 
 // Each call that writes a block of private memory fails once, and the disk is full.
 func TestEachCallForPagesFails(t *testing.T) {
-	contents := random(1, mib)
-	for _, call := range []string{"open", "pwrite", "rename"} {
+	contents := random(1, 3*mib)
+	for call, least := range map[string]int{"open": 2, "pwrite": 2, "rename": 2} {
 		for nth := 1; ; nth++ {
 			d := newDirectory(t)
 			savePages(t, d, "before", random(2, PageBlockSize), []int64{PageBlockSize})
 			w, err := d.Begin("one")
 			require.NoError(t, err)
 			left := fullAt(call, nth)
-			err = w.commitPages(t, contents, blocksOfPages(mib, PageBlockSize))
+			err = w.commitPages(t, contents, blocksOfPages(3*mib, PageBlockSize))
 			failpoint.Set(nil)
 			if left.Load() > 0 {
 				require.NoError(t, err)
-				require.GreaterOrEqual(t, nth, 16, call)
+				require.GreaterOrEqual(t, nth, least, call)
 				requirePages(t, d, "one", contents)
 				break
 			}
@@ -149,8 +274,8 @@ func TestEachCallForPagesFails(t *testing.T) {
 	}
 }
 
-// What was written before there were blocks of pages is read as it was.
-func TestVersion1IsRead(t *testing.T) {
+// What was written in earlier forms is read as it was: without blocks of pages, and with each as a file of its own.
+func TestEarlierVersionsAreRead(t *testing.T) {
 	d := newDirectory(t)
 	contents := random(1, 3*mib)
 	save(t, d, "one", contents)
@@ -159,9 +284,44 @@ func TestVersion1IsRead(t *testing.T) {
 	m.Version = 1
 	require.NoError(t, m.write(d.path+"/one"))
 	requireContents(t, d, "one", contents)
+
+	lengths := blocksOfPages(3*mib, 3*page)
+	savePages(t, d, "two", contents, lengths)
+	asVersion2(t, d, "two", contents)
+	requirePages(t, d, "two", contents)
+	require.Equal(t, int64(3*mib), savePages(t, d, "three", contents, lengths).Written, "a pack shares nothing with files")
+	pruned, err := d.Prune(PruneOptions{})
+	require.NoError(t, err)
+	require.Equal(t, int64(3*mib), pruned.Bytes, "the pack of two")
+	damage, _, err := d.Check(t.Context(), "")
+	require.NoError(t, err)
+	require.Empty(t, damage)
+	requirePages(t, d, "two", contents)
+	require.NoError(t, os.RemoveAll(filepath.Join(d.path, "two")))
+	pruned, err = d.Prune(PruneOptions{})
+	require.NoError(t, err)
+	require.Equal(t, len(lengths), pruned.Blocks)
+	requirePages(t, d, "three", contents)
+}
+
+// asVersion2 brings a snapshot into the form of version 2, in which each block of pages is a file.
+func asVersion2(t *testing.T, d *Directory, name string, contents []byte) {
+	t.Helper()
+	m, err := d.readManifest(name)
+	require.NoError(t, err)
+	require.Equal(t, 3, m.Version)
+	content := &m.Pages[0].Content
+	for i, offset := range content.offsets() {
+		path := d.blockPath(content.Blocks[i])
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(t, os.WriteFile(path, contents[offset:offset+content.length(i)], 0o600))
+	}
+	m.Version, m.Packs, content.Places = 2, nil, nil
+	require.NoError(t, m.write(filepath.Join(d.path, name)))
 }
 
 func TestWrongLengthsAreRefused(t *testing.T) {
+	one := []Sum{{1}}
 	for what, content := range map[string]Content{
 		"too few":  {Size: 3 * page, Blocks: make([]Sum, 1), Lengths: []int64{page}},
 		"too many": {Size: page, Blocks: make([]Sum, 2), Lengths: []int64{page, page}},
@@ -169,11 +329,25 @@ func TestWrongLengthsAreRefused(t *testing.T) {
 		"negative": {Size: page, Blocks: make([]Sum, 2), Lengths: []int64{2 * page, -page}},
 		"large":    {Size: 2 * BlockSize, Blocks: make([]Sum, 1), Lengths: []int64{2 * BlockSize}},
 		"unequal":  {Size: page, Blocks: make([]Sum, 2), Lengths: []int64{page}},
+		"no place": {Size: 2 * page, Blocks: make([]Sum, 2), Lengths: []int64{page, page}, Places: []Place{{}}},
+		"no pack":  {Size: page, Blocks: one, Lengths: []int64{page}, Places: []Place{{1, 0}}},
+		"before":   {Size: page, Blocks: one, Lengths: []int64{page}, Places: []Place{{0, -page}}},
+		"bytes":    {Size: 5, Blocks: one, Lengths: []int64{5}, Places: []Place{{0, 0}}},
 	} {
 		d := newDirectory(t)
 		require.NoError(t, os.Mkdir(d.path+"/one", 0o700))
-		require.NoError(t, (&Manifest{Version: Version, Pages: []File{{"pages", content}}}).write(d.path+"/one"))
+		require.NoError(t, (&Manifest{Version: Version, Packs: []string{"pack"}, Pages: []File{{"pages", content}}}).write(d.path+"/one"))
 		_, err := d.Load("one")
 		require.ErrorContains(t, err, "the list of blocks has another length", what)
+	}
+}
+
+func TestAPackIsNamedByItsFolderAlone(t *testing.T) {
+	for _, name := range []string{"", ".", "..", "../lock", "a/b", "/etc/passwd"} {
+		d := newDirectory(t)
+		require.NoError(t, os.Mkdir(d.path+"/one", 0o700))
+		require.NoError(t, (&Manifest{Version: Version, Packs: []string{name}}).write(d.path+"/one"))
+		_, err := d.Load("one")
+		require.ErrorContains(t, err, "is wrong", name)
 	}
 }

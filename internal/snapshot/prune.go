@@ -1,12 +1,16 @@
 package snapshot
 
 import (
+	"cmp"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,7 +29,7 @@ type PruneOptions struct {
 type Pruned struct {
 	Snapshots  []string `json:"snapshots"`  // beyond those to keep
 	Incomplete []string `json:"incomplete"` // folders of snapshots that are not complete
-	Blocks     int      `json:"blocks"`     // that no snapshot names
+	Blocks     int      `json:"blocks"`     // that no snapshot names; in packs, those that follow each other are one
 	Bytes      int64    `json:"bytes"`      // of these blocks, and of what was left of blocks that were not complete
 }
 
@@ -55,7 +59,7 @@ func (d *Directory) Prune(options PruneOptions) (*Pruned, error) {
 		pruned.Snapshots = append(pruned.Snapshots, counts[:max(0, len(counts)-options.Keep)]...)
 		complete = slices.DeleteFunc(complete, func(name string) bool { return slices.Contains(pruned.Snapshots, name) })
 	}
-	named := map[string]bool{}
+	named, used := map[string]bool{}, map[string][]part{}
 	for _, name := range complete {
 		m, err := d.readManifest(name)
 		if err != nil {
@@ -63,8 +67,13 @@ func (d *Directory) Prune(options PruneOptions) (*Pruned, error) {
 				"its folder to give it up", err)
 		}
 		for _, c := range m.contents() {
-			for _, sum := range c.Blocks {
-				named[sum.String()] = true
+			for i, sum := range c.Blocks {
+				if c.Places == nil {
+					named[sum.String()] = true
+				} else if sum != (Sum{}) {
+					pack := m.Packs[c.Places[i][0]]
+					used[pack] = append(used[pack], part{c.Places[i][1], c.Places[i][1] + c.length(i)})
+				}
 			}
 		}
 	}
@@ -85,7 +94,10 @@ func (d *Directory) Prune(options PruneOptions) (*Pruned, error) {
 			}
 		}
 	}
-	return pruned, d.pruneBlocks(named, options, pruned)
+	if err := d.pruneBlocks(named, options, pruned); err != nil {
+		return pruned, err
+	}
+	return pruned, d.prunePacks(used, options, pruned)
 }
 
 func (d *Directory) pruneBlocks(named map[string]bool, options PruneOptions, pruned *Pruned) error {
@@ -123,4 +135,90 @@ func (d *Directory) pruneBlocks(named map[string]bool, options PruneOptions, pru
 		}
 	}
 	return nil
+}
+
+// part is a range of a pack.
+type part struct{ from, to int64 }
+
+// prunePacks removes packs in which no snapshot has a block. From the others it takes the blocks that no snapshot names:
+// they become holes, so what is left stays where the manifests say. A file system that makes no holes, or a pack that
+// has another name elsewhere (a copy by hard links), keeps them until the whole pack can go. (FALLOC_FL_PUNCH_HOLE)
+func (d *Directory) prunePacks(used map[string][]part, options PruneOptions, pruned *Pruned) error {
+	entries, err := os.ReadDir(d.packPath(""))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return d.failed("reading", d.packPath(""), err)
+	}
+	for _, entry := range entries {
+		if !entry.Type().IsRegular() {
+			continue
+		}
+		path, parts := d.packPath(entry.Name()), used[entry.Name()]
+		err := d.punch(path, parts, options, pruned)
+		if err == nil && len(parts) == 0 && !options.DryRun {
+			err = os.Remove(path)
+		}
+		if err != nil {
+			return d.failed("removing blocks of", path, err)
+		}
+	}
+	return nil
+}
+
+// punch takes what a pack has outside of the parts that are used.
+func (d *Directory) punch(path string, used []part, options PruneOptions, pruned *Pruned) error {
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if len(used) > 0 && info.Sys().(*syscall.Stat_t).Nlink > 1 {
+		return nil
+	}
+	slices.SortFunc(used, func(a, b part) int { return cmp.Compare(a.from, b.from) })
+	from := int64(0)
+	for _, next := range append(used, part{info.Size(), info.Size()}) {
+		for from < next.from {
+			unused := nextData(int(file.Fd()), part{from, next.from})
+			if unused.from == unused.to {
+				break
+			}
+			if !options.DryRun && len(used) > 0 {
+				err := fallible("fallocate", func() error {
+					return unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, unused.from,
+						unused.to-unused.from)
+				})
+				if errors.Is(err, unix.EOPNOTSUPP) {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+			}
+			pruned.Blocks++
+			pruned.Bytes += unused.to - unused.from
+			from = unused.to
+		}
+		from = max(from, next.to)
+	}
+	return nil
+}
+
+// nextData returns the first part of a range that is no hole.
+func nextData(fd int, of part) part {
+	from, err := unix.Seek(fd, of.from, unix.SEEK_DATA)
+	if err != nil || from >= of.to {
+		return part{of.to, of.to}
+	}
+	to, err := unix.Seek(fd, from, unix.SEEK_HOLE)
+	if err != nil {
+		to = of.to
+	}
+	return part{from, min(to, of.to)}
 }

@@ -91,44 +91,67 @@ func (s *Snapshot) Copy(ctx context.Context, content Content, file *os.File) err
 			return fmt.Errorf("making room for %d bytes of contents: %w", content.Size, err)
 		}
 	}
-	write, offsets := directio.Of(int(file.Fd())).Write, content.offsets()
-	if content.cached() {
-		write = func(buffer []byte, offset int64) error {
-			_, err := file.WriteAt(buffer, offset)
-			return err
-		}
-	}
-	return s.buffers.each(ctx, len(content.Blocks), func(i int, buffer []byte) error {
-		sum, length := content.Blocks[i], content.length(i)
-		if sum == (Sum{}) {
+	runs, offsets := content.runs(content.inTurn), content.offsets()
+	return s.buffers.each(ctx, len(runs), func(i int, buffer []byte) (err error) {
+		r := runs[i]
+		if content.Blocks[r.first] == (Sum{}) {
 			return nil
 		}
-		if err := s.directory.readBlock(sum, buffer[:wholeBlocks(length)], content.cached()); err != nil {
-			return s.damage(sum, err)
+		s.readRun(content, r, buffer, true, func(block int, wrong error) {
+			if wrong != nil && err == nil {
+				err = s.damage(content, block, wrong)
+			}
+		})
+		if err != nil {
+			return err
 		}
-		if err := write(buffer[:length], offsets[i]); err != nil {
+		if _, err := file.WriteAt(buffer[:r.length], offsets[r.first]); err != nil {
 			return fmt.Errorf("writing contents of %d bytes: %w", content.Size, err)
 		}
 		return nil
 	})
 }
 
-func (s *Snapshot) damage(sum Sum, err error) error {
-	return &Damage{s.Name, s.directory.blockPath(sum), reason(err)}
+// readRun reads blocks that follow each other on the disk, and says of each what is wrong, or nil.
+func (s *Snapshot) readRun(content Content, r run, buffer []byte, cached bool, verdict func(block int, wrong error)) {
+	at := s.stored(content, r.first)
+	failed := readFile(at.path, buffer[:wholeBlocks(r.length)], at.offset, cached)
+	for i, rest := r.first, buffer; i < r.end; i++ {
+		block := rest[:wholeBlocks(content.length(i))]
+		rest = rest[len(block):]
+		wrong := failed
+		if failed == nil && sha256.Sum256(block) != [sha256.Size]byte(content.Blocks[i]) {
+			wrong = errWrong
+		}
+		verdict(i, wrong)
+	}
+}
+
+// stored is where a block is on the disk.
+type stored struct {
+	path   string
+	offset int64
+}
+
+func (s *Snapshot) stored(content Content, block int) stored {
+	if content.Places == nil {
+		return stored{path: s.directory.blockPath(content.Blocks[block])}
+	}
+	place := content.Places[block]
+	return stored{s.directory.packPath(s.Manifest.Packs[place[0]]), place[1]}
+}
+
+func (s *Snapshot) damage(content Content, block int, wrong error) *Damage {
+	at, what := s.stored(content, block), reason(wrong)
+	if content.Places != nil && wrong == errWrong {
+		what = fmt.Sprintf("%s (%d bytes from %d on)", what, content.length(block), at.offset)
+	}
+	return &Damage{s.Name, at.path, what}
 }
 
 // readBlock fills a buffer of the block's size, and verifies it.
-func (d *Directory) readBlock(sum Sum, buffer []byte, cached bool) error {
-	read := readDirect
-	if cached {
-		read = readCached
-	}
-	switch err := read(d.blockPath(sum), buffer); {
-	case errors.Is(err, fs.ErrNotExist):
-		return errMissing
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errShort
-	case err != nil:
+func (d *Directory) readBlock(sum Sum, buffer []byte) error {
+	if err := readFile(d.blockPath(sum), buffer, 0, false); err != nil {
 		return err
 	}
 	if sha256.Sum256(buffer) != [sha256.Size]byte(sum) {
@@ -137,56 +160,67 @@ func (d *Directory) readBlock(sum Sum, buffer []byte, cached bool) error {
 	return nil
 }
 
-func readDirect(path string, buffer []byte) error {
-	fd, direct, err := directio.Open(func(flags int) (int, error) {
-		return ignoringEINTR(func() (int, error) { return unix.Open(path, flags|unix.O_RDONLY|unix.O_CLOEXEC, 0) })
-	})
+// readFile fills a buffer from a file with blocks, past the page cache. cached has it first take what the page cache has.
+func readFile(path string, buffer []byte, offset int64, cached bool) error {
+	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	if errors.Is(err, fs.ErrNotExist) {
+		return errMissing
+	}
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	file := directio.Of(fd)
-	file.Direct.Store(direct)
-	return file.Read(buffer, 0)
-}
-
-func readCached(path string, buffer []byte) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return err
+	if cached {
+		done := readCached(fd, buffer, offset)
+		buffer, offset = buffer[done:], offset+int64(done)
 	}
-	defer file.Close()
-	if _, err = io.ReadFull(file, buffer); errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF // also where it is empty
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_DIRECT) // a file system that refuses reads through the page cache
+	if err = directio.Of(fd).Read(buffer, offset); errors.Is(err, io.ErrUnexpectedEOF) {
+		return errShort
 	}
 	return err
+}
+
+// readCached reads what the page cache has from an offset on, without a request to the disk, and returns how many bytes:
+// a multiple of directio.Block. (RWF_NOWAIT)
+func readCached(fd int, buffer []byte, offset int64) (done int) {
+	for done < len(buffer) {
+		n, err := unix.Preadv2(fd, [][]byte{buffer[done:]}, offset+int64(done), unix.RWF_NOWAIT)
+		if n /= directio.Block; err != nil || n == 0 {
+			break
+		}
+		done += n * directio.Block
+	}
+	return done
 }
 
 var (
 	errMissing = errors.New("the block is missing: copy it from another copy of the directory")
 	errShort   = errors.New("the block is too short: copy it from another copy of the directory")
-	errWrong   = errors.New("the block has other bytes than its name says: copy it from another copy of the directory")
+	errWrong   = errors.New("the block has other bytes than its hash says: copy it from another copy of the directory")
 )
 
-// missing lists blocks and files that are not there, or have another size.
+// missing lists blocks and files that are not there, or have another size. Of a pack it says so once.
 func (s *Snapshot) missing() (list []*Damage) {
 	seen := map[Sum]bool{{}: true}
+	packs := make([]int64, len(s.Manifest.Packs)) // how many bytes each must have
 	for _, content := range s.Manifest.contents() {
 		for i, sum := range content.Blocks {
-			if seen[sum] {
-				continue
+			if content.Places != nil && sum != (Sum{}) {
+				place := content.Places[i]
+				packs[place[0]] = max(packs[place[0]], place[1]+content.length(i))
+			} else if !seen[sum] {
+				seen[sum] = true
+				if wrong := sizeIs(s.directory.blockPath(sum), wholeBlocks(content.length(i)), false); wrong != nil {
+					list = append(list, s.damage(content, i, wrong))
+				}
 			}
-			seen[sum] = true
-			path := s.directory.blockPath(sum)
-			info, err := os.Stat(path)
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-				list = append(list, &Damage{s.Name, path, errMissing.Error()})
-			case err != nil:
-				list = append(list, &Damage{s.Name, path, reason(err)})
-			case info.Size() != wholeBlocks(content.length(i)):
-				list = append(list, &Damage{s.Name, path, errShort.Error()})
-			}
+		}
+	}
+	for i, name := range s.Manifest.Packs {
+		path := s.directory.packPath(name)
+		if wrong := sizeIs(path, packs[i], true); wrong != nil {
+			list = append(list, &Damage{s.Name, path, reason(wrong)})
 		}
 	}
 	for _, f := range s.Manifest.Files {
@@ -202,6 +236,20 @@ func (s *Snapshot) missing() (list []*Damage) {
 		}
 	}
 	return list
+}
+
+// sizeIs returns what is wrong with a file of blocks that has this size, or at least this size.
+func sizeIs(path string, size int64, least bool) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errMissing
+	case err != nil:
+		return err
+	case info.Size() < size || !least && info.Size() != size:
+		return errShort
+	}
+	return nil
 }
 
 // VerifyFiles reads the snapshot's other files, by several threads, and leaves them in the page cache. Errors: *Damage.

@@ -199,7 +199,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 			_, err = file.WriteAt(one, mib)
 			require.NoError(t, err)
 			require.NoError(t, file.Close())
-		}, "other bytes than its name says", true},
+		}, "other bytes than its hash says", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDirectory(t)

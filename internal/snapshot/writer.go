@@ -29,7 +29,11 @@ type Writer struct {
 
 	mu     sync.Mutex
 	put    map[Sum]bool
-	failed error // of the first block that could not be written: another Add may rely on it
+	places map[Sum]Place // of blocks in packs
+	packs  []string      // by their numbers
+	open   []*pack       // of these, what this writer writes
+	idle   []*pack       // of these, to which no thread writes now
+	failed error         // of a block that could not be written: another Add may rely on it
 
 	contents, memory progress
 }
@@ -60,7 +64,8 @@ func (d *Directory) Begin(name string) (_ *Writer, err error) {
 	if err != nil {
 		return nil, d.failed("locking", d.path, err)
 	}
-	w := &Writer{directory: d, name: name, lock: lock, named: map[Sum]bool{}, buffers: newBuffers(), put: map[Sum]bool{}}
+	w := &Writer{directory: d, name: name, lock: lock, named: map[Sum]bool{}, buffers: newBuffers(), put: map[Sum]bool{},
+		places: map[Sum]Place{}}
 	defer func() {
 		if err != nil {
 			_ = lock.Close()
@@ -78,9 +83,10 @@ func (d *Directory) Begin(name string) (_ *Writer, err error) {
 		if m, err := d.readManifest(other); err == nil {
 			for _, c := range m.contents() {
 				for _, sum := range c.Blocks {
-					w.named[sum] = true
+					w.named[sum] = w.named[sum] || c.Places == nil
 				}
 			}
+			w.share(m)
 		}
 	}
 	if err := os.Mkdir(w.Folder(), 0o700); err != nil {
@@ -101,53 +107,37 @@ func (w *Writer) Memory() Progress { return w.memory.now() }
 // Add puts what a file has into blocks. The file must not change until Add returns.
 func (w *Writer) Add(ctx context.Context, file *os.File, size int64) (Content, error) {
 	content := Content{Size: size, Blocks: make([]Sum, blocksOf(size))}
-	return w.cut(ctx, content, file, directio.Of(int(file.Fd())).Read, &w.contents)
-}
-
-// AddPages does so with a file of private memory that CRIU has written, in blocks of these lengths, through the page
-// cache: a file that is removed soon needs no write to the disk, which a read past the page cache would begin.
-func (w *Writer) AddPages(ctx context.Context, file *os.File, lengths []int64) (Content, error) {
-	content := Content{Blocks: make([]Sum, len(lengths)), Lengths: lengths}
-	for _, length := range lengths {
-		content.Size += length
-	}
-	read := func(buffer []byte, offset int64) error {
-		_, err := file.ReadAt(buffer, offset)
-		return err
-	}
-	return w.cut(ctx, content, file, read, &w.memory)
-}
-
-// cut puts the blocks of a file where all snapshots have theirs. The content has their lengths.
-func (w *Writer) cut(ctx context.Context, content Content, file *os.File, read func([]byte, int64) error,
-	done *progress) (Content, error) {
-	fd, offsets := int(file.Fd()), content.offsets()
+	fd, source := int(file.Fd()), directio.Of(int(file.Fd()))
 	err := w.buffers.each(ctx, len(content.Blocks), func(i int, buffer []byte) (err error) {
-		offset, length := offsets[i], content.length(i)
+		offset, length := int64(i)*BlockSize, content.length(i)
 		if hole(fd, offset, length) {
-			done.zero.Add(length)
+			w.contents.zero.Add(length)
 			return nil
 		}
-		if err := read(buffer[:length], offset); err != nil {
+		if err := source.Read(buffer[:length], offset); err != nil {
 			return fmt.Errorf("reading contents: %w", err)
 		}
-		done.read.Add(length)
+		w.contents.read.Add(length)
 		block := buffer[:wholeBlocks(length)]
 		clear(block[length:])
 		if bytes.Equal(block, zeros[:len(block)]) {
-			done.zero.Add(length)
+			w.contents.zero.Add(length)
 			return nil
 		}
 		content.Blocks[i] = sha256.Sum256(block)
-		return w.add(content.Blocks[i], block, content.cached(), done)
+		return w.add(content.Blocks[i], block)
 	})
+	return content, w.failing(err)
+}
+
+// failing notes an error, after which the snapshot cannot be complete.
+func (w *Writer) failing(err error) error {
 	if err != nil {
 		w.mu.Lock()
 		w.failed = errors.Join(w.failed, err)
 		w.mu.Unlock()
-		return Content{}, err
 	}
-	return content, nil
+	return err
 }
 
 var zeros [BlockSize]byte
@@ -164,7 +154,7 @@ func hole(fd int, offset, length int64) bool {
 
 // add writes a block that is not there yet. A block that a complete snapshot names was on the disk before that snapshot
 // was; another one may be what a crash of the machine has left, so it is read before it is relied on.
-func (w *Writer) add(sum Sum, block []byte, cached bool, done *progress) error {
+func (w *Writer) add(sum Sum, block []byte) error {
 	w.mu.Lock()
 	known := w.put[sum]
 	w.put[sum] = true
@@ -174,22 +164,22 @@ func (w *Writer) add(sum Sum, block []byte, cached bool, done *progress) error {
 		info, err := os.Stat(path)
 		there := err == nil && info.Size() == int64(len(block))
 		if there && !w.named[sum] {
-			there = w.directory.readBlock(sum, directio.Buffer(len(block)), cached) == nil
+			there = w.directory.readBlock(sum, directio.Buffer(len(block))) == nil
 		}
 		if !there {
-			if err := w.directory.writeBlock(path, block, cached); err != nil {
+			if err := w.directory.writeBlock(path, block); err != nil {
 				return err
 			}
-			done.written.Add(int64(len(block)))
+			w.contents.written.Add(int64(len(block)))
 			return nil
 		}
 	}
-	done.shared.Add(int64(len(block)))
+	w.contents.shared.Add(int64(len(block)))
 	return nil
 }
 
 // writeBlock makes a block, complete or not at all. Another writer may make the same one at the same time.
-func (d *Directory) writeBlock(path string, block []byte, cached bool) (err error) {
+func (d *Directory) writeBlock(path string, block []byte) (err error) {
 	made := fmt.Sprintf("%s.%d.%d", path, os.Getpid(), temporary.Add(1))
 	defer func() {
 		if err != nil {
@@ -197,15 +187,11 @@ func (d *Directory) writeBlock(path string, block []byte, cached bool) (err erro
 			err = d.failed("writing", path, err)
 		}
 	}()
-	write := writeDirect
-	if cached {
-		write = writeCached
-	}
-	if err = write(made, block); errors.Is(err, fs.ErrNotExist) {
+	if err = writeDirect(made, block); errors.Is(err, fs.ErrNotExist) {
 		if err = os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		err = write(made, block)
+		err = writeDirect(made, block)
 	}
 	if err != nil {
 		return err
@@ -221,19 +207,6 @@ func writeDirect(path string, block []byte) error {
 	file := directio.Of(fd)
 	file.Direct.Store(direct)
 	return errors.Join(file.Write(block, 0), unix.Close(fd))
-}
-
-func writeCached(path string, block []byte) error {
-	fd, err := create(path, 0)
-	if err != nil {
-		return err
-	}
-	file := os.NewFile(uintptr(fd), path)
-	err = fallible("pwrite", func() error {
-		_, err := file.Write(block)
-		return err
-	})
-	return errors.Join(err, file.Close())
 }
 
 var temporary atomic.Uint64 // the last name of a file that is being written
@@ -268,6 +241,8 @@ func (w *Writer) Commit(ctx context.Context, manifest *Manifest) error {
 	if manifest.Made.IsZero() {
 		manifest.Made = time.Now().UTC()
 	}
+	w.closePacks()
+	manifest.Packs = keepUsed(w.packs, manifest.contents())
 	var err error
 	if manifest.Files, err = w.files(ctx); err != nil {
 		return err
@@ -353,6 +328,7 @@ func hashFile(ctx context.Context, memory buffers, path string) (Content, error)
 // Abort gives the snapshot up, and takes away what it has written, unless another writer or reader is there: then the
 // next prune does.
 func (w *Writer) Abort() {
+	w.closePacks()
 	_ = os.RemoveAll(w.Folder())
 	_ = w.lock.Close()
 	_, _ = w.directory.Prune(PruneOptions{})
