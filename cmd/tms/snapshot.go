@@ -43,7 +43,7 @@ on until the program ends, and keeps the newest snapshots of it.`,
 				return err
 			}
 			take := tree.Take{PID: pids[0], Directory: arguments[1], Stop: stop, User: "tms snapshot", Lease: snapshotLease,
-				Pause: tree.Pausing(timeout.Seconds(), force)}
+				Pause: tree.Pausing(timeout.Seconds(), force), Say: saying(command)}
 			say := func(taken *tree.Taken) error { return saySnapshot(command, taken, stop, asJSON) }
 			switch again := command.Flags().Changed("every"); {
 			case again && (stop || keep < 0):
@@ -73,8 +73,10 @@ on until the program ends, and keeps the newest snapshots of it.`,
 
 // saySnapshot says what was taken, in a line.
 func saySnapshot(command *cobra.Command, taken *tree.Taken, stop, asJSON bool) error {
-	if taken.Warning != "" {
-		fmt.Fprintf(command.ErrOrStderr(), "tms: %s\n", taken.Warning)
+	for _, words := range []string{taken.Note, taken.Warning} {
+		if words != "" {
+			fmt.Fprintf(command.ErrOrStderr(), "tms: %s\n", words)
+		}
 	}
 	if asJSON {
 		return writeJSON(command.OutOrStdout(), taken)
@@ -122,7 +124,7 @@ when the program goes on, which then belongs to no terminal.`,
 			}
 			ctx, _ := interruptible()
 			copies, err := tree.Restore{Directory: arguments[0], Name: name, Wait: wait.Duration, Copies: count, To: to,
-				Hook: hook}.Do(ctx)
+				Hook: hook, Say: saying(command)}.Do(ctx)
 			if err != nil {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %v\n", err)
 				return errNo
@@ -150,6 +152,11 @@ when the program goes on, which then belongs to no terminal.`,
 	command.Flags().StringVar(&hook, "hook", "", "run this `PROGRAM` for each before it resumes")
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON object for each")
 	return command
+}
+
+// saying tells the user why a command waits.
+func saying(command *cobra.Command) func(words string) {
+	return func(words string) { fmt.Fprintf(command.ErrOrStderr(), "tms: %s\n", words) }
 }
 
 func restoredLine(one *tree.Restored) string {

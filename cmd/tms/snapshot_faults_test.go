@@ -155,7 +155,7 @@ func TestASnapshotFailsAtEachStep(t *testing.T) {
 	}
 	s, _ := startWarm(t)
 	for _, stop := range [][]string{{}, {"--stop"}} {
-		for _, step := range []string{"park", "dump", "contents", "commit", "pages", "end"} {
+		for _, step := range []string{"park", "dump", "contents", "commit", "pages", "images", "end"} {
 			for _, what := range []string{"fail", "kill", "stop"} {
 				if step == "end" && len(stop) == 0 || step == "park" && what == "stop" { // before anything has been asked for
 					continue
@@ -336,17 +336,27 @@ func TestASnapshotOnAFullDisk(t *testing.T) {
 	}
 	s, directory := startWarm(t)
 	taken := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--force", "--json"))
-	images := taken.Images + taken.Memory.Read
-	for what, size := range map[string]int64{"images": images / 2, "blocks": images + taken.Written/2,
-		"host memory": images + taken.Written + taken.Memory.Written/2} {
+	memory := taken.Memory.Written
+	for what, size := range map[string]int64{"blocks": taken.Written / 2, "host memory": taken.Written + memory/2,
+		"images": taken.Written + memory + taken.Images/2, "CRIU's own files": memory / 2} {
 		t.Run(what, func(t *testing.T) {
+			snapshotInto := func(directory string, more []string) string {
+				return fails(t, exitNo, "", append([]string{"snapshot", s.number(), directory, "--force"}, more...)...)
+			}
+			if what == "CRIU's own files" { // on the disk, because memory is short
+				snapshotInto = func(directory string, more []string) string {
+					said, _ := steppedRun(t, steppedCommand("room", "fail", append([]string{"snapshot", s.number(), directory,
+						"--force"}, more...)...))
+					return said
+				}
+			}
 			small := t.TempDir()
 			if err := syscall.Mount("none", small, "tmpfs", 0, fmt.Sprintf("size=%d,mode=700", size)); err != nil {
 				t.Skip(err)
 			}
 			t.Cleanup(func() { require.NoError(t, syscall.Unmount(small, syscall.MNT_DETACH)) })
 			for _, more := range [][]string{{}, {"--stop"}} {
-				said := fails(t, exitNo, "", append([]string{"snapshot", s.number(), filepath.Join(small, "d"), "--force"}, more...)...)
+				said := snapshotInto(filepath.Join(small, "d"), more)
 				require.Regexp(t, "disk is full|no space left", said)
 				require.Contains(t, said, "the program goes on")
 				s.do("check")
@@ -390,4 +400,53 @@ func glob(t *testing.T, pattern string) string {
 	require.NoError(t, err)
 	require.Len(t, found, 1)
 	return found[0]
+}
+
+// A snapshot and a restore that wait for another's turn say so. The program goes on during the wait, which can be
+// interrupted.
+func TestAWaitForAnotherSnapshotIsSaid(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
+	s, directory := startWarm(t)
+	folder, err := os.Open("/dev/shm")
+	require.NoError(t, err)
+	defer folder.Close()
+	lock := func(how int) { require.NoError(t, unix.Flock(int(folder.Fd()), how)) }
+	waits := func(arguments ...string) (c *exec.Cmd, said func() string) {
+		output, err := os.Create(filepath.Join(t.TempDir(), "said"))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = output.Close() })
+		c = exec.Command(tms, arguments...)
+		c.Stderr = output
+		require.NoError(t, c.Start())
+		said = func() string {
+			text, err := os.ReadFile(output.Name())
+			require.NoError(t, err)
+			return string(text)
+		}
+		require.Eventually(t, func() bool {
+			return said() == "tms: another snapshot or restore has /dev/shm locked; waiting until it has ended\n"
+		}, time.Minute, time.Millisecond, said())
+		return c, said
+	}
+	lock(unix.LOCK_EX)
+	interrupted, _ := waits("snapshot", s.number(), directory, "--force")
+	require.Regexp(t, `weights .* active`, succeeds(t, "ps", s.number()))
+	require.NoError(t, interrupted.Process.Signal(os.Interrupt))
+	require.Error(t, interrupted.Wait())
+	require.Empty(t, complete(t, directory))
+	waiting, said := waits("snapshot", s.number(), directory, "--force", "--stop")
+	s.do("check")
+	lock(unix.LOCK_UN)
+	require.NoError(t, waiting.Wait(), said())
+	require.Error(t, s.Wait())
+	lock(unix.LOCK_EX)
+	interrupted, _ = waits("restore", directory)
+	require.NoError(t, interrupted.Process.Signal(os.Interrupt))
+	require.Error(t, interrupted.Wait())
+	lock(unix.LOCK_UN)
+	again, _ := s.restored(t, directory)
+	again.do("check")
 }

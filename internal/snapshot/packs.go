@@ -39,7 +39,8 @@ func (d *Directory) packPath(name string) string {
 }
 
 // AddPages puts a file of private memory that CRIU has written into blocks of these lengths, which are multiples of
-// directio.Block. The file must not change until AddPages returns.
+// directio.Block. It takes away from the file what it has read, where the file system can, so there is no need of room
+// for both. No other may change the file until AddPages returns.
 func (w *Writer) AddPages(ctx context.Context, file *os.File, lengths []int64) (Content, error) {
 	content := Content{Blocks: make([]Sum, len(lengths)), Lengths: lengths, Places: make([]Place, len(lengths))}
 	for _, length := range lengths {
@@ -56,6 +57,7 @@ func (w *Writer) AddPages(ctx context.Context, file *os.File, lengths []int64) (
 		if _, err := file.ReadAt(buffer[:length], offsets[first]); err != nil {
 			return fmt.Errorf("reading the memory of a process: %w", err)
 		}
+		_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offsets[first], length)
 		w.memory.read.Add(length)
 		return w.addRun(content, runs[i], buffer[:length])
 	})

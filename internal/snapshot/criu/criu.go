@@ -127,9 +127,9 @@ func (p *Program) common(op, images, work string) []string {
 // Dump says what to dump.
 type Dump struct {
 	PID    int
-	Images string // an empty folder
-	Work   string // a folder for its log
-	Job    bool   // the process is not the leader of its session
+	Images *os.File // an empty folder, which may have no path
+	Work   string   // a folder for its log
+	Job    bool     // the process is not the leader of its session
 	// Then, unless it is "", is a shell command that runs when all is dumped and stands still. If it fails, so does the
 	// dump.
 	Then string
@@ -138,7 +138,7 @@ type Dump struct {
 
 // Run dumps a process and all below it.
 func (d Dump) Run(p *Program) error {
-	arguments := append(p.common("dump", d.Images, d.Work), "--tree", strconv.Itoa(d.PID), "--log-file",
+	arguments := append(p.common("dump", "/proc/self/fd/3", d.Work), "--tree", strconv.Itoa(d.PID), "--log-file",
 		"dump.log", "--network-lock", "skip", "--ext-unix-sk", "--link-remap", "--ghost-limit", "1G", "--force-irmap")
 	if !d.Ends {
 		arguments = append(arguments, "--leave-running")
@@ -154,7 +154,7 @@ func (d Dump) Run(p *Program) error {
 	if d.Job {
 		arguments = append(arguments, "--shell-job")
 	}
-	return p.run(filepath.Join(d.Work, "dump.log"), nil, arguments...)
+	return p.run(filepath.Join(d.Work, "dump.log"), []*os.File{d.Images}, arguments...)
 }
 
 // Restore says what to restore.

@@ -1,11 +1,16 @@
 package tree
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -18,13 +23,97 @@ import (
 // CRIU writes the private memory of processes again for each snapshot. So its files of pages become blocks, which
 // snapshots share, and a restore makes them again in memory.
 
+// staging is the folder in which files are put while the program stands still: in memory, from where they go to the disk
+// when the program goes on, or the snapshot's own, where memory is short.
+type staging struct {
+	path   string   // its own, or by its descriptor
+	memory *os.File // the folder in memory, or nil
+	images *os.File // the folder in it that CRIU writes to
+	whole  bool     // files of pages stay as they are, because a restore could not put them together here
+	note   string   // why it is not in memory, or ""
+}
+
+// stage makes the folder for processes that stand still and whose contents are in host memory already.
+func stage(tree *Tree, own string) (s *staging, err error) {
+	s = &staging{path: own}
+	s.memory, err = folderInMemory()
+	if s.whole = err != nil; s.whole {
+		s.note = fmt.Sprintf("there is no folder in memory (%v), so CRIU wrote to the disk while the program stood still, and "+
+			"the snapshot does not share its host memory with others", err)
+	} else if short := roomFor(memoryOf(tree.Processes), hostmemory.Available("self", nil)); short != nil {
+		s.note = fmt.Sprintf("%v, so CRIU wrote to the disk while the program stood still", short)
+		_ = s.memory.Close()
+		s.memory = nil
+	} else {
+		s.path = fmt.Sprintf("/proc/self/fd/%d", s.memory.Fd())
+	}
+	if err = os.Mkdir(filepath.Join(s.path, images), 0o700); err == nil {
+		s.images, err = os.Open(filepath.Join(s.path, images))
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// roomFor returns an error unless there is room in host memory for all that CRIU may write, and a quarter of it more:
+// the kernel would end some program where there is none.
+func roomFor(needed, available uint64) error {
+	if needed+needed/4 <= available {
+		return step("room")
+	}
+	return fmt.Errorf("the processes have %s of host memory, and %s is available for a copy", readable.Bytes(needed),
+		readable.Bytes(available))
+}
+
+// memoryOf returns how many bytes of the processes' memory CRIU will write at most.
+func memoryOf(processes []snapshot.Process) (bytes uint64) {
+	for _, p := range processes {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+		for line := range strings.Lines(string(status)) {
+			fields := strings.Fields(line)
+			if len(fields) > 1 && slices.Contains([]string{"RssAnon:", "RssShmem:", "VmSwap:"}, fields[0]) {
+				kib, _ := strconv.ParseUint(fields[1], 10, 64)
+				bytes += kib << 10
+			}
+		}
+	}
+	return bytes
+}
+
+func (s *staging) close() {
+	for _, folder := range []*os.File{s.images, s.memory} {
+		if folder != nil {
+			_ = folder.Close()
+		}
+	}
+}
+
+// keep puts what is in the folder into the snapshot: the private memory that CRIU has written into blocks, and all other
+// files into its own folder.
+func (s *staging) keep(ctx context.Context, writer *snapshot.Writer) (pages []snapshot.File, err error) {
+	if !s.whole {
+		if pages, err = savePages(ctx, writer, filepath.Join(s.path, images)); err != nil {
+			return nil, err
+		}
+	}
+	if s.memory == nil {
+		return pages, nil
+	}
+	if err = os.Mkdir(filepath.Join(writer.Folder(), images), 0o700); err != nil {
+		return nil, err
+	}
+	return pages, filepath.WalkDir(s.path+"/", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		return cmp.Or(step("images"), copyFile(filepath.Join(writer.Folder(), strings.TrimPrefix(path, s.path)), path))
+	})
+}
+
 // savePages puts the private memory that CRIU has written into blocks, and removes its files.
 func savePages(ctx context.Context, writer *snapshot.Writer, folder string) (files []snapshot.File, err error) {
-	memory, err := folderInMemory()
-	if err != nil {
-		return nil, nil // a restore could not put them together here, so they stay as they are
-	}
-	_ = memory.Close()
 	all, err := criu.FindPages(folder, snapshot.PageBlockSize)
 	if err != nil {
 		return nil, fmt.Errorf("reading what CRIU has written: %w", err)
@@ -33,7 +122,7 @@ func savePages(ctx context.Context, writer *snapshot.Writer, folder string) (fil
 		if err := step("pages"); err != nil {
 			return nil, err
 		}
-		file, err := os.Open(filepath.Join(folder, pages.Name))
+		file, err := os.OpenFile(filepath.Join(folder, pages.Name), os.O_RDWR, 0)
 		if err != nil {
 			return nil, err
 		}

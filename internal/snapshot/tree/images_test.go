@@ -1,6 +1,8 @@
 package tree
 
 import (
+	"os"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,4 +18,17 @@ func TestARestoreNeedsHostMemory(t *testing.T) {
 	}
 	require.NoError(t, hasRoom(pages, 4<<20))
 	require.ErrorContains(t, hasRoom(pages, 3<<20), "4.00 MiB of private memory, and 3.00 MiB of host memory is available")
+}
+
+// A dump goes to memory where the copy fits and a quarter of it more, and else to the disk.
+func TestADumpNeedsHostMemory(t *testing.T) {
+	require.NoError(t, roomFor(4<<20, 5<<20))
+	require.ErrorContains(t, roomFor(4<<20, 5<<20-1), "have 4.00 MiB of host memory, and 5.00 MiB is available for a copy")
+	own := memoryOf([]snapshot.Process{{PID: os.Getpid()}})
+	memory := make([]byte, 64<<20)
+	for at := 0; at < len(memory); at += os.Getpagesize() {
+		memory[at] = 1
+	}
+	require.GreaterOrEqual(t, memoryOf([]snapshot.Process{{PID: os.Getpid()}})-own, uint64(60<<20))
+	runtime.KeepAlive(memory)
 }

@@ -38,9 +38,10 @@ const reapTime = 2 * time.Second
 type Restore struct {
 	Directory, Name string // the newest of the directory, if Name is ""
 	Wait            time.Duration
-	Copies          int      // each in a PID namespace of its own; 0: one, with the numbers that it had if they are free
-	To              []string // GPUs, which the copies take in turn; none: those of the snapshot
-	Hook            string   // a program that runs for each copy before its GPU memory comes back, or ""
+	Copies          int                // each in a PID namespace of its own; 0: one, with the numbers that it had if they are free
+	To              []string           // GPUs, which the copies take in turn; none: those of the snapshot
+	Say             func(words string) // is told why it waits, unless it is nil
+	Hook            string             // a program that runs for each copy before its GPU memory comes back, or ""
 }
 
 // Restored is a program that goes on, or says why it does not.
@@ -150,7 +151,7 @@ func (b *begun) close() {
 func (b *begun) restore(ctx context.Context, one *Restored) error {
 	pairs, err := b.pairs(one)
 	if err == nil {
-		err = b.processes(one)
+		err = b.processes(ctx, one)
 		one.Process = time.Since(b.began).Seconds()
 	}
 	if b.left.Add(-1) == 0 {
@@ -185,7 +186,7 @@ func (b *begun) restore(ctx context.Context, one *Restored) error {
 }
 
 // processes has CRIU restore the processes of a copy, which then wait for their contents.
-func (b *begun) processes(one *Restored) error {
+func (b *begun) processes(ctx context.Context, one *Restored) error {
 	work, err := os.MkdirTemp("", "tms-restore-")
 	if err != nil {
 		return err
@@ -224,7 +225,7 @@ func (b *begun) processes(one *Restored) error {
 		}
 	} else {
 		restore.Inherited = streams(m.Streams)
-		unlock, err := lockShared()
+		unlock, err := lockShared(ctx, b.Say)
 		if err != nil {
 			return err
 		}

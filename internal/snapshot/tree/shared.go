@@ -1,13 +1,16 @@
 package tree
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -65,17 +68,35 @@ func saveShared(t *Tree, folder string) (all []snapshot.Shared, err error) {
 	return all, err
 }
 
-// lockShared has dumps and restores come one after another: CRIU numbers the names that it makes from 1 on. (flock)
-func lockShared() (unlock func(), err error) {
+// lockShared has dumps and restores come one after another: CRIU numbers the names that it makes from 1 on. It says once
+// if it waits. (flock)
+func lockShared(ctx context.Context, say func(string)) (unlock func(), err error) {
 	folder, err := os.Open(sharedMemory)
 	if err != nil {
 		return func() {}, nil // there is none
 	}
-	if err = unix.Flock(int(folder.Fd()), unix.LOCK_EX); err != nil {
-		_ = folder.Close()
-		return nil, fmt.Errorf("locking %s: %w", sharedMemory, err)
+	said := false
+	for {
+		err = unix.Flock(int(folder.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return sync.OnceFunc(func() { _ = folder.Close() }), nil
+		}
+		if err == unix.EWOULDBLOCK {
+			if !said && say != nil {
+				say("another snapshot or restore has " + sharedMemory + " locked; waiting until it has ended")
+			}
+			said, err = true, nil
+			select {
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+		if err != nil && err != unix.EINTR {
+			_ = folder.Close()
+			return nil, fmt.Errorf("locking %s: %w", sharedMemory, err)
+		}
 	}
-	return func() { _ = folder.Close() }, nil
 }
 
 // dropRemaps removes the names that CRIU has left for a restore, which gets its own.

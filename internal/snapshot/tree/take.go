@@ -29,6 +29,7 @@ type Take struct {
 	Stop      bool                 // the tree ends, else it goes on
 	Pause     control.SteerRequest // its timeout, force and place for contents
 	User      string               // who takes it, for tms ps after the restore
+	Say       func(words string)   // is told why it waits, unless it is nil
 	Lease     time.Duration        // how long this process may be stopped until the tree goes on without it
 }
 
@@ -50,6 +51,8 @@ type Taken struct {
 	// Memory has of the processes' private memory what Progress has of the contents.
 	Memory snapshot.Progress `json:"memory"`
 	Images int64             `json:"image_bytes"` // of CRIU's other files
+	// Note says why the program stood still for longer than it must, or "".
+	Note string `json:"note,omitempty"`
 	// Warning says why the program does not go on, although its snapshot is complete; or "".
 	Warning string `json:"warning,omitempty"`
 	// Seconds of parts: until all stands paused and parked; of CRIU's dump, with --stop until the program has ended; until
@@ -92,9 +95,6 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		return nil, err
 	}
 	work, err := os.MkdirTemp("", "tms-snapshot-")
-	if err == nil {
-		err = os.Mkdir(filepath.Join(writer.Folder(), images), 0o700)
-	}
 	defer func() {
 		if err != nil {
 			writer.Abort()
@@ -110,8 +110,14 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		g = group.Together(tree.Steered...)
 	}
 	defer g.Close()
+	caches := cachesOf(tree.Processes)
+	unlock, err := lockShared(ctx, t.Say) // the program goes on until it is this command's turn
+	if err == nil {
+		defer unlock()
+		err = step("park")
+	}
 	parking := time.Now()
-	if err = step("park"); err == nil {
+	if err == nil {
 		err = g.Park(ctx, t.Pause, t.User, t.Lease)
 	}
 	if err != nil {
@@ -126,16 +132,21 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		taken.Stood = time.Since(parking).Seconds()
 		return err
 	}
-	manifest := t.manifest(tree, needs(g, program))
-	manifest.Needs.Mapped, manifest.Needs.Caches = files, cachesOf(tree.Processes)
-	d := dumping{Take: t, tree: tree, group: g, program: program, images: filepath.Join(writer.Folder(), images), work: work}
+	manifest := t.manifest(tree)
+	staging, err := stage(tree, writer.Folder())
+	if err != nil {
+		return nil, both(err, goesOn())
+	}
+	defer staging.close()
+	taken.Note = staging.note
+	d := dumping{Take: t, tree: tree, group: g, program: program, images: staging.images, work: work, unlock: unlock}
 	var still *Tree // as CRIU has it
 	shared := func() (err error) {
 		if err = step("shared"); err == nil {
 			still, err = tree.again()
 		}
 		if err == nil {
-			manifest.Shared, err = saveShared(still, writer.Folder())
+			manifest.Shared, err = saveShared(still, staging.path)
 		}
 		return err
 	}
@@ -145,10 +156,12 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 			return err
 		}
 		var err error
-		if manifest.Pages, err = savePages(ctx, writer, d.images); err != nil {
+		manifest.Needs = needs(g, program)
+		manifest.Needs.Mapped, manifest.Needs.Caches = files, caches
+		if manifest.Pages, err = staging.keep(ctx, writer); err != nil {
 			return err
 		}
-		taken.Images = sizeOf(d.images)
+		taken.Images = sizeOf(filepath.Join(writer.Folder(), images))
 		manifest.Processes = still.with(manifest.Processes)
 		return writer.Commit(context.WithoutCancel(ctx), manifest)
 	}
@@ -215,9 +228,8 @@ func (t *Taken) warn(left error) {
 	}
 }
 
-func (t Take) manifest(tree *Tree, needs snapshot.Needs) *snapshot.Manifest {
-	return &snapshot.Manifest{Tms: release.Version, Processes: tree.Processes, Job: tree.Job, Streams: tree.Streams,
-		Needs: needs}
+func (t Take) manifest(tree *Tree) *snapshot.Manifest {
+	return &snapshot.Manifest{Tms: release.Version, Processes: tree.Processes, Job: tree.Job, Streams: tree.Streams}
 }
 
 // sealed reports whether all contents stay as they are when their processes go on.
@@ -258,18 +270,16 @@ func save(ctx context.Context, writer *snapshot.Writer, g *group.Group, manifest
 // dumping is a run of CRIU.
 type dumping struct {
 	Take
-	tree         *Tree
-	group        *group.Group
-	program      *criu.Program
-	images, work string
+	tree    *Tree
+	group   *group.Group
+	program *criu.Program
+	images  *os.File
+	work    string
+	unlock  func()
 }
 
 func (d dumping) run(then string) error {
-	unlock, err := lockShared()
-	if err != nil {
-		return err
-	}
-	defer unlock()
+	defer d.unlock()
 	if err := cmp.Or(step("dump"), d.group.Parked()); err != nil {
 		return err
 	}
