@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -349,5 +350,69 @@ func TestAPackIsNamedByItsFolderAlone(t *testing.T) {
 		require.NoError(t, (&Manifest{Version: Version, Packs: []string{name}}).write(d.path+"/one"))
 		_, err := d.Load("one")
 		require.ErrorContains(t, err, "is wrong", name)
+	}
+}
+
+// A copy reads past the page cache, or leaves the blocks there.
+func TestCopiesAndThePageCache(t *testing.T) {
+	d := newDirectory(t)
+	contents := random(1, 4*mib)
+	savePages(t, d, "one", contents, blocksOfPages(4*mib, PageBlockSize))
+	s, err := d.Load("one")
+	require.NoError(t, err)
+	defer s.Close()
+	cached := func() (pages int) {
+		for _, path := range blocks(t, d) {
+			file, err := os.Open(path)
+			require.NoError(t, err)
+			info, err := file.Stat()
+			require.NoError(t, err)
+			mapping, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+			require.NoError(t, err)
+			present := make([]byte, len(mapping)/page)
+			_, _, failed := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mapping[0])), uintptr(len(mapping)),
+				uintptr(unsafe.Pointer(&present[0])))
+			require.Zero(t, failed)
+			for _, is := range present {
+				pages += int(is & 1)
+			}
+			require.NoError(t, unix.Munmap(mapping))
+			require.NoError(t, file.Close())
+		}
+		return pages
+	}
+	forget := func() {
+		for _, path := range blocks(t, d) {
+			file, err := os.Open(path)
+			require.NoError(t, err)
+			require.NoError(t, unix.Fdatasync(int(file.Fd())))
+			require.NoError(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
+			require.NoError(t, file.Close())
+		}
+	}
+	forget()
+	if os.Getpagesize() != page || cached() != 0 {
+		t.Skip("the page cache of this file system keeps its pages, or they have another size")
+	}
+	for _, s.Cached = range []bool{false, true, true, false} {
+		file := memory(t, nil)
+		require.NoError(t, s.Copy(t.Context(), s.Manifest.Pages[0].Content, file))
+		got, err := os.ReadFile("/proc/self/fd/" + itoa(int(file.Fd())))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(contents, got))
+		if s.Cached {
+			require.Equal(t, 4*mib/page, cached())
+			spoiled, err := d.Load("one") // which finds what is wrong there, too
+			require.NoError(t, err)
+			spoiled.Cached = true
+			other := spoiled.Manifest.Pages[0].Content
+			other.Blocks = slices.Clone(other.Blocks)
+			other.Blocks[3] = Sum{1}
+			require.ErrorContains(t, spoiled.Copy(t.Context(), other, memory(t, nil)), "the block has other bytes")
+			spoiled.Close()
+		} else {
+			forget()
+			require.Zero(t, cached())
+		}
 	}
 }

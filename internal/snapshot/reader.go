@@ -19,6 +19,8 @@ import (
 type Snapshot struct {
 	Name     string
 	Manifest *Manifest
+	// Cached has Copy read blocks through the page cache, so that the next one finds them there.
+	Cached bool
 
 	directory *Directory
 	lock      *os.File // shared
@@ -83,32 +85,44 @@ func (s *Snapshot) Folder() string { return filepath.Join(s.directory.path, s.Na
 // Close lets a prune begin.
 func (s *Snapshot) Close() { _ = s.lock.Close() }
 
-// Copy makes a file that has a content. Each block is verified before any of it is in the file. The file may be sparse
-// afterwards. Errors: *Damage.
+// Copy makes a file in memory that has a content. The blocks are read to where they stay, by several threads: a write
+// would let one at a time into a file. Each is verified there, and after an error the file is not to be used. It may be
+// sparse afterwards. Errors: *Damage.
 func (s *Snapshot) Copy(ctx context.Context, content Content, file *os.File) error {
+	noRoom := func(err error) error {
+		return fmt.Errorf("making room for %d bytes of contents: %w", content.Size, err)
+	}
 	for _, size := range []int64{0, content.Size} { // a file that had contents is empty first
 		if err := file.Truncate(size); err != nil {
-			return fmt.Errorf("making room for %d bytes of contents: %w", content.Size, err)
+			return noRoom(err)
 		}
 	}
+	if content.Size == 0 {
+		return nil
+	}
+	memory, err := unix.Mmap(int(file.Fd()), 0, int(wholeBlocks(content.Size)), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("mapping %d bytes of contents: %w", content.Size, err)
+	}
+	defer func() { _ = unix.Munmap(memory) }()
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // where the system lets it
 	runs, offsets := content.runs(content.inTurn), content.offsets()
-	return s.buffers.each(ctx, len(runs), func(i int, buffer []byte) (err error) {
+	return s.buffers.each(ctx, len(runs), func(i int, _ []byte) (err error) {
 		r := runs[i]
 		if content.Blocks[r.first] == (Sum{}) {
 			return nil
 		}
-		s.readRun(content, r, buffer, true, func(block int, wrong error) {
+		target := memory[offsets[r.first]:][:wholeBlocks(r.length)]
+		if err := unix.Madvise(target, unix.MADV_POPULATE_WRITE); err != nil && err != unix.EINVAL {
+			return noRoom(err) // before Linux 5.14, which refuses this, the read makes room
+		}
+		s.readRun(content, r, target, s.Cached, func(block int, wrong error) {
 			if wrong != nil && err == nil {
 				err = s.damage(content, block, wrong)
 			}
 		})
-		if err != nil {
-			return err
-		}
-		if _, err := file.WriteAt(buffer[:r.length], offsets[r.first]); err != nil {
-			return fmt.Errorf("writing contents of %d bytes: %w", content.Size, err)
-		}
-		return nil
+		return err
 	})
 }
 
@@ -160,38 +174,27 @@ func (d *Directory) readBlock(sum Sum, buffer []byte) error {
 	return nil
 }
 
-// readFile fills a buffer from a file with blocks, past the page cache. cached has it first take what the page cache has.
+// readFile fills a buffer from a file with blocks, through the page cache or past it.
 func readFile(path string, buffer []byte, offset int64, cached bool) error {
-	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return errMissing
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer file.Close()
 	if cached {
-		done := readCached(fd, buffer, offset)
-		buffer, offset = buffer[done:], offset+int64(done)
+		_, err = file.ReadAt(buffer, offset)
+	} else {
+		fd := int(file.Fd())
+		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_DIRECT) // a file system that refuses reads through it
+		err = directio.Of(fd).Read(buffer, offset)
 	}
-	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_DIRECT) // a file system that refuses reads through the page cache
-	if err = directio.Of(fd).Read(buffer, offset); errors.Is(err, io.ErrUnexpectedEOF) {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errShort
 	}
 	return err
-}
-
-// readCached reads what the page cache has from an offset on, without a request to the disk, and returns how many bytes:
-// a multiple of directio.Block. (RWF_NOWAIT)
-func readCached(fd int, buffer []byte, offset int64) (done int) {
-	for done < len(buffer) {
-		n, err := unix.Preadv2(fd, [][]byte{buffer[done:]}, offset+int64(done), unix.RWF_NOWAIT)
-		if n /= directio.Block; err != nil || n == 0 {
-			break
-		}
-		done += n * directio.Block
-	}
-	return done
 }
 
 var (

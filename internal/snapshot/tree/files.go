@@ -8,8 +8,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"tms/internal/snapshot"
 )
@@ -20,6 +23,7 @@ import (
 // mapped lists the files that processes have mapped and do not write to. A deleted file is CRIU's.
 func mapped(processes []snapshot.Process) (list []snapshot.Mapped, err error) {
 	seen := map[string]bool{}
+	var owners []int
 	for _, p := range processes {
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.PID))
 		if err != nil {
@@ -43,16 +47,30 @@ func mapped(processes []snapshot.Process) (list []snapshot.Mapped, err error) {
 				continue
 			}
 			seen[path] = true
-			one, err := identify(fmt.Sprintf("/proc/%d/root%s", p.PID, path))
-			if err != nil {
-				return nil, fmt.Errorf("process %d has %s mapped, which cannot be read: %w", p.PID, path, err)
-			}
-			one.Path = path
-			list = append(list, one)
+			list = append(list, snapshot.Mapped{Path: path})
+			owners = append(owners, p.PID)
 		}
 	}
+	err = together(len(list), func(i int) error {
+		one, err := identify(fmt.Sprintf("/proc/%d/root%s", owners[i], list[i].Path))
+		if err != nil {
+			return fmt.Errorf("process %d has %s mapped, which cannot be read: %w", owners[i], list[i].Path, err)
+		}
+		list[i].Size, list[i].ID = one.Size, one.ID
+		return nil
+	})
 	slices.SortFunc(list, func(a, b snapshot.Mapped) int { return strings.Compare(a.Path, b.Path) })
-	return list, nil
+	return list, err
+}
+
+// together does something for the numbers below n, as many at once as there are processors, and returns the first error.
+func together(n int, do func(i int) error) error {
+	var all errgroup.Group
+	all.SetLimit(runtime.NumCPU())
+	for i := range n {
+		all.Go(func() error { return do(i) })
+	}
+	return all.Wait()
 }
 
 // Of a file without a build ID that is larger than this, parts are hashed: as many as parts, of partSize.
@@ -114,18 +132,21 @@ func buildID(file *os.File) string {
 
 // lackedFiles says which of the files that a snapshot needs are missing here, or others.
 func lackedFiles(needed []snapshot.Mapped) error {
-	var words []string
-	for _, need := range needed {
+	words := make([]string, len(needed))
+	_ = together(len(needed), func(i int) error {
+		need := needed[i]
 		here, err := identify(need.Path)
 		switch {
 		case os.IsNotExist(err):
-			words = append(words, need.Path+" is missing")
+			words[i] = need.Path + " is missing"
 		case err != nil:
-			words = append(words, fmt.Sprintf("%s cannot be read (%v)", need.Path, err))
+			words[i] = fmt.Sprintf("%s cannot be read (%v)", need.Path, err)
 		case here.Size != need.Size || here.ID != need.ID:
-			words = append(words, need.Path+" is another one than at the snapshot")
+			words[i] = need.Path + " is another one than at the snapshot"
 		}
-	}
+		return nil
+	})
+	words = slices.DeleteFunc(words, func(word string) bool { return word == "" })
 	if len(words) == 0 {
 		return nil
 	}

@@ -32,3 +32,13 @@ func TestADumpNeedsHostMemory(t *testing.T) {
 	require.GreaterOrEqual(t, memoryOf([]snapshot.Process{{PID: os.Getpid()}})-own, uint64(60<<20))
 	runtime.KeepAlive(memory)
 }
+
+// Blocks stay in the page cache where memory is for three times as much.
+func TestRoomToCache(t *testing.T) {
+	m := &snapshot.Manifest{
+		Processes: []snapshot.Process{{Contents: []snapshot.Held{{Content: snapshot.Content{Size: 2 << 20, Blocks: []snapshot.Sum{{1}}}}}}},
+		Pages:     []snapshot.File{{Content: snapshot.Content{Size: 4 << 20, Blocks: []snapshot.Sum{{}, {2}}}}},
+	}
+	require.True(t, roomToCache(m, 12<<20))
+	require.False(t, roomToCache(m, 12<<20-1))
+}

@@ -22,6 +22,7 @@ import (
 	"tms/internal/control/client"
 	"tms/internal/group"
 	"tms/internal/machine/checkpoint"
+	"tms/internal/machine/hostmemory"
 	"tms/internal/machine/nvml"
 	"tms/internal/machine/process"
 	"tms/internal/snapshot"
@@ -81,16 +82,20 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	defer s.Close()
 	program, err := criu.Find(ctx)
 	if err == nil {
-		err = cmp.Or(program.Restores(s.Manifest.Needs.CRIU), r.fits(s.Manifest))
-	}
-	if err == nil {
-		err = s.VerifyFiles(ctx)
+		err = program.Restores(s.Manifest.Needs.CRIU)
 	}
 	if err != nil {
 		return nil, err
 	}
-	folder, err := imagesFor(ctx, s)
-	if err != nil {
+	s.Cached = roomToCache(s.Manifest, hostmemory.Available("self", nil))
+	fits := make(chan error, 1)
+	go func() { fits <- r.fits(s.Manifest) }()
+	var folder *os.File
+	if err = s.VerifyFiles(ctx); err == nil {
+		folder, err = imagesFor(ctx, s)
+	}
+	if err = cmp.Or(<-fits, err); err != nil {
+		_ = folder.Close() // if there is one
 		return nil, err
 	}
 	checked := time.Since(began).Seconds()
@@ -121,6 +126,21 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 		err = nil
 	}
 	return all, err
+}
+
+// roomToCache reports whether the page cache may keep what the snapshot has, beside the program itself. The kernel drops
+// it when memory is needed, but then drops others' files, too.
+func roomToCache(m *snapshot.Manifest, available uint64) bool {
+	var bytes uint64
+	for _, p := range m.Processes {
+		for _, held := range p.Contents {
+			bytes += uint64(held.Content.Bytes())
+		}
+	}
+	for _, pages := range m.Pages {
+		bytes += uint64(pages.Bytes())
+	}
+	return bytes <= available/3
 }
 
 // begun is a restore whose snapshot is open.
