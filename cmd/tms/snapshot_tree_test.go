@@ -186,7 +186,7 @@ func TestCopies(t *testing.T) {
 	t.Setenv("CUDASIM_DEVICES", "3")
 	examples := filepath.Join("..", "..", "docs", "examples", "copies")
 	port := ports(t, 4)
-	s := startPython(t, filepath.Join(examples, "server.py"), strconv.Itoa(port))
+	s := startPython(t, filepath.Join("testdata", "driversocket.py"), filepath.Join(examples, "server.py"), strconv.Itoa(port))
 	listens := func(port int) func() bool {
 		return func() bool {
 			connection, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", port))
@@ -243,6 +243,11 @@ func TestCopies(t *testing.T) {
 		pid := strconv.Itoa(is.Processes[0])
 		require.Equal(t, []int{s.Process.Pid}, is.Within)
 		require.NotEqual(t, is.Within, is.Processes)
+		namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", is.Processes[0]))
+		require.NoError(t, err)
+		sockets, err := os.ReadFile("/proc/net/unix")
+		require.NoError(t, err)
+		require.Contains(t, string(sockets), fmt.Sprintf("@cuda-uvmfd-%s-%d\n", strings.Trim(namespace, "pid:[]"), is.Within[0]))
 		require.Eventually(t, listens(port+1+number), time.Minute, 5*time.Millisecond)
 		seeds[answers(t, port+1+number).Seed] = true
 		require.Regexp(t, `(?m)^ *`+pid+` +python\S* .* 2 as 0 `, succeeds(t, "ps"))

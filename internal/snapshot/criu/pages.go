@@ -25,8 +25,8 @@ const (
 	present      = 1 << 2 // of an entry's flags: its pages are in the file
 )
 
-// errPagemap says that a pagemap is not in the form that is known here.
-var errPagemap = errors.New("this form of CRIU's pagemaps is not known")
+// errForm says that an image of CRIU is not in the form that is known here.
+var errForm = errors.New("this form of CRIU's images is not known")
 
 // FindPages lists the files of pages in a folder of images, cut where the programs' addresses are multiples of block. A
 // file whose pagemap has another form than is known here is not in the list.
@@ -70,15 +70,15 @@ type pageRange struct {
 func readPagemap(text []byte) (id uint64, ranges []pageRange, err error) {
 	if len(text) < 8 || binary.LittleEndian.Uint32(text) != imageMagic ||
 		binary.LittleEndian.Uint32(text[4:]) != pagemapMagic {
-		return 0, nil, errPagemap
+		return 0, nil, errForm
 	}
 	for first, rest := true, text[8:]; first || len(rest) > 0; first = false {
 		if len(rest) < 4 {
-			return 0, nil, errPagemap
+			return 0, nil, errForm
 		}
 		length := binary.LittleEndian.Uint32(rest)
 		if rest = rest[4:]; uint64(length) > uint64(len(rest)) {
-			return 0, nil, errPagemap
+			return 0, nil, errForm
 		}
 		fields, err := numbersIn(rest[:length])
 		if err != nil {
@@ -86,12 +86,12 @@ func readPagemap(text []byte) (id uint64, ranges []pageRange, err error) {
 		}
 		if rest = rest[length:]; first {
 			if id = fields[1]; id == 0 || id > 1<<32-1 {
-				return 0, nil, errPagemap
+				return 0, nil, errForm
 			}
 			continue
 		}
 		if fields[3] != 0 { // in the files of an earlier dump
-			return 0, nil, errPagemap
+			return 0, nil, errForm
 		}
 		pages, has := fields[5] // since CRIU 4.2
 		if !has {
@@ -108,37 +108,53 @@ func readPagemap(text []byte) (id uint64, ranges []pageRange, err error) {
 func numbersIn(message []byte) (map[uint64]uint64, error) {
 	fields := map[uint64]uint64{}
 	for len(message) > 0 {
-		key, n := binary.Uvarint(message)
-		if n <= 0 {
-			return nil, errPagemap
+		field, whole, bytes, err := nextField(message)
+		if err != nil {
+			return nil, err
 		}
-		message = message[n:]
-		skip := uint64(0)
-		switch key & 7 {
-		case 0, 2:
-			value, n := binary.Uvarint(message)
-			if n <= 0 {
-				return nil, errPagemap
-			}
-			message = message[n:]
-			if key&7 == 0 {
-				fields[key>>3] = value
-			} else {
-				skip = value
-			}
-		case 1:
-			skip = 8
-		case 5:
-			skip = 4
-		default:
-			return nil, errPagemap
+		if message = message[len(whole):]; bytes == nil && whole[0]&7 == 0 {
+			_, key := binary.Uvarint(whole)
+			fields[field], _ = binary.Uvarint(whole[key:])
 		}
-		if skip > uint64(len(message)) {
-			return nil, errPagemap
-		}
-		message = message[skip:]
 	}
 	return fields, nil
+}
+
+// nextField returns the first field of a protobuf message: its number, all of it, and its bytes if it has some.
+func nextField(message []byte) (field uint64, whole, value []byte, err error) {
+	key, n := binary.Uvarint(message)
+	if n <= 0 {
+		return 0, nil, nil, errForm
+	}
+	field, rest := key>>3, message[n:]
+	size, has := uint64(0), false
+	switch key & 7 {
+	case 0:
+		_, n := binary.Uvarint(rest)
+		if n <= 0 {
+			return 0, nil, nil, errForm
+		}
+		size = uint64(n)
+	case 1:
+		size = 8
+	case 2:
+		length, n := binary.Uvarint(rest)
+		if n <= 0 {
+			return 0, nil, nil, errForm
+		}
+		rest, size, has = rest[n:], length, true
+	case 5:
+		size = 4
+	default:
+		return 0, nil, nil, errForm
+	}
+	if size > uint64(len(rest)) {
+		return 0, nil, nil, errForm
+	}
+	if has {
+		value = rest[:size:size]
+	}
+	return field, message[:uint64(len(message)-len(rest))+size], value, nil
 }
 
 // cut returns the lengths of the parts of a file of pages.
@@ -146,7 +162,7 @@ func cut(ranges []pageRange, size, page, block int64) (lengths []int64, err erro
 	left, last := size, uint64(0)
 	for _, r := range ranges {
 		if r.pages > uint64(left/page) || r.address >= 1<<62 { // no program has such addresses
-			return nil, errPagemap
+			return nil, errForm
 		}
 		left -= int64(r.pages) * page
 		for at, end := r.address, r.address+r.pages*uint64(page); at < end; {
@@ -161,7 +177,7 @@ func cut(ranges []pageRange, size, page, block int64) (lengths []int64, err erro
 		}
 	}
 	if left != 0 {
-		return nil, errPagemap
+		return nil, errForm
 	}
 	return lengths, nil
 }

@@ -138,24 +138,26 @@ func savePages(ctx context.Context, writer *snapshot.Writer, folder string) (fil
 	return files, nil
 }
 
-// imagesFor returns a folder that has all of CRIU's files: the snapshot's own, or one in memory without a path, with
-// links to these and with the files of pages. It is gone when all that have it open have closed it.
-func imagesFor(ctx context.Context, s *snapshot.Snapshot) (*os.File, error) {
+// imagesFor returns a folder that has all of CRIU's files: one in memory without a path, with links to the snapshot's own
+// and with the files of pages. It is gone when all that have it open have closed it. Where there is none, a snapshot
+// without files of pages has its own.
+func imagesFor(ctx context.Context, s *snapshot.Snapshot) (folder *os.File, inMemory bool, err error) {
 	own := filepath.Join(s.Folder(), images)
-	if len(s.Manifest.Pages) == 0 {
-		return os.Open(own)
-	}
 	entries, err := os.ReadDir(own)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if err := hasRoom(s.Manifest.Pages, hostmemory.Available("self", nil)); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	folder, err := folderInMemory()
+	folder, err = folderInMemory()
+	if err != nil && len(s.Manifest.Pages) == 0 {
+		folder, err = os.Open(own)
+		return folder, false, err
+	}
 	if err != nil {
-		return nil, fmt.Errorf("making a folder in memory (fsopen, fsconfig, fsmount): %w. It needs Linux 5.2 or later, "+
-			"CAP_SYS_ADMIN, and a seccomp profile that allows these calls", err)
+		return nil, false, fmt.Errorf("making a folder in memory (fsopen, fsconfig, fsmount): %w. It needs Linux 5.2 or "+
+			"later, CAP_SYS_ADMIN, and a seccomp profile that allows these calls", err)
 	}
 	for _, entry := range entries {
 		if err = unix.Symlinkat(filepath.Join(own, entry.Name()), int(folder.Fd()), entry.Name()); err != nil {
@@ -170,9 +172,9 @@ func imagesFor(ctx context.Context, s *snapshot.Snapshot) (*os.File, error) {
 	}
 	if err != nil {
 		_ = folder.Close()
-		return nil, err
+		return nil, false, err
 	}
-	return folder, nil
+	return folder, true, nil
 }
 
 // hasRoom refuses a restore for whose private memory less host memory is available than it needs: the kernel would end
@@ -233,4 +235,55 @@ func putPages(ctx context.Context, s *snapshot.Snapshot, pages snapshot.File, fo
 	}
 	file := os.NewFile(uintptr(fd), pages.Path)
 	return errors.Join(s.Copy(ctx, pages.Content, file), file.Close())
+}
+
+const openFiles = "files.img" // CRIU's list of what processes have open
+
+// imagesInNamespace fills a folder for processes that get a PID namespace of their own: with links to CRIU's files, and
+// with a list of open files that has the driver's sockets by the names that they have there. into is in the same file
+// system in memory as the files of pages.
+func imagesInNamespace(from, into *os.File, namespace string) error {
+	all := fmt.Sprintf("/proc/self/fd/%d", from.Fd())
+	entries, err := os.ReadDir(all)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		path, target := filepath.Join(all, entry.Name()), ""
+		switch {
+		case entry.Name() == openFiles:
+			err = putFiles(path, into, namespace)
+		case entry.Type()&fs.ModeSymlink != 0:
+			if target, err = os.Readlink(path); err == nil {
+				err = unix.Symlinkat(target, int(into.Fd()), entry.Name())
+			}
+		case entry.Type().IsRegular():
+			err = unix.Linkat(int(from.Fd()), entry.Name(), int(into.Fd()), entry.Name(), 0)
+		}
+		if err != nil {
+			return fmt.Errorf("making a link to %s: %w", entry.Name(), err)
+		}
+	}
+	return nil
+}
+
+// putFiles makes the list of open files. One whose form is not known stays as it is.
+func putFiles(path string, into *os.File, namespace string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if renamed, err := criu.InNamespace(text, namespace); err == nil {
+		text = renamed
+	}
+	return os.WriteFile(fmt.Sprintf("/proc/self/fd/%d/%s", into.Fd(), openFiles), text, 0o600)
+}
+
+// folderIn makes a folder in one that may have no path.
+func folderIn(parent *os.File, name string) (*os.File, error) {
+	path := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", parent.Fd()), name)
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return nil, err
+	}
+	return os.Open(path)
 }

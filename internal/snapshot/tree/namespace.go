@@ -39,8 +39,8 @@ type copied struct {
 }
 
 // inNamespace restores processes in a namespace of their own, and returns the numbers here of those within. The processes
-// end with this command unless keep is called.
-func inNamespace(c copied) (init *os.Process, numbers map[int]int, keep func(), err error) {
+// end with this command unless keep is called. fill puts CRIU's files for that namespace into their folder.
+func inNamespace(c copied, fill func(namespace string) error) (init *os.Process, numbers map[int]int, keep func(), err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, nil, nil, err
@@ -61,7 +61,14 @@ func inNamespace(c copied) (init *os.Process, numbers map[int]int, keep func(), 
 	}
 	go func() { _ = command.Wait() }()
 	_ = theirs.Close()
-	if err = json.NewEncoder(ours).Encode(c); err == nil {
+	var namespace string
+	if namespace, err = os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", command.Process.Pid)); err == nil {
+		err = fill(strings.Trim(namespace, "pid:[]"))
+	}
+	if err == nil {
+		err = json.NewEncoder(ours).Encode(c)
+	}
+	if err == nil {
 		answer, _ := bufio.NewReader(ours).ReadString('\n')
 		switch words, failed := strings.CutPrefix(strings.TrimSpace(answer), "failed: "); {
 		case failed:

@@ -91,8 +91,9 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	fits := make(chan error, 1)
 	go func() { fits <- r.fits(s.Manifest) }()
 	var folder *os.File
+	var inMemory bool
 	if err = s.VerifyFiles(ctx); err == nil {
-		folder, err = imagesFor(ctx, s)
+		folder, inMemory, err = imagesFor(ctx, s)
 	}
 	if err = cmp.Or(<-fits, err); err != nil {
 		_ = folder.Close() // if there is one
@@ -101,7 +102,7 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	checked := time.Since(began).Seconds()
 	numbers := numbersOf(filepath.Join(s.Folder(), images))
 	b := &begun{Restore: r, Snapshot: s, program: program, began: began, numbers: numbers,
-		apart: r.Copies > 0 || !free(ctx, numbers), images: folder, files: map[uint64]*os.File{}}
+		apart: r.Copies > 0 || !free(ctx, numbers), images: folder, inMemory: inMemory, files: map[uint64]*os.File{}}
 	b.left.Store(int64(max(1, r.Copies)))
 	defer b.close()
 	b.contents.Go(func() error {
@@ -152,6 +153,7 @@ type begun struct {
 	numbers  []int        // of processes and threads, when CRIU dumped them
 	apart    bool         // in a PID namespace
 	images   *os.File     // the folder that CRIU reads
+	inMemory bool         // it is in memory
 	left     atomic.Int64 // how many copies still need it
 	contents errgroup.Group
 	files    map[uint64]*os.File // the same for all copies
@@ -232,8 +234,16 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 			b.inTurn.Lock() // CRIU makes a deleted file where it was, and deletes it again
 			defer b.inTurn.Unlock()
 		}
+		fill := func(string) error { return nil }
+		if b.inMemory { // else the driver's sockets keep their names
+			if c.Restore.Images, err = folderIn(b.images, fmt.Sprint("copy-", one.Copy)); err != nil {
+				return err
+			}
+			defer c.Restore.Images.Close()
+			fill = func(namespace string) error { return imagesInNamespace(b.images, c.Restore.Images, namespace) }
+		}
 		var numbers map[int]int
-		if one.init, numbers, one.keep, err = inNamespace(c); err != nil {
+		if one.init, numbers, one.keep, err = inNamespace(c, fill); err != nil {
 			return err
 		}
 		one.Init = one.init.Pid
