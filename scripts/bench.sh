@@ -18,6 +18,8 @@
 #   scripts/bench.sh restore [SECONDS]  restores by the driver beside a program that takes all memory, begun in five ways
 #   scripts/bench.sh share [GIB] [SECONDS] [--trainings N] [--beside] [--whole]  trainings that share a GPU by
 #                                       themselves; on two H200: share 60 45 --trainings 5 --beside --whole
+#   scripts/bench.sh engines vllm|sglang STEP...  real engines at the sizes of real models, beside their own ways: sleeps,
+#                                       sets, snapshots; it prints the steps with --help
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
@@ -55,6 +57,7 @@ faults) exec "${PYTHON:-python3}" scripts/bench/faults.py "$@" ;;
 growth) exec "${PYTHON:-python3}" scripts/bench/growth.py "$@" ;;
 restore) exec "${PYTHON:-python3}" scripts/bench/restore.py "$@" ;;
 share) exec "${PYTHON:-python3}" scripts/bench/share.py "$@" ;;
+engines) exec "${PYTHON:-python3}" scripts/bench/engines.py "$@" ;;
 devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"

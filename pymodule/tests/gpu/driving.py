@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import json
 import os
+import signal
+import socket
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Callable, TextIO
 
 import llama
 
@@ -26,6 +33,54 @@ def offline(**variables: str) -> None:
         **variables,
     }.items():
         os.environ.setdefault(name, value)
+
+
+def requests(
+    port: int | None, answers: TextIO, **first: Any
+) -> Iterator[tuple[str, Callable[..., None]]]:
+    """Each line that a driver is asked, and the function that answers with its named arguments, as
+    JSON.
+
+    The lines are those of stdin, and `first` is said before them. With `port` each connection to it
+    on this machine asks one line; `first` goes to `answers` even so, and "serve" lets tms reach
+    this process.
+    """
+
+    def answer(to: TextIO = answers, **said: Any) -> None:
+        with contextlib.suppress(OSError):  # a restore closes connections
+            print(json.dumps(said), file=to, flush=True)
+
+    answer(**first)
+    if port is None:
+        for line in sys.stdin:
+            yield line.strip(), answer
+        return
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        while True:
+            connection, _ = listening.accept()
+            with connection, connection.makefile("r") as asked, connection.makefile("w") as to:
+                word = asked.readline().strip()
+                if word == "serve":
+                    import tms
+
+                    tms.serve()
+                    answer(to)
+                else:
+                    yield word, functools.partial(answer, to)
+
+
+def end_nvml_when_asked() -> None:
+    """At SIGUSR2 a process ends NVML, so that it has none of the driver's files open for it.
+
+    PyTorch begins NVML to count devices, and does not end it.
+    """
+
+    def end(*_: Any) -> None:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        while library.nvmlShutdown() == 0:
+            pass
+
+    signal.signal(signal.SIGUSR2, end)
 
 
 def sglang_engine(**settings: Any) -> Any:

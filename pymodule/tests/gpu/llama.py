@@ -1,9 +1,13 @@
-"""The model that the engines of these tests run: 1.1 billion parameters with made-up values."""
+"""The model that the engines of these tests run: 1.1 billion parameters with made-up values.
+
+LLAMA_SHAPE names another of `SHAPES`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -11,17 +15,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+SHAPES: dict[str, tuple[int, int, int, int, int]] = {
+    "1B": (2048, 5632, 22, 16, 32000),
+    "8B": (4096, 14336, 32, 32, 128256),  # as Llama 3.1 8B
+    "32B": (5120, 27648, 64, 40, 152064),  # as Qwen2.5 32B, without its biases
+    "70B": (8192, 28672, 80, 64, 128256),  # as Llama 3.1 70B
+}
+"""Width, inner width, layers, heads for queries, words; keys and values have eight heads of 128."""
+
+WIDTH, INNER, LAYERS, QUERIES, WORDS = SHAPES[os.environ.get("LLAMA_SHAPE", "1B")]
+
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 16,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": QUERIES,
     "num_key_value_heads": 8,
     "head_dim": 128,
     "hidden_act": "silu",
-    "vocab_size": 32000,
+    "vocab_size": WORDS,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-05,
     "rope_theta": 10000.0,
@@ -31,10 +45,7 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
-WEIGHTS = 2.18
-"""GiB of its weights in bfloat16."""
-
-TOKEN = 22 * 2 * 8 * 128 * 2
+TOKEN = LAYERS * 2 * 8 * 128 * 2
 """Bytes of a token in the KV cache: layers, keys and values, heads, size of a head, bytes."""
 
 
@@ -76,6 +87,15 @@ def shapes() -> list[dict[str, tuple[int, ...]]]:
             }
         )
     return parts
+
+
+def weights() -> float:
+    """GiB of the weights in bfloat16."""
+    sizes = [math.prod(shape) for part in shapes() for shape in part.values()]
+    return round(2 * sum(sizes) / 2**30, 2)
+
+
+WEIGHTS = weights()
 
 
 def write_weights(path: Path) -> None:

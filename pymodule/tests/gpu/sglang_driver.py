@@ -169,6 +169,7 @@ class Engine:
             phase["tokens"] = self.generate() == self.tokens
             phase["weights"] = self.checksum() == self.sums
         self.phases.append(phase)
+        print(json.dumps({"phase": phase}), flush=True)  # a time limit may come before the end
         say(name, {k: round(v, 4) if isinstance(v, float) else v for k, v in phase.items()})
 
     def write(self, value: float) -> None:

@@ -98,18 +98,30 @@ class Probe:
             sums.append(int(torch.stack(parts).sum()))
         return sums
 
-    def probe_keep(self) -> None:
-        """Keeps the weights at hand, as a trainer does."""
-        parameters = self.model_runner.get_model().named_parameters()
-        self.kept = {name: parameter.detach().cpu() for name, parameter in parameters}
-
     def probe_load(self) -> None:
-        """Writes the weights in place, as after a sleep of level 2."""
+        """Writes the weights in place, as after a sleep of level 2: the loader makes them up again.
+
+        It makes up buffers too, which the model computes.
+        """
+        import torch
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader import get_model_loader
+
+        settings: Any = self.vllm_config  # type: ignore[attr-defined]
+        model = self.model_runner.get_model()
+        with torch.no_grad(), set_current_vllm_config(settings):
+            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            get_model_loader(settings.load_config).load_weights(model, settings.model_config)
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+
+    def probe_host(self) -> int:
+        """Bytes of host memory that this worker has for contents, or for copies."""
         import torch
 
-        with torch.no_grad():
-            for name, parameter in self.model_runner.get_model().named_parameters():
-                parameter.copy_(self.kept[name])
+        tags = self.probe_tags().values()
+        pinned = torch.cuda.host_memory_stats()
+        return int(sum(tag["backup_bytes"] for tag in tags) + pinned["allocated_bytes.current"])
 
     def probe_change(self, factor: float) -> None:
         """Multiplies one small weight; by a power of two nothing is rounded."""
@@ -204,6 +216,7 @@ class Engine:
             kv_cache_memory_bytes=int(asked.cache_gib * 2**30),
             max_model_len=2048,
             max_num_seqs=16,
+            enforce_eager=asked.eager,
             enable_prefix_caching=False,  # everything is computed each time
             generation_config="vllm",
             worker_extension_cls="vllm_driver.Probe",
@@ -219,8 +232,6 @@ class Engine:
             temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False
         )
         self.phases: list[dict[str, Any]] = []
-        if not self.reloads:
-            self.ask("probe_keep")
         self.generate()  # the first use makes things, too
         self.tokens = self.generate()
         self.sums = self.ask("probe_sums")
@@ -249,7 +260,7 @@ class Engine:
         self.llm.sleep(level=level)
         phase["sleep_s"] = time.perf_counter() - begun
         phase["asleep"] = self.used()
-        phase["tags"] = self.ask("probe_tags")
+        phase["tags"], phase["host"] = self.ask("probe_tags"), sum(self.ask("probe_host"))
         time.sleep(nap)
         phase["wake_s"], phase["used"] = 0.0, []
         for tags in wakes:
@@ -265,18 +276,23 @@ class Engine:
             phase["tokens"] = self.generate() == self.tokens
             phase["weights"] = self.ask("probe_sums") == self.sums
         self.phases.append(phase)
+        print(json.dumps({"phase": phase}), flush=True)  # a time limit may come before the end
         brief = {key: value for key, value in phase.items() if key != "tags"}
         say(name, {k: round(v, 4) if isinstance(v, float) else v for k, v in brief.items()})
 
 
-def drive(engine: Engine, short: bool) -> None:
+def drive(engine: Engine, asked: argparse.Namespace) -> None:
     weights, cache = ["weights"], ["kv_cache"]
+    if asked.few:
+        engine.cycle("level 2", 2, None)
     engine.cycle("first", 1, None)
-    for i in range(5):
-        engine.cycle(f"later {i}", 1, None, check=i == 4, nap=1)
+    for i in range(asked.later):
+        engine.cycle(f"later {i}", 1, None, check=i == asked.later - 1, nap=1)
+    if asked.few:
+        return
     for i in range(3):  # while the driver scrubs freed memory
         engine.cycle(f"at once {i}", 1, None, check=False)
-    if short:
+    if asked.short:
         return
     engine.cycle("weights, then cache", 1, weights, cache)
     engine.cycle("cache, then weights", 1, cache, weights)
@@ -328,6 +344,9 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1, help="GPUs")
     parser.add_argument("--checkpoint", action="store_true", help="weights are in a file")
     parser.add_argument("--short", action="store_true", help="only level 1, all tags at once")
+    parser.add_argument("--few", action="store_true", help="level 2, then level 1: a large model")
+    parser.add_argument("--later", type=int, default=5, help="cycles of level 1 after the first")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--everything", type=Path, help="the command tms: at last it takes all")
     parser.add_argument("--load", type=float, metavar="COPIES", help="only `load`, no engine")
     parser.add_argument("--after", type=Path, help="begin when this file is there")
@@ -362,7 +381,7 @@ def main() -> None:
     try:
         result["distinct"] = len({token for answer in engine.tokens for token in answer})
         result["repeatable"] = engine.generate() == engine.tokens
-        drive(engine, asked.short)
+        drive(engine, asked)
         if asked.everything:
             result["everything"] = everything(engine, asked.everything)
         result["ok"] = True

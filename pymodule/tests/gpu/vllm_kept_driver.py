@@ -1,11 +1,11 @@
 """A vLLM engine that says its first tokens and then serves on, until it is killed.
 
     python vllm_kept_driver.py FOLDER LOAD_FORMAT [--sleep] [--extra JSON]
-        [--cache-gib N] [--prefixes]
+        [--cache-gib N] [--prefixes] [--port N]
 
 FOLDER has the checkpoint. Each line on stdout is one JSON object; the first has the tokens, and the
-seconds of the model's load. Then it answers lines on stdin: "tokens", "ask", "sleep LEVEL", "wake",
-"reload".
+seconds of the model's load. Then it answers lines on stdin: "token", "tokens", "ask",
+"sleep LEVEL", "wake", "reload". With --port it answers connections there instead, a line for each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import sys
 from typing import Any
 
 import llama
-from driving import offline
+from driving import end_nvml_when_asked, offline, requests
+
+end_nvml_when_asked()  # in each process that imports this file
 
 
 def main() -> None:
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--extra", type=json.loads, default={}, help="for the loader")
     parser.add_argument("--cache-gib", type=int, help="of the KV cache")
     parser.add_argument("--prefixes", action="store_true", help="are kept in the cache")
+    parser.add_argument("--port", type=int, help="to be asked there, not on stdin")
     asked = parser.parse_args()
     offline(
         VLLM_NO_USAGE_STATS="1",
@@ -48,7 +51,7 @@ def main() -> None:
         seed=42,
         enable_sleep_mode=asked.sleep,
         # With a size, whatever is free now; but vLLM refuses less than a set has.
-        gpu_memory_utilization=0.05 if asked.cache_gib else 0.5,
+        gpu_memory_utilization=max(0.05, llama.WEIGHTS / 64) if asked.cache_gib else 0.5,
         kv_cache_memory_bytes=(asked.cache_gib or 12) << 30,
         max_model_len=2048,
         max_num_batched_tokens=2048,
@@ -73,16 +76,14 @@ def main() -> None:
             for answer in llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
         ]
 
-    def answer(**said: Any) -> None:
-        print(json.dumps(said), flush=True)
-
     loading = llm.collective_rpc("probe_loading")[0]["seconds"]
-    answer(first=tokens(1), loading=loading)
-    for line in sys.stdin:
+    for line, answer in requests(asked.port, sys.stdout, first=tokens(1), loading=loading):
         word, *rest = line.split()
         try:
             if word == "tokens":
                 answer(tokens=tokens(24), sums=llm.collective_rpc("probe_sums"))
+            elif word == "token":
+                answer(tokens=tokens(1))
             elif word == "ask":
                 answer(tokens=tokens(24))
             elif word == "sleep":
