@@ -10,7 +10,8 @@ The engines and PyTorch are installed; weights are made up, and nothing is fetch
 - kept-MODEL: starts that publish a set, attach it after a kill -9, and read the checkpoint, which
   is made in --models; the second one is paused with everything, and resumed to its next tokens;
 - snapshot-MODEL: snapshots of the running engine with all of its processes, and restores, in
-  --snapshots. TMS_CRIU names CRIU where it is not on PATH.
+  --snapshots. TMS_CRIU names CRIU where it is not on PATH. sglang's event loop must not make an
+  io_uring: sysctl kernel.io_uring_disabled=2.
 
 MODEL is one of pymodule/tests/gpu/llama.py: 1B, 8B, 32B, 70B, which takes two GPUs. Steps behind a
 comma use the next GPU, at the same time; 70B uses all, and is alone in its run. Each step has a
@@ -96,7 +97,6 @@ class Bench:
             "TMS_COMMAND": str(TMS),
             "LLAMA_SHAPE": model,
             "CUDA_VISIBLE_DEVICES": gpus,
-            "UV_USE_IO_URING": "0",
         }
 
     def start(self, words: list[str], **settings: Any) -> subprocess.Popen[Any]:
@@ -551,6 +551,7 @@ def snapshots(bench: Bench, name: str, model: str, gpus: str) -> None:
         pids = served.family()
         note("last snapshot, --stop", taken("--stop"), None)
         served.process.wait(20)
+        ended(pids)
         await_empty(gpus)
         for how in ("from the page cache", "again", "cold"):
             if how == "cold":

@@ -44,8 +44,8 @@ func Find(pid int) (*Tree, error) {
 	t.add(pid, 0, children)
 	for i, p := range t.Processes {
 		if hasRing(p.PID) {
-			return nil, fmt.Errorf("process %d uses io_uring, which CRIU cannot dump: start it without, for instance by "+
-				"UV_USE_IO_URING=0 where libuv uses it", p.PID)
+			return nil, fmt.Errorf("process %d uses io_uring, which CRIU cannot dump: start it without, for instance "+
+				"after sysctl kernel.io_uring_disabled=2 where libuv uses it", p.PID)
 		}
 		connection, err := client.Dial(p.PID)
 		if err == nil {
