@@ -14,10 +14,10 @@ import (
 	"tms/internal/aid/hermetic"
 )
 
-// With TMS_TEST_BUILD=build/sanitized the hosts run with that folder's library and simulator (scripts/build.sh
+// With TESTS_BUILD=build/sanitized the hosts run with that folder's library and simulator (scripts/build.sh
 // --sanitized), and are themselves compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
 
-const buildVariable = "TMS_TEST_BUILD"
+const buildVariable = "TESTS_BUILD"
 
 var sanitized = strings.HasSuffix(os.Getenv(buildVariable), "sanitized")
 

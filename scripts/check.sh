@@ -62,9 +62,9 @@ check_python() {
 
 check_sanitized() {
 	scripts/build.sh --sanitized
-	TMS_TEST_BUILD=build/sanitized tests ./preload
+	TESTS_BUILD=build/sanitized tests ./preload
 	# The simulator is loaded into the tests' own process: the sanitizer comes first, faults and stacks are Go's.
-	TMS_TEST_BUILD=build/sanitized tests -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
+	TESTS_BUILD=build/sanitized tests -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
 ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_sigaltstack=0" ./internal/cudasim
 }
 

@@ -2,7 +2,7 @@
 # The tests that need a GPU and PyTorch, the demo, and what passing through costs; with build/ as
 # it is, no Go needed. Logs go to $OUT, or build/gpu-results. Fails where there is no GPU. With several
 # GPUs and pytest-xdist each GPU runs a part of the tests, then all GPUs run the tests that need several.
-# TMS_TEST_PAUSES=1000 pauses a training so often from outside; 30 times else.
+# TESTS_PAUSES=1000 pauses a training so often from outside; 30 times else.
 set -eu
 . "$(dirname "$0")/usage.sh"
 [ $# -eq 0 ] || refuse "$@"

@@ -58,7 +58,7 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle share client
 		chaos)
 			for build in build build/sanitized; do
 				scripts/build.sh $([ $build = build ] || echo --sanitized)
-				TMS_TEST_BUILD=$build TMS_CHAOS_SEED=$seed TMS_CHAOS_SECONDS=${CHAOS_SECONDS:-600} \
+				TESTS_BUILD=$build TMS_CHAOS_SEED=$seed TMS_CHAOS_SECONDS=${CHAOS_SECONDS:-600} \
 					go test -count=1 -v -timeout 12h -run '^TestChaos$' ./preload
 			done
 			;;
@@ -71,7 +71,7 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle share client
 			TESTS_FULL=1 build/venv/bin/python -m pytest -q pymodule/tests
 			TESTS_FULL=1 go test -count=1 -race -timeout 3h ./vmm/... ./internal/...
 			scripts/build.sh --sanitized
-			TESTS_FULL=1 TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 3h ./preload
+			TESTS_FULL=1 TESTS_BUILD=build/sanitized go test -count=1 -timeout 3h ./preload
 			;;
 		*) refuse "a part named $what" ;;
 		esac

@@ -28,7 +28,7 @@ const obeyed = "\x1b[2J\x1b]0;title\x07\u009b31m\rtms: all is well\n\u202e\x7f"
 
 // manner makes the test's own program a process that listens and answers in this manner: it says such text, and
 // refuses, agrees, or agrees and works; or it is slow; or it agrees, and has a later or an earlier library.
-const manner = "TMS_TEST_MANNER"
+const manner = "TESTS_MANNER"
 
 func init() {
 	switch os.Getenv(manner) {

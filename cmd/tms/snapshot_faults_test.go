@@ -25,9 +25,9 @@ import (
 
 // At a step (see failpoint), a command of the test's program does what "fail", "kill" or "stop" says, once.
 const (
-	atStep = "TMS_TEST_STEP"
-	does   = "TMS_TEST_DOES"
-	after  = "TMS_TEST_AFTER" // waits for a process of this number first
+	atStep = "TESTS_STEP"
+	does   = "TESTS_DOES"
+	after  = "TESTS_AFTER" // waits for a process of this number first
 )
 
 // steppedCommand is tms in this test's program, with a failpoint.

@@ -27,7 +27,7 @@ import (
 )
 
 // asks makes the test's own program a client of the socket that it names.
-const asks = "TMS_TEST_ASKS"
+const asks = "TESTS_ASKS"
 
 func TestMain(m *testing.M) {
 	if socket := os.Getenv(asks); socket != "" {

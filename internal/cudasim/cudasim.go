@@ -23,7 +23,7 @@ import (
 const Unknown = ^uint64(0)
 
 // Library returns the path of the simulated libcuda.so.1, below the module root above the working directory. It is in
-// folder build, and Library builds it if it must, or in the folder that TMS_TEST_BUILD names (build/sanitized).
+// folder build, and Library builds it if it must, or in the folder that TESTS_BUILD names (build/sanitized).
 var Library = sync.OnceValues(library)
 
 func library() (string, error) {
@@ -31,7 +31,7 @@ func library() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	folder := os.Getenv("TMS_TEST_BUILD")
+	folder := os.Getenv("TESTS_BUILD")
 	found := filepath.Join(root, cmp.Or(folder, "build"), "sim", "libcuda.so.1")
 	if _, err := os.Stat(found); folder != "" || !errors.Is(err, fs.ErrNotExist) {
 		return found, err

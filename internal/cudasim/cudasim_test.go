@@ -263,10 +263,10 @@ func TestLibraryIsMissing(t *testing.T) {
 	inner := filepath.Join(root, "a", "b")
 	require.NoError(t, os.MkdirAll(inner, 0o700))
 	t.Chdir(inner)
-	t.Setenv("TMS_TEST_BUILD", "")
+	t.Setenv("TESTS_BUILD", "")
 	_, err := library()
 	require.ErrorContains(t, err, filepath.Join("scripts", "build-sim.sh"))
-	t.Setenv("TMS_TEST_BUILD", "build/sanitized") // built by others
+	t.Setenv("TESTS_BUILD", "build/sanitized") // built by others
 	_, err = library()
 	require.ErrorContains(t, err, filepath.Join(root, "build/sanitized"))
 }

@@ -15,10 +15,10 @@ import (
 	"tms/vmm/cuda"
 )
 
-// open returns a driver, the simulator's unless TMS_TEST_DRIVER names another, and a context.
+// open returns a driver, the simulator's unless TESTS_DRIVER names another, and a context.
 func open(t testing.TB) (*cuda.Driver, cuda.Context) {
 	t.Helper()
-	path := os.Getenv("TMS_TEST_DRIVER")
+	path := os.Getenv("TESTS_DRIVER")
 	if path == "" {
 		path = cudasim.Start(t).Path
 	}
@@ -170,7 +170,7 @@ func TestKeysAreRandom(t *testing.T) {
 
 // A failing driver call is reported, leaves nothing behind and does not disturb the next Sums.
 func TestFailures(t *testing.T) {
-	if os.Getenv("TMS_TEST_DRIVER") != "" {
+	if os.Getenv("TESTS_DRIVER") != "" {
 		t.Skip("failures are the simulator's")
 	}
 	driver, context := open(t)
@@ -198,7 +198,7 @@ func TestFailures(t *testing.T) {
 // A buffer that is given back when the thread's context cannot be put back is not given back twice: its addresses may
 // be another's by then.
 func TestReleasedOnce(t *testing.T) {
-	if os.Getenv("TMS_TEST_DRIVER") != "" {
+	if os.Getenv("TESTS_DRIVER") != "" {
 		t.Skip("failures are the simulator's")
 	}
 	driver, context := open(t)
@@ -220,7 +220,7 @@ func TestReleasedOnce(t *testing.T) {
 func BenchmarkSums(b *testing.B) {
 	driver, context := open(b)
 	size := uint64(256 << 20)
-	if os.Getenv("TMS_TEST_DRIVER") != "" {
+	if os.Getenv("TESTS_DRIVER") != "" {
 		size = 4 << 30
 	}
 	hasher := New(driver)

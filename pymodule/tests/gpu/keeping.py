@@ -26,7 +26,7 @@ PYMODULE = HERE.parent.parent
 TMS = PYMODULE.parent / "build" / "bin" / "tms"
 GIB = 1 << 30
 AT_LENGTH = pytest.mark.skipif(
-    os.environ.get("TMS_TEST_SETS") != "all", reason="TMS_TEST_SETS=all runs it"
+    os.environ.get("TESTS_SETS") != "all", reason="TESTS_SETS=all runs it"
 )
 
 

@@ -1,6 +1,6 @@
-"""tms.distributed on as many GPUs as there are, up to TMS_TEST_RANKS (8): figures, and training.
+"""tms.distributed on as many GPUs as there are, up to TESTS_RANKS (8): figures, and training.
 
-TMS_TEST_RANK_GIB is the size of a GPU's contents (16). The figures are printed as JSON lines, for
+TESTS_RANK_GIB is the size of a GPU's contents (16). The figures are printed as JSON lines, for
 docs/measurements/ranks.md: by `pytest -s`, or in the log of scripts/gpu-test.sh.
 """
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.several_gpus
 HERE = Path(__file__).resolve().parent
 TMS = HERE.parents[2] / "build" / "bin" / "tms"
 GIB = 1 << 30
-RANKS = min(torch.cuda.device_count(), int(os.environ.get("TMS_TEST_RANKS", "8")))
-SIZE = int(float(os.environ.get("TMS_TEST_RANK_GIB", "16")) * GIB)
+RANKS = min(torch.cuda.device_count(), int(os.environ.get("TESTS_RANKS", "8")))
+SIZE = int(float(os.environ.get("TESTS_RANK_GIB", "16")) * GIB)
 
 
 def last_lines(count: int, program: list[str], *arguments: str, **variables: str) -> list[Any]:
@@ -256,7 +256,7 @@ def test_job_from_outside(tmp_path: Path, kind: str) -> None:
     communicators, and sends and receives (four GPUs)."""
     if kind == "grid" and RANKS != 4:
         pytest.skip("needs four GPUs")
-    pauses = 5 if kind == "busy" else int(os.environ.get("TMS_TEST_JOB_PAUSES", "50"))
+    pauses = 5 if kind == "busy" else int(os.environ.get("TESTS_JOB_PAUSES", "50"))
     end = tmp_path / "end"
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)

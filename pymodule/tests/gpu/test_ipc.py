@@ -17,7 +17,7 @@ if not hasattr(torch.cuda, "_compile_kernel"):
     pytest.skip("this PyTorch compiles no kernels", allow_module_level=True)
 
 RANKS = 2
-CYCLES = int(os.environ.get("TMS_TEST_IPC_CYCLES", "100"))
+CYCLES = int(os.environ.get("TESTS_IPC_CYCLES", "100"))
 
 RANK = """
 import ctypes, json, os, signal, time

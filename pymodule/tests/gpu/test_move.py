@@ -1,8 +1,8 @@
 """Programs that know nothing of tms, under `tms run`, moved to another GPU and back as they run.
 
 Each is compared with an undisturbed run of as many steps, bit for bit, and leaves nothing on the
-GPU that it comes from. TMS_TEST_MOVES (10) is how often each moves, there and back in turn,
-TMS_TEST_MOVE_GIB (16) how much the large ones have. The times of each part are printed, also if
+GPU that it comes from. TESTS_MOVES (10) is how often each moves, there and back in turn,
+TESTS_MOVE_GIB (16) how much the large ones have. The times of each part are printed, also if
 everything passes. Two GPUs of one model are needed, with nothing else on them. One program alone:
 `-k "computes_on and jax"` (torch, cupy, jax, functions, static), `-k share_memory`.
 """
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.several_gpus
 if torch.cuda.device_count() < 2:
     pytest.skip("two GPUs are needed", allow_module_level=True)
 
-MOVES = int(os.environ.get("TMS_TEST_MOVES", "10"))
-GIB = int(os.environ.get("TMS_TEST_MOVE_GIB", "16"))
+MOVES = int(os.environ.get("TESTS_MOVES", "10"))
+GIB = int(os.environ.get("TESTS_MOVE_GIB", "16"))
 SECONDS = 300 + 30 * MOVES
 WAIT = 120.0
 MOST_LEFT = 8  # MiB, of the figures of both moments
@@ -179,7 +179,7 @@ def test_two_that_share_memory(by: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_much_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    """Torch with graphs and streams, beside TMS_TEST_MOVE_GIB of contents, summed up at the end."""
+    """Torch with graphs and streams, beside TESTS_MOVE_GIB of contents, summed up at the end."""
     done, size = there_and_back(TRAINING, ("--filler", str(GIB << 30)), {})
     assert size >= GIB << 30
     for way in done:  # with room for them, all contents go there directly

@@ -1,6 +1,6 @@
 """An engine under `tms run` that answers while it is moved to another GPU and back.
 
-TMS_TEST_MOVES (10) is how often it moves, there and back in turn. With -s the seconds are printed.
+TESTS_MOVES (10) is how often it moves, there and back in turn. With -s the seconds are printed.
 Two GPUs of one model are needed, with nothing else on them.
 """
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.several_gpus
 if torch.cuda.device_count() < 2:
     pytest.skip("two GPUs are needed", allow_module_level=True)
 
-MOVES = int(os.environ.get("TMS_TEST_MOVES", "10"))
+MOVES = int(os.environ.get("TESTS_MOVES", "10"))
 MOST_LEFT = 8  # MiB, of the figures of both moments
 CACHE = 20  # GiB
 

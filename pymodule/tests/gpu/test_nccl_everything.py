@@ -1,7 +1,7 @@
 """What NCCL leaves after a pause, and one of everything: one rank, two in a process, two in two.
 
 The ranks must go on after each, whether it was made or refused. With -s the figures are printed.
-For an NCCL other than PyTorch's set LD_PRELOAD=libtms.so:libnccl.so.2, and TMS_TEST_NCCL=2.30.7 as
+For an NCCL other than PyTorch's set LD_PRELOAD=libtms.so:libnccl.so.2, and TESTS_NCCL=2.30.7 as
 the version that must then be found.
 """
 
@@ -135,7 +135,7 @@ def running(*ranks: Rank) -> Iterator[list[Rank]]:
     try:
         version = ranks[0].ask("version")
         print(f"\nNCCL {version}, torch {torch.__version__}")
-        assert version == os.environ.get("TMS_TEST_NCCL", version)
+        assert version == os.environ.get("TESTS_NCCL", version)
         reduce(list(ranks))
         print("running:", *[rank.left() for rank in ranks])
         yield list(ranks)
@@ -194,7 +194,7 @@ def test_two_ranks_of_a_job(tmp_path: Path) -> None:
     """All of both, if NCCL can be suspended; otherwise what is pausable, with the reason."""
     meeting = f"file://{tmp_path}/meeting"
     with running(*[Rank(rank, RANK, str(rank), meeting, "2") for rank in range(2)]) as ranks:
-        for _ in range(int(os.environ.get("TMS_TEST_CYCLES", "5"))):
+        for _ in range(int(os.environ.get("TESTS_CYCLES", "5"))):
             begun = time.monotonic()
             for outcome, rank in zip(outcomes("pause", "--job", JOB, "--everything"), ranks):
                 assert outcome["ok"] and outcome["bytes"] >= WEIGHTS, outcome
@@ -213,7 +213,7 @@ def test_two_ranks_change_places(tmp_path: Path) -> None:
     """Each moves to the other's GPU, if NCCL can be suspended; otherwise both stay."""
     meeting = f"file://{tmp_path}/meeting"
     with running(*[Rank(rank, RANK, str(rank), meeting, "2") for rank in range(2)]) as ranks:
-        for _ in range(int(os.environ.get("TMS_TEST_CYCLES", "5"))):
+        for _ in range(int(os.environ.get("TESTS_CYCLES", "5"))):
             moves = outcomes("move", "--job", JOB, "--map", "0=1,1=0")
             for outcome in moves:
                 print(outcome.get("nccl"), outcome.get("move"), outcome.get("error"))

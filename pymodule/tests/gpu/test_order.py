@@ -13,7 +13,7 @@ from reaching import PROGRAMS, TMS, undisturbed
 
 torch = torch_on_gpu()
 
-MOST = float(os.environ.get("TMS_TEST_PAIR", "1.3"))
+MOST = float(os.environ.get("TESTS_PAIR", "1.3"))
 
 
 @pytest.fixture(scope="module")

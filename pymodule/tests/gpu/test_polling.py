@@ -3,7 +3,7 @@
 The driver's checkpoint removes pages that such calls read, and the calls do not wait for its lock:
 without the gate about every fourth JAX process dies of it (docs/what-stays.md). Each program runs
 under `tms run`, loses all of its part of the GPU by `tms pause --everything` many times, and ends
-with the results of an undisturbed run, bit for bit. TMS_TEST_EVERYTHING (6) is how often; a program
+with the results of an undisturbed run, bit for bit. TESTS_EVERYTHING (6) is how often; a program
 in JAX is started again after 20 times. All run side by side.
 """
 
@@ -23,7 +23,7 @@ from reaching import PROGRAMS, Times, equal, started, steer
 
 torch = torch_on_gpu()
 
-CYCLES = int(os.environ.get("TMS_TEST_EVERYTHING", "6"))
+CYCLES = int(os.environ.get("TESTS_EVERYTHING", "6"))
 RESTART = 20  # cycles of one process of JAX
 SECONDS = 60 + 15 * CYCLES
 WAIT = 60.0

@@ -1,8 +1,8 @@
 """Programs that know nothing of tms, under `tms run`, paused and resumed by pid at random moments.
 
-Each is compared with an undisturbed run of as many steps, bit for bit. TMS_TEST_PAUSES (30) is how
-often the training is paused, TMS_TEST_SWAPS (20) how often two processes are swapped, and
-TMS_TEST_SWAP_GIB (15) how much each has. Measurements are printed, also if everything passes.
+Each is compared with an undisturbed run of as many steps, bit for bit. TESTS_PAUSES (30) is how
+often the training is paused, TESTS_SWAPS (20) how often two processes are swapped, and
+TESTS_SWAP_GIB (15) how much each has. Measurements are printed, also if everything passes.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from simulator import HANGS
 torch = torch_on_gpu()
 
 GiB = 1024 * MiB
-PAUSES = int(os.environ.get("TMS_TEST_PAUSES", "30"))
-SWAPS = int(os.environ.get("TMS_TEST_SWAPS", "20"))
-SWAP_GIB = int(os.environ.get("TMS_TEST_SWAP_GIB", "15"))
+PAUSES = int(os.environ.get("TESTS_PAUSES", "30"))
+SWAPS = int(os.environ.get("TESTS_SWAPS", "20"))
+SWAP_GIB = int(os.environ.get("TESTS_SWAP_GIB", "15"))
 
 Say = Callable[[str], None]
 

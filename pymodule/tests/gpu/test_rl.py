@@ -1,8 +1,8 @@
 """Reinforcement learning: a trainer and an sglang engine take turns on one GPU, for 20 rounds.
 
-TMS_TEST_RL_ROUNDS sets another number, if only times are wanted.
+TESTS_RL_ROUNDS sets another number, if only times are wanted.
 
-TMS_TEST_PEER is a folder with the unpacked wheel of torch_memory_saver itself: then that runs too,
+TESTS_PEER is a folder with the unpacked wheel of torch_memory_saver itself: then that runs too,
 for four rounds, and every token must be the same with it.
 """
 
@@ -27,9 +27,9 @@ if importlib.util.find_spec("sglang") is None:
 
 HERE = Path(__file__).resolve().parent
 SAVERS = {"tms": str(DROPIN)}
-if "TMS_TEST_PEER" in os.environ:
-    SAVERS["peer"] = os.environ["TMS_TEST_PEER"]
-ROUNDS = {"tms": int(os.environ.get("TMS_TEST_RL_ROUNDS", "20")), "peer": 4}
+if "TESTS_PEER" in os.environ:
+    SAVERS["peer"] = os.environ["TESTS_PEER"]
+ROUNDS = {"tms": int(os.environ.get("TESTS_RL_ROUNDS", "20")), "peer": 4}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """sglang with TMS_SGLANG_KEPT=1: an engine is killed, and the next one attaches its weights.
 
 With -s the seconds of starts are printed, beside those of one that reads the checkpoint from the
-page cache. TMS_TEST_PEER is as in test_sglang.py.
+page cache. TESTS_PEER is as in test_sglang.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ torch = torch_on_gpu()
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("sglang is not installed", allow_module_level=True)
 
-PEER = os.environ.get("TMS_TEST_PEER")
+PEER = os.environ.get("TESTS_PEER")
 KEPT = {"TMS_SGLANG_KEPT": "1"}
 
 

@@ -1,7 +1,7 @@
 """vLLM's load format "tms": an engine is killed, and the next one attaches its weights.
 
 With -s the seconds of starts are printed, beside those of one that reads the checkpoint from the
-page cache. With TMS_TEST_SETS=all, it takes a minute more than the usual four.
+page cache. With TESTS_SETS=all, it takes a minute more than the usual four.
 """
 
 from __future__ import annotations

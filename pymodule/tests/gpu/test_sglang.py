@@ -1,7 +1,7 @@
 """sglang's release and resume of memory, with tms in place of torch_memory_saver.
 
-TMS_TEST_SGLANG names the runs to make, separated by commas; all of them take about eight minutes.
-TMS_TEST_PEER is a folder with the unpacked wheel of torch_memory_saver itself: then that runs too,
+TESTS_SGLANG names the runs to make, separated by commas; all of them take about eight minutes.
+TESTS_PEER is a folder with the unpacked wheel of torch_memory_saver itself: then that runs too,
 and its times are in the table; and so does the plugin beside it.
 """
 
@@ -30,9 +30,9 @@ if importlib.util.find_spec("sglang") is None:
 
 HERE = Path(__file__).resolve().parent
 TMS = BUILD / "bin" / "tms"
-PEER = os.environ.get("TMS_TEST_PEER")
+PEER = os.environ.get("TESTS_PEER")
 GIB = 1 << 30
-CACHE_TOKENS = int(os.environ.get("TMS_TEST_SGLANG_TOKENS", "830000"))
+CACHE_TOKENS = int(os.environ.get("TESTS_SGLANG_TOKENS", "830000"))
 CACHE = CACHE_TOKENS * TOKEN / GIB
 """GiB."""
 
@@ -55,7 +55,7 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
 BESIDE = ("peer", "plugin", "plugin-expandable")
 """Runs with torch_memory_saver itself installed."""
 
-ASKED = os.environ.get("TMS_TEST_SGLANG", ",".join(RUNS)).split(",")
+ASKED = os.environ.get("TESTS_SGLANG", ",".join(RUNS)).split(",")
 
 
 def missing(run: str) -> str:
@@ -63,7 +63,7 @@ def missing(run: str) -> str:
     if run == "two" and torch.cuda.device_count() < 2:
         return "there is one GPU"
     if run in BESIDE and not PEER:
-        return "TMS_TEST_PEER names no folder"
+        return "TESTS_PEER names no folder"
     if run.startswith("profile") and not TMS.exists():
         return "the command tms, which reads recordings, is not built"
     return ""

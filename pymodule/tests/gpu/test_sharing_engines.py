@@ -7,8 +7,8 @@ one that is computed again, and both are right; one from a cache that was lost i
 First one client asks, which shows what a switch takes and of what parts; then several ask at once.
 With -s the seconds are printed. As for the other tests here, libtms.so is in LD_PRELOAD, or
 build/sim is there.
-TMS_TEST_REQUESTS (60) is how many the clients ask together, TMS_TEST_CLIENTS (8) how many they are,
-TMS_TEST_CACHE_GIB the size of each cache. 1,000 requests take some six minutes.
+TESTS_REQUESTS (60) is how many the clients ask together, TESTS_CLIENTS (8) how many they are,
+TESTS_CACHE_GIB the size of each cache. 1,000 requests take some six minutes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from test_sets import command
 torch = torch_on_gpu()
 
 TOTAL = torch.cuda.mem_get_info()[1] >> 30
-CACHE = int(os.environ.get("TMS_TEST_CACHE_GIB", TOTAL * 55 // 100))
-REQUESTS = int(os.environ.get("TMS_TEST_REQUESTS", "60"))
-CLIENTS = int(os.environ.get("TMS_TEST_CLIENTS", "8"))
+CACHE = int(os.environ.get("TESTS_CACHE_GIB", TOTAL * 55 // 100))
+REQUESTS = int(os.environ.get("TESTS_REQUESTS", "60"))
+CLIENTS = int(os.environ.get("TESTS_CLIENTS", "8"))
 ONE_BY_ONE = 40  # requests of the first part
 
 

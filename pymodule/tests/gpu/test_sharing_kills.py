@@ -1,6 +1,6 @@
 """Programs share a GPU; one, or a `tms share`, is killed at any moment, and the others go on.
 
-TMS_TEST_KILLS (20) is how often; 500 take some five minutes. As for the other tests here,
+TESTS_KILLS (20) is how often; 500 take some five minutes. As for the other tests here,
 libtms.so is in LD_PRELOAD.
 """
 
@@ -25,7 +25,7 @@ from test_sets import until_free
 
 torch = torch_on_gpu()
 
-KILLS = int(os.environ.get("TMS_TEST_KILLS", "20"))
+KILLS = int(os.environ.get("TESTS_KILLS", "20"))
 AT_ONCE = 4
 CONTEXT = 600  # MiB, at most
 MEMORY = 3000  # MiB for what they allocate, beside their contexts and the reserve

@@ -1,7 +1,7 @@
 """Engines on one set of weights: they share it, and a standby takes over after kill -9.
 
 With -s the MiB of the engines are printed, and the seconds from the kill to the first answer beside
-those of new starts. TMS_TEST_ENGINES (3) is how many there are. Nothing else may use the GPU.
+those of new starts. TESTS_ENGINES (3) is how many there are. Nothing else may use the GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from test_sets import command
 
 torch = torch_on_gpu()
 
-ENGINES = int(os.environ.get("TMS_TEST_ENGINES", "3"))
+ENGINES = int(os.environ.get("TESTS_ENGINES", "3"))
 CACHE = 4  # GiB
 WEIGHTS = int(llama.WEIGHTS * 1024)  # MiB, as what follows
 MOST_LEFT = 8

@@ -1,7 +1,7 @@
 """Programs of many kinds at once, paused by pid at random, or by turns on too little memory.
 
-Each is compared with an undisturbed run of as many steps, bit for bit. TMS_TEST_STRANGER_PAUSES
-(50) is how often each is paused, TMS_TEST_STRANGER_SECONDS (45) how long they take turns. STRANGERS
+Each is compared with an undisturbed run of as many steps, bit for bit. TESTS_STRANGER_PAUSES
+(50) is how often each is paused, TESTS_STRANGER_SECONDS (45) how long they take turns. STRANGERS
 (all) names some of the programs, with commas between.
 """
 
@@ -26,7 +26,7 @@ from reaching import PROGRAMS, Program, equal, started, steer, tms, undisturbed
 torch = torch_on_gpu()
 
 GiB = 1024 * MiB
-PAUSES = int(os.environ.get("TMS_TEST_STRANGER_PAUSES", "50"))
+PAUSES = int(os.environ.get("TESTS_STRANGER_PAUSES", "50"))
 CONTEXT = 700 * MiB
 """What a program's context and code take at most, beside its memory."""
 
@@ -196,7 +196,7 @@ def test_paused_at_random_moments(commands: dict[str, list[str | Path]], tmp_pat
 def test_turns_on_too_little_memory(commands: dict[str, list[str | Path]], tmp_path: Path) -> None:
     """Each works on, though only some of them have room at the same time."""
     commands = {name: how for name, how in commands.items() if STRANGERS[name].turns}
-    seconds = float(os.environ.get("TMS_TEST_STRANGER_SECONDS", "45"))
+    seconds = float(os.environ.get("TESTS_STRANGER_SECONDS", "45"))
     room = CONTEXT * len(commands) + min(2 * GiB, len(commands) * GiB // 4)
     free, _ = torch.cuda.mem_get_info()
     hog = torch.empty(max(0, free - room), dtype=torch.uint8, device="cuda")

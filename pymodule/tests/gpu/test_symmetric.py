@@ -20,7 +20,7 @@ pytestmark = pytest.mark.several_gpus
 if not hasattr(getattr(torch.ops, "symm_mem", None), "one_shot_all_reduce"):
     pytest.skip("this PyTorch has no symmetric memory", allow_module_level=True)
 
-CYCLES = int(os.environ.get("TMS_TEST_SYMMETRIC_CYCLES", "100"))
+CYCLES = int(os.environ.get("TESTS_SYMMETRIC_CYCLES", "100"))
 
 RANK = """
 import json, os, sys, warnings

@@ -1,6 +1,6 @@
 """vLLM's sleep mode by tms, beside vLLM's own, in one run: tokens, weights, memory and times.
 
-TMS_TEST_VLLM names the runs to make, separated by commas; all of them take about seven minutes.
+TESTS_VLLM names the runs to make, separated by commas; all of them take about seven minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PYMODULE = HERE.parent.parent
 TMS = PYMODULE.parent / "build" / "bin" / "tms"
 GIB = 1 << 30
 GPUS = {"two": 2}
-CACHE = float(os.environ.get("TMS_TEST_VLLM_GIB", "68"))
+CACHE = float(os.environ.get("TESTS_VLLM_GIB", "68"))
 
 RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "cumem": (["--backend", "cumem", "--short"], {}),
@@ -54,7 +54,7 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 """The driver's arguments and environment. The last four start no engine: half a minute for all."""
 
-ASKED = os.environ.get("TMS_TEST_VLLM", ",".join(RUNS)).split(",")
+ASKED = os.environ.get("TESTS_VLLM", ",".join(RUNS)).split(",")
 ENGINES = [run for run in ASKED if not run.startswith("load")]
 LOADS = [run for run in ASKED if run.startswith("load")]
 
