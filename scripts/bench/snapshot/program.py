@@ -1,0 +1,110 @@
+"""Programs that compare each step's results with their first ones: program.py KIND FILE [BYTES].
+
+A line of FILE has the time, the step, the PID namespace and "right" or "WRONG"; of "training" the
+loss. A training ends after STEPS steps, the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+PIECE = 256 << 20  # bytes
+STEPS = int(os.environ.get("STEPS", "600"))
+
+
+def torch_tensors(size: int) -> Callable[[], object]:
+    """Random numbers of which each step adds up all, and a CUDA graph."""
+    import torch
+
+    torch.manual_seed(1)
+    pieces = [
+        torch.empty(PIECE >> 3, dtype=torch.int64, device="cuda").random_()
+        for _ in range(size // PIECE)
+    ]
+    inputs = torch.randn(512, 512, device="cuda")
+    outputs = torch.empty_like(inputs)
+    torch.matmul(inputs, inputs, out=outputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.matmul(inputs, inputs, out=outputs)
+
+    def step() -> object:
+        outputs.zero_()
+        graph.replay()
+        sums = torch.stack([piece.sum() for piece in pieces]).tolist()
+        return sums, outputs.sum().item()
+
+    return step
+
+
+def jax_arrays(_: int) -> Callable[[], object]:
+    """A jitted function of arrays."""
+    os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+    import jax
+    import jax.numpy as jnp
+
+    weights = jax.random.normal(jax.random.key(1), (64, 1024, 1024))
+
+    @jax.jit
+    def apply(weights: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.einsum("nij,njk->nik", weights, weights)).sum()
+
+    return lambda: float(apply(weights))
+
+
+def cupy_arrays(size: int) -> Callable[[], object]:
+    """Arrays of CuPy's pool, and a kernel of its own."""
+    import cupy
+
+    arrays = [cupy.arange(PIECE >> 3, dtype=cupy.int64) * (i + 1) for i in range(size // PIECE)]
+    mix = cupy.ElementwiseKernel("int64 x", "int64 y", "y = x * 6364136223846793005LL + 1", "mix")
+    return lambda: [int(mix(array).sum()) for array in arrays]
+
+
+def training() -> Callable[[], object]:
+    """The loss of a small network, which learns in each step."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    torch.use_deterministic_algorithms(True)
+    model = nn.Sequential(
+        nn.Linear(1024, 4096), nn.GELU(), nn.Dropout(0.1), nn.Linear(4096, 1024)
+    ).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> object:
+        inputs = torch.randn(256, 1024, device="cuda")
+        loss = ((model(inputs) - inputs.roll(1, 1)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def main() -> None:
+    kind, path, size = sys.argv[1], sys.argv[2], int((sys.argv[3:] or ["0"])[0])
+    kinds = {"torch": torch_tensors, "jax": jax_arrays, "cupy": cupy_arrays}
+    learns = kind == "training"
+    step = training() if learns else kinds[kind](size)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    first = None if learns else step()
+    number = 0
+    while not learns or number < STEPS:
+        value = step()
+        result = float(str(value)).hex() if learns else "right" if value == first else "WRONG"
+        space = os.stat("/proc/self/ns/pid").st_ino
+        os.write(file, f"{time.time():.6f} {number} {space} {result}\n".encode())
+        number += 1
+        time.sleep(0.03 if learns else 0.002)
+
+
+if __name__ == "__main__":
+    main()
