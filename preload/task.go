@@ -148,6 +148,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		options.Discard = t.Request.Discard
 		options.SaveAll = t.Request.SaveAll
 		options.Toward = t.Request.Toward
+		options.InParts = t.Request.Parts
 		bytes, err = t.pause(e, options, func() error {
 			options := options
 			_, err := t.undo(e, options, taken(before, e.Records().Recorded(), t.Tag))
@@ -192,6 +193,9 @@ func (t *task) record() error {
 
 // resume waits for memory that is short until the task is withdrawn. A client that has the turn to take memory retries.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
+	if t.Request.Ahead != nil {
+		return t.resumeAhead(e, options)
+	}
 	wait := control.Seconds(t.Request.Wait)
 	options.Importers = max(resumeWait, wait)
 	if t.Request.Op == control.Undo && wait > 0 {
@@ -212,7 +216,18 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	return resume(e, options)
 }
 
-// undo resumes each tag that it can: all at once if nothing else is paused.
+// resumeAhead takes memory as it comes, and ends when its client says that all has come, or gives it up. A client that
+// has gone gives it up.
+func (t *task) resumeAhead(e *vmm.Engine, options vmm.Options) (uint64, error) {
+	if t.Withdrawn() {
+		return 0, cuda.Refuse(cuda.NotReady, "its client has given the resume up")
+	}
+	options.Coming = &vmm.Coming{All: t.Complete(), Leave: t.Request.Ahead}
+	options.Importers, options.Cancel = inTurn, t.Cancel()
+	return t.process.resumeInTurn(e, options)
+}
+
+// undo resumes each tag that it can: all at once if nothing else is paused, or with Ahead.
 func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes uint64, err error) {
 	did := func(failed error, tags ...string) {
 		if failed == nil {
@@ -238,6 +253,10 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 		did(failed, tags...)
 	}
 	others := func(name string) bool { return !slices.Contains(tags, name) }
+	if t.Request.Ahead != nil && len(tags) > 0 {
+		one(tags, tags...)
+		return bytes, err
+	}
 	if len(tags) > 1 && !slices.ContainsFunc(tagsWith(e.Records().Recorded(), stats.Tag.AllPaused), others) {
 		one(nil, tags...)
 		return bytes, err

@@ -16,6 +16,7 @@
 #                                       beside torch_memory_saver and vLLM's allocator; needs no GPU
 #   scripts/bench.sh growth [--plot=FILE] [STEP...]  what each step costs as there is more of it; needs no GPU
 #   scripts/bench.sh restore [SECONDS]  restores by the driver beside a program that takes all memory, begun in five ways
+#   scripts/bench.sh duplex [GIB] [REPETITIONS]  two programs that change places, beside one after the other and the link
 #   scripts/bench.sh share [GIB] [SECONDS] [--trainings N] [--beside] [--whole]  trainings that share a GPU by
 #                                       themselves; on two H200: share 60 45 --trainings 5 --beside --whole
 #   scripts/bench.sh engines vllm|sglang STEP...  real engines at the sizes of real models, beside their own ways: sleeps,
@@ -56,6 +57,7 @@ ownerless)
 faults) exec "${PYTHON:-python3}" scripts/bench/faults.py "$@" ;;
 growth) exec "${PYTHON:-python3}" scripts/bench/growth.py "$@" ;;
 restore) exec "${PYTHON:-python3}" scripts/bench/restore.py "$@" ;;
+duplex) exec "${PYTHON:-python3}" scripts/bench/duplex.py "$@" ;;
 share) exec "${PYTHON:-python3}" scripts/bench/share.py "$@" ;;
 engines) exec "${PYTHON:-python3}" scripts/bench/engines.py "$@" ;;
 devices)

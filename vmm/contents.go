@@ -24,7 +24,7 @@ type parts struct {
 
 // saveAll copies the contents of the active segments that have a backup. Where there is no directory for files, or too
 // little host memory, it refuses before anything is copied.
-func (e *Engine) saveAll(batches []*batch, o *operation) error {
+func (e *Engine) saveAll(batches []*batch, o *operation, left *left) error {
 	toDisk := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }
 	for _, b := range batches {
 		if slices.ContainsFunc(b.segments, toDisk) {
@@ -45,26 +45,36 @@ func (e *Engine) saveAll(batches []*batch, o *operation) error {
 	}
 	var items []store.Item
 	for _, b := range batches {
-		items = append(items, slices.Concat(b.items[BackupHost], b.items[backupMemory])...)
+		for _, p := range append(b.parts, &b.rest) {
+			items = append(items, slices.Concat(p.items[BackupHost], p.items[backupMemory])...)
+		}
 	}
 	if err := e.host.Check(batches[0].job.Budget, items); err != nil {
 		return err
 	}
-	stores := map[BackupKind]store.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer,
-		backupMemory: e.memory}
 	return guard.All(batches, func(b *batch) error {
 		defer func() { b.copying = time.Since(start) }()
-		for kind, segments := range b.saving {
-			copies, err := stores[kind].Save(b.job, b.items[kind])
-			if err != nil {
-				return err
-			}
-			for i, s := range segments {
-				s.outcome.contents = copies[i]
-			}
+		if err := e.leaveInParts(b, o, left); err != nil {
+			return err
 		}
-		return nil
+		return e.save(b, &b.rest)
 	})
+}
+
+// save copies the contents of a part.
+func (e *Engine) save(b *batch, p *part) error {
+	stores := map[BackupKind]store.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer,
+		backupMemory: e.memory}
+	for kind, segments := range p.saving {
+		copies, err := stores[kind].Save(b.job, p.items[kind])
+		if err != nil {
+			return err
+		}
+		for i, s := range segments {
+			s.outcome.contents = copies[i]
+		}
+	}
+	return nil
 }
 
 // backupOf returns where a pause saves a segment's contents, if it does. A segment that has host memory for its
@@ -94,7 +104,6 @@ func (o *Options) discards(s *segment) bool {
 // plan chooses the parts of a device's segments to copy: contents worth keeping, without blocks that are kept already.
 func (e *Engine) plan(b *batch, o *operation) error {
 	segments := filter(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) != BackupNone })
-	b.items, b.saving = map[BackupKind][]store.Item{}, map[BackupKind][]*segment{}
 	var total uint64
 	e.mu.Lock()
 	there := o.Toward[b.device.uuid]
@@ -104,6 +113,15 @@ func (e *Engine) plan(b *batch, o *operation) error {
 	mayUse := e.peer.Reserve != nil && !o.RetainBackup && !reached
 	// Only when a segment wants it, because the process then shows itself to others. An unknown node counts as 0.
 	reserved := sync.OnceValue(func() uint64 { return e.peer.Reserve.Free(max(0, b.job.Node)) })
+	fresh := func(s *segment) bool {
+		return o.backupOf(s) == BackupHost && s.contents == nil && !s.sparse && !s.incremental
+	}
+	e.cut(b, o, func() uint64 {
+		if !mayUse || !slices.ContainsFunc(segments, fresh) {
+			return 0
+		}
+		return reserved()
+	})
 	if b.job.Portable = reached; reached { // sparse ones get the room that is left: they cost the host least
 		inTurn, err := e.roomInTurn(b, o, there.Room, target)
 		if err != nil {
@@ -118,7 +136,9 @@ func (e *Engine) plan(b *batch, o *operation) error {
 	if err != nil {
 		return err
 	}
+	whole := func(bytes uint64) uint64 { return (bytes + cuda.HostExtent - 1) / cuda.HostExtent * cuda.HostExtent }
 	for _, s := range segments {
+		in := cmp.Or(b.of[s.extent], &b.rest)
 		if s.contents != nil && store.Scattered(s.contents) { // the device has all that counts
 			e.mu.Lock()
 			s.discard()
@@ -144,13 +164,13 @@ func (e *Engine) plan(b *batch, o *operation) error {
 		} else if !item.Sparse && s.incremental && s.current && s.sums != nil && sums[s] != nil {
 			item.Parts = blocks(s.length(), func(i int) bool { return s.sums[i] != sums[s][i] })
 		}
-		if mayUse && kind == BackupHost && s.contents == nil && !item.Sparse && !s.incremental &&
-			used+s.length() <= reserved() {
+		if more := whole(in.reserved+s.length()) - whole(in.reserved); mayUse && kind == BackupHost && s.contents == nil &&
+			!item.Sparse && !s.incremental && used+more <= reserved() {
 			kind, item.Target = BackupPeer, store.Reserved
-			used += s.length()
+			used, in.reserved = used+more, in.reserved+s.length()
 		}
 		total += store.Ranges(item.Parts).Bytes()
-		b.items[kind], b.saving[kind] = append(b.items[kind], item), append(b.saving[kind], s)
+		in.add(kind, s, item)
 		s.outcome.saved = to
 	}
 	b.progress.total.Store(total)

@@ -204,6 +204,12 @@ func Stride(segments int) (before int) {
 	return before
 }
 
+// PartBytes sets how much a pause InParts gives back at once, and returns what it was.
+func PartBytes(bytes uint64) (before uint64) {
+	before, partBytes = partBytes, bytes
+	return before
+}
+
 // WatchLock sets the function that is called when the engine's lock is taken, and when it is let go.
 func WatchLock(watch func(taken bool)) { lockWatched = watch }
 

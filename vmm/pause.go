@@ -1,13 +1,13 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	"tms/vmm/mapping"
 	"tms/vmm/stats"
 )
 
@@ -125,38 +125,19 @@ func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*se
 	o.spent.waited += time.Since(start)
 
 	of := func(s *segment) bool { return wanted(s) && slices.Contains(devices, s.device) }
+	left := &left{}
 	err = e.transact("pause", o, of, func(batches []*batch) error {
-		// First the contents are saved. An error here, or in the next step, leaves the segments active.
-		err := e.saveAll(batches, o)
+		// First the contents are saved. An error here, or in the next step, leaves the segments active, but for those of
+		// parts that have left.
+		err := e.saveAll(batches, o, left)
 
-		// Then all extents are unmapped. After an error, those that the driver does not map again keep their memory,
-		// and their segments are paused, so nothing is lost.
+		// Then all extents are unmapped.
+		var extents []*extent
+		for _, b := range batches {
+			extents = append(extents, filter(b.extents, b.stays)...)
+		}
 		if err == nil {
-			var undo []*extent
-			for _, b := range batches {
-				for _, x := range b.extents {
-					if err != nil {
-						break
-					}
-					wasMapped := x.Step >= mapping.Mapped
-					if err = x.Detach(); err == nil && wasMapped {
-						undo = append(undo, x)
-					}
-				}
-			}
-			if err == nil {
-				undo = nil
-			}
-			for _, x := range undo {
-				if x.Attach() == nil {
-					continue
-				}
-				for _, s := range x.segments {
-					if s.outcome.state = paused; s.state == active && o.backupOf(s) == BackupNone {
-						s.pauseHeld()
-					}
-				}
-			}
+			err = o.detach(extents)
 		}
 
 		// After an error what was saved is discarded. Contents that were kept before stay, though the pause may have
@@ -167,6 +148,7 @@ func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*se
 			for _, b := range batches {
 				for _, s := range b.segments {
 					switch replaced := s.outcome.contents != s.contents; {
+					case !b.stays(s.extent):
 					case s.outcome.state == active:
 						if replaced {
 							s.outcome.contents.Discard()
@@ -180,30 +162,11 @@ func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*se
 			}
 		}
 
-		// The memory is given back. The segments are paused, even if the driver refuses to release an extent.
+		// The memory is given back.
 		for _, b := range unmapped {
-			for _, s := range b.segments {
-				if s.outcome.state = paused; s.state == paused {
-					s.outcome.held = false
-					continue
-				}
-				taken = append(taken, s)
-				if o.discards(s) {
-					s.outcome.saved = saved{}
-				}
-				if s.contents != nil && s.outcome.contents != s.contents {
-					o.discarded.Add(s.contents, s.prompt)
-					s.contents.Discard()
-				}
-			}
-			for _, x := range b.extents {
-				if failed := x.Release(); failed == nil {
-					freed += x.Size
-					b.moved += x.Size
-				} else if err == nil {
-					err = fmt.Errorf("paused, but memory is still held; pause again to release it: %w", failed)
-				}
-			}
+			stays := func(s *segment) bool { return b.stays(s.extent) }
+			segments, extents := filter(b.segments, stays), filter(b.extents, b.stays)
+			err = cmp.Or(err, left.release(b, o, segments, extents))
 		}
 		if !theirs {
 			e.count(batches, start, err, func(t *totals) *stats.Total { return &t.pauses })
@@ -212,5 +175,5 @@ func (e *Engine) pausePart(o *operation, theirs bool) (freed uint64, taken []*se
 	}, func(t *tag) {
 		t.lastPause, t.pausedSince = time.Since(start).Seconds(), float64(time.Now().UnixMilli())/1000
 	})
-	return freed, taken, err
+	return left.freed, left.taken, err
 }

@@ -28,7 +28,7 @@ import (
 // Resume waits up to Options.Wait for device memory that is short, and says so once. It holds nothing during that wait,
 // and is one transition for its observer. A caller that keeps others from taking memory cannot leave the wait to Resume:
 // with Options.Retried and a Wait it gets the shortage at once, which is no transition, and asks again with
-// Options.Asked.
+// Options.Asked. With Options.Coming, Resume takes memory as another process gives it back.
 // Errors: ErrBarred, ErrCapturing, ErrContents, store.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others
 // hold the memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(options Options) (mapped uint64, err error) {
@@ -184,7 +184,11 @@ func (o *Options) barredFrom(names []string) error {
 // resume is the work of a resume: it restores all batches, or none.
 func (e *Engine) resume(batches []*batch, o *operation) error {
 	gives := func(s *segment) bool { return s.contents != nil && !e.retains(s, o) }
-	if err := guard.All(batches, func(b *batch) error { return e.restore(b, o) }); err != nil {
+	err := guard.All(batches, func(b *batch) error { return e.restore(b, o) })
+	if err == nil {
+		err = o.await()
+	}
+	if err != nil {
 		for _, b := range batches {
 			for _, x := range b.extents {
 				if x.segments[0].outcome.state == active { // makeRoom
@@ -256,7 +260,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	}
 	for n, x := range slices.Concat(here, elsewhere) {
 		held := x.Step > mapping.None
-		err = x.Create()
+		err = b.create(x, o)
 		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 {
 			if err = e.makeRoom(b, o, loaders); err == nil {
 				err = x.Create()

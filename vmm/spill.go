@@ -89,11 +89,10 @@ func (e *Engine) carry(o *operation, from store.Store, to BackupKind) (moved uin
 		}
 		var items []store.Item // for host memory
 		for _, b := range batches {
-			b.items = map[BackupKind][]store.Item{}
 			for _, s := range b.segments {
-				b.items[to] = append(b.items[to], store.Item{Span: s.backupSpan()})
+				b.rest.add(to, s, store.Item{Span: s.backupSpan()})
 			}
-			items = append(items, b.items[BackupHost]...)
+			items = append(items, b.rest.items[BackupHost]...)
 		}
 		if err := e.host.Check(batches[0].job.Budget, items); err != nil {
 			return err
@@ -136,7 +135,7 @@ func (e *Engine) carryBatch(b *batch, to BackupKind) error {
 		copies, err = e.disk.Take(b.job, contents)
 	} else if to == backupMemory {
 		copies, err = e.memory.Take(b.job, contents)
-	} else if copies, err = e.host.Save(b.job, b.items[to]); err == nil {
+	} else if copies, err = e.host.Save(b.job, b.rest.items[to]); err == nil {
 		from := contents[0].Store().(store.Held)
 		if err = from.Give(b.job, contents, copies); err != nil {
 			for _, c := range copies {

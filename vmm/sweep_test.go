@@ -89,6 +89,8 @@ var silences = []struct {
 	{"cuMemUnmap cuMemAddressFree", "(*Mapping).Aside", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
 	{"cuMemCreate", "(*Engine).replace", cuda.OutOfMemory, "what it was for goes through host memory"},
+	{"cuCtxGetCurrent cuCtxPushCurrent_v2 cuMemGetInfo_v2", "(*batch).create", nil, "the resume waits, and looks again"},
+	{"cuMemCreate", "(*batch).create", cuda.OutOfMemory, "the resume waits for the memory that is on its way"},
 	{"cuCtxPopCurrent_v2", "", nil, "the thread gets its context back in another way"},
 	{"", "reclaim.(*Kind).empty", nil, "tried again by the next Retry"},
 	{"", "digest.(*buffer).release", nil, "a second try follows, then one at each Retry"},

@@ -37,6 +37,8 @@ type Options struct {
 	Importers    time.Duration       // how long a pause waits for others to unmap memory, and a resume for theirs
 	Unseen       bool                // the program does not know of a resume, so that waits for memory alone
 	Since        uint64              // only what transitions after that have paused or resumed, or 0 for all
+	InParts      bool                // a pause with Gated gives memory back as it saves contents: see Engine.Pause
+	Coming       *Coming             // memory that a resume lacks is on its way; or nil
 	Asked        time.Time           // when the caller began to wait, for the program or for memory; or zero
 }
 
@@ -64,9 +66,14 @@ type batch struct {
 	held     uint64        // of these, bytes that its extents have
 	copying  time.Duration // spent on contents
 
-	back   []*extent                   // a resume brings their contents back from memory of the same device
-	items  map[BackupKind][]store.Item // the contents that a pause saves
-	saving map[BackupKind][]*segment   // of these, one by one
+	waiting time.Duration // for memory that is on its way
+	room    uint64        // bytes that were free when it last looked, and are not taken
+
+	back  []*extent         // a resume brings their contents back from memory of the same device
+	rest  part              // the contents that a pause saves,
+	parts []*part           // and those whose memory it gives back before it saves the next
+	of    map[*extent]*part // of parts
+	given map[*extent]bool  // those that are unmapped, and given back as far as the driver does that
 }
 
 func (d *device) job() store.Job {
@@ -173,11 +180,14 @@ func (e *Engine) transactOn(batches []*batch, name string, o *operation, work fu
 		done = func(*tag) {}
 	}
 	e.end(batches, o.Gated, done)
+	waiting := time.Duration(0)
 	for _, b := range batches {
 		o.spent.copied += b.progress.done.Load()
 		o.spent.copying = max(o.spent.copying, b.copying)
+		waiting = max(waiting, b.waiting)
 		b.device.progress.Store(nil)
 	}
+	o.spent.waited += waiting
 	return err
 }
 

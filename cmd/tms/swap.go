@@ -23,8 +23,9 @@ func swapCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "swap OUT IN",
 		Short: "Pause one process and resume another in its place",
-		Long: `Pauses the process OUT, then resumes the process IN in its place. If IN cannot
-be resumed, OUT is resumed again.`,
+		Long: `Pauses the process OUT, and resumes the process IN in its place: at the same
+time where possible, else afterwards. If IN cannot be resumed, OUT is resumed
+again.`,
 		Example: `  tms swap 12345 23456
   tms swap 12345 23456 --tag weights --wait 60`,
 		ValidArgsFunction: completeProcesses,

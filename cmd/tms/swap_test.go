@@ -1,9 +1,12 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 
 	"tms/internal/aid/hermetic"
 	"tms/internal/control"
+	"tms/internal/control/client"
 	"tms/internal/group"
 )
 
@@ -178,4 +182,149 @@ func TestSwapIsEnded(t *testing.T) {
 	}
 	t.Logf("carried through: %d, undone: %d", done[true], done[false])
 	require.Positive(t, done[false])
+}
+
+// change is a pair in which a driver's call of one fails, or kills it, during a swap.
+type change struct {
+	in, out *steered
+	fired   bool
+}
+
+// swap makes a swap in which the nth call of one from now fails, and returns the outcomes.
+func (c *change) swap(t *testing.T, of *steered, call string, nth int) []group.Outcome {
+	t.Helper()
+	c.out.do("fill")
+	before := of.count("fired")
+	of.do(fmt.Sprint("fail ", call, " ", nth))
+	words, _, code := command(t, "swap", c.out.number(), c.in.number(), "--json")
+	c.fired = of.count("fired") > before
+	of.do("fail")
+	outcomes := parsed[[]group.Outcome](t, words)
+	require.Equal(t, code == 0, outcomes[0].OK && outcomes[1].OK, words)
+	return outcomes
+}
+
+// Whichever call of the driver fails in one of the two, in whichever direction, one of them has the device afterwards,
+// and nothing is lost that a pause keeps. A pause that fails keeps all.
+func TestSwapFailsInEitherProcess(t *testing.T) {
+	hermetic.Thorough(t)
+	in, out, _ := pair(t)
+	c := &change{in: in, out: out}
+	bytes := map[*steered]uint64{in: largeBytes, out: smallBytes}
+	failed, done := 0, 0
+	for _, call := range []string{"cuMemcpyDtoHAsync", "cuMemHostRegister", "cuMemUnmap", "cuMemRelease", "cuMemCreate",
+		"cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuMemGetInfo", "cuStreamSynchronize"} {
+		for _, leaves := range []bool{true, false} {
+			for nth := 1; nth < 9; nth++ {
+				of := c.in
+				if leaves {
+					of = c.out
+				}
+				outcomes := c.swap(t, of, call, nth)
+				if outcomes[0].OK {
+					done++
+					c.in, c.out = c.out, c.in
+				} else if failed++; !strings.Contains(outcomes[0].Error, "resumed again") &&
+					!strings.Contains(outcomes[0].Error, "pause again") {
+					require.Equal(t, "ok", c.out.do("filled"), "%s %d: %v", call, nth, outcomes)
+				}
+				require.EqualValues(t, bytes[c.out], held(t, c.out), "%s %d: %v", call, nth, outcomes)
+				require.Zero(t, held(t, c.in), "%s %d: %v", call, nth, outcomes)
+				require.Equal(t, "ok", c.out.do("check"), "%s %d: %v", call, nth, outcomes)
+				if !c.fired {
+					break
+				}
+			}
+		}
+	}
+	t.Logf("%d swaps failed, %d were made", failed, done)
+	require.Greater(t, failed, 5)
+}
+
+// Wherever one of the two is killed during a swap, the other goes on with all of its contents.
+func TestSwapKillsEitherProcess(t *testing.T) {
+	hermetic.Thorough(t)
+	for _, victim := range []struct {
+		call   string
+		nth    int
+		leaves bool
+	}{{"cuMemcpyDtoHAsync", 1, true}, {"cuMemUnmap", 1, true}, {"cuMemRelease", 1, true}, {"cuMemUnmap", 2, true},
+		{"cuMemRelease", 2, true}, {"cuMemCreate", 1, false}, {"cuMemMap", 1, false}, {"cuMemcpyHtoDAsync", 1, false},
+		{"cuMemCreate", 2, false}} {
+		t.Run(fmt.Sprint(victim), func(t *testing.T) {
+			large, small, _ := pair(t)
+			killed, other := large, small
+			if victim.leaves {
+				killed, other = small, large
+			}
+			killed.do(fmt.Sprint("fail ", victim.call, " ", victim.nth, " kill"))
+			_, _, code := command(t, "swap", small.number(), large.number())
+			require.NotZero(t, code)
+			_ = killed.Cmd.Wait()
+			if victim.leaves {
+				require.Eventually(t, func() bool { return held(t, other) == 0 }, time.Minute, 5*time.Millisecond)
+				succeeds(t, "resume", other.number())
+			}
+			other.comesTo(map[*steered]uint64{small: smallBytes, large: largeBytes}[other])
+			require.Equal(t, "ok", other.do("check"))
+		})
+	}
+}
+
+// A resume ahead takes what there is, and keeps its contents until it is told that all has come. Without that it gives
+// everything back.
+func TestAResumeAhead(t *testing.T) {
+	_, small, start := pair(t)
+	succeeds(t, "pause", small.number())
+	large := start(reaching(t), "TMS_EXTENT_BYTES=1")
+	large.do("allocate") // as much again
+	succeeds(t, "swap", large.number(), small.number())
+	uuid := uuidOf(0)
+	free := small.count("free")
+	for _, how := range []string{"undo", "goes", "complete"} {
+		ends, done := make(chan control.SteerRequest, 1), make(chan control.Reply, 1)
+		in, err := client.Dial(large.Process.Pid)
+		require.NoError(t, err)
+		ctx, goes := context.WithCancel(t.Context())
+		go func() {
+			request := control.SteerRequest{Op: control.Resume, Turn: true, Ahead: map[string]uint64{uuid: 0}}
+			reply, err := in.DoAhead(ctx, request, ends)
+			if err != nil {
+				reply.Error = err.Error()
+			}
+			done <- reply
+		}()
+		require.Eventually(t, func() bool { return small.count("free") < free }, time.Minute, 5*time.Millisecond)
+		require.Equal(t, control.Resume, large.doing())
+		require.Zero(t, held(t, large), "it has not ended")
+		switch how {
+		case "undo":
+			ends <- control.SteerRequest{Op: control.Undo}
+			require.Contains(t, (<-done).Error, "the memory that was to come does not come")
+		case "goes":
+			goes()
+			<-done
+		default:
+			out, err := client.Dial(small.Process.Pid)
+			require.NoError(t, err)
+			reply, err := out.Do(t.Context(), control.SteerRequest{Op: control.Pause, Parts: true})
+			require.NoError(t, err)
+			require.True(t, reply.OK, reply.Error)
+			require.Equal(t, control.Resume, large.doing())
+			require.Zero(t, held(t, large), "it has not ended")
+			ends <- control.SteerRequest{Op: control.Complete}
+			reply = <-done
+			require.True(t, reply.OK, reply.Error)
+			require.EqualValues(t, largeBytes, reply.Bytes)
+			require.NoError(t, group.Ask(t.Context(), out, control.SteerRequest{Op: control.Keep}))
+			out.Close()
+			require.Equal(t, "ok", large.do("check"))
+		}
+		goes()
+		in.Close()
+		if how != "complete" {
+			require.Eventually(t, func() bool { return small.count("free") == free }, time.Minute, 5*time.Millisecond)
+			require.Equal(t, "ok", small.do("check"))
+		}
+	}
 }

@@ -25,7 +25,7 @@ import (
 // Version is the protocol's version, as far as this process understands it. A field or operation without which a request
 // would mean something else raises it, and requests that have such a field say so by their version. A process refuses
 // a later version, and ignores fields that it does not know.
-const Version = 2
+const Version = 3
 
 // Limits of a process that answers.
 const (

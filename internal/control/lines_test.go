@@ -32,6 +32,9 @@ var requestLines = []control.Request{
 		NCCL:   &control.NCCL{Together: []string{"c0ffee"}, Until: 1700000000.5}},
 	control.SteerRequest{Op: control.Resume, ID: 5, Tag: pointer("weights"), Wait: 60, Turn: true},
 	control.SteerRequest{Op: control.Resume, ID: 6, Everything: true},
+	control.SteerRequest{Op: control.Pause, ID: 27, Parts: true},
+	control.SteerRequest{Op: control.Resume, ID: 28, Turn: true, Ahead: map[string]uint64{"GPU-1": 1 << 30}},
+	control.SteerRequest{Op: control.Complete, ID: 29},
 	control.SteerRequest{Op: control.Keep, ID: 7},
 	control.SteerRequest{Op: control.Keep, ID: 7, User: "anna", Lent: "bert", Until: 1700003600.5},
 	control.SteerRequest{Op: control.Keep, ID: 7, Own: true},
@@ -99,6 +102,9 @@ func replyLines(t *testing.T) []control.Reply {
 		{ID: 24, OK: true},
 		{ID: 25, OK: true, Contents: []control.Held{{Number: 51, Bytes: 64 << 20}}},
 		{ID: 26, OK: true},
+		{ID: 27, OK: true, Bytes: 1 << 30, Seconds: 0.25},
+		{ID: 28, OK: true, Bytes: 1 << 30, Seconds: 0.25},
+		{ID: 29, OK: true},
 		{ID: 14, Code: 600, Error: "the memory is paused", Stopped: true},
 		{ID: 7, OK: true, Ignored: []string{"colour"}},
 	}
@@ -239,7 +245,7 @@ func TestFieldsOfLaterVersions(t *testing.T) {
 	}
 	require.Empty(t, control.Unknown([]byte("[]")))
 	for line, refused := range map[string]string{
-		`{"version":3,"op":"status"}`:   "the request has version 3 of the protocol, and this process speaks version 2",
+		`{"version":4,"op":"status"}`:   "the request has version 4 of the protocol, and this process speaks version 3",
 		`{"version":1,"op":"snapshot"}`: `there is no operation "snapshot"; there are status, pause`,
 	} {
 		_, _, err := control.ParseRequest([]byte(line))

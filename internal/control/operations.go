@@ -19,7 +19,10 @@ const (
 	Resume = "resume" // takes the memory again
 	Keep   = "keep"   // memory that this client has paused stays paused when it goes
 	Undo   = "undo"   // resumes what this client has paused and not kept, unless another has too; and ends its hold
-	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
+	// Complete says that all memory has come for which this client's resume waits (SteerRequest.Ahead). An undo says that
+	// it does not come, and the resume gives back what it has taken.
+	Complete = "complete"
+	Move     = "move" // moves the contents of what is paused from host memory to disk, or back
 	// Note gives the process what a client of a pause of everything knows of the driver's part, for later clients.
 	Note   = "note"
 	Record = "record" // records allocations and pauses to a file, until the client asks without one, or goes
@@ -64,15 +67,16 @@ var operations = map[string]struct {
 	fields string
 }{
 	Status: {read[SteerRequest], ""},
-	Pause:  {read[SteerRequest], "tag timeout idle force hold lease everything to discard save_all toward yield nccl"},
-	Resume: {read[SteerRequest], "tag wait everything turn"},
+	Pause:  {read[SteerRequest], "tag timeout idle force hold lease everything to discard save_all toward yield nccl parts"},
+	Resume: {read[SteerRequest], "tag wait everything turn ahead"},
 	Keep:   {read[SteerRequest], "own user lent_to until"},
-	Undo:   {read[SteerRequest], "wait yield"},
+	Undo:   {read[SteerRequest], "wait yield ahead"},
 	Move:   {read[SteerRequest], "tag everything to"},
 	Note:   {read[SteerRequest], "driver"},
 	Record: {read[SteerRequest], "file"},
 	Align:  {read[SteerRequest], "lease wait targets"},
 
+	Complete: {read[SteerRequest], ""},
 	Contents: {read[SteerRequest], ""},
 	Park:     {read[SteerRequest], "user lease"},
 
@@ -131,7 +135,7 @@ func ParseRequest(line []byte) (r Request, id uint64, err error) {
 	operation, known := operations[head.Op]
 	if !known {
 		return nil, head.ID, fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, undo, "+
-			"move, record, align, contents and park", head.Op)
+			"complete, move, record, align, contents and park", head.Op)
 	}
 	if err = takesOnly(line, head.Op, strings.Fields("version id op "+operation.fields)); err != nil {
 		return nil, head.ID, err

@@ -68,6 +68,13 @@ type SteerRequest struct {
 	// Turn, for a resume: the client has the lock under which memory is taken in turn. The process then waits for others as
 	// briefly as it can, and answers NotReady if it must have what they have not resumed.
 	Turn bool `json:"turn,omitempty"`
+	// Ahead, for a resume or an undo: other processes give back the memory that it lacks. It takes what comes, and leaves
+	// these bytes free on each device, by UUID. It ends when this client says that all has come (Complete), or that it
+	// does not (Undo); until then it can give everything back at once.
+	Ahead map[string]uint64 `json:"ahead,omitempty"`
+	// Parts, for a pause: memory is given back part by part, as contents are saved. After a failure some of it may be
+	// paused, which belongs to this client as after a success.
+	Parts bool `json:"parts,omitempty"`
 	// Driver, for a note.
 	Driver *Driver `json:"driver,omitempty"`
 	// Everything, for a pause without a tag: the client will take the rest by the driver's checkpoint. The process
@@ -171,7 +178,10 @@ func (r SetRequest) Identity() uint64   { return r.ID }
 
 func (r SteerRequest) Sent(id uint64) Request {
 	r.Version, r.ID = max(1, r.Version), id
-	if r.Until > 0 { // an older process would keep the pause for good
+	switch {
+	case r.Ahead != nil || r.Op == Complete: // an older process would resume at once, or not at all
+		r.Version = AheadSince
+	case r.Until > 0: // an older process would keep the pause for good
 		r.Version = untilSince
 	}
 	return r
@@ -181,6 +191,9 @@ func (r SetRequest) Sent(id uint64) Request  { r.Version, r.ID = max(1, r.Versio
 
 // untilSince is the version that has until.
 const untilSince = 2
+
+// AheadSince is the version that has ahead and parts.
+const AheadSince = 3
 
 func (r LendRequest) check() error { return nil }
 
@@ -203,6 +216,10 @@ func (r SteerRequest) check() error {
 		return errors.New("only the pause after a hold takes together, and until says when it ends")
 	case r.Hold && (r.Everything || r.Idle != nil || r.Toward != nil || r.Yield):
 		return errors.New("a hold comes before a pause, and takes no everything, idle, toward or yield")
+	case r.Ahead != nil && (r.Everything || r.Wait > 0 || r.Version < AheadSince):
+		return errors.New("ahead excludes everything and wait, and is in requests of version 3")
+	case r.Parts && (r.Hold || r.Everything || r.Discard || r.Toward != nil || r.NCCL != nil || r.To == ToMemory):
+		return errors.New("parts excludes hold, everything, discard, toward, nccl, and to memory")
 	case r.Op == Note && r.Driver == nil:
 		return errors.New("a note has the driver's part")
 	case r.Until > 0 && (r.Own || r.Version < untilSince):

@@ -64,6 +64,11 @@ func (o *Outcome) Record(reply control.Reply, err error) error {
 // doWhileRunning is do, but gives up a process that is stopped, which would keep the locks.
 func (o *Outcome) doWhileRunning(ctx context.Context, process *client.Conn, request control.SteerRequest) error {
 	reply, err := WhileRunning(ctx, process, request, lookEvery, lookEvery)
+	return o.recordRunning(ctx, reply, err)
+}
+
+// recordRunning is Record for a request that ends with ctx, or when the process is stopped.
+func (o *Outcome) recordRunning(ctx context.Context, reply control.Reply, err error) error {
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
 		err = client.Unreachable("it does not answer (stopped?)")
 	}
@@ -78,8 +83,15 @@ func (o Outcome) Changed() bool { return o.Bytes+o.Imported > 0 }
 // process to bring the memory back.
 func WhileRunning(ctx context.Context, process *client.Conn, request control.SteerRequest,
 	after, again time.Duration) (control.Reply, error) {
-	ctx, stop := context.WithCancel(ctx)
+	ctx, stop := whileRunning(ctx, process, after, again)
 	defer stop()
+	return process.Do(ctx, request)
+}
+
+// whileRunning returns a context that ends when a look finds the process stopped.
+func whileRunning(ctx context.Context, process *client.Conn, after, again time.Duration) (context.Context,
+	context.CancelFunc) {
+	ctx, stop := context.WithCancel(ctx)
 	go func() {
 		for wait := after; ; wait = again {
 			select {
@@ -92,7 +104,7 @@ func WhileRunning(ctx context.Context, process *client.Conn, request control.Ste
 			}
 		}
 	}()
-	return process.Do(ctx, request)
+	return ctx, stop
 }
 
 // Refusal is a process's answer that it refuses.

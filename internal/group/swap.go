@@ -31,13 +31,24 @@ func Swap(ctx context.Context, outPID, inPID int, pause control.SteerRequest, ke
 		return failed(because(in.err, "left as it was: %d cannot be resumed", inPID), in.err)
 	}
 
-	// Pause the one; the end of the connection undoes a pause that has failed.
-	if leaving.take(ctx, control.Pause) != nil {
+	// Pause the one; the end of the connection undoes a pause that has failed. If it can, the other comes at the same time.
+	came, err := false, error(nil)
+	if leave := in.inPlaceOf(out, pause); leave != nil {
+		came, err = leaving.atOnce(ctx, in, leave)
+	} else {
+		err = leaving.take(ctx, control.Pause)
+	}
+	if err != nil {
 		return failed(out.err, because(out.err, "left as it was: %d was not paused", outPID))
 	}
 
 	// Resume the other in its place, or undo the pause.
-	resumed := in.swapIn(ctx, control.SteerRequest{Op: control.Resume, Tag: pause.Tag}, wait)
+	resumed := Ended(in.Outcome, nil)
+	if !came {
+		before := in.Outcome // what only waits for other processes has taken its own memory
+		resumed = in.swapIn(ctx, control.SteerRequest{Op: control.Resume, Tag: pause.Tag}, wait)
+		resumed.Bytes, resumed.Imported = resumed.Bytes+before.Bytes, resumed.Imported+before.Imported
+	}
 	if !resumed.OK {
 		return []Outcome{leaving.swapBack(resumed), resumed}
 	}

@@ -402,11 +402,13 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaSetDevice(atoi(rest)), 0);
 	else if (strcmp(word, "calls") == 0)
 		answer_number((long)sim_stat(rest));
-	else if (strcmp(word, "fail") == 0) { /* the nth call from now of a function of the driver; or none */
+	else if (strcmp(word, "fail") == 0) { /* the nth call from now of a function of the driver, or none; or it kills */
 		char *name = rest ? strtok(rest, " ") : NULL;
 		sim_clear_failures();
-		if (name)
-			sim_fail(name, atoi(strtok(NULL, " ")), 999);
+		if (name) {
+			int nth = atoi(strtok(NULL, " "));
+			sim_fail(name, nth, strtok(NULL, " ") ? -1 : 999);
+		}
 	} else if (strcmp(word, "fired") == 0)
 		answer_number((long)((uint64_t(*)(void))simulator("cudasim_failures_fired"))());
 	else if (strcmp(word, "hog") == 0)

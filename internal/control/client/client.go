@@ -54,6 +54,7 @@ const maxReply = 256 << 20
 type Conn struct {
 	Peer       int    // the number of the process here, or 0 if it has none
 	Directory  string // of its socket
+	Version    int    // of the protocol, as the process has said last
 	connection *net.UnixConn
 	replies    *bufio.Reader
 	passed     *int     // where the descriptor goes that comes with a reply, while one is awaited
@@ -294,19 +295,59 @@ func (c *Conn) Do(ctx context.Context, request control.Request) (control.Reply, 
 	// After a failure, too, a process that turns clients away has sent an answer
 	failed := c.write(control.Line(request.Sent(c.id)))
 	reply, err := c.reply()
-	switch {
-	case !stop(): // closed, or about to be, even where the reply has come
+	if !stop() { // closed, or about to be, even where the reply has come
 		return reply, ctx.Err()
+	}
+	return c.checked(reply, c.id, failed, err)
+}
+
+// checked returns the reply to a request, of which failed says why it may not have been sent, and err why there may be
+// no reply.
+func (c *Conn) checked(reply control.Reply, id uint64, failed, err error) (control.Reply, error) {
+	switch {
 	case errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET):
 		return reply, Unreachable("it has ended, or closed the connection")
 	case err != nil:
 		return reply, Unreachable("%w", err)
-	case reply.ID != c.id && reply.OK:
+	case reply.ID != id && reply.OK:
 		return reply, Unreachable("it has answered another request")
 	case failed != nil && reply.Error == "":
 		return reply, Unreachable("%w", failed)
 	}
 	return reply, nil
+}
+
+// DoAhead is Do for a request that takes memory as it comes (control.SteerRequest.Ahead). A second request says how that
+// ends, Complete or Undo; DoAhead sends it when it gets it, unless the first request has been answered by then.
+func (c *Conn) DoAhead(ctx context.Context, request control.SteerRequest, ends <-chan control.SteerRequest) (
+	control.Reply, error) {
+	first := c.id + 1
+	c.id += 2
+	stop := context.AfterFunc(ctx, c.Close)
+	failed := c.write(control.Line(request.Sent(first)))
+	answered, sent := make(chan struct{}), make(chan bool, 1)
+	go func() {
+		select {
+		case end := <-ends:
+			_ = c.write(control.Line(end.Sent(first + 1))) // if it fails, so does the read
+			sent <- true
+		case <-answered:
+			sent <- false
+		}
+	}()
+	reply, err := c.reply()
+	second := err == nil && reply.ID == first+1 // which was sent before, so its own answer may come first
+	if second {
+		reply, err = c.reply()
+	}
+	close(answered)
+	if <-sent && !second && err == nil {
+		_, err = c.reply()
+	}
+	if !stop() {
+		return reply, ctx.Err()
+	}
+	return c.checked(reply, first, failed, err)
 }
 
 func (c *Conn) reply() (reply control.Reply, err error) {
@@ -327,6 +368,7 @@ func (c *Conn) reply() (reply control.Reply, err error) {
 	if err := json.Unmarshal(line, &reply); err != nil {
 		return reply, errors.New("its reply is not understood")
 	}
+	c.Version = reply.Version
 	for _, words := range []*string{&reply.Error, &reply.NCCL, &reply.Note, &reply.Stays} {
 		*words = readable.Printable(strings.ReplaceAll(*words, "\n", "; "))
 	}

@@ -73,7 +73,8 @@ type Task struct {
 
 	Asked time.Time // when the client first asked for the resume that it now retries; or zero
 
-	withdrawn chan struct{} // closed when the client goes, and for what the server does itself
+	withdrawn chan struct{} // closed when the client goes or gives it up, and for what the server does itself
+	complete  chan struct{} // closed when the client says that all memory has come (control.SteerRequest.Ahead)
 	client    *connection   // nil: the client has gone
 	words     string        // that say who the client is
 	outside   *Outside
@@ -104,6 +105,21 @@ func (t *Task) Withdrawn() bool {
 		return false
 	}
 }
+
+// Complete returns a channel that is closed when all memory has come for a request that is Ahead.
+func (t *Task) Complete() <-chan struct{} { return t.complete }
+
+// tell closes a channel, unless it is closed. Only the socket's thread does.
+func tell(channel chan struct{}) {
+	select {
+	case <-channel:
+	default:
+		close(channel)
+	}
+}
+
+// isAhead reports whether a client's request takes memory as it comes, and has not been answered.
+func (c *connection) isAhead() bool { return c.task != nil && c.task.Request.Ahead != nil }
 
 // undoOf returns the server's own task of resuming tags, which waits for nothing.
 func undoOf(due []string) *Task {

@@ -184,6 +184,9 @@ func (s *Server) loop() error {
 
 // timeout returns how long to wait for something to happen, in milliseconds.
 func (s *Server) timeout(now time.Time) int {
+	if s.running != nil && s.running.Request.Ahead != nil { // its client has more to say
+		return int(s.looks.Milliseconds())
+	}
 	if s.running != nil || s.asking || s.lending != nil {
 		return int(max(s.looks, min(now.Sub(s.handed)/32, lastGlance)).Milliseconds())
 	}
@@ -326,6 +329,11 @@ func (s *Server) act(c *connection, r control.Request) error {
 		return fmt.Errorf("only the keeper answers a %s", set.Op)
 	}
 	reply := control.Reply{ID: r.Identity(), OK: true}
+	if r.Operation() == control.Undo && c.isAhead() {
+		tell(c.task.withdrawn)
+		c.answer(reply)
+		return nil
+	}
 	switch r.Operation() {
 	case control.Status:
 		c.status, c.statusID = statusWanted, steer.ID
@@ -337,6 +345,11 @@ func (s *Server) act(c *connection, r control.Request) error {
 			s.keep(c, steer, time.Now())
 			s.settle()
 		}
+	case control.Complete:
+		if !c.isAhead() {
+			return errors.New("no request of this client waits for memory that comes")
+		}
+		tell(c.task.complete)
 	case control.Note:
 		s.process.Note(*steer.Driver)
 		s.publish() // a process that is lost no longer waits
@@ -397,7 +410,7 @@ func (s *Server) enqueue(c *connection, r control.SteerRequest) error {
 		c.lease = control.Seconds(r.Lease)
 	}
 	c.task = &Task{client: c, Request: r, Recording: c.recording, withdrawn: make(chan struct{}),
-		words: c.words(), outside: &s.outside}
+		complete: make(chan struct{}), words: c.words(), outside: &s.outside}
 	if r.Turn {
 		c.task.Asked = c.asked
 	}
@@ -456,10 +469,10 @@ func (s *Server) leave() {
 		s.unlend(c)
 		if c.task != nil && c.task == s.running {
 			c.task.client = nil
-			close(c.task.withdrawn)
+			tell(c.task.withdrawn)
 		} else if c.task != nil && c.task.Request.NCCL.Wait() > 0 { // other ranks wait for this one: undo it later
 			c.task.lets, c.task.client = s.rights.Pauses(c), nil
-			close(c.task.withdrawn)
+			tell(c.task.withdrawn)
 		} else if c.task != nil {
 			s.queue = slices.DeleteFunc(s.queue, func(t *Task) bool { return t == c.task })
 		}

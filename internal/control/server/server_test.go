@@ -870,3 +870,56 @@ func TestYieldAndAClientThatVanishes(t *testing.T) {
 	}, time.Minute, 5*time.Millisecond)
 	require.Len(t, now(f, &f.tasks), 1, "no client has undone it")
 }
+
+// A request ahead ends as its client says, or with the client; until then the client may ask only for that.
+func TestARequestAhead(t *testing.T) {
+	f := serve(t)
+	ended := make(chan string, 1)
+	f.performs(func(task *server.Task, _ *server.Outcome) error {
+		if task.Request.Ahead == nil {
+			return nil
+		}
+		select {
+		case <-task.Complete():
+			ended <- "complete"
+			return nil
+		case <-task.Cancel():
+			ended <- "cancelled"
+			return errors.New("cancelled")
+		}
+	})
+	ahead := control.SteerRequest{Op: control.Resume, Ahead: map[string]uint64{"GPU-1": 0}}
+	for op, how := range map[string]string{control.Complete: "complete", control.Undo: "cancelled"} {
+		c := dial(t)
+		ends, done := make(chan control.SteerRequest, 1), make(chan control.Reply, 1)
+		go func() {
+			reply, err := c.DoAhead(context.Background(), ahead, ends)
+			assert.NoError(t, err)
+			done <- reply
+		}()
+		ends <- control.SteerRequest{Op: op}
+		require.Equal(t, how == "complete", (<-done).OK)
+		require.Equal(t, how, <-ended)
+		require.True(t, do(t, c, control.SteerRequest{Op: control.Undo}).OK, "the connection goes on")
+	}
+	require.Contains(t, do(t, dial(t), control.SteerRequest{Op: control.Complete}).Error, "no request of this client waits")
+
+	c := dial(t)
+	ctx, leave := context.WithCancel(context.Background())
+	gone := make(chan error, 1)
+	go func() {
+		_, err := c.DoAhead(ctx, ahead, nil)
+		gone <- err
+	}()
+	require.Eventually(t, func() bool {
+		var begun bool
+		f.with(func() { begun = f.tasks[len(f.tasks)-1].Request.Ahead != nil })
+		return begun
+	}, time.Minute, time.Millisecond)
+	leave()
+	require.ErrorIs(t, <-gone, context.Canceled)
+	require.Equal(t, "cancelled", <-ended)
+
+	refused := control.SteerRequest{Op: control.Resume, Ahead: map[string]uint64{"GPU-1": 0}, Wait: 1}
+	require.Contains(t, do(t, dial(t), refused).Error, "ahead excludes everything and wait")
+}

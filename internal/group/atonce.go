@@ -1,0 +1,102 @@
+package group
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"tms/internal/control"
+	"tms/vmm/stats"
+)
+
+// In a swap both processes can copy at once: the one saves a part of its memory and gives it back, and the other takes it.
+// docs/design/swap.md says why nothing is lost whichever step fails.
+
+// inPlaceOf returns how many bytes this process must leave free on each device, by UUID, while it takes the place of
+// another whose memory is not all given back yet. It is nil where one must follow the other: the program that leaves
+// cannot be stopped, the driver has one of them, what it leaves does not suffice, or one is of an earlier version.
+func (m *Member) inPlaceOf(out *Member, pause control.SteerRequest) (leave map[string]uint64) {
+	driverHas := out.state.Stats.Everything || m.state.Stats.Everything
+	known := min(out.Version, m.Version) >= control.AheadSince
+	if !known || !out.state.Gated || driverHas || pause.Discard || pause.To != "" {
+		return nil
+	}
+	is := func(tag stats.Tag) bool { return pause.Tag == nil || *pause.Tag == tag.Tag }
+	gives := map[string]uint64{}
+	for d, tag := range out.state.Tags() {
+		if is(tag) {
+			gives[d.UUID] += tag.PhysicalBytes
+		}
+	}
+	needs, devices := map[string]uint64{}, map[string]stats.Device{}
+	for d, tag := range m.state.Tags() {
+		if is(tag) && tag.PausedBytes > 0 {
+			needs[d.UUID] += tag.PausedBytes
+			devices[d.UUID] = d
+		}
+	}
+	for uuid, need := range needs {
+		if d := devices[uuid]; uuid == "" || gives[uuid] == 0 || d.FreeBytes+gives[uuid] < need {
+			return nil
+		}
+	}
+	return leaves(devices, gives, needs)
+}
+
+// leaves returns what stays free, by UUID: no process there finds less than before the swap, than after it, and than the
+// reserve.
+func leaves(devices map[string]stats.Device, gives, needs map[string]uint64) map[string]uint64 {
+	leave := map[string]uint64{}
+	for uuid, d := range devices {
+		leave[uuid] = min(d.FreeBytes, d.FreeBytes+gives[uuid]-needs[uuid], stats.Reserve(d.TotalBytes))
+	}
+	if len(leave) == 0 {
+		return nil
+	}
+	return leave
+}
+
+// atOnce pauses a lone process while another takes its place, and reports whether that one is back. Its threads are
+// stopped before: a pause that waits for the program keeps no memory from it. After an error both are as before.
+func (g *Group) atOnce(ctx context.Context, in *Member, leave map[string]uint64) (came bool, err error) {
+	out := g.Members[0]
+	stop, pause := g.request, g.request
+	stop.Hold, pause.Parts = true, true
+	pause.Timeout = new(max(leastTry.Seconds(), g.request.TimeoutSeconds())) // there is nothing left to wait for
+	if out.err = out.do(ctx, out.Conn, stop); out.err != nil {
+		return false, out.err
+	}
+	unlock, err := LockDevices(ctx, slices.Collect(maps.Keys(leave)))
+	if out.err = err; err != nil {
+		return false, g.undo(err)
+	}
+	resume := control.SteerRequest{Op: control.Resume, Tag: pause.Tag, Turn: true, Ahead: leave}
+	end := in.ahead(resume)
+	out.err = out.doWhileRunning(ctx, out.Conn, pause)
+	came = end(out.err == nil)
+	unlock()
+	if out.err != nil {
+		return false, g.undo(out.err)
+	}
+	return came, nil
+}
+
+// ahead has a process take memory as it comes, until end is called: that all has come, or that it does not. end reports
+// whether the process has all of its memory. If not, it has taken none.
+func (m *Member) ahead(request control.SteerRequest) (end func(all bool) bool) {
+	ends, done := make(chan control.SteerRequest, 1), make(chan error, 1)
+	go func() {
+		ctx, stop := whileRunning(context.Background(), m.Conn, lookEvery, lookEvery)
+		defer stop()
+		reply, err := m.DoAhead(ctx, request, ends)
+		done <- m.recordRunning(context.Background(), reply, err)
+	}()
+	return func(all bool) bool {
+		end := control.SteerRequest{Op: control.Undo}
+		if all {
+			end.Op = control.Complete
+		}
+		ends <- end
+		return <-done == nil
+	}
+}
