@@ -147,9 +147,6 @@ func imagesFor(ctx context.Context, s *snapshot.Snapshot) (folder *os.File, inMe
 	if err != nil {
 		return nil, false, err
 	}
-	if err := hasRoom(s.Manifest.Pages, hostmemory.Available("self", nil)); err != nil {
-		return nil, false, err
-	}
 	folder, err = folderInMemory()
 	if err != nil && len(s.Manifest.Pages) == 0 {
 		folder, err = os.Open(own)
@@ -175,20 +172,6 @@ func imagesFor(ctx context.Context, s *snapshot.Snapshot) (folder *os.File, inMe
 		return nil, false, err
 	}
 	return folder, true, nil
-}
-
-// hasRoom refuses a restore for whose private memory less host memory is available than it needs: the kernel would end
-// some program for it.
-func hasRoom(files []snapshot.File, available uint64) error {
-	var needed uint64
-	for _, pages := range files {
-		needed += uint64(pages.Bytes())
-	}
-	if needed > available {
-		return fmt.Errorf("the processes have %s of private memory, and %s of host memory is available here: end a program, "+
-			"or raise the limit of this command's control group", readable.Bytes(needed), readable.Bytes(available))
-	}
-	return nil
 }
 
 // folderInMemory mounts a file system in memory at no place. (fsopen, fsmount)

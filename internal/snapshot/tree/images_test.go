@@ -10,14 +10,22 @@ import (
 	"tms/internal/snapshot"
 )
 
-// A restore says what is short before the kernel ends a program for it. Zeros need nothing.
-func TestARestoreNeedsHostMemory(t *testing.T) {
-	pages := []snapshot.File{
+// warm is a snapshot with 2 MiB of contents and 2 MiB of private memory. Zeros need nothing.
+var warm = &snapshot.Manifest{
+	Processes: []snapshot.Process{{Contents: []snapshot.Held{
 		{Content: snapshot.Content{Size: 2 << 20, Blocks: []snapshot.Sum{{1}}}},
-		{Content: snapshot.Content{Size: 4 << 20, Blocks: []snapshot.Sum{{}, {2}}}},
+	}}},
+	Pages: []snapshot.File{{Content: snapshot.Content{Size: 4 << 20, Blocks: []snapshot.Sum{{}, {2}}}}},
+}
+
+// A restore says what is short before the kernel ends a program for it.
+func TestARestoreNeedsHostMemory(t *testing.T) {
+	for copies, needs := range []uint64{4 << 20, 4 << 20, 8 << 20, 10 << 20} {
+		require.NoError(t, hasRoom(warm, copies, needs))
+		require.Error(t, hasRoom(warm, copies, needs-1))
 	}
-	require.NoError(t, hasRoom(pages, 4<<20))
-	require.ErrorContains(t, hasRoom(pages, 3<<20), "4.00 MiB of private memory, and 3.00 MiB of host memory is available")
+	require.ErrorContains(t, hasRoom(warm, 3, 9<<20), "the restore needs 10.00 MiB of host memory (contents of 2.00 MiB, and 4 "+
+		"times 2.00 MiB of private memory), and 9.00 MiB is available here")
 }
 
 // A dump goes to memory where the copy fits and a quarter of it more, and else to the disk.
@@ -35,10 +43,6 @@ func TestADumpNeedsHostMemory(t *testing.T) {
 
 // Blocks stay in the page cache where memory is for three times as much.
 func TestRoomToCache(t *testing.T) {
-	m := &snapshot.Manifest{
-		Processes: []snapshot.Process{{Contents: []snapshot.Held{{Content: snapshot.Content{Size: 2 << 20, Blocks: []snapshot.Sum{{1}}}}}}},
-		Pages:     []snapshot.File{{Content: snapshot.Content{Size: 4 << 20, Blocks: []snapshot.Sum{{}, {2}}}}},
-	}
-	require.True(t, roomToCache(m, 12<<20))
-	require.False(t, roomToCache(m, 12<<20-1))
+	require.True(t, roomToCache(warm, 12<<20))
+	require.False(t, roomToCache(warm, 12<<20-1))
 }

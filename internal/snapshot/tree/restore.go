@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/group"
@@ -81,13 +82,14 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	}
 	defer s.Close()
 	program, err := criu.Find(ctx)
+	available := hostmemory.Available("self", nil)
 	if err == nil {
-		err = program.Restores(s.Manifest.Needs.CRIU)
+		err = cmp.Or(program.Restores(s.Manifest.Needs.CRIU), hasRoom(s.Manifest, r.Copies, available))
 	}
 	if err != nil {
 		return nil, err
 	}
-	s.Cached = roomToCache(s.Manifest, hostmemory.Available("self", nil))
+	s.Cached = roomToCache(s.Manifest, available)
 	fits := make(chan error, 1)
 	go func() { fits <- r.fits(s.Manifest) }()
 	var folder *os.File
@@ -129,19 +131,41 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	return all, err
 }
 
-// roomToCache reports whether the page cache may keep what the snapshot has, beside the program itself. The kernel drops
-// it when memory is needed, but then drops others' files, too.
-func roomToCache(m *snapshot.Manifest, available uint64) bool {
-	var bytes uint64
+// held returns how many bytes of contents and of private memory a snapshot has.
+func held(m *snapshot.Manifest) (contents, memory uint64) {
 	for _, p := range m.Processes {
 		for _, held := range p.Contents {
-			bytes += uint64(held.Content.Bytes())
+			contents += uint64(held.Content.Bytes())
 		}
 	}
 	for _, pages := range m.Pages {
-		bytes += uint64(pages.Bytes())
+		memory += uint64(pages.Bytes())
 	}
-	return bytes <= available/3
+	return contents, memory
+}
+
+// hasRoom refuses a restore for which less host memory is available than it needs: the kernel would end some program for
+// it. Contents are there once for all copies. Private memory is there once more for several copies, because CRIU can take
+// away what it reads only if no other copy reads it.
+func hasRoom(m *snapshot.Manifest, copies int, available uint64) error {
+	contents, memory := held(m)
+	times := uint64(max(1, copies))
+	if times > 1 {
+		times++
+	}
+	if needed := contents + memory*times; needed > available {
+		return fmt.Errorf("the restore needs %s of host memory (contents of %s, and %d times %s of private memory), and %s is "+
+			"available here: end a program, or raise the limit of this command's control group", readable.Bytes(needed),
+			readable.Bytes(contents), times, readable.Bytes(memory), readable.Bytes(available))
+	}
+	return nil
+}
+
+// roomToCache reports whether the page cache may keep what the snapshot has, beside the program itself. The kernel drops
+// it when memory is needed, but then drops others' files, too.
+func roomToCache(m *snapshot.Manifest, available uint64) bool {
+	contents, memory := held(m)
+	return contents+memory <= available/3
 }
 
 // begun is a restore whose snapshot is open.
