@@ -24,6 +24,7 @@
 //	share         share.go       a segment that other processes may map: open, or closed by a pause
 //	import        import.go      such a segment of another process: mapped, paused, lost
 //	set           set.go         memory that the keeper holds; every process imports it, its maker too
+//	exchange      remap.go       other memory of the keeper for an import's addresses: from, to, there
 //	gate          host.go        keeps the program from giving devices work until all is back
 //
 // A segment is one cudaMalloc, or a slab: a granule that allocations below the granularity share. Its addresses

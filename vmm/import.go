@@ -236,10 +236,12 @@ func (e *Engine) resumeImports(o *operation, wait time.Duration, cancel <-chan s
 	start := time.Now()
 	defer func() { o.spent.waited += time.Since(start) }()
 	of := map[Share][]*segment{} // by process: a Share without its ID
+	e.mu.Lock()
 	for _, s := range segments {
 		process := Share{PID: s.imported.share.PID, Start: s.imported.share.Start}
 		of[process] = append(of[process], s)
 	}
+	e.mu.Unlock()
 	errs := make(chan error)
 	for _, segments := range of {
 		go func() {
@@ -272,6 +274,7 @@ func (e *Engine) resumeImportsOf(tags []string, until time.Time, cancel <-chan s
 // fetched is the result of asking for memory.
 type fetched struct {
 	borrowed
+	of   *imported
 	room uint64 // for it
 	err  error
 }
@@ -287,7 +290,7 @@ func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetc
 		if !s.is(paused) || s.imported.lost {
 			continue
 		}
-		got[s] = &fetched{room: s.length()}
+		got[s] = &fetched{of: s.imported, room: s.length()}
 		if s.userMapped != nil {
 			got[s].room = s.userMapped.size
 		}
@@ -301,7 +304,7 @@ func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetc
 		if f.err = cmp.Or(silent, waiting[s.tag]); f.err != nil {
 			continue
 		}
-		f.err = guard.Call(func() (err error) { f.borrowed, err = s.imported.fetch(f.room); return err })
+		f.err = guard.Call(func() (err error) { f.borrowed, err = f.of.fetch(f.room); return err })
 		switch {
 		case errors.Is(f.err, ErrSilent):
 			silent = f.err
@@ -320,8 +323,15 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 		return false, nil
 	}
 	var lines []string
+	var moved bool // a remap has put other memory in the place of what was asked for
 	o := &operation{Options: Options{Tags: tags}}
-	wanted := func(s *segment) bool { return got[s] != nil && s.is(paused) && !s.imported.lost }
+	wanted := func(s *segment) bool {
+		if got[s] == nil || !s.is(paused) || s.imported.lost {
+			return false
+		}
+		moved = moved || s.imported != got[s].of
+		return s.imported == got[s].of
+	}
 	_ = e.transact("resume", o, wanted, func(batches []*batch) error {
 		e.gather(batches, 0)
 		for _, b := range batches {
@@ -360,8 +370,12 @@ func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool)
 	}
 	for s, f := range got { // no longer needed: its segment was closed, or another has resumed it
 		if f.handle != 0 {
-			(&imported{engine: e, share: s.imported.share}).end(s.device, f.borrowed)
+			(&imported{engine: e, share: f.of.share}).end(s.device, f.borrowed)
 		}
+	}
+	if moved {
+		again, err := e.tryResumeImports(tags, segments, last)
+		return waits || again, cmp.Or(first, err)
 	}
 	return waits, first
 }

@@ -7,12 +7,14 @@ import "tms/vmm/cuda"
 // Mapping is physical memory at one place. Step records what the driver has done for it, so that any operation can be
 // undone, or taken up again after an undo that itself failed.
 type Mapping struct {
-	Driver   *cuda.Driver
-	Device   int // its ordinal
-	Address  uintptr
-	Size     uint64
-	Step     Step
-	Handle   cuda.Handle
+	Driver  *cuda.Driver
+	Device  int // its ordinal
+	Address uintptr
+	Size    uint64
+	Step    Step
+	Handle  cuda.Handle
+	// Instead takes the place of Handle once the driver unmaps that, which it has refused to do; or it is 0.
+	Instead  cuda.Handle
 	Exported bool // by the program, as what the driver makes of it
 	Backing  Backing
 }
@@ -63,6 +65,11 @@ func (m *Mapping) Create() error {
 
 // Attach maps the handle and gives devices access, as far as the backing's goal.
 func (m *Mapping) Attach() error {
+	if m.Instead != 0 {
+		if err := m.Detach(); err != nil {
+			return err
+		}
+	}
 	goal := m.Backing.Goal()
 	if m.Step < Mapped && Mapped <= goal {
 		if err := m.Driver.MemMap(m.Address, m.Size, m.Handle); err != nil {
@@ -88,6 +95,10 @@ func (m *Mapping) Detach() error {
 		return err
 	}
 	m.Step = Created
+	if m.Instead != 0 {
+		(&Mapping{Driver: m.Driver, Handle: m.Handle, Step: Created}).Drop()
+		m.Handle, m.Instead = m.Instead, 0
+	}
 	return nil
 }
 
