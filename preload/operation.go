@@ -59,6 +59,12 @@ func newOperation(o *C.struct_operation) operation {
 			manifest: slices.Clone(unsafe.Slice((*byte)(set.manifest), set.size))}
 	case C.OPERATION_SET_ATTACH:
 		return &attachSetOperation{handle: uint64(set.handle)}
+	case C.OPERATION_SET_ADVANCE:
+		return &advanceSetOperation{handle: uint64(set.handle)}
+	case C.OPERATION_SET_BACK:
+		return &backSetOperation{handle: uint64(set.handle)}
+	case C.OPERATION_SET_SETTLE:
+		return &settleSetOperation{handle: uint64(set.handle)}
 	default:
 		return &closeSetOperation{handle: uint64(set.handle)}
 	}

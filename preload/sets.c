@@ -103,6 +103,34 @@ EXPORT int tms_kept_attach(tms_kept *set)
 	return code == SUCCESS ? on(OPERATION_SET_ATTACH, (struct operation_set){.handle = (uintptr_t)set}, NULL) : code;
 }
 
+/* Moves a set to another version, and stores the number of the version that it has then. */
+static int move(int kind, tms_kept *set, uint64_t *version)
+{
+	int code = gate_before_allocation();
+	return code == SUCCESS ? on(kind, (struct operation_set){.handle = (uintptr_t)set}, version) : code;
+}
+
+EXPORT int tms_kept_advance(tms_kept *set, uint64_t *version)
+{
+	return move(OPERATION_SET_ADVANCE, set, version);
+}
+
+EXPORT int tms_kept_back(tms_kept *set, uint64_t *version)
+{
+	return move(OPERATION_SET_BACK, set, version);
+}
+
+EXPORT int tms_kept_settle(tms_kept *set)
+{
+	return on(OPERATION_SET_SETTLE, (struct operation_set){.handle = (uintptr_t)set}, NULL);
+}
+
+EXPORT int tms_kept_version(tms_kept *set, uint64_t *version)
+{
+	return version ? IN_GO(tmsSetVersion((uintptr_t)set, version))
+		       : error_fail(ERROR_INVALID_VALUE, "the version to fill in is NULL");
+}
+
 EXPORT int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device)
 {
 	uintptr_t base = 0;

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"sync"
 	"unicode/utf8"
 	"unsafe"
@@ -31,14 +30,14 @@ func _() { _ = [1]struct{}{}[vmm.Keeper-control.Keeper] }
 
 // set is a set that this process makes, or has open.
 type set struct {
-	control.KeptSet
+	version
 	process *Process
 	mu      sync.Mutex // held during an operation
 	ordinal int        // its device's, or -1 if this process does not see the device
 	tag     string
-	// Guarded by the lock of the table, as are Chunks and Sealed.
-	file      checksum.File
+	// These are guarded by the lock of the table, too.
 	addresses []uintptr // where the chunks are mapped; empty while they are not
+	before    *version  // to which back returns, or nil
 }
 
 // sets has what this process makes or has open.
@@ -70,7 +69,7 @@ func (o *createSetOperation) run(p *Process, _ *vmm.Engine) (uint64, error) {
 		return 0, err
 	}
 	made := control.KeptSet{ID: descriptors.Number(), Name: o.name, Device: uuid}
-	return (&set{process: p, KeptSet: made, ordinal: o.device, tag: o.tag}).enter(), nil
+	return (&set{process: p, version: version{KeptSet: made}, ordinal: o.device, tag: o.tag}).enter(), nil
 }
 
 // openSetOperation opens a complete set.
@@ -274,6 +273,7 @@ func (s *set) seal(e *vmm.Engine, manifest []byte) error {
 		defer s.process.sets.Unlock()
 		told := reply.Sets[0]
 		s.file, s.Sealed, s.Bytes, s.Tensors = sealed, told.Sealed, told.Bytes, told.Tensors
+		s.Version = told.Version
 	}
 	return err
 }
@@ -291,33 +291,16 @@ func fileOf(contents []byte) (descriptor int, err error) {
 }
 
 func (p *Process) openSet(name, tag string) (uint64, error) {
-	reply, descriptor, err := p.askKeeper(control.SetRequest{Op: control.Open, Name: name, Confirm: true}, -1)
-	if err == nil && reply.Sets[0].Place != "" {
-		_ = unix.Close(descriptor)
-		(&set{process: p, KeptSet: reply.Sets[0]}).letGo()
-		text := (*C.char)(unsafe.Pointer(goruntime.Terminated(name)))
-		if err = helped(func() C.int { return C.set_promote(text) }); err == nil {
-			return p.openSet(name, tag)
-		}
-	}
+	v, err := p.openVersion(name)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = unix.Close(descriptor) }()
-	s := &set{process: p, KeptSet: reply.Sets[0], tag: tag}
-	if s.file, err = checksum.Read(descriptor); err != nil {
-		s.letGo()
-		return 0, fmt.Errorf("the set's manifest cannot be read: %w", err)
-	}
-	p.sets.parts.use(s.ID)
-	p.sets.parts.keepOpen(s.ID, 0, descriptor)
-	s.ordinal = p.driver.DeviceBy(s.Device)
-	return s.enter(), nil
+	return (&set{process: p, version: v, tag: tag, ordinal: p.driver.DeviceBy(v.Device)}).enter(), nil
 }
 
 // letGo tells the keeper that this process no longer uses a set. A keeper that has ended counts nothing.
-func (s *set) letGo() {
-	_ = server.Tell(s.process.Directories, control.Keeper, control.SetRequest{Op: control.Close, Set: s.ID})
+func (p *Process) letGo(s control.KeptSet) {
+	_ = server.Tell(p.Directories, control.Keeper, control.SetRequest{Op: control.Close, Set: s.ID})
 }
 
 // hashing returns a function that hashes chunks. It maps the chunks itself, because a pause may take the program's
@@ -364,13 +347,14 @@ func (s *set) close(e *vmm.Engine, handle uint64) error {
 	if err := s.unmap(e); err != nil {
 		return err
 	}
+	s.settle()
 	s.process.sets.Lock()
 	delete(s.process.sets.open, handle)
 	s.process.sets.Unlock()
 	if s.Sealed != 0 {
 		s.process.sets.parts.unuse(s.ID)
 	}
-	s.letGo()
+	s.process.letGo(s.KeptSet)
 	return nil
 }
 
@@ -381,6 +365,9 @@ func (p *Process) setsOpen() (sets []control.KeptSet) {
 	for _, s := range p.sets.open {
 		if s.Sealed != 0 {
 			sets = append(sets, s.KeptSet)
+		}
+		if s.before != nil {
+			sets = append(sets, s.before.KeptSet)
 		}
 	}
 	return sets
@@ -424,6 +411,14 @@ func tmsSetManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t
 		if buffer != nil {
 			copy(unsafe.Slice((*byte)(buffer), capacity), s.file.Manifest)
 		}
+		return nil
+	})
+}
+
+//export tmsSetVersion
+func tmsSetVersion(handle C.uintptr_t, number *C.uint64_t) C.int {
+	return self.withSet(handle, func(s *set) error {
+		*number = C.uint64_t(s.Version)
 		return nil
 	})
 }

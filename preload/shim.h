@@ -204,6 +204,9 @@ enum operation_kind {
 	OPERATION_SET_ADD,
 	OPERATION_SET_SEAL,
 	OPERATION_SET_ATTACH,
+	OPERATION_SET_ADVANCE,
+	OPERATION_SET_BACK,
+	OPERATION_SET_SETTLE,
 	OPERATION_SET_CLOSE,
 };
 /* ipc.c: the handle that cudaIpcGetMemHandle returns for pausable memory; token.c's files contain it, too. */

@@ -335,6 +335,25 @@ int tms_kept_manifest(tms_kept *set, void *buffer, size_t capacity, size_t *size
  * with TMS_VERIFY: the contents are not those that were sealed. */
 int tms_kept_attach(tms_kept *set);
 
+/* Each set that takes over a name is a later version of it. These map another version at the addresses of the attached
+ * one, read-only, and store its number: the newest complete version of the name, which may be the one that is attached;
+ * or the one before. No byte is copied, and CUDA graphs stay valid. All chunks move, or none: after an error, what the
+ * driver did not map again is paused, and a resume maps it. Both wait for the work that the devices have. Until they
+ * return, the caller gives the devices no work that uses the set. What is paused stays paused, and its resume maps the
+ * other version.
+ *
+ * The version before stays this process's until the next advance, settle or close: its memory is not free until then.
+ * back lets go of the version that it leaves. 801: the newest version has another layout, or lies on another device; 900:
+ * a stream is being captured; 1: the set is not attached, is attached twice in this process, or has no version before. */
+int tms_kept_advance(tms_kept *set, uint64_t *version);
+int tms_kept_back(tms_kept *set, uint64_t *version);
+
+/* Lets the version before go, if there is one. */
+int tms_kept_settle(tms_kept *set);
+
+/* Stores the number of the set's version, from 1 on; 0 while the set is not sealed. */
+int tms_kept_version(tms_kept *set, uint64_t *version);
+
 /* Stores the address of a chunk, in the order of the adds, its size, which is whole granules, and its device; each may
  * be NULL. 1: the set has no such chunk mapped here. */
 int tms_kept_chunk(tms_kept *set, size_t index, void **address, size_t *size, int *device);

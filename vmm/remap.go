@@ -158,8 +158,12 @@ func (e *Engine) exchange(all []*exchanging) (err error) {
 		}
 	}
 	if err != nil {
+		stuck := false
 		for _, m := range all {
-			m.undo()
+			stuck = !m.undo() || stuck
+		}
+		if stuck {
+			err = fmt.Errorf("%w; the driver did not map all of it again: resume it, and nothing is lost", err)
 		}
 		return err
 	}
@@ -194,11 +198,11 @@ func (m *exchanging) swap() error {
 	return x.Attach()
 }
 
-// undo maps what was there before. What the driver then refuses leaves the memory paused, and its extent knows the
-// handle that it is to have.
-func (m *exchanging) undo() {
+// undo maps what was there before, and reports whether it could. Otherwise the memory is paused, and its extent knows
+// the handle that it is to have.
+func (m *exchanging) undo() bool {
 	if !m.begun {
-		return
+		return true
 	}
 	x := m.segment.extent
 	m.there = false
@@ -207,8 +211,10 @@ func (m *exchanging) undo() {
 	} else {
 		x.Handle, m.spare.handle = m.spare.handle, x.Handle
 	}
-	if x.Instead != 0 || x.Attach() != nil {
-		x.Step = min(x.Step, mapping.Mapped) // it is paused
-		m.segment.outcome.state = paused
+	if x.Instead == 0 && x.Attach() == nil {
+		return true
 	}
+	x.Step = min(x.Step, mapping.Mapped) // it is paused
+	m.segment.outcome.state = paused
+	return false
 }

@@ -142,7 +142,9 @@ type KeptSet struct {
 	Tensors  int         `json:"tensors"`  // 0 unless the Python package made its manifest
 	Used     int64       `json:"used"`     // when it was sealed or a user last went, as Sealed
 	Replaced bool        `json:"replaced"` // it was dropped or replaced, and a process still uses it
-	Users    []int       `json:"users"`    // processes
+	// Version counts the complete sets of the name: one that takes over the name is the next. A copy keeps it.
+	Version uint64 `json:"version,omitempty"`
+	Users   []int  `json:"users"` // processes
 }
 
 // KeptChunk is what one descriptor of a set stands for. All processes have it by the same random number.

@@ -72,7 +72,7 @@ func replyLines(t *testing.T) []control.Reply {
 	require.NoError(t, err)
 	sets := []control.KeptSet{{ID: 31, Name: "model", Device: "GPU-1", Sealed: 1700000000000000000,
 		Chunks: []control.KeptChunk{{ID: 41, Bytes: 2 << 20, Node: pointer(0), More: []uint64{42}}}, Place: control.ToHost,
-		Bytes: 4 << 20, Tensors: 2, Used: 1700000000000000000, Users: []int{4711}}}
+		Bytes: 4 << 20, Tensors: 2, Used: 1700000000000000000, Version: 3, Users: []int{4711}}}
 	replies := []control.Reply{
 		{ID: 1, OK: true, Process: process},
 		{ID: 2, OK: true, Bytes: 1 << 30, Imported: 1 << 20, Seconds: 0.25, WithoutContents: 1 << 21, Moved: 1 << 29,

@@ -213,11 +213,24 @@ func (k *Keeper) seal(from owner, r control.SetRequest, given *int) (*set, error
 		sealed = max(sealed, before.Sealed+1)
 		before.copied = r.Original != 0
 	}
+	if s.Version = k.nextVersion(s.Name); r.Original != 0 {
+		s.Version = before.Version
+	}
 	s.Sealed, s.Used, s.Tensors, s.maker, s.users[from] = sealed, sealed, r.Tensors, owner{}, 1
 	k.replace(before)
 	k.named[s.Name] = s
 	delete(k.lost, s.Name)
 	return s, nil
+}
+
+// nextVersion returns the number of the next set that takes over a name.
+func (k *Keeper) nextVersion(name string) (number uint64) {
+	for _, s := range k.sets {
+		if s.Name == name {
+			number = max(number, s.Version)
+		}
+	}
+	return number + 1
 }
 
 // replace takes its name from a set, unless the set is nil. Processes that have the set open keep its manifest. The

@@ -109,7 +109,7 @@ func TestASet(t *testing.T) {
 	require.Equal(t, got.Sealed, got.Used)
 	got.Sealed, got.Used = 0, 0
 	require.Equal(t, control.KeptSet{ID: 10, Name: "a", Device: "GPU-1",
-		Chunks: []control.KeptChunk{{ID: 11, Bytes: 5}}, Bytes: 5, Users: []int{os.Getpid()}}, got)
+		Chunks: []control.KeptChunk{{ID: 11, Bytes: 5}}, Bytes: 5, Version: 1, Users: []int{os.Getpid()}}, got)
 	reply, chunk := exchange(t, control.LendRequest{Op: control.Lend, Memory: 11})
 	require.Equal(t, "chunk", chunk)
 	require.EqualValues(t, []any{uint64(5), uint64(5), "GPU-1"}, []any{reply.Bytes, reply.Extent, reply.Device})

@@ -10,6 +10,7 @@ _TEXTS = ctypes.POINTER(_TEXT)
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _HANDLE, _OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 _SIZE, _SIZES = ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)
+_NUMBER = ctypes.POINTER(ctypes.c_uint64)
 
 
 class _GraphPool(ctypes.Structure):
@@ -59,6 +60,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_kept_open": (_CODE, _OUT, _TEXT),
     "tms_kept_manifest": (_CODE, _HANDLE, _TEXT, _SIZE, _SIZES),
     "tms_kept_attach": (_CODE, _HANDLE),
+    "tms_kept_advance": (_CODE, _HANDLE, _NUMBER),
+    "tms_kept_back": (_CODE, _HANDLE, _NUMBER),
+    "tms_kept_settle": (_CODE, _HANDLE),
+    "tms_kept_version": (_CODE, _HANDLE, _NUMBER),
     "tms_kept_chunk": (_CODE, _HANDLE, _SIZE, _OUT, _SIZES, ctypes.POINTER(ctypes.c_int)),
     "tms_kept_close": (_CODE, _HANDLE),
     "tms_serve": (_CODE,),

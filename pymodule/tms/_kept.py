@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import dataclasses
 import importlib
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._arguments import check_flag, check_text, shown
-from ._errors import NotSupportedError, TmsError, from_code
+from ._errors import NotSupportedError, TmsError
+from ._kept_set import Place, Set
+from ._kept_versions import Following, next_version
 from ._library import Library, load
 
 if TYPE_CHECKING:
@@ -66,12 +68,13 @@ class Kept:
         self.name = name
         self.complete = False
         self._library = library
-        self._set: _Set | None = None
+        self._set: Set | None = None
+        self._published: weakref.ref[Set] | None = None  # what this process publishes here
         self._missing: TmsError  # why there is none
 
     def __enter__(self) -> Kept:
         try:
-            self._set = _Set(self._library, self.name, "attaching", self._library.c.tms_kept_open)
+            self._set = Set(self._library, self.name, "attaching", self._library.c.tms_kept_open)
         except TmsError as error:
             if error.code != _NO_SUCH_SET:
                 raise
@@ -142,6 +145,52 @@ class Kept:
         tensors = dict(_owned(source) if replaces else source)
         self._publish(torch, tensors, set(tensors) if replaces else set(), replaces)
 
+    def follow(self, module: torch.nn.Module | None = None, *, back: bool = False) -> Following:
+        """Attaches the newest complete version, and can go on to later ones without a copy.
+
+        Each set that takes over the name is the next version. A process that has published a module
+        here follows what it has published.
+
+        Args:
+            module: as for `attach`; its parameters keep their addresses in all versions.
+            back: whether the version before stays on the device after an `advance`, for `back`.
+
+        Raises:
+            As `attach`.
+        """
+        check_flag("back", back)
+        if module is None and self._published and (published := self._published()):
+            self._set = published
+        return Following(self, module, back)
+
+    def next(
+        self, device: torch.device | str | None = None, *, copy: bool = False
+    ) -> contextlib.AbstractContextManager[dict[str, torch.Tensor]]:
+        """The next version, to be written in the body: complete when the body ends.
+
+        It has the tensors of the newest complete version, with the same names, shapes, dtypes and
+        strides, in memory of its own on the same device. Processes that follow the set keep their
+        version until they are told (`Following.advance`). A body that raises, and a process that
+        ends in it, leave the set as it was. After the body the tensors are read-only, and no longer
+        in the dict.
+
+        Of a set that an engine has published, the dict has the parameters, by their names in a
+        state_dict. What else the set has (buffers, work space) is as in the version before.
+
+        Args:
+            device: where the set is; another device is refused. To write from another one, copy
+                there: `w[name].copy_(tensor)`.
+            copy: whether the tensors begin with the contents of the version before; else these are
+                unspecified.
+
+        Raises:
+            OutOfMemoryError: the device has no room for one more version.
+            ValueError: the device is another one.
+            TmsError: there is no complete set of the name, or the keeper was killed in the body.
+        """
+        check_flag("copy", copy)
+        return next_version(self, device, copy)
+
     def _manifest(self) -> dict[str, Any]:
         if self._set is None:
             self.__enter__()
@@ -162,7 +211,7 @@ class Kept:
         chunks = self._set.attached(torch)
         chunks[private:] = [chunk.clone() for chunk in chunks[private:]]
         return {
-            name: _Place(**place).view(torch, chunks) for name, place in manifest["tensors"].items()
+            name: Place(**place).view(torch, chunks) for name, place in manifest["tensors"].items()
         }
 
     def _publish(
@@ -177,7 +226,7 @@ class Kept:
         places, contents, private = _plan(tensors, shared)
         sizes = [blocks[-1].offset + blocks[-1].size for blocks in contents]
         create = self._library.c.tms_kept_create
-        made = _Set(self._library, self.name, "publishing", create, device.index)
+        made = Set(self._library, self.name, "publishing", create, device.index)
         chunks: list[Any] = []
         for number, blocks in enumerate(contents):
             torch.cuda.empty_cache()
@@ -196,95 +245,9 @@ class Kept:
             **more,
         }
         made.seal(json.dumps(manifest).encode())
+        self._published = weakref.ref(made)
         for name in shared if replaces else ():
             tensors[name].requires_grad_(False)
-
-
-class _Set:
-    """A handle of the library, closed when neither this nor a tensor of its memory is left."""
-
-    def __init__(
-        self, library: Library, name: str, doing: str, make: Callable[..., int], *more: int
-    ) -> None:
-        self._library = library
-        self._name = name
-        self._handle = ctypes.c_void_p()
-        self._check(make(ctypes.byref(self._handle), check_text("name", name), *more), doing)
-        weakref.finalize(self, library.c.tms_kept_close, self._handle).atexit = False
-
-    def manifest(self) -> dict[str, Any]:
-        size = ctypes.c_size_t()
-        read = self._library.c.tms_kept_manifest
-        self._check(read(self._handle, None, 0, ctypes.byref(size)), "reading")
-        text = ctypes.create_string_buffer(size.value)
-        self._check(read(self._handle, text, size.value, None), "reading")
-        try:
-            manifest = json.loads(text.raw)
-        except ValueError:
-            manifest = None
-        return manifest if isinstance(manifest, dict) else {}
-
-    def add(self, torch: Any, number: int, size: int) -> Any:
-        """One more chunk, as bytes that can be written."""
-        address = ctypes.c_void_p()
-        code = self._library.c.tms_kept_add(self._handle, size, ctypes.byref(address))
-        self._check(code, "publishing")
-        return self._chunk(torch, number)
-
-    def seal(self, manifest: bytes) -> None:
-        code = self._library.c.tms_kept_seal(self._handle, manifest, len(manifest))
-        self._check(code, "publishing")
-
-    def attached(self, torch: Any) -> list[Any]:
-        """All chunks, as bytes."""
-        self._check(self._library.c.tms_kept_attach(self._handle), "attaching")
-        chunks: list[Any] = []
-        while (chunk := self._chunk(torch, len(chunks))) is not None:
-            chunks.append(chunk)
-        return chunks
-
-    def _chunk(self, torch: Any, number: int) -> Any:
-        address, size, device = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
-        code = self._library.c.tms_kept_chunk(
-            self._handle, number, ctypes.byref(address), ctypes.byref(size), ctypes.byref(device)
-        )
-        if code or not address.value:
-            return None
-        memory = _Memory(self, address.value, size.value)
-        return torch.as_tensor(memory, device=f"cuda:{device.value}")
-
-    def _check(self, code: int, doing: str) -> None:
-        if code:
-            raise from_code(code, f"{doing} the set {self._name!r}", self._library.last_error)
-
-
-class _Memory:
-    """Device memory for `torch.as_tensor`, which keeps it, and with it the set."""
-
-    def __init__(self, of: _Set, address: int, size: int) -> None:
-        self._of = of
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),  # PyTorch takes nothing that is read-only
-            "version": 3,
-        }
-
-
-class _Place(NamedTuple):
-    """Where a tensor lies: offset and bytes are in bytes, strides are in elements."""
-
-    chunk: int
-    offset: int
-    bytes: int
-    dtype: str
-    shape: list[int]
-    strides: list[int]
-
-    def view(self, torch: Any, chunks: list[Any]) -> Any:
-        flat = chunks[self.chunk][self.offset : self.offset + self.bytes]
-        flat = flat.view(getattr(torch, self.dtype))
-        return flat.as_strided(self.shape, self.strides)
 
 
 @dataclasses.dataclass
@@ -339,7 +302,7 @@ def _device_of(torch: Any, tensors: Mapping[str, Any]) -> Any:
 
 def _plan(
     tensors: Mapping[str, Any], shared: set[str]
-) -> tuple[dict[str, _Place], list[list[_Block]], int]:
+) -> tuple[dict[str, Place], list[list[_Block]], int]:
     """Where tensors go, what each chunk is made of, and the first chunk with nothing of `shared`.
 
     Tensors of one storage stay together.
@@ -366,7 +329,7 @@ def _plan(
         contents[-1].append(block)
         filled = -(-(block.offset + max(block.size, 1)) // _ALIGNMENT) * _ALIGNMENT
     places = {
-        name: _Place(
+        name: Place(
             chunk=block.chunk,
             offset=block.offset + begin - block.begin,
             bytes=end - begin,

@@ -1,0 +1,257 @@
+package main
+
+// #include "shim.h"
+import "C"
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/sets/checksum"
+	"tms/preload/goruntime"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// Versions of a set: each set that takes over a name is the next version of it. A process that has a version attached
+// goes on to the newest, or back to the one before, at the same addresses (vmm/remap.go). docs/design/versions.md says
+// who holds which version at which moment.
+
+// version is a complete set, of which this process counts as a user.
+type version struct {
+	control.KeptSet
+	// file is guarded by the lock of the table, as are Chunks and Sealed.
+	file checksum.File
+}
+
+// openVersion opens the newest complete set of a name, on its device.
+func (p *Process) openVersion(name string) (v version, err error) {
+	reply, descriptor, err := p.askKeeper(control.SetRequest{Op: control.Open, Name: name, Confirm: true}, -1)
+	if err == nil && reply.Sets[0].Place != "" {
+		_ = unix.Close(descriptor)
+		p.letGo(reply.Sets[0])
+		text := (*C.char)(unsafe.Pointer(goruntime.Terminated(name)))
+		if err = helped(func() C.int { return C.set_promote(text) }); err == nil {
+			return p.openVersion(name)
+		}
+	}
+	if err != nil {
+		return v, err
+	}
+	defer func() { _ = unix.Close(descriptor) }()
+	v.KeptSet = reply.Sets[0]
+	if v.file, err = checksum.Read(descriptor); err != nil {
+		p.letGo(v.KeptSet)
+		return v, fmt.Errorf("the set's manifest cannot be read: %w", err)
+	}
+	p.sets.parts.use(v.ID)
+	p.sets.parts.keepOpen(v.ID, 0, descriptor)
+	return v, nil
+}
+
+// closeVersion ends what openVersion began, and the use of the chunks if they are mapped here or kept for a return.
+func (p *Process) closeVersion(v version, chunks bool) {
+	if chunks {
+		for _, chunk := range v.Chunks {
+			p.sets.parts.unuse(chunk.ID)
+		}
+	}
+	p.sets.parts.unuse(v.ID)
+	p.letGo(v.KeptSet)
+}
+
+// advanceSetOperation goes on to the newest version, and returns its number.
+type advanceSetOperation struct{ handle uint64 }
+
+func (o *advanceSetOperation) run(p *Process, e *vmm.Engine) (number uint64, err error) {
+	if err := p.mayUseSet(""); err != nil {
+		return 0, err
+	}
+	err = p.useSet(o.handle, func(s *set) error {
+		err := s.advance(e, false)
+		number = s.Version
+		return err
+	})
+	return number, err
+}
+
+// backSetOperation goes back to the version before, and returns its number.
+type backSetOperation struct{ handle uint64 }
+
+func (o *backSetOperation) run(p *Process, e *vmm.Engine) (number uint64, err error) {
+	if err := p.mayUseSet(""); err != nil {
+		return 0, err
+	}
+	err = p.useSet(o.handle, func(s *set) error {
+		err := s.back(e, false)
+		number = s.Version
+		return err
+	})
+	return number, err
+}
+
+// settleSetOperation lets the version before go.
+type settleSetOperation struct{ handle uint64 }
+
+func (o *settleSetOperation) run(p *Process, _ *vmm.Engine) (uint64, error) {
+	return 0, p.useSet(o.handle, func(s *set) error { s.settle(); return nil })
+}
+
+// advance maps the newest version in the place of the one that is attached, which back maps again. Errors: as attach,
+// and of vmm's Remap; nothing changes, except that what the driver would not map again is paused.
+func (s *set) advance(e *vmm.Engine, gated bool) error {
+	if err := s.moves(); err != nil {
+		return err
+	}
+	next, err := s.process.openVersion(s.Name)
+	if err != nil {
+		return err
+	}
+	if next.ID == s.ID {
+		s.process.closeVersion(next, false)
+		return nil
+	}
+	if err = s.fits(next); err == nil && bool(C.region_config.verify) {
+		err = s.process.awake(func() error {
+			_, err := next.file.Verify(next.Chunks, s.hashing(e))
+			return err
+		})
+	}
+	if err == nil {
+		err = s.remap(e, next, gated)
+	}
+	if err != nil {
+		s.process.closeVersion(next, false)
+		return err
+	}
+	s.settle()
+	last := s.version
+	s.become(next, &last)
+	return nil
+}
+
+// back maps the version before again, and lets go of the one that was attached. Errors: as advance.
+func (s *set) back(e *vmm.Engine, gated bool) error {
+	if err := s.moves(); err != nil {
+		return err
+	}
+	if s.before == nil {
+		return cuda.Refuse(cuda.InvalidValue, "this process has kept no version before version %d", s.Version)
+	}
+	last := s.version
+	if err := s.remap(e, *s.before, gated); err != nil {
+		return err
+	}
+	s.become(*s.before, nil)
+	s.process.closeVersion(last, true)
+	return nil
+}
+
+// settle lets the version before go, if there is one.
+func (s *set) settle() {
+	if before := s.before; before != nil {
+		s.become(s.version, nil)
+		s.process.closeVersion(*before, true)
+	}
+}
+
+// moves returns why a set cannot go on to another version.
+func (s *set) moves() error {
+	switch {
+	case s.Sealed == 0:
+		return cuda.Refuse(cuda.InvalidValue, "this version is still being written; seal it first")
+	case len(s.addresses) < len(s.Chunks):
+		return cuda.Refuse(cuda.InvalidValue, "the set is not attached in this process")
+	}
+	return nil
+}
+
+// become notes which version is mapped here, and which is kept for a return.
+func (s *set) become(now version, before *version) {
+	s.process.sets.Lock()
+	defer s.process.sets.Unlock()
+	s.version, s.before = now, before
+}
+
+// remap maps the chunks of a version in the place of the set's. Those of before and after are in use until then.
+func (s *set) remap(e *vmm.Engine, next version, gated bool) error {
+	exchanges := make([]vmm.Exchange, len(s.addresses))
+	for i, address := range s.addresses {
+		exchanges[i] = vmm.Exchange{Address: address, ID: next.Chunks[i].ID}
+		s.process.sets.parts.use(next.Chunks[i].ID)
+	}
+	options := vmm.Options{Gated: gated, Capturing: !gated && state().Capturing}
+	err := s.process.awake(func() error { return e.Shared().Remap(exchanges, options) })
+	if errors.Is(err, vmm.ErrShareGone) {
+		err = cuda.Refuse(cuda.SymbolNotFound, "version %d is lost: %w", next.Version, err)
+	}
+	if back := s.before != nil && s.before.ID == next.ID; err != nil || back { // back has used them since it was mapped
+		for _, chunk := range next.Chunks {
+			s.process.sets.parts.unuse(chunk.ID)
+		}
+	}
+	return err
+}
+
+// fits refuses a version whose tensors are not where those of the set are.
+func (s *set) fits(next version) error {
+	refuse := func(format string, arguments ...any) error {
+		return cuda.Refuse(cuda.NotSupported, "version %d of %q cannot take the place of version %d, which this process "+
+			"has: %s", next.Version, s.Name, s.Version, fmt.Sprintf(format, arguments...))
+	}
+	if next.Device != s.Device {
+		return refuse("it lies on device %s, and not on %s", next.Device, s.Device)
+	}
+	if words := otherLayout(s.file.Manifest, next.file.Manifest); words != "" {
+		return refuse("%s", words)
+	}
+	if len(next.Chunks) != len(s.Chunks) {
+		return refuse("it has %d chunks, and not %d", len(next.Chunks), len(s.Chunks))
+	}
+	for i, chunk := range s.Chunks {
+		if next.Chunks[i].Bytes != chunk.Bytes {
+			return refuse("its chunk %d has %d bytes, and not %d", i, next.Chunks[i].Bytes, chunk.Bytes)
+		}
+	}
+	return nil
+}
+
+// otherLayout compares the tensors of two manifests, if the Python package has made both; "" if they are the same.
+func otherLayout(has, comes []byte) string {
+	var both [2]struct {
+		Tensors map[string]map[string]json.RawMessage
+	}
+	if json.Unmarshal(has, &both[0]) != nil || json.Unmarshal(comes, &both[1]) != nil {
+		return ""
+	}
+	here, there := both[0].Tensors, both[1].Tensors
+	names := map[string]bool{}
+	for _, name := range slices.Concat(slices.Collect(maps.Keys(here)), slices.Collect(maps.Keys(there))) {
+		names[name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		switch one, other := here[name], there[name]; {
+		case other == nil:
+			return fmt.Sprintf("it has no tensor %q", name)
+		case one == nil:
+			return fmt.Sprintf("it has one tensor more, %q", name)
+		case !maps.EqualFunc(one, other, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }):
+			return fmt.Sprintf("its tensor %q is %s, and not %s", name, placeOf(other), placeOf(one))
+		}
+	}
+	return ""
+}
+
+// placeOf writes what a manifest says of a tensor.
+func placeOf(tensor map[string]json.RawMessage) string {
+	return fmt.Sprintf("%s of %s with strides %s at %s of chunk %s", bytes.Trim(tensor["dtype"], `"`), tensor["shape"],
+		tensor["strides"], tensor["offset"], tensor["chunk"])
+}

@@ -1,0 +1,338 @@
+"""Versions of a set: an engine follows what a trainer writes, at the same addresses."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import publishing
+import pytest
+from publishing import OVERWRITE, House, MiB, Program, stop, until
+
+house = publishing.house
+
+FOLLOW = """
+def follow(name='set', back=False):
+    global policy, tensors, at
+    with tms.kept(name) as k:
+        policy = k.follow(back=back)
+    tensors = policy.tensors
+    at = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+def write(value, name='set', **more):
+    with tms.kept(name).next(**more) as w:
+        for tensor in w.values():
+            tensor.fill_(value)
+def stays():
+    return at == {name: tensor.data_ptr() for name, tensor in tensors.items()}
+"""
+
+
+def pair(house: House, back: bool = False) -> tuple[Program, Program]:
+    """A trainer that has published version 1, of twos, and an engine that follows it."""
+    trainer, engine = house.program(), house.program()
+    for program in (trainer, engine):
+        program.does(FOLLOW)
+    trainer.does("published('set', 1)")
+    engine.does(f"follow(back={back})")
+    return trainer, engine
+
+
+def versions(house: House) -> list[tuple[int, list[int]]]:
+    """The complete versions that the keeper has, and their users."""
+    return sorted((one["version"], one["users"]) for one in house.sets() if one["sealed"])
+
+
+def test_an_engine_goes_on_to_the_next_version(house: House) -> None:
+    trainer, engine = pair(house)
+    pid, before = engine.process.pid, engine.free()
+    for version in range(2, 30):
+        trainer.does(f"write({version})")
+        assert engine.run("[value(), policy.version]") == [version - 1, version - 1]
+        until(lambda: [users for _, users in versions(house)] == [[pid], []])
+        assert engine.run("policy.advance()") == version
+        assert engine.run("[value(), policy.version, stays()]") == [version, version, True]
+        assert engine.run("policy.advance()") == version
+        assert "CUDA error 1" in engine.run(OVERWRITE.format("tensors['a']"))
+    until(lambda: versions(house) == [(29, [pid])])
+    assert engine.free() == before
+    assert "no version before" in engine.run("policy.back()")
+    late = house.program()
+    late.does("attached()")
+    assert late.run("value()") == 29
+
+
+def test_an_engine_goes_back(house: House) -> None:
+    trainer, engine = pair(house, back=True)
+    pid, before = engine.process.pid, engine.free()
+    trainer.does("write(2)")
+    for _ in range(3):
+        assert engine.run("[policy.advance(), value(), stays()]") == [2, 2, True]
+        assert versions(house) == [(1, [pid]), (2, [pid])]
+        assert engine.run("[policy.back(), value(), stays()]") == [1, 1, True]
+    trainer.does("write(3)")
+    until(lambda: [version for version, _ in versions(house)] == [1, 3])
+    assert engine.run("[policy.advance(), value(), policy.back(), value()]") == [3, 3, 1, 1]
+    assert engine.run("[policy.advance(), policy.settle(), value()]") == [3, None, 3]
+    assert "no version before" in engine.run("policy.back()")
+    until(lambda: engine.free() == before)
+
+
+def test_a_thousand_advances_and_returns(house: House) -> None:
+    trainer, engine = pair(house, back=True)
+    before = engine.free()
+    engine.does(
+        "def moves(now, last):\n"
+        "    wrong = [policy.advance() and value() != now]\n"
+        "    wrong += [policy.back() and value() != last, policy.advance() and value() != now]\n"
+        "    return any(wrong) or not stays()"
+    )
+    last = 1
+    for i in range(334):
+        trainer.does(f"write({i % 200 + 2})")
+        assert engine.run(f"moves({i % 200 + 2}, {last})") is False
+        last = i % 200 + 2
+    engine.does("policy.settle()")
+    until(lambda: engine.free() == before)
+
+
+def test_a_module_follows_what_it_has_published(house: House) -> None:
+    engine, trainer = house.program(), house.program()
+    for program in (engine, trainer):
+        program.does(FOLLOW)
+    engine.does("made = module(5); weight = made._parameters['tied']; address = weight.data_ptr()")
+    engine.does("with tms.kept('set') as k: k.publish(made); policy = k.follow()")
+    engine.does("address = weight.data_ptr()")
+    trainer.does("write(9)")
+    assert engine.run("weight.bytes()[0], policy.advance(), weight.bytes()[0]") == [5, 2, 9]
+    assert engine.run("weight.data_ptr() == address")
+    trainer.does("user = module(0)")
+    trainer.does("with tms.kept('set') as k: policy = k.follow(user)")
+    assert trainer.run("user._parameters['tied'].bytes()[0]") == 9
+    engine.does("del policy, made, weight")
+    trainer.does("write(7)")
+    assert trainer.run("policy.advance(), user._modules['layer']._buffers['scale'].bytes()[0]") == [3, 7]
+
+
+def test_a_version_begins_as_a_copy(house: House) -> None:
+    trainer, engine = pair(house)
+    trainer.does("published('set', 7)")
+    trainer.does("with tms.kept('set').next(copy=True) as w: assert w['a'].bytes()[5] == 7")
+    assert trainer.run("len(w)") == 0
+    assert engine.run("policy.advance(), value()") == [3, 7]
+
+
+def test_what_is_asleep_comes_back_as_the_newest(house: House) -> None:
+    trainer, engine = pair(house, back=True)
+    trainer.does("write(2)")
+    engine.run("tms.pause()")
+    assert engine.run("policy.advance()") == 2
+    engine.run("tms.resume()")
+    assert engine.run("value(), stays()") == [2, True]
+    engine.run("tms.pause()")
+    assert engine.run("policy.back()") == 1
+    engine.run("tms.resume()")
+    assert engine.run("value()") == 1
+    engine.run("tms.pause(everything=True)")
+    assert "everything of this process is paused" in engine.run("policy.advance()")
+    engine.run("tms.resume()")
+    assert engine.run("value(), policy.advance(), value()") == [1, 2, 2]
+
+
+def test_a_trainer_that_offloads_its_optimizer(house: House) -> None:
+    trainer, engine = pair(house)
+    trainer.does("with tms.region('optimizer', backup='host'): state = torch.filled(4, 100)")
+    trainer.does("following = tms.kept('set').next(); w = following.__enter__(); w['a'].fill_(8)")
+    trainer.run("tms.pause('optimizer')")
+    trainer.run("tms.pause('default')")  # what is being written, too
+    assert engine.run("policy.advance()") == 1
+    trainer.run("tms.resume('default')")
+    trainer.run("following.__exit__(None, None, None)")
+    assert engine.run("policy.advance(), value()") == [2, 8]
+    trainer.run("tms.resume('optimizer')")
+    assert trainer.run("state.bytes()[0]") == 4
+
+
+def test_other_versions_are_refused(house: House) -> None:
+    trainer, engine = pair(house)
+    for publish, words in (
+        ("published('set', 2, size=MiB + 1)", "its tensor \"a\" is uint8"),
+        ("with tms.kept('set') as k: k.publish({'b': torch.filled(1, 4)})", "it has no tensor \"a\""),
+        (
+            "with tms.kept('set') as k: k.publish({n: torch.filled(1, 4) for n in 'ab'})",
+            "its tensor \"a\" is float32",
+        ),
+    ):
+        trainer.does(publish.replace("MiB", str(MiB)))
+        refused = engine.run("policy.advance()")
+        assert "cannot take the place of version 1" in refused
+        assert words in refused, refused
+        assert engine.run("value(), policy.version") == [1, 1]
+    trainer.does("following = tms.kept('set').next(); w = following.__enter__()")
+    assert "cannot take the place of" in engine.run("policy.advance()"), "it is being written"
+    assert "is on cuda:0" in trainer.run("tms.kept('set').next('cpu').__enter__()")
+    assert "no complete set" in trainer.run("tms.kept('none').next().__enter__()")
+    trainer.does("published('set', 6)")
+    assert engine.run("policy.advance(), value()") == [5, 6]
+
+
+def test_a_set_that_is_attached_twice_is_not_moved(house: House) -> None:
+    trainer, engine = pair(house)
+    engine.does("mine = tensors; attached(); other, tensors = tensors, mine")
+    trainer.does("write(2)")
+    assert "attached more than once" in engine.run("policy.advance()")
+    engine.does("del other")
+    assert engine.run("policy.advance(), value()") == [2, 2]
+    engine.does("following = tms.kept('set').next(); w = following.__enter__(); w['a'].fill_(3)")
+    engine.run("[held := w['a'], following.__exit__(None, None, None)] and None")
+    assert "attached elsewhere" in engine.run("policy.advance()")
+    assert engine.run("value()") == 2
+    engine.does("del held, following")
+    assert engine.run("policy.advance(), value()") == [3, 3]
+
+
+def test_users_of_different_versions(house: House) -> None:
+    trainer, first = pair(house)
+    second = house.program()
+    second.does(FOLLOW)
+    trainer.does("write(2)")
+    second.does("follow(back=True)")
+    trainer.does("write(3)")
+    assert [first.run("value()"), second.run("value()")] == [1, 2]
+    assert second.run("policy.advance(), value()") == [3, 3]
+    pids = [first.process.pid, second.process.pid]
+    assert versions(house) == [(1, pids[:1]), (2, pids[1:]), (3, pids[1:])]
+    second.kill()
+    until(lambda: versions(house) == [(1, pids[:1]), (3, [])])
+    assert first.run("policy.advance(), value()") == [3, 3]
+
+
+def test_a_body_that_raises_leaves_the_set(house: House) -> None:
+    trainer, engine = pair(house)
+    before = engine.free()
+    trainer.does(
+        "def fails():\n"
+        "    with tms.kept('set').next() as w:\n"
+        "        w['a'].fill_(5); raise ValueError('no')"
+    )
+    assert "no" in trainer.run("fails()")
+    until(lambda: engine.free() == before)
+    assert engine.run("policy.advance(), value()") == [1, 1]
+
+
+def killed_at(program: Program, call: str, nth: int, code: str) -> bool:
+    """Has the driver kill a program at a call, and reports whether it came so far."""
+    program.does(f"cuda.fail({call!r}, {nth}, -1)")
+    try:
+        program.run(code)
+    except Exception:
+        until(lambda: program.process.poll() is not None)
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"),
+        *("cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuLaunchKernel"),
+    ],
+)
+def test_a_trainer_that_is_killed_at_any_call(house: House, call: str) -> None:
+    """The engine has the version before or the one that is complete, and never a part of it."""
+    trainer, engine = pair(house)
+    before, last, killed, nth = engine.free(), 1, 0, 1
+    while True:
+        dies = house.program()
+        dies.does(FOLLOW)
+        done = not killed_at(dies, call, nth, f"write({nth + 1})")
+        dies.kill()
+        engine.run("policy.advance()")
+        now = engine.run("value()")
+        assert now in (last, nth + 1)
+        assert engine.run("set(tensors['a'].bytes())" + f" == {{{now}}}")
+        until(lambda: len(versions(house)) == 1 and engine.free() == before)
+        last, killed, nth = now, killed + (not done), nth + 1
+        if done:
+            break
+    assert killed > 0 and last == nth
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cuMemImportFromShareableHandle", "cuMemUnmap", "cuMemMap", "cuMemSetAccess", "cuMemRelease"],
+)
+def test_an_engine_that_is_killed_at_any_call(house: House, call: str) -> None:
+    """Other engines, and the trainer, go on; nothing of it stays."""
+    trainer, witness = pair(house)
+    version, killed, nth = 1, 0, 1
+    while True:
+        engine = house.program()
+        engine.does(FOLLOW)
+        engine.does("follow(back=True)")
+        trainer.does(f"write({version + 1})")
+        done = not killed_at(engine, call, nth, "[policy.advance(), policy.back()]")
+        engine.kill()
+        version += 1
+        assert witness.run("policy.advance(), value()") == [version, version]
+        until(lambda: versions(house) == [(version, [witness.process.pid])])
+        killed, nth = killed + (not done), nth + 1
+        if done:
+            break
+    assert killed > 0
+
+
+def test_a_keeper_that_is_killed_and_followed(house: House) -> None:
+    trainer, engine = pair(house, back=True)
+    pid = engine.process.pid
+    trainer.does("write(2)")
+    assert engine.run("policy.advance()") == 2
+    house.kill_keeper()
+    assert engine.run("policy.back(), value()") == [1, 1]
+    until(lambda: (1, [pid]) in versions(house))
+    assert engine.run("policy.advance(), value()") == [2, 2]
+
+
+def test_a_keeper_that_is_killed_with_both_versions(house: House) -> None:
+    trainer, engine = pair(house, back=True)
+    trainer.does("write(2)")
+    assert engine.run("policy.advance()") == 2
+    house.kill_keeper()
+    assert versions(house) == [(1, [engine.process.pid]), (2, [engine.process.pid])]
+    assert engine.run("policy.back(), value(), policy.advance(), value()") == [1, 1, 2, 2]
+    trainer.does("write(3)")
+    house.kill_keeper()  # no process has the newest
+    assert "no complete set" in engine.run("policy.advance()")
+    assert engine.run("value(), policy.back(), value()") == [2, 1, 1]
+
+
+def test_a_keeper_that_is_stopped(house: House) -> None:
+    trainer, engine = pair(house, back=True)
+    trainer.does("write(2)")
+    assert engine.run("policy.advance()") == 2
+    stop(house.keeper())
+    try:
+        assert engine.run("policy.back(), value()") == [1, 1]
+        assert "does not answer" in engine.run("policy.advance()")
+        assert engine.run("value()") == 1
+    finally:
+        os.kill(house.keeper(), signal.SIGCONT)
+    assert engine.run("policy.advance(), value()") == [2, 2]
+
+
+def test_a_version_that_was_demoted_comes_back(house: House) -> None:
+    trainer, engine = pair(house)
+    trainer.does("write(2)")
+    house.move("demote", "set")
+    assert engine.run("policy.advance(), value()") == [2, 2]
+
+
+def test_a_version_is_verified(house: House) -> None:
+    trainer = house.program()
+    trainer.does(FOLLOW + "published('set', 1)")
+    engine = house.program(TMS_VERIFY="1")
+    engine.does(FOLLOW + "follow()")
+    trainer.does("write(2)")
+    assert house.sets()[0]["version"] == 2
+    house.overwrite(0, 17, 99)
+    assert "have changed" in engine.run("policy.advance()")
+    assert engine.run("value()") == 1

@@ -1,0 +1,131 @@
+"""Versions of a set: an engine goes on to the newest at the same addresses, a trainer writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ._errors import OutOfMemoryError
+from ._kept_set import Place, Set
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._kept import Kept
+
+
+class Following:
+    """A process's tensors of a set that has versions; see `Kept.follow`.
+
+    Not safe for use by several threads at once.
+
+    Attributes:
+        name: of the set.
+        tensors: by name. They stay valid over all moves, and so do their addresses.
+    """
+
+    def __init__(self, kept: Kept, module: torch.nn.Module | None, back: bool) -> None:
+        self.name = kept.name
+        self.tensors = kept.attach(module)
+        assert kept._set is not None
+        self._set = kept._set
+        self._back = back
+
+    @property
+    def version(self) -> int:
+        """The number of the version that is mapped: the first set of the name is 1."""
+        return self._set.number(self._set.library.c.tms_kept_version, "asking for the version of")
+
+    def advance(self) -> int:
+        """Maps the newest complete version in the place of the one that is mapped, without a copy.
+
+        All tensors have their new contents when this returns, or none has after an error. Addresses
+        stay, and so do CUDA graphs. Waits for the work that the devices have; give them no work on
+        these tensors until this returns. What is paused stays paused, and comes back as the newest
+        version. The version before goes with its last user, unless it is kept for `back`.
+
+        Returns:
+            The number of the version that is mapped now, which may be the one that was.
+
+        Raises:
+            NotSupportedError: the newest version has other names, shapes, dtypes or strides, or
+                lies on another device.
+            CaptureError: a stream is being captured.
+            ContentsError: with TMS_VERIFY=1, it is not as it was sealed.
+            TmsError: there is no complete version; this process has the set attached twice; or the
+                driver has failed, and the message says what is paused because of that.
+        """
+        number = self._set.number(self._set.library.c.tms_kept_advance, "advancing")
+        if not self._back:
+            self.settle()
+        return number
+
+    def back(self) -> int:
+        """Maps the version again that was mapped before the last `advance`; needs `back=True`.
+
+        The version that was mapped until now goes with its last user; `advance` maps it again as
+        long as it is the newest.
+
+        Returns:
+            The number of the version that is mapped now.
+
+        Raises:
+            TmsError: no version before is kept; else as `advance`.
+        """
+        return self._set.number(self._set.library.c.tms_kept_back, "going back in")
+
+    def settle(self) -> None:
+        """Lets the version before go, if one is kept. Its memory is free when no process has it."""
+        self._set.check(self._set.library.c.tms_kept_settle(self._set.handle), "settling")
+
+
+@contextlib.contextmanager
+def next_version(kept: Kept, device: Any, copy: bool) -> Iterator[dict[str, torch.Tensor]]:
+    """As `Kept.next`."""
+    torch: Any = importlib.import_module("torch")
+    library = kept._library
+    current = Set(library, kept.name, "writing", library.c.tms_kept_open)
+    manifest = current.manifest()
+    has = current.attached(torch)
+    place = has[0].device
+    if device is not None and _other(torch.device(device), place):
+        raise ValueError(f"the set {kept.name!r} is on {place}, and so is its next version")
+    made = Set(library, kept.name, "writing", library.c.tms_kept_create, place.index)
+    private = manifest["private"] if "values" in manifest else len(has)  # else it is no engine's
+    chunks: list[Any] = []
+    for number, size in enumerate(manifest["chunks"]):
+        chunks.append(_added(torch, made, number, max(size, 1)))
+        if copy or number >= private:
+            chunks[number].copy_(has[number])
+    del has, current
+    tensors = {
+        _plain(name): Place(**place).view(torch, chunks)
+        for name, place in manifest["tensors"].items()
+        if place["chunk"] < private
+    }
+    try:
+        yield tensors
+        made.seal(json.dumps(manifest).encode())
+    finally:
+        tensors.clear()
+
+
+def _other(asked: Any, place: Any) -> bool:
+    return asked.type != place.type or asked.index not in (None, place.index)
+
+
+def _added(torch: Any, made: Set, number: int, size: int) -> Any:
+    try:
+        return made.add(torch, number, size)
+    except OutOfMemoryError:
+        torch.cuda.empty_cache()  # PyTorch may have some that it does not use
+        return made.add(torch, number, size)
+
+
+def _plain(name: str) -> str:
+    """A tensor's name as in a state_dict, from that in an engine's set."""
+    path, slash, rest = name.partition("/_parameters/")
+    return f"{path}.{rest}".lstrip(".") if slash else name
