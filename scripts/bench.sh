@@ -22,6 +22,7 @@
 #   scripts/bench.sh engines vllm|sglang STEP...  real engines at the sizes of real models, beside their own ways: sleeps,
 #                                       sets, snapshots; it prints the steps with --help
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
+#   scripts/bench.sh advance [--models 1.1B 8B] [--moves 1000] [--steps 10]  new weights for an engine: remapped, copied, read
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
 . "$(dirname "$0")/usage.sh"
@@ -64,6 +65,7 @@ devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"
 	;;
+advance) exec "${PYTHON:-python3}" scripts/bench/advance.py "$@" ;;
 pools)
 	! command -v go >/dev/null || go build -o build/bench/pairs ./scripts/bench/pairs # without Go: one from elsewhere
 	exec "${PYTHON:-python3}" scripts/bench/pools.py "$@"

@@ -91,7 +91,7 @@ a later one of its name is listed until its last user goes.`,
 				return nil
 			}
 			table := tabwriter.NewWriter(command.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(table, "NAME\tBYTES\tTENSORS\tDEVICE\tSTATE\tUSERS")
+			fmt.Fprintln(table, "NAME\tVERSION\tBYTES\tTENSORS\tDEVICE\tSTATE\tUSERS")
 			for _, s := range listed {
 				fmt.Fprintln(table, rowOf(s))
 			}
@@ -104,7 +104,10 @@ a later one of its name is listed until its last user goes.`,
 }
 
 func rowOf(s control.KeptSet) string {
-	tensors, state := "-", "complete"
+	tensors, state, version := "-", "complete", "-"
+	if s.Version > 0 {
+		version = strconv.FormatUint(s.Version, 10)
+	}
 	if s.Tensors > 0 {
 		tensors = strconv.Itoa(s.Tensors)
 	}
@@ -115,7 +118,7 @@ func rowOf(s control.KeptSet) string {
 	} else if s.Place != sets.Device {
 		state = places[s.Place]
 	}
-	return strings.Join([]string{readable.Printable(s.Name), readable.Bytes(s.Bytes), tensors,
+	return strings.Join([]string{readable.Printable(s.Name), version, readable.Bytes(s.Bytes), tensors,
 		strings.TrimPrefix(fleet.GPUName(readable.Printable(s.Device)), "GPU "), state, numbers(s.Users)}, "\t")
 }
 

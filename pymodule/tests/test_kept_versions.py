@@ -110,7 +110,10 @@ def test_a_module_follows_what_it_has_published(house: House) -> None:
     assert trainer.run("user._parameters['tied'].bytes()[0]") == 9
     engine.does("del policy, made, weight")
     trainer.does("write(7)")
-    assert trainer.run("policy.advance(), user._modules['layer']._buffers['scale'].bytes()[0]") == [3, 7]
+    assert trainer.run("policy.advance(), user._modules['layer']._buffers['scale'].bytes()[0]") == [
+        3,
+        7,
+    ]
 
 
 def test_a_version_begins_as_a_copy(house: House) -> None:
@@ -155,11 +158,11 @@ def test_a_trainer_that_offloads_its_optimizer(house: House) -> None:
 def test_other_versions_are_refused(house: House) -> None:
     trainer, engine = pair(house)
     for publish, words in (
-        ("published('set', 2, size=MiB + 1)", "its tensor \"a\" is uint8"),
-        ("with tms.kept('set') as k: k.publish({'b': torch.filled(1, 4)})", "it has no tensor \"a\""),
+        ("published('set', 2, size=MiB + 1)", 'its tensor "a" is uint8'),
+        ("with tms.kept('set') as k: k.publish({'b': torch.filled(1, 4)})", 'it has no tensor "a"'),
         (
             "with tms.kept('set') as k: k.publish({n: torch.filled(1, 4) for n in 'ab'})",
-            "its tensor \"a\" is float32",
+            'its tensor "a" is float32',
         ),
     ):
         trainer.does(publish.replace("MiB", str(MiB)))
@@ -274,7 +277,8 @@ def test_an_engine_that_is_killed_at_any_call(house: House, call: str) -> None:
         engine.kill()
         version += 1
         assert witness.run("policy.advance(), value()") == [version, version]
-        until(lambda: versions(house) == [(version, [witness.process.pid])])
+        left = [(version, [witness.process.pid])]
+        until(lambda left=left: versions(house) == left)  # type: ignore[misc]
         killed, nth = killed + (not done), nth + 1
         if done:
             break
