@@ -36,7 +36,7 @@ type exchanging struct {
 // has stopped the program and waited for it, Remap then waits for the work that the devices have by now, and the program
 // must give them no other work on this memory until Remap returns. Then one transition unmaps and maps each extent. An
 // error undoes that. Where the driver refuses to map what was there, that memory is paused, and a resume maps it. So all
-// that is active when Remap returns is of before, or all has come.
+// that is active when Remap returns is what was there before, or all of it has come.
 //
 // Errors: ErrInvalidAddress, ErrCapturing, ErrShareGone, *cuda.Error. (cuMemImportFromShareableHandle, cuMemUnmap,
 // cuMemMap, cuMemSetAccess, cuMemRelease)

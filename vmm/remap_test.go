@@ -266,7 +266,7 @@ func TestRemapThatIsNotUndone(t *testing.T) {
 }
 
 // versions is a scenario of memory that is remapped, with one driver call that fails at each place in turn. After an
-// error what is active is of one version, and what is paused comes back as that.
+// error all active memory has one version, and what is paused comes back as that.
 func (s *scene) versions() {
 	failpoint.Set(nil) // the makers are other processes
 	v := newVersions(s.t, s.engine, 3)

@@ -10,7 +10,7 @@ another process on the same GPU, makes the next weights. Three ways lead to the 
 - disk: the engine copies from a file of safetensors, which is in the page cache.
 
 "to the result" is from the moment at which the weights are complete (sealed; on the device; in the
-file) to the result of the first step on them. Peaks are of the whole device, by NVML, less what it
+file) to the result of the first step on them. Peaks count the whole device, by NVML, less what it
 had before. Then the engine advances and goes back, and each result is compared with that of the
 engine that copied the same weights. Last, each side is killed in the middle. Any difference ends
 the run with status 1. Nothing else may use the GPU. Needs PyTorch, and build/ as it is, no Go.
@@ -34,6 +34,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import usage  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 GiB = 1 << 30
@@ -494,14 +496,14 @@ ENVIRONMENT: dict[str, str] = {}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=["1.1B", "8B"])
     parser.add_argument("--moves", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=150, help="after that, no file is read")
-    parser.add_argument("--role", choices=["engine", "trainer"], help=argparse.SUPPRESS)
-    parser.add_argument("--name", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--back", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--role", choices=["engine", "trainer"])
+    parser.add_argument("--name", default="")
+    parser.add_argument("--back", action="store_true")
     asked = parser.parse_args()
     if asked.role:
         serve(asked.role, asked.models[0], asked.name, asked.back)
