@@ -142,6 +142,31 @@ func TestASnapshotNeedsASessionOfItsNamespace(t *testing.T) {
 	require.Contains(t, string(output), "start the program by setsid (setsid tms run ...)")
 }
 
+// A copy of a program from a container has the lowest numbers, which the first threads of its namespace would have.
+func TestACopyHasTheLowestNumbers(t *testing.T) {
+	needsCRIU(t)
+	ownSockets(t)
+	found, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
+	if err != nil {
+		t.Skip("there is no python3: ", err)
+	}
+	port := ports(t, 1)
+	container := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
+		`setsid "$0" run -- "$1" "$2" "$3" </dev/null >>"$4/log" 2>&1 &
+		until "$0" snapshot $! "$4/snapshots" --stop; do sleep 0.1; done >>"$4/log" 2>&1
+		"$0" restore "$4/snapshots" -n 1 --json >"$4/restored" 2>&1; echo restored $!; cat`,
+		tms, strings.TrimSpace(string(found)), filepath.Join("..", "..", "docs", "examples", "copies", "server.py"),
+		strconv.Itoa(port), t.TempDir())
+	container.Env = append(os.Environ(), "LD_LIBRARY_PATH="+built(t, "sim"), "TMS_LIBRARY="+built(t, "lib", "libtms.so"),
+		"CUDASIM_MEMORY=256M", "PYTHONDONTWRITEBYTECODE=1")
+	within := startProgram(t, container)
+	require.Regexp(t, "^restored [2-9]$", within.line())
+	said, err := os.ReadFile(filepath.Join(container.Args[len(container.Args)-1], "restored"))
+	require.NoError(t, err)
+	require.Empty(t, parsed[tree.Restored](t, strings.TrimSpace(string(said))).Error, "%s", said)
+	answers(t, port)
+}
+
 // answers asks the server of docs/examples/copies.
 func answers(t *testing.T, port int) (answer struct {
 	Port, Seed, Sum int

@@ -35,12 +35,12 @@ type copied struct {
 	Folder  string // of the snapshot
 	Shared  []snapshot.Shared
 	Sockets map[string]int // directories of sockets, and the user of each
-	Last    int            // the last number that was given in its namespace
 }
 
-// inNamespace restores processes in a namespace of their own, and returns the numbers here of those within. The processes
-// end with this command unless keep is called. fill puts CRIU's files for that namespace into their folder.
-func inNamespace(c copied, fill func(namespace string) error) (init *os.Process, numbers map[int]int, keep func(), err error) {
+// inNamespace restores processes in a namespace of their own, where others get numbers after last, and returns the numbers
+// here of those within. The processes end with this command unless keep is called. fill puts CRIU's files for that
+// namespace into their folder.
+func inNamespace(c copied, last int, fill func(namespace string) error) (init *os.Process, numbers map[int]int, keep func(), err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, nil, nil, err
@@ -51,7 +51,7 @@ func inNamespace(c copied, fill func(namespace string) error) (init *os.Process,
 	}
 	defer theirs.Close()
 	command := exec.Command(self)
-	command.Args = []string{InitName, c.Folder}
+	command.Args = []string{InitName, c.Folder, strconv.Itoa(last)}
 	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
 	command.ExtraFiles = []*os.File{theirs, c.Restore.Images}
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
@@ -126,14 +126,17 @@ func within(init int) (map[int]int, error) {
 
 // Init is what the first process of a copy does. It ends when it has no more children, and returns its exit code.
 func Init() int {
+	err := leaveNumbers()
 	command, images := os.NewFile(3, "command"), os.NewFile(4, "images")
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	asked := bufio.NewReader(command)
 	var c copied
-	line, err := asked.ReadBytes('\n')
 	if err == nil {
-		err = json.Unmarshal(line, &c)
+		var line []byte
+		if line, err = asked.ReadBytes('\n'); err == nil {
+			err = json.Unmarshal(line, &c)
+		}
 	}
 	var leave func()
 	if err == nil {
@@ -170,6 +173,22 @@ func Init() int {
 	return 0
 }
 
+// leaveNumbers starts this command again, so that its threads have numbers after the one that it was given: the first
+// threads of a namespace have the lowest numbers, and so have the processes of a container, which CRIU makes again.
+func leaveNumbers() error {
+	if len(os.Args) < 3 {
+		return nil
+	}
+	self, err := os.Executable()
+	if err == nil {
+		err = os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(os.Args[2]), 0o600)
+	}
+	if err == nil {
+		err = unix.Exec(self, os.Args[:2], os.Environ())
+	}
+	return fmt.Errorf("starting the first process of the PID namespace: %w", err)
+}
+
 // mount gives the copy its own /proc, shared memory and directories of sockets. The function that it returns removes
 // these directories.
 func (c *copied) mount() (leave func(), err error) {
@@ -198,9 +217,6 @@ func (c *copied) mount() (leave func(), err error) {
 	}
 	if err = unix.Mount("tmpfs", sharedMemory, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err == nil {
 		err = putShared(c.Folder, c.Shared)
-	}
-	if err == nil {
-		err = os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(c.Last)), 0o600)
 	}
 	return leave, err
 }
@@ -251,8 +267,8 @@ func numbersOf(images string) (all []int) {
 	return all
 }
 
-// apart returns a number after which none of these comes for some hundreds of numbers: the processes that CRIU starts for
-// itself get those.
+// apart returns a number after which none of these comes for some hundreds of numbers: the threads of Init and the
+// processes that CRIU starts for itself get those.
 func apart(numbers []int) int {
 	const room = 1000
 	last := 0

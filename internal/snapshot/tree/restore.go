@@ -248,7 +248,7 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 	one.keep = func() {}
 	if b.apart {
 		c := copied{Program: *b.program, Restore: restore, Streams: m.Streams, Folder: b.Folder(), Shared: m.Shared,
-			Sockets: map[string]int{}, Last: apart(b.numbers)}
+			Sockets: map[string]int{}}
 		for _, p := range m.Processes {
 			if p.Sockets != "" {
 				c.Sockets[p.Sockets] = p.User
@@ -267,7 +267,7 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 			fill = func(namespace string) error { return imagesInNamespace(b.images, c.Restore.Images, namespace) }
 		}
 		var numbers map[int]int
-		if one.init, numbers, one.keep, err = inNamespace(c, fill); err != nil {
+		if one.init, numbers, one.keep, err = inNamespace(c, apart(b.numbers), fill); err != nil {
 			return err
 		}
 		one.Init = one.init.Pid
