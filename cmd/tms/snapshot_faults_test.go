@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -38,15 +39,15 @@ func steppedCommand(step, what string, arguments ...string) *exec.Cmd {
 }
 
 func actAtStep() {
-	step, what, done := os.Getenv(atStep), os.Getenv(does), false
+	step, what := os.Getenv(atStep), os.Getenv(does)
+	var done atomic.Bool
 	if what == "stop" { // which a busy machine does, too, for a second
 		snapshotLease = 4 * time.Second
 	}
 	failpoint.Set(func(call string) error {
-		if call != step || done {
+		if call != step || done.Swap(true) {
 			return nil
 		}
-		done = true
 		for until := time.Now().Add(time.Minute); os.Getenv(after) != "" && time.Now().Before(until); {
 			if _, err := os.Stat("/proc/" + os.Getenv(after)); err == nil {
 				break

@@ -430,6 +430,8 @@ func TestAKilledWriter(t *testing.T) {
 		w, err := d.Begin("killed")
 		require.NoError(t, err)
 		addTo(t, w, random(1, 8*mib))
+		_, err = w.AddPages(t.Context(), memory(t, random(2, mib)), blocksOfPages(mib, PageBlockSize))
+		require.NoError(t, err)
 		failpoint.Set(func(call string) error {
 			if call == "rename" {
 				require.NoError(t, unix.Kill(os.Getpid(), unix.SIGKILL))
@@ -443,7 +445,7 @@ func TestAKilledWriter(t *testing.T) {
 	child := exec.Command(os.Args[0], "-test.run=^TestAKilledWriter$")
 	child.Env = append(os.Environ(), writesIn+"="+d.path)
 	require.ErrorContains(t, child.Run(), "killed")
-	require.Len(t, blocks(t, d), 4)
+	require.Len(t, blocks(t, d), 5)
 	_, err := d.Load("")
 	require.ErrorContains(t, err, "what was begun (killed.partial) is not complete")
 	list, err := d.List()
@@ -451,10 +453,13 @@ func TestAKilledWriter(t *testing.T) {
 	require.Len(t, list, 1)
 	require.Contains(t, list[0].Problem, "not complete")
 	save(t, d, "next", random(1, 8*mib))
+	require.Equal(t, int64(mib), savePages(t, d, "pages", random(2, mib), blocksOfPages(mib, PageBlockSize)).Written,
+		"a pack of no complete snapshot is not relied on")
 	pruned, err := d.Prune(PruneOptions{})
 	require.NoError(t, err)
-	require.Equal(t, &Pruned{Snapshots: []string{}, Incomplete: []string{"killed.partial"}}, pruned)
-	requireContents(t, d, "", random(1, 8*mib))
+	require.Equal(t, &Pruned{Snapshots: []string{}, Incomplete: []string{"killed.partial"}, Blocks: 1, Bytes: mib}, pruned)
+	requireContents(t, d, "next", random(1, 8*mib))
+	requirePages(t, d, "pages", random(2, mib))
 }
 
 func TestWhereSnapshotsMayLie(t *testing.T) {
