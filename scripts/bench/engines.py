@@ -470,9 +470,8 @@ def driver_files(pid: int) -> list[str]:
     return sorted(name for name in found if name.startswith("/dev/nvidia"))
 
 
-def end_nvml(served: Served) -> list[int]:
-    """Asks processes that have files of the driver to end NVML; those that do not listen stay."""
-    asked = []
+def leave_driver(served: Served) -> None:
+    """Asks the processes that have files of the driver to end NVML, and to listen to tms."""
     for pid in served.family():
         caught = "0"
         with contextlib.suppress(OSError):
@@ -480,19 +479,16 @@ def end_nvml(served: Served) -> list[int]:
             caught = status.partition("SigCgt:")[2].split()[0]
         if driver_files(pid) and int(caught, 16) >> (signal.SIGUSR2 - 1) & 1:
             os.kill(pid, signal.SIGUSR2)
-            asked.append(pid)
-    time.sleep(0.5)
-    return asked
+    time.sleep(2)
 
 
 def taken_somehow(
     bench: Bench, name: str, served: Served, taken: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """A first snapshot: of the engine as it is, else without NVML, else by its own tms.serve."""
+    """A first snapshot: of the engine as it is, else of one that has left the driver."""
     ways: dict[str, Callable[[], object]] = {
         "as it is": lambda: None,
-        "NVML ended": lambda: end_nvml(served),
-        "its first process listens": lambda: served.ask("serve"),
+        "NVML ended, and those with CUDA listen": lambda: leave_driver(served),
     }
     for way, prepare in ways.items():
         try:
@@ -516,7 +512,9 @@ def snapshots(bench: Bench, name: str, model: str, gpus: str) -> None:
     config = json.loads(llama_of(model, "json.dumps(llama.CONFIG)"))
     (folder / "config.json").write_text(json.dumps(config))
     words = [folder, "dummy"] if bench.engine == "vllm" else [folder, "--load-format", "dummy"]
-    served = Served(bench, name, model, gpus, *words, run=True)
+    # A forked process would have the driver open for its parent's NVML, and could not close it.
+    method = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    served = Served(bench, name, model, gpus, *words, run=True, **method)
     pids: list[int] = []
     try:
         expected = served.tokens()

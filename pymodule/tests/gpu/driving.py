@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import json
 import os
 import signal
@@ -42,8 +43,7 @@ def requests(
     JSON.
 
     The lines are those of stdin, and `first` is said before them. With `port` each connection to it
-    on this machine asks one line; `first` goes to `answers` even so, and "serve" lets tms reach
-    this process.
+    on this machine asks one line; `first` goes to `answers` even so.
     """
 
     def answer(to: TextIO = answers, **said: Any) -> None:
@@ -59,28 +59,26 @@ def requests(
         while True:
             connection, _ = listening.accept()
             with connection, connection.makefile("r") as asked, connection.makefile("w") as to:
-                word = asked.readline().strip()
-                if word == "serve":
-                    import tms
-
-                    tms.serve()
-                    answer(to)
-                else:
-                    yield word, functools.partial(answer, to)
+                yield asked.readline().strip(), functools.partial(answer, to)
 
 
-def end_nvml_when_asked() -> None:
-    """At SIGUSR2 a process ends NVML, so that it has none of the driver's files open for it.
+def leaves_driver_when_asked() -> None:
+    """At SIGUSR2 a process ends NVML, and listens to tms if it still has the driver open: for CUDA.
 
-    PyTorch begins NVML to count devices, and does not end it.
+    PyTorch begins NVML to count devices, and does not end it, so files of the driver stay open.
     """
 
-    def end(*_: Any) -> None:
+    def leave(*_: Any) -> None:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         while library.nvmlShutdown() == 0:
             pass
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/nvidia"):
+                    importlib.import_module("tms").serve()
+                    return
 
-    signal.signal(signal.SIGUSR2, end)
+    signal.signal(signal.SIGUSR2, leave)
 
 
 def sglang_engine(**settings: Any) -> Any:

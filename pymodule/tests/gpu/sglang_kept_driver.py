@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import llama
-from driving import end_nvml_when_asked, offline, requests, sglang_engine
+from driving import leaves_driver_when_asked, offline, requests, sglang_engine
 
 LOADING = "SGLANG_TEST_LOADING"
 """The variable with the path of a file, for the seconds of the scheduler's load."""
 
-end_nvml_when_asked()  # in each process that imports this file
+leaves_driver_when_asked()  # in each process that imports this file
 
 if __name__ == "__mp_main__":  # sglang's processes import this file before they begin
     runner: Any = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner

@@ -17,9 +17,9 @@ import sys
 from typing import Any
 
 import llama
-from driving import end_nvml_when_asked, offline, requests
+from driving import leaves_driver_when_asked, offline, requests
 
-end_nvml_when_asked()  # in each process that imports this file
+leaves_driver_when_asked()  # in each process that imports this file
 
 
 def main() -> None:
