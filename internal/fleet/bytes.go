@@ -41,7 +41,7 @@ const (
 	KindPeers = "peer backup"
 )
 
-// Part has a name. Sizes are of device memory.
+// Part has a name. Sizes count device memory.
 type Part struct {
 	Name  string     `json:"name"`
 	Kind  string     `json:"kind"`
