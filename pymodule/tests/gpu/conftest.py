@@ -12,7 +12,9 @@ import tms
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # scripts/gpu-test.sh starts as many as there are GPUs; CUDA reads the variable at its first call
-    os.environ["CUDA_VISIBLE_DEVICES"] = worker.removeprefix("gw")
+    number, visible = int(worker.removeprefix("gw")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(number)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
 
 
 @pytest.fixture(autouse=True)
