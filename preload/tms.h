@@ -342,8 +342,8 @@ int tms_kept_attach(tms_kept *set);
  * return, the caller gives the devices no work that uses the set. What is paused stays paused, and its resume maps the
  * other version.
  *
- * The version before stays this process's until the next advance, settle or close: its memory is not free until then.
- * back lets go of the version that it leaves. 801: the newest version has another layout, or lies on another device; 900:
+ * The version that was attached then is the one before. It stays this process's until the next advance that maps
+ * another version, settle or close: its memory is not free until then. 801: the newest version has another layout, or lies on another device; 900:
  * a stream is being captured; 1: the set is not attached, is attached twice in this process, or has no version before. */
 int tms_kept_advance(tms_kept *set, uint64_t *version);
 int tms_kept_back(tms_kept *set, uint64_t *version);

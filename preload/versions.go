@@ -138,7 +138,7 @@ func (s *set) advance(e *vmm.Engine, gated bool) error {
 	return nil
 }
 
-// back maps the version before again, and lets go of the one that was attached. Errors: as advance.
+// back maps the version before again, and keeps the one that was attached in its place. Errors: as advance.
 func (s *set) back(e *vmm.Engine, gated bool) error {
 	if err := s.moves(); err != nil {
 		return err
@@ -150,8 +150,7 @@ func (s *set) back(e *vmm.Engine, gated bool) error {
 	if err := s.remap(e, *s.before, gated); err != nil {
 		return err
 	}
-	s.become(*s.before, nil)
-	s.process.closeVersion(last, true)
+	s.become(*s.before, &last)
 	return nil
 }
 

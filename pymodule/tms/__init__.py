@@ -46,6 +46,7 @@ from ._errors import (
     TmsError,
 )
 from ._kept import Kept, kept
+from ._kept_versions import Following
 from ._library import library_path
 from ._live import live
 from ._pool import (
@@ -69,6 +70,7 @@ __all__ = [
     "CaptureError",
     "ContentsError",
     "DeviceStats",
+    "Following",
     "ForkedError",
     "GroupError",
     "Kept",

@@ -161,7 +161,9 @@ class Kept:
         check_flag("back", back)
         if module is None and self._published and (published := self._published()):
             self._set = published
-        return Following(self, module, back)
+        tensors = self.attach(module)
+        assert self._set is not None
+        return Following(self.name, self._set, tensors, back)
 
     def next(
         self, device: torch.device | str | None = None, *, copy: bool = False

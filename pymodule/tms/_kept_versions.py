@@ -25,19 +25,28 @@ class Following:
     Attributes:
         name: of the set.
         tensors: by name. They stay valid over all moves, and so do their addresses.
+        keeps: whether an advance keeps the version before for `back`.
     """
 
-    def __init__(self, kept: Kept, module: torch.nn.Module | None, back: bool) -> None:
-        self.name = kept.name
-        self.tensors = kept.attach(module)
-        assert kept._set is not None
-        self._set = kept._set
-        self._back = back
+    def __init__(
+        self, name: str, of: Set, tensors: dict[str, torch.Tensor], back: bool = False
+    ) -> None:
+        self.name = name
+        self.tensors = tensors
+        self.keeps = back
+        self._set = of
 
     @property
     def version(self) -> int:
         """The number of the version that is mapped: the first set of the name is 1."""
         return self._set.number(self._set.library.c.tms_kept_version, "asking for the version of")
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest complete version. Raises TmsError if there is none."""
+        library = self._set.library
+        found = Set(library, self.name, "looking for", library.c.tms_kept_open)
+        return found.number(library.c.tms_kept_version, "looking for")
 
     def advance(self) -> int:
         """Maps the newest complete version in the place of the one that is mapped, without a copy.
@@ -58,13 +67,12 @@ class Following:
             TmsError: there is no complete version; this process has the set attached twice; or the
                 driver has failed, and the message says what is paused because of that.
         """
-        number = self._set.number(self._set.library.c.tms_kept_advance, "advancing")
-        if not self._back:
-            self.settle()
+        number = self.move("advance")
+        self.finish("advance")
         return number
 
     def back(self) -> int:
-        """Maps the version again that was mapped before the last `advance`; needs `back=True`.
+        """Maps the version again that was mapped before the last `advance`; needs `keeps`.
 
         The version that was mapped until now goes with its last user; `advance` maps it again as
         long as it is the newest.
@@ -75,7 +83,24 @@ class Following:
         Raises:
             TmsError: no version before is kept; else as `advance`.
         """
-        return self._set.number(self._set.library.c.tms_kept_back, "going back in")
+        number = self.move("back")
+        self.finish("back")
+        return number
+
+    def move(self, operation: str) -> int:
+        """`advance` or `back`, which keeps the version before until `finish`."""
+        c = self._set.library.c
+        ask, doing = (
+            (c.tms_kept_advance, "advancing")
+            if operation == "advance"
+            else (c.tms_kept_back, "going back in")
+        )
+        return self._set.number(ask, doing)
+
+    def finish(self, operation: str) -> None:
+        """Ends a move that stands."""
+        if operation == "back" or not self.keeps:
+            self.settle()
 
     def settle(self) -> None:
         """Lets the version before go, if one is kept. Its memory is free when no process has it."""

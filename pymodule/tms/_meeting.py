@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._errors import TmsError
-from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, refusals
+from ._together import TIMEOUT, Failure, Part, error, failure, merged, refusals
 
 FAN = 8
 """How many ranks one rank hears."""
@@ -67,7 +67,7 @@ class Meeting:
             GroupError: on every rank, with the same text; everything is as before.
         """
         what, until = (
-            doing(part.operation, part.tag, len(self.names), "rank"),
+            part.doing(len(self.names), "rank"),
             time.monotonic() + timeout,
         )
         with self._lock:

@@ -62,6 +62,10 @@ class Part:
     _since: int | None = dataclasses.field(default=None, init=False)
     """tms_transitions before `do`, or None before its call."""
 
+    def doing(self, count: int, noun: str) -> str:
+        """Describes the operation, for messages."""
+        return doing(self.operation, self.tag, count, noun)
+
     def vote(self) -> dict[str, Any]:
         """Returns this rank's vote before it knows of any failure; see `merged`."""
         asks = [self.operation, self.tag, self.rank]

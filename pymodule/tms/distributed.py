@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._arguments import check_tag
 from ._errors import GroupError, NotSupportedError
+from ._kept_together import move
+from ._kept_versions import Following
 from ._meeting import Meeting, StoreLost
 from ._private import private
 from ._scope import Between, Scope
@@ -26,7 +28,7 @@ from ._together import Part, check_timeout, error, failure, module
 if TYPE_CHECKING:
     import torch.distributed
 
-__all__ = ["GroupError", "pause", "paused", "resume"]
+__all__ = ["GroupError", "advance", "back", "pause", "paused", "resume"]
 
 _TIMEOUT = 60.0
 
@@ -99,6 +101,45 @@ def paused(
         lambda: pause(tag, group, timeout),
         lambda freed: resume(tag, group, timeout),
     )
+
+
+def advance(
+    following: Following,
+    group: torch.distributed.ProcessGroup | None = None,
+    timeout: float = _TIMEOUT,
+) -> int:
+    """Maps the newest version of each rank's set (`tms.Following.advance`) on every rank, or none.
+
+    First every rank checks that no stream is being captured and that the work on its devices ends.
+    Each rank calls between the same two steps, and follows a set of its own.
+
+    Args:
+        following: what this rank's `tms.kept(...).follow(...)` returned.
+        group, timeout: as for `pause`.
+
+    Returns:
+        The number of the version that is mapped on this rank.
+
+    Raises:
+        GroupError: on all living ranks, with one text. All have the versions that they had; what an
+            earlier advance had kept for `back` may be gone.
+        NotSupportedError, ValueError: as for `pause`.
+    """
+    timeout = check_timeout(timeout)
+    return move("advance", [following], _meeting(group), timeout)
+
+
+def back(
+    following: Following,
+    group: torch.distributed.ProcessGroup | None = None,
+    timeout: float = _TIMEOUT,
+) -> int:
+    """Maps the version before again (`tms.Following.back`) on every rank, or on none.
+
+    Args, Returns and Raises: as for `advance`.
+    """
+    timeout = check_timeout(timeout)
+    return move("back", [following], _meeting(group), timeout)
 
 
 def _transact(operation: str, tag: str | None, group: Any, timeout: float) -> int:
