@@ -28,7 +28,10 @@ from . import _torch
 from ._attached import attached
 from ._errors import NotSupportedError, TmsError
 from ._kept import Kept, kept, refuse, span
+from ._kept_together import move as move_together
+from ._kept_versions import Following
 from ._library import load as library
+from ._meeting import Meeting
 from ._region import disable
 from ._scope import ThreadScope
 
@@ -54,6 +57,8 @@ def load(
                 if found.complete:
                     begun = time.perf_counter()
                     model = _attach(found, make, process, copy)
+                    if not copy and found._set:
+                        followed[name] = Following(name, found._set, {})
                     seconds = time.perf_counter() - begun
                     logger.info("tms: attached the set %r (%.3f s).", name, seconds)
         except TmsError as error:
@@ -79,8 +84,43 @@ def load(
                 raise NotSupportedError(f"{words} Leave out {option}.") from why
             logger.warning("tms: %s The next start reads the checkpoint again.", words)
             return model, False
+    if not copy and found._published and (published := found._published()):
+        followed[name] = Following(name, published, {})
     logger.info("tms: published the model as %r.", name)
     return model, not copy
+
+
+followed: dict[str, Following] = {}
+"""The sets whose tensors are this process's weights: the model's, and that of a draft."""
+
+
+def move(operation: str, keeps: bool, meeting: Meeting | None) -> int:
+    """Has the weights of all ranks go to another version, or of none; returns its number.
+
+    Args:
+        operation: "advance" or "back".
+        keeps: whether an advance keeps the version before, for a return.
+
+    Raises:
+        NotSupportedError: this process shares no weights, or layers have computed others of them.
+        GroupError: all weights are as before; the message says why.
+    """
+    if not followed:
+        raise NotSupportedError("this process has no weights in a set, so no version can come")
+    for one in followed.values():
+        derived = [name for name in one.manifest()["tensors"] if name.endswith(_DERIVED)]
+        if derived:
+            raise NotSupportedError(
+                f"layers have computed {derived[0]} and others of the weights, and these would "
+                "stay as they are: start the engine again for new weights"
+            )
+        one.keeps = keeps
+    return move_together(operation, list(followed.values()), meeting, _TIMEOUT)
+
+
+_TIMEOUT = 60.0
+_DERIVED = ("/W_UK", "/W_UV", "/W_UK_T", "/w_kc", "/w_vc")
+"""What the attention of DeepSeek's models has beside its parameters, in vLLM and in sglang."""
 
 
 def name_for(label: str, rank: int, facts: list[Any]) -> str:

@@ -102,6 +102,10 @@ class Following:
         if operation == "back" or not self.keeps:
             self.settle()
 
+    def manifest(self) -> dict[str, Any]:
+        """What the set's maker has written."""
+        return self._set.manifest()
+
     def settle(self) -> None:
         """Lets the version before go, if one is kept. Its memory is free when no process has it."""
         self._set.check(self._set.library.c.tms_kept_settle(self._set.handle), "settling")
@@ -119,7 +123,8 @@ def next_version(kept: Kept, device: Any, copy: bool) -> Iterator[dict[str, torc
     if device is not None and _other(torch.device(device), place):
         raise ValueError(f"the set {kept.name!r} is on {place}, and so is its next version")
     made = Set(library, kept.name, "writing", library.c.tms_kept_create, place.index)
-    private = manifest["private"] if "values" in manifest else len(has)  # else it is no engine's
+    engines = "values" in manifest  # which have copies of what is in the private chunks
+    private = manifest["private"] if engines else len(has)
     chunks: list[Any] = []
     for number, size in enumerate(manifest["chunks"]):
         chunks.append(_added(torch, made, number, max(size, 1)))
@@ -129,7 +134,7 @@ def next_version(kept: Kept, device: Any, copy: bool) -> Iterator[dict[str, torc
     tensors = {
         _plain(name): Place(**place).view(torch, chunks)
         for name, place in manifest["tensors"].items()
-        if place["chunk"] < private
+        if not engines or _PARAMETERS in name
     }
     try:
         yield tensors
@@ -152,5 +157,8 @@ def _added(torch: Any, made: Set, number: int, size: int) -> Any:
 
 def _plain(name: str) -> str:
     """A tensor's name as in a state_dict, from that in an engine's set."""
-    path, slash, rest = name.partition("/_parameters/")
-    return f"{path}.{rest}".lstrip(".") if slash else name
+    return name.replace(_PARAMETERS, ".").lstrip(".")
+
+
+_PARAMETERS = "/_parameters/"
+"""Between a module and its parameter, in the names of an engine's set (`_kept_model`)."""

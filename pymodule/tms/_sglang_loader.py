@@ -16,7 +16,8 @@ from typing import Any, Callable
 import torch
 
 from . import _kept_model
-from ._errors import NotSupportedError
+from ._errors import NotSupportedError, TmsError
+from .distributed import meeting_of_engine
 
 _LOADER = "sglang.srt.model_loader.loader"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
@@ -43,6 +44,7 @@ class _Run:
     runner: Any = None
     found_bytes = 0
     shared = False
+    mover: Any = None  # moves the weights of the draft, too
 
 
 def hooks() -> dict[str, Callable[..., Any]]:
@@ -50,7 +52,7 @@ def hooks() -> dict[str, Callable[..., Any]]:
     around: dict[str, Callable[..., Any]] = {
         f"{_RUNNER}.load_model": _run,
         f"{_LOADER}.DefaultModelLoader.load_model": _load,
-        f"{_UPDATER}.update_weights_from_disk": _update,
+        f"{_UPDATER}.update_weights_from_disk": _from_disk,
         f"{_UPDATER}.update_weights_from_tensor": _update,
         f"{_UPDATER}.update_weights_from_ipc": _update,
     }
@@ -164,6 +166,28 @@ def _name_of(load_config: Any, model_config: Any, arguments: dict[str, Any]) -> 
 
 def _update(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return (False, _READ_ONLY) if _Run.shared else original(*arguments, **named)
+
+
+def _from_disk(
+    original: Callable[..., Any], updater: Any, model_path: str, load_format: str, **more: Any
+) -> Any:
+    """Maps a version of the set where the load format asks for that: see `_MOVES`."""
+    if load_format not in _MOVES:
+        return _update(original, updater, model_path, load_format, **more)
+    _Run.mover = _Run.mover or updater
+    if updater is not _Run.mover:
+        return True, "The weights have moved with those of the other model."
+    operation, keeps = _MOVES[load_format]
+    try:
+        workers = torch.distributed.get_world_size()
+        version = _kept_model.move(operation, keeps, meeting_of_engine("sglang", workers))
+    except TmsError as error:
+        return False, str(error)
+    return True, f"The weights are version {version} of the set."
+
+
+_MOVES = {"tms": ("advance", False), "tms-keep": ("advance", True), "tms-back": ("back", False)}
+"""What a load format of an update asks for, and whether the version before is kept."""
 
 
 def _begin(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:

@@ -31,7 +31,7 @@ from ._expandable import without_expandable_segments
 from ._region import pausable
 from ._scope import ThreadScope
 from ._together import Part
-from .distributed import meeting_of
+from .distributed import meeting_of_engine
 
 NAME = "tms"
 """The backend's name, as in `vllm serve --sleep-mode-backend tms`."""
@@ -216,13 +216,10 @@ class Allocator:
 
     def _together(self, tags: list[str], lost: list[str]) -> int:
         """Pauses the tags on all workers of this engine, or on none: vLLM schedules for all."""
-        distributed: Any = sys.modules.get("torch.distributed")
-        if self.workers < 2 or distributed is None or not distributed.is_initialized():
+        meeting = meeting_of_engine("vllm", self.workers)
+        if meeting is None:
             return pause(tags, discard=lost)
-        own = distributed.get_rank()
-        first = own - own % self.workers  # other engines of a data-parallel group come beside
-        meeting = meeting_of("vllm", own - first, [*range(first, first + self.workers)])
-        part = Part("pause", None, own, _TIMEOUT, tags=tags, lost=lost)
+        part = Part("pause", None, meeting.name, _TIMEOUT, tags=tags, lost=lost)
         return meeting.transact(part, _TIMEOUT)
 
     def discard(self, tags: tuple[str, ...] | str) -> None:

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from . import _kept_model
 from ._errors import NotSupportedError
+from .distributed import meeting_of_engine
 
 NAME = "tms"
 
@@ -199,6 +201,45 @@ def _sparing_sets(zero: Any) -> Any:
     return zeroed
 
 
+def _advance(worker: Any, back: bool = False) -> int:
+    """As `tms.Following.advance`, of all weights of all workers of this engine, or of none.
+
+    With vLLM's own calls, between two steps:
+
+        llm.collective_rpc("tms_advance")  # kwargs={"back": True}: keeps the version before
+        llm.reset_prefix_cache()
+
+    Args:
+        back: whether the version before stays on the device, for "tms_back".
+
+    Returns:
+        The number of the version.
+
+    Raises:
+        GroupError: on all workers; all have the weights that they had.
+    """
+    return _move(worker, "advance", back)
+
+
+def _back(worker: Any) -> int:
+    """As `_advance`, to the version before."""
+    return _move(worker, "back", False)
+
+
+def _move(worker: Any, operation: str, keeps: bool) -> int:
+    workers = worker.vllm_config.parallel_config.world_size
+    begun = time.perf_counter()
+    version = _kept_model.move(operation, keeps, meeting_of_engine("vllm", workers))
+    seconds = time.perf_counter() - begun
+    _logger.info("tms: the weights are version %d (%.3f s).", version, seconds)
+    return version
+
+
+def _sets(worker: Any) -> dict[str, int]:
+    """The names of the sets in which this worker's weights are, and the versions that it has."""
+    return {name: one.version for name, one in _kept_model.followed.items()}
+
+
 def _making_room(request: Any) -> Any:
     """vLLM's request_memory, for versions that know nothing of weights on the device."""
 
@@ -217,6 +258,7 @@ config: Any = None
 
 register_model_loader(NAME)(Loader)
 worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
+worker.Worker.tms_advance, worker.Worker.tms_back, worker.Worker.tms_sets = _advance, _back, _sets
 if hasattr(worker, "zero_weights"):
     worker.zero_weights = _sparing_sets(worker.zero_weights)
 if not hasattr(BaseModelLoader, "get_external_weight_memory"):

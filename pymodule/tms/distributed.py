@@ -13,6 +13,7 @@ PyTorch; calling it does.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,16 @@ def _meeting(group: Any) -> Meeting:
         raise ValueError("this process is not in the group, and only its ranks can make the call")
     names = [int(name) for name in distributed.get_process_group_ranks(group)]
     return meeting_of(str(group.group_name), rank, names)
+
+
+def meeting_of_engine(label: str, workers: int) -> Meeting | None:
+    """Where the workers of this process's engine meet; None if it is the only one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if workers < 2 or distributed is None or not distributed.is_initialized():
+        return None
+    own = distributed.get_rank()
+    first = own - own % workers  # other engines of a data-parallel group come beside
+    return meeting_of(label, own - first, [*range(first, first + workers)])
 
 
 def meeting_of(label: str, rank: int, names: list[int]) -> Meeting:

@@ -110,6 +110,38 @@ def test_a_killed_scheduler_is_followed_by_one_that_reads_nothing(
     assert len(house.sets()) == 2
 
 
+def test_an_update_takes_what_a_trainer_writes(engines: Engines, house: House) -> None:
+    trainer = house.program()
+    trainer.does(
+        "def write(name, value):\n"
+        "    with tms.kept(name).next() as w:\n"
+        "        [tensor.fill_(value) for tensor in w.values()]"
+    )
+    for _ in range(2):
+        engine = engines.process()
+        engine.does("start(); updater = WeightUpdater()")
+        [name] = [one["name"] for one in house.sets() if not one["replaced"]]
+        version = max(one["version"] for one in house.sets())
+        before = engine.run("contents()")
+        trainer.does(f"write({name!r}, 77)")
+        update = (
+            "updater.update_weights_from_disk('folder/llama', {!r}, recapture_cuda_graph=False)"
+        )
+        done, words = engine.run(update.format("tms-keep"))
+        assert done and f"version {version + 1}" in words
+        assert engine.run("contents()")[".embedding"][0] == 77
+        done, words = engine.run(update.format("tms").replace("updater", "WeightUpdater()", 1))
+        assert done and "with those of the other model" in words
+        done, words = engine.run(update.format("tms-back"))
+        assert done and f"version {version} of" in words
+        assert engine.run("contents()") == before
+        done, words = engine.run(update.format("tms-back"))
+        assert not done and "no version before" in words
+        assert engine.run(update.format("tms"))[0]
+        assert not engine.run(update.format("auto"))[0]
+        engine.kill()
+
+
 def test_updates_are_refused(engines: Engines) -> None:
     for _ in range(2):
         engine = engines.process()

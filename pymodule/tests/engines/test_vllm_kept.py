@@ -134,6 +134,72 @@ def test_a_killed_engine_is_followed_by_one_that_reads_nothing(
     assert beside.run("contents()") == loaded
 
 
+NEXT = """
+def write(name, value):
+    with tms.kept(name).next() as w:
+        for tensor in w.values():
+            tensor.fill_(value)
+        return sorted(w)
+"""
+
+
+@pytest.mark.parametrize("preloaded", [True, False])
+def test_an_engine_takes_what_a_trainer_writes(
+    engines: Engines, house: House, preloaded: bool
+) -> None:
+    trainer = house.program()
+    trainer.does(NEXT)
+    for _ in range(2):  # the first has published, the second attaches
+        engine = engines.process(**({} if preloaded else {"LD_PRELOAD": ""}))
+        engine.does("start()")
+        [(name, version)] = engine.run("list(worker.tms_sets().items())")
+        before = engine.run("contents()")
+        written = trainer.run(f"write({name!r}, 77)")
+        assert "embedding" in written and "/" not in "".join(written)
+        assert engine.run("contents()") == before
+        assert engine.run("worker.tms_advance(back=True)") == version + 1
+        after = engine.run("contents()")
+        assert after[".embedding"][0] == after[".head"][0] == 77
+        changed = {one for one in before if before[one] != after[one]}
+        assert {one.strip(".") for one in changed} >= set(written) - {"head"}
+        assert engine.run("worker.tms_back()") == version
+        assert engine.run("contents()") == before
+        assert engine.run("worker.tms_advance()") == version + 1
+        assert "no version before" in engine.run("worker.tms_back()")
+        trainer.does(f"write({name!r}, 78) and None")
+        assert engine.run("worker.tms_advance(), worker.tms_sets()") == [
+            version + 2,
+            {name: version + 2},
+        ]
+        assert engine.run("contents()")[".embedding"][0] == 78
+        engine.kill()
+    private = engines.process()
+    private.does("start({'copy': True})")
+    assert "no weights in a set" in private.run("worker.tms_advance()")
+
+
+def test_an_engine_that_sleeps_takes_the_newest(engines: Engines, house: House) -> None:
+    trainer, engine = house.program(), engines.process()
+    trainer.does(NEXT)
+    engine.does("start()")
+    [name] = engine.run("list(worker.tms_sets())")
+    trainer.does(f"write({name!r}, 5) and None")
+    engine.run("tms.pause()")
+    assert engine.run("worker.tms_advance()") == 2
+    engine.run("tms.resume()")
+    assert engine.run("contents()")[".embedding"][0] == 5
+
+
+def test_layers_that_have_computed_weights_are_refused(engines: Engines, house: House) -> None:
+    engine = engines.process()
+    engine.does("start()")
+    engine.does(
+        "from tms import _kept_model; one = list(_kept_model.followed.values())[0]; "
+        "has = one.manifest(); has['tensors']['0/W_UV'] = {}; one.manifest = lambda: has"
+    )
+    assert "computed 0/W_UV and others of the weights" in engine.run("worker.tms_advance()")
+
+
 def test_an_attach_needs_room_for_one_layer(engines: Engines, house: House) -> None:
     first = engines.process()
     first.does("start()")
