@@ -44,14 +44,12 @@ func (d *Directory) packPath(name string) string {
 func (w *Writer) AddPages(ctx context.Context, file *os.File, lengths []int64) (Content, error) {
 	content := Content{Blocks: make([]Sum, len(lengths)), Lengths: lengths, Places: make([]Place, len(lengths))}
 	for _, length := range lengths {
+		if length <= 0 || length > BlockSize || length%directio.Block != 0 {
+			return Content{}, w.failing(fmt.Errorf("a block of %d bytes is not of whole pages, or too large", length))
+		}
 		content.Size += length
 	}
 	runs, offsets := content.runs(func(int) bool { return true }), content.offsets()
-	for _, length := range lengths {
-		if length%directio.Block != 0 {
-			return Content{}, w.failing(fmt.Errorf("a block of %d bytes is not whole pages", length))
-		}
-	}
 	err := w.buffers.each(ctx, len(runs), func(i int, buffer []byte) error {
 		first, length := runs[i].first, runs[i].length
 		if _, err := file.ReadAt(buffer[:length], offsets[first]); err != nil {

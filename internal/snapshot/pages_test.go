@@ -323,6 +323,13 @@ func asVersion2(t *testing.T, d *Directory, name string, contents []byte) {
 }
 
 func TestWrongLengthsAreRefused(t *testing.T) {
+	for _, length := range []int64{0, -page, page + 1, BlockSize + page} {
+		w, err := newDirectory(t).Begin("one")
+		require.NoError(t, err)
+		_, err = w.AddPages(t.Context(), memory(t, random(1, 4*mib)), []int64{length})
+		require.ErrorContains(t, err, "is not of whole pages, or too large")
+		require.Error(t, w.Commit(t.Context(), &Manifest{}))
+	}
 	one := []Sum{{1}}
 	for what, content := range map[string]Content{
 		"too few":  {Size: 3 * page, Blocks: make([]Sum, 1), Lengths: []int64{page}},
