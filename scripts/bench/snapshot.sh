@@ -25,7 +25,7 @@ XDG_RUNTIME_DIR=$(mktemp -d)
 export TMS_LIBRARY="$PWD/build/lib/libtms.so" XDG_RUNTIME_DIR PYTHONUNBUFFERED=1
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 if [ -x "$nvcc" ]; then
-	"$nvcc" -cudart static -O2 -x cu -o "$work/copied" scripts/bench/snapshot/copied.c
+	"$nvcc" -cudart static -O2 -o "$work/copied" scripts/bench/snapshot/copied.c
 else # on the simulator
 	${CC:-gcc} -O2 -o "$work/copied" scripts/bench/snapshot/copied.c -Lbuild/sim -l:libcudart.so.13 -l:libcuda.so.1
 fi
