@@ -21,6 +21,8 @@
 #                                       themselves; on two H200: share 60 45 --trainings 5 --beside --whole
 #   scripts/bench.sh engines vllm|sglang STEP...  real engines at the sizes of real models, beside their own ways: sleeps,
 #                                       sets, snapshots; it prints the steps with --help
+#   scripts/bench.sh snapshot           snapshots and restores at random moments, copies, a training that is killed, beside the
+#                                       driver's checkpoint and CRIU alone; settings: snapshot --help
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh advance [--models 1.1B 8B] [--moves 1000] [--steps 10]  new weights for an engine: remapped, copied, read
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
@@ -58,6 +60,7 @@ ownerless)
 faults) exec "${PYTHON:-python3}" scripts/bench/faults.py "$@" ;;
 growth) exec "${PYTHON:-python3}" scripts/bench/growth.py "$@" ;;
 restore) exec "${PYTHON:-python3}" scripts/bench/restore.py "$@" ;;
+snapshot) exec scripts/bench/snapshot.sh "$@" ;;
 duplex) exec "${PYTHON:-python3}" scripts/bench/duplex.py "$@" ;;
 share) exec "${PYTHON:-python3}" scripts/bench/share.py "$@" ;;
 engines) exec "${PYTHON:-python3}" scripts/bench/engines.py "$@" ;;
