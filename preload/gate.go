@@ -45,6 +45,7 @@ const notIdle time.Duration = -1
 type gating struct {
 	idle   time.Duration // the least time since a device last got work, or notIdle for any time
 	stop   bool          // close the gate and pause nothing: control.SteerRequest.Hold
+	alone  bool          // the caller stops no other process at the same moment, and does not try again
 	yields bool          // stop allocations too: control.SteerRequest.Yield
 	force  bool          // pause even where the gate cannot stop all work
 	undo   func() error  // the driver's checkpoint comes next: stop polls at the end, or call this to resume
@@ -82,7 +83,7 @@ func (p *Process) pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Du
 	how gating) (freed uint64, err error) {
 	options.Asked = time.Now()
 	deadline := options.Asked.Add(timeout)
-	once := how.stop || how.idle >= 0 || how.nccl != nil && communicators(anyOf) > 0
+	once := how.stop && !how.alone || how.idle >= 0 || how.nccl != nil && communicators(anyOf) > 0
 	for moment := timeout / firstMoment; ; moment *= 2 {
 		left := time.Until(deadline)
 		if once || moment <= 0 {

@@ -124,6 +124,21 @@ func TestPausesBesideResets(t *testing.T) {
 	h.ends()
 }
 
+// The hold before a pause in parts finds another moment, too, but that of a job does not: its processes stop at one moment.
+func TestAHoldFindsAnotherMoment(t *testing.T) {
+	for _, parts := range []bool{false, true} {
+		h := onlyControlled(t, reaching(t), "TMS_DEBUG=invariants")
+		c := h.dial()
+		h.do("entangle") // the device is not idle before a thread has been at the gate and has come back
+		reply := request(t, c, control.SteerRequest{Op: control.Pause, Hold: true, Parts: parts, Timeout: new(5.0)})
+		require.Equal(t, parts, reply.OK, reply.Error)
+		if parts {
+			well(t, c, control.SteerRequest{Op: control.Pause, Parts: true})
+			well(t, c, gated(control.Resume, ""))
+		}
+	}
+}
+
 // What a client has paused and not kept is its own too: no other client's keep makes it stay, and no other's end
 // resumes it.
 func TestAPauseIsItsClients(t *testing.T) {

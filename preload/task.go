@@ -298,7 +298,7 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
 	if words == nil {
-		how := gating{stop: request.Hold, force: force, idle: control.Seconds(request.IdleSeconds()),
+		how := gating{stop: request.Hold, alone: request.Parts, force: force, idle: control.Seconds(request.IdleSeconds()),
 			yields: request.Yield, takes: t.Takes}
 		if request.Everything || request.NCCL != nil {
 			t.nccl.together = request.NCCL

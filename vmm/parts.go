@@ -86,31 +86,59 @@ type left struct {
 }
 
 // leaveInParts saves the parts of a batch one after the other, and gives the memory of each back as soon as its contents
-// are saved. After an error of any batch it begins no more.
+// are saved. After an error of any batch it begins no more. One thread gives back what the others save: the driver's
+// calls for that wait while it pins host memory, and the link would wait for them.
 func (e *Engine) leaveInParts(b *batch, o *operation, left *left) error {
-	var next atomic.Int64
-	workers := make([]struct{}, min(partsAtOnce, len(b.parts)))
-	return guard.All(workers, func(struct{}) error {
+	var next, saving atomic.Int64
+	saved := make(chan *part, len(b.parts))
+	save := func() error {
 		for n := int(next.Add(1) - 1); n < len(b.parts) && !left.failed.Load(); n = int(next.Add(1) - 1) {
-			p := b.parts[n]
-			err := guard.Call(func() error { return e.save(b, p) })
-			if err == nil {
-				err = o.detach(p.extents)
-			}
-			if err == nil {
-				var segments []*segment
-				for _, saved := range p.saving {
-					segments = append(segments, saved...)
-				}
-				err = left.release(b, o, segments, p.extents)
-			}
-			if err != nil {
-				left.failed.Store(true)
+			if err := e.save(b, b.parts[n]); err != nil {
 				return err
 			}
+			saved <- b.parts[n]
 		}
 		return nil
+	}
+	work := []func() error{func() error { return left.leave(b, o, saved) }}
+	for range partsAtOnce {
+		saving.Add(1)
+		work = append(work, func() error {
+			defer func() {
+				if saving.Add(-1) == 0 {
+					close(saved)
+				}
+			}()
+			return save()
+		})
+	}
+	return guard.All(work, func(do func() error) error {
+		err := guard.Call(do)
+		if err != nil {
+			left.failed.Store(true)
+		}
+		return err
 	})
+}
+
+// leave gives parts back that are saved, until there are no more, or something has failed.
+func (l *left) leave(b *batch, o *operation, saved <-chan *part) error {
+	for p := range saved {
+		if l.failed.Load() {
+			continue // they stay
+		}
+		if err := o.detach(p.extents); err != nil {
+			return err
+		}
+		var segments []*segment
+		for _, of := range p.saving {
+			segments = append(segments, of...)
+		}
+		if err := l.release(b, o, segments, p.extents); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // stays reports whether an extent has not been given back in a part.
@@ -199,8 +227,9 @@ func (c *Coming) has() bool {
 var errNotComing = cuda.Refuse(cuda.NotReady, "the memory that was to come does not come; it is still paused, with all of "+
 	"its contents")
 
-// create makes the memory of an extent, and waits for memory that is on its way. (cuMemCreate, cuMemGetInfo)
-func (b *batch) create(x *extent, o *operation) error {
+// create makes the memory of an extent, and waits for memory that is on its way; idle is called at such a wait.
+// (cuMemCreate, cuMemGetInfo)
+func (b *batch) create(x *extent, o *operation, idle func()) error {
 	if o.Coming == nil || x.Step > mapping.None {
 		return x.Create()
 	}
@@ -218,6 +247,7 @@ func (b *batch) create(x *extent, o *operation) error {
 			}
 			b.room = 0
 		}
+		idle()
 		start := time.Now()
 		select {
 		case <-o.Coming.All:
@@ -238,7 +268,7 @@ func (o *operation) await() error {
 		return nil
 	}
 	start := time.Now()
-	defer func() { o.spent.waited += time.Since(start) }()
+	defer func() { o.awaited += time.Since(start) }()
 	select {
 	case <-o.Coming.All:
 		return nil

@@ -78,7 +78,7 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	until, compacted := time.Now().Add(o.Wait), false
 	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}); ; {
 		start := time.Now()
-		o.discarded = store.Discarded{Start: start}
+		o.discarded, o.awaited = store.Discarded{Start: start, Later: o.Coming != nil}, 0
 		e.FreeDeferred()
 		o.spent.waited += time.Since(start)
 		err = e.transact("resume", o, resumes, func(batches []*batch) error {
@@ -105,10 +105,10 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 			}
 			if err == nil {
 				mapped = bytes
-				e.count(batches, start, nil, func(t *totals) *stats.Total { return &t.resumes })
+				e.count(batches, start.Add(o.awaited), nil, func(t *totals) *stats.Total { return &t.resumes })
 			}
 			return err
-		}, func(t *tag) { t.lastResume = time.Since(start).Seconds() })
+		}, func(t *tag) { t.lastResume = (time.Since(start) - o.awaited).Seconds() })
 		short, is := errors.AsType[*shortage](err)
 		if !is && !errors.Is(err, cuda.OutOfMemory) {
 			break
@@ -185,9 +185,13 @@ func (o *Options) barredFrom(names []string) error {
 func (e *Engine) resume(batches []*batch, o *operation) error {
 	gives := func(s *segment) bool { return s.contents != nil && !e.retains(s, o) }
 	err := guard.All(batches, func(b *batch) error { return e.restore(b, o) })
+	for _, b := range batches {
+		o.awaited = max(o.awaited, b.waiting)
+	}
 	if err == nil {
 		err = o.await()
 	}
+	o.spent.waited += o.awaited
 	if err != nil {
 		for _, b := range batches {
 			for _, x := range b.extents {
@@ -247,6 +251,12 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	}
 	defer func() { _ = wait() }() // also after a panic
 
+	// While it waits for memory that is on its way, the stores let go of what they have copied: it would take time later.
+	var copied error
+	idle := func() {
+		copied = cmp.Or(copied, wait())
+	}
+
 	// What waits in memory of the same device comes first: it can make room for the rest.
 	var here, elsewhere []*extent
 	for _, x := range b.extents {
@@ -260,7 +270,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	}
 	for n, x := range slices.Concat(here, elsewhere) {
 		held := x.Step > mapping.None
-		err = b.create(x, o)
+		err = b.create(x, o, idle)
 		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 {
 			if err = e.makeRoom(b, o, loaders); err == nil {
 				err = x.Create()
@@ -303,7 +313,7 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	// The contents come back, as far as they have not while the driver worked.
 	copying := time.Now()
 	defer func() { b.copying = time.Since(copying) }()
-	waited := wait()
+	waited := cmp.Or(copied, wait())
 	if lost, is := errors.AsType[*store.Lost](waited); is {
 		for _, s := range b.segments {
 			if lost.Address-s.reachable().Address < uintptr(s.length()) {

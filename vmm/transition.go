@@ -52,6 +52,7 @@ type operation struct {
 	number    uint64 // as Transition has it
 	spent     spent
 	discarded store.Discarded // contents that a resume, or a pause with Discard, gives up
+	awaited   time.Duration   // for memory on its way, of which the resume is no slower
 }
 
 // batch is a device's part in a transition. From begin to end its segments and extents belong to it, and others see
@@ -180,14 +181,11 @@ func (e *Engine) transactOn(batches []*batch, name string, o *operation, work fu
 		done = func(*tag) {}
 	}
 	e.end(batches, o.Gated, done)
-	waiting := time.Duration(0)
 	for _, b := range batches {
 		o.spent.copied += b.progress.done.Load()
 		o.spent.copying = max(o.spent.copying, b.copying)
-		waiting = max(waiting, b.waiting)
 		b.device.progress.Store(nil)
 	}
-	o.spent.waited += waiting
 	return err
 }
 

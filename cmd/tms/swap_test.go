@@ -257,7 +257,7 @@ func TestSwapKillsEitherProcess(t *testing.T) {
 			if victim.leaves {
 				killed, other = small, large
 			}
-			killed.do(fmt.Sprint("fail ", victim.call, " ", victim.nth, " kill"))
+			killed.do(fmt.Sprint("fail ", victim.call, " ", victim.nth, " -1"))
 			_, _, code := command(t, "swap", small.number(), large.number())
 			require.NotZero(t, code)
 			_ = killed.Cmd.Wait()

@@ -70,9 +70,9 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-func TestAHoldTakesNoIdle(t *testing.T) {
-	_, _, err := control.ParseRequest([]byte(`{"version":1,"op":"pause","hold":true,"idle":1}`))
-	require.ErrorContains(t, err, "takes no everything, idle")
+func TestAHoldTakesNoEverything(t *testing.T) {
+	_, _, err := control.ParseRequest([]byte(`{"version":1,"op":"pause","hold":true,"everything":true}`))
+	require.ErrorContains(t, err, "takes no everything")
 }
 
 func TestLine(t *testing.T) {

@@ -73,7 +73,8 @@ type SteerRequest struct {
 	// does not (Undo); until then it can give everything back at once.
 	Ahead map[string]uint64 `json:"ahead,omitempty"`
 	// Parts, for a pause: memory is given back part by part, as contents are saved. After a failure some of it may be
-	// paused, which belongs to this client as after a success.
+	// paused, which belongs to this client as after a success. For the hold before such a pause: it looks for a moment as
+	// the pause would, because no other process is to stop at that moment.
 	Parts bool `json:"parts,omitempty"`
 	// Driver, for a note.
 	Driver *Driver `json:"driver,omitempty"`
@@ -214,12 +215,12 @@ func (r SteerRequest) check() error {
 		return errors.New("discard excludes save_all, and yield excludes everything")
 	case r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0):
 		return errors.New("only the pause after a hold takes together, and until says when it ends")
-	case r.Hold && (r.Everything || r.Idle != nil || r.Toward != nil || r.Yield):
-		return errors.New("a hold comes before a pause, and takes no everything, idle, toward or yield")
+	case r.Hold && (r.Everything || r.Toward != nil):
+		return errors.New("a hold comes before a pause, and takes no everything or toward")
 	case r.Ahead != nil && (r.Everything || r.Wait > 0 || r.Version < AheadSince):
 		return errors.New("ahead excludes everything and wait, and is in requests of version 3")
-	case r.Parts && (r.Hold || r.Everything || r.Discard || r.Toward != nil || r.NCCL != nil || r.To == ToMemory):
-		return errors.New("parts excludes hold, everything, discard, toward, nccl, and to memory")
+	case r.Parts && (r.Everything || r.Discard || r.Toward != nil || r.NCCL != nil || r.To == ToMemory):
+		return errors.New("parts excludes everything, discard, toward, nccl, and to memory")
 	case r.Op == Note && r.Driver == nil:
 		return errors.New("a note has the driver's part")
 	case r.Until > 0 && (r.Own || r.Version < untilSince):

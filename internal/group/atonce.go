@@ -2,10 +2,12 @@ package group
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
 	"tms/internal/control"
+	"tms/internal/control/client"
 	"tms/vmm/stats"
 )
 
@@ -14,7 +16,7 @@ import (
 
 // inPlaceOf returns how many bytes this process must leave free on each device, by UUID, while it takes the place of
 // another whose memory is not all given back yet. It is nil where one must follow the other: the program that leaves
-// cannot be stopped, the driver has one of them, what it leaves does not suffice, or one is of an earlier version.
+// cannot be stopped, the driver has one of them, what it leaves does not suffice, or one has an earlier version.
 func (m *Member) inPlaceOf(out *Member, pause control.SteerRequest) (leave map[string]uint64) {
 	driverHas := out.state.Stats.Everything || m.state.Stats.Everything
 	known := min(out.Version, m.Version) >= control.AheadSince
@@ -60,8 +62,10 @@ func leaves(devices map[string]stats.Device, gives, needs map[string]uint64) map
 // stopped before: a pause that waits for the program keeps no memory from it. After an error both are as before.
 func (g *Group) atOnce(ctx context.Context, in *Member, leave map[string]uint64) (came bool, err error) {
 	out := g.Members[0]
-	stop, pause := g.request, g.request
-	stop.Hold, pause.Parts = true, true
+	pause := g.request
+	pause.Parts = true
+	stop := pause
+	stop.Hold = true
 	pause.Timeout = new(max(leastTry.Seconds(), g.request.TimeoutSeconds())) // there is nothing left to wait for
 	if out.err = out.do(ctx, out.Conn, stop); out.err != nil {
 		return false, out.err
@@ -70,10 +74,9 @@ func (g *Group) atOnce(ctx context.Context, in *Member, leave map[string]uint64)
 	if out.err = err; err != nil {
 		return false, g.undo(err)
 	}
-	resume := control.SteerRequest{Op: control.Resume, Tag: pause.Tag, Turn: true, Ahead: leave}
-	end := in.ahead(resume)
+	end := Ahead(in.Conn, control.SteerRequest{Op: control.Resume, Tag: pause.Tag, Turn: true, Ahead: leave})
 	out.err = out.doWhileRunning(ctx, out.Conn, pause)
-	came = end(out.err == nil)
+	came = in.Record(end(out.err == nil)) == nil
 	unlock()
 	if out.err != nil {
 		return false, g.undo(out.err)
@@ -81,22 +84,30 @@ func (g *Group) atOnce(ctx context.Context, in *Member, leave map[string]uint64)
 	return came, nil
 }
 
-// ahead has a process take memory as it comes, until end is called: that all has come, or that it does not. end reports
-// whether the process has all of its memory. If not, it has taken none.
-func (m *Member) ahead(request control.SteerRequest) (end func(all bool) bool) {
-	ends, done := make(chan control.SteerRequest, 1), make(chan error, 1)
+// Ahead has a process take memory as it comes, until end is called: that all has come, or that it does not. end returns
+// what the process says: it has all of its memory, or it has taken none. A process that is stopped is given up.
+func Ahead(process *client.Conn, request control.SteerRequest) (end func(all bool) (control.Reply, error)) {
+	type answer struct {
+		reply control.Reply
+		err   error
+	}
+	ends, done := make(chan control.SteerRequest, 1), make(chan answer, 1)
 	go func() {
-		ctx, stop := whileRunning(context.Background(), m.Conn, lookEvery, lookEvery)
+		ctx, stop := whileRunning(context.Background(), process, lookEvery, lookEvery)
 		defer stop()
-		reply, err := m.DoAhead(ctx, request, ends)
-		done <- m.recordRunning(context.Background(), reply, err)
+		reply, err := process.DoAhead(ctx, request, ends)
+		if errors.Is(err, context.Canceled) {
+			err = errStopped
+		}
+		done <- answer{reply, err}
 	}()
-	return func(all bool) bool {
+	return func(all bool) (control.Reply, error) {
 		end := control.SteerRequest{Op: control.Undo}
 		if all {
 			end.Op = control.Complete
 		}
 		ends <- end
-		return <-done == nil
+		said := <-done
+		return said.reply, said.err
 	}
 }

@@ -64,16 +64,13 @@ func (o *Outcome) Record(reply control.Reply, err error) error {
 // doWhileRunning is do, but gives up a process that is stopped, which would keep the locks.
 func (o *Outcome) doWhileRunning(ctx context.Context, process *client.Conn, request control.SteerRequest) error {
 	reply, err := WhileRunning(ctx, process, request, lookEvery, lookEvery)
-	return o.recordRunning(ctx, reply, err)
-}
-
-// recordRunning is Record for a request that ends with ctx, or when the process is stopped.
-func (o *Outcome) recordRunning(ctx context.Context, reply control.Reply, err error) error {
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
-		err = client.Unreachable("it does not answer (stopped?)")
+		err = errStopped
 	}
 	return o.Record(reply, err)
 }
+
+var errStopped = client.Unreachable("it does not answer (stopped?)")
 
 // Changed reports whether a pause has taken memory from the process, or a resume has given some back.
 func (o Outcome) Changed() bool { return o.Bytes+o.Imported > 0 }

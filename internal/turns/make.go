@@ -38,6 +38,7 @@ type maker struct {
 	busy    map[int]time.Time // processes that cannot be paused before this time
 	stayed  map[int]int       // how often a process could not give its memory, for a reason that may pass
 	silent  bool              // some processes that listen do not answer
+	comes   coming            // what the process takes back while others still give it away
 	reserve uint64            // bytes of the reserve that no pause can keep free
 	never   time.Time         // since when there would never be enough room, or zero if there would be
 }
@@ -122,6 +123,8 @@ func (r *maker) step() (done bool, next time.Duration, err error) {
 		return true, 0, nil // the process has the memory, or no longer wants it
 	}
 	r.silent = silence(found)
+	r.comes = coming{process: r.process, device: r.comesOn(uuids, found, at)}
+	defer func() { _, _ = r.comes.end(false) }()
 	for uuid, need := range needsOf(found[at].ProcessState) {
 		if need > 0 && !slices.Contains(uuids, uuid) {
 			return false, soonest, nil
@@ -132,6 +135,9 @@ func (r *maker) step() (done bool, next time.Duration, err error) {
 		if err != nil || !ready {
 			return false, wait, err
 		}
+	}
+	if reply, err := r.comes.end(true); err == nil && reply.OK {
+		return true, 0, nil
 	}
 	resume := control.SteerRequest{Op: control.Undo, Yield: true}
 	reply, err := group.WhileRunning(context.Background(), r.process, resume, latest, latest) // while the devices are locked

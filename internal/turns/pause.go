@@ -31,8 +31,8 @@ func (r *maker) pauseAll(parts []Part, found []fleet.Process) (done bool, err er
 			return false, nil
 		}
 	}
-	for _, part := range parts {
-		if !r.pause(part, to[part.ID]) {
+	for i, part := range parts {
+		if !r.pause(part, to[part.ID], i == len(parts)-1) {
 			return false, nil
 		}
 	}
@@ -87,8 +87,8 @@ func (r *maker) budget(parts []Part, found []fleet.Process, to map[int]string) b
 }
 
 // pause reports whether the process has given up its memory. Contents that would take host memory go to the place to,
-// or to host memory if it is "".
-func (r *maker) pause(part Part, to string) bool {
+// or to host memory if it is "". What the last one gives can be taken as it comes.
+func (r *maker) pause(part Part, to string, last bool) bool {
 	process, err := client.Dial(part.ID)
 	if err != nil {
 		return false
@@ -98,12 +98,12 @@ func (r *maker) pause(part Part, to string) bool {
 	for i := range part.Tags {
 		tags[i] = &part.Tags[i]
 	}
-	for _, tag := range tags {
+	for i, tag := range tags {
 		request := control.SteerRequest{Op: control.Pause, Tag: tag, SaveAll: true, Yield: true, To: to}
 		if part.Idle {
 			request.Idle, request.Timeout = new(Grace.Seconds()), new(idleWithin.Seconds())
 		}
-		reply, err := group.WhileRunning(context.Background(), process, request, latest, latest)
+		reply, err := r.ask(process, request, last && i == len(tags)-1)
 		switch {
 		case err != nil:
 		case reply.OK && reply.Bytes > 0:
@@ -120,6 +120,28 @@ func (r *maker) pause(part Part, to string) bool {
 		return false
 	}
 	return true
+}
+
+// ask sends a pause. If the memory can be taken as it comes, it stops the process first, so that none is taken for a pause
+// that waits for the program, or is refused.
+func (r *maker) ask(process *client.Conn, pause control.SteerRequest, last bool) (control.Reply, error) {
+	send := func(request control.SteerRequest) (control.Reply, error) {
+		return group.WhileRunning(context.Background(), process, request, latest, latest)
+	}
+	if r.comes.device == nil || !last {
+		return send(pause)
+	}
+	stop := pause
+	stop.Hold, stop.Parts = true, true
+	switch reply, err := send(stop); {
+	case err == nil && !reply.OK && process.Version < control.AheadSince: // it knows no such hold
+		return send(pause)
+	case err != nil || !reply.OK:
+		return reply, err
+	}
+	r.comes.begin()
+	pause.Parts, pause.Idle, pause.Timeout = true, nil, nil // it stands still
+	return send(pause)
 }
 
 // keeps notes why a process keeps its memory. It counts as refused once that has not passed for a while.

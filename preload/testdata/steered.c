@@ -234,6 +234,33 @@ static void *busy(void *milliseconds)
 	return NULL;
 }
 
+/* The device waits for a lock that a thread has until it has been held at the gate for a moment. */
+static pthread_mutex_t tangle = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool tangled;
+
+static void lock_once(void *unused)
+{
+	(void)unused;
+	pthread_mutex_lock(&tangle);
+	pthread_mutex_unlock(&tangle);
+}
+
+static void *entangle(void *unused)
+{
+	unsigned *memory = pausable(MIB, "tangle", true);
+	pthread_mutex_lock(&tangle);
+	tangled = true;
+	for (struct timespec before, after; tangled;) {
+		clock_gettime(CLOCK_MONOTONIC, &before);
+		EXPECT(cudaMemset(memory, 5, MIB), 0);
+		clock_gettime(CLOCK_MONOTONIC, &after);
+		long long took = (after.tv_sec - before.tv_sec) * 1000000000LL + after.tv_nsec - before.tv_nsec;
+		tangled = took < 500000000;
+	}
+	pthread_mutex_unlock(&tangle);
+	return unused;
+}
+
 static void *captured;
 
 /* Memory of the process alone, full of numbers that are drawn. */
@@ -353,6 +380,15 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "busy") == 0) {
 		start(&busy_thread, busy, (void *)(uintptr_t)atoi(rest));
 		pthread_detach(busy_thread);
+	} else if (strcmp(word, "entangle") == 0) {
+		pthread_t thread;
+		void *apart;
+		EXPECT(cuStreamCreate(&apart, 1), 0);
+		start(&thread, entangle, NULL);
+		pthread_detach(thread);
+		while (!tangled)
+			usleep(1000);
+		EXPECT(cudaLaunchHostFunc(apart, lock_once, NULL), 0);
 	} else if (strcmp(word, "name") == 0) { /* for its threads from now on */
 		EXPECT(prctl(PR_SET_NAME, rest), 0);
 	} else if (strcmp(word, "vast") == 0) { /* GiB without contents */
@@ -402,12 +438,13 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaSetDevice(atoi(rest)), 0);
 	else if (strcmp(word, "calls") == 0)
 		answer_number((long)sim_stat(rest));
-	else if (strcmp(word, "fail") == 0) { /* the nth call from now of a function of the driver, or none; or it kills */
+	else if (strcmp(word, "fail") == 0) { /* the nth call from now of a function of the driver, with a code; or none */
 		char *name = rest ? strtok(rest, " ") : NULL;
 		sim_clear_failures();
 		if (name) {
 			int nth = atoi(strtok(NULL, " "));
-			sim_fail(name, nth, strtok(NULL, " ") ? -1 : 999);
+			char *code = strtok(NULL, " ");
+			sim_fail(name, nth, code ? atoi(code) : 999); /* -1 kills the process */
 		}
 	} else if (strcmp(word, "fired") == 0)
 		answer_number((long)((uint64_t(*)(void))simulator("cudasim_failures_fired"))());

@@ -242,6 +242,7 @@ def changes(repetitions: int, first: Run, second: Run) -> dict[str, list[tuple[f
         way = ("swap", "one after the other")[number // 2 % 2]
         taken[way].append(timed(way, first, second))
         second.ask("sample")
+        time.sleep(0.5)  # in which host memory goes back that is not reserved
         first, second = second, first
     first.ask("whole")
     timed("swap", first, second)

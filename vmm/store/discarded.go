@@ -9,6 +9,7 @@ const awaitTime = 20 * time.Millisecond
 // the system to have back the memory of contents that are not kept.
 type Discarded struct {
 	Start    time.Time // of the operation, or of its first discarding
+	Later    bool      // others wait for the operation, so it waits for nothing that need not be prompt
 	contents []Contents
 	prompt   []bool // they are waited for however long it takes
 }
@@ -30,6 +31,9 @@ func (d *Discarded) Await() (waited time.Duration) {
 	}
 	now := time.Now()
 	until := now.Add(max(awaitTime, now.Sub(d.Start)/10))
+	if d.Later {
+		until = now
+	}
 	for i, contents := range d.contents {
 		if d.prompt[i] {
 			contents.Await(time.Time{})
