@@ -279,7 +279,7 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 		}
 	} else {
 		restore.Inherited = streams(m.Streams)
-		unlock, err := lockShared(ctx, b.Say)
+		unlock, _, err := lockShared(ctx, b.Say)
 		if err != nil {
 			return err
 		}

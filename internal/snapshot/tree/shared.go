@@ -68,24 +68,23 @@ func saveShared(t *Tree, folder string) (all []snapshot.Shared, err error) {
 	return all, err
 }
 
-// lockShared has dumps and restores come one after another: CRIU numbers the names that it makes from 1 on. It says once
-// if it waits. (flock)
-func lockShared(ctx context.Context, say func(string)) (unlock func(), err error) {
+// lockShared has dumps and restores come one after another: CRIU numbers the names that it makes from 1 on. If it waits, it
+// says so, and reports it. (flock)
+func lockShared(ctx context.Context, say func(string)) (unlock func(), waited bool, err error) {
 	folder, err := os.Open(sharedMemory)
 	if err != nil {
-		return func() {}, nil // there is none
+		return func() {}, false, nil // there is none
 	}
-	said := false
 	for {
 		err = unix.Flock(int(folder.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return sync.OnceFunc(func() { _ = folder.Close() }), nil
+			return sync.OnceFunc(func() { _ = folder.Close() }), waited, nil
 		}
 		if err == unix.EWOULDBLOCK {
-			if !said && say != nil {
+			if !waited && say != nil {
 				say("another snapshot or restore has " + sharedMemory + " locked; waiting until it has ended")
 			}
-			said, err = true, nil
+			waited, err = true, nil
 			select {
 			case <-ctx.Done():
 				err = context.Cause(ctx)
@@ -94,7 +93,7 @@ func lockShared(ctx context.Context, say func(string)) (unlock func(), err error
 		}
 		if err != nil && err != unix.EINTR {
 			_ = folder.Close()
-			return nil, fmt.Errorf("locking %s: %w", sharedMemory, err)
+			return nil, waited, fmt.Errorf("locking %s: %w", sharedMemory, err)
 		}
 	}
 }

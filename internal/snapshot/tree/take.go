@@ -73,21 +73,23 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	if err != nil {
 		return nil, err
 	}
-	tree, err := Find(t.PID)
-	if err != nil {
-		return nil, err
-	}
-	if len(tree.Steered) == 0 {
-		return nil, fmt.Errorf("no process of %d and below listens to tms, so there is no GPU memory to save: start it by tms "+
-			"run", t.PID)
-	}
-	files, err := mapped(tree.Processes)
+	tree, files, err := t.look()
 	if err != nil {
 		return nil, err
 	}
 	directory, err := snapshot.Create(t.Directory)
 	if err != nil {
 		return nil, err
+	}
+	unlock, waited, err := lockShared(ctx, t.Say) // the program goes on until it is this command's turn
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if waited {
+		if tree, files, err = t.look(); err != nil {
+			return nil, err
+		}
 	}
 	name := snapshot.NewName(began, t.PID)
 	writer, err := directory.Begin(name)
@@ -111,13 +113,8 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	}
 	defer g.Close()
 	caches := cachesOf(tree.Processes)
-	unlock, err := lockShared(ctx, t.Say) // the program goes on until it is this command's turn
-	if err == nil {
-		defer unlock()
-		err = step("park")
-	}
 	parking := time.Now()
-	if err == nil {
+	if err = step("park"); err == nil {
 		err = g.Park(ctx, t.Pause, t.User, t.Lease)
 	}
 	if err != nil {
@@ -204,6 +201,20 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	}
 	taken.Progress, taken.Memory, taken.Seconds = writer.Progress(), writer.Memory(), time.Since(began).Seconds()
 	return taken, nil
+}
+
+// look finds the program, which goes on, and the files that it has mapped.
+func (t Take) look() (*Tree, []snapshot.Mapped, error) {
+	tree, err := Find(t.PID)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(tree.Steered) == 0 {
+		return nil, nil, fmt.Errorf("no process of %d and below listens to tms, so there is no GPU memory to save: start it by "+
+			"tms run", t.PID)
+	}
+	files, err := mapped(tree.Processes)
+	return tree, files, err
 }
 
 // lasts puts into seconds how long something takes, until the function that it returns is called.
