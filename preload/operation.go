@@ -65,6 +65,8 @@ func newOperation(o *C.struct_operation) operation {
 		return &backSetOperation{handle: uint64(set.handle)}
 	case C.OPERATION_SET_SETTLE:
 		return &settleSetOperation{handle: uint64(set.handle)}
+	case C.OPERATION_SET_FOLLOW:
+		return &followSetOperation{handle: uint64(set.handle), keeps: set.size > 0}
 	default:
 		return &closeSetOperation{handle: uint64(set.handle)}
 	}

@@ -125,6 +125,12 @@ EXPORT int tms_kept_settle(tms_kept *set)
 	return on(OPERATION_SET_SETTLE, (struct operation_set){.handle = (uintptr_t)set}, NULL);
 }
 
+EXPORT int tms_kept_follow(tms_kept *set, int keeps)
+{
+	struct operation_set asked = {.handle = (uintptr_t)set, .size = keeps != 0};
+	return on(OPERATION_SET_FOLLOW, asked, NULL);
+}
+
 EXPORT int tms_kept_version(tms_kept *set, uint64_t *version)
 {
 	return version ? IN_GO(tmsSetVersion((uintptr_t)set, version))

@@ -38,6 +38,8 @@ type set struct {
 	// These are guarded by the lock of the table, too.
 	addresses []uintptr // where the chunks are mapped; empty while they are not
 	before    *version  // to which back returns, or nil
+	follows   bool      // others may move it between two steps
+	keeps     bool      // and such an advance keeps the version before
 }
 
 // sets has what this process makes or has open.
@@ -364,7 +366,9 @@ func (p *Process) setsOpen() (sets []control.KeptSet) {
 	defer p.sets.Unlock()
 	for _, s := range p.sets.open {
 		if s.Sealed != 0 {
-			sets = append(sets, s.KeptSet)
+			told := s.KeptSet
+			told.Follows = s.follows
+			sets = append(sets, told)
 		}
 		if s.before != nil {
 			sets = append(sets, s.before.KeptSet)

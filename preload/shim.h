@@ -207,6 +207,7 @@ enum operation_kind {
 	OPERATION_SET_ADVANCE,
 	OPERATION_SET_BACK,
 	OPERATION_SET_SETTLE,
+	OPERATION_SET_FOLLOW,
 	OPERATION_SET_CLOSE,
 };
 /* ipc.c: the handle that cudaIpcGetMemHandle returns for pausable memory; token.c's files contain it, too. */
@@ -292,6 +293,9 @@ HIDDEN void checkpoint_set_pending(bool now);
 HIDDEN bool checkpoint_driver_has(void);     /* the driver holds the process locked or checkpointed */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
+/* steps.c */
+HIDDEN void steps_hold(bool on); /* no step begins, until as many have been ended as begun */
+HIDDEN int steps_in_progress(void);
 HIDDEN int keeper_start(void); /* returns when a keeper answers (internal/sets) */
 HIDDEN int set_promote(const char *name); /* brings a set back to its device (internal/sets) */
 

@@ -39,6 +39,8 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		err = t.record()
 	case control.Align:
 		reply.Alignment, err = t.align()
+	case control.Advance:
+		reply.Sets, err = t.advance()
 	default:
 		if t.Request.Op == control.Pause {
 			defer func() { t.forgetLive(err) }()

@@ -351,6 +351,13 @@ int tms_kept_back(tms_kept *set, uint64_t *version);
 /* Lets the version before go, if there is one. */
 int tms_kept_settle(tms_kept *set);
 
+/* Lets others (tms kept advance) move an attached set, between two steps of the program. keeps: such an
+ * advance keeps the version before. All work on the set then lies between a begin and an end, in any thread. A begin
+ * waits while a set is moved, and a move waits until no step is in progress and the devices have done their work. */
+int tms_kept_follow(tms_kept *set, int keeps);
+void tms_kept_step_begin(void);
+void tms_kept_step_end(void);
+
 /* Stores the number of the set's version, from 1 on; 0 while the set is not sealed. */
 int tms_kept_version(tms_kept *set, uint64_t *version);
 

@@ -5,11 +5,13 @@ import "C"
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -103,6 +105,72 @@ type settleSetOperation struct{ handle uint64 }
 
 func (o *settleSetOperation) run(p *Process, _ *vmm.Engine) (uint64, error) {
 	return 0, p.useSet(o.handle, func(s *set) error { s.settle(); return nil })
+}
+
+// followSetOperation lets others move a set between two steps.
+type followSetOperation struct {
+	handle uint64
+	keeps  bool
+}
+
+func (o *followSetOperation) run(p *Process, _ *vmm.Engine) (uint64, error) {
+	return 0, p.useSet(o.handle, func(s *set) error {
+		if err := s.moves(); err != nil {
+			return err
+		}
+		p.sets.Lock()
+		defer p.sets.Unlock()
+		s.follows, s.keeps = true, o.keeps
+		return nil
+	})
+}
+
+// advance moves the sets of a name that others may move, between two steps of the program, and returns what it then has.
+func (t *task) advance() (moved []control.KeptSet, err error) {
+	p, name := t.process, t.Request.Name
+	if err = p.mayUseSet(name); err != nil {
+		return nil, err
+	}
+	var following []uint64
+	p.sets.Lock()
+	for handle, s := range p.sets.open {
+		if s.follows && s.Name == name {
+			following = append(following, handle)
+		}
+	}
+	p.sets.Unlock()
+	e := p.engine.Load()
+	if len(following) == 0 || e == nil {
+		return nil, cuda.Refuse(cuda.NotSupported, "the program does not say where its steps end, so it moves this set "+
+			"itself (tms.Following.advance), or its engine does by a call of its own")
+	}
+	timeout := control.Seconds(t.Request.TimeoutSeconds())
+	deadline := time.Now().Add(timeout)
+	C.steps_hold(true)
+	defer C.steps_hold(false)
+	if !poll(deadline, func() bool { return C.steps_in_progress() == 0 }) {
+		return nil, cuda.Refuse(cuda.Timeout, "a step of the program has not ended within %v; nothing has changed", timeout)
+	}
+	if busy, err := e.AwaitIdle(deadline); busy >= 0 {
+		return nil, cuda.Refuse(cuda.Timeout, "device %d has not finished within %v; nothing has changed", busy, timeout)
+	} else if err != nil {
+		return nil, err
+	}
+	for _, handle := range following {
+		err = cmp.Or(err, p.useSet(handle, func(s *set) error {
+			move := s.advance
+			if t.Request.Back {
+				move = s.back
+			}
+			err := move(e, false)
+			if err == nil && (t.Request.Back || !s.keeps) {
+				s.settle()
+			}
+			moved = append(moved, s.KeptSet)
+			return err
+		}))
+	}
+	return moved, err
 }
 
 // advance maps the newest version in the place of the one that is attached, which back maps again. Errors: as attach,

@@ -99,7 +99,8 @@ a later one of its name is listed until its last user goes.`,
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array")
-	command.AddCommand(keptDropCommand(), keptDemoteCommand(), keptPromoteCommand(), keptReserveCommand(), keptVerifyCommand())
+	command.AddCommand(keptDropCommand(), keptDemoteCommand(), keptPromoteCommand(), keptReserveCommand(), keptVerifyCommand(),
+		keptAdvanceCommand())
 	return command
 }
 

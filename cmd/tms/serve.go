@@ -8,11 +8,13 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"tms/internal/api"
 	"tms/internal/control"
+	"tms/internal/sets"
 	"tms/internal/snapshot"
 )
 
@@ -146,6 +148,13 @@ func (*keptSets) List() ([]control.KeptSet, error) {
 func (*keptSets) Drop(name string) error {
 	_, err := askKeeper(control.SetRequest{Op: control.Drop, Name: name})
 	return err
+}
+
+func (*keptSets) Advance(ctx context.Context, name string, back bool, within time.Duration) ([]sets.Follower, error) {
+	if err := startKeeper(); err != nil {
+		return nil, err
+	}
+	return sets.Advance(ctx, name, back, within)
 }
 
 func (k *keptSets) Move(name, to string) error {

@@ -27,6 +27,7 @@ import (
 	"tms/internal/aid/readable"
 	"tms/internal/control"
 	"tms/internal/group"
+	"tms/internal/sets"
 	"tms/vmm/cuda"
 )
 
@@ -60,6 +61,8 @@ type Sets interface {
 	Drop(name string) error
 	// Move takes control.ToHost, control.ToDisk or sets.Device.
 	Move(name, to string) error
+	// Advance has the processes that follow a set map its newest version, or the version before.
+	Advance(ctx context.Context, name string, back bool, within time.Duration) ([]sets.Follower, error)
 }
 
 type handler struct {
@@ -114,6 +117,7 @@ func (s *handler) routes() []route {
 		{"GET /v1/kept", false, s.listSets},
 		{"POST /v1/kept/{name}", true, asking(s.moveSet)},
 		{"DELETE /v1/kept/{name}", true, s.dropSet},
+		{"POST /v1/kept/{name}/advance", true, asking(s.advanceSet)},
 		{"GET /v1/snapshots", false, s.listSnapshots},
 		{"POST /v1/snapshot", true, asking(s.takeSnapshot)},
 		{"POST /v1/restore", true, asking(s.restore)},

@@ -85,6 +85,18 @@ func (f *fakeSets) Move(name, to string) error {
 	return err
 }
 
+func (f *fakeSets) Advance(_ context.Context, name string, back bool, within time.Duration) (all []sets.Follower,
+	err error) {
+	if f.named(name) != nil {
+		return nil, nil
+	}
+	one := sets.Follower{PID: 4711, Version: 3}
+	if back {
+		one.Error = fmt.Sprint("it has kept no version before, after ", within)
+	}
+	return []sets.Follower{one}, nil
+}
+
 // lines collects what is written, by any goroutine.
 type lines struct {
 	sync.Mutex
@@ -125,6 +137,10 @@ func TestKept(t *testing.T) {
 		{"POST", "/v1/kept/a%2Fb", `{"to":"moon"}`, 400, "give host, disk or device"},
 		{"POST", "/v1/kept/a%2Fb", `{"to":"disk"}`, 409, "a process has it open"},
 		{"POST", "/v1/kept/none", `{"to":"host"}`, 404, `there is no set \"none\"`},
+		{"POST", "/v1/kept/a%2Fb/advance", "{}", 200, `{"followers":[{"pid":4711,"version":3}]}`},
+		{"POST", "/v1/kept/a%2Fb/advance", `{"back":true,"timeout":2}`, 409, "no version before, after 2s"},
+		{"POST", "/v1/kept/a%2Fb/advance", `{"timeout":-1}`, 400, "timeout is -1"},
+		{"POST", "/v1/kept/none/advance", "{}", 404, "no process follows this set"},
 		{"DELETE", "/v1/kept/none", "", 404, "there is no set"},
 		{"DELETE", "/v1/kept/a%2Fb", "", 200, `{"sets":[]}`},
 		{"GET", "/openapi.json", "", 200, `"openapi":"3.1.0"`},
@@ -140,9 +156,9 @@ func TestKept(t *testing.T) {
 	}
 	audit.Lock()
 	defer audit.Unlock()
-	require.Equal(t, 6, strings.Count(audit.String(), `"msg":"begins"`), "each change, and no other request")
-	require.Equal(t, 6, strings.Count(audit.String(), `"msg":"change"`))
-	require.Equal(t, 12, strings.Count(audit.String(), "\n"))
+	require.Equal(t, 10, strings.Count(audit.String(), `"msg":"begins"`), "each change, and no other request")
+	require.Equal(t, 10, strings.Count(audit.String(), `"msg":"change"`))
+	require.Equal(t, 20, strings.Count(audit.String(), "\n"))
 	require.Contains(t, audit.String(), `"method":"DELETE","path":"/v1/kept/a/b"`)
 }
 

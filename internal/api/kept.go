@@ -1,6 +1,9 @@
 package api
 
 import (
+	"net/http"
+	"slices"
+
 	"tms/internal/control"
 	"tms/internal/sets"
 )
@@ -36,4 +39,36 @@ func (s *handler) moveSet(c *call, asked moveSetRequest) (any, error) {
 		return nil, err
 	}
 	return s.listSets(c)
+}
+
+type advanceRequest struct {
+	Back    bool     `json:"back"`
+	Timeout *float64 `json:"timeout"`
+}
+
+// advanced is the answer to an advance.
+type advanced struct {
+	Followers []sets.Follower `json:"followers"`
+}
+
+func (a *advanced) status() int {
+	if slices.ContainsFunc(a.Followers, func(one sets.Follower) bool { return one.Error != "" }) {
+		return http.StatusConflict
+	}
+	return http.StatusOK
+}
+
+func (s *handler) advanceSet(c *call, asked advanceRequest) (any, error) {
+	within := float64(control.DefaultTimeout)
+	if asked.Timeout != nil {
+		within = *asked.Timeout
+	}
+	if err := times(map[string]float64{"timeout": within}); err != nil {
+		return nil, err
+	}
+	followers, err := s.Sets.Advance(c.Context(), c.PathValue("name"), asked.Back, control.Seconds(within))
+	if err == nil && len(followers) == 0 {
+		return nil, &refusal{http.StatusNotFound, "no process follows this set and says where its steps end"}
+	}
+	return &advanced{followers}, err
 }

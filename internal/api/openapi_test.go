@@ -52,6 +52,7 @@ func TestOpenAPI(t *testing.T) {
 		"Snapshots": reflect.TypeFor[snapshots](), "Snapshot": reflect.TypeFor[tree.Taken](),
 		"Restored": reflect.TypeFor[restored](),
 		"Outcomes": reflect.TypeFor[outcomes](), "Plans": reflect.TypeFor[plans](),
+		"AdvanceRequest": reflect.TypeFor[advanceRequest](), "Advanced": reflect.TypeFor[advanced](),
 		"Sets": reflect.TypeFor[keptSets](), "Error": reflect.TypeFor[failure](),
 		"Process": reflect.TypeFor[fleet.Process](), "Outcome": reflect.TypeFor[group.Outcome](),
 		"Plan": reflect.TypeFor[group.Plan](), "KeptSet": reflect.TypeFor[control.KeptSet](),

@@ -144,7 +144,9 @@ type KeptSet struct {
 	Replaced bool        `json:"replaced"` // it was dropped or replaced, and a process still uses it
 	// Version counts the complete sets of the name: one that takes over the name is the next. A copy keeps it.
 	Version uint64 `json:"version,omitempty"`
-	Users   []int  `json:"users"` // processes
+	// Follows is for a process's status: an Advance moves the set.
+	Follows bool  `json:"follows,omitempty"`
+	Users   []int `json:"users"` // processes
 }
 
 // KeptChunk is what one descriptor of a set stands for. All processes have it by the same random number.

@@ -46,6 +46,7 @@ var requestLines = []control.Request{
 	control.SteerRequest{Op: control.Record, ID: 11, File: "/tmp/recording"},
 	control.SteerRequest{Op: control.Record, ID: 12},
 	control.SteerRequest{Op: control.Align, ID: 13, Lease: 60, Wait: 0.5, Targets: map[string]uint64{"c0ffee": 7}},
+	control.SteerRequest{Op: control.Advance, ID: 30, Name: "model", Timeout: pointer(2.5), Back: true},
 	control.LendRequest{Op: control.Lend, ID: 14, Memory: 21, Import: 22},
 	control.LendRequest{Op: control.Returned, ID: 15, Memory: 21, Import: 22},
 	control.LendRequest{Op: control.Hand, ID: 16},
@@ -105,6 +106,7 @@ func replyLines(t *testing.T) []control.Reply {
 		{ID: 27, OK: true, Bytes: 1 << 30, Seconds: 0.25},
 		{ID: 28, OK: true, Bytes: 1 << 30, Seconds: 0.25},
 		{ID: 29, OK: true},
+		{ID: 30, OK: true, Seconds: 0.25, Sets: sets},
 		{ID: 14, Code: 600, Error: "the memory is paused", Stopped: true},
 		{ID: 7, OK: true, Ignored: []string{"colour"}},
 	}

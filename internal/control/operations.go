@@ -30,6 +30,9 @@ const (
 	// than they have begun by now, until this client keeps, undoes or goes. It tells how far the process has come. Only
 	// one client at a time can align.
 	Align = "align"
+	// Advance maps the newest version of a set in the place of the one that the process has, between two of its steps, or
+	// the version before.
+	Advance = "advance"
 	// Contents answers with the descriptors that the process holds, each of which a Lend gives a copy of.
 	Contents = "contents"
 	// Park has the socket's thread do nothing, so that CRIU can dump the process, until this client's next line or its
@@ -76,6 +79,7 @@ var operations = map[string]struct {
 	Record: {read[SteerRequest], "file"},
 	Align:  {read[SteerRequest], "lease wait targets"},
 
+	Advance:  {read[SteerRequest], "name timeout back"},
 	Complete: {read[SteerRequest], ""},
 	Contents: {read[SteerRequest], ""},
 	Park:     {read[SteerRequest], "user lease"},
@@ -135,7 +139,7 @@ func ParseRequest(line []byte) (r Request, id uint64, err error) {
 	operation, known := operations[head.Op]
 	if !known {
 		return nil, head.ID, fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, undo, "+
-			"complete, move, record, align, contents and park", head.Op)
+			"complete, move, record, align, advance, contents and park", head.Op)
 	}
 	if err = takesOnly(line, head.Op, strings.Fields("version id op "+operation.fields)); err != nil {
 		return nil, head.ID, err

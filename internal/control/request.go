@@ -106,6 +106,9 @@ type SteerRequest struct {
 	// Until, for a keep, is when the process resumes by itself what this client has paused, in seconds since 1970, or 0
 	// for never.
 	Until float64 `json:"until,omitempty"`
+	// Name, for an advance, is the set's. Back asks for the version before.
+	Name string `json:"name,omitempty"`
+	Back bool   `json:"back,omitempty"`
 	// File, for a record, is an absolute path, as the process sees files, or "" to end the recording.
 	File string `json:"file,omitempty"`
 	// Targets, for an align, are by the names of sequences. Other sequences are not held back.

@@ -27,6 +27,7 @@ func (k *Keeper) recover(ctx context.Context) {
 	for pid, sets := range askAll(ctx) {
 		user, _ := ownerOf(pid) // a process that has ended since does not count
 		for _, has := range sets {
+			has.Follows = false
 			s := k.sets[has.ID]
 			if s == nil {
 				s = newSet(has)

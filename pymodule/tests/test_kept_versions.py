@@ -8,6 +8,7 @@ import signal
 import publishing
 import pytest
 from publishing import OVERWRITE, House, MiB, Program, stop, until
+from simulator import HANGS
 
 house = publishing.house
 
@@ -176,6 +177,52 @@ def test_other_versions_are_refused(house: House) -> None:
     assert "no complete set" in trainer.run("tms.kept('none').next().__enter__()")
     trainer.does("published('set', 6)")
     assert engine.run("policy.advance(), value()") == [5, 6]
+
+
+def test_the_command_moves_engines_between_steps(house: House) -> None:
+    trainer, engine = pair(house, back=True)
+    second = house.program()
+    second.does(FOLLOW + "follow()")
+    trainer.does("write(2)")
+    nothing = house.command("kept", "advance", "set")
+    assert nothing.returncode == 1 and "no process follows it" in nothing.stderr
+    engine.does("step = policy.step(); step.__enter__()")
+    second.does("with policy.step(): pass")
+    late = house.command("kept", "advance", "set", "--timeout", "0.1s")
+    assert late.returncode == 1 and f"process {engine.process.pid}: " in late.stderr
+    assert "a step of the program has not ended within 100ms" in late.stderr
+    assert f"process {second.process.pid} has version 2" in late.stdout
+    assert [engine.run("value()"), second.run("value()")] == [1, 2]
+    waiting = house.start("kept", "advance", "set")
+    engine.does("import time; time.sleep(0.1); step.__exit__(None, None, None)")
+    assert waiting.wait(HANGS) == 0
+    assert engine.run("value(), policy.version, stays()") == [2, 2, True]
+    back = house.command("kept", "advance", "set", "--back")
+    assert back.returncode == 1 and f"process {engine.process.pid} has version 1" in back.stdout
+    assert f"process {second.process.pid}: " in back.stderr and "no version before" in back.stderr
+    assert engine.run("value()") == 1
+
+
+def test_steps_of_threads_and_advances_from_outside(house: House) -> None:
+    """Each step sees one version from its first look to its last."""
+    trainer, engine = pair(house)
+    engine.does(
+        "import threading\n"
+        "over, torn, done = threading.Event(), [], []\n"
+        "def steps():\n"
+        "    while not over.is_set():\n"
+        "        with policy.step():\n"
+        "            seen = {tensors['a'].bytes()[i] for i in (0, 1000, -1)} | {value()}\n"
+        "        torn.extend([seen] if len(seen) > 1 else []); done.append(seen)\n"
+        "threads = [threading.Thread(target=steps) for _ in range(3)]\n"
+        "[thread.start() for thread in threads] and None"
+    )
+    for version in range(2, 22):
+        trainer.does(f"write({version})")
+        moved = house.command("kept", "advance", "set")
+        assert moved.returncode == 0, moved.stderr
+    engine.does("over.set(); [thread.join() for thread in threads] and None")
+    assert engine.run("torn, value(), len(done) > 0") == [[], 21, True]
 
 
 def test_a_set_that_is_attached_twice_is_not_moved(house: House) -> None:

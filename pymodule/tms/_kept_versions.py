@@ -35,6 +35,7 @@ class Following:
         self.tensors = tensors
         self.keeps = back
         self._set = of
+        self._steps = False
 
     @property
     def version(self) -> int:
@@ -105,6 +106,27 @@ class Following:
     def manifest(self) -> dict[str, Any]:
         """What the set's maker has written."""
         return self._set.manifest()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Marks a step: all work on the tensors must be given to the device in such a body.
+
+        From the first step on, `tms kept advance` moves the set from outside when no step is
+        in progress, in any thread. A step that begins during a move waits for it. The body need not
+        wait for the device.
+
+        Raises:
+            TmsError: the set is no longer attached.
+        """
+        c = self._set.library.c
+        if not self._steps:
+            self._set.check(c.tms_kept_follow(self._set.handle, int(self.keeps)), "following")
+            self._steps = True
+        c.tms_kept_step_begin()
+        try:
+            yield
+        finally:
+            c.tms_kept_step_end()
 
     def settle(self) -> None:
         """Lets the version before go, if one is kept. Its memory is free when no process has it."""

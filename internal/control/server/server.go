@@ -338,7 +338,7 @@ func (s *Server) act(c *connection, r control.Request) error {
 	case control.Status:
 		c.status, c.statusID = statusWanted, steer.ID
 		return nil
-	case control.Pause, control.Resume, control.Undo, control.Move, control.Record, control.Align:
+	case control.Pause, control.Resume, control.Undo, control.Move, control.Record, control.Align, control.Advance:
 		return s.enqueue(c, steer)
 	case control.Keep:
 		if err = c.busy(); err == nil {
