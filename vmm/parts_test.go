@@ -14,6 +14,7 @@ import (
 	"tms/internal/aid/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/store"
 )
 
 // pairOf is two programs on a device that has room for one of them.
@@ -181,6 +182,49 @@ func TestSweepBothDirectionsReserved(t *testing.T) {
 		}
 		reserved.fill(8)
 	}, 50, fullSweep())
+}
+
+// Zeros, and what the program has said is dead, are not saved; the rest comes back when two change places, and is verified.
+func TestBothDirectionsOfSparseContents(t *testing.T) {
+	s := newScene(t, t.TempDir(), &faults{})
+	defer failpoint.Set(nil)
+	p := s.newPair(0, 0, "a")
+	o := s.options("")
+	o.Verify = true
+	const size = 8 * mib
+	for number, one := range []*scene{p.in, p.out} {
+		for i := range 6 {
+			one.malloc(vmm.Request{Size: size, Tag: "a", Backup: []vmm.BackupKind{vmm.BackupSparse, vmm.BackupHost}[i%2]})
+			piece := one.all[i]
+			piece.request.Size = 2 * mib // all that is looked at
+			clear(bytesAt(piece.address+2*mib, 4*mib))
+		}
+		if number == 0 {
+			one.pauseAs(o)
+		}
+	}
+	p.fillDevice(0)
+	for range 3 {
+		for i, piece := range p.out.all {
+			if i%2 == 1 {
+				require.NoError(t, p.out.engine.Live(piece.address, size, []store.Range{{Size: 3 * mib}}))
+			}
+		}
+		require.True(t, p.swap(o))
+		for i, piece := range p.in.all {
+			if i%2 == 0 {
+				require.Equal(t, make([]byte, 4*mib), bytesAt(piece.address+2*mib, 4*mib))
+			}
+		}
+		host := uint64(0)
+		for _, tag := range p.out.engine.Records().Recorded().Devices[0].Tags {
+			host += tag.HostBytes
+		}
+		require.Less(t, host, uint64(6*size))
+		p.in, p.out = p.out, p.in
+	}
+	p.in, p.out = p.out, p.in
+	p.end()
 }
 
 // IN takes memory while OUT still saves: without that, neither could go on here.
