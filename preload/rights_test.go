@@ -124,7 +124,8 @@ func TestPausesBesideResets(t *testing.T) {
 	h.ends()
 }
 
-// The hold before a pause in parts finds another moment, too, but that of a job does not: its processes stop at one moment.
+// The hold before a pause in parts finds another moment, too, but that of a job does not: its processes stop at one
+// moment.
 func TestAHoldFindsAnotherMoment(t *testing.T) {
 	for _, parts := range []bool{false, true} {
 		h := onlyControlled(t, reaching(t), "TMS_DEBUG=invariants")

@@ -33,17 +33,18 @@
 //
 // # Files
 //
-// Most are named for a noun or an operation. To read how an operation goes, begin with its file, and follow the calls in
-// order: a path returns to few files. Pause and Resume go from pause.go and resume.go through transition.go, and move
-// contents in contents.go; resume.go also has the work of a resume. Free and Malloc go from free.go and malloc.go:
+// Most are named for a noun or an operation. To read how an operation goes, begin with its file, and follow the calls
+// in order: a path returns to few files. Pause and Resume go from pause.go and resume.go through transition.go, and
+// move contents in contents.go; resume.go also has the work of a resume. Free and Malloc go from free.go and malloc.go:
 // allocate.go makes what malloc.go has found room for, ordered.go allocates and frees in the order of streams, wake.go
-// makes a paused slab active for a small allocation. reap.go waits for pending frees, and has the thread that makes them.
+// makes a paused slab active for a small allocation. reap.go waits for pending frees, and has the thread that makes
+// them.
 //
 // The others: engine.go has the engine's fields, its lock, and the walks through segments; device.go has the fields of
 // a GPU; access.go gives other devices access; observe.go says what an observer learns; live.go notes what a program
-// says of its contents; shortage.go says what memory is lacking; lookup.go finds what is at an address, and says what
-// there is; usermapped*.go has memory that the program maps itself with the driver's calls; invariants.go checks the
-// records against each other.
+// says of its contents; shortage.go says what memory is lacking; parts.go gives memory back part by part, and waits for
+// what another process gives back so; lookup.go finds what is at an address, and says what there is; usermapped*.go has
+// memory that the program maps itself with the driver's calls; invariants.go checks the records against each other.
 //
 // The packages below know nothing of this one: mapping (the driver's steps for memory at one place), contexts (whose
 // work is waited for), quota (limit and margin of a device), space (addresses, and what is free by its size), small

@@ -31,9 +31,9 @@ func (p *part) add(kind BackupKind, s *segment, item store.Item) {
 	p.items[kind], p.saving[kind] = append(p.items[kind], item), append(p.saving[kind], s)
 }
 
-// A part ends before it has more than partBytes, or a sixteenth of the whole where that is less: the other process begins
-// and ends a part later than this one. Where there is reserved host memory, parts are not smaller, because they take whole
-// extents of it. partsAtOnce keeps the link busy with the next part while one is unmapped.
+// A part ends before it has more than partBytes, or a sixteenth of the whole where that is less: the other process
+// begins and ends a part later than this one. Where there is reserved host memory, parts are not smaller, because they
+// take whole extents of it. partsAtOnce keeps the link busy with the next part while one is unmapped.
 const (
 	partOfAll   = 16
 	partsAtOnce = 2
@@ -41,8 +41,8 @@ const (
 
 var partBytes uint64 = 2 * cuda.HostExtent // tests change it
 
-// cut divides the extents of a pause InParts. What has no backup, or one that takes long, stays in the rest of the batch:
-// its memory goes when all contents are saved, because the pause may still fail.
+// cut divides the extents of a pause InParts. What has no backup, or one that takes long, stays in the rest of the
+// batch: its memory goes when all contents are saved, because the pause may still fail.
 func (e *Engine) cut(b *batch, o *operation, reserved func() uint64) {
 	if !o.InParts || !o.Gated || o.Toward != nil {
 		return
@@ -85,10 +85,13 @@ type left struct {
 	failed atomic.Bool
 }
 
-// leaveInParts saves the parts of a batch one after the other, and gives the memory of each back as soon as its contents
-// are saved. After an error of any batch it begins no more. One thread gives back what the others save: the driver's
-// calls for that wait while it pins host memory, and the link would wait for them.
+// leaveInParts saves the parts of a batch one after the other, and gives the memory of each back as soon as its
+// contents are saved. After an error of any batch it begins no more. One thread gives back what the others save: the
+// driver's calls for that wait while it pins host memory, and the link would wait for them.
 func (e *Engine) leaveInParts(b *batch, o *operation, left *left) error {
+	if len(b.parts) == 0 {
+		return nil
+	}
 	var next, saving atomic.Int64
 	saved := make(chan *part, len(b.parts))
 	save := func() error {
@@ -206,9 +209,9 @@ func (l *left) release(b *batch, o *operation, segments []*segment, extents []*e
 	return err
 }
 
-// Coming says that memory which a resume lacks is on its way, because another process gives it back. Until all of it has
-// come, the resume keeps the memory that it has taken, waits for more, and does not end. It keeps its contents until
-// then, so it can give the memory back at once.
+// Coming says that memory which a resume lacks is on its way, because another process gives it back. Until all of it
+// has come, the resume keeps the memory that it has taken, waits for more, and does not end. It keeps its contents
+// until then, so it can give the memory back at once.
 type Coming struct {
 	All   <-chan struct{}   // closed once all of it has come, or the rest will not
 	Leave map[string]uint64 // by the UUID of a device, the bytes that the resume leaves free until then
@@ -224,8 +227,8 @@ func (c *Coming) has() bool {
 }
 
 // errNotComing says that a resume was withdrawn while the memory for it was on its way.
-var errNotComing = cuda.Refuse(cuda.NotReady, "the memory that was to come does not come; it is still paused, with all of "+
-	"its contents")
+var errNotComing = cuda.Refuse(cuda.NotReady, "the memory that was to come does not come; it is still paused, with "+
+	"all of its contents")
 
 // create makes the memory of an extent, and waits for memory that is on its way; idle is called at such a wait.
 // (cuMemCreate, cuMemGetInfo)

@@ -184,7 +184,8 @@ func TestSweepBothDirectionsReserved(t *testing.T) {
 	}, 50, fullSweep())
 }
 
-// Zeros, and what the program has said is dead, are not saved; the rest comes back when two change places, and is verified.
+// Zeros, and what the program has said is dead, are not saved; the rest comes back when two change places, and is
+// verified.
 func TestBothDirectionsOfSparseContents(t *testing.T) {
 	s := newScene(t, t.TempDir(), &faults{})
 	defer failpoint.Set(nil)

@@ -34,8 +34,8 @@ func TestShareTakesTurns(t *testing.T) {
 	}
 }
 
-// In a turn, the one takes its memory back while the other still gives it away; whichever call fails in one of them, both
-// go on, and find what they wrote.
+// In a turn, the one takes its memory back while the other still gives it away; whichever call fails in one of them,
+// both go on, and find what they wrote.
 func TestShareTakesTurnsInBothDirections(t *testing.T) {
 	ownSockets(t)
 	shares := []string{reaching(t), "CUDASIM_MEMORY=44M", "TMS_SHARE=1", "TMS_SHARE_AT_LEAST=0", "TMS_COMMAND=" + tms,

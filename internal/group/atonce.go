@@ -11,8 +11,8 @@ import (
 	"tms/vmm/stats"
 )
 
-// In a swap both processes can copy at once: the one saves a part of its memory and gives it back, and the other takes it.
-// docs/design/swap.md says why nothing is lost whichever step fails.
+// In a swap both processes can copy at once: the one saves a part of its memory and gives it back, and the other takes
+// it. docs/design/swap.md says why nothing is lost whichever step fails.
 
 // inPlaceOf returns how many bytes this process must leave free on each device, by UUID, while it takes the place of
 // another whose memory is not all given back yet. It is nil where one must follow the other: the program that leaves
@@ -45,8 +45,8 @@ func (m *Member) inPlaceOf(out *Member, pause control.SteerRequest) (leave map[s
 	return leaves(devices, gives, needs)
 }
 
-// leaves returns what stays free, by UUID: no process there finds less than before the swap, than after it, and than the
-// reserve.
+// leaves returns what stays free, by UUID: no process there finds less than before the swap, than after it, and than
+// the reserve.
 func leaves(devices map[string]stats.Device, gives, needs map[string]uint64) map[string]uint64 {
 	leave := map[string]uint64{}
 	for uuid, d := range devices {

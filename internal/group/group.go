@@ -6,7 +6,7 @@
 // (driver.go), and persists the pause. If a step fails, undo.go takes back what the earlier steps have done. A Resume
 // goes the other way (resume.go), and a restore by the driver looks for room just before (restore.go). A Move is a
 // pause of everything whose restore follows a route to other GPUs (move.go, route.go), and a Swap is a pause that
-// persists once another process has resumed (swap.go). A Plan says what these would do (plan.go).
+// persists once another process has resumed (swap.go), part by part where it can (atonce.go). A Plan says what these would do (plan.go).
 //
 // Whatever takes memory of a device does so under the locks of these devices, in turn (lock.go).
 //

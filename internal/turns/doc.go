@@ -15,7 +15,8 @@
 // The nouns of the **maker** (make.go), which makes room for one process: it looks at the processes as package fleet
 // does (view.go), follows the decision under the **locks** of the devices (pause.go), and looks again. What it pauses
 // is **yielded**: it is resumed under these locks, once a thread wants it. A pause has a **budget** of host memory for
-// its contents. A process that **refuses** to be paused counts as pinned. Waits puts a decision into words
+// its contents. What the last of them gives away is **coming** (coming.go), so the process takes it part by part: a
+// swap in both directions. A process that **refuses** to be paused counts as pinned. Waits puts a decision into words
 // (explain.go).
 //
 // A process that waits comes before processes of lower priority. Among processes of the same priority, processes that

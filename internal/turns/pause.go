@@ -122,8 +122,8 @@ func (r *maker) pause(part Part, to string, last bool) bool {
 	return true
 }
 
-// ask sends a pause. If the memory can be taken as it comes, it stops the process first, so that none is taken for a pause
-// that waits for the program, or is refused.
+// ask sends a pause. If the memory can be taken as it comes, it stops the process first, so that none is taken for a
+// pause that waits for the program, or is refused.
 func (r *maker) ask(process *client.Conn, pause control.SteerRequest, last bool) (control.Reply, error) {
 	send := func(request control.SteerRequest) (control.Reply, error) {
 		return group.WhileRunning(context.Background(), process, request, latest, latest)
