@@ -18,6 +18,7 @@ import (
 
 	"tms/internal/aid/hermetic"
 	"tms/internal/doctor"
+	"tms/internal/snapshot/tree"
 )
 
 // The tests run the command itself, over the simulator, on C programs from testdata.
@@ -25,6 +26,9 @@ import (
 var tms string // the built command
 
 func TestMain(m *testing.M) {
+	if os.Args[0] == tree.InitName { // of a steppedCommand
+		os.Exit(tree.Init())
+	}
 	if os.Getenv(atStep) != "" { // see steppedCommand
 		actAtStep()
 		os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))

@@ -451,3 +451,23 @@ func TestAWaitForAnotherSnapshotIsSaid(t *testing.T) {
 	again, _ := s.restored(t, directory)
 	again.do("check")
 }
+
+// Another version may have the path of a command, such as tms serve, that restores copies.
+func TestACommandThatWasReplacedRestoresCopies(t *testing.T) {
+	s, directory := startWarm(t)
+	succeeds(t, "snapshot", s.number(), directory, "--force", "--stop")
+	require.Error(t, s.Wait())
+	restore := steppedCommand("pages", "stop", "restore", directory, "-n", "1", "--json")
+	restore.Path = copied(t, restore.Path, filepath.Join(t.TempDir(), "tms"))
+	input, open, err := os.Pipe() // the program ends at the end of its input
+	require.NoError(t, err)
+	defer input.Close()
+	defer open.Close()
+	restore.Stdin = input
+	_, cont := steppedRun(t, restore)
+	require.NoError(t, os.Remove(restore.Path))
+	executable(t, restore.Path, []byte("#!/bin/sh\necho \"failed: this is another version\" >&3\n"))
+	is := parsed[tree.Restored](t, cont())
+	require.Empty(t, is.Error)
+	endAll(t, is.Init)
+}

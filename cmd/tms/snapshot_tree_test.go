@@ -142,7 +142,8 @@ func TestASnapshotNeedsASessionOfItsNamespace(t *testing.T) {
 	require.Contains(t, string(output), "start the program by setsid (setsid tms run ...)")
 }
 
-// A copy of a program from a container has the lowest numbers, which the first threads of its namespace would have.
+// A copy of a program from a container has the lowest numbers, which the first threads of its namespace would have. As in
+// a container, /proc/sys can only be read.
 func TestACopyHasTheLowestNumbers(t *testing.T) {
 	needsCRIU(t)
 	ownSockets(t)
@@ -152,9 +153,14 @@ func TestACopyHasTheLowestNumbers(t *testing.T) {
 	}
 	port := ports(t, 1)
 	container := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
-		`setsid "$0" run -- "$1" "$2" "$3" </dev/null >>"$4/log" 2>&1 &
-		until "$0" snapshot $! "$4/snapshots" --stop; do sleep 0.1; done >>"$4/log" 2>&1
-		"$0" restore "$4/snapshots" -n 1 --json >"$4/restored" 2>&1; echo restored $!; cat`,
+		`mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys || exit
+		setsid "$0" run -- "$1" "$2" "$3" </dev/null >>"$4/log" 2>&1 &
+		for try in $(seq 600); do
+			"$0" snapshot $! "$4/snapshots" --stop >>"$4/log" 2>&1 && break # it listens
+			sleep 0.1
+		done
+		"$0" restore "$4/snapshots" -n 1 --json >"$4/restored" 2>&1 || cat "$4/log" "$4/restored" >&2
+		echo restored $!; cat`,
 		tms, strings.TrimSpace(string(found)), filepath.Join("..", "..", "docs", "examples", "copies", "server.py"),
 		strconv.Itoa(port), t.TempDir())
 	container.Env = append(os.Environ(), "LD_LIBRARY_PATH="+built(t, "sim"), "TMS_LIBRARY="+built(t, "lib", "libtms.so"),

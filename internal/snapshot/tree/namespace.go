@@ -27,6 +27,9 @@ import (
 // InitName is the name of a command that is the first process of a copy.
 const InitName = "tms-restored"
 
+// self is this program, also where another one has its path since: it speaks with the first process in JSON of its own.
+const self = "/proc/self/exe"
+
 // copied is what the first process does.
 type copied struct {
 	Program criu.Program
@@ -41,10 +44,6 @@ type copied struct {
 // here of those within. The processes end with this command unless keep is called. fill puts CRIU's files for that
 // namespace into their folder.
 func inNamespace(c copied, last int, fill func(namespace string) error) (init *os.Process, numbers map[int]int, keep func(), err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, nil, nil, err
-	}
 	ours, theirs, err := pair()
 	if err != nil {
 		return nil, nil, nil, err
@@ -179,14 +178,29 @@ func leaveNumbers() error {
 	if len(os.Args) < 3 {
 		return nil
 	}
-	self, err := os.Executable()
-	if err == nil {
-		err = os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(os.Args[2]), 0o600)
-	}
+	err := writeLast(os.Args[2])
 	if err == nil {
 		err = unix.Exec(self, os.Args[:2], os.Environ())
 	}
 	return fmt.Errorf("starting the first process of the PID namespace: %w", err)
+}
+
+// writeLast sets the last number of this PID namespace. Its own /proc is there only for that time: that of a container
+// may refuse the write, and mount needs the one from outside. (ns_last_pid)
+func writeLast(number string) error {
+	err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "")
+	if err == nil {
+		err = mountProc()
+	}
+	if err != nil {
+		return err
+	}
+	err = os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(number), 0o600)
+	return errors.Join(err, unix.Unmount("/proc", unix.MNT_DETACH))
+}
+
+func mountProc() error {
+	return unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }
 
 // mount gives the copy its own /proc, shared memory and directories of sockets. The function that it returns removes
@@ -212,7 +226,7 @@ func (c *copied) mount() (leave func(), err error) {
 		}
 		folders = append(folders, remove)
 	}
-	if err = unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+	if err = mountProc(); err != nil {
 		return leave, fmt.Errorf("mounting /proc: %w", err)
 	}
 	if err = unix.Mount("tmpfs", sharedMemory, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err == nil {
