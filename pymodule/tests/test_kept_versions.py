@@ -7,7 +7,7 @@ import signal
 
 import publishing
 import pytest
-from publishing import OVERWRITE, House, MiB, Program, stop, until
+from publishing import OVERWRITE, STEPS, House, MiB, Program, stop, until
 from simulator import HANGS
 
 house = publishing.house
@@ -175,6 +175,11 @@ def test_other_versions_are_refused(house: House) -> None:
     assert "cannot take the place of" in engine.run("policy.advance()"), "it is being written"
     assert "is on cuda:0" in trainer.run("tms.kept('set').next('cpu').__enter__()")
     assert "no complete set" in trainer.run("tms.kept('none').next().__enter__()")
+    trainer.does("handle, address = ctypes.c_void_p(), ctypes.c_void_p()")
+    for step in STEPS:
+        trainer.does(step.replace("b'set'", "b'plain'"))
+    trainer.does("raw('tms_kept_seal', handle, b'', 0)")
+    assert "has format None" in trainer.run("tms.kept('plain').next().__enter__()")
     trainer.does("published('set', 6)")
     assert engine.run("policy.advance(), value()") == [5, 6]
 

@@ -138,9 +138,10 @@ def next_version(kept: Kept, device: Any, copy: bool) -> Iterator[dict[str, torc
     """As `Kept.next`."""
     torch: Any = importlib.import_module("torch")
     library = kept._library
-    current = Set(library, kept.name, "writing", library.c.tms_kept_open)
-    manifest = current.manifest()
-    has = current.attached(torch)
+    with type(kept)(library, kept.name) as current:  # `kept` may have an older version open
+        manifest = current._manifest()
+        assert current._set is not None
+        has = current._set.attached(torch)
     place = has[0].device
     if device is not None and _other(torch.device(device), place):
         raise ValueError(f"the set {kept.name!r} is on {place}, and so is its next version")

@@ -169,11 +169,16 @@ def _update(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def _from_disk(
-    original: Callable[..., Any], updater: Any, model_path: str, load_format: str, **more: Any
+    original: Callable[..., Any],
+    updater: Any,
+    model_path: str,
+    load_format: str,
+    *rest: Any,
+    **named: Any,
 ) -> Any:
     """Maps a version of the set where the load format asks for that: see `_MOVES`."""
     if load_format not in _MOVES:
-        return _update(original, updater, model_path, load_format, **more)
+        return _update(original, updater, model_path, load_format, *rest, **named)
     _Run.mover = _Run.mover or updater
     if updater is not _Run.mover:
         return True, "The weights have moved with those of the other model."
