@@ -90,6 +90,7 @@ struct forward_ipc {
  * gets this library's; since is the first CUDA version that has it. */
 #define FORWARD_DRIVER(X, N) \
 	X(cuCheckpointProcessGetState, 2, int, int *) \
+	N(2000, cuInit, 1, unsigned) \
 	N(10020, cuMemCreate, 4, uint64_t *, size_t, const void *, unsigned long long) \
 	N(10020, cuMemRelease, 1, uint64_t) \
 	N(10020, cuMemMap, 5, uintptr_t, size_t, size_t, uint64_t, unsigned long long) \

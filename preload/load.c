@@ -21,6 +21,7 @@ static void awake(void)
 	if (!region_config.control)
 		return;
 	control_load();
+	listener_end();
 	tmsServe();
 }
 
@@ -60,6 +61,7 @@ __attribute__((constructor)) static void at_load(void)
 	forward_at_first_call = ask_loader;
 	region_load_environment();
 	watch_load();
+	held_load();
 	leave_environment();
 	dl_iterate_phdr(look_for_cudart, &(int){0});
 }

@@ -75,7 +75,7 @@ static void *_Atomic theirs[FUNCTIONS];
 static void *real(int at)
 {
 	if (!atomic_load(&theirs[at]))
-		atomic_store(&theirs[at], kept(forward_find(names[at])));
+		atomic_store(&theirs[at], held_function(names[at], kept(forward_find(names[at]))));
 	return atomic_load(&theirs[at]);
 }
 
@@ -186,19 +186,35 @@ EXPORT int nvmlDeviceGetRunningProcessDetailList(void *device, struct details *a
 	return code;
 }
 
-HIDDEN void *nvml_function(const char *name, void *found)
+/* Returns this library's function that goes on to found, or found. */
+static __attribute__((noinline)) void *limited(const char *name, void *found)
 {
 	static void *const own[] = {
 #define X(symbol, ...) (void *)symbol,
 		ALL(X)
 #undef X
 	};
-	for (int at = 0; region_config.limit_bytes && at < AT_nvmlDeviceGetUUID; at++) {
+	for (int at = 0; at < AT_nvmlDeviceGetUUID; at++) {
 		if (strcmp(names[at], name) != 0)
 			continue;
 		void *none = NULL;
-		kept(found);
-		return atomic_compare_exchange_strong(&theirs[at], &none, found) || none == found ? own[at] : NULL;
+		return atomic_compare_exchange_strong(&theirs[at], &none, found) || none == found ? own[at] : found;
 	}
-	return NULL;
+	return found;
+}
+
+static __attribute__((noinline)) void keep(void *function) /* apart, for its share of the stack */
+{
+	kept(function);
+}
+
+HIDDEN void *nvml_function(const char *name, void *found)
+{
+	if (!region_config.control && !region_config.limit_bytes)
+		return NULL;
+	keep(found);
+	void *own = held_function(name, found);
+	if (region_config.limit_bytes)
+		own = limited(name, own);
+	return own == found ? NULL : own;
 }

@@ -130,6 +130,18 @@ HIDDEN int runtime_result(int code);
 /* nvml.c: this library's function in the place of theirs, of NVML; or NULL. */
 HIDDEN void *nvml_function(const char *name, void *theirs);
 
+/* held.c: NVML for the time of a snapshot. */
+HIDDEN void held_load(void);
+HIDDEN void *held_function(const char *name, void *found); /* what a program that asked for it is given; found may be NULL */
+HIDDEN const char *held_unseen(void); /* why not all calls can be held, or NULL */
+HIDDEN int held_end(double seconds);  /* a code; calls wait from now on. Again it does nothing */
+HIDDEN int held_begin(void);	      /* a code; calls go on, whatever it is */
+
+/* listener.c: a process without pausable memory listens once a client asks. */
+HIDDEN void listener_start(void); /* if the process may be steered, and no Go runs yet */
+HIDDEN void listener_end(void);	  /* Go has started */
+HIDDEN bool listener_saw_cuda(void); /* the program has begun CUDA */
+
 /* load.c */
 extern bool behind_cudart HIDDEN; /* the program is linked with libcudart before this library */
 

@@ -52,7 +52,19 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		if err = t.everything(); err != nil {
 			break
 		}
-		if e := p.engine.Load(); e != nil {
+		if t.isForSnapshot() {
+			err = t.mayEndNVML()
+		} else if t.Request.Op == control.Resume || t.Request.Op == control.Undo {
+			beginNVML()
+		}
+		if err != nil {
+			break
+		}
+		e := p.engine.Load()
+		if e == nil && t.isForSnapshot() && bool(C.listener_saw_cuda()) {
+			e, err = p.start()
+		}
+		if e != nil {
 			reply.Bytes, err = t.carryOut(e)
 			if t.Tag != nil && err == nil && reply.Bytes == 0 {
 				reply.Note = e.Records().Unknown(*t.Tag)
@@ -61,8 +73,16 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 				reply.Note = "it was paused already, and stays paused from now on, whatever the program does"
 			}
 		}
+		if e == nil && err == nil {
+			err = t.withoutEngine()
+		}
+		if err == nil && t.isForSnapshot() {
+			err = endNVML()
+		}
 		if err == nil && t.Request.Everything && t.Request.Op == control.Pause {
 			p.beginEverything()
+		}
+		if err == nil && t.Request.Op == control.Pause && (t.Request.Everything || t.isForSnapshot()) {
 			t.Took = append(t.Took, rights.Rest)
 		}
 	}
@@ -79,6 +99,18 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		reply.Host, reply.HostAvailable = short.Needed, short.Available
 	}
 	return err
+}
+
+// withoutEngine ends what a pause of everything has begun in a process that has no pausable memory.
+func (t *task) withoutEngine() error {
+	if t.Request.Op == control.Undo && bool(C.checkpoint_asked()) {
+		C.checkpoint_set_pending(false)
+		if err := t.process.settleEverything(); err != nil {
+			return err
+		}
+	}
+	t.Resumed, t.Active = t.Due, t.Request.Op == control.Resume
+	return nil
 }
 
 // tookNothing reports whether a pause has found what it is for paused by the program.

@@ -106,7 +106,7 @@ func TestForwardedFunctions(t *testing.T) {
 	exported := strings.Fields(string(exports))
 	for _, f := range functions {
 		ours := f.Is("captures", "ends", "lends", "obstructs", "shares", "asks", "tells", "lists", "maps", "frees", "pausable", "pools",
-			"contexts", "errors", "finds")
+			"contexts", "errors", "finds", "begins")
 		if _, copies := addressesOf(f); copies {
 			ours = true
 		}

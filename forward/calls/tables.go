@@ -16,6 +16,7 @@ func Tables(functions []Function) []File {
 	return []File{
 		{"preload/gate/reach/table.h", fmt.Sprintf(head, "calls.h explains the\n * rows.") + gates(functions)},
 		{"forward/table.h", fmt.Sprintf(head, "forward.h explains\n * the rows.") + forwarded(functions)},
+		{"preload/heldtable.h", fmt.Sprintf(head, "held.c explains\n * the rows.") + held(functions)},
 	}
 }
 
@@ -228,6 +229,54 @@ func addressesOf(f Function) (expression string, ok bool) {
 		expression = strings.Replace(expression, ", 1)", ", a)", 1)
 	}
 	return expression, expression != ""
+}
+
+// held lists the functions of NVML, with what is done with handles of devices before and after the call. The header
+// declares only the newest version of each; an earlier one has the same first parameters, and no others.
+func held(functions []Function) string {
+	declared := map[string]bool{}
+	for _, f := range functions {
+		declared[f.Symbol] = true
+	}
+	var rows []string
+	for _, f := range functions {
+		if f.Header != "nvml.h" {
+			continue
+		}
+		var before, after []string
+		for i, kind := range f.Types {
+			name := string(rune('a' + i))
+			switch {
+			case kind == "nvmlDevice_t":
+				before = append(before, fmt.Sprintf("THERE(%s)", name))
+			case kind == "nvmlDevice_t*" && i > 0 && f.Types[i-1] == "unsigned int*":
+				after = append(after, fmt.Sprintf("ALL_HERE(%s, %c)", name, 'a'+i-1))
+			case kind == "nvmlDevice_t*":
+				after = append(after, fmt.Sprintf("HERE(%s)", name))
+			}
+		}
+		says := fmt.Sprintf("%d, %s, %s", len(f.Types), strings.Join(before, " "), strings.Join(after, " "))
+		for _, symbol := range append(earlier(f), f.Symbol) {
+			if symbol == f.Symbol || !declared[symbol] {
+				declared[symbol] = true
+				rows = append(rows, fmt.Sprintf("X(%s, %s)", symbol, says))
+			}
+		}
+	}
+	return list("HELD_CALLS(X)", rows)
+}
+
+// earlier lists the names that earlier versions of a function have: that of nvmlInit_v3 are nvmlInit and nvmlInit_v2.
+func earlier(f Function) (names []string) {
+	version := 0
+	if _, err := fmt.Sscanf(strings.TrimPrefix(f.Symbol, f.Name), "_v%d", &version); err != nil {
+		return nil
+	}
+	names = []string{f.Name}
+	for v := 2; v < version; v++ {
+		names = append(names, fmt.Sprintf("%s_v%d", f.Name, v))
+	}
+	return names
 }
 
 func list(name string, rows []string) string {

@@ -72,10 +72,20 @@ func (g *Group) checkpoint(ctx context.Context) error {
 	})
 	start := time.Now()
 	if err == nil {
-		err = g.each(func(m *Member) error { return m.driver.Lock(m.PID, timeout) })
+		err = g.each(func(m *Member) error {
+			if m.driver == nil { // it does not use CUDA
+				return nil
+			}
+			return m.driver.Lock(m.PID, timeout)
+		})
 	}
 	if err == nil {
-		err = g.each(func(m *Member) error { return m.checkpoint(ctx) })
+		err = g.each(func(m *Member) error {
+			if m.driver == nil {
+				return nil
+			}
+			return m.checkpoint(ctx)
+		})
 	}
 	if err == nil {
 		for _, m := range g.Members {

@@ -40,6 +40,7 @@ type Group struct {
 	request control.SteerRequest
 	moves   bool
 	alone   bool // one process, which need not be stopped together with others
+	parks   bool // for a snapshot: a process without CUDA takes part
 }
 
 // Keep says how a pause outlasts the command.

@@ -13,6 +13,7 @@ import (
 	"tms/internal/aid/backoff"
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
 
@@ -24,7 +25,7 @@ const parkTime = 5 * time.Second
 // command, or its silence for the time of lease: the processes go on, or wait for a resume where the driver has them.
 func (g *Group) Park(ctx context.Context, request control.SteerRequest, user string, lease time.Duration) error {
 	g.request = request
-	g.request.Op, g.request.Everything = control.Pause, true
+	g.request.Op, g.request.Everything, g.parks = control.Pause, true, true
 	if err := g.Connect(ctx); err != nil {
 		return err
 	}
@@ -36,6 +37,8 @@ func (g *Group) Park(ctx context.Context, request control.SteerRequest, user str
 		driver, done, err := findDriver(m.PID)
 		if err == nil && done {
 			err = fmt.Errorf("everything of it is paused already: tms resume %d first", m.PID)
+		} else if errors.Is(err, checkpoint.ErrNoCUDA) {
+			err = nil // it has NVML alone, or no file of the driver
 		}
 		if m.driver = driver; err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/machine/checkpoint"
 	"tms/vmm/cuda"
 )
 
@@ -149,7 +150,7 @@ func (g *Group) takeRest(ctx context.Context) error {
 	var why string
 	for _, m := range g.Members {
 		var err error
-		if m.driver, _, err = findDriver(m.PID); err != nil {
+		if m.driver, _, err = findDriver(m.PID); err != nil && !(g.parks && errors.Is(err, checkpoint.ErrNoCUDA)) {
 			m.Stays = err.Error()
 		}
 		if why == "" && m.Stays != "" {

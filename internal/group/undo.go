@@ -88,6 +88,9 @@ func (m *Member) unlocked(cause error) error {
 	if cause = undoneBecause(cause); isLost(m.PID, cause) {
 		return cause
 	}
+	if m.driver == nil { // it does not use CUDA
+		return nil
+	}
 	if state, err := m.driver.State(m.PID); err == nil && state == checkpoint.Failed {
 		return lose(m.PID, cause, nil)
 	}

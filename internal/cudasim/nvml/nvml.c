@@ -22,9 +22,10 @@ enum {
 	NVML_ERROR_UNINITIALIZED = 1,
 	NVML_ERROR_INVALID_ARGUMENT = 2,
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
+	NVML_ERROR_TIMEOUT = 10,
 };
 
-typedef struct device *nvmlDevice_t; // its index here, and 1
+typedef struct device *nvmlDevice_t; // its index here, and 1; turned with CUDASIM_NVML_TURNS
 
 typedef struct {
 	unsigned long long total, free, used;
@@ -42,6 +43,8 @@ typedef struct {
 } nvmlProcessInfo_v2_t;
 
 static int initialized; // how many times
+static int file = -1; // CUDASIM_NVML_FILE, open while it is
+static unsigned turn; // by how much handles are turned: with CUDASIM_NVML_TURNS, one more at each first nvmlInit
 
 struct seen {
 	int device_count;
@@ -137,16 +140,33 @@ static nvmlReturn_t check(nvmlDevice_t device, const void *result)
 	return NVML_SUCCESS;
 }
 
-static int place_of(nvmlDevice_t device)
+static nvmlDevice_t handle_of(unsigned index)
 {
-	return sim.settings.shown[(uintptr_t)device - 1];
+	unsigned count = count_shown();
+	return (nvmlDevice_t)(uintptr_t)(index < count ? (index + turn) % count + 1ul : index + 1ul);
 }
 
+static int place_of(nvmlDevice_t device)
+{
+	unsigned count = count_shown();
+	return sim.settings.shown[((uintptr_t)device - 1 + count - turn % count) % count];
+}
+
+// The driver's NVML has files of the driver open from the first nvmlInit to the last nvmlShutdown.
 EXPORT nvmlReturn_t nvmlInit_v2(void)
 {
 	settings_read();
-	initialized++;
+	if (initialized++)
+		return NVML_SUCCESS;
+	const char *path = getenv("CUDASIM_NVML_FILE");
+	file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+	turn += getenv("CUDASIM_NVML_TURNS") != NULL;
 	return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlInit(void)
+{
+	return nvmlInit_v2();
 }
 
 // As pynvml begins; the simulator has nothing to do without devices.
@@ -160,7 +180,8 @@ EXPORT nvmlReturn_t nvmlShutdown(void)
 {
 	if (!initialized)
 		return NVML_ERROR_UNINITIALIZED;
-	initialized--;
+	if (--initialized == 0 && file >= 0)
+		close(file);
 	return NVML_SUCCESS;
 }
 
@@ -171,6 +192,7 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 	case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
 	case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
 	case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+	case NVML_ERROR_TIMEOUT: return "Timeout";
 	}
 	return "Unknown Error";
 }
@@ -199,7 +221,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
 {
-	nvmlDevice_t found = (nvmlDevice_t)(uintptr_t)(index + 1ul);
+	nvmlDevice_t found = initialized ? handle_of(index) : NULL;
 	nvmlReturn_t result = check(found, device);
 	if (result == NVML_SUCCESS)
 		*device = found;
@@ -294,4 +316,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t devi
 {
 	(void)processes;
 	return no_processes(device, count);
+}
+
+// No event comes.
+EXPORT nvmlReturn_t nvmlEventSetWait_v2(void *set, void *event, unsigned milliseconds)
+{
+	(void)set, (void)event;
+	if (!initialized)
+		return NVML_ERROR_UNINITIALIZED;
+	usleep(milliseconds * 1000);
+	return NVML_ERROR_TIMEOUT;
 }

@@ -73,13 +73,11 @@ func Numbers(pid int) []string {
 	return strings.Fields(line)
 }
 
-// Preloads reports whether a process was started so that it listens to tms from its first allocation on, and has the
-// library.
+// Preloads reports whether a process has the library. Its environment does not say: a program may overwrite that
+// (setproctitle).
 func Preloads(pid int) bool {
-	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	return slices.Contains(strings.Split(string(environment), "\x00"), "TMS_CONTROL=1") &&
-		strings.Contains(string(maps), "/libtms.so\n")
+	return strings.Contains(string(maps), "/libtms.so\n")
 }
 
 func stat(pid int) ([]string, error) { return statIn(fmt.Sprintf("/proc/%d", pid)) }

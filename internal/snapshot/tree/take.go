@@ -130,6 +130,10 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		return err
 	}
 	manifest := t.manifest(tree)
+	if err = tree.closed(); err != nil {
+		_ = os.RemoveAll(work)
+		return nil, both(err, goesOn())
+	}
 	staging, err := stage(tree, writer.Folder())
 	if err != nil {
 		return nil, both(err, goesOn())

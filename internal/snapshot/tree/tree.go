@@ -25,9 +25,11 @@ type Tree struct {
 	Streams   map[string]int
 }
 
-// Find looks at a process and all below it. Errors: there is no such process; one of them has the GPU and cannot be
-// steered.
-func Find(pid int) (*Tree, error) {
+// Find looks at a process and all below it, and has those listen that use CUDA or NVML without pausable memory. Errors:
+// there is no such process; one of them has the GPU and cannot be steered.
+func Find(pid int) (*Tree, error) { return find(pid, client.DialOrWake) }
+
+func find(pid int, dial func(pid int) (*client.Conn, error)) (*Tree, error) {
 	t := &Tree{Streams: map[string]int{}}
 	children, err := parents()
 	if err != nil {
@@ -47,13 +49,13 @@ func Find(pid int) (*Tree, error) {
 			return nil, fmt.Errorf("process %d uses io_uring, which CRIU cannot dump: start it without, for instance "+
 				"after sysctl kernel.io_uring_disabled=2 where libuv uses it", p.PID)
 		}
-		connection, err := client.Dial(p.PID)
+		connection, err := dial(p.PID)
 		if err == nil {
 			connection.Close()
 			t.Processes[i].Steered, t.Processes[i].Sockets = true, connection.Directory
 			t.Steered = append(t.Steered, p.PID)
 		} else if has := usesGPU(p.PID); has != "" {
-			return nil, fmt.Errorf("process %d has %s open, and tms cannot pause it: %w", p.PID, has, err)
+			return nil, fmt.Errorf("process %d has %s open, and tms cannot have it closed: %w", p.PID, has, err)
 		}
 	}
 	t.Job = err != nil || session != pid
@@ -64,7 +66,7 @@ func Find(pid int) (*Tree, error) {
 // again looks at the tree once more, while it stands still. Processes may have begun and ended since, but none that tms
 // steers: it would not be parked.
 func (t *Tree) again() (*Tree, error) {
-	now, err := Find(t.Processes[0].PID)
+	now, err := find(t.Processes[0].PID, client.Dial)
 	if err == nil && !slices.Equal(now.Steered, t.Steered) {
 		err = fmt.Errorf("the processes with GPU memory were %v, and became %v before all stood still: take the snapshot again",
 			t.Steered, now.Steered)
@@ -81,6 +83,18 @@ func (t *Tree) with(saved []snapshot.Process) []snapshot.Process {
 		}
 	}
 	return t.Processes
+}
+
+// closed returns an error if a process, paused and parked, still has files of the driver, which CRIU does not dump.
+func (t *Tree) closed() error {
+	for _, p := range t.Processes {
+		if has := usesGPU(p.PID); has != "" {
+			return fmt.Errorf("process %d (%s) still has %s open after all of it was paused, and CRIU cannot dump that. A child "+
+				"of fork has the files of its parent: start it by spawn or exec. Or the file was opened past CUDA and NVML: close "+
+				"it for the snapshot", p.PID, strings.Join(p.Command, " "), has)
+		}
+	}
+	return nil
 }
 
 func (t *Tree) add(pid, parent int, children map[int][]int) {
@@ -125,21 +139,24 @@ func hasRing(pid int) bool {
 	})
 }
 
-// usesGPU returns a file of the NVIDIA driver that a process has open or mapped, or "".
+// usesGPU names the files of the NVIDIA driver that a process has open or mapped, or returns "".
 func usesGPU(pid int) string {
 	const prefix = "/dev/nvidia"
+	var names []string
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, link := range links {
 		if to, _ := os.Readlink(link); strings.HasPrefix(to, prefix) {
-			return to
+			names = append(names, to)
 		}
 	}
 	maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	if _, after, found := strings.Cut(string(maps), prefix); found {
-		name, _, _ := strings.Cut(after, "\n")
-		return prefix + name
+	for line := range strings.Lines(string(maps)) {
+		if _, name, found := strings.Cut(line, prefix); found {
+			names = append(names, prefix+strings.TrimSuffix(name, "\n"))
+		}
 	}
-	return ""
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), ", ")
 }
 
 // findStreams finds which standard streams of the first process are pipes of which the other end is outside, or

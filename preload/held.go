@@ -1,0 +1,64 @@
+package main
+
+// #include "shim.h"
+import "C"
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"tms/internal/control"
+	"tms/preload/goruntime"
+	"tms/vmm/cuda"
+)
+
+// nvmlTime is how long a snapshot waits for a call of NVML that has begun.
+const nvmlTime = 5 * time.Second
+
+// isForSnapshot reports whether CRIU will dump the process after the pause.
+func (t *task) isForSnapshot() bool {
+	return t.Request.Op == control.Pause && t.Request.To == control.ToMemory && !t.Request.Hold
+}
+
+// mayEndNVML refuses a snapshot of a process in which NVML is begun and not all calls can wait.
+func (t *task) mayEndNVML() error {
+	why := ""
+	if found := C.held_unseen(); found != nil {
+		why = C.GoString(found)
+	} else if copies := copiesOfNVML(); len(copies) > 1 {
+		why = "the process has more than one copy of NVML: " + strings.Join(copies, ", ")
+	}
+	if why == "" || t.Request.Force || bool(C.region_config.pause_force) {
+		return nil
+	}
+	return cuda.Refuse(cuda.NotSupported, "NVML keeps files of the driver open in this process, which a snapshot closes and "+
+		"opens again, and %s; or force the snapshot, while it is known that the program calls no NVML", why)
+}
+
+// copiesOfNVML lists the libraries that are mapped, with their first addresses where one is there twice (dlmopen).
+func copiesOfNVML() (copies []string) {
+	maps, _ := os.ReadFile("/proc/self/maps")
+	for line := range strings.Lines(string(maps)) {
+		fields := strings.Fields(line)
+		if len(fields) > 5 && fields[2] == "00000000" && strings.HasPrefix(path.Base(fields[5]), "libnvidia-ml.so") {
+			copies = append(copies, fields[5]+" at "+fields[0])
+		}
+	}
+	return slices.Compact(copies)
+}
+
+// endNVML ends NVML in the process, so that no file of its stays open. The program's calls wait until beginNVML.
+func endNVML() error {
+	return helped(func() C.int { return C.held_end(C.double(nvmlTime.Seconds())) })
+}
+
+// beginNVML begins it again, as often as it was begun. What fails is a line on stderr: the program goes on without.
+func beginNVML() {
+	if err := helped(func() C.int { return C.held_begin() }); err != nil {
+		goruntime.Log(fmt.Sprint(err))
+	}
+}
