@@ -151,16 +151,24 @@ class Front(Process):
         return self.nvml.copy()
 
     def fork(self) -> str:
-        """Has a child of fork, which inherits files, use NVML, until `reap`."""
+        """Has a child of fork, which inherits files, use NVML, and stay until `reap`."""
+        return self.child_of_fork(uses=True)
+
+    def idle(self) -> str:
+        """Has a child of fork that uses nothing."""
+        return self.child_of_fork(uses=False)
+
+    def child_of_fork(self, uses: bool) -> str:
         asked, self.asking = os.pipe()
         answer, said = os.pipe()
         self.child = os.fork()
         if self.child == 0:
             os.close(self.asking)
-            uuids = [self.nvml.uuid(handle) for handle in self.nvml.handles]
-            os.write(said, b"ok" if uuids == self.nvml.expected else repr(uuids).encode())
+            found = [self.nvml.uuid(handle) for handle in self.nvml.handles] if uses else self.nvml.expected
+            os.write(said, b"ok" if found == self.nvml.expected else repr(found).encode())
             os.read(asked, 1)
-            os._exit(0)
+            found = [self.nvml.uuid(handle) for handle in self.nvml.handles] if uses else self.nvml.expected
+            os._exit(found != self.nvml.expected)
         return os.read(answer, 1000).decode()
 
     def reap(self) -> str:
