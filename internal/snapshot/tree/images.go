@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -40,7 +41,7 @@ func stage(tree *Tree, own string) (s *staging, err error) {
 	if s.whole = err != nil; s.whole {
 		s.note = fmt.Sprintf("there is no folder in memory (%v), so CRIU wrote to the disk while the program stood still, and "+
 			"the snapshot does not share its host memory with others", err)
-	} else if short := roomFor(memoryOf(tree.Processes), hostmemory.Available("self", nil)); short != nil {
+	} else if short := roomFor(memoryOf(tree.now()), hostmemory.Available("self", nil)); short != nil {
 		s.note = fmt.Sprintf("%v, so CRIU wrote to the disk while the program stood still", short)
 		_ = s.memory.Close()
 		s.memory = nil
@@ -67,18 +68,19 @@ func roomFor(needed, available uint64) error {
 		readable.Bytes(available))
 }
 
-// memoryOf returns how many bytes of the processes' memory CRIU will write at most.
+// memoryOf returns how many bytes of the processes' memory CRIU and saveShared will write at most.
 func memoryOf(processes []snapshot.Process) (bytes uint64) {
 	for _, p := range processes {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
 		for line := range strings.Lines(string(status)) {
 			fields := strings.Fields(line)
-			if len(fields) > 1 && slices.Contains([]string{"RssAnon:", "RssShmem:", "VmSwap:"}, fields[0]) {
+			if len(fields) > 1 && slices.Contains([]string{"RssAnon:", "HugetlbPages:", "VmSwap:"}, fields[0]) {
 				kib, _ := strconv.ParseUint(fields[1], 10, 64)
 				bytes += kib << 10
 			}
 		}
 	}
+	eachShared(processes, func(_ string, is *syscall.Stat_t) { bytes += uint64(is.Blocks) * 512 })
 	return bytes
 }
 

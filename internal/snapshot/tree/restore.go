@@ -33,6 +33,9 @@ import (
 // listenTime is how long a restored process may take until it listens.
 const listenTime = 30 * time.Second
 
+// ownPages are files of pages in a snapshot's own folder.
+const ownPages = images + "/pages-*.img"
+
 // reapTime is how long processes that have ended keep their numbers until a restore does not wait for them.
 const reapTime = 2 * time.Second
 
@@ -84,7 +87,8 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	program, err := criu.Find(ctx)
 	available := hostmemory.Available("self", nil)
 	if err == nil {
-		err = cmp.Or(program.Restores(s.Manifest.Needs.CRIU), hasRoom(s.Manifest, r.Copies, available))
+		shared := sharedBytes(s.Folder(), s.Manifest.Shared)
+		err = cmp.Or(program.Restores(s.Manifest.Needs.CRIU), hasRoom(s.Manifest, shared, r.Copies, available))
 	}
 	if err != nil {
 		return nil, err
@@ -131,7 +135,7 @@ func (r Restore) Do(ctx context.Context) (all []*Restored, err error) {
 	return all, err
 }
 
-// held returns how many bytes of contents and of private memory a snapshot has.
+// held returns how many bytes of contents and of private memory a snapshot has, without zeros.
 func held(m *snapshot.Manifest) (contents, memory uint64) {
 	for _, p := range m.Processes {
 		for _, held := range p.Contents {
@@ -145,18 +149,27 @@ func held(m *snapshot.Manifest) (contents, memory uint64) {
 }
 
 // hasRoom refuses a restore for which less host memory is available than it needs: the kernel would end some program for
-// it. Contents are there once for all copies. Private memory is there once more for several copies, because CRIU can take
-// away what it reads only if no other copy reads it.
-func hasRoom(m *snapshot.Manifest, copies int, available uint64) error {
-	contents, memory := held(m)
-	times := uint64(max(1, copies))
-	if times > 1 {
-		times++
+// it. Contents are there once for all copies. Each copy has private memory, in which CRIU gives zeros their pages too, and
+// as many bytes of shared memory as given. What CRIU reads is there as well where CRIU cannot take it away.
+func hasRoom(m *snapshot.Manifest, shared uint64, copies int, available uint64) error {
+	once, read := held(m)
+	each, stays := shared, copies > 1
+	for _, pages := range m.Pages {
+		each += uint64(pages.Size)
 	}
-	if needed := contents + memory*times; needed > available {
-		return fmt.Errorf("the restore needs %s of host memory (contents of %s, and %d times %s of private memory), and %s is "+
-			"available here: end a program, or raise the limit of this command's control group", readable.Bytes(needed),
-			readable.Bytes(contents), times, readable.Bytes(memory), readable.Bytes(available))
+	for _, file := range m.Files {
+		if whole, _ := filepath.Match(ownPages, file.Path); whole {
+			each, stays = each+uint64(file.Size), true
+		}
+	}
+	if stays {
+		once += read
+	}
+	times := uint64(max(1, copies))
+	if needed := once + each*times; needed > available {
+		return fmt.Errorf("the restore needs %s of host memory (%s for all copies, and %d times %s), and %s is available here: "+
+			"end a program, or raise the limit of this command's control group", readable.Bytes(needed), readable.Bytes(once),
+			times, readable.Bytes(each), readable.Bytes(available))
 	}
 	return nil
 }
@@ -239,7 +252,7 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 	}
 	m := b.Manifest
 	// Files of pages in the snapshot's own folder, from which CRIU would take its memory too, stay as they are.
-	own, err := filepath.Glob(filepath.Join(b.Folder(), images, "pages-*.img"))
+	own, err := filepath.Glob(filepath.Join(b.Folder(), ownPages))
 	if err != nil {
 		return err
 	}

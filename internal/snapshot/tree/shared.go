@@ -26,21 +26,36 @@ const (
 	remap        = "link_remap."
 )
 
-// saveShared copies the files of shared memory that processes, which stand still, have open or mapped.
-func saveShared(t *Tree, folder string) (all []snapshot.Shared, err error) {
-	used := map[uint64]bool{} // by inode
-	for _, p := range t.Processes {
+// eachShared calls see once for each file in shared memory or without a name that processes have open or mapped, with its
+// path. Memory that processes share is such a file, too.
+func eachShared(processes []snapshot.Process, see func(path string, is *syscall.Stat_t)) {
+	type file struct{ device, inode uint64 }
+	seen := map[file]bool{}
+	for _, p := range processes {
 		for _, pattern := range []string{"/proc/%d/fd/*", "/proc/%d/map_files/*"} {
 			links, _ := filepath.Glob(fmt.Sprintf(pattern, p.PID))
 			for _, link := range links {
-				if to, _ := os.Readlink(link); strings.HasPrefix(to, sharedMemory+"/") {
-					if info, err := os.Stat(link); err == nil {
-						used[info.Sys().(*syscall.Stat_t).Ino] = true
-					}
+				path, _ := os.Readlink(link)
+				var is syscall.Stat_t
+				shared := strings.HasPrefix(path, sharedMemory+"/") || strings.HasSuffix(path, " (deleted)")
+				if !shared || syscall.Stat(link, &is) != nil || seen[file{is.Dev, is.Ino}] {
+					continue
 				}
+				seen[file{is.Dev, is.Ino}] = true
+				see(path, &is)
 			}
 		}
 	}
+}
+
+// saveShared copies the files of shared memory that processes, which stand still, have open or mapped.
+func saveShared(t *Tree, folder string) (all []snapshot.Shared, err error) {
+	used := map[uint64]bool{} // by inode
+	eachShared(t.Processes, func(path string, is *syscall.Stat_t) {
+		if strings.HasPrefix(path, sharedMemory+"/") {
+			used[is.Ino] = true
+		}
+	})
 	entries, err := os.ReadDir(sharedMemory)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -131,6 +146,21 @@ func putShared(folder string, all []snapshot.Shared) error {
 	return nil
 }
 
+// sharedBytes returns how many bytes putShared writes.
+func sharedBytes(folder string, all []snapshot.Shared) (bytes uint64) {
+	counted := map[string]bool{}
+	for _, shared := range all {
+		file, err := os.Open(filepath.Join(folder, shared.Path))
+		if err == nil && !counted[shared.Path] { // else putShared says what is wrong
+			_, err = eachData(file, func(_, length int64) error { bytes += uint64(length); return nil })
+		}
+		counted[shared.Path] = err == nil
+		_ = file.Close()
+	}
+	return bytes
+}
+
+// copyFile leaves holes where the file has them.
 func copyFile(to, from string) error {
 	source, err := os.Open(from)
 	if err != nil {
@@ -141,6 +171,38 @@ func copyFile(to, from string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(target, source)
-	return errors.Join(err, target.Close())
+	size, err := eachData(source, func(from, length int64) error {
+		for _, file := range []*os.File{source, target} {
+			if _, err := file.Seek(from, io.SeekStart); err != nil {
+				return err
+			}
+		}
+		_, err := io.Copy(target, io.LimitReader(source, length))
+		return err
+	})
+	return errors.Join(err, target.Truncate(size), target.Close())
+}
+
+// eachData calls do for the parts of a file that are no holes, and returns its size.
+func eachData(file *os.File, do func(from, length int64) error) (size int64, err error) {
+	info, err := file.Stat()
+	if err != nil {
+		return 0, err
+	}
+	for end := int64(0); end < info.Size(); {
+		from, err := file.Seek(end, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			break // a hole to the end
+		}
+		if err == nil {
+			end, err = file.Seek(from, unix.SEEK_HOLE)
+		}
+		if err == nil {
+			err = do(from, end-from)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return info.Size(), nil
 }

@@ -74,6 +74,14 @@ func (t *Tree) again() (*Tree, error) {
 	return now, err
 }
 
+// now lists its processes again, which may have begun others.
+func (t *Tree) now() []snapshot.Process {
+	children, _ := parents() // of all that can be listed
+	now := &Tree{}
+	now.add(t.Processes[0].PID, 0, children)
+	return now.Processes
+}
+
 // with returns its processes, with the contents that were saved of them.
 func (t *Tree) with(saved []snapshot.Process) []snapshot.Process {
 	for i := range t.Processes {
