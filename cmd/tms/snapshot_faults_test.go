@@ -21,6 +21,7 @@ import (
 	"tms/internal/aid/failpoint"
 	"tms/internal/aid/hermetic"
 	"tms/internal/snapshot"
+	"tms/internal/snapshot/criu"
 	"tms/internal/snapshot/tree"
 )
 
@@ -470,4 +471,40 @@ func TestACommandThatWasReplacedRestoresCopies(t *testing.T) {
 	is := parsed[tree.Restored](t, cont())
 	require.Empty(t, is.Error)
 	endAll(t, is.Init)
+}
+
+// CRIU's names in /dev/shm are gone before another snapshot or restore, which may have the same, gets its turn.
+func TestNamesOfADumpGoWithItsTurn(t *testing.T) {
+	criuPath := needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
+	ownSockets(t)
+	s := startPython(t, filepath.Join("testdata", "tree.py"))
+	require.Equal(t, "ok", s.do("check"))
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	fails := filepath.Join(t.TempDir(), "criu")
+	executable(t, fails, fmt.Appendf(nil, "#!/bin/sh\n[ \"$1\" != restore ] && exec %q \"$@\"\n", criuPath))
+	for _, arguments := range [][]string{{"snapshot", s.number(), directory, "--stop"}, {"restore", directory}} {
+		c := steppedCommand("unlock", "stop", arguments...)
+		c.Env = append(c.Env, criu.Setting+"="+fails)
+		said, cont := steppedRun(t, c)
+		d, err := snapshot.Open(directory)
+		require.NoError(t, err, said)
+		open, err := d.Load("")
+		require.NoError(t, err, said)
+		open.Close()
+		names := 0
+		for _, shared := range open.Manifest.Shared {
+			if strings.HasPrefix(shared.Name, "link_remap.") {
+				require.NoFileExists(t, filepath.Join("/dev/shm", shared.Name), arguments[0])
+				names++
+			}
+		}
+		require.NotZero(t, names)
+		cont()
+		if arguments[0] == "snapshot" {
+			require.Error(t, s.Wait())
+		}
+	}
 }

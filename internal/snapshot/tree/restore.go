@@ -299,9 +299,11 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 		if err = putShared(b.Folder(), m.Shared); err == nil {
 			err = restore.Run(b.program)
 		}
-		unlock()
 		if err != nil {
 			dropRemaps(m.Shared)
+		}
+		unlock()
+		if err != nil {
 			return err
 		}
 		for _, p := range m.Processes {

@@ -93,7 +93,7 @@ func lockShared(ctx context.Context, say func(string)) (unlock func(), waited bo
 	for {
 		err = unix.Flock(int(folder.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return sync.OnceFunc(func() { _ = folder.Close() }), waited, nil
+			return sync.OnceFunc(func() { _, _ = step("unlock"), folder.Close() }), waited, nil
 		}
 		if err == unix.EWOULDBLOCK {
 			if !waited && say != nil {
@@ -113,7 +113,8 @@ func lockShared(ctx context.Context, say func(string)) (unlock func(), waited bo
 	}
 }
 
-// dropRemaps removes the names that CRIU has left for a restore, which gets its own.
+// dropRemaps removes the names that CRIU has left for a restore, which gets its own. After unlock they may be another
+// dump's.
 func dropRemaps(all []snapshot.Shared) {
 	for _, shared := range all {
 		if strings.HasPrefix(shared.Name, remap) {

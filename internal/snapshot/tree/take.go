@@ -140,7 +140,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	}
 	defer staging.close()
 	taken.Note = staging.note
-	d := dumping{Take: t, tree: tree, group: g, program: program, images: staging.images, work: work, unlock: unlock}
+	d := dumping{Take: t, tree: tree, group: g, program: program, images: staging.images, work: work}
 	var still *Tree // as CRIU has it
 	shared := func() (err error) {
 		if err = step("shared"); err == nil {
@@ -178,6 +178,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 			return commit()
 		})
 		dropRemaps(manifest.Shared)
+		unlock()
 		if err != nil {
 			return nil, both(err, goesOn())
 		}
@@ -187,7 +188,9 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	} else {
 		var all errgroup.Group
 		all.Go(contents)
-		if err = d.waiting(ctx, func() error { return nil }, shared); err == nil {
+		err = d.waiting(ctx, func() error { return nil }, shared)
+		unlock()
+		if err == nil {
 			err = g.Parked()
 		}
 		taken.Dump = time.Since(parked).Seconds()
@@ -290,11 +293,9 @@ type dumping struct {
 	program *criu.Program
 	images  *os.File
 	work    string
-	unlock  func()
 }
 
 func (d dumping) run(then string) error {
-	defer d.unlock()
 	if err := cmp.Or(step("dump"), d.group.Parked()); err != nil {
 		return err
 	}
