@@ -11,7 +11,7 @@ import pytest
 import tms
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    # scripts/gpu-test.sh starts as many as there are GPUs; CUDA reads the variable at its first call
+    # scripts/gpu-test.sh starts as many as there are GPUs; CUDA reads this at its first call
     number, visible = int(worker.removeprefix("gw")), os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number)]
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
