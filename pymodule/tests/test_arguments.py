@@ -25,13 +25,24 @@ PASSED_ON = {
     "tms.distributed.resume": {"group"},
     "tms.Pool": {"library", "kind", "handle"},
     "tms.Kept": {"library", "name"},
+    "tms.Kept.next": {"device"},
+    "tms.distributed.advance": {"group"},
+    "tms.distributed.back": {"group"},
+    "tms.Following": {"name", "of", "tensors", "back"},
+    "tms.Following.move": {"operation"},
+    "tms.Following.finish": {"operation"},
 }
-"""Arguments that PyTorch checks, and those of classes that a program does not call."""
+"""Arguments that PyTorch checks, and those of what a program does not call itself."""
 
-METHODS = {"tms.Pool": "tms.Pool(None, 'buddy', None)", "tms.Kept": "tms.Kept(None, 'a')"}
+METHODS = {
+    "tms.Pool": "tms.Pool(None, 'buddy', None)",
+    "tms.Kept": "tms.Kept(None, 'a')",
+    "tms.Following": "tms.Following('a', None, {})",
+}
 
 GIVEN = {"kind": "'buddy'", "name": "'a'", "tensors": "[Tensor()]", "parts": "[True]", "size": "1"}
 GIVEN |= {"address": "512", "stream": "0", "actors": "[Actor()]", "from_": "[Actor()]"}
+GIVEN |= {"following": "tms.Following('a', None, {})"}
 GIVEN |= {"to": "[Actor()]", "cuda_graph": "None", "source": "{}", "path": "'/tmp'"}
 """Values of arguments that must be given."""
 

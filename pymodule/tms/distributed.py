@@ -17,7 +17,7 @@ import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from ._arguments import check_tag
+from ._arguments import check_tag, shown
 from ._errors import GroupError, NotSupportedError
 from ._kept_together import move
 from ._kept_versions import Following
@@ -126,6 +126,7 @@ def advance(
             earlier advance had kept for `back` may be gone.
         NotSupportedError, ValueError: as for `pause`.
     """
+    _check_following(following)
     timeout = check_timeout(timeout)
     return move("advance", [following], _meeting(group), timeout)
 
@@ -139,8 +140,15 @@ def back(
 
     Args, Returns and Raises: as for `advance`.
     """
+    _check_following(following)
     timeout = check_timeout(timeout)
     return move("back", [following], _meeting(group), timeout)
+
+
+def _check_following(following: object) -> None:
+    if not isinstance(following, Following):
+        asked = f"not {shown(following)}"
+        raise TypeError(f"following must be what tms.kept(...).follow(...) returned, {asked}")
 
 
 def _transact(operation: str, tag: str | None, group: Any, timeout: float) -> int:

@@ -10,7 +10,8 @@ import pytest
 
 import tms
 
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+worker = os.environ.get("PYTEST_XDIST_WORKER")
+if worker and os.environ.get("TESTS_ON") != "simulator":
     # scripts/gpu-test.sh starts as many as there are GPUs; CUDA reads this at its first call
     number, visible = int(worker.removeprefix("gw")), os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number)]
