@@ -405,7 +405,7 @@ func glob(t *testing.T, pattern string) string {
 }
 
 // A snapshot and a restore that wait for another's turn say so. The program goes on during the wait, which can be
-// interrupted.
+// interrupted. What it has loaded during the wait is in the snapshot's list.
 func TestAWaitForAnotherSnapshotIsSaid(t *testing.T) {
 	needsCRIU(t)
 	if !alone(t) { // the numbers are free at the restore
@@ -441,8 +441,11 @@ func TestAWaitForAnotherSnapshotIsSaid(t *testing.T) {
 	require.Empty(t, complete(t, directory))
 	waiting, said := waits("snapshot", s.number(), directory, "--force", "--stop")
 	s.do("check")
+	late := library(t, "liblate.so", "int late = 1;")
+	s.do("load " + late)
 	lock(unix.LOCK_UN)
 	require.NoError(t, waiting.Wait(), said())
+	require.Contains(t, succeeds(t, "snapshots", directory, "--needs"), late)
 	require.Error(t, s.Wait())
 	lock(unix.LOCK_EX)
 	interrupted, _ = waits("restore", directory)

@@ -462,6 +462,8 @@ static const char *run(char *line, char *const *argv)
 		lock_file(rest);
 	else if (strcmp(word, "locked") == 0)
 		CHECK(is_locked(rest));
+	else if (strcmp(word, "load") == 0) /* a library */
+		CHECK(dlopen(rest, RTLD_NOW));
 	else if (strcmp(word, "limit") == 0)
 		EXPECT(setrlimit(RLIMIT_NOFILE, &(struct rlimit){(rlim_t)atoi(rest), MOST}), 0);
 	else if (strcmp(word, "fork") == 0)
