@@ -147,16 +147,21 @@ func TestAPruneMakesHolesInPacks(t *testing.T) {
 		}
 		return bytes
 	}
-	for name, keeps := range map[string]func(t *testing.T, pack string){
-		"holes": nil,
-		"a file system without holes": func(*testing.T, string) {
+	refuses := func(with error) func(*testing.T, string) {
+		return func(*testing.T, string) {
 			failpoint.Set(func(call string) error {
 				if call == "fallocate" {
-					return unix.EOPNOTSUPP
+					return with
 				}
 				return nil
 			})
-		},
+		}
+	}
+	for name, keeps := range map[string]func(t *testing.T, pack string){
+		"holes":                       nil,
+		"a file system without holes": refuses(unix.EOPNOTSUPP),
+		"a full disk":                 refuses(unix.ENOSPC),
+		"a full quota":                refuses(unix.EDQUOT),
 		"a copy by hard links": func(t *testing.T, pack string) {
 			require.NoError(t, os.Link(pack, filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(pack))), "link")))
 		},
@@ -210,6 +215,32 @@ func TestAPruneMakesHolesInPacks(t *testing.T) {
 			require.Empty(t, blocks(t, d))
 		})
 	}
+}
+
+// A pack in which nothing is used goes first: its room may be what holes in the others need.
+func TestAPruneTakesDeadPacksFirst(t *testing.T) {
+	d := newDirectory(t)
+	contents := random(1, 2*mib)
+	savePages(t, d, "one", contents, blocksOfPages(2*mib, PageBlockSize))
+	changed := bytes.Clone(contents)
+	copy(changed, random(2, PageBlockSize))
+	savePages(t, d, "two", changed, blocksOfPages(2*mib, PageBlockSize))
+	savePages(t, d, "zero", random(3, 2*mib), blocksOfPages(2*mib, PageBlockSize))
+	dead, _ := ownBlock(t, d, "zero", "two")
+	for _, gone := range []string{"one", "zero"} {
+		require.NoError(t, os.RemoveAll(filepath.Join(d.path, gone)))
+	}
+	failpoint.Set(func(call string) error {
+		if call == "fallocate" {
+			return unix.EIO
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	_, err := d.Prune(PruneOptions{})
+	require.ErrorIs(t, err, unix.EIO)
+	require.NoFileExists(t, dead)
+	requirePages(t, d, "two", changed)
 }
 
 // Two snapshots at once do not share what both write, and a third one finds it. One that has a name again gets other packs.
@@ -409,8 +440,8 @@ func TestCopiesAndThePageCache(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(contents, got))
 		if s.Cached {
-			require.Equal(t, 4*mib/page, cached())
-			spoiled, err := d.Load("one") // which finds what is wrong there, too
+			require.Greater(t, cached(), 4*mib/page/2) // the kernel may need some for others
+			spoiled, err := d.Load("one")              // which finds what is wrong there, too
 			require.NoError(t, err)
 			spoiled.Cached = true
 			other := spoiled.Manifest.Pages[0].Content

@@ -141,8 +141,9 @@ func (d *Directory) pruneBlocks(named map[string]bool, options PruneOptions, pru
 type part struct{ from, to int64 }
 
 // prunePacks removes packs in which no snapshot has a block. From the others it takes the blocks that no snapshot names:
-// they become holes, so what is left stays where the manifests say. A file system that makes no holes, or a pack that
-// has another name elsewhere (a copy by hard links), keeps them until the whole pack can go. (FALLOC_FL_PUNCH_HOLE)
+// they become holes, so what is left stays where the manifests say. A file system that makes no holes or has no room for
+// them, and a pack that has another name elsewhere (a copy by hard links), keep them until the whole pack can go; a dry
+// run knows only of the latter. (FALLOC_FL_PUNCH_HOLE)
 func (d *Directory) prunePacks(used map[string][]part, options PruneOptions, pruned *Pruned) error {
 	entries, err := os.ReadDir(d.packPath(""))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,6 +152,9 @@ func (d *Directory) prunePacks(used map[string][]part, options PruneOptions, pru
 	if err != nil {
 		return d.failed("reading", d.packPath(""), err)
 	}
+	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { // a full disk may need the room of dead ones for holes
+		return cmp.Compare(len(used[a.Name()]), len(used[b.Name()]))
+	})
 	for _, entry := range entries {
 		if !entry.Type().IsRegular() {
 			continue
@@ -169,7 +173,11 @@ func (d *Directory) prunePacks(used map[string][]part, options PruneOptions, pru
 
 // punch takes what a pack has outside of the parts that are used.
 func (d *Directory) punch(path string, used []part, options PruneOptions, pruned *Pruned) error {
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	flags := os.O_RDONLY
+	if len(used) > 0 && !options.DryRun {
+		flags = os.O_RDWR
+	}
+	file, err := os.OpenFile(path, flags, 0)
 	if err != nil {
 		return err
 	}
@@ -194,7 +202,7 @@ func (d *Directory) punch(path string, used []part, options PruneOptions, pruned
 					return unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, unused.from,
 						unused.to-unused.from)
 				})
-				if errors.Is(err, unix.EOPNOTSUPP) {
+				if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 					return nil
 				}
 				if err != nil {
