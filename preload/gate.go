@@ -77,8 +77,8 @@ const firstMoment = 8
 
 // pauseGated pauses a program that goes on running, as tms.h describes for tms_pause_gated. A moment may be a bad one:
 // a host callback waits for a thread at the gate, or another thread resets a device. The gate then opens and pauseGated
-// tries another moment, unless the caller does that itself, or NCCL takes part. Errors: those of Pause, cuda.Timeout,
-// cuda.NotSupported, cuda.NotReady.
+// tries another moment, unless the caller does that itself, NCCL takes part, or the pause has given memory back. Errors:
+// those of Pause, cuda.Timeout, cuda.NotSupported, cuda.NotReady.
 func (p *Process) pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration,
 	how gating) (freed uint64, err error) {
 	options.Asked = time.Now()
@@ -91,7 +91,7 @@ func (p *Process) pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Du
 		}
 		freed, err = p.pauseAtOnce(e, options, min(moment, left), timeout, how)
 		bad := errors.Is(err, errMoment) || cuda.Gone(err)
-		if left = time.Until(deadline); !bad || once || left <= 0 {
+		if left = time.Until(deadline); !bad || once || left <= 0 || freed > 0 {
 			return freed, err
 		}
 		time.Sleep(min(left, time.Duration(1+rand.Int64N(int64(letRun)))))

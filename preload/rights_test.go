@@ -140,6 +140,36 @@ func TestAHoldFindsAnotherMoment(t *testing.T) {
 	}
 }
 
+// A pause in parts that has given memory back, or has paused what still holds it, finds no other moment: its client has
+// what is paused until it undoes that, or goes.
+func TestAPauseInPartsThatFailsIsItsClients(t *testing.T) {
+	h := onlyControlled(t, reaching(t), "TMS_DEBUG=invariants", "TMS_EXTENT_BYTES=1")
+	for range 3 {
+		h.do("allocate")
+	}
+	parts := pauseOf("weights")
+	parts.Parts = true
+	hold := parts
+	hold.Hold = true
+	for _, call := range []string{"cuMemUnmap 2 709", "cuMemRelease 1 999"} {
+		for _, goes := range []bool{false, true} {
+			c := h.dial()
+			well(t, c, hold)
+			h.do("fail " + call)
+			reply := request(t, c, parts)
+			require.False(t, reply.OK)
+			h.do("fail")
+			if goes {
+				c.Close()
+			} else {
+				well(t, c, control.SteerRequest{Op: control.Undo})
+			}
+			h.eventually(nonePaused)
+			require.Equal(t, "ok", h.do("check")) // which waits at the gate
+		}
+	}
+}
+
 // What a client has paused and not kept is its own too: no other client's keep makes it stay, and no other's end
 // resumes it.
 func TestAPauseIsItsClients(t *testing.T) {

@@ -193,8 +193,10 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		if bytes > 0 || t.Reply.Imported > 0 {
 			t.Took = taken(before, after, t.Tag)
 		}
-		if err != nil && t.Tag == nil && e.Records().Gated() { // what still holds its memory does not count as paused
-			t.Took = tagsWith(before, stats.Tag.AllActive)
+		if err != nil && e.Records().Gated() { // what still holds its memory does not count as paused
+			t.Took = slices.DeleteFunc(tagsWith(before, stats.Tag.AllActive), func(name string) bool {
+				return t.Tag != nil && name != *t.Tag
+			})
 		}
 		t.Reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		if options.Toward != nil {

@@ -54,10 +54,13 @@ func (e *Engine) saveAll(batches []*batch, o *operation, left *left) error {
 	}
 	return guard.All(batches, func(b *batch) error {
 		defer func() { b.copying = time.Since(start) }()
-		if err := e.leaveInParts(b, o, left); err != nil {
-			return err
+		err := e.leaveInParts(b, o, left)
+		if err == nil && !left.failed.Load() { // else another device's error is returned
+			if err = e.save(b, &b.rest); err != nil {
+				left.failed.Store(true)
+			}
 		}
-		return e.save(b, &b.rest)
+		return err
 	})
 }
 
@@ -338,8 +341,11 @@ func (e *Engine) verify(b *batch, resumed []*segment) error {
 // makeRoom lets go of contents that have waited in memory of the same device, and are back: too little is free for
 // both. Their segments stay active even if the resume of others fails, so they are verified first.
 func (e *Engine) makeRoom(b *batch, o *operation, loaders map[store.Store]store.Loader) error {
-	err := loaders[e.peer].Wait()
-	delete(loaders, e.peer)
+	var err error
+	if loader := loaders[e.peer]; loader != nil { // else a wait for memory has ended it
+		err = loader.Wait()
+		delete(loaders, e.peer)
+	}
 	of := map[*segment]bool{}
 	for _, x := range b.back {
 		for _, s := range x.segments {

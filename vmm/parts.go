@@ -230,9 +230,10 @@ func (c *Coming) has() bool {
 var errNotComing = cuda.Refuse(cuda.NotReady, "the memory that was to come does not come; it is still paused, with "+
 	"all of its contents")
 
-// create makes the memory of an extent, and waits for memory that is on its way; idle is called at such a wait.
+// create makes the memory of an extent, and waits for memory that is on its way; idle is called at such a wait,
+// which ends with its error.
 // (cuMemCreate, cuMemGetInfo)
-func (b *batch) create(x *extent, o *operation, idle func()) error {
+func (b *batch) create(x *extent, o *operation, idle func() error) error {
 	if o.Coming == nil || x.Step > mapping.None {
 		return x.Create()
 	}
@@ -250,7 +251,9 @@ func (b *batch) create(x *extent, o *operation, idle func()) error {
 			}
 			b.room = 0
 		}
-		idle()
+		if err := idle(); err != nil {
+			return err
+		}
 		start := time.Now()
 		select {
 		case <-o.Coming.All:

@@ -320,3 +320,32 @@ func TestWhatDoesNotCome(t *testing.T) {
 	p.in.check("it does not come", true)
 	p.end()
 }
+
+// A resume waits for what comes, although the resume before it has waited in vain.
+func TestAResumeAheadAfterAWait(t *testing.T) {
+	s := newScene(t, t.TempDir(), &faults{})
+	defer failpoint.Set(nil)
+	p := s.newPair(0, 6, "a")
+	p.fillDevice(4 * sceneGranularity)
+	o := vmm.Options{DiskDir: s.dir, Wait: time.Millisecond}
+	require.ErrorIs(t, resume(p.in.engine, o), cuda.OutOfMemory)
+	all, came := make(chan struct{}), make(chan error, 1)
+	go func() {
+		o := vmm.Options{DiskDir: s.dir}
+		o.Coming = &vmm.Coming{All: all}
+		came <- resume(p.in.engine, o)
+	}()
+	for s.sim.Stat("free:0") == 4*sceneGranularity {
+		select {
+		case err := <-came:
+			require.Fail(t, "it has not waited", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	require.NoError(t, p.out.driver.MemRelease(p.hog))
+	p.hog = 0
+	close(all)
+	require.NoError(t, <-came)
+	p.in.active()
+	p.end()
+}

@@ -75,6 +75,7 @@ func (e *Engine) Resume(options Options) (mapped uint64, err error) {
 	// The resume tries until memory is not short, or the wait is over. A resume that waits looks first whether enough
 	// is free: a try would take memory from others that does not suffice.
 	_, looks := e.noted.Load(o.what())
+	looks = looks && o.Coming == nil // it takes what does not suffice yet
 	until, compacted := time.Now().Add(o.Wait), false
 	for retry := (backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}); ; {
 		start := time.Now()
@@ -253,8 +254,9 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 
 	// While it waits for memory that is on its way, the stores let go of what they have copied: it would take time later.
 	var copied error
-	idle := func() {
+	idle := func() error {
 		copied = cmp.Or(copied, wait())
+		return copied
 	}
 
 	// What waits in memory of the same device comes first: it can make room for the rest.
@@ -270,7 +272,10 @@ func (e *Engine) restore(b *batch, o *operation) (err error) {
 	}
 	for n, x := range slices.Concat(here, elsewhere) {
 		held := x.Step > mapping.None
-		err = b.create(x, o, idle)
+		if err = b.create(x, o, idle); copied != nil { // what has not come back makes no room
+			err = nil
+			break
+		}
 		if errors.Is(err, cuda.OutOfMemory) && len(b.back) > 0 {
 			if err = e.makeRoom(b, o, loaders); err == nil {
 				err = x.Create()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -93,6 +94,40 @@ func TestSomeContentsAreBack(t *testing.T) {
 	for i, a := range all {
 		requireFilled(t, a, size-2*mib, uint64(i))
 		require.Equal(t, make([]byte, 2*mib), bytesAt(a+size-2*mib, 2*mib))
+	}
+}
+
+// The same while the rest of the memory was to come: its wait has ended the copies of what is back.
+func TestSomeContentsAreBackAhead(t *testing.T) {
+	t.Setenv("CUDASIM_SHARED", fmt.Sprint("ahead-", os.Getpid()))
+	sim, driver, engine := simulated(t, 2)
+	kept := &descriptors.Holder{}
+	engine.UseDescriptors(kept)
+	const size, count = 8 * mib, 6
+	all := filled(t, engine, count, vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	held, err := engine.Records().Stats()
+	require.NoError(t, err)
+	o := name("t")
+	o.Toward = stats.Destinations{held.Devices[0].UUID: {Device: held.Devices[0].Peers[0], Room: 1 << 30}}
+	require.NoError(t, pause(engine, o))
+	hog, err := driver.MemCreate(sim.Stat("free:0")-2*size, 0) // room for two
+	require.NoError(t, err)
+	coming, done := make(chan struct{}), make(chan error, 1)
+	ahead := o
+	ahead.Coming = &vmm.Coming{All: coming}
+	go func() { done <- resume(engine, ahead) }()
+	require.Eventually(t, func() bool { return sim.Stat("free:0") == 0 }, time.Minute, time.Millisecond)
+	looks := sim.Stat("calls:cuMemGetInfo_v2")
+	require.Eventually(t, func() bool { return sim.Stat("calls:cuMemGetInfo_v2") > looks+2 }, time.Minute, time.Millisecond)
+	close(coming)
+	require.ErrorIs(t, <-done, cuda.OutOfMemory)
+	require.NoError(t, driver.MemRelease(hog))
+	require.NoError(t, resume(engine, o))
+	engine.Drain()
+	require.Zero(t, sim.Stat("used:1"))
+	require.Zero(t, kept.Count())
+	for i, a := range all {
+		requireFilled(t, a, size, uint64(i))
 	}
 }
 
