@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -269,6 +272,70 @@ func TestSwapKillsEitherProcess(t *testing.T) {
 			require.Equal(t, "ok", other.do("check"))
 		})
 	}
+}
+
+// A command that is stopped while OUT stands still, and other commands have the device, keeps OUT no longer than its
+// lease. Without that, OUT stands still for as long as they have it.
+func TestSwapWaitsForTheLock(t *testing.T) {
+	large, small, _ := pair(t)
+	unlock, err := group.Lock(uuidOf(0))
+	require.NoError(t, err)
+	c := exec.Command(tms, "swap", small.number(), large.number(), "--timeout", "0.1")
+	var said bytes.Buffer
+	c.Stderr = &said
+	require.NoError(t, c.Start())
+	defer func() { _ = c.Process.Kill() }()
+	require.Eventually(t, func() bool { return len(group.Lockers(uuidOf(0))) == 2 }, time.Minute, time.Millisecond)
+	require.NoError(t, c.Process.Signal(syscall.SIGSTOP))
+	require.Equal(t, "ok", small.do("check")) // which waits at the gate
+	require.EqualValues(t, smallBytes, held(t, small))
+
+	// It has heard of that once it goes on.
+	require.NoError(t, c.Process.Signal(syscall.SIGCONT))
+	require.Error(t, c.Wait())
+	require.Contains(t, said.String(), "tms: "+small.number()+": this client was silent for ")
+	require.Equal(t, "ok", small.do("check"))
+	unlock()
+
+	// A command that is not stopped keeps OUT until it has the lock.
+	unlock, err = group.Lock(uuidOf(0))
+	require.NoError(t, err)
+	swapped := make(chan string, 1)
+	go func() {
+		words, _, _ := command(t, "swap", small.number(), large.number(), "--timeout", "0.1")
+		swapped <- words
+	}()
+	require.Eventually(t, func() bool { return len(group.Lockers(uuidOf(0))) == 2 }, time.Minute, time.Millisecond)
+	const looks = "calls calls:cuMemGetInfo_v2"
+	before := small.count(looks)
+	longer := func() bool { return small.count(looks) > before+6 } // statuses: that is longer than the lease
+	require.Eventually(t, longer, time.Minute, 5*time.Millisecond)
+	unlock()
+	require.Contains(t, <-swapped, large.number()+": resumed")
+}
+
+// OUT has its memory back before another command that takes memory has the lock.
+func TestSwapIsUndoneUnderTheLock(t *testing.T) {
+	large, small, start := pair(t)
+	third := start()
+	third.do("pause")
+	succeeds(t, "swap", small.number(), large.number())
+	large.do("fail cuMemUnmap 2")
+	code := make(chan int, 1)
+	go func() {
+		_, _, ended := command(t, "swap", large.number(), small.number())
+		code <- ended
+	}()
+	require.Eventually(t, func() bool { return len(group.Lockers(uuidOf(0))) > 0 }, time.Minute, 100*time.Microsecond)
+	unlock, err := group.Lock(uuidOf(0))
+	require.NoError(t, err)
+	require.EqualValues(t, largeBytes, held(t, large))
+	third.do("hog")
+	unlock()
+	require.Equal(t, exitNo, <-code)
+	require.Equal(t, "1", large.do("fired"))
+	require.EqualValues(t, largeBytes, held(t, large))
+	require.Equal(t, "ok", large.do("check"))
 }
 
 // A resume ahead takes what there is, and keeps its contents until it is told that all has come. Without that it gives

@@ -3,8 +3,8 @@ package group
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
+	"sync"
+	"time"
 
 	"tms/internal/control"
 	"tms/internal/control/client"
@@ -45,12 +45,11 @@ func (m *Member) inPlaceOf(out *Member, pause control.SteerRequest) (leave map[s
 	return leaves(devices, gives, needs)
 }
 
-// leaves returns what stays free, by UUID: no process there finds less than before the swap, than after it, and than
-// the reserve.
+// leaves returns what stays free, by UUID: no process there finds less than before the swap, or than after it.
 func leaves(devices map[string]stats.Device, gives, needs map[string]uint64) map[string]uint64 {
 	leave := map[string]uint64{}
 	for uuid, d := range devices {
-		leave[uuid] = min(d.FreeBytes, d.FreeBytes+gives[uuid]-needs[uuid], stats.Reserve(d.TotalBytes))
+		leave[uuid] = min(d.FreeBytes, d.FreeBytes+gives[uuid]-needs[uuid])
 	}
 	if len(leave) == 0 {
 		return nil
@@ -59,29 +58,66 @@ func leaves(devices map[string]stats.Device, gives, needs map[string]uint64) map
 }
 
 // atOnce pauses a lone process while another takes its place, and reports whether that one is back. Its threads are
-// stopped before: a pause that waits for the program keeps no memory from it. After an error both are as before.
+// stopped before: a pause that waits for the program keeps no memory from it. After an error both are as before: memory
+// that has been given away comes back before the locks end.
 func (g *Group) atOnce(ctx context.Context, in *Member, leave map[string]uint64) (came bool, err error) {
 	out := g.Members[0]
 	pause := g.request
 	pause.Parts = true
 	stop := pause
-	stop.Hold = true
+	stop.Hold, stop.Lease = true, g.lease()
 	pause.Timeout = new(max(leastTry.Seconds(), g.request.TimeoutSeconds())) // there is nothing left to wait for
 	if out.err = out.do(ctx, out.Conn, stop); out.err != nil {
 		return false, out.err
 	}
-	unlock, err := LockDevices(ctx, slices.Collect(maps.Keys(leave)))
+	// Of all devices of both, or swaps of the same two could each wait for the other's resume.
+	unlock, err := out.lockHeld(ctx, (&Group{Members: []*Member{out, in}}).takeOn())
 	if out.err = err; err != nil {
 		return false, g.undo(err)
 	}
+	g.unlock = unlock
+	defer func() { unlock(); g.unlock = nil }()
 	end := Ahead(in.Conn, control.SteerRequest{Op: control.Resume, Tag: pause.Tag, Turn: true, Ahead: leave})
 	out.err = out.doWhileRunning(ctx, out.Conn, pause)
 	came = in.Record(end(out.err == nil)) == nil
-	unlock()
 	if out.err != nil {
 		return false, g.undo(out.err)
 	}
 	return came, nil
+}
+
+// lockHeld takes the locks of devices while the process's threads stand still, which go on if they hear nothing from
+// the command for the time of the lease.
+func (m *Member) lockHeld(ctx context.Context, uuids []string) (unlock func(), err error) {
+	waits, stop := context.WithCancel(ctx)
+	defer stop()
+	taken := make(chan struct{})
+	var silent error
+	var heard sync.WaitGroup
+	heard.Go(func() {
+		for silent == nil {
+			select {
+			case <-taken:
+				return
+			case <-time.After(leastTry):
+				silent = Failure(WhileRunning(ctx, m.Conn, control.SteerRequest{Op: control.Status}, lookEvery, lookEvery))
+			}
+		}
+		stop()
+	})
+	unlock, err = LockDevices(waits, uuids)
+	close(taken)
+	heard.Wait()
+	switch {
+	case silent == nil:
+		return unlock, err
+	case err == nil:
+		unlock()
+	}
+	if ctx.Err() == nil && errors.Is(silent, context.Canceled) {
+		silent = errStopped
+	}
+	return nil, silent
 }
 
 // Ahead has a process take memory as it comes, until end is called: that all has come, or that it does not. end returns

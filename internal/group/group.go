@@ -39,8 +39,9 @@ type Group struct {
 	Tries   int  // of a job's pause: until all stood between the same collectives
 	request control.SteerRequest
 	moves   bool
-	alone   bool // one process, which need not be stopped together with others
-	parks   bool // for a snapshot: a process without CUDA takes part
+	alone   bool   // one process, which need not be stopped together with others
+	parks   bool   // for a snapshot: a process without CUDA takes part
+	unlock  func() // ends the locks of the devices, or nil: the group has none
 }
 
 // Keep says how a pause outlasts the command.

@@ -246,10 +246,8 @@ func lockAll(uuids []string) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// Locked has the members do what takes memory, under the locks of the devices where they have some. Once one of them is
-// stopped the locks end, because others would wait for it. An undo or the end of a move is never left out: where the
-// locks cannot be had, it is made without.
-func (g *Group) Locked(do func()) {
+// takeOn lists the devices where members have memory, or will have some.
+func (g *Group) takeOn() []string {
 	of := needed{}
 	for _, m := range g.Members {
 		for d := range m.state.Tags() {
@@ -259,10 +257,20 @@ func (g *Group) Locked(do func()) {
 			of[leg.From], of[leg.To] = 0, 0
 		}
 	}
-	unlock, err := LockDevices(context.Background(), of.devices())
-	if err != nil {
-		do()
-		return
+	return of.devices()
+}
+
+// Locked has the members do what takes memory, under the locks of the devices where they have some. Once one of them is
+// stopped the locks end, because others would wait for it. An undo or the end of a move is never left out: where the
+// locks cannot be had, it is made without.
+func (g *Group) Locked(do func()) {
+	unlock := g.unlock
+	if unlock == nil {
+		var err error
+		if unlock, err = LockDevices(context.Background(), g.takeOn()); err != nil {
+			do()
+			return
+		}
 	}
 	unlock = sync.OnceFunc(unlock)
 	defer unlock()

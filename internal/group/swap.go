@@ -39,7 +39,7 @@ func Swap(ctx context.Context, outPID, inPID int, pause control.SteerRequest, ke
 		err = leaving.take(ctx, control.Pause)
 	}
 	if err != nil {
-		return failed(out.err, because(out.err, "left as it was: %d was not paused", outPID))
+		return failed(out.err, because(out.err, "left as it was: the pause of %d has failed", outPID))
 	}
 
 	// Resume the other in its place, or undo the pause.

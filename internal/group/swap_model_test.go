@@ -10,8 +10,8 @@ import (
 )
 
 // A model of a swap in both directions (docs/design/swap.md). The test visits every state that can be reached when any
-// step may fail, and when the command and each process may be killed at any moment. The rules
-// hold in it; without any one of them, the test finds a state that must not be.
+// step may fail, when the command and each process may be killed at any moment, and when a third process takes memory as
+// soon as no lock is held. The rules hold in it; without any one of them, the test finds a state that must not be.
 
 // rules are what the swap keeps to.
 type rules struct {
@@ -21,9 +21,10 @@ type rules struct {
 	told       bool // IN ends only when it is told: the memory of OUT has come, or will not
 	withdrawn  bool // IN's wait ends with the command
 	undone     bool // OUT takes back what it has given when the command that paused it has gone
+	locked     bool // the command has the locks until OUT has taken that back
 }
 
-var allRules = rules{true, true, true, true, true, true}
+var allRules = rules{true, true, true, true, true, true, true}
 
 const (
 	outExtents = 3 // of OUT, of which the last has no backup
@@ -66,6 +67,7 @@ type swapState struct {
 	stop     bool // IN was told so
 	again    bool // IN tries once more, as one after the other
 	over     bool // the command has ended in order
+	third    int  // extents that another process has
 
 	faults int // that may still come
 	kills  int
@@ -85,7 +87,14 @@ func (w *swapWorld) used(s *swapState) (device, host int) {
 	for _, m := range s.in[:w.inSize] {
 		device, host = device+count(m.device), host+count(m.host)
 	}
-	return device, host
+	return device + s.third, host
+}
+
+// holds reports whether the command has the locks of the device.
+func (w *swapWorld) holds(s *swapState) bool {
+	ahead := !s.complete && !s.stop || s.inPhase == working && !s.again
+	undoes := s.stop && s.outPhase != ended && s.outPhase != dead
+	return s.command && s.began && !s.over && (ahead || undoes && w.locked)
 }
 
 func count(is bool) int {
@@ -118,6 +127,10 @@ func (w *swapWorld) next(s swapState) map[string]swapState {
 	w.outSteps(&s, device, host, step)
 	w.inSteps(&s, device, step)
 	w.commandSteps(&s, step)
+	// A command that is killed leaves the device to whoever comes first.
+	if device < w.device && s.third == 0 && s.command && !w.holds(&s) {
+		step("another process takes memory", func(n *swapState) { n.third++ })
+	}
 	if s.kills > 0 {
 		if s.outPhase != dead {
 			step("fault: OUT is killed", func(n *swapState) {
@@ -290,11 +303,11 @@ func (w *swapWorld) wrong(s *swapState, still bool) string {
 		return "OUT is half paused for good"
 	case in && !s.active && !inPaused:
 		return "IN is half resumed for good"
-	case out && in && outPaused && !s.active:
+	case out && in && outPaused && !s.active && s.third == 0: // else both wait for its memory
 		return "both are paused for good"
 	case out && in && !outPaused && s.active && s.command:
 		return "both are active, though the swap has failed"
-	case out && !in && outPaused && !s.kept:
+	case out && !in && outPaused && !s.kept && s.third == 0:
 		return "OUT is paused for good, for a process that is dead"
 	}
 	return ""
@@ -350,17 +363,21 @@ func TestEverySwapInBothDirections(t *testing.T) {
 		change(&r)
 		return r
 	}
-	for wrong, of := range map[string]rules{
-		"contents of OUT are lost":                        without(func(r *rules) { r.savesFirst = false }),
-		"a pause that failed has lost what has no backup": without(func(r *rules) { r.losesLast = false }),
-		"contents of IN are lost":                         without(func(r *rules) { r.copiesStay = false }),
-		"both are active, though the swap has failed":     without(func(r *rules) { r.told = false }),
-		"IN is half resumed for good":                     without(func(r *rules) { r.withdrawn = false }),
-		"OUT is half paused for good":                     without(func(r *rules) { r.undone = false }),
+	for _, c := range []struct {
+		wrong string
+		of    rules
+	}{
+		{"contents of OUT are lost", without(func(r *rules) { r.savesFirst = false })},
+		{"a pause that failed has lost what has no backup", without(func(r *rules) { r.losesLast = false })},
+		{"contents of IN are lost", without(func(r *rules) { r.copiesStay = false })},
+		{"both are active, though the swap has failed", without(func(r *rules) { r.told = false })},
+		{"IN is half resumed for good", without(func(r *rules) { r.withdrawn = false })},
+		{"OUT is half paused for good", without(func(r *rules) { r.undone = false })},
+		{"OUT is half paused for good", without(func(r *rules) { r.locked = false })},
 	} {
-		require.True(t, slices.ContainsFunc(worlds(of), func(w swapWorld) bool {
+		require.True(t, slices.ContainsFunc(worlds(c.of), func(w swapWorld) bool {
 			found, _ := w.explore()
-			return strings.HasSuffix(found, "\n"+wrong)
-		}), "no world needs the rule without which %s", wrong)
+			return strings.HasSuffix(found, "\n"+c.wrong)
+		}), "no world needs the rules beside %+v", c.of)
 	}
 }

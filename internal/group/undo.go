@@ -31,6 +31,10 @@ func (g *Group) undo(cause error) error {
 		if err = Failure(reply, err); err != nil && !errors.Is(err, client.ErrUnreachable) {
 			own = fmt.Errorf("it cannot be resumed (%w) and tries again by itself; the other ranks are as before: %w",
 				err, cause)
+			if g.alone {
+				own = fmt.Errorf("%w; what is paused cannot be resumed (%w), and the process tries again by itself", cause,
+					err)
+			}
 		} else if err == nil && reply.NCCL != "" {
 			own = fmt.Errorf("%w; %s", cmp.Or(own, cause), reply.NCCL)
 		}
@@ -116,12 +120,12 @@ func undoneBecause(cause error) error {
 }
 
 // undoLocked sends members an undo, all at once. One that waits for the memory of another process gives up soon, and is
-// asked again when it no longer has the locks.
+// asked again when it no longer has the locks. Those that the group has already end with that.
 func (g *Group) undoLocked(ctx context.Context, did func(*Member, control.Reply, error) error) {
 	undo := control.SteerRequest{Op: control.Undo, Wait: leastTry.Seconds()}
 	var mutex sync.Mutex
 	late := &Group{}
-	(&Group{Members: g.those(func(m *Member) bool { return m.Conn != nil })}).Locked(func() {
+	(&Group{Members: g.those(func(m *Member) bool { return m.Conn != nil }), unlock: g.unlock}).Locked(func() {
 		_ = g.each(func(m *Member) error {
 			reply, err := m.Do(ctx, undo)
 			if err == nil && reply.Code == int(cuda.NotReady) {

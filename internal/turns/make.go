@@ -123,7 +123,7 @@ func (r *maker) step() (done bool, next time.Duration, err error) {
 		return true, 0, nil // the process has the memory, or no longer wants it
 	}
 	r.silent = silence(found)
-	r.comes = coming{process: r.process, device: r.comesOn(uuids, found, at)}
+	r.comes = coming{process: r.process, uuid: r.comesOn(uuids, found, at)}
 	defer func() { _, _ = r.comes.end(false) }()
 	for uuid, need := range needsOf(found[at].ProcessState) {
 		if need > 0 && !slices.Contains(uuids, uuid) {
@@ -165,6 +165,7 @@ func (r *maker) makeOn(uuid string, found []fleet.Process) (ready bool, next tim
 	if len(decision.Pause) == 0 && device.Free < all[at].Need+device.Reserve {
 		r.reserve = device.Reserve
 	}
+	r.comes.leaves = leaves(device, all, all[at].Need, decision.Pause)
 	ready, err = r.pauseAll(decision.Pause, found)
 	return ready, soonest, err
 }

@@ -128,11 +128,11 @@ func (r *maker) ask(process *client.Conn, pause control.SteerRequest, last bool)
 	send := func(request control.SteerRequest) (control.Reply, error) {
 		return group.WhileRunning(context.Background(), process, request, latest, latest)
 	}
-	if r.comes.device == nil || !last {
+	if r.comes.uuid == "" || !last {
 		return send(pause)
 	}
 	stop := pause
-	stop.Hold, stop.Parts = true, true
+	stop.Hold, stop.Parts, stop.Lease = true, true, group.AnswerTime.Seconds() // the pause comes at once
 	switch reply, err := send(stop); {
 	case err == nil && !reply.OK && process.Version < control.AheadSince: // it knows no such hold
 		return send(pause)

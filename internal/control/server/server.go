@@ -27,6 +27,7 @@ import (
 	"tms/internal/aid/guard"
 	"tms/internal/control"
 	"tms/internal/control/rights"
+	"tms/internal/machine/process"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )
@@ -38,6 +39,7 @@ const (
 	clientPatience = 5 * time.Second  // with a client that neither ends its line nor reads its reply
 	firstGlance    = time.Millisecond // between looks at clients while another thread works; then a 32nd of its time
 	lastGlance     = 20 * time.Millisecond
+	stoppedLook    = 50 * time.Millisecond  // between looks whether a client is stopped for which the program waits
 	backOff        = 100 * time.Millisecond // when the kernel has no room
 	ownFirst       = 2 * time.Millisecond   // between looks at the gate; then a thousandth of the time that it is paused
 	ownLast        = 10 * time.Millisecond
@@ -59,8 +61,10 @@ type Server struct {
 	clients []*connection
 	queue   []*Task
 	running *Task
-	asking  bool      // a status is being read
-	handed  time.Time // when work was last given to another thread
+	stopped process.Watch // of the client of running, which takes memory as it comes
+	watched time.Time     // when that was last looked at
+	asking  bool          // a status is being read
+	handed  time.Time     // when work was last given to another thread
 	rights  rights.Rights[*connection]
 	retryAt time.Time // when the server next tries to resume what departed clients left
 	retried bool      // it has tried, and logged that
@@ -159,6 +163,7 @@ func (s *Server) loop() error {
 			}
 			s.expire(c, now)
 		}
+		s.watchAhead(now)
 		s.endLends(now)
 		s.glance(now)
 		if events[0].Revents != 0 {
@@ -179,6 +184,22 @@ func (s *Server) loop() error {
 		}
 		s.leave()
 		s.park(now)
+	}
+}
+
+// watchAhead ends a request that is Ahead once its client has been stopped for a while. Only the client can end its
+// wait, and until then calls of the program wait for it.
+func (s *Server) watchAhead(now time.Time) {
+	t := s.running
+	if t == nil || t.client == nil || t.Request.Ahead == nil {
+		s.stopped = process.Watch{}
+		return
+	}
+	if now.Sub(s.watched) < stoppedLook {
+		return
+	}
+	if s.watched = now; s.stopped.Exhausted(t.client.pid) {
+		tell(t.withdrawn)
 	}
 }
 

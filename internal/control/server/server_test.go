@@ -1,15 +1,18 @@
 package server_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +25,7 @@ import (
 	"tms/internal/control/client"
 	"tms/internal/control/rights"
 	"tms/internal/control/server"
+	"tms/internal/machine/process"
 	"tms/vmm/cuda"
 )
 
@@ -922,4 +926,52 @@ func TestARequestAhead(t *testing.T) {
 
 	refused := control.SteerRequest{Op: control.Resume, Ahead: map[string]uint64{"GPU-1": 0}, Wait: 1}
 	require.Contains(t, do(t, dial(t), refused).Error, "ahead excludes everything and wait")
+}
+
+// aheadVariable names the socket that TestAsksAhead asks, in a process that is stopped.
+const aheadVariable = "TESTED_AHEAD"
+
+// TestAsksAhead is the client of TestAStoppedClientAhead.
+func TestAsksAhead(t *testing.T) {
+	path := os.Getenv(aheadVariable)
+	if path == "" {
+		t.Skip("TestAStoppedClientAhead runs it")
+	}
+	socket, err := net.Dial("unix", path)
+	require.NoError(t, err)
+	_, err = socket.Write(control.Line(control.SteerRequest{Version: control.Version, Op: control.Resume,
+		Ahead: map[string]uint64{"GPU-1": 0}}))
+	require.NoError(t, err)
+	_, _ = io.Copy(os.Stdout, socket)
+}
+
+// A client that is stopped cannot end its request, for which the program's calls wait: the request ends without it.
+func TestAStoppedClientAhead(t *testing.T) {
+	defer func(before time.Duration) { process.Patience = before }(process.Patience)
+	process.Patience = 50 * time.Millisecond
+	f := serve(t)
+	begun, ended := make(chan bool, 1), make(chan bool, 1)
+	f.performs(func(task *server.Task, _ *server.Outcome) error {
+		begun <- true
+		<-task.Cancel()
+		ended <- true
+		return errors.New("cancelled")
+	})
+	asks := exec.Command(os.Args[0], "-test.run=^TestAsksAhead$")
+	asks.Env = append(os.Environ(), aheadVariable+"="+control.Directories("", f.temporary, os.Geteuid())[0]+"/"+
+		control.Name(os.Getpid()))
+	answers, err := asks.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, asks.Start())
+	defer func() { _ = asks.Process.Kill(); _ = asks.Wait() }()
+	<-begun
+	require.Empty(t, ended)
+	require.NoError(t, asks.Process.Signal(syscall.SIGSTOP))
+	<-ended
+
+	// It hears of that once it goes on, and keeps its connection.
+	require.NoError(t, asks.Process.Signal(syscall.SIGCONT))
+	line, err := bufio.NewReader(answers).ReadString('\n')
+	require.NoError(t, err)
+	require.Contains(t, line, "cancelled")
 }
