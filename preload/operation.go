@@ -60,9 +60,9 @@ func newOperation(o *C.struct_operation) operation {
 	case C.OPERATION_SET_ATTACH:
 		return &attachSetOperation{handle: uint64(set.handle)}
 	case C.OPERATION_SET_ADVANCE:
-		return &advanceSetOperation{handle: uint64(set.handle)}
+		return &moveSetOperation{handle: uint64(set.handle)}
 	case C.OPERATION_SET_BACK:
-		return &backSetOperation{handle: uint64(set.handle)}
+		return &moveSetOperation{handle: uint64(set.handle), back: true}
 	case C.OPERATION_SET_SETTLE:
 		return &settleSetOperation{handle: uint64(set.handle)}
 	case C.OPERATION_SET_FOLLOW:

@@ -103,21 +103,31 @@ EXPORT int tms_kept_attach(tms_kept *set)
 	return code == SUCCESS ? on(OPERATION_SET_ATTACH, (struct operation_set){.handle = (uintptr_t)set}, NULL) : code;
 }
 
-/* Moves a set to another version, and stores the number of the version that it has then. */
-static int move(int kind, tms_kept *set, uint64_t *version)
+/* Moves a set to another version, and stores the number of the version that it has then, and whether it had another. */
+static int move(int kind, tms_kept *set, uint64_t *version, int *moved)
 {
+	const uint64_t moved_bit = 1ULL << 63; /* in the result: versions.go */
+	uint64_t result = 0;
 	int code = gate_before_allocation();
-	return code == SUCCESS ? on(kind, (struct operation_set){.handle = (uintptr_t)set}, version) : code;
+	if (code == SUCCESS)
+		code = on(kind, (struct operation_set){.handle = (uintptr_t)set}, &result);
+	if (code != SUCCESS)
+		return code;
+	if (version)
+		*version = result & ~moved_bit;
+	if (moved)
+		*moved = (result & moved_bit) != 0;
+	return SUCCESS;
 }
 
-EXPORT int tms_kept_advance(tms_kept *set, uint64_t *version)
+EXPORT int tms_kept_advance(tms_kept *set, uint64_t *version, int *moved)
 {
-	return move(OPERATION_SET_ADVANCE, set, version);
+	return move(OPERATION_SET_ADVANCE, set, version, moved);
 }
 
-EXPORT int tms_kept_back(tms_kept *set, uint64_t *version)
+EXPORT int tms_kept_back(tms_kept *set, uint64_t *version, int *moved)
 {
-	return move(OPERATION_SET_BACK, set, version);
+	return move(OPERATION_SET_BACK, set, version, moved);
 }
 
 EXPORT int tms_kept_settle(tms_kept *set)
@@ -134,6 +144,12 @@ EXPORT int tms_kept_follow(tms_kept *set, int keeps)
 EXPORT int tms_kept_version(tms_kept *set, uint64_t *version)
 {
 	return version ? IN_GO(tmsSetVersion((uintptr_t)set, version))
+		       : error_fail(ERROR_INVALID_VALUE, "the version to fill in is NULL");
+}
+
+EXPORT int tms_kept_before(tms_kept *set, uint64_t *version)
+{
+	return version ? IN_GO(tmsSetBefore((uintptr_t)set, version))
 		       : error_fail(ERROR_INVALID_VALUE, "the version to fill in is NULL");
 }
 

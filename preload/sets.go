@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"sync"
+	"time"
 	"unicode/utf8"
 	"unsafe"
 
@@ -38,6 +39,7 @@ type set struct {
 	// These are guarded by the lock of the table, too.
 	addresses []uintptr // where the chunks are mapped; empty while they are not
 	before    *version  // to which back returns, or nil
+	coming    *version  // that an advance is about to map, or nil
 	follows   bool      // others may move it between two steps
 	keeps     bool      // and such an advance keeps the version before
 }
@@ -184,6 +186,15 @@ func (p *Process) awake(do func() error) error {
 		return errAsleep
 	}
 	return do()
+}
+
+// keepAsleep waits until no memory of sets is being mapped, and keeps it so until done is called.
+func (p *Process) keepAsleep(within time.Duration) (done func(), err error) {
+	if !poll(time.Now().Add(within), p.sets.attaching.TryLock) {
+		return nil, cuda.Refuse(cuda.Timeout, "a thread of the program has not mapped memory of a set within %v; nothing "+
+			"has changed", within)
+	}
+	return p.sets.attaching.Unlock, nil
 }
 
 // mapChunk maps one chunk more, of a set that is complete or being made.
@@ -370,8 +381,10 @@ func (p *Process) setsOpen() (sets []control.KeptSet) {
 			told.Follows = s.follows
 			sets = append(sets, told)
 		}
-		if s.before != nil {
-			sets = append(sets, s.before.KeptSet)
+		for _, other := range []*version{s.before, s.coming} {
+			if other != nil {
+				sets = append(sets, other.KeptSet)
+			}
 		}
 	}
 	return sets
@@ -423,6 +436,17 @@ func tmsSetManifest(handle C.uintptr_t, buffer unsafe.Pointer, capacity C.size_t
 func tmsSetVersion(handle C.uintptr_t, number *C.uint64_t) C.int {
 	return self.withSet(handle, func(s *set) error {
 		*number = C.uint64_t(s.Version)
+		return nil
+	})
+}
+
+//export tmsSetBefore
+func tmsSetBefore(handle C.uintptr_t, number *C.uint64_t) C.int {
+	return self.withSet(handle, func(s *set) error {
+		if s.before == nil {
+			return s.noneBefore()
+		}
+		*number = C.uint64_t(s.before.Version)
 		return nil
 	})
 }

@@ -46,8 +46,11 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 			defer func() { t.forgetLive(err) }()
 		}
 		if t.Request.Everything && t.Request.Op == control.Pause {
-			p.sets.attaching.Lock()
-			defer p.sets.attaching.Unlock()
+			var done func()
+			if done, err = p.keepAsleep(control.Seconds(t.Request.TimeoutSeconds())); err != nil {
+				break
+			}
+			defer done()
 		}
 		if err = t.everything(); err != nil {
 			break

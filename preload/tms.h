@@ -116,8 +116,8 @@ int tms_pause_gated(const char *tag, double timeout);
  * as before, or tms_last_error says what is not. 909: it took too long. 801: the driver cannot do it, or would lose the
  * process: managed memory, multicast, memory shared with other processes, a part of a GPU (MIG).
  *
- * The resume finds room for the driver's part first, or returns 2, and everything stays paused. If another program takes
- * that room in the same moment, the driver loses the process: 401, also from every later resume. */
+ * The resume finds room for the driver's part first, or returns 2, and everything stays paused. If another program
+ * takes that room in the same moment, the driver loses the process: 401, also from every later resume. */
 int tms_pause_everything(double timeout);
 
 /* Makes the process listen on a Unix socket, as TMS_CONTROL=1 does, for tms ps, tms pause and tms resume of the same
@@ -342,11 +342,14 @@ int tms_kept_attach(tms_kept *set);
  * return, the caller gives the devices no work that uses the set. What is paused stays paused, and its resume maps the
  * other version.
  *
+ * moved becomes 1 if another version is mapped than was attached, else 0. Both pointers may be NULL.
+ *
  * The version that was attached then is the one before. It stays this process's until the next advance that maps
- * another version, settle or close: its memory is not free until then. 801: the newest version has another layout, or lies on another device; 900:
- * a stream is being captured; 1: the set is not attached, is attached twice in this process, or has no version before. */
-int tms_kept_advance(tms_kept *set, uint64_t *version);
-int tms_kept_back(tms_kept *set, uint64_t *version);
+ * another version, settle or close: its memory is not free until then. 801: the newest version has another layout, or
+ * lies on another device; 900: a stream is being captured; 1: the set is not attached, is attached twice in this
+ * process, was exported, or has no version before. */
+int tms_kept_advance(tms_kept *set, uint64_t *version, int *moved);
+int tms_kept_back(tms_kept *set, uint64_t *version, int *moved);
 
 /* Lets the version before go, if there is one. */
 int tms_kept_settle(tms_kept *set);
@@ -360,6 +363,9 @@ void tms_kept_step_end(void);
 
 /* Stores the number of the set's version, from 1 on; 0 while the set is not sealed. */
 int tms_kept_version(tms_kept *set, uint64_t *version);
+
+/* Stores the number of the version before, to which back goes. 1: there is none. */
+int tms_kept_before(tms_kept *set, uint64_t *version);
 
 /* Stores the address of a chunk, in the order of the adds, its size, which is whole granules, and its device; each may
  * be NULL. 1: the set has no such chunk mapped here. */

@@ -5,7 +5,6 @@ import "C"
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -70,34 +69,29 @@ func (p *Process) closeVersion(v version, chunks bool) {
 	p.letGo(v.KeptSet)
 }
 
-// advanceSetOperation goes on to the newest version, and returns its number.
-type advanceSetOperation struct{ handle uint64 }
-
-func (o *advanceSetOperation) run(p *Process, e *vmm.Engine) (number uint64, err error) {
-	if err := p.mayUseSet(""); err != nil {
-		return 0, err
-	}
-	err = p.useSet(o.handle, func(s *set) error {
-		err := s.advance(e, false)
-		number = s.Version
-		return err
-	})
-	return number, err
+// moveSetOperation goes on to the newest version, or back to the version before. It returns the number of the version
+// that is mapped then, and moved.
+type moveSetOperation struct {
+	handle uint64
+	back   bool
 }
 
-// backSetOperation goes back to the version before, and returns its number.
-type backSetOperation struct{ handle uint64 }
+// moved is beside the number of a version if another one was mapped before.
+const moved = 1 << 63
 
-func (o *backSetOperation) run(p *Process, e *vmm.Engine) (number uint64, err error) {
+func (o *moveSetOperation) run(p *Process, e *vmm.Engine) (result uint64, err error) {
 	if err := p.mayUseSet(""); err != nil {
 		return 0, err
 	}
 	err = p.useSet(o.handle, func(s *set) error {
-		err := s.back(e, false)
-		number = s.Version
+		before := s.ID
+		err := s.move(e, o.back, nil)
+		if result = s.Version; s.ID != before {
+			result |= moved
+		}
 		return err
 	})
-	return number, err
+	return result, err
 }
 
 // settleSetOperation lets the version before go.
@@ -151,31 +145,59 @@ func (t *task) advance() (moved []control.KeptSet, err error) {
 	if !poll(deadline, func() bool { return C.steps_in_progress() == 0 }) {
 		return nil, cuda.Refuse(cuda.Timeout, "a step of the program has not ended within %v; nothing has changed", timeout)
 	}
-	if busy, err := e.AwaitIdle(deadline); busy >= 0 {
-		return nil, cuda.Refuse(cuda.Timeout, "device %d has not finished within %v; nothing has changed", busy, timeout)
-	} else if err != nil {
-		return nil, err
+	idle := func() error {
+		busy, err := e.AwaitIdle(deadline)
+		if busy >= 0 {
+			return cuda.Refuse(cuda.Timeout, "device %d has not finished within %v", busy, timeout)
+		}
+		return err
 	}
+	var done []uint64 // those that have another version now
 	for _, handle := range following {
-		err = cmp.Or(err, p.useSet(handle, func(s *set) error {
-			move := s.advance
-			if t.Request.Back {
-				move = s.back
+		err = p.useSet(handle, func(s *set) error {
+			before := s.ID
+			err := s.move(e, t.Request.Back, idle)
+			if s.ID != before {
+				done = append(done, handle)
 			}
-			err := move(e, false)
-			if err == nil && (t.Request.Back || !s.keeps) {
+			return err
+		})
+		if err != nil {
+			break
+		}
+	}
+	deadline = time.Now().Add(timeout) // for those that go back
+	for _, handle := range following {
+		used := p.useSet(handle, func(s *set) (failed error) {
+			switch {
+			case err != nil && slices.Contains(done, handle):
+				if failed = s.back(e, idle); !t.Request.Back {
+					s.settle()
+				}
+			case err == nil && (t.Request.Back || !s.keeps):
 				s.settle()
 			}
 			moved = append(moved, s.KeptSet)
-			return err
-		}))
+			return failed
+		})
+		if err != nil && used != nil {
+			err = fmt.Errorf("%w; and one of its sets of that name cannot go back: %w", err, used)
+		}
 	}
 	return moved, err
 }
 
+// move is advance or back. idle waits for the devices; nil: as long as that takes.
+func (s *set) move(e *vmm.Engine, back bool, idle func() error) error {
+	if back {
+		return s.back(e, idle)
+	}
+	return s.advance(e, idle)
+}
+
 // advance maps the newest version in the place of the one that is attached, which back maps again. Errors: as attach,
 // and of vmm's Remap; nothing changes, except that what the driver would not map again is paused.
-func (s *set) advance(e *vmm.Engine, gated bool) error {
+func (s *set) advance(e *vmm.Engine, idle func() error) error {
 	if err := s.moves(); err != nil {
 		return err
 	}
@@ -183,10 +205,15 @@ func (s *set) advance(e *vmm.Engine, gated bool) error {
 	if err != nil {
 		return err
 	}
-	if next.ID == s.ID {
+	switch {
+	case next.ID == s.ID:
 		s.process.closeVersion(next, false)
 		return nil
+	case s.before != nil && next.ID == s.before.ID: // after a return that was not settled
+		s.process.closeVersion(next, false)
+		return s.back(e, idle)
 	}
+	s.comes(&next)
 	if err = s.fits(next); err == nil && bool(C.region_config.verify) {
 		err = s.process.awake(func() error {
 			_, err := next.file.Verify(next.Chunks, s.hashing(e))
@@ -194,9 +221,10 @@ func (s *set) advance(e *vmm.Engine, gated bool) error {
 		})
 	}
 	if err == nil {
-		err = s.remap(e, next, gated)
+		err = s.remap(e, next, idle)
 	}
 	if err != nil {
+		s.comes(nil)
 		s.process.closeVersion(next, false)
 		return err
 	}
@@ -207,25 +235,32 @@ func (s *set) advance(e *vmm.Engine, gated bool) error {
 }
 
 // back maps the version before again, and keeps the one that was attached in its place. Errors: as advance.
-func (s *set) back(e *vmm.Engine, gated bool) error {
+func (s *set) back(e *vmm.Engine, idle func() error) error {
 	if err := s.moves(); err != nil {
 		return err
 	}
 	if s.before == nil {
-		return cuda.Refuse(cuda.InvalidValue, "this process has kept no version before version %d", s.Version)
+		return s.noneBefore()
 	}
 	last := s.version
-	if err := s.remap(e, *s.before, gated); err != nil {
+	if err := s.remap(e, *s.before, idle); err != nil {
 		return err
 	}
 	s.become(*s.before, &last)
 	return nil
 }
 
+// noneBefore is the error of a return to nothing.
+func (s *set) noneBefore() error {
+	return cuda.Refuse(cuda.InvalidValue, "this process has kept no version before version %d", s.Version)
+}
+
 // settle lets the version before go, if there is one.
 func (s *set) settle() {
 	if before := s.before; before != nil {
-		s.become(s.version, nil)
+		s.process.sets.Lock()
+		s.before = nil
+		s.process.sets.Unlock()
 		s.process.closeVersion(*before, true)
 	}
 }
@@ -245,18 +280,27 @@ func (s *set) moves() error {
 func (s *set) become(now version, before *version) {
 	s.process.sets.Lock()
 	defer s.process.sets.Unlock()
-	s.version, s.before = now, before
+	s.version, s.before, s.coming = now, before, nil
 }
 
-// remap maps the chunks of a version in the place of the set's. Those of before and after are in use until then.
-func (s *set) remap(e *vmm.Engine, next version, gated bool) error {
+// comes notes that a version is about to be mapped, so that the next keeper takes it over, too; nil: it is not.
+func (s *set) comes(next *version) {
+	s.process.sets.Lock()
+	defer s.process.sets.Unlock()
+	s.coming = next
+}
+
+// remap maps the chunks of a version in the place of the set's. Those of before and after are in use until then. While
+// it waits for the devices, a pause of everything can begin; the next keeper can have the version from this process.
+func (s *set) remap(e *vmm.Engine, next version, idle func() error) (err error) {
 	exchanges := make([]vmm.Exchange, len(s.addresses))
 	for i, address := range s.addresses {
 		exchanges[i] = vmm.Exchange{Address: address, ID: next.Chunks[i].ID}
 		s.process.sets.parts.use(next.Chunks[i].ID)
 	}
-	options := vmm.Options{Gated: gated, Capturing: !gated && state().Capturing}
-	err := s.process.awake(func() error { return e.Shared().Remap(exchanges, options) })
+	if err = s.process.keepChunks(next); err == nil {
+		err = e.Shared().Remap(exchanges, vmm.Remapping{Capturing: state().Capturing, Idle: idle, Mapping: s.process.awake})
+	}
 	if errors.Is(err, vmm.ErrShareGone) {
 		err = cuda.Refuse(cuda.SymbolNotFound, "version %d is lost: %w", next.Version, err)
 	}
@@ -268,11 +312,31 @@ func (s *set) remap(e *vmm.Engine, next version, gated bool) error {
 	return err
 }
 
+// keepChunks gets the descriptors of a version's chunks.
+func (p *Process) keepChunks(v version) error {
+	for _, chunk := range v.Chunks {
+		if p.sets.parts.isOpen(chunk.ID) {
+			continue
+		}
+		export, err := p.Fetch(vmm.Share{PID: vmm.Keeper, ID: chunk.ID}, 0)
+		if export.Descriptor >= 0 {
+			_ = unix.Close(export.Descriptor)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // fits refuses a version whose tensors are not where those of the set are.
 func (s *set) fits(next version) error {
 	refuse := func(format string, arguments ...any) error {
 		return cuda.Refuse(cuda.NotSupported, "version %d of %q cannot take the place of version %d, which this process "+
 			"has: %s", next.Version, s.Name, s.Version, fmt.Sprintf(format, arguments...))
+	}
+	if next.Version == 0 {
+		return cuda.Refuse(cuda.NotSupported, "the keeper is of an older tms, which does not number versions; restart it")
 	}
 	if next.Device != s.Device {
 		return refuse("it lies on device %s, and not on %s", next.Device, s.Device)
@@ -291,15 +355,17 @@ func (s *set) fits(next version) error {
 	return nil
 }
 
-// otherLayout compares the tensors of two manifests, if the Python package has made both; "" if they are the same.
+// otherLayout compares the tensors of two manifests; "" if they are the same. If the Python package has made neither,
+// the sizes of chunks are all that is known.
 func otherLayout(has, comes []byte) string {
 	var both [2]struct {
 		Tensors map[string]map[string]json.RawMessage
 	}
-	if json.Unmarshal(has, &both[0]) != nil || json.Unmarshal(comes, &both[1]) != nil {
-		return ""
-	}
+	_, _ = json.Unmarshal(has, &both[0]), json.Unmarshal(comes, &both[1]) // C programs write what they like
 	here, there := both[0].Tensors, both[1].Tensors
+	if (here == nil) != (there == nil) {
+		return "only one of the two says where its tensors are, as tms.kept writes it"
+	}
 	names := map[string]bool{}
 	for _, name := range slices.Concat(slices.Collect(maps.Keys(here)), slices.Collect(maps.Keys(there))) {
 		names[name] = true

@@ -24,6 +24,7 @@ type imported struct {
 	opened map[uintptr]int // addresses that the program got, and how often
 	// readOnly is for memory of the keeper that is complete.
 	readOnly bool
+	exported bool // by the program, as what the driver makes of it
 	lost     bool // its process has ended, or freed it while it was paused here
 }
 

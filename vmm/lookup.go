@@ -120,9 +120,13 @@ func (h Shared) NoteExport(handle cuda.Handle, address uintptr, size uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	note := func(s *segment) {
-		if x := s.extent; x != nil && x.Step >= mapping.Created && s.imported == nil &&
+		if x := s.extent; x != nil && x.Step >= mapping.Created &&
 			(x.Handle == handle || x.Address < address+uintptr(size) && address < x.Address+uintptr(x.Size)) {
-			x.Exported = true
+			if s.imported != nil {
+				s.imported.exported = true
+			} else {
+				x.Exported = true
+			}
 		}
 	}
 	changes := func(s *segment) bool { return s.owner == aTransition || s.extent != nil && s.extent.owner != nobody }

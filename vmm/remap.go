@@ -28,22 +28,30 @@ type exchanging struct {
 	there bool // its extent has the handle of the memory that comes
 }
 
+// Remapping says how a Remap goes with what else its process does.
+type Remapping struct {
+	Capturing bool
+	// Idle waits for the work that the devices have. nil: as long as that takes.
+	Idle func() error
+	// Mapping calls the part that has handles of the memory that comes, and maps it. nil: at once.
+	Mapping func(func() error) error
+}
+
 // Remap makes all of the exchanges, or none. Memory that is active is mapped when Remap returns, and memory that is
-// paused stays so: its resume maps what has come. Each address must have been attached once, and the memory that comes
-// must be attached nowhere else in this process.
+// paused stays so: its resume maps what has come. Each address must have been attached once, the memory there must not
+// have been exported, and the memory that comes must be attached nowhere else in this process.
 //
-// Remap first asks for the memory that comes, with nothing claimed or locked. Unless Options.Gated says that the caller
-// has stopped the program and waited for it, Remap then waits for the work that the devices have by now, and the program
-// must give them no other work on this memory until Remap returns. Then one transition unmaps and maps each extent. An
-// error undoes that. Where the driver refuses to map what was there, that memory is paused, and a resume maps it. So all
-// that is active when Remap returns is what was there before, or all of it has come.
+// Remap first waits for the work that the devices have by now, with nothing claimed or locked, and the program must give
+// them no other work on this memory until Remap returns. It then asks for the memory that comes, and one transition
+// unmaps and maps each extent. An error undoes that. Where the driver refuses to map what was there, that memory is
+// paused, and a resume maps it. So all that is active when Remap returns is what was there before, or all of it has come.
 //
-// Errors: ErrInvalidAddress, ErrCapturing, ErrShareGone, *cuda.Error. (cuMemImportFromShareableHandle, cuMemUnmap,
-// cuMemMap, cuMemSetAccess, cuMemRelease)
-func (h Shared) Remap(exchanges []Exchange, options Options) (err error) {
+// Errors: those of Idle and Mapping, ErrInvalidAddress, ErrCapturing, ErrShareGone, *cuda.Error.
+// (cuMemImportFromShareableHandle, cuMemUnmap, cuMemMap, cuMemSetAccess, cuMemRelease)
+func (h Shared) Remap(exchanges []Exchange, how Remapping) (err error) {
 	e := h.engine
 	defer e.audit(&err)
-	if options.Capturing {
+	if how.Capturing {
 		return fmt.Errorf("remap: %w", ErrCapturing)
 	}
 	all, done, err := e.beginExchanges(exchanges)
@@ -54,6 +62,29 @@ func (h Shared) Remap(exchanges []Exchange, options Options) (err error) {
 	if len(all) == 0 {
 		return nil
 	}
+	idle, mapping := how.Idle, how.Mapping
+	if idle == nil {
+		var ordinals []int
+		for _, m := range all {
+			ordinals = append(ordinals, m.segment.device.ordinal)
+		}
+		idle = func() error { return e.contexts.Finish(ordinals...) }
+	}
+	if mapping == nil {
+		mapping = func(do func() error) error { return do() }
+	}
+	if err = idle(); err == nil {
+		err = mapping(func() error { return e.fetchAndExchange(all) })
+	}
+	if err != nil {
+		return fmt.Errorf("remap: %w", err)
+	}
+	return nil
+}
+
+// fetchAndExchange asks for the memory that comes, makes the exchanges, and gives back the memory that went, or after an
+// error what has come.
+func (e *Engine) fetchAndExchange(all []*exchanging) (err error) {
 	defer func() {
 		for _, m := range all {
 			of := m.to.share
@@ -65,18 +96,12 @@ func (h Shared) Remap(exchanges []Exchange, options Options) (err error) {
 			}
 		}
 	}()
-	var ordinals []int
+	var options Options
 	for _, m := range all {
 		if m.spare, err = m.to.fetch(m.segment.length()); err != nil {
-			return fmt.Errorf("remap: %w", err)
+			return err
 		}
-		ordinals = append(ordinals, m.segment.device.ordinal)
 		options.Tags = append(options.Tags, m.segment.tag.name)
-	}
-	if !options.Gated {
-		if err = e.contexts.Finish(ordinals...); err != nil {
-			return fmt.Errorf("remap: %w", err)
-		}
 	}
 	claimed := 0
 	wanted := func(s *segment) bool {
@@ -94,10 +119,7 @@ func (h Shared) Remap(exchanges []Exchange, options Options) (err error) {
 	if err == nil && claimed < len(all) {
 		err = fmt.Errorf("it was closed during the call: %w", ErrInvalidAddress)
 	}
-	if err != nil {
-		return fmt.Errorf("remap: %w", err)
-	}
-	return nil
+	return err
 }
 
 // beginExchanges finds the memory that is to go, and keeps other calls from attaching it, or what comes, until done is
@@ -125,6 +147,10 @@ func (e *Engine) beginExchanges(exchanges []Exchange) (all []*exchanging, done f
 			if from.opened[asked.Address] != 1 || len(from.opened) != 1 {
 				return nil, nil, cuda.Refuse(cuda.InvalidValue, "the memory at %#x is attached more than once in this "+
 					"process; close the others", asked.Address)
+			}
+			if from.exported {
+				return nil, nil, cuda.Refuse(cuda.InvalidValue, "the memory at %#x was exported, and the export would keep "+
+					"what is there now: close the set, and attach it again", asked.Address)
 			}
 			if e.sharing.imports[fresh] != nil {
 				return nil, nil, cuda.Refuse(cuda.InvalidValue, "this process has the memory that is to come attached "+

@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -70,7 +71,7 @@ func (v *versions) remap(version uint64) error {
 	for chunk, address := range v.at {
 		all = append(all, vmm.Exchange{Address: address, ID: idOf(version, chunk)})
 	}
-	return v.engine.Shared().Remap(all, vmm.Options{})
+	return v.engine.Shared().Remap(all, vmm.Remapping{})
 }
 
 // wrong says what is wrong where a version is expected in all chunks that are active; "" if nothing is.
@@ -140,17 +141,17 @@ func TestRemap(t *testing.T) {
 
 func TestRemapIsRefused(t *testing.T) {
 	_, e, v := remapping(t, 3)
-	require.ErrorIs(t, v.engine.Shared().Remap([]vmm.Exchange{{Address: v.at[0] + 8, ID: 1}}, vmm.Options{}),
+	require.ErrorIs(t, v.engine.Shared().Remap([]vmm.Exchange{{Address: v.at[0] + 8, ID: 1}}, vmm.Remapping{}),
 		vmm.ErrInvalidAddress)
 	own, err := e.Malloc(vmm.Request{Size: 1, Tag: "a"})
 	require.NoError(t, err)
-	require.ErrorContains(t, v.engine.Shared().Remap([]vmm.Exchange{{Address: own, ID: 1}}, vmm.Options{}),
+	require.ErrorContains(t, v.engine.Shared().Remap([]vmm.Exchange{{Address: own, ID: 1}}, vmm.Remapping{}),
 		"was not attached")
 	require.NoError(t, e.Free(own, false))
-	require.ErrorIs(t, v.engine.Shared().Remap(nil, vmm.Options{Capturing: true}), vmm.ErrCapturing)
+	require.ErrorIs(t, v.engine.Shared().Remap(nil, vmm.Remapping{Capturing: true}), vmm.ErrCapturing)
 
 	// Another size, and memory that is gone.
-	require.ErrorContains(t, e.Shared().Remap([]vmm.Exchange{{Address: v.at[0], ID: idOf(1, 1)}}, vmm.Options{}),
+	require.ErrorContains(t, e.Shared().Remap([]vmm.Exchange{{Address: v.at[0], ID: idOf(1, 1)}}, vmm.Remapping{}),
 		"does not fit")
 	require.ErrorIs(t, v.remap(7), vmm.ErrShareGone)
 	require.Empty(t, v.wrong(0, true))
@@ -164,8 +165,40 @@ func TestRemapIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, v.remap(1), "attached elsewhere")
 	require.NoError(t, e.Shared().Close(comes, false))
+
+	// It was exported, before a pause, too.
+	e.Shared().NoteExport(0, v.at[1], 1)
+	require.Zero(t, e.Shared().Exported())
+	require.NoError(t, pause(e, vmm.Options{}))
+	require.NoError(t, resume(e, vmm.Options{}))
+	require.ErrorContains(t, v.remap(1), "was exported")
+	require.NoError(t, v.detach())
+	require.NoError(t, v.attach(0))
 	require.NoError(t, v.remap(1))
 	require.Empty(t, v.wrong(1, true))
+	require.NoError(t, v.detach())
+}
+
+// A remap that may not go on changes nothing, and waits for the devices outside of what maps memory.
+func TestRemapInSteps(t *testing.T) {
+	sim, e, v := remapping(t, 2)
+	handles := sim.Stat("handles")
+	all := []vmm.Exchange{{Address: v.at[0], ID: idOf(1, 0)}}
+	refused := errors.New("refused")
+	var steps []string
+	step := func(name string, err error) error { steps = append(steps, name); return err }
+	how := vmm.Remapping{Idle: func() error { return step("idle", refused) },
+		Mapping: func(do func() error) error { return step("mapping", do()) }}
+	require.ErrorIs(t, e.Shared().Remap(all, how), refused)
+	how.Idle = func() error { return step("idle", nil) }
+	how.Mapping = func(func() error) error { return step("refused", refused) }
+	require.ErrorIs(t, e.Shared().Remap(all, how), refused)
+	require.Empty(t, v.wrong(0, true))
+	require.Equal(t, handles, sim.Stat("handles"))
+	how.Mapping = func(do func() error) error { return step("mapping", do()) }
+	require.NoError(t, e.Shared().Remap(all, how))
+	require.Equal(t, []string{"idle", "idle", "refused", "idle", "mapping"}, steps)
+	require.Equal(t, uint64(1), *wordAt(v.at[0]))
 	require.NoError(t, v.detach())
 }
 

@@ -33,6 +33,7 @@ func (k *Keeper) recover(ctx context.Context) {
 				s = newSet(has)
 				k.sets[has.ID] = s
 			}
+			s.Version = max(s.Version, has.Version) // a process of an older tms does not know it
 			s.users[user]++
 			k.own(user, s)
 			if !k.has(s) {

@@ -115,3 +115,37 @@ def test_ranks_that_sleep(four: Ranks) -> None:
     assert four.all("together.advance(policy)") == [2] * 4
     four.all("together.resume()")
     assert four.all("values()") == [[2, 2]] * 4
+
+
+def test_a_return_that_has_failed_can_be_repeated(four: Ranks) -> None:
+    four.all("write(2)")
+    assert four.all("together.advance(policy)") == [2] * 4
+    four.one(2, "cuda.fail('cuMemMap', 1, 999)")
+    for told in four.all("together.back(policy)"):
+        assert isinstance(told, Told) and "all have the versions that they had" in str(told)
+    four.all("cuda.forget_failures()")
+    assert four.all("values()") == [[2, 2]] * 4
+    assert four.all("together.back(policy)") == [1] * 4
+    assert four.all("values()") == [[1, 1]] * 4
+    for told in four.all("together.back(policy)"):
+        assert isinstance(told, Told) and "no version before" in str(told)
+
+
+def test_a_difference_moves_nothing(four: Ranks) -> None:
+    four.all("write(2)")
+    assert four.all("together.advance(policy)") == [2] * 4
+    four.one(1, "write(3)")
+    maps = four.one(1, "cuda.calls('cuMemMap')")
+    for told in four.all("together.advance(policy)"):
+        assert isinstance(told, Told) and "to version 3" in str(told)
+    assert four.one(1, "cuda.calls('cuMemMap')") == maps
+    assert four.all("together.back(policy)") == [1] * 4
+
+
+def test_a_rank_is_taken_back_whatever_its_versions_are_called(four: Ranks) -> None:
+    four.all("Following.version = property(lambda self: 0); Following.newest = Following.version")
+    four.all("write(2)")
+    four.one(2, "cuda.fail('cuMemMap', 1, 999)")
+    for told in four.all("together.advance(policy)"):
+        assert isinstance(told, Told) and "rank 2" in str(told)
+    assert four.all("values()") == [[1, 1]] * 4

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import publishing
 import pytest
-from publishing import OVERWRITE, STEPS, House, MiB, Program, stop, until
+from publishing import OVERWRITE, REACH, STEPS, House, MiB, Program, stop, until
 from simulator import HANGS
 
 house = publishing.house
@@ -36,6 +41,35 @@ def pair(house: House, back: bool = False) -> tuple[Program, Program]:
     trainer.does("published('set', 1)")
     engine.does(f"follow(back={back})")
     return trainer, engine
+
+
+HOLD = """
+import time
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def waits(_):
+    open(place + "/begun", "w").close()
+    while not os.path.exists(place + "/go"):
+        time.sleep(0.01)
+stream = ctypes.c_void_p()
+cuda.check(cuda._runtime.cudaStreamCreate(ctypes.byref(stream)))
+cuda.check(cuda._runtime.cudaLaunchHostFunc(stream, waits, None))
+"""
+
+
+@contextlib.contextmanager
+def advancing(engine: Program, place: Path) -> Iterator[list[Any]]:
+    """An advance that waits for the device in the body; the list has its outcome afterwards."""
+    got: list[Any] = []
+    engine.does(f"place = {str(place)!r}")
+    engine.does(HOLD)
+    asking = threading.Thread(target=lambda: got.append(engine.run("policy.advance(), value()")))
+    asking.start()
+    try:
+        until(lambda: (place / "begun").exists())
+        yield got
+    finally:
+        (place / "go").touch()
+        asking.join()
 
 
 def versions(house: House) -> list[tuple[int, list[int]]]:
@@ -392,3 +426,114 @@ def test_a_version_is_verified(house: House) -> None:
     house.overwrite(0, 17, 99)
     assert "have changed" in engine.run("policy.advance()")
     assert engine.run("value()") == 1
+
+
+def test_an_advance_after_a_return_that_was_not_settled(house: House) -> None:
+    trainer, engine = pair(house, back=True)
+    pid, before = engine.process.pid, engine.free()
+    trainer.does("write(2)")
+    assert engine.run("policy.advance()") == 2
+    for _ in range(3):
+        assert engine.run("policy.move('back'), value(), policy.before") == [1, 1, 2]
+        assert engine.run("policy.move('advance'), value(), policy.before") == [2, 2, 1]
+    assert engine.run("policy.move('back'), policy.settle(), value()") == [1, None, 1]
+    until(lambda: versions(house) == [(1, [pid]), (2, [])])
+    trainer.does("published('set', 3)")
+    until(lambda: versions(house) == [(1, [pid]), (3, [])])
+    engine.does("del policy, tensors")
+    until(lambda: versions(house) == [(3, [])] and engine.free() == before)
+
+
+def test_a_keeper_that_is_killed_while_an_advance_waits(house: House, tmp_path: Path) -> None:
+    trainer, engine = pair(house)
+    pid = engine.process.pid
+    trainer.does("write(2)")
+    with advancing(engine, tmp_path) as got:
+        until(lambda: (2, [pid]) in versions(house))
+        house.kill_keeper()
+        assert versions(house) == [(1, [pid]), (2, [pid])]
+    assert got == [[2, 2]]
+    assert versions(house) == [(2, [pid])]
+
+
+def test_a_pause_of_everything_keeps_its_timeout_during_an_advance(
+    house: House, tmp_path: Path
+) -> None:
+    trainer, engine = house.program(), house.program(LD_PRELOAD=REACH)
+    for program in (trainer, engine):
+        program.does(FOLLOW)
+    trainer.does("published('set', 1)")
+    engine.does("follow()")
+    trainer.does("write(2)")
+    with advancing(engine, tmp_path) as got:
+        late = house.command("pause", str(engine.process.pid), "--everything", "--timeout", "100ms")
+        assert late.returncode != 0 and "within" in late.stderr, late.stderr
+    assert got == [[2, 2]]
+
+
+def test_sets_of_one_process_that_cannot_all_go_back(house: House) -> None:
+    trainer, engine = house.program(), house.program()
+    for program in (trainer, engine):
+        program.does(FOLLOW + "from tms._kept_together import move\n")
+    for name in ("main", "draft"):
+        trainer.does(f"published({name!r}, 1)")
+        engine.does(f"follow({name!r}); {name} = policy")
+        trainer.does(f"write(2, {name!r})")
+    engine.does("cuda.fail('cuMemMap', 2, 999)")
+    words = engine.run("move('advance', [main, draft], None, 60)")
+    assert "failed, and all have the versions that they had" in words
+    assert engine.run("main.version, draft.version") == [1, 1]
+    engine.does("cuda.forget_failures(); cuda.fail('cuMemMap', 2, 999)")
+    engine.does("cuda.fail('cuMemMap', 4, 999)")
+    words = engine.run("move('advance', [main, draft], None, 60)")
+    assert "set 'main' stays at version 2" in words
+    assert engine.run("main.version, draft.version") == [2, 1]
+    engine.does("cuda.forget_failures()")
+    assert engine.run("move('back', [main, draft], None, 60)").count("no version before") == 1
+    assert engine.run("move('advance', [main, draft], None, 60)") == 2
+    assert engine.run("main.version, draft.version") == [2, 2]
+
+
+def test_followers_of_one_name_move_together(house: House) -> None:
+    trainer, engine = pair(house)
+    engine.does("one = policy; follow()")
+    for each in ("one", "policy"):
+        engine.does(f"with {each}.step(): pass")
+    trainer.does("write(2)")
+    moved = house.command("kept", "advance", "set")
+    assert moved.returncode == 1 and "attached more than once" in moved.stderr
+    assert engine.run("one.version, policy.version") == [1, 1]
+
+
+def test_an_exception_holds_no_version(house: House) -> None:
+    trainer, engine = pair(house)
+    before, alone = trainer.free(), [(1, [engine.process.pid])]
+    trainer.does(
+        "def begins():\n"
+        "    global held\n"
+        "    try:\n"
+        "        with tms.kept('set').next() as w: pass\n"
+        "    except tms.TmsError as error: held = error\n"
+        "    else: assert False\n"
+    )
+    for failing in ("cuMemCreate", "cuMemMap", "cuLaunchKernel"):
+        trainer.does(f"cuda.fail({failing!r}, 1, 2); cuda.fail({failing!r}, 2, 2)")
+        trainer.does("begins()")
+        trainer.does("cuda.forget_failures()")
+        until(lambda: versions(house) == alone and trainer.free() == before)
+
+
+def test_what_lies_beside_a_parameter_comes_along(house: House) -> None:
+    trainer, engine = house.program(), house.program()
+    for program in (trainer, engine):
+        program.does(FOLLOW)
+    engine.does("both = torch.filled(3, 8); weight, beside = both[:4], both[4:]")
+    engine.does(
+        "with tms.kept('set') as k: k._publish(torch, {'/_parameters/weight': weight, "
+        "'/beside': beside}, {'/_parameters/weight', '/beside'}, False, host=[], values={})"
+    )
+    engine.does("follow()")
+    trainer.does("write(9)")
+    assert engine.run("policy.advance(), value('/_parameters/weight'), value('/beside')") == [
+        *(2, 9, 3)
+    ]

@@ -66,10 +66,10 @@ class Set:
         memory = _Memory(self, address.value, size.value)
         return torch.as_tensor(memory, device=f"cuda:{device.value}")
 
-    def number(self, ask: Callable[..., int], doing: str) -> int:
+    def number(self, ask: Callable[..., int], doing: str, *more: Any) -> int:
         """What a function of the library fills in."""
         found = ctypes.c_uint64()
-        self.check(ask(self.handle, ctypes.byref(found)), doing)
+        self.check(ask(self.handle, ctypes.byref(found), *more), doing)
         return found.value
 
     def check(self, code: int, doing: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
+import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,11 @@ class Following:
         found = Set(library, self.name, "looking for", library.c.tms_kept_open)
         return found.number(library.c.tms_kept_version, "looking for")
 
+    @property
+    def before(self) -> int:
+        """The number of the version that is kept for `back`. Raises TmsError if there is none."""
+        return self._set.number(self._set.library.c.tms_kept_before, "going back in")
+
     def advance(self) -> int:
         """Maps the newest complete version in the place of the one that is mapped, without a copy.
 
@@ -65,8 +72,9 @@ class Following:
                 lies on another device.
             CaptureError: a stream is being captured.
             ContentsError: with TMS_VERIFY=1, it is not as it was sealed.
-            TmsError: there is no complete version; this process has the set attached twice; or the
-                driver has failed, and the message says what is paused because of that.
+            TmsError: there is no complete version; this process has the set attached twice, or has
+                exported its memory; or the driver has failed, and the message says what is paused
+                because of that.
         """
         number = self.move("advance")
         self.finish("advance")
@@ -88,15 +96,19 @@ class Following:
         self.finish("back")
         return number
 
-    def move(self, operation: str) -> int:
-        """`advance` or `back`, which keeps the version before until `finish`."""
+    def move(self, operation: str, moved: ctypes.c_int | None = None) -> int:
+        """`advance` or `back`, which keeps the version before until `finish`.
+
+        Args:
+            moved: becomes 1 if another version is mapped than was.
+        """
         c = self._set.library.c
         ask, doing = (
             (c.tms_kept_advance, "advancing")
             if operation == "advance"
             else (c.tms_kept_back, "going back in")
         )
-        return self._set.number(ask, doing)
+        return self._set.number(ask, doing, None if moved is None else ctypes.byref(moved))
 
     def finish(self, operation: str) -> None:
         """Ends a move that stands."""
@@ -136,16 +148,50 @@ class Following:
 @contextlib.contextmanager
 def next_version(kept: Kept, device: Any, copy: bool) -> Iterator[dict[str, torch.Tensor]]:
     """As `Kept.next`."""
+    made: Set | None = None
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        with _letting_go():
+            made, manifest = _begun(kept, device, copy, tensors)
+        yield tensors
+        with _letting_go():
+            made.seal(json.dumps({**manifest, TRAINED: True}).encode())
+    finally:
+        tensors.clear()
+        del made
+
+
+TRAINED = "trained"
+"""In a manifest: a trainer has written the contents, and not the process that read a checkpoint."""
+
+
+@contextlib.contextmanager
+def _letting_go() -> Iterator[None]:
+    """Takes their variables from the functions that an exception of the body names.
+
+    Otherwise a program that keeps the exception would keep a version that is not complete.
+    """
+    try:
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+def _begun(
+    kept: Kept, device: Any, copy: bool, tensors: dict[str, torch.Tensor]
+) -> tuple[Set, dict[str, Any]]:
+    """The next version, whose tensors it adds to `tensors`, and the manifest."""
     torch: Any = importlib.import_module("torch")
     library = kept._library
     with type(kept)(library, kept.name) as current:  # `kept` may have an older version open
         manifest = current._manifest()
         assert current._set is not None
         has = current._set.attached(torch)
-    place = has[0].device
-    if device is not None and _other(torch.device(device), place):
-        raise ValueError(f"the set {kept.name!r} is on {place}, and so is its next version")
-    made = Set(library, kept.name, "writing", library.c.tms_kept_create, place.index)
+    where = has[0].device
+    if device is not None and _other(torch.device(device), where):
+        raise ValueError(f"the set {kept.name!r} is on {where}, and so is its next version")
+    made = Set(library, kept.name, "writing", library.c.tms_kept_create, where.index)
     engines = "values" in manifest  # which have copies of what is in the private chunks
     private = manifest["private"] if engines else len(has)
     chunks: list[Any] = []
@@ -153,17 +199,16 @@ def next_version(kept: Kept, device: Any, copy: bool) -> Iterator[dict[str, torc
         chunks.append(_added(torch, made, number, max(size, 1)))
         if copy or number >= private:
             chunks[number].copy_(has[number])
-    del has, current
-    tensors = {
-        _plain(name): Place(**place).view(torch, chunks)
-        for name, place in manifest["tensors"].items()
-        if not engines or _PARAMETERS in name
-    }
-    try:
-        yield tensors
-        made.seal(json.dumps(manifest).encode())
-    finally:
-        tensors.clear()
+    places = {name: Place(**place) for name, place in manifest["tensors"].items()}
+    written = [place for name, place in places.items() if not engines or _PARAMETERS in name]
+    for place in places.values():
+        if not copy and place.chunk < private and place not in written:  # beside a parameter
+            of = slice(place.offset, place.offset + place.bytes)
+            chunks[place.chunk][of].copy_(has[place.chunk][of])
+    for name, place in places.items():
+        if not engines or _PARAMETERS in name:
+            tensors[_plain(name)] = place.view(torch, chunks)
+    return made, manifest
 
 
 def _other(asked: Any, place: Any) -> bool:

@@ -117,7 +117,7 @@ class Meeting:
         return self.there(key) and bytes(self.ask("get", key)).decode() == asks
 
     def _do(self, call: _Call, part: Part) -> int:
-        done, state = 0, "all are as before"
+        done, state = 0, part.as_before
         interrupted: BaseException | None = None
         try:
             vote = part.vote()

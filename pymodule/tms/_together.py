@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, ClassVar, NamedTuple
 
 from . import _control, _torch
 from ._arguments import check_seconds, check_tags
@@ -49,6 +49,9 @@ class Failure(NamedTuple):
 @dataclasses.dataclass
 class Part:
     """One rank's share of a pause or resume of a tag, None: of all."""
+
+    as_before: ClassVar[str] = "all are as before"
+    """What is so once all have been taken back, for messages."""
 
     operation: str
     """"pause" or "resume"."""

@@ -111,7 +111,7 @@ def advance(
 ) -> int:
     """Maps the newest version of each rank's set (`tms.Following.advance`) on every rank, or none.
 
-    First every rank checks that no stream is being captured and that the work on its devices ends.
+    Every rank first checks that no stream is being captured and that the work on its devices ends.
     Each rank calls between the same two steps, and follows a set of its own.
 
     Args:
@@ -122,8 +122,10 @@ def advance(
         The number of the version that is mapped on this rank.
 
     Raises:
-        GroupError: on all living ranks, with one text. All have the versions that they had; what an
-            earlier advance had kept for `back` may be gone.
+        GroupError: on all living ranks, with one text. All have the versions that they had, unless
+            it says that a set stays at another. What a driver did not map again is paused; the text
+            says so, and `tms.resume` maps it. If a rank failed after the checks, what an earlier
+            advance had kept for `back` may be gone.
         NotSupportedError, ValueError: as for `pause`.
     """
     _check_following(following)
@@ -138,7 +140,7 @@ def back(
 ) -> int:
     """Maps the version before again (`tms.Following.back`) on every rank, or on none.
 
-    Args, Returns and Raises: as for `advance`.
+    Args, Returns and Raises: as for `advance`; after an error the version before is still kept.
     """
     _check_following(following)
     timeout = check_timeout(timeout)
