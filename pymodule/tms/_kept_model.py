@@ -17,6 +17,7 @@ import hashlib
 import logging
 import re
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -28,8 +29,9 @@ from . import _torch
 from ._attached import attached
 from ._errors import NotSupportedError, TmsError
 from ._kept import Kept, kept, refuse, span
+from ._kept_set import Set
 from ._kept_together import move as move_together
-from ._kept_versions import Following
+from ._kept_versions import TRAINED, Following
 from ._library import load as library
 from ._meeting import Meeting
 from ._region import disable
@@ -44,6 +46,8 @@ def load(
     copy: bool,  # this process has weights of its own
     sleeps: bool,  # weights must be in memory that sleeps
     option: str,  # the user's choice, for messages
+    trained: bool,  # the user asks for weights that a trainer has written
+    ask: str,  # how the user does so, for messages
     logger: logging.Logger,  # of the engine
 ) -> tuple[Any, bool]:
     """An engine's model, from the set or published as it, and whether its weights are shared."""
@@ -56,11 +60,15 @@ def load(
             with found:
                 if found.complete:
                     begun = time.perf_counter()
+                    version, by_trainer = _version(found, trained, ask)
                     model = _attach(found, make, process, copy)
                     if not copy and found._set:
-                        followed[name] = Following(name, found._set, {})
+                        followed[name] = weakref.ref(found._set)
                     seconds = time.perf_counter() - begun
-                    logger.info("tms: attached the set %r (%.3f s).", name, seconds)
+                    words = "tms: attached version %d of the set %r%s (%.3f s)."
+                    logger.info(words, version, name, by_trainer, seconds)
+        except _OfTrainer as error:
+            raise RuntimeError(str(error)) from None
         except TmsError as error:
             logger.warning("tms: %s", error)
         except Exception as error:
@@ -70,6 +78,8 @@ def load(
             ) from error
         complete = model is not None
         if not complete:
+            if trained:
+                logger.warning("tms: no trainer's weights are there; the checkpoint's are read.")
             earlier = _on_device()
             model = loaded()
     with _outside():
@@ -85,13 +95,38 @@ def load(
             logger.warning("tms: %s The next start reads the checkpoint again.", words)
             return model, False
     if not copy and found._published and (published := found._published()):
-        followed[name] = Following(name, published, {})
+        followed[name] = weakref.ref(published)
     logger.info("tms: published the model as %r.", name)
     return model, not copy
 
 
-followed: dict[str, Following] = {}
+class _OfTrainer(Exception):
+    """A start that asks for a checkpoint finds weights that a trainer has written."""
+
+
+def _version(found: Kept, trained: bool, ask: str) -> tuple[int, str]:
+    """The number of the set's version, and words for the log on who has written it."""
+    assert found._set is not None
+    number = found._set.number(found._set.library.c.tms_kept_version, "asking for the version of")
+    if TRAINED not in found._manifest():
+        return number, ""
+    if not trained:
+        raise _OfTrainer(
+            f"Version {number} of the set {found.name!r} was written by a trainer, so it does not "
+            f"have the checkpoint's weights. To serve it, start with {ask}. `tms kept drop "
+            f"{found.name}` makes the next start read the checkpoint."
+        )
+    return number, ", which a trainer has written"
+
+
+followed: dict[str, weakref.ref[Set]] = {}
 """The sets whose tensors are this process's weights: the model's, and that of a draft."""
+
+
+def following() -> list[Following]:
+    """The sets of the models that this process still has."""
+    found = [(name, of()) for name, of in followed.items()]
+    return [Following(name, of, {}) for name, of in found if of is not None]
 
 
 def move(operation: str, keeps: bool, meeting: Meeting | None) -> int:
@@ -102,25 +137,31 @@ def move(operation: str, keeps: bool, meeting: Meeting | None) -> int:
         keeps: whether an advance keeps the version before, for a return.
 
     Raises:
-        NotSupportedError: this process shares no weights, or layers have computed others of them.
-        GroupError: all weights are as before; the message says why.
+        GroupError: all weights have the version that they had; the message says why. Some worker
+            shares no weights, or its layers have computed others of them.
     """
-    if not followed:
-        raise NotSupportedError("this process has no weights in a set, so no version can come")
-    for one in followed.values():
-        derived = [name for name in one.manifest()["tensors"] if name.endswith(_DERIVED)]
-        if derived:
-            raise NotSupportedError(
-                f"layers have computed {derived[0]} and others of the weights, and these would "
-                "stay as they are: start the engine again for new weights"
-            )
+    sets = following()
+
+    def forbid() -> None:
+        if not sets:
+            raise NotSupportedError("this process has no weights in a set, so no version can come")
+        for one in sets:
+            derived = [name for name in one.manifest()["tensors"] if name.endswith(_DERIVED)]
+            if derived:
+                raise NotSupportedError(
+                    f"layers have computed {derived[0]} and others of the weights, and these would "
+                    "stay as they are: start the engine again for new weights"
+                )
+
+    for one in sets:
         one.keeps = keeps
-    return move_together(operation, list(followed.values()), meeting, _TIMEOUT)
+    return move_together(operation, sets, meeting, _TIMEOUT, forbid)
 
 
 _TIMEOUT = 60.0
-_DERIVED = ("/W_UK", "/W_UV", "/W_UK_T", "/w_kc", "/w_vc")
-"""What the attention of DeepSeek's models has beside its parameters, in vLLM and in sglang."""
+_DERIVED = ("/W_UK", "/W_UV", "/W_UK_T", "/w_kc", "/w_vc", "/gemma_weight")
+"""What layers compute of their parameters and keep: the attention of DeepSeek's models, in vLLM and
+in sglang, and sglang's norms of Gemma's models."""
 
 
 def name_for(label: str, rank: int, facts: list[Any]) -> str:

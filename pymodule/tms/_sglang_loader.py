@@ -16,6 +16,7 @@ from typing import Any, Callable
 import torch
 
 from . import _kept_model
+from ._arguments import switched_on
 from ._errors import NotSupportedError, TmsError
 from .distributed import meeting_of_engine
 
@@ -44,6 +45,7 @@ class _Run:
     runner: Any = None
     found_bytes = 0
     shared = False
+    path = ""  # of the checkpoint, without those of drafts
     mover: Any = None  # moves the weights of the draft, too
 
 
@@ -122,9 +124,13 @@ def _load(
             copy=False,
             sleeps=arguments["enable_memory_saver"],
             option="TMS_SGLANG_KEPT=1",
+            trained=switched_on("TMS_SGLANG_TRAINED"),
+            ask="TMS_SGLANG_TRAINED=1",
             logger=_logger,
         )
     _Run.shared = _Run.shared or shared
+    if not _Run.runner.is_draft_worker:
+        _Run.path = model_config.model_path
     if shared:
         model.load_weights = _refuse
     return model
@@ -179,6 +185,12 @@ def _from_disk(
     """Maps a version of the set where the load format asks for that: see `_MOVES`."""
     if load_format not in _MOVES:
         return _update(original, updater, model_path, load_format, *rest, **named)
+    if _Run.shared and model_path != _Run.path:
+        # sglang takes the format of the last update for one that names none.
+        return False, (
+            f"The load format {load_format!r} maps a version of this engine's set, whose path "
+            f"is {_Run.path!r}, and reads nothing of {model_path!r}."
+        )
     _Run.mover = _Run.mover or updater
     if updater is not _Run.mover:
         return True, "The weights have moved with those of the other model."

@@ -40,8 +40,9 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
     """Attaches the model that an earlier engine has published, or loads and publishes it.
 
     `model_loader_extra_config` may have "load_format", of the loader that reads the checkpoint
-    ("auto"), "name", for the sets, and "copy": each engine has weights of its own, which can be
-    written. The rest is for the loader that reads the checkpoint.
+    ("auto"), "name", for the sets, "copy": each engine has weights of its own, which can be
+    written, and "trained": the engine serves what a trainer has written. The rest is for the loader
+    that reads the checkpoint.
 
     Each rank decides alone.
     """
@@ -51,10 +52,13 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
         extra = dict(load_config.model_loader_extra_config or {})
         self._name = extra.pop("name", "")
         self._copy = extra.pop("copy", False)
+        self._trained = extra.pop("trained", False)
         load_format = extra.pop("load_format", "auto")
-        if not isinstance(self._name, str) or not isinstance(self._copy, bool):
+        flags = (self._copy, self._trained)
+        if not isinstance(self._name, str) or not all(isinstance(one, bool) for one in flags):
             raise ValueError(
-                'model_loader_extra_config: "name" is a string, and "copy" true or false'
+                'model_loader_extra_config: "name" is a string, and "copy" and "trained" are true '
+                "or false"
             )
         if load_format == NAME:
             raise ValueError('model_loader_extra_config: "load_format" names the other loader')
@@ -103,6 +107,8 @@ class Loader(BaseModelLoader):  # type: ignore[misc]
                 copy=self._copy,
                 sleeps=vllm_config.model_config.enable_sleep_mode,
                 option="--load-format tms",
+                trained=self._trained,
+                ask="--model-loader-extra-config '{\"trained\": true}'",
                 logger=_logger,
             )
         if shared:
@@ -237,7 +243,7 @@ def _move(worker: Any, operation: str, keeps: bool) -> int:
 
 def _sets(worker: Any) -> dict[str, int]:
     """The names of the sets in which this worker's weights are, and the versions that it has."""
-    return {name: one.version for name, one in _kept_model.followed.items()}
+    return {one.name: one.version for one in _kept_model.following()}
 
 
 def _making_room(request: Any) -> Any:

@@ -62,9 +62,12 @@ class Engines:
         self._paths = ":".join(map(str, paths))
         self._log = place / "log"
 
-    def process(self, kept: str = "1") -> Program:
+    def process(self, kept: str = "1", trained: str = "0") -> Program:
         program = self._house.program(
-            PYTHONPATH=self._paths, LOG=str(self._log), TMS_SGLANG_KEPT=kept
+            PYTHONPATH=self._paths,
+            LOG=str(self._log),
+            TMS_SGLANG_KEPT=kept,
+            TMS_SGLANG_TRAINED=trained,
         )
         assert program.run(f"exec({PRELUDE!r}, globals())") is None
         return program
@@ -117,8 +120,8 @@ def test_an_update_takes_what_a_trainer_writes(engines: Engines, house: House) -
         "    with tms.kept(name).next() as w:\n"
         "        [tensor.fill_(value) for tensor in w.values()]"
     )
-    for _ in range(2):
-        engine = engines.process()
+    for trained in "01":
+        engine = engines.process(trained=trained)
         engine.does("start(); updater = WeightUpdater()")
         [name] = [one["name"] for one in house.sets() if not one["replaced"]]
         version = max(one["version"] for one in house.sets())
@@ -139,7 +142,10 @@ def test_an_update_takes_what_a_trainer_writes(engines: Engines, house: House) -
         assert not done and "no version before" in words
         assert engine.run(update.format("tms"))[0]
         assert not engine.run(update.format("auto"))[0]
+        done, words = engine.run(update.format("tms").replace("folder", "other"))
+        assert not done and "reads nothing of 'other/llama'" in words
         engine.kill()
+    assert "TMS_SGLANG_TRAINED=1" in engines.process().run("start()")
 
 
 def test_updates_are_refused(engines: Engines) -> None:

@@ -149,9 +149,9 @@ def test_an_engine_takes_what_a_trainer_writes(
 ) -> None:
     trainer = house.program()
     trainer.does(NEXT)
-    for _ in range(2):  # the first has published, the second attaches
+    for trained in (False, True):  # the first has published, the second attaches
         engine = engines.process(**({} if preloaded else {"LD_PRELOAD": ""}))
-        engine.does("start()")
+        engine.does(f"start({{'trained': {trained}}})")
         [(name, version)] = engine.run("list(worker.tms_sets().items())")
         before = engine.run("contents()")
         written = trainer.run(f"write({name!r}, 77)")
@@ -174,7 +174,7 @@ def test_an_engine_takes_what_a_trainer_writes(
         assert engine.run("contents()")[".embedding"][0] == 78
         engine.kill()
     private = engines.process()
-    private.does("start({'copy': True})")
+    private.does("start({'copy': True, 'trained': True})")
     assert "no weights in a set" in private.run("worker.tms_advance()")
 
 
@@ -194,10 +194,51 @@ def test_layers_that_have_computed_weights_are_refused(engines: Engines, house: 
     engine = engines.process()
     engine.does("start()")
     engine.does(
-        "from tms import _kept_model; one = list(_kept_model.followed.values())[0]; "
-        "has = one.manifest(); has['tensors']['0/W_UV'] = {}; one.manifest = lambda: has"
+        "from tms import _kept_model; from tms._kept_set import Set; "
+        "[one] = _kept_model.following(); "
+        "has = one.manifest(); has['tensors']['0/W_UV'] = {}; Set.manifest = lambda self: has"
     )
     assert "computed 0/W_UV and others of the weights" in engine.run("worker.tms_advance()")
+
+
+def test_models_that_are_gone_are_not_followed(engines: Engines, house: House) -> None:
+    trainer = house.program()
+    trainer.does(NEXT)
+    engine = engines.process()
+    engine.does("import gc")
+    for name in ("one", "two"):
+        engine.does(f"start({{'name': {name!r}}})")
+        [full] = engine.run("list(worker.tms_sets())")
+        assert full.startswith(name)
+        if name == "one":
+            engine.does("del worker, model; gc.collect()")
+            until(lambda: [one["users"] for one in house.sets()] == [[]])
+            house.move("drop", full)
+    trainer.does(f"write({full!r}, 9) and None")
+    assert engine.run("worker.tms_advance()") == 2
+    assert engine.run("contents()")[".embedding"][0] == 9
+
+
+def test_a_start_serves_what_a_trainer_has_written_if_asked(engines: Engines, house: House) -> None:
+    engine, trainer = engines.process(), house.program()
+    engine.does("start()")
+    [name] = engine.run("list(worker.tms_sets())")
+    trainer.does(NEXT)
+    trainer.does(f"write({name!r}, 77) and None")
+    refused = engines.process().run("start()")
+    assert f"Version 2 of the set {name!r} was written by a trainer" in refused
+    assert """'{"trained": true}'""" in refused and f"`tms kept drop {name}`" in refused
+    other = engines.process()
+    other.does("start({'trained': True})")
+    assert other.run("contents()")[".embedding"][0] == 77
+    assert other.run("model_loader.read") == []
+    for each in (engine, other):
+        each.kill()
+    house.kill_keeper()
+    late = engines.process()
+    late.does("start({'trained': True})")
+    assert late.run("contents()")[".embedding"][0] == 3
+    assert "no trainer's weights are there; the checkpoint's are read" in engines.log()
 
 
 def test_an_attach_needs_room_for_one_layer(engines: Engines, house: House) -> None:
