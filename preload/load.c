@@ -62,6 +62,7 @@ __attribute__((constructor)) static void at_load(void)
 	region_load_environment();
 	watch_load();
 	held_load();
+	listener_load();
 	leave_environment();
 	dl_iterate_phdr(look_for_cudart, &(int){0});
 }

@@ -138,7 +138,8 @@ HIDDEN int held_end(double seconds);  /* a code; calls wait from now on. Again i
 HIDDEN int held_begin(void);	      /* a code; calls go on, whatever it is */
 
 /* listener.c: a process without pausable memory listens once a client asks. */
-HIDDEN void listener_start(void); /* if the process may be steered, and no Go runs yet */
+HIDDEN void listener_load(void);
+HIDDEN void listener_start(void); /* if the process may be steered, has another thread, and no Go runs yet */
 HIDDEN void listener_end(void);	  /* Go has started */
 HIDDEN bool listener_saw_cuda(void); /* the program has begun CUDA */
 

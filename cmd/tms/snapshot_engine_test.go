@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -76,6 +77,36 @@ func TestAnEngineIsRestored(t *testing.T) {
 	require.Equal(t, 1, opens(is.Processes[2], file)) // NVML stays, as this is no snapshot
 	succeeds(t, "resume", worker)
 	require.Equal(t, "2 2 2", again.do("end"))
+}
+
+// sleeps reports whether a process has a thread that a snapshot would wake.
+func sleeps(pid int) bool {
+	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", pid))
+	return slices.ContainsFunc(names, func(path string) bool {
+		name, _ := os.ReadFile(path)
+		return string(name) == "tms-listener\n"
+	})
+}
+
+// A tree that is refused is as it was: no process of it has been asked to listen. Two snapshots of it at once are two.
+func TestAnEngineIsAskedOnceItCanBeTaken(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) {
+		return
+	}
+	s, directory, _ := startEngine(t)
+	require.True(t, sleeps(s.Process.Pid))
+	if s.do("ring") == "True" {
+		fails(t, exitNo, "uses io_uring, which CRIU cannot dump", "snapshot", s.number(), directory)
+		require.True(t, sleeps(s.Process.Pid))
+	}
+	require.Equal(t, "ok", s.do("unring"))
+	second := steppedCommand("", "", "snapshot", s.number(), directory)
+	require.NoError(t, second.Start())
+	succeeds(t, "snapshot", s.number(), directory)
+	require.NoError(t, second.Wait())
+	require.Eventually(t, func() bool { return !sleeps(s.Process.Pid) }, time.Minute, 5*time.Millisecond)
+	require.Equal(t, "ok ok ok", s.do("check"))
 }
 
 // A child of fork has its parent's files of NVML. If it calls NVML, it takes part; if it does not, nothing closes them in

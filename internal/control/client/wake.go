@@ -36,29 +36,40 @@ func DialOrWake(pid int) (*Conn, error) {
 	return connection, err
 }
 
+// CanWake reports whether a process listens once it is asked to, or has listened since.
+func CanWake(pid int) bool { return listenerOf(pid) != "" }
+
+// listenerOf returns the file that is mapped where the thread sleeps, or "".
+func listenerOf(pid int) (file string) {
+	maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	for line := range strings.Lines(string(maps)) {
+		if strings.HasSuffix(line, listenerMapping) {
+			place, _, _ := strings.Cut(line, " ")
+			return fmt.Sprintf("/proc/%d/map_files/%s", pid, place)
+		}
+	}
+	return ""
+}
+
 // wake reports whether the process has a thread that it could ask to listen. The thread sleeps on a word in shared memory.
 // (futex)
 func wake(pid int) (woken bool, err error) {
-	maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	for line := range strings.Lines(string(maps)) {
-		if !strings.HasSuffix(line, listenerMapping) {
-			continue
-		}
-		place, _, _ := strings.Cut(line, " ")
-		file, err := os.OpenFile(fmt.Sprintf("/proc/%d/map_files/%s", pid, place), os.O_RDWR, 0)
-		if err != nil {
-			return false, err
-		}
-		memory, err := unix.Mmap(int(file.Fd()), 0, 4, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		_ = file.Close()
-		if err != nil {
-			return false, err
-		}
-		word := (*uint32)(unsafe.Pointer(&memory[0]))
-		atomic.StoreUint32(word, 1)
-		const futexWake = 1
-		_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, 1)
-		return true, unix.Munmap(memory)
+	path := listenerOf(pid)
+	if path == "" {
+		return false, nil
 	}
-	return false, nil
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return false, err
+	}
+	memory, err := unix.Mmap(int(file.Fd()), 0, 4, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	_ = file.Close()
+	if err != nil {
+		return false, err
+	}
+	word := (*uint32)(unsafe.Pointer(&memory[0]))
+	atomic.StoreUint32(word, 1)
+	const futexWake = 1
+	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, 1)
+	return true, unix.Munmap(memory)
 }

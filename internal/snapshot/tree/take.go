@@ -96,6 +96,10 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err = tree.wake(); err != nil {
+		writer.Abort()
+		return nil, err
+	}
 	work, err := os.MkdirTemp("", "tms-snapshot-")
 	defer func() {
 		if err != nil {

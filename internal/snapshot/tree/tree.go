@@ -25,11 +25,28 @@ type Tree struct {
 	Streams   map[string]int
 }
 
-// Find looks at a process and all below it, and has those listen that use CUDA or NVML without pausable memory. Errors:
-// there is no such process; one of them has the GPU and cannot be steered.
-func Find(pid int) (*Tree, error) { return find(pid, client.DialOrWake) }
+// Find looks at a process and all below it, and changes none. Errors: there is no such process; one of them has the GPU
+// and cannot be steered.
+func Find(pid int) (*Tree, error) { return find(pid, client.CanWake) }
 
-func find(pid int, dial func(pid int) (*client.Conn, error)) (*Tree, error) {
+// wake has those listen that use CUDA or NVML without pausable memory.
+func (t *Tree) wake() error {
+	for i := range t.Processes {
+		p := &t.Processes[i]
+		if !p.Steered || p.Sockets != "" {
+			continue
+		}
+		connection, err := client.DialOrWake(p.PID)
+		if err != nil {
+			return fmt.Errorf("process %d uses CUDA or NVML: %w", p.PID, err)
+		}
+		connection.Close()
+		p.Sockets = connection.Directory
+	}
+	return nil
+}
+
+func find(pid int, canWake func(pid int) bool) (*Tree, error) {
 	t := &Tree{Streams: map[string]int{}}
 	children, err := parents()
 	if err != nil {
@@ -49,10 +66,13 @@ func find(pid int, dial func(pid int) (*client.Conn, error)) (*Tree, error) {
 			return nil, fmt.Errorf("process %d uses io_uring, which CRIU cannot dump: start it without, for instance "+
 				"after sysctl kernel.io_uring_disabled=2 where libuv uses it", p.PID)
 		}
-		connection, err := dial(p.PID)
+		connection, err := client.Dial(p.PID)
 		if err == nil {
 			connection.Close()
-			t.Processes[i].Steered, t.Processes[i].Sockets = true, connection.Directory
+			t.Processes[i].Sockets = connection.Directory
+		}
+		if err == nil || canWake(p.PID) {
+			t.Processes[i].Steered = true
 			t.Steered = append(t.Steered, p.PID)
 		} else if has := usesGPU(p.PID); has != "" {
 			return nil, fmt.Errorf("process %d has %s open, and tms cannot have it closed: %w", p.PID, has, err)
@@ -66,7 +86,7 @@ func find(pid int, dial func(pid int) (*client.Conn, error)) (*Tree, error) {
 // again looks at the tree once more, while it stands still. Processes may have begun and ended since, but none that tms
 // steers: it would not be parked.
 func (t *Tree) again() (*Tree, error) {
-	now, err := find(t.Processes[0].PID, client.Dial)
+	now, err := find(t.Processes[0].PID, func(int) bool { return false })
 	if err == nil && !slices.Equal(now.Steered, t.Steered) {
 		err = fmt.Errorf("the processes with GPU memory were %v, and became %v before all stood still: take the snapshot again",
 			t.Steered, now.Steered)
