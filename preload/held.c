@@ -13,26 +13,34 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { NVML_UNINITIALIZED = 1, DEVICES = 64, UUID = 96, BEGUN_MOST = 1 << 16, ERROR_NOT_READY = 600 };
+enum { DEVICES = 64, UUID = 96, BEGUN_MOST = 1 << 16, ERROR_NOT_READY = 600, FORK_WAITS = 10 /* seconds */ };
 
 static _Atomic uint32_t held;	  /* calls wait */
 static struct fork_mark holding; /* the process that holds them: a child has no thread that ends this */
-static unsigned begun;		  /* how often NVML was begun when it was ended */
+static _Atomic pid_t beginner;	  /* the process in which a thread begins NVML again */
+static unsigned begun;		  /* how often it is still to be begun again */
+static _Atomic int times;	  /* how often the program has begun it, by the functions below, and not ended it */
 
 static struct device {
 	char uuid[UUID];
 	uintptr_t given, now; /* to the program, and by NVML */
 } devices[DEVICES];
-static int device_count;
-static _Atomic bool differ; /* some given handle is no longer NVML's. All three change only while no call is in progress */
+static _Atomic int device_count;
+static _Atomic bool differ; /* some given handle is no longer NVML's */
 
-/* NVML's own, found before calls wait: a thread that waits may have the loader's lock. */
+/* One step of an end or a beginning, which a fork waits for: a child would have NVML's lock, and no thread that frees
+ * it. Recursive, because NVML itself may fork while it begins (nvidia-modprobe). */
+static pthread_mutex_t stepping;
+static __thread bool fork_has_lock __attribute__((tls_model("initial-exec")));
+
+/* NVML's own, from the library in which the program has found it. */
 static struct {
 	int (*init)(void), (*shutdown)(void);
 	int (*count)(unsigned *), (*by_index)(unsigned, uintptr_t *), (*uuid)(uintptr_t, char *, unsigned);
@@ -47,6 +55,8 @@ enum {
 static void *_Atomic theirs[CALLS];
 static _Atomic int inside[CALLS]; /* calls in progress */
 
+static bool begin_in_child(void);
+
 static void enter(int at)
 {
 	for (;;) {
@@ -55,9 +65,7 @@ static void enter(int at)
 			return;
 		atomic_fetch_sub(&inside[at], 1);
 		int error = errno;
-		if (fork_happened(&holding))
-			held_begin();
-		else /* a bare system call, because a cancelled thread must not end here */
+		if (!fork_happened(&holding) || !begin_in_child()) /* a bare system call: a cancelled thread must not end here */
 			syscall(SYS_futex, &held, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
 		errno = error;
 	}
@@ -68,8 +76,33 @@ static void leave(int at)
 	atomic_fetch_sub(&inside[at], 1);
 }
 
-static void in_child(void)
+static void make_lock(void)
 {
+	pthread_mutexattr_t recursive;
+	pthread_mutexattr_init(&recursive);
+	pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+	pthread_mutex_init(&stepping, &recursive);
+	pthread_mutexattr_destroy(&recursive);
+}
+
+/* The wait has an end, because NVML could wait for the loader's lock, which a thread that forks in a constructor has. */
+static void before_fork(void)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += FORK_WAITS;
+	fork_has_lock = pthread_mutex_timedlock(&stepping, &until) == 0;
+}
+
+static void after_fork_in_parent(void)
+{
+	if (fork_has_lock)
+		pthread_mutex_unlock(&stepping);
+}
+
+static void after_fork_in_child(void)
+{
+	make_lock();
 	for (int at = 0; at < CALLS; at++)
 		atomic_store(&inside[at], 0); /* of threads that are not here */
 }
@@ -100,6 +133,23 @@ static void here(uintptr_t *handles, unsigned count)
 			}
 }
 
+static void forget_handles(void)
+{
+	atomic_store(&differ, false);
+	atomic_store(&device_count, 0);
+}
+
+/* Notes that a call of the program has begun NVML, or ended it. No handle from before its last end is one. */
+static void note(int at)
+{
+	if (at == AT_nvmlInit || at == AT_nvmlInit_v2 || at == AT_nvmlInitWithFlags) {
+		if (atomic_fetch_add(&times, 1) == 0)
+			forget_handles();
+	} else if (at == AT_nvmlShutdown && atomic_fetch_sub(&times, 1) == 1) {
+		forget_handles();
+	}
+}
+
 #define THERE(handle) handle = there(handle);
 #define HERE(handle) here((uintptr_t *)handle, 1);
 #define ALL_HERE(handles, count) here((uintptr_t *)handles, handles ? *(unsigned *)count : 0);
@@ -114,6 +164,7 @@ static void here(uintptr_t *handles, unsigned count)
 			((uintptr_t(*)(WORDS_##words))atomic_load(&theirs[AT_##symbol]))(PASS_##words); \
 		if ((int)result == SUCCESS) {                                                      \
 			after;                                                                     \
+			note(AT_##symbol);                                                         \
 		}                                                                                  \
 		leave(AT_##symbol);                                                                 \
 		if ((int)result == SUCCESS)                                                        \
@@ -175,55 +226,77 @@ static int look_for_needs(struct dl_phdr_info *info, size_t size, void *data)
 	return 0;
 }
 
-static void find(void)
+static void *init_asked(void)
 {
-#define FIND(member, name)                                                                         \
-	if (!real.member)                                                                          \
-		real.member = (__typeof__(real.member))kept(forward_find(name))
-	FIND(shutdown, "nvmlShutdown");
+	void *found = atomic_load(&theirs[AT_nvmlInit_v2]);
+	if (!found)
+		found = atomic_load(&theirs[AT_nvmlInitWithFlags]);
+	return found ? found : atomic_load(&theirs[AT_nvmlInit]);
+}
+
+static int look_for_init(struct dl_phdr_info *info, size_t size, void *init)
+{
+	struct range range = {.address = (uintptr_t)init};
+	struct symbols symbols;
+	if (!look_around(info, size, &range) || !read_symbols(info->dlpi_addr, dynamic_of(info), &symbols))
+		return 0;
+#define FIND(member, name) real.member = (__typeof__(real.member))defined(&symbols, name)
 	FIND(init, "nvmlInit_v2");
 	FIND(count, "nvmlDeviceGetCount_v2");
 	FIND(by_index, "nvmlDeviceGetHandleByIndex_v2");
 	FIND(uuid, "nvmlDeviceGetUUID");
+	FIND(shutdown, "nvmlShutdown");
 #undef FIND
+	return 1;
 }
 
-static bool is_begun(void)
+/* Finds them without dlsym, for which a thread that waits for the end of a pause may have the loader's lock. The
+ * library stays loaded, because the program has found a function in it (nvml_function). */
+static void find(void)
 {
-	unsigned count;
-	return real.count && real.count(&count) != NVML_UNINITIALIZED;
+	void *init = init_asked();
+	if (init && !real.shutdown)
+		libraries_each(look_for_init, init);
 }
 
-/* Returns why calls of NVML do not come here, or NULL if all do, NVML is not begun, or it has been ended. */
+static int look_for_file(struct dl_phdr_info *info, size_t size, void *name)
+{
+	(void)size;
+	return is_library(file_of(info->dlpi_name), name);
+}
+
+/* Returns why calls of NVML do not come here, or NULL if all do, NVML is not begun, or it has been ended. It asks no
+ * function of NVML: a thread may wait with NVML's lock. */
 HIDDEN const char *held_unseen(void)
 {
 	static char path[PATH_MAX];
-	if (atomic_load(&held))
+	if (atomic_load(&held) || !libraries_each(look_for_file, "libnvidia-ml"))
 		return NULL;
-	find();
-	if (!is_begun())
-		return NULL;
-	if (libraries_each(look_for_needs, path))
+	bool linked = libraries_each(look_for_needs, path);
+	if (linked)
 		note_unseen("%.80s is linked with libnvidia-ml, so its calls cannot be held", path);
-	if (!atomic_load(&theirs[AT_nvmlInit]) && !atomic_load(&theirs[AT_nvmlInit_v2]) &&
-	    !atomic_load(&theirs[AT_nvmlInitWithFlags]))
+	if (!init_asked() && !linked && !libraries_each(look_for_file, "libtms_reach"))
 		note_unseen("%s", "its calls of NVML cannot be held, because it was not started by tms run (TMS_CONTROL=1, with "
 				  "libtms.so and libtms_reach.so preloaded)");
-	return atomic_load(&has_unseen) == 2 ? unseen : NULL;
+	return (linked || !init_asked() || atomic_load(&times) > 0) && atomic_load(&has_unseen) == 2 ? unseen : NULL;
 }
 
 /* Notes the handles that NVML gives now. A device that is not known was given as it is now; one that is no longer there
- * becomes the device with its index. */
-static void look(void)
+ * becomes the device with its index. before says that NVML is about to be ended. */
+static void look(bool before)
 {
 	static struct device now[DEVICES];
 	unsigned found = 0, count = 0;
-	if (!real.by_index || !real.uuid || real.count(&count) != SUCCESS)
+	if (!real.by_index || !real.uuid || !real.count || real.count(&count) != SUCCESS)
 		return;
 	for (unsigned i = 0; i < count && found < DEVICES; i++)
 		if (real.by_index(i, &now[found].now) == SUCCESS &&
 		    real.uuid(now[found].now, now[found].uuid, UUID) == SUCCESS)
 			found++;
+	for (int i = 0; before && i < device_count; i++)
+		for (unsigned at = 0; at < found; at++)
+			if (strcmp(devices[i].uuid, now[at].uuid) == 0 && devices[i].now != now[at].now)
+				forget_handles(); /* the program has begun NVML since, and has other handles */
 	bool other = false;
 	for (int i = 0; i < device_count; i++) {
 		if (i < (int)found)
@@ -246,6 +319,15 @@ static void let_go(void)
 	syscall(SYS_futex, &held, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+static bool end_once(void)
+{
+	pthread_mutex_lock(&stepping);
+	bool ended = real.shutdown() == SUCCESS;
+	begun += ended;
+	pthread_mutex_unlock(&stepping);
+	return ended;
+}
+
 HIDDEN int held_end(double seconds)
 {
 	if (atomic_load(&held))
@@ -266,25 +348,61 @@ HIDDEN int held_end(double seconds)
 		nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 	}
 	begun = 0;
-	if (real.shutdown && is_begun()) {
-		look();
-		while (begun < BEGUN_MOST && real.shutdown() == SUCCESS)
-			begun++;
+	if (real.shutdown && real.init && atomic_load(&times) > 0) {
+		pthread_mutex_lock(&stepping);
+		look(true);
+		pthread_mutex_unlock(&stepping);
+		while (begun < BEGUN_MOST && end_once())
+			;
 	}
 	return SUCCESS;
 }
 
-HIDDEN int held_begin(void)
+static int begin_once(void)
+{
+	pthread_mutex_lock(&stepping);
+	int code = real.init();
+	if (code == SUCCESS && --begun == 0)
+		look(false);
+	pthread_mutex_unlock(&stepping);
+	return code;
+}
+
+/* The caller is the beginner. */
+static int begin(void)
 {
 	int code = SUCCESS;
-	if (!atomic_load(&held))
-		return SUCCESS;
-	for (unsigned i = 0; i < begun && code == SUCCESS; i++)
-		code = real.init();
-	if (begun && code == SUCCESS)
-		look();
+	while (begun > 0 && code == SUCCESS)
+		code = begin_once();
 	begun = 0;
 	let_go();
+	return code;
+}
+
+/* Reports whether this thread is the one that begins NVML again in this process. */
+static bool claim(void)
+{
+	pid_t own = getpid(), by = atomic_load(&beginner);
+	return by != own && atomic_compare_exchange_strong(&beginner, &by, own);
+}
+
+/* Begins NVML in a child that was forked while calls wait, unless another thread does. */
+static bool begin_in_child(void)
+{
+	if (!claim())
+		return false;
+	if (atomic_load(&held) && fork_happened(&holding))
+		begin();
+	atomic_store(&beginner, 0);
+	return true;
+}
+
+HIDDEN int held_begin(void)
+{
+	if (!atomic_load(&held) || !claim())
+		return SUCCESS;
+	int code = begin();
+	atomic_store(&beginner, 0);
 	if (code != SUCCESS)
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "NVML cannot be begun again in this process (its error %d), so the program's calls of it fail",
@@ -298,5 +416,8 @@ HIDDEN int held_begin(void)
 
 AT_LOAD HIDDEN void held_load(void)
 {
-	fork_notify(NULL, NULL, in_child);
+	if (!region_config.control)
+		return;
+	make_lock();
+	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }

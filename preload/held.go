@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tms/internal/control"
+	"tms/internal/control/rights"
 	"tms/preload/goruntime"
 	"tms/vmm/cuda"
 )
@@ -22,6 +23,14 @@ const nvmlTime = 5 * time.Second
 // isForSnapshot reports whether CRIU will dump the process after the pause.
 func (t *task) isForSnapshot() bool {
 	return t.Request.Op == control.Pause && t.Request.To == control.ToMemory && !t.Request.Hold
+}
+
+// givesRestBack reports whether the task has ended all that a snapshot has paused beside memory, with that result.
+func (t *task) givesRestBack(result error) bool {
+	if t.Request.Op == control.Undo {
+		return slices.Contains(t.Resumed, rights.Rest)
+	}
+	return t.Request.Op == control.Resume && result == nil && (t.Tag == nil || t.Active)
 }
 
 // mayEndNVML refuses a snapshot of a process in which NVML is begun and not all calls can wait.

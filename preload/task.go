@@ -56,12 +56,9 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 			break
 		}
 		if t.isForSnapshot() {
-			err = t.mayEndNVML()
-		} else if t.Request.Op == control.Resume || t.Request.Op == control.Undo {
-			beginNVML()
-		}
-		if err != nil {
-			break
+			if err = t.mayEndNVML(); err != nil {
+				break
+			}
 		}
 		e := p.engine.Load()
 		if e == nil && t.isForSnapshot() && bool(C.listener_saw_cuda()) {
@@ -81,6 +78,9 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 		}
 		if err == nil && t.isForSnapshot() {
 			err = endNVML()
+		}
+		if t.givesRestBack(err) { // with the gate open: NVML may need a lock that a thread has which waited there
+			beginNVML()
 		}
 		if err == nil && t.Request.Everything && t.Request.Op == control.Pause {
 			p.beginEverything()

@@ -5,6 +5,7 @@
 // devices, which can then be more than full.
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,13 @@ typedef struct {
 
 static int initialized; // how many times
 static int file = -1; // CUDASIM_NVML_FILE, open while it is
-static unsigned turn; // by how much handles are turned: with CUDASIM_NVML_TURNS, one more at each first nvmlInit
+static unsigned turn; // with CUDASIM_NVML_TURNS, one more at each first nvmlInit, and handles turn by it
+static bool apart; // CUDASIM_NVML_TURNS=apart: the handles of one turn are none in another
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // a child of fork does not get it back
+
+enum { APART = 1000 };
+
+static nvmlDevice_t handle_of(unsigned index);
 
 struct seen {
 	int device_count;
@@ -133,22 +140,30 @@ static unsigned count_shown(void)
 
 static nvmlReturn_t check(nvmlDevice_t device, const void *result)
 {
-	if (!initialized)
+	pthread_mutex_lock(&lock);
+	bool begun = initialized > 0;
+	pthread_mutex_unlock(&lock);
+	if (!begun)
 		return NVML_ERROR_UNINITIALIZED;
-	if (!result || !device || (uintptr_t)device > count_shown())
-		return NVML_ERROR_INVALID_ARGUMENT;
-	return NVML_SUCCESS;
+	for (unsigned index = 0; result && device && index < count_shown(); index++)
+		if (handle_of(index) == device)
+			return NVML_SUCCESS;
+	return NVML_ERROR_INVALID_ARGUMENT;
 }
 
 static nvmlDevice_t handle_of(unsigned index)
 {
 	unsigned count = count_shown();
+	if (apart)
+		return (nvmlDevice_t)(uintptr_t)(index + turn * APART + 1ul);
 	return (nvmlDevice_t)(uintptr_t)(index < count ? (index + turn) % count + 1ul : index + 1ul);
 }
 
 static int place_of(nvmlDevice_t device)
 {
 	unsigned count = count_shown();
+	if (apart)
+		return sim.settings.shown[(uintptr_t)device - 1 - turn * APART];
 	return sim.settings.shown[((uintptr_t)device - 1 + count - turn % count) % count];
 }
 
@@ -156,11 +171,14 @@ static int place_of(nvmlDevice_t device)
 EXPORT nvmlReturn_t nvmlInit_v2(void)
 {
 	settings_read();
-	if (initialized++)
-		return NVML_SUCCESS;
-	const char *path = getenv("CUDASIM_NVML_FILE");
-	file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-	turn += getenv("CUDASIM_NVML_TURNS") != NULL;
+	pthread_mutex_lock(&lock);
+	const char *path = getenv("CUDASIM_NVML_FILE"), *turns = getenv("CUDASIM_NVML_TURNS");
+	if (!initialized++) {
+		file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+		turn += turns != NULL;
+		apart = turns && !strcmp(turns, "apart");
+	}
+	pthread_mutex_unlock(&lock);
 	return NVML_SUCCESS;
 }
 
@@ -176,13 +194,18 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 	return nvmlInit_v2();
 }
 
+// It takes CUDASIM_NVML_SLOW milliseconds more.
 EXPORT nvmlReturn_t nvmlShutdown(void)
 {
-	if (!initialized)
-		return NVML_ERROR_UNINITIALIZED;
-	if (--initialized == 0 && file >= 0)
+	pthread_mutex_lock(&lock);
+	bool begun = initialized > 0;
+	if (begun && --initialized == 0 && file >= 0)
 		close(file);
-	return NVML_SUCCESS;
+	const char *slow = getenv("CUDASIM_NVML_SLOW");
+	if (begun && slow)
+		usleep((unsigned)atoi(slow) * 1000);
+	pthread_mutex_unlock(&lock);
+	return begun ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 
 EXPORT const char *nvmlErrorString(nvmlReturn_t result)
