@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -24,17 +26,30 @@ import (
 // pair starts two programs on one device that holds one of them, 64 and 32 MiB; the first is paused.
 func pair(t *testing.T) (large, small *steered, start func(environment ...string) *steered) {
 	t.Helper()
+	return pairOf(t, "70M", 2, 1)
+}
+
+// pairOf is pair with these multiples of 32 MiB, in segments of 24 and 8.
+func pairOf(t *testing.T, memory string, larges, smalls int, environment ...string) (large, small *steered,
+	start func(environment ...string) *steered) {
+	t.Helper()
 	ownSockets(t)
 	t.Setenv("CUDASIM_SHARED", filepath.Base(os.Getenv("TMPDIR"))) // for the command, too
 	program := steeredProgram(t)
 	start = func(environment ...string) *steered {
 		t.Helper()
-		return startSteered(t, program, append([]string{"CUDASIM_MEMORY=70M"}, environment...)...)
+		return startSteered(t, program, append([]string{"CUDASIM_MEMORY=" + memory}, environment...)...)
 	}
-	large = start(reaching(t))
-	large.do("allocate") // as much again
+	of := func(count int) *steered {
+		s := start(append(environment, reaching(t))...)
+		for range count - 1 {
+			s.do("allocate") // as much again
+		}
+		return s
+	}
+	large = of(larges)
 	succeeds(t, "pause", large.number())
-	return large, start(reaching(t)), start
+	return large, of(smalls), start
 }
 
 func (s *steered) number() string { return strconv.Itoa(s.Process.Pid) }
@@ -158,30 +173,61 @@ func TestSwapWaitsAsTheProcessDoes(t *testing.T) {
 	require.Equal(t, "ok", in.do("check"))
 }
 
-// However a swap is ended, one of the two has the device as soon as the processes are done.
+// However a swap is ended, and in whichever state, one of the two has the device as soon as the processes are done.
 func TestSwapIsEnded(t *testing.T) {
-	in, out, _ := pair(t)
-	bytes := map[*steered]uint64{in: largeBytes, out: smallBytes}
+	in, out, _ := pairOf(t, "140M", 4, 3, "TMS_EXTENT_BYTES=1")
+	bytes := map[*steered]uint64{in: 4 * smallBytes, out: 3 * smallBytes}
 	done := map[bool]int{}
-	moments := hermetic.Often(40, 10)
-	for i := range moments {
-		after := time.Duration(i/2) * 80 * time.Millisecond / time.Duration(moments)
-		swap := cut(t, after, []os.Signal{os.Kill, os.Interrupt}[i%2], "swap", out.number(), in.number(), "--wait", "5")
-		var swapped bool
-		require.Eventually(t, func() bool {
-			x, y := held(t, in), held(t, out)
-			swapped = x > 0
-			return x == bytes[in] && y == 0 || x == 0 && y == bytes[out]
-		}, time.Minute, 5*time.Millisecond)
-		if i%2 == 1 && swap.Exited() { // interrupted after its start: its exit code says which
-			require.Equal(t, swapped, swap.Success(), "%v", swap)
+	calls := func(of **steered, call string) func() bool {
+		before := (*of).count("calls calls:" + call)
+		return func() bool { return (*of).count("calls calls:"+call) > before }
+	}
+	states := map[string]func() func() bool{
+		"it has begun":         func() func() bool { return func() bool { return true } },
+		"it has the lock":      func() func() bool { return func() bool { return len(group.Lockers(uuidOf(0))) > 0 } },
+		"OUT is pausing":       func() func() bool { return func() bool { return out.doing() == control.Pause } },
+		"IN is resuming":       func() func() bool { return func() bool { return in.doing() == control.Resume } },
+		"OUT saves":            func() func() bool { return calls(&out, "cuMemcpyDtoHAsync") },
+		"OUT gives back":       func() func() bool { return calls(&out, "cuMemRelease") },
+		"IN has taken memory":  func() func() bool { return calls(&in, "cuMemCreate") },
+		"IN has some contents": func() func() bool { return calls(&in, "cuMemcpyHtoDAsync") },
+		"IN is back":           func() func() bool { return func() bool { return held(t, in) == bytes[in] } },
+	}
+	for _, state := range slices.Sorted(maps.Keys(states)) {
+		for _, by := range []os.Signal{os.Kill, os.Interrupt} {
+			for seen := false; !seen; { // else it was over before
+				is := states[state]()
+				swap := exec.Command(tms, "swap", out.number(), in.number(), "--wait", "5")
+				require.NoError(t, swap.Start())
+				ended := make(chan struct{})
+				go func() { _ = swap.Wait(); close(ended) }()
+				for over := false; !seen && !over; {
+					select {
+					case <-ended:
+						over = true
+					default:
+						seen = is()
+					}
+				}
+				_ = swap.Process.Signal(by)
+				<-ended
+				var swapped bool
+				require.Eventually(t, func() bool {
+					x, y := held(t, in), held(t, out)
+					swapped = x > 0
+					return x == bytes[in] && y == 0 || x == 0 && y == bytes[out]
+				}, time.Minute, 5*time.Millisecond, "%s, %v", state, by)
+				if by == os.Interrupt && swap.ProcessState.Exited() { // after its start: its exit code says which
+					require.Equal(t, swapped, swap.ProcessState.Success(), "%s: %v", state, swap.ProcessState)
+				}
+				done[swapped]++
+				if swapped {
+					in, out = out, in
+				}
+				succeeds(t, "pause", in.number()) // or it might still wait for memory, and take it in the next swap
+				require.Equal(t, "ok", out.do("check"))
+			}
 		}
-		done[swapped]++
-		if swapped {
-			in, out = out, in
-		}
-		succeeds(t, "pause", in.number()) // or it might still wait for memory, and take it in the middle of the next swap
-		require.Equal(t, "ok", out.do("check"))
 	}
 	t.Logf("carried through: %d, undone: %d", done[true], done[false])
 	require.Positive(t, done[false])
@@ -211,10 +257,10 @@ func (c *change) swap(t *testing.T, of *steered, call string, nth int) []group.O
 // and nothing is lost that a pause keeps. A pause that fails keeps all.
 func TestSwapFailsInEitherProcess(t *testing.T) {
 	hermetic.Thorough(t)
-	in, out, _ := pair(t)
+	in, out, _ := pairOf(t, "140M", 4, 3, "TMS_EXTENT_BYTES=1")
 	c := &change{in: in, out: out}
-	bytes := map[*steered]uint64{in: largeBytes, out: smallBytes}
-	failed, done := 0, 0
+	bytes := map[*steered]uint64{in: 4 * smallBytes, out: 3 * smallBytes}
+	failed, done, back := 0, 0, 0
 	for _, call := range []string{"cuMemcpyDtoHAsync", "cuMemHostRegister", "cuMemUnmap", "cuMemRelease", "cuMemCreate",
 		"cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuMemGetInfo", "cuStreamSynchronize"} {
 		for _, leaves := range []bool{true, false} {
@@ -223,7 +269,12 @@ func TestSwapFailsInEitherProcess(t *testing.T) {
 				if leaves {
 					of = c.out
 				}
+				const makes = "calls calls:cuMemCreate"
+				before := c.out.count(makes)
 				outcomes := c.swap(t, of, call, nth)
+				if !outcomes[0].OK && leaves && call == "cuMemcpyDtoHAsync" && c.out.count(makes) > before {
+					back++ // it had given memory away
+				}
 				if outcomes[0].OK {
 					done++
 					c.in, c.out = c.out, c.in
@@ -242,6 +293,7 @@ func TestSwapFailsInEitherProcess(t *testing.T) {
 	}
 	t.Logf("%d swaps failed, %d were made", failed, done)
 	require.Greater(t, failed, 5)
+	require.Positive(t, back, "no copy has failed after a part had gone")
 }
 
 // Wherever one of the two is killed during a swap, the other goes on with all of its contents.

@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,9 +37,12 @@ func TestShareTakesTurns(t *testing.T) {
 // both go on, and find what they wrote.
 func TestShareTakesTurnsInBothDirections(t *testing.T) {
 	ownSockets(t)
-	shares := []string{reaching(t), "CUDASIM_MEMORY=44M", "TMS_SHARE=1", "TMS_SHARE_AT_LEAST=0", "TMS_COMMAND=" + tms,
-		"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR"))}
-	one, other := startSteered(t, steeredProgram(t), shares...), startSteered(t, steeredProgram(t), shares...)
+	shares := []string{reaching(t), "CUDASIM_MEMORY=76M", "TMS_SHARE=1", "TMS_SHARE_AT_LEAST=0", "TMS_COMMAND=" + tms,
+		"TMS_EXTENT_BYTES=1", "CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR"))}
+	one := startSteered(t, steeredProgram(t), shares...)
+	one.do("allocate") // as much again
+	other := startSteered(t, steeredProgram(t), shares...)
+	other.do("allocate")
 	turn := func() {
 		t.Helper()
 		require.Equal(t, "ok", one.do("check")) // which waits for its memory
@@ -48,42 +50,31 @@ func TestShareTakesTurnsInBothDirections(t *testing.T) {
 	}
 	turn()
 	turn()
-	first, second := one, other
 
-	// Both are seen at it at once.
-	var seen atomic.Bool
-	watched, ends := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(watched)
-		for !seen.Load() {
-			select {
-			case <-ends:
-				return
-			default:
-			}
-			is := func(s *steered, doing string) bool {
-				state, err := status(s.Process.Pid, time.Minute)
-				return err == nil && state.Doing == doing
-			}
-			both := func(in, out *steered) bool {
-				return is(in, control.Undo) && is(out, control.Pause) && is(in, control.Undo)
-			}
-			seen.Store(both(first, second) || both(second, first))
-		}
-	}()
-	for until := time.Now().Add(time.Minute); !seen.Load() && time.Now().Before(until); {
-		turn()
-	}
-	close(ends)
-	<-watched
-	require.True(t, seen.Load())
+	// While a copy of the one stands, the other has its first contents in memory that was given back before.
+	fired := other.count("fired")
+	other.do("fail cuMemcpyDtoHAsync 2 -2")
+	checked := one.background("check")
+	require.Eventually(t, func() bool {
+		state, err := status(one.Process.Pid, time.Minute)
+		require.NoError(t, err)
+		progress := state.Stats.Devices[0].Progress
+		return state.Doing == control.Undo && progress != nil && progress.Done > 0
+	}, time.Minute, 5*time.Millisecond)
+	require.Equal(t, fired+1, other.count("fired"))
+	require.Equal(t, control.Pause, other.doing())
+	other.do("fail")
+	require.Equal(t, "ok", <-checked)
+	one, other = other, one
 
-	for _, call := range []string{"cuMemUnmap 1", "cuMemUnmap 2", "cuMemRelease 2", "cuMemcpyDtoHAsync 1", "cuMemCreate 1",
-		"cuMemMap 2", "cuMemcpyHtoDAsync 1"} {
+	for _, call := range []string{"cuMemUnmap 1", "cuMemUnmap 2", "cuMemRelease 2", "cuMemcpyDtoHAsync 1",
+		"cuMemcpyDtoHAsync 2", "cuMemCreate 1", "cuMemMap 2", "cuMemcpyHtoDAsync 1"} {
 		for _, s := range []*steered{one, other} {
+			before := s.count("fired")
 			s.do("fail " + call)
 			turn()
 			turn()
+			require.Greater(t, s.count("fired"), before, call)
 			s.do("fail")
 		}
 	}

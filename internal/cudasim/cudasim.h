@@ -22,7 +22,7 @@ uint64_t cudasim_stat(const char *name);
 
 // Makes the nth call from now (1 = the next) of a driver function return code without doing anything, once. code 0
 // drops all failures planned for that function. The name may have its version suffix; an unknown one is only reported
-// on stderr.
+// on stderr. -1 kills the process. With -2 the call stands until failures are dropped, and then does what it is for.
 void cudasim_fail(const char *function, int nth, int code);
 
 // Drops all planned failures, those of CUDASIM_FAIL included.

@@ -444,7 +444,7 @@ static const char *run(char *line, char *const *argv)
 		if (name) {
 			int nth = atoi(strtok(NULL, " "));
 			char *code = strtok(NULL, " ");
-			sim_fail(name, nth, code ? atoi(code) : 999); /* -1 kills the process */
+			sim_fail(name, nth, code ? atoi(code) : 999); /* -1 kills the process, and with -2 the call stands */
 		}
 	} else if (strcmp(word, "fired") == 0)
 		answer_number((long)((uint64_t(*)(void))simulator("cudasim_failures_fired"))());

@@ -24,7 +24,9 @@ static const struct {
 static int family_of[FUNCTION_COUNT];
 static uint64_t calls[FUNCTION_COUNT];
 
-#define KILLED ((CUresult)-1) // as a code: it kills the process
+// As codes: the call kills the process; it stands until failures are dropped, and then goes on.
+#define KILLED ((CUresult)-1)
+#define STANDS ((CUresult)-2)
 
 struct failure {
 	struct failure *next;
@@ -32,7 +34,8 @@ struct failure {
 	CUresult code;
 };
 static struct failure *failures;
-static uint64_t fired;
+static uint64_t fired, drops;
+static pthread_cond_t dropped = PTHREAD_COND_INITIALIZER;
 static bool started; // the environment was read
 
 // Returns -1 if there is no such function.
@@ -63,11 +66,17 @@ static CUresult planned_failure(int family)
 		if (code == KILLED)
 			kill(getpid(), SIGKILL);
 	}
-	return code;
+	if (code != STANDS)
+		return code;
+	for (uint64_t before = drops; drops == before;)
+		pthread_cond_wait(&dropped, &sim.lock);
+	return CUDA_SUCCESS;
 }
 
 static void drop_failures(int family)
 {
+	drops++;
+	pthread_cond_broadcast(&dropped);
 	for (struct failure **slot = &failures; *slot;) {
 		struct failure *failure = *slot;
 		if (family >= 0 && failure->family != family) {
