@@ -149,3 +149,14 @@ def test_a_rank_is_taken_back_whatever_its_versions_are_called(four: Ranks) -> N
     for told in four.all("together.advance(policy)"):
         assert isinstance(told, Told) and "rank 2" in str(told)
     assert four.all("values()") == [[1, 1]] * 4
+
+
+def test_a_rank_without_a_set_is_heard_by_all(four: Ranks) -> None:
+    four.all("write(2)")
+    four.all("from tms._kept_together import move")
+    asked = "move('advance', [policy] * (rank != 1), together._meeting(None), 60)"
+    for told in four.all(asked):
+        assert isinstance(told, Told) and "rank 1" in str(told)
+        assert "it follows no set" in str(told)
+    assert four.all("values()") == [[1, 1]] * 4
+    assert four.all("together.advance(policy)") == [2] * 4

@@ -495,14 +495,22 @@ def test_sets_of_one_process_that_cannot_all_go_back(house: House) -> None:
 
 
 def test_followers_of_one_name_move_together(house: House) -> None:
+    """A process has a chunk once, so the second cannot follow the first, which then goes back."""
     trainer, engine = pair(house)
-    engine.does("one = policy; follow()")
+    engine.does("one, of_one = policy, tensors")
+    trainer.does("write(2)")
+    engine.does("follow()")
     for each in ("one", "policy"):
         engine.does(f"with {each}.step(): pass")
-    trainer.does("write(2)")
+    trainer.does("write(3)")
+    before, maps = engine.free(), engine.run("cuda.calls('cuMemMap')")
     moved = house.command("kept", "advance", "set")
-    assert moved.returncode == 1 and "attached more than once" in moved.stderr
-    assert engine.run("one.version, policy.version") == [1, 1]
+    assert moved.returncode == 1 and "attached elsewhere" in moved.stderr
+    assert engine.run("cuda.calls('cuMemMap')") == maps + 2  # there and back
+    assert engine.run("one.version, of_one['a'].bytes()[0], policy.version, value()") == [
+        *(1, 1, 2, 2)
+    ]
+    assert engine.free() == before
 
 
 def test_an_exception_holds_no_version(house: House) -> None:
