@@ -210,10 +210,10 @@ def _sparing_sets(zero: Any) -> Any:
 def _advance(worker: Any, back: bool = False) -> int:
     """As `tms.Following.advance`, of all weights of all workers of this engine, or of none.
 
-    With vLLM's own calls, between two steps:
+    With vLLM's own calls, once all requests have finished or were aborted:
 
         llm.collective_rpc("tms_advance")  # kwargs={"back": True}: keeps the version before
-        llm.reset_prefix_cache()
+        assert llm.reset_prefix_cache()  # False: a request runs, and nothing was dropped
 
     Args:
         back: whether the version before stays on the device, for "tms_back".
@@ -222,7 +222,8 @@ def _advance(worker: Any, back: bool = False) -> int:
         The number of the version.
 
     Raises:
-        GroupError: on all workers; all have the weights that they had.
+        GroupError: on all workers; all have the weights that they had, or the message says which
+            do not, and what is paused.
     """
     return _move(worker, "advance", back)
 
