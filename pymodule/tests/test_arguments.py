@@ -29,7 +29,7 @@ PASSED_ON = {
     "tms.distributed.advance": {"group"},
     "tms.distributed.back": {"group"},
     "tms.Following": {"name", "of", "tensors", "back"},
-    "tms.Following.move": {"operation"},
+    "tms.Following.move": {"operation", "moved"},
     "tms.Following.finish": {"operation"},
 }
 """Arguments that PyTorch checks, and those of what a program does not call itself."""
