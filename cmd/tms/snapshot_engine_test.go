@@ -53,7 +53,7 @@ func TestAnEngineIsRestored(t *testing.T) {
 	}
 	s, directory, file := startEngine(t)
 	require.Equal(t, 1, opens(s.Process.Pid, file))
-	fails(t, exitNoProcess, "for a snapshot from its first cuInit or nvmlInit on", "pause", s.number())
+	fails(t, exitNoProcess, "it does not listen yet", "pause", s.number())
 	first := parsed[tree.Taken](t, succeeds(t, "snapshot", s.number(), directory, "--json"))
 	require.Len(t, first.Processes, 3)
 	require.Equal(t, "ok ok ok", s.do("check"))

@@ -241,9 +241,8 @@ func findSocket(pid int) (*Conn, error) {
 			numbers[len(numbers)-1])
 	}
 	if process.Preloads(pid) {
-		return nil, Unreachable("it does not listen yet (a program of tms run, or with TMS_CONTROL=1, does so from its first " +
-			"pausable allocation on, and for a snapshot from its first cuInit or nvmlInit on if it has more than one thread; " +
-			"another one does once it calls tms.serve()), or listens in a directory that this command does not have")
+		return nil, Unreachable("it does not listen yet (tms run and TMS_CONTROL=1 have it listen from its first pausable " +
+			"allocation on, and tms.serve() at once), or listens in a directory that this command does not have")
 	}
 	return nil, Unreachable("it does not listen: start it with tms run or TMS_CONTROL=1, and it listens from its first " +
 		"pausable allocation on; or have it call tms.serve()")
