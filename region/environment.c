@@ -88,6 +88,7 @@ static const struct variable {
 	{"TMS_VLLM", NULL, NULL, ""},
 	{"TMS_SGLANG", NULL, NULL, ""},
 	{"TMS_SGLANG_KEPT", NULL, NULL, ""},
+	{"TMS_SGLANG_TRAINED", NULL, NULL, ""},
 	{"TMS_NO_INHERIT", take_bool, &no_inherit, BOOLEAN},
 };
 enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };

@@ -22,8 +22,10 @@ func startEngine(t *testing.T) (s *steered, directory, file string) {
 	t.Helper()
 	needsCRIU(t)
 	ownSockets(t)
-	file = fmt.Sprintf("/dev/nvidia-cudasim-%d", os.Getpid())
-	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	made, err := os.CreateTemp("/dev", "nvidia-cudasim-") // tests in PID namespaces of their own have one number
+	require.NoError(t, err)
+	require.NoError(t, made.Close())
+	file = made.Name()
 	t.Cleanup(func() { _ = os.Remove(file) })
 	t.Setenv("CUDASIM_NVML_FILE", file)
 	t.Setenv("CUDASIM_NVML_TURNS", "1")
@@ -33,11 +35,15 @@ func startEngine(t *testing.T) (s *steered, directory, file string) {
 	return s, filepath.Join(t.TempDir(), "snapshots"), file
 }
 
-// opens reports how often a process has a file open.
+// opens reports how often a process has a file open, which it may see by another name in a mount namespace of its own.
 func opens(pid int, file string) (count int) {
+	wanted, err := os.Stat(file)
+	if err != nil {
+		return 0
+	}
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, link := range links {
-		if to, _ := os.Readlink(link); to == file {
+		if open, err := os.Stat(link); err == nil && os.SameFile(wanted, open) {
 			count++
 		}
 	}
