@@ -23,8 +23,8 @@ import (
 )
 
 // Versions of a set: each set that takes over a name is the next version of it. A process that has a version attached
-// goes on to the newest, or back to the one before, at the same addresses (vmm/remap.go). docs/design/versions.md says
-// who holds which version at which moment.
+// goes on to the newest, or back to the one before, at the same addresses (vmm/remap.go). docs/design/versions.md lists
+// the holders of each version at each moment.
 
 // version is a complete set, of which this process counts as a user.
 type version struct {
@@ -329,7 +329,7 @@ func (p *Process) keepChunks(v version) error {
 	return nil
 }
 
-// fits refuses a version whose tensors are not where those of the set are.
+// fits refuses a version with tensors at other places than the set has them.
 func (s *set) fits(next version) error {
 	refuse := func(format string, arguments ...any) error {
 		return cuda.Refuse(cuda.NotSupported, "version %d of %q cannot take the place of version %d, which this process "+

@@ -34,7 +34,7 @@ type staging struct {
 	note   string   // why it is not in memory, or ""
 }
 
-// stage makes the folder for processes that stand still and whose contents are in host memory already.
+// stage makes the folder for CRIU's files. The processes stand still, and their contents are in host memory already.
 func stage(tree *Tree, own string) (s *staging, err error) {
 	s = &staging{path: own}
 	s.memory, err = folderInMemory()
