@@ -1,6 +1,6 @@
 """What scripts/bench/snapshot.sh measures, in the folder that it is given.
 
-Prints a table, and writes snapshot.json into $OUT, or into the folder.
+Prints a table. snapshot.json, table.md and logs.tar.gz go to $OUT, or to the folder.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import signal
 import statistics
 import subprocess
 import sys
+import tarfile
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,12 @@ WORK = Path(sys.argv[1])
 OUT = Path(os.environ.get("OUT", str(WORK)))
 COUNT = int(os.environ.get("COUNT", "20"))
 UNTIL = float(os.environ.get("UNTIL", "1e9"))
-ALL = "disk cupy copies torch-8 training driver jax copied torch-16"
+ALL = "disk torch-8 copied nvml cupy jax copies contents training driver torch-16"
 ONLY = os.environ.get("ONLY", ALL).split()
 SNAPSHOTS = WORK / "snapshots"
 LIMIT = float(os.environ.get("LIMIT", "120"))  # seconds of one command, or of a wait for a step
+LONGEST = float(os.environ.get("LONGEST", "150"))  # seconds of all of a row
+CHANGES = ("torch-8", "torch-16")  # programs that change 1% before their second snapshot
 FORCE = ["--force"] if os.environ.get("FORCE") else []  # on the simulator without libtms_reach.so
 
 
@@ -55,6 +59,12 @@ COLUMNS = (
 
 class Failed(Exception):
     """A command or a program did not do what it had to."""
+
+
+def end_row(*_: object) -> None:
+    """Ends a row that takes too long, also where it waits without a limit of its own."""
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)  # what ends its programs may hang, too
+    raise Failed(f"the row took more than {LONGEST:.0f} s")
 
 
 def say(*words: object) -> None:
@@ -131,6 +141,17 @@ class Program:
             time.sleep(0.002)
         raise Failed(f"{self.name} made no step: {(WORK / f'{self.name}.log').read_text()[-600:]}")
 
+    def change(self) -> None:
+        """Has it change 1% of its memory, and waits until it has."""
+        begin = time.time()
+        os.kill(self.pid, signal.SIGUSR1)
+        until = time.monotonic() + LIMIT
+        while time.monotonic() < until:
+            if any(at > begin and result == "changed" for at, *_, result in self.lines()[-400:]):
+                return
+            time.sleep(0.002)
+        raise Failed(f"{self.name} does not change its memory")
+
     def gap(self, since: float) -> float:
         """The longest time between two lines since a moment."""
         times = [at for at, *_ in self.lines() if at > since]
@@ -183,20 +204,16 @@ def drop_caches() -> None:
         say("the page cache stays:", error)
 
 
-def program(name: str, command: list[str]) -> dict[str, Any]:
+def program(name: str, command: list[str], row: dict[str, Any]) -> None:
     """Snapshots and restores of one program at random moments."""
     p = Program(name, command)
     try:
         time.sleep(random.uniform(0.1, 1))
         begin = time.time()
         first, took = p.snapshot()
-        time.sleep(0.5)
-        row: dict[str, Any] = {
-            "start": p.started,
-            "snapshot": took,
-            "stands still": p.gap(begin),
-            "first": first,
-        }
+        p.after(time.time())
+        row["start"], row["snapshot"], row["first"] = p.started, took, first
+        row["stands still"] = p.gap(begin)
         say(
             name,
             f"started in {p.started:.1f} s; snapshot {took:.1f} s,",
@@ -206,12 +223,16 @@ def program(name: str, command: list[str]) -> dict[str, Any]:
             "   ",
             {key: round(value, 2) for key, value in first.items() if key.endswith("_seconds")},
         )
+        if name in CHANGES:
+            p.change()
         begin = time.time()
         row["second"], row["second took"] = p.snapshot()
-        time.sleep(0.2)
+        p.after(time.time())
         row["stands still, second"] = p.gap(begin)
-        stops: list[dict[str, Any]] = []
-        restores: list[dict[str, Any]] = []
+        new, changed = written(row["second"]), ", 1% changed" if name in CHANGES else ""
+        say(f"    second snapshot{changed}: {new:.0f} MB, {new / written(first):.1%} of the first")
+        stops: list[dict[str, Any]] = row["stops"]
+        restores: list[dict[str, Any]] = row["restores"]
         for number in range(COUNT):
             time.sleep(random.uniform(0.05, 0.6))
             stopped, took = p.snapshot("--stop")
@@ -220,6 +241,7 @@ def program(name: str, command: list[str]) -> dict[str, Any]:
             subprocess.run(
                 [TMS, "snapshots", "prune", str(p.directory), "--keep", "1"],
                 stdout=subprocess.DEVNULL,
+                timeout=LIMIT,
                 check=True,
             )
             cold = number == 0
@@ -227,6 +249,7 @@ def program(name: str, command: list[str]) -> dict[str, Any]:
                 drop_caches()
             restored, took = p.restore()
             restores.append({**restored, "took": took, "cold": cold})
+            row["wrong"], row["steps"] = p.wrong(), len(p.lines())
             if p.wrong():
                 raise Failed(f"{name}: {p.wrong()} results are wrong after {number + 1} restores")
             say(
@@ -239,15 +262,13 @@ def program(name: str, command: list[str]) -> dict[str, Any]:
             )
             if time.monotonic() - BEGAN > UNTIL:
                 break
-        row.update(stops=stops, restores=restores, wrong=p.wrong(), steps=len(p.lines()))
-        return row
     finally:
         p.end()
         if "copies" not in ONLY or name not in ("cupy", "copied"):
             shutil.rmtree(p.directory, ignore_errors=True)
 
 
-def copies() -> dict[str, Any]:
+def copies(row: dict[str, Any]) -> None:
     """Two copies of CuPy's program, or of copied, from the snapshot that was left."""
     name = "cupy" if (SNAPSHOTS / "cupy").exists() else "copied"
     kept, gpus = SNAPSHOTS / name, os.environ.get("GPUS", "")
@@ -284,7 +305,7 @@ def copies() -> dict[str, Any]:
         )
         if p.wrong() or len(set(spaces)) < 2:
             raise Failed(f"two copies: {p.wrong()} wrong results, PID namespaces {spaces}")
-        return {"took": took, "steps": steps, "copies": all_of_them}
+        row.update(took=took, steps=steps, copies=all_of_them)
     finally:
         for one in all_of_them:
             if one.get("init"):
@@ -292,7 +313,88 @@ def copies() -> dict[str, Any]:
         reap()
 
 
-def training() -> dict[str, Any]:
+def contents(row: dict[str, Any]) -> None:
+    """A lot of contents and little else, from the disk and from the page cache."""
+    size = int(os.environ.get("CONTENTS", "16384"))  # MiB
+    p = Program("contents", [str(WORK / "copied"), str(WORK / "contents.lines"), str(size)])
+    text = Path("/proc/meminfo").read_text()
+    available = int(text.split("MemAvailable:")[1].split()[0]) << 10
+    if available < 3.2 * (size << 20):
+        say(f"    {available / GIB:.0f} GiB are available: too few for the page cache")
+    try:
+        row["first"], row["took"] = p.snapshot("--stop")
+        p.gone()
+        bytes_ = row["first"]["read"]
+        say(
+            f"contents of {bytes_ / 1e9:.1f} GB: {row['took']:.1f} s to the disk,",
+            f"{bytes_ / 1e9 / row['first']['blocks_seconds']:.2f} GB/s in blocks",
+        )
+        row["restores"] = []
+        for number in range(3):
+            if number == 0:
+                drop_caches()
+            said, took = p.restore()
+            contents = said["contents_seconds"] - said["check_seconds"]
+            row["restores"].append({**said, "took": took, "cold": number == 0})
+            say(
+                f"    {'cold' if number == 0 else 'page cache'}: contents {contents:.2f} s,",
+                f"{bytes_ / 1e9 / contents:.2f} GB/s; all {took:.2f} s, of it process",
+                f"{said['process_seconds']:.2f}, resume {said['resume_seconds']:.2f}: beyond the",
+                f"process {took - said['process_seconds']:.2f}; {p.wrong()} wrong",
+            )
+            p.end()
+        if p.wrong():
+            raise Failed(f"{p.wrong()} results are wrong")
+    finally:
+        p.end()
+        shutil.rmtree(p.directory, ignore_errors=True)
+
+
+STATE = """
+import ctypes, sys
+driver, state = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(-1)
+begun = driver.cuInit(0)
+code = driver.cuCheckpointProcessGetState(int(sys.argv[1]), ctypes.byref(state))
+print(begun, code, state.value)
+"""
+
+
+def nvml(row: dict[str, Any]) -> None:
+    """A program that uses NVML and not CUDA: what the driver says of it, and a snapshot of it."""
+    p = Program(
+        "nvml", [sys.executable, str(HERE / "program.py"), "nvml", str(WORK / "nvml.lines")]
+    )
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", STATE, str(p.pid)], capture_output=True, text=True, timeout=LIMIT
+        )
+        row["state"] = (asked.stdout + asked.stderr[-300:]).strip()
+        threads = len(os.listdir(f"/proc/{p.pid}/task"))
+        row["threads"], row["files"] = threads, driver_files(p.pid)
+        say(
+            "NVML alone: cuInit, cuCheckpointProcessGetState and its state:",
+            row["state"] + ";",
+            f"{threads} threads, {row['files']}",
+        )
+        row["first"], row["took"] = p.snapshot()
+        p.after(time.time())
+        row["second"], _ = p.snapshot("--stop")
+        p.gone()
+        row["restore"], row["back"] = p.restore()
+        row["wrong"] = p.wrong()
+        say(f"    snapshot {row['took']:.1f} s, restore {row['back']:.1f} s, {p.wrong()} wrong")
+        if p.wrong():
+            raise Failed(f"{p.wrong()} answers of NVML are others")
+    finally:
+        p.end()
+
+
+def driver_files(pid: int) -> list[str]:
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    return sorted({link for link in links if link.startswith("/dev/nvidia")})
+
+
+def training(row: dict[str, Any]) -> None:
     """A training that is killed, and goes on from its last snapshot to the same losses."""
     command = [sys.executable, str(HERE / "program.py"), "training"]
     undisturbed = Program("undisturbed", [*command, str(WORK / "undisturbed.lines")], tms=False)
@@ -329,13 +431,8 @@ def training() -> dict[str, Any]:
             raise Failed(
                 f"training: the losses of steps {differ[:5]} differ, {repeated} steps were repeated"
             )
-        return {
-            "steps": len(lines),
-            "repeated": repeated,
-            "differ": len(differ),
-            "took": took,
-            "restore": said,
-        }
+        row.update(repeated=repeated, took=took, restore=said)
+        row["differ"], row["steps"] = len(differ), len(lines)
     finally:
         if every.poll() is None:
             every.kill()
@@ -345,7 +442,7 @@ def training() -> dict[str, Any]:
         shutil.rmtree(p.directory, ignore_errors=True)
 
 
-def driver() -> dict[str, Any]:
+def driver(row: dict[str, Any]) -> None:
     """The alternative: the driver's own checkpoint and CRIU alone, with PyTorch's program."""
     size = os.environ.get("TORCH", str(8 * GIB))
     p = Program(
@@ -370,6 +467,7 @@ def driver() -> dict[str, Any]:
         "--file-locks",
         "--manage-cgroups=ignore",
     ]
+    own = None
     try:
         begin = time.time()
         with subprocess.Popen(
@@ -415,17 +513,23 @@ def driver() -> dict[str, Any]:
             {key: round(value, 2) for key, value in took.items()},
             f"{p.wrong()} wrong",
         )
-        return {**took, "wrong": p.wrong()}
+        row.update(took, wrong=p.wrong())
     finally:
+        if own and own.poll() is None:
+            own.kill()
         p.end()
         shutil.rmtree(images, ignore_errors=True)
 
 
-def disk() -> dict[str, Any]:
-    """The disk's own speed: 4 files of 1 GiB at once, past the page cache."""
+def disk(row: dict[str, Any]) -> None:
+    """The disk's own speed: 4 files of 1 GiB at once, of random numbers."""
     folder = SNAPSHOTS / "speed"
     folder.mkdir(parents=True, exist_ok=True)
     size = int(os.environ.get("DISK", str(1 * GIB)))
+    source = Path(f"/dev/shm/measure-{os.getpid()}")
+    with open(source, "wb") as file:
+        for _ in range(size >> 26):
+            file.write(os.urandom(1 << 26))
 
     def all_at_once(*arguments: str) -> float:
         begin = time.monotonic()
@@ -436,16 +540,18 @@ def disk() -> dict[str, Any]:
             )
             for i in range(4)
         ]
-        if any(dd.wait() for dd in running):
+        if any(dd.wait(timeout=LIMIT) for dd in running):
             raise Failed(f"dd {arguments} failed")
         return 4 * size / 1e9 / (time.monotonic() - begin)
 
     try:
-        writes = all_at_once("if=/dev/zero", "of=FILE", f"count={size >> 21}", "oflag=direct")
-        reads = all_at_once("if=FILE", "of=/dev/null", "iflag=direct")
-        say(f"disk: writes {writes:.2f} GB/s, reads {reads:.2f} GB/s")
-        return {"writes": writes, "reads": reads}
+        row["writes"] = all_at_once(f"if={source}", "of=FILE", "oflag=direct")
+        row["reads"] = all_at_once("if=FILE", "of=/dev/null", "iflag=direct")
+        drop_caches()
+        row["reads through the page cache"] = all_at_once("if=FILE", "of=/dev/null")
+        say("disk, GB/s:", {key: round(value, 2) for key, value in row.items()})
     finally:
+        source.unlink()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -469,28 +575,47 @@ def written(taken: dict[str, Any]) -> float:
     return float(taken["written"] + taken["memory"]["written"]) / 1e6
 
 
-def row(name: str, r: dict[str, Any]) -> str:
+def cells(name: str, r: dict[str, Any]) -> str:
+    """A line of the table, also of a program of which a later step has failed."""
     cold = [one for one in r["restores"] if one["cold"]]
     warm = [one for one in r["restores"] if not one["cold"]] or cold
-    first, second = r["first"], r["second"]
-    cells = [
+    first = r["first"]
+    second = f"{r['second took']:.1f}, {written(r['second']):.0f}" if "second" in r else "-"
+    parts = ("check", "process", "contents", "resume")
+    middle = [statistics.median([one[f"{part}_seconds"] for one in warm] or [0]) for part in parts]
+    all_of_them = [
         name,
         f"{r['start']:.1f}",
         f"{r['snapshot']:.1f}",
         f"{r['stands still']:.2f}",
         ", ".join(f"{first[f'{part}_seconds']:.2f}" for part in ("pause", "dump", "goes_on")),
-        f"{r['second took']:.1f}, {written(second):.0f}",
+        second,
         spread([one["took"] for one in r["stops"]]),
         spread([one["took"] for one in warm]),
-        cold and f"{cold[0]['took']:.1f}" or "-",
-        ", ".join(
-            f"{statistics.median(one[f'{part}_seconds'] for one in warm):.2f}"
-            for part in ("check", "process", "contents", "resume")
-        ),
+        spread([one["took"] for one in cold]),
+        ", ".join(f"{value:.2f}" for value in middle),
         f"{written(first):.0f}, {first['memory']['read'] / 1e6:.0f}",
-        f"{len(r['restores'])}, {r['wrong']}",
+        f"{len(r['restores'])}, {r.get('wrong', '-')}" + (" FAILED" if "failed" in r else ""),
     ]
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(all_of_them) + " |"
+
+
+def keep(results: dict[str, Any]) -> None:
+    """Writes what is known by now, because the machine may be taken away."""
+    (OUT / "snapshot.json").write_text(json.dumps(results, indent=1))
+    lines = [cells(name, r) for name, r in results.items() if "stops" in r and "stands still" in r]
+    head = ["Seconds; the bytes are MB.", "", "| " + " | ".join(COLUMNS) + " |"]
+    lines = [*head, "| --- " * len(COLUMNS) + "|", *lines] if lines else []
+    others = {name: r for name, r in results.items() if "stops" not in r}
+    (OUT / "table.md").write_text("\n".join([*lines, "", json.dumps(others), ""]))
+
+
+def keep_logs() -> None:
+    """Keeps what the programs and CRIU have said."""
+    with tarfile.open(OUT / "logs.tar.gz", "w:gz") as logs:
+        for log in [*WORK.glob("*.log"), *Path("/tmp").glob("tms-*-*/*.log*"), WORK / "errors"]:
+            if log.is_file() and log.stat().st_size < 8 << 20:
+                logs.add(log, arcname=f"{log.parent.name}-{log.name}")
 
 
 def main() -> None:
@@ -503,20 +628,23 @@ def main() -> None:
     def of(kind: str, name: str, size: int) -> list[str]:
         return [python, source, kind, str(WORK / f"{name}.lines"), str(size)]
 
-    steps: dict[str, Any] = {
+    c = [str(WORK / "copied"), str(WORK / "copied.lines"), os.environ.get("COPIED", "1024")]
+    programs = {
+        "copied": c,
+        "cupy": of("cupy", "cupy", GIB),
+        "jax": of("jax", "jax", 0),
+        "torch-8": of("torch", "torch-8", 8 * GIB),
+        "torch-16": of("torch", "torch-16", 16 * GIB),
+    }
+    others = {
         "disk": disk,
-        "copied": lambda: program(
-            "copied",
-            [str(WORK / "copied"), str(WORK / "copied.lines"), os.environ.get("COPIED", "1024")],
-        ),
-        "cupy": lambda: program("cupy", of("cupy", "cupy", GIB)),
-        "jax": lambda: program("jax", of("jax", "jax", 0)),
-        "torch-8": lambda: program("torch-8", of("torch", "torch-8", 8 * GIB)),
-        "torch-16": lambda: program("torch-16", of("torch", "torch-16", 16 * GIB)),
+        "contents": contents,
         "copies": copies,
+        "nvml": nvml,
         "training": training,
         "driver": driver,
     }
+    signal.signal(signal.SIGALRM, end_row)
     results: dict[str, Any] = {}
     failed = 0
     for name in ONLY:
@@ -524,26 +652,25 @@ def main() -> None:
             say(name, "was not begun: the time is over")
             failed += 1
             continue
+        row: dict[str, Any] = {}
+        results[name] = row
+        signal.setitimer(signal.ITIMER_REAL, LONGEST)
         try:
-            results[name] = steps[name]()
-        except (
-            Failed,
-            subprocess.TimeoutExpired,
-            subprocess.CalledProcessError,
-            OSError,
-            KeyError,
-            ValueError,
-        ) as error:
-            say(name, "FAILED:", type(error).__name__, error)
+            if name in programs:
+                row["stops"], row["restores"] = [], []
+                program(name, programs[name], row)
+            else:
+                others[name](row)
+        except Exception as error:  # whatever it is, the other rows come
+            row["failed"] = f"{type(error).__name__}: {error}"
+            say(name, "FAILED:", row["failed"])
+            if not isinstance(error, (Failed, subprocess.TimeoutExpired)):
+                traceback.print_exc()
             failed += 1
-        (OUT / "snapshot.json").write_text(json.dumps(results, indent=1))
-    rows = [row(name, r) for name, r in results.items() if "restores" in r]
-    if rows:
-        print("\nSeconds; the bytes are MB.\n")
-        print("| " + " | ".join(COLUMNS) + " |")
-        print("| --- " * len(COLUMNS) + "|")
-        print("\n".join(rows))
-    print(json.dumps({name: r for name, r in results.items() if "restores" not in r}))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        keep(results)
+    keep_logs()
+    print((OUT / "table.md").read_text())
     sys.exit(1 if failed else 0)
 
 
