@@ -121,7 +121,11 @@ class Program:
                 stderr=output,
                 start_new_session=True,
             ).pid
-        self.started = self.after(begin) - begin
+        try:
+            self.started = self.after(begin) - begin
+        except Failed:
+            self.end()
+            raise
 
     def lines(self) -> list[tuple[float, int, str, str]]:
         text = self.log.read_text() if self.log.exists() else ""
@@ -188,6 +192,8 @@ class Program:
 
 
 def spread(values: list[float]) -> str:
+    if not values:
+        return "-"
     middle = statistics.median(values)
     return (
         f"{middle:.1f} ({min(values):.1f} to {max(values):.1f})"
@@ -398,7 +404,11 @@ def training(row: dict[str, Any]) -> None:
     """A training that is killed, and goes on from its last snapshot to the same losses."""
     command = [sys.executable, str(HERE / "program.py"), "training"]
     undisturbed = Program("undisturbed", [*command, str(WORK / "undisturbed.lines")], tms=False)
-    p = Program("training", [*command, str(WORK / "training.lines")])
+    try:
+        p = Program("training", [*command, str(WORK / "training.lines")])
+    except Failed:
+        undisturbed.end()
+        raise
     with open(WORK / "every.log", "wb") as log:
         again = ["--every", "2s", "--keep", "2", *FORCE]
         every = subprocess.Popen(
