@@ -632,6 +632,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(
         36, 1, 0, 0, 0
     )  # PR_SET_CHILD_SUBREAPER: restored programs are children here
+    where = subprocess.run(["df", "-hT", str(WORK)], capture_output=True, text=True, timeout=LIMIT)
+    say("the directory's disk:", where.stdout.splitlines()[-1])
     touch(int(float(os.environ.get("TOUCH", "0")) * GIB))
     python, source = sys.executable, str(HERE / "program.py")
 
