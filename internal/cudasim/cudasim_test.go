@@ -192,6 +192,20 @@ func TestLibrariesLookLikeTheRealOnes(t *testing.T) {
 	}
 }
 
+// A thread's first call takes no memory for thread-local data: where there is none, the C library ends the process.
+func TestThreadLocalDataIsThereFromTheStart(t *testing.T) {
+	for _, library := range []string{"libcuda.so.1", "libcudart.so.12", "libcudart.so.13", "libnvidia-ml.so.1"} {
+		file, err := elf.Open(filepath.Join(simDir(t), library))
+		require.NoError(t, err)
+		imported, err := file.ImportedSymbols()
+		require.NoError(t, err)
+		for _, symbol := range imported {
+			require.NotEqual(t, "__tls_get_addr", symbol.Name, library)
+		}
+		require.NoError(t, file.Close())
+	}
+}
+
 func TestRuntimeWithoutADriver(t *testing.T) {
 	// Alone in its folder, and with no libcuda.so.1 on the system, the runtime says so.
 	if _, err := purego.Dlopen("libcuda.so.1", purego.RTLD_NOW|purego.RTLD_LOCAL); err == nil {

@@ -11,7 +11,7 @@ static cudaError_t loaded;
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUcontext primary[MAX_DEVICES]; // retained by this library
-_Thread_local int chosen;
+_Thread_local int chosen __attribute__((tls_model("initial-exec")));
 
 static void load(void)
 {

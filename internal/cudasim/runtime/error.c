@@ -3,7 +3,7 @@
 
 #include "runtime.h"
 
-static _Thread_local cudaError_t last;
+static _Thread_local cudaError_t last __attribute__((tls_model("initial-exec")));
 
 cudaError_t result(int code)
 {

@@ -19,7 +19,7 @@ cudaError_t driver_load(void);	// finds libcuda.so.1
 cudaError_t driver_start(void); // and initialises it
 cudaError_t ready(void);	// and makes the device's primary context current if the thread has none
 
-extern _Thread_local int chosen; // the device that the thread has chosen
+extern _Thread_local int chosen __attribute__((tls_model("initial-exec"))); // the device that the thread has chosen
 cudaError_t device_bind(int device); // makes its primary context current
 cudaError_t device_primary(int device, CUcontext *context);
 void device_forget(int device);

@@ -1,4 +1,4 @@
-// The state that all layers share: the lock, the calling thread's own state, complaints.
+// The state that all layers share: the lock, complaints.
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/syscall.h>
@@ -17,14 +17,6 @@ void sim_complain(const char *format, ...)
 	vsnprintf(line, sizeof line, format, arguments);
 	va_end(arguments);
 	dprintf(2, "cudasim: %s\n", line);
-}
-
-struct thread_state *thread_state(void)
-{
-	static _Thread_local struct thread_state state;
-	if (state.epoch != sim.epoch)
-		state = (struct thread_state){.epoch = sim.epoch, .in_host_function = state.in_host_function};
-	return &state;
 }
 
 void tally(enum kind kind, int more, uint64_t bytes)

@@ -215,7 +215,7 @@ static CUresult pass_lock(enum driver_function function, bool *inside)
 }
 
 // A host function's calls belong to the call that waits for it.
-static __thread bool counted;
+static __thread bool counted __attribute__((tls_model("initial-exec")));
 
 CUresult gate_enter(enum driver_function function)
 {

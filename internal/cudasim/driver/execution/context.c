@@ -1,6 +1,15 @@
 // Contexts: how they are made and found, and what ends with one. The entry points keep each thread's stack of them.
 #include "execution/execution.h"
 
+// The C library ends a process that has no memory left for other thread-local data, at the thread's first call.
+struct thread_state *thread_state(void)
+{
+	static _Thread_local struct thread_state state __attribute__((tls_model("initial-exec")));
+	if (state.epoch != sim.epoch)
+		state = (struct thread_state){.epoch = sim.epoch, .in_host_function = state.in_host_function};
+	return &state;
+}
+
 struct context *current_context(void)
 {
 	struct thread_state *thread = thread_state();
