@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -35,7 +36,7 @@ struct work {
 };
 
 /* SPARE: never busy with the loader, whose lock the host may hold. */
-enum { THREADS_MAX = 1024, STACK_SIZE = 2 << 20, SPARE = 8, WARMING = 100 /* times 50 us, at most */ };
+enum { THREADS_MAX = 1024, STACK_SIZE = 2 << 20, SPARE = 8, STARTING = 20000, WARMING = 100 /* times 50 us, at most */ };
 /* Under the lock, which is taken with signals blocked. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -45,7 +46,7 @@ static struct {
 } threads[THREADS_MAX];
 static struct work queue[THREADS_MAX];
 static int made, queued, idle; /* idle: of those made, without work or a place in the queue */
-static int cold; /* threads that have not called the driver */
+static int starting, cold; /* threads that have no heap yet, and that have not called the driver */
 static bool leaving, warming;
 
 /* The processors of the process, as far as is known. */
@@ -97,14 +98,26 @@ static void run(struct work *work, uintptr_t stack_low)
 	crosscall1(work->go.run, set_goroutine, work->go.g);
 }
 
-/* A thread's first driver call takes memory for what the driver keeps per thread, and the loader ends the process when
- * there is none. glibc then also gives the thread a heap of 64 MiB of addresses, so there is no such call where
- * addresses are few. */
+/* glibc gives a thread a heap, with 64 MiB of addresses, at its first allocation. A thread that has one finds memory
+ * there when the process may have no more: for the driver's records, and for the driver's thread-local data, without
+ * which the loader ends the process. */
+static bool may_have_heap(void)
+{
+	struct rlimit limit;
+	return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur >= (rlim_t)64 << 30;
+}
+
+static void get_heap(void)
+{
+	void *volatile memory = may_have_heap() ? malloc(1024) : NULL;
+	free(memory);
+}
+
+/* A thread's first driver call takes memory for what the driver keeps per thread. */
 static void call_driver(void)
 {
 	void *context;
-	struct rlimit limit;
-	if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur >= (rlim_t)64 << 30)
+	if (may_have_heap())
 		forward_cuCtxGetCurrent(&context);
 }
 
@@ -118,8 +131,10 @@ static void *wait_for_work(void *stack_low)
 	pthread_sigmask(SIG_SETMASK, stack_low, NULL);
 	syscall(SYS_sched_setaffinity, 0, sizeof processors, processors);
 	sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
+	get_heap();
 	bool warm = false;
 	pthread_mutex_lock(&lock);
+	starting--;
 	while (!leaving) {
 		if (queued > 0) {
 			struct work work = queue[--queued];
@@ -200,8 +215,19 @@ static bool make(void)
 	}
 	threads[made++].stack = stack;
 	idle++;
+	starting++;
 	cold++;
 	return true;
+}
+
+/* Waits until no threads are left that a count is of, or for a time. The caller has the lock. */
+static void await(const int *left, int times)
+{
+	for (int i = 0; *left > 0 && i < times; i++) {
+		pthread_mutex_unlock(&lock);
+		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+		pthread_mutex_lock(&lock);
+	}
 }
 
 static int of_control;
@@ -243,10 +269,9 @@ HIDDEN bool threads_reserve(int devices, int operations)
 		warming = true;
 		pthread_cond_broadcast(&changed);
 	}
-	for (int i = 0; enough && cold > 0 && i < WARMING; i++) {
-		pthread_mutex_unlock(&lock);
-		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-		pthread_mutex_lock(&lock);
+	if (enough) {
+		await(&starting, STARTING);
+		await(&cold, WARMING);
 	}
 	pthread_mutex_unlock(&lock);
 	return enough;
@@ -263,7 +288,7 @@ HIDDEN void threads_release(void)
 		munmap(threads[made].stack, (size_t)sysconf(_SC_PAGESIZE) + stack_size());
 	}
 	leaving = warming = false;
-	idle = cold = 0;
+	idle = starting = cold = 0;
 }
 
 static void give(struct work work)
