@@ -54,10 +54,13 @@ static bool refused(int code)
 static pthread_barrier_t begun, limited;
 static int allocations; /* of each thread */
 
-/* In a thread's first call of CUDA the loader takes memory, and ends the process when there is none. */
+/* A thread's first allocation makes a heap, without which the driver has no memory in this thread under the limit. A real
+ * driver's first call in a thread takes memory in the loader, too, which ends the process when there is none. */
 static void *use(void *unused)
 {
 	char tag[16];
+	void *volatile heap = malloc(1024);
+	free(heap);
 	EXPECT(cudaSetDevice(0), 0);
 	pthread_barrier_wait(&begun);
 	pthread_barrier_wait(&limited);
