@@ -20,7 +20,7 @@
 #   scripts/bench.sh share [GIB] [SECONDS] [--trainings N] [--beside] [--whole]  trainings that share a GPU by
 #                                       themselves; on two H200: share 60 45 --trainings 5 --beside --whole
 #   scripts/bench.sh engines vllm|sglang STEP...  real engines at the sizes of real models, beside their own ways: sleeps,
-#                                       sets, snapshots; it prints the steps with --help
+#                                       sets, new versions, snapshots; it prints the steps with --help
 #   scripts/bench.sh snapshot           snapshots and restores at random moments, copies, a training that is killed, beside the
 #                                       driver's checkpoint and CRIU alone; settings: snapshot --help
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory

@@ -320,9 +320,10 @@ class Device:
     class _Memory(ctypes.Structure):
         _fields_ = (*((name, ctypes.c_ulonglong) for name in ("total", "free", "used")),)
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: str = os.environ.get("CUDA_VISIBLE_DEVICES") or "0") -> None:
+        """Of several `gpus` it is the first."""
         self._nvml, self._handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
-        index = int((os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0])
+        index = int(gpus.split(",")[0])
         assert self._nvml.nvmlInit_v2() == 0
         assert self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._handle)) == 0
         self.peak = 0

@@ -9,12 +9,15 @@ The engines and PyTorch are installed; weights are made up, and nothing is fetch
   by the engine's own way; for sglang that is torch_memory_saver, unpacked in --peer;
 - kept-MODEL: starts that publish a set, attach it after a kill -9, and read the checkpoint, which
   is made in --models; the second one is paused with everything, and resumed to its next tokens;
+- advance-MODEL: a trainer learns from an engine's tokens and writes its next weights, which the
+  engine maps; beside it, the engine's own updates by CUDA IPC and from a checkpoint. All tokens
+  are compared, and both sides are killed. advance-MODEL-2: the engine has two ranks;
 - snapshot-MODEL: snapshots of the running engine with all of its processes, and restores, in
   --snapshots. TMS_CRIU names CRIU where it is not on PATH. sglang's event loop must not make an
   io_uring: sysctl kernel.io_uring_disabled=2.
 
 MODEL is one of pymodule/tests/gpu/llama.py: 1B, 8B, 32B, 70B, which takes two GPUs. Steps behind a
-comma use the next GPU, at the same time; 70B uses all, and is alone in its run. Each step has a
+comma use the next GPU, at the same time; a step of two GPUs is alone in its run. Each step has a
 process, a time limit and a line in its table; one that fails does not end the others. --touch makes
 the machine's host give GIB of memory before the first pause needs it, on one processor. After
 SECONDS (540) whatever runs is ended. Tables are printed as they grow; $OUT, or build/gpu-results,
@@ -26,13 +29,12 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import json
 import mmap
 import os
 import shutil
 import signal
-import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,138 +45,33 @@ from pathlib import Path
 from typing import Any
 
 import usage  # noqa: F401
+from advancing import advances
+from serving import (
+    BEGUN,
+    DRIVERS,
+    GIB,
+    ROOT,
+    Bench,
+    Failure,
+    Served,
+    Spread,
+    await_empty,
+    command,
+    end,
+    in_use,
+    llama,
+    llama_of,
+    rounded,
+    shown,
+)
 from usage import timed
-
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "pymodule" / "tests"
-DRIVERS = TESTS / "gpu"
-TMS = ROOT / "build" / "bin" / "tms"
-GIB = 1 << 30
-BEGUN = time.monotonic()
-
-sys.path += [str(TESTS), str(DRIVERS)]
-import llama  # noqa: E402
-import plugin  # noqa: E402
 
 CACHE = {"1B": 68, "8B": 40, "32B": 40, "70B": 2}
 """GiB of the KV cache on each GPU, for the steps of sleep; for the others it is 4."""
 
-LIMITS = {"sleep": 180, "kept": 240, "snapshot": 240}
+LIMITS = {"sleep": 180, "kept": 240, "snapshot": 240, "advance": 270}
 LARGE = {"32B": 270, "70B": 300}
 """Seconds for a step."""
-
-
-class Failure(Exception):
-    """A step cannot go on."""
-
-
-class Bench:
-    """What the steps have in common."""
-
-    def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
-        self.engine, self.asked, self.folder = asked.engine, asked, folder
-        self.until = BEGUN + asked.until
-        self.rows: list[dict[str, Any]] = []
-        self.started: list[subprocess.Popen[Any]] = []
-        self._lock = threading.Lock()
-        self._checkpoints: dict[str, concurrent.futures.Future[Path]] = {}
-        plugin.installed(folder)
-
-    def left(self, limit: float) -> float:
-        """Seconds that a step of `limit` seconds may take now."""
-        return float(min(limit, self.until - time.monotonic()))
-
-    def variables(self, model: str, gpus: str, ours: bool = True) -> dict[str, str]:
-        """The environment of a driver; without `ours` it does not see the plugin."""
-        inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
-        first = [self.asked.peer] if self.engine == "sglang" and self.asked.peer else []
-        own = [str(self.folder), str(ROOT / "pymodule")] if ours else []
-        paths = [*first, *own, str(DRIVERS), os.environ.get("PYTHONPATH", "")]
-        return {
-            **inherited,
-            "PYTHONPATH": ":".join(filter(None, paths)),
-            "PYTHONUNBUFFERED": "1",
-            "TMS_COMMAND": str(TMS),
-            "LLAMA_SHAPE": model,
-            "CUDA_VISIBLE_DEVICES": gpus,
-        }
-
-    def start(self, words: list[str], **settings: Any) -> subprocess.Popen[Any]:
-        """A program in a session of its own, which ends at the latest with this one."""
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, start_new_session=True, **settings
-        )
-        self.started.append(process)
-        return process
-
-    def checkpoint(self, model: str) -> Path:
-        return self._checkpoints[model].result(max(1, self.left(1e9)))
-
-    def make_checkpoints(self, models: set[str], pool: concurrent.futures.Executor) -> None:
-        """Begins to write them, beside the first steps."""
-        for model in models:
-            self._checkpoints[model] = pool.submit(self._make_checkpoint, model)
-
-    def _make_checkpoint(self, model: str) -> Path:
-        code = "import llama; print(llama.folder(with_weights=True))"
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**self.variables(model, ""), "TMPDIR": self.asked.models},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        return Path(done.stdout.strip())
-
-    def remove_checkpoints(self) -> None:
-        for made in self._checkpoints.values():
-            with contextlib.suppress(Exception):
-                shutil.rmtree(made.result())
-
-    def note(self, **row: Any) -> None:
-        """Prints a row's beginning; all that was found so far can be read in $OUT."""
-        with self._lock:
-            row["at"] = round(time.monotonic() - BEGUN, 1)
-            self.rows.append(row)
-            words = ", ".join(f"{key} {shown(value)}" for key, value in row.items())
-            print(words[:400], flush=True)
-            out = self.asked.out / "engines.json"
-            out.write_text(json.dumps({"engine": self.engine, "rows": self.rows}, indent=1))
-
-
-def in_use(gpus: str) -> list[int]:
-    """MiB of each GPU that are in use, by anyone."""
-    words = ["nvidia-smi", "-i", gpus, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return [int(mib) for mib in subprocess.check_output(words, text=True).split()]
-
-
-def await_empty(gpus: str) -> None:
-    """Waits until the engine before has left its GPUs."""
-    end = time.monotonic() + 20
-    while max(in_use(gpus)) > 2048 and time.monotonic() < end:
-        time.sleep(0.2)
-
-
-def command(*words: object, timeout: float = 120) -> str:
-    """What tms says; fails with its error."""
-    done = subprocess.run(
-        [str(TMS), *map(str, words)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=max(1, timeout),
-        check=False,
-    )
-    if done.returncode:
-        raise Failure(f"tms {words[0]}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
-
-
-def end(process: subprocess.Popen[Any]) -> None:
-    """Kills a program with all that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 # Sleeps and wake-ups
@@ -259,115 +156,7 @@ class Sleep:
         return found
 
 
-class Spread(list[Any]):
-    """Median, least and most of some figures."""
-
-    def __init__(self, values: list[float]) -> None:
-        super().__init__(rounded(figure(values)) for figure in (statistics.median, min, max))
-
-
-def rounded(value: float | None) -> float | None:
-    return value if value is None else round(value, 3)
-
-
-def llama_of(model: str, name: str) -> str:
-    """A name of llama.py for another model than this process's."""
-    return subprocess.check_output(
-        [sys.executable, "-c", f"import llama; print(llama.{name})"],
-        env={**os.environ, "PYTHONPATH": str(DRIVERS), "LLAMA_SHAPE": model},
-        text=True,
-    ).strip()
-
-
 # Engines that serve
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
-
-
-class Served:
-    """An engine that answers at a port; `seconds` from its start to its first tokens."""
-
-    def __init__(
-        self, bench: Bench, name: str, model: str, gpus: str, *words: object, run: bool = False,
-        **variables: str,
-    ) -> None:  # fmt: skip
-        self.bench, self.port = bench, free_port()
-        self.log = bench.folder / f"{name}.log"
-        begun = time.perf_counter()
-        driver = str(DRIVERS / f"{bench.engine}_kept_driver.py")
-        started = [sys.executable, driver, *map(str, words), "--port", str(self.port)]
-        prefix = [str(TMS), "run", "--backup", "sparse", "--"] if run else []
-        with self.log.open("a") as log:
-            self.process = bench.start(
-                [*prefix, *started, "--cache-gib", "4"],
-                env={**bench.variables(model, gpus), **variables},
-                stdout=log,
-                stderr=log,
-            )
-        self.await_answer("token", 150)
-        self.seconds = time.perf_counter() - begun
-
-    def ask(self, word: str, timeout: float = 60) -> dict[str, Any]:
-        with (
-            socket.create_connection(("127.0.0.1", self.port), timeout) as connection,
-            connection.makefile("rw") as stream,
-        ):
-            print(word, file=stream, flush=True)
-            line = stream.readline()
-        if not line:
-            raise Failure(f"no answer to {word}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise Failure(answer["error"])
-        return answer
-
-    def tokens(self) -> Any:
-        return self.ask("tokens")["tokens"]
-
-    def await_answer(self, word: str, seconds: float) -> None:
-        end_at = time.monotonic() + self.bench.left(seconds)
-        while True:
-            try:
-                self.ask(word)
-                return
-            except (OSError, Failure) as error:
-                if self.process.poll() is not None and word == "token":
-                    raise Failure(f"it ended with {self.process.returncode}") from error
-                if time.monotonic() > end_at:
-                    raise Failure(f"it did not answer: {error}") from error
-                time.sleep(0.02)
-
-    def loading(self) -> float | None:
-        """Seconds of the model's load, as its first line says."""
-        for line in self.log.read_text(errors="replace").splitlines()[::-1]:
-            if line.startswith('{"first"'):
-                return rounded(json.loads(line)["loading"])
-        return None
-
-    def family(self) -> list[int]:
-        """Its process and all below it."""
-        pids, parents = [self.process.pid], {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        for pid in pids:
-            pids += [child for child, parent in parents.items() if parent == pid]
-        return pids
-
-    def on_gpu(self) -> list[int]:
-        """The processes of it that have memory by tms."""
-        listed = json.loads(command("ps", "--json"))
-        return [
-            one["pid"]
-            for one in listed
-            if one["pid"] in self.family() and one["stats"]["devices"]
-        ]  # fmt: skip
-
-    def kill(self) -> None:
-        end(self.process)
 
 
 def kept(bench: Bench, name: str, model: str, gpus: str) -> None:
@@ -623,11 +412,12 @@ def parsed(words: list[str]) -> list[list[tuple[str, str, str]]]:
             continue
         what, _, rest = word.partition("-")
         model, _, way = rest.partition("-")
-        ways = ("tms", "own") if what == "sleep" else ("",)
+        ways = {"sleep": ("tms", "own"), "advance": ("", "2")}.get(what, ("",))
         if what not in LIMITS or model not in llama.SHAPES or way not in ways:
             sys.exit(
                 f"engines: {word!r} is no step. A step is sleep-MODEL-tms, sleep-MODEL-own, "
-                f"kept-MODEL or snapshot-MODEL, and a MODEL one of {', '.join(llama.SHAPES)}"
+                f"kept-MODEL, advance-MODEL, advance-MODEL-2 or snapshot-MODEL, and a MODEL one of "
+                + ", ".join(llama.SHAPES)
             )
         lanes[-1].append((what, model, way))
     return lanes
@@ -645,7 +435,11 @@ def lane(bench: Bench, gpu: str, steps: list[tuple[str, str, str]]) -> list[str]
             waiting[number] = Sleep(bench, "-".join(steps[number]), model, way, gpus)
         return waiting.get(number)
 
-    runs: dict[str, Callable[[Bench, str, str, str], None]] = {"kept": kept, "snapshot": snapshots}
+    runs: dict[str, Callable[[Bench, str, str, str], None]] = {
+        "kept": kept,
+        "snapshot": snapshots,
+        "advance": functools.partial(advances, limit=LIMITS["advance"]),
+    }
     for number, (what, model, way) in enumerate(steps):
         name = "-".join(filter(None, (what, model, way)))
         if bench.left(1e9) < 30:
@@ -659,7 +453,7 @@ def lane(bench: Bench, gpu: str, steps: list[tuple[str, str, str]]) -> list[str]
             if own:
                 own.run()
             else:
-                runs[what](bench, name, model, gpu)
+                runs[what](bench, name, model, "0,1" if way == "2" else gpu)
         except Exception as error:  # the next step may do better
             failed.append(name)
             bench.note(step=name, failed=f"{type(error).__name__}: {error}"[:1500])
@@ -709,6 +503,10 @@ def tables(bench: Bench) -> None:
     table(sleeps, "step", turned=True)
     table([row for row in bench.rows if "start" in row and "took" not in row], "start")
     table([row for row in bench.rows if "longest gap" in row], "what")
+    table([row for row in bench.rows if "summary" in row], "summary")
+    table(
+        [row for row in bench.rows if row["step"].startswith("advance") and "what" in row], "what"
+    )
     table([row for row in bench.rows if "next tokens" in row], "what")
 
 
@@ -723,12 +521,6 @@ def table(rows: list[dict[str, Any]], first: str, turned: bool = False) -> None:
             print("|", " | ".join(line), "|")
             if number == 0:
                 print("|", " | ".join("---" for _ in line), "|")
-
-
-def shown(value: Any) -> str:
-    if isinstance(value, Spread):
-        return f"{value[0]} ({value[1]} to {value[2]})" if value[1] < value[2] else str(value[0])
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def main() -> None:
@@ -751,7 +543,7 @@ def main() -> None:
         bench = Bench(asked, Path(folder))
         with ends_in_time(bench):
             bench.make_checkpoints(
-                {m for one in lanes for what, m, _ in one if what == "kept"}, pool
+                {m for one in lanes for what, m, _ in one if what in ("kept", "advance")}, pool
             )
             running = [pool.submit(lane, bench, str(i), steps) for i, steps in enumerate(lanes)]
             failed = [name for one in running for name in one.result()]

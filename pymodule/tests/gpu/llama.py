@@ -115,6 +115,10 @@ def write_weights(path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+UNLIKE_OTHERS = [2, 5, 7, 11]
+"""A prompt that shares no beginning with `prompts`, in an engine's cache."""
+
+
 def prompts() -> list[list[int]]:
     made = random.Random(1)
     return [[1, *(made.randrange(3, 32000) for _ in range(16 + 5 * i))] for i in range(3)]
