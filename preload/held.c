@@ -26,6 +26,8 @@ static _Atomic uint32_t held;	  /* calls wait */
 static struct fork_mark holding; /* the process that holds them: a child has no thread that ends this */
 static _Atomic pid_t beginner;	  /* the process in which a thread begins NVML again */
 static unsigned begun;		  /* how often it is still to be begun again */
+static _Atomic int at_work;	  /* what a thread does, which may wait for the loader's lock */
+enum { NOTHING, ENDING, ENDING_IN_VAIN, BEGINNING };
 static _Atomic int times;	  /* how often the program has begun it, by the functions below, and not ended it */
 
 static struct device {
@@ -103,8 +105,9 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
 	make_lock();
+	atomic_store(&at_work, NOTHING); /* that thread is not here, nor are others */
 	for (int at = 0; at < CALLS; at++)
-		atomic_store(&inside[at], 0); /* of threads that are not here */
+		atomic_store(&inside[at], 0);
 }
 
 static int in_progress(void)
@@ -328,8 +331,13 @@ static bool end_once(void)
 	return ended;
 }
 
+static int begin(void);
+
 HIDDEN int held_end(double seconds)
 {
+	if (atomic_load(&at_work) != NOTHING)
+		return error_fail(ERROR_NOT_READY, "NVML is still being ended or begun again for an earlier snapshot. Take this "
+						   "one later");
 	if (atomic_load(&held))
 		return SUCCESS;
 	find();
@@ -348,14 +356,26 @@ HIDDEN int held_end(double seconds)
 		nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 	}
 	begun = 0;
-	if (real.shutdown && real.init && atomic_load(&times) > 0) {
-		pthread_mutex_lock(&stepping);
-		look(true);
-		pthread_mutex_unlock(&stepping);
-		while (begun < BEGUN_MOST && end_once())
-			;
-	}
-	return SUCCESS;
+	if (!real.shutdown || !real.init || atomic_load(&times) <= 0)
+		return SUCCESS;
+	int doing = ENDING;
+	atomic_store(&at_work, doing);
+	pthread_mutex_lock(&stepping);
+	look(true);
+	pthread_mutex_unlock(&stepping);
+	while (atomic_load(&at_work) == ENDING && begun < BEGUN_MOST && end_once())
+		;
+	if (atomic_compare_exchange_strong(&at_work, &doing, NOTHING))
+		return SUCCESS;
+	int code = begin();
+	atomic_store(&at_work, NOTHING);
+	return code;
+}
+
+HIDDEN bool held_end_in_vain(void)
+{
+	int doing = ENDING;
+	return atomic_compare_exchange_strong(&at_work, &doing, ENDING_IN_VAIN);
 }
 
 static int begin_once(void)
@@ -368,7 +388,7 @@ static int begin_once(void)
 	return code;
 }
 
-/* The caller is the beginner. */
+/* The caller is the only thread that begins NVML. */
 static int begin(void)
 {
 	int code = SUCCESS;
@@ -376,7 +396,11 @@ static int begin(void)
 		code = begin_once();
 	begun = 0;
 	let_go();
-	return code;
+	if (code != SUCCESS)
+		return error_fail(ERROR_OPERATING_SYSTEM,
+				  "NVML cannot be begun again in this process (its error %d), so the program's calls of it fail",
+				  code);
+	return SUCCESS;
 }
 
 /* Reports whether this thread is the one that begins NVML again in this process. */
@@ -399,19 +423,30 @@ static bool begin_in_child(void)
 
 HIDDEN int held_begin(void)
 {
-	if (!atomic_load(&held) || !claim())
+	int nothing = NOTHING;
+	if (!atomic_load(&held) || !atomic_compare_exchange_strong(&at_work, &nothing, BEGINNING))
 		return SUCCESS;
-	int code = begin();
-	atomic_store(&beginner, 0);
+	int code = SUCCESS;
+	if (claim()) {
+		code = begin();
+		atomic_store(&beginner, 0);
+	}
+	atomic_store(&at_work, NOTHING);
 	if (code != SUCCESS)
-		return error_fail(ERROR_OPERATING_SYSTEM,
-				  "NVML cannot be begun again in this process (its error %d), so the program's calls of it fail",
-				  code);
+		return code;
 	if (atomic_load(&differ) && atomic_load(&has_unseen) == 2)
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "NVML gives its devices other handles than before the snapshot, and %s: the program must ask "
 				  "for them again", unseen);
 	return SUCCESS;
+}
+
+HIDDEN bool held_begins(void)
+{
+	if (atomic_load(&at_work) != BEGINNING)
+		return false;
+	let_go();
+	return true;
 }
 
 AT_LOAD HIDDEN void held_load(void)

@@ -17,8 +17,12 @@ import (
 	"tms/vmm/cuda"
 )
 
-// nvmlTime is how long a snapshot waits for a call of NVML that has begun.
-const nvmlTime = 5 * time.Second
+const (
+	// nvmlTime is how long a snapshot waits for a call of NVML that has begun.
+	nvmlTime = 5 * time.Second
+	// nvmlBegins is how long the program's calls wait for NVML, which may have each device of the machine started.
+	nvmlBegins = 20 * time.Second
+)
 
 // isForSnapshot reports whether CRIU will dump the process after the pause.
 func (t *task) isForSnapshot() bool {
@@ -60,14 +64,47 @@ func copiesOfNVML() (copies []string) {
 	return slices.Compact(copies)
 }
 
-// endNVML ends NVML in the process, so that no file of its stays open. The program's calls wait until beginNVML.
-func endNVML() error {
-	return helped(func() C.int { return C.held_end(C.double(nvmlTime.Seconds())) })
+// endNVML ends NVML in the process, so that no file of its stays open. The program's calls wait until beginNVML. NVML may
+// wait for the loader's lock, and the thread that has the lock for the end of this pause: so the wait has an end.
+func (t *task) endNVML() error {
+	limit := max(nvmlTime, control.Seconds(t.Request.TimeoutSeconds()))
+	ended, late := inTime(limit, func() C.int { return C.held_end(C.double(nvmlTime.Seconds())) })
+	if !late || !bool(C.held_end_in_vain()) {
+		return <-ended
+	}
+	go logged(ended)
+	return cuda.Refuse(cuda.NotReady, "NVML has not ended in time for a snapshot: nvmlShutdown has not returned. A library that "+
+		"was being loaded may have been in its way: take the snapshot again")
 }
 
 // beginNVML begins it again, as often as it was begun. What fails is a line on stderr: the program goes on without.
 func beginNVML() {
-	if err := helped(func() C.int { return C.held_begin() }); err != nil {
+	begun, late := inTime(nvmlBegins, func() C.int { return C.held_begin() })
+	if late && bool(C.held_begins()) {
+		goruntime.Log("NVML has not begun again in time after a snapshot: the program's calls of it may fail until it has")
+		go logged(begun)
+		return
+	}
+	logged(begun)
+}
+
+// inTime makes a call, and reports whether it has not returned in time.
+func inTime(limit time.Duration, call func() C.int) (returned <-chan error, late bool) {
+	result := make(chan error, 1)
+	go func() { result <- helped(call) }()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case err := <-result:
+		result <- err
+		return result, false
+	case <-timer.C:
+		return result, true
+	}
+}
+
+func logged(returned <-chan error) {
+	if err := <-returned; err != nil {
 		goruntime.Log(fmt.Sprint(err))
 	}
 }

@@ -71,6 +71,53 @@ func TestASnapshotWhileALibraryIsOpened(t *testing.T) {
 	}
 }
 
+// NVML needs the loader's lock to end, and a thread waits at the gate with it: the snapshot is refused, NVML ends and begins
+// once the thread goes on, and the next snapshot is right.
+func TestNVMLThatCannotEndInTime(t *testing.T) {
+	h, file := begun(t, "CUDASIM_NVML_LOADER=nvmlShutdown")
+	client := h.dial()
+	pause := snapshotPause
+	pause.Timeout = new(1.0)
+	hold := pause
+	hold.Hold = true
+	well(t, client, hold)
+	require.Equal(t, "ok", h.do("open "+shared(t, "constructor")))
+	reply, err := client.Do(t.Context(), pause)
+	require.NoError(t, err)
+	require.Contains(t, reply.Error, "nvmlShutdown has not returned")
+	reply, err = client.Do(t.Context(), pause)
+	require.NoError(t, err)
+	require.Contains(t, reply.Error, "NVML is still being ended")
+	require.Equal(t, "ok", h.do("waits"))
+	well(t, client, control.SteerRequest{Op: control.Undo})
+	require.Equal(t, "ok", h.do("opened"))
+	require.Equal(t, "ok", h.do("holds"))
+	require.True(t, h.opens(file))
+	until(t, func() bool {
+		reply, err = client.Do(t.Context(), pause)
+		require.NoError(t, err)
+		return reply.Error == ""
+	})
+	require.False(t, h.opens(file))
+	well(t, client, control.SteerRequest{Op: control.Undo})
+	require.Equal(t, "ok", h.do("holds"))
+}
+
+// NVML needs the loader's lock to begin again, and a thread that calls it waits with that lock: the thread goes on, and so
+// does the snapshot.
+func TestNVMLThatCannotBeginInTime(t *testing.T) {
+	h, file := begun(t, "CUDASIM_NVML_LOADER=nvmlInit")
+	client := h.dial()
+	well(t, client, snapshotPause)
+	require.False(t, h.opens(file))
+	require.Equal(t, "ok", h.do("ask "+shared(t, "constructor")))
+	require.Equal(t, "ok", h.do("waits"))
+	well(t, client, control.SteerRequest{Op: control.Undo})
+	require.Equal(t, "ok", h.do("opened"))
+	until(t, func() bool { return h.opens(file) })
+	require.Equal(t, "ok", h.do("holds"))
+}
+
 // NVML is begun again when the client that has ended it ends its pause, and not when another client does.
 func TestNVMLEndsForOneClient(t *testing.T) {
 	h, file := begun(t, "CUDASIM_NVML_TURNS=1")

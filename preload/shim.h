@@ -135,7 +135,9 @@ HIDDEN void held_load(void);
 HIDDEN void *held_function(const char *name, void *found); /* what a program that asked for it is given; found may be NULL */
 HIDDEN const char *held_unseen(void); /* why not all calls can be held, or NULL */
 HIDDEN int held_end(double seconds);  /* a code; calls wait from now on. Again it does nothing */
+HIDDEN bool held_end_in_vain(void); /* whether held_end still ends NVML: it begins it again itself when it can, and returns then */
 HIDDEN int held_begin(void);	      /* a code; calls go on, whatever it is */
+HIDDEN bool held_begins(void);	      /* whether held_begin still begins NVML: calls go on without */
 
 /* listener.c: a process without pausable memory listens once a client asks. */
 HIDDEN void listener_load(void);

@@ -77,7 +77,7 @@ func (p *Process) Perform(of *server.Task, outcome *server.Outcome) (err error) 
 			err = t.withoutEngine()
 		}
 		if err == nil && t.isForSnapshot() {
-			err = endNVML()
+			err = t.endNVML()
 		}
 		if t.givesRestBack(err) { // with the gate open: NVML may need a lock that a thread has which waited there
 			beginNVML()

@@ -4,6 +4,7 @@
 // process's CUDASIM_SHARED. Without one it shows the processes that share with no other, as if they shared one set of
 // devices, which can then be more than full.
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -167,10 +168,19 @@ static int place_of(nvmlDevice_t device)
 	return sim.settings.shown[((uintptr_t)device - 1 + count - turn % count) % count];
 }
 
+// Needs the loader's lock, if CUDASIM_NVML_LOADER names the function.
+static void use_loader(const char *function)
+{
+	const char *named = getenv("CUDASIM_NVML_LOADER");
+	if (named && !strcmp(named, function))
+		dlclose(dlopen("libc.so.6", RTLD_NOW));
+}
+
 // The driver's NVML has files of the driver open from the first nvmlInit to the last nvmlShutdown.
 EXPORT nvmlReturn_t nvmlInit_v2(void)
 {
 	settings_read();
+	use_loader("nvmlInit");
 	pthread_mutex_lock(&lock);
 	const char *path = getenv("CUDASIM_NVML_FILE"), *turns = getenv("CUDASIM_NVML_TURNS");
 	if (!initialized++) {
@@ -197,6 +207,7 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 // It takes CUDASIM_NVML_SLOW milliseconds more.
 EXPORT nvmlReturn_t nvmlShutdown(void)
 {
+	use_loader("nvmlShutdown");
 	pthread_mutex_lock(&lock);
 	bool begun = initialized > 0;
 	if (begun && --initialized == 0 && file >= 0)
