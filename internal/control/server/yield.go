@@ -67,3 +67,24 @@ func (s *Server) share(now time.Time) *control.Share {
 	}
 	return of
 }
+
+// glance looks whether a thread waits for yielded memory. It polls, because a notice would cost threads time at every
+// call.
+func (s *Server) glance(now time.Time) {
+	yields := s.rights.Has(s.own)
+	if s.yields && !yields { // the process has its memory again, or another client has taken the pause over
+		s.ran, s.waits, s.awaited = now, s.process.Waits(), time.Time{}
+	}
+	s.yields = yields
+	// While a task runs, the gate may be open or closed for a step that is not done yet.
+	if !yields || s.running != nil || now.Sub(s.glanced) < s.ownGlance(now) {
+		return
+	}
+	if s.glanced = now; s.process.Awaited() {
+		s.wake(now)
+	}
+}
+
+func (s *Server) ownGlance(now time.Time) time.Duration {
+	return max(ownFirst, min(now.Sub(s.yielded)/1000, ownLast))
+}
