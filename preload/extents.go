@@ -21,8 +21,6 @@ const (
 	silentTime = time.Second
 )
 
-var errSilent = cuda.Refuse(cuda.Timeout, "the keeper does not answer")
-
 func (e extents) isSilent() bool {
 	last := e.process.keeperSilent.Load()
 	return last != nil && time.Since(*last) < silentTime
@@ -52,7 +50,7 @@ func (x extents) Free(node int) uint64 {
 // Take: the extent is this process's once the socket's thread has it. Else the keeper takes it back.
 func (x extents) Take(node int) (number uint64, err error) {
 	if x.isSilent() {
-		return 0, errSilent
+		return 0, cuda.Refuse(cuda.Timeout, "the keeper does not answer")
 	}
 	take := control.SetRequest{Op: control.Take, Node: &node, Bytes: cuda.HostExtent}
 	err = server.TakeWithin(answerTime, x.process.Directories, take, func(descriptor int) (err error) {

@@ -61,11 +61,13 @@ func refuse(code cuda.Result, format string, arguments ...any) error {
 		fmt.Sprintf(format, arguments...))
 }
 
-// errMoment marks an error of a bad moment: see pauseGated.
-var errMoment = errors.New("a bad moment")
+// badMoment is an error of a bad moment: see pauseGated.
+type badMoment struct{ error }
+
+func (b badMoment) Unwrap() error { return b.error }
 
 func late(format string, arguments ...any) error {
-	return fmt.Errorf("%w%.0w", refuse(cuda.Timeout, format, arguments...), errMoment)
+	return badMoment{refuse(cuda.Timeout, format, arguments...)}
 }
 
 func unsupported(format string, arguments ...any) error {
@@ -90,7 +92,7 @@ func (p *Process) pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Du
 			moment = left
 		}
 		freed, err = p.pauseAtOnce(e, options, min(moment, left), timeout, how)
-		bad := errors.Is(err, errMoment) || cuda.Gone(err)
+		bad := errors.As(err, new(badMoment)) || cuda.Gone(err)
 		if left = time.Until(deadline); !bad || once || left <= 0 || freed > 0 {
 			return freed, err
 		}

@@ -44,7 +44,7 @@ static __thread bool fork_has_lock __attribute__((tls_model("initial-exec")));
 
 /* NVML's own, from the library in which the program has found it. */
 static struct {
-	int (*init)(void), (*shutdown)(void);
+	int (*init)(void), (*end)(void);
 	int (*count)(unsigned *), (*by_index)(unsigned, uintptr_t *), (*uuid)(uintptr_t, char *, unsigned);
 } real;
 
@@ -248,7 +248,7 @@ static int look_for_init(struct dl_phdr_info *info, size_t size, void *init)
 	FIND(count, "nvmlDeviceGetCount_v2");
 	FIND(by_index, "nvmlDeviceGetHandleByIndex_v2");
 	FIND(uuid, "nvmlDeviceGetUUID");
-	FIND(shutdown, "nvmlShutdown");
+	FIND(end, "nvmlShutdown");
 #undef FIND
 	return 1;
 }
@@ -258,7 +258,7 @@ static int look_for_init(struct dl_phdr_info *info, size_t size, void *init)
 static void find(void)
 {
 	void *init = init_asked();
-	if (init && !real.shutdown)
+	if (init && !real.end)
 		libraries_each(look_for_init, init);
 }
 
@@ -325,7 +325,7 @@ static void let_go(void)
 static bool end_once(void)
 {
 	pthread_mutex_lock(&stepping);
-	bool ended = real.shutdown() == SUCCESS;
+	bool ended = real.end() == SUCCESS;
 	begun += ended;
 	pthread_mutex_unlock(&stepping);
 	return ended;
@@ -356,7 +356,7 @@ HIDDEN int held_end(double seconds)
 		nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 	}
 	begun = 0;
-	if (!real.shutdown || !real.init || atomic_load(&times) <= 0)
+	if (!real.end || !real.init || atomic_load(&times) <= 0)
 		return SUCCESS;
 	int doing = ENDING;
 	atomic_store(&at_work, doing);

@@ -51,9 +51,14 @@ func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 	}))
 }
 
-// errShareStopped: a pause from outside keeps the process that has the memory at the gate. Whoever made the pause ends
-// it, so others can wait for the memory as its own threads do.
-var errShareStopped = fmt.Errorf("%w, whose program is stopped; resume it there first", vmm.ErrSharePaused)
+// shareStopped is the error while a pause from outside keeps the process that has the memory at the gate. The client
+// that has made the pause ends it, so others can wait for the memory as the process's own threads do.
+type shareStopped struct{}
+
+func (shareStopped) Error() string {
+	return vmm.ErrSharePaused.Error() + ", whose program is stopped; resume it there first"
+}
+func (shareStopped) Unwrap() error { return vmm.ErrSharePaused }
 
 // importOperation opens a handle that ipc.c made, for a device.
 type importOperation struct {
@@ -142,7 +147,7 @@ func (p *Process) ask(share vmm.Share, r control.Request, given int) (reply cont
 	case reply.Code == int(cuda.InvalidHandle):
 		err = fmt.Errorf("it was freed: %w", vmm.ErrShareGone)
 	case reply.Code == int(cuda.NotReady) && reply.Stopped:
-		err = errShareStopped
+		err = shareStopped{}
 	case reply.Code == int(cuda.NotReady):
 		err = fmt.Errorf("%w; resume it there first", vmm.ErrSharePaused)
 	case !reply.OK:

@@ -4,7 +4,6 @@ package main
 import "C"
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -191,8 +190,8 @@ func (p *Process) resumeNCCL() error {
 		return nil
 	}
 	lost := communicators(isLost)
-	err := takeAgain(deadline, lost)
-	if awaited = errors.Is(err, errAwaited); awaited {
+	var err error
+	if awaited, err = takeAgain(deadline, lost); awaited {
 		goruntime.Log(ncclWaits)
 		p.nccl.awaited.Store(true)
 		go p.awaitNCCL(lost) // which has the turn now
@@ -202,13 +201,11 @@ func (p *Process) resumeNCCL() error {
 	return err
 }
 
-var errAwaited = errors.New("ranks in other processes are not resumed yet")
-
-// takeAgain resumes all suspended communicators; lost is how many failed to resume before.
-// Errors: errAwaited, cuda.Refusal.
-func takeAgain(deadline time.Time, lost int) error {
+// takeAgain resumes all suspended communicators; lost is how many failed to resume before. It reports whether ranks in
+// other processes are not resumed yet. Errors: cuda.Refusal.
+func takeAgain(deadline time.Time, lost int) (awaited bool, err error) {
 	if !bool(C.nccl_begin(false)) {
-		return cuda.Refuse(cuda.OperatingSystem, "there are no threads to resume %s of NCCL%s",
+		return false, cuda.Refuse(cuda.OperatingSystem, "there are no threads to resume %s of NCCL%s",
 			counted(communicators(isSuspended)), useless)
 	}
 	if communicators(isAwaited) > 0 {
@@ -216,14 +213,14 @@ func takeAgain(deadline time.Time, lost int) error {
 	}
 	if !poll(deadline, func() bool { return !bool(C.nccl_is_busy()) }) {
 		if communicators(isAwaited) > 0 {
-			return errAwaited
+			return true, nil
 		}
 		unfinished := communicators(isUnfinished)
 		C.nccl_give_up()
-		return cuda.Refuse(cuda.Timeout, "ncclCommResume has not come back within %v for %s of NCCL%s",
+		return false, cuda.Refuse(cuda.Timeout, "ncclCommResume has not come back within %v for %s of NCCL%s",
 			ncclResumes, counted(unfinished), useless)
 	}
-	return lostNCCL(lost)
+	return false, lostNCCL(lost)
 }
 
 const useless = ", which can be used no more; all else is resumed"

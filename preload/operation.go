@@ -94,7 +94,7 @@ func tmsOperation(o *C.struct_operation) {
 			text = err.Error()
 		}
 		code := C.int(cuda.Code(err))
-		if errors.Is(err, errShareStopped) {
+		if errors.Is(err, shareStopped{}) {
 			code = C.SHARE_STOPPED
 		}
 		C.operation_finish(o, code, (*C.char)(goruntime.Terminated(text)), C.uint64_t(result))

@@ -49,9 +49,6 @@ func (p *pools) addTo(devices []stats.Device) {
 	}
 }
 
-var errStreams = cuda.Refuse(cuda.NotSupported,
-	"a pool of this kind ignores streams, and holds nothing back for them; caching does")
-
 // newSource makes the source of a pool's segments.
 func (p *Process) newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
 	if m.Pausable {
@@ -152,7 +149,8 @@ func tmsPoolRecordStream(handle, address, stream C.uintptr_t) C.int {
 	return self.withPool(handle, func(p pool.Pool) error {
 		recorder, ok := p.(pool.StreamRecorder)
 		if !ok {
-			return errStreams
+			return cuda.Refuse(cuda.NotSupported,
+				"a pool of this kind ignores streams, and holds nothing back for them; caching does")
 		}
 		return recorder.RecordStream(uintptr(address), pool.Stream(stream))
 	})

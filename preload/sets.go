@@ -56,7 +56,9 @@ type sets struct {
 	attaching sync.RWMutex
 }
 
-var errAsleep = cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
+func everythingIsPaused() error {
+	return cuda.Refuse(cuda.NotSupported, "everything of this process is paused; tms resume brings it back")
+}
 
 // createSetOperation begins a set. The keeper learns of it with its first chunk. (cuDeviceGetUuid)
 type createSetOperation struct {
@@ -127,7 +129,7 @@ func (o *closeSetOperation) run(p *Process, e *vmm.Engine) (uint64, error) {
 // mayUseSet refuses while everything is paused, because calls of the driver wait, and for a name that is not UTF-8.
 func (p *Process) mayUseSet(name string) error {
 	if C.checkpoint_asked() {
-		return errAsleep
+		return everythingIsPaused()
 	}
 	if !utf8.ValidString(name) {
 		return cuda.Refuse(cuda.InvalidValue, "a set's name is UTF-8, and %q is not", name)
@@ -143,7 +145,7 @@ func (p *Process) useSet(handle uint64, use func(*set) error) error {
 		defer s.mu.Unlock()
 	}
 	if s == nil || s != p.setBy(handle) { // another thread closed it while this one waited for the lock
-		return errNoSet
+		return noSuchSet()
 	}
 	return use(s)
 }
@@ -161,7 +163,9 @@ func (p *Process) changeSet(handle uint64, change func(*set) error) error {
 	})
 }
 
-var errNoSet = cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
+func noSuchSet() error {
+	return cuda.Refuse(cuda.InvalidValue, "there is no such set: it was closed, or never opened")
+}
 
 func (p *Process) setBy(handle uint64) *set {
 	p.sets.Lock()
@@ -183,7 +187,7 @@ func (p *Process) awake(do func() error) error {
 	p.sets.attaching.RLock()
 	defer p.sets.attaching.RUnlock()
 	if C.checkpoint_asked() {
-		return errAsleep
+		return everythingIsPaused()
 	}
 	return do()
 }
@@ -415,7 +419,7 @@ func (p *Process) withSet(handle C.uintptr_t, look func(*set) error) C.int {
 		if s := p.sets.open[uint64(handle)]; s != nil {
 			return look(s)
 		}
-		return errNoSet
+		return noSuchSet()
 	}))
 }
 
