@@ -220,7 +220,7 @@ static bool make(void)
 	return true;
 }
 
-/* Waits until no threads are left that a count is of, or for a time. The caller has the lock. */
+/* Waits until a count of threads is 0, or for a time. The caller has the lock. */
 static void await(const int *left, int times)
 {
 	for (int i = 0; *left > 0 && i < times; i++) {
