@@ -278,7 +278,7 @@ func TestCopies(t *testing.T) {
 		require.NoError(t, err)
 		sockets, err := os.ReadFile("/proc/net/unix")
 		require.NoError(t, err)
-		require.Contains(t, string(sockets), fmt.Sprintf("@cuda-uvmfd-%s-%d\n", strings.Trim(namespace, "pid:[]"), is.Within[0]))
+		require.Contains(t, string(sockets), fmt.Sprintf("@cuda-uvmfd-%s-%d@\n", strings.Trim(namespace, "pid:[]"), is.Within[0]))
 		require.Eventually(t, listens(port+1+number), time.Minute, 5*time.Millisecond)
 		seeds[answers(t, port+1+number).Seed] = true
 		require.Regexp(t, `(?m)^ *`+pid+` +python\S* .* 2 as 0 `, succeeds(t, "ps"))

@@ -16,8 +16,8 @@ const (
 )
 
 // driverSocket is the name of a socket that NVIDIA's driver makes in each process: with the number of the PID namespace
-// (its inode), and that of the process in it.
-var driverSocket = regexp.MustCompile(`^\x00cuda-uvmfd-[0-9]+-([0-9]+)$`)
+// (its inode), and that of the process in it. The name ends with a zero (seen with driver 580.159.04).
+var driverSocket = regexp.MustCompile(`^\x00cuda-uvmfd-[0-9]+-([0-9]+\x00?)$`)
 
 // InNamespace returns files.img for processes that are restored in another PID namespace: the driver's sockets have the
 // names that they would have there, so they are not those of the same processes elsewhere. All other bytes stay.

@@ -44,6 +44,9 @@ func TestTheDriversSocketsInANamespace(t *testing.T) {
 	made, err = InNamespace(image("\x00cuda-uvmfd-4026531836-71234"), "1") // of another length
 	require.NoError(t, err)
 	require.Equal(t, image("\x00cuda-uvmfd-1-71234"), made)
+	made, err = InNamespace(image("\x00cuda-uvmfd-4026531836-7\x00"), "1")
+	require.NoError(t, err)
+	require.Equal(t, image("\x00cuda-uvmfd-1-7\x00"), made)
 }
 
 // An image in another form is refused, and so is each beginning of one, unless it ends between two messages.
