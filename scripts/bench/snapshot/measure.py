@@ -257,7 +257,8 @@ def program(name: str, command: list[str], row: dict[str, Any]) -> None:
             restores.append({**restored, "took": took, "cold": cold})
             row["wrong"], row["steps"] = p.wrong(), len(p.lines())
             if p.wrong():
-                raise Failed(f"{name}: {p.wrong()} results are wrong after {number + 1} restores")
+                words = (WORK / f"{name}.log").read_text()[-2000:]
+                raise Failed(f"{p.wrong()} results are wrong after {number + 1} restores: {words}")
             say(
                 f"    --stop {stopped['seconds']:.2f} s, {'cold ' if cold else ''}restore",
                 f"to the next step {took:.2f} s:",
