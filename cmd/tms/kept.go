@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -171,6 +172,9 @@ The memory of a set is free when no process has it open.`,
 func eachSet(command *cobra.Command, names []string, do func(name string) (string, error)) (failed error) {
 	if len(names) == 0 {
 		return errors.New("name the sets (tms kept lists them)")
+	}
+	if slices.Contains(names, "") { // a script's variable without a value
+		return errors.New("a name is empty: name the sets (tms kept lists them)")
 	}
 	for _, name := range names {
 		words, err := do(name)

@@ -114,17 +114,20 @@ class Learner:
                 print(json.dumps(moment), flush=True)
                 time.sleep(0 if moment == "sealing" else 1000)
 
+        def write(rank: int, tensors: dict[str, Any]) -> None:  # and keeps none of them
+            with torch.no_grad():
+                for number, (name, tensor) in enumerate(tensors.items()):
+                    if number == len(tensors) // 2:
+                        at("half")
+                    self._fill(name, tensor, rank, len(names))
+
         begin = time.monotonic()
         with contextlib.ExitStack() as stack:
             sets = [stack.enter_context(tms.kept(name).next()) for name in names]
             made = time.monotonic()
             at("made")
-            with torch.no_grad():
-                for rank, tensors in enumerate(sets):
-                    for number, (name, tensor) in enumerate(tensors.items()):
-                        if number == len(tensors) // 2:
-                            at("half")
-                        self._fill(name, tensor, rank, len(names))
+            for rank, tensors in enumerate(sets):
+                write(rank, tensors)
             for device in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(device)
             filled = time.monotonic()
