@@ -9,10 +9,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static _Atomic int steps; /* in progress */
-static _Atomic int holds; /* moves that keep steps from beginning */
+static _Atomic int steps;	 /* in progress */
+static _Atomic int holds;	 /* moves that keep steps from beginning */
+static _Atomic bool across; /* some thread has ended the step of another, so `own` says nothing */
+static __thread int own __attribute__((tls_model("initial-exec"))); /* steps in progress that this thread began */
 
-/* Each side first says what it does and then looks at the other, so one of them sees the other. */
+/* Each side first says what it does and then looks at the other, so one of them sees the other. A step within another
+ * one of its thread waits for no move, because the move waits for the outer one. */
 EXPORT void tms_kept_step_begin(void)
 {
 	if (go_now() == GO_DEAD)
@@ -20,8 +23,10 @@ EXPORT void tms_kept_step_begin(void)
 	for (;;) {
 		atomic_fetch_add(&steps, 1);
 		int held = atomic_load(&holds);
-		if (likely(!held))
+		if (likely(!held) || (own > 0 && !atomic_load(&across))) {
+			own++;
 			return;
+		}
 		atomic_fetch_sub(&steps, 1);
 		syscall(SYS_futex, &holds, FUTEX_WAIT_PRIVATE, held, NULL, NULL, 0);
 	}
@@ -29,8 +34,13 @@ EXPORT void tms_kept_step_begin(void)
 
 EXPORT void tms_kept_step_end(void)
 {
-	if (atomic_load(&steps) > 0 && go_now() != GO_DEAD)
-		atomic_fetch_sub(&steps, 1);
+	if (atomic_load(&steps) == 0 || go_now() == GO_DEAD)
+		return;
+	if (own > 0)
+		own--;
+	else
+		atomic_store(&across, true);
+	atomic_fetch_sub(&steps, 1);
 }
 
 HIDDEN void steps_hold(bool on)

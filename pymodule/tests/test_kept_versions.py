@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -262,6 +263,70 @@ def test_steps_of_threads_and_advances_from_outside(house: House) -> None:
         assert moved.returncode == 0, moved.stderr
     engine.does("over.set(); [thread.join() for thread in threads] and None")
     assert engine.run("torn, value(), len(done) > 0") == [[], 21, True]
+
+
+def waits_to_step(pid: int, thread: int) -> bool:
+    """Whether a thread waits for a move, by a futex of value 1, as no lock of Python's does."""
+    said = Path(f"/proc/{pid}/task/{thread}/syscall").read_text().split()
+    return said[2:4] == ["0x80", "0x1"]
+
+
+def test_a_step_within_a_step(house: House) -> None:
+    """It does not wait for a move that waits for the outer one, as of a program with two sets."""
+    trainer, engine = pair(house)
+    engine.does(
+        "import threading\n"
+        "over = threading.Event()\n"
+        "def steps():\n"
+        "    while not over.is_set():\n"
+        "        with policy.step(): pass\n"
+        "outer = policy.step(); outer.__enter__()\n"
+        "thread = threading.Thread(target=steps); thread.start()"
+    )
+    trainer.does("write(2)")
+    moving = house.start("kept", "advance", "set")
+    pid, thread = engine.run("[os.getpid(), thread.native_id]")
+    until(lambda: waits_to_step(pid, thread))
+    engine.does("with policy.step(): pass")
+    engine.does("assert not outer.__exit__(None, None, None)")
+    assert moving.wait(HANGS) == 0
+    engine.does("over.set(); thread.join()")
+    assert engine.run("value()") == 2
+
+
+def test_a_step_that_is_interrupted_as_it_begins(house: House, tmp_path: Path) -> None:
+    trainer, engine = pair(house)
+    engine.does(f"place = {str(tmp_path)!r}")
+    engine.does(
+        "import signal, threading, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def steps():\n"
+        "    with policy.step():\n"
+        "        open(place + '/begun', 'w').close()\n"
+        "        while not os.path.exists(place + '/go'): time.sleep(0.01)\n"
+        "thread = threading.Thread(target=steps); thread.start()"
+    )
+    until(lambda: (tmp_path / "begun").exists())
+    trainer.does("write(2)")
+    moving = house.start("kept", "advance", "set")
+    engine.tell(
+        json.dumps(
+            "try:\n"
+            "    while True:\n"
+            "        with policy.step(): pass\n"
+            "except KeyboardInterrupt:\n"
+            "    thread.join()"
+        )
+    )
+    until(lambda: waits_to_step(engine.process.pid, engine.process.pid))
+    os.kill(engine.process.pid, signal.SIGINT)
+    (tmp_path / "go").touch()
+    assert moving.wait(HANGS) == 0
+    assert json.loads(engine.answer()) is None
+    trainer.does("write(3)")
+    again = house.command("kept", "advance", "set", "--timeout", "1s")
+    assert again.returncode == 0, again.stderr
+    assert engine.run("value()") == 3
 
 
 def test_a_set_that_is_attached_twice_is_not_moved(house: House) -> None:

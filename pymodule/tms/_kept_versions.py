@@ -124,8 +124,8 @@ class Following:
         """Marks a step: all work on the tensors must be given to the device in such a body.
 
         From the first step on, `tms kept advance` moves the set from outside when no step is
-        in progress, in any thread. A step that begins during a move waits for it. The body need not
-        wait for the device.
+        in progress, in any thread. A step that begins during a move waits for it, unless it lies
+        within a step of its thread. The body need not wait for the device.
 
         Raises:
             TmsError: the set is no longer attached.
@@ -134,15 +134,28 @@ class Following:
         if not self._steps:
             self._set.check(c.tms_kept_follow(self._set.handle, int(self.keeps)), "following")
             self._steps = True
-        c.tms_kept_step_begin()
+        begun: list[int] = []
+        begin = _noting(c.tms_kept_step_begin, begun)
         try:
+            begin()
             yield
         finally:
-            c.tms_kept_step_end()
+            if begun:
+                c.tms_kept_step_end()
 
     def settle(self) -> None:
         """Lets the version before go, if one is kept. Its memory is free when no process has it."""
         self._set.check(self._set.library.c.tms_kept_settle(self._set.handle), "settling")
+
+
+def _noting(function: Any, done: list[int]) -> Any:
+    """`function`, each call of which adds to `done`.
+
+    It does so within the call, so an interrupt (Ctrl-C) finds that both have happened, or neither.
+    """
+    noting = type(function)(ctypes.cast(function, ctypes.c_void_p).value)
+    noting.restype = done.append
+    return noting
 
 
 @contextlib.contextmanager
