@@ -301,7 +301,7 @@ def test_waiting_for_memory_can_be_interrupted(call: str) -> None:
 
 
 ANOTHER_PROCESS_HAS_IT = """
-import subprocess, sys, threading
+import subprocess, sys, threading, time
 import cuda, tms
 with tms.region("weights", backup="host"):
     pointer = cuda.malloc(70 << 20)
@@ -315,7 +315,7 @@ holder.stdout.readline()
 def end():
     before = cuda.calls("cuMemGetInfo_v2")
     while cuda.calls("cuMemGetInfo_v2") < before + 8:  # it waits, and looks again and again
-        pass
+        time.sleep(0.001)  # a thread that only looks would keep the processor from the resume
     holder.communicate(b"\\n")
 threading.Thread(target=end).start()
 {call}
