@@ -26,13 +26,18 @@ attached()
 folder, load_format = Path(sys.argv[1]), sys.argv[2]
 trained = "trained" in " ".join(sys.argv)
 number = lambda path: int((path / "value").read_text())
+ranks = range(int(sys.argv[sys.argv.index("--tp") + 1]))
+policies = []
 if load_format == "tms":
-    with tms.kept(f"model-{os.path.basename(folder)}-rank0") as k:
-        assert k.complete == trained
-        if not trained:
-            k.publish({"w": torch.filled(number(folder), 1 << 20, dtype=torch.uint8)})
-        policy = k.follow()
-    value = lambda: policy.tensors["w"].bytes()[0]
+    for rank in ranks:
+        with tms.kept(f"model-{os.path.basename(folder)}-rank{rank}") as k:
+            assert k.complete == trained
+            if not trained:
+                k.publish({"w": torch.filled(number(folder), 1 << 20, dtype=torch.uint8)})
+            policies.append(k.follow())
+    def value():
+        (found,) = {policy.tensors["w"].bytes()[0] for policy in policies}
+        return found
 else:
     own = [number(folder)]
     value = lambda: own[0]
@@ -41,10 +46,13 @@ def tokens(count):
 def moved(word, *rest):
     begin, version = time.monotonic(), None
     if word in ("advance", "keep"):
-        policy.keeps = word == "keep"
-        version = policy.advance()
+        if len({policy.newest for policy in policies}) > 1:
+            raise RuntimeError("ranks find different versions")
+        for policy in policies:
+            policy.keeps = word == "keep"
+            version = policy.advance()
     elif word == "back":
-        version = policy.back()
+        version = [policy.back() for policy in policies][0]
     elif word == "read":
         own[0] = number(Path(rest[0]))
     elif SPOILT:
@@ -82,16 +90,19 @@ for line in sys.stdin:
     def at(moment):
         if moment == argument.get("stop"):
             print(json.dumps(moment), flush=True)
-            time.sleep(0 if moment == "sealing" else 1000)
+            time.sleep(0 if moment == "sealing" and len(argument["names"]) == 1 else 1000)
     if word == "learn":
         value += 7
         answer = {"reward": 1.0}
     elif word == "next":
-        with tms.kept(argument["names"][0]).next() as tensors:
-            at("made")
-            at("half")
-            tensors["w"].fill_(value)
-            at("sealing")
+        names = argument["names"]
+        for rank in argument.get("ranks", range(len(names))):
+            with tms.kept(names[rank]).next() as tensors:
+                at("made")
+                at("half")
+                tensors["w"].fill_(value)
+                if len(names) == 1 or rank == 1:
+                    at("sealing")
         answer = {"sealed": time.monotonic(), "making": 0.0}
     else:
         folder = Path(argument["path"] if word == "handles" else argument)
@@ -107,7 +118,7 @@ import sys
 from pathlib import Path
 place, bench = map(Path, sys.argv[1:3])
 sys.path.insert(0, str(bench))
-sys.argv = ["engines", "vllm", "--models", str(place), "advance-1B"]
+sys.argv = ["engines", "vllm", "--models", str(place), sys.argv[3]]
 import advancing, engines, serving
 serving.DRIVERS, advancing.LEARNER = place, place / "learner.py"
 advancing.STEPS = {"1B": (2, 2)}
@@ -116,7 +127,9 @@ engines.main()
 """
 
 
-def ran(house: House, place: Path, spoilt: bool) -> tuple[str, list[dict[str, object]], int]:
+def ran(
+    house: House, place: Path, step: str, spoilt: bool
+) -> tuple[str, list[dict[str, object]], int]:
     """What the step prints, its rows, and its exit status."""
     drivers = f"DRIVERS, SPOILT = {str(TESTS / 'gpu')!r}, {spoilt}\n"
     (place / "vllm_kept_driver.py").write_text(drivers + ENGINE)
@@ -124,7 +137,7 @@ def ran(house: House, place: Path, spoilt: bool) -> tuple[str, list[dict[str, ob
     (place / "model").mkdir()
     (place / "model" / "value").write_text("1")
     done = subprocess.run(
-        [sys.executable, "-c", RUN, str(place), str(BENCH)],
+        [sys.executable, "-c", RUN, str(place), str(BENCH), step],
         env={
             **house.environment(),
             "OUT": str(place),
@@ -142,13 +155,21 @@ def ran(house: House, place: Path, spoilt: bool) -> tuple[str, list[dict[str, ob
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_an_engine_follows_a_trainer(house: House, tmp_path: Path, spoilt: bool) -> None:
     """A way that fails is reported, and the others go on."""
-    said, rows, status = ran(house, tmp_path, spoilt)
-    log = (tmp_path / "engines.log").read_text()
-    assert status == int(spoilt), said + log
+    said, rows, status = ran(house, tmp_path, "advance-1B", spoilt)
+    assert status == int(spoilt), said + (tmp_path / "engines.log").read_text()
     equal = {row["summary"]: row["equal"] for row in rows if "summary" in row}
     expected = {"advance": [2, 2], "advance, N-1 kept": [2, 2], "its own, checkpoint": [4, 4]}
     assert equal == (expected if spoilt else {**expected, "its own, CUDA IPC": [4, 4]}), said
     compared = [row["equal"] for row in rows if "equal" in row and "summary" not in row]
     assert compared.count(True) >= 9 and (False in compared) == spoilt, said
     assert [row["GiB"] for row in rows if "memory after" in str(row.get("what"))] == [0.0, 0.0]
+    assert house.sets() == []
+
+
+def test_an_engine_of_two_ranks(house: House, tmp_path: Path) -> None:
+    """A trainer that is killed when one of two versions is sealed moves no rank."""
+    said, rows, status = ran(house, tmp_path, "advance-1B-2", False)
+    assert status == 0, said + (tmp_path / "engines.log").read_text()
+    assert said.count("the trainer is killed: sealing, between two ranks, equal True") == 2, said
+    assert [row["equal"] for row in rows if "summary" in row] == [[2, 2], [4, 4], [2, 2]], said
     assert house.sets() == []

@@ -101,13 +101,14 @@ class Learner:
     # Three ways to an engine
 
     def next(self, argument: dict[str, Any]) -> dict[str, float]:
-        """Writes the next version of each rank's set, and seals them.
+        """Writes the next version of each rank's set, or of some ranks', and seals them.
 
         At the moment `stop` it says so, and waits to be killed; at "sealing" it goes on.
         """
         import tms
 
         torch, names = self.torch, argument["names"]
+        ranks = argument.get("ranks", range(len(names)))
 
         def at(moment: str) -> None:
             if moment == argument.get("stop"):
@@ -123,10 +124,10 @@ class Learner:
 
         begin = time.monotonic()
         with contextlib.ExitStack() as stack:
-            sets = [stack.enter_context(tms.kept(name).next()) for name in names]
+            sets = [stack.enter_context(tms.kept(names[rank]).next()) for rank in ranks]
             made = time.monotonic()
             at("made")
-            for rank, tensors in enumerate(sets):
+            for rank, tensors in zip(ranks, sets):
                 write(rank, tensors)
             for device in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(device)

@@ -147,7 +147,9 @@ def main() -> None:
             result = "changed"
         if result == "WRONG" and not told:
             told = True
-            print(f"step {number} is {value}, and the first was {first}", file=sys.stderr, flush=True)
+            print(
+                f"step {number} is {value}, and the first was {first}", file=sys.stderr, flush=True
+            )
         space = os.stat("/proc/self/ns/pid").st_ino
         os.write(file, f"{time.time():.6f} {number} {space} {result}\n".encode())
         number += 1
