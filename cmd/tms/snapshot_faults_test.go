@@ -476,6 +476,62 @@ func TestACommandThatWasReplacedRestoresCopies(t *testing.T) {
 	endAll(t, is.Init)
 }
 
+// remapsOf returns CRIU's names in /dev/shm that the newest snapshot of a directory has.
+func remapsOf(t *testing.T, directory string) (names []string) {
+	t.Helper()
+	d, err := snapshot.Open(directory)
+	require.NoError(t, err)
+	open, err := d.Load("")
+	require.NoError(t, err)
+	defer open.Close()
+	for _, shared := range open.Manifest.Shared {
+		if strings.HasPrefix(shared.Name, "link_remap.") {
+			names = append(names, filepath.Join("/dev/shm", shared.Name))
+		}
+	}
+	require.NotEmpty(t, names)
+	return names
+}
+
+// A snapshot that is killed after CRIU has ended the program leaves CRIU's names. The next command removes these, because
+// they are listed, and no other of such a name.
+func TestNamesOfAKilledDumpGo(t *testing.T) {
+	needsCRIU(t)
+	if !alone(t) { // the numbers are free at the restore
+		return
+	}
+	ownSockets(t)
+	s := startPython(t, filepath.Join("testdata", "tree.py"))
+	require.Equal(t, "ok", s.do("check"))
+	directory := filepath.Join(t.TempDir(), "snapshots")
+	said, _ := steppedRun(t, steppedCommand("drop", "kill", "snapshot", s.number(), directory, "--stop"))
+	require.Error(t, s.Wait())
+	names := remapsOf(t, directory)
+	for _, name := range names {
+		require.FileExists(t, name, said)
+	}
+	taken := names[0] // what tms has not made
+	require.NoError(t, os.Remove(taken))
+	require.NoError(t, os.WriteFile(taken, []byte("another's"), 0o600))
+	t.Cleanup(func() { _ = os.Remove(taken) })
+
+	other := startSteered(t, copied(t, steeredProgram(t), filepath.Join(t.TempDir(), "steered")), "STEERED_STAYS=1")
+	succeeds(t, "snapshot", other.number(), filepath.Join(t.TempDir(), "snapshots"), "--force")
+	other.do("check")
+	for _, name := range names[1:] {
+		require.NoFileExists(t, name)
+	}
+	require.NoFileExists(t, "/dev/shm/tms-remaps")
+	text, err := os.ReadFile(taken)
+	require.NoError(t, err)
+	require.Equal(t, "another's", string(text))
+
+	require.NoError(t, os.Remove(taken))
+	again, _ := s.restored(t, directory)
+	require.Equal(t, "ok", again.do("check"))
+	require.NoFileExists(t, "/dev/shm/tms-remaps")
+}
+
 // CRIU's names in /dev/shm are gone before another snapshot or restore, which may have the same, gets its turn.
 func TestNamesOfADumpGoWithItsTurn(t *testing.T) {
 	criuPath := needsCRIU(t)
@@ -492,19 +548,9 @@ func TestNamesOfADumpGoWithItsTurn(t *testing.T) {
 		c := steppedCommand("unlock", "stop", arguments...)
 		c.Env = append(c.Env, criu.Setting+"="+fails)
 		said, cont := steppedRun(t, c)
-		d, err := snapshot.Open(directory)
-		require.NoError(t, err, said)
-		open, err := d.Load("")
-		require.NoError(t, err, said)
-		open.Close()
-		names := 0
-		for _, shared := range open.Manifest.Shared {
-			if strings.HasPrefix(shared.Name, "link_remap.") {
-				require.NoFileExists(t, filepath.Join("/dev/shm", shared.Name), arguments[0])
-				names++
-			}
+		for _, name := range remapsOf(t, directory) {
+			require.NoFileExists(t, name, said)
 		}
-		require.NotZero(t, names)
 		cont()
 		if arguments[0] == "snapshot" {
 			require.Error(t, s.Wait())

@@ -232,6 +232,8 @@ func TestCopies(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "snapshots")
 	succeeds(t, "snapshot", s.number(), directory)
 	answers(t, port)
+	before, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", s.Process.Pid))
+	require.NoError(t, err)
 
 	// A command that is killed before a copy has all that it needs leaves none of it.
 	kills := filepath.Join(t.TempDir(), "kills")
@@ -271,6 +273,12 @@ func TestCopies(t *testing.T) {
 			continue
 		}
 		t.Cleanup(func() { endAll(t, is.Init) })
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", is.Init))
+		require.NoError(t, err)
+		require.Equal(t, tree.InitName+"\n", string(name))
+		own, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", is.Processes[0]))
+		require.NoError(t, err)
+		require.Equal(t, before, own)
 		pid := strconv.Itoa(is.Processes[0])
 		require.Equal(t, []int{s.Process.Pid}, is.Within)
 		require.NotEqual(t, is.Within, is.Processes)

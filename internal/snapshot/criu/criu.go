@@ -134,6 +134,8 @@ type Dump struct {
 	// dump.
 	Then string
 	Ends bool // the tree ends after a dump that has not failed, else it goes on
+	// Lock is held as long as CRIU runs, unless it is nil: the end of this process does not end CRIU.
+	Lock *os.File
 }
 
 // Run dumps a process and all below it.
@@ -154,7 +156,7 @@ func (d Dump) Run(p *Program) error {
 	if d.Job {
 		arguments = append(arguments, "--shell-job")
 	}
-	return p.run(filepath.Join(d.Work, "dump.log"), []*os.File{d.Images}, arguments...)
+	return p.run(filepath.Join(d.Work, "dump.log"), append([]*os.File{d.Images}, locked(d.Lock)...), arguments...)
 }
 
 // Restore says what to restore.
@@ -168,6 +170,7 @@ type Restore struct {
 	// Inherited are files that take the place of what the processes had from outside of their tree, by CRIU's names, such
 	// as "pipe:[4711]".
 	Inherited map[string]*os.File `json:"-"`
+	Lock      *os.File            `json:"-"` // as in Dump
 }
 
 // Run restores processes, which are not children of this one.
@@ -185,7 +188,14 @@ func (r Restore) Run(p *Program) error {
 		arguments = append(arguments, "--inherit-fd", fmt.Sprintf("fd[%d]:%s", 3+len(files), name))
 		files = append(files, file)
 	}
-	return p.run(filepath.Join(r.Work, "restore.log"), files, arguments...)
+	return p.run(filepath.Join(r.Work, "restore.log"), append(files, locked(r.Lock)...), arguments...)
+}
+
+func locked(lock *os.File) []*os.File {
+	if lock == nil {
+		return nil
+	}
+	return []*os.File{lock}
 }
 
 func (p *Program) run(log string, files []*os.File, arguments ...string) error {

@@ -30,6 +30,8 @@ var reasons = []struct {
 	{regexp.MustCompile(`Can't lookup mount=\d+ for fd=\S+ path=(\S+)`), "$1 is on a mount that is not its own: run the " +
 		"command in its container"},
 	{regexp.MustCompile(`Unlinked file (\S+)|ghost file .*?(\S+)`), "a deleted file that it has open is too large ($1)"},
+	{regexp.MustCompile(`Can't link remap to (\S+): File exists`), "beside $1, which has another name by now, a file " +
+		"link_remap.N has the name that CRIU needs: restore the snapshot of an earlier dump that has left it, or remove it"},
 	{regexp.MustCompile(`No space left on device`), "the disk is full"},
 	{regexp.MustCompile(`(?:Operation not permitted|EPERM|Permission denied)`), "CRIU has not the rights: run it as root, or " +
 		"with CAP_CHECKPOINT_RESTORE and CAP_SYS_PTRACE"},

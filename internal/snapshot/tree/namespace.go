@@ -126,6 +126,7 @@ func within(init int) (map[int]int, error) {
 // Init is what the first process of a copy does. It ends when it has no more children, and returns its exit code.
 func Init() int {
 	err := leaveNumbers()
+	_ = os.WriteFile("/proc/self/comm", []byte(InitName), 0) // it was executed as "exe"
 	command, images := os.NewFile(3, "command"), os.NewFile(4, "images")
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)

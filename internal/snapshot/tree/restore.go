@@ -292,15 +292,16 @@ func (b *begun) processes(ctx context.Context, one *Restored) error {
 		}
 	} else {
 		restore.Inherited = streams(m.Streams)
-		unlock, _, err := lockShared(ctx, b.Say)
+		lock, unlock, _, err := lockShared(ctx, b.Say)
 		if err != nil {
 			return err
 		}
+		restore.Lock = lock
 		if err = putShared(b.Folder(), m.Shared); err == nil {
-			err = restore.Run(b.program)
+			err = noteRemaps(m.Shared)
 		}
-		if err != nil {
-			dropRemaps(m.Shared)
+		if err == nil {
+			err = restore.Run(b.program)
 		}
 		unlock()
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,6 +25,8 @@ import (
 const (
 	sharedMemory = "/dev/shm"
 	remap        = "link_remap."
+	// remaps lists names that CRIU has made there, with their inodes: a command that is killed leaves both.
+	remaps = sharedMemory + "/tms-remaps"
 )
 
 // eachShared calls see once for each file in shared memory or without a name that processes have open or mapped, with its
@@ -83,17 +86,24 @@ func saveShared(t *Tree, folder string) (all []snapshot.Shared, err error) {
 	return all, err
 }
 
-// lockShared has dumps and restores come one after another: CRIU numbers the names that it makes from 1 on. If it waits, it
-// says so, and reports it. (flock)
-func lockShared(ctx context.Context, say func(string)) (unlock func(), waited bool, err error) {
+// lockShared has dumps and restores come one after another: CRIU numbers the names that it makes from 1 on. What a killed
+// command has left of such names goes first. If it waits, it says so, and reports it. CRIU gets the lock as well, and so
+// has it where this command is killed. (flock)
+func lockShared(ctx context.Context, say func(string)) (lock *os.File, unlock func(), waited bool, err error) {
 	folder, err := os.Open(sharedMemory)
 	if err != nil {
-		return func() {}, false, nil // there is none
+		return nil, func() {}, false, nil // there is none
 	}
 	for {
 		err = unix.Flock(int(folder.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return sync.OnceFunc(func() { _, _ = step("unlock"), folder.Close() }), waited, nil
+			dropRemaps()
+			return folder, sync.OnceFunc(func() {
+				_ = step("drop")
+				dropRemaps()
+				_, _ = step("unlock"), unix.Flock(int(folder.Fd()), unix.LOCK_UN)
+				_ = folder.Close()
+			}), waited, nil
 		}
 		if err == unix.EWOULDBLOCK {
 			if !waited && say != nil {
@@ -108,19 +118,58 @@ func lockShared(ctx context.Context, say func(string)) (unlock func(), waited bo
 		}
 		if err != nil && err != unix.EINTR {
 			_ = folder.Close()
-			return nil, waited, fmt.Errorf("locking %s: %w", sharedMemory, err)
+			return nil, nil, waited, fmt.Errorf("locking %s: %w", sharedMemory, err)
 		}
 	}
 }
 
-// dropRemaps removes the names that CRIU has left for a restore, which gets its own. After unlock they may be another
-// dump's.
-func dropRemaps(all []snapshot.Shared) {
+// noteRemaps lists the names that CRIU has made, or will remove after a restore, which are there now.
+func noteRemaps(all []snapshot.Shared) error {
+	var list strings.Builder
 	for _, shared := range all {
-		if strings.HasPrefix(shared.Name, remap) {
-			_ = os.Remove(filepath.Join(sharedMemory, shared.Name))
+		name := filepath.Base(shared.Name)
+		var is syscall.Stat_t
+		if strings.HasPrefix(name, remap) && syscall.Lstat(filepath.Join(sharedMemory, name), &is) == nil {
+			fmt.Fprintln(&list, is.Ino, name)
 		}
 	}
+	if list.Len() == 0 {
+		return nil
+	}
+	_ = os.Remove(remaps) // another user may have made it, and could not have been believed
+	file, err := os.OpenFile(remaps, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		_, err = file.WriteString(list.String())
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("listing CRIU's names in shared memory: %w", err)
+	}
+	return nil
+}
+
+// dropRemaps removes the names that are listed and still of the same files: a restore gets its own. Without the lock they
+// may be another dump's.
+func dropRemaps() {
+	file, err := os.OpenFile(remaps, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+		return
+	}
+	text, _ := io.ReadAll(file)
+	for line := range strings.Lines(string(text)) {
+		inode, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+		path := filepath.Join(sharedMemory, filepath.Base(name))
+		var is syscall.Stat_t
+		if strings.HasPrefix(name, remap) && syscall.Lstat(path, &is) == nil && strconv.FormatUint(is.Ino, 10) == inode {
+			_ = os.Remove(path)
+		}
+	}
+	_ = os.Remove(remaps)
 }
 
 // putShared puts them there again. A file of that name that is there already stays as it is for whoever has it open.

@@ -81,7 +81,7 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	if err != nil {
 		return nil, err
 	}
-	unlock, waited, err := lockShared(ctx, t.Say) // the program goes on until it is this command's turn
+	lock, unlock, waited, err := lockShared(ctx, t.Say) // the program goes on until it is this command's turn
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,8 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 	}
 	defer staging.close()
 	taken.Note = staging.note
-	d := dumping{Take: t, tree: tree, group: g, program: program, images: staging.images, work: work}
+	d := dumping{Take: t, tree: tree, group: g, program: program, images: staging.images, work: work,
+		lock: lock}
 	var still *Tree // as CRIU has it
 	shared := func() (err error) {
 		if err = step("shared"); err == nil {
@@ -152,6 +153,9 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 		}
 		if err == nil {
 			manifest.Shared, err = saveShared(still, staging.path)
+		}
+		if err == nil {
+			err = noteRemaps(manifest.Shared)
 		}
 		return err
 	}
@@ -181,7 +185,6 @@ func (t Take) Do(ctx context.Context) (taken *Taken, err error) {
 			}
 			return commit()
 		})
-		dropRemaps(manifest.Shared)
 		unlock()
 		if err != nil {
 			return nil, both(err, goesOn())
@@ -297,6 +300,7 @@ type dumping struct {
 	program *criu.Program
 	images  *os.File
 	work    string
+	lock    *os.File
 }
 
 func (d dumping) run(then string) error {
@@ -304,7 +308,7 @@ func (d dumping) run(then string) error {
 		return err
 	}
 	return criu.Dump{PID: d.tree.Processes[0].PID, Images: d.images, Work: d.work, Job: d.tree.Job, Then: then,
-		Ends: d.Stop}.Run(d.program)
+		Ends: d.Stop, Lock: d.lock}.Run(d.program)
 }
 
 // untilAnswered is what CRIU runs while the tree stands still. It fails if this process, %[4]d, ends or is a zombie, or is
