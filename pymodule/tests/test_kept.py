@@ -244,6 +244,22 @@ def test_a_killed_user_holds_nothing(house: House) -> None:
     assert house.sets() == []
 
 
+def test_an_interrupt_leaves_no_set_open(house: House) -> None:
+    """It comes when the library has opened a set, and before Python has noted that."""
+    user = house.program()
+    user.does("published('set', 5)")
+    user.does(
+        "def interrupt(*_): raise KeyboardInterrupt\n"
+        "load().c.tms_kept_open.errcheck = interrupt\n"
+        "try: attached()\n"
+        "except KeyboardInterrupt: pass"
+    )
+    until(lambda: house.sets()[0]["users"] == [])
+    user.does("del load().c.tms_kept_open.errcheck")
+    user.does("attached()")
+    assert user.run("value()") == 5
+
+
 def test_the_last_to_publish_a_name_has_it(house: House) -> None:
     first, second, user = house.program(), house.program(), house.program()
     for maker in (first, second):

@@ -22,8 +22,9 @@ class Set:
         self.library = library
         self._name = name
         self.handle = ctypes.c_void_p()
+        # First, because an interrupt may come when the call has filled the handle in.
+        weakref.finalize(self, _close, library.c.tms_kept_close, self.handle).atexit = False
         self.check(make(ctypes.byref(self.handle), check_text("name", name), *more), doing)
-        weakref.finalize(self, library.c.tms_kept_close, self.handle).atexit = False
 
     def manifest(self) -> dict[str, Any]:
         size = ctypes.c_size_t()
@@ -75,6 +76,11 @@ class Set:
     def check(self, code: int, doing: str) -> None:
         if code:
             raise from_code(code, f"{doing} the set {self._name!r}", self.library.last_error)
+
+
+def _close(close: Callable[[ctypes.c_void_p], int], handle: ctypes.c_void_p) -> None:
+    if handle:
+        close(handle)
 
 
 class _Memory:
