@@ -63,8 +63,8 @@ func find(pid int, canWake func(pid int) bool) (*Tree, error) {
 	t.add(pid, 0, children)
 	for i, p := range t.Processes {
 		if hasRing(p.PID) {
-			return nil, fmt.Errorf("process %d uses io_uring, which CRIU cannot dump: start it without, for instance "+
-				"after sysctl kernel.io_uring_disabled=2 where libuv uses it", p.PID)
+			return nil, fmt.Errorf("process %d uses io_uring, which CRIU cannot dump, as uvloop does (sglang, vllm serve). "+
+				"Set sysctl kernel.io_uring_disabled=2, and start the program again", p.PID)
 		}
 		connection, err := client.Dial(p.PID)
 		if err == nil {
