@@ -7,6 +7,8 @@
 #   scripts/bench.sh recording          what a recording adds to an allocation and its free; needs no GPU
 #   scripts/bench.sh backup [PEER]      contents in host memory and on disk; PEER is a folder that holds
 #                                       the unpacked wheel of torch_memory_saver
+#   scripts/bench.sh disk [DIRECTORY] [GIB] [SECONDS]  contents in files, beside plain parallel writes and reads past the
+#                                       page cache
 #   scripts/bench.sh cache [GIB] [PERCENT]  a cache of which a part is in use, with its contents
 #   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads; --plot=FILE: only the chart
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
@@ -45,6 +47,7 @@ cache)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"
 	exec "${PYTHON:-python3}" scripts/bench/cache.py "$@"
 	;;
+disk) exec "${PYTHON:-python3}" scripts/bench/disk.py "$@" ;;
 layout) exec "${PYTHON:-python3}" scripts/bench/layout.py "$@" ;;
 extents) exec "${PYTHON:-python3}" scripts/bench/extents.py "$@" ;;
 handles)

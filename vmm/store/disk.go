@@ -176,7 +176,7 @@ func (d *Disk) take(where *Directory, items []Item, places []place[*diskFile]) (
 	}
 	// Several, because ext4 lets one request at a time write to new parts of a file; few, because each takes a
 	// descriptor.
-	count := min(inFlight, 1+needed/filePart)
+	count := min(filesAtOnce, 1+needed/filePart)
 	r := &run[*diskFile]{each: min(wholeBlocks((needed+count-1)/count), largestFile())}
 	for left := needed; left > 0; left -= min(left, r.each) {
 		file := &diskFile{extent: extent{size: min(left, r.each)}, disk: d, directory: where}
@@ -200,8 +200,11 @@ func (d *Disk) take(where *Directory, items []Item, places []place[*diskFile]) (
 	return fresh, nil
 }
 
-// filePart is how much a pause writes to one file before it takes another.
-const filePart = 64 << 20
+// A pause writes filePart to one file before it takes another, and has no more files than filesAtOnce.
+const (
+	filePart    = 64 << 20
+	filesAtOnce = 8
+)
 
 func wholeBlocks(size uint64) uint64 {
 	return (size + directio.Block - 1) / directio.Block * directio.Block

@@ -292,6 +292,36 @@ func TestDiskLargePausesHaveSeveralFiles(t *testing.T) {
 	b.requireBack(t, spans, contents, 2)
 }
 
+// The disk has eight requests at once, and they take little pinned memory: it is made for each pause and resume.
+func TestDiskKeepsTheDiskBusyWithLittleMemory(t *testing.T) {
+	b := newDiskBench(t)
+	b.disk.chunkSize = stagingSize
+	spans := b.spans(128*mib, 128*mib)
+	fill(spans, 1)
+	for _, call := range []string{"pwrite", "pread"} {
+		var begun atomic.Int64
+		full, pinned := make(chan struct{}), b.sim.Stat("registered_bytes")
+		failpoint.Set(func(name string) error {
+			if name == call {
+				if begun.Add(1) == 8 {
+					pinned = b.sim.Stat("registered_bytes")
+					close(full)
+				}
+				<-full
+			}
+			return nil
+		})
+		if call == "pwrite" {
+			b.save(spans, nil)
+		} else {
+			require.NoError(t, b.load(spans, b.saved))
+		}
+		failpoint.Set(nil)
+		require.LessOrEqual(t, pinned, b.sim.Stat("registered_bytes")+64*mib)
+	}
+	requireFilled(t, spans, 1)
+}
+
 func TestDiskUsageIsConstant(t *testing.T) {
 	b := newDiskBench(t)
 	usage := func() (blocks int64) {
@@ -683,37 +713,87 @@ func TestDiskErrorsNameTheSetting(t *testing.T) {
 	}
 }
 
-// BenchmarkDisk saves and loads 3 GiB under TMS_DISK_BACKUP_DIR, or where tests have their files.
+// BenchmarkDisk saves and loads 2 GiB under TMS_DISK_BACKUP_DIR, or where tests have their files, beside plain parallel
+// writes and reads of as many bytes there.
 func BenchmarkDisk(b *testing.B) {
 	if path := os.Getenv("TMS_DISK_BACKUP_DIR"); path != "" {
 		b.Setenv("TMPDIR", path)
 	}
 	w := newDiskBench(b)
 	w.disk.chunkSize = stagingSize
-	spans := w.spans(1024*mib, 1024*mib, 1024*mib)
-	// Data that a disk cannot compress.
-	block := make([]byte, 64*mib)
+	spans := w.spans(1024*mib, 1024*mib)
+	block := make([]byte, 64*mib) // data that a disk cannot compress
 	_, _ = rand.NewChaCha8([32]byte{}).Read(block)
 	for _, span := range spans {
 		for bytes := memoryOf(span); len(bytes) > 0; bytes = bytes[len(block):] {
 			copy(bytes, block)
 		}
 	}
-	var kept []Contents
+	seconds := map[string]float64{}
 	timed := func(what string, f func()) {
+		unix.Sync()
 		start := time.Now()
 		f()
-		b.ReportMetric(3072*mib/1e6/time.Since(start).Seconds(), what+"-MB/s")
+		seconds[what] += time.Since(start).Seconds()
 	}
+	var kept []Contents
 	for b.Loop() {
 		timed("save", func() { kept = w.save(spans, nil) })
 		timed("overwrite", func() { kept = w.save(spans, kept) })
 		timed("load", func() { require.NoError(b, w.load(spans, kept)) })
-		start := time.Now()
 		discardAll(kept)
-		b.ReportMetric(float64(time.Since(start).Microseconds())/3, "us/discard")
 		w.driver.Reclaim.Drain()
-		b.ReportMetric(float64(time.Since(start).Milliseconds())/3, "ms/drain")
+
+		plain := newPlainFiles(b, w.path, 2048*mib)
+		timed("plain save", func() { plain.transfer(unix.Pwrite) })
+		timed("plain overwrite", func() { plain.transfer(unix.Pwrite) })
+		timed("plain load", func() { plain.transfer(unix.Pread) })
+		plain.close()
+	}
+	for _, what := range []string{"save", "overwrite", "load"} {
+		b.ReportMetric(float64(b.N)*2048/1024/seconds[what], what+"-GiB/s")
+		b.ReportMetric(seconds["plain "+what]/seconds[what], what+"-over-plain")
+	}
+}
+
+// plainFiles are what a program that does nothing else would write to, past the page cache.
+type plainFiles struct {
+	b     *testing.B
+	files [8]int
+	size  int64
+	parts [8][]byte // of a thread
+}
+
+func newPlainFiles(b *testing.B, path string, size int64) *plainFiles {
+	p := &plainFiles{b: b, size: size}
+	for i := range p.files {
+		var err error
+		p.files[i], err = unix.Open(path, unix.O_TMPFILE|unix.O_RDWR|unix.O_DIRECT, 0o600)
+		require.NoError(b, err)
+		require.NoError(b, unix.Fallocate(p.files[i], 0, 0, size/int64(len(p.files))))
+		p.parts[i] = directio.Buffer(4 * mib)
+		_, _ = rand.NewChaCha8([32]byte{byte(i)}).Read(p.parts[i])
+	}
+	return p
+}
+
+func (p *plainFiles) transfer(call func(int, []byte, int64) (int, error)) {
+	var threads sync.WaitGroup
+	for i, part := range p.parts {
+		threads.Go(func() {
+			for at := int64(0); at < p.size/int64(len(p.files)); at += int64(len(part)) {
+				n, err := call(p.files[i], part, at)
+				require.NoError(p.b, err)
+				require.Len(p.b, part, n)
+			}
+		})
+	}
+	threads.Wait()
+}
+
+func (p *plainFiles) close() {
+	for _, fd := range p.files {
+		require.NoError(p.b, unix.Close(fd))
 	}
 }
 

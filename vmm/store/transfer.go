@@ -12,14 +12,13 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Each worker has one staging buffer and one request to the disk at a time: while one waits for
-// its device copy, the others keep the disk busy. Seen on a virtual disk (ext4), 3 GiB: 2 x 64 MiB
-// save 2.1 and load 1.5 GB/s, 4 x 64 2.0 and 1.75, 8 x 32 2.35 and 1.85, 8 x 16 and 8 x 64 about
-// the same; a plain writer (dd oflag=direct bs=64M) 1.4, a reader 1.4. So: as many requests as 256 MiB of pinned memory
-// allow, and none smaller than necessary.
+// Each worker has one staging buffer and one request to the disk at a time: while one waits for its device copy, the
+// others keep the disk busy. Eight requests of 4 MiB kept a virtual disk (ext4) as busy as 64 of 1 MiB or eight of 32
+// did, and a copy of 8 MiB from a device takes a hundredth of the time that the disk has for it. So no buffer is
+// larger: each pause and resume makes them and pins them, before its first request. (scripts/bench.sh disk)
 const (
 	inFlight    = 8
-	stagingSize = 32 << 20
+	stagingSize = 8 << 20
 )
 
 // request is one read or write of a part of a file.
