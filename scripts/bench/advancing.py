@@ -268,6 +268,7 @@ class Run:
 
     def kill_writers(self) -> None:
         """Trainers with the first version's weights are killed as they write them."""
+        self.goes_on()  # so that there is a version before, as there is afterwards
         before, small = self.device.used(), self.model in STEPS
         stops = STOPS if small else STOPS[1:3]
         writers = [self.learner() for _ in stops if small]  # they load the model at the same time
@@ -308,11 +309,15 @@ class Run:
         right = self.engine.tokens() == self.known[self.last]
         late = [rank for rank, number in enumerate(numbers) if number < max(numbers)]
         self.trainer.ask("next", {"names": self.names, "ranks": late})
+        self.goes_on()
+        self.note(what, equal=right and self.engine.tokens() == self.trained)
+        return True
+
+    def goes_on(self) -> None:
+        """The engine advances to what the trainer has."""
         self.trainer.ask("next", {"names": self.names})
         self.last = self.engine.ask("keep")["version"]
         self.known[self.last] = self.trained
-        self.note(what, equal=right and self.engine.tokens() == self.trained)
-        return True
 
     def kill_trainer(self) -> None:
         """A version stands that was sealed right before its trainer was killed."""
@@ -362,19 +367,9 @@ def advances(bench: Bench, name: str, model: str, gpus: str, limit: float) -> No
     """Each part may fail, and the next one does what it can."""
     run = Run(bench, name, model, gpus, limit)
     empty = run.device.used()
-    plain, kept = STEPS.get(model, FEW)
-    parts: list[tuple[str, float, Any]] = [
-        *((f"step {number + 1}", 25, lambda: run.step(False)) for number in range(plain)),
-        *((f"step {plain + number + 1}", 25, lambda: run.step(True)) for number in range(kept)),
-        ("advances and returns", 20, lambda: run.moves(MOVES)),
-        ("killed writers", 40, run.kill_writers),
-        ("a killed engine", 60, lambda: run.kill_engine("as it moves")),
-        ("a killed trainer", 30, run.kill_trainer),
-        ("another killed engine", 60, lambda: run.kill_engine("as it generates")),
-    ]
     try:
         run.start()
-        for what, needs, part in parts:
+        for what, needs, part in parts_of(run):
             if run.left() < needs:
                 bench.note(step=name, what=what, left="out, for lack of time")
                 continue
@@ -391,6 +386,21 @@ def advances(bench: Bench, name: str, model: str, gpus: str, limit: float) -> No
     summary(bench, name)
     if run.failures:
         raise Failure(f"{run.failures} comparisons or parts have failed")
+
+
+def parts_of(run: Run) -> list[tuple[str, float, Any]]:
+    """What they are called, the seconds that they need, and what does them."""
+    plain, kept = STEPS.get(run.model, FEW)
+    start = run.engine.seconds + 10
+    return [
+        *((f"step {number + 1}", 25, lambda: run.step(False)) for number in range(plain)),
+        *((f"step {plain + number + 1}", 25, lambda: run.step(True)) for number in range(kept)),
+        ("advances and returns", 20, lambda: run.moves(MOVES)),
+        ("a killed engine", start, lambda: run.kill_engine("as it moves")),
+        ("killed writers", 40, run.kill_writers),
+        ("a killed trainer", 30, run.kill_trainer),
+        ("another killed engine", start, lambda: run.kill_engine("as it generates")),
+    ]
 
 
 def summary(bench: Bench, name: str) -> None:
